@@ -1,0 +1,25 @@
+# SPDX-FileCopyrightText: fulmen contributors
+# SPDX-License-Identifier: Apache-2.0
+#
+# libfulmen: objects by folder of src/, one shared library that exports the C ABI alone.
+find_package(Threads REQUIRED)
+
+file(GLOB FULMEN_SOURCES CONFIGURE_DEPENDS
+  ${PROJECT_SOURCE_DIR}/src/core/*.cpp
+  ${PROJECT_SOURCE_DIR}/src/plan/*.cpp
+  ${PROJECT_SOURCE_DIR}/src/cpu/*.cpp
+  ${PROJECT_SOURCE_DIR}/src/api/*.cpp
+  ${PROJECT_SOURCE_DIR}/src/ffi/*.cpp)
+
+# The objects are shared by the library and the unit tests, which reach below the C ABI.
+add_library(fulmen_objects OBJECT ${FULMEN_SOURCES})
+set_target_properties(fulmen_objects PROPERTIES POSITION_INDEPENDENT_CODE ON)
+target_link_libraries(fulmen_objects PUBLIC fulmen_options Threads::Threads ${CMAKE_DL_LIBS})
+
+include(cmake/isa.cmake OPTIONAL)  # one object library per instruction set
+
+add_library(fulmen SHARED)
+target_link_libraries(fulmen PRIVATE fulmen_objects)
+target_include_directories(fulmen INTERFACE
+  $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include> $<INSTALL_INTERFACE:include>)
+add_library(fulmen::fulmen ALIAS fulmen)

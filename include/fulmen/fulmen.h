@@ -1,0 +1,345 @@
+/* SPDX-FileCopyrightText: fulmen contributors
+ * SPDX-License-Identifier: Apache-2.0
+ *
+ * fulmen: exact attention, forward and backward. This header is the whole public surface of the
+ * library and its manual; everything else (C++, Python, the command line) stands on it.
+ *
+ *   1  Introduction            what is computed, what a caller owns, threads, errors
+ *   2  Status and types        fulmen_status, fulmen_dtype, fulmen_tensor
+ *   3  The problem             fulmen_problem (options), fulmen_tensors (arrays)
+ *   4  Simple call             fulmen_attention, fulmen_attention_backward
+ *   5  Plan once, run often    fulmen_plan_create, fulmen_forward, fulmen_backward
+ *   6  Beside attention        fulmen_merge, fulmen_dense_mask
+ *   7  Explanations            fulmen_explain, fulmen_build_info
+ *   8  Everything owned        log, threads
+ */
+#ifndef FULMEN_FULMEN_H_
+#define FULMEN_FULMEN_H_
+
+#include <stddef.h>
+#include <stdint.h>
+
+#if defined(_WIN32)
+#define FULMEN_API __declspec(dllexport)
+#else
+#define FULMEN_API __attribute__((visibility("default")))
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ------------------------------------------------------------------------------------------------
+ * 1  Introduction
+ *
+ * For one batch entry, query head h, its key/value head g = h / (heads_q / heads_kv), query row i:
+ *
+ *   s[i,j] = softcap(scale * dot(q[i], k[j])) + bias[i,j] - slope[h] * |i + shift - j|
+ *   o[i]   = sum over visible j of exp(s[i,j]) / (sum over visible j of exp(s[i,j]) + exp(sink[h])) * v[j]
+ *   lse[i] = log(sum over visible j of exp(s[i,j]))
+ *
+ * softcap(x) = cap * tanh(x / cap), off when cap = 0; bias, slopes (ALiBi) and sinks only where
+ * given; shift = kv_len - q_len (alignment bottom-right, the default) or 0 (top-left). A row that
+ * sees no key gives o = 0 and lse = -inf, and zero gradients. Hidden keys and values never influence
+ * anything, whatever they hold. Source: Dao et al., FlashAttention (2022), FlashAttention-2 (2023);
+ * the sums here are exact, in float32 at least (float64 for float64 input).
+ *
+ * A call in five lines:
+ *
+ *   fulmen_tensors t;  fulmen_tensors_init(&t);
+ *   const int64_t shape[4] = {batch, heads, rows, dim};
+ *   fulmen_tensor_init(&t.q, q, FULMEN_FLOAT32, 4, shape);          and k, v, o alike
+ *   fulmen_problem p;  fulmen_problem_init(&p);  p.causal = 1;
+ *   if (fulmen_attention(&p, &t, NULL) != FULMEN_OK) puts(fulmen_last_error());
+ *
+ * Ownership. All arrays belong to the caller. The simple calls (4) allocate and free what they need
+ * beside them; the planned calls (5) allocate nothing.
+ * Threads. Every function may be called from any thread at any time; one plan may be run by several
+ * threads at once when each brings its own workspace. Exceptions: section 8.
+ * Errors. Every function that can fail returns a fulmen_status. On failure fulmen_last_error() gives
+ * one sentence: what was wrong, what was given, what is allowed. Every precondition that the host
+ * can see is checked before anything is written. The library never prints and never exits.
+ * Struct versions. Every struct begins with struct_size and is filled by its _init function, which
+ * is how later versions add fields without breaking compiled programs.
+ * ---------------------------------------------------------------------------------------------- */
+
+/* ------------------------------------------------------------------------------------------------
+ * 2  Status and types
+ * ---------------------------------------------------------------------------------------------- */
+
+typedef enum fulmen_status {
+  FULMEN_OK = 0,
+  FULMEN_ERROR_ARGUMENT = 1,      /* a value outside what is allowed, a null pointer, an overlap */
+  FULMEN_ERROR_SHAPE = 2,         /* ranks or extents that do not fit together */
+  FULMEN_ERROR_DTYPE = 3,         /* a dtype, or a mixture of dtypes, that is not allowed */
+  FULMEN_ERROR_UNSUPPORTED = 4,   /* legal, but not what the chosen backend or this version can do */
+  FULMEN_ERROR_DEVICE = 5,        /* the device or its driver failed */
+  FULMEN_ERROR_COMPILE = 6,       /* a kernel did not compile; the sentence ends with the log */
+  FULMEN_ERROR_NOT_FOUND = 7,     /* a library that the call needs is not on this machine */
+  FULMEN_ERROR_OUT_OF_MEMORY = 8,
+  FULMEN_ERROR_INTERNAL = 9       /* a bug in fulmen: please report it with the sentence */
+} fulmen_status;
+
+/* "FULMEN_ERROR_SHAPE" and so on; "unknown status" for other numbers. Static storage. */
+FULMEN_API const char* fulmen_status_name(fulmen_status status);
+
+/* The sentence of the last failed call of this thread; "" if none failed yet. Valid until the next
+ * failing call of the same thread. */
+FULMEN_API const char* fulmen_last_error(void);
+
+typedef enum fulmen_dtype {
+  FULMEN_FLOAT64 = 1,
+  FULMEN_FLOAT32 = 2,
+  FULMEN_FLOAT16 = 3,
+  FULMEN_BFLOAT16 = 4,
+  FULMEN_BOOL = 5, /* one byte, 0 is false, all else true */
+  FULMEN_INT32 = 6,
+  FULMEN_INT64 = 7
+} fulmen_dtype;
+
+#define FULMEN_MAX_RANK 4
+
+/* An array: where it starts, what it holds, its extents and its strides in elements. A tensor with
+ * data == NULL and rank == 0 is absent. Strides may be 0 (a broadcast input), may not be negative,
+ * and need no particular order; any alignment of data is accepted. A null pointer is legal
+ * where some extent is 0. */
+typedef struct fulmen_tensor {
+  size_t struct_size;
+  void* data;
+  fulmen_dtype dtype;
+  int32_t rank;
+  int64_t shape[FULMEN_MAX_RANK];
+  int64_t strides[FULMEN_MAX_RANK]; /* in elements */
+} fulmen_tensor;
+
+/* A contiguous tensor (last axis fastest). rank 0..4; shape may be NULL for rank 0. */
+FULMEN_API fulmen_status fulmen_tensor_init(fulmen_tensor* tensor, void* data, fulmen_dtype dtype,
+                                            int32_t rank, const int64_t* shape);
+
+/* ------------------------------------------------------------------------------------------------
+ * 3  The problem
+ * ---------------------------------------------------------------------------------------------- */
+
+typedef enum fulmen_alignment {
+  FULMEN_BOTTOM_RIGHT = 0, /* the last query row is level with the last key: shift = kv_len - q_len */
+  FULMEN_TOP_LEFT = 1      /* the first query row is level with the first key: shift = 0 */
+} fulmen_alignment;
+
+typedef enum fulmen_backend {
+  FULMEN_BACKEND_AUTO = 0, /* where the arrays are */
+  FULMEN_BACKEND_CPU = 1,
+  FULMEN_BACKEND_CUDA = 2 /* refused by this version */
+} fulmen_backend;
+
+typedef enum fulmen_implementation {
+  FULMEN_IMPLEMENTATION_AUTO = 0,
+  FULMEN_SCALAR = 1, /* CPU: the oracle, float64, in the order of the equations */
+  FULMEN_TILED = 2   /* CPU: tiles, SIMD, threads; memory linear in the sequence */
+} fulmen_implementation;
+
+#define FULMEN_NO_LIMIT (-1)
+
+/* The options of a call: plain values. Arrays are in fulmen_tensors. fulmen_problem_init sets the
+ * defaults named below. */
+typedef struct fulmen_problem {
+  size_t struct_size;
+  double scale;               /* NaN (default): 1 / sqrt(max(head_dim_qk, 1)). 0, negative: legal */
+  double softcap;             /* 0 (default): off; else > 0 */
+  int32_t causal;             /* 0 (default) or 1: row i sees j <= i + shift */
+  fulmen_alignment alignment; /* for causal, window, chunks and ALiBi; default bottom-right */
+  int64_t window_left;        /* j >= i + shift - window_left; FULMEN_NO_LIMIT (default) or >= 0 */
+  int64_t window_right;       /* j <= i + shift + window_right; likewise; with causal: 0 or no limit */
+  int64_t prefix;             /* keys below it are visible to all rows; 0 (default): none; needs causal */
+  int64_t chunk;              /* (i + shift) / chunk == j / chunk, rounded down; 0 (default): none */
+  double dropout_p;           /* probability of dropping, [0, 1]; 0 (default): exactly no dropout */
+  uint64_t rng_seed;          /* dropout's Philox key ... */
+  uint64_t rng_offset;        /* ... and the last word of its counter, below 2^32 */
+  int64_t max_q;              /* packed only: no sequence has more query rows; 0 (default): not said */
+  int64_t max_kv;             /* packed only: no sequence has more keys; 0 (default): not said */
+  int32_t deterministic;      /* 1: bitwise equal from run to run. The CPU always is */
+  int32_t batch_invariant;    /* 1: a request's bits do not depend on its neighbours. The CPU always is */
+  fulmen_backend backend;
+  fulmen_implementation implementation;
+} fulmen_problem;
+
+FULMEN_API void fulmen_problem_init(fulmen_problem* problem);
+
+/* The arrays of a call. Axes are named in order; leading axes of extent 1 may be left out, so that
+ * q may be (batch, head, q_row, dim), (head, q_row, dim) or (q_row, dim). Memory order is free: it
+ * is what the strides say.
+ *
+ * Packed sequences: with cu_q and cu_kv, q is (head, total_q, dim), k and v (kv_head, total_kv, dim),
+ * lse (head, total_q); sequence b owns rows cu_q[b] .. cu_q[b + 1] - 1 and its own keys likewise.
+ *
+ * dtypes: q, k, v alike, one of the four floating-point types; T below is that type, and C is
+ * float64 for float64, else float32. Broadcast means an extent of 1 or the full extent. */
+typedef struct fulmen_tensors {
+  size_t struct_size;
+
+  /* inputs */
+  fulmen_tensor q; /* (batch, head, q_row, dim_qk)    dim_qk 0 .. 576 */
+  fulmen_tensor k; /* (batch, kv_head, kv_row, dim_qk)    heads a multiple of kv_heads */
+  fulmen_tensor v; /* (batch, kv_head, kv_row, dim_v)    dim_v 1 .. 512 */
+  fulmen_tensor bias;         /* broadcast to (batch, head, q_row, kv_row); T or float32 or C */
+  fulmen_tensor mask;         /* bool, broadcast likewise; true: visible */
+  fulmen_tensor alibi_slopes; /* (head) or (batch, head); float32 or C */
+  fulmen_tensor sinks;        /* (head); T, float32 or C */
+  fulmen_tensor q_lengths;    /* (batch) int32 or int64: rows from there on are not computed: o = 0 */
+  fulmen_tensor kv_lengths;   /* (batch) likewise: keys from there on are hidden */
+  fulmen_tensor cu_q;         /* (batch + 1) int32 or int64, not decreasing, first 0 */
+  fulmen_tensor cu_kv;        /* (batch + 1) likewise */
+  fulmen_tensor q_ids;        /* (q_row) or (batch, q_row); packed (total_q). int32 or int64; */
+  fulmen_tensor kv_ids;       /* likewise of keys: visible only where both ids are equal */
+
+  /* results of the forward pass, inputs of the backward pass */
+  fulmen_tensor o;     /* (batch, head, q_row, dim_v); T, or float32 */
+  fulmen_tensor lse;   /* (batch, head, q_row) C; natural logarithm; optional */
+  fulmen_tensor stats; /* (batch, head, q_row, 2) C, opaque: row max and row sum apart, for backward;
+                          optional; backward takes stats, or else lse (accurate for |lse| < 1000) */
+
+  /* inputs of the backward pass */
+  fulmen_tensor dout; /* as o; T or float32 */
+  fulmen_tensor dlse; /* as lse; optional: the gradient that arrives through lse */
+
+  /* results of the backward pass: those that are present are computed, each alone if need be */
+  fulmen_tensor dq;     /* as q, same dtype */
+  fulmen_tensor dk;     /* as k, same dtype */
+  fulmen_tensor dv;     /* as v, same dtype */
+  fulmen_tensor dbias;  /* as bias, same extents and dtype: summed over the broadcast axes */
+  fulmen_tensor dsinks; /* as sinks, same dtype */
+} fulmen_tensors;
+
+FULMEN_API void fulmen_tensors_init(fulmen_tensors* tensors); /* all absent */
+
+/* ------------------------------------------------------------------------------------------------
+ * 4  Simple call
+ * ---------------------------------------------------------------------------------------------- */
+
+/* Forward: reads q, k, v and the inputs that are present, writes o, and lse and stats where present.
+ * Outputs may not overlap any other array. stream: NULL on the CPU. */
+FULMEN_API fulmen_status fulmen_attention(const fulmen_problem* problem,
+                                          const fulmen_tensors* tensors, void* stream);
+
+/* Backward: reads the inputs of the forward call, its o, stats (or lse), dout and dlse; writes the
+ * gradients that are present, at least one. */
+FULMEN_API fulmen_status fulmen_attention_backward(const fulmen_problem* problem,
+                                                   const fulmen_tensors* tensors, void* stream);
+
+/* ------------------------------------------------------------------------------------------------
+ * 5  Plan once, run often
+ *
+ * A plan fixes options, shapes, strides and dtypes. Pointers and the contents of arrays may change
+ * between runs, lengths and offsets included. A run allocates nothing.
+ * ---------------------------------------------------------------------------------------------- */
+
+typedef enum fulmen_operation {
+  FULMEN_OPERATION_FORWARD = 0,
+  FULMEN_OPERATION_BACKWARD = 1
+} fulmen_operation;
+
+typedef struct fulmen_plan fulmen_plan;
+
+/* Makes a plan, or fails with the sentence and *plan = NULL. Pointers in tensors are not kept and
+ * not read: a present tensor may have data == NULL here. */
+FULMEN_API fulmen_status fulmen_plan_create(const fulmen_problem* problem,
+                                            const fulmen_tensors* tensors,
+                                            fulmen_operation operation, fulmen_plan** plan);
+FULMEN_API void fulmen_plan_destroy(fulmen_plan* plan); /* NULL: nothing happens */
+
+/* Bytes that a run needs beside the arrays: linear in the number of rows. 0 for NULL. */
+FULMEN_API size_t fulmen_plan_workspace_bytes(const fulmen_plan* plan);
+
+/* Runs a plan of that operation. workspace: at least fulmen_plan_workspace_bytes bytes, any
+ * alignment, any contents, used by this run alone; NULL when that is 0. */
+FULMEN_API fulmen_status fulmen_forward(const fulmen_plan* plan, const fulmen_tensors* tensors,
+                                        void* workspace, size_t workspace_bytes, void* stream);
+FULMEN_API fulmen_status fulmen_backward(const fulmen_plan* plan, const fulmen_tensors* tensors,
+                                         void* workspace, size_t workspace_bytes, void* stream);
+
+/* ------------------------------------------------------------------------------------------------
+ * 6  Beside attention
+ * ---------------------------------------------------------------------------------------------- */
+
+typedef struct fulmen_merge_part {
+  size_t struct_size;
+  fulmen_tensor o;   /* (batch, head, row, dim), float; missing leading axes count as 1 */
+  fulmen_tensor lse; /* (batch, head, row), float32 or float64 */
+} fulmen_merge_part;
+
+FULMEN_API void fulmen_merge_part_init(fulmen_merge_part* part);
+
+/* The attention over the union of the parts' keys, from the attention over each: exact, in any
+ * order of parts, a part that saw nothing (lse = -inf) changes nothing. Parts are made without
+ * sinks; sinks ((head) or absent) enter here. o and lse (absent: not wanted) are written; o may be
+ * the o of a part, lse its lse. num_parts >= 1. */
+FULMEN_API fulmen_status fulmen_merge(const fulmen_merge_part* parts, size_t num_parts,
+                                      const fulmen_tensor* sinks, const fulmen_tensor* o,
+                                      const fulmen_tensor* lse, void* stream);
+
+/* The boolean matrix that the options mean: the definition of their combination, and quadratic in
+ * memory. Reads the extents of q and k, and of the arrays that mask (mask, bias, q_lengths,
+ * kv_lengths, cu_q, cu_kv, q_ids, kv_ids) also the contents. visible: FULMEN_BOOL
+ * (batch, head, q_row, kv_row), extents q's and k's, packed (sequence, head, longest q, longest kv);
+ * rows and keys beyond a sequence's lengths are false. */
+FULMEN_API fulmen_status fulmen_dense_mask(const fulmen_problem* problem,
+                                           const fulmen_tensors* tensors,
+                                           const fulmen_tensor* visible);
+
+/* ------------------------------------------------------------------------------------------------
+ * 7  Explanations
+ *
+ * Text is UTF-8, ends with a zero byte, and is cut where capacity ends. *needed (may be NULL) is
+ * the number of bytes that the whole text takes, the zero byte included. buffer may be NULL when
+ * capacity is 0.
+ * ---------------------------------------------------------------------------------------------- */
+
+/* Which implementation the call would use, why, and why each other one not, as one JSON object:
+ * {"operation", "implementation", "backend", "reason", "rejected": [{"implementation", "reason"}],
+ *  "tile": {"rows", "columns"}, "isa", "threads", "workspace_bytes", "flops", "bytes", "intensity"}.
+ * Runs nothing and reads no array. */
+FULMEN_API fulmen_status fulmen_explain(const fulmen_problem* problem,
+                                        const fulmen_tensors* tensors, fulmen_operation operation,
+                                        char* buffer, size_t capacity, size_t* needed);
+FULMEN_API fulmen_status fulmen_plan_explain(const fulmen_plan* plan, char* buffer,
+                                             size_t capacity, size_t* needed);
+
+/* "major.minor.patch". Static storage. */
+FULMEN_API const char* fulmen_version(void);
+
+/* One JSON object: {"version", "commit", "compiler", "build_type", "isas": [built], "isa": in use,
+ * "threads"}. Same text rules as above. */
+FULMEN_API fulmen_status fulmen_build_info(char* buffer, size_t capacity, size_t* needed);
+
+/* ------------------------------------------------------------------------------------------------
+ * 8  Everything owned
+ *
+ * These set state of the whole process; call them while no other fulmen call runs.
+ * ---------------------------------------------------------------------------------------------- */
+
+typedef enum fulmen_log_level {
+  FULMEN_LOG_ERROR = 0,
+  FULMEN_LOG_WARNING = 1,
+  FULMEN_LOG_INFO = 2
+} fulmen_log_level;
+
+/* The library says what it does only here. NULL (the start) is silence. message lives for the call. */
+typedef void (*fulmen_log_callback)(fulmen_log_level level, const char* message, void* user);
+FULMEN_API void fulmen_set_log(fulmen_log_callback callback, void* user);
+
+/* How many threads the library's own pool uses; 0 (the start): FULMEN_NUM_THREADS, else the number
+ * of cores. Results do not depend on it. */
+FULMEN_API fulmen_status fulmen_set_num_threads(int32_t num_threads);
+
+/* Bring your own pool instead (OpenMP, TBB, torch): parallel_for must call
+ * body(context, i) for each i in [0, n), in any order, on at most `max_threads` threads at once, and
+ * return when all are done. NULL returns to the library's own pool. */
+typedef void (*fulmen_body)(void* context, int64_t index);
+typedef void (*fulmen_parallel_for)(int64_t n, fulmen_body body, void* context, void* user);
+FULMEN_API fulmen_status fulmen_set_parallel_for(fulmen_parallel_for parallel_for,
+                                                 int32_t max_threads, void* user);
+
+#ifdef __cplusplus
+} /* extern "C" */
+#endif
+
+#endif /* FULMEN_FULMEN_H_ */

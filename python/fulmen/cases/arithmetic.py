@@ -1,0 +1,105 @@
+# SPDX-FileCopyrightText: fulmen contributors
+# SPDX-License-Identifier: Apache-2.0
+"""The arithmetic in which the oracle computes: the type, the rounding and the order of its sums.
+
+`reference(t)` is a wider type than t: float64 for 16-bit and float32 inputs, long double for
+float64. `plain(t)` is what semantics.md measures errors against: float32 (float64 for float64),
+sums in natural order, 16-bit tensors rounded wherever a plain implementation stores them. Called
+by oracle and magnitude only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from .arrays import Array, dtype_of, is_16bit, kHasLongDouble
+
+
+@dataclass(frozen=True)
+class Arithmetic:
+    """How numbers are held, rounded and summed."""
+
+    work: np.dtype[Any]  # the type of every number between the inputs and the outputs
+    storage: np.dtype[Any] | None  # what `round` rounds to; None: it does nothing
+    natural_order: bool  # sums run from the first term to the last, one rounding a term
+
+    def cast(self, x: Array) -> Array:
+        """X in the type of the work."""
+        return np.asarray(x).astype(self.work)
+
+    def number(self, x: float) -> Any:
+        """One number in the type of the work."""
+        return self.work.type(x)
+
+    def round(self, x: Array) -> Array:
+        """R(x): through the type of the inputs."""
+        return x if self.storage is None else x.astype(self.storage).astype(self.work)
+
+    def round_as(self, x: Array, dtype: np.dtype[Any]) -> Array:
+        """X through another type, where the arithmetic rounds at all."""
+        rounds = self.natural_order and dtype.itemsize < self.work.itemsize
+        return x.astype(dtype).astype(self.work) if rounds else x
+
+    def sum_rows(self, x: Array) -> Array:
+        """The sum of each row: (m, n) -> (m,)."""
+        if not self.natural_order or x.shape[1] == 0:
+            return x.sum(axis=1, dtype=self.work)
+        return np.add.accumulate(x, axis=1)[:, -1]
+
+    def dot(self, a: Array, b: Array, visible: Array | None = None) -> Array:
+        """a (m, n) times b (n, d). A pair (m, n) that is not visible adds nothing, even if b is NaN.
+
+        Rows of b that are not finite are kept out of the product and added with the mask.
+        """
+        if self.natural_order:
+            return self._dot_in_order(a, b, visible)
+        if visible is None:
+            return a @ b
+        dirty = ~np.isfinite(b).all(axis=1)
+        out = a @ np.where(dirty[:, None], self.number(0), b)
+        for n in np.flatnonzero(dirty):
+            out += np.where(visible[:, n, None], a[:, n, None] * b[n], self.number(0))
+        return out
+
+    def _dot_in_order(self, a: Array, b: Array, visible: Array | None) -> Array:
+        out = np.zeros((a.shape[0], b.shape[1]), self.work)
+        term = np.empty_like(out)
+        dirty = ~np.isfinite(b).all(axis=1)
+        for n in range(a.shape[1]):
+            np.multiply(a[:, n, None], b[n], out=term)
+            if visible is not None and dirty[n]:
+                term[~visible[:, n]] = 0
+            out += term
+        return out
+
+    def sum_to(self, x: Array, shape: tuple[int, ...]) -> Array:
+        """The reverse of broadcasting: x summed down to `shape`."""
+        full = (1,) * (x.ndim - len(shape)) + shape
+        axes = [a for a in range(x.ndim) if full[a] == 1]
+        kept = [a for a in range(x.ndim) if full[a] != 1]
+        rows = int(np.prod([x.shape[a] for a in kept], dtype=np.int64))
+        count = int(np.prod([x.shape[a] for a in axes], dtype=np.int64))
+        return self.sum_rows(x.transpose(kept + axes).reshape(rows, count)).reshape(shape)
+
+
+def reference(dtype: str) -> Arithmetic:
+    """The arithmetic that says what is right for inputs of this type.
+
+    Raises:
+        NotImplementedError: float64 inputs on a machine whose long double is no wider.
+    """
+    if dtype != "float64":
+        return Arithmetic(np.dtype(np.float64), None, False)
+    if not kHasLongDouble:
+        raise NotImplementedError("long double is no wider than float64 on this machine")
+    return Arithmetic(np.dtype(np.longdouble), None, False)
+
+
+def plain(dtype: str) -> Arithmetic:
+    """The arithmetic of a plain implementation for inputs of this type."""
+    storage = dtype_of(dtype)
+    work = np.dtype(np.float64 if dtype == "float64" else np.float32)
+    return Arithmetic(work, storage if is_16bit(storage) else None, True)

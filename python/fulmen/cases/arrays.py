@@ -1,0 +1,52 @@
+# SPDX-FileCopyrightText: fulmen contributors
+# SPDX-License-Identifier: Apache-2.0
+"""Element types by name, bfloat16 included, and what their numbers weigh.
+
+NumPy has no bfloat16 of its own: ml_dtypes lends one. Everything here takes and gives plain NumPy
+arrays; the rest of fulmen.cases names types as text ("float64", "float32", "float16", "bfloat16").
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[Any]
+
+kDtypes = ("float64", "float32", "float16", "bfloat16")
+kHasLongDouble = np.finfo(np.longdouble).eps < np.finfo(np.float64).eps
+
+
+def dtype_of(name: str) -> np.dtype[Any]:
+    """The NumPy dtype with this name."""
+    return np.dtype(ml_dtypes.bfloat16) if name == "bfloat16" else np.dtype(name)
+
+
+def is_16bit(dtype: np.dtype[Any]) -> bool:
+    """Whether an element takes two bytes: float16 and bfloat16."""
+    return bool(dtype.itemsize == 2)
+
+
+def parameter_dtype(name: str) -> np.dtype[Any]:
+    """The type of lse, dlse, slopes and sinks beside tensors of type `name`."""
+    return np.dtype(np.float64 if name == "float64" else np.float32)
+
+
+def ulp(x: Array, dtype: np.dtype[Any]) -> Array:
+    """The distance from |x| to the next number of `dtype`, in the type of x; NaN where x is not finite.
+
+    Computed from the exponent, since numpy.spacing does not know every type.
+    """
+    info = ml_dtypes.finfo(dtype)
+    _, exponent = np.frexp(np.abs(x))  # |x| = f * 2^exponent, f in [1/2, 1)
+    smallest = int(info.minexp) - int(info.nmant)
+    step = np.maximum(exponent - 1 - int(info.nmant), smallest)
+    return np.where(np.isfinite(x), np.ldexp(np.ones_like(x), step), np.nan)
+
+
+def same_bits(a: Array, b: Array) -> bool:
+    """Whether two arrays have the same shape, type and bytes: NaN equals NaN, -0 is not 0."""
+    return a.shape == b.shape and a.dtype == b.dtype and a.tobytes() == b.tobytes()

@@ -1,0 +1,228 @@
+# SPDX-FileCopyrightText: fulmen contributors
+# SPDX-License-Identifier: Apache-2.0
+"""Attention and its gradients in NumPy, one head at a time, every step an equation.
+
+The arithmetic is a parameter: `reference` is wider than the inputs and says what is right, `plain`
+is the straightforward computation in the type that a backend uses, and says how much error is fair
+(see error_rule). The whole score matrix lies in memory: this answers "what?", never "how fast?".
+Dense tensors are (batch, head, row, dim), packed ones (head, row, dim): a Segment finds a head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .arithmetic import Arithmetic
+from .arrays import Array
+from .philox import drop_factors
+from .visible import Options, distance, pick, visible
+
+
+@dataclass
+class Problem:
+    """Tensors by their meaning: no strides, no layout, hidden places may hold anything."""
+
+    q: Array  # (batch, head, q_row, dim) or, packed, (head, q_row, dim)
+    k: Array  # (batch, kv_head, kv_row, dim) or (kv_head, kv_row, dim)
+    v: Array  # (batch, kv_head, kv_row, dim_v) or (kv_head, kv_row, dim_v)
+    options: Options
+    do: Array | None = None  # (batch, head, q_row, dim_v) or (head, q_row, dim_v)
+    dlse: Array | None = None  # (batch, head, q_row) or (head, q_row)
+
+
+class Results(NamedTuple):
+    """Outputs in the type of the arithmetic; gradients are None without do."""
+
+    o: Array
+    lse: Array
+    dq: Array | None = None
+    dk: Array | None = None
+    dv: Array | None = None
+    dbias: Array | None = None
+    dsinks: Array | None = None
+
+
+class Segment(NamedTuple):
+    """Where one head of one sequence lies: q[q_at] is (q_row, dim), k[kv_at] is (kv_row, dim)."""
+
+    batch: int
+    head: int
+    q_at: Any
+    kv_at: Any
+
+
+@dataclass
+class Head:
+    """What lies between the scores and the output of one head; pairs are (q_row, kv_row)."""
+
+    visible: Array
+    e: Array  # exp(s - m), 0 where hidden
+    p: Array  # sums to 1 over a row, or to less where a sink takes its share
+    p_keys: Array  # p without the sink: d lse / d s
+    p_sink: Array  # (q_row,)
+    chain: Array  # d softcap(x) / d x
+    drop: Array  # 0, or 1 over the share that is kept
+    top_up: Array  # (q_row,)  exp(m - max(m, sink))
+    l_total: Array  # (q_row,)  relative to max(m, sink)
+    lse: Array  # (q_row,)
+
+
+def segments(problem: Problem) -> Iterator[Segment]:
+    """Every head of every sequence, in the order in which gradients are summed."""
+    options = problem.options
+    packed = options.cu_q is not None
+    heads, kv_heads = problem.q.shape[-3], problem.k.shape[-3]
+    group = heads // kv_heads if kv_heads else 1
+    num_batches = len(options.cu_q) - 1 if options.cu_q is not None else problem.q.shape[0]
+    for b in range(num_batches):
+        for h in range(heads):
+            if not packed:
+                yield Segment(b, h, (b, h), (b, h // group))
+                continue
+            assert options.cu_q is not None and options.cu_kv is not None
+            rows = slice(int(options.cu_q[b]), int(options.cu_q[b + 1]))
+            columns = slice(int(options.cu_kv[b]), int(options.cu_kv[b + 1]))
+            yield Segment(b, h, (h, rows), (h // group, columns))
+
+
+def attend(problem: Problem, at: Segment, ar: Arithmetic) -> Head:
+    """From scores to probabilities."""
+    options = problem.options
+    q, k = ar.cast(problem.q[at.q_at]), ar.cast(problem.k[at.kv_at])
+    num_q, num_k, dim = len(q), len(k), q.shape[1]
+    see = visible(options, at.batch, at.head, num_q, num_k)
+    place = (at.batch, at.head, num_q, num_k)
+
+    # s = softcap(scale * dot(q, k)) + bias - slope * distance
+    s = ar.number(options.scale_for(dim)) * ar.dot(q, k.T)
+    chain = np.ones_like(s)
+    if options.softcap:
+        cap = ar.number(options.softcap)
+        t = np.tanh(s / cap)
+        s, chain = cap * t, 1 - t * t
+    if options.bias is not None:
+        s = s + ar.cast(pick(options.bias, *place))
+    if options.alibi_slopes is not None:
+        slope = ar.cast(np.atleast_2d(options.alibi_slopes))
+        slope = slope[at.batch if len(slope) > 1 else 0, at.head]
+        s = s - slope * ar.cast(distance(options, at.batch, num_q, num_k))
+
+    # m, e = exp(s - m), l; a row that sees nothing has m = -inf and subtracts 0 instead
+    s = np.where(see, s, ar.number(-np.inf))
+    m = s.max(axis=1, initial=-np.inf)
+    shift = np.where(m == -np.inf, ar.number(0), m)
+    e = np.exp(s - shift[:, None])
+    l_keys = ar.sum_rows(e)
+
+    # The sink enters relative to max(m, sink): exp(sink - m) may overflow.
+    sink = ar.number(-np.inf if options.sinks is None else float(options.sinks[at.head]))
+    top = np.maximum(shift, sink)
+    top_up, e_sink = np.exp(shift - top), np.exp(sink - top)
+    l_total = l_keys * top_up + e_sink
+    drop = np.ones_like(s)
+    if options.dropout_p:
+        plane = at.batch * problem.q.shape[-3] + at.head
+        drop = ar.cast(drop_factors(options.dropout_p, options.rng, plane, num_q, num_k))
+    return Head(
+        visible=see,
+        e=e,
+        p=e * (top_up / nonzero(l_total))[:, None],
+        p_keys=e / nonzero(l_keys)[:, None],
+        p_sink=e_sink / nonzero(l_total),
+        chain=chain,
+        drop=drop,
+        top_up=top_up,
+        l_total=l_total,
+        lse=m + np.log(l_keys),
+    )
+
+
+def nonzero(x: Array) -> Array:
+    """X with 1 for 0: the denominator of a row that sees nothing."""
+    return np.where(x == 0, np.ones_like(x), x)
+
+
+def output(head: Head, v: Array, ar: Arithmetic) -> Array:
+    """O = r((r(e * drop) V) / l_total), which is 0 for a row that sees nothing."""
+    sums = ar.dot(ar.round(head.e * head.drop), v, head.visible)
+    return ar.round(sums * (head.top_up / nonzero(head.l_total))[:, None])
+
+
+class HeadGradients(NamedTuple):
+    """What one head gives; dk and dv are not yet rounded, heads of a group are summed before."""
+
+    dq: Array  # (q_row, dim)
+    dk: Array  # (kv_row, dim)
+    dv: Array  # (kv_row, dim_v)
+    ds: Array  # (q_row, kv_row)  the gradient of the biased score
+    dsink: Array  # ()
+
+
+def gradients(problem: Problem, at: Segment, head: Head, o: Array, ar: Arithmetic) -> HeadGradients:
+    """The gradient of sum(o * do) + sum(lse * dlse) for one head.
+
+    Without sinks p_keys = p and dS = P * (dP - delta) with delta = rowsum(dO * O) - dlse; a sink
+    has no part in lse, so with sinks the two terms have different probabilities.
+    """
+    assert problem.do is not None
+    q, k = ar.cast(problem.q[at.q_at]), ar.cast(problem.k[at.kv_at])
+    v, do = ar.cast(problem.v[at.kv_at]), ar.cast(problem.do[at.q_at])
+    sees_any = head.visible.any(axis=1)
+    delta = np.where(sees_any, ar.sum_rows(do * o), ar.number(0))
+    dp = ar.dot(do, v.T) * head.drop
+    dlse = np.zeros_like(delta) if problem.dlse is None else ar.cast(problem.dlse[at.q_at])
+    if problem.options.sinks is None:
+        ds = head.p * (dp - (delta - dlse)[:, None])
+    else:
+        ds = head.p * (dp - delta[:, None]) + head.p_keys * dlse[:, None]
+    ds = np.where(head.visible, ds, ar.number(0))
+    dx = ar.round(ds * head.chain)
+    scale = ar.number(problem.options.scale_for(q.shape[1]))
+    kept = ar.round(head.p * head.drop)
+    return HeadGradients(
+        dq=ar.round(scale * ar.dot(dx, k, head.visible)),
+        dk=scale * ar.dot(dx.T, q, head.visible.T),
+        dv=ar.dot(kept.T, do, head.visible.T),
+        ds=ds,
+        dsink=-ar.sum_rows((np.where(sees_any, head.p_sink, ar.number(0)) * delta)[None])[0],
+    )
+
+
+def evaluate(problem: Problem, ar: Arithmetic) -> Results:
+    """Forward, and backward where the problem has do."""
+    q, k, v, options = problem.q, problem.k, problem.v, problem.options
+    o = np.zeros((*q.shape[:-1], v.shape[-1]), ar.work)
+    lse = np.full(q.shape[:-1], -np.inf, ar.work)
+    backward = problem.do is not None
+    dq, dk, dv = (np.zeros(x.shape, ar.work) for x in (q, k, v))
+    dsinks = np.zeros(q.shape[-3], ar.work)
+    dbias = None
+    if backward and options.bias is not None:
+        dbias = np.zeros((*q.shape[:3], k.shape[2]), ar.work)
+    with np.errstate(all="ignore"):
+        for at in segments(problem):
+            head = attend(problem, at, ar)
+            o[at.q_at] = output(head, ar.cast(v[at.kv_at]), ar)
+            lse[at.q_at] = head.lse
+            if not backward:
+                continue
+            g = gradients(problem, at, head, o[at.q_at], ar)
+            dq[at.q_at] = g.dq
+            dk[at.kv_at] += g.dk
+            dv[at.kv_at] += g.dv
+            dsinks[at.head] += g.dsink
+            if dbias is not None:
+                dbias[at.batch, at.head] = g.ds
+        if not backward:
+            return Results(o, lse)
+        if dbias is not None:
+            assert options.bias is not None
+            dbias = ar.round_as(ar.sum_to(dbias, options.bias.shape), options.bias.dtype)
+        has_sinks = options.sinks is not None
+        return Results(
+            o, lse, dq, ar.round(dk), ar.round(dv), dbias, dsinks if has_sinks else None
+        )

@@ -1,0 +1,111 @@
+# SPDX-FileCopyrightText: fulmen contributors
+# SPDX-License-Identifier: Apache-2.0
+"""Which keys a query sees: the one dense matrix that lengths, masks and options mean.
+
+visible = row and column inside the lengths AND (causal OR prefix) AND window AND every other mask
+AND bias above -inf. Query i stands at i + shift, with shift = kv_len - q_len for bottom_right and 0
+for top_left: the same shift for causal, window, ALiBi and chunks. Compared with pictures drawn by
+hand and with fulmen.dense_mask in tests/cases/test_visible.py.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fulmen.masks import Chunks, Documents, Prefix
+
+from .arrays import Array
+
+
+@dataclass(frozen=True)
+class Options:
+    """What is asked for beside the tensors; arrays as the caller of fulmen gives them."""
+
+    scale: float | None = None  # None: 1 / sqrt(max(dim, 1))
+    softcap: float = 0.0  # 0: off
+    causal: bool = False
+    alignment: str = "bottom_right"  # or top_left
+    window: tuple[int, int] = (-1, -1)  # left, right; inclusive; -1: no limit
+    masks: tuple[Any, ...] = ()  # bool arrays (true: visible), Prefix, Documents, Chunks
+    bias: Array | None = None  # broadcasts to (batch, head, q_row, kv_row)
+    alibi_slopes: Array | None = None  # (head,) or (batch, head)
+    sinks: Array | None = None  # (head,)
+    q_lengths: Array | None = None  # (batch,)
+    kv_lengths: Array | None = None  # (batch,)
+    cu_q: Array | None = None  # (batch + 1,): packed
+    cu_kv: Array | None = None  # (batch + 1,)
+    dropout_p: float = 0.0
+    rng: tuple[int, int] = (0, 0)
+
+    def scale_for(self, dim: int) -> float:
+        """The scale of the scores."""
+        return 1 / math.sqrt(max(dim, 1)) if self.scale is None else self.scale
+
+
+def pick(x: Array, batch: int, head: int, q_rows: int, kv_rows: int) -> Array:
+    """The (q_rows, kv_rows) of one head of an array that broadcasts over four axes."""
+    x = x.reshape((1,) * (4 - x.ndim) + x.shape)
+    x = x[batch if x.shape[0] > 1 else 0, head if x.shape[1] > 1 else 0]
+    return np.broadcast_to(x[:q_rows, :kv_rows], (q_rows, kv_rows))
+
+
+def lengths(options: Options, batch: int, q_rows: int, kv_rows: int) -> tuple[int, int]:
+    """The true lengths of one sequence inside its rows."""
+    q_len = q_rows if options.q_lengths is None else int(options.q_lengths[batch])
+    kv_len = kv_rows if options.kv_lengths is None else int(options.kv_lengths[batch])
+    return q_len, kv_len
+
+
+def positions(options: Options, batch: int, q_rows: int, kv_rows: int) -> Array:
+    """Where each query stands among the keys: (q_rows,)."""
+    q_len, kv_len = lengths(options, batch, q_rows, kv_rows)
+    return np.arange(q_rows) + (0 if options.alignment == "top_left" else kv_len - q_len)
+
+
+def distance(options: Options, batch: int, q_rows: int, kv_rows: int) -> Array:
+    """How far each key is from each query: (q_rows, kv_rows), never negative."""
+    position = positions(options, batch, q_rows, kv_rows)
+    return np.abs(position[:, None] - np.arange(kv_rows))
+
+
+def row_of(ids: Any, batch: int) -> Array:
+    """The ids of one sequence from (row,) or (batch, row)."""
+    ids = np.asarray(ids)
+    return ids if ids.ndim == 1 else ids[batch if len(ids) > 1 else 0]
+
+
+def visible(options: Options, batch: int, head: int, q_rows: int, kv_rows: int) -> Array:
+    """Which keys each query of one head sees: (q_rows, kv_rows) bool."""
+    q_len, kv_len = lengths(options, batch, q_rows, kv_rows)
+    i, j = np.arange(q_rows)[:, None], np.arange(kv_rows)
+    position = positions(options, batch, q_rows, kv_rows)[:, None]
+    see: Array = (i < q_len) & (j < kv_len)
+    if options.causal:
+        ahead = j <= position
+        for mask in options.masks:
+            if isinstance(mask, Prefix):
+                ahead = ahead | (j < mask.n)
+        see &= ahead
+    left, right = options.window
+    if left >= 0:
+        see &= j >= position - left
+    if right >= 0:
+        see &= j <= position + right
+    for mask in options.masks:
+        if isinstance(mask, Prefix):
+            continue
+        if isinstance(mask, Documents):
+            kv_ids = mask.q_ids if mask.kv_ids is None else mask.kv_ids
+            q_ids = row_of(mask.q_ids, batch)[:q_rows]
+            see &= q_ids[:, None] == row_of(kv_ids, batch)[:kv_rows]
+        elif isinstance(mask, Chunks):
+            see &= position // mask.size == j // mask.size
+        else:
+            see &= pick(mask, batch, head, q_rows, kv_rows)
+    if options.bias is not None:
+        see &= pick(options.bias, batch, head, q_rows, kv_rows) != -np.inf
+    return see

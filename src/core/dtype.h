@@ -1,0 +1,92 @@
+// SPDX-FileCopyrightText: fulmen contributors
+// SPDX-License-Identifier: Apache-2.0
+//
+// Element types, their names and sizes, and loads and stores through them one element at a time.
+// The slow, general way to touch an array: the scalar oracle and every setup path use it; tiled
+// kernels convert whole rows themselves.
+#pragma once
+
+#include <cstring>
+
+#include "kernels/base.cuh"
+
+namespace fulmen {
+
+enum class DType : u8 { kNone, kFloat64, kFloat32, kFloat16, kBFloat16, kBool, kInt32, kInt64 };
+
+constexpr const char* name(DType dtype) {
+  constexpr const char* kNames[] = {"none", "float64", "float32", "float16",
+                                    "bfloat16", "bool", "int32", "int64"};
+  return kNames[static_cast<int>(dtype)];
+}
+
+constexpr i64 size_bytes(DType dtype) {
+  constexpr i64 kSizes[] = {0, 8, 4, 2, 2, 1, 4, 8};
+  return kSizes[static_cast<int>(dtype)];
+}
+
+constexpr bool is_float(DType dtype) {
+  return dtype == DType::kFloat64 || dtype == DType::kFloat32 || dtype == DType::kFloat16 ||
+         dtype == DType::kBFloat16;
+}
+
+constexpr bool is_index(DType dtype) { return dtype == DType::kInt32 || dtype == DType::kInt64; }
+
+// The type of lse, stats and every sum: float64 for float64, else float32.
+constexpr DType accumulator(DType dtype) {
+  return dtype == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32;
+}
+
+// Unaligned and free of aliasing rules: arrays come from callers.
+template <class T>
+T load_bytes(const void* address) {
+  T value;
+  std::memcpy(&value, address, sizeof(T));
+  return value;
+}
+
+template <class T>
+void store_bytes(void* address, T value) {
+  std::memcpy(address, &value, sizeof(T));
+}
+
+// One floating-point element, exact.
+inline double load_real(const void* address, DType dtype) {
+  switch (dtype) {
+    case DType::kFloat64: return load_bytes<double>(address);
+    case DType::kFloat32: return static_cast<double>(load_bytes<float>(address));
+    case DType::kFloat16: return static_cast<double>(to_float(load_bytes<f16>(address)));
+    case DType::kBFloat16: return static_cast<double>(to_float(load_bytes<bf16>(address)));
+    default: return 0.0;
+  }
+}
+
+// The float32 nearest to x from which a second rounding to a 16-bit type gives what one rounding of
+// x would have given ("round to odd": an inexact result gets an odd last bit).
+inline float narrow_to_odd(double x) {
+  const float nearest = static_cast<float>(x);
+  const double back = static_cast<double>(nearest);
+  const u32 bits = __builtin_bit_cast(u32, nearest);
+  if (!(back != x) || x != x || (bits & 0x7f800000u) == 0x7f800000u || (bits & 1u)) return nearest;
+  const bool grow = (back < x) == (x > 0);  // towards x, in magnitude
+  return __builtin_bit_cast(float, grow ? bits + 1u : bits - 1u);
+}
+
+// One floating-point element, rounded to nearest, ties to even.
+inline void store_real(void* address, DType dtype, double value) {
+  switch (dtype) {
+    case DType::kFloat64: store_bytes(address, value); break;
+    case DType::kFloat32: store_bytes(address, static_cast<float>(value)); break;
+    case DType::kFloat16: store_bytes(address, to_f16(narrow_to_odd(value))); break;
+    case DType::kBFloat16: store_bytes(address, to_bf16(narrow_to_odd(value))); break;
+    default: break;
+  }
+}
+
+// One int32 or int64 element.
+inline i64 load_index(const void* address, DType dtype) {
+  return dtype == DType::kInt64 ? load_bytes<i64>(address)
+                                : static_cast<i64>(load_bytes<i32>(address));
+}
+
+}  // namespace fulmen

@@ -1,0 +1,160 @@
+// SPDX-FileCopyrightText: fulmen contributors
+// SPDX-License-Identifier: Apache-2.0
+//
+// One attention problem, from the caller to the kernel: options, arrays and sizes.
+//
+// A Request is what the caller said, array by array. validate() (validate.h) turns it into a
+// Problem, in which everything is checked and normal: every array has four axes in the order given
+// below, defaults are filled in, broadcast axes have stride 0. Backends read Problems only.
+// Packed sequences are one tensor batch; Problem::sequence says which rows belong to which entry.
+#pragma once
+
+#include <array>
+
+#include "core/tensor.h"
+#include "kernels/attention/dropout.cuh"
+#include "kernels/attention/mask.cuh"
+#include "kernels/attention/score_mod.cuh"
+
+namespace fulmen {
+
+// The arrays of a call, with their axes in a Problem.
+enum class Array : int {
+  kQ,            // (batch, head, q_row, dim_qk)
+  kK,            // (batch, kv_head, kv_row, dim_qk)
+  kV,            // (batch, kv_head, kv_row, dim_v)
+  kBias,         // (batch, head, q_row, kv_row)    broadcast: stride 0
+  kMask,         // (batch, head, q_row, kv_row)    broadcast: stride 0
+  kAlibiSlopes,  // (batch, head, 1, 1)    broadcast: stride 0
+  kSinks,        // (1, head, 1, 1)
+  kQLengths,     // (1, 1, 1, sequence)
+  kKvLengths,    // (1, 1, 1, sequence)
+  kCuQ,          // (1, 1, 1, sequence + 1)
+  kCuKv,         // (1, 1, 1, sequence + 1)
+  kQIds,         // (batch, 1, 1, q_row)    broadcast: stride 0
+  kKvIds,        // (batch, 1, 1, kv_row)    broadcast: stride 0
+  kO,            // (batch, head, q_row, dim_v)
+  kLse,          // (batch, head, q_row, 1)
+  kStats,        // (batch, head, q_row, 2)
+  kDOut,         // as kO
+  kDLse,         // as kLse
+  kDQ,           // as kQ
+  kDK,           // as kK
+  kDV,           // as kV
+  kDBias,        // (batch, head, q_row, kv_row)    extents as given: 1 where reduced
+  kDSinks,       // (1, head, 1, 1)
+  kCount
+};
+
+inline constexpr int kNumArrays = static_cast<int>(Array::kCount);
+
+constexpr const char* name(Array array) {
+  constexpr const char* kNames[] = {"q", "k", "v", "bias", "mask", "alibi_slopes", "sinks",
+                                    "q_lengths", "kv_lengths", "cu_q", "cu_kv", "q_ids", "kv_ids",
+                                    "o", "lse", "stats", "dout", "dlse", "dq", "dk", "dv", "dbias",
+                                    "dsinks"};
+  static_assert(sizeof(kNames) / sizeof(kNames[0]) == kNumArrays);
+  return kNames[static_cast<int>(array)];
+}
+
+struct Arrays {
+  std::array<Tensor, kNumArrays> tensors;
+
+  Tensor& operator[](Array array) { return tensors[static_cast<size_t>(array)]; }
+  const Tensor& operator[](Array array) const { return tensors[static_cast<size_t>(array)]; }
+};
+
+enum class Operation { kForward, kBackward };
+enum class Alignment { kBottomRight, kTopLeft };
+enum class Backend { kAuto, kCpu, kCuda };
+enum class Implementation { kAuto, kScalar, kTiled };
+
+constexpr const char* name(Operation operation) {
+  return operation == Operation::kForward ? "forward" : "backward";
+}
+
+constexpr const char* name(Implementation implementation) {
+  constexpr const char* kNames[] = {"auto", "scalar", "tiled"};
+  return kNames[static_cast<int>(implementation)];
+}
+
+// The options as the caller gave them; fulmen.h documents each.
+struct Options {
+  double scale = 0;  // NaN: the default
+  double softcap = 0;
+  bool causal = false;
+  Alignment alignment = Alignment::kBottomRight;
+  i64 window_left = kNoLimit;
+  i64 window_right = kNoLimit;
+  i64 prefix = 0;
+  i64 chunk = 0;
+  double dropout_p = 0;
+  u64 rng_seed = 0;
+  u64 rng_offset = 0;
+  i64 max_q = 0;
+  i64 max_kv = 0;
+  bool deterministic = false;
+  bool batch_invariant = false;
+  Backend backend = Backend::kAuto;
+  Implementation implementation = Implementation::kAuto;
+};
+
+struct Request {
+  Operation operation = Operation::kForward;
+  Options options;
+  Arrays arrays;
+};
+
+// One batch entry: where its rows start in the arrays, how many there are, and how many count.
+struct Sequence {
+  i64 batch;     // index into the batch axis of the arrays; 0 when packed
+  i64 q_begin;   // its first row in q, o, lse and their gradients
+  i64 kv_begin;  // its first row in k, v and their gradients
+  i64 q_slot;    // rows it owns from q_begin on; rows [q_len, q_slot) of the results are zero-filled
+  i64 kv_slot;   // likewise of k, v
+  SequenceShape shape;
+};
+
+struct Problem {
+  Operation operation = Operation::kForward;
+  Arrays arrays;
+
+  // Sizes. num_sequences is the batch; when packed, tensor extents of batch are 1.
+  i64 num_sequences = 0;
+  i64 heads_q = 0;
+  i64 heads_kv = 0;
+  i64 q_rows = 0;   // extent of the q_row axis: total rows when packed
+  i64 kv_rows = 0;  // likewise
+  i64 dim_qk = 0;
+  i64 dim_v = 0;
+  bool packed = false;
+
+  // Upper bounds of a sequence's lengths; the extents themselves where nothing better is known.
+  i64 max_q = 0;
+  i64 max_kv = 0;
+
+  DType dtype = DType::kNone;    // of q, k, v
+  ScoreMap<double> score_map{};  // scale, softcap
+  IntervalMask mask;
+  Alignment alignment = Alignment::kBottomRight;
+  Dropout dropout;
+  bool deterministic = false;
+  bool batch_invariant = false;
+  Backend backend = Backend::kCpu;
+  Implementation implementation = Implementation::kAuto;  // forced, or kAuto
+
+  i64 group_size() const { return heads_q / heads_kv; }
+  i64 kv_head(i64 head) const { return head / group_size(); }
+  bool has(Array array) const { return arrays[array].present(); }
+
+  // Reads lengths and offsets from memory. Entries that are out of range count as empty, exactly as
+  // on a device; hosts that can see them check them first (check_lengths in validate.h).
+  Sequence sequence(i64 index) const;
+
+  // The Philox counter word of a head of a sequence.
+  u32 batch_head(i64 sequence, i64 head) const {
+    return static_cast<u32>(sequence * heads_q + head);
+  }
+};
+
+}  // namespace fulmen

@@ -1,0 +1,35 @@
+// SPDX-FileCopyrightText: fulmen contributors
+// SPDX-License-Identifier: Apache-2.0
+//
+// Every precondition of fulmen.h that the host can see, one sentence each, before anything is
+// written. The order of checks: null pointers and ranks, dtypes, shapes, options, overlaps.
+#pragma once
+
+#include "core/problem.h"
+
+namespace fulmen {
+
+// head dims up to which every backend computes; 576 is the absorbed form of latent attention.
+inline constexpr i64 kMaxDimQk = 576;
+inline constexpr i64 kMaxDimV = 512;
+inline constexpr i64 kMaxExtent = 2147483647;  // of batch, heads and rows
+
+// Whether validate may look at pointers (a call) or must not (a plan, made before arrays exist).
+enum class Pointers { kChecked, kUnknown };
+
+// Checks a request and brings it to normal form. Throws Error (error.h).
+Problem validate(const Request& request, Pointers pointers);
+
+// Contents of q_lengths, kv_lengths, cu_q, cu_kv, and bias and mask extents against the longest
+// sequence: for arrays in host memory, before each run. Throws Error.
+void check_lengths(const Problem& problem);
+
+// The same problem with other pointers: `arrays` must agree with the problem in everything else.
+// Throws Error naming the array and what differs.
+Problem rebind(const Problem& problem, const Request& request);
+
+// True when some element of `a` shares a byte with some element of `b`; also true when that could
+// not be decided within a bounded search.
+bool may_overlap(const Tensor& a, const Tensor& b);
+
+}  // namespace fulmen

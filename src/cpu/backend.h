@@ -1,0 +1,29 @@
+// SPDX-FileCopyrightText: fulmen contributors
+// SPDX-License-Identifier: Apache-2.0
+//
+// What the CPU offers to the C ABI: run a planned problem on one of its implementations.
+// attention_scalar is the oracle (float64, in the order of the equations); attention_tiled is the
+// fast one. Both take validated problems whose arrays are in host memory and write every row of
+// every output that is present.
+#pragma once
+
+#include <cstddef>
+
+#include "core/problem.h"
+#include "plan/plan.h"
+
+namespace fulmen::cpu {
+
+// Runs the problem as the plan says. workspace: plan.workspace_bytes, any alignment and contents.
+// problem: the plan's, with the pointers of this run. Thread safe.
+void run(const Plan& plan, const Problem& problem, void* workspace);
+
+// The oracle: no workspace, no threads, O(kv_rows) memory on the heap per call.
+void scalar_forward(const Problem& problem);
+void scalar_backward(const Problem& problem);
+
+// Online softmax over key blocks, SIMD, threads; no allocation.
+void tiled_forward(const Plan& plan, const Problem& problem, void* workspace);
+void tiled_backward(const Plan& plan, const Problem& problem, void* workspace);
+
+}  // namespace fulmen::cpu

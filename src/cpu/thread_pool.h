@@ -1,0 +1,49 @@
+// SPDX-FileCopyrightText: fulmen contributors
+// SPDX-License-Identifier: Apache-2.0
+//
+// parallel_for over slots: the library's own small pool, or the caller's (fulmen_set_parallel_for).
+// A slot is one worker with its own scratch; slots take tasks from a shared counter, so results
+// may not depend on which slot does which task.
+#pragma once
+
+#include <atomic>
+#include <functional>
+
+#include "core/problem.h"
+
+namespace fulmen::cpu {
+
+using Body = void (*)(void* context, i64 index);
+using ParallelFor = void (*)(i64 n, Body body, void* context, void* user);
+
+// Process-wide settings; see fulmen.h section 8.
+void set_num_threads(int num_threads);
+void set_parallel_for(ParallelFor parallel_for, int max_threads, void* user);
+
+// How many slots parallel_for will be called with: the plan sizes scratch by it.
+int num_threads();
+
+// Calls body(context, slot) once for each slot in [0, num_slots) and returns when all are done.
+// Exceptions must not leave body. Safe to call from several threads at once and after fork.
+void parallel_for(int num_slots, Body body, void* context);
+
+// Runs task(slot, index) for each index in [0, num_tasks), in rising order of claims.
+template <class Task>
+void for_each_task(int num_slots, i64 num_tasks, const Task& task) {
+  struct Shared {
+    const Task* task;
+    i64 num_tasks;
+    std::atomic<i64> next{0};
+  } shared{&task, num_tasks};
+  parallel_for(
+      num_slots,
+      [](void* context, i64 slot) {
+        auto& work = *static_cast<Shared*>(context);
+        for (i64 i = work.next.fetch_add(1); i < work.num_tasks; i = work.next.fetch_add(1)) {
+          (*work.task)(static_cast<int>(slot), i);
+        }
+      },
+      &shared);
+}
+
+}  // namespace fulmen::cpu

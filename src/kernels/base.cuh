@@ -1,0 +1,94 @@
+// SPDX-FileCopyrightText: fulmen contributors
+// SPDX-License-Identifier: Apache-2.0
+//
+// The only prelude of the kernels: integers of known width, the two 16-bit floating-point types and
+// their conversions to and from float32. Every file under src/kernels and src/core starts from it.
+// Plain C++20 without a single #include, so that the same text compiles with g++, clang, NVRTC and
+// nvcc. f16 and bf16 are storage: arithmetic happens in float32 or float64.
+#pragma once
+
+namespace fulmen {
+
+using u8 = unsigned char;
+using u16 = unsigned short;
+using u32 = unsigned int;
+using u64 = unsigned long long;
+using i32 = int;
+using i64 = long long;
+
+static_assert(sizeof(u16) == 2 && sizeof(u32) == 4 && sizeof(u64) == 8);
+
+struct f16 {
+  u16 bits;
+};
+
+struct bf16 {
+  u16 bits;
+};
+
+template <class T>
+constexpr T min(T a, T b) {
+  return b < a ? b : a;
+}
+
+template <class T>
+constexpr T max(T a, T b) {
+  return a < b ? b : a;
+}
+
+template <class T>
+constexpr T clamp(T x, T low, T high) {
+  return min(max(x, low), high);
+}
+
+// ceil(a / b) for a >= 0, b > 0.
+constexpr i64 ceil_div(i64 a, i64 b) { return (a + b - 1) / b; }
+
+// floor(a / b) for b > 0; C++ rounds towards zero, masks of rows before the first key must not.
+constexpr i64 floor_div(i64 a, i64 b) { return a >= 0 ? a / b : -((b - 1 - a) / b); }
+
+constexpr float to_float(bf16 x) { return __builtin_bit_cast(float, static_cast<u32>(x.bits) << 16); }
+
+// Rounds to nearest, ties to even; NaN stays NaN, quiet.
+constexpr bf16 to_bf16(float x) {
+  const u32 bits = __builtin_bit_cast(u32, x);
+  if ((bits & 0x7fffffffu) > 0x7f800000u) return {static_cast<u16>((bits >> 16) | 0x0040u)};
+  return {static_cast<u16>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16)};
+}
+
+constexpr float to_float(f16 x) {
+  const u32 sign = static_cast<u32>(x.bits & 0x8000u) << 16;
+  const u32 magnitude = x.bits & 0x7fffu;
+  if (magnitude >= 0x7c00u) {  // inf, NaN
+    return __builtin_bit_cast(float, sign | 0x7f800000u | ((magnitude & 0x3ffu) << 13));
+  }
+  if (magnitude < 0x0400u) {  // zero, subnormal: an integer multiple of 2^-24, exact in float32
+    const float value = static_cast<float>(magnitude) * 0x1p-24f;
+    return sign ? -value : value;
+  }
+  return __builtin_bit_cast(float, sign | ((magnitude << 13) + 0x38000000u));
+}
+
+// Rounds to nearest, ties to even; overflows to inf from 65520 on; NaN stays NaN, quiet.
+constexpr f16 to_f16(float x) {
+  const u32 bits = __builtin_bit_cast(u32, x);
+  const u16 sign = static_cast<u16>((bits >> 16) & 0x8000u);
+  const u32 magnitude = bits & 0x7fffffffu;
+  const auto with_sign = [sign](u32 value) { return f16{static_cast<u16>(sign | value)}; };
+  if (magnitude > 0x7f800000u) return with_sign(0x7e00u | ((magnitude >> 13) & 0x3ffu));
+  if (magnitude >= 0x477ff000u) return with_sign(0x7c00u);  // 65520 and beyond
+  if (magnitude < 0x38800000u) {                            // below 2^-14: multiples of 2^-24
+    if (magnitude < 0x33000000u) return with_sign(0);       // below 2^-25
+    const u32 exponent = magnitude >> 23;
+    const u32 significand = (magnitude & 0x007fffffu) | 0x00800000u;
+    const u32 shift = 126u - exponent;  // 14 .. 24: bits to drop to reach units of 2^-24
+    const u32 kept = significand >> shift;
+    const u32 rest = significand & ((1u << shift) - 1u);
+    const u32 half = 1u << (shift - 1u);
+    return with_sign(kept + ((rest > half || (rest == half && (kept & 1u))) ? 1u : 0u));
+  }
+  const u32 rebased = magnitude - 0x38000000u;
+  return with_sign((rebased + 0x0fffu + ((rebased >> 13) & 1u)) >> 13);
+}
+
+}  // namespace fulmen
