@@ -295,7 +295,8 @@ FULMEN_API fulmen_status fulmen_dense_mask(const fulmen_problem* problem,
 
 /* Which implementation the call would use, why, and why each other one not, as one JSON object:
  * {"operation", "implementation", "backend", "reason", "rejected": [{"implementation", "reason"}],
- *  "tile": {"rows", "columns"}, "isa", "threads", "workspace_bytes", "flops", "bytes", "intensity"}.
+ *  "tile": {"rows", "columns"} or null, "isa", "threads", "workspace_bytes", "pairs", "flops",
+ *  "bytes", "intensity"}: pairs that interval masks leave visible; flops and bytes of the call.
  * Runs nothing and reads no array. */
 FULMEN_API fulmen_status fulmen_explain(const fulmen_problem* problem,
                                         const fulmen_tensors* tensors, fulmen_operation operation,

@@ -6,7 +6,9 @@
 // kernels convert whole rows themselves.
 #pragma once
 
+#include <cmath>
 #include <cstring>
+#include <limits>
 
 #include "kernels/base.cuh"
 
@@ -15,8 +17,8 @@ namespace fulmen {
 enum class DType : u8 { kNone, kFloat64, kFloat32, kFloat16, kBFloat16, kBool, kInt32, kInt64 };
 
 constexpr const char* name(DType dtype) {
-  constexpr const char* kNames[] = {"none", "float64", "float32", "float16",
-                                    "bfloat16", "bool", "int32", "int64"};
+  constexpr const char* kNames[] = {"none",     "float64", "float32", "float16",
+                                    "bfloat16", "bool",    "int32",   "int64"};
   return kNames[static_cast<int>(dtype)];
 }
 
@@ -53,11 +55,16 @@ void store_bytes(void* address, T value) {
 // One floating-point element, exact.
 inline double load_real(const void* address, DType dtype) {
   switch (dtype) {
-    case DType::kFloat64: return load_bytes<double>(address);
-    case DType::kFloat32: return static_cast<double>(load_bytes<float>(address));
-    case DType::kFloat16: return static_cast<double>(to_float(load_bytes<f16>(address)));
-    case DType::kBFloat16: return static_cast<double>(to_float(load_bytes<bf16>(address)));
-    default: return 0.0;
+    case DType::kFloat64:
+      return load_bytes<double>(address);
+    case DType::kFloat32:
+      return static_cast<double>(load_bytes<float>(address));
+    case DType::kFloat16:
+      return static_cast<double>(to_float(load_bytes<f16>(address)));
+    case DType::kBFloat16:
+      return static_cast<double>(to_float(load_bytes<bf16>(address)));
+    default:
+      return 0.0;
   }
 }
 
@@ -72,14 +79,32 @@ inline float narrow_to_odd(double x) {
   return __builtin_bit_cast(float, grow ? bits + 1u : bits - 1u);
 }
 
+// x in float64 or float32, never below x: a row maximum rounded like this leaves no exponent s - m
+// positive. NaN stays NaN.
+inline double round_up(double x, DType dtype) {
+  if (dtype == DType::kFloat64) return x;
+  const float nearest = static_cast<float>(x);
+  if (!(static_cast<double>(nearest) < x)) return static_cast<double>(nearest);
+  return static_cast<double>(std::nextafter(nearest, std::numeric_limits<float>::infinity()));
+}
+
 // One floating-point element, rounded to nearest, ties to even.
 inline void store_real(void* address, DType dtype, double value) {
   switch (dtype) {
-    case DType::kFloat64: store_bytes(address, value); break;
-    case DType::kFloat32: store_bytes(address, static_cast<float>(value)); break;
-    case DType::kFloat16: store_bytes(address, to_f16(narrow_to_odd(value))); break;
-    case DType::kBFloat16: store_bytes(address, to_bf16(narrow_to_odd(value))); break;
-    default: break;
+    case DType::kFloat64:
+      store_bytes(address, value);
+      break;
+    case DType::kFloat32:
+      store_bytes(address, static_cast<float>(value));
+      break;
+    case DType::kFloat16:
+      store_bytes(address, to_f16(narrow_to_odd(value)));
+      break;
+    case DType::kBFloat16:
+      store_bytes(address, to_bf16(narrow_to_odd(value)));
+      break;
+    default:
+      break;
   }
 }
 

@@ -49,10 +49,11 @@ enum class Array : int {
 inline constexpr int kNumArrays = static_cast<int>(Array::kCount);
 
 constexpr const char* name(Array array) {
-  constexpr const char* kNames[] = {"q", "k", "v", "bias", "mask", "alibi_slopes", "sinks",
-                                    "q_lengths", "kv_lengths", "cu_q", "cu_kv", "q_ids", "kv_ids",
-                                    "o", "lse", "stats", "dout", "dlse", "dq", "dk", "dv", "dbias",
-                                    "dsinks"};
+  constexpr const char* kNames[] = {
+      "q",      "k",         "v",          "bias",  "mask",  "alibi_slopes",
+      "sinks",  "q_lengths", "kv_lengths", "cu_q",  "cu_kv", "q_ids",
+      "kv_ids", "o",         "lse",        "stats", "dout",  "dlse",
+      "dq",     "dk",        "dv",         "dbias", "dsinks"};
   static_assert(sizeof(kNames) / sizeof(kNames[0]) == kNumArrays);
   return kNames[static_cast<int>(array)];
 }
@@ -110,8 +111,8 @@ struct Sequence {
   i64 batch;     // index into the batch axis of the arrays; 0 when packed
   i64 q_begin;   // its first row in q, o, lse and their gradients
   i64 kv_begin;  // its first row in k, v and their gradients
-  i64 q_slot;    // rows it owns from q_begin on; rows [q_len, q_slot) of the results are zero-filled
-  i64 kv_slot;   // likewise of k, v
+  i64 q_slot;   // rows it owns from q_begin on; rows [q_len, q_slot) of the results are zero-filled
+  i64 kv_slot;  // likewise of k, v
   SequenceShape shape;
 };
 
@@ -143,7 +144,8 @@ struct Problem {
   Backend backend = Backend::kCpu;
   Implementation implementation = Implementation::kAuto;  // forced, or kAuto
 
-  i64 group_size() const { return heads_q / heads_kv; }
+  // 1 without heads, so that an empty problem divides by nothing.
+  i64 group_size() const { return heads_kv == 0 ? 1 : heads_q / heads_kv; }
   i64 kv_head(i64 head) const { return head / group_size(); }
   bool has(Array array) const { return arrays[array].present(); }
 

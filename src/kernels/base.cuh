@@ -47,7 +47,9 @@ constexpr i64 ceil_div(i64 a, i64 b) { return (a + b - 1) / b; }
 // floor(a / b) for b > 0; C++ rounds towards zero, masks of rows before the first key must not.
 constexpr i64 floor_div(i64 a, i64 b) { return a >= 0 ? a / b : -((b - 1 - a) / b); }
 
-constexpr float to_float(bf16 x) { return __builtin_bit_cast(float, static_cast<u32>(x.bits) << 16); }
+constexpr float to_float(bf16 x) {
+  return __builtin_bit_cast(float, static_cast<u32>(x.bits) << 16);
+}
 
 // Rounds to nearest, ties to even; NaN stays NaN, quiet.
 constexpr bf16 to_bf16(float x) {

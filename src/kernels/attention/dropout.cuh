@@ -21,10 +21,9 @@ constexpr Philox4x32 philox4x32_10(Philox4x32 counter, u64 key) {
   for (int round = 0; round < 10; ++round) {
     const u64 product0 = static_cast<u64>(0xD2511F53u) * counter.word[0];
     const u64 product1 = static_cast<u64>(0xCD9E8D57u) * counter.word[2];
-    counter = {{static_cast<u32>(product1 >> 32) ^ counter.word[1] ^ key0,
-                static_cast<u32>(product1),
-                static_cast<u32>(product0 >> 32) ^ counter.word[3] ^ key1,
-                static_cast<u32>(product0)}};
+    counter = {
+        {static_cast<u32>(product1 >> 32) ^ counter.word[1] ^ key0, static_cast<u32>(product1),
+         static_cast<u32>(product0 >> 32) ^ counter.word[3] ^ key1, static_cast<u32>(product0)}};
     key0 += 0x9E3779B9u;  // golden ratio
     key1 += 0xBB67AE85u;  // sqrt(3) - 1
   }

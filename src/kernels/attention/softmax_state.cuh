@@ -4,8 +4,9 @@
 // The one law of exact attention in pieces: a row's softmax over any set of keys is summarised by
 // (row_max, row_sum) beside the unnormalised output sum_j exp(s_j - row_max) v_j, and two summaries
 // over disjoint keys merge without error beyond rounding. Source: Milakov and Gimelshein, "Online
-// normalizer calculation for softmax" (2018), used by FlashAttention (Dao et al. 2022), section 3.1.
-// Every backend uses it: the tiled CPU kernels key block by key block, merge across splits.
+// normalizer calculation for softmax" (2018), used by FlashAttention (Dao et al. 2022),
+// section 3.1. Every backend uses it: the tiled CPU kernels key block by key block, merge across
+// splits.
 //
 // Math is a small policy of the backend: exp, log (inverse of each other, in a base of its choice)
 // and kNatural, one unit of that base in nats. Scores, row_max and sinks are in that unit.
@@ -32,8 +33,8 @@ struct SoftmaxState {
   Real weight(Real score) const { return Math::exp(score - shift()); }
 
   // Raises row_max to cover a block of scores. Returns exp(old max - new max), by which the caller
-  // multiplies the unnormalised output; row_sum is rescaled here, and the caller then adds the sum of
-  // the block's weights to it.
+  // multiplies the unnormalised output; row_sum is rescaled here, and the caller then adds the sum
+  // of the block's weights to it.
   Real update(Real block_max) {
     const Real new_max = max(row_max, block_max);
     if (new_max == row_max) return Real(1);

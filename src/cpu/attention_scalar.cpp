@@ -1,0 +1,247 @@
+// SPDX-FileCopyrightText: fulmen contributors
+// SPDX-License-Identifier: Apache-2.0
+//
+// The oracle: attention and its gradients in float64, one row at a time, in the order of the
+// equations of fulmen.h, without tiles, threads or cleverness. Every faster implementation is
+// compared with it; read it first. Slow on purpose, O(kv_len dim) memory.
+// Source of the backward pass: Dao et al., FlashAttention (2022), appendix B.2.
+
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include "core/problem.h"
+#include "cpu/backend.h"
+#include "cpu/float64_matrix.h"
+#include "kernels/attention/softmax_state.cuh"
+
+namespace fulmen::cpu {
+namespace {
+
+struct Float64Math {
+  using Real = double;
+  static constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  static constexpr double kNatural = 1.0;
+  static double exp(double x) { return std::exp(x); }
+  static double log(double x) { return std::log(x); }
+  static double tanh(double x) { return std::tanh(x); }
+};
+
+using State = SoftmaxState<Float64Math>;
+
+// One head of one sequence: its inputs, and its scores row by row.
+struct Head {
+  Head(const Problem& p, i64 sequence_index, i64 head_index)
+      : problem(p),
+        index(sequence_index),
+        head(head_index),
+        kv_head(p.kv_head(head_index)),
+        sequence(p.sequence(sequence_index)),
+        Q(load(p.arrays[Array::kQ], sequence.batch, head, sequence.q_begin, q_len())),
+        K(load(p.arrays[Array::kK], sequence.batch, kv_head, sequence.kv_begin, kv_len())),
+        V(load(p.arrays[Array::kV], sequence.batch, kv_head, sequence.kv_begin, kv_len())),
+        s(static_cast<size_t>(kv_len())),
+        slope(s.size()),
+        keep(s.size()),
+        visible(s.size()) {
+    if (p.has(Array::kSinks)) sink = p.arrays[Array::kSinks].real(0, head, 0, 0);
+    if (p.has(Array::kAlibiSlopes)) {
+      alibi = p.arrays[Array::kAlibiSlopes].real(index, head, 0, 0);
+    }
+  }
+
+  i64 q_len() const { return sequence.shape.q_len; }
+  i64 kv_len() const { return sequence.shape.kv_len; }
+
+  bool sees(i64 i, i64 j) const {
+    const Arrays& arrays = problem.arrays;
+    if (!visible_columns(problem.mask, sequence.shape, i).contains(j)) return false;
+    if (problem.has(Array::kMask) && !arrays[Array::kMask].boolean(index, head, i, j)) return false;
+    if (problem.has(Array::kQIds) &&
+        arrays[Array::kQIds].index(sequence.batch, 0, 0, sequence.q_begin + i) !=
+            arrays[Array::kKvIds].index(sequence.batch, 0, 0, sequence.kv_begin + j)) {
+      return false;
+    }
+    return bias(i, j) != -Float64Math::kInfinity;
+  }
+
+  double bias(i64 i, i64 j) const {
+    return problem.has(Array::kBias) ? problem.arrays[Array::kBias].real(index, head, i, j) : 0.0;
+  }
+
+  // s[j] = softcap(scale dot(q, k)) + bias + ALiBi for visible j, and d s / d dot beside it;
+  // keep[j] = 0 or 1 / (1 - p).
+  void attend(i64 i) {
+    const ScoreMap<double>& map = problem.score_map;
+    Philox4x32 drawn{};
+    for (i64 j = 0; j < kv_len(); ++j) {
+      if (problem.dropout.enabled() && j % 8 == 0) {
+        drawn = problem.dropout.draw(static_cast<u32>(j / 8), static_cast<u32>(i),
+                                     problem.batch_head(index, head));
+      }
+      visible[at(j)] = sees(i, j);
+      if (!visible[at(j)]) continue;
+      const double capped = map.score<Float64Math>(dot(Q[i], K[j], Q.cols));
+      slope[at(j)] = map.slope(capped) * map.scale;
+      s[at(j)] = capped + bias(i, j) + alibi_bias(alibi, sequence.shape.position(i), j);
+      const bool kept = problem.dropout.keeps(drawn, static_cast<u32>(j % 8));
+      keep[at(j)] = kept ? problem.dropout.kept_scale() : 0.0;
+    }
+  }
+
+  static size_t at(i64 j) { return static_cast<size_t>(j); }
+
+  const Problem& problem;
+  i64 index, head, kv_head;
+  Sequence sequence;
+  Matrix Q, K, V;
+  double sink = -Float64Math::kInfinity;
+  double alibi = 0;
+  std::vector<double> s, slope, keep;  // (kv_len), of the row attended last
+  std::vector<char> visible;           // (kv_len)
+};
+
+// m = max_j s[j], l = sum_j exp(s[j] - m) over visible j.
+State softmax_of(const Head& a, DType stats_dtype) {
+  State state;
+  for (i64 j = 0; j < a.kv_len(); ++j) {
+    if (a.visible[a.at(j)]) state.row_max = max(state.row_max, a.s[a.at(j)]);
+  }
+  state.row_max = round_up(state.row_max, stats_dtype);  // as stats stores it
+  for (i64 j = 0; j < a.kv_len(); ++j) {
+    if (a.visible[a.at(j)]) state.row_sum += state.weight(a.s[a.at(j)]);
+  }
+  return state;
+}
+
+// What the forward pass kept of a row: stats, or the lse alone.
+State saved_state(const Head& a, i64 i) {
+  const i64 row = a.sequence.q_begin + i;
+  if (a.problem.has(Array::kStats)) {
+    const Tensor& stats = a.problem.arrays[Array::kStats];
+    return {stats.real(a.sequence.batch, a.head, row, 0),
+            stats.real(a.sequence.batch, a.head, row, 1)};
+  }
+  const double lse = a.problem.arrays[Array::kLse].real(a.sequence.batch, a.head, row, 0);
+  return {lse, lse == -Float64Math::kInfinity ? 0.0 : 1.0};
+}
+
+void store_state(const Head& a, i64 i, const State& state) {
+  const Tensor& lse = a.problem.arrays[Array::kLse];
+  const Tensor& stats = a.problem.arrays[Array::kStats];
+  const i64 row = a.sequence.q_begin + i;
+  if (lse.present()) lse.set_real(a.sequence.batch, a.head, row, 0, state.lse());
+  if (stats.present()) {
+    stats.set_real(a.sequence.batch, a.head, row, 0, state.row_max);
+    stats.set_real(a.sequence.batch, a.head, row, 1, state.row_sum);
+  }
+}
+
+// dK, dV of a kv_head, summed over its heads; dbias and dsinks of the whole problem.
+struct SharedGradients {
+  Matrix dK, dV;
+  Matrix &dbias, &dsinks;
+};
+
+// Where pair (i, j) of a head adds up in dbias: axes of extent 1 are summed over.
+double& dbias_at(const Head& a, Matrix& dbias, i64 i, i64 j) {
+  const Tensor& t = a.problem.arrays[Array::kDBias];
+  const auto reduced = [&t](i64 index, int axis) { return t.shape[axis] == 1 ? 0 : index; };
+  const i64 batch_head = reduced(a.index, 0) * t.shape[1] + reduced(a.head, 1);
+  return dbias[batch_head * t.shape[2] + reduced(i, 2)][reduced(j, 3)];
+}
+
+void row_backward(Head& a, i64 i, const Matrix& O, const Matrix& dO, Matrix& dQ,
+                  SharedGradients& out) {
+  const State state = saved_state(a, i);
+  if (state.row_sum == 0) return;  // saw nothing: adds nothing
+  a.attend(i);
+  const double normalizer = state.normalizer(a.sink);
+  const double D = dot(dO[i], O[i], O.cols);
+  const Tensor& dlse = a.problem.arrays[Array::kDLse];
+  const i64 row = a.sequence.q_begin + i;
+  const double dL = dlse.present() ? dlse.real(a.sequence.batch, a.head, row, 0) : 0.0;
+  for (i64 j = 0; j < a.kv_len(); ++j) {
+    const size_t at = a.at(j);
+    if (!a.visible[at]) continue;
+    const double weight = std::exp(min(a.s[at] - state.shift(), 0.0));
+    const double P = weight * normalizer;
+    const double dP = dot(dO[i], a.V[j], a.V.cols) * a.keep[at];
+    const double dS = P * (dP - D) + weight / state.row_sum * dL;
+    const double dX = dS * a.slope[at];
+    axpy(P * a.keep[at], dO[i], out.dV[j], a.V.cols);
+    axpy(dX, a.K[j], dQ[i], a.K.cols);
+    axpy(dX, a.Q[i], out.dK[j], a.Q.cols);
+    if (a.problem.has(Array::kDBias)) dbias_at(a, out.dbias, i, j) += dS;
+  }
+  if (a.problem.has(Array::kDSinks)) out.dsinks[a.head][0] -= state.sink_share(a.sink) * D;
+}
+
+void head_backward(Head& a, SharedGradients& out) {
+  const Arrays& arrays = a.problem.arrays;
+  const Sequence& at = a.sequence;
+  const Matrix O = load(arrays[Array::kO], at.batch, a.head, at.q_begin, a.q_len());
+  const Matrix dO = load(arrays[Array::kDOut], at.batch, a.head, at.q_begin, a.q_len());
+  Matrix dQ(a.q_len(), a.Q.cols);
+  for (i64 i = 0; i < a.q_len(); ++i) row_backward(a, i, O, dO, dQ, out);
+  store(arrays[Array::kDQ], dQ, at.batch, a.head, at.q_begin, at.q_slot);
+}
+
+}  // namespace
+
+void scalar_forward(const Problem& problem) {
+  const DType stats_dtype = accumulator(problem.dtype);
+  for (i64 index = 0; index < problem.num_sequences; ++index) {
+    for (i64 head = 0; head < problem.heads_q; ++head) {
+      Head a(problem, index, head);
+      Matrix O(a.q_len(), a.V.cols);
+      for (i64 i = 0; i < a.q_len(); ++i) {
+        a.attend(i);
+        const State state = softmax_of(a, stats_dtype);
+        const double normalizer = state.normalizer(a.sink);
+        for (i64 j = 0; j < a.kv_len(); ++j) {
+          const size_t at = a.at(j);
+          if (!a.visible[at]) continue;
+          axpy(state.weight(a.s[at]) * normalizer * a.keep[at], a.V[j], O[i], a.V.cols);
+        }
+        store_state(a, i, state);
+      }
+      for (i64 i = a.q_len(); i < a.sequence.q_slot; ++i) store_state(a, i, State{});
+      store(problem.arrays[Array::kO], O, a.sequence.batch, head, a.sequence.q_begin,
+            a.sequence.q_slot);
+    }
+  }
+}
+
+void scalar_backward(const Problem& problem) {
+  const Tensor& dbias_out = problem.arrays[Array::kDBias];
+  const Tensor& dsinks_out = problem.arrays[Array::kDSinks];
+  const i64* extent = dbias_out.shape;
+  Matrix dbias(extent[0] * extent[1] * extent[2], extent[3]);
+  Matrix dsinks(problem.heads_q, 1);
+  for (i64 index = 0; index < problem.num_sequences; ++index) {
+    const Sequence at = problem.sequence(index);
+    for (i64 kv_head = 0; kv_head < problem.heads_kv; ++kv_head) {
+      SharedGradients out{Matrix(at.shape.kv_len, problem.dim_qk),
+                          Matrix(at.shape.kv_len, problem.dim_v), dbias, dsinks};
+      for (i64 member = 0; member < problem.group_size(); ++member) {
+        Head a(problem, index, kv_head * problem.group_size() + member);
+        head_backward(a, out);
+      }
+      store(problem.arrays[Array::kDK], out.dK, at.batch, kv_head, at.kv_begin, at.kv_slot);
+      store(problem.arrays[Array::kDV], out.dV, at.batch, kv_head, at.kv_begin, at.kv_slot);
+    }
+  }
+  for (i64 row = 0; row < dbias.rows; ++row) {
+    const i64 batch_head = row / extent[2];
+    for (i64 j = 0; j < dbias.cols; ++j) {
+      dbias_out.set_real(batch_head / extent[1], batch_head % extent[1], row % extent[2], j,
+                         dbias[row][j]);
+    }
+  }
+  for (i64 head = 0; dsinks_out.present() && head < problem.heads_q; ++head) {
+    dsinks_out.set_real(0, head, 0, 0, dsinks[head][0]);
+  }
+}
+
+}  // namespace fulmen::cpu

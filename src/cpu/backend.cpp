@@ -1,0 +1,23 @@
+// SPDX-FileCopyrightText: fulmen contributors
+// SPDX-License-Identifier: Apache-2.0
+//
+// The CPU backend's one entry: what the host can see of lengths is checked before a byte is
+// written, then the planned implementation runs.
+
+#include "cpu/backend.h"
+
+#include "core/validate.h"
+
+namespace fulmen::cpu {
+
+void run(const Plan& plan, const Problem& problem, void* workspace) {
+  check_lengths(problem);
+  const bool forward = problem.operation == Operation::kForward;
+  if (plan.implementation == Implementation::kScalar) {
+    forward ? scalar_forward(problem) : scalar_backward(problem);
+  } else {
+    forward ? tiled_forward(plan, problem, workspace) : tiled_backward(plan, problem, workspace);
+  }
+}
+
+}  // namespace fulmen::cpu
