@@ -1,8 +1,8 @@
 // SPDX-FileCopyrightText: fulmen contributors
 // SPDX-License-Identifier: Apache-2.0
 //
-// Element types, their names and sizes, and loads and stores through them one element at a time.
-// The slow, general way to touch an array: the scalar oracle and every setup path use it; tiled
+// Names and kinds of element types (base.cuh has the types), and loads and stores through them one
+// element at a time. The slow, general way to touch an array: the scalar oracle and every setup path use it; tiled
 // kernels convert whole rows themselves.
 #pragma once
 
@@ -14,17 +14,10 @@
 
 namespace fulmen {
 
-enum class DType : u8 { kNone, kFloat64, kFloat32, kFloat16, kBFloat16, kBool, kInt32, kInt64 };
-
 constexpr const char* name(DType dtype) {
   constexpr const char* kNames[] = {"none",     "float64", "float32", "float16",
                                     "bfloat16", "bool",    "int32",   "int64"};
   return kNames[static_cast<int>(dtype)];
-}
-
-constexpr i64 size_bytes(DType dtype) {
-  constexpr i64 kSizes[] = {0, 8, 4, 2, 2, 1, 4, 8};
-  return kSizes[static_cast<int>(dtype)];
 }
 
 constexpr bool is_float(DType dtype) {

@@ -15,6 +15,7 @@
 #include "kernels/attention/dropout.cuh"
 #include "kernels/attention/mask.cuh"
 #include "kernels/attention/score_mod.cuh"
+#include "kernels/attention/sequence.cuh"
 
 namespace fulmen {
 
@@ -104,16 +105,6 @@ struct Request {
   Operation operation = Operation::kForward;
   Options options;
   Arrays arrays;
-};
-
-// One batch entry: where its rows start in the arrays, how many there are, and how many count.
-struct Sequence {
-  i64 batch;     // index into the batch axis of the arrays; 0 when packed
-  i64 q_begin;   // its first row in q, o, lse and their gradients
-  i64 kv_begin;  // its first row in k, v and their gradients
-  i64 q_slot;   // rows it owns from q_begin on; rows [q_len, q_slot) of the results are zero-filled
-  i64 kv_slot;  // likewise of k, v
-  SequenceShape shape;
 };
 
 struct Problem {

@@ -27,6 +27,13 @@ struct Tensor {
     return count;
   }
 
+  bool empty() const {
+    for (int axis = 0; axis < rank; ++axis) {
+      if (shape[axis] == 0) return true;
+    }
+    return false;
+  }
+
   char* address(i64 a, i64 b, i64 c, i64 d) const {
     const i64 index = a * strides[0] + b * strides[1] + c * strides[2] + d * strides[3];
     return static_cast<char*>(data) + index * size_bytes(dtype);

@@ -2,7 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Every precondition of fulmen.h that the host can see, one sentence each, before anything is
-// written. The order of checks: null pointers and ranks, dtypes, shapes, options, overlaps.
+// written. The order of checks: presence, ranks and null pointers, dtypes, shapes, options,
+// overlaps. What fulmen.h says of each array is the table in array_rules.h.
 #pragma once
 
 #include "core/problem.h"
@@ -17,19 +18,22 @@ inline constexpr i64 kMaxExtent = 2147483647;  // of batch, heads and rows
 // Whether validate may look at pointers (a call) or must not (a plan, made before arrays exist).
 enum class Pointers { kChecked, kUnknown };
 
-// Checks a request and brings it to normal form. Throws Error (error.h).
+// Checks a request and brings it to normal form; arrays that the operation does not look at become
+// absent. Throws Error (error.h).
 Problem validate(const Request& request, Pointers pointers);
+
+// Likewise for dense_mask: extents of q and k, and the arrays that mask. The operation is unused.
+Problem validate_dense_mask(const Request& request);
 
 // Contents of q_lengths, kv_lengths, cu_q, cu_kv, and bias and mask extents against the longest
 // sequence: for arrays in host memory, before each run. Throws Error.
 void check_lengths(const Problem& problem);
 
+// The largest difference of neighbouring offsets, for a packed problem whose offsets were checked.
+i64 longest_sequence(const Problem& problem, Array offsets);
+
 // The same problem with other pointers: `arrays` must agree with the problem in everything else.
 // Throws Error naming the array and what differs.
 Problem rebind(const Problem& problem, const Request& request);
-
-// True when some element of `a` shares a byte with some element of `b`; also true when that could
-// not be decided within a bounded search.
-bool may_overlap(const Tensor& a, const Tensor& b);
 
 }  // namespace fulmen

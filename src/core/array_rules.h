@@ -1,0 +1,156 @@
+// SPDX-FileCopyrightText: fulmen contributors
+// SPDX-License-Identifier: Apache-2.0
+//
+// What fulmen.h says of each array, as a table: its axes in the caller's order, where each goes in
+// the normal form of problem.h, which dtypes it may have, and which calls look at it. validate.cpp
+// reads this table; adding an array to the library is adding a row.
+#pragma once
+
+#include "core/problem.h"
+
+namespace fulmen {
+
+enum class Axis : u8 {
+  kBatch,  // 1 when packed
+  kHead,
+  kKvHead,
+  kQRow,
+  kKvRow,
+  kDimQk,
+  kDimV,
+  kPair,      // 2: row max and row sum
+  kSequence,  // the batch, or the number of packed sequences
+  kOffset,    // kSequence + 1
+  kMaskQRow,  // q_row; packed: rows of one sequence
+  kMaskKvRow,
+  kCount
+};
+
+inline constexpr int kNumAxes = static_cast<int>(Axis::kCount);
+
+constexpr const char* name(Axis axis) {
+  constexpr const char* kNames[] = {"batch", "head", "kv_head", "q_row",     "kv_row", "dim_qk",
+                                    "dim_v", "pair", "batch",   "batch + 1", "q_row",  "kv_row"};
+  static_assert(sizeof(kNames) / sizeof(kNames[0]) == kNumAxes);
+  return kNames[static_cast<int>(axis)];
+}
+
+// T is the dtype of q; C is float64 for float64, else float32.
+enum class DTypes : u8 {
+  kAnyFloat,       // q itself
+  kT,              // T
+  kTOrFloat32,     // T, float32
+  kTOrFloat32OrC,  // T, float32, C
+  kFloat32OrC,     // float32, C
+  kC,              // C
+  kBool,
+  kIndex,   // int32, int64
+  kSameAs,  // that of the array that it is the gradient of
+};
+
+// The calls that take arrays. kDenseMask is not an Operation: it plans nothing.
+enum class Call { kForward, kBackward, kDenseMask };
+
+enum class Use : u8 {
+  kIgnored,
+  kShape,  // extents and dtype are read, the pointer is not
+  kInput,
+  kOutput,
+};
+
+// Axes in the caller's order, and where each is in the normal form. Leading ones may be left out,
+// down to min_rank; in num_broadcast leading ones an extent of 1 stands for any.
+struct AxisList {
+  int count;
+  int min_rank;
+  int num_broadcast;
+  Axis axes[kMaxRank];
+  int place[kMaxRank];
+};
+
+// What each Call does with an array.
+struct Uses {
+  Use by_call[3];
+};
+
+struct ArrayRule {
+  Array array;
+  AxisList list;
+  DTypes dtypes;
+  Uses uses;
+  Array param;  // what it is the gradient of; itself for all else
+};
+
+namespace rules {
+using enum Axis;
+
+inline constexpr AxisList kQAxes{4, 2, 0, {kBatch, kHead, kQRow, kDimQk}, {0, 1, 2, 3}};
+inline constexpr AxisList kKAxes{4, 2, 0, {kBatch, kKvHead, kKvRow, kDimQk}, {0, 1, 2, 3}};
+inline constexpr AxisList kVAxes{4, 2, 0, {kBatch, kKvHead, kKvRow, kDimV}, {0, 1, 2, 3}};
+inline constexpr AxisList kOAxes{4, 2, 0, {kBatch, kHead, kQRow, kDimV}, {0, 1, 2, 3}};
+inline constexpr AxisList kLseAxes{3, 1, 0, {kBatch, kHead, kQRow}, {0, 1, 2}};
+inline constexpr AxisList kStatsAxes{4, 2, 0, {kBatch, kHead, kQRow, kPair}, {0, 1, 2, 3}};
+inline constexpr AxisList kScoreAxes{
+    4, 1, 4, {kSequence, kHead, kMaskQRow, kMaskKvRow}, {0, 1, 2, 3}};
+inline constexpr AxisList kSlopeAxes{2, 1, 1, {kSequence, kHead}, {0, 1}};
+inline constexpr AxisList kSinkAxes{1, 1, 0, {kHead}, {1}};
+inline constexpr AxisList kLengthAxes{1, 1, 0, {kSequence}, {3}};
+inline constexpr AxisList kOffsetAxes{1, 1, 0, {kOffset}, {3}};
+inline constexpr AxisList kQIdAxes{2, 1, 1, {kBatch, kQRow}, {0, 3}};
+inline constexpr AxisList kKvIdAxes{2, 1, 1, {kBatch, kKvRow}, {0, 3}};
+
+inline constexpr Uses kExtents{{Use::kInput, Use::kInput, Use::kShape}};
+inline constexpr Uses kMasks{{Use::kInput, Use::kInput, Use::kInput}};
+inline constexpr Uses kInputs{{Use::kInput, Use::kInput, Use::kIgnored}};
+inline constexpr Uses kResults{{Use::kOutput, Use::kInput, Use::kIgnored}};
+inline constexpr Uses kUpstream{{Use::kIgnored, Use::kInput, Use::kIgnored}};
+inline constexpr Uses kGradients{{Use::kIgnored, Use::kOutput, Use::kIgnored}};
+
+inline constexpr ArrayRule kTable[] = {
+    {Array::kQ, kQAxes, DTypes::kAnyFloat, kExtents, Array::kQ},
+    {Array::kK, kKAxes, DTypes::kT, kExtents, Array::kK},
+    {Array::kV, kVAxes, DTypes::kT, kInputs, Array::kV},
+    {Array::kBias, kScoreAxes, DTypes::kTOrFloat32OrC, kMasks, Array::kBias},
+    {Array::kMask, kScoreAxes, DTypes::kBool, kMasks, Array::kMask},
+    {Array::kAlibiSlopes, kSlopeAxes, DTypes::kFloat32OrC, kInputs, Array::kAlibiSlopes},
+    {Array::kSinks, kSinkAxes, DTypes::kTOrFloat32OrC, kInputs, Array::kSinks},
+    {Array::kQLengths, kLengthAxes, DTypes::kIndex, kMasks, Array::kQLengths},
+    {Array::kKvLengths, kLengthAxes, DTypes::kIndex, kMasks, Array::kKvLengths},
+    {Array::kCuQ, kOffsetAxes, DTypes::kIndex, kMasks, Array::kCuQ},
+    {Array::kCuKv, kOffsetAxes, DTypes::kIndex, kMasks, Array::kCuKv},
+    {Array::kQIds, kQIdAxes, DTypes::kIndex, kMasks, Array::kQIds},
+    {Array::kKvIds, kKvIdAxes, DTypes::kIndex, kMasks, Array::kKvIds},
+    {Array::kO, kOAxes, DTypes::kTOrFloat32, kResults, Array::kO},
+    {Array::kLse, kLseAxes, DTypes::kC, kResults, Array::kLse},
+    {Array::kStats, kStatsAxes, DTypes::kC, kResults, Array::kStats},
+    {Array::kDOut, kOAxes, DTypes::kTOrFloat32, kUpstream, Array::kDOut},
+    {Array::kDLse, kLseAxes, DTypes::kC, kUpstream, Array::kDLse},
+    {Array::kDQ, kQAxes, DTypes::kSameAs, kGradients, Array::kQ},
+    {Array::kDK, kKAxes, DTypes::kSameAs, kGradients, Array::kK},
+    {Array::kDV, kVAxes, DTypes::kSameAs, kGradients, Array::kV},
+    {Array::kDBias, kScoreAxes, DTypes::kSameAs, kGradients, Array::kBias},
+    {Array::kDSinks, kSinkAxes, DTypes::kSameAs, kGradients, Array::kSinks},
+};
+static_assert(sizeof(kTable) / sizeof(kTable[0]) == kNumArrays);
+}  // namespace rules
+
+constexpr const ArrayRule& rule_of(Array array) { return rules::kTable[static_cast<int>(array)]; }
+
+// The rows of the table are in the order of Array.
+static_assert([] {
+  for (int i = 0; i < kNumArrays; ++i) {
+    if (rules::kTable[i].array != static_cast<Array>(i)) return false;
+  }
+  return true;
+}());
+
+constexpr Use use_of(const ArrayRule& rule, Call call) {
+  return rule.uses.by_call[static_cast<int>(call)];
+}
+
+// How many axes of a rule the caller may name: a packed array has no batch axis.
+constexpr int max_rank(const AxisList& list, bool packed) {
+  return list.count - (packed && list.axes[0] == Axis::kBatch ? 1 : 0);
+}
+
+}  // namespace fulmen

@@ -1,0 +1,217 @@
+// SPDX-FileCopyrightText: fulmen contributors
+// SPDX-License-Identifier: Apache-2.0
+//
+// One array against its row of the table.
+
+#include "core/check_arrays.h"
+
+#include "core/error.h"
+#include "core/overlap.h"
+
+namespace fulmen {
+namespace {
+
+// Spans stay below 2^62 bytes, so that the difference of two addresses inside them is 64-bit.
+constexpr i64 kMaxSpanBytes = i64{1} << 62;
+
+[[noreturn]] void refuse_rank(const Tensor& tensor, const char* subject, const AxisList& list,
+                              bool packed) {
+  const int most = max_rank(list, packed);
+  const std::string allowed =
+      list.min_rank == most ? sentence(most) : sentence(list.min_rank, " to ", most);
+  const bool has_batch_axis = most < list.count && tensor.rank == list.count;
+  throw Error(Status::kShape,
+              sentence(subject, " has rank ", tensor.rank, "; allowed is ", allowed,
+                       has_batch_axis ? " for packed sequences: leave the batch axis out, cu_q and "
+                                        "cu_kv say which rows belong to which sequence"
+                                      : ""));
+}
+
+// Strides times extents must not leave 64-bit arithmetic.
+bool spans_too_far(const Tensor& tensor) {
+  if (tensor.empty()) return false;
+  i64 last = 0;
+  for (int axis = 0; axis < tensor.rank; ++axis) {
+    i64 reach = 0;
+    if (__builtin_mul_overflow(tensor.shape[axis] - 1, tensor.strides[axis], &reach) ||
+        __builtin_add_overflow(last, reach, &last)) {
+      return true;
+    }
+  }
+  return last >= kMaxSpanBytes / size_bytes(tensor.dtype) - 1;
+}
+
+const char* allowed_text(DTypes dtypes) {
+  switch (dtypes) {
+    case DTypes::kAnyFloat:
+      return "float64, float32, float16 or bfloat16";
+    case DTypes::kT:
+      return "the dtype of q";
+    case DTypes::kTOrFloat32:
+      return "the dtype of q, or float32";
+    case DTypes::kTOrFloat32OrC:
+      return "the dtype of q, float32, or (with float64 q) float64";
+    case DTypes::kFloat32OrC:
+      return "float32, or (with float64 q) float64";
+    case DTypes::kC:
+      return "float32, or with float64 q float64";
+    case DTypes::kBool:
+      return "bool (true: visible)";
+    case DTypes::kIndex:
+      return "int32 or int64";
+    case DTypes::kSameAs:
+      return "the dtype of what it is the gradient of";
+  }
+  return "";
+}
+
+bool allows(DTypes dtypes, DType dtype, DType operand, DType param) {
+  const DType wide = accumulator(operand);
+  const bool is_float32 = dtype == DType::kFloat32;
+  switch (dtypes) {
+    case DTypes::kAnyFloat:
+      return is_float(dtype);
+    case DTypes::kT:
+      return dtype == operand;
+    case DTypes::kTOrFloat32:
+      return dtype == operand || is_float32;
+    case DTypes::kTOrFloat32OrC:
+      return dtype == operand || is_float32 || dtype == wide;
+    case DTypes::kFloat32OrC:
+      return is_float32 || dtype == wide;
+    case DTypes::kC:
+      return dtype == wide;
+    case DTypes::kBool:
+      return dtype == DType::kBool;
+    case DTypes::kIndex:
+      return is_index(dtype);
+    case DTypes::kSameAs:
+      return dtype == param;
+  }
+  return false;
+}
+
+bool is_dim(Axis axis) { return axis == Axis::kDimQk || axis == Axis::kDimV; }
+
+}  // namespace
+
+Sizes sizes_of(const Problem& problem) {
+  Sizes sizes{};
+  sizes[Axis::kBatch] = problem.packed ? 1 : problem.num_sequences;
+  sizes[Axis::kHead] = problem.heads_q;
+  sizes[Axis::kKvHead] = problem.heads_kv;
+  sizes[Axis::kQRow] = problem.q_rows;
+  sizes[Axis::kKvRow] = problem.kv_rows;
+  sizes[Axis::kDimQk] = problem.dim_qk;
+  sizes[Axis::kDimV] = problem.dim_v;
+  sizes[Axis::kPair] = 2;
+  sizes[Axis::kSequence] = problem.num_sequences;
+  sizes[Axis::kOffset] = problem.num_sequences + 1;
+  sizes[Axis::kMaskQRow] = problem.packed ? kAnyExtent : problem.q_rows;
+  sizes[Axis::kMaskKvRow] = problem.packed ? kAnyExtent : problem.kv_rows;
+  return sizes;
+}
+
+std::string shape_text(const Tensor& tensor) {
+  std::string text = "(";
+  for (int axis = 0; axis < tensor.rank; ++axis) {
+    text += sentence(axis ? ", " : "", tensor.shape[axis]);
+  }
+  return text + ")";
+}
+
+std::string axes_text(const AxisList& list, const Sizes& sizes, bool packed) {
+  const int skipped = list.count - max_rank(list, packed);
+  std::string text = "(";
+  for (int axis = skipped; axis < list.count; ++axis) {
+    const i64 extent = sizes[list.axes[axis]];
+    text += sentence(axis > skipped ? ", " : "", name(list.axes[axis]));
+    text += extent == kAnyExtent ? " of the longest sequence" : sentence(" = ", extent);
+    if (axis < list.num_broadcast && extent != 1) text += " or 1";
+  }
+  return text + ")";
+}
+
+void check_layout(const Tensor& tensor, const char* subject, const AxisList& list, bool packed,
+                  Pointers pointers) {
+  if (tensor.rank < list.min_rank || tensor.rank > max_rank(list, packed)) {
+    refuse_rank(tensor, subject, list, packed);
+  }
+  for (int axis = 0; axis < tensor.rank; ++axis) {
+    const i64 extent = tensor.shape[axis];
+    if (extent < 0 || extent > kMaxExtent) {
+      throw Error(Status::kShape, sentence(subject, " has extent ", extent, " on axis ", axis,
+                                           "; allowed is 0 to ", kMaxExtent));
+    }
+    if (tensor.strides[axis] < 0 && extent > 1) {
+      throw Error(Status::kArgument,
+                  sentence(subject, " has stride ", tensor.strides[axis], " on axis ", axis,
+                           "; strides may be 0 but not negative: pass a copy in rising order"));
+    }
+  }
+  if (pointers == Pointers::kChecked && tensor.data == nullptr && !tensor.empty()) {
+    throw Error(Status::kArgument,
+                sentence(subject, " has elements, shape ", shape_text(tensor),
+                         ", but its data pointer is null: null is legal where an extent is 0"));
+  }
+}
+
+void check_span(const Tensor& tensor, const char* subject) {
+  if (!spans_too_far(tensor)) return;
+  throw Error(Status::kShape,
+              sentence(subject, " reaches 2^62 bytes or more by its shape ", shape_text(tensor),
+                       " and strides: no memory is that large"));
+}
+
+void check_dtype(const Tensor& tensor, const ArrayRule& rule, DType operand, DType param) {
+  if (!allows(rule.dtypes, tensor.dtype, operand, param)) {
+    const bool follows_q = rule.dtypes != DTypes::kAnyFloat && rule.dtypes != DTypes::kBool &&
+                           rule.dtypes != DTypes::kIndex && rule.dtypes != DTypes::kSameAs;
+    const std::string where = follows_q ? sentence(" where q is ", name(operand))
+                              : rule.dtypes == DTypes::kSameAs
+                                  ? sentence(" where ", name(rule.param), " is ", name(param))
+                                  : "";
+    throw Error(Status::kDType, sentence(name(rule.array), " is ", name(tensor.dtype), where,
+                                         "; allowed is ", allowed_text(rule.dtypes)));
+  }
+}
+
+Tensor normal_form(const Tensor& given, const AxisList& list) {
+  Tensor normal{given.data, given.dtype, kMaxRank, {1, 1, 1, 1}, {0, 0, 0, 0}};
+  const int missing = list.count - given.rank;
+  for (int axis = 0; axis < given.rank; ++axis) {
+    const int place = list.place[missing + axis];
+    normal.shape[place] = given.shape[axis];
+    normal.strides[place] = given.shape[axis] > 1               ? given.strides[axis]
+                            : is_dim(list.axes[missing + axis]) ? 1
+                                                                : 0;
+  }
+  return normal;
+}
+
+void check_shape(const Tensor& given, const Tensor& normal, const char* subject,
+                 const AxisList& list, const Sizes& sizes, bool packed) {
+  for (int axis = 0; axis < list.count; ++axis) {
+    const i64 needed = sizes[list.axes[axis]];
+    const i64 extent = normal.shape[list.place[axis]];
+    if (extent == needed || needed == kAnyExtent) continue;
+    if (extent == 1 && axis < list.num_broadcast) continue;
+    throw Error(Status::kShape, sentence(subject, " has shape ", shape_text(given), " where ",
+                                         axes_text(list, sizes, packed),
+                                         " is needed: ", name(list.axes[axis]), " differs"));
+  }
+}
+
+void broadcast(Tensor& normal, const AxisList& list, const Problem& problem) {
+  const Sizes sizes = sizes_of(problem);
+  for (int axis = 0; axis < list.num_broadcast; ++axis) {
+    i64& extent = normal.shape[list.place[axis]];
+    if (extent != 1) continue;
+    const i64 full = sizes[list.axes[axis]];
+    extent = full != kAnyExtent                   ? full
+             : list.axes[axis] == Axis::kMaskQRow ? problem.max_q
+                                                  : problem.max_kv;
+  }
+}
+
+}  // namespace fulmen

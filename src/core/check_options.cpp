@@ -1,0 +1,106 @@
+// SPDX-FileCopyrightText: fulmen contributors
+// SPDX-License-Identifier: Apache-2.0
+//
+// Options, one check and one sentence each.
+
+#include "core/check_options.h"
+
+#include <cmath>
+
+#include "core/error.h"
+#include "core/validate.h"
+
+namespace fulmen {
+namespace {
+
+constexpr u64 kMaxWord = 0xffffffffu;  // what one 32-bit word of a Philox counter holds
+
+[[noreturn]] void refuse(const std::string& text) { throw Error(Status::kArgument, text); }
+
+ScoreMap<double> score_map(const Options& options, i64 dim_qk) {
+  if (std::isinf(options.scale)) {
+    refuse(sentence("scale is ", options.scale,
+                    "; allowed is any finite number, or NaN for 1 / sqrt(dim_qk)"));
+  }
+  if (!(options.softcap >= 0) || std::isinf(options.softcap)) {
+    refuse(sentence("softcap is ", options.softcap, "; allowed is a finite number > 0, or 0: off"));
+  }
+  const double natural = 1.0 / std::sqrt(static_cast<double>(max<i64>(dim_qk, 1)));
+  return {std::isnan(options.scale) ? natural : options.scale, options.softcap};
+}
+
+// A limit beyond all rows is no limit, exactly: positions stay within 32 bits.
+i32 window_limit(const char* option, i64 limit) {
+  if (limit < kNoLimit) {
+    refuse(sentence(option, " is ", limit, "; allowed is 0 or more keys, or -1: no limit"));
+  }
+  return limit > kMaxExtent ? kNoLimit : static_cast<i32>(limit);
+}
+
+i32 key_count(const char* option, i64 count) {
+  if (count < 0) refuse(sentence(option, " is ", count, "; allowed is 0 (none) or more keys"));
+  return static_cast<i32>(min(count, kMaxExtent));
+}
+
+IntervalMask interval_mask(const Options& options) {
+  if (options.causal && options.window_right > 0) {
+    refuse(sentence("window_right is ", options.window_right,
+                    " with causal, which hides those keys; pass window_right = 0 (or -1), or drop "
+                    "causal"));
+  }
+  if (options.prefix > 0 && !options.causal) {
+    refuse(sentence("prefix is ", options.prefix,
+                    " without causal; a prefix widens what causal leaves visible: set causal"));
+  }
+  return {options.causal, window_limit("window_left", options.window_left),
+          window_limit("window_right", options.window_right), key_count("prefix", options.prefix),
+          key_count("chunk", options.chunk)};
+}
+
+Dropout dropout(const Problem& problem, const Options& options) {
+  if (!(options.dropout_p >= 0 && options.dropout_p <= 1)) {
+    refuse(sentence("dropout_p is ", options.dropout_p, "; allowed is 0 to 1"));
+  }
+  if (options.rng_offset > kMaxWord) {
+    refuse(sentence("rng_offset is ", options.rng_offset, "; allowed is 0 to ", kMaxWord));
+  }
+  if (options.dropout_p == 0) return {};
+  const i64 batch_heads = problem.num_sequences * problem.heads_q;
+  if (batch_heads > static_cast<i64>(kMaxWord)) {
+    throw Error(Status::kShape,
+                sentence("batch * heads is ", batch_heads, " with dropout; allowed is up to ",
+                         kMaxWord, ": split the batch and give each part its own rng_offset"));
+  }
+  return {dropout_threshold(options.dropout_p), options.rng_seed,
+          static_cast<u32>(options.rng_offset)};
+}
+
+i64 upper_bound(const char* option, i64 bound, i64 rows, bool packed) {
+  if (bound < 0) refuse(sentence(option, " is ", bound, "; allowed is 0 (not said) or more rows"));
+  if (bound > 0 && !packed) {
+    refuse(sentence(option, " is ", bound,
+                    " without cu_q and cu_kv; it bounds packed sequences only: leave it 0"));
+  }
+  return bound > 0 ? min(bound, rows) : rows;
+}
+
+}  // namespace
+
+void apply_options(Problem& problem, const Options& options) {
+  problem.score_map = score_map(options, problem.dim_qk);
+  problem.mask = interval_mask(options);
+  problem.alignment = options.alignment;
+  problem.dropout = dropout(problem, options);
+  problem.max_q = upper_bound("max_q", options.max_q, problem.q_rows, problem.packed);
+  problem.max_kv = upper_bound("max_kv", options.max_kv, problem.kv_rows, problem.packed);
+  problem.deterministic = options.deterministic;
+  problem.batch_invariant = options.batch_invariant;
+  if (options.backend == Backend::kCuda) {
+    throw Error(Status::kUnsupported,
+                "backend is cuda; this version computes on the CPU: pass backend auto or cpu");
+  }
+  problem.backend = Backend::kCpu;
+  problem.implementation = options.implementation;
+}
+
+}  // namespace fulmen

@@ -1,0 +1,101 @@
+// SPDX-FileCopyrightText: fulmen contributors
+// SPDX-License-Identifier: Apache-2.0
+//
+// The definition, one sentence of it a line.
+
+#include "core/dense_mask.h"
+
+#include <limits>
+
+#include "core/check_arrays.h"
+#include "core/error.h"
+#include "core/overlap.h"
+#include "core/validate.h"
+
+namespace fulmen {
+namespace {
+
+constexpr const char* kSubject = "visible";
+constexpr AxisList kVisibleAxes{
+    4, 1, 0, {Axis::kSequence, Axis::kHead, Axis::kMaskQRow, Axis::kMaskKvRow}, {0, 1, 2, 3}};
+
+Tensor checked_output(const Problem& problem, const Tensor& visible) {
+  if (!visible.present()) {
+    throw Error(Status::kArgument, "visible is missing; it is the bool array to write");
+  }
+  check_layout(visible, kSubject, kVisibleAxes, false, Pointers::kChecked);
+  if (visible.dtype != DType::kBool) {
+    throw Error(Status::kDType,
+                sentence(kSubject, " is ", name(visible.dtype), "; allowed is bool"));
+  }
+  check_span(visible, kSubject);
+  const Tensor normal = normal_form(visible, kVisibleAxes);
+  Sizes sizes = sizes_of(problem);
+  if (problem.packed) {
+    sizes[Axis::kMaskQRow] = longest_sequence(problem, Array::kCuQ);
+    sizes[Axis::kMaskKvRow] = longest_sequence(problem, Array::kCuKv);
+  }
+  check_shape(visible, normal, kSubject, kVisibleAxes, sizes, false);
+  if (may_overlap_itself(normal)) {
+    throw Error(Status::kArgument,
+                sentence(kSubject, " has strides by which two of its elements are one"));
+  }
+  for (int index = 0; index < kNumArrays; ++index) {
+    const Tensor& tensor = problem.arrays.tensors[static_cast<size_t>(index)];
+    const bool is_read = use_of(rules::kTable[index], Call::kDenseMask) == Use::kInput;
+    if (!is_read || !tensor.present() || !may_overlap(normal, tensor)) continue;
+    throw Error(Status::kArgument,
+                sentence(kSubject, " overlaps ", name(static_cast<Array>(index)), " in memory"));
+  }
+  return normal;
+}
+
+// Entry masks of one pair: boolean, documents, and a bias of -inf.
+bool passes_arrays(const Problem& problem, const Sequence& sequence, const i64 (&at)[kMaxRank]) {
+  const auto& [index, head, i, j] = at;
+  const Arrays& arrays = problem.arrays;
+  if (problem.has(Array::kMask) && !arrays[Array::kMask].boolean(index, head, i, j)) return false;
+  if (problem.has(Array::kQIds)) {
+    const i64 q_id = arrays[Array::kQIds].index(sequence.batch, 0, 0, sequence.q_begin + i);
+    const i64 kv_id = arrays[Array::kKvIds].index(sequence.batch, 0, 0, sequence.kv_begin + j);
+    if (q_id != kv_id) return false;
+  }
+  if (problem.has(Array::kBias)) {
+    const double bias = arrays[Array::kBias].real(index, head, i, j);
+    if (bias == -std::numeric_limits<double>::infinity()) return false;
+  }
+  return true;
+}
+
+}  // namespace
+
+bool is_visible(const IntervalMask& mask, const SequenceShape& shape, i64 q_row, i64 kv_row) {
+  const i64 level = q_row + shape.shift;  // the key that the row stands at
+  const bool causal = !mask.causal || kv_row <= level;
+  const bool prefix = kv_row < mask.prefix;
+  const bool left = mask.window_left == kNoLimit || kv_row >= level - mask.window_left;
+  const bool right = mask.window_right == kNoLimit || kv_row <= level + mask.window_right;
+  const bool chunk =
+      mask.chunk == 0 || floor_div(level, mask.chunk) == floor_div(kv_row, mask.chunk);
+  return (causal || prefix) && left && right && chunk;
+}
+
+void dense_mask(const Problem& problem, const Tensor& visible) {
+  check_lengths(problem);
+  const Tensor out = checked_output(problem, visible);
+  for (i64 index = 0; index < out.shape[0]; ++index) {
+    const Sequence sequence = problem.sequence(index);
+    for (i64 head = 0; head < out.shape[1]; ++head) {
+      for (i64 i = 0; i < out.shape[2]; ++i) {
+        for (i64 j = 0; j < out.shape[3]; ++j) {
+          const bool exists = i < sequence.shape.q_len && j < sequence.shape.kv_len;
+          const bool sees = exists && is_visible(problem.mask, sequence.shape, i, j) &&
+                            passes_arrays(problem, sequence, {index, head, i, j});
+          store_bytes<u8>(out.address(index, head, i, j), sees ? 1 : 0);
+        }
+      }
+    }
+  }
+}
+
+}  // namespace fulmen
