@@ -1,0 +1,129 @@
+// SPDX-FileCopyrightText: fulmen contributors
+// SPDX-License-Identifier: Apache-2.0
+//
+// fulmen.h sections 4 and 5: the simple call, and plan and run.
+
+#include <memory>
+#include <new>
+
+#include "api/boundary.h"
+#include "api/convert.h"
+#include "api/handle.h"
+#include "core/log.h"
+#include "core/validate.h"
+#include "cpu/backend.h"
+#include "cpu/device.h"
+
+namespace fulmen::api {
+namespace {
+
+std::unique_ptr<char[]> allocate(size_t bytes) {
+  std::unique_ptr<char[]> memory(new (std::nothrow) char[bytes]);
+  if (memory == nullptr) {
+    throw Error(Status::kOutOfMemory, sentence("a workspace of ", bytes,
+                                               " bytes could not be allocated; fewer threads "
+                                               "(fulmen_set_num_threads) take less"));
+  }
+  return memory;
+}
+
+void run_once(const fulmen_problem* problem, const fulmen_tensors* tensors, Operation operation,
+              const void* stream) {
+  require_no_stream(stream);
+  const Request request = to_request(problem, tensors, operation);
+  const Plan plan = choose(validate(request, Pointers::kChecked), cpu::cpu_device());
+  const std::unique_ptr<char[]> workspace = allocate(plan.workspace_bytes);
+  cpu::run(plan, plan.problem, workspace.get());
+}
+
+void check_workspace(const Plan& plan, const void* workspace, size_t bytes) {
+  if (bytes < plan.workspace_bytes) {
+    throw Error(Status::kArgument,
+                sentence("workspace_bytes is ", bytes, "; the plan needs ", plan.workspace_bytes));
+  }
+  if (workspace == nullptr && plan.workspace_bytes > 0) {
+    throw Error(Status::kArgument,
+                sentence("workspace is null; the plan needs ", plan.workspace_bytes, " bytes"));
+  }
+}
+
+struct Run {
+  const fulmen_tensors* tensors;
+  void* workspace;
+  size_t workspace_bytes;
+  const void* stream;
+};
+
+void run_plan(const fulmen_plan* handle, Operation operation, const Run& run) {
+  require_struct(handle, "plan", "fulmen_plan_create");
+  const Plan& plan = handle->plan;
+  if (plan.problem.operation != operation) {
+    throw Error(Status::kArgument,
+                sentence("plan is for ", name(plan.problem.operation), "; fulmen_", name(operation),
+                         " needs a plan for ", name(operation)));
+  }
+  require_no_stream(run.stream);
+  Request request;
+  request.operation = operation;
+  request.arrays = to_arrays(run.tensors);
+  const Problem problem = rebind(plan.problem, request);
+  check_workspace(plan, run.workspace, run.workspace_bytes);
+  cpu::run(plan, problem, run.workspace);
+}
+
+}  // namespace
+
+Plan make_plan(const fulmen_problem* problem, const fulmen_tensors* tensors,
+               fulmen_operation operation) {
+  const Request request = to_request(problem, tensors, to_operation(operation));
+  return choose(validate(request, Pointers::kUnknown), cpu::cpu_device());
+}
+
+}  // namespace fulmen::api
+
+using fulmen::Operation;
+using fulmen::api::guarded;
+
+fulmen_status fulmen_attention(const fulmen_problem* problem, const fulmen_tensors* tensors,
+                               void* stream) {
+  return guarded([&] { fulmen::api::run_once(problem, tensors, Operation::kForward, stream); });
+}
+
+fulmen_status fulmen_attention_backward(const fulmen_problem* problem,
+                                        const fulmen_tensors* tensors, void* stream) {
+  return guarded([&] { fulmen::api::run_once(problem, tensors, Operation::kBackward, stream); });
+}
+
+fulmen_status fulmen_plan_create(const fulmen_problem* problem, const fulmen_tensors* tensors,
+                                 fulmen_operation operation, fulmen_plan** plan) {
+  return guarded([&] {
+    fulmen::api::require_struct(plan, "plan", "the caller: the address of a fulmen_plan*");
+    *plan = nullptr;
+    auto made = std::make_unique<fulmen_plan>(fulmen::api::make_plan(problem, tensors, operation));
+    if (fulmen::log_is_on()) {
+      fulmen::log(fulmen::LogLevel::kInfo, fulmen::explain(made->plan).c_str());
+    }
+    *plan = made.release();
+  });
+}
+
+void fulmen_plan_destroy(fulmen_plan* plan) { delete plan; }
+
+size_t fulmen_plan_workspace_bytes(const fulmen_plan* plan) {
+  return plan == nullptr ? 0 : plan->plan.workspace_bytes;
+}
+
+fulmen_status fulmen_forward(const fulmen_plan* plan, const fulmen_tensors* tensors,
+                             void* workspace, size_t workspace_bytes, void* stream) {
+  return guarded([&] {
+    fulmen::api::run_plan(plan, Operation::kForward, {tensors, workspace, workspace_bytes, stream});
+  });
+}
+
+fulmen_status fulmen_backward(const fulmen_plan* plan, const fulmen_tensors* tensors,
+                              void* workspace, size_t workspace_bytes, void* stream) {
+  return guarded([&] {
+    fulmen::api::run_plan(plan, Operation::kBackward,
+                          {tensors, workspace, workspace_bytes, stream});
+  });
+}

@@ -1,0 +1,39 @@
+// SPDX-FileCopyrightText: fulmen contributors
+// SPDX-License-Identifier: Apache-2.0
+//
+// C structs into core types. Throws Error where a struct was not made by its _init function, or an
+// enumerator or flag is none of those in fulmen.h; all else is validate's.
+#pragma once
+
+#include <bit>
+
+#include "core/problem.h"
+#include "fulmen/fulmen.h"
+
+namespace fulmen::api {
+
+// "problem.struct_size is 0: ..." unless `given` is what this library knows.
+void check_struct_size(const char* subject, const char* init, size_t given, size_t known);
+
+// Null pointers to structs.
+void require_struct(const void* pointer, const char* subject, const char* init);
+
+// The CPU has no streams.
+void require_no_stream(const void* stream);
+
+Tensor to_tensor(const fulmen_tensor& tensor, const char* subject);
+Options to_options(const fulmen_problem* problem);
+Arrays to_arrays(const fulmen_tensors* tensors);
+Operation to_operation(fulmen_operation operation);
+
+Request to_request(const fulmen_problem* problem, const fulmen_tensors* tensors,
+                   Operation operation);
+
+// The number of an enumerator that came from C, which may be none of the enumeration's.
+template <class Enum>
+int number_of(const Enum& value) {
+  static_assert(sizeof(Enum) == sizeof(int));
+  return std::bit_cast<int>(value);
+}
+
+}  // namespace fulmen::api

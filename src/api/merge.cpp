@@ -1,0 +1,72 @@
+// SPDX-FileCopyrightText: fulmen contributors
+// SPDX-License-Identifier: Apache-2.0
+//
+// fulmen.h section 6: merge, and the mask as a matrix.
+
+#include "cpu/merge.h"
+
+#include "api/boundary.h"
+#include "api/convert.h"
+#include "core/dense_mask.h"
+#include "core/validate.h"
+
+namespace fulmen::api {
+namespace {
+
+constexpr const char* kTensorInit = "fulmen_tensor_init";
+constexpr const char* kPartInit = "fulmen_merge_part_init";
+
+Tensor optional_tensor(const fulmen_tensor* tensor, const char* subject) {
+  return tensor == nullptr ? Tensor{} : to_tensor(*tensor, subject);
+}
+
+MergePart to_part(const fulmen_merge_part& part, size_t index) {
+  const std::string subject = sentence("parts[", index, "]");
+  check_struct_size(subject.c_str(), kPartInit, part.struct_size, sizeof(fulmen_merge_part));
+  return {to_tensor(part.o, (subject + ".o").c_str()),
+          to_tensor(part.lse, (subject + ".lse").c_str())};
+}
+
+}  // namespace
+}  // namespace fulmen::api
+
+using fulmen::api::guarded;
+using fulmen::api::optional_tensor;
+using fulmen::api::require_struct;
+
+void fulmen_merge_part_init(fulmen_merge_part* part) {
+  if (part == nullptr) return;
+  *part = {};
+  part->struct_size = sizeof(fulmen_merge_part);
+  fulmen_tensor_init(&part->o, nullptr, FULMEN_FLOAT32, 0, nullptr);
+  fulmen_tensor_init(&part->lse, nullptr, FULMEN_FLOAT32, 0, nullptr);
+}
+
+fulmen_status fulmen_merge(const fulmen_merge_part* parts, size_t num_parts,
+                           const fulmen_tensor* sinks, const fulmen_tensor* o,
+                           const fulmen_tensor* lse, void* stream) {
+  return guarded([&] {
+    fulmen::api::require_no_stream(stream);
+    require_struct(o, "o", fulmen::api::kTensorInit);
+    if (num_parts > 0) require_struct(parts, "parts", fulmen::api::kPartInit);
+    fulmen::MergeProblem given;
+    for (size_t index = 0; index < num_parts; ++index) {
+      given.parts.push_back(fulmen::api::to_part(parts[index], index));
+    }
+    given.sinks = optional_tensor(sinks, "sinks");
+    given.o = optional_tensor(o, "o");
+    given.lse = optional_tensor(lse, "lse");
+    fulmen::cpu::merge(fulmen::validate_merge(given));
+  });
+}
+
+fulmen_status fulmen_dense_mask(const fulmen_problem* problem, const fulmen_tensors* tensors,
+                                const fulmen_tensor* visible) {
+  return guarded([&] {
+    require_struct(visible, "visible", fulmen::api::kTensorInit);
+    const fulmen::Request request =
+        fulmen::api::to_request(problem, tensors, fulmen::Operation::kForward);
+    fulmen::dense_mask(fulmen::validate_dense_mask(request),
+                       fulmen::api::to_tensor(*visible, "visible"));
+  });
+}
