@@ -1,0 +1,49 @@
+#!/usr/bin/env bash
+# SPDX-FileCopyrightText: fulmen contributors
+# SPDX-License-Identifier: Apache-2.0
+#
+# Brings a bare machine to where the Makefile can work: `bootstrap.sh run` for the main job,
+# `bootstrap.sh test` for all checks and tests as well. Missing system packages are installed by apt
+# when the user may (root, or sudo without a password), else named in one line. Then .venv is made,
+# and for `test` the pinned tools of requirements.txt go into it. Does nothing that is already done.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+purpose="${1:?usage: bootstrap.sh run|test}"
+python="${PYTHON:-python3}"
+
+has() { command -v "$1" >/dev/null 2>&1; }
+has_header() { echo "#include <$1>" | g++ -x c++ -fsyntax-only - 2>/dev/null; }
+
+missing=()
+has "$python" || missing+=(python3)
+has "$python" && "$python" -c 'import venv, ensurepip' 2>/dev/null || missing+=(python3-venv)
+has g++ || missing+=(g++)
+if [ "$purpose" = test ]; then
+  has gcc || missing+=(gcc)
+  { has g++ && has_header gtest/gtest.h; } || missing+=(libgtest-dev)
+  { has g++ && has_header gmock/gmock.h; } || missing+=(libgmock-dev)
+  [ -n "$(tools/find_clang.sh)" ] || missing+=(clang-16)
+fi
+
+if [ "${#missing[@]}" -gt 0 ]; then
+  apt=()
+  if has apt-get && [ "$(id -u)" = 0 ]; then
+    apt=(env DEBIAN_FRONTEND=noninteractive apt-get)
+  elif has apt-get && has sudo && sudo -n true 2>/dev/null; then
+    apt=(sudo -n env DEBIAN_FRONTEND=noninteractive apt-get)
+  else
+    echo "fulmen needs ${missing[*]} (names of Debian packages): please install and run again." >&2
+    exit 1
+  fi
+  echo "installing system packages: ${missing[*]}"
+  "${apt[@]}" update -qq
+  "${apt[@]}" install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
+fi
+
+# A virtual environment that was moved or made by a Python that is gone does not start: make it anew.
+.venv/bin/python -c 'import pip' 2>/dev/null || "$python" -m venv --clear .venv
+
+if [ "$purpose" = test ] && ! cmp -s tools/requirements.txt .venv/requirements.installed; then
+  .venv/bin/python -m pip install --quiet --disable-pip-version-check -r tools/requirements.txt
+  cp tools/requirements.txt .venv/requirements.installed
+fi

@@ -1,0 +1,54 @@
+# SPDX-FileCopyrightText: fulmen contributors
+# SPDX-License-Identifier: Apache-2.0
+"""Every header compiles alone, twice in one file, without a warning; fulmen.h as C11 and as C++.
+
+So a header includes all that it names, and its include guard works. Device text outside the shared
+law (kernels/ptx and above) is left out: it is compiled by the tests of its own backend.
+Run by `make check`; CXX and CC choose the compilers.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from check_layers import layer_of
+from source_tree import Finding, files, relative, report
+
+WARNINGS = ["-Wall", "-Wextra", "-Wconversion", "-Wpedantic", "-Werror"]
+
+
+def check(root: Path) -> list[Finding]:
+    jobs = []
+    for path in files(root, (".h", ".hpp", ".cuh")):
+        name = relative(path, root)
+        if layer_of(name) in (None, "device", "examples"):
+            continue
+        jobs.append((root, name, "c++"))
+        if name == "include/fulmen/fulmen.h":
+            jobs.append((root, name, "c"))
+    with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
+        results = pool.map(lambda job: _compile(*job), jobs)
+    return [finding for finding in results if finding]
+
+
+def _compile(root: Path, name: str, language: str) -> Finding | None:
+    include = name.removeprefix("src/").removeprefix("include/")
+    compiler = os.environ.get("CXX", "g++") if language == "c++" else os.environ.get("CC", "gcc")
+    standard = "-std=c++20" if language == "c++" else "-std=c11"
+    command = [*shlex.split(compiler), "-x", language, standard, *WARNINGS, "-fsyntax-only",
+               f"-I{root}/include", f"-I{root}/src", "-"]  # fmt: skip
+    text = f'#include "{include}"\n' * 2
+    done = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
+    if done.returncode == 0:
+        return None
+    errors = [line for line in done.stderr.splitlines() if "error" in line]
+    said = (errors or done.stderr.splitlines() or ["the compiler said nothing"])[0]
+    return Finding(name, 0, f"does not compile alone as {standard[5:]}: {said}")
+
+
+if __name__ == "__main__":
+    report(check, "Checks that every header compiles alone.")

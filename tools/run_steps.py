@@ -1,0 +1,173 @@
+# SPDX-FileCopyrightText: fulmen contributors
+# SPDX-License-Identifier: Apache-2.0
+"""The steps of `make check`, `make test` and `make test-full`, in order, one short function each.
+
+    run_steps.py check | test | test-full [STEP...]    only the named steps; --list shows them
+
+bootstrap.sh has run before: .venv holds the tools. Everything is built below build/.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+import wheel_steps
+from source_tree import ROOT
+from step_runner import Runner, Step, run_all
+from wheel_steps import BIN, PYTHON
+
+PREFIX = ROOT / "build" / "prefix"
+JOBS = str(os.cpu_count() or 1)
+PYTEST: list[str | Path] = [PYTHON, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+
+
+def formatting(runner: Runner) -> None:
+    runner.run([PYTHON, "tools/format.py", "--check"])
+
+
+def lint(runner: Runner) -> None:
+    runner.run([BIN / "ruff", "check", "."])
+    runner.run([BIN / "codespell"])
+
+
+def types(runner: Runner) -> None:
+    runner.run([BIN / "mypy", "python/fulmen"])
+    runner.run([BIN / "mypy", *sorted((ROOT / "tools").glob("*.py"))])
+
+
+def sources(runner: Runner) -> None:
+    for line in runner.run([PYTHON, "tools/check_sources.py"]).splitlines():
+        if line.startswith("long file"):
+            runner.say(line)
+
+
+def layers(runner: Runner) -> None:
+    runner.run([PYTHON, "tools/check_layers.py"])
+
+
+def headers(runner: Runner) -> None:
+    runner.run([PYTHON, "tools/check_headers.py"])
+
+
+def checkers(runner: Runner) -> None:
+    runner.run([*PYTEST, "tests/tools"], show=True)
+
+
+def build_and_test(runner: Runner, preset: str, *options: str, env: dict[str, str]) -> None:
+    """One CMake preset: configure, compile with warnings as errors, run the C++ tests."""
+    runner.run([BIN / "cmake", "--preset", preset, *options])
+    runner.run([BIN / "cmake", "--build", "--preset", preset, "--parallel", JOBS])
+    runner.run([BIN / "ctest", "--preset", preset, "--parallel", JOBS], env=env, show=True)
+
+
+def gcc(runner: Runner) -> None:
+    build_and_test(runner, "release", env={})
+    runner.run([BIN / "cmake", "--install", "build/release", "--prefix", PREFIX])
+
+
+def clang(runner: Runner) -> None:
+    compiler = runner.run([ROOT / "tools" / "find_clang.sh"]).strip()
+    c_compiler = compiler.replace("clang++", "clang")
+    runner.say(f"{compiler}")
+    chosen = [f"-DCMAKE_CXX_COMPILER={compiler}", f"-DCMAKE_C_COMPILER={c_compiler}"]
+    build_and_test(runner, "clang", *chosen, env={})
+
+
+def python_tests(runner: Runner) -> None:
+    runner.run([*PYTEST, "-n", JOBS, "tests/python", "tests/cases"], show=True)
+
+
+def verify(runner: Runner) -> None:
+    out = runner.run([BIN / "fulmen", "verify"])
+    runner.say(out.strip().splitlines()[-1])
+
+
+def examples(runner: Runner) -> None:
+    build = ROOT / "build" / "examples"
+    where = ["-S", "examples", "-B", str(build), f"-DCMAKE_PREFIX_PATH={PREFIX}"]
+    runner.run([BIN / "cmake", "-G", "Ninja", *where])
+    runner.run([BIN / "cmake", "--build", build])
+    programs = [p for p in sorted(build.iterdir()) if p.is_file() and os.access(p, os.X_OK)]
+    for program in programs:
+        runner.run([program])
+    scripts = sorted((ROOT / "examples").glob("*.py"))
+    for script in scripts:
+        runner.run([PYTHON, script])
+    runner.say(f"{len(programs)} programs and {len(scripts)} scripts ran")
+
+
+def docs(runner: Runner) -> None:
+    quiet = {"NO_MKDOCS_2_WARNING": "1"}
+    runner.run([BIN / "mkdocs", "build", "--strict", "--quiet"], env=quiet)
+    env = {"FULMEN_PREFIX": str(PREFIX)}
+    runner.run([*PYTEST, "tests/docs"], env=env, show=True)
+    runner.run([*PYTEST, "--markdown-docs", "docs/en", "README.md"], show=True)
+
+
+def _sanitized(runner: Runner, preset: str, runtime: str, options: dict[str, str]) -> None:
+    """C++ tests, then a part of the Python tests, with the sanitizer's run time loaded first."""
+    build_and_test(runner, preset, env=options)
+    libraries = [runner.run(["g++", f"-print-file-name={name}"]).strip()
+                 for name in (runtime, "libstdc++.so")]  # fmt: skip
+    env = {**options, "LD_PRELOAD": ":".join(libraries),
+           "FULMEN_LIBRARY": str(ROOT / "build" / preset / "libfulmen.so")}  # fmt: skip
+    runner.run([*PYTEST, "tests/cases", "--sample", "300"], env=env, show=True)
+
+
+def asan(runner: Runner) -> None:
+    options = {"ASAN_OPTIONS": "detect_leaks=0:halt_on_error=1", "UBSAN_OPTIONS": "halt_on_error=1"}
+    _sanitized(runner, "asan", "libasan.so", options)
+
+
+def tsan(runner: Runner) -> None:
+    _sanitized(runner, "tsan", "libtsan.so", {"TSAN_OPTIONS": "halt_on_error=1"})
+
+
+CHECKS = [
+    Step("format", "clang-format and ruff format", formatting),
+    Step("lint", "ruff, spelling", lint),
+    Step("types", "mypy --strict", types),
+    Step("sources", "licence lines, no path of one machine", sources),
+    Step("layers", "who may include whom", layers),
+    Step("headers", "each header compiles alone", headers),
+]
+TESTS = [
+    Step("checkers", "the checks see what they should", checkers),
+    Step("gcc", "g++ -Werror, C++ tests", gcc),
+    Step("wheel", "build, repair, symbols, size, install", wheel_steps.build),
+    Step("python", "Python tests and cases", python_tests),
+    Step("verify", "every named case on every implementation", verify),
+    Step("examples", "C, C++ and Python against the installed package", examples),
+    Step("docs", "strict build, code blocks", docs),
+    Step("pythons", "the wheel on the oldest and newest CPython", wheel_steps.pythons),
+    Step("clang", "clang++ -Werror, C++ tests", clang),
+    Step("asan", "AddressSanitizer and UndefinedBehaviorSanitizer", asan),
+    Step("tsan", "ThreadSanitizer", tsan),
+]
+PLANS = {"check": CHECKS, "test": CHECKS + TESTS, "test-full": CHECKS + TESTS}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Runs the steps of `make check` and `make test`.")
+    parser.add_argument("plan", choices=PLANS)
+    parser.add_argument("steps", nargs="*", help="only these")
+    parser.add_argument("--list", action="store_true", help="name the steps and stop")
+    arguments = parser.parse_args()
+    steps = PLANS[arguments.plan]
+    unknown = set(arguments.steps) - {step.name for step in steps}
+    if unknown:
+        names = ", ".join(step.name for step in steps)
+        parser.error(f"no step {', '.join(sorted(unknown))}; there are: {names}")
+    if arguments.list:
+        print("\n".join(f"{step.name:<10} {step.says}" for step in steps))
+        return 0
+    os.environ["PATH"] = f"{BIN}{os.pathsep}{os.environ['PATH']}"
+    chosen = [step for step in steps if not arguments.steps or step.name in arguments.steps]
+    return run_all(f"make {arguments.plan}", chosen, Path(ROOT))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
