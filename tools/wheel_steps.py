@@ -21,6 +21,7 @@ from step_runner import Runner, StepError
 BIN = ROOT / ".venv" / "bin"
 PYTHON = BIN / "python"
 DIST = ROOT / "dist"
+CASES_ON_EACH_PYTHON = ["bug", "packed", "empty"]
 PIP = ["-m", "pip", "--quiet", "--disable-pip-version-check"]
 
 
@@ -66,9 +67,10 @@ def pythons(runner: Runner) -> None:
         runner.run([program, "-m", "venv", "--clear", folder])
         inside = folder / "bin" / "python"
         runner.run([inside, *PIP, "install", wheel])
-        runner.run([folder / "bin" / "fulmen", "doctor"])
-        runner.run([inside, "examples/attention.py"])
-        runner.say(f"CPython {name}: installed, doctor and example ran")
+        for command in ("doctor", "run"):
+            runner.run([folder / "bin" / "fulmen", command])
+        verified = runner.run([folder / "bin" / "fulmen", "verify", *CASES_ON_EACH_PYTHON])
+        runner.say(f"CPython {name}: doctor, run, verify: {verified.strip().splitlines()[-1]}")
     if len(found) < 2:
         runner.say("no second CPython on this machine: oldest and newest are the same one")
 

@@ -1,9 +1,9 @@
 // SPDX-FileCopyrightText: fulmen contributors
 // SPDX-License-Identifier: Apache-2.0
 //
-// Names and kinds of element types (base.cuh has the types), and loads and stores through them one
-// element at a time. The slow, general way to touch an array: the scalar oracle and every setup path use it; tiled
-// kernels convert whole rows themselves.
+// Names and kinds of element types (the types are in base.cuh), and loads and stores through them
+// one element at a time. The slow, general way to touch an array: the scalar oracle and every setup
+// path use it; tiled kernels convert whole rows themselves.
 #pragma once
 
 #include <cmath>

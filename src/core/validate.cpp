@@ -5,6 +5,8 @@
 
 #include "core/validate.h"
 
+#include <algorithm>
+
 #include "core/check_arrays.h"
 #include "core/check_options.h"
 #include "core/error.h"
@@ -203,17 +205,16 @@ void check_same(const Tensor& now, const Tensor& planned, const Tensor& given, A
     throw Error(Status::kDType, sentence(subject, " is ", name(now.dtype), " but was ",
                                          name(planned.dtype), " when the plan was made"));
   }
+  if (!std::equal(now.shape, now.shape + kMaxRank, planned.shape)) {
+    throw Error(Status::kShape,
+                sentence(subject, " has shape ", shape_text(given), ", not that of the plan, ",
+                         shape_text(planned), " with all axes: make a plan for it"));
+  }
   for (int axis = 0; axis < kMaxRank; ++axis) {
-    if (now.shape[axis] != planned.shape[axis]) {
-      throw Error(Status::kShape,
-                  sentence(subject, " has shape ", shape_text(given), ", not that of the plan, ",
-                           shape_text(planned), " with all axes: make a plan for it"));
-    }
-    if (now.strides[axis] != planned.strides[axis]) {
-      refuse(sentence(subject, " has stride ", now.strides[axis], " on axis ", axis, " of ",
-                      shape_text(planned), " but had ", planned.strides[axis],
-                      " when the plan was made: make a plan for it"));
-    }
+    if (now.strides[axis] == planned.strides[axis]) continue;
+    refuse(sentence(subject, " has stride ", now.strides[axis], " on axis ", axis, " of ",
+                    shape_text(planned), " but had ", planned.strides[axis],
+                    " when the plan was made: make a plan for it"));
   }
 }
 

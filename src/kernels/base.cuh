@@ -18,6 +18,14 @@ using i64 = long long;
 
 static_assert(sizeof(u16) == 2 && sizeof(u32) == 4 && sizeof(u64) == 8);
 
+// Element types of arrays, as the host names them and kernels are told.
+enum class DType : u8 { kNone, kFloat64, kFloat32, kFloat16, kBFloat16, kBool, kInt32, kInt64 };
+
+constexpr i64 size_bytes(DType dtype) {
+  constexpr i64 kSizes[] = {0, 8, 4, 2, 2, 1, 4, 8};
+  return kSizes[static_cast<int>(dtype)];
+}
+
 struct f16 {
   u16 bits;
 };

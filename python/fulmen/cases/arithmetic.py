@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from .arrays import Array, dtype_of, is_16bit, kHasLongDouble
+from .arrays import HAS_LONG_DOUBLE, Array, dtype_of, is_16bit
 
 
 @dataclass(frozen=True)
@@ -46,20 +46,21 @@ class Arithmetic:
     def sum_rows(self, x: Array) -> Array:
         """The sum of each row: (m, n) -> (m,)."""
         if not self.natural_order or x.shape[1] == 0:
-            return x.sum(axis=1, dtype=self.work)
-        return np.add.accumulate(x, axis=1)[:, -1]
+            return np.asarray(x.sum(axis=1, dtype=self.work))
+        return np.asarray(np.add.accumulate(x, axis=1)[:, -1])
 
     def dot(self, a: Array, b: Array, visible: Array | None = None) -> Array:
-        """a (m, n) times b (n, d). A pair (m, n) that is not visible adds nothing, even if b is NaN.
+        """The product of a (m, n) and b (n, d), to which a pair that is not visible adds nothing.
 
-        Rows of b that are not finite are kept out of the product and added with the mask.
+        Not even when b is NaN: rows of b that are not finite are kept out of the product and added
+        with the mask.
         """
         if self.natural_order:
             return self._dot_in_order(a, b, visible)
         if visible is None:
-            return a @ b
-        dirty = ~np.isfinite(b).all(axis=1)
-        out = a @ np.where(dirty[:, None], self.number(0), b)
+            return np.asarray(a @ b)
+        dirty = dirty_rows(b)
+        out: Array = a @ np.where(dirty[:, None], self.number(0), b)
         for n in np.flatnonzero(dirty):
             out += np.where(visible[:, n, None], a[:, n, None] * b[n], self.number(0))
         return out
@@ -67,7 +68,7 @@ class Arithmetic:
     def _dot_in_order(self, a: Array, b: Array, visible: Array | None) -> Array:
         out = np.zeros((a.shape[0], b.shape[1]), self.work)
         term = np.empty_like(out)
-        dirty = ~np.isfinite(b).all(axis=1)
+        dirty = dirty_rows(b)
         for n in range(a.shape[1]):
             np.multiply(a[:, n, None], b[n], out=term)
             if visible is not None and dirty[n]:
@@ -85,6 +86,11 @@ class Arithmetic:
         return self.sum_rows(x.transpose(kept + axes).reshape(rows, count)).reshape(shape)
 
 
+def dirty_rows(x: Array) -> Array:
+    """Which rows hold NaN or infinity."""
+    return np.asarray(~np.isfinite(x).all(axis=1))
+
+
 def reference(dtype: str) -> Arithmetic:
     """The arithmetic that says what is right for inputs of this type.
 
@@ -93,7 +99,7 @@ def reference(dtype: str) -> Arithmetic:
     """
     if dtype != "float64":
         return Arithmetic(np.dtype(np.float64), None, False)
-    if not kHasLongDouble:
+    if not HAS_LONG_DOUBLE:
         raise NotImplementedError("long double is no wider than float64 on this machine")
     return Arithmetic(np.dtype(np.longdouble), None, False)
 

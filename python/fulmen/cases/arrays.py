@@ -16,8 +16,8 @@ import numpy.typing as npt
 
 Array = npt.NDArray[Any]
 
-kDtypes = ("float64", "float32", "float16", "bfloat16")
-kHasLongDouble = np.finfo(np.longdouble).eps < np.finfo(np.float64).eps
+DTYPES = ("float64", "float32", "float16", "bfloat16")
+HAS_LONG_DOUBLE = np.finfo(np.longdouble).eps < np.finfo(np.float64).eps
 
 
 def dtype_of(name: str) -> np.dtype[Any]:
@@ -36,14 +36,15 @@ def parameter_dtype(name: str) -> np.dtype[Any]:
 
 
 def ulp(x: Array, dtype: np.dtype[Any]) -> Array:
-    """The distance from |x| to the next number of `dtype`, in the type of x; NaN where x is not finite.
+    """The distance from |x| to the next number of `dtype`, in the type of x; NaN where x is not.
 
     Computed from the exponent, since numpy.spacing does not know every type.
     """
-    info = ml_dtypes.finfo(dtype)
+    finfo: Any = ml_dtypes.finfo
+    info = finfo(dtype)
     _, exponent = np.frexp(np.abs(x))  # |x| = f * 2^exponent, f in [1/2, 1)
     smallest = int(info.minexp) - int(info.nmant)
-    step = np.maximum(exponent - 1 - int(info.nmant), smallest)
+    step = np.where(x == 0, smallest, np.maximum(exponent - 1 - int(info.nmant), smallest))
     return np.where(np.isfinite(x), np.ldexp(np.ones_like(x), step), np.nan)
 
 

@@ -1,19 +1,32 @@
 # SPDX-FileCopyrightText: fulmen contributors
 # SPDX-License-Identifier: Apache-2.0
-"""A of the error rule: each result again with every term replaced by its absolute value.
+"""The floors of the error rule: each result again with every term replaced by its absolute value.
 
-A sum whose terms cancel cannot be more exact than the rounding of its terms; A times the epsilon of
-the arithmetic is that floor. Probabilities stay what they are. Computed in the reference type, one
-number for each number of the results; error_rule takes the largest of a row.
+A sum whose terms cancel cannot be more exact than the rounding of its terms: A times the epsilon of
+the arithmetic is that floor. A second floor is what a row inherits from the steps before it, to
+first order: an error d of the scores changes a probability by 2 d p, a probability below the
+smallest normal number may become 0, and a 16-bit o that was rounded changes delta. Computed in the
+reference type, one number for each number of the results; error_rule takes the largest of a row.
 """
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from .arithmetic import Arithmetic
-from .arrays import Array
-from .oracle import Head, HeadGradients, Problem, Results, Segment, attend, segments
+from .arrays import Array, ulp
+from .oracle import (
+    Accumulator,
+    Head,
+    HeadGradients,
+    Problem,
+    Results,
+    Segment,
+    attend,
+    segments,
+)
 from .visible import distance, pick
 
 
@@ -34,62 +47,111 @@ def score_magnitude(problem: Problem, at: Segment, ar: Arithmetic) -> Array:
     return s
 
 
-def gradient_magnitude(
-    problem: Problem, at: Segment, head: Head, o: Array, ar: Arithmetic
-) -> HeadGradients:
-    """The steps of oracle.gradients on absolute values; o is |p| |v|."""
-    assert problem.do is not None
+def score_error(
+    problem: Problem, at: Segment, head: Head, fair: Arithmetic, ar: Arithmetic
+) -> Array:
+    """The largest error that the plain computation makes in the scores of a row: (q_row,).
+
+    No row counts for less than the median row of its head: a row may be lucky.
+    """
+    plain = ar.cast(attend(problem, at, fair).s)
+    with np.errstate(invalid="ignore"):
+        error = abs(plain - head.s)
+    rows = np.where(np.isfinite(error), error, ar.number(0)).max(axis=1, initial=0)
+    return np.asarray(np.maximum(rows, np.median(rows)) if len(rows) else rows)
+
+
+class HeadErrors(NamedTuple):
+    """Absolute errors (or magnitudes) of what the results of a head are sums of."""
+
+    p: Array  # (q_row, kv_row)
+    p_keys: Array  # (q_row, kv_row)
+    p_sink: Array  # (q_row,)
+    delta: Array  # (q_row,)
+
+
+def inherited_errors(
+    problem: Problem, at: Segment, head: Head, fair: Arithmetic, ar: Arithmetic
+) -> HeadErrors:
+    """What no implementation of the plain arithmetic can avoid, before the last sums.
+
+    The rounding of o moves delta by a random walk of its half ulps: twice their root sum of
+    squares is 3.5 standard deviations.
+    """
+    twice = 2 * score_error(problem, at, head, fair, ar)
+    smallest = ar.number(np.finfo(fair.work).tiny)
+    p, p_keys = (
+        np.where(head.visible, x * twice[:, None] + smallest, ar.number(0))
+        for x in (head.p, head.p_keys)
+    )
+    delta = np.zeros_like(head.lse)
+    if problem.do is not None and fair.storage is not None:
+        v = ar.cast(problem.v[at.kv_at])
+        o = ar.dot(head.p * head.drop, v, head.visible)
+        step = ar.cast(problem.do[at.q_at]) * ulp(o, fair.storage) / 2
+        delta = 2 * np.sqrt(ar.sum_rows(np.where(np.isfinite(step), step, ar.number(0)) ** 2))
+    return HeadErrors(p, p_keys, head.p_sink * twice + smallest, delta)
+
+
+def head_magnitude(
+    problem: Problem, at: Segment, head: Head, error: HeadErrors, ar: Arithmetic
+) -> tuple[Array, HeadGradients | None]:
+    """The steps of oracle.output and oracle.gradients on absolute values and given errors."""
     q, k = abs(ar.cast(problem.q[at.q_at])), abs(ar.cast(problem.k[at.kv_at]))
-    v, do = abs(ar.cast(problem.v[at.kv_at])), abs(ar.cast(problem.do[at.q_at]))
+    v = abs(ar.cast(problem.v[at.kv_at]))
+    zero = ar.number(0)
+    o = ar.dot(error.p * head.drop, v, head.visible)
+    if problem.do is None:
+        return o, None
+    do = abs(ar.cast(problem.do[at.q_at]))
     sees_any = head.visible.any(axis=1)
-    delta = np.where(sees_any, ar.sum_rows(do * o), ar.number(0))
+    delta = ar.sum_rows(do * ar.dot(head.p * head.drop, v, head.visible))
+    delta, delta_error, p_sink = (
+        np.where(sees_any, x, zero) for x in (delta, error.delta, error.p_sink)
+    )
     dp = ar.dot(do, v.T) * head.drop
     dlse = np.zeros_like(delta) if problem.dlse is None else abs(ar.cast(problem.dlse[at.q_at]))
-    ds = head.p * (dp + delta[:, None]) + head.p_keys * dlse[:, None]
-    ds = np.where(head.visible, ds, ar.number(0))
+    ds = error.p * (dp + delta[:, None]) + error.p_keys * dlse[:, None]
     # chain = 1 - t^2 cancels when the cap saturates: with absolute values it is 1 + t^2
-    dx = ds * (2 - head.chain) if problem.options.softcap else ds
+    chain = 2 - head.chain if problem.options.softcap else np.ones_like(ds)
     scale = abs(ar.number(problem.options.scale_for(q.shape[1])))
-    return HeadGradients(
-        dq=scale * ar.dot(dx, k, head.visible),
-        dk=scale * ar.dot(dx.T, q, head.visible.T),
-        dv=ar.dot((head.p * head.drop).T, do, head.visible.T),
-        ds=ds,
-        dsink=(np.where(sees_any, head.p_sink, ar.number(0)) * delta).sum(),
+    ds, of_delta = (
+        np.where(head.visible, x, zero) for x in (ds, head.p * delta_error[:, None])
+    )
+    # an error of delta is one number for the whole row: its terms in dq keep their signs
+    signed_k = ar.cast(problem.k[at.kv_at])
+    row = abs(ar.dot(head.p * head.chain, signed_k, head.visible)) * delta_error[:, None]
+    return o, HeadGradients(
+        dq=scale * (ar.dot(ds * chain, k, head.visible) + row),
+        dk=scale * ar.dot(((ds + of_delta) * chain).T, q, head.visible.T),
+        dv=ar.dot((error.p * head.drop).T, do, head.visible.T),
+        ds=ds + of_delta,
+        dsink=(p_sink * delta + head.p_sink * delta_error).sum(),
     )
 
 
-def magnitudes(problem: Problem, ar: Arithmetic) -> Results:
-    """A for every output: the shapes are those of oracle.evaluate."""
-    q, k, v, options = problem.q, problem.k, problem.v, problem.options
-    o = np.zeros((*q.shape[:-1], v.shape[-1]), ar.work)
-    lse = np.zeros(q.shape[:-1], ar.work)
-    backward = problem.do is not None
-    dq, dk, dv = (np.zeros(x.shape, ar.work) for x in (q, k, v))
-    dsinks = np.zeros(q.shape[-3], ar.work)
-    dbias = None
-    if backward and options.bias is not None:
-        dbias = np.zeros((*q.shape[:3], k.shape[2]), ar.work)
+def magnitudes(problem: Problem, ar: Arithmetic, fair: Arithmetic) -> tuple[Results, Results]:
+    """The two floors of every output, in the shapes of oracle.evaluate.
+
+    Args:
+        problem: what is computed.
+        ar: the reference.
+        fair: the plain arithmetic.
+
+    Returns:
+        A, to be multiplied by an epsilon; and the inherited errors, as they are.
+    """
+    terms, inherited = (Accumulator(problem, ar) for _ in range(2))
     with np.errstate(all="ignore"):
         for at in segments(problem):
             head = attend(problem, at, ar)
-            o[at.q_at] = ar.dot(head.p * head.drop, abs(ar.cast(v[at.kv_at])), head.visible)
+            itself = HeadErrors(head.p, head.p_keys, head.p_sink, np.zeros_like(head.lse))
+            terms.add(at, *head_magnitude(problem, at, head, itself, ar))
             s = np.where(head.visible, score_magnitude(problem, at, ar), ar.number(0))
             log_l = np.log(np.where(head.visible, head.e, ar.number(0)).sum(axis=1))
             sees_any = head.visible.any(axis=1)
-            lse[at.q_at] = (head.p_keys * s).sum(axis=1) + np.where(sees_any, abs(log_l), 0)
-            if not backward:
-                continue
-            g = gradient_magnitude(problem, at, head, o[at.q_at], ar)
-            dq[at.q_at] = g.dq
-            dk[at.kv_at] += g.dk
-            dv[at.kv_at] += g.dv
-            dsinks[at.head] += g.dsink
-            if dbias is not None:
-                dbias[at.batch, at.head] = g.ds
-        if not backward:
-            return Results(o, lse)
-        if dbias is not None:
-            assert options.bias is not None
-            dbias = ar.sum_to(dbias, options.bias.shape)
-        return Results(o, lse, dq, dk, dv, dbias, None if options.sinks is None else dsinks)
+            terms.lse[at.q_at] = (head.p_keys * s).sum(axis=1) + np.where(sees_any, abs(log_l), 0)
+            errors = inherited_errors(problem, at, head, fair, ar)
+            inherited.add(at, *head_magnitude(problem, at, head, errors, ar))
+            inherited.lse[at.q_at] = 0  # A has the scores themselves
+        return terms.results(), inherited.results()

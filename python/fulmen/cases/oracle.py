@@ -60,6 +60,7 @@ class Head:
     """What lies between the scores and the output of one head; pairs are (q_row, kv_row)."""
 
     visible: Array
+    s: Array  # the scores, -inf where hidden
     e: Array  # exp(s - m), 0 where hidden
     p: Array  # sums to 1 over a row, or to less where a sink takes its share
     p_keys: Array  # p without the sink: d lse / d s
@@ -83,7 +84,8 @@ def segments(problem: Problem) -> Iterator[Segment]:
             if not packed:
                 yield Segment(b, h, (b, h), (b, h // group))
                 continue
-            assert options.cu_q is not None and options.cu_kv is not None
+            assert options.cu_q is not None
+            assert options.cu_kv is not None
             rows = slice(int(options.cu_q[b]), int(options.cu_q[b + 1]))
             columns = slice(int(options.cu_kv[b]), int(options.cu_kv[b + 1]))
             yield Segment(b, h, (h, rows), (h // group, columns))
@@ -103,7 +105,7 @@ def attend(problem: Problem, at: Segment, ar: Arithmetic) -> Head:
     if options.softcap:
         cap = ar.number(options.softcap)
         t = np.tanh(s / cap)
-        s, chain = cap * t, 1 - t * t
+        s, chain = cap * t, np.where(see, 1 - t * t, ar.number(1))
     if options.bias is not None:
         s = s + ar.cast(pick(options.bias, *place))
     if options.alibi_slopes is not None:
@@ -115,11 +117,13 @@ def attend(problem: Problem, at: Segment, ar: Arithmetic) -> Head:
     s = np.where(see, s, ar.number(-np.inf))
     m = s.max(axis=1, initial=-np.inf)
     shift = np.where(m == -np.inf, ar.number(0), m)
-    e = np.exp(s - shift[:, None])
+    e = np.where(see, np.exp(s - shift[:, None]), ar.number(0))
     l_keys = ar.sum_rows(e)
 
     # The sink enters relative to max(m, sink): exp(sink - m) may overflow.
-    sink = ar.number(-np.inf if options.sinks is None else float(options.sinks[at.head]))
+    sink = ar.number(-np.inf)
+    if options.sinks is not None:
+        sink = ar.cast(options.sinks)[at.head]
     top = np.maximum(shift, sink)
     top_up, e_sink = np.exp(shift - top), np.exp(sink - top)
     l_total = l_keys * top_up + e_sink
@@ -127,11 +131,13 @@ def attend(problem: Problem, at: Segment, ar: Arithmetic) -> Head:
     if options.dropout_p:
         plane = at.batch * problem.q.shape[-3] + at.head
         drop = ar.cast(drop_factors(options.dropout_p, options.rng, plane, num_q, num_k))
+    zero = ar.number(0)  # a hidden pair stays 0 in a row whose sums are NaN
     return Head(
         visible=see,
+        s=s,
         e=e,
-        p=e * (top_up / nonzero(l_total))[:, None],
-        p_keys=e / nonzero(l_keys)[:, None],
+        p=np.where(see, e * (top_up / nonzero(l_total))[:, None], zero),
+        p_keys=np.where(see, e / nonzero(l_keys)[:, None], zero),
         p_sink=e_sink / nonzero(l_total),
         chain=chain,
         drop=drop,
@@ -192,37 +198,66 @@ def gradients(problem: Problem, at: Segment, head: Head, o: Array, ar: Arithmeti
     )
 
 
+def pair_shape(problem: Problem) -> tuple[int, int, int, int]:
+    """(batch, head, q_row, kv_row); packed: (sequence, head, longest q, longest kv)."""
+    options, heads = problem.options, problem.q.shape[-3]
+    if options.cu_q is None or options.cu_kv is None:
+        return problem.q.shape[0], heads, problem.q.shape[2], problem.k.shape[2]
+    longest_q, longest_kv = (
+        int(np.diff(cu).max(initial=0)) for cu in (options.cu_q, options.cu_kv)
+    )
+    return len(options.cu_q) - 1, heads, longest_q, longest_kv
+
+
+class Accumulator:
+    """Results that are put together head by head; heads of a group are summed before rounding."""
+
+    def __init__(self, problem: Problem, ar: Arithmetic) -> None:
+        """Zeros in the shapes of the outputs."""
+        q, options = problem.q, problem.options
+        self.problem, self.ar = problem, ar
+        self.o = np.zeros((*q.shape[:-1], problem.v.shape[-1]), ar.work)
+        self.lse = np.full(q.shape[:-1], -np.inf, ar.work)
+        self.dq, self.dk, self.dv = (np.zeros(x.shape, ar.work) for x in (q, problem.k, problem.v))
+        self.dsinks = np.zeros(q.shape[-3], ar.work)
+        self.dbias: Array | None = None
+        if problem.do is not None and options.bias is not None:
+            self.dbias = np.zeros(pair_shape(problem), ar.work)
+
+    def add(self, at: Segment, o: Array, g: HeadGradients | None) -> None:
+        """Adds one head."""
+        self.o[at.q_at] = o
+        if g is None:
+            return
+        self.dq[at.q_at] = g.dq
+        self.dk[at.kv_at] += g.dk
+        self.dv[at.kv_at] += g.dv
+        self.dsinks[at.head] += g.dsink
+        if self.dbias is not None:
+            num_q, num_k = g.ds.shape
+            self.dbias[at.batch, at.head, :num_q, :num_k] = g.ds
+
+    def results(self) -> Results:
+        """The sums; gradients only where the problem has do."""
+        options, ar = self.problem.options, self.ar
+        if self.problem.do is None:
+            return Results(self.o, self.lse)
+        dbias = self.dbias
+        if dbias is not None and options.bias is not None:
+            dbias = ar.round_as(ar.sum_to(dbias, options.bias.shape), options.bias.dtype)
+        dsinks = None if options.sinks is None else self.dsinks
+        dk, dv = ar.round(self.dk), ar.round(self.dv)
+        return Results(self.o, self.lse, self.dq, dk, dv, dbias, dsinks)
+
+
 def evaluate(problem: Problem, ar: Arithmetic) -> Results:
     """Forward, and backward where the problem has do."""
-    q, k, v, options = problem.q, problem.k, problem.v, problem.options
-    o = np.zeros((*q.shape[:-1], v.shape[-1]), ar.work)
-    lse = np.full(q.shape[:-1], -np.inf, ar.work)
-    backward = problem.do is not None
-    dq, dk, dv = (np.zeros(x.shape, ar.work) for x in (q, k, v))
-    dsinks = np.zeros(q.shape[-3], ar.work)
-    dbias = None
-    if backward and options.bias is not None:
-        dbias = np.zeros((*q.shape[:3], k.shape[2]), ar.work)
+    results = Accumulator(problem, ar)
     with np.errstate(all="ignore"):
         for at in segments(problem):
             head = attend(problem, at, ar)
-            o[at.q_at] = output(head, ar.cast(v[at.kv_at]), ar)
-            lse[at.q_at] = head.lse
-            if not backward:
-                continue
-            g = gradients(problem, at, head, o[at.q_at], ar)
-            dq[at.q_at] = g.dq
-            dk[at.kv_at] += g.dk
-            dv[at.kv_at] += g.dv
-            dsinks[at.head] += g.dsink
-            if dbias is not None:
-                dbias[at.batch, at.head] = g.ds
-        if not backward:
-            return Results(o, lse)
-        if dbias is not None:
-            assert options.bias is not None
-            dbias = ar.round_as(ar.sum_to(dbias, options.bias.shape), options.bias.dtype)
-        has_sinks = options.sinks is not None
-        return Results(
-            o, lse, dq, ar.round(dk), ar.round(dv), dbias, dsinks if has_sinks else None
-        )
+            o = output(head, ar.cast(problem.v[at.kv_at]), ar)
+            g = None if problem.do is None else gradients(problem, at, head, o, ar)
+            results.add(at, o, g)
+            results.lse[at.q_at] = head.lse
+        return results.results()

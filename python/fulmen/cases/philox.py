@@ -16,10 +16,10 @@ import numpy as np
 
 from .arrays import Array
 
-kMultipliers = (np.uint64(0xD2511F53), np.uint64(0xCD9E8D57))
-kWeyl = (0x9E3779B9, 0xBB67AE85)  # added to the key each round: golden ratio, sqrt(3) - 1
-kRounds = 10
-kWord = np.uint64(0xFFFFFFFF)
+MULTIPLIERS = (np.uint64(0xD2511F53), np.uint64(0xCD9E8D57))
+WEYL = (0x9E3779B9, 0xBB67AE85)  # added to the key each round: golden ratio, sqrt(3) - 1
+ROUNDS = 10
+WORD = np.uint64(0xFFFFFFFF)
 
 
 def philox4x32(counter: Array, key: tuple[int, int]) -> Array:
@@ -35,15 +35,15 @@ def philox4x32(counter: Array, key: tuple[int, int]) -> Array:
     c0, c1, c2, c3 = np.moveaxis(np.asarray(counter).astype(np.uint64), -1, 0)
     k0, k1 = key
     shift = np.uint64(32)
-    for _ in range(kRounds):
-        left, right = c0 * kMultipliers[0], c2 * kMultipliers[1]  # below 2^64: no overflow
+    for _ in range(ROUNDS):
+        left, right = c0 * MULTIPLIERS[0], c2 * MULTIPLIERS[1]  # below 2^64: no overflow
         c0, c1, c2, c3 = (
             (right >> shift) ^ c1 ^ np.uint64(k0),
-            right & kWord,
+            right & WORD,
             (left >> shift) ^ c3 ^ np.uint64(k1),
-            left & kWord,
+            left & WORD,
         )
-        k0, k1 = (k0 + kWeyl[0]) & 0xFFFFFFFF, (k1 + kWeyl[1]) & 0xFFFFFFFF
+        k0, k1 = (k0 + WEYL[0]) & 0xFFFFFFFF, (k1 + WEYL[1]) & 0xFFFFFFFF
     return np.stack([c0, c1, c2, c3], axis=-1)
 
 

@@ -48,9 +48,9 @@ class Options:
 
 def pick(x: Array, batch: int, head: int, q_rows: int, kv_rows: int) -> Array:
     """The (q_rows, kv_rows) of one head of an array that broadcasts over four axes."""
-    x = x.reshape((1,) * (4 - x.ndim) + x.shape)
-    x = x[batch if x.shape[0] > 1 else 0, head if x.shape[1] > 1 else 0]
-    return np.broadcast_to(x[:q_rows, :kv_rows], (q_rows, kv_rows))
+    full: Array = np.asarray(x).reshape((1,) * (4 - x.ndim) + x.shape)
+    of_head = full[batch if full.shape[0] > 1 else 0, head if full.shape[1] > 1 else 0]
+    return np.broadcast_to(of_head[:q_rows, :kv_rows], (q_rows, kv_rows))
 
 
 def lengths(options: Options, batch: int, q_rows: int, kv_rows: int) -> tuple[int, int]:
@@ -72,10 +72,14 @@ def distance(options: Options, batch: int, q_rows: int, kv_rows: int) -> Array:
     return np.abs(position[:, None] - np.arange(kv_rows))
 
 
-def row_of(ids: Any, batch: int) -> Array:
-    """The ids of one sequence from (row,) or (batch, row)."""
+def row_of(ids: Any, batch: int, offsets: Array | None) -> Array:
+    """The ids of one sequence from (row,), (batch, row) or, packed, (row of all sequences,)."""
     ids = np.asarray(ids)
-    return ids if ids.ndim == 1 else ids[batch if len(ids) > 1 else 0]
+    if offsets is not None:
+        ids = ids[int(offsets[batch]) : int(offsets[batch + 1])]
+    elif ids.ndim == 2:
+        ids = ids[batch if len(ids) > 1 else 0]
+    return np.asarray(ids)
 
 
 def visible(options: Options, batch: int, head: int, q_rows: int, kv_rows: int) -> Array:
@@ -100,8 +104,8 @@ def visible(options: Options, batch: int, head: int, q_rows: int, kv_rows: int) 
             continue
         if isinstance(mask, Documents):
             kv_ids = mask.q_ids if mask.kv_ids is None else mask.kv_ids
-            q_ids = row_of(mask.q_ids, batch)[:q_rows]
-            see &= q_ids[:, None] == row_of(kv_ids, batch)[:kv_rows]
+            q_ids = row_of(mask.q_ids, batch, options.cu_q)
+            see &= q_ids[:, None] == row_of(kv_ids, batch, options.cu_kv)
         elif isinstance(mask, Chunks):
             see &= position // mask.size == j // mask.size
         else:

@@ -1,0 +1,10 @@
+# SPDX-FileCopyrightText: fulmen contributors
+# SPDX-License-Identifier: Apache-2.0
+#
+# The CUDA part of the library: no CUDA toolkit is needed or looked for. Included after library.cmake.
+include(${CMAKE_CURRENT_LIST_DIR}/embed.cmake)
+
+set(FULMEN_EMBEDDED_KERNELS ${CMAKE_CURRENT_BINARY_DIR}/embedded_kernels.cpp)
+fulmen_embed_kernels(${FULMEN_EMBEDDED_KERNELS})
+file(GLOB FULMEN_CUDA_SOURCES CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/cuda/*.cpp)
+target_sources(fulmen_objects PRIVATE ${FULMEN_CUDA_SOURCES} ${FULMEN_EMBEDDED_KERNELS})

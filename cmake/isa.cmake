@@ -1,0 +1,24 @@
+# SPDX-FileCopyrightText: fulmen contributors
+# SPDX-License-Identifier: Apache-2.0
+#
+# src/cpu/isa: one translation unit per instruction set, the same kernels compiled with flags of their
+# own. The rest of the library keeps the baseline of the target and chooses at run time.
+set(FULMEN_ISA_SOURCES ${PROJECT_SOURCE_DIR}/src/cpu/isa/kernels_baseline.cpp)
+
+if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64|amd64")
+  set(FULMEN_ISA_AVX2 ${PROJECT_SOURCE_DIR}/src/cpu/isa/kernels_avx2.cpp)
+  set(FULMEN_ISA_AVX512 ${PROJECT_SOURCE_DIR}/src/cpu/isa/kernels_avx512.cpp)
+  set_source_files_properties(${FULMEN_ISA_AVX2} PROPERTIES
+    COMPILE_OPTIONS "-mavx2;-mfma;-mf16c")
+  set_source_files_properties(${FULMEN_ISA_AVX512} PROPERTIES
+    COMPILE_OPTIONS "-mavx512f;-mavx512bw;-mavx512dq;-mavx512vl;-mfma;-mf16c")
+  list(APPEND FULMEN_ISA_SOURCES ${FULMEN_ISA_AVX2} ${FULMEN_ISA_AVX512})
+endif()
+
+# Vectors are passed between functions of one unit only, so the psABI notes do not concern us; the
+# AVX-512 headers of g++ 12 warn about their own undefined vectors; -O3 even where the rest is built
+# for size, since register tiles live on unrolled loops.
+set_property(SOURCE ${FULMEN_ISA_SOURCES} APPEND PROPERTY COMPILE_OPTIONS
+  -Wno-psabi $<$<CXX_COMPILER_ID:GNU>:-Wno-maybe-uninitialized>
+  $<$<CONFIG:Release,RelWithDebInfo,MinSizeRel>:-O3>)
+target_sources(fulmen_objects PRIVATE ${FULMEN_ISA_SOURCES})

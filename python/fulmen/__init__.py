@@ -1,0 +1,110 @@
+# SPDX-FileCopyrightText: fulmen contributors
+# SPDX-License-Identifier: Apache-2.0
+"""fulmen: exact attention, forward and backward, without PyTorch inside.
+
+    o = fulmen.attention(q, k, v, causal=True)
+
+Arrays are NumPy's, or anything with DLPack (PyTorch, JAX); results come back in the caller's kind.
+`import fulmen` loads nothing: each name below comes with its module at first use, NumPy and the
+library with the first call. Every function may be called from any thread; the interpreter lock is
+released while the library computes.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from . import errors, masks
+    from .errors import (
+        ArgumentError,
+        CompileError,
+        DeviceError,
+        DTypeError,
+        Error,
+        LibraryNotFound,
+        OutOfMemoryError,
+        ShapeError,
+        UnsupportedError,
+    )
+    from .functional import (
+        Forward,
+        Gradients,
+        attention,
+        attention_backward,
+        attention_forward,
+        attention_varlen,
+        merge,
+    )
+    from .inspection import Explanation, build_info, dense_mask, explain
+    from .planning import Plan, plan
+
+    __version__: str
+
+__all__ = [
+    "ArgumentError",
+    "CompileError",
+    "DTypeError",
+    "DeviceError",
+    "Error",
+    "Explanation",
+    "Forward",
+    "Gradients",
+    "LibraryNotFound",
+    "OutOfMemoryError",
+    "Plan",
+    "ShapeError",
+    "UnsupportedError",
+    "__version__",
+    "attention",
+    "attention_backward",
+    "attention_forward",
+    "attention_varlen",
+    "build_info",
+    "dense_mask",
+    "errors",
+    "explain",
+    "masks",
+    "merge",
+    "plan",
+]
+
+_MODULES = {
+    "errors": (
+        "ArgumentError CompileError DTypeError DeviceError Error LibraryNotFound OutOfMemoryError "
+        "ShapeError UnsupportedError"
+    ),
+    "functional": (
+        "Forward Gradients attention attention_backward attention_forward attention_varlen merge"
+    ),
+    "inspection": "Explanation build_info dense_mask explain",
+    "planning": "Plan plan",
+}
+_HOME = {name: module for module, names in _MODULES.items() for name in names.split()}
+
+
+def __getattr__(name: str) -> Any:
+    """A public name, from its module (PEP 562)."""
+    import importlib
+
+    if name in ("errors", "masks"):
+        return importlib.import_module(f"{__name__}.{name}")
+    if name in _HOME:
+        value = getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
+    elif name == "__version__":
+        from importlib import metadata
+
+        try:
+            value = metadata.version("fulmen")
+        except metadata.PackageNotFoundError:  # a source tree on the path: what the library says
+            from .inspection import build_info
+
+            value = build_info()["version"]
+    else:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

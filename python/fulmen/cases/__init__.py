@@ -1,0 +1,19 @@
+# SPDX-FileCopyrightText: fulmen contributors
+# SPDX-License-Identifier: Apache-2.0
+"""Named cases, the NumPy oracle and the error rule: what every implementation is judged by.
+
+    from fulmen.cases import find, run_case
+    for case in find("u35_*"):
+        print(case.name, run_case(case, implementation="tiled"))
+
+Reading order: case (what a case says), visible and oracle (what attention means), arithmetic,
+magnitude and error_rule (how much error is fair), problem (from a case to arrays), run, catalogue.
+"""
+
+from __future__ import annotations
+
+from .case import Case
+from .catalogue import all_cases, find
+from .run import Outcome, run_case
+
+__all__ = ["Case", "Outcome", "all_cases", "find", "run_case"]

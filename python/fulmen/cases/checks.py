@@ -1,0 +1,252 @@
+# SPDX-FileCopyrightText: fulmen contributors
+# SPDX-License-Identifier: Apache-2.0
+"""What is checked beside the error rule: bits that must be equal, memory that must be untouched.
+
+A `Run` is a case, its call and the implementation; it knows how to call the public functions. Each
+check raises CheckError with one sentence. Called by run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+import fulmen
+
+from . import views
+from .arrays import Array, dtype_of, parameter_dtype, same_bits
+from .case import Case
+from .oracle import Problem, segments
+from .problem import Call
+from .visible import visible
+
+LARGEST_SNAPSHOT = 1 << 26  # bytes
+# options that may have a batch axis, and their rank when they do
+BATCHED = {"q_lengths": 1, "kv_lengths": 1, "bias": 4, "mask": 4, "alibi_slopes": 2}
+GRADIENT_OF = {"q": "dq", "k": "dk", "v": "dv", "bias": "dbias", "sinks": "dsinks"}
+
+
+class CheckError(Exception):
+    """A check that did not hold, as one sentence."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One case on one implementation."""
+
+    case: Case
+    problem: Problem
+    call: Call
+    where: dict[str, str]  # backend and implementation
+
+    def options(self, changes: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """The keyword arguments of a call, with changes; None takes an option away."""
+        given = {**self.call.options, **(changes or {}), **self.where}
+        return {name: value for name, value in given.items() if value is not None}
+
+    def forward(self, changes: Mapping[str, Any] | None = None) -> Any:
+        """fulmen.attention_forward, into the caller's own output where the case asks."""
+        call, options = self.call, self.options(changes)
+        if self.case.out_dtype:
+            options["out_dtype"] = self.case.out_dtype
+        if not self.case.out:
+            return fulmen.attention_forward(call.q, call.k, call.v, **options)
+        shape = (*call.q.shape[:-1], call.v.shape[-1])
+        name = self.case.out_dtype or self.case.dtype
+        out = views.VIEWS[self.case.out](np.full(shape, np.nan, dtype_of(name)))
+        forward = fulmen.attention_forward(call.q, call.k, call.v, out=out, **options)
+        if not same_bits(np.array(forward.o), np.array(out)):
+            raise CheckError("the result is not what lies in the caller's output")
+        written, out[...] = np.array(out), np.nan  # what is left of numbers lies around it
+        if not np.isnan(root(out).astype(np.float32)).all():
+            raise CheckError("something was written around the caller's output")
+        out[...] = written
+        return forward
+
+    def backward(
+        self, forward: Any, need: tuple[str, ...], changes: Mapping[str, Any] | None = None
+    ) -> dict[str, Array]:
+        """The gradients that were asked for, by name; the others must be None."""
+        call, options = self.call, self.options(changes)
+        if call.dlse is not None:
+            options["dlse"] = call.dlse
+        saved = forward.lse if self.case.lse_only else forward.stats
+        got = fulmen.attention_backward(
+            call.do, call.q, call.k, call.v, forward.o, saved, need=need, **options
+        )
+        found = {}
+        for name, attribute in GRADIENT_OF.items():
+            x = getattr(got, attribute)
+            if (x is not None) != (name in need):
+                state = "missing" if x is None else "not asked for"
+                raise CheckError(f"{attribute} is {state} with need={need}")
+            if x is None:
+                continue
+            parameter = getattr(call, name, call.options.get(name))
+            assert parameter is not None
+            if x.dtype != parameter.dtype:
+                raise CheckError(f"{attribute} is {x.dtype}, its parameter is {parameter.dtype}")
+            found[attribute] = x
+        return found
+
+
+def root(x: Array) -> Array:
+    """The array that owns the memory of a view."""
+    while isinstance(x.base, np.ndarray):
+        x = x.base
+    return x
+
+
+def snapshot(x: Array) -> Array:
+    """A copy of the memory around a view; of the view alone where that memory is huge."""
+    around = root(x)
+    return np.array(around if around.nbytes <= LARGEST_SNAPSHOT else x)
+
+
+def unmodified(call: Call, before: list[Array]) -> None:
+    """Inputs, and the gaps and guards around them, have their old bytes."""
+    for x, old in zip(call.inputs(), before):
+        if not same_bits(snapshot(x), old):
+            raise CheckError(f"an input of shape {x.shape} was written to")
+
+
+def head_major(name: str, x: Array, packed: bool) -> Array:
+    """A result in the axes of the oracle: packed tensors are (row, head, dim) outside."""
+    x = np.asarray(x)
+    return x.swapaxes(0, 1) if packed and name in ("o", "dq", "dk", "dv") else x
+
+
+def dtypes(case: Case, forward: Any) -> None:
+    """O has the type of q or of out_dtype; lse is float32, or float64 for float64."""
+    for name, want in (
+        ("o", dtype_of(case.out_dtype or case.dtype)),
+        ("lse", parameter_dtype(case.dtype)),
+    ):
+        if getattr(forward, name).dtype != want:
+            raise CheckError(f"{name} is {getattr(forward, name).dtype}, not {want}")
+
+
+def one_key_is_exact(run: Run, o: Array) -> None:
+    """With one visible key, no sinks and no dropout, o is v[j] to the bit."""
+    problem = run.problem
+    o = head_major("o", o, run.case.packed)
+    for at in segments(problem):
+        v, rows = problem.v[at.kv_at], o[at.q_at]
+        see = visible(problem.options, at.batch, at.head, len(rows), len(v))
+        for i in np.flatnonzero(see.sum(axis=1) == 1):
+            if not np.array_equal(rows[i], v[int(see[i].argmax())]):
+                raise CheckError(f"row {(at.batch, at.head, int(i))} sees one key and is not its v")
+
+
+def each_alone(run: Run, forward: Any, together: dict[str, Array]) -> None:
+    """Each gradient alone has the bits that it has among the others."""
+    for name in run.case.needs:
+        attribute = GRADIENT_OF[name]
+        alone = run.backward(forward, (name,))[attribute]
+        if not same_bits(np.array(alone), np.array(together[attribute])):
+            raise CheckError(f"{attribute} alone differs from {attribute} among the others")
+
+
+def results(run: Run, changes: Mapping[str, Any] | None = None) -> dict[str, Array]:
+    """All results of a call by name."""
+    forward = run.forward(changes)
+    found = {"o": forward.o, "lse": forward.lse}
+    if run.case.gradients:
+        found.update(run.backward(forward, run.case.needs, changes))
+    return {name: np.array(x) for name, x in found.items()}
+
+
+def same_bits_with(run: Run, others: tuple[Mapping[str, Any], ...]) -> None:
+    """The results keep their bits under each change of the call."""
+    first = results(run)
+    for changes in others:
+        for name, x in results(run, changes).items():
+            if not same_bits(x, first[name]):
+                raise CheckError(f"{name} differs with {dict(changes) or 'the same call again'}")
+
+
+def other_numbers_with(run: Run, others: tuple[Mapping[str, Any], ...]) -> None:
+    """O differs between the call and each change of it, and between the changes."""
+    seen = {"the case": np.array(run.forward().o)}
+    for changes in others:
+        o = np.array(run.forward(changes).o)
+        for before, old in seen.items():
+            if same_bits(o, old):
+                raise CheckError(f"o is the same with {dict(changes)} and with {before}")
+        seen[str(dict(changes))] = o
+
+
+def same_bits_alone(run: Run) -> None:
+    """Each batch entry alone has the bits that it has in the batch, under batch_invariant."""
+    invariant = {"batch_invariant": True}
+    batch = results(run, invariant)
+    for b in range(run.case.batch):
+        one = slice(b, b + 1)
+        call = run.call
+        options = dict(call.options)
+        for name, full_rank in BATCHED.items():
+            x = options.get(name)
+            if isinstance(x, np.ndarray) and x.ndim == full_rank and len(x) > 1:
+                options[name] = x[one]
+        do = None if call.do is None else call.do[one]
+        dlse = None if call.dlse is None else call.dlse[one]
+        alone = Call(call.q[one], call.k[one], call.v[one], do, dlse, options)
+        for name, x in results(Run(run.case, run.problem, alone, run.where), invariant).items():
+            if name in ("dbias", "dsinks"):  # sums over the batch
+                continue
+            if not same_bits(x, batch[name][one]):
+                raise CheckError(f"{name} of batch entry {b} alone is not what it is in the batch")
+
+
+def repeated(run: Run) -> Run:
+    """The same run with its one batch entry repeated by a stride of 0."""
+
+    def many(x: Array) -> Array:
+        return np.broadcast_to(x, (run.case.repeat, *x.shape[1:]))
+
+    c = run.call
+    do, dlse = (None if x is None else many(x) for x in (c.do, c.dlse))
+    call = Call(many(c.q), many(c.k), many(c.v), do, dlse, c.options)
+    return Run(run.case, run.problem, call, run.where)
+
+
+def merged_parts(run: Run) -> tuple[Array, Array]:
+    """O and lse from parts over disjoint keys; sinks enter in the merge."""
+    call, case = run.call, run.case
+    options = run.options()
+    sinks = options.pop("sinks", None)
+    if case.out_dtype:
+        options["out_dtype"] = case.out_dtype
+    parts, first = [], 0
+    for count in case.parts:
+        keys = slice(first, first + count)
+        first += count
+        masked = {}
+        if "mask" in options:
+            masked["mask"] = options["mask"][..., keys]
+        part = fulmen.attention_forward(
+            call.q, call.k[..., keys, :], call.v[..., keys, :], **{**options, **masked}
+        )
+        parts.append((part.o, part.lse))
+    assert first == case.kv_rows, f"{case.name}: parts hold {first} of {case.kv_rows} keys"
+    o, lse = fulmen.merge(parts) if sinks is None else fulmen.merge(parts, sinks=sinks)
+    return np.asarray(o), np.asarray(lse)
+
+
+def refused(run: Run) -> None:
+    """The call raises fulmen.ArgumentError with a sentence, and no byte of out changes."""
+    call = run.call
+    out = np.full((*call.q.shape[:-1], call.v.shape[-1]), np.nan, call.q.dtype)
+    before = out.copy()
+    try:
+        fulmen.attention_forward(call.q, call.k, call.v, out=out, **run.options(*run.case.others))
+    except fulmen.ArgumentError as error:
+        if len(str(error).split()) < 5:
+            raise CheckError(f"the sentence says too little: {error}") from error
+    else:
+        raise CheckError("the call was accepted")
+    if not same_bits(out, before):
+        raise CheckError("a refused call wrote to its output")

@@ -1,0 +1,240 @@
+# SPDX-FileCopyrightText: fulmen contributors
+# SPDX-License-Identifier: Apache-2.0
+"""From a Case to arrays: the problem as the oracle sees it and the call as a user writes it.
+
+Both hold the same numbers. The problem has them head by head, contiguous; the call has them in the
+strides, offsets and gaps that the case asks for, and names its options as fulmen.attention does.
+The seed is the name of the case.
+"""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fulmen.masks import Chunks, Documents, Prefix
+
+from . import inputs, views
+from .arrays import Array, dtype_of, parameter_dtype
+from .case import Case
+from .oracle import Problem
+from .visible import Options
+
+
+@dataclass
+class Call:
+    """What the public functions are called with; packed tensors are (row, head, dim)."""
+
+    q: Array
+    k: Array
+    v: Array
+    do: Array | None
+    dlse: Array | None
+    options: dict[str, Any]
+
+    def inputs(self) -> list[Array]:
+        """Every array that the call must leave as it was."""
+        found = [self.q, self.k, self.v, self.do, self.dlse]
+        for value in self.options.values():
+            found += list(value) if isinstance(value, tuple) else [value]
+        return [x for x in found if isinstance(x, np.ndarray)]
+
+
+def seed_of(name: str) -> int:
+    """The seed of a case."""
+    return zlib.crc32(name.encode())
+
+
+def shape_of(case: Case, letters: str) -> tuple[int, ...]:
+    """A shape from letters: "1h1k" is (1, heads, 1, kv_rows); "n" is too narrow for kv_rows."""
+    q_rows, kv_rows = case.q_rows, case.kv_rows
+    if case.packed:  # a mask or bias of packed sequences counts from the start of each
+        q_rows, kv_rows = max(case.q_packed), max(case.kv_packed)
+    sizes = {"b": case.batch, "h": case.heads, "q": q_rows, "k": kv_rows, "1": 1}
+    sizes["n"] = case.kv_rows - 5
+    return tuple(sizes[letter] for letter in letters)
+
+
+def bool_mask(case: Case, rng: np.random.Generator, letters: str, content: Any) -> Array:
+    """A boolean mask: a share that is visible, or a picture by name."""
+    shape = shape_of(case, letters)
+    if isinstance(content, float):
+        mask = rng.random(shape) < content
+        return mask
+    mask = np.ones(shape, bool)
+    if content == "lower":  # row i sees keys 0..i
+        mask &= np.tri(shape[-2], shape[-1], dtype=bool)
+    elif content == "empty_rows":  # a random half, and every third row nothing
+        mask = rng.random(shape) < 0.5
+        mask[..., ::3, :] = False
+    elif content == "last_row_empty":
+        mask &= np.tri(shape[-2], shape[-1], dtype=bool)
+        mask[..., -1, :] = False
+    elif content == "top_left_half":
+        mask[..., shape[-2] // 2 :, :] = False
+        mask[..., shape[-1] // 2 :] = False
+    elif content == "last_key_hidden":
+        mask[..., -1] = False
+    elif content == "nothing":
+        mask[...] = False
+    elif content == "padded_band":  # sample b hides its last 2 b keys; band |i - j| <= 1
+        i, j = np.arange(shape[-2])[:, None], np.arange(shape[-1])
+        for b in range(shape[0]):
+            mask[b] = (abs(i - j) <= 1) & (j < shape[-1] - 2 * b)
+    elif content == "sink_and_window":  # the first 4 keys and the nearest 24
+        i, j = np.arange(shape[-2])[:, None], np.arange(shape[-1])
+        mask &= (i - j <= 23) | (j < 4)
+    elif content != "everything":
+        raise ValueError(f"{case.name}: no mask is called {content}")
+    return mask
+
+
+def documents(case: Case, rng: np.random.Generator, count: int, per_batch: bool) -> Documents:
+    """Ids of `count` documents in order; the last of them has no query where there is a second."""
+    rows = (case.batch,) if per_batch else ()
+    q_ids = np.sort(rng.integers(0, count, (*rows, case.q_rows)), axis=-1).astype(np.int32)
+    if case.q_rows == case.kv_rows:
+        return Documents(q_ids)
+    kv_ids = np.sort(rng.integers(0, count + 1, (*rows, case.kv_rows)), axis=-1).astype(np.int32)
+    return Documents(q_ids, kv_ids)
+
+
+def masks_of(case: Case, rng: np.random.Generator) -> tuple[Any, ...]:
+    """The mask values of a case."""
+    made: list[Any] = []
+    for kind, *arguments in case.masks:
+        if kind == "bool":
+            made.append(bool_mask(case, rng, arguments[0], arguments[1]))
+        elif kind == "prefix":
+            made.append(Prefix(arguments[0]))
+        elif kind == "chunks":
+            made.append(Chunks(arguments[0]))
+        else:
+            made.append(documents(case, rng, arguments[0], "batch" in arguments[1:]))
+    return tuple(made)
+
+
+def both_sides(case: Case) -> tuple[int, int]:
+    """The window as (left, right) with -1 for no limit."""
+    if case.window is None:
+        return -1, -1
+    if isinstance(case.window, int):
+        return case.window, 0 if case.causal else case.window
+    left, right = case.window
+    return -1 if left is None else left, -1 if right is None else right
+
+
+def offsets_of(lengths: tuple[int, ...], dtype: str) -> Array | None:
+    """Cumulative offsets of packed sequences."""
+    return np.concatenate([[0], np.cumsum(lengths)]).astype(dtype) if lengths else None
+
+
+def options_of(case: Case, rng: np.random.Generator) -> Options:
+    """The options of a case with their arrays."""
+    parameters = parameter_dtype(case.dtype)
+    bias, alibi, sinks = None, None, None
+    if case.bias:
+        letters, dtype, kind, *_ = (*case.bias.split(), "", "")
+        dtype, kind = dtype or case.dtype, kind or "normal"
+        bias = inputs.bias_values(rng, shape_of(case, letters), kind)
+        bias = bias.astype(dtype_of(case.dtype if dtype == "same" else dtype))
+    if case.alibi:
+        alibi = 2.0 ** (-4 * (np.arange(case.heads) + 1) / max(case.heads, 1))
+        if case.alibi == "bh":
+            alibi = alibi * (1 + np.arange(case.batch)[:, None])
+        alibi = alibi.astype(parameters)
+    if case.sinks:
+        sinks = inputs.sink_values(rng, case.heads, case.sinks).astype(parameters)
+    return Options(
+        scale=case.scale,
+        softcap=case.softcap,
+        causal=case.causal,
+        alignment=case.alignment,
+        window=both_sides(case),
+        masks=masks_of(case, rng),
+        bias=bias,
+        alibi_slopes=alibi,
+        sinks=sinks,
+        q_lengths=np.array(case.q_lengths, np.int32) if case.q_lengths else None,
+        kv_lengths=np.array(case.kv_lengths, np.int32) if case.kv_lengths else None,
+        cu_q=offsets_of(case.q_packed, case.offsets),
+        cu_kv=offsets_of(case.kv_packed, case.offsets),
+        dropout_p=case.dropout_p,
+        rng=case.rng,
+    )
+
+
+def tensors_of(case: Case) -> dict[str, str]:
+    """The view of each tensor: later entries of case.views win."""
+    found = dict.fromkeys(("q", "k", "v", "do"), "rows_first" if case.packed else "contiguous")
+    for names, view in case.views:
+        found.update((name, view) for name in names.split())
+    return found
+
+
+def build_problem(case: Case) -> Problem:
+    """The problem of a case, poison included."""
+    batch = () if case.packed else (case.batch,)
+    shapes: dict[str, tuple[int, ...]] = {
+        "q": (*batch, case.heads, case.q_rows, case.dim),
+        "k": (*batch, case.kv_heads, case.kv_rows, case.dim),
+        "v": (*batch, case.kv_heads, case.kv_rows, case.dim_v),
+        "do": (*batch, case.heads, case.q_rows, case.dim_v),
+    }
+    seed = seed_of(case.name)
+    rng = np.random.default_rng(seed + 1)
+    options = options_of(case, rng)
+    drawn = inputs.draw(case.inputs, seed, shapes, options.scale_for(case.dim) or 1.0)
+    for name, view in tensors_of(case).items():
+        if view.startswith("same_") and drawn[name].size:
+            drawn[name] = np.array(views.VIEWS[view](drawn[name]))
+    with np.errstate(over="ignore"):
+        t = {name: x.astype(dtype_of(case.dtype)) for name, x in drawn.items()}
+    dlse = rng.standard_normal(shapes["q"][:-1]).astype(parameter_dtype(case.dtype))
+    problem = Problem(
+        t["q"],
+        t["k"],
+        t["v"],
+        options,
+        do=t["do"] if case.gradients else None,
+        dlse=dlse if case.dlse else None,
+    )
+    if case.poison:
+        inputs.plant(problem, case.poison, seed + 2)
+    return problem
+
+
+def build_call(case: Case, problem: Problem) -> Call:
+    """The arguments of the public functions, in the memory that the case asks for."""
+    options = problem.options
+    given: dict[str, Any] = {
+        "scale": options.scale,
+        "softcap": options.softcap or None,
+        "causal": options.causal or None,
+        "alignment": None if options.alignment == "bottom_right" else options.alignment,
+        "window": case.window,
+        "mask": options.masks[0] if len(options.masks) == 1 else (options.masks or None),
+        "bias": options.bias,
+        "alibi_slopes": options.alibi_slopes,
+        "sinks": options.sinks,
+        "q_lengths": options.q_lengths,
+        "kv_lengths": options.kv_lengths,
+        "cu_q": options.cu_q,
+        "cu_kv": options.cu_kv,
+    }
+    given = {name: value for name, value in given.items() if value is not None}
+    if case.dropout_p:
+        given.update(dropout_p=case.dropout_p, rng=case.rng)
+    if case.max_rows and case.packed:
+        given.update(max_q=max(case.q_packed) + case.max_rows - 1)
+        given.update(max_kv=max(case.kv_packed) + case.max_rows - 1)
+    placed = {}
+    for name, view in tensors_of(case).items():
+        x = getattr(problem, name)
+        if x is not None:
+            x = views.VIEWS[view](x) if x.size else x
+            placed[name] = x.swapaxes(0, 1) if case.packed else x
+    return Call(placed["q"], placed["k"], placed["v"], placed.get("do"), problem.dlse, given)

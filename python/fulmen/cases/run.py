@@ -1,0 +1,162 @@
+# SPDX-FileCopyrightText: fulmen contributors
+# SPDX-License-Identifier: Apache-2.0
+"""Runs one case on one implementation through the public functions and judges what comes back.
+
+Called by pytest, `fulmen verify` and bench. The oracle's side of a case is kept until other cases
+push it out, so ask for all implementations of a case one after the other. An exception of the
+library is a failure with its sentence; only UnsupportedError skips.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+import fulmen
+
+from . import checks
+from .case import Case
+from .checks import CheckError, Run
+from .error_rule import Oracle, consult, judge
+from .oracle import Problem
+from .problem import build_call, build_problem
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a case said of an implementation."""
+
+    status: str  # "passed", "failed" or "skipped"
+    ratio: float  # the largest error / allowance of all its rows; 0 where nothing was measured
+    message: str  # which result and row that was, or what went wrong
+
+
+@lru_cache(maxsize=4)
+def expected(case: Case) -> tuple[Problem, Oracle | None]:
+    """The problem of a case and the oracle's answer; none for a call that must be refused.
+
+    Raises:
+        NotImplementedError: this machine has no type wider than the inputs.
+    """
+    problem = build_problem(case)
+    return problem, None if case.check == "refused" else consult(problem, case.dtype)
+
+
+def run_case(case: Case, backend: str = "cpu", implementation: str = "scalar") -> Outcome:
+    """Runs a case and judges it.
+
+    Args:
+        case: from fulmen.cases.find or made by hand.
+        backend: as in fulmen.attention.
+        implementation: as in fulmen.attention.
+
+    Returns:
+        The outcome; no exception of the library leaves this function.
+    """
+    try:
+        problem, oracle = expected(case)
+    except NotImplementedError as gap:
+        return Outcome("skipped", 0.0, str(gap))
+    call = build_call(case, problem)
+    run = Run(case, problem, call, {"backend": backend, "implementation": implementation})
+    try:
+        worst = (0.0, "nothing was measured")
+        before = [checks.snapshot(x) for x in call.inputs()]
+        for ratio, message in judged(run, oracle):
+            if not ratio <= 1:
+                return Outcome("failed", ratio, message)
+            worst = max(worst, (ratio, message))
+        checks.unmodified(call, before)
+    except CheckError as failure:
+        return Outcome("failed", np.inf, str(failure))
+    except fulmen.UnsupportedError as gap:
+        return Outcome("skipped", 0.0, str(gap))
+    except Exception as error:  # a case never ends the run of the others
+        return Outcome("failed", np.inf, f"{type(error).__name__}: {error}")
+    return Outcome("passed", *worst)
+
+
+Measured = Iterator["tuple[float, str]"]
+
+
+def measure(run: Run, oracle: Oracle, got: dict[str, Any]) -> Measured:
+    """The verdict on each result by name, in the layout that the public functions return."""
+    for name, returned in got.items():
+        x = checks.head_major(name, returned, run.case.packed)
+        if run.case.finite_gradients and name.startswith("d"):
+            if not np.isfinite(x).all():
+                raise CheckError(f"{name}: {int((~np.isfinite(x)).sum())} numbers are not finite")
+            continue
+        verdict = judge(name, x, oracle)
+        yield verdict.ratio, f"{name}: {verdict.message}"
+
+
+def check_rule(run: Run, oracle: Oracle) -> Measured:
+    """Forward and the gradients that the case names obey the error rule."""
+    forward = run.forward()
+    checks.dtypes(run.case, forward)
+    yield from measure(run, oracle, {"o": forward.o, "lse": forward.lse})
+    if run.case.exact:
+        checks.one_key_is_exact(run, forward.o)
+    if not run.case.gradients:
+        return
+    together = run.backward(forward, run.case.needs)
+    yield from measure(run, oracle, together)
+    if run.case.need_each:
+        checks.each_alone(run, forward, together)
+
+
+def check_same(run: Run, oracle: Oracle) -> Measured:
+    """The rule, and the same bits from every other way to write the call."""
+    yield from check_rule(run, oracle)
+    checks.same_bits_with(run, run.case.others)
+
+
+def check_alone(run: Run, oracle: Oracle) -> Measured:
+    """The rule, and each batch entry alone has the bits that it has among its neighbours."""
+    yield from check_rule(run, oracle)
+    checks.same_bits_alone(run)
+
+
+def check_repeat(run: Run, oracle: Oracle) -> Measured:
+    """Many batch entries that are one and the same: the first obeys the rule, all have its bits."""
+    many = checks.repeated(run)
+    for name, x in checks.results(many).items():
+        if not (x == x[:1]).all():
+            raise CheckError(f"{name} differs between batch entries that are the same")
+        yield from measure(run, oracle, {name: x[:1]})
+
+
+def check_differs(run: Run, oracle: Oracle) -> Measured:
+    """The rule, and another o with each other value of the options: none of them is ignored."""
+    yield from check_rule(run, oracle)
+    checks.other_numbers_with(run, run.case.others)
+
+
+def check_merge(run: Run, oracle: Oracle) -> Measured:
+    """Parts over disjoint keys, merged, obey the rule of the whole."""
+    o, lse = checks.merged_parts(run)
+    yield from measure(run, oracle, {"o": o, "lse": lse})
+
+
+CHECKED = {
+    "rule": check_rule,
+    "same": check_same,
+    "alone": check_alone,
+    "repeat": check_repeat,
+    "differs": check_differs,
+    "merge": check_merge,
+}
+
+
+def judged(run: Run, oracle: Oracle | None) -> Measured:
+    """The check that a case names; a call without a meaning must be refused."""
+    if oracle is not None:
+        yield from CHECKED[run.case.check](run, oracle)
+        return
+    checks.refused(run)
+    yield 0.0, "refused, and nothing was written"

@@ -1,0 +1,132 @@
+# SPDX-FileCopyrightText: fulmen contributors
+# SPDX-License-Identifier: Apache-2.0
+"""How far results are from float64, and what the error rule says of it.
+
+The reference is the one in the file, where it belongs to the same numbers and options; otherwise
+fulmen.cases.oracle computes one. The rule is fulmen.cases.error_rule, the same as for every test.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from fulmen.cases.error_rule import consult, judge
+from fulmen.cases.oracle import Problem
+from fulmen.cases.visible import Options
+
+from .output import BadInputError
+from .tensor_file import Array
+
+LARGEST_PAIRS = 1 << 25  # the oracle is quadratic: beyond this there is no verdict
+HEADS_AND_ROWS = ("q", "k", "v", "do", "o", "dq", "dk", "dv")
+
+
+def head_major(name: str, x: Array, layout: str, packed: bool) -> Array:
+    """A tensor in the axes of the oracle: (batch, head, row, ..) or, packed, (head, row, ..)."""
+    if name in HEADS_AND_ROWS and layout in ("shd", "bshd"):
+        x = x.swapaxes(-3, -2)
+    missing = 0 if packed or name in ("dbias", "dsinks") else 4 - len(layout)
+    return x.reshape((1,) * missing + x.shape)
+
+
+def oracle_problem(tensors: dict[str, Array], options: dict[str, Any]) -> Problem:
+    """A call in the words of the oracle."""
+    layout, packed = options["layout"], "cu_q" in options
+    arrays = {
+        n: head_major(n, x, layout, packed) for n, x in tensors.items() if n in HEADS_AND_ROWS
+    }
+    window = options.get("window")
+    if isinstance(window, int):
+        window = (window, 0 if options.get("causal") and window >= 0 else window)
+    said = Options(
+        scale=options.get("scale"),
+        softcap=options.get("softcap", 0.0),
+        causal=options.get("causal", False),
+        alignment=options.get("alignment", "bottom_right"),
+        window=window or (-1, -1),
+        masks=() if options.get("mask") is None else (options["mask"],),
+        bias=options.get("bias"),
+        sinks=options.get("sinks"),
+        q_lengths=options.get("q_lengths"),
+        kv_lengths=options.get("kv_lengths"),
+        cu_q=options.get("cu_q"),
+        cu_kv=options.get("cu_kv"),
+    )
+    return Problem(arrays["q"], arrays["k"], arrays["v"], said, do=arrays.get("do"))
+
+
+def pairs(problem: Problem) -> int:
+    """Scores of the whole problem: what the oracle holds, head by head."""
+    o = problem.options
+    heads = int(np.prod(problem.q.shape[:-2]))
+    if o.cu_q is None:
+        return heads * int(problem.q.shape[-2]) * int(problem.k.shape[-2])
+    assert o.cu_kv is not None
+    return heads * int((np.diff(o.cu_q).astype(np.int64) * np.diff(o.cu_kv)).sum())
+
+
+def judged(
+    problem: Problem,
+    results: dict[str, Array],
+    references: dict[str, Array],
+    options: dict[str, Any],
+) -> list[dict[str, Any]]:
+    """One line for each result: its largest error, and the verdict.
+
+    Args:
+        problem: what was computed.
+        results: by name (o, lse, dq, ..), as the public functions returned them.
+        references: those of the file that hold for this call, by name.
+        options: of the call; layout among them.
+
+    Raises:
+        BadInputError: a reference has another shape than the result.
+    """
+    layout, packed = options["layout"], "cu_q" in options
+    for name, x in references.items():
+        if name in results and x.shape != results[name].shape:
+            raise BadInputError(
+                f"the reference {name} has shape {x.shape}; the result has {results[name].shape}"
+            )
+    oracle = None
+    if pairs(problem) <= LARGEST_PAIRS:
+        oracle = consult(problem, problem.q.dtype.name)
+        wide = oracle.reference.o.dtype
+        given = {
+            name: head_major(name, x, layout, packed).astype(wide)
+            for name, x in references.items()
+            if name in results
+        }
+        oracle = replace(oracle, reference=oracle.reference._replace(**given))
+    lines = []
+    for name, returned in results.items():
+        got = head_major(name, returned, layout, packed)
+        source = "file" if name in references else "computed"
+        if oracle is None and name not in references:
+            continue
+        reference = (
+            getattr(oracle.reference, name)
+            if oracle is not None
+            else head_major(name, references[name], layout, packed)
+        )
+        line = {"result": name, "reference": source, **_largest(got, reference)}
+        if oracle is not None:
+            verdict = judge(name, got, oracle)
+            line.update(passed=verdict.passed, of_allowed=verdict.ratio, worst_row=verdict.where)
+            line.update(message=verdict.message)
+        lines.append(line)
+    return lines
+
+
+def _largest(got: Array, reference: Array) -> dict[str, float]:
+    with np.errstate(invalid="ignore"):
+        error = np.abs(got.astype(reference.dtype) - reference)
+    finite = np.isfinite(error)
+    scale = np.abs(reference[np.isfinite(reference)]).max(initial=0)
+    return {
+        "largest_error": float(error[finite].max(initial=0)),
+        "largest_value": float(scale),
+    }

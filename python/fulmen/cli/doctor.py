@@ -1,0 +1,134 @@
+# SPDX-FileCopyrightText: fulmen contributors
+# SPDX-License-Identifier: Apache-2.0
+"""fulmen doctor: what works here, and what to do about the rest."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import sys
+from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from .output import ACCEPTABLE, BAD, Output
+
+DESCRIPTION = """\
+Looks at the library, the packages that it needs, the processor and the devices, computes a 64 x 64
+forward and backward pass with each implementation, and says one line of advice for each problem.
+The exit code is 1 if something that should work does not.
+"""
+NEEDED = ("apache-tvm-ffi", "numpy", "ml_dtypes", "safetensors", "rich")
+NEIGHBOURS = ("torch", "jax", "transformers")
+VARIABLES = ("FULMEN_LIBRARY", "FULMEN_NUM_THREADS", "FULMEN_CPU_ISA")
+
+Finding = tuple[str, str, str]  # what, "ok" "problem" or "", text
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command has no arguments of its own."""
+
+
+def main(arguments: argparse.Namespace, output: Output) -> int:
+    """The command."""
+    findings = [*python_findings(), *library_findings(), *device_findings()]
+    if all(state != "problem" for _, state, _ in findings):
+        findings += [computed(name) for name in ("scalar", "tiled")]
+    problems = [finding for finding in findings if finding[1] == "problem"]
+    output.table(
+        ("what", "state", "found"),
+        findings,
+        lambda row: {"problem": BAD, "ok": ACCEPTABLE}.get(row[1], ""),
+    )
+    output.line()
+    output.line("everything works" if not problems else f"{len(problems)} problems: see above")
+    if output.as_json:
+        keys = ("what", "state", "found")
+        output.json({
+            "healthy": not problems,
+            "findings": [dict(zip(keys, finding)) for finding in findings],
+        })  # fmt: skip
+    return int(bool(problems))
+
+
+def python_findings() -> list[Finding]:
+    """The interpreter and the packages."""
+    findings: list[Finding] = [("python", "ok", f"{platform.python_version()} {sys.executable}")]
+    for name in NEEDED:
+        try:
+            findings.append((name, "ok", metadata.version(name)))
+        except metadata.PackageNotFoundError:
+            findings.append((name, "problem", f"missing: pip install {name}"))
+    for name in NEIGHBOURS:
+        if find_spec(name) is None:
+            findings.append((name, "", "not installed; not needed"))
+            continue
+        try:
+            findings.append((name, "ok", metadata.version(name)))
+        except metadata.PackageNotFoundError:
+            findings.append((name, "ok", "installed without a version"))
+    return findings
+
+
+def library_findings() -> list[Finding]:
+    """The library and what it says of itself and the processor."""
+    import fulmen
+
+    try:
+        info = fulmen.build_info()
+    except fulmen.Error as error:
+        return [("libfulmen", "problem", str(error))]
+    size = Path(info["library"]).stat().st_size
+    findings: list[Finding] = [
+        ("libfulmen", "ok", f"{info['version']} {info['library']} ({size / 1e6:.2f} MB)"),
+        ("build", "ok", f"{info['compiler']}, {info['build_type']}, commit {info['commit']}"),
+        ("instructions", "ok", f"{info['isa']} of {', '.join(info['isas'])}"),
+        ("threads", "ok", str(info["threads"])),
+    ]
+    if info["version"] != fulmen.__version__:
+        findings[0] = (
+            "libfulmen", "problem",
+            f"{info['library']} is version {info['version']} and the package {fulmen.__version__}: "
+            "pip install --force-reinstall fulmen, or unset FULMEN_LIBRARY",
+        )  # fmt: skip
+    findings += [(n, "", os.environ[n]) for n in VARIABLES if n in os.environ]
+    return findings
+
+
+def device_findings() -> list[Finding]:
+    """GPUs; this version does not use them, and says so."""
+    driver = Path("/proc/driver/nvidia/version")
+    if not driver.is_file():
+        return [("gpu", "", "no NVIDIA driver; this version computes on the CPU")]
+    first = driver.read_text(errors="replace").splitlines()[0].strip()
+    return [("gpu", "", f"{first}; this version computes on the CPU")]
+
+
+def computed(implementation: str) -> Finding:
+    """A 64 x 64 forward and backward pass against float64."""
+    import numpy as np
+
+    import fulmen
+    from fulmen.cases.error_rule import consult, judge
+    from fulmen.cases.oracle import Problem
+    from fulmen.cases.visible import Options
+
+    rng = np.random.default_rng(0)
+    q, k, v, do = rng.standard_normal((4, 1, 2, 64, 64), dtype=np.float32)
+    options: Any = {"causal": True, "implementation": implementation}
+    try:
+        forward = fulmen.attention_forward(q, k, v, **options)
+        back = fulmen.attention_backward(do, q, k, v, forward.o, forward.stats, **options)
+    except fulmen.Error as error:
+        return (implementation, "problem", f"{type(error).__name__}: {error}")
+    oracle = consult(Problem(q, k, v, Options(causal=True), do=do), "float32")
+    got = {"o": forward.o, "lse": forward.lse, "dq": back.dq, "dk": back.dk, "dv": back.dv}
+    for name, x in got.items():
+        verdict = judge(name, x, oracle)
+        if not verdict.passed:
+            advice = "please report it with the output of fulmen doctor --json"
+            return (implementation, "problem", f"{name}: {verdict.message}; {advice}")
+    largest = float(np.abs(forward.o - oracle.reference.o).max())
+    return (implementation, "ok", f"64 x 64 forward and backward, error of o {largest:.1e}")

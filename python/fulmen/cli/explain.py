@@ -1,0 +1,114 @@
+# SPDX-FileCopyrightText: fulmen contributors
+# SPDX-License-Identifier: Apache-2.0
+"""fulmen explain: the implementation that a shape would get, why, and what it costs."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+import fulmen
+from fulmen.arrays import named_dtype
+from fulmen.inspection import phantom
+
+from .output import BadInputError, Output, bytes_text
+from .run import DTYPES, _window
+
+DESCRIPTION = """\
+Says which implementation a call would use, why, why each other one not, and its arithmetic. SHAPE
+is BATCHxHEADSxROWSxDIM, such as 2x8x1024x64. Nothing runs and no tensor is made.
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of the command."""
+    add = parser.add_argument
+    add("shape", metavar="SHAPE", help="of q: BATCHxHEADSxROWSxDIM")
+    add("--kv-heads", type=int, help="heads of k and v; as q")
+    add("--kv-rows", type=int, help="rows of k and v; as q")
+    add("--dim-v", type=int, help="dim of v; as q")
+    add("--dtype", choices=DTYPES, default="float32")
+    add("--layout", choices=("bhsd", "bshd"), default="bhsd", help="order of the axes in memory")
+    add("--backward", action="store_true", help="the gradients instead of the forward pass")
+    add("--causal", action="store_true")
+    add("--alignment", choices=("bottom_right", "top_left"), default="bottom_right")
+    add("--window", type=_window, metavar="W|LEFT,RIGHT", help="-1 for no limit")
+    add("--softcap", type=float, default=0.0)
+    add("--dropout", type=float, default=0.0, metavar="P")
+    add("--backend", default="auto", help="auto or cpu")
+    add("--implementation", default="auto", help="auto, scalar or tiled")
+
+
+def main(arguments: argparse.Namespace, output: Output) -> int:
+    """The command."""
+    explanation = explained(arguments)
+    if output.as_json:
+        output.json(explanation)
+        return 0
+    e = explanation
+    output.line(f"{e['operation']}: {e['implementation']} on {e['backend']}: {e['reason']}")
+    rows = [("not " + other["implementation"], other["reason"]) for other in e["rejected"]]
+    if e["tile"]:
+        rows.append(("tile", f"{e['tile']['rows']} rows x {e['tile']['columns']} columns"))
+    rows += [
+        ("instructions", e["isa"]),
+        ("threads", str(e["threads"])),
+        ("workspace", bytes_text(e["workspace_bytes"])),
+        ("arithmetic", f"{e['flops'] / 1e9:.4g} GFLOP"),
+        ("arrays", f"{bytes_text(e['bytes'])} read or written"),
+        ("intensity", f"{e['intensity']:.3g} FLOP a byte"),
+    ]
+    for name, text in rows:
+        output.line(f"  {name:<13}{text}")
+    return 0
+
+
+def explained(arguments: argparse.Namespace) -> fulmen.Explanation:
+    """The explanation of the library.
+
+    Raises:
+        BadInputError: SHAPE is not one.
+    """
+    batch, heads, rows, dim = _shape(arguments.shape)
+    kv_heads, kv_rows, dim_v = (
+        given if given is not None else same
+        for given, same in (
+            (arguments.kv_heads, heads),
+            (arguments.kv_rows, rows),
+            (arguments.dim_v, dim),
+        )
+    )
+    for name, value in (("--kv-heads", kv_heads), ("--kv-rows", kv_rows), ("--dim-v", dim_v)):
+        if value < 0:
+            raise BadInputError(f"{name} is {value}; at least 0 is allowed")
+    dtype = named_dtype(arguments.dtype)
+
+    def tensor(heads: int, rows: int, dim: int) -> Any:
+        if arguments.layout == "bshd":
+            return phantom((batch, rows, heads, dim), dtype)
+        return phantom((batch, heads, rows, dim), dtype)
+
+    return fulmen.explain(
+        tensor(heads, rows, dim),
+        tensor(kv_heads, kv_rows, dim),
+        tensor(kv_heads, kv_rows, dim_v),
+        operation="backward" if arguments.backward else "forward",
+        layout=arguments.layout,
+        causal=arguments.causal,
+        alignment=arguments.alignment,
+        window=arguments.window,
+        softcap=arguments.softcap,
+        dropout_p=arguments.dropout,
+        rng=(0, 0),
+        backend=arguments.backend,
+        implementation=arguments.implementation,
+    )
+
+
+def _shape(text: str) -> tuple[int, ...]:
+    parts = text.lower().split("x")
+    if len(parts) != 4 or not all(part.isdigit() for part in parts):
+        raise BadInputError(
+            f"SHAPE is {text!r}; BATCHxHEADSxROWSxDIM is expected, such as 2x8x1024x64"
+        )
+    return tuple(int(part) for part in parts)

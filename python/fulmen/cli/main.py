@@ -1,0 +1,96 @@
+# SPDX-FileCopyrightText: fulmen contributors
+# SPDX-License-Identifier: Apache-2.0
+"""Reads the arguments, calls a command, and answers for what goes wrong.
+
+Exit codes: 0 all well, 1 a result is wrong or something failed, 2 the command line or a file cannot
+be used. An error is one sentence on standard error; FULMEN_TRACEBACK=1 shows where it came from.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+from . import doctor, explain, run, verify
+from .output import BadInputError, Output
+
+COMMANDS = (run, verify, explain, doctor)
+
+
+class Parser(argparse.ArgumentParser):
+    """Argparse with one sentence for a mistake."""
+
+    def error(self, message: str) -> NoReturn:
+        """Prints the sentence and ends with 2."""
+        self.exit(2, f"{self.prog}: {message}; {self.prog} --help shows what is allowed\n")
+
+
+def parser() -> argparse.ArgumentParser:
+    """The arguments of every command."""
+    top = Parser(prog="fulmen", description="Exact attention on real tensors.")
+    top.add_argument("--version", action="store_true", help="the version of the package, and end")
+    commands = top.add_subparsers(dest="command", metavar="COMMAND", parser_class=Parser)
+    for command in COMMANDS:
+        summary = (command.__doc__ or "").splitlines()[0]
+        name = command.__name__.rsplit(".", 1)[-1]
+        sub = commands.add_parser(
+            name, help=summary.split(": ", 1)[1], description=command.DESCRIPTION,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )  # fmt: skip
+        command.add_arguments(sub)
+        sub.add_argument("--json", action="store_true", help="one JSON object instead of text")
+        sub.set_defaults(main=command.main)
+    return top
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The program `fulmen`.
+
+    Args:
+        argv: the arguments without the program; None: those of the process.
+
+    Returns:
+        The exit code.
+    """
+    top = parser()
+    arguments = top.parse_args(argv)
+    if arguments.version:
+        import fulmen
+
+        sys.stdout.write(f"fulmen {fulmen.__version__}\n")
+        return 0
+    if arguments.command is None:
+        top.print_help()
+        return 2
+    try:
+        code: int = arguments.main(arguments, Output(arguments.json))
+        sys.stdout.flush()
+        return code
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:  # the reader of our output has gone, as `| head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except Exception as error:
+        if os.environ.get("FULMEN_TRACEBACK"):
+            raise
+        sys.stderr.write(f"fulmen {arguments.command}: {_sentence(error)}\n")
+        return 2 if _is_callers(error) else 1
+
+
+def _is_callers(error: Exception) -> bool:
+    from fulmen.errors import ArgumentError, DTypeError, UnsupportedError
+
+    return isinstance(error, (BadInputError, ArgumentError, DTypeError, UnsupportedError))
+
+
+def _sentence(error: Exception) -> str:
+    from fulmen.errors import Error
+
+    text = " ".join(str(error).split())
+    if isinstance(error, (BadInputError, Error)) and text:
+        return text
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -1,0 +1,321 @@
+# SPDX-FileCopyrightText: fulmen contributors
+# SPDX-License-Identifier: Apache-2.0
+"""fulmen run: attention, and gradients where the file has do, on the tensors of a file."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import fulmen
+
+from . import accuracy, measure, naive, tensor_file
+from .output import ACCEPTABLE, BAD, BadInputError, Output, bytes_text, seconds_text
+from .tensor_file import Array, FileProblem
+
+DESCRIPTION = """\
+Computes attention on the tensors of a safetensors file: time, memory against the naive way, error
+against float64.
+
+Tensors [PREFIX.]q, k, v and optionally do, bias, mask, sinks, cu_seqlens or lengths, and references
+o, lse, dq, dk, dv, dbias, dsinks; each prefix is one problem. Metadata: layout, causal, alignment,
+window, scale, softcap; flags override it. Without a file: the shipped example, one training step of
+a small character model.
+"""
+DTYPES = ("float64", "float32", "float16", "bfloat16")
+OVERRIDES = ("causal", "alignment", "window", "scale", "softcap")
+
+
+@dataclass
+class Finished:
+    """One problem after its run."""
+
+    name: str
+    tensors: dict[str, Array]
+    options: dict[str, Any]
+    results: dict[str, Array]
+    measured: dict[str, measure.Measured]
+    naive_bytes: dict[str, int]  # closed form
+    naive_run: dict[str, Any] | None
+    lines: list[dict[str, Any]]  # accuracy.judged
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of the command."""
+    add = parser.add_argument
+    add("file", nargs="?", type=Path, metavar="FILE", help="a safetensors file")
+    add("-o", "--output", type=Path, metavar="FILE", help="write o, lse and gradients there")
+    add("--prefix", action="append", help="only this problem of the file; may be repeated")
+    add("--dtype", choices=DTYPES, help="convert the inputs first")
+    add("--layout", help="axes of q, k, v, o: bhsd, bshd, hsd, shd or sd")
+    add("--causal", action=argparse.BooleanOptionalAction, default=None)
+    add("--alignment", choices=("bottom_right", "top_left"))
+    add("--window", type=_window, metavar="W|LEFT,RIGHT", help="-1 for no limit")
+    add("--scale", type=float)
+    add("--softcap", type=float)
+    add("--backend", default="auto", help="auto or cpu")
+    add("--implementation", default="auto", help="auto, scalar or tiled")
+    add("--repeat", type=int, default=0, metavar="N", help="times of each operation; 0: enough")
+    add("--no-backward", action="store_true", help="leave the gradients out")
+
+
+def _window(text: str) -> Any:
+    try:
+        return tensor_file.parse_window(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def example() -> Path:
+    """The shipped example: in the wheel, or in the source tree.
+
+    Raises:
+        BadInputError: neither is there.
+    """
+    from importlib.resources import files
+
+    name = "decoder.safetensors"
+    places = [
+        Path(str(files("fulmen").joinpath("examples", name))),
+        Path(__file__).resolve().parents[3] / "examples" / "data" / name,
+    ]
+    for place in places:
+        if place.is_file():
+            return place
+    raise BadInputError(
+        f"the shipped example is not at {places[0]}; fulmen run FILE takes any file"
+    )
+
+
+def main(arguments: argparse.Namespace, output: Output) -> int:
+    """The command."""
+    if arguments.repeat < 0:
+        raise BadInputError(f"--repeat is {arguments.repeat}; at least 0 is allowed")
+    file = tensor_file.read(arguments.file or example())
+    problems = _chosen(file.problems, arguments.prefix, file.path)
+    output.line(f"{_shown(file.path)}  {file.metadata.get('model', '')}".rstrip())
+    if file.ignored:
+        output.line(f"tensors that are not used here: {', '.join(file.ignored)}")
+    finished = []
+    with output.progress("running", 4 * len(problems)) as advance:
+        for problem in problems:
+            finished.append(run_problem(problem, arguments, advance))
+    for one in finished:
+        report(one, output)
+    if arguments.output is not None:
+        write_results(arguments.output, finished)
+        output.line()
+        output.line(f"results written to {arguments.output}")
+    if output.as_json:
+        output.json(as_json(file, finished, arguments.output))
+    return int(any(line.get("passed") is False for one in finished for line in one.lines))
+
+
+def _chosen(problems: list[FileProblem], names: list[str] | None, path: Path) -> list[FileProblem]:
+    known = [problem.name for problem in problems]
+    for name in names or []:
+        if name not in known:
+            raise BadInputError(f"{path} has no problem {name!r}; it has {', '.join(known)}")
+    return [p for p in problems if not names or p.name in names]
+
+
+def _shown(path: Path) -> str:
+    try:
+        return str(path.resolve().relative_to(Path.cwd()))
+    except ValueError:
+        return str(path)
+
+
+def run_problem(problem: FileProblem, arguments: argparse.Namespace, advance: Any) -> Finished:
+    """Runs and judges one problem."""
+    tensors, exact = converted(problem.tensors, arguments.dtype)
+    options, overridden = options_of(problem, tensors, arguments)
+    call = {n: x for n, x in options.items() if n != "layout"}
+    call.update(layout=options["layout"])
+    need: tuple[str, ...] = ()
+    if "do" in tensors and not arguments.no_backward:
+        need = ("q", "k", "v", *(n for n in ("bias", "sinks") if n in tensors))
+    try:
+        results, measured = measure.run(tensors, call, need, arguments.repeat, advance)
+    except fulmen.ArgumentError as error:
+        raise BadInputError(f"{problem.name}: {error}" if problem.name else str(error)) from error
+    advance(0 if need else 1)
+    if not need:
+        tensors = {n: x for n, x in tensors.items() if n != "do"}
+    said = accuracy.oracle_problem(tensors, options)
+    references = problem.references if exact and not overridden else {}
+    lines = accuracy.judged(said, results, references, options)
+    advance(1)
+    return Finished(
+        problem.name, tensors, options, results, measured,
+        naive_bytes(said, measured, results), naive.measure(said, bool(need)), lines,
+    )  # fmt: skip
+
+
+def converted(tensors: dict[str, Array], dtype: str | None) -> tuple[dict[str, Array], bool]:
+    """The inputs in another dtype, and whether they are the same numbers."""
+    if dtype is None:
+        return tensors, True
+    from fulmen.arrays import named_dtype
+
+    made, exact = {}, True
+    for name, x in tensors.items():
+        made[name] = x
+        if name in ("q", "k", "v", "do", "bias", "sinks"):
+            wanted = named_dtype("float64" if dtype == "float64" else "float32")
+            made[name] = x.astype(wanted if name == "sinks" else named_dtype(dtype))
+            same = made[name].astype(np.float64) == x.astype(np.float64)
+            exact = exact and bool(np.all(same | np.isnan(x.astype(np.float64))))
+    return made, exact
+
+
+def options_of(
+    problem: FileProblem, tensors: dict[str, Array], arguments: argparse.Namespace
+) -> tuple[dict[str, Any], bool]:
+    """The options of the call, and whether a flag changed what the file says."""
+    options = dict(problem.options)
+    overridden = False
+    for name in OVERRIDES:
+        value = getattr(arguments, name)
+        if value is not None and value != options.get(name):
+            options[name], overridden = value, True
+    rank = tensors["q"].ndim
+    guess = {4: "bhsd", 3: "shd" if "cu_seqlens" in tensors else "hsd", 2: "sd"}.get(rank, "bhsd")
+    options["layout"] = arguments.layout or options.get("layout", guess)
+    for name in ("bias", "mask", "sinks"):
+        if name in tensors:
+            options[name] = tensors[name]
+    if "cu_seqlens" in tensors:
+        options.update(cu_q=tensors["cu_seqlens"], cu_kv=tensors["cu_seqlens"])
+    elif "lengths" in tensors:
+        options["kv_lengths"] = tensors["lengths"]
+        axis = -3 if options["layout"] in ("bshd", "shd") else -2
+        if rank > 2 and tensors["q"].shape[axis] == tensors["k"].shape[axis]:
+            options["q_lengths"] = tensors["lengths"]
+    options.update(backend=arguments.backend, implementation=arguments.implementation)
+    return options, overridden
+
+
+def naive_bytes(said: Any, measured: dict[str, Any], results: dict[str, Array]) -> dict[str, int]:
+    """Closed form of the naive way: score matrices over padded sequences, and the same outputs."""
+    q, k, o = said.q, said.k, said.options
+    heads, rows, columns = int(np.prod(q.shape[:-2])), q.shape[-2], k.shape[-2]
+    if o.cu_q is not None:
+        heads *= len(o.cu_q) - 1
+        rows, columns = (int(np.diff(x).max(initial=0)) for x in (o.cu_q, o.cu_kv))
+    wide = q.dtype == np.float64
+    found = {}
+    for operation in measured:
+        names = ("o", "lse") if operation == "forward" else ("dq", "dk", "dv", "dbias", "dsinks")
+        outputs = sum(results[name].nbytes for name in names if name in results)
+        matrices = naive.matrix_bytes(heads * rows * columns, wide, operation == "backward")
+        found[operation] = matrices + outputs
+    return found
+
+
+def report(one: Finished, output: Output) -> None:
+    """One problem as text."""
+    output.line()
+    axes = f"{one.options['layout']}"
+    shapes = ", ".join(f"{n} {'x'.join(map(str, one.tensors[n].shape))}" for n in "qkv")
+    name = f"{one.name}: " if one.name else ""
+    output.line(f"{name}{shapes} ({axes}), {one.tensors['q'].dtype.name}; {_options_text(one)}")
+    for operation, m in one.measured.items():
+        e = m.explanation
+        output.line(f"{operation}: {e['implementation']} on {e['backend']}: {e['reason']}")
+        for other in e["rejected"]:
+            output.line(f"  not {other['implementation']}: {other['reason']}")
+    rows = []
+    for operation, m in one.measured.items():
+        way = (one.naive_run or {}).get(operation)
+        rows.append((
+            operation, seconds_text(m.median), str(len(m.seconds)),
+            f"{m.flops / m.median / 1e9:.3g}", bytes_text(m.memory_bytes),
+            bytes_text(one.naive_bytes[operation]),
+            f"{bytes_text(way['peak_bytes'])} in {seconds_text(way['seconds'])}" if way else "",
+        ))  # fmt: skip
+    columns = ("operation", "median", "of", "GFLOP/s", "memory", "naive needs", "naive in NumPy")
+    output.table(columns, rows)
+    if one.lines:
+        output.table(
+            ("result", "largest error", "largest value", "of allowed", "verdict", "reference"),
+            [_verdict_row(line) for line in one.lines],
+            lambda row: BAD if row[4] == "too far" else ACCEPTABLE if row[4] else "",
+        )
+    elif accuracy.LARGEST_PAIRS:
+        output.line("no reference in the file, and too large for one to be computed here")
+
+
+def _verdict_row(line: dict[str, Any]) -> tuple[str, ...]:
+    passed = line.get("passed")
+    verdict = "" if passed is None else "within rule" if passed else "too far"
+    return (
+        line["result"],
+        f"{line['largest_error']:.2e}",
+        f"{line['largest_value']:.2e}",
+        "" if passed is None else f"{line['of_allowed']:.2f}",
+        verdict,
+        line["reference"],
+    )
+
+
+def _options_text(one: Finished) -> str:
+    o = one.options
+    words = ["causal" if o.get("causal") else "not causal"]
+    words += [f"{n} {o[n]}" for n in ("scale", "window", "softcap", "alignment") if o.get(n)]
+    words += [n for n in ("bias", "mask", "sinks") if n in o]
+    if "cu_q" in o:
+        words.append(f"{len(o['cu_q']) - 1} packed sequences")
+    if "kv_lengths" in o:
+        words.append(f"lengths {o['kv_lengths'].tolist()}")
+    return ", ".join(words)
+
+
+def write_results(path: Path, finished: list[Finished]) -> None:
+    """Results under the names that references have, so that a later run can compare."""
+    tensors = {
+        f"{one.name}.{name}" if one.name else name: x
+        for one in finished
+        for name, x in one.results.items()
+    }
+    metadata = {"layout": finished[0].options["layout"], "made_by": f"fulmen {fulmen.__version__}"}
+    tensor_file.write(path, tensors, metadata)
+
+
+def as_json(file: Any, finished: list[Finished], written: Path | None) -> dict[str, Any]:
+    """Everything that the text says, and a little more."""
+    return {
+        "file": str(file.path),
+        "metadata": file.metadata,
+        "unused_tensors": file.ignored,
+        "written": None if written is None else str(written),
+        "problems": [
+            {
+                "name": one.name,
+                "dtype": one.tensors["q"].dtype.name,
+                "layout": one.options["layout"],
+                "shapes": {n: list(x.shape) for n, x in one.tensors.items()},
+                "options": _options_text(one),
+                "operations": {
+                    operation: {
+                        "explanation": dict(m.explanation),
+                        "median_seconds": m.median,
+                        "repeats": len(m.seconds),
+                        "flops": m.flops,
+                        "gflops_per_second": m.flops / m.median / 1e9,
+                        "memory_bytes": m.memory_bytes,
+                        "workspace_bytes": m.workspace_bytes,
+                        "naive_bytes": one.naive_bytes[operation],
+                        "naive_measured": (one.naive_run or {}).get(operation),
+                    }
+                    for operation, m in one.measured.items()
+                },
+                "accuracy": one.lines,
+            }
+            for one in finished
+        ],
+    }

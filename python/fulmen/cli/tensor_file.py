@@ -1,0 +1,166 @@
+# SPDX-FileCopyrightText: fulmen contributors
+# SPDX-License-Identifier: Apache-2.0
+"""Problems in a safetensors file, and results into one.
+
+Tensors [PREFIX.]q, k, v make one problem a prefix. Beside them, with the same prefix or shared by
+all: do, bias, mask, sinks, cu_seqlens or lengths; and references o, lse, dq, dk, dv, dbias, dsinks.
+Metadata: layout, causal, alignment, window, scale, softcap.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .output import BadInputError
+
+Array = npt.NDArray[Any]
+
+INPUTS = ("q", "k", "v", "do", "bias", "mask", "sinks", "cu_seqlens", "lengths")
+REFERENCES = ("o", "lse", "dq", "dk", "dv", "dbias", "dsinks")
+
+
+@dataclass
+class FileProblem:
+    """One problem of a file."""
+
+    name: str  # its prefix; "" for a file without prefixes
+    tensors: dict[str, Array]  # INPUTS
+    references: dict[str, Array]  # REFERENCES that the file has
+    options: dict[str, Any] = field(default_factory=dict)  # of the metadata, for fulmen.attention
+
+
+@dataclass
+class TensorFile:
+    """What a file holds."""
+
+    path: Path
+    metadata: dict[str, str]
+    problems: list[FileProblem]
+    ignored: list[str]  # tensors that mean nothing here
+
+
+def read(path: Path) -> TensorFile:
+    """Reads a file.
+
+    Raises:
+        BadInputError: it is not there, not a whole safetensors file, or lacks a tensor.
+    """
+    tensors, metadata = _tensors_of(path)
+    prefixes = sorted({name[:-1] for name in tensors if name == "q" or name.endswith(".q")})
+    if not prefixes:
+        raise BadInputError(
+            f"{path} has no tensor q and none named PREFIX.q; it has {_some(tensors)}"
+        )
+    options = parse_metadata(metadata, path)
+    used: set[str] = set()
+    problems = []
+    for prefix in prefixes:
+        found: dict[str, Array] = {}
+        for name in (*INPUTS, *REFERENCES):
+            shared = name in ("mask", "sinks", "bias", "cu_seqlens", "lengths")
+            for key in (prefix + name, name) if shared else (prefix + name,):
+                if key in tensors:
+                    found[name] = tensors[key]
+                    used.add(key)
+                    break
+        for name in ("k", "v"):
+            if name not in found:
+                raise BadInputError(
+                    f"{path} has {prefix}q and no {prefix}{name}; it has {_some(tensors)}"
+                )
+        problems.append(
+            FileProblem(
+                prefix.rstrip("."),
+                {name: x for name, x in found.items() if name in INPUTS},
+                {name: x for name, x in found.items() if name in REFERENCES},
+                dict(options),
+            )
+        )
+    return TensorFile(path, metadata, problems, sorted(set(tensors) - used))
+
+
+def _tensors_of(path: Path) -> tuple[dict[str, Array], dict[str, str]]:
+    from safetensors import SafetensorError, safe_open
+
+    if not path.is_file():
+        raise BadInputError(f"{path} is not a file")
+    try:
+        with safe_open(str(path), framework="numpy") as file:
+            return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
+    except (SafetensorError, OSError, ValueError, TypeError, AttributeError) as error:
+        text = " ".join(str(error).split())
+        raise BadInputError(f"{path} is not a whole safetensors file: {text}") from error
+
+
+def _some(names: Any) -> str:
+    names = sorted(names)
+    shown = ", ".join(names[:8]) or "no tensor at all"
+    return f"{shown} and {len(names) - 8} more" if len(names) > 8 else shown
+
+
+def parse_metadata(metadata: dict[str, str], path: Path) -> dict[str, Any]:
+    """The options that a file states."""
+    options: dict[str, Any] = {}
+    try:
+        for name in ("scale", "softcap"):
+            if name in metadata:
+                options[name] = parse_number(metadata[name])
+        if "causal" in metadata:
+            options["causal"] = parse_flag(metadata["causal"])
+        if "window" in metadata:
+            options["window"] = parse_window(metadata["window"])
+    except ValueError as error:
+        raise BadInputError(f"the metadata of {path} says {error}") from error
+    for name in ("layout", "alignment"):
+        if name in metadata:
+            options[name] = metadata[name]
+    return options
+
+
+def parse_number(text: str) -> float:
+    """A number from metadata or a flag."""
+    try:
+        return float(text)
+    except ValueError:
+        raise ValueError(f"{text!r} where a number is expected") from None
+
+
+def parse_flag(text: str) -> bool:
+    """True or false from metadata."""
+    if text.lower() not in ("true", "false"):
+        raise ValueError(f"causal={text!r} where true or false is expected")
+    return text.lower() == "true"
+
+
+def parse_window(text: str) -> int | tuple[int, int] | None:
+    """A window from metadata or a flag: "none", "128" or "128,0" with -1 for no limit."""
+    if text.lower() in ("", "none"):
+        return None
+    try:
+        sides = [int(part) for part in text.strip("()[] ").split(",")]
+    except ValueError:
+        sides = []
+    if len(sides) == 1:
+        return sides[0]
+    if len(sides) == 2:
+        return sides[0], sides[1]
+    raise ValueError(f"window={text!r} where none, W or LEFT,RIGHT is expected")
+
+
+def write(path: Path, tensors: dict[str, Array], metadata: dict[str, str]) -> None:
+    """Writes results.
+
+    Raises:
+        BadInputError: the file cannot be written.
+    """
+    from safetensors.numpy import save_file
+
+    try:
+        save_file({k: np.ascontiguousarray(x) for k, x in tensors.items()}, str(path), metadata)
+    except Exception as error:
+        raise BadInputError(f"{path} cannot be written: {' '.join(str(error).split())}") from error

@@ -1,0 +1,418 @@
+# SPDX-FileCopyrightText: fulmen contributors
+# SPDX-License-Identifier: Apache-2.0
+"""The attention calls: simple functions on arrays.
+
+For one batch entry, query head h, its key/value head g = h // (heads / kv_heads), query row i:
+
+    s[i, j] = softcap(scale * dot(q[i], k[j])) + bias[i, j] - slope[h] * |i + shift - j|
+    o[i]    = sum over visible j of exp(s[i, j]) / (sum of exp(s[i, j]) + exp(sink[h])) * v[j]
+    lse[i]  = log(sum over visible j of exp(s[i, j]))
+
+Source of the method: Dao et al., FlashAttention (2022) and FlashAttention-2 (2023). The sums are
+exact, in float32 at least, in float64 for float64 input.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from ._library import BACKWARD_RESULTS, FORWARD_RESULTS, call, library
+from .arrays import Array, NumpyKind, check_out, check_torch, dtype_name, kind_of
+from .errors import ArgumentError, ShapeError
+from .options import LAYOUTS, CallOptions, Options, Prepared, prepare
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+
+class Forward(NamedTuple):
+    """What `attention_forward` returns and `attention_backward` wants."""
+
+    o: Array  # as q, with the last axis of v
+    lse: Array  # (batch, head, q_row), natural logarithm, without the sink; -inf: saw no key
+    stats: Array  # (batch, head, q_row, 2), opaque: row maximum and row sum apart
+
+
+class Gradients(NamedTuple):
+    """The gradients that `need` names; None for the others."""
+
+    dq: Array = None  # as q
+    dk: Array = None  # as k
+    dv: Array = None  # as v
+    dbias: Array = None  # as bias: summed over the axes that were broadcast
+    dsinks: Array = None  # as sinks
+
+
+def attention(
+    q: Array,
+    k: Array,
+    v: Array,
+    *,
+    scale: float | None = None,
+    causal: bool = False,
+    alignment: str = "bottom_right",
+    window: int | tuple[int | None, int | None] | None = None,
+    mask: Any = None,
+    bias: Array = None,
+    alibi_slopes: Array = None,
+    softcap: float = 0.0,
+    sinks: Array = None,
+    q_lengths: Array = None,
+    kv_lengths: Array = None,
+    dropout_p: float = 0.0,
+    rng: tuple[int, int] | None = None,
+    layout: str = "bhsd",
+    return_lse: bool = False,
+    out: Array = None,
+    out_dtype: Any = None,
+    backend: str = "auto",
+    implementation: str = "auto",
+    deterministic: bool = False,
+    batch_invariant: bool = False,
+    stream: Any = None,
+) -> Any:
+    """Exact attention: softmax(scale * q k^T, masked) v.
+
+    Arrays are NumPy's (bfloat16 of ml_dtypes included) or have DLPack (PyTorch, JAX); any strides
+    are taken as they are, 0 included. q, k and v have one dtype of float64, float32, float16 and
+    bfloat16. `heads` is a multiple of `kv_heads` (GQA, MQA).
+
+    Args:
+        q: (batch, head, q_row, dim_qk) in the order that `layout` names; dim_qk 0 to 576.
+        k: (batch, kv_head, kv_row, dim_qk).
+        v: (batch, kv_head, kv_row, dim_v); dim_v 1 to 512.
+        scale: factor of the scores; None: 1 / sqrt(dim_qk). 0 and negative numbers are legal.
+        causal: row i sees keys j <= i + shift.
+        alignment: "bottom_right": shift = kv_len - q_len, the last row is level with the last key;
+            "top_left": shift = 0. For causal, window, chunks and ALiBi alike.
+        window: None, or (left, right): row i sees keys i + shift - left to i + shift + right,
+            both included, None or -1 for no limit; an integer w is (w, 0) when causal, else (w, w).
+        mask: a boolean array that broadcasts to (batch, head, q_row, kv_row), True: visible; a
+            value of fulmen.masks; or a tuple of these, which must all hold.
+        bias: added to the scores; broadcasts to (batch, head, q_row, kv_row); the dtype of q,
+            float32, or float64 for float64. -inf hides.
+        alibi_slopes: (head,) or (batch, head): subtracts slope * |i + shift - j|.
+        softcap: cap > 0: cap * tanh(score / cap) before bias and masks; 0: off.
+        sinks: (head,): one more logit in each row's denominator.
+        q_lengths: (batch,) integers: rows from there on give o = 0 and lse = -inf.
+        kv_lengths: (batch,) integers: keys from there on are hidden.
+        dropout_p: probability in [0, 1] that an entry is dropped; the kept are scaled up.
+        rng: (seed, offset), seed below 2**64, offset below 2**32; required with dropout_p > 0.
+        layout: "bhsd", "bshd", "hsd", "shd" or "sd": the axes of q, k, v and o. lse is always
+            (batch, head, q_row), without the axes that the layout leaves out.
+        return_lse: return (o, lse).
+        out: array to write o into, of any strides; it may not overlap an input.
+        out_dtype: dtype of o: that of q (None), or float32.
+        backend: "auto", "cpu"; "cuda" is refused by this version.
+        implementation: "auto", "scalar" (the float64 oracle) or "tiled"; an error if it cannot.
+        deterministic: bitwise equal from run to run. The CPU always is.
+        batch_invariant: a request's bits do not depend on its neighbours. The CPU always is.
+        stream: None; the CPU has none.
+
+    Returns:
+        o as q, with the last axis of v; with return_lse (o, lse), lse being the natural logarithm
+        of the row sums in float32 (float64 for float64), without sinks. A row that sees no key has
+        o = 0 and lse = -inf.
+
+    Raises:
+        fulmen.Error: a precondition does not hold; one sentence says which. Nothing was written.
+        UnsupportedError: PyTorch tensors that require grad, among others.
+
+    Any number of threads may call at once.
+
+    >>> import numpy as np, fulmen
+    >>> q = np.zeros((1, 2, 3, 4), np.float32)
+    >>> v = np.arange(12, dtype=np.float32).reshape(1, 1, 3, 4)
+    >>> fulmen.attention(q, q[:, :1], v, causal=True)[0, 0]
+    array([[0., 1., 2., 3.],
+           [2., 3., 4., 5.],
+           [4., 5., 6., 7.]], dtype=float32)
+    """
+    prepared = prepare(
+        "attention",
+        q,
+        k,
+        v,
+        scale=scale,
+        causal=causal,
+        alignment=alignment,
+        window=window,
+        mask=mask,
+        bias=bias,
+        alibi_slopes=alibi_slopes,
+        softcap=softcap,
+        sinks=sinks,
+        q_lengths=q_lengths,
+        kv_lengths=kv_lengths,
+        dropout_p=dropout_p,
+        rng=rng,
+        layout=layout,
+        backend=backend,
+        implementation=implementation,
+        deterministic=deterministic,
+        batch_invariant=batch_invariant,
+        stream=stream,
+    )
+    o, lse, _ = _forward(prepared, return_lse, False, out, out_dtype)
+    return (o, lse) if return_lse else o
+
+
+def attention_varlen(
+    q: Array,
+    k: Array,
+    v: Array,
+    cu_q: Array,
+    cu_kv: Array,
+    *,
+    return_lse: bool = False,
+    out: Array = None,
+    out_dtype: Any = None,
+    **options: Unpack[Options],
+) -> Any:
+    """Attention of sequences of different lengths, packed one after the other.
+
+    Args:
+        q: (total_q, head, dim_qk); `layout="hsd"`: (head, total_q, dim_qk).
+        k: (total_kv, kv_head, dim_qk).
+        v: (total_kv, kv_head, dim_v).
+        cu_q: (sequences + 1,) int32 or int64, first 0, not decreasing: sequence b owns rows
+            cu_q[b] to cu_q[b + 1] - 1. Rows past the last offset give o = 0.
+        cu_kv: (sequences + 1,): likewise of keys.
+        return_lse: return (o, lse), lse being (head, total_q).
+        out: as in `attention`.
+        out_dtype: as in `attention`.
+        **options: those of `attention`, and max_q, max_kv: no sequence has more rows or keys.
+
+    Returns:
+        As `attention`.
+
+    Raises:
+        fulmen.Error: as `attention`; ArgumentError for offsets that decrease or run past the end.
+
+    >>> import numpy as np, fulmen
+    >>> x = np.ones((5, 1, 8), np.float16)
+    >>> fulmen.attention_varlen(x, x, x, [0, 2, 5], [0, 2, 5], causal=True).shape
+    (5, 1, 8)
+    """
+    prepared = prepare("attention_varlen", q, k, v, cu_q=cu_q, cu_kv=cu_kv, **options)
+    o, lse, _ = _forward(prepared, return_lse, False, out, out_dtype)
+    return (o, lse) if return_lse else o
+
+
+def attention_forward(
+    q: Array,
+    k: Array,
+    v: Array,
+    *,
+    out: Array = None,
+    out_dtype: Any = None,
+    **options: Unpack[CallOptions],
+) -> Forward:
+    """The forward pass, with what the backward pass wants.
+
+    Args:
+        q, k, v: as in `attention`; with cu_q= and cu_kv= as in `attention_varlen`.
+        out: as in `attention`.
+        out_dtype: as in `attention`.
+        **options: those of `attention`, and cu_q, cu_kv, max_q, max_kv of `attention_varlen`.
+
+    Returns:
+        Forward(o, lse, stats).
+
+    Raises:
+        fulmen.Error: as `attention`. Tensors that require grad are read, and no gradient recorded.
+
+    >>> import numpy as np, fulmen
+    >>> x = np.ones((1, 1, 4, 8))
+    >>> fulmen.attention_forward(x, x, x).stats.shape
+    (1, 1, 4, 2)
+    """
+    prepared = prepare("", q, k, v, **options)
+    return Forward(*_forward(prepared, True, True, out, out_dtype))
+
+
+def attention_backward(
+    do: Array,
+    q: Array,
+    k: Array,
+    v: Array,
+    o: Array,
+    stats_or_lse: Array,
+    *,
+    need: Sequence[str] = ("q", "k", "v"),
+    dlse: Array = None,
+    **options: Unpack[CallOptions],
+) -> Gradients:
+    """The gradients of sum(o * do) + sum(lse * dlse).
+
+    Args:
+        do: the gradient that arrives through o, as o, of any strides; the dtype of q, or float32.
+        q, k, v: as in the forward call.
+        o: the result of the forward call.
+        stats_or_lse: its stats; or its lse, which is accurate for |lse| < 1000.
+        need: which gradients to compute, of "q", "k", "v", "bias" and "sinks"; at least one.
+        dlse: the gradient that arrives through lse, as lse; None: none.
+        **options: the same as in the forward call, rng included.
+
+    Returns:
+        Gradients(dq, dk, dv, dbias, dsinks), each with the shape and dtype of what it belongs to;
+        None where not needed.
+
+    Raises:
+        fulmen.Error: as `attention`; ArgumentError when `need` names what is not there.
+
+    >>> import numpy as np, fulmen
+    >>> x = np.ones((1, 1, 4, 8))
+    >>> forward = fulmen.attention_forward(x, x, x)
+    >>> fulmen.attention_backward(x, x, x, x, forward.o, forward.stats, need=("v",)).dv[0, 0, 0, 0]
+    1.0
+    """
+    prepared = prepare("", q, k, v, **options)
+    numbers, layout, inputs = prepared
+    saved, gradients = backward_arrays(prepared, do, o, stats_or_lse, dlse, need)
+    arrays = inputs + saved + gradients
+    call(library().backward, numbers, layout.rows_before_heads, arrays, BACKWARD_RESULTS)
+    return finished(inputs, gradients)
+
+
+def merge(
+    parts: Any, *, sinks: Array = None, layout: str = "bhsd", out_dtype: Any = None
+) -> tuple[Array, Array]:
+    """The attention over the union of disjoint keys, from the attention over each part.
+
+    Exact, in any order of parts; a part that saw nothing (lse = -inf) changes nothing.
+
+    Args:
+        parts: [(o, lse), ...] as `attention(..., return_lse=True)` returns them, without sinks.
+        sinks: (head,); they enter once, here.
+        layout: of o, as in `attention`.
+        out_dtype: dtype of the merged o: that of the first part (None), or float32.
+
+    Returns:
+        (o, lse), new arrays.
+
+    Raises:
+        fulmen.Error: as `attention`.
+
+    >>> import numpy as np, fulmen
+    >>> rng = np.random.default_rng(0)
+    >>> q, k, v = rng.standard_normal((3, 1, 2, 6, 8))
+    >>> left = fulmen.attention(q, k[:, :, :4], v[:, :, :4], return_lse=True)
+    >>> right = fulmen.attention(q, k[:, :, 4:], v[:, :, 4:], return_lse=True)
+    >>> o, lse = fulmen.merge([left, right])
+    >>> bool(np.allclose(o, fulmen.attention(q, k, v)))
+    True
+    """
+    parts = [tuple(part)[:2] for part in parts]
+    if not parts or any(len(part) != 2 for part in parts):
+        raise ArgumentError("parts is a list of pairs (o, lse), at least one")
+    if layout not in LAYOUTS:
+        raise ArgumentError(f"layout is {layout!r}; allowed are {', '.join(map(repr, LAYOUTS))}")
+    axes = LAYOUTS[layout]
+    arrays = tuple(x for part in parts for x in part)
+    if "torch" in sys.modules:
+        check_torch(arrays, "merge")
+    first, first_lse = parts[0]
+    kind = kind_of(first, "o of a part")
+    shape = axes.check(first, "o of a part")
+    dtype = kind.dtype(first) if out_dtype is None else kind.dtype_named(dtype_name(out_dtype))
+    o = kind.empty(shape, dtype)
+    lse = kind.empty(axes.lse_shape(shape), kind.dtype(first_lse))
+    names = ["sinks", "o", "lse"]
+    for index in range(len(parts)):
+        names += [f"o of part {index}", f"lse of part {index}"]
+    call(library().merge, (), axes.rows_before_heads, (sinks, o, lse, *arrays), range(1, 3), names)
+    return kind.result(o, first), kind.result(lse, first)
+
+
+def _forward(
+    prepared: Prepared, with_lse: bool, with_stats: bool, out: Array, out_dtype: Any
+) -> tuple[Array, Array, Array]:
+    numbers, layout, inputs = prepared
+    q = inputs[0]
+    is_numpy = type(q) is np.ndarray
+    outputs: tuple[Array, Array, Array]
+    if is_numpy and not with_lse and out is None and out_dtype is None:  # the shortest way
+        outputs = (np.empty(q.shape[:-1] + inputs[2].shape[-1:], q.dtype), None, None)
+    else:
+        outputs = forward_outputs(prepared, with_lse, with_stats, out, out_dtype)
+    arrays = inputs + outputs
+    call(library().forward, numbers, layout.rows_before_heads, arrays, FORWARD_RESULTS)
+    return outputs if is_numpy else handed_over(q, outputs, out)
+
+
+def forward_outputs(
+    prepared: Prepared, with_lse: bool, with_stats: bool, out: Array, out_dtype: Any
+) -> tuple[Array, Array, Array]:
+    """Memory for o, lse and stats, of the kind of q."""
+    _, layout, inputs = prepared
+    q = inputs[0]
+    kind = NumpyKind if type(q) is np.ndarray else kind_of(q, "q")
+    dtype = kind.dtype(q)
+    shape = q.shape
+    if out is not None:
+        check_out(out, out_dtype)
+        layout.check(out, "out")
+        o = out
+    else:
+        out_type = dtype if out_dtype is None else kind.dtype_named(dtype_name(out_dtype))
+        o = kind.empty((*shape[:-1], inputs[2].shape[-1]), out_type)
+    if not with_lse:
+        return o, None, None
+    rows = layout.lse_shape(shape)
+    sums = kind.accumulator(dtype)
+    return o, kind.empty(rows, sums), kind.empty((*rows, 2), sums) if with_stats else None
+
+
+def backward_arrays(
+    prepared: Prepared, do: Array, o: Array, stats_or_lse: Array, dlse: Array, need: Sequence[str]
+) -> tuple[tuple[Array, ...], tuple[Array, ...]]:
+    """What backward reads beside the inputs, and memory for the gradients."""
+    _, layout, inputs = prepared
+    layout.check(do, "do")
+    layout.check(o, "o")
+    q, k, v, bias, _, _, sinks = inputs[:7]
+    owners = {"q": q, "k": k, "v": v, "bias": bias, "sinks": sinks}
+    names = (need,) if isinstance(need, str) else tuple(need)
+    for name in names:
+        if name not in owners:
+            raise ArgumentError(f"need names {name!r}; allowed are 'q', 'k', 'v', 'bias', 'sinks'")
+        if owners[name] is None:
+            raise ArgumentError(f"need names {name!r} and {name} is not given")
+    rank = len(getattr(stats_or_lse, "shape", ()))
+    if rank not in (layout.rank - 1, layout.rank):
+        raise ShapeError(
+            f"stats_or_lse has {rank} axes; lse has {layout.rank - 1} and stats {layout.rank} with "
+            f"layout={layout.name!r}"
+        )
+    lse, stats = (None, stats_or_lse) if rank == layout.rank else (stats_or_lse, None)
+    gradients = []
+    for name, owner in owners.items():
+        kind = kind_of(owner, name) if name in names else None
+        gradients.append(kind and kind.empty(owner.shape, kind.dtype(owner)))
+    return (o, lse, stats, do, dlse), tuple(gradients)
+
+
+def finished(inputs: tuple[Array, ...], gradients: tuple[Array, ...]) -> Gradients:
+    """Gradients in the kinds of their owners."""
+    q, k, v, bias, _, _, sinks = inputs[:7]
+    owners = (q, k, v, bias, sinks)
+    return Gradients(
+        *(
+            None if x is None else kind_of(owner, "").result(x, owner)
+            for x, owner in zip(gradients, owners)
+        )
+    )
+
+
+def handed_over(
+    q: Array, outputs: tuple[Array, Array, Array], out: Array
+) -> tuple[Array, Array, Array]:
+    """The results of a forward pass in the kind of q."""
+    kind = kind_of(q, "q")
+    o, lse, stats = (None if x is None else kind.result(x, q) for x in outputs)
+    return (o if out is None else out), lse, stats

@@ -1,0 +1,171 @@
+// SPDX-FileCopyrightText: fulmen contributors
+// SPDX-License-Identifier: Apache-2.0
+//
+// One block of query rows against one block of keys in the backward pass: the weights P again, and the
+// gradient dS of the scores, (q_row, key) with a key per lane. Every pass of tiled_backward.cpp stands
+// on it.
+#pragma once
+
+#include "cpu/pair_terms.h"
+#include "cpu/rows.h"
+#include "cpu/visible_product.h"
+#include "plan/tiled_workspace.h"
+
+namespace fulmen::cpu {
+
+// Index of a query row in the arrays of BackwardShared.
+inline i64 shared_row(const Problem& problem, const Sequence& sequence, i64 head, i64 q_row) {
+  return (sequence.batch * problem.heads_q + head) * problem.q_rows + sequence.q_begin + q_row;
+}
+
+template <class Real>
+class BackwardTile {
+ public:
+  BackwardTile(const Problem& problem, const TileSizes& sizes, const BackwardShared<Real>& shared,
+               const BackwardScratch<Real>& scratch, i64 sequence_index)
+      : problem_(problem),
+        kernels_(cpu::kernels<Real>()),
+        sizes_(sizes),
+        shared_(shared),
+        scratch_(scratch),
+        index_(sequence_index),
+        sequence_(problem.sequence(sequence_index)) {}
+
+  const Kernels<Real>& kernels() const { return kernels_; }
+  const Sequence& sequence() const { return sequence_; }
+  const View<Real>& Q() const { return Q_; }
+  const View<Real>& K() const { return K_; }
+  const View<Real>& dO() const { return dO_; }
+
+  void load_keys(i64 kv_head, Interval keys, bool wants_dS) {
+    keys_ = keys;
+    const i64 row = sequence_.kv_begin + keys.begin;
+    K_ = load(Array::kK, kv_head, row, keys.size(), Reads::kPanels, scratch_.K,
+              sizes_.padded_dim_qk);
+    turn(K_, problem_.dim_qk, scratch_.K_lanes);
+    if (!wants_dS) return;
+    const View<Real> V = load(Array::kV, kv_head, row, keys.size(), Reads::kElements, scratch_.V,
+                              sizes_.padded_dim_v);
+    turn(V, problem_.dim_v, scratch_.V_lanes);
+  }
+
+  void load_queries(i64 head, Interval rows) {
+    head_ = head;
+    rows_ = rows;
+    const i64 row = sequence_.q_begin + rows.begin;
+    Q_ = load(Array::kQ, head, row, rows.size(), Reads::kPanels, scratch_.Q, sizes_.padded_dim_qk);
+    dO_ = load(Array::kDOut, head, row, rows.size(), Reads::kPanels, scratch_.dO,
+               sizes_.padded_dim_v);
+  }
+
+  // P (with dropout's factor) into scratch.P; dS, where wanted, into scratch.dS.
+  void weigh(bool is_full, bool wants_dS, bool through_cap) {
+    // S = Q K^T
+    multiply_rows(Q_, problem_.dim_qk, scratch_.K_lanes, scratch_.P);
+    // dP = dO V^T
+    if (wants_dS) multiply_rows(dO_, problem_.dim_v, scratch_.V_lanes, scratch_.dS);
+    // P = exp(S - m) / l;  dS = P (dP - delta)
+    const PairTerms<Real> pairs(problem_, index_, sequence_, head_);
+    const bool has_addend = !is_full || pairs.adds_everywhere();
+    const bool has_keep = problem_.dropout.enabled();
+    if (has_addend) pairs.fill_addend(rows_, keys_, scratch_.addend, sizes_.padded_columns);
+    if (has_keep) pairs.fill_keep(rows_, keys_, scratch_.keep, sizes_.padded_columns);
+    addend_ = has_addend ? scratch_.addend : nullptr;
+    const i64 row = shared_row(problem_, sequence_, head_, rows_.begin);
+    kernels_.gradient({.scores = scratch_.P,
+                       .dP = wants_dS ? scratch_.dS : nullptr,
+                       .stride = sizes_.padded_columns,
+                       .rows = rows_.size(),
+                       .keys = keys_.size(),
+                       .terms = {static_cast<Real>(problem_.score_map.scale),
+                                 static_cast<Real>(problem_.score_map.softcap), addend_,
+                                 has_keep ? scratch_.keep : nullptr},
+                       .through_cap = through_cap,
+                       .row_max = shared_.row_max + row,
+                       .normalizer = shared_.normalizer + row,
+                       .delta = shared_.delta + row,
+                       .lse_term = shared_.lse_term ? shared_.lse_term + row : nullptr});
+  }
+
+  // C += pairs^T B, a row of C per key: dV = P^T dO, dK = dS^T Q.
+  void multiply_by_queries(const Real* pairs, View<Real> B, i64 dim, Real* C, i64 C_stride,
+                           bool accumulates) const {
+    const i64 stride = sizes_.padded_columns;
+    multiply_visible<Real>(kernels_,
+                           {.rows = keys_.size(),
+                            .columns = dim,
+                            .depth = rows_.size(),
+                            .A = pairs,
+                            .A_row_stride = 1,
+                            .A_depth_stride = stride,
+                            .B = B.data,
+                            .B_depth_stride = B.stride,
+                            .B_panel_stride = kernels_.lanes,
+                            .C = C,
+                            .C_row_stride = C_stride,
+                            .accumulates = accumulates},
+                           {addend_, 1, stride}, scratch_.finite_rows, C_stride);
+  }
+
+  // C += pairs B, a row of C per query: dQ = dS K.
+  void multiply_by_keys(const Real* pairs, View<Real> B, i64 dim, Real* C, i64 C_stride,
+                        bool accumulates) const {
+    const i64 stride = sizes_.padded_columns;
+    multiply_visible<Real>(kernels_,
+                           {.rows = rows_.size(),
+                            .columns = dim,
+                            .depth = keys_.size(),
+                            .A = pairs,
+                            .A_row_stride = stride,
+                            .A_depth_stride = 1,
+                            .B = B.data,
+                            .B_depth_stride = B.stride,
+                            .B_panel_stride = kernels_.lanes,
+                            .C = C,
+                            .C_row_stride = C_stride,
+                            .accumulates = accumulates},
+                           {addend_, stride, 1}, scratch_.finite_rows, C_stride);
+  }
+
+ private:
+  View<Real> load(Array array, i64 head, i64 row, i64 rows, Reads reads, Real* to,
+                  i64 stride) const {
+    const Tensor& tensor = problem_.arrays[array];
+    return rows_of(kernels_, source_of(tensor, sequence_.batch, head, row), rows, tensor.shape[3],
+                   reads, to, stride);
+  }
+
+  void turn(View<Real> rows, i64 dim, Real* lanes) const {
+    kernels_.transpose(rows, keys_.size(), dim, lanes, dim * kernels_.lanes, kernels_.lanes);
+  }
+
+  // pairs[i][j] = dot(rows[i], lanes[j])
+  void multiply_rows(View<Real> rows, i64 dim, const Real* lanes, Real* pairs) const {
+    kernels_.multiply({.rows = rows_.size(),
+                       .columns = keys_.size(),
+                       .depth = dim,
+                       .A = rows.data,
+                       .A_row_stride = rows.stride,
+                       .A_depth_stride = 1,
+                       .B = lanes,
+                       .B_depth_stride = kernels_.lanes,
+                       .B_panel_stride = dim * kernels_.lanes,
+                       .C = pairs,
+                       .C_row_stride = sizes_.padded_columns});
+  }
+
+  const Problem& problem_;
+  const Kernels<Real>& kernels_;
+  const TileSizes& sizes_;
+  const BackwardShared<Real>& shared_;
+  const BackwardScratch<Real>& scratch_;
+  i64 index_;
+  Sequence sequence_;
+  i64 head_ = 0;
+  Interval rows_{0, 0};
+  Interval keys_{0, 0};
+  View<Real> Q_{}, K_{}, dO_{};
+  const Real* addend_ = nullptr;
+};
+
+}  // namespace fulmen::cpu

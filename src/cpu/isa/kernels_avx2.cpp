@@ -1,0 +1,14 @@
+// SPDX-FileCopyrightText: fulmen contributors
+// SPDX-License-Identifier: Apache-2.0
+//
+// The kernels for AVX2, FMA and F16C.
+// cmake/isa.cmake gives this file its own flags; dispatch.cpp picks its tables at run time.
+
+#include "cpu/isa/table.h"
+#include "cpu/isa/tables.h"
+
+namespace fulmen::cpu {
+
+const IsaTables kTablesAvx2 = {table<float>("avx2"), table<double>("avx2")};
+
+}  // namespace fulmen::cpu

@@ -1,0 +1,102 @@
+// SPDX-FileCopyrightText: fulmen contributors
+// SPDX-License-Identifier: Apache-2.0
+//
+// Forward softmax of a block of scores, a query row per lane: SoftmaxState (softmax_state.cuh) with
+// every number a vector of rows, natural logarithms. Plain blocks (all visible, no terms beyond the
+// scale) take two passes over the scores; the others one more.
+#pragma once
+
+#include "cpu/isa/math.h"
+#include "cpu/kernels.h"
+
+namespace fulmen::cpu {
+namespace {
+
+template <class Real>
+[[gnu::always_inline]] inline Vector<Real> capped(Vector<Real> scaled, Real softcap) {
+  return softcap == Real(0) ? scaled : softcap * hyperbolic_tangent(scaled / softcap);
+}
+
+// s + addend; an addend of -inf hides, whatever s is.
+template <class Real>
+[[gnu::always_inline]] inline Vector<Real> with_addend(Vector<Real> s, Vector<Real> addend) {
+  return addend == -kInfinity<Real> ? addend : s + addend;
+}
+
+// The state of kWidth rows.
+template <class Real>
+struct SoftmaxLanes {
+  Vector<Real> row_max;
+  Vector<Real> row_sum;
+
+  Vector<Real> shift() const {
+    return row_max == -kInfinity<Real> ? Vector<Real>{} : row_max;
+  }
+
+  Vector<Real> weight(Vector<Real> s) const { return exponential<Real>(s - shift()); }
+
+  Vector<Real> update(Vector<Real> block_max) {
+    const Vector<Real> new_max = larger(row_max, block_max);
+    const Vector<Real> rescale =
+        new_max == row_max ? broadcast(Real(1)) : exponential<Real>(row_max - new_max);
+    row_max = new_max;
+    row_sum *= rescale;
+    return rescale;
+  }
+};
+
+// Rows [lane, lane + kWidth) of a block. Returns whether a rescale is not 1.
+template <class Real, bool kPlain>
+[[gnu::always_inline]] inline bool softmax_lanes(const SoftmaxBlock<Real>& block, i64 lane) {
+  const ScoreTerms<Real>& terms = block.terms;
+  Real* const scores = block.scores + lane;
+  const Vector<Real> scale = broadcast(terms.scale);
+  // s = softcap(scale dot) + addend;  max over j
+  Vector<Real> block_max = broadcast(-kInfinity<Real>);
+  for (i64 j = 0; j < block.keys; ++j) {
+    const i64 at = j * block.stride;
+    Vector<Real> s = load(scores + at) * scale;
+    if constexpr (!kPlain) {
+      s = capped(s, terms.softcap);
+      if (terms.addend) s = with_addend<Real>(s, load(terms.addend + lane + at));
+      store(scores + at, s);
+    }
+    block_max = larger(block_max, s);
+  }
+  // m, l <- m, l of the union
+  SoftmaxLanes<Real> state{load(block.row_max + lane), load(block.row_sum + lane)};
+  const Vector<Real> rescale = state.update(block_max);
+  // P = exp(s - m);  l += rowsum P
+  const Vector<Real> shift = state.shift();
+  Vector<Real> sum{};
+  for (i64 j = 0; j < block.keys; ++j) {
+    const i64 at = j * block.stride;
+    const Vector<Real> s = kPlain ? load(scores + at) * scale : load(scores + at);
+    Vector<Real> weight = exponential<Real>(s - shift);
+    sum += weight;
+    if constexpr (!kPlain) {
+      if (terms.keep) weight *= load(terms.keep + lane + at);
+    }
+    store(scores + at, weight);
+  }
+  state.row_sum += sum;
+  store(block.row_max + lane, state.row_max);
+  store(block.row_sum + lane, state.row_sum);
+  store(block.rescale + lane, rescale);
+  return any(rescale != Real(1));
+}
+
+template <class Real>
+bool softmax(const SoftmaxBlock<Real>& block) {
+  const bool plain = block.terms.softcap == Real(0) && !block.terms.addend && !block.terms.keep;
+  bool rescales = false;
+  for (i64 lane = 0; lane < block.rows; lane += kWidth<Real>) {
+    const bool changed =
+        plain ? softmax_lanes<Real, true>(block, lane) : softmax_lanes<Real, false>(block, lane);
+    rescales = rescales || changed;
+  }
+  return rescales;
+}
+
+}  // namespace
+}  // namespace fulmen::cpu

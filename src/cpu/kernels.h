@@ -1,0 +1,131 @@
+// SPDX-FileCopyrightText: fulmen contributors
+// SPDX-License-Identifier: Apache-2.0
+//
+// The vector work of the tiled backend, one function per step of the algorithm, as a table that each
+// instruction set fills once (src/cpu/isa/). The drivers (tiled_forward.cpp, tiled_backward.cpp) hold
+// the algorithm and call through the table; a block of work a call, so a call costs nothing. A later
+// instruction set, or a hand-written kernel for one step, is another table.
+//
+// Everything that passes through here is plain data. Matrices are row-major unless said otherwise.
+// "Lanes" are the columns that a register tile computes at once: lane counts of buffers are rounded
+// up to a multiple of `lanes`, and what lies in the padding is written, never used.
+#pragma once
+
+#include "core/dtype.h"
+
+namespace fulmen::cpu {
+
+// Rows of some caller's array. Any dtype, any strides (in elements), any alignment.
+struct Source {
+  const void* data;
+  DType dtype;
+  i64 row_stride;
+  i64 dim_stride;
+};
+
+struct Destination {
+  void* data;
+  DType dtype;
+  i64 row_stride;
+  i64 dim_stride;
+};
+
+// Rows in the working type.
+template <class Real>
+struct View {
+  const Real* data;
+  i64 stride;
+};
+
+// C[i][n] = start + sum over k of A[i][k] B[k][n], k rising, one fused multiply-add each where the
+// instruction set has it. B comes in panels of `lanes` columns.
+template <class Real>
+struct Product {
+  i64 rows;
+  i64 columns;
+  i64 depth;
+  const Real* A;
+  i64 A_row_stride;
+  i64 A_depth_stride;
+  const Real* B;
+  i64 B_depth_stride;
+  i64 B_panel_stride;
+  Real* C;
+  i64 C_row_stride;
+  bool accumulates = false;         // start = C, else 0
+  const Real* row_scale = nullptr;  // (rows): start = C[i][n] * row_scale[i]
+};
+
+// The score of a block of pairs: softcap(scale dot) + addend. addend = -inf hides a pair.
+template <class Real>
+struct ScoreTerms {
+  Real scale;
+  Real softcap;        // 0: off
+  const Real* addend;  // laid out as the dot products; null: nothing to add, all visible
+  const Real* keep;    // likewise: dropout's factor; null: 1
+};
+
+// One block of forward softmax, a query row per lane.
+template <class Real>
+struct SoftmaxBlock {
+  Real* scores;  // (keys, stride): dot products in, weights exp(s - m) keep out
+  i64 stride;
+  i64 keys;
+  i64 rows;
+  ScoreTerms<Real> terms;
+  Real* row_max;  // (rows) m and l so far, as in SoftmaxState
+  Real* row_sum;
+  Real* rescale;  // (rows) out: what the output so far is multiplied by
+};
+
+// One block of backward weights, a key per lane.
+template <class Real>
+struct GradientBlock {
+  Real* scores;  // (rows, stride): dot(q, k) in, P keep out
+  Real* dP;      // (rows, stride): dot(dO, v) in, dS out; null: only P is wanted
+  i64 stride;
+  i64 rows;
+  i64 keys;
+  ScoreTerms<Real> terms;
+  bool through_cap;         // dS is with respect to scale dot(q, k); else to the capped score
+  const Real* row_max;      // (rows) what is subtracted from scores
+  const Real* normalizer;   // (rows) what weights are multiplied by
+  const Real* delta;        // (rows) rowsum(dO O)
+  const Real* lse_term;     // (rows) dlse / row_sum; null: no gradient through lse
+};
+
+template <class Real>
+struct Kernels {
+  const char* isa;
+  i64 vector_bytes;
+  i64 lanes;
+
+  // out[row][d] = the element, exactly; columns from dims up to a multiple of lanes become 0.
+  void (*load_rows)(const Source& source, i64 rows, i64 dims, Real* out, i64 out_stride);
+
+  // The element = rows_in[row][d] * factor[row * factor_stride], rounded once.
+  void (*store_rows)(View<Real> in, i64 rows, i64 dims, const Real* factor, i64 factor_stride,
+                     const Destination& destination);
+
+  // out[panel * panel_stride + d * depth_stride + lane] = in[panel * lanes + lane][d]; lanes beyond
+  // `rows` become 0.
+  void (*transpose)(View<Real> in, i64 rows, i64 dims, Real* out, i64 panel_stride,
+                    i64 depth_stride);
+
+  void (*multiply)(const Product<Real>& product);
+
+  // Whether in[row][d] holds no inf and no NaN.
+  bool (*all_finite)(View<Real> in, i64 rows, i64 dims);
+
+  // Returns whether some rescale is not 1.
+  bool (*softmax)(const SoftmaxBlock<Real>& block);
+
+  void (*gradient)(const GradientBlock<Real>& block);
+};
+
+// The table in use: chosen once, at the first call, from what the processor has and
+// FULMEN_CPU_ISA; dispatch.cpp. Throws Error when that names what is not there.
+template <class Real>
+const Kernels<Real>& kernels();
+
+}  // namespace fulmen::cpu

@@ -1,0 +1,106 @@
+// SPDX-FileCopyrightText: fulmen contributors
+// SPDX-License-Identifier: Apache-2.0
+//
+// Addend and dropout tiles, row by row.
+
+#include "cpu/pair_terms.h"
+
+#include <algorithm>
+#include <limits>
+
+#include "cpu/rows.h"
+
+namespace fulmen::cpu {
+namespace {
+
+template <class Real>
+constexpr Real kHidden = -std::numeric_limits<Real>::infinity();
+
+}  // namespace
+
+template <class Real>
+PairTerms<Real>::PairTerms(const Problem& problem, i64 sequence_index, const Sequence& sequence,
+                           i64 head)
+    : problem_(problem),
+      kernels_(kernels<Real>()),
+      sequence_(sequence),
+      index_(sequence_index),
+      head_(head),
+      alibi_slope_(0),
+      adds_everywhere_(problem.has(Array::kBias) || problem.has(Array::kMask) ||
+                       problem.has(Array::kQIds) || problem.has(Array::kAlibiSlopes)) {
+  if (problem.has(Array::kAlibiSlopes)) {
+    const Tensor& slopes = problem.arrays[Array::kAlibiSlopes];
+    alibi_slope_ = static_cast<Real>(slopes.real(sequence_index, head, 0, 0));
+  }
+}
+
+template <class Real>
+void PairTerms<Real>::fill_addend(Interval rows, Interval columns, Real* out, i64 stride) const {
+  const Tensor& bias = problem_.arrays[Array::kBias];
+  for (i64 i = rows.begin; i < rows.end; ++i, out += stride) {
+    if (bias.present()) {
+      const Tensor row = bias;
+      kernels_.load_rows({row.address(index_, head_, i, columns.begin), row.dtype, 0, row.strides[3]},
+                         1, columns.size(), out, stride);
+    } else {
+      std::fill_n(out, columns.size(), Real(0));
+    }
+    if (problem_.has(Array::kAlibiSlopes)) {
+      const i64 position = sequence_.shape.position(i);
+      for (i64 j = columns.begin; j < columns.end; ++j) {
+        out[j - columns.begin] += alibi_bias(alibi_slope_, position, j);
+      }
+    }
+    if (problem_.has(Array::kMask)) hide_masked(i, columns, out);
+    if (problem_.has(Array::kQIds)) hide_other_documents(i, columns, out);
+    const Interval seen = visible_columns(problem_.mask, sequence_.shape, i);
+    const i64 begin = clamp(seen.begin, columns.begin, columns.end);
+    const i64 end = clamp(seen.end, begin, columns.end);
+    std::fill(out, out + (begin - columns.begin), kHidden<Real>);
+    std::fill(out + (end - columns.begin), out + columns.size(), kHidden<Real>);
+  }
+}
+
+template <class Real>
+void PairTerms<Real>::hide_masked(i64 row, Interval columns, Real* out) const {
+  const Tensor& mask = problem_.arrays[Array::kMask];
+  const char* visible = mask.address(index_, head_, row, columns.begin);
+  for (i64 j = 0; j < columns.size(); ++j, visible += mask.strides[3]) {
+    out[j] = *visible != 0 ? out[j] : kHidden<Real>;
+  }
+}
+
+template <class Real>
+void PairTerms<Real>::hide_other_documents(i64 row, Interval columns, Real* out) const {
+  const Tensor& q_ids = problem_.arrays[Array::kQIds];
+  const Tensor& kv_ids = problem_.arrays[Array::kKvIds];
+  const i64 document = q_ids.index(sequence_.batch, 0, 0, sequence_.q_begin + row);
+  for (i64 j = columns.begin; j < columns.end; ++j) {
+    const i64 other = kv_ids.index(sequence_.batch, 0, 0, sequence_.kv_begin + j);
+    if (other != document) out[j - columns.begin] = kHidden<Real>;
+  }
+}
+
+template <class Real>
+void PairTerms<Real>::fill_keep(Interval rows, Interval columns, Real* out, i64 stride) const {
+  const Dropout& dropout = problem_.dropout;
+  const Real kept = static_cast<Real>(dropout.kept_scale());
+  const u32 batch_head = problem_.batch_head(index_, head_);
+  for (i64 i = rows.begin; i < rows.end; ++i, out += stride) {
+    for (i64 group = columns.begin / 8; group * 8 < columns.end; ++group) {
+      const Philox4x32 drawn =
+          dropout.draw(static_cast<u32>(group), static_cast<u32>(i), batch_head);
+      const i64 begin = max(group * 8, columns.begin);
+      const i64 end = min(group * 8 + 8, columns.end);
+      for (i64 j = begin; j < end; ++j) {
+        out[j - columns.begin] = dropout.keeps(drawn, static_cast<u32>(j % 8)) ? kept : Real(0);
+      }
+    }
+  }
+}
+
+template class PairTerms<float>;
+template class PairTerms<double>;
+
+}  // namespace fulmen::cpu

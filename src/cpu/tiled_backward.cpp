@@ -1,0 +1,176 @@
+// SPDX-FileCopyrightText: fulmen contributors
+// SPDX-License-Identifier: Apache-2.0
+//
+// Backward attention in tiles, one pass over the pairs: a task is a block of keys of one key/value
+// head; it walks over the blocks of query rows, of every head of its group, that see those keys. dK
+// and dV stay with the task. dQ is summed over tasks, in the order of the key blocks: a task that is
+// ahead waits for its turn (turn.h), so the result has the same bits on any number of threads.
+// Source: Dao, FlashAttention-2 (2023), algorithm 2.
+
+#include "cpu/backend.h"
+#include "cpu/backward_tile.h"
+#include "cpu/head_block.h"
+#include "cpu/row_statistics.h"
+#include "cpu/thread_pool.h"
+#include "cpu/tiled_dbias.h"
+#include "cpu/turn.h"
+#include "kernels/attention/block_range.cuh"
+
+namespace fulmen::cpu {
+namespace {
+
+template <class Real>
+class KeyBlock {
+ public:
+  KeyBlock(const Problem& problem, const TileSizes& sizes, const BackwardShared<Real>& shared,
+           const BackwardScratch<Real>& scratch, const HeadBlock& at)
+      : problem_(problem),
+        sizes_(sizes),
+        shared_(shared),
+        scratch_(scratch),
+        at_(at),
+        tile_(problem, sizes, shared, scratch, at.sequence_index),
+        keys_(rows_of_block(at.block, sizes.columns, tile_.sequence().shape.kv_len)),
+        owned_(rows_of_block(at.block, sizes.columns, tile_.sequence().kv_slot)),
+        wants_dK_(problem.has(Array::kDK)),
+        wants_dV_(problem.has(Array::kDV)),
+        wants_dQ_(problem.has(Array::kDQ)) {}
+
+  void run() {
+    if (keys_.size() > 0) {
+      tile_.load_keys(at_.head, keys_, wants_dS());
+      for (i64 member = 0; member < problem_.group_size(); ++member) {
+        add_head(at_.head * problem_.group_size() + member);
+      }
+    }
+    store(Array::kDK, scratch_.dK, sizes_.padded_dim_qk, static_cast<Real>(problem_.score_map.scale));
+    store(Array::kDV, scratch_.dV, sizes_.padded_dim_v, 1);
+  }
+
+ private:
+  bool wants_dS() const { return wants_dQ_ || wants_dK_; }
+
+  void add_head(i64 head) {
+    const Sequence& sequence = tile_.sequence();
+    const i64 num_blocks = ceil_div(sequence.shape.q_len, sizes_.rows);
+    for (i64 block = 0; block < num_blocks; ++block) {
+      const Interval rows = rows_of_block(block, sizes_.rows, sequence.shape.q_len);
+      const BlockRange blocks =
+          visible_column_blocks(problem_.mask, sequence.shape, rows, sizes_.columns);
+      if (blocks.visit.contains(at_.block)) add_queries(head, block, rows, blocks);
+    }
+  }
+
+  void add_queries(i64 head, i64 block, Interval rows, const BlockRange& blocks) {
+    tile_.load_queries(head, rows);
+    // P = exp(S - m) / l;  dS = P (dP - delta)
+    tile_.weigh(blocks.is_full(at_.block), wants_dS(), true);
+    // dV += P^T dO
+    if (wants_dV_) {
+      tile_.multiply_by_queries(scratch_.P, tile_.dO(), problem_.dim_v, scratch_.dV,
+                                sizes_.padded_dim_v, visited_);
+    }
+    // dK += dS^T Q
+    if (wants_dK_) {
+      tile_.multiply_by_queries(scratch_.dS, tile_.Q(), problem_.dim_qk, scratch_.dK,
+                                sizes_.padded_dim_qk, visited_);
+    }
+    visited_ = true;
+    if (wants_dQ_) add_to_dQ(head, block, rows, blocks.visit);
+  }
+
+  // dQ += dS K, when all earlier key blocks have added theirs; the last one stores dq.
+  void add_to_dQ(i64 head, i64 block, Interval rows, Interval visitors) {
+    const Sequence& sequence = tile_.sequence();
+    const i64 row = shared_row(problem_, sequence, head, rows.begin);
+    Real* const dQ = shared_.dQ + row * sizes_.padded_dim_qk;
+    const i64 counter = (shared_.q_blocks[at_.sequence_index] + block) * problem_.heads_q + head;
+    const i64 turn = at_.block - visitors.begin;
+    wait_for_turn(shared_.visits[counter], turn);
+    tile_.multiply_by_keys(scratch_.dS, tile_.K(), problem_.dim_qk, dQ, sizes_.padded_dim_qk,
+                           turn > 0);
+    if (turn + 1 == visitors.size()) {
+      const Real scale = static_cast<Real>(problem_.score_map.scale);
+      tile_.kernels().store_rows({dQ, sizes_.padded_dim_qk}, rows.size(), problem_.dim_qk, &scale, 0,
+                                 destination_of(problem_.arrays[Array::kDQ], sequence.batch, head,
+                                                sequence.q_begin + rows.begin));
+    }
+    pass_turn(shared_.visits[counter], turn + 1);
+  }
+
+  // Keys that no row saw, and rows past the length, get 0.
+  void store(Array array, const Real* sum, i64 stride, Real factor) const {
+    const Tensor& gradient = problem_.arrays[array];
+    if (!gradient.present()) return;
+    const Sequence& sequence = tile_.sequence();
+    const i64 batch = sequence.batch;
+    const i64 dims = gradient.shape[3];
+    const i64 stored = visited_ ? keys_.size() : 0;
+    const i64 row = sequence.kv_begin + owned_.begin;
+    if (stored > 0) {
+      tile_.kernels().store_rows({sum, stride}, stored, dims, &factor, 0,
+                                 destination_of(gradient, batch, at_.head, row));
+    }
+    if (stored < owned_.size()) {
+      clear_rows(tile_.kernels(), destination_of(gradient, batch, at_.head, row + stored),
+                 owned_.size() - stored, dims);
+    }
+  }
+
+  const Problem& problem_;
+  const TileSizes& sizes_;
+  const BackwardShared<Real>& shared_;
+  const BackwardScratch<Real>& scratch_;
+  HeadBlock at_;
+  BackwardTile<Real> tile_;
+  Interval keys_;   // of the block, within kv_len
+  Interval owned_;  // of the block, within the rows that the sequence owns
+  bool wants_dK_;
+  bool wants_dV_;
+  bool wants_dQ_;
+  bool visited_ = false;
+};
+
+template <class Real>
+void backward(const Plan& plan, const Problem& problem, void* workspace) {
+  const BackwardWorkspace<Real> memory(workspace, problem, plan.tile, plan.device.num_threads);
+  const TileSizes& sizes = memory.sizes();
+  const BackwardShared<Real>& shared = memory.shared();
+  const i64 heads_q = problem.heads_q;
+  const i64 heads_kv = problem.heads_kv;
+
+  const i64 q_tasks = number_blocks(problem, Side::kQuery, sizes.rows, shared.q_blocks) * heads_q;
+  for_each_task(slots_for(plan, problem, q_tasks), q_tasks, [&](int slot, i64 task) {
+    const BackwardScratch<Real> scratch = memory.scratch(slot);
+    const HeadBlock at = head_by_head(problem, shared.q_blocks, heads_q, task);
+    prepare_rows(problem, sizes, shared, scratch, at);
+  });
+
+  const i64 kv_tasks = number_blocks(problem, Side::kKey, sizes.columns, shared.kv_blocks) * heads_kv;
+  const bool wants_rows = problem.has(Array::kDQ) || problem.has(Array::kDK) || problem.has(Array::kDV);
+  if (wants_rows) {
+    for_each_task(slots_for(plan, problem, kv_tasks), kv_tasks, [&](int slot, i64 task) {
+      const BackwardScratch<Real> scratch = memory.scratch(slot);
+      const HeadBlock at = block_by_block(problem, shared.kv_blocks, heads_kv, task);
+      KeyBlock<Real>(problem, sizes, shared, scratch, at).run();
+    });
+  }
+
+  if (problem.has(Array::kDBias)) {
+    const DBiasTiles tiles(problem, sizes);
+    for_each_task(slots_for(plan, problem, tiles.size()), tiles.size(), [&](int slot, i64 task) {
+      const BackwardScratch<Real> scratch = memory.scratch(slot);
+      sum_dbias_tile(problem, sizes, shared, scratch, tiles.at(task));
+    });
+  }
+  if (problem.has(Array::kDSinks)) store_dsinks(problem, shared);
+}
+
+}  // namespace
+
+void tiled_backward(const Plan& plan, const Problem& problem, void* workspace) {
+  problem.dtype == DType::kFloat64 ? backward<double>(plan, problem, workspace)
+                                   : backward<float>(plan, problem, workspace);
+}
+
+}  // namespace fulmen::cpu

@@ -1,0 +1,233 @@
+// SPDX-FileCopyrightText: fulmen contributors
+// SPDX-License-Identifier: Apache-2.0
+//
+// Forward attention in tiles: a task is a block of query rows of one head; it walks over the blocks of
+// keys that those rows see, and keeps (row_max, row_sum, O) of the keys so far. Scores are held as
+// S^T, a query row per lane, so that rows' maxima and sums need no shuffles, K and V are read as they
+// lie in memory, and only Q is rearranged, once per task.
+// Source: Dao, FlashAttention-2 (2023), algorithm 1. Steps are kernels of cpu/kernels.h.
+
+#include <algorithm>
+
+#include "cpu/backend.h"
+#include "cpu/head_block.h"
+#include "cpu/libm_math.h"
+#include "cpu/pair_terms.h"
+#include "cpu/rows.h"
+#include "cpu/thread_pool.h"
+#include "cpu/visible_product.h"
+#include "kernels/attention/block_range.cuh"
+#include "kernels/attention/softmax_state.cuh"
+#include "plan/tiled_workspace.h"
+
+namespace fulmen::cpu {
+namespace {
+
+template <class Real>
+class ForwardBlock {
+ public:
+  ForwardBlock(const Problem& problem, const TileSizes& sizes, const ForwardScratch<Real>& scratch,
+               const HeadBlock& at)
+      : problem_(problem),
+        kernels_(kernels<Real>()),
+        sizes_(sizes),
+        scratch_(scratch),
+        index_(at.sequence_index),
+        head_(at.head),
+        kv_head_(problem.kv_head(at.head)),
+        sequence_(problem.sequence(at.sequence_index)),
+        terms_(problem, at.sequence_index, sequence_, at.head),
+        rows_(rows_of_block(at.block, sizes.rows, sequence_.shape.q_len)),
+        owned_(rows_of_block(at.block, sizes.rows, sequence_.q_slot)) {}
+
+  void run() {
+    if (rows_.size() > 0) {
+      start();
+      const BlockRange blocks =
+          visible_column_blocks(problem_.mask, sequence_.shape, rows_, sizes_.columns);
+      for (i64 block = blocks.visit.begin; block < blocks.visit.end; ++block) {
+        add_keys(rows_of_block(block, sizes_.columns, sequence_.shape.kv_len),
+                 blocks.is_full(block), block == blocks.visit.begin);
+      }
+      finish(blocks.visit.size() > 0);
+    }
+    clear_rows_past_length();
+  }
+
+ private:
+  // A finished row's few numbers cost nothing, so they are computed in float64.
+  using Math = LibmMath<double>;
+  using State = SoftmaxState<Math>;
+
+  Source rows_in(Array array, i64 head, i64 row) const {
+    return source_of(problem_.arrays[array], sequence_.batch, head, row);
+  }
+
+  // Q^T in panels;  m = -inf, l = 0
+  void start() {
+    const View<Real> Q =
+        rows_of(kernels_, rows_in(Array::kQ, head_, sequence_.q_begin + rows_.begin), rows_.size(),
+                problem_.dim_qk, Reads::kElements, scratch_.Q, sizes_.padded_dim_qk);
+    kernels_.transpose(Q, rows_.size(), problem_.dim_qk, scratch_.Q_lanes,
+                       problem_.dim_qk * kernels_.lanes, kernels_.lanes);
+    const State empty;
+    std::fill_n(scratch_.row_max, sizes_.padded_rows, static_cast<Real>(empty.row_max));
+    std::fill_n(scratch_.row_sum, sizes_.padded_rows, static_cast<Real>(empty.row_sum));
+  }
+
+  void add_keys(Interval keys, bool is_full, bool is_first) {
+    const View<Real> K = rows_of(kernels_, rows_in(Array::kK, kv_head_, sequence_.kv_begin + keys.begin),
+                                 keys.size(), problem_.dim_qk, Reads::kElements, scratch_.K,
+                                 sizes_.padded_dim_qk);
+    const View<Real> V = rows_of(kernels_, rows_in(Array::kV, kv_head_, sequence_.kv_begin + keys.begin),
+                                 keys.size(), problem_.dim_v, Reads::kPanels, scratch_.V,
+                                 sizes_.padded_dim_v);
+    // S^T = K Q^T
+    Real* const S = scratch_.scores;
+    const i64 stride = sizes_.padded_rows;
+    kernels_.multiply({.rows = keys.size(),
+                       .columns = rows_.size(),
+                       .depth = problem_.dim_qk,
+                       .A = K.data,
+                       .A_row_stride = K.stride,
+                       .A_depth_stride = 1,
+                       .B = scratch_.Q_lanes,
+                       .B_depth_stride = kernels_.lanes,
+                       .B_panel_stride = problem_.dim_qk * kernels_.lanes,
+                       .C = S,
+                       .C_row_stride = stride});
+    // S <- softcap(scale S) + addend;  m, l <- update;  P = exp(S - m)
+    const ScoreTerms<Real> terms = score_terms(keys, is_full);
+    const bool rescales = kernels_.softmax({.scores = S,
+                                            .stride = stride,
+                                            .keys = keys.size(),
+                                            .rows = rows_.size(),
+                                            .terms = terms,
+                                            .row_max = scratch_.row_max,
+                                            .row_sum = scratch_.row_sum,
+                                            .rescale = scratch_.rescale});
+    // O = rescale O + P V
+    multiply_visible<Real>(kernels_,
+                           {.rows = rows_.size(),
+                            .columns = problem_.dim_v,
+                            .depth = keys.size(),
+                            .A = S,
+                            .A_row_stride = 1,
+                            .A_depth_stride = stride,
+                            .B = V.data,
+                            .B_depth_stride = V.stride,
+                            .B_panel_stride = kernels_.lanes,
+                            .C = scratch_.O,
+                            .C_row_stride = sizes_.padded_dim_v,
+                            .accumulates = !is_first,
+                            .row_scale = rescales && !is_first ? scratch_.rescale : nullptr},
+                           {terms.addend, 1, stride}, scratch_.finite_rows, sizes_.padded_dim_v);
+  }
+
+  ScoreTerms<Real> score_terms(Interval keys, bool is_full) {
+    const bool has_addend = !is_full || terms_.adds_everywhere();
+    const bool has_keep = problem_.dropout.enabled();
+    if (has_addend) {
+      terms_.fill_addend(rows_, keys, scratch_.pair_rows, sizes_.padded_columns);
+      turn_pairs(keys, scratch_.addend);
+    }
+    if (has_keep) {
+      terms_.fill_keep(rows_, keys, scratch_.pair_rows, sizes_.padded_columns);
+      turn_pairs(keys, scratch_.keep);
+    }
+    return {static_cast<Real>(problem_.score_map.scale), static_cast<Real>(problem_.score_map.softcap),
+            has_addend ? scratch_.addend : nullptr, has_keep ? scratch_.keep : nullptr};
+  }
+
+  void turn_pairs(Interval keys, Real* lanes) {
+    kernels_.transpose({scratch_.pair_rows, sizes_.padded_columns}, rows_.size(), keys.size(), lanes,
+                       kernels_.lanes, sizes_.padded_rows);
+  }
+
+  // o = O / l_total;  lse = m + log l;  stats = (m, l)
+  void finish(bool saw_keys) {
+    Real* const factor = scratch_.rescale;
+    for (i64 i = 0; i < rows_.size(); ++i) {
+      const State state{static_cast<double>(scratch_.row_max[i]),
+                        static_cast<double>(scratch_.row_sum[i])};
+      save(sequence_.q_begin + rows_.begin + i, state);
+      double normalizer = state.normalizer(sink());
+      // Under a sink far above all scores, the factor itself would lose bits below the normal numbers.
+      constexpr double kTiny = 0x1p-100;
+      if (saw_keys && normalizer != 0 && normalizer < kTiny) {
+        scale_row(i, static_cast<Real>(normalizer / kTiny));
+        normalizer = kTiny;
+      }
+      factor[i] = static_cast<Real>(normalizer);
+    }
+    const Tensor& o = problem_.arrays[Array::kO];
+    const Destination to = destination_of(o, sequence_.batch, head_, sequence_.q_begin + rows_.begin);
+    if (!saw_keys) return clear_rows(kernels_, to, rows_.size(), problem_.dim_v);
+    kernels_.store_rows({scratch_.O, sizes_.padded_dim_v}, rows_.size(), problem_.dim_v, factor, 1,
+                        to);
+  }
+
+  void scale_row(i64 i, Real factor) {
+    Real* const row = scratch_.O + i * sizes_.padded_dim_v;
+    for (i64 d = 0; d < problem_.dim_v; ++d) row[d] *= factor;
+  }
+
+  double sink() const {
+    if (!problem_.has(Array::kSinks)) return -Math::kInfinity;
+    return problem_.arrays[Array::kSinks].real(0, head_, 0, 0);
+  }
+
+  void save(i64 row, const State& state) const {
+    const Tensor& lse = problem_.arrays[Array::kLse];
+    const Tensor& stats = problem_.arrays[Array::kStats];
+    if (lse.present()) lse.set_real(sequence_.batch, head_, row, 0, state.lse());
+    if (stats.present()) {
+      stats.set_real(sequence_.batch, head_, row, 0, state.row_max);
+      stats.set_real(sequence_.batch, head_, row, 1, state.row_sum);
+    }
+  }
+
+  void clear_rows_past_length() {
+    const Interval past{max(owned_.begin, sequence_.shape.q_len + i64{0}), owned_.end};
+    if (past.size() <= 0) return;
+    for (i64 i = past.begin; i < past.end; ++i) save(sequence_.q_begin + i, State{});
+    clear_rows(kernels_,
+               destination_of(problem_.arrays[Array::kO], sequence_.batch, head_,
+                              sequence_.q_begin + past.begin),
+               past.size(), problem_.dim_v);
+  }
+
+  const Problem& problem_;
+  const Kernels<Real>& kernels_;
+  const TileSizes& sizes_;
+  const ForwardScratch<Real>& scratch_;
+  i64 index_;
+  i64 head_;
+  i64 kv_head_;
+  Sequence sequence_;
+  PairTerms<Real> terms_;
+  Interval rows_;   // of the block, within q_len
+  Interval owned_;  // of the block, within the rows that the sequence owns
+};
+
+template <class Real>
+void forward(const Plan& plan, const Problem& problem, void* workspace) {
+  const ForwardWorkspace<Real> memory(workspace, problem, plan.tile, plan.device.num_threads);
+  i64* const first = memory.shared().q_blocks;
+  const i64 blocks = number_blocks(problem, Side::kQuery, memory.sizes().rows, first);
+  const i64 num_tasks = blocks * problem.heads_q;
+  for_each_task(slots_for(plan, problem, num_tasks), num_tasks, [&](int slot, i64 task) {
+    const ForwardScratch<Real> scratch = memory.scratch(slot);
+    const HeadBlock at = head_by_head(problem, first, problem.heads_q, task);
+    ForwardBlock<Real>(problem, memory.sizes(), scratch, at).run();
+  });
+}
+
+}  // namespace
+
+void tiled_forward(const Plan& plan, const Problem& problem, void* workspace) {
+  problem.dtype == DType::kFloat64 ? forward<double>(plan, problem, workspace)
+                                   : forward<float>(plan, problem, workspace);
+}
+
+}  // namespace fulmen::cpu

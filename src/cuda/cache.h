@@ -1,0 +1,85 @@
+// SPDX-FileCopyrightText: fulmen contributors
+// SPDX-License-Identifier: Apache-2.0
+//
+// Each kernel is compiled once per machine: in memory for this process, on disk for all.
+//
+// An entry's name is a hash of everything that its code depends on (sources, generated text, options,
+// architecture, compiler version), so nothing ever goes stale, and old entries are only a matter of
+// space. A damaged entry is built again. A folder that cannot be written leaves the memory half, and
+// note() says so. Any number of threads and processes may use one folder at once.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+
+#include "cuda/compiler.h"
+
+namespace fulmen::cuda {
+
+struct CacheSettings {
+  std::string folder;             // "": memory only
+  std::uint64_t limit_bytes = 0;  // of all entries together; 0: nothing is kept on disk
+};
+
+inline constexpr std::uint64_t kDefaultCacheLimitBytes = std::uint64_t{256} << 20;
+
+// FULMEN_CACHE_DIR, else $XDG_CACHE_HOME/fulmen, else ~/.cache/fulmen; FULMEN_CACHE_LIMIT in bytes
+// or with K, M, G behind it. Throws Error kArgument for a limit that is no size.
+CacheSettings cache_settings();
+
+// What an entry is called.
+struct KernelKey {
+  std::string label;  // for people: "forward_naive_float32-sm_90a"
+  std::string digest;  // hex SHA-256
+};
+KernelKey kernel_key(const KernelSpec& spec, const std::string& arch, int nvrtc_version);
+
+class KernelCache {
+ public:
+  explicit KernelCache(CacheSettings settings);
+
+  using Build = std::function<CompiledKernel()>;
+  using Kernel = std::shared_ptr<const CompiledKernel>;
+
+  // The kernel of that key: from memory, from disk, or from build(), whose exceptions pass through
+  // (the next call tries again).
+  Kernel get(const KernelKey& key, const Build& build);
+
+  // Removes every entry, on disk and in memory. Kernels in use stay valid.
+  void clear();
+
+  // Why the disk is not used as it should be, one sentence; "" when it is.
+  std::string note() const;
+
+  const CacheSettings& settings() const { return settings_; }
+  std::uint64_t disk_bytes() const;
+
+ private:
+  struct Slot {
+    std::mutex mutex;
+    Kernel kernel;
+  };
+
+  std::shared_ptr<Slot> slot_of(const std::string& digest);
+  std::string entry_path(const KernelKey& key) const;
+  Kernel read(const KernelKey& key) const;
+  Kernel read_or_build(const KernelKey& key, const Build& build);
+  void store(const KernelKey& key, const CompiledKernel& kernel);
+  void evict();
+  void set_note(const std::string& text);
+
+  CacheSettings settings_;
+  bool disk_ = false;
+  mutable std::mutex mutex_;  // of slots_ and note_
+  std::map<std::string, std::shared_ptr<Slot>> slots_;
+  std::string note_;
+};
+
+// The cache of this process, made at first use from cache_settings().
+KernelCache& kernel_cache();
+
+}  // namespace fulmen::cuda

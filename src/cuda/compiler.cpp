@@ -1,0 +1,194 @@
+// SPDX-FileCopyrightText: fulmen contributors
+// SPDX-License-Identifier: Apache-2.0
+//
+// One NVRTC program, from creation to cubin; and reading what ptxas says.
+
+#include "cuda/compiler.h"
+
+#include <algorithm>
+#include <cctype>
+#include <charconv>
+#include <sstream>
+
+#include "core/error.h"
+#include "cuda/driver.h"
+
+namespace fulmen::cuda {
+namespace {
+
+// ptxas findings after which wgmma instructions wait for each other, or run with registers other than
+// asked for: 7508 setmaxnreg ignored; 7510 call in the pipeline; 7511, 7512 not enough registers;
+// 7513 ill-formed stage; 7514, 7515 accumulator touched in flight; 7517 wait injected.
+constexpr int kRejectedFindings[] = {7508, 7510, 7511, 7512, 7513, 7514, 7515, 7517};
+
+// Destroyed with the scope, whatever happens.
+class Program {
+ public:
+  Program(const Nvrtc& nvrtc, const KernelSpec& spec, const std::string& text,
+          const std::vector<SourceFile>& files)
+      : nvrtc_(nvrtc), spec_(spec) {
+    for (const SourceFile& file : files) {
+      names_.emplace_back(file.name);
+      texts_.emplace_back(file.text);
+    }
+    std::vector<const char*> names;
+    std::vector<const char*> texts;
+    for (const std::string& name : names_) names.push_back(name.c_str());
+    for (const std::string& file_text : texts_) texts.push_back(file_text.c_str());
+    check(nvrtc_->nvrtcCreateProgram(&program_, text.c_str(), (spec.name + ".cu").c_str(),
+                                     static_cast<int>(names.size()), texts.data(), names.data()),
+          "create");
+  }
+  Program(const Program&) = delete;
+  Program& operator=(const Program&) = delete;
+  ~Program() { nvrtc_->nvrtcDestroyProgram(&program_); }
+
+  // True when it compiled; the log is there either way.
+  bool compile(const std::vector<std::string>& options) {
+    std::vector<const char*> texts;
+    for (const std::string& option : options) texts.push_back(option.c_str());
+    result_ = nvrtc_->nvrtcCompileProgram(program_, static_cast<int>(texts.size()), texts.data());
+    return result_ == 0;
+  }
+  const char* result_text() const { return nvrtc_->nvrtcGetErrorString(result_); }
+
+  std::string log() const {
+    std::size_t bytes = 0;
+    check(nvrtc_->nvrtcGetProgramLogSize(program_, &bytes), "read the log of");
+    std::string log(bytes, '\0');
+    if (bytes > 0) check(nvrtc_->nvrtcGetProgramLog(program_, log.data()), "read the log of");
+    while (!log.empty() && (log.back() == '\0' || log.back() == '\n')) log.pop_back();
+    return log;
+  }
+
+  std::string cubin() const {
+    std::size_t bytes = 0;
+    check(nvrtc_->nvrtcGetCUBINSize(program_, &bytes), "read the code of");
+    std::string cubin(bytes, '\0');
+    if (bytes > 0) check(nvrtc_->nvrtcGetCUBIN(program_, cubin.data()), "read the code of");
+    return cubin;
+  }
+
+ private:
+  void check(nvrtcResult result, const char* action) const {
+    if (result == 0) return;
+    throw Error(Status::kCompile, sentence("NVRTC could not ", action, " the kernel ", spec_.name,
+                                           ": ", nvrtc_->nvrtcGetErrorString(result)));
+  }
+
+  const Nvrtc& nvrtc_;
+  const KernelSpec& spec_;
+  nvrtcProgram program_ = nullptr;
+  nvrtcResult result_ = 0;
+  std::vector<std::string> names_;
+  std::vector<std::string> texts_;
+};
+
+// The number before `unit` in a line such as "  8 bytes stack frame, 4 bytes spill stores".
+std::size_t number_before(const std::string& line, const std::string& unit) {
+  std::size_t at = line.find(unit);
+  if (at == std::string::npos) return 0;
+  while (at > 0 && std::isspace(static_cast<unsigned char>(line[at - 1]))) --at;
+  std::size_t begin = at;
+  while (begin > 0 && std::isdigit(static_cast<unsigned char>(line[begin - 1]))) --begin;
+  std::size_t value = 0;
+  std::from_chars(line.data() + begin, line.data() + at, value);
+  return value;
+}
+
+// The number of a finding such as "ptxas info : (C7510) Potential ..."; 0 when the line has none.
+int finding_number(const std::string& line) {
+  const std::size_t at = line.find("(C7");
+  if (at == std::string::npos) return 0;
+  int number = 0;
+  const char* begin = line.data() + at + 2;
+  const auto [end, error] = std::from_chars(begin, line.data() + line.size(), number);
+  return error == std::errc() && end < line.data() + line.size() && *end == ')' ? number : 0;
+}
+
+}  // namespace
+
+std::string arch_name(int compute_capability) {
+  // Hopper and later have instructions that belong to one architecture alone.
+  return sentence("sm_", compute_capability, compute_capability >= 90 ? "a" : "");
+}
+
+int arch_number(const std::string& arch) {
+  int number = 0;
+  const char* const last = arch.data() + arch.size();
+  if (arch.rfind("sm_", 0) == 0) {
+    const auto [end, error] = std::from_chars(arch.data() + 3, last, number);
+    const bool suffix_ok = end == last || (end + 1 == last && (*end == 'a' || *end == 'f'));
+    if (error == std::errc() && suffix_ok && number > 0) return number;
+  }
+  throw Error(Status::kArgument, sentence("'", arch, "' names no GPU architecture; write sm_80, "
+                                          "sm_90a and so on"));
+}
+
+ResourceUse parse_log(const std::string& log) {
+  ResourceUse use;
+  std::istringstream lines(log);
+  for (std::string line; std::getline(lines, line);) {
+    if (const int number = finding_number(line); number != 0) {
+      const std::string text = line.substr(line.find("(C7") + 7);
+      const std::string finding = sentence("C", number, ":", text);
+      if (std::find(use.findings.begin(), use.findings.end(), finding) == use.findings.end()) {
+        use.findings.push_back(finding);
+      }
+    }
+    if (line.find("bytes stack frame") != std::string::npos) {
+      use.stack_bytes = std::max(use.stack_bytes, number_before(line, "bytes stack frame"));
+      use.spill_store_bytes += number_before(line, "bytes spill stores");
+      use.spill_load_bytes += number_before(line, "bytes spill loads");
+    }
+    if (line.find(" registers") != std::string::npos) {
+      use.registers = std::max(use.registers, static_cast<int>(number_before(line, "registers")));
+    }
+  }
+  return use;
+}
+
+std::string gate(const KernelSpec& spec, const ResourceUse& use) {
+  for (const std::string& finding : use.findings) {
+    const bool rejected =
+        std::any_of(std::begin(kRejectedFindings), std::end(kRejectedFindings), [&](int number) {
+          return finding.rfind(sentence("C", number, ":"), 0) == 0;
+        });
+    if (rejected) return sentence(spec.name, " is rejected by the assembler's finding ", finding);
+  }
+  const std::size_t spills = std::max(use.spill_store_bytes, use.spill_load_bytes);
+  if (spec.tensor_cores && spills > spec.spill_allowance_bytes) {
+    return sentence(spec.name, " spills ", spills, " bytes of registers; ",
+                    spec.spill_allowance_bytes, " are allowed");
+  }
+  return "";
+}
+
+std::vector<std::string> compile_options(const std::string& arch) {
+  return {"--gpu-architecture=" + arch, "--std=c++20",
+          "--device-as-default-execution-space",  // the shared headers carry no __device__
+          "--ptxas-options=-v"};                  // registers and spills, for the gate
+}
+
+CompiledKernel compile(const Nvrtc& nvrtc, const KernelSpec& spec, const std::string& arch) {
+  if (!nvrtc.knows(arch_number(arch))) {
+    std::string known;
+    for (int number : nvrtc.archs()) known += sentence(known.empty() ? "sm_" : ", sm_", number);
+    throw Error(Status::kUnsupported,
+                sentence("NVRTC ", cuda_version_name(nvrtc.version()), " does not know ", arch,
+                         "; it compiles for ", known));
+  }
+  Program program(nvrtc, spec, wrapper_text(spec), reachable_sources(kernel_sources(), spec.include));
+  const bool compiled = program.compile(compile_options(arch));
+  CompiledKernel kernel;
+  kernel.log = program.log();
+  if (!compiled) {
+    throw Error(Status::kCompile, sentence("the kernel ", spec.name, " did not compile for ", arch,
+                                           " with NVRTC ", cuda_version_name(nvrtc.version()), " (",
+                                           program.result_text(), "): ", kernel.log));
+  }
+  kernel.cubin = program.cubin();
+  return kernel;
+}
+
+}  // namespace fulmen::cuda

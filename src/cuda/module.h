@@ -1,0 +1,37 @@
+// SPDX-FileCopyrightText: fulmen contributors
+// SPDX-License-Identifier: Apache-2.0
+//
+// A kernel on a device, ready to launch: spec -> text -> cache or compiler -> gate -> module. The
+// result is kept per device and kernel until the process ends, so the second request is a look-up.
+#pragma once
+
+#include <string>
+
+#include "cuda/cache.h"
+#include "cuda/device.h"
+
+namespace fulmen::cuda {
+
+struct LoadedKernel {
+  const Device* device = nullptr;
+  KernelSpec spec;
+  CUmodule module = nullptr;
+  CUfunction function = nullptr;
+  ResourceUse use;          // what the assembler said
+  int blocks_resident = 0;  // on one multiprocessor
+};
+
+// From the cache, or compiled now. Needs NVRTC, but neither driver nor device. Throws Error
+// kUnsupported when the gate rejects the config, with its finding.
+KernelCache::Kernel compile_or_load(KernelCache& cache, const Nvrtc& nvrtc, const KernelSpec& spec,
+                                    const std::string& arch);
+
+// Loads machine code into a device's context. Throws Error.
+LoadedKernel load_module(const Device& device, const KernelSpec& spec,
+                         const CompiledKernel& compiled);
+
+// Both, for the process's own cache and compiler, once per device and kernel. Thread safe; the
+// reference stays valid. Compiles: call it while planning, never while running.
+const LoadedKernel& prepare(const Device& device, const KernelSpec& spec);
+
+}  // namespace fulmen::cuda

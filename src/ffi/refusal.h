@@ -1,0 +1,24 @@
+// SPDX-FileCopyrightText: fulmen contributors
+// SPDX-License-Identifier: Apache-2.0
+//
+// How the binding says no: a status and one sentence, thrown by whoever reads an argument, raised
+// in Python by exports.cpp under the name of the status.
+#pragma once
+
+#include <string>
+
+#include "fulmen/fulmen.h"
+
+namespace fulmen::ffi {
+
+struct Refusal {
+  fulmen_status status;
+  std::string sentence;
+};
+
+// A failed call of the C ABI, with its sentence.
+inline void check(fulmen_status status) {
+  if (status != FULMEN_OK) throw Refusal{status, fulmen_last_error()};
+}
+
+}  // namespace fulmen::ffi

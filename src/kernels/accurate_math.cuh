@@ -1,0 +1,22 @@
+// SPDX-FileCopyrightText: fulmen contributors
+// SPDX-License-Identifier: Apache-2.0
+//
+// The Math policy of SoftmaxState for kernels that compute in full float32 or float64 precision:
+// natural logarithms, no approximations.
+#pragma once
+
+#include "kernels/ptx/libm.cuh"
+
+namespace fulmen {
+
+template <class T>
+struct AccurateMath {
+  using Real = T;
+  static constexpr T kInfinity = static_cast<T>(__builtin_bit_cast(float, 0x7f800000u));
+  static constexpr T kNatural = 1;
+  static T exp(T x) { return ptx::accurate_exp(x); }
+  static T log(T x) { return ptx::accurate_log(x); }
+  static T tanh(T x) { return ptx::accurate_tanh(x); }
+};
+
+}  // namespace fulmen

@@ -1,0 +1,77 @@
+// SPDX-FileCopyrightText: fulmen contributors
+// SPDX-License-Identifier: Apache-2.0
+//
+// Elements of arrays, one at a time: any dtype, any stride, any alignment. GPUs fault on addresses
+// that are no multiple of the element's size, so those go byte by byte.
+#pragma once
+
+#include "kernels/params.h"
+
+namespace fulmen {
+
+template <class T>
+struct Bytes {
+  u8 byte[sizeof(T)];
+};
+
+template <class T>
+bool is_aligned(const u8* address) {
+  return reinterpret_cast<u64>(address) % sizeof(T) == 0;
+}
+
+template <class T>
+T load_element(const u8* address) {
+  if (is_aligned<T>(address)) return *reinterpret_cast<const T*>(address);
+  Bytes<T> bytes;
+  for (u32 i = 0; i < sizeof(T); ++i) bytes.byte[i] = address[i];
+  return __builtin_bit_cast(T, bytes);
+}
+
+template <class T>
+void store_element(u8* address, T value) {
+  if (is_aligned<T>(address)) {
+    *reinterpret_cast<T*>(address) = value;
+    return;
+  }
+  const Bytes<T> bytes = __builtin_bit_cast(Bytes<T>, value);
+  for (u32 i = 0; i < sizeof(T); ++i) address[i] = bytes.byte[i];
+}
+
+// From elements to the type that is computed with.
+inline double widen(double x) { return x; }
+inline float widen(float x) { return x; }
+inline float widen(f16 x) { return to_float(x); }
+inline float widen(bf16 x) { return to_float(x); }
+
+// dtype known at run time only.
+template <class Real>
+Real load_real(const ArrayView& array, i64 offset) {
+  const u8* const address = array.data + offset * size_bytes(array.dtype);
+  switch (array.dtype) {
+    case DType::kFloat64: return static_cast<Real>(load_element<double>(address));
+    case DType::kFloat32: return static_cast<Real>(load_element<float>(address));
+    case DType::kFloat16: return static_cast<Real>(widen(load_element<f16>(address)));
+    case DType::kBFloat16: return static_cast<Real>(widen(load_element<bf16>(address)));
+    default: return Real(0);
+  }
+}
+
+template <class Real>
+void store_real(const ArrayView& array, i64 offset, Real value) {
+  u8* const address = array.data + offset * size_bytes(array.dtype);
+  switch (array.dtype) {
+    case DType::kFloat64: return store_element(address, static_cast<double>(value));
+    case DType::kFloat32: return store_element(address, static_cast<float>(value));
+    case DType::kFloat16: return store_element(address, to_f16(static_cast<float>(value)));
+    case DType::kBFloat16: return store_element(address, to_bf16(static_cast<float>(value)));
+    default: return;
+  }
+}
+
+inline i64 load_index(const ArrayView& array, i64 offset) {
+  const u8* const address = array.data + offset * size_bytes(array.dtype);
+  return array.dtype == DType::kInt64 ? load_element<i64>(address)
+                                      : static_cast<i64>(load_element<i32>(address));
+}
+
+}  // namespace fulmen

@@ -1,0 +1,564 @@
+// SPDX-FileCopyrightText: fulmen contributors
+// SPDX-License-Identifier: Apache-2.0
+//
+// Exact attention, forward, on Hopper: O = softmax(scale Q K^T + mask) V and the log-sum-exp of
+// every row, 16-bit in and out, float32 inside. A thread block stays on its multiprocessor and takes
+// blocks of queries, longest first, from a counter. One warp plans (ForwardPlanner), one loads
+// (ForwardLoader), two or three warpgroups compute 64 query rows each (ForwardConsumer): S = Q K^T of
+// one block of keys is issued before O += P V of the previous one, so that the softmax hides under
+// both, and the warpgroups take turns at the tensor cores. Shah et al., "FlashAttention-3" (2024), sections 3.1 and 3.2; the softmax
+// without a running maximum is ours (tile/row_softmax.cuh).
+// Must hold: sm_90a, kConfig.valid(), launched with threads() threads and shared_bytes() bytes.
+#pragma once
+
+#include "kernels/attention/block_range.cuh"
+#include "kernels/config.h"
+#include "kernels/ptx/memory.cuh"
+#include "kernels/ptx/thread.cuh"
+#include "kernels/ptx/tma.cuh"
+#include "kernels/tile/block_order.cuh"
+#include "kernels/tile/pipeline.cuh"
+#include "kernels/tile/products.cuh"
+#include "kernels/tile/row_softmax.cuh"
+#include "kernels/tile/store_output.cuh"
+
+namespace fulmen {
+
+// Shared memory: Q, K, V, O, then the mailbox and the barriers.
+template <AttentionConfig kConfig>
+struct ForwardShared {
+  u32 base;
+
+  using QCursor = Cursor<kConfig.q_buffers>;
+  using KvCursor = Cursor<kConfig.stages>;
+  static constexpr u32 kK = kConfig.q_buffers * kConfig.q_bytes();
+  static constexpr u32 kV = kK + kConfig.stages * kConfig.k_bytes();
+  static constexpr u32 kO = kV + kConfig.stages * kConfig.v_bytes();
+  static constexpr u32 kMail = kO + kConfig.o_bytes();
+  static constexpr u32 kMailBytes = 32 + 32 * kConfig.warpgroups;
+  static constexpr u32 kBarriers = kMail + 2 * kMailBytes;
+  static constexpr u32 kQBarriers = kBarriers + 48;
+  static constexpr u32 kKBarriers = kQBarriers + Ring<kConfig.q_buffers>::kBarrierBytes;
+  static constexpr u32 kVBarriers = kKBarriers + Ring<kConfig.stages>::kBarrierBytes;
+  static_assert(kVBarriers + Ring<kConfig.stages>::kBarrierBytes <= u32(kConfig.shared_bytes()));
+
+  constexpr Ring<kConfig.q_buffers> q() const {
+    return {base, u32(kConfig.q_bytes()), base + kQBarriers};
+  }
+  constexpr Ring<kConfig.stages> k() const {
+    return {base + kK, u32(kConfig.k_bytes()), base + kKBarriers};
+  }
+  constexpr Ring<kConfig.stages> v() const {
+    return {base + kV, u32(kConfig.v_bytes()), base + kVBarriers};
+  }
+  constexpr u32 o() const { return base + kO; }
+
+  // The mailbox has two slots, used in turn. planner -> loader, consumers: `assigned`, the mail is
+  // written. loader -> planner: `nearly_loaded`, time to find the next block. consumers -> planner:
+  // `done`, this part is finished and `failed` set if a row left the range of float32.
+  constexpr u32 mail(u32 count) const { return base + kMail + count % 2 * kMailBytes; }
+  constexpr u32 failed(u32 count) const { return mail(count) + 16; }
+  constexpr u32 key_blocks(u32 count, u32 warpgroup) const {
+    return mail(count) + 32 + 32 * warpgroup;
+  }
+  constexpr u32 assigned(u32 count) const { return base + kBarriers + count % 2 * 8; }
+  constexpr u32 done(u32 count) const { return base + kBarriers + 16 + count % 2 * 8; }
+  static constexpr u32 parity(u32 count) { return count / 2 % 2; }  // of the two above
+  constexpr u32 nearly_loaded() const { return base + kBarriers + 32; }
+
+  void init() const {
+    q().init(kConfig.warpgroups);
+    k().init(kConfig.warpgroups);
+    v().init(kConfig.warpgroups);
+    for (u32 slot = 0; slot < 2; ++slot) {
+      ptx::mbarrier_init(assigned(slot), 1);
+      ptx::mbarrier_init(done(slot), 4 * kConfig.warpgroups);
+    }
+    ptx::mbarrier_init(nearly_loaded(), 1);
+    ptx::fence_mbarrier_init();
+  }
+};
+
+template <bool kIs>
+struct Flag {
+  static constexpr bool kValue = kIs;
+};
+
+// A block of queries to compute; q_block < 0: there is nothing more to do.
+struct Assignment {
+  QueryBlock block;
+  bool careful;  // the second attempt: the maximum of every block of keys is taken
+};
+
+// The part of the mask that a kernel with this MaskKind has to look at.
+template <AttentionConfig kConfig>
+constexpr IntervalMask effective_mask(const IntervalMask& mask) {
+  if constexpr (kConfig.mask == MaskKind::kLength) return IntervalMask{};
+  if constexpr (kConfig.mask == MaskKind::kUpper) {
+    IntervalMask upper;
+    upper.causal = mask.causal;
+    upper.window_right = mask.window_right;
+    upper.prefix = mask.prefix;
+    return upper;
+  }
+  return mask;
+}
+
+// Blocks of keys that rows [begin, begin + count) visit; one (all hidden) where they see nothing.
+template <AttentionConfig kConfig>
+constexpr BlockRange visited_blocks(const ForwardParams& params, i64 begin, i64 count) {
+  const i64 end = min<i64>(begin + count, params.shape.q_len);
+  if (begin >= end) return {{0, 1}, {0, 0}};
+  BlockRange range = visible_column_blocks(effective_mask<kConfig>(params.mask), params.shape,
+                                           {begin, end}, kConfig.kv_rows);
+  range.visit.end = max(range.visit.end, range.visit.begin + 1);
+  return range;
+}
+
+// What one warpgroup does with the blocks of keys, from the last to the first: skips what only
+// others see, masks the partial ones, and takes the full ones as they are.
+struct KeyBlocks {
+  i32 all_begin, begin, full_begin, full_end, end, all_end;
+};
+
+// all: what the whole thread block visits; own: what the rows of this warpgroup see.
+constexpr KeyBlocks key_blocks(const Interval& all, const BlockRange& own, bool mask_all) {
+  const i64 begin = max(own.visit.begin, all.begin);
+  const i64 end = clamp(own.visit.end, begin + 1, all.end);
+  const i64 full_begin = mask_all ? begin : clamp(own.full.begin, begin, end);
+  const i64 full_end = mask_all ? begin : clamp(own.full.end, full_begin, end);
+  return {i32(all.begin), i32(begin), i32(full_begin), i32(full_end), i32(end), i32(all.end)};
+}
+
+template <AttentionConfig kConfig>
+constexpr BlockOrder block_order(const ForwardParams& params) {
+  return {params.num_q_blocks, params.heads_q, params.batch, params.heads_per_group,
+          kConfig.longest_first && kConfig.mask != MaskKind::kLength};
+}
+
+// ---- Mail ------------------------------------------------------------------------------------
+
+template <AttentionConfig kConfig>
+inline Assignment read_assignment(const ForwardShared<kConfig>& shared, u32 count) {
+  const ptx::U32x4 mail = ptx::load_shared_x4(shared.mail(count));
+  return {{ptx::broadcast(mail.word[0]), ptx::broadcast(mail.word[1]),
+           ptx::broadcast(mail.word[2])},
+          ptx::broadcast(mail.word[3]) != 0};
+}
+
+template <AttentionConfig kConfig>
+inline KeyBlocks read_key_blocks(const ForwardShared<kConfig>& shared, u32 count, u32 warpgroup) {
+  const u32 mail = shared.key_blocks(count, warpgroup);
+  const ptx::U32x4 own = ptx::load_shared_x4(mail);
+  return {ptx::broadcast(ptx::load_shared(mail + 16)),
+          ptx::broadcast(own.word[0]),
+          ptx::broadcast(own.word[1]),
+          ptx::broadcast(own.word[2]),
+          ptx::broadcast(own.word[3]),
+          ptx::broadcast(ptx::load_shared(mail + 20))};
+}
+
+// ---- Planner: one warp finds the next block of queries ---------------------------------------
+
+template <AttentionConfig kConfig>
+struct ForwardPlanner {
+  using Shared = ForwardShared<kConfig>;
+  static constexpr i32 kUnclaimed = -1;
+
+  const ForwardParams& params;
+  Shared shared;
+  u32 lane;
+  i32 claimed = kUnclaimed;  // index of the block after this one
+
+  // Writes the mail. Lane w plans for warpgroup w, the lanes after them for the whole thread block.
+  void assign(u32 count, const Assignment& next) const {
+    const bool for_warpgroup = lane < u32(kConfig.warpgroups);
+    const i32 row = next.block.q_block * kConfig.q_rows();
+    const BlockRange range = visited_blocks<kConfig>(
+        params, for_warpgroup ? row + 64 * i32(lane) : row, for_warpgroup ? 64 : kConfig.q_rows());
+    const Interval all{ptx::shuffle(i32(range.visit.begin), kConfig.warpgroups),
+                       ptx::shuffle(i32(range.visit.end), kConfig.warpgroups)};
+    if (for_warpgroup) {
+      const KeyBlocks blocks = key_blocks(all, range, next.careful || !kConfig.skip_full_masks);
+      const u32 mail = shared.key_blocks(count, lane);
+      ptx::store_shared_x4(mail, {{u32(blocks.begin), u32(blocks.full_begin),
+                                   u32(blocks.full_end), u32(blocks.end)}});
+      ptx::store_shared(mail + 16, blocks.all_begin);
+      ptx::store_shared(mail + 20, blocks.all_end);
+    }
+    if (lane == 0) {
+      ptx::store_shared(shared.failed(count), 0);
+      ptx::store_shared_x4(shared.mail(count), {{u32(next.block.q_block), u32(next.block.head),
+                                                 u32(next.block.batch), u32(next.careful)}});
+    }
+    ptx::warp_sync();
+    if (lane == 0) ptx::mbarrier_arrive(shared.assigned(count));
+  }
+
+  // Waits until assignment number `count` is finished; whether it must be repeated.
+  bool must_repeat(u32 count) const {
+    ptx::mbarrier_wait(shared.done(count), Shared::parity(count));
+    const bool failed = ptx::load_shared(shared.failed(count)) != 0;
+    ptx::warp_sync();
+    if (lane == 0) ptx::store_shared(shared.failed(count), 0);
+    return failed;
+  }
+
+  void run() {
+    const BlockOrder order = block_order<kConfig>(params);
+    Assignment now{order.at(ptx::block_index()), false};
+#pragma unroll 1
+    for (u32 count = 0;; ++count) {
+      assign(count, now);
+      if (now.block.q_block < 0) return;
+      // Claims as late as possible, so that longest-first balances: an early claim ties two long
+      // blocks to one multiprocessor (measured: 5 % at causal 4k).
+      ptx::mbarrier_wait(shared.nearly_loaded(), count % 2);
+      if (claimed == kUnclaimed) {
+        u32 index = 0;
+        if (lane == 0) index = ptx::atomic_inc(params.next_block, order.size() - 1);
+        claimed = min<i32>(order.size(), ptx::broadcast(index) + ptx::num_blocks());
+      }
+      // Assignment count - 1 is over by now, or nearly: its verdict decides what comes next.
+      if (count > 0 && must_repeat(count - 1)) {
+        now = {read_assignment(shared, count - 1).block, true};
+      } else if (claimed < order.size()) {
+        now = {order.at(claimed), false};
+        claimed = kUnclaimed;
+      } else if (must_repeat(count)) {
+        now = {read_assignment(shared, count).block, true};
+      } else {
+        now.block.q_block = -1;
+      }
+    }
+  }
+};
+
+// ---- Loader: one thread talks to the copy engine ---------------------------------------------
+
+template <AttentionConfig kConfig>
+struct ForwardLoader {
+  using Shared = ForwardShared<kConfig>;
+
+  const ForwardTensorMaps& maps;
+  const ForwardParams& params;
+  Shared shared;
+  typename Shared::QCursor q_at;
+  typename Shared::KvCursor k_at, v_at;
+
+  void load(const TensorMap& map, u32 tile, u32 full, i32 dims, i32 rows, i32 row, i32 head,
+            i32 batch) const {
+#pragma unroll
+    for (i32 d = 0; d < dims; d += 64) {
+      ptx::tma_load(tile + d * rows * 2, map, full, d, row, head, batch);
+    }
+  }
+
+  void load_k(i32 block, i32 head, i32 batch) {
+    shared.k().acquire(k_at);
+    load(maps.k, shared.k().address(k_at), shared.k().full(k_at), kConfig.d_qk, kConfig.kv_rows,
+         block * kConfig.kv_rows, head, batch);
+    k_at.advance();
+  }
+
+  void load_v(i32 block, i32 head, i32 batch) {
+    shared.v().acquire(v_at);
+    load(maps.v, shared.v().address(v_at), shared.v().full(v_at), kConfig.d_v, kConfig.kv_rows,
+         block * kConfig.kv_rows, head, batch);
+    v_at.advance();
+  }
+
+  void load_block(const QueryBlock& block, i32 first, i32 last) {
+    const i32 row = block.q_block * kConfig.q_rows();
+    const i32 kv_head = block.head / (params.heads_q / params.heads_kv);
+    if (last <= first + 1) ptx::mbarrier_arrive(shared.nearly_loaded());
+    load_k(last, kv_head, block.batch);
+    shared.q().acquire(q_at);
+    load(maps.q, shared.q().address(q_at), shared.q().full(q_at), kConfig.d_qk, kConfig.q_rows(),
+         row, block.head, block.batch);
+    q_at.advance();
+#pragma unroll 1
+    for (i32 j = last - 1; j >= first; --j) {
+      if (j == first + 1) ptx::mbarrier_arrive(shared.nearly_loaded());
+      load_k(j, kv_head, block.batch);
+      load_v(j + 1, kv_head, block.batch);
+    }
+    load_v(first, kv_head, block.batch);
+  }
+
+  void run() {
+#pragma unroll 1
+    for (u32 count = 0;; ++count) {
+      ptx::mbarrier_wait(shared.assigned(count), Shared::parity(count));
+      const ptx::U32x4 mail = ptx::load_shared_x4(shared.mail(count));
+      const QueryBlock block{i32(mail.word[0]), i32(mail.word[1]), i32(mail.word[2])};
+      if (block.q_block < 0) return;
+      load_block(block, ptx::load_shared(shared.key_blocks(count, 0) + 16),
+                 ptx::load_shared(shared.key_blocks(count, 0) + 20) - 1);
+    }
+  }
+};
+
+// ---- Consumers: warpgroups of 128 threads, 64 query rows each -----------------------------------
+
+template <AttentionConfig kConfig>
+struct ForwardConsumer {
+  using Shared = ForwardShared<kConfig>;
+  using Scores = float[kConfig.kv_rows / 2];
+
+  const ForwardTensorMaps& maps;
+  const ForwardParams& params;
+  Shared shared;
+  u32 warpgroup;
+  u32 thread;  // 0 .. 127
+  typename Shared::QCursor q_at;
+  typename Shared::KvCursor k_at, v_at;
+
+  // Turns at the tensor cores: warpgroup w issues its products after w - 1. Only the first waits for
+  // K and V to land; the turn carries that to the others (measured: 3 to 4 % at d 128).
+  static constexpr bool kTurns = kConfig.ping_pong && kConfig.warpgroups > 1;
+  static constexpr u32 kTurnBarrier = 1;    // and on, one each
+  static constexpr u32 kOutputBarrier = 4;  // and on, one each
+  bool waits_for_data() const { return !kTurns || warpgroup == 0; }
+  void take_turn() const {
+    if constexpr (kTurns) ptx::bar_sync(kTurnBarrier + warpgroup, 256);
+  }
+  void pass_turn() const {
+    const u32 next = warpgroup + 1 == kConfig.warpgroups ? 0 : warpgroup + 1;
+    if constexpr (kTurns) ptx::bar_arrive(kTurnBarrier + next, 256);
+  }
+
+  void release_k() {
+    if (thread == 0) shared.k().release(k_at);
+    k_at.advance();
+  }
+  void release_v() {
+    if (thread == 0) shared.v().release(v_at);
+    v_at.advance();
+  }
+
+  // A block of keys that only other warpgroups of this thread block see.
+  void skip_block() {
+    shared.k().wait(k_at);
+    release_k();
+    shared.v().wait(v_at);
+    release_v();
+    take_turn();
+    pass_turn();
+  }
+
+  // The first row of this thread in its warpgroup; the second is 8 further.
+  i32 first_row() const { return thread / 32 * 16 + thread % 32 / 4; }
+
+  // Hides the keys of block j that a row does not see.
+  void hide(Scores& S, const Interval (&visible)[2], i32 j) const {
+#pragma unroll
+    for (i32 row = 0; row < 2; ++row) {
+      const i32 column = j * kConfig.kv_rows + i32(thread) % 4 * 2;  // of S[0]
+      const i32 end = i32(visible[row].end) - column;
+      const i32 begin = i32(visible[row].begin) - column;
+#pragma unroll
+      for (i32 i = 2 * row; i < kConfig.kv_rows / 2; i += 4) {
+#pragma unroll
+        for (i32 c = 0; c < 2; ++c) {
+          const i32 offset = i / 4 * 8 + c;
+          bool hidden = offset >= end;
+          if constexpr (kConfig.mask == MaskKind::kBoth) hidden = hidden || offset < begin;
+          if (hidden) S[i + c] = kNegativeInfinity;
+        }
+      }
+    }
+  }
+
+  void compute_block(const Assignment& assignment, const KeyBlocks& blocks, u32 count) {
+    const QueryBlock& block = assignment.block;
+    const i32 row = block.q_block * kConfig.q_rows() + 64 * warpgroup;
+    i32 j = blocks.all_end - 1;
+
+    float O[kConfig.d_v / 2];
+    u32 P[kConfig.kv_rows / 4];
+    RowSoftmax<kConfig> softmax{params.scale_log2};
+    float rescale[2] = {1, 1};
+    bool accumulate = false;
+
+    for (; j >= blocks.end; --j) skip_block();
+    shared.q().wait(q_at);
+    const u32 sQ = shared.q().address(q_at) + 64 * 128 * warpgroup;
+    QRegisters<kConfig> rQ;
+    load_q_registers<kConfig>(rQ, sQ);
+
+    // S = Q K^T and P = exp2(c S - m) for the last block of keys
+    Interval visible[2];
+    {
+      Scores S;
+      shared.k().wait(k_at);
+      take_turn();
+      issue_scores<kConfig>(S, rQ, sQ, shared.k().address(k_at));
+      pass_turn();
+      for (i32 r = 0; r < 2; ++r) {
+        visible[r] = visible_columns(effective_mask<kConfig>(params.mask), params.shape,
+                                     row + first_row() + 8 * r);
+      }
+      ptx::wgmma_wait<0>();
+      release_k();
+      if (j >= blocks.full_end || j < blocks.full_begin) hide(S, visible, j);
+      softmax.update(S, rescale);
+      round_probabilities<kConfig>(P, S);
+      --j;
+    }
+
+    const auto step = [&](auto partial) {
+      constexpr bool kPartial = decltype(partial)::kValue;
+      constexpr bool kUpdate = kPartial || kConfig.shift_rule == ShiftRule::kEveryBlock ||
+                               kConfig.shift_rule == ShiftRule::kWhenGrown;
+      Scores S;
+      if (waits_for_data()) shared.k().wait(k_at);
+      take_turn();
+      // S_j = Q K_j^T
+      issue_scores<kConfig>(S, rQ, sQ, shared.k().address(k_at));
+      // O += P_{j+1} V_{j+1}
+      if (waits_for_data()) shared.v().wait(v_at);
+      issue_output<kConfig>(O, P, shared.v().address(v_at), accumulate);
+      accumulate = true;
+      pass_turn();
+      ptx::wgmma_wait<kConfig.overlap ? 1 : 0>();
+      release_k();
+      // S = exp2(c S - m), under the product above
+      if constexpr (kPartial) hide(S, visible, j);
+      const bool grown = kUpdate ? softmax.update(S, rescale) : softmax.keep(S, rescale);
+      ptx::wgmma_wait<0>();
+      release_v();
+      // O *= exp2(m_old - m), P_j = S
+      if (grown) scale_rows(O, rescale);
+      round_probabilities<kConfig>(P, S);
+    };
+#pragma unroll 1
+    for (; j >= blocks.full_end; --j) step(Flag<true>{});
+#pragma unroll 1
+    for (; j >= blocks.full_begin; --j) step(Flag<false>{});
+    if constexpr (kConfig.mask == MaskKind::kBoth) {
+#pragma unroll 1
+      for (; j >= blocks.begin; --j) step(Flag<true>{});
+    }
+    if (thread == 0) shared.q().release(q_at);
+    q_at.advance();
+
+    // O += P V for the first block of keys
+    shared.v().wait(v_at);
+    issue_output<kConfig>(O, P, shared.v().address(v_at), accumulate);
+    softmax.finish();
+    ptx::wgmma_wait<0>();
+    release_v();
+    if constexpr (kConfig.mask == MaskKind::kBoth) {
+      for (j = blocks.begin - 1; j >= blocks.all_begin; --j) skip_block();
+    }
+
+    if (!assignment.careful) report(O, softmax, visible, row, count);
+    write(O, softmax, block, row, assignment.careful);
+  }
+
+  // Asks for a second attempt where a row left the range of float32.
+  void report(const float (&O)[kConfig.d_v / 2], const RowSoftmax<kConfig>& softmax,
+              const Interval (&visible)[2], i32 row, u32 count) const {
+    constexpr bool kCanFail = kConfig.shift_rule == ShiftRule::kFirstBlock ||
+                              kConfig.shift_rule == ShiftRule::kWhenSumGrew;
+    if constexpr (kCanFail) {
+      float probe[2] = {0, 0};  // 0, or NaN if an element of the row is inf or NaN
+#pragma unroll
+      for (i32 i = 0; i < kConfig.d_v / 2; ++i) {
+        probe[i / 2 % 2] = ptx::fma(O[i], 0.f, probe[i / 2 % 2]);
+      }
+      bool failed = false;
+#pragma unroll
+      for (i32 r = 0; r < 2; ++r) {
+        const bool sees = row + first_row() + 8 * r < params.shape.q_len && visible[r].size() > 0;
+        failed = failed || (sees && !(softmax.in_range(r) && probe[r] == 0));
+      }
+      if (ptx::any(failed) && thread % 32 == 0) ptx::store_shared(shared.failed(count), 1);
+    }
+  }
+
+  // O / sum and the log-sum-exp, to global memory.
+  void write(float (&O)[kConfig.d_v / 2], const RowSoftmax<kConfig>& softmax,
+             const QueryBlock& block, i32 row, bool careful) const {
+    float inverse[2];
+#pragma unroll
+    for (i32 r = 0; r < 2; ++r) {
+      inverse[r] = softmax.sum[r] == 0 ? 0.f : ptx::reciprocal(softmax.sum[r]);
+      const i32 q_row = row + first_row() + 8 * r;
+      if (thread % 4 == 0 && q_row < params.shape.q_len) {
+        const i64 line = i64(block.batch) * params.heads_q + block.head;
+        params.lse[line * params.shape.q_len + q_row] = softmax.lse(r);
+      }
+    }
+    scale_rows(O, inverse);
+    if constexpr (kConfig.stage_output) {
+      const u32 tile = shared.o() + 64 * 128 * warpgroup;
+      constexpr u32 kChunkBytes = kConfig.q_rows() * 128;
+      if (thread == 0) {  // the previous tile has left; a second attempt comes after the first
+        if (careful) ptx::tma_store_wait();
+        ptx::tma_store_wait_read();
+      }
+      ptx::bar_sync(kOutputBarrier + warpgroup, 128);
+      stage_output_tile<kConfig.dtype>(O, tile, kChunkBytes);
+      ptx::fence_proxy_async();
+      ptx::bar_sync(kOutputBarrier + warpgroup, 128);
+      if (thread == 0) {
+        for (i32 d = 0; d < kConfig.d_v; d += 64) {
+          ptx::tma_store(maps.o, tile + d / 64 * kChunkBytes, d, row, block.head, block.batch);
+        }
+        ptx::tma_store_commit();
+      }
+    } else {
+#pragma unroll
+      for (i32 r = 0; r < 2; ++r) {
+        const i32 q_row = row + first_row() + 8 * r;
+        u16* out = params.o + block.batch * params.o_stride_batch +
+                   block.head * params.o_stride_head + q_row * params.o_stride_row;
+        store_output_row<kConfig.dtype>(O, r, out, q_row < params.shape.q_len);
+      }
+    }
+  }
+
+  void run() {
+    if (kTurns && warpgroup == kConfig.warpgroups - 1) pass_turn();  // the first may begin
+    for (u32 count = 0;; ++count) {
+      ptx::mbarrier_wait(shared.assigned(count), Shared::parity(count));
+      const Assignment assignment = read_assignment(shared, count);
+      if (assignment.block.q_block < 0) break;
+      compute_block(assignment, read_key_blocks(shared, count, warpgroup), count);
+      ptx::warp_sync();
+      if (thread % 32 == 0) ptx::mbarrier_arrive(shared.done(count));
+    }
+    if (kTurns && warpgroup == 0) take_turn();  // takes the turn that nobody needs
+    if (kConfig.stage_output && thread == 0) ptx::tma_store_wait();
+  }
+};
+
+template <AttentionConfig kConfig>
+inline void forward_sm90(const ForwardTensorMaps& maps, const ForwardParams& params) {
+  static_assert(kConfig.valid());
+  const ForwardShared<kConfig> shared{ptx::dynamic_shared()};
+  const i32 warpgroup = ptx::broadcast(ptx::thread_index() / 128);
+  const u32 thread = ptx::thread_index() % 128;
+  if (ptx::thread_index() == 0) {
+    ptx::prefetch_tensormap(maps.q);
+    ptx::prefetch_tensormap(maps.k);
+    ptx::prefetch_tensormap(maps.v);
+    shared.init();
+  }
+  ptx::block_sync();
+  if (warpgroup == kConfig.warpgroups) {
+    ptx::setmaxnreg_dec<kConfig.producer_registers()>();
+    if (thread == 0) {
+      ForwardLoader<kConfig>{maps, params, shared}.run();
+    } else if (ptx::broadcast(thread / 32) == 1) {
+      ForwardPlanner<kConfig>{params, shared, thread % 32}.run();
+    }
+  } else {
+    ptx::setmaxnreg_inc<kConfig.consumer_registers()>();
+    ForwardConsumer<kConfig>{maps, params, shared, u32(warpgroup), thread}.run();
+  }
+}
+
+}  // namespace fulmen

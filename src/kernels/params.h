@@ -1,0 +1,71 @@
+// SPDX-FileCopyrightText: fulmen contributors
+// SPDX-License-Identifier: Apache-2.0
+//
+// The run-time half of a call to a general kernel (naive, simt): every array that a problem can have,
+// as a view, and the plain values of its options. The host fills it from a Problem; kernels get it by
+// value. Kernels that need less (TMA, fixed layouts) have smaller params of their own.
+#pragma once
+
+#include "kernels/attention/dropout.cuh"
+#include "kernels/attention/mask.cuh"
+#include "kernels/attention/score_mod.cuh"
+
+namespace fulmen {
+
+// One array with four axes. An absent array has dtype kNone; an axis that is broadcast, stride 0.
+struct ArrayView {
+  u8* data;
+  i64 strides[4];  // in elements
+  DType dtype;
+
+  constexpr bool present() const { return dtype != DType::kNone; }
+  constexpr i64 offset(i64 a, i64 b, i64 c, i64 d) const {
+    return a * strides[0] + b * strides[1] + c * strides[2] + d * strides[3];
+  }
+};
+
+struct AttentionParams {
+  ArrayView q;             // (batch, head, q_row, dim_qk)
+  ArrayView k;             // (batch, kv_head, kv_row, dim_qk)
+  ArrayView v;             // (batch, kv_head, kv_row, dim_v)
+  ArrayView bias;          // (sequence, head, q_row, kv_row)    rows count from the sequence's first
+  ArrayView mask;          // (sequence, head, q_row, kv_row)    likewise
+  ArrayView alibi_slopes;  // (sequence, head, 1, 1)
+  ArrayView sinks;         // (1, head, 1, 1)
+  ArrayView q_lengths;     // (1, 1, 1, sequence)
+  ArrayView kv_lengths;    // (1, 1, 1, sequence)
+  ArrayView cu_q;          // (1, 1, 1, sequence + 1)
+  ArrayView cu_kv;         // (1, 1, 1, sequence + 1)
+  ArrayView q_ids;         // (batch, 1, 1, q_row)
+  ArrayView kv_ids;        // (batch, 1, 1, kv_row)
+  ArrayView o;             // (batch, head, q_row, dim_v)
+  ArrayView lse;           // (batch, head, q_row, 1)
+  ArrayView stats;         // (batch, head, q_row, 2)    row_max, row_sum
+  ArrayView dout;          // as o
+  ArrayView dlse;          // as lse
+  ArrayView dq;            // as q
+  ArrayView dk;            // as k
+  ArrayView dv;            // as v
+  ArrayView dbias;         // as bias, extents below
+  ArrayView dsinks;        // (1, head, 1, 1)
+
+  i64 num_sequences;  // the batch; when packed, the arrays above have one batch entry
+  i64 heads_q;
+  i64 heads_kv;       // divides heads_q
+  i64 q_rows;         // extent of the q_row axis: all sequences together when packed
+  i64 kv_rows;        // likewise
+  i64 dim_qk;
+  i64 dim_v;
+  i64 dbias_extents[4];  // 1 where dbias is summed over the axis
+
+  IntervalMask mask_options;
+  ScoreMap<double> score_map;
+  Dropout dropout;
+  const i64* rng;     // (2) seed, offset in device memory, instead of dropout's; or null
+  bool packed;
+  bool bottom_right;  // alignment
+
+  constexpr i64 group_size() const { return heads_q / heads_kv; }
+};
+
+}  // namespace fulmen

@@ -1,0 +1,59 @@
+// SPDX-FileCopyrightText: fulmen contributors
+// SPDX-License-Identifier: Apache-2.0
+//
+// Arithmetic that C++ cannot name: approximate exp2, log2 and reciprocal, maximum, fused
+// multiply-add, packing of two floats into one register of 16-bit numbers. Used by 16-bit kernels.
+#pragma once
+
+#include "kernels/config.h"
+
+namespace fulmen::ptx {
+
+// ex2.approx.ftz: 2^x, relative error 2^-22; 2^-inf = 0; results below 2^-126 become 0.
+inline float exp2(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+// lg2.approx.ftz: absolute error 2^-22 near 1, else relative; log2(0) = -inf.
+inline float log2(float x) {
+  float y;
+  asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+// rcp.approx.ftz: 1 / x, error 1 ulp.
+inline float reciprocal(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+// max: the larger number; NaN only when both are NaN.
+inline float max(float a, float b) {
+  float y;
+  asm("max.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));
+  return y;
+}
+
+// fma.rn: a b + c, rounded once.
+inline float fma(float a, float b, float c) {
+  float y;
+  asm("fma.rn.f32 %0, %1, %2, %3;" : "=f"(y) : "f"(a), "f"(b), "f"(c));
+  return y;
+}
+
+// cvt.rn.bf16x2 / f16x2: `low` in the lower half of the register.
+template <Dtype kDtype>
+inline u32 pack(float low, float high) {
+  u32 packed;
+  if constexpr (kDtype == Dtype::kBf16) {
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+  } else {
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+  }
+  return packed;
+}
+
+}  // namespace fulmen::ptx

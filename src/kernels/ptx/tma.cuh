@@ -1,0 +1,55 @@
+// SPDX-FileCopyrightText: fulmen contributors
+// SPDX-License-Identifier: Apache-2.0
+//
+// The tensor copy engine: one thread asks for a box of a 4-dimensional tensor, the engine moves,
+// swizzles and zero-fills it. It works in the asynchronous proxy: ordinary writes that it shall read
+// need fence_proxy_async in the writing threads first. PTX ISA 9.0, sections 9.7.9.25 and 9.7.13.4.
+#pragma once
+
+#include "kernels/config.h"
+
+namespace fulmen::ptx {
+
+// prefetch.tensormap
+inline void prefetch_tensormap(const TensorMap& map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
+}
+
+// cp.async.bulk.tensor.4d, global to shared: the box at (dim, row, head, batch) lands at `shared`,
+// its bytes count towards `barrier`. Out-of-range elements become 0.
+inline void tma_load(u32 shared, const TensorMap& map, u32 barrier, i32 dim, i32 row, i32 head,
+                     i32 batch) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes "
+      "[%0], [%1, {%3, %4, %5, %6}], [%2];" ::"r"(shared),
+      "l"(&map), "r"(barrier), "r"(dim), "r"(row), "r"(head), "r"(batch)
+      : "memory");
+}
+
+// cp.async.bulk.tensor.4d, shared to global: elements out of range are not written.
+inline void tma_store(const TensorMap& map, u32 shared, i32 dim, i32 row, i32 head, i32 batch) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(
+          &map),
+      "r"(shared), "r"(dim), "r"(row), "r"(head), "r"(batch)
+      : "memory");
+}
+
+// cp.async.bulk.commit_group: closes the group of this thread's stores so far.
+inline void tma_store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+
+// cp.async.bulk.wait_group.read 0: the sources of all this thread's stores may be overwritten.
+inline void tma_store_wait_read() {
+  asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+}
+
+// cp.async.bulk.wait_group 0: all this thread's stores are complete.
+inline void tma_store_wait() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
+
+// fence.proxy.async: this thread's ordinary shared-memory writes come before later asynchronous
+// accesses that are ordered after it.
+inline void fence_proxy_async() {
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+}  // namespace fulmen::ptx

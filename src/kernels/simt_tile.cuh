@@ -1,0 +1,175 @@
+// SPDX-FileCopyrightText: fulmen contributors
+// SPDX-License-Identifier: Apache-2.0
+//
+// Tiles of the simt kernels: rows of an array in shared memory, and the two products that attention
+// is made of, on registers.
+//   dots   S[r][c] = sum over d of A[r][d] B[c][d]      both row by row in shared memory
+//   sums   O[r][x] += sum over c of W[r][c] B[c][x]
+// The side * side threads stand in a square: thread (y, x) has rows y, y + side, ... and columns x,
+// x + side, ... of dots, and vectors x, x + side, ... of a row of sums. Reads of shared memory are 16
+// bytes wide: a row of A is the same address for the whole half-warp, rows of B meet all banks.
+#pragma once
+
+#include "kernels/array_access.cuh"
+#include "kernels/fma_config.h"
+#include "kernels/ptx/shared_bytes.cuh"
+#include "kernels/ptx/thread.cuh"
+
+namespace fulmen {
+
+template <FmaConfig kConfig>
+struct Simt {
+  using Element = typename ElementOf<kConfig.dtype>::Type;
+  using Real = typename ElementOf<kConfig.dtype>::Real;
+
+  static constexpr i32 kSide = kConfig.side;
+  static constexpr i32 kLanes = kConfig.lanes();
+  static constexpr i32 kRows = kConfig.rows / kSide;        // of a thread
+  static constexpr i32 kColumns = kConfig.columns / kSide;  // of a thread
+  static_assert(kConfig.valid());
+
+  struct alignas(16) Vector {
+    Real lane[kLanes];
+  };
+
+  // A tile in shared memory. Rows are row_elems + kLanes apart.
+  struct Tile {
+    Real* data;
+    i32 row_stride;
+    Real& at(i32 row, i32 column) const { return data[row * row_stride + column]; }
+    Vector& vector(i32 row, i32 column) const {
+      return *reinterpret_cast<Vector*>(data + row * row_stride + column);
+    }
+  };
+
+  // Hands out shared memory, front to back.
+  struct Layout {
+    u8* next = ptx::shared_bytes();
+    Tile tile(i32 rows, i32 row_elems) {
+      const Tile tile{reinterpret_cast<Real*>(next), row_elems + kLanes};
+      next += kConfig.tile_elems(rows, row_elems) * static_cast<i32>(sizeof(Real));
+      return tile;
+    }
+    u32* word() { return reinterpret_cast<u32*>(next); }
+  };
+
+  static i32 thread() { return static_cast<i32>(ptx::thread_index()); }
+  static i32 x() { return thread() % kSide; }
+  static i32 y() { return thread() / kSide; }
+  static i32 row(i32 r) { return y() + kSide * r; }
+  static i32 column(i32 c) { return x() + kSide * c; }
+  template <i32 kVectors>
+  static i32 element(i32 v) {
+    return (x() + kSide * v) * kLanes;
+  }
+
+  // Over the threads of a row.
+  template <class Combine>
+  static Real across_row(Real value, const Combine& combine) {
+    for (u32 mask = 1; mask < static_cast<u32>(kSide); mask *= 2) {
+      value = combine(value, ptx::shuffle_xor(value, mask));
+    }
+    return value;
+  }
+  static Real row_sum(Real value) {
+    return across_row(value, [](Real a, Real b) { return a + b; });
+  }
+
+  // Rows [0, count) of an array from `offset` on into a tile; rows up to `rows` and elements from `dim`
+  // up to `row_elems` become 0. *unusual is set where an element is infinite or NaN.
+  template <class T>
+  static void load_as(const ArrayView& array, i64 offset, i64 row_stride, i64 count, i64 dim,
+                      const Tile& tile, i32 rows, i32 row_elems, u32* unusual) {
+    bool finite = true;
+    for (i32 at = thread(); at < rows * row_elems; at += kConfig.num_threads) {
+      const i32 i = at / row_elems;
+      const i32 d = at % row_elems;
+      Real value = 0;
+      if (i < count && d < dim) {
+        const i64 element = offset + i * row_stride + d * array.strides[3];
+        value = static_cast<Real>(
+            widen(load_element<T>(array.data + element * static_cast<i64>(sizeof(T)))));
+      }
+      finite = finite && value - value == Real(0);
+      tile.at(i, d) = value;
+    }
+    if (!finite) *unusual = 1;
+  }
+
+  // The same for an array of another dtype (o, dout may be float32 beside 16-bit q, k, v).
+  static void load(const ArrayView& array, i64 offset, i64 row_stride, i64 count, i64 dim,
+                   const Tile& tile, i32 rows, i32 row_elems, u32* unusual) {
+    if (array.dtype == kConfig.dtype) {
+      load_as<Element>(array, offset, row_stride, count, dim, tile, rows, row_elems, unusual);
+    } else {
+      load_as<float>(array, offset, row_stride, count, dim, tile, rows, row_elems, unusual);
+    }
+  }
+
+  // depth: the head dimension; elements up to the next multiple of kLanes are 0.
+  static void dots(const Tile& A, const Tile& B, i64 depth, Real (&S)[kRows][kColumns]) {
+    for (i32 r = 0; r < kRows; ++r) {
+      for (i32 c = 0; c < kColumns; ++c) S[r][c] = 0;
+    }
+    for (i32 d = 0; d < depth; d += kLanes) {
+      Vector a[kRows];
+      for (i32 r = 0; r < kRows; ++r) a[r] = A.vector(row(r), d);
+      for (i32 c = 0; c < kColumns; ++c) {
+        const Vector b = B.vector(column(c), d);
+        for (i32 r = 0; r < kRows; ++r) {
+          for (i32 lane = 0; lane < kLanes; ++lane) S[r][c] += a[r].lane[lane] * b.lane[lane];
+        }
+      }
+    }
+  }
+
+  // kGuarded: entries of W that are -0 are hidden and meet nothing, not even NaN.
+  template <bool kGuarded, i32 kVectors>
+  static void sums_as(const Tile& W, const Tile& B, Vector (&O)[kRows][kVectors]) {
+    for (i32 c = 0; c < kConfig.columns; c += kLanes) {
+      Vector w[kRows];
+      for (i32 r = 0; r < kRows; ++r) w[r] = W.vector(row(r), c);
+      for (i32 lane = 0; lane < kLanes; ++lane) {
+        for (i32 v = 0; v < kVectors; ++v) {
+          const Vector b = B.vector(c + lane, element<kVectors>(v));
+          for (i32 r = 0; r < kRows; ++r) {
+            if (kGuarded && is_hidden(w[r].lane[lane])) continue;
+            for (i32 m = 0; m < kLanes; ++m) O[r][v].lane[m] += w[r].lane[lane] * b.lane[m];
+          }
+        }
+      }
+    }
+  }
+
+  template <i32 kVectors>
+  static void sums(const Tile& W, const Tile& B, bool guarded, Vector (&O)[kRows][kVectors]) {
+    if (guarded) {
+      sums_as<true>(W, B, O);
+    } else {
+      sums_as<false>(W, B, O);
+    }
+  }
+
+  // The factor of a hidden pair.
+  static constexpr Real kHidden = Real(-0.0);
+  static bool is_hidden(Real factor) { return factor == Real(0) && Real(1) / factor < Real(0); }
+
+  // Writes rows [0, count) of a block's result, scaled row by row; rows from there to `slot` become 0.
+  template <i32 kVectors, class Scale>
+  static void store(const ArrayView& array, i64 offset, i64 row_stride, i64 count, i64 slot, i64 dim,
+                    const Vector (&O)[kRows][kVectors], const Scale& scale) {
+    for (i32 r = 0; r < kRows; ++r) {
+      if (row(r) >= slot) continue;
+      const bool counts = row(r) < count;
+      for (i32 v = 0; v < kVectors; ++v) {
+        for (i32 m = 0; m < kLanes; ++m) {
+          const i64 d = element<kVectors>(v) + m;
+          const Real value = counts ? O[r][v].lane[m] * scale(r) : Real(0);
+          if (d < dim) store_real(array, offset + row(r) * row_stride + d * array.strides[3], value);
+        }
+      }
+    }
+  }
+};
+
+}  // namespace fulmen

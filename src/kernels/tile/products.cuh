@@ -1,0 +1,91 @@
+// SPDX-FileCopyrightText: fulmen contributors
+// SPDX-License-Identifier: Apache-2.0
+//
+// The two matrix products of attention on one warpgroup's 64 query rows, as batches of wgmma that
+// are issued and committed here and waited for by the caller. Tiles in shared memory are chunks of 64
+// columns (128 bytes, swizzled), one chunk after another.
+#pragma once
+
+#include "kernels/config.h"
+#include "kernels/ptx/math.cuh"
+#include "kernels/ptx/memory.cuh"
+#include "kernels/ptx/thread.cuh"
+#include "kernels/ptx/wgmma.cuh"
+
+namespace fulmen {
+
+// The first q_register_dims columns of a warpgroup's 64 rows of Q as left operands: four registers
+// for 16 columns.
+template <AttentionConfig kConfig>
+using QRegisters = u32[kConfig.q_register_dims > 0 ? kConfig.q_register_dims / 4 : 1];
+
+// q: the warpgroup's first row in the Q tile of q_rows rows.
+template <AttentionConfig kConfig>
+inline void load_q_registers(QRegisters<kConfig>& rQ, u32 q) {
+  const u32 thread = ptx::thread_index() % 128;
+  const u32 row = thread / 32 * 16 + thread % 16;
+#pragma unroll
+  for (i32 d = 0; d < kConfig.q_register_dims; d += 16) {
+    const u32 unit = d % 64 / 8 + thread % 32 / 16;  // 16 bytes, exchanged by row % 8
+    const u32 chunk = q + d / 64 * kConfig.q_rows() * 128;
+    const ptx::U32x4 x = ptx::ldmatrix_x4(chunk + row * 128 + ((unit ^ row % 8) << 4));
+#pragma unroll
+    for (i32 w = 0; w < 4; ++w) rQ[d / 4 + w] = x.word[w];
+  }
+}
+
+// S = Q K^T. rQ, q: the two parts of Q; k: the K tile.
+template <AttentionConfig kConfig>
+inline void issue_scores(float (&S)[kConfig.kv_rows / 2], const QRegisters<kConfig>& rQ, u32 q,
+                         u32 k) {
+  const u32 q_descriptor = ptx::wgmma_descriptor(q, 16);
+  const u32 k_descriptor = ptx::wgmma_descriptor(k, 16);
+  ptx::wgmma_fence();
+#pragma unroll
+  for (i32 d = 0; d < kConfig.d_qk; d += 16) {
+    const u32 k_offset = d / 64 * kConfig.kv_rows * 128 + d % 64 * 2;
+    const u32 k_part = k_descriptor + (k_offset >> 4);
+    if (d < kConfig.q_register_dims) {
+      const u32* a = rQ + d / 4;
+      ptx::wgmma_rs<kConfig.dtype, false>(S, a[0], a[1], a[2], a[3], k_part, d > 0);
+    } else {
+      const u32 q_offset = d / 64 * kConfig.q_rows() * 128 + d % 64 * 2;
+      ptx::wgmma_ss<kConfig.dtype, false>(S, q_descriptor + (q_offset >> 4), k_part, d > 0);
+    }
+  }
+  ptx::wgmma_commit();
+}
+
+// O += P V, or O = P V unless `accumulate`.
+template <AttentionConfig kConfig>
+inline void issue_output(float (&O)[kConfig.d_v / 2], const u32 (&P)[kConfig.kv_rows / 4], u32 v,
+                         bool accumulate) {
+  const u32 v_descriptor = ptx::wgmma_descriptor(v, kConfig.kv_rows * 128);
+  ptx::wgmma_fence();
+#pragma unroll
+  for (i32 j = 0; j < kConfig.kv_rows; j += 16) {
+    ptx::wgmma_rs<kConfig.dtype, true>(O, P[j / 4], P[j / 4 + 1], P[j / 4 + 2], P[j / 4 + 3],
+                                       v_descriptor + (j * 128 >> 4), j > 0 || accumulate);
+  }
+  ptx::wgmma_commit();
+}
+
+// P = S, rounded: the accumulator of the first product becomes the left operand of the second
+// without leaving the thread.
+template <AttentionConfig kConfig>
+inline void round_probabilities(u32 (&P)[kConfig.kv_rows / 4],
+                                const float (&S)[kConfig.kv_rows / 2]) {
+#pragma unroll
+  for (i32 i = 0; i < kConfig.kv_rows / 4; ++i) {
+    P[i] = ptx::pack<kConfig.dtype>(S[2 * i], S[2 * i + 1]);
+  }
+}
+
+// O *= factor, row by row.
+template <i32 kFloats>
+inline void scale_rows(float (&O)[kFloats], const float (&factor)[2]) {
+#pragma unroll
+  for (i32 i = 0; i < kFloats; ++i) O[i] *= factor[i / 2 % 2];
+}
+
+}  // namespace fulmen

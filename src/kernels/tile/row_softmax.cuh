@@ -1,0 +1,142 @@
+// SPDX-FileCopyrightText: fulmen contributors
+// SPDX-License-Identifier: Apache-2.0
+//
+// Online softmax of the two query rows that a thread shares with the other three of its quad, on
+// scores in a wgmma fragment. Exponents are base 2: p = exp2(s c - m), c = scale log2(e), m = `shift`.
+// Exactness does not need m to be the maximum: any m gives the same quotient O / sum as long as
+// nothing leaves the range of float32. So full blocks may keep the m of the first block
+// (ShiftRule); `in_range` tells afterwards whether that was enough, and the caller repeats a block of
+// queries with the maximum of every block where it was not. Measured on H100 (see bench/results):
+// 5 to 10 % at d 64 and 128.
+#pragma once
+
+#include "kernels/config.h"
+#include "kernels/ptx/math.cuh"
+#include "kernels/ptx/thread.cuh"
+
+namespace fulmen {
+
+inline constexpr float kNegativeInfinity = __builtin_bit_cast(float, 0xff800000u);
+
+template <AttentionConfig kConfig>
+struct RowSoftmax {
+  static constexpr i32 kFloats = kConfig.kv_rows / 2;
+  using Scores = float[kFloats];
+
+  float scale_log2;
+  float row_max[2] = {kNegativeInfinity, kNegativeInfinity};  // scaled; -inf: nothing seen yet
+  float sum[2] = {0, 0};  // of this thread's columns; of the row after finish()
+
+  // m: what exponents are taken from; 0 while nothing was seen, so that exp2(-inf - m) = 0.
+  float shift(i32 row) const { return row_max[row] == kNegativeInfinity ? 0.f : row_max[row]; }
+
+  // S becomes exp2(S c - m); block_sum its sums over this thread's columns.
+  void exponentiate(Scores& S, float (&block_sum)[2]) const {
+#pragma unroll
+    for (i32 row = 0; row < 2; ++row) {
+      const float m = shift(row);
+      float even = 0, odd = 0;
+#pragma unroll
+      for (i32 i = 2 * row; i < kFloats; i += 4) {
+        S[i] = ptx::exp2(exponent(S[i], m));
+        S[i + 1] = ptx::exp2(exponent(S[i + 1], m));
+        even += S[i];
+        odd += S[i + 1];
+      }
+      block_sum[row] = even + odd;
+    }
+  }
+
+  // One block by the textbook, m brought up to date first. Returns whether earlier results must be
+  // multiplied by `rescale`.
+  bool update(Scores& S, float (&rescale)[2]) {
+    float block_max[2];
+#pragma unroll
+    for (i32 row = 0; row < 2; ++row) {
+      block_max[row] = S[2 * row];
+#pragma unroll
+      for (i32 i = 2 * row; i < kFloats; i += 4) {
+        block_max[row] = ptx::max(block_max[row], ptx::max(S[i], S[i + 1]));
+      }
+      block_max[row] = ptx::max(block_max[row], ptx::shuffle_xor(block_max[row], 1));
+      block_max[row] = ptx::max(block_max[row], ptx::shuffle_xor(block_max[row], 2)) * scale_log2;
+    }
+    constexpr bool kAlways = kConfig.shift_rule == ShiftRule::kEveryBlock;
+    constexpr float kGrowth = 8;  // log2: p stays below 2^8, far from overflow even in f16
+    const bool grown = kAlways || ptx::any(block_max[0] - row_max[0] > kGrowth ||
+                                           block_max[1] - row_max[1] > kGrowth);
+    if (grown) {
+#pragma unroll
+      for (i32 row = 0; row < 2; ++row) {
+        const float old_max = row_max[row];
+        row_max[row] = ptx::max(old_max, block_max[row]);
+        rescale[row] = ptx::exp2(old_max - shift(row));  // 0 for the first block
+        sum[row] *= rescale[row];
+      }
+    }
+    float block_sum[2];
+    exponentiate(S, block_sum);
+    sum[0] += block_sum[0];
+    sum[1] += block_sum[1];
+    return grown;
+  }
+
+  // One full block with the m that is there. Returns whether earlier results must be multiplied by
+  // `rescale`, an exact power of two (never under kFirstBlock).
+  bool keep(Scores& S, float (&rescale)[2]) {
+    float block_sum[2];
+    exponentiate(S, block_sum);
+    bool grown = false;
+    if constexpr (kConfig.shift_rule == ShiftRule::kWhenSumGrew) {
+      grown = ptx::any(ptx::max(block_sum[0], block_sum[1]) > 0x1p14f);
+      if (grown) shrink(S, block_sum, rescale);
+    }
+    sum[0] += block_sum[0];
+    sum[1] += block_sum[1];
+    return grown;
+  }
+
+  // Adds up the quad. After this, sum belongs to the whole row.
+  void finish() {
+#pragma unroll
+    for (i32 row = 0; row < 2; ++row) {
+      sum[row] += ptx::shuffle_xor(sum[row], 1);
+      sum[row] += ptx::shuffle_xor(sum[row], 2);
+    }
+  }
+
+  // Whether a row that saw something kept clear of both ends of float32's range (NaN: no).
+  bool in_range(i32 row) const { return 0x1p-100f <= sum[row] && sum[row] <= 0x1p100f; }
+
+  // Natural logarithm of the sum of exponentials; -inf for a row that saw nothing.
+  float lse(i32 row) const { return (shift(row) + ptx::log2(sum[row])) * 0.693147180559945f; }
+
+ private:
+  float exponent(float s, float m) const {
+    if constexpr (kConfig.folded_scale) return ptx::fma(s, scale_log2, -m);
+    return s * scale_log2 - m;
+  }
+
+  // Divides a block's p and the sums so far by the power of two in the row's block sum.
+  void shrink(Scores& S, float (&block_sum)[2], float (&rescale)[2]) {
+#pragma unroll
+    for (i32 row = 0; row < 2; ++row) {
+      float total = block_sum[row];
+      total += ptx::shuffle_xor(total, 1);
+      total += ptx::shuffle_xor(total, 2);
+      const i32 exponent = static_cast<i32>(__builtin_bit_cast(u32, total) >> 23) - 127;
+      const i32 drop = clamp(exponent, 0, 126);
+      rescale[row] = __builtin_bit_cast(float, static_cast<u32>(127 - drop) << 23);
+      row_max[row] = shift(row) + static_cast<float>(drop);
+      sum[row] *= rescale[row];
+      block_sum[row] *= rescale[row];
+#pragma unroll
+      for (i32 i = 2 * row; i < kFloats; i += 4) {
+        S[i] *= rescale[row];
+        S[i + 1] *= rescale[row];
+      }
+    }
+  }
+};
+
+}  // namespace fulmen

@@ -1,0 +1,36 @@
+// SPDX-FileCopyrightText: fulmen contributors
+// SPDX-License-Identifier: Apache-2.0
+//
+// How tiled kernels divide rows among blocks. A dense axis has ceil(rows / tile) tiles for each batch
+// entry. A packed axis has a fixed number of slots, since its offsets are known on the device only:
+// sequence i begins at slot offset[i] / tile + i, and never needs more slots than lie before that of
+// sequence i + 1, for ceil(n / t) <= (a + n) / t - a / t + 1, divisions rounded down.
+#pragma once
+
+#include "kernels/params.h"
+
+namespace fulmen {
+
+// Tiles along one axis of `extent` rows, for one head of one batch entry of the arrays.
+constexpr i64 num_tile_slots(const AttentionParams& p, i64 extent, i64 tile_rows) {
+  return p.packed ? extent / tile_rows + p.num_sequences : ceil_div(extent, tile_rows);
+}
+
+constexpr i64 first_slot(i64 offset, i64 sequence, i64 tile_rows) {
+  return offset / tile_rows + sequence;
+}
+
+// What a block works on: heads are neighbours, so that blocks that run together share keys; and the
+// last slots come first, since under a causal mask they see the most keys.
+struct TileTask {
+  i64 batch;
+  i64 head;
+  i64 slot;
+};
+
+constexpr TileTask tile_task(i64 block, i64 batch_extent, i64 heads, i64 num_slots) {
+  const i64 batch_head = block % (batch_extent * heads);
+  return {batch_head / heads, batch_head % heads, num_slots - 1 - block / (batch_extent * heads)};
+}
+
+}  // namespace fulmen

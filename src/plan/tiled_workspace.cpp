@@ -1,0 +1,133 @@
+// SPDX-FileCopyrightText: fulmen contributors
+// SPDX-License-Identifier: Apache-2.0
+//
+// Sizes of tiles and buffers of the tiled CPU implementation.
+
+#include "plan/tiled_workspace.h"
+
+#include <cstdint>
+
+namespace fulmen {
+namespace {
+
+constexpr i64 kMostLanes = 32;  // float32 with AVX-512
+
+// 96 rows are 16 register tiles of 6 rows and 6, 3 or 24 panels of lanes, for every instruction set;
+// scores (24 KiB in float32), K and V blocks of dimension 64 (16 KiB each) and one panel at work then
+// stay in a second cache of 256 KiB with room to spare.
+constexpr i64 kTileRows = 96;
+constexpr i64 kTileColumns = 64;
+
+i64 padded(i64 size) { return ceil_div(size, kMostLanes) * kMostLanes; }
+
+i64 num_batches(const Problem& problem) { return problem.packed ? 1 : problem.num_sequences; }
+
+i64 num_q_rows(const Problem& problem) {
+  return num_batches(problem) * problem.heads_q * problem.q_rows;
+}
+
+template <class Real>
+size_t workspace_bytes(const Problem& problem, Tile tile, int num_slots) {
+  return problem.operation == Operation::kForward
+             ? ForwardWorkspace<Real>(nullptr, problem, tile, num_slots).bytes()
+             : BackwardWorkspace<Real>(nullptr, problem, tile, num_slots).bytes();
+}
+
+}  // namespace
+
+Tile tiled_tile(const Problem& problem, const CpuDevice&) {
+  return {clamp<i64>(padded(problem.max_q), kMostLanes, kTileRows),
+          clamp<i64>(padded(problem.max_kv), kMostLanes, kTileColumns)};
+}
+
+size_t tiled_workspace_bytes(const Problem& problem, Tile tile, const CpuDevice& device) {
+  return problem.dtype == DType::kFloat64
+             ? workspace_bytes<double>(problem, tile, device.num_threads)
+             : workspace_bytes<float>(problem, tile, device.num_threads);
+}
+
+Arena::Arena(void* workspace) : base_(static_cast<char*>(workspace)) {
+  if (!base_) return;
+  const auto address = reinterpret_cast<std::uintptr_t>(base_);
+  base_ += (kAlignment - address % kAlignment) % kAlignment;
+}
+
+TileSizes::TileSizes(const Problem& problem, Tile tile)
+    : rows(tile.rows),
+      columns(tile.columns),
+      padded_rows(padded(tile.rows)),
+      padded_columns(padded(tile.columns)),
+      padded_dim_qk(padded(problem.dim_qk)),
+      padded_dim_v(padded(problem.dim_v)) {}
+
+i64 most_blocks(const Problem& problem, i64 side_rows, i64 block_rows) {
+  if (!problem.packed) return problem.num_sequences * ceil_div(side_rows, block_rows);
+  return side_rows / block_rows + problem.num_sequences;
+}
+
+template <class Real>
+ForwardShared<Real>::ForwardShared(Arena& arena, const Problem& problem, const TileSizes&)
+    : q_blocks(arena.take<i64>(problem.num_sequences + 1)) {}
+
+template <class Real>
+ForwardScratch<Real>::ForwardScratch(Arena& arena, const Problem& problem, const TileSizes& sizes)
+    : Q(arena.take<Real>(sizes.rows * sizes.padded_dim_qk)),
+      Q_lanes(arena.take<Real>(problem.dim_qk * sizes.padded_rows)),
+      K(arena.take<Real>(sizes.columns * sizes.padded_dim_qk)),
+      V(arena.take<Real>(sizes.columns * sizes.padded_dim_v)),
+      scores(arena.take<Real>(sizes.columns * sizes.padded_rows)),
+      O(arena.take<Real>(sizes.padded_rows * sizes.padded_dim_v)),
+      row_max(arena.take<Real>(sizes.padded_rows)),
+      row_sum(arena.take<Real>(sizes.padded_rows)),
+      rescale(arena.take<Real>(sizes.padded_rows)),
+      pair_rows(arena.take<Real>(sizes.rows * sizes.padded_columns)),
+      addend(arena.take<Real>(sizes.columns * sizes.padded_rows)),
+      keep(problem.dropout.enabled() ? arena.take<Real>(sizes.columns * sizes.padded_rows)
+                                     : nullptr),
+      finite_rows(arena.take<Real>(sizes.columns * sizes.padded_dim_v)) {}
+
+template <class Real>
+BackwardShared<Real>::BackwardShared(Arena& arena, const Problem& problem, const TileSizes& sizes)
+    : q_blocks(arena.take<i64>(problem.num_sequences + 1)),
+      kv_blocks(arena.take<i64>(problem.num_sequences + 1)),
+      row_max(arena.take<Real>(num_q_rows(problem))),
+      normalizer(arena.take<Real>(num_q_rows(problem))),
+      delta(arena.take<Real>(num_q_rows(problem))),
+      lse_term(problem.has(Array::kDLse) ? arena.take<Real>(num_q_rows(problem)) : nullptr),
+      sink_term(problem.has(Array::kDSinks) ? arena.take<double>(num_q_rows(problem)) : nullptr),
+      dQ(problem.has(Array::kDQ) ? arena.take<Real>(num_q_rows(problem) * sizes.padded_dim_qk)
+                                 : nullptr),
+      visits(arena.take<i64>(most_blocks(problem, problem.q_rows, sizes.rows) * problem.heads_q)) {}
+
+template <class Real>
+BackwardScratch<Real>::BackwardScratch(Arena& arena, const Problem& problem,
+                                       const TileSizes& sizes)
+    : Q(arena.take<Real>(sizes.rows * sizes.padded_dim_qk)),
+      dO(arena.take<Real>(sizes.rows * sizes.padded_dim_v)),
+      O(arena.take<Real>(sizes.rows * sizes.padded_dim_v)),
+      K(arena.take<Real>(sizes.columns * sizes.padded_dim_qk)),
+      V(arena.take<Real>(sizes.columns * sizes.padded_dim_v)),
+      K_lanes(arena.take<Real>(problem.dim_qk * sizes.padded_columns)),
+      V_lanes(arena.take<Real>(problem.dim_v * sizes.padded_columns)),
+      P(arena.take<Real>(sizes.rows * sizes.padded_columns)),
+      dS(arena.take<Real>(sizes.rows * sizes.padded_columns)),
+      dK(arena.take<Real>(sizes.columns * sizes.padded_dim_qk)),
+      dV(arena.take<Real>(sizes.columns * sizes.padded_dim_v)),
+      addend(arena.take<Real>(sizes.rows * sizes.padded_columns)),
+      keep(problem.dropout.enabled() ? arena.take<Real>(sizes.rows * sizes.padded_columns)
+                                     : nullptr),
+      dbias(problem.has(Array::kDBias) ? arena.take<Real>(sizes.rows * sizes.padded_columns)
+                                       : nullptr),
+      finite_rows(arena.take<Real>(max(sizes.rows, sizes.columns) *
+                                   max(sizes.padded_dim_qk, sizes.padded_dim_v))) {}
+
+template struct ForwardShared<float>;
+template struct ForwardShared<double>;
+template struct ForwardScratch<float>;
+template struct ForwardScratch<double>;
+template struct BackwardShared<float>;
+template struct BackwardShared<double>;
+template struct BackwardScratch<float>;
+template struct BackwardScratch<double>;
+
+}  // namespace fulmen

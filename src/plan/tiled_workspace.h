@@ -1,0 +1,160 @@
+// SPDX-FileCopyrightText: fulmen contributors
+// SPDX-License-Identifier: Apache-2.0
+//
+// The scratch memory of the tiled CPU implementation: what it consists of, buffer by buffer. The same
+// constructors measure it for a plan and lay it out over the caller's workspace in a run, so the two
+// cannot differ. Pure.
+#pragma once
+
+#include "plan/plan.h"
+
+namespace fulmen {
+
+// Rows of q and of k, v worked on at once. Depends on the problem alone, so that results do not
+// depend on the processor's thread count.
+Tile tiled_tile(const Problem& problem, const CpuDevice& device);
+
+// Bytes that a run takes: linear in the rows, for each thread a constant.
+size_t tiled_workspace_bytes(const Problem& problem, Tile tile, const CpuDevice& device);
+
+// Hands out consecutive pieces of a workspace; of none (null), only counts.
+class Arena {
+ public:
+  static constexpr size_t kAlignment = 64;  // a cache line, the widest vector
+
+  explicit Arena(void* workspace);
+
+  template <class T>
+  T* take(i64 count) {
+    used_ = (used_ + kAlignment - 1) / kAlignment * kAlignment;
+    T* const piece = base_ ? reinterpret_cast<T*>(base_ + used_) : nullptr;
+    used_ += static_cast<size_t>(count) * sizeof(T);
+    return piece;
+  }
+
+  // Alignment of the base included.
+  size_t bytes() const { return used_ + kAlignment; }
+
+ private:
+  char* base_;
+  size_t used_ = 0;
+};
+
+// Sizes of a tile's buffers. Padded sizes are multiples of the most lanes any instruction set has.
+struct TileSizes {
+  TileSizes(const Problem& problem, Tile tile);
+
+  i64 rows;
+  i64 columns;
+  i64 padded_rows;
+  i64 padded_columns;
+  i64 padded_dim_qk;
+  i64 padded_dim_v;
+};
+
+// The most blocks of `block_rows` rows that the sequences of one side can make.
+i64 most_blocks(const Problem& problem, i64 side_rows, i64 block_rows);
+
+// One slot's scratch in the forward pass. Layouts are those of cpu/kernels.h.
+template <class Real>
+struct ForwardScratch {
+  ForwardScratch(Arena& arena, const Problem& problem, const TileSizes& sizes);
+
+  Real* Q;            // (rows, dim_qk)
+  Real* Q_lanes;      // (dim_qk, rows) in panels
+  Real* K;            // (columns, dim_qk)
+  Real* V;            // (columns, dim_v)
+  Real* scores;       // (columns, rows)
+  Real* O;            // (rows, dim_v), not yet divided by row_sum
+  Real* row_max;      // (rows)
+  Real* row_sum;      // (rows)
+  Real* rescale;      // (rows)
+  Real* pair_rows;    // (rows, columns): terms of a block before they are turned
+  Real* addend;       // (columns, rows)
+  Real* keep;         // (columns, rows); null without dropout
+  Real* finite_rows;  // (columns, dim_v)
+};
+
+// What all slots share in the forward pass.
+template <class Real>
+struct ForwardShared {
+  ForwardShared(Arena& arena, const Problem& problem, const TileSizes& sizes);
+
+  i64* q_blocks;  // (num_sequences + 1): sequence s owns q blocks [q_blocks[s], q_blocks[s + 1])
+};
+
+// One slot's scratch in the backward pass.
+template <class Real>
+struct BackwardScratch {
+  BackwardScratch(Arena& arena, const Problem& problem, const TileSizes& sizes);
+
+  Real* Q;            // (rows, dim_qk)
+  Real* dO;           // (rows, dim_v)
+  Real* O;            // (rows, dim_v)
+  Real* K;            // (columns, dim_qk)
+  Real* V;            // (columns, dim_v)
+  Real* K_lanes;      // (dim_qk, columns) in panels
+  Real* V_lanes;      // (dim_v, columns) in panels
+  Real* P;            // (rows, columns): scores, then weights
+  Real* dS;           // (rows, columns): dP, then dS
+  Real* dK;           // (columns, dim_qk)
+  Real* dV;           // (columns, dim_v)
+  Real* addend;       // (rows, columns)
+  Real* keep;         // (rows, columns); null without dropout
+  Real* dbias;        // (rows, columns); null where dbias is not wanted
+  Real* finite_rows;  // (rows or columns, dim_qk or dim_v)
+};
+
+// What all slots share in the backward pass. Rows are numbered (batch, head, q_row).
+template <class Real>
+struct BackwardShared {
+  BackwardShared(Arena& arena, const Problem& problem, const TileSizes& sizes);
+
+  i64* q_blocks;     // (num_sequences + 1), as in the forward pass
+  i64* kv_blocks;    // likewise of keys
+  Real* row_max;     // (row)
+  Real* normalizer;  // (row)
+  Real* delta;       // (row)
+  Real* lse_term;    // (row); null without dlse
+  double* sink_term;  // (row); null where dsinks is not wanted
+  Real* dQ;          // (row, dim_qk); null where dq is not wanted
+  i64* visits;       // (q block, head): key blocks that have added to dQ
+};
+
+// Shared and slots, one after the other.
+template <class Shared, class Scratch>
+class TiledWorkspace {
+ public:
+  TiledWorkspace(void* workspace, const Problem& problem, Tile tile, int num_slots)
+      : problem_(problem), sizes_(problem, tile), arena_(workspace), shared_(arena_, problem, sizes_) {
+    Arena one(nullptr);
+    Scratch(one, problem, sizes_);
+    slot_bytes_ = one.bytes();
+    slots_ = arena_.take<char>(num_slots * static_cast<i64>(slot_bytes_));
+  }
+
+  const TileSizes& sizes() const { return sizes_; }
+  const Shared& shared() const { return shared_; }
+  size_t bytes() const { return arena_.bytes(); }
+
+  Scratch scratch(int slot) const {
+    Arena arena(slots_ + static_cast<size_t>(slot) * slot_bytes_);
+    return Scratch(arena, problem_, sizes_);
+  }
+
+ private:
+  const Problem& problem_;
+  TileSizes sizes_;
+  Arena arena_;
+  Shared shared_;
+  size_t slot_bytes_;
+  char* slots_;
+};
+
+template <class Real>
+using ForwardWorkspace = TiledWorkspace<ForwardShared<Real>, ForwardScratch<Real>>;
+
+template <class Real>
+using BackwardWorkspace = TiledWorkspace<BackwardShared<Real>, BackwardScratch<Real>>;
+
+}  // namespace fulmen

@@ -1,0 +1,91 @@
+// SPDX-FileCopyrightText: fulmen contributors
+// SPDX-License-Identifier: Apache-2.0
+//
+// fulmen.h section 8: the log callback, the number of threads, and a caller's own parallel_for.
+#include <gmock/gmock.h>
+
+#include "api/test_call.h"
+
+namespace fulmen::test {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+using T = fulmen_tensors;
+
+struct Log {
+  std::vector<fulmen_log_level> levels;
+  std::vector<std::string> messages;
+};
+
+void record(fulmen_log_level level, const char* message, void* user) {
+  Log& log = *static_cast<Log*>(user);
+  log.levels.push_back(level);
+  log.messages.push_back(message);
+}
+
+TEST(SetLog, HearsFailuresAndPlans) {
+  TestCall call;
+  Log log;
+  fulmen_set_log(record, &log);
+  fulmen_plan* plan = nullptr;
+  EXPECT_EQ(fulmen_plan_create(&call.problem, &call.tensors, FULMEN_OPERATION_FORWARD, &plan),
+            FULMEN_OK);
+  fulmen_plan_destroy(plan);
+  call.problem.softcap = -1;
+  EXPECT_EQ(call.forward(), FULMEN_ERROR_ARGUMENT);
+  fulmen_set_log(nullptr, nullptr);
+  EXPECT_EQ(call.forward(), FULMEN_ERROR_ARGUMENT);  // unheard
+  ASSERT_THAT(log.levels, ElementsAre(FULMEN_LOG_INFO, FULMEN_LOG_ERROR));
+  EXPECT_THAT(log.messages[0], HasSubstr("\"implementation\""));
+  EXPECT_EQ(log.messages[1], fulmen_last_error());
+}
+
+constexpr Sizes kMedium{.batch = 2, .heads = 4, .q_rows = 70, .kv_rows = 90, .dim_qk = 16};
+
+std::string forward_and_backward() {
+  TestCall call(kMedium);
+  call.problem.causal = 1;
+  EXPECT_EQ(call.forward(), FULMEN_OK) << fulmen_last_error();
+  call.add_backward();
+  EXPECT_EQ(call.backward(), FULMEN_OK) << fulmen_last_error();
+  std::string all;
+  for (const Member member : {&T::o, &T::lse, &T::stats, &T::dq, &T::dk, &T::dv}) {
+    all += call.bytes(member);
+  }
+  return all;
+}
+
+TEST(SetNumThreads, ResultsDoNotDependOnIt) {
+  ASSERT_EQ(fulmen_set_num_threads(1), FULMEN_OK);
+  const std::string one = forward_and_backward();
+  for (const int32_t threads : {2, 3, 7, 0}) {
+    ASSERT_EQ(fulmen_set_num_threads(threads), FULMEN_OK);
+    EXPECT_TRUE(forward_and_backward() == one) << threads;
+  }
+  EXPECT_EQ(fulmen_set_num_threads(-1), FULMEN_ERROR_ARGUMENT);
+  EXPECT_THAT(fulmen_last_error(), HasSubstr("num_threads is -1"));
+}
+
+// A pool that works alone, and backwards.
+void alone(int64_t n, fulmen_body body, void* context, void* user) {
+  ++*static_cast<int*>(user);
+  for (int64_t index = n; index-- > 0;) body(context, index);
+}
+
+TEST(SetParallelFor, RunsOnTheCallersPool) {
+  const std::string own = forward_and_backward();
+  int calls = 0;
+  ASSERT_EQ(fulmen_set_parallel_for(alone, 5, &calls), FULMEN_OK);
+  EXPECT_TRUE(forward_and_backward() == own);
+  EXPECT_GE(calls, 2);
+  const int so_far = calls;
+  ASSERT_EQ(fulmen_set_parallel_for(nullptr, 0, nullptr), FULMEN_OK);
+  EXPECT_TRUE(forward_and_backward() == own);
+  EXPECT_EQ(calls, so_far);
+  EXPECT_EQ(fulmen_set_parallel_for(alone, 0, nullptr), FULMEN_ERROR_ARGUMENT);
+  EXPECT_THAT(fulmen_last_error(), HasSubstr("max_threads is 0"));
+}
+
+}  // namespace
+}  // namespace fulmen::test

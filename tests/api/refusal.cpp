@@ -1,0 +1,41 @@
+// SPDX-FileCopyrightText: fulmen contributors
+// SPDX-License-Identifier: Apache-2.0
+//
+// How a refusal is checked.
+#include "api/refusal.h"
+
+#include <gmock/gmock.h>
+
+namespace fulmen::test {
+
+using T = fulmen_tensors;
+
+TestCall packed_call() {
+  TestCall call({.batch = 1, .q_rows = 6, .kv_rows = 8});
+  for (const Member member : {&T::q, &T::k, &T::v, &T::o, &T::lse, &T::stats}) {
+    fulmen_tensor& tensor = call.tensors.*member;
+    for (int axis = 0; axis + 1 < tensor.rank; ++axis) {
+      tensor.shape[axis] = tensor.shape[axis + 1];
+      tensor.strides[axis] = tensor.strides[axis + 1];
+    }
+    --tensor.rank;
+  }
+  call.indices(&T::cu_q, {0, 2, 6});
+  call.indices(&T::cu_kv, {0, 3, 8});
+  return call;
+}
+
+void expect_refused(const TestCall& call, const Refusal& row, fulmen_status got) {
+  EXPECT_EQ(got, row.status) << fulmen_status_name(got) << ": " << fulmen_last_error();
+  for (const char* word : row.words) EXPECT_THAT(fulmen_last_error(), testing::HasSubstr(word));
+  EXPECT_TRUE(call.outputs_untouched());
+}
+
+void set_shape(fulmen_tensor& tensor, const Shape& shape) {
+  void* const data = tensor.data;
+  ASSERT_EQ(fulmen_tensor_init(&tensor, data, tensor.dtype, static_cast<int32_t>(shape.size()),
+                               shape.data()),
+            FULMEN_OK);
+}
+
+}  // namespace fulmen::test

@@ -1,0 +1,151 @@
+// SPDX-FileCopyrightText: fulmen contributors
+// SPDX-License-Identifier: Apache-2.0
+//
+// Attention problems drawn from a seed: shapes, dtypes, strides, options and array contents, all that
+// a Problem carries, so that implementations can be compared. Memory that no result may depend on
+// (gaps between strides, rows past lengths) holds NaN.
+#pragma once
+
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <memory>
+#include <random>
+#include <vector>
+
+#include "core/problem.h"
+#include "core/validate.h"
+
+namespace fulmen::test {
+
+constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
+
+class RandomProblem {
+ public:
+  explicit RandomProblem(unsigned seed) : random_(seed) {}
+
+  // A number in [low, high].
+  i64 number(i64 low, i64 high) {
+    return std::uniform_int_distribution<i64>(low, high)(random_);
+  }
+  bool chance(double probability) { return std::bernoulli_distribution(probability)(random_); }
+  template <class T>
+  T one_of(std::initializer_list<T> choices) {
+    return choices.begin()[number(0, static_cast<i64>(choices.size()) - 1)];
+  }
+  double normal() { return std::normal_distribution<double>()(random_); }
+
+  // Memory for an array of these extents, all NaN (of the byte pattern 0xff), in a random order of
+  // axes, with gaps now and then.
+  Tensor array(DType dtype, std::vector<i64> shape) {
+    Tensor tensor;
+    tensor.dtype = dtype;
+    tensor.rank = static_cast<int>(shape.size());
+    std::vector<int> order(shape.size());
+    for (size_t axis = 0; axis < order.size(); ++axis) order[axis] = static_cast<int>(axis);
+    if (chance(0.5) && order.size() > 2) std::swap(order[order.size() - 2], order[1]);
+    if (chance(0.15)) std::swap(order.back(), order[order.size() / 2]);
+    i64 stride = chance(0.15) ? 2 : 1;
+    for (size_t place = order.size(); place-- > 0;) {
+      const int axis = order[place];
+      tensor.shape[axis] = shape[static_cast<size_t>(axis)];
+      tensor.strides[axis] = stride;
+      stride *= max<i64>(tensor.shape[axis], 1);
+      if (chance(0.2)) stride += number(1, 5);
+    }
+    tensor.data = memory(static_cast<size_t>(stride * size_bytes(dtype)));
+    return tensor;
+  }
+
+  void fill_normal(const Tensor& tensor, double spread = 1) {
+    for_each(tensor, [&](const i64* at) {
+      store_real(address(tensor, at), tensor.dtype, spread * normal());
+    });
+  }
+
+  // A contiguous row of numbers; the dtype is of an index.
+  Tensor indices(DType dtype, const std::vector<i64>& values) {
+    Tensor tensor;
+    tensor.dtype = dtype;
+    tensor.rank = 1;
+    tensor.shape[0] = static_cast<i64>(values.size());
+    tensor.strides[0] = 1;
+    tensor.data = memory(values.size() * 8);
+    for (size_t i = 0; i < values.size(); ++i) {
+      char* to = static_cast<char*>(tensor.data) + static_cast<i64>(i) * size_bytes(dtype);
+      if (dtype == DType::kInt64) {
+        store_bytes(to, values[i]);
+      } else {
+        store_bytes(to, static_cast<i32>(values[i]));
+      }
+    }
+    return tensor;
+  }
+
+  template <class Visit>
+  static void for_each(const Tensor& tensor, const Visit& visit) {
+    i64 extent[kMaxRank] = {1, 1, 1, 1};
+    for (int axis = 0; axis < tensor.rank; ++axis) extent[axis] = tensor.shape[axis];
+    i64 at[kMaxRank];
+    for (at[0] = 0; at[0] < extent[0]; ++at[0]) {
+      for (at[1] = 0; at[1] < extent[1]; ++at[1]) {
+        for (at[2] = 0; at[2] < extent[2]; ++at[2]) {
+          for (at[3] = 0; at[3] < extent[3]; ++at[3]) visit(at);
+        }
+      }
+    }
+  }
+
+  static char* address(const Tensor& tensor, const i64* at) {
+    i64 index = 0;
+    for (int axis = 0; axis < tensor.rank; ++axis) index += at[axis] * tensor.strides[axis];
+    return static_cast<char*>(tensor.data) + index * size_bytes(tensor.dtype);
+  }
+
+  // The same array elsewhere, all NaN again: for a second implementation to write.
+  Tensor twin(const Tensor& tensor) {
+    if (!tensor.present()) return tensor;
+    i64 last = 0;
+    for (int axis = 0; axis < tensor.rank; ++axis) {
+      last += max<i64>(tensor.shape[axis] - 1, 0) * tensor.strides[axis];
+    }
+    Tensor other = tensor;
+    other.data = memory(static_cast<size_t>((last + 1) * size_bytes(tensor.dtype)));
+    return other;
+  }
+
+  void* memory(size_t bytes) {
+    owned_.push_back(std::make_unique<char[]>(bytes + 8));
+    std::memset(owned_.back().get(), 0xff, bytes + 8);
+    return owned_.back().get();
+  }
+
+  // A forward request with q, k, v, o, lse, stats and whatever options the seed draws.
+  Request draw();
+
+ private:
+  void draw_masks(Request& request, i64 q_rows, i64 kv_rows);
+  void draw_score_terms(Request& request);
+
+  std::mt19937 random_;
+  std::vector<std::unique_ptr<char[]>> owned_;
+  i64 batch_ = 0, heads_q_ = 0, longest_q_ = 0, longest_kv_ = 0;
+  bool packed_ = false;
+  DType dtype_ = DType::kNone;
+};
+
+// Adds dout, the gradients that `need` names by bit (q, k, v, bias, sinks), and dlse by chance.
+Request to_backward(RandomProblem& random, const Request& forward, unsigned need);
+
+// The largest |a - b| over two arrays of the same shape, infinite where one is NaN or infinite and the
+// other is not the same; and the largest finite |b|.
+struct Difference {
+  double largest = 0;
+  double magnitude = 0;
+};
+Difference compare(const Tensor& a, const Tensor& b);
+
+// What rounding may cost an array of that dtype, computed in float32 (float64): units of its magnitude.
+double tolerance(DType computed, DType stored);
+
+}  // namespace fulmen::test

@@ -1,0 +1,79 @@
+// SPDX-FileCopyrightText: fulmen contributors
+// SPDX-License-Identifier: Apache-2.0
+//
+// The tiled backward pass against the scalar oracle, over drawn problems; and what must hold exactly.
+
+#include <gtest/gtest.h>
+
+#include "cpu/backend.h"
+#include "tiled_support.h"
+
+namespace fulmen::test {
+namespace {
+
+constexpr unsigned kAll = 31;
+
+// A drawn problem with its forward pass done by the oracle.
+Request drawn_backward(RandomProblem& random, unsigned need) {
+  const Request forward = random.draw();
+  cpu::scalar_forward(validate(forward, Pointers::kChecked));
+  return to_backward(random, forward, need);
+}
+
+class TiledBackward : public testing::TestWithParam<unsigned> {};
+
+TEST_P(TiledBackward, AgreesWithTheOracle) {
+  for (unsigned part = 0; part < 50; ++part) {
+    const unsigned seed = GetParam() * 50 + part;
+    RandomProblem random(seed);
+    const Request expected = drawn_backward(random, kAll);
+    const Request actual = with_fresh_outputs(random, expected);
+    cpu::scalar_backward(validate(expected, Pointers::kChecked));
+    run_tiled(random, actual, 2);
+    for (const Array output : outputs_of(Operation::kBackward)) {
+      const Tensor& stored = actual.arrays[output];
+      if (!stored.present()) continue;
+      const Difference difference = compare(stored, expected.arrays[output]);
+      const double allowed = tolerance(expected.arrays[Array::kQ].dtype, stored.dtype);
+      EXPECT_LE(difference.largest, 2 * allowed * max(difference.magnitude, 1.0))
+          << "seed " << seed << ", " << name(output);
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Drawn, TiledBackward, testing::Range(0u, 12u));
+
+TEST(TiledBackward, HasTheSameBitsOnAnyNumberOfThreads) {
+  for (unsigned seed = 2000; seed < 2040; ++seed) {
+    RandomProblem random(seed);
+    const Request alone = drawn_backward(random, kAll);
+    const Request shared = with_fresh_outputs(random, alone);
+    run_tiled(random, alone, 1);
+    run_tiled(random, shared, 5);
+    for (const Array output : outputs_of(Operation::kBackward)) {
+      if (!alone.arrays[output].present()) continue;
+      EXPECT_EQ(compare(shared.arrays[output], alone.arrays[output]).largest, 0)
+          << "seed " << seed << ", " << name(output);
+    }
+  }
+}
+
+TEST(TiledBackward, GivesEachGradientAloneWithTheSameBits) {
+  for (unsigned seed = 3000; seed < 3030; ++seed) {
+    RandomProblem random(seed);
+    const Request together = drawn_backward(random, kAll);
+    run_tiled(random, together, 2);
+    for (const Array output : outputs_of(Operation::kBackward)) {
+      if (!together.arrays[output].present()) continue;
+      Request alone = together;
+      for (const Array other : outputs_of(Operation::kBackward)) alone.arrays[other] = Tensor{};
+      alone.arrays[output] = random.twin(together.arrays[output]);
+      run_tiled(random, alone, 2);
+      EXPECT_EQ(compare(alone.arrays[output], together.arrays[output]).largest, 0)
+          << "seed " << seed << ", " << name(output);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace fulmen::test

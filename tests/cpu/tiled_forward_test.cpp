@@ -1,0 +1,50 @@
+// SPDX-FileCopyrightText: fulmen contributors
+// SPDX-License-Identifier: Apache-2.0
+//
+// The tiled forward pass against the scalar oracle, over drawn problems; and what must hold exactly.
+
+#include <gtest/gtest.h>
+
+#include "cpu/backend.h"
+#include "tiled_support.h"
+
+namespace fulmen::test {
+namespace {
+
+class TiledForward : public testing::TestWithParam<unsigned> {};
+
+TEST_P(TiledForward, AgreesWithTheOracle) {
+  for (unsigned part = 0; part < 50; ++part) {
+    const unsigned seed = GetParam() * 50 + part;
+    RandomProblem random(seed);
+    const Request expected = random.draw();
+    const Request actual = with_fresh_outputs(random, expected);
+    cpu::scalar_forward(validate(expected, Pointers::kChecked));
+    run_tiled(random, actual, 2);
+    for (const Array output : {Array::kO, Array::kLse}) {
+      const Tensor& stored = actual.arrays[output];
+      const Difference difference = compare(stored, expected.arrays[output]);
+      const double allowed = tolerance(expected.arrays[Array::kQ].dtype, stored.dtype);
+      EXPECT_LE(difference.largest, allowed * max(difference.magnitude, 1.0))
+          << "seed " << seed << ", " << name(output);
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Drawn, TiledForward, testing::Range(0u, 12u));
+
+TEST(TiledForward, HasTheSameBitsOnAnyNumberOfThreads) {
+  for (unsigned seed = 1000; seed < 1040; ++seed) {
+    RandomProblem random(seed);
+    const Request alone = random.draw();
+    const Request shared = with_fresh_outputs(random, alone);
+    run_tiled(random, alone, 1);
+    run_tiled(random, shared, 5);
+    for (const Array output : outputs_of(Operation::kForward)) {
+      EXPECT_EQ(compare(shared.arrays[output], alone.arrays[output]).largest, 0) << "seed " << seed;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace fulmen::test

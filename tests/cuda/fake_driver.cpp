@@ -1,0 +1,243 @@
+// SPDX-FileCopyrightText: fulmen contributors
+// SPDX-License-Identifier: Apache-2.0
+//
+// A CUDA driver that is none: a shared library with the functions that fulmen binds, for tests on
+// machines without a GPU. It counts calls, keeps a context stack for each thread, remembers the last
+// launch, and fails where the environment says so:
+//   FAKE_CUDA_<function>=<CUresult>   that function returns it
+//   FAKE_CUDA_VERSION=<n>             cuDriverGetVersion (13000)
+//   FAKE_CUDA_DEVICES=<n>             how many devices there are (2)
+//   FAKE_CUDA_CAPABILITY=<n>          their compute capability (90)
+// Machine code is text that begins with "cubin sm_<arch>", as fake_nvrtc.cpp writes it; code of
+// another architecture is refused as a driver would.
+#include <cstdlib>
+#include <cstring>
+#include <deque>
+#include <map>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "cuda/driver_types.h"
+#include "fake_driver.h"
+
+using namespace fulmen::cuda;  // NOLINT: the types of the interface under their own names
+
+namespace fulmen::cuda {
+struct CUctx_st {
+  int device;
+};
+struct CUmod_st {
+  int device;
+};
+struct CUfunc_st {
+  int device;
+  int dynamic_shared_bytes;
+};
+}  // namespace fulmen::cuda
+
+namespace {
+
+constexpr int kMaxDevices = 8;
+CUctx_st contexts[kMaxDevices] = {{0}, {1}, {2}, {3}, {4}, {5}, {6}, {7}};
+thread_local std::vector<CUcontext> context_stack;
+
+std::mutex mutex;
+std::map<std::string, int> calls;
+std::map<CUdeviceptr, int> allocations;  // device of each
+FakeLaunch last_launch;
+std::deque<CUmod_st> modules;  // never freed: a driver would do that
+std::deque<CUfunc_st> functions;
+
+int number(const char* variable, int otherwise) {
+  const char* text = std::getenv(variable);
+  return text != nullptr ? std::atoi(text) : otherwise;
+}
+
+// Counts the call; the result that the environment wants of it.
+CUresult called(const char* function) {
+  const std::lock_guard lock(mutex);
+  ++calls[function];
+  return number((std::string("FAKE_CUDA_") + function).c_str(), kCudaSuccess);
+}
+
+CUcontext current() { return context_stack.empty() ? nullptr : context_stack.back(); }
+
+}  // namespace
+
+#define FAKE(function, ...)                                        \
+  extern "C" __attribute__((visibility("default"))) CUresult function(__VA_ARGS__)
+#define ENTER(function)                                                                        \
+  if (const CUresult injected = called(#function); injected != kCudaSuccess) return injected
+
+FAKE(cuInit, unsigned) {
+  ENTER(cuInit);
+  return kCudaSuccess;
+}
+FAKE(cuDriverGetVersion, int* version) {
+  *version = number("FAKE_CUDA_VERSION", 13000);
+  return kCudaSuccess;
+}
+FAKE(cuGetErrorName, CUresult result, const char** name) {
+  switch (result) {
+    case kCudaOutOfMemory: *name = "CUDA_ERROR_OUT_OF_MEMORY"; break;
+    case kCudaNoDevice: *name = "CUDA_ERROR_NO_DEVICE"; break;
+    case kCudaNoBinaryForGpu: *name = "CUDA_ERROR_NO_BINARY_FOR_GPU"; break;
+    default: return kCudaInvalidValue;
+  }
+  return kCudaSuccess;
+}
+FAKE(cuGetErrorString, CUresult, const char** text) {
+  *text = "text of the fake driver";
+  return kCudaSuccess;
+}
+FAKE(cuDeviceGetCount, int* count) {
+  ENTER(cuDeviceGetCount);
+  *count = number("FAKE_CUDA_DEVICES", 2);
+  return kCudaSuccess;
+}
+FAKE(cuDeviceGet, CUdevice* device, int ordinal) {
+  ENTER(cuDeviceGet);
+  *device = ordinal;
+  return kCudaSuccess;
+}
+FAKE(cuDeviceGetName, char* name, int capacity, CUdevice device) {
+  ENTER(cuDeviceGetName);
+  const std::string text = "Fake GPU " + std::to_string(device);
+  std::strncpy(name, text.c_str(), static_cast<std::size_t>(capacity));
+  return kCudaSuccess;
+}
+FAKE(cuDeviceGetAttribute, int* value, int attribute, CUdevice) {
+  ENTER(cuDeviceGetAttribute);
+  const int capability = number("FAKE_CUDA_CAPABILITY", 90);
+  switch (attribute) {
+    case kAttributeComputeMajor: *value = capability / 10; break;
+    case kAttributeComputeMinor: *value = capability % 10; break;
+    case kAttributeNumMultiprocessors: *value = 132; break;
+    case kAttributeSharedBytesPerBlock: *value = 232448; break;
+    case kAttributeSharedBytesPerMultiprocessor: *value = 233472; break;
+    default: *value = 1; break;
+  }
+  return kCudaSuccess;
+}
+FAKE(cuDeviceTotalMem_v2, std::size_t* bytes, CUdevice) {
+  ENTER(cuDeviceTotalMem_v2);
+  *bytes = std::size_t{80} << 30;
+  return kCudaSuccess;
+}
+FAKE(cuDevicePrimaryCtxRetain, CUcontext* context, CUdevice device) {
+  ENTER(cuDevicePrimaryCtxRetain);
+  *context = &contexts[device];
+  return kCudaSuccess;
+}
+FAKE(cuDevicePrimaryCtxRelease_v2, CUdevice) {
+  ENTER(cuDevicePrimaryCtxRelease_v2);
+  return kCudaSuccess;
+}
+FAKE(cuCtxGetCurrent, CUcontext* context) {
+  ENTER(cuCtxGetCurrent);
+  *context = current();
+  return kCudaSuccess;
+}
+FAKE(cuCtxPushCurrent_v2, CUcontext context) {
+  ENTER(cuCtxPushCurrent_v2);
+  context_stack.push_back(context);
+  return kCudaSuccess;
+}
+FAKE(cuCtxPopCurrent_v2, CUcontext* context) {
+  ENTER(cuCtxPopCurrent_v2);
+  *context = current();
+  if (!context_stack.empty()) context_stack.pop_back();
+  return kCudaSuccess;
+}
+FAKE(cuCtxSynchronize) {
+  ENTER(cuCtxSynchronize);
+  return kCudaSuccess;
+}
+FAKE(cuModuleLoadData, CUmodule* module, const void* image) {
+  ENTER(cuModuleLoadData);
+  if (current() == nullptr) return kCudaNotInitialized;
+  const std::string expected =
+      "cubin sm_" + std::to_string(number("FAKE_CUDA_CAPABILITY", 90));
+  if (std::strncmp(static_cast<const char*>(image), expected.c_str(), expected.size()) != 0) {
+    return kCudaNoBinaryForGpu;
+  }
+  const std::lock_guard lock(mutex);
+  *module = &modules.emplace_back(CUmod_st{current()->device});
+  return kCudaSuccess;
+}
+FAKE(cuModuleUnload, CUmodule) {
+  ENTER(cuModuleUnload);
+  return kCudaSuccess;
+}
+FAKE(cuModuleGetFunction, CUfunction* function, CUmodule module, const char*) {
+  ENTER(cuModuleGetFunction);
+  const std::lock_guard lock(mutex);
+  *function = &functions.emplace_back(CUfunc_st{module->device, 0});
+  return kCudaSuccess;
+}
+FAKE(cuFuncGetAttribute, int* value, int, CUfunction) {
+  ENTER(cuFuncGetAttribute);
+  *value = 0;
+  return kCudaSuccess;
+}
+FAKE(cuFuncSetAttribute, CUfunction function, int attribute, int value) {
+  ENTER(cuFuncSetAttribute);
+  if (attribute == kFunctionMaxDynamicSharedBytes) function->dynamic_shared_bytes = value;
+  return kCudaSuccess;
+}
+FAKE(cuOccupancyMaxActiveBlocksPerMultiprocessor, int* blocks, CUfunction, int, std::size_t) {
+  ENTER(cuOccupancyMaxActiveBlocksPerMultiprocessor);
+  *blocks = 4;
+  return kCudaSuccess;
+}
+FAKE(cuLaunchKernelEx, const CUlaunchConfig* config, CUfunction function, void** params, void**) {
+  ENTER(cuLaunchKernelEx);
+  if (current() == nullptr || current()->device != function->device) return kCudaInvalidValue;
+  const std::lock_guard lock(mutex);
+  last_launch = {*config, function->device, function->dynamic_shared_bytes, params[0], {}};
+  for (unsigned i = 0; i < config->num_attributes; ++i) {
+    last_launch.attributes[i] = config->attributes[i];
+  }
+  return kCudaSuccess;
+}
+FAKE(cuPointerGetAttribute, void* value, int attribute, CUdeviceptr pointer) {
+  ENTER(cuPointerGetAttribute);
+  const std::lock_guard lock(mutex);
+  const auto found = allocations.find(pointer);
+  if (found == allocations.end()) return kCudaInvalidValue;
+  const int answer = attribute == kPointerMemoryType ? static_cast<int>(kMemoryDevice)
+                     : attribute == kPointerDevice   ? found->second
+                                                     : 0;
+  std::memcpy(value, &answer, sizeof(answer));
+  return kCudaSuccess;
+}
+FAKE(cuMemAlloc_v2, CUdeviceptr* pointer, std::size_t bytes) {
+  ENTER(cuMemAlloc_v2);
+  if (current() == nullptr) return kCudaNotInitialized;
+  *pointer = reinterpret_cast<CUdeviceptr>(std::malloc(bytes));
+  const std::lock_guard lock(mutex);
+  allocations[*pointer] = current()->device;
+  return kCudaSuccess;
+}
+FAKE(cuMemFree_v2, CUdeviceptr pointer) {
+  ENTER(cuMemFree_v2);
+  const std::lock_guard lock(mutex);
+  allocations.erase(pointer);
+  std::free(reinterpret_cast<void*>(pointer));
+  return kCudaSuccess;
+}
+FAKE(cuMemsetD8Async, CUdeviceptr, unsigned char, std::size_t, CUstream) {
+  ENTER(cuMemsetD8Async);
+  return kCudaSuccess;
+}
+
+extern "C" __attribute__((visibility("default"))) int fake_num_calls(const char* function) {
+  const std::lock_guard lock(mutex);
+  return calls[function];
+}
+
+extern "C" __attribute__((visibility("default"))) FakeLaunch fake_last_launch() {
+  const std::lock_guard lock(mutex);
+  return last_launch;
+}

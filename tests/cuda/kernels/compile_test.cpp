@@ -1,0 +1,86 @@
+// SPDX-FileCopyrightText: fulmen contributors
+// SPDX-License-Identifier: Apache-2.0
+//
+// The general kernels compile for every architecture with a real NVRTC and pass the gate. Needs no
+// GPU and no driver. FULMEN_TEST_NVRTC names the compiler, a file or a folder; without one the tests
+// are skipped. Each entry meets each architecture once, with dtypes in turn; FULMEN_TEST_FULL=1 takes
+// all combinations. This is a program of its own because a real NVRTC calls into any library named
+// libcuda.so.1 that is loaded, and the other tests load a fake one.
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <cstdlib>
+#include <thread>
+
+#include "core/error.h"
+#include "cuda/compiler.h"
+#include "cuda/fma_kernels.h"
+
+namespace fulmen::cuda {
+namespace {
+
+constexpr const char* kArchs[] = {"sm_75", "sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120a"};
+
+struct Job {
+  KernelSpec spec;
+  std::string arch;
+};
+
+// specs: the dtypes of one entry beside each other.
+std::vector<Job> jobs_of(const Nvrtc& nvrtc, const std::vector<std::vector<KernelSpec>>& entries) {
+  const bool full = std::getenv("FULMEN_TEST_FULL") != nullptr;
+  std::vector<Job> jobs;
+  std::size_t turn = 0;
+  for (const std::vector<KernelSpec>& specs : entries) {
+    for (const char* arch : kArchs) {
+      if (!nvrtc.knows(arch_number(arch))) continue;
+      const std::size_t first = full ? 0 : turn++ % specs.size();
+      const std::size_t last = full ? specs.size() : first + 1;
+      for (std::size_t i = first; i < last; ++i) jobs.push_back({specs[i], arch});
+    }
+  }
+  return jobs;
+}
+
+// "" or what is wrong.
+std::string problem_of(const Nvrtc& nvrtc, const Job& job) {
+  try {
+    const CompiledKernel kernel = compile(nvrtc, job.spec, job.arch);
+    const ResourceUse use = parse_log(kernel.log);
+    const std::string rejected = gate(job.spec, use);
+    if (!rejected.empty()) return rejected;
+    if (kernel.cubin.substr(1, 3) != "ELF") return "the code is no ELF file";
+    if (use.registers == 0) return "the log names no registers: " + kernel.log;
+    if (kernel.log.find("warning") != std::string::npos) return kernel.log;
+    return "";
+  } catch (const Error& error) {
+    return error.what();
+  }
+}
+
+void expect_all_compile(const std::vector<std::vector<KernelSpec>>& entries) {
+  const char* named = std::getenv("FULMEN_TEST_NVRTC");
+  if (named == nullptr) GTEST_SKIP() << "FULMEN_TEST_NVRTC names no compiler";
+  ::setenv("FULMEN_NVRTC", named, 1);
+  const Nvrtc nvrtc = find_nvrtc({});
+  const std::vector<Job> jobs = jobs_of(nvrtc, entries);
+  std::vector<std::string> problems(jobs.size());
+  std::atomic<std::size_t> next{0};
+  const auto work = [&] {
+    for (std::size_t i = next++; i < jobs.size(); i = next++) {
+      problems[i] = problem_of(nvrtc, jobs[i]);
+    }
+  };
+  std::thread helper(work);
+  work();
+  helper.join();
+  for (std::size_t i = 0; i < jobs.size(); ++i) {
+    EXPECT_EQ(problems[i], "") << jobs[i].spec.name << " for " << jobs[i].arch;
+  }
+  EXPECT_GE(jobs.size(), entries.size());
+}
+
+TEST(CompileKernels, Naive) { expect_all_compile(naive_specs()); }
+
+}  // namespace
+}  // namespace fulmen::cuda

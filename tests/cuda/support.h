@@ -1,0 +1,104 @@
+// SPDX-FileCopyrightText: fulmen contributors
+// SPDX-License-Identifier: Apache-2.0
+//
+// What several tests of src/cuda need: environment variables and folders for a scope, an Error by
+// its status and words, and a kernel small enough to make up.
+#pragma once
+
+#include <dlfcn.h>
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <optional>
+#include <string>
+
+#include "core/error.h"
+#include "cuda/source.h"
+#include "fake_driver.h"
+
+namespace fulmen::cuda {
+
+class ScopedVariable {
+ public:
+  ScopedVariable(const char* name, const std::optional<std::string>& value) : name_(name) {
+    if (const char* old = std::getenv(name)) old_ = old;
+    set(value);
+  }
+  ScopedVariable(const ScopedVariable&) = delete;
+  ScopedVariable& operator=(const ScopedVariable&) = delete;
+  ~ScopedVariable() { set(old_); }
+
+ private:
+  void set(const std::optional<std::string>& value) {
+    if (value) {
+      ::setenv(name_, value->c_str(), 1);
+    } else {
+      ::unsetenv(name_);
+    }
+  }
+  const char* name_;
+  std::optional<std::string> old_;
+};
+
+class TemporaryFolder {
+ public:
+  TemporaryFolder() {
+    std::string pattern = std::filesystem::temp_directory_path() / "fulmen-test-XXXXXX";
+    path_ = ::mkdtemp(pattern.data());
+  }
+  TemporaryFolder(const TemporaryFolder&) = delete;
+  TemporaryFolder& operator=(const TemporaryFolder&) = delete;
+  ~TemporaryFolder() {
+    std::error_code ignored;
+    std::filesystem::permissions(path_, std::filesystem::perms::owner_all, ignored);
+    std::filesystem::remove_all(path_, ignored);
+  }
+  const std::string& path() const { return path_; }
+
+ private:
+  std::string path_;
+};
+
+// The Error that `action` throws must have this status and hold each of these words.
+template <class Action>
+void expect_error(Status status, std::initializer_list<const char*> words, const Action& action) {
+  try {
+    action();
+    ADD_FAILURE() << "no error was thrown";
+  } catch (const Error& error) {
+    EXPECT_EQ(static_cast<int>(error.status()), static_cast<int>(status)) << error.what();
+    for (const char* word : words) {
+      EXPECT_NE(std::string(error.what()).find(word), std::string::npos)
+          << "'" << word << "' is missing in: " << error.what();
+    }
+  }
+}
+
+// A kernel that stands for any: its text is valid, though nothing here runs it.
+inline KernelSpec small_spec(const std::string& name) {
+  KernelSpec spec;
+  spec.name = name;
+  spec.include = "kernels/attention/mask.cuh";
+  spec.function = "fulmen::nothing";
+  spec.config_type = "fulmen::IntervalMask";
+  spec.config = {{"causal", "true"}, {"chunk", "8"}};
+  spec.params_type = "fulmen::SequenceShape";
+  spec.params_bytes = 12;
+  spec.num_threads = 128;
+  return spec;
+}
+
+// The fake driver's own functions.
+inline int num_calls(const char* function) {
+  void* driver = ::dlopen(FAKE_DRIVER_FILE, RTLD_NOW);
+  const auto count = reinterpret_cast<FakeNumCalls*>(::dlsym(driver, "fake_num_calls"));
+  return count(function);
+}
+
+inline FakeLaunch last_launch() {
+  void* driver = ::dlopen(FAKE_DRIVER_FILE, RTLD_NOW);
+  return reinterpret_cast<FakeLastLaunch*>(::dlsym(driver, "fake_last_launch"))();
+}
+
+}  // namespace fulmen::cuda

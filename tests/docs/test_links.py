@@ -1,0 +1,27 @@
+# SPDX-FileCopyrightText: fulmen contributors
+# SPDX-License-Identifier: Apache-2.0
+"""Links between files of the repository lead somewhere (mkdocs checks those of the site)."""
+
+from pathlib import Path
+
+import pytest
+from markdown_pages import DOCS, ROOT, links, pages
+
+PAGES = [*ROOT.glob("*.md"), *DOCS.glob("decisions/*.md")]
+SITE = [DOCS / language / page for language in ("en", "zh") for page in pages(language)]
+
+
+@pytest.mark.parametrize("page", PAGES + SITE, ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_lead_to_files(page: Path) -> None:
+    missing = [
+        target
+        for target in links(page.read_text(encoding="utf-8"))
+        if not (page.parent / target).exists()
+    ]
+    assert missing == []
+
+
+def test_the_readme_links_to_what_newcomers_look_for() -> None:
+    targets = links((ROOT / "README.md").read_text(encoding="utf-8"))
+    assert {"CONTRIBUTING.md", "LICENSE", "SECURITY.md", "README.zh.md"} <= set(targets)
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) < 150

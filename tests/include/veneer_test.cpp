@@ -1,0 +1,196 @@
+// SPDX-FileCopyrightText: fulmen contributors
+// SPDX-License-Identifier: Apache-2.0
+//
+// fulmen.hpp, over the shared library as users link it: every call, the classes of failures, and
+// that its defaults are those of the C structs.
+#include <gmock/gmock.h>
+
+#include <cmath>
+#include <cstring>
+#include <fulmen/fulmen.hpp>
+
+namespace {
+
+using testing::Each;
+using testing::HasSubstr;
+
+constexpr std::int64_t kRows = 3, kKeys = 4, kDim = 2;
+
+// Uniform attention: q = 0, so o is the mean of v.
+struct Arrays {
+  std::vector<float> q = std::vector<float>(kRows * kDim);
+  std::vector<float> k = std::vector<float>(kKeys * kDim, 1);
+  std::vector<float> v = {1, 2, 3, 4, 5, 6, 7, 8};
+  std::vector<float> o = std::vector<float>(kRows * kDim);
+  std::vector<float> lse = std::vector<float>(kRows);
+
+  fulmen::Tensors tensors() {
+    return {.q = fulmen::tensor(q, {kRows, kDim}),
+            .k = fulmen::tensor(k, {kKeys, kDim}),
+            .v = fulmen::tensor(v, {kKeys, kDim}),
+            .o = fulmen::tensor(o, {kRows, kDim}),
+            .lse = fulmen::tensor(lse, {kRows})};
+  }
+};
+
+TEST(Veneer, DefaultsAreThoseOfC) {
+  fulmen_problem c;
+  fulmen_problem_init(&c);
+  const fulmen_problem ours = fulmen::Problem{}.c();
+  EXPECT_TRUE(std::isnan(ours.scale) && std::isnan(c.scale));
+  const std::size_t after_scale = offsetof(fulmen_problem, softcap);
+  EXPECT_EQ(std::memcmp(reinterpret_cast<const char*>(&ours) + after_scale,
+                        reinterpret_cast<const char*>(&c) + after_scale, sizeof c - after_scale),
+            0);
+}
+
+TEST(Veneer, OptionsArriveUnchanged) {
+  const fulmen_problem c = fulmen::Problem{.scale = 2,
+                                           .softcap = 3,
+                                           .causal = true,
+                                           .alignment = fulmen::Alignment::kTopLeft,
+                                           .window_left = 4,
+                                           .window_right = 5,
+                                           .prefix = 6,
+                                           .chunk = 7,
+                                           .dropout_p = 0.5,
+                                           .rng_seed = 8,
+                                           .rng_offset = 9,
+                                           .max_q = 10,
+                                           .max_kv = 11,
+                                           .deterministic = true,
+                                           .batch_invariant = true,
+                                           .backend = fulmen::Backend::kCpu,
+                                           .implementation = fulmen::Implementation::kTiled}
+                               .c();
+  EXPECT_EQ(c.scale, 2);
+  EXPECT_EQ(c.softcap, 3);
+  EXPECT_EQ(c.causal, 1);
+  EXPECT_EQ(c.alignment, FULMEN_TOP_LEFT);
+  EXPECT_EQ(c.window_left, 4);
+  EXPECT_EQ(c.window_right, 5);
+  EXPECT_EQ(c.prefix, 6);
+  EXPECT_EQ(c.chunk, 7);
+  EXPECT_EQ(c.dropout_p, 0.5);
+  EXPECT_EQ(c.rng_seed, 8u);
+  EXPECT_EQ(c.rng_offset, 9u);
+  EXPECT_EQ(c.max_q, 10);
+  EXPECT_EQ(c.max_kv, 11);
+  EXPECT_EQ(c.deterministic, 1);
+  EXPECT_EQ(c.batch_invariant, 1);
+  EXPECT_EQ(c.backend, FULMEN_BACKEND_CPU);
+  EXPECT_EQ(c.implementation, FULMEN_TILED);
+}
+
+// Each member of Tensors, marked by its rank-1 extent, lands in the member of the same name.
+TEST(Veneer, TensorsArriveUnderTheirNames) {
+  fulmen::Tensors all;
+  fulmen::Tensor* const ours[] = {
+      &all.q,      &all.k,         &all.v,          &all.bias,  &all.mask,  &all.alibi_slopes,
+      &all.sinks,  &all.q_lengths, &all.kv_lengths, &all.cu_q,  &all.cu_kv, &all.q_ids,
+      &all.kv_ids, &all.o,         &all.lse,        &all.stats, &all.dout,  &all.dlse,
+      &all.dq,     &all.dk,        &all.dv,         &all.dbias, &all.dsinks};
+  using C = fulmen_tensors;
+  fulmen_tensor C::* const theirs[] = {
+      &C::q,      &C::k,         &C::v,          &C::bias,  &C::mask,  &C::alibi_slopes,
+      &C::sinks,  &C::q_lengths, &C::kv_lengths, &C::cu_q,  &C::cu_kv, &C::q_ids,
+      &C::kv_ids, &C::o,         &C::lse,        &C::stats, &C::dout,  &C::dlse,
+      &C::dq,     &C::dk,        &C::dv,         &C::dbias, &C::dsinks};
+  static_assert(std::size(ours) == std::size(theirs));
+  static_assert(sizeof(C) == sizeof(std::size_t) + std::size(ours) * sizeof(fulmen_tensor));
+  for (std::size_t i = 0; i < std::size(ours); ++i) ours[i]->shape[0] = static_cast<int>(i) + 1;
+  const fulmen_tensors c = all.c();
+  EXPECT_EQ(c.struct_size, sizeof(fulmen_tensors));
+  for (std::size_t i = 0; i < std::size(ours); ++i) {
+    EXPECT_EQ((c.*theirs[i]).shape[0], static_cast<int>(i) + 1);
+  }
+}
+
+TEST(Veneer, CallsComputeAndPlansToo) {
+  Arrays arrays;
+  fulmen::attention({}, arrays.tensors());
+  EXPECT_THAT(arrays.o, testing::ElementsAre(4, 5, 4, 5, 4, 5));
+  EXPECT_THAT(arrays.lse, Each(testing::FloatNear(std::log(4.0f), 1e-6f)));
+
+  Arrays planned;
+  const fulmen::Plan plan({}, planned.tensors(), fulmen::Operation::kForward);
+  std::vector<std::byte> workspace(plan.workspace_bytes());
+  plan.forward(planned.tensors(), workspace);
+  EXPECT_EQ(planned.o, arrays.o);
+  EXPECT_THAT(plan.explain(), HasSubstr("\"operation\": \"forward\""));
+  EXPECT_EQ(fulmen::explain({}, planned.tensors()), plan.explain());
+}
+
+TEST(Veneer, BackwardComputes) {
+  Arrays arrays;
+  fulmen::attention({}, arrays.tensors());
+  std::vector<float> dout(kRows * kDim, 1), dv(kKeys * kDim);
+  fulmen::Tensors tensors = arrays.tensors();
+  tensors.dout = fulmen::tensor(dout, {kRows, kDim});
+  tensors.dv = fulmen::tensor(dv, {kKeys, kDim});
+  fulmen::attention_backward({}, tensors);
+  EXPECT_THAT(dv, Each(0.75f));
+  std::vector<float> again(dv.size());
+  tensors.dv = fulmen::tensor(again, {kKeys, kDim});
+  const fulmen::Plan plan({}, tensors, fulmen::Operation::kBackward);
+  std::vector<std::byte> workspace(plan.workspace_bytes());
+  plan.backward(tensors, workspace);
+  EXPECT_EQ(again, dv);
+}
+
+TEST(Veneer, MergeAndDenseMask) {
+  Arrays a, b;
+  fulmen::attention({}, a.tensors());
+  fulmen::attention({}, b.tensors());
+  std::vector<float> o(a.o.size()), lse(a.lse.size());
+  const fulmen::MergePart parts[] = {{a.tensors().o, a.tensors().lse},
+                                     {b.tensors().o, b.tensors().lse}};
+  fulmen::merge(parts, fulmen::tensor(o, {kRows, kDim}), fulmen::tensor(lse, {kRows}));
+  EXPECT_EQ(o, a.o);
+  EXPECT_THAT(lse, Each(testing::FloatNear(std::log(8.0f), 1e-6f)));
+
+  bool visible[kRows][kKeys];
+  fulmen::dense_mask({.causal = true}, a.tensors(),
+                     fulmen::tensor(visible, fulmen::DType::kBool, {kRows, kKeys}));
+  EXPECT_FALSE(visible[0][2]);
+  EXPECT_TRUE(visible[2][3]);
+}
+
+TEST(Veneer, FailuresAreTheClassOfTheirStatus) {
+  Arrays arrays;
+  fulmen::Tensors tensors = arrays.tensors();
+  EXPECT_THROW(fulmen::attention({.softcap = -1}, tensors), fulmen::ArgumentError);
+  EXPECT_THROW(fulmen::attention({.backend = fulmen::Backend::kCuda}, tensors),
+               fulmen::UnsupportedError);
+  tensors.lse.dtype = FULMEN_FLOAT16;
+  EXPECT_THROW(fulmen::attention({}, tensors), fulmen::DTypeError);
+  tensors.lse = fulmen::tensor(arrays.lse, {1, kRows});
+  tensors.v = fulmen::tensor(arrays.v, {kDim, kKeys});
+  try {
+    fulmen::attention({}, tensors);
+    FAIL();
+  } catch (const fulmen::ArgumentError& error) {  // a ShapeError is one
+    EXPECT_EQ(error.status(), fulmen::Status::kShape);
+    EXPECT_THAT(error.what(), HasSubstr("v has shape (2, 4)"));
+  }
+  EXPECT_THROW(fulmen::Plan({.chunk = -1}, arrays.tensors(), fulmen::Operation::kForward),
+               fulmen::Error);
+  EXPECT_THROW(fulmen::set_num_threads(-1), fulmen::ArgumentError);
+}
+
+TEST(Veneer, TensorsCheckTheirSizes) {
+  std::vector<float> six(6);
+  EXPECT_THROW(fulmen::tensor(six, {2, 2}), fulmen::ShapeError);
+  EXPECT_THROW(fulmen::tensor(six.data(), fulmen::DType::kFloat32, {2, 3}, {3}),
+               fulmen::ArgumentError);
+  EXPECT_THROW(fulmen::tensor(six.data(), fulmen::DType::kFloat32, {1, 1, 1, 1, 6}),
+               fulmen::ShapeError);
+  EXPECT_EQ(fulmen::tensor(six.data(), fulmen::DType::kFloat32, {2, 3}, {1, 2}).strides[1], 2);
+}
+
+TEST(Veneer, TextsAreWhole) {
+  EXPECT_THAT(fulmen::build_info(), HasSubstr(fulmen::version()));
+  EXPECT_EQ(fulmen::build_info().back(), '}');
+}
+
+}  // namespace
