@@ -119,8 +119,8 @@ def _sanitized(runner: Runner, preset: str, runtime: str, options: dict[str, str
                  for name in (runtime, "libstdc++.so")]  # fmt: skip
     env = {**options, "LD_PRELOAD": ":".join(libraries),
            "FULMEN_LIBRARY": str(ROOT / "build" / preset / "libfulmen.so")}  # fmt: skip
-    verify = [PYTHON, "-m", "fulmen", "verify", "--jobs", "1", *CASES_UNDER_SANITIZERS]
-    runner.say(runner.run(verify, env=env).strip().splitlines()[-1])
+    verify = ["-m", "fulmen", "verify", "--jobs", "1", *CASES_UNDER_SANITIZERS]
+    runner.say(runner.run([PYTHON, *verify], env=env).strip().splitlines()[-1])
 
 
 def asan(runner: Runner) -> None:

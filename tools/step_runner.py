@@ -10,6 +10,7 @@ that others read). On failure the end of the log is printed with the command and
 from __future__ import annotations
 
 import os
+import resource
 import shlex
 import subprocess
 import sys
@@ -77,11 +78,11 @@ def run_all(title: str, steps: Sequence[Step], root: Path) -> int:
     """Runs the steps; returns the exit code of the whole."""
     logs = root / "build" / "logs"
     logs.mkdir(parents=True, exist_ok=True)
-    seconds: list[tuple[str, float]] = []
+    times: list[tuple[str, float, float]] = []
     begin = time.monotonic()
     for number, step in enumerate(steps, start=1):
         print(f"[{number}/{len(steps)}] {step.name}: {step.says}", flush=True)
-        started = time.monotonic()
+        started, cpu = time.monotonic(), _cpu_seconds()
         path = logs / f"{step.name}.log"
         try:
             with path.open("w", encoding="utf-8") as log:
@@ -89,8 +90,8 @@ def run_all(title: str, steps: Sequence[Step], root: Path) -> int:
         except StepError as failure:
             _explain(step, failure, path)
             return 1
-        seconds.append((step.name, time.monotonic() - started))
-    _summary(title, seconds, time.monotonic() - begin)
+        times.append((step.name, time.monotonic() - started, _cpu_seconds() - cpu))
+    _summary(title, times, time.monotonic() - begin)
     return 0
 
 
@@ -100,8 +101,15 @@ def _explain(step: Step, failure: StepError, log: Path) -> None:
     print(f"\nFAILED in step '{step.name}' ({step.says})\n  {failure}\n  whole log: {log}")
 
 
-def _summary(title: str, seconds: Sequence[tuple[str, float]], total: float) -> None:
-    print(f"\n{title}: every step passed")
-    for name, taken in seconds:
-        print(f"  {name:<12}{taken:7.1f} s")
-    print(f"  {'all':<12}{total:7.1f} s  ({int(total) // 60} min {int(total) % 60} s)")
+def _cpu_seconds() -> float:
+    """What all commands so far have computed: the measure that a busy machine does not change."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def _summary(title: str, times: Sequence[tuple[str, float, float]], total: float) -> None:
+    print(f"\n{title}: every step passed\n  {'step':<12}{'seconds':>9}{'of CPU':>9}")
+    for name, wall, cpu in times:
+        print(f"  {name:<12}{wall:9.1f}{cpu:9.1f}")
+    cpu = sum(step_cpu for _, _, step_cpu in times)
+    print(f"  {'all':<12}{total:9.1f}{cpu:9.1f}  ({int(total) // 60} min {int(total) % 60} s)")

@@ -51,7 +51,8 @@ std::vector<Kernel>& kernels() {
   return all;
 }
 
-// A contiguous (batch, heads, rows, dim) tensor of 16-bit elements, read in boxes of (64, box_rows).
+// A contiguous (batch, heads, rows, dim) tensor of 16-bit elements, read in boxes of (64,
+// box_rows).
 bool encode(fulmen::TensorMap& map, bool bf16, void* data, int dim, int rows, int heads, int batch,
             int box_rows) {
   static_assert(sizeof(fulmen::TensorMap) == sizeof(CUtensorMap));
@@ -78,13 +79,13 @@ struct ForwardCall {
   int num_multiprocessors;
 };
 
-// Loads kernel `name`; only what the host must know of its configuration is given. Returns a handle,
-// or a negative CUresult.
+// Loads kernel `name`; only what the host must know of its configuration is given. Returns a
+// handle, or a negative CUresult.
 extern "C" int fulmen_bench_load(const char* cubin, const char* name, int bf16, int d_qk, int d_v,
                                  int warpgroups, int kv_rows, int stages, int q_buffers,
                                  int stage_output) {
   Kernel kernel{};
-  kernel.config.dtype = bf16 ? fulmen::Dtype::kBf16 : fulmen::Dtype::kF16;
+  kernel.config.dtype = bf16 ? fulmen::DType::kBFloat16 : fulmen::DType::kFloat16;
   kernel.config.d_qk = d_qk;
   kernel.config.d_v = d_v;
   kernel.config.warpgroups = warpgroups;
@@ -95,9 +96,9 @@ extern "C" int fulmen_bench_load(const char* cubin, const char* name, int bf16, 
   CUmodule module;
   if (CUresult bad = driver().load_module(&module, cubin)) return -bad;
   if (CUresult bad = driver().get_function(&kernel.function, module, name)) return -bad;
-  if (CUresult bad = driver().set_attribute(kernel.function,
-                                            CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
-                                            kernel.config.shared_bytes())) {
+  if (CUresult bad =
+          driver().set_attribute(kernel.function, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
+                                 kernel.config.shared_bytes())) {
     return -bad;
   }
   kernels().push_back(kernel);
@@ -108,7 +109,7 @@ extern "C" int fulmen_bench_load(const char* cubin, const char* name, int bf16, 
 extern "C" int fulmen_bench_forward(int handle, const ForwardCall* call) {
   const Kernel& kernel = kernels()[handle];
   const AttentionConfig& config = kernel.config;
-  const bool bf16 = config.dtype == fulmen::Dtype::kBf16;
+  const bool bf16 = config.dtype == fulmen::DType::kBFloat16;
   ForwardTensorMaps maps;
   if (!encode(maps.q, bf16, call->q, config.d_qk, call->q_len, call->heads_q, call->batch,
               config.q_rows()) ||

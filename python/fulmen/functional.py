@@ -268,8 +268,9 @@ def attention_backward(
     >>> import numpy as np, fulmen
     >>> x = np.ones((1, 1, 4, 8))
     >>> forward = fulmen.attention_forward(x, x, x)
-    >>> fulmen.attention_backward(x, x, x, x, forward.o, forward.stats, need=("v",)).dv[0, 0, 0, 0]
-    1.0
+    >>> gradients = fulmen.attention_backward(x, x, x, x, forward.o, forward.stats, need=("v",))
+    >>> gradients.dq is None, float(gradients.dv.sum())
+    (True, 32.0)
     """
     prepared = prepare("", q, k, v, **options)
     numbers, layout, inputs = prepared

@@ -24,8 +24,8 @@ Sequence Problem::sequence(i64 index) const {
   const bool is_last = index + 1 == num_sequences;
   const AxisEntry q = entry_of(arrays[Array::kCuQ], arrays[Array::kQLengths], index);
   const AxisEntry kv = entry_of(arrays[Array::kCuKv], arrays[Array::kKvLengths], index);
-  return sequence_of(packed ? 0 : index, rows_of(q, q_rows, is_last),
-                     rows_of(kv, kv_rows, is_last), alignment == Alignment::kBottomRight);
+  return sequence_of(packed ? 0 : index, rows_of(q, q_rows, is_last), rows_of(kv, kv_rows, is_last),
+                     alignment == Alignment::kBottomRight);
 }
 
 }  // namespace fulmen

@@ -7,6 +7,10 @@
 #include <cstdlib>
 #include <cstring>
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
 #include "core/error.h"
 #include "cpu/device.h"
 #include "cpu/isa/tables.h"
@@ -22,20 +26,29 @@ struct Isa {
   const char* name() const { return tables->float32.isa; }
 };
 
+#if defined(__x86_64__)
+// __builtin_cpu_supports of clang 16 does not know it by name.
+bool has_f16c() {
+  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+  return __get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0 && (ecx & bit_F16C) != 0;
+}
+
+bool has_avx2() {
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c();
+}
+
+bool has_avx512() {
+  return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+}
+#endif
+
 // Worst first.
 constexpr Isa kIsas[] = {
     {&kTablesBaseline, [] { return true; }},
 #if defined(__x86_64__)
-    {&kTablesAvx2,
-     [] {
-       return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-              __builtin_cpu_supports("f16c");
-     }},
-    {&kTablesAvx512,
-     [] {
-       return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-              __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
-     }},
+    {&kTablesAvx2, has_avx2},
+    {&kTablesAvx512, has_avx512},
 #endif
 };
 

@@ -1,8 +1,8 @@
 // SPDX-FileCopyrightText: fulmen contributors
 // SPDX-License-Identifier: Apache-2.0
 //
-// Files of the folder: <label>-<digest>.kernel, the entries; lock-00 .. lock-ff, one of which is held
-// while a kernel is compiled and which are never removed (removing a lock file would let two
+// Files of the folder: <label>-<digest>.kernel, the entries; lock-00 .. lock-ff, one of which is
+// held while a kernel is compiled and which are never removed (removing a lock file would let two
 // processes hold "the same" lock); *.tmp, what killed processes leave, removed with the evictions.
 
 #include "cuda/cache.h"
@@ -190,8 +190,8 @@ void KernelCache::store(const KernelKey& key, const CompiledKernel& kernel) {
   const std::string path = entry_path(key);
   const std::string problem = write_file_atomically(path, encode(kernel));
   if (problem.empty()) return evict();
-  set_note(sentence("kernels are kept in memory only: ", path, " could not be written (", problem,
-                    ")"));
+  set_note(
+      sentence("kernels are kept in memory only: ", path, " could not be written (", problem, ")"));
 }
 
 // Removes the entries that were not used for longest, down to nine tenths of the limit, so that the

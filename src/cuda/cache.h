@@ -3,10 +3,10 @@
 //
 // Each kernel is compiled once per machine: in memory for this process, on disk for all.
 //
-// An entry's name is a hash of everything that its code depends on (sources, generated text, options,
-// architecture, compiler version), so nothing ever goes stale, and old entries are only a matter of
-// space. A damaged entry is built again. A folder that cannot be written leaves the memory half, and
-// note() says so. Any number of threads and processes may use one folder at once.
+// An entry's name is a hash of everything that its code depends on (sources, generated text,
+// options, architecture, compiler version), so nothing ever goes stale, and old entries are only a
+// matter of space. A damaged entry is built again. A folder that cannot be written leaves the
+// memory half, and note() says so. Any number of threads and processes may use one folder at once.
 #pragma once
 
 #include <cstdint>
@@ -33,7 +33,7 @@ CacheSettings cache_settings();
 
 // What an entry is called.
 struct KernelKey {
-  std::string label;  // for people: "forward_naive_float32-sm_90a"
+  std::string label;   // for people: "forward_naive_float32-sm_90a"
   std::string digest;  // hex SHA-256
 };
 KernelKey kernel_key(const KernelSpec& spec, const std::string& arch, int nvrtc_version);

@@ -16,9 +16,9 @@
 namespace fulmen::cuda {
 namespace {
 
-// ptxas findings after which wgmma instructions wait for each other, or run with registers other than
-// asked for: 7508 setmaxnreg ignored; 7510 call in the pipeline; 7511, 7512 not enough registers;
-// 7513 ill-formed stage; 7514, 7515 accumulator touched in flight; 7517 wait injected.
+// ptxas findings after which wgmma instructions wait for each other, or run with registers other
+// than asked for: 7508 setmaxnreg ignored; 7510 call in the pipeline; 7511, 7512 not enough
+// registers; 7513 ill-formed stage; 7514, 7515 accumulator touched in flight; 7517 wait injected.
 constexpr int kRejectedFindings[] = {7508, 7510, 7511, 7512, 7513, 7514, 7515, 7517};
 
 // Destroyed with the scope, whatever happens.
@@ -121,7 +121,8 @@ int arch_number(const std::string& arch) {
     const bool suffix_ok = end == last || (end + 1 == last && (*end == 'a' || *end == 'f'));
     if (error == std::errc() && suffix_ok && number > 0) return number;
   }
-  throw Error(Status::kArgument, sentence("'", arch, "' names no GPU architecture; write sm_80, "
+  throw Error(Status::kArgument, sentence("'", arch,
+                                          "' names no GPU architecture; write sm_80, "
                                           "sm_90a and so on"));
 }
 
@@ -151,9 +152,8 @@ ResourceUse parse_log(const std::string& log) {
 std::string gate(const KernelSpec& spec, const ResourceUse& use) {
   for (const std::string& finding : use.findings) {
     const bool rejected =
-        std::any_of(std::begin(kRejectedFindings), std::end(kRejectedFindings), [&](int number) {
-          return finding.rfind(sentence("C", number, ":"), 0) == 0;
-        });
+        std::any_of(std::begin(kRejectedFindings), std::end(kRejectedFindings),
+                    [&](int number) { return finding.rfind(sentence("C", number, ":"), 0) == 0; });
     if (rejected) return sentence(spec.name, " is rejected by the assembler's finding ", finding);
   }
   const std::size_t spills = std::max(use.spill_store_bytes, use.spill_load_bytes);
@@ -178,7 +178,8 @@ CompiledKernel compile(const Nvrtc& nvrtc, const KernelSpec& spec, const std::st
                 sentence("NVRTC ", cuda_version_name(nvrtc.version()), " does not know ", arch,
                          "; it compiles for ", known));
   }
-  Program program(nvrtc, spec, wrapper_text(spec), reachable_sources(kernel_sources(), spec.include));
+  Program program(nvrtc, spec, wrapper_text(spec),
+                  reachable_sources(kernel_sources(), spec.include));
   const bool compiled = program.compile(compile_options(arch));
   CompiledKernel kernel;
   kernel.log = program.log();

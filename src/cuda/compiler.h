@@ -42,8 +42,8 @@ struct CompiledKernel {
 // The options of every compilation, architecture included.
 std::vector<std::string> compile_options(const std::string& arch);
 
-// Throws Error kCompile, whose sentence ends with the log; kUnsupported when this NVRTC does not know
-// the architecture.
+// Throws Error kCompile, whose sentence ends with the log; kUnsupported when this NVRTC does not
+// know the architecture.
 CompiledKernel compile(const Nvrtc& nvrtc, const KernelSpec& spec, const std::string& arch);
 
 }  // namespace fulmen::cuda

@@ -51,7 +51,8 @@ Device::Device(Driver& driver, int ordinal) : driver_(driver) {
   }
   facts_.num_multiprocessors = attribute(kAttributeNumMultiprocessors);
   facts_.l2_bytes = static_cast<std::size_t>(attribute(kAttributeL2Bytes));
-  facts_.shared_bytes_per_block = static_cast<std::size_t>(attribute(kAttributeSharedBytesPerBlock));
+  facts_.shared_bytes_per_block =
+      static_cast<std::size_t>(attribute(kAttributeSharedBytesPerBlock));
   facts_.shared_bytes_per_multiprocessor =
       static_cast<std::size_t>(attribute(kAttributeSharedBytesPerMultiprocessor));
   facts_.registers_per_multiprocessor = attribute(kAttributeRegistersPerMultiprocessor);
@@ -111,8 +112,9 @@ void check_pointer(const Device& device, const void* pointer, const char* array)
   if (pointer_attribute<unsigned>(driver, pointer, kPointerIsManaged) != 0) return;
   const int owner = pointer_attribute<int>(driver, pointer, kPointerDevice);
   if (owner == device.ordinal()) return;
-  throw Error(Status::kArgument, sentence(array, " is on device ", owner, "; the call runs on device ",
-                                          device.ordinal(), ": all arrays must be on one device"));
+  throw Error(Status::kArgument,
+              sentence(array, " is on device ", owner, "; the call runs on device ",
+                       device.ordinal(), ": all arrays must be on one device"));
 }
 
 }  // namespace fulmen::cuda

@@ -46,8 +46,8 @@ class Device {
   CUcontext context_ = nullptr;  // retained, and kept until the process ends
 };
 
-// The device of that number: opened by its first use, then the same object. Thread safe. Throws Error
-// when there is no such device.
+// The device of that number: opened by its first use, then the same object. Thread safe. Throws
+// Error when there is no such device.
 Device& device(int ordinal);
 
 // Makes a device's context current for a scope, and nothing else: no other call may change it.

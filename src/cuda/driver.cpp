@@ -59,38 +59,54 @@ const char* bind_all(const SharedLibrary& library, DriverTable& t) {
 
 Status status_of(CUresult result) {
   switch (result) {
-    case kCudaOutOfMemory: return Status::kOutOfMemory;
-    case kCudaNoBinaryForGpu: return Status::kUnsupported;
-    default: return Status::kDevice;
+    case kCudaOutOfMemory:
+      return Status::kOutOfMemory;
+    case kCudaNoBinaryForGpu:
+      return Status::kUnsupported;
+    default:
+      return Status::kDevice;
   }
 }
 
 // What the caller can do about it; "" where nothing general is known.
 const char* advice(CUresult result) {
   switch (result) {
-    case kCudaOutOfMemory: return "free device memory or make the problem smaller";
+    case kCudaOutOfMemory:
+      return "free device memory or make the problem smaller";
     case kCudaNotInitialized:
-    case kCudaDeinitialized: return "the process is shutting down; make no calls from exit handlers";
-    case kCudaDeviceUnavailable: return "another process holds the device in exclusive mode";
+    case kCudaDeinitialized:
+      return "the process is shutting down, or was forked from one that had used CUDA";
+    case kCudaDeviceUnavailable:
+      return "another process holds the device in exclusive mode";
     case kCudaNoDevice:
       return "no NVIDIA GPU is visible: check nvidia-smi and CUDA_VISIBLE_DEVICES, or use "
              "backend='cpu'";
-    case kCudaInvalidDevice: return "the device number does not exist in this process";
-    case kCudaNoBinaryForGpu: return "the kernel was compiled for another architecture";
-    case kCudaEccUncorrectable: return "the device's memory is damaged; reset or replace it";
-    case kCudaOperatingSystem: return "check the driver's installation and the container's devices";
+    case kCudaInvalidDevice:
+      return "the device number does not exist in this process";
+    case kCudaNoBinaryForGpu:
+      return "the kernel was compiled for another architecture";
+    case kCudaEccUncorrectable:
+      return "the device's memory is damaged; reset or replace it";
+    case kCudaOperatingSystem:
+      return "check the driver's installation and the container's devices";
     case kCudaIllegalAddress:
     case kCudaMisalignedAddress:
     case kCudaLaunchFailed:
-      return "an earlier kernel of this process, of any library, failed; the process must be restarted";
-    case kCudaLaunchOutOfResources: return "the kernel needs more of a block than the device has";
-    case kCudaLaunchTimeout: return "the display's watchdog stopped the kernel";
-    case kCudaSystemNotReady: return "start the fabric manager, or wait until the system is ready";
+      return "an earlier kernel of this process, of any library, failed; the process must be "
+             "restarted";
+    case kCudaLaunchOutOfResources:
+      return "the kernel needs more of a block than the device has";
+    case kCudaLaunchTimeout:
+      return "the display's watchdog stopped the kernel";
+    case kCudaSystemNotReady:
+      return "start the fabric manager, or wait until the system is ready";
     case kCudaSystemDriverMismatch:
       return "the driver's library and kernel module differ in version: restart the machine";
     case kCudaStreamCaptureUnsupported:
-    case kCudaStreamCaptureInvalidated: return "the stream is being captured into a graph";
-    default: return "";
+    case kCudaStreamCaptureInvalidated:
+      return "the stream is being captured into a graph";
+    default:
+      return "";
   }
 }
 
@@ -110,11 +126,12 @@ Driver::Driver(const std::string& library) : library_(SharedLibrary::open(librar
   const char* missing = bind_all(library_, table_);
   if (table_.cuDriverGetVersion != nullptr) table_.cuDriverGetVersion(&version_);
   if (version_ < kMinDriverVersion || missing != nullptr) {
-    throw Error(Status::kUnsupported,
-                sentence("the NVIDIA driver ", library, " speaks CUDA ", cuda_version_name(version_),
-                         missing != nullptr ? sentence(" and lacks ", missing) : std::string(),
-                         "; fulmen needs CUDA ", cuda_version_name(kMinDriverVersion),
-                         " or later (driver 550): update the driver, or use backend='cpu'"));
+    throw Error(
+        Status::kUnsupported,
+        sentence("the NVIDIA driver ", library, " speaks CUDA ", cuda_version_name(version_),
+                 missing != nullptr ? sentence(" and lacks ", missing) : std::string(),
+                 "; fulmen needs CUDA ", cuda_version_name(kMinDriverVersion),
+                 " or later (driver 550): update the driver, or use backend='cpu'"));
   }
   watch_forks();
   fork_generation_ = fork_count.load();
@@ -135,9 +152,10 @@ void Driver::fail(CUresult result, const std::string& action) const {
 
 void Driver::check_not_forked() const {
   if (fork_generation_ == fork_count.load(std::memory_order_relaxed)) return;
-  throw Error(Status::kDevice,
-              "this process was forked from one that had already used CUDA, and the driver does not "
-              "survive that; start workers with the 'spawn' method, or fork before first use");
+  throw Error(
+      Status::kDevice,
+      "this process was forked from one that had already used CUDA, and the driver does not "
+      "survive that; start workers with the 'spawn' method, or fork before first use");
 }
 
 Driver& driver() {

@@ -1,9 +1,10 @@
 // SPDX-FileCopyrightText: fulmen contributors
 // SPDX-License-Identifier: Apache-2.0
 //
-// The CUDA driver (libcuda), loaded at first use and never before: its functions by name, its version
-// and, for each way it can fail, a sentence. Everything else in src/cuda goes through driver().
-// Thread safe. A process that forked after first use is refused: the driver's state does not survive.
+// The CUDA driver (libcuda), loaded at first use and never before: its functions by name, its
+// version and, for each way it can fail, a sentence. Everything else in src/cuda goes through
+// driver(). Thread safe. A process that forked after first use is refused: the driver's state does
+// not survive.
 #pragma once
 
 #include <string>
@@ -55,15 +56,16 @@ struct DriverTable {
 
   // Optional: Hopper's tensor maps.
   CUresult (*cuTensorMapEncodeTiled)(CUtensorMap* map, int type, unsigned rank, void* address,
-                                     const std::uint64_t* extents, const std::uint64_t* stride_bytes,
-                                     const unsigned* box, const unsigned* element_strides,
-                                     int interleave, int swizzle, int l2_promotion, int fill);
+                                     const std::uint64_t* extents,
+                                     const std::uint64_t* stride_bytes, const unsigned* box,
+                                     const unsigned* element_strides, int interleave, int swizzle,
+                                     int l2_promotion, int fill);
 };
 
 class Driver {
  public:
-  // Loads `library` and initialises it. Throws Error: kNotFound (no driver), kUnsupported (too old),
-  // kDevice (present, but does not start).
+  // Loads `library` and initialises it. Throws Error: kNotFound (no driver), kUnsupported (too
+  // old), kDevice (present, but does not start).
   explicit Driver(const std::string& library = "libcuda.so.1");
 
   const DriverTable& table() const { return table_; }

@@ -2,8 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The part of the CUDA driver's binary interface that fulmen uses, declared by hand so that no CUDA
-// header is needed to build. The interface is stable: NVIDIA adds suffixed functions (_v2) instead of
-// changing old ones. Names are NVIDIA's, without the enum types, since C passes enums as int.
+// header is needed to build. The interface is stable: NVIDIA adds suffixed functions (_v2) instead
+// of changing old ones. Names are NVIDIA's, without the enum types, since C passes enums as int.
 // Seen by src/cuda only.
 #pragma once
 

@@ -1,13 +1,14 @@
 // SPDX-FileCopyrightText: fulmen contributors
 // SPDX-License-Identifier: Apache-2.0
 //
-// Specs and grid sizes of the naive kernels.
+// Specs and grid sizes of the naive and simt kernels.
 
 #include "cuda/fma_kernels.h"
 
 #include "core/dtype.h"
 #include "kernels/fma_config.h"
 #include "kernels/naive_tasks.cuh"
+#include "kernels/tile_tasks.cuh"
 
 namespace fulmen::cuda {
 namespace {
@@ -43,11 +44,60 @@ KernelLaunch naive_launch(const std::string& file, const std::string& entry, DTy
   return launch;
 }
 
+// Shapes of a block, widest first. Rows of a thread times vectors of O bound the registers.
+struct TileShape {
+  i32 side, rows, columns;
+};
+constexpr TileShape kForwardShapes[] = {{16, 128, 64}, {16, 64, 64}, {16, 64, 32},
+                                        {16, 32, 32},  {16, 16, 16}, {8, 8, 8}};
+constexpr TileShape kBackwardShapes[] = {
+    {16, 64, 64}, {16, 64, 32}, {16, 32, 32}, {16, 16, 16}, {8, 8, 8}};
+
+// Numbers of results that a thread may hold in registers; beyond it they spill.
+constexpr i64 kMaxResults = 64;
+
+FmaConfig config_with(const TileShape& shape, DType dtype, i64 dim_qk, i64 dim_v) {
+  FmaConfig config;
+  config.dtype = dtype;
+  config.num_threads = shape.side * shape.side;
+  config.side = shape.side;
+  config.rows = shape.rows;
+  config.columns = shape.columns;
+  const i64 unit = shape.side * config.lanes();
+  config.max_dim_qk = static_cast<i32>(unit * max<i64>(ceil_div(dim_qk, unit), 1));
+  config.max_dim_v = static_cast<i32>(unit * max<i64>(ceil_div(dim_v, unit), 1));
+  return config;
+}
+
+std::size_t shared_bytes_of(const FmaConfig& config, bool backward) {
+  return static_cast<std::size_t>(backward ? config.backward_shared_bytes()
+                                           : config.forward_shared_bytes());
+}
+
+KernelSpec simt_spec(const std::string& file, const std::string& entry, const FmaConfig& config) {
+  const bool backward = file == "backward_simt";
+  KernelSpec spec = naive_spec(file, entry, config.dtype);
+  spec.name = sentence(entry, "_", name(config.dtype), "_", config.rows, "x", config.columns, "_d",
+                       config.max_dim_qk, "_", config.max_dim_v);
+  spec.num_threads = config.num_threads;
+  spec.config = {{"dtype", dtype_text(config.dtype)},
+                 {"num_threads", std::to_string(config.num_threads)},
+                 {"side", std::to_string(config.side)},
+                 {"rows", std::to_string(config.rows)},
+                 {"columns", std::to_string(config.columns)},
+                 {"max_dim_qk", std::to_string(config.max_dim_qk)},
+                 {"max_dim_v", std::to_string(config.max_dim_v)}};
+  spec.shared_bytes = shared_bytes_of(config, backward);
+  spec.shared_bytes_text =
+      backward ? "kConfig.backward_shared_bytes()" : "kConfig.forward_shared_bytes()";
+  return spec;
+}
+
 }  // namespace
 
 std::vector<KernelLaunch> naive_forward(const AttentionParams& params) {
-  return {naive_launch("forward_naive", "forward_naive", params.q.dtype,
-                       forward_naive_tasks(params))};
+  return {
+      naive_launch("forward_naive", "forward_naive", params.q.dtype, forward_naive_tasks(params))};
 }
 
 std::vector<KernelLaunch> naive_backward(const AttentionParams& params) {
@@ -62,6 +112,48 @@ std::vector<KernelLaunch> naive_backward(const AttentionParams& params) {
   return launches;
 }
 
+FmaConfig simt_config(DType dtype, i64 dim_qk, i64 dim_v, bool backward, std::size_t shared_bytes) {
+  const auto choose = [&](const auto& shapes) {
+    for (const TileShape& shape : shapes) {
+      const FmaConfig config = config_with(shape, dtype, dim_qk, dim_v);
+      const i64 dims = backward ? config.max_dim_qk + config.max_dim_v : config.max_dim_v;
+      const i64 results = dims / config.side * (config.rows / config.side);
+      const bool is_last = shape.side == std::end(shapes)[-1].side;
+      const bool fits = shared_bytes_of(config, backward) <= shared_bytes;
+      if (fits && (is_last || results <= kMaxResults)) return config;
+    }
+    throw Error(Status::kUnsupported,
+                sentence("simt needs more than the device's ", shared_bytes,
+                         " bytes of shared memory for head dimensions ", dim_qk, " and ", dim_v,
+                         " of ", name(dtype), "; implementation naive takes them"));
+  };
+  return backward ? choose(kBackwardShapes) : choose(kForwardShapes);
+}
+
+std::vector<KernelLaunch> simt_forward(const AttentionParams& params, std::size_t shared_bytes) {
+  const FmaConfig config =
+      simt_config(params.q.dtype, params.dim_qk, params.dim_v, false, shared_bytes);
+  return {{simt_spec("forward_simt", "forward_simt", config), num_q_tiles(params, config.rows)}};
+}
+
+std::vector<KernelLaunch> simt_backward(const AttentionParams& params, std::size_t shared_bytes) {
+  const FmaConfig config =
+      simt_config(params.q.dtype, params.dim_qk, params.dim_v, true, shared_bytes);
+  std::vector<KernelLaunch> launches;
+  if (params.dq.present()) {
+    launches.push_back(
+        {simt_spec("backward_simt", "backward_simt_dq", config), num_q_tiles(params, config.rows)});
+  }
+  if (params.dk.present() || params.dv.present()) {
+    launches.push_back({simt_spec("backward_simt", "backward_simt_dkdv", config),
+                        num_kv_tiles(params, config.rows)});
+  }
+  AttentionParams rest = params;
+  rest.dq = rest.dk = rest.dv = ArrayView{};
+  for (KernelLaunch& launch : naive_backward(rest)) launches.push_back(std::move(launch));
+  return launches;
+}
+
 std::vector<std::vector<KernelSpec>> naive_specs() {
   const auto of_all_dtypes = [](const char* file, const char* entry) {
     std::vector<KernelSpec> specs;
@@ -73,6 +165,25 @@ std::vector<std::vector<KernelSpec>> naive_specs() {
           of_all_dtypes("backward_naive", "backward_naive_dkdv"),
           of_all_dtypes("backward_naive", "backward_naive_dbias"),
           of_all_dtypes("backward_naive", "backward_naive_dsinks")};
+}
+
+std::vector<std::vector<KernelSpec>> simt_specs(std::size_t shared_bytes) {
+  constexpr i64 kDims[][2] = {{64, 64}, {128, 128}, {256, 256}, {192, 128}, {576, 512}};
+  std::vector<std::vector<KernelSpec>> entries;
+  for (const auto& [dim_qk, dim_v] : kDims) {
+    std::vector<KernelSpec> forward, dq, dkdv;
+    for (const DType dtype : kFloatTypes) {
+      // float64 at 576 and 512 needs more than 64 KB even in the narrowest tiles.
+      if (dtype == DType::kFloat64 && dim_qk > 256) continue;
+      const FmaConfig front = simt_config(dtype, dim_qk, dim_v, false, shared_bytes);
+      const FmaConfig back = simt_config(dtype, dim_qk, dim_v, true, shared_bytes);
+      forward.push_back(simt_spec("forward_simt", "forward_simt", front));
+      dq.push_back(simt_spec("backward_simt", "backward_simt_dq", back));
+      dkdv.push_back(simt_spec("backward_simt", "backward_simt_dkdv", back));
+    }
+    entries.insert(entries.end(), {forward, dq, dkdv});
+  }
+  return entries;
 }
 
 }  // namespace fulmen::cuda

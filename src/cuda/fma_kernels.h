@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "cuda/launch.h"
+#include "kernels/fma_config.h"
 #include "kernels/params.h"
 
 namespace fulmen::cuda {
@@ -18,12 +19,22 @@ struct KernelLaunch {
   i64 num_blocks;
 };
 
-// What a forward or backward call launches, in order, on the naive implementation: for backward, one
-// kernel for each gradient that is present (dK and dV share one).
+// What a forward or backward call launches, in order: for backward, a kernel for each gradient that
+// is present (dK and dV share one). naive takes every problem.
 std::vector<KernelLaunch> naive_forward(const AttentionParams& params);
 std::vector<KernelLaunch> naive_backward(const AttentionParams& params);
 
-// Every kernel of the naive implementation: for each entry, its specs for the four dtypes.
+// simt: the widest tiles that fit `shared_bytes` of a block; dbias and dsinks come from naive
+// kernels. Throws Error kUnsupported where not even the narrowest do.
+std::vector<KernelLaunch> simt_forward(const AttentionParams& params, std::size_t shared_bytes);
+std::vector<KernelLaunch> simt_backward(const AttentionParams& params, std::size_t shared_bytes);
+
+// The tile of a pass: side, rows, columns and dims as kernels are compiled for them.
+FmaConfig simt_config(DType dtype, i64 dim_qk, i64 dim_v, bool backward, std::size_t shared_bytes);
+
+// Kernels that CI compiles for every architecture: for each entry, a spec of each dtype; simt for
+// head dimensions that between them use every tile.
 std::vector<std::vector<KernelSpec>> naive_specs();
+std::vector<std::vector<KernelSpec>> simt_specs(std::size_t shared_bytes);
 
 }  // namespace fulmen::cuda

@@ -40,8 +40,8 @@ void launch(const LoadedKernel& kernel, const LaunchShape& shape, const void* pa
   void* arguments[] = {const_cast<void*>(params)};
   const CUresult result = driver->cuLaunchKernelEx(&config, kernel.function, arguments, nullptr);
   if (result != kCudaSuccess) {
-    driver.fail(result, sentence("launch ", kernel.spec.name, " on device ",
-                                 kernel.device->ordinal()));
+    driver.fail(result,
+                sentence("launch ", kernel.spec.name, " on device ", kernel.device->ordinal()));
   }
 }
 

@@ -1,9 +1,9 @@
 // SPDX-FileCopyrightText: fulmen contributors
 // SPDX-License-Identifier: Apache-2.0
 //
-// The search for libnvrtc, and loading it with its companion: NVRTC opens libnvrtc-builtins by plain
-// name while it compiles, which fails for a copy outside the loader's path unless that file is
-// already in the process. So it is opened first, from the same folder.
+// The search for libnvrtc, and loading it with its companion: NVRTC opens libnvrtc-builtins by
+// plain name while it compiles, which fails for a copy outside the loader's path unless that file
+// is already in the process. So it is opened first, from the same folder.
 
 #include "cuda/nvrtc.h"
 
@@ -187,9 +187,10 @@ Nvrtc find_nvrtc(const NvrtcSearch& search) {
   const char* named = std::getenv("FULMEN_NVRTC");
   if (named != nullptr && *named != '\0') {
     if (attempts.try_candidate(named, found)) return found;
-    throw Error(Status::kNotFound, sentence("FULMEN_NVRTC names no usable NVRTC (",
-                                            attempts.tried().empty() ? named : attempts.tried(),
-                                            "); unset it or name libnvrtc.so of CUDA 12.4 or later"));
+    throw Error(Status::kNotFound,
+                sentence("FULMEN_NVRTC names no usable NVRTC (",
+                         attempts.tried().empty() ? named : attempts.tried(),
+                         "); unset it or name libnvrtc.so of CUDA 12.4 or later"));
   }
   for (const char* name : kSonames) {
     if (attempts.try_one([&] { return Nvrtc::find_loaded(name); }, found)) return found;

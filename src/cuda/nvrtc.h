@@ -45,9 +45,9 @@ struct NvrtcTable {
 class Nvrtc {
  public:
   const NvrtcTable* operator->() const { return &table_; }
-  int version() const { return version_; }                      // 13000 for 13.0
-  std::string path() const { return library_.path(); }          // the file in use
-  const std::vector<int>& archs() const { return archs_; }      // 75, 80, ... that it compiles for
+  int version() const { return version_; }                  // 13000 for 13.0
+  std::string path() const { return library_.path(); }      // the file in use
+  const std::vector<int>& archs() const { return archs_; }  // 75, 80, ... that it compiles for
   bool knows(int arch) const;
 
   // One file. Throws Error kNotFound when it does not load, lacks a function or is too old.

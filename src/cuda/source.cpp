@@ -27,7 +27,8 @@ std::vector<std::string_view> includes_of(std::string_view text) {
     const bool starts_line = at == 0 || text[at - 1] == '\n';
     const std::size_t begin = at + kDirective.size();
     const std::size_t end = text.find('"', begin);
-    if (starts_line && end != std::string_view::npos) names.push_back(text.substr(begin, end - begin));
+    if (starts_line && end != std::string_view::npos)
+      names.push_back(text.substr(begin, end - begin));
   }
   return names;
 }
@@ -62,13 +63,13 @@ std::string wrapper_text(const KernelSpec& spec) {
           : sentence("static_assert(", spec.shared_bytes_text, " == ", spec.shared_bytes,
                      ", \"host and device disagree on shared memory\");\n");
   return sentence("// ", spec.name, "\n#include \"", spec.include,
-                  "\"\n\nconstexpr auto kConfig = [] {\n  ", spec.config_type, " config{};\n", fields,
-                  "  return config;\n}();\nstatic_assert(sizeof(", spec.params_type, ") == ",
-                  spec.params_bytes, ", \"host and device disagree on the parameters\");\n",
-                  shared_assert, "\nextern \"C\" __global__ void __launch_bounds__(",
-                  spec.num_threads, ", ", spec.min_blocks, ")\n", kEntryName,
-                  "(const __grid_constant__ ", spec.params_type, " params) {\n  ", spec.function,
-                  "<kConfig>(params);\n}\n");
+                  "\"\n\nconstexpr auto kConfig = [] {\n  ", spec.config_type, " config{};\n",
+                  fields, "  return config;\n}();\nstatic_assert(sizeof(", spec.params_type,
+                  ") == ", spec.params_bytes,
+                  ", \"host and device disagree on the parameters\");\n", shared_assert,
+                  "\nextern \"C\" __global__ void __launch_bounds__(", spec.num_threads, ", ",
+                  spec.min_blocks, ")\n", kEntryName, "(const __grid_constant__ ", spec.params_type,
+                  " params) {\n  ", spec.function, "<kConfig>(params);\n}\n");
 }
 
 }  // namespace fulmen::cuda

@@ -1,11 +1,11 @@
 // SPDX-FileCopyrightText: fulmen contributors
 // SPDX-License-Identifier: Apache-2.0
 //
-// From a kernel and its config to the text that NVRTC compiles: the files of src/kernels, embedded in
-// the library, and a few generated lines that name one config and one entry.
+// From a kernel and its config to the text that NVRTC compiles: the files of src/kernels, embedded
+// in the library, and a few generated lines that name one config and one entry.
 //
-// The generated text is the contract between host and device: it sets each field of the config by its
-// name (a renamed field does not compile), and asserts that both sides agree on the size of the
+// The generated text is the contract between host and device: it sets each field of the config by
+// its name (a renamed field does not compile), and asserts that both sides agree on the size of the
 // parameters and of shared memory.
 #pragma once
 
@@ -38,19 +38,20 @@ struct KernelSpec {
   std::vector<ConfigField> config;
   std::string params_type;  // "fulmen::AttentionParams"
   std::size_t params_bytes = 0;
-  int num_threads = 0;             // of a block
-  int min_blocks = 1;              // resident on a multiprocessor, as a bound on registers
-  std::size_t shared_bytes = 0;    // dynamic, of a block
-  std::string shared_bytes_text;   // constant expression that must equal it, in terms of kConfig; or ""
-  bool tensor_cores = false;       // spills reject it
+  int num_threads = 0;           // of a block
+  int min_blocks = 1;            // resident on a multiprocessor, as a bound on registers
+  std::size_t shared_bytes = 0;  // dynamic, of a block
+  std::string
+      shared_bytes_text;      // constant expression that must equal it, in terms of kConfig; or ""
+  bool tensor_cores = false;  // spills reject it
   std::size_t spill_allowance_bytes = 0;  // that plan's table grants, with its reason there
 };
 
 // The name of the entry in the compiled module.
 inline constexpr const char* kEntryName = "fulmen_kernel";
 
-// Those files of `files` that `name` includes, itself first; in the order of discovery. Throws Error
-// kInternal when an #include names none of them.
+// Those files of `files` that `name` includes, itself first; in the order of discovery. Throws
+// Error kInternal when an #include names none of them.
 std::vector<SourceFile> reachable_sources(const std::vector<SourceFile>& files,
                                           std::string_view name);
 

@@ -48,11 +48,16 @@ template <class Real>
 Real load_real(const ArrayView& array, i64 offset) {
   const u8* const address = array.data + offset * size_bytes(array.dtype);
   switch (array.dtype) {
-    case DType::kFloat64: return static_cast<Real>(load_element<double>(address));
-    case DType::kFloat32: return static_cast<Real>(load_element<float>(address));
-    case DType::kFloat16: return static_cast<Real>(widen(load_element<f16>(address)));
-    case DType::kBFloat16: return static_cast<Real>(widen(load_element<bf16>(address)));
-    default: return Real(0);
+    case DType::kFloat64:
+      return static_cast<Real>(load_element<double>(address));
+    case DType::kFloat32:
+      return static_cast<Real>(load_element<float>(address));
+    case DType::kFloat16:
+      return static_cast<Real>(widen(load_element<f16>(address)));
+    case DType::kBFloat16:
+      return static_cast<Real>(widen(load_element<bf16>(address)));
+    default:
+      return Real(0);
   }
 }
 
@@ -60,12 +65,23 @@ template <class Real>
 void store_real(const ArrayView& array, i64 offset, Real value) {
   u8* const address = array.data + offset * size_bytes(array.dtype);
   switch (array.dtype) {
-    case DType::kFloat64: return store_element(address, static_cast<double>(value));
-    case DType::kFloat32: return store_element(address, static_cast<float>(value));
-    case DType::kFloat16: return store_element(address, to_f16(static_cast<float>(value)));
-    case DType::kBFloat16: return store_element(address, to_bf16(static_cast<float>(value)));
-    default: return;
+    case DType::kFloat64:
+      return store_element(address, static_cast<double>(value));
+    case DType::kFloat32:
+      return store_element(address, static_cast<float>(value));
+    case DType::kFloat16:
+      return store_element(address, to_f16(static_cast<float>(value)));
+    case DType::kBFloat16:
+      return store_element(address, to_bf16(static_cast<float>(value)));
+    default:
+      return;
   }
+}
+
+// The same as a call: for unrolled code that stores many elements once.
+template <class Real>
+__attribute__((noinline)) void store_real_called(const ArrayView& array, i64 offset, Real value) {
+  store_real(array, offset, value);
 }
 
 inline i64 load_index(const ArrayView& array, i64 offset) {

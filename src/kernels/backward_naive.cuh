@@ -1,17 +1,18 @@
 // SPDX-FileCopyrightText: fulmen contributors
 // SPDX-License-Identifier: Apache-2.0
 //
-// The gradients, first rung: each thread computes 32 dimensions of one row of dQ, or of dK or dV, or
-// one element of dbias or dsinks, recomputing every score and probability that it needs. Nothing is
-// shared and nothing is added by atomics, so results are bitwise equal from run to run.
-// Four entries, launched only for the gradients that are asked for:
+// The gradients, first rung: each thread computes 32 dimensions of one row of dQ, or of dK or dV,
+// or one element of dbias or dsinks, recomputing every score and probability that it needs. Nothing
+// is shared and nothing is added by atomics, so results are bitwise equal from run to run. Four
+// entries, launched only for the gradients that are asked for:
 //   backward_naive_dq      a thread for each (batch, head, q_row, chunk of dim_qk)
-//   backward_naive_dkdv    a thread for each (batch, kv_head, kv_row, chunk of dim_qk, then of dim_v)
-//   backward_naive_dbias   a thread for each element of dbias
-//   backward_naive_dsinks  a thread for each head
+//   backward_naive_dkdv    a thread for each (batch, kv_head, kv_row, chunk of dim_qk, then of
+//   dim_v) backward_naive_dbias   a thread for each element of dbias backward_naive_dsinks  a
+//   thread for each head
 #pragma once
 
 #include "kernels/forward_naive.cuh"
+#include "kernels/saved_row.cuh"
 
 namespace fulmen {
 
@@ -21,7 +22,6 @@ template <DType kDType>
 struct RowGradient {
   using Real = typename Head<kDType>::Real;
   using State = typename Head<kDType>::State;
-  using Math = typename Head<kDType>::Math;
 
   State state;
   Real normalizer;
@@ -37,18 +37,7 @@ struct RowGradient {
       D += load_real<Real>(p.dout, dout + d * p.dout.strides[3]) *
            load_real<Real>(p.o, o + d * p.o.strides[3]);
     }
-    if (p.dlse.present()) dL = load_real<Real>(p.dlse, head.q_row(p.dlse, i));
-  }
-
-  static State saved_state(const Head<kDType>& head, i64 i) {
-    const AttentionParams& p = head.p;
-    if (p.stats.present()) {
-      const i64 stats = head.q_row(p.stats, i);
-      return {load_real<Real>(p.stats, stats),
-              load_real<Real>(p.stats, stats + p.stats.strides[3])};
-    }
-    const Real lse = load_real<Real>(p.lse, head.q_row(p.lse, i));
-    return {lse, lse == -Math::kInfinity ? Real(0) : Real(1)};
+    dL = lse_gradient(head, i);
   }
 
   bool saw_something() const { return state.row_sum != Real(0); }
@@ -110,8 +99,8 @@ void backward_naive_dq_row(const AttentionParams& p, const RowTask& task) {
   }
 }
 
-// dK[j] = sum of dX[i,j] Q[i], dV[j] = sum of P[i,j] keep dO[i], over the rows i of all heads of the
-// group that see j.
+// dK[j] = sum of dX[i,j] Q[i], dV[j] = sum of P[i,j] keep dO[i], over the rows i of all heads of
+// the group that see j.
 template <DType kDType>
 void backward_naive_dkdv_row(const AttentionParams& p, const RowTask& task) {
   using Real = typename Head<kDType>::Real;

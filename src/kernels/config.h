@@ -11,8 +11,6 @@
 
 namespace fulmen {
 
-enum class Dtype : u8 { kBf16, kF16 };
-
 // Which ends of a row's interval of visible keys can lie inside a block. The end of the sequence
 // is handled by all three.
 enum class MaskKind : u8 { kLength, kUpper, kBoth };
@@ -26,23 +24,24 @@ enum class ShiftRule : u8 {
 };
 
 struct AttentionConfig {
-  Dtype dtype = Dtype::kBf16;
-  i32 d_qk = 128;     // multiples of 64
+  DType dtype = DType::kBFloat16;
+  i32 d_qk = 128;  // multiples of 64
   i32 d_v = 128;
-  i32 warpgroups = 2;  // that compute, 64 query rows each; one more loads
-  i32 kv_rows = 128;   // keys per block
-  i32 stages = 2;      // of K and of V in shared memory
-  i32 q_buffers = 1;   // 2: the next Q arrives while this one is in use
+  i32 warpgroups = 2;       // that compute, 64 query rows each; one more loads
+  i32 kv_rows = 128;        // keys per block
+  i32 stages = 2;           // of K and of V in shared memory
+  i32 q_buffers = 1;        // 2: the next Q arrives while this one is in use
   i32 q_register_dims = 0;  // so many dims of Q, a multiple of 16, wait in registers: every product
                             // reads Q again, and shared memory is the limit at d 128 and 256
   MaskKind mask = MaskKind::kLength;
   ShiftRule shift_rule = ShiftRule::kFirstBlock;
-  bool stage_output = true;   // O leaves through shared memory and TMA, else from registers
-  bool ping_pong = true;      // ablation: warpgroups take turns at the tensor cores
-  bool overlap = true;        // ablation: O += P V of one block runs under the softmax of the next
+  bool stage_output = true;  // O leaves through shared memory and TMA, else from registers
+  bool cache_hints = false;  // Q leaves the L2 first, K and V stay
+  bool ping_pong = true;     // ablation: warpgroups take turns at the tensor cores
+  bool overlap = true;       // ablation: O += P V of one block runs under the softmax of the next
   bool skip_full_masks = true;  // ablation: blocks that every row sees whole do no mask arithmetic
-  bool longest_first = true;  // ablation: query blocks with the most keys come first
-  bool folded_scale = true;   // ablation: exp2(s c - m c) as one multiply-add
+  bool longest_first = true;    // ablation: query blocks with the most keys come first
+  bool folded_scale = true;     // ablation: exp2(s c - m c) as one multiply-add
 
   constexpr i32 q_rows() const { return 64 * warpgroups; }
   constexpr i32 threads() const { return 128 * (warpgroups + 1); }
@@ -64,11 +63,12 @@ struct AttentionConfig {
   }
 
   constexpr bool valid() const {
-    return d_qk % 64 == 0 && d_v % 64 == 0 && d_qk <= 256 && d_v <= 256 && kv_rows % 16 == 0 &&
-           kv_rows <= 256 && 1 <= warpgroups && warpgroups <= 3 && 1 <= stages && stages <= 6 &&
-           1 <= q_buffers && q_buffers <= 2 && q_register_dims % 16 == 0 &&
-           0 <= q_register_dims && q_register_dims <= d_qk && shared_bytes() <= 232448 &&
-           !(dtype == Dtype::kF16 && shift_rule == ShiftRule::kFirstBlock);
+    return (dtype == DType::kBFloat16 || dtype == DType::kFloat16) && d_qk % 64 == 0 &&
+           d_v % 64 == 0 && d_qk <= 256 && d_v <= 256 && kv_rows % 16 == 0 && kv_rows <= 256 &&
+           1 <= warpgroups && warpgroups <= 3 && 1 <= stages && stages <= 6 && 1 <= q_buffers &&
+           q_buffers <= 2 && q_register_dims % 16 == 0 && 0 <= q_register_dims &&
+           q_register_dims <= d_qk && shared_bytes() <= 232448 &&
+           !(dtype == DType::kFloat16 && shift_rule == ShiftRule::kFirstBlock);
   }
 };
 
@@ -77,8 +77,8 @@ struct alignas(64) TensorMap {
   u64 words[16];
 };
 
-// Q: box (64, q_rows), K: (64, kv_rows), V: (64, kv_rows), O: (64, 64); dims (d, rows, heads, batch),
-// 16-bit elements, 128-byte swizzle, zero fill.
+// Q: box (64, q_rows), K: (64, kv_rows), V: (64, kv_rows), O: (64, 64); dims (d, rows, heads,
+// batch), 16-bit elements, 128-byte swizzle, zero fill.
 struct ForwardTensorMaps {
   TensorMap q;
   TensorMap k;
@@ -92,15 +92,15 @@ struct ForwardParams {
   i32 heads_kv;  // divides heads_q
   SequenceShape shape;
   IntervalMask mask;
-  float scale_log2;      // softmax scale * log2(e), > 0
-  i32 num_q_blocks;      // ceil(q_len / q_rows)
-  i32 heads_per_group;   // heads that share the L2: their K and V take 32 MB or less
-  u16* o;                // (batch, heads_q, q_len, d_v) with the strides below, in elements
+  float scale_log2;     // softmax scale * log2(e), > 0
+  i32 num_q_blocks;     // ceil(q_len / q_rows)
+  i32 heads_per_group;  // heads that share the L2: their K and V take 32 MB or less
+  u16* o;               // (batch, heads_q, q_len, d_v) with the strides below, in elements
   i64 o_stride_batch;
   i64 o_stride_head;
   i64 o_stride_row;
-  float* lse;            // (batch, heads_q, q_len)
-  u32* next_block;       // one counter, 0 before the first launch; every launch leaves it at 0
+  float* lse;       // (batch, heads_q, q_len)
+  u32* next_block;  // one counter, 0 before the first launch; every launch leaves it at 0
 };
 
 }  // namespace fulmen

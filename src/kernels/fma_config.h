@@ -2,8 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The compile-time half of the kernels that compute on the ordinary arithmetic units: naive (one
-// thread a row) and simt (tiles). Everything else about a problem is decided at run time, so a handful
-// of configs covers every option and head dimension.
+// thread a row) and simt (tiles). Everything else about a problem is decided at run time, so a
+// handful of configs covers every option and head dimension.
 #pragma once
 
 #include "kernels/base.cuh"
@@ -36,9 +36,9 @@ struct FmaConfig {
   DType dtype = DType::kFloat32;  // of q, k, v
   i32 num_threads = 128;          // of a block
 
-  // simt only. A block owns `rows` rows (of queries, or of keys in the pass for dK and dV) and meets
-  // `columns` of the others at a time; its side * side threads (num_threads) stand in a square, each
-  // with rows / side rows and columns / side columns.
+  // simt only. A block owns `rows` rows (of queries, or of keys in the pass for dK and dV) and
+  // meets `columns` of the others at a time; its side * side threads (num_threads) stand in a
+  // square, each with rows / side rows and columns / side columns.
   i32 side = 0;
   i32 rows = 0;
   i32 columns = 0;
@@ -55,12 +55,15 @@ struct FmaConfig {
   // Q and one tile of K or V, then the weights of the block.
   constexpr i32 forward_shared_bytes() const {
     return real_bytes() * (tile_elems(rows, max_dim_qk) + tile_elems(columns, max_dim()) +
-                           tile_elems(rows, columns)) + 16;
+                           tile_elems(rows, columns)) +
+           16;
   }
-  // Two tiles that stay (Q and dO, or K and V), one that changes, one of factors.
+  // Two tiles that stay (Q and dO, or K and V), one that changes, one of factors, one number a
+  // column.
   constexpr i32 backward_shared_bytes() const {
     return real_bytes() * (tile_elems(rows, max_dim_qk) + tile_elems(rows, max_dim_v) +
-                           tile_elems(columns, max_dim()) + tile_elems(rows, columns)) + 16;
+                           tile_elems(columns, max_dim()) + tile_elems(rows, columns) + columns) +
+           16;
   }
   constexpr bool valid() const {
     return side > 0 && num_threads == side * side && rows % side == 0 && columns % side == 0 &&

@@ -1,10 +1,10 @@
 // SPDX-FileCopyrightText: fulmen contributors
 // SPDX-License-Identifier: Apache-2.0
 //
-// The first rung on the GPU: one thread computes 32 output dimensions of one row, key by key, straight
-// from the equations, every option of the library. Other threads recompute the same scores for the
-// other dimensions. Slow, and therefore the oracle of the faster kernels on the same device.
-// Launched with one thread for each (batch, head, q_row, chunk of dim_v).
+// The first rung on the GPU: one thread computes 32 output dimensions of one row, key by key,
+// straight from the equations, every option of the library. Other threads recompute the same scores
+// for the other dimensions. Slow, and therefore the oracle of the faster kernels on the same
+// device. Launched with one thread for each (batch, head, q_row, chunk of dim_v).
 #pragma once
 
 #include "kernels/head.cuh"

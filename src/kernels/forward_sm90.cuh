@@ -2,237 +2,24 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Exact attention, forward, on Hopper: O = softmax(scale Q K^T + mask) V and the log-sum-exp of
-// every row, 16-bit in and out, float32 inside. A thread block stays on its multiprocessor and takes
-// blocks of queries, longest first, from a counter. One warp plans (ForwardPlanner), one loads
-// (ForwardLoader), two or three warpgroups compute 64 query rows each (ForwardConsumer): S = Q K^T of
-// one block of keys is issued before O += P V of the previous one, so that the softmax hides under
-// both, and the warpgroups take turns at the tensor cores. Shah et al., "FlashAttention-3" (2024), sections 3.1 and 3.2; the softmax
-// without a running maximum is ours (tile/row_softmax.cuh).
-// Must hold: sm_90a, kConfig.valid(), launched with threads() threads and shared_bytes() bytes.
+// every row, 16-bit in and out, float32 inside. A thread block stays on its multiprocessor and
+// takes blocks of queries, longest first, from a counter. One warp plans (ForwardPlanner), one
+// loads (ForwardLoader), two or three warpgroups compute 64 query rows each (ForwardConsumer): S =
+// Q K^T of one block of keys is issued before O += P V of the previous one, so that the softmax
+// hides under both, and the warpgroups take turns at the tensor cores. Shah et al.,
+// "FlashAttention-3" (2024), sections 3.1 and 3.2; the softmax without a running maximum is ours
+// (tile/row_softmax.cuh). Must hold: sm_90a, kConfig.valid(), launched with threads() threads and
+// shared_bytes() bytes.
 #pragma once
 
-#include "kernels/attention/block_range.cuh"
-#include "kernels/config.h"
-#include "kernels/ptx/memory.cuh"
-#include "kernels/ptx/thread.cuh"
 #include "kernels/ptx/tma.cuh"
-#include "kernels/tile/block_order.cuh"
-#include "kernels/tile/pipeline.cuh"
+#include "kernels/tile/forward_planner.cuh"
+#include "kernels/tile/forward_shared.cuh"
 #include "kernels/tile/products.cuh"
 #include "kernels/tile/row_softmax.cuh"
 #include "kernels/tile/store_output.cuh"
 
 namespace fulmen {
-
-// Shared memory: Q, K, V, O, then the mailbox and the barriers.
-template <AttentionConfig kConfig>
-struct ForwardShared {
-  u32 base;
-
-  using QCursor = Cursor<kConfig.q_buffers>;
-  using KvCursor = Cursor<kConfig.stages>;
-  static constexpr u32 kK = kConfig.q_buffers * kConfig.q_bytes();
-  static constexpr u32 kV = kK + kConfig.stages * kConfig.k_bytes();
-  static constexpr u32 kO = kV + kConfig.stages * kConfig.v_bytes();
-  static constexpr u32 kMail = kO + kConfig.o_bytes();
-  static constexpr u32 kMailBytes = 32 + 32 * kConfig.warpgroups;
-  static constexpr u32 kBarriers = kMail + 2 * kMailBytes;
-  static constexpr u32 kQBarriers = kBarriers + 48;
-  static constexpr u32 kKBarriers = kQBarriers + Ring<kConfig.q_buffers>::kBarrierBytes;
-  static constexpr u32 kVBarriers = kKBarriers + Ring<kConfig.stages>::kBarrierBytes;
-  static_assert(kVBarriers + Ring<kConfig.stages>::kBarrierBytes <= u32(kConfig.shared_bytes()));
-
-  constexpr Ring<kConfig.q_buffers> q() const {
-    return {base, u32(kConfig.q_bytes()), base + kQBarriers};
-  }
-  constexpr Ring<kConfig.stages> k() const {
-    return {base + kK, u32(kConfig.k_bytes()), base + kKBarriers};
-  }
-  constexpr Ring<kConfig.stages> v() const {
-    return {base + kV, u32(kConfig.v_bytes()), base + kVBarriers};
-  }
-  constexpr u32 o() const { return base + kO; }
-
-  // The mailbox has two slots, used in turn. planner -> loader, consumers: `assigned`, the mail is
-  // written. loader -> planner: `nearly_loaded`, time to find the next block. consumers -> planner:
-  // `done`, this part is finished and `failed` set if a row left the range of float32.
-  constexpr u32 mail(u32 count) const { return base + kMail + count % 2 * kMailBytes; }
-  constexpr u32 failed(u32 count) const { return mail(count) + 16; }
-  constexpr u32 key_blocks(u32 count, u32 warpgroup) const {
-    return mail(count) + 32 + 32 * warpgroup;
-  }
-  constexpr u32 assigned(u32 count) const { return base + kBarriers + count % 2 * 8; }
-  constexpr u32 done(u32 count) const { return base + kBarriers + 16 + count % 2 * 8; }
-  static constexpr u32 parity(u32 count) { return count / 2 % 2; }  // of the two above
-  constexpr u32 nearly_loaded() const { return base + kBarriers + 32; }
-
-  void init() const {
-    q().init(kConfig.warpgroups);
-    k().init(kConfig.warpgroups);
-    v().init(kConfig.warpgroups);
-    for (u32 slot = 0; slot < 2; ++slot) {
-      ptx::mbarrier_init(assigned(slot), 1);
-      ptx::mbarrier_init(done(slot), 4 * kConfig.warpgroups);
-    }
-    ptx::mbarrier_init(nearly_loaded(), 1);
-    ptx::fence_mbarrier_init();
-  }
-};
-
-template <bool kIs>
-struct Flag {
-  static constexpr bool kValue = kIs;
-};
-
-// A block of queries to compute; q_block < 0: there is nothing more to do.
-struct Assignment {
-  QueryBlock block;
-  bool careful;  // the second attempt: the maximum of every block of keys is taken
-};
-
-// The part of the mask that a kernel with this MaskKind has to look at.
-template <AttentionConfig kConfig>
-constexpr IntervalMask effective_mask(const IntervalMask& mask) {
-  if constexpr (kConfig.mask == MaskKind::kLength) return IntervalMask{};
-  if constexpr (kConfig.mask == MaskKind::kUpper) {
-    IntervalMask upper;
-    upper.causal = mask.causal;
-    upper.window_right = mask.window_right;
-    upper.prefix = mask.prefix;
-    return upper;
-  }
-  return mask;
-}
-
-// Blocks of keys that rows [begin, begin + count) visit; one (all hidden) where they see nothing.
-template <AttentionConfig kConfig>
-constexpr BlockRange visited_blocks(const ForwardParams& params, i64 begin, i64 count) {
-  const i64 end = min<i64>(begin + count, params.shape.q_len);
-  if (begin >= end) return {{0, 1}, {0, 0}};
-  BlockRange range = visible_column_blocks(effective_mask<kConfig>(params.mask), params.shape,
-                                           {begin, end}, kConfig.kv_rows);
-  range.visit.end = max(range.visit.end, range.visit.begin + 1);
-  return range;
-}
-
-// What one warpgroup does with the blocks of keys, from the last to the first: skips what only
-// others see, masks the partial ones, and takes the full ones as they are.
-struct KeyBlocks {
-  i32 all_begin, begin, full_begin, full_end, end, all_end;
-};
-
-// all: what the whole thread block visits; own: what the rows of this warpgroup see.
-constexpr KeyBlocks key_blocks(const Interval& all, const BlockRange& own, bool mask_all) {
-  const i64 begin = max(own.visit.begin, all.begin);
-  const i64 end = clamp(own.visit.end, begin + 1, all.end);
-  const i64 full_begin = mask_all ? begin : clamp(own.full.begin, begin, end);
-  const i64 full_end = mask_all ? begin : clamp(own.full.end, full_begin, end);
-  return {i32(all.begin), i32(begin), i32(full_begin), i32(full_end), i32(end), i32(all.end)};
-}
-
-template <AttentionConfig kConfig>
-constexpr BlockOrder block_order(const ForwardParams& params) {
-  return {params.num_q_blocks, params.heads_q, params.batch, params.heads_per_group,
-          kConfig.longest_first && kConfig.mask != MaskKind::kLength};
-}
-
-// ---- Mail ------------------------------------------------------------------------------------
-
-template <AttentionConfig kConfig>
-inline Assignment read_assignment(const ForwardShared<kConfig>& shared, u32 count) {
-  const ptx::U32x4 mail = ptx::load_shared_x4(shared.mail(count));
-  return {{ptx::broadcast(mail.word[0]), ptx::broadcast(mail.word[1]),
-           ptx::broadcast(mail.word[2])},
-          ptx::broadcast(mail.word[3]) != 0};
-}
-
-template <AttentionConfig kConfig>
-inline KeyBlocks read_key_blocks(const ForwardShared<kConfig>& shared, u32 count, u32 warpgroup) {
-  const u32 mail = shared.key_blocks(count, warpgroup);
-  const ptx::U32x4 own = ptx::load_shared_x4(mail);
-  return {ptx::broadcast(ptx::load_shared(mail + 16)),
-          ptx::broadcast(own.word[0]),
-          ptx::broadcast(own.word[1]),
-          ptx::broadcast(own.word[2]),
-          ptx::broadcast(own.word[3]),
-          ptx::broadcast(ptx::load_shared(mail + 20))};
-}
-
-// ---- Planner: one warp finds the next block of queries ---------------------------------------
-
-template <AttentionConfig kConfig>
-struct ForwardPlanner {
-  using Shared = ForwardShared<kConfig>;
-  static constexpr i32 kUnclaimed = -1;
-
-  const ForwardParams& params;
-  Shared shared;
-  u32 lane;
-  i32 claimed = kUnclaimed;  // index of the block after this one
-
-  // Writes the mail. Lane w plans for warpgroup w, the lanes after them for the whole thread block.
-  void assign(u32 count, const Assignment& next) const {
-    const bool for_warpgroup = lane < u32(kConfig.warpgroups);
-    const i32 row = next.block.q_block * kConfig.q_rows();
-    const BlockRange range = visited_blocks<kConfig>(
-        params, for_warpgroup ? row + 64 * i32(lane) : row, for_warpgroup ? 64 : kConfig.q_rows());
-    const Interval all{ptx::shuffle(i32(range.visit.begin), kConfig.warpgroups),
-                       ptx::shuffle(i32(range.visit.end), kConfig.warpgroups)};
-    if (for_warpgroup) {
-      const KeyBlocks blocks = key_blocks(all, range, next.careful || !kConfig.skip_full_masks);
-      const u32 mail = shared.key_blocks(count, lane);
-      ptx::store_shared_x4(mail, {{u32(blocks.begin), u32(blocks.full_begin),
-                                   u32(blocks.full_end), u32(blocks.end)}});
-      ptx::store_shared(mail + 16, blocks.all_begin);
-      ptx::store_shared(mail + 20, blocks.all_end);
-    }
-    if (lane == 0) {
-      ptx::store_shared(shared.failed(count), 0);
-      ptx::store_shared_x4(shared.mail(count), {{u32(next.block.q_block), u32(next.block.head),
-                                                 u32(next.block.batch), u32(next.careful)}});
-    }
-    ptx::warp_sync();
-    if (lane == 0) ptx::mbarrier_arrive(shared.assigned(count));
-  }
-
-  // Waits until assignment number `count` is finished; whether it must be repeated.
-  bool must_repeat(u32 count) const {
-    ptx::mbarrier_wait(shared.done(count), Shared::parity(count));
-    const bool failed = ptx::load_shared(shared.failed(count)) != 0;
-    ptx::warp_sync();
-    if (lane == 0) ptx::store_shared(shared.failed(count), 0);
-    return failed;
-  }
-
-  void run() {
-    const BlockOrder order = block_order<kConfig>(params);
-    Assignment now{order.at(ptx::block_index()), false};
-#pragma unroll 1
-    for (u32 count = 0;; ++count) {
-      assign(count, now);
-      if (now.block.q_block < 0) return;
-      // Claims as late as possible, so that longest-first balances: an early claim ties two long
-      // blocks to one multiprocessor (measured: 5 % at causal 4k).
-      ptx::mbarrier_wait(shared.nearly_loaded(), count % 2);
-      if (claimed == kUnclaimed) {
-        u32 index = 0;
-        if (lane == 0) index = ptx::atomic_inc(params.next_block, order.size() - 1);
-        claimed = min<i32>(order.size(), ptx::broadcast(index) + ptx::num_blocks());
-      }
-      // Assignment count - 1 is over by now, or nearly: its verdict decides what comes next.
-      if (count > 0 && must_repeat(count - 1)) {
-        now = {read_assignment(shared, count - 1).block, true};
-      } else if (claimed < order.size()) {
-        now = {order.at(claimed), false};
-        claimed = kUnclaimed;
-      } else if (must_repeat(count)) {
-        now = {read_assignment(shared, count).block, true};
-      } else {
-        now.block.q_block = -1;
-      }
-    }
-  }
-};
 
 // ---- Loader: one thread talks to the copy engine ---------------------------------------------
 
@@ -247,24 +34,28 @@ struct ForwardLoader {
   typename Shared::KvCursor k_at, v_at;
 
   void load(const TensorMap& map, u32 tile, u32 full, i32 dims, i32 rows, i32 row, i32 head,
-            i32 batch) const {
+            i32 batch, u64 policy) const {
 #pragma unroll
     for (i32 d = 0; d < dims; d += 64) {
-      ptx::tma_load(tile + d * rows * 2, map, full, d, row, head, batch);
+      if constexpr (kConfig.cache_hints) {
+        ptx::tma_load(tile + d * rows * 2, map, full, d, row, head, batch, policy);
+      } else {
+        ptx::tma_load(tile + d * rows * 2, map, full, d, row, head, batch);
+      }
     }
   }
 
   void load_k(i32 block, i32 head, i32 batch) {
     shared.k().acquire(k_at);
     load(maps.k, shared.k().address(k_at), shared.k().full(k_at), kConfig.d_qk, kConfig.kv_rows,
-         block * kConfig.kv_rows, head, batch);
+         block * kConfig.kv_rows, head, batch, ptx::kEvictLast);
     k_at.advance();
   }
 
   void load_v(i32 block, i32 head, i32 batch) {
     shared.v().acquire(v_at);
     load(maps.v, shared.v().address(v_at), shared.v().full(v_at), kConfig.d_v, kConfig.kv_rows,
-         block * kConfig.kv_rows, head, batch);
+         block * kConfig.kv_rows, head, batch, ptx::kEvictLast);
     v_at.advance();
   }
 
@@ -275,7 +66,7 @@ struct ForwardLoader {
     load_k(last, kv_head, block.batch);
     shared.q().acquire(q_at);
     load(maps.q, shared.q().address(q_at), shared.q().full(q_at), kConfig.d_qk, kConfig.q_rows(),
-         row, block.head, block.batch);
+         row, block.head, block.batch, ptx::kEvictFirst);
     q_at.advance();
 #pragma unroll 1
     for (i32 j = last - 1; j >= first; --j) {
@@ -314,8 +105,8 @@ struct ForwardConsumer {
   typename Shared::QCursor q_at;
   typename Shared::KvCursor k_at, v_at;
 
-  // Turns at the tensor cores: warpgroup w issues its products after w - 1. Only the first waits for
-  // K and V to land; the turn carries that to the others (measured: 3 to 4 % at d 128).
+  // Turns at the tensor cores: warpgroup w issues its products after w - 1. Only the first waits
+  // for K and V to land; the turn carries that to the others (measured: 3 to 4 % at d 128).
   static constexpr bool kTurns = kConfig.ping_pong && kConfig.warpgroups > 1;
   static constexpr u32 kTurnBarrier = 1;    // and on, one each
   static constexpr u32 kOutputBarrier = 4;  // and on, one each
@@ -381,6 +172,7 @@ struct ForwardConsumer {
     float rescale[2] = {1, 1};
     bool accumulate = false;
 
+#pragma unroll 1
     for (; j >= blocks.end; --j) skip_block();
     shared.q().wait(q_at);
     const u32 sQ = shared.q().address(q_at) + 64 * 128 * warpgroup;
@@ -450,6 +242,7 @@ struct ForwardConsumer {
     ptx::wgmma_wait<0>();
     release_v();
     if constexpr (kConfig.mask == MaskKind::kBoth) {
+#pragma unroll 1
       for (j = blocks.begin - 1; j >= blocks.all_begin; --j) skip_block();
     }
 
@@ -540,6 +333,7 @@ inline void forward_sm90(const ForwardTensorMaps& maps, const ForwardParams& par
   static_assert(kConfig.valid());
   const ForwardShared<kConfig> shared{ptx::dynamic_shared()};
   const i32 warpgroup = ptx::broadcast(ptx::thread_index() / 128);
+  const i32 warp = ptx::broadcast(ptx::thread_index() / 32 % 4);
   const u32 thread = ptx::thread_index() % 128;
   if (ptx::thread_index() == 0) {
     ptx::prefetch_tensormap(maps.q);
@@ -552,7 +346,7 @@ inline void forward_sm90(const ForwardTensorMaps& maps, const ForwardParams& par
     ptx::setmaxnreg_dec<kConfig.producer_registers()>();
     if (thread == 0) {
       ForwardLoader<kConfig>{maps, params, shared}.run();
-    } else if (ptx::broadcast(thread / 32) == 1) {
+    } else if (warp == 1) {
       ForwardPlanner<kConfig>{params, shared, thread % 32}.run();
     }
   } else {

@@ -1,8 +1,8 @@
 // SPDX-FileCopyrightText: fulmen contributors
 // SPDX-License-Identifier: Apache-2.0
 //
-// One query head of one sequence, as the naive kernels see it: which pairs are visible, their scores,
-// what dropout leaves of them, and what a row's softmax was when the forward pass kept it.
+// One query head of one sequence, as the naive kernels see it: which pairs are visible, their
+// scores, what dropout leaves of them, and what a row's softmax was when the forward pass kept it.
 // Formulas and names are those of semantics and of the CPU's oracle (attention_scalar.cpp).
 #pragma once
 
@@ -102,8 +102,7 @@ struct Head {
   Real keep(i64 i, i64 j) const {
     if (!dropout.enabled()) return Real(1);
     const u32 batch_head = static_cast<u32>(index * p.heads_q + head);
-    const Philox4x32 drawn =
-        dropout.draw(static_cast<u32>(j / 8), static_cast<u32>(i), batch_head);
+    const Philox4x32 drawn = dropout.draw(static_cast<u32>(j / 8), static_cast<u32>(i), batch_head);
     return dropout.keeps(drawn, static_cast<u32>(j % 8)) ? static_cast<Real>(dropout.kept_scale())
                                                          : Real(0);
   }

@@ -1,8 +1,8 @@
 // SPDX-FileCopyrightText: fulmen contributors
 // SPDX-License-Identifier: Apache-2.0
 //
-// How the naive kernels divide a problem among threads: shared by the kernels, which find their task,
-// and by the host, which counts the threads. All counts are 64-bit.
+// How the naive kernels divide a problem among threads: shared by the kernels, which find their
+// task, and by the host, which counts the threads. All counts are 64-bit.
 #pragma once
 
 #include "kernels/params.h"
@@ -26,15 +26,12 @@ constexpr RowTask row_task(i64 task, i64 chunks, i64 rows, i64 heads) {
   return {row / rows / heads, row / rows % heads, row % rows, task % chunks};
 }
 
-// The batch axis of the arrays.
-constexpr i64 batch_extent(const AttentionParams& p) { return p.packed ? 1 : p.num_sequences; }
-
 constexpr i64 forward_naive_tasks(const AttentionParams& p) {
-  return batch_extent(p) * p.heads_q * p.q_rows * num_chunks(p.dim_v);
+  return p.batch_extent() * p.heads_q * p.q_rows * num_chunks(p.dim_v);
 }
 
 constexpr i64 backward_naive_dq_tasks(const AttentionParams& p) {
-  return batch_extent(p) * p.heads_q * p.q_rows * num_chunks(p.dim_qk);
+  return p.batch_extent() * p.heads_q * p.q_rows * num_chunks(p.dim_qk);
 }
 
 // Chunks of dK come first, then those of dV; only of those that are asked for.
@@ -45,7 +42,7 @@ constexpr i64 dkdv_chunks(const AttentionParams& p) {
   return dk_chunks(p) + (p.dv.present() ? num_chunks(p.dim_v) : 0);
 }
 constexpr i64 backward_naive_dkdv_tasks(const AttentionParams& p) {
-  return batch_extent(p) * p.heads_kv * p.kv_rows * dkdv_chunks(p);
+  return p.batch_extent() * p.heads_kv * p.kv_rows * dkdv_chunks(p);
 }
 
 constexpr i64 backward_naive_dbias_tasks(const AttentionParams& p) {

@@ -1,9 +1,9 @@
 // SPDX-FileCopyrightText: fulmen contributors
 // SPDX-License-Identifier: Apache-2.0
 //
-// The run-time half of a call to a general kernel (naive, simt): every array that a problem can have,
-// as a view, and the plain values of its options. The host fills it from a Problem; kernels get it by
-// value. Kernels that need less (TMA, fixed layouts) have smaller params of their own.
+// The run-time half of a call to a general kernel (naive, simt): every array that a problem can
+// have, as a view, and the plain values of its options. The host fills it from a Problem; kernels
+// get it by value. Kernels that need less (TMA, fixed layouts) have smaller params of their own.
 #pragma once
 
 #include "kernels/attention/dropout.cuh"
@@ -25,11 +25,11 @@ struct ArrayView {
 };
 
 struct AttentionParams {
-  ArrayView q;             // (batch, head, q_row, dim_qk)
-  ArrayView k;             // (batch, kv_head, kv_row, dim_qk)
-  ArrayView v;             // (batch, kv_head, kv_row, dim_v)
-  ArrayView bias;          // (sequence, head, q_row, kv_row)    rows count from the sequence's first
-  ArrayView mask;          // (sequence, head, q_row, kv_row)    likewise
+  ArrayView q;     // (batch, head, q_row, dim_qk)
+  ArrayView k;     // (batch, kv_head, kv_row, dim_qk)
+  ArrayView v;     // (batch, kv_head, kv_row, dim_v)
+  ArrayView bias;  // (sequence, head, q_row, kv_row)    rows count from the sequence's first
+  ArrayView mask;  // (sequence, head, q_row, kv_row)    likewise
   ArrayView alibi_slopes;  // (sequence, head, 1, 1)
   ArrayView sinks;         // (1, head, 1, 1)
   ArrayView q_lengths;     // (1, 1, 1, sequence)
@@ -51,9 +51,9 @@ struct AttentionParams {
 
   i64 num_sequences;  // the batch; when packed, the arrays above have one batch entry
   i64 heads_q;
-  i64 heads_kv;       // divides heads_q
-  i64 q_rows;         // extent of the q_row axis: all sequences together when packed
-  i64 kv_rows;        // likewise
+  i64 heads_kv;  // divides heads_q
+  i64 q_rows;    // extent of the q_row axis: all sequences together when packed
+  i64 kv_rows;   // likewise
   i64 dim_qk;
   i64 dim_v;
   i64 dbias_extents[4];  // 1 where dbias is summed over the axis
@@ -61,11 +61,12 @@ struct AttentionParams {
   IntervalMask mask_options;
   ScoreMap<double> score_map;
   Dropout dropout;
-  const i64* rng;     // (2) seed, offset in device memory, instead of dropout's; or null
+  const i64* rng;  // (2) seed, offset in device memory, instead of dropout's; or null
   bool packed;
   bool bottom_right;  // alignment
 
   constexpr i64 group_size() const { return heads_q / heads_kv; }
+  constexpr i64 batch_extent() const { return packed ? 1 : num_sequences; }  // of the arrays
 };
 
 }  // namespace fulmen

@@ -36,28 +36,36 @@ inline TilePlace find_tile(const AttentionParams& p, const ArrayView& offsets, c
   return {low, (task.slot - first_slot(offset, low, tile_rows)) * tile_rows};
 }
 
-// Options that act pair by pair; without them a score is scale * dot, or its cap.
+// Options that act pair by pair, so that a score is more than scale * dot.
 inline bool has_pair_terms(const AttentionParams& p) {
-  return p.mask.present() || p.q_ids.present() || p.bias.present() || p.alibi_slopes.present();
+  return p.mask.present() || p.q_ids.present() || p.bias.present() || p.alibi_slopes.present() ||
+         p.score_map.softcap != 0;
 }
 
-// The score of a visible pair from its dot product; -inf for a hidden one. `capped` is what ScoreMap
-// made of the dot product, before bias and ALiBi.
+// The general path from a dot product to a score, -inf where hidden. Calls, so that unrolled loops
+// hold them once: the text of all options together is long.
 template <DType kDType, class Real>
-struct PairScore {
-  Real capped;
-  Real score;
-};
+__attribute__((noinline)) Real pair_score(const Head<kDType>& head, Real dot, i64 i, i64 j) {
+  const Real capped = head.map.template score<typename Head<kDType>::Math>(dot);
+  return head.sees(i, j) ? capped + head.added(i, j) : -Head<kDType>::Math::kInfinity;
+}
 
+// d score / d dot, from the dot product itself.
 template <DType kDType, class Real>
-PairScore<kDType, Real> pair_score(const Head<kDType>& head, Real dot, i64 i, i64 j,
-                                   const Interval& columns, bool check_interval, bool pair_terms) {
-  using Math = typename Head<kDType>::Math;
-  const bool inside = !check_interval || columns.contains(j);
-  const Real capped = head.map.template score<Math>(dot);
-  if (!pair_terms) return {capped, inside ? capped : -Math::kInfinity};
-  const bool visible = inside && head.sees(i, j);
-  return {capped, visible ? capped + head.added(i, j) : -Math::kInfinity};
+__attribute__((noinline)) Real pair_slope(const Head<kDType>& head, Real dot) {
+  return head.map.slope(head.map.template score<typename Head<kDType>::Math>(dot)) * head.map.scale;
+}
+
+// The score of a pair of a tile, -inf where hidden. inside: the structured masks leave it visible.
+template <DType kDType, class Real>
+Real tile_score(const Head<kDType>& head, Real dot, i64 i, i64 j, bool inside, bool pair_terms) {
+  if (!inside) return -Head<kDType>::Math::kInfinity;
+  return pair_terms ? pair_score(head, dot, i, j) : dot * head.map.scale;
+}
+
+template <DType kDType>
+__attribute__((noinline)) auto pair_keep(const Head<kDType>& head, i64 i, i64 j) {
+  return head.keep(i, j);
 }
 
 }  // namespace fulmen

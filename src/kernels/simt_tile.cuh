@@ -6,8 +6,8 @@
 //   dots   S[r][c] = sum over d of A[r][d] B[c][d]      both row by row in shared memory
 //   sums   O[r][x] += sum over c of W[r][c] B[c][x]
 // The side * side threads stand in a square: thread (y, x) has rows y, y + side, ... and columns x,
-// x + side, ... of dots, and vectors x, x + side, ... of a row of sums. Reads of shared memory are 16
-// bytes wide: a row of A is the same address for the whole half-warp, rows of B meet all banks.
+// x + side, ... of dots, and vectors x, x + side, ... of a row of sums. Reads of shared memory are
+// 16 bytes wide: a row of A is the same address for the whole half-warp, rows of B meet all banks.
 #pragma once
 
 #include "kernels/array_access.cuh"
@@ -50,6 +50,11 @@ struct Simt {
       next += kConfig.tile_elems(rows, row_elems) * static_cast<i32>(sizeof(Real));
       return tile;
     }
+    Real* reals(i32 count) {
+      Real* const array = reinterpret_cast<Real*>(next);
+      next += count * static_cast<i32>(sizeof(Real));
+      return array;
+    }
     u32* word() { return reinterpret_cast<u32*>(next); }
   };
 
@@ -75,25 +80,51 @@ struct Simt {
     return across_row(value, [](Real a, Real b) { return a + b; });
   }
 
-  // Rows [0, count) of an array from `offset` on into a tile; rows up to `rows` and elements from `dim`
-  // up to `row_elems` become 0. *unusual is set where an element is infinite or NaN.
+  // Rows [0, count) of an array from `offset` on into a tile; rows up to `rows` and elements from
+  // `dim` up to `row_elems` become 0. *unusual is set where an element is infinite or NaN.
   template <class T>
   static void load_as(const ArrayView& array, i64 offset, i64 row_stride, i64 count, i64 dim,
                       const Tile& tile, i32 rows, i32 row_elems, u32* unusual) {
+    const u8* const base = array.data + offset * static_cast<i64>(sizeof(T));
+    const bool packed = array.strides[3] == 1 && dim % kLanes == 0 && row_stride % kLanes == 0 &&
+                        is_aligned<Pack<T>>(base);
     bool finite = true;
-    for (i32 at = thread(); at < rows * row_elems; at += kConfig.num_threads) {
-      const i32 i = at / row_elems;
-      const i32 d = at % row_elems;
-      Real value = 0;
+    for (i32 at = thread(); at < rows * row_elems / kLanes; at += kConfig.num_threads) {
+      const i32 i = at / (row_elems / kLanes);
+      const i32 d = at % (row_elems / kLanes) * kLanes;
+      Vector value{};
       if (i < count && d < dim) {
-        const i64 element = offset + i * row_stride + d * array.strides[3];
-        value = static_cast<Real>(
-            widen(load_element<T>(array.data + element * static_cast<i64>(sizeof(T)))));
+        const u8* const from =
+            base + (i * row_stride + d * array.strides[3]) * static_cast<i64>(sizeof(T));
+        value = packed ? widened(*reinterpret_cast<const Pack<T>*>(from))
+                       : gathered<T>(from, array.strides[3], dim - d);
       }
-      finite = finite && value - value == Real(0);
-      tile.at(i, d) = value;
+      for (i32 m = 0; m < kLanes; ++m) finite = finite && value.lane[m] - value.lane[m] == Real(0);
+      tile.vector(i, d) = value;
     }
     if (!finite) *unusual = 1;
+  }
+
+  // Neighbouring elements of an array, loaded at once.
+  template <class T>
+  struct alignas(kLanes * sizeof(T)) Pack {
+    T lane[kLanes];
+  };
+  template <class T>
+  static Vector widened(const Pack<T>& pack) {
+    Vector value;
+    for (i32 m = 0; m < kLanes; ++m) value.lane[m] = static_cast<Real>(widen(pack.lane[m]));
+    return value;
+  }
+  template <class T>
+  __attribute__((noinline)) static Vector gathered(const u8* from, i64 stride, i64 count) {
+    Vector value{};
+    for (i32 m = 0; m < kLanes; ++m) {
+      if (m >= count) break;
+      const u8* const element = from + m * stride * static_cast<i64>(sizeof(T));
+      value.lane[m] = static_cast<Real>(widen(load_element<T>(element)));
+    }
+    return value;
   }
 
   // The same for an array of another dtype (o, dout may be float32 beside 16-bit q, k, v).
@@ -123,10 +154,11 @@ struct Simt {
     }
   }
 
+  // depth: how many columns of W count; up to the next multiple of kLanes W is hidden or B is 0.
   // kGuarded: entries of W that are -0 are hidden and meet nothing, not even NaN.
   template <bool kGuarded, i32 kVectors>
-  static void sums_as(const Tile& W, const Tile& B, Vector (&O)[kRows][kVectors]) {
-    for (i32 c = 0; c < kConfig.columns; c += kLanes) {
+  static void sums_as(const Tile& W, const Tile& B, i64 depth, Vector (&O)[kRows][kVectors]) {
+    for (i32 c = 0; c < depth; c += kLanes) {
       Vector w[kRows];
       for (i32 r = 0; r < kRows; ++r) w[r] = W.vector(row(r), c);
       for (i32 lane = 0; lane < kLanes; ++lane) {
@@ -142,22 +174,27 @@ struct Simt {
   }
 
   template <i32 kVectors>
-  static void sums(const Tile& W, const Tile& B, bool guarded, Vector (&O)[kRows][kVectors]) {
+  static void sums(const Tile& W, const Tile& B, i64 depth, bool guarded,
+                   Vector (&O)[kRows][kVectors]) {
     if (guarded) {
-      sums_as<true>(W, B, O);
+      sums_as<true>(W, B, depth, O);
     } else {
-      sums_as<false>(W, B, O);
+      sums_as<false>(W, B, depth, O);
     }
   }
 
-  // The factor of a hidden pair.
+  // The factor of a hidden pair: no weight and no kept probability has these bits.
   static constexpr Real kHidden = Real(-0.0);
-  static bool is_hidden(Real factor) { return factor == Real(0) && Real(1) / factor < Real(0); }
+  static bool is_hidden(Real factor) {
+    if constexpr (sizeof(Real) == 4) return __builtin_bit_cast(u32, factor) == 0x80000000u;
+    if constexpr (sizeof(Real) == 8) return __builtin_bit_cast(u64, factor) == 0x8000000000000000u;
+  }
 
-  // Writes rows [0, count) of a block's result, scaled row by row; rows from there to `slot` become 0.
+  // Writes rows [0, count) of a block's result, scaled row by row; rows from there to `slot` become
+  // 0.
   template <i32 kVectors, class Scale>
-  static void store(const ArrayView& array, i64 offset, i64 row_stride, i64 count, i64 slot, i64 dim,
-                    const Vector (&O)[kRows][kVectors], const Scale& scale) {
+  static void store(const ArrayView& array, i64 offset, i64 row_stride, i64 count, i64 slot,
+                    i64 dim, const Vector (&O)[kRows][kVectors], const Scale& scale) {
     for (i32 r = 0; r < kRows; ++r) {
       if (row(r) >= slot) continue;
       const bool counts = row(r) < count;
@@ -165,7 +202,8 @@ struct Simt {
         for (i32 m = 0; m < kLanes; ++m) {
           const i64 d = element<kVectors>(v) + m;
           const Real value = counts ? O[r][v].lane[m] * scale(r) : Real(0);
-          if (d < dim) store_real(array, offset + row(r) * row_stride + d * array.strides[3], value);
+          if (d < dim)
+            store_real_called(array, offset + row(r) * row_stride + d * array.strides[3], value);
         }
       }
     }

@@ -1,10 +1,10 @@
 // SPDX-FileCopyrightText: fulmen contributors
 // SPDX-License-Identifier: Apache-2.0
 //
-// How tiled kernels divide rows among blocks. A dense axis has ceil(rows / tile) tiles for each batch
-// entry. A packed axis has a fixed number of slots, since its offsets are known on the device only:
-// sequence i begins at slot offset[i] / tile + i, and never needs more slots than lie before that of
-// sequence i + 1, for ceil(n / t) <= (a + n) / t - a / t + 1, divisions rounded down.
+// How tiled kernels divide rows among blocks. A dense axis has ceil(rows / tile) tiles for each
+// batch entry. A packed axis has a fixed number of slots, since its offsets are known on the device
+// only: sequence i begins at slot offset[i] / tile + i, and never needs more slots than lie before
+// that of sequence i + 1, for ceil(n / t) <= (a + n) / t - a / t + 1, divisions rounded down.
 #pragma once
 
 #include "kernels/params.h"
@@ -20,17 +20,28 @@ constexpr i64 first_slot(i64 offset, i64 sequence, i64 tile_rows) {
   return offset / tile_rows + sequence;
 }
 
-// What a block works on: heads are neighbours, so that blocks that run together share keys; and the
-// last slots come first, since under a causal mask they see the most keys.
+// Blocks that own query rows of each head, or key rows of each kv_head.
+constexpr i64 num_q_tiles(const AttentionParams& p, i64 tile_rows) {
+  return p.batch_extent() * p.heads_q * num_tile_slots(p, p.q_rows, tile_rows);
+}
+constexpr i64 num_kv_tiles(const AttentionParams& p, i64 tile_rows) {
+  return p.batch_extent() * p.heads_kv * num_tile_slots(p, p.kv_rows, tile_rows);
+}
+
+// What a block works on: heads are neighbours, so that the blocks that run together are about
+// equally long. Under a causal mask the last rows see the most keys, and the first keys are seen by
+// the most rows: the long tiles come first.
 struct TileTask {
   i64 batch;
   i64 head;
   i64 slot;
 };
 
-constexpr TileTask tile_task(i64 block, i64 batch_extent, i64 heads, i64 num_slots) {
+constexpr TileTask tile_task(i64 block, i64 batch_extent, i64 heads, i64 num_slots,
+                             bool last_first) {
   const i64 batch_head = block % (batch_extent * heads);
-  return {batch_head / heads, batch_head % heads, num_slots - 1 - block / (batch_extent * heads)};
+  const i64 slot = block / (batch_extent * heads);
+  return {batch_head / heads, batch_head % heads, last_first ? num_slots - 1 - slot : slot};
 }
 
 }  // namespace fulmen

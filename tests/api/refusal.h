@@ -21,6 +21,12 @@ struct Refusal {
 
 void expect_refused(const TestCall& call, const Refusal& row, fulmen_status got);
 
+// A dense forward call that the row spoils is refused ...
+void expect_call_refuses(const Refusal& row);
+
+// ... and a plan for it too, unless the row is about what a plan cannot see: pointers and contents.
+void expect_plan_refuses(const Refusal& row);
+
 // Two sequences of 2 and 4 query rows, 3 and 5 keys.
 TestCall packed_call();
 

@@ -42,12 +42,13 @@ def test_the_rounded_reference_and_the_plain_computation_pass(judged, name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_one_wrong_number_fails(judged, name):
-    """One number of one row is off by 5% of the largest of the row."""
+    """One number of one row is off by 2% of the largest of the row; 10% of dsinks, all one row."""
     oracle, dtype = judged
     got = returned(oracle, name, dtype)
     at = tuple(n // 2 for n in got.shape)
     row = got[at[:-1]] if name != "lse" else got[at]
-    got[at] += (0.05 * np.abs(np.asarray(row, np.float32)).max()).astype(got.dtype)
+    share = 0.1 if name == "dsinks" else 0.02
+    got[at] += (share * np.abs(np.asarray(row, np.float32)).max()).astype(got.dtype)
     verdict = judge(name, got, oracle)
     assert not verdict.passed
     assert verdict.ratio > 1
@@ -123,7 +124,12 @@ def fair(plain_errors, terms=0.0, inherited=0.0, head_axes=0):
     truth = np.ones((*error.shape, 2))
     plain = truth + np.stack([error, np.zeros_like(error)], axis=-1)
     return Fair(
-        truth, plain, np.full_like(truth, terms), np.full_like(truth, inherited), 2.0**-23, head_axes
+        truth,
+        plain,
+        np.full_like(truth, terms),
+        np.full_like(truth, inherited),
+        2.0**-23,
+        head_axes,
     )
 
 

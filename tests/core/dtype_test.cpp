@@ -76,6 +76,23 @@ TEST(LoadReal, ReadsBackWhatWasStored) {
   }
 }
 
+TEST(RoundUp, IsTheNextFloatAtOrAbove) {
+  std::mt19937_64 random(5);
+  std::normal_distribution<double> normal(0, 1e4);
+  for (int trial = 0; trial < 10000; ++trial) {
+    const double x = normal(random);
+    const double up = round_up(x, DType::kFloat32);
+    ASSERT_EQ(up, static_cast<double>(static_cast<float>(up)));
+    ASSERT_GE(up, x);
+    ASSERT_LT(static_cast<double>(std::nextafter(static_cast<float>(up), -HUGE_VALF)), x);
+    ASSERT_EQ(round_up(x, DType::kFloat64), x);
+  }
+  for (const double x : {0.0, -2.5, -HUGE_VAL, HUGE_VAL}) {
+    EXPECT_EQ(round_up(x, DType::kFloat32), x);
+  }
+  EXPECT_TRUE(std::isnan(round_up(std::nan(""), DType::kFloat32)));
+}
+
 TEST(LoadIndex, ReadsBothWidths) {
   const i32 narrow = -7;
   const i64 wide = i64{1} << 40;

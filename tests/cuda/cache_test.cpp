@@ -28,9 +28,7 @@ namespace fs = std::filesystem;
 
 constexpr std::uint64_t kLimit = std::uint64_t{1} << 20;
 
-KernelKey key_of(const std::string& name) {
-  return kernel_key(small_spec(name), "sm_90a", 13000);
-}
+KernelKey key_of(const std::string& name) { return kernel_key(small_spec(name), "sm_90a", 13000); }
 
 CompiledKernel kernel_of(const std::string& code) { return {code, "log of " + code}; }
 
@@ -108,15 +106,6 @@ TEST_F(KernelCacheTest, DamagedEntriesAreBuiltAgain) {
     damage(flipped);
   }
   damage(whole + "x");
-}
-
-// What `body` returns in a child process; changes of the process's own state stay there.
-template <class Body>
-bool holds_in_child(const Body& body) {
-  const pid_t child = ::fork();
-  if (child == 0) ::_exit(body() ? 0 : 1);
-  int status = 0;
-  return ::waitpid(child, &status, 0) == child && status == 0;
 }
 
 constexpr uid_t kNobody = 65534;
@@ -298,7 +287,8 @@ TEST(CacheSettings, LimitsHaveUnits) {
   EXPECT_EQ(limit("256M"), 256u << 20);
   EXPECT_EQ(limit("3G"), std::uint64_t{3} << 30);
   EXPECT_EQ(limit("0"), 0u);
-  for (const char* wrong : {"x", "-1", "1T", "1MB", "M", "99999999999999999999", "18446744073709551615G"}) {
+  for (const char* wrong :
+       {"x", "-1", "1T", "1MB", "M", "99999999999999999999", "18446744073709551615G"}) {
     expect_error(Status::kArgument, {"FULMEN_CACHE_LIMIT", wrong, "256M"}, [&] { limit(wrong); });
   }
 }

@@ -12,7 +12,8 @@ namespace {
 constexpr const char* kLog =
     "ptxas info    : 0 bytes gmem\n"
     "ptxas info    : Compiling entry function 'fulmen_kernel' for 'sm_90a'\n"
-    "ptxas info    : (C7510) Potential Performance Loss: wgmma.mma_async instructions are serialized "
+    "ptxas info    : (C7510) Potential Performance Loss: wgmma.mma_async instructions are "
+    "serialized "
     "due to a call in function 'fulmen_kernel'\n"
     "ptxas info    : Function properties for fulmen_kernel\n"
     "    24 bytes stack frame, 20 bytes spill stores, 36 bytes spill loads\n"

@@ -4,9 +4,6 @@
 // Loading the driver, and every way in which that fails.
 #include "cuda/driver.h"
 
-#include <sys/wait.h>
-#include <unistd.h>
-
 #include "support.h"
 
 namespace fulmen::cuda {
@@ -50,27 +47,24 @@ TEST(Driver, NoDeviceIsSaidOnce) {
 TEST(Driver, ResultsBecomeSentences) {
   const Driver driver(FAKE_DRIVER_FILE);
   EXPECT_NO_THROW(driver.check(0, "sleep"));
-  expect_error(Status::kOutOfMemory,
-               {"CUDA could not dream: CUDA_ERROR_OUT_OF_MEMORY (2, text of the fake driver); free"},
-               [&] { driver.check(2, "dream"); });
+  expect_error(
+      Status::kOutOfMemory,
+      {"CUDA could not dream: CUDA_ERROR_OUT_OF_MEMORY (2, text of the fake driver); free"},
+      [&] { driver.check(2, "dream"); });
   expect_error(Status::kDevice, {"unknown (12345"}, [&] { driver.check(12345, "dream"); });
 }
 
 TEST(Driver, AForkOfAProcessThatUsedItIsRefused) {
   driver();
-  const pid_t child = ::fork();
-  if (child == 0) {
+  EXPECT_TRUE(holds_in_child([] {
     try {
       driver();
-      ::_exit(1);
+      return false;
     } catch (const Error& error) {
-      const bool clear = std::string(error.what()).find("'spawn'") != std::string::npos;
-      ::_exit(error.status() == Status::kDevice && clear ? 0 : 2);
+      return error.status() == Status::kDevice &&
+             std::string(error.what()).find("'spawn'") != std::string::npos;
     }
-  }
-  int status = 0;
-  ASSERT_EQ(::waitpid(child, &status, 0), child);
-  EXPECT_EQ(WEXITSTATUS(status), 0);
+  }));
   EXPECT_NO_THROW(driver());  // the parent goes on
 }
 

@@ -2,14 +2,16 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // A CUDA driver that is none: a shared library with the functions that fulmen binds, for tests on
-// machines without a GPU. It counts calls, keeps a context stack for each thread, remembers the last
-// launch, and fails where the environment says so:
+// machines without a GPU. It counts calls, keeps a context stack for each thread, remembers the
+// last launch, and fails where the environment says so:
 //   FAKE_CUDA_<function>=<CUresult>   that function returns it
 //   FAKE_CUDA_VERSION=<n>             cuDriverGetVersion (13000)
 //   FAKE_CUDA_DEVICES=<n>             how many devices there are (2)
 //   FAKE_CUDA_CAPABILITY=<n>          their compute capability (90)
 // Machine code is text that begins with "cubin sm_<arch>", as fake_nvrtc.cpp writes it; code of
 // another architecture is refused as a driver would.
+#include "fake_driver.h"
+
 #include <cstdlib>
 #include <cstring>
 #include <deque>
@@ -19,7 +21,6 @@
 #include <vector>
 
 #include "cuda/driver_types.h"
-#include "fake_driver.h"
 
 using namespace fulmen::cuda;  // NOLINT: the types of the interface under their own names
 
@@ -65,9 +66,9 @@ CUcontext current() { return context_stack.empty() ? nullptr : context_stack.bac
 
 }  // namespace
 
-#define FAKE(function, ...)                                        \
+#define FAKE(function, ...) \
   extern "C" __attribute__((visibility("default"))) CUresult function(__VA_ARGS__)
-#define ENTER(function)                                                                        \
+#define ENTER(function) \
   if (const CUresult injected = called(#function); injected != kCudaSuccess) return injected
 
 FAKE(cuInit, unsigned) {
@@ -80,10 +81,17 @@ FAKE(cuDriverGetVersion, int* version) {
 }
 FAKE(cuGetErrorName, CUresult result, const char** name) {
   switch (result) {
-    case kCudaOutOfMemory: *name = "CUDA_ERROR_OUT_OF_MEMORY"; break;
-    case kCudaNoDevice: *name = "CUDA_ERROR_NO_DEVICE"; break;
-    case kCudaNoBinaryForGpu: *name = "CUDA_ERROR_NO_BINARY_FOR_GPU"; break;
-    default: return kCudaInvalidValue;
+    case kCudaOutOfMemory:
+      *name = "CUDA_ERROR_OUT_OF_MEMORY";
+      break;
+    case kCudaNoDevice:
+      *name = "CUDA_ERROR_NO_DEVICE";
+      break;
+    case kCudaNoBinaryForGpu:
+      *name = "CUDA_ERROR_NO_BINARY_FOR_GPU";
+      break;
+    default:
+      return kCudaInvalidValue;
   }
   return kCudaSuccess;
 }
@@ -111,12 +119,24 @@ FAKE(cuDeviceGetAttribute, int* value, int attribute, CUdevice) {
   ENTER(cuDeviceGetAttribute);
   const int capability = number("FAKE_CUDA_CAPABILITY", 90);
   switch (attribute) {
-    case kAttributeComputeMajor: *value = capability / 10; break;
-    case kAttributeComputeMinor: *value = capability % 10; break;
-    case kAttributeNumMultiprocessors: *value = 132; break;
-    case kAttributeSharedBytesPerBlock: *value = 232448; break;
-    case kAttributeSharedBytesPerMultiprocessor: *value = 233472; break;
-    default: *value = 1; break;
+    case kAttributeComputeMajor:
+      *value = capability / 10;
+      break;
+    case kAttributeComputeMinor:
+      *value = capability % 10;
+      break;
+    case kAttributeNumMultiprocessors:
+      *value = 132;
+      break;
+    case kAttributeSharedBytesPerBlock:
+      *value = 232448;
+      break;
+    case kAttributeSharedBytesPerMultiprocessor:
+      *value = 233472;
+      break;
+    default:
+      *value = 1;
+      break;
   }
   return kCudaSuccess;
 }
@@ -157,8 +177,7 @@ FAKE(cuCtxSynchronize) {
 FAKE(cuModuleLoadData, CUmodule* module, const void* image) {
   ENTER(cuModuleLoadData);
   if (current() == nullptr) return kCudaNotInitialized;
-  const std::string expected =
-      "cubin sm_" + std::to_string(number("FAKE_CUDA_CAPABILITY", 90));
+  const std::string expected = "cubin sm_" + std::to_string(number("FAKE_CUDA_CAPABILITY", 90));
   if (std::strncmp(static_cast<const char*>(image), expected.c_str(), expected.size()) != 0) {
     return kCudaNoBinaryForGpu;
   }

@@ -68,7 +68,8 @@ FAKE int nvrtcCompileProgram(_nvrtcProgram* program, int num_options, const char
   const std::string prefix = "--gpu-architecture=";
   for (int i = 0; i < num_options; ++i) {
     const std::string option = options[i];
-    if (option.rfind(prefix, 0) == 0) program->cubin = "cubin " + option.substr(prefix.size()) + "\n";
+    if (option.rfind(prefix, 0) == 0)
+      program->cubin = "cubin " + option.substr(prefix.size()) + "\n";
   }
   program->cubin += program->text;
   program->log = variable("FAKE_NVRTC_LOG", "ptxas info    : Used 32 registers");

@@ -1,9 +1,9 @@
 // SPDX-FileCopyrightText: fulmen contributors
 // SPDX-License-Identifier: Apache-2.0
 //
-// Puts the fake driver and compiler where the library will find them: the loader answers "libcuda.so.1"
-// with a library of that name that is loaded already, so that even a machine with a GPU tests the
-// fake one.
+// Puts the fake driver and compiler where the library will find them: the loader answers
+// "libcuda.so.1" with a library of that name that is loaded already, so that even a machine with a
+// GPU tests the fake one.
 #include "support.h"
 
 int main(int argc, char** argv) {

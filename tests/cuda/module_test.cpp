@@ -5,9 +5,6 @@
 // is said when something fails.
 #include "cuda/module.h"
 
-#include <sys/wait.h>
-#include <unistd.h>
-
 #include <thread>
 #include <vector>
 
@@ -172,18 +169,14 @@ TEST(Launch, TooManyBlocksAndFailuresAreSaid) {
 
 TEST(Launch, IsRefusedInAFork) {
   const LoadedKernel& kernel = prepare(device(0), small_spec("launched"));
-  const pid_t child = ::fork();
-  if (child == 0) {
+  EXPECT_TRUE(holds_in_child([&] {
     try {
       launch(kernel, {1}, nullptr, nullptr);
+      return false;
     } catch (const Error& error) {
-      ::_exit(error.status() == Status::kDevice ? 0 : 2);
+      return error.status() == Status::kDevice;
     }
-    ::_exit(1);
-  }
-  int status = 0;
-  ASSERT_EQ(::waitpid(child, &status, 0), child);
-  EXPECT_EQ(WEXITSTATUS(status), 0);
+  }));
 }
 
 TEST(CheckPointer, TellsHostMemoryAndOtherDevicesApart) {

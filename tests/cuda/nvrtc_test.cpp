@@ -50,6 +50,15 @@ TEST_F(NvrtcSearchTest, TheVariableComesFirstAndAlone) {
                [&] { find_nvrtc(search({file})); });
 }
 
+TEST_F(NvrtcSearchTest, TakesACopyThatTheProcessHasLoaded) {
+  const std::string file = place_fake(folder_.path() + "/package");
+  EXPECT_TRUE(holds_in_child([&] {
+    if (::dlopen(FAKE_NVRTC_OF_TORCH_FILE, RTLD_NOW) == nullptr) return false;
+    return find_nvrtc(search({file})).path() == FAKE_NVRTC_OF_TORCH_FILE;
+  }));
+  EXPECT_EQ(find_nvrtc(search({file})).path(), file);
+}
+
 TEST_F(NvrtcSearchTest, LooksIntoToolkits) {
   const std::string file = place_fake(folder_.path() + "/toolkit/lib64");
   const ScopedVariable home("CUDA_HOME", folder_.path() + "/toolkit");

@@ -17,9 +17,8 @@ bool holds(const std::string& text, const char* part) {
 
 TEST(KernelSources, AreEmbeddedWholeAndInOrder) {
   const std::vector<SourceFile>& files = kernel_sources();
-  EXPECT_TRUE(std::is_sorted(files.begin(), files.end(), [](const auto& a, const auto& b) {
-    return a.name < b.name;
-  }));
+  EXPECT_TRUE(std::is_sorted(files.begin(), files.end(),
+                             [](const auto& a, const auto& b) { return a.name < b.name; }));
   for (const SourceFile& file : files) {
     EXPECT_EQ(file.text.substr(0, 28), "// SPDX-FileCopyrightText: f") << file.name;
     EXPECT_EQ(file.text.back(), '\n') << file.name;

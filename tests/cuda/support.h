@@ -7,6 +7,8 @@
 
 #include <dlfcn.h>
 #include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <cstdlib>
 #include <filesystem>
@@ -73,6 +75,15 @@ void expect_error(Status status, std::initializer_list<const char*> words, const
           << "'" << word << "' is missing in: " << error.what();
     }
   }
+}
+
+// What `body` returns in a child process; changes of the process's own state stay there.
+template <class Body>
+bool holds_in_child(const Body& body) {
+  const pid_t child = ::fork();
+  if (child == 0) ::_exit(body() ? 0 : 1);
+  int status = 0;
+  return ::waitpid(child, &status, 0) == child && status == 0;
 }
 
 // A kernel that stands for any: its text is valid, though nothing here runs it.

@@ -1,6 +1,9 @@
 # SPDX-FileCopyrightText: fulmen contributors
 # SPDX-License-Identifier: Apache-2.0
-"""What importing loads and how long it takes, what a call costs, and a library that is not there."""
+"""What an import loads and takes, what a call costs, and a library that is not there.
+
+Times are of the processor, so that a busy machine fails nothing.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 import timeit
 from pathlib import Path
 from typing import Any
@@ -31,9 +35,9 @@ def test_import_is_lazy_and_quick() -> None:
     code = """
 import json, sys, time
 before = set(sys.modules)
-start = time.perf_counter()
+start = time.process_time()
 import fulmen
-seconds = time.perf_counter() - start
+seconds = time.process_time() - start
 print(json.dumps([seconds, sorted(set(sys.modules) - before)]))
 """
     runs = [python(code) for _ in range(5)]
@@ -51,9 +55,9 @@ import json, sys, time
 import numpy as np
 import fulmen
 x = np.ones((1, 1, 8, 8), np.float32)
-start = time.perf_counter()
+start = time.process_time()
 fulmen.attention(x, x, x)
-seconds = time.perf_counter() - start
+seconds = time.process_time() - start
 print(json.dumps([seconds, "torch" in sys.modules]))
 """
     path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
@@ -66,8 +70,10 @@ def test_a_call_costs_microseconds() -> None:
     x = np.ones((1, 1, 8, 8), np.float32)
     nothing = np.ones((1, 1, 0, 8), np.float32)  # everything but the kernel
     fulmen.attention(x, x, x)
-    times = timeit.repeat(lambda: fulmen.attention(nothing, x, x), number=1000, repeat=30)
-    assert min(times) / 1000 < 20e-6  # 10 on a quiet machine; see docs on performance
+    times = timeit.repeat(
+        lambda: fulmen.attention(nothing, x, x), time.thread_time, number=1000, repeat=30
+    )
+    assert min(times) / 1000 < 20e-6  # about 6 to 8 on a quiet machine
 
 
 def test_every_public_name_is_there() -> None:

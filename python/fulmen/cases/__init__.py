@@ -12,8 +12,21 @@ magnitude and error_rule (how much error is fair), problem (from a case to array
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from .case import Case
-from .catalogue import all_cases, find
 from .run import Outcome, run_case
 
+if TYPE_CHECKING:
+    from .catalogue import all_cases, find
+
 __all__ = ["Case", "Outcome", "all_cases", "find", "run_case"]
+
+
+def __getattr__(name: str) -> Any:
+    """The catalogue takes a second to make: it comes when it is asked for."""
+    if name in ("all_cases", "find"):
+        from . import catalogue
+
+        return getattr(catalogue, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -4,9 +4,9 @@
 
 A sum whose terms cancel cannot be more exact than the rounding of its terms: A times the epsilon of
 the arithmetic is that floor. A second floor is what a row inherits from the steps before it, to
-first order: an error d of the scores changes a probability by 2 d p, a probability below the
-smallest normal number may become 0, and a 16-bit o that was rounded changes delta. Computed in the
-reference type, one number for each number of the results; error_rule takes the largest of a row.
+first order: an error d of the scores changes a probability by 2 d p, the rounding of a 16-bit o
+changes delta, and numbers below the smallest normal one may become 0. Computed in the reference
+type, one number for each number of the results; error_rule takes the largest of a row.
 """
 
 from __future__ import annotations
@@ -61,73 +61,106 @@ def score_error(
     return np.asarray(np.maximum(rows, np.median(rows)) if len(rows) else rows)
 
 
-class HeadErrors(NamedTuple):
-    """Absolute errors (or magnitudes) of what the results of a head are sums of."""
+def delta_error(
+    problem: Problem, at: Segment, head: Head, fair: Arithmetic, ar: Arithmetic
+) -> Array:
+    """How far the rounding of o may move delta = rowsum(do * o): (q_row,), 0 without 16 bits.
+
+    A random walk of half ulps: twice their root sum of squares is 3.5 standard deviations.
+    """
+    if problem.do is None or fair.storage is None:
+        return np.zeros_like(head.lse)
+    o = ar.dot(head.p * head.drop, ar.cast(problem.v[at.kv_at]), head.visible)
+    step = ar.cast(problem.do[at.q_at]) * ulp(o, fair.storage) / 2
+    sees_any = np.asarray(head.visible.any(axis=1))
+    step = np.where(sees_any[:, None] & np.isfinite(step), step, ar.number(0))
+    return np.asarray(2 * np.sqrt(ar.sum_rows(step**2)))
+
+
+class Probabilities(NamedTuple):
+    """The probabilities of a head, or errors of them."""
 
     p: Array  # (q_row, kv_row)
     p_keys: Array  # (q_row, kv_row)
     p_sink: Array  # (q_row,)
-    delta: Array  # (q_row,)
 
 
-def inherited_errors(
-    problem: Problem, at: Segment, head: Head, fair: Arithmetic, ar: Arithmetic
-) -> HeadErrors:
-    """What no implementation of the plain arithmetic can avoid, before the last sums.
-
-    The rounding of o moves delta by a random walk of its half ulps: twice their root sum of
-    squares is 3.5 standard deviations.
-    """
-    twice = 2 * score_error(problem, at, head, fair, ar)
-    smallest = ar.number(np.finfo(fair.work).tiny)
+def probability_errors(head: Head, score_errors: Array, smallest: float) -> Probabilities:
+    """2 d p for an error d of the scores, the score's own and that of the sum; and underflow."""
+    twice = 2 * score_errors
     p, p_keys = (
-        np.where(head.visible, x * twice[:, None] + smallest, ar.number(0))
+        np.where(head.visible, x * twice[:, None] + smallest, np.zeros_like(x))
         for x in (head.p, head.p_keys)
     )
-    delta = np.zeros_like(head.lse)
-    if problem.do is not None and fair.storage is not None:
-        v = ar.cast(problem.v[at.kv_at])
-        o = ar.dot(head.p * head.drop, v, head.visible)
-        step = ar.cast(problem.do[at.q_at]) * ulp(o, fair.storage) / 2
-        delta = 2 * np.sqrt(ar.sum_rows(np.where(np.isfinite(step), step, ar.number(0)) ** 2))
-    return HeadErrors(p, p_keys, head.p_sink * twice + smallest, delta)
+    return Probabilities(p, p_keys, head.p_sink * twice + smallest)
 
 
 def head_magnitude(
-    problem: Problem, at: Segment, head: Head, error: HeadErrors, ar: Arithmetic
+    problem: Problem, at: Segment, head: Head, of: Probabilities, ar: Arithmetic
 ) -> tuple[Array, HeadGradients | None]:
-    """The steps of oracle.output and oracle.gradients on absolute values and given errors."""
+    """The steps of oracle.output and oracle.gradients on absolute values.
+
+    `of` stands where a probability is a factor of the result: itself, or its error.
+    """
     q, k = abs(ar.cast(problem.q[at.q_at])), abs(ar.cast(problem.k[at.kv_at]))
     v = abs(ar.cast(problem.v[at.kv_at]))
-    zero = ar.number(0)
-    o = ar.dot(error.p * head.drop, v, head.visible)
+    p, p_keys, p_sink = of
+    o = ar.dot(p * head.drop, v, head.visible)
     if problem.do is None:
         return o, None
     do = abs(ar.cast(problem.do[at.q_at]))
     sees_any = head.visible.any(axis=1)
     delta = ar.sum_rows(do * ar.dot(head.p * head.drop, v, head.visible))
-    delta, delta_error, p_sink = (
-        np.where(sees_any, x, zero) for x in (delta, error.delta, error.p_sink)
-    )
+    delta = np.where(sees_any, delta, ar.number(0))
     dp = ar.dot(do, v.T) * head.drop
     dlse = np.zeros_like(delta) if problem.dlse is None else abs(ar.cast(problem.dlse[at.q_at]))
-    ds = error.p * (dp + delta[:, None]) + error.p_keys * dlse[:, None]
+    ds = p * (dp + delta[:, None]) + p_keys * dlse[:, None]
+    ds = np.where(head.visible, ds, ar.number(0))
     # chain = 1 - t^2 cancels when the cap saturates: with absolute values it is 1 + t^2
-    chain = 2 - head.chain if problem.options.softcap else np.ones_like(ds)
+    dx = ds * (2 - head.chain) if problem.options.softcap else ds
     scale = abs(ar.number(problem.options.scale_for(q.shape[1])))
-    ds, of_delta = (
-        np.where(head.visible, x, zero) for x in (ds, head.p * delta_error[:, None])
-    )
-    # an error of delta is one number for the whole row: its terms in dq keep their signs
-    signed_k = ar.cast(problem.k[at.kv_at])
-    row = abs(ar.dot(head.p * head.chain, signed_k, head.visible)) * delta_error[:, None]
     return o, HeadGradients(
-        dq=scale * (ar.dot(ds * chain, k, head.visible) + row),
-        dk=scale * ar.dot(((ds + of_delta) * chain).T, q, head.visible.T),
-        dv=ar.dot((error.p * head.drop).T, do, head.visible.T),
-        ds=ds + of_delta,
-        dsink=(p_sink * delta + head.p_sink * delta_error).sum(),
+        dq=scale * ar.dot(dx, k, head.visible),
+        dk=scale * ar.dot(dx.T, q, head.visible.T),
+        dv=ar.dot((p * head.drop).T, do, head.visible.T),
+        ds=ds,
+        dsink=(np.where(sees_any, p_sink, ar.number(0)) * delta).sum(),
     )
+
+
+def delta_squares(
+    problem: Problem, at: Segment, head: Head, error: Array, ar: Arithmetic
+) -> HeadGradients:
+    """The squares of what an error of delta makes of the gradients: rows are independent.
+
+    It is one number for all keys of a row: the terms of dq keep their signs, and those of a dbias
+    that is summed over the keys are added before they are squared.
+    """
+    q, k = ar.cast(problem.q[at.q_at]), ar.cast(problem.k[at.kv_at])
+    scale = ar.number(problem.options.scale_for(q.shape[1]))
+    ds = np.where(head.visible, head.p * error[:, None], ar.number(0))
+    dx = ds * head.chain
+    bias = problem.options.bias
+    if bias is not None and bias.shape[-1] == 1 and ds.shape[1]:
+        ds = np.concatenate([ds.sum(axis=1, keepdims=True), np.zeros_like(ds[:, 1:])], axis=1)
+    return HeadGradients(
+        dq=(scale * ar.dot(dx, k, head.visible)) ** 2,
+        dk=scale**2 * ar.dot(dx.T**2, q**2, head.visible.T),
+        dv=np.zeros_like(ar.cast(problem.v[at.kv_at])),
+        ds=ds**2,
+        dsink=((head.p_sink * error) ** 2).sum(),
+    )
+
+
+def combined(sums: Results, squares: Results, smallest: float) -> Results:
+    """Sums of absolute errors, plus the roots of sums of squares, plus an underflow."""
+
+    def both(name: str) -> Array | None:
+        x: Array | None = getattr(sums, name)
+        return None if x is None else x + np.sqrt(getattr(squares, name)) + smallest
+
+    gradients = (both(name) for name in ("dq", "dk", "dv", "dbias", "dsinks"))
+    return Results(sums.o + smallest, sums.lse, *gradients)
 
 
 def magnitudes(problem: Problem, ar: Arithmetic, fair: Arithmetic) -> tuple[Results, Results]:
@@ -141,17 +174,22 @@ def magnitudes(problem: Problem, ar: Arithmetic, fair: Arithmetic) -> tuple[Resu
     Returns:
         A, to be multiplied by an epsilon; and the inherited errors, as they are.
     """
-    terms, inherited = (Accumulator(problem, ar) for _ in range(2))
+    smallest = ar.number(np.finfo(fair.work).tiny)
+    terms, sums, squares = (Accumulator(problem, ar) for _ in range(3))
+    sums.lse[...], squares.lse[...] = 0, 0  # A has the scores themselves
     with np.errstate(all="ignore"):
         for at in segments(problem):
             head = attend(problem, at, ar)
-            itself = HeadErrors(head.p, head.p_keys, head.p_sink, np.zeros_like(head.lse))
+            itself = Probabilities(head.p, head.p_keys, head.p_sink)
             terms.add(at, *head_magnitude(problem, at, head, itself, ar))
             s = np.where(head.visible, score_magnitude(problem, at, ar), ar.number(0))
             log_l = np.log(np.where(head.visible, head.e, ar.number(0)).sum(axis=1))
             sees_any = head.visible.any(axis=1)
             terms.lse[at.q_at] = (head.p_keys * s).sum(axis=1) + np.where(sees_any, abs(log_l), 0)
-            errors = inherited_errors(problem, at, head, fair, ar)
-            inherited.add(at, *head_magnitude(problem, at, head, errors, ar))
-            inherited.lse[at.q_at] = 0  # A has the scores themselves
-        return terms.results(), inherited.results()
+            errors = probability_errors(head, score_error(problem, at, head, fair, ar), smallest)
+            o, g = head_magnitude(problem, at, head, errors, ar)
+            sums.add(at, o, g)
+            if g is not None:
+                error = delta_error(problem, at, head, fair, ar)
+                squares.add(at, np.zeros_like(o), delta_squares(problem, at, head, error, ar))
+        return terms.results(), combined(sums.results(), squares.results(), smallest)

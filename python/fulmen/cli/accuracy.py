@@ -3,12 +3,12 @@
 """How far results are from float64, and what the error rule says of it.
 
 The reference is the one in the file, where it belongs to the same numbers and options; otherwise
-fulmen.cases.oracle computes one. The rule is fulmen.cases.error_rule, the same as for every test.
+fulmen.cases.oracle computes one. The verdict is that of fulmen.cases.error_rule, the same as for
+every test; it judges the reference in the file as well.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -91,32 +91,28 @@ def judged(
             raise BadInputError(
                 f"the reference {name} has shape {x.shape}; the result has {results[name].shape}"
             )
-    oracle = None
-    if pairs(problem) <= LARGEST_PAIRS:
-        oracle = consult(problem, problem.q.dtype.name)
-        wide = oracle.reference.o.dtype
-        given = {
-            name: head_major(name, x, layout, packed).astype(wide)
-            for name, x in references.items()
-            if name in results
-        }
-        oracle = replace(oracle, reference=oracle.reference._replace(**given))
+    oracle = consult(problem, problem.q.dtype.name) if pairs(problem) <= LARGEST_PAIRS else None
     lines = []
     for name, returned in results.items():
         got = head_major(name, returned, layout, packed)
-        source = "file" if name in references else "computed"
-        if oracle is None and name not in references:
+        line: dict[str, Any] = {"result": name, "reference": "computed"}
+        truth = None if oracle is None else getattr(oracle.reference, name)
+        if name in references:
+            line["reference"] = "file"
+            truth = head_major(name, references[name], layout, packed)
+        if truth is None:
             continue
-        reference = (
-            getattr(oracle.reference, name)
-            if oracle is not None
-            else head_major(name, references[name], layout, packed)
-        )
-        line = {"result": name, "reference": source, **_largest(got, reference)}
+        line.update(_largest(got, truth))
         if oracle is not None:
             verdict = judge(name, got, oracle)
             line.update(passed=verdict.passed, of_allowed=verdict.ratio, worst_row=verdict.where)
             line.update(message=verdict.message)
+        if oracle is not None and name in references:
+            # A reference is right only if it obeys the rule itself.
+            agreement = judge(name, truth, oracle)
+            if not agreement.passed:
+                line.update(passed=False, of_allowed=agreement.ratio, worst_row=agreement.where)
+                line.update(message=f"the reference in the file is wrong: {agreement.message}")
         lines.append(line)
     return lines
 

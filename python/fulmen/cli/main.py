@@ -12,12 +12,16 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 from typing import NoReturn
 
-from . import doctor, explain, run, verify
-from .output import BadInputError, Output
-
-COMMANDS = (run, verify, explain, doctor)
+# Each is a module beside this one, imported when it is asked for.
+COMMANDS = {
+    "run": "attention, and gradients where the file has do, on the tensors of a file",
+    "verify": "the named cases on every implementation, against float64",
+    "explain": "the implementation that a shape would get, why, and what it costs",
+    "doctor": "what works here, and what to do about the rest",
+}
 
 
 class Parser(argparse.ArgumentParser):
@@ -28,21 +32,21 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: {message}; {self.prog} --help shows what is allowed\n")
 
 
-def parser() -> argparse.ArgumentParser:
-    """The arguments of every command."""
+def parser(chosen: str | None) -> argparse.ArgumentParser:
+    """The arguments of the program, and of the command that is chosen."""
     top = Parser(prog="fulmen", description="Exact attention on real tensors.")
     top.add_argument("--version", action="store_true", help="the version of the package, and end")
     commands = top.add_subparsers(dest="command", metavar="COMMAND", parser_class=Parser)
-    for command in COMMANDS:
-        summary = (command.__doc__ or "").splitlines()[0]
-        name = command.__name__.rsplit(".", 1)[-1]
+    for name, summary in COMMANDS.items():
         sub = commands.add_parser(
-            name, help=summary.split(": ", 1)[1], description=command.DESCRIPTION,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-        )  # fmt: skip
-        command.add_arguments(sub)
-        sub.add_argument("--json", action="store_true", help="one JSON object instead of text")
-        sub.set_defaults(main=command.main)
+            name, help=summary, formatter_class=argparse.RawDescriptionHelpFormatter
+        )
+        if name == chosen:
+            command = import_module(f".{name}", __package__)
+            sub.description = command.DESCRIPTION
+            command.add_arguments(sub)
+            sub.add_argument("--json", action="store_true", help="one JSON object instead of text")
+            sub.set_defaults(main=command.main)
     return top
 
 
@@ -55,7 +59,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         The exit code.
     """
-    top = parser()
+    argv = sys.argv[1:] if argv is None else argv
+    top = parser(next((word for word in argv if word in COMMANDS), None))
     arguments = top.parse_args(argv)
     if arguments.version:
         import fulmen
@@ -65,6 +70,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.command is None:
         top.print_help()
         return 2
+    from .output import Output
+
     try:
         code: int = arguments.main(arguments, Output(arguments.json))
         sys.stdout.flush()
@@ -84,11 +91,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _is_callers(error: Exception) -> bool:
     from fulmen.errors import ArgumentError, DTypeError, UnsupportedError
 
+    from .output import BadInputError
+
     return isinstance(error, (BadInputError, ArgumentError, DTypeError, UnsupportedError))
 
 
 def _sentence(error: Exception) -> str:
     from fulmen.errors import Error
+
+    from .output import BadInputError
 
     text = " ".join(str(error).split())
     if isinstance(error, (BadInputError, Error)) and text:

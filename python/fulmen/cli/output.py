@@ -32,6 +32,8 @@ class Output:
         """Text, or with as_json nothing until `json`."""
         self.as_json = as_json
         self._console = Console(highlight=False, soft_wrap=True, quiet=as_json)
+        if not self._console.is_terminal:  # a table in a file is as wide as its cells
+            self._console.width = 1000
         self._errors = Console(stderr=True, highlight=False, soft_wrap=True)
 
     def line(self, text: str = "", style: str = "") -> None:
@@ -53,8 +55,7 @@ class Output:
             table.add_column(column, justify="right" if figures else "left", overflow="fold")
         for row in rows:
             table.add_row(*(_escaped(cell) for cell in row), style=styles(row) or None)
-        width = None if self._console.is_terminal else 500
-        self._console.print(table, width=width)
+        self._console.print(table)
 
     def json(self, value: Any) -> None:
         """The result of a command with --json; numbers that are not finite become null."""

@@ -97,19 +97,17 @@ def main(arguments: argparse.Namespace, output: Output) -> int:
         raise BadInputError(f"--repeat is {arguments.repeat}; at least 0 is allowed")
     file = tensor_file.read(arguments.file or example())
     problems = _chosen(file.problems, arguments.prefix, file.path)
+    with output.progress("running", 4 * len(problems)) as advance:
+        finished = [run_problem(problem, arguments, advance) for problem in problems]
+    if arguments.output is not None:
+        write_results(arguments.output, finished)
     output.line(f"{_shown(file.path)}  {file.metadata.get('model', '')}".rstrip())
     if file.ignored:
         output.line(f"tensors that are not used here: {', '.join(file.ignored)}")
-    finished = []
-    with output.progress("running", 4 * len(problems)) as advance:
-        for problem in problems:
-            finished.append(run_problem(problem, arguments, advance))
     for one in finished:
         report(one, output)
     if arguments.output is not None:
-        write_results(arguments.output, finished)
-        output.line()
-        output.line(f"results written to {arguments.output}")
+        output.line(f"\nresults written to {arguments.output}")
     if output.as_json:
         output.json(as_json(file, finished, arguments.output))
     return int(any(line.get("passed") is False for one in finished for line in one.lines))
@@ -246,7 +244,10 @@ def report(one: Finished, output: Output) -> None:
             [_verdict_row(line) for line in one.lines],
             lambda row: BAD if row[4] == "too far" else ACCEPTABLE if row[4] else "",
         )
-    elif accuracy.LARGEST_PAIRS:
+        for line in one.lines:
+            if line.get("passed") is False:
+                output.line(f"{line['result']}: {line['message']}", BAD)
+    else:
         output.line("no reference in the file, and too large for one to be computed here")
 
 

@@ -15,8 +15,8 @@ struct Sequence {
   i64 batch;     // index into the batch axis of the arrays; 0 when packed
   i64 q_begin;   // its first row in q, o, lse and their gradients
   i64 kv_begin;  // its first row in k, v and their gradients
-  i64 q_slot;    // rows it owns from q_begin on; rows [q_len, q_slot) of the results are zero-filled
-  i64 kv_slot;   // likewise of k, v
+  i64 q_slot;   // rows it owns from q_begin on; rows [q_len, q_slot) of the results are zero-filled
+  i64 kv_slot;  // likewise of k, v
   SequenceShape shape;
 };
 
@@ -50,12 +50,10 @@ constexpr AxisRows rows_of(const AxisEntry& entry, i64 extent, bool is_last) {
 constexpr Sequence sequence_of(i64 batch, const AxisRows& q, const AxisRows& kv,
                                bool bottom_right) {
   const i64 shift = bottom_right ? kv.length - q.length : 0;
-  return {batch,
-          q.begin,
-          kv.begin,
-          q.slot,
-          kv.slot,
-          {static_cast<i32>(q.length), static_cast<i32>(kv.length), static_cast<i32>(shift)}};
+  return {
+      batch,    q.begin,
+      kv.begin, q.slot,
+      kv.slot,  {static_cast<i32>(q.length), static_cast<i32>(kv.length), static_cast<i32>(shift)}};
 }
 
 }  // namespace fulmen

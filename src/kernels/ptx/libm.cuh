@@ -1,9 +1,9 @@
 // SPDX-FileCopyrightText: fulmen contributors
 // SPDX-License-Identifier: Apache-2.0
 //
-// exp, log and tanh to full precision: the C library's functions, which NVRTC knows without a header
-// (CUDA C++ Programming Guide, mathematical functions: at most 2 ulp here). Used by float32 and
-// float64 kernels.
+// exp, log and tanh to full precision: the C library's functions, which NVRTC knows without a
+// header (CUDA C++ Programming Guide, mathematical functions: at most 2 ulp here). Used by float32
+// and float64 kernels.
 #pragma once
 
 #include "kernels/base.cuh"

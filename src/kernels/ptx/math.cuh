@@ -45,10 +45,10 @@ inline float fma(float a, float b, float c) {
 }
 
 // cvt.rn.bf16x2 / f16x2: `low` in the lower half of the register.
-template <Dtype kDtype>
+template <DType kDType>
 inline u32 pack(float low, float high) {
   u32 packed;
-  if constexpr (kDtype == Dtype::kBf16) {
+  if constexpr (kDType == DType::kBFloat16) {
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
   } else {
     asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));

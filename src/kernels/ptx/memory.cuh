@@ -45,10 +45,10 @@ inline void store_shared_x4(u32 address, U32x4 x) {
 // stmatrix.x4: four 8x8 matrices of 16-bit numbers; lane l gives the address of row l % 8 of
 // matrix l / 8, word i of lane l is row l / 4, columns 2 (l % 4) and + 1, of matrix i.
 inline void stmatrix_x4(u32 row_address, U32x4 x) {
-  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
-                   row_address),
-               "r"(x.word[0]), "r"(x.word[1]), "r"(x.word[2]), "r"(x.word[3])
-               : "memory");
+  asm volatile(
+      "stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row_address),
+      "r"(x.word[0]), "r"(x.word[1]), "r"(x.word[2]), "r"(x.word[3])
+      : "memory");
 }
 
 // ldmatrix.x4: the reverse of stmatrix_x4.

@@ -2,8 +2,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The tensor copy engine: one thread asks for a box of a 4-dimensional tensor, the engine moves,
-// swizzles and zero-fills it. It works in the asynchronous proxy: ordinary writes that it shall read
-// need fence_proxy_async in the writing threads first. PTX ISA 9.0, sections 9.7.9.25 and 9.7.13.4.
+// swizzles and zero-fills it. It works in the asynchronous proxy: ordinary writes that it shall
+// read need fence_proxy_async in the writing threads first. PTX ISA 9.0, sections 9.7.9.25
+// and 9.7.13.4.
 #pragma once
 
 #include "kernels/config.h"
@@ -26,6 +27,19 @@ inline void tma_load(u32 shared, const TensorMap& map, u32 barrier, i32 dim, i32
       : "memory");
 }
 
+// The same with advice for the L2: which lines it gives up first. The numbers are what
+// createpolicy.fractional.L2::evict_first / evict_last return for the whole of an access.
+inline constexpr u64 kEvictFirst = 0x12f0000000000000;
+inline constexpr u64 kEvictLast = 0x14f0000000000000;
+inline void tma_load(u32 shared, const TensorMap& map, u32 barrier, i32 dim, i32 row, i32 head,
+                     i32 batch, u64 policy) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+      "[%0], [%1, {%3, %4, %5, %6}], [%2], %7;" ::"r"(shared),
+      "l"(&map), "r"(barrier), "r"(dim), "r"(row), "r"(head), "r"(batch), "l"(policy)
+      : "memory");
+}
+
 // cp.async.bulk.tensor.4d, shared to global: elements out of range are not written.
 inline void tma_store(const TensorMap& map, u32 shared, i32 dim, i32 row, i32 head, i32 batch) {
   asm volatile(
@@ -39,17 +53,13 @@ inline void tma_store(const TensorMap& map, u32 shared, i32 dim, i32 row, i32 he
 inline void tma_store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 
 // cp.async.bulk.wait_group.read 0: the sources of all this thread's stores may be overwritten.
-inline void tma_store_wait_read() {
-  asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
-}
+inline void tma_store_wait_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
 
 // cp.async.bulk.wait_group 0: all this thread's stores are complete.
 inline void tma_store_wait() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
 
 // fence.proxy.async: this thread's ordinary shared-memory writes come before later asynchronous
 // accesses that are ordered after it.
-inline void fence_proxy_async() {
-  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-}
+inline void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 }  // namespace fulmen::ptx

@@ -1,10 +1,10 @@
 // SPDX-FileCopyrightText: fulmen contributors
 // SPDX-License-Identifier: Apache-2.0
 //
-// Matrix products of a warpgroup: D (64 x N, float32, in registers) (+)= A (64 x 16) B (16 x N), 16-bit
-// inputs. They are asynchronous: fence before the first of a batch, commit it, wait before touching D
-// or overwriting A, B. PTX ISA 9.0, section 9.7.15. The fragment: float i of thread t is row
-// 16 (t / 32) + t % 32 / 4 + 8 (i / 2 % 2), column 8 (i / 4) + 2 (t % 4) + i % 2.
+// Matrix products of a warpgroup: D (64 x N, float32, in registers) (+)= A (64 x 16) B (16 x N),
+// 16-bit inputs. They are asynchronous: fence before the first of a batch, commit it, wait before
+// touching D or overwriting A, B. PTX ISA 9.0, section 9.7.15. The fragment: float i of thread t is
+// row 16 (t / 32) + t % 32 / 4 + 8 (i / 2 % 2), column 8 (i / 4) + 2 (t % 4) + i % 2.
 // The macros spell out operand lists, which C++ templates cannot; they end with this file.
 #pragma once
 
@@ -25,8 +25,8 @@ inline void wgmma_wait() {
 }
 
 // A matrix in shared memory, rows of 64 elements (128 bytes) with 128-byte swizzle, as the lower
-// word of a descriptor; the upper word is the constant kDescriptorHigh: 1,024 bytes from one group of
-// 8 rows to the next, swizzle code 1. `chunk_bytes` leads from 64 columns to the next 64 where the
+// word of a descriptor; the upper word is the constant 0x40000040: 1,024 bytes from one group of 8
+// rows to the next, 128-byte swizzle. `chunk_bytes` leads from 64 columns to the next 64 where the
 // columns are the N of a transposed B (row-major V), and is ignored elsewhere.
 constexpr u32 wgmma_descriptor(u32 shared, u32 chunk_bytes) {
   return ((shared & 0x3ffffu) >> 4) | ((chunk_bytes >> 4) << 16);
@@ -63,7 +63,8 @@ constexpr u32 wgmma_descriptor(u32 shared, u32 chunk_bytes) {
   asm volatile(                                                                                   \
       "{.reg .pred p; .reg .b32 h; .reg .b64 a, b; setp.ne.b32 p, " P ", 0; mov.b32 h, 0x40000040;"\
       "mov.b64 a, {" A ", h}; mov.b64 b, {" B ", h};"                                             \
-      "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE " {" FULMEN_R##R "}, a, b, p, 1, 1,"\
+      "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE                             \
+      " {" FULMEN_R##R "}, a, b, p, 1, 1,"                                                        \
       "0, " T ";}"                                                                                \
       : FULMEN_D##R                                                                               \
       : "r"(a), "r"(b), "r"(static_cast<i32>(accumulate)), "n"(kTransposeB ? 1 : 0))
@@ -72,7 +73,8 @@ constexpr u32 wgmma_descriptor(u32 shared, u32 chunk_bytes) {
   asm volatile(                                                                                   \
       "{.reg .pred p; .reg .b32 h; .reg .b64 b; setp.ne.b32 p, " P ", 0; mov.b32 h, 0x40000040;"  \
       "mov.b64 b, {" B ", h};"                                                                    \
-      "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE " {" FULMEN_R##R "}, {" A0 ", " A1\
+      "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE                             \
+      " {" FULMEN_R##R "}, {" A0 ", " A1                                                          \
       ", " A2 ", " A3 "}, b, p, 1, 1, " T ";}"                                                    \
       : FULMEN_D##R                                                                               \
       : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b), "r"(static_cast<i32>(accumulate)),            \
@@ -82,18 +84,18 @@ constexpr u32 wgmma_descriptor(u32 shared, u32 chunk_bytes) {
 // wgmma_rs: A in registers, in the layout of D with neighbouring columns packed into one register.
 // kTransposeB: B lies K x N in shared memory (row-major V), else N x K (row-major K).
 #define FULMEN_WGMMA(N, R, X0, X1, X2, X3, X4, X5, X6)                                            \
-  template <Dtype kDtype, bool kTransposeB>                                                       \
+  template <DType kDType, bool kTransposeB>                                                       \
   inline void wgmma_ss(float (&d)[N / 2], u32 a, u32 b, bool accumulate) {                        \
-    if constexpr (kDtype == Dtype::kBf16) {                                                       \
+    if constexpr (kDType == DType::kBFloat16) {                                                       \
       FULMEN_SS(N, "bf16", R, X0, X1, X2, X3);                                                    \
     } else {                                                                                      \
       FULMEN_SS(N, "f16", R, X0, X1, X2, X3);                                                     \
     }                                                                                             \
   }                                                                                               \
-  template <Dtype kDtype, bool kTransposeB>                                                       \
+  template <DType kDType, bool kTransposeB>                                                       \
   inline void wgmma_rs(float (&d)[N / 2], u32 a0, u32 a1, u32 a2, u32 a3, u32 b,                  \
                        bool accumulate) {                                                         \
-    if constexpr (kDtype == Dtype::kBf16) {                                                       \
+    if constexpr (kDType == DType::kBFloat16) {                                                       \
       FULMEN_RS(N, "bf16", R, X0, X1, X2, X3, X4, X5, X6);                                        \
     } else {                                                                                      \
       FULMEN_RS(N, "f16", R, X0, X1, X2, X3, X4, X5, X6);                                         \

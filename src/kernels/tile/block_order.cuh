@@ -3,8 +3,8 @@
 //
 // In which order query blocks are handed out. Heads form groups whose keys and values fit the L2
 // cache together; a group is finished before the next one starts. Inside a group the query blocks
-// with the most visible keys come first (under a causal mask the last ones), so that the shortest are
-// left to even out the end. Plain integers, shared by kernels, planner and tests.
+// with the most visible keys come first (under a causal mask the last ones), so that the shortest
+// are left to even out the end. Plain integers, shared by kernels, planner and tests.
 #pragma once
 
 #include "kernels/base.cuh"
@@ -19,7 +19,7 @@ struct QueryBlock {
 
 struct BlockOrder {
   i32 num_q_blocks;
-  i32 heads;            // query heads of one batch entry
+  i32 heads;  // query heads of one batch entry
   i32 batch;
   i32 heads_per_group;  // >= 1
   bool last_first;      // the last query blocks see the most keys

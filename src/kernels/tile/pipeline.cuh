@@ -2,9 +2,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Rings of buffers between one producer and several consumers. Buffer i has two mbarriers: `full`
-// (producer -> consumers: the data has landed) and `empty` (consumers -> producer: it was read). Both
-// sides walk the ring in the same order, each with a Cursor of its own; the parity flips with every
-// round. Called by the sm90 kernels; every address is in shared memory.
+// (producer -> consumers: the data has landed) and `empty` (consumers -> producer: it was read).
+// Both sides walk the ring in the same order, each with a Cursor of its own; the parity flips with
+// every round. Called by the sm90 kernels; every address is in shared memory.
 #pragma once
 
 #include "kernels/ptx/mbarrier.cuh"
@@ -26,9 +26,9 @@ struct Cursor {
 
 template <i32 kBuffers>
 struct Ring {
-  u32 data;          // buffer i begins at data + i * buffer_bytes
+  u32 data;  // buffer i begins at data + i * buffer_bytes
   u32 buffer_bytes;
-  u32 barriers;      // full 0, empty 0, full 1, empty 1, ...
+  u32 barriers;  // full 0, empty 0, full 1, empty 1, ...
 
   static constexpr u32 kBarrierBytes = 16 * kBuffers;
 
@@ -44,7 +44,8 @@ struct Ring {
     }
   }
 
-  // Producer: waits until the buffer is free, then announces the bytes to come. A fresh ring is free.
+  // Producer: waits until the buffer is free, then announces the bytes to come. A fresh ring is
+  // free.
   void acquire(Cursor<kBuffers> at) const {
     ptx::mbarrier_wait(empty(at), at.parity ^ 1);
     ptx::mbarrier_arrive_expect(full(at), buffer_bytes);

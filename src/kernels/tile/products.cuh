@@ -2,8 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The two matrix products of attention on one warpgroup's 64 query rows, as batches of wgmma that
-// are issued and committed here and waited for by the caller. Tiles in shared memory are chunks of 64
-// columns (128 bytes, swizzled), one chunk after another.
+// are issued and committed here and waited for by the caller. Tiles in shared memory are chunks of
+// 64 columns (128 bytes, swizzled), one chunk after another.
 #pragma once
 
 #include "kernels/config.h"

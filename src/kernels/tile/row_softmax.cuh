@@ -2,12 +2,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Online softmax of the two query rows that a thread shares with the other three of its quad, on
-// scores in a wgmma fragment. Exponents are base 2: p = exp2(s c - m), c = scale log2(e), m = `shift`.
-// Exactness does not need m to be the maximum: any m gives the same quotient O / sum as long as
-// nothing leaves the range of float32. So full blocks may keep the m of the first block
-// (ShiftRule); `in_range` tells afterwards whether that was enough, and the caller repeats a block of
-// queries with the maximum of every block where it was not. Measured on H100 (see bench/results):
-// 5 to 10 % at d 64 and 128.
+// scores in a wgmma fragment. Exponents are base 2: p = exp2(s c - m), c = scale log2(e), m =
+// `shift`. Exactness does not need m to be the maximum: any m gives the same quotient O / sum as
+// long as nothing leaves the range of float32. So full blocks may keep the m of the first block
+// (ShiftRule); `in_range` tells afterwards whether that was enough, and the caller repeats a block
+// of queries with the maximum of every block where it was not. Measured on H100 (see
+// bench/results): 5 to 10 % at d 64 and 128.
 #pragma once
 
 #include "kernels/config.h"

@@ -2,8 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The way of a warpgroup's 64 x d_v output tile from wgmma fragments to global memory: through
-// shared memory and the copy engine, or from the registers, 16 bytes a thread. Called at the end of a
-// block of queries; rows past the end of the sequence are not written.
+// shared memory and the copy engine, or from the registers, 16 bytes a thread. Called at the end of
+// a block of queries; rows past the end of the sequence are not written.
 #pragma once
 
 #include "kernels/config.h"
@@ -15,7 +15,7 @@ namespace fulmen {
 
 // Writes the tile to shared memory: chunks of 64 columns, `chunk_bytes` apart, 128-byte rows,
 // 16-byte units of row r exchanged by r % 8 as the copy engine expects.
-template <Dtype kDtype, i32 kFloats>
+template <DType kDType, i32 kFloats>
 inline void stage_output_tile(const float (&O)[kFloats], u32 tile, u32 chunk_bytes) {
   const u32 thread = ptx::thread_index() % 128;
   const u32 lane = thread % 32;
@@ -27,7 +27,7 @@ inline void stage_output_tile(const float (&O)[kFloats], u32 tile, u32 chunk_byt
     ptx::U32x4 x;
 #pragma unroll
     for (i32 w = 0; w < 4; ++w) {
-      x.word[w] = ptx::pack<kDtype>(O[8 * i + 2 * w], O[8 * i + 2 * w + 1]);
+      x.word[w] = ptx::pack<kDType>(O[8 * i + 2 * w], O[8 * i + 2 * w + 1]);
     }
     ptx::stmatrix_x4(address, x);
   }
@@ -51,7 +51,7 @@ inline void transpose_quad(ptx::U32x4& x) {
 
 // Writes one row of the tile (0: the thread's first, 1: the one 8 further) to `out`, its first
 // element, if it is inside the sequence. All lanes of a quad take part.
-template <Dtype kDtype, i32 kFloats>
+template <DType kDType, i32 kFloats>
 inline void store_output_row(const float (&O)[kFloats], i32 row, u16* out, bool inside) {
   const u32 lane = ptx::thread_index() % 4;
 #pragma unroll
@@ -59,7 +59,7 @@ inline void store_output_row(const float (&O)[kFloats], i32 row, u16* out, bool 
     ptx::U32x4 x;
 #pragma unroll
     for (i32 w = 0; w < 4; ++w) {
-      x.word[w] = ptx::pack<kDtype>(O[16 * i + 4 * w + 2 * row], O[16 * i + 4 * w + 2 * row + 1]);
+      x.word[w] = ptx::pack<kDType>(O[16 * i + 4 * w + 2 * row], O[16 * i + 4 * w + 2 * row + 1]);
     }
     transpose_quad(x);
     if (inside) ptx::store_global_x4(out + 32 * i + 8 * lane, x);

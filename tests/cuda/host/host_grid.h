@@ -3,8 +3,8 @@
 //
 // Running a kernel on the host: blocks one after the other, the threads of a block as coroutines on
 // stacks of their own that take turns at every meeting point. Threads of a block must meet equally
-// often, which the general kernels do. Shared memory starts as NaN bytes and out of it nothing leaks
-// from block to block.
+// often, which the general kernels do. Shared memory starts as NaN bytes and out of it nothing
+// leaks from block to block.
 #pragma once
 
 #include <cstddef>

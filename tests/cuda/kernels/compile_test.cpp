@@ -2,10 +2,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The general kernels compile for every architecture with a real NVRTC and pass the gate. Needs no
-// GPU and no driver. FULMEN_TEST_NVRTC names the compiler, a file or a folder; without one the tests
-// are skipped. Each entry meets each architecture once, with dtypes in turn; FULMEN_TEST_FULL=1 takes
-// all combinations. This is a program of its own because a real NVRTC calls into any library named
-// libcuda.so.1 that is loaded, and the other tests load a fake one.
+// GPU and no driver. FULMEN_TEST_NVRTC names the compiler, a file or a folder; without one the
+// tests are skipped. Each entry meets each architecture once, with dtypes in turn;
+// FULMEN_TEST_FULL=1 takes all combinations. This is a program of its own because a real NVRTC
+// calls into any library named libcuda.so.1 that is loaded, and the other tests load a fake one.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -19,7 +19,8 @@
 namespace fulmen::cuda {
 namespace {
 
-constexpr const char* kArchs[] = {"sm_75", "sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120a"};
+constexpr const char* kArchs[] = {"sm_75",  "sm_80",   "sm_86",  "sm_89",
+                                  "sm_90a", "sm_100a", "sm_120a"};
 
 struct Job {
   KernelSpec spec;
@@ -81,6 +82,9 @@ void expect_all_compile(const std::vector<std::vector<KernelSpec>>& entries) {
 }
 
 TEST(CompileKernels, Naive) { expect_all_compile(naive_specs()); }
+
+// Tiles for the least shared memory of the architectures, so that one list serves all.
+TEST(CompileKernels, Simt) { expect_all_compile(simt_specs(64 * 1024)); }
 
 }  // namespace
 }  // namespace fulmen::cuda

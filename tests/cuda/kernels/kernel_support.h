@@ -1,15 +1,15 @@
 // SPDX-FileCopyrightText: fulmen contributors
 // SPDX-License-Identifier: Apache-2.0
 //
-// Running kernels on the host for drawn problems, and judging the results.
+// Running kernels on the host for drawn problems.
 #pragma once
 
 #include <gtest/gtest.h>
 
-#include "../../cpu/random_problem.h"
 #include "../../cpu/tiled_support.h"
 #include "cuda/fma_kernels.h"
 #include "cuda/params.h"
+#include "expect_close.h"
 #include "host_grid.h"
 
 namespace fulmen::test {
@@ -19,15 +19,18 @@ void run_kernel(const cuda::KernelLaunch& launch, const Kernel& kernel) {
   host::run_grid(launch.num_blocks, launch.spec.num_threads, launch.spec.shared_bytes, kernel);
 }
 
-inline void expect_close(const Request& actual, const Request& expected,
-                         const std::vector<Array>& outputs, unsigned seed) {
-  for (const Array output : outputs) {
-    const Tensor& stored = actual.arrays[output];
-    if (!stored.present()) continue;
-    const Difference difference = compare(stored, expected.arrays[output]);
-    const double allowed = tolerance(expected.arrays[Array::kQ].dtype, stored.dtype);
-    EXPECT_LE(difference.largest, allowed * max(difference.magnitude, 1.0))
-        << "seed " << seed << ", " << name(output);
+// Run<kDType>::run(p) for the dtype of q.
+template <template <DType> class Run>
+void for_dtype(const AttentionParams& p) {
+  switch (p.q.dtype) {
+    case DType::kFloat64:
+      return Run<DType::kFloat64>::run(p);
+    case DType::kFloat32:
+      return Run<DType::kFloat32>::run(p);
+    case DType::kFloat16:
+      return Run<DType::kFloat16>::run(p);
+    default:
+      return Run<DType::kBFloat16>::run(p);
   }
 }
 

@@ -1,28 +1,18 @@
 // SPDX-FileCopyrightText: fulmen contributors
 // SPDX-License-Identifier: Apache-2.0
 //
-// The naive kernels' own text, compiled for the host, against the scalar oracle over drawn problems.
-#include "kernels/backward_naive.cuh"
-
+// The naive kernels' own text, compiled for the host, against the scalar oracle over drawn
+// problems.
 #include <gtest/gtest.h>
 
 #include "cpu/backend.h"
 #include "cuda/fma_kernels.h"
 #include "kernel_support.h"
+#include "kernels/backward_naive.cuh"
+#include "planted.h"
 
 namespace fulmen::test {
 namespace {
-
-// Calls run<kDType>() for the dtype of q.
-template <template <DType> class Run>
-void for_dtype(const AttentionParams& p) {
-  switch (p.q.dtype) {
-    case DType::kFloat64: return Run<DType::kFloat64>::run(p);
-    case DType::kFloat32: return Run<DType::kFloat32>::run(p);
-    case DType::kFloat16: return Run<DType::kFloat16>::run(p);
-    default: return Run<DType::kBFloat16>::run(p);
-  }
-}
 
 template <DType kDType>
 constexpr FmaConfig config_of() {
@@ -81,6 +71,23 @@ TEST_P(Naive, BackwardAgreesWithTheOracle) {
     cpu::scalar_backward(validate(expected, Pointers::kChecked));
     for_dtype<Backward>(cuda::attention_params(validate(actual, Pointers::kChecked)));
     expect_close(actual, expected, outputs_of(Operation::kBackward), seed);
+  }
+}
+
+TEST(NaivePlanted, WhatIsHiddenDoesNotShow) {
+  for (const DType dtype : {DType::kFloat64, DType::kFloat32, DType::kFloat16, DType::kBFloat16}) {
+    RandomProblem random(7);
+    const Request expected = planted_request(random, dtype);
+    const Request actual = with_fresh_outputs(random, expected);
+    cpu::scalar_forward(validate(expected, Pointers::kChecked));
+    for_dtype<Forward>(cuda::attention_params(validate(actual, Pointers::kChecked)));
+    expect_close(actual, expected, {Array::kO, Array::kLse}, 7);
+
+    const Request gradients = to_backward(random, expected, 7);
+    const Request others = with_fresh_outputs(random, gradients);
+    cpu::scalar_backward(validate(gradients, Pointers::kChecked));
+    for_dtype<Backward>(cuda::attention_params(validate(others, Pointers::kChecked)));
+    expect_close(others, gradients, outputs_of(Operation::kBackward), 7);
   }
 }
 

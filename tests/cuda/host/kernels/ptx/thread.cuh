@@ -1,8 +1,8 @@
 // SPDX-FileCopyrightText: fulmen contributors
 // SPDX-License-Identifier: Apache-2.0
 //
-// The host's version of src/kernels/ptx/thread.cuh, as far as naive and simt kernels need it: where a
-// thread stands, the barrier of the block, shuffles. host_grid.h runs the threads.
+// The host's version of src/kernels/ptx/thread.cuh, as far as naive and simt kernels need it: where
+// a thread stands, the barrier of the block, shuffles. host_grid.h runs the threads.
 #pragma once
 
 #include "host_grid.h"

@@ -1,9 +1,8 @@
 // SPDX-FileCopyrightText: fulmen contributors
 // SPDX-License-Identifier: Apache-2.0
 //
-// Every precondition of a dense forward call, for calls and for plans.
-#include <cmath>
-
+// Every precondition of a dense forward call on one array: presence, rank, extents, strides,
+// pointer, dtype, shape; for calls and for plans.
 #include "api/refusal.h"
 
 namespace fulmen::test {
@@ -11,7 +10,7 @@ namespace {
 
 using T = fulmen_tensors;
 
-const Refusal kForward[] = {
+const Refusal kRows[] = {
     // presence
     {"no q",
      [](TestCall& c) { c.remove(&T::q); },
@@ -238,171 +237,14 @@ const Refusal kForward[] = {
      },
      FULMEN_ERROR_SHAPE,
      {"q_ids has shape (2)", "q_row = 3"}},
-
-    // options
-    {"infinite scale",
-     [](TestCall& c) { c.problem.scale = HUGE_VAL; },
-     FULMEN_ERROR_ARGUMENT,
-     {"scale is inf", "finite"}},
-    {"negative softcap",
-     [](TestCall& c) { c.problem.softcap = -1; },
-     FULMEN_ERROR_ARGUMENT,
-     {"softcap is -1", "> 0, or 0"}},
-    {"NaN softcap",
-     [](TestCall& c) { c.problem.softcap = std::nan(""); },
-     FULMEN_ERROR_ARGUMENT,
-     {"softcap is nan"}},
-    {"infinite softcap",
-     [](TestCall& c) { c.problem.softcap = HUGE_VAL; },
-     FULMEN_ERROR_ARGUMENT,
-     {"softcap is inf"}},
-    {"causal 2",
-     [](TestCall& c) { c.problem.causal = 2; },
-     FULMEN_ERROR_ARGUMENT,
-     {"causal is 2", "0 or 1"}},
-    {"alignment 7",
-     [](TestCall& c) { set_number(c.problem.alignment, 7); },
-     FULMEN_ERROR_ARGUMENT,
-     {"alignment is 7", "0 to 1"}},
-    {"causal with a right window",
-     [](TestCall& c) {
-       c.problem.causal = 1;
-       c.problem.window_right = 3;
-     },
-     FULMEN_ERROR_ARGUMENT,
-     {"window_right is 3", "causal", "window_right = 0"}},
-    {"window_left -2",
-     [](TestCall& c) { c.problem.window_left = -2; },
-     FULMEN_ERROR_ARGUMENT,
-     {"window_left is -2", "-1: no limit"}},
-    {"window_right -2",
-     [](TestCall& c) { c.problem.window_right = -2; },
-     FULMEN_ERROR_ARGUMENT,
-     {"window_right is -2"}},
-    {"prefix without causal",
-     [](TestCall& c) { c.problem.prefix = 2; },
-     FULMEN_ERROR_ARGUMENT,
-     {"prefix is 2 without causal", "set causal"}},
-    {"negative prefix",
-     [](TestCall& c) {
-       c.problem.causal = 1;
-       c.problem.prefix = -1;
-     },
-     FULMEN_ERROR_ARGUMENT,
-     {"prefix is -1"}},
-    {"negative chunk",
-     [](TestCall& c) { c.problem.chunk = -4; },
-     FULMEN_ERROR_ARGUMENT,
-     {"chunk is -4"}},
-    {"dropout_p 1.5",
-     [](TestCall& c) { c.problem.dropout_p = 1.5; },
-     FULMEN_ERROR_ARGUMENT,
-     {"dropout_p is 1.5", "0 to 1"}},
-    {"dropout_p -0.1",
-     [](TestCall& c) { c.problem.dropout_p = -0.1; },
-     FULMEN_ERROR_ARGUMENT,
-     {"dropout_p is -0.1"}},
-    {"dropout_p NaN",
-     [](TestCall& c) { c.problem.dropout_p = std::nan(""); },
-     FULMEN_ERROR_ARGUMENT,
-     {"dropout_p is nan"}},
-    {"rng_offset 2^32",
-     [](TestCall& c) { c.problem.rng_offset = uint64_t{1} << 32; },
-     FULMEN_ERROR_ARGUMENT,
-     {"rng_offset is 4294967296", "4294967295"}},
-    {"max_q of a dense problem",
-     [](TestCall& c) { c.problem.max_q = 3; },
-     FULMEN_ERROR_ARGUMENT,
-     {"max_q is 3 without cu_q"}},
-    {"max_kv of a dense problem",
-     [](TestCall& c) { c.problem.max_kv = 3; },
-     FULMEN_ERROR_ARGUMENT,
-     {"max_kv is 3 without"}},
-    {"deterministic 3",
-     [](TestCall& c) { c.problem.deterministic = 3; },
-     FULMEN_ERROR_ARGUMENT,
-     {"deterministic is 3"}},
-    {"batch_invariant -1",
-     [](TestCall& c) { c.problem.batch_invariant = -1; },
-     FULMEN_ERROR_ARGUMENT,
-     {"batch_invariant is -1"}},
-    {"backend cuda",
-     [](TestCall& c) { c.problem.backend = FULMEN_BACKEND_CUDA; },
-     FULMEN_ERROR_UNSUPPORTED,
-     {"backend is cuda", "CPU", "auto or cpu"}},
-    {"backend 9",
-     [](TestCall& c) { set_number(c.problem.backend, 9); },
-     FULMEN_ERROR_ARGUMENT,
-     {"backend is 9", "0 to 2"}},
-    {"implementation 9",
-     [](TestCall& c) { set_number(c.problem.implementation, 9); },
-     FULMEN_ERROR_ARGUMENT,
-     {"implementation is 9", "0 to 2"}},
-
-    // overlaps
-    {"o on q",
-     [](TestCall& c) { c.tensors.o.data = c.tensors.q.data; },
-     FULMEN_ERROR_ARGUMENT,
-     {"o overlaps q", "share no byte"}},
-    {"lse on o",
-     [](TestCall& c) { c.tensors.lse.data = c.tensors.o.data; },
-     FULMEN_ERROR_ARGUMENT,
-     {"o overlaps lse"}},
-    {"lse on the last byte of o",
-     [](TestCall& c) {
-       c.tensors.lse.data = static_cast<char*>(c.tensors.o.data) + size_of(c.tensors.o) - 1;
-       c.tensors.lse.strides[0] = c.tensors.lse.strides[1] = c.tensors.lse.strides[2] = 0;
-       set_shape(c.tensors.lse, {2, 4, 3});
-     },
-     FULMEN_ERROR_ARGUMENT,
-     {"o overlaps lse"}},
-    {"o broadcast over the batch",
-     [](TestCall& c) { c.tensors.o.strides[0] = 0; },
-     FULMEN_ERROR_ARGUMENT,
-     {"o has strides", "place of its own"}},
-    {"rows of o that run into each other",
-     [](TestCall& c) { c.tensors.o.strides[2] = 5; },
-     FULMEN_ERROR_ARGUMENT,
-     {"o has strides"}},
-
-    // lengths
-    {"negative length",
-     [](TestCall& c) { c.indices(&T::q_lengths, {1, -1}); },
-     FULMEN_ERROR_ARGUMENT,
-     {"q_lengths[1] is -1", "3 rows of q", "0 to 3"}},
-    {"length beyond the rows",
-     [](TestCall& c) { c.indices(&T::kv_lengths, {6, 1}); },
-     FULMEN_ERROR_ARGUMENT,
-     {"kv_lengths[0] is 6", "5 rows of k", "0 to 5"}},
 };
 
-TEST(Refusal, OfForwardCalls) {
-  for (const Refusal& row : kForward) {
-    SCOPED_TRACE(row.label);
-    TestCall call;
-    row.spoil(call);
-    expect_refused(call, row, call.forward());
-  }
+TEST(RefusalOfArrays, ByCalls) {
+  for (const Refusal& row : kRows) expect_call_refuses(row);
 }
 
-// What a plan can see, a plan refuses: all rows above but those about pointers and contents.
-TEST(Refusal, OfPlansToo) {
-  for (const Refusal& row : kForward) {
-    SCOPED_TRACE(row.label);
-    TestCall call;
-    row.spoil(call);
-    const std::string first_word = row.words.front();
-    const bool needs_memory = first_word.find("overlaps") != std::string::npos ||
-                              first_word.find("elements") != std::string::npos ||
-                              first_word.find("lengths[") != std::string::npos;
-    int never_set = 0;
-    fulmen_plan* plan = reinterpret_cast<fulmen_plan*>(&never_set);
-    const fulmen_status status =
-        fulmen_plan_create(&call.problem, &call.tensors, FULMEN_OPERATION_FORWARD, &plan);
-    EXPECT_EQ(status, needs_memory ? FULMEN_OK : row.status) << fulmen_last_error();
-    EXPECT_EQ(plan == nullptr, !needs_memory);
-    fulmen_plan_destroy(plan);
-  }
+TEST(RefusalOfArrays, ByPlans) {
+  for (const Refusal& row : kRows) expect_plan_refuses(row);
 }
 
 }  // namespace

@@ -1,0 +1,149 @@
+// SPDX-FileCopyrightText: fulmen contributors
+// SPDX-License-Identifier: Apache-2.0
+//
+// What the three roles of forward_sm90 share: the layout of shared memory with its barriers, and
+// the mail by which the planner tells the loader and the consumers what to do next.
+#pragma once
+
+#include "kernels/attention/block_range.cuh"
+#include "kernels/config.h"
+#include "kernels/ptx/memory.cuh"
+#include "kernels/ptx/thread.cuh"
+#include "kernels/tile/block_order.cuh"
+#include "kernels/tile/pipeline.cuh"
+
+namespace fulmen {
+
+// Shared memory: Q, K, V, O, then the mailbox and the barriers.
+template <AttentionConfig kConfig>
+struct ForwardShared {
+  u32 base;
+
+  using QCursor = Cursor<kConfig.q_buffers>;
+  using KvCursor = Cursor<kConfig.stages>;
+  static constexpr u32 kK = kConfig.q_buffers * kConfig.q_bytes();
+  static constexpr u32 kV = kK + kConfig.stages * kConfig.k_bytes();
+  static constexpr u32 kO = kV + kConfig.stages * kConfig.v_bytes();
+  static constexpr u32 kMail = kO + kConfig.o_bytes();
+  static constexpr u32 kMailBytes = 32 + 32 * kConfig.warpgroups;
+  static constexpr u32 kBarriers = kMail + 2 * kMailBytes;
+  static constexpr u32 kQBarriers = kBarriers + 48;
+  static constexpr u32 kKBarriers = kQBarriers + Ring<kConfig.q_buffers>::kBarrierBytes;
+  static constexpr u32 kVBarriers = kKBarriers + Ring<kConfig.stages>::kBarrierBytes;
+  static_assert(kVBarriers + Ring<kConfig.stages>::kBarrierBytes <= u32(kConfig.shared_bytes()));
+
+  constexpr Ring<kConfig.q_buffers> q() const {
+    return {base, u32(kConfig.q_bytes()), base + kQBarriers};
+  }
+  constexpr Ring<kConfig.stages> k() const {
+    return {base + kK, u32(kConfig.k_bytes()), base + kKBarriers};
+  }
+  constexpr Ring<kConfig.stages> v() const {
+    return {base + kV, u32(kConfig.v_bytes()), base + kVBarriers};
+  }
+  constexpr u32 o() const { return base + kO; }
+
+  // The mailbox has two slots, used in turn. planner -> loader, consumers: `assigned`, the mail is
+  // written. loader -> planner: `nearly_loaded`, time to find the next block. consumers -> planner:
+  // `done`, this part is finished and `failed` set if a row left the range of float32.
+  constexpr u32 mail(u32 count) const { return base + kMail + count % 2 * kMailBytes; }
+  constexpr u32 failed(u32 count) const { return mail(count) + 16; }
+  constexpr u32 key_blocks(u32 count, u32 warpgroup) const {
+    return mail(count) + 32 + 32 * warpgroup;
+  }
+  constexpr u32 assigned(u32 count) const { return base + kBarriers + count % 2 * 8; }
+  constexpr u32 done(u32 count) const { return base + kBarriers + 16 + count % 2 * 8; }
+  static constexpr u32 parity(u32 count) { return count / 2 % 2; }  // of the two above
+  constexpr u32 nearly_loaded() const { return base + kBarriers + 32; }
+
+  void init() const {
+    q().init(kConfig.warpgroups);
+    k().init(kConfig.warpgroups);
+    v().init(kConfig.warpgroups);
+    for (u32 slot = 0; slot < 2; ++slot) {
+      ptx::mbarrier_init(assigned(slot), 1);
+      ptx::mbarrier_init(done(slot), 4 * kConfig.warpgroups);
+    }
+    ptx::mbarrier_init(nearly_loaded(), 1);
+    ptx::fence_mbarrier_init();
+  }
+};
+
+template <bool kIs>
+struct Flag {
+  static constexpr bool kValue = kIs;
+};
+
+// A block of queries to compute; q_block < 0: there is nothing more to do.
+struct Assignment {
+  QueryBlock block;
+  bool careful;  // the second attempt: the maximum of every block of keys is taken
+};
+
+// The part of the mask that a kernel with this MaskKind has to look at.
+template <AttentionConfig kConfig>
+constexpr IntervalMask effective_mask(const IntervalMask& mask) {
+  if constexpr (kConfig.mask == MaskKind::kLength) return IntervalMask{};
+  if constexpr (kConfig.mask == MaskKind::kUpper) {
+    IntervalMask upper;
+    upper.causal = mask.causal;
+    upper.window_right = mask.window_right;
+    upper.prefix = mask.prefix;
+    return upper;
+  }
+  return mask;
+}
+
+// Blocks of keys that rows [begin, begin + count) visit; one (all hidden) where they see nothing.
+template <AttentionConfig kConfig>
+constexpr BlockRange visited_blocks(const ForwardParams& params, i64 begin, i64 count) {
+  const i64 end = min<i64>(begin + count, params.shape.q_len);
+  if (begin >= end) return {{0, 1}, {0, 0}};
+  BlockRange range = visible_column_blocks(effective_mask<kConfig>(params.mask), params.shape,
+                                           {begin, end}, kConfig.kv_rows);
+  range.visit.end = max(range.visit.end, range.visit.begin + 1);
+  return range;
+}
+
+// What one warpgroup does with the blocks of keys, from the last to the first: skips what only
+// others see, masks the partial ones, and takes the full ones as they are.
+struct KeyBlocks {
+  i32 all_begin, begin, full_begin, full_end, end, all_end;
+};
+
+// all: what the whole thread block visits; own: what the rows of this warpgroup see.
+constexpr KeyBlocks key_blocks(const Interval& all, const BlockRange& own, bool mask_all) {
+  const i64 begin = max(own.visit.begin, all.begin);
+  const i64 end = clamp(own.visit.end, begin + 1, all.end);
+  const i64 full_begin = mask_all ? begin : clamp(own.full.begin, begin, end);
+  const i64 full_end = mask_all ? begin : clamp(own.full.end, full_begin, end);
+  return {i32(all.begin), i32(begin), i32(full_begin), i32(full_end), i32(end), i32(all.end)};
+}
+
+template <AttentionConfig kConfig>
+constexpr BlockOrder block_order(const ForwardParams& params) {
+  return {params.num_q_blocks, params.heads_q, params.batch, params.heads_per_group,
+          kConfig.longest_first && kConfig.mask != MaskKind::kLength};
+}
+
+template <AttentionConfig kConfig>
+inline Assignment read_assignment(const ForwardShared<kConfig>& shared, u32 count) {
+  const ptx::U32x4 mail = ptx::load_shared_x4(shared.mail(count));
+  return {
+      {ptx::broadcast(mail.word[0]), ptx::broadcast(mail.word[1]), ptx::broadcast(mail.word[2])},
+      ptx::broadcast(mail.word[3]) != 0};
+}
+
+template <AttentionConfig kConfig>
+inline KeyBlocks read_key_blocks(const ForwardShared<kConfig>& shared, u32 count, u32 warpgroup) {
+  const u32 mail = shared.key_blocks(count, warpgroup);
+  const ptx::U32x4 own = ptx::load_shared_x4(mail);
+  return {ptx::broadcast(ptx::load_shared(mail + 16)),
+          ptx::broadcast(own.word[0]),
+          ptx::broadcast(own.word[1]),
+          ptx::broadcast(own.word[2]),
+          ptx::broadcast(own.word[3]),
+          ptx::broadcast(ptx::load_shared(mail + 20))};
+}
+
+}  // namespace fulmen

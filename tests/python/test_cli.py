@@ -1,0 +1,327 @@
+# SPDX-FileCopyrightText: fulmen contributors
+# SPDX-License-Identifier: Apache-2.0
+"""The command line as a user meets it: exit codes, what is printed, files that are broken."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+import fulmen
+from fulmen.cli.main import main
+
+DATA = Path(__file__).resolve().parents[2] / "examples" / "data"
+DECODER, ENCODER = DATA / "decoder.safetensors", DATA / "encoder.safetensors"
+
+
+def program(*arguments: Any, **environment: str) -> Any:
+    """The program in a process of its own."""
+    return subprocess.run(
+        [sys.executable, "-m", "fulmen", *map(str, arguments)],
+        env={**os.environ, **environment}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def command(capsys: pytest.CaptureFixture[str]) -> Any:
+    """Runs the program in this process; what it printed, or with code 2 its one sentence."""
+
+    def run(*arguments: Any, code: int = 0) -> Any:
+        try:
+            returned = main([str(word) for word in arguments])
+        except SystemExit as ended:  # argparse
+            returned = int(ended.code or 0)
+        out, err = capsys.readouterr()
+        assert returned == code, out + err
+        if code == 2:
+            assert out == ""
+            assert err.startswith("fulmen")
+            assert err.count("\n") == 1, err
+            return err
+        assert "\x1b" not in out
+        return json.loads(out) if "--json" in arguments else out
+
+    return run
+
+
+def random_file(path: Path, metadata: dict[str, str] | None = None, **changes: Any) -> Path:
+    x = np.random.default_rng(0).standard_normal((1, 2, 8, 16)).astype(np.float32)
+    tensors = {"q": x, "k": x, "v": x, **changes}
+    save_file({name: t for name, t in tensors.items() if t is not None}, path, metadata)
+    return path
+
+
+def test_run_without_a_file_takes_the_example(
+    command: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = command("run", "--repeat", 1)
+    for words in ("decoder.safetensors", "200x4x64", "causal", "forward: tiled", "GFLOP/s", "text"):
+        assert words in text
+    rows = dict(re.findall(r"^(o|lse|dq|dk|dv) .*?(within rule|too far) +file", text, re.MULTILINE))
+    assert rows == dict.fromkeys(("o", "lse", "dq", "dk", "dv"), "within rule")
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("implementation", ["scalar", "tiled"])
+def test_real_decoder_in_every_dtype(command: Any, dtype: str, implementation: str) -> None:
+    named = ("--dtype", dtype, "--implementation", implementation)
+    (problem,) = command("run", DECODER, "--json", "--repeat", 1, *named)["problems"]
+    assert problem["dtype"] == dtype
+    lines = problem["accuracy"]
+    assert [line["result"] for line in lines] == ["o", "lse", "dq", "dk", "dv"]
+    assert {line["reference"] for line in lines} == {"file"}
+    assert all(line["passed"] for line in lines), lines
+    for operation in problem["operations"].values():
+        assert operation["explanation"]["implementation"] == implementation
+        assert operation["memory_bytes"] < operation["naive_bytes"]
+        assert operation["median_seconds"] > 0
+
+
+@pytest.mark.parametrize("prefix", ["layer0", "layer2", "layer5"])
+def test_real_encoder(command: Any, prefix: str) -> None:
+    found = command("run", ENCODER, "--json", "--repeat", 1, "--prefix", prefix)
+    assert [problem["name"] for problem in found["problems"]] == [prefix]
+    lines = found["problems"][0]["accuracy"]
+    assert [(line["result"], line["reference"]) for line in lines] == [
+        ("o", "file"),
+        ("lse", "file"),
+    ]
+    assert all(line["passed"] for line in lines), lines
+    pairs = 4 * (512**2 + 221**2 + 37**2)
+    assert found["problems"][0]["operations"]["forward"]["flops"] == 4 * 32 * pairs
+
+
+def test_memory_is_workspace_and_outputs(command: Any) -> None:
+    found = command("run", DECODER, "--json", "--repeat", 1)["problems"][0]["operations"]
+    outputs = 200 * 4 * (64 * 2 + 4 + 2 * 4)  # o, lse, stats
+    forward = found["forward"]
+    assert forward["memory_bytes"] == forward["workspace_bytes"] + outputs
+    assert forward["naive_bytes"] == 2 * 4 * 4 * 200 * 200 + 200 * 4 * (64 * 2 + 4)
+    assert forward["flops"] == 4 * 64 * 4 * (200 * 201 // 2)
+    backward = found["backward"]
+    gradients = 200 * 64 * 2 * (4 + 2 + 2)
+    assert backward["memory_bytes"] == backward["workspace_bytes"] + gradients
+    assert forward["naive_measured"]["peak_bytes"] > forward["naive_bytes"] / 2
+
+
+def test_results_are_written_and_can_be_judged_again(command: Any, tmp_path: Path) -> None:
+    out = tmp_path / "out.safetensors"
+    command("run", DECODER, "-o", out, "--repeat", 1)
+    results = load_file(out)
+    inputs = load_file(DECODER)
+    want = fulmen.attention_forward(
+        *(inputs[n] for n in "qkv"), causal=True, scale=0.125, layout="shd"
+    )
+    np.testing.assert_array_equal(results["o"], want.o)
+    np.testing.assert_array_equal(results["lse"], want.lse)
+    assert results["dq"].shape == inputs["q"].shape
+    many = tmp_path / "many.safetensors"
+    x = np.ones((2, 3, 4), ml_dtypes.bfloat16)
+    inputs = {f"{prefix}.{name}": x for prefix in ("a", "b.c") for name in "qkv"}
+    save_file(inputs, tmp_path / "two.safetensors")
+    command("run", tmp_path / "two.safetensors", "-o", many, "--repeat", 1)
+    assert sorted(load_file(many)) == ["a.lse", "a.o", "b.c.lse", "b.c.o"]
+    assert load_file(many)["b.c.o"].dtype == x.dtype
+
+
+def test_flags_override_and_the_reference_follows(command: Any) -> None:
+    found = command(
+        "run", DECODER, "--json", "--repeat", 1, "--no-causal", "--window", "7,3", "--softcap", 5,
+        "--scale", 0.2, "--alignment", "top_left",
+    )  # fmt: skip
+    problem = found["problems"][0]
+    assert {line["reference"] for line in problem["accuracy"]} == {"computed"}
+    assert all(line["passed"] for line in problem["accuracy"])
+    for words in ("not causal", "window (7, 3)", "softcap 5.0", "scale 0.2", "top_left"):
+        assert words in problem["options"]
+
+
+def test_a_wrong_reference_fails(command: Any, tmp_path: Path) -> None:
+    tensors = load_file(DECODER)
+    tensors["dv"] = tensors["dv"] * 1.1
+    file = tmp_path / "wrong.safetensors"
+    save_file(tensors, file, {"layout": "shd", "causal": "true", "scale": "0.125"})
+    text = command("run", file, "--repeat", 1, code=1)
+    assert re.search(r"^dv .*too far", text, re.MULTILINE)
+    assert re.search(r"^dq .*within rule", text, re.MULTILINE)
+
+
+def test_every_tensor_that_a_file_may_hold(command: Any, tmp_path: Path) -> None:
+    x = np.random.default_rng(1).standard_normal((2, 2, 8, 16)).astype(np.float32)
+    file = random_file(
+        tmp_path / "all.safetensors", {"window": "3,0", "softcap": "4"}, q=x, k=x, v=x, do=x,
+        bias=x[:1, :, :, :8].copy(), mask=np.tri(8, dtype=bool), sinks=x[0, 0, 0, :2].copy(),
+        lengths=np.array([8, 5], np.int32),
+    )  # fmt: skip
+    problem = command("run", file, "--json", "--repeat", 1)["problems"][0]
+    judged = {line["result"]: line["passed"] for line in problem["accuracy"]}
+    assert judged == dict.fromkeys(("o", "lse", "dq", "dk", "dv", "dbias", "dsinks"), True)
+    assert "lengths [8, 5]" in problem["options"]
+
+
+def test_broken_files(command: Any, tmp_path: Path) -> None:
+    whole = DECODER.read_bytes()
+    x = np.ones((1, 2, 8, 16), np.float32)
+    broken = {
+        "cut in the data": whole[:100_000],
+        "cut in the header": whole[:100],
+        "empty": b"",
+        "not safetensors": b"PK\x03\x04" + bytes(1000),
+        "a header of JSON that is none": (64).to_bytes(8, "little") + b"{" * 64,
+    }
+    for name, content in broken.items():
+        file = tmp_path / f"{name}.safetensors"
+        file.write_bytes(content)
+        assert "is not a whole safetensors file" in command("run", file, code=2)
+    assert "is not a file" in command("run", tmp_path / "absent.safetensors", code=2)
+    assert "is not a file" in command("run", tmp_path, code=2)
+    wrong: list[tuple[str, dict[str, Any], dict[str, str] | None]] = [
+        ("no tensor q", {"q": None}, None),
+        ("has q and no k", {"k": None}, None),
+        ("dim_qk differs", {"k": x[..., :8].copy()}, None),
+        ("allowed is float64", {"q": x.astype(np.int32)}, None),
+        ("names 3", {}, {"layout": "shd"}),
+        ("allowed are 'bhsd'", {}, {"layout": "x"}),
+        ("'maybe'", {}, {"causal": "maybe"}),
+        ("'big'", {}, {"scale": "big"}),
+        ("window='1,2,3'", {}, {"window": "1,2,3"}),
+        ("the reference o has shape", {"o": x[:, :, :4].copy()}, None),
+        ("softcap is -1", {}, {"softcap": "-1"}),
+        ("mask has shape", {"mask": np.ones((3, 3), bool)}, None),
+        ("cu_q", {"cu_seqlens": np.array([0, 9], np.int32), "q": x[0], "k": x[0], "v": x[0]}, None),
+    ]
+    for words, changes, metadata in wrong:
+        file = random_file(tmp_path / "wrong.safetensors", metadata, **changes)
+        assert words in command("run", file, code=2)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("walk",), "walk"),
+        (("run", "--window", "a"), "window='a'"),
+        (("run", "--dtype", "int8"), "int8"),
+        (("run", "--prefix", "layer9"), "layer9"),
+        (("run", "--repeat", "-1"), "--repeat"),
+        (("run", "--implementation", "sm90"), "'tiled'"),
+        (("run", "--backend", "cuda"), "cpu"),
+        (("run", "-o", "/nowhere/at/all"), "cannot be written"),
+        (("verify", "no_such_case"), "no_such_case"),
+        (("verify", "--backend", "cuda"), "cpu"),
+        (("explain", "8x8"), "BATCHxHEADSxROWSxDIM"),
+        (("explain", "1x3x8x64", "--kv-heads", "2"), "multiple"),
+        (("explain", "1x1x8x1000"), "576"),
+        (("explain", "1x1x8x64", "--softcap", "-1"), "softcap"),
+    ],
+)
+def test_bad_command_lines(command: Any, arguments: tuple[str, ...], words: str) -> None:
+    assert words in command(*arguments, code=2)
+
+
+def test_explain_a_shape(command: Any) -> None:
+    text = command("explain", "2x8x1024x64", "--causal")
+    assert "forward: tiled on cpu" in text
+    assert "2.15 GFLOP" in text
+    found = command(
+        "explain",
+        "64x64x131072x128",
+        "--dtype",
+        "bfloat16",
+        "--backward",
+        "--kv-heads",
+        8,
+        "--json",
+    )
+    assert found["operation"] == "backward"
+    assert found["flops"] == pytest.approx(2.5 * 4 * 128 * 64 * 64 * 131072.0**2)
+
+
+def test_doctor_finds_everything_well(command: Any) -> None:
+    text = command("doctor")
+    assert "everything works" in text
+    found = command("doctor", "--json")
+    assert found["healthy"]
+    states = {f["what"]: f["state"] for f in found["findings"]}
+    assert states["scalar"] == states["tiled"] == states["libfulmen"] == "ok"
+
+
+def test_doctor_says_what_is_wrong(tmp_path: Path) -> None:
+    path = str(tmp_path / "libfulmen.so")
+    done = program("doctor", "--json", FULMEN_LIBRARY=path)
+    assert done.returncode == 1
+    found = json.loads(done.stdout)
+    bad = [f for f in found["findings"] if f["state"] == "problem"]
+    assert [f["what"] for f in bad] == ["libfulmen"]
+    assert path in bad[0]["found"]
+
+
+def test_verify_ends_with_the_counts(command: Any) -> None:
+    text = command("verify", "decode_k3?", "--jobs", 2)
+    last = text.strip().splitlines()[-1]
+    match = re.fullmatch(r"(\d+) passed, 0 failed, (\d+) skipped", last)
+    assert match, text
+    assert int(match[1]) > 4
+    found = command("verify", "decode_k3?", "--implementation", "scalar", "--jobs", 1, "--json")
+    assert found["failed"] == 0
+    assert {run["implementation"] for run in found["runs"]} == {"scalar"}
+    assert len(found["runs"]) == found["passed"] == int(match[1]) // 2
+
+
+def test_verify_fails_where_a_case_does(command: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from fulmen.cli import verify
+
+    line = ("a_case", "tiled", "failed", 2.5, "o: error 5 of 2 allowed in row (0, 0, 1)")
+    monkeypatch.setattr(verify, "run_chunk", lambda chunk: [line])
+    text = command("verify", "decode_k3?", "--implementation", "tiled", "--jobs", 1, code=1)
+    assert "error 5 of 2 allowed in row (0, 0, 1)" in text
+    assert "failed, 0 skipped" in text.strip().splitlines()[-1]
+
+
+def test_a_process_has_no_traceback_and_the_exit_code(tmp_path: Path) -> None:
+    file = tmp_path / "cut.safetensors"
+    file.write_bytes(DECODER.read_bytes()[:100])
+    done = program("run", file)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.count("\n") == 1
+    assert "is not a whole safetensors file" in done.stderr
+    assert program("explain", "1x1x8x8").returncode == 0
+
+
+def test_version_and_help(command: Any) -> None:
+    assert command("--version").strip() == f"fulmen {fulmen.__version__}"
+    for words in ("run", "verify", "explain", "doctor"):
+        assert words in command("--help")
+        assert "usage: fulmen" in command(words, "--help")
+
+
+def test_colour_only_on_a_terminal_that_wants_it() -> None:
+    pty = pytest.importorskip("pty", reason="no pseudo terminals here")
+    doctor = [sys.executable, "-m", "fulmen", "doctor"]
+    coloured = {}
+    for no_colour in ("", "1"):
+        env = {**os.environ, "TERM": "xterm-256color", "NO_COLOR": no_colour}
+        parent, child = pty.openpty()
+        with subprocess.Popen(doctor, env=env, stdout=child, stderr=child, stdin=child) as running:
+            os.close(child)
+            text = b""
+            try:
+                while chunk := os.read(parent, 4096):
+                    text += chunk
+            except OSError:  # the other end is closed
+                pass
+            assert running.wait() == 0
+        os.close(parent)
+        coloured[no_colour] = b"\x1b[32m" in text
+    assert coloured == {"": True, "1": False}
