@@ -5,7 +5,7 @@
     python compile.py forward_configs.json OUT [NAME ...]   -> OUT/<name>.cubin, OUT/report.txt
 
 Needs no GPU. Prints registers, spills and the compiler's complaints about serialised wgmma; exits
-with 1 if there are any of the latter. NVRTC is found in the nvidia-cuda-nvrtc wheel, or through NVRTC=.
+with 1 if there are any of the latter. NVRTC is found in the nvidia-cuda-nvrtc wheel, or by NVRTC=.
 """
 
 import ctypes
@@ -51,7 +51,7 @@ def kernel_source(name, kernel, config):
         f"constexpr AttentionConfig make() {{\n  AttentionConfig config;\n{fields}"
         "  return config;\n}\n"
         "constexpr AttentionConfig kConfig = make();\n"
-        "extern \"C\" __global__ void __launch_bounds__(kConfig.threads(), 1)\n"
+        'extern "C" __global__ void __launch_bounds__(kConfig.threads(), 1)\n'
         f"{name}(const __grid_constant__ ForwardTensorMaps maps,\n"
         "     const __grid_constant__ ForwardParams params) {\n"
         f"  {kernel}_sm90<kConfig>(maps, params);\n"
@@ -100,7 +100,7 @@ def main():
                 continue
             cubin, log = compile_cubin(nvrtc, name, kernel_source(name, "forward", config), headers)
             report.write(f"==== {name}\n{log}\n")
-            serialised = sorted(set(m.group(0) for m in SERIALISED.finditer(log)))
+            serialised = sorted({m.group(0) for m in SERIALISED.finditer(log)})
             used = re.findall(r"Used (\d+) registers", log)
             spills = re.findall(r"(\d+) bytes spill stores", log)
             bad = bad or cubin is None or bool(serialised)

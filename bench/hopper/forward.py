@@ -8,13 +8,14 @@
     python forward.py time BUILD forward_configs.json CELLS.json OUT.jsonl [FA3.so]
 
 CELLS.json: a list of [d, seqlen, causal, [[config name, heads per group], ...]]; 16,384 tokens and
-heads * d = 2048 in every cell. Timing: all competitors of a cell in random order, ROUNDS (5) rounds,
-25 ms idle before each visit, 2 warm calls, then MS (10) milliseconds of calls with the L2 flushed
-before each; the median over rounds of the medians ("burst": the card is power limited, a fixed order
-favours whoever follows a slow kernel). TFLOP/s by 4 B H S S d, causal counted half.
+heads * d = 2048 in every cell. Timing: all competitors of a cell in random order, ROUNDS (5)
+rounds, 25 ms idle before each visit, 2 warm calls, then MS (10) milliseconds of calls with the L2
+flushed before each; the median over rounds of the medians ("burst": the card is power limited, a
+fixed order favours whoever follows a slow kernel). TFLOP/s by 4 B H S S d, causal counted half.
 """
 
 import ctypes
+import functools
 import json
 import math
 import os
@@ -31,10 +32,19 @@ LIMIT_S = float(os.environ.get("LIMIT_S", "500"))
 
 class ForwardCall(ctypes.Structure):
     _fields_ = (
-        [(n, ctypes.c_void_p) for n in "q k v o lse counter stream".split()]
+        [(n, ctypes.c_void_p) for n in ["q", "k", "v", "o", "lse", "counter", "stream"]]
         + [
             (n, ctypes.c_int)
-            for n in "batch heads_q heads_kv q_len kv_len causal window_left heads_per_group".split()
+            for n in [
+                "batch",
+                "heads_q",
+                "heads_kv",
+                "q_len",
+                "kv_len",
+                "causal",
+                "window_left",
+                "heads_per_group",
+            ]
         ]
         + [("scale", ctypes.c_float), ("num_multiprocessors", ctypes.c_int)]
     )
@@ -53,15 +63,15 @@ class Kernels:
             path = os.path.join(build, name + ".cubin")
             if not os.path.exists(path):
                 continue
-            get = lambda key, default: int(text.get(key, default))  # noqa: B023
+
             self.configs[name] = c = {
                 "bf16": int("kFloat16" not in text.get("dtype", "")),
-                "d_qk": get("d_qk", 128),
-                "d_v": get("d_v", 128),
-                "warpgroups": get("warpgroups", 2),
-                "kv_rows": get("kv_rows", 128),
-                "stages": get("stages", 2),
-                "q_buffers": get("q_buffers", 1),
+                "d_qk": int(text.get("d_qk", 128)),
+                "d_v": int(text.get("d_v", 128)),
+                "warpgroups": int(text.get("warpgroups", 2)),
+                "kv_rows": int(text.get("kv_rows", 128)),
+                "stages": int(text.get("stages", 2)),
+                "q_buffers": int(text.get("q_buffers", 1)),
                 "stage_output": int(text.get("stage_output", "true") == "true"),
             }
             handle = self.library.fulmen_bench_load(path.encode(), name.encode(), *c.values())
@@ -76,9 +86,17 @@ class Kernels:
         call = ForwardCall(
             *[t.data_ptr() for t in (q, k, v, o, lse, self.counter)],
             torch.cuda.current_stream().cuda_stream,
-            batch, heads_q, k.shape[1], q_len, k.shape[2], int(causal), window_left,
-            heads_per_group, d**-0.5, self.num_multiprocessors,
-        )  # fmt: skip
+            batch,
+            heads_q,
+            k.shape[1],
+            q_len,
+            k.shape[2],
+            int(causal),
+            window_left,
+            heads_per_group,
+            d**-0.5,
+            self.num_multiprocessors,
+        )
         keep = (q, k, v, o, lse)
 
         def run(keep=keep):
@@ -146,14 +164,15 @@ def reference(q, k, v, visible):
 
 
 def violations(out, lse, expected):
-    """Rows of one head outside the error rule, largest error, largest share of the bound, of lse."""
+    """Rows of one head outside the rule, largest error, share of the bound, the same of lse."""
     ref, ref_lse, bound, bound_lse = expected
     err = (out.double() - ref).abs().amax(-1)
     bad = (~(err <= bound)).sum().item()
     same = lse.double() == ref_lse  # both -inf
     err_lse = torch.where(same, torch.zeros_like(ref_lse), (lse.double() - ref_lse).abs())
     bad += (~(err_lse <= bound_lse)).sum().item()
-    return bad, err.max().item(), (err / bound).max().item(), err_lse.max().item()
+    share_lse = torch.where(same, torch.zeros_like(ref_lse), err_lse / bound_lse).max().item()
+    return bad, err.max().item(), (err / bound).max().item(), err_lse.max().item(), share_lse
 
 
 SHAPES = [  # batch, heads_q, heads_kv, q_len, kv_len, window_left, largest logit shift
@@ -173,10 +192,9 @@ def check(kernels):
     for name, c in kernels.configs.items():
         dtype = torch.bfloat16 if c["bf16"] else torch.float16
         causal = c["mask"] != "Length"
-        worst = [0, 0.0, 0.0, 0.0]
+        worst = [0, 0.0, 0.0, 0.0, 0.0]
         for seed, (b, hq, hk, sq, sk, window, shift) in enumerate(SHAPES):
-            if c["mask"] == "Both":
-                window = sk // 3
+            window_left = sk // 3 if c["mask"] == "Both" else window
             torch.manual_seed(seed)
             q = torch.randn(b, hq, sq, c["d_qk"], device="cuda", dtype=dtype)
             k = torch.randn(b, hk, sk, c["d_qk"], device="cuda", dtype=dtype)
@@ -185,15 +203,22 @@ def check(kernels):
                 k[:, :, 5] = shift * q[:, :, sq // 2] / c["d_qk"] ** 0.5
             o = torch.full((b, hq, sq, c["d_v"]), math.nan, device="cuda", dtype=dtype)
             lse = torch.full((b, hq, sq), math.nan, device="cuda")
-            run = kernels.prepare(name, q, k, v, o, lse, causal, window)
+            run = kernels.prepare(name, q, k, v, o, lse, causal, window_left)
             guarded(run, (name, seed))
             first = o.clone()
-            visible = visible_mask(sq, sk, causal, window)
+            visible = visible_mask(sq, sk, causal, window_left)
             for i in range(b):
                 for h in range(hq):
                     expected = reference(q[i, h], k[i, h * hk // hq], v[i, h * hk // hq], visible)
                     found = violations(o[i, h], lse[i, h], expected)
-                    worst = [worst[0] + found[0]] + [max(x, y) for x, y in zip(worst[1:], found[1:])]
+                    if found[0]:
+                        print(
+                            f"  {name}, shape {seed}, head {i} {h}: {found[0]} rows outside,"
+                            f" share of the bound {found[2]:.2f}, lse {found[4]:.2f}"
+                        )
+                    worst = [worst[0] + found[0]] + [
+                        max(x, y) for x, y in zip(worst[1:], found[1:])
+                    ]
             for _ in range(20):
                 run()
             torch.cuda.synchronize()
@@ -201,24 +226,27 @@ def check(kernels):
                 print(name, "shape", seed, "is not the same from run to run")
                 failures += 1
         failures += worst[0]
-        print(f"{name}: rows outside the rule {worst[0]}, max error {worst[1]:.2e}, "
-              f"largest share of the bound {worst[2]:.2f}, lse {worst[3]:.1e}", flush=True)  # fmt: skip
+        print(
+            f"{name}: rows outside the rule {worst[0]}, max error {worst[1]:.2e}, "
+            f"largest share of the bound {worst[2]:.2f}, lse {worst[3]:.1e}",
+            flush=True,
+        )
     print("failures", failures)
     return failures
 
 
 # ---- Timing -------------------------------------------------------------------------------------
 
-_flush = None
+
+@functools.cache
+def flush_buffer():
+    return torch.empty(256 << 18, dtype=torch.int32, device="cuda")
 
 
 def visit(run, count):
-    global _flush
-    if _flush is None:
-        _flush = torch.empty(256 << 18, dtype=torch.int32, device="cuda")
     events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(count)]
     for begin, end in events:
-        _flush.zero_()
+        flush_buffer().zero_()
         begin.record()
         run()
         end.record()
@@ -247,16 +275,16 @@ def burst(runs):
     return {n: (sorted(m)[len(m) // 2], sorted(samples[n])) for n, m in medians.items()}
 
 
-_heat = None
+@functools.cache
+def heat_matrices():
+    return [torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16) for _ in range(3)]
 
 
 def sustained(run, estimate_ms):
     """Milliseconds a call, 0.45 s back to back, after 0.4 s of matrix products: a hot card."""
-    global _heat
-    if _heat is None:
-        _heat = [torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16) for _ in range(3)]
+    a, b, product = heat_matrices()
     for _ in range(280):
-        torch.mm(_heat[0], _heat[1], out=_heat[2])
+        torch.mm(a, b, out=product)
     for _ in range(max(1, int(150 / estimate_ms))):
         run()
     count = max(2, int(450 / estimate_ms))
@@ -282,91 +310,112 @@ def clock_mhz():
     return int(subprocess.check_output(query).split()[0])
 
 
-def time_cells(kernels, cells, out, fa3):
+def time_cell(kernels, cell, out, fa3):
     from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.nn.functional import scaled_dot_product_attention as sdpa
 
     versions = f"torch {torch.__version__}, cudnn {torch.backends.cudnn.version()}"
-    for d, s, causal, names in cells:
-        if time.time() - START > LIMIT_S:
-            print("out of time")
-            break
-        heads, batch = 2048 // d, 16384 // s
-        torch.manual_seed(s + d)
-        q, k, v = (
-            torch.randn(batch, heads, s, d, device="cuda", dtype=torch.bfloat16) for _ in range(3)
-        )
-        flops = 4 * batch * heads * s * s * d / (2 if causal else 1)
-        runs, errors, outside = {}, {}, {}
-        o, lse = torch.empty_like(q), torch.empty(batch, heads, s, device="cuda")
-        picks = {(0, 0), (batch - 1, heads - 1), (batch // 2, heads // 3)}
-        visible = visible_mask(s, s, causal, -1)
-        torch.backends.cuda.matmul.allow_tf32 = False
-        if s > 8192:
-            picks = {(batch - 1, heads - 1)}
-        expected = {(i, h): reference(q[i, h], k[i, h], v[i, h], visible) for i, h in picks}
-        del visible
+    d, s, causal, names = cell
+    heads, batch = 2048 // d, 16384 // s
+    torch.manual_seed(s + d)
+    q, k, v = (
+        torch.randn(batch, heads, s, d, device="cuda", dtype=torch.bfloat16) for _ in range(3)
+    )
+    flops = 4 * batch * heads * s * s * d / (2 if causal else 1)
+    runs, errors, outside = {}, {}, {}
+    o, lse = torch.empty_like(q), torch.empty(batch, heads, s, device="cuda")
+    picks = {(0, 0), (batch - 1, heads - 1), (batch // 2, heads // 3)}
+    visible = visible_mask(s, s, causal, -1)
+    torch.backends.cuda.matmul.allow_tf32 = False
+    if s > 8192:
+        picks = {(batch - 1, heads - 1)}
+    expected = {(i, h): reference(q[i, h], k[i, h], v[i, h], visible) for i, h in picks}
+    del visible
 
-        def judge(name, x):
-            found = [violations(x[i, h], lse[i, h], e) for (i, h), e in expected.items()]  # noqa: B023
-            errors[name] = max(f[1] for f in found)  # noqa: B023
-            outside[name] = sum(f[0] for f in found)  # noqa: B023
+    def judge(name, x):
+        found = [violations(x[i, h], lse[i, h], e) for (i, h), e in expected.items()]
+        errors[name] = max(f[1] for f in found)
+        outside[name] = sum(f[0] for f in found)
 
-        for name, group in names:
-            if name not in kernels.handles:
-                print("missing", name)
-                continue
-            largest = max(1, (32 << 20) // (4 * s * d))
-            run = kernels.prepare(name, q, k, v, o, lse, causal, -1, min(group or 8, largest)
-                                  if group <= 0 else group)  # fmt: skip
-            key = f"{name}/{group}"
-            o.fill_(math.nan)
-            lse.fill_(math.nan)
-            guarded(run, (d, s, causal, key))
-            judge(key, o)
-            if outside[key]:
-                print("OUTSIDE THE RULE", d, s, causal, key, outside[key], errors[key], flush=True)
-            runs[key] = run
-        if fa3 is not None:
-            t = [x.transpose(1, 2).contiguous() for x in (q, k, v)]
-            runs["fa3"] = lambda t=t: fa3.fwd(
-                *t, softmax_scale=d**-0.5, is_causal=bool(causal), window_size_left=-1,  # noqa: B023
-                window_size_right=-1, num_splits=1)[0]  # fmt: skip
-            judge("fa3", runs["fa3"]().transpose(1, 2))
+    for name, group in names:
+        if name not in kernels.handles:
+            print("missing", name)
+            continue
+        run = kernels.prepare(name, q, k, v, o, lse, causal, -1, group)
+        key = f"{name}/{group}"
+        o.fill_(math.nan)
+        lse.fill_(math.nan)
+        guarded(run, (d, s, causal, key))
+        judge(key, o)
+        if outside[key]:
+            print("OUTSIDE THE RULE", d, s, causal, key, outside[key], errors[key], flush=True)
+        runs[key] = run
+    if fa3 is not None:
+        t = [x.transpose(1, 2).contiguous() for x in (q, k, v)]
+        runs["fa3"] = lambda t=t: fa3.fwd(
+            *t,
+            softmax_scale=d**-0.5,
+            is_causal=bool(causal),
+            window_size_left=-1,
+            window_size_right=-1,
+            num_splits=1,
+        )[0]
+        judge("fa3", runs["fa3"]().transpose(1, 2))
 
-        def cudnn(q=q, k=k, v=v, causal=causal):
-            with sdpa_kernel([SDPBackend.CUDNN_ATTENTION]):
-                return sdpa(q, k, v, is_causal=bool(causal))
+    def cudnn(q=q, k=k, v=v, causal=causal):
+        with sdpa_kernel([SDPBackend.CUDNN_ATTENTION]):
+            return sdpa(q, k, v, is_causal=bool(causal))
 
-        runs["cudnn"] = cudnn
-        judge("cudnn", cudnn())
-        times = burst(runs)
-        clock = clock_mhz()
-        measured = [("burst", name, *t) for name, t in times.items()]
-        if s == 16384 and "SUSTAINED" in os.environ:
-            order = list(runs)
-            random.Random(2).shuffle(order)
-            for name in order:
-                measured.append(("sustained", name, sustained(runs[name], times[name][0]), None))
-        line = []
-        for case, name, p50, samples in measured:
-            tflops = flops / p50 / 1e9
-            line.append((tflops, name if case == "burst" else name + " sustained"))
-            record = dict(
-                grid="forward", op="forward", who="fulmen" if "/" in name else name,
-                implementation="sm90 " + name if "/" in name else name, dtype="bf16", batch=batch,
-                heads_q=heads, heads_kv=heads, seqlen_q=s, seqlen_kv=s, d_qk=d, d_v=d,
-                causal=bool(causal), case=case, p50_ms=round(p50, 5),
-                p99_ms=samples and round(samples[min(len(samples) - 1, int(len(samples) * 0.99))], 5),
-                tflops=round(tflops, 1), gbps=round(4 * q.numel() * 2 / p50 / 1e6, 1),
-                peak_mib=None, max_error=errors[name], card=torch.cuda.get_device_name(),
-                clock_mhz=clock, versions=versions, commit=None,
-            )  # fmt: skip
-            out.write(json.dumps(record) + "\n")
-        out.flush()
-        line.sort(reverse=True)
-        print(f"d{d} s{s} {'causal' if causal else 'full'}:",
-              " ".join(f"{n} {t:.0f}" for t, n in line), f"{time.time() - START:.0f}s", flush=True)  # fmt: skip
+    runs["cudnn"] = cudnn
+    judge("cudnn", cudnn())
+    times = burst(runs)
+    clock = clock_mhz()
+    measured = [("burst", name, *t) for name, t in times.items()]
+    if s == 16384 and "SUSTAINED" in os.environ:
+        order = list(runs)
+        random.Random(2).shuffle(order)
+        for name in order:
+            measured.append(("sustained", name, sustained(runs[name], times[name][0]), None))
+    line = []
+    for case, name, p50, samples in measured:
+        tflops = flops / p50 / 1e9
+        line.append((tflops, name if case == "burst" else name + " sustained"))
+        record = {
+            "grid": "forward",
+            "op": "forward",
+            "who": "fulmen" if "/" in name else name,
+            "implementation": "sm90 " + name if "/" in name else name,
+            "dtype": "bf16",
+            "batch": batch,
+            "heads_q": heads,
+            "heads_kv": heads,
+            "seqlen_q": s,
+            "seqlen_kv": s,
+            "d_qk": d,
+            "d_v": d,
+            "causal": bool(causal),
+            "case": case,
+            "p50_ms": round(p50, 5),
+            "p99_ms": samples
+            and round(samples[min(len(samples) - 1, int(len(samples) * 0.99))], 5),
+            "tflops": round(tflops, 1),
+            "gbps": round(4 * q.numel() * 2 / p50 / 1e6, 1),
+            "peak_mib": None,
+            "max_error": errors[name],
+            "card": torch.cuda.get_device_name(),
+            "clock_mhz": clock,
+            "versions": versions,
+            "commit": None,
+        }
+        out.write(json.dumps(record) + "\n")
+    out.flush()
+    line.sort(reverse=True)
+    print(
+        f"d{d} s{s} {'causal' if causal else 'full'}:",
+        " ".join(f"{n} {t:.0f}" for t, n in line),
+        f"{time.time() - START:.0f}s",
+        flush=True,
+    )
 
 
 def main():
@@ -384,12 +433,20 @@ def main():
                 for _ in range(3)
             )
             lse = torch.empty(q.shape[:3], device="cuda")
-            guarded(kernels.prepare(names[0][0], q, k, v, torch.empty_like(q), lse, causal, -1,
-                                    names[0][1]), names)  # fmt: skip
+            guarded(
+                kernels.prepare(
+                    names[0][0], q, k, v, torch.empty_like(q), lse, causal, -1, names[0][1]
+                ),
+                names,
+            )
         return 0
     fa3 = load_fa3(sys.argv[6]) if len(sys.argv) > 6 else None
     with open(sys.argv[5], "w", encoding="utf-8") as out:
-        time_cells(kernels, cells, out, fa3)
+        for cell in cells:
+            if time.time() - START > LIMIT_S:
+                print("out of time")
+                break
+            time_cell(kernels, cell, out, fa3)
     return 0
 
 

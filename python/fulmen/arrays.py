@@ -132,28 +132,36 @@ def is_torch(x: Any) -> bool:
     return torch is not None and isinstance(x, torch.Tensor)
 
 
-def check_torch(arrays: tuple[Array, ...], function: str) -> None:
-    """Refuses tensors whose gradient would silently stop here.
+def torch_checked(
+    arrays: tuple[Array, ...], function: str, names: Sequence[str] = ARRAY_NAMES
+) -> tuple[Array, ...]:
+    """Arrays whose memory holds their numbers: DLPack does not tell of torch's negative bit.
+
+    Call it only where torch has been imported.
+
+    Args:
+        arrays: inputs, tensors of torch among them or not.
+        function: the public name of the call; tensors whose gradient would silently stop there are
+            refused ("": the call gives gradients, nothing is refused).
+        names: of the arrays.
 
     Raises:
         UnsupportedError: a tensor requires grad while gradients are recorded.
     """
     torch = sys.modules["torch"]
-    for x, name in zip(arrays, ARRAY_NAMES):
-        if isinstance(x, torch.Tensor) and x.requires_grad and torch.is_grad_enabled():
+    for index, x in enumerate(arrays):
+        if x is None or type(x) is np.ndarray or not isinstance(x, torch.Tensor):
+            continue
+        name = names[index]
+        if function and x.requires_grad and torch.is_grad_enabled():
             raise UnsupportedError(
                 f"{name} requires grad and fulmen.{function} does not record gradients yet: pass "
                 f"{name}.detach() or use torch.no_grad(), or call fulmen.attention_forward and "
                 "fulmen.attention_backward"
             )
-
-
-def resolved(arrays: tuple[Array, ...]) -> tuple[Array, ...]:
-    """Tensors whose memory holds their numbers: DLPack does not tell of torch's negative bit."""
-    torch = sys.modules["torch"]
-    return tuple(
-        x.resolve_neg() if isinstance(x, torch.Tensor) and x.is_neg() else x for x in arrays
-    )
+        if x.is_neg():
+            arrays = (*arrays[:index], x.resolve_neg(), *arrays[index + 1 :])
+    return arrays
 
 
 class _Writable:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from ._library import BACKWARD_RESULTS, FORWARD_RESULTS, call, library
-from .arrays import Array, NumpyKind, check_out, check_torch, dtype_name, kind_of
+from .arrays import Array, NumpyKind, check_out, dtype_name, kind_of, torch_checked
 from .errors import ArgumentError, ShapeError
 from .options import LAYOUTS, CallOptions, Options, Prepared, prepare
 
@@ -315,17 +315,17 @@ def merge(
         raise ArgumentError(f"layout is {layout!r}; allowed are {', '.join(map(repr, LAYOUTS))}")
     axes = LAYOUTS[layout]
     arrays = tuple(x for part in parts for x in part)
+    names = ["sinks", "o", "lse"]
+    for index in range(len(parts)):
+        names += [f"o of part {index}", f"lse of part {index}"]
     if "torch" in sys.modules:
-        check_torch(arrays, "merge")
+        arrays = torch_checked(arrays, "merge", names[3:])
     first, first_lse = parts[0]
     kind = kind_of(first, "o of a part")
     shape = axes.check(first, "o of a part")
     dtype = kind.dtype(first) if out_dtype is None else kind.dtype_named(dtype_name(out_dtype))
     o = kind.empty(shape, dtype)
     lse = kind.empty(axes.lse_shape(shape), kind.dtype(first_lse))
-    names = ["sinks", "o", "lse"]
-    for index in range(len(parts)):
-        names += [f"o of part {index}", f"lse of part {index}"]
     call(library().merge, (), axes.rows_before_heads, (sinks, o, lse, *arrays), range(1, 3), names)
     return kind.result(o, first), kind.result(lse, first)
 

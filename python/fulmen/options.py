@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypedDict
 
 import numpy as np
 
-from .arrays import Array, check_torch, resolved
+from .arrays import Array, torch_checked
 from .errors import ArgumentError, DTypeError, Error, ShapeError, UnsupportedError
 from .masks import Chunks, Documents, Prefix
 
@@ -176,9 +176,7 @@ def prepare(
         kv_ids,
     )  # fmt: skip
     if "torch" in sys.modules:
-        if function:
-            check_torch(inputs, function)
-        inputs = resolved(inputs)
+        inputs = torch_checked(inputs, function)
     return numbers, axes, inputs
 
 

@@ -74,7 +74,7 @@ void run_plan(const fulmen_plan* handle, Operation operation, const Run& run) {
 }  // namespace
 
 Plan make_plan(const fulmen_problem* problem, const fulmen_tensors* tensors,
-               fulmen_operation operation) {
+               const fulmen_operation& operation) {
   const Request request = to_request(problem, tensors, to_operation(operation));
   return choose(validate(request, Pointers::kUnknown), cpu::cpu_device());
 }

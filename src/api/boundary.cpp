@@ -8,6 +8,7 @@
 #include <new>
 #include <string>
 
+#include "api/convert.h"
 #include "core/log.h"
 
 namespace fulmen::api {
@@ -73,7 +74,7 @@ fulmen_status fail_with_current_exception() noexcept {
 const char* fulmen_last_error(void) { return fulmen::api::last_error().shown; }
 
 const char* fulmen_status_name(fulmen_status status) {
-  switch (static_cast<int>(status)) {
+  switch (fulmen::api::number_of(status)) {
     case FULMEN_OK:
       return "FULMEN_OK";
     case FULMEN_ERROR_ARGUMENT:

@@ -54,6 +54,12 @@ To to_enum(const From& value, const char* option, int last) {
   return static_cast<To>(number);
 }
 
+bool is_present(const fulmen_tensor& tensor, const char* subject) {
+  check_struct_size(subject, "fulmen_tensors_init or fulmen_tensor_init", tensor.struct_size,
+                    sizeof(fulmen_tensor));
+  return tensor.data != nullptr || tensor.rank != 0;
+}
+
 fulmen_tensor absent() {
   fulmen_tensor tensor{};
   tensor.struct_size = sizeof(fulmen_tensor);
@@ -82,11 +88,7 @@ void require_no_stream(const void* stream) {
 }
 
 Tensor to_tensor(const fulmen_tensor& tensor, const char* subject) {
-  if (tensor.struct_size != sizeof(fulmen_tensor)) {
-    check_struct_size(subject, "fulmen_tensors_init or fulmen_tensor_init", tensor.struct_size,
-                      sizeof(fulmen_tensor));
-  }
-  if (tensor.data == nullptr && tensor.rank == 0) return {};
+  if (!is_present(tensor, subject)) return {};
   const int dtype = number_of(tensor.dtype);
   if (dtype < FULMEN_FLOAT64 || dtype > FULMEN_INT64) {
     throw Error(Status::kDType,
@@ -133,12 +135,13 @@ Arrays to_arrays(const fulmen_tensors* tensors) {
   Arrays arrays;
   for (int index = 0; index < kNumArrays; ++index) {
     const Array array = static_cast<Array>(index);
-    arrays[array] = to_tensor(tensors->*kMembers[index], name(array));
+    const fulmen_tensor& tensor = tensors->*kMembers[index];
+    if (is_present(tensor, name(array))) arrays[array] = to_tensor(tensor, name(array));
   }
   return arrays;
 }
 
-Operation to_operation(fulmen_operation operation) {
+Operation to_operation(const fulmen_operation& operation) {
   return to_enum<Operation>(operation, "operation", FULMEN_OPERATION_BACKWARD);
 }
 
@@ -166,7 +169,7 @@ fulmen_status fulmen_tensor_init(fulmen_tensor* tensor, void* data, fulmen_dtype
     }
     fulmen_tensor made = fulmen::api::absent();
     made.data = data;
-    made.dtype = dtype;
+    std::memcpy(&made.dtype, &dtype, sizeof dtype);  // see number_of
     made.rank = rank;
     fulmen::u64 stride = 1;  // wraps where extents are absurd; validate refuses those
     for (int axis = rank; axis-- > 0;) {

@@ -5,7 +5,7 @@
 // enumerator or flag is none of those in fulmen.h; all else is validate's.
 #pragma once
 
-#include <bit>
+#include <cstring>
 
 #include "core/problem.h"
 #include "fulmen/fulmen.h"
@@ -24,16 +24,20 @@ void require_no_stream(const void* stream);
 Tensor to_tensor(const fulmen_tensor& tensor, const char* subject);
 Options to_options(const fulmen_problem* problem);
 Arrays to_arrays(const fulmen_tensors* tensors);
-Operation to_operation(fulmen_operation operation);
+Operation to_operation(const fulmen_operation& operation);
 
 Request to_request(const fulmen_problem* problem, const fulmen_tensors* tensors,
                    Operation operation);
 
-// The number of an enumerator that came from C, which may be none of the enumeration's.
+// The number of an enumerator that came from C, which may be none of the enumeration's: C++ may not
+// even load such a value, so its bytes are copied, and enumerators are passed by reference until
+// here.
 template <class Enum>
 int number_of(const Enum& value) {
   static_assert(sizeof(Enum) == sizeof(int));
-  return std::bit_cast<int>(value);
+  int number;
+  std::memcpy(&number, &value, sizeof number);
+  return number;
 }
 
 }  // namespace fulmen::api

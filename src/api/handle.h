@@ -15,6 +15,6 @@ namespace fulmen::api {
 
 // Throws Error. Arrays are not looked at.
 Plan make_plan(const fulmen_problem* problem, const fulmen_tensors* tensors,
-               fulmen_operation operation);
+               const fulmen_operation& operation);
 
 }  // namespace fulmen::api

@@ -13,20 +13,13 @@
 #include "core/problem.h"
 #include "cpu/backend.h"
 #include "cpu/float64_matrix.h"
+#include "cpu/libm_math.h"
 #include "kernels/attention/softmax_state.cuh"
 
 namespace fulmen::cpu {
 namespace {
 
-struct Float64Math {
-  using Real = double;
-  static constexpr double kInfinity = std::numeric_limits<double>::infinity();
-  static constexpr double kNatural = 1.0;
-  static double exp(double x) { return std::exp(x); }
-  static double log(double x) { return std::log(x); }
-  static double tanh(double x) { return std::tanh(x); }
-};
-
+using Float64Math = LibmMath<double>;
 using State = SoftmaxState<Float64Math>;
 
 // One head of one sequence: its inputs, and its scores row by row.

@@ -1,9 +1,9 @@
 // SPDX-FileCopyrightText: fulmen contributors
 // SPDX-License-Identifier: Apache-2.0
 //
-// One block of query rows against one block of keys in the backward pass: the weights P again, and the
-// gradient dS of the scores, (q_row, key) with a key per lane. Every pass of tiled_backward.cpp stands
-// on it.
+// One block of query rows against one block of keys in the backward pass: the weights P again, and
+// the gradient dS of the scores, (q_row, key) with a key per lane. Every pass of tiled_backward.cpp
+// stands on it.
 #pragma once
 
 #include "cpu/pair_terms.h"

@@ -1,9 +1,9 @@
 // SPDX-FileCopyrightText: fulmen contributors
 // SPDX-License-Identifier: Apache-2.0
 //
-// The tasks of a tiled pass: blocks of consecutive rows (of q, or of k and v) of every head of every
-// sequence, numbered through. The table of first blocks is made at the start of a run, from lengths
-// that may have changed since the plan.
+// The tasks of a tiled pass: blocks of consecutive rows (of q, or of k and v) of every head of
+// every sequence, numbered through. The table of first blocks is made at the start of a run, from
+// lengths that may have changed since the plan.
 #pragma once
 
 #include <algorithm>
@@ -39,8 +39,8 @@ inline i64 sequence_of(const i64* first, i64 num_sequences, i64 block) {
   return std::upper_bound(first, first + num_sequences + 1, block) - first - 1;
 }
 
-// All blocks of a head together, its last block first: with causal masks that one sees most keys, and
-// the longest tasks must not come last.
+// All blocks of a head together, its last block first: with causal masks that one sees most keys,
+// and the longest tasks must not come last.
 inline HeadBlock head_by_head(const Problem& problem, const i64* first, i64 heads, i64 task) {
   const i64 index = sequence_of(first, problem.num_sequences, task / heads);
   const i64 num_blocks = first[index + 1] - first[index];
@@ -55,8 +55,8 @@ inline HeadBlock block_by_block(const Problem& problem, const i64* first, i64 he
   return {index, local % heads, local / heads, first[index + 1] - first[index]};
 }
 
-// Slots that a pass is worth: one, on the caller's thread, where waking others would take longer than
-// the work (about 20 microseconds of arithmetic).
+// Slots that a pass is worth: one, on the caller's thread, where waking others would take longer
+// than the work (about 20 microseconds of arithmetic).
 inline int slots_for(const Plan& plan, const Problem& problem, i64 num_tasks) {
   constexpr double kWorthSharing = 1e6;  // multiply-adds
   const double pairs = static_cast<double>(problem.q_rows) * static_cast<double>(problem.max_kv) *

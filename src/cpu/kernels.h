@@ -1,10 +1,11 @@
 // SPDX-FileCopyrightText: fulmen contributors
 // SPDX-License-Identifier: Apache-2.0
 //
-// The vector work of the tiled backend, one function per step of the algorithm, as a table that each
-// instruction set fills once (src/cpu/isa/). The drivers (tiled_forward.cpp, tiled_backward.cpp) hold
-// the algorithm and call through the table; a block of work a call, so a call costs nothing. A later
-// instruction set, or a hand-written kernel for one step, is another table.
+// The vector work of the tiled backend, one function per step of the algorithm, as a table that
+// each instruction set fills once (src/cpu/isa/). The drivers (tiled_forward.cpp,
+// tiled_backward.cpp) hold the algorithm and call through the table; a block of work a call, so a
+// call costs nothing. A later instruction set, or a hand-written kernel for one step, is another
+// table.
 //
 // Everything that passes through here is plain data. Matrices are row-major unless said otherwise.
 // "Lanes" are the columns that a register tile computes at once: lane counts of buffers are rounded
@@ -87,11 +88,11 @@ struct GradientBlock {
   i64 rows;
   i64 keys;
   ScoreTerms<Real> terms;
-  bool through_cap;         // dS is with respect to scale dot(q, k); else to the capped score
-  const Real* row_max;      // (rows) what is subtracted from scores
-  const Real* normalizer;   // (rows) what weights are multiplied by
-  const Real* delta;        // (rows) rowsum(dO O)
-  const Real* lse_term;     // (rows) dlse / row_sum; null: no gradient through lse
+  bool through_cap;        // dS is with respect to scale dot(q, k); else to the capped score
+  const Real* row_max;     // (rows) what is subtracted from scores
+  const Real* normalizer;  // (rows) what weights are multiplied by
+  const Real* delta;       // (rows) rowsum(dO O)
+  const Real* lse_term;    // (rows) dlse / row_sum; null: no gradient through lse
 };
 
 template <class Real>

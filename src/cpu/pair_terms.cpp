@@ -41,8 +41,9 @@ void PairTerms<Real>::fill_addend(Interval rows, Interval columns, Real* out, i6
   for (i64 i = rows.begin; i < rows.end; ++i, out += stride) {
     if (bias.present()) {
       const Tensor row = bias;
-      kernels_.load_rows({row.address(index_, head_, i, columns.begin), row.dtype, 0, row.strides[3]},
-                         1, columns.size(), out, stride);
+      kernels_.load_rows(
+          {row.address(index_, head_, i, columns.begin), row.dtype, 0, row.strides[3]}, 1,
+          columns.size(), out, stride);
     } else {
       std::fill_n(out, columns.size(), Real(0));
     }

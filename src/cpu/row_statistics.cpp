@@ -37,8 +37,9 @@ double dot(const Real* a, const Real* b, i64 size) {
 }  // namespace
 
 template <class Real>
-void prepare_rows(const Problem& problem, const TileSizes& sizes, const BackwardShared<Real>& shared,
-                  const BackwardScratch<Real>& scratch, const HeadBlock& at) {
+void prepare_rows(const Problem& problem, const TileSizes& sizes,
+                  const BackwardShared<Real>& shared, const BackwardScratch<Real>& scratch,
+                  const HeadBlock& at) {
   const Sequence sequence = problem.sequence(at.sequence_index);
   const Interval rows = rows_of_block(at.block, sizes.rows, sequence.shape.q_len);
   const Interval owned = rows_of_block(at.block, sizes.rows, sequence.q_slot);
@@ -46,10 +47,10 @@ void prepare_rows(const Problem& problem, const TileSizes& sizes, const Backward
   const double sink = sinks.present() ? sinks.real(0, at.head, 0, 0) : -Math::kInfinity;
   const i64 stride = sizes.padded_dim_v;
   const auto load = [&](Array array, Real* to) {
-    return rows_of(kernels<Real>(),
-                   source_of(problem.arrays[array], sequence.batch, at.head,
-                             sequence.q_begin + rows.begin),
-                   rows.size(), problem.dim_v, Reads::kElements, to, stride);
+    return rows_of(
+        kernels<Real>(),
+        source_of(problem.arrays[array], sequence.batch, at.head, sequence.q_begin + rows.begin),
+        rows.size(), problem.dim_v, Reads::kElements, to, stride);
   };
   const View<Real> dO = load(Array::kDOut, scratch.dO);
   const View<Real> O = load(Array::kO, scratch.O);

@@ -3,8 +3,9 @@
 //
 // The library's own pool: workers start at the first need, spin briefly for the next job and then
 // sleep. One job runs at a time; a caller that finds the pool busy runs its job alone, on its own
-// thread, which is correct (slots share a task counter) and keeps callers from waiting for each other.
-// After fork the child has none of the workers, so a pool belongs to the process that made it.
+// thread, which is correct (slots share a task counter) and keeps callers from waiting for each
+// other. After fork the child has none of the workers, so a pool belongs to the process that made
+// it.
 
 #include "cpu/thread_pool.h"
 
@@ -150,7 +151,8 @@ Pool& current_pool() {
   Pool* pool = owner.pool.load();
   while (!pool || !pool->belongs_here()) {
     Pool* const fresh = new Pool;
-    if (owner.pool.compare_exchange_strong(pool, fresh)) return *fresh;  // the parent's is left alone
+    if (owner.pool.compare_exchange_strong(pool, fresh))
+      return *fresh;  // the parent's is left alone
     delete fresh;
   }
   return *pool;
@@ -158,8 +160,9 @@ Pool& current_pool() {
 
 int default_num_threads() {
   const char* const text = std::getenv("FULMEN_NUM_THREADS");
-  if (!text || !*text) return static_cast<int>(clamp(std::thread::hardware_concurrency(), 1u,
-                                                     static_cast<unsigned>(kMaxThreads)));
+  if (!text || !*text)
+    return static_cast<int>(
+        clamp(std::thread::hardware_concurrency(), 1u, static_cast<unsigned>(kMaxThreads)));
   char* end = nullptr;
   const long threads = std::strtol(text, &end, 10);
   if (*end != '\0' || threads < 1 || threads > kMaxThreads) {

@@ -3,8 +3,8 @@
 //
 // Backward attention in tiles, one pass over the pairs: a task is a block of keys of one key/value
 // head; it walks over the blocks of query rows, of every head of its group, that see those keys. dK
-// and dV stay with the task. dQ is summed over tasks, in the order of the key blocks: a task that is
-// ahead waits for its turn (turn.h), so the result has the same bits on any number of threads.
+// and dV stay with the task. dQ is summed over tasks, in the order of the key blocks: a task that
+// is ahead waits for its turn (turn.h), so the result has the same bits on any number of threads.
 // Source: Dao, FlashAttention-2 (2023), algorithm 2.
 
 #include "cpu/backend.h"
@@ -43,7 +43,8 @@ class KeyBlock {
         add_head(at_.head * problem_.group_size() + member);
       }
     }
-    store(Array::kDK, scratch_.dK, sizes_.padded_dim_qk, static_cast<Real>(problem_.score_map.scale));
+    store(Array::kDK, scratch_.dK, sizes_.padded_dim_qk,
+          static_cast<Real>(problem_.score_map.scale));
     store(Array::kDV, scratch_.dV, sizes_.padded_dim_v, 1);
   }
 
@@ -91,7 +92,8 @@ class KeyBlock {
                            turn > 0);
     if (turn + 1 == visitors.size()) {
       const Real scale = static_cast<Real>(problem_.score_map.scale);
-      tile_.kernels().store_rows({dQ, sizes_.padded_dim_qk}, rows.size(), problem_.dim_qk, &scale, 0,
+      tile_.kernels().store_rows({dQ, sizes_.padded_dim_qk}, rows.size(), problem_.dim_qk, &scale,
+                                 0,
                                  destination_of(problem_.arrays[Array::kDQ], sequence.batch, head,
                                                 sequence.q_begin + rows.begin));
     }
@@ -146,8 +148,10 @@ void backward(const Plan& plan, const Problem& problem, void* workspace) {
     prepare_rows(problem, sizes, shared, scratch, at);
   });
 
-  const i64 kv_tasks = number_blocks(problem, Side::kKey, sizes.columns, shared.kv_blocks) * heads_kv;
-  const bool wants_rows = problem.has(Array::kDQ) || problem.has(Array::kDK) || problem.has(Array::kDV);
+  const i64 kv_tasks =
+      number_blocks(problem, Side::kKey, sizes.columns, shared.kv_blocks) * heads_kv;
+  const bool wants_rows =
+      problem.has(Array::kDQ) || problem.has(Array::kDK) || problem.has(Array::kDV);
   if (wants_rows) {
     for_each_task(slots_for(plan, problem, kv_tasks), kv_tasks, [&](int slot, i64 task) {
       const BackwardScratch<Real> scratch = memory.scratch(slot);

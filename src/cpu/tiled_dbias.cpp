@@ -19,7 +19,8 @@ Interval along(i64 extent, i64 index, i64 count) {
   return extent == 1 ? Interval{0, count} : Interval{index, index + 1};
 }
 
-// Blocks of the sequence that a tile touches along one axis: all, or the one that starts where it does.
+// Blocks of the sequence that a tile touches along one axis: all, or the one that starts where it
+// does.
 Interval blocks_of_tile(bool sums, Interval tile, i64 block_size, i64 length) {
   if (sums) return {0, ceil_div(length, block_size)};
   const i64 block = tile.begin / block_size;
@@ -97,11 +98,11 @@ void sum_dbias_tile(const Problem& problem, const TileSizes& sizes,
   }
   const Tensor& dbias = problem.arrays[Array::kDBias];
   const Real one = 1;
-  kernels<Real>().store_rows({sum, sizes.padded_columns}, at.rows.size(), at.columns.size(), &one, 0,
-                             {dbias.address(dbias.shape[0] == 1 ? 0 : at.sequences.begin,
-                                            dbias.shape[1] == 1 ? 0 : at.heads.begin,
-                                            at.rows.begin, at.columns.begin),
-                              dbias.dtype, dbias.strides[2], dbias.strides[3]});
+  kernels<Real>().store_rows(
+      {sum, sizes.padded_columns}, at.rows.size(), at.columns.size(), &one, 0,
+      {dbias.address(dbias.shape[0] == 1 ? 0 : at.sequences.begin,
+                     dbias.shape[1] == 1 ? 0 : at.heads.begin, at.rows.begin, at.columns.begin),
+       dbias.dtype, dbias.strides[2], dbias.strides[3]});
 }
 
 template void sum_dbias_tile(const Problem&, const TileSizes&, const BackwardShared<float>&,

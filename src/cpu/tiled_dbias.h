@@ -1,9 +1,10 @@
 // SPDX-FileCopyrightText: fulmen contributors
 // SPDX-License-Identifier: Apache-2.0
 //
-// The gradient of a bias, reduced to the bias's own extents: a pass of its own, only where it is asked
-// for. A task is a tile of dbias and sums dS over every (sequence, head, row, key) that shares it, in
-// a fixed order; it costs two more products (S and dP), and no memory beyond the tile.
+// The gradient of a bias, reduced to the bias's own extents: a pass of its own, only where it is
+// asked for. A task is a tile of dbias and sums dS over every (sequence, head, row, key) that
+// shares it, in a fixed order; it costs two more products (S and dP), and no memory beyond the
+// tile.
 #pragma once
 
 #include "plan/tiled_workspace.h"

@@ -1,11 +1,11 @@
 // SPDX-FileCopyrightText: fulmen contributors
 // SPDX-License-Identifier: Apache-2.0
 //
-// Forward attention in tiles: a task is a block of query rows of one head; it walks over the blocks of
-// keys that those rows see, and keeps (row_max, row_sum, O) of the keys so far. Scores are held as
-// S^T, a query row per lane, so that rows' maxima and sums need no shuffles, K and V are read as they
-// lie in memory, and only Q is rearranged, once per task.
-// Source: Dao, FlashAttention-2 (2023), algorithm 1. Steps are kernels of cpu/kernels.h.
+// Forward attention in tiles: a task is a block of query rows of one head; it walks over the blocks
+// of keys that those rows see, and keeps (row_max, row_sum, O) of the keys so far. Scores are held
+// as S^T, a query row per lane, so that rows' maxima and sums need no shuffles, K and V are read as
+// they lie in memory, and only Q is rearranged, once per task. Source: Dao, FlashAttention-2
+// (2023), algorithm 1. Steps are kernels of cpu/kernels.h.
 
 #include <algorithm>
 
@@ -76,12 +76,12 @@ class ForwardBlock {
   }
 
   void add_keys(Interval keys, bool is_full, bool is_first) {
-    const View<Real> K = rows_of(kernels_, rows_in(Array::kK, kv_head_, sequence_.kv_begin + keys.begin),
-                                 keys.size(), problem_.dim_qk, Reads::kElements, scratch_.K,
-                                 sizes_.padded_dim_qk);
-    const View<Real> V = rows_of(kernels_, rows_in(Array::kV, kv_head_, sequence_.kv_begin + keys.begin),
-                                 keys.size(), problem_.dim_v, Reads::kPanels, scratch_.V,
-                                 sizes_.padded_dim_v);
+    const View<Real> K =
+        rows_of(kernels_, rows_in(Array::kK, kv_head_, sequence_.kv_begin + keys.begin),
+                keys.size(), problem_.dim_qk, Reads::kElements, scratch_.K, sizes_.padded_dim_qk);
+    const View<Real> V =
+        rows_of(kernels_, rows_in(Array::kV, kv_head_, sequence_.kv_begin + keys.begin),
+                keys.size(), problem_.dim_v, Reads::kPanels, scratch_.V, sizes_.padded_dim_v);
     // S^T = K Q^T
     Real* const S = scratch_.scores;
     const i64 stride = sizes_.padded_rows;
@@ -135,13 +135,14 @@ class ForwardBlock {
       terms_.fill_keep(rows_, keys, scratch_.pair_rows, sizes_.padded_columns);
       turn_pairs(keys, scratch_.keep);
     }
-    return {static_cast<Real>(problem_.score_map.scale), static_cast<Real>(problem_.score_map.softcap),
-            has_addend ? scratch_.addend : nullptr, has_keep ? scratch_.keep : nullptr};
+    return {static_cast<Real>(problem_.score_map.scale),
+            static_cast<Real>(problem_.score_map.softcap), has_addend ? scratch_.addend : nullptr,
+            has_keep ? scratch_.keep : nullptr};
   }
 
   void turn_pairs(Interval keys, Real* lanes) {
-    kernels_.transpose({scratch_.pair_rows, sizes_.padded_columns}, rows_.size(), keys.size(), lanes,
-                       kernels_.lanes, sizes_.padded_rows);
+    kernels_.transpose({scratch_.pair_rows, sizes_.padded_columns}, rows_.size(), keys.size(),
+                       lanes, kernels_.lanes, sizes_.padded_rows);
   }
 
   // o = O / l_total;  lse = m + log l;  stats = (m, l)
@@ -152,7 +153,8 @@ class ForwardBlock {
                         static_cast<double>(scratch_.row_sum[i])};
       save(sequence_.q_begin + rows_.begin + i, state);
       double normalizer = state.normalizer(sink());
-      // Under a sink far above all scores, the factor itself would lose bits below the normal numbers.
+      // Under a sink far above all scores, the factor itself would lose bits below the normal
+      // numbers.
       constexpr double kTiny = 0x1p-100;
       if (saw_keys && normalizer != 0 && normalizer < kTiny) {
         scale_row(i, static_cast<Real>(normalizer / kTiny));
@@ -161,7 +163,8 @@ class ForwardBlock {
       factor[i] = static_cast<Real>(normalizer);
     }
     const Tensor& o = problem_.arrays[Array::kO];
-    const Destination to = destination_of(o, sequence_.batch, head_, sequence_.q_begin + rows_.begin);
+    const Destination to =
+        destination_of(o, sequence_.batch, head_, sequence_.q_begin + rows_.begin);
     if (!saw_keys) return clear_rows(kernels_, to, rows_.size(), problem_.dim_v);
     kernels_.store_rows({scratch_.O, sizes_.padded_dim_v}, rows_.size(), problem_.dim_v, factor, 1,
                         to);

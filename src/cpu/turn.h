@@ -1,10 +1,10 @@
 // SPDX-FileCopyrightText: fulmen contributors
 // SPDX-License-Identifier: Apache-2.0
 //
-// Taking turns: several tasks add to one accumulator, each exactly once, in a fixed order, so that the
-// sum has the same bits whichever thread comes first. A task may only wait for tasks of lower number:
-// those were claimed before it (for_each_task), so the lowest unfinished one never waits, and there is
-// progress on any number of threads.
+// Taking turns: several tasks add to one accumulator, each exactly once, in a fixed order, so that
+// the sum has the same bits whichever thread comes first. A task may only wait for tasks of lower
+// number: those were claimed before it (for_each_task), so the lowest unfinished one never waits,
+// and there is progress on any number of threads.
 #pragma once
 
 #include <atomic>

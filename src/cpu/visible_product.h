@@ -1,10 +1,10 @@
 // SPDX-FileCopyrightText: fulmen contributors
 // SPDX-License-Identifier: Apache-2.0
 //
-// C += A B where A is 0 for hidden pairs, and hidden pairs take no part even when B holds inf or NaN
-// (0 * NaN is NaN). Only blocks with hidden pairs pay: B is searched, and if something turns up, the
-// product runs over a copy with zeros in those places, and their terms are added to the rows that do
-// see them. Rows that see none get the same bits as if nothing had been there.
+// C += A B where A is 0 for hidden pairs, and hidden pairs take no part even when B holds inf or
+// NaN (0 * NaN is NaN). Only blocks with hidden pairs pay: B is searched, and if something turns
+// up, the product runs over a copy with zeros in those places, and their terms are added to the
+// rows that do see them. Rows that see none get the same bits as if nothing had been there.
 #pragma once
 
 #include <cmath>
@@ -14,8 +14,8 @@
 
 namespace fulmen::cpu {
 
-// Which pairs of a product (row i of C, depth k) are hidden: addend[i * row_stride + k * depth_stride]
-// = -inf. A null addend hides nothing.
+// Which pairs of a product (row i of C, depth k) are hidden: addend[i * row_stride + k *
+// depth_stride] = -inf. A null addend hides nothing.
 template <class Real>
 struct PairAddend {
   const Real* addend;

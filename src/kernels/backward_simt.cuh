@@ -122,6 +122,7 @@ struct BackwardSimtDq : BackwardSimt<kConfig> {
     Base::load(p.dout, head.q_row(p.dout, first_row), p.dout.strides[2], count, p.dim_v,
                this->own_v, kConfig.rows, kConfig.max_dim_v, this->unusual);
     ptx::block_sync();
+#pragma unroll
     for (i32 r = 0; r < Base::kRows; ++r) {
       rows[r] = Base::row(r) < count ? saved_row(head, q_row(r)) : typename Base::Row{};
       rows[r].D = Base::row_dot(head, this->own_v, Base::row(r), q_row(r));
@@ -135,10 +136,12 @@ struct BackwardSimtDq : BackwardSimt<kConfig> {
   // dX of the block's pairs into `factors`.
   void write_factors(const typename Base::Pairs& S, const typename Base::Pairs& dP,
                      i64 first_column, bool is_full) {
+#pragma unroll
     for (i32 r = 0; r < Base::kRows; ++r) {
       const i64 i = q_row(r);
       const bool counts = i < head.sequence.shape.q_len && rows[r].saw;
       const Interval columns = counts ? head.columns(i) : Interval{0, 0};
+#pragma unroll
       for (i32 c = 0; c < Base::kColumns; ++c) {
         const i64 j = first_column + Base::column(c);
         const bool inside = counts && (is_full || columns.contains(j));
@@ -216,10 +219,12 @@ struct BackwardSimtDkDv : BackwardSimt<kConfig> {
   // Weights e = exp(s - m) of the block's pairs, -0 where hidden; P after dropout into `factors`.
   void write_probabilities(const HeadType& head, const typename Base::Pairs& S,
                            typename Base::Pairs& weight, i64 first_column, bool is_full) {
+#pragma unroll
     for (i32 c = 0; c < Base::kColumns; ++c) {
       const i64 i = first_column + Base::column(c);
       rows[c] = i < head.sequence.shape.q_len ? saved_row(head, i) : typename Base::Row{};
       const Interval columns = rows[c].saw ? head.columns(i) : Interval{0, 0};
+#pragma unroll
       for (i32 r = 0; r < Base::kRows; ++r) {
         const i64 j = kv_row(r);
         const bool inside =
@@ -238,8 +243,10 @@ struct BackwardSimtDkDv : BackwardSimt<kConfig> {
   void write_gradients(const HeadType& head, const typename Base::Pairs& S,
                        const typename Base::Pairs& weight, const typename Base::Pairs& dP,
                        i64 first_column) {
+#pragma unroll
     for (i32 c = 0; c < Base::kColumns; ++c) {
       const i64 i = first_column + Base::column(c);
+#pragma unroll
       for (i32 r = 0; r < Base::kRows; ++r) {
         Real dX = Base::kHidden;
         if (!Base::is_hidden(weight[r][c])) {
@@ -255,12 +262,14 @@ struct BackwardSimtDkDv : BackwardSimt<kConfig> {
   // D of the block's query rows, dO of which is in `other`. Rows of threads compute them, columns
   // of threads need them: they change hands in shared memory.
   void share_row_dots(const HeadType& head, i64 first_column) {
+#pragma unroll
     for (i32 c = 0; c < Base::kColumns; ++c) {
       const i32 at = Base::y() + kConfig.side * c;
       const Real D = Base::row_dot(head, this->other, at, first_column + at);
       if (Base::x() == 0) this->row_dots[at] = D;
     }
     ptx::block_sync();  // row_dots are there, and all are done with `factors`
+#pragma unroll
     for (i32 c = 0; c < Base::kColumns; ++c) rows[c].D = this->row_dots[Base::column(c)];
   }
 

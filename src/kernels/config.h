@@ -31,8 +31,8 @@ struct AttentionConfig {
   i32 kv_rows = 128;        // keys per block
   i32 stages = 2;           // of K and of V in shared memory
   i32 q_buffers = 1;        // 2: the next Q arrives while this one is in use
-  i32 q_register_dims = 0;  // so many dims of Q, a multiple of 16, wait in registers: every product
-                            // reads Q again, and shared memory is the limit at d 128 and 256
+  i32 q_register_dims = 0;  // so many dims of Q, a multiple of 16, stay in registers, since every
+                            // product reads Q again (measured: 0 to 1 % at d 128 and 256)
   MaskKind mask = MaskKind::kLength;
   ShiftRule shift_rule = ShiftRule::kFirstBlock;
   bool stage_output = true;  // O leaves through shared memory and TMA, else from registers

@@ -55,6 +55,7 @@ struct ForwardSimt : Simt<kConfig> {
     const i64 i = q_row(r);
     const bool counts = i < head.sequence.shape.q_len;
     const Interval columns = counts ? head.columns(i) : Interval{0, 0};
+#pragma unroll
     for (i32 c = 0; c < Base::kColumns; ++c) {
       const i64 j = first_column + Base::column(c);
       const bool inside = counts && (is_full || columns.contains(j));
@@ -65,10 +66,12 @@ struct ForwardSimt : Simt<kConfig> {
   // P = exp(S - m) after dropout;  l and O follow a new m.
   void softmax_row(Real (&S)[Base::kColumns], i32 r, i64 first_column) {
     Real block_max = -HeadType::Math::kInfinity;
+#pragma unroll
     for (i32 c = 0; c < Base::kColumns; ++c) block_max = max(block_max, S[c]);
     block_max = Base::across_row(block_max, [](Real a, Real b) { return max(a, b); });
     const Real rescale = state[r].update(block_max);
     Real sum = 0;
+#pragma unroll
     for (i32 c = 0; c < Base::kColumns; ++c) {
       const bool hidden = S[c] == -HeadType::Math::kInfinity;
       Real weight = hidden ? Base::kHidden : state[r].weight(S[c]);
@@ -79,7 +82,9 @@ struct ForwardSimt : Simt<kConfig> {
       P.at(Base::row(r), Base::column(c)) = weight;
     }
     state[r].row_sum += Base::row_sum(sum);
+#pragma unroll
     for (i32 v = 0; v < kVectors; ++v) {
+#pragma unroll
       for (i32 m = 0; m < Base::kLanes; ++m) O[r][v].lane[m] *= rescale;
     }
   }
@@ -90,6 +95,7 @@ struct ForwardSimt : Simt<kConfig> {
     load_rows(p.k, first_column, p.dim_qk, kConfig.max_dim_qk);
     ptx::block_sync();  // K is there
     Base::dots(Q, KV, p.dim_qk, S);
+#pragma unroll
     for (i32 r = 0; r < Base::kRows; ++r) {
       score_row(S[r], r, first_column, is_full);
       softmax_row(S[r], r, first_column);
@@ -123,10 +129,12 @@ struct ForwardSimt : Simt<kConfig> {
     const i64 q_len = head.sequence.shape.q_len;
     const i64 slot = head.sequence.q_slot - first_row;
     Real normalizer[Base::kRows];
+#pragma unroll
     for (i32 r = 0; r < Base::kRows; ++r) normalizer[r] = state[r].normalizer(head.sink);
     Base::store(p.o, head.q_row(p.o, first_row), p.o.strides[2], q_len - first_row, slot, p.dim_v,
                 O, [&](i32 r) { return normalizer[r]; });
     if (Base::x() != 0) return;
+#pragma unroll
     for (i32 r = 0; r < Base::kRows; ++r) {
       const i64 i = q_row(r);
       if (Base::row(r) >= slot) continue;

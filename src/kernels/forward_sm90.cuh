@@ -131,11 +131,11 @@ struct ForwardConsumer {
   // A block of keys that only other warpgroups of this thread block see.
   void skip_block() {
     shared.k().wait(k_at);
+    take_turn();
+    pass_turn();  // before V: with one stage it comes only when the others have read K
     release_k();
     shared.v().wait(v_at);
     release_v();
-    take_turn();
-    pass_turn();
   }
 
   // The first row of this thread in its warpgroup; the second is 8 further.

@@ -99,6 +99,7 @@ struct Simt {
         value = packed ? widened(*reinterpret_cast<const Pack<T>*>(from))
                        : gathered<T>(from, array.strides[3], dim - d);
       }
+#pragma unroll
       for (i32 m = 0; m < kLanes; ++m) finite = finite && value.lane[m] - value.lane[m] == Real(0);
       tile.vector(i, d) = value;
     }
@@ -113,12 +114,14 @@ struct Simt {
   template <class T>
   static Vector widened(const Pack<T>& pack) {
     Vector value;
+#pragma unroll
     for (i32 m = 0; m < kLanes; ++m) value.lane[m] = static_cast<Real>(widen(pack.lane[m]));
     return value;
   }
   template <class T>
   __attribute__((noinline)) static Vector gathered(const u8* from, i64 stride, i64 count) {
     Vector value{};
+#pragma unroll
     for (i32 m = 0; m < kLanes; ++m) {
       if (m >= count) break;
       const u8* const element = from + m * stride * static_cast<i64>(sizeof(T));
@@ -139,15 +142,21 @@ struct Simt {
 
   // depth: the head dimension; elements up to the next multiple of kLanes are 0.
   static void dots(const Tile& A, const Tile& B, i64 depth, Real (&S)[kRows][kColumns]) {
+#pragma unroll
     for (i32 r = 0; r < kRows; ++r) {
+#pragma unroll
       for (i32 c = 0; c < kColumns; ++c) S[r][c] = 0;
     }
     for (i32 d = 0; d < depth; d += kLanes) {
       Vector a[kRows];
+#pragma unroll
       for (i32 r = 0; r < kRows; ++r) a[r] = A.vector(row(r), d);
+#pragma unroll
       for (i32 c = 0; c < kColumns; ++c) {
         const Vector b = B.vector(column(c), d);
+#pragma unroll
         for (i32 r = 0; r < kRows; ++r) {
+#pragma unroll
           for (i32 lane = 0; lane < kLanes; ++lane) S[r][c] += a[r].lane[lane] * b.lane[lane];
         }
       }
@@ -160,12 +169,17 @@ struct Simt {
   static void sums_as(const Tile& W, const Tile& B, i64 depth, Vector (&O)[kRows][kVectors]) {
     for (i32 c = 0; c < depth; c += kLanes) {
       Vector w[kRows];
+#pragma unroll
       for (i32 r = 0; r < kRows; ++r) w[r] = W.vector(row(r), c);
+#pragma unroll
       for (i32 lane = 0; lane < kLanes; ++lane) {
+#pragma unroll
         for (i32 v = 0; v < kVectors; ++v) {
           const Vector b = B.vector(c + lane, element<kVectors>(v));
+#pragma unroll
           for (i32 r = 0; r < kRows; ++r) {
             if (kGuarded && is_hidden(w[r].lane[lane])) continue;
+#pragma unroll
             for (i32 m = 0; m < kLanes; ++m) O[r][v].lane[m] += w[r].lane[lane] * b.lane[m];
           }
         }
@@ -195,10 +209,13 @@ struct Simt {
   template <i32 kVectors, class Scale>
   static void store(const ArrayView& array, i64 offset, i64 row_stride, i64 count, i64 slot,
                     i64 dim, const Vector (&O)[kRows][kVectors], const Scale& scale) {
+#pragma unroll
     for (i32 r = 0; r < kRows; ++r) {
       if (row(r) >= slot) continue;
       const bool counts = row(r) < count;
+#pragma unroll
       for (i32 v = 0; v < kVectors; ++v) {
+#pragma unroll
         for (i32 m = 0; m < kLanes; ++m) {
           const i64 d = element<kVectors>(v) + m;
           const Real value = counts ? O[r][v].lane[m] * scale(r) : Real(0);

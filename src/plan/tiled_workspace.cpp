@@ -12,9 +12,9 @@ namespace {
 
 constexpr i64 kMostLanes = 32;  // float32 with AVX-512
 
-// 96 rows are 16 register tiles of 6 rows and 6, 3 or 24 panels of lanes, for every instruction set;
-// scores (24 KiB in float32), K and V blocks of dimension 64 (16 KiB each) and one panel at work then
-// stay in a second cache of 256 KiB with room to spare.
+// 96 rows are 16 register tiles of 6 rows and 6, 3 or 24 panels of lanes, for every instruction
+// set; scores (24 KiB in float32), K and V blocks of dimension 64 (16 KiB each) and one panel at
+// work then stay in a second cache of 256 KiB with room to spare.
 constexpr i64 kTileRows = 96;
 constexpr i64 kTileColumns = 64;
 
@@ -100,8 +100,7 @@ BackwardShared<Real>::BackwardShared(Arena& arena, const Problem& problem, const
       visits(arena.take<i64>(most_blocks(problem, problem.q_rows, sizes.rows) * problem.heads_q)) {}
 
 template <class Real>
-BackwardScratch<Real>::BackwardScratch(Arena& arena, const Problem& problem,
-                                       const TileSizes& sizes)
+BackwardScratch<Real>::BackwardScratch(Arena& arena, const Problem& problem, const TileSizes& sizes)
     : Q(arena.take<Real>(sizes.rows * sizes.padded_dim_qk)),
       dO(arena.take<Real>(sizes.rows * sizes.padded_dim_v)),
       O(arena.take<Real>(sizes.rows * sizes.padded_dim_v)),

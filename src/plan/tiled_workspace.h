@@ -1,9 +1,9 @@
 // SPDX-FileCopyrightText: fulmen contributors
 // SPDX-License-Identifier: Apache-2.0
 //
-// The scratch memory of the tiled CPU implementation: what it consists of, buffer by buffer. The same
-// constructors measure it for a plan and lay it out over the caller's workspace in a run, so the two
-// cannot differ. Pure.
+// The scratch memory of the tiled CPU implementation: what it consists of, buffer by buffer. The
+// same constructors measure it for a plan and lay it out over the caller's workspace in a run, so
+// the two cannot differ. Pure.
 #pragma once
 
 #include "plan/plan.h"
@@ -110,15 +110,15 @@ template <class Real>
 struct BackwardShared {
   BackwardShared(Arena& arena, const Problem& problem, const TileSizes& sizes);
 
-  i64* q_blocks;     // (num_sequences + 1), as in the forward pass
-  i64* kv_blocks;    // likewise of keys
-  Real* row_max;     // (row)
-  Real* normalizer;  // (row)
-  Real* delta;       // (row)
-  Real* lse_term;    // (row); null without dlse
+  i64* q_blocks;      // (num_sequences + 1), as in the forward pass
+  i64* kv_blocks;     // likewise of keys
+  Real* row_max;      // (row)
+  Real* normalizer;   // (row)
+  Real* delta;        // (row)
+  Real* lse_term;     // (row); null without dlse
   double* sink_term;  // (row); null where dsinks is not wanted
-  Real* dQ;          // (row, dim_qk); null where dq is not wanted
-  i64* visits;       // (q block, head): key blocks that have added to dQ
+  Real* dQ;           // (row, dim_qk); null where dq is not wanted
+  i64* visits;        // (q block, head): key blocks that have added to dQ
 };
 
 // Shared and slots, one after the other.
@@ -126,7 +126,10 @@ template <class Shared, class Scratch>
 class TiledWorkspace {
  public:
   TiledWorkspace(void* workspace, const Problem& problem, Tile tile, int num_slots)
-      : problem_(problem), sizes_(problem, tile), arena_(workspace), shared_(arena_, problem, sizes_) {
+      : problem_(problem),
+        sizes_(problem, tile),
+        arena_(workspace),
+        shared_(arena_, problem, sizes_) {
     Arena one(nullptr);
     Scratch(one, problem, sizes_);
     slot_bytes_ = one.bytes();

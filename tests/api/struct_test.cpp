@@ -8,6 +8,7 @@
 #include <cmath>
 #include <thread>
 
+#include "api/from_c.h"
 #include "api/refusal.h"
 
 namespace fulmen::test {
@@ -132,10 +133,8 @@ TEST(NullStructs, AreRefusedByName) {
 
 TEST(Operation, UnknownIsRefused) {
   TestCall call;
-  fulmen_operation operation;
-  set_number(operation, 2);
   fulmen_plan* plan = nullptr;
-  EXPECT_EQ(fulmen_plan_create(&call.problem, &call.tensors, operation, &plan),
+  EXPECT_EQ(create_plan_of_operation(&call.problem, &call.tensors, 2, &plan),
             FULMEN_ERROR_ARGUMENT);
   EXPECT_THAT(fulmen_last_error(), HasSubstr("operation is 2"));
 }
@@ -144,9 +143,8 @@ TEST(StatusName, NamesAllAndOthers) {
   EXPECT_THAT(fulmen_status_name(FULMEN_OK), StrEq("FULMEN_OK"));
   EXPECT_THAT(fulmen_status_name(FULMEN_ERROR_SHAPE), StrEq("FULMEN_ERROR_SHAPE"));
   EXPECT_THAT(fulmen_status_name(FULMEN_ERROR_INTERNAL), StrEq("FULMEN_ERROR_INTERNAL"));
-  fulmen_status other;
-  set_number(other, 10);
-  EXPECT_THAT(fulmen_status_name(other), StrEq("unknown status"));
+  EXPECT_THAT(name_of_status(10), StrEq("unknown status"));
+  EXPECT_THAT(name_of_status(-1), StrEq("unknown status"));
 }
 
 TEST(LastError, IsTheThreadsOwn) {

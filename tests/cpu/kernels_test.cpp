@@ -1,8 +1,8 @@
 // SPDX-FileCopyrightText: fulmen contributors
 // SPDX-License-Identifier: Apache-2.0
 //
-// The kernel tables, the one in use and the baseline: conversions bit by bit, products against sums in
-// the same order, panels, and the softmax law of softmax_state.cuh lane by lane.
+// The kernel tables, the one in use and the baseline: conversions bit by bit, products against sums
+// in the same order, panels, and the softmax law of softmax_state.cuh lane by lane.
 
 #include "cpu/kernels.h"
 
@@ -150,8 +150,14 @@ TEST_P(KernelTable, SoftmaxFollowsTheStateOfOneRow) {
       std::fill_n(scores.begin() + j * lanes, lanes, block[j] == -kInf ? kInf : block[j]);
       std::fill_n(none.begin() + j * lanes, lanes, block[j] == -kInf ? -kInf : 0.0f);  // hidden
     }
-    GetParam()->softmax({scores.data(), lanes, kKeys, lanes, {1, 0, none.data(), nullptr},
-                         row_max.data(), row_sum.data(), rescale.data()});
+    GetParam()->softmax({scores.data(),
+                         lanes,
+                         kKeys,
+                         lanes,
+                         {1, 0, none.data(), nullptr},
+                         row_max.data(),
+                         row_sum.data(),
+                         rescale.data()});
     const float expected_rescale = state.update(max(max(block[0], block[1]), block[2]));
     for (i64 j = 0; j < kKeys; ++j) state.row_sum += state.weight(block[j]);
     for (const size_t lane : {size_t{0}, row_max.size() - 1}) {

@@ -10,8 +10,8 @@ namespace fulmen::test {
 Request RandomProblem::draw() {
   Request request;
   Arrays& arrays = request.arrays;
-  dtype_ = one_of({DType::kFloat32, DType::kFloat32, DType::kFloat64, DType::kFloat16,
-                   DType::kBFloat16});
+  dtype_ = one_of(
+      {DType::kFloat32, DType::kFloat32, DType::kFloat64, DType::kFloat16, DType::kBFloat16});
   const i64 heads_kv = number(1, 3);
   heads_q_ = heads_kv * one_of<i64>({1, 1, 2, 3});
   batch_ = number(1, 3);
@@ -105,7 +105,8 @@ void RandomProblem::draw_score_terms(Request& request) {
     arrays[Array::kBias] = bias;
   }
   if (chance(0.2)) {
-    arrays[Array::kAlibiSlopes] = chance(0.5) ? array(sums, {heads_q_}) : array(sums, {batch_, heads_q_});
+    arrays[Array::kAlibiSlopes] =
+        chance(0.5) ? array(sums, {heads_q_}) : array(sums, {batch_, heads_q_});
     fill_normal(arrays[Array::kAlibiSlopes], 0.1);
   }
   if (chance(0.2)) {

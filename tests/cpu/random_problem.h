@@ -1,9 +1,9 @@
 // SPDX-FileCopyrightText: fulmen contributors
 // SPDX-License-Identifier: Apache-2.0
 //
-// Attention problems drawn from a seed: shapes, dtypes, strides, options and array contents, all that
-// a Problem carries, so that implementations can be compared. Memory that no result may depend on
-// (gaps between strides, rows past lengths) holds NaN.
+// Attention problems drawn from a seed: shapes, dtypes, strides, options and array contents, all
+// that a Problem carries, so that implementations can be compared. Memory that no result may depend
+// on (gaps between strides, rows past lengths) holds NaN.
 #pragma once
 
 #include <cmath>
@@ -25,9 +25,7 @@ class RandomProblem {
   explicit RandomProblem(unsigned seed) : random_(seed) {}
 
   // A number in [low, high].
-  i64 number(i64 low, i64 high) {
-    return std::uniform_int_distribution<i64>(low, high)(random_);
-  }
+  i64 number(i64 low, i64 high) { return std::uniform_int_distribution<i64>(low, high)(random_); }
   bool chance(double probability) { return std::bernoulli_distribution(probability)(random_); }
   template <class T>
   T one_of(std::initializer_list<T> choices) {
@@ -137,15 +135,16 @@ class RandomProblem {
 // Adds dout, the gradients that `need` names by bit (q, k, v, bias, sinks), and dlse by chance.
 Request to_backward(RandomProblem& random, const Request& forward, unsigned need);
 
-// The largest |a - b| over two arrays of the same shape, infinite where one is NaN or infinite and the
-// other is not the same; and the largest finite |b|.
+// The largest |a - b| over two arrays of the same shape, infinite where one is NaN or infinite and
+// the other is not the same; and the largest finite |b|.
 struct Difference {
   double largest = 0;
   double magnitude = 0;
 };
 Difference compare(const Tensor& a, const Tensor& b);
 
-// What rounding may cost an array of that dtype, computed in float32 (float64): units of its magnitude.
+// What rounding may cost an array of that dtype, computed in float32 (float64): units of its
+// magnitude.
 double tolerance(DType computed, DType stored);
 
 }  // namespace fulmen::test

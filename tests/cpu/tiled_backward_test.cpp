@@ -1,7 +1,8 @@
 // SPDX-FileCopyrightText: fulmen contributors
 // SPDX-License-Identifier: Apache-2.0
 //
-// The tiled backward pass against the scalar oracle, over drawn problems; and what must hold exactly.
+// The tiled backward pass against the scalar oracle, over drawn problems; and what must hold
+// exactly.
 
 #include <gtest/gtest.h>
 

@@ -4,8 +4,8 @@
 // Rows of any dtype, stride and alignment to rows of the working type and back: the one place where
 // the tiled backend touches elements of a caller's array. Widening is exact; narrowing rounds once,
 // to nearest, ties to even, as kernels/base.cuh does.
-// A step is kWidth elements; elements that are strided, or the last few of a row, go through a small
-// buffer, so that each type has one conversion, of whole vectors.
+// A step is kWidth elements; elements that are strided, or the last few of a row, go through a
+// small buffer, so that each type has one conversion, of whole vectors.
 #pragma once
 
 #include "cpu/isa/vector.h"
@@ -52,7 +52,8 @@ typedef u32 WordVector __attribute__((vector_size(kVectorBytes)));
   _mm_storeu_si128(reinterpret_cast<__m128i*>(out), _mm256_cvtps_ph(value, 0));
 }
 #else
-// The baseline shares its flags with the rest of the library, so the shared functions may be called.
+// The baseline shares its flags with the rest of the library, so the shared functions may be
+// called.
 inline FloatVector widen_f16(const Half* in) {
   FloatVector value;
   for (int lane = 0; lane < kWidth<float>; ++lane) value[lane] = to_float(f16{in[lane]});
@@ -154,7 +155,8 @@ inline void load_rows(const Source& source, i64 rows, i64 dims, float* out, i64 
       return load_rows_of<float, Float16Element>(source, rows, dims, out, out_stride);
     case DType::kBFloat16:
       return load_rows_of<float, BFloat16Element>(source, rows, dims, out, out_stride);
-    default: return;  // validation lets nothing else meet float32 arithmetic
+    default:
+      return;  // validation lets nothing else meet float32 arithmetic
   }
 }
 
@@ -174,12 +176,13 @@ inline void store_rows(View<float> in, i64 rows, i64 dims, const float* factor, 
       return store_rows_of<float, Float16Element>(in, rows, dims, factor, factor_stride, to);
     case DType::kBFloat16:
       return store_rows_of<float, BFloat16Element>(in, rows, dims, factor, factor_stride, to);
-    default: return;
+    default:
+      return;
   }
 }
 
-inline void store_rows(View<double> in, i64 rows, i64 dims, const double* factor,
-                       i64 factor_stride, const Destination& to) {
+inline void store_rows(View<double> in, i64 rows, i64 dims, const double* factor, i64 factor_stride,
+                       const Destination& to) {
   if (to.dtype == DType::kFloat64) {
     return store_rows_of<double, Float64Element>(in, rows, dims, factor, factor_stride, to);
   }

@@ -25,16 +25,14 @@ template <class Real, bool kPlain>
   const ScoreTerms<Real>& terms = block.terms;
   const i64 at = i * block.stride + lane;
   const Vector<Real> s = capped(load(block.scores + at) * terms.scale, kPlain ? 0 : terms.softcap);
-  const Vector<Real> addend =
-      !kPlain && terms.addend ? load(terms.addend + at) : Vector<Real>{};
+  const Vector<Real> addend = !kPlain && terms.addend ? load(terms.addend + at) : Vector<Real>{};
   const Vector<Real> t = (kPlain ? s : with_addend<Real>(s, addend)) - block.row_max[i];
   const Vector<Real> weight = exponential<Real>(at_most_zero<Real>(t));
   Vector<Real> P = weight * block.normalizer[i];
   // Hidden pairs are 0 even in rows whose statistics are NaN.
   const auto hidden = addend == -kInfinity<Real>;
   if constexpr (!kPlain) P = hidden ? Vector<Real>{} : P;
-  const Vector<Real> keep =
-      !kPlain && terms.keep ? load(terms.keep + at) : broadcast(Real(1));
+  const Vector<Real> keep = !kPlain && terms.keep ? load(terms.keep + at) : broadcast(Real(1));
   store(block.scores + at, kPlain ? P : P * keep);
   if (!block.dP) return;
   const Vector<Real> dP = kPlain ? load(block.dP + at) : load(block.dP + at) * keep;
@@ -53,8 +51,7 @@ template <class Real, bool kPlain>
 template <class Real>
 void gradient(const GradientBlock<Real>& block) {
   const ScoreTerms<Real>& terms = block.terms;
-  const bool plain =
-      terms.softcap == Real(0) && !terms.addend && !terms.keep && !block.lse_term;
+  const bool plain = terms.softcap == Real(0) && !terms.addend && !terms.keep && !block.lse_term;
   for (i64 i = 0; i < block.rows; ++i) {
     for (i64 lane = 0; lane < block.keys; lane += kWidth<Real>) {
       if (plain) {

@@ -1,10 +1,10 @@
 // SPDX-FileCopyrightText: fulmen contributors
 // SPDX-License-Identifier: Apache-2.0
 //
-// exp and tanh of a whole vector, with the errors that attention needs: exp within 1.5 ulp and exactly 1
-// at 0, tanh within 3 ulp. NaN stays NaN, exp(-inf) = 0. Arguments of exp are at most 43 (354): those
-// of softmax are a score minus a maximum.
-// exp(x) = 2^n exp(r), n = round(x / ln 2), |r| <= ln(2) / 2, a polynomial for exp(r).
+// exp and tanh of a whole vector, with the errors that attention needs: exp within 1.5 ulp and
+// exactly 1 at 0, tanh within 3 ulp. NaN stays NaN, exp(-inf) = 0. Arguments of exp are at most 43
+// (354): those of softmax are a score minus a maximum. exp(x) = 2^n exp(r), n = round(x / ln 2),
+// |r| <= ln(2) / 2, a polynomial for exp(r).
 #pragma once
 
 #include "cpu/isa/vector.h"
@@ -43,10 +43,10 @@ struct ExpConstants<double> {
   static constexpr long long kRaised = 0x5ff0000000000000;  // the bits of 2^512
   static constexpr double kLower = 0x1p-512;
   // 1 / n!: the rest of the series is below 2^-57 of the sum.
-  static constexpr double kPolynomial[] = {
-      1.0 / 2,       1.0 / 6,        1.0 / 24,        1.0 / 120,        1.0 / 720,        1.0 / 5040,
-      1.0 / 40320.0, 1.0 / 362880.0, 1.0 / 3628800.0, 1.0 / 39916800.0, 1.0 / 479001600.0,
-      1.0 / 6227020800.0};
+  static constexpr double kPolynomial[] = {1.0 / 2,          1.0 / 6,           1.0 / 24,
+                                           1.0 / 120,        1.0 / 720,         1.0 / 5040,
+                                           1.0 / 40320.0,    1.0 / 362880.0,    1.0 / 3628800.0,
+                                           1.0 / 39916800.0, 1.0 / 479001600.0, 1.0 / 6227020800.0};
 };
 
 template <class Real>

@@ -1,11 +1,11 @@
 // SPDX-FileCopyrightText: fulmen contributors
 // SPDX-License-Identifier: Apache-2.0
 //
-// C (+)= A B for blocks that fit the second cache: register tiles of kTileRows x 2 vectors. A is read
-// one element at a time and spread over the lanes, B one panel of `kLanes` columns at a time; a panel
-// (depth x 64 to 128 bytes) stays in the first cache while all rows of A pass by.
-// Every element is one chain of multiply-adds over rising k, whatever the tile, so that results do
-// not depend on how rows fall into tiles.
+// C (+)= A B for blocks that fit the second cache: register tiles of kTileRows x 2 vectors. A is
+// read one element at a time and spread over the lanes, B one panel of `kLanes` columns at a time;
+// a panel (depth x 64 to 128 bytes) stays in the first cache while all rows of A pass by. Every
+// element is one chain of multiply-adds over rising k, whatever the tile, so that results do not
+// depend on how rows fall into tiles.
 #pragma once
 
 #include "cpu/isa/vector.h"

@@ -29,9 +29,7 @@ struct SoftmaxLanes {
   Vector<Real> row_max;
   Vector<Real> row_sum;
 
-  Vector<Real> shift() const {
-    return row_max == -kInfinity<Real> ? Vector<Real>{} : row_max;
-  }
+  Vector<Real> shift() const { return row_max == -kInfinity<Real> ? Vector<Real>{} : row_max; }
 
   Vector<Real> weight(Vector<Real> s) const { return exponential<Real>(s - shift()); }
 

@@ -15,8 +15,9 @@ namespace {
 
 template <class Real>
 constexpr Kernels<Real> table(const char* isa) {
-  return {isa,           kVectorBytes,   kLanes<Real>,     load_rows,     store_rows,
-          transpose<Real>, multiply<Real>, all_finite<Real>, softmax<Real>, gradient<Real>};
+  return {isa,           kVectorBytes,    kLanes<Real>,   load_rows,
+          store_rows,    transpose<Real>, multiply<Real>, all_finite<Real>,
+          softmax<Real>, gradient<Real>};
 }
 
 }  // namespace

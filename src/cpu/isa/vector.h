@@ -3,12 +3,13 @@
 //
 // The vector type of the instruction set that this translation unit is compiled for: g++ and clang
 // vector extensions for all that the language can say, and one intrinsic each for what it cannot
-// (fused multiply-add, the maximum instruction, float16). Multiply-adds are fused only here, by name:
-// the units are compiled with -ffp-contract=off like the rest, so that softmax's exact differences
-// (s - max = 0) hold in every compiler.
+// (fused multiply-add, the maximum instruction, float16). Multiply-adds are fused only here, by
+// name: the units are compiled with -ffp-contract=off like the rest, so that softmax's exact
+// differences (s - max = 0) hold in every compiler.
 //
-// Everything under isa/ has internal linkage, and calls no inline function of a shared header: a copy
-// of such a function compiled for AVX-512 could otherwise be the one that the linker keeps for all.
+// Everything under isa/ has internal linkage, and calls no inline function of a shared header: a
+// copy of such a function compiled for AVX-512 could otherwise be the one that the linker keeps for
+// all.
 #pragma once
 
 #include "kernels/base.cuh"

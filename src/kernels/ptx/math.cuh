@@ -44,6 +44,13 @@ inline float fma(float a, float b, float c) {
   return y;
 }
 
+// mul.rn: a b, never contracted into a multiply-add.
+inline float mul(float a, float b) {
+  float y;
+  asm("mul.rn.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));
+  return y;
+}
+
 // cvt.rn.bf16x2 / f16x2: `low` in the lower half of the register.
 template <DType kDType>
 inline u32 pack(float low, float high) {

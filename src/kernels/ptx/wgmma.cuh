@@ -86,7 +86,7 @@ constexpr u32 wgmma_descriptor(u32 shared, u32 chunk_bytes) {
 #define FULMEN_WGMMA(N, R, X0, X1, X2, X3, X4, X5, X6)                                            \
   template <DType kDType, bool kTransposeB>                                                       \
   inline void wgmma_ss(float (&d)[N / 2], u32 a, u32 b, bool accumulate) {                        \
-    if constexpr (kDType == DType::kBFloat16) {                                                       \
+    if constexpr (kDType == DType::kBFloat16) {                                                   \
       FULMEN_SS(N, "bf16", R, X0, X1, X2, X3);                                                    \
     } else {                                                                                      \
       FULMEN_SS(N, "f16", R, X0, X1, X2, X3);                                                     \
@@ -95,7 +95,7 @@ constexpr u32 wgmma_descriptor(u32 shared, u32 chunk_bytes) {
   template <DType kDType, bool kTransposeB>                                                       \
   inline void wgmma_rs(float (&d)[N / 2], u32 a0, u32 a1, u32 a2, u32 a3, u32 b,                  \
                        bool accumulate) {                                                         \
-    if constexpr (kDType == DType::kBFloat16) {                                                       \
+    if constexpr (kDType == DType::kBFloat16) {                                                   \
       FULMEN_RS(N, "bf16", R, X0, X1, X2, X3, X4, X5, X6);                                        \
     } else {                                                                                      \
       FULMEN_RS(N, "f16", R, X0, X1, X2, X3, X4, X5, X6);                                         \

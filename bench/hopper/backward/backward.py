@@ -1,0 +1,303 @@
+# SPDX-FileCopyrightText: fulmen contributors
+# SPDX-License-Identifier: Apache-2.0
+"""Checks and times the Hopper backward against float64, FlashAttention-3 and cuDNN on one GPU.
+
+    python gen_wgmma.py     # writes wgmma.h
+    nvcc -std=c++20 -O3 -gencode arch=compute_90a,code=sm_90a -shared -Xcompiler -fPIC -o \\
+        backward.so host.cu
+    python backward.py check backward.so                     # the error rule, row by row
+    python backward.py time backward.so OUT.jsonl [NAME=OTHER.so ...] [FA3=LIBRARY.so]
+
+16,384 tokens and heads * d = 2048 in every cell; prepare and the rounding of dQ are inside the
+time. Timing: all competitors of a cell in random order, ROUNDS (5) rounds, 25 ms idle before each
+visit, 2 warm calls, then 10 ms of calls with the L2 flushed before each; the median over rounds of
+the medians ("burst": the card is power limited, a fixed order favours whoever follows a slow
+kernel). TFLOP/s by 10 B H S S d, causal counted half.
+"""
+
+import ctypes
+import json
+import math
+import os
+import random
+import subprocess
+import sys
+import time
+
+import torch
+import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+LIMIT_S = float(os.environ.get("LIMIT_S", "300"))
+START = time.time()
+
+
+class Library:
+    def __init__(self, path):
+        self.library = ctypes.CDLL(os.path.abspath(path))
+        self.library.backward_workspace.restype = ctypes.c_size_t
+
+    def prepare(self, q, k, v, o, do, lse, causal, heads_per_group, poison=False):
+        """A function that enqueues the call and returns dq, dk, dv; and the workspace in bytes."""
+        heads, seq, d = q.shape
+        size = self.library.backward_workspace(d, heads, seq, heads_per_group)
+        work = torch.empty(size, dtype=torch.uint8, device="cuda")
+        out = [torch.empty_like(q) for _ in range(3)]
+        if poison:
+            work.fill_(255)
+            for x in out:
+                x.fill_(math.nan)
+        pointers = [ctypes.c_void_p(x.data_ptr()) for x in (q, k, v, o, do, lse, *out, work)]
+        keep = (q, k, v, o, do, lse, work)
+
+        def run(keep=keep):
+            stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
+            code = self.library.backward_run(
+                d, int(causal), *pointers, heads, seq, heads_per_group, stream
+            )
+            if code:
+                raise RuntimeError(f"CUDA error {code}")
+            return out
+
+        return run, size
+
+
+def guarded(run, what):
+    """Runs once; ends the program if the GPU does not come back within 5 seconds."""
+    result = run()
+    event = torch.cuda.Event()
+    event.record()
+    begin = time.time()
+    while not event.query():
+        if time.time() - begin > 5:
+            print("HANGS", what, flush=True)
+            os._exit(3)
+        time.sleep(0.001)
+    return result
+
+
+# ---- Reference and the error rule ---------------------------------------------------------------
+
+
+def forward(q, k, v, causal, kind, rounded):
+    """P, O and lse of some heads in `kind`; rounded: the 16-bit recipe."""
+    r = (lambda x: x.to(q.dtype).to(kind)) if rounded else (lambda x: x)
+    s = q.shape[-1] ** -0.5 * (q.to(kind) @ k.to(kind).transpose(1, 2))
+    if causal:
+        seq = q.shape[1]
+        s.masked_fill_(~torch.ones(seq, seq, dtype=torch.bool, device="cuda").tril(), -math.inf)
+    m = s.amax(-1, keepdim=True)
+    e = torch.exp(s - m)
+    total = e.sum(-1, keepdim=True)
+    return e / total, r((r(e) @ v.to(kind)) / total), (m + total.log()).squeeze(-1)
+
+
+def gradients(q, k, v, do, p, o, kind, rounded):
+    """dq, dk, dv and their A of the error rule."""
+    dtype = q.dtype
+    r = (lambda x: x.to(dtype).to(kind)) if rounded else (lambda x: x)
+    q, k, v, do = (x.to(kind) for x in (q, k, v, do))
+    scale = q.shape[-1] ** -0.5
+    delta = (do * o).sum(-1, keepdim=True)
+    dp = do @ v.transpose(1, 2)
+    ds = r(p * (dp - delta))
+    grads = (r(scale * (ds @ k)), r(scale * (ds.transpose(1, 2) @ q)), r(r(p).transpose(1, 2) @ do))
+    if rounded:
+        return grads, None
+    a = p * (dp.abs() + delta.abs())
+    bounds = (scale * (a @ k.abs()), scale * (a.transpose(1, 2) @ q.abs()))
+    return grads, (*bounds, p.transpose(1, 2) @ do.abs())
+
+
+CASES = [  # heads, seq
+    (1024, 512),
+    (200, 512),
+    (150, 1024),
+    (40, 128),
+    (9, 2048),
+    (60, 1000),
+    (30, 333),
+    (5, 1),
+]
+
+
+def check(library):
+    torch.backends.cuda.matmul.allow_tf32 = False
+    failures = 0
+    for d in (64, 128):
+        for causal in (False, True):
+            for heads, seq in CASES:
+                torch.manual_seed(heads + seq)
+                make = lambda: torch.randn(heads, seq, d, device="cuda").bfloat16()  # noqa: B023
+                q, k, v, do = make(), make(), make(), make()
+                worst, bad = [0.0, 0.0, 0.0], 0
+                o, lse = torch.empty_like(q), torch.empty(heads, seq, device="cuda")
+                part = max(1, min(heads, 64 * 2**20 // (seq * seq)))
+                parts = [slice(i, min(i + part, heads)) for i in range(0, heads, part)]
+                for x in parts:
+                    _, o32, l32 = forward(q[x], k[x], v[x], causal, torch.float32, True)
+                    o[x], lse[x] = o32.bfloat16(), l32
+                group = 8 if causal else 1
+                run, _ = library.prepare(q, k, v, o, do, lse, causal, group, poison=True)
+                what = f"d {d} causal {int(causal)} heads {heads} seq {seq}"
+                for repeat in range(3):
+                    found = guarded(run, what)
+                    if repeat == 1:
+                        continue
+                    for x in parts:
+                        args = q[x], k[x], v[x]
+                        p, o64, _ = forward(*args, causal, torch.float64, False)
+                        ref, bound_a = gradients(*args, do[x], p, o64, torch.float64, False)
+                        p, o32, _ = forward(*args, causal, torch.float32, True)
+                        plain, _ = gradients(*args, do[x], p, o32, torch.float32, True)
+                        for i in range(3):
+                            err = (found[i][x].double() - ref[i]).abs().amax(-1)
+                            err_plain = (plain[i].double() - ref[i]).abs().amax(-1)
+                            top = ref[i].abs().amax(-1).clamp_min(1e-30)
+                            typical = err_plain.median(-1, keepdim=True).values
+                            bound = 2 * torch.maximum(err_plain, typical)
+                            bound += 8 * 2.0**-23 * bound_a[i].amax(-1)
+                            bound += torch.exp2(torch.floor(torch.log2(top)) - 7)
+                            bad += (~(err <= bound)).sum().item()
+                            worst[i] = max(worst[i], (err / bound).nan_to_num(1e9).max().item())
+                failures += bad > 0
+                shares = " ".join(f"{n} {x:.2f}" for n, x in zip(("dq", "dk", "dv"), worst))
+                print(f"{'ok  ' if not bad else 'FAIL'} {what}: share of the bound: {shares}",
+                      flush=True)  # fmt: skip
+    print("failures:", failures)
+    return failures
+
+
+# ---- Timing -------------------------------------------------------------------------------------
+
+_flush = []
+
+
+def visit(run, calls):
+    if not _flush:
+        _flush.append(torch.empty(1 << 26, dtype=torch.int32, device="cuda"))
+    pairs = []
+    for _ in range(calls):
+        _flush[0].zero_()
+        pairs.append([torch.cuda.Event(enable_timing=True) for _ in range(2)])
+        pairs[-1][0].record()
+        run()
+        pairs[-1][1].record()
+    torch.cuda.synchronize()
+    return sorted(a.elapsed_time(b) for a, b in pairs)
+
+
+def burst(runs, rounds):
+    """{name: run} -> {name: (median of the rounds' medians, 99th percentile of all), ms}."""
+    estimate = {}
+    for name, run in runs.items():
+        guarded(run, name)
+        estimate[name] = max(1e-3, visit(run, 3)[1])
+    medians, samples, names = {n: [] for n in runs}, {n: [] for n in runs}, list(runs)
+    for _ in range(rounds):
+        random.shuffle(names)
+        for name in names:
+            time.sleep(0.025)
+            runs[name](), runs[name]()
+            times = visit(runs[name], max(3, min(41, int(10 / estimate[name]) | 1)))
+            medians[name].append(times[len(times) // 2])
+            samples[name] += times
+    p99 = lambda x: sorted(x)[min(len(x) - 1, int(len(x) * 0.99))]
+    return {n: (sorted(medians[n])[len(medians[n]) // 2], p99(samples[n])) for n in runs}
+
+
+def relative(a, b):
+    return ((a.double() - b.double()).norm() / b.double().norm()).item()
+
+
+def cell(d, causal, seq, libraries, fa3, rounds, tag):
+    batch, heads = 16384 // seq, 2048 // d
+    q, k, v, do = (torch.randn(batch, seq, heads, d, device="cuda").bfloat16() for _ in range(4))
+    flat = lambda x: x.transpose(1, 2).contiguous().view(batch * heads, seq, d)
+    q4, k4, v4, do4 = (flat(x).view(batch, heads, seq, d).requires_grad_() for x in (q, k, v, do))
+    do4.requires_grad_(False)
+    with sdpa_kernel([SDPBackend.CUDNN_ATTENTION]):
+        oc = F.scaled_dot_product_attention(q4, k4, v4, is_causal=causal)
+    runs = {"cudnn": lambda: torch.autograd.grad(oc, (q4, k4, v4), do4, retain_graph=True)}
+    if fa3:
+        o4, lse4 = fa3.fwd(q, k, v, softmax_scale=d**-0.5, is_causal=causal, window_size_left=-1,
+                         window_size_right=-1, num_splits=1)[:2]  # fmt: skip
+
+        def run_fa3():
+            dq, dk, dv = (torch.empty_like(q) for _ in range(3))
+            fa3.bwd(do, q, k, v, o4, lse4, dq, dk, dv, None, None, None, None, None, None,
+                    d**-0.5, causal, -1, -1, 0.0, False, 0)  # fmt: skip
+            return dq, dk, dv
+
+        runs["fa3"] = run_fa3
+        o, lse = flat(o4), lse4.contiguous().view(batch * heads, seq)
+    else:
+        o = oc.detach().reshape(batch * heads, seq, d)
+        ln = [forward(*(x.detach().view(-1, seq, d)[i : i + 1] for x in (q4, k4, v4)), causal,
+                      torch.float32, True)[2] for i in range(batch * heads)]  # fmt: skip
+        lse = torch.cat(ln).contiguous()
+    expected = [x.reshape(batch * heads, seq, d) for x in runs["cudnn"]()]
+    errors, peaks = {}, {}
+    for name, library in libraries.items():
+        args = [x.detach().view(batch * heads, seq, d) for x in (q4, k4, v4)]
+        run, size = library.prepare(*args, o, do4.view(batch * heads, seq, d), lse, causal,
+                                    8 if causal else 1, poison=True)  # fmt: skip
+        found = guarded(run, f"{name} d {d} causal {causal} seq {seq}")
+        errors[name] = max(relative(a, b) for a, b in zip(found, expected))
+        peaks[name] = size / 2**20
+        runs[name] = run
+    if fa3:
+        errors["fa3"] = max(relative(flat(a), b) for a, b in zip(runs["fa3"](), expected))
+    times = burst(runs, rounds)
+    flops = 10 * batch * heads * seq * seq * d / (2 if causal else 1)
+    rows, line = [], f"d {d:3d} {'causal' if causal else 'full  '} {seq:5d}:"
+    for name, (p50, p99) in times.items():
+        rows.append(
+            dict(grid="backward", op="backward", who="fulmen" if name in libraries else name,
+                 implementation=name, dtype="bf16", batch=batch, heads_q=heads, heads_kv=heads,
+                 seqlen_q=seq, seqlen_kv=seq, d_qk=d, d_v=d, causal=causal, case="burst",
+                 p50_ms=round(p50, 5), p99_ms=round(p99, 5), tflops=round(flops / p50 / 1e9, 1),
+                 gbps=None, peak_mib=round(peaks[name], 1) if name in peaks else None,
+                 max_error=None, **tag)
+        )  # fmt: skip
+        line += f" {name} {flops / p50 / 1e9:.0f}"
+    bad = {n: f"{x:.1e}" for n, x in errors.items() if not x < 8e-3}
+    print(line, f"DISAGREES with cuDNN: {bad}" if bad else "", flush=True)
+    return rows
+
+
+def smi(query):
+    run = subprocess.run(["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader,nounits"],
+                         capture_output=True, text=True)  # fmt: skip
+    return run.stdout.strip()
+
+
+def main():
+    mode, path = sys.argv[1:3]
+    if mode == "check":
+        sys.exit(1 if check(Library(path)) else 0)
+    libraries, fa3 = {"backward": Library(path)}, None
+    for extra in sys.argv[4:]:
+        name, other = extra.split("=")
+        if name == "FA3":
+            torch.ops.load_library(other)
+            fa3 = getattr(torch.ops, os.environ.get("FA3_NAMESPACE", "flash_attn_3"))
+        else:
+            libraries[name] = Library(other)
+    tag = dict(card=torch.cuda.get_device_name(), clock_mhz=None, commit=None,
+               versions=f"torch {torch.__version__}, cuDNN {torch.backends.cudnn.version()}, "
+                        f"driver {smi('driver_version')}")  # fmt: skip
+    with open(sys.argv[3], "w") as out:
+        for seq in map(int, os.environ.get("SEQS", "512 1024 2048 4096 8192 16384").split()):
+            for d in map(int, os.environ.get("DIMS", "64 128").split()):
+                for causal in (False, True):
+                    if time.time() - START > LIMIT_S:
+                        continue
+                    rounds = int(os.environ.get("ROUNDS", "5"))
+                    for row in cell(d, causal, seq, libraries, fa3, rounds, tag):
+                        out.write(json.dumps(row) + "\n")
+                    out.flush()
+    os._exit(0)
+
+
+main()
