@@ -103,7 +103,7 @@ std::string TestCall::bytes(Member member) const {
 std::vector<float> TestCall::floats(Member member) const {
   const fulmen_tensor& tensor = tensors.*member;
   std::vector<float> values(size_of(tensor) / sizeof(float));
-  std::memcpy(values.data(), tensor.data, size_of(tensor));
+  if (!values.empty()) std::memcpy(values.data(), tensor.data, size_of(tensor));
   return values;
 }
 

@@ -72,7 +72,7 @@ def test_results_of_a_foreign_kind() -> None:
 
 
 def test_kinds_mix_and_q_decides() -> None:
-    mixed = fulmen.attention(Q, Foreign(K), V, mask=Foreign(np.ones((7, 9), np.uint8).view(bool)))
+    mixed = fulmen.attention(Q, Foreign(K), V, bias=Foreign(np.zeros((7, 9), np.float32)))
     np.testing.assert_array_equal(mixed, fulmen.attention(Q, K, V))
     assert isinstance(fulmen.attention(Foreign(Q), K, V), Foreign)
 

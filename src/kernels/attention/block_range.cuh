@@ -27,9 +27,9 @@ constexpr BlockRange blocks_of(Interval some, Interval all, i64 block_size, i64 
   const Interval visit{some.begin / block_size, ceil_div(some.end, block_size)};
   // A block cut off by the end of the sequence is full only where a kernel may read past it; none
   // may, so it counts as partial.
-  const i64 full_end = min(all.end, length) / block_size;
-  const i64 full_begin = min(ceil_div(all.begin, block_size), full_end);
-  return {visit, {max(full_begin, visit.begin), max(full_begin, min(full_end, visit.end))}};
+  const i64 full_end = min(min(all.end, length) / block_size, visit.end);
+  const i64 full_begin = max(ceil_div(all.begin, block_size), visit.begin);
+  return {visit, {full_begin, max(full_begin, full_end)}};
 }
 
 // Query rows [rows.begin, rows.end) of one block, not empty, within q_len.

@@ -54,6 +54,21 @@ class GeneralKernels : public testing::TestWithParam<Rung> {
     device_->driver().check(device_->driver()->cuCtxSynchronize(), "finish a test");
   }
 
+  // Mean of ten launches after two to warm up.
+  double seconds_of(const cuda::LoadedKernel& kernel, i64 num_blocks,
+                    const AttentionParams& p) const {
+    constexpr int kRuns = 10;
+    double seconds = 0;
+    for (int run = -2; run < kRuns; ++run) {
+      const auto start = std::chrono::steady_clock::now();
+      cuda::launch(kernel, {num_blocks}, &p, nullptr);
+      synchronize();
+      const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - start;
+      if (run >= 0) seconds += taken.count() / kRuns;
+    }
+    return seconds;
+  }
+
   static unsigned num_seeds() {
     const char* text = std::getenv("FULMEN_TEST_SEEDS");
     return text != nullptr ? static_cast<unsigned>(std::atoi(text)) : 200;
@@ -165,21 +180,16 @@ TEST_P(GeneralKernels, Timing) {
     }
     request.options.scale = kNan;
     const AttentionParams p = cuda::attention_params(validate(request, Pointers::kChecked));
-    const cuda::KernelLaunch launch = launches(p, Operation::kForward).at(0);
-    const cuda::LoadedKernel& kernel = cuda::prepare(*device_, launch.spec);
-    double seconds = 0;
-    constexpr int kRuns = 10;
-    for (int run = -2; run < kRuns; ++run) {  // two to warm up
-      const auto start = std::chrono::steady_clock::now();
-      cuda::launch(kernel, {launch.num_blocks}, &p, nullptr);
-      synchronize();
-      const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - start;
-      if (run >= 0) seconds += taken.count() / kRuns;
+    cuda::KernelLaunch launch = launches(p, Operation::kForward).at(0);
+    for (launch.spec.min_blocks = 1; launch.spec.min_blocks <= 2; ++launch.spec.min_blocks) {
+      const cuda::LoadedKernel& kernel = cuda::prepare(*device_, launch.spec);
+      const double seconds = seconds_of(kernel, launch.num_blocks, p);
+      const double flops = 4.0 * static_cast<double>(heads * rows * rows * dim);
+      std::printf(
+          "%s: %.3f ms, %.1f TFLOP/s, %d registers, %zu bytes spilled, %d blocks resident\n",
+          launch.spec.name.c_str(), seconds * 1e3, flops / seconds * 1e-12, kernel.use.registers,
+          kernel.use.spill_store_bytes, kernel.blocks_resident);
     }
-    const double flops = 4.0 * static_cast<double>(heads * rows * rows * dim);
-    std::printf("%s: %.3f ms, %.1f TFLOP/s, %d registers, %d blocks resident\n",
-                launch.spec.name.c_str(), seconds * 1e3, flops / seconds * 1e-12,
-                kernel.use.registers, kernel.blocks_resident);
   }
 }
 
