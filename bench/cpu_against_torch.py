@@ -24,10 +24,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import fulmen
 import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812 (torch's own convention)
+
+import fulmen
 
 Call = Callable[[], object]
 
@@ -40,7 +41,9 @@ def cpu_model() -> str:
     return platform.processor()
 
 
-def sides(heads: int, rows: int, dim: int, causal: bool, dtype: torch.dtype) -> dict[str, dict[str, Call]]:
+def sides(
+    heads: int, rows: int, dim: int, causal: bool, dtype: torch.dtype
+) -> dict[str, dict[str, Call]]:
     """{operation: {who: call}} on one set of random inputs (1, heads, rows, dim)."""
     generator = torch.Generator().manual_seed(0)
     q, k, v, do = (

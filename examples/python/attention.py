@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Attention and its gradients in NumPy arrays, compared with float64 written out.
 
-    python examples/python/attention.py    prints the largest errors; ends with 1 if any is large
+python examples/python/attention.py    prints the largest errors; ends with 1 if any is large
 """
 
 from __future__ import annotations

@@ -35,14 +35,15 @@ extern "C" {
  * For one batch entry, query head h, its key/value head g = h / (heads_q / heads_kv), query row i:
  *
  *   s[i,j] = softcap(scale * dot(q[i], k[j])) + bias[i,j] - slope[h] * |i + shift - j|
- *   o[i]   = sum over visible j of exp(s[i,j]) / (sum over visible j of exp(s[i,j]) + exp(sink[h])) * v[j]
- *   lse[i] = log(sum over visible j of exp(s[i,j]))
+ *   o[i]   = sum over visible j of exp(s[i,j]) / (sum over visible j of exp(s[i,j]) + exp(sink[h]))
+ * * v[j] lse[i] = log(sum over visible j of exp(s[i,j]))
  *
  * softcap(x) = cap * tanh(x / cap), off when cap = 0; bias, slopes (ALiBi) and sinks only where
  * given; shift = kv_len - q_len (alignment bottom-right, the default) or 0 (top-left). A row that
- * sees no key gives o = 0 and lse = -inf, and zero gradients. Hidden keys and values never influence
- * anything, whatever they hold. Source: Dao et al., FlashAttention (2022), FlashAttention-2 (2023);
- * the sums here are exact, in float32 at least (float64 for float64 input).
+ * sees no key gives o = 0 and lse = -inf, and zero gradients. Hidden keys and values never
+ * influence anything, whatever they hold. Source: Dao et al., FlashAttention (2022),
+ * FlashAttention-2 (2023); the sums here are exact, in float32 at least (float64 for float64
+ * input).
  *
  * A call in five lines:
  *
@@ -56,9 +57,9 @@ extern "C" {
  * beside them; the planned calls (5) allocate nothing.
  * Threads. Every function may be called from any thread at any time; one plan may be run by several
  * threads at once when each brings its own workspace. Exceptions: section 8.
- * Errors. Every function that can fail returns a fulmen_status. On failure fulmen_last_error() gives
- * one sentence: what was wrong, what was given, what is allowed. Every precondition that the host
- * can see is checked before anything is written. The library never prints and never exits.
+ * Errors. Every function that can fail returns a fulmen_status. On failure fulmen_last_error()
+ * gives one sentence: what was wrong, what was given, what is allowed. Every precondition that the
+ * host can see is checked before anything is written. The library never prints and never exits.
  * Struct versions. Every struct begins with struct_size and is filled by its _init function, which
  * is how later versions add fields without breaking compiled programs.
  * ---------------------------------------------------------------------------------------------- */
@@ -69,15 +70,15 @@ extern "C" {
 
 typedef enum fulmen_status {
   FULMEN_OK = 0,
-  FULMEN_ERROR_ARGUMENT = 1,      /* a value outside what is allowed, a null pointer, an overlap */
-  FULMEN_ERROR_SHAPE = 2,         /* ranks or extents that do not fit together */
-  FULMEN_ERROR_DTYPE = 3,         /* a dtype, or a mixture of dtypes, that is not allowed */
-  FULMEN_ERROR_UNSUPPORTED = 4,   /* legal, but not what the chosen backend or this version can do */
-  FULMEN_ERROR_DEVICE = 5,        /* the device or its driver failed */
-  FULMEN_ERROR_COMPILE = 6,       /* a kernel did not compile; the sentence ends with the log */
-  FULMEN_ERROR_NOT_FOUND = 7,     /* a library that the call needs is not on this machine */
+  FULMEN_ERROR_ARGUMENT = 1,    /* a value outside what is allowed, a null pointer, an overlap */
+  FULMEN_ERROR_SHAPE = 2,       /* ranks or extents that do not fit together */
+  FULMEN_ERROR_DTYPE = 3,       /* a dtype, or a mixture of dtypes, that is not allowed */
+  FULMEN_ERROR_UNSUPPORTED = 4, /* legal, but not what the chosen backend or this version can do */
+  FULMEN_ERROR_DEVICE = 5,      /* the device or its driver failed */
+  FULMEN_ERROR_COMPILE = 6,     /* a kernel did not compile; the sentence ends with the log */
+  FULMEN_ERROR_NOT_FOUND = 7,   /* a library that the call needs is not on this machine */
   FULMEN_ERROR_OUT_OF_MEMORY = 8,
-  FULMEN_ERROR_INTERNAL = 9       /* a bug in fulmen: please report it with the sentence */
+  FULMEN_ERROR_INTERNAL = 9 /* a bug in fulmen: please report it with the sentence */
 } fulmen_status;
 
 /* "FULMEN_ERROR_SHAPE" and so on; "unknown status" for other numbers. Static storage. */
@@ -121,8 +122,9 @@ FULMEN_API fulmen_status fulmen_tensor_init(fulmen_tensor* tensor, void* data, f
  * ---------------------------------------------------------------------------------------------- */
 
 typedef enum fulmen_alignment {
-  FULMEN_BOTTOM_RIGHT = 0, /* the last query row is level with the last key: shift = kv_len - q_len */
-  FULMEN_TOP_LEFT = 1      /* the first query row is level with the first key: shift = 0 */
+  FULMEN_BOTTOM_RIGHT =
+      0,              /* the last query row is level with the last key: shift = kv_len - q_len */
+  FULMEN_TOP_LEFT = 1 /* the first query row is level with the first key: shift = 0 */
 } fulmen_alignment;
 
 typedef enum fulmen_backend {
@@ -148,16 +150,17 @@ typedef struct fulmen_problem {
   int32_t causal;             /* 0 (default) or 1: row i sees j <= i + shift */
   fulmen_alignment alignment; /* for causal, window, chunks and ALiBi; default bottom-right */
   int64_t window_left;        /* j >= i + shift - window_left; FULMEN_NO_LIMIT (default) or >= 0 */
-  int64_t window_right;       /* j <= i + shift + window_right; likewise; with causal: 0 or no limit */
-  int64_t prefix;             /* keys below it are visible to all rows; 0 (default): none; needs causal */
-  int64_t chunk;              /* (i + shift) / chunk == j / chunk, rounded down; 0 (default): none */
-  double dropout_p;           /* probability of dropping, [0, 1]; 0 (default): exactly no dropout */
-  uint64_t rng_seed;          /* dropout's Philox key ... */
-  uint64_t rng_offset;        /* ... and the last word of its counter, below 2^32 */
-  int64_t max_q;              /* packed only: no sequence has more query rows; 0 (default): not said */
-  int64_t max_kv;             /* packed only: no sequence has more keys; 0 (default): not said */
-  int32_t deterministic;      /* 1: bitwise equal from run to run. The CPU always is */
-  int32_t batch_invariant;    /* 1: a request's bits do not depend on its neighbours. The CPU always is */
+  int64_t window_right; /* j <= i + shift + window_right; likewise; with causal: 0 or no limit */
+  int64_t prefix;       /* keys below it are visible to all rows; 0 (default): none; needs causal */
+  int64_t chunk;        /* (i + shift) / chunk == j / chunk, rounded down; 0 (default): none */
+  double dropout_p;     /* probability of dropping, [0, 1]; 0 (default): exactly no dropout */
+  uint64_t rng_seed;    /* dropout's Philox key ... */
+  uint64_t rng_offset;  /* ... and the last word of its counter, below 2^32 */
+  int64_t max_q;        /* packed only: no sequence has more query rows; 0 (default): not said */
+  int64_t max_kv;       /* packed only: no sequence has more keys; 0 (default): not said */
+  int32_t deterministic; /* 1: bitwise equal from run to run. The CPU always is */
+  int32_t
+      batch_invariant; /* 1: a request's bits do not depend on its neighbours. The CPU always is */
   fulmen_backend backend;
   fulmen_implementation implementation;
 } fulmen_problem;
@@ -168,8 +171,9 @@ FULMEN_API void fulmen_problem_init(fulmen_problem* problem);
  * q may be (batch, head, q_row, dim), (head, q_row, dim) or (q_row, dim). Memory order is free: it
  * is what the strides say.
  *
- * Packed sequences: with cu_q and cu_kv, q is (head, total_q, dim), k and v (kv_head, total_kv, dim),
- * lse (head, total_q); sequence b owns rows cu_q[b] .. cu_q[b + 1] - 1 and its own keys likewise.
+ * Packed sequences: with cu_q and cu_kv, q is (head, total_q, dim), k and v (kv_head, total_kv,
+ * dim), lse (head, total_q); sequence b owns rows cu_q[b] .. cu_q[b + 1] - 1 and its own keys
+ * likewise.
  *
  * dtypes: q, k, v alike, one of the four floating-point types; T below is that type, and C is
  * float64 for float64, else float32. Broadcast means an extent of 1 or the full extent. */
@@ -177,25 +181,26 @@ typedef struct fulmen_tensors {
   size_t struct_size;
 
   /* inputs */
-  fulmen_tensor q; /* (batch, head, q_row, dim_qk)    dim_qk 0 .. 576 */
-  fulmen_tensor k; /* (batch, kv_head, kv_row, dim_qk)    heads a multiple of kv_heads */
-  fulmen_tensor v; /* (batch, kv_head, kv_row, dim_v)    dim_v 1 .. 512 */
+  fulmen_tensor q;            /* (batch, head, q_row, dim_qk)    dim_qk 0 .. 576 */
+  fulmen_tensor k;            /* (batch, kv_head, kv_row, dim_qk)    heads a multiple of kv_heads */
+  fulmen_tensor v;            /* (batch, kv_head, kv_row, dim_v)    dim_v 1 .. 512 */
   fulmen_tensor bias;         /* broadcast to (batch, head, q_row, kv_row); T or float32 or C */
   fulmen_tensor mask;         /* bool, broadcast likewise; true: visible */
   fulmen_tensor alibi_slopes; /* (head) or (batch, head); float32 or C */
   fulmen_tensor sinks;        /* (head); T, float32 or C */
-  fulmen_tensor q_lengths;    /* (batch) int32 or int64: rows from there on are not computed: o = 0 */
-  fulmen_tensor kv_lengths;   /* (batch) likewise: keys from there on are hidden */
-  fulmen_tensor cu_q;         /* (batch + 1) int32 or int64, not decreasing, first 0 */
-  fulmen_tensor cu_kv;        /* (batch + 1) likewise */
-  fulmen_tensor q_ids;        /* (q_row) or (batch, q_row); packed (total_q). int32 or int64; */
-  fulmen_tensor kv_ids;       /* likewise of keys: visible only where both ids are equal */
+  fulmen_tensor q_lengths;  /* (batch) int32 or int64: rows from there on are not computed: o = 0 */
+  fulmen_tensor kv_lengths; /* (batch) likewise: keys from there on are hidden */
+  fulmen_tensor cu_q;       /* (batch + 1) int32 or int64, not decreasing, first 0 */
+  fulmen_tensor cu_kv;      /* (batch + 1) likewise */
+  fulmen_tensor q_ids;      /* (q_row) or (batch, q_row); packed (total_q). int32 or int64; */
+  fulmen_tensor kv_ids;     /* likewise of keys: visible only where both ids are equal */
 
   /* results of the forward pass, inputs of the backward pass */
-  fulmen_tensor o;     /* (batch, head, q_row, dim_v); T, or float32 */
-  fulmen_tensor lse;   /* (batch, head, q_row) C; natural logarithm; optional */
-  fulmen_tensor stats; /* (batch, head, q_row, 2) C, opaque: row max and row sum apart, for backward;
-                          optional; backward takes stats, or else lse (accurate for |lse| < 1000) */
+  fulmen_tensor o;   /* (batch, head, q_row, dim_v); T, or float32 */
+  fulmen_tensor lse; /* (batch, head, q_row) C; natural logarithm; optional */
+  fulmen_tensor
+      stats; /* (batch, head, q_row, 2) C, opaque: row max and row sum apart, for backward;
+                optional; backward takes stats, or else lse (accurate for |lse| < 1000) */
 
   /* inputs of the backward pass */
   fulmen_tensor dout; /* as o; T or float32 */
@@ -215,8 +220,8 @@ FULMEN_API void fulmen_tensors_init(fulmen_tensors* tensors); /* all absent */
  * 4  Simple call
  * ---------------------------------------------------------------------------------------------- */
 
-/* Forward: reads q, k, v and the inputs that are present, writes o, and lse and stats where present.
- * Outputs may not overlap any other array. stream: NULL on the CPU. */
+/* Forward: reads q, k, v and the inputs that are present, writes o, and lse and stats where
+ * present. Outputs may not overlap any other array. stream: NULL on the CPU. */
 FULMEN_API fulmen_status fulmen_attention(const fulmen_problem* problem,
                                           const fulmen_tensors* tensors, void* stream);
 
@@ -279,8 +284,8 @@ FULMEN_API fulmen_status fulmen_merge(const fulmen_merge_part* parts, size_t num
 /* The boolean matrix that the options mean: the definition of their combination, and quadratic in
  * memory. Reads the extents of q and k, and of the arrays that mask (mask, bias, q_lengths,
  * kv_lengths, cu_q, cu_kv, q_ids, kv_ids) also the contents. visible: FULMEN_BOOL
- * (batch, head, q_row, kv_row), extents q's and k's, packed (sequence, head, longest q, longest kv);
- * rows and keys beyond a sequence's lengths are false. */
+ * (batch, head, q_row, kv_row), extents q's and k's, packed (sequence, head, longest q, longest
+ * kv); rows and keys beyond a sequence's lengths are false. */
 FULMEN_API fulmen_status fulmen_dense_mask(const fulmen_problem* problem,
                                            const fulmen_tensors* tensors,
                                            const fulmen_tensor* visible);
@@ -301,8 +306,8 @@ FULMEN_API fulmen_status fulmen_dense_mask(const fulmen_problem* problem,
 FULMEN_API fulmen_status fulmen_explain(const fulmen_problem* problem,
                                         const fulmen_tensors* tensors, fulmen_operation operation,
                                         char* buffer, size_t capacity, size_t* needed);
-FULMEN_API fulmen_status fulmen_plan_explain(const fulmen_plan* plan, char* buffer,
-                                             size_t capacity, size_t* needed);
+FULMEN_API fulmen_status fulmen_plan_explain(const fulmen_plan* plan, char* buffer, size_t capacity,
+                                             size_t* needed);
 
 /* "major.minor.patch". Static storage. */
 FULMEN_API const char* fulmen_version(void);
@@ -323,7 +328,8 @@ typedef enum fulmen_log_level {
   FULMEN_LOG_INFO = 2
 } fulmen_log_level;
 
-/* The library says what it does only here. NULL (the start) is silence. message lives for the call. */
+/* The library says what it does only here. NULL (the start) is silence. message lives for the call.
+ */
 typedef void (*fulmen_log_callback)(fulmen_log_level level, const char* message, void* user);
 FULMEN_API void fulmen_set_log(fulmen_log_callback callback, void* user);
 
@@ -332,8 +338,8 @@ FULMEN_API void fulmen_set_log(fulmen_log_callback callback, void* user);
 FULMEN_API fulmen_status fulmen_set_num_threads(int32_t num_threads);
 
 /* Bring your own pool instead (OpenMP, TBB, torch): parallel_for must call
- * body(context, i) for each i in [0, n), in any order, on at most `max_threads` threads at once, and
- * return when all are done. NULL returns to the library's own pool. */
+ * body(context, i) for each i in [0, n), in any order, on at most `max_threads` threads at once,
+ * and return when all are done. NULL returns to the library's own pool. */
 typedef void (*fulmen_body)(void* context, int64_t index);
 typedef void (*fulmen_parallel_for)(int64_t n, fulmen_body body, void* context, void* user);
 FULMEN_API fulmen_status fulmen_set_parallel_for(fulmen_parallel_for parallel_for,

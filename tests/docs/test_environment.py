@@ -6,7 +6,7 @@ import re
 
 from markdown_pages import ROOT, pages
 
-_READ = re.compile(r"""(?:getenv|environ(?:ment)?(?:\.get)?)[(\[]\s*["'](FULMEN_\w+)["']""")
+_READ = re.compile(r"""(?:getenv|environ\w*(?:\.get)?)[(\[]\s*["'](FULMEN_\w+)["']""")
 
 
 def variables_read() -> set[str]:

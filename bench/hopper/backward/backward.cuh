@@ -15,27 +15,31 @@
 #endif
 
 struct BackwardParams {
-  int seq, num_heads;        // rows of a head; batch * heads
-  int num_blocks;            // blocks of 128 rows in a head; rows are padded to that
-  int num_items, lag;        // num_heads * num_blocks; an item finishes the block `lag` items back
-  int group_heads, slots;    // heads that are walked together; float32 slots for dQ
-  float scale_log2, scale;   // softmax scale * log2(e), softmax scale
-  const float* lse2;         // (head, padded row): log2 of the row sum; +inf for rows to leave out
-  const float* delta;        // (head, padded row): sum of dO * O
-  float* dq_sum;             // (slot, padded row, dim), fragment order inside a query block
-  uint32_t* dq;              // (head, row, dim / 2), pairs of bf16
-  int* ticket;               // next item beyond the first gridDim
-  int* done;                 // (head): shares of dQ that have arrived, one an item
-  int* freed;                // (head): warps that have cleared their part of the slot
+  int seq, num_heads;       // rows of a head; batch * heads
+  int num_blocks;           // blocks of 128 rows in a head; rows are padded to that
+  int num_items, lag;       // num_heads * num_blocks; an item finishes the block `lag` items back
+  int group_heads, slots;   // heads that are walked together; float32 slots for dQ
+  float scale_log2, scale;  // softmax scale * log2(e), softmax scale
+  const float* lse2;        // (head, padded row): log2 of the row sum; +inf for rows to leave out
+  const float* delta;       // (head, padded row): sum of dO * O
+  float* dq_sum;            // (slot, padded row, dim), fragment order inside a query block
+  uint32_t* dq;             // (head, row, dim / 2), pairs of bf16
+  int* ticket;              // next item beyond the first gridDim
+  int* done;                // (head): shares of dQ that have arrived, one an item
+  int* freed;               // (head): warps that have cleared their part of the slot
 };
-struct True { static constexpr bool value = true; };
-struct False { static constexpr bool value = false; };
+struct True {
+  static constexpr bool value = true;
+};
+struct False {
+  static constexpr bool value = false;
+};
 
 template <int kHeadDim, bool kIsCausal, bool kIsRagged = false>
 struct BackwardConfig {
   static constexpr int D = kHeadDim, M = D == 64 ? 128 : 64, N = 128, tickets = 4;
   static constexpr int stages = 2, kv_stages = D == 64 ? 2 : 1;
-  static constexpr bool ping = D == 128 || kIsCausal;  // the warpgroups issue in turns
+  static constexpr bool ping = D == 128 || kIsCausal;            // the warpgroups issue in turns
   static constexpr bool causal = kIsCausal, ragged = kIsRagged;  // ragged: seq % 128 != 0
   static constexpr int chunks = D / 64;  // tiles are stored 64 columns (128 bytes) at a time
   static constexpr int q_bytes = M * D * 2, k_bytes = N * D * 2, ds_bytes = M * N * 2;
@@ -66,12 +70,19 @@ struct Barriers {
   uint32_t k_full, v_full, k_empty, v_empty, q_full, q_empty, do_full, do_empty;
   uint32_t t_full, t_empty, ds_full, ds_empty, item_done, ready;
   DEV explicit Barriers(uint32_t at)
-      : k_full(at), v_full(k_full + 8 * C::kv_stages), k_empty(v_full + 8 * C::kv_stages),
-        v_empty(k_empty + 8 * C::kv_stages), q_full(v_empty + 8 * C::kv_stages),
+      : k_full(at),
+        v_full(k_full + 8 * C::kv_stages),
+        k_empty(v_full + 8 * C::kv_stages),
+        v_empty(k_empty + 8 * C::kv_stages),
+        q_full(v_empty + 8 * C::kv_stages),
         q_empty(q_full + 8 * C::stages),
-        do_full(q_empty + 8 * C::stages), do_empty(do_full + 8 * C::stages),
-        t_full(do_empty + 8 * C::stages), t_empty(t_full + 8 * C::tickets),
-        ds_full(t_empty + 8 * C::tickets), ds_empty(ds_full + 16), item_done(ds_empty + 16),
+        do_full(q_empty + 8 * C::stages),
+        do_empty(do_full + 8 * C::stages),
+        t_full(do_empty + 8 * C::stages),
+        t_empty(t_full + 8 * C::tickets),
+        ds_full(t_empty + 8 * C::tickets),
+        ds_empty(ds_full + 16),
+        item_done(ds_empty + 16),
         ready(item_done + 8 * C::tickets) {}
   DEV void init() const {
     auto each = [](uint32_t bar, int n, int count) {
@@ -114,7 +125,8 @@ template <class C>
 struct QueryWalk {
   int begin, end, shift;
   DEV QueryWalk(const BackwardParams& p, int key_block)
-      : begin(C::causal ? key_block * C::N / C::M : 0), end((p.seq + C::M - 1) / C::M),
+      : begin(C::causal ? key_block * C::N / C::M : 0),
+        end((p.seq + C::M - 1) / C::M),
         shift(C::causal ? 0 : key_block * C::N / C::M % end) {}
   DEV int at(int i) const {
     const int m = i + shift;
@@ -274,7 +286,7 @@ DEV void run_consumer(const BackwardParams& p, uint32_t smem, const Barriers<C>&
   Ring<C::kv_stages> kv;
 
   // acc = K Q^T or V dO^T: 64 keys of this warpgroup, M queries
-  auto keys_by_queries = [&](float(&acc)[M / 2], uint32_t slab, uint32_t tile) {
+  auto keys_by_queries = [&](float (&acc)[M / 2], uint32_t slab, uint32_t tile) {
     wg_fence();
 #pragma unroll
     for (int k = 0; k < D / 16; k++)
@@ -283,7 +295,8 @@ DEV void run_consumer(const BackwardParams& p, uint32_t smem, const Barriers<C>&
     wg_commit();
   };
   // acc += P^T dO or dS^T Q
-  auto keys_by_dims = [&](float(&acc)[D / 2], const uint32_t(&a)[M / 4], uint32_t tile, bool add) {
+  auto keys_by_dims = [&](float (&acc)[D / 2], const uint32_t (&a)[M / 4], uint32_t tile,
+                          bool add) {
     wg_fence();
 #pragma unroll
     for (int k = 0; k < M / 16; k++)
@@ -292,10 +305,9 @@ DEV void run_consumer(const BackwardParams& p, uint32_t smem, const Barriers<C>&
     wg_commit();
   };
   // dq = dS K: M 128 splits the rows between the warpgroups, M 64 the columns
-  auto queries_by_dims = [&](float(&acc)[C::dq_regs], uint32_t ds, uint32_t k_tile) {
+  auto queries_by_dims = [&](float (&acc)[C::dq_regs], uint32_t ds, uint32_t k_tile) {
     const uint32_t a = desc(ds + (C::split_rows ? w * 64 * 128 : 0), 16);
-    const uint32_t b = desc(
-        k_tile + (C::split_rows ? 0 : D == 128 ? w * N * 128 : w * 64), 16);
+    const uint32_t b = desc(k_tile + (C::split_rows ? 0 : D == 128 ? w * N * 128 : w * 64), 16);
     wg_fence();
 #pragma unroll
     for (int k = 0; k < N / 16; k++)
@@ -328,8 +340,8 @@ DEV void run_consumer(const BackwardParams& p, uint32_t smem, const Barriers<C>&
     const Item it = locate(p, t);
     const QueryWalk<C> walk(p, it.block);
     const bool ragged = C::ragged && (it.block + 1) * N > p.seq;
-    float* dq_sum = p.dq_sum + size_t(it.head % p.slots) * p.num_blocks * 128 * D +
-                    w * (M * D / 2) + tid * 4;
+    float* dq_sum =
+        p.dq_sum + size_t(it.head % p.slots) * p.num_blocks * 128 * D + w * (M * D / 2) + tid * 4;
     const uint32_t k_tile = smem + C::k_at + kv.stage * C::k_bytes;
     const uint32_t k_slab = desc(k_tile + w * 64 * 128, 16);  // this warpgroup's 64 keys
     const uint32_t v_slab = desc(smem + C::v_at + kv.stage * C::k_bytes + w * 64 * 128, 16);
@@ -339,7 +351,7 @@ DEV void run_consumer(const BackwardParams& p, uint32_t smem, const Barriers<C>&
     auto apply_mask = [&](auto& s, int i) {
       const int m = walk.at(i);
       if (ragged || (C::causal && m * M < it.block * N + w * 64 + 64)) {
-const int key = it.block * N + w * 64 + warp * 16 + lane / 4;  // and key + 8
+        const int key = it.block * N + w * 64 + warp * 16 + lane / 4;  // and key + 8
         const int from = m * M + 2 * (lane % 4);  // the first query of this thread
 #pragma unroll
         for (int k = 0; k < M / 2; k++) {
@@ -362,7 +374,7 @@ const int key = it.block * N + w * 64 + warp * 16 + lane / 4;  // and key + 8
       }
     };
     // dS = P * (dP - delta), rounded
-    auto form_ds = [&](uint32_t(&ds)[M / 4], float(&pr)[M / 2], float(&dp)[M / 2], int stage) {
+    auto form_ds = [&](uint32_t (&ds)[M / 4], float (&pr)[M / 2], float (&dp)[M / 2], int stage) {
 #pragma unroll
       for (int j = 0; j < M / 8; j++) {
         const float2 d =
@@ -372,12 +384,12 @@ const int key = it.block * N + w * 64 + warp * 16 + lane / 4;  // and key + 8
             pack_bf16(pr[4 * j + 2] * (dp[4 * j + 2] - d.x), pr[4 * j + 3] * (dp[4 * j + 3] - d.y));
       }
     };
-    auto round_p = [&](uint32_t(&out)[M / 4], float(&pr)[M / 2]) {
+    auto round_p = [&](uint32_t (&out)[M / 4], float (&pr)[M / 2]) {
 #pragma unroll
       for (int k = 0; k < M / 4; k++) out[k] = pack_bf16(pr[2 * k], pr[2 * k + 1]);
     };
     // dS^T of this warpgroup -> dS in shared memory, for the dQ product of both, a step later
-    auto share_ds = [&](uint32_t(&ds)[M / 4]) {
+    auto share_ds = [&](uint32_t (&ds)[M / 4]) {
       mbar_wait(bar.ds_empty + 8 * ds_ring.stage, ds_ring.phase ^ 1);
 #pragma unroll
       for (int j = 0; j < M / 16; j++) {
@@ -391,7 +403,7 @@ const int key = it.block * N + w * 64 + warp * 16 + lane / 4;  // and key + 8
       if (lane == 0) mbar_arrive(bar.ds_full + 8 * ds_ring.stage);
       ds_ring.next();
     };
-    auto add_dq = [&](float(&dq)[C::dq_regs], int i) {
+    auto add_dq = [&](float (&dq)[C::dq_regs], int i) {
       float* to = dq_sum + size_t(walk.at(i)) * M * D;
 #pragma unroll
       for (int j = 0; j < C::dq_regs / 4; j++)
@@ -443,7 +455,7 @@ const int key = it.block * N + w * 64 + warp * 16 + lane / 4;  // and key + 8
         queries_by_dims(dq, smem + C::ds_at + old * C::ds_bytes, k_tile);  // dQ = dS K, a step ago
       }
       if (more) mbar_wait(bar.q_full + 8 * n, ring.phase);
-      keys_by_queries(s2, k_slab, q0 + n * C::q_bytes);  // next S^T = K Q^T (the last is not used)
+      keys_by_queries(s2, k_slab, q0 + n * C::q_bytes);   // next S^T = K Q^T (the last is not used)
       keys_by_dims(dk, ds, q0 + s * C::q_bytes, !first);  // dK += dS^T Q
       if constexpr (C::ping) bar_arrive(7 - w, 256);
       if constexpr (!first) {
@@ -489,7 +501,7 @@ const int key = it.block * N + w * 64 + warp * 16 + lane / 4;  // and key + 8
     // dK, dV -> bf16 -> shared memory -> global memory
     if (tid == 0) bulk_wait_read();  // the last ones have left
     bar_sync(4 + w, 128);
-    auto stage_out = [&](float(&acc)[D / 2], uint32_t to, float scale) {
+    auto stage_out = [&](float (&acc)[D / 2], uint32_t to, float scale) {
 #pragma unroll
       for (int j = 0; j < D / 16; j++) {
         const int row = warp * 16 + lane % 16, unit = j * 2 + lane / 16;
@@ -541,10 +553,10 @@ __global__ void __launch_bounds__(384, 1)
 
 // delta = sum of dO * O, lse2 = lse * log2(e); clears the slots and the counters.
 template <int D>
-__global__ void __launch_bounds__(256) prepare(const uint4* o, const uint4* d_o, const float* lse,
-                                               float* lse2, float* delta, int seq, int padded,
-                                               int num_heads, float4* sums, int num_sums,
-                                               int* counters, int num_counters) {
+__global__ void __launch_bounds__(256)
+    prepare(const uint4* o, const uint4* d_o, const float* lse, float* lse2, float* delta, int seq,
+            int padded, int num_heads, float4* sums, int num_sums, int* counters,
+            int num_counters) {
   grid_dependents_launch();
   constexpr int kThreads = D / 8;  // threads a row, 16 bytes each
   const int id = blockIdx.x * blockDim.x + threadIdx.x, all = gridDim.x * blockDim.x;

@@ -25,7 +25,7 @@ import sys
 import time
 
 import torch
-import torch.nn.functional as F
+import torch.nn.functional as F  # noqa: N812 (the usual name)
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 LIMIT_S = float(os.environ.get("LIMIT_S", "300"))
@@ -128,8 +128,9 @@ def check(library):
         for causal in (False, True):
             for heads, seq in CASES:
                 torch.manual_seed(heads + seq)
-                make = lambda: torch.randn(heads, seq, d, device="cuda").bfloat16()  # noqa: B023
-                q, k, v, do = make(), make(), make(), make()
+                q, k, v, do = (
+                    torch.randn(heads, seq, d, device="cuda").bfloat16() for _ in range(4)
+                )
                 worst, bad = [0.0, 0.0, 0.0], 0
                 o, lse = torch.empty_like(q), torch.empty(heads, seq, device="cuda")
                 part = max(1, min(heads, 64 * 2**20 // (seq * seq)))
@@ -202,8 +203,11 @@ def burst(runs, rounds):
             times = visit(runs[name], max(3, min(41, int(10 / estimate[name]) | 1)))
             medians[name].append(times[len(times) // 2])
             samples[name] += times
-    p99 = lambda x: sorted(x)[min(len(x) - 1, int(len(x) * 0.99))]
-    return {n: (sorted(medians[n])[len(medians[n]) // 2], p99(samples[n])) for n in runs}
+
+    def at(share, values):
+        return sorted(values)[min(len(values) - 1, int(len(values) * share))]
+
+    return {n: (at(0.5, medians[n]), at(0.99, samples[n])) for n in runs}
 
 
 def relative(a, b):
@@ -213,7 +217,10 @@ def relative(a, b):
 def cell(d, causal, seq, libraries, fa3, rounds, tag):
     batch, heads = 16384 // seq, 2048 // d
     q, k, v, do = (torch.randn(batch, seq, heads, d, device="cuda").bfloat16() for _ in range(4))
-    flat = lambda x: x.transpose(1, 2).contiguous().view(batch * heads, seq, d)
+
+    def flat(x):
+        return x.transpose(1, 2).contiguous().view(batch * heads, seq, d)
+
     q4, k4, v4, do4 = (flat(x).view(batch, heads, seq, d).requires_grad_() for x in (q, k, v, do))
     do4.requires_grad_(False)
     with sdpa_kernel([SDPBackend.CUDNN_ATTENTION]):
@@ -268,7 +275,7 @@ def cell(d, causal, seq, libraries, fa3, rounds, tag):
 
 def smi(query):
     run = subprocess.run(["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader,nounits"],
-                         capture_output=True, text=True)  # fmt: skip
+                         capture_output=True, text=True, check=False)  # fmt: skip
     return run.stdout.strip()
 
 
@@ -284,9 +291,14 @@ def main():
             fa3 = getattr(torch.ops, os.environ.get("FA3_NAMESPACE", "flash_attn_3"))
         else:
             libraries[name] = Library(other)
-    tag = dict(card=torch.cuda.get_device_name(), clock_mhz=None, commit=None,
-               versions=f"torch {torch.__version__}, cuDNN {torch.backends.cudnn.version()}, "
+    versions = (f"torch {torch.__version__}, cuDNN {torch.backends.cudnn.version()}, "
                         f"driver {smi('driver_version')}")  # fmt: skip
+    tag = {
+        "card": torch.cuda.get_device_name(),
+        "clock_mhz": None,
+        "commit": None,
+        "versions": versions,
+    }
     with open(sys.argv[3], "w") as out:
         for seq in map(int, os.environ.get("SEQS", "512 1024 2048 4096 8192 16384").split()):
             for d in map(int, os.environ.get("DIMS", "64 128").split()):

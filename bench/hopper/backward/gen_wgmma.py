@@ -7,6 +7,8 @@ bytes, 128-byte swizzle) is a constant inside the asm. The template argument is 
 of B.
 """
 
+from pathlib import Path
+
 out = ["#pragma once", "#include <cstdint>"]
 for n in (64, 128):
     r = n // 2
@@ -32,4 +34,4 @@ for n in (64, 128):
         f'   : {outs} : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b), "r"(acc), "n"(tB));',
         "}",
     ]
-open("wgmma.h", "w").write("\n".join(out) + "\n")
+Path("wgmma.h").write_text("\n".join(out) + "\n")

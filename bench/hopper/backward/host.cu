@@ -60,9 +60,21 @@ static int launch(const Plan& plan, void* q, void* k, void* v, void* o, void* d_
   float *sums = work, *lse2 = sums + plan.sums, *delta = lse2 + plan.rows;
   int* counters = reinterpret_cast<int*>(delta + plan.rows);
   const float scale = 1 / std::sqrt(float(D));
-  const BackwardParams p{seq, heads, plan.num_blocks, heads * plan.num_blocks, plan.lag,
-                         plan.group_heads, plan.slots, scale * 1.4426950408889634f, scale, lse2,
-                         delta, sums, static_cast<uint32_t*>(dq), counters, counters + 4,
+  const BackwardParams p{seq,
+                         heads,
+                         plan.num_blocks,
+                         heads * plan.num_blocks,
+                         plan.lag,
+                         plan.group_heads,
+                         plan.slots,
+                         scale * 1.4426950408889634f,
+                         scale,
+                         lse2,
+                         delta,
+                         sums,
+                         static_cast<uint32_t*>(dq),
+                         counters,
+                         counters + 4,
                          counters + 4 + heads};
   const CUtensorMap mq = tensor_map(q, D, seq, heads, C::M),
                     mk = tensor_map(k, D, seq, heads, C::N),
@@ -74,10 +86,10 @@ static int launch(const Plan& plan, void* q, void* k, void* v, void* o, void* d_
   static const int error =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, C::smem_bytes);
   if (error) return error;
-  prepare<D><<<132 * 8, 256, 0, st>>>(
-      static_cast<const uint4*>(o), static_cast<const uint4*>(d_o), lse, lse2, delta, seq,
-      plan.num_blocks * 128, heads, reinterpret_cast<float4*>(sums), int(plan.sums / 4), counters,
-      int(plan.counters));
+  prepare<D><<<132 * 8, 256, 0, st>>>(static_cast<const uint4*>(o), static_cast<const uint4*>(d_o),
+                                      lse, lse2, delta, seq, plan.num_blocks * 128, heads,
+                                      reinterpret_cast<float4*>(sums), int(plan.sums / 4), counters,
+                                      int(plan.counters));
   cudaLaunchConfig_t config = {};
   config.gridDim = dim3(132);
   config.blockDim = dim3(384);
@@ -103,7 +115,7 @@ extern "C" int backward_run(int D, int causal, void* q, void* k, void* v, void* 
   }
   const Plan plan = make_plan(D, heads, seq, group_heads);
   auto st = static_cast<cudaStream_t>(stream);
-#define CASE(d, c, r)                                    \
+#define CASE(d, c, r)                                       \
   if (D == d && bool(causal) == c && (seq % 128 != 0) == r) \
     return launch<d, c, r>(plan, q, k, v, o, d_o, lse, dq, dk, dv, work, heads, seq, st);
   CASE(64, false, false)

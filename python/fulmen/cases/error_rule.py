@@ -121,7 +121,7 @@ class Oracle:
 
 
 def consult(problem: Problem, dtype: str) -> Oracle:
-    """Computes a problem in both arithmetics.
+    """Computes a problem in the reference arithmetic and in the plain one.
 
     Args:
         problem: what is asked.

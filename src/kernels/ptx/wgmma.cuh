@@ -32,8 +32,8 @@ constexpr u32 wgmma_descriptor(u32 shared, u32 chunk_bytes) {
   return ((shared & 0x3ffffu) >> 4) | ((chunk_bytes >> 4) << 16);
 }
 
-#define FULMEN_D8(i)                                                                              \
-  "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]),     \
+#define FULMEN_D8(i)                                                                          \
+  "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), \
       "+f"(d[i + 6]), "+f"(d[i + 7])
 #define FULMEN_D32 FULMEN_D8(0), FULMEN_D8(8), FULMEN_D8(16), FULMEN_D8(24)
 #define FULMEN_D40 FULMEN_D32, FULMEN_D8(32)
@@ -45,61 +45,67 @@ constexpr u32 wgmma_descriptor(u32 shared, u32 chunk_bytes) {
 #define FULMEN_D96 FULMEN_D88, FULMEN_D8(88)
 #define FULMEN_D128 FULMEN_D96, FULMEN_D8(96), FULMEN_D8(104), FULMEN_D8(112), FULMEN_D8(120)
 
-#define FULMEN_R32 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "       \
+#define FULMEN_R32                                                         \
+  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
   "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
 #define FULMEN_R40 FULMEN_R32 ", %32, %33, %34, %35, %36, %37, %38, %39"
 #define FULMEN_R48 FULMEN_R40 ", %40, %41, %42, %43, %44, %45, %46, %47"
 #define FULMEN_R56 FULMEN_R48 ", %48, %49, %50, %51, %52, %53, %54, %55"
 #define FULMEN_R64 FULMEN_R56 ", %56, %57, %58, %59, %60, %61, %62, %63"
-#define FULMEN_R80 FULMEN_R64 ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, "    \
+#define FULMEN_R80                                                 \
+  FULMEN_R64                                                       \
+  ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, " \
   "%76, %77, %78, %79"
 #define FULMEN_R88 FULMEN_R80 ", %80, %81, %82, %83, %84, %85, %86, %87"
 #define FULMEN_R96 FULMEN_R88 ", %88, %89, %90, %91, %92, %93, %94, %95"
-#define FULMEN_R128 FULMEN_R96 ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, "       \
-  "%106, %107, %108, %109, %110, %111, %112, %113, %114, %115, %116, %117, %118, %119, %120, "    \
+#define FULMEN_R128                                                                            \
+  FULMEN_R96                                                                                   \
+  ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, "                                 \
+  "%106, %107, %108, %109, %110, %111, %112, %113, %114, %115, %116, %117, %118, %119, %120, " \
   "%121, %122, %123, %124, %125, %126, %127"
 
-#define FULMEN_SS(N, TYPE, R, A, B, P, T)                                                         \
-  asm volatile(                                                                                   \
-      "{.reg .pred p; .reg .b32 h; .reg .b64 a, b; setp.ne.b32 p, " P ", 0; mov.b32 h, 0x40000040;"\
-      "mov.b64 a, {" A ", h}; mov.b64 b, {" B ", h};"                                             \
-      "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE                             \
-      " {" FULMEN_R##R "}, a, b, p, 1, 1,"                                                        \
-      "0, " T ";}"                                                                                \
-      : FULMEN_D##R                                                                               \
-      : "r"(a), "r"(b), "r"(static_cast<i32>(accumulate)), "n"(kTransposeB ? 1 : 0))
+#define FULMEN_SS(N, TYPE, R, A, B, P, T)                                                       \
+  asm volatile("{.reg .pred p; .reg .b32 h; .reg .b64 a, b; setp.ne.b32 p, " P                  \
+               ", 0; mov.b32 h, 0x40000040;"                                                    \
+               "mov.b64 a, {" A ", h}; mov.b64 b, {" B                                          \
+               ", h};"                                                                          \
+               "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE " {" FULMEN_R##R \
+               "}, a, b, p, 1, 1,"                                                              \
+               "0, " T ";}"                                                                     \
+               : FULMEN_D##R                                                                    \
+               : "r"(a), "r"(b), "r"(static_cast<i32>(accumulate)), "n"(kTransposeB ? 1 : 0))
 
-#define FULMEN_RS(N, TYPE, R, A0, A1, A2, A3, B, P, T)                                            \
-  asm volatile(                                                                                   \
-      "{.reg .pred p; .reg .b32 h; .reg .b64 b; setp.ne.b32 p, " P ", 0; mov.b32 h, 0x40000040;"  \
-      "mov.b64 b, {" B ", h};"                                                                    \
-      "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE                             \
-      " {" FULMEN_R##R "}, {" A0 ", " A1                                                          \
-      ", " A2 ", " A3 "}, b, p, 1, 1, " T ";}"                                                    \
-      : FULMEN_D##R                                                                               \
-      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b), "r"(static_cast<i32>(accumulate)),            \
-        "n"(kTransposeB ? 1 : 0))
+#define FULMEN_RS(N, TYPE, R, A0, A1, A2, A3, B, P, T)                                          \
+  asm volatile("{.reg .pred p; .reg .b32 h; .reg .b64 b; setp.ne.b32 p, " P                     \
+               ", 0; mov.b32 h, 0x40000040;"                                                    \
+               "mov.b64 b, {" B                                                                 \
+               ", h};"                                                                          \
+               "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE " {" FULMEN_R##R \
+               "}, {" A0 ", " A1 ", " A2 ", " A3 "}, b, p, 1, 1, " T ";}"                       \
+               : FULMEN_D##R                                                                    \
+               : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b), "r"(static_cast<i32>(accumulate)), \
+                 "n"(kTransposeB ? 1 : 0))
 
 // wgmma.mma_async m64nNk16: D = A B, plus D where `accumulate`. wgmma_ss: A and B by descriptor.
 // wgmma_rs: A in registers, in the layout of D with neighbouring columns packed into one register.
 // kTransposeB: B lies K x N in shared memory (row-major V), else N x K (row-major K).
-#define FULMEN_WGMMA(N, R, X0, X1, X2, X3, X4, X5, X6)                                            \
-  template <DType kDType, bool kTransposeB>                                                       \
-  inline void wgmma_ss(float (&d)[N / 2], u32 a, u32 b, bool accumulate) {                        \
-    if constexpr (kDType == DType::kBFloat16) {                                                   \
-      FULMEN_SS(N, "bf16", R, X0, X1, X2, X3);                                                    \
-    } else {                                                                                      \
-      FULMEN_SS(N, "f16", R, X0, X1, X2, X3);                                                     \
-    }                                                                                             \
-  }                                                                                               \
-  template <DType kDType, bool kTransposeB>                                                       \
-  inline void wgmma_rs(float (&d)[N / 2], u32 a0, u32 a1, u32 a2, u32 a3, u32 b,                  \
-                       bool accumulate) {                                                         \
-    if constexpr (kDType == DType::kBFloat16) {                                                   \
-      FULMEN_RS(N, "bf16", R, X0, X1, X2, X3, X4, X5, X6);                                        \
-    } else {                                                                                      \
-      FULMEN_RS(N, "f16", R, X0, X1, X2, X3, X4, X5, X6);                                         \
-    }                                                                                             \
+#define FULMEN_WGMMA(N, R, X0, X1, X2, X3, X4, X5, X6)                           \
+  template <DType kDType, bool kTransposeB>                                      \
+  inline void wgmma_ss(float (&d)[N / 2], u32 a, u32 b, bool accumulate) {       \
+    if constexpr (kDType == DType::kBFloat16) {                                  \
+      FULMEN_SS(N, "bf16", R, X0, X1, X2, X3);                                   \
+    } else {                                                                     \
+      FULMEN_SS(N, "f16", R, X0, X1, X2, X3);                                    \
+    }                                                                            \
+  }                                                                              \
+  template <DType kDType, bool kTransposeB>                                      \
+  inline void wgmma_rs(float (&d)[N / 2], u32 a0, u32 a1, u32 a2, u32 a3, u32 b, \
+                       bool accumulate) {                                        \
+    if constexpr (kDType == DType::kBFloat16) {                                  \
+      FULMEN_RS(N, "bf16", R, X0, X1, X2, X3, X4, X5, X6);                       \
+    } else {                                                                     \
+      FULMEN_RS(N, "f16", R, X0, X1, X2, X3, X4, X5, X6);                        \
+    }                                                                            \
   }
 FULMEN_WGMMA(64, 32, "%32", "%33", "%34", "%35", "%36", "%37", "%38")
 FULMEN_WGMMA(80, 40, "%40", "%41", "%42", "%43", "%44", "%45", "%46")
