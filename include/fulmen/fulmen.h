@@ -234,7 +234,8 @@ FULMEN_API fulmen_status fulmen_attention_backward(const fulmen_problem* problem
  * 5  Plan once, run often
  *
  * A plan fixes options, shapes, strides and dtypes. Pointers and the contents of arrays may change
- * between runs, lengths and offsets included. A run allocates nothing.
+ * between runs, lengths and offsets included. A run allocates nothing (the scalar oracle, asked for
+ * by name, copies the rows of a head to float64 on the heap).
  * ---------------------------------------------------------------------------------------------- */
 
 typedef enum fulmen_operation {

@@ -17,6 +17,7 @@ inline u32 num_blocks() { return gridDim.x; }
 
 // shfl.sync.bfly: the value of lane `lane ^ mask`.
 inline float shuffle_xor(float x, u32 mask) { return __shfl_xor_sync(~0u, x, mask); }
+inline double shuffle_xor(double x, u32 mask) { return __shfl_xor_sync(~0u, x, mask); }
 inline u32 shuffle_xor(u32 x, u32 mask) { return __shfl_xor_sync(~0u, x, mask); }
 
 // shfl.sync.idx: the value of lane `lane`; of lane 0.

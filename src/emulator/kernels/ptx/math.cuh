@@ -1,0 +1,35 @@
+// SPDX-FileCopyrightText: fulmen contributors
+// SPDX-License-Identifier: Apache-2.0
+//
+// Arithmetic on the host, correctly rounded or nearly so where the instruction is approximate:
+// what src/kernels/ptx/math.cuh declares. Results below 2^-126 become 0 where the instruction says
+// ftz.
+#pragma once
+
+#include <cmath>
+
+#include "kernels/config.h"
+
+namespace fulmen::ptx {
+
+inline float flush_subnormal(float x) {
+  return std::fabs(x) < 0x1p-126f ? std::copysign(0.f, x) : x;
+}
+
+inline float exp2(float x) { return flush_subnormal(std::exp2(flush_subnormal(x))); }
+inline float log2(float x) { return std::log2(flush_subnormal(x)); }
+inline float reciprocal(float x) { return flush_subnormal(1.f / flush_subnormal(x)); }
+inline float max(float a, float b) { return std::fmax(a, b); }
+inline float fma(float a, float b, float c) { return std::fma(a, b, c); }
+inline float mul(float a, float b) { return a * b; }
+
+template <DType kDType>
+inline u32 pack(float low, float high) {
+  if constexpr (kDType == DType::kBFloat16) {
+    return static_cast<u32>(to_bf16(high).bits) << 16 | to_bf16(low).bits;
+  } else {
+    return static_cast<u32>(to_f16(high).bits) << 16 | to_f16(low).bits;
+  }
+}
+
+}  // namespace fulmen::ptx

@@ -1,0 +1,42 @@
+// SPDX-FileCopyrightText: fulmen contributors
+// SPDX-License-Identifier: Apache-2.0
+//
+// Matrix products of a warpgroup on the host: what src/kernels/ptx/wgmma.cuh declares. N follows
+// from the accumulator, and must be one that the instruction table there has.
+#pragma once
+
+#include "emulator/wgmma.h"
+
+namespace fulmen::ptx {
+
+inline void wgmma_fence() {}  // what a missing one does is not modelled yet
+inline void wgmma_commit() { emulator::wgmma_commit(); }
+
+template <i32 kPending>
+inline void wgmma_wait() {
+  emulator::wgmma_wait(kPending);
+}
+
+constexpr u32 wgmma_descriptor(u32 shared, u32 chunk_bytes) {
+  return ((shared & 0x3ffffu) >> 4) | ((chunk_bytes >> 4) << 16);
+}
+
+template <i32 kFloats>
+inline constexpr bool kIsWgmmaAccumulator =
+    kFloats == 32 || kFloats == 40 || kFloats == 48 || kFloats == 56 || kFloats == 64 ||
+    kFloats == 80 || kFloats == 88 || kFloats == 96 || kFloats == 128;
+
+template <DType kDType, bool kTransposeB, i32 kFloats>
+inline void wgmma_ss(float (&d)[kFloats], u32 a, u32 b, bool accumulate) {
+  static_assert(kIsWgmmaAccumulator<kFloats>);
+  emulator::wgmma_issue({d, kFloats * 2, kDType, kTransposeB, false, accumulate, {a}, b});
+}
+
+template <DType kDType, bool kTransposeB, i32 kFloats>
+inline void wgmma_rs(float (&d)[kFloats], u32 a0, u32 a1, u32 a2, u32 a3, u32 b, bool accumulate) {
+  static_assert(kIsWgmmaAccumulator<kFloats>);
+  emulator::wgmma_issue(
+      {d, kFloats * 2, kDType, kTransposeB, true, accumulate, {a0, a1, a2, a3}, b});
+}
+
+}  // namespace fulmen::ptx

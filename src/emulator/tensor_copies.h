@@ -1,0 +1,39 @@
+// SPDX-FileCopyrightText: fulmen contributors
+// SPDX-License-Identifier: Apache-2.0
+//
+// The tensor copy engine: boxes of 64 columns of a 4-dimensional tensor of 16-bit elements, moved
+// with the 128-byte swizzle. A copy is only noted when asked for; the scheduler carries it out at
+// some later time, in any order.
+#pragma once
+
+#include "emulator/block.h"
+
+namespace fulmen::emulator {
+
+inline constexpr i32 kBoxColumns = 64;
+
+// What the emulator keeps in a TensorMap. Axes are dim, row, head, batch.
+struct HostTensorMap {
+  u8* data;
+  i64 strides_bytes[4];
+  i32 extents[4];
+  i32 box_rows;
+};
+static_assert(sizeof(HostTensorMap) <= sizeof(TensorMap));
+
+// Where a box begins; its elements out of range are 0 on the way in and not written on the way out.
+struct BoxOrigin {
+  i32 dim;
+  i32 row;
+  i32 head;
+  i32 batch;
+};
+
+TensorMap encode(const HostTensorMap& map);
+
+void tensor_load(u32 shared, const TensorMap& map, u32 barrier, const BoxOrigin& origin);
+void tensor_store(const TensorMap& map, u32 shared, const BoxOrigin& origin);
+void tensor_store_commit();
+void tensor_store_wait();  // for all committed stores of this thread
+
+}  // namespace fulmen::emulator

@@ -1,0 +1,47 @@
+// SPDX-FileCopyrightText: fulmen contributors
+// SPDX-License-Identifier: Apache-2.0
+//
+// Warp-wide exchange, and ldmatrix and stmatrix on top of it.
+#include "emulator/warp.h"
+
+#include "emulator/shared_memory.h"
+
+namespace fulmen::emulator {
+
+const std::array<u32, kWarpSize>& exchange(const char* instruction, u32 value) {
+  Warp& warp = block().warps[self().warp()];
+  if (warp.meeting.arrived == 0) {
+    warp.instruction = instruction;
+  } else if (warp.instruction != instruction) {
+    fail(std::string(instruction) + " where other lanes of the warp are at " +
+         std::string(warp.instruction));
+  }
+  warp.given[self().lane()] = value;
+  if (warp.meeting.arrived + 1 == kWarpSize) warp.received = warp.given;
+  meet(warp.meeting, kWarpSize, instruction);
+  return warp.received;  // not replaced before this lane comes again
+}
+
+std::array<u32, 4> load_matrices(u32 row_address) {
+  shared_at(row_address, 16, 16);
+  const std::array<u32, kWarpSize> rows = exchange("ldmatrix", row_address);
+  const u32 lane = self().lane();
+  std::array<u32, 4> words;
+  for (u32 i = 0; i < 4; ++i) {
+    words[i] = load_shared<u32>(rows[i * 8 + lane / 4] + lane % 4 * 4);
+  }
+  exchange("ldmatrix", 0);  // nobody writes before all have read
+  return words;
+}
+
+void store_matrices(u32 row_address, const std::array<u32, 4>& words) {
+  shared_at(row_address, 16, 16);
+  const std::array<u32, kWarpSize> rows = exchange("stmatrix", row_address);
+  const u32 lane = self().lane();
+  for (u32 i = 0; i < 4; ++i) {
+    store_shared(rows[i * 8 + lane / 4] + lane % 4 * 4, words[i]);
+  }
+  exchange("stmatrix", 0);
+}
+
+}  // namespace fulmen::emulator

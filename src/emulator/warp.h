@@ -1,0 +1,23 @@
+// SPDX-FileCopyrightText: fulmen contributors
+// SPDX-License-Identifier: Apache-2.0
+//
+// What the lanes of a warp do together: hand values round. Shuffles, votes and warp-wide loads and
+// stores of matrices are made of it.
+#pragma once
+
+#include <array>
+
+#include "emulator/block.h"
+
+namespace fulmen::emulator {
+
+// All 32 lanes come with a value and leave with everybody's. Lanes that meet in different
+// instructions are an Error.
+const std::array<u32, kWarpSize>& exchange(const char* instruction, u32 value);
+
+// The four 8x8 matrices of 16-bit numbers of ldmatrix.x4 and stmatrix.x4, as kernels/ptx/memory.cuh
+// describes them.
+std::array<u32, 4> load_matrices(u32 row_address);
+void store_matrices(u32 row_address, const std::array<u32, 4>& words);
+
+}  // namespace fulmen::emulator
