@@ -13,6 +13,7 @@ python="${PYTHON:-python3}"
 
 has() { command -v "$1" >/dev/null 2>&1; }
 has_header() { echo "#include <$1>" | g++ -x c++ -fsyntax-only - 2>/dev/null; }
+has_library() { echo "int main() {}" | g++ -x c++ - "-l$1" -o /dev/null 2>/dev/null; }
 
 missing=()
 has "$python" || missing+=(python3)
@@ -23,6 +24,7 @@ if [ "$purpose" = test ]; then
   { has g++ && has_header gtest/gtest.h; } || missing+=(libgtest-dev)
   { has g++ && has_header gmock/gmock.h; } || missing+=(libgmock-dev)
   [ -n "$(tools/find_clang.sh)" ] || missing+=(clang-16)
+  { has g++ && has_library boost_context; } || missing+=(libboost-context-dev)
 fi
 
 if [ "${#missing[@]}" -gt 0 ]; then

@@ -18,8 +18,8 @@ Meeting& named_barrier(u32 id, u32 threads) {
 }
 
 constexpr const char* kBarrierNames[kNumNamedBarriers] = {
-    "barrier 0", "barrier 1", "barrier 2",  "barrier 3",  "barrier 4",  "barrier 5",
-    "barrier 6", "barrier 7", "barrier 8",  "barrier 9",  "barrier 10", "barrier 11",
+    "barrier 0",  "barrier 1",  "barrier 2",  "barrier 3", "barrier 4",  "barrier 5",
+    "barrier 6",  "barrier 7",  "barrier 8",  "barrier 9", "barrier 10", "barrier 11",
     "barrier 12", "barrier 13", "barrier 14", "barrier 15"};
 
 Mbarrier& mbarrier_at(u32 address) {
@@ -46,8 +46,8 @@ class MbarrierWait final : public Wait {
     return "mbarrier.try_wait at shared address " + std::to_string(address_) + ", parity " +
            std::to_string(parity_) + ": phase " + std::to_string(barrier_.phase) + " lacks " +
            std::to_string(barrier_.pending) + " of " + std::to_string(barrier_.arrivals) +
-           " arrivals and " + std::to_string(barrier_.bytes) +
-           " bytes; so far it was reached by " + name_warps(barrier_.arrived_warps);
+           " arrivals and " + std::to_string(barrier_.bytes) + " bytes; so far it was reached by " +
+           name_warps(barrier_.arrived_warps);
   }
 
  private:

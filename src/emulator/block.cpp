@@ -4,24 +4,33 @@
 // Failures, and the meetings that all barriers of threads are made of.
 #include "emulator/block.h"
 
+#include <sstream>
+#include <utility>
+
 namespace fulmen::emulator {
 
 std::string name_warps(u32 warps) {
   if (warps == 0) return "nobody";
-  std::string names = "warps";
+  std::ostringstream names;
+  names << "warps";
   for (u32 warp = 0; warp < 32; ++warp) {
-    if (warps >> warp & 1) names += " " + std::to_string(warp);
+    if (warps >> warp & 1) names << ' ' << warp;
   }
-  return names;
+  return names.str();
 }
 
 void fail(const std::string& what) {
-  std::string where = "emulator: block " + std::to_string(block().index);
+  std::ostringstream said;
+  said << "emulator: block " << block().index;
   if (const Thread* thread = block().running) {
-    where += ", warp " + std::to_string(thread->warp()) + ", lane " +
-             std::to_string(thread->lane());
+    said << ", warp " << thread->warp() << ", lane " << thread->lane();
   }
-  throw Error(where + ": " + what);
+  said << ": " << what;
+  throw Error(said.str());
+}
+
+void ask_for_copy(std::function<void()> run) {
+  block().copies.push_back({std::move(run), block().random() % 8 == 0});
 }
 
 namespace {

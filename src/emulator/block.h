@@ -96,6 +96,12 @@ struct Warp {
   std::array<u32, kWarpSize> received{};
 };
 
+// Work of the copy engine. Every eighth is late: it is done when all threads wait and not before.
+struct Copy {
+  std::function<void()> run;
+  bool late;
+};
+
 struct Block {
   u32 index;
   u32 num_blocks;
@@ -104,8 +110,8 @@ struct Block {
   std::vector<Warp> warps;
   std::vector<Meeting> warpgroups;
   std::array<Meeting, kNumNamedBarriers> named_barriers;
-  std::map<u32, Mbarrier> mbarriers;           // by shared address
-  std::vector<std::function<void()>> copies;   // of the copy engine, asked for but not done
+  std::map<u32, Mbarrier> mbarriers;  // by shared address
+  std::vector<Copy> copies;           // asked for, not done
   std::mt19937 random;
   Thread* running = nullptr;
 };
@@ -119,6 +125,9 @@ inline Thread& self() { return *block().running; }
 
 // Returns once wait.over(); other threads run meanwhile.
 void wait(const Wait& wait);
+
+// Leaves a copy to the copy engine.
+void ask_for_copy(std::function<void()> run);
 
 // Comes to a meeting of `threads` threads. `instruction` names it in a report.
 void arrive(Meeting& meeting, u32 threads, const char* instruction);

@@ -3,8 +3,8 @@
 //
 // The scheduler. A round lets the warps run in random order, leaving out about a quarter of them,
 // each thread until it waits; then the copy engine does some of its work, in random order too.
-// After a round in which nothing moved, nobody is left out and all copies are done: if still
-// nothing moves, nothing ever will.
+// After a round in which nothing moved nobody is left out, and all copies are done, late ones
+// included: if still nothing moves, nothing ever will.
 #include "emulator/launch.h"
 
 #include <boost/context/fiber.hpp>
@@ -20,7 +20,7 @@ namespace {
 
 namespace context = boost::context;
 
-constexpr size_t kStackBytes = 128 << 10;  // a thread of forward_sm90 uses about 4 KB
+constexpr size_t kStackBytes = 128 << 10;  // a thread's registers; 21 KB of one wgmma
 
 class Scheduler;
 constinit thread_local Scheduler* current_scheduler = nullptr;
@@ -52,11 +52,14 @@ class Scheduler {
   void run() {
     bool thorough = false;
     while (num_done_ < block_.threads.size()) {
-      const bool moved = run_warps(thorough) | run_copies(thorough);
+      bool moved = run_warps(thorough);
+      if (num_done_ == block_.threads.size() && !block_.copies.empty()) {
+        fail("the block has ended with copies still running");
+      }
+      moved |= run_copies(thorough);
       if (thorough && !moved) report_deadlock();
       thorough = !moved;
     }
-    if (!block_.copies.empty()) fail("the block has ended with copies still running");
   }
 
   // Called on a thread's fiber.
@@ -68,6 +71,9 @@ class Scheduler {
   void run_thread(Thread& thread, const std::function<void()>& kernel) {
     try {
       kernel();
+      if (!thread.stores_running.empty()) {  // nobody else can wait for them
+        fail("the thread ends before its tensor stores have");
+      }
     } catch (const std::exception&) {  // an exception may not leave its fiber
       error_ = std::current_exception();
     }
@@ -99,13 +105,15 @@ class Scheduler {
   }
 
   bool run_copies(bool thorough) {
-    std::vector<std::function<void()>>& copies = block_.copies;
+    std::vector<Copy>& copies = block_.copies;
     bool moved = false;
     while (!copies.empty() && (thorough || draw(4) != 0)) {
-      std::swap(copies[draw(copies.size())], copies.back());
-      const std::function<void()> copy = std::move(copies.back());
+      Copy& chosen = copies[draw(copies.size())];
+      if (chosen.late && !thorough) continue;
+      std::swap(chosen, copies.back());
+      const Copy copy = std::move(copies.back());
       copies.pop_back();
-      copy();
+      copy.run();
       moved = true;
     }
     return moved;

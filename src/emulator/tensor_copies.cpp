@@ -35,8 +35,7 @@ template <class Move>
 void for_each_element(const HostTensorMap& map, u32 shared, const BoxOrigin& origin, Move move) {
   for (i32 row = 0; row < map.box_rows; ++row) {
     for (i32 column = 0; column < kBoxColumns; ++column) {
-      const u32 address =
-          shared + static_cast<u32>(row) * kRowBytes + static_cast<u32>(column) * 2;
+      const u32 address = shared + static_cast<u32>(row) * kRowBytes + static_cast<u32>(column) * 2;
       move(swizzled_128(address), element(map, origin, row, column));
     }
   }
@@ -66,7 +65,7 @@ TensorMap encode(const HostTensorMap& map) {
 void tensor_load(u32 shared, const TensorMap& encoded, u32 barrier, const BoxOrigin& origin) {
   const HostTensorMap map = decode(encoded);
   shared_at(shared, box_bytes(map), 128);
-  block().copies.push_back([=] {
+  ask_for_copy([=] {
     for_each_element(map, shared, origin, [](u32 address, const u8* source) {
       u16 x = 0;
       if (source != nullptr) std::memcpy(&x, source, sizeof(x));
@@ -82,7 +81,7 @@ void tensor_store(const TensorMap& encoded, u32 shared, const BoxOrigin& origin)
   Thread& thread = self();
   const u32 number = ++thread.stores_issued;
   thread.stores_running.insert(number);
-  block().copies.push_back([=, &thread] {
+  ask_for_copy([=, &thread] {
     for_each_element(map, shared, origin, [](u32 address, u8* target) {
       const u16 x = load_shared<u16>(address);
       if (target != nullptr) std::memcpy(target, &x, sizeof(x));

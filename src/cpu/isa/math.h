@@ -25,7 +25,7 @@ struct ExpConstants<float> {
   static constexpr float kLn2Low = -2.12194440e-4f;
   static constexpr float kLowest = -104.0f;  // exp is below half the least number there is: 0
   static constexpr int kMantissaBits = 23;
-  static constexpr int kRaised = 0x5f800000;  // the bits of 2^64
+  static constexpr unsigned kRaised = 0x5f800000;  // the bits of 2^64
   static constexpr float kLower = 0x1p-64f;
   // exp(r) = 1 + r + r^2 (c0 + c1 r + ...): minimax fit, relative error 3.1e-9 on |r| <= 0.347.
   static constexpr float kPolynomial[] = {4.999999341e-1f, 1.666652011e-1f, 4.166839422e-2f,
@@ -40,7 +40,7 @@ struct ExpConstants<double> {
   static constexpr double kLn2Low = 0x1.cf79abc9e3b3ap-40;
   static constexpr double kLowest = -745.2;
   static constexpr int kMantissaBits = 52;
-  static constexpr long long kRaised = 0x5ff0000000000000;  // the bits of 2^512
+  static constexpr unsigned long long kRaised = 0x5ff0000000000000;  // the bits of 2^512
   static constexpr double kLower = 0x1p-512;
   // 1 / n!: the rest of the series is below 2^-57 of the sum.
   static constexpr double kPolynomial[] = {1.0 / 2,          1.0 / 6,           1.0 / 24,

@@ -45,14 +45,14 @@ template <>
 struct VectorOf<float> {
   typedef float Type __attribute__((vector_size(kVectorBytes)));
   typedef float Unaligned __attribute__((vector_size(kVectorBytes), aligned(1), may_alias));
-  typedef int Bits __attribute__((vector_size(kVectorBytes)));
+  typedef unsigned Bits __attribute__((vector_size(kVectorBytes)));
 };
 
 template <>
 struct VectorOf<double> {
   typedef double Type __attribute__((vector_size(kVectorBytes)));
   typedef double Unaligned __attribute__((vector_size(kVectorBytes), aligned(1), may_alias));
-  typedef long long Bits __attribute__((vector_size(kVectorBytes)));
+  typedef unsigned long long Bits __attribute__((vector_size(kVectorBytes)));
 };
 
 template <class Real>

@@ -1,0 +1,146 @@
+// SPDX-FileCopyrightText: fulmen contributors
+// SPDX-License-Identifier: Apache-2.0
+//
+// What the emulator says of kernels that are wrong: small ones with one fault each, every one of
+// which would hang or read rubbish on a GPU.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "emulator/launch.h"
+#include "emulator/tensor_copies.h"
+#include "kernels/ptx/mbarrier.cuh"
+#include "kernels/ptx/memory.cuh"
+#include "kernels/ptx/thread.cuh"
+#include "kernels/ptx/tma.cuh"
+#include "kernels/ptx/wgmma.cuh"
+
+namespace fulmen::test {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+// What the emulator says of a block of 128 threads with 4,096 bytes of shared memory.
+std::string complaint(const std::function<void()>& kernel) {
+  try {
+    emulator::launch({.blocks = 1, .threads = 128, .shared_bytes = 4096, .seed = 1}, kernel);
+  } catch (const emulator::Error& error) {
+    return error.what();
+  }
+  return "nothing";
+}
+
+// 8 rows of 64.
+TensorMap map_of(std::vector<u16>& array) {
+  return emulator::encode(
+      {reinterpret_cast<u8*>(array.data()), {2, 128, 1024, 1024}, {64, 8, 1, 1}, 8});
+}
+
+TEST(Misuse, RightKernelsPass) {
+  EXPECT_EQ(complaint([] {
+              ptx::store_shared(ptx::dynamic_shared() + 4 * ptx::thread_index(), 7);
+              ptx::block_sync();
+            }),
+            "nothing");
+}
+
+TEST(Misuse, DeadlockSaysWhoWaitsForWhom) {
+  const std::string said = complaint([] {
+    const u32 barrier = ptx::dynamic_shared();
+    if (ptx::thread_index() == 0) ptx::mbarrier_init(barrier, 2);
+    ptx::block_sync();
+    if (ptx::thread_index() == 32) ptx::mbarrier_arrive(barrier);
+    if (ptx::thread_index() / 32 == 0) ptx::mbarrier_wait(barrier, 0);
+    if (ptx::thread_index() / 32 == 3) ptx::bar_sync(5, 64);
+  });
+  EXPECT_THAT(said, HasSubstr("block 0: deadlock"));
+  EXPECT_THAT(said, HasSubstr("warp 0, 32 lanes in mbarrier.try_wait at shared address 1024, "
+                              "parity 0: phase 0 lacks 1 of 2 arrivals and 0 bytes; so far it was "
+                              "reached by warps 1"));
+  EXPECT_THAT(said, HasSubstr("warp 3, 32 lanes in barrier 5: 32 of 64 threads have come, from "
+                              "warps 3"));
+}
+
+TEST(Misuse, DivergedWarpIsADeadlock) {
+  EXPECT_THAT(complaint([] {
+                if (ptx::thread_index() != 40) ptx::warp_sync();
+              }),
+              HasSubstr("warp 1, 31 lanes in bar.warp.sync: 31 of 32 threads have come"));
+}
+
+TEST(Misuse, MixedInstructionsOfAWarp) {
+  EXPECT_THAT(complaint([] {
+                if (ptx::thread_index() % 2 == 0) ptx::warp_sync();
+                if (ptx::thread_index() % 2 == 1) ptx::broadcast(1);
+              }),
+              AllOf(HasSubstr("shfl.idx"), HasSubstr("bar.warp.sync")));
+}
+
+TEST(Misuse, SharedMemoryOutOfRangeOrMisaligned) {
+  EXPECT_THAT(complaint([] { ptx::load_shared(ptx::dynamic_shared() + 4096); }),
+              HasSubstr("4 bytes at shared address 5120"));
+  EXPECT_THAT(complaint([] { ptx::load_shared(0); }), HasSubstr("shared address 0"));
+  EXPECT_THAT(complaint([] { ptx::load_shared_x4(ptx::dynamic_shared() + 8); }),
+              HasSubstr("is not a multiple of 16"));
+}
+
+TEST(Misuse, Mbarriers) {
+  EXPECT_THAT(complaint([] { ptx::mbarrier_arrive(ptx::dynamic_shared()); }),
+              HasSubstr("no mbarrier was made at shared address 1024"));
+  EXPECT_THAT(complaint([] {
+                const u32 barrier = ptx::dynamic_shared();
+                if (ptx::thread_index() != 0) return;
+                ptx::mbarrier_init(barrier, 1);
+                ptx::mbarrier_arrive_expect(barrier, 64);
+                ptx::mbarrier_arrive(barrier);
+              }),
+              HasSubstr("more than 1 arrivals in one phase"));
+}
+
+TEST(Misuse, NamedBarrierForDifferentNumbersOfThreads) {
+  EXPECT_THAT(complaint([] { ptx::bar_sync(1, ptx::thread_index() < 64 ? 128 : 96); }),
+              HasSubstr("threads, others are at"));
+}
+
+TEST(Misuse, ThreadEndsBeforeItsStores) {
+  std::vector<u16> array(64 * 8);
+  const TensorMap map = map_of(array);
+  EXPECT_THAT(complaint([&] {
+                if (ptx::thread_index() != 0) return;
+                ptx::tma_store(map, ptx::dynamic_shared(), 0, 0, 0, 0);
+                ptx::tma_store_commit();
+              }),
+              HasSubstr("ends before its tensor stores"));
+}
+
+TEST(Misuse, BytesThatDoNotAddUp) {
+  std::vector<u16> array(64 * 8);
+  const TensorMap map = map_of(array);
+  EXPECT_THAT(complaint([&] {
+                if (ptx::thread_index() != 0) return;
+                const u32 barrier = ptx::dynamic_shared() + 2048;
+                ptx::mbarrier_init(barrier, 1);
+                ptx::mbarrier_arrive_expect(barrier, 2048);
+                ptx::tma_load(ptx::dynamic_shared(), map, barrier, 0, 0, 0, 0);
+                ptx::mbarrier_wait(barrier, 0);
+              }),
+              HasSubstr("lacks 0 of 1 arrivals and 1024 bytes"));
+}
+
+TEST(Misuse, WarpgroupThatDisagreesOnItsProduct) {
+  EXPECT_THAT(complaint([] {
+                float d[32] = {};
+                const u32 tile = ptx::wgmma_descriptor(ptx::dynamic_shared(), 16);
+                ptx::wgmma_ss<DType::kBFloat16, false>(d, tile, tile, ptx::thread_index() < 64);
+                ptx::wgmma_commit();
+                ptx::wgmma_wait<0>();
+              }),
+              HasSubstr("issued different wgmma"));
+}
+
+}  // namespace
+}  // namespace fulmen::test
