@@ -4,6 +4,7 @@
 
 * `<!-- generated: c-api -->` in a page becomes the reference of fulmen.h (api_reference.py).
 * `<!-- generated: decisions -->` becomes the table of what lies in docs/decisions.
+* `<!-- generated: results FILE CASE -->` becomes the table of bench/results/FILE.
 """
 
 from __future__ import annotations
@@ -22,8 +23,10 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tools"))
 
 import api_reference  # noqa: E402  (mkdocs runs hooks without their folder on the path)
+import results_table  # noqa: E402
 
 DECISIONS = ROOT / "docs" / "decisions"
+RESULTS = re.compile(r"<!-- generated: results (\S+) (\S+) -->")
 
 
 def decisions() -> list[Path]:
@@ -48,4 +51,5 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     if "<!-- generated: c-api -->" in markdown:
         header = api_reference.HEADER.read_text(encoding="utf-8")
         markdown = markdown.replace("<!-- generated: c-api -->", api_reference.markdown(header))
+    markdown = RESULTS.sub(lambda match: results_table.table(match[1], match[2]), markdown)
     return markdown.replace("<!-- generated: decisions -->", decisions_table())

@@ -1,0 +1,75 @@
+# SPDX-FileCopyrightText: fulmen contributors
+# SPDX-License-Identifier: Apache-2.0
+"""Tables of bench/results for the documentation: made from the files, never typed.
+
+    results_table.py FILE.jsonl [CASE]    prints one Markdown table
+
+A row a sequence length, a column an (operation, head dim, mask), in a cell the rate of each party,
+in the order of `parties`; the fastest is bold. Where a party has several implementations of a cell,
+the fastest counts. Used by docs_hooks.py.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+from source_tree import ROOT
+
+RESULTS = ROOT / "bench" / "results"
+Row = dict[str, Any]
+
+
+def read(name: str, case: str) -> list[Row]:
+    """The rows of one file whose case is `case`."""
+    lines = (RESULTS / name).read_text(encoding="utf-8").splitlines()
+    rows = [json.loads(line) for line in lines if line]
+    return [row for row in rows if row["case"] == case]
+
+
+def parties(rows: list[Row]) -> list[str]:
+    """Fulmen first, then its peers by name."""
+    return sorted({row["who"] for row in rows}, key=lambda who: (who != "fulmen", who))
+
+
+def column(row: Row) -> tuple[str, int, bool]:
+    return row["op"], row["d_qk"], row["causal"]
+
+
+def cell(rows: list[Row], names: list[str], factor: float) -> str:
+    """'ours / peer / peer', the fastest bold."""
+    best = {who: max((r["tflops"] for r in rows if r["who"] == who), default=0.0) for who in names}
+    top = max(best.values(), default=0.0)
+    texts = [f"{rate * factor:.0f}" if rate else "-" for rate in best.values()]
+    bold = [rate == top and rate > 0 for rate in best.values()]
+    return " / ".join(f"**{text}**" if b else text for text, b in zip(texts, bold))
+
+
+def table(name: str, case: str = "burst") -> str:
+    """The Markdown table of a file, with a line above that says what it is."""
+    rows = read(name, case)
+    names = parties(rows)
+    columns = sorted({column(row) for row in rows}, key=lambda c: (c[0] != "forward", *c[1:]))
+    lengths = sorted({row["seqlen_q"] for row in rows})
+    small = max(row["tflops"] for row in rows) < 1
+    factor, unit = (1e3, "GFLOP/s") if small else (1.0, "TFLOP/s")
+    one = rows[0]
+    said = f"{unit}, {' / '.join(names)}; {one['card']}, {one['dtype']}, `bench/results/{name}`"
+    several = len({c[0] for c in columns}) > 1
+    heads = [
+        f"{op + ' ' if several else ''}D{dim} {'causal' if causal else 'full'}"
+        for op, dim, causal in columns
+    ]
+    lines = [said, "", "| S | " + " | ".join(heads) + " |", "|---" * (len(heads) + 1) + "|"]
+    for length in lengths:
+        cells = [
+            cell([r for r in rows if r["seqlen_q"] == length and column(r) == c], names, factor)
+            for c in columns
+        ]
+        lines.append(f"| {length} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    print(table(*sys.argv[1:]))
