@@ -18,7 +18,10 @@ endif()
 # Vectors are passed between functions of one unit only, so the psABI notes do not concern us; the
 # AVX-512 headers of g++ 12 warn about their own undefined vectors; -O3 even where the rest is built
 # for size, since register tiles live on unrolled loops.
+if(NOT FULMEN_SANITIZE)  # whose builds are small and quick to make instead
+  set(FULMEN_ISA_LEVEL $<$<CONFIG:Release,RelWithDebInfo,MinSizeRel>:-O3>)
+endif()
 set_property(SOURCE ${FULMEN_ISA_SOURCES} APPEND PROPERTY COMPILE_OPTIONS
   -Wno-psabi $<$<CXX_COMPILER_ID:GNU>:-Wno-maybe-uninitialized>
-  $<$<CONFIG:Release,RelWithDebInfo,MinSizeRel>:-O3>)
+  ${FULMEN_ISA_LEVEL})
 target_sources(fulmen_objects PRIVATE ${FULMEN_ISA_SOURCES})

@@ -17,4 +17,13 @@ if(FULMEN_SANITIZE)
   target_compile_options(fulmen_options INTERFACE
     -fsanitize=${FULMEN_SANITIZE} -fno-sanitize-recover=all -fno-omit-frame-pointer)
   target_link_options(fulmen_options INTERFACE -fsanitize=${FULMEN_SANITIZE})
+  if(CMAKE_CXX_COMPILER_ID STREQUAL "Clang")
+    # The run time is shared, so that Python can load the library. Functions of the driver and of
+    # NVRTC are called through types of our own declarations, which is what `function` objects to.
+    target_compile_options(fulmen_options INTERFACE -fno-sanitize=function)
+    execute_process(COMMAND ${CMAKE_CXX_COMPILER} -print-runtime-dir
+      OUTPUT_VARIABLE FULMEN_SANITIZER_FOLDER OUTPUT_STRIP_TRAILING_WHITESPACE)
+    target_link_options(fulmen_options INTERFACE
+      -shared-libsan -Wl,-rpath,${FULMEN_SANITIZER_FOLDER})
+  endif()
 endif()

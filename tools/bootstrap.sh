@@ -14,6 +14,11 @@ python="${PYTHON:-python3}"
 has() { command -v "$1" >/dev/null 2>&1; }
 has_header() { echo "#include <$1>" | g++ -x c++ -fsyntax-only - 2>/dev/null; }
 has_library() { echo "int main() {}" | g++ -x c++ - "-l$1" -o /dev/null 2>/dev/null; }
+has_clang() {  # with the run time of its sanitizers
+  local clang
+  clang="$(tools/find_clang.sh)"
+  [ -n "$clang" ] && [ -e "$("$clang" -print-file-name="libclang_rt.asan-$(uname -m).so")" ]
+}
 
 missing=()
 has "$python" || missing+=(python3)
@@ -23,7 +28,7 @@ if [ "$purpose" = test ]; then
   has gcc || missing+=(gcc)
   { has g++ && has_header gtest/gtest.h; } || missing+=(libgtest-dev)
   { has g++ && has_header gmock/gmock.h; } || missing+=(libgmock-dev)
-  [ -n "$(tools/find_clang.sh)" ] || missing+=(clang-16)
+  has_clang || missing+=(clang-16 libclang-rt-16-dev)
   { has g++ && has_library boost_context; } || missing+=(libboost-context-dev)
 fi
 
