@@ -17,6 +17,7 @@ set_target_properties(fulmen_objects PROPERTIES POSITION_INDEPENDENT_CODE ON)
 target_link_libraries(fulmen_objects PUBLIC fulmen_options Threads::Threads ${CMAKE_DL_LIBS})
 
 include(cmake/isa.cmake OPTIONAL)  # one object library per instruction set
+include(cmake/cuda.cmake)          # the GPU run time and the text of its kernels
 
 add_library(fulmen SHARED)
 target_link_libraries(fulmen PRIVATE fulmen_objects)

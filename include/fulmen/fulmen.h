@@ -10,8 +10,9 @@
  *   4  Simple call             fulmen_attention, fulmen_attention_backward
  *   5  Plan once, run often    fulmen_plan_create, fulmen_forward, fulmen_backward
  *   6  Beside attention        fulmen_merge, fulmen_dense_mask
- *   7  Explanations            fulmen_explain, fulmen_build_info
- *   8  Everything owned        log, threads
+ *   7  Explanations            fulmen_explain, fulmen_build_info, fulmen_gpu_info
+ *   8  GPUs                    streams, devices, kernels ahead of time, faults
+ *   9  Everything owned        log, threads
  */
 #ifndef FULMEN_FULMEN_H_
 #define FULMEN_FULMEN_H_
@@ -55,8 +56,10 @@ extern "C" {
  *
  * Ownership. All arrays belong to the caller. The simple calls (4) allocate and free what they need
  * beside them; the planned calls (5) allocate nothing.
+ * Where a call runs. Where q is: host memory means the CPU, memory of an NVIDIA GPU means that GPU;
+ * all arrays of a call are in one place. Section 8 says the rest.
  * Threads. Every function may be called from any thread at any time; one plan may be run by several
- * threads at once when each brings its own workspace. Exceptions: section 8.
+ * threads at once when each brings its own workspace. Exceptions: section 9.
  * Errors. Every function that can fail returns a fulmen_status. On failure fulmen_last_error()
  * gives one sentence: what was wrong, what was given, what is allowed. Every precondition that the
  * host can see is checked before anything is written. The library never prints and never exits.
@@ -128,15 +131,19 @@ typedef enum fulmen_alignment {
 } fulmen_alignment;
 
 typedef enum fulmen_backend {
-  FULMEN_BACKEND_AUTO = 0, /* where the arrays are */
+  FULMEN_BACKEND_AUTO = 0, /* where q is: its pointer is looked at, and NULL means the CPU */
   FULMEN_BACKEND_CPU = 1,
-  FULMEN_BACKEND_CUDA = 2 /* refused by this version */
+  FULMEN_BACKEND_CUDA = 2 /* an NVIDIA GPU; all arrays are in its memory */
 } fulmen_backend;
 
 typedef enum fulmen_implementation {
   FULMEN_IMPLEMENTATION_AUTO = 0,
   FULMEN_SCALAR = 1, /* CPU: the oracle, float64, in the order of the equations */
-  FULMEN_TILED = 2   /* CPU: tiles, SIMD, threads; memory linear in the sequence */
+  FULMEN_TILED = 2,  /* CPU: tiles, SIMD, threads; memory linear in the sequence */
+  FULMEN_NAIVE = 3,  /* GPU: one thread a row, every option: the oracle there */
+  FULMEN_SIMT = 4,   /* GPU: tiles on the ordinary arithmetic units, every option, true float32 */
+  FULMEN_SM80 = 5,   /* GPU: tensor cores of Ampere and later */
+  FULMEN_SM90 = 6    /* GPU: tensor cores and copy engine of Hopper */
 } fulmen_implementation;
 
 #define FULMEN_NO_LIMIT (-1)
@@ -162,7 +169,11 @@ typedef struct fulmen_problem {
   int32_t
       batch_invariant; /* 1: a request's bits do not depend on its neighbours. The CPU always is */
   fulmen_backend backend;
-  fulmen_implementation implementation;
+  fulmen_implementation implementation; /* its backend is chosen with it */
+  int32_t device; /* CUDA's number of the GPU; -1 (default): where q is, else 0. >= 0 means CUDA */
+  const char* device_name; /* NULL (default), or a GPU that need not be here: "h100", "a100",
+                              "sm_90a", ... A plan for it compiles and explains; it does not run.
+                              Read during the call alone */
 } fulmen_problem;
 
 FULMEN_API void fulmen_problem_init(fulmen_problem* problem);
@@ -194,6 +205,8 @@ typedef struct fulmen_tensors {
   fulmen_tensor cu_kv;      /* (batch + 1) likewise */
   fulmen_tensor q_ids;      /* (q_row) or (batch, q_row); packed (total_q). int32 or int64; */
   fulmen_tensor kv_ids;     /* likewise of keys: visible only where both ids are equal */
+  fulmen_tensor rng;        /* (2) int64: seed, offset, read when the call runs instead of rng_seed
+                               and rng_offset: fresh dropout in every replay of a CUDA graph */
 
   /* results of the forward pass, inputs of the backward pass */
   fulmen_tensor o;   /* (batch, head, q_row, dim_v); T, or float32 */
@@ -221,7 +234,10 @@ FULMEN_API void fulmen_tensors_init(fulmen_tensors* tensors); /* all absent */
  * ---------------------------------------------------------------------------------------------- */
 
 /* Forward: reads q, k, v and the inputs that are present, writes o, and lse and stats where
- * present. Outputs may not overlap any other array. stream: NULL on the CPU. */
+ * present. Outputs may not overlap any other array. stream: NULL on the CPU; on a GPU a CUstream of
+ * its device, NULL being the default stream. On a GPU the call returns when its work is enqueued,
+ * workspace comes from the stream's memory pool, and the first call of a kind compiles its
+ * kernels. */
 FULMEN_API fulmen_status fulmen_attention(const fulmen_problem* problem,
                                           const fulmen_tensors* tensors, void* stream);
 
@@ -234,8 +250,11 @@ FULMEN_API fulmen_status fulmen_attention_backward(const fulmen_problem* problem
  * 5  Plan once, run often
  *
  * A plan fixes options, shapes, strides and dtypes. Pointers and the contents of arrays may change
- * between runs, lengths and offsets included. A run allocates nothing (the scalar oracle, asked for
- * by name, copies the rows of a head to float64 on the heap).
+ * between runs, lengths, offsets and rng included. A run allocates nothing (the scalar oracle,
+ * asked for by name, copies the rows of a head to float64 on the heap). On a GPU the plan is where
+ * kernels are compiled and loaded; a run compiles nothing, waits for nothing and reads no device
+ * memory, so that CUDA graphs capture it. The alignment that the chosen kernels need of pointers is
+ * part of the plan: a pointer that breaks it is an error.
  * ---------------------------------------------------------------------------------------------- */
 
 typedef enum fulmen_operation {
@@ -246,7 +265,8 @@ typedef enum fulmen_operation {
 typedef struct fulmen_plan fulmen_plan;
 
 /* Makes a plan, or fails with the sentence and *plan = NULL. Pointers in tensors are not kept and
- * not read: a present tensor may have data == NULL here. */
+ * not read: a present tensor may have data == NULL here (then say backend or device, since NULL is
+ * nowhere). */
 FULMEN_API fulmen_status fulmen_plan_create(const fulmen_problem* problem,
                                             const fulmen_tensors* tensors,
                                             fulmen_operation operation, fulmen_plan** plan);
@@ -303,7 +323,15 @@ FULMEN_API fulmen_status fulmen_dense_mask(const fulmen_problem* problem,
  * {"operation", "implementation", "backend", "reason", "rejected": [{"implementation", "reason"}],
  *  "tile": {"rows", "columns"} or null, "isa", "threads", "workspace_bytes", "pairs", "flops",
  *  "bytes", "intensity"}: pairs that interval masks leave visible; flops and bytes of the call.
- * Runs nothing and reads no array. */
+ * For a GPU, instead of isa and threads:
+ * {"device": {"name", "arch", "index" or null, "multiprocessors"},
+ *  "kernels": [{"name", "registers", "spill_bytes", "shared_bytes", "threads", "blocks",
+ *               "blocks_per_multiprocessor", "waves", "origin", "findings"}],
+ *  "roofline": {"peak_tflops", "bandwidth_gbps", "bound": "compute" or "memory", "time_us"},
+ *  "notes": [sentences]}: what the assembler reported of each kernel (null where none could be
+ * compiled; a note says why) and where its machine code came from ("compiled", "disk", "memory",
+ * "bundle"); the time that the busier of arithmetic and memory takes at the card's peak.
+ * Runs nothing and reads no array; for a GPU it compiles, like the call. */
 FULMEN_API fulmen_status fulmen_explain(const fulmen_problem* problem,
                                         const fulmen_tensors* tensors, fulmen_operation operation,
                                         char* buffer, size_t capacity, size_t* needed);
@@ -317,8 +345,62 @@ FULMEN_API const char* fulmen_version(void);
  * "threads"}. Same text rules as above. */
 FULMEN_API fulmen_status fulmen_build_info(char* buffer, size_t capacity, size_t* needed);
 
+/* What this machine has for GPU calls, as one JSON object:
+ * {"driver": {"version", "path"} or null, "driver_reason",
+ *  "devices": [{"index", "name", "arch", "multiprocessors", "memory_bytes", "shared_bytes"}],
+ *  "nvrtc": {"version", "path", "archs": [numbers]} or null, "nvrtc_reason",
+ *  "cache": {"folder", "bytes", "entries", "limit_bytes", "note"},
+ *  "bundle": {"path", "kernels"} or null, "device_names": [known to device_name]}.
+ * Loads driver and compiler where they are; their absence is an answer, not an error. */
+FULMEN_API fulmen_status fulmen_gpu_info(char* buffer, size_t capacity, size_t* needed);
+
 /* ------------------------------------------------------------------------------------------------
- * 8  Everything owned
+ * 8  GPUs
+ *
+ * NVIDIA GPUs of compute capability 7.5 (Turing) and later, with driver 550 or later. Kernels are
+ * compiled when a plan or call first needs them, by NVRTC, which is found in the toolkit and in
+ * the Python packages nvidia-cuda-nvrtc, and kept on disk (FULMEN_CACHE_DIR) for all processes.
+ * Neither driver nor NVRTC is needed, or loaded, for calls on the CPU.
+ *
+ * The caller's current device and context are never changed; work goes to the device's primary
+ * context, which PyTorch, CuPy and the CUDA runtime share. A process that was forked after first
+ * use is refused. Lengths and offsets on a device are never read by the host: kernels count an
+ * entry that is out of range as empty and record a fault.
+ * ---------------------------------------------------------------------------------------------- */
+
+/* Faults, as bits: entries that were out of range. */
+enum {
+  FULMEN_FAULT_Q_OFFSETS = 1,
+  FULMEN_FAULT_KV_OFFSETS = 2,
+  FULMEN_FAULT_Q_LENGTHS = 4,
+  FULMEN_FAULT_KV_LENGTHS = 8,
+  FULMEN_FAULT_RNG = 16 /* an rng offset outside 32 bits */
+};
+
+/* The faults that runs on a device recorded since the last such call, which clears them. Waits for
+ * nothing: synchronise the stream first to be sure of its runs. */
+FULMEN_API fulmen_status fulmen_device_faults(int32_t device, uint32_t* faults);
+
+/* Writes the machine code of all kernels of GPU plans into one file, from which processes without
+ * NVRTC run the same problems on the same architectures. Plans are made with device_name, on a
+ * machine without a GPU too; making them is what takes time. */
+FULMEN_API fulmen_status fulmen_bundle_write(const fulmen_plan* const* plans, size_t num_plans,
+                                             const char* path);
+
+/* Uses such a file from now on, before the cache and NVRTC. The environment variable FULMEN_BUNDLE
+ * names one for the whole process. A file of another version of fulmen is refused where it was
+ * made for other kernel sources. */
+FULMEN_API fulmen_status fulmen_bundle_load(const char* path);
+
+/* Removes every compiled kernel from the cache folder and from memory. Plans stay valid. */
+FULMEN_API fulmen_status fulmen_cache_clear(void);
+
+/* Files or folders in which NVRTC is looked for, after FULMEN_NVRTC and before the toolkits. Kept
+ * as text until NVRTC is first needed; later calls change nothing. */
+FULMEN_API fulmen_status fulmen_set_nvrtc_candidates(const char* const* paths, size_t num_paths);
+
+/* ------------------------------------------------------------------------------------------------
+ * 9  Everything owned
  *
  * These set state of the whole process; call them while no other fulmen call runs.
  * ---------------------------------------------------------------------------------------------- */
@@ -329,8 +411,8 @@ typedef enum fulmen_log_level {
   FULMEN_LOG_INFO = 2
 } fulmen_log_level;
 
-/* The library says what it does only here. NULL (the start) is silence. message lives for the call.
- */
+/* The library says what it does only here. NULL (the start) is silence, or lines in the file that
+ * the environment variable FULMEN_LOG names ("stderr" too). message lives for the call. */
 typedef void (*fulmen_log_callback)(fulmen_log_level level, const char* message, void* user);
 FULMEN_API void fulmen_set_log(fulmen_log_callback callback, void* user);
 

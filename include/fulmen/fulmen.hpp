@@ -168,7 +168,7 @@ Tensor tensor(Container&& elements, Extents shape) {
 struct Tensors {
   Tensor q{}, k{}, v{};
   Tensor bias{}, mask{}, alibi_slopes{}, sinks{};
-  Tensor q_lengths{}, kv_lengths{}, cu_q{}, cu_kv{}, q_ids{}, kv_ids{};
+  Tensor q_lengths{}, kv_lengths{}, cu_q{}, cu_kv{}, q_ids{}, kv_ids{}, rng{};
   Tensor o{}, lse{}, stats{};
   Tensor dout{}, dlse{};
   Tensor dq{}, dk{}, dv{}, dbias{}, dsinks{};
@@ -179,7 +179,7 @@ struct Tensors {
     all.q = q, all.k = k, all.v = v;
     all.bias = bias, all.mask = mask, all.alibi_slopes = alibi_slopes, all.sinks = sinks;
     all.q_lengths = q_lengths, all.kv_lengths = kv_lengths, all.cu_q = cu_q, all.cu_kv = cu_kv;
-    all.q_ids = q_ids, all.kv_ids = kv_ids;
+    all.q_ids = q_ids, all.kv_ids = kv_ids, all.rng = rng;
     all.o = o, all.lse = lse, all.stats = stats;
     all.dout = dout, all.dlse = dlse;
     all.dq = dq, all.dk = dk, all.dv = dv, all.dbias = dbias, all.dsinks = dsinks;
@@ -199,6 +199,10 @@ enum class Implementation {
   kAuto = FULMEN_IMPLEMENTATION_AUTO,
   kScalar = FULMEN_SCALAR,
   kTiled = FULMEN_TILED,
+  kNaive = FULMEN_NAIVE,
+  kSimt = FULMEN_SIMT,
+  kSm80 = FULMEN_SM80,
+  kSm90 = FULMEN_SM90,
 };
 enum class Operation { kForward = FULMEN_OPERATION_FORWARD, kBackward = FULMEN_OPERATION_BACKWARD };
 
@@ -222,6 +226,8 @@ struct Problem {
   bool batch_invariant = false;
   Backend backend = Backend::kAuto;
   Implementation implementation = Implementation::kAuto;
+  std::int32_t device = -1;
+  const char* device_name = nullptr;
 
   fulmen_problem c() const {
     fulmen_problem p;
@@ -234,6 +240,7 @@ struct Problem {
     p.deterministic = deterministic, p.batch_invariant = batch_invariant;
     p.backend = static_cast<fulmen_backend>(backend);
     p.implementation = static_cast<fulmen_implementation>(implementation);
+    p.device = device, p.device_name = device_name;
     return p;
   }
 };
@@ -273,6 +280,8 @@ class Plan {
     check(fulmen_plan_create(&p, &t, static_cast<fulmen_operation>(operation), &made));
     plan_.reset(made);
   }
+
+  const fulmen_plan* c() const noexcept { return plan_.get(); }
 
   std::size_t workspace_bytes() const noexcept { return fulmen_plan_workspace_bytes(plan_.get()); }
 
@@ -326,6 +335,34 @@ inline std::string explain(const Problem& problem, const Tensors& tensors,
                            Operation operation = Operation::kForward) {
   return Plan(problem, tensors, operation).explain();
 }
+
+// ---- GPUs ---------------------------------------------------------------------------------------
+
+inline std::string gpu_info() { return text_of(fulmen_gpu_info); }
+
+// The faults of a device since the last call: bits of FULMEN_FAULT_*.
+inline std::uint32_t device_faults(std::int32_t device) {
+  std::uint32_t faults = 0;
+  check(fulmen_device_faults(device, &faults));
+  return faults;
+}
+
+inline void bundle_write(std::span<const Plan> plans, const std::string& path) {
+  std::vector<const fulmen_plan*> all;
+  for (const Plan& plan : plans) all.push_back(plan.c());
+  check(fulmen_bundle_write(all.data(), all.size(), path.c_str()));
+}
+
+inline void bundle_load(const std::string& path) { check(fulmen_bundle_load(path.c_str())); }
+inline void cache_clear() { check(fulmen_cache_clear()); }
+
+inline void set_nvrtc_candidates(std::span<const std::string> paths) {
+  std::vector<const char*> all;
+  for (const std::string& path : paths) all.push_back(path.c_str());
+  check(fulmen_set_nvrtc_candidates(all.data(), all.size()));
+}
+
+// ---- This build ---------------------------------------------------------------------------------
 
 inline std::string build_info() { return text_of(fulmen_build_info); }
 inline std::string version() { return fulmen_version(); }

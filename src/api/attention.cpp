@@ -13,6 +13,7 @@
 #include "core/validate.h"
 #include "cpu/backend.h"
 #include "cpu/device.h"
+#include "cuda/place.h"
 
 namespace fulmen::api {
 namespace {
@@ -28,9 +29,11 @@ std::unique_ptr<char[]> allocate(size_t bytes) {
 }
 
 void run_once(const fulmen_problem* problem, const fulmen_tensors* tensors, Operation operation,
-              const void* stream) {
+              void* stream) {
+  Request request = to_request(problem, tensors, operation);
+  cuda::settle_place(request);
+  if (request.options.backend == Backend::kCuda) return cuda::run_once(request, stream);
   require_no_stream(stream);
-  const Request request = to_request(problem, tensors, operation);
   const Plan plan = choose(validate(request, Pointers::kChecked), cpu::cpu_device());
   const std::unique_ptr<char[]> workspace = allocate(plan.workspace_bytes);
   cpu::run(plan, plan.problem, workspace.get());
@@ -51,7 +54,7 @@ struct Run {
   const fulmen_tensors* tensors;
   void* workspace;
   size_t workspace_bytes;
-  const void* stream;
+  void* stream;
 };
 
 void run_plan(const fulmen_plan* handle, Operation operation, const Run& run) {
@@ -62,21 +65,36 @@ void run_plan(const fulmen_plan* handle, Operation operation, const Run& run) {
                 sentence("plan is for ", name(plan.problem.operation), "; fulmen_", name(operation),
                          " needs a plan for ", name(operation)));
   }
-  require_no_stream(run.stream);
+  const bool on_gpu = handle->gpu != nullptr;
+  if (!on_gpu) require_no_stream(run.stream);
   Request request;
   request.operation = operation;
   request.arrays = to_arrays(run.tensors);
   const Problem problem = rebind(plan.problem, request);
   check_workspace(plan, run.workspace, run.workspace_bytes);
+  if (on_gpu) return cuda::run(*handle->gpu, problem, run.workspace, run.stream);
+  for (int index = 0; index < kNumArrays; ++index) {
+    const auto array = static_cast<Array>(index);
+    cuda::require_host(problem.arrays[array], name(array), "the plan");
+  }
   cpu::run(plan, problem, run.workspace);
 }
 
 }  // namespace
 
-Plan make_plan(const fulmen_problem* problem, const fulmen_tensors* tensors,
-               const fulmen_operation& operation) {
-  const Request request = to_request(problem, tensors, to_operation(operation));
-  return choose(validate(request, Pointers::kUnknown), cpu::cpu_device());
+fulmen_plan make_plan(const fulmen_problem* problem, const fulmen_tensors* tensors,
+                      const fulmen_operation& operation) {
+  Request request = to_request(problem, tensors, to_operation(operation));
+  cuda::settle_place(request);
+  if (request.options.backend == Backend::kCuda) {
+    const auto prepared = cuda::make_plan(request);
+    return {prepared->plan, prepared};
+  }
+  return {choose(validate(request, Pointers::kUnknown), cpu::cpu_device()), nullptr};
+}
+
+std::string explain(const fulmen_plan& plan) {
+  return plan.gpu != nullptr ? cuda::explain(*plan.gpu) : fulmen::explain(plan.plan);
 }
 
 }  // namespace fulmen::api
@@ -101,7 +119,7 @@ fulmen_status fulmen_plan_create(const fulmen_problem* problem, const fulmen_ten
     *plan = nullptr;
     auto made = std::make_unique<fulmen_plan>(fulmen::api::make_plan(problem, tensors, operation));
     if (fulmen::log_is_on()) {
-      fulmen::log(fulmen::LogLevel::kInfo, fulmen::explain(made->plan).c_str());
+      fulmen::log(fulmen::LogLevel::kInfo, fulmen::api::explain(*made).c_str());
     }
     *plan = made.release();
   });

@@ -5,6 +5,7 @@
 // return guarded([&] { ... }), in which Error becomes its status and sentence.
 #pragma once
 
+#include "api/log_file.h"
 #include "core/error.h"
 #include "fulmen/fulmen.h"
 
@@ -19,6 +20,7 @@ fulmen_status fail_with_current_exception() noexcept;
 template <class Body>
 fulmen_status guarded(const Body& body) noexcept {
   try {
+    follow_environment_log();
     body();
     return FULMEN_OK;
   } catch (...) {

@@ -29,10 +29,10 @@ constexpr fulmen_tensor fulmen_tensors::* kMembers[] = {
     &fulmen_tensors::bias,   &fulmen_tensors::mask,      &fulmen_tensors::alibi_slopes,
     &fulmen_tensors::sinks,  &fulmen_tensors::q_lengths, &fulmen_tensors::kv_lengths,
     &fulmen_tensors::cu_q,   &fulmen_tensors::cu_kv,     &fulmen_tensors::q_ids,
-    &fulmen_tensors::kv_ids, &fulmen_tensors::o,         &fulmen_tensors::lse,
-    &fulmen_tensors::stats,  &fulmen_tensors::dout,      &fulmen_tensors::dlse,
-    &fulmen_tensors::dq,     &fulmen_tensors::dk,        &fulmen_tensors::dv,
-    &fulmen_tensors::dbias,  &fulmen_tensors::dsinks,
+    &fulmen_tensors::kv_ids, &fulmen_tensors::rng,       &fulmen_tensors::o,
+    &fulmen_tensors::lse,    &fulmen_tensors::stats,     &fulmen_tensors::dout,
+    &fulmen_tensors::dlse,   &fulmen_tensors::dq,        &fulmen_tensors::dk,
+    &fulmen_tensors::dv,     &fulmen_tensors::dbias,     &fulmen_tensors::dsinks,
 };
 static_assert(sizeof(kMembers) / sizeof(kMembers[0]) == kNumArrays);
 
@@ -125,7 +125,9 @@ Options to_options(const fulmen_problem* problem) {
       .batch_invariant = to_flag(problem->batch_invariant, "batch_invariant"),
       .backend = to_enum<Backend>(problem->backend, "backend", FULMEN_BACKEND_CUDA),
       .implementation =
-          to_enum<Implementation>(problem->implementation, "implementation", FULMEN_TILED),
+          to_enum<Implementation>(problem->implementation, "implementation", FULMEN_SM90),
+      .device = problem->device,
+      .device_name = problem->device_name,
   };
 }
 
@@ -188,6 +190,7 @@ void fulmen_problem_init(fulmen_problem* problem) {
   problem->scale = std::numeric_limits<double>::quiet_NaN();
   problem->window_left = FULMEN_NO_LIMIT;
   problem->window_right = FULMEN_NO_LIMIT;
+  problem->device = -1;
 }
 
 void fulmen_tensors_init(fulmen_tensors* tensors) {

@@ -61,8 +61,8 @@ fulmen_status fulmen_explain(const fulmen_problem* problem, const fulmen_tensors
                              fulmen_operation operation, char* buffer, size_t capacity,
                              size_t* needed) {
   return guarded([&] {
-    const fulmen::Plan plan = fulmen::api::make_plan(problem, tensors, operation);
-    copy_text(fulmen::explain(plan), buffer, capacity, needed);
+    const fulmen_plan plan = fulmen::api::make_plan(problem, tensors, operation);
+    copy_text(fulmen::api::explain(plan), buffer, capacity, needed);
   });
 }
 
@@ -70,8 +70,12 @@ fulmen_status fulmen_plan_explain(const fulmen_plan* plan, char* buffer, size_t 
                                   size_t* needed) {
   return guarded([&] {
     fulmen::api::require_struct(plan, "plan", "fulmen_plan_create");
-    copy_text(fulmen::explain(plan->plan), buffer, capacity, needed);
+    copy_text(fulmen::api::explain(*plan), buffer, capacity, needed);
   });
+}
+
+fulmen_status fulmen_gpu_info(char* buffer, size_t capacity, size_t* needed) {
+  return guarded([&] { copy_text(fulmen::cuda::gpu_info(), buffer, capacity, needed); });
 }
 
 const char* fulmen_version(void) { return FULMEN_VERSION; }

@@ -4,17 +4,24 @@
 // What a fulmen_plan* points to, and how one is made.
 #pragma once
 
+#include <memory>
+
+#include "cuda/backend.h"
 #include "fulmen/fulmen.h"
 #include "plan/plan.h"
 
 struct fulmen_plan {
   fulmen::Plan plan;
+  std::shared_ptr<const fulmen::cuda::PreparedPlan> gpu;  // null: for the CPU
 };
 
 namespace fulmen::api {
 
-// Throws Error. Arrays are not looked at.
-Plan make_plan(const fulmen_problem* problem, const fulmen_tensors* tensors,
-               const fulmen_operation& operation);
+// Throws Error. Arrays are not looked at, but for where q is.
+fulmen_plan make_plan(const fulmen_problem* problem, const fulmen_tensors* tensors,
+                      const fulmen_operation& operation);
+
+// The JSON object of a plan.
+std::string explain(const fulmen_plan& plan);
 
 }  // namespace fulmen::api

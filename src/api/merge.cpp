@@ -9,6 +9,7 @@
 #include "api/convert.h"
 #include "core/dense_mask.h"
 #include "core/validate.h"
+#include "cuda/place.h"
 
 namespace fulmen::api {
 namespace {
@@ -25,6 +26,26 @@ MergePart to_part(const fulmen_merge_part& part, size_t index) {
   check_struct_size(subject.c_str(), kPartInit, part.struct_size, sizeof(fulmen_merge_part));
   return {to_tensor(part.o, (subject + ".o").c_str()),
           to_tensor(part.lse, (subject + ".lse").c_str())};
+}
+
+void require_merge_on_host(const MergeProblem& given) {
+  constexpr const char* kCall = "fulmen_merge";
+  for (const MergePart& part : given.parts) {
+    cuda::require_host(part.o, "the o of a part", kCall);
+    cuda::require_host(part.lse, "the lse of a part", kCall);
+  }
+  cuda::require_host(given.sinks, "sinks", kCall);
+  cuda::require_host(given.o, "o", kCall);
+  cuda::require_host(given.lse, "lse", kCall);
+}
+
+void require_masks_on_host(const Request& request, const Tensor& visible) {
+  constexpr const char* kCall = "fulmen_dense_mask";
+  for (int index = 0; index < kNumArrays; ++index) {
+    const auto array = static_cast<Array>(index);
+    cuda::require_host(request.arrays[array], name(array), kCall);
+  }
+  cuda::require_host(visible, "visible", kCall);
 }
 
 }  // namespace
@@ -46,7 +67,6 @@ fulmen_status fulmen_merge(const fulmen_merge_part* parts, size_t num_parts,
                            const fulmen_tensor* sinks, const fulmen_tensor* o,
                            const fulmen_tensor* lse, void* stream) {
   return guarded([&] {
-    fulmen::api::require_no_stream(stream);
     require_struct(o, "o", fulmen::api::kTensorInit);
     if (num_parts > 0) require_struct(parts, "parts", fulmen::api::kPartInit);
     fulmen::MergeProblem given;
@@ -56,6 +76,8 @@ fulmen_status fulmen_merge(const fulmen_merge_part* parts, size_t num_parts,
     given.sinks = optional_tensor(sinks, "sinks");
     given.o = optional_tensor(o, "o");
     given.lse = optional_tensor(lse, "lse");
+    fulmen::api::require_merge_on_host(given);
+    fulmen::api::require_no_stream(stream);
     fulmen::cpu::merge(fulmen::validate_merge(given));
   });
 }
@@ -66,7 +88,8 @@ fulmen_status fulmen_dense_mask(const fulmen_problem* problem, const fulmen_tens
     require_struct(visible, "visible", fulmen::api::kTensorInit);
     const fulmen::Request request =
         fulmen::api::to_request(problem, tensors, fulmen::Operation::kForward);
-    fulmen::dense_mask(fulmen::validate_dense_mask(request),
-                       fulmen::api::to_tensor(*visible, "visible"));
+    const fulmen::Tensor matrix = fulmen::api::to_tensor(*visible, "visible");
+    fulmen::api::require_masks_on_host(request, matrix);
+    fulmen::dense_mask(fulmen::validate_dense_mask(request), matrix);
   });
 }

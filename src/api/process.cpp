@@ -4,6 +4,7 @@
 // fulmen.h section 8: the log and the threads of the process.
 
 #include "api/boundary.h"
+#include "api/log_file.h"
 #include "core/log.h"
 #include "cpu/thread_pool.h"
 
@@ -59,7 +60,8 @@ using fulmen::api::guarded;
 void fulmen_set_log(fulmen_log_callback callback, void* user) {
   caller().log = callback;
   caller().log_user = user;
-  fulmen::set_log(callback == nullptr ? nullptr : fulmen::api::forward_log, nullptr);
+  if (callback == nullptr) return fulmen::api::restore_environment_log();
+  fulmen::set_log(fulmen::api::forward_log, nullptr);
 }
 
 fulmen_status fulmen_set_num_threads(int32_t num_threads) {

@@ -44,7 +44,8 @@ enum class DTypes : u8 {
   kFloat32OrC,     // float32, C
   kC,              // C
   kBool,
-  kIndex,   // int32, int64
+  kIndex,  // int32, int64
+  kInt64,
   kSameAs,  // that of the array that it is the gradient of
 };
 
@@ -96,6 +97,7 @@ inline constexpr AxisList kSlopeAxes{2, 1, 1, {kSequence, kHead}, {0, 1}};
 inline constexpr AxisList kSinkAxes{1, 1, 0, {kHead}, {1}};
 inline constexpr AxisList kLengthAxes{1, 1, 0, {kSequence}, {3}};
 inline constexpr AxisList kOffsetAxes{1, 1, 0, {kOffset}, {3}};
+inline constexpr AxisList kRngAxes{1, 1, 0, {kPair}, {3}};
 inline constexpr AxisList kQIdAxes{2, 1, 1, {kBatch, kQRow}, {0, 3}};
 inline constexpr AxisList kKvIdAxes{2, 1, 1, {kBatch, kKvRow}, {0, 3}};
 
@@ -120,6 +122,7 @@ inline constexpr ArrayRule kTable[] = {
     {Array::kCuKv, kOffsetAxes, DTypes::kIndex, kMasks, Array::kCuKv},
     {Array::kQIds, kQIdAxes, DTypes::kIndex, kMasks, Array::kQIds},
     {Array::kKvIds, kKvIdAxes, DTypes::kIndex, kMasks, Array::kKvIds},
+    {Array::kRng, kRngAxes, DTypes::kInt64, kInputs, Array::kRng},
     {Array::kO, kOAxes, DTypes::kTOrFloat32, kResults, Array::kO},
     {Array::kLse, kLseAxes, DTypes::kC, kResults, Array::kLse},
     {Array::kStats, kStatsAxes, DTypes::kC, kResults, Array::kStats},

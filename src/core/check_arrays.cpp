@@ -59,6 +59,8 @@ const char* allowed_text(DTypes dtypes) {
       return "bool (true: visible)";
     case DTypes::kIndex:
       return "int32 or int64";
+    case DTypes::kInt64:
+      return "int64";
     case DTypes::kSameAs:
       return "the dtype of what it is the gradient of";
   }
@@ -85,6 +87,8 @@ bool allows(DTypes dtypes, DType dtype, DType operand, DType param) {
       return dtype == DType::kBool;
     case DTypes::kIndex:
       return is_index(dtype);
+    case DTypes::kInt64:
+      return dtype == DType::kInt64;
     case DTypes::kSameAs:
       return dtype == param;
   }
@@ -166,7 +170,8 @@ void check_span(const Tensor& tensor, const char* subject) {
 void check_dtype(const Tensor& tensor, const ArrayRule& rule, DType operand, DType param) {
   if (!allows(rule.dtypes, tensor.dtype, operand, param)) {
     const bool follows_q = rule.dtypes != DTypes::kAnyFloat && rule.dtypes != DTypes::kBool &&
-                           rule.dtypes != DTypes::kIndex && rule.dtypes != DTypes::kSameAs;
+                           rule.dtypes != DTypes::kIndex && rule.dtypes != DTypes::kInt64 &&
+                           rule.dtypes != DTypes::kSameAs;
     const std::string where = follows_q ? sentence(" where q is ", name(operand))
                               : rule.dtypes == DTypes::kSameAs
                                   ? sentence(" where ", name(rule.param), " is ", name(param))

@@ -89,6 +89,16 @@ i64 longest_sequence(const Problem& problem, Array offsets) {
   return longest;
 }
 
+void read_rng(Problem& problem) {
+  if (!problem.has(Array::kRng)) return;
+  const i64 offset = entry(problem, Array::kRng, 1);
+  if (offset < 0 || offset > i64{0xffffffff}) {
+    refuse(sentence("rng[1], the offset, is ", offset, "; allowed is 0 to 4294967295"));
+  }
+  problem.dropout.seed = static_cast<u64>(entry(problem, Array::kRng, 0));
+  problem.dropout.offset = static_cast<u32>(offset);
+}
+
 void check_lengths(const Problem& problem) {
   const Side q{Array::kCuQ, Array::kQLengths, Array::kQ, problem.q_rows, problem.max_q, "max_q"};
   const Side kv{Array::kCuKv,    Array::kKvLengths, Array::kK,

@@ -57,6 +57,18 @@ IntervalMask interval_mask(const Options& options) {
           key_count("chunk", options.chunk)};
 }
 
+// The array rng against the numbers that it replaces.
+void check_rng(const Tensor& rng, const Options& options) {
+  if (!rng.present()) return;
+  if (options.rng_seed != 0 || options.rng_offset != 0) {
+    refuse(sentence("rng is given beside rng_seed = ", options.rng_seed, " and rng_offset = ",
+                    options.rng_offset, "; an array replaces both: leave them 0"));
+  }
+  if (rng.strides[3] != 1) {
+    refuse(sentence("rng has stride ", rng.strides[3], "; its two numbers must be neighbours"));
+  }
+}
+
 Dropout dropout(const Problem& problem, const Options& options) {
   if (!(options.dropout_p >= 0 && options.dropout_p <= 1)) {
     refuse(sentence("dropout_p is ", options.dropout_p, "; allowed is 0 to 1"));
@@ -64,6 +76,7 @@ Dropout dropout(const Problem& problem, const Options& options) {
   if (options.rng_offset > kMaxWord) {
     refuse(sentence("rng_offset is ", options.rng_offset, "; allowed is 0 to ", kMaxWord));
   }
+  check_rng(problem.arrays[Array::kRng], options);
   if (options.dropout_p == 0) return {};
   const i64 batch_heads = problem.num_sequences * problem.heads_q;
   if (batch_heads > static_cast<i64>(kMaxWord)) {
@@ -84,6 +97,38 @@ i64 upper_bound(const char* option, i64 bound, i64 rows, bool packed) {
   return bound > 0 ? min(bound, rows) : rows;
 }
 
+const char* name(Backend backend) { return backend == Backend::kCpu ? "cpu" : "cuda"; }
+
+// Backend, implementation and device against each other. Automatic means the CPU here: who can look
+// at pointers has decided before (cuda/place.h).
+Backend backend_from(const Options& options) {
+  const Backend named = backend_of(options.implementation);
+  Backend backend = options.backend;
+  if (backend == Backend::kAuto) backend = named;
+  if (named != Backend::kAuto && backend != named) {
+    refuse(sentence("implementation ", name(options.implementation), " computes on ", name(named),
+                    ", but backend is ", name(backend), "; leave one of them automatic"));
+  }
+  if (options.device < -1) {
+    refuse(sentence("device is ", options.device,
+                    "; allowed is -1 (where the arrays are) or the "
+                    "number of a GPU"));
+  }
+  if (options.device >= 0 && options.device_name != nullptr) {
+    refuse(
+        sentence("device is ", options.device, " and device_name ", options.device_name,
+                 "; pass one: a number for a GPU that is here, a name for one that need not be"));
+  }
+  const bool is_device_named = options.device >= 0 || options.device_name != nullptr;
+  if (backend == Backend::kAuto) return is_device_named ? Backend::kCuda : Backend::kCpu;
+  if (backend == Backend::kCpu && is_device_named) {
+    refuse(sentence(options.device_name != nullptr ? "device_name" : "device",
+                    " names a GPU, but the call is for the CPU; leave it out, or pass backend "
+                    "cuda"));
+  }
+  return backend;
+}
+
 }  // namespace
 
 void apply_options(Problem& problem, const Options& options) {
@@ -95,11 +140,7 @@ void apply_options(Problem& problem, const Options& options) {
   problem.max_kv = upper_bound("max_kv", options.max_kv, problem.kv_rows, problem.packed);
   problem.deterministic = options.deterministic;
   problem.batch_invariant = options.batch_invariant;
-  if (options.backend == Backend::kCuda) {
-    throw Error(Status::kUnsupported,
-                "backend is cuda; this version computes on the CPU: pass backend auto or cpu");
-  }
-  problem.backend = Backend::kCpu;
+  problem.backend = backend_from(options);
   problem.implementation = options.implementation;
 }
 

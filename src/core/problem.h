@@ -34,6 +34,7 @@ enum class Array : int {
   kCuKv,         // (1, 1, 1, sequence + 1)
   kQIds,         // (batch, 1, 1, q_row)    broadcast: stride 0
   kKvIds,        // (batch, 1, 1, kv_row)    broadcast: stride 0
+  kRng,          // (1, 1, 1, 2)    seed, offset
   kO,            // (batch, head, q_row, dim_v)
   kLse,          // (batch, head, q_row, 1)
   kStats,        // (batch, head, q_row, 2)
@@ -51,10 +52,9 @@ inline constexpr int kNumArrays = static_cast<int>(Array::kCount);
 
 constexpr const char* name(Array array) {
   constexpr const char* kNames[] = {
-      "q",      "k",         "v",          "bias",  "mask",  "alibi_slopes",
-      "sinks",  "q_lengths", "kv_lengths", "cu_q",  "cu_kv", "q_ids",
-      "kv_ids", "o",         "lse",        "stats", "dout",  "dlse",
-      "dq",     "dk",        "dv",         "dbias", "dsinks"};
+      "q",          "k",    "v",     "bias",  "mask",   "alibi_slopes", "sinks", "q_lengths",
+      "kv_lengths", "cu_q", "cu_kv", "q_ids", "kv_ids", "rng",          "o",     "lse",
+      "stats",      "dout", "dlse",  "dq",    "dk",     "dv",           "dbias", "dsinks"};
   static_assert(sizeof(kNames) / sizeof(kNames[0]) == kNumArrays);
   return kNames[static_cast<int>(array)];
 }
@@ -69,15 +69,21 @@ struct Arrays {
 enum class Operation { kForward, kBackward };
 enum class Alignment { kBottomRight, kTopLeft };
 enum class Backend { kAuto, kCpu, kCuda };
-enum class Implementation { kAuto, kScalar, kTiled };
+enum class Implementation { kAuto, kScalar, kTiled, kNaive, kSimt, kSm80, kSm90 };
 
 constexpr const char* name(Operation operation) {
   return operation == Operation::kForward ? "forward" : "backward";
 }
 
 constexpr const char* name(Implementation implementation) {
-  constexpr const char* kNames[] = {"auto", "scalar", "tiled"};
+  constexpr const char* kNames[] = {"auto", "scalar", "tiled", "naive", "simt", "sm80", "sm90"};
   return kNames[static_cast<int>(implementation)];
+}
+
+// Where an implementation computes; kAuto where it is none.
+constexpr Backend backend_of(Implementation implementation) {
+  if (implementation == Implementation::kAuto) return Backend::kAuto;
+  return implementation <= Implementation::kTiled ? Backend::kCpu : Backend::kCuda;
 }
 
 // The options as the caller gave them; fulmen.h documents each.
@@ -99,6 +105,8 @@ struct Options {
   bool batch_invariant = false;
   Backend backend = Backend::kAuto;
   Implementation implementation = Implementation::kAuto;
+  i32 device = -1;
+  const char* device_name = nullptr;
 };
 
 struct Request {
@@ -106,6 +114,9 @@ struct Request {
   Options options;
   Arrays arrays;
 };
+
+// More than any kernel asks for.
+inline constexpr i64 kMaxPointerAlignment = 128;
 
 struct Problem {
   Operation operation = Operation::kForward;
@@ -132,8 +143,11 @@ struct Problem {
   Dropout dropout;
   bool deterministic = false;
   bool batch_invariant = false;
-  Backend backend = Backend::kCpu;
+  Backend backend = Backend::kCpu;                        // kCpu or kCuda
   Implementation implementation = Implementation::kAuto;  // forced, or kAuto
+
+  // What every pointer is a multiple of, as far as it is known and up to kMaxPointerAlignment.
+  i64 pointer_alignment = kMaxPointerAlignment;
 
   // 1 without heads, so that an empty problem divides by nothing.
   i64 group_size() const { return heads_kv == 0 ? 1 : heads_q / heads_kv; }

@@ -173,6 +173,15 @@ Call call_of(Operation operation) {
   return operation == Operation::kForward ? Call::kForward : Call::kBackward;
 }
 
+// What all pointers are multiples of. Empty arrays are never read.
+i64 pointer_alignment(const Arrays& arrays) {
+  u64 bits = kMaxPointerAlignment;
+  for (const Tensor& tensor : arrays.tensors) {
+    if (tensor.present() && !tensor.empty()) bits |= reinterpret_cast<u64>(tensor.data);
+  }
+  return static_cast<i64>(bits & (~bits + 1));
+}
+
 Problem checked(const Request& request, Call call, Pointers pointers) {
   const Arrays& arrays = request.arrays;
   check_presence(arrays, call);
@@ -186,7 +195,11 @@ Problem checked(const Request& request, Call call, Pointers pointers) {
                  is_read ? pointers : Pointers::kUnknown);
   });
   for_each_used(arrays, call, [&](const ArrayRule& rule, const Tensor& tensor) {
-    check_dtype(tensor, rule, problem.dtype, arrays[rule.param].dtype);
+    // A mask is read from where a bias is -inf, whatever its dtype is beside that of q.
+    const bool only_masks = call == Call::kDenseMask && rule.array == Array::kBias;
+    if (!only_masks || !is_float(tensor.dtype)) {
+      check_dtype(tensor, rule, problem.dtype, arrays[rule.param].dtype);
+    }
     check_span(tensor, name(rule.array));
   });
   measure(problem, arrays, call);
@@ -194,7 +207,10 @@ Problem checked(const Request& request, Call call, Pointers pointers) {
   apply_options(problem, request.options);
   broadcast_inputs(problem, call);
   check_outputs_nest(problem, call);
-  if (pointers == Pointers::kChecked) check_overlaps(problem, call);
+  if (pointers == Pointers::kChecked) {
+    check_overlaps(problem, call);
+    problem.pointer_alignment = pointer_alignment(problem.arrays);
+  }
   return problem;
 }
 
@@ -249,6 +265,7 @@ Problem rebind(const Problem& problem, const Request& request) {
     bound.arrays[array] = now;
   }
   check_overlaps(bound, call);
+  bound.pointer_alignment = pointer_alignment(bound.arrays);
   return bound;
 }
 

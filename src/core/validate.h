@@ -29,11 +29,15 @@ Problem validate_dense_mask(const Request& request);
 // sequence: for arrays in host memory, before each run. Throws Error.
 void check_lengths(const Problem& problem);
 
+// The seed and offset of the array rng, where one is given and in host memory, before each run.
+// Throws Error.
+void read_rng(Problem& problem);
+
 // The largest difference of neighbouring offsets, for a packed problem whose offsets were checked.
 i64 longest_sequence(const Problem& problem, Array offsets);
 
 // The same problem with other pointers: `arrays` must agree with the problem in everything else.
-// Throws Error naming the array and what differs.
+// Throws Error naming the array and what differs. pointer_alignment becomes that of `arrays`.
 Problem rebind(const Problem& problem, const Request& request);
 
 }  // namespace fulmen

@@ -10,14 +10,25 @@
 
 namespace fulmen::cpu {
 
-void run(const Plan& plan, const Problem& problem, void* workspace) {
-  check_lengths(problem);
+namespace {
+
+void run_planned(const Plan& plan, const Problem& problem, void* workspace) {
   const bool forward = problem.operation == Operation::kForward;
   if (plan.implementation == Implementation::kScalar) {
     forward ? scalar_forward(problem) : scalar_backward(problem);
   } else {
     forward ? tiled_forward(plan, problem, workspace) : tiled_backward(plan, problem, workspace);
   }
+}
+
+}  // namespace
+
+void run(const Plan& plan, const Problem& problem, void* workspace) {
+  check_lengths(problem);
+  if (!problem.has(Array::kRng)) return run_planned(plan, problem, workspace);
+  Problem drawn = problem;
+  read_rng(drawn);
+  run_planned(plan, drawn, workspace);
 }
 
 }  // namespace fulmen::cpu

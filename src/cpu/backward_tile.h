@@ -90,44 +90,46 @@ class BackwardTile {
   // C += pairs^T B, a row of C per key: dV = P^T dO, dK = dS^T Q.
   void multiply_by_queries(const Real* pairs, View<Real> B, i64 dim, Real* C, i64 C_stride,
                            bool accumulates) const {
-    const i64 stride = sizes_.padded_columns;
-    multiply_visible<Real>(kernels_,
-                           {.rows = keys_.size(),
-                            .columns = dim,
-                            .depth = rows_.size(),
-                            .A = pairs,
-                            .A_row_stride = 1,
-                            .A_depth_stride = stride,
-                            .B = B.data,
-                            .B_depth_stride = B.stride,
-                            .B_panel_stride = kernels_.lanes,
-                            .C = C,
-                            .C_row_stride = C_stride,
-                            .accumulates = accumulates},
-                           {addend_, 1, stride}, scratch_.finite_rows, C_stride);
+    const Side keys{keys_.size(), 1};
+    const Side queries{rows_.size(), sizes_.padded_columns};
+    multiply_pairs(pairs, keys, queries, B, dim, C, C_stride, accumulates);
   }
 
   // C += pairs B, a row of C per query: dQ = dS K.
   void multiply_by_keys(const Real* pairs, View<Real> B, i64 dim, Real* C, i64 C_stride,
                         bool accumulates) const {
-    const i64 stride = sizes_.padded_columns;
+    const Side keys{keys_.size(), 1};
+    const Side queries{rows_.size(), sizes_.padded_columns};
+    multiply_pairs(pairs, queries, keys, B, dim, C, C_stride, accumulates);
+  }
+
+ private:
+  // Queries or keys of the tile, as an axis of (q_row, key).
+  struct Side {
+    i64 size;
+    i64 stride;
+  };
+
+  // C[i] += sum over j of pairs[i, j] B[j], i along `kept` and j along `summed`, hidden pairs
+  // aside.
+  void multiply_pairs(const Real* pairs, Side kept, Side summed, View<Real> B, i64 dim, Real* C,
+                      i64 C_stride, bool accumulates) const {
     multiply_visible<Real>(kernels_,
-                           {.rows = rows_.size(),
+                           {.rows = kept.size,
                             .columns = dim,
-                            .depth = keys_.size(),
+                            .depth = summed.size,
                             .A = pairs,
-                            .A_row_stride = stride,
-                            .A_depth_stride = 1,
+                            .A_row_stride = kept.stride,
+                            .A_depth_stride = summed.stride,
                             .B = B.data,
                             .B_depth_stride = B.stride,
                             .B_panel_stride = kernels_.lanes,
                             .C = C,
                             .C_row_stride = C_stride,
                             .accumulates = accumulates},
-                           {addend_, stride, 1}, scratch_.finite_rows, C_stride);
+                           {addend_, kept.stride, summed.stride}, scratch_.finite_rows, C_stride);
   }
 
- private:
   View<Real> load(Array array, i64 head, i64 row, i64 rows, Reads reads, Real* to,
                   i64 stride) const {
     const Tensor& tensor = problem_.arrays[array];

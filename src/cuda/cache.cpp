@@ -167,6 +167,7 @@ KernelCache::Kernel KernelCache::read(const KernelKey& key) const {
   const std::optional<std::string> bytes = read_file(entry_path(key), true);
   if (!bytes) return nullptr;
   std::optional<CompiledKernel> kernel = decode(*bytes);
+  if (kernel) kernel->origin = Origin::kDisk;
   return kernel ? std::make_shared<const CompiledKernel>(std::move(*kernel)) : nullptr;
 }
 
@@ -226,6 +227,10 @@ void KernelCache::clear() {
 
 std::uint64_t KernelCache::disk_bytes() const {
   return disk_ ? total_bytes(files_with(settings_.folder, kEntrySuffix)) : 0;
+}
+
+std::size_t KernelCache::num_disk_entries() const {
+  return disk_ ? files_with(settings_.folder, kEntrySuffix).size() : 0;
 }
 
 std::string KernelCache::note() const {

@@ -57,6 +57,7 @@ class KernelCache {
 
   const CacheSettings& settings() const { return settings_; }
   std::uint64_t disk_bytes() const;
+  std::size_t num_disk_entries() const;
 
  private:
   struct Slot {

@@ -79,8 +79,8 @@ std::optional<CompiledKernel> decode(std::string_view bytes) {
   std::memcpy(lengths, payload.data(), sizeof(lengths));
   const std::string_view content = payload.substr(kLengthBytes);
   if (lengths[0] > content.size() || content.size() - lengths[0] != lengths[1]) return std::nullopt;
-  return CompiledKernel{std::string(content.substr(lengths[0])),
-                        std::string(content.substr(0, lengths[0]))};
+  return CompiledKernel{.cubin = std::string(content.substr(lengths[0])),
+                        .log = std::string(content.substr(0, lengths[0]))};
 }
 
 std::optional<std::string> read_file(const std::string& path, bool touch) {

@@ -108,9 +108,9 @@ int finding_number(const std::string& line) {
 
 }  // namespace
 
-std::string arch_name(int compute_capability) {
-  // Hopper and later have instructions that belong to one architecture alone.
-  return sentence("sm_", compute_capability, compute_capability >= 90 ? "a" : "");
+const char* name(Origin origin) {
+  constexpr const char* kNames[] = {"compiled", "disk", "bundle"};
+  return kNames[static_cast<int>(origin)];
 }
 
 int arch_number(const std::string& arch) {

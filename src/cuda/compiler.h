@@ -11,11 +11,9 @@
 
 #include "cuda/nvrtc.h"
 #include "cuda/source.h"
+#include "plan/gpu.h"
 
 namespace fulmen::cuda {
-
-// "sm_90a" as NVRTC wants it; 'a' where the architecture has instructions that later ones lack.
-std::string arch_name(int compute_capability);
 
 // 90 from "sm_90a". Throws Error kArgument when the text is no architecture.
 int arch_number(const std::string& arch);
@@ -34,9 +32,14 @@ ResourceUse parse_log(const std::string& log);
 // Why the config may not be used, one sentence; "" when it may.
 std::string gate(const KernelSpec& spec, const ResourceUse& use);
 
+// How this process got a kernel's machine code.
+enum class Origin { kCompiled, kDisk, kBundle };
+const char* name(Origin origin);
+
 struct CompiledKernel {
   std::string cubin;
   std::string log;
+  Origin origin = Origin::kCompiled;
 };
 
 // The options of every compilation, architecture included.

@@ -5,23 +5,32 @@
 
 #include "cuda/device.h"
 
+#include <atomic>
 #include <map>
 #include <memory>
 #include <mutex>
 
-#include "cuda/compiler.h"
+#include "core/log.h"
+#include "cuda/place.h"
+#include "kernels/params.h"
 
 namespace fulmen::cuda {
 namespace {
 
-CUdeviceptr address_of(const void* pointer) { return reinterpret_cast<CUdeviceptr>(pointer); }
+// Of the workspaces of simple calls, while none is in use.
+constexpr std::uint64_t kPoolKeepsBytes = std::uint64_t{64} << 20;
 
-// Zero where the driver knows nothing of the pointer.
-template <class Value>
-Value pointer_attribute(Driver& driver, const void* pointer, int attribute) {
-  Value value{};
-  const CUresult result = driver->cuPointerGetAttribute(&value, attribute, address_of(pointer));
-  return result == kCudaSuccess ? value : Value{};
+// Peaks of the nearest card of the table, by multiprocessors; bandwidth from the memory's clock
+// (kHz, two transfers each) and width.
+void add_peaks(Gpu& gpu, double memory_khz, double bus_bits) {
+  const Gpu& like = gpu_like(gpu.compute_capability);
+  const double scale =
+      static_cast<double>(gpu.num_multiprocessors) / static_cast<double>(like.num_multiprocessors);
+  gpu.tensor_flops = scale * like.tensor_flops;
+  gpu.float32_flops = scale * like.float32_flops;
+  gpu.float64_flops = scale * like.float64_flops;
+  const double bandwidth = 2 * memory_khz * 1e3 * bus_bits / 8;
+  gpu.bandwidth = bandwidth > 0 ? bandwidth : like.bandwidth;
 }
 
 }  // namespace
@@ -58,11 +67,48 @@ Device::Device(Driver& driver, int ordinal) : driver_(driver) {
   facts_.registers_per_multiprocessor = attribute(kAttributeRegistersPerMultiprocessor);
   driver.check(driver->cuDeviceTotalMem_v2(&facts_.memory_bytes, handle),
                sentence("read the memory size of device ", ordinal));
+  add_peaks(facts_, attribute(kAttributeMemoryClockKhz), attribute(kAttributeMemoryBusBits));
   driver.check(driver->cuDevicePrimaryCtxRetain(&context_, handle),
                sentence("open a context on device ", ordinal, " (", name, ")"));
+  const CurrentContext current(*this);
+  void* word = nullptr;
+  driver.check(driver->cuMemHostAlloc(&word, sizeof(u32), kHostPortable | kHostMapped),
+               sentence("pin a word of memory for device ", ordinal));
+  faults_ = static_cast<u32*>(word);
+  *faults_ = 0;
+  open_pool();
+}
+
+// A pool of our own, since the default one, which others share, gives all memory back whenever the
+// host waits for the device: the next call would then take it from the system again.
+void Device::open_pool() {
+  std::uint64_t kept_bytes = kPoolKeepsBytes;
+  CUmemPoolProps properties{};
+  properties.allocation_type = kAllocationPinned;
+  properties.location_type = kLocationDevice;
+  properties.location_id = ordinal();
+  const CUresult result = driver_->cuMemPoolCreate(&pool_, &properties);
+  if (result == kCudaNotSupported) return;
+  driver_.check(result, sentence("make a memory pool on device ", ordinal()));
+  driver_.check(driver_->cuMemPoolSetAttribute(pool_, kPoolReleaseThreshold, &kept_bytes),
+                sentence("set up a memory pool on device ", ordinal()));
 }
 
 std::string Device::arch() const { return arch_name(facts_.compute_capability); }
+
+u32 Device::take_faults() const {
+  logged_faults_ = 0;
+  return std::atomic_ref<u32>(*faults_).exchange(0);
+}
+
+void Device::log_faults() const {
+  const u32 faults = std::atomic_ref<u32>(*faults_).load(std::memory_order_relaxed);
+  if (faults == 0 || !log_is_on() || logged_faults_.exchange(faults) == faults) return;
+  log(LogLevel::kWarning,
+      sentence("an earlier run on device ", ordinal(), " met lengths, offsets or an rng out of ",
+               "range and counted them as empty; fulmen_device_faults says which")
+          .c_str());
+}
 
 Device& device(int ordinal) {
   static std::mutex mutex;
@@ -92,28 +138,20 @@ CurrentContext::~CurrentContext() {
   if (pushed_) driver_->cuCtxPopCurrent_v2(&ours);
 }
 
-int device_of(Driver& driver, const void* pointer) {
-  const bool known = pointer_attribute<unsigned>(driver, pointer, kPointerMemoryType) != 0;
-  return known ? pointer_attribute<int>(driver, pointer, kPointerDevice) : -1;
-}
-
 void check_pointer(const Device& device, const void* pointer, const char* array) {
   if (pointer == nullptr) return;
-  Driver& driver = device.driver();
-  const unsigned type = pointer_attribute<unsigned>(driver, pointer, kPointerMemoryType);
-  if (type == 0) {
+  const PointerPlace place = place_of(device.driver().table(), pointer);
+  if (place.kind == PointerPlace::kPinned || place.is_managed) return;  // every device sees it
+  if (place.kind == PointerPlace::kHost) {
     throw Error(Status::kArgument,
                 sentence(array, " is in ordinary host memory; the call runs on device ",
                          device.ordinal(), " (", device.facts().name,
                          "), which needs it in device memory: copy it there, or use "
                          "backend='cpu'"));
   }
-  if (type == kMemoryHost) return;  // pinned: visible to every device
-  if (pointer_attribute<unsigned>(driver, pointer, kPointerIsManaged) != 0) return;
-  const int owner = pointer_attribute<int>(driver, pointer, kPointerDevice);
-  if (owner == device.ordinal()) return;
+  if (place.device == device.ordinal()) return;
   throw Error(Status::kArgument,
-              sentence(array, " is on device ", owner, "; the call runs on device ",
+              sentence(array, " is on device ", place.device, "; the call runs on device ",
                        device.ordinal(), ": all arrays must be on one device"));
 }
 

@@ -1,31 +1,25 @@
 // SPDX-FileCopyrightText: fulmen contributors
 // SPDX-License-Identifier: Apache-2.0
 //
-// One GPU: its facts, read once, and its primary context, the one that PyTorch, CuPy and the CUDA
-// runtime share. The caller's current device and context are never changed: work that needs a
-// context pushes ours and pops it again.
+// One GPU: its facts, read once, its word of faults, and its primary context, the one that
+// PyTorch, CuPy and the CUDA runtime share. The caller's current device and context are never
+// changed: work that needs a context pushes ours and pops it again.
 #pragma once
 
+#include <atomic>
 #include <string>
 
+#include "core/tensor.h"
 #include "cuda/driver.h"
+#include "plan/gpu.h"
 
 namespace fulmen::cuda {
 
-struct DeviceFacts {
+// What plans know of it, and what only a device that is here has.
+struct DeviceFacts : Gpu {
   int ordinal = 0;  // as the process numbers its devices (CUDA_VISIBLE_DEVICES applies)
-  std::string name;
-  int compute_capability = 0;  // 90 for 9.0
-  int num_multiprocessors = 0;
   std::size_t memory_bytes = 0;
-  std::size_t l2_bytes = 0;
-  std::size_t shared_bytes_per_block = 0;  // the most that a kernel may opt in to
-  std::size_t shared_bytes_per_multiprocessor = 0;
-  int registers_per_multiprocessor = 0;
 };
-
-// The oldest that fulmen has kernels for (Turing).
-inline constexpr int kMinComputeCapability = 75;
 
 class Device {
  public:
@@ -40,10 +34,26 @@ class Device {
   Driver& driver() const { return driver_; }
   CUcontext context() const { return context_; }
 
+  // Where workspaces of simple calls come from; null where the device has no such pools.
+  CUmemoryPool pool() const { return pool_; }
+
+  // One word of pinned memory that kernels set bits of Fault in (kernels/params.h) and the host
+  // reads without waiting for them.
+  u32* faults() const { return faults_; }
+  u32 take_faults() const;  // reads and clears
+
+  // Tells the log of faults that it was not told of yet.
+  void log_faults() const;
+
  private:
   Driver& driver_;
   DeviceFacts facts_;
+  void open_pool();
+
+  CUmemoryPool pool_ = nullptr;
   CUcontext context_ = nullptr;  // retained, and kept until the process ends
+  u32* faults_ = nullptr;        // likewise
+  mutable std::atomic<u32> logged_faults_{0};
 };
 
 // The device of that number: opened by its first use, then the same object. Thread safe. Throws
@@ -66,8 +76,5 @@ class CurrentContext {
 // Checks that `pointer` is memory that kernels on `device` may use: of that device, managed, or
 // pinned host memory. Throws Error kArgument naming `array`; null is accepted.
 void check_pointer(const Device& device, const void* pointer, const char* array);
-
-// The device whose memory `pointer` is, or -1 for memory that CUDA does not know.
-int device_of(Driver& driver, const void* pointer);
 
 }  // namespace fulmen::cuda

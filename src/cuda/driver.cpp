@@ -49,9 +49,14 @@ const char* bind_all(const SharedLibrary& library, DriverTable& t) {
   need(t.cuOccupancyMaxActiveBlocksPerMultiprocessor,
        "cuOccupancyMaxActiveBlocksPerMultiprocessor");
   need(t.cuLaunchKernelEx, "cuLaunchKernelEx");
-  need(t.cuPointerGetAttribute, "cuPointerGetAttribute");
+  need(t.cuPointerGetAttributes, "cuPointerGetAttributes");
   need(t.cuMemAlloc_v2, "cuMemAlloc_v2");
   need(t.cuMemFree_v2, "cuMemFree_v2");
+  need(t.cuMemPoolCreate, "cuMemPoolCreate");
+  need(t.cuMemPoolSetAttribute, "cuMemPoolSetAttribute");
+  need(t.cuMemAllocFromPoolAsync, "cuMemAllocFromPoolAsync");
+  need(t.cuMemFreeAsync, "cuMemFreeAsync");
+  need(t.cuMemHostAlloc, "cuMemHostAlloc");
   need(t.cuMemsetD8Async, "cuMemsetD8Async");
   library.bind(t.cuTensorMapEncodeTiled, "cuTensorMapEncodeTiled");
   return missing;
@@ -62,7 +67,10 @@ Status status_of(CUresult result) {
     case kCudaOutOfMemory:
       return Status::kOutOfMemory;
     case kCudaNoBinaryForGpu:
+    case kCudaNotSupported:
       return Status::kUnsupported;
+    case kCudaInvalidHandle:
+      return Status::kArgument;
     default:
       return Status::kDevice;
   }
@@ -89,6 +97,10 @@ const char* advice(CUresult result) {
       return "the device's memory is damaged; reset or replace it";
     case kCudaOperatingSystem:
       return "check the driver's installation and the container's devices";
+    case kCudaInvalidHandle:
+      return "the stream must belong to the device of the call, and must not have been destroyed";
+    case kCudaNotSupported:
+      return "this device or driver lacks the feature";
     case kCudaIllegalAddress:
     case kCudaMisalignedAddress:
     case kCudaLaunchFailed:

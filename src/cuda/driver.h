@@ -48,9 +48,16 @@ struct DriverTable {
   CUresult (*cuLaunchKernelEx)(const CUlaunchConfig* config, CUfunction function, void** params,
                                void** extra);
 
-  CUresult (*cuPointerGetAttribute)(void* value, int attribute, CUdeviceptr pointer);
+  CUresult (*cuPointerGetAttributes)(unsigned count, const int* attributes, void** values,
+                                     CUdeviceptr pointer);
   CUresult (*cuMemAlloc_v2)(CUdeviceptr* pointer, std::size_t bytes);
   CUresult (*cuMemFree_v2)(CUdeviceptr pointer);
+  CUresult (*cuMemPoolCreate)(CUmemoryPool* pool, const CUmemPoolProps* properties);
+  CUresult (*cuMemPoolSetAttribute)(CUmemoryPool pool, int attribute, void* value);
+  CUresult (*cuMemAllocFromPoolAsync)(CUdeviceptr* pointer, std::size_t bytes, CUmemoryPool pool,
+                                      CUstream stream);
+  CUresult (*cuMemFreeAsync)(CUdeviceptr pointer, CUstream stream);
+  CUresult (*cuMemHostAlloc)(void** pointer, std::size_t bytes, unsigned flags);
   CUresult (*cuMemsetD8Async)(CUdeviceptr pointer, unsigned char value, std::size_t bytes,
                               CUstream stream);
 

@@ -19,6 +19,7 @@ using CUcontext = struct CUctx_st*;
 using CUmodule = struct CUmod_st*;
 using CUfunction = struct CUfunc_st*;
 using CUstream = struct CUstream_st*;
+using CUmemoryPool = struct CUmemPoolHandle_st*;
 
 // CUresult: those that are told apart.
 inline constexpr CUresult kCudaSuccess = 0;
@@ -31,6 +32,7 @@ inline constexpr CUresult kCudaNoDevice = 100;
 inline constexpr CUresult kCudaInvalidDevice = 101;
 inline constexpr CUresult kCudaNoBinaryForGpu = 209;
 inline constexpr CUresult kCudaEccUncorrectable = 214;
+inline constexpr CUresult kCudaInvalidHandle = 400;
 inline constexpr CUresult kCudaOperatingSystem = 304;
 inline constexpr CUresult kCudaIllegalAddress = 700;
 inline constexpr CUresult kCudaLaunchOutOfResources = 701;
@@ -38,6 +40,7 @@ inline constexpr CUresult kCudaLaunchTimeout = 702;
 inline constexpr CUresult kCudaMisalignedAddress = 716;
 inline constexpr CUresult kCudaLaunchFailed = 719;
 inline constexpr CUresult kCudaNotPermitted = 800;
+inline constexpr CUresult kCudaNotSupported = 801;
 inline constexpr CUresult kCudaSystemNotReady = 802;
 inline constexpr CUresult kCudaSystemDriverMismatch = 803;
 inline constexpr CUresult kCudaStreamCaptureUnsupported = 900;
@@ -62,6 +65,25 @@ inline constexpr int kPointerIsManaged = 8;
 inline constexpr int kPointerDevice = 9;
 inline constexpr unsigned kMemoryHost = 1;
 inline constexpr unsigned kMemoryDevice = 2;
+
+// Flags of cuMemHostAlloc.
+inline constexpr unsigned kHostPortable = 1;  // pinned for every context
+inline constexpr unsigned kHostMapped = 2;    // kernels may use the same address
+
+// CUmemPoolProps and CUmemPool_attribute.
+inline constexpr int kAllocationPinned = 1;
+inline constexpr int kLocationDevice = 1;
+inline constexpr int kPoolReleaseThreshold = 4;  // u64: bytes kept when the host synchronises
+struct CUmemPoolProps {
+  int allocation_type;
+  int handle_types;
+  int location_type;
+  int location_id;
+  void* security_attributes;
+  std::size_t max_size;
+  unsigned char reserved[56];
+};
+static_assert(sizeof(void*) != 8 || sizeof(CUmemPoolProps) == 88);
 
 // CUfunction_attribute.
 inline constexpr int kFunctionSharedBytes = 1;

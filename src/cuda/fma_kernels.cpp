@@ -5,8 +5,8 @@
 
 #include "cuda/fma_kernels.h"
 
-#include "core/dtype.h"
-#include "kernels/fma_config.h"
+#include "core/error.h"
+#include "cuda/params.h"
 #include "kernels/naive_tasks.cuh"
 #include "kernels/tile_tasks.cuh"
 
@@ -39,34 +39,9 @@ KernelSpec naive_spec(const std::string& file, const std::string& entry, DType d
 
 KernelLaunch naive_launch(const std::string& file, const std::string& entry, DType dtype,
                           i64 num_tasks) {
-  KernelLaunch launch{naive_spec(file, entry, dtype), 0};
+  KernelLaunch launch{naive_spec(file, entry, dtype)};
   launch.num_blocks = ceil_div(num_tasks, launch.spec.num_threads);
   return launch;
-}
-
-// Shapes of a block, widest first. Rows of a thread times vectors of O bound the registers.
-struct TileShape {
-  i32 side, rows, columns;
-};
-constexpr TileShape kForwardShapes[] = {{16, 128, 64}, {16, 64, 64}, {16, 64, 32},
-                                        {16, 32, 32},  {16, 16, 16}, {8, 8, 8}};
-constexpr TileShape kBackwardShapes[] = {
-    {16, 64, 64}, {16, 64, 32}, {16, 32, 32}, {16, 16, 16}, {8, 8, 8}};
-
-// Numbers of results that a thread may hold in registers; beyond it they spill.
-constexpr i64 kMaxResults = 64;
-
-FmaConfig config_with(const TileShape& shape, DType dtype, i64 dim_qk, i64 dim_v) {
-  FmaConfig config;
-  config.dtype = dtype;
-  config.num_threads = shape.side * shape.side;
-  config.side = shape.side;
-  config.rows = shape.rows;
-  config.columns = shape.columns;
-  const i64 unit = shape.side * config.lanes();
-  config.max_dim_qk = static_cast<i32>(unit * max<i64>(ceil_div(dim_qk, unit), 1));
-  config.max_dim_v = static_cast<i32>(unit * max<i64>(ceil_div(dim_v, unit), 1));
-  return config;
 }
 
 std::size_t shared_bytes_of(const FmaConfig& config, bool backward) {
@@ -74,15 +49,24 @@ std::size_t shared_bytes_of(const FmaConfig& config, bool backward) {
                                            : config.forward_shared_bytes());
 }
 
+// The config of a pass that plans have found to fit.
+FmaConfig config_of(DType dtype, i64 dim_qk, i64 dim_v, bool backward, std::size_t shared_bytes) {
+  const std::optional<FmaConfig> config = simt_config(dtype, dim_qk, dim_v, backward, shared_bytes);
+  if (config) return *config;
+  throw Error(Status::kUnsupported,
+              sentence("simt needs more than the device's ", shared_bytes,
+                       " bytes of shared memory for head dimensions ", dim_qk, " and ", dim_v,
+                       " of ", name(dtype), "; implementation naive takes them"));
+}
+
 KernelSpec simt_spec(const std::string& file, const std::string& entry, const FmaConfig& config) {
-  const bool backward = file == "backward_simt";
+  const bool backward = file != "forward_simt";
   KernelSpec spec = naive_spec(file, entry, config.dtype);
   spec.name = sentence(entry, "_", name(config.dtype), "_", config.rows, "x", config.columns, "_d",
                        config.max_dim_qk, "_", config.max_dim_v);
   spec.num_threads = config.num_threads;
   spec.config = {{"dtype", dtype_text(config.dtype)},
                  {"num_threads", std::to_string(config.num_threads)},
-                 {"side", std::to_string(config.side)},
                  {"rows", std::to_string(config.rows)},
                  {"columns", std::to_string(config.columns)},
                  {"max_dim_qk", std::to_string(config.max_dim_qk)},
@@ -90,6 +74,14 @@ KernelSpec simt_spec(const std::string& file, const std::string& entry, const Fm
   spec.shared_bytes = shared_bytes_of(config, backward);
   spec.shared_bytes_text =
       backward ? "kConfig.backward_shared_bytes()" : "kConfig.forward_shared_bytes()";
+  return spec;
+}
+
+KernelSpec dsinks_spec(DType dtype) {
+  KernelSpec spec = naive_spec("backward_simt_dsinks", "backward_simt_dsinks", dtype);
+  spec.num_threads = 1024;
+  spec.config[1].value = std::to_string(spec.num_threads);
+  spec.shared_bytes = static_cast<std::size_t>(spec.num_threads) * (dtype == DType::kFloat64 ? 8 : 4);
   return spec;
 }
 
@@ -112,46 +104,47 @@ std::vector<KernelLaunch> naive_backward(const AttentionParams& params) {
   return launches;
 }
 
-FmaConfig simt_config(DType dtype, i64 dim_qk, i64 dim_v, bool backward, std::size_t shared_bytes) {
-  const auto choose = [&](const auto& shapes) {
-    for (const TileShape& shape : shapes) {
-      const FmaConfig config = config_with(shape, dtype, dim_qk, dim_v);
-      const i64 dims = backward ? config.max_dim_qk + config.max_dim_v : config.max_dim_v;
-      const i64 results = dims / config.side * (config.rows / config.side);
-      const bool is_last = shape.side == std::end(shapes)[-1].side;
-      const bool fits = shared_bytes_of(config, backward) <= shared_bytes;
-      if (fits && (is_last || results <= kMaxResults)) return config;
-    }
-    throw Error(Status::kUnsupported,
-                sentence("simt needs more than the device's ", shared_bytes,
-                         " bytes of shared memory for head dimensions ", dim_qk, " and ", dim_v,
-                         " of ", name(dtype), "; implementation naive takes them"));
-  };
-  return backward ? choose(kBackwardShapes) : choose(kForwardShapes);
-}
-
 std::vector<KernelLaunch> simt_forward(const AttentionParams& params, std::size_t shared_bytes) {
   const FmaConfig config =
-      simt_config(params.q.dtype, params.dim_qk, params.dim_v, false, shared_bytes);
+      config_of(params.q.dtype, params.dim_qk, params.dim_v, false, shared_bytes);
   return {{simt_spec("forward_simt", "forward_simt", config), num_q_tiles(params, config.rows)}};
 }
 
 std::vector<KernelLaunch> simt_backward(const AttentionParams& params, std::size_t shared_bytes) {
   const FmaConfig config =
-      simt_config(params.q.dtype, params.dim_qk, params.dim_v, true, shared_bytes);
+      config_of(params.q.dtype, params.dim_qk, params.dim_v, true, shared_bytes);
   std::vector<KernelLaunch> launches;
   if (params.dq.present()) {
     launches.push_back(
-        {simt_spec("backward_simt", "backward_simt_dq", config), num_q_tiles(params, config.rows)});
+        {simt_spec("backward_simt_dq", "backward_simt_dq", config), num_q_tiles(params, config.rows)});
   }
   if (params.dk.present() || params.dv.present()) {
-    launches.push_back({simt_spec("backward_simt", "backward_simt_dkdv", config),
+    launches.push_back({simt_spec("backward_simt_dkdv", "backward_simt_dkdv", config),
                         num_kv_tiles(params, config.rows)});
   }
-  AttentionParams rest = params;
-  rest.dq = rest.dk = rest.dv = ArrayView{};
-  for (KernelLaunch& launch : naive_backward(rest)) launches.push_back(std::move(launch));
+  if (params.dbias.present()) {
+    launches.push_back({simt_spec("backward_simt_dbias", "backward_simt_dbias", config),
+                        dbias_tiles(params, config.rows, config.columns)});
+  }
+  if (params.dsinks.present()) launches.push_back({dsinks_spec(config.dtype), params.heads_q});
   return launches;
+}
+
+std::vector<KernelLaunch> naive_launches(const Problem& problem, const Gpu&) {
+  const AttentionParams params = attention_params(problem);
+  return problem.operation == Operation::kForward ? naive_forward(params) : naive_backward(params);
+}
+
+std::vector<KernelLaunch> simt_launches(const Problem& problem, const Gpu& gpu) {
+  const AttentionParams params = attention_params(problem);
+  return problem.operation == Operation::kForward
+             ? simt_forward(params, gpu.shared_bytes_per_block)
+             : simt_backward(params, gpu.shared_bytes_per_block);
+}
+
+void fma_run(const Call& call) {
+  const AttentionParams params = attention_params(call.problem, call.faults);
+  for (std::size_t i = 0; i < call.kernels.size(); ++i) call.launch(i, params);
 }
 
 std::vector<std::vector<KernelSpec>> naive_specs() {
@@ -175,11 +168,11 @@ std::vector<std::vector<KernelSpec>> simt_specs(std::size_t shared_bytes) {
     for (const DType dtype : kFloatTypes) {
       // float64 at 576 and 512 needs more than 64 KB even in the narrowest tiles.
       if (dtype == DType::kFloat64 && dim_qk > 256) continue;
-      const FmaConfig front = simt_config(dtype, dim_qk, dim_v, false, shared_bytes);
-      const FmaConfig back = simt_config(dtype, dim_qk, dim_v, true, shared_bytes);
+      const FmaConfig front = config_of(dtype, dim_qk, dim_v, false, shared_bytes);
+      const FmaConfig back = config_of(dtype, dim_qk, dim_v, true, shared_bytes);
       forward.push_back(simt_spec("forward_simt", "forward_simt", front));
-      dq.push_back(simt_spec("backward_simt", "backward_simt_dq", back));
-      dkdv.push_back(simt_spec("backward_simt", "backward_simt_dkdv", back));
+      dq.push_back(simt_spec("backward_simt_dq", "backward_simt_dq", back));
+      dkdv.push_back(simt_spec("backward_simt_dkdv", "backward_simt_dkdv", back));
     }
     entries.insert(entries.end(), {forward, dq, dkdv});
   }

@@ -7,17 +7,16 @@
 
 #include <vector>
 
-#include "cuda/launch.h"
-#include "kernels/fma_config.h"
+#include "cuda/implementations.h"
 #include "kernels/params.h"
+#include "plan/simt.h"
 
 namespace fulmen::cuda {
 
-// One kernel and how many blocks a call needs of it.
-struct KernelLaunch {
-  KernelSpec spec;
-  i64 num_blocks;
-};
+// For the tables of implementations.h.
+std::vector<KernelLaunch> naive_launches(const Problem& problem, const Gpu& gpu);
+std::vector<KernelLaunch> simt_launches(const Problem& problem, const Gpu& gpu);
+void fma_run(const Call& call);  // of both
 
 // What a forward or backward call launches, in order: for backward, a kernel for each gradient that
 // is present (dK and dV share one). naive takes every problem.
@@ -28,9 +27,6 @@ std::vector<KernelLaunch> naive_backward(const AttentionParams& params);
 // kernels. Throws Error kUnsupported where not even the narrowest do.
 std::vector<KernelLaunch> simt_forward(const AttentionParams& params, std::size_t shared_bytes);
 std::vector<KernelLaunch> simt_backward(const AttentionParams& params, std::size_t shared_bytes);
-
-// The tile of a pass: side, rows, columns and dims as kernels are compiled for them.
-FmaConfig simt_config(DType dtype, i64 dim_qk, i64 dim_v, bool backward, std::size_t shared_bytes);
 
 // Kernels that CI compiles for every architecture: for each entry, a spec of each dtype; simt for
 // head dimensions that between them use every tile.

@@ -9,6 +9,9 @@
 #include <memory>
 #include <mutex>
 #include <utility>
+#include <vector>
+
+#include "cuda/bundle.h"
 
 namespace fulmen::cuda {
 namespace {
@@ -40,17 +43,28 @@ void finish(LoadedKernel& kernel, const std::string& what) {
                "place " + what);
 }
 
-struct PreparedKernel {
+struct Slot {
   std::mutex mutex;
   std::unique_ptr<const LoadedKernel> kernel;
 };
 
-PreparedKernel& slot_of(const Device& device, const std::string& identity) {
-  static std::mutex mutex;
-  static std::map<std::pair<const Device*, std::string>, std::unique_ptr<PreparedKernel>> slots;
-  const std::lock_guard lock(mutex);
-  std::unique_ptr<PreparedKernel>& slot = slots[{&device, identity}];
-  if (slot == nullptr) slot = std::make_unique<PreparedKernel>();
+struct Slots {
+  using Map = std::map<std::pair<const Device*, std::string>, std::unique_ptr<Slot>>;
+
+  std::mutex mutex;
+  Map by_kernel;
+  std::vector<Map> forgotten;
+};
+
+Slots& slots() {
+  static Slots the_slots;
+  return the_slots;
+}
+
+Slot& slot_of(const Device& device, const std::string& identity) {
+  const std::lock_guard lock(slots().mutex);
+  std::unique_ptr<Slot>& slot = slots().by_kernel[{&device, identity}];
+  if (slot == nullptr) slot = std::make_unique<Slot>();
   return *slot;
 }
 
@@ -61,8 +75,13 @@ KernelCache::Kernel compile_or_load(KernelCache& cache, const Nvrtc& nvrtc, cons
   const KernelKey key = kernel_key(spec, arch, nvrtc.version());
   KernelCache::Kernel kernel = cache.get(key, [&] { return compile(nvrtc, spec, arch); });
   const std::string reason = gate(spec, parse_log(kernel->log));
-  if (!reason.empty()) throw Error(Status::kUnsupported, reason);
+  if (!reason.empty()) throw Rejected(reason);
   return kernel;
+}
+
+KernelCache::Kernel machine_code(const KernelSpec& spec, const std::string& arch) {
+  if (KernelCache::Kernel kernel = bundled_kernel(spec, arch)) return kernel;
+  return compile_or_load(kernel_cache(), nvrtc(), spec, arch);
 }
 
 LoadedKernel load_module(const Device& device, const KernelSpec& spec,
@@ -72,7 +91,11 @@ LoadedKernel load_module(const Device& device, const KernelSpec& spec,
   const CurrentContext current(device);
   const std::string what = sentence("the kernel ", spec.name, " on device ", device.ordinal(), " (",
                                     device.facts().name, ", ", device.arch(), ")");
-  LoadedKernel kernel{&device, spec, nullptr, nullptr, parse_log(compiled.log), 0};
+  LoadedKernel kernel;
+  kernel.device = &device;
+  kernel.spec = spec;
+  kernel.use = parse_log(compiled.log);
+  kernel.origin = compiled.origin;
   driver.check(driver->cuModuleLoadData(&kernel.module, compiled.cubin.data()), "load " + what);
   try {
     finish(kernel, what);
@@ -84,13 +107,18 @@ LoadedKernel load_module(const Device& device, const KernelSpec& spec,
 }
 
 const LoadedKernel& prepare(const Device& device, const KernelSpec& spec) {
-  PreparedKernel& slot = slot_of(device, sentence(wrapper_text(spec), spec.shared_bytes));
+  Slot& slot = slot_of(device, sentence(wrapper_text(spec), spec.shared_bytes));
   const std::lock_guard lock(slot.mutex);
   if (slot.kernel == nullptr) {
-    const auto compiled = compile_or_load(kernel_cache(), nvrtc(), spec, device.arch());
+    const auto compiled = machine_code(spec, device.arch());
     slot.kernel = std::make_unique<const LoadedKernel>(load_module(device, spec, *compiled));
   }
   return *slot.kernel;
+}
+
+void forget_prepared_kernels() {
+  const std::lock_guard lock(slots().mutex);
+  slots().forgotten.push_back(std::exchange(slots().by_kernel, {}));
 }
 
 }  // namespace fulmen::cuda

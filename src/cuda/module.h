@@ -5,6 +5,7 @@
 // result is kept per device and kernel until the process ends, so the second request is a look-up.
 #pragma once
 
+#include <memory>
 #include <string>
 
 #include "cuda/cache.h"
@@ -17,21 +18,34 @@ struct LoadedKernel {
   KernelSpec spec;
   CUmodule module = nullptr;
   CUfunction function = nullptr;
-  ResourceUse use;          // what the assembler said
+  ResourceUse use;  // what the assembler said
+  Origin origin = Origin::kCompiled;
   int blocks_resident = 0;  // on one multiprocessor
 };
 
-// From the cache, or compiled now. Needs NVRTC, but neither driver nor device. Throws Error
-// kUnsupported when the gate rejects the config, with its finding.
+// A kernel that compiled, but not as it must: the finding. Planning goes on to another one.
+class Rejected : public Error {
+ public:
+  explicit Rejected(const std::string& finding) : Error(Status::kUnsupported, finding) {}
+};
+
+// From the cache, or compiled now. Needs NVRTC, but neither driver nor device. Throws Rejected.
 KernelCache::Kernel compile_or_load(KernelCache& cache, const Nvrtc& nvrtc, const KernelSpec& spec,
                                     const std::string& arch);
+
+// Likewise by what this process has: a bundle, else its cache and compiler.
+KernelCache::Kernel machine_code(const KernelSpec& spec, const std::string& arch);
 
 // Loads machine code into a device's context. Throws Error.
 LoadedKernel load_module(const Device& device, const KernelSpec& spec,
                          const CompiledKernel& compiled);
 
-// Both, for the process's own cache and compiler, once per device and kernel. Thread safe; the
-// reference stays valid. Compiles: call it while planning, never while running.
+// Both, once per device and kernel. Thread safe; the reference stays valid. Compiles: call it while
+// planning, never while running.
 const LoadedKernel& prepare(const Device& device, const KernelSpec& spec);
+
+// Forgets what was prepared, so that the next request compiles again. Modules stay loaded: a kernel
+// of theirs may be running.
+void forget_prepared_kernels();
 
 }  // namespace fulmen::cuda

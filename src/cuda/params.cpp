@@ -18,7 +18,7 @@ ArrayView view_of(const Tensor& tensor) {
 
 }  // namespace
 
-AttentionParams attention_params(const Problem& problem, const i64* rng) {
+AttentionParams attention_params(const Problem& problem, u32* faults) {
   const auto view = [&](Array array) { return view_of(problem.arrays[array]); };
   AttentionParams p{};
   p.q = view(Array::kQ);
@@ -56,9 +56,10 @@ AttentionParams attention_params(const Problem& problem, const i64* rng) {
   p.mask_options = problem.mask;
   p.score_map = problem.score_map;
   p.dropout = problem.dropout;
-  p.rng = rng;
+  p.rng = static_cast<const i64*>(problem.arrays[Array::kRng].data);
   p.packed = problem.packed;
   p.bottom_right = problem.alignment == Alignment::kBottomRight;
+  p.faults = faults;
   return p;
 }
 

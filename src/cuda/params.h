@@ -9,8 +9,8 @@
 
 namespace fulmen::cuda {
 
-// Pointers and strides are those of the problem's arrays. rng: two int64 in device memory, or null
-// for the problem's own seed and offset.
-AttentionParams attention_params(const Problem& problem, const i64* rng = nullptr);
+// Pointers and strides are those of the problem's arrays. faults: a word that kernels set bits in,
+// or null.
+AttentionParams attention_params(const Problem& problem, u32* faults = nullptr);
 
 }  // namespace fulmen::cuda

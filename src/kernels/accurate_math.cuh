@@ -17,6 +17,10 @@ struct AccurateMath {
   static T exp(T x) { return ptx::accurate_exp(x); }
   static T log(T x) { return ptx::accurate_log(x); }
   static T tanh(T x) { return ptx::accurate_tanh(x); }
+  // The larger number; NaN only when both are.
+  static T max(T a, T b) { return ptx::larger(a, b); }
+  // a b, rounded: never a part of a fused multiply-add, so that equal scores stay equal.
+  static T product(T a, T b) { return ptx::rounded_product(a, b); }
 };
 
 }  // namespace fulmen

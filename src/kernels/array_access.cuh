@@ -78,13 +78,17 @@ void store_real(const ArrayView& array, i64 offset, Real value) {
   }
 }
 
-// The same as a call: for unrolled code that stores many elements once.
+// The same as calls: where the text of all dtypes would otherwise stand several times.
+template <class Real>
+__attribute__((noinline)) Real load_real_called(const ArrayView& array, i64 offset) {
+  return load_real<Real>(array, offset);
+}
 template <class Real>
 __attribute__((noinline)) void store_real_called(const ArrayView& array, i64 offset, Real value) {
   store_real(array, offset, value);
 }
 
-inline i64 load_index(const ArrayView& array, i64 offset) {
+inline __attribute__((noinline)) i64 load_index(const ArrayView& array, i64 offset) {
   const u8* const address = array.data + offset * size_bytes(array.dtype);
   return array.dtype == DType::kInt64 ? load_element<i64>(address)
                                       : static_cast<i64>(load_element<i32>(address));

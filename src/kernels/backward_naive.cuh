@@ -6,13 +6,14 @@
 // is shared and nothing is added by atomics, so results are bitwise equal from run to run. Four
 // entries, launched only for the gradients that are asked for:
 //   backward_naive_dq      a thread for each (batch, head, q_row, chunk of dim_qk)
-//   backward_naive_dkdv    a thread for each (batch, kv_head, kv_row, chunk of dim_qk, then of
-//   dim_v) backward_naive_dbias   a thread for each element of dbias backward_naive_dsinks  a
-//   thread for each head
+//   backward_naive_dkdv    for each (batch, kv_head, kv_row, chunk of dim_qk, then of dim_v)
+//   backward_naive_dbias   for each element of dbias
+//   backward_naive_dsinks  for each head
 #pragma once
 
 #include "kernels/forward_naive.cuh"
 #include "kernels/saved_row.cuh"
+#include "kernels/tile_tasks.cuh"
 
 namespace fulmen {
 
@@ -134,11 +135,6 @@ void backward_naive_dkdv_row(const AttentionParams& p, const RowTask& task) {
   }
 }
 
-// The indices of an axis of `length` that add up in element `at` of an axis of `extent`.
-constexpr Interval summed(i64 at, i64 extent, i64 length) {
-  return extent == 1 ? Interval{0, length} : Interval{at, min(at + 1, length)};
-}
-
 // dS summed over the axes along which the bias was broadcast, for one element.
 template <DType kDType>
 void backward_naive_dbias_element(const AttentionParams& p, i64 task) {
@@ -188,6 +184,7 @@ void backward_naive_dsinks_head(const AttentionParams& p, i64 h) {
 
 template <FmaConfig kConfig>
 void backward_naive_dq(const AttentionParams& p) {
+  record_faults(p, kConfig.num_threads);
   const i64 task = naive_task<kConfig>();
   if (task >= backward_naive_dq_tasks(p)) return;
   const i64 chunks = num_chunks(p.dim_qk);
@@ -196,6 +193,7 @@ void backward_naive_dq(const AttentionParams& p) {
 
 template <FmaConfig kConfig>
 void backward_naive_dkdv(const AttentionParams& p) {
+  record_faults(p, kConfig.num_threads);
   const i64 task = naive_task<kConfig>();
   if (task >= backward_naive_dkdv_tasks(p)) return;
   const i64 chunks = dkdv_chunks(p);
@@ -204,12 +202,14 @@ void backward_naive_dkdv(const AttentionParams& p) {
 
 template <FmaConfig kConfig>
 void backward_naive_dbias(const AttentionParams& p) {
+  record_faults(p, kConfig.num_threads);
   const i64 task = naive_task<kConfig>();
   if (task < backward_naive_dbias_tasks(p)) backward_naive_dbias_element<kConfig.dtype>(p, task);
 }
 
 template <FmaConfig kConfig>
 void backward_naive_dsinks(const AttentionParams& p) {
+  record_faults(p, kConfig.num_threads);
   const i64 task = naive_task<kConfig>();
   if (task < p.heads_q) backward_naive_dsinks_head<kConfig.dtype>(p, task);
 }

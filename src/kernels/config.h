@@ -7,7 +7,7 @@
 // a length or a batch size; the switches marked "ablation" exist to measure what each idea buys.
 #pragma once
 
-#include "kernels/attention/mask.cuh"
+#include "kernels/params.h"
 
 namespace fulmen {
 
@@ -23,14 +23,17 @@ enum class ShiftRule : u8 {
   kFirstBlock,   // no maximum of full blocks at all; a result out of range is computed again
 };
 
+inline constexpr float kNegativeInfinity = __builtin_bit_cast(float, 0xff800000u);
+
 struct AttentionConfig {
   DType dtype = DType::kBFloat16;
-  i32 d_qk = 128;  // multiples of 64
+  i32 d_qk = 128;  // as computed with: the arrays' rows may be shorter, zeros fill them up
   i32 d_v = 128;
   i32 warpgroups = 2;       // that compute, 64 query rows each; one more loads
   i32 kv_rows = 128;        // keys per block
   i32 stages = 2;           // of K and of V in shared memory
-  i32 q_buffers = 1;        // 2: the next Q arrives while this one is in use
+  i32 q_slots = 0;          // buffers for 64 rows of Q; more than warpgroups: the next Q arrives
+                            // while this one is in use. 0: as many as warpgroups
   i32 q_register_dims = 0;  // so many dims of Q, a multiple of 16, stay in registers, since every
                             // product reads Q again (measured: 0 to 1 % at d 128 and 256)
   MaskKind mask = MaskKind::kLength;
@@ -43,32 +46,73 @@ struct AttentionConfig {
   bool longest_first = true;    // ablation: query blocks with the most keys come first
   bool folded_scale = true;     // ablation: exp2(s c - m c) as one multiply-add
 
+  // Options of the problem. One that is off leaves no instruction behind.
+  bool sequences = false;     // lengths or packed offsets, read from device memory
+  bool signed_scale = false;  // the scale may be 0 or negative
+  bool softcap = false;
+  bool alibi = false;
+  bool sinks = false;
+  bool stats = false;
+  bool wide_output = false;    // O leaves as float32
+  DType bias = DType::kNone;   // its dtype
+  bool pair_mask = false;      // the boolean one
+  bool documents = false;
+  bool dropout = false;
+
   constexpr i32 q_rows() const { return 64 * warpgroups; }
   constexpr i32 threads() const { return 128 * (warpgroups + 1); }
 
   // Registers per thread after the hand-over (setmaxnreg). A block owns at most 65,536; at launch
   // all threads hold the same number, rounded down to a multiple of 8.
-  constexpr i32 producer_registers() const { return warpgroups == 3 ? 32 : 40; }
+  constexpr i32 launch_registers() const { return 65536 / threads() / 8 * 8; }
+  constexpr i32 producer_registers() const {
+    if (sequences) return 56;  // looking up sequences takes more
+    return warpgroups == 3 ? 32 : 40;
+  }
   constexpr i32 consumer_registers() const {
+    if (sequences) return warpgroups == 3 ? 152 : 224;
     return warpgroups == 3 ? 160 : warpgroups == 2 ? 232 : 240;
   }
 
-  // Bytes of shared memory, in the order in which they lie there.
-  constexpr i32 q_bytes() const { return q_rows() * d_qk * 2; }
-  constexpr i32 k_bytes() const { return kv_rows * d_qk * 2; }
-  constexpr i32 v_bytes() const { return kv_rows * d_v * 2; }
-  constexpr i32 o_bytes() const { return stage_output ? q_rows() * d_v * 2 : 0; }
+  // Whether scores go through arithmetic of their own before the softmax sees them.
+  constexpr bool maps_scores() const { return signed_scale || softcap || alibi || has_pair_terms(); }
+  // Whether arrays say which pairs are visible, or add to their scores.
+  constexpr bool has_pair_terms() const { return bias != DType::kNone || pair_mask || documents; }
+
+
+  // Bytes of shared memory, in the order in which they lie there. Tiles come in chunks of 64
+  // columns.
+  constexpr i32 num_q_slots() const { return q_slots > 0 ? q_slots : warpgroups; }
+  constexpr i32 q_bytes() const { return 64 * chunked(d_qk) * 2; }  // of a slot
+  constexpr i32 k_bytes() const { return kv_rows * chunked(d_qk) * 2; }
+  constexpr i32 v_bytes() const { return kv_rows * chunked(d_v) * 2; }
+  constexpr i32 o_bytes() const { return stage_output ? q_rows() * chunked(d_v) * 2 : 0; }
+  constexpr i32 mail_bytes() const { return 32 * (1 + warpgroups + (sequences ? 1 : 0)); }
   constexpr i32 shared_bytes() const {
-    return q_buffers * q_bytes() + stages * (k_bytes() + v_bytes()) + o_bytes() + 512;
+    return num_q_slots() * q_bytes() + stages * (k_bytes() + v_bytes()) + o_bytes() +
+           barrier_bytes();
+  }
+  constexpr i32 barrier_bytes() const {  // and the mailbox
+    return 2 * mail_bytes() + 48 + 16 * (num_q_slots() + 2 * stages) + (sequences ? 8 * stages : 0);
+  }
+  static constexpr i32 chunked(i32 dim) { return (dim + 63) / 64 * 64; }
+
+  // Widths of a product of a warpgroup (ptx/wgmma.cuh).
+  static constexpr bool is_product_width(i32 n) {
+    return n == 64 || n == 80 || n == 96 || n == 112 || n == 128 || n == 160 || n == 176 ||
+           n == 192 || n == 256;
   }
 
   constexpr bool valid() const {
-    return (dtype == DType::kBFloat16 || dtype == DType::kFloat16) && d_qk % 64 == 0 &&
-           d_v % 64 == 0 && d_qk <= 256 && d_v <= 256 && kv_rows % 16 == 0 && kv_rows <= 256 &&
-           1 <= warpgroups && warpgroups <= 3 && 1 <= stages && stages <= 6 && 1 <= q_buffers &&
-           q_buffers <= 2 && q_register_dims % 16 == 0 && 0 <= q_register_dims &&
-           q_register_dims <= d_qk && shared_bytes() <= 232448 &&
-           !(dtype == DType::kFloat16 && shift_rule == ShiftRule::kFirstBlock);
+    return (dtype == DType::kBFloat16 || dtype == DType::kFloat16) && d_qk % 16 == 0 &&
+           16 <= d_qk && d_qk <= 256 && is_product_width(d_v) && is_product_width(kv_rows) &&
+           1 <= warpgroups && warpgroups <= 3 && 1 <= stages && stages <= 6 &&
+           warpgroups <= num_q_slots() && num_q_slots() <= 6 && q_register_dims % 16 == 0 &&
+           0 <= q_register_dims && q_register_dims <= d_qk && shared_bytes() <= 232448 &&
+           !(dtype == DType::kFloat16 && shift_rule == ShiftRule::kFirstBlock) &&
+           producer_registers() + warpgroups * consumer_registers() <=
+               (warpgroups + 1) * min(launch_registers(), 248) &&  // else setmaxnreg never returns
+           !(stage_output && (sequences || wide_output)) && !(dropout && kv_rows % 32 != 0);
   }
 };
 
@@ -77,8 +121,8 @@ struct alignas(64) TensorMap {
   u64 words[16];
 };
 
-// Q: box (64, q_rows), K: (64, kv_rows), V: (64, kv_rows), O: (64, 64); dims (d, rows, heads,
-// batch), 16-bit elements, 128-byte swizzle, zero fill.
+// Q: box (64, 64), K: (64, kv_rows), V: (64, kv_rows), O: (64, 64); dims (d, rows, heads,
+// batch), 16-bit elements, 128-byte swizzle, zero fill. O is looked at where stage_output only.
 struct ForwardTensorMaps {
   TensorMap q;
   TensorMap k;
@@ -87,20 +131,29 @@ struct ForwardTensorMaps {
 };
 
 struct ForwardParams {
-  i32 batch;
+  i32 batch;  // or the number of sequences
   i32 heads_q;
-  i32 heads_kv;  // divides heads_q
-  SequenceShape shape;
+  i32 heads_kv;         // divides heads_q
+  SequenceShape shape;  // of every batch entry; unused with config.sequences
   IntervalMask mask;
-  float scale_log2;     // softmax scale * log2(e), > 0
-  i32 num_q_blocks;     // ceil(q_len / q_rows)
+  float scale_log2;     // softmax scale * log2(e), > 0 unless signed_scale or softcap
+  i32 num_q_blocks;     // ceil(q_len / q_rows); unused with config.sequences
   i32 heads_per_group;  // heads that share the L2: their K and V take 32 MB or less
-  u16* o;               // (batch, heads_q, q_len, d_v) with the strides below, in elements
-  i64 o_stride_batch;
-  i64 o_stride_head;
-  i64 o_stride_row;
-  float* lse;       // (batch, heads_q, q_len)
-  u32* next_block;  // one counter, 0 before the first launch; every launch leaves it at 0
+  u32* next_block;      // one counter, 0 before the first launch; every launch leaves it at 0
+  float scale;          // softmax scale
+  float softcap_in;     // 2 scale / softcap * log2(e)
+  float softcap_out;    // softcap * log2(e)
+  float kept_scale;     // of probabilities that dropout keeps; 1 without
+
+  // Where o, lse and stats go, and the arrays of the options: alibi_slopes, sinks, lengths,
+  // offsets, bias, mask, ids. q, k and v are read through the tensor maps.
+  AttentionParams attention;
+};
+
+// What a launch is given, by value.
+struct ForwardArguments {
+  ForwardTensorMaps maps;
+  ForwardParams params;
 };
 
 }  // namespace fulmen

@@ -37,38 +37,37 @@ struct FmaConfig {
   i32 num_threads = 128;          // of a block
 
   // simt only. A block owns `rows` rows (of queries, or of keys in the pass for dK and dV) and
-  // meets `columns` of the others at a time; its side * side threads (num_threads) stand in a
-  // square, each with rows / side rows and columns / side columns.
-  i32 side = 0;
+  // meets `columns` of the others at a time. A warp stands 4 down and 8 across: two warps share
+  // groups of 8 rows, and each thread has every 8th row and every 8th column.
   i32 rows = 0;
   i32 columns = 0;
-  i32 max_dim_qk = 0;  // multiples of side * lanes()
+  i32 max_dim_qk = 0;  // multiples of dim_unit()
   i32 max_dim_v = 0;
 
-  constexpr i32 real_bytes() const { return dtype == DType::kFloat64 ? 8 : 4; }
-  constexpr i32 lanes() const { return 16 / real_bytes(); }  // of a 16-byte vector
-  constexpr i32 max_dim() const { return max(max_dim_qk, max_dim_v); }
-
-  // Shared memory. Rows of a tile lie 16 bytes further apart than they are long, so that eight
-  // neighbouring rows meet all 32 banks with 16 bytes each.
-  constexpr i32 tile_elems(i32 tile_rows, i32 dim) const { return tile_rows * (dim + lanes()); }
-  // Q and one tile of K or V, then the weights of the block.
-  constexpr i32 forward_shared_bytes() const {
-    return real_bytes() * (tile_elems(rows, max_dim_qk) + tile_elems(columns, max_dim()) +
-                           tile_elems(rows, columns)) +
-           16;
+  constexpr DType real() const {
+    return dtype == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32;
   }
-  // Two tiles that stay (Q and dO, or K and V), one that changes, one of factors, one number a
-  // column.
+  constexpr i32 real_bytes() const { return static_cast<i32>(size_bytes(real())); }
+  constexpr i32 lanes() const { return 16 / real_bytes(); }  // of a 16-byte vector
+  constexpr i32 dim_unit() const { return 8 * lanes(); }     // 8 threads, a vector each
+  constexpr i32 rows_of_thread() const { return rows / (num_threads / 8); }
+  constexpr i32 columns_of_thread() const { return columns / 8; }
+
+  // Q, a tile each of K and V, and the weights of the block; a word.
+  constexpr i32 forward_shared_bytes() const {
+    return real_bytes() * (rows * max_dim_qk + columns * (max_dim_qk + max_dim_v + rows)) + 16;
+  }
+  // Two tiles that stay (Q and dO, or K and V), two that change, factors; a number a column, a
+  // word.
   constexpr i32 backward_shared_bytes() const {
-    return real_bytes() * (tile_elems(rows, max_dim_qk) + tile_elems(rows, max_dim_v) +
-                           tile_elems(columns, max_dim()) + tile_elems(rows, columns) + columns) +
+    return real_bytes() *
+               ((rows + columns) * (max_dim_qk + max_dim_v) + columns * rows + 4 * columns) +
            16;
   }
   constexpr bool valid() const {
-    return side > 0 && num_threads == side * side && rows % side == 0 && columns % side == 0 &&
-           columns % lanes() == 0 && max_dim_qk % (side * lanes()) == 0 &&
-           max_dim_v % (side * lanes()) == 0;
+    return num_threads % 64 == 0 && rows > 0 && rows % (num_threads / 8) == 0 && columns > 0 &&
+           columns % 8 == 0 && max_dim_qk > 0 && max_dim_qk % dim_unit() == 0 && max_dim_v > 0 &&
+           max_dim_v % dim_unit() == 0;
   }
 };
 

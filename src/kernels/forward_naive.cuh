@@ -7,6 +7,8 @@
 // device. Launched with one thread for each (batch, head, q_row, chunk of dim_v).
 #pragma once
 
+#include "kernels/faults.cuh"
+#include "kernels/faults.cuh"
 #include "kernels/head.cuh"
 #include "kernels/naive_tasks.cuh"
 #include "kernels/ptx/thread.cuh"
@@ -64,6 +66,7 @@ i64 naive_task() {
 
 template <FmaConfig kConfig>
 void forward_naive(const AttentionParams& p) {
+  record_faults(p, kConfig.num_threads);
   const i64 task = naive_task<kConfig>();
   if (task >= forward_naive_tasks(p)) return;
   forward_naive_row<kConfig.dtype>(p, row_task(task, num_chunks(p.dim_v), p.q_rows, p.heads_q));

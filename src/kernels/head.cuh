@@ -43,9 +43,9 @@ struct Head {
       dropout.offset = static_cast<u32>(p.rng[1]);
     }
     if (p.alibi_slopes.present()) {
-      alibi = load_real<Real>(p.alibi_slopes, p.alibi_slopes.offset(index, head, 0, 0));
+      alibi = load_real_called<Real>(p.alibi_slopes, p.alibi_slopes.offset(index, head, 0, 0));
     }
-    if (p.sinks.present()) sink = load_real<Real>(p.sinks, p.sinks.offset(0, head, 0, 0));
+    if (p.sinks.present()) sink = load_real_called<Real>(p.sinks, p.sinks.offset(0, head, 0, 0));
   }
 
   Interval columns(i64 i) const { return visible_columns(p.mask_options, sequence.shape, i); }

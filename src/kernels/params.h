@@ -24,6 +24,16 @@ struct ArrayView {
   }
 };
 
+// Entries of lengths, offsets and rng that kernels find out of range: bits of *faults, with the
+// numbers of fulmen.h.
+enum Fault : u32 {
+  kFaultQOffsets = 1,
+  kFaultKvOffsets = 2,
+  kFaultQLengths = 4,
+  kFaultKvLengths = 8,
+  kFaultRng = 16,
+};
+
 struct AttentionParams {
   ArrayView q;     // (batch, head, q_row, dim_qk)
   ArrayView k;     // (batch, kv_head, kv_row, dim_qk)
@@ -64,6 +74,7 @@ struct AttentionParams {
   const i64* rng;  // (2) seed, offset in device memory, instead of dropout's; or null
   bool packed;
   bool bottom_right;  // alignment
+  u32* faults;        // one word that kernels set bits in (faults.cuh), or null
 
   constexpr i64 group_size() const { return heads_q / heads_kv; }
   constexpr i64 batch_extent() const { return packed ? 1 : num_sequences; }  // of the arrays

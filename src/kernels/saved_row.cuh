@@ -15,9 +15,9 @@ typename Head<kDType>::State saved_state(const Head<kDType>& head, i64 i) {
   const AttentionParams& p = head.p;
   if (p.stats.present()) {
     const i64 stats = head.q_row(p.stats, i);
-    return {load_real<Real>(p.stats, stats), load_real<Real>(p.stats, stats + p.stats.strides[3])};
+    return {load_real_called<Real>(p.stats, stats), load_real_called<Real>(p.stats, stats + p.stats.strides[3])};
   }
-  const Real lse = load_real<Real>(p.lse, head.q_row(p.lse, i));
+  const Real lse = load_real_called<Real>(p.lse, head.q_row(p.lse, i));
   return {lse, lse == -Head<kDType>::Math::kInfinity ? Real(0) : Real(1)};
 }
 
@@ -26,7 +26,7 @@ template <DType kDType>
 typename Head<kDType>::Real lse_gradient(const Head<kDType>& head, i64 i) {
   using Real = typename Head<kDType>::Real;
   const ArrayView& dlse = head.p.dlse;
-  return dlse.present() ? load_real<Real>(dlse, head.q_row(dlse, i)) : Real(0);
+  return dlse.present() ? load_real_called<Real>(dlse, head.q_row(dlse, i)) : Real(0);
 }
 
 }  // namespace fulmen

@@ -1,39 +1,27 @@
 // SPDX-FileCopyrightText: fulmen contributors
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the simt passes share beside tiles: where a block's rows are, and the scores of a block of
-// pairs, of which hidden ones are -inf.
+// What the simt passes share beside tiles: the scores of a block of pairs, of which hidden ones are
+// -inf. Most blocks are plain: every pair visible, a score scale * dot and nothing more. What all
+// other blocks need is rolled into loops and calls, once for each kernel, so that the text of the
+// options stays out of the unrolled loops.
 #pragma once
 
 #include "kernels/attention/block_range.cuh"
+#include "kernels/faults.cuh"
 #include "kernels/head.cuh"
-#include "kernels/simt_tile.cuh"
-#include "kernels/tile_tasks.cuh"
+#include "kernels/simt_rows.cuh"
+#include "kernels/tile_place.cuh"
 
 namespace fulmen {
 
-// A block's sequence, and the first of its rows there.
-struct TilePlace {
-  i64 index;
-  i64 first_row;
-};
-
-inline TilePlace find_tile(const AttentionParams& p, const ArrayView& offsets, const TileTask& task,
-                           i64 tile_rows) {
-  if (!p.packed) return {task.batch, task.slot * tile_rows};
-  i64 low = 0;
-  i64 high = p.num_sequences - 1;
-  while (low < high) {  // the last sequence whose first slot is not beyond ours
-    const i64 middle = (low + high + 1) / 2;
-    const i64 offset = load_index(offsets, middle * offsets.strides[3]);
-    if (first_slot(offset, middle, tile_rows) <= task.slot) {
-      low = middle;
-    } else {
-      high = middle - 1;
-    }
-  }
-  const i64 offset = load_index(offsets, low * offsets.strides[3]);
-  return {low, (task.slot - first_slot(offset, low, tile_rows)) * tile_rows};
+template <DType kDType>
+HeadRows q_rows_of(const Head<kDType>& head, const ArrayView& array, i64 dim) {
+  return {array, head.q_row(array, 0), static_cast<i32>(dim)};
+}
+template <DType kDType>
+HeadRows kv_rows_of(const Head<kDType>& head, const ArrayView& array, i64 dim) {
+  return {array, head.kv_row(array, 0), static_cast<i32>(dim)};
 }
 
 // Options that act pair by pair, so that a score is more than scale * dot.
@@ -42,8 +30,7 @@ inline bool has_pair_terms(const AttentionParams& p) {
          p.score_map.softcap != 0;
 }
 
-// The general path from a dot product to a score, -inf where hidden. Calls, so that unrolled loops
-// hold them once: the text of all options together is long.
+// The general path from a dot product to a score, -inf where hidden.
 template <DType kDType, class Real>
 __attribute__((noinline)) Real pair_score(const Head<kDType>& head, Real dot, i64 i, i64 j) {
   const Real capped = head.map.template score<typename Head<kDType>::Math>(dot);
@@ -56,16 +43,31 @@ __attribute__((noinline)) Real pair_slope(const Head<kDType>& head, Real dot) {
   return head.map.slope(head.map.template score<typename Head<kDType>::Math>(dot)) * head.map.scale;
 }
 
-// The score of a pair of a tile, -inf where hidden. inside: the structured masks leave it visible.
-template <DType kDType, class Real>
-Real tile_score(const Head<kDType>& head, Real dot, i64 i, i64 j, bool inside, bool pair_terms) {
-  if (!inside) return -Head<kDType>::Math::kInfinity;
-  return pair_terms ? pair_score(head, dot, i, j) : dot * head.map.scale;
+template <DType kDType>
+__attribute__((noinline)) typename Head<kDType>::Real pair_keep(const Head<kDType>& head, i64 i,
+                                                                i64 j) {
+  return head.keep(i, j);
 }
 
+// Keys that row i sees, counted from `first`; none where it is no row of the sequence.
+struct Limits {
+  i32 begin;
+  i32 end;
+  bool contains(i32 column) const { return begin <= column && column < end; }
+};
 template <DType kDType>
-__attribute__((noinline)) auto pair_keep(const Head<kDType>& head, i64 i, i64 j) {
-  return head.keep(i, j);
+__attribute__((noinline)) Limits row_limits(const Head<kDType>& head, i64 i, i64 first) {
+  if (i >= head.sequence.shape.q_len) return {0, 0};
+  const Interval columns = head.columns(i);
+  return {static_cast<i32>(columns.begin - first), static_cast<i32>(columns.end - first)};
+}
+
+// Query rows that see key j, counted from `first`; none where it is no row of the sequence.
+template <DType kDType>
+__attribute__((noinline)) Limits query_limits(const Head<kDType>& head, i64 j, i64 first) {
+  if (j >= head.sequence.shape.kv_len) return {0, 0};
+  const Interval rows = visible_rows(head.p.mask_options, head.sequence.shape, j);
+  return {static_cast<i32>(rows.begin - first), static_cast<i32>(rows.end - first)};
 }
 
 }  // namespace fulmen

@@ -1,13 +1,16 @@
 // SPDX-FileCopyrightText: fulmen contributors
 // SPDX-License-Identifier: Apache-2.0
 //
-// Tiles of the simt kernels: rows of an array in shared memory, and the two products that attention
-// is made of, on registers.
+// Tiles of the simt kernels in shared memory, and the two products that attention is made of, on
+// registers.
 //   dots   S[r][c] = sum over d of A[r][d] B[c][d]      both row by row in shared memory
 //   sums   O[r][x] += sum over c of W[r][c] B[c][x]
-// The side * side threads stand in a square: thread (y, x) has rows y, y + side, ... and columns x,
-// x + side, ... of dots, and vectors x, x + side, ... of a row of sums. Reads of shared memory are
-// 16 bytes wide: a row of A is the same address for the whole half-warp, rows of B meet all banks.
+// A warp stands 4 down (y) and 8 across (x). Two warps share groups of 8 rows: a thread has rows
+// row(0), row(0) + 8, ... of the block, and of those columns x, x + 8, ... of dots, and vectors x,
+// x + 8, ... of sums. So a row belongs to the 8 threads of one warp, which reduce it by shuffles.
+// Bit 0 of the lane and bit 4 are y, the others x: a 16-byte load of shared memory takes two passes
+// instead of four where in each half of the warp lanes 1 apart, or lanes 2 apart, want the same
+// vector (measured on an H100, 2026-11-28: 2.0 and 4.0 passes).
 #pragma once
 
 #include "kernels/array_access.cuh"
@@ -17,37 +20,60 @@
 
 namespace fulmen {
 
+template <class Real>
+struct alignas(16) SimtVector {
+  static constexpr i32 kLanes = 16 / static_cast<i32>(sizeof(Real));
+  Real lane[kLanes];
+};
+
+// Rows of kElems elements, seen as 16-byte vectors. Vector v of a row is stored at place v ^ key,
+// where neighbouring rows have different keys: eight of them, read at the same v, meet all banks.
+// kKeyStep: 1, or 2 where neighbouring rows are written half a vector's worth of columns at a time.
+template <class Real, i32 kElems, i32 kKeyStep = 1>
+struct SimtTile {
+  using Vector = SimtVector<Real>;
+  static constexpr i32 kVectors = kElems / Vector::kLanes;  // of a row
+  static constexpr i32 kKeys = kVectors < 8 ? kVectors : 8;
+  static_assert(kVectors % kKeys == 0 && (kKeys & (kKeys - 1)) == 0);
+
+  Vector* vectors;
+
+  // Rows 8 apart have the same key: the vector 8 rows on is 8 kVectors further.
+  static constexpr i32 index(i32 row, i32 v) {
+    const i32 key = row * kKeyStep % kKeys;
+    return row * kVectors + (v - v % kKeys) + (v % kKeys ^ key);
+  }
+  Vector& vector(i32 row, i32 v) const { return vectors[index(row, v)]; }
+  Real* reals() const { return vectors->lane; }
+  Real& at(i32 row, i32 column) const {
+    return vector(row, column / Vector::kLanes).lane[column % Vector::kLanes];
+  }
+};
+
 template <FmaConfig kConfig>
 struct Simt {
-  using Element = typename ElementOf<kConfig.dtype>::Type;
-  using Real = typename ElementOf<kConfig.dtype>::Real;
-
-  static constexpr i32 kSide = kConfig.side;
-  static constexpr i32 kLanes = kConfig.lanes();
-  static constexpr i32 kRows = kConfig.rows / kSide;        // of a thread
-  static constexpr i32 kColumns = kConfig.columns / kSide;  // of a thread
   static_assert(kConfig.valid());
+  using Real = typename ElementOf<kConfig.dtype>::Real;
+  using Vector = SimtVector<Real>;
+  static constexpr i32 kLanes = kConfig.lanes();
+  static constexpr i32 kRows = kConfig.rows_of_thread();
+  static constexpr i32 kColumns = kConfig.columns_of_thread();
 
-  struct alignas(16) Vector {
-    Real lane[kLanes];
-  };
+  using Pairs = Real[kRows][kColumns];  // of a thread
+  template <i32 kDim>
+  using Sums = Vector[kRows][kDim / (8 * kLanes)];  // of a thread
 
-  // A tile in shared memory. Rows are row_elems + kLanes apart.
-  struct Tile {
-    Real* data;
-    i32 row_stride;
-    Real& at(i32 row, i32 column) const { return data[row * row_stride + column]; }
-    Vector& vector(i32 row, i32 column) const {
-      return *reinterpret_cast<Vector*>(data + row * row_stride + column);
-    }
-  };
+  using QkRows = SimtTile<Real, kConfig.max_dim_qk>;
+  using VRows = SimtTile<Real, kConfig.max_dim_v>;
+  using Weights = SimtTile<Real, kConfig.columns, 2>;
 
   // Hands out shared memory, front to back.
   struct Layout {
     u8* next = ptx::shared_bytes();
-    Tile tile(i32 rows, i32 row_elems) {
-      const Tile tile{reinterpret_cast<Real*>(next), row_elems + kLanes};
-      next += kConfig.tile_elems(rows, row_elems) * static_cast<i32>(sizeof(Real));
+    template <class Tile>
+    Tile tile(i32 rows) {
+      const Tile tile{reinterpret_cast<Vector*>(next)};
+      next += rows * Tile::kVectors * 16;
       return tile;
     }
     Real* reals(i32 count) {
@@ -59,141 +85,114 @@ struct Simt {
   };
 
   static i32 thread() { return static_cast<i32>(ptx::thread_index()); }
-  static i32 x() { return thread() % kSide; }
-  static i32 y() { return thread() / kSide; }
-  static i32 row(i32 r) { return y() + kSide * r; }
-  static i32 column(i32 c) { return x() + kSide * c; }
-  template <i32 kVectors>
-  static i32 element(i32 v) {
-    return (x() + kSide * v) * kLanes;
+  static i32 x() { return thread() / 2 % 8; }
+  static i32 row(i32 r) {
+    const i32 pair_of_warps = thread() / 64;
+    const i32 y = thread() % 2 + thread() / 16 % 2 * 2;
+    return pair_of_warps * 8 * kRows + thread() / 32 % 2 * 4 + y + 8 * r;
+  }
+  static i32 column(i32 c) { return x() + 8 * c; }
+
+  // The weight of this thread's pair (r, c): W.at(row(r), column(c)), with one address for every
+  // four columns.
+  static Real& own(const Weights& W, i32 r, i32 c) {
+    constexpr i32 kPerStep = 8 / kLanes;  // vectors from c to c + 1
+    const i32 first = Weights::index(row(0), x() / kLanes) * kLanes + x() % kLanes;
+    const i32 v = kPerStep * c;
+    return W.reals()[(first ^ v % Weights::kKeys * kLanes) +
+                     (v - v % Weights::kKeys + 8 * Weights::kVectors * r) * kLanes];
   }
 
   // Over the threads of a row.
   template <class Combine>
   static Real across_row(Real value, const Combine& combine) {
-    for (u32 mask = 1; mask < static_cast<u32>(kSide); mask *= 2) {
-      value = combine(value, ptx::shuffle_xor(value, mask));
-    }
+#pragma unroll
+    for (u32 mask = 2; mask < 16; mask *= 2) value = combine(value, ptx::shuffle_xor(value, mask));
     return value;
   }
   static Real row_sum(Real value) {
     return across_row(value, [](Real a, Real b) { return a + b; });
   }
 
-  // Rows [0, count) of an array from `offset` on into a tile; rows up to `rows` and elements from
-  // `dim` up to `row_elems` become 0. *unusual is set where an element is infinite or NaN.
-  template <class T>
-  static void load_as(const ArrayView& array, i64 offset, i64 row_stride, i64 count, i64 dim,
-                      const Tile& tile, i32 rows, i32 row_elems, u32* unusual) {
-    const u8* const base = array.data + offset * static_cast<i64>(sizeof(T));
-    const bool packed = array.strides[3] == 1 && dim % kLanes == 0 && row_stride % kLanes == 0 &&
-                        is_aligned<Pack<T>>(base);
-    bool finite = true;
-    for (i32 at = thread(); at < rows * row_elems / kLanes; at += kConfig.num_threads) {
-      const i32 i = at / (row_elems / kLanes);
-      const i32 d = at % (row_elems / kLanes) * kLanes;
-      Vector value{};
-      if (i < count && d < dim) {
-        const u8* const from =
-            base + (i * row_stride + d * array.strides[3]) * static_cast<i64>(sizeof(T));
-        value = packed ? widened(*reinterpret_cast<const Pack<T>*>(from))
-                       : gathered<T>(from, array.strides[3], dim - d);
-      }
-#pragma unroll
-      for (i32 m = 0; m < kLanes; ++m) finite = finite && value.lane[m] - value.lane[m] == Real(0);
-      tile.vector(i, d) = value;
-    }
-    if (!finite) *unusual = 1;
-  }
-
-  // Neighbouring elements of an array, loaded at once.
-  template <class T>
-  struct alignas(kLanes * sizeof(T)) Pack {
-    T lane[kLanes];
-  };
-  template <class T>
-  static Vector widened(const Pack<T>& pack) {
-    Vector value;
-#pragma unroll
-    for (i32 m = 0; m < kLanes; ++m) value.lane[m] = static_cast<Real>(widen(pack.lane[m]));
-    return value;
-  }
-  template <class T>
-  __attribute__((noinline)) static Vector gathered(const u8* from, i64 stride, i64 count) {
-    Vector value{};
-#pragma unroll
-    for (i32 m = 0; m < kLanes; ++m) {
-      if (m >= count) break;
-      const u8* const element = from + m * stride * static_cast<i64>(sizeof(T));
-      value.lane[m] = static_cast<Real>(widen(load_element<T>(element)));
-    }
-    return value;
-  }
-
-  // The same for an array of another dtype (o, dout may be float32 beside 16-bit q, k, v).
-  static void load(const ArrayView& array, i64 offset, i64 row_stride, i64 count, i64 dim,
-                   const Tile& tile, i32 rows, i32 row_elems, u32* unusual) {
-    if (array.dtype == kConfig.dtype) {
-      load_as<Element>(array, offset, row_stride, count, dim, tile, rows, row_elems, unusual);
-    } else {
-      load_as<float>(array, offset, row_stride, count, dim, tile, rows, row_elems, unusual);
-    }
-  }
-
-  // depth: the head dimension; elements up to the next multiple of kLanes are 0.
-  static void dots(const Tile& A, const Tile& B, i64 depth, Real (&S)[kRows][kColumns]) {
+  // dim: of the arrays; elements of a tile beyond it are 0.
+  template <class Tile>
+  static void dots(const Tile& A, const Tile& B, i32 dim, Pairs& S) {
+    constexpr i32 kStep = 4;  // vectors
 #pragma unroll
     for (i32 r = 0; r < kRows; ++r) {
 #pragma unroll
       for (i32 c = 0; c < kColumns; ++c) S[r][c] = 0;
     }
-    for (i32 d = 0; d < depth; d += kLanes) {
-      Vector a[kRows];
+#pragma unroll 1
+    for (i32 v = 0; v * kLanes < dim; v += kStep) {
+      const i32 at_a = Tile::index(row(0), v);
+      const i32 at_b = Tile::index(column(0), v);
 #pragma unroll
-      for (i32 r = 0; r < kRows; ++r) a[r] = A.vector(row(r), d);
+      for (i32 step = 0; step < kStep; ++step) {
+        Vector a[kRows];
 #pragma unroll
-      for (i32 c = 0; c < kColumns; ++c) {
-        const Vector b = B.vector(column(c), d);
+        for (i32 r = 0; r < kRows; ++r) a[r] = A.vectors[(at_a ^ step) + 8 * Tile::kVectors * r];
 #pragma unroll
-        for (i32 r = 0; r < kRows; ++r) {
+        for (i32 c = 0; c < kColumns; ++c) {
+          const Vector b = B.vectors[(at_b ^ step) + 8 * Tile::kVectors * c];
 #pragma unroll
-          for (i32 lane = 0; lane < kLanes; ++lane) S[r][c] += a[r].lane[lane] * b.lane[lane];
-        }
-      }
-    }
-  }
-
-  // depth: how many columns of W count; up to the next multiple of kLanes W is hidden or B is 0.
-  // kGuarded: entries of W that are -0 are hidden and meet nothing, not even NaN.
-  template <bool kGuarded, i32 kVectors>
-  static void sums_as(const Tile& W, const Tile& B, i64 depth, Vector (&O)[kRows][kVectors]) {
-    for (i32 c = 0; c < depth; c += kLanes) {
-      Vector w[kRows];
+          for (i32 lane = 0; lane < kLanes; ++lane) {
 #pragma unroll
-      for (i32 r = 0; r < kRows; ++r) w[r] = W.vector(row(r), c);
-#pragma unroll
-      for (i32 lane = 0; lane < kLanes; ++lane) {
-#pragma unroll
-        for (i32 v = 0; v < kVectors; ++v) {
-          const Vector b = B.vector(c + lane, element<kVectors>(v));
-#pragma unroll
-          for (i32 r = 0; r < kRows; ++r) {
-            if (kGuarded && is_hidden(w[r].lane[lane])) continue;
-#pragma unroll
-            for (i32 m = 0; m < kLanes; ++m) O[r][v].lane[m] += w[r].lane[lane] * b.lane[m];
+            for (i32 r = 0; r < kRows; ++r) S[r][c] += a[r].lane[lane] * b.lane[lane];
           }
         }
       }
     }
   }
 
-  template <i32 kVectors>
-  static void sums(const Tile& W, const Tile& B, i64 depth, bool guarded,
-                   Vector (&O)[kRows][kVectors]) {
-    if (guarded) {
-      sums_as<true>(W, B, depth, O);
-    } else {
-      sums_as<false>(W, B, depth, O);
+  // depth: how many columns of W count; up to the next multiple of 8, W is hidden or B is 0.
+  template <i32 kDim, class Tile>
+  static void sums(const Weights& W, const Tile& B, i32 depth, Sums<kDim>& O) {
+    constexpr i32 kVectors = kDim / (8 * kLanes);
+    constexpr i32 kSteps = 8 / kLanes;  // vectors of eight columns
+    i32 at_b = x();
+#pragma unroll 1
+    for (i32 c = 0; c < depth; c += 8) {
+      const i32 at_w = Weights::index(row(0), c / kLanes);
+#pragma unroll
+      for (i32 step = 0; step < kSteps; ++step) {
+        Vector w[kRows];
+#pragma unroll
+        for (i32 r = 0; r < kRows; ++r) w[r] = W.vectors[(at_w ^ step) + 8 * Weights::kVectors * r];
+#pragma unroll
+        for (i32 lane = 0; lane < kLanes; ++lane) {
+          const i32 down = step * kLanes + lane;  // 0 .. 7, the key of that row of B
+#pragma unroll
+          for (i32 u = 0; u < kVectors; ++u) {
+            const Vector b = B.vectors[(at_b ^ down) + down * Tile::kVectors + 8 * u];
+#pragma unroll
+            for (i32 r = 0; r < kRows; ++r) {
+#pragma unroll
+              for (i32 m = 0; m < kLanes; ++m) O[r][u].lane[m] += w[r].lane[lane] * b.lane[m];
+            }
+          }
+        }
+      }
+      at_b += 8 * Tile::kVectors;
+    }
+  }
+
+  // The same where B holds infinities or NaN: entries of W that are hidden meet nothing.
+  template <i32 kDim, class Tile>
+  static void guarded_sums(const Weights& W, const Tile& B, i32 depth, Sums<kDim>& O) {
+#pragma unroll 1
+    for (i32 c = 0; c < depth; ++c) {
+#pragma unroll
+      for (i32 r = 0; r < kRows; ++r) {
+        const Real w = W.at(row(r), c);
+        if (is_hidden(w)) continue;
+#pragma unroll
+        for (i32 u = 0; u < kDim / (8 * kLanes); ++u) {
+          const Vector b = B.vector(c, x() + 8 * u);
+#pragma unroll
+          for (i32 m = 0; m < kLanes; ++m) O[r][u].lane[m] += w * b.lane[m];
+        }
+      }
     }
   }
 
@@ -202,28 +201,6 @@ struct Simt {
   static bool is_hidden(Real factor) {
     if constexpr (sizeof(Real) == 4) return __builtin_bit_cast(u32, factor) == 0x80000000u;
     if constexpr (sizeof(Real) == 8) return __builtin_bit_cast(u64, factor) == 0x8000000000000000u;
-  }
-
-  // Writes rows [0, count) of a block's result, scaled row by row; rows from there to `slot` become
-  // 0.
-  template <i32 kVectors, class Scale>
-  static void store(const ArrayView& array, i64 offset, i64 row_stride, i64 count, i64 slot,
-                    i64 dim, const Vector (&O)[kRows][kVectors], const Scale& scale) {
-#pragma unroll
-    for (i32 r = 0; r < kRows; ++r) {
-      if (row(r) >= slot) continue;
-      const bool counts = row(r) < count;
-#pragma unroll
-      for (i32 v = 0; v < kVectors; ++v) {
-#pragma unroll
-        for (i32 m = 0; m < kLanes; ++m) {
-          const i64 d = element<kVectors>(v) + m;
-          const Real value = counts ? O[r][v].lane[m] * scale(r) : Real(0);
-          if (d < dim)
-            store_real_called(array, offset + row(r) * row_stride + d * array.strides[3], value);
-        }
-      }
-    }
   }
 };
 

@@ -44,4 +44,27 @@ constexpr TileTask tile_task(i64 block, i64 batch_extent, i64 heads, i64 num_slo
   return {batch_head / heads, batch_head % heads, last_first ? num_slots - 1 - slot : slot};
 }
 
+// The indices of an axis of `length` that add up in element `at` of an axis of `extent`.
+constexpr Interval summed(i64 at, i64 extent, i64 length) {
+  return extent == 1 ? Interval{0, length} : Interval{at, min(at + 1, length)};
+}
+
+// The first element of a tile of dbias.
+struct DbiasTile {
+  i64 batch, head, row, column;
+};
+
+constexpr i64 dbias_tiles(const AttentionParams& p, i64 tile_rows, i64 tile_columns) {
+  return p.dbias_extents[0] * p.dbias_extents[1] * ceil_div(p.dbias_extents[2], tile_rows) *
+         ceil_div(p.dbias_extents[3], tile_columns);
+}
+
+constexpr DbiasTile dbias_tile(const AttentionParams& p, i64 block, i64 tile_rows,
+                               i64 tile_columns) {
+  const i64 columns = ceil_div(p.dbias_extents[3], tile_columns);
+  const i64 rows = ceil_div(p.dbias_extents[2], tile_rows);
+  return {block / columns / rows / p.dbias_extents[1], block / columns / rows % p.dbias_extents[1],
+          block / columns % rows * tile_rows, block % columns * tile_columns};
+}
+
 }  // namespace fulmen

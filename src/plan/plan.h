@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "core/problem.h"
+#include "plan/gpu.h"
 
 namespace fulmen {
 
@@ -27,14 +28,16 @@ struct Tile {
 };
 
 struct Plan {
-  Problem problem;  // its pointers are those of plan time: not for use
-  CpuDevice device;
+  Problem problem;   // its pointers are those of plan time: not for use
+  CpuDevice device;  // of a problem for the CPU
+  Gpu gpu;           // of a problem for a GPU
   Implementation implementation = Implementation::kAuto;
   Tile tile;                   // zero where the implementation has none
   size_t workspace_bytes = 0;  // exactly what a run takes, linear in the rows
 };
 
-// Throws Error (kUnsupported) when the forced implementation cannot, with its reason.
+// The plan of a problem for the CPU. Throws Error (kUnsupported) when the forced implementation
+// cannot, with its reason.
 Plan choose(const Problem& problem, const CpuDevice& device);
 
 struct Candidate {
@@ -43,8 +46,16 @@ struct Candidate {
   std::string reason;
 };
 
-// Every implementation in order of preference; the first accepted one is chosen.
+// Every implementation in order of preference; the first accepted one is chosen. On a GPU a kernel
+// may still turn out not to compile as it must: src/cuda goes down the list.
 std::vector<Candidate> candidates(const Problem& problem);
+std::vector<Candidate> candidates(const Problem& problem, const Gpu& gpu);
+
+// Workspaces of GPU plans are used from a multiple of this on.
+inline constexpr size_t kGpuWorkspaceAlignment = 256;
+
+// The plan of a problem for a GPU with an accepted implementation.
+Plan plan_of(const Problem& problem, const Gpu& gpu, Implementation implementation);
 
 // Arithmetic of a problem: every pair that interval masks leave visible, counted exactly, with each
 // sequence at its upper bounds.
@@ -55,7 +66,29 @@ struct Cost {
 };
 Cost cost(const Problem& problem);
 
+// What is known of a GPU plan once its kernels were compiled.
+struct KernelReport {
+  std::string name;
+  bool compiled = false;  // the five below are known
+  int registers = 0;
+  size_t spill_bytes = 0;
+  int blocks_resident = 0;  // on one multiprocessor
+  std::string origin;       // where the machine code came from
+  std::vector<std::string> findings;
+  size_t shared_bytes = 0;
+  int num_threads = 0;
+  i64 num_blocks = 0;
+};
+
+struct GpuReport {
+  std::vector<Candidate> candidates;  // what the compiler rejected included
+  int index = -1;                     // of the device; -1 for one that is not here
+  std::vector<KernelReport> kernels;
+  std::vector<std::string> notes;
+};
+
 // The JSON object that fulmen_explain documents.
 std::string explain(const Plan& plan);
+std::string explain(const Plan& plan, const GpuReport& report);
 
 }  // namespace fulmen

@@ -109,6 +109,23 @@ TEST(DenseMask, PackedIsAsLargeAsTheLongest) {
               ElementsAre("##...", "###..", "####.", "#####"));
 }
 
+// The extents of q and k are all that is read of them, so their dtype binds nothing.
+TEST(DenseMask, TakesABiasOfAnyFloat) {
+  for (const fulmen_dtype dtype :
+       {FULMEN_FLOAT64, FULMEN_FLOAT32, FULMEN_FLOAT16, FULMEN_BFLOAT16}) {
+    TestCall call(kSizes);
+    call.input(&T::bias, dtype, {2, 4});
+    Visible visible({2, 2, 2, 4});
+    EXPECT_EQ(fulmen_dense_mask(&call.problem, &call.tensors, &visible.tensor), FULMEN_OK)
+        << fulmen_last_error();
+    EXPECT_EQ(visible.bytes, std::string(visible.bytes.size(), '\1'));
+  }
+  TestCall call(kSizes);
+  call.input(&T::bias, FULMEN_INT32, {2, 4});
+  Visible visible({2, 2, 2, 4});
+  EXPECT_EQ(fulmen_dense_mask(&call.problem, &call.tensors, &visible.tensor), FULMEN_ERROR_DTYPE);
+}
+
 TEST(DenseMask, RefusesWithNothingWritten) {
   TestCall call(kSizes);
   Visible visible({2, 2, 2, 4});

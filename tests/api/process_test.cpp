@@ -1,10 +1,17 @@
 // SPDX-FileCopyrightText: fulmen contributors
 // SPDX-License-Identifier: Apache-2.0
 //
-// fulmen.h section 8: the log callback, the number of threads, and a caller's own parallel_for.
+// fulmen.h section 9: the log callback and file, the number of threads, and a caller's own
+// parallel_for.
 #include <gmock/gmock.h>
+#include <unistd.h>
 
+#include <cstdio>
+#include <fstream>
+
+#include "api/log_file.h"
 #include "api/test_call.h"
+#include "core/error.h"
 
 namespace fulmen::test {
 namespace {
@@ -22,6 +29,34 @@ void record(fulmen_log_level level, const char* message, void* user) {
   Log& log = *static_cast<Log*>(user);
   log.levels.push_back(level);
   log.messages.push_back(message);
+}
+
+TEST(LogFile, HearsWhatNoCallbackHears) {
+  const std::string path = testing::TempDir() + "/fulmen-log-" + std::to_string(::getpid());
+  api::log_to(path.c_str());
+  TestCall call;
+  call.problem.softcap = -1;
+  EXPECT_EQ(call.forward(), FULMEN_ERROR_ARGUMENT);
+  Log log;
+  fulmen_set_log(record, &log);
+  EXPECT_EQ(call.forward(), FULMEN_ERROR_ARGUMENT);
+  fulmen_set_log(nullptr, nullptr);
+  EXPECT_EQ(call.forward(), FULMEN_ERROR_ARGUMENT);
+  api::log_to("/dev/null");
+  std::ifstream file(path);
+  int num_lines = 0;
+  for (std::string line; std::getline(file, line); ++num_lines) {
+    EXPECT_THAT(line, HasSubstr("fulmen error: softcap is -1"));
+  }
+  EXPECT_EQ(num_lines, 2);
+  EXPECT_EQ(log.messages.size(), 1u);
+  std::remove(path.c_str());
+  try {
+    api::log_to("/no/such/folder/log");
+    ADD_FAILURE();
+  } catch (const Error& error) {
+    EXPECT_THAT(error.what(), HasSubstr("FULMEN_LOG is '/no/such/folder/log'"));
+  }
 }
 
 TEST(SetLog, HearsFailuresAndPlans) {

@@ -100,10 +100,56 @@ const Refusal kRows[] = {
      [](TestCall& c) { c.problem.batch_invariant = -1; },
      FULMEN_ERROR_ARGUMENT,
      {"batch_invariant is -1"}},
-    {"backend cuda",
-     [](TestCall& c) { c.problem.backend = FULMEN_BACKEND_CUDA; },
-     FULMEN_ERROR_UNSUPPORTED,
-     {"backend is cuda", "CPU", "auto or cpu"}},
+    {"a GPU's implementation on the CPU",
+     [](TestCall& c) {
+       c.problem.backend = FULMEN_BACKEND_CPU;
+       c.problem.implementation = FULMEN_NAIVE;
+     },
+     FULMEN_ERROR_ARGUMENT,
+     {"implementation naive computes on cuda", "backend is cpu"}},
+    {"a CPU's implementation on a GPU",
+     [](TestCall& c) {
+       c.problem.backend = FULMEN_BACKEND_CUDA;
+       c.problem.implementation = FULMEN_SCALAR;
+     },
+     FULMEN_ERROR_ARGUMENT,
+     {"implementation scalar computes on cpu", "backend is cuda"}},
+    {"device -2",
+     [](TestCall& c) { c.problem.device = -2; },
+     FULMEN_ERROR_ARGUMENT,
+     {"device is -2", "-1"}},
+    {"a device on the CPU",
+     [](TestCall& c) {
+       c.problem.backend = FULMEN_BACKEND_CPU;
+       c.problem.device = 0;
+     },
+     FULMEN_ERROR_ARGUMENT,
+     {"device names a GPU", "for the CPU"}},
+    {"a device_name that is none",
+     [](TestCall& c) { c.problem.device_name = "h10"; },
+     FULMEN_ERROR_ARGUMENT,
+     {"device_name is 'h10'", "h100", "sm_90a"}},
+    {"rng beside a seed",
+     [](TestCall& c) {
+       c.indices(&fulmen_tensors::rng, {1, 2});
+       c.problem.rng_seed = 3;
+     },
+     FULMEN_ERROR_ARGUMENT,
+     {"rng is given beside rng_seed = 3"}},
+    {"rng of int32",
+     [](TestCall& c) { c.input(&fulmen_tensors::rng, FULMEN_INT32, {2}); },
+     FULMEN_ERROR_DTYPE,
+     {"rng is int32", "allowed is int64"}},
+    {"rng of three",
+     [](TestCall& c) { c.indices(&fulmen_tensors::rng, {1, 2, 3}); },
+     FULMEN_ERROR_SHAPE,
+     {"rng has shape (3)", "pair = 2"}},
+    {"rng apart",
+     [](TestCall& c) {
+       c.indices(&fulmen_tensors::rng, {1, 2, 3}).shape[0] = 2, c.tensors.rng.strides[0] = 2;
+     },
+     FULMEN_ERROR_ARGUMENT,
+     {"rng has stride 2", "neighbours"}},
     {"backend 9",
      [](TestCall& c) { set_number(c.problem.backend, 9); },
      FULMEN_ERROR_ARGUMENT,
@@ -111,7 +157,7 @@ const Refusal kRows[] = {
     {"implementation 9",
      [](TestCall& c) { set_number(c.problem.implementation, 9); },
      FULMEN_ERROR_ARGUMENT,
-     {"implementation is 9", "0 to 2"}},
+     {"implementation is 9", "0 to 6"}},
 
     // overlaps
     {"o on q",

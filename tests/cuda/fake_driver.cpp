@@ -2,8 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // A CUDA driver that is none: a shared library with the functions that fulmen binds, for tests on
-// machines without a GPU. It counts calls, keeps a context stack for each thread, remembers the
-// last launch, and fails where the environment says so:
+// machines without a GPU. It counts calls, keeps a context stack for each thread, remembers every
+// launch with a copy of its parameters, and fails where the environment says so:
 //   FAKE_CUDA_<function>=<CUresult>   that function returns it
 //   FAKE_CUDA_VERSION=<n>             cuDriverGetVersion (13000)
 //   FAKE_CUDA_DEVICES=<n>             how many devices there are (2)
@@ -30,9 +30,11 @@ struct CUctx_st {
 };
 struct CUmod_st {
   int device;
+  std::string kernel;
+  std::size_t params_bytes;
 };
 struct CUfunc_st {
-  int device;
+  const CUmod_st* module;
   int dynamic_shared_bytes;
 };
 }  // namespace fulmen::cuda
@@ -45,8 +47,15 @@ thread_local std::vector<CUcontext> context_stack;
 
 std::mutex mutex;
 std::map<std::string, int> calls;
-std::map<CUdeviceptr, int> allocations;  // device of each
-FakeLaunch last_launch;
+struct Allocation {
+  std::size_t bytes;
+  int device;  // -1: pinned host memory
+  bool is_managed;
+  bool is_in_stream;
+};
+std::map<CUdeviceptr, Allocation> allocations;  // by where they begin
+std::deque<FakeLaunch> launches;
+std::deque<std::vector<char>> params_of_launches;
 std::deque<CUmod_st> modules;  // never freed: a driver would do that
 std::deque<CUfunc_st> functions;
 
@@ -63,6 +72,27 @@ CUresult called(const char* function) {
 }
 
 CUcontext current() { return context_stack.empty() ? nullptr : context_stack.back(); }
+
+CUdeviceptr allocate(std::size_t bytes, int device, bool is_in_stream) {
+  const auto pointer = reinterpret_cast<CUdeviceptr>(std::calloc(bytes, 1));
+  const std::lock_guard lock(mutex);
+  allocations[pointer] = {bytes, device, false, is_in_stream};
+  return pointer;
+}
+
+void release(CUdeviceptr pointer) {
+  const std::lock_guard lock(mutex);
+  allocations.erase(pointer);
+  std::free(reinterpret_cast<void*>(pointer));
+}
+
+// The text between two marks, or "".
+std::string between(const std::string& text, const std::string& begin, const std::string& end) {
+  const std::size_t at = text.find(begin);
+  if (at == std::string::npos) return "";
+  const std::size_t from = at + begin.size();
+  return text.substr(from, text.find(end, from) - from);
+}
 
 }  // namespace
 
@@ -181,8 +211,11 @@ FAKE(cuModuleLoadData, CUmodule* module, const void* image) {
   if (std::strncmp(static_cast<const char*>(image), expected.c_str(), expected.size()) != 0) {
     return kCudaNoBinaryForGpu;
   }
+  const std::string text = static_cast<const char*>(image);
   const std::lock_guard lock(mutex);
-  *module = &modules.emplace_back(CUmod_st{current()->device});
+  const std::string bytes = between(text, ") == ", ", \"host and device disagree on the param");
+  *module = &modules.emplace_back(CUmod_st{current()->device, between(text, "// ", "\n"),
+                                           static_cast<std::size_t>(std::atol(bytes.c_str()))});
   return kCudaSuccess;
 }
 FAKE(cuModuleUnload, CUmodule) {
@@ -192,7 +225,7 @@ FAKE(cuModuleUnload, CUmodule) {
 FAKE(cuModuleGetFunction, CUfunction* function, CUmodule module, const char*) {
   ENTER(cuModuleGetFunction);
   const std::lock_guard lock(mutex);
-  *function = &functions.emplace_back(CUfunc_st{module->device, 0});
+  *function = &functions.emplace_back(CUfunc_st{module, 0});
   return kCudaSuccess;
 }
 FAKE(cuFuncGetAttribute, int* value, int, CUfunction) {
@@ -212,38 +245,85 @@ FAKE(cuOccupancyMaxActiveBlocksPerMultiprocessor, int* blocks, CUfunction, int, 
 }
 FAKE(cuLaunchKernelEx, const CUlaunchConfig* config, CUfunction function, void** params, void**) {
   ENTER(cuLaunchKernelEx);
-  if (current() == nullptr || current()->device != function->device) return kCudaInvalidValue;
+  const CUmod_st& module = *function->module;
+  if (current() == nullptr || current()->device != module.device) return kCudaInvalidValue;
   const std::lock_guard lock(mutex);
-  last_launch = {*config, function->device, function->dynamic_shared_bytes, params[0], {}};
+  const char* given = static_cast<const char*>(params[0]);
+  std::vector<char>& copy = params_of_launches.emplace_back();
+  if (given != nullptr) copy.assign(given, given + module.params_bytes);
+  FakeLaunch& launch = launches.emplace_back();
+  launch = {
+      *config, module.device, function->dynamic_shared_bytes, module.kernel.c_str(), copy.data(),
+      {}};
   for (unsigned i = 0; i < config->num_attributes; ++i) {
-    last_launch.attributes[i] = config->attributes[i];
+    launch.attributes[i] = config->attributes[i];
   }
   return kCudaSuccess;
 }
-FAKE(cuPointerGetAttribute, void* value, int attribute, CUdeviceptr pointer) {
-  ENTER(cuPointerGetAttribute);
+FAKE(cuPointerGetAttributes, unsigned count, const int* attributes, void** values,
+     CUdeviceptr pointer) {
+  ENTER(cuPointerGetAttributes);
   const std::lock_guard lock(mutex);
-  const auto found = allocations.find(pointer);
-  if (found == allocations.end()) return kCudaInvalidValue;
-  const int answer = attribute == kPointerMemoryType ? static_cast<int>(kMemoryDevice)
-                     : attribute == kPointerDevice   ? found->second
-                                                     : 0;
-  std::memcpy(value, &answer, sizeof(answer));
+  auto found = allocations.upper_bound(pointer);
+  const bool is_known = found != allocations.begin() && (--found, true) &&
+                        pointer < found->first + found->second.bytes;
+  const Allocation memory = is_known ? found->second : Allocation{0, -2, false, false};
+  for (unsigned i = 0; i < count; ++i) {
+    const unsigned type = memory.device >= 0 ? kMemoryDevice : kMemoryHost;
+    const int answer = attributes[i] == kPointerMemoryType  ? static_cast<int>(is_known ? type : 0)
+                       : attributes[i] == kPointerDevice    ? memory.device
+                       : attributes[i] == kPointerIsManaged ? memory.is_managed
+                                                            : 0;
+    std::memcpy(values[i], &answer, sizeof(answer));
+  }
   return kCudaSuccess;
 }
 FAKE(cuMemAlloc_v2, CUdeviceptr* pointer, std::size_t bytes) {
   ENTER(cuMemAlloc_v2);
   if (current() == nullptr) return kCudaNotInitialized;
-  *pointer = reinterpret_cast<CUdeviceptr>(std::malloc(bytes));
-  const std::lock_guard lock(mutex);
-  allocations[*pointer] = current()->device;
+  *pointer = allocate(bytes, current()->device, false);
   return kCudaSuccess;
 }
 FAKE(cuMemFree_v2, CUdeviceptr pointer) {
   ENTER(cuMemFree_v2);
-  const std::lock_guard lock(mutex);
-  allocations.erase(pointer);
-  std::free(reinterpret_cast<void*>(pointer));
+  release(pointer);
+  return kCudaSuccess;
+}
+FAKE(cuMemPoolCreate, CUmemoryPool* pool, const CUmemPoolProps* properties) {
+  ENTER(cuMemPoolCreate);
+  *pool = reinterpret_cast<CUmemoryPool>(&contexts[properties->location_id]);
+  return kCudaSuccess;
+}
+FAKE(cuMemPoolSetAttribute, CUmemoryPool, int attribute, void* value) {
+  ENTER(cuMemPoolSetAttribute);
+  std::uint64_t bytes = 0;
+  std::memcpy(&bytes, value, sizeof(bytes));
+  return attribute == kPoolReleaseThreshold && bytes > 0 ? kCudaSuccess : kCudaInvalidValue;
+}
+FAKE(cuMemAllocFromPoolAsync, CUdeviceptr* pointer, std::size_t bytes, CUmemoryPool pool,
+     CUstream) {
+  ENTER(cuMemAllocFromPoolAsync);
+  if (current() == nullptr) return kCudaNotInitialized;
+  if (pool != reinterpret_cast<CUmemoryPool>(current())) return kCudaInvalidValue;
+  *pointer = allocate(bytes, current()->device, true);
+  return kCudaSuccess;
+}
+FAKE(cuMemFreeAsync, CUdeviceptr pointer, CUstream) {
+  ENTER(cuMemFreeAsync);
+  if (current() == nullptr) return kCudaNotInitialized;
+  release(pointer);
+  return kCudaSuccess;
+}
+FAKE(cuMemHostAlloc, void** pointer, std::size_t bytes, unsigned) {
+  ENTER(cuMemHostAlloc);
+  if (current() == nullptr) return kCudaNotInitialized;
+  *pointer = reinterpret_cast<void*>(allocate(bytes, -1, false));
+  return kCudaSuccess;
+}
+FAKE(cuTensorMapEncodeTiled, CUtensorMap* map, int, unsigned, void* address, const std::uint64_t*,
+     const std::uint64_t*, const unsigned*, const unsigned*, int, int, int, int) {
+  ENTER(cuTensorMapEncodeTiled);
+  map->opaque[0] = reinterpret_cast<std::uint64_t>(address);
   return kCudaSuccess;
 }
 FAKE(cuMemsetD8Async, CUdeviceptr, unsigned char, std::size_t, CUstream) {
@@ -256,7 +336,25 @@ extern "C" __attribute__((visibility("default"))) int fake_num_calls(const char*
   return calls[function];
 }
 
-extern "C" __attribute__((visibility("default"))) FakeLaunch fake_last_launch() {
+extern "C" __attribute__((visibility("default"))) int fake_num_launches() {
   const std::lock_guard lock(mutex);
-  return last_launch;
+  return static_cast<int>(launches.size());
+}
+
+extern "C" __attribute__((visibility("default"))) FakeLaunch fake_launch(int index) {
+  const std::lock_guard lock(mutex);
+  return launches[static_cast<std::size_t>(index)];
+}
+
+extern "C" __attribute__((visibility("default"))) std::size_t fake_num_bytes_in_streams() {
+  const std::lock_guard lock(mutex);
+  std::size_t bytes = 0;
+  for (const auto& [pointer, memory] : allocations) bytes += memory.is_in_stream * memory.bytes;
+  return bytes;
+}
+
+extern "C" __attribute__((visibility("default"))) void fake_set_managed(CUdeviceptr pointer,
+                                                                        int managed) {
+  const std::lock_guard lock(mutex);
+  allocations[pointer].is_managed = managed != 0;
 }

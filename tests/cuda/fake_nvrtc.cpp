@@ -5,7 +5,9 @@
 // For tests of the search, the cache and the faults, on machines without the real one.
 //   FAKE_NVRTC_VERSION=<n>   13000 by default
 //   FAKE_NVRTC_FAIL=1        every compilation fails, with the log "error: planted"
-//   FAKE_NVRTC_LOG=<text>    the log of a compilation that works
+//   FAKE_NVRTC_LOG=<text>    the log of a compilation that works ...
+//   FAKE_NVRTC_LOG_OF=<text> ... of programs that contain this; the others get the usual one
+#include <atomic>
 #include <cstdlib>
 #include <cstring>
 #include <string>
@@ -21,6 +23,8 @@ namespace {
 constexpr int kArchs[] = {75, 80, 86, 89, 90, 100, 120};
 constexpr int kSuccess = 0;
 constexpr int kCompilation = 6;
+
+std::atomic<int> num_compilations{0};
 
 void copy_out(const std::string& from, char* to) { std::memcpy(to, from.data(), from.size()); }
 
@@ -61,6 +65,7 @@ FAKE int nvrtcDestroyProgram(_nvrtcProgram** program) {
   return kSuccess;
 }
 FAKE int nvrtcCompileProgram(_nvrtcProgram* program, int num_options, const char* const* options) {
+  ++num_compilations;
   if (std::getenv("FAKE_NVRTC_FAIL") != nullptr) {
     program->log = "error: planted";
     return kCompilation;
@@ -72,7 +77,9 @@ FAKE int nvrtcCompileProgram(_nvrtcProgram* program, int num_options, const char
       program->cubin = "cubin " + option.substr(prefix.size()) + "\n";
   }
   program->cubin += program->text;
-  program->log = variable("FAKE_NVRTC_LOG", "ptxas info    : Used 32 registers");
+  const bool is_meant = program->text.find(variable("FAKE_NVRTC_LOG_OF", "")) != std::string::npos;
+  constexpr const char* kLog = "ptxas info    : Used 32 registers";
+  program->log = is_meant ? variable("FAKE_NVRTC_LOG", kLog) : kLog;
   return kSuccess;
 }
 FAKE int nvrtcGetProgramLogSize(_nvrtcProgram* program, std::size_t* bytes) {
@@ -91,3 +98,4 @@ FAKE int nvrtcGetCUBIN(_nvrtcProgram* program, char* cubin) {
   copy_out(program->cubin, cubin);
   return kSuccess;
 }
+FAKE int fake_num_compilations() { return num_compilations; }

@@ -5,10 +5,12 @@
 // is said when something fails.
 #include "cuda/module.h"
 
+#include <cstring>
 #include <thread>
 #include <vector>
 
 #include "cuda/launch.h"
+#include "cuda/place.h"
 #include "support.h"
 
 namespace fulmen::cuda {
@@ -43,6 +45,15 @@ TEST(Device, TooOldIsNamed) {
 TEST(Device, AContextThatDoesNotOpenIsAnError) {
   const ScopedVariable fail("FAKE_CUDA_cuDevicePrimaryCtxRetain", "2");
   expect_error(Status::kOutOfMemory, {"open a context on device 0", "(2,"},
+               [] { Device(driver(), 0); });
+}
+
+TEST(Device, OneWithoutMemoryPoolsIsUsedWithoutThem) {
+  const ScopedVariable none("FAKE_CUDA_cuMemPoolCreate", "801");
+  EXPECT_EQ(Device(driver(), 0).pool(), nullptr);
+  EXPECT_NE(device(0).pool(), nullptr);
+  const ScopedVariable broken("FAKE_CUDA_cuMemPoolCreate", "2");
+  expect_error(Status::kOutOfMemory, {"make a memory pool on device 0"},
                [] { Device(driver(), 0); });
 }
 
@@ -131,7 +142,8 @@ TEST(Launch, PassesItsShapeOnTheCallersStream) {
   EXPECT_EQ(seen.config.grid_x, 70000u);
   EXPECT_EQ(seen.config.block_x, 128u);
   EXPECT_EQ(seen.config.stream, stream);
-  EXPECT_EQ(seen.params, params);
+  EXPECT_STREQ(seen.kernel, "launched");
+  EXPECT_EQ(std::memcmp(seen.params, params, sizeof(params)), 0);
   ASSERT_EQ(seen.config.num_attributes, 2u);
   EXPECT_EQ(seen.attributes[0].id, kLaunchClusterDimension);
   EXPECT_EQ(seen.attributes[0].value.cluster.x, 2u);
@@ -149,7 +161,7 @@ TEST(Launch, NothingToDoLaunchesNothing) {
 TEST(Launch, AllocatesCompilesAndWaitsForNothing) {
   const LoadedKernel& kernel = prepare(device(0), small_spec("launched"));
   const std::vector<const char*> forbidden = {"cuMemAlloc_v2", "cuMemFree_v2", "cuModuleLoadData",
-                                              "cuCtxSynchronize", "cuPointerGetAttribute"};
+                                              "cuCtxSynchronize", "cuPointerGetAttributes"};
   std::vector<int> before;
   for (const char* function : forbidden) before.push_back(num_calls(function));
   launch(kernel, {5}, nullptr, nullptr);
@@ -188,11 +200,11 @@ TEST(CheckPointer, TellsHostMemoryAndOtherDevicesApart) {
   const void* pointer = reinterpret_cast<const void*>(memory);
   EXPECT_NO_THROW(check_pointer(device(1), pointer, "q"));
   EXPECT_NO_THROW(check_pointer(device(1), nullptr, "q"));
-  EXPECT_EQ(device_of(driver(), pointer), 1);
+  EXPECT_EQ(place_of(pointer).device, 1);
   expect_error(Status::kArgument, {"q is on device 1", "runs on device 0"},
                [&] { check_pointer(device(0), pointer, "q"); });
   const int local = 0;
-  EXPECT_EQ(device_of(driver(), &local), -1);
+  EXPECT_EQ(place_of(&local).kind, PointerPlace::kHost);
   expect_error(Status::kArgument, {"k is in ordinary host memory", "Fake GPU 0", "backend='cpu'"},
                [&] { check_pointer(device(0), &local, "k"); });
   driver()->cuMemFree_v2(memory);

@@ -101,15 +101,24 @@ inline KernelSpec small_spec(const std::string& name) {
 }
 
 // The fake driver's own functions.
-inline int num_calls(const char* function) {
-  void* driver = ::dlopen(FAKE_DRIVER_FILE, RTLD_NOW);
-  const auto count = reinterpret_cast<FakeNumCalls*>(::dlsym(driver, "fake_num_calls"));
-  return count(function);
+template <class Function>
+Function* fake_driver(const char* name) {
+  return reinterpret_cast<Function*>(::dlsym(::dlopen(FAKE_DRIVER_FILE, RTLD_NOW), name));
 }
 
-inline FakeLaunch last_launch() {
-  void* driver = ::dlopen(FAKE_DRIVER_FILE, RTLD_NOW);
-  return reinterpret_cast<FakeLastLaunch*>(::dlsym(driver, "fake_last_launch"))();
+inline int num_calls(const char* function) {
+  return fake_driver<FakeNumCalls>("fake_num_calls")(function);
+}
+inline int num_launches() { return fake_driver<FakeNumLaunches>("fake_num_launches")(); }
+inline FakeLaunch launch_number(int index) {
+  return fake_driver<FakeLaunchOf>("fake_launch")(index);
+}
+inline FakeLaunch last_launch() { return launch_number(num_launches() - 1); }
+
+// How many programs the fake compiler was given.
+inline int num_compilations() {
+  void* compiler = ::dlopen(FAKE_NVRTC_FILE, RTLD_NOW);
+  return reinterpret_cast<int (*)()>(::dlsym(compiler, "fake_num_compilations"))();
 }
 
 }  // namespace fulmen::cuda

@@ -61,7 +61,9 @@ TEST(Veneer, OptionsArriveUnchanged) {
                                            .deterministic = true,
                                            .batch_invariant = true,
                                            .backend = fulmen::Backend::kCpu,
-                                           .implementation = fulmen::Implementation::kTiled}
+                                           .implementation = fulmen::Implementation::kTiled,
+                                           .device = 12,
+                                           .device_name = "h100"}
                                .c();
   EXPECT_EQ(c.scale, 2);
   EXPECT_EQ(c.softcap, 3);
@@ -80,22 +82,24 @@ TEST(Veneer, OptionsArriveUnchanged) {
   EXPECT_EQ(c.batch_invariant, 1);
   EXPECT_EQ(c.backend, FULMEN_BACKEND_CPU);
   EXPECT_EQ(c.implementation, FULMEN_TILED);
+  EXPECT_EQ(c.device, 12);
+  EXPECT_STREQ(c.device_name, "h100");
 }
 
 // Each member of Tensors, marked by its rank-1 extent, lands in the member of the same name.
 TEST(Veneer, TensorsArriveUnderTheirNames) {
   fulmen::Tensors all;
   fulmen::Tensor* const ours[] = {
-      &all.q,      &all.k,         &all.v,          &all.bias,  &all.mask,  &all.alibi_slopes,
-      &all.sinks,  &all.q_lengths, &all.kv_lengths, &all.cu_q,  &all.cu_kv, &all.q_ids,
-      &all.kv_ids, &all.o,         &all.lse,        &all.stats, &all.dout,  &all.dlse,
-      &all.dq,     &all.dk,        &all.dv,         &all.dbias, &all.dsinks};
+      &all.q,      &all.k,         &all.v,          &all.bias, &all.mask,  &all.alibi_slopes,
+      &all.sinks,  &all.q_lengths, &all.kv_lengths, &all.cu_q, &all.cu_kv, &all.q_ids,
+      &all.kv_ids, &all.rng,       &all.o,          &all.lse,  &all.stats, &all.dout,
+      &all.dlse,   &all.dq,        &all.dk,         &all.dv,   &all.dbias, &all.dsinks};
   using C = fulmen_tensors;
   fulmen_tensor C::* const theirs[] = {
-      &C::q,      &C::k,         &C::v,          &C::bias,  &C::mask,  &C::alibi_slopes,
-      &C::sinks,  &C::q_lengths, &C::kv_lengths, &C::cu_q,  &C::cu_kv, &C::q_ids,
-      &C::kv_ids, &C::o,         &C::lse,        &C::stats, &C::dout,  &C::dlse,
-      &C::dq,     &C::dk,        &C::dv,         &C::dbias, &C::dsinks};
+      &C::q,      &C::k,         &C::v,          &C::bias, &C::mask,  &C::alibi_slopes,
+      &C::sinks,  &C::q_lengths, &C::kv_lengths, &C::cu_q, &C::cu_kv, &C::q_ids,
+      &C::kv_ids, &C::rng,       &C::o,          &C::lse,  &C::stats, &C::dout,
+      &C::dlse,   &C::dq,        &C::dk,         &C::dv,   &C::dbias, &C::dsinks};
   static_assert(std::size(ours) == std::size(theirs));
   static_assert(sizeof(C) == sizeof(std::size_t) + std::size(ours) * sizeof(fulmen_tensor));
   for (std::size_t i = 0; i < std::size(ours); ++i) ours[i]->shape[0] = static_cast<int>(i) + 1;
@@ -160,8 +164,8 @@ TEST(Veneer, FailuresAreTheClassOfTheirStatus) {
   Arrays arrays;
   fulmen::Tensors tensors = arrays.tensors();
   EXPECT_THROW(fulmen::attention({.softcap = -1}, tensors), fulmen::ArgumentError);
-  EXPECT_THROW(fulmen::attention({.backend = fulmen::Backend::kCuda}, tensors),
-               fulmen::UnsupportedError);
+  EXPECT_THROW(fulmen::attention({.backend = fulmen::Backend::kCpu, .device = 0}, tensors),
+               fulmen::ArgumentError);
   tensors.lse.dtype = FULMEN_FLOAT16;
   EXPECT_THROW(fulmen::attention({}, tensors), fulmen::DTypeError);
   tensors.lse = fulmen::tensor(arrays.lse, {1, kRows});
@@ -186,6 +190,20 @@ TEST(Veneer, TensorsCheckTheirSizes) {
   EXPECT_THROW(fulmen::tensor(six.data(), fulmen::DType::kFloat32, {1, 1, 1, 1, 6}),
                fulmen::ShapeError);
   EXPECT_EQ(fulmen::tensor(six.data(), fulmen::DType::kFloat32, {2, 3}, {1, 2}).strides[1], 2);
+}
+
+TEST(Veneer, GpusAreReached) {
+  Arrays arrays;
+  const fulmen::Problem problem{.device_name = "sm_80"};
+  const fulmen::Plan plan(problem, arrays.tensors(), fulmen::Operation::kForward);
+  EXPECT_THAT(plan.explain(), HasSubstr("\"arch\": \"sm_80\""));
+  EXPECT_THROW(plan.forward(arrays.tensors(), {}), fulmen::UnsupportedError);
+  EXPECT_THAT(fulmen::gpu_info(), HasSubstr("\"device_names\": [\"t4\""));
+  EXPECT_THROW(fulmen::bundle_write(std::span(&plan, 1), ""), fulmen::ArgumentError);
+  EXPECT_THROW(fulmen::bundle_load("/no/such/bundle"), fulmen::ArgumentError);
+  EXPECT_THROW(fulmen::device_faults(-1), fulmen::Error);
+  const std::string empty[] = {""};
+  EXPECT_THROW(fulmen::set_nvrtc_candidates(empty), fulmen::ArgumentError);
 }
 
 TEST(Veneer, TextsAreWhole) {

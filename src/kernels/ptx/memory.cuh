@@ -12,6 +12,9 @@ namespace fulmen::ptx {
 struct U32x4 {
   u32 word[4];
 };
+struct F32x2 {
+  float word[2];
+};
 
 // The first byte of the block's dynamic shared memory, on a multiple of 1,024.
 inline u32 dynamic_shared() {
@@ -27,6 +30,14 @@ inline u32 load_shared(u32 address) {
 }
 inline void store_shared(u32 address, u32 x) {
   asm volatile("st.shared.b32 [%0], %1;" ::"r"(address), "r"(x) : "memory");
+}
+// ld.shared.v2.f32; not ordered with stores, only with waits.
+inline F32x2 load_shared_f32x2(u32 address) {
+  F32x2 x;
+  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];"
+               : "=f"(x.word[0]), "=f"(x.word[1])
+               : "r"(address));
+  return x;
 }
 inline U32x4 load_shared_x4(u32 address) {
   U32x4 x;
@@ -51,6 +62,14 @@ inline void stmatrix_x4(u32 row_address, U32x4 x) {
       : "memory");
 }
 
+// stmatrix.x4.trans: as stmatrix_x4, each matrix transposed on its way.
+inline void stmatrix_x4_trans(u32 row_address, U32x4 x) {
+  asm volatile(
+      "stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row_address),
+      "r"(x.word[0]), "r"(x.word[1]), "r"(x.word[2]), "r"(x.word[3])
+      : "memory");
+}
+
 // ldmatrix.x4: the reverse of stmatrix_x4.
 inline U32x4 ldmatrix_x4(u32 row_address) {
   U32x4 x;
@@ -58,6 +77,15 @@ inline U32x4 ldmatrix_x4(u32 row_address) {
                : "=r"(x.word[0]), "=r"(x.word[1]), "=r"(x.word[2]), "=r"(x.word[3])
                : "r"(row_address)
                : "memory");
+  return x;
+}
+
+// ld.global.v4: 16 bytes, aligned.
+inline U32x4 load_global_x4(const u16* pointer) {
+  U32x4 x;
+  asm volatile("ld.global.v4.b32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(x.word[0]), "=r"(x.word[1]), "=r"(x.word[2]), "=r"(x.word[3])
+               : "l"(pointer));
   return x;
 }
 

@@ -27,6 +27,13 @@ inline i32 broadcast(i32 x) { return __shfl_sync(~0u, x, 0); }
 // vote.sync.any
 inline bool any(bool predicate) { return __any_sync(~0u, predicate); }
 
+// vote.sync.ballot: bit l is the predicate of lane l. popc.
+inline u32 ballot(bool predicate) { return __ballot_sync(~0u, predicate); }
+inline i32 count_ones(u32 x) { return __popc(x); }
+
+// No instruction: x is computed here and not later, where its inputs would have to be kept.
+inline void compute_here(u64& x) { asm volatile("" : "+l"(x)); }
+
 // bar.warp.sync: orders the shared-memory accesses of a warp.
 inline void warp_sync() { __syncwarp(); }
 

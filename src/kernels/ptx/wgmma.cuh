@@ -24,6 +24,14 @@ inline void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
 
+// No instruction: keeps reads of an accumulator behind the wait that was just made, where the
+// compiler would move them before it.
+template <i32 kFloats>
+inline void wgmma_settle(float (&d)[kFloats]) {
+#pragma unroll
+  for (i32 i = 0; i < kFloats; ++i) asm volatile("" : "+f"(d[i])::"memory");
+}
+
 // A matrix in shared memory, rows of 64 elements (128 bytes) with 128-byte swizzle, as the lower
 // word of a descriptor; the upper word is the constant 0x40000040: 1,024 bytes from one group of 8
 // rows to the next, 128-byte swizzle. `chunk_bytes` leads from 64 columns to the next 64 where the

@@ -7,6 +7,7 @@
 #pragma once
 
 #include "kernels/tile/forward_shared.cuh"
+#include "kernels/tile/sequence_order.cuh"
 
 namespace fulmen {
 
@@ -24,12 +25,14 @@ struct ForwardPlanner {
   void assign(u32 count, const Assignment& next) const {
     const bool for_warpgroup = lane < u32(kConfig.warpgroups);
     const i32 row = next.block.q_block * kConfig.q_rows();
-    const BlockRange range = visited_blocks<kConfig>(
-        params, for_warpgroup ? row + 64 * i32(lane) : row, for_warpgroup ? 64 : kConfig.q_rows());
+    const Place place = place_of<kConfig>(params, next.block);
+    const BlockRange range = visited_blocks<kConfig>(params.mask, place.shape,
+                                                     for_warpgroup ? row + 64 * i32(lane) : row,
+                                                     for_warpgroup ? 64 : kConfig.q_rows());
     const Interval all{ptx::shuffle(i32(range.visit.begin), kConfig.warpgroups),
                        ptx::shuffle(i32(range.visit.end), kConfig.warpgroups)};
     if (for_warpgroup) {
-      const KeyBlocks blocks = key_blocks(all, range, next.careful || !kConfig.skip_full_masks);
+      const KeyBlocks blocks = key_blocks<kConfig>(all, range);
       const u32 mail = shared.key_blocks(count, lane);
       ptx::store_shared_x4(mail, {{u32(blocks.begin), u32(blocks.full_begin), u32(blocks.full_end),
                                    u32(blocks.end)}});
@@ -37,6 +40,7 @@ struct ForwardPlanner {
       ptx::store_shared(mail + 20, blocks.all_end);
     }
     if (lane == 0) {
+      write_place(shared, count, place);
       ptx::store_shared(shared.failed(count), 0);
       ptx::store_shared_x4(shared.mail(count), {{u32(next.block.q_block), u32(next.block.head),
                                                  u32(next.block.batch), u32(next.careful)}});
@@ -55,8 +59,12 @@ struct ForwardPlanner {
   }
 
   void run() {
-    const BlockOrder order = block_order<kConfig>(params);
-    Assignment now{order.at(ptx::block_index()), false};
+    SequenceOrder<kConfig> order(params, lane);
+    const i32 size = order.size();
+    Assignment now{{-1, 0, 0}, false};
+    if (!kConfig.sequences || i32(ptx::block_index()) < size) {
+      now.block = order.at(ptx::block_index());
+    }
 #pragma unroll 1
     for (u32 count = 0;; ++count) {
       assign(count, now);
@@ -66,13 +74,13 @@ struct ForwardPlanner {
       ptx::mbarrier_wait(shared.nearly_loaded(), count % 2);
       if (claimed == kUnclaimed) {
         u32 index = 0;
-        if (lane == 0) index = ptx::atomic_inc(params.next_block, order.size() - 1);
-        claimed = min<i32>(order.size(), ptx::broadcast(index) + ptx::num_blocks());
+        if (lane == 0) index = ptx::atomic_inc(params.next_block, size - 1);
+        claimed = min<i32>(size, ptx::broadcast(index) + ptx::num_blocks());
       }
       // Assignment count - 1 is over by now, or nearly: its verdict decides what comes next.
       if (count > 0 && must_repeat(count - 1)) {
         now = {read_assignment(shared, count - 1).block, true};
-      } else if (claimed < order.size()) {
+      } else if (claimed < size) {
         now = {order.at(claimed), false};
         claimed = kUnclaimed;
       } else if (must_repeat(count)) {

@@ -9,6 +9,7 @@
 #include "kernels/config.h"
 #include "kernels/ptx/memory.cuh"
 #include "kernels/ptx/thread.cuh"
+#include "kernels/sequences.cuh"
 #include "kernels/tile/block_order.cuh"
 #include "kernels/tile/pipeline.cuh"
 
@@ -19,20 +20,22 @@ template <AttentionConfig kConfig>
 struct ForwardShared {
   u32 base;
 
-  using QCursor = Cursor<kConfig.q_buffers>;
+  using QCursor = Cursor<kConfig.num_q_slots()>;
   using KvCursor = Cursor<kConfig.stages>;
-  static constexpr u32 kK = kConfig.q_buffers * kConfig.q_bytes();
+  static constexpr u32 kK = kConfig.num_q_slots() * kConfig.q_bytes();
   static constexpr u32 kV = kK + kConfig.stages * kConfig.k_bytes();
   static constexpr u32 kO = kV + kConfig.stages * kConfig.v_bytes();
   static constexpr u32 kMail = kO + kConfig.o_bytes();
-  static constexpr u32 kMailBytes = 32 + 32 * kConfig.warpgroups;
+  static constexpr u32 kMailBytes = kConfig.mail_bytes();
   static constexpr u32 kBarriers = kMail + 2 * kMailBytes;
   static constexpr u32 kQBarriers = kBarriers + 48;
-  static constexpr u32 kKBarriers = kQBarriers + Ring<kConfig.q_buffers>::kBarrierBytes;
+  static constexpr u32 kKBarriers = kQBarriers + Ring<kConfig.num_q_slots()>::kBarrierBytes;
   static constexpr u32 kVBarriers = kKBarriers + Ring<kConfig.stages>::kBarrierBytes;
-  static_assert(kVBarriers + Ring<kConfig.stages>::kBarrierBytes <= u32(kConfig.shared_bytes()));
+  static constexpr u32 kLanded = kVBarriers + Ring<kConfig.stages>::kBarrierBytes;
+  static_assert(kLanded + (kConfig.sequences ? 8 * kConfig.stages : 0) ==
+                u32(kConfig.shared_bytes()));
 
-  constexpr Ring<kConfig.q_buffers> q() const {
+  constexpr Ring<kConfig.num_q_slots()> q() const {
     return {base, u32(kConfig.q_bytes()), base + kQBarriers};
   }
   constexpr Ring<kConfig.stages> k() const {
@@ -51,18 +54,25 @@ struct ForwardShared {
   constexpr u32 key_blocks(u32 count, u32 warpgroup) const {
     return mail(count) + 32 + 32 * warpgroup;
   }
+  constexpr u32 place(u32 count) const { return key_blocks(count, kConfig.warpgroups); }
   constexpr u32 assigned(u32 count) const { return base + kBarriers + count % 2 * 8; }
   constexpr u32 done(u32 count) const { return base + kBarriers + 16 + count % 2 * 8; }
   static constexpr u32 parity(u32 count) { return count / 2 % 2; }  // of the two above
   constexpr u32 nearly_loaded() const { return base + kBarriers + 32; }
 
+  // loader -> sweeper: a tile of V has landed whose last rows must be cleared before it is full.
+  constexpr u32 landed(KvCursor at) const { return base + kLanded + 8 * at.buffer; }
+
   void init() const {
-    q().init(kConfig.warpgroups);
+    q().init(1);
     k().init(kConfig.warpgroups);
     v().init(kConfig.warpgroups);
     for (u32 slot = 0; slot < 2; ++slot) {
       ptx::mbarrier_init(assigned(slot), 1);
-      ptx::mbarrier_init(done(slot), 4 * kConfig.warpgroups);
+      ptx::mbarrier_init(done(slot), 4 * kConfig.warpgroups + (kConfig.sequences ? 1 : 0));
+    }
+    for (u32 stage = 0; kConfig.sequences && stage < u32(kConfig.stages); ++stage) {
+      ptx::mbarrier_init(landed({stage, 0}), 1);
     }
     ptx::mbarrier_init(nearly_loaded(), 1);
     ptx::fence_mbarrier_init();
@@ -80,6 +90,31 @@ struct Assignment {
   bool careful;  // the second attempt: the maximum of every block of keys is taken
 };
 
+// The rows that a block of queries belongs to, in the arrays.
+struct Place {
+  i32 batch;     // entry of the arrays
+  i32 q_begin;   // its first row in q, o, lse
+  i32 kv_begin;  // in k, v
+  i32 q_slot;    // rows of o from q_begin on that are written: zeros past q_len
+  SequenceShape shape;
+};
+
+template <AttentionConfig kConfig>
+inline Place place_of(const ForwardParams& params, const QueryBlock& block) {
+  if constexpr (kConfig.sequences) {
+    const Sequence sequence = load_sequence(params.attention, block.batch);
+    return {i32(sequence.batch), i32(sequence.q_begin), i32(sequence.kv_begin),
+            i32(sequence.q_slot), sequence.shape};
+  }
+  return {block.batch, 0, 0, params.shape.q_len, params.shape};
+}
+
+// Rows of a block of keys that are inside the sequence.
+template <AttentionConfig kConfig>
+constexpr i32 rows_inside(const Place& place, i32 key_block) {
+  return clamp(place.shape.kv_len - key_block * kConfig.kv_rows, 0, kConfig.kv_rows);
+}
+
 // The part of the mask that a kernel with this MaskKind has to look at.
 template <AttentionConfig kConfig>
 constexpr IntervalMask effective_mask(const IntervalMask& mask) {
@@ -96,11 +131,12 @@ constexpr IntervalMask effective_mask(const IntervalMask& mask) {
 
 // Blocks of keys that rows [begin, begin + count) visit; one (all hidden) where they see nothing.
 template <AttentionConfig kConfig>
-constexpr BlockRange visited_blocks(const ForwardParams& params, i64 begin, i64 count) {
-  const i64 end = min<i64>(begin + count, params.shape.q_len);
+constexpr BlockRange visited_blocks(const IntervalMask& mask, const SequenceShape& shape, i64 begin,
+                                    i64 count) {
+  const i64 end = min<i64>(begin + count, shape.q_len);
   if (begin >= end) return {{0, 1}, {0, 0}};
-  BlockRange range = visible_column_blocks(effective_mask<kConfig>(params.mask), params.shape,
-                                           {begin, end}, kConfig.kv_rows);
+  BlockRange range =
+      visible_column_blocks(effective_mask<kConfig>(mask), shape, {begin, end}, kConfig.kv_rows);
   range.visit.end = max(range.visit.end, range.visit.begin + 1);
   return range;
 }
@@ -112,18 +148,13 @@ struct KeyBlocks {
 };
 
 // all: what the whole thread block visits; own: what the rows of this warpgroup see.
-constexpr KeyBlocks key_blocks(const Interval& all, const BlockRange& own, bool mask_all) {
+template <AttentionConfig kConfig>
+constexpr KeyBlocks key_blocks(const Interval& all, const BlockRange& own) {
   const i64 begin = max(own.visit.begin, all.begin);
   const i64 end = clamp(own.visit.end, begin + 1, all.end);
-  const i64 full_begin = mask_all ? begin : clamp(own.full.begin, begin, end);
-  const i64 full_end = mask_all ? begin : clamp(own.full.end, full_begin, end);
+  const i64 full_begin = kConfig.skip_full_masks ? clamp(own.full.begin, begin, end) : begin;
+  const i64 full_end = kConfig.skip_full_masks ? clamp(own.full.end, full_begin, end) : begin;
   return {i32(all.begin), i32(begin), i32(full_begin), i32(full_end), i32(end), i32(all.end)};
-}
-
-template <AttentionConfig kConfig>
-constexpr BlockOrder block_order(const ForwardParams& params) {
-  return {params.num_q_blocks, params.heads_q, params.batch, params.heads_per_group,
-          kConfig.longest_first && kConfig.mask != MaskKind::kLength};
 }
 
 template <AttentionConfig kConfig>
@@ -132,6 +163,33 @@ inline Assignment read_assignment(const ForwardShared<kConfig>& shared, u32 coun
   return {
       {ptx::broadcast(mail.word[0]), ptx::broadcast(mail.word[1]), ptx::broadcast(mail.word[2])},
       ptx::broadcast(mail.word[3]) != 0};
+}
+
+// Where equal sequences leave nothing to look up, the mail holds no place.
+template <AttentionConfig kConfig>
+inline void write_place(const ForwardShared<kConfig>& shared, u32 count, const Place& place) {
+  if constexpr (kConfig.sequences) {
+    const u32 mail = shared.place(count);
+    ptx::store_shared_x4(
+        mail, {{u32(place.batch), u32(place.q_begin), u32(place.kv_begin), u32(place.q_slot)}});
+    ptx::store_shared_x4(
+        mail + 16, {{u32(place.shape.q_len), u32(place.shape.kv_len), u32(place.shape.shift), 0}});
+  }
+}
+
+template <AttentionConfig kConfig>
+inline Place read_place(const ForwardShared<kConfig>& shared, const ForwardParams& params,
+                        const QueryBlock& block, u32 count) {
+  if constexpr (kConfig.sequences) {
+    const ptx::U32x4 rows = ptx::load_shared_x4(shared.place(count));
+    const ptx::U32x4 shape = ptx::load_shared_x4(shared.place(count) + 16);
+    return {i32(rows.word[0]),
+            i32(rows.word[1]),
+            i32(rows.word[2]),
+            i32(rows.word[3]),
+            {i32(shape.word[0]), i32(shape.word[1]), i32(shape.word[2])}};
+  }
+  return place_of<kConfig>(params, block);
 }
 
 template <AttentionConfig kConfig>

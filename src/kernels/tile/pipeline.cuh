@@ -16,9 +16,11 @@ struct Cursor {
   u32 buffer = 0;
   u32 parity = 0;
 
-  constexpr void advance() {
-    if (++buffer == kBuffers) {
-      buffer = 0;
+  // count <= kBuffers
+  constexpr void advance(u32 count = 1) {
+    buffer += count;
+    if (buffer >= kBuffers) {
+      buffer -= kBuffers;
       parity ^= 1;
     }
   }
@@ -44,11 +46,12 @@ struct Ring {
     }
   }
 
-  // Producer: waits until the buffer is free, then announces the bytes to come. A fresh ring is
-  // free.
-  void acquire(Cursor<kBuffers> at) const {
+  // Producer: waits until the buffer is free, then announces the bytes to come, to `full` or
+  // another barrier. A fresh ring is free.
+  void acquire(Cursor<kBuffers> at) const { acquire(at, full(at)); }
+  void acquire(Cursor<kBuffers> at, u32 barrier) const {
     ptx::mbarrier_wait(empty(at), at.parity ^ 1);
-    ptx::mbarrier_arrive_expect(full(at), buffer_bytes);
+    ptx::mbarrier_arrive_expect(barrier, buffer_bytes);
   }
 
   // Consumer: waits for the data; says that it was read.

@@ -19,7 +19,7 @@ namespace fulmen {
 template <AttentionConfig kConfig>
 using QRegisters = u32[kConfig.q_register_dims > 0 ? kConfig.q_register_dims / 4 : 1];
 
-// q: the warpgroup's first row in the Q tile of q_rows rows.
+// q: the warpgroup's tile of Q, 64 rows.
 template <AttentionConfig kConfig>
 inline void load_q_registers(QRegisters<kConfig>& rQ, u32 q) {
   const u32 thread = ptx::thread_index() % 128;
@@ -27,7 +27,7 @@ inline void load_q_registers(QRegisters<kConfig>& rQ, u32 q) {
 #pragma unroll
   for (i32 d = 0; d < kConfig.q_register_dims; d += 16) {
     const u32 unit = d % 64 / 8 + thread % 32 / 16;  // 16 bytes, exchanged by row % 8
-    const u32 chunk = q + d / 64 * kConfig.q_rows() * 128;
+    const u32 chunk = q + d / 64 * 64 * 128;
     const ptx::U32x4 x = ptx::ldmatrix_x4(chunk + row * 128 + ((unit ^ row % 8) << 4));
 #pragma unroll
     for (i32 w = 0; w < 4; ++w) rQ[d / 4 + w] = x.word[w];
@@ -45,13 +45,15 @@ inline void issue_scores(float (&S)[kConfig.kv_rows / 2], const QRegisters<kConf
   for (i32 d = 0; d < kConfig.d_qk; d += 16) {
     const u32 k_offset = d / 64 * kConfig.kv_rows * 128 + d % 64 * 2;
     const u32 k_part = k_descriptor + (k_offset >> 4);
-    if (d < kConfig.q_register_dims) {
-      const u32* a = rQ + d / 4;
-      ptx::wgmma_rs<kConfig.dtype, false>(S, a[0], a[1], a[2], a[3], k_part, d > 0);
-    } else {
-      const u32 q_offset = d / 64 * kConfig.q_rows() * 128 + d % 64 * 2;
-      ptx::wgmma_ss<kConfig.dtype, false>(S, q_descriptor + (q_offset >> 4), k_part, d > 0);
+    if constexpr (kConfig.q_register_dims > 0) {
+      if (d < kConfig.q_register_dims) {
+        const u32* a = rQ + d / 4;
+        ptx::wgmma_rs<kConfig.dtype, false>(S, a[0], a[1], a[2], a[3], k_part, d > 0);
+        continue;
+      }
     }
+    const u32 q_offset = d / 64 * 64 * 128 + d % 64 * 2;
+    ptx::wgmma_ss<kConfig.dtype, false>(S, q_descriptor + (q_offset >> 4), k_part, d > 0);
   }
   ptx::wgmma_commit();
 }

@@ -16,16 +16,16 @@
 
 namespace fulmen {
 
-inline constexpr float kNegativeInfinity = __builtin_bit_cast(float, 0xff800000u);
-
 template <AttentionConfig kConfig>
 struct RowSoftmax {
   static constexpr i32 kFloats = kConfig.kv_rows / 2;
   using Scores = float[kFloats];
 
-  float scale_log2;
+  float factor;  // scale log2(e), c above; 1 where scores come in units of log2
   float row_max[2] = {kNegativeInfinity, kNegativeInfinity};  // scaled; -inf: nothing seen yet
   float sum[2] = {0, 0};  // of this thread's columns; of the row after finish()
+
+  float raw_max[2] = {kNegativeInfinity, kNegativeInfinity};  // stats, update<true>: unscaled
 
   // m: what exponents are taken from; 0 while nothing was seen, so that exp2(-inf - m) = 0.
   float shift(i32 row) const { return row_max[row] == kNegativeInfinity ? 0.f : row_max[row]; }
@@ -48,7 +48,8 @@ struct RowSoftmax {
   }
 
   // One block by the textbook, m brought up to date first. Returns whether earlier results must be
-  // multiplied by `rescale`.
+  // multiplied by `rescale`. kAlways: m becomes the maximum itself, however little it grew.
+  template <bool kAlways = kConfig.shift_rule == ShiftRule::kEveryBlock>
   bool update(Scores& S, float (&rescale)[2]) {
     float block_max[2];
 #pragma unroll
@@ -59,9 +60,10 @@ struct RowSoftmax {
         block_max[row] = ptx::max(block_max[row], ptx::max(S[i], S[i + 1]));
       }
       block_max[row] = ptx::max(block_max[row], ptx::shuffle_xor(block_max[row], 1));
-      block_max[row] = ptx::max(block_max[row], ptx::shuffle_xor(block_max[row], 2)) * scale_log2;
+      block_max[row] = ptx::max(block_max[row], ptx::shuffle_xor(block_max[row], 2));
+      if constexpr (kConfig.stats && kAlways) raw_max[row] = ptx::max(raw_max[row], block_max[row]);
+      block_max[row] *= factor;
     }
-    constexpr bool kAlways = kConfig.shift_rule == ShiftRule::kEveryBlock;
     constexpr float kGrowth = 8;  // log2: p stays below 2^8, far from overflow even in f16
     const bool grown = kAlways || ptx::any(block_max[0] - row_max[0] > kGrowth ||
                                            block_max[1] - row_max[1] > kGrowth);
@@ -105,16 +107,51 @@ struct RowSoftmax {
     }
   }
 
-  // Whether a row that saw something kept clear of both ends of float32's range (NaN: no).
-  bool in_range(i32 row) const { return 0x1p-100f <= sum[row] && sum[row] <= 0x1p100f; }
+  // Whether float32 held a row (NaN: no). Without a running maximum it may leave at both ends;
+  // where stats are asked for, lse must also be small enough to stand for both of them.
+  bool in_range(i32 row) const {
+    if constexpr (kTracksMaximum) {
+      return !kConfig.stats || sum[row] == 0 || is_ordinary(row_max[row]);
+    }
+    const bool in_range = 0x1p-100f <= sum[row] && sum[row] <= 0x1p100f;
+    return in_range && (!kConfig.stats || is_ordinary(row_max[row]));
+  }
 
   // Natural logarithm of the sum of exponentials; -inf for a row that saw nothing.
-  float lse(i32 row) const { return (shift(row) + ptx::log2(sum[row])) * 0.693147180559945f; }
+  float lse(i32 row) const { return lse_log2(row) * kLn2; }
+  float lse_log2(i32 row) const { return shift(row) + ptx::log2(sum[row]); }
+
+  // What backward kernels get of a row: no score lies above the first, and the second is the sum
+  // of exponentials relative to it. From lse, or after update<true> alone from the maximum, exactly
+  // as a backward kernel computes scale * s.
+  struct Saved {
+    float row_max, row_sum;
+  };
+  Saved saved(i32 row) const {
+    return {lse(row), sum[row] == 0 ? 0.f : sum[row] == sum[row] ? 1.f : sum[row]};
+  }
+  Saved saved_exactly(i32 row, float scale) const {
+    if (row_max[row] == kNegativeInfinity) return {row_max[row], sum[row]};
+    if constexpr (kConfig.maps_scores()) {
+      const float natural = row_max[row] * kLn2;
+      return {natural, sum[row] * ptx::exp2(ptx::fma(-natural, kPerLn2, row_max[row]))};
+    }
+    return {raw_max[row] * scale,
+            sum[row] * ptx::exp2(-ptx::fma(raw_max[row], factor, -row_max[row]))};
+  }
 
  private:
+  static constexpr bool kTracksMaximum = kConfig.shift_rule == ShiftRule::kEveryBlock ||
+                                         kConfig.shift_rule == ShiftRule::kWhenGrown;
+  static bool is_ordinary(float log2_score) { return -1024 <= log2_score && log2_score <= 1024; }
+
+  static constexpr float kLn2 = 0.693147180559945f;
+  static constexpr float kPerLn2 = 1.44269504088896f;
+
   float exponent(float s, float m) const {
-    if constexpr (kConfig.folded_scale) return ptx::fma(s, scale_log2, -m);
-    return ptx::mul(s, scale_log2) - m;
+    if constexpr (kConfig.maps_scores()) return s - m;
+    if constexpr (kConfig.folded_scale) return ptx::fma(s, factor, -m);
+    return ptx::mul(s, factor) - m;
   }
 
   // Divides a block's p and the sums so far by the power of two in the row's block sum.

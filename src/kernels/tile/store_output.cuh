@@ -10,6 +10,7 @@
 #include "kernels/ptx/math.cuh"
 #include "kernels/ptx/memory.cuh"
 #include "kernels/ptx/thread.cuh"
+#include "kernels/tile/transpose_quad.cuh"
 
 namespace fulmen {
 
@@ -33,36 +34,44 @@ inline void stage_output_tile(const float (&O)[kFloats], u32 tile, u32 chunk_byt
   }
 }
 
-// Transposes over the four lanes of a quad: word i of lane l goes to word l of lane i.
-inline void transpose_quad(ptx::U32x4& x) {
-  const u32 lane = ptx::thread_index();
+// Sets row 0 or 1 of the thread to 0.
+template <i32 kFloats>
+inline void clear_row(float (&O)[kFloats], i32 row) {
 #pragma unroll
-  for (u32 distance = 2; distance >= 1; distance /= 2) {
-    const bool upper = lane & distance;
-#pragma unroll
-    for (u32 i = 0; i < 4; ++i) {
-      if (i & distance) continue;
-      const u32 sent = upper ? x.word[i] : x.word[i + distance];
-      const u32 received = ptx::shuffle_xor(sent, distance);
-      (upper ? x.word[i] : x.word[i + distance]) = received;
-    }
-  }
+  for (i32 i = 2 * row; i < kFloats; i += 4) O[i] = O[i + 1] = 0;
 }
 
 // Writes one row of the tile (0: the thread's first, 1: the one 8 further) to `out`, its first
-// element, if it is inside the sequence. All lanes of a quad take part.
+// element, if it is inside the sequence: `dims` elements, a multiple of 8. All lanes of a quad take
+// part.
 template <DType kDType, i32 kFloats>
-inline void store_output_row(const float (&O)[kFloats], i32 row, u16* out, bool inside) {
-  const u32 lane = ptx::thread_index() % 4;
+inline void store_output_row(const float (&O)[kFloats], i32 row, u16* out, bool inside, i32 dims) {
+  const i32 lane = ptx::thread_index() % 4;
 #pragma unroll
-  for (i32 i = 0; i < kFloats / 16; ++i) {  // 32 columns
-    ptx::U32x4 x;
+  for (i32 i = 0; i < kFloats; i += 16) {  // 32 columns
+    ptx::U32x4 x{};
 #pragma unroll
     for (i32 w = 0; w < 4; ++w) {
-      x.word[w] = ptx::pack<kDType>(O[16 * i + 4 * w + 2 * row], O[16 * i + 4 * w + 2 * row + 1]);
+      const i32 at = i + 4 * w + 2 * row;
+      if (at < kFloats) x.word[w] = ptx::pack<kDType>(O[at], O[at + 1]);
     }
     transpose_quad(x);
-    if (inside) ptx::store_global_x4(out + 32 * i + 8 * lane, x);
+    const i32 column = 2 * i + 8 * lane;
+    if (inside && column < dims) ptx::store_global_x4(out + column, x);
+  }
+}
+
+// The same unrounded.
+template <i32 kFloats>
+inline void store_output_row(const float (&O)[kFloats], i32 row, float* out, bool inside,
+                             i32 dims) {
+  const i32 lane = ptx::thread_index() % 4;
+#pragma unroll
+  for (i32 i = 0; i < kFloats; i += 4) {  // 8 columns
+    const i32 column = 2 * i + 2 * lane;
+    if (!inside || column >= dims) continue;
+    out[column] = O[i + 2 * row];
+    out[column + 1] = O[i + 2 * row + 1];
   }
 }
 

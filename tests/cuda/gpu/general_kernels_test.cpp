@@ -3,11 +3,13 @@
 //
 // The naive and simt kernels on a real GPU against the scalar oracle, over drawn problems. Skipped
 // where there is no usable driver, device or NVRTC. FULMEN_TEST_SEEDS sets how many problems are
-// drawn (200); FULMEN_TEST_TIMING=1 adds the speed of simt to the output.
+// drawn (200).
 #include <gtest/gtest.h>
 
-#include <chrono>
+#include <atomic>
 #include <cstdlib>
+#include <map>
+#include <thread>
 
 #include "../../cpu/tiled_support.h"
 #include "../kernels/expect_close.h"
@@ -15,7 +17,7 @@
 #include "cpu/backend.h"
 #include "cuda/fma_kernels.h"
 #include "cuda/params.h"
-#include "managed.h"
+#include "device_memory.h"
 
 namespace fulmen::test {
 namespace {
@@ -49,24 +51,37 @@ class GeneralKernels : public testing::TestWithParam<Rung> {
     synchronize();
   }
 
+  static unsigned need_of(unsigned seed) { return (seed % 31) | 1u << (seed % 3); }
+
+  // Compiles every kernel of the drawn problems on all cores, before they are needed one by one.
+  void prepare_all(Operation operation) const {
+    std::map<std::string, cuda::KernelSpec> specs;
+    for (unsigned seed = 0; seed < num_seeds(); ++seed) {
+      RandomProblem random(seed);
+      Request request = random.draw();
+      if (operation == Operation::kBackward) request = to_backward(random, request, need_of(seed));
+      const AttentionParams p = cuda::attention_params(validate(request, Pointers::kChecked));
+      for (const cuda::KernelLaunch& launch : launches(p, operation)) {
+        specs.emplace(launch.spec.name, launch.spec);
+      }
+    }
+    std::vector<std::thread> threads;
+    std::atomic<std::size_t> next{0};
+    std::vector<const cuda::KernelSpec*> order;
+    for (const auto& [name, spec] : specs) order.push_back(&spec);
+    for (unsigned i = 0; i < std::thread::hardware_concurrency(); ++i) {
+      threads.emplace_back([&] {
+        for (std::size_t at = next++; at < order.size(); at = next++) {
+          cuda::prepare(*device_, *order[at]);
+        }
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+  }
+
   void synchronize() const {
     const cuda::CurrentContext current(*device_);
     device_->driver().check(device_->driver()->cuCtxSynchronize(), "finish a test");
-  }
-
-  // Mean of ten launches after two to warm up.
-  double seconds_of(const cuda::LoadedKernel& kernel, i64 num_blocks,
-                    const AttentionParams& p) const {
-    constexpr int kRuns = 10;
-    double seconds = 0;
-    for (int run = -2; run < kRuns; ++run) {
-      const auto start = std::chrono::steady_clock::now();
-      cuda::launch(kernel, {num_blocks}, &p, nullptr);
-      synchronize();
-      const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - start;
-      if (run >= 0) seconds += taken.count() / kRuns;
-    }
-    return seconds;
   }
 
   static unsigned num_seeds() {
@@ -78,30 +93,33 @@ class GeneralKernels : public testing::TestWithParam<Rung> {
 };
 
 TEST_P(GeneralKernels, ForwardAgreesWithTheOracle) {
+  prepare_all(Operation::kForward);
   for (unsigned seed = 0; seed < num_seeds(); ++seed) {
     RandomProblem random(seed);
-    ManagedMemory memory(*device_);
+    DeviceMemory memory(*device_);
     const Request expected = random.draw();
     const Request actual = memory.copy(expected);
     cpu::scalar_forward(validate(expected, Pointers::kChecked));
     run(actual);
-    expect_close(actual, expected, {Array::kO, Array::kLse}, seed);
+    expect_close(memory.fetch(actual), expected, {Array::kO, Array::kLse}, seed);
   }
 }
 
 TEST_P(GeneralKernels, BackwardAgreesWithTheOracleAndItself) {
+  prepare_all(Operation::kBackward);
   for (unsigned seed = 0; seed < num_seeds(); ++seed) {
     RandomProblem random(seed);
-    ManagedMemory memory(*device_);
+    DeviceMemory memory(*device_);
     const Request forward = random.draw();
     cpu::scalar_forward(validate(forward, Pointers::kChecked));
-    const unsigned need = (seed % 31) | 1u << (seed % 3);
-    const Request expected = to_backward(random, forward, need);
-    const Request actual = memory.copy(expected);
-    const Request again = memory.copy(expected);
+    const Request expected = to_backward(random, forward, need_of(seed));
+    const Request on_device = memory.copy(expected);
+    const Request on_device_too = memory.copy(expected);
     cpu::scalar_backward(validate(expected, Pointers::kChecked));
-    run(actual);
-    run(again);
+    run(on_device);
+    run(on_device_too);
+    const Request actual = memory.fetch(on_device);
+    const Request again = memory.fetch(on_device_too);
     const std::vector<Array> outputs = outputs_of(Operation::kBackward);
     expect_close(actual, expected, outputs, seed);
     for (const Array output : outputs) {
@@ -115,17 +133,17 @@ TEST_P(GeneralKernels, BackwardAgreesWithTheOracleAndItself) {
 TEST_P(GeneralKernels, WhatIsHiddenDoesNotShow) {
   for (const DType dtype : {DType::kFloat64, DType::kFloat32, DType::kFloat16, DType::kBFloat16}) {
     RandomProblem random(7);
-    ManagedMemory memory(*device_);
+    DeviceMemory memory(*device_);
     const Request expected = planted_request(random, dtype);
     const Request actual = memory.copy(expected);
     cpu::scalar_forward(validate(expected, Pointers::kChecked));
     run(actual);
-    expect_close(actual, expected, {Array::kO, Array::kLse}, 7);
+    expect_close(memory.fetch(actual), expected, {Array::kO, Array::kLse}, 7);
     const Request gradients = to_backward(random, expected, 7);
     const Request others = memory.copy(gradients);
     cpu::scalar_backward(validate(gradients, Pointers::kChecked));
     run(others);
-    expect_close(others, gradients, {Array::kDQ, Array::kDK, Array::kDV}, 7);
+    expect_close(memory.fetch(others), gradients, {Array::kDQ, Array::kDK, Array::kDV}, 7);
   }
 }
 
@@ -133,20 +151,19 @@ TEST_P(GeneralKernels, WhatIsHiddenDoesNotShow) {
 TEST_P(GeneralKernels, TakeAnyAlignment) {
   for (unsigned seed = 0; seed < 20; ++seed) {
     RandomProblem random(seed);
-    ManagedMemory memory(*device_);
+    DeviceMemory memory(*device_);
     const Request expected = random.draw();
-    Request actual = expected;
-    for (Tensor& tensor : actual.arrays.tensors) tensor = memory.copy(tensor, 1 + seed % 3);
+    const Request actual = memory.copy(expected, 1 + seed % 3);
     cpu::scalar_forward(validate(expected, Pointers::kChecked));
     run(actual);
-    expect_close(actual, expected, {Array::kO, Array::kLse}, seed);
+    expect_close(memory.fetch(actual), expected, {Array::kO, Array::kLse}, seed);
   }
 }
 
 // Batch times heads beyond 65,535, which would not fit two axes of a grid.
 TEST_P(GeneralKernels, TakeManyHeads) {
   RandomProblem random(1);
-  ManagedMemory memory(*device_);
+  DeviceMemory memory(*device_);
   Request request;
   const i64 batch = 70000;
   for (const Array array : {Array::kQ, Array::kK, Array::kV, Array::kO}) {
@@ -156,41 +173,7 @@ TEST_P(GeneralKernels, TakeManyHeads) {
   request.options.scale = kNan;
   const Request actual = memory.copy(request);
   run(actual);
-  EXPECT_EQ(compare(actual.arrays[Array::kO], request.arrays[Array::kV]).largest, 0);  // one key
-}
-
-TEST_P(GeneralKernels, Timing) {
-  if (std::getenv("FULMEN_TEST_TIMING") == nullptr) GTEST_SKIP() << "FULMEN_TEST_TIMING is not set";
-  for (const auto& [rows, dim] : {std::pair<i64, i64>{4096, 64}, {4096, 128}, {2048, 256}}) {
-    RandomProblem random(1);
-    ManagedMemory memory(*device_);
-    const i64 heads = 2048 / dim;
-    Request request;
-    for (const Array array : {Array::kQ, Array::kK, Array::kV, Array::kO}) {
-      Tensor tensor;
-      tensor.dtype = DType::kFloat32;
-      tensor.rank = 3;
-      const i64 extent[3] = {heads, rows, dim};
-      const i64 stride[3] = {rows * dim, dim, 1};
-      std::copy(extent, extent + 3, tensor.shape);
-      std::copy(stride, stride + 3, tensor.strides);
-      tensor.data = memory.allocate(static_cast<std::size_t>(heads * rows * dim * 4));
-      random.fill_normal(tensor);
-      request.arrays[array] = tensor;
-    }
-    request.options.scale = kNan;
-    const AttentionParams p = cuda::attention_params(validate(request, Pointers::kChecked));
-    cuda::KernelLaunch launch = launches(p, Operation::kForward).at(0);
-    for (launch.spec.min_blocks = 1; launch.spec.min_blocks <= 2; ++launch.spec.min_blocks) {
-      const cuda::LoadedKernel& kernel = cuda::prepare(*device_, launch.spec);
-      const double seconds = seconds_of(kernel, launch.num_blocks, p);
-      const double flops = 4.0 * static_cast<double>(heads * rows * rows * dim);
-      std::printf(
-          "%s: %.3f ms, %.1f TFLOP/s, %d registers, %zu bytes spilled, %d blocks resident\n",
-          launch.spec.name.c_str(), seconds * 1e3, flops / seconds * 1e-12, kernel.use.registers,
-          kernel.use.spill_store_bytes, kernel.blocks_resident);
-    }
-  }
+  EXPECT_EQ(compare(memory.fetch(actual.arrays[Array::kO]), request.arrays[Array::kV]).largest, 0);  // one key
 }
 
 INSTANTIATE_TEST_SUITE_P(Rungs, GeneralKernels, testing::Values(Rung::kNaive, Rung::kSimt),

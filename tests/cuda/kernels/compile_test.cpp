@@ -16,12 +16,14 @@
 #include "core/error.h"
 #include "cuda/compiler.h"
 #include "cuda/fma_kernels.h"
+#include "cuda/sm90_forward.h"
 
 namespace fulmen::cuda {
 namespace {
 
-constexpr const char* kArchs[] = {"sm_75",  "sm_80",   "sm_86",  "sm_89",
-                                  "sm_90a", "sm_100a", "sm_120a"};
+using Archs = std::vector<const char*>;
+const Archs kArchs = {"sm_75", "sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120a"};
+const Archs kHopper = {"sm_90a"};
 
 struct Job {
   KernelSpec spec;
@@ -30,13 +32,13 @@ struct Job {
 
 // specs: the dtypes of one entry beside each other. Each entry meets every n-th architecture.
 std::vector<Job> jobs_of(const Nvrtc& nvrtc, const std::vector<std::vector<KernelSpec>>& entries,
-                         std::size_t every) {
+                         std::size_t every, const Archs& archs) {
   const bool full = std::getenv("FULMEN_TEST_FULL") != nullptr;
   std::vector<Job> jobs;
   std::size_t turn = 0;
   std::size_t meeting = 0;
   for (const std::vector<KernelSpec>& specs : entries) {
-    for (const char* arch : kArchs) {
+    for (const char* arch : archs) {
       if (!full && meeting++ % every != 0) continue;
       if (!nvrtc.knows(arch_number(arch))) continue;
       const std::size_t first = full ? 0 : turn++ % specs.size();
@@ -63,12 +65,13 @@ std::string problem_of(const Nvrtc& nvrtc, const Job& job) {
   }
 }
 
-void expect_all_compile(const std::vector<std::vector<KernelSpec>>& entries, std::size_t every) {
+void expect_all_compile(const std::vector<std::vector<KernelSpec>>& entries, std::size_t every,
+                        const Archs& archs = kArchs) {
   const char* named = std::getenv("FULMEN_TEST_NVRTC");
   if (named == nullptr) GTEST_SKIP() << "FULMEN_TEST_NVRTC names no compiler";
   ::setenv("FULMEN_NVRTC", named, 1);
   const Nvrtc nvrtc = find_nvrtc({});
-  const std::vector<Job> jobs = jobs_of(nvrtc, entries, every);
+  const std::vector<Job> jobs = jobs_of(nvrtc, entries, every, archs);
   std::vector<std::string> problems(jobs.size());
   std::atomic<std::size_t> next{0};
   const auto work = [&] {
@@ -89,6 +92,8 @@ TEST(CompileKernels, Naive) { expect_all_compile(naive_specs(), 1); }
 
 // Tiles for the least shared memory of the architectures, so that one list serves all.
 TEST(CompileKernels, Simt) { expect_all_compile(simt_specs(64 * 1024), 3); }
+
+TEST(CompileKernels, Sm90Forward) { expect_all_compile(sm90_forward_specs(), 1, kHopper); }
 
 }  // namespace
 }  // namespace fulmen::cuda

@@ -22,14 +22,14 @@ constexpr FmaConfig config_of() {
 }
 
 template <DType kDType>
-struct Forward {
+struct NaiveForward {
   static void run(const AttentionParams& p) {
     run_kernel(cuda::naive_forward(p).at(0), [&] { forward_naive<config_of<kDType>()>(p); });
   }
 };
 
 template <DType kDType>
-struct Backward {
+struct NaiveBackward {
   static void run(const AttentionParams& p) {
     constexpr FmaConfig kConfig = config_of<kDType>();
     for (const cuda::KernelLaunch& launch : cuda::naive_backward(p)) {
@@ -55,7 +55,7 @@ TEST_P(Naive, ForwardAgreesWithTheOracle) {
     const Request expected = random.draw();
     const Request actual = with_fresh_outputs(random, expected);
     cpu::scalar_forward(validate(expected, Pointers::kChecked));
-    for_dtype<Forward>(cuda::attention_params(validate(actual, Pointers::kChecked)));
+    for_dtype<NaiveForward>(cuda::attention_params(validate(actual, Pointers::kChecked)));
     expect_close(actual, expected, {Array::kO, Array::kLse}, seed);
   }
 }
@@ -69,7 +69,7 @@ TEST_P(Naive, BackwardAgreesWithTheOracle) {
     const Request expected = to_backward(random, forward, need);
     const Request actual = with_fresh_outputs(random, expected);
     cpu::scalar_backward(validate(expected, Pointers::kChecked));
-    for_dtype<Backward>(cuda::attention_params(validate(actual, Pointers::kChecked)));
+    for_dtype<NaiveBackward>(cuda::attention_params(validate(actual, Pointers::kChecked)));
     expect_close(actual, expected, outputs_of(Operation::kBackward), seed);
   }
 }
@@ -80,13 +80,13 @@ TEST(NaivePlanted, WhatIsHiddenDoesNotShow) {
     const Request expected = planted_request(random, dtype);
     const Request actual = with_fresh_outputs(random, expected);
     cpu::scalar_forward(validate(expected, Pointers::kChecked));
-    for_dtype<Forward>(cuda::attention_params(validate(actual, Pointers::kChecked)));
+    for_dtype<NaiveForward>(cuda::attention_params(validate(actual, Pointers::kChecked)));
     expect_close(actual, expected, {Array::kO, Array::kLse}, 7);
 
     const Request gradients = to_backward(random, expected, 7);
     const Request others = with_fresh_outputs(random, gradients);
     cpu::scalar_backward(validate(gradients, Pointers::kChecked));
-    for_dtype<Backward>(cuda::attention_params(validate(others, Pointers::kChecked)));
+    for_dtype<NaiveBackward>(cuda::attention_params(validate(others, Pointers::kChecked)));
     expect_close(others, gradients, outputs_of(Operation::kBackward), 7);
   }
 }

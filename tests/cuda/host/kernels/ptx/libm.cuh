@@ -15,4 +15,9 @@ inline double accurate_log(double x) { return std::log(x); }
 inline float accurate_tanh(float x) { return std::tanh(x); }
 inline double accurate_tanh(double x) { return std::tanh(x); }
 
+inline float larger(float a, float b) { return std::fmax(a, b); }
+inline double larger(double a, double b) { return std::fmax(a, b); }
+inline float rounded_product(float a, float b) { return a * b; }
+inline double rounded_product(double a, double b) { return a * b; }
+
 }  // namespace fulmen::ptx

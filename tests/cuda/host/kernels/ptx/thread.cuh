@@ -15,6 +15,7 @@ inline u32 block_index() { return host::here().block; }
 inline u32 num_blocks() { return host::here().num_blocks; }
 
 inline void block_sync() { host::meet(); }
+inline void warp_sync() { host::meet(); }
 
 template <class T>
 T shuffle_xor(T x, u32 mask) {

@@ -1,0 +1,84 @@
+// SPDX-FileCopyrightText: fulmen contributors
+// SPDX-License-Identifier: Apache-2.0
+//
+// Keys as words, compared as a whole.
+
+#include "cuda/plan_cache.h"
+
+#include <algorithm>
+#include <bit>
+#include <mutex>
+
+namespace fulmen::cuda {
+namespace {
+
+u64 bits_of(double value) { return std::bit_cast<u64>(value); }
+
+u64 pointer_bits(const Tensor& tensor) {
+  return tensor.empty() ? 0 : reinterpret_cast<u64>(tensor.data) & (kMaxPointerAlignment - 1);
+}
+
+// What validation says of rng without looking at the numbers themselves.
+u64 rng_kind(const Options& options) {
+  const bool is_zero = options.rng_seed == 0 && options.rng_offset == 0;
+  const bool is_word = options.rng_offset <= 0xffffffffu;
+  return (is_zero ? 0u : 1u) | (is_word ? 0u : 2u);
+}
+
+}  // namespace
+
+PlanKey::PlanKey(const Request& request) {
+  const Options& o = request.options;
+  const auto put = [this](u64 value) { word[size++] = value; };
+  const auto put_signed = [&put](i64 value) { put(static_cast<u64>(value)); };
+  put(bits_of(o.scale));
+  put(bits_of(o.softcap));
+  put(bits_of(o.dropout_p));
+  for (const i64 value :
+       {o.window_left, o.window_right, o.prefix, o.chunk, o.max_q, o.max_kv, i64{o.device}}) {
+    put_signed(value);
+  }
+  put(u64{o.causal} | u64{o.deterministic} << 1 | u64{o.batch_invariant} << 2 |
+      static_cast<u64>(o.alignment) << 3 | static_cast<u64>(request.operation) << 4 |
+      rng_kind(o) << 5 | static_cast<u64>(o.implementation) << 8);
+  u64 pointers = 0;
+  for (int index = 0; index < kNumArrays; ++index) {
+    const Tensor& tensor = request.arrays.tensors[static_cast<std::size_t>(index)];
+    if (!tensor.present()) continue;
+    put(static_cast<u64>(index) | static_cast<u64>(tensor.dtype) << 8 |
+        static_cast<u64>(tensor.rank) << 16);
+    for (int axis = 0; axis < tensor.rank; ++axis) {
+      put_signed(tensor.shape[axis]);
+      put_signed(tensor.strides[axis]);
+    }
+    pointers |= pointer_bits(tensor);
+  }
+  put(pointers & (~pointers + 1));
+  for (const u64 value : words()) {
+    hash = (hash ^ value) * 0x9E3779B97F4A7C15u;
+    hash ^= hash >> 32;
+  }
+}
+
+PlanCache::Plan PlanCache::find(const PlanKey& key) const {
+  const std::shared_lock lock(mutex_);
+  const auto [first, last] = entries_.equal_range(key.hash);
+  for (auto at = first; at != last; ++at) {
+    if (std::ranges::equal(at->second.words, key.words())) return at->second.plan;
+  }
+  return nullptr;
+}
+
+void PlanCache::insert(const PlanKey& key, const Plan& plan) {
+  const std::lock_guard lock(mutex_);
+  if (entries_.size() >= kMaxPlans) entries_.clear();
+  const auto words = key.words();
+  entries_.emplace(key.hash, Entry{{words.begin(), words.end()}, plan});
+}
+
+void PlanCache::clear() {
+  const std::lock_guard lock(mutex_);
+  entries_.clear();
+}
+
+}  // namespace fulmen::cuda

@@ -1,0 +1,77 @@
+// SPDX-FileCopyrightText: fulmen contributors
+// SPDX-License-Identifier: Apache-2.0
+//
+// Specs and launches of forward_sm80.
+
+#include "cuda/sm80.h"
+
+#include "core/error.h"
+#include "cuda/params.h"
+#include "kernels/tile/head_order.cuh"
+#include "plan/sm80.h"
+
+namespace fulmen::cuda {
+namespace {
+
+std::string text(bool value) { return value ? "true" : "false"; }
+std::string text(i32 value) { return std::to_string(value); }
+std::string text(DType value) {
+  return sentence("fulmen::DType::", value == DType::kFloat16 ? "kFloat16" : "kBFloat16");
+}
+
+std::vector<ConfigField> fields_of(const Sm80Config& config) {
+#define FULMEN_FIELD(field)    \
+  {                            \
+    #field, text(config.field) \
+  }
+  return {FULMEN_FIELD(dtype),   FULMEN_FIELD(d_qk),        FULMEN_FIELD(d_v),
+          FULMEN_FIELD(warps),   FULMEN_FIELD(row_tiles),   FULMEN_FIELD(columns),
+          FULMEN_FIELD(stages),  FULMEN_FIELD(min_blocks),  FULMEN_FIELD(q_in_registers),
+          FULMEN_FIELD(terms),   FULMEN_FIELD(natural),     FULMEN_FIELD(softcap),
+          FULMEN_FIELD(alibi),   FULMEN_FIELD(dropout),     FULMEN_FIELD(exact),
+          FULMEN_FIELD(swizzle), FULMEN_FIELD(full_blocks), FULMEN_FIELD(lazy_rescale)};
+#undef FULMEN_FIELD
+}
+
+// What distinguishes the kernel among those that plans choose.
+std::string kernel_name(const Sm80Config& config) {
+  return sentence("forward_sm80_", name(config.dtype), "_d", config.d_qk, "_", config.d_v, "_",
+                  config.rows(), "x", config.columns, config.terms ? "_terms" : "",
+                  config.natural ? "_natural" : "", config.softcap ? "_softcap" : "",
+                  config.alibi ? "_alibi" : "", config.dropout ? "_dropout" : "",
+                  config.exact ? "_exact" : "");
+}
+
+}  // namespace
+
+KernelSpec sm80_forward_spec(const Sm80Config& config) {
+  KernelSpec spec;
+  spec.name = kernel_name(config);
+  spec.include = "kernels/forward_sm80.cuh";
+  spec.function = "fulmen::forward_sm80";
+  spec.config_type = "fulmen::Sm80Config";
+  spec.config = fields_of(config);
+  spec.params_type = "fulmen::Sm80Params";
+  spec.params_bytes = sizeof(Sm80Params);
+  spec.num_threads = config.threads();
+  spec.min_blocks = config.min_blocks;
+  spec.shared_bytes = static_cast<std::size_t>(config.forward_shared_bytes());
+  spec.shared_bytes_text = "kConfig.forward_shared_bytes()";
+  spec.tensor_cores = true;
+  // Addresses and strides that the copies read once a block of keys; no sums, no scores.
+  spec.spill_allowance_bytes = 256;
+  return spec;
+}
+
+std::vector<KernelLaunch> sm80_launches(const Problem& problem, const Gpu& gpu) {
+  const Sm80Config config = sm80_forward_config(problem, gpu);
+  return {{sm80_forward_spec(config), forward_sm80_blocks(attention_params(problem), config)}};
+}
+
+void sm80_run(const Call& call) {
+  const Sm80Params params{attention_params(call.problem, call.faults),
+                          sm80_heads_per_group(call.problem, call.gpu)};
+  call.launch(0, params);
+}
+
+}  // namespace fulmen::cuda

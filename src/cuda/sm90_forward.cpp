@@ -1,0 +1,211 @@
+// SPDX-FileCopyrightText: fulmen contributors
+// SPDX-License-Identifier: Apache-2.0
+//
+// Specs and launches of forward_sm90.
+
+#include "cuda/sm90_forward.h"
+
+#include "core/error.h"
+#include "cuda/params.h"
+#include "plan/sm90_forward.h"
+
+namespace fulmen::cuda {
+namespace {
+
+constexpr double kLog2OfE = 1.4426950408889634;
+
+std::string text(bool value) { return value ? "true" : "false"; }
+std::string text(i32 value) { return std::to_string(value); }
+std::string text(DType value) {
+  constexpr const char* kNames[] = {"kNone", "kFloat64", "kFloat32", "kFloat16", "kBFloat16"};
+  return sentence("fulmen::DType::", kNames[static_cast<int>(value)]);
+}
+std::string text(MaskKind value) {
+  constexpr const char* kNames[] = {"kLength", "kUpper", "kBoth"};
+  return sentence("fulmen::MaskKind::", kNames[static_cast<int>(value)]);
+}
+std::string text(ShiftRule value) {
+  constexpr const char* kNames[] = {"kEveryBlock", "kWhenGrown", "kWhenSumGrew", "kFirstBlock"};
+  return sentence("fulmen::ShiftRule::", kNames[static_cast<int>(value)]);
+}
+
+std::vector<ConfigField> fields_of(const AttentionConfig& config) {
+#define FULMEN_FIELD(field) {#field, text(config.field)}
+  return {FULMEN_FIELD(dtype),        FULMEN_FIELD(d_qk),        FULMEN_FIELD(d_v),
+          FULMEN_FIELD(warpgroups),   FULMEN_FIELD(kv_rows),     FULMEN_FIELD(stages),
+          FULMEN_FIELD(q_slots),      FULMEN_FIELD(mask),        FULMEN_FIELD(q_register_dims),
+          FULMEN_FIELD(shift_rule),   FULMEN_FIELD(stage_output), FULMEN_FIELD(cache_hints),
+          FULMEN_FIELD(overlap),      FULMEN_FIELD(sequences),   FULMEN_FIELD(signed_scale),
+          FULMEN_FIELD(softcap),      FULMEN_FIELD(alibi),       FULMEN_FIELD(sinks),
+          FULMEN_FIELD(stats),        FULMEN_FIELD(wide_output), FULMEN_FIELD(bias),
+          FULMEN_FIELD(pair_mask),    FULMEN_FIELD(documents),   FULMEN_FIELD(dropout)};
+#undef FULMEN_FIELD
+}
+
+// What distinguishes the kernel among those that plans choose.
+std::string kernel_name(const AttentionConfig& config) {
+  constexpr const char* kMasks[] = {"", "_upper", "_both"};
+  return sentence("forward_sm90_", name(config.dtype), "_d", config.d_qk, "_", config.d_v, "_",
+                  config.q_rows(), "x", config.kv_rows, kMasks[static_cast<int>(config.mask)],
+                  config.sequences ? "_sequences" : "", config.signed_scale ? "_signed" : "",
+                  config.softcap ? "_softcap" : "", config.alibi ? "_alibi" : "",
+                  config.sinks ? "_sinks" : "", config.stats ? "_stats" : "",
+                  config.wide_output ? "_wide" : "",
+                  config.bias == DType::kNone ? "" : sentence("_bias_", name(config.bias)),
+                  config.pair_mask ? "_mask" : "", config.documents ? "_documents" : "",
+                  config.dropout ? "_dropout" : "");
+}
+
+constexpr int kTypeFloat16 = 6;  // CUtensorMapDataType
+constexpr int kTypeBFloat16 = 9;
+constexpr int kSwizzle128B = 3;       // CUtensorMapSwizzle
+constexpr int kPromoteToL2Of128B = 2;  // CUtensorMapL2promotion
+
+}  // namespace
+
+KernelSpec sm90_forward_spec(const AttentionConfig& config) {
+  KernelSpec spec;
+  spec.name = kernel_name(config);
+  spec.include = "kernels/forward_sm90.cuh";
+  spec.function = "fulmen::forward_sm90";
+  spec.config_type = "fulmen::AttentionConfig";
+  spec.config = fields_of(config);
+  spec.params_type = "fulmen::ForwardArguments";
+  spec.params_bytes = sizeof(ForwardArguments);
+  spec.num_threads = config.threads();
+  spec.shared_bytes = static_cast<std::size_t>(config.shared_bytes());
+  spec.shared_bytes_text = "kConfig.shared_bytes()";
+  spec.tensor_cores = true;
+  // Bounds of the visible keys, spilled around the loops and not in them: 20 bytes at most.
+  if (config.mask == MaskKind::kBoth) spec.spill_allowance_bytes = 32;
+  // Where every pair is looked up in memory, that is what takes the time.
+  if (config.has_pair_terms()) spec.spill_allowance_bytes = 128;
+  return spec;
+}
+
+TensorBox tensor_box(const Tensor& tensor, i32 box_rows) {
+  TensorBox box{tensor.data, {static_cast<u64>(tensor.shape[3])}, {}, static_cast<u32>(box_rows)};
+  for (int i = 0; i < 3; ++i) {
+    const int axis = 2 - i;  // rows, heads, batch
+    const u64 extent = static_cast<u64>(tensor.shape[axis]);
+    box.extents[i + 1] = extent;
+    // The stride of a single row, head or entry means nothing, but must be one that is allowed.
+    box.strides_bytes[i] = extent == 1 ? 16 : static_cast<u64>(tensor.strides[axis]) * 2;
+  }
+  return box;
+}
+
+void encode(const Driver& driver, const TensorBox& box, DType dtype, TensorMap& map) {
+  const unsigned shape[4] = {64, box.box_rows, 1, 1};
+  const unsigned steps[4] = {1, 1, 1, 1};
+  const std::uint64_t extents[4] = {box.extents[0], box.extents[1], box.extents[2],
+                                    box.extents[3]};
+  const std::uint64_t strides[3] = {box.strides_bytes[0], box.strides_bytes[1],
+                                    box.strides_bytes[2]};
+  const int type = dtype == DType::kFloat16 ? kTypeFloat16 : kTypeBFloat16;
+  driver.check(driver->cuTensorMapEncodeTiled(reinterpret_cast<CUtensorMap*>(&map), type, 4,
+                                              box.data, extents, strides, shape, steps, 0,
+                                              kSwizzle128B, kPromoteToL2Of128B, 0),
+               "describe an array to the copy engine");
+}
+
+ForwardParams sm90_forward_params(const Problem& problem, const Gpu& gpu,
+                                  const AttentionConfig& config, u32* next_block, u32* faults) {
+  const auto length = [](i64 rows) { return static_cast<i32>(rows); };
+  const i64 shift =
+      problem.alignment == Alignment::kBottomRight ? problem.kv_rows - problem.q_rows : 0;
+  ForwardParams params{};
+  params.batch = length(problem.num_sequences);
+  params.heads_q = length(problem.heads_q);
+  params.heads_kv = length(problem.heads_kv);
+  params.shape = {length(problem.q_rows), length(problem.kv_rows), length(shift)};
+  params.mask = problem.mask;
+  params.scale_log2 = static_cast<float>(problem.score_map.scale * kLog2OfE);
+  params.num_q_blocks = static_cast<i32>(ceil_div(problem.q_rows, config.q_rows()));
+  params.heads_per_group = sm90_heads_per_group(problem, gpu);
+  params.next_block = next_block;
+  params.scale = static_cast<float>(problem.score_map.scale);
+  if (config.softcap) {
+    params.softcap_in = static_cast<float>(2 * problem.score_map.scale /
+                                           problem.score_map.softcap * kLog2OfE);
+    params.softcap_out = static_cast<float>(problem.score_map.softcap * kLog2OfE);
+  }
+  params.kept_scale = static_cast<float>(problem.dropout.kept_scale());
+  params.attention = attention_params(problem, faults);
+  return params;
+}
+
+std::vector<KernelLaunch> sm90_forward_launches(const Problem& problem, const Gpu& gpu) {
+  const AttentionConfig config = sm90_forward_config(problem);
+  KernelLaunch launch{sm90_forward_spec(config)};
+  launch.num_blocks = min<i64>(sm90_max_q_blocks(problem, config), gpu.num_multiprocessors);
+  return {launch};
+}
+
+void sm90_forward_run(const Call& call) {
+  if (call.kernels[0].shape.num_blocks == 0) return;
+  const Problem& problem = call.problem;
+  const AttentionConfig config = sm90_forward_config(problem);
+  const Arrays& arrays = problem.arrays;
+  ForwardArguments arguments{};
+  const auto map = [&](Array array, i32 box_rows, TensorMap& map) {
+    encode(call.driver, tensor_box(arrays[array], box_rows), problem.dtype, map);
+  };
+  map(Array::kQ, 64, arguments.maps.q);
+  map(Array::kK, config.kv_rows, arguments.maps.k);
+  map(Array::kV, config.kv_rows, arguments.maps.v);
+  if (config.stage_output) map(Array::kO, 64, arguments.maps.o);
+  arguments.params = sm90_forward_params(problem, call.gpu, config,
+                                         reinterpret_cast<u32*>(call.workspace), call.faults);
+  call.launch(0, arguments);
+}
+
+// A problem of these sizes, as far as configs depend on it.
+std::vector<std::vector<KernelSpec>> sm90_forward_specs() {
+  constexpr i64 kDims[][2] = {{64, 64},   {80, 80},   {96, 96},   {128, 128}, {192, 128},
+                              {192, 192}, {256, 256}, {128, 64},  {64, 256}};
+  std::vector<std::vector<KernelSpec>> entries;
+  const auto add = [&](Problem problem, const IntervalMask& mask) {
+    problem.mask = mask;
+    std::vector<KernelSpec> specs;
+    for (const i64 rows : {i64{512}, i64{4096}}) {
+      for (const DType dtype : {DType::kBFloat16, DType::kFloat16}) {
+        problem.max_q = problem.max_kv = rows;
+        problem.dtype = problem.arrays[Array::kO].dtype = dtype;
+        specs.push_back(sm90_forward_spec(sm90_forward_config(problem)));
+      }
+    }
+    entries.push_back(specs);
+  };
+  for (const auto& [dim_qk, dim_v] : kDims) {
+    Problem problem;
+    problem.dim_qk = dim_qk;
+    problem.dim_v = dim_v;
+    problem.score_map.scale = 1;
+    add(problem, {});
+    add(problem, {.causal = true});
+    add(problem, {.causal = true, .window_left = 100});
+    Problem packed = problem;
+    packed.packed = true;
+    packed.arrays[Array::kStats].dtype = DType::kFloat32;
+    add(packed, {.causal = true});
+    Problem capped = packed;
+    capped.score_map.softcap = 50;
+    capped.arrays[Array::kSinks].dtype = DType::kFloat32;
+    add(capped, {.causal = true, .window_left = 100});
+    Problem biased = problem;
+    biased.score_map.scale = -1;
+    biased.arrays[Array::kAlibiSlopes].dtype = DType::kFloat32;
+    add(biased, {.causal = true});
+    Problem pairs = problem;
+    pairs.arrays[Array::kBias].dtype = DType::kFloat32;
+    for (const Array array : {Array::kMask, Array::kQIds, Array::kStats}) {
+      pairs.arrays[array].dtype = DType::kInt32;
+    }
+    pairs.dropout.threshold = 1;
+    add(pairs, {.causal = true});
+  }
+  return entries;
+}
+
+}  // namespace fulmen::cuda

@@ -1,0 +1,36 @@
+// SPDX-FileCopyrightText: fulmen contributors
+// SPDX-License-Identifier: Apache-2.0
+//
+// The forward pass of the sm90 implementation, from a problem to a launch: the spec of its kernel,
+// the tensor maps and the params. Configs come from plan/sm90_forward.h.
+#pragma once
+
+#include <vector>
+
+#include "cuda/implementations.h"
+#include "kernels/config.h"
+
+namespace fulmen::cuda {
+
+std::vector<KernelLaunch> sm90_forward_launches(const Problem& problem, const Gpu& gpu);
+void sm90_forward_run(const Call& call);
+
+// Everything but the tensor maps. next_block: one word of the workspace.
+ForwardParams sm90_forward_params(const Problem& problem, const Gpu& gpu,
+                                  const AttentionConfig& config, u32* next_block, u32* faults);
+
+// An array as the copy engine reads it, in boxes of (64 dims, box_rows).
+struct TensorBox {
+  void* data;
+  u64 extents[4];       // dims, rows, heads, batch
+  u64 strides_bytes[3];  // of rows, heads, batch
+  u32 box_rows;
+};
+TensorBox tensor_box(const Tensor& tensor, i32 box_rows);
+void encode(const Driver& driver, const TensorBox& box, DType dtype, TensorMap& map);
+
+// Kernels that CI compiles for Hopper: every config that plans choose, in groups.
+std::vector<std::vector<KernelSpec>> sm90_forward_specs();
+KernelSpec sm90_forward_spec(const AttentionConfig& config);
+
+}  // namespace fulmen::cuda

@@ -1,0 +1,175 @@
+// SPDX-FileCopyrightText: fulmen contributors
+// SPDX-License-Identifier: Apache-2.0
+//
+// The two halves of a call to the Hopper backward kernels as plain data: BackwardConfig, known when
+// a kernel is compiled and its only template argument, and BackwardParams, known when it is
+// launched. Read by the kernels, by the planner and by the emulator. A config never holds a length
+// or a batch size; the switches marked "ablation" exist to measure what each idea buys.
+#pragma once
+
+#include "kernels/config.h"
+#include "kernels/params.h"
+
+namespace fulmen {
+
+struct BackwardConfig {
+  DType dtype = DType::kBFloat16;
+  i32 dims = 128;   // 64 or 128: of a tile; smaller head dimensions are filled up with zeros
+  i32 q_rows = 64;  // queries of a step: 128 at dims 64, 64 at dims 128
+  MaskKind mask = MaskKind::kLength;
+  bool has_stats = false;  // rows come as (row_max, row_sum), right for huge scores, else as lse
+  bool sequences = false;  // packed or with lengths, which the device reads
+  bool dq = true;          // which gradients are wanted
+  bool dk = true;
+  bool dv = true;
+  bool take_turns = true;  // ablation: the warpgroups take turns at the tensor cores
+  bool early_dv = true;    // ablation: dV += P^T dO is issued before dS is formed (q_rows 64)
+  bool spread = true;      // ablation: without a mask, blocks of keys begin at different queries
+
+  static constexpr i32 kKvRows = 128;      // keys of a block, 64 a warpgroup
+  static constexpr i32 kStages = 2;        // of Q and dO, and of dS
+  static constexpr i32 kMailboxes = 4;     // items that are known ahead
+  static constexpr i32 kFinishRows = 128;  // rows of dQ that are rounded at a time
+  static constexpr i32 kConsumerWarps = 8;
+
+  constexpr i32 threads() const { return 384; }
+  // At launch all threads hold 168 registers; more than 3 * 168 in all and setmaxnreg waits for
+  // ever.
+  constexpr i32 producer_registers() const { return 24; }
+  constexpr i32 consumer_registers() const { return 240; }
+
+  // dQ of a step is 64 rows of a warpgroup, or half of the columns of all.
+  constexpr bool dq_by_rows() const { return q_rows == 128; }
+  constexpr i32 dq_floats() const { return q_rows * dims / 256; }  // of a thread
+
+  // Bytes of shared memory, in the order in which they lie there.
+  constexpr i32 q_bytes() const { return q_rows * dims * 2; }
+  constexpr i32 k_bytes() const { return kKvRows * dims * 2; }
+  constexpr i32 ds_bytes() const { return q_rows * kKvRows * 2; }
+  constexpr i32 row_bytes() const { return q_rows * (has_stats ? 8 : 4); }  // what a row has kept
+  constexpr i32 delta_bytes() const { return q_rows * 4; }
+  constexpr i32 shared_bytes() const {
+    return 2 * k_bytes() + 2 * kStages * q_bytes() + 2 * ds_bytes() + 2 * k_bytes() +
+           kStages * (row_bytes() + delta_bytes()) + 768;
+  }
+
+  constexpr bool valid() const {
+    return (dtype == DType::kBFloat16 || dtype == DType::kFloat16) &&
+           ((dims == 64 && q_rows == 128) || (dims == 128 && q_rows == 64)) &&
+           shared_bytes() <= 232448;
+  }
+};
+
+// Q, dO: box (64, q_rows), K, V: (64, kKvRows), dK, dV: (64, 64); dims (d, rows, heads, batch),
+// 16-bit elements, 128-byte swizzle, zero fill.
+struct BackwardTensorMaps {
+  TensorMap q;
+  TensorMap k;
+  TensorMap v;
+  TensorMap dout;
+  TensorMap dk;
+  TensorMap dv;
+};
+
+// A line is one key/value head of one sequence, with the query heads that share it. Where
+// BackwardConfig::sequences is set, q_len and kv_len of `shape` are upper bounds.
+struct BackwardParams {
+  BackwardTensorMaps maps;
+  i32 batch;  // sequences
+  i32 heads_q;
+  i32 heads_kv;         // divides heads_q
+  SequenceShape shape;  // kv_len > 0
+  IntervalMask mask;
+  float scale;            // softmax scale, > 0
+  float scale_log2;       // scale * log2(e)
+  i32 num_kv_blocks;      // ceil(kv_len / kKvRows)
+  i32 num_finish_blocks;  // ceil(q_len / kFinishRows); rows are padded to that
+  i32 lines_per_group;    // lines that are walked together
+  i32 num_slots;          // lines whose sums of dQ exist at a time
+  i32 lag;                // an item rounds dQ of the item so many before it
+  i32 dim_qk;             // of dq
+  i64 rows_of_head;       // of the two arrays below: see padded_row
+  const float* rows;      // (batch, heads_q, padded q_row): lse log2(e), +inf: left out; or
+                          // pairs: row_max, log2(row_sum)
+  const float* delta;     // (batch, heads_q, padded q_row): sum of dO O, less dlse
+  float* dq_sums;         // (slot, head of the line, padded q_row, dims): order of fragments
+  u16* dq;                // (batch, heads_q, q_len, dim_qk) with the strides below, in elements
+  i64 dq_stride_batch;
+  i64 dq_stride_head;
+  i64 dq_stride_row;
+  u32* next_item;  // items claimed so far
+  u32* done;       // (line): blocks of keys whose share of dQ has arrived
+  u32* freed;      // (line): warps that have cleared their part of its slot
+  u16* dk;         // (batch, heads_kv, kv_row, dim_qk); the rest only where sequences differ
+  i64 dk_stride_batch, dk_stride_head, dk_stride_row;
+  u16* dv;  // (batch, heads_kv, kv_row, dim_v)
+  i64 dv_stride_batch, dv_stride_head, dv_stride_row;
+  i32 dim_v;
+  AttentionParams attention;  // lengths and offsets
+
+  constexpr i32 group_size() const { return heads_q / heads_kv; }
+  constexpr i32 num_lines() const { return batch * heads_kv; }
+  constexpr i32 num_items() const { return num_lines() * num_kv_blocks; }
+  constexpr i32 padded_q_rows() const { return num_finish_blocks * BackwardConfig::kFinishRows; }
+};
+
+// Where row 0 of a sequence's query rows lies in a head of `rows` and `delta`: every sequence begins
+// at a multiple of kFinishRows, with room for its rows rounded up to that.
+constexpr i64 padded_row(bool packed, i64 sequence, i64 q_begin) {
+  if (!packed) return 0;
+  return (q_begin / BackwardConfig::kFinishRows + sequence) * BackwardConfig::kFinishRows;
+}
+
+// How a launch of `grid` blocks walks so that what an item waits for was claimed well before it: the
+// sums of a line are complete, and its slot is clear again, before anybody needs them. Items are
+// claimed in order and by running blocks only, so no block waits for one that has not started.
+struct BackwardSchedule {
+  i32 lines_per_group;
+  i32 num_slots;
+  i32 lag;
+};
+
+constexpr BackwardSchedule backward_schedule(i64 num_lines, i64 num_kv_blocks, i64 lines_per_group,
+                                             i64 grid) {
+  const i64 lines = min(lines_per_group, num_lines);
+  const i64 per_group = lines * num_kv_blocks;
+  const i64 margin = grid + grid / 4;  // items between the last of a group and its rounding
+  const i64 groups = 2 + ceil_div(2 * margin, per_group);
+  return {i32(lines), i32(min(num_lines, lines * groups)), i32(per_group + margin)};
+}
+
+// The kernel before: per row of O and dO what the main kernel needs, and zeros.
+struct BackwardPrepareConfig {
+  DType dtype = DType::kBFloat16;
+  i32 dims = 128;          // of v, filled up: 64, 128
+  bool has_stats = false;  // as in BackwardConfig
+  bool sequences = false;  // as in BackwardConfig
+
+  static constexpr i32 kThreads = 256;
+  static constexpr i32 kBlocksPerMultiprocessor = 4;  // resident: four rows of 32 bytes a thread
+  constexpr i32 threads() const { return kThreads; }
+  constexpr i32 threads_per_row() const { return dims / 8; }  // 16 bytes each
+};
+
+struct BackwardPrepareParams {
+  i32 heads_q;
+  i32 q_len;
+  i32 padded_q_rows;  // of a head: BackwardParams::rows_of_head
+  i32 dim_v;     // a multiple of 8
+  i32 num_rows;  // lines of heads * padded_q_rows, below 2^30
+  const u16* o;  // (batch, heads_q, q_len, dim_v)
+  i64 o_stride_batch, o_stride_head, o_stride_row;
+  const u16* dout;  // as o
+  i64 dout_stride_batch, dout_stride_head, dout_stride_row;
+  const float* kept;  // lse (batch, heads_q, q_len), or stats (batch, heads_q, q_len, 2)
+  i64 kept_stride_batch, kept_stride_head, kept_stride_row, kept_stride_part;
+  const float* dlse;  // (batch, heads_q, q_len); null: none
+  i64 dlse_stride_batch, dlse_stride_head, dlse_stride_row;
+  float* rows;   // as in BackwardParams
+  float* delta;  // as in BackwardParams
+  u32* zeros;    // 16-byte units that are cleared: sums and counters
+  i64 num_zeros;
+  AttentionParams attention;  // where sequences differ: lengths, offsets, and dq, dk, dv to clear
+};
+
+}  // namespace fulmen

@@ -1,0 +1,71 @@
+// SPDX-FileCopyrightText: fulmen contributors
+// SPDX-License-Identifier: Apache-2.0
+//
+// What blocks of a grid, and neighbouring grids of a stream, do with each other: sums in global
+// memory, counters that announce them, the hand-over between two kernels. Accesses go to the L2,
+// which all multiprocessors share. PTX ISA 9.0, sections 9.7.9, 9.7.13.
+#pragma once
+
+#include "kernels/base.cuh"
+
+namespace fulmen::ptx {
+
+struct F32x4 {
+  float word[4];
+};
+
+// red.global.add.v4: adds to 16 bytes, each word by itself; nothing comes back.
+inline void reduce_add_x4(float* pointer, float a, float b, float c, float d) {
+  asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(pointer), "f"(a), "f"(b),
+               "f"(c), "f"(d)
+               : "memory");
+}
+
+// ld.global.cg / st.global.cg: past the L1.
+inline F32x4 load_l2_x4(const float* pointer) {
+  F32x4 x;
+  asm volatile("ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(x.word[0]), "=f"(x.word[1]), "=f"(x.word[2]), "=f"(x.word[3])
+               : "l"(pointer)
+               : "memory");
+  return x;
+}
+inline void store_l2_x4(float* pointer, F32x4 x) {
+  asm volatile("st.global.cg.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(pointer), "f"(x.word[0]),
+               "f"(x.word[1]), "f"(x.word[2]), "f"(x.word[3])
+               : "memory");
+}
+
+// atom.add: returns the old value.
+inline u32 atomic_add(u32* pointer, u32 x) {
+  u32 old;
+  asm volatile("atom.global.add.u32 %0, [%1], %2;" : "=r"(old) : "l"(pointer), "r"(x) : "memory");
+  return old;
+}
+
+// fence.acq_rel.gpu, then red.release.gpu.add: what this thread has done and seen done comes before
+// the counter grows.
+inline void announce(u32* counter) {
+  asm volatile("fence.acq_rel.gpu;\nred.release.gpu.global.add.u32 [%0], 1;" ::"l"(counter)
+               : "memory");
+}
+
+// ld.acquire.gpu in a loop: returns once the counter has reached `count`.
+inline void await(const u32* counter, u32 count) {
+  u32 x;
+  for (;;) {
+    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(x) : "l"(counter) : "memory");
+    if (x >= count) return;
+    asm volatile("nanosleep.u32 64;");
+  }
+}
+
+// griddepcontrol.wait: the kernels before this one are complete and their writes visible.
+inline void grid_dependency_wait() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+
+// griddepcontrol.launch_dependents: the next kernel may start, up to its grid_dependency_wait.
+inline void grid_dependents_launch() {
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+}
+
+}  // namespace fulmen::ptx

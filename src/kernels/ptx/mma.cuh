@@ -1,0 +1,32 @@
+// SPDX-FileCopyrightText: fulmen contributors
+// SPDX-License-Identifier: Apache-2.0
+//
+// The matrix product of one warp, on every GPU since Ampere: D (16 x 8, float32) += A (16 x 16)
+// B (16 x 8), 16-bit inputs. Of lane l, g = l / 4, q = l % 4:
+//   d   0, 1: row g, columns 2q, 2q + 1     2, 3: row g + 8, the same columns
+//   a   0: row g, columns 2q, 2q + 1   1: row g + 8   2: row g, columns + 8   3: row g + 8, + 8
+//   b   0: rows 2q, 2q + 1, column g   1: rows + 8
+// so that a pair of neighbouring d, packed, is an a of the next product. PTX ISA 9.0, 9.7.14.5.
+#pragma once
+
+#include "kernels/base.cuh"
+
+namespace fulmen::ptx {
+
+// mma.sync.aligned.m16n8k16.row.col
+template <DType kDType>
+inline void mma_m16n8k16(float* d, const u32 (&a)[4], u32 b0, u32 b1) {
+  if constexpr (kDType == DType::kBFloat16) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+        "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+  } else {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
+        "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+  }
+}
+
+}  // namespace fulmen::ptx

@@ -1,0 +1,154 @@
+// SPDX-FileCopyrightText: fulmen contributors
+// SPDX-License-Identifier: Apache-2.0
+//
+// What the two backward simt passes share: what a query row brings to every pair of its own, and
+// from S = Q K^T and dP = dO V^T of a thread's pairs
+//   e  = exp(s - m), P = e / l_total,
+//   dX = e G,  G = ((dP keep - D) / l_total + dL / l_keys) d s / d dot(q, k).
+// Which of the two axes of a tile are queries differs; `Pass` says so.
+#pragma once
+
+#include "kernels/saved_row.cuh"
+#include "kernels/simt_block.cuh"
+
+namespace fulmen {
+
+template <class Real>
+struct SavedRow {
+  Real shift;       // subtracted from scores
+  Real normalizer;  // 1 / l_total; 0 for a row that saw nothing
+  Real lse_factor;  // dL / l_keys
+};
+
+template <DType kDType>
+__attribute__((noinline)) SavedRow<typename Head<kDType>::Real> saved_row(const Head<kDType>& head,
+                                                                          i64 i) {
+  using Real = typename Head<kDType>::Real;
+  if (i >= head.sequence.shape.q_len) return {0, 0, 0};
+  const auto state = saved_state(head, i);
+  const Real dL = state.row_sum == Real(0) ? Real(0) : lse_gradient(head, i) / state.row_sum;
+  return {state.shift(), state.normalizer(head.sink), dL};
+}
+
+// This thread's share of D = dot(dO, O) of query row i, whose dO is row `at` of a tile: `part` of
+// `num_parts` threads.
+template <DType kDType, class Tile>
+typename Head<kDType>::Real row_dot_part(const Head<kDType>& head, const HeadRows& o,
+                                         const Tile& tile, i32 at, i64 i, i32 part, i32 num_parts) {
+  using Real = typename Head<kDType>::Real;
+  using Vector = SimtVector<Real>;
+  Real sum = 0;
+  if (i >= head.sequence.shape.q_len) return sum;
+  const bool in_vectors = size_bytes(o.array.dtype) == static_cast<i64>(sizeof(Real)) &&
+                          o.in_vectors(Vector::kLanes);
+#pragma unroll 2
+  for (i32 v = part; v * Vector::kLanes < o.dim; v += num_parts) {
+    const Vector dO = tile.vector(at, v);
+    const Vector O = in_vectors ? reinterpret_cast<const Vector*>(o.address(i))[v]
+                                : load_vector<Real>(o.array,
+                                                    o.offset(i) + v * Vector::kLanes *
+                                                                      o.array.strides[3],
+                                                    o.dim - v * Vector::kLanes);
+#pragma unroll
+    for (i32 m = 0; m < Vector::kLanes; ++m) sum += dO.lane[m] * O.lane[m];
+  }
+  return sum;
+}
+
+template <FmaConfig kConfig>
+struct SimtGradient : Simt<kConfig> {
+  using Base = Simt<kConfig>;
+  using typename Base::Pairs;
+  using typename Base::Real;
+  using HeadType = Head<kConfig.dtype>;
+  using Math = typename HeadType::Math;
+
+  typename Base::Weights factors;  // P or dX, by which rows of a tile are multiplied
+
+  template <class Visit>
+  static void each_pair(const Visit& visit) {
+#pragma unroll
+    for (i32 r = 0; r < Base::kRows; ++r) {
+#pragma unroll
+      for (i32 c = 0; c < Base::kColumns; ++c) visit(r, c);
+    }
+  }
+
+  void write_factors(const Pairs& values) const {
+    each_pair([&](i32 r, i32 c) { Base::own(factors, r, c) = values[r][c]; });
+  }
+
+  // change(value, r, c) for each of this thread's factors, as a loop.
+  template <class Change>
+  void change_factors(const Change& change) const {
+#pragma unroll 1
+    for (i32 r = 0; r < Base::kRows; ++r) {
+#pragma unroll 1
+      for (i32 c = 0; c < Base::kColumns; ++c) {
+        Real& factor = Base::own(factors, r, c);
+        factor = change(factor, r, c);
+      }
+    }
+  }
+
+  // The same for registers, by way of shared memory, where a loop may index.
+  template <class Change>
+  void change_pairs(Pairs& values, const Change& change) const {
+    write_factors(values);
+    change_factors(change);
+    each_pair([&](i32 r, i32 c) { values[r][c] = Base::own(factors, r, c); });
+  }
+
+  // exp(s - m), whose exponent never exceeds 0; NaN stays NaN.
+  static Real weight(Real score, Real shift) { return Math::exp(min(score - shift, Real(0))); }
+
+  // G *= d s / d dot.
+  void chain(const HeadType& head, const Pairs& dots, Pairs& G) const {
+    if (head.map.softcap == Real(0)) {
+      each_pair([&](i32 r, i32 c) { G[r][c] *= head.map.scale; });
+      return;
+    }
+    Pairs slope;
+    each_pair([&](i32 r, i32 c) { slope[r][c] = dots[r][c]; });
+    change_pairs(slope, [&](Real dot, i32, i32) { return pair_slope(head, dot); });
+    each_pair([&](i32 r, i32 c) { G[r][c] *= slope[r][c]; });
+  }
+
+  // From dP to G, and from dots to scores, -inf where hidden. Pass: query(r, c) and key(r, c), rows
+  // of the sequence; normalizer(r, c), lse_factor(r, c), D(r, c) of the query; limits(r), the
+  // columns that structured masks leave to row r.
+  // kChained: G has d s / d dot in it; without, e G is dS.
+  template <bool kChained, class Pass>
+  void prepare(const HeadType& head, const Pass& pass, bool is_full, bool pair_terms, Pairs& S,
+               Pairs& dP) const {
+    if (head.dropout.enabled()) {
+      change_pairs(dP, [&](Real value, i32 r, i32 c) {
+        return value * pair_keep(head, pass.query(r, c), pass.key(r, c));
+      });
+    }
+    each_pair([&](i32 r, i32 c) {
+      dP[r][c] = (dP[r][c] - pass.D(r, c)) * pass.normalizer(r, c) + pass.lse_factor(r, c);
+    });
+    if constexpr (kChained) chain(head, S, dP);
+    if (pair_terms) {
+      change_pairs(S, [&](Real dot, i32 r, i32 c) {
+        return pass.limits(r).contains(Base::column(c))
+                   ? pair_score(head, dot, pass.query(r, c), pass.key(r, c))
+                   : -Math::kInfinity;
+      });
+      return;
+    }
+    each_pair([&](i32 r, i32 c) { S[r][c] = Math::product(S[r][c], head.map.scale); });
+    if (is_full) return;
+#pragma unroll
+    for (i32 r = 0; r < Base::kRows; ++r) {
+      const Limits limits = pass.limits(r);
+#pragma unroll
+      for (i32 c = 0; c < Base::kColumns; ++c) {
+        if (!limits.contains(Base::column(c))) S[r][c] = -Math::kInfinity;
+      }
+    }
+  }
+};
+
+}  // namespace fulmen

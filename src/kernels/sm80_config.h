@@ -1,0 +1,67 @@
+// SPDX-FileCopyrightText: fulmen contributors
+// SPDX-License-Identifier: Apache-2.0
+//
+// The two halves of a call to the kernels that compute with mma.sync (Ampere and later):
+// Sm80Config, known when a kernel is compiled, and Sm80Params, known when it is launched. One
+// config serves every length, batch and stride; an option of the problem that is off leaves no
+// instruction behind. Switches marked "ablation" exist to measure what each idea buys.
+#pragma once
+
+#include "kernels/params.h"
+
+namespace fulmen {
+
+struct Sm80Config {
+  DType dtype = DType::kBFloat16;
+  i32 d_qk = 128;      // as computed with, a multiple of 16: zeros fill shorter rows up
+  i32 d_v = 128;       // of one block, a multiple of 16: longer rows of V are cut, block by block
+  i32 warps = 4;       // side by side along the rows that a block owns
+  i32 row_tiles = 2;   // of 16 rows, that a warp owns: a B fragment is read once for all of them
+  i32 columns = 64;    // rows of the other side that a block meets at a time
+  i32 stages = 2;      // of the tiles that change, in shared memory
+  i32 min_blocks = 1;  // on a multiprocessor: a bound on registers
+  bool q_in_registers = false;  // forward: Q's fragments are read once
+
+  // Options of the problem.
+  bool terms = false;  // a boolean mask, documents or a bias: a number to add to every pair
+  bool natural =
+      false;  // scores are scaled one by one, in nats: for bias, ALiBi, softcap, scale <= 0
+  bool softcap = false;
+  bool alibi = false;
+  bool dropout = false;
+  bool exact = false;  // exponents by subtraction, so that exp(0) is 1: for bias, float32 output
+
+  // Ablation.
+  bool swizzle = true;       // 16-byte units of shared rows exchanged, so that no banks collide
+  bool full_blocks = true;   // blocks that every row sees whole do no mask arithmetic
+  bool lazy_rescale = true;  // O is rescaled only when a maximum grew by more than 2^8
+
+  constexpr i32 threads() const { return 32 * warps; }
+  constexpr i32 warp_rows() const { return 16 * row_tiles; }
+  constexpr i32 rows() const { return warp_rows() * warps; }
+
+  // Shared memory of the forward kernel, in this order: Q, stages of K and V, terms.
+  constexpr i32 q_bytes() const { return rows() * d_qk * 2; }
+  constexpr i32 k_bytes() const { return columns * d_qk * 2; }
+  constexpr i32 v_bytes() const { return columns * d_v * 2; }
+  // One warp's terms of 16 rows; rows lie 8 floats further apart than they are long, so that the
+  // four rows that a quarter-warp reads meet different banks.
+  constexpr i32 term_stride() const { return columns + 8; }
+  constexpr i32 term_bytes() const { return terms ? warps * 16 * term_stride() * 4 : 0; }
+  constexpr i32 forward_shared_bytes() const {
+    return q_bytes() + stages * (k_bytes() + v_bytes()) + term_bytes();
+  }
+
+  constexpr bool valid() const {
+    return (dtype == DType::kBFloat16 || dtype == DType::kFloat16) && d_qk % 16 == 0 &&
+           16 <= d_qk && d_v % 16 == 0 && 16 <= d_v && 1 <= warps && warps <= 8 && 1 <= row_tiles &&
+           row_tiles <= 2 && columns % 16 == 0 && 16 <= columns && 1 <= stages;
+  }
+};
+
+struct Sm80Params {
+  AttentionParams attention;
+  i32 heads_per_group;  // heads whose blocks are neighbours: their K and V fit the L2 together
+};
+
+}  // namespace fulmen

@@ -1,0 +1,121 @@
+// SPDX-FileCopyrightText: fulmen contributors
+// SPDX-License-Identifier: Apache-2.0
+//
+// The way of dQ: every block of keys adds its share to float32 sums in global memory, in the order
+// of wgmma fragments, and when all blocks of keys of a line have done so the sums are scaled,
+// rounded and cleared. A line's sums are a slot; few slots are used over and over, so that they
+// stay in the L2 cache.
+#pragma once
+
+#include "kernels/ptx/grid.cuh"
+#include "kernels/ptx/math.cuh"
+#include "kernels/ptx/thread.cuh"
+#include "kernels/tile/backward_order.cuh"
+
+namespace fulmen {
+
+// Sums of one head of a line are tiles of q_rows * dims floats, one for each block of queries: first
+// the part of warpgroup 0, then of warpgroup 1; in a part float4 j of thread t at 512 j + 4 t.
+// Number of the first tile of a head.
+template <BackwardConfig kConfig>
+constexpr u32 first_dq_tile(const BackwardParams& params, i32 line, i32 head) {
+  const u32 slot_head = u32(line % params.num_slots) * params.group_size() + head;
+  return slot_head * (params.padded_q_rows() / kConfig.q_rows);
+}
+template <BackwardConfig kConfig>
+constexpr float* dq_tile(const BackwardParams& params, u32 tile) {
+  return params.dq_sums + u64(tile) * (kConfig.q_rows * kConfig.dims);
+}
+
+template <BackwardConfig kConfig>
+inline void add_dq(const float (&dQ)[kConfig.dq_floats()], float* part, u32 thread) {
+#pragma unroll
+  for (i32 j = 0; j < kConfig.dq_floats() / 4; ++j) {
+    ptx::reduce_add_x4(part + j * 512 + thread * 4, dQ[4 * j], dQ[4 * j + 1], dQ[4 * j + 2],
+                       dQ[4 * j + 3]);
+  }
+}
+
+// dQ = round(scale * sums) of kFinishRows rows of one head, by all consumer warps.
+template <BackwardConfig kConfig>
+struct DqFinish {
+  static constexpr i32 kPartFloats = kConfig.q_rows * kConfig.dims / 2;
+  static constexpr i32 kPairs = kPartFloats / 1024;  // of 8 columns, in a part
+  static constexpr i32 kUnits = BackwardConfig::kFinishRows * kConfig.dims / 256;  // 16 by 16
+  static constexpr i32 kSteps = kUnits / BackwardConfig::kConsumerWarps;
+
+  const BackwardParams& params;
+  i32 warp;  // of the consumers
+  i32 lane;
+
+  // Unit `step` of this warp: where it lies in the sums, and in dQ.
+  i32 unit(i32 step) const { return step * BackwardConfig::kConsumerWarps + warp; }
+  i32 offset(i32 u) const {
+    return u / 4 / kPairs * kPartFloats + u / 4 % kPairs * 1024 + u % 4 * 128 + lane * 4;
+  }
+  i32 row(i32 u) const {
+    const i32 part = u / 4 / kPairs;
+    return part / 2 * kConfig.q_rows + (kConfig.dq_by_rows() ? part % 2 * 64 : 0) + u % 4 * 16 +
+           lane / 4;
+  }
+  i32 column(i32 u) const {
+    const i32 part = u / 4 / kPairs;
+    return (kConfig.dq_by_rows() ? 0 : part % 2 * (kConfig.dims / 2)) + u / 4 % kPairs * 16 +
+           lane % 4 * 2;
+  }
+
+  void store(u16* out, i32 row, i32 column, i32 rows, float x, float y) const {
+    if (row >= rows || column >= params.dim_qk) return;
+    *reinterpret_cast<u32*>(out + row * params.dq_stride_row + column) =
+        ptx::pack<kConfig.dtype>(x * params.scale, y * params.scale);
+  }
+
+  void finish_piece(i32 line, i32 head, i32 block, bool clear) const {
+    float* sums = dq_tile<kConfig>(params, first_dq_tile<kConfig>(params, line, head)) +
+                  i64(block) * BackwardConfig::kFinishRows * kConfig.dims;
+    const i32 index = line / params.heads_kv;
+    const i32 q_head = (line - index * params.heads_kv) * params.group_size() + head;
+    const Sequence sequence = backward_sequence<kConfig>(params, index);
+    const i64 first_row = sequence.q_begin + i64(block) * BackwardConfig::kFinishRows;
+    u16* out = params.dq + sequence.batch * params.dq_stride_batch +
+               q_head * params.dq_stride_head + first_row * params.dq_stride_row;
+    const i32 rows = sequence.shape.q_len - block * BackwardConfig::kFinishRows;
+    ptx::F32x4 left[kSteps], right[kSteps];
+#pragma unroll
+    for (i32 k = 0; k < kSteps; ++k) {
+      left[k] = ptx::load_l2_x4(sums + offset(unit(k)));
+      right[k] = ptx::load_l2_x4(sums + offset(unit(k)) + 512);
+    }
+#pragma unroll
+    for (i32 k = 0; k < kSteps; ++k) {
+      const i32 r = row(unit(k)), c = column(unit(k));
+      store(out, r, c, rows, left[k].word[0], left[k].word[1]);
+      store(out, r, c + 8, rows, right[k].word[0], right[k].word[1]);
+      store(out, r + 8, c, rows, left[k].word[2], left[k].word[3]);
+      store(out, r + 8, c + 8, rows, right[k].word[2], right[k].word[3]);
+      if (clear) {
+        ptx::store_l2_x4(sums + offset(unit(k)), {});
+        ptx::store_l2_x4(sums + offset(unit(k)) + 512, {});
+      }
+    }
+  }
+
+  // The part of item `index`, once its line is complete.
+  void run(i32 index) const {
+    const BackwardItem item = backward_item(params, index);
+    ptx::await(params.done + item.line, params.num_kv_blocks);
+    const bool clear = item.line + params.num_slots < params.num_lines();
+    const Interval pieces = finished_pieces(params, item.kv_block);
+#pragma unroll 1
+    for (i32 piece = i32(pieces.begin); piece < i32(pieces.end); ++piece) {
+      const i32 head = piece / params.num_finish_blocks;
+      finish_piece(item.line, head, piece - head * params.num_finish_blocks, clear);
+    }
+    if (clear) {
+      ptx::warp_sync();
+      if (lane == 0) ptx::announce(params.freed + item.line);
+    }
+  }
+};
+
+}  // namespace fulmen

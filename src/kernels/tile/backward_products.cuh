@@ -1,0 +1,88 @@
+// SPDX-FileCopyrightText: fulmen contributors
+// SPDX-License-Identifier: Apache-2.0
+//
+// The five matrix products of the backward pass, as batches of wgmma that are issued and committed
+// here and waited for by the caller. A warpgroup owns 64 keys, so that S^T and dP^T lie in its
+// registers in the layout in which P^T and dS^T are left operands again. Tiles in shared memory are
+// chunks of 64 columns (128 bytes, swizzled), one chunk after another.
+#pragma once
+
+#include "kernels/backward_config.h"
+#include "kernels/ptx/math.cuh"
+#include "kernels/ptx/memory.cuh"
+#include "kernels/ptx/thread.cuh"
+#include "kernels/ptx/tma.cuh"
+#include "kernels/ptx/wgmma.cuh"
+
+namespace fulmen {
+
+template <BackwardConfig kConfig>
+using BackwardScores = float[kConfig.q_rows / 2];  // S^T, P^T, dP^T: 64 keys by q_rows
+template <BackwardConfig kConfig>
+using BackwardWeights = u32[kConfig.q_rows / 4];  // P^T, dS^T, rounded
+template <BackwardConfig kConfig>
+using BackwardSums = float[kConfig.dims / 2];  // dK, dV: 64 keys by dims
+
+// S^T = K Q^T or dP^T = V dO^T. keys: the warpgroup's first row in a tile of kKvRows rows.
+template <BackwardConfig kConfig>
+inline void issue_keys_by_queries(BackwardScores<kConfig>& S, u32 keys, u32 queries) {
+  const u32 a = ptx::wgmma_descriptor(keys, 16);
+  const u32 b = ptx::wgmma_descriptor(queries, 16);
+  ptx::wgmma_fence();
+#pragma unroll
+  for (i32 d = 0; d < kConfig.dims; d += 16) {
+    const u32 a_offset = d / 64 * kConfig.kKvRows * 128 + d % 64 * 2;
+    const u32 b_offset = d / 64 * kConfig.q_rows * 128 + d % 64 * 2;
+    ptx::wgmma_ss<kConfig.dtype, false>(S, a + (a_offset >> 4), b + (b_offset >> 4), d > 0);
+  }
+  ptx::wgmma_commit();
+}
+
+// dV += P^T dO or dK += dS^T Q; without the old value unless `accumulate`.
+template <BackwardConfig kConfig>
+inline void issue_keys_by_dims(BackwardSums<kConfig>& sums, const BackwardWeights<kConfig>& W,
+                               u32 queries, bool accumulate) {
+  const u32 b = ptx::wgmma_descriptor(queries, kConfig.q_rows * 128);
+  ptx::wgmma_fence();
+#pragma unroll
+  for (i32 q = 0; q < kConfig.q_rows; q += 16) {
+    const u32* a = W + q / 4;
+    ptx::wgmma_rs<kConfig.dtype, true>(sums, a[0], a[1], a[2], a[3], b + (q * 128 >> 4),
+                                       q > 0 || accumulate);
+  }
+  ptx::wgmma_commit();
+}
+
+// This warpgroup's part of dQ = dS K: its 64 rows, or its half of the columns.
+template <BackwardConfig kConfig>
+inline void issue_queries_by_dims(float (&dQ)[kConfig.dq_floats()], u32 ds, u32 k, u32 warpgroup) {
+  static_assert(kConfig.dims == (kConfig.dq_by_rows() ? 64 : 128));
+  const u32 a = ptx::wgmma_descriptor(ds + (kConfig.dq_by_rows() ? warpgroup * 64 * 128 : 0), 16);
+  const u32 b =
+      ptx::wgmma_descriptor(k + (kConfig.dq_by_rows() ? 0 : warpgroup * kConfig.kKvRows * 128), 16);
+  ptx::wgmma_fence();
+#pragma unroll
+  for (i32 j = 0; j < kConfig.kKvRows; j += 16) {
+    const u32 a_offset = j / 64 * kConfig.q_rows * 128 + j % 64 * 2;
+    ptx::wgmma_ss<kConfig.dtype, true>(dQ, a + (a_offset >> 4), b + (j * 128 >> 4), j > 0);
+  }
+  ptx::wgmma_commit();
+}
+
+// dS^T of a warpgroup becomes its 64 columns of dS in shared memory.
+template <BackwardConfig kConfig>
+inline void store_ds(const BackwardWeights<kConfig>& dS, u32 ds, u32 warpgroup) {
+  const u32 thread = ptx::thread_index() % 128;
+  const u32 lane = thread % 32;
+  const u32 unit = thread / 32 * 2 + lane / 8 % 2;  // 16 bytes, exchanged by row % 8
+  const u32 row = lane / 16 * 8 + lane % 8;
+  const u32 chunk = ds + warpgroup * kConfig.q_rows * 128;
+#pragma unroll
+  for (i32 q = 0; q < kConfig.q_rows; q += 16) {
+    const u32* w = dS + q / 4;
+    ptx::stmatrix_x4_trans(chunk + (q + row) * 128 + ((unit ^ row % 8) << 4),
+                           {{w[0], w[1], w[2], w[3]}});
+  }
+}
+
+}  // namespace fulmen

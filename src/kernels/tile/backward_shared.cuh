@@ -1,0 +1,153 @@
+// SPDX-FileCopyrightText: fulmen contributors
+// SPDX-License-Identifier: Apache-2.0
+//
+// What the roles of backward_sm90 share: the layout of shared memory with its barriers, and the
+// mailboxes in which the loader says which item comes next.
+#pragma once
+
+#include "kernels/ptx/memory.cuh"
+#include "kernels/ptx/thread.cuh"
+#include "kernels/tile/backward_order.cuh"
+#include "kernels/tile/pipeline.cuh"
+
+namespace fulmen {
+
+// What the loader tells everybody of an item.
+struct BackwardMail {
+  i32 index;      // from num_items() on: only dQ is left to round; from + lag on: nothing
+  i32 num_steps;  // 0: nobody sees the keys
+  BackwardItem item;
+  SequenceShape shape;
+};
+
+// What the loader tells the consumers of a step, so that they carry nothing of the walk along.
+struct BackwardStepMail {
+  u32 tile;   // of the sums of dQ: q_rows rows, counted from params.dq_sums
+  u32 flags;  // the block of queries; kLast; kPartial << warpgroup: its mask has to be looked at
+
+  static constexpr u32 kPartial = 1u << 29;
+  static constexpr u32 kLast = 1u << 31;
+  constexpr i32 q_block() const { return i32(flags & (kPartial - 1)); }
+  constexpr bool is_last() const { return flags & kLast; }
+  constexpr bool is_partial(u32 warpgroup) const { return flags & kPartial << warpgroup; }
+};
+
+// Shared memory: K, V, Q, dO, dS, dV and dK on their way out, rows, delta, mail, barriers.
+template <BackwardConfig kConfig>
+struct BackwardShared {
+  u32 base;
+
+  static constexpr i32 kStages = BackwardConfig::kStages;
+  using StageCursor = Cursor<kStages>;
+  using KvCursor = Cursor<1>;
+  using MailCursor = Cursor<BackwardConfig::kMailboxes>;
+
+  static constexpr u32 kV = kConfig.k_bytes();
+  static constexpr u32 kQ = kV + kConfig.k_bytes();
+  static constexpr u32 kDO = kQ + kStages * kConfig.q_bytes();
+  static constexpr u32 kDS = kDO + kStages * kConfig.q_bytes();
+  static constexpr u32 kOut = kDS + kStages * kConfig.ds_bytes();
+  static constexpr u32 kRows = kOut + 2 * kConfig.k_bytes();
+  static constexpr u32 kDelta = kRows + kStages * kConfig.row_bytes();
+  static constexpr u32 kSteps = kDelta + kStages * kConfig.delta_bytes();
+  static constexpr u32 kMail = kSteps + 8 * kStages;
+  static constexpr u32 kBarriers = kMail + 32 * BackwardConfig::kMailboxes;
+  static constexpr u32 kVBarriers = kBarriers + Ring<1>::kBarrierBytes;
+  static constexpr u32 kQBarriers = kVBarriers + Ring<1>::kBarrierBytes;
+  static constexpr u32 kDOBarriers = kQBarriers + Ring<kStages>::kBarrierBytes;
+  static constexpr u32 kDSBarriers = kDOBarriers + Ring<kStages>::kBarrierBytes;
+  static constexpr u32 kMailBarriers = kDSBarriers + Ring<kStages>::kBarrierBytes;
+  static constexpr u32 kAddedBarriers =
+      kMailBarriers + Ring<BackwardConfig::kMailboxes>::kBarrierBytes;
+  static constexpr u32 kLandedBarriers = kAddedBarriers + 8 * BackwardConfig::kMailboxes;
+  static_assert(kLandedBarriers + 16 + 16 * kStages <= u32(kConfig.shared_bytes()));
+
+  // loader -> consumers -> loader
+  constexpr Ring<1> k() const { return {base, u32(kConfig.k_bytes()), base + kBarriers}; }
+  constexpr Ring<1> v() const { return {base + kV, u32(kConfig.k_bytes()), base + kVBarriers}; }
+  // Q comes with `rows`, dO with `delta`; both rings are walked by one cursor.
+  constexpr Ring<kStages> q() const {
+    return {base + kQ, u32(kConfig.q_bytes()), base + kQBarriers};
+  }
+  constexpr Ring<kStages> dout() const {
+    return {base + kDO, u32(kConfig.q_bytes()), base + kDOBarriers};
+  }
+  constexpr u32 rows(StageCursor at) const {
+    return base + kRows + at.buffer * kConfig.row_bytes();
+  }
+  constexpr u32 delta(StageCursor at) const {
+    return base + kDelta + at.buffer * kConfig.delta_bytes();
+  }
+  // Two words that come with Q: what step this is (BackwardStepMail).
+  constexpr u32 step(StageCursor at) const { return base + kSteps + 8 * at.buffer; }
+  // both warpgroups, 64 keys each -> both: dS waits for its part in dQ
+  constexpr Ring<kStages> ds() const {
+    return {base + kDS, u32(kConfig.ds_bytes()), base + kDSBarriers};
+  }
+  // a warpgroup -> the copy engine: dV and dK of its 64 keys
+  constexpr u32 dv_out(u32 warpgroup) const { return base + kOut + warpgroup * kConfig.k_bytes(); }
+  constexpr u32 dk_out(u32 warpgroup) const { return dv_out(warpgroup) + kConfig.k_bytes() / 2; }
+  // loader -> everybody: an item (BackwardMail)
+  constexpr Ring<BackwardConfig::kMailboxes> mail() const {
+    return {base + kMail, 32, base + kMailBarriers};
+  }
+  // copy engine -> cleaner, where sequences differ: the tile is there, but not only the sequence's
+  constexpr u32 k_landed() const { return base + kLandedBarriers; }
+  constexpr u32 v_landed() const { return base + kLandedBarriers + 8; }
+  constexpr u32 q_landed(StageCursor at) const {
+    return base + kLandedBarriers + 16 + 16 * at.buffer;
+  }
+  constexpr u32 dout_landed(StageCursor at) const { return q_landed(at) + 8; }
+  // consumers -> reporter: `added`, this item's part of dQ is on its way
+  constexpr u32 added(MailCursor at) const { return base + kAddedBarriers + 8 * at.buffer; }
+
+  void write_step(StageCursor at, BackwardStepMail mail) const {
+    ptx::store_shared(step(at), mail.tile);
+    ptx::store_shared(step(at) + 4, mail.flags);
+  }
+  BackwardStepMail read_step(StageCursor at) const {
+    return {ptx::load_shared(step(at)), ptx::load_shared(step(at) + 4)};
+  }
+
+  void init() const {
+    k().init(BackwardConfig::kConsumerWarps);
+    v().init(BackwardConfig::kConsumerWarps);
+    q().init(BackwardConfig::kConsumerWarps);
+    dout().init(BackwardConfig::kConsumerWarps);
+    mail().init(kConfig.sequences ? 4 : 3);  // two warpgroups, the reporter, the cleaner
+    if constexpr (kConfig.sequences) {
+      for (u32 i = 0; i < 2 + 2 * kStages; ++i) ptx::mbarrier_init(k_landed() + 8 * i, 1);
+    }
+    for (i32 i = 0; i < kStages; ++i) {
+      ptx::mbarrier_init(ds().full(StageCursor{u32(i)}), BackwardConfig::kConsumerWarps);
+      ptx::mbarrier_init(ds().empty(StageCursor{u32(i)}), BackwardConfig::kConsumerWarps);
+    }
+    for (i32 i = 0; i < BackwardConfig::kMailboxes; ++i) {
+      ptx::mbarrier_init(added(MailCursor{u32(i)}), BackwardConfig::kConsumerWarps);
+    }
+    ptx::fence_mbarrier_init();
+  }
+
+  void write_mail(MailCursor at, const BackwardMail& item) const {
+    const u32 address = mail().address(at);
+    ptx::store_shared_x4(address, {{u32(item.index), u32(item.num_steps), u32(item.item.line),
+                                    u32(item.item.kv_block)}});
+    ptx::store_shared_x4(address + 16, {{u32(item.shape.q_len), u32(item.shape.kv_len),
+                                         u32(item.shape.shift), 0}});
+  }
+  BackwardMail read_mail(MailCursor at) const {
+    const ptx::U32x4 x = ptx::load_shared_x4(mail().address(at));
+    return {i32(x.word[0]), i32(x.word[1]), {i32(x.word[2]), i32(x.word[3])}, read_shape(at)};
+  }
+  SequenceShape read_shape(MailCursor at) const {
+    const ptx::U32x4 x = ptx::load_shared_x4(mail().address(at) + 16);
+    return {i32(x.word[0]), i32(x.word[1]), i32(x.word[2])};
+  }
+};
+
+template <bool kIs>
+struct BackwardFlag {
+  static constexpr bool kValue = kIs;
+};
+
+}  // namespace fulmen

@@ -1,0 +1,79 @@
+// SPDX-FileCopyrightText: fulmen contributors
+// SPDX-License-Identifier: Apache-2.0
+//
+// Rows of an array into a swizzled tile, by all threads of a block: cp.async where 16-byte units of
+// the array lie on multiples of 16 bytes, else element by element. Rows past the end and dims past
+// the array's become 0, so that nothing beside the data ever meets a product.
+#pragma once
+
+#include "kernels/array_access.cuh"
+#include "kernels/ptx/cp_async.cuh"
+#include "kernels/ptx/memory.cuh"
+#include "kernels/ptx/thread.cuh"
+#include "kernels/tile/swizzle.cuh"
+
+namespace fulmen {
+
+// Rows of one head of one sequence, from its first on; 16-bit elements.
+struct RowSource {
+  const u8* data;
+  i64 row_stride;  // in elements
+  i64 dim_stride;
+  i32 num_rows;
+  i32 dim;  // elements of a row from `data` on
+  bool in_units;
+
+  RowSource(const ArrayView& array, i64 offset, i64 rows, i64 dims)
+      : data(array.data + offset * 2),
+        row_stride(array.strides[2]),
+        dim_stride(array.strides[3]),
+        num_rows(static_cast<i32>(rows)),
+        dim(static_cast<i32>(dims)),
+        in_units(dim_stride == 1 && dim % 8 == 0 && row_stride % 8 == 0 &&
+                 reinterpret_cast<u64>(data) % 16 == 0) {}
+};
+
+inline ptx::U32x4 gather_unit(const RowSource& source, i64 row, i32 dim) {
+  ptx::U32x4 unit{};
+  const u8* from = source.data + (row * source.row_stride + dim * source.dim_stride) * 2;
+#pragma unroll
+  for (i32 i = 0; i < 8; ++i) {
+    if (dim + i < source.dim) {
+      const u32 bits = static_cast<u32>(from[0]) | static_cast<u32>(from[1]) << 8;
+      unit.word[i / 2] |= bits << (16 * (i % 2));
+    }
+    from += source.dim_stride * 2;
+  }
+  return unit;
+}
+
+// Rows [first, first + kRows). Asynchronous copies belong to the caller's next group.
+template <i32 kRows, i32 kThreads, i32 kDims, bool kSwizzled>
+inline void copy_rows(const SwizzledTile<kDims, kSwizzled>& tile, const RowSource& source,
+                      i32 first) {
+  constexpr i32 kUnits = kDims / 8;
+  const i32 thread = static_cast<i32>(ptx::thread_index());
+  if (!source.in_units) {
+#pragma unroll 1
+    for (i32 at = thread; at < kRows * kUnits; at += kThreads) {
+      const i32 row = at / kUnits;
+      const i32 unit = at % kUnits;
+      const bool present = first + row < source.num_rows && unit * 8 < source.dim;
+      ptx::store_shared_x4(tile.address(row, unit),
+                           present ? gather_unit(source, first + row, unit * 8) : ptx::U32x4{});
+    }
+    return;
+  }
+#pragma unroll
+  for (i32 step = 0; step < (kRows * kUnits + kThreads - 1) / kThreads; ++step) {
+    const i32 at = thread + step * kThreads;
+    if (kRows * kUnits % kThreads != 0 && at >= kRows * kUnits) break;
+    const i32 row = at / kUnits;
+    const i32 unit = at % kUnits;
+    const bool present = first + row < source.num_rows && unit * 8 < source.dim;
+    const i64 offset = present ? (first + row) * source.row_stride + unit * 8 : 0;
+    ptx::cp_async_16(tile.address(row, unit), source.data + offset * 2, present);
+  }
+}
+
+}  // namespace fulmen

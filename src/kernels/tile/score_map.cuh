@@ -1,0 +1,76 @@
+// SPDX-FileCopyrightText: fulmen contributors
+// SPDX-License-Identifier: Apache-2.0
+//
+// From dot products in a wgmma fragment to scores in units of log2, for problems in which that is
+// more than one positive factor (kConfig.maps_scores()): a scale of 0 or below, softcap, ALiBi,
+// bias, in the order of attention/score_mod.cuh. Runs before anything is hidden, since -inf times a factor
+// would be hidden no longer. Called by forward_sm90.
+#pragma once
+
+#include "kernels/array_access.cuh"
+#include "kernels/config.h"
+#include "kernels/ptx/math.cuh"
+#include "kernels/ptx/thread.cuh"
+#include "kernels/tile/pair_terms.cuh"
+
+namespace fulmen {
+
+// tanh(y) from 2 y log2(e). 1 - 2 / (exp(2 y) + 1) would cancel near 0: there, up to 0.6, a
+// polynomial (least squares, relative error 9e-8).
+inline float tanh_log2(float twice) {
+  const float y = twice * (0.5f / kLog2E);
+  const float square = y * y;
+  float tail = ptx::fma(square, 0.0156078190f, -0.0522077642f);
+  tail = ptx::fma(square, tail, 0.1331300884f);
+  tail = ptx::fma(square, tail, -0.3333258927f);
+  const float small = ptx::fma(y * square, tail, y);
+  const float large = ptx::fma(-2.f, ptx::reciprocal(ptx::exp2(twice) + 1.f), 1.f);
+  return square < 0.36f ? small : large;
+}
+
+template <AttentionConfig kConfig>
+struct FragmentScores {
+  const ForwardParams& params;
+  float slope_log2 = 0;    // of the head
+  float position[2] = {};  // of the thread's two rows among the keys, less its first column
+
+  PairTerms<kConfig> pairs;
+
+  // first_row: of this thread in the sequence.
+  FragmentScores(const ForwardParams& params_, const Place& place, const QueryBlock& block,
+                 i32 first_row)
+      : params(params_), pairs(params_.attention, place, block, first_row) {
+    if constexpr (kConfig.alibi) {
+      const ArrayView& slopes = params.attention.alibi_slopes;
+      slope_log2 = load_real<float>(slopes, slopes.offset(block.batch, block.head, 0, 0)) * kLog2E;
+      const i32 column = ptx::thread_index() % 4 * 2;
+      for (i32 r = 0; r < 2; ++r) {
+        position[r] = static_cast<float>(place.shape.position(first_row + 8 * r) - column);
+      }
+    }
+  }
+
+  // first_key: of the block.
+  void apply(float (&S)[kConfig.kv_rows / 2], i32 first_key) const {
+    if constexpr (!kConfig.maps_scores()) return;
+    const float distance[2] = {position[0] - static_cast<float>(first_key),
+                               position[1] - static_cast<float>(first_key)};
+#pragma unroll
+    for (i32 i = 0; i < kConfig.kv_rows / 2; ++i) {
+      float s = S[i];
+      if constexpr (kConfig.softcap) {
+        s = tanh_log2(s * params.softcap_in) * params.softcap_out;
+      } else {
+        s *= params.scale_log2;
+      }
+      if constexpr (kConfig.alibi) {
+        const float away = distance[i / 2 % 2] - static_cast<float>(i / 4 * 8 + i % 2);
+        s = ptx::fma(-slope_log2, away < 0 ? -away : away, s);
+      }
+      S[i] = s;
+    }
+    pairs.apply(S, first_key);
+  }
+};
+
+}  // namespace fulmen

@@ -1,0 +1,79 @@
+// SPDX-FileCopyrightText: fulmen contributors
+// SPDX-License-Identifier: Apache-2.0
+//
+// The table, and the choice by it.
+
+#include "plan/gpu_implementations.h"
+
+#include "core/error.h"
+#include "plan/simt.h"
+#include "plan/sm80.h"
+#include "plan/sm90.h"
+
+namespace fulmen {
+namespace {
+
+std::string naive_refusal(const Problem&, const Gpu&) { return ""; }
+GpuNeeds naive_needs(const Problem&, const Gpu&) { return {}; }
+
+constexpr GpuImplementation kImplementations[] = {
+    {Implementation::kSm90, "Hopper's copy engine and asynchronous tensor cores", true,
+     sm90_refusal, sm90_needs},
+    {Implementation::kSm80, "tensor cores by mma.sync, every option", true, sm80_refusal, sm80_needs},
+    {Implementation::kSimt, "tiles on the ordinary arithmetic units, every option", false,
+     simt_refusal, simt_needs},
+    {Implementation::kNaive, "one thread a row, every option", false, naive_refusal, naive_needs},
+};
+
+// Why an implementation cannot take a problem, alignment of pointers included.
+std::string refusal_of(const GpuImplementation& row, const Problem& problem, const Gpu& gpu) {
+  std::string refusal = row.refusal(problem, gpu);
+  if (!refusal.empty()) return refusal;
+  const i64 needed = row.needs(problem, gpu).alignment_bytes;
+  if (problem.pointer_alignment >= needed) return "";
+  return sentence("pointers must be multiples of ", needed, " bytes; one is a multiple of ",
+                  problem.pointer_alignment, " only");
+}
+
+}  // namespace
+
+std::span<const GpuImplementation> gpu_implementations() { return kImplementations; }
+
+const GpuImplementation& gpu_implementation(Implementation implementation) {
+  for (const GpuImplementation& row : kImplementations) {
+    if (row.implementation == implementation) return row;
+  }
+  throw Error(Status::kUnsupported, sentence("implementation ", name(implementation),
+                                             " is not in this version of fulmen"));
+}
+
+std::vector<Candidate> candidates(const Problem& problem, const Gpu& gpu) {
+  const bool forced = problem.implementation != Implementation::kAuto;
+  if (forced) gpu_implementation(problem.implementation);
+  std::vector<Candidate> list;
+  for (const GpuImplementation& row : kImplementations) {
+    if (forced && row.implementation != problem.implementation) {
+      list.push_back({row.implementation, false, sentence("not the one asked for; ", row.merit)});
+      continue;
+    }
+    const std::string refusal = refusal_of(row, problem, gpu);
+    const std::string reason = sentence(forced ? "asked for by name; " : "", row.merit);
+    list.push_back({row.implementation, refusal.empty(), refusal.empty() ? reason : refusal});
+  }
+  return list;
+}
+
+Plan plan_of(const Problem& problem, const Gpu& gpu, Implementation implementation) {
+  const GpuNeeds needs = gpu_implementation(implementation).needs(problem, gpu);
+  Plan plan;
+  plan.problem = problem;
+  plan.gpu = gpu;
+  plan.implementation = implementation;
+  plan.tile = needs.tile;
+  if (needs.workspace_bytes > 0) {
+    plan.workspace_bytes = needs.workspace_bytes + kGpuWorkspaceAlignment - 1;
+  }
+  return plan;
+}
+
+}  // namespace fulmen

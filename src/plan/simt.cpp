@@ -1,0 +1,80 @@
+// SPDX-FileCopyrightText: fulmen contributors
+// SPDX-License-Identifier: Apache-2.0
+//
+// Tiles of the simt kernels.
+
+#include "plan/simt.h"
+
+#include <iterator>
+
+#include "core/error.h"
+
+namespace fulmen {
+namespace {
+
+// Shapes of a block, widest first. Rows of a thread times vectors of O bound the registers.
+struct TileShape {
+  i32 num_threads, rows, columns;
+};
+constexpr TileShape kForwardShapes[] = {{128, 64, 64}, {128, 64, 32}, {128, 32, 32},
+                                        {64, 16, 16},  {64, 8, 16},   {64, 8, 8}};
+constexpr TileShape kBackwardShapes[] = {{128, 64, 32}, {128, 32, 32}, {128, 16, 32},
+                                         {64, 8, 16},   {64, 8, 8}};
+
+// 32-bit registers that a thread may hold results in; beyond it they spill.
+constexpr i64 kMaxResults = 128;
+
+FmaConfig config_with(const TileShape& shape, DType dtype, i64 dim_qk, i64 dim_v) {
+  FmaConfig config;
+  config.dtype = dtype;
+  config.num_threads = shape.num_threads;
+  config.rows = shape.rows;
+  config.columns = shape.columns;
+  const i64 unit = config.dim_unit();
+  config.max_dim_qk = static_cast<i32>(unit * max<i64>(ceil_div(dim_qk, unit), 1));
+  config.max_dim_v = static_cast<i32>(unit * max<i64>(ceil_div(dim_v, unit), 1));
+  return config;
+}
+
+size_t shared_bytes_of(const FmaConfig& config, bool backward) {
+  return static_cast<size_t>(backward ? config.backward_shared_bytes()
+                                      : config.forward_shared_bytes());
+}
+
+std::optional<FmaConfig> config_of(const Problem& problem, const Gpu& gpu) {
+  return simt_config(problem.dtype, problem.dim_qk, problem.dim_v,
+                     problem.operation == Operation::kBackward, gpu.shared_bytes_per_block);
+}
+
+}  // namespace
+
+std::optional<FmaConfig> simt_config(DType dtype, i64 dim_qk, i64 dim_v, bool backward,
+                                     size_t shared_bytes) {
+  const auto choose = [&](const auto& shapes) -> std::optional<FmaConfig> {
+    for (const TileShape& shape : shapes) {
+      const FmaConfig config = config_with(shape, dtype, dim_qk, dim_v);
+      const i64 dims = backward ? config.max_dim_qk + config.max_dim_v : config.max_dim_v;
+      const i64 results = dims / 8 * config.rows_of_thread() * (config.real_bytes() / 4);
+      const bool is_last = shape.rows == std::end(shapes)[-1].rows;
+      const bool fits = shared_bytes_of(config, backward) <= shared_bytes;
+      if (fits && (is_last || results <= kMaxResults)) return config;
+    }
+    return std::nullopt;
+  };
+  return backward ? choose(kBackwardShapes) : choose(kForwardShapes);
+}
+
+std::string simt_refusal(const Problem& problem, const Gpu& gpu) {
+  if (config_of(problem, gpu)) return "";
+  return sentence("its narrowest tiles need more than the ", gpu.shared_bytes_per_block,
+                  " bytes of shared memory of a block for head dimensions ", problem.dim_qk,
+                  " and ", problem.dim_v, " of ", name(problem.dtype));
+}
+
+GpuNeeds simt_needs(const Problem& problem, const Gpu& gpu) {
+  const std::optional<FmaConfig> config = config_of(problem, gpu);
+  if (!config) throw Error(Status::kInternal, "simt was planned for a problem that it refuses");
+  return {.tile = {config->rows, config->columns}};
+}
+
+}  // namespace fulmen

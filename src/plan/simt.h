@@ -1,0 +1,24 @@
+// SPDX-FileCopyrightText: fulmen contributors
+// SPDX-License-Identifier: Apache-2.0
+//
+// The simt implementation as plans see it: every problem whose narrowest tiles fit the shared
+// memory of a block. Which tile a head dimension gets is decided here; src/cuda/fma_kernels.cpp
+// compiles for it. Pure.
+#pragma once
+
+#include <optional>
+
+#include "kernels/fma_config.h"
+#include "plan/gpu_implementations.h"
+
+namespace fulmen {
+
+std::string simt_refusal(const Problem& problem, const Gpu& gpu);
+GpuNeeds simt_needs(const Problem& problem, const Gpu& gpu);
+
+// The tile of a pass: side, rows, columns and dims as kernels are compiled for them; the widest
+// that fits `shared_bytes` of a block, or nothing where not even the narrowest does.
+std::optional<FmaConfig> simt_config(DType dtype, i64 dim_qk, i64 dim_v, bool backward,
+                                     size_t shared_bytes);
+
+}  // namespace fulmen

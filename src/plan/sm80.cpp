@@ -1,0 +1,117 @@
+// SPDX-FileCopyrightText: fulmen contributors
+// SPDX-License-Identifier: Apache-2.0
+//
+// Tiles of the sm80 kernels.
+
+#include "plan/sm80.h"
+
+#include "core/error.h"
+
+namespace fulmen {
+namespace {
+
+constexpr i64 kMaxDim = 576;   // of q, k: rows of 16 queries and two blocks of 16 keys fit 99 KB
+constexpr i32 kMaxPart = 256;  // dims of V that one block takes: 128 sums a thread
+constexpr i64 kMaxBlocks = 0x7fffffff;
+
+// Widest first. A shape is taken for head dimensions up to max_dim where it leaves room for
+// min_blocks blocks on a multiprocessor.
+struct TileShape {
+  i32 max_dim, warps, row_tiles, columns, min_blocks;
+};
+constexpr TileShape kShapes[] = {
+    {64, 4, 2, 64, 2},  {96, 4, 2, 64, 2},  {128, 4, 2, 32, 2}, {256, 8, 1, 64, 1},
+    {256, 4, 1, 32, 2}, {256, 4, 1, 32, 1}, {576, 4, 1, 32, 1}, {576, 4, 1, 16, 1},
+    {576, 2, 1, 16, 1}, {576, 1, 1, 16, 1},
+};
+
+i32 rounded_up(i64 dim, i64 unit) {
+  return static_cast<i32>(unit * max<i64>(ceil_div(dim, unit), 1));
+}
+
+// Head dimensions as computed with. Rows of V beyond kMaxPart are cut into equal parts.
+void set_dims(Sm80Config& config, const Problem& problem) {
+  config.d_qk = rounded_up(problem.dim_qk, 16);
+  const i64 parts = max<i64>(1, ceil_div(problem.dim_v, kMaxPart));
+  config.d_v = rounded_up(ceil_div(problem.dim_v, parts), 32);
+}
+
+void set_options(Sm80Config& config, const Problem& problem) {
+  const bool has_bias = problem.has(Array::kBias);
+  config.dtype = problem.dtype;
+  config.softcap = problem.score_map.softcap != 0;
+  config.alibi = problem.has(Array::kAlibiSlopes);
+  config.terms = has_bias || problem.has(Array::kMask) || problem.has(Array::kQIds);
+  config.natural = has_bias || config.softcap || config.alibi || !(problem.score_map.scale > 0);
+  config.dropout = problem.dropout.enabled();
+  config.exact = has_bias || problem.arrays[Array::kO].dtype == DType::kFloat32;
+}
+
+// Zero warps where no shape fits.
+Sm80Config config_of(const Problem& problem, const Gpu& gpu) {
+  Sm80Config config;
+  set_dims(config, problem);
+  set_options(config, problem);
+  const i32 widest = max(config.d_qk, config.d_v);
+  for (const TileShape& shape : kShapes) {
+    config.warps = shape.warps;
+    // Options take registers: with any of them a warp owns 16 rows.
+    const bool is_plain = !config.terms && !config.natural && !config.dropout && !config.exact;
+    config.row_tiles = is_plain ? shape.row_tiles : 1;
+    config.columns = shape.columns;
+    config.min_blocks = shape.min_blocks;
+    const size_t bytes = static_cast<size_t>(config.forward_shared_bytes());
+    // The system keeps 1 KB of every block.
+    const size_t total = static_cast<size_t>(shape.min_blocks) * (bytes + 1024);
+    if (widest <= shape.max_dim && bytes <= gpu.shared_bytes_per_block &&
+        total <= gpu.shared_bytes_per_multiprocessor) {
+      return config;
+    }
+  }
+  config.warps = 0;
+  return config;
+}
+
+}  // namespace
+
+std::string sm80_refusal(const Problem& problem, const Gpu& gpu) {
+  if (gpu.compute_capability < 80) return "needs compute capability 8.0 (Ampere) or later";
+  if (problem.dtype != DType::kFloat16 && problem.dtype != DType::kBFloat16) {
+    return sentence("has no arithmetic for ", name(problem.dtype), ", only float16 and bfloat16");
+  }
+  if (problem.operation != Operation::kForward) return "has no backward pass";
+  if (problem.dim_qk > kMaxDim) {
+    return sentence("head dimensions of q and k go up to ", kMaxDim, "; they are ", problem.dim_qk);
+  }
+  const Sm80Config config = config_of(problem, gpu);
+  if (config.warps == 0) {
+    return sentence("its narrowest tiles need more than the ", gpu.shared_bytes_per_block,
+                    " bytes of shared memory of a block");
+  }
+  const i64 slots = problem.packed
+                        ? problem.q_rows / config.rows() + problem.num_sequences
+                        : ceil_div(problem.q_rows, config.rows()) * problem.num_sequences;
+  if (slots > kMaxBlocks / max<i64>(1, problem.heads_q * ceil_div(problem.dim_v, config.d_v))) {
+    return "counts blocks of queries in 31 bits";
+  }
+  return "";
+}
+
+Sm80Config sm80_forward_config(const Problem& problem, const Gpu& gpu) {
+  return config_of(problem, gpu);
+}
+
+GpuNeeds sm80_needs(const Problem& problem, const Gpu& gpu) {
+  const Sm80Config config = config_of(problem, gpu);
+  return {.tile = {config.rows(), config.columns}};
+}
+
+i32 sm80_heads_per_group(const Problem& problem, const Gpu& gpu) {
+  const i64 bytes =
+      max<i64>(1, problem.kv_rows * (problem.dim_qk + problem.dim_v) * 2 / problem.group_size());
+  const i64 lines = (problem.packed ? 1 : problem.num_sequences) * problem.heads_q;
+  return static_cast<i32>(
+      clamp<i64>(static_cast<i64>(gpu.l2_bytes / 2) / bytes, 1, max<i64>(lines, 1)));
+}
+
+}  // namespace fulmen

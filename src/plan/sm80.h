@@ -1,0 +1,23 @@
+// SPDX-FileCopyrightText: fulmen contributors
+// SPDX-License-Identifier: Apache-2.0
+//
+// The sm80 implementation as plans see it: mma.sync kernels for Ampere and later, forward, every
+// option of the library for 16-bit inputs. Which tile a head dimension gets on a card is decided
+// here; src/cuda/sm80.cpp compiles and launches it. Pure.
+#pragma once
+
+#include "kernels/sm80_config.h"
+#include "plan/gpu_implementations.h"
+
+namespace fulmen {
+
+std::string sm80_refusal(const Problem& problem, const Gpu& gpu);
+GpuNeeds sm80_needs(const Problem& problem, const Gpu& gpu);
+
+// Called only where nothing is refused.
+Sm80Config sm80_forward_config(const Problem& problem, const Gpu& gpu);
+
+// Heads whose blocks are neighbours in a launch: their K and V take half of the L2.
+i32 sm80_heads_per_group(const Problem& problem, const Gpu& gpu);
+
+}  // namespace fulmen

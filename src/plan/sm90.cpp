@@ -1,0 +1,23 @@
+// SPDX-FileCopyrightText: fulmen contributors
+// SPDX-License-Identifier: Apache-2.0
+//
+// Which pass answers.
+
+#include "plan/sm90.h"
+
+#include "plan/sm90_backward.h"
+#include "plan/sm90_forward.h"
+
+namespace fulmen {
+
+std::string sm90_refusal(const Problem& problem, const Gpu& gpu) {
+  if (problem.operation == Operation::kForward) return sm90_forward_refusal(problem, gpu);
+  return sm90_backward_refusal(problem, gpu);
+}
+
+GpuNeeds sm90_needs(const Problem& problem, const Gpu& gpu) {
+  if (problem.operation == Operation::kForward) return sm90_forward_needs(problem, gpu);
+  return sm90_backward_needs(problem, gpu);
+}
+
+}  // namespace fulmen

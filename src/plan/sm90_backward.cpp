@@ -1,0 +1,154 @@
+// SPDX-FileCopyrightText: fulmen contributors
+// SPDX-License-Identifier: Apache-2.0
+//
+// Refusals, configs and sizes. Groups of lines were measured on an H100 SXM on 2026-11-28
+// (bench/hopper/backward).
+
+#include "plan/sm90_backward.h"
+
+#include "core/error.h"
+#include "plan/sm90_forward.h"
+
+namespace fulmen {
+namespace {
+
+constexpr i64 kMaxDim = 128;
+constexpr i64 kUnit = 8;  // elements of 16 bytes, in which the copy engine moves
+constexpr i64 kMaxCount = i64{1} << 30;
+constexpr i64 kHeadsPerGroup = 8;  // under a mask; 4 and 16 are within 3 %
+
+i64 rows_up(i64 rows, i64 unit) { return ceil_div(rows, unit) * unit; }
+
+bool reads_sequences(const Problem& problem) {
+  return problem.packed || problem.has(Array::kQLengths) || problem.has(Array::kKvLengths);
+}
+
+// Rows of a head of what is kept per query row: every sequence begins at a multiple of kFinishRows.
+i64 rows_of_head(const Problem& problem) {
+  if (!problem.packed) return rows_up(problem.q_rows, BackwardConfig::kFinishRows);
+  return rows_up(problem.q_rows, BackwardConfig::kFinishRows) +
+         (problem.num_sequences + 1) * BackwardConfig::kFinishRows;
+}
+
+MaskKind mask_kind(const IntervalMask& mask) {
+  if (mask.window_left != kNoLimit || mask.chunk > 0) return MaskKind::kBoth;
+  if (mask.causal || mask.window_right != kNoLimit) return MaskKind::kUpper;
+  return MaskKind::kLength;
+}
+
+// What a problem asks for that these kernels do not have, one clause; "" where there is nothing.
+std::string option_refusal(const Problem& problem) {
+  for (const Array array : {Array::kBias, Array::kMask, Array::kQIds, Array::kAlibiSlopes,
+                            Array::kSinks}) {
+    if (problem.has(array)) return sentence("does not read ", name(array), " in the backward pass");
+  }
+  
+  if (problem.dropout.enabled() || problem.has(Array::kRng)) return "has no dropout";
+  if (problem.score_map.softcap != 0) return "has no softcap in the backward pass";
+  if (!(problem.score_map.scale > 0)) return "needs a positive scale in the backward pass";
+  if (problem.deterministic || problem.batch_invariant) {
+    return "adds to dq in an order that changes from run to run";
+  }
+  return "";
+}
+
+std::string layout_refusal(const Problem& problem) {
+  for (const Array array : {Array::kQ, Array::kK, Array::kV, Array::kO, Array::kDOut, Array::kDQ,
+                            Array::kDK, Array::kDV}) {
+    const std::string refusal =
+        problem.has(array) ? sm90_layout_refusal(problem, array) : std::string();
+    if (!refusal.empty()) return refusal;
+  }
+  return "";
+}
+
+}  // namespace
+
+std::string sm90_backward_refusal(const Problem& problem, const Gpu& gpu) {
+  if (gpu.compute_capability != 90) return "needs compute capability 9.0 (Hopper)";
+  if (problem.dtype != DType::kFloat16 && problem.dtype != DType::kBFloat16) {
+    return sentence("has no arithmetic for ", name(problem.dtype), ", only float16 and bfloat16");
+  }
+  const std::string option = option_refusal(problem);
+  if (!option.empty()) return option;
+  const auto fits = [](i64 dim) { return kUnit <= dim && dim <= kMaxDim && dim % kUnit == 0; };
+  if (!fits(problem.dim_qk) || !fits(problem.dim_v)) {
+    return sentence("head dimensions of the backward pass must be multiples of ", kUnit, " up to ",
+                    kMaxDim, "; they are ", problem.dim_qk, " and ", problem.dim_v);
+  }
+  if (problem.q_rows == 0 || problem.kv_rows == 0 || problem.num_sequences == 0 ||
+      problem.heads_kv == 0) {
+    return "needs at least one query and one key";
+  }
+  for (const Array array : {Array::kO, Array::kDOut, Array::kDQ, Array::kDK, Array::kDV}) {
+    const DType dtype = problem.arrays[array].dtype;
+    if (problem.has(array) && dtype != problem.dtype) {
+      return sentence("does not take ", name(array), " of ", name(dtype));
+    }
+  }
+  const i64 most = max(rows_of_head(problem), rows_up(problem.kv_rows, BackwardConfig::kKvRows));
+  if (problem.num_sequences >= kMaxCount / problem.heads_q ||
+      most >= kMaxCount / (problem.num_sequences * problem.heads_q)) {
+    return "counts rows of all heads in 30 bits";
+  }
+  return layout_refusal(problem);
+}
+
+BackwardConfig sm90_backward_config(const Problem& problem) {
+  BackwardConfig config;
+  config.dtype = problem.dtype;
+  config.dims = max(problem.dim_qk, problem.dim_v) <= 64 ? 64 : 128;
+  config.q_rows = config.dims == 64 ? 128 : 64;
+  config.mask = mask_kind(problem.mask);
+  config.has_stats = problem.has(Array::kStats);
+  config.sequences = reads_sequences(problem);
+  config.dq = problem.has(Array::kDQ);
+  config.dk = problem.has(Array::kDK);
+  config.dv = problem.has(Array::kDV);
+  return config;
+}
+
+BackwardPrepareConfig sm90_prepare_config(const Problem& problem) {
+  BackwardPrepareConfig config;
+  config.dtype = problem.dtype;
+  config.dims = problem.dim_v <= 64 ? 64 : 128;
+  config.has_stats = problem.has(Array::kStats);
+  config.sequences = reads_sequences(problem);
+  return config;
+}
+
+Sm90BackwardPlan sm90_backward_plan(const Problem& problem, const Gpu& gpu) {
+  const BackwardConfig config = sm90_backward_config(problem);
+  Sm90BackwardPlan plan{};
+  plan.num_lines = problem.num_sequences * problem.heads_kv;
+  plan.num_kv_blocks = ceil_div(max<i64>(problem.max_kv, 1), BackwardConfig::kKvRows);
+  plan.num_finish_blocks = ceil_div(max<i64>(problem.max_q, 1), BackwardConfig::kFinishRows);
+  plan.rows_of_head = rows_of_head(problem);
+  plan.num_rows =
+      (problem.packed ? 1 : problem.num_sequences) * problem.heads_q * plan.rows_of_head;
+  const i64 lines_per_group = config.mask == MaskKind::kLength
+                                  ? 1
+                                  : max<i64>(kHeadsPerGroup / problem.group_size(), 1);
+  plan.schedule = backward_schedule(plan.num_lines, plan.num_kv_blocks, lines_per_group,
+                                    gpu.num_multiprocessors);
+  const i64 slot_rows = plan.num_finish_blocks * BackwardConfig::kFinishRows;
+  const i64 slot_bytes = problem.group_size() * slot_rows * config.dims * 4;
+  plan.counters_at = config.dq ? plan.schedule.num_slots * slot_bytes : 0;
+  const i64 counter_bytes = rows_up((1 + 2 * plan.num_lines) * 4, 16);
+  plan.zeroed_bytes = plan.counters_at + counter_bytes;
+  plan.rows_at = plan.zeroed_bytes;
+  plan.delta_at = plan.rows_at + plan.num_rows * (config.has_stats ? 8 : 4);
+  plan.workspace_bytes = plan.delta_at + plan.num_rows * 4;
+  return plan;
+}
+
+GpuNeeds sm90_backward_needs(const Problem& problem, const Gpu& gpu) {
+  const BackwardConfig config = sm90_backward_config(problem);
+  GpuNeeds needs;
+  needs.tile = {config.q_rows, BackwardConfig::kKvRows};
+  needs.workspace_bytes = static_cast<size_t>(sm90_backward_plan(problem, gpu).workspace_bytes);
+  needs.alignment_bytes = 16;
+  return needs;
+}
+
+}  // namespace fulmen

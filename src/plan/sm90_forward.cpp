@@ -1,0 +1,200 @@
+// SPDX-FileCopyrightText: fulmen contributors
+// SPDX-License-Identifier: Apache-2.0
+//
+// The table of tiles, and what the copy engine cannot read. Tiles and groups of heads were measured
+// on an H100 SXM on 2026-11-28 (bench/hopper, bench/results/2026-11-28-forward-h100.jsonl).
+
+#include "plan/sm90_forward.h"
+
+#include "core/error.h"
+
+namespace fulmen {
+namespace {
+
+constexpr i64 kMaxDim = 256;
+constexpr i64 kUnit = 8;               // elements of 16 bytes, in which the copy engine moves
+constexpr i64 kMaxStrideBytes = i64{1} << 40;
+constexpr i64 kMaxCount = 0x7fffffff;
+constexpr i64 kShort = 1024;  // lengths up to this take the configs with a quick start
+
+bool has_upper_limit(const IntervalMask& mask) {
+  return mask.causal || mask.window_right != kNoLimit;
+}
+bool has_lower_limit(const IntervalMask& mask) {
+  return mask.window_left != kNoLimit || mask.chunk > 0;
+}
+
+bool reads_sequences(const Problem& problem) {
+  return problem.packed || problem.has(Array::kQLengths) || problem.has(Array::kKvLengths);
+}
+
+i32 product_width(i64 dim) {
+  i32 width = 64;
+  while (width < dim || !AttentionConfig::is_product_width(width)) width += 16;
+  return width;
+}
+
+// What the problem asks of any tile.
+AttentionConfig options_of(const Problem& problem) {
+  AttentionConfig config;
+  config.dtype = problem.dtype;
+  config.d_qk = static_cast<i32>(16 * ceil_div(problem.dim_qk, 16));
+  config.d_v = product_width(problem.dim_v);
+  const IntervalMask& mask = problem.mask;
+  config.mask = has_lower_limit(mask)   ? MaskKind::kBoth
+                : has_upper_limit(mask) ? MaskKind::kUpper
+                                        : MaskKind::kLength;
+  config.sequences = reads_sequences(problem);
+  config.softcap = problem.score_map.softcap != 0;
+  config.signed_scale = !config.softcap && !(problem.score_map.scale > 0);
+  config.alibi = problem.has(Array::kAlibiSlopes);
+  config.sinks = problem.has(Array::kSinks);
+  config.stats = problem.has(Array::kStats);
+  config.wide_output = problem.arrays[Array::kO].dtype == DType::kFloat32;
+  config.bias = problem.arrays[Array::kBias].dtype;
+  config.pair_mask = problem.has(Array::kMask);
+  config.documents = problem.has(Array::kQIds);
+  config.dropout = problem.dropout.enabled();
+  config.stage_output = !config.sequences && !config.wide_output;
+  // ALiBi and bias take keys out of the range that the first block sets.
+  if (config.alibi || config.has_pair_terms()) {
+    config.shift_rule = ShiftRule::kWhenGrown;
+  } else if (problem.dtype == DType::kFloat16) {
+    config.shift_rule = ShiftRule::kWhenSumGrew;
+  }
+  return config;
+}
+
+void set_tile(AttentionConfig& config, i32 warpgroups, i32 kv_rows, i32 stages, i32 q_slots) {
+  config.warpgroups = warpgroups;
+  config.kv_rows = kv_rows;
+  config.stages = stages;
+  config.q_slots = q_slots;
+}
+
+// Both head dimensions at most 64.
+void set_tile_64(AttentionConfig& config, bool is_short) {
+  const bool masked_short = is_short && config.mask != MaskKind::kLength;
+  const bool is_roomy = config.mask != MaskKind::kBoth && !config.sequences;
+  set_tile(config, 3, masked_short || config.maps_scores() ? 64 : is_roomy ? 128 : 96,
+           masked_short ? 4 : 3, 6);
+  config.overlap = config.kv_rows == 64;
+}
+
+void set_tile_128(AttentionConfig& config, bool is_short) {
+  if (is_short) {
+    const bool masked = config.mask != MaskKind::kLength;
+    set_tile(config, 2, masked ? 64 : 128, masked ? 4 : 2, 4);
+    config.cache_hints = true;
+    return;
+  }
+  set_tile(config, 3, 64, 3, 3);
+  const bool has_room =
+      config.mask != MaskKind::kBoth && !config.sequences && !config.maps_scores();
+  config.q_register_dims = has_room ? min<i32>(64, config.d_qk) : 0;
+}
+
+void set_tile_256(AttentionConfig& config) {
+  set_tile(config, 2, 64, 2, 3);
+  config.stage_output = false;
+  config.cache_hints = true;
+  const bool has_room = !config.maps_scores() && !config.sequences && !config.dropout;
+  const i32 dims = config.dtype == DType::kFloat16 || config.mask == MaskKind::kBoth ? 64 : 96;
+  config.q_register_dims = has_room ? min(dims, config.d_qk) : 0;
+}
+
+}  // namespace
+
+std::string sm90_layout_refusal(const Problem& problem, Array array) {
+  const Tensor& tensor = problem.arrays[array];
+  if (tensor.strides[3] != 1 && tensor.shape[3] > 1) {
+    return sentence(name(array), " has stride ", tensor.strides[3],
+                    " along the head dimension; the copy engine needs 1");
+  }
+  for (int axis = 0; axis < 3; ++axis) {
+    if (tensor.shape[axis] <= 1) continue;
+    const i64 stride = tensor.strides[axis];
+    if (stride % kUnit != 0 || stride <= 0 || stride * 2 >= kMaxStrideBytes) {
+      return sentence(name(array), " has stride ", stride, " along axis ", axis,
+                      "; the copy engine needs positive multiples of ", kUnit);
+    }
+  }
+  return "";
+}
+
+std::string sm90_forward_refusal(const Problem& problem, const Gpu& gpu) {
+  if (gpu.compute_capability != 90) return "needs compute capability 9.0 (Hopper)";
+  if (problem.dtype != DType::kFloat16 && problem.dtype != DType::kBFloat16) {
+    return sentence("has no arithmetic for ", name(problem.dtype), ", only float16 and bfloat16");
+  }
+  if (problem.dim_qk < 1 || problem.dim_v < 1 || problem.dim_qk > kMaxDim ||
+      problem.dim_v > kMaxDim || problem.dim_v % kUnit != 0) {
+    return sentence("head dimensions must be 1 to ", kMaxDim, ", that of v a multiple of ", kUnit,
+                    "; they are ", problem.dim_qk, " and ", problem.dim_v);
+  }
+  if (problem.kv_rows == 0) return "needs at least one key";
+  if (problem.q_rows > kMaxCount - 256 || problem.kv_rows > kMaxCount - 256 ||
+      problem.num_sequences > kMaxCount) {
+    return "counts rows in 31 bits";
+  }
+  for (const Array array : {Array::kQ, Array::kK, Array::kV, Array::kO}) {
+    const std::string refusal = sm90_layout_refusal(problem, array);
+    if (!refusal.empty()) return refusal;
+  }
+  const DType o = problem.arrays[Array::kO].dtype;
+  if (o != problem.dtype && o != DType::kFloat32) return sentence("does not write ", name(o));
+  if (sm90_max_q_blocks(problem, sm90_forward_config(problem)) > kMaxCount) {
+    return "counts blocks of queries in 31 bits";
+  }
+  return "";
+}
+
+AttentionConfig sm90_forward_config(const Problem& problem) {
+  AttentionConfig config = options_of(problem);
+  const bool is_short = max(problem.max_q, problem.max_kv) <= kShort;
+  const bool per_pair = config.has_pair_terms() || config.dropout;
+  const i32 widest = max(AttentionConfig::chunked(config.d_qk), config.d_v);
+  if (per_pair && widest <= 192) {
+    set_tile(config, 2, 64, 2, 2);
+  } else if (widest <= 64) {
+    set_tile_64(config, is_short);
+  } else if (widest <= 128) {
+    set_tile_128(config, is_short);
+  } else if (widest <= 192 && config.d_v <= 128) {
+    set_tile(config, 2, 112, 2, 2);
+  } else if (widest <= 192) {
+    set_tile(config, 2, 80, 2, 2);
+  } else {
+    set_tile_256(config);
+  }
+  return config;
+}
+
+GpuNeeds sm90_forward_needs(const Problem& problem, const Gpu&) {
+  const AttentionConfig config = sm90_forward_config(problem);
+  GpuNeeds needs;
+  needs.tile = {config.q_rows(), config.kv_rows};
+  needs.workspace_bytes = needs.zeroed_bytes = sizeof(u32);  // the counter of query blocks
+  needs.alignment_bytes = 16;
+  return needs;
+}
+
+i32 sm90_heads_per_group(const Problem& problem, const Gpu& gpu) {
+  const bool masked = has_upper_limit(problem.mask) || has_lower_limit(problem.mask);
+  if (!masked && !reads_sequences(problem) && problem.max_kv > kShort) return 1;
+  const i64 rows = problem.packed || !reads_sequences(problem)
+                       ? problem.kv_rows
+                       : problem.kv_rows * problem.num_sequences;
+  const i64 bytes = max<i64>(rows * (problem.dim_qk + problem.dim_v) * 2 / problem.group_size(), 1);
+  const i64 fitting = static_cast<i64>(gpu.l2_bytes) * 2 / 3 / bytes;
+  return static_cast<i32>(clamp<i64>(fitting, 1, masked ? 16 : 2));
+}
+
+i64 sm90_max_q_blocks(const Problem& problem, const AttentionConfig& config) {
+  const i64 rows = config.q_rows();
+  const i64 of_a_head = problem.packed ? problem.q_rows / rows + problem.num_sequences
+                                       : ceil_div(problem.q_rows, rows) * problem.num_sequences;
+  return of_a_head * problem.heads_q;
+}
+
+}  // namespace fulmen

@@ -1,0 +1,28 @@
+// SPDX-FileCopyrightText: fulmen contributors
+// SPDX-License-Identifier: Apache-2.0
+//
+// The forward pass of the sm90 implementation as plans see it: what it refuses, and which config of
+// kernels/forward_sm90.cuh a problem gets. src/cuda/sm90_forward.cpp compiles and launches it. Pure.
+#pragma once
+
+#include "kernels/config.h"
+#include "plan/gpu_implementations.h"
+
+namespace fulmen {
+
+std::string sm90_forward_refusal(const Problem& problem, const Gpu& gpu);
+GpuNeeds sm90_forward_needs(const Problem& problem, const Gpu& gpu);
+
+// Why the copy engine cannot read or write an array; "" when it can.
+std::string sm90_layout_refusal(const Problem& problem, Array array);
+
+// Called only where nothing is refused.
+AttentionConfig sm90_forward_config(const Problem& problem);
+
+// Heads whose query blocks are handed out together, so that their keys and values stay in the L2.
+i32 sm90_heads_per_group(const Problem& problem, const Gpu& gpu);
+
+// Query blocks of a run at most, over all heads and sequences.
+i64 sm90_max_q_blocks(const Problem& problem, const AttentionConfig& config);
+
+}  // namespace fulmen

@@ -1,0 +1,276 @@
+// SPDX-FileCopyrightText: fulmen contributors
+// SPDX-License-Identifier: Apache-2.0
+//
+// Calls of the C ABI on arrays in device memory, against the fake driver: what is launched, where,
+// with which parameters, and that a run allocates, compiles and waits for nothing.
+#include "cuda/backend.h"
+
+#include <algorithm>
+#include <thread>
+
+#include "cuda/place.h"
+#include "device_call.h"
+
+namespace fulmen::cuda {
+namespace {
+
+AttentionParams params_of(const FakeLaunch& launch) {
+  AttentionParams params;
+  std::memcpy(&params, launch.params, sizeof(params));
+  return params;
+}
+
+bool is_kernel(const FakeLaunch& launch, const char* begin) {
+  return std::string(launch.kernel).rfind(begin, 0) == 0;
+}
+
+TEST(SimpleCall, RunsWhereTheArraysAreOnTheCallersStream) {
+  DeviceCall call(1);
+  const int before = num_launches();
+  int local = 0;
+  ASSERT_EQ(call.forward(&local), FULMEN_OK) << fulmen_last_error();
+  ASSERT_EQ(num_launches(), before + 1);
+  const FakeLaunch seen = last_launch();
+  EXPECT_EQ(seen.device, 1);
+  EXPECT_EQ(static_cast<void*>(seen.config.stream), &local);
+  EXPECT_TRUE(is_kernel(seen, "forward_simt_float32")) << seen.kernel;
+  const AttentionParams params = params_of(seen);
+  EXPECT_EQ(params.q.data, call.tensors.q.data);
+  EXPECT_EQ(params.o.data, call.tensors.o.data);
+  EXPECT_EQ(params.stats.data, call.tensors.stats.data);
+  EXPECT_EQ(params.q_rows, 96);
+  EXPECT_EQ(params.faults, device(1).faults());
+  CUcontext context = nullptr;
+  driver()->cuCtxGetCurrent(&context);
+  EXPECT_EQ(context, nullptr);  // the caller's, as it was
+}
+
+TEST(SimpleCall, BackwardLaunchesAKernelForEachPart) {
+  DeviceCall call;
+  call.add_backward();
+  const int before = num_launches();
+  ASSERT_EQ(call.backward(), FULMEN_OK) << fulmen_last_error();
+  ASSERT_EQ(num_launches(), before + 2);
+  EXPECT_TRUE(is_kernel(launch_number(before), "backward_simt_dq_float32"));
+  EXPECT_TRUE(is_kernel(launch_number(before + 1), "backward_simt_dkdv_float32"));
+  call.problem.implementation = FULMEN_NAIVE;
+  ASSERT_EQ(call.backward(), FULMEN_OK) << fulmen_last_error();
+  ASSERT_EQ(num_launches(), before + 4);
+  EXPECT_TRUE(is_kernel(launch_number(before + 2), "backward_naive_dq_float32"));
+  EXPECT_TRUE(is_kernel(launch_number(before + 3), "backward_naive_dkdv_float32"));
+}
+
+TEST(SimpleCall, ALaterCallFindsThePlanOfAnEarlierOne) {
+  DeviceCall call;
+  call.problem.causal = 1;
+  ASSERT_EQ(call.forward(), FULMEN_OK);
+  DeviceCall other;  // the same but for its pointers and its seed
+  other.problem.causal = 1;
+  const int compilations = num_compilations();
+  const int modules = num_calls("cuModuleLoadData");
+  ASSERT_EQ(other.forward(), FULMEN_OK);
+  EXPECT_EQ(num_compilations(), compilations);
+  EXPECT_EQ(num_calls("cuModuleLoadData"), modules);
+  EXPECT_EQ(params_of(last_launch()).v.data, other.tensors.v.data);
+}
+
+TEST(SimpleCall, DropoutIsThatOfTheCallAndNotOfThePlan) {
+  DeviceCall call;
+  call.problem.dropout_p = 0.5;
+  for (const uint64_t seed : {uint64_t{7}, uint64_t{8}}) {
+    call.problem.rng_seed = seed;
+    call.problem.rng_offset = 3 * seed;
+    ASSERT_EQ(call.forward(), FULMEN_OK) << fulmen_last_error();
+    const AttentionParams params = params_of(last_launch());
+    EXPECT_EQ(params.dropout.seed, seed);
+    EXPECT_EQ(params.dropout.offset, 3 * seed);
+    EXPECT_EQ(params.rng, nullptr);
+  }
+  call.problem.rng_offset = uint64_t{1} << 32;
+  expect_refused(call.forward(), FULMEN_ERROR_ARGUMENT, {"rng_offset is 4294967296"});
+  call.add(&fulmen_tensors::rng, FULMEN_INT64, {2});
+  call.problem.rng_offset = 0;
+  expect_refused(call.forward(), FULMEN_ERROR_ARGUMENT, {"rng is given beside rng_seed = 8"});
+  call.problem.rng_seed = 0;
+  ASSERT_EQ(call.forward(), FULMEN_OK) << fulmen_last_error();
+  EXPECT_EQ(params_of(last_launch()).rng, call.tensors.rng.data);
+}
+
+TEST(SimpleCall, SixteenThreadsAtOnce) {
+  std::vector<std::unique_ptr<DeviceCall>> calls;
+  for (int i = 0; i < 16; ++i) calls.push_back(std::make_unique<DeviceCall>(i % 2));
+  const int before = num_launches();
+  std::vector<std::thread> threads;
+  std::atomic<int> num_ok{0};
+  for (const auto& call : calls) {
+    threads.emplace_back([&call, &num_ok] {
+      call->problem.softcap = 3;
+      for (int i = 0; i < 8; ++i) num_ok += call->forward() == FULMEN_OK;
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(num_ok, 128);
+  EXPECT_EQ(num_launches(), before + 128);
+}
+
+TEST(SimpleCall, EmptyProblemsLaunchNothingAndSucceed) {
+  DeviceCall call;
+  for (const Member member : {&fulmen_tensors::q, &fulmen_tensors::o}) {
+    call.add(member, FULMEN_FLOAT32, {2, 4, 0, 64});
+  }
+  call.add(&fulmen_tensors::lse, FULMEN_FLOAT32, {2, 4, 0});
+  call.add(&fulmen_tensors::stats, FULMEN_FLOAT32, {2, 4, 0, 2});
+  const int before = num_launches();
+  EXPECT_EQ(call.forward(), FULMEN_OK) << fulmen_last_error();
+  EXPECT_EQ(num_launches(), before);
+}
+
+TEST(SimpleCall, ManagedMemoryIsOnTheDeviceAndPinnedMemoryOnTheHost) {
+  DeviceCall call(1);
+  const auto set_managed = fake_driver<FakeSetManaged>("fake_set_managed");
+  for (const Member member : {&fulmen_tensors::q, &fulmen_tensors::o}) {
+    set_managed(reinterpret_cast<CUdeviceptr>((call.tensors.*member).data), 1);
+  }
+  EXPECT_EQ(call.forward(), FULMEN_OK) << fulmen_last_error();
+  EXPECT_EQ(last_launch().device, 1);
+  call.problem.device = 0;  // another device may use what is managed, not the rest
+  expect_refused(call.forward(), FULMEN_ERROR_ARGUMENT, {"k is on device 1", "runs on device 0"});
+  void* pinned = nullptr;
+  {
+    const CurrentContext current(device(0));
+    ASSERT_EQ(driver()->cuMemHostAlloc(&pinned, 1 << 20, 0), kCudaSuccess);
+  }
+  EXPECT_EQ(place_of(pinned).kind, PointerPlace::kPinned);
+  call.problem.device = -1;
+  call.tensors.q.data = pinned;
+  expect_refused(call.forward(), FULMEN_ERROR_ARGUMENT, {"k is in the memory of device 1", "CPU"});
+  call.problem.backend = FULMEN_BACKEND_CUDA;
+  call.problem.device = 1;
+  EXPECT_EQ(call.forward(), FULMEN_OK) << fulmen_last_error();  // kernels see pinned memory
+}
+
+// Every function that a run may call, and how often it was called.
+std::vector<int> counts() {
+  std::vector<int> numbers;
+  for (const char* function :
+       {"cuMemAlloc_v2", "cuMemFree_v2", "cuMemAllocFromPoolAsync", "cuMemFreeAsync",
+        "cuMemHostAlloc", "cuCtxSynchronize", "cuModuleLoadData", "cuModuleGetFunction",
+        "cuFuncSetAttribute", "cuInit", "cuDevicePrimaryCtxRetain"}) {
+    numbers.push_back(num_calls(function));
+  }
+  numbers.push_back(num_compilations());
+  return numbers;
+}
+
+TEST(PlannedRun, AllocatesCompilesAndWaitsForNothing) {
+  for (const fulmen_implementation implementation : {FULMEN_NAIVE, FULMEN_SIMT, FULMEN_SM90}) {
+    const fulmen_dtype dtype = implementation == FULMEN_SM90 ? FULMEN_BFLOAT16 : FULMEN_FLOAT32;
+    DeviceCall call(0, dtype);
+    call.add_backward();
+    call.problem.implementation = implementation;
+    fulmen_plan* const forward = call.plan();
+    call.problem.implementation = FULMEN_IMPLEMENTATION_AUTO;
+    fulmen_plan* const backward = call.plan(FULMEN_OPERATION_BACKWARD);
+    ASSERT_NE(forward, nullptr) << fulmen_last_error();
+    ASSERT_NE(backward, nullptr) << fulmen_last_error();
+    DeviceCall other(0, dtype);  // arrays of its own
+    other.add_backward();
+    const std::size_t bytes =
+        std::max(fulmen_plan_workspace_bytes(forward), fulmen_plan_workspace_bytes(backward));
+    void* const workspace = other.allocate(bytes + 1, 0);
+    const std::vector<int> before = counts();
+    const int launches = num_launches();
+    EXPECT_EQ(fulmen_forward(forward, &other.tensors, workspace,
+                             fulmen_plan_workspace_bytes(forward), nullptr),
+              FULMEN_OK)
+        << fulmen_last_error();
+    EXPECT_EQ(fulmen_backward(backward, &other.tensors, workspace,
+                              fulmen_plan_workspace_bytes(backward), nullptr),
+              FULMEN_OK)
+        << fulmen_last_error();
+    EXPECT_GE(num_launches(), launches + 2);
+    EXPECT_EQ(counts(), before);
+    fulmen_plan_destroy(forward);
+    fulmen_plan_destroy(backward);
+  }
+}
+
+// float32 keeps to simt, which needs no workspace; Hopper's kernels do, and they need alignment.
+TEST(SimpleCall, WorkspaceIsOfTheStreamAndGivenBack) {
+  DeviceCall call(1, FULMEN_BFLOAT16);
+  const int allocations = num_calls("cuMemAllocFromPoolAsync");
+  const int clears = num_calls("cuMemsetD8Async");
+  ASSERT_EQ(call.forward(), FULMEN_OK) << fulmen_last_error();
+  EXPECT_TRUE(is_kernel(last_launch(), "forward_sm90_bfloat16")) << last_launch().kernel;
+  EXPECT_EQ(num_calls("cuMemAllocFromPoolAsync"), allocations + 1);
+  EXPECT_EQ(num_calls("cuMemsetD8Async"), clears + 1);
+  EXPECT_EQ(fake_driver<FakeNumBytesInStreams>("fake_num_bytes_in_streams")(), 0u);
+  {
+    const ScopedVariable broken("FAKE_CUDA_cuLaunchKernelEx", "700");
+    EXPECT_EQ(call.forward(), FULMEN_ERROR_DEVICE);
+    EXPECT_EQ(fake_driver<FakeNumBytesInStreams>("fake_num_bytes_in_streams")(), 0u);
+  }
+  const ScopedVariable full("FAKE_CUDA_cuMemAllocFromPoolAsync", "2");
+  const int launches = num_launches();
+  expect_refused(call.forward(), FULMEN_ERROR_OUT_OF_MEMORY,
+                 {"allocate a workspace of", "device 1", "free device memory"});
+  EXPECT_EQ(num_launches(), launches);
+}
+
+TEST(SimpleCall, MisalignedArraysGoToAnImplementationThatTakesThem) {
+  DeviceCall call(0, FULMEN_BFLOAT16);
+  ASSERT_EQ(call.forward(), FULMEN_OK) << fulmen_last_error();
+  EXPECT_TRUE(is_kernel(last_launch(), "forward_sm90_bfloat16")) << last_launch().kernel;
+  fulmen_plan* const plan = call.plan();
+  call.add(&fulmen_tensors::v, FULMEN_BFLOAT16, {2, 4, 96, 64}, 0, 2);
+  ASSERT_EQ(call.forward(), FULMEN_OK) << fulmen_last_error();
+  EXPECT_FALSE(is_kernel(last_launch(), "forward_sm90")) << last_launch().kernel;
+  void* const workspace = call.allocate(fulmen_plan_workspace_bytes(plan), 0);
+  const auto run = [&] {
+    return fulmen_forward(plan, &call.tensors, workspace, fulmen_plan_workspace_bytes(plan),
+                          nullptr);
+  };
+  expect_refused(run(), FULMEN_ERROR_ARGUMENT,
+                 {"multiple of 2 bytes only", "(sm90) need multiples of 16"});
+  call.problem.implementation = FULMEN_SM90;
+  expect_refused(call.forward(), FULMEN_ERROR_UNSUPPORTED,
+                 {"sm90: pointers must be multiples of 16 bytes"});
+  call.add(&fulmen_tensors::v, FULMEN_BFLOAT16, {2, 4, 96, 64});
+  EXPECT_EQ(run(), FULMEN_OK) << fulmen_last_error();
+  std::vector<char> host(fulmen_plan_workspace_bytes(plan));
+  expect_refused(fulmen_forward(plan, &call.tensors, host.data(), host.size(), nullptr),
+                 FULMEN_ERROR_ARGUMENT, {"workspace is in ordinary host memory"});
+  fulmen_plan_destroy(plan);
+}
+
+TEST(PlannedRun, PlansNeedNoPointersWhereTheDeviceIsNamed) {
+  DeviceCall call(1);
+  const fulmen_tensors arrays = call.tensors;
+  for (const Member member :
+       {&fulmen_tensors::q, &fulmen_tensors::k, &fulmen_tensors::v, &fulmen_tensors::o}) {
+    (call.tensors.*member).data = nullptr;
+  }
+  call.problem.device = 1;
+  fulmen_plan* const plan = call.plan();
+  ASSERT_NE(plan, nullptr) << fulmen_last_error();
+  EXPECT_EQ(fulmen_forward(plan, &arrays, nullptr, fulmen_plan_workspace_bytes(plan), nullptr),
+            FULMEN_OK)
+      << fulmen_last_error();
+  EXPECT_EQ(last_launch().device, 1);
+  const DeviceCall elsewhere(0);
+  expect_refused(fulmen_forward(plan, &elsewhere.tensors, nullptr, 0, nullptr),
+                 FULMEN_ERROR_ARGUMENT, {"q is on device 0", "runs on device 1"});
+  fulmen_plan_destroy(plan);
+}
+
+TEST(PlannedRun, LengthsAreNotReadByTheHost) {
+  DeviceCall call;
+  fulmen_tensor& lengths = call.add(&fulmen_tensors::kv_lengths, FULMEN_INT32, {2});
+  const int absurd[2] = {-5, 1 << 30};
+  std::memcpy(lengths.data, absurd, sizeof(absurd));
+  ASSERT_EQ(call.forward(), FULMEN_OK) << fulmen_last_error();
+  EXPECT_EQ(params_of(last_launch()).kv_lengths.data, lengths.data);
+}
+
+}  // namespace
+}  // namespace fulmen::cuda

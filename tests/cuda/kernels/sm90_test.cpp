@@ -1,0 +1,180 @@
+// SPDX-FileCopyrightText: fulmen contributors
+// SPDX-License-Identifier: Apache-2.0
+//
+// forward_sm90's own text on the host, against the scalar oracle, over drawn problems: from a
+// Problem through the tensor maps and params that a run would launch with. Six configs that
+// between them hold every option.
+#include "cpu/backend.h"
+#include "cuda/sm90_forward.h"
+#include "emulator/launch.h"
+#include "emulator/tensor_copies.h"
+#include "expect_close.h"
+#include "hopper_request.h"
+#include "kernels/forward_sm90.cuh"
+#include "plan/sm90_forward.h"
+
+namespace fulmen::test {
+namespace {
+
+constexpr AttentionConfig kSigned{.d_qk = 96,
+                                  .d_v = 80,
+                                  .kv_rows = 64,
+                                  .mask = MaskKind::kBoth,
+                                  .stage_output = false,
+                                  .sequences = true,
+                                  .signed_scale = true,
+                                  .stats = true};
+constexpr AttentionConfig kCapped{.dtype = DType::kFloat16,
+                                  .d_qk = 64,
+                                  .d_v = 64,
+                                  .warpgroups = 1,
+                                  .kv_rows = 80,
+                                  .mask = MaskKind::kBoth,
+                                  .shift_rule = ShiftRule::kWhenSumGrew,
+                                  .stage_output = false,
+                                  .sequences = true,
+                                  .softcap = true,
+                                  .sinks = true,
+                                  .wide_output = true};
+constexpr AttentionConfig kBiased{.d_qk = 48,
+                                  .d_v = 96,
+                                  .warpgroups = 3,
+                                  .kv_rows = 64,
+                                  .stages = 1,
+                                  .q_slots = 4,
+                                  .mask = MaskKind::kUpper,
+                                  .shift_rule = ShiftRule::kWhenGrown,
+                                  .stage_output = false,
+                                  .sequences = true,
+                                  .alibi = true,
+                                  .sinks = true,
+                                  .stats = true};
+constexpr AttentionConfig kStaged{.d_qk = 128,
+                                  .d_v = 112,
+                                  .kv_rows = 64,
+                                  .q_slots = 3,
+                                  .q_register_dims = 32,
+                                  .mask = MaskKind::kBoth,
+                                  .stats = true};
+
+constexpr AttentionConfig kPairs{.d_qk = 64,
+                                 .d_v = 64,
+                                 .kv_rows = 64,
+                                 .mask = MaskKind::kBoth,
+                                 .shift_rule = ShiftRule::kWhenGrown,
+                                 .bias = DType::kFloat32,
+                                 .pair_mask = true,
+                                 .dropout = true};
+constexpr AttentionConfig kDocuments{.d_qk = 64,
+                                     .d_v = 64,
+                                     .kv_rows = 64,
+                                     .shift_rule = ShiftRule::kWhenGrown,
+                                     .stage_output = false,
+                                     .sequences = true,
+                                     .bias = DType::kBFloat16,
+                                     .documents = true,
+                                     .dropout = true};
+
+TensorMap map_of(const Tensor& tensor, i32 box_rows) {
+  const cuda::TensorBox box = cuda::tensor_box(tensor, box_rows);
+  emulator::HostTensorMap map{static_cast<u8*>(box.data), {2}, {}, box_rows};
+  for (int axis = 0; axis < 4; ++axis) {
+    map.extents[axis] = static_cast<i32>(box.extents[axis]);
+    if (axis > 0) map.strides_bytes[axis] = static_cast<i64>(box.strides_bytes[axis - 1]);
+  }
+  return emulator::encode(map);
+}
+
+template <AttentionConfig kConfig>
+void run(const Problem& problem, u32 seed) {
+  u32 next_block = 0;
+  const Arrays& arrays = problem.arrays;
+  ForwardArguments arguments{};
+  arguments.maps.q = map_of(arrays[Array::kQ], 64);
+  arguments.maps.k = map_of(arrays[Array::kK], kConfig.kv_rows);
+  arguments.maps.v = map_of(arrays[Array::kV], kConfig.kv_rows);
+  if (kConfig.stage_output) arguments.maps.o = map_of(arrays[Array::kO], 64);
+  arguments.params =
+      cuda::sm90_forward_params(problem, gpu_named("h100"), kConfig, &next_block, nullptr);
+  const i64 blocks = min<i64>(sm90_max_q_blocks(problem, kConfig), 2);
+  emulator::launch({static_cast<i32>(blocks), kConfig.threads(), kConfig.shared_bytes(), seed},
+                   [&] { forward_sm90<kConfig>(arguments); });
+  EXPECT_EQ(next_block, 0u) << "the next launch would begin elsewhere";
+}
+
+// What stats say of a row's lse.
+void expect_same_lse(const Request& request, unsigned seed) {
+  const Tensor& lse = request.arrays[Array::kLse];
+  const Tensor& stats = request.arrays[Array::kStats];
+  if (!stats.present()) return;
+  RandomProblem::for_each(lse, [&](const i64* at) {
+    i64 place[4] = {at[0], at[1], lse.rank == 2 ? 0 : at[2], 0};
+    const double row_max = load_real(RandomProblem::address(stats, place), DType::kFloat32);
+    place[lse.rank] = 1;
+    const double row_sum = load_real(RandomProblem::address(stats, place), DType::kFloat32);
+    const double expected = load_real(RandomProblem::address(lse, at), DType::kFloat32);
+    const double found = row_max + std::log(row_sum);
+    const bool same = found == expected || (std::isnan(found) && std::isnan(expected));
+    EXPECT_TRUE(same || std::abs(found - expected) < 1e-5 * (1 + std::abs(expected)))
+        << "seed " << seed << ": " << row_max << ", " << row_sum << " for " << expected;
+  });
+}
+
+// O is as wrong as probabilities rounded to 16 bits make it, however wide it is stored.
+void expect_close_rows(const Request& actual, const Request& expected, unsigned seed) {
+  const DType dtype = expected.arrays[Array::kQ].dtype;
+  const Difference o = compare(actual.arrays[Array::kO], expected.arrays[Array::kO]);
+  EXPECT_LE(o.largest, tolerance(dtype, dtype) * max(o.magnitude, 1.0)) << "seed " << seed;
+  expect_close(actual, expected, {Array::kLse}, seed);
+  expect_same_lse(actual, seed);
+}
+
+template <AttentionConfig kConfig>
+void expect_agreement(const Request& expected, RandomProblem& random, unsigned seed) {
+  Request actual = expected;
+  for (const Array output : {Array::kO, Array::kLse, Array::kStats}) {
+    actual.arrays[output] = random.twin(expected.arrays[output]);
+  }
+  cpu::scalar_forward(validate(expected, Pointers::kChecked));
+  run<kConfig>(validate(actual, Pointers::kChecked), seed);
+  expect_close_rows(actual, expected, seed);
+}
+
+template <AttentionConfig kConfig>
+void expect_agreement(unsigned first, unsigned count) {
+  for (unsigned seed = first; seed < first + count; ++seed) {
+    RandomProblem random(seed);
+    expect_agreement<kConfig>(HopperRequest(random, kConfig, 300).request, random, seed);
+  }
+}
+
+// Keys and values that are NaN or infinite, seen by some rows of a block and hidden from others.
+template <AttentionConfig kConfig>
+void expect_hidden_does_not_show(unsigned first, unsigned count) {
+  for (unsigned seed = first; seed < first + count; ++seed) {
+    RandomProblem random(seed);
+    const Request request = HopperRequest(random, kConfig, 200).request;
+    plant_unusual(request, random);
+    expect_agreement<kConfig>(request, random, seed);
+  }
+}
+
+TEST(Sm90OnHost, SignedScaleSequencesStats) { expect_agreement<kSigned>(1, 12); }
+TEST(Sm90OnHost, SoftcapSinksWideOutput) { expect_agreement<kCapped>(101, 12); }
+TEST(Sm90OnHost, AlibiSinksOneStage) { expect_agreement<kBiased>(201, 12); }
+TEST(Sm90OnHost, StagedOutputOddDims) { expect_agreement<kStaged>(301, 12); }
+
+TEST(Sm90OnHost, BiasMaskDropout) { expect_agreement<kPairs>(801, 12); }
+TEST(Sm90OnHost, BiasDocumentsDropoutSequences) { expect_agreement<kDocuments>(901, 12); }
+
+TEST(Sm90OnHost, HiddenNanDoesNotShow) {
+  expect_hidden_does_not_show<kSigned>(401, 12);
+  expect_hidden_does_not_show<kCapped>(501, 12);
+  expect_hidden_does_not_show<kBiased>(601, 12);
+  expect_hidden_does_not_show<kStaged>(701, 12);
+  expect_hidden_does_not_show<kPairs>(1001, 12);
+  expect_hidden_does_not_show<kDocuments>(1101, 12);
+}
+
+}  // namespace
+}  // namespace fulmen::test
