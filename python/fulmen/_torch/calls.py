@@ -1,0 +1,224 @@
+# SPDX-FileCopyrightText: fulmen contributors
+# SPDX-License-Identifier: Apache-2.0
+"""The public calls on tensors: which way each goes.
+
+`fulmen.functional` passes its keywords on; what they mean is documented there. torch.compile traces
+these functions down to the operator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import ArgumentError, DTypeError, UnsupportedError
+from . import autograd, guards, merging, operators
+from .eager import eager_attention, remembered
+from .kernels import O_ONLY, WITH_LSE, WITH_STATS
+from .settings import (
+    DIFFERENTIABLE,
+    Arrays,
+    Settings,
+    rng_of,
+    settings_of,
+    split_mask,
+    tensor_of,
+)
+
+_FLOATING = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+
+
+def attention(
+    q: Any,
+    k: Any,
+    v: Any,
+    scale: Any,
+    causal: Any,
+    alignment: Any,
+    window: Any,
+    mask: Any,
+    bias: Any,
+    alibi_slopes: Any,
+    softcap: Any,
+    sinks: Any,
+    q_lengths: Any,
+    kv_lengths: Any,
+    dropout_p: Any,
+    rng: Any,
+    layout: Any,
+    return_lse: bool,
+    out: Any,
+    out_dtype: Any,
+    backend: Any,
+    implementation: Any,
+    deterministic: Any,
+    batch_invariant: Any,
+    stream: Any,
+    cu_q: Any = None,
+    cu_kv: Any = None,
+    max_q: Any = None,
+    max_kv: Any = None,
+) -> Any:
+    """o, or (o, lse): `fulmen.attention` and, with cu_q and cu_kv, `fulmen.attention_varlen`."""
+    if stream is not None:
+        raise UnsupportedError(
+            "stream is given with PyTorch tensors; their work goes to torch's current stream: use "
+            "torch.cuda.stream(...) and leave stream=None"
+        )
+    prefix, chunk, visible, q_ids, kv_ids = 0, 0, None, None, None
+    if mask is not None:
+        prefix, chunk, visible, q_ids, kv_ids = split_mask(mask, q.device)
+    if q_lengths is not None or kv_lengths is not None or cu_q is not None:
+        q_lengths, kv_lengths = tensor_of(q_lengths, q.device), tensor_of(kv_lengths, q.device)
+        cu_q, cu_kv = tensor_of(cu_q, q.device), tensor_of(cu_kv, q.device)
+    if type(window) is list:
+        window = tuple(window)
+    keywords = (
+        scale, softcap, causal, alignment, window, prefix, chunk, dropout_p, max_q, max_kv, layout,
+        backend, implementation, deterministic or torch.are_deterministic_algorithms_enabled(),
+        batch_invariant, out_dtype, cu_q is not None,
+    )  # fmt: skip
+    watched = guards.is_watched() or out is not None or not guards.are_plain(q, k, v)
+    if watched:
+        settings = settings_of(*keywords)
+    else:
+        settings, ready = remembered(*keywords)
+    if rng is not None or settings.dropout_p > 0:
+        rng = rng_of(rng, settings.dropout_p, q.device)
+    device = "cuda" if q.is_cuda else "cpu"
+    if torch.is_autocast_enabled(device):
+        q, k, v, bias = _autocast(device, q, k, v, bias)
+    alone = (
+        bias is visible is alibi_slopes is sinks is q_lengths is kv_lengths is cu_q is cu_kv is q_ids
+        is kv_ids is rng is None
+    )  # fmt: skip
+    if alone and not watched:
+        return eager_attention((q, k, v), settings, ready, return_lse)
+    arrays = (
+        q, k, v, bias, visible, alibi_slopes, sinks, q_lengths, kv_lengths, cu_q, cu_kv, q_ids,
+        kv_ids, rng,
+    )  # fmt: skip
+    if watched:
+        return _by_operator(Arrays(*arrays), settings, return_lse, out)
+    return eager_attention(arrays, settings, ready, return_lse)
+
+
+def attention_varlen(
+    q: Any,
+    k: Any,
+    v: Any,
+    cu_q: Any,
+    cu_kv: Any,
+    *,
+    return_lse: bool = False,
+    out: Any = None,
+    out_dtype: Any = None,
+    scale: Any = None,
+    causal: Any = False,
+    alignment: Any = "bottom_right",
+    window: Any = None,
+    mask: Any = None,
+    bias: Any = None,
+    alibi_slopes: Any = None,
+    softcap: Any = 0.0,
+    sinks: Any = None,
+    q_lengths: Any = None,
+    kv_lengths: Any = None,
+    max_q: Any = None,
+    max_kv: Any = None,
+    dropout_p: Any = 0.0,
+    rng: Any = None,
+    layout: Any = "shd",
+    backend: Any = "auto",
+    implementation: Any = "auto",
+    deterministic: Any = False,
+    batch_invariant: Any = False,
+    stream: Any = None,
+) -> Any:
+    """`fulmen.attention_varlen`."""
+    if cu_q is None or cu_kv is None:
+        raise ArgumentError("cu_q and cu_kv are both needed for packed sequences")
+    return attention(
+        q, k, v, scale, causal, alignment, window, mask, bias, alibi_slopes, softcap, sinks,
+        q_lengths, kv_lengths, dropout_p, rng, layout, return_lse, out, out_dtype, backend,
+        implementation, deterministic, batch_invariant, stream, cu_q, cu_kv, max_q, max_kv,
+    )  # fmt: skip
+
+
+def merge(
+    parts: Sequence[Any], *, sinks: Any = None, layout: str = "bhsd", out_dtype: Any = None
+) -> tuple[Tensor, Tensor]:
+    """`fulmen.merge`, differentiable in every o, every lse and the sinks."""
+    from .settings import torch_dtype
+
+    pairs = [tuple(part)[:2] for part in parts]
+    if not pairs or any(len(pair) != 2 for pair in pairs):
+        raise ArgumentError("parts is a list of pairs (o, lse), at least one")
+    os, lses = [o for o, _ in pairs], [lse for _, lse in pairs]
+    dtype = torch_dtype(out_dtype)
+    if guards.is_transformed():
+        return merging.Merge.apply(layout, dtype, sinks, *os, *lses)  # type: ignore[no-any-return]
+    return operators.merge(os, lses, sinks, layout, dtype)  # type: ignore[no-any-return]
+
+
+def _by_operator(arrays: Arrays, settings: Settings, return_lse: bool, out: Any) -> Any:
+    _checked(arrays)
+    if out is not None:
+        return _into(arrays, settings, return_lse, out)
+    if guards.is_transformed():
+        o, lse, _ = autograd.DualAttention.apply(settings, *arrays)
+        return (o, lse) if return_lse else o
+    records = torch.is_grad_enabled() and any(
+        x is not None and x.requires_grad for x in (arrays[place] for place in DIFFERENTIABLE)
+    )
+    outputs = WITH_STATS if records else WITH_LSE if return_lse else O_ONLY
+    o, lse, _ = operators.attention(*arrays, *settings, outputs)
+    return (o, lse) if return_lse else o
+
+
+def _into(arrays: Arrays, settings: Settings, return_lse: bool, out: Any) -> Any:
+    from ..arrays import check_out
+
+    check_out(out, settings.out_dtype)
+    lse = None
+    if return_lse:
+        from .kernels import lse_like
+
+        lse = lse_like(arrays.q, settings.layout)
+    operators.attention_out(*arrays, *settings._replace(out_dtype=None), out=out, lse=lse)
+    return (out, lse) if return_lse else out
+
+
+def _checked(arrays: tuple[Any, ...]) -> None:
+    """Refuses what no operator takes, with the nearest call that works."""
+    for x, name in zip(arrays[:3], "qkv"):
+        if not isinstance(x, Tensor):
+            raise DTypeError(
+                f"{name} is {type(x).__name__} and q is a tensor; torch.as_tensor({name}) is one"
+            )
+        if x.is_nested:
+            raise UnsupportedError(
+                f"{name} is a nested tensor; fulmen.attention_varlen takes its values() and, as "
+                "cu_q and cu_kv, its offsets()"
+            )
+        if x.layout != torch.strided:
+            raise UnsupportedError(f"{name} is sparse; {name}.to_dense() is not")
+        if x.dtype not in _FLOATING:
+            raise DTypeError(
+                f"{name} has dtype {str(x.dtype)[6:]}; allowed are float64, float32, float16, "
+                "bfloat16"
+            )
+
+
+def _autocast(device: str, q: Any, k: Any, v: Any, bias: Any) -> tuple[Any, Any, Any, Any]:
+    """q, k and v in autocast's dtype, as torch's own attention has them; lse stays float32."""
+    _checked((q, k, v))
+    if torch.float64 in (q.dtype, k.dtype, v.dtype):
+        return q, k, v, bias
+    dtype = torch.get_autocast_dtype(device)
+    if bias is not None and bias.dtype not in (dtype, torch.float32):
+        bias = bias.to(dtype)
+    return q.to(dtype), k.to(dtype), v.to(dtype), bias

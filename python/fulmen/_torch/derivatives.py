@@ -1,0 +1,199 @@
+# SPDX-FileCopyrightText: fulmen contributors
+# SPDX-License-Identifier: Apache-2.0
+"""Forward mode and second derivatives, composed block by block from rows.py.
+
+With f the attention of a block and g = the gradients of f (its vjp), both plain functions:
+
+    forward mode of f        the transpose of the transpose: vjp of u -> vjp(f)(u)
+    derivatives of backward  vjp of g, and forward mode of g in the same way
+
+Row blocks touch their own rows of q, do and dlse, and add up in k, v, bias and sinks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Callable
+
+import torch
+from torch import Tensor
+
+from .kernels import accumulator
+from .rows import Leaves, as_layout, blocks, heads_first
+from .settings import Arrays, Settings
+
+OUTER = 2  # do and dlse come before the leaves
+
+
+def _three_axes(x: Any) -> Any:
+    return None if x is None else x.reshape((1,) * (3 - x.dim()) + tuple(x.shape))
+
+
+def _cut(x: Any, rows: slice, axis: int) -> Any:
+    return None if x is None else x.narrow(axis, rows.start, rows.stop - rows.start)
+
+
+class _Call:
+    """The arguments of a backward call, heads first, and where a row block cuts them."""
+
+    AXES = (-2, -1, -2, None, None, None, None)  # row axis of do, dlse, q; k, v, bias, sinks whole
+
+    def __init__(self, arrays: Arrays, settings: Settings) -> None:
+        self.arrays, self.settings = arrays, settings
+        self.layout = settings.layout
+
+    def standard(self, values: Sequence[Any]) -> list[Any]:
+        """(do, dlse, q, k, v, bias, sinks) heads first; a shorter list is its end."""
+        kinds = (0, 1, 0, 0, 0, 2, 2)[-len(values) :]
+        make: tuple[Callable[[Any], Any], ...] = (
+            lambda x: heads_first(x, self.layout),
+            _three_axes,
+            lambda x: x,
+        )
+        return [make[kind](x) for kind, x in zip(kinds, values)]
+
+    def cut(self, values: Sequence[Any], rows: slice) -> list[Any]:
+        axes = self.AXES[-len(values) :]
+        return [x if axis is None else _cut(x, rows, axis) for x, axis in zip(values, axes)]
+
+    def gathered(self, pieces: list[list[Any]], likes: Sequence[Any]) -> list[Any]:
+        """Results of all blocks: rows follow one another, the rest adds up; in the layout."""
+        axes = self.AXES[-len(likes) :]
+        results: list[Any] = []
+        for index, (axis, like) in enumerate(zip(axes, likes)):
+            parts = [piece[index] for piece in pieces]
+            if like is None:
+                results.append(None)
+            elif axis is None:
+                results.append(sum(parts[1:], parts[0]) if parts else torch.zeros_like(like))
+            else:
+                results.append(torch.cat(parts, axis) if parts else torch.zeros_like(like))
+        for index, kind in enumerate((0, 1, 0, 0, 0, 2, 2)[-len(likes) :]):
+            if results[index] is None:
+                continue
+            if kind == 0:
+                results[index] = as_layout(results[index], self.layout)
+            elif kind == 1 and len(self.layout) < 4:
+                shape = results[index].shape[4 - len(self.layout) :]
+                results[index] = results[index].reshape(shape)
+        return results
+
+
+def _packed(
+    function: Callable[..., Any], values: Sequence[Any]
+) -> tuple[Callable[..., Any], list[Any], list[int]]:
+    """The function of those values that are there."""
+    present = [index for index, x in enumerate(values) if x is not None]
+
+    def of_present(*xs: Any) -> Any:
+        full = list(values)
+        for index, x in zip(present, xs):
+            full[index] = x
+        return function(*full)
+
+    return of_present, [values[index] for index in present], present
+
+
+def _unpacked(xs: Sequence[Any], present: list[int], length: int) -> list[Any]:
+    full: list[Any] = [None] * length
+    for index, x in zip(present, xs):
+        full[index] = x
+    return full
+
+
+def _gradients(of_rows: Callable[..., Any], sizes: int) -> Callable[..., Any]:
+    """g: (do, dlse, q, k, v, bias, sinks) -> the gradients of the last five that are there."""
+
+    def g(do: Any, dlse: Any, *leaves: Any) -> Any:
+        f, present, _ = _packed(lambda *xs: of_rows(xs[0], Leaves(*xs)), leaves)
+        out, pull = torch.func.vjp(f, *present)
+        return pull((do.to(out[0].dtype), dlse.to(out[1].dtype)))
+
+    return g
+
+
+def _pushed(
+    function: Callable[..., Any], values: Sequence[Any], tangents: Sequence[Any]
+) -> tuple[Any, ...]:
+    """The forward-mode derivative: transposes the transpose, so that it needs no dual numbers."""
+    out, pull = torch.func.vjp(function, *values)
+    zeros = tuple(torch.zeros_like(x) for x in out)
+    _, push = torch.func.vjp(lambda *u: pull(u), *zeros)
+    tangents = [torch.zeros_like(x) if t is None else t for x, t in zip(values, tangents)]
+    return tuple(push(tuple(t.to(x.dtype) for x, t in zip(values, tangents))))
+
+
+def forward_tangents(
+    arrays: Arrays, settings: Settings, tangents: Sequence[Any]
+) -> tuple[Tensor, Tensor]:
+    """The tangents of (o, lse) from those of (q, k, v, bias, sinks); None is zero."""
+    call = _Call(arrays, settings)
+    leaves = call.standard([*arrays[:3], arrays.bias, arrays.sinks])
+    moves = call.standard(tangents)
+    pieces = []
+    for rows, of_rows in blocks(arrays, settings):
+        f, values, present = _packed(
+            lambda *xs, of_rows=of_rows: of_rows(xs[0], Leaves(*xs)), call.cut(leaves, rows)
+        )
+        cut = call.cut(moves, rows)
+        pieces.append(list(_pushed(f, values, [cut[index] for index in present])))
+    o = torch.cat([piece[0] for piece in pieces], -2)
+    lse = torch.cat([piece[1] for piece in pieces], -1)
+    return as_layout(o, settings.layout), lse.reshape(lse.shape[4 - len(settings.layout) :])
+
+
+def _outer(do: Any, dlse: Any, o: Tensor, lse_shape: Any) -> tuple[Tensor, Tensor]:
+    do = torch.zeros_like(o) if do is None else do
+    return do, o.new_zeros(lse_shape, dtype=accumulator(o.dtype)) if dlse is None else dlse
+
+
+def backward_cotangents(
+    cotangents: Sequence[Any],
+    do: Any,
+    dlse: Any,
+    o: Tensor,
+    lse_shape: Any,
+    arrays: Arrays,
+    settings: Settings,
+) -> list[Any]:
+    """vjp of the backward pass: from what arrives at (dq, dk, dv, dbias, dsinks) to the gradients
+    of (do, dlse, q, k, v, bias, sinks)."""
+    call = _Call(arrays, settings)
+    values = [*_outer(do, dlse, o, lse_shape), *arrays[:3], arrays.bias, arrays.sinks]
+    standard = call.standard(values)
+    arriving = call.standard(cotangents)
+    pieces = []
+    for rows, of_rows in blocks(arrays, settings):
+        g, present_values, present = _packed(_gradients(of_rows, 0), call.cut(standard, rows))
+        out, pull = torch.func.vjp(g, *present_values)
+        cut = call.cut(arriving, rows)
+        given = [cut[index - OUTER] for index in present if index >= OUTER]
+        filled = tuple(
+            torch.zeros_like(x) if t is None else t.to(x.dtype) for x, t in zip(out, given)
+        )
+        pieces.append(_unpacked(pull(filled), present, len(values)))
+    return call.gathered(pieces, values)
+
+
+def backward_tangents(
+    tangents: Sequence[Any],
+    do: Any,
+    dlse: Any,
+    o: Tensor,
+    lse_shape: Any,
+    arrays: Arrays,
+    settings: Settings,
+) -> list[Any]:
+    """Forward mode of the backward pass: tangents of (do, dlse, q, k, v, bias, sinks) to those of
+    (dq, dk, dv, dbias, dsinks)."""
+    call = _Call(arrays, settings)
+    values = [*_outer(do, dlse, o, lse_shape), *arrays[:3], arrays.bias, arrays.sinks]
+    standard, moves = call.standard(values), call.standard(tangents)
+    pieces = []
+    for rows, of_rows in blocks(arrays, settings):
+        g, present_values, present = _packed(_gradients(of_rows, 0), call.cut(standard, rows))
+        cut = call.cut(moves, rows)
+        pushed = _pushed(g, present_values, [cut[index] for index in present])
+        leaves = [index - OUTER for index in present if index >= OUTER]
+        pieces.append(_unpacked(pushed, leaves, 5))
+    return call.gathered(pieces, values[OUTER:])

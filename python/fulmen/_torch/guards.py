@@ -1,0 +1,75 @@
+# SPDX-FileCopyrightText: fulmen contributors
+# SPDX-License-Identifier: Apache-2.0
+"""Whether anything watches or transforms the call, in one place.
+
+Some of the questions are asked of names that torch keeps to itself. Each is looked up once; where
+one is missing, the short way is closed and every call takes the operators: slower by microseconds,
+never wrong.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Callable
+
+import torch
+
+
+def _found(owner: Any, *path: str) -> Any:
+    for name in path:
+        owner = getattr(owner, name, None)
+    return owner
+
+
+_stack_depth = _found(torch, "_C", "_len_torch_dispatch_stack")
+_function_depth = _found(torch, "_C", "_len_torch_function_stack")
+_interpreter = _found(torch, "_C", "_functorch", "peek_interpreter_stack")
+_autograd = _found(torch, "autograd")
+_forward_ad = _found(torch, "autograd", "forward_ad")
+_legacy_batched = _found(torch, "_C", "_functorch", "is_legacy_batchedtensor")
+_is_tracing = _found(torch, "_C", "_get_tracing_state")
+
+is_compiling: Callable[[], bool] = torch.compiler.is_compiling
+
+_known = (
+    all(map(callable, (_stack_depth, _function_depth, _interpreter, _is_tracing)))
+    and hasattr(_autograd, "_profiler_enabled")
+    and hasattr(_forward_ad, "_current_level")
+)
+
+_PLAIN = {torch.Tensor, torch.nn.Parameter}
+
+
+def is_watched() -> bool:
+    """True: a compiler, a mode, a functorch transform, forward AD, a tracer or the profiler."""
+    return (
+        not _known
+        or is_compiling()
+        or _stack_depth() > 0
+        or _function_depth() > 0
+        or _interpreter() is not None
+        or _forward_ad._current_level >= 0
+        or _autograd._profiler_enabled()
+        or _is_tracing() is not None
+    )
+
+
+def are_plain(q: Any, k: Any, v: Any) -> bool:
+    """Whether the three are tensors without a subclass of their own, q in memory that we reach."""
+    return type(q) in _PLAIN and type(k) in _PLAIN and type(v) in _PLAIN and (q.is_cpu or q.is_cuda)
+
+
+def is_transformed() -> bool:
+    """Inside torch.func.grad, vmap, jvp and the like, or a dual level of forward AD."""
+    if is_compiling():
+        return False
+    return bool(
+        (_interpreter is not None and _interpreter() is not None)
+        or getattr(_forward_ad, "_current_level", -1) >= 0
+    )
+
+
+def is_batched_gradient(do: Any, dlse: Any) -> bool:
+    """Whether one of them comes from torch.autograd.grad(..., is_grads_batched=True)."""
+    return _legacy_batched is not None and bool(
+        (do is not None and _legacy_batched(do)) or (dlse is not None and _legacy_batched(dlse))
+    )

@@ -1,0 +1,11 @@
+# SPDX-FileCopyrightText: fulmen contributors
+# SPDX-License-Identifier: Apache-2.0
+"""The calls of other libraries, on fulmen: for a model that changes one line.
+
+    fulmen.compat.sdpa         torch.nn.functional.scaled_dot_product_attention
+    fulmen.compat.flash_attn   flash_attn_func and its family, as FlashAttention 2 and 3 have them
+    fulmen.compat.hf           an attention implementation for Hugging Face transformers
+
+Each keeps names, arguments and meaning of the original and says what it refuses; docs: Migration
+has the table of what differs. Nothing here is imported by `import fulmen`.
+"""

@@ -1,0 +1,343 @@
+# SPDX-FileCopyrightText: fulmen contributors
+# SPDX-License-Identifier: Apache-2.0
+"""FlashAttention's functions, with its names, arguments and layouts, computed by fulmen.
+
+    from fulmen.compat.flash_attn import flash_attn_func, flash_attn_varlen_func     FA2
+    from fulmen.compat import flash_attn_3                                           FA3
+    fulmen.compat.flash_attn.install()       packages that `import flash_attn` find these functions
+
+Arrays are (batch, row, head, dim), packed (row, head, dim); causal and window are aligned
+bottom-right; window_size counts keys to the left and right, -1 without limit; causal with a right
+window means none. Any head dimension to 576 (values 512), float32 and float64 too, on the CPU too.
+What differs, and why, is the table of docs: Migration. Refused by name: S_dmask (the probabilities
+that return_attn_probs gives with dropout), paged caches and rotary embedding inside
+flash_attn_with_kvcache, FP8 descales.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import attention, attention_varlen
+from ..errors import ArgumentError, UnsupportedError
+from . import bert_padding as bert_padding
+from .finder import install as _install
+from .finder import uninstall as _uninstall
+
+__all__ = [
+    "bert_padding",
+    "flash_attn_func",
+    "flash_attn_kvpacked_func",
+    "flash_attn_qkvpacked_func",
+    "flash_attn_varlen_func",
+    "flash_attn_varlen_kvpacked_func",
+    "flash_attn_varlen_qkvpacked_func",
+    "flash_attn_with_kvcache",
+    "install",
+    "uninstall",
+]
+
+__version__ = "2.8.3"  # the FlashAttention whose calls these are
+
+Window = tuple[int, int]
+
+
+def _options(
+    softmax_scale: float | None,
+    causal: bool,
+    window_size: Any,
+    softcap: float,
+    alibi_slopes: Any,
+    deterministic: bool,
+    dropout_p: float = 0.0,
+) -> dict[str, Any]:
+    left, right = (-1 if side is None else side for side in window_size)
+    return {
+        "scale": softmax_scale,
+        "causal": causal,
+        "window": (left, 0 if causal else right),
+        "softcap": softcap,
+        "alibi_slopes": alibi_slopes,
+        "deterministic": deterministic,
+        "dropout_p": dropout_p,
+    }
+
+
+def _returned(found: Any, return_attn_probs: bool, dropout_p: float) -> Any:
+    """o, or (o, lse, None): the third of FA2 is made with dropout alone, and refused there."""
+    if not return_attn_probs:
+        return found
+    if dropout_p > 0:
+        raise UnsupportedError(
+            "return_attn_probs=True with dropout asks for S_dmask, the probabilities, which fulmen "
+            "never makes; with dropout_p=0.0 it returns (o, lse, None)"
+        )
+    o, lse = found
+    return o, lse, None
+
+
+def flash_attn_func(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: Window = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+) -> Any:
+    """FA2's flash_attn_func: q (batch, q_row, head, dim), k and v (batch, kv_row, kv_head, dim).
+
+    Returns:
+        o like q; with return_attn_probs (o, lse, None), lse (batch, head, q_row).
+    """
+    options = _options(
+        softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, dropout_p
+    )
+    found = attention(q, k, v, layout="bshd", return_lse=return_attn_probs, **options)
+    return _returned(found, return_attn_probs, dropout_p)
+
+
+def flash_attn_qkvpacked_func(
+    qkv: Tensor,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: Window = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+) -> Any:
+    """FA2's flash_attn_qkvpacked_func: qkv (batch, row, 3, head, dim)."""
+    q, k, v = qkv.unbind(-3)
+    return flash_attn_func(
+        q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes,
+        deterministic, return_attn_probs,
+    )  # fmt: skip
+
+
+def flash_attn_kvpacked_func(
+    q: Tensor,
+    kv: Tensor,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: Window = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+) -> Any:
+    """FA2's flash_attn_kvpacked_func: kv (batch, row, 2, head, dim)."""
+    k, v = kv.unbind(-3)
+    return flash_attn_func(
+        q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes,
+        deterministic, return_attn_probs,
+    )  # fmt: skip
+
+
+def flash_attn_varlen_func(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: Any = None,
+    max_seqlen_k: Any = None,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: Window = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+    block_table: Tensor | None = None,
+) -> Any:
+    """FA2's flash_attn_varlen_func: q (total_q, head, dim), k and v (total_k, kv_head, dim).
+
+    max_seqlen_q and max_seqlen_k may be left out, or be tensors; lse is (head, total_q).
+    """
+    if block_table is not None:
+        raise UnsupportedError(
+            "block_table asks for a paged cache, which comes later; gather the pages into k and v"
+        )
+    options = _options(
+        softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, dropout_p
+    )
+    found = attention_varlen(
+        q,
+        k,
+        v,
+        cu_seqlens_q,
+        cu_seqlens_k,
+        max_q=_bound(max_seqlen_q),
+        max_kv=_bound(max_seqlen_k),
+        return_lse=return_attn_probs,
+        **options,
+    )
+    return _returned(found, return_attn_probs, dropout_p)
+
+
+def _bound(longest: Any) -> Any:
+    """An upper bound of lengths; a tensor would have to be read on the host, and is not needed."""
+    return None if isinstance(longest, Tensor) else longest
+
+
+def flash_attn_varlen_qkvpacked_func(
+    qkv: Tensor,
+    cu_seqlens: Tensor,
+    max_seqlen: Any = None,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: Window = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+) -> Any:
+    """FA2's flash_attn_varlen_qkvpacked_func: qkv (total, 3, head, dim)."""
+    q, k, v = qkv.unbind(-3)
+    return flash_attn_varlen_func(
+        q, k, v, cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, dropout_p, softmax_scale, causal,
+        window_size, softcap, alibi_slopes, deterministic, return_attn_probs,
+    )  # fmt: skip
+
+
+def flash_attn_varlen_kvpacked_func(
+    q: Tensor,
+    kv: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: Any = None,
+    max_seqlen_k: Any = None,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: Window = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+) -> Any:
+    """FA2's flash_attn_varlen_kvpacked_func: kv (total_k, 2, kv_head, dim)."""
+    k, v = kv.unbind(-3)
+    return flash_attn_varlen_func(
+        q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p, softmax_scale,
+        causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs,
+    )  # fmt: skip
+
+
+def flash_attn_with_kvcache(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    k: Tensor | None = None,
+    v: Tensor | None = None,
+    rotary_cos: Tensor | None = None,
+    rotary_sin: Tensor | None = None,
+    cache_seqlens: Any = None,
+    cache_batch_idx: Tensor | None = None,
+    cache_leftpad: Tensor | None = None,
+    block_table: Tensor | None = None,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: Window = (-1, -1),
+    softcap: float = 0.0,
+    rotary_interleaved: bool = True,
+    alibi_slopes: Tensor | None = None,
+    num_splits: int = 0,
+    return_softmax_lse: bool = False,
+) -> Any:
+    """FA2's flash_attn_with_kvcache on contiguous caches (batch, row, kv_head, dim); no gradients.
+
+    k and v, where given, are written into the caches at cache_seqlens first, in place. num_splits
+    chooses nothing here: results do not depend on it.
+
+    Raises:
+        fulmen.UnsupportedError: pages (block_table), rotary embedding, left padding.
+    """
+    del rotary_interleaved, num_splits
+    refused = (
+        ("block_table", block_table, "gather the pages into contiguous caches"),
+        ("rotary_cos", rotary_cos, "rotate q and k before the call"),
+        ("rotary_sin", rotary_sin, "rotate q and k before the call"),
+        ("cache_leftpad", cache_leftpad, "pass a boolean mask to fulmen.attention"),
+    )
+    for name, given, advice in refused:
+        if given is not None:
+            raise UnsupportedError(
+                f"{name} of flash_attn_with_kvcache comes later; until then {advice}"
+            )
+    batch, rows = q.shape[0], k_cache.shape[1]
+    lengths = cache_seqlens
+    if lengths is None:
+        if k is not None:
+            raise ArgumentError("k is given without cache_seqlens, which says where it goes")
+    elif not isinstance(lengths, Tensor):
+        lengths = torch.full((batch,), lengths, dtype=torch.int32, device=q.device)
+    with torch.no_grad():
+        if k is not None:
+            if v is None:
+                raise ArgumentError("k is given without v")
+            _append(k_cache, v_cache, k, v, lengths, cache_batch_idx)
+            lengths = lengths + k.shape[1]
+        if cache_batch_idx is not None:
+            k_cache, v_cache = k_cache[cache_batch_idx.long()], v_cache[cache_batch_idx.long()]
+        options = _options(softmax_scale, causal, window_size, softcap, alibi_slopes, False)
+        return attention(
+            q,
+            k_cache,
+            v_cache,
+            layout="bshd",
+            kv_lengths=None if lengths is None else lengths.clamp(max=rows),
+            return_lse=return_softmax_lse,
+            **options,
+        )
+
+
+def _append(
+    k_cache: Tensor, v_cache: Tensor, k: Tensor, v: Tensor, lengths: Tensor, entries: Any
+) -> None:
+    """Writes new keys and values behind those that are there; beyond the end nothing is written."""
+    batch, new = k.shape[:2]
+    places = lengths.long()[:, None] + torch.arange(new, device=k.device)
+    slots = torch.arange(batch, device=k.device) if entries is None else entries.long()
+    slots = slots[:, None].expand(batch, new)
+    fits = places < k_cache.shape[1]
+    for cache, fresh in ((k_cache, k), (v_cache, v)):
+        cache[slots[fits], places[fits]] = fresh[fits].to(cache.dtype)
+
+
+def install(*, version: str = __version__, override: bool = False) -> None:
+    """From now on `import flash_attn` (and flash_attn_interface, FA3) finds fulmen's functions.
+
+    Package metadata says so too, so that libraries that look for a version find this one; many
+    remember the answer, so call it before they are imported. Nothing is written to disk.
+
+    Args:
+        version: what flash_attn.__version__ and its metadata say.
+        override: replace a flash_attn that is really installed, for this process.
+
+    Raises:
+        fulmen.ArgumentError: flash_attn is installed and override is False.
+
+    >>> import fulmen.compat.flash_attn as shim
+    >>> shim.install()
+    >>> from flash_attn import flash_attn_func
+    >>> shim.uninstall()
+    """
+    _install(version, override)
+
+
+def uninstall() -> None:
+    """Undoes `install`; modules that hold the functions keep them."""
+    _uninstall()

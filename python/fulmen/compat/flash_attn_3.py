@@ -1,0 +1,200 @@
+# SPDX-FileCopyrightText: fulmen contributors
+# SPDX-License-Identifier: Apache-2.0
+"""FlashAttention 3's functions (module flash_attn_interface), with its arguments and returns.
+
+As fulmen.compat.flash_attn has FlashAttention 2's. FA3 has no dropout and no ALiBi; the functions
+return o, or (o, lse) with return_attn_probs. Refused by name: qv, descales (FP8), pages, rotary,
+attention_chunk in flash_attn_with_kvcache. sm_margin, pack_gqa, num_splits and scheduler_metadata
+choose nothing here: results do not depend on them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from .. import attention, attention_varlen, masks
+from ..errors import UnsupportedError
+from . import flash_attn as fa2
+from .flash_attn import _bound, _options
+
+__all__ = [
+    "flash_attn_func",
+    "flash_attn_qkvpacked_func",
+    "flash_attn_varlen_func",
+    "flash_attn_with_kvcache",
+    "get_scheduler_metadata",
+]
+
+Window = tuple[int, int]
+
+
+def _refuse(**given: Any) -> None:
+    for name, value in given.items():
+        if value is not None:
+            raise UnsupportedError(f"{name} is given; fulmen.compat.flash_attn_3 takes None there")
+
+
+def _chunked(options: dict[str, Any], attention_chunk: int) -> dict[str, Any]:
+    if attention_chunk:
+        options["mask"] = masks.chunks(attention_chunk)
+    return options
+
+
+def flash_attn_func(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    qv: Tensor | None = None,
+    q_descale: Tensor | None = None,
+    k_descale: Tensor | None = None,
+    v_descale: Tensor | None = None,
+    window_size: Window = (-1, -1),
+    attention_chunk: int = 0,
+    softcap: float = 0.0,
+    num_splits: int = 1,
+    pack_gqa: bool | None = None,
+    deterministic: bool = False,
+    sm_margin: int = 0,
+    return_attn_probs: bool = False,
+) -> Any:
+    """FA3's flash_attn_func: o, or (o, lse) with return_attn_probs."""
+    del num_splits, pack_gqa, sm_margin
+    _refuse(qv=qv, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale)
+    options = _options(softmax_scale, causal, window_size, softcap, None, deterministic)
+    return attention(
+        q, k, v, layout="bshd", return_lse=return_attn_probs, **_chunked(options, attention_chunk)
+    )
+
+
+def flash_attn_qkvpacked_func(
+    qkv: Tensor,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    q_descale: Tensor | None = None,
+    k_descale: Tensor | None = None,
+    v_descale: Tensor | None = None,
+    window_size: Window = (-1, -1),
+    attention_chunk: int = 0,
+    softcap: float = 0.0,
+    deterministic: bool = False,
+    num_heads_q: int | None = None,
+    sm_margin: int = 0,
+    return_attn_probs: bool = False,
+) -> Any:
+    """FA3's flash_attn_qkvpacked_func: (batch, row, 3, head, dim), or with num_heads_q
+    (batch, row, num_heads_q + 2 * kv_heads, dim)."""
+    if qkv.dim() == 5:
+        q, k, v = qkv.unbind(-3)
+    else:
+        heads = qkv.shape[2] // 3 if num_heads_q is None else num_heads_q
+        kv_heads = (qkv.shape[2] - heads) // 2
+        q, k, v = qkv.split([heads, kv_heads, kv_heads], dim=-2)
+    return flash_attn_func(
+        q, k, v, softmax_scale, causal, None, q_descale, k_descale, v_descale, window_size,
+        attention_chunk, softcap, 1, None, deterministic, sm_margin, return_attn_probs,
+    )  # fmt: skip
+
+
+def flash_attn_varlen_func(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: Any = None,
+    max_seqlen_k: Any = None,
+    seqused_q: Tensor | None = None,
+    seqused_k: Tensor | None = None,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    qv: Tensor | None = None,
+    q_descale: Tensor | None = None,
+    k_descale: Tensor | None = None,
+    v_descale: Tensor | None = None,
+    window_size: Window = (-1, -1),
+    attention_chunk: int = 0,
+    softcap: float = 0.0,
+    num_splits: int = 1,
+    pack_gqa: bool | None = None,
+    deterministic: bool = False,
+    sm_margin: int = 0,
+    return_attn_probs: bool = False,
+) -> Any:
+    """FA3's flash_attn_varlen_func: o, or (o, lse) with return_attn_probs, lse (head, total_q)."""
+    del num_splits, pack_gqa, sm_margin
+    _refuse(qv=qv, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale)
+    options = _options(softmax_scale, causal, window_size, softcap, None, deterministic)
+    return attention_varlen(
+        q,
+        k,
+        v,
+        cu_seqlens_q,
+        cu_seqlens_k,
+        max_q=_bound(max_seqlen_q),
+        max_kv=_bound(max_seqlen_k),
+        q_lengths=seqused_q,
+        kv_lengths=seqused_k,
+        return_lse=return_attn_probs,
+        **_chunked(options, attention_chunk),
+    )
+
+
+def flash_attn_with_kvcache(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    k: Tensor | None = None,
+    v: Tensor | None = None,
+    qv: Tensor | None = None,
+    rotary_cos: Tensor | None = None,
+    rotary_sin: Tensor | None = None,
+    cache_seqlens: Any = None,
+    cache_batch_idx: Tensor | None = None,
+    cache_leftpad: Tensor | None = None,
+    page_table: Tensor | None = None,
+    cu_seqlens_q: Tensor | None = None,
+    cu_seqlens_k_new: Tensor | None = None,
+    max_seqlen_q: int | None = None,
+    rotary_seqlens: Tensor | None = None,
+    q_descale: Tensor | None = None,
+    k_descale: Tensor | None = None,
+    v_descale: Tensor | None = None,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: Window = (-1, -1),
+    attention_chunk: int = 0,
+    softcap: float = 0.0,
+    rotary_interleaved: bool = True,
+    scheduler_metadata: Tensor | None = None,
+    num_splits: int = 0,
+    pack_gqa: bool | None = None,
+    sm_margin: int = 0,
+    return_softmax_lse: bool = False,
+) -> Any:
+    """FA3's flash_attn_with_kvcache on contiguous caches; no gradients."""
+    del scheduler_metadata, pack_gqa, sm_margin, max_seqlen_q
+    _refuse(
+        qv=qv,
+        page_table=page_table,
+        cu_seqlens_q=cu_seqlens_q,
+        cu_seqlens_k_new=cu_seqlens_k_new,
+        rotary_seqlens=rotary_seqlens,
+        q_descale=q_descale,
+        k_descale=k_descale,
+        v_descale=v_descale,
+        attention_chunk=attention_chunk or None,
+    )
+    return fa2.flash_attn_with_kvcache(
+        q, k_cache, v_cache, k, v, rotary_cos, rotary_sin, cache_seqlens, cache_batch_idx,
+        cache_leftpad, None, softmax_scale, causal, window_size, softcap, rotary_interleaved, None,
+        num_splits, return_softmax_lse,
+    )  # fmt: skip
+
+
+def get_scheduler_metadata(*_: Any, **__: Any) -> None:
+    """Nothing to schedule ahead of a call: None, which the calls take."""
+    return None
