@@ -4,7 +4,8 @@
 
     o = fulmen.attention(q, k, v, causal=True)
 
-Arrays are NumPy's, or anything with DLPack (PyTorch, JAX); results come back in the caller's kind.
+Arrays are NumPy's, or anything with DLPack (PyTorch, JAX, CuPy), in host memory or on an NVIDIA
+GPU; results come back in the caller's kind, where its arrays are.
 `import fulmen` loads nothing: each name below comes with its module at first use, NumPy and the
 library with the first call. Every function may be called from any thread; the interpreter lock is
 released while the library computes.
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from . import errors, masks
+    from .ahead import cache_clear, compile_bundle, load_bundle, warmup
     from .errors import (
         ArgumentError,
         CompileError,
@@ -28,16 +30,22 @@ if TYPE_CHECKING:
         UnsupportedError,
     )
     from .functional import (
-        Forward,
-        Gradients,
         attention,
         attention_backward,
         attention_forward,
         attention_varlen,
         merge,
     )
-    from .inspection import Explanation, build_info, dense_mask, explain
+    from .inspection import (
+        Explanation,
+        build_info,
+        dense_mask,
+        device_faults,
+        explain,
+        gpu_info,
+    )
     from .planning import Plan, plan
+    from .results import Forward, Gradients
 
     __version__: str
 
@@ -61,24 +69,30 @@ __all__ = [
     "attention_forward",
     "attention_varlen",
     "build_info",
+    "cache_clear",
+    "compile_bundle",
     "dense_mask",
+    "device_faults",
     "errors",
     "explain",
+    "gpu_info",
+    "load_bundle",
     "masks",
     "merge",
     "plan",
+    "warmup",
 ]
 
 _MODULES = {
+    "ahead": "cache_clear compile_bundle load_bundle warmup",
     "errors": (
         "ArgumentError CompileError DTypeError DeviceError Error LibraryNotFound OutOfMemoryError "
         "ShapeError UnsupportedError"
     ),
-    "functional": (
-        "Forward Gradients attention attention_backward attention_forward attention_varlen merge"
-    ),
-    "inspection": "Explanation build_info dense_mask explain",
+    "functional": ("attention attention_backward attention_forward attention_varlen merge"),
+    "inspection": "Explanation build_info dense_mask device_faults explain gpu_info",
     "planning": "Plan plan",
+    "results": "Forward Gradients",
 }
 _HOME = {name: module for module, names in _MODULES.items() for name in names.split()}
 

@@ -12,32 +12,42 @@ import os
 import sys
 import threading
 from collections.abc import Sequence
-from typing import Any, Callable
+from typing import TYPE_CHECKING, Any, Callable
 
 from .errors import STATUS_ERRORS, Error, LibraryNotFound
 
+if TYPE_CHECKING:
+    from .kinds import NumpyKind
+
 Function = Callable[..., int]
+Where = tuple[int, "type[NumpyKind]"]  # the stream and the kind of q: what a call runs on
 
 # The order of fulmen_tensors in fulmen.h.
 ARRAY_NAMES = (
     *("q", "k", "v", "bias", "mask", "alibi_slopes", "sinks", "q_lengths", "kv_lengths"),
-    *("cu_q", "cu_kv", "q_ids", "kv_ids"),
+    *("cu_q", "cu_kv", "q_ids", "kv_ids", "rng"),
     *("o", "lse", "stats", "do", "dlse", "dq", "dk", "dv", "dbias", "dsinks"),
 )
-FORWARD_RESULTS = range(13, 16)  # o, lse, stats
-BACKWARD_RESULTS = range(18, 23)  # dq, dk, dv, dbias, dsinks
+FORWARD_RESULTS = range(14, 17)  # o, lse, stats
+BACKWARD_RESULTS = range(19, 24)  # dq, dk, dv, dbias, dsinks
 
 _VERBS = (
     *("forward", "backward", "explain", "dense_mask", "merge", "build_info"),
     *("plan_create", "plan_destroy", "plan_workspace_bytes", "plan_explain"),
     *("plan_forward", "plan_backward"),
 )
+_RARE_VERBS = (  # looked up when they are first asked for
+    *("gpu_info", "set_nvrtc_candidates", "cache_clear", "device_faults"),
+    *("bundle_write", "bundle_load"),
+)
 
 
 class Library:
     """The exports of src/ffi/exports.cpp by name; each takes its arguments by position."""
 
-    __slots__ = (*_VERBS, "path")
+    __slots__ = (*_VERBS, *_RARE_VERBS, "_module", "path")
+
+    _module: Any
 
     forward: Function
     backward: Function
@@ -51,7 +61,20 @@ class Library:
     build_info: Function
     dense_mask: Function
     merge: Function
+    gpu_info: Function
+    set_nvrtc_candidates: Function
+    cache_clear: Function
+    bundle_write: Function
+    bundle_load: Function
+    device_faults: Function
     path: str
+
+    def __getattr__(self, verb: str) -> Function:
+        if verb not in _RARE_VERBS:
+            raise AttributeError(verb)
+        function: Function = self._module.get_function(f"fulmen_{verb}")
+        setattr(self, verb, function)
+        return function
 
 
 _loaded: Library | None = None
@@ -123,7 +146,7 @@ def _load() -> Library:
         found = Library()
         found.path = path
         try:
-            module = tvm_ffi.load_module(path)
+            module = found._module = tvm_ffi.load_module(path)
             for verb in _VERBS:
                 setattr(found, verb, module.get_function(f"fulmen_{verb}"))
         except Exception as error:
@@ -131,6 +154,13 @@ def _load() -> Library:
             raise LibraryNotFound(f"{path} is not a libfulmen that loads: {text[0]}") from error
         _loaded = found
         return found
+
+
+def text_argument(text: str) -> Any:
+    """A text as the library reads it: bytes in an array; None where it is empty."""
+    import numpy as np
+
+    return np.frombuffer(bytearray(text.encode()), np.uint8) if text else None
 
 
 def text_of(function: Function, *before: Any) -> str:
@@ -154,7 +184,7 @@ def call(
     results: range,
     names: Sequence[str] = ARRAY_NAMES,
 ) -> int:
-    """Calls a function whose arguments end with arrays.
+    """Calls a function whose arguments end with arrays, and which enqueues nothing.
 
     Args:
         function: of `library()`.
@@ -173,10 +203,66 @@ def call(
         raise error.with_traceback(None) from None
     except (BufferError, RuntimeError, TypeError, ValueError):
         pass  # an array that DLPack does not take as it is: read-only, bfloat16, or refused
+    return call_exported(function, leading, layout, arrays, results, names, 0)
+
+
+def call_exported(
+    function: Function,
+    leading: tuple[Any, ...],
+    layout: int,
+    arrays: tuple[Any, ...],
+    results: range,
+    names: Sequence[str],
+    stream: int,
+) -> int:
+    """As `call`, with views of the arrays that `stream` may read when it comes to them."""
     from .arrays import exported
 
-    bits, views = exported(arrays, results, names)
+    bits, views = exported(arrays, results, names, stream)
     try:
         return function(*leading, bits, layout, *views)
     except Error as error:
         raise error.with_traceback(None) from None
+
+
+def run(
+    function: Function,
+    leading: tuple[Any, ...],
+    where: Where,
+    layout: int,
+    arrays: tuple[Any, ...],
+    results: range,
+    names: Sequence[str] = ARRAY_NAMES,
+) -> tuple[Any, ...]:
+    """Calls a function that computes: its arguments are `leading`, the stream and the arrays.
+
+    Args:
+        function: of `library()`.
+        leading: what comes before the stream.
+        where: of `prepare`: the stream, and the kind of q.
+        layout, arrays, results, names: as in `call`.
+
+    Returns:
+        The arrays at `results`: those that were given, or those that JAX made of them.
+
+    Raises:
+        Error: as the library says.
+    """
+    stream, kind = where
+    if kind.through_dlpack:
+        if kind.launches:
+            from ._jax import launch
+
+            return launch(function, leading, layout, arrays, results, names)
+        call_exported(function, (*leading, stream), layout, arrays, results, names, stream)
+        return arrays[results.start : results.stop]
+    try:
+        function(*leading, stream, 0, layout, *arrays)
+        return arrays[results.start : results.stop]
+    except Error as error:
+        raise error.with_traceback(None) from None
+    except (BufferError, RuntimeError, TypeError, ValueError):
+        pass  # as in `call`
+    stream = kind.address(stream, arrays)
+    call_exported(function, (*leading, stream), layout, arrays, results, names, stream)
+    return arrays[results.start : results.stop]

@@ -1,9 +1,8 @@
 # SPDX-FileCopyrightText: fulmen contributors
 # SPDX-License-Identifier: Apache-2.0
-"""Arrays of every kind: what makes a result of the caller's kind, and what the library can read.
+"""What the library can read: arrays as DLPack takes them, and what is refused before.
 
-NumPy and PyTorch are written to in place. Any other array (JAX) is read through DLPack; its results
-are computed in NumPy and handed over to its array namespace.
+Inputs may be of any kind beside each other; q decides what results are (kinds).
 """
 
 from __future__ import annotations
@@ -16,152 +15,44 @@ import numpy as np
 
 from ._library import ARRAY_NAMES, import_tvm_ffi
 from .errors import ArgumentError, DTypeError, UnsupportedError
+from .kinds import GPU_DEVICE_TYPES, NO_STREAM, Array, is_torch
+from .kinds import dtype_name as dtype_name
 
-Array = Any
-
-
-class NumpyKind:
-    """NumPy arrays, subclasses included."""
-
-    @staticmethod
-    def dtype(x: Array) -> Any:
-        """The dtype of x, in its own kind."""
-        return x.dtype
-
-    @staticmethod
-    def dtype_named(name: str) -> Any:
-        """The dtype with a name such as "float32"."""
-        return named_dtype(name)
-
-    @staticmethod
-    def accumulator(dtype: Any) -> Any:
-        """The dtype of lse: float64 for float64, else float32."""
-        return np.float64 if dtype.char == "d" else np.float32
-
-    @staticmethod
-    def empty(shape: Any, dtype: Any) -> Array:
-        """Memory for a result."""
-        return np.empty(shape, dtype)
-
-    @staticmethod
-    def result(x: Array, like: Array) -> Array:
-        """A computed result, as the caller gets it."""
-        return x
+LEGACY_DEFAULT_STREAM = 1  # DLPack's number for the stream whose address is 0
 
 
-class TorchKind(NumpyKind):
-    """PyTorch tensors."""
-
-    @staticmethod
-    def dtype_named(name: str) -> Any:
-        return getattr(sys.modules["torch"], name, None)
-
-    @staticmethod
-    def accumulator(dtype: Any) -> Any:
-        torch = sys.modules["torch"]
-        return torch.float64 if dtype is torch.float64 else torch.float32
-
-    @staticmethod
-    def empty(shape: Any, dtype: Any) -> Array:
-        return sys.modules["torch"].empty(shape, dtype=dtype)
-
-
-class OtherKind(NumpyKind):
-    """Arrays of the array API standard that have DLPack."""
-
-    @staticmethod
-    def dtype(x: Array) -> Any:
-        return named_dtype(getattr(x.dtype, "name", str(x.dtype)))
-
-    @staticmethod
-    def result(x: Array, like: Array) -> Array:
-        return like.__array_namespace__().asarray(x)
-
-
-_KINDS: dict[type, type[NumpyKind]] = {np.ndarray: NumpyKind}
-
-
-def kind_of(x: Array, name: str) -> type[NumpyKind]:
-    """What x is.
-
-    Raises:
-        DTypeError: no array that results could be made like.
-    """
-    kind = _KINDS.get(type(x))
-    if kind is not None:
-        return kind
-    if isinstance(x, np.ndarray):
-        kind = NumpyKind
-    elif is_torch(x):
-        kind = TorchKind
-    elif hasattr(x, "__dlpack__") and hasattr(x, "__array_namespace__"):
-        kind = OtherKind
-    else:
-        raise DTypeError(
-            f"{name} is {type(x).__name__}, not an array with DLPack (NumPy, PyTorch, JAX); "
-            f"numpy.asarray({name}) makes one"
-        )
-    _KINDS[type(x)] = kind
-    return kind
-
-
-def named_dtype(name: str) -> Any:
-    """The NumPy dtype with a name, bfloat16 included."""
-    if name == "bfloat16":
-        import ml_dtypes
-
-        return np.dtype(ml_dtypes.bfloat16)
-    try:
-        return np.dtype(name)
-    except TypeError:
-        raise DTypeError(f"dtype {name} is not one that NumPy or fulmen knows") from None
-
-
-def dtype_name(dtype: Any) -> str:
-    """The name of a dtype of any kind: "float32" for np.float32, torch.float32 and itself."""
-    if isinstance(dtype, str):
-        return dtype
-    if isinstance(dtype, type) or hasattr(dtype, "dtype"):
-        return str(np.dtype(dtype).name)
-    return str(getattr(dtype, "name", str(dtype))).rsplit(".", 1)[-1]
-
-
-def is_torch(x: Any) -> bool:
-    """Whether x is a PyTorch tensor; never imports torch."""
-    torch = sys.modules.get("torch")
-    return torch is not None and isinstance(x, torch.Tensor)
-
-
-def torch_checked(
-    arrays: tuple[Array, ...], function: str, names: Sequence[str] = ARRAY_NAMES
-) -> tuple[Array, ...]:
+def torch_checked(arrays: tuple[Array, ...]) -> tuple[Array, ...]:
     """Arrays whose memory holds their numbers: DLPack does not tell of torch's negative bit.
 
     Call it only where torch has been imported.
 
     Args:
         arrays: inputs, tensors of torch among them or not.
-        function: the public name of the call; tensors whose gradient would silently stop there are
-            refused ("": the call gives gradients, nothing is refused).
-        names: of the arrays.
-
-    Raises:
-        UnsupportedError: a tensor requires grad while gradients are recorded.
     """
     torch = sys.modules["torch"]
     for index, x in enumerate(arrays):
         if x is None or type(x) is np.ndarray or not isinstance(x, torch.Tensor):
             continue
-        name = names[index]
-        if function and x.requires_grad and torch.is_grad_enabled():
-            raise UnsupportedError(
-                f"{name} requires grad and fulmen.{function} does not record gradients yet: pass "
-                f"{name}.detach() or use torch.no_grad(), or call fulmen.attention_forward and "
-                "fulmen.attention_backward"
-            )
         if x.is_neg():
             arrays = (*arrays[:index], x.resolve_neg(), *arrays[index + 1 :])
     return arrays
+
+
+def refuse_gradients(function: str, arrays: tuple[Array, ...]) -> None:
+    """Refuses tensors whose gradient would silently stop in a call on arrays of another kind.
+
+    Raises:
+        UnsupportedError: a tensor requires grad while gradients are recorded.
+    """
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.is_grad_enabled():
+        return
+    for name, x in zip(ARRAY_NAMES, arrays):
+        if is_torch(x) and x.requires_grad:
+            raise UnsupportedError(
+                f"{name} requires grad and q is no PyTorch tensor, so fulmen.{function} records no "
+                f"gradient: pass {name}.detach(), or q as a tensor"
+            )
 
 
 class _Writable:
@@ -175,9 +66,15 @@ class _Writable:
 
 
 def exported(
-    arrays: tuple[Array, ...], results: range, names: Sequence[str]
+    arrays: tuple[Array, ...], results: range, names: Sequence[str], stream: int = NO_STREAM
 ) -> tuple[int, list[Any]]:
     """Arrays as DLPack takes them; those at `results` are written.
+
+    Args:
+        arrays: of any kind; None is absent.
+        results: the places of those that are written.
+        names: what errors call them.
+        stream: the address of the stream that will read arrays of a GPU: it waits for them.
 
     Returns:
         The bits of `reinterpret` (src/ffi/arguments.h) and a view of each array.
@@ -194,7 +91,7 @@ def exported(
             view, reinterpreted = _numpy_view(x, name, index in results)
             bits |= reinterpreted << index
         elif x is not None:
-            view = _dlpack_view(x, name)
+            view = _dlpack_view(x, name, stream)
         views.append(view)
     return bits, views
 
@@ -227,8 +124,10 @@ def _numpy_view(x: Array, name: str, is_result: bool) -> tuple[Array, int]:
     return x, bits
 
 
-def _dlpack_view(x: Array, name: str) -> Any:
+def _dlpack_view(x: Array, name: str, stream: int) -> Any:
     try:
+        if not is_torch(x) and x.__dlpack_device__()[0] in GPU_DEVICE_TYPES:
+            x = x.__dlpack__(stream=stream or LEGACY_DEFAULT_STREAM)
         return import_tvm_ffi().from_dlpack(x)
     except Exception as error:
         text = str(error).strip().splitlines() or [type(error).__name__]

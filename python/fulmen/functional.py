@@ -16,35 +16,26 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ._library import BACKWARD_RESULTS, FORWARD_RESULTS, call, library
-from .arrays import Array, NumpyKind, check_out, dtype_name, kind_of, torch_checked
-from .errors import ArgumentError, ShapeError
+from ._library import BACKWARD_RESULTS, FORWARD_RESULTS, library, run
+from .arrays import refuse_gradients, torch_checked
+from .errors import ArgumentError
+from .kinds import Array, dtype_name, is_torch, kind_of
 from .options import LAYOUTS, CallOptions, Options, Prepared, prepare
+from .results import (
+    Forward,
+    Gradients,
+    backward_arrays,
+    finished,
+    forward_outputs,
+    handed_over,
+)
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
-
-
-class Forward(NamedTuple):
-    """What `attention_forward` returns and `attention_backward` wants."""
-
-    o: Array  # as q, with the last axis of v
-    lse: Array  # (batch, head, q_row), natural logarithm, without the sink; -inf: saw no key
-    stats: Array  # (batch, head, q_row, 2), opaque: row maximum and row sum apart
-
-
-class Gradients(NamedTuple):
-    """The gradients that `need` names; None for the others."""
-
-    dq: Array = None  # as q
-    dk: Array = None  # as k
-    dv: Array = None  # as v
-    dbias: Array = None  # as bias: summed over the axes that were broadcast
-    dsinks: Array = None  # as sinks
 
 
 def attention(
@@ -64,7 +55,7 @@ def attention(
     q_lengths: Array = None,
     kv_lengths: Array = None,
     dropout_p: float = 0.0,
-    rng: tuple[int, int] | None = None,
+    rng: tuple[int, int] | Array | None = None,
     layout: str = "bhsd",
     return_lse: bool = False,
     out: Array = None,
@@ -77,9 +68,11 @@ def attention(
 ) -> Any:
     """Exact attention: softmax(scale * q k^T, masked) v.
 
-    Arrays are NumPy's (bfloat16 of ml_dtypes included) or have DLPack (PyTorch, JAX); any strides
-    are taken as they are, 0 included. q, k and v have one dtype of float64, float32, float16 and
-    bfloat16. `heads` is a multiple of `kv_heads` (GQA, MQA).
+    Arrays are NumPy's (bfloat16 of ml_dtypes included) or have DLPack (PyTorch, JAX, CuPy); any
+    strides are taken as they are, 0 included. q, k and v have one dtype of float64, float32,
+    float16 and bfloat16. `heads` is a multiple of `kv_heads` (GQA, MQA). The call runs where q is:
+    on the CPU, or on the NVIDIA GPU whose memory holds it; all arrays are in one place, lists of
+    integers are moved there.
 
     Args:
         q: (batch, head, q_row, dim_qk) in the order that `layout` names; dim_qk 0 to 576.
@@ -101,17 +94,22 @@ def attention(
         q_lengths: (batch,) integers: rows from there on give o = 0 and lse = -inf.
         kv_lengths: (batch,) integers: keys from there on are hidden.
         dropout_p: probability in [0, 1] that an entry is dropped; the kept are scaled up.
-        rng: (seed, offset), seed below 2**64, offset below 2**32; required with dropout_p > 0.
+        rng: (seed, offset), seed below 2**64, offset below 2**32; required with dropout_p > 0. Or
+            an int64 array of the two where q is: on a GPU it is read when the call runs, so that a
+            CUDA graph draws anew at each replay.
         layout: "bhsd", "bshd", "hsd", "shd" or "sd": the axes of q, k, v and o. lse is always
             (batch, head, q_row), without the axes that the layout leaves out.
         return_lse: return (o, lse).
         out: array to write o into, of any strides; it may not overlap an input.
         out_dtype: dtype of o: that of q (None), or float32.
-        backend: "auto", "cpu"; "cuda" is refused by this version.
-        implementation: "auto", "scalar" (the float64 oracle) or "tiled"; an error if it cannot.
+        backend: "auto" (where q is), "cpu" or "cuda"; an error if q is elsewhere.
+        implementation: "auto"; on the CPU "scalar" (the float64 oracle) or "tiled"; on a GPU
+            "naive", "simt", "sm80" or "sm90"; an error if it cannot.
         deterministic: bitwise equal from run to run. The CPU always is.
         batch_invariant: a request's bits do not depend on its neighbours. The CPU always is.
-        stream: None; the CPU has none.
+        stream: on a GPU the address of a CUstream, or a stream of PyTorch or CuPy; None: the
+            current stream of PyTorch or CuPy, and for JAX the stream that JAX lends. The call
+            returns when its work is enqueued. None on the CPU.
 
     Returns:
         o as q, with the last axis of v; with return_lse (o, lse), lse being the natural logarithm
@@ -132,8 +130,13 @@ def attention(
            [2., 3., 4., 5.],
            [4., 5., 6., 7.]], dtype=float32)
     """
+    if type(q) is not np.ndarray and is_torch(q):
+        return torch_layer().attention(
+            q, k, v, scale, causal, alignment, window, mask, bias, alibi_slopes, softcap, sinks,
+            q_lengths, kv_lengths, dropout_p, rng, layout, return_lse, out, out_dtype, backend,
+            implementation, deterministic, batch_invariant, stream,
+        )  # fmt: skip
     prepared = prepare(
-        "attention",
         q,
         k,
         v,
@@ -157,6 +160,8 @@ def attention(
         batch_invariant=batch_invariant,
         stream=stream,
     )
+    if "torch" in sys.modules:
+        refuse_gradients("attention", prepared[2])
     o, lse, _ = _forward(prepared, return_lse, False, out, out_dtype)
     return (o, lse) if return_lse else o
 
@@ -198,7 +203,13 @@ def attention_varlen(
     >>> fulmen.attention_varlen(x, x, x, [0, 2, 5], [0, 2, 5], causal=True).shape
     (5, 1, 8)
     """
-    prepared = prepare("attention_varlen", q, k, v, cu_q=cu_q, cu_kv=cu_kv, **options)
+    if type(q) is not np.ndarray and is_torch(q):
+        return torch_layer().attention_varlen(
+            q, k, v, cu_q, cu_kv, return_lse=return_lse, out=out, out_dtype=out_dtype, **options
+        )
+    prepared = prepare(q, k, v, cu_q=cu_q, cu_kv=cu_kv, **options)
+    if "torch" in sys.modules:
+        refuse_gradients("attention_varlen", prepared[2])
     o, lse, _ = _forward(prepared, return_lse, False, out, out_dtype)
     return (o, lse) if return_lse else o
 
@@ -231,7 +242,7 @@ def attention_forward(
     >>> fulmen.attention_forward(x, x, x).stats.shape
     (1, 1, 4, 2)
     """
-    prepared = prepare("", q, k, v, **options)
+    prepared = prepare(q, k, v, **options)
     return Forward(*_forward(prepared, True, True, out, out_dtype))
 
 
@@ -272,16 +283,22 @@ def attention_backward(
     >>> gradients.dq is None, float(gradients.dv.sum())
     (True, 32.0)
     """
-    prepared = prepare("", q, k, v, **options)
-    numbers, layout, inputs = prepared
+    prepared = prepare(q, k, v, **options)
+    numbers, layout, inputs, where = prepared
     saved, gradients = backward_arrays(prepared, do, o, stats_or_lse, dlse, need)
     arrays = inputs + saved + gradients
-    call(library().backward, numbers, layout.rows_before_heads, arrays, BACKWARD_RESULTS)
-    return finished(inputs, gradients)
+    rows_first = layout.rows_before_heads
+    found = run(library().backward, numbers, where, rows_first, arrays, BACKWARD_RESULTS)
+    return finished(inputs, found)
 
 
 def merge(
-    parts: Any, *, sinks: Array = None, layout: str = "bhsd", out_dtype: Any = None
+    parts: Any,
+    *,
+    sinks: Array = None,
+    layout: str = "bhsd",
+    out_dtype: Any = None,
+    stream: Any = None,
 ) -> tuple[Array, Array]:
     """The attention over the union of disjoint keys, from the attention over each part.
 
@@ -292,6 +309,7 @@ def merge(
         sinks: (head,); they enter once, here.
         layout: of o, as in `attention`.
         out_dtype: dtype of the merged o: that of the first part (None), or float32.
+        stream: as in `attention`.
 
     Returns:
         (o, lse), new arrays.
@@ -311,6 +329,22 @@ def merge(
     parts = [tuple(part)[:2] for part in parts]
     if not parts or any(len(part) != 2 for part in parts):
         raise ArgumentError("parts is a list of pairs (o, lse), at least one")
+    if is_torch(parts[0][0]):
+        merged: tuple[Array, Array] = torch_layer().merge(
+            parts, sinks=sinks, layout=layout, out_dtype=out_dtype
+        )
+        return merged
+    return merge_arrays(parts, sinks, layout, out_dtype, stream)
+
+
+def merge_arrays(
+    parts: Sequence[tuple[Array, Array]],
+    sinks: Array,
+    layout: str,
+    out_dtype: Any,
+    stream: Any = None,
+) -> tuple[Array, Array]:
+    """`merge` of arrays of any kind, without gradients."""
     if layout not in LAYOUTS:
         raise ArgumentError(f"layout is {layout!r}; allowed are {', '.join(map(repr, LAYOUTS))}")
     axes = LAYOUTS[layout]
@@ -319,101 +353,42 @@ def merge(
     for index in range(len(parts)):
         names += [f"o of part {index}", f"lse of part {index}"]
     if "torch" in sys.modules:
-        arrays = torch_checked(arrays, "merge", names[3:])
+        arrays = torch_checked(arrays)
     first, first_lse = parts[0]
     kind = kind_of(first, "o of a part")
+    where = kind.stream(first, stream), kind
     shape = axes.check(first, "o of a part")
     dtype = kind.dtype(first) if out_dtype is None else kind.dtype_named(dtype_name(out_dtype))
-    o = kind.empty(shape, dtype)
-    lse = kind.empty(axes.lse_shape(shape), kind.dtype(first_lse))
-    call(library().merge, (), axes.rows_before_heads, (sinks, o, lse, *arrays), range(1, 3), names)
-    return kind.result(o, first), kind.result(lse, first)
+    with kind.on(where[0], first):
+        o = kind.empty(shape, dtype, first)
+        lse = kind.empty(axes.lse_shape(shape), kind.dtype(first_lse), first)
+    every = (sinks, o, lse, *arrays)
+    found = run(library().merge, (), where, axes.rows_before_heads, every, range(1, 3), names)
+    return kind.result(found[0], first), kind.result(found[1], first)
+
+
+def torch_layer() -> Any:
+    """What PyTorch tensors go through: operators that record gradients and compile."""
+    layer = sys.modules.get("fulmen._torch")  # an import statement costs a microsecond
+    if layer is None:
+        from . import _torch
+
+        layer = _torch
+    return layer
 
 
 def _forward(
     prepared: Prepared, with_lse: bool, with_stats: bool, out: Array, out_dtype: Any
-) -> tuple[Array, Array, Array]:
-    numbers, layout, inputs = prepared
+) -> tuple[Array, ...]:
+    numbers, layout, inputs, where = prepared
     q = inputs[0]
     is_numpy = type(q) is np.ndarray
-    outputs: tuple[Array, Array, Array]
+    outputs: tuple[Array, ...]
     if is_numpy and not with_lse and out is None and out_dtype is None:  # the shortest way
         outputs = (np.empty(q.shape[:-1] + inputs[2].shape[-1:], q.dtype), None, None)
     else:
         outputs = forward_outputs(prepared, with_lse, with_stats, out, out_dtype)
     arrays = inputs + outputs
-    call(library().forward, numbers, layout.rows_before_heads, arrays, FORWARD_RESULTS)
-    return outputs if is_numpy else handed_over(q, outputs, out)
-
-
-def forward_outputs(
-    prepared: Prepared, with_lse: bool, with_stats: bool, out: Array, out_dtype: Any
-) -> tuple[Array, Array, Array]:
-    """Memory for o, lse and stats, of the kind of q."""
-    _, layout, inputs = prepared
-    q = inputs[0]
-    kind = NumpyKind if type(q) is np.ndarray else kind_of(q, "q")
-    dtype = kind.dtype(q)
-    shape = q.shape
-    if out is not None:
-        check_out(out, out_dtype)
-        layout.check(out, "out")
-        o = out
-    else:
-        out_type = dtype if out_dtype is None else kind.dtype_named(dtype_name(out_dtype))
-        o = kind.empty((*shape[:-1], inputs[2].shape[-1]), out_type)
-    if not with_lse:
-        return o, None, None
-    rows = layout.lse_shape(shape)
-    sums = kind.accumulator(dtype)
-    return o, kind.empty(rows, sums), kind.empty((*rows, 2), sums) if with_stats else None
-
-
-def backward_arrays(
-    prepared: Prepared, do: Array, o: Array, stats_or_lse: Array, dlse: Array, need: Sequence[str]
-) -> tuple[tuple[Array, ...], tuple[Array, ...]]:
-    """What backward reads beside the inputs, and memory for the gradients."""
-    _, layout, inputs = prepared
-    layout.check(do, "do")
-    layout.check(o, "o")
-    q, k, v, bias, _, _, sinks = inputs[:7]
-    owners = {"q": q, "k": k, "v": v, "bias": bias, "sinks": sinks}
-    names = (need,) if isinstance(need, str) else tuple(need)
-    for name in names:
-        if name not in owners:
-            raise ArgumentError(f"need names {name!r}; allowed are 'q', 'k', 'v', 'bias', 'sinks'")
-        if owners[name] is None:
-            raise ArgumentError(f"need names {name!r} and {name} is not given")
-    rank = len(getattr(stats_or_lse, "shape", ()))
-    if rank not in (layout.rank - 1, layout.rank):
-        raise ShapeError(
-            f"stats_or_lse has {rank} axes; lse has {layout.rank - 1} and stats {layout.rank} with "
-            f"layout={layout.name!r}"
-        )
-    lse, stats = (None, stats_or_lse) if rank == layout.rank else (stats_or_lse, None)
-    gradients = []
-    for name, owner in owners.items():
-        kind = kind_of(owner, name) if name in names else None
-        gradients.append(kind and kind.empty(owner.shape, kind.dtype(owner)))
-    return (o, lse, stats, do, dlse), tuple(gradients)
-
-
-def finished(inputs: tuple[Array, ...], gradients: tuple[Array, ...]) -> Gradients:
-    """Gradients in the kinds of their owners."""
-    q, k, v, bias, _, _, sinks = inputs[:7]
-    owners = (q, k, v, bias, sinks)
-    return Gradients(
-        *(
-            None if x is None else kind_of(owner, "").result(x, owner)
-            for x, owner in zip(gradients, owners)
-        )
-    )
-
-
-def handed_over(
-    q: Array, outputs: tuple[Array, Array, Array], out: Array
-) -> tuple[Array, Array, Array]:
-    """The results of a forward pass in the kind of q."""
-    kind = kind_of(q, "q")
-    o, lse, stats = (None if x is None else kind.result(x, q) for x in outputs)
-    return (o if out is None else out), lse, stats
+    rows_first = layout.rows_before_heads
+    found = run(library().forward, numbers, where, rows_first, arrays, FORWARD_RESULTS)
+    return found if is_numpy else handed_over(q, found, out)

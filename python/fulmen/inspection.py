@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ._library import BACKWARD_RESULTS, FORWARD_RESULTS, call, library, text_of
-from .arrays import Array, dtype_name, kind_of, named_dtype
-from .errors import ArgumentError
+from ._library import BACKWARD_RESULTS, FORWARD_RESULTS, call, library, text_argument, text_of
+from .errors import ArgumentError, DTypeError
+from .kinds import HOST, Array, dtype_name, named_dtype
 from .options import CallOptions, prepare, split_mask
 
 if TYPE_CHECKING:
@@ -22,7 +22,11 @@ class Explanation(dict[str, Any]):
     """The implementation chosen, why, and why each other one was not; prints itself.
 
     Keys: operation, implementation, backend, reason, rejected (a list of implementation and
-    reason), tile (rows, columns; or None), isa, threads, workspace_bytes, flops, bytes, intensity.
+    reason), tile (rows, columns; or None), workspace_bytes, flops, bytes, intensity. On the CPU
+    isa and threads; on a GPU device (name, arch, index, multiprocessors), kernels (a list of name,
+    registers, spill_bytes, shared_bytes, threads, blocks, blocks_per_multiprocessor, waves, origin
+    of the machine code, findings of the compiler), roofline (peak_tflops, bandwidth_gbps, bound,
+    time_us) and notes.
     """
 
     @classmethod
@@ -30,17 +34,88 @@ class Explanation(dict[str, Any]):
         """From the JSON object of fulmen_explain."""
         return cls(json.loads(text))
 
-    def __str__(self) -> str:
-        tile = self["tile"] and f"tile {self['tile']['rows']} x {self['tile']['columns']}, "
-        lines = [
-            f"{self['operation']}: {self['implementation']} on {self['backend']}: {self['reason']}",
-            *(f"not {other['implementation']}: {other['reason']}" for other in self["rejected"]),
-            f"{tile or ''}{self['isa']}, {self['threads']} threads, "
-            f"workspace {self['workspace_bytes']} bytes",
-            f"{self['flops']:.4g} flops, {self['bytes']:.4g} bytes, "
-            f"{self['intensity']:.3g} flops a byte",
+    def lines(self) -> list[tuple[str, str]]:
+        """The explanation as pairs of a name and a text."""
+        rows = [(f"not {other['implementation']}", other["reason"]) for other in self["rejected"]]
+        if self["tile"]:
+            tile = self["tile"]
+            rows.append(("tile", f"{tile['rows']} rows x {tile['columns']} columns"))
+        if self.get("device"):
+            rows += self._gpu_lines()
+        else:
+            rows += [("instructions", self["isa"]), ("threads", str(self["threads"]))]
+        return [
+            *rows,
+            ("workspace", f"{self['workspace_bytes']} bytes"),
+            ("arithmetic", f"{self['flops']:.4g} flops"),
+            ("arrays", f"{self['bytes']:.4g} bytes read or written"),
+            ("intensity", f"{self['intensity']:.3g} flops a byte"),
         ]
-        return "\n".join(lines)
+
+    def _gpu_lines(self) -> list[tuple[str, str]]:
+        device = self["device"]
+        where = "not here" if device["index"] is None else f"GPU {device['index']}"
+        rows = [
+            (
+                "device",
+                f"{device['name']} ({device['arch']}, {device['multiprocessors']} "
+                f"multiprocessors), {where}",
+            )
+        ]
+        for kernel in self["kernels"]:
+            rows.append(("kernel", _kernel_text(kernel)))
+            rows += [("finding", finding) for finding in kernel["findings"]]
+        roof = self["roofline"]
+        rows.append(
+            (
+                "roofline",
+                f"{roof['time_us']:.4g} us, {roof['bound']}-bound, at {roof['peak_tflops']:.4g} "
+                f"TFLOP/s and {roof['bandwidth_gbps']:.4g} GB/s",
+            )
+        )
+        return rows + [("note", note) for note in self["notes"]]
+
+    def __str__(self) -> str:
+        chosen = (
+            f"{self['operation']}: {self['implementation']} on {self['backend']}: {self['reason']}"
+        )
+        return "\n".join([chosen, *(f"  {name:<13}{text}" for name, text in self.lines())])
+
+
+def _kernel_text(kernel: dict[str, Any]) -> str:
+    """One kernel of a GPU plan as a line."""
+    text = (
+        f"{kernel['name']}: {kernel['blocks']} blocks of {kernel['threads']} threads, "
+        f"{kernel['shared_bytes']} bytes shared"
+    )
+    if kernel["registers"] is None:
+        return f"{text}, not compiled"
+    return (
+        f"{text}, {kernel['registers']} registers, {kernel['spill_bytes']} bytes spilled, "
+        f"{kernel['blocks_per_multiprocessor']} blocks a multiprocessor, {kernel['waves']:.3g} "
+        f"waves, machine code: {kernel['origin']}"
+    )
+
+
+def target_arguments(device: int | None, device_name: str | None) -> tuple[int, Array]:
+    """The GPU that a plan is made for, as the library reads it.
+
+    Raises:
+        ArgumentError: the device is negative.
+        DTypeError: not an integer, or not a text.
+    """
+    if device is None and device_name is None:
+        return HOST, None
+    if device is not None and (isinstance(device, bool) or not isinstance(device, int)):
+        raise DTypeError(f"device is {device!r}; CUDA's number of a GPU is expected")
+    if device is not None and device < 0:
+        raise ArgumentError(f"device is {device}; at least 0 is allowed")
+    if device_name is not None and not isinstance(device_name, str):
+        raise DTypeError(f"device_name is {device_name!r}; a text such as 'h100' is expected")
+    from ._nvrtc import announce
+
+    announce()
+    return HOST if device is None else device, text_argument(device_name or "")
 
 
 def phantom(shape: tuple[int, ...], dtype: Any) -> Array:
@@ -57,6 +132,8 @@ def explain(
     v: Array,
     *,
     operation: str = "forward",
+    device: int | None = None,
+    device_name: str | None = None,
     **options: Unpack[CallOptions],
 ) -> Explanation:
     """Which implementation a call would use, why, and why each other one not. Runs nothing.
@@ -64,6 +141,8 @@ def explain(
     Args:
         q, k, v: arrays as for `fulmen.attention`; only shapes, strides and dtypes matter.
         operation: "forward" or "backward" (for the gradients of q, k and v).
+        device: CUDA's number of a GPU; None: where q is.
+        device_name: a GPU that need not be here, such as "h100" or "sm_90a".
         **options: those of `fulmen.attention_forward`.
 
     Raises:
@@ -76,8 +155,11 @@ def explain(
     """
     if operation not in ("forward", "backward"):
         raise ArgumentError(f"operation is {operation!r}; allowed are 'forward', 'backward'")
-    numbers, layout, inputs = prepare("", q, k, v, **options)
-    dtype = named_dtype(dtype_name(kind_of(q, "q").dtype(q)))
+    numbers, layout, inputs, (_, kind) = prepare(q, k, v, **options)
+    if device is None and device_name is None and kind.device(q) != HOST:
+        device = kind.device(q)
+    target = target_arguments(device, device_name)
+    dtype = named_dtype(dtype_name(kind.dtype(q)))
     rows, sums = layout.lse_shape(tuple(q.shape)), np.float64 if dtype.char == "d" else np.float32
     o = phantom((*q.shape[:-1], v.shape[-1]), dtype)
     outputs: tuple[Array, ...] = (o, phantom(rows, sums), None)
@@ -88,7 +170,7 @@ def explain(
         results = BACKWARD_RESULTS
 
     def explained(text: Array) -> int:
-        leading = (text, int(operation == "backward"), *numbers)
+        leading = (text, int(operation == "backward"), *target, *numbers)
         arrays = (*inputs, *outputs)
         return call(library().explain, leading, layout.rows_before_heads, arrays, results)
 
@@ -139,8 +221,8 @@ def dense_mask(
         q, k, v = q[0], k[0], v[0]
         spans = [np.diff(np.asarray(x)) for x in (cu_q, cu_kv)]
         shape = (len(spans[0]), heads, *(int(x.max(initial=0)) for x in spans))
-    numbers, _, inputs = prepare(
-        "", q, k, v, causal=causal, alignment=alignment, window=window, mask=mask, bias=bias,
+    numbers, _, inputs, _ = prepare(
+        q, k, v, causal=causal, alignment=alignment, window=window, mask=mask, bias=bias,
         q_lengths=q_lengths, kv_lengths=kv_lengths, cu_q=cu_q, cu_kv=cu_kv,
         layout="bhsd" if cu_q is None else "hsd",
     )  # fmt: skip
@@ -182,3 +264,36 @@ def build_info() -> dict[str, Any]:
     """
     found: dict[str, Any] = json.loads(text_of(library().build_info))
     return {**found, "library": library().path}
+
+
+def gpu_info() -> dict[str, Any]:
+    """What this machine has for GPU calls; the absence of a driver or compiler is an answer.
+
+    Returns:
+        driver (version, path; or None) and driver_reason, devices (a list of index, name, arch,
+        multiprocessors, memory_bytes, shared_bytes), nvrtc (version, path, archs; or None) and
+        nvrtc_reason, cache (folder, bytes, entries, limit_bytes, note), bundle, device_names (those
+        that `device_name=` knows).
+
+    >>> import fulmen
+    >>> isinstance(fulmen.gpu_info()["devices"], list)
+    True
+    """
+    from ._nvrtc import announce
+
+    announce()
+    found: dict[str, Any] = json.loads(text_of(library().gpu_info))
+    return found
+
+
+def device_faults(device: int = 0) -> int:
+    """The faults that runs on a GPU recorded since the last such call, which clears them, as bits.
+
+    Kernels read lengths, offsets and a device rng themselves: an entry that is out of range counts
+    as empty, and leaves a bit here: q offsets 1, kv offsets 2, q lengths 4, kv lengths 8, rng 16.
+    Waits for nothing: synchronise the stream of the runs first.
+
+    Raises:
+        fulmen.DeviceError: there is no such GPU.
+    """
+    return library().device_faults(device)

@@ -17,8 +17,10 @@ from typing import Any, NamedTuple, TypedDict
 
 import numpy as np
 
-from .arrays import Array, torch_checked
-from .errors import ArgumentError, DTypeError, Error, ShapeError, UnsupportedError
+from ._library import Where
+from .arrays import torch_checked
+from .errors import ArgumentError, DTypeError, Error, ShapeError
+from .kinds import HOST, NO_STREAM, Array, NumpyKind, kind_of
 from .masks import Chunks, Documents, Prefix
 
 
@@ -39,7 +41,7 @@ class Options(TypedDict, total=False):
     max_q: int | None
     max_kv: int | None
     dropout_p: float
-    rng: tuple[int, int] | None
+    rng: tuple[int, int] | Array | None
     layout: str
     backend: str
     implementation: str
@@ -96,17 +98,20 @@ LAYOUTS = {
 }
 ALIGNMENTS = {"bottom_right": 0, "top_left": 1}
 BACKENDS = {"auto": 0, "cpu": 1, "cuda": 2}
-IMPLEMENTATIONS = {"auto": 0, "scalar": 1, "tiled": 2}
-LATER_IMPLEMENTATIONS = ("naive", "simt", "sm80", "sm90")
+CPU_IMPLEMENTATIONS = ("scalar", "tiled")
+GPU_IMPLEMENTATIONS = ("naive", "simt", "sm80", "sm90")
+IMPLEMENTATIONS = {
+    name: number for number, name in enumerate(("auto", *CPU_IMPLEMENTATIONS, *GPU_IMPLEMENTATIONS))
+}
 
 
-# A call, as the library reads it: the fields of fulmen_problem from scale on, the axes, and the
-# arrays from q to kv_ids of fulmen_tensors. A plain tuple: each call makes one.
-Prepared = tuple[tuple[float, ...], Layout, tuple[Array, ...]]
+# A call, as the library reads it: the fields of fulmen_problem from scale on, the axes, the arrays
+# from q to rng of fulmen_tensors, and where it runs. A plain tuple: each call makes one.
+Prepared = tuple[tuple[float, ...], Layout, tuple[Array, ...], Where]
+_ON_CPU: Where = (NO_STREAM, NumpyKind)
 
 
 def prepare(
-    function: str,
     q: Array,
     k: Array,
     v: Array,
@@ -127,7 +132,7 @@ def prepare(
     max_q: int | None = None,
     max_kv: int | None = None,
     dropout_p: float = 0.0,
-    rng: tuple[int, int] | None = None,
+    rng: tuple[int, int] | Array | None = None,
     layout: str = "bhsd",
     backend: str = "auto",
     implementation: str = "auto",
@@ -138,19 +143,24 @@ def prepare(
     """From the keywords of a call to what the library reads.
 
     Args:
-        function: the public name of the call; those that record no gradient refuse tensors that
-            require one ("" accepts them).
         q, k, v: arrays.
 
     Raises:
         Error: an option is not one that is allowed.
     """
-    if stream is not None:
-        raise UnsupportedError("stream is given; the CPU has none: leave stream=None")
+    on_gpu = False
+    if type(q) is np.ndarray and stream is None:
+        where = _ON_CPU
+    else:
+        kind, on_gpu = _kind_and_place(q)
+        where = kind.stream(q, stream), kind
     if mask is None:
         prefix, chunk, visible, q_ids, kv_ids = _NO_MASK
     else:
         prefix, chunk, visible, q_ids, kv_ids = split_mask(mask)
+    rng_array = None
+    if rng is not None and type(rng) is not tuple:
+        rng, rng_array = _rng_array(rng, on_gpu)
     key = (
         scale, softcap, causal, alignment, window, prefix, chunk, dropout_p, rng, max_q, max_kv,
         deterministic, batch_invariant, backend, implementation, layout, cu_q is not None,
@@ -161,9 +171,9 @@ def prepare(
         raise
     except TypeError:  # a list among them cannot be remembered
         numbers, axes = _settled.__wrapped__(*key)
-    if q_lengths is not None or kv_lengths is not None or cu_q is not None or cu_kv is not None:
-        q_lengths, kv_lengths = integers(q_lengths), integers(kv_lengths)
-        cu_q, cu_kv = integers(cu_q), integers(cu_kv)
+    counts = (q_lengths, kv_lengths, cu_q, cu_kv, q_ids, kv_ids)
+    if any(x is not None for x in counts):
+        q_lengths, kv_lengths, cu_q, cu_kv, q_ids, kv_ids = (_beside(q, x, on_gpu) for x in counts)
     try:
         fits = len(q.shape) == len(k.shape) == len(v.shape) == axes.rank
     except AttributeError:
@@ -173,11 +183,40 @@ def prepare(
             axes.check(x, name)
     inputs: tuple[Array, ...] = (
         q, k, v, bias, visible, alibi_slopes, sinks, q_lengths, kv_lengths, cu_q, cu_kv, q_ids,
-        kv_ids,
+        kv_ids, rng_array,
     )  # fmt: skip
     if "torch" in sys.modules:
-        inputs = torch_checked(inputs, function)
-    return numbers, axes, inputs
+        inputs = torch_checked(inputs)
+    return numbers, axes, inputs, where
+
+
+def _kind_and_place(q: Array) -> tuple[type[NumpyKind], bool]:
+    """The kind of q, and whether it is on a GPU: then NVRTC may be needed from now on."""
+    if not hasattr(q, "shape"):
+        return NumpyKind, False  # refused with the other arrays
+    kind = kind_of(q, "q")
+    if kind.device(q) == HOST:
+        return kind, False
+    from ._nvrtc import announce
+
+    announce()
+    return kind, True
+
+
+def _beside(q: Array, x: Any, on_gpu: bool) -> Array:
+    """Integers as an array; those of a list go where q is, an array of the caller stays."""
+    made = integers(x)
+    return made if made is x or not on_gpu else kind_of(q, "q").moved(made, q)
+
+
+def _rng_array(rng: Any, on_gpu: bool) -> tuple[Any, Array]:
+    """What `rng=` says as two numbers, and the array that the library reads instead of them."""
+    if tuple(getattr(rng, "shape", ())) != (2,) or not hasattr(rng, "__dlpack__"):
+        return rng, None
+    if on_gpu:
+        return (0, 0), rng
+    seed, offset = (int(number) for number in rng)
+    return (seed % 2**64, offset), None
 
 
 _NO_MASK = (0, 0, None, None, None)
@@ -200,8 +239,8 @@ def split_mask(mask: Any) -> tuple[int, int, Array, Array, Array]:
             if chunk < 1:
                 raise ArgumentError(f"masks.chunks has size {chunk}; at least 1 is allowed")
         elif isinstance(part, Documents):
-            q_ids = integers(part.q_ids)
-            kv_ids = q_ids if part.kv_ids is None else integers(part.kv_ids)
+            q_ids = part.q_ids
+            kv_ids = q_ids if part.kv_ids is None else part.kv_ids
         elif hasattr(part, "__dlpack__"):
             visible = part
         else:
@@ -258,7 +297,7 @@ def _settled(
         _flag("deterministic", deterministic),
         _flag("batch_invariant", batch_invariant),
         _one_of("backend", backend, BACKENDS),
-        _implementation(implementation),
+        _one_of("implementation", implementation, IMPLEMENTATIONS),
     )
     return numbers, _layout(layout, packed)
 
@@ -297,15 +336,6 @@ def _one_of(name: str, value: Any, allowed: dict[str, int]) -> int:
     if isinstance(value, str) and value in allowed:
         return allowed[value]
     raise ArgumentError(f"{name} is {value!r}; allowed are {', '.join(map(repr, allowed))}")
-
-
-def _implementation(value: Any) -> int:
-    if value in LATER_IMPLEMENTATIONS:
-        raise UnsupportedError(
-            f"implementation={value!r} needs a GPU and this version computes on the CPU: use "
-            "'auto', 'tiled' or 'scalar'"
-        )
-    return _one_of("implementation", value, IMPLEMENTATIONS)
 
 
 def _window(window: Any, causal: bool) -> tuple[int, int]:

@@ -9,14 +9,28 @@ import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from ._library import BACKWARD_RESULTS, FORWARD_RESULTS, call, library, text_of
-from .arrays import Array, kind_of
+from ._library import (
+    ARRAY_NAMES,
+    BACKWARD_RESULTS,
+    FORWARD_RESULTS,
+    call,
+    call_exported,
+    library,
+    run,
+    text_of,
+)
 from .errors import ArgumentError, UnsupportedError
-from .functional import Forward, Gradients, backward_arrays, finished, forward_outputs, handed_over
-from .inspection import Explanation
+from .inspection import Explanation, target_arguments
+from .kinds import HOST, Array, kind_of
 from .options import CallOptions, Prepared, integers, prepare
+from .results import (
+    Forward,
+    Gradients,
+    backward_arrays,
+    finished,
+    forward_outputs,
+    handed_over,
+)
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -33,26 +47,34 @@ REPLACEABLE = {
     "kv_lengths": 8,
     "cu_q": 9,
     "cu_kv": 10,
+    "rng": 13,
 }
 
 
 class Plan:
     """A call whose shapes, strides, dtypes and options are fixed; made by `fulmen.plan`.
 
-    Contents of arrays and where they lie may change between runs, lengths and offsets included. A
-    plan may be run by several threads at once: each has its own workspace, kept for its next run,
-    unless the caller brings one.
+    Contents of arrays and where they lie may change between runs, lengths, offsets and a device rng
+    included. A plan may be run by several threads at once: each run has its own workspace, unless
+    the caller brings one. On a GPU the plan has compiled and loaded the kernels: a run compiles
+    nothing and waits for nothing, so that CUDA graphs capture it.
     """
 
     def __init__(
-        self, prepared: Prepared, need: tuple[str, ...], out: Array, out_dtype: Any
+        self,
+        prepared: Prepared,
+        need: tuple[str, ...],
+        out: Array,
+        out_dtype: Any,
+        target: tuple[int, Any],
     ) -> None:
         """Use `fulmen.plan`."""
         self._prepared = prepared
         self._need = need
         self._out_dtype = out_dtype
+        self._target = target
         self._threads = threading.local()
-        _, self._layout, inputs = prepared
+        _, self._layout, inputs, _ = prepared
         outputs = forward_outputs(prepared, True, bool(need), out, out_dtype)
         self._handles = [self._create(FORWARD, inputs + outputs, FORWARD_RESULTS)]
         if need:
@@ -64,9 +86,15 @@ class Plan:
 
     def _create(self, operation: int, arrays: tuple[Array, ...], results: range) -> int:
         lib = library()
-        leading = (operation, *self._prepared[0])
+        leading = (operation, *self._target, *self._prepared[0])
         layout = self._layout.rows_before_heads
-        handle = call(lib.plan_create, leading, layout, arrays, results)
+        _, kind = self._prepared[3]
+        if kind.through_dlpack:
+            handle = call_exported(
+                lib.plan_create, leading, layout, arrays, results, ARRAY_NAMES, 0
+            )
+        else:
+            handle = call(lib.plan_create, leading, layout, arrays, results)
         weakref.finalize(self, lib.plan_destroy, handle)
         return handle
 
@@ -74,6 +102,11 @@ class Plan:
     def workspace_bytes(self) -> int:
         """Bytes that a run needs beside the arrays: the larger of forward and backward."""
         return max(self._workspace_bytes)
+
+    @property
+    def handles(self) -> tuple[int, ...]:
+        """The plans of the library: forward, and backward where there is one."""
+        return tuple(self._handles)
 
     def explain(self, operation: str = "forward") -> Explanation:
         """Which implementation runs, why, and why each other one does not.
@@ -90,17 +123,28 @@ class Plan:
             raise ArgumentError("the plan was made with need=(): it has no backward pass")
         return self._handles[operation == "backward"]
 
-    def _leading(self, operation: int, workspace: Array) -> tuple[Any, ...]:
+    def _leading(self, operation: int, workspace: Array, rebound: Prepared) -> tuple[Any, ...]:
         size = self._workspace_bytes[operation]
         if workspace is None and size:
-            workspace = getattr(self._threads, "workspace", None)
-            if workspace is None:
-                workspace = self._threads.workspace = np.empty(self.workspace_bytes, np.uint8)
+            _, _, inputs, (stream, kind) = rebound
+            if kind.device(inputs[0]) != HOST:  # its allocator knows which stream may reuse it
+                with kind.on(stream, inputs[0]):
+                    workspace = kind.scratch(size, inputs[0])
+            else:
+                workspace = getattr(self._threads, "workspace", None)
+                if workspace is None:
+                    workspace = kind.scratch(self.workspace_bytes, inputs[0])
+                    self._threads.workspace = workspace
         return self._handles[operation], workspace
 
-    def _rebound(self, q: Array, k: Array, v: Array, arrays: dict[str, Array]) -> Prepared:
-        numbers, layout, planned = self._prepared
+    def _rebound(
+        self, q: Array, k: Array, v: Array, stream: Any, arrays: dict[str, Array]
+    ) -> Prepared:
+        numbers, layout, planned, _ = self._prepared
         inputs = [q, k, v, *planned[3:]]
+        for name, x in zip("qkv", (q, k, v)):
+            layout.check(x, name)
+        kind = kind_of(q, "q")
         for name, x in arrays.items():
             place = REPLACEABLE.get(name)
             if place is None:
@@ -113,9 +157,7 @@ class Plan:
                     f"{'with' if x is None else 'without'} it"
                 )
             inputs[place] = integers(x)
-        for name, x in zip("qkv", (q, k, v)):
-            layout.check(x, name)
-        return numbers, layout, tuple(inputs)
+        return numbers, layout, tuple(inputs), (kind.stream(q, stream), kind)
 
     def forward(
         self,
@@ -125,6 +167,7 @@ class Plan:
         *,
         out: Array = None,
         workspace: Array = None,
+        stream: Any = None,
         **arrays: Array,
     ) -> Forward:
         """Runs the forward pass.
@@ -132,9 +175,11 @@ class Plan:
         Args:
             q, k, v: of the shapes, strides and dtypes that the plan was made for.
             out: array to write o into.
-            workspace: vector of at least `workspace_bytes` bytes (uint8) for this run alone.
+            workspace: vector of at least `workspace_bytes` bytes (uint8) for this run alone, where
+                the arrays are; None: from the allocator of the kind of q.
+            stream: as in `fulmen.attention`.
             **arrays: bias, mask (boolean array), alibi_slopes, sinks, q_lengths, kv_lengths, cu_q,
-                cu_kv in place of those that the plan was made with.
+                cu_kv, rng (array) in place of those that the plan was made with.
 
         Returns:
             Forward(o, lse, stats); stats is None for a plan with need=().
@@ -142,12 +187,13 @@ class Plan:
         Raises:
             ArgumentError: an array does not agree with the plan.
         """
-        rebound = self._rebound(q, k, v, arrays)
+        rebound = self._rebound(q, k, v, stream, arrays)
         outputs = forward_outputs(rebound, True, bool(self._need), out, self._out_dtype)
-        leading = self._leading(FORWARD, workspace)
-        layout, arrays_in_order = self._layout.rows_before_heads, rebound[2] + outputs
-        call(library().plan_forward, leading, layout, arrays_in_order, FORWARD_RESULTS)
-        return Forward(*handed_over(q, outputs, out))
+        leading = self._leading(FORWARD, workspace, rebound)
+        every, rows_first = rebound[2] + outputs, self._layout.rows_before_heads
+        function = library().plan_forward
+        found = run(function, leading, rebound[3], rows_first, every, FORWARD_RESULTS)
+        return Forward(*handed_over(q, found, out))
 
     def backward(
         self,
@@ -159,6 +205,7 @@ class Plan:
         stats: Array,
         *,
         workspace: Array = None,
+        stream: Any = None,
         **arrays: Array,
     ) -> Gradients:
         """Runs the backward pass.
@@ -167,6 +214,7 @@ class Plan:
             do: the gradient that arrives through o.
             q, k, v, o, stats: of the forward run.
             workspace: as in `forward`.
+            stream: as in `forward`.
             **arrays: as in `forward`.
 
         Returns:
@@ -176,13 +224,14 @@ class Plan:
             ArgumentError: an array does not agree with the plan, or it has no backward pass.
         """
         self._handle("backward")
-        rebound = self._rebound(q, k, v, arrays)
+        rebound = self._rebound(q, k, v, stream, arrays)
         saved, gradients = backward_arrays(rebound, do, o, stats, None, self._need)
-        leading = self._leading(BACKWARD, workspace)
+        leading = self._leading(BACKWARD, workspace, rebound)
         inputs = rebound[2]
-        layout, arrays_in_order = self._layout.rows_before_heads, inputs + saved + gradients
-        call(library().plan_backward, leading, layout, arrays_in_order, BACKWARD_RESULTS)
-        return finished(inputs, gradients)
+        every, rows_first = inputs + saved + gradients, self._layout.rows_before_heads
+        function = library().plan_backward
+        found = run(function, leading, rebound[3], rows_first, every, BACKWARD_RESULTS)
+        return finished(inputs, found)
 
 
 def plan(
@@ -193,6 +242,8 @@ def plan(
     need: Sequence[str] = ("q", "k", "v"),
     out: Array = None,
     out_dtype: Any = None,
+    device: int | None = None,
+    device_name: str | None = None,
     **options: Unpack[CallOptions],
 ) -> Plan:
     """Plans a call: what shapes, strides, dtypes and options decide, decided once.
@@ -202,6 +253,10 @@ def plan(
         need: the gradients that `Plan.backward` computes; (): none, forward only.
         out: an array with the strides of the `out` of the runs, if they bring one.
         out_dtype: as in `fulmen.attention`.
+        device: CUDA's number of the GPU that runs it; None: where q is. With it q, k, v and the
+            arrays among the options may be anywhere, also in host memory.
+        device_name: a GPU that need not be here, such as "h100" or "sm_90a": the plan explains
+            itself and its kernels are compiled; it does not run.
         **options: those of `fulmen.attention_forward`.
 
     Raises:
@@ -217,4 +272,5 @@ def plan(
     if kind_of(q, "q").__name__ == "OtherKind" and out is not None:
         raise UnsupportedError("plan takes out= for NumPy and PyTorch arrays; pass out=None")
     names = (need,) if isinstance(need, str) else tuple(need)
-    return Plan(prepare("", q, k, v, **options), names, out, out_dtype)
+    target = target_arguments(device, device_name)
+    return Plan(prepare(q, k, v, **options), names, out, out_dtype, target)

@@ -5,6 +5,8 @@
 
 #include "ffi/arguments.h"
 
+#include <dlfcn.h>
+
 #include <string>
 
 #include "ffi/refusal.h"
@@ -33,6 +35,7 @@ constexpr NamedArray kArrays[] = {
     {"cu_kv", &fulmen_tensors::cu_kv, false},
     {"q_ids", &fulmen_tensors::q_ids, false},
     {"kv_ids", &fulmen_tensors::kv_ids, false},
+    {"rng", &fulmen_tensors::rng, false},
     {"o", &fulmen_tensors::o, true},
     {"lse", &fulmen_tensors::lse, false},
     {"stats", &fulmen_tensors::stats, false},
@@ -69,8 +72,8 @@ double Arguments::real(const char* name) {
   return static_cast<double>(value.v_int64);
 }
 
-void* Arguments::pointer(const char* name) {
-  return reinterpret_cast<void*>(static_cast<intptr_t>(integer(name)));
+fulmen_plan* Arguments::plan() {
+  return reinterpret_cast<fulmen_plan*>(static_cast<intptr_t>(integer("plan")));
 }
 
 const DLTensor* Arguments::array(const char* name) {
@@ -89,12 +92,22 @@ const DLTensor* Arguments::array(const char* name) {
   }
 }
 
-fulmen_tensor Arguments::tensor(const char* name, bool rows_before_heads, bool reinterpret) {
+Bytes Arguments::bytes(const char* name, Place* place) {
   const DLTensor* source = array(name);
-  if (source != nullptr) return view(name, *source, {rows_before_heads, reinterpret});
-  fulmen_tensors none;
-  fulmen_tensors_init(&none);
-  return none.q;
+  if (source == nullptr) return {};
+  if (source->ndim != 1 || source->dtype.bits != 8) {
+    throw Refusal{FULMEN_ERROR_ARGUMENT, std::string(name) + " is not a vector of bytes"};
+  }
+  place->add(name, source->device);
+  return {static_cast<char*>(source->data) + source->byte_offset,
+          static_cast<size_t>(source->shape[0])};
+}
+
+Bytes Arguments::host_bytes(const char* name) {
+  Place place;
+  const Bytes result = bytes(name, &place);
+  if (!place.on_gpu()) return result;
+  throw Refusal{FULMEN_ERROR_ARGUMENT, std::string(name) + " is not in host memory"};
 }
 
 fulmen_problem Arguments::options() {
@@ -120,9 +133,21 @@ fulmen_problem Arguments::options() {
   return p;
 }
 
-fulmen_tensors Arguments::arrays() {
-  fulmen_tensors result;
-  fulmen_tensors_init(&result);
+std::string Arguments::text(const char* name) {
+  const Bytes source = host_bytes(name);
+  return source.data == nullptr ? std::string() : std::string(source.data, source.size);
+}
+
+Target Arguments::target() {
+  Target result;
+  result.device = static_cast<int32_t>(integer("device"));
+  result.device_name = text("device_name");
+  return result;
+}
+
+Arrays Arguments::read(bool with_pointers) {
+  Arrays result;
+  fulmen_tensors_init(&result.tensors);
   const int64_t reinterpret = integer("reinterpret");
   const bool rows_before_heads = integer("rows_before_heads") != 0;
   int index = 0;
@@ -130,10 +155,49 @@ fulmen_tensors Arguments::arrays() {
     const bool reinterpreted = ((reinterpret >> index++) & 1) != 0;
     const DLTensor* source = array(entry.name);
     if (source == nullptr) continue;
-    result.*entry.member =
+    fulmen_tensor& tensor = result.tensors.*entry.member;
+    tensor =
         view(entry.name, *source, {rows_before_heads && entry.has_head_and_row, reinterpreted});
+    if (with_pointers) {
+      result.place.add(entry.name, source->device);
+    } else {
+      tensor.data = nullptr;
+    }
   }
   return result;
+}
+
+Arrays Arguments::arrays() { return read(true); }
+Arrays Arguments::extents() { return read(false); }
+
+void Arrays::settle(fulmen_problem* problem) const {
+  if (place.on_gpu()) {
+    if (problem->device < 0) problem->device = place.index();
+    if (problem->backend == FULMEN_BACKEND_AUTO) problem->backend = FULMEN_BACKEND_CUDA;
+    return;
+  }
+  const bool is_gpu_asked =
+      problem->backend == FULMEN_BACKEND_CUDA ||
+      (problem->backend == FULMEN_BACKEND_AUTO && problem->implementation >= FULMEN_NAIVE);
+  if (is_gpu_asked) {
+    throw Refusal{FULMEN_ERROR_ARGUMENT,
+                  "the arrays are in host memory and backend or implementation names a GPU; copy "
+                  "them to the GPU, or use backend='cpu' with implementation='auto'"};
+  }
+  if (problem->backend == FULMEN_BACKEND_AUTO &&
+      problem->implementation == FULMEN_IMPLEMENTATION_AUTO) {
+    problem->backend = FULMEN_BACKEND_CPU;
+  }
+}
+
+// tvm-ffi has loaded its library for all to see before it calls us: nothing is linked.
+void* Arrays::stream(int64_t given) const {
+  if (!place.on_gpu()) return nullptr;
+  if (given != kCurrentStream) return reinterpret_cast<void*>(static_cast<intptr_t>(given));
+  using GetStream = void* (*)(int32_t device_type, int32_t device_id);
+  static const auto get_stream =
+      reinterpret_cast<GetStream>(dlsym(RTLD_DEFAULT, "TVMFFIEnvGetStream"));
+  return get_stream == nullptr ? nullptr : get_stream(kDLCUDA, place.index());
 }
 
 }  // namespace fulmen::ffi

@@ -6,137 +6,117 @@
 // number. An error is raised in Python under the name of its status; python/fulmen/errors.py has
 // the one table from these names to classes. The interpreter lock is released during a call.
 
-#include <dlfcn.h>
-
-#include <exception>
 #include <vector>
 
 #include "ffi/arguments.h"
+#include "ffi/export.h"
 #include "ffi/refusal.h"
+#include "ffi/tensor_view.h"
 
 namespace fulmen::ffi {
 namespace {
 
-// tvm-ffi has loaded its library for all to see before it calls us: nothing is linked.
-void raise(const char* kind, const char* sentence) {
-  using SetRaised = void (*)(const char* kind, const char* message);
-  static const auto set_raised =
-      reinterpret_cast<SetRaised>(dlsym(RTLD_DEFAULT, "TVMFFIErrorSetRaisedFromCStr"));
-  if (set_raised != nullptr) set_raised(kind, sentence);
-}
-
-// No exception may leave: tvm-ffi ends the process on those that it does not know.
-int guarded(int64_t (*body)(Arguments), const TVMFFIAny* args, int32_t num_args,
-            TVMFFIAny* result) {
-  try {
-    *result = TVMFFIAny{kTVMFFIInt, 0, {body(Arguments(args, num_args))}};
-    return 0;
-  } catch (const Refusal& refusal) {
-    raise(fulmen_status_name(refusal.status), refusal.sentence.c_str());
-  } catch (const std::exception& error) {
-    raise(fulmen_status_name(FULMEN_ERROR_INTERNAL), error.what());
-  } catch (...) {
-    raise(fulmen_status_name(FULMEN_ERROR_INTERNAL), "an unknown exception left the library");
-  }
-  return -1;
-}
-
-// A caller's buffer of bytes: workspace, or room for a text.
-struct Bytes {
-  char* data = nullptr;
-  size_t size = 0;
-};
-
-Bytes bytes(Arguments& in, const char* name) {
-  const DLTensor* array = in.array(name);
-  if (array == nullptr) return {};
-  if (array->ndim != 1 || array->dtype.bits != 8 || array->device.device_type != kDLCPU) {
-    throw Refusal{FULMEN_ERROR_ARGUMENT, std::string(name) + " is not a vector of bytes"};
-  }
-  return {static_cast<char*>(array->data) + array->byte_offset,
-          static_cast<size_t>(array->shape[0])};
-}
-
-fulmen_plan* plan_of(Arguments& in) { return static_cast<fulmen_plan*>(in.pointer("plan")); }
-
-// (options, arrays)
+// (options, stream, arrays)
 int64_t forward(Arguments in) {
-  const fulmen_problem problem = in.options();
-  const fulmen_tensors tensors = in.arrays();
-  check(fulmen_attention(&problem, &tensors, nullptr));
+  fulmen_problem problem = in.options();
+  const int64_t stream = in.integer("stream");
+  const Arrays arrays = in.arrays();
+  arrays.settle(&problem);
+  check(fulmen_attention(&problem, &arrays.tensors, arrays.stream(stream)));
   return 0;
 }
 
-// (options, arrays)
+// (options, stream, arrays)
 int64_t backward(Arguments in) {
-  const fulmen_problem problem = in.options();
-  const fulmen_tensors tensors = in.arrays();
-  check(fulmen_attention_backward(&problem, &tensors, nullptr));
+  fulmen_problem problem = in.options();
+  const int64_t stream = in.integer("stream");
+  const Arrays arrays = in.arrays();
+  arrays.settle(&problem);
+  check(fulmen_attention_backward(&problem, &arrays.tensors, arrays.stream(stream)));
   return 0;
 }
 
-// (operation, options, arrays) -> the plan, as a number
+// What plan_create and explain read alike: the arrays are where they are, or, with a target,
+// anywhere and never looked at.
+Arrays planned(Arguments& in, const Target& target, fulmen_problem* problem) {
+  if (!target.named()) {
+    const Arrays arrays = in.arrays();
+    arrays.settle(problem);
+    return arrays;
+  }
+  problem->device = target.device;
+  if (!target.device_name.empty()) problem->device_name = target.device_name.c_str();
+  if (problem->backend == FULMEN_BACKEND_AUTO) problem->backend = FULMEN_BACKEND_CUDA;
+  return in.extents();
+}
+
+// (operation, target, options, arrays) -> the plan, as a number
 int64_t plan_create(Arguments in) {
   const auto operation = static_cast<fulmen_operation>(in.integer("operation"));
-  const fulmen_problem problem = in.options();
-  const fulmen_tensors tensors = in.arrays();
+  const Target target = in.target();
+  fulmen_problem problem = in.options();
+  const Arrays arrays = planned(in, target, &problem);
   fulmen_plan* plan = nullptr;
-  check(fulmen_plan_create(&problem, &tensors, operation, &plan));
+  check(fulmen_plan_create(&problem, &arrays.tensors, operation, &plan));
   return reinterpret_cast<intptr_t>(plan);
 }
 
 // (plan)
 int64_t plan_destroy(Arguments in) {
-  fulmen_plan_destroy(plan_of(in));
+  fulmen_plan_destroy(in.plan());
   return 0;
 }
 
 // (plan) -> bytes
 int64_t plan_workspace_bytes(Arguments in) {
-  return static_cast<int64_t>(fulmen_plan_workspace_bytes(plan_of(in)));
+  return static_cast<int64_t>(fulmen_plan_workspace_bytes(in.plan()));
 }
 
-// (plan, workspace, arrays)
-int64_t plan_forward(Arguments in) {
-  const fulmen_plan* plan = plan_of(in);
-  const Bytes workspace = bytes(in, "workspace");
-  const fulmen_tensors tensors = in.arrays();
-  check(fulmen_forward(plan, &tensors, workspace.data, workspace.size, nullptr));
+using Run = fulmen_status (*)(const fulmen_plan*, const fulmen_tensors*, void*, size_t, void*);
+
+int64_t run(Arguments in, Run function) {
+  const fulmen_plan* plan = in.plan();
+  Place workspace_place;
+  const Bytes workspace = in.bytes("workspace", &workspace_place);
+  const int64_t stream = in.integer("stream");
+  const Arrays arrays = in.arrays();
+  if (workspace.data != nullptr && workspace_place.index() != arrays.place.index()) {
+    throw Refusal{FULMEN_ERROR_ARGUMENT, "workspace is not where the arrays of the call are"};
+  }
+  check(function(plan, &arrays.tensors, workspace.data, workspace.size, arrays.stream(stream)));
   return 0;
 }
 
-// (plan, workspace, arrays)
-int64_t plan_backward(Arguments in) {
-  const fulmen_plan* plan = plan_of(in);
-  const Bytes workspace = bytes(in, "workspace");
-  const fulmen_tensors tensors = in.arrays();
-  check(fulmen_backward(plan, &tensors, workspace.data, workspace.size, nullptr));
-  return 0;
-}
+// (plan, workspace, stream, arrays)
+int64_t plan_forward(Arguments in) { return run(in, fulmen_forward); }
+
+// (plan, workspace, stream, arrays)
+int64_t plan_backward(Arguments in) { return run(in, fulmen_backward); }
 
 // (plan, text) -> bytes that the whole text takes
 int64_t plan_explain(Arguments in) {
-  const fulmen_plan* plan = plan_of(in);
-  const Bytes text = bytes(in, "text");
+  const fulmen_plan* plan = in.plan();
+  const Bytes text = in.host_bytes("text");
   size_t needed = 0;
   check(fulmen_plan_explain(plan, text.data, text.size, &needed));
   return static_cast<int64_t>(needed);
 }
 
-// (text, operation, options, arrays) -> bytes that the whole text takes
+// (text, operation, target, options, arrays) -> bytes that the whole text takes
 int64_t explain(Arguments in) {
-  const Bytes text = bytes(in, "text");
+  const Bytes text = in.host_bytes("text");
   const auto operation = static_cast<fulmen_operation>(in.integer("operation"));
-  const fulmen_problem problem = in.options();
-  const fulmen_tensors tensors = in.arrays();
+  const Target target = in.target();
+  fulmen_problem problem = in.options();
+  const Arrays arrays = planned(in, target, &problem);
   size_t needed = 0;
-  check(fulmen_explain(&problem, &tensors, operation, text.data, text.size, &needed));
+  check(fulmen_explain(&problem, &arrays.tensors, operation, text.data, text.size, &needed));
   return static_cast<int64_t>(needed);
 }
 
 // (text) -> bytes that the whole text takes
 int64_t build_info(Arguments in) {
-  const Bytes text = bytes(in, "text");
+  const Bytes text = in.host_bytes("text");
   size_t needed = 0;
   check(fulmen_build_info(text.data, text.size, &needed));
   return static_cast<int64_t>(needed);
@@ -144,21 +124,32 @@ int64_t build_info(Arguments in) {
 
 // (visible: uint8, options, arrays)
 int64_t dense_mask(Arguments in) {
-  const fulmen_tensor visible = in.tensor("visible", false, true);
+  const DLTensor* matrix = in.array("visible");
+  if (matrix == nullptr) throw Refusal{FULMEN_ERROR_ARGUMENT, "visible is not given"};
+  const fulmen_tensor visible = view("visible", *matrix, {false, true});
   const fulmen_problem problem = in.options();
-  const fulmen_tensors tensors = in.arrays();
-  check(fulmen_dense_mask(&problem, &tensors, &visible));
+  const Arrays arrays = in.arrays();
+  check(fulmen_dense_mask(&problem, &arrays.tensors, &visible));
   return 0;
 }
 
-// (reinterpret, rows_before_heads, sinks, o, lse, then o and lse of each part)
+// (stream, reinterpret, rows_before_heads, sinks, o, lse, then o and lse of each part)
 int64_t merge(Arguments in) {
+  const int64_t stream = in.integer("stream");
   int64_t bits = in.integer("reinterpret");
   const bool rows_before_heads = in.integer("rows_before_heads") != 0;
+  fulmen_tensors absent;
+  fulmen_tensors_init(&absent);
+  Arrays all;
   const auto next = [&](const char* name, bool layout) {
     const bool reinterpret = (bits & 1) != 0;
     bits >>= 1;
-    return in.tensor(name, rows_before_heads && layout, reinterpret);
+    fulmen_tensor tensor = absent.q;
+    if (const DLTensor* source = in.array(name); source != nullptr) {
+      tensor = view(name, *source, {rows_before_heads && layout, reinterpret});
+      all.place.add(name, source->device);
+    }
+    return tensor;
   };
   const fulmen_tensor sinks = next("sinks", false);
   const fulmen_tensor o = next("o", true);
@@ -170,19 +161,12 @@ int64_t merge(Arguments in) {
     part.o = next("o of a part", true);
     part.lse = next("lse of a part", false);
   }
-  check(fulmen_merge(parts.data(), parts.size(), &sinks, &o, &lse, nullptr));
+  check(fulmen_merge(parts.data(), parts.size(), &sinks, &o, &lse, all.stream(stream)));
   return 0;
 }
 
 }  // namespace
 }  // namespace fulmen::ffi
-
-#define FULMEN_FFI_EXPORT(verb)                                                                \
-  extern "C" FULMEN_API int __tvm_ffi_fulmen_##verb(void*, const fulmen::ffi::TVMFFIAny* args, \
-                                                    int32_t num_args,                          \
-                                                    fulmen::ffi::TVMFFIAny* result) {          \
-    return fulmen::ffi::guarded(fulmen::ffi::verb, args, num_args, result);                    \
-  }
 
 FULMEN_FFI_EXPORT(forward)
 FULMEN_FFI_EXPORT(backward)

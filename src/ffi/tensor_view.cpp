@@ -69,18 +69,13 @@ fulmen_dtype dtype_of(const char* name, DLDataType dtype, bool reinterpret) {
                     "; fulmen knows float64, float32, float16, bfloat16, bool, int32 and int64"};
 }
 
-void check_device(const char* name, DLDevice device) {
-  if (device.device_type == kDLCPU || device.device_type == kDLCUDAHost) return;
-  throw Refusal{FULMEN_ERROR_UNSUPPORTED,
-                std::string(name) + " is on device " + std::to_string(device.device_id) +
-                    " of DLPack type " + std::to_string(device.device_type) +
-                    "; this version computes on the CPU: copy the array to host memory first"};
+std::string place_text(int32_t index) {
+  return index < 0 ? "in host memory" : "on GPU " + std::to_string(index);
 }
 
 }  // namespace
 
 fulmen_tensor view(const char* name, const DLTensor& tensor, ViewOptions options) {
-  check_device(name, tensor.device);
   if (tensor.ndim > FULMEN_MAX_RANK) {
     throw Refusal{FULMEN_ERROR_SHAPE, std::string(name) + " has " + std::to_string(tensor.ndim) +
                                           " axes; at most 4 are allowed"};
@@ -98,6 +93,34 @@ fulmen_tensor view(const char* name, const DLTensor& tensor, ViewOptions options
     std::swap(result.strides[tensor.ndim - 3], result.strides[tensor.ndim - 2]);
   }
   return result;
+}
+
+void Place::add(const char* name, DLDevice device) {
+  int32_t index = -1;
+  switch (device.device_type) {
+    case kDLCPU:
+      break;
+    case kDLCUDAHost:
+      return;
+    case kDLCUDA:
+    case kDLCUDAManaged:
+      index = device.device_id;
+      break;
+    default:
+      throw Refusal{FULMEN_ERROR_UNSUPPORTED,
+                    std::string(name) + " is on a device of DLPack type " +
+                        std::to_string(device.device_type) +
+                        "; fulmen computes in host memory and on NVIDIA GPUs: copy it there first"};
+  }
+  if (owner_ == nullptr) {
+    owner_ = name;
+    index_ = index;
+  } else if (index != index_) {
+    throw Refusal{FULMEN_ERROR_ARGUMENT, std::string(name) + " is " + place_text(index) + " and " +
+                                             owner_ + " " + place_text(index_) +
+                                             "; all arrays of a call are in one place: copy " +
+                                             name + " there"};
+  }
 }
 
 }  // namespace fulmen::ffi

@@ -5,6 +5,8 @@
 // fulmen.h names them. Shapes are not judged here: the core does that for every binding alike.
 #pragma once
 
+#include <string>
+
 #include "ffi/tvm_ffi_abi.h"
 #include "fulmen/fulmen.h"
 
@@ -16,7 +18,22 @@ struct ViewOptions {
   bool reinterpret = false;        // uint16 holds bfloat16, uint8 holds bool: NumPy exports neither
 };
 
-// Throws Refusal, naming the array: a dtype or a device that fulmen does not know, too many axes.
+// Throws Refusal, naming the array: a dtype that fulmen does not know, too many axes.
 fulmen_tensor view(const char* name, const DLTensor& tensor, ViewOptions options);
+
+// Where the arrays of one call are. Pinned host memory is reached from both sides: it follows the
+// others.
+class Place {
+ public:
+  // Throws Refusal: a device that fulmen does not know, or another one than the arrays before.
+  void add(const char* name, DLDevice device);
+
+  bool on_gpu() const { return owner_ != nullptr && index_ >= 0; }
+  int32_t index() const { return index_; }  // CUDA's number of the GPU; -1: host memory
+
+ private:
+  const char* owner_ = nullptr;  // the first array that is somewhere
+  int32_t index_ = -1;
+};
 
 }  // namespace fulmen::ffi

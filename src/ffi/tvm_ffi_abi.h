@@ -34,7 +34,7 @@ struct DLTensor {
   uint64_t byte_offset;
 };
 
-enum : int32_t { kDLCPU = 1, kDLCUDAHost = 3 };
+enum : int32_t { kDLCPU = 1, kDLCUDA = 2, kDLCUDAHost = 3, kDLCUDAManaged = 13 };
 enum : uint8_t { kDLInt = 0, kDLUInt = 1, kDLFloat = 2, kDLBfloat = 4, kDLBool = 6 };
 
 // tvm-ffi: every argument and every result is one of these.

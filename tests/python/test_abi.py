@@ -36,6 +36,8 @@ static_assert(offsetof(own::DLTensor, byte_offset) == offsetof(DLTensor, byte_of
 static_assert(offsetof(own::DLDataType, bits) == offsetof(DLDataType, bits));
 static_assert(offsetof(own::DLDataType, lanes) == offsetof(DLDataType, lanes));
 static_assert(int(own::kDLCPU) == int(kDLCPU) && int(own::kDLCUDAHost) == int(kDLCUDAHost));
+static_assert(int(own::kDLCUDA) == int(kDLCUDA));
+static_assert(int(own::kDLCUDAManaged) == int(kDLCUDAManaged));
 static_assert(int(own::kDLInt) == int(kDLInt) && int(own::kDLUInt) == int(kDLUInt));
 static_assert(int(own::kDLFloat) == int(kDLFloat) && int(own::kDLBfloat) == int(kDLBfloat));
 static_assert(int(own::kDLBool) == int(kDLBool));

@@ -121,9 +121,11 @@ BAD: dict[str, tuple[dict[str, Any], type[fulmen.Error], str]] = {
     # who computes
     "layout is unknown": ({"layout": "dhsb"}, ARGUMENT, "'bhsd'"),
     "backend is unknown": ({"backend": "tpu"}, ARGUMENT, "'cpu'"),
-    "backend is not there": ({"backend": "cuda"}, UNSUPPORTED, "cpu"),
+    "backend is not there": ({"backend": "cuda"}, ARGUMENT, "host memory"),
     "implementation is unknown": ({"implementation": "fast"}, ARGUMENT, "'tiled'"),
-    "implementation of a GPU": ({"implementation": "sm90"}, UNSUPPORTED, "'tiled'"),
+    "implementation of a later GPU": ({"implementation": "sm130"}, ARGUMENT, "'sm90'"),
+    "rng has three numbers": ({"rng": np.arange(3), "dropout_p": 0.5}, DTYPE, "two integers"),
+    "implementation of a GPU": ({"implementation": "sm90"}, ARGUMENT, "host memory"),
     "stream on the CPU": ({"stream": 1}, UNSUPPORTED, "stream"),
     "deterministic is text": ({"deterministic": "yes"}, DTYPE, "deterministic"),
 }  # fmt: skip

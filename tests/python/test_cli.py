@@ -214,11 +214,12 @@ def test_broken_files(command: Any, tmp_path: Path) -> None:
         (("run", "--dtype", "int8"), "int8"),
         (("run", "--prefix", "layer9"), "layer9"),
         (("run", "--repeat", "-1"), "--repeat"),
-        (("run", "--implementation", "sm90"), "'tiled'"),
-        (("run", "--backend", "cuda"), "cpu"),
+        (("run", "--implementation", "sm90"), "host memory"),
+        (("run", "--backend", "cuda"), "host memory"),
         (("run", "-o", "/nowhere/at/all"), "cannot be written"),
         (("verify", "no_such_case"), "no_such_case"),
-        (("verify", "--backend", "cuda"), "cpu"),
+        (("verify", "--backend", "cpu", "--implementation", "simt"), "tiled"),
+        (("verify", "--backend", "metal"), "metal"),
         (("explain", "8x8"), "BATCHxHEADSxROWSxDIM"),
         (("explain", "1x3x8x64", "--kv-heads", "2"), "multiple"),
         (("explain", "1x1x8x1000"), "576"),
@@ -282,7 +283,7 @@ def test_verify_fails_where_a_case_does(command: Any, monkeypatch: pytest.Monkey
     from fulmen.cli import verify
 
     line = ("a_case", "tiled", "failed", 2.5, "o: error 5 of 2 allowed in row (0, 0, 1)")
-    monkeypatch.setattr(verify, "run_chunk", lambda chunk: [line])
+    monkeypatch.setattr(verify, "run_chunk", lambda chunk: (len(chunk[1]), [line]))
     text = command("verify", "decode_k3?", "--implementation", "tiled", "--jobs", 1, code=1)
     assert "error 5 of 2 allowed in row (0, 0, 1)" in text
     assert "failed, 0 skipped" in text.strip().splitlines()[-1]

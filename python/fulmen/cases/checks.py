@@ -9,7 +9,7 @@ check raises CheckError with one sentence. Called by run.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ from . import views
 from .arrays import Array, dtype_of, parameter_dtype, same_bits
 from .case import Case
 from .oracle import Problem, segments
+from .placement import Host, OnGpu, root
 from .problem import Call
 from .visible import visible
 
@@ -41,6 +42,7 @@ class Run:
     problem: Problem
     call: Call
     where: dict[str, str]  # backend and implementation
+    place: Host | OnGpu = field(default_factory=Host)  # of the arrays, when the library gets them
 
     def options(self, changes: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """The keyword arguments of a call, with changes; None takes an option away."""
@@ -53,11 +55,11 @@ class Run:
         if self.case.out_dtype:
             options["out_dtype"] = self.case.out_dtype
         if not self.case.out:
-            return fulmen.attention_forward(call.q, call.k, call.v, **options)
+            return self.place.attention_forward(call.q, call.k, call.v, **options)
         shape = (*call.q.shape[:-1], call.v.shape[-1])
         name = self.case.out_dtype or self.case.dtype
         out = views.VIEWS[self.case.out](np.full(shape, np.nan, dtype_of(name)))
-        forward = fulmen.attention_forward(call.q, call.k, call.v, out=out, **options)
+        forward = self.place.attention_forward(call.q, call.k, call.v, out=out, **options)
         if not same_bits(np.array(forward.o), np.array(out)):
             raise CheckError("the result is not what lies in the caller's output")
         written, out[...] = np.array(out), np.nan  # what is left of numbers lies around it
@@ -74,7 +76,7 @@ class Run:
         if call.dlse is not None:
             options["dlse"] = call.dlse
         saved = forward.lse if self.case.lse_only else forward.stats
-        got = fulmen.attention_backward(
+        got = self.place.attention_backward(
             call.do, call.q, call.k, call.v, forward.o, saved, need=need, **options
         )
         found = {}
@@ -93,22 +95,18 @@ class Run:
         return found
 
 
-def root(x: Array) -> Array:
-    """The array that owns the memory of a view."""
-    while isinstance(x.base, np.ndarray):
-        x = x.base
-    return x
-
-
 def snapshot(x: Array) -> Array:
     """A copy of the memory around a view; of the view alone where that memory is huge."""
     around = root(x)
     return np.array(around if around.nbytes <= LARGEST_SNAPSHOT else x)
 
 
-def unmodified(call: Call, before: list[Array]) -> None:
+def unmodified(run: Run, before: list[Array]) -> None:
     """Inputs, and the gaps and guards around them, have their old bytes."""
-    for x, old in zip(call.inputs(), before):
+    said = run.place.modified()
+    if said:
+        raise CheckError(said)
+    for x, old in zip(run.call.inputs(), before):
         if not same_bits(snapshot(x), old):
             raise CheckError(f"an input of shape {x.shape} was written to")
 
@@ -194,7 +192,9 @@ def same_bits_alone(run: Run) -> None:
         do = None if call.do is None else call.do[one]
         dlse = None if call.dlse is None else call.dlse[one]
         alone = Call(call.q[one], call.k[one], call.v[one], do, dlse, options)
-        for name, x in results(Run(run.case, run.problem, alone, run.where), invariant).items():
+        for name, x in results(
+            Run(run.case, run.problem, alone, run.where, run.place), invariant
+        ).items():
             if name in ("dbias", "dsinks"):  # sums over the batch
                 continue
             if not same_bits(x, batch[name][one]):
@@ -210,7 +210,7 @@ def repeated(run: Run) -> Run:
     c = run.call
     do, dlse = (None if x is None else many(x) for x in (c.do, c.dlse))
     call = Call(many(c.q), many(c.k), many(c.v), do, dlse, c.options)
-    return Run(run.case, run.problem, call, run.where)
+    return Run(run.case, run.problem, call, run.where, run.place)
 
 
 def merged_parts(run: Run) -> tuple[Array, Array]:
@@ -227,12 +227,13 @@ def merged_parts(run: Run) -> tuple[Array, Array]:
         masked = {}
         if "mask" in options:
             masked["mask"] = options["mask"][..., keys]
-        part = fulmen.attention_forward(
+        part = run.place.attention_forward(
             call.q, call.k[..., keys, :], call.v[..., keys, :], **{**options, **masked}
         )
         parts.append((part.o, part.lse))
     assert first == case.kv_rows, f"{case.name}: parts hold {first} of {case.kv_rows} keys"
-    o, lse = fulmen.merge(parts) if sinks is None else fulmen.merge(parts, sinks=sinks)
+    merged = {} if sinks is None else {"sinks": sinks}
+    o, lse = run.place.merge(parts, **merged)
     return np.asarray(o), np.asarray(lse)
 
 
@@ -242,7 +243,9 @@ def refused(run: Run) -> None:
     out = np.full((*call.q.shape[:-1], call.v.shape[-1]), np.nan, call.q.dtype)
     before = out.copy()
     try:
-        fulmen.attention_forward(call.q, call.k, call.v, out=out, **run.options(*run.case.others))
+        run.place.attention_forward(
+            call.q, call.k, call.v, out=out, **run.options(*run.case.others)
+        )
     except fulmen.ArgumentError as error:
         if len(str(error).split()) < 5:
             raise CheckError(f"the sentence says too little: {error}") from error

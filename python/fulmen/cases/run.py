@@ -23,6 +23,7 @@ from .case import Case
 from .checks import CheckError, Run
 from .error_rule import Oracle, consult, judge
 from .oracle import Problem
+from .placement import Host, OnGpu
 from .problem import build_call, build_problem
 
 
@@ -46,13 +47,17 @@ def expected(case: Case) -> tuple[Problem, Oracle | None]:
     return problem, None if case.check == "refused" else consult(problem, case.dtype)
 
 
-def run_case(case: Case, backend: str = "cpu", implementation: str = "scalar") -> Outcome:
+def run_case(
+    case: Case, backend: str = "cpu", implementation: str = "scalar", arrays: str = "numpy"
+) -> Outcome:
     """Runs a case and judges it.
 
     Args:
         case: from fulmen.cases.find or made by hand.
         backend: as in fulmen.attention.
         implementation: as in fulmen.attention.
+        arrays: what the library is called with: "numpy", or copies on a GPU as "torch", "cupy" or
+            "jax" arrays.
 
     Returns:
         The outcome; no exception of the library leaves this function.
@@ -62,7 +67,11 @@ def run_case(case: Case, backend: str = "cpu", implementation: str = "scalar") -
     except NotImplementedError as gap:
         return Outcome("skipped", 0.0, str(gap))
     call = build_call(case, problem)
-    run = Run(case, problem, call, {"backend": backend, "implementation": implementation})
+    where = {"backend": backend, "implementation": implementation}
+    run = Run(case, problem, call, where, _place(arrays))
+    said = _beyond(case, arrays)
+    if said:
+        return Outcome("skipped", 0.0, said)
     try:
         worst = (0.0, "nothing was measured")
         before = [checks.snapshot(x) for x in call.inputs()]
@@ -70,7 +79,7 @@ def run_case(case: Case, backend: str = "cpu", implementation: str = "scalar") -
             if not ratio <= 1:
                 return Outcome("failed", ratio, message)
             worst = max(worst, (ratio, message))
-        checks.unmodified(call, before)
+        checks.unmodified(run, before)
     except CheckError as failure:
         return Outcome("failed", np.inf, str(failure))
     except fulmen.UnsupportedError as gap:
@@ -78,6 +87,21 @@ def run_case(case: Case, backend: str = "cpu", implementation: str = "scalar") -
     except Exception as error:  # a case never ends the run of the others
         return Outcome("failed", np.inf, f"{type(error).__name__}: {error}")
     return Outcome("passed", *worst)
+
+
+def _place(arrays: str) -> Host | OnGpu:
+    if arrays == "numpy":
+        return Host()
+    from .gpu_arrays import placed
+
+    return placed(arrays)
+
+
+def _beyond(case: Case, arrays: str) -> str:
+    """Why a case says nothing about arrays of a kind; "" where it does."""
+    if arrays == "jax" and (case.out or case.check == "refused"):
+        return "JAX arrays cannot be written to"
+    return ""
 
 
 Measured = Iterator["tuple[float, str]"]

@@ -13,16 +13,22 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from .output import ACCEPTABLE, BAD, Output
+from fulmen.options import CPU_IMPLEMENTATIONS, GPU_IMPLEMENTATIONS
+
+from .output import ACCEPTABLE, BAD, Output, bytes_text
 
 DESCRIPTION = """\
-Looks at the library, the packages that it needs, the processor and the devices, computes a 64 x 64
-forward and backward pass with each implementation, and says one line of advice for each problem.
+Looks at the library, the packages that it needs, the processor, driver, GPUs, NVRTC and the cache
+of kernels, computes a 64 x 64 forward and backward pass with each implementation, and says one line
+of advice for each problem.
 The exit code is 1 if something that should work does not.
 """
 NEEDED = ("apache-tvm-ffi", "numpy", "ml_dtypes", "safetensors", "rich")
-NEIGHBOURS = ("torch", "jax", "transformers")
-VARIABLES = ("FULMEN_LIBRARY", "FULMEN_NUM_THREADS", "FULMEN_CPU_ISA")
+NEIGHBOURS = ("torch", "jax", "cupy", "transformers")
+VARIABLES = (
+    *("FULMEN_LIBRARY", "FULMEN_NUM_THREADS", "FULMEN_CPU_ISA"),
+    *("FULMEN_NVRTC", "FULMEN_CACHE_DIR", "FULMEN_CACHE_LIMIT", "FULMEN_BUNDLE"),
+)
 
 Finding = tuple[str, str, str]  # what, "ok" "problem" or "", text
 
@@ -35,7 +41,9 @@ def main(arguments: argparse.Namespace, output: Output) -> int:
     """The command."""
     findings = [*python_findings(), *library_findings(), *device_findings()]
     if all(state != "problem" for _, state, _ in findings):
-        findings += [computed(name) for name in ("scalar", "tiled")]
+        findings += [computed(name) for name in CPU_IMPLEMENTATIONS]
+        if any(what == "gpu 0" for what, _, _ in findings):
+            findings += gpu_computed(0)
     problems = [finding for finding in findings if finding[1] == "problem"]
     output.table(
         ("what", "state", "found"),
@@ -98,12 +106,67 @@ def library_findings() -> list[Finding]:
 
 
 def device_findings() -> list[Finding]:
-    """GPUs; this version does not use them, and says so."""
-    driver = Path("/proc/driver/nvidia/version")
-    if not driver.is_file():
-        return [("gpu", "", "no NVIDIA driver; this version computes on the CPU")]
-    first = driver.read_text(errors="replace").splitlines()[0].strip()
-    return [("gpu", "", f"{first}; this version computes on the CPU")]
+    """Driver, GPUs, the compiler of their kernels, and its cache. A machine without is healthy."""
+    import fulmen
+
+    try:
+        info = fulmen.gpu_info()
+    except fulmen.LibraryNotFound:  # said with the library
+        return []
+    has_gpu = bool(info["devices"])
+    findings: list[Finding] = []
+    if info["driver"]:
+        findings.append(("driver", "ok", f"{info['driver']['version']} {info['driver']['path']}"))
+        if not has_gpu:
+            findings.append(("gpu", "problem", info["driver_reason"] or "the driver sees no GPU"))
+    else:
+        seen = Path("/proc/driver/nvidia/version").is_file()
+        findings.append(("driver", "problem" if seen else "", info["driver_reason"]))
+    for gpu in info["devices"]:
+        text = (
+            f"{gpu['name']}, {gpu['arch']}, {gpu['multiprocessors']} multiprocessors, "
+            f"{bytes_text(gpu['memory_bytes'])}"
+        )
+        findings.append((f"gpu {gpu['index']}", "ok", text))
+    if info["nvrtc"]:
+        archs = [number for number in info["nvrtc"]["archs"] if number >= 75]
+        text = f"{info['nvrtc']['version']} {info['nvrtc']['path']}, for sm_{archs[0]} to "
+        findings.append(("nvrtc", "ok", f"{text}sm_{archs[-1]}" if archs else text))
+    else:
+        needed = has_gpu and not info["bundle"]
+        findings.append(("nvrtc", "problem" if needed else "", info["nvrtc_reason"]))
+    return findings + _kernel_findings(info)
+
+
+def _kernel_findings(info: dict[str, Any]) -> list[Finding]:
+    """Where compiled kernels come from and go to."""
+    cache = info["cache"]
+    text = (
+        f"{cache['folder']}: {cache['entries']} kernels, {bytes_text(cache['bytes'])} of "
+        f"{bytes_text(cache['limit_bytes'])}"
+    )
+    note = f"; {cache['note']}" if cache["note"] else ""
+    findings: list[Finding] = [("cache", "ok" if not note else "", text + note)]
+    if info["bundle"]:
+        bundle = info["bundle"]
+        findings.append(("bundle", "ok", f"{bundle['path']}: {bundle['kernels']} kernels"))
+    return findings
+
+
+def gpu_computed(index: int) -> list[Finding]:
+    """The same check on a GPU, through the arrays that are installed; nothing where none are."""
+    from fulmen.cases import Case, run_case
+    from fulmen.cases.gpu_arrays import available
+
+    for arrays in available():
+        case = Case("doctor", heads=2, q_rows=64, dim=64, causal=True, dtype="float16")
+        findings: list[Finding] = []
+        for name in (*GPU_IMPLEMENTATIONS, "auto"):
+            outcome = run_case(case, "cuda", name, arrays)
+            state = {"passed": "ok", "failed": "problem"}.get(outcome.status, "")
+            findings.append((f"gpu {index} {name}", state, f"{arrays}: {outcome.message}"))
+        return findings
+    return [(f"gpu {index}", "", "not tried: no torch, cupy or jax to make arrays with")]
 
 
 def computed(implementation: str) -> Finding:

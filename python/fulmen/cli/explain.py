@@ -8,8 +8,9 @@ import argparse
 from typing import Any
 
 import fulmen
-from fulmen.arrays import named_dtype
 from fulmen.inspection import phantom
+from fulmen.kinds import named_dtype
+from fulmen.options import BACKENDS, GPU_IMPLEMENTATIONS, IMPLEMENTATIONS
 
 from .output import BadInputError, Output, bytes_text
 from .run import DTYPES, _window
@@ -35,8 +36,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--window", type=_window, metavar="W|LEFT,RIGHT", help="-1 for no limit")
     add("--softcap", type=float, default=0.0)
     add("--dropout", type=float, default=0.0, metavar="P")
-    add("--backend", default="auto", help="auto or cpu")
-    add("--implementation", default="auto", help="auto, scalar or tiled")
+    add("--backend", choices=tuple(BACKENDS), default="auto")
+    add("--implementation", choices=tuple(IMPLEMENTATIONS), default="auto")
+    add("--device", metavar="GPU", help="CUDA's number of a GPU that is here, or the name of one "
+        "that need not be: h100, a100, sm_90a")  # fmt: skip
 
 
 def main(arguments: argparse.Namespace, output: Output) -> int:
@@ -47,19 +50,13 @@ def main(arguments: argparse.Namespace, output: Output) -> int:
         return 0
     e = explanation
     output.line(f"{e['operation']}: {e['implementation']} on {e['backend']}: {e['reason']}")
-    rows = [("not " + other["implementation"], other["reason"]) for other in e["rejected"]]
-    if e["tile"]:
-        rows.append(("tile", f"{e['tile']['rows']} rows x {e['tile']['columns']} columns"))
-    rows += [
-        ("instructions", e["isa"]),
-        ("threads", str(e["threads"])),
-        ("workspace", bytes_text(e["workspace_bytes"])),
-        ("arithmetic", f"{e['flops'] / 1e9:.4g} GFLOP"),
-        ("arrays", f"{bytes_text(e['bytes'])} read or written"),
-        ("intensity", f"{e['intensity']:.3g} FLOP a byte"),
-    ]
-    for name, text in rows:
-        output.line(f"  {name:<13}{text}")
+    readable = {
+        "workspace": bytes_text(e["workspace_bytes"]),
+        "arithmetic": f"{e['flops'] / 1e9:.4g} GFLOP",
+        "arrays": f"{bytes_text(e['bytes'])} read or written",
+    }
+    for name, text in e.lines():
+        output.line(f"  {name:<13}{readable.get(name, text)}")
     return 0
 
 
@@ -102,7 +99,17 @@ def explained(arguments: argparse.Namespace) -> fulmen.Explanation:
         rng=(0, 0),
         backend=arguments.backend,
         implementation=arguments.implementation,
+        **_target(arguments),
     )
+
+
+def _target(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The GPU that is asked for; a GPU's backend or implementation alone means the first one."""
+    device = arguments.device
+    if device is None:
+        is_gpu = arguments.backend == "cuda" or arguments.implementation in GPU_IMPLEMENTATIONS
+        return {"device": 0} if is_gpu else {}
+    return {"device": int(device)} if device.isdigit() else {"device_name": device}
 
 
 def _shape(text: str) -> tuple[int, ...]:

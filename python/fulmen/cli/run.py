@@ -158,7 +158,7 @@ def converted(tensors: dict[str, Array], dtype: str | None) -> tuple[dict[str, A
     """The inputs in another dtype, and whether they are the same numbers."""
     if dtype is None:
         return tensors, True
-    from fulmen.arrays import named_dtype
+    from fulmen.kinds import named_dtype
 
     made, exact = {}, True
     for name, x in tensors.items():

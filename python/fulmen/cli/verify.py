@@ -10,27 +10,52 @@ import os
 import time
 from collections import Counter
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
+
+import fulmen
+from fulmen.options import CPU_IMPLEMENTATIONS, GPU_IMPLEMENTATIONS
 
 from .output import BAD, BadInputError, Output
 
 DESCRIPTION = """\
-Runs the named cases through every implementation and judges each row of each result by the error
-rule. CASE is a name, a pattern such as 'u35_*', or a tag such as bug; none: every case. The last
-line is 'N passed, N failed, N skipped'; the exit code is 1 if any failed.
+Runs the named cases through every implementation of the backends that are here and judges each row
+of each result by the error rule. CASE is a name, a pattern such as 'u35_*', or a tag such as bug;
+none: every case. On a GPU the arrays of a case are copied there with their strides and gaps, as
+arrays of PyTorch, CuPy or JAX; a case that an implementation refuses by name counts as skipped. The
+last line is 'N passed, N failed, N skipped'; the exit code is 1 if any failed.
 """
-IMPLEMENTATIONS = ("scalar", "tiled")
 CHUNK = 8  # cases that a process takes at once
+MOST_REASONS = 20  # why cases were skipped: the commonest
+SAMPLE = 20  # one case in so many runs with each further kind of GPU arrays
+BACKENDS = {"cpu": CPU_IMPLEMENTATIONS, "cuda": GPU_IMPLEMENTATIONS}
 
-Line = tuple[str, str, str, float, str]  # case, implementation, status, ratio, message
+Line = tuple[str, str, str, float, str]  # case, how, status, ratio, message
+
+
+class Way(NamedTuple):
+    """One way to run a case."""
+
+    backend: str
+    implementation: str
+    arrays: str  # of fulmen.cases.run_case
+    every: int  # of the cases it runs one in so many
+
+    @property
+    def name(self) -> str:
+        """What tables call it."""
+        return self.implementation if self.every == 1 else f"{self.implementation} ({self.arrays})"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of the command."""
     add = parser.add_argument
     add("cases", nargs="*", metavar="CASE", help="name, pattern or tag")
-    add("--backend", default="cpu", help="cpu")
-    add("--implementation", choices=IMPLEMENTATIONS, action="append", help="only this one")
+    add("--backend", choices=("auto", *BACKENDS), default="auto", help="auto: all that are here")
+    add("--implementation", choices=(*CPU_IMPLEMENTATIONS, *GPU_IMPLEMENTATIONS), action="append",
+        help="only this one; may be given several times")  # fmt: skip
+    add("--arrays", choices=("torch", "cupy", "jax"), action="append",
+        help="on a GPU: the first runs every case, each further one a sample; default: those that "
+        "are installed")  # fmt: skip
     add("--jobs", type=int, default=0, metavar="N", help="processes; 0: as many as cores")
     add("--list", action="store_true", help="names and notes of the cases, and end")
 
@@ -39,8 +64,6 @@ def main(arguments: argparse.Namespace, output: Output) -> int:
     """The command."""
     from fulmen.cases import find
 
-    if arguments.backend not in ("cpu", "auto"):
-        raise BadInputError(f"--backend is {arguments.backend}; this version has cpu")
     if arguments.jobs < 0:
         raise BadInputError(f"--jobs is {arguments.jobs}; at least 0 is allowed")
     try:
@@ -49,27 +72,68 @@ def main(arguments: argparse.Namespace, output: Output) -> int:
         raise BadInputError(f"{error.args[0]}; fulmen verify --list shows them") from error
     if arguments.list:
         return _list(cases, output)
-    implementations = tuple(arguments.implementation or IMPLEMENTATIONS)
+    ways = _ways(arguments)
     start = time.perf_counter()
     lines: list[Line] = []
     names = [case.name for case in cases]
     with output.progress("verifying", len(names)) as advance:
-        for found in results(names, arguments.backend, implementations, _jobs(arguments.jobs)):
+        for done, found in results(names, ways, _jobs(arguments.jobs)):
             lines += found
-            advance(len(found) // len(implementations))
-    _report(lines, implementations, time.perf_counter() - start, output)
+            advance(done)
+    _report(lines, [way.name for way in ways], time.perf_counter() - start, output)
     return int(any(line[2] == "failed" for line in lines))
+
+
+def _ways(arguments: argparse.Namespace) -> list[Way]:
+    """What every case is run with.
+
+    Raises:
+        BadInputError: an implementation of another backend, or arrays that are not installed.
+    """
+    asked = arguments.implementation
+    backends = [arguments.backend]
+    if arguments.backend == "auto":
+        backends = ["cpu", "cuda"] if asked or fulmen.gpu_info()["devices"] else ["cpu"]
+    ways: list[Way] = []
+    for backend in backends:
+        chosen = [x for x in BACKENDS[backend] if not asked or x in asked]
+        kinds = ["numpy"] if backend == "cpu" or not chosen else _gpu_arrays(arguments.arrays)
+        for index, arrays in enumerate(kinds):
+            ways += [Way(backend, x, arrays, SAMPLE if index else 1) for x in chosen]
+    missing = sorted(set(asked or ()) - {way.implementation for way in ways})
+    if missing:
+        raise BadInputError(
+            f"--implementation is {missing[0]} and --backend {arguments.backend}; allowed there "
+            f"are {', '.join(x for backend in backends for x in BACKENDS[backend])}"
+        )
+    return ways
+
+
+def _gpu_arrays(asked: list[str] | None) -> list[str]:
+    from fulmen.cases.gpu_arrays import available
+
+    gpus = fulmen.gpu_info()
+    if not gpus["devices"]:
+        raise BadInputError(f"no GPU to verify on: {gpus['driver_reason'] or 'no device'}")
+    installed = available()
+    for name in asked or ():
+        if name not in installed:
+            raise BadInputError(f"--arrays is {name}, which is not installed; pip install {name}")
+    kinds = asked or installed
+    if not kinds:
+        raise BadInputError(
+            "--backend cuda needs arrays in the memory of a GPU: pip install torch, cupy or jax"
+        )
+    return kinds
 
 
 def _jobs(asked: int) -> int:
     return asked or min(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 2, 16)
 
 
-def results(
-    names: list[str], backend: str, implementations: tuple[str, ...], jobs: int
-) -> Iterator[list[Line]]:
-    """Lines as they come; each process keeps to one thread of the library."""
-    chunks = [(names[i : i + CHUNK], backend, implementations) for i in range(0, len(names), CHUNK)]
+def results(names: list[str], ways: list[Way], jobs: int) -> Iterator[tuple[int, list[Line]]]:
+    """Numbers of cases and their lines, as they come; a process keeps to few threads."""
+    chunks = [(i, names[i : i + CHUNK], ways) for i in range(0, len(names), CHUNK)]
     jobs = min(jobs, len(chunks))
     if jobs <= 1:
         yield from map(run_chunk, chunks)
@@ -81,21 +145,25 @@ def results(
 def _initialise(jobs: int) -> None:
     cores = os.cpu_count() or 1
     os.environ.setdefault("FULMEN_NUM_THREADS", str(max(cores // jobs, 2)))
+    # One process of many: PyTorch and JAX take memory as they need it, not all of it at once.
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
 
-def run_chunk(chunk: tuple[list[str], str, tuple[str, ...]]) -> list[Line]:
+def run_chunk(chunk: tuple[int, list[str], list[Way]]) -> tuple[int, list[Line]]:
     """Runs cases by name: what a process does."""
     from fulmen.cases import find, run_case
 
-    names, backend, implementations = chunk
+    first, names, ways = chunk
     lines = []
-    for case in find(*names):
-        for implementation in implementations:
-            outcome = run_case(case, backend, implementation)
+    for index, case in enumerate(find(*names), first):
+        for way in ways:
+            if index % way.every:
+                continue
+            outcome = run_case(case, way.backend, way.implementation, way.arrays)
             lines.append(
-                (case.name, implementation, outcome.status, float(outcome.ratio), outcome.message)
+                (case.name, way.name, outcome.status, float(outcome.ratio), outcome.message)
             )
-    return lines
+    return len(names), lines
 
 
 def _list(cases: Any, output: Output) -> int:
@@ -106,9 +174,7 @@ def _list(cases: Any, output: Output) -> int:
     return 0
 
 
-def _report(
-    lines: list[Line], implementations: tuple[str, ...], seconds: float, output: Output
-) -> None:
+def _report(lines: list[Line], ways: list[str], seconds: float, output: Output) -> None:
     counts = Counter(line[2] for line in lines)
     bad = sorted(line for line in lines if line[2] == "failed")
     if bad:
@@ -119,7 +185,7 @@ def _report(
         )
         output.line()
     worst = []
-    for how in implementations:
+    for how in ways:
         mine = [line for line in lines if line[1] == how]
         each = Counter(line[2] for line in mine)
         ratio, name = max(((x[3], x[0]) for x in mine if x[2] == "passed"), default=(0.0, ""))
@@ -127,6 +193,11 @@ def _report(
                       f"{ratio:.2f}", name))  # fmt: skip
     columns = ("implementation", "passed", "failed", "skipped", "largest of allowed", "in case")
     output.table(columns, worst)
+    reasons = Counter((line[1], line[4]) for line in lines if line[2] == "skipped")
+    if reasons:
+        output.line()
+        shown = [(how, str(n), said) for (how, said), n in reasons.most_common(MOST_REASONS)]
+        output.table(("implementation", "skipped", "because"), shown)
     output.line(f"{len(lines)} runs in {seconds:.1f} s")
     output.line(
         f"{counts['passed']} passed, {counts['failed']} failed, {counts['skipped']} skipped"

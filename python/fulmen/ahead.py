@@ -1,0 +1,147 @@
+# SPDX-FileCopyrightText: fulmen contributors
+# SPDX-License-Identifier: Apache-2.0
+"""GPU kernels before they are needed: compiled into the cache, or into a file for other machines.
+
+A problem is a mapping of the arguments of `fulmen.attention_forward`, and `need` for gradients. Its
+arrays may be shapes: {"q": (1, 8, 4096, 64), "k": ..., "v": ..., "dtype": "bfloat16"}. A config of
+a kernel depends on no length: one problem of a kind stands for all lengths of it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from typing import Any
+
+from ._library import library, text_argument
+from .errors import ArgumentError, Error
+from .planning import Plan, plan
+
+Progress = Callable[[int, int], object]  # (done, total)
+ARRAYS = ("q", "k", "v")
+MOST_THREADS = 16
+
+
+def warmup(
+    problems: Iterable[Mapping[str, Any]],
+    *,
+    device: int | None = None,
+    progress: Progress | None = None,
+    threads: int = 0,
+) -> None:
+    """Compiles and loads the kernels of problems, many at once, so that no later call has to.
+
+    Args:
+        problems: mappings of the arguments of `fulmen.attention_forward`: q, k, v as arrays, or as
+            shapes with "dtype"; options; and "need" for gradients, as in `fulmen.plan`.
+        device: CUDA's number of the GPU for problems given as shapes; None: 0, unless the problem
+            says backend="cpu". Arrays on a GPU say it themselves.
+        progress: called with (done, total) after each problem, in this thread.
+        threads: how many compile at once; 0: as many as cores, at most 16.
+
+    Raises:
+        fulmen.Error: the first that a problem met; the others have been compiled.
+
+    >>> import fulmen
+    >>> shape = (1, 2, 64, 32)
+    >>> fulmen.warmup([{"q": shape, "k": shape, "v": shape, "dtype": "float32", "backend": "cpu"}])
+    """
+    asked = [_settled(problem, device, None) for problem in problems]
+    _plans(asked, progress, threads)
+
+
+def cache_clear() -> None:
+    """Removes every compiled GPU kernel, from the cache folder and from memory.
+
+    Plans stay valid; later calls compile anew.
+
+    >>> import fulmen
+    >>> fulmen.cache_clear()
+    """
+    library().cache_clear()
+
+
+def compile_bundle(
+    problems: Iterable[Mapping[str, Any]],
+    path: str | os.PathLike[str],
+    *,
+    archs: Sequence[str],
+    progress: Progress | None = None,
+    threads: int = 0,
+) -> int:
+    """Compiles the kernels of problems into one file, without a GPU.
+
+    Machines without NVRTC run them after `fulmen.load_bundle`, or with FULMEN_BUNDLE.
+
+    Args:
+        problems: as in `fulmen.warmup`.
+        path: the file; an old one is replaced.
+        archs: GPUs or architectures: "sm_90a", "a100", ...
+        progress, threads: as in `fulmen.warmup`.
+
+    Returns:
+        The number of plans whose kernels it holds.
+
+    Raises:
+        fulmen.Error: a problem cannot be planned or compiled for one of them.
+    """
+    if not archs:
+        raise ArgumentError("archs is empty; name at least one, such as 'sm_90a'")
+    every = list(problems)
+    asked = [_settled(problem, None, arch) for arch in archs for problem in every]
+    if not asked:
+        raise ArgumentError("problems is empty; a bundle holds the kernels of at least one")
+    plans = _plans(asked, progress, threads)
+    handles = [handle for made in plans for handle in made.handles]
+    library().bundle_write(text_argument(os.fspath(path)), *handles)
+    return len(handles)
+
+
+def load_bundle(path: str | os.PathLike[str]) -> None:
+    """Uses a file of `fulmen.compile_bundle` from now on, before the cache and NVRTC.
+
+    Raises:
+        fulmen.Error: there is no such file, or another version of fulmen made it.
+    """
+    library().bundle_load(text_argument(os.fspath(path)))
+
+
+def _settled(problem: Mapping[str, Any], device: int | None, name: str | None) -> dict[str, Any]:
+    """The arguments of `fulmen.plan` for a problem."""
+    from .inspection import phantom
+    from .kinds import named_dtype
+
+    arguments = {"need": (), **problem}
+    missing = [name for name in ARRAYS if name not in arguments]
+    if missing:
+        raise ArgumentError(f"a problem has q, k and v; this one lacks {' and '.join(missing)}")
+    are_shapes = all(isinstance(arguments[name], (tuple, list)) for name in ARRAYS)
+    dtype = arguments.pop("dtype", "float32")
+    if are_shapes:
+        made = named_dtype(dtype)
+        arguments.update({x: phantom(tuple(arguments[x]), made) for x in ARRAYS})
+        if name is None and arguments.get("backend") != "cpu":
+            arguments["device"] = 0 if device is None else device
+    if name is not None:
+        arguments["device_name"] = name
+    return arguments
+
+
+def _plans(asked: list[dict[str, Any]], progress: Progress | None, threads: int) -> list[Plan]:
+    """Plans of all, made by several threads; the compiler runs without the interpreter lock."""
+    workers = threads or min(os.cpu_count() or 1, MOST_THREADS)
+    failed: Error | None = None
+    plans: dict[int, Plan] = {}
+    with ThreadPoolExecutor(workers) as pool:
+        futures = {pool.submit(plan, **arguments): i for i, arguments in enumerate(asked)}
+        for done, future in enumerate(as_completed(futures), 1):
+            try:
+                plans[futures[future]] = future.result()
+            except Error as error:
+                failed = failed or error
+            if progress is not None:
+                progress(done, len(asked))
+    if failed is not None:
+        raise failed
+    return [plans[index] for index in sorted(plans)]

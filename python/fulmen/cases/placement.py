@@ -1,0 +1,173 @@
+# SPDX-FileCopyrightText: fulmen contributors
+# SPDX-License-Identifier: Apache-2.0
+"""Where the arrays of a case are when the library gets them: host memory, or that of a GPU.
+
+Cases are made and judged in NumPy. `OnGpu` stands between: it takes and returns NumPy arrays, and
+calls the public functions with copies on the GPU that have the same strides, offsets, gaps and
+alignment. A caller's output comes back with all that lies around it, so that what was written
+outside shows. Called by checks; gpu_arrays knows the owners of GPU memory.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+import fulmen
+from fulmen.masks import Documents
+
+from .arrays import Array
+
+ALIGNMENT = 64  # bytes: addresses keep their remainder
+
+
+class Forward(NamedTuple):
+    """Results of a forward call in NumPy; stats stay where they were made."""
+
+    o: Array
+    lse: Array
+    stats: Any
+
+
+class Host:
+    """The public functions themselves, on NumPy arrays."""
+
+    name = "numpy"
+
+    def attention_forward(self, *arrays: Any, **options: Any) -> Any:
+        """fulmen.attention_forward."""
+        return fulmen.attention_forward(*arrays, **options)
+
+    def attention_backward(self, *arrays: Any, **options: Any) -> Any:
+        """fulmen.attention_backward."""
+        return fulmen.attention_backward(*arrays, **options)
+
+    def merge(self, parts: Any, **options: Any) -> Any:
+        """fulmen.merge."""
+        return fulmen.merge(parts, **options)
+
+    def modified(self) -> str:
+        """Which copy of an input was written to; "" where there are none."""
+        return ""
+
+
+class Block(NamedTuple):
+    """The memory around a view on the host, and its copy on the GPU."""
+
+    around: Array  # the host's, kept alive: its id names the block
+    copy: Any  # a vector of bytes of the owner of GPU memory
+    first: int  # where the copy begins in it, so that addresses keep their alignment
+
+
+def root(x: Array) -> Array:
+    """The array that owns the memory of a view."""
+    while isinstance(x.base, np.ndarray):
+        x = x.base
+    return x
+
+
+def address(x: Array) -> int:
+    """Where the first element is."""
+    return int(x.__array_interface__["data"][0])
+
+
+class OnGpu:
+    """The public functions on copies of NumPy arrays in the memory of a GPU."""
+
+    def __init__(self, owner: Any) -> None:
+        """With an owner of GPU memory: gpu_arrays."""
+        self.owner = owner
+        self.name: str = owner.name
+        self._blocks: dict[int, Block] = {}
+
+    def attention_forward(self, q: Any, k: Any, v: Any, out: Any = None, **options: Any) -> Forward:
+        """fulmen.attention_forward; `out` has afterwards what its copy has, and the gaps too."""
+        with self.owner.stream():
+            arguments = [self.put(x) for x in (q, k, v)]
+            moved = self.options(options)
+            if out is None:
+                found = fulmen.attention_forward(*arguments, **moved)
+            else:
+                block = self._copied(out)
+                try:
+                    target = self._view(out, block)
+                    found = fulmen.attention_forward(*arguments, out=target, **moved)
+                finally:
+                    self._bring_back(block)
+            o, lse = self.owner.get(found.o), self.owner.get(found.lse)
+        return Forward(o if out is None else out, lse, (found.o, found.lse, found.stats))
+
+    def attention_backward(
+        self, do: Any, q: Any, k: Any, v: Any, o: Any, saved: Any, **options: Any
+    ) -> Any:
+        """fulmen.attention_backward; `saved` is the stats of `attention_forward`, or its lse."""
+        with self.owner.stream():
+            if isinstance(saved, tuple):
+                o, _, saved = saved
+            else:
+                o, saved = self.put(o), self.put(saved)
+            do, q, k, v = (self.put(x) for x in (do, q, k, v))
+            found = fulmen.attention_backward(do, q, k, v, o, saved, **self.options(options))
+            return type(found)(*(None if x is None else self.owner.get(x) for x in found))
+
+    def merge(self, parts: Any, **options: Any) -> Any:
+        """fulmen.merge."""
+        with self.owner.stream():
+            moved = [tuple(self.put(x) for x in part) for part in parts]
+            return tuple(self.owner.get(x) for x in fulmen.merge(moved, **self.options(options)))
+
+    def modified(self) -> str:
+        """Which copy of an input was written to; "" for none."""
+        for block in self._blocks.values():
+            if not np.array_equal(self._bytes_of(block), _bytes(block.around)):
+                return f"the copy of an input of shape {block.around.shape} was written to"
+        return ""
+
+    def options(self, given: dict[str, Any]) -> dict[str, Any]:
+        """The options of a call with their arrays moved."""
+        return {name: self._option(value) for name, value in given.items()}
+
+    def _option(self, value: Any) -> Any:
+        if isinstance(value, np.ndarray):
+            return self.put(value)
+        if isinstance(value, Documents):
+            kv_ids = None if value.kv_ids is None else self.put(value.kv_ids)
+            return Documents(self.put(value.q_ids), kv_ids)
+        if isinstance(value, tuple) and any(isinstance(x, (np.ndarray, Documents)) for x in value):
+            return tuple(self._option(x) for x in value)
+        return value
+
+    def put(self, x: Any) -> Any:
+        """The copy of an input: made once for all views of the same memory."""
+        if not isinstance(x, np.ndarray):
+            return x
+        if not self.owner.has_strides or x.size == 0:
+            return self.owner.contiguous(x)
+        around = root(x)
+        if not around.flags.c_contiguous:  # rows 2^30 elements apart: only they are copied
+            return self.owner.scattered(x)
+        block = self._blocks.get(id(around))
+        if block is None:
+            block = self._blocks[id(around)] = self._copied(x)
+        return self._view(x, block)
+
+    def _copied(self, x: Array) -> Block:
+        around = root(x)
+        first = address(around) % ALIGNMENT
+        return Block(around, self.owner.bytes(_bytes(around), first), first)
+
+    def _view(self, x: Array, block: Block) -> Any:
+        offset = block.first + address(x) - address(block.around)
+        return self.owner.view(block.copy, offset, x)
+
+    def _bytes_of(self, block: Block) -> Array:
+        found: Array = self.owner.get(block.copy)
+        return found[block.first : block.first + block.around.nbytes]
+
+    def _bring_back(self, block: Block) -> None:
+        _bytes(block.around)[...] = self._bytes_of(block)
+
+
+def _bytes(x: Array) -> Array:
+    return x.reshape(-1).view(np.uint8)

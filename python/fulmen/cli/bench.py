@@ -1,0 +1,297 @@
+# SPDX-FileCopyrightText: fulmen contributors
+# SPDX-License-Identifier: Apache-2.0
+"""fulmen bench: speed, memory and error over a grid of shapes, beside other libraries."""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import gc
+import json
+import math
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import fulmen
+from fulmen.options import CPU_IMPLEMENTATIONS, GPU_IMPLEMENTATIONS
+
+from .benchmark import machine, peers_other, peers_torch
+from .benchmark.cells import GRIDS, ITEM_BYTES, Cell
+from .benchmark.page import figure, page
+from .benchmark.reference import Truth
+from .benchmark.sides import Answer, Fulmen, MissingError, NaiveNumpy, Side, Tensors
+from .benchmark.timing import GRAPH_CALLS, CpuTimer, GpuTimer, Times
+from .output import ACCEPTABLE, BadInputError, Output
+
+DESCRIPTION = """\
+Times fulmen and other libraries on the same arrays, in one run, in random order with idle gaps and
+a flushed cache: only ratios within a cell count. Writes one JSON object a line, a table, and a page
+with plots. A library that is not installed is one line; it stops nothing.
+"""
+# By name; each makes its side when it is asked for.
+PEERS: dict[str, Callable[[], Side]] = {
+    "cudnn": lambda: peers_torch.Sdpa("cudnn", "CUDNN_ATTENTION"),
+    "fa2": lambda: peers_torch.Sdpa("fa2", "FLASH_ATTENTION"),
+    "efficient": lambda: peers_torch.Sdpa("efficient", "EFFICIENT_ATTENTION"),
+    "math": lambda: peers_torch.Sdpa("math", "MATH"),
+    "flex": peers_torch.Flex,
+    "fa3": lambda: peers_other.FlashAttention("fa3", "flash_attn_interface"),
+    "fa4": lambda: peers_other.FlashAttention("fa4", "flash_attn.cute"),
+    "flashinfer": peers_other.FlashInfer,
+    "xformers": peers_other.Xformers,
+    "naive": peers_torch.NaiveTorch,
+}
+DEFAULT_PEERS = {
+    "cuda": ("cudnn", "fa2", "fa3", "fa4", "efficient", "flashinfer", "xformers", "naive"),
+    "cpu": ("fa2", "math", "naive"),
+}
+TORCH_CPU_NAME = "torch"  # SDPA on the CPU has one kernel, which torch calls flash attention
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of the command."""
+    add = parser.add_argument
+    add("--grid", choices=tuple(GRIDS), action="append",
+        help="forward, backward, float32, small (GPU), cpu; default: forward where a GPU is, "
+        "else cpu")  # fmt: skip
+    add("--backend", choices=("auto", "cpu", "cuda"), default="auto", help="of the default grid")
+    add("--rows", type=int, nargs="+", metavar="S", help="these sequence lengths")
+    add("--dims", type=int, nargs="+", metavar="D", help="these head dims")
+    add("--dtype", choices=tuple(ITEM_BYTES), help="instead of the grid's")
+    add("--implementation", action="append", choices=("auto", *IMPLEMENTATIONS), metavar="NAME",
+        help="of fulmen; several are several rows; auto")  # fmt: skip
+    add("--peers", nargs="*", choices=tuple(PEERS), metavar="NAME",
+        help=f"others beside fulmen, of {', '.join(PEERS)}; without names: none")  # fmt: skip
+    add("--fa3-operators", metavar="PATH", help="FlashAttention-3 from its shared library")
+    add("--sustained", action="store_true", help="also back to back on a hot card (GPU)")
+    add("--rounds", type=int, default=5, metavar="N", help="visits of each side; 5")
+    add(
+        "--seconds", type=float, default=math.inf, metavar="T", help="begin no cell after T seconds"
+    )
+    add("-o", "--output", type=Path, metavar="FOLDER",
+        help="write DATE-GRID-CARD.jsonl and .html there")  # fmt: skip
+
+
+def main(arguments: argparse.Namespace, output: Output) -> int:
+    """The command."""
+    names = arguments.grid or [_default_grid(arguments.backend)]
+    records: list[dict[str, Any]] = []
+    start = time.perf_counter()
+    for name in names:
+        bench = Bench(GRIDS[name].backend, arguments, output)
+        cells = list(GRIDS[name].cells(arguments.rows, arguments.dims, arguments.dtype))
+        found = []
+        with output.progress(f"grid {name}", len(cells)) as advance:
+            for cell in cells:
+                if time.perf_counter() - start > arguments.seconds:
+                    output.line(f"stopped after {arguments.seconds:g} s; not timed: {cell.name}")
+                    break
+                found += bench.run(cell)
+                advance(1)
+        for line in bench.missing.values():
+            output.line(line)
+        _table(found, output)
+        if arguments.output is not None and found:
+            _write(arguments.output, name, found, output)
+        records += found
+    if output.as_json:
+        output.json(records)
+    return int(not any(r["who"] == "fulmen" for r in records))
+
+
+IMPLEMENTATIONS = (*CPU_IMPLEMENTATIONS, *GPU_IMPLEMENTATIONS)
+
+
+def _default_grid(backend: str) -> str:
+    if backend == "auto":
+        backend = "cuda" if fulmen.gpu_info()["devices"] else "cpu"
+    return "cpu" if backend == "cpu" else "forward"
+
+
+class Bench:
+    """The sides of a run, and what they are timed with."""
+
+    def __init__(self, backend: str, arguments: argparse.Namespace, output: Output) -> None:
+        """Loads the peers; those that do not load are remembered with the reason.
+
+        Raises:
+            BadInputError: no GPU, or no torch to time it with.
+        """
+        self.backend = backend
+        self.sustained = arguments.sustained and backend == "cuda"
+        self.missing: dict[str, str] = {}
+        self.torch = self._import_torch()
+        self.timer: Any = (
+            CpuTimer(arguments.rounds) if backend == "cpu" else GpuTimer(arguments.rounds)
+        )
+        known = CPU_IMPLEMENTATIONS if backend == "cpu" else GPU_IMPLEMENTATIONS
+        asked = [x for x in arguments.implementation or ["auto"] if x in ("auto", *known)]
+        self.sides: list[Side] = [Fulmen(x) for x in asked]
+        peers = DEFAULT_PEERS[backend] if arguments.peers is None else arguments.peers
+        for name in peers:
+            self._add(name, arguments.fa3_operators)
+        self.versions = machine.versions(backend)
+        self.card = machine.processor() if backend == "cpu" else machine.card()
+        self.commit = fulmen.build_info()["commit"]
+        self.date = datetime.datetime.now(datetime.timezone.utc).date().isoformat()
+
+    def _import_torch(self) -> Any:
+        try:
+            import torch
+        except ImportError:
+            if self.backend == "cuda":
+                raise BadInputError("a GPU is timed with torch; pip install torch") from None
+            return None
+        if self.backend == "cuda" and not torch.cuda.is_available():
+            raise BadInputError(f"torch {torch.__version__} sees no GPU; --grid cpu needs none")
+        return torch
+
+    def _add(self, name: str, fa3_path: str | None) -> None:
+        try:
+            if self.torch is None:
+                if name != "naive":
+                    raise MissingError("torch is not installed")
+                self.sides.append(NaiveNumpy())
+            elif name == "fa3" and fa3_path:
+                self.sides.append(peers_other.FlashAttention3Operators(fa3_path))
+            else:
+                side = PEERS[name]()
+                if self.backend == "cpu" and name == "fa2":
+                    side.name = TORCH_CPU_NAME
+                self.sides.append(side)
+        except MissingError as reason:
+            self.missing[name] = f"{name} is left out: {reason}"
+
+    def tensors(self, cell: Cell) -> Tensors:
+        """Random inputs, the same for every run of a cell."""
+        shape = (cell.batch, cell.heads, cell.rows, cell.dim)
+        if self.torch is None:
+            rng = np.random.default_rng(0)
+            made = (rng.standard_normal(shape, np.float32) for _ in range(4))
+            return Tensors(*(x.astype(cell.dtype) for x in made))
+        device = "cpu" if self.backend == "cpu" else "cuda"
+        generator = self.torch.Generator(device).manual_seed(0)
+        dtype = getattr(self.torch, cell.dtype)
+        return Tensors(
+            *(
+                self.torch.randn(shape, generator=generator, device=device).to(dtype)
+                for _ in range(4)
+            )
+        )
+
+    def run(self, cell: Cell) -> list[dict[str, Any]]:
+        """The records of a cell: a row a side."""
+        tensors = self.tensors(cell)
+        truth = Truth(cell, tensors, np if self.torch is None else self.torch)
+        answers: dict[str, tuple[Side, Answer, int | None, float]] = {}
+        with self._gradients(cell):
+            for side in self.sides:
+                self._try(cell, tensors, truth, side, answers)
+            calls = {key: answer.call for key, (_, answer, _, _) in answers.items()}
+            factor = 1
+            if cell.graph:
+                calls = {key: self.timer.graphed(call) for key, call in calls.items()}
+                factor = GRAPH_CALLS
+            found = []
+            times = self.timer.burst(calls)
+            clock = machine.clock_mhz() if self.backend == "cuda" else None
+            for key, (side, answer, peak, error) in answers.items():
+                case = "graph" if cell.graph else "burst"
+                record = self._record(cell, side, answer, times[key], case, factor)
+                record.update(
+                    peak_mib=None if peak is None else peak / 2**20,
+                    max_error=error,
+                    clock_mhz=clock,
+                )
+                if cell.graph:
+                    record["host_us"] = self.timer.host_seconds(answer.call) * 1e6
+                found.append(record)
+                if self.sustained:
+                    hot = self.timer.sustained(calls[key], times[key].median)
+                    again = self._record(cell, side, answer, hot, "sustained", factor)
+                    again.update(clock_mhz=machine.clock_mhz())
+                    found.append(again)
+        del answers, calls, tensors, truth
+        gc.collect()
+        return found
+
+    def _gradients(self, cell: Cell) -> Any:
+        from contextlib import nullcontext
+
+        if self.torch is None:
+            return nullcontext()
+        return self.torch.set_grad_enabled(cell.op == "backward")
+
+    def _try(
+        self,
+        cell: Cell,
+        tensors: Tensors,
+        truth: Truth,
+        side: Side,
+        answers: dict[str, tuple[Side, Answer, int | None, float]],
+    ) -> None:
+        try:
+            answer = side.answer(cell, tensors)
+            answer.call()  # compiled and warm
+            result, peak = self.timer.peak(answer.call)
+            error = truth.error(answer.results(result))
+        except MissingError as reason:
+            self._leave_out(side, cell, str(reason))
+        except Exception as failure:  # a peer that fails stops nothing
+            text = (str(failure).strip().splitlines() or [""])[0]
+            self._leave_out(side, cell, f"{type(failure).__name__}: {text}")
+        else:
+            key = f"{side.name} {len(answers)}"
+            total = None if peak is None else peak + answer.extra_bytes
+            answers[key] = (side, answer, total, error)
+
+    def _leave_out(self, side: Side, cell: Cell, reason: str) -> None:
+        asked = f" {side.asked}" if isinstance(side, Fulmen) else ""
+        key = f"{side.name}{asked} {reason}"
+        self.missing.setdefault(key, f"{side.name}{asked} is left out of {cell.name}: {reason}")
+
+    def _record(
+        self, cell: Cell, side: Side, answer: Answer, times: Times, case: str, factor: int
+    ) -> dict[str, Any]:
+        seconds = times.median / factor
+        return {
+            "grid": cell.grid, "op": cell.op, "who": side.name,
+            "implementation": answer.implementation, "dtype": cell.dtype, "batch": cell.batch,
+            "heads_q": cell.heads, "heads_kv": cell.kv_heads, "seqlen_q": cell.rows,
+            "seqlen_kv": cell.rows, "d_qk": cell.dim, "d_v": cell.dim, "causal": cell.causal,
+            "case": case, "p50_ms": seconds * 1e3, "p99_ms": times.p99 / factor * 1e3,
+            "tflops": cell.flops / seconds / 1e12, "gbps": cell.array_bytes / seconds / 1e9,
+            "peak_mib": None, "max_error": None, "card": self.card, "clock_mhz": None,
+            "versions": self.versions, "commit": self.commit, "date": self.date,
+        }  # fmt: skip
+
+
+def _table(records: list[dict[str, Any]], output: Output) -> None:
+    keys = (
+        "op", "dtype", "d_qk", "seqlen_q", "causal", "case", "who", "implementation", "p50_ms",
+        "p99_ms", "tflops", "gbps", "peak_mib", "max_error",
+    )  # fmt: skip
+    titles = (
+        "op", "dtype", "D", "S", "mask", "case", "who", "implementation", "p50 ms", "p99 ms",
+        "TFLOP/s", "GB/s", "peak MiB", "error",
+    )  # fmt: skip
+    rows = [tuple(figure(record[key]) for key in keys) for record in records]
+    output.table(titles, rows, lambda row: ACCEPTABLE if row[6] == "fulmen" else "")
+
+
+def _write(folder: Path, grid: str, records: list[dict[str, Any]], output: Output) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    one = records[0]
+    card = re.sub(r"[^a-z0-9]+", "-", one["card"].lower()).strip("-")
+    path = folder / f"{one['date']}-{grid}-{card}.jsonl"
+    path.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
+    told = ", ".join(f"{name} {version}" for name, version in one["versions"].items())
+    note = f"{one['card']}, {one['date']}, commit {one['commit']}; {told}"
+    text = page(records, f"fulmen bench: {grid}", note)
+    path.with_suffix(".html").write_text(text, encoding="utf-8")
+    output.line(f"written: {path} and {path.with_suffix('.html').name}")

@@ -1,0 +1,165 @@
+# SPDX-FileCopyrightText: fulmen contributors
+# SPDX-License-Identifier: Apache-2.0
+"""Sides from other packages, each loaded when it is asked for: FlashAttention-3 and -4, FlashInfer,
+xFormers. FlashAttention-3 comes from its package, or from the path of a build of its operators.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+from .cells import Cell
+from .peers_torch import autograd_answer, leaves
+from .sides import Answer, MissingError, Side, Tensors
+
+
+def load(module: str) -> Any:
+    """A module of a peer.
+
+    Raises:
+        MissingError: it does not import.
+    """
+    try:
+        return import_module(module)
+    except Exception as error:  # a package of another build fails in many ways
+        text = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise MissingError(f"{module} does not load: {text}") from error
+
+
+def rows_first(tensors: Tensors) -> Tensors:
+    """(batch, row, head, dim), contiguous: the axes of the flash-attn family."""
+    names = ("q", "k", "v", "do")
+    return Tensors(*(getattr(tensors, x).transpose(1, 2).contiguous() for x in names))
+
+
+def heads_first(results: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Back to (batch, head, row, dim)."""
+    return tuple(x.transpose(1, 2) for x in results)
+
+
+class FlashAttention3Operators(Side):
+    """The operators of FlashAttention-3 from a shared library: no Python between."""
+
+    name = "fa3"
+
+    def __init__(self, path: str) -> None:
+        """From the path of _C.so of flash_attn_3."""
+        import torch
+
+        before = set(torch._C._dispatch_get_all_op_names())
+        try:
+            torch.ops.load_library(path)
+        except (OSError, RuntimeError) as error:
+            text = str(error).strip().splitlines()[0]
+            raise MissingError(f"{path} does not load: {text}") from error
+        new = set(torch._C._dispatch_get_all_op_names()) - before
+        spaces = sorted({name.split("::")[0] for name in new if name.endswith("::fwd")})
+        if not spaces:
+            raise MissingError(f"{path} brings no operator called fwd")
+        self.operators = getattr(torch.ops, spaces[0])
+
+    def answer(self, cell: Cell, tensors: Tensors) -> Answer:
+        import torch
+
+        t, scale, ops = rows_first(tensors), cell.dim**-0.5, self.operators
+
+        def forward() -> Any:
+            return ops.fwd(
+                t.q, t.k, t.v, softmax_scale=scale, is_causal=cell.causal, window_size_left=-1,
+                window_size_right=-1, num_splits=1,
+            )  # fmt: skip
+
+        if cell.op == "forward":
+            return Answer(forward, lambda x: heads_first(x[:1]), "flash_attn_3")
+        o, lse = forward()[:2]
+
+        def backward() -> Any:
+            dq, dk, dv = (torch.empty_like(x) for x in (t.q, t.k, t.v))
+            ops.bwd(
+                t.do, t.q, t.k, t.v, o, lse, dq, dk, dv, None, None, None, None, None, None, scale,
+                cell.causal, -1, -1, 0.0, False, 0,
+            )  # fmt: skip
+            return dq, dk, dv
+
+        return Answer(backward, heads_first, "flash_attn_3")
+
+
+class FlashAttention(Side):
+    """A package with flash_attn_func: FlashAttention-3 (hopper) or -4 (cute)."""
+
+    def __init__(self, name: str, module: str) -> None:
+        """By our name and by its module."""
+        self.name = name
+        self.module = module
+        self.function = load(module).flash_attn_func
+
+    def _forward(self, cell: Cell, *inputs: Any) -> Any:
+        o = self.function(*inputs, causal=cell.causal)
+        return o[0] if isinstance(o, tuple) else o
+
+    def answer(self, cell: Cell, tensors: Tensors) -> Answer:
+        t = rows_first(tensors)
+        if cell.op == "forward":
+            return Answer(
+                lambda: self._forward(cell, t.q, t.k, t.v),
+                lambda o: heads_first((o,)),
+                self.module,
+            )
+        inputs = leaves(t)
+        made = autograd_answer(self._forward(cell, *inputs), inputs, t.do, self.module)
+        return Answer(made.call, heads_first, self.module)
+
+
+class FlashInfer(Side):
+    """FlashInfer's prefill over ragged sequences; planned outside the timed call."""
+
+    name = "flashinfer"
+
+    def __init__(self) -> None:
+        """From its package."""
+        self.module = load("flashinfer")
+
+    def answer(self, cell: Cell, tensors: Tensors) -> Answer:
+        import torch
+
+        if cell.op != "forward":
+            raise MissingError("it has no backward pass")
+        t = rows_first(tensors)
+        q, k, v = (x.reshape(-1, *x.shape[2:]) for x in (t.q, t.k, t.v))
+        scratch = torch.empty(256 << 20, dtype=torch.uint8, device=q.device)
+        wrapper = self.module.BatchPrefillWithRaggedKVCacheWrapper(scratch, "NHD")
+        offsets = torch.arange(cell.batch + 1, dtype=torch.int32, device=q.device) * cell.rows
+        wrapper.plan(
+            offsets, offsets, cell.heads, cell.kv_heads, cell.dim, causal=cell.causal,
+            q_data_type=q.dtype, kv_data_type=k.dtype,
+        )  # fmt: skip
+        shape = t.q.shape
+        return Answer(
+            lambda: wrapper.run(q, k, v),
+            lambda o: heads_first((o.reshape(shape),)),
+            "flashinfer ragged prefill",
+        )
+
+
+class Xformers(Side):
+    """xFormers' memory_efficient_attention, its own choice of operator."""
+
+    name = "xformers"
+
+    def __init__(self) -> None:
+        """From its package."""
+        self.ops = load("xformers.ops")
+
+    def answer(self, cell: Cell, tensors: Tensors) -> Answer:
+        t = rows_first(tensors)
+        bias = self.ops.LowerTriangularMask() if cell.causal else None
+
+        def forward(*inputs: Any) -> Any:
+            return self.ops.memory_efficient_attention(*inputs, attn_bias=bias)
+
+        if cell.op == "forward":
+            return Answer(lambda: forward(t.q, t.k, t.v), lambda o: heads_first((o,)), "xformers")
+        inputs = leaves(t)
+        made = autograd_answer(forward(*inputs), inputs, t.do, "xformers")
+        return Answer(made.call, heads_first, "xformers")

@@ -1,0 +1,108 @@
+# SPDX-FileCopyrightText: fulmen contributors
+# SPDX-License-Identifier: Apache-2.0
+"""Who answers a cell: fulmen, the naive way, and other libraries (peers_torch, peers_other).
+
+A side makes a call without arguments from the tensors of a cell, once; the call is what is timed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import fulmen
+
+from .cells import Cell
+
+NAIVE_BYTES = 1 << 35  # score matrices beyond this are not tried
+
+
+class MissingError(Exception):
+    """A side that cannot answer here, with the reason in one clause."""
+
+
+@dataclass
+class Tensors:
+    """The inputs of a cell in the axes (batch, head, row, dim), contiguous."""
+
+    q: Any
+    k: Any
+    v: Any
+    do: Any
+
+
+@dataclass
+class Answer:
+    """A call, and what it gives: o, or (dq, dk, dv), in the axes of Tensors."""
+
+    call: Callable[[], Any]
+    results: Callable[[Any], tuple[Any, ...]]
+    implementation: str
+    extra_bytes: int = 0  # taken from outside the allocator that is watched
+
+
+class Side:
+    """One library, or one way of it."""
+
+    name = ""  # `who` of a record
+
+    def answer(self, cell: Cell, tensors: Tensors) -> Answer:
+        """The call for a cell.
+
+        Raises:
+            MissingError: it cannot answer this cell.
+        """
+        raise NotImplementedError
+
+
+class Fulmen(Side):
+    """The public functions of this package."""
+
+    name = "fulmen"
+
+    def __init__(self, implementation: str = "auto") -> None:
+        """By the name of an implementation."""
+        self.asked = implementation
+
+    def answer(self, cell: Cell, tensors: Tensors) -> Answer:
+        q, k, v, do = tensors.q, tensors.k, tensors.v, tensors.do
+        options: dict[str, Any] = {"causal": cell.causal, "implementation": self.asked}
+        try:
+            said = fulmen.explain(q, k, v, operation=cell.op, **options)
+            plan = fulmen.plan(q, k, v, need=(), **options) if cell.graph else None
+            if plan is not None:
+                forward = plan.forward(q, k, v)
+        except fulmen.UnsupportedError as error:
+            raise MissingError(str(error)) from error
+        chosen, workspace = said["implementation"], int(said["workspace_bytes"])
+        if plan is not None:
+            o = forward.o
+            return Answer(lambda: plan.forward(q, k, v, out=o), lambda x: (x.o,), chosen)
+        if cell.op == "forward":
+            return Answer(
+                lambda: fulmen.attention(q, k, v, **options), lambda o: (o,), chosen, workspace
+            )
+        made = fulmen.attention_forward(q, k, v, **options)
+        return Answer(
+            lambda: fulmen.attention_backward(do, q, k, v, made.o, made.stats, **options),
+            lambda g: (g.dq, g.dk, g.dv),
+            chosen,
+            workspace,
+        )
+
+
+class NaiveNumpy(Side):
+    """The whole score matrix in memory, in NumPy, for machines without torch."""
+
+    name = "naive"
+
+    def answer(self, cell: Cell, tensors: Tensors) -> Answer:
+        from ..naive import forward
+
+        if cell.op != "forward":
+            raise MissingError("the naive way in NumPy has no timed backward pass")
+        visible = fulmen.dense_mask(cell.rows, cell.rows, causal=True) if cell.causal else None
+        given = {"scale": cell.dim**-0.5, "softcap": 0.0, "bias": None, "sinks": None}
+        q, k, v = tensors.q, tensors.k, tensors.v
+        return Answer(lambda: forward(q, k, v, visible, given)[0], lambda o: (o,), "numpy")

@@ -1,0 +1,196 @@
+# SPDX-FileCopyrightText: fulmen contributors
+# SPDX-License-Identifier: Apache-2.0
+"""How sides are timed so that the answer is true.
+
+A card's clock follows its power: a kernel timed after a slow one runs faster, by up to 30 %. So all
+sides of a cell are visited in random order, in several rounds, with an idle gap and two warm calls
+before each visit (burst), or each from an equally hot card (sustained). The L2 cache is flushed
+before each call. On the CPU sides take turns in random order.
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+Call = Callable[[], Any]
+
+ROUNDS = 5
+IDLE_SECONDS = 0.025
+VISIT_SECONDS = 0.010
+MOST_CALLS = 41
+HEAT_SECONDS = 0.4
+SUSTAINED_SECONDS = 0.45
+FLUSH_BYTES = 1 << 28
+GRAPH_CALLS = 20  # calls in one graph, whose time is that of the calls alone
+
+
+@dataclass
+class Times:
+    """Times of one side, in seconds."""
+
+    medians: list[float] = field(default_factory=list)  # of each round
+    every: list[float] = field(default_factory=list)
+    host: float | None = None  # of the processor, a call; where it was measured
+
+    @property
+    def median(self) -> float:
+        """The median of the rounds' medians."""
+        return statistics.median(self.medians)
+
+    @property
+    def p99(self) -> float:
+        """The 99th percentile of all calls."""
+        ordered = sorted(self.every)
+        return ordered[min(len(ordered) - 1, int(0.99 * len(ordered)))]
+
+
+class CpuTimer:
+    """Wall time on the CPU."""
+
+    def __init__(self, rounds: int) -> None:
+        """With so many rounds."""
+        self.rounds = max(rounds, 1)
+
+    def burst(self, calls: dict[str, Call]) -> dict[str, Times]:
+        """Each side once a round, in random order, until a round takes no longer than the rest."""
+        found = {name: Times() for name in calls}
+        for call in calls.values():
+            call()
+        for _ in range(self.rounds):
+            for name in random.sample(list(calls), len(calls)):
+                start = time.perf_counter()
+                calls[name]()
+                seconds = time.perf_counter() - start
+                found[name].medians.append(seconds)
+                found[name].every.append(seconds)
+        return found
+
+    def peak(self, call: Call) -> tuple[Any, int | None]:
+        """The result of a call, and the most that NumPy held at once beside what it had.
+
+        None where torch is in use: its memory on the CPU is not told.
+        """
+        if "torch" in sys.modules:
+            return call(), None
+        import tracemalloc
+
+        tracemalloc.start()
+        result = call()
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        return result, peak
+
+
+class GpuTimer:
+    """Times by events on the current stream of torch."""
+
+    def __init__(self, rounds: int) -> None:
+        """On torch's current device."""
+        import torch
+
+        self.torch = torch
+        self.rounds = max(rounds, 1)
+        self._flush = torch.empty(FLUSH_BYTES, dtype=torch.uint8, device="cuda")
+        self._heat: list[Any] = []
+
+    def _visit(self, call: Call, count: int) -> list[float]:
+        events = [
+            tuple(self.torch.cuda.Event(enable_timing=True) for _ in range(2)) for _ in range(count)
+        ]
+        for before, after in events:
+            self._flush.zero_()
+            before.record()
+            call()
+            after.record()
+        self.torch.cuda.synchronize()
+        return [before.elapsed_time(after) / 1e3 for before, after in events]
+
+    def burst(self, calls: dict[str, Call]) -> dict[str, Times]:
+        """Every side from a cool card: random order, idle gaps, flushed cache."""
+        counts = {}
+        for name, call in calls.items():
+            call()
+            one = statistics.median(self._visit(call, 3))
+            counts[name] = max(3, min(MOST_CALLS, int(VISIT_SECONDS / max(one, 1e-6)) | 1))
+        found = {name: Times() for name in calls}
+        for _ in range(self.rounds):
+            for name in random.sample(list(calls), len(calls)):
+                time.sleep(IDLE_SECONDS)
+                calls[name]()
+                calls[name]()
+                seconds = self._visit(calls[name], counts[name])
+                found[name].medians.append(statistics.median(seconds))
+                found[name].every += seconds
+        return found
+
+    def sustained(self, call: Call, estimate: float) -> Times:
+        """Back to back on a card that matrix products have heated, as in training."""
+        torch = self.torch
+        if not self._heat:
+            self._heat = [
+                torch.randn(8192, 8192, dtype=torch.bfloat16, device="cuda") for _ in range(3)
+            ]
+        a, b, c = self._heat
+        start = time.perf_counter()
+        while time.perf_counter() - start < HEAT_SECONDS:
+            for _ in range(20):
+                torch.mm(a, b, out=c)
+            torch.cuda.synchronize()
+        count = max(2, int(SUSTAINED_SECONDS / max(estimate, 1e-6)))
+        before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        before.record()
+        for _ in range(count):
+            call()
+        after.record()
+        torch.cuda.synchronize()
+        mean = before.elapsed_time(after) / 1e3 / count
+        return Times([mean], [mean])
+
+    def graphed(self, call: Call) -> Call:
+        """A replay of GRAPH_CALLS calls, for calls that are shorter than their launch.
+
+        Raises:
+            RuntimeError: the call cannot be captured.
+        """
+        torch = self.torch
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(3):
+                call()
+        torch.cuda.current_stream().wait_stream(side)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            for _ in range(GRAPH_CALLS):
+                call()
+        replay: Call = graph.replay
+        return replay
+
+    def host_seconds(self, call: Call, count: int = 200) -> float:
+        """Processor time until a call returns, while the card has work."""
+        for _ in range(20):
+            call()
+        self.torch.cuda.synchronize()
+        start = time.perf_counter()
+        for _ in range(count):
+            call()
+        seconds = (time.perf_counter() - start) / count
+        self.torch.cuda.synchronize()
+        return seconds
+
+    def peak(self, call: Call) -> tuple[Any, int]:
+        """The result of a call, and what torch's allocator held at most beside what it had."""
+        cuda = self.torch.cuda
+        cuda.synchronize()
+        cuda.reset_peak_memory_stats()
+        before = cuda.memory_allocated()
+        result = call()
+        cuda.synchronize()
+        return result, int(cuda.max_memory_allocated() - before)

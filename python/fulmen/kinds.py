@@ -1,0 +1,331 @@
+# SPDX-FileCopyrightText: fulmen contributors
+# SPDX-License-Identifier: Apache-2.0
+"""The kinds of arrays that callers bring: how a result of the same kind is made, and where.
+
+NumPy, PyTorch and CuPy arrays are written to in place, in host memory or on a GPU. JAX arrays on a
+GPU have a file of their own (_jax). Any other array in host memory is read through DLPack; its
+results are computed in NumPy and handed over to its array namespace. None of these packages is
+imported here: an array of one proves that its owner has been.
+"""
+
+from __future__ import annotations
+
+import sys
+from contextlib import nullcontext
+from typing import Any
+
+import numpy as np
+
+from .errors import ArgumentError, DTypeError, UnsupportedError
+
+Array = Any
+
+HOST = -1  # where an array is: this, or CUDA's number of a GPU
+NO_STREAM = 0  # the CPU has none; on a GPU: the legacy default stream
+CURRENT_STREAM = -1  # the one that PyTorch tells tvm-ffi by the tensors of a call: src/ffi
+
+
+class NumpyKind:
+    """NumPy arrays, subclasses included."""
+
+    through_dlpack = False  # whether each array is handed over by its __dlpack__(stream=)
+    launches = False  # whether `_jax.launch` makes the results
+
+    @staticmethod
+    def device(x: Array) -> int:
+        """Where x is: HOST, or CUDA's number of a GPU."""
+        return HOST
+
+    @staticmethod
+    def stream(x: Array, asked: Any) -> int:
+        """What the library is told as the stream of a call on x."""
+        if asked is not None:
+            raise UnsupportedError("stream is given; the CPU has none: leave stream=None")
+        return NO_STREAM
+
+    @staticmethod
+    def address(stream: int, arrays: tuple[Array, ...]) -> int:
+        """The address of a stream that `stream` gave, for a call on these arrays."""
+        return stream
+
+    @staticmethod
+    def dtype(x: Array) -> Any:
+        """The dtype of x, in its own kind."""
+        return x.dtype
+
+    @staticmethod
+    def dtype_named(name: str) -> Any:
+        """The dtype with a name such as "float32"."""
+        return named_dtype(name)
+
+    @staticmethod
+    def accumulator(dtype: Any) -> Any:
+        """The dtype of lse: float64 for float64, else float32."""
+        return np.float64 if dtype.char == "d" else np.float32
+
+    @staticmethod
+    def empty(shape: Any, dtype: Any, like: Array) -> Array:
+        """Memory for a result, where `like` is."""
+        return np.empty(shape, dtype)
+
+    @staticmethod
+    def scratch(num_bytes: int, like: Array) -> Array:
+        """A vector of bytes for one run, where `like` is, from its owner's allocator."""
+        return np.empty(num_bytes, np.uint8)
+
+    @staticmethod
+    def moved(x: Any, like: Array) -> Array:
+        """A NumPy array of numbers from a list of the caller, moved to where `like` is."""
+        return x
+
+    @staticmethod
+    def result(x: Array, like: Array) -> Array:
+        """A computed result, as the caller gets it."""
+        return x
+
+    @staticmethod
+    def on(stream: int, like: Array) -> Any:
+        """A context in which `empty` makes memory that is safe on this stream."""
+        return nullcontext()
+
+
+class TorchKind(NumpyKind):
+    """PyTorch tensors, in host memory or on an NVIDIA GPU."""
+
+    @staticmethod
+    def device(x: Array) -> int:
+        if not x.is_cuda:
+            return HOST
+        index: int = x.get_device()
+        return index
+
+    @staticmethod
+    def stream(x: Array, asked: Any) -> int:
+        if not x.is_cuda:
+            return NumpyKind.stream(x, asked)
+        return CURRENT_STREAM if asked is None else stream_address(asked)
+
+    @staticmethod
+    def address(stream: int, arrays: tuple[Array, ...]) -> int:
+        if stream != CURRENT_STREAM:
+            return stream
+        for x in arrays:
+            if is_torch(x) and x.is_cuda:
+                return int(sys.modules["torch"].cuda.current_stream(x.device).cuda_stream)
+        return NO_STREAM
+
+    @staticmethod
+    def dtype_named(name: str) -> Any:
+        return getattr(sys.modules["torch"], name, None)
+
+    @staticmethod
+    def accumulator(dtype: Any) -> Any:
+        torch = sys.modules["torch"]
+        return torch.float64 if dtype is torch.float64 else torch.float32
+
+    @staticmethod
+    def empty(shape: Any, dtype: Any, like: Array) -> Array:
+        return sys.modules["torch"].empty(shape, dtype=dtype, device=like.device)
+
+    @staticmethod
+    def scratch(num_bytes: int, like: Array) -> Array:
+        torch = sys.modules["torch"]
+        return torch.empty(num_bytes, dtype=torch.uint8, device=like.device)
+
+    @staticmethod
+    def moved(x: Any, like: Array) -> Array:
+        return sys.modules["torch"].from_numpy(x).to(like.device)
+
+    @staticmethod
+    def on(stream: int, like: Array) -> Any:
+        if stream == CURRENT_STREAM or not like.is_cuda:
+            return nullcontext()
+        cuda = sys.modules["torch"].cuda
+        return cuda.stream(cuda.ExternalStream(stream, device=like.device))
+
+
+class CupyKind(NumpyKind):
+    """CuPy arrays."""
+
+    through_dlpack = True
+
+    @staticmethod
+    def device(x: Array) -> int:
+        return int(x.device.id)
+
+    @staticmethod
+    def stream(x: Array, asked: Any) -> int:
+        if asked is not None:
+            return stream_address(asked)
+        return int(sys.modules["cupy"].cuda.get_current_stream(x.device.id).ptr)
+
+    @staticmethod
+    def empty(shape: Any, dtype: Any, like: Array) -> Array:
+        with like.device:
+            return sys.modules["cupy"].empty(shape, dtype)
+
+    @staticmethod
+    def scratch(num_bytes: int, like: Array) -> Array:
+        return CupyKind.empty(num_bytes, np.uint8, like)
+
+    @staticmethod
+    def moved(x: Any, like: Array) -> Array:
+        with like.device:
+            return sys.modules["cupy"].asarray(x)
+
+    @staticmethod
+    def on(stream: int, like: Array) -> Any:
+        return sys.modules["cupy"].cuda.ExternalStream(stream, like.device.id)
+
+
+class OtherKind(NumpyKind):
+    """Arrays of the array API standard that have DLPack, in host memory."""
+
+    @staticmethod
+    def dtype(x: Array) -> Any:
+        return named_dtype(getattr(x.dtype, "name", str(x.dtype)))
+
+    @staticmethod
+    def result(x: Array, like: Array) -> Array:
+        return like.__array_namespace__().asarray(x)
+
+
+class JaxKind(NumpyKind):
+    """JAX arrays on an NVIDIA GPU: JAX says itself on which stream a call runs (_jax)."""
+
+    through_dlpack = True
+    launches = True
+
+    @staticmethod
+    def device(x: Array) -> int:
+        return int(x.__dlpack_device__()[1])
+
+    @staticmethod
+    def stream(x: Array, asked: Any) -> int:
+        if asked is not None:
+            raise UnsupportedError(
+                "stream is given and q is a JAX array; JAX orders the work itself: leave "
+                "stream=None"
+            )
+        return NO_STREAM
+
+    @staticmethod
+    def dtype(x: Array) -> Any:
+        return named_dtype(x.dtype.name)
+
+    @staticmethod
+    def empty(shape: Any, dtype: Any, like: Array) -> Array:
+        (device,) = like.devices()
+        return like.__array_namespace__().empty(shape, dtype, device=device)
+
+    @staticmethod
+    def scratch(num_bytes: int, like: Array) -> Array:
+        return JaxKind.empty(num_bytes, np.uint8, like)
+
+    @staticmethod
+    def moved(x: Any, like: Array) -> Array:
+        (device,) = like.devices()
+        return like.__array_namespace__().asarray(x, device=device)
+
+
+_KINDS: dict[type, type[NumpyKind]] = {np.ndarray: NumpyKind}
+GPU_DEVICE_TYPES = (2, 13)  # DLPack: kDLCUDA, kDLCUDAManaged
+
+
+def kind_of(x: Array, name: str) -> type[NumpyKind]:
+    """What x is.
+
+    Raises:
+        DTypeError: no array that results could be made like.
+    """
+    kind = _KINDS.get(type(x))
+    if kind is not None:
+        return kind
+    if isinstance(x, np.ndarray):
+        kind = NumpyKind
+    elif is_torch(x):
+        kind = TorchKind
+    elif hasattr(x, "__dlpack__") and hasattr(x, "__array_namespace__"):
+        if "cupy" in sys.modules and isinstance(x, sys.modules["cupy"].ndarray):
+            kind = CupyKind
+        else:
+            return _standard_kind(x, name)
+    else:
+        raise DTypeError(
+            f"{name} is {type(x).__name__}, not an array with DLPack (NumPy, PyTorch, JAX, CuPy); "
+            f"numpy.asarray({name}) makes one"
+        )
+    _KINDS[type(x)] = kind
+    return kind
+
+
+def _standard_kind(x: Array, name: str) -> type[NumpyKind]:
+    """The kind of an array that is of one type wherever it is."""
+    try:
+        device_type = x.__dlpack_device__()[0]
+    except Exception as error:  # JAX's tracers, arrays over several devices
+        text = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise DTypeError(
+            f"{name} ({type(x).__name__}) cannot be read through DLPack: {text}"
+        ) from error
+    if device_type not in GPU_DEVICE_TYPES:
+        return OtherKind
+    if type(x).__module__.startswith(("jax", "jaxlib")):
+        return JaxKind
+    raise UnsupportedError(
+        f"{name} is {type(x).__name__} on a GPU; results are made for PyTorch, CuPy and JAX arrays "
+        "there: convert it to one of these through DLPack"
+    )
+
+
+def stream_address(stream: Any) -> int:
+    """The address of a CUstream from what callers have.
+
+    Args:
+        stream: an integer, a stream of PyTorch or CuPy, or anything with __cuda_stream__.
+
+    Raises:
+        DTypeError: it is none of these.
+        ArgumentError: a negative integer.
+    """
+    protocol = getattr(stream, "__cuda_stream__", None)
+    if protocol is not None:
+        stream = protocol()[1]
+    for attribute in ("cuda_stream", "ptr"):
+        stream = getattr(stream, attribute, stream)
+    if isinstance(stream, bool) or not hasattr(stream, "__index__"):
+        raise DTypeError(
+            f"stream is {type(stream).__name__}; allowed are None, the address of a CUstream as an "
+            "integer, and a stream of PyTorch or CuPy"
+        )
+    address = int(stream)
+    if address < 0:
+        raise ArgumentError(f"stream is {address}; the address of a CUstream is at least 0")
+    return address
+
+
+def named_dtype(name: str) -> Any:
+    """The NumPy dtype with a name, bfloat16 included."""
+    if name == "bfloat16":
+        import ml_dtypes
+
+        return np.dtype(ml_dtypes.bfloat16)
+    try:
+        return np.dtype(name)
+    except TypeError:
+        raise DTypeError(f"dtype {name} is not one that NumPy or fulmen knows") from None
+
+
+def dtype_name(dtype: Any) -> str:
+    """The name of a dtype of any kind: "float32" for np.float32, torch.float32 and itself."""
+    if isinstance(dtype, str):
+        return dtype
+    if isinstance(dtype, type) or hasattr(dtype, "dtype"):
+        return str(np.dtype(dtype).name)
+    return str(getattr(dtype, "name", str(dtype))).rsplit(".", 1)[-1]
+
+
+def is_torch(x: Any) -> bool:
+    """Whether x is a PyTorch tensor; never imports torch."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(x, torch.Tensor)

@@ -1,0 +1,186 @@
+# SPDX-FileCopyrightText: fulmen contributors
+# SPDX-License-Identifier: Apache-2.0
+"""`fulmen bench` on the CPU: records, the truth behind its errors, the page, the order of calls."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fulmen.cli import bench
+from fulmen.cli.benchmark import machine, page, peers_other, timing
+from fulmen.cli.benchmark.cells import GRIDS, Cell
+from fulmen.cli.benchmark.reference import Truth
+from fulmen.cli.benchmark.sides import MissingError, NaiveNumpy, Side, Tensors
+from fulmen.cli.main import main
+
+TINY = ["bench", "--grid", "cpu", "--rows", "96", "--dims", "16", "--rounds", "2"]
+FIELDS = {
+    *("grid", "op", "who", "implementation", "dtype", "batch", "heads_q", "heads_kv"),
+    *("seqlen_q", "seqlen_kv", "d_qk", "d_v", "causal", "case", "p50_ms", "p99_ms", "tflops"),
+    *("gbps", "peak_mib", "max_error", "card", "clock_mhz", "versions", "commit", "date"),
+}
+CELL = Cell("test", "forward", "float32", 2, 3, 3, 40, 8, True)
+
+
+def test_a_tiny_grid(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*TINY, "-o", str(tmp_path), "--peers", "naive", "flashinfer"]) == 0
+    text = capsys.readouterr().out
+    assert "flashinfer is left out" in text
+    (path,) = tmp_path.glob("*-cpu-*.jsonl")
+    records = [json.loads(line) for line in path.read_text().splitlines()]
+    ours = [r for r in records if r["who"] == "fulmen"]
+    assert {(r["op"], r["causal"]) for r in ours} == {
+        (op, causal) for op in ("forward", "backward") for causal in (False, True)
+    }
+    assert any(r["who"] == "naive" for r in records)
+    for r in records:
+        assert set(r) == FIELDS
+        assert 0 < r["p50_ms"] <= r["p99_ms"]
+        assert r["max_error"] < 1e-4
+        assert r["card"] == machine.processor()
+        flops = 4 * r["heads_q"] * 96 * 96 * 16 * (0.5 if r["causal"] else 1)
+        flops *= 2.5 if r["op"] == "backward" else 1
+        assert math.isclose(r["tflops"], flops / r["p50_ms"] / 1e9, rel_tol=1e-6)
+    html = path.with_suffix(".html").read_text()
+    assert html.count("<tr") == len(records) + 1
+    assert not re.search(r"(src|href)=.?https?:", html)  # one file that loads nothing
+
+
+def test_json_and_several_implementations(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("--implementation", "scalar", "--implementation", "tiled", "--peers", "--json")
+    assert main([*TINY, *words]) == 0
+    records = json.loads(capsys.readouterr().out)
+    assert {r["implementation"] for r in records} == {"scalar", "tiled"}
+    assert {r["who"] for r in records} == {"fulmen"}
+
+
+def test_a_grid_for_a_gpu_needs_one(capsys: pytest.CaptureFixture[str]) -> None:
+    torch = pytest.importorskip("torch") if _has_torch() else None
+    if torch is not None and torch.cuda.is_available():
+        pytest.skip("there is one")
+    assert main(["bench", "--grid", "forward"]) == 2
+    assert "GPU" in capsys.readouterr().err
+
+
+def _has_torch() -> bool:
+    try:
+        import torch  # noqa: F401
+    except ImportError:
+        return False
+    return True
+
+
+def tensors(cell: Cell) -> Tensors:
+    rng = np.random.default_rng(1)
+    shape = (cell.batch, cell.heads, cell.rows, cell.dim)
+    return Tensors(*(rng.standard_normal(shape) for _ in range(4)))
+
+
+@pytest.mark.parametrize("op", ["forward", "backward"])
+def test_the_truth_is_attention_and_sees_an_error(op: str) -> None:
+    import fulmen
+
+    cell = Cell("test", op, "float64", 2, 3, 3, 40, 8, True)
+    t = tensors(cell)
+    truth = Truth(cell, t, np)
+    forward = fulmen.attention_forward(t.q, t.k, t.v, causal=True)
+    got: Any = (forward.o,)
+    if op == "backward":
+        got = fulmen.attention_backward(t.do, t.q, t.k, t.v, forward.o, forward.stats, causal=True)[
+            :3
+        ]
+    assert truth.error(got) < 1e-12
+    wrong = [x.copy() for x in got]
+    wrong[-1][truth.batch, truth.head, truth.rows[0], 0] += 1e-3
+    assert math.isclose(truth.error(tuple(wrong)), 1e-3, rel_tol=1e-6)
+    wrong[-1][truth.batch, truth.head, truth.rows[0], 0] = np.nan
+    assert math.isnan(truth.error(tuple(wrong)))
+
+
+def test_the_naive_way_is_right_too() -> None:
+    t = tensors(CELL)
+    answer = NaiveNumpy().answer(CELL, t)
+    assert Truth(CELL, t, np).error(answer.results(answer.call())) < 1e-12
+
+
+def test_sides_take_turns_in_random_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[str] = []
+    timer = timing.CpuTimer(20)
+    found = timer.burst({name: (lambda name=name: order.append(name)) for name in "abc"})
+    rounds = ["".join(order[i : i + 3]) for i in range(3, len(order), 3)]
+    assert all(sorted(visit) == ["a", "b", "c"] for visit in rounds)
+    assert len(set(rounds)) > 2
+    assert {len(times.medians) for times in found.values()} == {20}
+
+
+def test_times() -> None:
+    times = timing.Times([3.0, 1.0, 2.0], [float(i) for i in range(100)])
+    assert times.median == 2
+    assert times.p99 == 99
+
+
+def test_a_side_that_fails_stops_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    class Broken(Side):
+        name = "broken"
+
+        def answer(self, cell: Cell, tensors: Tensors) -> Any:
+            raise RuntimeError("planted\nsecond line")
+
+    monkey = pytest.MonkeyPatch()
+    monkey.setitem(bench.PEERS, "fa3", Broken)
+    monkey.setattr(bench.Bench, "_add", lambda self, name, path: self.sides.append(Broken()))
+    try:
+        assert main([*TINY, "--peers", "fa3"]) == 0
+    finally:
+        monkey.undo()
+    assert "broken is left out of forward float32 1x4x96x16 full: RuntimeError: planted" in (
+        capsys.readouterr().out
+    )
+
+
+def test_peers_that_are_not_here_say_so() -> None:
+    with pytest.raises(MissingError, match="no_such_package does not load"):
+        peers_other.load("no_such_package")
+
+
+def test_the_budget_ends_a_grid(capsys: pytest.CaptureFixture[str]) -> None:
+    start = time.perf_counter()
+    assert main([*TINY, "--seconds", "0", "--peers"]) == 1  # nothing of ours was timed
+    assert "stopped after 0 s" in capsys.readouterr().out
+    assert time.perf_counter() - start < 30
+
+
+def test_grids_are_what_the_documentation_says() -> None:
+    cells = list(GRIDS["forward"].cells(None, None, None))
+    assert len(cells) == 36
+    assert {c.batch * c.rows for c in cells} == {16384}
+    assert {c.heads * c.dim for c in cells} == {2048}
+    assert {c.op for c in GRIDS["backward"].cells(None, None, None)} == {"backward"}
+    cell = Cell("x", "forward", "bfloat16", 1, 2, 2, 10, 4, False)
+    assert cell.flops == 4 * 2 * 100 * 4
+    assert cell.array_bytes == 4 * 2 * 10 * 4 * 2
+
+
+def test_the_page_plots_every_group() -> None:
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
+    base = dict.fromkeys(FIELDS)
+    records = [
+        {**base, "op": "forward", "dtype": "bfloat16", "d_qk": dim, "causal": causal, "who": who,
+         "seqlen_q": rows, "case": "burst", "tflops": rows * 0.1, "peak_mib": rows * 1.0,
+         "implementation": "x", "p50_ms": 1.0, "p99_ms": 1.0}
+        for dim in (64, 128) for causal in (False, True) for who in ("fulmen", "naive", "<fa3>")
+        for rows in (512, 1024)
+    ]  # fmt: skip
+    text = page.page(records, "title <1>", "note")
+    assert text.count("<svg") == 5  # four groups, and memory
+    assert text == page.page(records, "title <1>", "note")
+    assert "<fa3>" not in text
+    assert "title &lt;1&gt;" in text
