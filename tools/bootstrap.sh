@@ -54,3 +54,11 @@ if [ "$purpose" = test ] && ! cmp -s tools/requirements.txt .venv/requirements.i
   .venv/bin/python -m pip install --quiet --disable-pip-version-check -r tools/requirements.txt
   cp tools/requirements.txt .venv/requirements.installed
 fi
+
+# Without these the tests of the PyTorch layer are skipped.
+torch=tools/requirements-torch.txt
+if [ "$purpose" = test ] && ! cmp -s "$torch" .venv/requirements-torch.tried; then
+  .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-compile -r "$torch" 2>/dev/null ||
+    echo "no CPU build of torch to be had here: tests of the PyTorch layer will be skipped"
+  cp "$torch" .venv/requirements-torch.tried
+fi

@@ -63,7 +63,7 @@ def layer_of(path: str) -> str | None:
         return None
     if parts[1] != "kernels":
         return parts[1]
-    is_law = parts[2] in ("base.cuh", "config.h", "params.h") or parts[2] == "attention"
+    is_law = parts[2] in ("base.cuh", "params.h", "attention") or parts[2].endswith("config.h")
     return "law" if is_law else "device"
 
 

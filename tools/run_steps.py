@@ -10,6 +10,7 @@ bootstrap.sh has run before: .venv holds the tools. Everything is built below bu
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import os
 import platform
 import sys
@@ -18,7 +19,7 @@ from pathlib import Path
 
 import wheel_steps
 from source_tree import ROOT
-from step_runner import Runner, Step, run_all
+from step_runner import Runner, Step, StepError, run_all
 from wheel_steps import BIN, PYTHON
 
 PREFIX = ROOT / "build" / "prefix"
@@ -87,6 +88,25 @@ def _clang(runner: Runner) -> tuple[str, list[str]]:
 
 def clang(runner: Runner) -> None:
     build_and_test(runner, "clang", *_clang(runner)[1], env={})
+
+
+def kernels(runner: Runner) -> None:
+    """By the compiler that users have, from its wheel, for each architecture; no GPU is needed."""
+    found = importlib.util.find_spec("nvidia")
+    folders = found.submodule_search_locations if found else None
+    if not folders:
+        raise StepError("the wheel nvidia-cuda-nvrtc is not in .venv")
+    env = {"FULMEN_TEST_NVRTC": str(Path(folders[0]) / "cu13" / "lib")}
+    program = ROOT / "build" / "release" / "tests" / "cuda" / "cuda_kernels_test"
+    runner.run([program, "--gtest_filter=CompileKernels.*"], env=env, show=True)
+
+
+def torch_tests(runner: Runner) -> None:
+    """Skipped, with one line, where bootstrap.sh could not install torch."""
+    if importlib.util.find_spec("torch") is None:
+        runner.say("skipped: no torch in .venv")
+        return
+    runner.run([*PYTEST, "-n", JOBS, "tests/torch"], show=True)
 
 
 def python_tests(runner: Runner) -> None:
@@ -162,9 +182,11 @@ CHECKS = [
 TESTS = [
     Step("checkers", "the checks see what they should", checkers),
     Step("gcc", "g++ -Werror, C++ tests", gcc),
+    Step("kernels", "GPU kernels compile for every architecture and pass the gate", kernels),
     Step("wheel", "build, repair, symbols, size, install", wheel_steps.build),
     Step("python", "Python tests and cases", python_tests),
     Step("verify", "every named case on every implementation", verify),
+    Step("torch", "PyTorch, Hugging Face, flash-attn names", torch_tests),
     Step("examples", "C, C++ and Python against the installed package", examples),
     Step("docs", "strict build, code blocks", docs),
     Step("pythons", "the wheel on the oldest and newest CPython", wheel_steps.pythons),

@@ -52,9 +52,8 @@ def kernel_source(name, kernel, config):
         "  return config;\n}\n"
         "constexpr AttentionConfig kConfig = make();\n"
         'extern "C" __global__ void __launch_bounds__(kConfig.threads(), 1)\n'
-        f"{name}(const __grid_constant__ ForwardTensorMaps maps,\n"
-        "     const __grid_constant__ ForwardParams params) {\n"
-        f"  {kernel}_sm90<kConfig>(maps, params);\n"
+        f"{name}(const __grid_constant__ ForwardArguments arguments) {{\n"
+        f"  {kernel}_sm90<kConfig>(arguments);\n"
         "}\n"
     )
 

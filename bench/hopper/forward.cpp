@@ -16,6 +16,7 @@
 namespace {
 
 using fulmen::AttentionConfig;
+using fulmen::ForwardArguments;
 using fulmen::ForwardParams;
 using fulmen::ForwardTensorMaps;
 
@@ -77,13 +78,15 @@ struct ForwardCall {
   int batch, heads_q, heads_kv, q_len, kv_len, causal, window_left, heads_per_group;
   float scale;
   int num_multiprocessors;
+  int num_sequences;  // of packed tensors, self attention; 0: not packed
+  const int* offsets;
 };
 
 // Loads kernel `name`; only what the host must know of its configuration is given. Returns a
 // handle, or a negative CUresult.
 extern "C" int fulmen_bench_load(const char* cubin, const char* name, int bf16, int d_qk, int d_v,
-                                 int warpgroups, int kv_rows, int stages, int q_buffers,
-                                 int stage_output) {
+                                 int warpgroups, int kv_rows, int stages, int q_slots,
+                                 int stage_output, int sequences) {
   Kernel kernel{};
   kernel.config.dtype = bf16 ? fulmen::DType::kBFloat16 : fulmen::DType::kFloat16;
   kernel.config.d_qk = d_qk;
@@ -91,8 +94,9 @@ extern "C" int fulmen_bench_load(const char* cubin, const char* name, int bf16, 
   kernel.config.warpgroups = warpgroups;
   kernel.config.kv_rows = kv_rows;
   kernel.config.stages = stages;
-  kernel.config.q_buffers = q_buffers;
+  kernel.config.q_slots = q_slots;
   kernel.config.stage_output = stage_output != 0;
+  kernel.config.sequences = sequences != 0;
   CUmodule module;
   if (CUresult bad = driver().load_module(&module, cubin)) return -bad;
   if (CUresult bad = driver().get_function(&kernel.function, module, name)) return -bad;
@@ -110,9 +114,9 @@ extern "C" int fulmen_bench_forward(int handle, const ForwardCall* call) {
   const Kernel& kernel = kernels()[handle];
   const AttentionConfig& config = kernel.config;
   const bool bf16 = config.dtype == fulmen::DType::kBFloat16;
-  ForwardTensorMaps maps;
-  if (!encode(maps.q, bf16, call->q, config.d_qk, call->q_len, call->heads_q, call->batch,
-              config.q_rows()) ||
+  ForwardArguments arguments{};
+  ForwardTensorMaps& maps = arguments.maps;
+  if (!encode(maps.q, bf16, call->q, config.d_qk, call->q_len, call->heads_q, call->batch, 64) ||
       !encode(maps.k, bf16, call->k, config.d_qk, call->kv_len, call->heads_kv, call->batch,
               config.kv_rows) ||
       !encode(maps.v, bf16, call->v, config.d_v, call->kv_len, call->heads_kv, call->batch,
@@ -120,7 +124,7 @@ extern "C" int fulmen_bench_forward(int handle, const ForwardCall* call) {
       !encode(maps.o, bf16, call->o, config.d_v, call->q_len, call->heads_q, call->batch, 64)) {
     return CUDA_ERROR_INVALID_VALUE;
   }
-  ForwardParams params{};
+  ForwardParams& params = arguments.params;
   params.batch = call->batch;
   params.heads_q = call->heads_q;
   params.heads_kv = call->heads_kv;
@@ -130,15 +134,32 @@ extern "C" int fulmen_bench_forward(int handle, const ForwardCall* call) {
   params.scale_log2 = call->scale * 1.44269504088896f;
   params.num_q_blocks = static_cast<int>(fulmen::ceil_div(call->q_len, config.q_rows()));
   params.heads_per_group = call->heads_per_group;
-  params.o = static_cast<fulmen::u16*>(call->o);
-  params.o_stride_row = config.d_v;
-  params.o_stride_head = params.o_stride_row * call->q_len;
-  params.o_stride_batch = params.o_stride_head * call->heads_q;
-  params.lse = static_cast<float*>(call->lse);
+  params.scale = call->scale;
+  const auto view = [&](void* data, fulmen::i64 dims) {
+    const fulmen::i64 head = call->q_len * dims;
+    return fulmen::ArrayView{static_cast<fulmen::u8*>(data),
+                             {head * call->heads_q, head, dims, 1},
+                             fulmen::DType::kFloat32};
+  };
+  params.attention.o = view(call->o, config.d_v);
+  params.attention.lse = view(call->lse, 1);
+  params.attention.dim_v = config.d_v;
   params.next_block = static_cast<fulmen::u32*>(call->counter);
-  const int blocks = params.num_q_blocks * call->heads_q * call->batch;
-  void* arguments[] = {&maps, &params};
+  int blocks = params.num_q_blocks * call->heads_q * call->batch;
+  if (call->num_sequences > 0) {
+    fulmen::AttentionParams& attention = params.attention;
+    attention.cu_q = {
+        static_cast<fulmen::u8*>(const_cast<void*>(static_cast<const void*>(call->offsets))),
+        {0, 0, 0, 1},
+        fulmen::DType::kInt32};
+    attention.cu_kv = attention.cu_q;
+    attention.packed = attention.bottom_right = true;
+    attention.num_sequences = params.batch = call->num_sequences;
+    attention.q_rows = attention.kv_rows = call->q_len;
+    blocks += call->num_sequences * call->heads_q;
+  }
+  void* launched[] = {&arguments};
   return driver().launch(kernel.function, fulmen::min(blocks, call->num_multiprocessors), 1, 1,
                          config.threads(), 1, 1, config.shared_bytes(),
-                         static_cast<CUstream>(call->stream), arguments, nullptr);
+                         static_cast<CUstream>(call->stream), launched, nullptr);
 }

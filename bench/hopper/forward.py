@@ -47,6 +47,7 @@ class ForwardCall(ctypes.Structure):
             ]
         ]
         + [("scale", ctypes.c_float), ("num_multiprocessors", ctypes.c_int)]
+        + [("num_sequences", ctypes.c_int), ("offsets", ctypes.c_void_p)]
     )
 
 
@@ -71,8 +72,9 @@ class Kernels:
                 "warpgroups": int(text.get("warpgroups", 2)),
                 "kv_rows": int(text.get("kv_rows", 128)),
                 "stages": int(text.get("stages", 2)),
-                "q_buffers": int(text.get("q_buffers", 1)),
+                "q_slots": int(text.get("q_slots", 0)),
                 "stage_output": int(text.get("stage_output", "true") == "true"),
+                "sequences": int(text.get("sequences", "false") == "true"),
             }
             handle = self.library.fulmen_bench_load(path.encode(), name.encode(), *c.values())
             if handle < 0:
@@ -80,8 +82,10 @@ class Kernels:
             self.handles[name] = handle
             c["mask"] = text.get("mask", "kLength").split("k")[-1]
 
-    def prepare(self, name, q, k, v, o, lse, causal, window_left=-1, heads_per_group=8):
-        """A function that enqueues the call."""
+    def prepare(
+        self, name, q, k, v, o, lse, causal, window_left=-1, heads_per_group=8, offsets=None
+    ):
+        """A function that enqueues the call. offsets: of packed sequences, int32."""
         batch, heads_q, q_len, d = q.shape
         call = ForwardCall(
             *[t.data_ptr() for t in (q, k, v, o, lse, self.counter)],
@@ -96,8 +100,10 @@ class Kernels:
             heads_per_group,
             d**-0.5,
             self.num_multiprocessors,
+            0 if offsets is None else len(offsets) - 1,
+            None if offsets is None else offsets.data_ptr(),
         )
-        keep = (q, k, v, o, lse)
+        keep = (q, k, v, o, lse, offsets)
 
         def run(keep=keep):
             code = self.library.fulmen_bench_forward(self.handles[name], ctypes.byref(call))

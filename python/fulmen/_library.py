@@ -216,9 +216,10 @@ def call_exported(
     stream: int,
 ) -> int:
     """As `call`, with views of the arrays that `stream` may read when it comes to them."""
-    from .arrays import exported
+    from .arrays import exported, exported_workspace
 
     bits, views = exported(arrays, results, names, stream)
+    leading = tuple(exported_workspace(x, stream) for x in leading)
     try:
         return function(*leading, bits, layout, *views)
     except Error as error:

@@ -136,6 +136,13 @@ def _dlpack_view(x: Array, name: str, stream: int) -> Any:
         ) from error
 
 
+def exported_workspace(x: Any, stream: int) -> Any:
+    """What comes before the arrays of a call: a workspace on a GPU as `exported`, all else as is."""
+    if isinstance(x, (int, float, np.ndarray)) or x is None:
+        return x
+    return _dlpack_view(x, "workspace", stream)
+
+
 def check_out(out: Array, out_dtype: Any) -> None:
     """Refuses an `out` that cannot be written to, or is not of `out_dtype`."""
     if out_dtype is not None and dtype_name(out.dtype) != dtype_name(out_dtype):

@@ -245,11 +245,10 @@ def kind_of(x: Array, name: str) -> type[NumpyKind]:
         kind = NumpyKind
     elif is_torch(x):
         kind = TorchKind
+    elif "cupy" in sys.modules and isinstance(x, sys.modules["cupy"].ndarray):
+        kind = CupyKind
     elif hasattr(x, "__dlpack__") and hasattr(x, "__array_namespace__"):
-        if "cupy" in sys.modules and isinstance(x, sys.modules["cupy"].ndarray):
-            kind = CupyKind
-        else:
-            return _standard_kind(x, name)
+        return _standard_kind(x, name)
     else:
         raise DTypeError(
             f"{name} is {type(x).__name__}, not an array with DLPack (NumPy, PyTorch, JAX, CuPy); "

@@ -60,6 +60,22 @@ bool is_present(const fulmen_tensor& tensor, const char* subject) {
   return tensor.data != nullptr || tensor.rank != 0;
 }
 
+Tensor present_tensor(const fulmen_tensor& tensor, const char* subject) {
+  const int dtype = number_of(tensor.dtype);
+  if (dtype < FULMEN_FLOAT64 || dtype > FULMEN_INT64) {
+    throw Error(Status::kDType,
+                sentence(subject, " has dtype number ", dtype, "; allowed is ",
+                         static_cast<int>(FULMEN_FLOAT64), " to ", static_cast<int>(FULMEN_INT64),
+                         ", the enumerators of fulmen_dtype"));
+  }
+  Tensor converted{tensor.data, static_cast<DType>(dtype), tensor.rank, {}, {}};
+  for (int axis = 0; axis < kMaxRank; ++axis) {
+    converted.shape[axis] = tensor.shape[axis];
+    converted.strides[axis] = tensor.strides[axis];
+  }
+  return converted;
+}
+
 fulmen_tensor absent() {
   fulmen_tensor tensor{};
   tensor.struct_size = sizeof(fulmen_tensor);
@@ -88,20 +104,7 @@ void require_no_stream(const void* stream) {
 }
 
 Tensor to_tensor(const fulmen_tensor& tensor, const char* subject) {
-  if (!is_present(tensor, subject)) return {};
-  const int dtype = number_of(tensor.dtype);
-  if (dtype < FULMEN_FLOAT64 || dtype > FULMEN_INT64) {
-    throw Error(Status::kDType,
-                sentence(subject, " has dtype number ", dtype, "; allowed is ",
-                         static_cast<int>(FULMEN_FLOAT64), " to ", static_cast<int>(FULMEN_INT64),
-                         ", the enumerators of fulmen_dtype"));
-  }
-  Tensor converted{tensor.data, static_cast<DType>(dtype), tensor.rank, {}, {}};
-  for (int axis = 0; axis < kMaxRank; ++axis) {
-    converted.shape[axis] = tensor.shape[axis];
-    converted.strides[axis] = tensor.strides[axis];
-  }
-  return converted;
+  return is_present(tensor, subject) ? present_tensor(tensor, subject) : Tensor{};
 }
 
 Options to_options(const fulmen_problem* problem) {
@@ -138,7 +141,8 @@ Arrays to_arrays(const fulmen_tensors* tensors) {
   for (int index = 0; index < kNumArrays; ++index) {
     const Array array = static_cast<Array>(index);
     const fulmen_tensor& tensor = tensors->*kMembers[index];
-    if (is_present(tensor, name(array))) arrays[array] = to_tensor(tensor, name(array));
+    if (!is_present(tensor, name(array))) continue;
+    arrays[array] = present_tensor(tensor, name(array));
   }
   return arrays;
 }

@@ -208,6 +208,7 @@ void check_shape(const Tensor& given, const Tensor& normal, const char* subject,
 }
 
 void broadcast(Tensor& normal, const AxisList& list, const Problem& problem) {
+  if (list.num_broadcast == 0) return;
   const Sizes sizes = sizes_of(problem);
   for (int axis = 0; axis < list.num_broadcast; ++axis) {
     i64& extent = normal.shape[list.place[axis]];

@@ -50,14 +50,14 @@ enum class Array : int {
 
 inline constexpr int kNumArrays = static_cast<int>(Array::kCount);
 
-constexpr const char* name(Array array) {
-  constexpr const char* kNames[] = {
-      "q",          "k",    "v",     "bias",  "mask",   "alibi_slopes", "sinks", "q_lengths",
-      "kv_lengths", "cu_q", "cu_kv", "q_ids", "kv_ids", "rng",          "o",     "lse",
-      "stats",      "dout", "dlse",  "dq",    "dk",     "dv",           "dbias", "dsinks"};
-  static_assert(sizeof(kNames) / sizeof(kNames[0]) == kNumArrays);
-  return kNames[static_cast<int>(array)];
-}
+// Outside of name(), which is called on the path of every call: no copy of the table there.
+inline constexpr const char* kArrayNames[] = {
+    "q",          "k",    "v",     "bias",  "mask",   "alibi_slopes", "sinks", "q_lengths",
+    "kv_lengths", "cu_q", "cu_kv", "q_ids", "kv_ids", "rng",          "o",     "lse",
+    "stats",      "dout", "dlse",  "dq",    "dk",     "dv",           "dbias", "dsinks"};
+static_assert(sizeof(kArrayNames) / sizeof(kArrayNames[0]) == kNumArrays);
+
+constexpr const char* name(Array array) { return kArrayNames[static_cast<int>(array)]; }
 
 struct Arrays {
   std::array<Tensor, kNumArrays> tensors;

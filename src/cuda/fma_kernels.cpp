@@ -81,11 +81,18 @@ KernelSpec dsinks_spec(DType dtype) {
   KernelSpec spec = naive_spec("backward_simt_dsinks", "backward_simt_dsinks", dtype);
   spec.num_threads = 1024;
   spec.config[1].value = std::to_string(spec.num_threads);
-  spec.shared_bytes = static_cast<std::size_t>(spec.num_threads) * (dtype == DType::kFloat64 ? 8 : 4);
+  spec.shared_bytes =
+      static_cast<std::size_t>(spec.num_threads) * (dtype == DType::kFloat64 ? 8 : 4);
   return spec;
 }
 
 }  // namespace
+
+void set_row_terms(AttentionParams& params, u8* workspace) {
+  const i64 rows = params.q_rows;
+  const DType real = params.q.dtype == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32;
+  params.row_terms = {workspace, {params.heads_q * rows * 4, rows * 4, 4, 1}, real};
+}
 
 std::vector<KernelLaunch> naive_forward(const AttentionParams& params) {
   return {
@@ -114,9 +121,15 @@ std::vector<KernelLaunch> simt_backward(const AttentionParams& params, std::size
   const FmaConfig config =
       config_of(params.q.dtype, params.dim_qk, params.dim_v, true, shared_bytes);
   std::vector<KernelLaunch> launches;
+  const bool needs_pairs =
+      params.dq.present() || params.dk.present() || params.dv.present() || params.dbias.present();
+  if (needs_pairs) {
+    launches.push_back(naive_launch("backward_simt_rows", "backward_simt_rows", config.dtype,
+                                    params.batch_extent() * params.heads_q * params.q_rows));
+  }
   if (params.dq.present()) {
-    launches.push_back(
-        {simt_spec("backward_simt_dq", "backward_simt_dq", config), num_q_tiles(params, config.rows)});
+    launches.push_back({simt_spec("backward_simt_dq", "backward_simt_dq", config),
+                        num_q_tiles(params, config.rows)});
   }
   if (params.dk.present() || params.dv.present()) {
     launches.push_back({simt_spec("backward_simt_dkdv", "backward_simt_dkdv", config),
@@ -143,7 +156,8 @@ std::vector<KernelLaunch> simt_launches(const Problem& problem, const Gpu& gpu) 
 }
 
 void fma_run(const Call& call) {
-  const AttentionParams params = attention_params(call.problem, call.faults);
+  AttentionParams params = attention_params(call.problem, call.faults);
+  if (call.workspace != nullptr) set_row_terms(params, reinterpret_cast<u8*>(call.workspace));
   for (std::size_t i = 0; i < call.kernels.size(); ++i) call.launch(i, params);
 }
 
@@ -164,18 +178,26 @@ std::vector<std::vector<KernelSpec>> simt_specs(std::size_t shared_bytes) {
   constexpr i64 kDims[][2] = {{64, 64}, {128, 128}, {256, 256}, {192, 128}, {576, 512}};
   std::vector<std::vector<KernelSpec>> entries;
   for (const auto& [dim_qk, dim_v] : kDims) {
-    std::vector<KernelSpec> forward, dq, dkdv;
+    std::vector<KernelSpec> forward, dq, dkdv, dbias;
     for (const DType dtype : kFloatTypes) {
-      // float64 at 576 and 512 needs more than 64 KB even in the narrowest tiles.
-      if (dtype == DType::kFloat64 && dim_qk > 256) continue;
-      const FmaConfig front = config_of(dtype, dim_qk, dim_v, false, shared_bytes);
-      const FmaConfig back = config_of(dtype, dim_qk, dim_v, true, shared_bytes);
-      forward.push_back(simt_spec("forward_simt", "forward_simt", front));
-      dq.push_back(simt_spec("backward_simt_dq", "backward_simt_dq", back));
-      dkdv.push_back(simt_spec("backward_simt_dkdv", "backward_simt_dkdv", back));
+      const auto front = simt_config(dtype, dim_qk, dim_v, false, shared_bytes);
+      const auto back = simt_config(dtype, dim_qk, dim_v, true, shared_bytes);
+      if (front) forward.push_back(simt_spec("forward_simt", "forward_simt", *front));
+      if (!back) continue;  // more than the shared memory even in the narrowest tiles
+      dq.push_back(simt_spec("backward_simt_dq", "backward_simt_dq", *back));
+      dkdv.push_back(simt_spec("backward_simt_dkdv", "backward_simt_dkdv", *back));
+      dbias.push_back(simt_spec("backward_simt_dbias", "backward_simt_dbias", *back));
     }
-    entries.insert(entries.end(), {forward, dq, dkdv});
+    for (const auto& specs : {forward, dq, dkdv, dbias}) {
+      if (!specs.empty()) entries.push_back(specs);
+    }
   }
+  std::vector<KernelSpec> rows, dsinks;
+  for (const DType dtype : kFloatTypes) {
+    rows.push_back(naive_spec("backward_simt_rows", "backward_simt_rows", dtype));
+    dsinks.push_back(dsinks_spec(dtype));
+  }
+  entries.insert(entries.end(), {rows, dsinks});
   return entries;
 }
 

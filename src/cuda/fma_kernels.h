@@ -23,10 +23,12 @@ void fma_run(const Call& call);  // of both
 std::vector<KernelLaunch> naive_forward(const AttentionParams& params);
 std::vector<KernelLaunch> naive_backward(const AttentionParams& params);
 
-// simt: the widest tiles that fit `shared_bytes` of a block; dbias and dsinks come from naive
-// kernels. Throws Error kUnsupported where not even the narrowest do.
+// simt: the widest tiles that fit `shared_bytes` of a block. The backward pass has a workspace
+// (plan/simt.h), which set_row_terms names. Throws Error kUnsupported where not even the narrowest
+// do.
 std::vector<KernelLaunch> simt_forward(const AttentionParams& params, std::size_t shared_bytes);
 std::vector<KernelLaunch> simt_backward(const AttentionParams& params, std::size_t shared_bytes);
+void set_row_terms(AttentionParams& params, u8* workspace);
 
 // Kernels that CI compiles for every architecture: for each entry, a spec of each dtype; simt for
 // head dimensions that between them use every tile.

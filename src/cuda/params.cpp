@@ -11,6 +11,7 @@ namespace fulmen::cuda {
 namespace {
 
 ArrayView view_of(const Tensor& tensor) {
+  if (!tensor.present()) return {};
   ArrayView view{static_cast<u8*>(tensor.data), {}, tensor.dtype};
   std::copy(std::begin(tensor.strides), std::end(tensor.strides), view.strides);
   return view;

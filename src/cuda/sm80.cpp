@@ -24,12 +24,13 @@ std::vector<ConfigField> fields_of(const Sm80Config& config) {
   {                            \
     #field, text(config.field) \
   }
-  return {FULMEN_FIELD(dtype),   FULMEN_FIELD(d_qk),        FULMEN_FIELD(d_v),
-          FULMEN_FIELD(warps),   FULMEN_FIELD(row_tiles),   FULMEN_FIELD(columns),
-          FULMEN_FIELD(stages),  FULMEN_FIELD(min_blocks),  FULMEN_FIELD(q_in_registers),
-          FULMEN_FIELD(terms),   FULMEN_FIELD(natural),     FULMEN_FIELD(softcap),
-          FULMEN_FIELD(alibi),   FULMEN_FIELD(dropout),     FULMEN_FIELD(exact),
-          FULMEN_FIELD(swizzle), FULMEN_FIELD(full_blocks), FULMEN_FIELD(lazy_rescale)};
+  return {FULMEN_FIELD(dtype),        FULMEN_FIELD(d_qk),        FULMEN_FIELD(d_v),
+          FULMEN_FIELD(warps),        FULMEN_FIELD(row_tiles),   FULMEN_FIELD(columns),
+          FULMEN_FIELD(stages),       FULMEN_FIELD(min_blocks),  FULMEN_FIELD(q_in_registers),
+          FULMEN_FIELD(terms),        FULMEN_FIELD(natural),     FULMEN_FIELD(softcap),
+          FULMEN_FIELD(alibi),        FULMEN_FIELD(dropout),     FULMEN_FIELD(exact),
+          FULMEN_FIELD(swizzle),      FULMEN_FIELD(full_blocks), FULMEN_FIELD(lazy_max),
+          FULMEN_FIELD(lazy_rescale), FULMEN_FIELD(stats)};
 #undef FULMEN_FIELD
 }
 
@@ -39,7 +40,7 @@ std::string kernel_name(const Sm80Config& config) {
                   config.rows(), "x", config.columns, config.terms ? "_terms" : "",
                   config.natural ? "_natural" : "", config.softcap ? "_softcap" : "",
                   config.alibi ? "_alibi" : "", config.dropout ? "_dropout" : "",
-                  config.exact ? "_exact" : "");
+                  config.exact ? "_exact" : "", config.stats ? "_stats" : "");
 }
 
 }  // namespace
@@ -59,7 +60,7 @@ KernelSpec sm80_forward_spec(const Sm80Config& config) {
   spec.shared_bytes_text = "kConfig.forward_shared_bytes()";
   spec.tensor_cores = true;
   // Addresses and strides that the copies read once a block of keys; no sums, no scores.
-  spec.spill_allowance_bytes = 256;
+  spec.spill_allowance_bytes = 384;
   return spec;
 }
 

@@ -6,6 +6,7 @@
 #include "cuda/sm90_backward.h"
 
 #include "core/error.h"
+#include "cuda/fma_kernels.h"
 #include "cuda/params.h"
 #include "cuda/sm90_forward.h"
 #include "plan/sm90_backward.h"
@@ -28,14 +29,16 @@ std::string text(MaskKind value) {
 KernelSpec prepare_spec(const BackwardPrepareConfig& config) {
   KernelSpec spec;
   spec.name = sentence("backward_prepare_sm90_", name(config.dtype), "_d", config.dims,
-                       config.has_stats ? "_stats" : "", config.sequences ? "_sequences" : "");
+                       config.has_stats ? "_stats" : "", config.sequences ? "_sequences" : "",
+                       config.sinks ? "_sinks" : "");
   spec.include = "kernels/backward_prepare_sm90.cuh";
   spec.function = "fulmen::backward_prepare_sm90";
   spec.config_type = "fulmen::BackwardPrepareConfig";
   spec.config = {{"dtype", text(config.dtype)},
                  {"dims", text(config.dims)},
                  {"has_stats", text(config.has_stats)},
-                 {"sequences", text(config.sequences)}};
+                 {"sequences", text(config.sequences)},
+                 {"sinks", text(config.sinks)}};
   spec.params_type = "fulmen::BackwardPrepareParams";
   spec.params_bytes = sizeof(BackwardPrepareParams);
   spec.num_threads = config.threads();
@@ -48,15 +51,20 @@ KernelSpec backward_spec(const BackwardConfig& config) {
   KernelSpec spec;
   spec.name = sentence("backward_sm90_", name(config.dtype), "_d", config.dims,
                        kMasks[static_cast<int>(config.mask)], config.has_stats ? "_stats" : "",
-                       config.sequences ? "_sequences" : "", config.dq ? "" : "_no_dq", config.dk ? "" : "_no_dk",
-                       config.dv ? "" : "_no_dv");
+                       config.sequences ? "_sequences" : "", config.dq ? "" : "_no_dq",
+                       config.dk ? "" : "_no_dk", config.dv ? "" : "_no_dv");
   spec.include = "kernels/backward_sm90.cuh";
   spec.function = "fulmen::backward_sm90";
   spec.config_type = "fulmen::BackwardConfig";
-  spec.config = {{"dtype", text(config.dtype)},   {"dims", text(config.dims)},
-                 {"q_rows", text(config.q_rows)}, {"mask", text(config.mask)},
-                 {"has_stats", text(config.has_stats)}, {"sequences", text(config.sequences)}, {"dq", text(config.dq)},
-                 {"dk", text(config.dk)},         {"dv", text(config.dv)}};
+  spec.config = {{"dtype", text(config.dtype)},
+                 {"dims", text(config.dims)},
+                 {"q_rows", text(config.q_rows)},
+                 {"mask", text(config.mask)},
+                 {"has_stats", text(config.has_stats)},
+                 {"sequences", text(config.sequences)},
+                 {"dq", text(config.dq)},
+                 {"dk", text(config.dk)},
+                 {"dv", text(config.dv)}};
   spec.params_type = "fulmen::BackwardParams";
   spec.params_bytes = sizeof(BackwardParams);
   spec.num_threads = config.threads();
@@ -99,7 +107,8 @@ BackwardPrepareParams prepare_params(const Problem& problem, const Sm90BackwardP
   params.delta = reinterpret_cast<float*>(workspace + plan.delta_at);
   params.zeros = reinterpret_cast<u32*>(workspace);
   params.num_zeros = plan.zeroed_bytes / 16;
-  if (sm90_prepare_config(problem).sequences) params.attention = attention_params(problem, faults);
+  const BackwardPrepareConfig config = sm90_prepare_config(problem);
+  if (config.sequences || config.sinks) params.attention = attention_params(problem, faults);
   return params;
 }
 
@@ -151,6 +160,13 @@ BackwardParams backward_params(const Problem& problem, const Sm90BackwardPlan& p
   return params;
 }
 
+// What the kernel for dsinks alone gets.
+AttentionParams dsinks_params(const Problem& problem, u32* faults) {
+  AttentionParams params = attention_params(problem, faults);
+  params.dq = params.dk = params.dv = ArrayView{};
+  return params;
+}
+
 }  // namespace
 
 std::vector<KernelLaunch> sm90_backward_launches(const Problem& problem, const Gpu& gpu) {
@@ -161,7 +177,14 @@ std::vector<KernelLaunch> sm90_backward_launches(const Problem& problem, const G
   KernelLaunch backward{backward_spec(sm90_backward_config(problem))};
   backward.num_blocks = min<i64>(plan.num_items(), gpu.num_multiprocessors);
   backward.overlap_previous = true;
-  return {prepare, backward};
+  std::vector<KernelLaunch> launches{prepare, backward};
+  if (problem.has(Array::kDSinks)) {
+    const AttentionParams rest = dsinks_params(problem, nullptr);
+    for (KernelLaunch& launch : simt_backward(rest, gpu.shared_bytes_per_block)) {
+      launches.push_back(std::move(launch));
+    }
+  }
+  return launches;
 }
 
 void sm90_backward_run(const Call& call) {
@@ -181,6 +204,7 @@ void sm90_backward_run(const Call& call) {
   map(Array::kDK, 64, params.maps.dk);
   map(Array::kDV, 64, params.maps.dv);
   call.launch(1, params);
+  if (call.kernels.size() > 2) call.launch(2, dsinks_params(problem, call.faults));
 }
 
 std::vector<std::vector<KernelSpec>> sm90_backward_specs() {
@@ -196,7 +220,8 @@ std::vector<std::vector<KernelSpec>> sm90_backward_specs() {
         config.q_rows = dims == 64 ? 128 : 64;
         config.has_stats = has_stats;
         for (const bool sequences : {false, true}) {
-          prepare.push_back(prepare_spec({dtype, dims, has_stats, sequences}));
+          prepare.push_back(prepare_spec({dtype, dims, has_stats, sequences, false}));
+          prepare.push_back(prepare_spec({dtype, dims, has_stats, sequences, true}));
           config.sequences = sequences;
           for (const MaskKind mask : {MaskKind::kLength, MaskKind::kUpper, MaskKind::kBoth}) {
             config.mask = mask;

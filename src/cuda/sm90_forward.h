@@ -22,7 +22,7 @@ ForwardParams sm90_forward_params(const Problem& problem, const Gpu& gpu,
 // An array as the copy engine reads it, in boxes of (64 dims, box_rows).
 struct TensorBox {
   void* data;
-  u64 extents[4];       // dims, rows, heads, batch
+  u64 extents[4];        // dims, rows, heads, batch
   u64 strides_bytes[3];  // of rows, heads, batch
   u32 box_rows;
 };

@@ -44,4 +44,17 @@ void store_matrices(u32 row_address, const std::array<u32, 4>& words) {
   exchange("stmatrix", 0);
 }
 
+void store_transposed_matrices(u32 row_address, const std::array<u32, 4>& words) {
+  shared_at(row_address, 16, 16);
+  const std::array<u32, kWarpSize> rows = exchange("stmatrix.trans", row_address);
+  const u32 lane = self().lane();
+  for (u32 i = 0; i < 4; ++i) {
+    for (u32 c = 0; c < 2; ++c) {  // row lane / 4, column 2 (lane % 4) + c of the fragment
+      const u32 address = rows[i * 8 + lane % 4 * 2 + c] + lane / 4 * 2;
+      store_shared(address, static_cast<u16>(words[i] >> (16 * c)));
+    }
+  }
+  exchange("stmatrix.trans", 0);
+}
+
 }  // namespace fulmen::emulator

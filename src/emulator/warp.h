@@ -15,9 +15,10 @@ namespace fulmen::emulator {
 // instructions are an Error.
 const std::array<u32, kWarpSize>& exchange(const char* instruction, u32 value);
 
-// The four 8x8 matrices of 16-bit numbers of ldmatrix.x4 and stmatrix.x4, as kernels/ptx/memory.cuh
-// describes them.
+// The four 8x8 matrices of 16-bit numbers of ldmatrix.x4 and stmatrix.x4 (.trans), as
+// kernels/ptx/memory.cuh describes them.
 std::array<u32, 4> load_matrices(u32 row_address);
 void store_matrices(u32 row_address, const std::array<u32, 4>& words);
+void store_transposed_matrices(u32 row_address, const std::array<u32, 4>& words);
 
 }  // namespace fulmen::emulator

@@ -113,16 +113,16 @@ struct BackwardParams {
   constexpr i32 padded_q_rows() const { return num_finish_blocks * BackwardConfig::kFinishRows; }
 };
 
-// Where row 0 of a sequence's query rows lies in a head of `rows` and `delta`: every sequence begins
-// at a multiple of kFinishRows, with room for its rows rounded up to that.
+// Where row 0 of a sequence's query rows lies in a head of `rows` and `delta`: every sequence
+// begins at a multiple of kFinishRows, with room for its rows rounded up to that.
 constexpr i64 padded_row(bool packed, i64 sequence, i64 q_begin) {
   if (!packed) return 0;
   return (q_begin / BackwardConfig::kFinishRows + sequence) * BackwardConfig::kFinishRows;
 }
 
-// How a launch of `grid` blocks walks so that what an item waits for was claimed well before it: the
-// sums of a line are complete, and its slot is clear again, before anybody needs them. Items are
-// claimed in order and by running blocks only, so no block waits for one that has not started.
+// How a launch of `grid` blocks walks so that what an item waits for was claimed well before it:
+// the sums of a line are complete, and its slot is clear again, before anybody needs them. Items
+// are claimed in order and by running blocks only, so no block waits for one that has not started.
 struct BackwardSchedule {
   i32 lines_per_group;
   i32 num_slots;
@@ -144,6 +144,7 @@ struct BackwardPrepareConfig {
   i32 dims = 128;          // of v, filled up: 64, 128
   bool has_stats = false;  // as in BackwardConfig
   bool sequences = false;  // as in BackwardConfig
+  bool sinks = false;      // every row has one more key, of value 0
 
   static constexpr i32 kThreads = 256;
   static constexpr i32 kBlocksPerMultiprocessor = 4;  // resident: four rows of 32 bytes a thread
@@ -155,9 +156,9 @@ struct BackwardPrepareParams {
   i32 heads_q;
   i32 q_len;
   i32 padded_q_rows;  // of a head: BackwardParams::rows_of_head
-  i32 dim_v;     // a multiple of 8
-  i32 num_rows;  // lines of heads * padded_q_rows, below 2^30
-  const u16* o;  // (batch, heads_q, q_len, dim_v)
+  i32 dim_v;          // a multiple of 8
+  i32 num_rows;       // lines of heads * padded_q_rows, below 2^30
+  const u16* o;       // (batch, heads_q, q_len, dim_v)
   i64 o_stride_batch, o_stride_head, o_stride_row;
   const u16* dout;  // as o
   i64 dout_stride_batch, dout_stride_head, dout_stride_row;
@@ -169,7 +170,8 @@ struct BackwardPrepareParams {
   float* delta;  // as in BackwardParams
   u32* zeros;    // 16-byte units that are cleared: sums and counters
   i64 num_zeros;
-  AttentionParams attention;  // where sequences differ: lengths, offsets, and dq, dk, dv to clear
+  AttentionParams
+      attention;  // where sequences differ: lengths, offsets, dq, dk, dv to clear; sinks
 };
 
 }  // namespace fulmen

@@ -8,6 +8,7 @@
 #pragma once
 
 #include "kernels/backward_config.h"
+#include "kernels/faults.cuh"
 #include "kernels/ptx/grid.cuh"
 #include "kernels/ptx/math.cuh"
 #include "kernels/ptx/memory.cuh"
@@ -39,8 +40,8 @@ struct BackwardPrepare {
             index < u32(params.num_rows) && row < u32(params.q_len)};
   }
 
-  // The same where sequences differ: which one a padded row belongs to, and whether it is one of its
-  // rows.
+  // The same where sequences differ: which one a padded row belongs to, and whether it is one of
+  // its rows.
   Row sequence_row_at(u32 index) const {
     const AttentionParams& p = params.attention;
     if (index >= u32(params.num_rows)) return {0, 0, 0, false};
@@ -104,14 +105,32 @@ struct BackwardPrepare {
     const float* kept = params.kept + at.batch * params.kept_stride_batch +
                         at.head * params.kept_stride_head + at.row * params.kept_stride_row;
     if constexpr (kConfig.has_stats) {
-      const float row_max = at.inside ? kept[0] : 0.f;
-      const float row_sum = at.inside ? kept[params.kept_stride_part] : 0.f;
-      params.rows[2 * index] = row_sum == 0 ? 0.f : row_max;
-      params.rows[2 * index + 1] = row_sum == 0 ? kInfinity : ptx::log2(row_sum);
+      float row_max = at.inside ? kept[0] : 0.f;
+      float row_sum = at.inside ? kept[params.kept_stride_part] : 0.f;
+      const bool sees_nothing = row_sum == 0;
+      if constexpr (kConfig.sinks) {
+        const float sink = sink_of(at.head);
+        const float top = ptx::max(row_max, sink);
+        row_sum = row_sum * ptx::exp2((row_max - top) * kLog2E) + ptx::exp2((sink - top) * kLog2E);
+        row_max = top;
+      }
+      params.rows[2 * index] = sees_nothing ? 0.f : row_max;
+      params.rows[2 * index + 1] = sees_nothing ? kInfinity : ptx::log2(row_sum);
     } else {
       const float lse = at.inside ? *kept : -kInfinity;
-      params.rows[index] = lse == -kInfinity ? kInfinity : lse * kLog2E;
+      float total = lse * kLog2E;
+      if constexpr (kConfig.sinks) {
+        const float sink = sink_of(at.head) * kLog2E;
+        const float top = ptx::max(total, sink);
+        total = top + ptx::log2(ptx::exp2(total - top) + ptx::exp2(sink - top));
+      }
+      params.rows[index] = lse == -kInfinity ? kInfinity : total;
     }
+  }
+
+  float sink_of(u32 head) const {
+    const ArrayView& sinks = params.attention.sinks;
+    return load_real<float>(sinks, sinks.offset(0, head, 0, 0));
   }
 
   void run() const {
@@ -150,7 +169,8 @@ struct BackwardPrepare {
         for (i32 distance = 1; distance < kThreadsPerRow; distance *= 2) {
           sum += ptx::shuffle_xor(sum, distance);
         }
-        if (lane == 0 && begin + i * step < u32(params.num_rows)) write(begin + i * step, rows[i], sum);
+        if (lane == 0 && begin + i * step < u32(params.num_rows))
+          write(begin + i * step, rows[i], sum);
       }
     }
   }
@@ -161,6 +181,7 @@ struct BackwardPrepare {
 template <BackwardPrepareConfig kConfig>
 inline void backward_prepare_sm90(const BackwardPrepareParams& params) {
   ptx::grid_dependents_launch();
+  if constexpr (kConfig.sequences) record_faults(params.attention, kConfig.threads());
   BackwardPrepare<kConfig>{params, i32(ptx::thread_index()) % kConfig.threads_per_row()}.run();
 }
 

@@ -39,19 +39,15 @@ struct BackwardSimtDbias : SimtGradient<kConfig> {
     const HeadType& head;
     i64 first_row, first_column;
     const SavedRow<Real> (&rows)[Base::kRows];
-    const Real (&dots)[Base::kRows];
     i64 query(i32 r, i32) const { return first_row + Base::row(r); }
     i64 key(i32, i32 c) const { return first_column + Base::column(c); }
-    Real normalizer(i32 r, i32) const { return rows[r].normalizer; }
-    Real lse_factor(i32 r, i32) const { return rows[r].lse_factor; }
-    Real D(i32 r, i32) const { return dots[r]; }
+    const SavedRow<Real>& saved(i32 r, i32) const { return rows[r]; }
     Limits limits(i32 r) const { return row_limits(head, query(r, 0), first_column); }
   };
 
   // Adds dS of one tile of pairs of one head.
   void add_tile(const HeadType& head, i64 i, i64 j) {
     const SequenceShape& shape = head.sequence.shape;
-    const HeadRows o_rows = q_rows_of(head, p.o, p.dim_v);
     ptx::block_sync();  // all are done with the tiles before
     Rows::template load<kConfig.rows>(q_rows_of(head, p.q, p.dim_qk), i, shape.q_len - i, Q);
     Rows::template load<kConfig.rows>(q_rows_of(head, p.dout, p.dim_v), i, shape.q_len - i, dO);
@@ -60,17 +56,15 @@ struct BackwardSimtDbias : SimtGradient<kConfig> {
     ptx::wait_for_copies();
     ptx::block_sync();  // the tiles are there
     SavedRow<Real> rows[Base::kRows];
-    Real D[Base::kRows];
 #pragma unroll
     for (i32 r = 0; r < Base::kRows; ++r) {
-      rows[r] = saved_row(head, i + Base::row(r));
-      D[r] = Base::row_sum(
-          row_dot_part(head, o_rows, dO, Base::row(r), i + Base::row(r), Base::x(), 8));
+      const i64 row = i + Base::row(r);
+      rows[r] = row < shape.q_len ? saved_rows(head)[row] : SavedRow<Real>{};
     }
     Pairs S, dP;
     Base::dots(dO, V, static_cast<i32>(p.dim_v), dP);
     Base::dots(Q, K, static_cast<i32>(p.dim_qk), S);
-    Base::template prepare<false>(head, Pass{head, i, j, rows, D}, false, true, S, dP);
+    Base::template prepare<false>(head, Pass{head, i, j, rows}, false, true, S, dP);
     Base::each_pair([&](i32 r, i32 c) {
       if (S[r][c] == -Math::kInfinity) return;
       dbias[r][c] += Base::weight(S[r][c], rows[r].shift) * dP[r][c];

@@ -25,8 +25,8 @@ struct BackwardSimtDkDv : SimtGradient<kConfig> {
   bool pair_terms;
   typename Base::QkRows K, Q;
   typename Base::VRows V, dO;
-  Real *shift, *normalizer, *lse_factor, *D;  // (columns) of the query rows of a tile; shared
-  u32* word;                                  // shared
+  SavedRow<Real>* saved;  // (columns) of the query rows of a tile; shared
+  u32* word;              // shared
   typename Base::template Sums<kConfig.max_dim_qk> dK = {};
   typename Base::template Sums<kConfig.max_dim_v> dV = {};
 
@@ -38,10 +38,7 @@ struct BackwardSimtDkDv : SimtGradient<kConfig> {
     Q = layout.template tile<typename Base::QkRows>(kConfig.columns);
     dO = layout.template tile<typename Base::VRows>(kConfig.columns);
     this->factors = layout.template tile<typename Base::Weights>(kConfig.rows);
-    shift = layout.reals(kConfig.columns);
-    normalizer = layout.reals(kConfig.columns);
-    lse_factor = layout.reals(kConfig.columns);
-    D = layout.reals(kConfig.columns);
+    saved = reinterpret_cast<SavedRow<Real>*>(layout.reals(4 * kConfig.columns));
     word = layout.word();
   }
 
@@ -53,9 +50,7 @@ struct BackwardSimtDkDv : SimtGradient<kConfig> {
     i64 first_column;
     i64 query(i32, i32 c) const { return first_column + Base::column(c); }
     i64 key(i32 r, i32) const { return block.kv_row(r); }
-    Real normalizer(i32, i32 c) const { return block.normalizer[Base::column(c)]; }
-    Real lse_factor(i32, i32 c) const { return block.lse_factor[Base::column(c)]; }
-    Real D(i32, i32 c) const { return block.D[Base::column(c)]; }
+    const SavedRow<Real>& saved(i32, i32 c) const { return block.saved[Base::column(c)]; }
     Limits limits(i32 r) const { return query_limits(head, block.kv_row(r), first_column); }
   };
 
@@ -70,21 +65,13 @@ struct BackwardSimtDkDv : SimtGradient<kConfig> {
                                          head.sequence.shape.q_len - i, dO);
   }
 
-  // What forward kept of the query rows of the tile, and D from their dO: 8 threads for each row.
-  void share_rows(const HeadType& head, i64 first_column) const {
-    const HeadRows o_rows = q_rows_of(head, p.o, p.dim_v);
-#pragma unroll 1
-    for (i32 at = Base::thread() / 16 * 2 + Base::thread() % 2; at < kConfig.columns;
-         at += kConfig.num_threads / 8) {
-      const i64 i = first_column + at;
-      const Real dot =
-          Base::row_sum(row_dot_part(head, o_rows, dO, at, i, Base::x(), 8));
-      if (Base::x() != 0) continue;
-      const SavedRow<Real> row = saved_row(head, i);
-      shift[at] = row.shift;
-      normalizer[at] = row.normalizer;
-      lse_factor[at] = row.lse_factor;
-      D[at] = dot;
+  // What is saved of the query rows of the tile, on its way.
+  void load_saved(const HeadType& head, i64 i) const {
+    constexpr i32 kParts = static_cast<i32>(sizeof(SavedRow<Real>)) / 16;
+    const u8* const from = reinterpret_cast<const u8*>(saved_rows(head) + i);
+    const i64 count = head.sequence.shape.q_len - i;
+    for (i32 at = Base::thread(); at < kConfig.columns * kParts; at += kConfig.num_threads) {
+      ptx::copy_vector(reinterpret_cast<u8*>(saved) + at * 16, from + at * 16, at / kParts < count);
     }
   }
 
@@ -106,21 +93,21 @@ struct BackwardSimtDkDv : SimtGradient<kConfig> {
     const Pass pass{*this, head, first_column};
     Pairs S, dP;
     ptx::wait_for_copies();
-    ptx::block_sync();  // dO is there, and all are done with Q and the row's numbers
+    ptx::block_sync();  // dO is there, and all are done with Q and `saved`
     Rows::template load<kConfig.columns>(q_rows_of(head, p.q, p.dim_qk), first_column, num_queries,
                                          Q);
-    share_rows(head, first_column);
+    load_saved(head, first_column);
     Base::dots(V, dO, static_cast<i32>(p.dim_v), dP);  // dP^T = V dO^T
     ptx::wait_for_copies();
-    ptx::block_sync();                                  // Q and the rows' numbers are there
+    ptx::block_sync();                                // Q and `saved` are there
     Base::dots(K, Q, static_cast<i32>(p.dim_qk), S);  // S^T = K Q^T
     Base::template prepare<true>(head, pass, is_full, pair_terms, S, dP);
     Base::each_pair([&](i32 r, i32 c) {  // P = e / l
-      const i32 column = Base::column(c);
+      const SavedRow<Real>& row = saved[Base::column(c)];
       const bool hidden = !plain && S[r][c] == -Math::kInfinity;
-      S[r][c] = Base::weight(S[r][c], shift[column]);
+      S[r][c] = Base::weight(S[r][c], row.shift);
       dP[r][c] = hidden ? Base::kHidden : S[r][c] * dP[r][c] + Real(0);  // dX = e G, never -0
-      S[r][c] = hidden ? Base::kHidden : S[r][c] * normalizer[column];
+      S[r][c] = hidden ? Base::kHidden : S[r][c] * row.normalizer;
     });
     Base::write_factors(S);
     if (head.dropout.enabled()) {
@@ -130,11 +117,11 @@ struct BackwardSimtDkDv : SimtGradient<kConfig> {
     }
     ptx::warp_sync();  // P of the warp's rows is there
     if (p.dv.present()) add<kConfig.max_dim_v>(dO, depth, plain, dV);  // dV += P^T dO
-    ptx::block_sync();  // all are done with dO and P
+    ptx::block_sync();                                                 // all are done with dO and P
     if (!is_last) load_dout(head, first_column + kConfig.columns);
     if (!p.dk.present()) return;
     Base::write_factors(dP);
-    ptx::warp_sync();  // dX of the warp's rows is there
+    ptx::warp_sync();                              // dX of the warp's rows is there
     add<kConfig.max_dim_qk>(Q, depth, plain, dK);  // dK += dX^T Q
   }
 

@@ -30,7 +30,6 @@ struct BackwardSimtDq : SimtGradient<kConfig> {
   typename Base::VRows dO, V;
   u32* word;  // shared
   SavedRow<Real> rows[Base::kRows];
-  Real D[Base::kRows];
   typename Base::template Sums<kConfig.max_dim_qk> dQ = {};
 
   BackwardSimtDq(const HeadType& head_, i64 first_row_)
@@ -57,25 +56,19 @@ struct BackwardSimtDq : SimtGradient<kConfig> {
     i64 first_column;
     i64 query(i32 r, i32) const { return block.q_row(r); }
     i64 key(i32, i32 c) const { return first_column + Base::column(c); }
-    Real normalizer(i32 r, i32) const { return block.rows[r].normalizer; }
-    Real lse_factor(i32 r, i32) const { return block.rows[r].lse_factor; }
-    Real D(i32 r, i32) const { return block.D[r]; }
+    const SavedRow<Real>& saved(i32 r, i32) const { return block.rows[r]; }
     Limits limits(i32 r) const { return row_limits(block.head, block.q_row(r), first_column); }
   };
 
-  // Q, dO, what forward kept of their rows, and V of the first block on its way.
-  void load_own(i64 first_column) {
+  // Q, dO and V of the first block on their way, and what is saved of the rows.
+  void load_first(i64 first_column) {
     const i64 count = head.sequence.shape.q_len - first_row;
     Rows::template load<kConfig.rows>(q_rows_of(head, p.q, p.dim_qk), first_row, count, Q);
     Rows::template load<kConfig.rows>(q_rows_of(head, p.dout, p.dim_v), first_row, count, dO);
-    ptx::wait_for_copies();
-    ptx::block_sync();  // dO is there
     Rows::template load<kConfig.columns>(v_rows, first_column, num_keys(first_column), V);
-    const HeadRows o_rows = q_rows_of(head, p.o, p.dim_v);
 #pragma unroll
     for (i32 r = 0; r < Base::kRows; ++r) {
-      rows[r] = saved_row(head, q_row(r));
-      D[r] = Base::row_sum(row_dot_part(head, o_rows, dO, Base::row(r), q_row(r), Base::x(), 8));
+      rows[r] = Base::row(r) < count ? saved_rows(head)[q_row(r)] : SavedRow<Real>{};
     }
   }
 
@@ -115,7 +108,7 @@ struct BackwardSimtDq : SimtGradient<kConfig> {
       const BlockRange range = visible_column_blocks(
           p.mask_options, shape, {first_row, min(first_row + kConfig.rows, i64{shape.q_len})},
           kConfig.columns);
-      if (range.visit.size() > 0) load_own(range.visit.begin * kConfig.columns);
+      if (range.visit.size() > 0) load_first(range.visit.begin * kConfig.columns);
       for (i64 block = range.visit.begin; block < range.visit.end; ++block) {
         step(block * kConfig.columns, range.is_full(block), block + 1 == range.visit.end);
       }

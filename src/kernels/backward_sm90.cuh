@@ -78,8 +78,8 @@ struct BackwardLoader {
       const i32 head = kv_head * params.group_size() + step.head;
       const i32 q_block = step.q_block(walk);
       const i32 row = i32(sequence.q_begin) + q_block * kConfig.q_rows;
-      const i64 kept = (first_line + step.head) * params.rows_of_head + first_row +
-                       q_block * kConfig.q_rows;
+      const i64 kept =
+          (first_line + step.head) * params.rows_of_head + first_row + q_block * kConfig.q_rows;
       const u32 q_full = kConfig.sequences ? shared.q_landed(at) : q.full(at);
       const u32 dout_full = kConfig.sequences ? shared.dout_landed(at) : dout.full(at);
       ptx::mbarrier_wait(q.empty(at), at.parity ^ 1);
@@ -88,7 +88,8 @@ struct BackwardLoader {
       for (u32 w = 0; w < 2; ++w) {
         if (!full[w].contains(q_block)) flags |= BackwardStepMail::kPartial << w;
       }
-      shared.write_step(at, {first_dq_tile<kConfig>(params, item.line, step.head) + q_block, flags});
+      shared.write_step(at,
+                        {first_dq_tile<kConfig>(params, item.line, step.head) + q_block, flags});
       ptx::mbarrier_arrive_expect(q_full, kConfig.q_bytes() + kConfig.row_bytes());
       load(params.maps.q, q.address(at), q_full, kConfig.q_rows, row, head, batch);
       ptx::bulk_load(shared.rows(at), params.rows + kept * (kConfig.has_stats ? 2 : 1),

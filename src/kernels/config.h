@@ -53,9 +53,9 @@ struct AttentionConfig {
   bool alibi = false;
   bool sinks = false;
   bool stats = false;
-  bool wide_output = false;    // O leaves as float32
-  DType bias = DType::kNone;   // its dtype
-  bool pair_mask = false;      // the boolean one
+  bool wide_output = false;   // O leaves as float32
+  DType bias = DType::kNone;  // its dtype
+  bool pair_mask = false;     // the boolean one
   bool documents = false;
   bool dropout = false;
 
@@ -75,10 +75,11 @@ struct AttentionConfig {
   }
 
   // Whether scores go through arithmetic of their own before the softmax sees them.
-  constexpr bool maps_scores() const { return signed_scale || softcap || alibi || has_pair_terms(); }
+  constexpr bool maps_scores() const {
+    return signed_scale || softcap || alibi || has_pair_terms();
+  }
   // Whether arrays say which pairs are visible, or add to their scores.
   constexpr bool has_pair_terms() const { return bias != DType::kNone || pair_mask || documents; }
-
 
   // Bytes of shared memory, in the order in which they lie there. Tiles come in chunks of 64
   // columns.
@@ -112,7 +113,8 @@ struct AttentionConfig {
            !(dtype == DType::kFloat16 && shift_rule == ShiftRule::kFirstBlock) &&
            producer_registers() + warpgroups * consumer_registers() <=
                (warpgroups + 1) * min(launch_registers(), 248) &&  // else setmaxnreg never returns
-           !(stage_output && (sequences || wide_output)) && !(dropout && kv_rows % 32 != 0);
+           !(stage_output && (sequences || wide_output)) &&
+           !(dropout && kv_rows % 32 != 0);
   }
 };
 

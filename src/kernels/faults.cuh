@@ -28,8 +28,8 @@ inline __attribute__((noinline)) void record_faults(const AttentionParams& p, i3
   if (thread == 0 && p.rng != nullptr && (p.rng[1] < 0 || p.rng[1] >> 32 != 0)) found = kFaultRng;
   if (p.packed || p.q_lengths.present() || p.kv_lengths.present()) {
     for (i64 i = thread; i < p.num_sequences; i += all_threads) {
-      found |= axis_faults(axis_entry(p.cu_q, p.q_lengths, i), p.q_rows, kFaultQOffsets,
-                           kFaultQLengths);
+      found |=
+          axis_faults(axis_entry(p.cu_q, p.q_lengths, i), p.q_rows, kFaultQOffsets, kFaultQLengths);
       found |= axis_faults(axis_entry(p.cu_kv, p.kv_lengths, i), p.kv_rows, kFaultKvOffsets,
                            kFaultKvLengths);
     }

@@ -8,7 +8,6 @@
 #pragma once
 
 #include "kernels/faults.cuh"
-#include "kernels/faults.cuh"
 #include "kernels/head.cuh"
 #include "kernels/naive_tasks.cuh"
 #include "kernels/ptx/thread.cuh"

@@ -51,7 +51,7 @@ struct ForwardSimt : Simt<kConfig> {
   typename Base::QkRows Q, K;
   typename Base::VRows V;
   typename Base::Weights P;
-  u32* word;                  // shared
+  u32* word;                 // shared
   State state[Base::kRows];  // row_sum: of this thread's columns
   typename Base::template Sums<kConfig.max_dim_v> O = {};
 
@@ -214,9 +214,11 @@ struct ForwardSimt : Simt<kConfig> {
     const i64 slot = head.sequence.q_slot - first_row;
 #pragma unroll
     for (i32 r = 0; r < Base::kRows; ++r) state[r].row_sum = Base::row_sum(state[r].row_sum);
-    Rows::template store<kConfig.max_dim_v>(q_rows_of(head, p.o, p.dim_v), first_row,
-                                            head.sequence.shape.q_len - first_row, slot, O,
-                                            [&](i32 r) { return row_normalizer<State>(state[r].row_max, state[r].row_sum, head.sink); });
+    Rows::template store<kConfig.max_dim_v>(
+        q_rows_of(head, p.o, p.dim_v), first_row, head.sequence.shape.q_len - first_row, slot, O,
+        [&](i32 r) {
+          return row_normalizer<State>(state[r].row_max, state[r].row_sum, head.sink);
+        });
     if (Base::x() != 0) return;
 #pragma unroll
     for (i32 r = 0; r < Base::kRows; ++r) {

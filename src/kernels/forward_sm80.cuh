@@ -76,14 +76,16 @@ struct ForwardSm80 {
                 warp_index() * 16 * kConfig.term_stride() * 4};
   }
 
-  // Starts the copies of a block of keys, if there is one, and closes the group in any case.
-  void fetch(i64 block, i64 end, i32 stage) const {
-    if (block < end) {
-      const i32 first = static_cast<i32>(block * kConfig.columns);
-      copy_rows<kConfig.columns, kConfig.threads()>(k_tile(stage), k_source, first);
-      copy_rows<kConfig.columns, kConfig.threads()>(v_tile(stage), v_source, first);
-    }
-    ptx::cp_async_commit();
+  // Start the copies of a block of keys, or of its values, if there is one.
+  void fetch_k(i64 block, i64 end, i32 stage) const {
+    if (block >= end) return;
+    copy_rows<kConfig.columns, kConfig.threads()>(k_tile(stage), k_source,
+                                                  static_cast<i32>(block * kConfig.columns));
+  }
+  void fetch_v(i64 block, i64 end, i32 stage) const {
+    if (block >= end) return;
+    copy_rows<kConfig.columns, kConfig.threads()>(v_tile(stage), v_source,
+                                                  static_cast<i32>(block * kConfig.columns));
   }
 
   void read_q() {
@@ -147,16 +149,21 @@ struct ForwardSm80 {
     multiply_columns<kConfig, kConfig.d_v>(O, P, right_columns(v_tile(stage)));
   }
 
-  void step(i64 block, bool is_full, i32 stage) {
-    const i64 first_column = block * kConfig.columns;
-    Scores S;
-    float factor[kTiles][2];
-    multiply_q_k(S, stage);
-    if (kConfig.terms || kConfig.natural || !is_full) terms().apply(S, first_column, is_full);
-    if (softmax.update(S, factor)) rescale(factor);
-    softmax.exponentiate(S);
-    if constexpr (kConfig.dropout) terms().drop(S, first_column);
-    multiply_p_v(S, stage);
+  // S = P, l and O follow. A full block keeps the shift that there is; where its weights outgrow
+  // that, S is computed once more and the shift follows its maximum.
+  void weigh(Scores& S, i64 first_column, bool is_full, i32 stage) {
+    bool keeps = kConfig.keeps_shift() && is_full && !softmax.is_blind;
+    float block_sum[kTiles][2];
+    for (;;) {
+      multiply_q_k(S, stage);
+      if (kConfig.terms || kConfig.natural || !is_full) terms().apply(S, first_column, is_full);
+      float factor[kTiles][2];
+      if (!keeps && softmax.update(S, factor)) rescale(factor);
+      softmax.exponentiate(S, block_sum);
+      if (!keeps || !softmax.is_outgrown(block_sum)) break;
+      keeps = false;
+    }
+    softmax.accumulate(block_sum);
   }
 
   void run() {
@@ -176,24 +183,49 @@ struct ForwardSm80 {
     copy_rows<kConfig.rows(), kConfig.threads()>(
         q_tile(), RowSource(p.q, head.q_row(p.q, 0), num_rows(), p.dim_qk),
         static_cast<i32>(first_row));
+    fetch_k(begin, end, 0);
+    ptx::cp_async_commit();
+    fetch_v(begin, end, 0);
+    ptx::cp_async_commit();
 #pragma unroll
-    for (i32 stage = 0; stage < (kAhead > 0 ? kAhead : 1); ++stage) {
-      fetch(begin + stage, end, stage);
+    for (i32 stage = 1; stage < kAhead; ++stage) {
+      fetch_k(begin + stage, end, stage);
+      fetch_v(begin + stage, end, stage);
+      ptx::cp_async_commit();
     }
     i32 stage = 0;
 #pragma unroll 1
     for (i64 block = begin; block < end; ++block) {
-      ptx::cp_async_wait<(kAhead > 0 ? kAhead - 1 : 0)>();
-      ptx::block_sync();  // block j is there for all; all are done with block j - 1
-      const i32 next_stage = stage + 1 == kConfig.stages ? 0 : stage + 1;
-      if (block == begin) read_q();
-      if (kAhead > 0) fetch(block + kAhead, end, stage == 0 ? kConfig.stages - 1 : stage - 1);
-      step(block, kConfig.full_blocks && range.is_full(block), stage);
+      const bool is_first = block == begin;
+      const bool is_full = kConfig.full_blocks && range.is_full(block);
+      if (is_first) {
+        ptx::cp_async_wait<(kAhead > 0 ? kAhead : 1)>();
+      } else {
+        ptx::cp_async_wait<(kAhead > 0 ? kAhead - 1 : 0)>();
+      }
+      ptx::block_sync();  // block j (of the first: K) is there; all are done with block j - 1
+      if (is_first) read_q();
+      if (kAhead > 0) {
+        const i32 free = stage == 0 ? kConfig.stages - 1 : stage - 1;
+        fetch_k(block + kAhead, end, free);
+        fetch_v(block + kAhead, end, free);
+        ptx::cp_async_commit();
+      }
+      Scores S;
+      weigh(S, block * kConfig.columns, is_full, stage);
+      if constexpr (kConfig.dropout) terms().drop(S, block * kConfig.columns);
+      if (is_first) {
+        ptx::cp_async_wait<kAhead>();
+        ptx::block_sync();  // V of the first block is there
+      }
+      multiply_p_v(S, stage);
       if (kAhead == 0) {
         ptx::block_sync();  // all are done with block j
-        fetch(block + 1, end, 0);
+        fetch_k(block + 1, end, 0);
+        fetch_v(block + 1, end, 0);
+        ptx::cp_async_commit();
       }
-      stage = next_stage;
+      stage = stage + 1 == kConfig.stages ? 0 : stage + 1;
     }
     ptx::cp_async_wait<0>();
   }

@@ -176,7 +176,7 @@ struct ForwardConsumer {
   }
 
   FragmentScores<kConfig> scores_of(const Task& task) const {
-return {params, place_of_task(task), task.block, task.row + first_row()};
+    return {params, place_of_task(task), task.block, task.row + first_row()};
   }
   float softmax_factor() const { return kConfig.maps_scores() ? 1.f : params.scale_log2; }
 
@@ -394,8 +394,7 @@ return {params, place_of_task(task), task.block, task.row + first_row()};
   void write_row(const RowSoftmax<kConfig>& softmax, i32 r, const Task& task, const Place& place,
                  i32 q_row, bool blank) const {
     const auto store = [&](const ArrayView& array, i32 index, float x) {
-      const i64 at =
-          array.offset(place.batch, task.block.head, place.q_begin + q_row, index);
+      const i64 at = array.offset(place.batch, task.block.head, place.q_begin + q_row, index);
       reinterpret_cast<float*>(array.data)[at] = x;
     };
     const AttentionParams& arrays = params.attention;

@@ -34,7 +34,7 @@ struct Head {
       : p(params),
         index(index_),
         head(head_),
-        kv_head(head_ / params.group_size()),
+        kv_head(static_cast<u32>(head_) / static_cast<u32>(params.group_size())),
         sequence(load_sequence(params, index_)),
         map{static_cast<Real>(params.score_map.scale), static_cast<Real>(params.score_map.softcap)},
         dropout(params.dropout) {

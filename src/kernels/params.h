@@ -58,6 +58,7 @@ struct AttentionParams {
   ArrayView dv;            // as v
   ArrayView dbias;         // as bias, extents below
   ArrayView dsinks;        // (1, head, 1, 1)
+  ArrayView row_terms;     // (batch, head, q_row, 4)    in simt's workspace: SavedRow
 
   i64 num_sequences;  // the batch; when packed, the arrays above have one batch entry
   i64 heads_q;
@@ -76,7 +77,9 @@ struct AttentionParams {
   bool bottom_right;  // alignment
   u32* faults;        // one word that kernels set bits in (faults.cuh), or null
 
-  constexpr i64 group_size() const { return heads_q / heads_kv; }
+  constexpr i64 group_size() const {
+    return static_cast<u32>(heads_q) / static_cast<u32>(heads_kv);  // 64-bit divisions are calls
+  }
   constexpr i64 batch_extent() const { return packed ? 1 : num_sequences; }  // of the arrays
 };
 

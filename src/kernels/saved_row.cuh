@@ -15,7 +15,8 @@ typename Head<kDType>::State saved_state(const Head<kDType>& head, i64 i) {
   const AttentionParams& p = head.p;
   if (p.stats.present()) {
     const i64 stats = head.q_row(p.stats, i);
-    return {load_real_called<Real>(p.stats, stats), load_real_called<Real>(p.stats, stats + p.stats.strides[3])};
+    return {load_real_called<Real>(p.stats, stats),
+            load_real_called<Real>(p.stats, stats + p.stats.strides[3])};
   }
   const Real lse = load_real_called<Real>(p.lse, head.q_row(p.lse, i));
   return {lse, lse == -Head<kDType>::Math::kInfinity ? Real(0) : Real(1)};

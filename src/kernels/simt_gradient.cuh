@@ -1,58 +1,31 @@
 // SPDX-FileCopyrightText: fulmen contributors
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the two backward simt passes share: what a query row brings to every pair of its own, and
-// from S = Q K^T and dP = dO V^T of a thread's pairs
+// What the backward simt passes share: what a query row brings to every pair of its own, and from
+// S = Q K^T and dP = dO V^T of a thread's pairs
 //   e  = exp(s - m), P = e / l_total,
 //   dX = e G,  G = ((dP keep - D) / l_total + dL / l_keys) d s / d dot(q, k).
-// Which of the two axes of a tile are queries differs; `Pass` says so.
+// Which of the two axes of a tile are queries differs: `Pass` says so.
 #pragma once
 
-#include "kernels/saved_row.cuh"
 #include "kernels/simt_block.cuh"
 
 namespace fulmen {
 
+// Element (batch, head, q_row) of row_terms, made by backward_simt_rows.
 template <class Real>
-struct SavedRow {
+struct alignas(16) SavedRow {
   Real shift;       // subtracted from scores
   Real normalizer;  // 1 / l_total; 0 for a row that saw nothing
   Real lse_factor;  // dL / l_keys
+  Real D;           // dot(dO, O)
 };
 
 template <DType kDType>
-__attribute__((noinline)) SavedRow<typename Head<kDType>::Real> saved_row(const Head<kDType>& head,
-                                                                          i64 i) {
+SavedRow<typename Head<kDType>::Real>* saved_rows(const Head<kDType>& head) {
   using Real = typename Head<kDType>::Real;
-  if (i >= head.sequence.shape.q_len) return {0, 0, 0};
-  const auto state = saved_state(head, i);
-  const Real dL = state.row_sum == Real(0) ? Real(0) : lse_gradient(head, i) / state.row_sum;
-  return {state.shift(), state.normalizer(head.sink), dL};
-}
-
-// This thread's share of D = dot(dO, O) of query row i, whose dO is row `at` of a tile: `part` of
-// `num_parts` threads.
-template <DType kDType, class Tile>
-typename Head<kDType>::Real row_dot_part(const Head<kDType>& head, const HeadRows& o,
-                                         const Tile& tile, i32 at, i64 i, i32 part, i32 num_parts) {
-  using Real = typename Head<kDType>::Real;
-  using Vector = SimtVector<Real>;
-  Real sum = 0;
-  if (i >= head.sequence.shape.q_len) return sum;
-  const bool in_vectors = size_bytes(o.array.dtype) == static_cast<i64>(sizeof(Real)) &&
-                          o.in_vectors(Vector::kLanes);
-#pragma unroll 2
-  for (i32 v = part; v * Vector::kLanes < o.dim; v += num_parts) {
-    const Vector dO = tile.vector(at, v);
-    const Vector O = in_vectors ? reinterpret_cast<const Vector*>(o.address(i))[v]
-                                : load_vector<Real>(o.array,
-                                                    o.offset(i) + v * Vector::kLanes *
-                                                                      o.array.strides[3],
-                                                    o.dim - v * Vector::kLanes);
-#pragma unroll
-    for (i32 m = 0; m < Vector::kLanes; ++m) sum += dO.lane[m] * O.lane[m];
-  }
-  return sum;
+  const i64 first = head.q_row(head.p.row_terms, 0);
+  return reinterpret_cast<SavedRow<Real>*>(head.p.row_terms.data) + first / 4;
 }
 
 template <FmaConfig kConfig>
@@ -127,7 +100,8 @@ struct SimtGradient : Simt<kConfig> {
       });
     }
     each_pair([&](i32 r, i32 c) {
-      dP[r][c] = (dP[r][c] - pass.D(r, c)) * pass.normalizer(r, c) + pass.lse_factor(r, c);
+      const SavedRow<Real>& row = pass.saved(r, c);
+      dP[r][c] = (dP[r][c] - row.D) * row.normalizer + row.lse_factor;
     });
     if constexpr (kChained) chain(head, S, dP);
     if (pair_terms) {

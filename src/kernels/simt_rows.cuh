@@ -39,6 +39,17 @@ __attribute__((noinline)) SimtVector<Real> load_vector(const ArrayView& array, i
   return value;
 }
 
+// Elements d .. of row i: at once where the array allows it.
+template <class Real>
+SimtVector<Real> vector_of(const HeadRows& rows, i64 i, i32 d) {
+  constexpr i32 kLanes = SimtVector<Real>::kLanes;
+  constexpr DType kReal = sizeof(Real) == 8 ? DType::kFloat64 : DType::kFloat32;
+  if (rows.array.dtype == kReal && rows.in_vectors(kLanes)) {
+    return reinterpret_cast<const SimtVector<Real>*>(rows.address(i))[d / kLanes];
+  }
+  return load_vector<Real>(rows.array, rows.offset(i) + d * rows.array.strides[3], rows.dim - d);
+}
+
 template <FmaConfig kConfig>
 struct SimtRows {
   using Base = Simt<kConfig>;
@@ -95,8 +106,8 @@ struct SimtRows {
 
   template <i32 kTileRows, class Tile>
   static void convert(const HeadRows& from, i64 row, i32 present, const Tile& tile) {
-    const bool packed = sizeof(Element) == 2 && from.array.dtype == kConfig.dtype &&
-                        from.in_vectors(kLanes);
+    const bool packed =
+        sizeof(Element) == 2 && from.array.dtype == kConfig.dtype && from.in_vectors(kLanes);
 #pragma unroll 1
     for (i32 at = Base::thread(); at < kTileRows * Tile::kVectors; at += kConfig.num_threads) {
       const i32 i = at / Tile::kVectors;
@@ -108,9 +119,7 @@ struct SimtRows {
 #pragma unroll
           for (i32 m = 0; m < kLanes; ++m) value.lane[m] = widen(pack.lane[m]);
         } else {
-          value = load_vector<Real>(from.array,
-                                    from.offset(row + i) + v * kLanes * from.array.strides[3],
-                                    from.dim - v * kLanes);
+          value = vector_of<Real>(from, row + i, v * kLanes);
         }
       }
       tile.vector(i, v) = value;

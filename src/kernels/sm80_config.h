@@ -29,12 +29,16 @@ struct Sm80Config {
   bool softcap = false;
   bool alibi = false;
   bool dropout = false;
+  bool stats = false;  // row_max and row_sum are asked for
   bool exact = false;  // exponents by subtraction, so that exp(0) is 1: for bias, float32 output
 
   // Ablation.
   bool swizzle = true;       // 16-byte units of shared rows exchanged, so that no banks collide
   bool full_blocks = true;   // blocks that every row sees whole do no mask arithmetic
+  bool lazy_max = true;      // full blocks keep the shift and look at the sum of weights alone
   bool lazy_rescale = true;  // O is rescaled only when a maximum grew by more than 2^8
+
+  constexpr bool keeps_shift() const { return lazy_max && !stats && !natural && !terms; }
 
   constexpr i32 threads() const { return 32 * warps; }
   constexpr i32 warp_rows() const { return 16 * row_tiles; }

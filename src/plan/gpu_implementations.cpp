@@ -19,7 +19,8 @@ GpuNeeds naive_needs(const Problem&, const Gpu&) { return {}; }
 constexpr GpuImplementation kImplementations[] = {
     {Implementation::kSm90, "Hopper's copy engine and asynchronous tensor cores", true,
      sm90_refusal, sm90_needs},
-    {Implementation::kSm80, "tensor cores by mma.sync, every option", true, sm80_refusal, sm80_needs},
+    {Implementation::kSm80, "tensor cores by mma.sync, every option", true, sm80_refusal,
+     sm80_needs},
     {Implementation::kSimt, "tiles on the ordinary arithmetic units, every option", false,
      simt_refusal, simt_needs},
     {Implementation::kNaive, "one thread a row, every option", false, naive_refusal, naive_needs},

@@ -18,8 +18,9 @@ struct TileShape {
 };
 constexpr TileShape kForwardShapes[] = {{128, 64, 64}, {128, 64, 32}, {128, 32, 32},
                                         {64, 16, 16},  {64, 8, 16},   {64, 8, 8}};
-constexpr TileShape kBackwardShapes[] = {{128, 64, 32}, {128, 32, 32}, {128, 16, 32},
-                                         {64, 8, 16},   {64, 8, 8}};
+constexpr TileShape kBackwardShapes[] = {{256, 128, 64}, {128, 64, 64}, {128, 64, 32},
+                                         {128, 32, 32},  {128, 16, 32}, {64, 8, 16},
+                                         {64, 8, 8}};
 
 // 32-bit registers that a thread may hold results in; beyond it they spill.
 constexpr i64 kMaxResults = 128;
@@ -64,6 +65,10 @@ std::optional<FmaConfig> simt_config(DType dtype, i64 dim_qk, i64 dim_v, bool ba
   return backward ? choose(kBackwardShapes) : choose(kForwardShapes);
 }
 
+size_t simt_workspace_bytes(DType dtype, i64 rows) {
+  return static_cast<size_t>(rows * 4 * (dtype == DType::kFloat64 ? 8 : 4));
+}
+
 std::string simt_refusal(const Problem& problem, const Gpu& gpu) {
   if (config_of(problem, gpu)) return "";
   return sentence("its narrowest tiles need more than the ", gpu.shared_bytes_per_block,
@@ -74,7 +79,10 @@ std::string simt_refusal(const Problem& problem, const Gpu& gpu) {
 GpuNeeds simt_needs(const Problem& problem, const Gpu& gpu) {
   const std::optional<FmaConfig> config = config_of(problem, gpu);
   if (!config) throw Error(Status::kInternal, "simt was planned for a problem that it refuses");
-  return {.tile = {config->rows, config->columns}};
+  const i64 rows = (problem.packed ? 1 : problem.num_sequences) * problem.heads_q * problem.q_rows;
+  const bool backward = problem.operation == Operation::kBackward;
+  return {.tile = {config->rows, config->columns},
+          .workspace_bytes = backward ? simt_workspace_bytes(config->dtype, rows) : 0};
 }
 
 }  // namespace fulmen

@@ -21,4 +21,8 @@ GpuNeeds simt_needs(const Problem& problem, const Gpu& gpu);
 std::optional<FmaConfig> simt_config(DType dtype, i64 dim_qk, i64 dim_v, bool backward,
                                      size_t shared_bytes);
 
+// What the backward pass keeps of `rows` query rows, over all batch entries and heads: four numbers
+// each.
+size_t simt_workspace_bytes(DType dtype, i64 rows);
+
 }  // namespace fulmen

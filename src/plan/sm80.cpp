@@ -20,9 +20,9 @@ struct TileShape {
   i32 max_dim, warps, row_tiles, columns, min_blocks;
 };
 constexpr TileShape kShapes[] = {
-    {64, 4, 2, 64, 2},  {96, 4, 2, 64, 2},  {128, 4, 2, 32, 2}, {256, 8, 1, 64, 1},
-    {256, 4, 1, 32, 2}, {256, 4, 1, 32, 1}, {576, 4, 1, 32, 1}, {576, 4, 1, 16, 1},
-    {576, 2, 1, 16, 1}, {576, 1, 1, 16, 1},
+    {64, 4, 2, 64, 2},  {96, 4, 2, 64, 2},  {128, 4, 2, 64, 2}, {128, 4, 2, 32, 2},
+    {256, 8, 1, 64, 1}, {256, 4, 1, 32, 2}, {256, 4, 1, 32, 1}, {576, 4, 1, 32, 1},
+    {576, 4, 1, 16, 1}, {576, 2, 1, 16, 1}, {576, 1, 1, 16, 1},
 };
 
 i32 rounded_up(i64 dim, i64 unit) {
@@ -44,6 +44,7 @@ void set_options(Sm80Config& config, const Problem& problem) {
   config.terms = has_bias || problem.has(Array::kMask) || problem.has(Array::kQIds);
   config.natural = has_bias || config.softcap || config.alibi || !(problem.score_map.scale > 0);
   config.dropout = problem.dropout.enabled();
+  config.stats = problem.has(Array::kStats);
   config.exact = has_bias || problem.arrays[Array::kO].dtype == DType::kFloat32;
 }
 

@@ -38,12 +38,12 @@ MaskKind mask_kind(const IntervalMask& mask) {
 
 // What a problem asks for that these kernels do not have, one clause; "" where there is nothing.
 std::string option_refusal(const Problem& problem) {
-  for (const Array array : {Array::kBias, Array::kMask, Array::kQIds, Array::kAlibiSlopes,
-                            Array::kSinks}) {
+  for (const Array array : {Array::kBias, Array::kMask, Array::kQIds, Array::kAlibiSlopes}) {
     if (problem.has(array)) return sentence("does not read ", name(array), " in the backward pass");
   }
-  
+
   if (problem.dropout.enabled() || problem.has(Array::kRng)) return "has no dropout";
+  if (problem.has(Array::kSinks) && problem.has(Array::kDLse)) return "has no dlse with sinks";
   if (problem.score_map.softcap != 0) return "has no softcap in the backward pass";
   if (!(problem.score_map.scale > 0)) return "needs a positive scale in the backward pass";
   if (problem.deterministic || problem.batch_invariant) {
@@ -114,6 +114,7 @@ BackwardPrepareConfig sm90_prepare_config(const Problem& problem) {
   config.dims = problem.dim_v <= 64 ? 64 : 128;
   config.has_stats = problem.has(Array::kStats);
   config.sequences = reads_sequences(problem);
+  config.sinks = problem.has(Array::kSinks);
   return config;
 }
 
@@ -126,9 +127,8 @@ Sm90BackwardPlan sm90_backward_plan(const Problem& problem, const Gpu& gpu) {
   plan.rows_of_head = rows_of_head(problem);
   plan.num_rows =
       (problem.packed ? 1 : problem.num_sequences) * problem.heads_q * plan.rows_of_head;
-  const i64 lines_per_group = config.mask == MaskKind::kLength
-                                  ? 1
-                                  : max<i64>(kHeadsPerGroup / problem.group_size(), 1);
+  const i64 lines_per_group =
+      config.mask == MaskKind::kLength ? 1 : max<i64>(kHeadsPerGroup / problem.group_size(), 1);
   plan.schedule = backward_schedule(plan.num_lines, plan.num_kv_blocks, lines_per_group,
                                     gpu.num_multiprocessors);
   const i64 slot_rows = plan.num_finish_blocks * BackwardConfig::kFinishRows;

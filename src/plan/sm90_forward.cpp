@@ -12,7 +12,7 @@ namespace fulmen {
 namespace {
 
 constexpr i64 kMaxDim = 256;
-constexpr i64 kUnit = 8;               // elements of 16 bytes, in which the copy engine moves
+constexpr i64 kUnit = 8;  // elements of 16 bytes, in which the copy engine moves
 constexpr i64 kMaxStrideBytes = i64{1} << 40;
 constexpr i64 kMaxCount = 0x7fffffff;
 constexpr i64 kShort = 1024;  // lengths up to this take the configs with a quick start
@@ -74,11 +74,10 @@ void set_tile(AttentionConfig& config, i32 warpgroups, i32 kv_rows, i32 stages, 
 
 // Both head dimensions at most 64.
 void set_tile_64(AttentionConfig& config, bool is_short) {
-  const bool masked_short = is_short && config.mask != MaskKind::kLength;
-  const bool is_roomy = config.mask != MaskKind::kBoth && !config.sequences;
-  set_tile(config, 3, masked_short || config.maps_scores() ? 64 : is_roomy ? 128 : 96,
-           masked_short ? 4 : 3, 6);
-  config.overlap = config.kv_rows == 64;
+  const bool is_wide = !(is_short && config.mask != MaskKind::kLength) && !config.maps_scores() &&
+                       config.mask != MaskKind::kBoth && !config.sequences;
+  set_tile(config, 3, is_wide ? 128 : 64, is_wide ? 3 : 4, 6);
+  config.overlap = !is_wide;
 }
 
 void set_tile_128(AttentionConfig& config, bool is_short) {

@@ -2,7 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The forward pass of the sm90 implementation as plans see it: what it refuses, and which config of
-// kernels/forward_sm90.cuh a problem gets. src/cuda/sm90_forward.cpp compiles and launches it. Pure.
+// kernels/forward_sm90.cuh a problem gets. src/cuda/sm90_forward.cpp compiles and launches it.
+// Pure.
 #pragma once
 
 #include "kernels/config.h"

@@ -1,21 +1,35 @@
 # SPDX-FileCopyrightText: fulmen contributors
 # SPDX-License-Identifier: Apache-2.0
-"""Every named case on the scalar and on the tiled implementation.
+"""Every named case on every implementation of the backends that are here.
 
-Both run in one test, one after the other, so that the oracle computes each case once. A case alone:
+All run in one test, one after the other, so that the oracle computes each case once. A case alone:
 pytest tests/cases/test_cases.py -k u35_neg_shift_s704
 """
 
 import pytest
 
+import fulmen
 from fulmen.cases import all_cases, run_case
+from fulmen.cases.gpu_arrays import available
+from fulmen.options import CPU_IMPLEMENTATIONS, GPU_IMPLEMENTATIONS
+
+
+@pytest.fixture(scope="module")
+def ways():
+    """(backend, implementation, arrays)."""
+    found = [("cpu", name, "numpy") for name in CPU_IMPLEMENTATIONS]
+    if fulmen.gpu_info()["devices"]:
+        found += [
+            ("cuda", name, arrays) for arrays in available()[:1] for name in GPU_IMPLEMENTATIONS
+        ]
+    return found
 
 
 @pytest.mark.parametrize("case", all_cases(), ids=lambda case: case.name)
-def test_case(case):
-    outcomes = {name: run_case(case, "cpu", name) for name in ("scalar", "tiled")}
-    failed = {name: o.message for name, o in outcomes.items() if o.status == "failed"}
+def test_case(case, ways):
+    outcomes = {way: run_case(case, *way) for way in ways}
+    failed = {way: o.message for way, o in outcomes.items() if o.status == "failed"}
     assert not failed, failed
-    skipped = {name: o.message for name, o in outcomes.items() if o.status == "skipped"}
+    skipped = {way: o.message for way, o in outcomes.items() if o.status == "skipped"}
     if skipped:
         pytest.skip(str(skipped))

@@ -12,7 +12,7 @@
 
 namespace fulmen::test {
 
-using RunForward = void (*)(const ForwardTensorMaps& maps, const ForwardParams& params);
+using RunForward = void (*)(const ForwardArguments& arguments);
 
 struct ForwardKernel {
   std::string_view name;

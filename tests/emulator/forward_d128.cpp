@@ -7,7 +7,7 @@
 namespace fulmen::test {
 
 constinit const ForwardKernel kD128Causal = forward_kernel<AttentionConfig{
-    .kv_rows = 64, .stages = 4, .q_buffers = 2, .mask = MaskKind::kUpper, .cache_hints = true}>(
+    .kv_rows = 64, .stages = 4, .q_slots = 3, .mask = MaskKind::kUpper, .cache_hints = true}>(
     "d128_causal");
 
 constinit const ForwardKernel kD128QRegisters = forward_kernel<AttentionConfig{

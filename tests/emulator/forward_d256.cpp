@@ -10,6 +10,7 @@ constinit const ForwardKernel kD256Causal =
     forward_kernel<AttentionConfig{.d_qk = 256,
                                    .d_v = 256,
                                    .kv_rows = 64,
+                                   .q_slots = 3,
                                    .q_register_dims = 96,
                                    .mask = MaskKind::kUpper,
                                    .stage_output = false,

@@ -7,10 +7,10 @@
 namespace fulmen::test {
 
 constinit const ForwardKernel kD64Full = forward_kernel<AttentionConfig{
-    .d_qk = 64, .d_v = 64, .warpgroups = 3, .stages = 3, .q_buffers = 2}>("d64_full");
+    .d_qk = 64, .d_v = 64, .warpgroups = 3, .stages = 3, .q_slots = 6}>("d64_full");
 
 constinit const ForwardKernel kD64Causal = forward_kernel<AttentionConfig{
-    .d_qk = 64, .d_v = 64, .warpgroups = 3, .stages = 3, .q_buffers = 2, .mask = MaskKind::kUpper}>(
+    .d_qk = 64, .d_v = 64, .warpgroups = 3, .stages = 3, .q_slots = 6, .mask = MaskKind::kUpper}>(
     "d64_causal");
 
 constinit const ForwardKernel kD64Prefix =
@@ -19,7 +19,7 @@ constinit const ForwardKernel kD64Prefix =
                                    .warpgroups = 3,
                                    .kv_rows = 64,
                                    .stages = 4,
-                                   .q_buffers = 2,
+                                   .q_slots = 6,
                                    .mask = MaskKind::kUpper}>("d64_prefix");
 
 constinit const ForwardKernel kD64Window = forward_kernel<AttentionConfig{
@@ -39,7 +39,7 @@ constinit const ForwardKernel kD64Chunk =
                                    .d_v = 64,
                                    .warpgroups = 1,
                                    .kv_rows = 64,
-                                   .q_buffers = 2,
+                                   .q_slots = 2,
                                    .mask = MaskKind::kBoth,
                                    .shift_rule = ShiftRule::kWhenSumGrew}>("d64_chunk");
 

@@ -11,9 +11,8 @@ namespace fulmen::test {
 
 template <AttentionConfig kConfig>
 constexpr ForwardKernel forward_kernel(std::string_view name) {
-  return {name, kConfig, [](const ForwardTensorMaps& maps, const ForwardParams& params) {
-            forward_sm90<kConfig>(maps, params);
-          }};
+  return {name, kConfig,
+          [](const ForwardArguments& arguments) { forward_sm90<kConfig>(arguments); }};
 }
 
 }  // namespace fulmen::test

@@ -73,30 +73,34 @@ ForwardResult run(const ForwardKernel& kernel, const ForwardProblem& problem, u3
   const size_t num_elements = num_rows * static_cast<size_t>(config.d_v);
   ForwardResult result{std::vector<u16>(num_elements, 0xffff), std::vector<float>(num_rows, NAN)};
   Guarded q(problem.q), k(problem.k), v(problem.v), o(result.o);
-  const ForwardTensorMaps maps{
-      tensor_map(q, config.d_qk, shape.q_len, shape.heads_q, shape.batch, config.q_rows()),
+  ForwardArguments arguments{};
+  arguments.maps = {
+      tensor_map(q, config.d_qk, shape.q_len, shape.heads_q, shape.batch, 64),
       tensor_map(k, config.d_qk, shape.kv_len, shape.heads_kv, shape.batch, config.kv_rows),
       tensor_map(v, config.d_v, shape.kv_len, shape.heads_kv, shape.batch, config.kv_rows),
       tensor_map(o, config.d_v, shape.q_len, shape.heads_q, shape.batch, 64)};
-  const i64 head_stride = i64{shape.q_len} * config.d_v;
   const i32 num_q_blocks = static_cast<i32>(ceil_div(shape.q_len, config.q_rows()));
-  const ForwardParams params{.batch = shape.batch,
-                             .heads_q = shape.heads_q,
-                             .heads_kv = shape.heads_kv,
-                             .shape = problem.sequence(),
-                             .mask = problem.mask(),
-                             .scale_log2 = static_cast<float>(problem.scale() * 1.4426950408889634),
-                             .num_q_blocks = num_q_blocks,
-                             .heads_per_group = 2,
-                             .o = o.data(),
-                             .o_stride_batch = head_stride * shape.heads_q,
-                             .o_stride_head = head_stride,
-                             .o_stride_row = config.d_v,
-                             .lse = result.lse.data(),
-                             .next_block = &result.next_block};
+  const auto view = [&](void* data, i64 dims) {
+    const i64 head = shape.q_len * dims;
+    return ArrayView{
+        static_cast<u8*>(data), {head * shape.heads_q, head, dims, 1}, DType::kFloat32};
+  };
+  arguments.params = {.batch = shape.batch,
+                      .heads_q = shape.heads_q,
+                      .heads_kv = shape.heads_kv,
+                      .shape = problem.sequence(),
+                      .mask = problem.mask(),
+                      .scale_log2 = static_cast<float>(problem.scale() * 1.4426950408889634),
+                      .num_q_blocks = num_q_blocks,
+                      .heads_per_group = 2,
+                      .next_block = &result.next_block,
+                      .scale = static_cast<float>(problem.scale())};
+  arguments.params.attention.o = view(o.data(), config.d_v);
+  arguments.params.attention.lse = view(result.lse.data(), 1);
+  arguments.params.attention.dim_v = config.d_v;
   const i32 tasks = num_q_blocks * static_cast<i32>(lines);
   emulator::launch({std::min(2, tasks), config.threads(), config.shared_bytes(), seed},
-                   [&] { kernel.run(maps, params); });
+                   [&] { kernel.run(arguments); });
   std::copy(o.data(), o.data() + result.o.size(), result.o.begin());
   return result;
 }

@@ -115,9 +115,6 @@ class ndarray:  # noqa: N801  CuPy's name
         self.made_on = Stream.current
         self.streams: list[int] = []
 
-    def __array_namespace__(self) -> Any:
-        return sys.modules["cupy"]
-
     def __dlpack_device__(self) -> tuple[int, int]:
         return KDL_CUDA, self.device.id
 

@@ -200,18 +200,20 @@ for _ in range(3):
 compiled = fake_cupy.driver.fake_num_calls(b"cuModuleLoadData")
 plan.forward(Q, K, V)
 host = np.empty(plan.workspace_bytes + 1, np.uint8)
+mine = cupy.empty(plan.workspace_bytes + 1, np.uint8)
+plan.backward(Q, Q, K, V, forward.o, forward.stats, workspace=mine, stream=0x4440)
 print(json.dumps([
     fake_cupy.driver.fake_num_calls(b"cuMemAllocFromPoolAsync") - before,
     fake_cupy.driver.fake_num_calls(b"cuModuleLoadData") - compiled,
     said(lambda: plan.backward(Q, Q, K, V, forward.o, forward.stats, workspace=host)),
-    plan.explain("backward")["implementation"], gradients.dk.device.id,
+    plan.explain("backward")["implementation"], gradients.dk.device.id, mine.streams,
 ]))
 """)
     assert found[0] == 0
     assert found[1] == 0
     assert found[2][0] == "ArgumentError"
     assert "workspace" in found[2][1]
-    assert found[3:] == ["simt", 0]
+    assert found[3:] == ["simt", 0, [0x4440]]  # ordered on the stream of the run
 
 
 def test_warmup_compiles_what_calls_then_find(python: Any) -> None:

@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks and times the Hopper backward against float64, FlashAttention-3 and cuDNN on one GPU.
 
-    python gen_wgmma.py     # writes wgmma.h
-    nvcc -std=c++20 -O3 -gencode arch=compute_90a,code=sm_90a -shared -Xcompiler -fPIC -o \\
-        backward.so host.cu
-    python backward.py check backward.so                     # the error rule, row by row
-    python backward.py time backward.so OUT.jsonl [NAME=OTHER.so ...] [FA3=LIBRARY.so]
+    g++ -std=c++20 -O2 -shared -fPIC -I INCLUDE -o library.so library.cpp -L BUILD -lfulmen
+    python backward.py check library.so                     # the error rule, row by row
+    python backward.py options library.so                    # the same: groups, windows, alignments
+    python backward.py sequences library.so                  # the same: packed, lengths
+    python backward.py time library.so OUT.jsonl [NAME=OTHER.so ...] [FA3=LIBRARY.so]
 
 16,384 tokens and heads * d = 2048 in every cell; prepare and the rounding of dQ are inside the
 time. Timing: all competitors of a cell in random order, ROUNDS (5) rounds, 25 ms idle before each
@@ -24,9 +24,10 @@ import subprocess
 import sys
 import time
 
-import torch
 import torch.nn.functional as F  # noqa: N812 (the usual name)
 from torch.nn.attention import SDPBackend, sdpa_kernel
+
+import torch
 
 LIMIT_S = float(os.environ.get("LIMIT_S", "300"))
 START = time.time()
@@ -35,12 +36,17 @@ START = time.time()
 class Library:
     def __init__(self, path):
         self.library = ctypes.CDLL(os.path.abspath(path))
-        self.library.backward_workspace.restype = ctypes.c_size_t
+        self.old = not hasattr(self.library, "backward_workspace_of")  # of the first experiments
+        size = "backward_workspace" if self.old else "backward_workspace_of"
+        getattr(self.library, size).restype = ctypes.c_size_t
 
     def prepare(self, q, k, v, o, do, lse, causal, heads_per_group, poison=False):
         """A function that enqueues the call and returns dq, dk, dv; and the workspace in bytes."""
         heads, seq, d = q.shape
-        size = self.library.backward_workspace(d, heads, seq, heads_per_group)
+        shape = (ctypes.c_int * 10)(d, int(causal), 1, heads, heads, seq, seq, 0, 0,
+                                    heads_per_group)  # fmt: skip
+        size = (self.library.backward_workspace(d, heads, seq, heads_per_group) if self.old
+                else self.library.backward_workspace_of(shape))  # fmt: skip
         work = torch.empty(size, dtype=torch.uint8, device="cuda")
         out = [torch.empty_like(q) for _ in range(3)]
         if poison:
@@ -52,9 +58,12 @@ class Library:
 
         def run(keep=keep):
             stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
-            code = self.library.backward_run(
-                d, int(causal), *pointers, heads, seq, heads_per_group, stream
-            )
+            code = (
+                self.library.backward_run(d, int(causal), *pointers, heads, seq, heads_per_group,
+                                          stream)
+                if self.old
+                else self.library.backward_run_of(shape, *pointers, stream)
+            )  # fmt: skip
             if code:
                 raise RuntimeError(f"CUDA error {code}")
             return out
@@ -79,21 +88,29 @@ def guarded(run, what):
 # ---- Reference and the error rule ---------------------------------------------------------------
 
 
-def forward(q, k, v, causal, kind, rounded):
-    """P, O and lse of some heads in `kind`; rounded: the 16-bit recipe."""
+def forward(q, k, v, seen, kind, rounded):
+    """P, O and lse of some heads in `kind`; seen: True where causal, or a mask; rounded: the 16-bit
+    recipe."""
     r = (lambda x: x.to(q.dtype).to(kind)) if rounded else (lambda x: x)
     s = q.shape[-1] ** -0.5 * (q.to(kind) @ k.to(kind).transpose(1, 2))
-    if causal:
+    if seen is True:
         seq = q.shape[1]
-        s.masked_fill_(~torch.ones(seq, seq, dtype=torch.bool, device="cuda").tril(), -math.inf)
+        seen = torch.ones(seq, seq, dtype=torch.bool, device="cuda").tril()
+    if seen is not False:
+        s.masked_fill_(~seen, -math.inf)
     m = s.amax(-1, keepdim=True)
-    e = torch.exp(s - m)
+    e = torch.exp(s - m.clamp_min(-1e300 if kind == torch.float64 else -1e30))
     total = e.sum(-1, keepdim=True)
-    return e / total, r((r(e) @ v.to(kind)) / total), (m + total.log()).squeeze(-1)
+    some = total.where(total > 0, 1)
+    return e / some, r((r(e) @ v.to(kind)) / some), (m + some.log()).squeeze(-1)
 
 
-def gradients(q, k, v, do, p, o, kind, rounded):
-    """dq, dk, dv and their A of the error rule."""
+def gradients(q, k, v, do, p, o, kind, rounded, group=1):
+    """dq, dk, dv and their A of the error rule; dk, dv summed over groups of heads."""
+
+    def add(x):
+        return x if group == 1 else x.unflatten(0, (-1, group)).sum(1)
+
     dtype = q.dtype
     r = (lambda x: x.to(dtype).to(kind)) if rounded else (lambda x: x)
     q, k, v, do = (x.to(kind) for x in (q, k, v, do))
@@ -101,12 +118,175 @@ def gradients(q, k, v, do, p, o, kind, rounded):
     delta = (do * o).sum(-1, keepdim=True)
     dp = do @ v.transpose(1, 2)
     ds = r(p * (dp - delta))
-    grads = (r(scale * (ds @ k)), r(scale * (ds.transpose(1, 2) @ q)), r(r(p).transpose(1, 2) @ do))
+    grads = (r(scale * (ds @ k)), r(scale * add(ds.transpose(1, 2) @ q)),
+             r(add(r(p).transpose(1, 2) @ do)))  # fmt: skip
     if rounded:
         return grads, None
     a = p * (dp.abs() + delta.abs())
-    bounds = (scale * (a @ k.abs()), scale * (a.transpose(1, 2) @ q.abs()))
-    return grads, (*bounds, p.transpose(1, 2) @ do.abs())
+    bounds = (scale * (a @ k.abs()), scale * add(a.transpose(1, 2) @ q.abs()))
+    return grads, (*bounds, add(p.transpose(1, 2) @ do.abs()))
+
+
+def judge(found, ref, plain, bound_a, worst, i):
+    """How many rows break the error rule; worst[i]: the largest share of the bound so far."""
+    err = (found.double() - ref).abs().amax(-1)
+    err_plain = (plain.double() - ref).abs().amax(-1)
+    top = ref.abs().amax(-1).clamp_min(1e-30)
+    typical = err_plain.median(-1, keepdim=True).values
+    bound = 2 * torch.maximum(err_plain, typical)
+    bound += 8 * 2.0**-23 * bound_a.amax(-1)
+    bound += torch.exp2(torch.floor(torch.log2(top)) - 7)
+    worst[i] = max(worst[i], (err / bound).nan_to_num(1e9).max().item())
+    return (~(err <= bound)).sum().item()
+
+
+OPTIONS = [  # mask (0, causal 1, window 2), batch, heads_q, heads_kv, q_len, kv_len, left, top_left
+    (0, 2, 8, 2, 300, 500, 0, 0),
+    (0, 1, 6, 6, 1, 1000, 0, 0),
+    (1, 2, 8, 2, 1000, 1000, 0, 0),
+    (1, 3, 4, 1, 333, 777, 0, 0),
+    (1, 2, 4, 4, 777, 333, 0, 0),
+    (1, 2, 4, 2, 500, 900, 0, 1),
+    (1, 1, 32, 8, 2048, 2048, 0, 0),
+    (2, 2, 8, 4, 1500, 1500, 200, 0),
+    (2, 1, 4, 4, 700, 1300, 64, 0),
+]
+
+
+def visible_pairs(mask, q_len, kv_len, left, top_left):
+    position = torch.arange(q_len, device="cuda")[:, None] + (0 if top_left else kv_len - q_len)
+    key = torch.arange(kv_len, device="cuda")[None]
+    seen = torch.ones(q_len, kv_len, dtype=torch.bool, device="cuda")
+    if mask > 0:
+        seen &= key <= position
+    if mask == 2:
+        seen &= key >= position - left
+    return seen
+
+
+def check_options(library):
+    torch.backends.cuda.matmul.allow_tf32 = False
+    failures = 0
+    for d in (64, 128):
+        for case in OPTIONS:
+            mask, batch, heads_q, heads_kv, q_len, kv_len, left, top_left = case
+            torch.manual_seed(q_len + kv_len)
+            q, do = (torch.randn(batch, heads_q, q_len, d, device="cuda").bfloat16() for _ in "qo")
+            k, v = (torch.randn(batch, heads_kv, kv_len, d, device="cuda").bfloat16() for _ in "kv")
+            seen = visible_pairs(mask, q_len, kv_len, left, top_left)
+            group = heads_q // heads_kv
+            flat_q, flat_do = (x.flatten(0, 1) for x in (q, do))
+            wide_k, wide_v = (x.repeat_interleave(group, 1).flatten(0, 1) for x in (k, v))
+            _, o, lse = forward(flat_q, wide_k, wide_v, seen, torch.float32, True)
+            o, lse = o.bfloat16().contiguous(), lse.contiguous()
+            shape = (ctypes.c_int * 10)(d, mask, *case[1:6], left, top_left, 8 if mask else 1)
+            size = library.library.backward_workspace_of(shape)
+            work = torch.full((size,), 255, dtype=torch.uint8, device="cuda")
+            out = [torch.full_like(x, math.nan) for x in (q, k, v)]
+            pointers = [ctypes.c_void_p(x.data_ptr()) for x in (q, k, v, o, do, lse, *out, work)]
+
+            def run(shape=shape, pointers=pointers, out=out):
+                stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
+                code = library.library.backward_run_of(shape, *pointers, stream)
+                if code:
+                    raise RuntimeError(f"CUDA error {code}")
+                return out
+
+            what = f"d {d} case {case}"
+            args = flat_q, wide_k, wide_v
+            p, o64, _ = forward(*args, seen, torch.float64, False)
+            ref, bound_a = gradients(*args, flat_do, p, o64, torch.float64, False, group)
+            p, o32, _ = forward(*args, seen, torch.float32, True)
+            plain, _ = gradients(*args, flat_do, p, o32, torch.float32, True, group)
+            worst, bad = [0.0, 0.0, 0.0], 0
+            for _ in range(2):
+                for i, x in enumerate(guarded(run, what)):
+                    bad += judge(x.flatten(0, 1), ref[i], plain[i], bound_a[i], worst, i)
+            failures += bad > 0
+            shares = " ".join(f"{n} {x:.2f}" for n, x in zip(("dq", "dk", "dv"), worst))
+            print(f"{'ok  ' if not bad else 'FAIL'} {what}: share of the bound: {shares}",
+                  flush=True)  # fmt: skip
+    print("failures:", failures)
+    return failures
+
+
+def check_sequences(library):
+    """Packed sequences and lengths; rows of nobody are NaN."""
+    torch.backends.cuda.matmul.allow_tf32 = False
+    failures = 0
+    lengths = [(700, 700), (1, 300), (0, 0), (513, 90), (300, 1000), (128, 256)]
+    for d in (64, 128):
+        for packed in (True, False):
+            for mask in (0, 1):
+                torch.manual_seed(d)
+                batch, heads, most = len(lengths), 1 if packed else 3, 1000
+                begins = [
+                    [sum(x[i] for x in lengths[:n]) for n in range(batch + 1)] for i in (0, 1)
+                ]
+                numbers = begins if packed else [[x[i] for x in lengths] for i in (0, 1)]
+                index = [torch.tensor(n, dtype=torch.int32, device="cuda") for n in numbers]
+                whole = (batch, heads, most, d)
+                q, k, v, o, do = (torch.full(whole, math.nan, device="cuda").bfloat16()
+                                  for _ in range(5))  # fmt: skip
+                lse = torch.full(whole[:3], math.nan, device="cuda")
+                out = [torch.full_like(q, math.nan) for _ in range(3)]
+
+                def rows(x, n, i, packed=packed, begins=begins):
+                    if packed:
+                        return x.flatten(0, 2)[None, begins[i][n] : begins[i][n + 1]]
+                    return x[n, :, : lengths[n][i]]
+
+                for n, (q_len, kv_len) in enumerate(lengths):
+                    for x, i in ((q, 0), (do, 0), (k, 1), (v, 1)):
+                        rows(x, n, i).normal_()
+                    if min(q_len, kv_len) == 0:
+                        continue
+                    seen = visible_pairs(mask, q_len, kv_len, 0, 0)
+                    args = rows(q, n, 0), rows(k, n, 1), rows(v, n, 1)
+                    _, o32, l32 = forward(*args, seen, torch.float32, True)
+                    rows(o, n, 0).copy_(o32.bfloat16())
+                    (lse.flatten()[None, begins[0][n] : begins[0][n + 1]] if packed
+                     else lse[n, :, :q_len]).copy_(l32)  # fmt: skip
+                shape = (ctypes.c_int * 10)(d, mask, batch, heads, heads, most, most, 0, 0,
+                                            2 if packed else 3)  # fmt: skip
+                library.library.backward_set_sequences(
+                    int(packed), *(ctypes.c_void_p(x.data_ptr()) for x in index)
+                )
+                size = library.library.backward_workspace_of(shape)
+                work = torch.full((size,), 255, dtype=torch.uint8, device="cuda")
+                pointers = [
+                    ctypes.c_void_p(x.data_ptr()) for x in (q, k, v, o, do, lse, *out, work)
+                ]
+
+                def run(shape=shape, pointers=pointers, out=out):
+                    stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
+                    if library.library.backward_run_of(shape, *pointers, stream):
+                        raise RuntimeError("the call failed")
+                    return out
+
+                what = f"d {d} {'packed' if packed else 'lengths'} mask {mask}"
+                found, worst, bad = guarded(run, what), [0.0, 0.0, 0.0], 0
+                for n, (q_len, kv_len) in enumerate(lengths):
+                    if min(q_len, kv_len) > 0:
+                        seen = visible_pairs(mask, q_len, kv_len, 0, 0)
+                        args = rows(q, n, 0), rows(k, n, 1), rows(v, n, 1)
+                        p, o64, _ = forward(*args, seen, torch.float64, False)
+                        ref, a = gradients(*args, rows(do, n, 0), p, o64, torch.float64, False)
+                        p, o32, _ = forward(*args, seen, torch.float32, True)
+                        plain, _ = gradients(*args, rows(do, n, 0), p, o32, torch.float32, True)
+                        for i in range(3):
+                            got = rows(found[i], n, min(i, 1))
+                            bad += judge(got, ref[i], plain[i], a[i], worst, i)
+                    for i in range(3):
+                        rows(found[i], n, min(i, 1)).zero_()
+                bad += sum(x.count_nonzero().item() for x in found)
+                failures += bad > 0
+                shares = " ".join(f"{n} {x:.2f}" for n, x in zip(("dq", "dk", "dv"), worst))
+                print(f"{'ok  ' if not bad else 'FAIL'} {what}: share of the bound: {shares}",
+                      flush=True)  # fmt: skip
+    library.library.backward_set_sequences(0, None, None)
+    print("failures:", failures)
+    return failures
 
 
 CASES = [  # heads, seq
@@ -152,15 +332,7 @@ def check(library):
                         p, o32, _ = forward(*args, causal, torch.float32, True)
                         plain, _ = gradients(*args, do[x], p, o32, torch.float32, True)
                         for i in range(3):
-                            err = (found[i][x].double() - ref[i]).abs().amax(-1)
-                            err_plain = (plain[i].double() - ref[i]).abs().amax(-1)
-                            top = ref[i].abs().amax(-1).clamp_min(1e-30)
-                            typical = err_plain.median(-1, keepdim=True).values
-                            bound = 2 * torch.maximum(err_plain, typical)
-                            bound += 8 * 2.0**-23 * bound_a[i].amax(-1)
-                            bound += torch.exp2(torch.floor(torch.log2(top)) - 7)
-                            bad += (~(err <= bound)).sum().item()
-                            worst[i] = max(worst[i], (err / bound).nan_to_num(1e9).max().item())
+                            bad += judge(found[i][x], ref[i], plain[i], bound_a[i], worst, i)
                 failures += bad > 0
                 shares = " ".join(f"{n} {x:.2f}" for n, x in zip(("dq", "dk", "dv"), worst))
                 print(f"{'ok  ' if not bad else 'FAIL'} {what}: share of the bound: {shares}",
@@ -281,8 +453,9 @@ def smi(query):
 
 def main():
     mode, path = sys.argv[1:3]
-    if mode == "check":
-        sys.exit(1 if check(Library(path)) else 0)
+    modes = {"check": check, "options": check_options, "sequences": check_sequences}
+    if mode in modes:
+        sys.exit(1 if modes[mode](Library(path)) else 0)
     libraries, fa3 = {"backward": Library(path)}, None
     for extra in sys.argv[4:]:
         name, other = extra.split("=")

@@ -92,8 +92,8 @@ def attention(
     if torch.is_autocast_enabled(device):
         q, k, v, bias = _autocast(device, q, k, v, bias)
     alone = (
-        bias is visible is alibi_slopes is sinks is q_lengths is kv_lengths is cu_q is cu_kv is q_ids
-        is kv_ids is rng is None
+        bias is visible is alibi_slopes is sinks is q_lengths is kv_lengths is cu_q is cu_kv
+        is q_ids is kv_ids is rng is None
     )  # fmt: skip
     if alone and not watched:
         return eager_attention((q, k, v), settings, ready, return_lse)

@@ -101,7 +101,7 @@ def _unpacked(xs: Sequence[Any], present: list[int], length: int) -> list[Any]:
     return full
 
 
-def _gradients(of_rows: Callable[..., Any], sizes: int) -> Callable[..., Any]:
+def _gradients(of_rows: Callable[..., Any]) -> Callable[..., Any]:
     """g: (do, dlse, q, k, v, bias, sinks) -> the gradients of the last five that are there."""
 
     def g(do: Any, dlse: Any, *leaves: Any) -> Any:
@@ -164,7 +164,7 @@ def backward_cotangents(
     arriving = call.standard(cotangents)
     pieces = []
     for rows, of_rows in blocks(arrays, settings):
-        g, present_values, present = _packed(_gradients(of_rows, 0), call.cut(standard, rows))
+        g, present_values, present = _packed(_gradients(of_rows), call.cut(standard, rows))
         out, pull = torch.func.vjp(g, *present_values)
         cut = call.cut(arriving, rows)
         given = [cut[index - OUTER] for index in present if index >= OUTER]
@@ -191,7 +191,7 @@ def backward_tangents(
     standard, moves = call.standard(values), call.standard(tangents)
     pieces = []
     for rows, of_rows in blocks(arrays, settings):
-        g, present_values, present = _packed(_gradients(of_rows, 0), call.cut(standard, rows))
+        g, present_values, present = _packed(_gradients(of_rows), call.cut(standard, rows))
         cut = call.cut(moves, rows)
         pushed = _pushed(g, present_values, [cut[index] for index in present])
         leaves = [index - OUTER for index in present if index >= OUTER]

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from functools import lru_cache
+from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
@@ -30,9 +31,8 @@ class Torch:
 
     def __init__(self, device: str = "cuda") -> None:
         """On a device, by PyTorch's name for it."""
-        import torch
-
-        self.torch = torch
+        torch = import_module("torch")
+        self.torch: Any = torch
         self.device = device
         self.queue = torch.cuda.Stream() if device.startswith("cuda") else None
         torch.utils.deterministic.fill_uninitialized_memory = True

@@ -154,19 +154,25 @@ def _kernel_findings(info: dict[str, Any]) -> list[Finding]:
 
 
 def gpu_computed(index: int) -> list[Finding]:
-    """The same check on a GPU, through the arrays that are installed; nothing where none are."""
+    """The same check on a GPU, through the first arrays that work there."""
     from fulmen.cases import Case, run_case
-    from fulmen.cases.gpu_arrays import available
+    from fulmen.cases.gpu_arrays import available, owner
 
+    findings: list[Finding] = []
     for arrays in available():
+        try:
+            owner(arrays)
+        except Exception as error:  # a build without CUDA fails in its own way
+            text = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            findings.append((f"gpu {index} {arrays}", "", f"cannot make arrays there: {text}"))
+            continue
         case = Case("doctor", heads=2, q_rows=64, dim=64, causal=True, dtype="float16")
-        findings: list[Finding] = []
         for name in (*GPU_IMPLEMENTATIONS, "auto"):
             outcome = run_case(case, "cuda", name, arrays)
             state = {"passed": "ok", "failed": "problem"}.get(outcome.status, "")
             findings.append((f"gpu {index} {name}", state, f"{arrays}: {outcome.message}"))
         return findings
-    return [(f"gpu {index}", "", "not tried: no torch, cupy or jax to make arrays with")]
+    return [*findings, (f"gpu {index}", "", "not tried: no torch, cupy or jax that works there")]
 
 
 def computed(implementation: str) -> Finding:

@@ -5,8 +5,10 @@
 from __future__ import annotations
 
 import argparse
+import math
 import multiprocessing
 import os
+import random
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -25,6 +27,8 @@ arrays of PyTorch, CuPy or JAX; a case that an implementation refuses by name co
 last line is 'N passed, N failed, N skipped'; the exit code is 1 if any failed.
 """
 CHUNK = 8  # cases that a process takes at once
+GPU_CHUNK = 4
+STALLED_SECONDS = 300  # no case takes as long, compiling included
 MOST_REASONS = 20  # why cases were skipped: the commonest
 SAMPLE = 20  # one case in so many runs with each further kind of GPU arrays
 BACKENDS = {"cpu": CPU_IMPLEMENTATIONS, "cuda": GPU_IMPLEMENTATIONS}
@@ -57,6 +61,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="on a GPU: the first runs every case, each further one a sample; default: those that "
         "are installed")  # fmt: skip
     add("--jobs", type=int, default=0, metavar="N", help="processes; 0: as many as cores")
+    add("--seconds", type=float, default=math.inf, metavar="T",
+        help="end after T seconds; cases that were not run make the exit code 1")  # fmt: skip
     add("--list", action="store_true", help="names and notes of the cases, and end")
 
 
@@ -75,13 +81,26 @@ def main(arguments: argparse.Namespace, output: Output) -> int:
     ways = _ways(arguments)
     start = time.perf_counter()
     lines: list[Line] = []
-    names = [case.name for case in cases]
-    with output.progress("verifying", len(names)) as advance:
+    names = _order([case.name for case in cases], ways)
+    left = len(names)
+    with output.progress("verifying", left) as advance:
         for done, found in results(names, ways, _jobs(arguments.jobs)):
             lines += found
+            left -= done
             advance(done)
+            if time.perf_counter() - start > arguments.seconds:
+                break
+    if left:
+        output.line(f"{left} of {len(names)} cases not run: the time was over, or a process died")
     _report(lines, [way.name for way in ways], time.perf_counter() - start, output)
-    return int(any(line[2] == "failed" for line in lines))
+    return int(left > 0 or any(line[2] == "failed" for line in lines))
+
+
+def _order(names: list[str], ways: list[Way]) -> list[str]:
+    """Mixed for a GPU: neighbours need the same kernels, and processes would wait for them."""
+    if any(way.backend == "cuda" for way in ways):
+        random.Random(0).shuffle(names)
+    return names
 
 
 def _ways(arguments: argparse.Namespace) -> list[Way]:
@@ -133,13 +152,19 @@ def _jobs(asked: int) -> int:
 
 def results(names: list[str], ways: list[Way], jobs: int) -> Iterator[tuple[int, list[Line]]]:
     """Numbers of cases and their lines, as they come; a process keeps to few threads."""
-    chunks = [(i, names[i : i + CHUNK], ways) for i in range(0, len(names), CHUNK)]
+    size = GPU_CHUNK if any(way.backend == "cuda" for way in ways) else CHUNK
+    chunks = [(i, names[i : i + size], ways) for i in range(0, len(names), size)]
     jobs = min(jobs, len(chunks))
     if jobs <= 1:
         yield from map(run_chunk, chunks)
         return
     with multiprocessing.get_context("spawn").Pool(jobs, _initialise, (jobs,)) as pool:
-        yield from pool.imap_unordered(run_chunk, chunks)
+        found = pool.imap_unordered(run_chunk, chunks)
+        for _ in chunks:
+            try:
+                yield found.next(STALLED_SECONDS)
+            except multiprocessing.TimeoutError:  # a process died with its cases: they are counted
+                return
 
 
 def _initialise(jobs: int) -> None:

@@ -14,9 +14,9 @@
 
 namespace fulmen {
 
-// Sums of one head of a line are tiles of q_rows * dims floats, one for each block of queries: first
-// the part of warpgroup 0, then of warpgroup 1; in a part float4 j of thread t at 512 j + 4 t.
-// Number of the first tile of a head.
+// Sums of one head of a line are tiles of q_rows * dims floats, one for each block of queries:
+// first the part of warpgroup 0, then of warpgroup 1; in a part float4 j of thread t at 512 j + 4
+// t. Number of the first tile of a head.
 template <BackwardConfig kConfig>
 constexpr u32 first_dq_tile(const BackwardParams& params, i32 line, i32 head) {
   const u32 slot_head = u32(line % params.num_slots) * params.group_size() + head;

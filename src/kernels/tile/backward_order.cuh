@@ -79,9 +79,9 @@ struct BackwardWalk {
 template <BackwardConfig kConfig>
 constexpr BackwardWalk backward_walk(const BackwardParams& params, const SequenceShape& shape,
                                      i32 kv_block) {
-  const Interval visit = seeing_blocks<kConfig>(params.mask, shape, i64{kv_block} * kConfig.kKvRows,
-                                                kConfig.kKvRows)
-                             .visit;
+  const Interval visit =
+      seeing_blocks<kConfig>(params.mask, shape, i64{kv_block} * kConfig.kKvRows, kConfig.kKvRows)
+          .visit;
   BackwardWalk walk{i32(visit.begin), i32(visit.size()), 0, params.group_size()};
   if (kConfig.spread && kConfig.mask == MaskKind::kLength && walk.count > 0) {
     walk.rotation = kv_block * (kConfig.kKvRows / kConfig.q_rows) % walk.count;

@@ -132,8 +132,8 @@ struct BackwardShared {
     const u32 address = mail().address(at);
     ptx::store_shared_x4(address, {{u32(item.index), u32(item.num_steps), u32(item.item.line),
                                     u32(item.item.kv_block)}});
-    ptx::store_shared_x4(address + 16, {{u32(item.shape.q_len), u32(item.shape.kv_len),
-                                         u32(item.shape.shift), 0}});
+    ptx::store_shared_x4(
+        address + 16, {{u32(item.shape.q_len), u32(item.shape.kv_len), u32(item.shape.shift), 0}});
   }
   BackwardMail read_mail(MailCursor at) const {
     const ptx::U32x4 x = ptx::load_shared_x4(mail().address(at));

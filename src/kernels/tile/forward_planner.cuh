@@ -6,6 +6,7 @@
 // of float32.
 #pragma once
 
+#include "kernels/faults.cuh"
 #include "kernels/tile/forward_shared.cuh"
 #include "kernels/tile/sequence_order.cuh"
 
@@ -58,7 +59,25 @@ struct ForwardPlanner {
     return failed;
   }
 
+  // As record_faults, which is a call: the assembler fails on calls beside setmaxnreg.
+  void record_invalid_entries() const {
+    const AttentionParams& p = params.attention;
+    if (p.faults == nullptr) return;
+    u32 found = 0;
+    if (ptx::block_index() == 0 && p.rng != nullptr && p.rng[1] >> 32 != 0) found = kFaultRng;
+#pragma unroll 1
+    for (i32 i = ptx::block_index() * 32 + lane; kConfig.sequences && i < params.batch;
+         i += ptx::num_blocks() * 32) {
+      found |=
+          axis_faults(axis_entry(p.cu_q, p.q_lengths, i), p.q_rows, kFaultQOffsets, kFaultQLengths);
+      found |= axis_faults(axis_entry(p.cu_kv, p.kv_lengths, i), p.kv_rows, kFaultKvOffsets,
+                           kFaultKvLengths);
+    }
+    if (found != 0) ptx::set_bits(p.faults, found);
+  }
+
   void run() {
+    if constexpr (kConfig.sequences || kConfig.dropout) record_invalid_entries();
     SequenceOrder<kConfig> order(params, lane);
     const i32 size = order.size();
     Assignment now{{-1, 0, 0}, false};

@@ -95,8 +95,8 @@ struct PairTerms {
     }
   }
 
-  // Sets dropped probabilities to kDropped, -0. A draw decides eight keys of a row, two of them this thread's:
-  // each lane of a quad draws for every fourth group of eight and they exchange.
+  // Sets dropped probabilities to kDropped, -0. A draw decides eight keys of a row, two of them
+  // this thread's: each lane of a quad draws for every fourth group of eight and they exchange.
   void drop(Scores& S, i32 first_key) const {
     if constexpr (!kConfig.dropout) return;
 #pragma unroll
@@ -104,8 +104,8 @@ struct PairTerms {
 #pragma unroll
       for (i32 r = 0; r < 2; ++r) {
         const u32 lane = ptx::thread_index() % 4;
-        const Philox4x32 drawn = dropout.draw(u32(first_key / 8 + group) + lane, u32(row[r]),
-                                              batch_head);
+        const Philox4x32 drawn =
+            dropout.draw(u32(first_key / 8 + group) + lane, u32(row[r]), batch_head);
         ptx::U32x4 x{{drawn.word[0], drawn.word[1], drawn.word[2], drawn.word[3]}};
         transpose_quad(x);
 #pragma unroll

@@ -141,8 +141,8 @@ struct RowSoftmax {
   }
 
  private:
-  static constexpr bool kTracksMaximum = kConfig.shift_rule == ShiftRule::kEveryBlock ||
-                                         kConfig.shift_rule == ShiftRule::kWhenGrown;
+  static constexpr bool kTracksMaximum =
+      kConfig.shift_rule == ShiftRule::kEveryBlock || kConfig.shift_rule == ShiftRule::kWhenGrown;
   static bool is_ordinary(float log2_score) { return -1024 <= log2_score && log2_score <= 1024; }
 
   static constexpr float kLn2 = 0.693147180559945f;

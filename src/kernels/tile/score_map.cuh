@@ -3,8 +3,8 @@
 //
 // From dot products in a wgmma fragment to scores in units of log2, for problems in which that is
 // more than one positive factor (kConfig.maps_scores()): a scale of 0 or below, softcap, ALiBi,
-// bias, in the order of attention/score_mod.cuh. Runs before anything is hidden, since -inf times a factor
-// would be hidden no longer. Called by forward_sm90.
+// bias, in the order of attention/score_mod.cuh. Runs before anything is hidden, since -inf times a
+// factor would be hidden no longer. Called by forward_sm90.
 #pragma once
 
 #include "kernels/array_access.cuh"

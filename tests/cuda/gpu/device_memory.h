@@ -33,13 +33,19 @@ class DeviceMemory {
     if (!tensor.present() || tensor.data == nullptr) return tensor;
     const cuda::CurrentContext current(device_);
     const std::size_t bytes = span_bytes(tensor);
-    cuda::CUdeviceptr pointer = 0;
-    check(device_.driver()->cuMemAlloc_v2(&pointer, bytes + misalignment));
-    owned_.push_back(pointer);
-    check(to_device_(pointer + misalignment, tensor.data, bytes));
     Tensor other = tensor;
-    other.data = reinterpret_cast<void*>(pointer + misalignment);
+    other.data = allocate(bytes + misalignment) + misalignment;
+    check(to_device_(reinterpret_cast<cuda::CUdeviceptr>(other.data), tensor.data, bytes));
     return other;
+  }
+
+  // On a multiple of 256; nothing written.
+  u8* allocate(std::size_t bytes) {
+    const cuda::CurrentContext current(device_);
+    cuda::CUdeviceptr pointer = 0;
+    check(device_.driver()->cuMemAlloc_v2(&pointer, max<std::size_t>(bytes, 1)));
+    owned_.push_back(pointer);
+    return reinterpret_cast<u8*>(pointer);
   }
 
   Request copy(const Request& request, std::size_t misalignment = 0) {

@@ -43,8 +43,10 @@ class GeneralKernels : public testing::TestWithParam<Rung> {
     return forward ? cuda::simt_forward(p, shared) : cuda::simt_backward(p, shared);
   }
 
-  void run(const Request& request) const {
-    const AttentionParams p = cuda::attention_params(validate(request, Pointers::kChecked));
+  void run(const Request& request, DeviceMemory& memory) const {
+    AttentionParams p = cuda::attention_params(validate(request, Pointers::kChecked));
+    const i64 rows = p.batch_extent() * p.heads_q * p.q_rows;
+    cuda::set_row_terms(p, memory.allocate(simt_workspace_bytes(p.q.dtype, rows)));
     for (const cuda::KernelLaunch& launch : launches(p, request.operation)) {
       cuda::launch(cuda::prepare(*device_, launch.spec), {launch.num_blocks}, &p, nullptr);
     }
@@ -100,7 +102,7 @@ TEST_P(GeneralKernels, ForwardAgreesWithTheOracle) {
     const Request expected = random.draw();
     const Request actual = memory.copy(expected);
     cpu::scalar_forward(validate(expected, Pointers::kChecked));
-    run(actual);
+    run(actual, memory);
     expect_close(memory.fetch(actual), expected, {Array::kO, Array::kLse}, seed);
   }
 }
@@ -116,8 +118,8 @@ TEST_P(GeneralKernels, BackwardAgreesWithTheOracleAndItself) {
     const Request on_device = memory.copy(expected);
     const Request on_device_too = memory.copy(expected);
     cpu::scalar_backward(validate(expected, Pointers::kChecked));
-    run(on_device);
-    run(on_device_too);
+    run(on_device, memory);
+    run(on_device_too, memory);
     const Request actual = memory.fetch(on_device);
     const Request again = memory.fetch(on_device_too);
     const std::vector<Array> outputs = outputs_of(Operation::kBackward);
@@ -137,12 +139,12 @@ TEST_P(GeneralKernels, WhatIsHiddenDoesNotShow) {
     const Request expected = planted_request(random, dtype);
     const Request actual = memory.copy(expected);
     cpu::scalar_forward(validate(expected, Pointers::kChecked));
-    run(actual);
+    run(actual, memory);
     expect_close(memory.fetch(actual), expected, {Array::kO, Array::kLse}, 7);
     const Request gradients = to_backward(random, expected, 7);
     const Request others = memory.copy(gradients);
     cpu::scalar_backward(validate(gradients, Pointers::kChecked));
-    run(others);
+    run(others, memory);
     expect_close(memory.fetch(others), gradients, {Array::kDQ, Array::kDK, Array::kDV}, 7);
   }
 }
@@ -155,7 +157,7 @@ TEST_P(GeneralKernels, TakeAnyAlignment) {
     const Request expected = random.draw();
     const Request actual = memory.copy(expected, 1 + seed % 3);
     cpu::scalar_forward(validate(expected, Pointers::kChecked));
-    run(actual);
+    run(actual, memory);
     expect_close(memory.fetch(actual), expected, {Array::kO, Array::kLse}, seed);
   }
 }
@@ -172,8 +174,9 @@ TEST_P(GeneralKernels, TakeManyHeads) {
   }
   request.options.scale = kNan;
   const Request actual = memory.copy(request);
-  run(actual);
-  EXPECT_EQ(compare(memory.fetch(actual.arrays[Array::kO]), request.arrays[Array::kV]).largest, 0);  // one key
+  run(actual, memory);
+  EXPECT_EQ(compare(memory.fetch(actual.arrays[Array::kO]), request.arrays[Array::kV]).largest,
+            0);  // one key
 }
 
 INSTANTIATE_TEST_SUITE_P(Rungs, GeneralKernels, testing::Values(Rung::kNaive, Rung::kSimt),

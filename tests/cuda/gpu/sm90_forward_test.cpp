@@ -4,6 +4,8 @@
 // The Hopper forward on a real GPU against the scalar oracle, over drawn problems: as a plan would
 // choose its config and as a run would launch it, twice, to the same bits. Skipped where there is
 // no Hopper. FULMEN_TEST_SEEDS sets how many problems are drawn (200).
+#include "cuda/sm90_forward.h"
+
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -14,7 +16,6 @@
 #include "../kernels/expect_close.h"
 #include "../kernels/hopper_request.h"
 #include "cpu/backend.h"
-#include "cuda/sm90_forward.h"
 #include "device_memory.h"
 #include "plan/sm90_forward.h"
 
@@ -107,6 +108,7 @@ class Sm90Forward : public testing::Test {
     workspace.shape[0] = 2;
     workspace.strides[0] = 1;
     const Tensor on_device = memory.copy(workspace);
+    const cuda::CurrentContext current(*device_);
     cuda::sm90_forward_run({problem,
                             device_->facts(),
                             device_->driver(),

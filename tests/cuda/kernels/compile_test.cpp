@@ -16,6 +16,7 @@
 #include "core/error.h"
 #include "cuda/compiler.h"
 #include "cuda/fma_kernels.h"
+#include "cuda/sm90_backward.h"
 #include "cuda/sm90_forward.h"
 
 namespace fulmen::cuda {
@@ -94,6 +95,8 @@ TEST(CompileKernels, Naive) { expect_all_compile(naive_specs(), 1); }
 TEST(CompileKernels, Simt) { expect_all_compile(simt_specs(64 * 1024), 3); }
 
 TEST(CompileKernels, Sm90Forward) { expect_all_compile(sm90_forward_specs(), 1, kHopper); }
+
+TEST(CompileKernels, Sm90Backward) { expect_all_compile(sm90_backward_specs(), 1, kHopper); }
 
 }  // namespace
 }  // namespace fulmen::cuda

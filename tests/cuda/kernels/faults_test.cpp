@@ -6,6 +6,8 @@
 
 #include <gtest/gtest.h>
 
+#include "host_grid.h"
+
 namespace fulmen {
 namespace {
 
@@ -47,9 +49,10 @@ TEST(Faults, TheWordCollectsWhatEveryThreadFinds) {
   p.q_lengths = {reinterpret_cast<u8*>(q_lengths), {0, 0, 0, 1}, DType::kInt32};
   p.cu_kv = {reinterpret_cast<u8*>(cu_kv), {0, 0, 0, 1}, DType::kInt64};
   p.rng = rng;
-  record_faults(p, 1);  // nobody to tell
+  host::run_grid(2, 2, 0, [&] { record_faults(p, 2); });  // nobody to tell
+  EXPECT_EQ(word, 0u);
   p.faults = &word;
-  record_faults(p, 1);
+  host::run_grid(2, 2, 0, [&] { record_faults(p, 2); });
   EXPECT_EQ(word, u32{kFaultQLengths | kFaultKvOffsets | kFaultRng});
 }
 

@@ -42,8 +42,8 @@ class HopperRequest {
     std::copy(shape + (packed_ ? 1 : 0), shape + 4, tensor.shape);
     std::copy(strides + (packed_ ? 1 : 0), strides + 4, tensor.strides);
     const i64 elements = (packed_ ? 1 : batch_) * heads * rows * row;
-    char* data = static_cast<char*>(
-        random_.memory(static_cast<size_t>(elements * size_bytes(dtype)) + 16));
+    char* data =
+        static_cast<char*>(random_.memory(static_cast<size_t>(elements * size_bytes(dtype)) + 16));
     tensor.data = data + (16 - reinterpret_cast<u64>(data) % 16) % 16;
     return tensor;
   }
@@ -149,8 +149,8 @@ class HopperRequest {
       arrays[Array::kBias] = bias;
     }
     if (config_.pair_mask) {
-      const Tensor mask =
-          random_.array(DType::kBool, {one_or(batch_), one_or(heads_q_), one_or(q_rows_), kv_rows_});
+      const Tensor mask = random_.array(
+          DType::kBool, {one_or(batch_), one_or(heads_q_), one_or(q_rows_), kv_rows_});
       const double share = random_.one_of({0.05, 0.5, 0.9});
       RandomProblem::for_each(mask, [&](const i64* at) {
         store_bytes<u8>(RandomProblem::address(mask, at), random_.chance(share));

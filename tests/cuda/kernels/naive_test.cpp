@@ -3,13 +3,8 @@
 //
 // The naive kernels' own text, compiled for the host, against the scalar oracle over drawn
 // problems.
-#include <gtest/gtest.h>
-
-#include "cpu/backend.h"
-#include "cuda/fma_kernels.h"
-#include "kernel_support.h"
+#include "against_oracle.h"
 #include "kernels/backward_naive.cuh"
-#include "planted.h"
 
 namespace fulmen::test {
 namespace {
@@ -49,46 +44,12 @@ struct NaiveBackward {
 
 class Naive : public testing::TestWithParam<unsigned> {};
 
-TEST_P(Naive, ForwardAgreesWithTheOracle) {
-  for (unsigned seed = GetParam(); seed < GetParam() + 25; ++seed) {
-    RandomProblem random(seed);
-    const Request expected = random.draw();
-    const Request actual = with_fresh_outputs(random, expected);
-    cpu::scalar_forward(validate(expected, Pointers::kChecked));
-    for_dtype<NaiveForward>(cuda::attention_params(validate(actual, Pointers::kChecked)));
-    expect_close(actual, expected, {Array::kO, Array::kLse}, seed);
-  }
-}
+TEST_P(Naive, ForwardAgreesWithTheOracle) { expect_forward_agrees<NaiveForward>(GetParam()); }
 
-TEST_P(Naive, BackwardAgreesWithTheOracle) {
-  for (unsigned seed = GetParam(); seed < GetParam() + 25; ++seed) {
-    RandomProblem random(seed);
-    const Request forward = random.draw();
-    cpu::scalar_forward(validate(forward, Pointers::kChecked));
-    const unsigned need = (seed % 31) | 1u << (seed % 3);  // at least one that is always there
-    const Request expected = to_backward(random, forward, need);
-    const Request actual = with_fresh_outputs(random, expected);
-    cpu::scalar_backward(validate(expected, Pointers::kChecked));
-    for_dtype<NaiveBackward>(cuda::attention_params(validate(actual, Pointers::kChecked)));
-    expect_close(actual, expected, outputs_of(Operation::kBackward), seed);
-  }
-}
+TEST_P(Naive, BackwardAgreesWithTheOracle) { expect_backward_agrees<NaiveBackward>(GetParam()); }
 
 TEST(NaivePlanted, WhatIsHiddenDoesNotShow) {
-  for (const DType dtype : {DType::kFloat64, DType::kFloat32, DType::kFloat16, DType::kBFloat16}) {
-    RandomProblem random(7);
-    const Request expected = planted_request(random, dtype);
-    const Request actual = with_fresh_outputs(random, expected);
-    cpu::scalar_forward(validate(expected, Pointers::kChecked));
-    for_dtype<NaiveForward>(cuda::attention_params(validate(actual, Pointers::kChecked)));
-    expect_close(actual, expected, {Array::kO, Array::kLse}, 7);
-
-    const Request gradients = to_backward(random, expected, 7);
-    const Request others = with_fresh_outputs(random, gradients);
-    cpu::scalar_backward(validate(gradients, Pointers::kChecked));
-    for_dtype<NaiveBackward>(cuda::attention_params(validate(others, Pointers::kChecked)));
-    expect_close(others, gradients, outputs_of(Operation::kBackward), 7);
-  }
+  expect_hidden_does_not_show<NaiveForward, NaiveBackward>();
 }
 
 INSTANTIATE_TEST_SUITE_P(Drawn, Naive, testing::Range(0u, 100u, 25u));

@@ -3,15 +3,14 @@
 //
 // The simt kernels' own text, compiled for the host, against the scalar oracle over drawn problems.
 // One small tile for each dtype, so that the problems have several blocks in both directions.
-#include "cpu/backend.h"
-#include "kernel_support.h"
+#include "against_oracle.h"
 #include "kernels/backward_naive.cuh"
 #include "kernels/backward_simt_dbias.cuh"
 #include "kernels/backward_simt_dkdv.cuh"
 #include "kernels/backward_simt_dq.cuh"
 #include "kernels/backward_simt_dsinks.cuh"
+#include "kernels/backward_simt_rows.cuh"
 #include "kernels/forward_simt.cuh"
-#include "planted.h"
 
 namespace fulmen::test {
 namespace {
@@ -38,8 +37,13 @@ struct SimtForward {
 
 template <DType kDType>
 struct SimtBackward {
-  static void run(const AttentionParams& p) {
+  static void run(AttentionParams p) {
     constexpr FmaConfig kConfig = config_of<kDType>();
+    const i64 rows = p.batch_extent() * p.heads_q * p.q_rows;
+    std::vector<double> workspace(static_cast<size_t>(rows * 4), kNan);
+    cuda::set_row_terms(p, reinterpret_cast<u8*>(workspace.data()));
+    host::run_grid(ceil_div(rows, kConfig.num_threads), kConfig.num_threads, 0,
+                   [&] { backward_simt_rows<kConfig>(p); });
     if (p.dq.present()) {
       host::run_grid(num_q_tiles(p, kConfig.rows), kConfig.num_threads,
                      kConfig.backward_shared_bytes(), [&] { backward_simt_dq<kConfig>(p); });
@@ -61,45 +65,14 @@ struct SimtBackward {
 
 class SimtOnHost : public testing::TestWithParam<unsigned> {};
 
-TEST_P(SimtOnHost, ForwardAgreesWithTheOracle) {
-  for (unsigned seed = GetParam(); seed < GetParam() + 25; ++seed) {
-    RandomProblem random(seed);
-    const Request expected = random.draw();
-    const Request actual = with_fresh_outputs(random, expected);
-    cpu::scalar_forward(validate(expected, Pointers::kChecked));
-    for_dtype<SimtForward>(cuda::attention_params(validate(actual, Pointers::kChecked)));
-    expect_close(actual, expected, {Array::kO, Array::kLse}, seed);
-  }
-}
+TEST_P(SimtOnHost, ForwardAgreesWithTheOracle) { expect_forward_agrees<SimtForward>(GetParam()); }
 
 TEST_P(SimtOnHost, BackwardAgreesWithTheOracle) {
-  for (unsigned seed = GetParam(); seed < GetParam() + 25; ++seed) {
-    RandomProblem random(seed);
-    const Request forward = random.draw();
-    cpu::scalar_forward(validate(forward, Pointers::kChecked));
-    const Request expected = to_backward(random, forward, (seed % 31) | 1u << (seed % 3));
-    const Request actual = with_fresh_outputs(random, expected);
-    cpu::scalar_backward(validate(expected, Pointers::kChecked));
-    for_dtype<SimtBackward>(cuda::attention_params(validate(actual, Pointers::kChecked)));
-    expect_close(actual, expected, outputs_of(Operation::kBackward), seed);
-  }
+  expect_backward_agrees<SimtBackward>(GetParam());
 }
 
 TEST(SimtOnHostPlanted, WhatIsHiddenDoesNotShow) {
-  for (const DType dtype : {DType::kFloat64, DType::kFloat32, DType::kFloat16, DType::kBFloat16}) {
-    RandomProblem random(7);
-    const Request expected = planted_request(random, dtype);
-    const Request actual = with_fresh_outputs(random, expected);
-    cpu::scalar_forward(validate(expected, Pointers::kChecked));
-    for_dtype<SimtForward>(cuda::attention_params(validate(actual, Pointers::kChecked)));
-    expect_close(actual, expected, {Array::kO, Array::kLse}, 7);
-
-    const Request gradients = to_backward(random, expected, 7);
-    const Request others = with_fresh_outputs(random, gradients);
-    cpu::scalar_backward(validate(gradients, Pointers::kChecked));
-    for_dtype<SimtBackward>(cuda::attention_params(validate(others, Pointers::kChecked)));
-    expect_close(others, gradients, {Array::kDQ, Array::kDK, Array::kDV}, 7);
-  }
+  expect_hidden_does_not_show<SimtForward, SimtBackward>();
 }
 
 INSTANTIATE_TEST_SUITE_P(Drawn, SimtOnHost, testing::Range(200u, 300u, 25u));

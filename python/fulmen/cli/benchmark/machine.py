@@ -7,7 +7,7 @@ from __future__ import annotations
 import platform
 import shutil
 import subprocess
-from importlib import metadata
+from importlib import import_module, metadata
 from pathlib import Path
 from typing import Any
 
@@ -53,8 +53,7 @@ def versions(backend: str) -> dict[str, Any]:
             continue
     if backend == "cpu":
         return {**found, "isa": info["isa"], "threads": info["threads"]}
-    import torch
-
+    torch: Any = import_module("torch")
     gpu = fulmen.gpu_info()
     found["cudnn"] = torch.backends.cudnn.version()
     found["driver"] = _smi("driver_version") or (gpu["driver"] or {}).get("version")

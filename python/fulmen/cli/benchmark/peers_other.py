@@ -45,8 +45,7 @@ class FlashAttention3Operators(Side):
 
     def __init__(self, path: str) -> None:
         """From the path of _C.so of flash_attn_3."""
-        import torch
-
+        torch: Any = import_module("torch")
         before = set(torch._C._dispatch_get_all_op_names())
         try:
             torch.ops.load_library(path)

@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from importlib import import_module
 from typing import Any
 
 Call = Callable[[], Any]
@@ -92,8 +93,7 @@ class GpuTimer:
 
     def __init__(self, rounds: int) -> None:
         """On torch's current device."""
-        import torch
-
+        torch: Any = import_module("torch")
         self.torch = torch
         self.rounds = max(rounds, 1)
         self._flush = torch.empty(FLUSH_BYTES, dtype=torch.uint8, device="cuda")

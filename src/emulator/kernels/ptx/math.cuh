@@ -17,6 +17,7 @@ inline float flush_subnormal(float x) {
 }
 
 inline float exp2(float x) { return flush_subnormal(std::exp2(flush_subnormal(x))); }
+inline float exp2_in_place(float x) { return exp2(x); }
 inline float log2(float x) { return std::log2(flush_subnormal(x)); }
 inline float reciprocal(float x) { return flush_subnormal(1.f / flush_subnormal(x)); }
 inline float max(float a, float b) { return std::fmax(a, b); }

@@ -4,6 +4,8 @@
 // Where a fiber stands and how it meets others: what src/kernels/ptx/thread.cuh declares.
 #pragma once
 
+#include <bit>
+
 #include "emulator/barriers.h"
 #include "emulator/warp.h"
 
@@ -30,6 +32,18 @@ inline bool any(bool predicate) {
   }
   return false;
 }
+
+inline u32 ballot(bool predicate) {
+  u32 bits = 0, bit = 1;
+  for (const u32 x : emulator::exchange("vote.ballot", predicate ? 1 : 0)) {
+    bits |= x != 0 ? bit : 0;
+    bit <<= 1;
+  }
+  return bits;
+}
+inline i32 count_ones(u32 x) { return std::popcount(x); }
+
+inline void compute_here(u64&) {}
 
 inline void warp_sync() { emulator::exchange("bar.warp.sync", 0); }
 inline void bar_sync(u32 id, u32 threads) { emulator::named_barrier_sync(id, threads); }

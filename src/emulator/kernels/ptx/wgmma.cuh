@@ -17,6 +17,9 @@ inline void wgmma_wait() {
   emulator::wgmma_wait(kPending);
 }
 
+template <i32 kFloats>
+inline void wgmma_settle(float (&)[kFloats]) {}
+
 constexpr u32 wgmma_descriptor(u32 shared, u32 chunk_bytes) {
   return ((shared & 0x3ffffu) >> 4) | ((chunk_bytes >> 4) << 16);
 }

@@ -4,12 +4,12 @@
 // forward_sm90's own text on the host, against the scalar oracle, over drawn problems: from a
 // Problem through the tensor maps and params that a run would launch with. Six configs that
 // between them hold every option.
+#include "../../cuda/kernels/expect_close.h"
+#include "../../cuda/kernels/hopper_request.h"
 #include "cpu/backend.h"
 #include "cuda/sm90_forward.h"
 #include "emulator/launch.h"
 #include "emulator/tensor_copies.h"
-#include "expect_close.h"
-#include "hopper_request.h"
 #include "kernels/forward_sm90.cuh"
 #include "plan/sm90_forward.h"
 

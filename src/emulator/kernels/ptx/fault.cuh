@@ -1,0 +1,13 @@
+// SPDX-FileCopyrightText: fulmen contributors
+// SPDX-License-Identifier: Apache-2.0
+//
+// Bits that stay set, on the host: what src/kernels/ptx/fault.cuh declares.
+#pragma once
+
+#include "kernels/base.cuh"
+
+namespace fulmen::ptx {
+
+inline void set_bits(u32* word, u32 bits) { *word |= bits; }
+
+}  // namespace fulmen::ptx

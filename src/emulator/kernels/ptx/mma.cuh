@@ -1,0 +1,50 @@
+// SPDX-FileCopyrightText: fulmen contributors
+// SPDX-License-Identifier: Apache-2.0
+//
+// The matrix product of a warp on the host: what src/kernels/ptx/mma.cuh declares. Sums go from the
+// first product to the last in float32, which the hardware does not promise.
+#pragma once
+
+#include <array>
+
+#include "emulator/warp.h"
+
+namespace fulmen::ptx {
+
+struct MmaOperands {
+  u32 a[4];
+  u32 b[2];
+};
+
+// Two sets by turns, named by the warp's meeting: a lane may be one product ahead of another.
+inline std::array<MmaOperands, 32>& mma_operands(u32 warp, u64 round) {
+  static thread_local std::array<std::array<std::array<MmaOperands, 32>, 2>, 32> operands;
+  return operands[warp][round % 2];
+}
+
+template <DType kDType>
+inline float mma_element(u32 word, u32 half) {
+  const u16 bits = static_cast<u16>(word >> (16 * half));
+  return kDType == DType::kBFloat16 ? to_float(bf16{bits}) : to_float(f16{bits});
+}
+
+template <DType kDType>
+inline void mma_m16n8k16(float* d, const u32 (&a)[4], u32 b0, u32 b1) {
+  const u32 lane = emulator::self().lane();
+  const u32 warp = emulator::self().warp();
+  auto& operands = mma_operands(warp, emulator::block().warps[warp].meeting.round);
+  operands[lane] = {{a[0], a[1], a[2], a[3]}, {b0, b1}};
+  emulator::exchange("mma", 0);
+  for (u32 i = 0; i < 4; ++i) {
+    const u32 row = lane / 4;
+    const u32 column = 2 * (lane % 4) + i % 2;
+    for (u32 k = 0; k < 16; ++k) {
+      const u32 quad = k % 8 / 2;
+      const u32 left = operands[4 * row + quad].a[i / 2 + k / 8 * 2];
+      const u32 right = operands[4 * column + quad].b[k / 8];
+      d[i] += mma_element<kDType>(left, k % 2) * mma_element<kDType>(right, k % 2);
+    }
+  }
+}
+
+}  // namespace fulmen::ptx

@@ -1,0 +1,49 @@
+// SPDX-FileCopyrightText: fulmen contributors
+// SPDX-License-Identifier: Apache-2.0
+//
+// What each query row brings to every pair of its own, once for the backward simt passes that
+// follow: the saved softmax, and D = dot(dO, O). One thread a row. D is added up in the order in
+// which the passes add up dP = dO V^T, so that both are equal, bit for bit, where O is V: a row
+// that sees one key has dQ = dK = 0 exactly.
+#pragma once
+
+#include "kernels/naive_tasks.cuh"
+#include "kernels/saved_row.cuh"
+#include "kernels/simt_gradient.cuh"
+
+namespace fulmen {
+
+template <DType kDType>
+typename Head<kDType>::Real row_dot(const Head<kDType>& head, i64 i) {
+  using Real = typename Head<kDType>::Real;
+  using Vector = SimtVector<Real>;
+  const HeadRows dO = q_rows_of(head, head.p.dout, head.p.dim_v);
+  const HeadRows O = q_rows_of(head, head.p.o, head.p.dim_v);
+  Real sum = 0;
+  for (i32 d = 0; d < dO.dim; d += Vector::kLanes) {
+    const Vector a = vector_of<Real>(dO, i, d);
+    const Vector b = vector_of<Real>(O, i, d);
+#pragma unroll
+    for (i32 m = 0; m < Vector::kLanes; ++m) sum += a.lane[m] * b.lane[m];
+  }
+  return sum;
+}
+
+template <FmaConfig kConfig>
+void backward_simt_rows(const AttentionParams& p) {
+  record_faults(p, kConfig.num_threads);
+  const i64 number =
+      static_cast<i64>(ptx::block_index()) * kConfig.num_threads + ptx::thread_index();
+  if (number >= p.batch_extent() * p.heads_q * p.q_rows) return;
+  const RowTask task = row_task(number, 1, p.q_rows, p.heads_q);
+  const i64 index = p.packed ? find_sequence(p, p.cu_q, task.row) : task.batch;
+  const Head<kConfig.dtype> head(p, index, task.head);
+  const i64 i = task.row - head.sequence.q_begin;
+  if (i < 0 || i >= head.sequence.shape.q_len) return;
+  using Real = typename Head<kConfig.dtype>::Real;
+  const auto state = saved_state(head, i);
+  const Real dL = state.row_sum == Real(0) ? Real(0) : lse_gradient(head, i) / state.row_sum;
+  saved_rows(head)[i] = {state.shift(), state.normalizer(head.sink), dL, row_dot(head, i)};
+}
+
+}  // namespace fulmen

@@ -1,0 +1,29 @@
+// SPDX-FileCopyrightText: fulmen contributors
+// SPDX-License-Identifier: Apache-2.0
+//
+// backward_sm90 with tiles of 64 columns.
+#include "backward_text.h"
+
+namespace fulmen::test {
+
+constinit const BackwardKernel kBackwardD64Full =
+    backward_kernel<BackwardConfig{.dims = 64, .q_rows = 128}>("d64_full");
+
+constinit const BackwardKernel kBackwardD64Causal =
+    backward_kernel<BackwardConfig{.dims = 64, .q_rows = 128, .mask = MaskKind::kUpper}>(
+        "d64_causal");
+
+constinit const BackwardKernel kBackwardD64Window =
+    backward_kernel<BackwardConfig{.dims = 64, .q_rows = 128, .mask = MaskKind::kBoth}>(
+        "d64_window");
+
+constinit const BackwardKernel kBackwardD64Half = backward_kernel<BackwardConfig{
+    .dtype = DType::kFloat16, .dims = 64, .q_rows = 128, .mask = MaskKind::kUpper}>("d64_half");
+
+constinit const BackwardKernel kBackwardD64DqOnly = backward_kernel<BackwardConfig{
+    .dims = 64, .q_rows = 128, .mask = MaskKind::kUpper, .dk = false, .dv = false}>("d64_dq");
+
+constinit const BackwardKernel kBackwardD64Sequences = backward_kernel<BackwardConfig{
+    .dims = 64, .q_rows = 128, .mask = MaskKind::kUpper, .sequences = true}>("d64_sequences");
+
+}  // namespace fulmen::test

@@ -1,0 +1,254 @@
+// SPDX-FileCopyrightText: fulmen contributors
+// SPDX-License-Identifier: Apache-2.0
+//
+// The Hopper backward kernels, their text unchanged, on the host: ragged shapes in every mask,
+// grouped heads, narrow heads, rows that see nothing and keys that nobody sees, sums of dQ that are
+// used over and over, two schedules each. Every row of dQ, dK and dV obeys the error rule against
+// float64 (backward_problem.cpp); results, sums and counters begin as NaN, and arrays lie against
+// memory that may not be touched.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <ostream>
+#include <string>
+
+#include "backward_kernels.h"
+#include "backward_problem.h"
+#include "emulator/launch.h"
+#include "emulator/tensor_copies.h"
+#include "kernels/tile/backward_order.cuh"
+#include "support/guarded_memory.h"
+
+namespace fulmen::test {
+namespace {
+
+struct BackwardCase {
+  std::string name;
+  const BackwardKernel* kernel;
+  BackwardShape shape;
+  IntervalMask mask = {};
+  i32 num_slots = 0;  // 0: as many as lines
+};
+
+void PrintTo(const BackwardCase& backward_case, std::ostream* out) { *out << backward_case.name; }
+
+constexpr IntervalMask kCausal{.causal = true};
+constexpr IntervalMask kWindow{.causal = true, .window_left = 70};
+constexpr IntervalMask kTwoSided{.window_left = 40, .window_right = 90};
+constexpr IntervalMask kPrefix{.causal = true, .prefix = 100};
+constexpr IntervalMask kChunk{.causal = true, .chunk = 96};
+
+// An array at the end of guarded memory, all bits set where nothing else is said.
+template <class T>
+class Guarded {
+ public:
+  explicit Guarded(size_t size) : memory_(size * sizeof(T)), size_(size) {
+    std::fill(memory_.data(), memory_.data() + size * sizeof(T), '\xff');
+  }
+  T* data() { return reinterpret_cast<T*>(memory_.data()); }
+  size_t size() const { return size_; }
+
+ private:
+  GuardedMemory memory_;
+  size_t size_;
+};
+
+// 16-bit contiguous rows of a matrix, and their tensor map.
+struct Rows {
+  const BackwardProblem& problem;
+  const Matrix& matrix;
+  Guarded<u16> bits;
+
+  Rows(const BackwardProblem& of, const Matrix& shape, bool filled)
+      : problem(of), matrix(shape), bits(shape.data.size()) {
+    for (size_t i = 0; filled && i < bits.size(); ++i) bits.data()[i] = of.round(shape.data[i]);
+  }
+  i64 head_stride() const { return i64{matrix.rows} * matrix.dims; }
+  i64 batch_stride() const { return head_stride() * matrix.heads; }
+  TensorMap map(i32 box_rows) {
+    return emulator::encode({reinterpret_cast<u8*>(bits.data()),
+                             {2, i64{matrix.dims} * 2, head_stride() * 2, batch_stride() * 2},
+                             {matrix.dims, matrix.rows, matrix.heads, matrix.batch},
+                             box_rows});
+  }
+  Matrix values() {
+    Matrix result = matrix;
+    for (size_t i = 0; i < bits.size(); ++i) result.data[i] = problem.value(bits.data()[i]);
+    return result;
+  }
+};
+
+struct Floats {
+  Guarded<float> values;
+  explicit Floats(const Matrix& matrix) : values(matrix.data.size()) {
+    for (size_t i = 0; i < values.size(); ++i) {
+      values.data()[i] = static_cast<float>(matrix.data[i]);
+    }
+  }
+};
+
+size_t to_size(i64 x) { return static_cast<size_t>(x); }
+
+Gradients run(const BackwardCase& chosen, const BackwardProblem& problem, u32 seed) {
+  const BackwardConfig& config = chosen.kernel->config;
+  const BackwardShape& shape = chosen.shape;
+  Rows q(problem, problem.q, true), k(problem, problem.k, true), v(problem, problem.v, true);
+  Rows o(problem, problem.o, true), dout(problem, problem.dout, true);
+  Rows dq(problem, problem.q, false), dk(problem, problem.k, false), dv(problem, problem.v, false);
+  Floats kept(config.has_stats ? problem.stats : problem.lse), dlse(problem.dlse);
+  const i32 parts = config.has_stats ? 2 : 1;
+
+  const i32 num_lines = shape.batch * shape.heads_kv;
+  const i32 num_kv_blocks = static_cast<i32>(ceil_div(shape.kv_len, config.kKvRows));
+  const i32 num_finish_blocks = static_cast<i32>(ceil_div(shape.q_len, config.kFinishRows));
+  BackwardSchedule schedule = backward_schedule(num_lines, num_kv_blocks, 2, 1);
+  if (chosen.num_slots != 0) schedule.num_slots = chosen.num_slots;
+  const i32 padded = num_finish_blocks * config.kFinishRows;
+  const i64 num_rows = i64{shape.batch} * shape.heads_q * padded;
+  const i64 num_sums =
+      i64{schedule.num_slots} * (shape.heads_q / shape.heads_kv) * padded * config.dims;
+  const i64 num_counters = ceil_div(1 + 2 * num_lines, 4) * 4;
+  Guarded<float> rows(to_size(num_rows * parts)), delta(to_size(num_rows));
+  Guarded<u32> sums(to_size(num_sums + num_counters));  // counters after the sums
+  u32* const counters = sums.data() + num_sums;
+
+  const i64 kept_row = parts, kept_head = i64{shape.q_len} * parts;
+  std::vector<float> sinks;
+  for (i32 h = 0; h < shape.heads_q; ++h) sinks.push_back(BackwardProblem::sink(h));
+  AttentionParams attention{};
+  attention.sinks = {reinterpret_cast<u8*>(sinks.data()), {0, 1, 0, 0}, DType::kFloat32};
+  const BackwardPrepareParams prepare{.heads_q = shape.heads_q,
+                                      .q_len = shape.q_len,
+                                      .padded_q_rows = padded,
+                                      .dim_v = problem.v.dims,
+                                      .num_rows = static_cast<i32>(num_rows),
+                                      .o = o.bits.data(),
+                                      .o_stride_batch = o.batch_stride(),
+                                      .o_stride_head = o.head_stride(),
+                                      .o_stride_row = problem.v.dims,
+                                      .dout = dout.bits.data(),
+                                      .dout_stride_batch = dout.batch_stride(),
+                                      .dout_stride_head = dout.head_stride(),
+                                      .dout_stride_row = problem.v.dims,
+                                      .kept = kept.values.data(),
+                                      .kept_stride_batch = kept_head * shape.heads_q,
+                                      .kept_stride_head = kept_head,
+                                      .kept_stride_row = kept_row,
+                                      .kept_stride_part = 1,
+                                      .dlse = shape.dlse ? dlse.values.data() : nullptr,
+                                      .dlse_stride_batch = i64{shape.q_len} * shape.heads_q,
+                                      .dlse_stride_head = shape.q_len,
+                                      .dlse_stride_row = 1,
+                                      .rows = rows.data(),
+                                      .delta = delta.data(),
+                                      .zeros = sums.data(),
+                                      .num_zeros = (num_sums + num_counters) / 4,
+                                      .attention = attention};
+  emulator::launch({2, BackwardPrepareConfig::kThreads, 0, seed}, [&] {
+    shape.sinks ? chosen.kernel->prepare_with_sinks(prepare) : chosen.kernel->prepare(prepare);
+  });
+
+  const BackwardParams params{
+      .maps = {q.map(config.q_rows), k.map(config.kKvRows), v.map(config.kKvRows),
+               dout.map(config.q_rows), dk.map(64), dv.map(64)},
+      .batch = shape.batch,
+      .heads_q = shape.heads_q,
+      .heads_kv = shape.heads_kv,
+      .shape = problem.sequence(),
+      .mask = problem.mask(),
+      .scale = static_cast<float>(problem.scale()),
+      .scale_log2 = static_cast<float>(problem.scale() * 1.4426950408889634),
+      .num_kv_blocks = num_kv_blocks,
+      .num_finish_blocks = num_finish_blocks,
+      .lines_per_group = schedule.lines_per_group,
+      .num_slots = schedule.num_slots,
+      .lag = schedule.lag,
+      .dim_qk = problem.q.dims,
+      .rows_of_head = padded,
+      .rows = rows.data(),
+      .delta = delta.data(),
+      .dq_sums = reinterpret_cast<float*>(sums.data()),
+      .dq = dq.bits.data(),
+      .dq_stride_batch = dq.batch_stride(),
+      .dq_stride_head = dq.head_stride(),
+      .dq_stride_row = problem.q.dims,
+      .next_item = counters,
+      .done = counters + 1,
+      .freed = counters + 1 + num_lines};
+  emulator::launch({1, config.threads(), config.shared_bytes(), seed},
+                   [&] { chosen.kernel->run(params); });
+  const auto wanted = [](bool is_wanted, Rows& rows) {
+    if (is_wanted) return rows.values();
+    for (size_t i = 0; i < rows.bits.size(); ++i) EXPECT_EQ(rows.bits.data()[i], 0xffff);
+    return Matrix{0, 0, 0, 0};
+  };
+  return {wanted(config.dq, dq), wanted(config.dk, dk), wanted(config.dv, dv)};
+}
+
+class BackwardSm90 : public ::testing::TestWithParam<BackwardCase> {};
+
+TEST_P(BackwardSm90, ObeysTheErrorRuleInTwoSchedules) {
+  const BackwardCase& chosen = GetParam();
+  const BackwardProblem problem(chosen.kernel->config, chosen.shape, chosen.mask);
+  EXPECT_EQ(problem.difference(run(chosen, problem, 1)), "");
+  EXPECT_EQ(problem.difference(run(chosen, problem, 2)), "");
+}
+
+const BackwardCase kCases[] = {
+    {"full", &kBackwardD64Full, {.q_len = 256, .kv_len = 256}},
+    {"full_ragged", &kBackwardD64Full, {.q_len = 201, .kv_len = 77, .dlse = true}},
+    {"full_slots",
+     &kBackwardD64Full,
+     {.q_len = 130, .kv_len = 130, .heads_q = 6, .heads_kv = 6, .batch = 2},
+     {},
+     5},
+    {"causal", &kBackwardD64Causal, {.q_len = 300, .kv_len = 300}, kCausal},
+    {"causal_more_keys", &kBackwardD64Causal, {.q_len = 150, .kv_len = 290}, kCausal},
+    {"causal_more_queries", &kBackwardD64Causal, {.q_len = 290, .kv_len = 150}, kCausal},
+    {"causal_top_left",
+     &kBackwardD64Causal,
+     {.q_len = 150, .kv_len = 290, .top_left = true},
+     kCausal},
+    {"prefix", &kBackwardD64Causal, {.q_len = 290, .kv_len = 290}, kPrefix},
+    {"window", &kBackwardD64Window, {.q_len = 300, .kv_len = 280}, kWindow},
+    {"two_sided", &kBackwardD64Window, {.q_len = 290, .kv_len = 310}, kTwoSided},
+    {"chunk", &kBackwardD64Window, {.q_len = 290, .kv_len = 290}, kChunk},
+    {"half", &kBackwardD64Half, {.q_len = 200, .kv_len = 200}, kCausal},
+    {"narrow",
+     &kBackwardD64Half,
+     {.q_len = 140, .kv_len = 140, .dim_qk = 40, .dim_v = 24},
+     kCausal},
+    {"one_row", &kBackwardD64Full, {.q_len = 1, .kv_len = 1}},
+    {"grouped",
+     &kBackwardD64Causal,
+     {.q_len = 140, .kv_len = 140, .heads_q = 6, .heads_kv = 2, .batch = 2},
+     kCausal},
+    {"wide_full", &kBackwardD128Full, {.q_len = 200, .kv_len = 200}},
+    {"wide_no_turns", &kBackwardD128NoTurns, {.q_len = 200, .kv_len = 200}},
+    {"wide_causal", &kBackwardD128Causal, {.q_len = 300, .kv_len = 300}, kCausal},
+    {"wide_grouped",
+     &kBackwardD128Causal,
+     {.q_len = 170, .kv_len = 210, .heads_q = 4, .heads_kv = 1},
+     kCausal},
+    {"wide_window", &kBackwardD128Window, {.q_len = 300, .kv_len = 280}, kWindow},
+    {"wide_mixed",
+     &kBackwardD128Causal,
+     {.q_len = 140, .kv_len = 140, .dim_qk = 128, .dim_v = 96},
+     kCausal},
+    {"dq_only", &kBackwardD64DqOnly, {.q_len = 140, .kv_len = 140}, kCausal},
+    {"no_dq", &kBackwardD128NoDq, {.q_len = 140, .kv_len = 140}, kCausal},
+    {"sinks", &kBackwardD64Window, {.q_len = 150, .kv_len = 150, .sinks = true}, kWindow},
+    {"stats_sinks", &kBackwardD128Stats, {.q_len = 150, .kv_len = 150, .sinks = true}, kCausal},
+    {"stats", &kBackwardD128Stats, {.q_len = 200, .kv_len = 200, .dlse = true}, kCausal},
+    {"stats_huge",
+     &kBackwardD128Stats,
+     {.q_len = 130, .kv_len = 130, .dim_qk = 64, .huge = true},
+     kCausal},
+};
+
+INSTANTIATE_TEST_SUITE_P(Cases, BackwardSm90, ::testing::ValuesIn(kCases),
+                         [](const auto& info) { return info.param.name; });
+
+}  // namespace
+}  // namespace fulmen::test
