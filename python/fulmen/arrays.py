@@ -137,7 +137,7 @@ def _dlpack_view(x: Array, name: str, stream: int) -> Any:
 
 
 def exported_workspace(x: Any, stream: int) -> Any:
-    """What comes before the arrays of a call: a workspace on a GPU as `exported`, all else as is."""
+    """What comes before the arrays of a call: a workspace on a GPU as `exported`, else as is."""
     if isinstance(x, (int, float, np.ndarray)) or x is None:
         return x
     return _dlpack_view(x, "workspace", stream)

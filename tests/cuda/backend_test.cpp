@@ -50,14 +50,15 @@ TEST(SimpleCall, BackwardLaunchesAKernelForEachPart) {
   call.add_backward();
   const int before = num_launches();
   ASSERT_EQ(call.backward(), FULMEN_OK) << fulmen_last_error();
-  ASSERT_EQ(num_launches(), before + 2);
-  EXPECT_TRUE(is_kernel(launch_number(before), "backward_simt_dq_float32"));
-  EXPECT_TRUE(is_kernel(launch_number(before + 1), "backward_simt_dkdv_float32"));
+  ASSERT_EQ(num_launches(), before + 3);
+  EXPECT_TRUE(is_kernel(launch_number(before), "backward_simt_rows_float32"));
+  EXPECT_TRUE(is_kernel(launch_number(before + 1), "backward_simt_dq_float32"));
+  EXPECT_TRUE(is_kernel(launch_number(before + 2), "backward_simt_dkdv_float32"));
   call.problem.implementation = FULMEN_NAIVE;
   ASSERT_EQ(call.backward(), FULMEN_OK) << fulmen_last_error();
-  ASSERT_EQ(num_launches(), before + 4);
-  EXPECT_TRUE(is_kernel(launch_number(before + 2), "backward_naive_dq_float32"));
-  EXPECT_TRUE(is_kernel(launch_number(before + 3), "backward_naive_dkdv_float32"));
+  ASSERT_EQ(num_launches(), before + 5);
+  EXPECT_TRUE(is_kernel(launch_number(before + 3), "backward_naive_dq_float32"));
+  EXPECT_TRUE(is_kernel(launch_number(before + 4), "backward_naive_dkdv_float32"));
 }
 
 TEST(SimpleCall, ALaterCallFindsThePlanOfAnEarlierOne) {

@@ -4,7 +4,9 @@
 // What src/kernels/ptx/ldmatrix.cuh declares, on the host.
 #pragma once
 
-#include "kernels/ptx/memory.cuh"
+#include <array>
+
+#include "emulator/kernels/ptx/memory.cuh"
 
 namespace fulmen::ptx {
 

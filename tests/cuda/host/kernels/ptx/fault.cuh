@@ -9,8 +9,6 @@
 namespace fulmen::ptx {
 
 // A plain or: threads of the host take turns.
-inline void set_bits(u32* word, u32 bits) {
-  *word |= bits;
-}
+inline void set_bits(u32* word, u32 bits) { *word |= bits; }
 
 }  // namespace fulmen::ptx
