@@ -27,8 +27,9 @@ struct Tensor {
     return count;
   }
 
+  // Also of a tensor that was not checked, whose rank may be any number.
   bool empty() const {
-    for (int axis = 0; axis < rank; ++axis) {
+    for (int axis = 0; axis < rank && axis < kMaxRank; ++axis) {
       if (shape[axis] == 0) return true;
     }
     return false;

@@ -112,7 +112,8 @@ void Device::log_faults() const {
 
 Device& device(int ordinal) {
   static std::mutex mutex;
-  static std::map<int, std::unique_ptr<Device>> devices;
+  // Never destroyed: the driver may be gone before the last static object is.
+  static auto& devices = *new std::map<int, std::unique_ptr<Device>>;
   Driver& loaded = driver();
   if (ordinal < 0 || ordinal >= loaded.num_devices()) {
     throw Error(Status::kDevice, sentence("there is no device ", ordinal, ": this process sees ",

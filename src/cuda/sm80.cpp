@@ -75,4 +75,39 @@ void sm80_run(const Call& call) {
   call.launch(0, params);
 }
 
+std::vector<std::vector<KernelSpec>> sm80_specs(const Gpu& gpu) {
+  constexpr i64 kDims[][2] = {{64, 64}, {128, 128}, {256, 256}, {96, 96}, {192, 128}, {576, 512}};
+  std::vector<std::vector<KernelSpec>> entries;
+  const auto add = [&](Problem problem) {
+    std::vector<KernelSpec> specs;
+    for (const auto& [dim_qk, dim_v] : kDims) {
+      for (const DType dtype : {DType::kBFloat16, DType::kFloat16}) {
+        problem.dim_qk = dim_qk;
+        problem.dim_v = dim_v;
+        problem.dtype = problem.arrays[Array::kO].dtype = dtype;
+        specs.push_back(sm80_forward_spec(sm80_forward_config(problem, gpu)));
+      }
+    }
+    entries.push_back(specs);
+  };
+  Problem plain;
+  plain.score_map.scale = 1;
+  add(plain);
+  Problem saving = plain;
+  saving.arrays[Array::kStats].dtype = DType::kFloat32;
+  add(saving);
+  Problem capped = plain;
+  capped.score_map.softcap = 50;
+  capped.arrays[Array::kAlibiSlopes].dtype = DType::kFloat32;
+  add(capped);
+  Problem pairs = plain;
+  pairs.arrays[Array::kMask].dtype = DType::kBool;
+  add(pairs);
+  Problem all = capped;
+  all.arrays[Array::kBias].dtype = all.arrays[Array::kStats].dtype = DType::kFloat32;
+  all.dropout.threshold = 1;
+  add(all);
+  return entries;
+}
+
 }  // namespace fulmen::cuda

@@ -17,4 +17,8 @@ void sm80_run(const Call& call);
 
 KernelSpec sm80_forward_spec(const Sm80Config& config);
 
+// One kernel for each set of options, each in the tiles of a card for several head dimensions, in
+// both dtypes.
+std::vector<std::vector<KernelSpec>> sm80_specs(const Gpu& gpu);
+
 }  // namespace fulmen::cuda

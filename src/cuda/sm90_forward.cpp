@@ -169,7 +169,7 @@ void sm90_forward_run(const Call& call) {
   call.launch(0, arguments);
 }
 
-// A problem of these sizes, as far as configs depend on it.
+// Problems as far as configs depend on them: each set of options in several sizes.
 std::vector<std::vector<KernelSpec>> sm90_forward_specs() {
   constexpr i64 kDims[][2] = {{64, 64},   {80, 80},   {96, 96},  {128, 128}, {192, 128},
                               {192, 192}, {256, 256}, {128, 64}, {64, 256}};
@@ -177,43 +177,43 @@ std::vector<std::vector<KernelSpec>> sm90_forward_specs() {
   const auto add = [&](Problem problem, const IntervalMask& mask) {
     problem.mask = mask;
     std::vector<KernelSpec> specs;
-    for (const i64 rows : {i64{512}, i64{4096}}) {
-      for (const DType dtype : {DType::kBFloat16, DType::kFloat16}) {
-        problem.max_q = problem.max_kv = rows;
-        problem.dtype = problem.arrays[Array::kO].dtype = dtype;
-        specs.push_back(sm90_forward_spec(sm90_forward_config(problem)));
+    for (const auto& [dim_qk, dim_v] : kDims) {
+      problem.dim_qk = dim_qk;
+      problem.dim_v = dim_v;
+      for (const i64 rows : {i64{512}, i64{4096}}) {
+        for (const DType dtype : {DType::kBFloat16, DType::kFloat16}) {
+          problem.max_q = problem.max_kv = rows;
+          problem.dtype = problem.arrays[Array::kO].dtype = dtype;
+          specs.push_back(sm90_forward_spec(sm90_forward_config(problem)));
+        }
       }
     }
     entries.push_back(specs);
   };
-  for (const auto& [dim_qk, dim_v] : kDims) {
-    Problem problem;
-    problem.dim_qk = dim_qk;
-    problem.dim_v = dim_v;
-    problem.score_map.scale = 1;
-    add(problem, {});
-    add(problem, {.causal = true});
-    add(problem, {.causal = true, .window_left = 100});
-    Problem packed = problem;
-    packed.packed = true;
-    packed.arrays[Array::kStats].dtype = DType::kFloat32;
-    add(packed, {.causal = true});
-    Problem capped = packed;
-    capped.score_map.softcap = 50;
-    capped.arrays[Array::kSinks].dtype = DType::kFloat32;
-    add(capped, {.causal = true, .window_left = 100});
-    Problem biased = problem;
-    biased.score_map.scale = -1;
-    biased.arrays[Array::kAlibiSlopes].dtype = DType::kFloat32;
-    add(biased, {.causal = true});
-    Problem pairs = problem;
-    pairs.arrays[Array::kBias].dtype = DType::kFloat32;
-    for (const Array array : {Array::kMask, Array::kQIds, Array::kStats}) {
-      pairs.arrays[array].dtype = DType::kInt32;
-    }
-    pairs.dropout.threshold = 1;
-    add(pairs, {.causal = true});
+  Problem problem;
+  problem.score_map.scale = 1;
+  add(problem, {});
+  add(problem, {.causal = true});
+  add(problem, {.causal = true, .window_left = 100});
+  Problem packed = problem;
+  packed.packed = true;
+  packed.arrays[Array::kStats].dtype = DType::kFloat32;
+  add(packed, {.causal = true});
+  Problem capped = packed;
+  capped.score_map.softcap = 50;
+  capped.arrays[Array::kSinks].dtype = DType::kFloat32;
+  add(capped, {.causal = true, .window_left = 100});
+  Problem biased = problem;
+  biased.score_map.scale = -1;
+  biased.arrays[Array::kAlibiSlopes].dtype = DType::kFloat32;
+  add(biased, {.causal = true});
+  Problem pairs = problem;
+  pairs.arrays[Array::kBias].dtype = DType::kFloat32;
+  for (const Array array : {Array::kMask, Array::kQIds, Array::kStats}) {
+    pairs.arrays[array].dtype = DType::kInt32;
   }
+  pairs.dropout.threshold = 1;
+  add(pairs, {.causal = true});
   return entries;
 }
 

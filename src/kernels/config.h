@@ -24,6 +24,7 @@ enum class ShiftRule : u8 {
 };
 
 inline constexpr float kNegativeInfinity = __builtin_bit_cast(float, 0xff800000u);
+inline constexpr float kLargestFloat = __builtin_bit_cast(float, 0x7f7fffffu);
 
 struct AttentionConfig {
   DType dtype = DType::kBFloat16;

@@ -316,7 +316,7 @@ struct ForwardConsumer {
       hide(S, visible, j);
       MarkedKeys<kConfig> hidden;
       if constexpr (kConfig.has_pair_terms()) hidden = {S, kNegativeInfinity};
-      if (softmax.template update<true>(S, rescale)) scale_rows(O, rescale);
+      if (softmax.template update<true, true>(S, rescale)) scale_rows(O, rescale);
       scores.pairs.drop(S, j * kConfig.kv_rows);
       MarkedKeys<kConfig> dropped;
       if constexpr (kConfig.dropout) dropped = {S, PairTerms<kConfig>::kDropped};
@@ -327,6 +327,7 @@ struct ForwardConsumer {
       issue_output<kConfig>(O, P, shared.v().address(v_at), true);
       ptx::wgmma_wait<0>();
       ptx::wgmma_settle(O);
+      ptx::bar_sync(kOutputBarrier + warpgroup, 128);  // all warps have looked at V
       release_v();
     }
     release_q();

@@ -38,7 +38,10 @@ void* operator new(size_t bytes, std::align_val_t alignment) {
   return counted(std::aligned_alloc(unit, round_up(bytes ? bytes : 1, unit)));
 }
 
+// Visible, so that libstdc++ finds those with a size too: clang++ 16 exports the others alone.
+#pragma GCC visibility push(default)
 void operator delete(void* memory) noexcept { std::free(memory); }
 void operator delete(void* memory, size_t) noexcept { std::free(memory); }
 void operator delete(void* memory, std::align_val_t) noexcept { std::free(memory); }
 void operator delete(void* memory, size_t, std::align_val_t) noexcept { std::free(memory); }
+#pragma GCC visibility pop

@@ -54,6 +54,11 @@ struct Allocation {
   bool is_in_stream;
 };
 std::map<CUdeviceptr, Allocation> allocations;  // by where they begin
+struct Reclaim {                                // what a process leaves behind, as drivers do
+  ~Reclaim() {
+    for (const auto& left : allocations) std::free(reinterpret_cast<void*>(left.first));
+  }
+} reclaim;
 std::deque<FakeLaunch> launches;
 std::deque<std::vector<char>> params_of_launches;
 std::deque<CUmod_st> modules;  // never freed: a driver would do that

@@ -32,6 +32,7 @@ struct ForwardPlanner {
                                                      for_warpgroup ? 64 : kConfig.q_rows());
     const Interval all{ptx::shuffle(i32(range.visit.begin), kConfig.warpgroups),
                        ptx::shuffle(i32(range.visit.end), kConfig.warpgroups)};
+    ptx::warp_sync();  // all have read `next`, which may lie in the mail written now
     if (for_warpgroup) {
       const KeyBlocks blocks = key_blocks<kConfig>(all, range);
       const u32 mail = shared.key_blocks(count, lane);

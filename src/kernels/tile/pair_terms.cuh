@@ -80,7 +80,7 @@ struct PairTerms {
           float& s = S[i + 2 * r + c];
           if constexpr (has_bias()) {
             const float added = load_bias(bias[r] + key * arrays.bias.strides[3]);
-            s = added == kNegativeInfinity ? added : ptx::fma(added, kLog2E, s);
+            s = added == kNegativeInfinity ? added : s + bias_log2(added);
           }
           if constexpr (kConfig.pair_mask) {
             if (arrays.mask.data[mask[r] + key * arrays.mask.strides[3]] == 0) {
@@ -98,21 +98,22 @@ struct PairTerms {
   // Sets dropped probabilities to kDropped, -0. A draw decides eight keys of a row, two of them
   // this thread's: each lane of a quad draws for every fourth group of eight and they exchange.
   void drop(Scores& S, i32 first_key) const {
-    if constexpr (!kConfig.dropout) return;
+    if constexpr (kConfig.dropout) {
 #pragma unroll
-    for (i32 group = 0; group < kConfig.kv_rows / 8; group += 4) {
+      for (i32 group = 0; group < kConfig.kv_rows / 8; group += 4) {
 #pragma unroll
-      for (i32 r = 0; r < 2; ++r) {
-        const u32 lane = ptx::thread_index() % 4;
-        const Philox4x32 drawn =
-            dropout.draw(u32(first_key / 8 + group) + lane, u32(row[r]), batch_head);
-        ptx::U32x4 x{{drawn.word[0], drawn.word[1], drawn.word[2], drawn.word[3]}};
-        transpose_quad(x);
+        for (i32 r = 0; r < 2; ++r) {
+          const u32 lane = ptx::thread_index() % 4;
+          const Philox4x32 drawn =
+              dropout.draw(u32(first_key / 8 + group) + lane, u32(row[r]), batch_head);
+          ptx::U32x4 x{{drawn.word[0], drawn.word[1], drawn.word[2], drawn.word[3]}};
+          transpose_quad(x);
 #pragma unroll
-        for (i32 g = 0; g < 4; ++g) {
-          float* p = &S[4 * (group + g) + 2 * r];
-          if ((x.word[g] & 0xffffu) < dropout.threshold) p[0] = kDropped;
-          if (x.word[g] >> 16 < dropout.threshold) p[1] = kDropped;
+          for (i32 g = 0; g < 4; ++g) {
+            float* p = &S[4 * (group + g) + 2 * r];
+            if ((x.word[g] & 0xffffu) < dropout.threshold) p[0] = kDropped;
+            if (x.word[g] >> 16 < dropout.threshold) p[1] = kDropped;
+          }
         }
       }
     }
@@ -120,6 +121,13 @@ struct PairTerms {
 
  private:
   static constexpr bool has_bias() { return kConfig.bias != DType::kNone; }
+
+  // A finite bias stays finite: beyond the largest float in units of log2, it becomes that.
+  static float bias_log2(float added) {
+    const float scaled = added * kLog2E;
+    if (scaled < -kLargestFloat) return -kLargestFloat;
+    return scaled > kLargestFloat && added <= kLargestFloat ? kLargestFloat : scaled;
+  }
 
   // Pointers are multiples of 16 bytes and strides count elements, so elements are aligned.
   float load_bias(i64 at) const {

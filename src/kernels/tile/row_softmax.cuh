@@ -25,21 +25,25 @@ struct RowSoftmax {
   float row_max[2] = {kNegativeInfinity, kNegativeInfinity};  // scaled; -inf: nothing seen yet
   float sum[2] = {0, 0};  // of this thread's columns; of the row after finish()
 
-  float raw_max[2] = {kNegativeInfinity, kNegativeInfinity};  // stats, update<true>: unscaled
+  float raw_max[2] = {kNegativeInfinity, kNegativeInfinity};  // kDifferences: unscaled
 
   // m: what exponents are taken from; 0 while nothing was seen, so that exp2(-inf - m) = 0.
   float shift(i32 row) const { return row_max[row] == kNegativeInfinity ? 0.f : row_max[row]; }
 
-  // S becomes exp2(S c - m); block_sum its sums over this thread's columns.
+  float raw_shift(i32 row) const { return raw_max[row] == kNegativeInfinity ? 0.f : raw_max[row]; }
+
+  // S becomes exp2(S c - m); block_sum its sums over this thread's columns. kDifferences: the
+  // exponent is (S - raw_max) c, so that equal scores have weight 1 however large they are.
+  template <bool kDifferences = false>
   void exponentiate(Scores& S, float (&block_sum)[2]) const {
 #pragma unroll
     for (i32 row = 0; row < 2; ++row) {
-      const float m = shift(row);
+      const float m = kDifferences ? raw_shift(row) : shift(row);
       float even = 0, odd = 0;
 #pragma unroll
       for (i32 i = 2 * row; i < kFloats; i += 4) {
-        S[i] = ptx::exp2(exponent(S[i], m));
-        S[i + 1] = ptx::exp2(exponent(S[i + 1], m));
+        S[i] = ptx::exp2(exponent<kDifferences>(S[i], m));
+        S[i + 1] = ptx::exp2(exponent<kDifferences>(S[i + 1], m));
         even += S[i];
         odd += S[i + 1];
       }
@@ -49,9 +53,10 @@ struct RowSoftmax {
 
   // One block by the textbook, m brought up to date first. Returns whether earlier results must be
   // multiplied by `rescale`. kAlways: m becomes the maximum itself, however little it grew.
-  template <bool kAlways = kConfig.shift_rule == ShiftRule::kEveryBlock>
+  template <bool kAlways = kConfig.shift_rule == ShiftRule::kEveryBlock, bool kDifferences = false>
   bool update(Scores& S, float (&rescale)[2]) {
-    float block_max[2];
+    static_assert(kAlways || !kDifferences);
+    float block_max[2], old_raw[2];
 #pragma unroll
     for (i32 row = 0; row < 2; ++row) {
       block_max[row] = S[2 * row];
@@ -61,7 +66,10 @@ struct RowSoftmax {
       }
       block_max[row] = ptx::max(block_max[row], ptx::shuffle_xor(block_max[row], 1));
       block_max[row] = ptx::max(block_max[row], ptx::shuffle_xor(block_max[row], 2));
-      if constexpr (kConfig.stats && kAlways) raw_max[row] = ptx::max(raw_max[row], block_max[row]);
+      if constexpr (kDifferences) {
+        old_raw[row] = raw_max[row];
+        raw_max[row] = ptx::max(raw_max[row], block_max[row]);
+      }
       block_max[row] *= factor;
     }
     constexpr float kGrowth = 8;  // log2: p stays below 2^8, far from overflow even in f16
@@ -72,12 +80,13 @@ struct RowSoftmax {
       for (i32 row = 0; row < 2; ++row) {
         const float old_max = row_max[row];
         row_max[row] = ptx::max(old_max, block_max[row]);
-        rescale[row] = ptx::exp2(old_max - shift(row));  // 0 for the first block
+        rescale[row] = ptx::exp2(kDifferences ? (old_raw[row] - raw_shift(row)) * factor
+                                              : old_max - shift(row));  // 0 for the first block
         sum[row] *= rescale[row];
       }
     }
     float block_sum[2];
-    exponentiate(S, block_sum);
+    exponentiate<kDifferences>(S, block_sum);
     sum[0] += block_sum[0];
     sum[1] += block_sum[1];
     return grown;
@@ -108,17 +117,17 @@ struct RowSoftmax {
   }
 
   // Whether float32 held a row (NaN: no). Without a running maximum it may leave at both ends;
-  // where stats are asked for, lse must also be small enough to stand for both of them.
+  // where stats are asked for, lse must also be small enough to stand for both of them, and where m
+  // is folded into the exponent, its rounding must be small.
   bool in_range(i32 row) const {
-    if constexpr (kTracksMaximum) {
-      return !kConfig.stats || sum[row] == 0 || is_ordinary(row_max[row]);
-    }
-    const bool in_range = 0x1p-100f <= sum[row] && sum[row] <= 0x1p100f;
-    return in_range && (!kConfig.stats || is_ordinary(row_max[row]));
+    if (kTracksMaximum && row_max[row] == kNegativeInfinity) return true;
+    if (!kTracksMaximum && !(0x1p-100f <= sum[row] && sum[row] <= 0x1p100f)) return false;
+    if constexpr (kConfig.stats) return is_within(row_max[row], 1024);
+    return kConfig.maps_scores() || !kConfig.folded_scale || is_within(row_max[row], 0x1p24f);
   }
 
   // Natural logarithm of the sum of exponentials; -inf for a row that saw nothing.
-  float lse(i32 row) const { return lse_log2(row) * kLn2; }
+  float lse(i32 row) const { return natural(lse_log2(row)); }
   float lse_log2(i32 row) const { return shift(row) + ptx::log2(sum[row]); }
 
   // What backward kernels get of a row: no score lies above the first, and the second is the sum
@@ -133,23 +142,33 @@ struct RowSoftmax {
   Saved saved_exactly(i32 row, float scale) const {
     if (row_max[row] == kNegativeInfinity) return {row_max[row], sum[row]};
     if constexpr (kConfig.maps_scores()) {
-      const float natural = row_max[row] * kLn2;
-      return {natural, sum[row] * ptx::exp2(ptx::fma(-natural, kPerLn2, row_max[row]))};
+      const float maximum = natural(row_max[row]);
+      if (is_saturated(row_max[row])) return {maximum, sum[row]};
+      return {maximum, sum[row] * ptx::exp2(ptx::fma(-maximum, kPerLn2, row_max[row]))};
     }
-    return {raw_max[row] * scale,
-            sum[row] * ptx::exp2(-ptx::fma(raw_max[row], factor, -row_max[row]))};
+    return {raw_max[row] * scale, sum[row]};
   }
 
  private:
   static constexpr bool kTracksMaximum =
       kConfig.shift_rule == ShiftRule::kEveryBlock || kConfig.shift_rule == ShiftRule::kWhenGrown;
-  static bool is_ordinary(float log2_score) { return -1024 <= log2_score && log2_score <= 1024; }
+  static bool is_within(float x, float limit) { return -limit <= x && x <= limit; }
+
+  // Nats, of a score in units of log2. The largest floats stand for themselves: a bias as large is
+  // cut to them (pair_terms.cuh).
+  static bool is_saturated(float x) { return x == kLargestFloat || x == -kLargestFloat; }
+  static float natural(float x) {
+    if constexpr (kConfig.bias != DType::kNone) return is_saturated(x) ? x : x * kLn2;
+    return x * kLn2;
+  }
 
   static constexpr float kLn2 = 0.693147180559945f;
   static constexpr float kPerLn2 = 1.44269504088896f;
 
+  template <bool kDifferences>
   float exponent(float s, float m) const {
     if constexpr (kConfig.maps_scores()) return s - m;
+    if constexpr (kDifferences) return (s - m) * factor;
     if constexpr (kConfig.folded_scale) return ptx::fma(s, factor, -m);
     return ptx::mul(s, factor) - m;
   }

@@ -12,21 +12,9 @@
 #include "kernels/ptx/math.cuh"
 #include "kernels/ptx/thread.cuh"
 #include "kernels/tile/pair_terms.cuh"
+#include "kernels/tile/tanh.cuh"
 
 namespace fulmen {
-
-// tanh(y) from 2 y log2(e). 1 - 2 / (exp(2 y) + 1) would cancel near 0: there, up to 0.6, a
-// polynomial (least squares, relative error 9e-8).
-inline float tanh_log2(float twice) {
-  const float y = twice * (0.5f / kLog2E);
-  const float square = y * y;
-  float tail = ptx::fma(square, 0.0156078190f, -0.0522077642f);
-  tail = ptx::fma(square, tail, 0.1331300884f);
-  tail = ptx::fma(square, tail, -0.3333258927f);
-  const float small = ptx::fma(y * square, tail, y);
-  const float large = ptx::fma(-2.f, ptx::reciprocal(ptx::exp2(twice) + 1.f), 1.f);
-  return square < 0.36f ? small : large;
-}
 
 template <AttentionConfig kConfig>
 struct FragmentScores {

@@ -10,6 +10,7 @@
 #include "kernels/head.cuh"
 #include "kernels/ptx/math.cuh"
 #include "kernels/ptx/memory.cuh"
+#include "kernels/tile/tanh.cuh"
 #include "kernels/tile/transpose_quad.cuh"
 #include "kernels/tile/warp_products.cuh"
 #include "kernels/tile/warp_softmax.cuh"
@@ -95,11 +96,6 @@ struct WarpTerms {
     }
   }
 
-  // 1 - 2 / (1 + exp(2 y)): right to 2^-22 absolutely.
-  static float approximate_tanh(float y) {
-    return ptx::fma(-2.f, ptx::reciprocal(1.f + ptx::exp2(y * (2 * kWarpLog2E))), 1.f);
-  }
-
   // Scale, softcap, ALiBi.
   template <i32 kFloats>
   void map(float (&S)[kFloats], i32 t, i64 first_column) const {
@@ -115,7 +111,7 @@ struct WarpTerms {
 #pragma unroll
         for (i32 e = 0; e < 2; ++e) {
           float s = S[f + e] * inner;
-          if constexpr (kConfig.softcap) s = cap * approximate_tanh(s);
+          if constexpr (kConfig.softcap) s = cap * tanh_log2(s * (2 * kWarpLog2E));
           if constexpr (kConfig.alibi) {
             const float x = distance - static_cast<float>(8 * (f / 4) + e);
             s = ptx::fma(-head.alibi, ptx::max(x, -x), s);

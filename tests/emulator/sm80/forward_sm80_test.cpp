@@ -175,6 +175,26 @@ TEST(ForwardSm80Planted, WhatIsHiddenDoesNotShow) {
   }
 }
 
+// A cap so large that it changes nothing: what tanh is off by is multiplied by it.
+TEST(ForwardSm80Softcap, LargeCapKeepsTheScores) {
+  for (const DType dtype : {DType::kFloat16, DType::kBFloat16}) {
+    RandomProblem random(11);
+    Request expected;
+    Arrays& arrays = expected.arrays;
+    for (const Array array : {Array::kQ, Array::kK, Array::kV, Array::kO}) {
+      arrays[array] = random.array(dtype, {1, 2, 40, 32});
+      if (array != Array::kO) random.fill_normal(arrays[array]);
+    }
+    arrays[Array::kLse] = random.array(DType::kFloat32, {1, 2, 40});
+    expected.options.scale = kNan;
+    expected.options.softcap = 10000;
+    const Request actual = with_fresh_outputs(random, expected);
+    cpu::scalar_forward(validate(expected, Pointers::kChecked));
+    run(actual, 11);
+    expect_rounded(actual, expected, 11);
+  }
+}
+
 // Scores up to 1e6: the statistics must fit one another, and a lone key must be copied.
 TEST(ForwardSm80Statistics, HoldForHugeScores) {
   RandomProblem random(3);

@@ -75,6 +75,9 @@ constexpr AttentionConfig kDocuments{.d_qk = 64,
                                      .documents = true,
                                      .dropout = true};
 
+constexpr AttentionConfig kFolded{
+    .d_qk = 64, .d_v = 64, .kv_rows = 64, .mask = MaskKind::kUpper, .stage_output = false};
+
 TensorMap map_of(const Tensor& tensor, i32 box_rows) {
   const cuda::TensorBox box = cuda::tensor_box(tensor, box_rows);
   emulator::HostTensorMap map{static_cast<u8*>(box.data), {2}, {}, box_rows};
@@ -166,6 +169,43 @@ TEST(Sm90OnHost, StagedOutputOddDims) { expect_agreement<kStaged>(301, 12); }
 
 TEST(Sm90OnHost, BiasMaskDropout) { expect_agreement<kPairs>(801, 12); }
 TEST(Sm90OnHost, BiasDocumentsDropoutSequences) { expect_agreement<kDocuments>(901, 12); }
+
+// Equal scores of 1e11 and more: what is left of a rounded product of that size is no exponent.
+template <AttentionConfig kConfig>
+void expect_equal_scores_hold(unsigned first, unsigned count) {
+  for (unsigned seed = first; seed < first + count; ++seed) {
+    RandomProblem random(seed);
+    Request request = HopperRequest(random, kConfig, 200).request;
+    request.options.scale = 0.125;  // the oracle's products are exact
+    for (const Array array : {Array::kQ, Array::kK}) {
+      const Tensor& tensor = request.arrays[array];
+      RandomProblem::for_each(tensor, [&](const i64* at) {
+        store_real(RandomProblem::address(tensor, at), tensor.dtype, 133120);
+      });
+    }
+    expect_agreement<kConfig>(request, random, seed);
+  }
+}
+
+TEST(Sm90OnHost, HugeEqualScores) {
+  expect_equal_scores_hold<kStaged>(1201, 6);
+  expect_equal_scores_hold<kFolded>(1301, 6);
+}
+
+// The lowest float32 is a bias like any other: a row of nothing else sees all keys alike.
+TEST(Sm90OnHost, LowestBiasIsFinite) {
+  for (unsigned seed = 1401; seed < 1413; ++seed) {
+    RandomProblem random(seed);
+    const Request request = HopperRequest(random, kPairs, 200).request;
+    const Tensor& bias = request.arrays[Array::kBias];
+    RandomProblem::for_each(bias, [&](const i64* at) {
+      if (at[2] % 2 != 0) return;
+      store_real(RandomProblem::address(bias, at), bias.dtype,
+                 std::numeric_limits<float>::lowest());
+    });
+    expect_agreement<kPairs>(request, random, seed);
+  }
+}
 
 TEST(Sm90OnHost, HiddenNanDoesNotShow) {
   expect_hidden_does_not_show<kSigned>(401, 12);
