@@ -19,10 +19,9 @@ import tempfile
 from pathlib import Path
 
 try:
+    import torch
     import torch.distributed as dist
     import torch.multiprocessing as mp
-
-    import torch
 except ImportError:
     print("this example needs PyTorch: pip install torch")
     sys.exit(0)

@@ -12,9 +12,8 @@ from __future__ import annotations
 import sys
 
 try:
-    from transformers import LlamaConfig, LlamaForCausalLM
-
     import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
 except ImportError:
     print("this example needs PyTorch and transformers: pip install torch transformers")
     sys.exit(0)

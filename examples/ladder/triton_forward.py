@@ -18,10 +18,9 @@ import sys
 from pathlib import Path
 
 try:
+    import torch
     import triton
     import triton.language as tl
-
-    import torch
 except ImportError:
     print("this example needs PyTorch and Triton: pip install torch triton")
     sys.exit(0)

@@ -16,10 +16,9 @@ import sys
 import time
 
 try:
-    from torch.nn import functional
-
     import torch
     from torch import nn
+    from torch.nn import functional
 except ImportError:
     print("this example needs PyTorch: pip install torch")
     sys.exit(0)

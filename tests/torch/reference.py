@@ -8,9 +8,9 @@ import math
 from typing import Any
 
 import numpy as np
+import torch
 
 import fulmen
-import torch
 
 
 def reference(q: Any, k: Any, v: Any, **options: Any) -> tuple[Any, Any]:

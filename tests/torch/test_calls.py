@@ -10,10 +10,10 @@ import threading
 from typing import Any
 
 import pytest
+import torch
 from reference import inputs, reference
 
 import fulmen
-import torch
 
 
 def test_importing_fulmen_does_not_import_torch() -> None:

@@ -11,9 +11,9 @@ import threading
 from typing import Any
 
 import pytest
+import torch
 
 import fulmen
-import torch
 from fulmen.compat import sdpa
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA GPU")

@@ -11,10 +11,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from conftest import IS_FULL
 
 import fulmen
-import torch
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 SCRIPTS = ["training/packing.py", "training/planned.py", "distributed/ring_attention.py",

@@ -11,11 +11,11 @@ import random
 from typing import Any
 
 import pytest
+import torch
 from conftest import IS_FULL
 from reference import inputs, reference
 
 import fulmen
-import torch
 from fulmen.compat import bert_padding, flash_attn_3
 from fulmen.compat import flash_attn as fa2
 

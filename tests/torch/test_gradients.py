@@ -7,12 +7,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 from conftest import IS_FULL
 from reference import inputs, reference
+from torch import autograd
 
 import fulmen
-import torch
-from torch import autograd
 
 
 def gradcheck(*args: Any, **checks: bool) -> bool:

@@ -8,9 +8,8 @@ import logging
 from typing import Any
 
 import pytest
-from conftest import IS_FULL, full
-
 import torch
+from conftest import IS_FULL, full
 
 transformers = pytest.importorskip("transformers")
 

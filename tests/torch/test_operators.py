@@ -7,12 +7,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 from conftest import full
 from reference import inputs, reference
 from torch.utils import checkpoint
 
 import fulmen
-import torch
 from fulmen._torch import operators
 from fulmen._torch.settings import Arrays, Settings
 

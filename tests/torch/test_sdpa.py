@@ -8,11 +8,11 @@ import warnings
 from typing import Any
 
 import pytest
+import torch
 from conftest import IS_FULL
 from torch.nn import functional
 
 import fulmen
-import torch
 from fulmen.compat import sdpa
 
 OURS, THEIRS = sdpa.scaled_dot_product_attention, functional.scaled_dot_product_attention

@@ -24,10 +24,9 @@ import subprocess
 import sys
 import time
 
+import torch
 import torch.nn.functional as F  # noqa: N812 (the usual name)
 from torch.nn.attention import SDPBackend, sdpa_kernel
-
-import torch
 
 LIMIT_S = float(os.environ.get("LIMIT_S", "300"))
 START = time.time()

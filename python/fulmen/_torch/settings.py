@@ -7,7 +7,6 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-
 import torch
 from torch import Tensor
 

@@ -20,9 +20,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from torch.nn import functional
-
 import torch
+from torch.nn import functional
 
 from .. import attention
 from ..errors import Error, UnsupportedError

@@ -34,10 +34,9 @@ class Sdpa(Side):
         self.backend = backend
 
     def answer(self, cell: Cell, tensors: Tensors) -> Answer:
+        import torch
         from torch.nn.attention import SDPBackend, sdpa_kernel
         from torch.nn.functional import scaled_dot_product_attention
-
-        import torch
 
         backend = getattr(SDPBackend, self.backend, None)
         if backend is None:
@@ -65,9 +64,8 @@ class Flex(Side):
     name = "flex"
 
     def answer(self, cell: Cell, tensors: Tensors) -> Answer:
-        from torch.nn.attention.flex_attention import create_block_mask, flex_attention
-
         import torch
+        from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
         compiled = torch.compile(flex_attention, dynamic=False)
         blocks = None
