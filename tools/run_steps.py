@@ -216,6 +216,8 @@ def main() -> int:
         print("\n".join(f"{step.name:<10} {step.says}" for step in steps))
         return 0
     os.environ["PATH"] = f"{BIN}{os.pathsep}{os.environ['PATH']}"
+    if arguments.plan == "test-full":
+        os.environ["FULMEN_TEST_FULL"] = "1"  # every kernel, every sample, every model
     chosen = [step for step in steps if not arguments.steps or step.name in arguments.steps]
     return run_all(f"make {arguments.plan}", chosen, Path(ROOT))
 
