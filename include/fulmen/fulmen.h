@@ -146,6 +146,20 @@ typedef enum fulmen_implementation {
   FULMEN_SM90 = 6    /* GPU: tensor cores and copy engine of Hopper */
 } fulmen_implementation;
 
+/* Ideas of the fast kernels that can be left out one by one; fulmen_problem.without. */
+typedef enum fulmen_optimisation {
+  FULMEN_SWIZZLE = 1,              /* shared tiles permuted, so that no memory banks collide */
+  FULMEN_PIPELINE = 2,             /* several stages of tiles in flight */
+  FULMEN_OVERLAP = 4,              /* products run under the softmax of another block */
+  FULMEN_PING_PONG = 8,            /* warpgroups take turns at the tensor cores */
+  FULMEN_LAZY_RESCALE = 16,        /* sums are rescaled only when a maximum grew much */
+  FULMEN_WARP_SPECIALISATION = 32, /* some warps load, the others compute */
+  FULMEN_FOLDED_SCALE = 64,        /* scale and shift of a score as one multiply-add */
+  FULMEN_BLOCK_ORDER = 128,        /* the longest blocks of query rows first */
+  FULMEN_FULL_BLOCKS = 256,        /* blocks that every row sees whole skip mask arithmetic */
+  FULMEN_TENSOR_CORES = 512        /* products on tensor cores */
+} fulmen_optimisation;
+
 #define FULMEN_NO_LIMIT (-1)
 
 /* The options of a call: plain values. Arrays are in fulmen_tensors. fulmen_problem_init sets the
@@ -174,6 +188,9 @@ typedef struct fulmen_problem {
   const char* device_name; /* NULL (default), or a GPU that need not be here: "h100", "a100",
                               "sm_90a", ... A plan for it compiles and explains; it does not run.
                               Read during the call alone */
+  uint32_t without; /* 0 (default), or an or of fulmen_optimisation: what the GPU kernel is made
+                       without, to measure and to teach. Results stay right. An implementation
+                       that cannot leave one out refuses, and fulmen_explain says so */
 } fulmen_problem;
 
 FULMEN_API void fulmen_problem_init(fulmen_problem* problem);
@@ -326,7 +343,7 @@ FULMEN_API fulmen_status fulmen_dense_mask(const fulmen_problem* problem,
  * For a GPU, instead of isa and threads:
  * {"device": {"name", "arch", "index" or null, "multiprocessors"},
  *  "kernels": [{"name", "registers", "spill_bytes", "shared_bytes", "threads", "blocks",
- *               "blocks_per_multiprocessor", "waves", "origin", "findings"}],
+ *               "blocks_per_multiprocessor", "waves", "instructions", "origin", "findings"}],
  *  "roofline": {"peak_tflops", "bandwidth_gbps", "bound": "compute" or "memory", "time_us"},
  *  "notes": [sentences]}: what the assembler reported of each kernel (null where none could be
  * compiled; a note says why) and where its machine code came from ("compiled", "disk", "memory",

@@ -228,6 +228,7 @@ struct Problem {
   Implementation implementation = Implementation::kAuto;
   std::int32_t device = -1;
   const char* device_name = nullptr;
+  std::uint32_t without = 0;  // an or of fulmen_optimisation
 
   fulmen_problem c() const {
     fulmen_problem p;
@@ -240,7 +241,7 @@ struct Problem {
     p.deterministic = deterministic, p.batch_invariant = batch_invariant;
     p.backend = static_cast<fulmen_backend>(backend);
     p.implementation = static_cast<fulmen_implementation>(implementation);
-    p.device = device, p.device_name = device_name;
+    p.device = device, p.device_name = device_name, p.without = without;
     return p;
   }
 };

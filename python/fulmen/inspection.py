@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,9 +25,9 @@ class Explanation(dict[str, Any]):
     Keys: operation, implementation, backend, reason, rejected (a list of implementation and
     reason), tile (rows, columns; or None), workspace_bytes, flops, bytes, intensity. On the CPU
     isa and threads; on a GPU device (name, arch, index, multiprocessors), kernels (a list of name,
-    registers, spill_bytes, shared_bytes, threads, blocks, blocks_per_multiprocessor, waves, origin
-    of the machine code, findings of the compiler), roofline (peak_tflops, bandwidth_gbps, bound,
-    time_us) and notes.
+    registers, spill_bytes, shared_bytes, threads, blocks, blocks_per_multiprocessor, waves,
+    instructions in the machine code by class, origin of the machine code, findings of the
+    compiler), roofline (peak_tflops, bandwidth_gbps, bound, time_us) and notes.
     """
 
     @classmethod
@@ -97,15 +98,34 @@ def _kernel_text(kernel: dict[str, Any]) -> str:
     )
 
 
-def target_arguments(device: int | None, device_name: str | None) -> tuple[int, Array]:
-    """The GPU that a plan is made for, as the library reads it.
+# fulmen_optimisation, in order of its bits.
+OPTIMISATIONS = (
+    "swizzle", "pipeline", "overlap", "ping_pong", "lazy_rescale", "warp_specialisation",
+    "folded_scale", "block_order", "full_blocks", "tensor_cores",
+)  # fmt: skip
+
+
+def _bits(without: Sequence[str]) -> int:
+    names = (without,) if isinstance(without, str) else tuple(without)
+    for name in names:
+        if name not in OPTIMISATIONS:
+            allowed = ", ".join(OPTIMISATIONS)
+            raise ArgumentError(f"without names {name!r}; allowed are {allowed}")
+    return sum(1 << OPTIMISATIONS.index(name) for name in set(names))
+
+
+def target_arguments(
+    device: int | None, device_name: str | None, without: Sequence[str]
+) -> tuple[int, Array, int]:
+    """The GPU that a plan is made for and what its kernel leaves out, as the library reads it.
 
     Raises:
-        ArgumentError: the device is negative.
+        ArgumentError: the device is negative, or there is no such optimisation.
         DTypeError: not an integer, or not a text.
     """
+    bits = _bits(without)
     if device is None and device_name is None:
-        return HOST, None
+        return HOST, None, bits
     if device is not None and (isinstance(device, bool) or not isinstance(device, int)):
         raise DTypeError(f"device is {device!r}; CUDA's number of a GPU is expected")
     if device is not None and device < 0:
@@ -115,7 +135,7 @@ def target_arguments(device: int | None, device_name: str | None) -> tuple[int, 
     from ._nvrtc import announce
 
     announce()
-    return HOST if device is None else device, text_argument(device_name or "")
+    return HOST if device is None else device, text_argument(device_name or ""), bits
 
 
 def phantom(shape: tuple[int, ...], dtype: Any) -> Array:
@@ -134,6 +154,7 @@ def explain(
     operation: str = "forward",
     device: int | None = None,
     device_name: str | None = None,
+    without: Sequence[str] = (),
     **options: Unpack[CallOptions],
 ) -> Explanation:
     """Which implementation a call would use, why, and why each other one not. Runs nothing.
@@ -143,6 +164,9 @@ def explain(
         operation: "forward" or "backward" (for the gradients of q, k and v).
         device: CUDA's number of a GPU; None: where q is.
         device_name: a GPU that need not be here, such as "h100" or "sm_90a".
+        without: optimisations that a GPU kernel leaves out, of "swizzle", "pipeline", "overlap",
+            "ping_pong", "lazy_rescale", "warp_specialisation", "folded_scale", "block_order",
+            "full_blocks", "tensor_cores"; an implementation that cannot says so.
         **options: those of `fulmen.attention_forward`.
 
     Raises:
@@ -158,7 +182,7 @@ def explain(
     numbers, layout, inputs, (_, kind) = prepare(q, k, v, **options)
     if device is None and device_name is None and kind.device(q) != HOST:
         device = kind.device(q)
-    target = target_arguments(device, device_name)
+    target = target_arguments(device, device_name, without)
     dtype = named_dtype(dtype_name(kind.dtype(q)))
     rows, sums = layout.lse_shape(tuple(q.shape)), np.float64 if dtype.char == "d" else np.float32
     o = phantom((*q.shape[:-1], v.shape[-1]), dtype)

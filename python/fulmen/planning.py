@@ -66,7 +66,7 @@ class Plan:
         need: tuple[str, ...],
         out: Array,
         out_dtype: Any,
-        target: tuple[int, Any],
+        target: tuple[int, Any, int],
     ) -> None:
         """Use `fulmen.plan`."""
         self._prepared = prepared
@@ -244,6 +244,7 @@ def plan(
     out_dtype: Any = None,
     device: int | None = None,
     device_name: str | None = None,
+    without: Sequence[str] = (),
     **options: Unpack[CallOptions],
 ) -> Plan:
     """Plans a call: what shapes, strides, dtypes and options decide, decided once.
@@ -257,6 +258,8 @@ def plan(
             arrays among the options may be anywhere, also in host memory.
         device_name: a GPU that need not be here, such as "h100" or "sm_90a": the plan explains
             itself and its kernels are compiled; it does not run.
+        without: optimisations that the GPU kernels leave out, to measure what each buys; see
+            `fulmen.explain`.
         **options: those of `fulmen.attention_forward`.
 
     Raises:
@@ -272,5 +275,5 @@ def plan(
     if kind_of(q, "q").__name__ == "OtherKind" and out is not None:
         raise UnsupportedError("plan takes out= for NumPy and PyTorch arrays; pass out=None")
     names = (need,) if isinstance(need, str) else tuple(need)
-    target = target_arguments(device, device_name)
+    target = target_arguments(device, device_name, without)
     return Plan(prepare(q, k, v, **options), names, out, out_dtype, target)

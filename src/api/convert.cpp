@@ -131,6 +131,7 @@ Options to_options(const fulmen_problem* problem) {
           to_enum<Implementation>(problem->implementation, "implementation", FULMEN_SM90),
       .device = problem->device,
       .device_name = problem->device_name,
+      .without = problem->without,
   };
 }
 

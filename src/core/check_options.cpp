@@ -129,6 +129,18 @@ Backend backend_from(const Options& options) {
   return backend;
 }
 
+u32 without(u32 optimisations, Backend backend) {
+  if (optimisations > kAllOptimisations) {
+    refuse(sentence("without is ", optimisations, "; allowed are sums of FULMEN_SWIZZLE = 1 to ",
+                    "FULMEN_TENSOR_CORES = 512"));
+  }
+  if (optimisations != 0 && backend == Backend::kCpu) {
+    refuse(sentence("without is ", optimisations,
+                    ", optimisations of GPU kernels, but the call is for the CPU; leave it 0"));
+  }
+  return optimisations;
+}
+
 }  // namespace
 
 void apply_options(Problem& problem, const Options& options) {
@@ -142,6 +154,7 @@ void apply_options(Problem& problem, const Options& options) {
   problem.batch_invariant = options.batch_invariant;
   problem.backend = backend_from(options);
   problem.implementation = options.implementation;
+  problem.without = without(options.without, problem.backend);
 }
 
 }  // namespace fulmen

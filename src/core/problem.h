@@ -86,6 +86,30 @@ constexpr Backend backend_of(Implementation implementation) {
   return implementation <= Implementation::kTiled ? Backend::kCpu : Backend::kCuda;
 }
 
+// What a GPU kernel can be made without, to measure what each idea buys; bits of Options::without.
+enum class Optimisation : u32 {
+  kSwizzle = 1,              // tiles in shared memory permuted, so that no banks collide
+  kPipeline = 2,             // several stages of tiles in flight
+  kOverlap = 4,              // products run under the softmax of another block
+  kPingPong = 8,             // warpgroups take turns at the tensor cores
+  kLazyRescale = 16,         // sums are rescaled only when a maximum grew much
+  kWarpSpecialisation = 32,  // one warpgroup loads, the others compute
+  kFoldedScale = 64,         // scale and shift of a score as one multiply-add
+  kBlockOrder = 128,         // the longest blocks first
+  kFullBlocks = 256,         // blocks that every row sees whole do no mask arithmetic
+  kTensorCores = 512,        // products on tensor cores
+};
+inline constexpr u32 kAllOptimisations = 1023;
+
+// The name of one optimisation.
+constexpr const char* name(Optimisation optimisation) {
+  constexpr const char* kNames[] = {"swizzle",      "pipeline",     "overlap",
+                                    "ping_pong",    "lazy_rescale", "warp_specialisation",
+                                    "folded_scale", "block_order",  "full_blocks",
+                                    "tensor_cores"};
+  return kNames[__builtin_ctz(static_cast<u32>(optimisation))];
+}
+
 // The options as the caller gave them; fulmen.h documents each.
 struct Options {
   double scale = 0;  // NaN: the default
@@ -107,6 +131,7 @@ struct Options {
   Implementation implementation = Implementation::kAuto;
   i32 device = -1;
   const char* device_name = nullptr;
+  u32 without = 0;  // of Optimisation
 };
 
 struct Request {
@@ -145,6 +170,7 @@ struct Problem {
   bool batch_invariant = false;
   Backend backend = Backend::kCpu;                        // kCpu or kCuda
   Implementation implementation = Implementation::kAuto;  // forced, or kAuto
+  u32 without = 0;                                        // of Optimisation
 
   // What every pointer is a multiple of, as far as it is known and up to kMaxPointerAlignment.
   i64 pointer_alignment = kMaxPointerAlignment;

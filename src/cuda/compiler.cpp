@@ -8,10 +8,14 @@
 #include <algorithm>
 #include <cctype>
 #include <charconv>
+#include <chrono>
 #include <sstream>
 
 #include "core/error.h"
+#include "core/log.h"
 #include "cuda/driver.h"
+#include "cuda/instructions.h"
+#include "cuda/large_stack.h"
 
 namespace fulmen::cuda {
 namespace {
@@ -47,7 +51,9 @@ class Program {
   bool compile(const std::vector<std::string>& options) {
     std::vector<const char*> texts;
     for (const std::string& option : options) texts.push_back(option.c_str());
-    result_ = nvrtc_->nvrtcCompileProgram(program_, static_cast<int>(texts.size()), texts.data());
+    on_large_stack([&] {
+      result_ = nvrtc_->nvrtcCompileProgram(program_, static_cast<int>(texts.size()), texts.data());
+    });
     return result_ == 0;
   }
   const char* result_text() const { return nvrtc_->nvrtcGetErrorString(result_); }
@@ -106,6 +112,12 @@ int finding_number(const std::string& line) {
   return error == std::errc() && end < line.data() + line.size() && *end == ')' ? number : 0;
 }
 
+// Said before and after, so that the log names the kernel in which a process died.
+template <class... Parts>
+void log_info(const Parts&... parts) {
+  if (log_is_on()) log(LogLevel::kInfo, sentence(parts...).c_str());
+}
+
 }  // namespace
 
 const char* name(Origin origin) {
@@ -149,7 +161,14 @@ ResourceUse parse_log(const std::string& log) {
   return use;
 }
 
+ResourceUse resource_use(const CompiledKernel& kernel) {
+  ResourceUse use = parse_log(kernel.log);
+  use.instructions = count_instructions(kernel.cubin);
+  return use;
+}
+
 std::string gate(const KernelSpec& spec, const ResourceUse& use) {
+  if (spec.is_ablation) return "";
   for (const std::string& finding : use.findings) {
     const bool rejected =
         std::any_of(std::begin(kRejectedFindings), std::end(kRejectedFindings),
@@ -180,7 +199,14 @@ CompiledKernel compile(const Nvrtc& nvrtc, const KernelSpec& spec, const std::st
   }
   Program program(nvrtc, spec, wrapper_text(spec),
                   reachable_sources(kernel_sources(), spec.include));
+  using Clock = std::chrono::steady_clock;
+  log_info("compiling ", spec.name, " for ", arch);
+  const Clock::time_point start = Clock::now();
   const bool compiled = program.compile(compile_options(arch));
+  const auto milliseconds =
+      std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - start).count();
+  log_info(compiled ? "compiled " : "failed to compile ", spec.name, " for ", arch, " in ",
+           milliseconds, " ms");
   CompiledKernel kernel;
   kernel.log = program.log();
   if (!compiled) {

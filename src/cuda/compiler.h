@@ -11,7 +11,7 @@
 
 #include "cuda/nvrtc.h"
 #include "cuda/source.h"
-#include "plan/gpu.h"
+#include "plan/plan.h"
 
 namespace fulmen::cuda {
 
@@ -25,6 +25,7 @@ struct ResourceUse {
   std::size_t spill_store_bytes = 0;
   std::size_t spill_load_bytes = 0;
   std::vector<std::string> findings;  // "C7510: Potential Performance Loss: ...", each once
+  InstructionCounts instructions;     // of the machine code
 };
 
 ResourceUse parse_log(const std::string& log);
@@ -41,6 +42,9 @@ struct CompiledKernel {
   std::string log;
   Origin origin = Origin::kCompiled;
 };
+
+// Of its log and of its machine code.
+ResourceUse resource_use(const CompiledKernel& kernel);
 
 // The options of every compilation, architecture included.
 std::vector<std::string> compile_options(const std::string& arch);

@@ -6,6 +6,7 @@
 #include "cuda/fma_kernels.h"
 
 #include "core/error.h"
+#include "cuda/config_text.h"
 #include "cuda/params.h"
 #include "kernels/naive_tasks.cuh"
 #include "kernels/tile_tasks.cuh"
@@ -16,13 +17,6 @@ namespace {
 constexpr DType kFloatTypes[] = {DType::kFloat64, DType::kFloat32, DType::kFloat16,
                                  DType::kBFloat16};
 
-// "fulmen::DType::kFloat32"
-std::string dtype_text(DType dtype) {
-  constexpr const char* kNames[] = {"kNone",     "kFloat64", "kFloat32", "kFloat16",
-                                    "kBFloat16", "kBool",    "kInt32",   "kInt64"};
-  return sentence("fulmen::DType::", kNames[static_cast<int>(dtype)]);
-}
-
 // entry: "forward_naive", defined in kernels/<file>.cuh.
 KernelSpec naive_spec(const std::string& file, const std::string& entry, DType dtype) {
   KernelSpec spec;
@@ -31,7 +25,7 @@ KernelSpec naive_spec(const std::string& file, const std::string& entry, DType d
   spec.function = "fulmen::" + entry;
   spec.config_type = "fulmen::FmaConfig";
   spec.num_threads = FmaConfig{}.num_threads;
-  spec.config = {{"dtype", dtype_text(dtype)}, {"num_threads", std::to_string(spec.num_threads)}};
+  spec.config = {{"dtype", text(dtype)}, {"num_threads", text(spec.num_threads)}};
   spec.params_type = "fulmen::AttentionParams";
   spec.params_bytes = sizeof(AttentionParams);
   return spec;
@@ -65,12 +59,12 @@ KernelSpec simt_spec(const std::string& file, const std::string& entry, const Fm
   spec.name = sentence(entry, "_", name(config.dtype), "_", config.rows, "x", config.columns, "_d",
                        config.max_dim_qk, "_", config.max_dim_v);
   spec.num_threads = config.num_threads;
-  spec.config = {{"dtype", dtype_text(config.dtype)},
-                 {"num_threads", std::to_string(config.num_threads)},
-                 {"rows", std::to_string(config.rows)},
-                 {"columns", std::to_string(config.columns)},
-                 {"max_dim_qk", std::to_string(config.max_dim_qk)},
-                 {"max_dim_v", std::to_string(config.max_dim_v)}};
+  spec.config = {{"dtype", text(config.dtype)},
+                 {"num_threads", text(config.num_threads)},
+                 {"rows", text(config.rows)},
+                 {"columns", text(config.columns)},
+                 {"max_dim_qk", text(config.max_dim_qk)},
+                 {"max_dim_v", text(config.max_dim_v)}};
   spec.shared_bytes = shared_bytes_of(config, backward);
   spec.shared_bytes_text =
       backward ? "kConfig.backward_shared_bytes()" : "kConfig.forward_shared_bytes()";
@@ -80,7 +74,7 @@ KernelSpec simt_spec(const std::string& file, const std::string& entry, const Fm
 KernelSpec dsinks_spec(DType dtype) {
   KernelSpec spec = naive_spec("backward_simt_dsinks", "backward_simt_dsinks", dtype);
   spec.num_threads = 1024;
-  spec.config[1].value = std::to_string(spec.num_threads);
+  spec.config[1].value = text(spec.num_threads);
   spec.shared_bytes =
       static_cast<std::size_t>(spec.num_threads) * (dtype == DType::kFloat64 ? 8 : 4);
   return spec;

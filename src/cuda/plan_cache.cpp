@@ -40,7 +40,7 @@ PlanKey::PlanKey(const Request& request) {
   }
   put(u64{o.causal} | u64{o.deterministic} << 1 | u64{o.batch_invariant} << 2 |
       static_cast<u64>(o.alignment) << 3 | static_cast<u64>(request.operation) << 4 |
-      rng_kind(o) << 5 | static_cast<u64>(o.implementation) << 8);
+      rng_kind(o) << 5 | static_cast<u64>(o.implementation) << 8 | u64{o.without} << 16);
   u64 pointers = 0;
   for (int index = 0; index < kNumArrays; ++index) {
     const Tensor& tensor = request.arrays.tensors[static_cast<std::size_t>(index)];

@@ -29,6 +29,7 @@ void add_use(KernelReport& report, const ResourceUse& use, Origin origin, int bl
   report.blocks_resident = blocks_resident;
   report.origin = name(origin);
   report.findings = use.findings;
+  report.instructions = use.instructions;
 }
 
 // Compiles several kernels at once, so that a plan takes as long as its slowest one: what follows
@@ -64,7 +65,7 @@ void compile(PreparedPlan& prepared, const std::vector<KernelLaunch>& launches, 
     KernelReport& report = prepared.report.kernels.emplace_back(report_of(launch));
     try {
       const auto kernel = machine_code(launch.spec, arch_name(gpu.compute_capability));
-      const ResourceUse use = parse_log(kernel->log);
+      const ResourceUse use = resource_use(*kernel);
       add_use(report, use, kernel->origin,
               blocks_per_multiprocessor(gpu, use.registers, launch.spec.num_threads,
                                         launch.spec.shared_bytes));
@@ -123,7 +124,8 @@ PreparedPlan prepare_on(const Problem& problem, const Gpu& gpu, const Device* de
     prepared.kernels.clear();
     prepared.report.kernels.clear();
     try {
-      const auto launches = prepared.runner->launches(problem, gpu);
+      auto launches = prepared.runner->launches(problem, gpu);
+      for (KernelLaunch& launch : launches) launch.spec.is_ablation = problem.without != 0;
       check_blocks(launches);
       device != nullptr ? load(prepared, launches) : compile(prepared, launches, gpu);
     } catch (const Rejected& finding) {

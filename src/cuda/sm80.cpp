@@ -6,18 +6,13 @@
 #include "cuda/sm80.h"
 
 #include "core/error.h"
+#include "cuda/config_text.h"
 #include "cuda/params.h"
 #include "kernels/tile/head_order.cuh"
 #include "plan/sm80.h"
 
 namespace fulmen::cuda {
 namespace {
-
-std::string text(bool value) { return value ? "true" : "false"; }
-std::string text(i32 value) { return std::to_string(value); }
-std::string text(DType value) {
-  return sentence("fulmen::DType::", value == DType::kFloat16 ? "kFloat16" : "kBFloat16");
-}
 
 std::vector<ConfigField> fields_of(const Sm80Config& config) {
 #define FULMEN_FIELD(field)    \

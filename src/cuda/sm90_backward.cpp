@@ -6,6 +6,7 @@
 #include "cuda/sm90_backward.h"
 
 #include "core/error.h"
+#include "cuda/config_text.h"
 #include "cuda/fma_kernels.h"
 #include "cuda/params.h"
 #include "cuda/sm90_forward.h"
@@ -15,16 +16,6 @@ namespace fulmen::cuda {
 namespace {
 
 constexpr double kLog2OfE = 1.4426950408889634;
-
-std::string text(bool value) { return value ? "true" : "false"; }
-std::string text(i32 value) { return std::to_string(value); }
-std::string text(DType value) {
-  return value == DType::kFloat16 ? "fulmen::DType::kFloat16" : "fulmen::DType::kBFloat16";
-}
-std::string text(MaskKind value) {
-  constexpr const char* kNames[] = {"kLength", "kUpper", "kBoth"};
-  return sentence("fulmen::MaskKind::", kNames[static_cast<int>(value)]);
-}
 
 KernelSpec prepare_spec(const BackwardPrepareConfig& config) {
   KernelSpec spec;
@@ -75,8 +66,30 @@ KernelSpec backward_spec(const BackwardConfig& config) {
   return spec;
 }
 
-BackwardPrepareParams prepare_params(const Problem& problem, const Sm90BackwardPlan& plan,
-                                     char* workspace, u32* faults) {
+KernelSpec careful_spec(const BackwardCarefulConfig& config) {
+  KernelSpec spec;
+  spec.name = sentence("backward_careful_", name(config.dtype));
+  spec.include = "kernels/backward_careful.cuh";
+  spec.function = "fulmen::backward_careful";
+  spec.config_type = "fulmen::BackwardCarefulConfig";
+  spec.config = {{"dtype", text(config.dtype)}};
+  spec.params_type = "fulmen::BackwardCarefulParams";
+  spec.params_bytes = sizeof(BackwardCarefulParams);
+  spec.num_threads = BackwardCarefulConfig::kThreads;
+  return spec;
+}
+
+// What the kernel for dsinks alone gets.
+AttentionParams dsinks_params(const Problem& problem, u32* faults) {
+  AttentionParams params = attention_params(problem, faults);
+  params.dq = params.dk = params.dv = ArrayView{};
+  return params;
+}
+
+}  // namespace
+
+BackwardPrepareParams sm90_prepare_params(const Problem& problem, const Sm90BackwardPlan& plan,
+                                          char* workspace, u32* faults) {
   const Arrays& arrays = problem.arrays;
   const Tensor &o = arrays[Array::kO], &dout = arrays[Array::kDOut], &dlse = arrays[Array::kDLse];
   const Tensor& kept = arrays[problem.has(Array::kStats) ? Array::kStats : Array::kLse];
@@ -112,9 +125,8 @@ BackwardPrepareParams prepare_params(const Problem& problem, const Sm90BackwardP
   return params;
 }
 
-// Everything but the tensor maps.
-BackwardParams backward_params(const Problem& problem, const Sm90BackwardPlan& plan,
-                               char* workspace) {
+BackwardParams sm90_backward_params(const Problem& problem, const Sm90BackwardPlan& plan,
+                                    char* workspace) {
   const Tensor& dq = problem.arrays[Array::kDQ];
   const i64 shift =
       problem.alignment == Alignment::kBottomRight ? problem.kv_rows - problem.q_rows : 0;
@@ -145,6 +157,7 @@ BackwardParams backward_params(const Problem& problem, const Sm90BackwardPlan& p
   params.next_item = counters;
   params.done = counters + 1;
   params.freed = params.done + plan.num_lines;
+  params.spoiled = params.freed + plan.num_lines;
   if (!sm90_backward_config(problem).sequences) return params;
   const Tensor &dk = problem.arrays[Array::kDK], &dv = problem.arrays[Array::kDV];
   params.dk = static_cast<u16*>(dk.data);
@@ -160,15 +173,6 @@ BackwardParams backward_params(const Problem& problem, const Sm90BackwardPlan& p
   return params;
 }
 
-// What the kernel for dsinks alone gets.
-AttentionParams dsinks_params(const Problem& problem, u32* faults) {
-  AttentionParams params = attention_params(problem, faults);
-  params.dq = params.dk = params.dv = ArrayView{};
-  return params;
-}
-
-}  // namespace
-
 std::vector<KernelLaunch> sm90_backward_launches(const Problem& problem, const Gpu& gpu) {
   const Sm90BackwardPlan plan = sm90_backward_plan(problem, gpu);
   KernelLaunch prepare{prepare_spec(sm90_prepare_config(problem))};
@@ -178,6 +182,12 @@ std::vector<KernelLaunch> sm90_backward_launches(const Problem& problem, const G
   backward.num_blocks = min<i64>(plan.num_items(), gpu.num_multiprocessors);
   backward.overlap_previous = true;
   std::vector<KernelLaunch> launches{prepare, backward};
+  if (sm90_backward_config(problem).hides_pairs()) {
+    KernelLaunch careful{careful_spec({problem.dtype})};
+    careful.num_blocks = gpu.num_multiprocessors;
+    careful.overlap_previous = true;
+    launches.push_back(careful);
+  }
   if (problem.has(Array::kDSinks)) {
     const AttentionParams rest = dsinks_params(problem, nullptr);
     for (KernelLaunch& launch : simt_backward(rest, gpu.shared_bytes_per_block)) {
@@ -191,8 +201,8 @@ void sm90_backward_run(const Call& call) {
   const Problem& problem = call.problem;
   const BackwardConfig config = sm90_backward_config(problem);
   const Sm90BackwardPlan plan = sm90_backward_plan(problem, call.gpu);
-  call.launch(0, prepare_params(problem, plan, call.workspace, call.faults));
-  BackwardParams params = backward_params(problem, plan, call.workspace);
+  call.launch(0, sm90_prepare_params(problem, plan, call.workspace, call.faults));
+  BackwardParams params = sm90_backward_params(problem, plan, call.workspace);
   const auto map = [&](Array array, i32 box_rows, TensorMap& map) {
     if (!problem.has(array)) return;
     encode(call.driver, tensor_box(problem.arrays[array], box_rows), problem.dtype, map);
@@ -204,7 +214,11 @@ void sm90_backward_run(const Call& call) {
   map(Array::kDK, 64, params.maps.dk);
   map(Array::kDV, 64, params.maps.dv);
   call.launch(1, params);
-  if (call.kernels.size() > 2) call.launch(2, dsinks_params(problem, call.faults));
+  std::size_t next = 2;
+  if (config.hides_pairs()) {
+    call.launch(next++, BackwardCarefulParams{params.spoiled, attention_params(problem)});
+  }
+  if (next < call.kernels.size()) call.launch(next, dsinks_params(problem, call.faults));
 }
 
 std::vector<std::vector<KernelSpec>> sm90_backward_specs() {
@@ -239,6 +253,7 @@ std::vector<std::vector<KernelSpec>> sm90_backward_specs() {
       entries.push_back(backward);
     }
   }
+  entries.push_back({careful_spec({DType::kBFloat16}), careful_spec({DType::kFloat16})});
   return entries;
 }
 

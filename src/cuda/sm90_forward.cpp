@@ -6,6 +6,7 @@
 #include "cuda/sm90_forward.h"
 
 #include "core/error.h"
+#include "cuda/config_text.h"
 #include "cuda/params.h"
 #include "plan/sm90_forward.h"
 
@@ -13,21 +14,6 @@ namespace fulmen::cuda {
 namespace {
 
 constexpr double kLog2OfE = 1.4426950408889634;
-
-std::string text(bool value) { return value ? "true" : "false"; }
-std::string text(i32 value) { return std::to_string(value); }
-std::string text(DType value) {
-  constexpr const char* kNames[] = {"kNone", "kFloat64", "kFloat32", "kFloat16", "kBFloat16"};
-  return sentence("fulmen::DType::", kNames[static_cast<int>(value)]);
-}
-std::string text(MaskKind value) {
-  constexpr const char* kNames[] = {"kLength", "kUpper", "kBoth"};
-  return sentence("fulmen::MaskKind::", kNames[static_cast<int>(value)]);
-}
-std::string text(ShiftRule value) {
-  constexpr const char* kNames[] = {"kEveryBlock", "kWhenGrown", "kWhenSumGrew", "kFirstBlock"};
-  return sentence("fulmen::ShiftRule::", kNames[static_cast<int>(value)]);
-}
 
 std::vector<ConfigField> fields_of(const AttentionConfig& config) {
 #define FULMEN_FIELD(field)    \
@@ -38,7 +24,9 @@ std::vector<ConfigField> fields_of(const AttentionConfig& config) {
           FULMEN_FIELD(warpgroups), FULMEN_FIELD(kv_rows),      FULMEN_FIELD(stages),
           FULMEN_FIELD(q_slots),    FULMEN_FIELD(mask),         FULMEN_FIELD(q_register_dims),
           FULMEN_FIELD(shift_rule), FULMEN_FIELD(stage_output), FULMEN_FIELD(cache_hints),
-          FULMEN_FIELD(overlap),    FULMEN_FIELD(sequences),    FULMEN_FIELD(signed_scale),
+          FULMEN_FIELD(swizzle),    FULMEN_FIELD(ping_pong),    FULMEN_FIELD(skip_full_masks),
+          FULMEN_FIELD(overlap),    FULMEN_FIELD(longest_first), FULMEN_FIELD(folded_scale),
+          FULMEN_FIELD(sequences),    FULMEN_FIELD(signed_scale),
           FULMEN_FIELD(softcap),    FULMEN_FIELD(alibi),        FULMEN_FIELD(sinks),
           FULMEN_FIELD(stats),      FULMEN_FIELD(wide_output),  FULMEN_FIELD(bias),
           FULMEN_FIELD(pair_mask),  FULMEN_FIELD(documents),    FULMEN_FIELD(dropout)};
@@ -71,6 +59,7 @@ std::size_t spill_allowance(const AttentionConfig& config) {
 
 constexpr int kTypeFloat16 = 6;  // CUtensorMapDataType
 constexpr int kTypeBFloat16 = 9;
+constexpr int kNoSwizzle = 0;  // CUtensorMapSwizzle
 constexpr int kSwizzle128B = 3;        // CUtensorMapSwizzle
 constexpr int kPromoteToL2Of128B = 2;  // CUtensorMapL2promotion
 
@@ -105,8 +94,18 @@ TensorBox tensor_box(const Tensor& tensor, i32 box_rows) {
   return box;
 }
 
+ForwardBoxes sm90_forward_boxes(const Arrays& arrays, const AttentionConfig& config) {
+  ForwardBoxes boxes{tensor_box(arrays[Array::kQ], 64),
+                     tensor_box(arrays[Array::kK], config.kv_rows),
+                     tensor_box(arrays[Array::kV], config.kv_rows),
+                     tensor_box(arrays[Array::kO], 64)};
+  for (TensorBox* box : {&boxes.q, &boxes.k, &boxes.v, &boxes.o}) box->swizzle = config.swizzle;
+  if (!config.swizzle) boxes.q.box_dims = boxes.k.box_dims = boxes.v.box_dims = 8;
+  return boxes;
+}
+
 void encode(const Driver& driver, const TensorBox& box, DType dtype, TensorMap& map) {
-  const unsigned shape[4] = {64, box.box_rows, 1, 1};
+  const unsigned shape[4] = {box.box_dims, box.box_rows, 1, 1};
   const unsigned steps[4] = {1, 1, 1, 1};
   const std::uint64_t extents[4] = {box.extents[0], box.extents[1], box.extents[2], box.extents[3]};
   const std::uint64_t strides[3] = {box.strides_bytes[0], box.strides_bytes[1],
@@ -114,7 +113,8 @@ void encode(const Driver& driver, const TensorBox& box, DType dtype, TensorMap& 
   const int type = dtype == DType::kFloat16 ? kTypeFloat16 : kTypeBFloat16;
   driver.check(driver->cuTensorMapEncodeTiled(reinterpret_cast<CUtensorMap*>(&map), type, 4,
                                               box.data, extents, strides, shape, steps, 0,
-                                              kSwizzle128B, kPromoteToL2Of128B, 0),
+                                              box.swizzle ? kSwizzle128B : kNoSwizzle,
+                                              kPromoteToL2Of128B, 0),
                "describe an array to the copy engine");
 }
 
@@ -155,15 +155,12 @@ void sm90_forward_run(const Call& call) {
   if (call.kernels[0].shape.num_blocks == 0) return;
   const Problem& problem = call.problem;
   const AttentionConfig config = sm90_forward_config(problem);
-  const Arrays& arrays = problem.arrays;
+  const ForwardBoxes boxes = sm90_forward_boxes(problem.arrays, config);
   ForwardArguments arguments{};
-  const auto map = [&](Array array, i32 box_rows, TensorMap& map) {
-    encode(call.driver, tensor_box(arrays[array], box_rows), problem.dtype, map);
-  };
-  map(Array::kQ, 64, arguments.maps.q);
-  map(Array::kK, config.kv_rows, arguments.maps.k);
-  map(Array::kV, config.kv_rows, arguments.maps.v);
-  if (config.stage_output) map(Array::kO, 64, arguments.maps.o);
+  encode(call.driver, boxes.q, problem.dtype, arguments.maps.q);
+  encode(call.driver, boxes.k, problem.dtype, arguments.maps.k);
+  encode(call.driver, boxes.v, problem.dtype, arguments.maps.v);
+  if (config.stage_output) encode(call.driver, boxes.o, problem.dtype, arguments.maps.o);
   arguments.params = sm90_forward_params(problem, call.gpu, config,
                                          reinterpret_cast<u32*>(call.workspace), call.faults);
   call.launch(0, arguments);

@@ -45,6 +45,7 @@ struct KernelSpec {
       shared_bytes_text;      // constant expression that must equal it, in terms of kConfig; or ""
   bool tensor_cores = false;  // spills reject it
   std::size_t spill_allowance_bytes = 0;  // that plan's table grants, with its reason there
+  bool is_ablation = false;  // made to measure what leaving something out costs: nothing rejects it
 };
 
 // The name of the entry in the compiled module.

@@ -55,6 +55,7 @@ struct Product {
   bool accumulate;
   std::array<u32, 4> a;  // registers, or a descriptor in a[0]
   u32 b;                 // descriptor
+  u32 upper;             // word of the descriptors
 };
 
 struct Thread {

@@ -10,15 +10,15 @@
 namespace fulmen::emulator {
 namespace {
 
-constexpr u32 kRowBytes = kBoxColumns * 2;
-
 HostTensorMap decode(const TensorMap& map) {
   HostTensorMap decoded;
   std::memcpy(&decoded, &map, sizeof(decoded));
   return decoded;
 }
 
-u32 box_bytes(const HostTensorMap& map) { return static_cast<u32>(map.box_rows) * kRowBytes; }
+u32 box_bytes(const HostTensorMap& map) {
+  return static_cast<u32>(map.box_rows * map.box_columns) * 2;
+}
 
 // One element of the tensor, or null if it is out of range.
 u8* element(const HostTensorMap& map, const BoxOrigin& origin, i32 row, i32 column) {
@@ -34,9 +34,9 @@ u8* element(const HostTensorMap& map, const BoxOrigin& origin, i32 row, i32 colu
 template <class Move>
 void for_each_element(const HostTensorMap& map, u32 shared, const BoxOrigin& origin, Move move) {
   for (i32 row = 0; row < map.box_rows; ++row) {
-    for (i32 column = 0; column < kBoxColumns; ++column) {
-      const u32 address = shared + static_cast<u32>(row) * kRowBytes + static_cast<u32>(column) * 2;
-      move(swizzled_128(address), element(map, origin, row, column));
+    for (i32 column = 0; column < map.box_columns; ++column) {
+      const u32 address = shared + static_cast<u32>(row * map.box_columns + column) * 2;
+      move(map.swizzled ? swizzled_128(address) : address, element(map, origin, row, column));
     }
   }
 }

@@ -1,8 +1,8 @@
 // SPDX-FileCopyrightText: fulmen contributors
 // SPDX-License-Identifier: Apache-2.0
 //
-// The tensor copy engine: boxes of 64 columns of a 4-dimensional tensor of 16-bit elements, moved
-// with the 128-byte swizzle. A copy is only noted when asked for; the scheduler carries it out at
+// The tensor copy engine: boxes of a 4-dimensional tensor of 16-bit elements, 64 columns with or
+// without the 128-byte swizzle, or 8 without. A copy is only noted when asked for; the scheduler carries it out at
 // some later time, in any order.
 #pragma once
 
@@ -10,14 +10,14 @@
 
 namespace fulmen::emulator {
 
-inline constexpr i32 kBoxColumns = 64;
-
 // What the emulator keeps in a TensorMap. Axes are dim, row, head, batch.
 struct HostTensorMap {
   u8* data;
   i64 strides_bytes[4];
   i32 extents[4];
   i32 box_rows;
+  i32 box_columns = 64;
+  bool swizzled = true;
 };
 static_assert(sizeof(HostTensorMap) <= sizeof(TensorMap));
 

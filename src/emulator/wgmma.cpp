@@ -20,17 +20,35 @@ float widen(u16 bits, DType dtype) {
   return dtype == DType::kBFloat16 ? to_float(bf16{bits}) : to_float(f16{bits});
 }
 
-// The lower word of a descriptor.
+// A matrix in shared memory, in one of two layouts.
 struct Descriptor {
   u32 start;
-  u32 chunk_bytes;
+  u32 leading_bytes;
+  u32 stride_bytes;
+  bool swizzled;
+  bool transposed;
 
-  explicit Descriptor(u32 word)
-      : start((word & 0x3fffu) << 4), chunk_bytes((word >> 16 & 0x3fffu) << 4) {}
+  Descriptor(u32 lower, u32 upper, bool transposed_)
+      : start((lower & 0x3fffu) << 4),
+        leading_bytes((lower >> 16 & 0x3fffu) << 4),
+        stride_bytes((upper & 0x3fffu) << 4),
+        swizzled(upper >> 30 == 1),
+        transposed(transposed_) {
+    if (swizzled ? stride_bytes != kGroupBytes : upper >> 30 != 0) {
+      fail("a descriptor of a layout that is not known here");
+    }
+  }
 
-  // Element `column` of row `row`: rows of 64, further columns a chunk away.
+  // Element `column` of row `row`. Swizzled: rows of 64, further columns `leading_bytes` away.
+  // Else units of 8 columns, 8 rows of which lie together.
   u16 load(u32 row, u32 column) const {
-    const u32 address = start + column / kChunkColumns * chunk_bytes + row / 8 * kGroupBytes +
+    if (!swizzled) {
+      const u32 rows = transposed ? leading_bytes : stride_bytes;
+      const u32 columns = transposed ? stride_bytes : leading_bytes;
+      return emulator::load_shared<u16>(start + row / 8 * rows + column / 8 * columns +
+                                        row % 8 * 16 + column % 8 * 2);
+    }
+    const u32 address = start + column / kChunkColumns * leading_bytes + row / 8 * kGroupBytes +
                         row % 8 * 128 + column % kChunkColumns * 2;
     return emulator::load_shared<u16>(swizzled_128(address));
   }
@@ -45,7 +63,7 @@ class WarpgroupProduct {
       const bool same = part->columns == any_.columns && part->dtype == any_.dtype &&
                         part->transpose_b == any_.transpose_b &&
                         part->a_in_registers == any_.a_in_registers &&
-                        part->accumulate == any_.accumulate && part->b == any_.b &&
+                        part->accumulate == any_.accumulate && part->b == any_.b && part->upper == any_.upper &&
                         (any_.a_in_registers || part->a[0] == any_.a[0]);
       if (!same) fail("the threads of a warpgroup issued different wgmma");
     }
@@ -65,24 +83,27 @@ class WarpgroupProduct {
 
  private:
   void load_a() {
-    const Descriptor shared(any_.a[0]);
+    if (any_.a_in_registers) return load_a_from_registers();
+    const Descriptor shared(any_.a[0], any_.upper, false);
     for (u32 row = 0; row < kRows; ++row) {
       for (u32 k = 0; k < kDepth; ++k) {
-        u16 bits;
-        if (any_.a_in_registers) {
-          const u32 thread = row / 16 * 32 + row % 8 * 4 + k % 8 / 2;
-          const u32 word = parts_[thread]->a[k / 8 * 2 + row % 16 / 8];
-          bits = static_cast<u16>(k % 2 == 0 ? word : word >> 16);
-        } else {
-          bits = shared.load(row, k);
-        }
-        a_[row][k] = widen(bits, any_.dtype);
+        a_[row][k] = widen(shared.load(row, k), any_.dtype);
+      }
+    }
+  }
+
+  void load_a_from_registers() {
+    for (u32 row = 0; row < kRows; ++row) {
+      for (u32 k = 0; k < kDepth; ++k) {
+        const u32 thread = row / 16 * 32 + row % 8 * 4 + k % 8 / 2;
+        const u32 word = parts_[thread]->a[k / 8 * 2 + row % 16 / 8];
+        a_[row][k] = widen(static_cast<u16>(k % 2 == 0 ? word : word >> 16), any_.dtype);
       }
     }
   }
 
   void load_b() {
-    const Descriptor shared(any_.b);
+    const Descriptor shared(any_.b, any_.upper, any_.transpose_b);
     for (u32 k = 0; k < kDepth; ++k) {
       for (u32 n = 0; n < any_.columns; ++n) {
         b_[k][n] = widen(any_.transpose_b ? shared.load(k, n) : shared.load(n, k), any_.dtype);

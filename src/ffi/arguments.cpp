@@ -142,6 +142,7 @@ Target Arguments::target() {
   Target result;
   result.device = static_cast<int32_t>(integer("device"));
   result.device_name = text("device_name");
+  result.without = static_cast<uint32_t>(integer("without"));
   return result;
 }
 

@@ -8,7 +8,8 @@
 //   stream    int: a CUstream as its address; kCurrentStream: the one that the caller's framework
 //             has told tvm-ffi (PyTorch does, by the tensors of the call). Ignored on the CPU
 //   target    device (int, -1: where the arrays are), device_name (bytes or None): a GPU that the
-//             call is planned for; the arrays are then anywhere and never read
+//             call is planned for; the arrays are then anywhere and never read. without (int):
+//             optimisations to leave out
 //   arrays    reinterpret (int: bit i for array i), rows_before_heads (int), then the arrays of
 //             fulmen_tensors from q to dsinks; None is absent, and so is all beyond the last one
 #pragma once
@@ -33,6 +34,7 @@ struct Bytes {
 struct Target {
   int32_t device = -1;
   std::string device_name;  // "": none
+  uint32_t without = 0;
 
   bool named() const { return device >= 0 || !device_name.empty(); }
 };

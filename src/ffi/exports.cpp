@@ -39,6 +39,7 @@ int64_t backward(Arguments in) {
 // What plan_create and explain read alike: the arrays are where they are, or, with a target,
 // anywhere and never looked at.
 Arrays planned(Arguments& in, const Target& target, fulmen_problem* problem) {
+  problem->without = target.without;
   if (!target.named()) {
     const Arrays arrays = in.arrays();
     arrays.settle(problem);

@@ -42,6 +42,9 @@ struct BackwardConfig {
   constexpr bool dq_by_rows() const { return q_rows == 128; }
   constexpr i32 dq_floats() const { return q_rows * dims / 256; }  // of a thread
 
+  // Whether a product meets pairs that the mask hides, whose infinities and NaN nobody may see.
+  constexpr bool hides_pairs() const { return mask != MaskKind::kLength; }
+
   // Bytes of shared memory, in the order in which they lie there.
   constexpr i32 q_bytes() const { return q_rows * dims * 2; }
   constexpr i32 k_bytes() const { return kKvRows * dims * 2; }
@@ -100,6 +103,7 @@ struct BackwardParams {
   u32* next_item;  // items claimed so far
   u32* done;       // (line): blocks of keys whose share of dQ has arrived
   u32* freed;      // (line): warps that have cleared their part of its slot
+  u32* spoiled;    // 1 + (line): not 0 where a gradient is not finite; the first: anywhere
   u16* dk;         // (batch, heads_kv, kv_row, dim_qk); the rest only where sequences differ
   i64 dk_stride_batch, dk_stride_head, dk_stride_row;
   u16* dv;  // (batch, heads_kv, kv_row, dim_v)
@@ -172,6 +176,19 @@ struct BackwardPrepareParams {
   i64 num_zeros;
   AttentionParams
       attention;  // where sequences differ: lengths, offsets, dq, dk, dv to clear; sinks
+};
+
+// The kernel after: the lines whose gradients are not finite, pair by pair.
+struct BackwardCarefulConfig {
+  DType dtype = DType::kBFloat16;
+
+  static constexpr i32 kThreads = 256;
+  static constexpr i32 kMaxDim = 256;
+};
+
+struct BackwardCarefulParams {
+  const u32* spoiled;  // as in BackwardParams
+  AttentionParams attention;
 };
 
 }  // namespace fulmen

@@ -26,11 +26,16 @@ struct RowGradient {
 
   State state;
   Real normalizer;
-  Real D = 0;
-  Real dL = 0;
+  Real D;
+  Real dL;
 
-  RowGradient(const Head<kDType>& head, i64 i)
-      : state(saved_state(head, i)), normalizer(state.normalizer(head.sink)) {
+  RowGradient(const Head<kDType>& head, i64 i, Real D_)
+      : state(saved_state(head, i)),
+        normalizer(state.normalizer(head.sink)),
+        D(D_),
+        dL(lse_gradient(head, i)) {}
+
+  RowGradient(const Head<kDType>& head, i64 i) : RowGradient(head, i, Real(0)) {
     const AttentionParams& p = head.p;
     const i64 dout = head.q_row(p.dout, i);
     const i64 o = head.q_row(p.o, i);
@@ -38,7 +43,6 @@ struct RowGradient {
       D += load_real<Real>(p.dout, dout + d * p.dout.strides[3]) *
            load_real<Real>(p.o, o + d * p.o.strides[3]);
     }
-    dL = lse_gradient(head, i);
   }
 
   bool saw_something() const { return state.row_sum != Real(0); }
@@ -52,15 +56,22 @@ struct PairGradient {
   Real dX;
 };
 
-template <DType kDType>
-auto pair_gradient(const Head<kDType>& head, const RowGradient<kDType>& row, i64 i, i64 j) {
-  using Real = typename Head<kDType>::Real;
-  const AttentionParams& p = head.p;
-  const Real capped = head.capped_score(i, j);
+// From the capped score and dP = dot(dO_i, v_j).
+template <DType kDType, class Real>
+PairGradient<Real> pair_gradient(const Head<kDType>& head, const RowGradient<kDType>& row, i64 i,
+                                 i64 j, Real capped, Real dP) {
   const Real exponent = min(capped + head.added(i, j) - row.state.shift(), Real(0));
   const Real weight = Head<kDType>::Math::exp(exponent);
   const Real P = weight * row.normalizer;
   const Real keep = head.keep(i, j);
+  const Real dS = P * (dP * keep - row.D) + weight / row.state.row_sum * row.dL;
+  return {P * keep, dS, dS * head.map.slope(capped) * head.map.scale};
+}
+
+template <DType kDType>
+auto pair_gradient(const Head<kDType>& head, const RowGradient<kDType>& row, i64 i, i64 j) {
+  using Real = typename Head<kDType>::Real;
+  const AttentionParams& p = head.p;
   const i64 dout = head.q_row(p.dout, i);
   const i64 v = head.kv_row(p.v, j);
   Real dP = 0;
@@ -68,8 +79,7 @@ auto pair_gradient(const Head<kDType>& head, const RowGradient<kDType>& row, i64
     dP += load_real<Real>(p.dout, dout + d * p.dout.strides[3]) *
           head.element(p.v, v + d * p.v.strides[3]);
   }
-  const Real dS = P * (dP * keep - row.D) + weight / row.state.row_sum * row.dL;
-  return PairGradient<Real>{P * keep, dS, dS * head.map.slope(capped) * head.map.scale};
+  return pair_gradient(head, row, i, j, head.capped_score(i, j), dP);
 }
 
 // dQ[i] = sum over visible j of dX[i,j] K[j]

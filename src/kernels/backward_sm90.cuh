@@ -404,11 +404,13 @@ struct BackwardConsumer {
       take_turn();
       // dQ = dS K of the step before
       if constexpr (kConfig.dq && !kFirst) issue_dq(dQ, before);
-      // the next S^T = K Q^T (after the last step: of what happens to lie there, and not used)
-      if (!step.is_last()) shared.q().wait(at);
-      next = shared.read_step(at);
+      // the next S^T = K Q^T (after the last step: this one's once more, and not used)
+      if (!step.is_last()) {
+        shared.q().wait(at);
+        next = shared.read_step(at);
+      }
       issue_keys_by_queries<kConfig>(S_next, shared.k().address(kv_at) + keys,
-                                     shared.q().address(at));
+                                     shared.q().address(step.is_last() ? here : at));
       // dK += dS^T Q
       if constexpr (kConfig.dk) {
         issue_keys_by_dims<kConfig>(dK, dS, shared.q().address(here), !kFirst);
@@ -530,6 +532,10 @@ struct BackwardConsumer {
         }
         ptx::warp_sync();
         if (thread % 32 == 0) ptx::mbarrier_arrive(shared.added(mail_at));
+        if constexpr (kConfig.hides_pairs()) {
+          const float found = (kConfig.dk ? probe(dK) : 0) + (kConfig.dv ? probe(dV) : 0);
+          report_spoiled(params, shared.read_mail(mail_at).item.line, found);
+        }
         // The mail is read again: nothing but the sums has lived through the steps.
         if constexpr (kConfig.dk || kConfig.dv) write(dK, dV, shared.read_mail(mail_at));
       }

@@ -41,6 +41,7 @@ struct AttentionConfig {
   ShiftRule shift_rule = ShiftRule::kFirstBlock;
   bool stage_output = true;  // O leaves through shared memory and TMA, else from registers
   bool cache_hints = false;  // Q leaves the L2 first, K and V stay
+  bool swizzle = true;       // ablation: tiles in shared memory as the copy engine permutes them
   bool ping_pong = true;     // ablation: warpgroups take turns at the tensor cores
   bool overlap = true;       // ablation: O += P V of one block runs under the softmax of the next
   bool skip_full_masks = true;  // ablation: blocks that every row sees whole do no mask arithmetic
@@ -101,7 +102,7 @@ struct AttentionConfig {
 
   // Widths of a product of a warpgroup (ptx/wgmma.cuh).
   static constexpr bool is_product_width(i32 n) {
-    return n == 64 || n == 80 || n == 96 || n == 112 || n == 128 || n == 160 || n == 176 ||
+    return n == 48 || n == 64 || n == 80 || n == 96 || n == 112 || n == 128 || n == 160 || n == 176 ||
            n == 192 || n == 256;
   }
 
@@ -125,7 +126,8 @@ struct alignas(64) TensorMap {
 };
 
 // Q: box (64, 64), K: (64, kv_rows), V: (64, kv_rows), O: (64, 64); dims (d, rows, heads,
-// batch), 16-bit elements, 128-byte swizzle, zero fill. O is looked at where stage_output only.
+// batch), 16-bit elements, 128-byte swizzle, zero fill. Without config.swizzle the boxes of Q, K
+// and V are 8 wide. O is looked at where stage_output only.
 struct ForwardTensorMaps {
   TensorMap q;
   TensorMap k;

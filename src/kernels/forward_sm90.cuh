@@ -38,8 +38,9 @@ struct ForwardLoader {
 
   void load(const TensorMap& map, u32 tile, u32 full, i32 dims, i32 rows, i32 row, i32 head,
             i32 batch, u64 policy) const {
+    constexpr i32 kBoxDims = kConfig.swizzle ? 64 : 8;
 #pragma unroll
-    for (i32 d = 0; d < dims; d += 64) {
+    for (i32 d = 0; d < kConfig.chunked(dims); d += kBoxDims) {
       if constexpr (kConfig.cache_hints) {
         ptx::tma_load(tile + d * rows * 2, map, full, d, row, head, batch, policy);
       } else {
@@ -460,7 +461,7 @@ struct ForwardConsumer {
       ptx::tma_store_wait_read();
     }
     ptx::bar_sync(kOutputBarrier + warpgroup, 128);
-    stage_output_tile<kConfig.dtype>(O, tile, kChunkBytes);
+    stage_output_tile<kConfig.dtype, kConfig.swizzle>(O, tile, kChunkBytes);
     ptx::fence_proxy_async();
     ptx::bar_sync(kOutputBarrier + warpgroup, 128);
     if (thread == 0) {

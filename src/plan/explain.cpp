@@ -63,6 +63,16 @@ std::string device_text(const Gpu& gpu, int index) {
                   field("multiprocessors", std::to_string(gpu.num_multiprocessors)), "}");
 }
 
+std::string instructions_text(const InstructionCounts& counts) {
+  const auto count = [](const char* name, int value) { return field(name, std::to_string(value)); };
+  return sentence("{", count("tensor", counts.tensor), ", ", count("arithmetic", counts.arithmetic),
+                  ", ", count("special", counts.special), ", ",
+                  count("conversion", counts.conversion), ", ", count("shared", counts.shared),
+                  ", ", count("global", counts.global), ", ", count("local", counts.local), ", ",
+                  count("synchronisation", counts.synchronisation), ", ",
+                  count("other", counts.other), "}");
+}
+
 std::string kernel_text(const KernelReport& kernel, const Gpu& gpu) {
   const auto known = [&kernel](const std::string& value) {
     return kernel.compiled ? value : std::string("null");
@@ -79,6 +89,7 @@ std::string kernel_text(const KernelReport& kernel, const Gpu& gpu) {
       field("blocks", std::to_string(kernel.num_blocks)), ", ",
       field("blocks_per_multiprocessor", known(std::to_string(kernel.blocks_resident))), ", ",
       field("waves", known(number(static_cast<double>(kernel.num_blocks) / at_once))), ", ",
+      field("instructions", known(instructions_text(kernel.instructions))), ", ",
       field("origin", known(quoted(kernel.origin))), ", ", field("findings", list(findings)), "}");
 }
 

@@ -15,21 +15,27 @@ namespace {
 
 std::string naive_refusal(const Problem&, const Gpu&) { return ""; }
 GpuNeeds naive_needs(const Problem&, const Gpu&) { return {}; }
+u32 no_switches(const Problem&) { return 0; }
 
 constexpr GpuImplementation kImplementations[] = {
     {Implementation::kSm90, "Hopper's copy engine and asynchronous tensor cores", true,
-     sm90_refusal, sm90_needs},
+     sm90_refusal, sm90_needs, sm90_switches},
     {Implementation::kSm80, "tensor cores by mma.sync, every option", true, sm80_refusal,
-     sm80_needs},
+     sm80_needs, sm80_switches},
     {Implementation::kSimt, "tiles on the ordinary arithmetic units, every option", false,
-     simt_refusal, simt_needs},
-    {Implementation::kNaive, "one thread a row, every option", false, naive_refusal, naive_needs},
+     simt_refusal, simt_needs, no_switches},
+    {Implementation::kNaive, "one thread a row, every option", false, naive_refusal, naive_needs,
+     no_switches},
 };
 
 // Why an implementation cannot take a problem, alignment of pointers included.
 std::string refusal_of(const GpuImplementation& row, const Problem& problem, const Gpu& gpu) {
   std::string refusal = row.refusal(problem, gpu);
   if (!refusal.empty()) return refusal;
+  if (const u32 fixed = problem.without & ~row.switches(problem); fixed != 0) {
+    const auto lowest = static_cast<Optimisation>(fixed & (~fixed + 1));
+    return sentence("has no switch that leaves out ", name(lowest));
+  }
   const i64 needed = row.needs(problem, gpu).alignment_bytes;
   if (problem.pointer_alignment >= needed) return "";
   return sentence("pointers must be multiples of ", needed, " bytes; one is a multiple of ",

@@ -21,6 +21,11 @@ struct GpuNeeds {
   i64 alignment_bytes = 1;     // what every pointer must be a multiple of
 };
 
+// An optimisation that a problem is to be computed without.
+constexpr bool leaves_out(const Problem& problem, Optimisation optimisation) {
+  return (problem.without & static_cast<u32>(optimisation)) != 0;
+}
+
 struct GpuImplementation {
   Implementation implementation;
   const char* merit;          // one clause
@@ -29,6 +34,8 @@ struct GpuImplementation {
   std::string (*refusal)(const Problem& problem, const Gpu& gpu);
   // Called only where nothing is refused.
   GpuNeeds (*needs)(const Problem& problem, const Gpu& gpu);
+  // The optimisations that its kernel for a problem has and can be made without.
+  u32 (*switches)(const Problem& problem);
 };
 
 // In order of preference.

@@ -66,10 +66,25 @@ struct Cost {
 };
 Cost cost(const Problem& problem);
 
+// Instructions in the machine code of a kernel by what they do; each counts once, however often it
+// runs.
+struct InstructionCounts {
+  int tensor = 0;           // products of tiles on tensor cores
+  int arithmetic = 0;       // additions, products, maxima of floating-point numbers
+  int special = 0;          // exp2, reciprocals
+  int conversion = 0;       // between number formats
+  int shared = 0;           // shared memory
+  int global = 0;           // global memory, copy engine included
+  int local = 0;            // spilled registers
+  int synchronisation = 0;  // barriers and waits
+  int other = 0;            // addresses, loops, moves
+};
+
 // What is known of a GPU plan once its kernels were compiled.
 struct KernelReport {
   std::string name;
-  bool compiled = false;  // the five below are known
+  bool compiled = false;  // the six below are known
+  InstructionCounts instructions;
   int registers = 0;
   size_t spill_bytes = 0;
   int blocks_resident = 0;  // on one multiprocessor

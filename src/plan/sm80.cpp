@@ -99,7 +99,19 @@ std::string sm80_refusal(const Problem& problem, const Gpu& gpu) {
 }
 
 Sm80Config sm80_forward_config(const Problem& problem, const Gpu& gpu) {
-  return config_of(problem, gpu);
+  Sm80Config config = config_of(problem, gpu);
+  const auto keeps = [&problem](Optimisation each) { return !leaves_out(problem, each); };
+  if (!keeps(Optimisation::kPipeline)) config.stages = 1;
+  config.swizzle &= keeps(Optimisation::kSwizzle);
+  config.full_blocks &= keeps(Optimisation::kFullBlocks);
+  config.lazy_max &= keeps(Optimisation::kLazyRescale);
+  config.lazy_rescale &= keeps(Optimisation::kLazyRescale);
+  return config;
+}
+
+u32 sm80_switches(const Problem&) {
+  return static_cast<u32>(Optimisation::kSwizzle) | static_cast<u32>(Optimisation::kPipeline) |
+         static_cast<u32>(Optimisation::kLazyRescale) | static_cast<u32>(Optimisation::kFullBlocks);
 }
 
 GpuNeeds sm80_needs(const Problem& problem, const Gpu& gpu) {

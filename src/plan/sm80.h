@@ -13,6 +13,7 @@ namespace fulmen {
 
 std::string sm80_refusal(const Problem& problem, const Gpu& gpu);
 GpuNeeds sm80_needs(const Problem& problem, const Gpu& gpu);
+u32 sm80_switches(const Problem& problem);
 
 // Called only where nothing is refused.
 Sm80Config sm80_forward_config(const Problem& problem, const Gpu& gpu);

@@ -20,4 +20,8 @@ GpuNeeds sm90_needs(const Problem& problem, const Gpu& gpu) {
   return sm90_backward_needs(problem, gpu);
 }
 
+u32 sm90_switches(const Problem& problem) {
+  return problem.operation == Operation::kForward ? sm90_forward_switches() : 0;
+}
+
 }  // namespace fulmen

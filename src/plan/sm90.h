@@ -10,5 +10,6 @@ namespace fulmen {
 
 std::string sm90_refusal(const Problem& problem, const Gpu& gpu);
 GpuNeeds sm90_needs(const Problem& problem, const Gpu& gpu);
+u32 sm90_switches(const Problem& problem);
 
 }  // namespace fulmen

@@ -134,7 +134,7 @@ Sm90BackwardPlan sm90_backward_plan(const Problem& problem, const Gpu& gpu) {
   const i64 slot_rows = plan.num_finish_blocks * BackwardConfig::kFinishRows;
   const i64 slot_bytes = problem.group_size() * slot_rows * config.dims * 4;
   plan.counters_at = config.dq ? plan.schedule.num_slots * slot_bytes : 0;
-  const i64 counter_bytes = rows_up((1 + 2 * plan.num_lines) * 4, 16);
+  const i64 counter_bytes = rows_up((2 + 3 * plan.num_lines) * 4, 16);
   plan.zeroed_bytes = plan.counters_at + counter_bytes;
   plan.rows_at = plan.zeroed_bytes;
   plan.delta_at = plan.rows_at + plan.num_rows * (config.has_stats ? 8 : 4);

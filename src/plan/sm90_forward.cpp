@@ -102,6 +102,17 @@ void set_tile_256(AttentionConfig& config) {
   config.q_register_dims = has_room ? min(dims, config.d_qk) : 0;
 }
 
+void leave_out(AttentionConfig& config, const Problem& problem) {
+  const auto keeps = [&problem](Optimisation each) { return !leaves_out(problem, each); };
+  if (!keeps(Optimisation::kPipeline)) config.stages = 1;
+  if (!keeps(Optimisation::kLazyRescale)) config.shift_rule = ShiftRule::kEveryBlock;
+  config.overlap &= keeps(Optimisation::kOverlap);
+  config.ping_pong &= keeps(Optimisation::kPingPong);
+  config.folded_scale &= keeps(Optimisation::kFoldedScale);
+  config.longest_first &= keeps(Optimisation::kBlockOrder);
+  config.skip_full_masks &= keeps(Optimisation::kFullBlocks);
+}
+
 }  // namespace
 
 std::string sm90_layout_refusal(const Problem& problem, Array array) {
@@ -166,7 +177,15 @@ AttentionConfig sm90_forward_config(const Problem& problem) {
   } else {
     set_tile_256(config);
   }
+  leave_out(config, problem);
   return config;
+}
+
+u32 sm90_forward_switches() {
+  return static_cast<u32>(Optimisation::kPipeline) | static_cast<u32>(Optimisation::kOverlap) |
+         static_cast<u32>(Optimisation::kPingPong) | static_cast<u32>(Optimisation::kLazyRescale) |
+         static_cast<u32>(Optimisation::kFoldedScale) |
+         static_cast<u32>(Optimisation::kBlockOrder) | static_cast<u32>(Optimisation::kFullBlocks);
 }
 
 GpuNeeds sm90_forward_needs(const Problem& problem, const Gpu&) {

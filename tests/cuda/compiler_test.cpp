@@ -56,6 +56,16 @@ TEST(Gate, SpillsCountForTensorCoresAboveTheAllowance) {
   EXPECT_EQ(gate(spec, use), "");
 }
 
+TEST(Gate, LetsAblationsPass) {
+  ResourceUse use = parse_log("ptxas info : (C7510) text of it");
+  use.spill_load_bytes = 36;
+  KernelSpec spec = small_spec("k");
+  spec.tensor_cores = true;
+  EXPECT_NE(gate(spec, use), "");
+  spec.is_ablation = true;
+  EXPECT_EQ(gate(spec, use), "");
+}
+
 TEST(ArchNames, GoBothWays) {
   EXPECT_EQ(arch_name(86), "sm_86");
   EXPECT_EQ(arch_name(90), "sm_90a");
@@ -77,6 +87,13 @@ TEST(Compile, AnErrorCarriesTheLog) {
   const ScopedVariable fail("FAKE_NVRTC_FAIL", "1");
   expect_error(Status::kCompile, {"kernel k ", "sm_80", "NVRTC 13.0", "error: planted"},
                [&] { compile(nvrtc, small_spec("k"), "sm_80"); });
+}
+
+TEST(Compile, TheCompilerGetsALargeStackWhateverTheCallersIs) {
+  const Nvrtc nvrtc = Nvrtc::load(FAKE_NVRTC_FILE);
+  const ScopedVariable use("FAKE_NVRTC_STACK_MIB", "48");  // more than a thread of this test has
+  const CompiledKernel kernel = compile(nvrtc, small_spec("k"), "sm_80");
+  EXPECT_EQ(kernel.cubin.rfind("cubin sm_80\n", 0), 0u);
 }
 
 TEST(Compile, AnUnknownArchitectureIsRefusedWithTheKnownOnes) {

@@ -5,6 +5,7 @@
 // For tests of the search, the cache and the faults, on machines without the real one.
 //   FAKE_NVRTC_VERSION=<n>   13000 by default
 //   FAKE_NVRTC_FAIL=1        every compilation fails, with the log "error: planted"
+//   FAKE_NVRTC_STACK_MIB=<n> a compilation uses so much of its stack
 //   FAKE_NVRTC_LOG=<text>    the log of a compilation that works ...
 //   FAKE_NVRTC_LOG_OF=<text> ... of programs that contain this; the others get the usual one
 #include <atomic>
@@ -31,6 +32,13 @@ void copy_out(const std::string& from, char* to) { std::memcpy(to, from.data(), 
 std::string variable(const char* name, const char* otherwise) {
   const char* value = std::getenv(name);
   return value != nullptr ? value : otherwise;
+}
+
+// Touches so many MiB of the stack, a frame of 64 KiB after the other.
+int use_stack(int frames) {
+  volatile char frame[65536];
+  frame[0] = static_cast<char>(frames);
+  return frames <= 1 ? frame[0] : use_stack(frames - 1) + frame[0];
 }
 
 }  // namespace
@@ -66,6 +74,8 @@ FAKE int nvrtcDestroyProgram(_nvrtcProgram** program) {
 }
 FAKE int nvrtcCompileProgram(_nvrtcProgram* program, int num_options, const char* const* options) {
   ++num_compilations;
+  const int stack_mib = std::atoi(variable("FAKE_NVRTC_STACK_MIB", "0").c_str());
+  if (stack_mib > 0) use_stack(16 * stack_mib);
   if (std::getenv("FAKE_NVRTC_FAIL") != nullptr) {
     program->log = "error: planted";
     return kCompilation;

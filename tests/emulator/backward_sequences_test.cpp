@@ -187,7 +187,7 @@ struct Together {
     const i64 num_rows = i64{kHeads} * rows_of_head * (chosen.packed ? 1 : sequences);
     const i64 num_sums = i64{schedule.num_slots} * kHeads / kKvHeads * finish_blocks *
                          config.kFinishRows * config.dims;
-    const i64 num_counters = ceil_div(1 + 2 * lines, 4) * 4;
+    const i64 num_counters = ceil_div(2 + 3 * lines, 4) * 4;
     std::vector<float> rows(to_size(num_rows * (config.has_stats ? 2 : 1) + 4), NAN);
     std::vector<float> delta(to_size(num_rows + 4), NAN);
     std::vector<u32> sums(to_size(num_sums + num_counters + 4), ~0u);
@@ -250,6 +250,7 @@ struct Together {
     params.next_item = counters;
     params.done = counters + 1;
     params.freed = params.done + lines;
+    params.spoiled = params.freed + lines;
     params.dk = dk.data.data();
     params.dv = dv.data.data();
     params.dk_stride_batch = params.dv_stride_batch = kv_view.strides[0];

@@ -108,7 +108,7 @@ Gradients run(const BackwardCase& chosen, const BackwardProblem& problem, u32 se
   const i64 num_rows = i64{shape.batch} * shape.heads_q * padded;
   const i64 num_sums =
       i64{schedule.num_slots} * (shape.heads_q / shape.heads_kv) * padded * config.dims;
-  const i64 num_counters = ceil_div(1 + 2 * num_lines, 4) * 4;
+  const i64 num_counters = ceil_div(2 + 3 * num_lines, 4) * 4;
   Guarded<float> rows(to_size(num_rows * parts)), delta(to_size(num_rows));
   Guarded<u32> sums(to_size(num_sums + num_counters));  // counters after the sums
   u32* const counters = sums.data() + num_sums;
@@ -175,7 +175,8 @@ Gradients run(const BackwardCase& chosen, const BackwardProblem& problem, u32 se
       .dq_stride_row = problem.q.dims,
       .next_item = counters,
       .done = counters + 1,
-      .freed = counters + 1 + num_lines};
+      .freed = counters + 1 + num_lines,
+      .spoiled = counters + 1 + 2 * num_lines};
   emulator::launch({1, config.threads(), config.shared_bytes(), seed},
                    [&] { chosen.kernel->run(params); });
   const auto wanted = [](bool is_wanted, Rows& rows) {

@@ -283,7 +283,7 @@ def test_verify_fails_where_a_case_does(command: Any, monkeypatch: pytest.Monkey
     from fulmen.cli import verify
 
     line = ("a_case", "tiled", "failed", 2.5, "o: error 5 of 2 allowed in row (0, 0, 1)")
-    monkeypatch.setattr(verify, "run_chunk", lambda chunk: (len(chunk[1]), [line]))
+    monkeypatch.setattr(verify, "run_task", lambda task: [line])
     text = command("verify", "decode_k3?", "--implementation", "tiled", "--jobs", 1, code=1)
     assert "error 5 of 2 allowed in row (0, 0, 1)" in text
     assert "failed, 0 skipped" in text.strip().splitlines()[-1]

@@ -18,17 +18,18 @@ def reference(q: Any, k: Any, v: Any, **options: Any) -> tuple[Any, Any]:
     bias, sinks = options.pop("bias", None), options.pop("sinks", None)
     slopes = options.pop("alibi_slopes", None)
     scale, softcap = options.pop("scale", None), options.pop("softcap", 0.0)
-    options = {key: x.numpy() if torch.is_tensor(x) else x for key, x in options.items()}
+    options = {key: x.cpu().numpy() if torch.is_tensor(x) else x for key, x in options.items()}
     visible = torch.from_numpy(np.array(fulmen.dense_mask(q.shape[2], k.shape[2], **options)))
-    visible = visible.broadcast_to(q.shape[0], q.shape[1], q.shape[2], k.shape[2])
+    visible = visible.to(q.device).broadcast_to(q.shape[0], q.shape[1], q.shape[2], k.shape[2])
     groups = q.shape[1] // k.shape[1]
     k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
     s = (q @ k.mT) * (1 / math.sqrt(q.shape[-1]) if scale is None else scale)
     s = softcap * torch.tanh(s / softcap) if softcap else s
     s = s if bias is None else s + bias
     if slopes is not None:
-        i, j = torch.arange(q.shape[2])[:, None], torch.arange(k.shape[2])
-        s = s - slopes[:, None, None] * (i + k.shape[2] - q.shape[2] - j).abs()
+        i = torch.arange(q.shape[2], device=q.device)[:, None]
+        j = torch.arange(k.shape[2], device=q.device)
+        s = s - (slopes[:, None, None] * (i + k.shape[2] - q.shape[2] - j).abs()).to(s.dtype)
     s = s.masked_fill(~visible, -torch.inf)
     is_empty = ~visible.any(-1)
     lse = torch.logsumexp(s.masked_fill(is_empty[..., None], 0.0), -1)
@@ -47,8 +48,12 @@ def inputs(
     dim_v: int = 8,
     dtype: Any = None,
     grad: bool = True,
+    device: str = "cpu",
 ) -> list[Any]:
     """Random q, k, v."""
     dtype = dtype or torch.float64
     shapes = ((heads, q_rows, dim), (kv_heads, kv_rows, dim), (kv_heads, kv_rows, dim_v))
-    return [torch.randn(batch, *shape, dtype=dtype, requires_grad=grad) for shape in shapes]
+    return [
+        torch.randn(batch, *shape, dtype=dtype, requires_grad=grad, device=device)
+        for shape in shapes
+    ]

@@ -18,6 +18,7 @@ from ..errors import ArgumentError, DTypeError, UnsupportedError
 from . import autograd, guards, merging, operators
 from .eager import eager_attention, remembered
 from .kernels import O_ONLY, WITH_LSE, WITH_STATS
+from .plain import plain_attention, plain_call
 from .settings import (
     DIFFERENTIABLE,
     Arrays,
@@ -63,6 +64,20 @@ def attention(
     max_kv: Any = None,
 ) -> Any:
     """o, or (o, lse): `fulmen.attention` and, with cu_q and cu_kv, `fulmen.attention_varlen`."""
+    if type(window) is list:
+        window = tuple(window)
+    deterministic = deterministic or torch.are_deterministic_algorithms_enabled()
+    if (
+        mask is bias is alibi_slopes is sinks is q_lengths is kv_lengths is cu_q is cu_kv is rng
+        is out is out_dtype is stream is None
+        and not (return_lse or dropout_p or guards.is_watched() or guards.is_autocast())
+        and guards.are_plain(q, k, v)
+    ):  # fmt: skip
+        call = plain_call(
+            scale, softcap, causal, alignment, window, layout, backend, implementation,
+            deterministic, batch_invariant,
+        )  # fmt: skip
+        return plain_attention(call, q, k, v)
     if stream is not None:
         raise UnsupportedError(
             "stream is given with PyTorch tensors; their work goes to torch's current stream: use "
@@ -74,12 +89,9 @@ def attention(
     if q_lengths is not None or kv_lengths is not None or cu_q is not None:
         q_lengths, kv_lengths = tensor_of(q_lengths, q.device), tensor_of(kv_lengths, q.device)
         cu_q, cu_kv = tensor_of(cu_q, q.device), tensor_of(cu_kv, q.device)
-    if type(window) is list:
-        window = tuple(window)
     keywords = (
         scale, softcap, causal, alignment, window, prefix, chunk, dropout_p, max_q, max_kv, layout,
-        backend, implementation, deterministic or torch.are_deterministic_algorithms_enabled(),
-        batch_invariant, out_dtype, cu_q is not None,
+        backend, implementation, deterministic, batch_invariant, out_dtype, cu_q is not None,
     )  # fmt: skip
     watched = guards.is_watched() or out is not None or not guards.are_plain(q, k, v)
     if watched:

@@ -28,6 +28,9 @@ _forward_ad = _found(torch, "autograd", "forward_ad")
 _legacy_batched = _found(torch, "_C", "_functorch", "is_legacy_batchedtensor")
 _is_tracing = _found(torch, "_C", "_get_tracing_state")
 
+# Whether autocast is on for any kind of device; "always", where torch does not say.
+is_autocast: Callable[[], bool] = _found(torch, "_C", "_is_any_autocast_enabled") or (lambda: True)
+
 is_compiling: Callable[[], bool] = torch.compiler.is_compiling
 
 _known = (

@@ -6,18 +6,19 @@ from __future__ import annotations
 
 import argparse
 import math
-import multiprocessing
 import os
 import random
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 import fulmen
 from fulmen.options import CPU_IMPLEMENTATIONS, GPU_IMPLEMENTATIONS
 
 from .output import BAD, BadInputError, Output
+from .workers import Death, run_all
 
 DESCRIPTION = """\
 Runs the named cases through every implementation of the backends that are here and judges each row
@@ -26,8 +27,6 @@ none: every case. On a GPU the arrays of a case are copied there with their stri
 arrays of PyTorch, CuPy or JAX; a case that an implementation refuses by name counts as skipped. The
 last line is 'N passed, N failed, N skipped'; the exit code is 1 if any failed.
 """
-CHUNK = 8  # cases that a process takes at once
-GPU_CHUNK = 4
 STALLED_SECONDS = 300  # no case takes as long, compiling included
 MOST_REASONS = 20  # why cases were skipped: the commonest
 SAMPLE = 20  # one case in so many runs with each further kind of GPU arrays
@@ -84,7 +83,7 @@ def main(arguments: argparse.Namespace, output: Output) -> int:
     names = _order([case.name for case in cases], ways)
     left = len(names)
     with output.progress("verifying", left) as advance:
-        for done, found in results(names, ways, _jobs(arguments.jobs)):
+        for done, found in results(names, ways, _jobs(arguments.jobs, ways)):
             lines += found
             left -= done
             advance(done)
@@ -146,49 +145,74 @@ def _gpu_arrays(asked: list[str] | None) -> list[str]:
     return kinds
 
 
-def _jobs(asked: int) -> int:
-    return asked or min(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 2, 16)
+def _jobs(asked: int, ways: list[Way]) -> int:
+    if asked:
+        return asked
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 2
+    # With a GPU processes also wait, for it and for kernels that others compile.
+    return min(2 * cores if any(way.backend == "cuda" for way in ways) else cores, 32)
+
+
+class Task(NamedTuple):
+    """A case, and what it is run with."""
+
+    name: str
+    ways: list[Way]
 
 
 def results(names: list[str], ways: list[Way], jobs: int) -> Iterator[tuple[int, list[Line]]]:
-    """Numbers of cases and their lines, as they come; a process keeps to few threads."""
-    size = GPU_CHUNK if any(way.backend == "cuda" for way in ways) else CHUNK
-    chunks = [(i, names[i : i + size], ways) for i in range(0, len(names), size)]
-    jobs = min(jobs, len(chunks))
+    """Numbers of cases that are done and their lines, as they come.
+
+    A case whose process dies is run again, each way in a process of its own, so that the way that
+    does it is the one that fails.
+    """
+    tasks = deque(
+        Task(name, [way for way in ways if index % way.every == 0])
+        for index, name in enumerate(names)
+    )
     if jobs <= 1:
-        yield from map(run_chunk, chunks)
+        for task in tasks:
+            yield 1, run_task(task)
         return
-    with multiprocessing.get_context("spawn").Pool(jobs, _initialise, (jobs,)) as pool:
-        found = pool.imap_unordered(run_chunk, chunks)
-        for _ in chunks:
-            try:
-                yield found.next(STALLED_SECONDS)
-            except multiprocessing.TimeoutError:  # a process died with its cases: they are counted
-                return
+    pending = Counter(task.name for task in tasks)
+    found = run_all(
+        run_task,
+        lambda: tasks.popleft() if tasks else None,
+        jobs,
+        start=partial(_start, min(jobs, len(tasks))),
+        stalled_seconds=STALLED_SECONDS,
+    )
+    for task, result in found:
+        lines = result
+        if isinstance(result, Death):
+            if len(task.ways) > 1:
+                tasks.extendleft(Task(task.name, [way]) for way in task.ways)
+                pending[task.name] += len(task.ways) - 1
+                continue
+            lines = [(task.name, task.ways[0].name, "failed", math.inf, result.reason)]
+        pending[task.name] -= 1
+        yield int(pending[task.name] == 0), lines
 
 
-def _initialise(jobs: int) -> None:
+def _start(jobs: int) -> None:
     cores = os.cpu_count() or 1
     os.environ.setdefault("FULMEN_NUM_THREADS", str(max(cores // jobs, 2)))
     # One process of many: PyTorch and JAX take memory as they need it, not all of it at once.
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
 
-def run_chunk(chunk: tuple[int, list[str], list[Way]]) -> tuple[int, list[Line]]:
-    """Runs cases by name: what a process does."""
+def run_task(task: Task) -> list[Line]:
+    """Runs a case by name: what a process does."""
     from fulmen.cases import find, run_case
 
-    first, names, ways = chunk
     lines = []
-    for index, case in enumerate(find(*names), first):
-        for way in ways:
-            if index % way.every:
-                continue
+    for case in find(task.name):
+        for way in task.ways:
             outcome = run_case(case, way.backend, way.implementation, way.arrays)
             lines.append(
                 (case.name, way.name, outcome.status, float(outcome.ratio), outcome.message)
             )
-    return len(names), lines
+    return lines
 
 
 def _list(cases: Any, output: Output) -> int:

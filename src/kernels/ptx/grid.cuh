@@ -21,6 +21,11 @@ inline void reduce_add_x4(float* pointer, float a, float b, float c, float d) {
                : "memory");
 }
 
+// red.global.add: the same for one number, before Hopper too.
+inline void reduce_add(float* pointer, float x) {
+  asm volatile("red.global.add.f32 [%0], %1;" ::"l"(pointer), "f"(x) : "memory");
+}
+
 // ld.global.cg / st.global.cg: past the L1.
 inline F32x4 load_l2_x4(const float* pointer) {
   F32x4 x;

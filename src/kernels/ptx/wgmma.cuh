@@ -32,18 +32,26 @@ inline void wgmma_settle(float (&d)[kFloats]) {
   for (i32 i = 0; i < kFloats; ++i) asm volatile("" : "+f"(d[i])::"memory");
 }
 
-// A matrix in shared memory, rows of 64 elements (128 bytes) with 128-byte swizzle, as the lower
-// word of a descriptor; the upper word is the constant 0x40000040: 1,024 bytes from one group of 8
-// rows to the next, 128-byte swizzle. `chunk_bytes` leads from 64 columns to the next 64 where the
-// columns are the N of a transposed B (row-major V), and is ignored elsewhere.
-constexpr u32 wgmma_descriptor(u32 shared, u32 chunk_bytes) {
-  return ((shared & 0x3ffffu) >> 4) | ((chunk_bytes >> 4) << 16);
+// A matrix in shared memory as the lower word of a descriptor. Its layout is in the upper word, a
+// constant:
+//   kSwizzledRows        rows of 64 elements (128 bytes) with 128-byte swizzle, 1,024 bytes from one
+//                        group of 8 rows to the next. `leading_bytes` leads from 64 columns to the
+//                        next 64 where the columns are the N of a transposed B (row-major V), and
+//                        is ignored elsewhere.
+//   plain_units(stride)  no swizzle: 8 rows of 8 elements (16 bytes) lie together. From 8 rows to
+//                        the next 8 it is `stride` bytes, from 8 columns to the next 8
+//                        `leading_bytes`; with a transposed B the other way round.
+constexpr u32 wgmma_descriptor(u32 shared, u32 leading_bytes) {
+  return ((shared & 0x3ffffu) >> 4) | ((leading_bytes >> 4) << 16);
 }
+inline constexpr u32 kSwizzledRows = 0x40000040;
+constexpr u32 plain_units(u32 stride_bytes) { return stride_bytes >> 4; }
 
 #define FULMEN_D8(i)                                                                          \
   "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), \
       "+f"(d[i + 6]), "+f"(d[i + 7])
-#define FULMEN_D32 FULMEN_D8(0), FULMEN_D8(8), FULMEN_D8(16), FULMEN_D8(24)
+#define FULMEN_D24 FULMEN_D8(0), FULMEN_D8(8), FULMEN_D8(16)
+#define FULMEN_D32 FULMEN_D24, FULMEN_D8(24)
 #define FULMEN_D40 FULMEN_D32, FULMEN_D8(32)
 #define FULMEN_D48 FULMEN_D40, FULMEN_D8(40)
 #define FULMEN_D56 FULMEN_D48, FULMEN_D8(48)
@@ -53,9 +61,10 @@ constexpr u32 wgmma_descriptor(u32 shared, u32 chunk_bytes) {
 #define FULMEN_D96 FULMEN_D88, FULMEN_D8(88)
 #define FULMEN_D128 FULMEN_D96, FULMEN_D8(96), FULMEN_D8(104), FULMEN_D8(112), FULMEN_D8(120)
 
-#define FULMEN_R32                                                         \
+#define FULMEN_R24                                                         \
   "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
-  "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+  "%16, %17, %18, %19, %20, %21, %22, %23"
+#define FULMEN_R32 FULMEN_R24 ", %24, %25, %26, %27, %28, %29, %30, %31"
 #define FULMEN_R40 FULMEN_R32 ", %32, %33, %34, %35, %36, %37, %38, %39"
 #define FULMEN_R48 FULMEN_R40 ", %40, %41, %42, %43, %44, %45, %46, %47"
 #define FULMEN_R56 FULMEN_R48 ", %48, %49, %50, %51, %52, %53, %54, %55"
@@ -72,63 +81,68 @@ constexpr u32 wgmma_descriptor(u32 shared, u32 chunk_bytes) {
   "%106, %107, %108, %109, %110, %111, %112, %113, %114, %115, %116, %117, %118, %119, %120, " \
   "%121, %122, %123, %124, %125, %126, %127"
 
-#define FULMEN_SS(N, TYPE, R, A, B, P, T)                                                       \
+#define FULMEN_SS(N, TYPE, R, A, B, P, T, H)                                                    \
   asm volatile("{.reg .pred p; .reg .b32 h; .reg .b64 a, b; setp.ne.b32 p, " P                  \
-               ", 0; mov.b32 h, 0x40000040;"                                                    \
+               ", 0; mov.b32 h, " H                                                             \
+               ";"                                                                              \
                "mov.b64 a, {" A ", h}; mov.b64 b, {" B                                          \
                ", h};"                                                                          \
                "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE " {" FULMEN_R##R \
                "}, a, b, p, 1, 1,"                                                              \
                "0, " T ";}"                                                                     \
                : FULMEN_D##R                                                                    \
-               : "r"(a), "r"(b), "r"(static_cast<i32>(accumulate)), "n"(kTransposeB ? 1 : 0))
+               : "r"(a), "r"(b), "r"(static_cast<i32>(accumulate)), "n"(kTransposeB ? 1 : 0),   \
+                 "n"(kUpper))
 
-#define FULMEN_RS(N, TYPE, R, A0, A1, A2, A3, B, P, T)                                          \
+#define FULMEN_RS(N, TYPE, R, A0, A1, A2, A3, B, P, T, H)                                       \
   asm volatile("{.reg .pred p; .reg .b32 h; .reg .b64 b; setp.ne.b32 p, " P                     \
-               ", 0; mov.b32 h, 0x40000040;"                                                    \
+               ", 0; mov.b32 h, " H                                                             \
+               ";"                                                                              \
                "mov.b64 b, {" B                                                                 \
                ", h};"                                                                          \
                "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE " {" FULMEN_R##R \
                "}, {" A0 ", " A1 ", " A2 ", " A3 "}, b, p, 1, 1, " T ";}"                       \
                : FULMEN_D##R                                                                    \
                : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b), "r"(static_cast<i32>(accumulate)), \
-                 "n"(kTransposeB ? 1 : 0))
+                 "n"(kTransposeB ? 1 : 0), "n"(kUpper))
 
 // wgmma.mma_async m64nNk16: D = A B, plus D where `accumulate`. wgmma_ss: A and B by descriptor.
 // wgmma_rs: A in registers, in the layout of D with neighbouring columns packed into one register.
-// kTransposeB: B lies K x N in shared memory (row-major V), else N x K (row-major K).
-#define FULMEN_WGMMA(N, R, X0, X1, X2, X3, X4, X5, X6)                           \
-  template <DType kDType, bool kTransposeB>                                      \
+// kTransposeB: B lies K x N in shared memory (row-major V), else N x K (row-major K). kUpper: the
+// upper word of all descriptors.
+#define FULMEN_WGMMA(N, R, X0, X1, X2, X3, X4, X5, X6, X7)                       \
+  template <DType kDType, bool kTransposeB, u32 kUpper = kSwizzledRows>          \
   inline void wgmma_ss(float (&d)[N / 2], u32 a, u32 b, bool accumulate) {       \
     if constexpr (kDType == DType::kBFloat16) {                                  \
-      FULMEN_SS(N, "bf16", R, X0, X1, X2, X3);                                   \
+      FULMEN_SS(N, "bf16", R, X0, X1, X2, X3, X4);                               \
     } else {                                                                     \
-      FULMEN_SS(N, "f16", R, X0, X1, X2, X3);                                    \
+      FULMEN_SS(N, "f16", R, X0, X1, X2, X3, X4);                                \
     }                                                                            \
   }                                                                              \
-  template <DType kDType, bool kTransposeB>                                      \
+  template <DType kDType, bool kTransposeB, u32 kUpper = kSwizzledRows>          \
   inline void wgmma_rs(float (&d)[N / 2], u32 a0, u32 a1, u32 a2, u32 a3, u32 b, \
                        bool accumulate) {                                        \
     if constexpr (kDType == DType::kBFloat16) {                                  \
-      FULMEN_RS(N, "bf16", R, X0, X1, X2, X3, X4, X5, X6);                       \
+      FULMEN_RS(N, "bf16", R, X0, X1, X2, X3, X4, X5, X6, X7);                   \
     } else {                                                                     \
-      FULMEN_RS(N, "f16", R, X0, X1, X2, X3, X4, X5, X6);                        \
+      FULMEN_RS(N, "f16", R, X0, X1, X2, X3, X4, X5, X6, X7);                    \
     }                                                                            \
   }
-FULMEN_WGMMA(64, 32, "%32", "%33", "%34", "%35", "%36", "%37", "%38")
-FULMEN_WGMMA(80, 40, "%40", "%41", "%42", "%43", "%44", "%45", "%46")
-FULMEN_WGMMA(96, 48, "%48", "%49", "%50", "%51", "%52", "%53", "%54")
-FULMEN_WGMMA(112, 56, "%56", "%57", "%58", "%59", "%60", "%61", "%62")
-FULMEN_WGMMA(128, 64, "%64", "%65", "%66", "%67", "%68", "%69", "%70")
-FULMEN_WGMMA(160, 80, "%80", "%81", "%82", "%83", "%84", "%85", "%86")
-FULMEN_WGMMA(176, 88, "%88", "%89", "%90", "%91", "%92", "%93", "%94")
-FULMEN_WGMMA(192, 96, "%96", "%97", "%98", "%99", "%100", "%101", "%102")
-FULMEN_WGMMA(256, 128, "%128", "%129", "%130", "%131", "%132", "%133", "%134")
+FULMEN_WGMMA(64, 32, "%32", "%33", "%34", "%35", "%36", "%37", "%38", "%39")
+FULMEN_WGMMA(80, 40, "%40", "%41", "%42", "%43", "%44", "%45", "%46", "%47")
+FULMEN_WGMMA(96, 48, "%48", "%49", "%50", "%51", "%52", "%53", "%54", "%55")
+FULMEN_WGMMA(112, 56, "%56", "%57", "%58", "%59", "%60", "%61", "%62", "%63")
+FULMEN_WGMMA(128, 64, "%64", "%65", "%66", "%67", "%68", "%69", "%70", "%71")
+FULMEN_WGMMA(160, 80, "%80", "%81", "%82", "%83", "%84", "%85", "%86", "%87")
+FULMEN_WGMMA(176, 88, "%88", "%89", "%90", "%91", "%92", "%93", "%94", "%95")
+FULMEN_WGMMA(192, 96, "%96", "%97", "%98", "%99", "%100", "%101", "%102", "%103")
+FULMEN_WGMMA(256, 128, "%128", "%129", "%130", "%131", "%132", "%133", "%134", "%135")
 
 #undef FULMEN_WGMMA
 #undef FULMEN_RS
 #undef FULMEN_SS
 #undef FULMEN_D8
+#undef FULMEN_D24
 #undef FULMEN_D32
 #undef FULMEN_D40
 #undef FULMEN_D48
@@ -138,6 +152,7 @@ FULMEN_WGMMA(256, 128, "%128", "%129", "%130", "%131", "%132", "%133", "%134")
 #undef FULMEN_D88
 #undef FULMEN_D96
 #undef FULMEN_D128
+#undef FULMEN_R24
 #undef FULMEN_R32
 #undef FULMEN_R40
 #undef FULMEN_R48

@@ -2,8 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The two matrix products of attention on one warpgroup's 64 query rows, as batches of wgmma that
-// are issued and committed here and waited for by the caller. Tiles in shared memory are chunks of
-// 64 columns (128 bytes, swizzled), one chunk after another.
+// are issued and committed here and waited for by the caller.
 #pragma once
 
 #include "kernels/config.h"
@@ -11,8 +10,14 @@
 #include "kernels/ptx/memory.cuh"
 #include "kernels/ptx/thread.cuh"
 #include "kernels/ptx/wgmma.cuh"
+#include "kernels/tile/operand_tile.cuh"
 
 namespace fulmen {
+
+template <AttentionConfig kConfig>
+using QTile = OperandTile<64, kConfig.swizzle>;  // of a warpgroup
+template <AttentionConfig kConfig>
+using KvTile = OperandTile<kConfig.kv_rows, kConfig.swizzle>;
 
 // The first q_register_dims columns of a warpgroup's 64 rows of Q as left operands: four registers
 // for 16 columns.
@@ -26,9 +31,8 @@ inline void load_q_registers(QRegisters<kConfig>& rQ, u32 q) {
   const u32 row = thread / 32 * 16 + thread % 16;
 #pragma unroll
   for (i32 d = 0; d < kConfig.q_register_dims; d += 16) {
-    const u32 unit = d % 64 / 8 + thread % 32 / 16;  // 16 bytes, exchanged by row % 8
-    const u32 chunk = q + d / 64 * 64 * 128;
-    const ptx::U32x4 x = ptx::ldmatrix_x4(chunk + row * 128 + ((unit ^ row % 8) << 4));
+    const QTile<kConfig> tile{q + d / 64 * 64 * 128};
+    const ptx::U32x4 x = ptx::ldmatrix_x4(tile.unit(row, d % 64 / 8 + thread % 32 / 16));
 #pragma unroll
     for (i32 w = 0; w < 4; ++w) rQ[d / 4 + w] = x.word[w];
   }
@@ -38,22 +42,22 @@ inline void load_q_registers(QRegisters<kConfig>& rQ, u32 q) {
 template <AttentionConfig kConfig>
 inline void issue_scores(float (&S)[kConfig.kv_rows / 2], const QRegisters<kConfig>& rQ, u32 q,
                          u32 k) {
-  const u32 q_descriptor = ptx::wgmma_descriptor(q, 16);
-  const u32 k_descriptor = ptx::wgmma_descriptor(k, 16);
+  const u32 q_descriptor = QTile<kConfig>{q}.descriptor();
+  const u32 k_descriptor = KvTile<kConfig>{k}.descriptor();
+  constexpr u32 kUpper = KvTile<kConfig>::kUpper;
   ptx::wgmma_fence();
 #pragma unroll
   for (i32 d = 0; d < kConfig.d_qk; d += 16) {
-    const u32 k_offset = d / 64 * kConfig.kv_rows * 128 + d % 64 * 2;
-    const u32 k_part = k_descriptor + (k_offset >> 4);
+    const u32 k_part = k_descriptor + KvTile<kConfig>::columns_from(d);
     if constexpr (kConfig.q_register_dims > 0) {
       if (d < kConfig.q_register_dims) {
         const u32* a = rQ + d / 4;
-        ptx::wgmma_rs<kConfig.dtype, false>(S, a[0], a[1], a[2], a[3], k_part, d > 0);
+        ptx::wgmma_rs<kConfig.dtype, false, kUpper>(S, a[0], a[1], a[2], a[3], k_part, d > 0);
         continue;
       }
     }
-    const u32 q_offset = d / 64 * 64 * 128 + d % 64 * 2;
-    ptx::wgmma_ss<kConfig.dtype, false>(S, q_descriptor + (q_offset >> 4), k_part, d > 0);
+    const u32 q_part = q_descriptor + QTile<kConfig>::columns_from(d);
+    ptx::wgmma_ss<kConfig.dtype, false, kUpper>(S, q_part, k_part, d > 0);
   }
   ptx::wgmma_commit();
 }
@@ -62,12 +66,15 @@ inline void issue_scores(float (&S)[kConfig.kv_rows / 2], const QRegisters<kConf
 template <AttentionConfig kConfig>
 inline void issue_output(float (&O)[kConfig.d_v / 2], const u32 (&P)[kConfig.kv_rows / 4], u32 v,
                          bool accumulate) {
-  const u32 v_descriptor = ptx::wgmma_descriptor(v, kConfig.kv_rows * 128);
+  const u32 v_descriptor = KvTile<kConfig>{v}.descriptor_transposed();
+  constexpr u32 kUpper = KvTile<kConfig>::kUpperTransposed;
   ptx::wgmma_fence();
 #pragma unroll
   for (i32 j = 0; j < kConfig.kv_rows; j += 16) {
-    ptx::wgmma_rs<kConfig.dtype, true>(O, P[j / 4], P[j / 4 + 1], P[j / 4 + 2], P[j / 4 + 3],
-                                       v_descriptor + (j * 128 >> 4), j > 0 || accumulate);
+    const u32* a = P + j / 4;
+    const u32 v_part = v_descriptor + KvTile<kConfig>::rows_from(j);
+    ptx::wgmma_rs<kConfig.dtype, true, kUpper>(O, a[0], a[1], a[2], a[3], v_part,
+                                               j > 0 || accumulate);
   }
   ptx::wgmma_commit();
 }

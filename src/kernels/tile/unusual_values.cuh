@@ -10,6 +10,7 @@
 
 #include "kernels/ptx/tma.cuh"
 #include "kernels/tile/forward_shared.cuh"
+#include "kernels/tile/operand_tile.cuh"
 
 namespace fulmen {
 
@@ -39,7 +40,7 @@ constexpr u32 usual_word(u32 word) {
 template <AttentionConfig kConfig>
 struct ValueTile {
   static constexpr i32 kBytes = kConfig.v_bytes();
-  static constexpr i32 kChunkBytes = kConfig.kv_rows * 128;
+  using Tile = OperandTile<kConfig.kv_rows, kConfig.swizzle>;
 
   u32 tile;  // in shared memory
 
@@ -60,9 +61,7 @@ struct ValueTile {
                    const float (&kept)[2]) const {
 #pragma unroll
     for (i32 i = 0; i < kConfig.d_v / 8; ++i) {
-      const u32 address = tile + i / 8 * kChunkBytes + key * 128 + ((i % 8 ^ key % 8) << 4) +
-                          ptx::thread_index() % 4 * 4;
-      const u32 word = ptx::load_shared(address);
+      const u32 word = ptx::load_shared(Tile{tile}.unit(key, i) + ptx::thread_index() % 4 * 4);
       const float low = unusual_part<kConfig.dtype>(word);
       const float high = unusual_part<kConfig.dtype>(word >> 16);
 #pragma unroll
@@ -87,10 +86,10 @@ struct ValueTile {
   // Sets rows `first` and on to 0, by one warp.
   void clear_rows(i32 first) const {
 #pragma unroll 1
-    for (i32 at = first * 128 + i32(ptx::thread_index()) % 32 * 16; at < kChunkBytes; at += 512) {
+    for (u32 at = first * 8 + ptx::thread_index() % 32; at < kConfig.kv_rows * 8; at += 32) {
 #pragma unroll
-      for (i32 chunk = 0; chunk < kBytes; chunk += kChunkBytes) {
-        ptx::store_shared_x4(tile + chunk + at, {{0, 0, 0, 0}});
+      for (i32 unit = 0; unit < kConfig.chunked(kConfig.d_v) / 8; unit += 8) {
+        ptx::store_shared_x4(Tile{tile}.unit(at / 8, unit + at % 8), {{0, 0, 0, 0}});
       }
     }
     ptx::fence_proxy_async();

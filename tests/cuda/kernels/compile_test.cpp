@@ -57,7 +57,7 @@ std::vector<Job> jobs_of(const Nvrtc& nvrtc, const std::vector<std::vector<Kerne
 std::string problem_of(const Nvrtc& nvrtc, const Job& job) {
   try {
     const CompiledKernel kernel = compile(nvrtc, job.spec, job.arch);
-    const ResourceUse use = parse_log(kernel.log);
+    const ResourceUse use = resource_use(kernel);
     const std::string rejected = gate(job.spec, use);
     if (!rejected.empty()) return rejected;
     if (kernel.cubin.substr(1, 3) != "ELF") return "the code is no ELF file";

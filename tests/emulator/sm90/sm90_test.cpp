@@ -9,9 +9,9 @@
 #include "cpu/backend.h"
 #include "cuda/sm90_forward.h"
 #include "emulator/launch.h"
-#include "emulator/tensor_copies.h"
 #include "kernels/forward_sm90.cuh"
 #include "plan/sm90_forward.h"
+#include "tensor_map.h"
 
 namespace fulmen::test {
 namespace {
@@ -78,25 +78,36 @@ constexpr AttentionConfig kDocuments{.d_qk = 64,
 constexpr AttentionConfig kFolded{
     .d_qk = 64, .d_v = 64, .kv_rows = 64, .mask = MaskKind::kUpper, .stage_output = false};
 
-TensorMap map_of(const Tensor& tensor, i32 box_rows) {
-  const cuda::TensorBox box = cuda::tensor_box(tensor, box_rows);
-  emulator::HostTensorMap map{static_cast<u8*>(box.data), {2}, {}, box_rows};
-  for (int axis = 0; axis < 4; ++axis) {
-    map.extents[axis] = static_cast<i32>(box.extents[axis]);
-    if (axis > 0) map.strides_bytes[axis] = static_cast<i64>(box.strides_bytes[axis - 1]);
-  }
-  return emulator::encode(map);
-}
+// What ablations leave out.
+constexpr AttentionConfig kUnswizzled = [] {
+  AttentionConfig config = kStaged;
+  config.swizzle = false;
+  return config;
+}();
+constexpr AttentionConfig kUnswizzledSequences = [] {
+  AttentionConfig config = kSigned;
+  config.swizzle = config.ping_pong = false;
+  return config;
+}();
+constexpr AttentionConfig kSerial = [] {
+  AttentionConfig config = kStaged;
+  config.stages = 1;
+  config.overlap = config.folded_scale = false;
+  return config;
+}();
+constexpr AttentionConfig kTextbook = [] {
+  AttentionConfig config = kStaged;
+  config.shift_rule = ShiftRule::kEveryBlock;
+  config.skip_full_masks = config.longest_first = false;
+  return config;
+}();
 
 template <AttentionConfig kConfig>
 void run(const Problem& problem, u32 seed) {
   u32 next_block = 0;
-  const Arrays& arrays = problem.arrays;
+  const cuda::ForwardBoxes boxes = cuda::sm90_forward_boxes(problem.arrays, kConfig);
   ForwardArguments arguments{};
-  arguments.maps.q = map_of(arrays[Array::kQ], 64);
-  arguments.maps.k = map_of(arrays[Array::kK], kConfig.kv_rows);
-  arguments.maps.v = map_of(arrays[Array::kV], kConfig.kv_rows);
-  if (kConfig.stage_output) arguments.maps.o = map_of(arrays[Array::kO], 64);
+  arguments.maps = {map_of(boxes.q), map_of(boxes.k), map_of(boxes.v), map_of(boxes.o)};
   arguments.params =
       cuda::sm90_forward_params(problem, gpu_named("h100"), kConfig, &next_block, nullptr);
   const i64 blocks = min<i64>(sm90_max_q_blocks(problem, kConfig), 2);
@@ -167,6 +178,11 @@ TEST(Sm90OnHost, SoftcapSinksWideOutput) { expect_agreement<kCapped>(101, 12); }
 TEST(Sm90OnHost, AlibiSinksOneStage) { expect_agreement<kBiased>(201, 12); }
 TEST(Sm90OnHost, StagedOutputOddDims) { expect_agreement<kStaged>(301, 12); }
 
+TEST(Sm90OnHost, Unswizzled) { expect_agreement<kUnswizzled>(1501, 6); }
+TEST(Sm90OnHost, UnswizzledSequences) { expect_agreement<kUnswizzledSequences>(1601, 6); }
+TEST(Sm90OnHost, NothingOverlaps) { expect_agreement<kSerial>(1701, 6); }
+TEST(Sm90OnHost, MaximumAndMaskEverywhere) { expect_agreement<kTextbook>(1801, 6); }
+
 TEST(Sm90OnHost, BiasMaskDropout) { expect_agreement<kPairs>(801, 12); }
 TEST(Sm90OnHost, BiasDocumentsDropoutSequences) { expect_agreement<kDocuments>(901, 12); }
 
@@ -214,6 +230,7 @@ TEST(Sm90OnHost, HiddenNanDoesNotShow) {
   expect_hidden_does_not_show<kStaged>(701, 12);
   expect_hidden_does_not_show<kPairs>(1001, 12);
   expect_hidden_does_not_show<kDocuments>(1101, 12);
+  expect_hidden_does_not_show<kUnswizzledSequences>(1901, 6);
 }
 
 }  // namespace

@@ -30,6 +30,8 @@ inline void reduce_add_x4(float* pointer, float a, float b, float c, float d) {
   pointer[3] += d;
 }
 
+inline void reduce_add(float* pointer, float x) { *pointer += x; }
+
 inline F32x4 load_l2_x4(const float* pointer) {
   check_vector(pointer, "ld.global.v4");
   return {{pointer[0], pointer[1], pointer[2], pointer[3]}};

@@ -20,26 +20,28 @@ inline void wgmma_wait() {
 template <i32 kFloats>
 inline void wgmma_settle(float (&)[kFloats]) {}
 
-constexpr u32 wgmma_descriptor(u32 shared, u32 chunk_bytes) {
-  return ((shared & 0x3ffffu) >> 4) | ((chunk_bytes >> 4) << 16);
+constexpr u32 wgmma_descriptor(u32 shared, u32 leading_bytes) {
+  return ((shared & 0x3ffffu) >> 4) | ((leading_bytes >> 4) << 16);
 }
+inline constexpr u32 kSwizzledRows = 0x40000040;
+constexpr u32 plain_units(u32 stride_bytes) { return stride_bytes >> 4; }
 
 template <i32 kFloats>
 inline constexpr bool kIsWgmmaAccumulator =
-    kFloats == 32 || kFloats == 40 || kFloats == 48 || kFloats == 56 || kFloats == 64 ||
+    kFloats == 24 || kFloats == 32 || kFloats == 40 || kFloats == 48 || kFloats == 56 || kFloats == 64 ||
     kFloats == 80 || kFloats == 88 || kFloats == 96 || kFloats == 128;
 
-template <DType kDType, bool kTransposeB, i32 kFloats>
+template <DType kDType, bool kTransposeB, u32 kUpper = kSwizzledRows, i32 kFloats>
 inline void wgmma_ss(float (&d)[kFloats], u32 a, u32 b, bool accumulate) {
   static_assert(kIsWgmmaAccumulator<kFloats>);
-  emulator::wgmma_issue({d, kFloats * 2, kDType, kTransposeB, false, accumulate, {a}, b});
+  emulator::wgmma_issue({d, kFloats * 2, kDType, kTransposeB, false, accumulate, {a}, b, kUpper});
 }
 
-template <DType kDType, bool kTransposeB, i32 kFloats>
+template <DType kDType, bool kTransposeB, u32 kUpper = kSwizzledRows, i32 kFloats>
 inline void wgmma_rs(float (&d)[kFloats], u32 a0, u32 a1, u32 a2, u32 a3, u32 b, bool accumulate) {
   static_assert(kIsWgmmaAccumulator<kFloats>);
   emulator::wgmma_issue(
-      {d, kFloats * 2, kDType, kTransposeB, true, accumulate, {a0, a1, a2, a3}, b});
+      {d, kFloats * 2, kDType, kTransposeB, true, accumulate, {a0, a1, a2, a3}, b, kUpper});
 }
 
 }  // namespace fulmen::ptx

@@ -1,0 +1,35 @@
+// SPDX-FileCopyrightText: fulmen contributors
+// SPDX-License-Identifier: Apache-2.0
+//
+// Values of a config's fields as the C++ text that the generated wrapper of a kernel sets them to.
+// One overload for each type that a field can have.
+#pragma once
+
+#include <string>
+
+#include "core/error.h"
+#include "kernels/config.h"
+
+namespace fulmen::cuda {
+
+inline std::string text(bool value) { return value ? "true" : "false"; }
+
+inline std::string text(i32 value) { return std::to_string(value); }
+
+inline std::string text(DType value) {
+  constexpr const char* kNames[] = {"kNone",     "kFloat64", "kFloat32", "kFloat16",
+                                    "kBFloat16", "kBool",    "kInt32",   "kInt64"};
+  return sentence("fulmen::DType::", kNames[static_cast<int>(value)]);
+}
+
+inline std::string text(MaskKind value) {
+  constexpr const char* kNames[] = {"kLength", "kUpper", "kBoth"};
+  return sentence("fulmen::MaskKind::", kNames[static_cast<int>(value)]);
+}
+
+inline std::string text(ShiftRule value) {
+  constexpr const char* kNames[] = {"kEveryBlock", "kWhenGrown", "kWhenSumGrew", "kFirstBlock"};
+  return sentence("fulmen::ShiftRule::", kNames[static_cast<int>(value)]);
+}
+
+}  // namespace fulmen::cuda

@@ -1,0 +1,151 @@
+// SPDX-FileCopyrightText: fulmen contributors
+// SPDX-License-Identifier: Apache-2.0
+//
+// The two halves of a backward call to the kernels that compute with mma.sync (Ampere and later):
+// Sm80BackwardConfig, known when a kernel is compiled, and Sm80BackwardParams, known when it is
+// launched. One of each serves the three kernels of a call: what prepares, what computes, what
+// finishes. One config serves every length, batch and stride.
+#pragma once
+
+#include "kernels/sm80_config.h"
+#include "kernels/tile_tasks.cuh"
+
+namespace fulmen {
+
+struct Sm80BackwardConfig {
+  DType dtype = DType::kBFloat16;
+  i32 d_qk = 128;  // as computed with: zeros fill shorter rows up
+  i32 d_v = 128;
+  i32 warps = 8;
+  i32 rows = 64;      // queries of a step
+  i32 columns = 128;  // keys that a block owns
+  i32 stages = 2;     // of Q and dO in shared memory
+  // Tiles of a warp: of S and dP at a time, of dK and dV, of dQ at a time. All multiples of 16.
+  i32 s_rows = 32, s_columns = 32;
+  i32 kv_rows = 32;  // and as many dims as are left for it, see kv_parts()
+  i32 dq_rows = 32, dq_dims = 32;
+  i32 min_blocks = 1;  // on a multiprocessor: a bound on registers
+
+  // What the problem asks for.
+  bool dq = true;
+  bool dk = true;
+  bool dv = true;
+  bool terms = false;    // a boolean mask, documents or a bias: a number to add to every pair
+  bool natural = false;  // scores are scaled one by one, in nats, as in Sm80Config
+  bool softcap = false;
+  bool alibi = false;
+  bool dropout = false;
+  bool split_sum = false;  // sinks and dlse: P and the share of lse have different denominators
+  bool ordered = false;    // blocks add to dQ in the order of their keys: the same bits every time
+  bool wide_sums = false;  // four sums of dQ in one instruction: Hopper and later
+
+  // Ablation.
+  bool swizzle = true;      // as in Sm80Config
+  bool full_blocks = true;  // blocks that every row sees whole do no mask arithmetic
+
+  constexpr i32 threads() const { return 32 * warps; }
+  // Warps side by side along the keys of dK and dV; the others share the dims.
+  constexpr i32 kv_groups() const { return columns / kv_rows; }
+  constexpr i32 kv_parts() const { return warps / kv_groups(); }
+  constexpr i32 dk_dims() const { return d_qk / kv_parts(); }
+  constexpr i32 dv_dims() const { return d_v / kv_parts(); }
+  constexpr i32 s_tiles() const { return rows / s_rows * (columns / s_columns); }
+  constexpr i32 dq_tiles() const { return rows / dq_rows * (d_qk / dq_dims); }
+  constexpr i32 dq_elems() const { return rows * d_qk; }
+
+  // Shared memory in this order: K, V, stages of Q, dO and what is kept of their rows, P, dS,
+  // terms.
+  constexpr i32 k_bytes() const { return columns * d_qk * 2; }
+  constexpr i32 v_bytes() const { return columns * d_v * 2; }
+  constexpr i32 q_bytes() const { return rows * d_qk * 2; }
+  constexpr i32 dout_bytes() const { return rows * d_v * 2; }
+  constexpr i32 row_bytes() const { return rows * 16; }
+  constexpr i32 stage_bytes() const { return q_bytes() + dout_bytes() + row_bytes(); }
+  constexpr i32 pair_bytes() const { return rows * columns * 2; }
+  constexpr i32 term_bytes() const { return terms ? warps * 16 * scores().term_stride() * 4 : 0; }
+  constexpr i32 shared_bytes() const {
+    return k_bytes() + v_bytes() + stages * stage_bytes() + 2 * pair_bytes() + term_bytes();
+  }
+
+  // A warp's tile of S, as the pieces that it shares with forward_sm80 see it.
+  constexpr Sm80Config scores() const {
+    Sm80Config config;
+    config.dtype = dtype;
+    config.d_qk = d_qk;
+    config.d_v = d_v;
+    config.warps = warps;
+    config.row_tiles = s_rows / 16;
+    config.columns = s_columns;
+    config.terms = terms;
+    config.natural = natural;
+    config.softcap = softcap;
+    config.alibi = alibi;
+    config.dropout = dropout;
+    config.swizzle = swizzle;
+    return config;
+  }
+
+  constexpr bool valid() const {
+    const auto divides = [](i32 part, i32 whole) { return part % 16 == 0 && whole % part == 0; };
+    return (dtype == DType::kBFloat16 || dtype == DType::kFloat16) && 1 <= warps && warps <= 16 &&
+           1 <= stages && stages <= 2 && divides(s_rows, rows) && divides(s_columns, columns) &&
+           divides(kv_rows, columns) && divides(dq_rows, rows) && divides(dq_dims, d_qk) &&
+           warps % kv_groups() == 0 && divides(dk_dims(), d_qk) && divides(dv_dims(), d_v) &&
+           rows % 16 == 0 && s_rows <= 32;
+  }
+};
+
+// What every pair of a query row takes from it:
+//   E = exp(score - row_max) / 2^sum_log2,  P = E share,  dS = E (share dP + offset)
+// A row that counts for nothing has sum_log2 = inf. share is 1 unless config.split_sum.
+struct alignas(16) Sm80Row {
+  float row_max;  // in nats
+  float sum_log2;
+  float offset;
+  float share;
+};
+
+struct Sm80BackwardParams {
+  AttentionParams attention;
+  Sm80Row* rows;      // (batch, head, slot of queries, config.rows)
+  float* dq_sums;     // (batch, head, slot of queries, config.dq_elems()), see Sm80DqOrder
+  u32* suspect_rows;  // (batch, head, slot of queries): dQ may have met NaN that is hidden from it
+  u32* suspect_keys;  // (batch, kv_head, slot of keys): so may dK and dV
+  u32* turns;         // (batch, head, slot of queries): blocks that have added; config.ordered
+  u32* next_block;    // started so far; config.ordered
+  i32 lines_per_group;  // key/value heads whose blocks are neighbours
+};
+
+// Blocks of the three launches, of which `rows` and `columns` of the config decide.
+constexpr i64 sm80_row_tiles(const AttentionParams& p, const Sm80BackwardConfig& config) {
+  return num_q_tiles(p, config.rows);
+}
+constexpr i64 sm80_key_tiles(const AttentionParams& p, const Sm80BackwardConfig& config) {
+  return num_kv_tiles(p, config.columns);
+}
+
+// In which order the tiles of a warp's dQ lie in dq_sums: as its lanes hold them, so that a warp
+// adds to 128 neighbouring bytes, or 512, at a time.
+template <Sm80BackwardConfig kConfig>
+struct Sm80DqOrder {
+  static constexpr i32 kFloats = kConfig.dq_dims / 2;  // of a thread, of 16 rows
+  static constexpr i32 kTileElems = kConfig.dq_rows * kConfig.dq_dims;
+
+  // Float i of lane `lane`, of 16 rows `t`, of tile `tile`.
+  static constexpr i32 index(i32 tile, i32 t, i32 i, i32 lane) {
+    const i32 group = t * (kFloats / 4) + i / 4;
+    return tile * kTileElems +
+           (kConfig.wide_sums ? (group * 32 + lane) * 4 + i % 4 : (group * 4 + i % 4) * 32 + lane);
+  }
+
+  // Where row `row` of the step, dim `dim` lies.
+  static constexpr i32 place(i32 row, i32 dim) {
+    const i32 tile =
+        row / kConfig.dq_rows * (kConfig.d_qk / kConfig.dq_dims) + dim / kConfig.dq_dims;
+    const i32 t = row % kConfig.dq_rows / 16;
+    const i32 i = dim % kConfig.dq_dims / 8 * 4 + row % 16 / 8 * 2 + dim % 2;
+    return index(tile, t, i, row % 8 * 4 + dim % 8 / 2);
+  }
+};
+
+}  // namespace fulmen

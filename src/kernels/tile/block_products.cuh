@@ -1,0 +1,70 @@
+// SPDX-FileCopyrightText: fulmen contributors
+// SPDX-License-Identifier: Apache-2.0
+//
+// Products whose operands all come from swizzled tiles, for warps that share out a result among
+// them: any part of a tile as left or right operand, also transposed on the way. Fragments and sums
+// are those of warp_products.cuh. Called by backward_sm80.
+#pragma once
+
+#include "kernels/tile/warp_products.cuh"
+
+namespace fulmen {
+
+// A lane's way through kSpan neighbouring unit pairs of the rows of a tile, from pair number
+// `first`, a multiple of kSpan. Where exchanged units stay inside such a span, the way is laid
+// once.
+template <i32 kDims, bool kSwizzled, i32 kSpan>
+struct PartRow {
+  using Tile = SwizzledTile<kDims, kSwizzled>;
+  // Units of a span and of its place share no bits below the mask.
+  static constexpr bool kAligned = 2 * kSpan % (Tile::kMask + 1) == 0 || (kSpan & (kSpan - 1)) == 0;
+
+  LaneRow<kDims, kSwizzled> lane;
+  u32 first;
+
+  constexpr PartRow(const LaneRow<kDims, kSwizzled>& lane_, u32 first_)
+      : lane(lane_), first(kAligned ? 0 : first_) {
+    if constexpr (kAligned) lane.start = lane.at(first_, 0);
+  }
+  constexpr u32 at(u32 k, u32 rows) const { return lane.at(kAligned ? k : first + k, rows); }
+};
+
+// Left operands that are transposed columns of the tile (A = T^T: 16 rows of A are a unit pair).
+template <i32 kDims, bool kSwizzled>
+LaneRow<kDims, kSwizzled> left_columns(const SwizzledTile<kDims, kSwizzled>& tile) {
+  return right_rows(tile);  // the same 8 x 8 matrices in the same order, read by ldmatrix.trans
+}
+
+// C += A B over kSteps steps of 16 along the common axis. left(k, t): fragment of rows 16 t of A;
+// right(k, n): of columns 16 n of B.
+template <DType kDType, i32 kSteps, i32 kTiles, i32 kFloats, class Left, class Right>
+inline void multiply_tiles(float (&C)[kTiles][kFloats], const Left& left, const Right& right) {
+  constexpr Sm80Config kStep = [] {
+    Sm80Config config;
+    config.dtype = kDType;
+    config.row_tiles = kTiles;
+    return config;
+  }();
+#pragma unroll
+  for (i32 k = 0; k < kSteps; ++k) {
+    u32 a[kTiles][4];
+#pragma unroll
+    for (i32 t = 0; t < kTiles; ++t) {
+      const ptx::U32x4 x = left(k, t);
+#pragma unroll
+      for (i32 w = 0; w < 4; ++w) a[t][w] = x.word[w];
+    }
+    multiply_step<kStep>(C, a, [&](i32 n) { return right(k, n); });
+  }
+}
+
+template <i32 kTiles, i32 kFloats>
+inline void clear(float (&C)[kTiles][kFloats]) {
+#pragma unroll
+  for (i32 t = 0; t < kTiles; ++t) {
+#pragma unroll
+    for (i32 i = 0; i < kFloats; ++i) C[t][i] = 0;
+  }
+}
+
+}  // namespace fulmen

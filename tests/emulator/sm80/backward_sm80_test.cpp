@@ -1,0 +1,228 @@
+// SPDX-FileCopyrightText: fulmen contributors
+// SPDX-License-Identifier: Apache-2.0
+//
+// The three backward kernels of sm80, their own text on the host, against the scalar oracle: drawn
+// problems with every option, stride and alignment and any subset of the gradients, lengths of
+// every residue, NaN where nobody sees it, scores of a million. Small tiles, so that the problems
+// have several blocks in both directions.
+#include "kernels/backward_sm80.cuh"
+
+#include <gtest/gtest.h>
+
+#include "cpu/backend.h"
+#include "cpu/random_problem.h"
+#include "cpu/tiled_support.h"
+#include "cuda/kernels/planted.h"
+#include "cuda/params.h"
+#include "emulator/launch.h"
+#include "kernels/backward_finish_sm80.cuh"
+
+namespace fulmen::test {
+namespace {
+
+// The kinds of problem that are different kernels.
+enum class Kind { kPlain, kSinks, kTerms, kCapped, kBiased };
+
+template <DType kDType, Kind kKind>
+constexpr Sm80BackwardConfig config_of() {
+  Sm80BackwardConfig config;
+  config.dtype = kDType;
+  config.d_qk = kKind == Kind::kTerms ? 96 : 80;  // drawn dims are at most 80
+  config.d_v = config.d_qk;
+  config.warps = kKind == Kind::kTerms ? 4 : 2;
+  config.rows = kKind == Kind::kPlain ? 48 : 32;
+  config.columns = 32;
+  config.stages = kKind == Kind::kCapped ? 1 : 2;
+  config.s_rows = 16;
+  config.s_columns = kKind == Kind::kPlain ? 32 : 16;
+  config.kv_rows = kKind == Kind::kTerms ? 32 : 16;
+  config.dq_rows = 16;
+  config.dq_dims = 16;
+  if (kKind == Kind::kTerms) {  // 96 dims in two halves
+    config.warps = 2;
+    config.dq_rows = 32;
+    config.dq_dims = 48;
+  }
+  config.split_sum = kKind != Kind::kPlain;
+  config.terms = kKind == Kind::kTerms || kKind == Kind::kBiased || kKind == Kind::kCapped;
+  config.natural = kKind == Kind::kCapped || kKind == Kind::kBiased;
+  config.softcap = kKind == Kind::kCapped;
+  config.alibi = config.natural;
+  config.wide_sums = kKind == Kind::kPlain;
+  config.ordered = kKind == Kind::kTerms || kKind == Kind::kSinks;
+  return config;
+}
+
+// As launched, on a workspace that is NaN where nobody promises zeros.
+template <Sm80BackwardConfig kConfig>
+void launch(const AttentionParams& p, unsigned seed) {
+  const i64 row_tiles = sm80_row_tiles(p, kConfig);
+  const i64 key_tiles = sm80_key_tiles(p, kConfig);
+  const auto size = [](i64 count) { return static_cast<size_t>(count); };
+  std::vector<Sm80Row> rows(size(row_tiles * kConfig.rows), Sm80Row{NAN, NAN, NAN, NAN});
+  std::vector<float> sums(size(row_tiles * kConfig.dq_elems()) + 4);
+  std::vector<u32> suspect_rows(size(row_tiles)), suspect_keys(size(key_tiles)),
+      turns(size(row_tiles));
+  u32 next_block = 0;
+  float* aligned = sums.data();
+  while (reinterpret_cast<u64>(aligned) % 16 != 0) ++aligned;
+  const Sm80BackwardParams params{
+      p, rows.data(), aligned, suspect_rows.data(), suspect_keys.data(), turns.data(), &next_block,
+      2};
+  const auto run = [&](i64 blocks, i32 threads, i32 shared_bytes, const auto& kernel) {
+    if (blocks > 0)
+      emulator::launch({static_cast<i32>(blocks), threads, shared_bytes, seed}, kernel);
+  };
+  run(row_tiles, kSm80RowsThreads, 0, [&] { backward_rows_sm80<kConfig>(params); });
+  run(key_tiles, kConfig.threads(), kConfig.shared_bytes(),
+      [&] { backward_sm80<kConfig>(params); });
+  run(row_tiles + key_tiles, kSm80FinishThreads, 0, [&] { backward_finish_sm80<kConfig>(params); });
+}
+
+// The gradients of a kernel, bits: dq, dk, dv.
+constexpr Sm80BackwardConfig with(Sm80BackwardConfig config, unsigned gradients, bool dropout) {
+  config.dropout = dropout;
+  config.dq = gradients & 1;
+  config.dk = gradients & 2;
+  config.dv = gradients & 4;
+  return config;
+}
+
+template <DType kDType, Kind kKind>
+void launch_kind(const AttentionParams& p, unsigned seed) {
+  constexpr Sm80BackwardConfig kAll = config_of<kDType, kKind>();
+  if (p.dropout.enabled()) return launch<with(kAll, 7, true)>(p, seed);
+  if constexpr (kKind == Kind::kPlain) {
+    if (!p.dk.present() && !p.dv.present()) return launch<with(kAll, 1, false)>(p, seed);
+    if (!p.dq.present() && !p.dk.present()) return launch<with(kAll, 4, false)>(p, seed);
+    if (!p.dq.present()) return launch<with(kAll, 6, false)>(p, seed);
+  }
+  launch<kAll>(p, seed);
+}
+
+template <DType kDType>
+void launch_dtype(const AttentionParams& p, unsigned seed) {
+  if (p.score_map.softcap != 0) return launch_kind<kDType, Kind::kCapped>(p, seed);
+  if (p.bias.present() || p.alibi_slopes.present() || p.score_map.scale <= 0) {
+    return launch_kind<kDType, Kind::kBiased>(p, seed);
+  }
+  if (p.mask.present() || p.q_ids.present()) return launch_kind<kDType, Kind::kTerms>(p, seed);
+  if (p.sinks.present() && p.dlse.present()) return launch_kind<kDType, Kind::kSinks>(p, seed);
+  launch_kind<kDType, Kind::kPlain>(p, seed);
+}
+
+void run(const Request& request, unsigned seed) {
+  const Problem problem = validate(request, Pointers::kChecked);
+  const AttentionParams p = cuda::attention_params(problem);
+  if (problem.dtype == DType::kFloat16) return launch_dtype<DType::kFloat16>(p, seed);
+  launch_dtype<DType::kBFloat16>(p, seed);
+}
+
+// P and dS are rounded to 16 bits on their way, beside the results.
+void expect_rounded(const Request& actual, const Request& expected, unsigned seed) {
+  const DType dtype = expected.arrays[Array::kQ].dtype;
+  for (const Array output : {Array::kDQ, Array::kDK, Array::kDV}) {
+    const Tensor& stored = actual.arrays[output];
+    if (!stored.present()) continue;
+    const Difference difference = compare(stored, expected.arrays[output]);
+    EXPECT_LE(difference.largest, 2 * tolerance(dtype, dtype) * max(difference.magnitude, 1.0))
+        << "seed " << seed << ", " << name(output);
+  }
+}
+
+void expect_agreement(RandomProblem& random, const Request& expected, unsigned seed) {
+  const Request actual = with_fresh_outputs(random, expected);
+  cpu::scalar_backward(validate(expected, Pointers::kChecked));
+  run(actual, seed);
+  expect_rounded(actual, expected, seed);
+}
+
+class BackwardSm80 : public testing::TestWithParam<unsigned> {};
+
+TEST_P(BackwardSm80, AgreesWithTheOracle) {
+  for (unsigned seed = GetParam(); seed < GetParam() + 50; ++seed) {
+    RandomProblem random(seed);
+    const Request forward = random.draw();
+    const Arrays& arrays = forward.arrays;
+    const DType dtype = arrays[Array::kQ].dtype;
+    if (size_bytes(dtype) != 2 || arrays[Array::kO].dtype != dtype) continue;
+    cpu::scalar_forward(validate(forward, Pointers::kChecked));
+    const unsigned need = seed % 7 + 1;  // bits: dq, dk, dv
+    expect_agreement(random, to_backward(random, forward, need), seed);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Drawn, BackwardSm80, testing::Range(0u, 200u, 50u));
+
+// A problem whose rows are as many as given, not yet computed forward.
+Request request_of(RandomProblem& random, DType dtype, i64 rows, i64 keys, i64 dim, double spread) {
+  Request request;
+  Arrays& arrays = request.arrays;
+  arrays[Array::kQ] = random.array(dtype, {1, 2, rows, dim});
+  arrays[Array::kK] = random.array(dtype, {1, 1, keys, dim});
+  arrays[Array::kV] = random.array(dtype, {1, 1, keys, 40});
+  arrays[Array::kO] = random.array(dtype, {1, 2, rows, 40});
+  arrays[Array::kLse] = random.array(DType::kFloat32, {1, 2, rows});
+  arrays[Array::kStats] = random.array(DType::kFloat32, {1, 2, rows, 2});
+  random.fill_normal(arrays[Array::kQ], spread);
+  random.fill_normal(arrays[Array::kK], spread);
+  random.fill_normal(arrays[Array::kV]);
+  request.options.scale = kNan;
+  return request;
+}
+
+// Every length around a tile, on both axes, causal at both alignments.
+TEST(BackwardSm80Residues, EveryLengthAroundATile) {
+  for (i64 rows = 0; rows <= 50; ++rows) {
+    const unsigned seed = static_cast<unsigned>(rows);
+    RandomProblem random(seed);
+    const DType dtype = rows % 2 == 0 ? DType::kBFloat16 : DType::kFloat16;
+    Request forward = request_of(random, dtype, rows, (rows * 7 + 3) % 51, 64, 1);
+    forward.options.causal = rows % 3 != 0;
+    if (rows % 5 == 0) forward.options.alignment = Alignment::kTopLeft;
+    cpu::scalar_forward(validate(forward, Pointers::kChecked));
+    expect_agreement(random, to_backward(random, forward, 7), seed);
+  }
+}
+
+TEST(BackwardSm80Planted, WhatIsHiddenDoesNotShow) {
+  for (const DType dtype : {DType::kFloat16, DType::kBFloat16}) {
+    RandomProblem random(7);
+    const Request forward = planted_request(random, dtype);
+    cpu::scalar_forward(validate(forward, Pointers::kChecked));
+    expect_agreement(random, to_backward(random, forward, 7), 7);
+  }
+}
+
+// Rows of q and dout that see nothing may hold anything.
+TEST(BackwardSm80Planted, RowsThatSeeNothing) {
+  for (const bool is_nan : {true, false}) {
+    RandomProblem random(5);
+    Request forward = request_of(random, DType::kBFloat16, 40, 20, 32, 1);
+    forward.options.causal = true;  // the first 20 rows see nothing
+    const double planted = is_nan ? kNan : std::numeric_limits<double>::infinity();
+    const auto plant = [&](const Tensor& tensor, i64 row) {
+      const i64 at[4] = {0, 1, row, 3};
+      store_real(RandomProblem::address(tensor, at), tensor.dtype, planted);
+    };
+    plant(forward.arrays[Array::kQ], 7);
+    cpu::scalar_forward(validate(forward, Pointers::kChecked));
+    const Request expected = to_backward(random, forward, 7);
+    plant(expected.arrays[Array::kDOut], 11);
+    expect_agreement(random, expected, 5);
+  }
+}
+
+// Scores of a million: only the statistics, apart, say what the weights are.
+TEST(BackwardSm80Statistics, HoldForHugeScores) {
+  RandomProblem random(3);
+  Request forward = request_of(random, DType::kBFloat16, 40, 50, 64, 300);
+  forward.options.causal = true;
+  cpu::scalar_forward(validate(forward, Pointers::kChecked));
+  Request expected = to_backward(random, forward, 4);
+  expected.arrays[Array::kStats] = forward.arrays[Array::kStats];
+  expect_agreement(random, expected, 3);
+}
+
+}  // namespace
+}  // namespace fulmen::test

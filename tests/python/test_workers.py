@@ -1,0 +1,34 @@
+# SPDX-FileCopyrightText: fulmen contributors
+# SPDX-License-Identifier: Apache-2.0
+"""Processes of `fulmen verify`: what comes back, also from those that die or never end."""
+
+from __future__ import annotations
+
+import gc
+import math
+import signal
+import time
+from collections import deque
+from typing import Any, Callable
+
+from fulmen.cli.workers import Death, run_all
+
+
+def outcomes(run: Callable[[Any], Any], tasks: list[Any], seconds: float = math.inf) -> Any:
+    left = deque(tasks)
+    next_task = lambda: left.popleft() if left else None  # noqa: E731
+    return sorted(run_all(run, next_task, 2, start=gc.collect, stalled_seconds=seconds))
+
+
+def test_results_come_with_their_tasks() -> None:
+    assert outcomes(math.factorial, [3, 5, 4]) == [(3, 6), (4, 24), (5, 120)]
+
+
+def test_a_process_that_dies_fails_its_task_alone() -> None:
+    found = outcomes(signal.raise_signal, [0, int(signal.SIGSEGV), 0, 0])
+    assert found[:3] == [(0, None)] * 3
+    assert found[3] == (int(signal.SIGSEGV), Death("the process ended by SIGSEGV"))
+
+
+def test_a_task_that_never_ends_is_ended() -> None:
+    assert outcomes(time.sleep, [3600], 0.2) == [(3600, Death("no end after 0 s"))]
