@@ -2,14 +2,17 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # fulmen_emulator: the instructions of src/kernels/ptx as host functions, a library of its own for
-# tests. What links it finds src/emulator/kernels/ptx before src/kernels/ptx, so that the text of a
+# tests and for debugging. What links it finds src/emulator/kernels/ptx before src/kernels/ptx, so that the text of a
 # kernel compiles as ordinary C++. The only part of the project that needs Boost (Boost.Context).
 find_package(Boost 1.74 REQUIRED CONFIG COMPONENTS context)
 
 file(GLOB FULMEN_EMULATOR_SOURCES CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/emulator/*.cpp)
-add_library(fulmen_emulator STATIC ${FULMEN_EMULATOR_SOURCES})
+# Shared, and bound to its own functions: what the compiler instantiates of the standard library in
+# instrumented files (below) must not take their place here.
+add_library(fulmen_emulator SHARED ${FULMEN_EMULATOR_SOURCES})
 target_include_directories(fulmen_emulator BEFORE PUBLIC ${PROJECT_SOURCE_DIR}/src/emulator)
-target_link_libraries(fulmen_emulator PUBLIC fulmen_options PRIVATE Boost::context)
+target_link_libraries(fulmen_emulator PUBLIC fulmen_options PRIVATE Boost::context ${CMAKE_DL_LIBS})
+target_link_options(fulmen_emulator PRIVATE -Wl,-Bsymbolic-functions)
 # The kernels' text says `#pragma unroll`, which g++ does not know, mixes i32 and u32 as addresses
 # and indices, and leaves members of aggregates to their types' own initializers. Linked after
 # fulmen_options, since in clang a later -Wconversion means -Wsign-conversion as well.
@@ -18,3 +21,11 @@ target_compile_options(fulmen_kernel_text INTERFACE
   -Wno-missing-field-initializers -Wno-sign-conversion
   $<$<CXX_COMPILER_ID:GNU>:-Wno-unknown-pragmas>)
 target_link_libraries(fulmen_emulator INTERFACE fulmen_kernel_text)
+
+# Source files with the text of kernels: their loads and stores through pointers call the checker
+# (src/emulator/instrumented.cpp), which finds their lines. Unrolled loops of a GPU kernel are no
+# gain here: -O1 compiles and runs quicker in sum.
+function(fulmen_kernel_sources)
+  set_property(SOURCE ${ARGN} APPEND PROPERTY COMPILE_OPTIONS
+    -fsanitize=thread -g1 $<$<NOT:$<CONFIG:Debug>>:-O1>)
+endfunction()

@@ -8,6 +8,7 @@
 #include "core/error.h"
 #include "cuda/config_text.h"
 #include "cuda/params.h"
+#include "cuda/sm80_backward.h"
 #include "kernels/tile/head_order.cuh"
 #include "plan/sm80.h"
 
@@ -61,11 +62,13 @@ KernelSpec sm80_forward_spec(const Sm80Config& config) {
 }
 
 std::vector<KernelLaunch> sm80_launches(const Problem& problem, const Gpu& gpu) {
+  if (problem.operation == Operation::kBackward) return sm80_backward_launches(problem, gpu);
   const Sm80Config config = sm80_forward_config(problem, gpu);
   return {{sm80_forward_spec(config), forward_sm80_blocks(attention_params(problem), config)}};
 }
 
 void sm80_run(const Call& call) {
+  if (call.problem.operation == Operation::kBackward) return sm80_backward_run(call);
   const Sm80Params params{attention_params(call.problem, call.faults),
                           sm80_heads_per_group(call.problem, call.gpu)};
   call.launch(0, params);

@@ -205,7 +205,7 @@ void sm90_backward_run(const Call& call) {
   BackwardParams params = sm90_backward_params(problem, plan, call.workspace);
   const auto map = [&](Array array, i32 box_rows, TensorMap& map) {
     if (!problem.has(array)) return;
-    encode(call.driver, tensor_box(problem.arrays[array], box_rows), problem.dtype, map);
+    encode(call.driver, tensor_box(problem.arrays[array], box_rows), map);
   };
   map(Array::kQ, config.q_rows, params.maps.q);
   map(Array::kK, BackwardConfig::kKvRows, params.maps.k);

@@ -20,16 +20,16 @@ std::vector<ConfigField> fields_of(const AttentionConfig& config) {
   {                            \
     #field, text(config.field) \
   }
-  return {FULMEN_FIELD(dtype),      FULMEN_FIELD(d_qk),         FULMEN_FIELD(d_v),
-          FULMEN_FIELD(warpgroups), FULMEN_FIELD(kv_rows),      FULMEN_FIELD(stages),
-          FULMEN_FIELD(q_slots),    FULMEN_FIELD(mask),         FULMEN_FIELD(q_register_dims),
-          FULMEN_FIELD(shift_rule), FULMEN_FIELD(stage_output), FULMEN_FIELD(cache_hints),
-          FULMEN_FIELD(swizzle),    FULMEN_FIELD(ping_pong),    FULMEN_FIELD(skip_full_masks),
-          FULMEN_FIELD(overlap),    FULMEN_FIELD(longest_first), FULMEN_FIELD(folded_scale),
-          FULMEN_FIELD(sequences),    FULMEN_FIELD(signed_scale),
-          FULMEN_FIELD(softcap),    FULMEN_FIELD(alibi),        FULMEN_FIELD(sinks),
-          FULMEN_FIELD(stats),      FULMEN_FIELD(wide_output),  FULMEN_FIELD(bias),
-          FULMEN_FIELD(pair_mask),  FULMEN_FIELD(documents),    FULMEN_FIELD(dropout)};
+  return {FULMEN_FIELD(dtype),       FULMEN_FIELD(d_qk),          FULMEN_FIELD(d_v),
+          FULMEN_FIELD(warpgroups),  FULMEN_FIELD(kv_rows),       FULMEN_FIELD(stages),
+          FULMEN_FIELD(q_slots),     FULMEN_FIELD(mask),          FULMEN_FIELD(q_register_dims),
+          FULMEN_FIELD(shift_rule),  FULMEN_FIELD(stage_output),  FULMEN_FIELD(cache_hints),
+          FULMEN_FIELD(swizzle),     FULMEN_FIELD(ping_pong),     FULMEN_FIELD(skip_full_masks),
+          FULMEN_FIELD(overlap),     FULMEN_FIELD(longest_first), FULMEN_FIELD(folded_scale),
+          FULMEN_FIELD(sequences),   FULMEN_FIELD(signed_scale),  FULMEN_FIELD(softcap),
+          FULMEN_FIELD(alibi),       FULMEN_FIELD(sinks),         FULMEN_FIELD(stats),
+          FULMEN_FIELD(wide_output), FULMEN_FIELD(bias),          FULMEN_FIELD(pair_mask),
+          FULMEN_FIELD(documents),   FULMEN_FIELD(dropout)};
 #undef FULMEN_FIELD
 }
 
@@ -57,12 +57,6 @@ std::size_t spill_allowance(const AttentionConfig& config) {
   return config.maps_scores() || config.sequences || config.sinks || config.stats ? 16 : 0;
 }
 
-constexpr int kTypeFloat16 = 6;  // CUtensorMapDataType
-constexpr int kTypeBFloat16 = 9;
-constexpr int kNoSwizzle = 0;  // CUtensorMapSwizzle
-constexpr int kSwizzle128B = 3;        // CUtensorMapSwizzle
-constexpr int kPromoteToL2Of128B = 2;  // CUtensorMapL2promotion
-
 }  // namespace
 
 KernelSpec sm90_forward_spec(const AttentionConfig& config) {
@@ -82,40 +76,13 @@ KernelSpec sm90_forward_spec(const AttentionConfig& config) {
   return spec;
 }
 
-TensorBox tensor_box(const Tensor& tensor, i32 box_rows) {
-  TensorBox box{tensor.data, {static_cast<u64>(tensor.shape[3])}, {}, static_cast<u32>(box_rows)};
-  for (int i = 0; i < 3; ++i) {
-    const int axis = 2 - i;  // rows, heads, batch
-    const u64 extent = static_cast<u64>(tensor.shape[axis]);
-    box.extents[i + 1] = extent;
-    // The stride of a single row, head or entry means nothing, but must be one that is allowed.
-    box.strides_bytes[i] = extent == 1 ? 16 : static_cast<u64>(tensor.strides[axis]) * 2;
-  }
-  return box;
-}
-
 ForwardBoxes sm90_forward_boxes(const Arrays& arrays, const AttentionConfig& config) {
-  ForwardBoxes boxes{tensor_box(arrays[Array::kQ], 64),
-                     tensor_box(arrays[Array::kK], config.kv_rows),
-                     tensor_box(arrays[Array::kV], config.kv_rows),
-                     tensor_box(arrays[Array::kO], 64)};
+  ForwardBoxes boxes{
+      tensor_box(arrays[Array::kQ], 64), tensor_box(arrays[Array::kK], config.kv_rows),
+      tensor_box(arrays[Array::kV], config.kv_rows), tensor_box(arrays[Array::kO], 64)};
   for (TensorBox* box : {&boxes.q, &boxes.k, &boxes.v, &boxes.o}) box->swizzle = config.swizzle;
   if (!config.swizzle) boxes.q.box_dims = boxes.k.box_dims = boxes.v.box_dims = 8;
   return boxes;
-}
-
-void encode(const Driver& driver, const TensorBox& box, DType dtype, TensorMap& map) {
-  const unsigned shape[4] = {box.box_dims, box.box_rows, 1, 1};
-  const unsigned steps[4] = {1, 1, 1, 1};
-  const std::uint64_t extents[4] = {box.extents[0], box.extents[1], box.extents[2], box.extents[3]};
-  const std::uint64_t strides[3] = {box.strides_bytes[0], box.strides_bytes[1],
-                                    box.strides_bytes[2]};
-  const int type = dtype == DType::kFloat16 ? kTypeFloat16 : kTypeBFloat16;
-  driver.check(driver->cuTensorMapEncodeTiled(reinterpret_cast<CUtensorMap*>(&map), type, 4,
-                                              box.data, extents, strides, shape, steps, 0,
-                                              box.swizzle ? kSwizzle128B : kNoSwizzle,
-                                              kPromoteToL2Of128B, 0),
-               "describe an array to the copy engine");
 }
 
 ForwardParams sm90_forward_params(const Problem& problem, const Gpu& gpu,
@@ -157,10 +124,10 @@ void sm90_forward_run(const Call& call) {
   const AttentionConfig config = sm90_forward_config(problem);
   const ForwardBoxes boxes = sm90_forward_boxes(problem.arrays, config);
   ForwardArguments arguments{};
-  encode(call.driver, boxes.q, problem.dtype, arguments.maps.q);
-  encode(call.driver, boxes.k, problem.dtype, arguments.maps.k);
-  encode(call.driver, boxes.v, problem.dtype, arguments.maps.v);
-  if (config.stage_output) encode(call.driver, boxes.o, problem.dtype, arguments.maps.o);
+  encode(call.driver, boxes.q, arguments.maps.q);
+  encode(call.driver, boxes.k, arguments.maps.k);
+  encode(call.driver, boxes.v, arguments.maps.v);
+  if (config.stage_output) encode(call.driver, boxes.o, arguments.maps.o);
   arguments.params = sm90_forward_params(problem, call.gpu, config,
                                          reinterpret_cast<u32*>(call.workspace), call.faults);
   call.launch(0, arguments);

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "cuda/implementations.h"
+#include "cuda/tensor_map.h"
 #include "kernels/config.h"
 
 namespace fulmen::cuda {
@@ -19,23 +20,10 @@ void sm90_forward_run(const Call& call);
 ForwardParams sm90_forward_params(const Problem& problem, const Gpu& gpu,
                                   const AttentionConfig& config, u32* next_block, u32* faults);
 
-// An array as the copy engine reads it, in boxes of (box_dims, box_rows).
-struct TensorBox {
-  void* data;
-  u64 extents[4];        // dims, rows, heads, batch
-  u64 strides_bytes[3];  // of rows, heads, batch
-  u32 box_rows;
-  u32 box_dims = 64;
-  bool swizzle = true;  // of 128 bytes
-};
-TensorBox tensor_box(const Tensor& tensor, i32 box_rows);
-
 struct ForwardBoxes {
   TensorBox q, k, v, o;
 };
 ForwardBoxes sm90_forward_boxes(const Arrays& arrays, const AttentionConfig& config);
-
-void encode(const Driver& driver, const TensorBox& box, DType dtype, TensorMap& map);
 
 // Kernels that CI compiles for Hopper: every config that plans choose, in groups.
 std::vector<std::vector<KernelSpec>> sm90_forward_specs();

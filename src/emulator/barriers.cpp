@@ -4,6 +4,9 @@
 // Named barriers and mbarriers: PTX ISA 9.0, sections 9.7.13.1 and 9.7.13.15.
 #include "emulator/barriers.h"
 
+#include <utility>
+
+#include "emulator/order.h"
 #include "emulator/shared_memory.h"
 
 namespace fulmen::emulator {
@@ -32,6 +35,8 @@ Mbarrier& mbarrier_at(u32 address) {
 
 void finish_phase_if_complete(Mbarrier& barrier) {
   if (barrier.pending != 0 || barrier.bytes != 0) return;
+  if (barrier.copies > 0) barrier.arriving.seen.raise(barrier.agent, barrier.copies);
+  barrier.over[barrier.phase % 2] = std::exchange(barrier.arriving, {});
   ++barrier.phase;
   barrier.pending = barrier.arrivals;
 }
@@ -59,25 +64,37 @@ class MbarrierWait final : public Wait {
 }  // namespace
 
 void named_barrier_arrive(u32 id, u32 threads) {
-  arrive(named_barrier(id, threads), threads, kBarrierNames[id]);
+  arrive(named_barrier(id, threads), threads, kBarrierNames[id], true);
 }
 
 void named_barrier_sync(u32 id, u32 threads) {
-  meet(named_barrier(id, threads), threads, kBarrierNames[id]);
+  meet(named_barrier(id, threads), threads, kBarrierNames[id], true);
 }
 
-void mbarrier_init(u32 address, u32 arrivals) {
+void mbarrier_init(u32 address, u32 arrivals, Site site) {
   shared_at(address, 8, 8);
+  on_shared(address - kSharedBase, 8, Kind::kWrite, site);
   if (arrivals == 0) fail("an mbarrier for 0 arrivals");
-  block().mbarriers[address] = {.arrivals = arrivals, .pending = arrivals, .bytes = 0};
+  Mbarrier& barrier = block().mbarriers[address];
+  barrier = {};
+  barrier.arrivals = barrier.pending = arrivals;
+  barrier.made_by = self().index;
 }
 
-void mbarrier_arrive(u32 address) {
+void mbarrier_fence_init() {
+  for (auto& [address, barrier] : block().mbarriers) {
+    if (barrier.made_by == self().index) barrier.known_to_engine = true;
+  }
+}
+
+void mbarrier_arrive(u32 address, Site site) {
   Mbarrier& barrier = mbarrier_at(address);
+  on_shared(address - kSharedBase, 8, Kind::kAtomic, site);
   if (barrier.pending == 0) {
     fail("more than " + std::to_string(barrier.arrivals) +
          " arrivals in one phase of the mbarrier at shared address " + std::to_string(address));
   }
+  hand_over(barrier.arriving);
   --barrier.pending;
   barrier.arrived_warps |= 1u << self().warp();
   finish_phase_if_complete(barrier);
@@ -85,15 +102,35 @@ void mbarrier_arrive(u32 address) {
 
 void mbarrier_expect_bytes(u32 address, u32 bytes) { mbarrier_at(address).bytes += bytes; }
 
+u32 mbarrier_count_copy(u32 address) {
+  Mbarrier& barrier = mbarrier_at(address);
+  if (checking() && !barrier.known_to_engine) {
+    fail("missing fence.mbarrier_init: a copy counts towards the mbarrier at shared address " +
+         std::to_string(address));
+  }
+  if (barrier.agent == kNoAgent) {
+    barrier.agent =
+        world().new_engine("a copy to the mbarrier at shared address " + std::to_string(address));
+  }
+  return ++barrier.copies;
+}
+
+Engine mbarrier_engine(u32 address, u32 number) {
+  return {mbarrier_at(address).agent, number, self().clock};
+}
+
 void mbarrier_complete_bytes(u32 address, u32 bytes) {
   Mbarrier& barrier = mbarrier_at(address);
   barrier.bytes -= bytes;
   finish_phase_if_complete(barrier);
 }
 
-void mbarrier_wait(u32 address, u32 parity) {
+void mbarrier_wait(u32 address, u32 parity, Site site) {
   if (parity > 1) fail("an mbarrier has no parity " + std::to_string(parity));
+  const Mbarrier& barrier = mbarrier_at(address);
+  on_shared(address - kSharedBase, 8, Kind::kAtomic, site);
   wait(MbarrierWait(address, parity));
+  if (barrier.phase > 0) take_over(barrier.over[parity]);
 }
 
 }  // namespace fulmen::emulator

@@ -5,17 +5,20 @@
 // kernels/ptx/thread.cuh and mbarrier.cuh call.
 #pragma once
 
-#include "emulator/block.h"
+#include "emulator/accesses.h"
 
 namespace fulmen::emulator {
 
 void named_barrier_arrive(u32 id, u32 threads);
 void named_barrier_sync(u32 id, u32 threads);
 
-void mbarrier_init(u32 address, u32 arrivals);
-void mbarrier_arrive(u32 address);
+void mbarrier_init(u32 address, u32 arrivals, Site site);
+void mbarrier_fence_init();  // for the barriers that this thread has made
+void mbarrier_arrive(u32 address, Site site);
 void mbarrier_expect_bytes(u32 address, u32 bytes);  // before the arrival of the same thread
+u32 mbarrier_count_copy(u32 address);                // a copy is asked for: its number
+Engine mbarrier_engine(u32 address, u32 number);
 void mbarrier_complete_bytes(u32 address, u32 bytes);
-void mbarrier_wait(u32 address, u32 parity);
+void mbarrier_wait(u32 address, u32 parity, Site site);
 
 }  // namespace fulmen::emulator

@@ -4,33 +4,34 @@
 // One thread block as the emulator sees it: its threads, shared memory, barriers and the work of
 // its asynchronous engines. Every thread is a fiber; one runs at a time and gives way only where it
 // waits (wait), so nothing here needs a lock. The functions of kernels/ptx read and change this
-// state through block() and self(); launch.cpp makes it and decides who goes on.
+// state through block() and self(); launch.cpp makes it and scheduler.cpp decides who goes on.
 // Misuse of an instruction ends in an Error that says which thread did what.
 #pragma once
 
 #include <array>
+#include <bitset>
 #include <functional>
 #include <map>
+#include <memory>
 #include <random>
 #include <set>
-#include <stdexcept>
 #include <string>
 #include <string_view>
 #include <vector>
 
-#include "kernels/config.h"
+#include "emulator/global_memory.h"
+#include "emulator/launch.h"
+#include "emulator/pending.h"
+#include "emulator/shadow.h"
 
 namespace fulmen::emulator {
 
 inline constexpr u32 kWarpSize = 32;
 inline constexpr u32 kWarpgroupSize = 128;
+inline constexpr u32 kMaxThreads = 1024;
 inline constexpr u32 kNumNamedBarriers = 16;
 inline constexpr u32 kSharedBase = 1024;  // the first shared address, so that 0 is never valid
-
-class Error : public std::runtime_error {
- public:
-  using std::runtime_error::runtime_error;
-};
+inline constexpr u32 kNoAgent = ~0u;
 
 // What a thread waits for. It lives on the stack of the waiting thread.
 class Wait {
@@ -45,28 +46,26 @@ class Wait {
 // Warps as bits, for reports: "warps 0 4" or "nobody".
 std::string name_warps(u32 warps);
 
-// One thread's part of a wgmma m64nNk16.
-struct Product {
-  float* accumulator;  // N / 2 floats in the thread's registers
-  u32 columns;         // N
-  DType dtype;         // of A and B
-  bool transpose_b;
-  bool a_in_registers;
-  bool accumulate;
-  std::array<u32, 4> a;  // registers, or a descriptor in a[0]
-  u32 b;                 // descriptor
-  u32 upper;             // word of the descriptors
-};
+struct Block;
 
 struct Thread {
+  Block* block = nullptr;
   u32 index = 0;
+  u32 agent = 0;  // in the clocks of the world
   bool done = false;
   const Wait* waits_for = nullptr;
-  std::vector<Product> open;                 // issued, not committed
-  std::vector<std::vector<Product>> groups;  // committed, oldest first
-  u32 stores_issued = 0;                     // tensor stores, numbered from 1
-  u32 stores_committed = 0;                  // number of the last committed one
-  std::set<u32> stores_running;              // numbers of those not complete
+  Site at;  // of the last function of kernels/ptx
+  const u8* stack_begin = nullptr;
+  const u8* stack_end = nullptr;
+  Clock clock;
+  const GlobalMemory::Array* last_array = nullptr;  // where its last global access went
+  SameValue same_value;  // a write that is right only if it changes nothing
+  WgmmaThread wgmma;
+  ThreadCopies copies;
+  u32 stores_issued = 0;         // tensor stores, numbered from 1
+  u32 stores_committed = 0;      // number of the last committed one
+  std::set<u32> stores_running;  // numbers of those not complete
+  u32 store_agent = kNoAgent;    // the engine's, for this thread
 
   u32 warp() const { return index / kWarpSize; }
   u32 lane() const { return index % kWarpSize; }
@@ -75,11 +74,17 @@ struct Thread {
 
 // Phases are counted, so that the parity of one names it.
 struct Mbarrier {
-  u32 arrivals;  // that make a phase
-  u32 pending;   // arrivals missing
-  i64 bytes;     // bytes missing; below 0 while data is early
+  u32 arrivals = 0;  // that make a phase
+  u32 pending = 0;   // arrivals missing
+  i64 bytes = 0;     // bytes missing; below 0 while data is early
   u32 phase = 0;
   u32 arrived_warps = 0;  // since it was made
+  u32 made_by = 0;
+  bool known_to_engine = false;  // fence_mbarrier_init
+  u32 agent = kNoAgent;          // copies that count towards it
+  u32 copies = 0;                // so many asked for
+  Clock arriving;                // of this phase
+  std::array<Clock, 2> over;     // of the last two phases, by parity
 };
 
 // A meeting of threads: who comes last opens it for all and begins the next round.
@@ -88,40 +93,74 @@ struct Meeting {
   u32 arrived = 0;
   u64 round = 0;
   u32 arrived_warps = 0;  // in this round
+  std::bitset<kMaxThreads> who;
+  Clock arriving;
+  std::array<Clock, 2> over;  // of the last two rounds
 };
 
 struct Warp {
   Meeting meeting;
   std::string_view instruction;  // that its lanes meet in
-  std::array<u32, kWarpSize> given{};
-  std::array<u32, kWarpSize> received{};
+  std::array<u64, kWarpSize> given{};
+  std::array<u64, kWarpSize> received{};
+  // Of mma.sync, two sets by turns: a lane may be one product ahead of another.
+  std::array<std::array<WarpOperands, kWarpSize>, 2> operands;
+};
+
+struct Warpgroup {
+  Meeting meeting;
+  u32 agent = kNoAgent;   // its products
+  u32 first_pending = 1;  // number of pending[0]
+  std::vector<PendingProduct> pending;
+};
+
+struct World;
+
+struct Block {
+  World* world = nullptr;
+  u32 index = 0;
+  u32 num_blocks = 0;
+  std::vector<u8> memory;  // shared lies in it, on a multiple of 1,024
+  u8* shared = nullptr;
+  u32 shared_bytes = 0;
+  std::vector<Granule> shadow;
+  std::vector<Thread> threads;
+  std::vector<Warp> warps;
+  std::vector<Warpgroup> warpgroups;
+  std::array<Meeting, kNumNamedBarriers> named_barriers;
+  std::map<u32, Mbarrier> mbarriers;  // by shared address
+  Thread* running = nullptr;
 };
 
 // Work of the copy engine. Every eighth is late: it is done when all threads wait and not before.
 struct Copy {
+  Block* block;
   std::function<void()> run;
   bool late;
 };
 
-struct Block {
-  u32 index;
-  u32 num_blocks;
-  std::vector<u8> shared;
-  std::vector<Thread> threads;
-  std::vector<Warp> warps;
-  std::vector<Meeting> warpgroups;
-  std::array<Meeting, kNumNamedBarriers> named_barriers;
-  std::map<u32, Mbarrier> mbarriers;  // by shared address
-  std::vector<Copy> copies;           // asked for, not done
+// The blocks that run together on one thread of the host, in one order drawn from one seed.
+struct World {
+  const Grid* grid = nullptr;
+  u32 number = 0;  // worlds are numbered on, from launch to launch
+  u32 first_of_launch = 0;
+  std::vector<std::unique_ptr<Block>> blocks;
+  std::vector<Copy> copies;  // asked for, not done
   std::mt19937 random;
-  Thread* running = nullptr;
+  u32 num_thread_agents = 0;
+  std::vector<std::string> engines;        // names of the agents after the threads
+  std::map<const void*, Clock> announced;  // by counter in global memory
+
+  u32 new_engine(std::string name);
+  std::string name_agent(u32 agent) const;
 };
 
 inline constinit thread_local Block* current_block = nullptr;
 inline Block& block() { return *current_block; }
 inline Thread& self() { return *block().running; }
+inline World& world() { return *block().world; }
 
-// Throws an Error that begins with block, warp and lane.
+// Stops the launch with an Error that begins with kernel, block, warp, lane and place.
 [[noreturn]] void fail(const std::string& what);
 
 // Returns once wait.over(); other threads run meanwhile.
@@ -130,8 +169,9 @@ void wait(const Wait& wait);
 // Leaves a copy to the copy engine.
 void ask_for_copy(std::function<void()> run);
 
-// Comes to a meeting of `threads` threads. `instruction` names it in a report.
-void arrive(Meeting& meeting, u32 threads, const char* instruction);
-void meet(Meeting& meeting, u32 threads, const char* instruction);
+// Comes to a meeting of `threads` threads. `instruction` names it in a report. ordered: what those
+// who come did before is done for those who leave.
+void arrive(Meeting& meeting, u32 threads, const char* instruction, bool ordered);
+void meet(Meeting& meeting, u32 threads, const char* instruction, bool ordered);
 
 }  // namespace fulmen::emulator

@@ -1,174 +1,114 @@
 // SPDX-FileCopyrightText: fulmen contributors
 // SPDX-License-Identifier: Apache-2.0
 //
-// The scheduler. A round lets the warps run in random order, leaving out about a quarter of them,
-// each thread until it waits; then the copy engine does some of its work, in random order too.
-// After a round in which nothing moved nobody is left out, and all copies are done, late ones
-// included: if still nothing moves, nothing ever will.
+// Makes worlds of blocks and spreads them over the threads of the host: one block to a world, or
+// all blocks in one.
 #include "emulator/launch.h"
 
-#include <boost/context/fiber.hpp>
-#include <boost/context/protected_fixedsize_stack.hpp>
+#include <algorithm>
+#include <atomic>
 #include <exception>
-#include <numeric>
-#include <utility>
+#include <mutex>
+#include <thread>
 
-#include "emulator/block.h"
+#include "emulator/counters.h"
+#include "emulator/scheduler.h"
 
 namespace fulmen::emulator {
 namespace {
 
-namespace context = boost::context;
+constexpr u32 kSharedAlignment = 1024;
 
-constexpr size_t kStackBytes = 128 << 10;  // a thread's registers; 21 KB of one wgmma
-
-class Scheduler;
-constinit thread_local Scheduler* current_scheduler = nullptr;
-
-class Scheduler {
- public:
-  Scheduler(Block& block, const std::function<void()>& kernel) : block_(block) {
-    current_block = &block;
-    current_scheduler = this;
-    order_.resize(block.warps.size());
-    std::iota(order_.begin(), order_.end(), 0u);
-    for (Thread& thread : block.threads) {
-      fibers_.emplace_back(std::allocator_arg, context::protected_fixedsize_stack(kStackBytes),
-                           [this, &thread, &kernel](context::fiber&& main) {
-                             main_ = std::move(main);
-                             run_thread(thread, kernel);
-                             return std::move(main_);
-                           });
-    }
+std::unique_ptr<Block> make_block(World& world, const Grid& grid, i64 index) {
+  auto block = std::make_unique<Block>();
+  const u32 threads = static_cast<u32>(grid.threads);
+  block->world = &world;
+  block->index = static_cast<u32>(index);
+  block->num_blocks = static_cast<u32>(grid.blocks);
+  block->shared_bytes = static_cast<u32>(grid.shared_bytes);
+  block->memory.assign(block->shared_bytes + kSharedAlignment, 0xff);  // NaN in every format
+  const u64 misalignment = reinterpret_cast<u64>(block->memory.data()) % kSharedAlignment;
+  block->shared = block->memory.data() + (kSharedAlignment - misalignment) % kSharedAlignment;
+  if (grid.check) block->shadow.resize((block->shared_bytes + kGranuleBytes - 1) / kGranuleBytes);
+  block->threads.resize(threads);
+  for (u32 i = 0; i < threads; ++i) {
+    Thread& thread = block->threads[i];
+    thread.block = block.get();
+    thread.index = i;
+    thread.agent = static_cast<u32>(world.blocks.size()) * threads + i;
+    thread.clock.seen.raise(thread.agent, 1);
   }
-  Scheduler(const Scheduler&) = delete;
-  Scheduler& operator=(const Scheduler&) = delete;
-  ~Scheduler() {
-    fibers_.clear();  // unwinds threads that have not finished
-    current_block = nullptr;
-    current_scheduler = nullptr;
+  block->warps.resize(threads / kWarpSize);
+  block->warpgroups.resize((threads + kWarpgroupSize - 1) / kWarpgroupSize);
+  return block;
+}
+
+class Launch {
+ public:
+  Launch(const Grid& grid, const std::function<void()>& kernel)
+      : grid_(grid), kernel_(kernel), num_worlds_(grid.together ? 1 : grid.blocks) {
+    first_world_ = worlds_so_far.fetch_add(static_cast<u32>(num_worlds_)) + 1;
   }
 
   void run() {
-    bool thorough = false;
-    while (num_done_ < block_.threads.size()) {
-      bool moved = run_warps(thorough);
-      if (num_done_ == block_.threads.size() && !block_.copies.empty()) {
-        fail("the block has ended with copies still running");
-      }
-      moved |= run_copies(thorough);
-      if (thorough && !moved) report_deadlock();
-      thorough = !moved;
-    }
+    const i64 cores = grid_.counters != nullptr ? 1 : std::thread::hardware_concurrency();
+    std::vector<std::jthread> helpers;
+    for (i64 i = 1; i < std::min(cores, num_worlds_); ++i) helpers.emplace_back([this] { work(); });
+    work();
+    helpers.clear();  // joins
+    if (error_) std::rethrow_exception(error_);
   }
-
-  // Called on a thread's fiber.
-  void suspend() { main_ = std::move(main_).resume(); }
 
  private:
-  u32 draw(size_t count) { return static_cast<u32>(block_.random() % count); }
-
-  void run_thread(Thread& thread, const std::function<void()>& kernel) {
-    try {
-      kernel();
-      if (!thread.stores_running.empty()) {  // nobody else can wait for them
-        fail("the thread ends before its tensor stores have");
-      }
-    } catch (const std::exception&) {  // an exception may not leave its fiber
-      error_ = std::current_exception();
-    }
-    thread.done = true;
-    ++num_done_;
-  }
-
-  bool run_warps(bool thorough) {
-    for (size_t i = order_.size(); i > 1; --i) std::swap(order_[i - 1], order_[draw(i)]);
-    bool moved = false;
-    for (const u32 warp : order_) {
-      if (!thorough && draw(4) == 0) continue;
-      for (u32 lane = 0; lane < kWarpSize; ++lane) {
-        moved |= run_until_it_waits(block_.threads[warp * kWarpSize + lane]);
+  void work() {
+    for (i64 i = next_++; i < num_worlds_; i = next_++) {
+      try {
+        run_world_number(i);
+      } catch (...) {
+        const std::lock_guard lock(mutex_);
+        if (!error_ || i < error_world_) {
+          error_ = std::current_exception();
+          error_world_ = i;
+        }
+        next_ = num_worlds_;
       }
     }
-    return moved;
   }
 
-  bool run_until_it_waits(Thread& thread) {
-    if (thread.done || (thread.waits_for != nullptr && !thread.waits_for->over())) return false;
-    thread.waits_for = nullptr;
-    block_.running = &thread;
-    context::fiber& fiber = fibers_[thread.index];
-    fiber = std::move(fiber).resume();
-    block_.running = nullptr;
-    if (error_) std::rethrow_exception(error_);
-    return true;
-  }
-
-  bool run_copies(bool thorough) {
-    std::vector<Copy>& copies = block_.copies;
-    bool moved = false;
-    while (!copies.empty() && (thorough || draw(4) != 0)) {
-      Copy& chosen = copies[draw(copies.size())];
-      if (chosen.late && !thorough) continue;
-      std::swap(chosen, copies.back());
-      const Copy copy = std::move(copies.back());
-      copies.pop_back();
-      copy.run();
-      moved = true;
+  void run_world_number(i64 number) {
+    World world;
+    world.grid = &grid_;
+    world.number = first_world_ + static_cast<u32>(number);
+    world.first_of_launch = first_world_;
+    world.random.seed(grid_.seed + static_cast<u32>(number));
+    const i64 blocks = grid_.together ? grid_.blocks : 1;
+    world.num_thread_agents = static_cast<u32>(blocks * grid_.threads);
+    for (i64 i = 0; i < blocks; ++i) {
+      world.blocks.push_back(make_block(world, grid_, number + i));
     }
-    return moved;
+    run_world(world, kernel_);
+    if (grid_.counters != nullptr) grid_.counters->finish_blocks();
   }
 
-  [[noreturn]] void report_deadlock() const {
-    std::string report = "deadlock";
-    for (size_t warp = 0; warp < block_.warps.size(); ++warp) {
-      std::map<std::string, u32> reasons;  // how many lanes wait for what
-      for (u32 lane = 0; lane < kWarpSize; ++lane) {
-        const Thread& thread = block_.threads[warp * kWarpSize + lane];
-        if (!thread.done) ++reasons[thread.waits_for->reason()];
-      }
-      for (const auto& [reason, lanes] : reasons) {
-        report += "\n  warp " + std::to_string(warp) + ", " + std::to_string(lanes) +
-                  (lanes == 1 ? " lane" : " lanes") + " in " + reason;
-      }
-    }
-    fail(report);
-  }
-
-  Block& block_;
-  std::vector<u32> order_;
-  std::vector<context::fiber> fibers_;
-  context::fiber main_;
+  static inline std::atomic<u32> worlds_so_far{0};
+  const Grid& grid_;
+  const std::function<void()>& kernel_;
+  i64 num_worlds_;
+  u32 first_world_;
+  std::atomic<i64> next_{0};
+  std::mutex mutex_;
   std::exception_ptr error_;
-  size_t num_done_ = 0;
+  i64 error_world_ = 0;
 };
 
 }  // namespace
-
-void wait(const Wait& wait) {
-  if (wait.over()) return;
-  self().waits_for = &wait;
-  current_scheduler->suspend();
-}
 
 void launch(const Grid& grid, const std::function<void()>& kernel) {
   if (grid.threads <= 0 || grid.threads > 1024 || grid.threads % 32 != 0) {
     throw Error("emulator: a block of " + std::to_string(grid.threads) +
                 " threads; a multiple of 32 up to 1,024 works");
   }
-  const u32 threads = static_cast<u32>(grid.threads);
-  for (i32 index = 0; index < grid.blocks; ++index) {
-    Block block{};
-    block.index = static_cast<u32>(index);
-    block.num_blocks = static_cast<u32>(grid.blocks);
-    block.shared.assign(static_cast<size_t>(grid.shared_bytes), 0xff);  // NaN in every format
-    block.threads.resize(threads);
-    for (u32 i = 0; i < threads; ++i) block.threads[i].index = i;
-    block.warps.resize(threads / kWarpSize);
-    block.warpgroups.resize((threads + kWarpgroupSize - 1) / kWarpgroupSize);
-    block.random.seed(grid.seed + block.index);
-    Scheduler(block, kernel).run();
-  }
+  Launch(grid, kernel).run();
 }
 
 }  // namespace fulmen::emulator

@@ -7,36 +7,51 @@
 
 #include <cstring>
 
-#include "emulator/block.h"
+#include "emulator/accesses.h"
 
 namespace fulmen::emulator {
 
 // `bytes` bytes at `address`, which must be a multiple of `alignment`.
 inline u8* shared_at(u32 address, u32 bytes, u32 alignment) {
-  std::vector<u8>& shared = block().shared;
+  const u32 size = block().shared_bytes;
   const u64 end = u64{address} + bytes;
-  if (address < kSharedBase || end > kSharedBase + shared.size()) {
+  if (address < kSharedBase || end > u64{kSharedBase} + size) {
     fail(std::to_string(bytes) + " bytes at shared address " + std::to_string(address) +
-         ", which begins at " + std::to_string(kSharedBase) + " and has " +
-         std::to_string(shared.size()) + " bytes");
+         ", which begins at " + std::to_string(kSharedBase) + " and has " + std::to_string(size) +
+         " bytes");
   }
   if (address % alignment != 0) {
     fail("shared address " + std::to_string(address) + " is not a multiple of " +
          std::to_string(alignment));
   }
-  return &shared[address - kSharedBase];
+  return block().shared + (address - kSharedBase);
 }
 
+// By an engine, whose accesses are checked as a whole.
+void copy_bytes(void* to, const void* from, u64 bytes);  // memcpy that is not instrumented
 template <class T>
-T load_shared(u32 address) {
+T load_raw(u32 address) {
   T x;
-  std::memcpy(&x, shared_at(address, sizeof(T), sizeof(T)), sizeof(T));
+  copy_bytes(&x, shared_at(address, sizeof(T), sizeof(T)), sizeof(T));
   return x;
 }
-
 template <class T>
-void store_shared(u32 address, const T& x) {
-  std::memcpy(shared_at(address, sizeof(T), sizeof(T)), &x, sizeof(T));
+void store_raw(u32 address, const T& x) {
+  copy_bytes(shared_at(address, sizeof(T), sizeof(T)), &x, sizeof(T));
+}
+
+// By the running thread.
+template <class T>
+T load_shared(u32 address, Site site = Where::current()) {
+  shared_at(address, sizeof(T), sizeof(T));
+  on_shared(address - kSharedBase, sizeof(T), Kind::kRead, site);
+  return load_raw<T>(address);
+}
+template <class T>
+void store_shared(u32 address, const T& x, Site site = Where::current()) {
+  shared_at(address, sizeof(T), sizeof(T));
+  on_shared(address - kSharedBase, sizeof(T), Kind::kWrite, site);
+  store_raw(address, x);
 }
 
 // Where a byte lies under the 128-byte swizzle: 16-byte units of a 128-byte row are exchanged by

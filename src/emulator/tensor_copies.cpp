@@ -5,6 +5,7 @@
 #include "emulator/tensor_copies.h"
 
 #include "emulator/barriers.h"
+#include "emulator/order.h"
 #include "emulator/shared_memory.h"
 
 namespace fulmen::emulator {
@@ -12,7 +13,7 @@ namespace {
 
 HostTensorMap decode(const TensorMap& map) {
   HostTensorMap decoded;
-  std::memcpy(&decoded, &map, sizeof(decoded));
+  std::memcpy(static_cast<void*>(&decoded), &map, sizeof(decoded));
   return decoded;
 }
 
@@ -41,6 +42,16 @@ void for_each_element(const HostTensorMap& map, u32 shared, const BoxOrigin& ori
   }
 }
 
+// The checker's view of a box in global memory: its rows, as far as they are in range.
+void on_rows(const HostTensorMap& map, const BoxOrigin& origin, Kind kind, Site site) {
+  const i32 columns = min(map.box_columns, map.extents[0] - origin.dim);
+  if (columns <= 0 || origin.dim < 0) return;
+  for (i32 row = 0; row < map.box_rows; ++row) {
+    const u8* const begin = element(map, origin, row, 0);
+    if (begin != nullptr) on_global(begin, static_cast<u64>(columns) * 2, kind, site);
+  }
+}
+
 class StoreWait final : public Wait {
  public:
   explicit StoreWait(const Thread& thread) : thread_(thread) {}
@@ -62,28 +73,39 @@ TensorMap encode(const HostTensorMap& map) {
   return encoded;
 }
 
-void tensor_load(u32 shared, const TensorMap& encoded, u32 barrier, const BoxOrigin& origin) {
+void tensor_load(u32 shared, const TensorMap& encoded, u32 barrier, const BoxOrigin& origin,
+                 Site site) {
   const HostTensorMap map = decode(encoded);
   shared_at(shared, box_bytes(map), 128);
+  const Engine engine = mbarrier_engine(barrier, mbarrier_count_copy(barrier));
+  on_shared_by(engine, true, shared - kSharedBase, box_bytes(map), Kind::kWrite, site);
+  on_rows(map, origin, Kind::kRead, site);
   ask_for_copy([=] {
     for_each_element(map, shared, origin, [](u32 address, const u8* source) {
       u16 x = 0;
       if (source != nullptr) std::memcpy(&x, source, sizeof(x));
-      store_shared(address, x);
+      store_raw(address, x);
     });
     mbarrier_complete_bytes(barrier, box_bytes(map));
   });
 }
 
-void tensor_store(const TensorMap& encoded, u32 shared, const BoxOrigin& origin) {
+void tensor_store(const TensorMap& encoded, u32 shared, const BoxOrigin& origin, Site site) {
   const HostTensorMap map = decode(encoded);
   shared_at(shared, box_bytes(map), 128);
   Thread& thread = self();
+  if (thread.store_agent == kNoAgent) {
+    thread.store_agent =
+        world().new_engine("a tensor store of " + world().name_agent(thread.agent));
+  }
   const u32 number = ++thread.stores_issued;
+  on_shared_by({thread.store_agent, number, thread.clock}, true, shared - kSharedBase,
+               box_bytes(map), Kind::kRead, site);
+  on_rows(map, origin, Kind::kWrite, site);
   thread.stores_running.insert(number);
   ask_for_copy([=, &thread] {
     for_each_element(map, shared, origin, [](u32 address, u8* target) {
-      const u16 x = load_shared<u16>(address);
+      const u16 x = load_raw<u16>(address);
       if (target != nullptr) std::memcpy(target, &x, sizeof(x));
     });
     thread.stores_running.erase(number);
@@ -92,6 +114,12 @@ void tensor_store(const TensorMap& encoded, u32 shared, const BoxOrigin& origin)
 
 void tensor_store_commit() { self().stores_committed = self().stores_issued; }
 
-void tensor_store_wait() { wait(StoreWait(self())); }
+void tensor_store_wait() {
+  wait(StoreWait(self()));
+  Thread& thread = self();
+  if (checking() && thread.stores_committed > 0) {
+    thread.clock.seen.raise(thread.store_agent, thread.stores_committed);
+  }
+}
 
 }  // namespace fulmen::emulator

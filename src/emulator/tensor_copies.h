@@ -2,11 +2,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The tensor copy engine: boxes of a 4-dimensional tensor of 16-bit elements, 64 columns with or
-// without the 128-byte swizzle, or 8 without. A copy is only noted when asked for; the scheduler carries it out at
-// some later time, in any order.
+// without the 128-byte swizzle, or 8 without. A copy is only noted when asked for; the scheduler
+// carries it out at some later time, in any order.
 #pragma once
 
-#include "emulator/block.h"
+#include "emulator/accesses.h"
 
 namespace fulmen::emulator {
 
@@ -31,8 +31,8 @@ struct BoxOrigin {
 
 TensorMap encode(const HostTensorMap& map);
 
-void tensor_load(u32 shared, const TensorMap& map, u32 barrier, const BoxOrigin& origin);
-void tensor_store(const TensorMap& map, u32 shared, const BoxOrigin& origin);
+void tensor_load(u32 shared, const TensorMap& map, u32 barrier, const BoxOrigin& origin, Site site);
+void tensor_store(const TensorMap& map, u32 shared, const BoxOrigin& origin, Site site);
 void tensor_store_commit();
 void tensor_store_wait();  // for all committed stores of this thread
 

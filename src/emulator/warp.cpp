@@ -8,7 +8,7 @@
 
 namespace fulmen::emulator {
 
-const std::array<u32, kWarpSize>& exchange(const char* instruction, u32 value) {
+const std::array<u64, kWarpSize>& exchange(const char* instruction, u64 value, bool ordered) {
   Warp& warp = block().warps[self().warp()];
   if (warp.meeting.arrived == 0) {
     warp.instruction = instruction;
@@ -18,40 +18,40 @@ const std::array<u32, kWarpSize>& exchange(const char* instruction, u32 value) {
   }
   warp.given[self().lane()] = value;
   if (warp.meeting.arrived + 1 == kWarpSize) warp.received = warp.given;
-  meet(warp.meeting, kWarpSize, instruction);
+  meet(warp.meeting, kWarpSize, instruction, ordered);
   return warp.received;  // not replaced before this lane comes again
 }
 
-std::array<u32, 4> load_matrices(u32 row_address) {
+std::array<u32, 4> load_matrices(u32 row_address, Site site) {
   shared_at(row_address, 16, 16);
-  const std::array<u32, kWarpSize> rows = exchange("ldmatrix", row_address);
+  const std::array<u64, kWarpSize> rows = exchange("ldmatrix", row_address);
   const u32 lane = self().lane();
   std::array<u32, 4> words;
   for (u32 i = 0; i < 4; ++i) {
-    words[i] = load_shared<u32>(rows[i * 8 + lane / 4] + lane % 4 * 4);
+    words[i] = load_shared<u32>(static_cast<u32>(rows[i * 8 + lane / 4]) + lane % 4 * 4, site);
   }
   exchange("ldmatrix", 0);  // nobody writes before all have read
   return words;
 }
 
-void store_matrices(u32 row_address, const std::array<u32, 4>& words) {
+void store_matrices(u32 row_address, const std::array<u32, 4>& words, Site site) {
   shared_at(row_address, 16, 16);
-  const std::array<u32, kWarpSize> rows = exchange("stmatrix", row_address);
+  const std::array<u64, kWarpSize> rows = exchange("stmatrix", row_address);
   const u32 lane = self().lane();
   for (u32 i = 0; i < 4; ++i) {
-    store_shared(rows[i * 8 + lane / 4] + lane % 4 * 4, words[i]);
+    store_shared(static_cast<u32>(rows[i * 8 + lane / 4]) + lane % 4 * 4, words[i], site);
   }
   exchange("stmatrix", 0);
 }
 
-void store_transposed_matrices(u32 row_address, const std::array<u32, 4>& words) {
+void store_transposed_matrices(u32 row_address, const std::array<u32, 4>& words, Site site) {
   shared_at(row_address, 16, 16);
-  const std::array<u32, kWarpSize> rows = exchange("stmatrix.trans", row_address);
+  const std::array<u64, kWarpSize> rows = exchange("stmatrix.trans", row_address);
   const u32 lane = self().lane();
   for (u32 i = 0; i < 4; ++i) {
     for (u32 c = 0; c < 2; ++c) {  // row lane / 4, column 2 (lane % 4) + c of the fragment
-      const u32 address = rows[i * 8 + lane % 4 * 2 + c] + lane / 4 * 2;
-      store_shared(address, static_cast<u16>(words[i] >> (16 * c)));
+      const u32 address = static_cast<u32>(rows[i * 8 + lane % 4 * 2 + c]) + lane / 4 * 2;
+      store_shared(address, static_cast<u16>(words[i] >> (16 * c)), site);
     }
   }
   exchange("stmatrix.trans", 0);

@@ -12,13 +12,14 @@
 namespace fulmen::emulator {
 
 // All 32 lanes come with a value and leave with everybody's. Lanes that meet in different
-// instructions are an Error.
-const std::array<u32, kWarpSize>& exchange(const char* instruction, u32 value);
+// instructions are an Error. Memory is ordered only where `ordered` says so (bar.warp.sync).
+const std::array<u64, kWarpSize>& exchange(const char* instruction, u64 value,
+                                           bool ordered = false);
 
 // The four 8x8 matrices of 16-bit numbers of ldmatrix.x4 and stmatrix.x4 (.trans), as
 // kernels/ptx/memory.cuh describes them.
-std::array<u32, 4> load_matrices(u32 row_address);
-void store_matrices(u32 row_address, const std::array<u32, 4>& words);
-void store_transposed_matrices(u32 row_address, const std::array<u32, 4>& words);
+std::array<u32, 4> load_matrices(u32 row_address, Site site);
+void store_matrices(u32 row_address, const std::array<u32, 4>& words, Site site);
+void store_transposed_matrices(u32 row_address, const std::array<u32, 4>& words, Site site);
 
 }  // namespace fulmen::emulator

@@ -5,6 +5,10 @@
 // summed in float32, 16 at a time and then onto the accumulator; the hardware rounds otherwise.
 #include "emulator/wgmma.h"
 
+#include <bit>
+#include <utility>
+
+#include "emulator/order.h"
 #include "emulator/shared_memory.h"
 
 namespace fulmen::emulator {
@@ -39,19 +43,18 @@ struct Descriptor {
     }
   }
 
-  // Element `column` of row `row`. Swizzled: rows of 64, further columns `leading_bytes` away.
+  // Of element `column` of row `row`. Swizzled: rows of 64, further columns `leading_bytes` away.
   // Else units of 8 columns, 8 rows of which lie together.
-  u16 load(u32 row, u32 column) const {
+  u32 address(u32 row, u32 column) const {
     if (!swizzled) {
       const u32 rows = transposed ? leading_bytes : stride_bytes;
       const u32 columns = transposed ? stride_bytes : leading_bytes;
-      return emulator::load_shared<u16>(start + row / 8 * rows + column / 8 * columns +
-                                        row % 8 * 16 + column % 8 * 2);
+      return start + row / 8 * rows + column / 8 * columns + row % 8 * 16 + column % 8 * 2;
     }
-    const u32 address = start + column / kChunkColumns * leading_bytes + row / 8 * kGroupBytes +
-                        row % 8 * 128 + column % kChunkColumns * 2;
-    return emulator::load_shared<u16>(swizzled_128(address));
+    return swizzled_128(start + column / kChunkColumns * leading_bytes + row / 8 * kGroupBytes +
+                        row % 8 * 128 + column % kChunkColumns * 2);
   }
+  u16 load(u32 row, u32 column) const { return load_raw<u16>(address(row, column)); }
 };
 
 // One product of all 128 threads, gathered from their parts.
@@ -60,11 +63,11 @@ class WarpgroupProduct {
   explicit WarpgroupProduct(const std::array<const Product*, kWarpgroupSize>& parts)
       : parts_(parts), any_(*parts[0]) {
     for (const Product* part : parts) {
-      const bool same = part->columns == any_.columns && part->dtype == any_.dtype &&
-                        part->transpose_b == any_.transpose_b &&
-                        part->a_in_registers == any_.a_in_registers &&
-                        part->accumulate == any_.accumulate && part->b == any_.b && part->upper == any_.upper &&
-                        (any_.a_in_registers || part->a[0] == any_.a[0]);
+      const bool same =
+          part->columns == any_.columns && part->dtype == any_.dtype &&
+          part->transpose_b == any_.transpose_b && part->a_in_registers == any_.a_in_registers &&
+          part->accumulate == any_.accumulate && part->b == any_.b && part->upper == any_.upper &&
+          (any_.a_in_registers || part->a[0] == any_.a[0]);
       if (!same) fail("the threads of a warpgroup issued different wgmma");
     }
   }
@@ -86,9 +89,7 @@ class WarpgroupProduct {
     if (any_.a_in_registers) return load_a_from_registers();
     const Descriptor shared(any_.a[0], any_.upper, false);
     for (u32 row = 0; row < kRows; ++row) {
-      for (u32 k = 0; k < kDepth; ++k) {
-        a_[row][k] = widen(shared.load(row, k), any_.dtype);
-      }
+      for (u32 k = 0; k < kDepth; ++k) a_[row][k] = widen(shared.load(row, k), any_.dtype);
     }
   }
 
@@ -127,39 +128,135 @@ class WarpgroupProduct {
 
 // The oldest group of the warpgroup whose first thread is given.
 void run_oldest_group(Thread* threads) {
-  const size_t num_products = threads[0].groups.front().size();
+  const size_t num_products = threads[0].wgmma.groups.front().size();
   for (u32 t = 0; t < kWarpgroupSize; ++t) {
-    if (threads[t].groups.size() != threads[0].groups.size() ||
-        threads[t].groups.front().size() != num_products) {
+    if (threads[t].wgmma.groups.size() != threads[0].wgmma.groups.size() ||
+        threads[t].wgmma.groups.front().size() != num_products) {
       fail("the threads of a warpgroup committed different groups of wgmma");
     }
   }
   for (size_t i = 0; i < num_products; ++i) {
     std::array<const Product*, kWarpgroupSize> parts;
-    for (u32 t = 0; t < kWarpgroupSize; ++t) parts[t] = &threads[t].groups.front()[i];
+    for (u32 t = 0; t < kWarpgroupSize; ++t) parts[t] = &threads[t].wgmma.groups.front()[i];
     WarpgroupProduct(parts).run();
   }
   for (u32 t = 0; t < kWarpgroupSize; ++t) {
-    threads[t].groups.erase(threads[t].groups.begin());
+    threads[t].wgmma.groups.erase(threads[t].wgmma.groups.begin());
   }
+}
+
+// Operands in shared memory, as the checker sees them: read by the warpgroup's engine once all four
+// warps have issued the product, ordered after what all of them are ordered after.
+void read_operands(const Product& product, const Engine& engine) {
+  const auto read = [&](u32 word, bool transposed, u32 rows, u32 columns) {
+    const Descriptor matrix(word, product.upper, transposed);
+    for (u32 row = 0; row < rows; ++row) {
+      for (u32 column = 0; column < columns; column += 8) {
+        const u32 address = matrix.address(row, column);
+        shared_at(address, 16, 16);
+        on_shared_by(engine, true, address - kSharedBase, 16, Kind::kRead, product.site);
+      }
+    }
+  };
+  if (!product.a_in_registers) read(product.a[0], false, kRows, kDepth);
+  if (product.transpose_b) {
+    read(product.b, true, kDepth, product.columns);
+  } else {
+    read(product.b, false, product.columns, kDepth);
+  }
+}
+
+void order_product(const Product& product, u32 number) {
+  Warpgroup& group = block().warpgroups[self().warpgroup()];
+  if (group.agent == kNoAgent) {
+    group.agent = world().new_engine("wgmma of warpgroup " + std::to_string(self().warpgroup()));
+  }
+  const u32 place = number - group.first_pending;
+  if (group.pending.size() <= place) group.pending.resize(place + 1);
+  PendingProduct& pending = group.pending[place];
+  if (pending.warps++ == 0) {
+    pending.clock = self().clock;
+  } else {
+    pending.clock.meet(self().clock);
+  }
+  if (pending.warps < 4) return;
+  read_operands(product, {group.agent, number, pending.clock});
+  pending.clock.clear();
+  while (!group.pending.empty() && group.pending.front().warps == 4) {
+    group.pending.erase(group.pending.begin());
+    ++group.first_pending;
+  }
+}
+
+void order_registers(const Product& product, u32 number) {
+  WgmmaThread& own = self().wgmma;
+  const float* const end = product.accumulator + product.columns / 2;
+  Accumulator* known = nullptr;
+  for (Accumulator& other : own.accumulators) {
+    if (other.begin == product.accumulator && other.end == end) known = &other;
+  }
+  const u64 touched = known != nullptr && !product.a_in_registers ? known->touched : own.committed;
+  if (own.fenced < touched) fail("missing wgmma.fence: registers of the product were used since");
+  if (known == nullptr) {
+    std::erase_if(own.accumulators, [&](const Accumulator& other) {
+      return other.begin < end && product.accumulator < other.end;
+    });
+    own.accumulators.push_back({product.accumulator, end, own.committed, 0});
+    known = &own.accumulators.back();
+  }
+  known->product = number;
 }
 
 }  // namespace
 
-void wgmma_issue(const Product& product) { self().open.push_back(product); }
+void wgmma_touch(const u8* begin, u64 bytes, Kind kind, Site site) {
+  WgmmaThread& own = self().wgmma;
+  const u8* const end = begin + bytes;
+  for (Accumulator& accumulator : own.accumulators) {
+    const u8* const first = reinterpret_cast<const u8*>(accumulator.begin);
+    if (end <= first || begin >= reinterpret_cast<const u8*>(accumulator.end)) continue;
+    accumulator.touched = ++own.events;
+    if (accumulator.product <= own.complete) continue;
+    at(site);
+    fail(std::string(kind == Kind::kRead ? "reads" : "writes") + " register " +
+         std::to_string((begin - first) / 4) +
+         " of an accumulator before wgmma.wait_group has covered its product");
+  }
+}
+
+void wgmma_fence() { self().wgmma.fenced = ++self().wgmma.events; }
+
+void wgmma_issue(const Product& product) {
+  at(product.site);
+  WgmmaThread& own = self().wgmma;
+  ++own.issued;
+  if (checking()) {
+    order_registers(product, own.issued);
+    if (self().lane() == 0) order_product(product, own.issued);
+  }
+  own.open.push_back(product);
+}
 
 void wgmma_commit() {
-  self().groups.push_back(std::move(self().open));
-  self().open.clear();
+  WgmmaThread& own = self().wgmma;
+  own.groups.push_back(std::exchange(own.open, {}));
+  own.group_ends.push_back(own.issued);
+  own.committed = ++own.events;
 }
 
 void wgmma_wait(u32 pending_groups) {
-  Meeting& meeting = block().warpgroups[self().warpgroup()];
-  if (meeting.arrived + 1 == kWarpgroupSize) {  // the last one to come does the work for all
+  Warpgroup& group = block().warpgroups[self().warpgroup()];
+  if (group.meeting.arrived + 1 == kWarpgroupSize) {  // the last one to come does the work for all
     Thread* const threads = &block().threads[self().warpgroup() * kWarpgroupSize];
-    while (threads[0].groups.size() > pending_groups) run_oldest_group(threads);
+    while (threads[0].wgmma.groups.size() > pending_groups) run_oldest_group(threads);
   }
-  meet(meeting, kWarpgroupSize, "wgmma.wait_group");
+  meet(group.meeting, kWarpgroupSize, "wgmma.wait_group", false);
+  WgmmaThread& own = self().wgmma;
+  while (own.group_ends.size() > pending_groups) {
+    own.complete = own.group_ends.front();
+    own.group_ends.erase(own.group_ends.begin());
+  }
+  if (checking() && own.complete > 0) self().clock.seen.raise(group.agent, own.complete);
 }
 
 }  // namespace fulmen::emulator

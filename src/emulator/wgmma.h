@@ -7,12 +7,16 @@
 // same products; a wait is also a meeting of all of them, which the hardware does not promise.
 #pragma once
 
-#include "emulator/block.h"
+#include "emulator/accesses.h"
 
 namespace fulmen::emulator {
 
+void wgmma_fence();
 void wgmma_issue(const Product& product);
 void wgmma_commit();
 void wgmma_wait(u32 pending_groups);
+
+// The thread uses memory that may be registers of a product.
+void wgmma_touch(const u8* begin, u64 bytes, Kind kind, Site site);
 
 }  // namespace fulmen::emulator

@@ -534,7 +534,7 @@ struct BackwardConsumer {
         if (thread % 32 == 0) ptx::mbarrier_arrive(shared.added(mail_at));
         if constexpr (kConfig.hides_pairs()) {
           const float found = (kConfig.dk ? probe(dK) : 0) + (kConfig.dv ? probe(dV) : 0);
-          report_spoiled(params, shared.read_mail(mail_at).item.line, found);
+          report_spoiled(params.spoiled, shared.read_mail(mail_at).item.line, found);
         }
         // The mail is read again: nothing but the sums has lived through the steps.
         if constexpr (kConfig.dk || kConfig.dv) write(dK, dV, shared.read_mail(mail_at));

@@ -64,6 +64,8 @@ struct AttentionConfig {
   constexpr i32 q_rows() const { return 64 * warpgroups; }
   constexpr i32 threads() const { return 128 * (warpgroups + 1); }
 
+  bool operator==(const AttentionConfig&) const = default;
+
   // Registers per thread after the hand-over (setmaxnreg). A block owns at most 65,536; at launch
   // all threads hold the same number, rounded down to a multiple of 8.
   constexpr i32 launch_registers() const { return 65536 / threads() / 8 * 8; }
@@ -102,8 +104,8 @@ struct AttentionConfig {
 
   // Widths of a product of a warpgroup (ptx/wgmma.cuh).
   static constexpr bool is_product_width(i32 n) {
-    return n == 48 || n == 64 || n == 80 || n == 96 || n == 112 || n == 128 || n == 160 || n == 176 ||
-           n == 192 || n == 256;
+    return n == 48 || n == 64 || n == 80 || n == 96 || n == 112 || n == 128 || n == 160 ||
+           n == 176 || n == 192 || n == 256;
   }
 
   constexpr bool valid() const {
@@ -144,7 +146,8 @@ struct ForwardParams {
   float scale_log2;     // softmax scale * log2(e), > 0 unless signed_scale or softcap
   i32 num_q_blocks;     // ceil(q_len / q_rows); unused with config.sequences
   i32 heads_per_group;  // heads that share the L2: their K and V take 32 MB or less
-  u32* next_block;      // one counter, 0 before the first launch; every launch leaves it at 0
+  u32* next_block;      // one counter, 0 before the first launch; every launch leaves it at 0;
+                        // null where each thread block has one block of queries
   float scale;          // softmax scale
   float softcap_in;     // 2 scale / softcap * log2(e)
   float softcap_out;    // softcap * log2(e)

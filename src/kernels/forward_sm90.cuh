@@ -215,6 +215,9 @@ struct ForwardConsumer {
     const u32 sQ = shared.q().address(q_at);
     QRegisters<kConfig> rQ;
     load_q_registers<kConfig>(rQ, sQ);
+    if constexpr (!kTurns && kConfig.q_register_dims > 0) {
+      ptx::bar_sync(kOutputBarrier + warpgroup, 128);  // all warps have read Q: one gives it back
+    }
     const FragmentScores<kConfig> scores = scores_of(task);
 
     // S = Q K^T and P = exp2(c S - m) for the last block of keys

@@ -6,6 +6,7 @@
 #include "plan/sm80.h"
 
 #include "core/error.h"
+#include "plan/sm80_backward.h"
 
 namespace fulmen {
 namespace {
@@ -80,7 +81,7 @@ std::string sm80_refusal(const Problem& problem, const Gpu& gpu) {
   if (problem.dtype != DType::kFloat16 && problem.dtype != DType::kBFloat16) {
     return sentence("has no arithmetic for ", name(problem.dtype), ", only float16 and bfloat16");
   }
-  if (problem.operation != Operation::kForward) return "has no backward pass";
+  if (problem.operation == Operation::kBackward) return sm80_backward_refusal(problem, gpu);
   if (problem.dim_qk > kMaxDim) {
     return sentence("head dimensions of q and k go up to ", kMaxDim, "; they are ", problem.dim_qk);
   }
@@ -109,12 +110,16 @@ Sm80Config sm80_forward_config(const Problem& problem, const Gpu& gpu) {
   return config;
 }
 
-u32 sm80_switches(const Problem&) {
-  return static_cast<u32>(Optimisation::kSwizzle) | static_cast<u32>(Optimisation::kPipeline) |
-         static_cast<u32>(Optimisation::kLazyRescale) | static_cast<u32>(Optimisation::kFullBlocks);
+u32 sm80_switches(const Problem& problem) {
+  const u32 both = static_cast<u32>(Optimisation::kSwizzle) |
+                   static_cast<u32>(Optimisation::kPipeline) |
+                   static_cast<u32>(Optimisation::kFullBlocks);
+  if (problem.operation == Operation::kBackward) return both;
+  return both | static_cast<u32>(Optimisation::kLazyRescale);
 }
 
 GpuNeeds sm80_needs(const Problem& problem, const Gpu& gpu) {
+  if (problem.operation == Operation::kBackward) return sm80_backward_needs(problem, gpu);
   const Sm80Config config = config_of(problem, gpu);
   return {.tile = {config.rows(), config.columns}};
 }

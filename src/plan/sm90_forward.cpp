@@ -106,6 +106,7 @@ void leave_out(AttentionConfig& config, const Problem& problem) {
   const auto keeps = [&problem](Optimisation each) { return !leaves_out(problem, each); };
   if (!keeps(Optimisation::kPipeline)) config.stages = 1;
   if (!keeps(Optimisation::kLazyRescale)) config.shift_rule = ShiftRule::kEveryBlock;
+  config.swizzle &= keeps(Optimisation::kSwizzle);
   config.overlap &= keeps(Optimisation::kOverlap);
   config.ping_pong &= keeps(Optimisation::kPingPong);
   config.folded_scale &= keeps(Optimisation::kFoldedScale);
@@ -181,18 +182,26 @@ AttentionConfig sm90_forward_config(const Problem& problem) {
   return config;
 }
 
-u32 sm90_forward_switches() {
-  return static_cast<u32>(Optimisation::kPipeline) | static_cast<u32>(Optimisation::kOverlap) |
-         static_cast<u32>(Optimisation::kPingPong) | static_cast<u32>(Optimisation::kLazyRescale) |
-         static_cast<u32>(Optimisation::kFoldedScale) |
-         static_cast<u32>(Optimisation::kBlockOrder) | static_cast<u32>(Optimisation::kFullBlocks);
+// Those that change the config: d 64 full, say, has no overlap to leave out.
+u32 sm90_forward_switches(const Problem& problem) {
+  Problem each = problem;
+  each.without = 0;
+  const AttentionConfig whole = sm90_forward_config(each);
+  u32 switches = 0;
+  for (u32 bit = 1; bit <= kAllOptimisations; bit *= 2) {
+    each.without = bit;
+    if (sm90_forward_config(each) != whole) switches |= bit;
+  }
+  return switches;
 }
 
-GpuNeeds sm90_forward_needs(const Problem& problem, const Gpu&) {
+GpuNeeds sm90_forward_needs(const Problem& problem, const Gpu& gpu) {
   const AttentionConfig config = sm90_forward_config(problem);
   GpuNeeds needs;
   needs.tile = {config.q_rows(), config.kv_rows};
-  needs.workspace_bytes = needs.zeroed_bytes = sizeof(u32);  // the counter of query blocks
+  if (sm90_max_q_blocks(problem, config) > gpu.num_multiprocessors) {
+    needs.workspace_bytes = needs.zeroed_bytes = sizeof(u32);  // the counter of query blocks
+  }
   needs.alignment_bytes = 16;
   return needs;
 }

@@ -13,7 +13,7 @@ namespace fulmen {
 
 std::string sm90_forward_refusal(const Problem& problem, const Gpu& gpu);
 GpuNeeds sm90_forward_needs(const Problem& problem, const Gpu& gpu);
-u32 sm90_forward_switches();  // of Optimisation
+u32 sm90_forward_switches(const Problem& problem);  // of Optimisation
 
 // Why the copy engine cannot read or write an array; "" when it can.
 std::string sm90_layout_refusal(const Problem& problem, Array array);

@@ -24,20 +24,32 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-// What the emulator says of a block of 128 threads with 4,096 bytes of shared memory.
-std::string complaint(const std::function<void()>& kernel) {
+// What the emulator says of a block of 128 threads.
+std::string complaint(i32 shared_bytes, const std::function<void()>& kernel) {
   try {
-    emulator::launch({.blocks = 1, .threads = 128, .shared_bytes = 4096, .seed = 1}, kernel);
+    emulator::launch({.blocks = 1, .threads = 128, .shared_bytes = shared_bytes, .seed = 1},
+                     kernel);
   } catch (const emulator::Error& error) {
     return error.what();
   }
   return "nothing";
 }
 
+std::string complaint(const std::function<void()>& kernel) { return complaint(4096, kernel); }
+
 // 8 rows of 64.
 TensorMap map_of(std::vector<u16>& array) {
   return emulator::encode(
       {reinterpret_cast<u8*>(array.data()), {2, 128, 1024, 1024}, {64, 8, 1, 1}, 8});
+}
+
+// Every thread writes its part of the first `bytes` bytes for all to read, engines included.
+void fill_shared(u32 bytes) {
+  for (u32 b = 4 * ptx::thread_index(); b < bytes; b += 4 * 128) {
+    ptx::store_shared(ptx::dynamic_shared() + b, 0);
+  }
+  ptx::fence_proxy_async();
+  ptx::block_sync();
 }
 
 TEST(Misuse, RightKernelsPass) {
@@ -111,6 +123,8 @@ TEST(Misuse, ThreadEndsBeforeItsStores) {
   const TensorMap map = map_of(array);
   EXPECT_THAT(complaint([&] {
                 if (ptx::thread_index() != 0) return;
+                for (u32 b = 0; b < 1024; b += 4) ptx::store_shared(ptx::dynamic_shared() + b, 0);
+                ptx::fence_proxy_async();
                 ptx::tma_store(map, ptx::dynamic_shared(), 0, 0, 0, 0);
                 ptx::tma_store_commit();
               }),
@@ -124,6 +138,7 @@ TEST(Misuse, BytesThatDoNotAddUp) {
                 if (ptx::thread_index() != 0) return;
                 const u32 barrier = ptx::dynamic_shared() + 2048;
                 ptx::mbarrier_init(barrier, 1);
+                ptx::fence_mbarrier_init();
                 ptx::mbarrier_arrive_expect(barrier, 2048);
                 ptx::tma_load(ptx::dynamic_shared(), map, barrier, 0, 0, 0, 0);
                 ptx::mbarrier_wait(barrier, 0);
@@ -132,13 +147,17 @@ TEST(Misuse, BytesThatDoNotAddUp) {
 }
 
 TEST(Misuse, WarpgroupThatDisagreesOnItsProduct) {
-  EXPECT_THAT(complaint([] {
-                float d[32] = {};
-                const u32 tile = ptx::wgmma_descriptor(ptx::dynamic_shared(), 16);
-                ptx::wgmma_ss<DType::kBFloat16, false>(d, tile, tile, ptx::thread_index() < 64);
-                ptx::wgmma_commit();
-                ptx::wgmma_wait<0>();
-              }),
+  EXPECT_THAT(complaint(8192,
+                        [] {
+                          float d[32] = {};
+                          fill_shared(8192);
+                          const u32 tile = ptx::wgmma_descriptor(ptx::dynamic_shared(), 16);
+                          ptx::wgmma_fence();
+                          ptx::wgmma_ss<DType::kBFloat16, false>(d, tile, tile,
+                                                                 ptx::thread_index() < 64);
+                          ptx::wgmma_commit();
+                          ptx::wgmma_wait<0>();
+                        }),
               HasSubstr("issued different wgmma"));
 }
 

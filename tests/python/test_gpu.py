@@ -326,6 +326,20 @@ def test_explain_command(command: Any) -> None:
     assert "voodoo2" in command("explain", "2x8x1024x64", "--device", "voodoo2", code=2)
 
 
+def test_ablation_command(command: Any, tmp_path: Path) -> None:
+    words = ("ablation", "1x2x256x64", "--device", "h100")
+    rows = json.loads(command(*words, "--json"))
+    whole = [row["implementation"] for row in rows if not row["without"]]
+    assert whole == ["naive", "simt", "sm80", "sm90"]
+    switches = {row["without"] for row in rows if row["implementation"] == "sm90"}
+    assert {"", "ping_pong", "lazy_rescale", "full_blocks"} <= switches
+    assert all(row["registers"] > 0 and row["tensor"] == 0 for row in rows)  # the fake's code
+    assert "without" in command(*words, "--implementation", "sm90")
+    assert "--output" in command(*words, "-o", tmp_path, code=2)
+    said = command("ablation", "1x2x256x64", "--device", "t4", "--implementation", "sm90", code=2)
+    assert "none of sm90" in said
+
+
 def test_compile_command(command: Any, tmp_path: Path) -> None:
     path = tmp_path / "out.bundle"
     words = ("--arch", "sm_90a", "--arch", "sm_80", "--dim", 64, "--dtype", "float16")

@@ -5,11 +5,8 @@
 from __future__ import annotations
 
 import argparse
-import datetime
 import gc
-import json
 import math
-import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -23,9 +20,18 @@ from fulmen.options import CPU_IMPLEMENTATIONS, GPU_IMPLEMENTATIONS
 from .benchmark import machine, peers_other, peers_torch
 from .benchmark.cells import GRIDS, ITEM_BYTES, Cell
 from .benchmark.page import figure, page
+from .benchmark.records import Run, write_lines
 from .benchmark.reference import Truth
-from .benchmark.sides import Answer, Fulmen, MissingError, NaiveNumpy, Side, Tensors
-from .benchmark.timing import GRAPH_CALLS, CpuTimer, GpuTimer, Times
+from .benchmark.sides import (
+    Answer,
+    Fulmen,
+    MissingError,
+    NaiveNumpy,
+    Side,
+    Tensors,
+    random_tensors,
+)
+from .benchmark.timing import GRAPH_CALLS, CpuTimer, GpuTimer
 from .output import ACCEPTABLE, BadInputError, Output
 
 DESCRIPTION = """\
@@ -135,10 +141,7 @@ class Bench:
         peers = DEFAULT_PEERS[backend] if arguments.peers is None else arguments.peers
         for name in peers:
             self._add(name, arguments.fa3_operators)
-        self.versions = machine.versions(backend)
-        self.card = machine.processor() if backend == "cpu" else machine.card()
-        self.commit = fulmen.build_info()["commit"]
-        self.date = datetime.datetime.now(datetime.timezone.utc).date().isoformat()
+        self.common = Run(backend)
 
     def _import_torch(self) -> Any:
         try:
@@ -167,26 +170,10 @@ class Bench:
         except MissingError as reason:
             self.missing[name] = f"{name} is left out: {reason}"
 
-    def tensors(self, cell: Cell) -> Tensors:
-        """Random inputs, the same for every run of a cell."""
-        shape = (cell.batch, cell.heads, cell.rows, cell.dim)
-        if self.torch is None:
-            rng = np.random.default_rng(0)
-            made = (rng.standard_normal(shape, np.float32) for _ in range(4))
-            return Tensors(*(x.astype(cell.dtype) for x in made))
-        device = "cpu" if self.backend == "cpu" else "cuda"
-        generator = self.torch.Generator(device).manual_seed(0)
-        dtype = getattr(self.torch, cell.dtype)
-        return Tensors(
-            *(
-                self.torch.randn(shape, generator=generator, device=device).to(dtype)
-                for _ in range(4)
-            )
-        )
-
     def run(self, cell: Cell) -> list[dict[str, Any]]:
         """The records of a cell: a row a side."""
-        tensors = self.tensors(cell)
+        device = "cpu" if self.backend == "cpu" else "cuda"
+        tensors = random_tensors(cell, self.torch, device)
         truth = Truth(cell, tensors, np if self.torch is None else self.torch)
         answers: dict[str, tuple[Side, Answer, int | None, float]] = {}
         with self._gradients(cell):
@@ -202,7 +189,8 @@ class Bench:
             clock = machine.clock_mhz() if self.backend == "cuda" else None
             for key, (side, answer, peak, error) in answers.items():
                 case = "graph" if cell.graph else "burst"
-                record = self._record(cell, side, answer, times[key], case, factor)
+                who = (cell, side.name, answer.implementation)
+                record = self.common.record(*who, times[key], case, factor)
                 record.update(
                     peak_mib=None if peak is None else peak / 2**20,
                     max_error=error,
@@ -213,7 +201,7 @@ class Bench:
                 found.append(record)
                 if self.sustained:
                     hot = self.timer.sustained(calls[key], times[key].median)
-                    again = self._record(cell, side, answer, hot, "sustained", factor)
+                    again = self.common.record(*who, hot, "sustained", factor)
                     again.update(clock_mhz=machine.clock_mhz())
                     found.append(again)
         del answers, calls, tensors, truth
@@ -255,21 +243,6 @@ class Bench:
         key = f"{side.name}{asked} {reason}"
         self.missing.setdefault(key, f"{side.name}{asked} is left out of {cell.name}: {reason}")
 
-    def _record(
-        self, cell: Cell, side: Side, answer: Answer, times: Times, case: str, factor: int
-    ) -> dict[str, Any]:
-        seconds = times.median / factor
-        return {
-            "grid": cell.grid, "op": cell.op, "who": side.name,
-            "implementation": answer.implementation, "dtype": cell.dtype, "batch": cell.batch,
-            "heads_q": cell.heads, "heads_kv": cell.kv_heads, "seqlen_q": cell.rows,
-            "seqlen_kv": cell.rows, "d_qk": cell.dim, "d_v": cell.dim, "causal": cell.causal,
-            "case": case, "p50_ms": seconds * 1e3, "p99_ms": times.p99 / factor * 1e3,
-            "tflops": cell.flops / seconds / 1e12, "gbps": cell.array_bytes / seconds / 1e9,
-            "peak_mib": None, "max_error": None, "card": self.card, "clock_mhz": None,
-            "versions": self.versions, "commit": self.commit, "date": self.date,
-        }  # fmt: skip
-
 
 def _table(records: list[dict[str, Any]], output: Output) -> None:
     keys = (
@@ -285,11 +258,8 @@ def _table(records: list[dict[str, Any]], output: Output) -> None:
 
 
 def _write(folder: Path, grid: str, records: list[dict[str, Any]], output: Output) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
+    path = write_lines(folder, grid, records)
     one = records[0]
-    card = re.sub(r"[^a-z0-9]+", "-", one["card"].lower()).strip("-")
-    path = folder / f"{one['date']}-{grid}-{card}.jsonl"
-    path.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
     told = ", ".join(f"{name} {version}" for name, version in one["versions"].items())
     note = f"{one['card']}, {one['date']}, commit {one['commit']}; {told}"
     text = page(records, f"fulmen bench: {grid}", note)

@@ -66,7 +66,7 @@ def explained(arguments: argparse.Namespace) -> fulmen.Explanation:
     Raises:
         BadInputError: SHAPE is not one.
     """
-    batch, heads, rows, dim = _shape(arguments.shape)
+    batch, heads, rows, dim = shape_of(arguments.shape)
     kv_heads, kv_rows, dim_v = (
         given if given is not None else same
         for given, same in (
@@ -112,7 +112,12 @@ def _target(arguments: argparse.Namespace) -> dict[str, Any]:
     return {"device": int(device)} if device.isdigit() else {"device_name": device}
 
 
-def _shape(text: str) -> tuple[int, ...]:
+def shape_of(text: str) -> tuple[int, ...]:
+    """Batch, heads, rows and dim.
+
+    Raises:
+        BadInputError: SHAPE is not one.
+    """
     parts = text.lower().split("x")
     if len(parts) != 4 or not all(part.isdigit() for part in parts):
         raise BadInputError(

@@ -150,7 +150,7 @@ def _jobs(asked: int, ways: list[Way]) -> int:
         return asked
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 2
     # With a GPU processes also wait, for it and for kernels that others compile.
-    return min(2 * cores if any(way.backend == "cuda" for way in ways) else cores, 32)
+    return min(3 * cores // 2, 24) if any(way.backend == "cuda" for way in ways) else min(cores, 16)
 
 
 class Task(NamedTuple):

@@ -34,7 +34,8 @@ inline void wgmma_settle(float (&d)[kFloats]) {
 
 // A matrix in shared memory as the lower word of a descriptor. Its layout is in the upper word, a
 // constant:
-//   kSwizzledRows        rows of 64 elements (128 bytes) with 128-byte swizzle, 1,024 bytes from one
+//   kSwizzledRows        rows of 64 elements (128 bytes) with 128-byte swizzle, 1,024 bytes from
+//   one
 //                        group of 8 rows to the next. `leading_bytes` leads from 64 columns to the
 //                        next 64 where the columns are the N of a transposed B (row-major V), and
 //                        is ignored elsewhere.
@@ -81,29 +82,27 @@ constexpr u32 plain_units(u32 stride_bytes) { return stride_bytes >> 4; }
   "%106, %107, %108, %109, %110, %111, %112, %113, %114, %115, %116, %117, %118, %119, %120, " \
   "%121, %122, %123, %124, %125, %126, %127"
 
-#define FULMEN_SS(N, TYPE, R, A, B, P, T, H)                                                    \
-  asm volatile("{.reg .pred p; .reg .b32 h; .reg .b64 a, b; setp.ne.b32 p, " P                  \
-               ", 0; mov.b32 h, " H                                                             \
-               ";"                                                                              \
-               "mov.b64 a, {" A ", h}; mov.b64 b, {" B                                          \
-               ", h};"                                                                          \
-               "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE " {" FULMEN_R##R \
-               "}, a, b, p, 1, 1,"                                                              \
-               "0, " T ";}"                                                                     \
-               : FULMEN_D##R                                                                    \
-               : "r"(a), "r"(b), "r"(static_cast<i32>(accumulate)), "n"(kTransposeB ? 1 : 0),   \
-                 "n"(kUpper))
+#define FULMEN_SS(N, TYPE, R, A, B, P, T, H)                                               \
+  asm volatile(                                                                            \
+      "{.reg .pred p; .reg .b32 h; .reg .b64 a, b; setp.ne.b32 p, " P ", 0; mov.b32 h, " H \
+      ";"                                                                                  \
+      "mov.b64 a, {" A ", h}; mov.b64 b, {" B                                              \
+      ", h};"                                                                              \
+      "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE " {" FULMEN_R##R     \
+      "}, a, b, p, 1, 1,"                                                                  \
+      "0, " T ";}"                                                                         \
+      : FULMEN_D##R                                                                        \
+      : "r"(a), "r"(b), "r"(static_cast<i32>(accumulate)), "n"(kTransposeB ? 1 : 0), "n"(kUpper))
 
-#define FULMEN_RS(N, TYPE, R, A0, A1, A2, A3, B, P, T, H)                                       \
-  asm volatile("{.reg .pred p; .reg .b32 h; .reg .b64 b; setp.ne.b32 p, " P                     \
-               ", 0; mov.b32 h, " H                                                             \
-               ";"                                                                              \
-               "mov.b64 b, {" B                                                                 \
-               ", h};"                                                                          \
-               "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE " {" FULMEN_R##R \
-               "}, {" A0 ", " A1 ", " A2 ", " A3 "}, b, p, 1, 1, " T ";}"                       \
-               : FULMEN_D##R                                                                    \
-               : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b), "r"(static_cast<i32>(accumulate)), \
+#define FULMEN_RS(N, TYPE, R, A0, A1, A2, A3, B, P, T, H)                                        \
+  asm volatile("{.reg .pred p; .reg .b32 h; .reg .b64 b; setp.ne.b32 p, " P ", 0; mov.b32 h, " H \
+               ";"                                                                               \
+               "mov.b64 b, {" B                                                                  \
+               ", h};"                                                                           \
+               "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE " {" FULMEN_R##R  \
+               "}, {" A0 ", " A1 ", " A2 ", " A3 "}, b, p, 1, 1, " T ";}"                        \
+               : FULMEN_D##R                                                                     \
+               : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b), "r"(static_cast<i32>(accumulate)),  \
                  "n"(kTransposeB ? 1 : 0), "n"(kUpper))
 
 // wgmma.mma_async m64nNk16: D = A B, plus D where `accumulate`. wgmma_ss: A and B by descriptor.

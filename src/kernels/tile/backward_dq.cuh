@@ -7,11 +7,11 @@
 // stay in the L2 cache.
 #pragma once
 
-#include "kernels/ptx/fault.cuh"
 #include "kernels/ptx/grid.cuh"
 #include "kernels/ptx/math.cuh"
 #include "kernels/ptx/thread.cuh"
 #include "kernels/tile/backward_order.cuh"
+#include "kernels/tile/backward_spoiled.cuh"
 
 namespace fulmen {
 
@@ -26,24 +26,6 @@ constexpr u32 first_dq_tile(const BackwardParams& params, i32 line, i32 head) {
 template <BackwardConfig kConfig>
 constexpr float* dq_tile(const BackwardParams& params, u32 tile) {
   return params.dq_sums + u64(tile) * (kConfig.q_rows * kConfig.dims);
-}
-
-// 0, or NaN if one of the numbers is an infinity or NaN.
-template <i32 kFloats>
-inline float probe(const float (&x)[kFloats]) {
-  float found[4] = {};
-#pragma unroll
-  for (i32 i = 0; i < kFloats; ++i) found[i % 4] = ptx::fma(x[i], 0.f, found[i % 4]);
-  return (found[0] + found[1]) + (found[2] + found[3]);
-}
-
-// By a warp together: gradients of a line that are not finite are computed again, pair by pair
-// (backward_careful.cuh), since a hidden pair may have made them so.
-inline void report_spoiled(const BackwardParams& params, i32 line, float probe) {
-  if (ptx::any(probe != 0) && ptx::thread_index() % 32 == 0) {
-    ptx::set_bits(params.spoiled, 1);
-    ptx::set_bits(params.spoiled + 1 + line, 1);
-  }
 }
 
 template <BackwardConfig kConfig>
@@ -119,7 +101,7 @@ struct DqFinish {
         ptx::store_l2_x4(sums + offset(unit(k)) + 512, {});
       }
     }
-    if constexpr (kConfig.hides_pairs()) report_spoiled(params, line, found);
+    if constexpr (kConfig.hides_pairs()) report_spoiled(params.spoiled, line, found);
   }
 
   // The part of item `index`, once its line is complete.

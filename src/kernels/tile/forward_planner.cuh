@@ -93,8 +93,10 @@ struct ForwardPlanner {
       // blocks to one multiprocessor (measured: 5 % at causal 4k).
       ptx::mbarrier_wait(shared.nearly_loaded(), count % 2);
       if (claimed == kUnclaimed) {
-        u32 index = 0;
-        if (lane == 0) index = ptx::atomic_inc(params.next_block, size - 1);
+        u32 index = u32(size);  // no counter: there are no more blocks than multiprocessors
+        if (lane == 0 && params.next_block != nullptr) {
+          index = ptx::atomic_inc(params.next_block, size - 1);
+        }
         claimed = min<i32>(size, ptx::broadcast(index) + ptx::num_blocks());
       }
       // Assignment count - 1 is over by now, or nearly: its verdict decides what comes next.

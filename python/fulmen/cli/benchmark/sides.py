@@ -11,6 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 import fulmen
 
 from .cells import Cell
@@ -30,6 +32,18 @@ class Tensors:
     k: Any
     v: Any
     do: Any
+
+
+def random_tensors(cell: Cell, torch: Any, device: str) -> Tensors:
+    """Normal inputs, the same in every run of a cell; of NumPy where torch is None."""
+    shape = (cell.batch, cell.heads, cell.rows, cell.dim)
+    if torch is None:
+        rng = np.random.default_rng(0)
+        drawn = (rng.standard_normal(shape, np.float32) for _ in range(4))
+        return Tensors(*(x.astype(cell.dtype) for x in drawn))
+    source = torch.Generator(device).manual_seed(0)
+    made = (torch.randn(shape, generator=source, device=device) for _ in range(4))
+    return Tensors(*(x.to(getattr(torch, cell.dtype)) for x in made))
 
 
 @dataclass
@@ -61,17 +75,19 @@ class Fulmen(Side):
 
     name = "fulmen"
 
-    def __init__(self, implementation: str = "auto") -> None:
-        """By the name of an implementation."""
+    def __init__(self, implementation: str = "auto", without: tuple[str, ...] = ()) -> None:
+        """By the name of an implementation, less some of its optimisations."""
         self.asked = implementation
+        self.without = without
 
     def answer(self, cell: Cell, tensors: Tensors) -> Answer:
         q, k, v, do = tensors.q, tensors.k, tensors.v, tensors.do
         options: dict[str, Any] = {"causal": cell.causal, "implementation": self.asked}
         try:
-            said = fulmen.explain(q, k, v, operation=cell.op, **options)
-            plan = fulmen.plan(q, k, v, need=(), **options) if cell.graph else None
-            if plan is not None:
+            said = fulmen.explain(q, k, v, operation=cell.op, without=self.without, **options)
+            plan = None
+            if cell.graph or self.without:
+                plan = fulmen.plan(q, k, v, need=(), without=self.without, **options)
                 forward = plan.forward(q, k, v)
         except fulmen.UnsupportedError as error:
             raise MissingError(str(error)) from error

@@ -8,13 +8,19 @@
 
 namespace fulmen::ptx {
 
-inline void mbarrier_init(u32 barrier, u32 arrivals) { emulator::mbarrier_init(barrier, arrivals); }
-inline void fence_mbarrier_init() {}
-inline void mbarrier_arrive(u32 barrier) { emulator::mbarrier_arrive(barrier); }
-inline void mbarrier_arrive_expect(u32 barrier, u32 bytes) {
-  emulator::mbarrier_expect_bytes(barrier, bytes);
-  emulator::mbarrier_arrive(barrier);
+inline void mbarrier_init(u32 barrier, u32 arrivals, Site site = Where::current()) {
+  emulator::mbarrier_init(barrier, arrivals, site);
 }
-inline void mbarrier_wait(u32 barrier, u32 parity) { emulator::mbarrier_wait(barrier, parity); }
+inline void fence_mbarrier_init() { emulator::mbarrier_fence_init(); }
+inline void mbarrier_arrive(u32 barrier, Site site = Where::current()) {
+  emulator::mbarrier_arrive(barrier, site);
+}
+inline void mbarrier_arrive_expect(u32 barrier, u32 bytes, Site site = Where::current()) {
+  emulator::mbarrier_expect_bytes(barrier, bytes);
+  emulator::mbarrier_arrive(barrier, site);
+}
+inline void mbarrier_wait(u32 barrier, u32 parity, Site site = Where::current()) {
+  emulator::mbarrier_wait(barrier, parity, site);
+}
 
 }  // namespace fulmen::ptx

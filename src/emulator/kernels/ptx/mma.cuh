@@ -5,22 +5,9 @@
 // first product to the last in float32, which the hardware does not promise.
 #pragma once
 
-#include <array>
-
 #include "emulator/warp.h"
 
 namespace fulmen::ptx {
-
-struct MmaOperands {
-  u32 a[4];
-  u32 b[2];
-};
-
-// Two sets by turns, named by the warp's meeting: a lane may be one product ahead of another.
-inline std::array<MmaOperands, 32>& mma_operands(u32 warp, u64 round) {
-  static thread_local std::array<std::array<std::array<MmaOperands, 32>, 2>, 32> operands;
-  return operands[warp][round % 2];
-}
 
 template <DType kDType>
 inline float mma_element(u32 word, u32 half) {
@@ -31,8 +18,8 @@ inline float mma_element(u32 word, u32 half) {
 template <DType kDType>
 inline void mma_m16n8k16(float* d, const u32 (&a)[4], u32 b0, u32 b1) {
   const u32 lane = emulator::self().lane();
-  const u32 warp = emulator::self().warp();
-  auto& operands = mma_operands(warp, emulator::block().warps[warp].meeting.round);
+  emulator::Warp& warp = emulator::block().warps[emulator::self().warp()];
+  auto& operands = warp.operands[warp.meeting.round % 2];
   operands[lane] = {{a[0], a[1], a[2], a[3]}, {b0, b1}};
   emulator::exchange("mma", 0);
   for (u32 i = 0; i < 4; ++i) {

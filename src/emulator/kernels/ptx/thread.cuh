@@ -16,7 +16,13 @@ inline u32 block_index() { return emulator::block().index; }
 inline u32 num_blocks() { return emulator::block().num_blocks; }
 
 inline u32 shuffle_xor(u32 x, u32 mask) {
-  return emulator::exchange("shfl.bfly", x)[(emulator::self().lane() ^ mask) % 32];
+  return static_cast<u32>(
+      emulator::exchange("shfl.bfly", x)[(emulator::self().lane() ^ mask) % 32]);
+}
+inline double shuffle_xor(double x, u32 mask) {
+  return __builtin_bit_cast(
+      double, u64{emulator::exchange(
+                  "shfl.bfly", __builtin_bit_cast(u64, x))[(emulator::self().lane() ^ mask) % 32]});
 }
 inline float shuffle_xor(float x, u32 mask) {
   return __builtin_bit_cast(float, shuffle_xor(__builtin_bit_cast(u32, x), mask));
@@ -27,7 +33,7 @@ inline i32 shuffle(i32 x, u32 lane) {
 inline i32 broadcast(i32 x) { return shuffle(x, 0); }
 
 inline bool any(bool predicate) {
-  for (const u32 x : emulator::exchange("vote.any", predicate ? 1 : 0)) {
+  for (const u64 x : emulator::exchange("vote.any", predicate ? 1 : 0)) {
     if (x != 0) return true;
   }
   return false;
@@ -35,7 +41,7 @@ inline bool any(bool predicate) {
 
 inline u32 ballot(bool predicate) {
   u32 bits = 0, bit = 1;
-  for (const u32 x : emulator::exchange("vote.ballot", predicate ? 1 : 0)) {
+  for (const u64 x : emulator::exchange("vote.ballot", predicate ? 1 : 0)) {
     bits |= x != 0 ? bit : 0;
     bit <<= 1;
   }
@@ -45,7 +51,7 @@ inline i32 count_ones(u32 x) { return std::popcount(x); }
 
 inline void compute_here(u64&) {}
 
-inline void warp_sync() { emulator::exchange("bar.warp.sync", 0); }
+inline void warp_sync() { emulator::exchange("bar.warp.sync", 0, true); }
 inline void bar_sync(u32 id, u32 threads) { emulator::named_barrier_sync(id, threads); }
 inline void bar_arrive(u32 id, u32 threads) { emulator::named_barrier_arrive(id, threads); }
 inline void block_sync() { bar_sync(0, static_cast<u32>(emulator::block().threads.size())); }

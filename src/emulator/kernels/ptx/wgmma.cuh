@@ -9,7 +9,7 @@
 
 namespace fulmen::ptx {
 
-inline void wgmma_fence() {}  // what a missing one does is not modelled yet
+inline void wgmma_fence() { emulator::wgmma_fence(); }
 inline void wgmma_commit() { emulator::wgmma_commit(); }
 
 template <i32 kPending>
@@ -28,20 +28,23 @@ constexpr u32 plain_units(u32 stride_bytes) { return stride_bytes >> 4; }
 
 template <i32 kFloats>
 inline constexpr bool kIsWgmmaAccumulator =
-    kFloats == 24 || kFloats == 32 || kFloats == 40 || kFloats == 48 || kFloats == 56 || kFloats == 64 ||
+    kFloats == 32 || kFloats == 40 || kFloats == 48 || kFloats == 56 || kFloats == 64 ||
     kFloats == 80 || kFloats == 88 || kFloats == 96 || kFloats == 128;
 
 template <DType kDType, bool kTransposeB, u32 kUpper = kSwizzledRows, i32 kFloats>
-inline void wgmma_ss(float (&d)[kFloats], u32 a, u32 b, bool accumulate) {
+inline void wgmma_ss(float (&d)[kFloats], u32 a, u32 b, bool accumulate,
+                     Site site = Where::current()) {
   static_assert(kIsWgmmaAccumulator<kFloats>);
-  emulator::wgmma_issue({d, kFloats * 2, kDType, kTransposeB, false, accumulate, {a}, b, kUpper});
+  emulator::wgmma_issue(
+      {d, kFloats * 2, kDType, kTransposeB, false, accumulate, {a}, b, kUpper, site});
 }
 
 template <DType kDType, bool kTransposeB, u32 kUpper = kSwizzledRows, i32 kFloats>
-inline void wgmma_rs(float (&d)[kFloats], u32 a0, u32 a1, u32 a2, u32 a3, u32 b, bool accumulate) {
+inline void wgmma_rs(float (&d)[kFloats], u32 a0, u32 a1, u32 a2, u32 a3, u32 b, bool accumulate,
+                     Site site = Where::current()) {
   static_assert(kIsWgmmaAccumulator<kFloats>);
   emulator::wgmma_issue(
-      {d, kFloats * 2, kDType, kTransposeB, true, accumulate, {a0, a1, a2, a3}, b, kUpper});
+      {d, kFloats * 2, kDType, kTransposeB, true, accumulate, {a0, a1, a2, a3}, b, kUpper, site});
 }
 
 }  // namespace fulmen::ptx

@@ -1,0 +1,151 @@
+# SPDX-FileCopyrightText: fulmen contributors
+# SPDX-License-Identifier: Apache-2.0
+"""fulmen ablation: the ladder of GPU kernels, and every optimisation off in turn."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import fulmen
+from fulmen.inspection import OPTIMISATIONS, phantom
+from fulmen.kinds import named_dtype
+
+from .benchmark.cells import ITEM_BYTES, Cell
+from .benchmark.page import figure
+from .benchmark.records import Record, Run, write_lines
+from .benchmark.reference import Truth
+from .benchmark.sides import Answer, Fulmen, random_tensors
+from .benchmark.timing import GpuTimer
+from .explain import shape_of
+from .output import ACCEPTABLE, BadInputError, Output
+
+DESCRIPTION = """\
+The forward kernels from the plainest to the fastest, and each of them without one of its
+optimisations: what the compiler made of it (registers, shared memory, instructions in the machine
+code by class) and, on a GPU, its time and error. All answer the same arrays, in random order in one
+run. Without a GPU, or with --device NAME, the static part alone.
+"""
+LADDER = ("naive", "simt", "sm80", "sm90")  # each builds on the ideas of the one before
+CLASSES = ("tensor", "arithmetic", "special", "conversion", "shared", "global", "local")
+COLUMNS = (
+    ("kernel", "implementation"), ("without", "without"), ("p50 ms", "p50_ms"),
+    ("TFLOP/s", "tflops"), ("of whole", "ratio"), ("error", "max_error"),
+    ("registers", "registers"), ("spilled B", "spill_bytes"), ("shared B", "shared_bytes"),
+    ("blocks/SM", "blocks_per_multiprocessor"), *((name, name) for name in CLASSES),
+)  # fmt: skip
+
+
+class Rung(NamedTuple):
+    """A kernel, and what it is made without."""
+
+    implementation: str
+    without: tuple[str, ...]
+    explanation: fulmen.Explanation
+
+    def static(self) -> Record:
+        """What is known without running it."""
+        kernel = self.explanation["kernels"][0]
+        keys = ("registers", "spill_bytes", "shared_bytes", "blocks_per_multiprocessor")
+        counts = kernel["instructions"] or {}
+        return {
+            "without": ", ".join(self.without),
+            **{key: kernel[key] for key in keys},
+            **{name: counts.get(name) for name in CLASSES},
+        }
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of the command."""
+    add = parser.add_argument
+    add("shape", metavar="SHAPE", nargs="?", default="4x16x4096x128",
+        help="of q, k and v: BATCHxHEADSxROWSxDIM; 4x16x4096x128")  # fmt: skip
+    add("--causal", action="store_true")
+    add("--dtype", choices=tuple(ITEM_BYTES), default="bfloat16")
+    add("--implementation", action="append", choices=LADDER, metavar="NAME",
+        help=f"only these rungs, of {', '.join(LADDER)}")  # fmt: skip
+    add("--device", metavar="NAME", help="of a GPU that need not be here, such as h100; its "
+        "kernels are compiled and not run")  # fmt: skip
+    add("--rounds", type=int, default=5, metavar="N", help="visits of each rung; 5")
+    add("-o", "--output", type=Path, metavar="FOLDER", help="write DATE-ablation-CARD.jsonl there")
+
+
+def main(arguments: argparse.Namespace, output: Output) -> int:
+    """The command."""
+    batch, heads, rows, dim = shape_of(arguments.shape)
+    cell = Cell(
+        "ablation", "forward", arguments.dtype, batch, heads, heads, rows, dim, arguments.causal
+    )
+    here = arguments.device is None and bool(fulmen.gpu_info()["devices"])
+    if arguments.output is not None and not here:
+        raise BadInputError("--output writes what a GPU measured; there is none, or it was named")
+    names = arguments.implementation or LADDER
+    target: dict[str, Any] = {"device": 0} if here else {"device_name": arguments.device or "h100"}
+    with output.progress("compiling", len(names)) as advance:
+        found = list(_rungs(cell, names, target, lambda: advance(1)))
+    if not found:
+        raise BadInputError(f"none of {', '.join(names)} takes {cell.name} on this GPU")
+    records = _measured(cell, found, arguments.rounds, output) if here else _described(found)
+    if arguments.output is not None:
+        path = write_lines(arguments.output, cell.grid, records)
+        output.line(f"written: {path}")
+    if output.as_json:
+        output.json(records)
+        return 0
+    device = found[0].explanation["device"]
+    output.line(f"{cell.name} on {device['name']} ({device['arch']})")
+    keys = [key for _, key in COLUMNS if any(r.get(key) is not None for r in records)]
+    titles = [title for title, key in COLUMNS if key in keys]
+    lines = [tuple(figure(r.get(key)) for key in keys) for r in records]
+    output.table(titles, lines, lambda line: "" if line[1] else ACCEPTABLE)
+    return 0
+
+
+def _rungs(cell: Cell, names: tuple[str, ...], target: dict[str, Any], done: Any) -> Iterator[Rung]:
+    """Every kernel that takes the cell, whole and less what it can be made without."""
+    shape = (cell.batch, cell.heads, cell.rows, cell.dim)
+    x = phantom(shape, named_dtype(cell.dtype))
+    for name in names:
+        for without in ((), *((one,) for one in OPTIMISATIONS)):
+            try:
+                said = fulmen.explain(
+                    x, x, x, implementation=name, causal=cell.causal, without=without, **target
+                )
+            except fulmen.UnsupportedError:  # no such optimisation, or not this cell
+                continue
+            yield Rung(name, without, said)
+        done()
+
+
+def _described(found: list[Rung]) -> list[Record]:
+    return [{"implementation": rung.implementation, **rung.static()} for rung in found]
+
+
+def _measured(cell: Cell, found: list[Rung], rounds: int, output: Output) -> list[Record]:
+    """Times and errors of all, in random order."""
+    try:
+        torch: Any = import_module("torch")
+    except ImportError:
+        raise BadInputError("a GPU is timed with torch; pip install torch") from None
+    run, timer = Run("cuda"), GpuTimer(rounds)
+    tensors = random_tensors(cell, torch, "cuda")
+    truth = Truth(cell, tensors, torch)
+    answers: list[tuple[Answer, float]] = []
+    with output.progress("running", len(found)) as advance:
+        for rung in found:
+            answer = Fulmen(rung.implementation, rung.without).answer(cell, tensors)
+            answers.append((answer, truth.error(answer.results(answer.call()))))
+            advance(1)
+    times = timer.burst({str(i): answer.call for i, (answer, _) in enumerate(answers)})
+    records: list[Record] = []
+    whole: dict[str, float] = {}
+    for i, (rung, (_, error)) in enumerate(zip(found, answers)):
+        record = run.record(cell, "fulmen", rung.implementation, times[str(i)], "burst")
+        if not rung.without:
+            whole[rung.implementation] = record["tflops"]
+        ratio = record["tflops"] / whole.get(rung.implementation, record["tflops"])
+        records.append({**record, "max_error": error, "ratio": ratio, **rung.static()})
+    return records

@@ -1,0 +1,180 @@
+// SPDX-FileCopyrightText: fulmen contributors
+// SPDX-License-Identifier: Apache-2.0
+//
+// Specs, params and launches of backward_rows_sm80, backward_sm80 and backward_finish_sm80.
+
+#include "cuda/sm80_backward.h"
+
+#include "core/error.h"
+#include "cuda/config_text.h"
+#include "cuda/fma_kernels.h"
+#include "cuda/params.h"
+#include "plan/sm80_backward.h"
+
+namespace fulmen::cuda {
+namespace {
+
+constexpr int kRowsThreads = 256;   // kSm80RowsThreads, kSm80FinishThreads
+constexpr std::size_t kNumOwn = 3;  // launches before those of simt
+
+std::vector<ConfigField> fields_of(const Sm80BackwardConfig& config) {
+#define FULMEN_FIELD(field)    \
+  {                            \
+    #field, text(config.field) \
+  }
+  return {FULMEN_FIELD(dtype),      FULMEN_FIELD(d_qk),       FULMEN_FIELD(d_v),
+          FULMEN_FIELD(warps),      FULMEN_FIELD(rows),       FULMEN_FIELD(columns),
+          FULMEN_FIELD(stages),     FULMEN_FIELD(s_rows),     FULMEN_FIELD(s_columns),
+          FULMEN_FIELD(kv_rows),    FULMEN_FIELD(dq_rows),    FULMEN_FIELD(dq_dims),
+          FULMEN_FIELD(min_blocks), FULMEN_FIELD(dq),         FULMEN_FIELD(dk),
+          FULMEN_FIELD(dv),         FULMEN_FIELD(terms),      FULMEN_FIELD(natural),
+          FULMEN_FIELD(softcap),    FULMEN_FIELD(alibi),      FULMEN_FIELD(dropout),
+          FULMEN_FIELD(split_sum),  FULMEN_FIELD(ordered),    FULMEN_FIELD(wide_sums),
+          FULMEN_FIELD(swizzle),    FULMEN_FIELD(full_blocks)};
+#undef FULMEN_FIELD
+}
+
+KernelSpec spec_of(const char* entry, const std::string& distinction,
+                   const Sm80BackwardConfig& config) {
+  KernelSpec spec;
+  spec.name = sentence(entry, "_", name(config.dtype), distinction);
+  spec.include = sentence("kernels/", entry, ".cuh");
+  spec.function = sentence("fulmen::", entry);
+  spec.config_type = "fulmen::Sm80BackwardConfig";
+  spec.config = fields_of(config);
+  spec.params_type = "fulmen::Sm80BackwardParams";
+  spec.params_bytes = sizeof(Sm80BackwardParams);
+  return spec;
+}
+
+KernelSpec rows_spec(const Sm80BackwardConfig& config) {
+  KernelSpec spec =
+      spec_of("backward_rows_sm80", sentence("_", config.rows, config.split_sum ? "_split" : ""),
+              sm80_rows_config(config));
+  spec.num_threads = kRowsThreads;
+  return spec;
+}
+
+KernelSpec main_spec(const Sm80BackwardConfig& config) {
+  const std::string distinction =
+      sentence("_d", config.d_qk, "_", config.d_v, "_", config.rows, "x", config.columns,
+               config.dq ? "_dq" : "", config.dk ? "_dk" : "", config.dv ? "_dv" : "",
+               config.terms ? "_terms" : "", config.natural ? "_natural" : "",
+               config.softcap ? "_softcap" : "", config.alibi ? "_alibi" : "",
+               config.dropout ? "_dropout" : "", config.split_sum ? "_split" : "",
+               config.ordered ? "_ordered" : "");
+  KernelSpec spec = spec_of("backward_sm80", distinction, config);
+  spec.num_threads = config.threads();
+  spec.min_blocks = config.min_blocks;
+  spec.shared_bytes = static_cast<std::size_t>(config.shared_bytes());
+  spec.shared_bytes_text = "kConfig.shared_bytes()";
+  spec.tensor_cores = true;
+  spec.spill_allowance_bytes = kSm80BackwardSpillBytes;
+  return spec;
+}
+
+KernelSpec finish_spec(const Sm80BackwardConfig& config) {
+  KernelSpec spec =
+      spec_of("backward_finish_sm80",
+              sentence("_d", config.d_qk, "_", config.rows, "x", config.columns, "_",
+                       config.dq_rows, "x", config.dq_dims, config.wide_sums ? "_wide" : ""),
+              sm80_finish_config(config));
+  spec.num_threads = kRowsThreads;
+  return spec;
+}
+
+// What simt's kernels for dbias and dsinks get.
+AttentionParams simt_params(const Problem& problem, u32* faults) {
+  AttentionParams params = attention_params(problem, faults);
+  params.dq = params.dk = params.dv = ArrayView{};
+  return params;
+}
+
+}  // namespace
+
+std::vector<KernelLaunch> sm80_backward_launches(const Problem& problem, const Gpu& gpu) {
+  const Sm80BackwardConfig config = sm80_backward_config(problem, gpu);
+  const AttentionParams params = attention_params(problem);
+  const i64 row_tiles = sm80_row_tiles(params, config);
+  const i64 key_tiles = sm80_key_tiles(params, config);
+  std::vector<KernelLaunch> launches{{rows_spec(config), row_tiles},
+                                     {main_spec(config), key_tiles},
+                                     {finish_spec(config), row_tiles + key_tiles}};
+  const AttentionParams rest = simt_params(problem, nullptr);
+  for (KernelLaunch& launch : simt_backward(rest, gpu.shared_bytes_per_block)) {
+    launches.push_back(std::move(launch));
+  }
+  return launches;
+}
+
+void sm80_backward_run(const Call& call) {
+  const Problem& problem = call.problem;
+  const Sm80BackwardConfig config = sm80_backward_config(problem, call.gpu);
+  const Sm80BackwardWorkspace workspace = sm80_backward_workspace(problem, config);
+  const auto at = [&](i64 offset) { return reinterpret_cast<u32*>(call.workspace + offset); };
+  Sm80BackwardParams params{};
+  params.attention = attention_params(problem, call.faults);
+  params.rows = reinterpret_cast<Sm80Row*>(call.workspace + workspace.rows_at);
+  params.dq_sums = reinterpret_cast<float*>(call.workspace);
+  params.suspect_rows = at(workspace.suspect_rows_at);
+  params.suspect_keys = at(workspace.suspect_keys_at);
+  params.turns = at(workspace.turns_at);
+  params.next_block = at(workspace.next_block_at);
+  params.lines_per_group = sm80_lines_per_group(problem);
+  for (std::size_t i = 0; i < kNumOwn; ++i) call.launch(i, params);
+  if (call.kernels.size() == kNumOwn) return;
+  AttentionParams rest = simt_params(problem, call.faults);
+  set_row_terms(rest, reinterpret_cast<u8*>(call.workspace + workspace.row_terms_at));
+  for (std::size_t i = kNumOwn; i < call.kernels.size(); ++i) call.launch(i, rest);
+}
+
+std::vector<std::vector<KernelSpec>> sm80_backward_specs(const Gpu& gpu) {
+  constexpr i64 kDims[][2] = {{64, 64}, {128, 128}, {256, 256}, {96, 96}, {192, 128}, {512, 512}};
+  std::vector<std::vector<KernelSpec>> entries;
+  std::vector<KernelSpec> around;
+  const auto add = [&](Problem problem, bool dq = true, bool dk = true, bool dv = true) {
+    std::vector<KernelSpec> specs;
+    for (const auto& [dim_qk, dim_v] : kDims) {
+      for (const DType dtype : {DType::kBFloat16, DType::kFloat16}) {
+        problem.dim_qk = dim_qk;
+        problem.dim_v = dim_v;
+        problem.dtype = dtype;
+        problem.arrays[Array::kDQ].dtype = dq ? dtype : DType::kNone;
+        problem.arrays[Array::kDK].dtype = dk ? dtype : DType::kNone;
+        problem.arrays[Array::kDV].dtype = dv ? dtype : DType::kNone;
+        const Sm80BackwardConfig config = sm80_backward_config(problem, gpu);
+        specs.push_back(main_spec(config));
+        around.push_back(rows_spec(config));
+        around.push_back(finish_spec(config));
+      }
+    }
+    entries.push_back(specs);
+  };
+  Problem plain;
+  plain.operation = Operation::kBackward;
+  plain.score_map.scale = 1;
+  add(plain);
+  add(plain, true, false, false);
+  add(plain, false, true, true);
+  Problem capped = plain;
+  capped.score_map.softcap = 50;
+  capped.arrays[Array::kAlibiSlopes].dtype = DType::kFloat32;
+  add(capped);
+  Problem pairs = plain;
+  pairs.arrays[Array::kMask].dtype = DType::kBool;
+  pairs.deterministic = true;
+  add(pairs);
+  Problem dropping = plain;
+  dropping.dropout.threshold = 1;
+  add(dropping);
+  Problem all = capped;
+  all.dropout.threshold = 1;
+  for (const Array array : {Array::kBias, Array::kSinks, Array::kDLse}) {
+    all.arrays[array].dtype = DType::kFloat32;
+  }
+  add(all);
+  entries.push_back(around);
+  return entries;
+}
+
+}  // namespace fulmen::cuda

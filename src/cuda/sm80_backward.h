@@ -1,0 +1,23 @@
+// SPDX-FileCopyrightText: fulmen contributors
+// SPDX-License-Identifier: Apache-2.0
+//
+// The backward pass of the sm80 implementation, from a problem to its launches: what prepares, the
+// kernel that computes dq, dk and dv, what finishes, and simt's kernels for dbias and dsinks.
+// Configs and sizes come from plan/sm80_backward.h.
+#pragma once
+
+#include <vector>
+
+#include "cuda/implementations.h"
+#include "kernels/sm80_backward_config.h"
+
+namespace fulmen::cuda {
+
+std::vector<KernelLaunch> sm80_backward_launches(const Problem& problem, const Gpu& gpu);
+void sm80_backward_run(const Call& call);
+
+// Kernels that CI compiles: for each set of options, the main kernel in the tiles of a card for
+// several head dimensions, in both dtypes; and the kernels before and after it.
+std::vector<std::vector<KernelSpec>> sm80_backward_specs(const Gpu& gpu);
+
+}  // namespace fulmen::cuda

@@ -1,0 +1,179 @@
+// SPDX-FileCopyrightText: fulmen contributors
+// SPDX-License-Identifier: Apache-2.0
+//
+// From accesses to findings, and from findings to sentences.
+#include "emulator/accesses.h"
+
+#include <cstring>
+
+#include "emulator/counters.h"
+#include "emulator/global_memory.h"
+#include "emulator/order.h"
+#include "emulator/shared_memory.h"
+#include "emulator/wgmma.h"
+
+namespace fulmen::emulator {
+namespace {
+
+// "sK[3], byte 12" or "shared byte 1036".
+std::string name_shared(u32 offset) {
+  for (const SharedArray& array : world().grid->shared_arrays) {
+    if (offset < array.begin || offset - array.begin >= array.bytes) continue;
+    const u32 byte = offset - array.begin;
+    return array.name + "[" + std::to_string(byte / array.row_bytes) + "], byte " +
+           std::to_string(byte % array.row_bytes);
+  }
+  return "shared byte " + std::to_string(offset);
+}
+
+const char* verb(Kind kind) {
+  return kind == Kind::kRead ? "reads" : kind == Kind::kWrite ? "writes" : "adds to";
+}
+const char* past_verb(Kind kind) {
+  return kind == Kind::kRead ? "read" : kind == Kind::kWrite ? "wrote" : "added to";
+}
+
+std::string name_earlier(const Access& earlier) {
+  std::string who = earlier.world == world().number ? world().name_agent(earlier.agent)
+                                                    : std::string("another block");
+  return who + " " + past_verb(earlier.kind) + " at " + earlier.site.text();
+}
+
+std::string describe(const Finding& finding, const std::string& subject, const std::string& what,
+                     Kind kind) {
+  const std::string does = subject + verb(kind) + " " + what + ", which ";
+  switch (finding.fault) {
+    case Fault::kUninitialised:
+      return "uninitialised: " + does + "nobody wrote";
+    case Fault::kProxy:
+      return "missing fence.proxy.async: " + does + name_earlier(finding.earlier);
+    default:
+      return "race: " + does + name_earlier(finding.earlier) +
+             " without a barrier or wait in between";
+  }
+}
+
+// Whether two writes without order are right if both store the same.
+bool may_be_same_value(const Finding& finding, Kind kind, bool async) {
+  return finding.fault == Fault::kRace && kind == Kind::kWrite && !async &&
+         finding.earlier.kind == Kind::kWrite && !finding.earlier.async;
+}
+
+void suspect(const void* address, u64 bytes, std::string complaint) {
+  SameValue& same = self().same_value;
+  const u8* const begin = static_cast<const u8*>(address);
+  same = {address, {begin, begin + bytes}, std::move(complaint)};
+}
+
+void on_shared_as(const Engine& engine, bool async, const std::string& subject, u32 offset,
+                  u32 bytes, Kind kind, Site site) {
+  Block& here = block();
+  if (u64{offset} + bytes > here.shared_bytes) {
+    fail("out of bounds: " + subject + verb(kind) + " shared bytes " + std::to_string(offset) +
+         " to " + std::to_string(u64{offset} + bytes - 1) + " of " +
+         std::to_string(here.shared_bytes));
+  }
+  if (!checking()) return;
+  for_each_granule(offset, bytes, [&](u64 number, u16 bits) {
+    const Access access{
+        engine.time, static_cast<u16>(engine.agent), bits, world().number, kind, async, site};
+    const Finding finding = here.shadow[number].touch(access, engine.clock, world().number,
+                                                      static_cast<u32>(world().random()));
+    if (finding.fault == Fault::kNone) return;
+    const u32 first = static_cast<u32>(std::countr_zero(finding.bytes));
+    const std::string what = name_shared(static_cast<u32>(number) * kGranuleBytes + first);
+    std::string complaint = describe(finding, subject, what, kind);
+    if (!may_be_same_value(finding, kind, async)) fail(complaint);
+    suspect(here.shared + offset, bytes, std::move(complaint));
+  });
+}
+
+Engine running_thread() {
+  const Thread& thread = self();
+  return {thread.agent, thread.clock.seen[thread.agent], thread.clock};
+}
+
+}  // namespace
+
+void copy_bytes(void* to, const void* from, u64 bytes) { std::memcpy(to, from, bytes); }
+
+void settle() {
+  SameValue& same = self().same_value;
+  if (same.address == nullptr) return;
+  const bool changed = std::memcmp(same.address, same.before.data(), same.before.size()) != 0;
+  same.address = nullptr;
+  if (changed) fail(same.complaint);
+}
+
+void on_shared(u32 offset, u32 bytes, Kind kind, Site site) {
+  settle();
+  at(site);
+  if (Counters* counters = world().grid->counters) {
+    counters->shared_access(self().warp(), self().lane(), offset, bytes, kind, site);
+  }
+  on_shared_as(running_thread(), false, "", offset, bytes, kind, site);
+}
+
+void on_shared_by(const Engine& engine, bool async, u32 offset, u32 bytes, Kind kind, Site site) {
+  at(site);
+  const std::string subject =
+      checking() ? world().name_agent(engine.agent) + " " : std::string("an engine ");
+  on_shared_as(engine, async, subject, offset, bytes, kind, site);
+}
+
+void on_global(const void* address, u64 bytes, Kind kind, Site site) {
+  settle();
+  GlobalMemory* const memory = world().grid->memory;
+  if (memory == nullptr) return;
+  const u8* const begin = static_cast<const u8*>(address);
+  const GlobalMemory::Array*& last = self().last_array;
+  const GlobalMemory::Array* near = nullptr;
+  if (last == nullptr || !last->has(begin, bytes)) last = memory->find(begin, bytes, near);
+  if (last == nullptr) {
+    if (near == nullptr || !checking()) return;
+    at(site);
+    fail("out of bounds: " + std::string(verb(kind)) + " " + std::to_string(bytes) + " bytes at " +
+         near->name_element(begin));
+  }
+  at(site);
+  if (Counters* counters = world().grid->counters) {
+    counters->global_access(last->name(), bytes, kind);
+  }
+  if (!checking()) return;
+  if (!last->writable()) {
+    if (kind != Kind::kRead) fail("writes an input: " + last->name_element(begin));
+    return;
+  }
+  const Thread& thread = self();
+  const Access access{thread.clock.seen[thread.agent],
+                      static_cast<u16>(thread.agent),
+                      0,
+                      world().number,
+                      kind,
+                      false,
+                      site};
+  const Finding finding = const_cast<GlobalMemory::Array*>(last)->touch(
+      begin, bytes, access, thread.clock, world().first_of_launch,
+      static_cast<u32>(world().random()));
+  if (finding.fault == Fault::kNone) return;
+  std::string complaint = describe(finding, "", last->name_element(begin), kind);
+  if (!may_be_same_value(finding, kind, false)) fail(complaint);
+  suspect(address, bytes, std::move(complaint));
+}
+
+void on_pointer(const void* address, u64 bytes, Kind kind, Site site) {
+  Thread& thread = self();
+  const u8* const begin = static_cast<const u8*>(address);
+  if (begin >= thread.stack_begin && begin < thread.stack_end) {
+    if (!thread.wgmma.accumulators.empty()) wgmma_touch(begin, bytes, kind, site);
+    return;
+  }
+  const u64 offset = reinterpret_cast<u64>(begin) - reinterpret_cast<u64>(block().shared);
+  if (offset < block().shared_bytes) {
+    on_shared(static_cast<u32>(offset), static_cast<u32>(bytes), kind, site);
+  } else {
+    on_global(address, bytes, kind, site);
+  }
+}
+
+}  // namespace fulmen::emulator

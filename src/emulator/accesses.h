@@ -1,0 +1,36 @@
+// SPDX-FileCopyrightText: fulmen contributors
+// SPDX-License-Identifier: Apache-2.0
+//
+// Every load and store of a kernel passes here before it happens: those of functions of kernels/ptx
+// by name, those through plain pointers by the compiler's instrumentation (instrumented.cpp).
+// Checks range, order and content, and counts.
+#pragma once
+
+#include "emulator/block.h"
+
+namespace fulmen::emulator {
+
+using Kind = Access::Kind;
+
+// An asynchronous engine at work: who it is, when, and what its work is ordered after.
+struct Engine {
+  u32 agent;
+  u32 time;
+  const Clock& clock;
+};
+
+// By the running thread. `offset` counts from the first byte of shared memory.
+void on_shared(u32 offset, u32 bytes, Kind kind, Site site);
+void on_global(const void* address, u64 bytes, Kind kind, Site site);
+void on_pointer(const void* address, u64 bytes, Kind kind, Site site);  // wherever that is
+
+// async: the engine works in the asynchronous proxy.
+void on_shared_by(const Engine& engine, bool async, u32 offset, u32 bytes, Kind kind, Site site);
+
+// Complains if the running thread's last write was one of different values without order.
+void settle();
+
+// Where the running thread stands, for reports.
+inline void at(Site site) { self().at = site; }
+
+}  // namespace fulmen::emulator

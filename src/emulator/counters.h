@@ -1,0 +1,67 @@
+// SPDX-FileCopyrightText: fulmen contributors
+// SPDX-License-Identifier: Apache-2.0
+//
+// What a launch did, for the comparison with models: traffic of every array, instructions by class,
+// and for each place that touches shared memory the wavefronts that a warp's access takes. Lanes
+// run one after the other here: the n-th access of each lane at one place makes one access of the
+// warp.
+#pragma once
+
+#include <array>
+#include <deque>
+#include <map>
+#include <string>
+
+#include "emulator/shadow.h"
+
+namespace fulmen::emulator {
+
+struct Counters {
+  struct Traffic {
+    u64 loaded_bytes = 0;
+    u64 stored_bytes = 0;
+  };
+  struct SharedSite {
+    u64 accesses = 0;    // of warps
+    u64 wavefronts = 0;  // that they took
+    u64 needed = 0;      // that they take when no two words meet in a bank
+    u64 conflicts() const { return wavefronts - needed; }
+  };
+
+  std::map<std::string, Traffic> arrays;     // global memory, by array
+  std::map<std::string, SharedSite> shared;  // ld.shared, st.shared, ldmatrix, stmatrix, by place
+  u64 products = 0;                          // matrix instructions of warps or warpgroups
+  u64 product_flops = 0;
+  u64 exponentials = 0;  // of threads, as all below
+  u64 conversions = 0;   // packs of two
+  u64 barrier_waits = 0;
+  u64 shuffles = 0;
+
+  void global_access(const std::string& array, u64 bytes, Access::Kind kind);
+  void shared_access(u32 warp, u32 lane, u32 offset, u32 bytes, Access::Kind kind, Site site);
+  void finish_blocks();  // counts what not all lanes came to
+
+ private:
+  struct WarpAccess {
+    u32 lanes = 0;
+    std::array<u32, 32> offsets;
+  };
+  struct Queue {  // of one warp at one place
+    std::array<u64, 32> came{};
+    u64 first = 0;  // number of waiting[0]
+    std::deque<WarpAccess> waiting;
+  };
+  struct Place {
+    u64 site;
+    u32 warp;
+    u32 bytes;
+    auto operator<=>(const Place&) const = default;
+  };
+  void count(const Place& place, const WarpAccess& access);
+
+  std::map<Place, Queue> queues_;
+  std::map<u64, Site> sites_;
+  std::map<u64, SharedSite> by_site_;
+};
+
+}  // namespace fulmen::emulator

@@ -1,0 +1,65 @@
+// SPDX-FileCopyrightText: fulmen contributors
+// SPDX-License-Identifier: Apache-2.0
+//
+// The arrays of a call, by name: where they lie, which a kernel may write, which hold something to
+// begin with. Made by a test, given to every launch of the call; what one launch wrote the next may
+// read. Accesses to memory near none of them (parameters, a thread's own variables) are not looked
+// at. Thread safe.
+#pragma once
+
+#include <array>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "emulator/shadow.h"
+
+namespace fulmen::emulator {
+
+struct GlobalArray {
+  std::string name;
+  const void* data = nullptr;
+  i64 element_bytes = 1;
+  std::array<i64, 4> extents{1, 1, 1, 1};
+  std::array<i64, 4> strides{0, 0, 0, 0};  // in elements; 0: the axis is broadcast
+  bool writable = false;
+  bool initialised = true;
+};
+
+class GlobalMemory {
+ public:
+  explicit GlobalMemory(const std::vector<GlobalArray>& arrays);
+
+  class Array {
+   public:
+    explicit Array(const GlobalArray& array);
+
+    const std::string& name() const { return array_.name; }
+    bool writable() const { return array_.writable; }
+    // Whether the bytes belong to elements, none to a gap between rows or to what lies around.
+    bool has(const u8* address, u64 bytes) const;
+    bool is_near(const u8* address) const;
+    std::string name_element(const u8* address) const;  // "q[0][1][17][4]"
+    Finding touch(const u8* address, u64 bytes, Access access, const Clock& clock, u32 first_world,
+                  u32 random);
+
+   private:
+    bool decode(const u8* address, std::array<i64, 4>& index) const;
+
+    GlobalArray array_;
+    const u8* begin_;
+    const u8* end_;
+    bool dense_;
+    struct Shadow;
+    std::shared_ptr<Shadow> shadow_;  // of writable arrays
+  };
+
+  // The array that the bytes belong to, or null. `near`: one that they miss by little, or null.
+  const Array* find(const u8* address, u64 bytes, const Array*& near) const;
+
+ private:
+  std::vector<Array> arrays_;
+};
+
+}  // namespace fulmen::emulator

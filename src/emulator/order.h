@@ -1,0 +1,34 @@
+// SPDX-FileCopyrightText: fulmen contributors
+// SPDX-License-Identifier: Apache-2.0
+//
+// How order passes from thread to thread: every barrier and counter is a clock that arrivals add
+// to and waits take from. Nothing happens while the checker is off.
+#pragma once
+
+#include "emulator/block.h"
+
+namespace fulmen::emulator {
+
+inline bool checking() { return world().grid->check; }
+
+// All that the running thread has done and seen done comes before whoever takes `to` over.
+inline void hand_over(Clock& to) {
+  if (!checking()) return;
+  Thread& thread = self();
+  to.join(thread.clock);
+  thread.clock.seen.raise(thread.agent, thread.clock.seen[thread.agent] + 1);
+}
+
+inline void take_over(const Clock& from) {
+  if (checking()) self().clock.join(from);
+}
+
+// The asynchronous proxy may rely on all that is ordered before now.
+inline void fence_proxy() {
+  if (!checking()) return;
+  Thread& thread = self();
+  thread.clock.fenced.join(thread.clock.seen);
+  thread.clock.seen.raise(thread.agent, thread.clock.seen[thread.agent] + 1);
+}
+
+}  // namespace fulmen::emulator

@@ -1,0 +1,194 @@
+// SPDX-FileCopyrightText: fulmen contributors
+// SPDX-License-Identifier: Apache-2.0
+//
+// The scheduler. A round lets the warps run in random order, leaving out about a quarter of them,
+// each thread until it waits; then the copy engine does some of its work, in random order too.
+// After a round in which nothing moved nobody is left out, and all copies are done, late ones
+// included: if still nothing moves, nothing ever will.
+#include "emulator/scheduler.h"
+
+#include <boost/context/fiber.hpp>
+#include <numeric>
+#include <utility>
+
+#include "emulator/accesses.h"
+#include "emulator/stacks.h"
+
+namespace fulmen::emulator {
+namespace {
+
+namespace context = boost::context;
+
+class Scheduler;
+constinit thread_local Scheduler* current_scheduler = nullptr;
+
+class Scheduler {
+ public:
+  Scheduler(World& world, const std::function<void()>& kernel) : world_(world) {
+    current_scheduler = this;
+    for (const auto& block : world.blocks) {
+      for (u32 warp = 0; warp < block->warps.size(); ++warp) {
+        warps_.push_back(&block->threads[warp * kWarpSize]);
+      }
+      for (Thread& thread : block->threads) add_fiber(thread, kernel);
+    }
+  }
+  Scheduler(const Scheduler&) = delete;
+  Scheduler& operator=(const Scheduler&) = delete;
+  ~Scheduler() {
+    // A fiber that has not ended is left where it stands: its frames may not be unwound.
+    for (context::fiber& fiber : fibers_) {
+      if (fiber) new context::fiber(std::move(fiber));
+    }
+    current_block = nullptr;
+    current_scheduler = nullptr;
+  }
+
+  void run() {
+    bool thorough = false;
+    while (num_done_ < fibers_.size()) {
+      bool moved = run_warps(thorough);
+      if (num_done_ == fibers_.size() && !world_.copies.empty()) {
+        current_block = world_.copies[0].block;
+        fail("the block has ended with copies still running");
+      }
+      moved |= run_copies(thorough);
+      if (thorough && !moved) report_deadlock();
+      thorough = !moved;
+    }
+  }
+
+  // Called on a thread's fiber.
+  void suspend() { main_ = std::move(main_).resume(); }
+  [[noreturn]] void stop(const std::string& message) {
+    error_ = message;
+    stopped_ = true;
+    for (;;) suspend();
+  }
+
+ private:
+  u32 draw(size_t count) { return static_cast<u32>(world_.random() % count); }
+
+  void add_fiber(Thread& thread, const std::function<void()>& kernel) {
+    StackAllocator allocator;
+    Stacks::Stack stack = allocator.allocate();
+    thread.stack_end = static_cast<const u8*>(stack.sp);
+    thread.stack_begin = thread.stack_end - stack.size;
+    fibers_.emplace_back(std::allocator_arg, context::preallocated(stack.sp, stack.size, stack),
+                         allocator, [this, &thread, &kernel](context::fiber&& main) {
+                           main_ = std::move(main);
+                           kernel();
+                           end_thread(thread);
+                           return std::move(main_);
+                         });
+  }
+
+  void end_thread(Thread& thread) {
+    settle();
+    if (!thread.stores_running.empty()) {  // nobody else can wait for them
+      fail("the thread ends before its tensor stores have");
+    }
+    thread.done = true;
+    ++num_done_;
+  }
+
+  bool run_warps(bool thorough) {
+    for (size_t i = warps_.size(); i > 1; --i) std::swap(warps_[i - 1], warps_[draw(i)]);
+    bool moved = false;
+    for (Thread* const warp : warps_) {
+      if (!thorough && draw(4) == 0) continue;
+      for (u32 lane = 0; lane < kWarpSize; ++lane) moved |= run_until_it_waits(warp[lane]);
+    }
+    return moved;
+  }
+
+  bool run_until_it_waits(Thread& thread) {
+    if (thread.done || (thread.waits_for != nullptr && !thread.waits_for->over())) return false;
+    thread.waits_for = nullptr;
+    current_block = thread.block;
+    current_block->running = &thread;
+    context::fiber& fiber = fibers_[thread.agent];
+    fiber = std::move(fiber).resume();
+    current_block->running = nullptr;
+    if (stopped_) throw Error(error_);
+    return true;
+  }
+
+  bool run_copies(bool thorough) {
+    std::vector<Copy>& copies = world_.copies;
+    bool moved = false;
+    while (!copies.empty() && (thorough || draw(4) != 0)) {
+      Copy& chosen = copies[draw(copies.size())];
+      if (chosen.late && !thorough) continue;
+      std::swap(chosen, copies.back());
+      const Copy copy = std::move(copies.back());
+      copies.pop_back();
+      current_block = copy.block;
+      copy.run();
+      moved = true;
+    }
+    return moved;
+  }
+
+  [[noreturn]] void report_deadlock() const {
+    std::string report = "deadlock";
+    for (const auto& block : world_.blocks) {
+      for (size_t warp = 0; warp < block->warps.size(); ++warp) {
+        report += waits_of(*block, &block->threads[warp * kWarpSize]);
+      }
+    }
+    current_block = world_.blocks[0].get();
+    fail(report);
+  }
+
+  std::string waits_of(const Block& block, const Thread* lanes) const {
+    std::map<std::string, u32> reasons;  // how many lanes wait for what
+    for (u32 lane = 0; lane < kWarpSize; ++lane) {
+      if (lanes[lane].done) continue;
+      ++reasons[lanes[lane].waits_for->reason() + " (" + lanes[lane].at.text() + ")"];
+    }
+    std::string report;
+    for (const auto& [reason, count] : reasons) {
+      report += "\n  ";
+      if (world_.blocks.size() > 1) report += "block " + std::to_string(block.index) + ", ";
+      report += "warp " + std::to_string(lanes[0].warp()) + ", " + std::to_string(count) +
+                (count == 1 ? " lane" : " lanes") + " in " + reason;
+    }
+    return report;
+  }
+
+  World& world_;
+  std::vector<Thread*> warps_;  // the first lane of each
+  std::vector<context::fiber> fibers_;
+  context::fiber main_;
+  std::string error_;
+  bool stopped_ = false;
+  size_t num_done_ = 0;
+};
+
+}  // namespace
+
+void fail(const std::string& what) {
+  std::string said = world().grid->kernel + ": block " + std::to_string(block().index);
+  const Thread* const thread = block().running;
+  if (thread != nullptr) {
+    said += ", warp " + std::to_string(thread->warp()) + ", lane " + std::to_string(thread->lane());
+    if (!(thread->at == Site())) said += ", at " + thread->at.text();
+  }
+  said += ": " + what;
+  if (thread == nullptr) throw Error(said);
+  current_scheduler->stop(said);
+}
+
+void wait(const Wait& wait) {
+  settle();
+  if (wait.over()) return;
+  self().waits_for = &wait;
+  current_scheduler->suspend();
+}
+
+void run_world(World& world, const std::function<void()>& kernel) {
+  Scheduler(world, kernel).run();
+}
+
+}  // namespace fulmen::emulator

@@ -1,0 +1,70 @@
+// SPDX-FileCopyrightText: fulmen contributors
+// SPDX-License-Identifier: Apache-2.0
+//
+// One comparison of an access with the accesses before it.
+#include "emulator/shadow.h"
+
+namespace fulmen::emulator {
+namespace {
+
+// Whether `earlier` is ordered before whoever owns `clock`.
+bool is_ordered(const Access& earlier, const Access& access, const Clock& clock, u32 first_world) {
+  if (earlier.world < first_world) return true;
+  if (earlier.world != access.world) return false;
+  return earlier.agent == access.agent || earlier.time <= clock.seen[earlier.agent];
+}
+
+Fault fault_between(const Access& earlier, const Access& access, const Clock& clock,
+                    u32 first_world) {
+  if ((earlier.bytes & access.bytes) == 0) return Fault::kNone;
+  if (!earlier.writes() && !access.writes()) return Fault::kNone;
+  if (earlier.kind == Access::Kind::kAtomic && access.kind == Access::Kind::kAtomic) {
+    return Fault::kNone;
+  }
+  if (!is_ordered(earlier, access, clock, first_world)) return Fault::kRace;
+  if (earlier.world >= first_world && earlier.writes() && !earlier.async && access.async &&
+      earlier.time > clock.fenced[earlier.agent]) {
+    return Fault::kProxy;
+  }
+  return Fault::kNone;
+}
+
+// How well `access` may take the place of `earlier`: 0 not without forgetting something.
+u32 replaceable(const Access& earlier, const Access& access, bool ordered) {
+  if (earlier.kind == Access::Kind::kNone) return 2;
+  if ((earlier.bytes & ~access.bytes) != 0) return 0;
+  if (earlier.writes() && !access.writes()) return 0;
+  if (earlier.agent == access.agent && earlier.world == access.world) return 3;
+  return ordered ? 1 : 0;
+}
+
+}  // namespace
+
+Finding Granule::touch(const Access& access, const Clock& clock, u32 first_world, u32 random) {
+  Finding finding;
+  u32 best = 0;
+  u32 place = random % kKept;
+  if (!access.writes() && kept_[place].writes()) place = (place + 1) % kKept;
+  for (u32 i = 0; i < kKept; ++i) {
+    const Access& earlier = kept_[i];
+    if (earlier.kind != Access::Kind::kNone && finding.fault == Fault::kNone) {
+      finding = {fault_between(earlier, access, clock, first_world), earlier,
+                 static_cast<u16>(earlier.bytes & access.bytes)};
+    }
+    const u32 rank = replaceable(earlier, access, is_ordered(earlier, access, clock, first_world));
+    if (rank > best) {
+      best = rank;
+      place = i;
+    }
+    if (earlier.kind == Access::Kind::kNone) break;  // they are filled from the front
+  }
+  if (finding.fault == Fault::kNone && access.kind != Access::Kind::kWrite &&
+      (access.bytes & ~written_) != 0) {
+    finding = {Fault::kUninitialised, {}, static_cast<u16>(access.bytes & ~written_)};
+  }
+  if (access.writes()) written_ = static_cast<u16>(written_ | access.bytes);
+  kept_[place] = access;
+  return finding;
+}
+
+}  // namespace fulmen::emulator

@@ -1,0 +1,69 @@
+// SPDX-FileCopyrightText: fulmen contributors
+// SPDX-License-Identifier: Apache-2.0
+//
+// What the checker remembers of memory: for every 16 bytes, which bytes were written, and the last
+// accesses with who, when, where. A new access is compared with them: two accesses of which one
+// writes must be ordered by the clocks, and a write in the generic proxy must have passed a proxy
+// fence before the asynchronous proxy touches the bytes. Eight accesses are kept; where more would
+// matter a read is dropped at random, so that a race can be missed in one schedule and not in
+// another, and nothing is reported that is none.
+#pragma once
+
+#include <array>
+#include <vector>
+
+#include "emulator/clock.h"
+#include "emulator/site.h"
+
+namespace fulmen::emulator {
+
+inline constexpr u32 kGranuleBytes = 16;
+
+struct Access {
+  enum class Kind : u8 { kNone, kRead, kWrite, kAtomic };
+
+  u32 time = 0;
+  u16 agent = 0;
+  u16 bytes = 0;  // of the granule, as bits
+  u32 world = 0;
+  Kind kind = Kind::kNone;
+  bool async = false;  // by the asynchronous proxy
+  Site site;
+
+  bool writes() const { return kind == Kind::kWrite || kind == Kind::kAtomic; }
+};
+
+enum class Fault : u8 { kNone, kUninitialised, kRace, kProxy };
+
+struct Finding {
+  Fault fault = Fault::kNone;
+  Access earlier;
+  u16 bytes = 0;  // of the granule, that it is about
+};
+
+class Granule {
+ public:
+  // Compares `access` with what is remembered, then remembers it. Accesses of worlds older than
+  // `first_world` are over; those of other worlds from there on are never ordered.
+  Finding touch(const Access& access, const Clock& clock, u32 first_world, u32 random);
+  void initialise(u16 bytes) { written_ = static_cast<u16>(written_ | bytes); }
+
+ private:
+  static constexpr u32 kKept = 8;
+  u16 written_ = 0;
+  std::array<Access, kKept> kept_{};
+};
+
+// Calls visit(granule number, bytes as bits) for the bytes [begin, begin + count).
+template <class Visit>
+void for_each_granule(u64 begin, u64 count, const Visit& visit) {
+  for (u64 at = begin; at < begin + count;) {
+    const u64 number = at / kGranuleBytes;
+    const u64 last = min(begin + count, (number + 1) * kGranuleBytes);
+    const u32 bits = ((1u << (last - at)) - 1) << (at % kGranuleBytes);
+    visit(number, static_cast<u16>(bits));
+    at = last;
+  }
+}
+
+}  // namespace fulmen::emulator

@@ -1,0 +1,344 @@
+// SPDX-FileCopyrightText: fulmen contributors
+// SPDX-License-Identifier: Apache-2.0
+//
+// dQ on Hopper by blocks of queries: a warpgroup keeps 64 rows of Q and dO in shared memory and its
+// sums of dQ in registers and walks over the keys that they see, so nothing is added in global
+// memory and every run gives the same bits. The forward kernel's planner says what comes next
+// (ForwardPlanner), its pieces make scores and masks; two warpgroups share K and V, and the
+// exponentials of one hide under the products of the other. Used where backward_sm90 leaves dQ out:
+// head dimensions above 128, where its sums of dK and dV fill the registers, and deterministic
+// calls. Must hold: sm_90a, kConfig.valid() with two slots of Q for each warpgroup, launched with
+// threads() threads, shared_bytes() bytes and at most one block a multiprocessor, after
+// backward_prepare_sm90.
+#pragma once
+
+#include "kernels/backward_config.h"
+#include "kernels/ptx/grid.cuh"
+#include "kernels/ptx/tma.cuh"
+#include "kernels/tile/backward_rows.cuh"
+#include "kernels/tile/backward_spoiled.cuh"
+#include "kernels/tile/forward_planner.cuh"
+#include "kernels/tile/forward_shared.cuh"
+#include "kernels/tile/products.cuh"
+#include "kernels/tile/score_map.cuh"
+#include "kernels/tile/store_output.cuh"
+
+namespace fulmen {
+
+// ---- Loader: one thread talks to the copy engine ---------------------------------------------
+
+// Slots of Q: all warpgroups' Q, then all warpgroups' dO.
+template <AttentionConfig kConfig>
+struct BackwardDqLoader {
+  using Shared = ForwardShared<kConfig>;
+
+  const BackwardDqParams& params;
+  Shared shared;
+  typename Shared::QCursor q_at;
+  typename Shared::KvCursor kv_at;
+
+  void load(const TensorMap& map, u32 tile, u32 full, i32 rows, i32 row, i32 head,
+            i32 batch) const {
+#pragma unroll
+    for (i32 d = 0; d < kConfig.d_qk; d += 64) {
+      ptx::tma_load(tile + d * rows * 2, map, full, d, row, head, batch);
+    }
+  }
+
+  void load_queries(const TensorMap& map, const QueryBlock& block, const Place& place) {
+    const i32 row = place.q_begin + block.q_block * kConfig.q_rows();
+    for (i32 w = 0; w < kConfig.warpgroups; ++w) {
+      shared.q().acquire(q_at);
+      load(map, shared.q().address(q_at), shared.q().full(q_at), 64, row + 64 * w, block.head,
+           place.batch);
+      q_at.advance();
+    }
+  }
+
+  // Where a sequence ends inside the block, both tiles go to the sweeper first.
+  void load_keys(i32 block, i32 head, const Place& place) {
+    const i32 row = place.kv_begin + block * kConfig.kv_rows;
+    const bool ends_inside =
+        kConfig.sequences && rows_inside<kConfig>(place, block) < kConfig.kv_rows;
+    const u32 k_full = ends_inside ? shared.landed(kv_at) : shared.k().full(kv_at);
+    const u32 v_full = ends_inside ? shared.landed(kv_at) : shared.v().full(kv_at);
+    ptx::mbarrier_wait(shared.k().empty(kv_at), kv_at.parity ^ 1);
+    ptx::mbarrier_wait(shared.v().empty(kv_at), kv_at.parity ^ 1);
+    if (ends_inside) {
+      ptx::mbarrier_arrive_expect(k_full, kConfig.k_bytes() + kConfig.v_bytes());
+    } else {
+      ptx::mbarrier_arrive_expect(k_full, kConfig.k_bytes());
+      ptx::mbarrier_arrive_expect(v_full, kConfig.v_bytes());
+    }
+    load(params.maps.k, shared.k().address(kv_at), k_full, kConfig.kv_rows, row, head, place.batch);
+    load(params.maps.v, shared.v().address(kv_at), v_full, kConfig.kv_rows, row, head, place.batch);
+    kv_at.advance();
+  }
+
+  void run() {
+    const ForwardParams& forward = params.forward;
+#pragma unroll 1
+    for (u32 count = 0;; ++count) {
+      ptx::mbarrier_wait(shared.assigned(count), Shared::parity(count));
+      const ptx::U32x4 mail = ptx::load_shared_x4(shared.mail(count));
+      const QueryBlock block{i32(mail.word[0]), i32(mail.word[1]), i32(mail.word[2])};
+      if (block.q_block < 0) return;
+      const Place place = read_place(shared, forward, block, count);
+      const i32 first = ptx::load_shared(shared.key_blocks(count, 0) + 16);
+      const i32 last = i32(ptx::load_shared(shared.key_blocks(count, 0) + 20)) - 1;
+      const i32 kv_head = block.head / (forward.heads_q / forward.heads_kv);
+      load_queries(params.maps.q, block, place);
+      load_queries(params.maps.dout, block, place);
+#pragma unroll 1
+      for (i32 j = last; j >= first; --j) {
+        if (j == min(first + 1, last)) ptx::mbarrier_arrive(shared.nearly_loaded());
+        load_keys(j, kv_head, place);
+      }
+    }
+  }
+};
+
+// ---- Sweeper: one warp, where sequences differ -------------------------------------------------
+
+// Keys and values past a sequence's end are nobody's, with anything in them; they become 0.
+template <AttentionConfig kConfig>
+struct BackwardDqSweeper {
+  using Shared = ForwardShared<kConfig>;
+
+  const BackwardDqParams& params;
+  Shared shared;
+  typename Shared::KvCursor kv_at;
+  u32 parities = 0;  // of the `landed` barriers, one bit each
+
+  void clear(u32 tile, i32 first) const {
+#pragma unroll 1
+    for (i32 at = first * 128 + i32(ptx::thread_index()) % 32 * 16; at < kConfig.kv_rows * 128;
+         at += 512) {
+#pragma unroll
+      for (i32 d = 0; d < kConfig.d_qk; d += 64) {
+        ptx::store_shared_x4(tile + d * kConfig.kv_rows * 2 + at, {{0, 0, 0, 0}});
+      }
+    }
+  }
+
+  void sweep(i32 rows) {
+    ptx::mbarrier_wait(shared.landed(kv_at), parities >> kv_at.buffer & 1);
+    parities ^= 1u << kv_at.buffer;
+    clear(shared.k().address(kv_at), rows);
+    clear(shared.v().address(kv_at), rows);
+    ptx::fence_proxy_async();
+    ptx::warp_sync();
+    if (ptx::thread_index() % 32 == 0) {
+      ptx::mbarrier_arrive(shared.k().full(kv_at));
+      ptx::mbarrier_arrive(shared.v().full(kv_at));
+    }
+  }
+
+  void run() {
+#pragma unroll 1
+    for (u32 count = 0;; ++count) {
+      ptx::mbarrier_wait(shared.assigned(count), Shared::parity(count));
+      const Assignment assignment = read_assignment(shared, count);
+      if (assignment.block.q_block < 0) return;
+      const Place place = read_place(shared, params.forward, assignment.block, count);
+      const KeyBlocks blocks = read_key_blocks(shared, count, 0);
+      ptx::warp_sync();
+      if (ptx::thread_index() % 32 == 0) ptx::mbarrier_arrive(shared.done(count));
+#pragma unroll 1
+      for (i32 j = blocks.all_end - 1; j >= blocks.all_begin; --j) {
+        const i32 rows = rows_inside<kConfig>(place, j);
+        if (rows < kConfig.kv_rows) sweep(rows);
+        kv_at.advance();
+      }
+    }
+  }
+};
+
+// ---- Consumers: warpgroups of 128 threads, 64 query rows each -----------------------------------
+
+template <AttentionConfig kConfig>
+struct BackwardDqConsumer {
+  using Shared = ForwardShared<kConfig>;
+  using Scores = float[kConfig.kv_rows / 2];
+  using Weights = u32[kConfig.kv_rows / 4];
+  using Sums = float[kConfig.d_qk / 2];
+
+  const BackwardDqParams& params;
+  Shared shared;
+  u32 warpgroup;
+  u32 thread;  // 0 .. 127
+  typename Shared::QCursor q_at;
+  typename Shared::KvCursor kv_at;
+
+  struct Task {
+    QueryBlock block;
+    i32 row;    // the thread's first, in the sequence; the second is 8 further
+    u32 count;  // of the assignment
+  };
+  Place place_of_task(const Task& task) const {
+    return read_place(shared, params.forward, task.block, task.count);
+  }
+
+  void release(u32 barrier) const {
+    if (thread == 0) ptx::mbarrier_arrive(barrier);
+  }
+
+  // A block of keys that only other warpgroups of this thread block see.
+  void skip_block() {
+    shared.k().wait(kv_at);
+    shared.v().wait(kv_at);
+    release(shared.k().empty(kv_at));
+    release(shared.v().empty(kv_at));
+    kv_at.advance();
+  }
+
+  // Hides the keys of block j that a row does not see.
+  void hide(Scores& S, const Interval (&visible)[2], i32 j) const {
+#pragma unroll
+    for (i32 r = 0; r < 2; ++r) {
+      const i32 column = j * kConfig.kv_rows + i32(thread) % 4 * 2;  // of S[0]
+      const i32 begin = i32(visible[r].begin) - column, end = i32(visible[r].end) - column;
+#pragma unroll
+      for (i32 i = 2 * r; i < kConfig.kv_rows / 2; i += 4) {
+#pragma unroll
+        for (i32 c = 0; c < 2; ++c) {
+          const i32 offset = i / 4 * 8 + c;
+          if (offset < begin || offset >= end) S[i + c] = kNegativeInfinity;
+        }
+      }
+    }
+  }
+
+  // dQ of the task's rows, before the scale.
+  void compute(Sums& dQ, const Task& task, const KeyBlocks& blocks) {
+    typename Shared::QCursor dout_at = q_at;
+    dout_at.advance(kConfig.warpgroups);
+    const Place place = place_of_task(task);
+    const QueryTerms<kConfig> terms(params, task.block, place, task.row);
+    const FragmentScores<kConfig> scores{params.forward, place, task.block, task.row};
+    Interval visible[2];
+    for (i32 r = 0; r < 2; ++r) {
+      visible[r] = visible_columns(effective_mask<kConfig>(params.forward.mask), place.shape,
+                                   task.row + 8 * r);
+    }
+    i32 j = blocks.all_end - 1;
+    bool accumulate = false;
+#pragma unroll 1
+    for (; j >= blocks.end; --j) skip_block();
+    shared.q().wait(q_at);
+    shared.q().wait(dout_at);
+    const u32 q = shared.q().address(q_at), dout = shared.q().address(dout_at);
+
+    const auto step = [&](auto partial) {
+      const QRegisters<kConfig> none{};
+      Scores S, dP;
+      Weights dS;
+      // S = Q K^T, dP = dO V^T
+      shared.k().wait(kv_at);
+      issue_scores<kConfig>(S, none, q, shared.k().address(kv_at));
+      shared.v().wait(kv_at);
+      issue_scores<kConfig>(dP, none, dout, shared.v().address(kv_at));
+      ptx::wgmma_wait<1>();
+      // P = exp(score - lse), under the second product
+      const auto slopes = terms.slopes(S);
+      scores.apply(S, j * kConfig.kv_rows);
+      if constexpr (decltype(partial)::kValue) hide(S, visible, j);
+      terms.exponentiate(S);
+      ptx::wgmma_wait<0>();
+      release(shared.v().empty(kv_at));
+      // dS = P (dP - delta), dQ += dS K
+      terms.drop(dP, scores, j * kConfig.kv_rows);
+      terms.form_ds(S, dP, slopes);
+      round_probabilities<kConfig>(dS, S);
+      issue_output<kConfig>(dQ, dS, shared.k().address(kv_at), accumulate);
+      accumulate = true;
+      ptx::wgmma_wait<0>();
+      release(shared.k().empty(kv_at));
+      kv_at.advance();
+    };
+#pragma unroll 1
+    for (; j >= blocks.full_end; --j) step(Flag<true>{});
+#pragma unroll 1
+    for (; j >= blocks.full_begin; --j) step(Flag<false>{});
+    if constexpr (kConfig.mask == MaskKind::kBoth) {
+#pragma unroll 1
+      for (; j >= blocks.begin; --j) step(Flag<true>{});
+    }
+    release(shared.q().empty(q_at));
+    release(shared.q().empty(dout_at));
+    q_at.advance(2 * kConfig.warpgroups);
+    if constexpr (kConfig.mask == MaskKind::kBoth) {
+#pragma unroll 1
+      for (j = blocks.begin - 1; j >= blocks.all_begin; --j) skip_block();
+    }
+  }
+
+  // scale dQ, rounded, to global memory; rows past the end are not written.
+  void write(Sums& dQ, const Task& task) const {
+    const Place place = place_of_task(task);
+    const ArrayView& dq = params.forward.attention.dq;
+    const float scale[2] = {params.forward.scale, params.forward.scale};
+    scale_rows(dQ, scale);
+#pragma unroll
+    for (i32 r = 0; r < 2; ++r) {
+      const i32 row = task.row + 8 * r;
+      const i64 at = dq.offset(place.batch, task.block.head, place.q_begin + row, 0);
+      store_output_row<kConfig.dtype>(dQ, r, reinterpret_cast<u16*>(dq.data) + at,
+                                      row < place.shape.q_len,
+                                      i32(params.forward.attention.dim_qk));
+    }
+  }
+
+  void run() {
+    const ForwardParams& forward = params.forward;
+    q_at.advance(warpgroup);
+#pragma unroll 1
+    for (u32 count = 0;; ++count) {
+      ptx::mbarrier_wait(shared.assigned(count), Shared::parity(count));
+      const Assignment assignment = read_assignment(shared, count);
+      const QueryBlock& block = assignment.block;
+      if (block.q_block < 0) return;
+      const i32 row = block.q_block * kConfig.q_rows() + 64 * i32(warpgroup) +
+                      i32(thread / 32 * 16 + thread % 32 / 4);
+      const Task task{block, row, count};
+      Sums dQ;
+      compute(dQ, task, read_key_blocks(shared, count, warpgroup));
+      if constexpr (kConfig.mask != MaskKind::kLength || kConfig.has_pair_terms()) {
+        const i32 group = forward.heads_q / forward.heads_kv;
+        report_spoiled(params.spoiled, block.batch * forward.heads_kv + block.head / group,
+                       probe(dQ));
+      }
+      write(dQ, task);
+      ptx::warp_sync();
+      if (thread % 32 == 0) ptx::mbarrier_arrive(shared.done(count));
+    }
+  }
+};
+
+template <AttentionConfig kConfig>
+inline void backward_dq_sm90(const BackwardDqParams& params) {
+  static_assert(kConfig.valid() && kConfig.d_qk == kConfig.d_v && !kConfig.stage_output);
+  static_assert(kConfig.num_q_slots() == 2 * kConfig.warpgroups && kConfig.stages >= 2);
+  const ForwardShared<kConfig> shared{ptx::dynamic_shared()};
+  const i32 warpgroup = ptx::broadcast(ptx::thread_index() / 128);
+  const i32 warp = ptx::broadcast(ptx::thread_index() / 32 % 4);
+  const u32 thread = ptx::thread_index() % 128;
+  if (ptx::thread_index() == 0) shared.init();
+  ptx::block_sync();
+  ptx::grid_dependency_wait();
+  if (warpgroup == kConfig.warpgroups) {
+    ptx::setmaxnreg_dec<kConfig.producer_registers()>();
+    if (thread == 0) {
+      BackwardDqLoader<kConfig>{params, shared}.run();
+    } else if (warp == 1) {
+      ForwardPlanner<kConfig>{params.forward, shared, thread % 32}.run();
+    } else if (kConfig.sequences && warp == 2) {
+      BackwardDqSweeper<kConfig>{params, shared}.run();
+    }
+  } else {
+    ptx::setmaxnreg_inc<kConfig.consumer_registers()>();
+    BackwardDqConsumer<kConfig>{params, shared, u32(warpgroup), thread}.run();
+  }
+}
+
+}  // namespace fulmen

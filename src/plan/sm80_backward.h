@@ -1,0 +1,48 @@
+// SPDX-FileCopyrightText: fulmen contributors
+// SPDX-License-Identifier: Apache-2.0
+//
+// The backward pass of the sm80 implementation as plans see it: every option of the library for
+// 16-bit inputs. Which tiles head dimensions get on a card, and what lies where in the workspace,
+// is decided here; src/cuda/sm80_backward.cpp compiles and launches it. Pure.
+#pragma once
+
+#include "kernels/sm80_backward_config.h"
+#include "plan/gpu_implementations.h"
+
+namespace fulmen {
+
+// What the main kernel may spill: its loops over tiles load at most two spilled words a step, the
+// rest is written and read where a block stores what the array's strides do not let it store 16
+// bytes at a time (NVRTC 13.0, sm_90a: 388 bytes at d 64, 280 at d 128, disassembled).
+inline constexpr size_t kSm80BackwardSpillBytes = 1024;
+
+// Called where the dtype and the card are right for sm80.
+std::string sm80_backward_refusal(const Problem& problem, const Gpu& gpu);
+
+// The rest is called only where nothing is refused.
+GpuNeeds sm80_backward_needs(const Problem& problem, const Gpu& gpu);
+Sm80BackwardConfig sm80_backward_config(const Problem& problem, const Gpu& gpu);
+
+// Those parts of a config on which the kernels before and after the main one depend, so that fewer
+// of them are compiled.
+Sm80BackwardConfig sm80_rows_config(const Sm80BackwardConfig& config);
+Sm80BackwardConfig sm80_finish_config(const Sm80BackwardConfig& config);
+
+// Key/value heads whose blocks are neighbours in a launch.
+i32 sm80_lines_per_group(const Problem& problem);
+
+// Where the parts of the workspace begin, in bytes.
+struct Sm80BackwardWorkspace {
+  i64 suspect_rows_at;  // after the sums of dQ
+  i64 suspect_keys_at;
+  i64 turns_at;
+  i64 next_block_at;
+  i64 zeroed_bytes;
+  i64 rows_at;
+  i64 row_terms_at;  // of simt's kernels for dbias and dsinks
+  i64 bytes;
+};
+Sm80BackwardWorkspace sm80_backward_workspace(const Problem& problem,
+                                              const Sm80BackwardConfig& config);
+
+}  // namespace fulmen
