@@ -2,8 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # fulmen_emulator: the instructions of src/kernels/ptx as host functions, a library of its own for
-# tests and for debugging. What links it finds src/emulator/kernels/ptx before src/kernels/ptx, so that the text of a
-# kernel compiles as ordinary C++. The only part of the project that needs Boost (Boost.Context).
+# tests and for debugging. What links it finds src/emulator/kernels/ptx before src/kernels/ptx, so
+# that the text of a kernel compiles as ordinary C++. The only part of the project that needs Boost
+# (Boost.Context).
 find_package(Boost 1.74 REQUIRED CONFIG COMPONENTS context)
 
 file(GLOB FULMEN_EMULATOR_SOURCES CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/emulator/*.cpp)
@@ -12,6 +13,8 @@ file(GLOB FULMEN_EMULATOR_SOURCES CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/em
 add_library(fulmen_emulator SHARED ${FULMEN_EMULATOR_SOURCES})
 target_include_directories(fulmen_emulator BEFORE PUBLIC ${PROJECT_SOURCE_DIR}/src/emulator)
 target_link_libraries(fulmen_emulator PUBLIC fulmen_options PRIVATE Boost::context ${CMAKE_DL_LIBS})
+set_property(SOURCE ${FULMEN_EMULATOR_SOURCES} APPEND PROPERTY COMPILE_OPTIONS
+  -fvisibility=default -fno-semantic-interposition)  # after fulmen_options, which hides
 target_link_options(fulmen_emulator PRIVATE -Wl,-Bsymbolic-functions)
 # The kernels' text says `#pragma unroll`, which g++ does not know, mixes i32 and u32 as addresses
 # and indices, and leaves members of aggregates to their types' own initializers. Linked after

@@ -314,7 +314,8 @@ FULMEN_API void fulmen_merge_part_init(fulmen_merge_part* part);
 /* The attention over the union of the parts' keys, from the attention over each: exact, in any
  * order of parts, a part that saw nothing (lse = -inf) changes nothing. Parts are made without
  * sinks; sinks ((head) or absent) enter here. o and lse (absent: not wanted) are written; o may be
- * the o of a part, lse its lse. num_parts >= 1. */
+ * the o of a part, lse its lse. num_parts >= 1, on a GPU at most 32. Runs where o is: with all
+ * arrays in the memory of one GPU there, on the stream (NULL: its default stream). */
 FULMEN_API fulmen_status fulmen_merge(const fulmen_merge_part* parts, size_t num_parts,
                                       const fulmen_tensor* sinks, const fulmen_tensor* o,
                                       const fulmen_tensor* lse, void* stream);

@@ -34,9 +34,9 @@ void run_once(const fulmen_problem* problem, const fulmen_tensors* tensors, Oper
   cuda::settle_place(request);
   if (request.options.backend == Backend::kCuda) return cuda::run_once(request, stream);
   require_no_stream(stream);
-  const Plan plan = choose(validate(request, Pointers::kChecked), cpu::cpu_device());
-  const std::unique_ptr<char[]> workspace = allocate(plan.workspace_bytes);
-  cpu::run(plan, plan.problem, workspace.get());
+  const auto plan = cpu::plan_of(request);
+  const std::unique_ptr<char[]> workspace = allocate(plan->workspace_bytes);
+  cpu::run(*plan, bind(plan->problem, request), workspace.get());
 }
 
 void check_workspace(const Plan& plan, const void* workspace, size_t bytes) {

@@ -9,6 +9,7 @@
 #include "api/convert.h"
 #include "core/dense_mask.h"
 #include "core/validate.h"
+#include "cuda/merge.h"
 #include "cuda/place.h"
 
 namespace fulmen::api {
@@ -76,9 +77,12 @@ fulmen_status fulmen_merge(const fulmen_merge_part* parts, size_t num_parts,
     given.sinks = optional_tensor(sinks, "sinks");
     given.o = optional_tensor(o, "o");
     given.lse = optional_tensor(lse, "lse");
-    fulmen::api::require_merge_on_host(given);
+    const fulmen::MergeProblem problem = fulmen::validate_merge(given);
+    const int device = fulmen::cuda::device_of(problem);
+    if (device >= 0) return fulmen::cuda::merge(problem, device, stream);
+    fulmen::api::require_merge_on_host(problem);
     fulmen::api::require_no_stream(stream);
-    fulmen::cpu::merge(fulmen::validate_merge(given));
+    fulmen::cpu::merge(problem);
   });
 }
 

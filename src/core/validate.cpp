@@ -269,4 +269,24 @@ Problem rebind(const Problem& problem, const Request& request) {
   return bound;
 }
 
+Problem bind(const Problem& problem, const Request& request) {
+  Problem bound = problem;
+  for (int index = 0; index < kNumArrays; ++index) {
+    Tensor& tensor = bound.arrays.tensors[static_cast<std::size_t>(index)];
+    if (!tensor.present()) continue;
+    const Array array = array_at(index);
+    const Tensor& given = request.arrays[array];
+    tensor.data = given.data;
+    if (given.data != nullptr) continue;
+    check_layout(given, name(array), rule_of(array).list, problem.packed, Pointers::kChecked);
+  }
+  if (bound.dropout.enabled()) {
+    bound.dropout.seed = request.options.rng_seed;
+    bound.dropout.offset = static_cast<u32>(request.options.rng_offset);
+  }
+  check_overlaps(bound, call_of(problem.operation));
+  bound.pointer_alignment = pointer_alignment(bound.arrays);
+  return bound;
+}
+
 }  // namespace fulmen

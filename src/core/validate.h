@@ -40,4 +40,8 @@ i64 longest_sequence(const Problem& problem, Array offsets);
 // Throws Error naming the array and what differs. pointer_alignment becomes that of `arrays`.
 Problem rebind(const Problem& problem, const Request& request);
 
+// Likewise, and with the seed and offset of the request, where the request is known to have the key
+// of the one that the problem was made of (request_key.h): only what pointers decide is checked.
+Problem bind(const Problem& problem, const Request& request);
+
 }  // namespace fulmen

@@ -6,11 +6,17 @@
 
 #include "cpu/backend.h"
 
+#include "core/plan_cache.h"
 #include "core/validate.h"
+#include "cpu/device.h"
 
 namespace fulmen::cpu {
-
 namespace {
+
+PlanCache<Plan>& plan_cache() {
+  static PlanCache<Plan> cache;
+  return cache;
+}
 
 void run_planned(const Plan& plan, const Problem& problem, void* workspace) {
   const bool forward = problem.operation == Operation::kForward;
@@ -22,6 +28,17 @@ void run_planned(const Plan& plan, const Problem& problem, void* workspace) {
 }
 
 }  // namespace
+
+std::shared_ptr<const Plan> plan_of(const Request& request) {
+  const CpuDevice device = cpu_device();
+  const RequestKey key(request, device.num_threads);
+  if (request.options.device_name == nullptr) {
+    if (auto plan = plan_cache().find(key)) return plan;
+  }
+  auto plan = std::make_shared<const Plan>(choose(validate(request, Pointers::kChecked), device));
+  plan_cache().insert(key, plan);
+  return plan;
+}
 
 void run(const Plan& plan, const Problem& problem, void* workspace) {
   check_lengths(problem);

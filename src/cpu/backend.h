@@ -8,11 +8,16 @@
 #pragma once
 
 #include <cstddef>
+#include <memory>
 
 #include "core/problem.h"
 #include "plan/plan.h"
 
 namespace fulmen::cpu {
+
+// The plan of a simple call: that of an earlier call like it, or a new one. Throws what validate
+// throws. Thread safe.
+std::shared_ptr<const Plan> plan_of(const Request& request);
 
 // Runs the problem as the plan says. workspace: plan.workspace_bytes, any alignment and contents.
 // problem: the plan's, with the pointers of this run. Thread safe.

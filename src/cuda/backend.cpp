@@ -5,14 +5,15 @@
 
 #include "cuda/backend.h"
 
+#include "core/plan_cache.h"
 #include "core/validate.h"
-#include "cuda/plan_cache.h"
+#include "cuda/prepared_plan.h"
 
 namespace fulmen::cuda {
 namespace {
 
-PlanCache& plan_cache() {
-  static PlanCache cache;
+PlanCache<PreparedPlan>& plan_cache() {
+  static PlanCache<PreparedPlan> cache;
   return cache;
 }
 
@@ -98,16 +99,6 @@ class StreamMemory {
   CUdeviceptr pointer_ = 0;
 };
 
-// The planned problem with the arrays and the seed of this call.
-Problem with_arrays_of(const Request& request, const PreparedPlan& prepared) {
-  Problem problem = rebind(prepared.plan.problem, request);
-  if (problem.dropout.enabled()) {
-    problem.dropout.seed = request.options.rng_seed;
-    problem.dropout.offset = static_cast<u32>(request.options.rng_offset);
-  }
-  return problem;
-}
-
 }  // namespace
 
 std::shared_ptr<const PreparedPlan> make_plan(const Request& request) {
@@ -123,7 +114,7 @@ void run(const PreparedPlan& prepared, const Problem& problem, void* workspace, 
 }
 
 void run_once(const Request& request, void* stream) {
-  const PlanKey key(request);
+  const RequestKey key(request);
   std::shared_ptr<const PreparedPlan> prepared;
   if (request.options.device_name == nullptr) prepared = plan_cache().find(key);
   if (prepared == nullptr) {
@@ -132,7 +123,7 @@ void run_once(const Request& request, void* stream) {
   }
   const Device& device = device_of(*prepared);
   device.driver().check_not_forked();
-  const Problem problem = with_arrays_of(request, *prepared);
+  const Problem problem = bind(prepared->plan.problem, request);
   check_arrays(*prepared, device, problem);
   const auto ordered = static_cast<CUstream>(stream);
   const StreamMemory workspace(device, prepared->plan.workspace_bytes, ordered);

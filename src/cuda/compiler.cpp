@@ -189,7 +189,8 @@ std::vector<std::string> compile_options(const std::string& arch) {
           "--ptxas-options=-v"};                  // registers and spills, for the gate
 }
 
-CompiledKernel compile(const Nvrtc& nvrtc, const KernelSpec& spec, const std::string& arch) {
+CompiledKernel compile(const Nvrtc& nvrtc, const KernelSpec& spec, const std::string& arch,
+                       const std::vector<SourceFile>& files) {
   if (!nvrtc.knows(arch_number(arch))) {
     std::string known;
     for (int number : nvrtc.archs()) known += sentence(known.empty() ? "sm_" : ", sm_", number);
@@ -198,7 +199,7 @@ CompiledKernel compile(const Nvrtc& nvrtc, const KernelSpec& spec, const std::st
                          "; it compiles for ", known));
   }
   Program program(nvrtc, spec, wrapper_text(spec),
-                  reachable_sources(kernel_sources(), spec.include));
+                  reachable_sources(files, spec.include));
   using Clock = std::chrono::steady_clock;
   log_info("compiling ", spec.name, " for ", arch);
   const Clock::time_point start = Clock::now();

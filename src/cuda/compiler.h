@@ -51,6 +51,7 @@ std::vector<std::string> compile_options(const std::string& arch);
 
 // Throws Error kCompile, whose sentence ends with the log; kUnsupported when this NVRTC does not
 // know the architecture.
-CompiledKernel compile(const Nvrtc& nvrtc, const KernelSpec& spec, const std::string& arch);
+CompiledKernel compile(const Nvrtc& nvrtc, const KernelSpec& spec, const std::string& arch,
+                       const std::vector<SourceFile>& files = kernel_sources());
 
 }  // namespace fulmen::cuda

@@ -8,16 +8,12 @@
 #include <algorithm>
 
 namespace fulmen::cuda {
-namespace {
-
 ArrayView view_of(const Tensor& tensor) {
   if (!tensor.present()) return {};
   ArrayView view{static_cast<u8*>(tensor.data), {}, tensor.dtype};
   std::copy(std::begin(tensor.strides), std::end(tensor.strides), view.strides);
   return view;
 }
-
-}  // namespace
 
 AttentionParams attention_params(const Problem& problem, u32* faults) {
   const auto view = [&](Array array) { return view_of(problem.arrays[array]); };

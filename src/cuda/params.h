@@ -9,6 +9,8 @@
 
 namespace fulmen::cuda {
 
+ArrayView view_of(const Tensor& tensor);
+
 // Pointers and strides are those of the problem's arrays. faults: a word that kernels set bits in,
 // or null.
 AttentionParams attention_params(const Problem& problem, u32* faults = nullptr);

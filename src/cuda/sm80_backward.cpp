@@ -9,12 +9,14 @@
 #include "cuda/config_text.h"
 #include "cuda/fma_kernels.h"
 #include "cuda/params.h"
+#include "kernels/tile_tasks.cuh"
 #include "plan/sm80_backward.h"
 
 namespace fulmen::cuda {
 namespace {
 
 constexpr int kRowsThreads = 256;   // kSm80RowsThreads, kSm80FinishThreads
+constexpr int kRowsBlocks = 4;
 constexpr std::size_t kNumOwn = 3;  // launches before those of simt
 
 std::vector<ConfigField> fields_of(const Sm80BackwardConfig& config) {
@@ -52,6 +54,7 @@ KernelSpec rows_spec(const Sm80BackwardConfig& config) {
       spec_of("backward_rows_sm80", sentence("_", config.rows, config.split_sum ? "_split" : ""),
               sm80_rows_config(config));
   spec.num_threads = kRowsThreads;
+  spec.min_blocks = kRowsBlocks;
   return spec;
 }
 
@@ -80,6 +83,7 @@ KernelSpec finish_spec(const Sm80BackwardConfig& config) {
                        config.dq_rows, "x", config.dq_dims, config.wide_sums ? "_wide" : ""),
               sm80_finish_config(config));
   spec.num_threads = kRowsThreads;
+  spec.min_blocks = kRowsBlocks;
   return spec;
 }
 
@@ -95,8 +99,8 @@ AttentionParams simt_params(const Problem& problem, u32* faults) {
 std::vector<KernelLaunch> sm80_backward_launches(const Problem& problem, const Gpu& gpu) {
   const Sm80BackwardConfig config = sm80_backward_config(problem, gpu);
   const AttentionParams params = attention_params(problem);
-  const i64 row_tiles = sm80_row_tiles(params, config);
-  const i64 key_tiles = sm80_key_tiles(params, config);
+  const i64 row_tiles = num_q_tiles(params, config.rows);
+  const i64 key_tiles = num_kv_tiles(params, config.columns);
   std::vector<KernelLaunch> launches{{rows_spec(config), row_tiles},
                                      {main_spec(config), key_tiles},
                                      {finish_spec(config), row_tiles + key_tiles}};
@@ -130,51 +134,44 @@ void sm80_backward_run(const Call& call) {
 
 std::vector<std::vector<KernelSpec>> sm80_backward_specs(const Gpu& gpu) {
   constexpr i64 kDims[][2] = {{64, 64}, {128, 128}, {256, 256}, {96, 96}, {192, 128}, {512, 512}};
-  std::vector<std::vector<KernelSpec>> entries;
-  std::vector<KernelSpec> around;
-  const auto add = [&](Problem problem, bool dq = true, bool dk = true, bool dv = true) {
-    std::vector<KernelSpec> specs;
+  std::vector<KernelSpec> plain, with_options, around;
+  const auto add = [&](std::vector<KernelSpec>& specs, Problem problem) {
     for (const auto& [dim_qk, dim_v] : kDims) {
       for (const DType dtype : {DType::kBFloat16, DType::kFloat16}) {
         problem.dim_qk = dim_qk;
         problem.dim_v = dim_v;
         problem.dtype = dtype;
-        problem.arrays[Array::kDQ].dtype = dq ? dtype : DType::kNone;
-        problem.arrays[Array::kDK].dtype = dk ? dtype : DType::kNone;
-        problem.arrays[Array::kDV].dtype = dv ? dtype : DType::kNone;
         const Sm80BackwardConfig config = sm80_backward_config(problem, gpu);
         specs.push_back(main_spec(config));
         around.push_back(rows_spec(config));
         around.push_back(finish_spec(config));
       }
     }
-    entries.push_back(specs);
   };
-  Problem plain;
-  plain.operation = Operation::kBackward;
-  plain.score_map.scale = 1;
-  add(plain);
-  add(plain, true, false, false);
-  add(plain, false, true, true);
-  Problem capped = plain;
+  const auto with = [](Problem problem, std::initializer_list<Array> arrays) {
+    for (const Array array : arrays) problem.arrays[array].dtype = DType::kFloat32;
+    return problem;
+  };
+  Problem none;
+  none.operation = Operation::kBackward;
+  none.score_map.scale = 1;
+  const Problem all = with(none, {Array::kDQ, Array::kDK, Array::kDV});
+  add(plain, all);
+  add(plain, with(none, {Array::kDQ}));
+  add(plain, with(none, {Array::kDK, Array::kDV}));
+  Problem capped = with(all, {Array::kAlibiSlopes});
   capped.score_map.softcap = 50;
-  capped.arrays[Array::kAlibiSlopes].dtype = DType::kFloat32;
-  add(capped);
-  Problem pairs = plain;
-  pairs.arrays[Array::kMask].dtype = DType::kBool;
+  add(with_options, capped);
+  Problem pairs = with(all, {Array::kMask});
   pairs.deterministic = true;
-  add(pairs);
-  Problem dropping = plain;
+  add(with_options, pairs);
+  Problem dropping = all;
   dropping.dropout.threshold = 1;
-  add(dropping);
-  Problem all = capped;
-  all.dropout.threshold = 1;
-  for (const Array array : {Array::kBias, Array::kSinks, Array::kDLse}) {
-    all.arrays[array].dtype = DType::kFloat32;
-  }
-  add(all);
-  entries.push_back(around);
-  return entries;
+  add(with_options, dropping);
+  Problem everything = with(capped, {Array::kBias, Array::kSinks, Array::kDLse});
+  everything.dropout.threshold = 1;
+  add(with_options, everything);
+  return {plain, with_options, around};
 }
 
 }  // namespace fulmen::cuda

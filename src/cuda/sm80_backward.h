@@ -16,8 +16,8 @@ namespace fulmen::cuda {
 std::vector<KernelLaunch> sm80_backward_launches(const Problem& problem, const Gpu& gpu);
 void sm80_backward_run(const Call& call);
 
-// Kernels that CI compiles: for each set of options, the main kernel in the tiles of a card for
-// several head dimensions, in both dtypes; and the kernels before and after it.
+// Kernels that CI compiles, for several head dimensions in the tiles of a card and both dtypes: the
+// main one for several sets of gradients, then of options; then those before and after it.
 std::vector<std::vector<KernelSpec>> sm80_backward_specs(const Gpu& gpu);
 
 }  // namespace fulmen::cuda

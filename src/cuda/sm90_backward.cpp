@@ -11,6 +11,7 @@
 #include "cuda/params.h"
 #include "cuda/sm90_forward.h"
 #include "plan/sm90_backward.h"
+#include "plan/sm90_forward.h"
 
 namespace fulmen::cuda {
 namespace {
@@ -43,7 +44,9 @@ KernelSpec backward_spec(const BackwardConfig& config) {
   spec.name = sentence("backward_sm90_", name(config.dtype), "_d", config.dims,
                        kMasks[static_cast<int>(config.mask)], config.has_stats ? "_stats" : "",
                        config.sequences ? "_sequences" : "", config.dq ? "" : "_no_dq",
-                       config.dk ? "" : "_no_dk", config.dv ? "" : "_no_dv");
+                       config.dk ? "" : "_no_dk", config.dv ? "" : "_no_dv",
+                       config.take_turns ? "" : "_no_turns", config.early_dv ? "" : "_late_dv",
+                       config.spread ? "" : "_in_step");
   spec.include = "kernels/backward_sm90.cuh";
   spec.function = "fulmen::backward_sm90";
   spec.config_type = "fulmen::BackwardConfig";
@@ -55,7 +58,10 @@ KernelSpec backward_spec(const BackwardConfig& config) {
                  {"sequences", text(config.sequences)},
                  {"dq", text(config.dq)},
                  {"dk", text(config.dk)},
-                 {"dv", text(config.dv)}};
+                 {"dv", text(config.dv)},
+                 {"take_turns", text(config.take_turns)},
+                 {"early_dv", text(config.early_dv)},
+                 {"spread", text(config.spread)}};
   spec.params_type = "fulmen::BackwardParams";
   spec.params_bytes = sizeof(BackwardParams);
   spec.num_threads = config.threads();
@@ -63,6 +69,18 @@ KernelSpec backward_spec(const BackwardConfig& config) {
   spec.shared_bytes_text = "kConfig.shared_bytes()";
   spec.tensor_cores = true;
   spec.spill_allowance_bytes = kSm90BackwardSpillBytes;
+  return spec;
+}
+
+// Its config is the forward's, and so are the fields.
+KernelSpec dq_spec(const AttentionConfig& config) {
+  KernelSpec spec = sm90_forward_spec(config);
+  spec.name = "backward_dq_" + spec.name.substr(spec.name.find("sm90"));
+  spec.include = "kernels/backward_dq_sm90.cuh";
+  spec.function = "fulmen::backward_dq_sm90";
+  spec.params_type = "fulmen::BackwardDqParams";
+  spec.params_bytes = sizeof(BackwardDqParams);
+  spec.spill_allowance_bytes = 0;
   return spec;
 }
 
@@ -154,11 +172,10 @@ BackwardParams sm90_backward_params(const Problem& problem, const Sm90BackwardPl
   params.dq_stride_head = dq.strides[1];
   params.dq_stride_row = dq.strides[2];
   u32* const counters = reinterpret_cast<u32*>(workspace + plan.counters_at);
-  params.next_item = counters;
-  params.done = counters + 1;
+  params.next_item = counters;  // of the first launch
+  params.done = counters + Sm90BackwardPlan::kLaunches;
   params.freed = params.done + plan.num_lines;
   params.spoiled = params.freed + plan.num_lines;
-  if (!sm90_backward_config(problem).sequences) return params;
   const Tensor &dk = problem.arrays[Array::kDK], &dv = problem.arrays[Array::kDV];
   params.dk = static_cast<u16*>(dk.data);
   params.dk_stride_batch = dk.strides[0];
@@ -173,21 +190,36 @@ BackwardParams sm90_backward_params(const Problem& problem, const Sm90BackwardPl
   return params;
 }
 
+BackwardDqParams sm90_dq_params(const Problem& problem, const Gpu& gpu,
+                                const Sm90BackwardPlan& plan, char* workspace) {
+  const BackwardParams params = sm90_backward_params(problem, plan, workspace);
+  u32* const next_block = params.next_item + Sm90BackwardPlan::kLaunches - 1;
+  return {{},
+          sm90_forward_params(problem, gpu, sm90_dq_config(problem), next_block, nullptr),
+          params.rows_of_head,
+          params.rows,
+          params.delta,
+          params.spoiled};
+}
+
 std::vector<KernelLaunch> sm90_backward_launches(const Problem& problem, const Gpu& gpu) {
   const Sm90BackwardPlan plan = sm90_backward_plan(problem, gpu);
   KernelLaunch prepare{prepare_spec(sm90_prepare_config(problem))};
   prepare.num_blocks =
       i64{2} * gpu.num_multiprocessors * BackwardPrepareConfig::kBlocksPerMultiprocessor;
-  KernelLaunch backward{backward_spec(sm90_backward_config(problem))};
-  backward.num_blocks = min<i64>(plan.num_items(), gpu.num_multiprocessors);
-  backward.overlap_previous = true;
-  std::vector<KernelLaunch> launches{prepare, backward};
-  if (sm90_backward_config(problem).hides_pairs()) {
-    KernelLaunch careful{careful_spec({problem.dtype})};
-    careful.num_blocks = gpu.num_multiprocessors;
-    careful.overlap_previous = true;
-    launches.push_back(careful);
+  std::vector<KernelLaunch> launches{prepare};
+  const auto add = [&](KernelSpec spec, i64 num_blocks) {
+    launches.push_back({std::move(spec), min<i64>(num_blocks, gpu.num_multiprocessors)});
+    launches.back().overlap_previous = true;
+  };
+  for (const BackwardConfig& config : sm90_backward_configs(problem)) {
+    add(backward_spec(config), plan.num_items());
   }
+  if (sm90_separate_dq(problem)) {
+    const AttentionConfig config = sm90_dq_config(problem);
+    add(dq_spec(config), sm90_max_q_blocks(problem, config));
+  }
+  if (sm90_hides_pairs(problem)) add(careful_spec({problem.dtype}), gpu.num_multiprocessors);
   if (problem.has(Array::kDSinks)) {
     const AttentionParams rest = dsinks_params(problem, nullptr);
     for (KernelLaunch& launch : simt_backward(rest, gpu.shared_bytes_per_block)) {
@@ -199,7 +231,6 @@ std::vector<KernelLaunch> sm90_backward_launches(const Problem& problem, const G
 
 void sm90_backward_run(const Call& call) {
   const Problem& problem = call.problem;
-  const BackwardConfig config = sm90_backward_config(problem);
   const Sm90BackwardPlan plan = sm90_backward_plan(problem, call.gpu);
   call.launch(0, sm90_prepare_params(problem, plan, call.workspace, call.faults));
   BackwardParams params = sm90_backward_params(problem, plan, call.workspace);
@@ -207,15 +238,27 @@ void sm90_backward_run(const Call& call) {
     if (!problem.has(array)) return;
     encode(call.driver, tensor_box(problem.arrays[array], box_rows), map);
   };
-  map(Array::kQ, config.q_rows, params.maps.q);
-  map(Array::kK, BackwardConfig::kKvRows, params.maps.k);
-  map(Array::kV, BackwardConfig::kKvRows, params.maps.v);
-  map(Array::kDOut, config.q_rows, params.maps.dout);
-  map(Array::kDK, 64, params.maps.dk);
-  map(Array::kDV, 64, params.maps.dv);
-  call.launch(1, params);
-  std::size_t next = 2;
-  if (config.hides_pairs()) {
+  std::size_t next = 1;
+  for (const BackwardConfig& config : sm90_backward_configs(problem)) {
+    map(Array::kQ, config.q_rows, params.maps.q);
+    map(Array::kK, BackwardConfig::kKvRows, params.maps.k);
+    map(Array::kV, BackwardConfig::kKvRows, params.maps.v);
+    map(Array::kDOut, config.q_rows, params.maps.dout);
+    map(Array::kDK, 64, params.maps.dk);
+    map(Array::kDV, 64, params.maps.dv);
+    call.launch(next++, params);
+    ++params.next_item;
+  }
+  if (sm90_separate_dq(problem)) {
+    const AttentionConfig config = sm90_dq_config(problem);
+    BackwardDqParams dq = sm90_dq_params(problem, call.gpu, plan, call.workspace);
+    map(Array::kQ, 64, dq.maps.q);
+    map(Array::kK, config.kv_rows, dq.maps.k);
+    map(Array::kV, config.kv_rows, dq.maps.v);
+    map(Array::kDOut, 64, dq.maps.dout);
+    call.launch(next++, dq);
+  }
+  if (sm90_hides_pairs(problem)) {
     call.launch(next++, BackwardCarefulParams{params.spoiled, attention_params(problem)});
   }
   if (next < call.kernels.size()) call.launch(next, dsinks_params(problem, call.faults));
@@ -223,34 +266,49 @@ void sm90_backward_run(const Call& call) {
 
 std::vector<std::vector<KernelSpec>> sm90_backward_specs() {
   std::vector<std::vector<KernelSpec>> entries;
-  for (const i32 dims : {64, 128}) {
+  for (const i64 dims : {64, 128, 192, 256}) {
     for (const bool has_stats : {false, true}) {
-      std::vector<KernelSpec> prepare;
-      std::vector<KernelSpec> backward;
-      for (const DType dtype : {DType::kBFloat16, DType::kFloat16}) {
-        BackwardConfig config;
-        config.dtype = dtype;
-        config.dims = dims;
-        config.q_rows = dims == 64 ? 128 : 64;
-        config.has_stats = has_stats;
-        for (const bool sequences : {false, true}) {
-          prepare.push_back(prepare_spec({dtype, dims, has_stats, sequences, false}));
-          prepare.push_back(prepare_spec({dtype, dims, has_stats, sequences, true}));
-          config.sequences = sequences;
-          for (const MaskKind mask : {MaskKind::kLength, MaskKind::kUpper, MaskKind::kBoth}) {
-            config.mask = mask;
-            backward.push_back(backward_spec(config));
-          }
-        }
-        for (int wanted = 1; wanted < 7; ++wanted) {  // bits: dq, dk, dv
-          config.dq = wanted & 1;
-          config.dk = wanted & 2;
-          config.dv = wanted & 4;
+      std::vector<KernelSpec> prepare, backward, dq;
+      const auto add = [&](const Problem& problem) {
+        for (const BackwardConfig& config : sm90_backward_configs(problem)) {
           backward.push_back(backward_spec(config));
         }
+        if (sm90_separate_dq(problem)) dq.push_back(dq_spec(sm90_dq_config(problem)));
+      };
+      for (const DType dtype : {DType::kBFloat16, DType::kFloat16}) {
+        Problem problem;
+        problem.dtype = dtype;
+        problem.dim_qk = problem.dim_v = dims;
+        if (has_stats) problem.arrays[Array::kStats].dtype = DType::kFloat32;
+        for (const bool sequences : {false, true}) {
+          problem.packed = sequences;
+          for (const bool sinks : {false, true}) {
+            BackwardPrepareConfig config = sm90_prepare_config(problem);
+            config.sinks = sinks;
+            prepare.push_back(prepare_spec(config));
+          }
+          for (const IntervalMask& mask :
+               {IntervalMask{}, IntervalMask{.causal = true},
+                IntervalMask{.causal = true, .window_left = 100}}) {
+            problem.mask = mask;
+            for (const Array array : {Array::kDQ, Array::kDK, Array::kDV}) {
+              problem.arrays[array].dtype = dtype;
+            }
+            add(problem);
+            problem.deterministic = true;
+            if (dims <= 128) add(problem);
+            problem.deterministic = false;
+          }
+        }
+        for (int wanted = 1; wanted < 7 && dims <= 128; ++wanted) {  // bits: dq, dk, dv
+          int bit = 0;
+          for (const Array array : {Array::kDQ, Array::kDK, Array::kDV}) {
+            problem.arrays[array].dtype = wanted >> bit++ & 1 ? dtype : DType::kNone;
+          }
+          add(problem);
+        }
       }
-      entries.push_back(prepare);
-      entries.push_back(backward);
+      for (const auto& specs : {prepare, backward, dq}) entries.push_back(specs);
     }
   }
   entries.push_back({careful_spec({DType::kBFloat16}), careful_spec({DType::kFloat16})});

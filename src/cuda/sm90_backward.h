@@ -22,6 +22,8 @@ BackwardPrepareParams sm90_prepare_params(const Problem& problem, const Sm90Back
                                           char* workspace, u32* faults);
 BackwardParams sm90_backward_params(const Problem& problem, const Sm90BackwardPlan& plan,
                                     char* workspace);
+BackwardDqParams sm90_dq_params(const Problem& problem, const Gpu& gpu,
+                                const Sm90BackwardPlan& plan, char* workspace);
 
 // Kernels that CI compiles for Hopper: every config that plans choose, in groups.
 std::vector<std::vector<KernelSpec>> sm90_backward_specs();

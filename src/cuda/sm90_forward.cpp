@@ -138,15 +138,16 @@ std::vector<std::vector<KernelSpec>> sm90_forward_specs() {
   constexpr i64 kDims[][2] = {{64, 64},   {80, 80},   {96, 96},  {128, 128}, {192, 128},
                               {192, 192}, {256, 256}, {128, 64}, {64, 256}};
   std::vector<std::vector<KernelSpec>> entries;
-  const auto add = [&](Problem problem, const IntervalMask& mask) {
+  const auto add = [&](Problem problem, const IntervalMask& mask, i64 heads = 1024) {
     problem.mask = mask;
+    problem.heads_q = problem.heads_kv = heads;
     std::vector<KernelSpec> specs;
     for (const auto& [dim_qk, dim_v] : kDims) {
       problem.dim_qk = dim_qk;
       problem.dim_v = dim_v;
       for (const i64 rows : {i64{512}, i64{4096}}) {
         for (const DType dtype : {DType::kBFloat16, DType::kFloat16}) {
-          problem.max_q = problem.max_kv = rows;
+          problem.q_rows = problem.kv_rows = problem.max_q = problem.max_kv = rows;
           problem.dtype = problem.arrays[Array::kO].dtype = dtype;
           specs.push_back(sm90_forward_spec(sm90_forward_config(problem)));
         }
@@ -156,9 +157,11 @@ std::vector<std::vector<KernelSpec>> sm90_forward_specs() {
   };
   Problem problem;
   problem.score_map.scale = 1;
+  problem.num_sequences = 1;
   add(problem, {});
   add(problem, {.causal = true});
   add(problem, {.causal = true, .window_left = 100});
+  add(problem, {.causal = true}, 1);
   Problem packed = problem;
   packed.packed = true;
   packed.arrays[Array::kStats].dtype = DType::kFloat32;
@@ -178,6 +181,7 @@ std::vector<std::vector<KernelSpec>> sm90_forward_specs() {
   }
   pairs.dropout.threshold = 1;
   add(pairs, {.causal = true});
+  add(pairs, {.causal = true}, 1);
   return entries;
 }
 

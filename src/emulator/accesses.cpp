@@ -99,7 +99,8 @@ void copy_bytes(void* to, const void* from, u64 bytes) { std::memcpy(to, from, b
 
 void settle() {
   SameValue& same = self().same_value;
-  if (same.address == nullptr) return;
+  if (same.address == nullptr) [[likely]]
+    return;
   const bool changed = std::memcmp(same.address, same.before.data(), same.before.size()) != 0;
   same.address = nullptr;
   if (changed) fail(same.complaint);

@@ -155,7 +155,8 @@ struct World {
   std::string name_agent(u32 agent) const;
 };
 
-inline constinit thread_local Block* current_block = nullptr;
+// Read by every function of kernels/ptx: not looked up by a call, though it lies in a library.
+extern constinit thread_local Block* current_block __attribute__((tls_model("initial-exec")));
 inline Block& block() { return *current_block; }
 inline Thread& self() { return *block().running; }
 inline World& world() { return *block().world; }

@@ -11,7 +11,6 @@
 
 namespace fulmen::emulator {
 
-constexpr u64 kNearBytes = 4096;
 constexpr u64 kNumLocks = 64;
 
 struct GlobalMemory::Array::Shadow {
@@ -31,6 +30,9 @@ GlobalMemory::Array::Array(const GlobalArray& array) : array_(array) {
   begin_ = static_cast<const u8*>(array.data) + low * array.element_bytes;
   end_ = static_cast<const u8*>(array.data) + (high + 1) * array.element_bytes;
   dense_ = count == high - low + 1;
+  std::ranges::sort(by_stride_, [this](size_t a, size_t b) {
+    return std::llabs(array_.strides[a]) > std::llabs(array_.strides[b]);
+  });
   if (array.writable) {
     shadow_ = std::make_shared<Shadow>();
     const u64 bytes = static_cast<u64>(end_ - begin_) + reinterpret_cast<u64>(begin_) % 16;
@@ -43,19 +45,14 @@ GlobalMemory::Array::Array(const GlobalArray& array) : array_(array) {
 
 bool GlobalMemory::Array::is_near(const u8* address) const {
   const u64 at = reinterpret_cast<u64>(address);
-  return at + kNearBytes >= reinterpret_cast<u64>(begin_) &&
-         at < reinterpret_cast<u64>(end_) + kNearBytes;
+  return at >= first() && at < last();
 }
 
 // The index of the element at an address; false where there is none.
 bool GlobalMemory::Array::decode(const u8* address, std::array<i64, 4>& index) const {
   i64 rest = (address - begin_) / array_.element_bytes;
-  std::array<size_t, 4> order{0, 1, 2, 3};
-  std::sort(order.begin(), order.end(), [this](size_t a, size_t b) {
-    return std::llabs(array_.strides[a]) > std::llabs(array_.strides[b]);
-  });
   index = {};
-  for (const size_t axis : order) {
+  for (const size_t axis : by_stride_) {
     const i64 stride = std::llabs(array_.strides[axis]);
     if (stride == 0) continue;
     const i64 step = std::min(rest / stride, array_.extents[axis] - 1);
@@ -104,13 +101,18 @@ Finding GlobalMemory::Array::touch(const u8* address, u64 bytes, Access access, 
 GlobalMemory::GlobalMemory(const std::vector<GlobalArray>& arrays) {
   for (const GlobalArray& array : arrays) {
     const bool empty = std::ranges::any_of(array.extents, [](i64 n) { return n <= 0; });
-    if (array.data != nullptr && !empty) arrays_.emplace_back(array);
+    if (array.data == nullptr || empty) continue;
+    arrays_.emplace_back(array);
+    first_ = std::min(first_, arrays_.back().first());
+    last_ = std::max(last_, arrays_.back().last());
   }
 }
 
 const GlobalMemory::Array* GlobalMemory::find(const u8* address, u64 bytes,
                                               const Array*& near) const {
   near = nullptr;
+  const u64 at = reinterpret_cast<u64>(address);
+  if (at < first_ || at >= last_) return nullptr;
   for (const Array& array : arrays_) {
     if (array.has(address, bytes)) return &array;
     if (array.is_near(address)) near = &array;

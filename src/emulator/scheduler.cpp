@@ -168,6 +168,8 @@ class Scheduler {
 
 }  // namespace
 
+constinit thread_local Block* current_block = nullptr;
+
 void fail(const std::string& what) {
   std::string said = world().grid->kernel + ": block " + std::to_string(block().index);
   const Thread* const thread = block().running;

@@ -14,8 +14,8 @@ namespace fulmen {
 
 struct BackwardConfig {
   DType dtype = DType::kBFloat16;
-  i32 dims = 128;   // 64 or 128: of a tile; smaller head dimensions are filled up with zeros
-  i32 q_rows = 64;  // queries of a step: 128 at dims 64, 64 at dims 128
+  i32 dims = 128;   // 64, 128, 192, 256: of a tile; smaller ones are filled up with zeros
+  i32 q_rows = 64;  // queries of a step: 128 at dims 64, 64 above
   MaskKind mask = MaskKind::kLength;
   bool has_stats = false;  // rows come as (row_max, row_sum), right for huge scores, else as lse
   bool sequences = false;  // packed or with lengths, which the device reads
@@ -27,10 +27,12 @@ struct BackwardConfig {
   bool spread = true;      // ablation: without a mask, blocks of keys begin at different queries
 
   static constexpr i32 kKvRows = 128;      // keys of a block, 64 a warpgroup
-  static constexpr i32 kStages = 2;        // of Q and dO, and of dS
+  static constexpr i32 kStages = 2;        // of Q, and of dS
   static constexpr i32 kMailboxes = 4;     // items that are known ahead
   static constexpr i32 kFinishRows = 128;  // rows of dQ that are rounded at a time
   static constexpr i32 kConsumerWarps = 8;
+
+  bool operator==(const BackwardConfig&) const = default;
 
   constexpr i32 threads() const { return 384; }
   // At launch all threads hold 168 registers; more than 3 * 168 in all and setmaxnreg waits for
@@ -42,23 +44,33 @@ struct BackwardConfig {
   constexpr bool dq_by_rows() const { return q_rows == 128; }
   constexpr i32 dq_floats() const { return q_rows * dims / 256; }  // of a thread
 
+  // Above 128 dims one of dK and dV fills the registers, and nothing is left for dQ: a launch each,
+  // and backward_dq_sm90.
+  constexpr bool is_wide() const { return dims > 128; }
+  constexpr bool needs_dp() const { return dq || dk; }  // dV alone takes P alone
+  constexpr i32 dout_stages() const { return dims == 256 && needs_dp() ? 1 : kStages; }
+
   // Whether a product meets pairs that the mask hides, whose infinities and NaN nobody may see.
   constexpr bool hides_pairs() const { return mask != MaskKind::kLength; }
 
   // Bytes of shared memory, in the order in which they lie there.
   constexpr i32 q_bytes() const { return q_rows * dims * 2; }
   constexpr i32 k_bytes() const { return kKvRows * dims * 2; }
-  constexpr i32 ds_bytes() const { return q_rows * kKvRows * 2; }
+  constexpr i32 v_bytes() const { return needs_dp() ? k_bytes() : 0; }
+  constexpr i32 ds_bytes() const { return dq ? q_rows * kKvRows * 2 : 0; }
+  constexpr i32 out_bytes() const { return is_wide() ? 0 : 2 * k_bytes(); }  // dV and dK
   constexpr i32 row_bytes() const { return q_rows * (has_stats ? 8 : 4); }  // what a row has kept
   constexpr i32 delta_bytes() const { return q_rows * 4; }
   constexpr i32 shared_bytes() const {
-    return 2 * k_bytes() + 2 * kStages * q_bytes() + 2 * ds_bytes() + 2 * k_bytes() +
-           kStages * (row_bytes() + delta_bytes()) + 768;
+    return k_bytes() + v_bytes() + (kStages + dout_stages()) * q_bytes() + kStages * ds_bytes() +
+           out_bytes() + kStages * row_bytes() + dout_stages() * delta_bytes() + 768;
   }
 
   constexpr bool valid() const {
     return (dtype == DType::kBFloat16 || dtype == DType::kFloat16) &&
-           ((dims == 64 && q_rows == 128) || (dims == 128 && q_rows == 64)) &&
+           ((dims == 64 && q_rows == 128) ||
+            ((dims == 128 || dims == 192 || dims == 256) && q_rows == 64)) &&
+           !(is_wide() && (dq || (dk && dv))) &&
            shared_bytes() <= 232448;
   }
 };

@@ -5,7 +5,7 @@
 // sequence 0. And where backward_sm80 has marked a tile, rows of dq, dk or dv that are not finite
 // are computed again by backward_naive, which reads visible pairs alone: NaN that only hidden pairs
 // hold goes, NaN that belongs there comes back. Launched with one block for each of
-// sm80_row_tiles(), then of sm80_key_tiles().
+// num_q_tiles(), then of num_kv_tiles().
 #pragma once
 
 #include "kernels/backward_naive.cuh"
@@ -27,30 +27,71 @@ struct BackwardFinishSm80 {
 
   static i32 thread() { return static_cast<i32>(ptx::thread_index()); }
 
-  // dq of the tile's rows, two dims a thread.
+  // Eight neighbouring dims of a row, as four lanes have added them.
+  struct Unit {
+    float dim[8];
+  };
+  static Unit unit_of(const float* sums, i32 row, i32 dim) {
+    struct alignas(8) Pair {
+      float x[2];
+    };
+    struct alignas(16) Quad {
+      float x[4];
+    };
+    const float* const from = sums + Order::place(row, dim);
+    Unit unit;
+    if constexpr (kConfig.wide_sums) {
+#pragma unroll
+      for (i32 lane = 0; lane < 4; ++lane) {
+        const Pair pair = *reinterpret_cast<const Pair*>(from + 4 * lane);
+        unit.dim[2 * lane] = pair.x[0];
+        unit.dim[2 * lane + 1] = pair.x[1];
+      }
+    } else {
+      const Quad even = *reinterpret_cast<const Quad*>(from);
+      const Quad odd = *reinterpret_cast<const Quad*>(from + 32);
+#pragma unroll
+      for (i32 lane = 0; lane < 4; ++lane) {
+        unit.dim[2 * lane] = even.x[lane];
+        unit.dim[2 * lane + 1] = odd.x[lane];
+      }
+    }
+    return unit;
+  }
+
+  // dq of the tile's rows, eight dims a thread at a time.
   void round(const Head<kConfig.dtype>& head, i64 first, const float* sums) const {
     const Sequence& sequence = head.sequence;
-    const i32 pairs = static_cast<i32>(p.dim_qk + 1) / 2;
+    const i32 dims = static_cast<i32>(p.dim_qk);
+    const i32 units = (dims + 7) / 8;
     const float scale = static_cast<float>(p.score_map.scale);
-    const bool packed = p.dq.dtype == kConfig.dtype && p.dq.strides[3] == 1 &&
-                        p.dq.strides[2] % 2 == 0 && p.dim_qk % 2 == 0 &&
-                        reinterpret_cast<u64>(p.dq.data + head.q_row(p.dq, first) * 2) % 4 == 0;
+    const i64 tile = head.q_row(p.dq, first);
+    const bool in_units = p.dq.dtype == kConfig.dtype && p.dq.strides[3] == 1 &&
+                          p.dq.strides[2] % 8 == 0 && dims % 8 == 0 &&
+                          reinterpret_cast<u64>(p.dq.data + tile * 2) % 16 == 0;
     const i32 count = static_cast<i32>(clamp<i64>(sequence.q_slot - first, 0, kConfig.rows));
+    const i64 num_rows = sequence.shape.q_len - first;
 #pragma unroll 4
-    for (i32 at = thread(); at < count * pairs; at += kSm80FinishThreads) {
-      const i32 r = at / pairs;
-      const i32 d = at % pairs * 2;
-      const float* const from = sums + Order::place(r, d);
-      constexpr i32 kNext = kConfig.wide_sums ? 1 : 32;
-      const bool counts = first + r < sequence.shape.q_len;
-      const float low = counts ? from[0] * scale : 0.f;
-      const float high = counts ? from[kNext] * scale : 0.f;
-      const i64 to = head.q_row(p.dq, first + r) + d * p.dq.strides[3];
-      if (packed) {
-        *reinterpret_cast<u32*>(p.dq.data + to * 2) = ptx::pack<kConfig.dtype>(low, high);
+    for (i32 at = thread(); at < count * units; at += kSm80FinishThreads) {
+      const i32 row = at / units;
+      const i32 dim = at % units * 8;
+      Unit unit{};
+      if (row < num_rows) unit = unit_of(sums, row, dim);
+      const i64 to = tile + row * p.dq.strides[2] + dim * p.dq.strides[3];
+      if (in_units) {
+        ptx::U32x4 x;
+#pragma unroll
+        for (i32 w = 0; w < 4; ++w) {
+          x.word[w] =
+              ptx::pack<kConfig.dtype>(unit.dim[2 * w] * scale, unit.dim[2 * w + 1] * scale);
+        }
+        ptx::store_global_x4(reinterpret_cast<u16*>(p.dq.data) + to, x);
       } else {
-        store_real_called(p.dq, to, low);
-        if (d + 1 < p.dim_qk) store_real_called(p.dq, to + p.dq.strides[3], high);
+#pragma unroll
+        for (i32 i = 0; i < 8; ++i) {
+          if (dim + i >= dims) break;
+          store_real_called(p.dq, to + i * p.dq.strides[3], unit.dim[i] * scale);
+        }
       }
     }
   }
@@ -122,7 +163,7 @@ struct BackwardFinishSm80 {
 
   void run() const {
     const i64 block = ptx::block_index();
-    const i64 row_tiles = sm80_row_tiles(p, kConfig);
+    const i64 row_tiles = num_q_tiles(p, kConfig.rows);
     if (block < row_tiles) return finish_rows(block);
     finish_keys(block - row_tiles);
   }

@@ -4,7 +4,7 @@
 // What backward_sm80 needs of every query row (Sm80Row), from the softmax that the forward pass
 // kept, sinks, the gradient that arrives through lse, and D = dot(dO, O). Rows of a tile that are
 // past the end of their sequence are filled up so that they count for nothing. Any dtype, stride
-// and alignment. Launched with one block for each of sm80_row_tiles(), before backward_sm80.
+// and alignment. Launched with one block for each of num_q_tiles(), before backward_sm80.
 #pragma once
 
 #include "kernels/faults.cuh"
@@ -106,7 +106,7 @@ struct BackwardRowsSm80 {
   void run(i64 first, Sm80Row* rows) const {
     constexpr i32 kStep = kSm80RowsThreads / kSm80ThreadsPerRow;
     const i32 thread = static_cast<i32>(ptx::thread_index()) / kSm80ThreadsPerRow;
-#pragma unroll 1
+#pragma unroll 2
     for (i32 r = thread; r < (kConfig.rows + kStep - 1) / kStep * kStep; r += kStep) {
       const bool counts = r < kConfig.rows && first + r < head.sequence.shape.q_len;
       float D = counts ? part_of_dot(first + r) : 0;

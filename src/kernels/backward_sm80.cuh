@@ -12,7 +12,7 @@
 //   5. dQ = dS K                                    added to float32 sums in global memory
 // A hidden pair has P = dS = 0, and 0 times NaN is NaN: where a block that is not full meets a
 // score or a dP that is not finite, its tiles are marked, and backward_finish_sm80 looks at them.
-// Launched with one block for each of sm80_key_tiles(), after backward_rows_sm80.
+// Launched with one block for each of num_kv_tiles(), after backward_rows_sm80.
 #pragma once
 
 #include "kernels/attention/block_range.cuh"
@@ -86,11 +86,9 @@ struct BackwardSm80 {
   }
   QkTile q_tile(i32 stage) const { return {stage_at(stage)}; }
   VTile dout_tile(i32 stage) const { return {stage_at(stage) + kConfig.q_bytes()}; }
-  u32 rows_at(i32 stage) const {
-    return stage_at(stage) + kConfig.q_bytes() + kConfig.dout_bytes();
-  }
   PairTile p_tile() const { return {stage_at(kConfig.stages)}; }
   PairTile ds_tile() const { return {stage_at(kConfig.stages) + kConfig.pair_bytes()}; }
+  u32 rows_at() const { return ds_tile().base + kConfig.pair_bytes(); }
   u32 terms_at() const {
     return shared + kConfig.shared_bytes() - kConfig.term_bytes() +
            warp * 16 * kConfig.scores().term_stride() * 4;
@@ -121,12 +119,17 @@ struct BackwardSm80 {
     const i32 first = static_cast<i32>(block * kConfig.rows);
     copy_rows<kConfig.rows, kConfig.threads()>(q_tile(stage), source(p.q, p.dim_qk), first);
     copy_rows<kConfig.rows, kConfig.threads()>(dout_tile(stage), source(p.dout, p.dim_v), first);
+    ptx::cp_async_commit();
+  }
+
+  // What is kept of the rows, which has one place only.
+  void fetch_rows(i64 head, i64 block) const {
     const u8* const rows =
         reinterpret_cast<const u8*>(params.rows + tile_number(head, block) * kConfig.rows);
 #pragma unroll
     for (i32 at = 0; at < kConfig.rows; at += kConfig.threads()) {
       const i32 r = at + static_cast<i32>(ptx::thread_index());
-      if (r < kConfig.rows) ptx::cp_async_16(rows_at(stage) + r * 16, rows + r * 16, true);
+      if (r < kConfig.rows) ptx::cp_async_16(rows_at() + r * 16, rows + r * 16, true);
     }
     ptx::cp_async_commit();
   }
@@ -226,12 +229,12 @@ struct BackwardSm80 {
         [&](i32 k, i32 n) { return ptx::ldmatrix_x4(K.at(k, column + 16 * n)); });
   }
 
-  void read_rows(Rows& rows, i32 stage, i32 row) const {
+  void read_rows(Rows& rows, i32 row) const {
 #pragma unroll
     for (i32 t = 0; t < kTiles; ++t) {
 #pragma unroll
       for (i32 h = 0; h < 2; ++h) {
-        const ptx::U32x4 x = ptx::load_shared_x4(rows_at(stage) + (row + Terms::row(t, h)) * 16);
+        const ptx::U32x4 x = ptx::load_shared_x4(rows_at() + (row + Terms::row(t, h)) * 16);
         rows[t][h] = {__builtin_bit_cast(float, x.word[0]), __builtin_bit_cast(float, x.word[1]),
                       __builtin_bit_cast(float, x.word[2]), __builtin_bit_cast(float, x.word[3])};
       }
@@ -276,7 +279,7 @@ struct BackwardSm80 {
     const i64 key = first_key + column;
     const bool careful = kConfig.terms || !is_full;
     Rows rows;
-    read_rows(rows, stage, row);
+    read_rows(rows, row);
     Scores P, slope;
     multiply_q_k(P, stage, row, column);
     if (careful) suspect = suspect || !all_finite(P);
@@ -444,13 +447,15 @@ struct BackwardSm80 {
 
   // ---- The walk --------------------------------------------------------------------------------
 
-  void step(const HeadType& head, i64 block, i32 stage) {
+  template <class FetchRows>
+  void step(const HeadType& head, i64 block, i32 stage, const FetchRows& fetch_next_rows) {
     const bool is_full = kConfig.full_blocks && range.is_full(block);
 #pragma unroll 1
     for (i32 tile = warp; tile < kConfig.s_tiles(); tile += kConfig.warps) {
       compute_pairs(head, block, is_full, stage, tile);
     }
-    ptx::block_sync();  // P and dS are there
+    ptx::block_sync();  // P and dS are there; all are done with the rows
+    fetch_next_rows();
     if (suspect) params.suspect_rows[tile_number(head.head, block)] = 1;
     if constexpr (kConfig.dv) {
       add_columns<kConfig.dv_dims()>(dV, p_tile(), dout_tile(stage));
@@ -465,6 +470,7 @@ struct BackwardSm80 {
     const i64 first_head = kv_head * group;
     fetch_keys();
     fetch(first_head, begin, 0);
+    fetch_rows(first_head, begin);
     i32 stage = 0;
 #pragma unroll 1
     for (i64 member = 0; member < group; ++member) {
@@ -473,18 +479,19 @@ struct BackwardSm80 {
       for (i64 block = begin; block < end; ++block) {
         const bool wraps = block + 1 == end;
         const bool is_last = wraps && member + 1 == group;
-        const auto fetch_next = [&](i32 to) {
-          if (!is_last) fetch(head.head + (wraps ? 1 : 0), wraps ? begin : block + 1, to);
-        };
+        const i64 next_head = head.head + (wraps ? 1 : 0);
+        const i64 next_block = wraps ? begin : block + 1;
         ptx::cp_async_wait<0>();
         ptx::block_sync();  // tiles are there; all are done with those of the step before
-        if constexpr (kConfig.stages > 1) fetch_next(1 - stage);
-        step(head, block, stage);
+        if (kConfig.stages > 1 && !is_last) fetch(next_head, next_block, 1 - stage);
+        step(head, block, stage, [&] {
+          if (!is_last) fetch_rows(next_head, next_block);
+        });
         if constexpr (kConfig.stages > 1) {
           stage = 1 - stage;
         } else {
           ptx::block_sync();  // all are done with Q and dO
-          fetch_next(0);
+          if (!is_last) fetch(next_head, next_block, 0);
         }
       }
     }

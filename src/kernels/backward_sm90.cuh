@@ -31,6 +31,7 @@ struct BackwardLoader {
   const BackwardParams& params;
   Shared shared;
   typename Shared::StageCursor at;
+  typename Shared::DOutCursor dout_at;
   typename Shared::KvCursor kv_at;
 
   void load(const TensorMap& map, u32 tile, u32 full, i32 rows, i32 row, i32 head,
@@ -58,14 +59,17 @@ struct BackwardLoader {
 #pragma unroll
       for (i32 d = 0; d < kConfig.dims; d += 64) {
         ptx::tma_prefetch(params.maps.k, d, kv_row, kv_head, batch);
-        ptx::tma_prefetch(params.maps.v, d, kv_row, kv_head, batch);
+        if constexpr (kConfig.needs_dp()) {
+          ptx::tma_prefetch(params.maps.v, d, kv_row, kv_head, batch);
+        }
       }
     }
     if (kConfig.dq && item.line >= params.num_slots) {  // its sums are clear again
       ptx::await(params.freed + item.line - params.num_slots,
                  params.num_kv_blocks * BackwardConfig::kConsumerWarps);
     }
-    const auto q = shared.q(), dout = shared.dout();
+    const auto q = shared.q();
+    const auto dout = shared.dout();
     const auto k = shared.k(), v = shared.v();
     const Interval full[2] = {full_blocks(sequence.shape, key),
                               full_blocks(sequence.shape, key + 64)};
@@ -81,7 +85,7 @@ struct BackwardLoader {
       const i64 kept =
           (first_line + step.head) * params.rows_of_head + first_row + q_block * kConfig.q_rows;
       const u32 q_full = kConfig.sequences ? shared.q_landed(at) : q.full(at);
-      const u32 dout_full = kConfig.sequences ? shared.dout_landed(at) : dout.full(at);
+      const u32 dout_full = kConfig.sequences ? shared.dout_landed(dout_at) : dout.full(dout_at);
       ptx::mbarrier_wait(q.empty(at), at.parity ^ 1);
       u32 flags = q_block;
       if (i + 1 == num_steps) flags |= BackwardStepMail::kLast;
@@ -101,19 +105,20 @@ struct BackwardLoader {
         load(params.maps.k, k.address(kv_at), full_barrier, kConfig.kKvRows, kv_row, kv_head,
              batch);
       }
-      ptx::mbarrier_wait(dout.empty(at), at.parity ^ 1);
+      ptx::mbarrier_wait(dout.empty(dout_at), dout_at.parity ^ 1);
       ptx::mbarrier_arrive_expect(dout_full, kConfig.q_bytes() + kConfig.delta_bytes());
-      load(params.maps.dout, dout.address(at), dout_full, kConfig.q_rows, row, head, batch);
-      ptx::bulk_load(shared.delta(at), params.delta + kept, kConfig.delta_bytes(), dout_full);
-      if (i == 0) {
+      load(params.maps.dout, dout.address(dout_at), dout_full, kConfig.q_rows, row, head, batch);
+      ptx::bulk_load(shared.delta(dout_at), params.delta + kept, kConfig.delta_bytes(), dout_full);
+      if (kConfig.needs_dp() && i == 0) {
         const u32 full_barrier = kConfig.sequences ? shared.v_landed() : v.full(kv_at);
         ptx::mbarrier_wait(v.empty(kv_at), kv_at.parity ^ 1);
         ptx::mbarrier_arrive_expect(full_barrier, kConfig.k_bytes());
         load(params.maps.v, v.address(kv_at), full_barrier, kConfig.kKvRows, kv_row, kv_head,
              batch);
-        kv_at.advance();
       }
+      if (i == 0) kv_at.advance();
       at.advance();
+      dout_at.advance();
     }
   }
 
@@ -149,6 +154,7 @@ struct BackwardCleaner {
   Shared shared;
   u32 lane;
   typename Shared::StageCursor at;
+  typename Shared::DOutCursor dout_at;
   typename Shared::KvCursor kv_at;
 
   // Clears rows from `begin` on, and hands the tile over.
@@ -167,7 +173,8 @@ struct BackwardCleaner {
   }
 
   void clean_item(const BackwardMail& mail) {
-    const auto q = shared.q(), dout = shared.dout();
+    const auto q = shared.q();
+    const auto dout = shared.dout();
     const i32 keys = mail.shape.kv_len - mail.item.kv_block * kConfig.kKvRows;
 #pragma unroll 1
     for (i32 i = 0; i < mail.num_steps; ++i) {
@@ -178,14 +185,15 @@ struct BackwardCleaner {
         ptx::mbarrier_wait(shared.k_landed(), kv_at.parity);
         clean(shared.k().address(kv_at), shared.k().full(kv_at), kConfig.kKvRows, keys);
       }
-      ptx::mbarrier_wait(shared.dout_landed(at), at.parity);
-      clean(dout.address(at), dout.full(at), kConfig.q_rows, queries);
-      if (i == 0) {
+      ptx::mbarrier_wait(shared.dout_landed(dout_at), dout_at.parity);
+      clean(dout.address(dout_at), dout.full(dout_at), kConfig.q_rows, queries);
+      if (kConfig.needs_dp() && i == 0) {
         ptx::mbarrier_wait(shared.v_landed(), kv_at.parity);
         clean(shared.v().address(kv_at), shared.v().full(kv_at), kConfig.kKvRows, keys);
-        kv_at.advance();
       }
+      if (i == 0) kv_at.advance();
       at.advance();
+      dout_at.advance();
     }
   }
 
@@ -247,6 +255,7 @@ struct BackwardConsumer {
   u32 warpgroup;
   u32 thread;  // 0 .. 127
   typename Shared::StageCursor at;
+  typename Shared::DOutCursor dout_at;
   typename Shared::KvCursor kv_at;
   typename Shared::MailCursor mail_at;
 
@@ -260,6 +269,15 @@ struct BackwardConsumer {
   template <i32 kBuffers>
   void release(Ring<kBuffers> ring, Cursor<kBuffers> cursor) const {
     if (thread % 32 == 0) ring.release(cursor);
+  }
+
+  // Where dO stands: with as many stages as Q has, where Q does.
+  typename Shared::DOutCursor dout_cursor() const {
+    if constexpr (Shared::kDOutStages == Shared::kStages) {
+      return at;
+    } else {
+      return dout_at;
+    }
   }
 
   // S^T = -inf where the mask hides it; `first` is the warpgroup's first key.
@@ -316,7 +334,7 @@ struct BackwardConsumer {
 
   // dS^T = P^T (dP^T - delta), rounded
   void form_ds(Weights& dS, const Scores& P, const Scores& dP) const {
-    const u32 deltas = shared.delta(at) + thread % 4 * 8;
+    const u32 deltas = shared.delta(dout_cursor()) + thread % 4 * 8;
 #pragma unroll
     for (i32 i = 0; i < kFloats; i += 4) {
       const ptx::F32x2 delta = ptx::load_shared_f32x2(deltas + i * 8);
@@ -363,41 +381,52 @@ struct BackwardConsumer {
     shared.k().wait(kv_at);
     issue_keys_by_queries<kConfig>(S, shared.k().address(kv_at) + keys, shared.q().address(at));
     ptx::wgmma_wait<0>();
-    shared.v().wait(kv_at);
+    if constexpr (kConfig.needs_dp()) shared.v().wait(kv_at);
 
     const auto take = [&](auto first_step, auto masked) {
       constexpr bool kFirst = decltype(first_step)::kValue;
-      const u32 dout = shared.dout().address(at);
-      Weights dS;
-      shared.dout().wait(at);
+      const typename Shared::DOutCursor dout_at_step = dout_cursor();
+      const u32 dout = shared.dout().address(dout_at_step);
+      [[maybe_unused]] Weights dS;
+      shared.dout().wait(dout_at_step);
       if constexpr (decltype(masked)::kValue) {
         if (step.is_partial(warpgroup)) hide(S, key, step.q_block());
       }
       {
-        Weights P;
-        Scores dP;
+        [[maybe_unused]] Weights P;
+        [[maybe_unused]] Scores dP;
         // dP^T = V dO^T, under P^T = exp(scale S^T - lse)
-        issue_keys_by_queries<kConfig>(dP, shared.v().address(kv_at) + keys, dout);
+        if constexpr (kConfig.needs_dp()) {
+          issue_keys_by_queries<kConfig>(dP, shared.v().address(kv_at) + keys, dout);
+        }
         exponentiate(S);
         // dV += P^T dO, under dS^T = P^T (dP^T - delta) where the registers allow
-        constexpr bool kEarly = kConfig.dv && kConfig.early_dv && kConfig.q_rows == 64;
+        constexpr bool kEarly = kConfig.dv && (kConfig.early_dv || !kConfig.needs_dp()) &&
+                                kConfig.q_rows == 64;
         if constexpr (kEarly) {
           round(P, S);
           issue_keys_by_dims<kConfig>(dV, P, dout, !kFirst);
         }
-        ptx::wgmma_wait<kEarly ? 1 : 0>();
-        form_ds(dS, S, dP);
+        if constexpr (kConfig.needs_dp()) {
+          ptx::wgmma_wait<kEarly ? 1 : 0>();
+          form_ds(dS, S, dP);
+        }
         if constexpr (kConfig.dv && !kEarly) {
           round(P, S);
           issue_keys_by_dims<kConfig>(dV, P, dout, !kFirst);
         }
-        if constexpr (kConfig.dq) share_ds(dS);
+        if constexpr (kConfig.dq) {
+          share_ds(dS);
+        } else {
+          ptx::warp_sync();  // all lanes have read rows and delta
+        }
         ptx::wgmma_wait<0>();
-        release(shared.dout(), at);
-        if (step.is_last()) release(shared.v(), kv_at);
+        release(shared.dout(), dout_at_step);
+        if (kConfig.needs_dp() && step.is_last()) release(shared.v(), kv_at);
       }
       const auto here = at;
       at.advance();
+      dout_at.advance();
       const typename Shared::StageCursor before{at.buffer, at.parity ^ 1};
       Scores S_next;
       float dQ[kConfig.dq_floats()];
@@ -456,7 +485,7 @@ struct BackwardConsumer {
 
   // dV and dK, rounded, to global memory; rows past the end are not written.
   void write(Sums& dK, Sums& dV, const BackwardMail& mail) const {
-    if constexpr (kConfig.sequences) return write_rows(dK, dV, mail);
+    if constexpr (kConfig.sequences || kConfig.is_wide()) return write_rows(dK, dV, mail);
     const BackwardItem& item = mail.item;
     if (thread == 0) ptx::tma_store_wait_read();  // the previous ones have left
     ptx::bar_sync(kOutBarrier + warpgroup, 128);

@@ -8,7 +8,6 @@
 #pragma once
 
 #include "kernels/sm80_config.h"
-#include "kernels/tile_tasks.cuh"
 
 namespace fulmen {
 
@@ -53,18 +52,18 @@ struct Sm80BackwardConfig {
   constexpr i32 dq_tiles() const { return rows / dq_rows * (d_qk / dq_dims); }
   constexpr i32 dq_elems() const { return rows * d_qk; }
 
-  // Shared memory in this order: K, V, stages of Q, dO and what is kept of their rows, P, dS,
-  // terms.
+  // Shared memory in this order: K, V, stages of Q and dO, P, dS, what is kept of the rows, terms.
   constexpr i32 k_bytes() const { return columns * d_qk * 2; }
   constexpr i32 v_bytes() const { return columns * d_v * 2; }
   constexpr i32 q_bytes() const { return rows * d_qk * 2; }
   constexpr i32 dout_bytes() const { return rows * d_v * 2; }
   constexpr i32 row_bytes() const { return rows * 16; }
-  constexpr i32 stage_bytes() const { return q_bytes() + dout_bytes() + row_bytes(); }
+  constexpr i32 stage_bytes() const { return q_bytes() + dout_bytes(); }
   constexpr i32 pair_bytes() const { return rows * columns * 2; }
   constexpr i32 term_bytes() const { return terms ? warps * 16 * scores().term_stride() * 4 : 0; }
   constexpr i32 shared_bytes() const {
-    return k_bytes() + v_bytes() + stages * stage_bytes() + 2 * pair_bytes() + term_bytes();
+    return k_bytes() + v_bytes() + stages * stage_bytes() + 2 * pair_bytes() + row_bytes() +
+           term_bytes();
   }
 
   // A warp's tile of S, as the pieces that it shares with forward_sm80 see it.
@@ -115,14 +114,6 @@ struct Sm80BackwardParams {
   u32* next_block;    // started so far; config.ordered
   i32 lines_per_group;  // key/value heads whose blocks are neighbours
 };
-
-// Blocks of the three launches, of which `rows` and `columns` of the config decide.
-constexpr i64 sm80_row_tiles(const AttentionParams& p, const Sm80BackwardConfig& config) {
-  return num_q_tiles(p, config.rows);
-}
-constexpr i64 sm80_key_tiles(const AttentionParams& p, const Sm80BackwardConfig& config) {
-  return num_kv_tiles(p, config.columns);
-}
 
 // In which order the tiles of a warp's dQ lie in dq_sums: as its lanes hold them, so that a warp
 // adds to 128 neighbouring bytes, or 512, at a time.

@@ -21,7 +21,8 @@ GpuNeeds sm90_needs(const Problem& problem, const Gpu& gpu) {
 }
 
 u32 sm90_switches(const Problem& problem) {
-  return problem.operation == Operation::kForward ? sm90_forward_switches(problem) : 0;
+  return problem.operation == Operation::kForward ? sm90_forward_switches(problem)
+                                                     : sm90_backward_switches(problem);
 }
 
 }  // namespace fulmen

@@ -12,7 +12,7 @@
 namespace fulmen {
 namespace {
 
-constexpr i64 kMaxDim = 128;
+constexpr i64 kMaxDim = 256;
 constexpr i64 kUnit = 8;  // elements of 16 bytes, in which the copy engine moves
 constexpr i64 kMaxCount = i64{1} << 30;
 constexpr i64 kHeadsPerGroup = 8;  // under a mask; 4 and 16 are within 3 %
@@ -28,6 +28,11 @@ i64 rows_of_head(const Problem& problem) {
   if (!problem.packed) return rows_up(problem.q_rows, BackwardConfig::kFinishRows);
   return rows_up(problem.q_rows, BackwardConfig::kFinishRows) +
          (problem.num_sequences + 1) * BackwardConfig::kFinishRows;
+}
+
+// Dims of a tile: smaller head dimensions are filled up with zeros.
+i32 tile_dims(const Problem& problem) {
+  return static_cast<i32>(rows_up(max(problem.dim_qk, problem.dim_v), 64));
 }
 
 MaskKind mask_kind(const IntervalMask& mask) {
@@ -46,9 +51,6 @@ std::string option_refusal(const Problem& problem) {
   if (problem.has(Array::kSinks) && problem.has(Array::kDLse)) return "has no dlse with sinks";
   if (problem.score_map.softcap != 0) return "has no softcap in the backward pass";
   if (!(problem.score_map.scale > 0)) return "needs a positive scale in the backward pass";
-  if (problem.deterministic || problem.batch_invariant) {
-    return "adds to dq in an order that changes from run to run";
-  }
   return "";
 }
 
@@ -94,24 +96,67 @@ std::string sm90_backward_refusal(const Problem& problem, const Gpu& gpu) {
   return layout_refusal(problem);
 }
 
-BackwardConfig sm90_backward_config(const Problem& problem) {
+bool sm90_separate_dq(const Problem& problem) {
+  return problem.has(Array::kDQ) &&
+         (tile_dims(problem) > 128 || problem.deterministic || problem.batch_invariant);
+}
+
+AttentionConfig sm90_dq_config(const Problem& problem) {
+  AttentionConfig config;
+  config.dtype = problem.dtype;
+  config.d_qk = config.d_v = tile_dims(problem);
+  config.kv_rows = config.d_qk == 64 ? 128 : config.d_qk == 256 ? 48 : 64;
+  config.q_slots = 2 * config.warpgroups;  // Q and dO
+  config.mask = mask_kind(problem.mask);
+  config.shift_rule = ShiftRule::kWhenGrown;  // not looked at
+  config.stage_output = false;
+  config.sequences = reads_sequences(problem);
+  config.stats = problem.has(Array::kStats);
+  return config;
+}
+
+std::vector<BackwardConfig> sm90_backward_configs(const Problem& problem) {
   BackwardConfig config;
   config.dtype = problem.dtype;
-  config.dims = max(problem.dim_qk, problem.dim_v) <= 64 ? 64 : 128;
+  config.dims = tile_dims(problem);
   config.q_rows = config.dims == 64 ? 128 : 64;
   config.mask = mask_kind(problem.mask);
   config.has_stats = problem.has(Array::kStats);
   config.sequences = reads_sequences(problem);
-  config.dq = problem.has(Array::kDQ);
+  config.dq = problem.has(Array::kDQ) && !sm90_separate_dq(problem);
   config.dk = problem.has(Array::kDK);
   config.dv = problem.has(Array::kDV);
-  return config;
+  const auto has = [&](Optimisation each) { return !(problem.without & static_cast<u32>(each)); };
+  config.take_turns = has(Optimisation::kPingPong);
+  config.early_dv = has(Optimisation::kOverlap);
+  config.spread = has(Optimisation::kBlockOrder);
+  if (!config.dq && !config.dk && !config.dv) return {};
+  if (!(config.is_wide() && config.dk && config.dv)) return {config};
+  BackwardConfig dv = config;
+  config.dv = dv.dk = false;
+  return {config, dv};
+}
+
+u32 sm90_backward_switches(const Problem& problem) {
+  Problem each = problem;
+  each.without = 0;
+  const std::vector<BackwardConfig> whole = sm90_backward_configs(each);
+  u32 switches = 0;
+  for (u32 bit = 1; bit <= kAllOptimisations; bit *= 2) {
+    each.without = bit;
+    if (sm90_backward_configs(each) != whole) switches |= bit;
+  }
+  return switches;
+}
+
+bool sm90_hides_pairs(const Problem& problem) {
+  return mask_kind(problem.mask) != MaskKind::kLength;
 }
 
 BackwardPrepareConfig sm90_prepare_config(const Problem& problem) {
   BackwardPrepareConfig config;
   config.dtype = problem.dtype;
-  config.dims = problem.dim_v <= 64 ? 64 : 128;
+  config.dims = problem.dim_v <= 64 ? 64 : problem.dim_v <= 128 ? 128 : 256;
   config.has_stats = problem.has(Array::kStats);
   config.sequences = reads_sequences(problem);
   config.sinks = problem.has(Array::kSinks);
@@ -119,7 +164,8 @@ BackwardPrepareConfig sm90_prepare_config(const Problem& problem) {
 }
 
 Sm90BackwardPlan sm90_backward_plan(const Problem& problem, const Gpu& gpu) {
-  const BackwardConfig config = sm90_backward_config(problem);
+  const i64 dims = tile_dims(problem);
+  const bool has_sums = problem.has(Array::kDQ) && !sm90_separate_dq(problem);
   Sm90BackwardPlan plan{};
   plan.num_lines = problem.num_sequences * problem.heads_kv;
   plan.num_kv_blocks = ceil_div(max<i64>(problem.max_kv, 1), BackwardConfig::kKvRows);
@@ -128,24 +174,24 @@ Sm90BackwardPlan sm90_backward_plan(const Problem& problem, const Gpu& gpu) {
   plan.num_rows =
       (problem.packed ? 1 : problem.num_sequences) * problem.heads_q * plan.rows_of_head;
   const i64 lines_per_group =
-      config.mask == MaskKind::kLength ? 1 : max<i64>(kHeadsPerGroup / problem.group_size(), 1);
+      mask_kind(problem.mask) == MaskKind::kLength ? 1 : max<i64>(kHeadsPerGroup / problem.group_size(), 1);
   plan.schedule = backward_schedule(plan.num_lines, plan.num_kv_blocks, lines_per_group,
                                     gpu.num_multiprocessors);
   const i64 slot_rows = plan.num_finish_blocks * BackwardConfig::kFinishRows;
-  const i64 slot_bytes = problem.group_size() * slot_rows * config.dims * 4;
-  plan.counters_at = config.dq ? plan.schedule.num_slots * slot_bytes : 0;
-  const i64 counter_bytes = rows_up((2 + 3 * plan.num_lines) * 4, 16);
+  const i64 slot_bytes = problem.group_size() * slot_rows * dims * 4;
+  plan.counters_at = has_sums ? plan.schedule.num_slots * slot_bytes : 0;
+  if (!has_sums) plan.schedule.lag = 0;
+  const i64 counter_bytes = rows_up((Sm90BackwardPlan::kLaunches + 1 + 3 * plan.num_lines) * 4, 16);
   plan.zeroed_bytes = plan.counters_at + counter_bytes;
   plan.rows_at = plan.zeroed_bytes;
-  plan.delta_at = plan.rows_at + plan.num_rows * (config.has_stats ? 8 : 4);
+  plan.delta_at = plan.rows_at + plan.num_rows * (problem.has(Array::kStats) ? 8 : 4);
   plan.workspace_bytes = plan.delta_at + plan.num_rows * 4;
   return plan;
 }
 
 GpuNeeds sm90_backward_needs(const Problem& problem, const Gpu& gpu) {
-  const BackwardConfig config = sm90_backward_config(problem);
   GpuNeeds needs;
-  needs.tile = {config.q_rows, BackwardConfig::kKvRows};
+  needs.tile = {tile_dims(problem) == 64 ? 128 : 64, BackwardConfig::kKvRows};
   needs.workspace_bytes = static_cast<size_t>(sm90_backward_plan(problem, gpu).workspace_bytes);
   needs.alignment_bytes = 16;
   return needs;

@@ -15,7 +15,21 @@ std::string sm90_backward_refusal(const Problem& problem, const Gpu& gpu);
 GpuNeeds sm90_backward_needs(const Problem& problem, const Gpu& gpu);
 
 // The rest is called only where nothing is refused.
-BackwardConfig sm90_backward_config(const Problem& problem);
+
+// Whether dQ has a kernel of its own, backward_dq_sm90: seven products of a pair of tiles instead of
+// five (eight above 128 dims), but nothing is added in global memory.
+bool sm90_separate_dq(const Problem& problem);
+AttentionConfig sm90_dq_config(const Problem& problem);
+
+// The optimisations that its kernels can be made without.
+u32 sm90_backward_switches(const Problem& problem);
+
+// The launches of backward_sm90: one, or one for each of dK and dV above 128 dims.
+std::vector<BackwardConfig> sm90_backward_configs(const Problem& problem);
+
+// Whether the mask hides pairs inside of blocks, so that a careful pass stands behind.
+bool sm90_hides_pairs(const Problem& problem);
+
 BackwardPrepareConfig sm90_prepare_config(const Problem& problem);
 
 // What a kernel may spill: the loader, one thread, keeps its walk in 24 registers. The consumers'
@@ -24,8 +38,11 @@ BackwardPrepareConfig sm90_prepare_config(const Problem& problem);
 // not measured; refused, they would go to the float32 units.
 inline constexpr size_t kSm90BackwardSpillBytes = 832;
 
-// Counts and the order of a run, and where its parts of the workspace begin, in bytes.
+// Counts and the order of a run, and where its parts of the workspace begin, in bytes. Counters: an
+// item counter for each launch, at most kLaunches; done and freed (line); spoiled (1 + line).
 struct Sm90BackwardPlan {
+  static constexpr i64 kLaunches = 3;
+
   BackwardSchedule schedule;
   i64 num_lines;
   i64 num_kv_blocks;

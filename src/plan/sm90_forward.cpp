@@ -78,6 +78,7 @@ void set_tile_64(AttentionConfig& config, bool is_short) {
                        config.mask != MaskKind::kBoth && !config.sequences;
   set_tile(config, 3, is_wide ? 128 : 64, is_wide ? 3 : 4, 6);
   config.overlap = !is_wide;
+  config.ping_pong = is_wide;  // 3 % at causal 512, 2 % at 1k
 }
 
 void set_tile_128(AttentionConfig& config, bool is_short) {
@@ -100,6 +101,18 @@ void set_tile_256(AttentionConfig& config) {
   const bool has_room = !config.maps_scores() && !config.sequences && !config.dropout;
   const i32 dims = config.dtype == DType::kFloat16 || config.mask == MaskKind::kBoth ? 64 : 96;
   config.q_register_dims = has_room ? min(dims, config.d_qk) : 0;
+}
+
+// Few rows in all: one warpgroup a multiprocessor, so that all of them find one at once (batch 1, 8
+// heads, 128 rows, d 64: 4.2 us against 5.6 with three, 2026-11-28).
+bool is_small(const Problem& problem) {
+  constexpr i64 kMultiprocessors = 132;  // of an H100 SXM
+  return sm90_max_q_blocks(problem, {.warpgroups = 1}) <= kMultiprocessors;
+}
+
+void set_small_tile(AttentionConfig& config, i32 widest) {
+  set_tile(config, 1, 64, widest <= 192 ? 4 : 3, 1);
+  config.stage_output = false;
 }
 
 void leave_out(AttentionConfig& config, const Problem& problem) {
@@ -165,7 +178,9 @@ AttentionConfig sm90_forward_config(const Problem& problem) {
   const bool is_short = max(problem.max_q, problem.max_kv) <= kShort;
   const bool per_pair = config.has_pair_terms() || config.dropout;
   const i32 widest = max(AttentionConfig::chunked(config.d_qk), config.d_v);
-  if (per_pair && widest <= 192) {
+  if (!problem.batch_invariant && is_small(problem)) {
+    set_small_tile(config, widest);
+  } else if (per_pair && widest <= 192) {
     set_tile(config, 2, 64, 2, 2);
   } else if (widest <= 64) {
     set_tile_64(config, is_short);

@@ -112,10 +112,13 @@ class RandomProblem {
     return other;
   }
 
+  // Before and behind every array: nobody may touch it.
+  static constexpr size_t kMarginBytes = 64;
+
   void* memory(size_t bytes) {
-    owned_.push_back(std::make_unique<char[]>(bytes + 8));
-    std::memset(owned_.back().get(), 0xff, bytes + 8);
-    return owned_.back().get();
+    owned_.push_back(std::make_unique<char[]>(bytes + 2 * kMarginBytes));
+    std::memset(owned_.back().get(), 0xff, bytes + 2 * kMarginBytes);
+    return owned_.back().get() + kMarginBytes;
   }
 
   // A forward request with q, k, v, o, lse, stats and whatever options the seed draws.

@@ -63,7 +63,8 @@ def agree(model: Any, inputs: dict[str, Any], visible: Any = None, output: str =
         model.zero_grad()
         out = getattr(model(**inputs), output)
         out = out if visible is None else out * visible[..., None]
-        (out * torch.linspace(-1, 1, out.numel()).view(out.shape)).sum().backward()
+        weights = torch.linspace(-1, 1, out.numel(), device=out.device).view(out.shape)
+        (out * weights).sum().backward()
         gradients = {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
         found.append((out.detach(), gradients))
     (expected, expected_grads), (ours, our_grads) = found

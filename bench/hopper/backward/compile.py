@@ -9,6 +9,7 @@ with 1 if there are any of the latter. NVRTC is found as ../compile.py says.
 """
 
 import importlib.util
+import itertools
 import os
 import re
 import sys
@@ -21,6 +22,7 @@ hopper_compile = importlib.util.module_from_spec(_SPEC)
 _SPEC.loader.exec_module(hopper_compile)
 
 MASKS = {"full": "MaskKind::kLength", "causal": "MaskKind::kUpper", "window": "MaskKind::kBoth"}
+DQ_TILES = {64: 128, 128: 64, 192: 64, 256: 48}  # dims: keys of a block
 
 
 def configs():
@@ -37,19 +39,43 @@ def configs():
                 for part, gradients in wanted.items():
                     name = f"backward_d{dims}_{mask}{suffix}{part}"
                     found[name] = ("backward_sm90", "Backward", {**fields, **tile, **gradients})
+    for suffix, option in options.items():
+        for mask, kind in MASKS.items():
+            for dims, (part, only) in itertools.product((192, 256), (("_dk", "dv"), ("_dv", "dk"))):
+                fields = {"dims": dims, "mask": kind, "dq": "false", only: "false", **option}
+                found[f"backward_d{dims}_{mask}{suffix}{part}"] = (
+                    "backward_sm90", "Backward", fields
+                )  # fmt: skip
+    return found
+
+
+def dq_configs():
+    """The same of backward_dq_sm90."""
+    found = {}
+    options = {"": {}, "_stats": {"stats": "true"}, "_sequences": {"sequences": "true"}}
+    for dims, kv_rows in DQ_TILES.items():
+        for suffix, option in options.items():
+            for mask, kind in MASKS.items():
+                fields = {"d_qk": dims, "d_v": dims, "kv_rows": kv_rows, "q_slots": 4,
+                          "mask": kind, "shift_rule": "ShiftRule::kWhenGrown",
+                          "stage_output": "false", **option}  # fmt: skip
+                found[f"backward_dq_d{dims}_{mask}{suffix}"] = (
+                    "backward_dq_sm90", "Attention", fields
+                )  # fmt: skip
     return found
 
 
 def entry(name, function, kind, fields):
     lines = "".join(f"  config.{key} = {value};\n" for key, value in fields.items())
-    min_blocks = 1 if function == "backward_sm90" else 4
+    min_blocks = 4 if function == "backward_prepare_sm90" else 1
+    params = "BackwardDq" if function == "backward_dq_sm90" else kind
     return (
         f'#include "kernels/{function}.cuh"\n'
         "using namespace fulmen;\n"
         f"constexpr {kind}Config make() {{\n  {kind}Config config;\n{lines}  return config;\n}}\n"
         f"constexpr {kind}Config kConfig = make();\n"
         f'extern "C" __global__ void __launch_bounds__(kConfig.threads(), {min_blocks})\n'
-        f"{name}(const __grid_constant__ {kind}Params params) {{ {function}<kConfig>(params); }}\n"
+        f"{name}(const __grid_constant__ {params}Params params) {{ {function}<kConfig>(params); }}\n"
     )
 
 
@@ -58,7 +84,7 @@ def main():
     os.makedirs(out, exist_ok=True)
     nvrtc, headers, bad = hopper_compile.load_nvrtc(), hopper_compile.read_sources(), False
     with open(os.path.join(out, "report.txt"), "w", encoding="utf-8") as report:
-        for name, config in configs().items():
+        for name, config in {**configs(), **dq_configs()}.items():
             if chosen and name not in chosen:
                 continue
             cubin, log = hopper_compile.compile_cubin(nvrtc, name, entry(name, *config), headers)

@@ -17,6 +17,8 @@ namespace {
 // window_left, top_left, one that the library chooses itself
 using Shape = std::array<int, 10>;
 
+bool deterministic = false;
+
 struct Call {
   fulmen_problem problem;
   fulmen_tensors tensors;
@@ -31,6 +33,7 @@ Call call_of(const Shape& s, void* const (&data)[9]) {
   call.problem.alignment = s[8] ? FULMEN_TOP_LEFT : FULMEN_BOTTOM_RIGHT;
   call.problem.backend = FULMEN_BACKEND_CUDA;
   call.problem.implementation = FULMEN_SM90;
+  call.problem.deterministic = deterministic;
   const int64_t q[4] = {s[2], s[3], s[5], s[0]}, kv[4] = {s[2], s[4], s[6], s[0]};
   fulmen_tensors& t = call.tensors;
   fulmen_tensor* const arrays[9] = {&t.q, &t.k, &t.v, &t.o, &t.dout, &t.lse, &t.dq, &t.dk, &t.dv};
@@ -91,6 +94,9 @@ int run(const Shape& shape, void* const (&data)[9], void* work, void* stream) {
 }
 
 }  // namespace
+
+// Before the first call.
+extern "C" void backward_set_deterministic(int is) { deterministic = is != 0; }
 
 // For the calls from now on; null: all sequences are alike again. Plans are kept by shape alone, so
 // a shape is called in one way only.

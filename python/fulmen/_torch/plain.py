@@ -29,12 +29,16 @@ _NO_MORE = (None,) * (NUM_ARRAYS - 3)
 class PlainCall:
     """One combination of options: what the library reads before and between the arrays."""
 
-    __slots__ = ("backward", "before_cpu", "before_gpu", "forward", "rank", "ready", "settings")
+    __slots__ = (
+        *("backward", "before_cpu", "before_gpu", "forward", "is_common", "rank", "ready"),
+        "settings",
+    )
 
     def __init__(self, *keywords: Any) -> None:
         self.settings = settings_of(*keywords)
         self.ready = numbers, layout = ready_of(self.settings, False)
         self.rank = layout.rank
+        self.is_common = layout.name == "bhsd"
         rows_first = layout.rows_before_heads
         self.before_cpu = (*numbers, NO_STREAM, 0, rows_first)
         self.before_gpu = (*numbers, CURRENT_STREAM, 0, rows_first)
@@ -52,7 +56,7 @@ class PlainCall:
         ):
             before = self.before_cpu if q.is_cpu else self._on_gpu()
             o = torch.empty_like(q)
-            stats = lse_like(q, self.settings.layout, 2) if with_stats else None
+            stats = self._stats(q, shape) if with_stats else None
             try:
                 self.forward(*before, q, k, v, *_NO_MORE, o, None, stats)
                 return o, stats
@@ -71,6 +75,12 @@ class PlainCall:
         except Exception:  # noqa: BLE001
             return None
         return found
+
+    def _stats(self, q: Tensor, shape: Any) -> Tensor:
+        if self.is_common and (q.dtype is torch.float32 or q.dtype is torch.float64):
+            batch, heads, rows, _ = shape
+            return q.new_empty(batch, heads, rows, 2)
+        return lse_like(q, self.settings.layout, 2)
 
     def _on_gpu(self) -> tuple[float, ...]:
         announce()

@@ -42,7 +42,7 @@ struct QueryTerms {
   }
 
   Slopes slopes(const Scores& dots) const {
-    Slopes slopes;
+    Slopes slopes{};
     if constexpr (kConfig.softcap) {
 #pragma unroll
       for (i32 i = 0; i < kConfig.kv_rows / 2; ++i) {

@@ -38,24 +38,26 @@ struct BackwardShared {
   u32 base;
 
   static constexpr i32 kStages = BackwardConfig::kStages;
+  static constexpr i32 kDOutStages = kConfig.dout_stages();
   using StageCursor = Cursor<kStages>;
+  using DOutCursor = Cursor<kDOutStages>;
   using KvCursor = Cursor<1>;
   using MailCursor = Cursor<BackwardConfig::kMailboxes>;
 
   static constexpr u32 kV = kConfig.k_bytes();
-  static constexpr u32 kQ = kV + kConfig.k_bytes();
+  static constexpr u32 kQ = kV + kConfig.v_bytes();
   static constexpr u32 kDO = kQ + kStages * kConfig.q_bytes();
-  static constexpr u32 kDS = kDO + kStages * kConfig.q_bytes();
+  static constexpr u32 kDS = kDO + kDOutStages * kConfig.q_bytes();
   static constexpr u32 kOut = kDS + kStages * kConfig.ds_bytes();
-  static constexpr u32 kRows = kOut + 2 * kConfig.k_bytes();
+  static constexpr u32 kRows = kOut + kConfig.out_bytes();
   static constexpr u32 kDelta = kRows + kStages * kConfig.row_bytes();
-  static constexpr u32 kSteps = kDelta + kStages * kConfig.delta_bytes();
+  static constexpr u32 kSteps = kDelta + kDOutStages * kConfig.delta_bytes();
   static constexpr u32 kMail = kSteps + 8 * kStages;
   static constexpr u32 kBarriers = kMail + 32 * BackwardConfig::kMailboxes;
   static constexpr u32 kVBarriers = kBarriers + Ring<1>::kBarrierBytes;
   static constexpr u32 kQBarriers = kVBarriers + Ring<1>::kBarrierBytes;
   static constexpr u32 kDOBarriers = kQBarriers + Ring<kStages>::kBarrierBytes;
-  static constexpr u32 kDSBarriers = kDOBarriers + Ring<kStages>::kBarrierBytes;
+  static constexpr u32 kDSBarriers = kDOBarriers + Ring<kDOutStages>::kBarrierBytes;
   static constexpr u32 kMailBarriers = kDSBarriers + Ring<kStages>::kBarrierBytes;
   static constexpr u32 kAddedBarriers =
       kMailBarriers + Ring<BackwardConfig::kMailboxes>::kBarrierBytes;
@@ -65,17 +67,17 @@ struct BackwardShared {
   // loader -> consumers -> loader
   constexpr Ring<1> k() const { return {base, u32(kConfig.k_bytes()), base + kBarriers}; }
   constexpr Ring<1> v() const { return {base + kV, u32(kConfig.k_bytes()), base + kVBarriers}; }
-  // Q comes with `rows`, dO with `delta`; both rings are walked by one cursor.
+  // Q comes with `rows`, dO with `delta`.
   constexpr Ring<kStages> q() const {
     return {base + kQ, u32(kConfig.q_bytes()), base + kQBarriers};
   }
-  constexpr Ring<kStages> dout() const {
+  constexpr Ring<kDOutStages> dout() const {
     return {base + kDO, u32(kConfig.q_bytes()), base + kDOBarriers};
   }
   constexpr u32 rows(StageCursor at) const {
     return base + kRows + at.buffer * kConfig.row_bytes();
   }
-  constexpr u32 delta(StageCursor at) const {
+  constexpr u32 delta(DOutCursor at) const {
     return base + kDelta + at.buffer * kConfig.delta_bytes();
   }
   // Two words that come with Q: what step this is (BackwardStepMail).
@@ -97,7 +99,7 @@ struct BackwardShared {
   constexpr u32 q_landed(StageCursor at) const {
     return base + kLandedBarriers + 16 + 16 * at.buffer;
   }
-  constexpr u32 dout_landed(StageCursor at) const { return q_landed(at) + 8; }
+  constexpr u32 dout_landed(DOutCursor at) const { return q_landed({at.buffer, 0}) + 8; }
   // consumers -> reporter: `added`, this item's part of dQ is on its way
   constexpr u32 added(MailCursor at) const { return base + kAddedBarriers + 8 * at.buffer; }
 

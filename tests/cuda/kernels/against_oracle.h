@@ -2,9 +2,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // What every general kernel must show on the host: agreement with the scalar oracle over drawn
-// problems, and that hidden keys and values do not show. Forward<kDType>::run(p) and
-// Backward<kDType>::run(p) run the kernels; give them names of their own in each file, since g++
-// gives templates over unnamed namespaces one name in all files.
+// problems, and that hidden keys and values do not show. Forward<kDType>::run(p, run)
+// and Backward<kDType>::run(p, run) launch the kernels; give them names of their own in each file,
+// since g++ gives templates over unnamed namespaces one name in all files.
 #pragma once
 
 #include "cpu/backend.h"
@@ -17,8 +17,9 @@ namespace fulmen::test {
 inline constexpr unsigned kProblemsOfATest = 25;
 
 template <template <DType> class Run>
-void run_on(const Request& request) {
-  for_dtype<Run>(cuda::attention_params(validate(request, Pointers::kChecked)));
+void run_on(const Request& request, unsigned seed) {
+  KernelRun run{memory_of(request), seed};
+  for_dtype<Run>(cuda::attention_params(validate(request, Pointers::kChecked)), run);
 }
 
 template <template <DType> class Forward>
@@ -28,7 +29,7 @@ void expect_forward_agrees(unsigned first) {
     const Request expected = random.draw();
     const Request actual = with_fresh_outputs(random, expected);
     cpu::scalar_forward(validate(expected, Pointers::kChecked));
-    run_on<Forward>(actual);
+    run_on<Forward>(actual, seed);
     expect_close(actual, expected, {Array::kO, Array::kLse}, seed);
   }
 }
@@ -43,7 +44,7 @@ void expect_backward_agrees(unsigned first) {
     const Request expected = to_backward(random, forward, need);
     const Request actual = with_fresh_outputs(random, expected);
     cpu::scalar_backward(validate(expected, Pointers::kChecked));
-    run_on<Backward>(actual);
+    run_on<Backward>(actual, seed);
     expect_close(actual, expected, outputs_of(Operation::kBackward), seed);
   }
 }
@@ -55,13 +56,13 @@ void expect_hidden_does_not_show() {
     const Request expected = planted_request(random, dtype);
     const Request actual = with_fresh_outputs(random, expected);
     cpu::scalar_forward(validate(expected, Pointers::kChecked));
-    run_on<Forward>(actual);
+    run_on<Forward>(actual, 7);
     expect_close(actual, expected, {Array::kO, Array::kLse}, 7);
 
     const Request gradients = to_backward(random, expected, 7);
     const Request others = with_fresh_outputs(random, gradients);
     cpu::scalar_backward(validate(gradients, Pointers::kChecked));
-    run_on<Backward>(others);
+    run_on<Backward>(others, 7);
     expect_close(others, gradients, outputs_of(Operation::kBackward), 7);
   }
 }

@@ -17,6 +17,7 @@
 #include "cuda/compiler.h"
 #include "cuda/fma_kernels.h"
 #include "cuda/sm80.h"
+#include "cuda/sm80_backward.h"
 #include "cuda/sm90_backward.h"
 #include "cuda/sm90_forward.h"
 
@@ -102,6 +103,15 @@ TEST(CompileKernels, Sm80Wide) { expect_all_compile(sm80_specs(gpu_named("a100")
 
 TEST(CompileKernels, Sm80) {
   expect_all_compile(sm80_specs(gpu_named("rtx4090")), 3, {"sm_86", "sm_89", "sm_120a", "sm_90a"});
+}
+
+TEST(CompileKernels, Sm80BackwardWide) {
+  expect_all_compile(sm80_backward_specs(gpu_named("a100")), 1, {"sm_80"});
+}
+
+TEST(CompileKernels, Sm80Backward) {
+  expect_all_compile(sm80_backward_specs(gpu_named("rtx4090")), 3,
+                     {"sm_86", "sm_89", "sm_120a", "sm_90a"});
 }
 
 TEST(CompileKernels, Sm90Forward) { expect_all_compile(sm90_forward_specs(), 1, kHopper); }

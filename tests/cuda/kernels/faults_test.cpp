@@ -6,7 +6,7 @@
 
 #include <gtest/gtest.h>
 
-#include "host_grid.h"
+#include "emulator/launch.h"
 
 namespace fulmen {
 namespace {
@@ -49,10 +49,11 @@ TEST(Faults, TheWordCollectsWhatEveryThreadFinds) {
   p.q_lengths = {reinterpret_cast<u8*>(q_lengths), {0, 0, 0, 1}, DType::kInt32};
   p.cu_kv = {reinterpret_cast<u8*>(cu_kv), {0, 0, 0, 1}, DType::kInt64};
   p.rng = rng;
-  host::run_grid(2, 2, 0, [&] { record_faults(p, 2); });  // nobody to tell
+  const emulator::Grid grid{.blocks = 2, .threads = 32, .shared_bytes = 0, .seed = 1};
+  emulator::launch(grid, [&] { record_faults(p, 32); });  // nobody to tell
   EXPECT_EQ(word, 0u);
   p.faults = &word;
-  host::run_grid(2, 2, 0, [&] { record_faults(p, 2); });
+  emulator::launch(grid, [&] { record_faults(p, 32); });
   EXPECT_EQ(word, u32{kFaultQLengths | kFaultKvOffsets | kFaultRng});
 }
 

@@ -1,7 +1,7 @@
 // SPDX-FileCopyrightText: fulmen contributors
 // SPDX-License-Identifier: Apache-2.0
 //
-// Running kernels on the host for drawn problems.
+// Running kernels in the emulator for drawn problems, its checker on.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -9,28 +9,45 @@
 #include "../../cpu/tiled_support.h"
 #include "cuda/fma_kernels.h"
 #include "cuda/params.h"
+#include "emulator/launch.h"
+#include "emulator/request_memory.h"
 #include "expect_close.h"
-#include "host_grid.h"
 
 namespace fulmen::test {
 
-template <class Kernel>
-void run_kernel(const cuda::KernelLaunch& launch, const Kernel& kernel) {
-  host::run_grid(launch.num_blocks, launch.spec.num_threads, launch.spec.shared_bytes, kernel);
-}
+// One run of a problem, whose kernels come one after the other.
+struct KernelRun {
+  emulator::GlobalMemory memory;
+  u32 seed;
 
-// Run<kDType>::run(p) for the dtype of q.
+  void launch(i64 blocks, i64 threads, i64 shared_bytes, const std::string& name,
+              const std::function<void()>& kernel) {
+    emulator::launch({.blocks = blocks,
+                      .threads = static_cast<i32>(threads),
+                      .shared_bytes = static_cast<i32>(shared_bytes),
+                      .seed = seed,
+                      .kernel = name,
+                      .memory = &memory},
+                     kernel);
+  }
+  void launch(const cuda::KernelLaunch& launched, const std::function<void()>& kernel) {
+    launch(launched.num_blocks, launched.spec.num_threads, launched.spec.shared_bytes,
+           launched.spec.function, kernel);
+  }
+};
+
+// Run<kDType>::run(p, run) for the dtype of q.
 template <template <DType> class Run>
-void for_dtype(const AttentionParams& p) {
+void for_dtype(const AttentionParams& p, KernelRun& run) {
   switch (p.q.dtype) {
     case DType::kFloat64:
-      return Run<DType::kFloat64>::run(p);
+      return Run<DType::kFloat64>::run(p, run);
     case DType::kFloat32:
-      return Run<DType::kFloat32>::run(p);
+      return Run<DType::kFloat32>::run(p, run);
     case DType::kFloat16:
-      return Run<DType::kFloat16>::run(p);
+      return Run<DType::kFloat16>::run(p, run);
     default:
-      return Run<DType::kBFloat16>::run(p);
+      return Run<DType::kBFloat16>::run(p, run);
   }
 }
 

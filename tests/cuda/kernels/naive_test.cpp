@@ -1,7 +1,7 @@
 // SPDX-FileCopyrightText: fulmen contributors
 // SPDX-License-Identifier: Apache-2.0
 //
-// The naive kernels' own text, compiled for the host, against the scalar oracle over drawn
+// The naive kernels' own text, run in the emulator, against the scalar oracle over drawn
 // problems.
 #include "against_oracle.h"
 #include "kernels/backward_naive.cuh"
@@ -18,25 +18,25 @@ constexpr FmaConfig config_of() {
 
 template <DType kDType>
 struct NaiveForward {
-  static void run(const AttentionParams& p) {
-    run_kernel(cuda::naive_forward(p).at(0), [&] { forward_naive<config_of<kDType>()>(p); });
+  static void run(const AttentionParams& p, KernelRun& run) {
+    run.launch(cuda::naive_forward(p).at(0), [&] { forward_naive<config_of<kDType>()>(p); });
   }
 };
 
 template <DType kDType>
 struct NaiveBackward {
-  static void run(const AttentionParams& p) {
+  static void run(const AttentionParams& p, KernelRun& run) {
     constexpr FmaConfig kConfig = config_of<kDType>();
     for (const cuda::KernelLaunch& launch : cuda::naive_backward(p)) {
       const std::string& entry = launch.spec.function;
       if (entry == "fulmen::backward_naive_dq") {
-        run_kernel(launch, [&] { backward_naive_dq<kConfig>(p); });
+        run.launch(launch, [&] { backward_naive_dq<kConfig>(p); });
       } else if (entry == "fulmen::backward_naive_dkdv") {
-        run_kernel(launch, [&] { backward_naive_dkdv<kConfig>(p); });
+        run.launch(launch, [&] { backward_naive_dkdv<kConfig>(p); });
       } else if (entry == "fulmen::backward_naive_dbias") {
-        run_kernel(launch, [&] { backward_naive_dbias<kConfig>(p); });
+        run.launch(launch, [&] { backward_naive_dbias<kConfig>(p); });
       } else {
-        run_kernel(launch, [&] { backward_naive_dsinks<kConfig>(p); });
+        run.launch(launch, [&] { backward_naive_dsinks<kConfig>(p); });
       }
     }
   }

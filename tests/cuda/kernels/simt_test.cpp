@@ -1,7 +1,7 @@
 // SPDX-FileCopyrightText: fulmen contributors
 // SPDX-License-Identifier: Apache-2.0
 //
-// The simt kernels' own text, compiled for the host, against the scalar oracle over drawn problems.
+// The simt kernels' own text, run in the emulator, against the scalar oracle over drawn problems.
 // One small tile for each dtype, so that the problems have several blocks in both directions.
 #include "against_oracle.h"
 #include "kernels/backward_naive.cuh"
@@ -28,37 +28,39 @@ constexpr FmaConfig config_of() {
 
 template <DType kDType>
 struct SimtForward {
-  static void run(const AttentionParams& p) {
+  static void run(const AttentionParams& p, KernelRun& run) {
     constexpr FmaConfig kConfig = config_of<kDType>();
-    host::run_grid(num_q_tiles(p, kConfig.rows), kConfig.num_threads,
-                   kConfig.forward_shared_bytes(), [&] { forward_simt<kConfig>(p); });
+    run.launch(num_q_tiles(p, kConfig.rows), kConfig.num_threads, kConfig.forward_shared_bytes(),
+               "forward_simt", [&] { forward_simt<kConfig>(p); });
   }
 };
 
 template <DType kDType>
 struct SimtBackward {
-  static void run(AttentionParams p) {
+  static void run(AttentionParams p, KernelRun& run) {
     constexpr FmaConfig kConfig = config_of<kDType>();
     const i64 rows = p.batch_extent() * p.heads_q * p.q_rows;
     std::vector<double> workspace(static_cast<size_t>(rows * 4), kNan);
     cuda::set_row_terms(p, reinterpret_cast<u8*>(workspace.data()));
-    host::run_grid(ceil_div(rows, kConfig.num_threads), kConfig.num_threads, 0,
-                   [&] { backward_simt_rows<kConfig>(p); });
+    run.launch(ceil_div(rows, kConfig.num_threads), kConfig.num_threads, 0, "backward_simt_rows",
+               [&] { backward_simt_rows<kConfig>(p); });
     if (p.dq.present()) {
-      host::run_grid(num_q_tiles(p, kConfig.rows), kConfig.num_threads,
-                     kConfig.backward_shared_bytes(), [&] { backward_simt_dq<kConfig>(p); });
+      run.launch(num_q_tiles(p, kConfig.rows), kConfig.num_threads, kConfig.backward_shared_bytes(),
+                 "backward_simt_dq", [&] { backward_simt_dq<kConfig>(p); });
     }
     if (p.dk.present() || p.dv.present()) {
-      host::run_grid(num_kv_tiles(p, kConfig.rows), kConfig.num_threads,
-                     kConfig.backward_shared_bytes(), [&] { backward_simt_dkdv<kConfig>(p); });
+      run.launch(num_kv_tiles(p, kConfig.rows), kConfig.num_threads,
+                 kConfig.backward_shared_bytes(), "backward_simt_dkdv",
+                 [&] { backward_simt_dkdv<kConfig>(p); });
     }
     if (p.dbias.present()) {
-      host::run_grid(dbias_tiles(p, kConfig.rows, kConfig.columns), kConfig.num_threads,
-                     kConfig.backward_shared_bytes(), [&] { backward_simt_dbias<kConfig>(p); });
+      run.launch(dbias_tiles(p, kConfig.rows, kConfig.columns), kConfig.num_threads,
+                 kConfig.backward_shared_bytes(), "backward_simt_dbias",
+                 [&] { backward_simt_dbias<kConfig>(p); });
     }
     if (p.dsinks.present()) {
-      host::run_grid(p.heads_q, kConfig.num_threads, kConfig.num_threads * sizeof(double),
-                     [&] { backward_simt_dsinks<kConfig>(p); });
+      run.launch(p.heads_q, kConfig.num_threads, kConfig.num_threads * sizeof(double),
+                 "backward_simt_dsinks", [&] { backward_simt_dsinks<kConfig>(p); });
     }
   }
 };

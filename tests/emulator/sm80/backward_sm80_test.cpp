@@ -56,8 +56,8 @@ constexpr Sm80BackwardConfig config_of() {
 // As launched, on a workspace that is NaN where nobody promises zeros.
 template <Sm80BackwardConfig kConfig>
 void launch(const AttentionParams& p, unsigned seed) {
-  const i64 row_tiles = sm80_row_tiles(p, kConfig);
-  const i64 key_tiles = sm80_key_tiles(p, kConfig);
+  const i64 row_tiles = num_q_tiles(p, kConfig.rows);
+  const i64 key_tiles = num_kv_tiles(p, kConfig.columns);
   const auto size = [](i64 count) { return static_cast<size_t>(count); };
   std::vector<Sm80Row> rows(size(row_tiles * kConfig.rows), Sm80Row{NAN, NAN, NAN, NAN});
   std::vector<float> sums(size(row_tiles * kConfig.dq_elems()) + 4);

@@ -10,32 +10,52 @@
 #include "cuda/sm90_backward.h"
 #include "emulator/launch.h"
 #include "kernels/backward_careful.cuh"
+#include "kernels/backward_dq_sm90.cuh"
 #include "kernels/backward_prepare_sm90.cuh"
 #include "kernels/backward_sm90.cuh"
 #include "plan/sm90_backward.h"
+#include "plan/sm90_forward.h"
 #include "tensor_map.h"
 
 namespace fulmen::test {
 namespace {
 
-constexpr BackwardConfig kCausal{.dims = 64, .q_rows = 128, .mask = MaskKind::kUpper};
-constexpr BackwardConfig kStats{
-    .dtype = DType::kFloat16, .mask = MaskKind::kBoth, .has_stats = true};
+// What a problem is computed by: launches of backward_sm90 and, where dQ is not among them, of
+// backward_dq_sm90.
+struct Kernels {
+  BackwardConfig first;
+  BackwardConfig second = first;
+  AttentionConfig dq = {};
+};
+
+constexpr Kernels kCausal{{.dims = 64, .q_rows = 128, .mask = MaskKind::kUpper}};
+constexpr Kernels kStats{{.dtype = DType::kFloat16, .mask = MaskKind::kBoth, .has_stats = true}};
+constexpr AttentionConfig dq_config(i32 dims, i32 kv_rows, MaskKind mask, bool stats) {
+  AttentionConfig config{.q_slots = 4, .shift_rule = ShiftRule::kWhenGrown, .stage_output = false};
+  config.d_qk = config.d_v = dims;
+  config.kv_rows = kv_rows;
+  config.mask = mask;
+  config.stats = stats;
+  return config;
+}
+constexpr Kernels kDeterministic{
+    {.dims = 64, .q_rows = 128, .mask = MaskKind::kBoth, .dq = false},
+    {},
+    dq_config(64, 128, MaskKind::kBoth, false)};
+constexpr Kernels kWide{{.dims = 192, .mask = MaskKind::kUpper, .dq = false, .dv = false},
+                        {.dims = 192, .mask = MaskKind::kUpper, .dq = false, .dk = false},
+                        dq_config(192, 64, MaskKind::kUpper, false)};
+constexpr Kernels kWidest{
+    {.dims = 256, .mask = MaskKind::kBoth, .has_stats = true, .dq = false, .dv = false},
+    {.dims = 256, .mask = MaskKind::kBoth, .has_stats = true, .dq = false, .dk = false},
+    dq_config(256, 48, MaskKind::kBoth, true)};
 
 template <BackwardConfig kConfig>
-void run(const Problem& problem, u32 seed) {
-  const Gpu gpu = gpu_named("h100");
-  const Sm90BackwardPlan plan = sm90_backward_plan(problem, gpu);
-  std::vector<char> memory(static_cast<size_t>(plan.workspace_bytes) + 256, '\xff');
-  char* const workspace = memory.data() + (256 - reinterpret_cast<u64>(memory.data()) % 256);
-
-  constexpr BackwardPrepareConfig kPrepare{
-      .dtype = kConfig.dtype, .dims = kConfig.dims, .has_stats = kConfig.has_stats};
-  const BackwardPrepareParams prepare =
-      cuda::sm90_prepare_params(problem, plan, workspace, nullptr);
-  emulator::launch({2, kPrepare.threads(), 0, seed},
-                   [&] { backward_prepare_sm90<kPrepare>(prepare); });
-  BackwardParams params = cuda::sm90_backward_params(problem, plan, workspace);
+void launch(const Problem& problem, const BackwardConfig& chosen, BackwardParams params, u32 seed) {
+  ASSERT_EQ(chosen.dims, kConfig.dims);
+  ASSERT_EQ(chosen.mask, kConfig.mask);
+  ASSERT_EQ(chosen.dk, kConfig.dk);
+  ASSERT_EQ(chosen.dv, kConfig.dv);
   const Arrays& arrays = problem.arrays;
   params.maps = {map_of(arrays[Array::kQ], kConfig.q_rows),
                  map_of(arrays[Array::kK], BackwardConfig::kKvRows),
@@ -45,9 +65,52 @@ void run(const Problem& problem, u32 seed) {
                  map_of(arrays[Array::kDV], 64)};
   emulator::launch({1, kConfig.threads(), kConfig.shared_bytes(), seed},
                    [&] { backward_sm90<kConfig>(params); });
+}
+
+template <AttentionConfig kConfig>
+void launch_dq(const Problem& problem, BackwardDqParams params, u32 seed) {
+  const AttentionConfig chosen = sm90_dq_config(problem);
+  ASSERT_EQ(chosen.d_qk, kConfig.d_qk);
+  ASSERT_EQ(chosen.kv_rows, kConfig.kv_rows);
+  ASSERT_EQ(chosen.mask, kConfig.mask);
+  const Arrays& arrays = problem.arrays;
+  params.maps.q = map_of(arrays[Array::kQ], 64);
+  params.maps.k = map_of(arrays[Array::kK], kConfig.kv_rows);
+  params.maps.v = map_of(arrays[Array::kV], kConfig.kv_rows);
+  params.maps.dout = map_of(arrays[Array::kDOut], 64);
+  const i64 blocks = min<i64>(sm90_max_q_blocks(problem, kConfig), 2);
+  emulator::launch({static_cast<i32>(blocks), kConfig.threads(), kConfig.shared_bytes(), seed},
+                   [&] { backward_dq_sm90<kConfig>(params); });
+}
+
+template <Kernels kKernels>
+void run(const Problem& problem, u32 seed) {
+  const Gpu gpu = gpu_named("h100");
+  const Sm90BackwardPlan plan = sm90_backward_plan(problem, gpu);
+  std::vector<char> memory(static_cast<size_t>(plan.workspace_bytes) + 256, '\xff');
+  char* const workspace = memory.data() + (256 - reinterpret_cast<u64>(memory.data()) % 256);
+
+  constexpr BackwardConfig kFirst = kKernels.first;
+  constexpr BackwardPrepareConfig kPrepare{.dtype = kFirst.dtype,
+                                           .dims = kFirst.dims > 128 ? 256 : kFirst.dims,
+                                           .has_stats = kFirst.has_stats};
+  const BackwardPrepareParams prepare =
+      cuda::sm90_prepare_params(problem, plan, workspace, nullptr);
+  emulator::launch({2, kPrepare.kThreads, 0, seed},
+                   [&] { backward_prepare_sm90<kPrepare>(prepare); });
+  BackwardParams params = cuda::sm90_backward_params(problem, plan, workspace);
+  const std::vector<BackwardConfig> chosen = sm90_backward_configs(problem);
+  launch<kFirst>(problem, chosen[0], params, seed);
+  if constexpr (kFirst.is_wide()) {
+    ++params.next_item;
+    launch<kKernels.second>(problem, chosen[1], params, seed);
+  }
+  if constexpr (!kFirst.dq) {
+    launch_dq<kKernels.dq>(problem, cuda::sm90_dq_params(problem, gpu, plan, workspace), seed);
+  }
   const BackwardCarefulParams careful{params.spoiled, cuda::attention_params(problem)};
   emulator::launch({2, BackwardCarefulConfig::kThreads, 0, seed},
-                   [&] { backward_careful<BackwardCarefulConfig{kConfig.dtype}>(careful); });
+                   [&] { backward_careful<BackwardCarefulConfig{kFirst.dtype}>(careful); });
 }
 
 // Head dimensions that the backward pass takes: multiples of 8.
@@ -58,8 +121,9 @@ void widen_rows(const Tensor& tensor) {
   });
 }
 
-template <BackwardConfig kConfig>
+template <Kernels kKernels>
 Request drawn_request(RandomProblem& random) {
+  constexpr BackwardConfig kConfig = kKernels.first;
   const AttentionConfig like{.dtype = kConfig.dtype,
                              .d_qk = kConfig.dims,
                              .d_v = kConfig.dims,
@@ -75,10 +139,12 @@ Request drawn_request(RandomProblem& random) {
   return request;
 }
 
-template <BackwardConfig kConfig>
+template <Kernels kKernels>
 void expect_agreement(const Request& forward, RandomProblem& random, unsigned seed) {
+  constexpr BackwardConfig kConfig = kKernels.first;
   cpu::scalar_forward(validate(forward, Pointers::kChecked));
   Request expected = to_backward(random, forward, 7);
+  expected.options.deterministic = !kConfig.dq;
   if (!kConfig.has_stats) expected.arrays[Array::kStats] = Tensor{};
   if (kConfig.has_stats) expected.arrays[Array::kStats] = forward.arrays[Array::kStats];
   Request actual = expected;
@@ -86,29 +152,36 @@ void expect_agreement(const Request& forward, RandomProblem& random, unsigned se
     actual.arrays[output] = random.twin(expected.arrays[output]);
   }
   cpu::scalar_backward(validate(expected, Pointers::kChecked));
-  run<kConfig>(validate(actual, Pointers::kChecked), seed);
+  run<kKernels>(validate(actual, Pointers::kChecked), seed);
   expect_close(actual, expected, {Array::kDQ, Array::kDK, Array::kDV}, seed);
 }
 
-// Values that are NaN or infinite in every input, seen by some rows of a block and hidden from
-// others. Seeds from `first` on, as many as draw this config `count` times.
-template <BackwardConfig kConfig>
-void expect_hidden_does_not_show(unsigned first, int count) {
+// Seeds from `first` on, as many as draw these kernels `count` times. `unusual`: values that are NaN
+// or infinite, seen by some rows of a block and hidden from others.
+template <Kernels kKernels>
+void expect_agreement(unsigned first, int count, bool unusual) {
   for (unsigned seed = first; count > 0; ++seed) {
     RandomProblem random(seed);
-    const Request request = drawn_request<kConfig>(random);
+    const Request request = drawn_request<kKernels>(random);
     const BackwardConfig chosen =
-        sm90_backward_config(validate(to_backward(random, request, 7), Pointers::kChecked));
-    if (chosen.dims != kConfig.dims || chosen.mask != kConfig.mask) continue;
-    plant_unusual(request, random);
-    expect_agreement<kConfig>(request, random, seed);
+        sm90_backward_configs(validate(to_backward(random, request, 7), Pointers::kChecked))[0];
+    if (chosen.dims != kKernels.first.dims || chosen.mask != kKernels.first.mask) continue;
+    if (unusual) plant_unusual(request, random);
+    expect_agreement<kKernels>(request, random, seed);
     --count;
   }
 }
 
+TEST(Sm90BackwardOnHost, DqByQueries) {
+  expect_agreement<kDeterministic>(201, 4, false);
+  expect_agreement<kWide>(301, 2, false);
+  expect_agreement<kWidest>(401, 2, false);
+}
+
 TEST(Sm90BackwardOnHost, HiddenNanDoesNotShow) {
-  expect_hidden_does_not_show<kCausal>(1, 3);
-  expect_hidden_does_not_show<kStats>(101, 3);
+  expect_agreement<kCausal>(1, 3, true);
+  expect_agreement<kStats>(101, 3, true);
+  expect_agreement<kDeterministic>(501, 3, true);
 }
 
 }  // namespace

@@ -4,10 +4,13 @@
 // Bits that stay set, on the host: what src/kernels/ptx/fault.cuh declares.
 #pragma once
 
-#include "kernels/base.cuh"
+#include "emulator/accesses.h"
 
 namespace fulmen::ptx {
 
-inline void set_bits(u32* word, u32 bits) { *word |= bits; }
+inline void set_bits(u32* word, u32 bits, Site site = Where::current()) {
+  emulator::on_global(word, 4, emulator::Kind::kAtomic, site);
+  *word |= bits;
+}
 
 }  // namespace fulmen::ptx

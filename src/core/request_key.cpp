@@ -3,13 +3,11 @@
 //
 // Keys as words, compared as a whole.
 
-#include "cuda/plan_cache.h"
+#include "core/request_key.h"
 
-#include <algorithm>
 #include <bit>
-#include <mutex>
 
-namespace fulmen::cuda {
+namespace fulmen {
 namespace {
 
 u64 bits_of(double value) { return std::bit_cast<u64>(value); }
@@ -27,15 +25,15 @@ u64 rng_kind(const Options& options) {
 
 }  // namespace
 
-PlanKey::PlanKey(const Request& request) {
+RequestKey::RequestKey(const Request& request, i64 num_threads) {
   const Options& o = request.options;
   const auto put = [this](u64 value) { word[size++] = value; };
   const auto put_signed = [&put](i64 value) { put(static_cast<u64>(value)); };
   put(bits_of(o.scale));
   put(bits_of(o.softcap));
   put(bits_of(o.dropout_p));
-  for (const i64 value :
-       {o.window_left, o.window_right, o.prefix, o.chunk, o.max_q, o.max_kv, i64{o.device}}) {
+  for (const i64 value : {o.window_left, o.window_right, o.prefix, o.chunk, o.max_q, o.max_kv,
+                          i64{o.device}, num_threads}) {
     put_signed(value);
   }
   put(u64{o.causal} | u64{o.deterministic} << 1 | u64{o.batch_invariant} << 2 |
@@ -60,25 +58,4 @@ PlanKey::PlanKey(const Request& request) {
   }
 }
 
-PlanCache::Plan PlanCache::find(const PlanKey& key) const {
-  const std::shared_lock lock(mutex_);
-  const auto [first, last] = entries_.equal_range(key.hash);
-  for (auto at = first; at != last; ++at) {
-    if (std::ranges::equal(at->second.words, key.words())) return at->second.plan;
-  }
-  return nullptr;
-}
-
-void PlanCache::insert(const PlanKey& key, const Plan& plan) {
-  const std::lock_guard lock(mutex_);
-  if (entries_.size() >= kMaxPlans) entries_.clear();
-  const auto words = key.words();
-  entries_.emplace(key.hash, Entry{{words.begin(), words.end()}, plan});
-}
-
-void PlanCache::clear() {
-  const std::lock_guard lock(mutex_);
-  entries_.clear();
-}
-
-}  // namespace fulmen::cuda
+}  // namespace fulmen

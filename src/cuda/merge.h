@@ -1,0 +1,24 @@
+// SPDX-FileCopyrightText: fulmen contributors
+// SPDX-License-Identifier: Apache-2.0
+//
+// fulmen_merge of arrays on a GPU: one small kernel, compiled and kept as all others are.
+#pragma once
+
+#include <vector>
+
+#include "core/merge_problem.h"
+#include "cuda/source.h"
+
+namespace fulmen::cuda {
+
+// The number of the device that holds the arrays of a merge, by the first of them that has
+// elements; -1: host memory.
+int device_of(const MergeProblem& problem);
+
+// problem: of validate_merge. Throws Error, kUnsupported beyond MergeParams::kMaxParts.
+void merge(const MergeProblem& problem, int ordinal, void* stream);
+
+// The kernel for arithmetic in float32 and in float64: what CI compiles.
+std::vector<KernelSpec> merge_specs();
+
+}  // namespace fulmen::cuda

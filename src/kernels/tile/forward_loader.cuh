@@ -1,0 +1,87 @@
+// SPDX-FileCopyrightText: fulmen contributors
+// SPDX-License-Identifier: Apache-2.0
+//
+// The loader of forward_sm90: one thread that tells the copy engine which tiles of Q, K and V to
+// fetch, in the order in which the consumers use them, as soon as a buffer is free.
+#pragma once
+
+#include "kernels/ptx/tma.cuh"
+#include "kernels/tile/forward_shared.cuh"
+
+namespace fulmen {
+
+template <AttentionConfig kConfig>
+struct ForwardLoader {
+  using Shared = ForwardShared<kConfig>;
+
+  const ForwardTensorMaps& maps;
+  const ForwardParams& params;
+  Shared shared;
+  typename Shared::QCursor q_at;
+  typename Shared::KvCursor k_at, v_at;
+
+  void load(const TensorMap& map, u32 tile, u32 full, i32 dims, i32 rows, i32 row, i32 head,
+            i32 batch, u64 policy) const {
+    constexpr i32 kBoxDims = kConfig.swizzle ? 64 : 8;
+#pragma unroll
+    for (i32 d = 0; d < kConfig.chunked(dims); d += kBoxDims) {
+      if constexpr (kConfig.cache_hints) {
+        ptx::tma_load(tile + d * rows * 2, map, full, d, row, head, batch, policy);
+      } else {
+        ptx::tma_load(tile + d * rows * 2, map, full, d, row, head, batch);
+      }
+    }
+  }
+
+  void load_k(i32 block, i32 head, const Place& place) {
+    shared.k().acquire(k_at);
+    load(maps.k, shared.k().address(k_at), shared.k().full(k_at), kConfig.d_qk, kConfig.kv_rows,
+         place.kv_begin + block * kConfig.kv_rows, head, place.batch, ptx::kEvictLast);
+    k_at.advance();
+  }
+
+  void load_v(i32 block, i32 head, const Place& place) {
+    const bool ends_inside =
+        kConfig.sequences && rows_inside<kConfig>(place, block) < kConfig.kv_rows;
+    const u32 barrier = ends_inside ? shared.landed(v_at) : shared.v().full(v_at);
+    shared.v().acquire(v_at, barrier);
+    load(maps.v, shared.v().address(v_at), barrier, kConfig.d_v, kConfig.kv_rows,
+         place.kv_begin + block * kConfig.kv_rows, head, place.batch, ptx::kEvictLast);
+    v_at.advance();
+  }
+
+  void load_block(const QueryBlock& block, const Place& place, i32 first, i32 last) {
+    const i32 row = place.q_begin + block.q_block * kConfig.q_rows();
+    const i32 kv_head = block.head / (params.heads_q / params.heads_kv);
+    if (last <= first + 1) ptx::mbarrier_arrive(shared.nearly_loaded());
+    load_k(last, kv_head, place);
+    for (i32 w = 0; w < kConfig.warpgroups; ++w) {
+      shared.q().acquire(q_at);
+      load(maps.q, shared.q().address(q_at), shared.q().full(q_at), kConfig.d_qk, 64, row + 64 * w,
+           block.head, place.batch, ptx::kEvictFirst);
+      q_at.advance();
+    }
+#pragma unroll 1
+    for (i32 j = last - 1; j >= first; --j) {
+      if (j == first + 1) ptx::mbarrier_arrive(shared.nearly_loaded());
+      load_k(j, kv_head, place);
+      load_v(j + 1, kv_head, place);
+    }
+    load_v(first, kv_head, place);
+  }
+
+  void run() {
+#pragma unroll 1
+    for (u32 count = 0;; ++count) {
+      ptx::mbarrier_wait(shared.assigned(count), Shared::parity(count));
+      const ptx::U32x4 mail = ptx::load_shared_x4(shared.mail(count));
+      const QueryBlock block{i32(mail.word[0]), i32(mail.word[1]), i32(mail.word[2])};
+      if (block.q_block < 0) return;
+      load_block(block, read_place(shared, params, block, count),
+                 ptx::load_shared(shared.key_blocks(count, 0) + 16),
+                 ptx::load_shared(shared.key_blocks(count, 0) + 20) - 1);
+    }
+  }
+};
+
+}  // namespace fulmen

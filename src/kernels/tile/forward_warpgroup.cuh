@@ -1,0 +1,114 @@
+// SPDX-FileCopyrightText: fulmen contributors
+// SPDX-License-Identifier: Apache-2.0
+//
+// What a consumer warpgroup of forward_sm90 has and does apart from the algorithm: its place in the
+// rings of tiles, its turn at the tensor cores, and which keys its 64 query rows see.
+#pragma once
+
+#include "kernels/ptx/math.cuh"
+#include "kernels/tile/forward_shared.cuh"
+#include "kernels/tile/score_map.cuh"
+
+namespace fulmen {
+
+template <AttentionConfig kConfig>
+struct ForwardWarpgroup {
+  using Shared = ForwardShared<kConfig>;
+  using Scores = float[kConfig.kv_rows / 2];
+
+  const ForwardTensorMaps& maps;
+  const ForwardParams& params;
+  Shared shared;
+  u32 warpgroup;
+  u32 thread;  // 0 .. 127
+  typename Shared::QCursor q_at;
+  typename Shared::KvCursor k_at, v_at;
+
+  // Turns at the tensor cores: warpgroup w issues its products after w - 1. Only the first waits
+  // for K and V to land; the turn carries that to the others (measured: 3 to 4 % at d 128).
+  static constexpr bool kTurns = kConfig.ping_pong && kConfig.warpgroups > 1;
+  static constexpr u32 kTurnBarrier = 1;    // and on, one each
+  static constexpr u32 kOutputBarrier = 4;  // and on, one each
+  static constexpr u32 kAllBarrier = 7;     // of the consumers
+  bool waits_for_data() const { return !kTurns || warpgroup == 0; }
+  void take_turn() const {
+    if constexpr (kTurns) ptx::bar_sync(kTurnBarrier + warpgroup, 256);
+  }
+  void pass_turn() const {
+    const u32 next = warpgroup + 1 == kConfig.warpgroups ? 0 : warpgroup + 1;
+    if constexpr (kTurns) ptx::bar_arrive(kTurnBarrier + next, 256);
+  }
+
+  // What a warpgroup works on: 64 rows from `row` on, counted in the sequence.
+  struct Task {
+    QueryBlock block;
+    i32 row;
+    u32 count;  // of the assignment
+  };
+  // Read again where it is needed: registers are dearer.
+  Place place_of_task(const Task& task) const {
+    return read_place(shared, params, task.block, task.count);
+  }
+
+  void release_q() {
+    if (thread == 0) shared.q().release(q_at);
+    q_at.advance(kConfig.warpgroups);
+  }
+  void release_k() {
+    if (thread == 0) shared.k().release(k_at);
+    k_at.advance();
+  }
+  void release_v() {
+    if (thread == 0) shared.v().release(v_at);
+    v_at.advance();
+  }
+
+  // A block of keys that only other warpgroups of this thread block see.
+  void skip_block() {
+    shared.k().wait(k_at);
+    take_turn();
+    pass_turn();  // before V: with one stage it comes only when the others have read K
+    release_k();
+    shared.v().wait(v_at);
+    release_v();
+  }
+
+  // The first row of this thread in its warpgroup; the second is 8 further.
+  i32 first_row() const { return thread / 32 * 16 + thread % 32 / 4; }
+
+  // The keys that this thread's two rows see.
+  void see(Interval (&visible)[2], const Task& task) const {
+    const Place place = place_of_task(task);
+    for (i32 r = 0; r < 2; ++r) {
+      visible[r] = visible_columns(effective_mask<kConfig>(params.mask), place.shape,
+                                   task.row + first_row() + 8 * r);
+    }
+  }
+
+  FragmentScores<kConfig> scores_of(const Task& task) const {
+    return {params, place_of_task(task), task.block, task.row + first_row()};
+  }
+  float softmax_factor() const { return kConfig.maps_scores() ? 1.f : params.scale_log2; }
+
+  // Hides the keys of block j that a row does not see.
+  void hide(Scores& S, const Interval (&visible)[2], i32 j) const {
+#pragma unroll
+    for (i32 row = 0; row < 2; ++row) {
+      const i32 column = j * kConfig.kv_rows + i32(thread) % 4 * 2;  // of S[0]
+      const i32 end = i32(visible[row].end) - column;
+      const i32 begin = i32(visible[row].begin) - column;
+#pragma unroll
+      for (i32 i = 2 * row; i < kConfig.kv_rows / 2; i += 4) {
+#pragma unroll
+        for (i32 c = 0; c < 2; ++c) {
+          const i32 offset = i / 4 * 8 + c;
+          bool hidden = offset >= end;
+          if constexpr (kConfig.mask == MaskKind::kBoth) hidden = hidden || offset < begin;
+          if (hidden) S[i + c] = kNegativeInfinity;
+        }
+      }
+    }
+  }
+};
+
+}  // namespace fulmen
