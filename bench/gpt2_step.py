@@ -102,7 +102,8 @@ def trainer(side, sizes, rows, batch, device, is_compiled):
     """A function that makes one step and returns the loss; the model is made anew."""
     attend, context = SIDES[side]
     torch.manual_seed(0)
-    model = Decoder(sizes, rows).to(device, torch.bfloat16)
+    with torch.device(device):
+        model = Decoder(sizes, rows).to(torch.bfloat16)
     for block in model.blocks:
         block.attend = attend
         if is_compiled:

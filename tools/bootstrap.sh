@@ -30,7 +30,6 @@ if [ "$purpose" = test ]; then
   { has g++ && has_header gmock/gmock.h; } || missing+=(libgmock-dev)
   has_clang || missing+=(clang-16 libclang-rt-16-dev)
   { has g++ && has_library boost_context; } || missing+=(libboost-context-dev)
-  has ccache || missing+=(ccache)
 fi
 
 if [ "${#missing[@]}" -gt 0 ]; then

@@ -5,6 +5,7 @@
 * `<!-- generated: c-api -->` in a page becomes the reference of fulmen.h (api_reference.py).
 * `<!-- generated: decisions -->` becomes the table of what lies in docs/decisions.
 * `<!-- generated: results FILE CASE -->` becomes the table of bench/results/FILE.
+* `<!-- generated: records FILE KEY ... -->` becomes these fields of its records, one a line.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ import results_table  # noqa: E402
 
 DECISIONS = ROOT / "docs" / "decisions"
 RESULTS = re.compile(r"<!-- generated: results (\S+) (\S+) -->")
+RECORDS = re.compile(r"<!-- generated: records (\S+) (.+?) -->")
 
 
 def decisions() -> list[Path]:
@@ -52,4 +54,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         header = api_reference.HEADER.read_text(encoding="utf-8")
         markdown = markdown.replace("<!-- generated: c-api -->", api_reference.markdown(header))
     markdown = RESULTS.sub(lambda match: results_table.table(match[1], match[2]), markdown)
+    markdown = RECORDS.sub(
+        lambda match: results_table.listing(match[1], *match[2].split()), markdown
+    )
     return markdown.replace("<!-- generated: decisions -->", decisions_table())

@@ -2,11 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tables of bench/results for the documentation: made from the files, never typed.
 
-    results_table.py FILE.jsonl [CASE]    prints one Markdown table
+    results_table.py FILE.jsonl [CASE]               prints one Markdown table
+    results_table.py FILE.jsonl --columns KEY ...    prints chosen fields, a record a line
 
-A row a sequence length, a column an (operation, head dim, mask), in a cell the rate of each party,
-in the order of `parties`; the fastest is bold. Where a party has several implementations of a cell,
-the fastest counts. Used by docs_hooks.py.
+In the first, a row a sequence length, a column an (operation, head dim, mask), in a cell the rate
+of each party, in the order of `parties`; the fastest is bold. Where a party has several
+implementations of a cell, the fastest counts. Used by docs_hooks.py.
 """
 
 from __future__ import annotations
@@ -71,5 +72,30 @@ def table(name: str, case: str = "burst") -> str:
     return "\n".join(lines)
 
 
+def text_of(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def listing(name: str, *keys: str) -> str:
+    """The named fields of the records of a file, in its order."""
+    lines = (RESULTS / name).read_text(encoding="utf-8").splitlines()
+    rows = [json.loads(line) for line in lines if line]
+    unknown = [key for key in keys if not any(key in row for row in rows)]
+    if unknown:
+        raise ValueError(f"no record of {name} has {', '.join(unknown)}")
+    said = f"{rows[0]['card']}, `bench/results/{name}`"
+    heads = [key.replace("_", " ") for key in keys]
+    table = [said, "", "| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
+    table += ["| " + " | ".join(text_of(row.get(key)) for key in keys) + " |" for row in rows]
+    return "\n".join(table)
+
+
 if __name__ == "__main__":
-    print(table(*sys.argv[1:]))
+    if "--columns" in sys.argv:
+        print(listing(sys.argv[1], *sys.argv[3:]))
+    else:
+        print(table(*sys.argv[1:]))

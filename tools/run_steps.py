@@ -13,7 +13,6 @@ import argparse
 import importlib.util
 import os
 import platform
-import shutil
 import sys
 from functools import partial
 from pathlib import Path
@@ -217,9 +216,6 @@ def main() -> int:
         print("\n".join(f"{step.name:<10} {step.says}" for step in steps))
         return 0
     os.environ["PATH"] = f"{BIN}{os.pathsep}{os.environ['PATH']}"
-    if shutil.which("ccache"):  # the wheel is the release build again
-        os.environ.setdefault("CMAKE_CXX_COMPILER_LAUNCHER", "ccache")
-        os.environ.setdefault("CCACHE_DIR", str(ROOT / "build" / "ccache"))
     if arguments.plan == "test-full":
         os.environ["FULMEN_TEST_FULL"] = "1"  # every kernel, every sample, every model
     chosen = [step for step in steps if not arguments.steps or step.name in arguments.steps]

@@ -52,21 +52,22 @@ std::vector<Kernel>& kernels() {
   return all;
 }
 
-// A contiguous (batch, heads, rows, dim) tensor of 16-bit elements, read in boxes of (64,
+// A contiguous (batch, heads, rows, dim) tensor of 16-bit elements, read in boxes of (box_dims,
 // box_rows).
 bool encode(fulmen::TensorMap& map, bool bf16, void* data, int dim, int rows, int heads, int batch,
-            int box_rows) {
+            int box_dims, int box_rows, bool swizzle) {
   static_assert(sizeof(fulmen::TensorMap) == sizeof(CUtensorMap));
   const cuuint64_t dims[] = {cuuint64_t(dim), cuuint64_t(rows), cuuint64_t(heads),
                              cuuint64_t(batch)};
   const cuuint64_t row_bytes = cuuint64_t(dim) * 2;
   const cuuint64_t strides[] = {row_bytes, row_bytes * rows, row_bytes * rows * heads};
-  const cuuint32_t box[] = {64, cuuint32_t(box_rows), 1, 1};
+  const cuuint32_t box[] = {cuuint32_t(box_dims), cuuint32_t(box_rows), 1, 1};
   const cuuint32_t steps[] = {1, 1, 1, 1};
   return driver().encode(reinterpret_cast<CUtensorMap*>(&map),
                          bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
                          4, data, dims, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
-                         CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
+                         swizzle ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_NONE,
+                         CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
                          CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
@@ -86,7 +87,7 @@ struct ForwardCall {
 // handle, or a negative CUresult.
 extern "C" int fulmen_bench_load(const char* cubin, const char* name, int bf16, int d_qk, int d_v,
                                  int warpgroups, int kv_rows, int stages, int q_slots,
-                                 int stage_output, int sequences) {
+                                 int stage_output, int sequences, int swizzle, int split_dims) {
   Kernel kernel{};
   kernel.config.dtype = bf16 ? fulmen::DType::kBFloat16 : fulmen::DType::kFloat16;
   kernel.config.d_qk = d_qk;
@@ -97,6 +98,8 @@ extern "C" int fulmen_bench_load(const char* cubin, const char* name, int bf16, 
   kernel.config.q_slots = q_slots;
   kernel.config.stage_output = stage_output != 0;
   kernel.config.sequences = sequences != 0;
+  kernel.config.swizzle = swizzle != 0;
+  kernel.config.split_dims = split_dims != 0;
   CUmodule module;
   if (CUresult bad = driver().load_module(&module, cubin)) return -bad;
   if (CUresult bad = driver().get_function(&kernel.function, module, name)) return -bad;
@@ -116,12 +119,16 @@ extern "C" int fulmen_bench_forward(int handle, const ForwardCall* call) {
   const bool bf16 = config.dtype == fulmen::DType::kBFloat16;
   ForwardArguments arguments{};
   ForwardTensorMaps& maps = arguments.maps;
-  if (!encode(maps.q, bf16, call->q, config.d_qk, call->q_len, call->heads_q, call->batch, 64) ||
-      !encode(maps.k, bf16, call->k, config.d_qk, call->kv_len, call->heads_kv, call->batch,
-              config.kv_rows) ||
-      !encode(maps.v, bf16, call->v, config.d_v, call->kv_len, call->heads_kv, call->batch,
-              config.kv_rows) ||
-      !encode(maps.o, bf16, call->o, config.d_v, call->q_len, call->heads_q, call->batch, 64)) {
+  const int box_dims = config.swizzle ? 64 : 8;
+  const auto map = [&](fulmen::TensorMap& map, void* data, int dim, int rows, int heads,
+                       int box_dims, int box_rows) {
+    return encode(map, bf16, data, dim, rows, heads, call->batch, box_dims, box_rows,
+                  config.swizzle);
+  };
+  if (!map(maps.q, call->q, config.d_qk, call->q_len, call->heads_q, box_dims, 64) ||
+      !map(maps.k, call->k, config.d_qk, call->kv_len, call->heads_kv, box_dims, config.kv_rows) ||
+      !map(maps.v, call->v, config.d_v, call->kv_len, call->heads_kv, box_dims, config.kv_rows) ||
+      !map(maps.o, call->o, config.d_v, call->q_len, call->heads_q, 64, 64)) {
     return CUDA_ERROR_INVALID_VALUE;
   }
   ForwardParams& params = arguments.params;

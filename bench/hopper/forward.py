@@ -75,6 +75,8 @@ class Kernels:
                 "q_slots": int(text.get("q_slots", 0)),
                 "stage_output": int(text.get("stage_output", "true") == "true"),
                 "sequences": int(text.get("sequences", "false") == "true"),
+                "swizzle": int(text.get("swizzle", "true") == "true"),
+                "split_dims": int(text.get("split_dims", "false") == "true"),
             }
             handle = self.library.fulmen_bench_load(path.encode(), name.encode(), *c.values())
             if handle < 0:

@@ -54,10 +54,10 @@ def drawn(runs: list[dict]) -> str:
         parts.append(f'<polyline points="{points}" {line}/>')
         y = TOP + 24 + 22 * index
         parts.append(f'<path d="M{WIDTH - 300} {y - 4}h30" {line}/>')
-        parts.append(f'<text x="{WIDTH - 262}" y="{y}">{run["run"]}, {run["ms"]:.1f} ms a step</text>')
-    first = runs[0]
-    parts.append(f'<text x="{LEFT}" y="22" font-size="15">Loss in nats per character: {first["rows"]} '
-                 f'rows, batch {first["batch"]}, {first["card"]}</text>')  # fmt: skip
+        label = f"{run['run']}, {run['ms']:.1f} ms a step"
+        parts.append(f'<text x="{WIDTH - 262}" y="{y}">{label}</text>')
+    title = "Loss in nats per character: {rows} rows, batch {batch}, {card}".format(**runs[0])
+    parts.append(f'<text x="{LEFT}" y="22" font-size="15">{title}</text>')
     parts.append(f'<text x="{WIDTH / 2}" y="{HEIGHT - 8}" text-anchor="middle">step</text>')
     return "\n".join([*parts, "</svg>", ""])
 

@@ -7,9 +7,9 @@ python examples/train_lm/train.py [--tiny] [--rows 2048] [--steps 300] [-o curve
 The model is a small decoder as they are built today (RoPE, RMSNorm, SwiGLU, 2 query heads for each
 key/value head). Each run starts from the same weights and sees the same text in the same order;
 only the attention and the precision differ. The last lines say how far each loss curve lies from
-that of torch in float32, and what a step took. --tiny: a smaller model and 40 steps, on a CPU in
-seconds; it ends with 1 if the loss does not fall, or if the two float32 curves differ. plot.py draws
-the curves.
+that of torch in float32, and what a step took. plot.py draws the curves. --tiny: a smaller model
+and 40 steps, on a CPU in seconds; it ends with 1 if the loss does not fall, or if the two float32
+curves differ.
 """
 
 from __future__ import annotations
@@ -102,7 +102,8 @@ def losses(name, text, asked, device):
     attention, dtype = RUNS[name]
     torch.manual_seed(1)
     vocabulary = int(text.max()) + 1
-    model = Decoder(vocabulary, asked.layers, asked.heads, ATTENTION[attention]).to(device)
+    with torch.device(device):
+        model = Decoder(vocabulary, asked.layers, asked.heads, ATTENTION[attention])
     optimizer = torch.optim.AdamW(model.parameters(), lr=asked.rate, betas=(0.9, 0.95))
     order = torch.Generator().manual_seed(2)
     found, times = [], []
@@ -159,10 +160,12 @@ def main(arguments=None) -> int:
         print(f"{name:16} loss {curves[name][0]:.3f} -> {smoothed(curves[name])[-1]:.3f}, "
               f"{took:.2f} ms a step on {where}", flush=True)  # fmt: skip
         if asked.output:
+            line = {
+                "run": name, "rows": asked.rows, "batch": asked.batch, "card": where,
+                "layers": asked.layers, "heads": asked.heads, "torch": torch.__version__,
+                "ms": round(took, 3), "loss": [round(x, 5) for x in curves[name]],
+            }  # fmt: skip
             with open(asked.output, "a") as file:
-                line = {"run": name, "rows": asked.rows, "batch": asked.batch, "card": where,
-                        "layers": asked.layers, "heads": asked.heads, "torch": torch.__version__,
-                        "ms": round(took, 3), "loss": [round(x, 5) for x in curves[name]]}  # fmt: skip
                 file.write(json.dumps(line) + "\n")
     base = curves.get(REFERENCE)
     gaps = {}

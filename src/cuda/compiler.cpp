@@ -198,8 +198,7 @@ CompiledKernel compile(const Nvrtc& nvrtc, const KernelSpec& spec, const std::st
                 sentence("NVRTC ", cuda_version_name(nvrtc.version()), " does not know ", arch,
                          "; it compiles for ", known));
   }
-  Program program(nvrtc, spec, wrapper_text(spec),
-                  reachable_sources(files, spec.include));
+  Program program(nvrtc, spec, wrapper_text(spec), reachable_sources(files, spec.include));
   using Clock = std::chrono::steady_clock;
   log_info("compiling ", spec.name, " for ", arch);
   const Clock::time_point start = Clock::now();

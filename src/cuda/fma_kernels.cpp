@@ -71,6 +71,13 @@ KernelSpec simt_spec(const std::string& file, const std::string& entry, const Fm
   return spec;
 }
 
+// The same of a kernel that makes dQ by atomics.
+KernelSpec adding_dq(KernelSpec spec) {
+  spec.name += "_adds_dq";
+  spec.config.push_back({"adds_dq", "true"});
+  return spec;
+}
+
 KernelSpec dsinks_spec(DType dtype) {
   KernelSpec spec = naive_spec("backward_simt_dsinks", "backward_simt_dsinks", dtype);
   spec.num_threads = 1024;
@@ -111,7 +118,9 @@ std::vector<KernelLaunch> simt_forward(const AttentionParams& params, std::size_
   return {{simt_spec("forward_simt", "forward_simt", config), num_q_tiles(params, config.rows)}};
 }
 
-std::vector<KernelLaunch> simt_backward(const AttentionParams& params, std::size_t shared_bytes) {
+std::vector<KernelLaunch> simt_backward(const AttentionParams& params, std::size_t shared_bytes,
+                                        bool adds_dq) {
+  const auto chosen = [&](KernelSpec spec) { return adds_dq ? adding_dq(std::move(spec)) : spec; };
   const FmaConfig config =
       config_of(params.q.dtype, params.dim_qk, params.dim_v, true, shared_bytes);
   std::vector<KernelLaunch> launches;
@@ -120,13 +129,14 @@ std::vector<KernelLaunch> simt_backward(const AttentionParams& params, std::size
   if (needs_pairs) {
     launches.push_back(naive_launch("backward_simt_rows", "backward_simt_rows", config.dtype,
                                     params.batch_extent() * params.heads_q * params.q_rows));
+    launches.back().spec = chosen(launches.back().spec);
   }
-  if (params.dq.present()) {
+  if (params.dq.present() && !adds_dq) {
     launches.push_back({simt_spec("backward_simt_dq", "backward_simt_dq", config),
                         num_q_tiles(params, config.rows)});
   }
   if (params.dk.present() || params.dv.present()) {
-    launches.push_back({simt_spec("backward_simt_dkdv", "backward_simt_dkdv", config),
+    launches.push_back({chosen(simt_spec("backward_simt_dkdv", "backward_simt_dkdv", config)),
                         num_kv_tiles(params, config.rows)});
   }
   if (params.dbias.present()) {
@@ -146,7 +156,7 @@ std::vector<KernelLaunch> simt_launches(const Problem& problem, const Gpu& gpu) 
   const AttentionParams params = attention_params(problem);
   return problem.operation == Operation::kForward
              ? simt_forward(params, gpu.shared_bytes_per_block)
-             : simt_backward(params, gpu.shared_bytes_per_block);
+             : simt_backward(params, gpu.shared_bytes_per_block, simt_adds_dq(problem));
 }
 
 void fma_run(const Call& call) {
@@ -180,6 +190,7 @@ std::vector<std::vector<KernelSpec>> simt_specs(std::size_t shared_bytes) {
       if (!back) continue;  // more than the shared memory even in the narrowest tiles
       dq.push_back(simt_spec("backward_simt_dq", "backward_simt_dq", *back));
       dkdv.push_back(simt_spec("backward_simt_dkdv", "backward_simt_dkdv", *back));
+      if (size_bytes(dtype) >= 4) dkdv.push_back(adding_dq(dkdv.back()));
       dbias.push_back(simt_spec("backward_simt_dbias", "backward_simt_dbias", *back));
     }
     for (const auto& specs : {forward, dq, dkdv, dbias}) {
@@ -189,6 +200,7 @@ std::vector<std::vector<KernelSpec>> simt_specs(std::size_t shared_bytes) {
   std::vector<KernelSpec> rows, dsinks;
   for (const DType dtype : kFloatTypes) {
     rows.push_back(naive_spec("backward_simt_rows", "backward_simt_rows", dtype));
+    if (size_bytes(dtype) >= 4) rows.push_back(adding_dq(rows.back()));
     dsinks.push_back(dsinks_spec(dtype));
   }
   entries.insert(entries.end(), {rows, dsinks});

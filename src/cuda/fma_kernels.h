@@ -27,7 +27,9 @@ std::vector<KernelLaunch> naive_backward(const AttentionParams& params);
 // (plan/simt.h), which set_row_terms names. Throws Error kUnsupported where not even the narrowest
 // do.
 std::vector<KernelLaunch> simt_forward(const AttentionParams& params, std::size_t shared_bytes);
-std::vector<KernelLaunch> simt_backward(const AttentionParams& params, std::size_t shared_bytes);
+// adds_dq: as plan/simt.h says.
+std::vector<KernelLaunch> simt_backward(const AttentionParams& params, std::size_t shared_bytes,
+                                        bool adds_dq = false);
 void set_row_terms(AttentionParams& params, u8* workspace);
 
 // Kernels that CI compiles for every architecture: for each entry, a spec of each dtype; simt for

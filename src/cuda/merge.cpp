@@ -13,7 +13,6 @@
 #include "cuda/params.h"
 #include "cuda/place.h"
 #include "kernels/fma_config.h"
-#include "kernels/merge_params.h"
 
 namespace fulmen::cuda {
 namespace {
@@ -63,6 +62,8 @@ void check_arrays(const Device& device, const MergeProblem& problem) {
   check(problem.lse, "lse");
 }
 
+}  // namespace
+
 MergeParams merge_params(const MergeProblem& problem) {
   MergeParams params{};
   for (const MergePart& part : problem.parts) {
@@ -78,8 +79,6 @@ MergeParams merge_params(const MergeProblem& problem) {
   params.dim = extents[3];
   return params;
 }
-
-}  // namespace
 
 int device_of(const MergeProblem& problem) {
   const auto is_there = [](const Tensor& tensor) { return tensor.present() && !tensor.empty(); };

@@ -8,6 +8,7 @@
 
 #include "core/merge_problem.h"
 #include "cuda/source.h"
+#include "kernels/merge_params.h"
 
 namespace fulmen::cuda {
 
@@ -17,6 +18,9 @@ int device_of(const MergeProblem& problem);
 
 // problem: of validate_merge. Throws Error, kUnsupported beyond MergeParams::kMaxParts.
 void merge(const MergeProblem& problem, int ordinal, void* stream);
+
+// What the kernel is launched with.
+MergeParams merge_params(const MergeProblem& problem);
 
 // The kernel for arithmetic in float32 and in float64: what CI compiles.
 std::vector<KernelSpec> merge_specs();

@@ -26,7 +26,7 @@ std::vector<ConfigField> fields_of(const Sm80Config& config) {
           FULMEN_FIELD(terms),        FULMEN_FIELD(natural),     FULMEN_FIELD(softcap),
           FULMEN_FIELD(alibi),        FULMEN_FIELD(dropout),     FULMEN_FIELD(exact),
           FULMEN_FIELD(swizzle),      FULMEN_FIELD(full_blocks), FULMEN_FIELD(lazy_max),
-          FULMEN_FIELD(lazy_rescale), FULMEN_FIELD(stats)};
+          FULMEN_FIELD(lazy_rescale), FULMEN_FIELD(stats),       FULMEN_FIELD(units)};
 #undef FULMEN_FIELD
 }
 
@@ -36,7 +36,8 @@ std::string kernel_name(const Sm80Config& config) {
                   config.rows(), "x", config.columns, config.terms ? "_terms" : "",
                   config.natural ? "_natural" : "", config.softcap ? "_softcap" : "",
                   config.alibi ? "_alibi" : "", config.dropout ? "_dropout" : "",
-                  config.exact ? "_exact" : "", config.stats ? "_stats" : "");
+                  config.exact ? "_exact" : "", config.stats ? "_stats" : "",
+                  config.units ? "" : "_any");
 }
 
 }  // namespace
@@ -55,8 +56,8 @@ KernelSpec sm80_forward_spec(const Sm80Config& config) {
   spec.shared_bytes = static_cast<std::size_t>(config.forward_shared_bytes());
   spec.shared_bytes_text = "kConfig.forward_shared_bytes()";
   spec.tensor_cores = true;
-  // At d 128 with 64 columns up to 366 bytes (NVRTC 13.0, sm_90a), some of them read again in the
-  // loop; the tile of 32 columns was 7 to 13 % slower on an H100 from 2,048 rows up.
+  // Up to 382 bytes with options at d 256 (NVRTC 13.0, sm_90a), around the loop over the keys: its
+  // path for blocks that every row sees whole reads none of them.
   spec.spill_allowance_bytes = 384;
   return spec;
 }
@@ -69,8 +70,10 @@ std::vector<KernelLaunch> sm80_launches(const Problem& problem, const Gpu& gpu) 
 
 void sm80_run(const Call& call) {
   if (call.problem.operation == Operation::kBackward) return sm80_backward_run(call);
-  const Sm80Params params{attention_params(call.problem, call.faults),
-                          sm80_heads_per_group(call.problem, call.gpu)};
+  const AttentionParams attention = attention_params(call.problem, call.faults);
+  const Sm80Params params{attention,
+                          {attention, sm80_forward_config(call.problem, call.gpu),
+                           sm80_heads_per_group(call.problem, call.gpu)}};
   call.launch(0, params);
 }
 
@@ -83,7 +86,10 @@ std::vector<std::vector<KernelSpec>> sm80_specs(const Gpu& gpu) {
       for (const DType dtype : {DType::kBFloat16, DType::kFloat16}) {
         problem.dim_qk = dim_qk;
         problem.dim_v = dim_v;
-        problem.dtype = problem.arrays[Array::kO].dtype = dtype;
+        problem.dtype = dtype;
+        for (const Array array : {Array::kQ, Array::kK, Array::kV, Array::kO}) {
+          problem.arrays[array].dtype = dtype;
+        }
         specs.push_back(sm80_forward_spec(sm80_forward_config(problem, gpu)));
       }
     }
@@ -91,6 +97,9 @@ std::vector<std::vector<KernelSpec>> sm80_specs(const Gpu& gpu) {
   };
   Problem plain;
   plain.score_map.scale = 1;
+  for (const Array array : {Array::kQ, Array::kK, Array::kV, Array::kO}) {
+    plain.arrays[array].strides[3] = 1;
+  }
   add(plain);
   Problem saving = plain;
   saving.arrays[Array::kStats].dtype = DType::kFloat32;
@@ -105,6 +114,8 @@ std::vector<std::vector<KernelSpec>> sm80_specs(const Gpu& gpu) {
   Problem all = capped;
   all.arrays[Array::kBias].dtype = all.arrays[Array::kStats].dtype = DType::kFloat32;
   all.dropout.threshold = 1;
+  add(all);
+  all.arrays[Array::kQ].strides[3] = 2;  // rows without units
   add(all);
   return entries;
 }

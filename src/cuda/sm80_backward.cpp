@@ -15,7 +15,7 @@
 namespace fulmen::cuda {
 namespace {
 
-constexpr int kRowsThreads = 256;   // kSm80RowsThreads, kSm80FinishThreads
+constexpr int kRowsThreads = 256;  // kSm80RowsThreads, kSm80FinishThreads
 constexpr int kRowsBlocks = 4;
 constexpr std::size_t kNumOwn = 3;  // launches before those of simt
 

@@ -38,13 +38,25 @@ KernelSpec prepare_spec(const BackwardPrepareConfig& config) {
   return spec;
 }
 
+std::string options_name(const BackwardConfig& config) {
+  std::string text;
+  if (config.signed_scale) text += "_signed";
+  if (config.softcap) text += "_softcap";
+  if (config.alibi) text += "_alibi";
+  if (config.bias != DType::kNone) text += sentence("_bias_", name(config.bias));
+  if (config.pair_mask) text += "_mask";
+  if (config.documents) text += "_documents";
+  if (config.dropout) text += "_dropout";
+  return text;
+}
+
 KernelSpec backward_spec(const BackwardConfig& config) {
   constexpr const char* kMasks[] = {"", "_upper", "_both"};
   KernelSpec spec;
   spec.name = sentence("backward_sm90_", name(config.dtype), "_d", config.dims,
                        kMasks[static_cast<int>(config.mask)], config.has_stats ? "_stats" : "",
                        config.sequences ? "_sequences" : "", config.dq ? "" : "_no_dq",
-                       config.dk ? "" : "_no_dk", config.dv ? "" : "_no_dv",
+                       config.dk ? "" : "_no_dk", config.dv ? "" : "_no_dv", options_name(config),
                        config.take_turns ? "" : "_no_turns", config.early_dv ? "" : "_late_dv",
                        config.spread ? "" : "_in_step");
   spec.include = "kernels/backward_sm90.cuh";
@@ -59,6 +71,13 @@ KernelSpec backward_spec(const BackwardConfig& config) {
                  {"dq", text(config.dq)},
                  {"dk", text(config.dk)},
                  {"dv", text(config.dv)},
+                 {"signed_scale", text(config.signed_scale)},
+                 {"softcap", text(config.softcap)},
+                 {"alibi", text(config.alibi)},
+                 {"bias", text(config.bias)},
+                 {"pair_mask", text(config.pair_mask)},
+                 {"documents", text(config.documents)},
+                 {"dropout", text(config.dropout)},
                  {"take_turns", text(config.take_turns)},
                  {"early_dv", text(config.early_dv)},
                  {"spread", text(config.spread)}};
@@ -80,7 +99,6 @@ KernelSpec dq_spec(const AttentionConfig& config) {
   spec.function = "fulmen::backward_dq_sm90";
   spec.params_type = "fulmen::BackwardDqParams";
   spec.params_bytes = sizeof(BackwardDqParams);
-  spec.spill_allowance_bytes = 0;
   return spec;
 }
 
@@ -187,6 +205,13 @@ BackwardParams sm90_backward_params(const Problem& problem, const Sm90BackwardPl
   params.dv_stride_row = dv.strides[2];
   params.dim_v = static_cast<i32>(problem.dim_v);
   params.attention = attention_params(problem, nullptr);
+  if (problem.score_map.softcap != 0) {
+    params.softcap_in =
+        static_cast<float>(2 * problem.score_map.scale / problem.score_map.softcap * kLog2OfE);
+    params.softcap_out = static_cast<float>(problem.score_map.softcap * kLog2OfE);
+  }
+  params.kept_scale = static_cast<float>(problem.dropout.kept_scale());
+  params.comes_first = true;
   return params;
 }
 
@@ -199,7 +224,8 @@ BackwardDqParams sm90_dq_params(const Problem& problem, const Gpu& gpu,
           params.rows_of_head,
           params.rows,
           params.delta,
-          params.spoiled};
+          params.spoiled,
+          sm90_backward_configs(problem).empty()};
 }
 
 std::vector<KernelLaunch> sm90_backward_launches(const Problem& problem, const Gpu& gpu) {
@@ -248,6 +274,7 @@ void sm90_backward_run(const Call& call) {
     map(Array::kDV, 64, params.maps.dv);
     call.launch(next++, params);
     ++params.next_item;
+    params.comes_first = false;
   }
   if (sm90_separate_dq(problem)) {
     const AttentionConfig config = sm90_dq_config(problem);
@@ -264,52 +291,54 @@ void sm90_backward_run(const Call& call) {
   if (next < call.kernels.size()) call.launch(next, dsinks_params(problem, call.faults));
 }
 
+// Problems as far as configs depend on them: masks, sequences, gradients, options.
 std::vector<std::vector<KernelSpec>> sm90_backward_specs() {
   std::vector<std::vector<KernelSpec>> entries;
+  constexpr IntervalMask kMasks[] = {{}, {.causal = true}, {.causal = true, .window_left = 100}};
   for (const i64 dims : {64, 128, 192, 256}) {
-    for (const bool has_stats : {false, true}) {
-      std::vector<KernelSpec> prepare, backward, dq;
-      const auto add = [&](const Problem& problem) {
-        for (const BackwardConfig& config : sm90_backward_configs(problem)) {
-          backward.push_back(backward_spec(config));
-        }
-        if (sm90_separate_dq(problem)) dq.push_back(dq_spec(sm90_dq_config(problem)));
-      };
-      for (const DType dtype : {DType::kBFloat16, DType::kFloat16}) {
-        Problem problem;
-        problem.dtype = dtype;
-        problem.dim_qk = problem.dim_v = dims;
-        if (has_stats) problem.arrays[Array::kStats].dtype = DType::kFloat32;
-        for (const bool sequences : {false, true}) {
-          problem.packed = sequences;
-          for (const bool sinks : {false, true}) {
-            BackwardPrepareConfig config = sm90_prepare_config(problem);
-            config.sinks = sinks;
-            prepare.push_back(prepare_spec(config));
-          }
-          for (const IntervalMask& mask :
-               {IntervalMask{}, IntervalMask{.causal = true},
-                IntervalMask{.causal = true, .window_left = 100}}) {
-            problem.mask = mask;
-            for (const Array array : {Array::kDQ, Array::kDK, Array::kDV}) {
-              problem.arrays[array].dtype = dtype;
-            }
-            add(problem);
-            problem.deterministic = true;
-            if (dims <= 128) add(problem);
-            problem.deterministic = false;
-          }
-        }
-        for (int wanted = 1; wanted < 7 && dims <= 128; ++wanted) {  // bits: dq, dk, dv
-          int bit = 0;
-          for (const Array array : {Array::kDQ, Array::kDK, Array::kDV}) {
-            problem.arrays[array].dtype = wanted >> bit++ & 1 ? dtype : DType::kNone;
-          }
-          add(problem);
-        }
+    std::vector<KernelSpec> prepare, backward, dq;
+    const auto add = [&](const Problem& problem) {
+      for (const BackwardConfig& config : sm90_backward_configs(problem)) {
+        backward.push_back(backward_spec(config));
       }
-      for (const auto& specs : {prepare, backward, dq}) entries.push_back(specs);
+      if (sm90_separate_dq(problem)) dq.push_back(dq_spec(sm90_dq_config(problem)));
+    };
+    for (int variant = 0; variant < 8; ++variant) {  // bits: float16, stats, packed
+      Problem problem;
+      problem.score_map.scale = 1;
+      problem.dim_qk = problem.dim_v = dims;
+      problem.dtype = variant & 1 ? DType::kFloat16 : DType::kBFloat16;
+      problem.arrays[Array::kStats].dtype = variant & 2 ? DType::kFloat32 : DType::kNone;
+      problem.packed = variant & 4;
+      for (int wanted = 1; wanted < 8; ++wanted) {  // bits: dq, dk, dv
+        int bit = 0;
+        for (const Array array : {Array::kDQ, Array::kDK, Array::kDV}) {
+          problem.arrays[array].dtype = wanted >> bit++ & 1 ? problem.dtype : DType::kNone;
+        }
+        problem.mask = kMasks[wanted % 3];
+        add(problem);
+      }
+      for (const IntervalMask& mask : kMasks) {
+        problem.mask = mask;
+        add(problem);
+        Problem deterministic = problem;
+        deterministic.deterministic = true;
+        add(deterministic);
+      }
+      for (const bool sinks : {false, true}) {
+        BackwardPrepareConfig config = sm90_prepare_config(problem);
+        config.sinks = sinks;
+        prepare.push_back(prepare_spec(config));
+      }
+      problem.score_map = {variant & 1 ? -1. : 1., variant & 2 ? 50. : 0.};
+      if (variant & 4) problem.arrays[Array::kAlibiSlopes].dtype = DType::kFloat32;
+      if (variant & 2) problem.arrays[Array::kMask].dtype = DType::kBool;
+      if (variant & 1) problem.arrays[Array::kBias].dtype = DType::kFloat32;
+      if (variant & 4) problem.arrays[Array::kQIds].dtype = DType::kInt32;
+      if (dims < 256 && variant & 2) problem.dropout.threshold = 1;
+      add(problem);
     }
+    for (const auto& specs : {prepare, backward, dq}) entries.push_back(specs);
   }
   entries.push_back({careful_spec({DType::kBFloat16}), careful_spec({DType::kFloat16})});
   return entries;

@@ -29,7 +29,7 @@ std::vector<ConfigField> fields_of(const AttentionConfig& config) {
           FULMEN_FIELD(sequences),   FULMEN_FIELD(signed_scale),  FULMEN_FIELD(softcap),
           FULMEN_FIELD(alibi),       FULMEN_FIELD(sinks),         FULMEN_FIELD(stats),
           FULMEN_FIELD(wide_output), FULMEN_FIELD(bias),          FULMEN_FIELD(pair_mask),
-          FULMEN_FIELD(documents),   FULMEN_FIELD(dropout)};
+          FULMEN_FIELD(documents),   FULMEN_FIELD(dropout),       FULMEN_FIELD(split_dims)};
 #undef FULMEN_FIELD
 }
 
@@ -136,7 +136,7 @@ void sm90_forward_run(const Call& call) {
 // Problems as far as configs depend on them: each set of options in several sizes.
 std::vector<std::vector<KernelSpec>> sm90_forward_specs() {
   constexpr i64 kDims[][2] = {{64, 64},   {80, 80},   {96, 96},  {128, 128}, {192, 128},
-                              {192, 192}, {256, 256}, {128, 64}, {64, 256}};
+                              {192, 192}, {256, 256}, {128, 64}, {64, 256},  {512, 512}};
   std::vector<std::vector<KernelSpec>> entries;
   const auto add = [&](Problem problem, const IntervalMask& mask, i64 heads = 1024) {
     problem.mask = mask;

@@ -113,6 +113,25 @@ void on_shared(u32 offset, u32 bytes, Kind kind, Site site) {
     counters->shared_access(self().warp(), self().lane(), offset, bytes, kind, site);
   }
   on_shared_as(running_thread(), false, "", offset, bytes, kind, site);
+  if (kind == Kind::kWrite && checking()) {
+    block().layouts[offset / kLayoutBytes] = Layout::kUnknown;
+  }
+}
+
+void set_layout(u32 offset, u32 bytes, Layout layout) {
+  if (!checking()) return;
+  for (u32 at = offset; at < offset + bytes; at += kLayoutBytes) {
+    block().layouts[at / kLayoutBytes] = layout;
+  }
+}
+
+void expect_layout(const Engine& engine, u32 offset, Layout layout, Site site) {
+  const Layout found = block().layouts[offset / kLayoutBytes];
+  if (found == Layout::kUnknown || found == layout) return;
+  at(site);
+  const auto adverb = [](Layout l) { return l == Layout::kSwizzled ? " with" : " without"; };
+  fail("wrong swizzle: " + world().name_agent(engine.agent) + " reads " + name_shared(offset) +
+       adverb(layout) + " the 128-byte swizzle, a copy wrote it" + adverb(found));
 }
 
 void on_shared_by(const Engine& engine, bool async, u32 offset, u32 bytes, Kind kind, Site site) {

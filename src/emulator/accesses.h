@@ -7,6 +7,7 @@
 #pragma once
 
 #include "emulator/block.h"
+#include "emulator/counters.h"
 
 namespace fulmen::emulator {
 
@@ -27,8 +28,20 @@ void on_pointer(const void* address, u64 bytes, Kind kind, Site site);  // where
 // async: the engine works in the asynchronous proxy.
 void on_shared_by(const Engine& engine, bool async, u32 offset, u32 bytes, Kind kind, Site site);
 
+// What a copy made of a part of shared memory; unknown once a thread has written there.
+void set_layout(u32 offset, u32 bytes, Layout layout);
+// An engine reads the kilobyte of this byte as a matrix of the layout.
+void expect_layout(const Engine& engine, u32 offset, Layout layout, Site site);
+
 // Complains if the running thread's last write was one of different values without order.
 void settle();
+
+// Adds to a counter of the launch, if it counts.
+inline void count(u64 Counters::* what, u64 number = 1) {
+  const Block* const here = current_block;
+  if (here == nullptr || here->running == nullptr) return;  // host code calls arithmetic, too
+  if (Counters* const counters = here->world->grid->counters) counters->*what += number;
+}
 
 // Where the running thread stands, for reports.
 inline void at(Site site) { self().at = site; }

@@ -68,6 +68,7 @@ void named_barrier_arrive(u32 id, u32 threads) {
 }
 
 void named_barrier_sync(u32 id, u32 threads) {
+  count(&Counters::barrier_waits);
   meet(named_barrier(id, threads), threads, kBarrierNames[id], true);
 }
 
@@ -129,6 +130,7 @@ void mbarrier_wait(u32 address, u32 parity, Site site) {
   if (parity > 1) fail("an mbarrier has no parity " + std::to_string(parity));
   const Mbarrier& barrier = mbarrier_at(address);
   on_shared(address - kSharedBase, 8, Kind::kAtomic, site);
+  count(&Counters::barrier_waits);
   wait(MbarrierWait(address, parity));
   if (barrier.phase > 0) take_over(barrier.over[parity]);
 }

@@ -114,6 +114,10 @@ struct Warpgroup {
   std::vector<PendingProduct> pending;
 };
 
+// How a copy lays rows of 64 elements out in shared memory.
+enum class Layout : u8 { kUnknown, kSwizzled, kPlain };
+inline constexpr u32 kLayoutBytes = 1024;
+
 struct World;
 
 struct Block {
@@ -124,6 +128,7 @@ struct Block {
   u8* shared = nullptr;
   u32 shared_bytes = 0;
   std::vector<Granule> shadow;
+  std::vector<Layout> layouts;  // of each kilobyte, as the last copy left it
   std::vector<Thread> threads;
   std::vector<Warp> warps;
   std::vector<Warpgroup> warpgroups;

@@ -30,6 +30,7 @@ std::unique_ptr<Block> make_block(World& world, const Grid& grid, i64 index) {
   const u64 misalignment = reinterpret_cast<u64>(block->memory.data()) % kSharedAlignment;
   block->shared = block->memory.data() + (kSharedAlignment - misalignment) % kSharedAlignment;
   if (grid.check) block->shadow.resize((block->shared_bytes + kGranuleBytes - 1) / kGranuleBytes);
+  if (grid.check) block->layouts.resize(block->shared_bytes / kLayoutBytes + 1);
   block->threads.resize(threads);
   for (u32 i = 0; i < threads; ++i) {
     Thread& thread = block->threads[i];

@@ -11,12 +11,6 @@
 namespace fulmen::emulator {
 namespace {
 
-HostTensorMap decode(const TensorMap& map) {
-  HostTensorMap decoded;
-  std::memcpy(static_cast<void*>(&decoded), &map, sizeof(decoded));
-  return decoded;
-}
-
 u32 box_bytes(const HostTensorMap& map) {
   return static_cast<u32>(map.box_rows * map.box_columns) * 2;
 }
@@ -67,6 +61,14 @@ class StoreWait final : public Wait {
 
 }  // namespace
 
+constexpr u32 kUnitBytes = 16;  // moved as one by swizzles
+
+HostTensorMap decode(const TensorMap& map) {
+  HostTensorMap decoded;
+  std::memcpy(static_cast<void*>(&decoded), &map, sizeof(decoded));
+  return decoded;
+}
+
 TensorMap encode(const HostTensorMap& map) {
   TensorMap encoded{};
   std::memcpy(&encoded, &map, sizeof(map));
@@ -79,6 +81,8 @@ void tensor_load(u32 shared, const TensorMap& encoded, u32 barrier, const BoxOri
   shared_at(shared, box_bytes(map), 128);
   const Engine engine = mbarrier_engine(barrier, mbarrier_count_copy(barrier));
   on_shared_by(engine, true, shared - kSharedBase, box_bytes(map), Kind::kWrite, site);
+  set_layout(shared - kSharedBase, box_bytes(map),
+             map.swizzled ? Layout::kSwizzled : Layout::kPlain);
   on_rows(map, origin, Kind::kRead, site);
   ask_for_copy([=] {
     for_each_element(map, shared, origin, [](u32 address, const u8* source) {
@@ -99,8 +103,12 @@ void tensor_store(const TensorMap& encoded, u32 shared, const BoxOrigin& origin,
         world().new_engine("a tensor store of " + world().name_agent(thread.agent));
   }
   const u32 number = ++thread.stores_issued;
-  on_shared_by({thread.store_agent, number, thread.clock}, true, shared - kSharedBase,
-               box_bytes(map), Kind::kRead, site);
+  const Engine engine = {thread.store_agent, number, thread.clock};
+  for_each_element(map, shared, origin, [&](u32 address, const u8* target) {
+    // What is out of range is not written, so it does not matter what lies there.
+    if (target == nullptr || address % kUnitBytes != 0) return;
+    on_shared_by(engine, true, address - kSharedBase, kUnitBytes, Kind::kRead, site);
+  });
   on_rows(map, origin, Kind::kWrite, site);
   thread.stores_running.insert(number);
   ask_for_copy([=, &thread] {

@@ -30,6 +30,7 @@ struct BoxOrigin {
 };
 
 TensorMap encode(const HostTensorMap& map);
+HostTensorMap decode(const TensorMap& map);
 
 void tensor_load(u32 shared, const TensorMap& map, u32 barrier, const BoxOrigin& origin, Site site);
 void tensor_store(const TensorMap& map, u32 shared, const BoxOrigin& origin, Site site);

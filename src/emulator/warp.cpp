@@ -9,6 +9,7 @@
 namespace fulmen::emulator {
 
 const std::array<u64, kWarpSize>& exchange(const char* instruction, u64 value, bool ordered) {
+  if (std::string_view(instruction).starts_with("shfl")) count(&Counters::shuffles);
   Warp& warp = block().warps[self().warp()];
   if (warp.meeting.arrived == 0) {
     warp.instruction = instruction;
@@ -20,6 +21,33 @@ const std::array<u64, kWarpSize>& exchange(const char* instruction, u64 value, b
   if (warp.meeting.arrived + 1 == kWarpSize) warp.received = warp.given;
   meet(warp.meeting, kWarpSize, instruction, ordered);
   return warp.received;  // not replaced before this lane comes again
+}
+
+namespace {
+
+// The word of matrix i that the lane moves between shared memory and the warp: whose it will be
+// does not matter to order and banks. `rows`: addresses of rows, eight to a matrix.
+u32 unit_word(const std::array<u64, kWarpSize>& rows, u32 i) {
+  const u32 lane = self().lane();
+  return static_cast<u32>(rows[i * 8 + lane / 4]) + lane % 4 * 4 - kSharedBase;
+}
+
+}  // namespace
+
+std::array<u32, 4> load_transposed_matrices(u32 row_address, Site site) {
+  shared_at(row_address, 16, 16);
+  const std::array<u64, kWarpSize> rows = exchange("ldmatrix.trans", row_address);
+  const u32 lane = self().lane();
+  std::array<u32, 4> words{};
+  for (u32 i = 0; i < 4; ++i) {
+    on_shared(unit_word(rows, i), 4, Kind::kRead, site);
+    for (u32 half = 0; half < 2; ++half) {
+      const u32 address = static_cast<u32>(rows[i * 8 + lane % 4 * 2 + half]) + lane / 4 * 2;
+      words[i] |= static_cast<u32>(load_raw<u16>(address)) << (16 * half);
+    }
+  }
+  exchange("ldmatrix.trans", 0);  // nobody writes before all have read
+  return words;
 }
 
 std::array<u32, 4> load_matrices(u32 row_address, Site site) {
@@ -49,9 +77,10 @@ void store_transposed_matrices(u32 row_address, const std::array<u32, 4>& words,
   const std::array<u64, kWarpSize> rows = exchange("stmatrix.trans", row_address);
   const u32 lane = self().lane();
   for (u32 i = 0; i < 4; ++i) {
+    on_shared(unit_word(rows, i), 4, Kind::kWrite, site);
     for (u32 c = 0; c < 2; ++c) {  // row lane / 4, column 2 (lane % 4) + c of the fragment
       const u32 address = static_cast<u32>(rows[i * 8 + lane % 4 * 2 + c]) + lane / 4 * 2;
-      store_shared(address, static_cast<u16>(words[i] >> (16 * c)), site);
+      store_raw(address, static_cast<u16>(words[i] >> (16 * c)));
     }
   }
   exchange("stmatrix.trans", 0);

@@ -19,6 +19,7 @@ const std::array<u64, kWarpSize>& exchange(const char* instruction, u64 value,
 // The four 8x8 matrices of 16-bit numbers of ldmatrix.x4 and stmatrix.x4 (.trans), as
 // kernels/ptx/memory.cuh describes them.
 std::array<u32, 4> load_matrices(u32 row_address, Site site);
+std::array<u32, 4> load_transposed_matrices(u32 row_address, Site site);
 void store_matrices(u32 row_address, const std::array<u32, 4>& words, Site site);
 void store_transposed_matrices(u32 row_address, const std::array<u32, 4>& words, Site site);
 

@@ -150,6 +150,8 @@ void run_oldest_group(Thread* threads) {
 void read_operands(const Product& product, const Engine& engine) {
   const auto read = [&](u32 word, bool transposed, u32 rows, u32 columns) {
     const Descriptor matrix(word, product.upper, transposed);
+    expect_layout(engine, matrix.address(0, 0) - kSharedBase,
+                  matrix.swizzled ? Layout::kSwizzled : Layout::kPlain, product.site);
     for (u32 row = 0; row < rows; ++row) {
       for (u32 column = 0; column < columns; column += 8) {
         const u32 address = matrix.address(row, column);
@@ -230,6 +232,10 @@ void wgmma_issue(const Product& product) {
   at(product.site);
   WgmmaThread& own = self().wgmma;
   ++own.issued;
+  if (self().index % kWarpgroupSize == 0) {
+    count(&Counters::products);
+    count(&Counters::product_flops, u64{2} * kRows * product.columns * kDepth);
+  }
   if (checking()) {
     order_registers(product, own.issued);
     if (self().lane() == 0) order_product(product, own.issued);

@@ -15,7 +15,7 @@ namespace fulmen {
 struct BackwardConfig {
   DType dtype = DType::kBFloat16;
   i32 dims = 128;   // 64, 128, 192, 256: of a tile; smaller ones are filled up with zeros
-  i32 q_rows = 64;  // queries of a step: 128 at dims 64, 64 above
+  i32 q_rows = 64;  // queries of a step: 128 at dims 64, else 64
   MaskKind mask = MaskKind::kLength;
   bool has_stats = false;  // rows come as (row_max, row_sum), right for huge scores, else as lse
   bool sequences = false;  // packed or with lengths, which the device reads
@@ -25,6 +25,16 @@ struct BackwardConfig {
   bool take_turns = true;  // ablation: the warpgroups take turns at the tensor cores
   bool early_dv = true;    // ablation: dV += P^T dO is issued before dS is formed (q_rows 64)
   bool spread = true;      // ablation: without a mask, blocks of keys begin at different queries
+
+  // Options of a score, which take dQ to a kernel of its own. One that is off leaves no
+  // instruction.
+  bool signed_scale = false;  // the scale may be 0 or negative
+  bool softcap = false;
+  bool alibi = false;
+  DType bias = DType::kNone;  // its dtype
+  bool pair_mask = false;     // the boolean one
+  bool documents = false;
+  bool dropout = false;
 
   static constexpr i32 kKvRows = 128;      // keys of a block, 64 a warpgroup
   static constexpr i32 kStages = 2;        // of Q, and of dS
@@ -50,8 +60,14 @@ struct BackwardConfig {
   constexpr bool needs_dp() const { return dq || dk; }  // dV alone takes P alone
   constexpr i32 dout_stages() const { return dims == 256 && needs_dp() ? 1 : kStages; }
 
-  // Whether a product meets pairs that the mask hides, whose infinities and NaN nobody may see.
-  constexpr bool hides_pairs() const { return mask != MaskKind::kLength; }
+  // As in AttentionConfig.
+  constexpr bool maps_scores() const {
+    return signed_scale || softcap || alibi || has_pair_terms();
+  }
+  constexpr bool has_pair_terms() const { return bias != DType::kNone || pair_mask || documents; }
+
+  // Whether a product meets hidden pairs, whose infinities and NaN nobody may see.
+  constexpr bool hides_pairs() const { return mask != MaskKind::kLength || has_pair_terms(); }
 
   // Bytes of shared memory, in the order in which they lie there.
   constexpr i32 q_bytes() const { return q_rows * dims * 2; }
@@ -59,7 +75,7 @@ struct BackwardConfig {
   constexpr i32 v_bytes() const { return needs_dp() ? k_bytes() : 0; }
   constexpr i32 ds_bytes() const { return dq ? q_rows * kKvRows * 2 : 0; }
   constexpr i32 out_bytes() const { return is_wide() ? 0 : 2 * k_bytes(); }  // dV and dK
-  constexpr i32 row_bytes() const { return q_rows * (has_stats ? 8 : 4); }  // what a row has kept
+  constexpr i32 row_bytes() const { return q_rows * (has_stats ? 8 : 4); }   // what a row has kept
   constexpr i32 delta_bytes() const { return q_rows * 4; }
   constexpr i32 shared_bytes() const {
     return k_bytes() + v_bytes() + (kStages + dout_stages()) * q_bytes() + kStages * ds_bytes() +
@@ -68,10 +84,10 @@ struct BackwardConfig {
 
   constexpr bool valid() const {
     return (dtype == DType::kBFloat16 || dtype == DType::kFloat16) &&
-           ((dims == 64 && q_rows == 128) ||
+           ((dims == 64 && q_rows == 128) || (dims == 64 && q_rows == 64 && !dq) ||
             ((dims == 128 || dims == 192 || dims == 256) && q_rows == 64)) &&
            !(is_wide() && (dq || (dk && dv))) &&
-           shared_bytes() <= 232448;
+           !((maps_scores() || dropout) && (dq || q_rows != 64)) && shared_bytes() <= 232448;
   }
 };
 
@@ -121,7 +137,11 @@ struct BackwardParams {
   u16* dv;  // (batch, heads_kv, kv_row, dim_v)
   i64 dv_stride_batch, dv_stride_head, dv_stride_row;
   i32 dim_v;
-  AttentionParams attention;  // lengths and offsets
+  AttentionParams attention;  // lengths, offsets and the arrays of options
+  float softcap_in;           // the last three as in ForwardParams
+  float softcap_out;
+  float kept_scale;
+  bool comes_first;  // after backward_prepare_sm90; a launch after that one overlaps its end
 
   constexpr i32 group_size() const { return heads_q / heads_kv; }
   constexpr i32 num_lines() const { return batch * heads_kv; }
@@ -200,6 +220,7 @@ struct BackwardDqParams {
   const float* rows;
   const float* delta;
   u32* spoiled;
+  bool comes_first;  // as in BackwardParams
 };
 
 // The kernel after: the lines whose gradients are not finite, pair by pair.

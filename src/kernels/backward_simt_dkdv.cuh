@@ -3,10 +3,13 @@
 //
 // dK and dV on the ordinary arithmetic units: a block owns keys, keeps K and V in shared memory and
 // its part of dK and dV in registers, and meets Q and dO of every head of the group a tile at a
-// time. Rows of a tile of pairs are keys here, columns are queries. Nothing is added by atomics.
+// time. Rows of a tile of pairs are keys here, columns are queries. With adds_dq it adds what its
+// keys bring to dQ to the sums in global memory, by atomics, which spares backward_simt_dq and the
+// two products that it would make again; otherwise nothing is added by atomics.
 // Launched with one block for each (slot of keys, batch, kv_head).
 #pragma once
 
+#include "kernels/ptx/global_sum.cuh"
 #include "kernels/simt_gradient.cuh"
 
 namespace fulmen {
@@ -27,6 +30,7 @@ struct BackwardSimtDkDv : SimtGradient<kConfig> {
   typename Base::VRows V, dO;
   SavedRow<Real>* saved;  // (columns) of the query rows of a tile; shared
   u32* word;              // shared
+  bool finite_K = true;   // looked at with adds_dq only
   typename Base::template Sums<kConfig.max_dim_qk> dK = {};
   typename Base::template Sums<kConfig.max_dim_v> dV = {};
 
@@ -58,6 +62,13 @@ struct BackwardSimtDkDv : SimtGradient<kConfig> {
     const i64 count = head.sequence.shape.kv_len - first_row;
     Rows::template load<kConfig.rows>(kv_rows_of(head, p.k, p.dim_qk), first_row, count, K);
     Rows::template load<kConfig.rows>(kv_rows_of(head, p.v, p.dim_v), first_row, count, V);
+  }
+
+  // Infinities and NaN of hidden keys must not reach dQ.
+  void look_at_keys() {
+    ptx::wait_for_copies();
+    ptx::block_sync();  // K is there
+    finite_K = Rows::template all_finite<kConfig.rows>(K, word);
   }
 
   void load_dout(const HeadType& head, i64 i) const {
@@ -119,10 +130,54 @@ struct BackwardSimtDkDv : SimtGradient<kConfig> {
     if (p.dv.present()) add<kConfig.max_dim_v>(dO, depth, plain, dV);  // dV += P^T dO
     ptx::block_sync();                                                 // all are done with dO and P
     if (!is_last) load_dout(head, first_column + kConfig.columns);
-    if (!p.dk.present()) return;
+    if (!p.dk.present() && !kConfig.adds_dq) return;
     Base::write_factors(dP);
-    ptx::warp_sync();                              // dX of the warp's rows is there
-    add<kConfig.max_dim_qk>(Q, depth, plain, dK);  // dK += dX^T Q
+    ptx::warp_sync();  // dX of the warp's rows is there
+    if (p.dk.present()) add<kConfig.max_dim_qk>(Q, depth, plain, dK);  // dK += dX^T Q
+    if constexpr (kConfig.adds_dq) {
+      ptx::block_sync();  // dX of all rows is there
+      add_dq(head, first_column, !plain && !finite_K);
+    }
+  }
+
+  // dQ += dX K, of the keys of this block.
+  void add_dq(const HeadType& head, i64 first_column, bool guarded) const {
+    constexpr i32 kVectors = kConfig.max_dim_qk / (Base::kTurnedAcross * Base::kLanes);
+    typename Base::TurnedSums part = {};
+    if (guarded) {
+      Base::template turned_sums<true>(this->factors, K, part);
+    } else {
+      Base::template turned_sums<false>(this->factors, K, part);
+    }
+    const HeadRows dQ = q_rows_of(head, p.dq, p.dim_qk);
+    const bool in_vectors = dQ.in_vectors(Base::kLanes);
+    const i32 count =
+        static_cast<i32>(min<i64>(kConfig.columns, head.sequence.shape.q_len - first_column));
+#pragma unroll
+    for (i32 i = 0; i < Base::kTurnedColumns; ++i) {
+      const i32 column = Base::turned_column(i);
+      if (column >= count) continue;
+      Real* const row = reinterpret_cast<Real*>(dQ.address(first_column + column));
+#pragma unroll
+      for (i32 u = 0; u < kVectors; ++u) {
+        const i32 d = (Base::turned_x() + Base::kTurnedAcross * u) * Base::kLanes;
+        if (d >= dQ.dim) continue;
+        if (in_vectors) {
+          ptx::add_vector_to(row + d, part[i][u].lane);
+        } else {
+          add_elements(row, p.dq.strides[3], d, dQ.dim, part[i][u]);
+        }
+      }
+    }
+  }
+
+  // Element by element, any stride.
+  __attribute__((noinline)) static void add_elements(Real* row, i64 stride, i32 d, i32 dim,
+                                                     SimtVector<Real> part) {
+#pragma unroll 1
+    for (i32 m = 0; m < min(Base::kLanes, dim - d); ++m) {
+      ptx::add_to(row + (d + m) * stride, part.lane[m]);
+    }
   }
 
   void run_head(const HeadType& head) {
@@ -163,6 +218,7 @@ void backward_simt_dkdv(const AttentionParams& p) {
   BackwardSimtDkDv<kConfig> block(p, place.first_row);
   if (place.first_row < first.sequence.shape.kv_len) {
     block.load_own(first);
+    if constexpr (kConfig.adds_dq) block.look_at_keys();
     for (i64 member = 0; member < p.group_size(); ++member) {
       block.run_head(Head<kConfig.dtype>(p, place.index, task.head * p.group_size() + member));
     }

@@ -29,6 +29,23 @@ typename Head<kDType>::Real row_dot(const Head<kDType>& head, i64 i) {
   return sum;
 }
 
+// Row `row` of dQ, counted from the first of the array.
+template <class Real>
+void clear_dq(const AttentionParams& p, const RowTask& task) {
+  constexpr i32 kLanes = SimtVector<Real>::kLanes;
+  const HeadRows dQ{p.dq, p.dq.offset(task.batch, task.head, 0, 0), static_cast<i32>(p.dim_qk)};
+  const bool in_vectors = dQ.in_vectors(kLanes);
+  for (i32 d = 0; d < dQ.dim; d += kLanes) {
+    if (in_vectors) {
+      reinterpret_cast<SimtVector<Real>*>(dQ.address(task.row))[d / kLanes] = {};
+    } else {
+      for (i32 m = 0; m < min(kLanes, dQ.dim - d); ++m) {
+        store_real(p.dq, dQ.offset(task.row) + (d + m) * p.dq.strides[3], Real(0));
+      }
+    }
+  }
+}
+
 template <FmaConfig kConfig>
 void backward_simt_rows(const AttentionParams& p) {
   record_faults(p, kConfig.num_threads);
@@ -36,11 +53,12 @@ void backward_simt_rows(const AttentionParams& p) {
       static_cast<i64>(ptx::block_index()) * kConfig.num_threads + ptx::thread_index();
   if (number >= p.batch_extent() * p.heads_q * p.q_rows) return;
   const RowTask task = row_task(number, 1, p.q_rows, p.heads_q);
+  using Real = typename ElementOf<kConfig.dtype>::Real;
+  if constexpr (kConfig.adds_dq) clear_dq<Real>(p, task);
   const i64 index = p.packed ? find_sequence(p, p.cu_q, task.row) : task.batch;
   const Head<kConfig.dtype> head(p, index, task.head);
   const i64 i = task.row - head.sequence.q_begin;
   if (i < 0 || i >= head.sequence.shape.q_len) return;
-  using Real = typename Head<kConfig.dtype>::Real;
   const auto state = saved_state(head, i);
   const Real dL = state.row_sum == Real(0) ? Real(0) : lse_gradient(head, i) / state.row_sum;
   saved_rows(head)[i] = {state.shift(), state.normalizer(head.sink), dL, row_dot(head, i)};

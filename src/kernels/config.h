@@ -37,6 +37,8 @@ struct AttentionConfig {
                             // while this one is in use. 0: as many as warpgroups
   i32 q_register_dims = 0;  // so many dims of Q, a multiple of 16, stay in registers, since every
                             // product reads Q again (measured: 0 to 1 % at d 128 and 256)
+  bool split_dims = false;  // d_v > 256: two warpgroups share their 64 query rows; each computes
+                            // all of S, and O in half of the columns
   MaskKind mask = MaskKind::kLength;
   ShiftRule shift_rule = ShiftRule::kFirstBlock;
   bool stage_output = true;  // O leaves through shared memory and TMA, else from registers
@@ -61,7 +63,9 @@ struct AttentionConfig {
   bool documents = false;
   bool dropout = false;
 
-  constexpr i32 q_rows() const { return 64 * warpgroups; }
+  constexpr i32 q_tiles() const { return split_dims ? 1 : warpgroups; }  // of 64 query rows
+  constexpr i32 q_rows() const { return 64 * q_tiles(); }
+  constexpr i32 o_dims() const { return split_dims ? d_v / 2 : d_v; }  // of a warpgroup
   constexpr i32 threads() const { return 128 * (warpgroups + 1); }
 
   bool operator==(const AttentionConfig&) const = default;
@@ -87,7 +91,7 @@ struct AttentionConfig {
 
   // Bytes of shared memory, in the order in which they lie there. Tiles come in chunks of 64
   // columns.
-  constexpr i32 num_q_slots() const { return q_slots > 0 ? q_slots : warpgroups; }
+  constexpr i32 num_q_slots() const { return q_slots > 0 ? q_slots : q_tiles(); }
   constexpr i32 q_bytes() const { return 64 * chunked(d_qk) * 2; }  // of a slot
   constexpr i32 k_bytes() const { return kv_rows * chunked(d_qk) * 2; }
   constexpr i32 v_bytes() const { return kv_rows * chunked(d_v) * 2; }
@@ -110,15 +114,15 @@ struct AttentionConfig {
 
   constexpr bool valid() const {
     return (dtype == DType::kBFloat16 || dtype == DType::kFloat16) && d_qk % 16 == 0 &&
-           16 <= d_qk && d_qk <= 256 && is_product_width(d_v) && is_product_width(kv_rows) &&
+           16 <= d_qk && d_qk <= 512 && is_product_width(o_dims()) && is_product_width(kv_rows) &&
            1 <= warpgroups && warpgroups <= 3 && 1 <= stages && stages <= 6 &&
-           warpgroups <= num_q_slots() && num_q_slots() <= 6 && q_register_dims % 16 == 0 &&
+           q_tiles() <= num_q_slots() && num_q_slots() <= 6 && q_register_dims % 16 == 0 &&
            0 <= q_register_dims && q_register_dims <= d_qk && shared_bytes() <= 232448 &&
            !(dtype == DType::kFloat16 && shift_rule == ShiftRule::kFirstBlock) &&
            producer_registers() + warpgroups * consumer_registers() <=
                (warpgroups + 1) * min(launch_registers(), 248) &&  // else setmaxnreg never returns
-           !(stage_output && (sequences || wide_output)) &&
-           !(dropout && kv_rows % 32 != 0);
+           !(split_dims && (warpgroups != 2 || stage_output || o_dims() % 64 != 0)) &&
+           !(stage_output && (sequences || wide_output)) && !(dropout && kv_rows % 32 != 0);
   }
 };
 

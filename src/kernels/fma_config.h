@@ -43,6 +43,9 @@ struct FmaConfig {
   i32 columns = 0;
   i32 max_dim_qk = 0;  // multiples of dim_unit()
   i32 max_dim_v = 0;
+  // backward_simt_dkdv adds to dQ as well, block after block in any order, once backward_simt_rows
+  // has cleared it. Otherwise backward_simt_dq makes dQ, bitwise equal from run to run.
+  bool adds_dq = false;
 
   constexpr DType real() const {
     return dtype == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32;

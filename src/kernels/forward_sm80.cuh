@@ -17,10 +17,12 @@
 #pragma once
 
 #include "kernels/attention/block_range.cuh"
+#include "kernels/faults.cuh"
 #include "kernels/forward_naive.cuh"
 #include "kernels/tile/copy.cuh"
 #include "kernels/tile/head_order.cuh"
-#include "kernels/tile/store_output.cuh"
+#include "kernels/tile/row_limits.cuh"
+#include "kernels/tile/warp_softmax.cuh"
 #include "kernels/tile/warp_terms.cuh"
 
 namespace fulmen {
@@ -30,39 +32,39 @@ struct ForwardSm80 {
   using HeadType = Head<kConfig.dtype>;
   using QTile = SwizzledTile<kConfig.d_qk, kConfig.swizzle>;
   using VTile = SwizzledTile<kConfig.d_v, kConfig.swizzle>;
+  template <i32 kRows, i32 kDims>
+  using Copy = TileCopy<kConfig.units, kRows, kConfig.threads(), kDims, kConfig.swizzle>;
   static constexpr i32 kTiles = kConfig.row_tiles;
+  static constexpr i32 kColumns = kConfig.columns;
+  static constexpr i32 kAhead = kConfig.stages - 1;
   static constexpr i32 kQSteps = kConfig.q_in_registers ? kConfig.d_qk / 16 : 1;
-  using Scores = float[kTiles][kConfig.columns / 2];
+  using Scores = float[kTiles][kColumns / 2];
   static_assert(kConfig.valid());
 
   const AttentionParams& p;
   const HeadType& head;
-  i64 first_row;  // of the block, in its sequence
-  i64 first_dim;  // of V and O
-  RowSource k_source, v_source;
+  i32 first_row;  // of the block, in its sequence
+  i32 first_dim;  // of V and O
+  Copy<kColumns, kConfig.d_qk> k_copy;
+  Copy<kColumns, kConfig.d_v> v_copy;
   u32 shared = ptx::dynamic_shared();
   u32 rQ[kTiles][kQSteps][4];
   float O[kTiles][kConfig.d_v / 2];
   WarpSoftmax<kConfig> softmax;
+  RowLimits<kConfig> limits;
 
   ForwardSm80(const HeadType& head_, i64 first_row_, i64 first_dim_)
       : p(head_.p),
         head(head_),
-        first_row(first_row_),
-        first_dim(first_dim_),
-        k_source(p.k, head.kv_row(p.k, 0), head.sequence.shape.kv_len, p.dim_qk),
-        v_source(p.v, head.kv_row(p.v, 0) + first_dim * p.v.strides[3], head.sequence.shape.kv_len,
-                 p.dim_v - first_dim),
-        softmax(static_cast<float>(p.score_map.scale)) {
-#pragma unroll
-    for (i32 t = 0; t < kTiles; ++t) {
-#pragma unroll
-      for (i32 i = 0; i < kConfig.d_v / 2; ++i) O[t][i] = 0;
-    }
-  }
+        first_row(static_cast<i32>(first_row_)),
+        first_dim(static_cast<i32>(first_dim_)),
+        k_copy(p.k, head.kv_row(p.k, 0), head.sequence.shape.kv_len, p.dim_qk),
+        v_copy(p.v, head.kv_row(p.v, 0) + first_dim * p.v.strides[3], head.sequence.shape.kv_len,
+               p.dim_v - first_dim),
+        softmax(static_cast<float>(p.score_map.scale)) {}
 
-  i64 warp_row() const { return first_row + warp_index() * kConfig.warp_rows(); }
-  i64 num_rows() const { return head.sequence.shape.q_len; }
+  i32 warp_row() const { return first_row + static_cast<i32>(warp_index()) * kConfig.warp_rows(); }
+  i32 num_rows() const { return head.sequence.shape.q_len; }
 
   QTile q_tile() const { return {shared}; }
   QTile k_tile(i32 stage) const { return {shared + kConfig.q_bytes() + stage * kConfig.k_bytes()}; }
@@ -72,20 +74,15 @@ struct ForwardSm80 {
   }
   WarpTerms<kConfig> terms() const {
     return {head, warp_row(),
-            shared + kConfig.forward_shared_bytes() - kConfig.term_bytes() +
-                warp_index() * 16 * kConfig.term_stride() * 4};
+            shared + kConfig.terms_at() + warp_index() * 16 * kConfig.term_stride() * 4};
   }
 
   // Start the copies of a block of keys, or of its values, if there is one.
-  void fetch_k(i64 block, i64 end, i32 stage) const {
-    if (block >= end) return;
-    copy_rows<kConfig.columns, kConfig.threads()>(k_tile(stage), k_source,
-                                                  static_cast<i32>(block * kConfig.columns));
+  void fetch_k(i32 block, i32 begin, i32 stage) const {
+    if (block >= begin) k_copy.start(k_tile(stage), block * kColumns);
   }
-  void fetch_v(i64 block, i64 end, i32 stage) const {
-    if (block >= end) return;
-    copy_rows<kConfig.columns, kConfig.threads()>(v_tile(stage), v_source,
-                                                  static_cast<i32>(block * kConfig.columns));
+  void fetch_v(i32 block, i32 begin, i32 stage) const {
+    if (block >= begin) v_copy.start(v_tile(stage), block * kColumns);
   }
 
   void read_q() {
@@ -110,7 +107,7 @@ struct ForwardSm80 {
 #pragma unroll
       for (i32 t = 0; t < kTiles; ++t) {
 #pragma unroll
-        for (i32 i = 0; i < kConfig.columns / 2; ++i) S[t][i] = 0;
+        for (i32 i = 0; i < kColumns / 2; ++i) S[t][i] = 0;
       }
 #pragma unroll
       for (i32 k = 0; k < kQSteps; ++k) {
@@ -138,91 +135,133 @@ struct ForwardSm80 {
 
   // O += P V
   void multiply_p_v(const Scores& S, i32 stage) {
-    u32 P[kTiles][kConfig.columns / 4];
+    u32 P[kTiles][kColumns / 4];
 #pragma unroll
     for (i32 t = 0; t < kTiles; ++t) {
 #pragma unroll
-      for (i32 i = 0; i < kConfig.columns / 4; ++i) {
+      for (i32 i = 0; i < kColumns / 4; ++i) {
         P[t][i] = ptx::pack<kConfig.dtype>(S[t][2 * i], S[t][2 * i + 1]);
       }
     }
     multiply_columns<kConfig, kConfig.d_v>(O, P, right_columns(v_tile(stage)));
   }
 
-  // S = P, l and O follow. A full block keeps the shift that there is; where its weights outgrow
-  // that, S is computed once more and the shift follows its maximum.
-  void weigh(Scores& S, i64 first_column, bool is_full, i32 stage) {
-    bool keeps = kConfig.keeps_shift() && is_full && !softmax.is_blind;
+  // A block that every row of the warp sees whole, with the shift that there is: no maximum, no
+  // rescale, nothing that keeps exponents from running under the products. False, and nothing done,
+  // where weights outgrow the 16-bit type that way.
+  bool step_with_shift(i32 first_column, i32 stage) {
+    Scores S;
+    multiply_q_k(S, stage);
+    if constexpr (kConfig.terms || kConfig.natural) terms().apply_but_intervals(S, first_column);
     float block_sum[kTiles][2];
-    for (;;) {
-      multiply_q_k(S, stage);
-      if (kConfig.terms || kConfig.natural || !is_full) terms().apply(S, first_column, is_full);
-      float factor[kTiles][2];
-      if (!keeps && softmax.update(S, factor)) rescale(factor);
-      softmax.exponentiate(S, block_sum);
-      if (!keeps || !softmax.is_outgrown(block_sum)) break;
-      keeps = false;
-    }
+    softmax.exponentiate(S, block_sum, true);
+    if (!kConfig.checks_at_end() && softmax.is_outgrown(block_sum)) return false;
     softmax.accumulate(block_sum);
+    softmax.has_kept = true;
+    if constexpr (kConfig.dropout) terms().drop(S, first_column);
+    multiply_p_v(S, stage);
+    return true;
+  }
+
+  // Any block.
+  void step(i32 first_column, i32 stage, bool is_first) {
+    Scores S;
+    multiply_q_k(S, stage);
+    if (is_first) wait_for_v();
+    if constexpr (kConfig.terms || kConfig.natural) terms().apply_but_intervals(S, first_column);
+    if (!(kConfig.full_blocks && limits.is_full(first_column))) limits.hide(S, first_column);
+    float factor[kTiles][2];
+    if (softmax.update(S, factor)) rescale(factor);
+    float block_sum[kTiles][2];
+    softmax.exponentiate(S, block_sum, false);
+    softmax.accumulate(block_sum);
+    if constexpr (kConfig.dropout) terms().drop(S, first_column);
+    multiply_p_v(S, stage);
+  }
+
+  void wait_for_v() const {
+    ptx::cp_async_wait<kAhead>();
+    ptx::block_sync();  // V of the first block is there
   }
 
   void run() {
+    u32 spoiled = 0;
     if (first_row < num_rows()) {
-      const BlockRange range = visible_column_blocks(
-          p.mask_options, head.sequence.shape,
-          {first_row, min<i64>(first_row + kConfig.rows(), num_rows())}, kConfig.columns);
-      walk(range);
+      Copy<kConfig.rows(), kConfig.d_qk>(p.q, head.q_row(p.q, 0), num_rows(), p.dim_qk)
+          .start(q_tile(), first_row);
+      const Interval visit =
+          visible_column_blocks(p.mask_options, head.sequence.shape,
+                                {first_row, min(first_row + kConfig.rows(), num_rows())}, kColumns)
+              .visit;
+      const i32 begin = static_cast<i32>(visit.begin);
+      const i32 end = static_cast<i32>(visit.end);
+      const u32 again = shared + kConfig.limits_at() + kConfig.limit_bytes();
+      if (ptx::thread_index() == 0) ptx::store_shared(again, 0);
+#pragma unroll 1
+      for (bool may_keep = kConfig.lazy_max;; may_keep = false) {
+        walk(begin, end, may_keep);
+        spoiled = spoiled_rows();
+        if (!kConfig.checks_at_end() || !may_keep || begin >= end) break;
+        if (ptx::any(spoiled != 0) && lane_index() == 0) ptx::store_shared(again, 1);
+        ptx::block_sync();
+        if (ptx::load_shared(again) == 0) break;
+      }
     }
-    store();
+    store(spoiled);
   }
 
-  void walk(const BlockRange& range) {
-    constexpr i32 kAhead = kConfig.stages - 1;
-    const i64 begin = range.visit.begin;
-    const i64 end = range.visit.end;
-    copy_rows<kConfig.rows(), kConfig.threads()>(
-        q_tile(), RowSource(p.q, head.q_row(p.q, 0), num_rows(), p.dim_qk),
-        static_cast<i32>(first_row));
-    fetch_k(begin, end, 0);
+  // From the last block to the first: under a causal mask the partial ones come first, and every
+  // row has its shift from them.
+  void walk(i32 begin, i32 end, bool may_keep) {
+#pragma unroll
+    for (i32 t = 0; t < kTiles; ++t) {
+#pragma unroll
+      for (i32 i = 0; i < kConfig.d_v / 2; ++i) O[t][i] = 0;
+    }
+    const i32 last = end - 1;
+    fetch_k(last, begin, 0);
     ptx::cp_async_commit();
-    fetch_v(begin, end, 0);
+    fetch_v(last, begin, 0);
     ptx::cp_async_commit();
 #pragma unroll
     for (i32 stage = 1; stage < kAhead; ++stage) {
-      fetch_k(begin + stage, end, stage);
-      fetch_v(begin + stage, end, stage);
+      fetch_k(last - stage, begin, stage);
+      fetch_v(last - stage, begin, stage);
       ptx::cp_async_commit();
     }
+    limits.find(p.mask_options, head.sequence.shape, warp_row(), shared + kConfig.limits_at());
+    softmax.start(num_rows() - warp_row() - static_cast<i32>(lane_index() / 4));
     i32 stage = 0;
 #pragma unroll 1
-    for (i64 block = begin; block < end; ++block) {
-      const bool is_first = block == begin;
-      const bool is_full = kConfig.full_blocks && range.is_full(block);
+    for (i32 block = last; block >= begin; --block) {
+      const bool is_first = block == last;
       if (is_first) {
         ptx::cp_async_wait<(kAhead > 0 ? kAhead : 1)>();
       } else {
         ptx::cp_async_wait<(kAhead > 0 ? kAhead - 1 : 0)>();
       }
-      ptx::block_sync();  // block j (of the first: K) is there; all are done with block j - 1
+      ptx::block_sync();  // block j (of the first: K) is there; all are done with block j + 1
       if (is_first) read_q();
       if (kAhead > 0) {
         const i32 free = stage == 0 ? kConfig.stages - 1 : stage - 1;
-        fetch_k(block + kAhead, end, free);
-        fetch_v(block + kAhead, end, free);
+        fetch_k(block - kAhead, begin, free);
+        fetch_v(block - kAhead, begin, free);
         ptx::cp_async_commit();
       }
-      Scores S;
-      weigh(S, block * kConfig.columns, is_full, stage);
-      if constexpr (kConfig.dropout) terms().drop(S, block * kConfig.columns);
-      if (is_first) {
-        ptx::cp_async_wait<kAhead>();
-        ptx::block_sync();  // V of the first block is there
+      const i32 first_column = block * kColumns;
+      const bool keeps =
+          may_keep && kConfig.full_blocks && softmax.may_keep() && limits.is_full(first_column);
+      if (!keeps || !step_with_shift(first_column, stage)) {
+        if (limits.sees(first_column)) {
+          step(first_column, stage, is_first);
+        } else if (is_first) {
+          wait_for_v();
+        }
       }
-      multiply_p_v(S, stage);
       if (kAhead == 0) {
         ptx::block_sync();  // all are done with block j
-        fetch_k(block + 1, end, 0);
-        fetch_v(block + 1, end, 0);
+        fetch_k(block - 1, begin, 0);
+        fetch_v(block - 1, begin, 0);
         ptx::cp_async_commit();
       }
       stage = stage + 1 == kConfig.stages ? 0 : stage + 1;
@@ -230,49 +269,80 @@ struct ForwardSm80 {
     ptx::cp_async_wait<0>();
   }
 
-  void store() {
-    softmax.finish();
-    const i64 slot = head.sequence.q_slot;
+  // Rows of this thread whose result cannot be trusted, bit 2 t + h: sums that left their range, O
+  // that is infinite or NaN.
+  u32 spoiled_rows() const {
+    u32 spoiled = 0;
 #pragma unroll
     for (i32 t = 0; t < kTiles; ++t) {
-      const auto row_of = [&](i32 h) {
-        return warp_row() + 16 * t + 8 * h + static_cast<i64>(lane_index() / 4);
-      };
-      float factor[2];
-      bool repeat[2];
 #pragma unroll
       for (i32 h = 0; h < 2; ++h) {
-        const auto state = softmax.state(t, h);
-        const bool counts = row_of(h) < num_rows();
-        factor[h] = counts ? softmax.to_row_max(t, h) * state.normalizer(head.sink) : 0.f;
-        if (head.dropout.enabled()) factor[h] *= static_cast<float>(head.dropout.kept_scale());
-        repeat[h] = counts && state.row_sum - state.row_sum == 0 && !all_finite(O[t], h);
-        store_statistics(row_of(h), slot, counts, state);
-      }
-      store_rows(O[t], row_of(0), slot, factor);
-#pragma unroll
-      for (i32 h = 0; h < 2; ++h) {
-        u32 bad = repeat[h] ? 1 : 0;
-        bad |= ptx::shuffle_xor(bad, 1);
-        bad |= ptx::shuffle_xor(bad, 2);
-        if (bad != 0) repeat_row(row_of(h));
+        const bool counts = warp_row() + WarpTerms<kConfig>::row(t, h) < num_rows();
+        if (counts && (softmax.is_lost(t, h) || !all_finite(O[t], h))) spoiled |= 1u << (2 * t + h);
       }
     }
+    return spoiled;
+  }
+
+  // A lane of a quad finishes one of its rows, number lane % 4, and hands the others its factor.
+  void store(u32 spoiled) {
+    softmax.finish();
+    const i32 own = static_cast<i32>(lane_index() % (2 * kTiles));
+    const i64 i = warp_row() + WarpTerms<kConfig>::row(own / 2, own % 2);
+    const bool counts = i < num_rows();
+    const auto row = softmax.row(own);
+    const auto state = row.state();
+    float factor = row.to_row_max() * state.normalizer(head.sink);
+    if (kConfig.dropout) factor *= static_cast<float>(head.dropout.kept_scale());
+    store_statistics(i, counts, state);
+    // Something hidden is infinite or NaN: the sum does not show it.
+    spoiled |= ptx::shuffle_xor(spoiled, 1);
+    spoiled |= ptx::shuffle_xor(spoiled, 2);
+    const bool repeat = counts && (spoiled >> own & 1) != 0 && state.row_sum - state.row_sum == 0;
+    if constexpr (kConfig.units) {
+      if constexpr (kConfig.d_v > kConfig.d_qk) {
+        ptx::block_sync();  // all are done with Q, K and V, where O goes
+      } else {
+        ptx::warp_sync();  // the warp is done with its rows of Q
+      }
+    }
+#pragma unroll
+    for (i32 t = 0; t < kTiles; ++t) {
+      const float factors[2] = {quad_value(factor, 2 * t), quad_value(factor, 2 * t + 1)};
+#pragma unroll
+      for (i32 at = 0; at < kConfig.d_v / 2; ++at) O[t][at] *= factors[at / 2 % 2];
+      if constexpr (kConfig.units) {
+        stage_output(t);
+      } else {
+        store_numbers(t);
+      }
+    }
+    if constexpr (kConfig.units) {
+      ptx::warp_sync();  // O is there
+      send_output();
+    }
+    if (!ptx::any(repeat)) return;
+    ptx::warp_sync();  // what the warp wrote is there to be written over
+    if (repeat && lane_index() % 4 == static_cast<u32>(own)) repeat_row(i);
+  }
+
+  // That of lane `lane` of the quad.
+  static float quad_value(float x, i32 lane) {
+    const i32 from = static_cast<i32>(lane_index() / 4 * 4) + lane;
+    return __builtin_bit_cast(float,
+                              ptx::shuffle(__builtin_bit_cast(i32, x), static_cast<u32>(from)));
   }
 
   static bool all_finite(const float (&row)[kConfig.d_v / 2], i32 h) {
-    float sum = 0;  // of x - x: 0, or NaN
+    float sum = 0;  // infinities and NaN stay; an overflow of its own costs a repetition
 #pragma unroll
-    for (i32 i = 2 * h; i < kConfig.d_v / 2; i += 4)
-      sum += (row[i] - row[i]) + (row[i + 1] - row[i + 1]);
-    return sum == 0;
+    for (i32 i = 2 * h; i < kConfig.d_v / 2; i += 4) sum += row[i] + row[i + 1];
+    return sum - sum == 0;
   }
 
-  // The quad shares the row's dimensions.
   void repeat_row(i64 i) const {
-    const i64 first = first_dim / kNaiveChunk;
     const i64 last = min(num_chunks(p.dim_v), ceil_div(first_dim + kConfig.d_v, kNaiveChunk));
-    for (i64 chunk = first + lane_index() % 4; chunk < last; chunk += 4) {
+    for (i64 chunk = first_dim / kNaiveChunk; chunk < last; ++chunk) {
       naive_chunk(p, {head.sequence.batch, head.head, head.sequence.q_begin + i, chunk});
     }
   }
@@ -280,54 +350,78 @@ struct ForwardSm80 {
     forward_naive_row<kConfig.dtype>(p, task);
   }
 
-  void store_statistics(i64 i, i64 slot, bool counts,
+  void store_statistics(i64 i, bool counts,
                         const typename WarpSoftmax<kConfig>::State& state) const {
-    if (first_dim != 0 || lane_index() % 4 != 0 || i >= slot) return;
+    if (first_dim != 0 || lane_index() % 4 >= 2 * kTiles || i >= head.sequence.q_slot) return;
     const typename WarpSoftmax<kConfig>::State empty{};
     const auto& kept = counts ? state : empty;
-    if (p.lse.present()) store_real(p.lse, head.q_row(p.lse, i), kept.lse());
-    if (!p.stats.present()) return;
-    store_real(p.stats, head.q_row(p.stats, i), kept.row_max);
-    store_real(p.stats, head.q_row(p.stats, i) + p.stats.strides[3], kept.row_sum);
+    if (p.lse.present()) store_float(p.lse, head.q_row(p.lse, i), kept.lse());
+    if (kConfig.stats && p.stats.present()) {
+      store_float(p.stats, head.q_row(p.stats, i), kept.row_max);
+      store_float(p.stats, head.q_row(p.stats, i) + p.stats.strides[3], kept.row_sum);
+    }
+  }
+  static void store_float(const ArrayView& array, i64 offset, float x) {
+    store_element(array.data + offset * 4, x);
   }
 
-  // Rows i and i + 8, from dimension first_dim on.
-  void store_rows(float (&tile)[kConfig.d_v / 2], i64 i, i64 slot, const float (&factor)[2]) const {
+  // O leaves through this warp's part of Q's tile, or of all shared memory, where it is wider.
+  VTile output_tile() const {
+    const i32 dims = max(kConfig.d_qk, kConfig.d_v);
+    return {shared + warp_index() * kConfig.warp_rows() * dims * 2};
+  }
+  void stage_output(i32 t) const {
+    const u32 lane = lane_index();
+    const VTile tile = output_tile();
 #pragma unroll
-    for (i32 at = 0; at < kConfig.d_v / 2; ++at) {
-      const float x = tile[at] * factor[at / 2 % 2];
-      tile[at] = factor[at / 2 % 2] == 0 ? 0.f : x;
-    }
-    const i64 dims = p.dim_v - first_dim;
-    const i64 offset = head.q_row(p.o, i) + first_dim * p.o.strides[3];
-    const bool in_units = p.o.dtype == kConfig.dtype && p.o.strides[3] == 1 &&
-                          p.o.strides[2] % 8 == 0 && dims % 8 == 0 &&
-                          reinterpret_cast<u64>(p.o.data + offset * 2) % 16 == 0;
-    if constexpr (kConfig.d_v % 32 == 0) {
-      if (!ptx::any(!in_units)) {
+    for (i32 h = 0; h < 2; ++h) {
 #pragma unroll
-        for (i32 h = 0; h < 2; ++h) {
-          u16* const out = reinterpret_cast<u16*>(p.o.data) + offset + 8 * h * p.o.strides[2];
-          store_output_row<kConfig.dtype>(tile, h, out, i + 8 * h < slot, static_cast<i32>(dims));
-        }
-        return;
+      for (i32 n = 0; n < kConfig.d_v / 8; ++n) {
+        const float* const x = &O[t][4 * n + 2 * h];
+        ptx::store_shared(tile.address(16 * t + 8 * h + lane / 4, n) + lane % 4 * 4,
+                          ptx::pack<kConfig.dtype>(x[0], x[1]));
       }
     }
-    store_numbers(tile, i, slot, offset);
+  }
+  void send_output() const {
+    constexpr i32 kGroup = VTile::kGroup;
+    constexpr i32 kRowsAtOnce = 32 / kGroup;
+    const i32 row = static_cast<i32>(lane_index()) / kGroup;
+    const i32 unit = static_cast<i32>(lane_index()) % kGroup;
+    const i64 row_elems = p.o.strides[2];
+    u16* to =
+        reinterpret_cast<u16*>(p.o.data) + head.q_row(p.o, warp_row() + row) + first_dim + unit * 8;
+    // Rows that are written, and of them those that count: the others become 0.
+    const i32 rows = static_cast<i32>(head.sequence.q_slot) - warp_row() - row;
+    const i32 counted = num_rows() - warp_row() - row;
+    const i32 num_units = (static_cast<i32>(p.dim_v) - first_dim) / 8 - unit;
+    const VTile tile = output_tile();
+#pragma unroll 1
+    for (i32 r = 0; r < min(rows, kConfig.warp_rows()); r += kRowsAtOnce) {
+#pragma unroll
+      for (i32 u = 0; u < kConfig.d_v / 8; u += kGroup) {
+        const ptx::U32x4 x = ptx::load_shared_x4(tile.address(r + row, u + unit));
+        if (u < num_units) ptx::store_global_x4(to + u * 8, r < counted ? x : ptx::U32x4{});
+      }
+      to += kRowsAtOnce * row_elems;
+    }
   }
 
-  // Any dtype, stride and alignment: number by number, in a loop that is not unrolled and therefore
-  // reads them from memory.
-  void store_numbers(const float (&tile)[kConfig.d_v / 2], i64 i, i64 slot, i64 offset) const {
+  // Rows of tile t in any dtype, stride and alignment: number by number, in a loop that is not
+  // unrolled and therefore reads them from memory.
+  void store_numbers(i32 t) const {
+    const i64 i = warp_row() + WarpTerms<kConfig>::row(t, 0);
+    const i64 offset = head.q_row(p.o, i) + first_dim * p.o.strides[3];
     float numbers[kConfig.d_v / 2];
 #pragma unroll
-    for (i32 at = 0; at < kConfig.d_v / 2; ++at) numbers[at] = tile[at];
+    for (i32 at = 0; at < kConfig.d_v / 2; ++at) numbers[at] = O[t][at];
 #pragma unroll 1
     for (i32 at = 0; at < kConfig.d_v / 2; ++at) {
       const i32 further = 8 * (at / 2 % 2);
       const i64 d = WarpTerms<kConfig>::column(at / 4 * 4) + at % 2;
-      if (i + further >= slot || first_dim + d >= p.dim_v) continue;
-      store_real(p.o, offset + further * p.o.strides[2] + d * p.o.strides[3], numbers[at]);
+      if (i + further >= head.sequence.q_slot || first_dim + d >= p.dim_v) continue;
+      store_real(p.o, offset + further * p.o.strides[2] + d * p.o.strides[3],
+                 i + further < num_rows() ? numbers[at] : 0.f);
     }
   }
 };
@@ -335,10 +429,12 @@ struct ForwardSm80 {
 template <Sm80Config kConfig>
 void forward_sm80(const Sm80Params& params) {
   const AttentionParams& p = params.attention;
-  const HeadBlock block = head_block(params, ptx::block_index(), num_v_parts(p, kConfig.d_v),
-                                     num_tile_slots(p, p.q_rows, kConfig.rows()));
+  if (p.rng != nullptr || p.packed || p.q_lengths.present() || p.kv_lengths.present()) {
+    record_faults(p, kConfig.threads());
+  }
+  const HeadBlock block = params.order.at(ptx::block_index());
   const TilePlace place = find_tile(p, p.cu_q, block.task, kConfig.rows());
-  const Head<kConfig.dtype> head(p, place.index, block.task.head);
+  const Head<kConfig.dtype> head(p, place.index, block.task.head, block.kv_head);
   if (place.first_row >= head.sequence.q_slot) return;
   ForwardSm80<kConfig>(head, place.first_row, block.part * kConfig.d_v).run();
 }

@@ -29,13 +29,13 @@ struct ForwardConsumer : ForwardWarpgroup<kConfig> {
   using Own = ForwardWarpgroup<kConfig>;
   using Own::hide, Own::kOutputBarrier, Own::kTurns, Own::pass_turn, Own::place_of_task,
       Own::release_k, Own::release_q, Own::release_v, Own::scores_of, Own::see, Own::skip_block,
-      Own::softmax_factor, Own::take_turn, Own::waits_for_data;
+      Own::softmax_factor, Own::take_turn, Own::v_tile, Own::waits_for_data;
   using Own::shared, Own::thread, Own::warpgroup, Own::q_at, Own::k_at, Own::v_at;
   using typename Own::Scores, typename Own::Task;
 
   void compute_block(const Task& task, const KeyBlocks& blocks) {
     i32 j = blocks.all_end - 1;
-    float O[kConfig.d_v / 2];
+    float O[kConfig.o_dims() / 2];
     u32 P[kConfig.kv_rows / 4];
     RowSoftmax<kConfig> softmax{softmax_factor()};
     float rescale[2] = {1, 1};
@@ -82,14 +82,14 @@ struct ForwardConsumer : ForwardWarpgroup<kConfig> {
       issue_scores<kConfig>(S, rQ, sQ, shared.k().address(k_at));
       // O += P_{j+1} V_{j+1}
       if (waits_for_data()) shared.v().wait(v_at);
-      issue_output<kConfig>(O, P, shared.v().address(v_at), accumulate);
+      issue_output<kConfig>(O, P, v_tile(), accumulate);
       accumulate = true;
       pass_turn();
       ptx::wgmma_wait<kConfig.overlap ? 1 : 0>();
       release_k();
       // S = exp2(c S - m), under the product above
       scores.apply(S, j * kConfig.kv_rows);
-      if constexpr (kPartial) hide(S, visible, j);
+      if constexpr (kPartial) this->hide(S, visible, j);
       const bool grown = kUpdate ? softmax.update(S, rescale) : softmax.keep(S, rescale);
       scores.pairs.drop(S, j * kConfig.kv_rows);
       ptx::wgmma_wait<0>();
@@ -110,7 +110,7 @@ struct ForwardConsumer : ForwardWarpgroup<kConfig> {
 
     // O += P V for the first block of keys
     shared.v().wait(v_at);
-    issue_output<kConfig>(O, P, shared.v().address(v_at), accumulate);
+    issue_output<kConfig>(O, P, v_tile(), accumulate);
     softmax.finish();
     ptx::wgmma_wait<0>();
     release_v();
@@ -125,14 +125,15 @@ struct ForwardConsumer : ForwardWarpgroup<kConfig> {
   }
 
   void run() {
-    q_at.advance(warpgroup);
+    q_at.advance(q_tile<kConfig>(warpgroup));
     if (kTurns && warpgroup == kConfig.warpgroups - 1) pass_turn();  // the first may begin
     for (u32 count = 0;; ++count) {
       ptx::mbarrier_wait(shared.assigned(count), shared.parity(count));
       const Assignment assignment = read_assignment(shared, count);
       if (assignment.block.q_block < 0) break;
       const Task task{assignment.block,
-                      assignment.block.q_block * kConfig.q_rows() + 64 * i32(warpgroup), count};
+                      assignment.block.q_block * kConfig.q_rows() + 64 * q_tile<kConfig>(warpgroup),
+                      count};
       const KeyBlocks blocks = read_key_blocks(shared, count, warpgroup);
       if (assignment.careful) {
         compute_carefully<kConfig>(*this, task, blocks);

@@ -31,10 +31,14 @@ struct Head {
   Real sink = -Math::kInfinity;
 
   Head(const AttentionParams& params, i64 index_, i64 head_)
+      : Head(params, index_, head_,
+             static_cast<u32>(head_) / static_cast<u32>(params.group_size())) {}
+
+  Head(const AttentionParams& params, i64 index_, i64 head_, i64 kv_head_)
       : p(params),
         index(index_),
         head(head_),
-        kv_head(static_cast<u32>(head_) / static_cast<u32>(params.group_size())),
+        kv_head(kv_head_),
         sequence(load_sequence(params, index_)),
         map{static_cast<Real>(params.score_map.scale), static_cast<Real>(params.score_map.softcap)},
         dropout(params.dropout) {

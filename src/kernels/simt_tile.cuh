@@ -1,10 +1,12 @@
 // SPDX-FileCopyrightText: fulmen contributors
 // SPDX-License-Identifier: Apache-2.0
 //
-// Tiles of the simt kernels in shared memory, and the two products that attention is made of, on
+// Tiles of the simt kernels in shared memory, and the products that attention is made of, on
 // registers.
 //   dots   S[r][c] = sum over d of A[r][d] B[c][d]      both row by row in shared memory
 //   sums   O[r][x] += sum over c of W[r][c] B[c][x]
+// and, for dQ where a block owns keys, sums the other way:
+//   turned_sums   O[c][x] += sum over r of W[r][c] B[r][x]
 // A warp stands 4 down (y) and 8 across (x). Two warps share groups of 8 rows: a thread has rows
 // row(0), row(0) + 8, ... of the block, and of those columns x, x + 8, ... of dots, and vectors x,
 // x + 8, ... of sums. So a row belongs to the 8 threads of one warp, which reduce it by shuffles.
@@ -193,6 +195,62 @@ struct Simt {
           for (i32 m = 0; m < kLanes; ++m) O[r][u].lane[m] += w * b.lane[m];
         }
       }
+    }
+  }
+
+  // What a thread has of turned_sums: kTurnedColumns neighbours of the columns, and of a row
+  // vectors turned_x(), turned_x() + kTurnedAcross, ...: wide enough that a thread has a vector of
+  // columns.
+  static constexpr bool kTurnedWide =
+      kConfig.columns * 8 / kConfig.num_threads < kLanes && kConfig.max_dim_qk % (16 * kLanes) == 0;
+  static constexpr i32 kTurnedAcross = kTurnedWide ? 16 : 8;
+  static constexpr i32 kTurnedDown = kConfig.num_threads / kTurnedAcross;
+  static constexpr i32 kTurnedColumns =
+      kConfig.columns < kTurnedDown ? 1 : kConfig.columns / kTurnedDown;
+  using TurnedSums = Vector[kTurnedColumns][kConfig.max_dim_qk / (kTurnedAcross * kLanes)];
+  static i32 turned_x() { return thread() / 2 % kTurnedAcross; }
+  static i32 turned_column(i32 i) {
+    return (thread() / (2 * kTurnedAcross) * 2 + thread() % 2) * kTurnedColumns + i;
+  }
+
+  // kGuarded: B holds infinities or NaN, which entries of W that are hidden must not meet.
+  template <bool kGuarded>
+  static void turned_sums(const Weights& W, const QkRows& B, TurnedSums& O) {
+    if (turned_column(0) >= kConfig.columns) return;
+#pragma unroll 1
+    for (i32 row = 0; row < kConfig.rows; row += kRowsOfTurnedStep) {
+#pragma unroll
+      for (i32 step = 0; step < kRowsOfTurnedStep; ++step) {
+        Real w[kTurnedColumns];
+        load_columns({W.vectors + row * Weights::kVectors}, step, w);
+#pragma unroll
+        for (i32 u = 0; u < kConfig.max_dim_qk / (kTurnedAcross * kLanes); ++u) {
+          const Vector b =
+              (B.vectors +
+               row * QkRows::kVectors)[QkRows::index(step, turned_x() + kTurnedAcross * u)];
+#pragma unroll
+          for (i32 i = 0; i < kTurnedColumns; ++i) {
+            if (kGuarded && is_hidden(w[i])) continue;
+#pragma unroll
+            for (i32 m = 0; m < kLanes; ++m) O[i][u].lane[m] += w[i] * b.lane[m];
+          }
+        }
+      }
+    }
+  }
+  static constexpr i32 kRowsOfTurnedStep = 8;  // after which the keys of rows repeat
+
+  static void load_columns(const Weights& W, i32 row, Real (&w)[kTurnedColumns]) {
+    if constexpr (kTurnedColumns % kLanes == 0) {
+#pragma unroll
+      for (i32 i = 0; i < kTurnedColumns; i += kLanes) {
+        const Vector vector = W.vector(row, turned_column(i) / kLanes);
+#pragma unroll
+        for (i32 lane = 0; lane < kLanes; ++lane) w[i + lane] = vector.lane[lane];
+      }
+    } else {
+#pragma unroll
+      for (i32 i = 0; i < kTurnedColumns; ++i) w[i] = W.at(row, turned_column(i));
     }
   }
 

@@ -1,10 +1,10 @@
 // SPDX-FileCopyrightText: fulmen contributors
 // SPDX-License-Identifier: Apache-2.0
 //
-// The two halves of a call to the kernels that compute with mma.sync (Ampere and later):
-// Sm80Config, known when a kernel is compiled, and Sm80Params, known when it is launched. One
-// config serves every length, batch and stride; an option of the problem that is off leaves no
-// instruction behind. Switches marked "ablation" exist to measure what each idea buys.
+// What is known of a call to the kernels that compute with mma.sync (Ampere and later) when they
+// are compiled. One config serves every length, batch and stride; an option of the problem that is
+// off leaves no instruction behind. Switches marked "ablation" exist to measure what each idea
+// buys.
 #pragma once
 
 #include "kernels/params.h"
@@ -21,6 +21,8 @@ struct Sm80Config {
   i32 stages = 2;      // of the tiles that change, in shared memory
   i32 min_blocks = 1;  // on a multiprocessor: a bound on registers
   bool q_in_registers = false;  // forward: Q's fragments are read once
+  bool units =
+      false;  // rows of q, k, v and o are 16-byte units on multiples of 16 bytes, o of dtype
 
   // Options of the problem.
   bool terms = false;  // a boolean mask, documents or a bias: a number to add to every pair
@@ -38,13 +40,18 @@ struct Sm80Config {
   bool lazy_max = true;      // full blocks keep the shift and look at the sum of weights alone
   bool lazy_rescale = true;  // O is rescaled only when a maximum grew by more than 2^8
 
-  constexpr bool keeps_shift() const { return lazy_max && !stats && !natural && !terms; }
+  // Whether weights may outgrow their shift until the end of the walk, where that is looked for.
+  // f16 has no room for that, and biases that grow along a row make it common.
+  constexpr bool checks_at_end() const {
+    return lazy_max && dtype == DType::kBFloat16 && (!natural || softcap) && !alibi;
+  }
 
   constexpr i32 threads() const { return 32 * warps; }
   constexpr i32 warp_rows() const { return 16 * row_tiles; }
   constexpr i32 rows() const { return warp_rows() * warps; }
 
-  // Shared memory of the forward kernel, in this order: Q, stages of K and V, terms.
+  // Shared memory of the forward kernel, in this order: Q, stages of K and V, terms, limits of the
+  // rows, a word that says whether to walk again.
   constexpr i32 q_bytes() const { return rows() * d_qk * 2; }
   constexpr i32 k_bytes() const { return columns * d_qk * 2; }
   constexpr i32 v_bytes() const { return columns * d_v * 2; }
@@ -52,20 +59,16 @@ struct Sm80Config {
   // four rows that a quarter-warp reads meet different banks.
   constexpr i32 term_stride() const { return columns + 8; }
   constexpr i32 term_bytes() const { return terms ? warps * 16 * term_stride() * 4 : 0; }
-  constexpr i32 forward_shared_bytes() const {
-    return q_bytes() + stages * (k_bytes() + v_bytes()) + term_bytes();
-  }
+  constexpr i32 limit_bytes() const { return rows() * 8; }
+  constexpr i32 terms_at() const { return q_bytes() + stages * (k_bytes() + v_bytes()); }
+  constexpr i32 limits_at() const { return terms_at() + term_bytes(); }
+  constexpr i32 forward_shared_bytes() const { return limits_at() + limit_bytes() + 16; }
 
   constexpr bool valid() const {
     return (dtype == DType::kBFloat16 || dtype == DType::kFloat16) && d_qk % 16 == 0 &&
            16 <= d_qk && d_v % 16 == 0 && 16 <= d_v && 1 <= warps && warps <= 8 && 1 <= row_tiles &&
            row_tiles <= 2 && columns % 16 == 0 && 16 <= columns && 1 <= stages;
   }
-};
-
-struct Sm80Params {
-  AttentionParams attention;
-  i32 heads_per_group;  // heads whose blocks are neighbours: their K and V fit the L2 together
 };
 
 }  // namespace fulmen

@@ -65,6 +65,13 @@ std::optional<FmaConfig> simt_config(DType dtype, i64 dim_qk, i64 dim_v, bool ba
   return backward ? choose(kBackwardShapes) : choose(kForwardShapes);
 }
 
+bool simt_adds_dq(const Problem& problem) {
+  return problem.operation == Operation::kBackward && problem.has(Array::kDQ) &&
+         (problem.has(Array::kDK) || problem.has(Array::kDV)) && size_bytes(problem.dtype) >= 4 &&
+         !problem.deterministic && !problem.batch_invariant &&
+         problem.pointer_alignment >= size_bytes(problem.dtype);
+}
+
 size_t simt_workspace_bytes(DType dtype, i64 rows) {
   return static_cast<size_t>(rows * 4 * (dtype == DType::kFloat64 ? 8 : 4));
 }
@@ -82,7 +89,8 @@ GpuNeeds simt_needs(const Problem& problem, const Gpu& gpu) {
   const i64 rows = (problem.packed ? 1 : problem.num_sequences) * problem.heads_q * problem.q_rows;
   const bool backward = problem.operation == Operation::kBackward;
   return {.tile = {config->rows, config->columns},
-          .workspace_bytes = backward ? simt_workspace_bytes(config->dtype, rows) : 0};
+          .workspace_bytes = backward ? simt_workspace_bytes(config->dtype, rows) : 0,
+          .alignment_bytes = simt_adds_dq(problem) ? size_bytes(problem.dtype) : 1};
 }
 
 }  // namespace fulmen

@@ -21,6 +21,10 @@ GpuNeeds simt_needs(const Problem& problem, const Gpu& gpu);
 std::optional<FmaConfig> simt_config(DType dtype, i64 dim_qk, i64 dim_v, bool backward,
                                      size_t shared_bytes);
 
+// Whether the pass for dK and dV adds to dQ as well, by atomics: faster, and not equal bit for bit
+// from run to run. Only where sums are made in dQ itself, so not for 16-bit numbers.
+bool simt_adds_dq(const Problem& problem);
+
 // What the backward pass keeps of `rows` query rows, over all batch entries and heads: four numbers
 // each.
 size_t simt_workspace_bytes(DType dtype, i64 rows);

@@ -21,7 +21,7 @@ struct TileShape {
   i32 max_dim, warps, row_tiles, columns, min_blocks;
 };
 constexpr TileShape kShapes[] = {
-    {64, 4, 2, 64, 2},  {96, 4, 2, 32, 2},  {128, 4, 2, 64, 2}, {256, 8, 1, 64, 1},
+    {64, 4, 2, 64, 2},  {96, 4, 2, 32, 2},  {128, 4, 2, 32, 2}, {256, 8, 1, 64, 1},
     {256, 4, 1, 32, 2}, {256, 4, 1, 32, 1}, {576, 4, 1, 32, 1}, {576, 4, 1, 16, 1},
     {576, 2, 1, 16, 1}, {576, 1, 1, 16, 1},
 };
@@ -47,6 +47,7 @@ void set_options(Sm80Config& config, const Problem& problem) {
   config.dropout = problem.dropout.enabled();
   config.stats = problem.has(Array::kStats);
   config.exact = has_bias || problem.arrays[Array::kO].dtype == DType::kFloat32;
+  config.units = sm80_has_units(problem);
 }
 
 // Zero warps where no shape fits.
@@ -99,12 +100,28 @@ std::string sm80_refusal(const Problem& problem, const Gpu& gpu) {
   return "";
 }
 
+bool sm80_has_units(const Problem& problem) {
+  constexpr i64 kUnit = 8;  // elements
+  const auto has_units = [&](Array array) {
+    const Tensor& tensor = problem.arrays[array];
+    bool fits = tensor.dtype == problem.dtype && tensor.strides[3] == 1;
+    for (int axis = 0; axis < 3; ++axis) {
+      fits = fits && (tensor.shape[axis] <= 1 || tensor.strides[axis] % kUnit == 0);
+    }
+    return fits;
+  };
+  return problem.pointer_alignment >= 2 * kUnit && problem.dim_qk % kUnit == 0 &&
+         problem.dim_v % kUnit == 0 && has_units(Array::kQ) && has_units(Array::kK) &&
+         has_units(Array::kV) && has_units(Array::kO);
+}
+
 Sm80Config sm80_forward_config(const Problem& problem, const Gpu& gpu) {
   Sm80Config config = config_of(problem, gpu);
   const auto keeps = [&problem](Optimisation each) { return !leaves_out(problem, each); };
   if (!keeps(Optimisation::kPipeline)) config.stages = 1;
   config.swizzle &= keeps(Optimisation::kSwizzle);
   config.full_blocks &= keeps(Optimisation::kFullBlocks);
+  config.exact |= !keeps(Optimisation::kFoldedScale);
   config.lazy_max &= keeps(Optimisation::kLazyRescale);
   config.lazy_rescale &= keeps(Optimisation::kLazyRescale);
   return config;
@@ -115,13 +132,14 @@ u32 sm80_switches(const Problem& problem) {
                    static_cast<u32>(Optimisation::kPipeline) |
                    static_cast<u32>(Optimisation::kFullBlocks);
   if (problem.operation == Operation::kBackward) return both;
-  return both | static_cast<u32>(Optimisation::kLazyRescale);
+  return both | static_cast<u32>(Optimisation::kLazyRescale) |
+         static_cast<u32>(Optimisation::kFoldedScale);
 }
 
 GpuNeeds sm80_needs(const Problem& problem, const Gpu& gpu) {
   if (problem.operation == Operation::kBackward) return sm80_backward_needs(problem, gpu);
   const Sm80Config config = config_of(problem, gpu);
-  return {.tile = {config.rows(), config.columns}};
+  return {.tile = {config.rows(), config.columns}, .alignment_bytes = config.units ? 16 : 1};
 }
 
 i32 sm80_heads_per_group(const Problem& problem, const Gpu& gpu) {

@@ -22,7 +22,7 @@ GpuNeeds sm90_needs(const Problem& problem, const Gpu& gpu) {
 
 u32 sm90_switches(const Problem& problem) {
   return problem.operation == Operation::kForward ? sm90_forward_switches(problem)
-                                                     : sm90_backward_switches(problem);
+                                                  : sm90_backward_switches(problem);
 }
 
 }  // namespace fulmen

@@ -30,6 +30,10 @@ i64 rows_of_head(const Problem& problem) {
          (problem.num_sequences + 1) * BackwardConfig::kFinishRows;
 }
 
+bool has_dropout(const Problem& problem) {
+  return problem.dropout.enabled() || problem.has(Array::kRng);
+}
+
 // Dims of a tile: smaller head dimensions are filled up with zeros.
 i32 tile_dims(const Problem& problem) {
   return static_cast<i32>(rows_up(max(problem.dim_qk, problem.dim_v), 64));
@@ -41,16 +45,25 @@ MaskKind mask_kind(const IntervalMask& mask) {
   return MaskKind::kLength;
 }
 
+// Whether scores are more than scale dot(q, k), or pairs more than visible.
+bool has_options(const Problem& problem) {
+  for (const Array array : {Array::kBias, Array::kMask, Array::kQIds, Array::kAlibiSlopes}) {
+    if (problem.has(array)) return true;
+  }
+  return problem.score_map.softcap != 0 || !(problem.score_map.scale > 0) || has_dropout(problem);
+}
+
 // What a problem asks for that these kernels do not have, one clause; "" where there is nothing.
 std::string option_refusal(const Problem& problem) {
-  for (const Array array : {Array::kBias, Array::kMask, Array::kQIds, Array::kAlibiSlopes}) {
-    if (problem.has(array)) return sentence("does not read ", name(array), " in the backward pass");
-  }
-
-  if (problem.dropout.enabled() || problem.has(Array::kRng)) return "has no dropout";
+  if (problem.has(Array::kDBias)) return "does not sum dbias";
   if (problem.has(Array::kSinks) && problem.has(Array::kDLse)) return "has no dlse with sinks";
-  if (problem.score_map.softcap != 0) return "has no softcap in the backward pass";
-  if (!(problem.score_map.scale > 0)) return "needs a positive scale in the backward pass";
+  if (has_dropout(problem) && tile_dims(problem) == 256) {
+    return "has no dropout in the backward pass above 192 dimensions";
+  }
+  const DType bias = problem.arrays[Array::kBias].dtype;
+  if (bias != DType::kNone && bias != DType::kFloat32 && bias != problem.dtype) {
+    return sentence("does not read a bias of ", name(bias), " in the backward pass");
+  }
   return "";
 }
 
@@ -62,6 +75,17 @@ std::string layout_refusal(const Problem& problem) {
     if (!refusal.empty()) return refusal;
   }
   return "";
+}
+
+template <class Config>
+void add_options(Config& config, const Problem& problem) {
+  config.signed_scale = !(problem.score_map.scale > 0);
+  config.softcap = problem.score_map.softcap != 0;
+  config.alibi = problem.has(Array::kAlibiSlopes);
+  config.bias = problem.arrays[Array::kBias].dtype;
+  config.pair_mask = problem.has(Array::kMask);
+  config.documents = problem.has(Array::kQIds);
+  config.dropout = has_dropout(problem);
 }
 
 }  // namespace
@@ -97,21 +121,22 @@ std::string sm90_backward_refusal(const Problem& problem, const Gpu& gpu) {
 }
 
 bool sm90_separate_dq(const Problem& problem) {
-  return problem.has(Array::kDQ) &&
-         (tile_dims(problem) > 128 || problem.deterministic || problem.batch_invariant);
+  return problem.has(Array::kDQ) && (tile_dims(problem) > 128 || problem.deterministic ||
+                                     problem.batch_invariant || has_options(problem));
 }
 
 AttentionConfig sm90_dq_config(const Problem& problem) {
   AttentionConfig config;
   config.dtype = problem.dtype;
   config.d_qk = config.d_v = tile_dims(problem);
-  config.kv_rows = config.d_qk == 64 ? 128 : config.d_qk == 256 ? 48 : 64;
+  config.kv_rows = config.d_qk == 256 ? 48 : config.d_qk == 64 && !has_options(problem) ? 128 : 64;
   config.q_slots = 2 * config.warpgroups;  // Q and dO
   config.mask = mask_kind(problem.mask);
   config.shift_rule = ShiftRule::kWhenGrown;  // not looked at
   config.stage_output = false;
   config.sequences = reads_sequences(problem);
   config.stats = problem.has(Array::kStats);
+  add_options(config, problem);
   return config;
 }
 
@@ -119,7 +144,8 @@ std::vector<BackwardConfig> sm90_backward_configs(const Problem& problem) {
   BackwardConfig config;
   config.dtype = problem.dtype;
   config.dims = tile_dims(problem);
-  config.q_rows = config.dims == 64 ? 128 : 64;
+  config.q_rows = config.dims == 64 && !has_options(problem) ? 128 : 64;
+  add_options(config, problem);
   config.mask = mask_kind(problem.mask);
   config.has_stats = problem.has(Array::kStats);
   config.sequences = reads_sequences(problem);
@@ -150,7 +176,9 @@ u32 sm90_backward_switches(const Problem& problem) {
 }
 
 bool sm90_hides_pairs(const Problem& problem) {
-  return mask_kind(problem.mask) != MaskKind::kLength;
+  const bool by_pairs =
+      problem.has(Array::kBias) || problem.has(Array::kMask) || problem.has(Array::kQIds);
+  return mask_kind(problem.mask) != MaskKind::kLength || by_pairs;
 }
 
 BackwardPrepareConfig sm90_prepare_config(const Problem& problem) {
@@ -173,8 +201,9 @@ Sm90BackwardPlan sm90_backward_plan(const Problem& problem, const Gpu& gpu) {
   plan.rows_of_head = rows_of_head(problem);
   plan.num_rows =
       (problem.packed ? 1 : problem.num_sequences) * problem.heads_q * plan.rows_of_head;
-  const i64 lines_per_group =
-      mask_kind(problem.mask) == MaskKind::kLength ? 1 : max<i64>(kHeadsPerGroup / problem.group_size(), 1);
+  const i64 lines_per_group = mask_kind(problem.mask) == MaskKind::kLength
+                                  ? 1
+                                  : max<i64>(kHeadsPerGroup / problem.group_size(), 1);
   plan.schedule = backward_schedule(plan.num_lines, plan.num_kv_blocks, lines_per_group,
                                     gpu.num_multiprocessors);
   const i64 slot_rows = plan.num_finish_blocks * BackwardConfig::kFinishRows;
@@ -191,7 +220,9 @@ Sm90BackwardPlan sm90_backward_plan(const Problem& problem, const Gpu& gpu) {
 
 GpuNeeds sm90_backward_needs(const Problem& problem, const Gpu& gpu) {
   GpuNeeds needs;
-  needs.tile = {tile_dims(problem) == 64 ? 128 : 64, BackwardConfig::kKvRows};
+  const std::vector<BackwardConfig> configs = sm90_backward_configs(problem);
+  needs.tile = configs.empty() ? Tile{128, sm90_dq_config(problem).kv_rows}
+                               : Tile{configs[0].q_rows, BackwardConfig::kKvRows};
   needs.workspace_bytes = static_cast<size_t>(sm90_backward_plan(problem, gpu).workspace_bytes);
   needs.alignment_bytes = 16;
   return needs;

@@ -16,8 +16,8 @@ GpuNeeds sm90_backward_needs(const Problem& problem, const Gpu& gpu);
 
 // The rest is called only where nothing is refused.
 
-// Whether dQ has a kernel of its own, backward_dq_sm90: seven products of a pair of tiles instead of
-// five (eight above 128 dims), but nothing is added in global memory.
+// Whether dQ has a kernel of its own, backward_dq_sm90: seven products of a pair of tiles instead
+// of five (eight above 128 dims), but nothing is added in global memory.
 bool sm90_separate_dq(const Problem& problem);
 AttentionConfig sm90_dq_config(const Problem& problem);
 

@@ -11,7 +11,7 @@
 namespace fulmen {
 namespace {
 
-constexpr i64 kMaxDim = 256;
+constexpr i64 kMaxDim = 512;
 constexpr i64 kUnit = 8;  // elements of 16 bytes, in which the copy engine moves
 constexpr i64 kMaxStrideBytes = i64{1} << 40;
 constexpr i64 kMaxCount = 0x7fffffff;
@@ -39,7 +39,9 @@ AttentionConfig options_of(const Problem& problem) {
   AttentionConfig config;
   config.dtype = problem.dtype;
   config.d_qk = static_cast<i32>(16 * ceil_div(problem.dim_qk, 16));
-  config.d_v = product_width(problem.dim_v);
+  config.split_dims = max(problem.dim_qk, problem.dim_v) > 256;
+  config.d_v = config.split_dims ? static_cast<i32>(128 * ceil_div(problem.dim_v, 128))
+                                 : product_width(problem.dim_v);
   const IntervalMask& mask = problem.mask;
   config.mask = has_lower_limit(mask)   ? MaskKind::kBoth
                 : has_upper_limit(mask) ? MaskKind::kUpper
@@ -72,17 +74,38 @@ void set_tile(AttentionConfig& config, i32 warpgroups, i32 kv_rows, i32 stages, 
   config.q_slots = q_slots;
 }
 
-// Both head dimensions at most 64.
-void set_tile_64(AttentionConfig& config, bool is_short) {
-  const bool is_wide = !(is_short && config.mask != MaskKind::kLength) && !config.maps_scores() &&
-                       config.mask != MaskKind::kBoth && !config.sequences;
-  set_tile(config, 3, is_wide ? 128 : 64, is_wide ? 3 : 4, 6);
-  config.overlap = !is_wide;
-  config.ping_pong = is_wide;  // 3 % at causal 512, 2 % at 1k
+// Whether tiles of so many warpgroups find a multiprocessor each at once. Then the smallest such
+// tile is the fastest: d 64, 8 heads of 128 rows 4.2 us with one warpgroup against 5.6 with three;
+// d 128, 8 heads of 2,048 rows 30.6 us with two, 38.5 with three, 40.1 with one (2026-11-28).
+bool fits_at_once(const Problem& problem, i32 warpgroups) {
+  constexpr i64 kMultiprocessors = 132;  // of an H100 SXM
+  return !problem.batch_invariant &&
+         sm90_max_q_blocks(problem, {.warpgroups = warpgroups}) <= kMultiprocessors;
 }
 
-void set_tile_128(AttentionConfig& config, bool is_short) {
-  if (is_short) {
+void set_tile_of_64_rows(AttentionConfig& config, i32 widest) {
+  set_tile(config, 1, 64, widest <= 192 ? 4 : 3, 1);
+  config.stage_output = false;
+}
+
+// Both head dimensions at most 64.
+void set_tile_64(AttentionConfig& config, bool is_short, bool is_small) {
+  const bool is_wide = !(is_short && config.mask != MaskKind::kLength) && !config.maps_scores() &&
+                       config.mask != MaskKind::kBoth && !config.sequences;
+  if (is_small) {
+    set_tile(config, 2, is_wide ? 128 : 64, is_wide ? 2 : 4, 2);
+  } else {
+    set_tile(config, 3, is_wide ? 128 : 64, is_wide ? 3 : 6, 6);
+  }
+  config.overlap = !is_wide;
+  // Causal 512 and 1k: 3 % faster without turns; full, 16k: 8 % slower.
+  config.ping_pong = is_wide || !is_short;
+}
+
+// Turns buy 1 % full and cost as much causal.
+void set_tile_128(AttentionConfig& config, bool is_short, bool is_small) {
+  config.ping_pong = config.mask != MaskKind::kUpper;
+  if (is_short || is_small) {
     const bool masked = config.mask != MaskKind::kLength;
     set_tile(config, 2, masked ? 64 : 128, masked ? 4 : 2, 4);
     config.cache_hints = true;
@@ -103,16 +126,14 @@ void set_tile_256(AttentionConfig& config) {
   config.q_register_dims = has_room ? min(dims, config.d_qk) : 0;
 }
 
-// Few rows in all: one warpgroup a multiprocessor, so that all of them find one at once (batch 1, 8
-// heads, 128 rows, d 64: 4.2 us against 5.6 with three, 2026-11-28).
-bool is_small(const Problem& problem) {
-  constexpr i64 kMultiprocessors = 132;  // of an H100 SXM
-  return sm90_max_q_blocks(problem, {.warpgroups = 1}) <= kMultiprocessors;
-}
-
-void set_small_tile(AttentionConfig& config, i32 widest) {
-  set_tile(config, 1, 64, widest <= 192 ? 4 : 3, 1);
-  config.stage_output = false;
+// Beyond 256: two stages as far as they fit. Both warpgroups do the same at the same time: turns
+// cost 11 % (d 512, 16k, 488 TFLOP/s against 432).
+void set_tile_512(AttentionConfig& config) {
+  set_tile(config, 2, 64, 2, 1);
+  config.stage_output = config.ping_pong = false;
+  const bool has_room = !config.maps_scores() && !config.sequences && !config.dropout;
+  config.q_register_dims = has_room ? min(64, config.d_qk) : 0;
+  if (!config.valid()) config.stages = 1;
 }
 
 void leave_out(AttentionConfig& config, const Problem& problem) {
@@ -178,14 +199,16 @@ AttentionConfig sm90_forward_config(const Problem& problem) {
   const bool is_short = max(problem.max_q, problem.max_kv) <= kShort;
   const bool per_pair = config.has_pair_terms() || config.dropout;
   const i32 widest = max(AttentionConfig::chunked(config.d_qk), config.d_v);
-  if (!problem.batch_invariant && is_small(problem)) {
-    set_small_tile(config, widest);
+  if (config.split_dims) {
+    set_tile_512(config);
+  } else if (fits_at_once(problem, 1) && !(per_pair && widest > 192)) {  // that would spill
+    set_tile_of_64_rows(config, widest);
   } else if (per_pair && widest <= 192) {
     set_tile(config, 2, 64, 2, 2);
   } else if (widest <= 64) {
-    set_tile_64(config, is_short);
+    set_tile_64(config, is_short, fits_at_once(problem, 2));
   } else if (widest <= 128) {
-    set_tile_128(config, is_short);
+    set_tile_128(config, is_short, fits_at_once(problem, 2));
   } else if (widest <= 192 && config.d_v <= 128) {
     set_tile(config, 2, 112, 2, 2);
   } else if (widest <= 192) {

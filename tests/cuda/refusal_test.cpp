@@ -88,14 +88,41 @@ TEST(Refusal, OptionsThatContradictEachOther) {
                  {"device_name names a GPU", "for the CPU"});
 }
 
-TEST(Refusal, MergeAndDenseMaskOfDeviceArrays) {
+TEST(Refusal, MergeOfArraysInTwoPlaces) {
   DeviceCall call;
   fulmen_merge_part part;
   fulmen_merge_part_init(&part);
   part.o = call.tensors.o;
   part.lse = call.tensors.lse;
-  expect_refused(fulmen_merge(&part, 1, nullptr, &call.tensors.q, nullptr, nullptr),
-                 FULMEN_ERROR_UNSUPPORTED, {"fulmen_merge", "the o of a part", "copy it"});
+  std::vector<float> host(2 * 4 * 96 * 64);
+  const int64_t shape[4] = {2, 4, 96, 64};
+  fulmen_tensor o;
+  fulmen_tensor_init(&o, host.data(), FULMEN_FLOAT32, 4, shape);
+  expect_refused(fulmen_merge(&part, 1, nullptr, &o, nullptr, nullptr), FULMEN_ERROR_UNSUPPORTED,
+                 {"fulmen_merge", "the o of a part", "copy it"});
+  part.o = o;
+  expect_refused(fulmen_merge(&part, 1, nullptr, &call.tensors.o, nullptr, nullptr),
+                 FULMEN_ERROR_ARGUMENT, {"the o of a part is in ordinary host memory"});
+  DeviceCall there(1);
+  part.o = there.tensors.o;
+  expect_refused(fulmen_merge(&part, 1, nullptr, &call.tensors.o, nullptr, nullptr),
+                 FULMEN_ERROR_ARGUMENT, {"the o of a part", "device 1", "device 0"});
+}
+
+TEST(Refusal, MoreMergedPartsThanAKernelTakes) {
+  DeviceCall call;
+  fulmen_merge_part part;
+  fulmen_merge_part_init(&part);
+  part.o = call.tensors.q;
+  part.lse = call.tensors.lse;
+  const std::vector<fulmen_merge_part> parts(33, part);
+  expect_refused(
+      fulmen_merge(parts.data(), parts.size(), nullptr, &call.tensors.o, nullptr, nullptr),
+      FULMEN_ERROR_UNSUPPORTED, {"num_parts is 33", "at most 32", "in groups"});
+}
+
+TEST(Refusal, DenseMaskOfDeviceArrays) {
+  DeviceCall call;
   fulmen_tensor visible;
   std::vector<char> host(2 * 4 * 96 * 96);
   const int64_t shape[4] = {2, 4, 96, 96};

@@ -177,26 +177,42 @@ TEST(Checker, Wgmma) {
               HasSubstr("register 3 of an accumulator before wgmma.wait_group"));
 }
 
+// 1 x 2 x 8 x 8 floats with a margin of 64 bytes around.
+struct Numbers {
+  std::vector<float> memory = std::vector<float>(160, 1.f);
+  float* data = memory.data() + 16;
+
+  emulator::GlobalMemory as(const std::string& name, bool output) const {
+    return emulator::GlobalMemory({{.name = name,
+                                    .data = data,
+                                    .element_bytes = 4,
+                                    .extents = {1, 2, 8, 8},
+                                    .strides = {128, 64, 8, 1},
+                                    .writable = output,
+                                    .initialised = !output,
+                                    .margin_bytes = 64}});
+  }
+};
+
 TEST(Checker, GlobalArrays) {
-  std::vector<float> array(128, 1.f);
-  emulator::GlobalMemory input({{"q", array.data(), 4, {1, 2, 8, 8}, {128, 64, 8, 1}}});
-  const auto read = [&](u32 index) {
-    return [&array, index] {
-      volatile float sink = array.data()[index];
+  Numbers numbers;
+  const auto read = [&](i32 index) {
+    return [&numbers, index] {
+      volatile float sink = numbers.data[index];
       static_cast<void>(sink);
     };
   };
+  emulator::GlobalMemory input = numbers.as("q", false);
   EXPECT_EQ(complaint(read(127), &input), "nothing");
   EXPECT_THAT(complaint(read(128), &input), HasSubstr("q, 0 bytes behind its last"));
-  EXPECT_THAT(complaint([&] { array.data()[70] = 2; }, &input),
+  EXPECT_THAT(complaint(read(-1), &input), HasSubstr("q, 4 bytes before its first"));
+  EXPECT_THAT(complaint([&] { numbers.data[70] = 2; }, &input),
               HasSubstr("writes an input: q[0][1][0][6]"));
-  emulator::GlobalMemory output(
-      {{"o", array.data(), 4, {1, 2, 8, 8}, {128, 64, 8, 1}, true, false}});
-  EXPECT_EQ(complaint([&] { array.data()[thread()] = 2; }, &output), "nothing");
-  emulator::GlobalMemory fresh(
-      {{"o", array.data(), 4, {1, 2, 8, 8}, {128, 64, 8, 1}, true, false}});
+  emulator::GlobalMemory output = numbers.as("o", true);
+  EXPECT_EQ(complaint([&] { numbers.data[thread()] = 2; }, &output), "nothing");
+  emulator::GlobalMemory fresh = numbers.as("o", true);
   EXPECT_THAT(complaint(read(3), &fresh), HasSubstr("uninitialised: reads o[0][0][0][3]"));
-  EXPECT_THAT(complaint([&] { array.data()[0] += static_cast<float>(thread()); }, &output),
+  EXPECT_THAT(complaint([&] { numbers.data[0] += static_cast<float>(thread()); }, &output),
               HasSubstr("race: "));
 }
 

@@ -14,10 +14,12 @@ from typing import Any, Callable
 from fulmen.cli.workers import Death, run_all
 
 
-def outcomes(run: Callable[[Any], Any], tasks: list[Any], seconds: float = math.inf) -> Any:
+def outcomes(run: Callable[[Any], Any], tasks: list[Any], stalled: float = math.inf,
+             until: float = math.inf) -> Any:  # fmt: skip
     left = deque(tasks)
     next_task = lambda: left.popleft() if left else None  # noqa: E731
-    return sorted(run_all(run, next_task, 2, start=gc.collect, stalled_seconds=seconds))
+    found = run_all(run, next_task, 2, start=gc.collect, stalled_seconds=stalled, until=until)
+    return sorted(found)
 
 
 def test_results_come_with_their_tasks() -> None:
@@ -32,3 +34,9 @@ def test_a_process_that_dies_fails_its_task_alone() -> None:
 
 def test_a_task_that_never_ends_is_ended() -> None:
     assert outcomes(time.sleep, [3600], 0.2) == [(3600, Death("no end after 0 s"))]
+
+
+def test_what_is_left_at_the_end_of_the_time_is_given_up() -> None:
+    begun = time.monotonic()
+    assert outcomes(time.sleep, [3600, 3600], until=begun + 0.5) == []
+    assert time.monotonic() - begun < 60

@@ -46,6 +46,12 @@ def configs():
                 found[f"backward_d{dims}_{mask}{suffix}{part}"] = (
                     "backward_sm90", "Backward", fields
                 )  # fmt: skip
+    every = {"signed_scale": "true", "softcap": "true", "alibi": "true", "pair_mask": "true",
+             "bias": "DType::kFloat32", "documents": "true", "dropout": "true"}  # fmt: skip
+    for name, option in every.items():
+        found[f"backward_d128_{name}"] = (
+            "backward_sm90", "Backward", {"dq": "false", name: option}
+        )  # fmt: skip
     return found
 
 
@@ -68,14 +74,14 @@ def dq_configs():
 def entry(name, function, kind, fields):
     lines = "".join(f"  config.{key} = {value};\n" for key, value in fields.items())
     min_blocks = 4 if function == "backward_prepare_sm90" else 1
-    params = "BackwardDq" if function == "backward_dq_sm90" else kind
+    params = ("BackwardDq" if function == "backward_dq_sm90" else kind) + "Params"
     return (
         f'#include "kernels/{function}.cuh"\n'
         "using namespace fulmen;\n"
         f"constexpr {kind}Config make() {{\n  {kind}Config config;\n{lines}  return config;\n}}\n"
         f"constexpr {kind}Config kConfig = make();\n"
         f'extern "C" __global__ void __launch_bounds__(kConfig.threads(), {min_blocks})\n'
-        f"{name}(const __grid_constant__ {params}Params params) {{ {function}<kConfig>(params); }}\n"
+        f"{name}(const __grid_constant__ {params} params) {{ {function}<kConfig>(params); }}\n"
     )
 
 

@@ -60,8 +60,8 @@ class PlainCall:
             try:
                 self.forward(*before, q, k, v, *_NO_MORE, o, None, stats)
                 return o, stats
-            except Exception:  # noqa: BLE001  the long way says it in one sentence
-                pass
+            except Exception:
+                pass  # the long way says it in one sentence
         outputs = STATS_ONLY if with_stats else O_ONLY
         o, _, stats = run_forward((q, k, v, *_NO_MORE), self.settings, outputs, None, self.ready)
         return o, stats
@@ -72,7 +72,7 @@ class PlainCall:
         found = [like(x) for x in qkv]
         try:
             self.backward(*before, *qkv, *_NO_MORE, o, None, stats, do, None, *found)
-        except Exception:  # noqa: BLE001
+        except Exception:
             return None
         return found
 

@@ -10,7 +10,7 @@ import os
 import random
 import time
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -78,28 +78,31 @@ def main(arguments: argparse.Namespace, output: Output) -> int:
     if arguments.list:
         return _list(cases, output)
     ways = _ways(arguments)
-    start = time.perf_counter()
+    start = time.monotonic()
+    until = start + arguments.seconds
     lines: list[Line] = []
-    names = _order([case.name for case in cases], ways)
+    names = [case.name for case in _order(cases, ways)]
     left = len(names)
     with output.progress("verifying", left) as advance:
-        for done, found in results(names, ways, _jobs(arguments.jobs, ways)):
+        for done, found in results(names, ways, _jobs(arguments.jobs, ways), until):
             lines += found
             left -= done
             advance(done)
-            if time.perf_counter() - start > arguments.seconds:
-                break
     if left:
         output.line(f"{left} of {len(names)} cases not run: the time was over, or a process died")
-    _report(lines, [way.name for way in ways], time.perf_counter() - start, output)
+    _report(lines, [way.name for way in ways], time.monotonic() - start, output)
     return int(left > 0 or any(line[2] == "failed" for line in lines))
 
 
-def _order(names: list[str], ways: list[Way]) -> list[str]:
-    """Mixed for a GPU: neighbours need the same kernels, and processes would wait for them."""
-    if any(way.backend == "cuda" for way in ways):
-        random.Random(0).shuffle(names)
-    return names
+def _order(cases: Sequence[Any], ways: list[Way]) -> Sequence[Any]:
+    """For a GPU mixed: neighbours need the same kernels, and processes would wait for them.
+
+    First come the cases whose arrays reach over gigabytes, which are copied whole and take longest.
+    """
+    if not any(way.backend == "cuda" for way in ways):
+        return cases
+    mixed = random.Random(0).sample(cases, len(cases))
+    return sorted(mixed, key=lambda case: not any(how.startswith("far") for _, how in case.views))
 
 
 def _ways(arguments: argparse.Namespace) -> list[Way]:
@@ -160,8 +163,10 @@ class Task(NamedTuple):
     ways: list[Way]
 
 
-def results(names: list[str], ways: list[Way], jobs: int) -> Iterator[tuple[int, list[Line]]]:
-    """Numbers of cases that are done and their lines, as they come.
+def results(
+    names: list[str], ways: list[Way], jobs: int, until: float
+) -> Iterator[tuple[int, list[Line]]]:
+    """Numbers of cases that are done and their lines, as they come until a time.
 
     A case whose process dies is run again, each way in a process of its own, so that the way that
     does it is the one that fails.
@@ -172,6 +177,8 @@ def results(names: list[str], ways: list[Way], jobs: int) -> Iterator[tuple[int,
     )
     if jobs <= 1:
         for task in tasks:
+            if time.monotonic() > until:
+                break
             yield 1, run_task(task)
         return
     pending = Counter(task.name for task in tasks)
@@ -181,6 +188,7 @@ def results(names: list[str], ways: list[Way], jobs: int) -> Iterator[tuple[int,
         jobs,
         start=partial(_start, min(jobs, len(tasks))),
         stalled_seconds=STALLED_SECONDS,
+        until=until,
     )
     for task, result in found:
         lines = result

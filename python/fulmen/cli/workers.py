@@ -8,6 +8,7 @@ executor of concurrent.futures ends at the first death.
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 import signal
 import time
@@ -76,6 +77,7 @@ def run_all(
     *,
     start: Callable[[], None],
     stalled_seconds: float,
+    until: float = math.inf,
 ) -> Iterator[tuple[Any, Any]]:
     """Each task and its result or Death, as they come.
 
@@ -86,13 +88,14 @@ def run_all(
         jobs: processes at once.
         start: what a process does first.
         stalled_seconds: a task that takes longer is ended with its process.
+        until: of time.monotonic: when all that is left is given up.
     """
     workers: list[Worker] = []
     try:
         while len(workers) < jobs and (task := next_task()) is not None:
             workers.append(Worker(run, start))
             workers[-1].give(task)
-        while workers:
+        while workers and time.monotonic() < until:
             for worker, result in _finished(workers, stalled_seconds):
                 task = worker.task
                 yield task, result

@@ -10,6 +10,7 @@
 #include "kernels/attention/block_range.cuh"
 #include "kernels/backward_config.h"
 #include "kernels/sequences.cuh"
+#include "kernels/tile/effective_mask.cuh"
 
 namespace fulmen {
 
@@ -42,27 +43,13 @@ inline Sequence backward_sequence(const BackwardParams& params, i32 index) {
   }
 }
 
-// The part of the mask that a kernel with this MaskKind has to look at.
-template <BackwardConfig kConfig>
-constexpr IntervalMask backward_mask(const IntervalMask& mask) {
-  if constexpr (kConfig.mask == MaskKind::kLength) return IntervalMask{};
-  if constexpr (kConfig.mask == MaskKind::kUpper) {
-    IntervalMask upper;
-    upper.causal = mask.causal;
-    upper.window_right = mask.window_right;
-    upper.prefix = mask.prefix;
-    return upper;
-  }
-  return mask;
-}
-
 // Blocks of queries that keys [begin, begin + count) are seen by.
 template <BackwardConfig kConfig>
 constexpr BlockRange seeing_blocks(const IntervalMask& mask, const SequenceShape& shape, i64 begin,
                                    i64 count) {
   const Interval keys{begin, min<i64>(begin + count, shape.kv_len)};
   if (keys.size() <= 0) return {{0, 0}, {0, 0}};
-  return visible_row_blocks(backward_mask<kConfig>(mask), shape, keys, kConfig.q_rows);
+  return visible_row_blocks(effective_mask<kConfig>(mask), shape, keys, kConfig.q_rows);
 }
 
 // The steps of an item: all blocks of queries of all heads of its line that see its keys. `spread`

@@ -6,6 +6,7 @@
 #pragma once
 
 #include "kernels/backward_config.h"
+#include "kernels/tile/key_terms.cuh"
 #include "kernels/tile/score_map.cuh"
 
 namespace fulmen {
@@ -59,7 +60,6 @@ struct QueryTerms {
     for (i32 i = 0; i < kConfig.kv_rows / 2; ++i) {
       const i32 r = i / 2 % 2;
       if constexpr (kConfig.stats) {  // rounded as the maximum was
-        constexpr float kLn2 = 0.693147180559945309f;
         const float score = ptx::mul(S[i], kConfig.maps_scores() ? kLn2 : params.scale);
         const float below = -ptx::max(row_max[r] - score, 0.f);
         S[i] = ptx::exp2_in_place(ptx::fma(below, kLog2E, -sum_log2[r]));

@@ -22,7 +22,7 @@ struct BackwardMail {
 
 // What the loader tells the consumers of a step, so that they carry nothing of the walk along.
 struct BackwardStepMail {
-  u32 tile;   // of the sums of dQ: q_rows rows, counted from params.dq_sums
+  u32 tile;   // of the sums of dQ: q_rows rows, counted from params.dq_sums; without dQ: the head
   u32 flags;  // the block of queries; kLast; kPartial << warpgroup: its mask has to be looked at
 
   static constexpr u32 kPartial = 1u << 29;
@@ -63,6 +63,15 @@ struct BackwardShared {
       kMailBarriers + Ring<BackwardConfig::kMailboxes>::kBarrierBytes;
   static constexpr u32 kLandedBarriers = kAddedBarriers + 8 * BackwardConfig::kMailboxes;
   static_assert(kLandedBarriers + 16 + 16 * kStages <= u32(kConfig.shared_bytes()));
+
+  // Where dO stands: with as many stages as Q has, where Q does.
+  static constexpr DOutCursor dout_cursor(StageCursor at, DOutCursor dout_at) {
+    if constexpr (kDOutStages == kStages) {
+      return at;
+    } else {
+      return dout_at;
+    }
+  }
 
   // loader -> consumers -> loader
   constexpr Ring<1> k() const { return {base, u32(kConfig.k_bytes()), base + kBarriers}; }
@@ -145,11 +154,6 @@ struct BackwardShared {
     const ptx::U32x4 x = ptx::load_shared_x4(mail().address(at) + 16);
     return {i32(x.word[0]), i32(x.word[1]), i32(x.word[2])};
   }
-};
-
-template <bool kIs>
-struct BackwardFlag {
-  static constexpr bool kValue = kIs;
 };
 
 }  // namespace fulmen

@@ -76,4 +76,74 @@ inline void copy_rows(const SwizzledTile<kDims, kSwizzled>& tile, const RowSourc
   }
 }
 
+// The same for an array whose rows are 16-byte units on multiples of 16 bytes, tile after tile:
+// what does not change from one to the next is found once. Neighbouring threads copy the units of a
+// row that change places with each other, kDims / (8 kGroup) times.
+template <i32 kRows, i32 kThreads, i32 kDims, bool kSwizzled>
+class UnitCopy {
+ public:
+  UnitCopy(const ArrayView& array, i64 offset, i64 rows, i64 dims)
+      : data_(array.data + (offset + row() * array.strides[2] + unit() * 8) * 2),
+        row_bytes_(array.strides[2] * 2),
+        num_rows_(static_cast<i32>(rows) - row()),
+        num_units_(static_cast<i32>(dims) / 8 - unit()) {}
+
+  // Rows [first, first + kRows) of the array.
+  void start(const SwizzledTile<kDims, kSwizzled>& tile, i32 first) const {
+    const u8* from = data_ + first * row_bytes_;
+    const i32 left = num_rows_ - first;
+#pragma unroll
+    for (i32 r = 0; r < kRows; r += kRowsAtOnce) {
+      if (r + kRowsAtOnce > kRows && row() >= kRows - r) break;
+      const u32 to = tile.address(static_cast<u32>(r + row()), static_cast<u32>(unit()));
+#pragma unroll
+      for (i32 u = 0; u < kDims / 8; u += kGroup) {
+        ptx::cp_async_16(to + static_cast<u32>(u) * 16, from + u * 16, r < left && u < num_units_);
+      }
+      from += kRowsAtOnce * row_bytes_;
+    }
+  }
+
+ private:
+  static constexpr i32 kGroup = SwizzledTile<kDims, kSwizzled>::kGroup;
+  static constexpr i32 kRowsAtOnce = kThreads / kGroup;
+
+  static i32 row() { return static_cast<i32>(ptx::thread_index()) / kGroup; }
+  static i32 unit() { return static_cast<i32>(ptx::thread_index()) % kGroup; }
+
+  const u8* data_;  // this thread's first unit of row row()
+  i64 row_bytes_;
+  i32 num_rows_;   // from this thread's first on
+  i32 num_units_;  // likewise
+};
+
+// The same for any array.
+template <i32 kRows, i32 kThreads, i32 kDims, bool kSwizzled>
+class AnyCopy {
+ public:
+  AnyCopy(const ArrayView& array, i64 offset, i64 rows, i64 dims)
+      : source_(array, offset, rows, dims) {}
+  void start(const SwizzledTile<kDims, kSwizzled>& tile, i32 first) const {
+    copy_rows<kRows, kThreads>(tile, source_, first);
+  }
+
+ private:
+  RowSource source_;
+};
+
+template <bool kUnits>
+struct CopyKind;
+template <>
+struct CopyKind<true> {
+  template <i32 kRows, i32 kThreads, i32 kDims, bool kSwizzled>
+  using Type = UnitCopy<kRows, kThreads, kDims, kSwizzled>;
+};
+template <>
+struct CopyKind<false> {
+  template <i32 kRows, i32 kThreads, i32 kDims, bool kSwizzled>
+  using Type = AnyCopy<kRows, kThreads, kDims, kSwizzled>;
+};
+template <bool kUnits, i32 kRows, i32 kThreads, i32 kDims, bool kSwizzled>
+using TileCopy = typename CopyKind<kUnits>::template Type<kRows, kThreads, kDims, kSwizzled>;
+
 }  // namespace fulmen

@@ -17,11 +17,11 @@ namespace fulmen {
 // Adds infinities and NaN of a tile of V to the rows that see them, and clears them for the
 // product. hidden and dropped are asked only where options can hide or drop single pairs.
 template <AttentionConfig kConfig>
-inline void set_unusual_apart(const ForwardWarpgroup<kConfig>& own, float (&O)[kConfig.d_v / 2],
-                              const Interval (&visible)[2], i32 j,
+inline void set_unusual_apart(const ForwardWarpgroup<kConfig>& own,
+                              float (&O)[kConfig.o_dims() / 2], const Interval (&visible)[2], i32 j,
                               const MarkedKeys<kConfig>& hidden,
                               const MarkedKeys<kConfig>& dropped) {
-  const ValueTile<kConfig> V{own.shared.v().address(own.v_at)};
+  const ValueTile<kConfig> V{own.shared.v().address(own.v_at), own.first_dim()};
   if (!V.has_unusual()) return;
 #pragma unroll 1
   for (i32 key = 0; key < kConfig.kv_rows; ++key) {
@@ -44,7 +44,7 @@ template <AttentionConfig kConfig>
 inline void compute_carefully(ForwardWarpgroup<kConfig>& own,
                               const typename ForwardWarpgroup<kConfig>::Task& task,
                               const KeyBlocks& blocks) {
-  float O[kConfig.d_v / 2] = {};
+  float O[kConfig.o_dims() / 2] = {};
   u32 P[kConfig.kv_rows / 4];
   float S[kConfig.kv_rows / 2];
   RowSoftmax<kConfig> softmax{own.softmax_factor()};
@@ -77,7 +77,7 @@ inline void compute_carefully(ForwardWarpgroup<kConfig>& own,
     // O += P V
     own.shared.v().wait(own.v_at);
     set_unusual_apart(own, O, visible, j, hidden, dropped);
-    issue_output<kConfig>(O, P, own.shared.v().address(own.v_at), true);
+    issue_output<kConfig>(O, P, own.v_tile(), true);
     ptx::wgmma_wait<0>();
     ptx::wgmma_settle(O);
     ptx::bar_sync(own.kOutputBarrier + own.warpgroup, 128);  // all warps have looked at V

@@ -55,7 +55,7 @@ struct ForwardLoader {
     const i32 kv_head = block.head / (params.heads_q / params.heads_kv);
     if (last <= first + 1) ptx::mbarrier_arrive(shared.nearly_loaded());
     load_k(last, kv_head, place);
-    for (i32 w = 0; w < kConfig.warpgroups; ++w) {
+    for (i32 w = 0; w < kConfig.q_tiles(); ++w) {
       shared.q().acquire(q_at);
       load(maps.q, shared.q().address(q_at), shared.q().full(q_at), kConfig.d_qk, 64, row + 64 * w,
            block.head, place.batch, ptx::kEvictFirst);

@@ -23,12 +23,12 @@ struct ForwardOutput {
   const Own& own;
 
   // Asks for a second attempt where a row left the range of float32 or is not finite.
-  void report(const float (&O)[kConfig.d_v / 2], const RowSoftmax<kConfig>& softmax,
+  void report(const float (&O)[kConfig.o_dims() / 2], const RowSoftmax<kConfig>& softmax,
               const Interval (&visible)[2], const Task& task) const {
     const i32 q_len = own.place_of_task(task).shape.q_len;
     float probe[2] = {0, 0};  // 0, or NaN if an element of the row is inf or NaN
 #pragma unroll
-    for (i32 i = 0; i < kConfig.d_v / 2; ++i) {
+    for (i32 i = 0; i < kConfig.o_dims() / 2; ++i) {
       probe[i / 2 % 2] = ptx::fma(O[i], 0.f, probe[i / 2 % 2]);
     }
     bool failed = false;
@@ -75,7 +75,7 @@ struct ForwardOutput {
 
   // O / sum, lse and stats, to global memory.
   template <bool kExactly>
-  void write(float (&O)[kConfig.d_v / 2], const RowSoftmax<kConfig>& softmax,
+  void write(float (&O)[kConfig.o_dims() / 2], const RowSoftmax<kConfig>& softmax,
              const Task& task) const {
     const Place place = own.place_of_task(task);
     float inverse[2];
@@ -85,7 +85,7 @@ struct ForwardOutput {
       const i32 q_row = task.row + own.first_row() + 8 * r;
       if constexpr (kConfig.sequences) blank[r] = q_row >= place.shape.q_len;
       inverse[r] = normalizer(softmax, r, task.block.head);
-      if (own.thread % 4 == 0 && q_row < place.q_slot) {
+      if (own.thread % 4 == 0 && own.first_dim() == 0 && q_row < place.q_slot) {
         write_row<kExactly>(softmax, r, task, place, q_row, blank[r]);
       }
     }
@@ -98,15 +98,16 @@ struct ForwardOutput {
   }
 
   // From registers.
-  void write_directly(float (&O)[kConfig.d_v / 2], const Task& task, const Place& place,
+  void write_directly(float (&O)[kConfig.o_dims() / 2], const Task& task, const Place& place,
                       const bool (&blank)[2]) const {
     const ArrayView& o = own.params.attention.o;
-    const i32 dims = i32(own.params.attention.dim_v);
+    const i32 dims = i32(own.params.attention.dim_v) - own.first_dim();
 #pragma unroll
     for (i32 r = 0; r < 2; ++r) {
       const i32 q_row = task.row + own.first_row() + 8 * r;
       const bool inside = q_row < place.q_slot;
-      const i64 at = o.offset(place.batch, task.block.head, place.q_begin + q_row, 0);
+      const i64 at =
+          o.offset(place.batch, task.block.head, place.q_begin + q_row, 0) + own.first_dim();
       if (kConfig.sequences && blank[r]) clear_row(O, r);
       if constexpr (kConfig.wide_output) {
         store_output_row(O, r, reinterpret_cast<float*>(o.data) + at, inside, dims);
@@ -118,7 +119,7 @@ struct ForwardOutput {
 
   // Through shared memory. kAgain: right after the first attempt at the same rows.
   template <bool kAgain>
-  void write_staged(const float (&O)[kConfig.d_v / 2], const Task& task) const {
+  void write_staged(const float (&O)[kConfig.o_dims() / 2], const Task& task) const {
     const u32 tile = own.shared.o() + 64 * 128 * own.warpgroup;
     constexpr u32 kChunkBytes = kConfig.q_rows() * 128;
     if (own.thread == 0) {  // the previous tile has left

@@ -11,6 +11,7 @@
 #include "kernels/ptx/thread.cuh"
 #include "kernels/sequences.cuh"
 #include "kernels/tile/block_order.cuh"
+#include "kernels/tile/effective_mask.cuh"
 #include "kernels/tile/pipeline.cuh"
 
 namespace fulmen {
@@ -64,7 +65,7 @@ struct ForwardShared {
   constexpr u32 landed(KvCursor at) const { return base + kLanded + 8 * at.buffer; }
 
   void init() const {
-    q().init(1);
+    q().init(kConfig.warpgroups / kConfig.q_tiles());
     k().init(kConfig.warpgroups);
     v().init(kConfig.warpgroups);
     for (u32 slot = 0; slot < 2; ++slot) {
@@ -83,6 +84,12 @@ template <bool kIs>
 struct Flag {
   static constexpr bool kValue = kIs;
 };
+
+// Which 64 rows of a block of queries are a warpgroup's.
+template <AttentionConfig kConfig>
+constexpr i32 q_tile(u32 warpgroup) {
+  return kConfig.split_dims ? 0 : i32(warpgroup);
+}
 
 // A block of queries to compute; q_block < 0: there is nothing more to do.
 struct Assignment {
@@ -113,20 +120,6 @@ inline Place place_of(const ForwardParams& params, const QueryBlock& block) {
 template <AttentionConfig kConfig>
 constexpr i32 rows_inside(const Place& place, i32 key_block) {
   return clamp(place.shape.kv_len - key_block * kConfig.kv_rows, 0, kConfig.kv_rows);
-}
-
-// The part of the mask that a kernel with this MaskKind has to look at.
-template <AttentionConfig kConfig>
-constexpr IntervalMask effective_mask(const IntervalMask& mask) {
-  if constexpr (kConfig.mask == MaskKind::kLength) return IntervalMask{};
-  if constexpr (kConfig.mask == MaskKind::kUpper) {
-    IntervalMask upper;
-    upper.causal = mask.causal;
-    upper.window_right = mask.window_right;
-    upper.prefix = mask.prefix;
-    return upper;
-  }
-  return mask;
 }
 
 // Blocks of keys that rows [begin, begin + count) visit; one (all hidden) where they see nothing.

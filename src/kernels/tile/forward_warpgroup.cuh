@@ -52,7 +52,7 @@ struct ForwardWarpgroup {
 
   void release_q() {
     if (thread == 0) shared.q().release(q_at);
-    q_at.advance(kConfig.warpgroups);
+    q_at.advance(kConfig.q_tiles());
   }
   void release_k() {
     if (thread == 0) shared.k().release(k_at);
@@ -62,6 +62,10 @@ struct ForwardWarpgroup {
     if (thread == 0) shared.v().release(v_at);
     v_at.advance();
   }
+
+  // The columns of V and O that are this warpgroup's, from this one on.
+  i32 first_dim() const { return kConfig.split_dims ? i32(warpgroup) * kConfig.o_dims() : 0; }
+  u32 v_tile() const { return shared.v().address(v_at) + first_dim() * kConfig.kv_rows * 2; }
 
   // A block of keys that only other warpgroups of this thread block see.
   void skip_block() {

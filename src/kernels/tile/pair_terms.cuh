@@ -16,6 +16,18 @@ namespace fulmen {
 
 inline constexpr float kLog2E = 1.44269504088896341f;
 
+// A finite bias stays finite: beyond the largest float in units of log2, it becomes that.
+inline float bias_log2(float added) {
+  const float scaled = added * kLog2E;
+  if (scaled < -kLargestFloat) return -kLargestFloat;
+  return scaled > kLargestFloat && added <= kLargestFloat ? kLargestFloat : scaled;
+}
+
+inline i64 load_id(const ArrayView& ids, i64 at) {
+  return ids.dtype == DType::kInt64 ? reinterpret_cast<const i64*>(ids.data)[at]
+                                    : reinterpret_cast<const i32*>(ids.data)[at];
+}
+
 template <AttentionConfig kConfig>
 struct PairTerms {
   using Scores = float[kConfig.kv_rows / 2];
@@ -122,13 +134,6 @@ struct PairTerms {
  private:
   static constexpr bool has_bias() { return kConfig.bias != DType::kNone; }
 
-  // A finite bias stays finite: beyond the largest float in units of log2, it becomes that.
-  static float bias_log2(float added) {
-    const float scaled = added * kLog2E;
-    if (scaled < -kLargestFloat) return -kLargestFloat;
-    return scaled > kLargestFloat && added <= kLargestFloat ? kLargestFloat : scaled;
-  }
-
   // Pointers are multiples of 16 bytes and strides count elements, so elements are aligned.
   float load_bias(i64 at) const {
     if constexpr (kConfig.bias == DType::kFloat32) {
@@ -138,11 +143,6 @@ struct PairTerms {
     } else {
       return to_float(reinterpret_cast<const bf16*>(arrays.bias.data)[at]);
     }
-  }
-
-  static i64 load_id(const ArrayView& ids, i64 at) {
-    return ids.dtype == DType::kInt64 ? reinterpret_cast<const i64*>(ids.data)[at]
-                                      : reinterpret_cast<const i32*>(ids.data)[at];
   }
 };
 

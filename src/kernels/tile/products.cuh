@@ -62,10 +62,10 @@ inline void issue_scores(float (&S)[kConfig.kv_rows / 2], const QRegisters<kConf
   ptx::wgmma_commit();
 }
 
-// O += P V, or O = P V unless `accumulate`.
+// O += P V, or O = P V unless `accumulate`. v: the columns of V that O has.
 template <AttentionConfig kConfig>
-inline void issue_output(float (&O)[kConfig.d_v / 2], const u32 (&P)[kConfig.kv_rows / 4], u32 v,
-                         bool accumulate) {
+inline void issue_output(float (&O)[kConfig.o_dims() / 2], const u32 (&P)[kConfig.kv_rows / 4],
+                         u32 v, bool accumulate) {
   const u32 v_descriptor = KvTile<kConfig>{v}.descriptor_transposed();
   constexpr u32 kUpper = KvTile<kConfig>::kUpperTransposed;
   ptx::wgmma_fence();

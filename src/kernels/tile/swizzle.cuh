@@ -15,8 +15,10 @@ template <i32 kDims, bool kSwizzled>
 struct SwizzledTile {
   static constexpr u32 kUnits = kDims / 8;
   static constexpr u32 kRowBytes = kUnits * 16;
-  // Rows begin 0, 2 or 4 groups of banks apart: 8, 4 or 2 rows meet the same banks.
-  static constexpr u32 kBits = !kSwizzled ? 0 : kUnits % 8 == 0 ? 3 : kUnits % 4 == 0 ? 2 : 1;
+  // Units that change places with each other. Rows begin 0, 2 or 4 groups of banks apart: 8, 4 or 2
+  // rows meet the same banks.
+  static constexpr u32 kGroup = kUnits % 8 == 0 ? 8 : kUnits % 4 == 0 ? 4 : 2;
+  static constexpr u32 kBits = !kSwizzled ? 0 : kGroup == 8 ? 3 : kGroup == 4 ? 2 : 1;
   static constexpr u32 kMask = (1u << kBits) - 1;
 
   u32 base;

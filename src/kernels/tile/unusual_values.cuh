@@ -42,7 +42,8 @@ struct ValueTile {
   static constexpr i32 kBytes = kConfig.v_bytes();
   using Tile = OperandTile<kConfig.kv_rows, kConfig.swizzle>;
 
-  u32 tile;  // in shared memory
+  u32 tile;           // in shared memory
+  i32 first_dim = 0;  // of those that add_unusual adds
 
   // Looked at by every warp, so that all come to the same answer.
   bool has_unusual() const {
@@ -57,11 +58,12 @@ struct ValueTile {
 
   // Adds the infinities and NaN of a key to this thread's two rows of O that see it, as a product
   // with any probability would; `kept` is 0 where dropout took the pair, else 1.
-  void add_unusual(float (&O)[kConfig.d_v / 2], i32 key, const bool (&sees)[2],
+  void add_unusual(float (&O)[kConfig.o_dims() / 2], i32 key, const bool (&sees)[2],
                    const float (&kept)[2]) const {
+    const Tile part{tile + first_dim * kConfig.kv_rows * 2};
 #pragma unroll
-    for (i32 i = 0; i < kConfig.d_v / 8; ++i) {
-      const u32 word = ptx::load_shared(Tile{tile}.unit(key, i) + ptx::thread_index() % 4 * 4);
+    for (i32 i = 0; i < kConfig.o_dims() / 8; ++i) {
+      const u32 word = ptx::load_shared(part.unit(key, i) + ptx::thread_index() % 4 * 4);
       const float low = unusual_part<kConfig.dtype>(word);
       const float high = unusual_part<kConfig.dtype>(word >> 16);
 #pragma unroll

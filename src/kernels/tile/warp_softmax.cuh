@@ -34,21 +34,32 @@ struct WarpSoftmax {
   float shift[kTiles][2];
   float row_max[kTiles][2];
   float sum[kTiles][2];  // of this thread's columns; of the row after finish()
-  bool is_blind = true;  // some row of the warp has seen nothing yet, and has no shift to keep
-  bool is_far = false;   // some shift times log2_unit is not exact enough; the same for the warp
+  // The same for the warp:
+  bool is_blind;  // some row has seen nothing yet, and has no shift to keep
+  bool is_far;    // some shift times log2_unit is not exact enough
+  bool has_kept;  // some block was weighed without a look at its maximum
 
   explicit WarpSoftmax(float scale)
       : unit(kConfig.natural ? 1.f : scale),
-        log2_unit(kConfig.natural ? kWarpLog2E : static_cast<float>(scale * 1.4426950408889634)) {
+        log2_unit(kConfig.natural ? kWarpLog2E : static_cast<float>(scale * 1.4426950408889634)) {}
+
+  // Nothing seen yet. Of this thread's rows, those from `num_rows` on are none: whatever they get,
+  // they are never blind.
+  void start(i32 num_rows) {
 #pragma unroll
     for (i32 t = 0; t < kTiles; ++t) {
 #pragma unroll
       for (i32 h = 0; h < 2; ++h) {
-        shift[t][h] = row_max[t][h] = kMinusInfinity;
+        shift[t][h] = row_max[t][h] = 16 * t + 8 * h < num_rows ? kMinusInfinity : 0.f;
         sum[t][h] = 0;
       }
     }
+    is_blind = true;
+    is_far = has_kept = false;
   }
+
+  // Whether a block that all rows see whole can be weighed with the shift that there is.
+  bool may_keep() const { return kConfig.lazy_max && !is_blind && !is_far; }
 
   // Brings the shift up to date with a block. Returns whether earlier results must be multiplied by
   // `rescale`.
@@ -93,19 +104,25 @@ struct WarpSoftmax {
   }
 
   // S becomes weights; block_sum their sums over this thread's columns. Where a shift is so large
-  // that its product with log2_unit is no longer exact enough, differences come first.
-  void exponentiate(Scores& S, float (&block_sum)[kTiles][2]) const {
-    if (kConfig.exact || is_far) {
-      weigh(S, block_sum, [&](float s, i32 t, i32 h) { return (s - base_of(t, h)) * log2_unit; });
-    } else {
-      float scaled[kTiles][2];
+  // that its product with log2_unit is no longer exact enough, differences come first. `has_shift`:
+  // may_keep() holds.
+  void exponentiate(Scores& S, float (&block_sum)[kTiles][2], bool has_shift) const {
+    const bool subtracts = kConfig.exact || (!has_shift && is_far);
+    if (subtracts) subtract(S);
 #pragma unroll
-      for (i32 t = 0; t < kTiles; ++t) {
-        scaled[t][0] = -base_of(t, 0) * log2_unit;
-        scaled[t][1] = -base_of(t, 1) * log2_unit;
+    for (i32 t = 0; t < kTiles; ++t) {
+#pragma unroll
+      for (i32 h = 0; h < 2; ++h) {
+        const float base = has_shift ? shift[t][h] : base_of(t, h);
+        const float offset = subtracts ? 0.f : -base * log2_unit;
+        block_sum[t][h] = 0;
+#pragma unroll
+        for (i32 i = 2 * h; i < kFloats; i += 4) {
+          S[t][i] = ptx::exp2(ptx::fma(S[t][i], log2_unit, offset));
+          S[t][i + 1] = ptx::exp2(ptx::fma(S[t][i + 1], log2_unit, offset));
+          block_sum[t][h] += S[t][i] + S[t][i + 1];
+        }
       }
-      weigh(S, block_sum,
-            [&](float s, i32 t, i32 h) { return ptx::fma(s, log2_unit, scaled[t][h]); });
     }
   }
 
@@ -127,7 +144,11 @@ struct WarpSoftmax {
     }
   }
 
-  // Adds up the quad. After this, sum belongs to the whole row.
+  // Whether the sums have left the range in which results can be trusted; NaN too.
+  bool is_lost(i32 t, i32 h) const { return !(sum[t][h] < 0x1p100f); }
+
+  // Adds up the quad. After this, sum belongs to the whole row. Where maxima were not looked at,
+  // the row's logarithm stands for the maximum, rounded up: no score is larger.
   void finish() {
 #pragma unroll
     for (i32 t = 0; t < kTiles; ++t) {
@@ -135,44 +156,51 @@ struct WarpSoftmax {
       for (i32 h = 0; h < 2; ++h) {
         sum[t][h] += ptx::shuffle_xor(sum[t][h], 1);
         sum[t][h] += ptx::shuffle_xor(sum[t][h], 2);
+        if (kConfig.stats && has_kept && sum[t][h] != 0) {
+          const float top = shift[t][h] + ptx::log2(sum[t][h]) / log2_unit;
+          row_max[t][h] = top + ptx::max(top, -top) * 0x1p-22f;
+        }
       }
     }
   }
 
-  // exp(shift - row_max): what the sum is multiplied by to be that of exp(s - row_max).
-  float to_row_max(i32 t, i32 h) const {
-    if (shift[t][h] == kMinusInfinity) return 1;
-    const float difference = (shift[t][h] - row_max[t][h]) * log2_unit;
-    // Weights were taken from -(shift * log2_unit) as rounded, unless that was too far off.
-    const bool folded = !kConfig.exact && !is_far;
-    const float product = shift[t][h] * log2_unit;
-    const float rounding = folded ? ptx::fma(shift[t][h], log2_unit, -product) : 0.f;
-    return ptx::exp2(difference - rounding);
-  }
+  // One row at the end.
+  struct Row {
+    float shift, row_max, sum, unit, log2_unit;
+    bool is_folded;  // weights were taken from -(shift * log2_unit) as rounded
 
-  // The row's softmax in nats.
-  State state(i32 t, i32 h) const { return {row_max[t][h] * unit, sum[t][h] * to_row_max(t, h)}; }
+    // exp(shift - row_max): what the sum is multiplied by to be that of exp(s - row_max).
+    float to_row_max() const {
+      if (shift == kMinusInfinity) return 1;
+      const float product = shift * log2_unit;
+      const float rounding = is_folded ? ptx::fma(shift, log2_unit, -product) : 0.f;
+      return ptx::exp2((shift - row_max) * log2_unit - rounding);
+    }
+    // The row's softmax in nats.
+    State state() const { return {row_max * unit, sum * to_row_max()}; }
+  };
+  // Row number 2 t + h.
+  Row row(i32 number) const {
+    Row row{shift[0][0], row_max[0][0], sum[0][0], unit, log2_unit, !kConfig.exact && !is_far};
+#pragma unroll
+    for (i32 at = 1; at < 2 * kTiles; ++at) {
+      if (at != number) continue;
+      row.shift = shift[at / 2][at % 2];
+      row.row_max = row_max[at / 2][at % 2];
+      row.sum = sum[at / 2][at % 2];
+    }
+    return row;
+  }
 
  private:
   // The shift, 0 where nothing was seen, so that -inf - base = -inf.
   float base_of(i32 t, i32 h) const { return shift[t][h] == kMinusInfinity ? 0.f : shift[t][h]; }
 
-  template <class Exponent>
-  static void weigh(Scores& S, float (&block_sum)[kTiles][2], const Exponent& exponent) {
+  void subtract(Scores& S) const {
 #pragma unroll
     for (i32 t = 0; t < kTiles; ++t) {
 #pragma unroll
-      for (i32 h = 0; h < 2; ++h) {
-        float even = 0, odd = 0;
-#pragma unroll
-        for (i32 i = 2 * h; i < kFloats; i += 4) {
-          S[t][i] = ptx::exp2(exponent(S[t][i], t, h));
-          S[t][i + 1] = ptx::exp2(exponent(S[t][i + 1], t, h));
-          even += S[t][i];
-          odd += S[t][i + 1];
-        }
-        block_sum[t][h] = even + odd;
-      }
+      for (i32 i = 0; i < kFloats; ++i) S[t][i] -= base_of(t, i / 2 % 2);
     }
   }
 };

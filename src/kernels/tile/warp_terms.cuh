@@ -32,6 +32,15 @@ struct WarpTerms {
   // S = scores, -inf where hidden.
   template <i32 kFloats>
   void apply(float (&S)[kConfig.row_tiles][kFloats], i64 first_column, bool is_full) const {
+    apply_but_intervals(S, first_column);
+    if (is_full) return;
+#pragma unroll
+    for (i32 t = 0; t < kConfig.row_tiles; ++t) hide(S[t], t, first_column);
+  }
+
+  // The same without the structured masks.
+  template <i32 kFloats>
+  void apply_but_intervals(float (&S)[kConfig.row_tiles][kFloats], i64 first_column) const {
 #pragma unroll
     for (i32 t = 0; t < kConfig.row_tiles; ++t) {
       if constexpr (kConfig.natural) map(S[t], t, first_column);
@@ -41,7 +50,6 @@ struct WarpTerms {
         add(S[t]);
         ptx::warp_sync();  // and read
       }
-      if (!is_full) hide(S[t], t, first_column);
     }
   }
 

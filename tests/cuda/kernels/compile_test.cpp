@@ -16,6 +16,7 @@
 #include "core/error.h"
 #include "cuda/compiler.h"
 #include "cuda/fma_kernels.h"
+#include "cuda/merge.h"
 #include "cuda/sm80.h"
 #include "cuda/sm80_backward.h"
 #include "cuda/sm90_backward.h"
@@ -94,6 +95,8 @@ void expect_all_compile(const std::vector<std::vector<KernelSpec>>& entries, std
 }
 
 TEST(CompileKernels, Naive) { expect_all_compile(naive_specs(), 5); }
+
+TEST(CompileKernels, Merge) { expect_all_compile({merge_specs()}, 3); }
 
 // Tiles for the least shared memory of the architectures, so that one list serves all.
 TEST(CompileKernels, Simt) { expect_all_compile(simt_specs(64 * 1024), 6); }

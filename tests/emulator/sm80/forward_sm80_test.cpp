@@ -16,6 +16,7 @@
 #include "cuda/kernels/planted.h"
 #include "cuda/params.h"
 #include "emulator/launch.h"
+#include "plan/sm80.h"
 
 namespace fulmen::test {
 namespace {
@@ -23,9 +24,11 @@ namespace {
 // The kinds of problem that are different kernels.
 enum class Kind { kPlain, kStats, kTerms, kCapped, kBiased };
 
-template <DType kDType, Kind kKind, bool kDropout>
+template <DType kDType, Kind kKind, bool kDropout, bool kUnits>
 constexpr Sm80Config config_of() {
   Sm80Config config;
+  config.units = kUnits;
+  config.exact = !kUnits;  // then some outputs are float32
   config.dtype = kDType;
   config.d_qk = 80;  // drawn dims are at most 80
   config.d_v = 48;   // two parts of V at most
@@ -40,14 +43,13 @@ constexpr Sm80Config config_of() {
   config.alibi = config.natural;
   config.dropout = kDropout;
   config.stats = kKind != Kind::kPlain;
-  config.exact = true;  // some outputs are float32
   config.terms = config.terms || kKind == Kind::kCapped;
   return config;
 }
 
 template <Sm80Config kConfig>
 void launch(const AttentionParams& p, unsigned seed) {
-  const Sm80Params params{p, 2};
+  const Sm80Params params{p, {p, kConfig, 2}};
   const i64 blocks = forward_sm80_blocks(p, kConfig);
   if (blocks == 0) return;
   emulator::launch(
@@ -55,29 +57,34 @@ void launch(const AttentionParams& p, unsigned seed) {
       [&] { forward_sm80<kConfig>(params); });
 }
 
-template <DType kDType, Kind kKind>
+template <DType kDType, Kind kKind, bool kUnits>
 void launch_kind(const AttentionParams& p, unsigned seed) {
-  if (p.dropout.enabled()) return launch<config_of<kDType, kKind, true>()>(p, seed);
-  launch<config_of<kDType, kKind, false>()>(p, seed);
+  if (p.dropout.enabled()) return launch<config_of<kDType, kKind, true, kUnits>()>(p, seed);
+  launch<config_of<kDType, kKind, false, kUnits>()>(p, seed);
 }
 
-template <DType kDType>
+template <DType kDType, bool kUnits>
 void launch_dtype(const AttentionParams& p, unsigned seed) {
   const bool terms = p.mask.present() || p.q_ids.present();
-  if (p.score_map.softcap != 0) return launch_kind<kDType, Kind::kCapped>(p, seed);
+  if (p.score_map.softcap != 0) return launch_kind<kDType, Kind::kCapped, kUnits>(p, seed);
   if (p.bias.present() || p.alibi_slopes.present() || p.score_map.scale <= 0) {
-    return launch_kind<kDType, Kind::kBiased>(p, seed);
+    return launch_kind<kDType, Kind::kBiased, kUnits>(p, seed);
   }
-  if (terms) return launch_kind<kDType, Kind::kTerms>(p, seed);
-  if (p.stats.present()) return launch_kind<kDType, Kind::kStats>(p, seed);
-  launch_kind<kDType, Kind::kPlain>(p, seed);
+  if (terms) return launch_kind<kDType, Kind::kTerms, kUnits>(p, seed);
+  if (p.stats.present()) return launch_kind<kDType, Kind::kStats, kUnits>(p, seed);
+  launch_kind<kDType, Kind::kPlain, kUnits>(p, seed);
 }
 
 void run(const Request& request, unsigned seed) {
   const Problem problem = validate(request, Pointers::kChecked);
   const AttentionParams p = cuda::attention_params(problem);
-  if (problem.dtype == DType::kFloat16) return launch_dtype<DType::kFloat16>(p, seed);
-  launch_dtype<DType::kBFloat16>(p, seed);
+  const bool is_half = problem.dtype == DType::kFloat16;
+  if (sm80_has_units(problem)) {
+    return is_half ? launch_dtype<DType::kFloat16, true>(p, seed)
+                   : launch_dtype<DType::kBFloat16, true>(p, seed);
+  }
+  is_half ? launch_dtype<DType::kFloat16, false>(p, seed)
+          : launch_dtype<DType::kBFloat16, false>(p, seed);
 }
 
 template <class T>

@@ -38,10 +38,9 @@ constexpr AttentionConfig dq_config(i32 dims, i32 kv_rows, MaskKind mask, bool s
   config.stats = stats;
   return config;
 }
-constexpr Kernels kDeterministic{
-    {.dims = 64, .q_rows = 128, .mask = MaskKind::kBoth, .dq = false},
-    {},
-    dq_config(64, 128, MaskKind::kBoth, false)};
+constexpr Kernels kDeterministic{{.dims = 64, .q_rows = 128, .mask = MaskKind::kBoth, .dq = false},
+                                 {},
+                                 dq_config(64, 128, MaskKind::kBoth, false)};
 constexpr Kernels kWide{{.dims = 192, .mask = MaskKind::kUpper, .dq = false, .dv = false},
                         {.dims = 192, .mask = MaskKind::kUpper, .dq = false, .dk = false},
                         dq_config(192, 64, MaskKind::kUpper, false)};
@@ -49,6 +48,46 @@ constexpr Kernels kWidest{
     {.dims = 256, .mask = MaskKind::kBoth, .has_stats = true, .dq = false, .dv = false},
     {.dims = 256, .mask = MaskKind::kBoth, .has_stats = true, .dq = false, .dk = false},
     dq_config(256, 48, MaskKind::kBoth, true)};
+
+// Every option of a score, in three sets. The forward's config of dQ says which.
+constexpr AttentionConfig kCappedDq = [] {
+  AttentionConfig config = dq_config(128, 64, MaskKind::kUpper, true);
+  config.dtype = DType::kFloat16;
+  config.signed_scale = config.softcap = config.alibi = true;
+  return config;
+}();
+constexpr AttentionConfig kPairsDq = [] {
+  AttentionConfig config = dq_config(64, 64, MaskKind::kBoth, false);
+  config.bias = DType::kFloat32;
+  config.pair_mask = config.dropout = true;
+  return config;
+}();
+constexpr AttentionConfig kDocumentsDq = [] {
+  AttentionConfig config = dq_config(64, 64, MaskKind::kLength, false);
+  config.sequences = config.documents = config.dropout = config.sinks = true;
+  config.bias = DType::kBFloat16;
+  return config;
+}();
+constexpr Kernels kernels_of(const AttentionConfig& dq) {
+  const BackwardConfig config{.dtype = dq.dtype,
+                              .dims = dq.d_qk,
+                              .q_rows = 64,
+                              .mask = dq.mask,
+                              .has_stats = dq.stats,
+                              .sequences = dq.sequences,
+                              .dq = false,
+                              .signed_scale = dq.signed_scale,
+                              .softcap = dq.softcap,
+                              .alibi = dq.alibi,
+                              .bias = dq.bias,
+                              .pair_mask = dq.pair_mask,
+                              .documents = dq.documents,
+                              .dropout = dq.dropout};
+  return {config, config, dq};
+}
+constexpr Kernels kCapped = kernels_of(kCappedDq);
+constexpr Kernels kPairs = kernels_of(kPairsDq);
+constexpr Kernels kDocuments = kernels_of(kDocumentsDq);
 
 template <BackwardConfig kConfig>
 void launch(const Problem& problem, const BackwardConfig& chosen, BackwardParams params, u32 seed) {
@@ -93,7 +132,9 @@ void run(const Problem& problem, u32 seed) {
   constexpr BackwardConfig kFirst = kKernels.first;
   constexpr BackwardPrepareConfig kPrepare{.dtype = kFirst.dtype,
                                            .dims = kFirst.dims > 128 ? 256 : kFirst.dims,
-                                           .has_stats = kFirst.has_stats};
+                                           .has_stats = kFirst.has_stats,
+                                           .sequences = kFirst.sequences,
+                                           .sinks = kKernels.dq.sinks};
   const BackwardPrepareParams prepare =
       cuda::sm90_prepare_params(problem, plan, workspace, nullptr);
   emulator::launch({2, kPrepare.kThreads, 0, seed},
@@ -113,29 +154,27 @@ void run(const Problem& problem, u32 seed) {
                    [&] { backward_careful<BackwardCarefulConfig{kFirst.dtype}>(careful); });
 }
 
-// Head dimensions that the backward pass takes: multiples of 8.
-void widen_rows(const Tensor& tensor) {
+// Head dimensions that the backward pass takes: multiples of 8. The new columns are not NaN.
+void widen_rows(Tensor& tensor) {
+  i64& dim = tensor.shape[tensor.rank - 1];
+  const i64 before = dim;
+  dim = ceil_div(dim, 8) * 8;
   RandomProblem::for_each(tensor, [&](const i64* at) {
-    char* const x = RandomProblem::address(tensor, at);
-    if (std::isnan(load_real(x, tensor.dtype))) store_real(x, tensor.dtype, 0.25);
+    if (at[tensor.rank - 1] < before) return;
+    store_real(RandomProblem::address(tensor, at), tensor.dtype, 0.25);
   });
 }
 
 template <Kernels kKernels>
 Request drawn_request(RandomProblem& random) {
   constexpr BackwardConfig kConfig = kKernels.first;
-  const AttentionConfig like{.dtype = kConfig.dtype,
-                             .d_qk = kConfig.dims,
-                             .d_v = kConfig.dims,
-                             .mask = kConfig.mask,
-                             .stats = kConfig.has_stats};
+  AttentionConfig like = kKernels.dq;
+  like.dtype = kConfig.dtype;
+  like.d_qk = like.d_v = kConfig.dims;
+  like.mask = kConfig.mask;
+  like.stats = kConfig.has_stats;
   Request request = HopperRequest(random, like, 140).request;
-  for (const Array array : {Array::kQ, Array::kK}) {
-    Tensor& tensor = request.arrays[array];
-    i64& dim = tensor.shape[tensor.rank - 1];
-    dim = ceil_div(dim, 8) * 8;
-    widen_rows(tensor);
-  }
+  for (const Array array : {Array::kQ, Array::kK}) widen_rows(request.arrays[array]);
   return request;
 }
 
@@ -145,6 +184,7 @@ void expect_agreement(const Request& forward, RandomProblem& random, unsigned se
   cpu::scalar_forward(validate(forward, Pointers::kChecked));
   Request expected = to_backward(random, forward, 7);
   expected.options.deterministic = !kConfig.dq;
+  if (kKernels.dq.sinks) expected.arrays[Array::kDLse] = Tensor{};  // not together
   if (!kConfig.has_stats) expected.arrays[Array::kStats] = Tensor{};
   if (kConfig.has_stats) expected.arrays[Array::kStats] = forward.arrays[Array::kStats];
   Request actual = expected;
@@ -156,8 +196,8 @@ void expect_agreement(const Request& forward, RandomProblem& random, unsigned se
   expect_close(actual, expected, {Array::kDQ, Array::kDK, Array::kDV}, seed);
 }
 
-// Seeds from `first` on, as many as draw these kernels `count` times. `unusual`: values that are NaN
-// or infinite, seen by some rows of a block and hidden from others.
+// Seeds from `first` on, as many as draw these kernels `count` times. `unusual`: values that are
+// NaN or infinite, seen by some rows of a block and hidden from others.
 template <Kernels kKernels>
 void expect_agreement(unsigned first, int count, bool unusual) {
   for (unsigned seed = first; count > 0; ++seed) {
@@ -166,6 +206,7 @@ void expect_agreement(unsigned first, int count, bool unusual) {
     const BackwardConfig chosen =
         sm90_backward_configs(validate(to_backward(random, request, 7), Pointers::kChecked))[0];
     if (chosen.dims != kKernels.first.dims || chosen.mask != kKernels.first.mask) continue;
+    if (chosen.sequences != kKernels.first.sequences) continue;
     if (unusual) plant_unusual(request, random);
     expect_agreement<kKernels>(request, random, seed);
     --count;
@@ -178,10 +219,17 @@ TEST(Sm90BackwardOnHost, DqByQueries) {
   expect_agreement<kWidest>(401, 2, false);
 }
 
+TEST(Sm90BackwardOnHost, Options) {
+  expect_agreement<kCapped>(601, 4, false);
+  expect_agreement<kPairs>(701, 4, false);
+  expect_agreement<kDocuments>(801, 4, false);
+}
+
 TEST(Sm90BackwardOnHost, HiddenNanDoesNotShow) {
   expect_agreement<kCausal>(1, 3, true);
   expect_agreement<kStats>(101, 3, true);
-  expect_agreement<kDeterministic>(501, 3, true);
+  expect_agreement<kDeterministic>(501, 2, true);
+  expect_agreement<kPairs>(901, 2, true);
 }
 
 }  // namespace

@@ -78,6 +78,18 @@ constexpr AttentionConfig kDocuments{.d_qk = 64,
 constexpr AttentionConfig kFolded{
     .d_qk = 64, .d_v = 64, .kv_rows = 64, .mask = MaskKind::kUpper, .stage_output = false};
 
+// Two warpgroups share their rows, each with half of the columns.
+constexpr AttentionConfig kWide{.d_qk = 272,
+                                .d_v = 384,
+                                .kv_rows = 64,
+                                .stages = 1,
+                                .q_register_dims = 64,
+                                .split_dims = true,
+                                .mask = MaskKind::kBoth,
+                                .stage_output = false,
+                                .sequences = true,
+                                .stats = true};
+
 // What ablations leave out.
 constexpr AttentionConfig kUnswizzled = [] {
   AttentionConfig config = kStaged;
@@ -177,6 +189,11 @@ TEST(Sm90OnHost, SignedScaleSequencesStats) { expect_agreement<kSigned>(1, 12); 
 TEST(Sm90OnHost, SoftcapSinksWideOutput) { expect_agreement<kCapped>(101, 12); }
 TEST(Sm90OnHost, AlibiSinksOneStage) { expect_agreement<kBiased>(201, 12); }
 TEST(Sm90OnHost, StagedOutputOddDims) { expect_agreement<kStaged>(301, 12); }
+
+TEST(Sm90OnHost, WideHeads) {
+  expect_agreement<kWide>(2001, 6);
+  expect_hidden_does_not_show<kWide>(2101, 6);
+}
 
 TEST(Sm90OnHost, Unswizzled) { expect_agreement<kUnswizzled>(1501, 6); }
 TEST(Sm90OnHost, UnswizzledSequences) { expect_agreement<kUnswizzledSequences>(1601, 6); }

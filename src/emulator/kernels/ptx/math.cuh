@@ -8,6 +8,7 @@
 
 #include <cmath>
 
+#include "emulator/accesses.h"
 #include "kernels/config.h"
 
 namespace fulmen::ptx {
@@ -16,7 +17,10 @@ inline float flush_subnormal(float x) {
   return std::fabs(x) < 0x1p-126f ? std::copysign(0.f, x) : x;
 }
 
-inline float exp2(float x) { return flush_subnormal(std::exp2(flush_subnormal(x))); }
+inline float exp2(float x) {
+  emulator::count(&emulator::Counters::exponentials);
+  return flush_subnormal(std::exp2(flush_subnormal(x)));
+}
 inline float exp2_in_place(float x) { return exp2(x); }
 inline float log2(float x) { return std::log2(flush_subnormal(x)); }
 inline float reciprocal(float x) { return flush_subnormal(1.f / flush_subnormal(x)); }
@@ -26,6 +30,7 @@ inline float mul(float a, float b) { return a * b; }
 
 template <DType kDType>
 inline u32 pack(float low, float high) {
+  emulator::count(&emulator::Counters::conversions);
   if constexpr (kDType == DType::kBFloat16) {
     return static_cast<u32>(to_bf16(high).bits) << 16 | to_bf16(low).bits;
   } else {

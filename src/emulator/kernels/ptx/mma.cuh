@@ -5,6 +5,7 @@
 // first product to the last in float32, which the hardware does not promise.
 #pragma once
 
+#include "emulator/accesses.h"
 #include "emulator/warp.h"
 
 namespace fulmen::ptx {
@@ -22,6 +23,10 @@ inline void mma_m16n8k16(float* d, const u32 (&a)[4], u32 b0, u32 b1) {
   auto& operands = warp.operands[warp.meeting.round % 2];
   operands[lane] = {{a[0], a[1], a[2], a[3]}, {b0, b1}};
   emulator::exchange("mma", 0);
+  if (lane == 0) {
+    emulator::count(&emulator::Counters::products);
+    emulator::count(&emulator::Counters::product_flops, 2 * 16 * 8 * 16);
+  }
   for (u32 i = 0; i < 4; ++i) {
     const u32 row = lane / 4;
     const u32 column = 2 * (lane % 4) + i % 2;

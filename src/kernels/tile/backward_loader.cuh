@@ -1,0 +1,135 @@
+// SPDX-FileCopyrightText: fulmen contributors
+// SPDX-License-Identifier: Apache-2.0
+//
+// The loader of backward_sm90: one thread that claims items, tells everybody, and talks to the copy
+// engine. K and V of an item come once, Q and dO for every step.
+#pragma once
+
+#include "kernels/ptx/bulk.cuh"
+#include "kernels/ptx/tma.cuh"
+#include "kernels/tile/backward_dq.cuh"
+#include "kernels/tile/backward_shared.cuh"
+
+namespace fulmen {
+
+template <BackwardConfig kConfig>
+struct BackwardLoader {
+  using Shared = BackwardShared<kConfig>;
+
+  const BackwardParams& params;
+  Shared shared;
+  typename Shared::StageCursor at;
+  typename Shared::DOutCursor dout_at;
+  typename Shared::KvCursor kv_at;
+
+  void load(const TensorMap& map, u32 tile, u32 full, i32 rows, i32 row, i32 head,
+            i32 batch) const {
+#pragma unroll
+    for (i32 d = 0; d < kConfig.dims; d += 64) {
+      ptx::tma_load(tile + d * rows * 2, map, full, d, row, head, batch);
+    }
+  }
+
+  // Blocks of queries that see all of a warpgroup's 64 keys.
+  Interval full_blocks(const SequenceShape& shape, i32 key) const {
+    if (key + 64 > shape.kv_len) return {0, 0};
+    return seeing_blocks<kConfig>(params.mask, shape, key, 64).full;
+  }
+
+  void load_item(const BackwardItem& item, const Sequence& sequence, const BackwardWalk& walk) {
+    const i32 index = item.line / params.heads_kv;
+    const i32 kv_head = item.line - index * params.heads_kv;
+    const i32 batch = i32(sequence.batch);
+    const i32 key = item.kv_block * kConfig.kKvRows;
+    const i32 kv_row = i32(sequence.kv_begin) + key;
+    const i32 num_steps = walk.num_steps();
+    if (num_steps > 0) {  // K and V are still in use by the item before: to the L2 meanwhile
+#pragma unroll
+      for (i32 d = 0; d < kConfig.dims; d += 64) {
+        ptx::tma_prefetch(params.maps.k, d, kv_row, kv_head, batch);
+        if constexpr (kConfig.needs_dp()) {
+          ptx::tma_prefetch(params.maps.v, d, kv_row, kv_head, batch);
+        }
+      }
+    }
+    if (kConfig.dq && item.line >= params.num_slots) {  // its sums are clear again
+      ptx::await(params.freed + item.line - params.num_slots,
+                 params.num_kv_blocks * BackwardConfig::kConsumerWarps);
+    }
+    const auto q = shared.q();
+    const auto dout = shared.dout();
+    const auto k = shared.k(), v = shared.v();
+    const Interval full[2] = {full_blocks(sequence.shape, key),
+                              full_blocks(sequence.shape, key + 64)};
+    const i64 first_line = i64(batch) * params.heads_q + kv_head * params.group_size();
+    const i64 first_row =
+        padded_row(kConfig.sequences && params.attention.packed, index, sequence.q_begin);
+    BackwardStep step;
+#pragma unroll 1
+    for (i32 i = 0; i < num_steps; ++i, step.advance(walk)) {
+      const i32 head = kv_head * params.group_size() + step.head;
+      const i32 q_block = step.q_block(walk);
+      const i32 row = i32(sequence.q_begin) + q_block * kConfig.q_rows;
+      const i64 kept =
+          (first_line + step.head) * params.rows_of_head + first_row + q_block * kConfig.q_rows;
+      const u32 q_full = kConfig.sequences ? shared.q_landed(at) : q.full(at);
+      const auto do_at = Shared::dout_cursor(at, dout_at);
+      const u32 dout_full = kConfig.sequences ? shared.dout_landed(do_at) : dout.full(do_at);
+      ptx::mbarrier_wait(q.empty(at), at.parity ^ 1);
+      u32 flags = q_block;
+      if (i + 1 == num_steps) flags |= BackwardStepMail::kLast;
+      for (u32 w = 0; w < 2; ++w) {
+        if (!full[w].contains(q_block)) flags |= BackwardStepMail::kPartial << w;
+      }
+      const u32 tile =
+          kConfig.dq ? first_dq_tile<kConfig>(params, item.line, step.head) + q_block : u32(head);
+      shared.write_step(at, {tile, flags});
+      ptx::mbarrier_arrive_expect(q_full, kConfig.q_bytes() + kConfig.row_bytes());
+      load(params.maps.q, q.address(at), q_full, kConfig.q_rows, row, head, batch);
+      ptx::bulk_load(shared.rows(at), params.rows + kept * (kConfig.has_stats ? 2 : 1),
+                     kConfig.row_bytes(), q_full);
+      if (i == 0) {
+        const u32 full_barrier = kConfig.sequences ? shared.k_landed() : k.full(kv_at);
+        ptx::mbarrier_wait(k.empty(kv_at), kv_at.parity ^ 1);
+        ptx::mbarrier_arrive_expect(full_barrier, kConfig.k_bytes());
+        load(params.maps.k, k.address(kv_at), full_barrier, kConfig.kKvRows, kv_row, kv_head,
+             batch);
+      }
+      ptx::mbarrier_wait(dout.empty(do_at), do_at.parity ^ 1);
+      ptx::mbarrier_arrive_expect(dout_full, kConfig.q_bytes() + kConfig.delta_bytes());
+      load(params.maps.dout, dout.address(do_at), dout_full, kConfig.q_rows, row, head, batch);
+      ptx::bulk_load(shared.delta(do_at), params.delta + kept, kConfig.delta_bytes(), dout_full);
+      if (kConfig.needs_dp() && i == 0) {
+        const u32 full_barrier = kConfig.sequences ? shared.v_landed() : v.full(kv_at);
+        ptx::mbarrier_wait(v.empty(kv_at), kv_at.parity ^ 1);
+        ptx::mbarrier_arrive_expect(full_barrier, kConfig.k_bytes());
+        load(params.maps.v, v.address(kv_at), full_barrier, kConfig.kKvRows, kv_row, kv_head,
+             batch);
+      }
+      if (i == 0) kv_at.advance();
+      at.advance();
+      dout_at.advance();
+    }
+  }
+
+  void run() {
+    typename Shared::MailCursor mail_at;
+#pragma unroll 1
+    for (;;) {
+      // Claims late, so that longest-first balances.
+      const i32 index = ptx::atomic_add(params.next_item, 1);
+      const bool has_keys = index < params.num_items();
+      const BackwardItem item = has_keys ? backward_item(params, index) : BackwardItem{0, 0};
+      const Sequence sequence = backward_sequence<kConfig>(params, item.line / params.heads_kv);
+      const BackwardWalk walk = backward_walk<kConfig>(params, sequence.shape, item.kv_block);
+      ptx::mbarrier_wait(shared.mail().empty(mail_at), mail_at.parity ^ 1);
+      shared.write_mail(mail_at, {index, walk.num_steps(), item, sequence.shape});
+      ptx::mbarrier_arrive(shared.mail().full(mail_at));
+      mail_at.advance();
+      if (index >= params.num_items() + params.lag) return;
+      if (has_keys) load_item(item, sequence, walk);
+    }
+  }
+};
+
+}  // namespace fulmen

@@ -1,0 +1,176 @@
+// SPDX-FileCopyrightText: fulmen contributors
+// SPDX-License-Identifier: Apache-2.0
+//
+// What a consumer warpgroup of backward_sm90 has and does apart from the order of its products: its
+// place in the rings of tiles, its turn at the tensor cores, and the steps from S^T and dP^T to P^T
+// and dS^T of its 64 keys.
+#pragma once
+
+#include "kernels/ptx/tma.cuh"
+#include "kernels/tile/backward_dq.cuh"
+#include "kernels/tile/backward_products.cuh"
+#include "kernels/tile/backward_shared.cuh"
+#include "kernels/tile/key_terms.cuh"
+
+namespace fulmen {
+
+template <BackwardConfig kConfig>
+struct BackwardWarpgroup {
+  using Shared = BackwardShared<kConfig>;
+  using Scores = BackwardScores<kConfig>;
+  using Weights = BackwardWeights<kConfig>;
+  using Sums = BackwardSums<kConfig>;
+  // What options know of the pairs of a step: slopes of the cap; bit i: dropout keeps pair i.
+  struct Pairs {
+    float slopes[kConfig.softcap ? kConfig.q_rows / 2 : 1];
+    u32 kept;
+  };
+  static constexpr i32 kFloats = kConfig.q_rows / 2;
+  static constexpr u32 kOutBarrier = 1;   // and 2, one each
+  static constexpr u32 kTurnBarrier = 3;  // and 4, one each
+
+  const BackwardParams& params;
+  Shared shared;
+  u32 warpgroup;
+  u32 thread;  // 0 .. 127
+  typename Shared::StageCursor at;
+  typename Shared::DOutCursor dout_at;
+  typename Shared::KvCursor kv_at;
+  typename Shared::MailCursor mail_at;
+
+  void take_turn() const {
+    if constexpr (kConfig.take_turns) ptx::bar_sync(kTurnBarrier + warpgroup, 256);
+  }
+  void pass_turn() const {
+    if constexpr (kConfig.take_turns) ptx::bar_arrive(kTurnBarrier + 1 - warpgroup, 256);
+  }
+  // By every warp, once it has waited for the products that read the tile.
+  template <i32 kBuffers>
+  void release(Ring<kBuffers> ring, Cursor<kBuffers> cursor) const {
+    if (thread % 32 == 0) ring.release(cursor);
+  }
+
+  typename Shared::DOutCursor dout_cursor() const { return Shared::dout_cursor(at, dout_at); }
+
+  // S^T = -inf where the mask hides it; `first` is the warpgroup's first key.
+  void hide(Scores& S, i32 first, i32 q_block) const {
+    const SequenceShape shape = kConfig.sequences ? shared.read_shape(mail_at) : params.shape;
+#pragma unroll
+    for (i32 half = 0; half < 2; ++half) {
+      const i32 key = first + i32(thread / 32 * 16 + thread % 32 / 4) + 8 * half;
+      const i32 query = q_block * kConfig.q_rows + i32(thread % 4) * 2;  // of S[0]
+      Interval rows{0, 0};
+      if (key < shape.kv_len) {
+        rows = visible_rows(effective_mask<kConfig>(params.mask), shape, key);
+      }
+      const i32 begin = i32(rows.begin) - query, end = i32(rows.end) - query;
+#pragma unroll
+      for (i32 i = 2 * half; i < kFloats; i += 4) {
+#pragma unroll
+        for (i32 c = 0; c < 2; ++c) {
+          const i32 offset = i / 4 * 8 + c;
+          if (offset < begin || offset >= end) S[i + c] = kNegativeInfinity;
+        }
+      }
+    }
+  }
+
+  // S^T becomes scores in units of log2 where options make more of it than scale S^T.
+  void apply_options(Scores& S, Pairs& pairs, i32 first, const BackwardStepMail& step) const {
+    if constexpr (kConfig.maps_scores() || kConfig.dropout) {
+      const i32 index = shared.read_mail(mail_at).item.line / params.heads_kv;
+      const Sequence sequence = backward_sequence<kConfig>(params, index);
+      const KeyTerms<kConfig> terms{params,
+                                    sequence,
+                                    index,
+                                    i32(step.tile),
+                                    first + i32(thread / 32 * 16 + thread % 32 / 4),
+                                    step.q_block() * kConfig.q_rows + i32(thread % 4) * 2};
+      if constexpr (kConfig.maps_scores()) terms.map(S, pairs.slopes);
+      if constexpr (kConfig.dropout) pairs.kept = terms.kept();
+    }
+  }
+
+  // P^T = exp(scale S^T - lse)
+  void exponentiate(Scores& S) const {
+    const u32 rows = shared.rows(at) + thread % 4 * (kConfig.has_stats ? 16 : 8);
+#pragma unroll
+    for (i32 i = 0; i < kFloats; i += 4) {
+      if constexpr (kConfig.has_stats) {
+        const ptx::U32x4 x = ptx::load_shared_x4(rows + i * 16);
+#pragma unroll
+        for (i32 e = 0; e < 4; ++e) {
+          const float row_max = __builtin_bit_cast(float, x.word[e % 2 * 2]);
+          const float sum_log2 = __builtin_bit_cast(float, x.word[e % 2 * 2 + 1]);
+          const float score = ptx::mul(S[i + e], kConfig.maps_scores() ? kLn2 : params.scale);
+          const float below = -ptx::max(row_max - score, 0.f);
+          S[i + e] = ptx::exp2_in_place(ptx::fma(below, kLog2E, -sum_log2));
+        }
+      } else {
+        const ptx::F32x2 lse = ptx::load_shared_f32x2(rows + i * 8);
+#pragma unroll
+        for (i32 e = 0; e < 4; ++e) {
+          const float factor = kConfig.maps_scores() ? 1.f : params.scale_log2;
+          S[i + e] = ptx::exp2_in_place(ptx::fma(S[i + e], factor, -lse.word[e % 2]));
+        }
+      }
+    }
+  }
+
+  // What dropout makes of P or dP of a pair.
+  float kept(const Pairs& pairs, i32 i, float x) const {
+    if constexpr (!kConfig.dropout) return x;
+    return (pairs.kept >> i & 1) != 0 ? x * params.kept_scale : 0.f;
+  }
+
+  void round(Weights& W, const Scores& P, const Pairs& pairs) const {
+#pragma unroll
+    for (i32 i = 0; i < kFloats; i += 2) {
+      W[i / 2] = ptx::pack<kConfig.dtype>(kept(pairs, i, P[i]), kept(pairs, i + 1, P[i + 1]));
+    }
+  }
+
+  // dS^T = P^T (dP^T - delta), through the cap, rounded
+  void form_ds(Weights& dS, const Scores& P, const Scores& dP, const Pairs& pairs) const {
+    const u32 deltas = shared.delta(dout_cursor()) + thread % 4 * 8;
+#pragma unroll
+    for (i32 i = 0; i < kFloats; i += 4) {
+      const ptx::F32x2 delta = ptx::load_shared_f32x2(deltas + i * 8);
+#pragma unroll
+      for (i32 e = 0; e < 4; e += 2) {
+        float x[2];
+#pragma unroll
+        for (i32 c = 0; c < 2; ++c) {
+          const i32 at = i + e + c;
+          x[c] = P[at] * (kept(pairs, at, dP[at]) - delta.word[c]);
+          if constexpr (kConfig.softcap) x[c] *= pairs.slopes[at];
+        }
+        dS[(i + e) / 2] = ptx::pack<kConfig.dtype>(x[0], x[1]);
+      }
+    }
+  }
+
+  // dS^T to both warpgroups, for dQ a step later.
+  void share_ds(const Weights& dS) const {
+    ptx::mbarrier_wait(shared.ds().empty(at), at.parity ^ 1);
+    store_ds<kConfig>(dS, shared.ds().address(at), warpgroup);
+    ptx::fence_proxy_async();
+    ptx::warp_sync();
+    if (thread % 32 == 0) ptx::mbarrier_arrive(shared.ds().full(at));
+  }
+
+  // dQ = dS K of a step; then, once it is there, to the sums.
+  void issue_dq(float (&dQ)[kConfig.dq_floats()], typename Shared::StageCursor of) const {
+    shared.ds().wait(of);
+    issue_queries_by_dims<kConfig>(dQ, shared.ds().address(of), shared.k().address(kv_at),
+                                   warpgroup);
+  }
+  void finish_dq(const float (&dQ)[kConfig.dq_floats()], typename Shared::StageCursor of,
+                 u32 tile) const {
+    release(shared.ds(), of);
+    float* part = dq_tile<kConfig>(params, tile) + warpgroup * DqFinish<kConfig>::kPartFloats;
+    add_dq<kConfig>(dQ, part, thread);
+  }
+};
+
+}  // namespace fulmen
