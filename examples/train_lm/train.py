@@ -7,9 +7,9 @@ python examples/train_lm/train.py [--tiny] [--rows 2048] [--steps 300] [-o curve
 The model is a small decoder as they are built today (RoPE, RMSNorm, SwiGLU, 2 query heads for each
 key/value head). Each run starts from the same weights and sees the same text in the same order;
 only the attention and the precision differ. The last lines say how far each loss curve lies from
-that of torch in float32, and what a step took. plot.py draws the curves. --tiny: a smaller model
-and 40 steps, on a CPU in seconds; it ends with 1 if the loss does not fall, or if the two float32
-curves differ.
+that of torch in float32, and what a step took. plot.py draws the curves. --tiny, and without a GPU:
+a smaller model and 40 steps, in seconds; it ends with 1 if the loss does not fall, or if the two
+float32 curves differ.
 """
 
 from __future__ import annotations
@@ -141,6 +141,7 @@ def parsed(arguments):
     parser.add_argument("--runs", nargs="+", choices=RUNS, default=list(RUNS))
     parser.add_argument("-o", "--output")
     asked = parser.parse_args(arguments)
+    asked.tiny = asked.tiny or not torch.cuda.is_available()
     if asked.tiny:
         asked.rows, asked.batch, asked.steps, asked.layers, asked.heads = 48, 8, 40, 1, 2
         asked.rate, asked.runs = 4e-3, [REFERENCE, "fulmen float32"]

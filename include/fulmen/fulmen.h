@@ -430,7 +430,8 @@ typedef enum fulmen_log_level {
 } fulmen_log_level;
 
 /* The library says what it does only here. NULL (the start) is silence, or lines in the file that
- * the environment variable FULMEN_LOG names ("stderr" too). message lives for the call. */
+ * the environment variable FULMEN_LOG names ("stderr" too). message lives for the call, which may
+ * come from any thread, several at once: kernels are compiled side by side. */
 typedef void (*fulmen_log_callback)(fulmen_log_level level, const char* message, void* user);
 FULMEN_API void fulmen_set_log(fulmen_log_callback callback, void* user);
 

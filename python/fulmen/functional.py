@@ -305,7 +305,8 @@ def merge(
     Exact, in any order of parts; a part that saw nothing (lse = -inf) changes nothing.
 
     Args:
-        parts: [(o, lse), ...] as `attention(..., return_lse=True)` returns them, without sinks.
+        parts: [(o, lse), ...] as `attention(..., return_lse=True)` returns them, without sinks;
+            on a GPU at most 32.
         sinks: (head,); they enter once, here.
         layout: of o, as in `attention`.
         out_dtype: dtype of the merged o: that of the first part (None), or float32.

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, TypedDict
 import numpy as np
 
 from ._library import Where
+from ._nvrtc import announce
 from .arrays import torch_checked
 from .errors import ArgumentError, DTypeError, Error, ShapeError
 from .kinds import HOST, NO_STREAM, Array, NumpyKind, kind_of
@@ -171,8 +172,9 @@ def prepare(
         raise
     except TypeError:  # a list among them cannot be remembered
         numbers, axes = _settled.__wrapped__(*key)
-    counts = (q_lengths, kv_lengths, cu_q, cu_kv, q_ids, kv_ids)
-    if any(x is not None for x in counts):
+    has_lengths = not (q_lengths is None and kv_lengths is None)
+    if has_lengths or cu_q is not None or cu_kv is not None or mask is not None:
+        counts = (q_lengths, kv_lengths, cu_q, cu_kv, q_ids, kv_ids)
         q_lengths, kv_lengths, cu_q, cu_kv, q_ids, kv_ids = (_beside(q, x, on_gpu) for x in counts)
     try:
         fits = len(q.shape) == len(k.shape) == len(v.shape) == axes.rank
@@ -197,8 +199,6 @@ def _kind_and_place(q: Array) -> tuple[type[NumpyKind], bool]:
     kind = kind_of(q, "q")
     if kind.device(q) == HOST:
         return kind, False
-    from ._nvrtc import announce
-
     announce()
     return kind, True
 

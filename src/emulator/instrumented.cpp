@@ -6,12 +6,13 @@
 // kernel has to say what it touches. The same is done by KCSAN in the Linux kernel. Code of tests
 // in the same file calls them too, outside of any thread of a block; nothing happens then.
 #include "emulator/accesses.h"
+#include "emulator/scheduler.h"
 
 namespace fulmen::emulator {
 namespace {
 
 void access(const void* address, u64 bytes, Kind kind, const void* code) {
-  if (current_block == nullptr || current_block->running == nullptr) return;
+  if (!watching) return;
   on_pointer(address, bytes, kind, Site::of_code(code));
 }
 

@@ -1,15 +1,11 @@
 // SPDX-FileCopyrightText: fulmen contributors
 // SPDX-License-Identifier: Apache-2.0
 //
-// Makes worlds of blocks and spreads them over the threads of the host: one block to a world, or
-// all blocks in one.
+// Makes worlds of blocks and runs them one after the other: one block to a world, or all blocks in
+// one. On one thread of the host, so that what blocks add to or count together comes in one order.
 #include "emulator/launch.h"
 
-#include <algorithm>
 #include <atomic>
-#include <exception>
-#include <mutex>
-#include <thread>
 
 #include "emulator/counters.h"
 #include "emulator/scheduler.h"
@@ -52,30 +48,10 @@ class Launch {
   }
 
   void run() {
-    const i64 cores = grid_.counters != nullptr ? 1 : std::thread::hardware_concurrency();
-    std::vector<std::jthread> helpers;
-    for (i64 i = 1; i < std::min(cores, num_worlds_); ++i) helpers.emplace_back([this] { work(); });
-    work();
-    helpers.clear();  // joins
-    if (error_) std::rethrow_exception(error_);
+    for (i64 i = 0; i < num_worlds_; ++i) run_world_number(i);
   }
 
  private:
-  void work() {
-    for (i64 i = next_++; i < num_worlds_; i = next_++) {
-      try {
-        run_world_number(i);
-      } catch (...) {
-        const std::lock_guard lock(mutex_);
-        if (!error_ || i < error_world_) {
-          error_ = std::current_exception();
-          error_world_ = i;
-        }
-        next_ = num_worlds_;
-      }
-    }
-  }
-
   void run_world_number(i64 number) {
     World world;
     world.grid = &grid_;
@@ -96,10 +72,6 @@ class Launch {
   const std::function<void()>& kernel_;
   i64 num_worlds_;
   u32 first_world_;
-  std::atomic<i64> next_{0};
-  std::mutex mutex_;
-  std::exception_ptr error_;
-  i64 error_world_ = 0;
 };
 
 }  // namespace

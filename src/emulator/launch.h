@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Runs a kernel on the host: the threads of a block as fibers whose turns a seeded scheduler draws,
-// blocks on all cores of the host. The same seed gives the same run. Called by tests.
+// blocks one after the other. The same seed gives the same run. Called by tests.
 #pragma once
 
 #include <functional>

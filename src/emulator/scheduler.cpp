@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "emulator/accesses.h"
+#include "emulator/order.h"
 #include "emulator/stacks.h"
 
 namespace fulmen::emulator {
@@ -85,7 +86,9 @@ class Scheduler {
 
   void end_thread(Thread& thread) {
     settle();
-    if (!thread.stores_running.empty()) {  // nobody else can wait for them
+    const bool waited = !checking() || thread.store_agent == kNoAgent ||
+                        thread.clock.seen[thread.store_agent] >= thread.stores_issued;
+    if (!thread.stores_running.empty() || !waited) {  // nobody else can wait for them
       fail("the thread ends before its tensor stores have");
     }
     thread.done = true;
@@ -107,9 +110,11 @@ class Scheduler {
     thread.waits_for = nullptr;
     current_block = thread.block;
     current_block->running = &thread;
+    watching = is_watched_;
     context::fiber& fiber = fibers_[thread.agent];
     fiber = std::move(fiber).resume();
     current_block->running = nullptr;
+    watching = false;
     if (stopped_) throw Error(error_);
     return true;
   }
@@ -158,6 +163,8 @@ class Scheduler {
   }
 
   World& world_;
+  const bool is_watched_ =
+      world_.grid->check || world_.grid->memory != nullptr || world_.grid->counters != nullptr;
   std::vector<Thread*> warps_;  // the first lane of each
   std::vector<context::fiber> fibers_;
   context::fiber main_;
@@ -169,6 +176,7 @@ class Scheduler {
 }  // namespace
 
 constinit thread_local Block* current_block = nullptr;
+constinit thread_local bool watching = false;
 
 void fail(const std::string& what) {
   std::string said = world().grid->kernel + ": block " + std::to_string(block().index);

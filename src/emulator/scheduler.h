@@ -10,6 +10,10 @@
 
 namespace fulmen::emulator {
 
+// Whether a thread of a block runs on this thread of the host whose loads and stores through
+// pointers anybody wants to know of.
+extern constinit thread_local bool watching __attribute__((tls_model("initial-exec")));
+
 void run_world(World& world, const std::function<void()>& kernel);
 
 }  // namespace fulmen::emulator

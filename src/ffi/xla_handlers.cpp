@@ -13,6 +13,7 @@
 #include <bit>
 #include <cstring>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "ffi/arguments.h"
@@ -157,7 +158,8 @@ XlaError* refused(const XlaCallFrame& frame, const std::string& sentence) {
 
 // XLA asks each handler once for the version that it was built for.
 bool told_version(const XlaCallFrame& frame) {
-  for (XlaExtension* extension = frame.extension; extension != nullptr; extension = extension->next) {
+  for (XlaExtension* extension = frame.extension; extension != nullptr;
+       extension = extension->next) {
     if (extension->type != kXlaMetadata) continue;
     XlaMetadata& metadata = *reinterpret_cast<XlaMetadataExtension*>(extension)->metadata;
     metadata.version.major = 0;
@@ -207,9 +209,9 @@ XlaError* handle(XlaCallFrame* frame, Call call) {
 }  // namespace
 }  // namespace fulmen::ffi
 
-#define FULMEN_XLA_EXPORT(name, call, on_gpu)                                                   \
+#define FULMEN_XLA_EXPORT(name, call, on_gpu)                                                    \
   extern "C" FULMEN_API fulmen::ffi::XlaError* fulmen_xla_##name(fulmen::ffi::XlaCallFrame* f) { \
-    return fulmen::ffi::handle<on_gpu>(f, call);                                                \
+    return fulmen::ffi::handle<on_gpu>(f, call);                                                 \
   }
 
 FULMEN_XLA_EXPORT(forward_cpu, fulmen_attention, false)

@@ -108,7 +108,7 @@ struct BackwardSimtDbias : SimtGradient<kConfig> {
         dbias[r][0] = Base::row_sum(sum);  // in every thread of the row
       }
     }
-    Base::write_factors(dbias);
+    Base::write_own(this->factors, dbias);
     ptx::block_sync();  // the block's sums are there
     const i32 num_rows = sums_rows ? 1 : kConfig.rows;
     const i32 num_columns = sums_columns ? 1 : kConfig.columns;

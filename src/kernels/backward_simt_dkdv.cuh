@@ -120,9 +120,9 @@ struct BackwardSimtDkDv : SimtGradient<kConfig> {
       dP[r][c] = hidden ? Base::kHidden : S[r][c] * dP[r][c] + Real(0);  // dX = e G, never -0
       S[r][c] = hidden ? Base::kHidden : S[r][c] * row.normalizer;
     });
-    Base::write_factors(S);
+    Base::write_own(this->factors, S);
     if (head.dropout.enabled()) {
-      Base::change_factors([&](Real P, i32 r, i32 c) {
+      Base::change_own(this->factors, [&](Real P, i32 r, i32 c) {
         return Base::is_hidden(P) ? P : P * pair_keep(head, pass.query(r, c), pass.key(r, c));
       });
     }
@@ -131,7 +131,7 @@ struct BackwardSimtDkDv : SimtGradient<kConfig> {
     ptx::block_sync();                                                 // all are done with dO and P
     if (!is_last) load_dout(head, first_column + kConfig.columns);
     if (!p.dk.present() && !kConfig.adds_dq) return;
-    Base::write_factors(dP);
+    Base::write_own(this->factors, dP);
     ptx::warp_sync();  // dX of the warp's rows is there
     if (p.dk.present()) add<kConfig.max_dim_qk>(Q, depth, plain, dK);  // dK += dX^T Q
     if constexpr (kConfig.adds_dq) {

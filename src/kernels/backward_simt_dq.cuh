@@ -92,7 +92,7 @@ struct BackwardSimtDq : SimtGradient<kConfig> {
       dP[r][c] = Base::weight(S[r][c], rows[r].shift) * dP[r][c] + Real(0);
       if (!plain && S[r][c] == -Math::kInfinity) dP[r][c] = Base::kHidden;
     });
-    Base::write_factors(dP);
+    Base::write_own(this->factors, dP);
     ptx::warp_sync();  // dX of the warp's rows is there
     const i32 depth = static_cast<i32>(min<i64>(kConfig.columns, num_keys(first_column)));
     if (!plain && !Rows::template all_finite<kConfig.columns>(K, word)) {

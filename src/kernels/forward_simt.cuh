@@ -87,20 +87,16 @@ struct ForwardSimt : Simt<kConfig> {
 
   // S = softcap(scale Q K^T) + bias + ALiBi, -inf where hidden: by way of shared memory.
   void score_pairs(Pairs& S, i64 first_column) const {
-    each_pair([&](i32 r, i32 c) { Base::own(P, r, c) = S[r][c]; });
-#pragma unroll 1
-    for (i32 r = 0; r < Base::kRows; ++r) {
+    i32 row = -1;
+    Limits limits{};  // of that row
+    Base::change_pairs(P, S, [&](Real dot, i32 r, i32 c) {
       const i64 i = q_row(r);
-      const Limits limits = row_limits(head, i, first_column);
-#pragma unroll 1
-      for (i32 c = 0; c < Base::kColumns; ++c) {
-        const i32 column = Base::column(c);
-        Real& s = Base::own(P, r, c);
-        s = limits.contains(column) ? pair_score(head, s, i, first_column + column)
-                                    : -Math::kInfinity;
-      }
-    }
-    each_pair([&](i32 r, i32 c) { S[r][c] = Base::own(P, r, c); });
+      const i32 column = Base::column(c);
+      if (r != row) limits = row_limits(head, i, first_column);
+      row = r;
+      return limits.contains(column) ? pair_score(head, dot, i, first_column + column)
+                                     : -Math::kInfinity;
+    });
   }
 
   // P = exp(S - m);  l and O follow a new m.
@@ -131,30 +127,17 @@ struct ForwardSimt : Simt<kConfig> {
 
   // Marks hidden pairs in P.
   void hide(const Pairs& S) const {
-    each_pair([&](i32 r, i32 c) {
+    Base::each_pair([&](i32 r, i32 c) {
       if (S[r][c] == -Math::kInfinity) Base::own(P, r, c) = Base::kHidden;
     });
   }
 
   void drop_out(i64 first_column) const {
-#pragma unroll 1
-    for (i32 r = 0; r < Base::kRows; ++r) {
-#pragma unroll 1
-      for (i32 c = 0; c < Base::kColumns; ++c) {
-        Real& weight = Base::own(P, r, c);
-        if (Base::is_hidden(weight)) continue;
-        weight *= pair_keep(head, q_row(r), first_column + Base::column(c));
-      }
-    }
-  }
-
-  template <class Visit>
-  static void each_pair(const Visit& visit) {
-#pragma unroll
-    for (i32 r = 0; r < Base::kRows; ++r) {
-#pragma unroll
-      for (i32 c = 0; c < Base::kColumns; ++c) visit(r, c);
-    }
+    Base::change_own(P, [&](Real weight, i32 r, i32 c) {
+      return Base::is_hidden(weight)
+                 ? weight
+                 : weight * pair_keep(head, q_row(r), first_column + Base::column(c));
+    });
   }
 
   // K of this block is on its way; leaves with K of the next one on its way.
@@ -169,7 +152,7 @@ struct ForwardSimt : Simt<kConfig> {
     if (pair_terms) {
       score_pairs(S, first_column);
     } else {
-      each_pair([&](i32 r, i32 c) { S[r][c] = Math::product(S[r][c], head.map.scale); });
+      Base::each_pair([&](i32 r, i32 c) { S[r][c] = Math::product(S[r][c], head.map.scale); });
       if (!is_full) mask(S, first_column);
     }
     softmax(S);

@@ -22,6 +22,7 @@
 #include "kernels/tile/copy.cuh"
 #include "kernels/tile/head_order.cuh"
 #include "kernels/tile/row_limits.cuh"
+#include "kernels/tile/warp_output.cuh"
 #include "kernels/tile/warp_softmax.cuh"
 #include "kernels/tile/warp_terms.cuh"
 
@@ -299,28 +300,13 @@ struct ForwardSm80 {
     spoiled |= ptx::shuffle_xor(spoiled, 1);
     spoiled |= ptx::shuffle_xor(spoiled, 2);
     const bool repeat = counts && (spoiled >> own & 1) != 0 && state.row_sum - state.row_sum == 0;
-    if constexpr (kConfig.units) {
-      if constexpr (kConfig.d_v > kConfig.d_qk) {
-        ptx::block_sync();  // all are done with Q, K and V, where O goes
-      } else {
-        ptx::warp_sync();  // the warp is done with its rows of Q
-      }
-    }
 #pragma unroll
     for (i32 t = 0; t < kTiles; ++t) {
       const float factors[2] = {quad_value(factor, 2 * t), quad_value(factor, 2 * t + 1)};
 #pragma unroll
       for (i32 at = 0; at < kConfig.d_v / 2; ++at) O[t][at] *= factors[at / 2 % 2];
-      if constexpr (kConfig.units) {
-        stage_output(t);
-      } else {
-        store_numbers(t);
-      }
     }
-    if constexpr (kConfig.units) {
-      ptx::warp_sync();  // O is there
-      send_output();
-    }
+    WarpOutput<kConfig>{head, warp_row(), first_dim, shared}.store(O);
     if (!ptx::any(repeat)) return;
     ptx::warp_sync();  // what the warp wrote is there to be written over
     if (repeat && lane_index() % 4 == static_cast<u32>(own)) repeat_row(i);
@@ -363,66 +349,6 @@ struct ForwardSm80 {
   }
   static void store_float(const ArrayView& array, i64 offset, float x) {
     store_element(array.data + offset * 4, x);
-  }
-
-  // O leaves through this warp's part of Q's tile, or of all shared memory, where it is wider.
-  VTile output_tile() const {
-    const i32 dims = max(kConfig.d_qk, kConfig.d_v);
-    return {shared + warp_index() * kConfig.warp_rows() * dims * 2};
-  }
-  void stage_output(i32 t) const {
-    const u32 lane = lane_index();
-    const VTile tile = output_tile();
-#pragma unroll
-    for (i32 h = 0; h < 2; ++h) {
-#pragma unroll
-      for (i32 n = 0; n < kConfig.d_v / 8; ++n) {
-        const float* const x = &O[t][4 * n + 2 * h];
-        ptx::store_shared(tile.address(16 * t + 8 * h + lane / 4, n) + lane % 4 * 4,
-                          ptx::pack<kConfig.dtype>(x[0], x[1]));
-      }
-    }
-  }
-  void send_output() const {
-    constexpr i32 kGroup = VTile::kGroup;
-    constexpr i32 kRowsAtOnce = 32 / kGroup;
-    const i32 row = static_cast<i32>(lane_index()) / kGroup;
-    const i32 unit = static_cast<i32>(lane_index()) % kGroup;
-    const i64 row_elems = p.o.strides[2];
-    u16* to =
-        reinterpret_cast<u16*>(p.o.data) + head.q_row(p.o, warp_row() + row) + first_dim + unit * 8;
-    // Rows that are written, and of them those that count: the others become 0.
-    const i32 rows = static_cast<i32>(head.sequence.q_slot) - warp_row() - row;
-    const i32 counted = num_rows() - warp_row() - row;
-    const i32 num_units = (static_cast<i32>(p.dim_v) - first_dim) / 8 - unit;
-    const VTile tile = output_tile();
-#pragma unroll 1
-    for (i32 r = 0; r < min(rows, kConfig.warp_rows()); r += kRowsAtOnce) {
-#pragma unroll
-      for (i32 u = 0; u < kConfig.d_v / 8; u += kGroup) {
-        const ptx::U32x4 x = ptx::load_shared_x4(tile.address(r + row, u + unit));
-        if (u < num_units) ptx::store_global_x4(to + u * 8, r < counted ? x : ptx::U32x4{});
-      }
-      to += kRowsAtOnce * row_elems;
-    }
-  }
-
-  // Rows of tile t in any dtype, stride and alignment: number by number, in a loop that is not
-  // unrolled and therefore reads them from memory.
-  void store_numbers(i32 t) const {
-    const i64 i = warp_row() + WarpTerms<kConfig>::row(t, 0);
-    const i64 offset = head.q_row(p.o, i) + first_dim * p.o.strides[3];
-    float numbers[kConfig.d_v / 2];
-#pragma unroll
-    for (i32 at = 0; at < kConfig.d_v / 2; ++at) numbers[at] = O[t][at];
-#pragma unroll 1
-    for (i32 at = 0; at < kConfig.d_v / 2; ++at) {
-      const i32 further = 8 * (at / 2 % 2);
-      const i64 d = WarpTerms<kConfig>::column(at / 4 * 4) + at % 2;
-      if (i + further >= head.sequence.q_slot || first_dim + d >= p.dim_v) continue;
-      store_real(p.o, offset + further * p.o.strides[2] + d * p.o.strides[3],
-                 i + further < num_rows() ? numbers[at] : 0.f);
-    }
   }
 };
 

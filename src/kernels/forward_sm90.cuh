@@ -4,13 +4,14 @@
 // Exact attention, forward, on Hopper: O = softmax(scale Q K^T + mask) V and the log-sum-exp of
 // every row, 16-bit in and out, float32 inside. A thread block stays on its multiprocessor and
 // takes blocks of queries, longest first, from a counter. One warp plans (ForwardPlanner), one
-// loads (ForwardLoader), two or three warpgroups compute 64 query rows each (ForwardConsumer): S =
-// Q K^T of one block of keys is issued before O += P V of the previous one, so that the softmax
-// hides under both, and the warpgroups take turns at the tensor cores. Shah et al.,
-// "FlashAttention-3" (2024), sections 3.1 and 3.2; the softmax without a running maximum is ours
-// (tile/row_softmax.cuh). A block of queries whose result left the range of float32, or met an
-// infinity or NaN, is computed again by the textbook. Must hold: sm_90a, kConfig.valid(), launched
-// with threads() threads, shared_bytes() bytes and at most one block a multiprocessor.
+// loads (ForwardLoader), up to three warpgroups compute 64 query rows each, or two of them half of
+// O's columns each (ForwardConsumer): S = Q K^T of one block of keys is issued before O += P V of
+// the previous one, so that the softmax hides under both, and the warpgroups may take turns at the
+// tensor cores. Shah et al., "FlashAttention-3" (2024), sections 3.1 and 3.2; the softmax without a
+// running maximum is ours (tile/row_softmax.cuh). A block of queries whose result left the range of
+// float32, or met an infinity or NaN, is computed again by the textbook. Must hold: sm_90a,
+// kConfig.valid(), launched with threads() threads, shared_bytes() bytes and at most one block a
+// multiprocessor.
 #pragma once
 
 #include "kernels/tile/forward_careful.cuh"

@@ -38,53 +38,19 @@ struct SimtGradient : Simt<kConfig> {
 
   typename Base::Weights factors;  // P or dX, by which rows of a tile are multiplied
 
-  template <class Visit>
-  static void each_pair(const Visit& visit) {
-#pragma unroll
-    for (i32 r = 0; r < Base::kRows; ++r) {
-#pragma unroll
-      for (i32 c = 0; c < Base::kColumns; ++c) visit(r, c);
-    }
-  }
-
-  void write_factors(const Pairs& values) const {
-    each_pair([&](i32 r, i32 c) { Base::own(factors, r, c) = values[r][c]; });
-  }
-
-  // change(value, r, c) for each of this thread's factors, as a loop.
-  template <class Change>
-  void change_factors(const Change& change) const {
-#pragma unroll 1
-    for (i32 r = 0; r < Base::kRows; ++r) {
-#pragma unroll 1
-      for (i32 c = 0; c < Base::kColumns; ++c) {
-        Real& factor = Base::own(factors, r, c);
-        factor = change(factor, r, c);
-      }
-    }
-  }
-
-  // The same for registers, by way of shared memory, where a loop may index.
-  template <class Change>
-  void change_pairs(Pairs& values, const Change& change) const {
-    write_factors(values);
-    change_factors(change);
-    each_pair([&](i32 r, i32 c) { values[r][c] = Base::own(factors, r, c); });
-  }
-
   // exp(s - m), whose exponent never exceeds 0; NaN stays NaN.
   static Real weight(Real score, Real shift) { return Math::exp(min(score - shift, Real(0))); }
 
   // G *= d s / d dot.
   void chain(const HeadType& head, const Pairs& dots, Pairs& G) const {
     if (head.map.softcap == Real(0)) {
-      each_pair([&](i32 r, i32 c) { G[r][c] *= head.map.scale; });
+      Base::each_pair([&](i32 r, i32 c) { G[r][c] *= head.map.scale; });
       return;
     }
     Pairs slope;
-    each_pair([&](i32 r, i32 c) { slope[r][c] = dots[r][c]; });
-    change_pairs(slope, [&](Real dot, i32, i32) { return pair_slope(head, dot); });
-    each_pair([&](i32 r, i32 c) { G[r][c] *= slope[r][c]; });
+    Base::each_pair([&](i32 r, i32 c) { slope[r][c] = dots[r][c]; });
+    Base::change_pairs(factors, slope, [&](Real dot, i32, i32) { return pair_slope(head, dot); });
+    Base::each_pair([&](i32 r, i32 c) { G[r][c] *= slope[r][c]; });
   }
 
   // From dP to G, and from dots to scores, -inf where hidden. Pass: query(r, c) and key(r, c), rows
@@ -95,24 +61,24 @@ struct SimtGradient : Simt<kConfig> {
   void prepare(const HeadType& head, const Pass& pass, bool is_full, bool pair_terms, Pairs& S,
                Pairs& dP) const {
     if (head.dropout.enabled()) {
-      change_pairs(dP, [&](Real value, i32 r, i32 c) {
+      Base::change_pairs(factors, dP, [&](Real value, i32 r, i32 c) {
         return value * pair_keep(head, pass.query(r, c), pass.key(r, c));
       });
     }
-    each_pair([&](i32 r, i32 c) {
+    Base::each_pair([&](i32 r, i32 c) {
       const SavedRow<Real>& row = pass.saved(r, c);
       dP[r][c] = (dP[r][c] - row.D) * row.normalizer + row.lse_factor;
     });
     if constexpr (kChained) chain(head, S, dP);
     if (pair_terms) {
-      change_pairs(S, [&](Real dot, i32 r, i32 c) {
+      Base::change_pairs(factors, S, [&](Real dot, i32 r, i32 c) {
         return pass.limits(r).contains(Base::column(c))
                    ? pair_score(head, dot, pass.query(r, c), pass.key(r, c))
                    : -Math::kInfinity;
       });
       return;
     }
-    each_pair([&](i32 r, i32 c) { S[r][c] = Math::product(S[r][c], head.map.scale); });
+    Base::each_pair([&](i32 r, i32 c) { S[r][c] = Math::product(S[r][c], head.map.scale); });
     if (is_full) return;
 #pragma unroll
     for (i32 r = 0; r < Base::kRows; ++r) {

@@ -105,6 +105,41 @@ struct Simt {
                      (v - v % Weights::kKeys + 8 * Weights::kVectors * r) * kLanes];
   }
 
+  // visit(r, c) for each pair of a thread.
+  template <class Visit>
+  static void each_pair(const Visit& visit) {
+#pragma unroll
+    for (i32 r = 0; r < kRows; ++r) {
+#pragma unroll
+      for (i32 c = 0; c < kColumns; ++c) visit(r, c);
+    }
+  }
+
+  static void write_own(const Weights& W, const Pairs& values) {
+    each_pair([&](i32 r, i32 c) { own(W, r, c) = values[r][c]; });
+  }
+
+  // change(value, r, c) for each of this thread's weights, as a loop, so that its text stands once.
+  template <class Change>
+  static void change_own(const Weights& W, const Change& change) {
+#pragma unroll 1
+    for (i32 r = 0; r < kRows; ++r) {
+#pragma unroll 1
+      for (i32 c = 0; c < kColumns; ++c) {
+        Real& weight = own(W, r, c);
+        weight = change(weight, r, c);
+      }
+    }
+  }
+
+  // The same for registers, by way of shared memory, where a loop may index.
+  template <class Change>
+  static void change_pairs(const Weights& W, Pairs& values, const Change& change) {
+    write_own(W, values);
+    change_own(W, change);
+    each_pair([&](i32 r, i32 c) { values[r][c] = own(W, r, c); });
+  }
+
   // Over the threads of a row.
   template <class Combine>
   static Real across_row(Real value, const Combine& combine) {

@@ -19,10 +19,11 @@ constexpr i64 kMaxBlocks = 0x7fffffff;
 // min_blocks blocks on a multiprocessor.
 struct TileShape {
   i32 max_dim, warps, row_tiles, columns, min_blocks;
+  i32 option_columns = columns;  // where options leave a warp 16 rows
 };
 constexpr TileShape kShapes[] = {
-    {64, 4, 2, 64, 2},  {96, 4, 2, 32, 2},  {128, 4, 2, 32, 2}, {256, 8, 1, 64, 1},
-    {256, 4, 1, 32, 2}, {256, 4, 1, 32, 1}, {576, 4, 1, 32, 1}, {576, 4, 1, 16, 1},
+    {64, 4, 2, 64, 2},  {96, 4, 2, 32, 2},  {128, 4, 2, 32, 2, 64}, {256, 8, 1, 64, 1},
+    {256, 4, 1, 32, 2}, {256, 4, 1, 32, 1}, {576, 4, 1, 32, 1},     {576, 4, 1, 16, 1},
     {576, 2, 1, 16, 1}, {576, 1, 1, 16, 1},
 };
 
@@ -61,7 +62,7 @@ Sm80Config config_of(const Problem& problem, const Gpu& gpu) {
     // Options take registers: with any of them a warp owns 16 rows.
     const bool is_plain = !config.terms && !config.natural && !config.dropout && !config.exact;
     config.row_tiles = is_plain ? shape.row_tiles : 1;
-    config.columns = shape.columns;
+    config.columns = is_plain ? shape.columns : shape.option_columns;
     config.min_blocks = shape.min_blocks;
     const size_t bytes = static_cast<size_t>(config.forward_shared_bytes());
     // The system keeps 1 KB of every block.

@@ -131,7 +131,8 @@ void set_tile_256(AttentionConfig& config) {
 void set_tile_512(AttentionConfig& config) {
   set_tile(config, 2, 64, 2, 1);
   config.stage_output = config.ping_pong = false;
-  const bool has_room = !config.maps_scores() && !config.sequences && !config.dropout;
+  const bool has_room = !config.maps_scores() && !config.sequences && !config.dropout &&
+                        config.mask != MaskKind::kBoth;
   config.q_register_dims = has_room ? min(64, config.d_qk) : 0;
   if (!config.valid()) config.stages = 1;
 }
@@ -256,6 +257,7 @@ i32 sm90_heads_per_group(const Problem& problem, const Gpu& gpu) {
 }
 
 i64 sm90_max_q_blocks(const Problem& problem, const AttentionConfig& config) {
+  if (problem.q_rows == 0) return 0;  // also when packed: nothing is launched
   const i64 rows = config.q_rows();
   const i64 of_a_head = problem.packed ? problem.q_rows / rows + problem.num_sequences
                                        : ceil_div(problem.q_rows, rows) * problem.num_sequences;

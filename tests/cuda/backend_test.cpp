@@ -253,6 +253,26 @@ TEST(SimpleCall, DescribesAnArrayToTheCopyEngineOnce) {
   EXPECT_EQ(num_calls("cuTensorMapEncodeTiled"), encoded + 2);
 }
 
+TEST(SimpleCall, PackedSequencesWithoutAQueryLaunchNothing) {
+  DeviceCall call(1, FULMEN_BFLOAT16);
+  call.problem.implementation = FULMEN_SM90;
+  for (const Member member : {&fulmen_tensors::q, &fulmen_tensors::o}) {
+    call.add(member, FULMEN_BFLOAT16, {4, 0, 64}, 1);
+  }
+  for (const Member member : {&fulmen_tensors::k, &fulmen_tensors::v}) {
+    call.add(member, FULMEN_BFLOAT16, {4, 96, 64}, 1);
+  }
+  call.add(&fulmen_tensors::lse, FULMEN_FLOAT32, {4, 0}, 1);
+  call.add(&fulmen_tensors::stats, FULMEN_FLOAT32, {4, 0, 2}, 1);
+  call.add(&fulmen_tensors::cu_q, FULMEN_INT64, {3}, 1);
+  call.add(&fulmen_tensors::cu_kv, FULMEN_INT64, {3}, 1);
+  const int launches = num_launches();
+  const int encoded = num_calls("cuTensorMapEncodeTiled");
+  ASSERT_EQ(call.forward(), FULMEN_OK) << fulmen_last_error();
+  EXPECT_EQ(num_launches(), launches);
+  EXPECT_EQ(num_calls("cuTensorMapEncodeTiled"), encoded);
+}
+
 TEST(SimpleCall, MergeRunsOneKernelWhereItsArraysAre) {
   DeviceCall call(1);
   fulmen_merge_part part;

@@ -12,13 +12,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import IS_FULL
 
 import fulmen
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
-SCRIPTS = ["training/packing.py", "training/planned.py", "training/gpt.py"]
-LONG = ["huggingface/swap.py"]
+SCRIPTS = ["training/packing.py", "training/planned.py", "training/gpt.py",
+           "huggingface/swap.py"]  # fmt: skip
 
 
 def loaded(script: str):
@@ -34,7 +33,7 @@ def rung(name: str):
     return loaded(f"ladder/{name}.py")
 
 
-@pytest.mark.parametrize("script", SCRIPTS + LONG if IS_FULL else SCRIPTS)
+@pytest.mark.parametrize("script", SCRIPTS)
 def test_runs(script: str, capsys, monkeypatch) -> None:
     monkeypatch.setattr(sys, "argv", [script])
     assert loaded(script).main() == 0

@@ -1,7 +1,7 @@
 // SPDX-FileCopyrightText: fulmen contributors
 // SPDX-License-Identifier: Apache-2.0
 //
-// Running kernels in the emulator for drawn problems, its checker on.
+// Running kernels in the emulator for drawn problems.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -11,6 +11,7 @@
 #include "cuda/params.h"
 #include "emulator/launch.h"
 #include "emulator/request_memory.h"
+#include "emulator/schedules.h"
 #include "expect_close.h"
 
 namespace fulmen::test {
@@ -20,6 +21,9 @@ struct KernelRun {
   emulator::GlobalMemory memory;
   u32 seed;
 
+  // Every fifth, or all by FULMEN_TEST_FULL: the checker looks at every load of slow kernels.
+  bool is_checked() const { return seed % 5 == 0 || tests_everything(); }
+
   void launch(i64 blocks, i64 threads, i64 shared_bytes, const std::string& name,
               const std::function<void()>& kernel) {
     emulator::launch({.blocks = blocks,
@@ -27,7 +31,8 @@ struct KernelRun {
                       .shared_bytes = static_cast<i32>(shared_bytes),
                       .seed = seed,
                       .kernel = name,
-                      .memory = &memory},
+                      .check = is_checked(),
+                      .memory = is_checked() ? &memory : nullptr},
                      kernel);
   }
   void launch(const cuda::KernelLaunch& launched, const std::function<void()>& kernel) {

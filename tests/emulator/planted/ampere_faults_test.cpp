@@ -52,7 +52,8 @@ std::string complaint(const Plant& fault, i64 q_rows = 70, i64 kv_rows = 100) {
   request.arrays[Array::kO] = ones(random, 70);
   request.options.scale = 0.125;
   emulator::GlobalMemory memory = memory_of(request);
-  Sm80Params params{cuda::attention_params(validate(request, Pointers::kChecked)), 1};
+  const AttentionParams attention = cuda::attention_params(validate(request, Pointers::kChecked));
+  Sm80Params params{attention, {attention, kConfig, 1}};
   const i64 blocks = forward_sm80_blocks(params.attention, kConfig);
   params.attention.q_rows = q_rows;
   params.attention.kv_rows = kv_rows;

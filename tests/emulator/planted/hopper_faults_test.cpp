@@ -19,6 +19,7 @@ namespace fulmen::test {
 namespace {
 
 using ::testing::AllOf;
+using ::testing::AnyOf;
 using ::testing::HasSubstr;
 
 constexpr AttentionConfig kConfig{.d_qk = 64, .d_v = 64, .kv_rows = 64, .mask = MaskKind::kUpper};
@@ -40,7 +41,7 @@ TensorMap map_of(std::vector<u16>& array, i32 box_rows) {
 }
 
 // What the emulator says of a run with the fault.
-std::string complaint(const Plant& fault) {
+std::string complaint(const Plant& fault, u32 seed = 1) {
   Arrays arrays;
   u32 next_block = 0;
   ForwardArguments arguments{};
@@ -72,7 +73,7 @@ std::string complaint(const Plant& fault) {
         {.blocks = 1,
          .threads = kConfig.threads(),
          .shared_bytes = kConfig.shared_bytes(),
-         .seed = 1,
+         .seed = seed,
          .kernel = "forward_sm90",
          .shared_arrays = {{"sQ", 0, Shared::kK, q_bytes},
                            {"sK", Shared::kK, stages * kStageBytes, kStageBytes},
@@ -106,9 +107,13 @@ TEST(HopperFaults, Waits) {
   EXPECT_THAT(complaint({Fault::kWarpSync}), AllOf(HasSubstr("race: "), HasSubstr(" mail[")));
 }
 
+// Too early where the data is not there yet, never where it is.
 TEST(HopperFaults, SwappedPhase) {
-  EXPECT_THAT(complaint({Fault::kParity, kShared.k().full(stage(0))}),
-              AllOf(HasSubstr("race: "), HasSubstr(" sK[0], byte ")));
+  for (u32 seed = 1; seed <= 4; ++seed) {
+    EXPECT_THAT(complaint({Fault::kParity, kShared.k().full(stage(0))}, seed),
+                AnyOf(HasSubstr(" sK[0], byte "),
+                      AllOf(HasSubstr("deadlock"), HasSubstr("parity 1: phase 1 lacks"))));
+  }
   EXPECT_THAT(complaint({Fault::kParity, kShared.k().empty(stage(0))}), HasSubstr("deadlock"));
 }
 

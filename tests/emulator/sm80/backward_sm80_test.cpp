@@ -15,6 +15,7 @@
 #include "cuda/kernels/planted.h"
 #include "cuda/params.h"
 #include "emulator/launch.h"
+#include "emulator/schedules.h"
 #include "kernels/backward_finish_sm80.cuh"
 
 namespace fulmen::test {
@@ -69,14 +70,18 @@ void launch(const AttentionParams& p, unsigned seed) {
   const Sm80BackwardParams params{
       p, rows.data(), aligned, suspect_rows.data(), suspect_keys.data(), turns.data(), &next_block,
       2};
-  const auto run = [&](i64 blocks, i32 threads, i32 shared_bytes, const auto& kernel) {
+  const auto run = [&](i64 blocks, i32 threads, i32 shared_bytes, bool together,
+                       const auto& kernel) {
     if (blocks > 0)
-      emulator::launch({static_cast<i32>(blocks), threads, shared_bytes, seed}, kernel);
+      emulator::launch({static_cast<i32>(blocks), threads, shared_bytes, seed, together,
+                        "backward_sm80", is_sampled(seed)},
+                       kernel);
   };
-  run(row_tiles, kSm80RowsThreads, 0, [&] { backward_rows_sm80<kConfig>(params); });
-  run(key_tiles, kConfig.threads(), kConfig.shared_bytes(),
+  run(row_tiles, kSm80RowsThreads, 0, false, [&] { backward_rows_sm80<kConfig>(params); });
+  run(key_tiles, kConfig.threads(), kConfig.shared_bytes(), kConfig.ordered,
       [&] { backward_sm80<kConfig>(params); });
-  run(row_tiles + key_tiles, kSm80FinishThreads, 0, [&] { backward_finish_sm80<kConfig>(params); });
+  run(row_tiles + key_tiles, kSm80FinishThreads, 0, false,
+      [&] { backward_finish_sm80<kConfig>(params); });
 }
 
 // The gradients of a kernel, bits: dq, dk, dv.

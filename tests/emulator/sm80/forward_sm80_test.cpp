@@ -16,6 +16,7 @@
 #include "cuda/kernels/planted.h"
 #include "cuda/params.h"
 #include "emulator/launch.h"
+#include "emulator/schedules.h"
 #include "plan/sm80.h"
 
 namespace fulmen::test {
@@ -52,9 +53,9 @@ void launch(const AttentionParams& p, unsigned seed) {
   const Sm80Params params{p, {p, kConfig, 2}};
   const i64 blocks = forward_sm80_blocks(p, kConfig);
   if (blocks == 0) return;
-  emulator::launch(
-      {static_cast<i32>(blocks), kConfig.threads(), kConfig.forward_shared_bytes(), seed},
-      [&] { forward_sm80<kConfig>(params); });
+  emulator::launch({static_cast<i32>(blocks), kConfig.threads(), kConfig.forward_shared_bytes(),
+                    seed, false, "forward_sm80", is_sampled(seed)},
+                   [&] { forward_sm80<kConfig>(params); });
 }
 
 template <DType kDType, Kind kKind, bool kUnits>

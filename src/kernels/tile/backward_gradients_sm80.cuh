@@ -1,0 +1,137 @@
+// SPDX-FileCopyrightText: fulmen contributors
+// SPDX-License-Identifier: Apache-2.0
+//
+// A warp's parts of dK and dV, which stay in its registers from the first tile of queries to the
+// last, and of dQ, which is added to float32 sums in global memory. Called by backward_sm80.
+#pragma once
+
+#include "kernels/head.cuh"
+#include "kernels/ptx/grid.cuh"
+#include "kernels/tile/backward_tiles_sm80.cuh"
+#include "kernels/tile/store_output.cuh"
+
+namespace fulmen {
+
+// The keys of a block.
+struct KeyPlace {
+  Sequence sequence;
+  i64 kv_head;
+  i64 first_key;
+};
+
+template <Sm80BackwardConfig kConfig>
+struct BackwardGradientsSm80 {
+  using Tiles = BackwardTilesSm80<kConfig>;
+  using PairTile = typename Tiles::PairTile;
+  static constexpr i32 kKvTiles = kConfig.kv_rows / 16;
+
+  Tiles tiles;
+  float dK[kKvTiles][kConfig.dk_dims() / 2];
+  float dV[kKvTiles][kConfig.dv_dims() / 2];
+
+  BackwardGradientsSm80() {
+    clear(dK);
+    clear(dV);
+  }
+
+  u32 kv_group() const { return tiles.warp % kConfig.kv_groups(); }
+  u32 kv_part() const { return tiles.warp / kConfig.kv_groups(); }
+
+  // sums += pairs^T tile, this warp's part of it.
+  template <i32 kPartDims, i32 kDims>
+  void add_columns(float (&sums)[kKvTiles][kPartDims / 2], const PairTile& pairs,
+                   const SwizzledTile<kDims, kConfig.swizzle>& tile) const {
+    const PartRow<kConfig.columns, kConfig.swizzle, kKvTiles> left(left_columns(pairs),
+                                                                   kv_group() * kKvTiles);
+    const PartRow<kDims, kConfig.swizzle, kPartDims / 16> right(right_columns(tile),
+                                                                kv_part() * (kPartDims / 16));
+    multiply_tiles<kConfig.dtype, kConfig.rows / 16>(
+        sums, [&](i32 k, i32 t) { return ptx::ldmatrix_x4_trans(left.at(t, 16 * k)); },
+        [&](i32 k, i32 n) { return ptx::ldmatrix_x4_trans(right.at(n, 16 * k)); });
+  }
+
+  // dQ = dS K, this warp's tiles, added to the sums.
+  void add_dq(float* sums) const {
+    constexpr i32 kAcross = kConfig.d_qk / kConfig.dq_dims;
+    constexpr i32 kDqTiles = kConfig.dq_rows / 16;
+#pragma unroll 1
+    for (i32 tile = tiles.warp; tile < kConfig.dq_tiles(); tile += kConfig.warps) {
+      const auto dS = left_rows(tiles.ds_tile(), tile / kAcross * kConfig.dq_rows);
+      const PartRow<kConfig.d_qk, kConfig.swizzle, kConfig.dq_dims / 16> K(
+          right_columns(tiles.k_tile()), tile % kAcross * (kConfig.dq_dims / 16));
+      float dQ[kDqTiles][kConfig.dq_dims / 2];
+      clear(dQ);
+      multiply_tiles<kConfig.dtype, kConfig.columns / 16>(
+          dQ, [&](i32 k, i32 t) { return ptx::ldmatrix_x4(dS.at(k, 16 * t)); },
+          [&](i32 k, i32 n) { return ptx::ldmatrix_x4_trans(K.at(n, 16 * k)); });
+      using Order = Sm80DqOrder<kConfig>;
+      float* const to = sums + Order::index(tile, 0, 0, static_cast<i32>(lane_index()));
+#pragma unroll
+      for (i32 t = 0; t < kDqTiles; ++t) {
+#pragma unroll
+        for (i32 i = 0; i < kConfig.dq_dims / 2; i += 4) {
+          const float (&x)[kConfig.dq_dims / 2] = dQ[t];
+          float* const at = to + Order::index(0, t, i, 0);
+          if constexpr (kConfig.wide_sums) {
+            ptx::reduce_add_x4(at, x[i], x[i + 1], x[i + 2], x[i + 3]);
+          } else {
+#pragma unroll
+            for (i32 e = 0; e < 4; ++e) ptx::reduce_add(at + 32 * e, x[i + e]);
+          }
+        }
+      }
+    }
+  }
+
+  // This warp's part of dK or dV.
+  template <i32 kPartDims>
+  void store(float (&sums)[kKvTiles][kPartDims / 2], const KeyPlace& place, const ArrayView& array,
+             i64 dim, float factor) const {
+    const i64 first_dim = kv_part() * kPartDims;
+    const i64 dims = min<i64>(dim - first_dim, kPartDims);
+    if (dims <= 0 || !array.present()) return;
+    const i64 row = place.first_key + kv_group() * kConfig.kv_rows + lane_index() / 4;
+    const i64 offset =
+        array.offset(place.sequence.batch, place.kv_head, place.sequence.kv_begin + row, first_dim);
+    const bool in_units = array.dtype == kConfig.dtype && array.strides[3] == 1 &&
+                          array.strides[2] % 8 == 0 && dims % 8 == 0 &&
+                          reinterpret_cast<u64>(array.data + offset * 2) % 16 == 0;
+#pragma unroll
+    for (i32 t = 0; t < kKvTiles; ++t) {
+#pragma unroll
+      for (i32 h = 0; h < 2; ++h) {
+        const i64 key = row + 16 * t + 8 * h;
+        const bool counts = key < place.sequence.shape.kv_len;
+        const i64 at = offset + (16 * t + 8 * h) * array.strides[2];
+#pragma unroll
+        for (i32 i = 2 * h; i < kPartDims / 2; i += 4) {
+          sums[t][i] = counts ? sums[t][i] * factor : 0.f;
+          sums[t][i + 1] = counts ? sums[t][i + 1] * factor : 0.f;
+        }
+        if (in_units) {
+          store_output_row<kConfig.dtype>(sums[t], h, reinterpret_cast<u16*>(array.data) + at,
+                                          key < place.sequence.kv_slot, static_cast<i32>(dims));
+        } else if (key < place.sequence.kv_slot) {
+          store_numbers<kPartDims>(sums[t], h, array, at, dims);
+        }
+      }
+    }
+  }
+
+  // Any dtype, stride and alignment: number by number, in a loop that is not unrolled and therefore
+  // reads them from memory.
+  template <i32 kPartDims>
+  static void store_numbers(const float (&tile)[kPartDims / 2], i32 h, const ArrayView& array,
+                            i64 offset, i64 dims) {
+    float numbers[kPartDims / 4];
+#pragma unroll
+    for (i32 at = 0; at < kPartDims / 4; ++at) numbers[at] = tile[at / 2 * 4 + 2 * h + at % 2];
+#pragma unroll 1
+    for (i32 at = 0; at < kPartDims / 4; ++at) {
+      const i64 d = 8 * (at / 2) + 2 * static_cast<i32>(lane_index() % 4) + at % 2;
+      if (d < dims) store_real(array, offset + d * array.strides[3], numbers[at]);
+    }
+  }
+};
+
+}  // namespace fulmen

@@ -1,0 +1,82 @@
+// SPDX-FileCopyrightText: fulmen contributors
+// SPDX-License-Identifier: Apache-2.0
+//
+// Two GPUs in one process: the same calls on both, in turn, give the same bits where the GPUs are
+// of one kind, and the device that the caller has made current stays so. Skipped with fewer.
+#include <gtest/gtest.h>
+
+#include <cstring>
+
+#include "cuda/backend.h"
+#include "device_memory.h"
+
+namespace fulmen::test {
+namespace {
+
+class TwoDevices : public testing::Test {
+ protected:
+  void SetUp() override {
+    try {
+      for (int ordinal = 0; ordinal < 2; ++ordinal) devices_[ordinal] = &cuda::device(ordinal);
+      cuda::nvrtc();
+    } catch (const Error& error) {
+      GTEST_SKIP() << error.what();
+    }
+  }
+
+  // The results of a forward call on one of them, on the host.
+  Request run(const Request& request, DeviceMemory& memory, int ordinal) {
+    Request there = memory.copy(request);
+    there.options.backend = Backend::kCuda;
+    there.options.device = ordinal;
+    cuda::run_once(there, nullptr);
+    const cuda::CurrentContext current(*devices_[ordinal]);
+    devices_[ordinal]->driver().check(devices_[ordinal]->driver()->cuCtxSynchronize(), "finish");
+    return memory.fetch(there);
+  }
+
+  const cuda::Device* devices_[2] = {};
+};
+
+void expect_same_bits(const Tensor& a, const Tensor& b) {
+  i64 last = 0;
+  for (int axis = 0; axis < a.rank; ++axis) last += (a.shape[axis] - 1) * a.strides[axis];
+  if (!a.present() || a.empty()) return;
+  const auto bytes = static_cast<std::size_t>((last + 1) * size_bytes(a.dtype));
+  EXPECT_EQ(std::memcmp(a.data, b.data, bytes), 0);
+}
+
+TEST_F(TwoDevices, GiveTheSameBitsAndLeaveTheCurrentDeviceAlone) {
+  const bool are_alike = devices_[0]->facts().name == devices_[1]->facts().name;
+  for (unsigned seed = 0; seed < 4; ++seed) {
+    RandomProblem random(seed);
+    const Request request = random.draw();
+    DeviceMemory first_memory(*devices_[0]);
+    DeviceMemory second_memory(*devices_[1]);
+    const cuda::CurrentContext held(*devices_[0]);
+    const Request first = run(request, first_memory, 0);
+    const Request second = run(request, second_memory, 1);
+    cuda::CUcontext current = nullptr;
+    devices_[0]->driver()->cuCtxGetCurrent(&current);
+    EXPECT_EQ(current, devices_[0]->context());
+    if (!are_alike) continue;
+    for (const Array array : {Array::kO, Array::kLse, Array::kStats}) {
+      expect_same_bits(first.arrays[array], second.arrays[array]);
+    }
+  }
+}
+
+TEST_F(TwoDevices, AnArrayOfTheOtherIsRefused) {
+  RandomProblem random(1);
+  const Request request = random.draw();
+  DeviceMemory first_memory(*devices_[0]);
+  DeviceMemory second_memory(*devices_[1]);
+  Request mixed = first_memory.copy(request);
+  mixed.arrays[Array::kK] = second_memory.copy(request.arrays[Array::kK]);
+  mixed.options.backend = Backend::kCuda;
+  mixed.options.device = 0;
+  EXPECT_THROW(cuda::run_once(mixed, nullptr), Error);
+}
+
+}  // namespace
+}  // namespace fulmen::test
