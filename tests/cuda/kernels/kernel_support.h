@@ -21,8 +21,8 @@ struct KernelRun {
   emulator::GlobalMemory memory;
   u32 seed;
 
-  // Every fifth, or all by FULMEN_TEST_FULL: the checker looks at every load of slow kernels.
-  bool is_checked() const { return seed % 5 == 0 || tests_everything(); }
+  // Every tenth, or all by FULMEN_TEST_FULL: the checker looks at every load of slow kernels.
+  bool is_checked() const { return seed % 10 == 0 || tests_everything(); }
 
   void launch(i64 blocks, i64 threads, i64 shared_bytes, const std::string& name,
               const std::function<void()>& kernel) {
