@@ -39,8 +39,11 @@ def _compile(root: Path, name: str, language: str) -> Finding | None:
     include = name.removeprefix("src/").removeprefix("include/")
     compiler = os.environ.get("CXX", "g++") if language == "c++" else os.environ.get("CC", "gcc")
     standard = "-std=c++20" if language == "c++" else "-std=c11"
+    folders = ["include", "src"]
+    if name.startswith("src/emulator/"):  # its own kernels/ptx comes before that of GPUs
+        folders.insert(0, "src/emulator")
     command = [*shlex.split(compiler), "-x", language, standard, *WARNINGS, "-fsyntax-only",
-               f"-I{root}/include", f"-I{root}/src", "-"]  # fmt: skip
+               *(f"-I{root}/{folder}" for folder in folders), "-"]  # fmt: skip
     text = f'#include "{include}"\n' * 2
     done = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
     if done.returncode == 0:
