@@ -145,7 +145,7 @@ void expect_agreement(RandomProblem& random, const Request& expected, unsigned s
 class BackwardSm80 : public testing::TestWithParam<unsigned> {};
 
 TEST_P(BackwardSm80, AgreesWithTheOracle) {
-  for (unsigned seed = GetParam(); seed < GetParam() + 50; ++seed) {
+  for (unsigned seed = GetParam(); seed < GetParam() + num_drawn(50); ++seed) {
     RandomProblem random(seed);
     const Request forward = random.draw();
     const Arrays& arrays = forward.arrays;

@@ -112,7 +112,7 @@ void expect_rounded(const Request& actual, const Request& expected, unsigned see
 class ForwardSm80 : public testing::TestWithParam<unsigned> {};
 
 TEST_P(ForwardSm80, AgreesWithTheOracle) {
-  for (unsigned seed = GetParam(); seed < GetParam() + 50; ++seed) {
+  for (unsigned seed = GetParam(); seed < GetParam() + num_drawn(50); ++seed) {
     RandomProblem random(seed);
     Request expected = random.draw();
     if (!has_16_bits(expected)) continue;
