@@ -45,7 +45,7 @@ RequestKey::RequestKey(const Request& request, i64 num_threads) {
     if (!tensor.present()) continue;
     put(static_cast<u64>(index) | static_cast<u64>(tensor.dtype) << 8 |
         static_cast<u64>(tensor.rank) << 16);
-    for (int axis = 0; axis < tensor.rank; ++axis) {
+    for (int axis = 0; axis < min(tensor.rank, kMaxRank); ++axis) {  // a larger one is refused
       put_signed(tensor.shape[axis]);
       put_signed(tensor.strides[axis]);
     }

@@ -111,9 +111,12 @@ struct BackwardSm80 {
   }
 
   BlockRange visited_by(i64 key) const {
-    return visible_row_blocks(p.mask_options, place.sequence.shape,
-                              {key, min<i64>(key + kConfig.columns, place.sequence.shape.kv_len)},
-                              kConfig.rows);
+    const SequenceShape& shape = place.sequence.shape;
+    const i64 end = key + kConfig.columns;
+    BlockRange found =
+        visible_row_blocks(p.mask_options, shape, {key, min<i64>(end, shape.kv_len)}, kConfig.rows);
+    if (end > shape.kv_len) found.full = {0, 0};  // no row sees the keys past the end
+    return found;
   }
 
   void add_dq_of(i64 head, i64 block) const {

@@ -2,8 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // In how many schedules a case runs, by seed from 1 on: two, the first of them with the checker on;
-// with FULMEN_TEST_FULL set, twenty, all checked. Of drawn problems two in five run, or all, and the
-// checker looks at every fourth, or at all.
+// with FULMEN_TEST_FULL set, twenty, all checked. Of drawn problems two in five run, or all, and
+// the checker looks at every fourth, or at all.
 #pragma once
 
 #include <cstdlib>

@@ -218,6 +218,30 @@ TEST(BackwardSm80Planted, RowsThatSeeNothing) {
   }
 }
 
+// Scores near -100 at every length of a tile: a padded key with score 0 would drown every real one.
+TEST(BackwardSm80Residues, ScoresFarBelowZero) {
+  for (i64 rows = 33; rows <= 64; rows += 3) {
+    const unsigned seed = static_cast<unsigned>(rows);
+    RandomProblem random(seed);
+    const DType dtype = rows % 2 == 0 ? DType::kBFloat16 : DType::kFloat16;
+    Request forward = request_of(random, dtype, rows, rows, 8, 1);
+    const double size = std::sqrt(100 / std::sqrt(8.0));  // 8 products of it, scaled, are -100
+    for (const auto& [array, middle] : {std::pair{Array::kQ, size}, std::pair{Array::kK, -size}}) {
+      const Tensor& tensor = forward.arrays[array];
+      RandomProblem::for_each(tensor, [&](const i64* at) {
+        store_real(RandomProblem::address(tensor, at), tensor.dtype,
+                   middle * (1 + 0.03 * random.normal()));
+      });
+    }
+    // Equal values: dS is 0 but for rounding, and no sum of dS K cancels.
+    const Tensor& v = forward.arrays[Array::kV];
+    RandomProblem::for_each(
+        v, [&](const i64* at) { store_real(RandomProblem::address(v, at), v.dtype, 0.75); });
+    cpu::scalar_forward(validate(forward, Pointers::kChecked));
+    expect_agreement(random, to_backward(random, forward, 7), seed);
+  }
+}
+
 // Scores of a million: only the statistics, apart, say what the weights are.
 TEST(BackwardSm80Statistics, HoldForHugeScores) {
   RandomProblem random(3);
