@@ -143,11 +143,12 @@ class Jax:
     has_strides = False
 
     def __init__(self) -> None:
-        """On the first GPU."""
+        """On the first GPU. RuntimeError: a build of JAX without one."""
         import jax
 
         jax.config.update("jax_enable_x64", True)
         self.jax = jax
+        self.device = jax.devices("gpu")[0]
 
     def stream(self) -> Any:
         """JAX lends the stream itself."""
@@ -155,7 +156,7 @@ class Jax:
 
     def contiguous(self, x: Array) -> Any:
         """A copy without gaps."""
-        return self.jax.device_put(np.array(x, order="C"), self.jax.devices("gpu")[0])
+        return self.jax.device_put(np.array(x, order="C"), self.device)
 
     def get(self, x: Any) -> Array:
         """A NumPy copy."""
