@@ -22,11 +22,10 @@ RESULTS = ROOT / "bench" / "results"
 Row = dict[str, Any]
 
 
-def read(name: str, case: str) -> list[Row]:
-    """The rows of one file whose case is `case`."""
+def read(name: str) -> list[Row]:
+    """The records of one file."""
     lines = (RESULTS / name).read_text(encoding="utf-8").splitlines()
-    rows = [json.loads(line) for line in lines if line]
-    return [row for row in rows if row["case"] == case]
+    return [json.loads(line) for line in lines if line]
 
 
 def parties(rows: list[Row]) -> list[str]:
@@ -49,7 +48,7 @@ def cell(rows: list[Row], names: list[str], factor: float) -> str:
 
 def table(name: str, case: str = "burst") -> str:
     """The Markdown table of a file, with a line above that says what it is."""
-    rows = read(name, case)
+    rows = [row for row in read(name) if row["case"] == case]
     names = parties(rows)
     columns = sorted({column(row) for row in rows}, key=lambda c: (c[0] != "forward", *c[1:]))
     lengths = sorted({row["seqlen_q"] for row in rows})
@@ -82,8 +81,7 @@ def text_of(value: Any) -> str:
 
 def listing(name: str, *keys: str) -> str:
     """The named fields of the records of a file, in its order."""
-    lines = (RESULTS / name).read_text(encoding="utf-8").splitlines()
-    rows = [json.loads(line) for line in lines if line]
+    rows = read(name)
     unknown = [key for key in keys if not any(key in row for row in rows)]
     if unknown:
         raise ValueError(f"no record of {name} has {', '.join(unknown)}")

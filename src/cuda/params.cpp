@@ -60,4 +60,10 @@ AttentionParams attention_params(const Problem& problem, u32* faults) {
   return p;
 }
 
+AttentionParams side_gradient_params(const Problem& problem, u32* faults) {
+  AttentionParams params = attention_params(problem, faults);
+  params.dq = params.dk = params.dv = ArrayView{};
+  return params;
+}
+
 }  // namespace fulmen::cuda

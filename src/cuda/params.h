@@ -15,4 +15,8 @@ ArrayView view_of(const Tensor& tensor);
 // or null.
 AttentionParams attention_params(const Problem& problem, u32* faults = nullptr);
 
+// The same without dq, dk and dv: for the general kernels of dbias and dsinks beside a faster one
+// of those three.
+AttentionParams side_gradient_params(const Problem& problem, u32* faults = nullptr);
+
 }  // namespace fulmen::cuda

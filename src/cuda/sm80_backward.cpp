@@ -87,13 +87,6 @@ KernelSpec finish_spec(const Sm80BackwardConfig& config) {
   return spec;
 }
 
-// What simt's kernels for dbias and dsinks get.
-AttentionParams simt_params(const Problem& problem, u32* faults) {
-  AttentionParams params = attention_params(problem, faults);
-  params.dq = params.dk = params.dv = ArrayView{};
-  return params;
-}
-
 }  // namespace
 
 std::vector<KernelLaunch> sm80_backward_launches(const Problem& problem, const Gpu& gpu) {
@@ -104,7 +97,7 @@ std::vector<KernelLaunch> sm80_backward_launches(const Problem& problem, const G
   std::vector<KernelLaunch> launches{{rows_spec(config), row_tiles},
                                      {main_spec(config), key_tiles},
                                      {finish_spec(config), row_tiles + key_tiles}};
-  const AttentionParams rest = simt_params(problem, nullptr);
+  const AttentionParams rest = side_gradient_params(problem);
   for (KernelLaunch& launch : simt_backward(rest, gpu.shared_bytes_per_block)) {
     launches.push_back(std::move(launch));
   }
@@ -127,7 +120,7 @@ void sm80_backward_run(const Call& call) {
   params.lines_per_group = sm80_lines_per_group(problem);
   for (std::size_t i = 0; i < kNumOwn; ++i) call.launch(i, params);
   if (call.kernels.size() == kNumOwn) return;
-  AttentionParams rest = simt_params(problem, call.faults);
+  AttentionParams rest = side_gradient_params(problem, call.faults);
   set_row_terms(rest, reinterpret_cast<u8*>(call.workspace + workspace.row_terms_at));
   for (std::size_t i = kNumOwn; i < call.kernels.size(); ++i) call.launch(i, rest);
 }

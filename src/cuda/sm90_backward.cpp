@@ -115,13 +115,6 @@ KernelSpec careful_spec(const BackwardCarefulConfig& config) {
   return spec;
 }
 
-// What the kernel for dsinks alone gets.
-AttentionParams dsinks_params(const Problem& problem, u32* faults) {
-  AttentionParams params = attention_params(problem, faults);
-  params.dq = params.dk = params.dv = ArrayView{};
-  return params;
-}
-
 }  // namespace
 
 BackwardPrepareParams sm90_prepare_params(const Problem& problem, const Sm90BackwardPlan& plan,
@@ -247,7 +240,7 @@ std::vector<KernelLaunch> sm90_backward_launches(const Problem& problem, const G
   }
   if (sm90_hides_pairs(problem)) add(careful_spec({problem.dtype}), gpu.num_multiprocessors);
   if (problem.has(Array::kDSinks)) {
-    const AttentionParams rest = dsinks_params(problem, nullptr);
+    const AttentionParams rest = side_gradient_params(problem);
     for (KernelLaunch& launch : simt_backward(rest, gpu.shared_bytes_per_block)) {
       launches.push_back(std::move(launch));
     }
@@ -288,7 +281,7 @@ void sm90_backward_run(const Call& call) {
   if (sm90_hides_pairs(problem)) {
     call.launch(next++, BackwardCarefulParams{params.spoiled, attention_params(problem)});
   }
-  if (next < call.kernels.size()) call.launch(next, dsinks_params(problem, call.faults));
+  if (next < call.kernels.size()) call.launch(next, side_gradient_params(problem, call.faults));
 }
 
 // Problems as far as configs depend on them: masks, sequences, gradients, options.
