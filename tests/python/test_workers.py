@@ -6,12 +6,13 @@ from __future__ import annotations
 
 import gc
 import math
+import os
 import signal
 import time
 from collections import deque
 from typing import Any, Callable
 
-from fulmen.cli.workers import Death, run_all
+from fulmen.cli.workers import Death, Last, run_all
 
 
 def outcomes(run: Callable[[Any], Any], tasks: list[Any], stalled: float = math.inf,
@@ -30,6 +31,15 @@ def test_a_process_that_dies_fails_its_task_alone() -> None:
     found = outcomes(signal.raise_signal, [0, int(signal.SIGSEGV), 0, 0])
     assert found[:3] == [(0, None)] * 3
     assert found[3] == (int(signal.SIGSEGV), Death("the process ended by SIGSEGV"))
+
+
+def own_process(task: int) -> Last:
+    return Last(os.getpid())
+
+
+def test_no_task_follows_a_last_result_in_its_process() -> None:
+    found = outcomes(own_process, [1, 2, 3, 4])
+    assert len({last.result for _, last in found}) == 4
 
 
 def test_a_task_that_never_ends_is_ended() -> None:

@@ -3,12 +3,13 @@
 """The error rule: how far from the truth a row of a result may be. Used by everything that judges.
 
 For every row,
-    err(row) <= 2 * max(err_plain(row), median of err_plain over the rows of the same head)
+    err(row) <= 2 * max(err_plain(row), median of err_plain over the rows of its head, walk(row))
                 + 8 * eps(c) * A(row) + inherited(row) + ulp_output(largest |reference| of the row)
 where err is the largest |x - reference| of the row, plain is the straightforward computation in
-the type c of a backend (oracle under arithmetic.plain), A bounds the terms of its sums, inherited
-is what the errors of scores, of tiny probabilities and of a 16-bit o make of the row (magnitude).
-Without it a row whose plain computation is lucky fails every other good one: about 1 case in 20.
+the type c of a backend (oracle under arithmetic.plain), walk is the error that its roundings to 16
+bits make typically, A bounds the terms of its sums, inherited is what the errors of scores, of tiny
+probabilities and of a 16-bit o make of the row (magnitude). Without these a row whose plain
+computation is lucky fails every other good one: about 1 case in 20.
 Numbers that are not finite must be the same in both: they have no error. Where plain is not finite
 it excuses nothing.
 """
@@ -53,6 +54,7 @@ class Fair:
     plain: Array  # the plain computation, for its error
     terms: Array  # A, at least 0
     inherited: Array  # errors from the steps before the last sums
+    walk: Array  # the typical error of rounding to 16 bits
     eps: float  # of the arithmetic of plain
     head_axes: int  # how many leading axes name a head; the axes between are its rows
 
@@ -64,7 +66,7 @@ def allowance(fair: Fair, dtype: np.dtype[Any]) -> Array:
     row_axes = tuple(range(fair.head_axes, plain_error.ndim))
     typical = np.median(plain_error, axis=row_axes, keepdims=True) if row_axes else plain_error
     return np.asarray(
-        PLAIN_FACTOR * np.maximum(plain_error, typical)
+        PLAIN_FACTOR * np.maximum(np.maximum(plain_error, typical), largest(fair.walk))
         + EPSILON_FACTOR * fair.eps * largest(fair.terms)
         + largest(fair.inherited)
         + ulp(largest(abs(fair.reference)), dtype)
@@ -116,6 +118,7 @@ class Oracle:
     plain: Results
     terms: Results
     inherited: Results
+    walk: Results
     eps: float
     packed: bool
 
@@ -134,12 +137,13 @@ def consult(problem: Problem, dtype: str) -> Oracle:
         NotImplementedError: this machine has no type wider than the inputs.
     """
     exact, fair = reference(dtype), plain(dtype)
-    terms, inherited = magnitudes(problem, exact, fair)
+    terms, inherited, walk = magnitudes(problem, exact, fair)
     return Oracle(
         evaluate(problem, exact),
         evaluate(problem, fair),
         terms,
         inherited,
+        walk,
         float(np.finfo(fair.work).eps),
         problem.options.cu_q is not None,
     )
@@ -151,8 +155,8 @@ def judge(name: str, got: Array, oracle: Oracle) -> Verdict:
     if got.shape != expected.shape:
         return Verdict(False, np.inf, (), f"the shape is {got.shape}, not {expected.shape}")
     x, head_axes = rows(name, got, oracle.packed)
-    sources = (oracle.reference, oracle.plain, oracle.terms, oracle.inherited)
-    truth, plain_rows, terms, inherited = (
+    sources = (oracle.reference, oracle.plain, oracle.terms, oracle.inherited, oracle.walk)
+    truth, plain_rows, terms, inherited, walk = (
         rows(name, getattr(source, name), oracle.packed)[0] for source in sources
     )
-    return judge_rows(x, Fair(truth, plain_rows, terms, inherited, oracle.eps, head_axes))
+    return judge_rows(x, Fair(truth, plain_rows, terms, inherited, walk, oracle.eps, head_axes))

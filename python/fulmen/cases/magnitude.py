@@ -5,13 +5,15 @@
 A sum whose terms cancel cannot be more exact than the rounding of its terms: A times the epsilon of
 the arithmetic is that floor. A second floor is what a row inherits from the steps before it, to
 first order: an error d of the scores changes a probability by 2 d p, the rounding of a 16-bit o
-changes delta, and numbers below the smallest normal one may become 0. Computed in the reference
-type, one number for each number of the results; error_rule takes the largest of a row.
+changes delta, and numbers below the smallest normal one may become 0. The third is the size that
+the error of the plain computation has when it is neither lucky nor unlucky: where it rounds P and
+dS to 16 bits, a random walk of half ulps. Computed in the reference type, one number for each number of
+the results; error_rule takes the largest of a row.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -25,6 +27,9 @@ from .oracle import (
     Results,
     Segment,
     attend,
+    gradients,
+    nonzero,
+    output,
     segments,
 )
 from .visible import distance, pick
@@ -154,6 +159,38 @@ def delta_squares(
     )
 
 
+def rounding_squares(
+    problem: Problem, at: Segment, head: Head, storage: np.dtype[Any], ar: Arithmetic
+) -> tuple[Array, HeadGradients | None]:
+    """The squares of what plain's roundings of P and dS to 16 bits make of the results.
+
+    Half an ulp each, which no sum of another order or with another row maximum can foresee. A row
+    with one key is left out: its P is 1 in every implementation.
+    """
+    v = ar.cast(problem.v[at.kv_at])
+    is_rounded = head.visible & (head.p != 1)
+
+    def squares(x: Array) -> Array:
+        half_ulp = np.where(is_rounded & (x != 0), ulp(x, storage) / 2, ar.number(0))
+        return np.asarray(half_ulp**2)
+
+    over_l = (head.top_up / nonzero(head.l_total))[:, None]
+    o = ar.dot(squares(head.e * head.drop), v**2, head.visible) * over_l**2
+    if problem.do is None:
+        return o, None
+    q, k, do = (ar.cast(x) for x in (problem.q[at.q_at], problem.k[at.kv_at], problem.do[at.q_at]))
+    scale = ar.number(problem.options.scale_for(q.shape[1]))
+    exact = gradients(problem, at, head, output(head, v, ar), ar)
+    dx = squares(exact.ds * head.chain)
+    return o, HeadGradients(
+        dq=scale**2 * ar.dot(dx, k**2, head.visible),
+        dk=scale**2 * ar.dot(dx.T, q**2, head.visible.T),
+        dv=ar.dot(squares(head.p * head.drop).T, do**2, head.visible.T),
+        ds=np.zeros_like(exact.ds),
+        dsink=ar.number(0),
+    )
+
+
 def combined(sums: Results, squares: Results, smallest: float) -> Results:
     """Sums of absolute errors, plus the roots of sums of squares, plus an underflow."""
 
@@ -165,8 +202,20 @@ def combined(sums: Results, squares: Results, smallest: float) -> Results:
     return Results(sums.o + smallest, sums.lse, *gradients)
 
 
-def magnitudes(problem: Problem, ar: Arithmetic, fair: Arithmetic) -> tuple[Results, Results]:
-    """The two floors of every output, in the shapes of oracle.evaluate.
+def roots(squares: Results) -> Results:
+    """The square root of each number."""
+
+    def root(x: Array | None) -> Array | None:
+        return None if x is None else np.sqrt(x)
+
+    o, lse, *of_gradients = squares
+    return Results(np.sqrt(o), lse, *(root(x) for x in of_gradients))
+
+
+def magnitudes(
+    problem: Problem, ar: Arithmetic, fair: Arithmetic
+) -> tuple[Results, Results, Results]:
+    """The three floors of every output, in the shapes of oracle.evaluate.
 
     Args:
         problem: what is computed.
@@ -174,11 +223,13 @@ def magnitudes(problem: Problem, ar: Arithmetic, fair: Arithmetic) -> tuple[Resu
         fair: the plain arithmetic.
 
     Returns:
-        A, to be multiplied by an epsilon; and the inherited errors, as they are.
+        A, to be multiplied by an epsilon; the inherited errors, as they are; and the typical error
+        of rounding to 16 bits, 0 for wider types.
     """
     smallest = ar.number(np.finfo(fair.work).tiny)
-    terms, sums, squares = (Accumulator(problem, ar) for _ in range(3))
-    sums.lse[...], squares.lse[...] = 0, 0  # A has the scores themselves
+    terms, sums, squares, walks = (Accumulator(problem, ar) for _ in range(4))
+    for floor in (sums, squares, walks):
+        floor.lse[...] = 0  # A has the scores themselves
     with np.errstate(all="ignore"):
         for at in segments(problem):
             head = attend(problem, at, ar)
@@ -189,9 +240,12 @@ def magnitudes(problem: Problem, ar: Arithmetic, fair: Arithmetic) -> tuple[Resu
             sees_any = head.visible.any(axis=1)
             terms.lse[at.q_at] = (head.p_keys * s).sum(axis=1) + np.where(sees_any, abs(log_l), 0)
             errors = probability_errors(head, score_error(problem, at, head, fair, ar), smallest)
+            if fair.storage is not None:
+                walks.add(at, *rounding_squares(problem, at, head, fair.storage, ar))
             o, g = head_magnitude(problem, at, head, errors, ar)
             sums.add(at, o, g)
             if g is not None:
                 error = delta_error(problem, at, head, fair, ar)
                 squares.add(at, np.zeros_like(o), delta_squares(problem, at, head, error, ar))
-        return terms.results(), combined(sums.results(), squares.results(), smallest)
+        inherited = combined(sums.results(), squares.results(), smallest)
+        return terms.results(), inherited, roots(walks.results())

@@ -25,6 +25,12 @@ class Death(NamedTuple):
     reason: str
 
 
+class Last(NamedTuple):
+    """A result after which its process is of no use: a fault of a GPU stays with a process."""
+
+    result: Any
+
+
 class Worker:
     """One process and what it is at."""
 
@@ -79,7 +85,7 @@ def run_all(
     stalled_seconds: float,
     until: float = math.inf,
 ) -> Iterator[tuple[Any, Any]]:
-    """Each task and its result or Death, as they come.
+    """Each task and its result, Last or Death, as they come.
 
     Args:
         run: what a process does with a task; picklable, as are tasks and results.
@@ -101,10 +107,11 @@ def run_all(
                 yield task, result
                 workers.remove(worker)
                 following = next_task()
-                if following is None or isinstance(result, Death):
+                is_over = isinstance(result, (Death, Last))
+                if following is None or is_over:
                     worker.end()
                 if following is not None:
-                    workers.append(Worker(run, start) if isinstance(result, Death) else worker)
+                    workers.append(Worker(run, start) if is_over else worker)
                     workers[-1].give(following)
     finally:
         for worker in workers:
