@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The steps of `make test` that make the wheel and try it: build, repair, look inside, install.
 
-The wheel ends in dist/, with the widest manylinux tag that auditwheel finds it meets.
+The wheel ends in dist/, with the widest manylinux tag that auditwheel finds it meets. It is built
+where the step `gcc` has built: the same sources with the same flags are not compiled a second time.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ def build(runner: Runner) -> None:
     raw = ROOT / "build" / "wheel"
     for folder in (raw, DIST):
         shutil.rmtree(folder, ignore_errors=True)
-    runner.run([PYTHON, *PIP, "wheel", "--no-deps", "--wheel-dir", raw, "."])
+    where = "-Cbuild-dir=build/release"
+    runner.run([PYTHON, *PIP, "wheel", "--no-deps", "--wheel-dir", raw, where, "."])
     runner.run([PYTHON, "-m", "auditwheel", "repair", "--wheel-dir", DIST, the_wheel(raw)])
     wheel = the_wheel()
     runner.say(f"{wheel.name}: {wheel.stat().st_size / 1e6:.2f} MB")

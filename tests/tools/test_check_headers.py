@@ -32,3 +32,10 @@ def test_the_c_header_must_be_c11_as_well(write_tree: WriteTree) -> None:
     found = check_headers.check(write_tree({"include/fulmen/fulmen.h": text}))
     assert len(found) == 1
     assert "as c11" in found[0].sentence
+
+
+def test_a_header_that_a_source_includes_first_is_left_to_the_build(write_tree):
+    tree = {"src/core/rows.h": BAD["leans on its includer"]}
+    for before, number in (("", 0), ("#include <vector>\n", 1)):
+        tree["src/core/rows.cpp"] = before + '#include "core/rows.h"\n'
+        assert len(check_headers.check(write_tree(tree))) == number
