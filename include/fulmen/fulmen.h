@@ -160,6 +160,15 @@ typedef enum fulmen_optimisation {
   FULMEN_TENSOR_CORES = 512        /* products on tensor cores */
 } fulmen_optimisation;
 
+/* How the products of float32 inputs may be computed; fulmen_problem.precision. What a product of
+ * x and y is off by, relative to |x y|; sums, exponentials and divisions are float32 in all three.
+ */
+typedef enum fulmen_precision {
+  FULMEN_PRECISION_FLOAT32 = 0, /* exactly, up to 2^-24: true float32 */
+  FULMEN_PRECISION_TF32 = 1,    /* inputs rounded to 11 significant bits: up to 2^-10 */
+  FULMEN_PRECISION_3XTF32 = 2   /* inputs as sums of two such numbers: up to 2^-19, float32-like */
+} fulmen_precision;
+
 #define FULMEN_NO_LIMIT (-1)
 
 /* The options of a call: plain values. Arrays are in fulmen_tensors. fulmen_problem_init sets the
@@ -191,6 +200,10 @@ typedef struct fulmen_problem {
   uint32_t without; /* 0 (default), or an or of fulmen_optimisation: what the GPU kernel is made
                        without, to measure and to teach. Results stay right. An implementation
                        that cannot leave one out refuses, and fulmen_explain says so */
+  fulmen_precision
+      precision; /* of float32 q, k, v: a permission, FULMEN_PRECISION_FLOAT32 (default) giving
+                    none. Tensor cores use the other two; where no kernel does, products are
+                    exact, and fulmen_explain says which. Refused for other dtypes */
 } fulmen_problem;
 
 FULMEN_API void fulmen_problem_init(fulmen_problem* problem);

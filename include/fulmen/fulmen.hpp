@@ -204,6 +204,11 @@ enum class Implementation {
   kSm80 = FULMEN_SM80,
   kSm90 = FULMEN_SM90,
 };
+enum class Precision {
+  kFloat32 = FULMEN_PRECISION_FLOAT32,
+  kTf32 = FULMEN_PRECISION_TF32,
+  k3xTf32 = FULMEN_PRECISION_3XTF32,
+};
 enum class Operation { kForward = FULMEN_OPERATION_FORWARD, kBackward = FULMEN_OPERATION_BACKWARD };
 
 inline constexpr std::int64_t kNoLimit = FULMEN_NO_LIMIT;
@@ -228,7 +233,8 @@ struct Problem {
   Implementation implementation = Implementation::kAuto;
   std::int32_t device = -1;
   const char* device_name = nullptr;
-  std::uint32_t without = 0;  // an or of fulmen_optimisation
+  std::uint32_t without = 0;                  // an or of fulmen_optimisation
+  Precision precision = Precision::kFloat32;  // of float32 inputs
 
   fulmen_problem c() const {
     fulmen_problem p;
@@ -242,6 +248,7 @@ struct Problem {
     p.backend = static_cast<fulmen_backend>(backend);
     p.implementation = static_cast<fulmen_implementation>(implementation);
     p.device = device, p.device_name = device_name, p.without = without;
+    p.precision = static_cast<fulmen_precision>(precision);
     return p;
   }
 };

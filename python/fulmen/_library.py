@@ -39,6 +39,7 @@ _VERBS = (
 _RARE_VERBS = (  # looked up when they are first asked for
     *("gpu_info", "set_nvrtc_candidates", "cache_clear", "device_faults"),
     *("bundle_write", "bundle_load"),
+    *("keep_options", "drop_options", "attend", "attend_backward"),
 )
 
 
@@ -67,6 +68,10 @@ class Library:
     bundle_write: Function
     bundle_load: Function
     device_faults: Function
+    keep_options: Function
+    drop_options: Function
+    attend: Function
+    attend_backward: Function
     path: str
 
     def __getattr__(self, verb: str) -> Function:

@@ -64,6 +64,7 @@ def attention(
     implementation: str = "auto",
     deterministic: bool = False,
     batch_invariant: bool = False,
+    precision: str = "float32",
     stream: Any = None,
 ) -> Any:
     """Exact attention: softmax(scale * q k^T, masked) v.
@@ -107,6 +108,9 @@ def attention(
             "naive", "simt", "sm80" or "sm90"; an error if it cannot.
         deterministic: bitwise equal from run to run. The CPU always is.
         batch_invariant: a request's bits do not depend on its neighbours. The CPU always is.
+        precision: of the products of float32 q, k and v: "float32", or a permission to use a GPU's
+            tensor cores: "3xtf32" (errors like float32's) or "tf32" (inputs rounded to 11
+            significant bits). Where no kernel uses it products are exact; `explain` says which.
         stream: on a GPU the address of a CUstream, or a stream of PyTorch or CuPy; None: the
             current stream of PyTorch or CuPy, and for JAX the stream that JAX lends. The call
             returns when its work is enqueued. None on the CPU.
@@ -134,7 +138,7 @@ def attention(
         return torch_layer().attention(
             q, k, v, scale, causal, alignment, window, mask, bias, alibi_slopes, softcap, sinks,
             q_lengths, kv_lengths, dropout_p, rng, layout, return_lse, out, out_dtype, backend,
-            implementation, deterministic, batch_invariant, stream,
+            implementation, deterministic, batch_invariant, stream, precision=precision,
         )  # fmt: skip
     prepared = prepare(
         q,
@@ -158,6 +162,7 @@ def attention(
         implementation=implementation,
         deterministic=deterministic,
         batch_invariant=batch_invariant,
+        precision=precision,
         stream=stream,
     )
     if "torch" in sys.modules:

@@ -12,7 +12,8 @@ import numpy as np
 
 from ._library import BACKWARD_RESULTS, FORWARD_RESULTS, call, library, text_argument, text_of
 from .errors import ArgumentError, DTypeError
-from .kinds import HOST, Array, dtype_name, named_dtype
+from .kinds import HOST, Array, dtype_name, kind_of, named_dtype
+from .masks import Documents
 from .options import CallOptions, prepare, split_mask
 
 if TYPE_CHECKING:
@@ -225,6 +226,7 @@ def dense_mask(
         cu_q, cu_kv: as in `fulmen.attention_varlen`.
 
     Returns:
+        A NumPy array, computed on the CPU from host copies of arrays that are on a GPU:
         (sq, skv), True where visible; (batch, head, sq, skv) when an option has a batch or head
         axis; packed (sequence, 1, longest q, longest kv).
 
@@ -236,6 +238,11 @@ def dense_mask(
     array([[1, 1, 1, 0],
            [1, 1, 1, 1]])
     """
+    if mask is not None:
+        mask = _mask_on_host(mask)
+    bias, q_lengths, kv_lengths, cu_q, cu_kv = (
+        _on_host(x) for x in (bias, q_lengths, kv_lengths, cu_q, cu_kv)
+    )
     visible, q_ids = (None, None) if mask is None else split_mask(mask)[2:4]
     batch, heads = _batch_and_heads(visible, bias, q_ids, q_lengths, kv_lengths, cu_q)
     q, k = np.empty((batch, heads, sq, 0), np.float32), np.empty((batch, 1, skv, 0), np.float32)
@@ -259,6 +266,22 @@ def dense_mask(
         or any(len(getattr(x, "shape", ())) > 2 for x in (visible, bias))
     )
     return seen if has_axes else seen[0, 0]
+
+
+def _on_host(x: Any) -> Any:
+    """An array in host memory, copied there from a GPU if need be; lists and None as they are."""
+    return kind_of(x, "an array").on_host(x) if hasattr(x, "__dlpack__") else x
+
+
+def _mask_on_host(mask: Any) -> Any:
+    """`mask=` of the attention calls with its arrays in host memory."""
+    parts = mask if isinstance(mask, (tuple, list)) else (mask,)
+    return tuple(
+        Documents(_on_host(part.q_ids), _on_host(part.kv_ids))
+        if isinstance(part, Documents)
+        else _on_host(part)
+        for part in parts
+    )
 
 
 def _batch_and_heads(

@@ -74,6 +74,7 @@ def attention(
     implementation: str = "auto",
     deterministic: bool = False,
     batch_invariant: bool = False,
+    precision: str = "float32",
 ) -> Any:
     """`fulmen.attention` on JAX arrays; with cu_q and cu_kv `fulmen.attention_varlen`.
 
@@ -97,7 +98,7 @@ def attention(
     numbers, axes = _options._settled(
         scale, softcap, causal, alignment, tuple(window) if isinstance(window, list) else window,
         prefix, chunk, dropout_p, None if dropout_p == 0 else (0, 0), max_q, max_kv, deterministic,
-        batch_invariant, "auto", implementation, layout, cu_q is not None,
+        batch_invariant, "auto", implementation, layout, cu_q is not None, precision,
     )  # fmt: skip
     for x, name in ((q, "q"), (k, "k"), (v, "v")):
         axes.check(x, name)

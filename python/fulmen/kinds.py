@@ -79,6 +79,11 @@ class NumpyKind:
         return x
 
     @staticmethod
+    def on_host(x: Array) -> Array:
+        """The array, or where it is on a GPU a copy of it in host memory."""
+        return x
+
+    @staticmethod
     def result(x: Array, like: Array) -> Array:
         """A computed result, as the caller gets it."""
         return x
@@ -137,6 +142,10 @@ class TorchKind(NumpyKind):
         return sys.modules["torch"].from_numpy(x).to(like.device)
 
     @staticmethod
+    def on_host(x: Array) -> Array:
+        return x.cpu()
+
+    @staticmethod
     def on(stream: int, like: Array) -> Any:
         if stream == CURRENT_STREAM or not like.is_cuda:
             return nullcontext()
@@ -172,6 +181,10 @@ class CupyKind(NumpyKind):
     def moved(x: Any, like: Array) -> Array:
         with like.device:
             return sys.modules["cupy"].asarray(x)
+
+    @staticmethod
+    def on_host(x: Array) -> Array:
+        return x.get()
 
     @staticmethod
     def on(stream: int, like: Array) -> Any:
@@ -226,6 +239,10 @@ class JaxKind(NumpyKind):
     def moved(x: Any, like: Array) -> Array:
         (device,) = like.devices()
         return like.__array_namespace__().asarray(x, device=device)
+
+    @staticmethod
+    def on_host(x: Array) -> Array:
+        return np.asarray(x)
 
 
 _KINDS: dict[type, type[NumpyKind]] = {np.ndarray: NumpyKind}

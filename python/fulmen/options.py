@@ -48,6 +48,7 @@ class Options(TypedDict, total=False):
     implementation: str
     deterministic: bool
     batch_invariant: bool
+    precision: str
     stream: Any
 
 
@@ -101,6 +102,7 @@ ALIGNMENTS = {"bottom_right": 0, "top_left": 1}
 BACKENDS = {"auto": 0, "cpu": 1, "cuda": 2}
 CPU_IMPLEMENTATIONS = ("scalar", "tiled")
 GPU_IMPLEMENTATIONS = ("naive", "simt", "sm80", "sm90")
+PRECISIONS = {"float32": 0, "tf32": 1, "3xtf32": 2}
 IMPLEMENTATIONS = {
     name: number for number, name in enumerate(("auto", *CPU_IMPLEMENTATIONS, *GPU_IMPLEMENTATIONS))
 }
@@ -139,6 +141,7 @@ def prepare(
     implementation: str = "auto",
     deterministic: bool = False,
     batch_invariant: bool = False,
+    precision: str = "float32",
     stream: Any = None,
 ) -> Prepared:
     """From the keywords of a call to what the library reads.
@@ -165,6 +168,7 @@ def prepare(
     key = (
         scale, softcap, causal, alignment, window, prefix, chunk, dropout_p, rng, max_q, max_kv,
         deterministic, batch_invariant, backend, implementation, layout, cu_q is not None,
+        precision,
     )  # fmt: skip
     try:
         numbers, axes = _settled(*key)
@@ -278,6 +282,7 @@ def _settled(
     implementation: Any,
     layout: Any,
     packed: bool,
+    precision: Any = "float32",
 ) -> tuple[tuple[float, ...], Layout]:
     """The numbers of fulmen_problem in order, and the axes."""
     p = _real("dropout_p", 0.0 if dropout_p is None else dropout_p)
@@ -298,6 +303,7 @@ def _settled(
         _flag("batch_invariant", batch_invariant),
         _one_of("backend", backend, BACKENDS),
         _one_of("implementation", implementation, IMPLEMENTATIONS),
+        _one_of("precision", precision, PRECISIONS),
     )
     return numbers, _layout(layout, packed)
 

@@ -28,14 +28,37 @@ std::unique_ptr<char[]> allocate(size_t bytes) {
   return memory;
 }
 
+// The workspace of a simple call on the CPU. A thread keeps a small one for its next call: to
+// allocate and free it each time costs as much as a small problem.
+class Scratch {
+ public:
+  explicit Scratch(size_t bytes) {
+    constexpr size_t kKept = size_t{1} << 20;
+    thread_local std::unique_ptr<char[]> kept;
+    thread_local size_t kept_bytes = 0;
+    if (bytes > kKept) own_ = allocate(bytes);
+    if (bytes <= kKept && bytes > kept_bytes) {
+      kept = allocate(bytes);
+      kept_bytes = bytes;
+    }
+    memory_ = own_ != nullptr ? own_.get() : kept.get();
+  }
+
+  char* get() const { return memory_; }
+
+ private:
+  std::unique_ptr<char[]> own_;
+  char* memory_;
+};
+
 void run_once(const fulmen_problem* problem, const fulmen_tensors* tensors, Operation operation,
               void* stream) {
   Request request = to_request(problem, tensors, operation);
-  cuda::settle_place(request);
-  if (request.options.backend == Backend::kCuda) return cuda::run_once(request, stream);
+  const cuda::PointerPlace place = cuda::settle_place(request);
+  if (request.options.backend == Backend::kCuda) return cuda::run_once(request, place, stream);
   require_no_stream(stream);
   const auto plan = cpu::plan_of(request);
-  const std::unique_ptr<char[]> workspace = allocate(plan->workspace_bytes);
+  const Scratch workspace(plan->workspace_bytes);
   cpu::run(*plan, bind(plan->problem, request), workspace.get());
 }
 
@@ -67,10 +90,9 @@ void run_plan(const fulmen_plan* handle, Operation operation, const Run& run) {
   }
   const bool on_gpu = handle->gpu != nullptr;
   if (!on_gpu) require_no_stream(run.stream);
-  Request request;
-  request.operation = operation;
-  request.arrays = to_arrays(run.tensors);
-  const Problem problem = rebind(plan.problem, request);
+  const Arrays arrays = to_arrays(run.tensors);
+  const Problem problem = same_layout(arrays, handle->arrays) ? bind(plan.problem, arrays)
+                                                              : rebind(plan.problem, arrays);
   check_workspace(plan, run.workspace, run.workspace_bytes);
   if (on_gpu) return cuda::run(*handle->gpu, problem, run.workspace, run.stream);
   for (int index = 0; index < kNumArrays; ++index) {
@@ -88,9 +110,10 @@ fulmen_plan make_plan(const fulmen_problem* problem, const fulmen_tensors* tenso
   cuda::settle_place(request);
   if (request.options.backend == Backend::kCuda) {
     const auto prepared = cuda::make_plan(request);
-    return {prepared->plan, prepared};
+    return {prepared->plan, prepared, request.arrays};
   }
-  return {choose(validate(request, Pointers::kUnknown), cpu::cpu_device()), nullptr};
+  return {choose(validate(request, Pointers::kUnknown), cpu::cpu_device()), nullptr,
+          request.arrays};
 }
 
 std::string explain(const fulmen_plan& plan) {

@@ -76,17 +76,24 @@ Tensor present_tensor(const fulmen_tensor& tensor, const char* subject) {
   return converted;
 }
 
-fulmen_tensor absent() {
+constexpr fulmen_tensor absent() {
   fulmen_tensor tensor{};
   tensor.struct_size = sizeof(fulmen_tensor);
   tensor.dtype = FULMEN_FLOAT32;
   return tensor;
 }
 
+constexpr fulmen_tensors all_absent() {
+  fulmen_tensors tensors{};
+  tensors.struct_size = sizeof(fulmen_tensors);
+  for (const auto member : kMembers) tensors.*member = absent();
+  return tensors;
+}
+constexpr fulmen_tensors kAllAbsent = all_absent();  // one copy a call, not 24 structs made anew
+
 }  // namespace
 
-void check_struct_size(const char* subject, const char* init, size_t given, size_t known) {
-  if (given == known) return;
+void refuse_struct_size(const char* subject, const char* init, size_t given, size_t known) {
   if (given == 0) {
     refuse(sentence(subject, ".struct_size is 0; ", init, " makes the struct"));
   }
@@ -132,6 +139,7 @@ Options to_options(const fulmen_problem* problem) {
       .device = problem->device,
       .device_name = problem->device_name,
       .without = problem->without,
+      .precision = to_enum<Precision>(problem->precision, "precision", FULMEN_PRECISION_3XTF32),
   };
 }
 
@@ -199,8 +207,5 @@ void fulmen_problem_init(fulmen_problem* problem) {
 }
 
 void fulmen_tensors_init(fulmen_tensors* tensors) {
-  if (tensors == nullptr) return;
-  *tensors = {};
-  tensors->struct_size = sizeof(fulmen_tensors);
-  for (const auto member : fulmen::api::kMembers) tensors->*member = fulmen::api::absent();
+  if (tensors != nullptr) *tensors = fulmen::api::kAllAbsent;
 }

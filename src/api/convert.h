@@ -12,8 +12,12 @@
 
 namespace fulmen::api {
 
-// "problem.struct_size is 0: ..." unless `given` is what this library knows.
-void check_struct_size(const char* subject, const char* init, size_t given, size_t known);
+// Throws "problem.struct_size is 0: ..." unless `given` is what this library knows.
+[[noreturn]] void refuse_struct_size(const char* subject, const char* init, size_t given,
+                                     size_t known);
+inline void check_struct_size(const char* subject, const char* init, size_t given, size_t known) {
+  if (given != known) refuse_struct_size(subject, init, given, known);
+}
 
 // Null pointers to structs.
 void require_struct(const void* pointer, const char* subject, const char* init);

@@ -13,6 +13,7 @@
 struct fulmen_plan {
   fulmen::Plan plan;
   std::shared_ptr<const fulmen::cuda::PreparedPlan> gpu;  // null: for the CPU
+  fulmen::Arrays arrays;                                  // as they were given, for same_layout
 };
 
 namespace fulmen::api {

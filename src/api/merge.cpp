@@ -7,6 +7,7 @@
 
 #include "api/boundary.h"
 #include "api/convert.h"
+#include "core/array_rules.h"
 #include "core/dense_mask.h"
 #include "core/validate.h"
 #include "cuda/merge.h"
@@ -40,11 +41,12 @@ void require_merge_on_host(const MergeProblem& given) {
   cuda::require_host(given.lse, "lse", kCall);
 }
 
+// Of q, k and v only extents count, wherever they are.
 void require_masks_on_host(const Request& request, const Tensor& visible) {
   constexpr const char* kCall = "fulmen_dense_mask";
-  for (int index = 0; index < kNumArrays; ++index) {
-    const auto array = static_cast<Array>(index);
-    cuda::require_host(request.arrays[array], name(array), kCall);
+  for (const ArrayRule& rule : rules::kTable) {
+    if (use_of(rule, Call::kDenseMask) != Use::kInput) continue;
+    cuda::require_host(request.arrays[rule.array], name(rule.array), kCall);
   }
   cuda::require_host(visible, "visible", kCall);
 }

@@ -141,6 +141,16 @@ u32 without(u32 optimisations, Backend backend) {
   return optimisations;
 }
 
+Precision precision(Precision asked, DType dtype) {
+  if (asked != Precision::kFloat32 && dtype != DType::kFloat32) {
+    refuse(sentence("precision is ", name(asked),
+                    ", a choice for float32 inputs, but q, k and v "
+                    "are ",
+                    name(dtype), "; leave it float32, which changes nothing for them"));
+  }
+  return asked;
+}
+
 }  // namespace
 
 void apply_options(Problem& problem, const Options& options) {
@@ -155,6 +165,7 @@ void apply_options(Problem& problem, const Options& options) {
   problem.backend = backend_from(options);
   problem.implementation = options.implementation;
   problem.without = without(options.without, problem.backend);
+  problem.precision = precision(options.precision, problem.dtype);
 }
 
 }  // namespace fulmen

@@ -110,6 +110,11 @@ constexpr const char* name(Optimisation optimisation) {
   return kNames[__builtin_ctz(static_cast<u32>(optimisation))];
 }
 
+constexpr const char* name(Precision precision) {
+  constexpr const char* kNames[] = {"float32", "tf32", "3xtf32"};
+  return kNames[static_cast<int>(precision)];
+}
+
 // The options as the caller gave them; fulmen.h documents each.
 struct Options {
   double scale = 0;  // NaN: the default
@@ -132,6 +137,7 @@ struct Options {
   i32 device = -1;
   const char* device_name = nullptr;
   u32 without = 0;  // of Optimisation
+  Precision precision = Precision::kFloat32;
 };
 
 struct Request {
@@ -171,6 +177,7 @@ struct Problem {
   Backend backend = Backend::kCpu;                        // kCpu or kCuda
   Implementation implementation = Implementation::kAuto;  // forced, or kAuto
   u32 without = 0;                                        // of Optimisation
+  Precision precision = Precision::kFloat32;              // the least that products must have
 
   // What every pointer is a multiple of, as far as it is known and up to kMaxPointerAlignment.
   i64 pointer_alignment = kMaxPointerAlignment;

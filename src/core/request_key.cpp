@@ -38,24 +38,26 @@ RequestKey::RequestKey(const Request& request, i64 num_threads) {
   }
   put(u64{o.causal} | u64{o.deterministic} << 1 | u64{o.batch_invariant} << 2 |
       static_cast<u64>(o.alignment) << 3 | static_cast<u64>(request.operation) << 4 |
-      rng_kind(o) << 5 | static_cast<u64>(o.implementation) << 8 | u64{o.without} << 16);
+      rng_kind(o) << 5 | static_cast<u64>(o.implementation) << 8 | u64{o.without} << 16 |
+      static_cast<u64>(o.precision) << 48);
   u64 pointers = 0;
   for (int index = 0; index < kNumArrays; ++index) {
     const Tensor& tensor = request.arrays.tensors[static_cast<std::size_t>(index)];
     if (!tensor.present()) continue;
     put(static_cast<u64>(index) | static_cast<u64>(tensor.dtype) << 8 |
         static_cast<u64>(tensor.rank) << 16);
-    for (int axis = 0; axis < min(tensor.rank, kMaxRank); ++axis) {  // a larger one is refused
-      put_signed(tensor.shape[axis]);
-      put_signed(tensor.strides[axis]);
-    }
+    const int rank = min(tensor.rank, kMaxRank);  // a larger one is refused
+    for (int axis = 0; axis < rank; ++axis) put_signed(tensor.shape[axis]);
+    for (int axis = 0; axis < rank; ++axis) put_signed(tensor.strides[axis]);
     pointers |= pointer_bits(tensor);
   }
   put(pointers & (~pointers + 1));
-  for (const u64 value : words()) {
-    hash = (hash ^ value) * 0x9E3779B97F4A7C15u;
-    hash ^= hash >> 32;
+  u64 factor = 0x9E3779B97F4A7C15u;
+  for (const u64 value : words()) {  // no product waits for the one before it
+    hash += value * factor;
+    factor += 0x3C6EF372FE94F82Au;  // stays odd
   }
+  hash ^= hash >> 32;
 }
 
 }  // namespace fulmen

@@ -157,16 +157,37 @@ void check_outputs_nest(const Problem& problem, Call call) {
   });
 }
 
+struct AddressRange {
+  const ArrayRule* rule;
+  const Tensor* tensor;
+  u64 begin;
+  u64 end;
+};
+
+// Ranges of addresses tell nearly all arrays apart; may_overlap looks closer.
+bool share_bytes(const AddressRange& a, const AddressRange& b) {
+  return a.begin < b.end && b.begin < a.end && may_overlap(*a.tensor, *b.tensor);
+}
+
 void check_overlaps(const Problem& problem, Call call) {
-  for_each_used(problem.arrays, call, [&](const ArrayRule& out, const Tensor& output) {
-    if (use_of(out, call) != Use::kOutput) return;
-    for_each_used(problem.arrays, call, [&](const ArrayRule& other, const Tensor& tensor) {
-      const bool was_seen = use_of(other, call) == Use::kOutput && other.array <= out.array;
-      if (was_seen || !may_overlap(output, tensor)) return;
+  AddressRange ranges[kNumArrays];
+  int num_ranges = 0;
+  for_each_used(problem.arrays, call, [&](const ArrayRule& rule, const Tensor& tensor) {
+    const u64 begin = reinterpret_cast<u64>(tensor.data);
+    const u64 bytes = static_cast<u64>(span_bytes(tensor));
+    ranges[num_ranges++] = {&rule, &tensor, begin, begin + bytes};
+  });
+  for (int i = 0; i < num_ranges; ++i) {
+    const ArrayRule& out = *ranges[i].rule;
+    if (use_of(out, call) != Use::kOutput) continue;
+    for (int j = 0; j < num_ranges; ++j) {
+      const ArrayRule& other = *ranges[j].rule;
+      const bool was_seen = use_of(other, call) == Use::kOutput && j <= i;
+      if (was_seen || !share_bytes(ranges[i], ranges[j])) continue;
       refuse(sentence(name(out.array), " overlaps ", name(other.array),
                       " in memory; an output may share no byte with any other array"));
-    });
-  });
+    }
+  }
 }
 
 Call call_of(Operation operation) {
@@ -177,7 +198,7 @@ Call call_of(Operation operation) {
 i64 pointer_alignment(const Arrays& arrays) {
   u64 bits = kMaxPointerAlignment;
   for (const Tensor& tensor : arrays.tensors) {
-    if (tensor.present() && !tensor.empty()) bits |= reinterpret_cast<u64>(tensor.data);
+    if (tensor.data != nullptr && !tensor.empty()) bits |= reinterpret_cast<u64>(tensor.data);
   }
   return static_cast<i64>(bits & (~bits + 1));
 }
@@ -244,14 +265,14 @@ Problem validate_dense_mask(const Request& request) {
   return checked(request, Call::kDenseMask, Pointers::kChecked);
 }
 
-Problem rebind(const Problem& problem, const Request& request) {
+Problem rebind(const Problem& problem, const Arrays& arrays) {
   const Call call = call_of(problem.operation);
   Problem bound = problem;
   for (int index = 0; index < kNumArrays; ++index) {
     const Array array = array_at(index);
     const ArrayRule& rule = rule_of(array);
     if (use_of(rule, call) == Use::kIgnored) continue;
-    const Tensor& given = request.arrays[array];
+    const Tensor& given = arrays[array];
     if (given.present() != problem.has(array)) {
       refuse(sentence(name(array),
                       given.present() ? " is given, but was absent" : " is missing, but was given",
@@ -269,24 +290,38 @@ Problem rebind(const Problem& problem, const Request& request) {
   return bound;
 }
 
-Problem bind(const Problem& problem, const Request& request) {
+Problem bind(const Problem& problem, const Arrays& arrays) {
   Problem bound = problem;
   for (int index = 0; index < kNumArrays; ++index) {
     Tensor& tensor = bound.arrays.tensors[static_cast<std::size_t>(index)];
     if (!tensor.present()) continue;
     const Array array = array_at(index);
-    const Tensor& given = request.arrays[array];
+    const Tensor& given = arrays[array];
     tensor.data = given.data;
     if (given.data != nullptr) continue;
     check_layout(given, name(array), rule_of(array).list, problem.packed, Pointers::kChecked);
   }
+  check_overlaps(bound, call_of(problem.operation));
+  bound.pointer_alignment = pointer_alignment(bound.arrays);
+  return bound;
+}
+
+Problem bind(const Problem& problem, const Request& request) {
+  Problem bound = bind(problem, request.arrays);
   if (bound.dropout.enabled()) {
     bound.dropout.seed = request.options.rng_seed;
     bound.dropout.offset = static_cast<u32>(request.options.rng_offset);
   }
-  check_overlaps(bound, call_of(problem.operation));
-  bound.pointer_alignment = pointer_alignment(bound.arrays);
   return bound;
+}
+
+bool same_layout(const Arrays& a, const Arrays& b) {
+  return std::ranges::equal(a.tensors, b.tensors, [](const Tensor& x, const Tensor& y) {
+    if (x.dtype != y.dtype || x.rank != y.rank) return false;
+    const int rank = min(x.rank, kMaxRank);
+    return std::equal(x.shape, x.shape + rank, y.shape) &&
+           std::equal(x.strides, x.strides + rank, y.strides);
+  });
 }
 
 }  // namespace fulmen

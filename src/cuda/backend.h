@@ -21,8 +21,8 @@ std::shared_ptr<const PreparedPlan> make_plan(const Request& request);
 void run(const PreparedPlan& plan, const Problem& problem, void* workspace, void* stream);
 
 // Plans where no call like this one came before, and runs; workspace comes from the stream's memory
-// pool.
-void run_once(const Request& request, void* stream);
+// pool. place: what settle_place returned.
+void run_once(const Request& request, const PointerPlace& place, void* stream);
 
 // Forgets and removes every compiled kernel.
 void clear_cache();

@@ -22,6 +22,11 @@ inline std::string text(DType value) {
   return sentence("fulmen::DType::", kNames[static_cast<int>(value)]);
 }
 
+inline std::string text(Precision value) {
+  constexpr const char* kNames[] = {"kFloat32", "kTf32", "k3xTf32"};
+  return sentence("fulmen::Precision::", kNames[static_cast<int>(value)]);
+}
+
 inline std::string text(MaskKind value) {
   constexpr const char* kNames[] = {"kLength", "kUpper", "kBoth"};
   return sentence("fulmen::MaskKind::", kNames[static_cast<int>(value)]);

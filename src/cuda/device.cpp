@@ -11,7 +11,6 @@
 #include <mutex>
 
 #include "core/log.h"
-#include "cuda/place.h"
 #include "kernels/params.h"
 
 namespace fulmen::cuda {
@@ -139,10 +138,11 @@ CurrentContext::~CurrentContext() {
   if (pushed_) driver_->cuCtxPopCurrent_v2(&ours);
 }
 
-void check_pointer(const Device& device, const void* pointer, const char* array) {
-  if (pointer == nullptr) return;
+PointerPlace check_pointer(const Device& device, const void* pointer, const char* array) {
+  if (pointer == nullptr) return {};
   const PointerPlace place = place_of(device.driver().table(), pointer);
-  if (place.kind == PointerPlace::kPinned || place.is_managed) return;  // every device sees it
+  const bool every_device_sees_it = place.kind == PointerPlace::kPinned || place.is_managed;
+  if (every_device_sees_it) return place;
   if (place.kind == PointerPlace::kHost) {
     throw Error(Status::kArgument,
                 sentence(array, " is in ordinary host memory; the call runs on device ",
@@ -150,7 +150,7 @@ void check_pointer(const Device& device, const void* pointer, const char* array)
                          "), which needs it in device memory: copy it there, or use "
                          "backend='cpu'"));
   }
-  if (place.device == device.ordinal()) return;
+  if (place.device == device.ordinal()) return place;
   throw Error(Status::kArgument,
               sentence(array, " is on device ", place.device, "; the call runs on device ",
                        device.ordinal(), ": all arrays must be on one device"));

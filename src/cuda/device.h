@@ -11,6 +11,7 @@
 
 #include "core/tensor.h"
 #include "cuda/driver.h"
+#include "cuda/place.h"
 #include "plan/gpu.h"
 
 namespace fulmen::cuda {
@@ -74,7 +75,7 @@ class CurrentContext {
 };
 
 // Checks that `pointer` is memory that kernels on `device` may use: of that device, managed, or
-// pinned host memory. Throws Error kArgument naming `array`; null is accepted.
-void check_pointer(const Device& device, const void* pointer, const char* array);
+// pinned host memory. Returns where it is. Throws Error kArgument naming `array`; null is accepted.
+PointerPlace check_pointer(const Device& device, const void* pointer, const char* array);
 
 }  // namespace fulmen::cuda

@@ -152,7 +152,7 @@ Driver::Driver(const std::string& library) : library_(SharedLibrary::open(librar
   if (num_devices_ == 0) fail(kCudaNoDevice, "find a device");
 }
 
-void Driver::fail(CUresult result, const std::string& action) const {
+void Driver::fail(CUresult result, std::string_view action) const {
   const char* name = nullptr;
   const char* text = nullptr;
   if (table_.cuGetErrorName(result, &name) != kCudaSuccess || name == nullptr) name = "unknown";

@@ -8,6 +8,7 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 
 #include "core/error.h"
 #include "cuda/driver_types.h"
@@ -84,10 +85,10 @@ class Driver {
   std::string path() const { return library_.path(); }
 
   // Throws Error for everything but success. `action` completes "CUDA could not ...".
-  void check(CUresult result, const std::string& action) const {
+  void check(CUresult result, std::string_view action) const {
     if (result != kCudaSuccess) fail(result, action);
   }
-  [[noreturn]] void fail(CUresult result, const std::string& action) const;
+  [[noreturn]] void fail(CUresult result, std::string_view action) const;
 
   // Throws Error when this process is a fork of the one that loaded the driver.
   void check_not_forked() const;

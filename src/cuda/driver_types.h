@@ -63,6 +63,8 @@ inline constexpr int kPointerContext = 1;
 inline constexpr int kPointerMemoryType = 2;
 inline constexpr int kPointerIsManaged = 8;
 inline constexpr int kPointerDevice = 9;
+inline constexpr int kPointerRangeBegin = 11;
+inline constexpr int kPointerRangeBytes = 12;
 inline constexpr unsigned kMemoryHost = 1;
 inline constexpr unsigned kMemoryDevice = 2;
 

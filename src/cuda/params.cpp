@@ -8,39 +8,47 @@
 #include <algorithm>
 
 namespace fulmen::cuda {
-ArrayView view_of(const Tensor& tensor) {
-  if (!tensor.present()) return {};
-  ArrayView view{static_cast<u8*>(tensor.data), {}, tensor.dtype};
-  std::copy(std::begin(tensor.strides), std::end(tensor.strides), view.strides);
-  return view;
-}
+namespace {
+
+struct ArrayMember {
+  ArrayView AttentionParams::* view;
+  Array array;
+};
+
+constexpr ArrayMember kMembers[] = {
+    {&AttentionParams::q, Array::kQ},
+    {&AttentionParams::k, Array::kK},
+    {&AttentionParams::v, Array::kV},
+    {&AttentionParams::bias, Array::kBias},
+    {&AttentionParams::mask, Array::kMask},
+    {&AttentionParams::alibi_slopes, Array::kAlibiSlopes},
+    {&AttentionParams::sinks, Array::kSinks},
+    {&AttentionParams::q_lengths, Array::kQLengths},
+    {&AttentionParams::kv_lengths, Array::kKvLengths},
+    {&AttentionParams::cu_q, Array::kCuQ},
+    {&AttentionParams::cu_kv, Array::kCuKv},
+    {&AttentionParams::q_ids, Array::kQIds},
+    {&AttentionParams::kv_ids, Array::kKvIds},
+    {&AttentionParams::o, Array::kO},
+    {&AttentionParams::lse, Array::kLse},
+    {&AttentionParams::stats, Array::kStats},
+    {&AttentionParams::dout, Array::kDOut},
+    {&AttentionParams::dlse, Array::kDLse},
+    {&AttentionParams::dq, Array::kDQ},
+    {&AttentionParams::dk, Array::kDK},
+    {&AttentionParams::dv, Array::kDV},
+    {&AttentionParams::dbias, Array::kDBias},
+    {&AttentionParams::dsinks, Array::kDSinks},
+};
+
+}  // namespace
 
 AttentionParams attention_params(const Problem& problem, u32* faults) {
-  const auto view = [&](Array array) { return view_of(problem.arrays[array]); };
   AttentionParams p{};
-  p.q = view(Array::kQ);
-  p.k = view(Array::kK);
-  p.v = view(Array::kV);
-  p.bias = view(Array::kBias);
-  p.mask = view(Array::kMask);
-  p.alibi_slopes = view(Array::kAlibiSlopes);
-  p.sinks = view(Array::kSinks);
-  p.q_lengths = view(Array::kQLengths);
-  p.kv_lengths = view(Array::kKvLengths);
-  p.cu_q = view(Array::kCuQ);
-  p.cu_kv = view(Array::kCuKv);
-  p.q_ids = view(Array::kQIds);
-  p.kv_ids = view(Array::kKvIds);
-  p.o = view(Array::kO);
-  p.lse = view(Array::kLse);
-  p.stats = view(Array::kStats);
-  p.dout = view(Array::kDOut);
-  p.dlse = view(Array::kDLse);
-  p.dq = view(Array::kDQ);
-  p.dk = view(Array::kDK);
-  p.dv = view(Array::kDV);
-  p.dbias = view(Array::kDBias);
-  p.dsinks = view(Array::kDSinks);
+  for (const ArrayMember& member : kMembers) {
+    const Tensor& tensor = problem.arrays[member.array];
+    if (tensor.present()) p.*member.view = view_of(tensor);
+  }
   p.num_sequences = problem.num_sequences;
   p.heads_q = problem.heads_q;
   p.heads_kv = problem.heads_kv;

@@ -9,7 +9,13 @@
 
 namespace fulmen::cuda {
 
-ArrayView view_of(const Tensor& tensor);
+inline ArrayView view_of(const Tensor& tensor) {
+  if (!tensor.present()) return {};
+  const auto& strides = tensor.strides;
+  return {static_cast<u8*>(tensor.data),
+          {strides[0], strides[1], strides[2], strides[3]},
+          tensor.dtype};
+}
 
 // Pointers and strides are those of the problem's arrays. faults: a word that kernels set bits in,
 // or null.

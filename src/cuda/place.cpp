@@ -47,16 +47,19 @@ GetAttributes loaded_function() {
 }
 
 PointerPlace ask(GetAttributes get, const void* pointer) {
-  constexpr int kAttributes[] = {kPointerMemoryType, kPointerIsManaged, kPointerDevice};
+  constexpr int kAttributes[] = {kPointerMemoryType, kPointerIsManaged, kPointerDevice,
+                                 kPointerRangeBegin, kPointerRangeBytes};
   unsigned type = 0;
   unsigned is_managed = 0;
   int device = -1;
-  void* values[] = {&type, &is_managed, &device};
+  u64 begin = 0;
+  u64 bytes = 0;
+  void* values[] = {&type, &is_managed, &device, &begin, &bytes};
   const auto address = reinterpret_cast<CUdeviceptr>(pointer);
-  if (get(3, kAttributes, values, address) != kCudaSuccess || type == 0) return {};
+  if (get(5, kAttributes, values, address) != kCudaSuccess || type == 0) return {};
   if (is_managed != 0) return {PointerPlace::kDevice, true, device};
   if (type == kMemoryHost) return {PointerPlace::kPinned, false, -1};
-  return {PointerPlace::kDevice, false, device};
+  return {PointerPlace::kDevice, false, device, begin, bytes};
 }
 
 bool is_on_device(const PointerPlace& place) {
@@ -98,15 +101,16 @@ PointerPlace place_of(const void* pointer) {
   return get == nullptr || pointer == nullptr ? PointerPlace{} : ask(get, pointer);
 }
 
-void settle_place(Request& request) {
+PointerPlace settle_place(Request& request) {
   Options& options = request.options;
+  PointerPlace place;
   const bool is_named = options.device >= 0 || options.device_name != nullptr;
   if (options.backend == Backend::kAuto) options.backend = backend_of(options.implementation);
   if (options.backend == Backend::kAuto && is_named) options.backend = Backend::kCuda;
   const bool is_open = options.backend == Backend::kAuto ||
                        (options.backend == Backend::kCuda && !is_named && options.device == -1);
   if (is_open) {
-    const PointerPlace place = place_of_arrays(request.arrays);
+    place = place_of_arrays(request.arrays);
     const bool is_device = place.kind == PointerPlace::kDevice;
     if (options.backend == Backend::kAuto) {
       options.backend = is_device ? Backend::kCuda : Backend::kCpu;
@@ -115,6 +119,7 @@ void settle_place(Request& request) {
     if (to_set) options.device = is_device ? place.device : 0;
   }
   if (options.backend == Backend::kCpu) check_on_host(request);
+  return place;
 }
 
 void require_host(const Tensor& tensor, const char* array, const char* call) {

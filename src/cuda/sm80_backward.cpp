@@ -24,14 +24,15 @@ std::vector<ConfigField> fields_of(const Sm80BackwardConfig& config) {
   {                            \
     #field, text(config.field) \
   }
-  return {FULMEN_FIELD(dtype),      FULMEN_FIELD(d_qk),       FULMEN_FIELD(d_v),
-          FULMEN_FIELD(warps),      FULMEN_FIELD(rows),       FULMEN_FIELD(columns),
-          FULMEN_FIELD(stages),     FULMEN_FIELD(s_rows),     FULMEN_FIELD(s_columns),
-          FULMEN_FIELD(kv_rows),    FULMEN_FIELD(dq_rows),    FULMEN_FIELD(dq_dims),
-          FULMEN_FIELD(min_blocks), FULMEN_FIELD(dq),         FULMEN_FIELD(dk),
-          FULMEN_FIELD(dv),         FULMEN_FIELD(terms),      FULMEN_FIELD(natural),
-          FULMEN_FIELD(softcap),    FULMEN_FIELD(alibi),      FULMEN_FIELD(dropout),
-          FULMEN_FIELD(split_sum),  FULMEN_FIELD(ordered),    FULMEN_FIELD(wide_sums),
+  return {FULMEN_FIELD(dtype),      FULMEN_FIELD(d_qk),        FULMEN_FIELD(d_v),
+          FULMEN_FIELD(warps),      FULMEN_FIELD(rows),        FULMEN_FIELD(columns),
+          FULMEN_FIELD(stages),     FULMEN_FIELD(pair_stages), FULMEN_FIELD(split_roles),
+          FULMEN_FIELD(units),      FULMEN_FIELD(s_rows),      FULMEN_FIELD(s_columns),
+          FULMEN_FIELD(kv_rows),    FULMEN_FIELD(dq_rows),     FULMEN_FIELD(dq_dims),
+          FULMEN_FIELD(min_blocks), FULMEN_FIELD(dq),          FULMEN_FIELD(dk),
+          FULMEN_FIELD(dv),         FULMEN_FIELD(terms),       FULMEN_FIELD(natural),
+          FULMEN_FIELD(softcap),    FULMEN_FIELD(alibi),       FULMEN_FIELD(dropout),
+          FULMEN_FIELD(split_sum),  FULMEN_FIELD(ordered),     FULMEN_FIELD(wide_stores),
           FULMEN_FIELD(swizzle),    FULMEN_FIELD(full_blocks)};
 #undef FULMEN_FIELD
 }
@@ -51,10 +52,14 @@ KernelSpec spec_of(const char* entry, const std::string& distinction,
 
 KernelSpec rows_spec(const Sm80BackwardConfig& config) {
   KernelSpec spec =
-      spec_of("backward_rows_sm80", sentence("_", config.rows, config.split_sum ? "_split" : ""),
+      spec_of("backward_rows_sm80",
+              sentence("_", config.rows, config.dq ? sentence("_dq", config.d_qk) : "",
+                       config.split_sum ? "_split" : ""),
               sm80_rows_config(config));
   spec.num_threads = kRowsThreads;
   spec.min_blocks = kRowsBlocks;
+  spec.shared_bytes = static_cast<std::size_t>(config.rows) * 4;
+  spec.shared_bytes_text = "kConfig.rows * 4";
   return spec;
 }
 
@@ -65,7 +70,7 @@ KernelSpec main_spec(const Sm80BackwardConfig& config) {
                config.terms ? "_terms" : "", config.natural ? "_natural" : "",
                config.softcap ? "_softcap" : "", config.alibi ? "_alibi" : "",
                config.dropout ? "_dropout" : "", config.split_sum ? "_split" : "",
-               config.ordered ? "_ordered" : "");
+               config.ordered ? "_ordered" : "", config.units ? "" : "_any");
   KernelSpec spec = spec_of("backward_sm80", distinction, config);
   spec.num_threads = config.threads();
   spec.min_blocks = config.min_blocks;
@@ -80,7 +85,7 @@ KernelSpec finish_spec(const Sm80BackwardConfig& config) {
   KernelSpec spec =
       spec_of("backward_finish_sm80",
               sentence("_d", config.d_qk, "_", config.rows, "x", config.columns, "_",
-                       config.dq_rows, "x", config.dq_dims, config.wide_sums ? "_wide" : ""),
+                       config.dq_rows, "x", config.dq_dims, config.wide_stores ? "_wide" : ""),
               sm80_finish_config(config));
   spec.num_threads = kRowsThreads;
   spec.min_blocks = kRowsBlocks;
@@ -112,8 +117,9 @@ void sm80_backward_run(const Call& call) {
   Sm80BackwardParams params{};
   params.attention = attention_params(problem, call.faults);
   params.rows = reinterpret_cast<Sm80Row*>(call.workspace + workspace.rows_at);
-  params.dq_sums = reinterpret_cast<float*>(call.workspace);
-  params.suspect_rows = at(workspace.suspect_rows_at);
+  params.columns = reinterpret_cast<Sm80Columns*>(call.workspace + workspace.columns_at);
+  params.dq_sums = reinterpret_cast<float*>(call.workspace + workspace.dq_sums_at);
+  params.suspect_rows = at(0);
   params.suspect_keys = at(workspace.suspect_keys_at);
   params.turns = at(workspace.turns_at);
   params.next_block = at(workspace.next_block_at);

@@ -20,16 +20,17 @@ std::vector<ConfigField> fields_of(const AttentionConfig& config) {
   {                            \
     #field, text(config.field) \
   }
-  return {FULMEN_FIELD(dtype),       FULMEN_FIELD(d_qk),          FULMEN_FIELD(d_v),
-          FULMEN_FIELD(warpgroups),  FULMEN_FIELD(kv_rows),       FULMEN_FIELD(stages),
-          FULMEN_FIELD(q_slots),     FULMEN_FIELD(mask),          FULMEN_FIELD(q_register_dims),
-          FULMEN_FIELD(shift_rule),  FULMEN_FIELD(stage_output),  FULMEN_FIELD(cache_hints),
-          FULMEN_FIELD(swizzle),     FULMEN_FIELD(ping_pong),     FULMEN_FIELD(skip_full_masks),
-          FULMEN_FIELD(overlap),     FULMEN_FIELD(longest_first), FULMEN_FIELD(folded_scale),
-          FULMEN_FIELD(sequences),   FULMEN_FIELD(signed_scale),  FULMEN_FIELD(softcap),
-          FULMEN_FIELD(alibi),       FULMEN_FIELD(sinks),         FULMEN_FIELD(stats),
-          FULMEN_FIELD(wide_output), FULMEN_FIELD(bias),          FULMEN_FIELD(pair_mask),
-          FULMEN_FIELD(documents),   FULMEN_FIELD(dropout),       FULMEN_FIELD(split_dims)};
+  return {FULMEN_FIELD(dtype),         FULMEN_FIELD(d_qk),          FULMEN_FIELD(d_v),
+          FULMEN_FIELD(warpgroups),    FULMEN_FIELD(kv_rows),       FULMEN_FIELD(stages),
+          FULMEN_FIELD(q_slots),       FULMEN_FIELD(mask),          FULMEN_FIELD(q_register_dims),
+          FULMEN_FIELD(shift_rule),    FULMEN_FIELD(stage_output),  FULMEN_FIELD(cache_hints),
+          FULMEN_FIELD(swizzle),       FULMEN_FIELD(ping_pong),     FULMEN_FIELD(skip_full_masks),
+          FULMEN_FIELD(overlap),       FULMEN_FIELD(longest_first), FULMEN_FIELD(folded_scale),
+          FULMEN_FIELD(sequences),     FULMEN_FIELD(signed_scale),  FULMEN_FIELD(softcap),
+          FULMEN_FIELD(alibi),         FULMEN_FIELD(sinks),         FULMEN_FIELD(stats),
+          FULMEN_FIELD(wide_output),   FULMEN_FIELD(bias),          FULMEN_FIELD(pair_mask),
+          FULMEN_FIELD(documents),     FULMEN_FIELD(dropout),       FULMEN_FIELD(split_dims),
+          FULMEN_FIELD(heads_per_tile)};
 #undef FULMEN_FIELD
 }
 
@@ -37,11 +38,12 @@ std::vector<ConfigField> fields_of(const AttentionConfig& config) {
 std::string kernel_name(const AttentionConfig& config) {
   constexpr const char* kMasks[] = {"", "_upper", "_both"};
   return sentence("forward_sm90_", name(config.dtype), "_d", config.d_qk, "_", config.d_v, "_",
-                  config.q_rows(), "x", config.kv_rows, kMasks[static_cast<int>(config.mask)],
-                  config.sequences ? "_sequences" : "", config.signed_scale ? "_signed" : "",
-                  config.softcap ? "_softcap" : "", config.alibi ? "_alibi" : "",
-                  config.sinks ? "_sinks" : "", config.stats ? "_stats" : "",
-                  config.wide_output ? "_wide" : "",
+                  64 * config.q_tiles(), "x", config.kv_rows,
+                  config.heads_per_tile == 1 ? "" : sentence("_heads", config.heads_per_tile),
+                  kMasks[static_cast<int>(config.mask)], config.sequences ? "_sequences" : "",
+                  config.signed_scale ? "_signed" : "", config.softcap ? "_softcap" : "",
+                  config.alibi ? "_alibi" : "", config.sinks ? "_sinks" : "",
+                  config.stats ? "_stats" : "", config.wide_output ? "_wide" : "",
                   config.bias == DType::kNone ? "" : sentence("_bias_", name(config.bias)),
                   config.pair_mask ? "_mask" : "", config.documents ? "_documents" : "",
                   config.dropout ? "_dropout" : "");
@@ -79,9 +81,10 @@ KernelSpec sm90_forward_spec(const AttentionConfig& config) {
 }
 
 ForwardBoxes sm90_forward_boxes(const Arrays& arrays, const AttentionConfig& config) {
-  ForwardBoxes boxes{
-      tensor_box(arrays[Array::kQ], 64), tensor_box(arrays[Array::kK], config.kv_rows),
-      tensor_box(arrays[Array::kV], config.kv_rows), tensor_box(arrays[Array::kO], 64)};
+  ForwardBoxes boxes{tensor_box(arrays[Array::kQ], config.tile_rows()),
+                     tensor_box(arrays[Array::kK], config.kv_rows),
+                     tensor_box(arrays[Array::kV], config.kv_rows),
+                     tensor_box(arrays[Array::kO], 64)};
   for (TensorBox* box : {&boxes.q, &boxes.k, &boxes.v, &boxes.o}) box->swizzle = config.swizzle;
   if (!config.swizzle) boxes.q.box_dims = boxes.k.box_dims = boxes.v.box_dims = 8;
   return boxes;
@@ -164,6 +167,17 @@ std::vector<std::vector<KernelSpec>> sm90_forward_specs() {
   add(problem, {.causal = true});
   add(problem, {.causal = true, .window_left = 100});
   add(problem, {.causal = true}, 1);
+  Problem decode = problem;
+  decode.heads_kv = 8;
+  decode.heads_q = 32;
+  decode.q_rows = decode.max_q = 4;
+  decode.kv_rows = decode.max_kv = 4096;
+  decode.dtype = decode.arrays[Array::kO].dtype = DType::kBFloat16;
+  entries.emplace_back();
+  for (const i64 dim : {64, 128, 256}) {
+    decode.dim_qk = decode.dim_v = dim;
+    entries.back().push_back(sm90_forward_spec(sm90_forward_config(decode)));
+  }
   Problem packed = problem;
   packed.packed = true;
   packed.arrays[Array::kStats].dtype = DType::kFloat32;

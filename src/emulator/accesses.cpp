@@ -77,7 +77,7 @@ void on_shared_as(const Engine& engine, bool async, const std::string& subject, 
   for_each_granule(offset, bytes, [&](u64 number, u16 bits) {
     const Access access{
         engine.time, static_cast<u16>(engine.agent), bits, world().number, kind, async, site};
-    const Finding finding = here.shadow[number].touch(access, engine.clock, world().number,
+    const Finding finding = here.shadow[number].touch(access, engine.clock, world().before,
                                                       static_cast<u32>(world().random()));
     if (finding.fault == Fault::kNone) return;
     const u32 first = static_cast<u32>(std::countr_zero(finding.bytes));
@@ -173,8 +173,7 @@ void on_global(const void* address, u64 bytes, Kind kind, Site site) {
                       false,
                       site};
   const Finding finding = const_cast<GlobalMemory::Array*>(last)->touch(
-      begin, bytes, access, thread.clock, world().first_of_launch,
-      static_cast<u32>(world().random()));
+      begin, bytes, access, thread.clock, world().before, static_cast<u32>(world().random()));
   if (finding.fault == Fault::kNone) return;
   std::string complaint = describe(finding, "", last->name_element(begin), kind);
   if (!may_be_same_value(finding, kind, false)) fail(complaint);

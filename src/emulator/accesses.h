@@ -20,6 +20,19 @@ struct Engine {
   const Clock& clock;
 };
 
+// memcpy that is not instrumented: for what an instruction does after it was checked.
+void copy_bytes(void* to, const void* from, u64 bytes);
+template <class T>
+T load_unseen(const T* pointer) {
+  T x;
+  copy_bytes(&x, pointer, sizeof(T));
+  return x;
+}
+template <class T>
+void store_unseen(T* pointer, T x) {
+  copy_bytes(pointer, &x, sizeof(T));
+}
+
 // By the running thread. `offset` counts from the first byte of shared memory.
 void on_shared(u32 offset, u32 bytes, Kind kind, Site site);
 void on_global(const void* address, u64 bytes, Kind kind, Site site);

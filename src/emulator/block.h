@@ -148,13 +148,15 @@ struct Copy {
 struct World {
   const Grid* grid = nullptr;
   u32 number = 0;  // worlds are numbered on, from launch to launch
-  u32 first_of_launch = 0;
+  Earlier before;
   std::vector<std::unique_ptr<Block>> blocks;
   std::vector<Copy> copies;  // asked for, not done
   std::mt19937 random;
   u32 num_thread_agents = 0;
   std::vector<std::string> engines;        // names of the agents after the threads
   std::map<const void*, Clock> announced;  // by counter in global memory
+  // The same between the worlds of a launch: who has announced something there, or knew of it.
+  std::map<const void*, std::set<u32>>* announced_by = nullptr;
 
   u32 new_engine(std::string name);
   std::string name_agent(u32 agent) const;

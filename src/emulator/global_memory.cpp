@@ -85,14 +85,13 @@ std::string GlobalMemory::Array::name_element(const u8* address) const {
 }
 
 Finding GlobalMemory::Array::touch(const u8* address, u64 bytes, Access access, const Clock& clock,
-                                   u32 first_world, u32 random) {
+                                   const Earlier& before, u32 random) {
   const u64 base = reinterpret_cast<u64>(begin_) / kGranuleBytes;
   Finding found;
   for_each_granule(reinterpret_cast<u64>(address), bytes, [&](u64 number, u16 bits) {
     access.bytes = bits;
     const std::lock_guard lock(shadow_->locks[number % kNumLocks]);
-    const Finding finding =
-        shadow_->granules[number - base].touch(access, clock, first_world, random);
+    const Finding finding = shadow_->granules[number - base].touch(access, clock, before, random);
     if (found.fault == Fault::kNone) found = finding;
   });
   return found;

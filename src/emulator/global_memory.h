@@ -44,8 +44,8 @@ class GlobalMemory {
     u64 first() const { return reinterpret_cast<u64>(begin_) - margin(); }
     u64 last() const { return reinterpret_cast<u64>(end_) + margin(); }
     std::string name_element(const u8* address) const;  // "q[0][1][17][4]"
-    Finding touch(const u8* address, u64 bytes, Access access, const Clock& clock, u32 first_world,
-                  u32 random);
+    Finding touch(const u8* address, u64 bytes, Access access, const Clock& clock,
+                  const Earlier& before, u32 random);
 
    private:
     u64 margin() const { return static_cast<u64>(array_.margin_bytes); }

@@ -56,7 +56,8 @@ class Launch {
     World world;
     world.grid = &grid_;
     world.number = first_world_ + static_cast<u32>(number);
-    world.first_of_launch = first_world_;
+    world.before.first = first_world_;
+    world.announced_by = &announced_by_;
     world.random.seed(grid_.seed + static_cast<u32>(number));
     const i64 blocks = grid_.together ? grid_.blocks : 1;
     world.num_thread_agents = static_cast<u32>(blocks * grid_.threads);
@@ -72,6 +73,7 @@ class Launch {
   const std::function<void()>& kernel_;
   i64 num_worlds_;
   u32 first_world_;
+  std::map<const void*, std::set<u32>> announced_by_;
 };
 
 }  // namespace

@@ -23,6 +23,23 @@ inline void take_over(const Clock& from) {
   if (checking()) self().clock.join(from);
 }
 
+// The same through a counter in global memory, also from one world to another.
+inline void announce_on(const void* counter) {
+  World& here = world();
+  hand_over(here.announced[counter]);
+  if (!checking()) return;
+  std::set<u32>& by = (*here.announced_by)[counter];
+  by.insert(here.number);
+  by.insert(here.before.announced.begin(), here.before.announced.end());
+}
+inline void hear_of(const void* counter) {
+  World& here = world();
+  take_over(here.announced[counter]);
+  if (!checking()) return;
+  const std::set<u32>& by = (*here.announced_by)[counter];
+  here.before.announced.insert(by.begin(), by.end());
+}
+
 // The asynchronous proxy may rely on all that is ordered before now.
 inline void fence_proxy() {
   if (!checking()) return;

@@ -8,21 +8,21 @@ namespace fulmen::emulator {
 namespace {
 
 // Whether `earlier` is ordered before whoever owns `clock`.
-bool is_ordered(const Access& earlier, const Access& access, const Clock& clock, u32 first_world) {
-  if (earlier.world < first_world) return true;
-  if (earlier.world != access.world) return false;
+bool is_ordered(const Access& earlier, const Access& access, const Clock& clock,
+                const Earlier& before) {
+  if (earlier.world != access.world) return before.has(earlier.world);
   return earlier.agent == access.agent || earlier.time <= clock.seen[earlier.agent];
 }
 
 Fault fault_between(const Access& earlier, const Access& access, const Clock& clock,
-                    u32 first_world) {
+                    const Earlier& before) {
   if ((earlier.bytes & access.bytes) == 0) return Fault::kNone;
   if (!earlier.writes() && !access.writes()) return Fault::kNone;
   if (earlier.kind == Access::Kind::kAtomic && access.kind == Access::Kind::kAtomic) {
     return Fault::kNone;
   }
-  if (!is_ordered(earlier, access, clock, first_world)) return Fault::kRace;
-  if (earlier.world >= first_world && earlier.writes() && !earlier.async && access.async &&
+  if (!is_ordered(earlier, access, clock, before)) return Fault::kRace;
+  if (earlier.world == access.world && earlier.writes() && !earlier.async && access.async &&
       earlier.time > clock.fenced[earlier.agent]) {
     return Fault::kProxy;
   }
@@ -40,7 +40,8 @@ u32 replaceable(const Access& earlier, const Access& access, bool ordered) {
 
 }  // namespace
 
-Finding Granule::touch(const Access& access, const Clock& clock, u32 first_world, u32 random) {
+Finding Granule::touch(const Access& access, const Clock& clock, const Earlier& before,
+                       u32 random) {
   Finding finding;
   u32 best = 0;
   u32 place = random % kKept;
@@ -48,10 +49,10 @@ Finding Granule::touch(const Access& access, const Clock& clock, u32 first_world
   for (u32 i = 0; i < kKept; ++i) {
     const Access& earlier = kept_[i];
     if (earlier.kind != Access::Kind::kNone && finding.fault == Fault::kNone) {
-      finding = {fault_between(earlier, access, clock, first_world), earlier,
+      finding = {fault_between(earlier, access, clock, before), earlier,
                  static_cast<u16>(earlier.bytes & access.bytes)};
     }
-    const u32 rank = replaceable(earlier, access, is_ordered(earlier, access, clock, first_world));
+    const u32 rank = replaceable(earlier, access, is_ordered(earlier, access, clock, before));
     if (rank > best) {
       best = rank;
       place = i;

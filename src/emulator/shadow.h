@@ -10,6 +10,7 @@
 #pragma once
 
 #include <array>
+#include <set>
 #include <vector>
 
 #include "emulator/clock.h"
@@ -33,6 +34,15 @@ struct Access {
   bool writes() const { return kind == Kind::kWrite || kind == Kind::kAtomic; }
 };
 
+// Which worlds a world comes after as a whole: those of launches before, numbered below `first`,
+// and of its own launch those whose announcements it has waited for.
+struct Earlier {
+  u32 first = 0;
+  std::set<u32> announced = {};
+
+  bool has(u32 world) const { return world < first || announced.contains(world); }
+};
+
 enum class Fault : u8 { kNone, kUninitialised, kRace, kProxy };
 
 struct Finding {
@@ -43,9 +53,9 @@ struct Finding {
 
 class Granule {
  public:
-  // Compares `access` with what is remembered, then remembers it. Accesses of worlds older than
-  // `first_world` are over; those of other worlds from there on are never ordered.
-  Finding touch(const Access& access, const Clock& clock, u32 first_world, u32 random);
+  // Compares `access` with what is remembered, then remembers it. Accesses of `before` are over;
+  // those of other worlds are not ordered.
+  Finding touch(const Access& access, const Clock& clock, const Earlier& before, u32 random);
   void initialise(u16 bytes) { written_ = static_cast<u16>(written_ | bytes); }
 
  private:

@@ -28,7 +28,6 @@ inline u8* shared_at(u32 address, u32 bytes, u32 alignment) {
 }
 
 // By an engine, whose accesses are checked as a whole.
-void copy_bytes(void* to, const void* from, u64 bytes);  // memcpy that is not instrumented
 template <class T>
 T load_raw(u32 address) {
   T x;

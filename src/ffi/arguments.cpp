@@ -130,6 +130,7 @@ fulmen_problem Arguments::options() {
   p.batch_invariant = static_cast<int32_t>(integer("batch_invariant"));
   p.backend = static_cast<fulmen_backend>(integer("backend"));
   p.implementation = static_cast<fulmen_implementation>(integer("implementation"));
+  p.precision = static_cast<fulmen_precision>(integer("precision"));
   return p;
 }
 
@@ -164,6 +165,21 @@ Arrays Arguments::read(bool with_pointers) {
     } else {
       tensor.data = nullptr;
     }
+  }
+  return result;
+}
+
+Arrays Arguments::some(std::span<const int> places) {
+  Arrays result;
+  fulmen_tensors_init(&result.tensors);
+  const bool rows_before_heads = integer("rows_before_heads") != 0;
+  for (const int place : places) {
+    const NamedArray& entry = kArrays[place];
+    const DLTensor* source = array(entry.name);
+    if (source == nullptr) refuse(entry.name, "given");
+    result.tensors.*entry.member =
+        view(entry.name, *source, {rows_before_heads && entry.has_head_and_row, false});
+    result.place.add(entry.name, source->device);
   }
   return result;
 }

@@ -4,7 +4,7 @@
 // Reads the arguments of one call from Python, in order. The order is that of the structs of
 // fulmen.h, and the Python side (python/fulmen/options.py, calls.py) writes it:
 //
-//   options   the fields of fulmen_problem from scale to implementation
+//   options   the fields of fulmen_problem from scale to implementation, then precision
 //   stream    int: a CUstream as its address; kCurrentStream: the one that the caller's framework
 //             has told tvm-ffi (PyTorch does, by the tensors of the call). Ignored on the CPU
 //   target    device (int, -1: where the arrays are), device_name (bytes or None): a GPU that the
@@ -12,8 +12,10 @@
 //             optimisations to leave out
 //   arrays    reinterpret (int: bit i for array i), rows_before_heads (int), then the arrays of
 //             fulmen_tensors from q to dsinks; None is absent, and so is all beyond the last one
+//   some      rows_before_heads (int), then the arrays that the call names, none of them absent
 #pragma once
 
+#include <span>
 #include <string>
 
 #include "ffi/tensor_view.h"
@@ -55,6 +57,7 @@ class Arguments {
   Arguments(const TVMFFIAny* args, int32_t num_args) : next_(args), end_(args + num_args) {}
 
   bool empty() const { return next_ == end_; }
+  int64_t size() const { return end_ - next_; }
 
   // Each takes the next argument and throws Refusal, with its name, when it is something else.
   int64_t integer(const char* name);
@@ -69,6 +72,7 @@ class Arguments {
   Target target();
   Arrays arrays();
   Arrays extents();  // the same, where only extents, strides and dtypes matter: no pointers
+  Arrays some(std::span<const int> places);  // those at these places of fulmen_tensors
 
  private:
   const TVMFFIAny& take(const char* name);

@@ -142,6 +142,11 @@ struct BackwardDqConsumer {
 #pragma unroll 1
       for (j = blocks.begin - 1; j >= blocks.all_begin; --j) skip_block();
     }
+    if constexpr (kConfig.mask != MaskKind::kLength || kConfig.sequences) {
+      for (i32 r = 0; r < 2; ++r) {  // a row that sees no key may hold NaN
+        if (visible[r].size() <= 0) clear_row(dQ, r);
+      }
+    }
   }
 
   // scale dQ, rounded, to global memory; rows past the end are not written.

@@ -40,7 +40,7 @@ struct BackwardFinishSm80 {
     };
     const float* const from = sums + Order::place(row, dim);
     Unit unit;
-    if constexpr (kConfig.wide_sums) {
+    if constexpr (kConfig.wide_stores) {
 #pragma unroll
       for (i32 lane = 0; lane < 4; ++lane) {
         const Pair pair = *reinterpret_cast<const Pair*>(from + 4 * lane);

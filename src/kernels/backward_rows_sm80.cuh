@@ -8,6 +8,7 @@
 #pragma once
 
 #include "kernels/faults.cuh"
+#include "kernels/ptx/grid.cuh"
 #include "kernels/ptx/math.cuh"
 #include "kernels/saved_row.cuh"
 #include "kernels/sm80_backward_config.h"
@@ -28,6 +29,9 @@ template <Sm80BackwardConfig kConfig>
 struct BackwardRowsSm80 {
   using HeadType = Head<kConfig.dtype>;
   static constexpr float kLog2E = 1.44269504088896341f;
+  static constexpr i32 kStep = kSm80RowsThreads / kSm80ThreadsPerRow;
+  static constexpr i32 kRowsOfThread = (kConfig.rows + kStep - 1) / kStep;
+  static_assert(kConfig.rows <= kSm80RowsThreads);
 
   const AttentionParams& p;
   const HeadType& head;
@@ -57,32 +61,61 @@ struct BackwardRowsSm80 {
     return sum;
   }
 
-  // This thread's part of dot(dO, O).
-  float part_of_dot(i64 i) const {
+  ptx::U32x4 unit(const RowSource& from, i64 i, i32 d) const {
+    if (i >= from.num_rows || d >= from.dim) return {};
+    return ptx::load_global_x4(
+        reinterpret_cast<const u16*>(from.data + (i * from.row_stride + d) * 2));
+  }
+
+  // This thread's parts of dot(dO, O) of rows i, i + kStep, ..: all reads come before the sums.
+  void parts_of_dots(i64 i, float (&D)[kRowsOfThread]) const {
+#pragma unroll
+    for (i32 r = 0; r < kRowsOfThread; ++r) D[r] = 0;
+    if (!in_units) {
+#pragma unroll 1
+      for (i32 r = 0; r < kRowsOfThread; ++r) {
+        if (i + r * kStep < o.num_rows) D[r] = part_of_any_dot(i + r * kStep);
+      }
+      return;
+    }
+#pragma unroll 1
+    for (i32 d = 8 * lane; d < o.dim; d += 2 * 8 * kSm80ThreadsPerRow) {
+      ptx::U32x4 x[kRowsOfThread][2], y[kRowsOfThread][2];
+#pragma unroll
+      for (i32 r = 0; r < kRowsOfThread; ++r) {
+#pragma unroll
+        for (i32 e = 0; e < 2; ++e) {
+          x[r][e] = unit(o, i + r * kStep, d + e * 8 * kSm80ThreadsPerRow);
+          y[r][e] = unit(dout, i + r * kStep, d + e * 8 * kSm80ThreadsPerRow);
+        }
+      }
+#pragma unroll
+      for (i32 r = 0; r < kRowsOfThread; ++r) {
+        D[r] += unit_dot(x[r][0], y[r][0]) + unit_dot(x[r][1], y[r][1]);
+      }
+    }
+  }
+  __attribute__((noinline)) float part_of_any_dot(i64 i) const {
     float sum = 0;
-    if (in_units) {
-      const auto unit = [&](const RowSource& from, i32 d) {
-        return ptx::load_global_x4(
-            reinterpret_cast<const u16*>(from.data + (i * from.row_stride + d) * 2));
-      };
-      for (i32 d = 8 * lane; d < o.dim; d += 8 * kSm80ThreadsPerRow) {
-        sum += unit_dot(unit(o, d), unit(dout, d));
-      }
-    } else {
-      const i64 o_row = head.q_row(p.o, i), dout_row = head.q_row(p.dout, i);
-      for (i64 d = lane; d < p.dim_v; d += kSm80ThreadsPerRow) {
-        sum += load_real_called<float>(p.o, o_row + d * p.o.strides[3]) *
-               load_real_called<float>(p.dout, dout_row + d * p.dout.strides[3]);
-      }
+    const i64 o_row = head.q_row(p.o, i), dout_row = head.q_row(p.dout, i);
+    for (i64 d = lane; d < p.dim_v; d += kSm80ThreadsPerRow) {
+      sum += load_real_called<float>(p.o, o_row + d * p.o.strides[3]) *
+             load_real_called<float>(p.dout, dout_row + d * p.dout.strides[3]);
     }
     return sum;
   }
 
-  Sm80Row row_of(i64 i, float D) const {
-    const auto state = saved_state(head, i);
+  // All of a row but D.
+  struct Kept {
+    typename HeadType::State state{0, 0};
+    float dL = 0;
+  };
+  Kept kept_of(i64 i) const { return {saved_state(head, i), lse_gradient(head, i)}; }
+
+  Sm80Row row_of(const Kept& kept, float D) const {
+    const auto& state = kept.state;
     Sm80Row row{0, __builtin_bit_cast(float, 0x7f800000u), 0, 1};
     if (state.row_sum == 0) return row;
-    const float dL = lse_gradient(head, i);
     row.row_max = state.row_max;
     float sum = state.row_sum;
     if (p.sinks.present()) {
@@ -98,25 +131,44 @@ struct BackwardRowsSm80 {
     }
     row.sum_log2 = ptx::log2(sum);
     if (state.row_max != state.row_max) row.sum_log2 = state.row_max;  // NaN reaches every pair
-    row.offset = dL - row.share * D;
+    row.offset = kept.dL - row.share * D;
     return row;
   }
 
   // The rows of the tile that begins at row `first`.
-  void run(i64 first, Sm80Row* rows) const {
-    constexpr i32 kStep = kSm80RowsThreads / kSm80ThreadsPerRow;
-    const i32 thread = static_cast<i32>(ptx::thread_index()) / kSm80ThreadsPerRow;
-#pragma unroll 2
-    for (i32 r = thread; r < (kConfig.rows + kStep - 1) / kStep * kStep; r += kStep) {
-      const bool counts = r < kConfig.rows && first + r < head.sequence.shape.q_len;
-      float D = counts ? part_of_dot(first + r) : 0;
+  void run(i64 first, Sm80Row* rows, Sm80Columns* columns) const {
+    const i32 thread = static_cast<i32>(ptx::thread_index());
+    const bool counts = thread < kConfig.rows && first + thread < o.num_rows;
+    Kept kept;  // of row `thread`; its state is on the way while the sums are formed
+    if (counts) kept = kept_of(first + thread);
+    const u32 sums = ptx::dynamic_shared();
+    float D[kRowsOfThread];
+    parts_of_dots(first + thread / kSm80ThreadsPerRow, D);
+#pragma unroll
+    for (i32 r = 0; r < kRowsOfThread; ++r) {
 #pragma unroll
       for (u32 distance = 1; distance < kSm80ThreadsPerRow; distance *= 2) {
-        D += ptx::shuffle_xor(D, distance);
+        D[r] += ptx::shuffle_xor(D[r], distance);
       }
-      if (lane != 0 || r >= kConfig.rows) continue;
-      rows[r] =
-          counts ? row_of(first + r, D) : Sm80Row{0, __builtin_bit_cast(float, 0x7f800000u), 0, 1};
+      const i32 at = thread / kSm80ThreadsPerRow + r * kStep;
+      if (lane == 0) ptx::store_shared(sums + at * 4, __builtin_bit_cast(u32, D[r]));
+    }
+    ptx::block_sync();  // the sums are there
+    if (thread >= kConfig.rows) return;
+    const float sum = __builtin_bit_cast(float, ptx::load_shared(sums + thread * 4));
+    rows[thread] = row_of(kept, sum);
+    const Interval seen = counts ? head.columns(first + thread) : Interval{0, 0};
+    columns[thread] = {static_cast<i32>(seen.begin), static_cast<i32>(seen.end)};
+  }
+
+  // The sums of dQ begin at 0.
+  static void clear_sums(float* sums) {
+    const i32 thread = static_cast<i32>(ptx::thread_index());
+#pragma unroll
+    for (i32 at = 0; at < kConfig.dq_elems(); at += 4 * kSm80RowsThreads) {
+      if (at + 4 * thread < kConfig.dq_elems()) {
+        ptx::store_l2_x4(sums + at + 4 * thread, {{0, 0, 0, 0}});
+      }
     }
   }
 };
@@ -132,7 +184,11 @@ void backward_rows_sm80(const Sm80BackwardParams& params) {
   if (place.first_row < 0) return;  // offsets out of order
   const Head<kConfig.dtype> head(p, place.index, task.head);
   const i64 tile = row_tile_number(p, task.batch, task.head, task.slot, num_slots);
-  BackwardRowsSm80<kConfig>(p, head).run(place.first_row, params.rows + tile * kConfig.rows);
+  if constexpr (kConfig.dq) {
+    BackwardRowsSm80<kConfig>::clear_sums(params.dq_sums + tile * kConfig.dq_elems());
+  }
+  BackwardRowsSm80<kConfig>(p, head).run(place.first_row, params.rows + tile * kConfig.rows,
+                                         params.columns + tile * kConfig.rows);
 }
 
 }  // namespace fulmen

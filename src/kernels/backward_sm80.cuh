@@ -7,9 +7,13 @@
 // Source: Dao, FlashAttention-2 (2023), section 3.1.2. A step:
 //   1. Q_i, dO_i have arrived; the copies of the next tile are started
 //   2. S = Q K^T, P = exp(S - lse)                  a warp has its own tiles of S
-//   3. dP = dO V^T, dS = P (dP - D)                 P and dS go to shared memory, for all warps
+//   3. dP = dO V^T, dS = P (dP - D)                 P and dS go to shared memory
 //   4. dV += P^T dO, dK += dS^T Q                   a warp has its own part of dK and dV
 //   5. dQ = dS K                                    added to float32 sums in global memory
+// The warps that compute some columns of P and dS are those that take them up in 4, so only 5 waits
+// for all warps; with two stages of dS it runs beside the next step, which has that wait anyway.
+// With split roles half of the warps do 2 and dV, the others 3 and dK, each with larger tiles:
+// less is read from shared memory, which is what limits the kernel (docs/decisions/0019).
 // A hidden pair has P = dS = 0, and 0 times NaN is NaN: where a block that is not full meets a
 // score or a dP that is not finite, its tiles are marked, and backward_finish_sm80 looks at them.
 // Launched with one block for each of num_kv_tiles(), after backward_rows_sm80.
@@ -18,6 +22,7 @@
 #include "kernels/attention/block_range.cuh"
 #include "kernels/backward_rows_sm80.cuh"
 #include "kernels/tile/backward_gradients_sm80.cuh"
+#include "kernels/tile/backward_loader_sm80.cuh"
 #include "kernels/tile/backward_pairs_sm80.cuh"
 
 namespace fulmen {
@@ -44,6 +49,7 @@ struct BackwardSm80 {
   i64 num_slots;
   BlockRange range{};
   BackwardTilesSm80<kConfig> tiles;
+  BackwardLoaderSm80<kConfig> loader;
   BackwardPairsSm80<kConfig> pairs;
   BackwardGradientsSm80<kConfig> gradients;
 
@@ -54,45 +60,11 @@ struct BackwardSm80 {
         place{head.sequence, head.kv_head, keys.first_row},
         q_slot(p.packed ? first_slot(place.sequence.q_begin, index, kConfig.rows) : 0),
         num_slots(num_tile_slots(p, p.q_rows, kConfig.rows)),
+        loader{p, place, tiles},
         pairs{p, tiles} {}
 
   i64 tile_number(i64 head, i64 block) const {
     return row_tile_number(p, place.sequence.batch, head, q_slot + block, num_slots);
-  }
-
-  void fetch_keys() const {
-    copy_rows<kConfig.columns, kConfig.threads()>(tiles.k_tile(), key_source(p.k, p.dim_qk),
-                                                  static_cast<i32>(place.first_key));
-    copy_rows<kConfig.columns, kConfig.threads()>(tiles.v_tile(), key_source(p.v, p.dim_v),
-                                                  static_cast<i32>(place.first_key));
-  }
-  RowSource key_source(const ArrayView& array, i64 dims) const {
-    return {array, array.offset(place.sequence.batch, place.kv_head, place.sequence.kv_begin, 0),
-            place.sequence.shape.kv_len, dims};
-  }
-
-  void fetch(i64 head, i64 block, i32 stage) const {
-    const auto source = [&](const ArrayView& array, i64 dims) {
-      return RowSource(array, array.offset(place.sequence.batch, head, place.sequence.q_begin, 0),
-                       place.sequence.shape.q_len, dims);
-    };
-    const i32 first = static_cast<i32>(block * kConfig.rows);
-    copy_rows<kConfig.rows, kConfig.threads()>(tiles.q_tile(stage), source(p.q, p.dim_qk), first);
-    copy_rows<kConfig.rows, kConfig.threads()>(tiles.dout_tile(stage), source(p.dout, p.dim_v),
-                                               first);
-    ptx::cp_async_commit();
-  }
-
-  // What is kept of the rows, which has one place only.
-  void fetch_rows(i64 head, i64 block) const {
-    const u8* const rows =
-        reinterpret_cast<const u8*>(params.rows + tile_number(head, block) * kConfig.rows);
-#pragma unroll
-    for (i32 at = 0; at < kConfig.rows; at += kConfig.threads()) {
-      const i32 r = at + static_cast<i32>(ptx::thread_index());
-      if (r < kConfig.rows) ptx::cp_async_16(tiles.rows_at() + r * 16, rows + r * 16, true);
-    }
-    ptx::cp_async_commit();
   }
 
   // How many blocks of keys before this one add to a tile of queries.
@@ -119,72 +91,137 @@ struct BackwardSm80 {
     return found;
   }
 
-  void add_dq_of(i64 head, i64 block) const {
+  void add_dq_of(i64 head, i64 block, i32 pair_stage) const {
     const i64 number = tile_number(head, block);
     if constexpr (kConfig.ordered) {
       if (ptx::thread_index() == 0) ptx::await(params.turns + number, turn_of(block));
       ptx::block_sync();  // it is this block's turn
     }
-    gradients.add_dq(params.dq_sums + number * kConfig.dq_elems());
+    gradients.add_dq(params.dq_sums + number * kConfig.dq_elems(), pair_stage);
     if constexpr (kConfig.ordered) {
       ptx::block_sync();  // all have added
       if (ptx::thread_index() == 0) ptx::announce(params.turns + number);
     }
   }
 
-  // Steps 2 to 5 for a tile of queries; the rows of the next one are fetched once these are read.
-  template <class FetchRows>
-  void step(const HeadType& head, i64 block, i32 stage, const FetchRows& fetch_next_rows) {
-    const bool is_full = kConfig.full_blocks && range.is_full(block);
-#pragma unroll 1
-    for (i32 tile = tiles.warp; tile < kConfig.s_tiles(); tile += kConfig.warps) {
-      pairs.compute(head, block, place.first_key, is_full, stage, tile);
-    }
-    ptx::block_sync();  // P and dS are there; all are done with the rows
-    fetch_next_rows();
-    if (pairs.suspect) params.suspect_rows[tile_number(head.head, block)] = 1;
-    if constexpr (kConfig.dv) {
-      gradients.template add_columns<kConfig.dv_dims()>(gradients.dV, tiles.p_tile(),
-                                                        tiles.dout_tile(stage));
-    }
-    if constexpr (kConfig.dk) {
-      gradients.template add_columns<kConfig.dk_dims()>(gradients.dK, tiles.ds_tile(),
-                                                        tiles.q_tile(stage));
-    }
-    if constexpr (kConfig.dq) add_dq_of(head.head, block);
+  using Step = typename BackwardPairsSm80<kConfig>::Step;
+
+  void add_dv(i32 stage) {
+    gradients.template add_columns<kConfig.dv_dims()>(gradients.dv_sums(), tiles.p_tile(),
+                                                      tiles.dout_tile(stage));
+  }
+  void add_dk(i32 stage, i32 pair_stage) {
+    gradients.template add_columns<kConfig.dk_dims()>(gradients.dK, tiles.ds_tile(pair_stage),
+                                                      tiles.q_tile(stage));
+  }
+  void mark_rows(const Step& step) const {
+    if (!pairs.suspect) return;
+    params.suspect_rows[tile_number(step.head.head, step.first_row / kConfig.rows)] = 1;
   }
 
-  // Step 1, and all tiles of queries of all heads of the group that see a key of the block.
+  // Steps 2 to 4 for a tile of queries.
+  void compute(const Step& step) {
+    if (kConfig.terms || !step.is_full) {
+      pairs.template compute<true>(step);
+      mark_rows(step);
+    } else {
+      pairs.template compute<false>(step);
+    }
+    tiles.team_sync();  // P and dS of the team's keys are there
+    if constexpr (kConfig.dv) add_dv(step.stage);
+    if constexpr (kConfig.dk) add_dk(step.stage, step.pair_stage);
+  }
+
+  // The same by warps that have half of it each: P and dV, or dS and dK. Each adds to dQ when the
+  // others are likely to be busy with numbers one by one.
+  template <class AddDq>
+  void compute_role(const Step& step, const AddDq& add_dq_before) {
+    const bool careful = kConfig.terms || !step.is_full;
+    if (tiles.weighs()) {
+      if (careful) {
+        pairs.template compute_weights<true>(step);
+        mark_rows(step);
+      } else {
+        pairs.template compute_weights<false>(step);
+      }
+      tiles.team_sync();          // P is there for this role
+      tiles.weights_are_there();  // and for the other
+      add_dv(step.stage);
+      add_dq_before();
+    } else {
+      add_dq_before();
+      if (careful) {
+        pairs.template compute_ds<true>(step);
+        mark_rows(step);
+      } else {
+        pairs.template compute_ds<false>(step);
+      }
+      tiles.team_sync();  // dS is there
+      add_dk(step.stage, step.pair_stage);
+    }
+  }
+
+  // Steps 1 and 5, and all tiles of queries of all heads of the group that see a key of the block.
   void walk() {
+    constexpr bool kLate = kConfig.dq && kConfig.pair_stages == 2;  // dQ a step after its dS
     const i64 begin = range.visit.begin, end = range.visit.end;
-    const i64 group = p.group_size();
-    const i64 first_head = place.kv_head * group;
-    fetch_keys();
-    fetch(first_head, begin, 0);
-    fetch_rows(first_head, begin);
+    const i64 first_head = place.kv_head * p.group_size();
+    const i64 end_head = first_head + p.group_size();
+    const auto queries_of = [&](i64 head) {
+      const i64 row = tile_number(head, 0) * kConfig.rows;
+      return loader.queries_of(head, params.rows + row, params.columns + row);
+    };
+    loader.fetch_keys();
+    auto queries = queries_of(first_head);
+    loader.fetch(queries, begin, 0);
     i32 stage = 0;
 #pragma unroll 1
-    for (i64 member = 0; member < group; ++member) {
-      const HeadType head(p, index, first_head + member);
+    for (i64 number = first_head; number < end_head; ++number) {
+      const HeadType head(p, index, number);
 #pragma unroll 1
       for (i64 block = begin; block < end; ++block) {
         const bool wraps = block + 1 == end;
-        const bool is_last = wraps && member + 1 == group;
-        const i64 next_head = head.head + (wraps ? 1 : 0);
-        const i64 next_block = wraps ? begin : block + 1;
+        const bool is_last = wraps && number + 1 == end_head;
+        const auto fetch_next = [&](i32 next_stage) {
+          if (is_last) return;
+          if (wraps) queries = queries_of(number + 1);
+          loader.fetch(queries, wraps ? begin : block + 1, next_stage);
+        };
         ptx::cp_async_wait<0>();
         ptx::block_sync();  // tiles are there; all are done with those of the step before
-        if (kConfig.stages > 1 && !is_last) fetch(next_head, next_block, 1 - stage);
-        step(head, block, stage, [&] {
-          if (!is_last) fetch_rows(next_head, next_block);
-        });
-        if constexpr (kConfig.stages > 1) {
+        if constexpr (kConfig.stages == 2) fetch_next(1 - stage);
+        const auto add_dq_before = [&] {  // of the step before
+          if (!kLate || (block == begin && number == first_head)) return;
+          const bool starts = block == begin;
+          add_dq_of(number - (starts ? 1 : 0), starts ? end - 1 : block - 1, 1 - stage);
+        };
+        const Step step{head,
+                        block * kConfig.rows,
+                        place.first_key,
+                        kConfig.full_blocks && range.is_full(block),
+                        stage,
+                        kConfig.pair_stages == 2 ? stage : 0};
+        if constexpr (kConfig.split_roles) {
+          compute_role(step, add_dq_before);
+        } else {
+          add_dq_before();
+          compute(step);
+        }
+        if constexpr (kConfig.dq && !kLate) {
+          ptx::block_sync();  // dS of all is there
+          add_dq_of(number, block, 0);
+        }
+        if constexpr (kConfig.stages == 2) {
           stage = 1 - stage;
         } else {
           ptx::block_sync();  // all are done with Q and dO
-          if (!is_last) fetch(next_head, next_block, 0);
+          fetch_next(0);
         }
       }
+    }
+    if constexpr (kLate) {
+      ptx::block_sync();  // dS of all is there
+      add_dq_of(end_head - 1, end - 1, 1 - stage);
     }
   }
 
@@ -194,12 +231,13 @@ struct BackwardSm80 {
       if (range.visit.size() > 0) walk();
     }
     const float kept_scale = kConfig.dropout ? static_cast<float>(p.dropout.kept_scale()) : 1.f;
-    if constexpr (kConfig.dk) {
+    if (kConfig.dk && !(kConfig.split_roles && tiles.weighs())) {
       gradients.template store<kConfig.dk_dims()>(gradients.dK, place, p.dk, p.dim_qk,
                                                   static_cast<float>(p.score_map.scale));
     }
-    if constexpr (kConfig.dv) {
-      gradients.template store<kConfig.dv_dims()>(gradients.dV, place, p.dv, p.dim_v, kept_scale);
+    if (kConfig.dv && tiles.weighs()) {
+      gradients.template store<kConfig.dv_dims()>(gradients.dv_sums(), place, p.dv, p.dim_v,
+                                                  kept_scale);
     }
   }
 };

@@ -21,6 +21,10 @@ static_assert(sizeof(u16) == 2 && sizeof(u32) == 4 && sizeof(u64) == 8);
 // Element types of arrays, as the host names them and kernels are told.
 enum class DType : u8 { kNone, kFloat64, kFloat32, kFloat16, kBFloat16, kBool, kInt32, kInt64 };
 
+// How products of float32 numbers are computed: as they are; of inputs rounded to tf32 (11
+// significant bits); of inputs split into two tf32 numbers, three products for one.
+enum class Precision : u8 { kFloat32, kTf32, k3xTf32 };
+
 constexpr i64 size_bytes(DType dtype) {
   constexpr i64 kSizes[] = {0, 8, 4, 2, 2, 1, 4, 8};
   return kSizes[static_cast<int>(dtype)];

@@ -37,6 +37,8 @@ struct AttentionConfig {
                             // while this one is in use. 0: as many as warpgroups
   i32 q_register_dims = 0;  // so many dims of Q, a multiple of 16, stay in registers, since every
                             // product reads Q again (measured: 0 to 1 % at d 128 and 256)
+  i32 heads_per_tile = 1;   // query heads of one key head that share 64 rows: 1, 2, 4 or 8, for
+                            // queries too short to fill a tile
   bool split_dims = false;  // d_v > 256: two warpgroups share their 64 query rows; each computes
                             // all of S, and O in half of the columns
   MaskKind mask = MaskKind::kLength;
@@ -64,7 +66,8 @@ struct AttentionConfig {
   bool dropout = false;
 
   constexpr i32 q_tiles() const { return split_dims ? 1 : warpgroups; }  // of 64 query rows
-  constexpr i32 q_rows() const { return 64 * q_tiles(); }
+  constexpr i32 tile_rows() const { return 64 / heads_per_tile; }        // of a head
+  constexpr i32 q_rows() const { return tile_rows() * q_tiles(); }
   constexpr i32 o_dims() const { return split_dims ? d_v / 2 : d_v; }  // of a warpgroup
   constexpr i32 threads() const { return 128 * (warpgroups + 1); }
 
@@ -95,7 +98,7 @@ struct AttentionConfig {
   constexpr i32 q_bytes() const { return 64 * chunked(d_qk) * 2; }  // of a slot
   constexpr i32 k_bytes() const { return kv_rows * chunked(d_qk) * 2; }
   constexpr i32 v_bytes() const { return kv_rows * chunked(d_v) * 2; }
-  constexpr i32 o_bytes() const { return stage_output ? q_rows() * chunked(d_v) * 2 : 0; }
+  constexpr i32 o_bytes() const { return stage_output ? 64 * q_tiles() * chunked(d_v) * 2 : 0; }
   constexpr i32 mail_bytes() const { return 32 * (1 + warpgroups + (sequences ? 1 : 0)); }
   constexpr i32 shared_bytes() const {
     return num_q_slots() * q_bytes() + stages * (k_bytes() + v_bytes()) + o_bytes() +
@@ -122,6 +125,9 @@ struct AttentionConfig {
            producer_registers() + warpgroups * consumer_registers() <=
                (warpgroups + 1) * min(launch_registers(), 248) &&  // else setmaxnreg never returns
            !(split_dims && (warpgroups != 2 || stage_output || o_dims() % 64 != 0)) &&
+           (heads_per_tile == 1 || heads_per_tile == 2 || heads_per_tile == 4 ||
+            heads_per_tile == 8) &&
+           !(heads_per_tile > 1 && (stage_output || alibi || has_pair_terms() || dropout)) &&
            !(stage_output && (sequences || wide_output)) && !(dropout && kv_rows % 32 != 0);
   }
 };
@@ -131,7 +137,7 @@ struct alignas(64) TensorMap {
   u64 words[16];
 };
 
-// Q: box (64, 64), K: (64, kv_rows), V: (64, kv_rows), O: (64, 64); dims (d, rows, heads,
+// Q: box (64, tile_rows), K: (64, kv_rows), V: (64, kv_rows), O: (64, 64); dims (d, rows, heads,
 // batch), 16-bit elements, 128-byte swizzle, zero fill. Without config.swizzle the boxes of Q, K
 // and V are 8 wide. O is looked at where stage_output only.
 struct ForwardTensorMaps {

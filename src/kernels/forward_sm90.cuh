@@ -8,7 +8,8 @@
 // O's columns each (ForwardConsumer): S = Q K^T of one block of keys is issued before O += P V of
 // the previous one, so that the softmax hides under both, and the warpgroups may take turns at the
 // tensor cores. Shah et al., "FlashAttention-3" (2024), sections 3.1 and 3.2; the softmax without a
-// running maximum is ours (tile/row_softmax.cuh). A block of queries whose result left the range of
+// running maximum is ours (tile/row_softmax.cuh). Queries too short for 64 rows may share a tile
+// with other heads of their key head. A block of queries whose result left the range of
 // float32, or met an infinity or NaN, is computed again by the textbook. Must hold: sm_90a,
 // kConfig.valid(), launched with threads() threads, shared_bytes() bytes and at most one block a
 // multiprocessor.
@@ -34,95 +35,120 @@ struct ForwardConsumer : ForwardWarpgroup<kConfig> {
   using Own::shared, Own::thread, Own::warpgroup, Own::q_at, Own::k_at, Own::v_at;
   using typename Own::Scores, typename Own::Task;
 
-  void compute_block(const Task& task, const KeyBlocks& blocks) {
-    i32 j = blocks.all_end - 1;
-    float O[kConfig.o_dims() / 2];
-    u32 P[kConfig.kv_rows / 4];
-    RowSoftmax<kConfig> softmax{softmax_factor()};
+  // What a warpgroup has of its 64 query rows in registers.
+  using Output = float[kConfig.o_dims() / 2];
+  using Weights = u32[kConfig.kv_rows / 4];
+  struct Rows {
+    FragmentScores<kConfig> scores;
+    RowSoftmax<kConfig> softmax;
+    u32 sQ;
+    QRegisters<kConfig> rQ;
+    Interval visible[2];
     float rescale[2] = {1, 1};
     bool accumulate = false;
+  };
 
-#pragma unroll 1
-    for (; j >= blocks.end; --j) skip_block();
+  void wait_for_queries(Rows& rows) const {
     shared.q().wait(q_at);
-    const u32 sQ = shared.q().address(q_at);
-    QRegisters<kConfig> rQ;
-    load_q_registers<kConfig>(rQ, sQ);
+    rows.sQ = shared.q().address(q_at);
+    load_q_registers<kConfig>(rows.rQ, rows.sQ);
     if constexpr (!kTurns && kConfig.q_register_dims > 0) {
       ptx::bar_sync(kOutputBarrier + warpgroup, 128);  // all warps have read Q: one gives it back
     }
-    const FragmentScores<kConfig> scores = scores_of(task);
+  }
 
-    // S = Q K^T and P = exp2(c S - m) for the last block of keys
-    Interval visible[2];
-    {
-      Scores S;
-      shared.k().wait(k_at);
-      take_turn();
-      issue_scores<kConfig>(S, rQ, sQ, shared.k().address(k_at));
-      pass_turn();
-      see(visible, task);
-      ptx::wgmma_wait<0>();
-      release_k();
-      scores.apply(S, j * kConfig.kv_rows);
-      if (j >= blocks.full_end || j < blocks.full_begin) hide(S, visible, j);
-      softmax.update(S, rescale);
-      scores.pairs.drop(S, j * kConfig.kv_rows);
-      round_probabilities<kConfig>(P, S);
-      --j;
+  // S = Q K_j^T and P = exp2(c S - m), for the last block of keys.
+  void begin(Rows& rows, Weights& P, const Task& task, const KeyBlocks& blocks, i32 j) {
+    Scores S;
+    shared.k().wait(k_at);
+    take_turn();
+    issue_scores<kConfig>(S, rows.rQ, rows.sQ, shared.k().address(k_at));
+    pass_turn();
+    see(rows.visible, task);
+    ptx::wgmma_wait<0>();
+    release_k();
+    rows.scores.apply(S, j * kConfig.kv_rows);
+    if (j >= blocks.full_end || j < blocks.full_begin) hide(S, rows.visible, j);
+    rows.softmax.update(S, rows.rescale);
+    rows.scores.pairs.drop(S, j * kConfig.kv_rows);
+    round_probabilities<kConfig>(P, S);
+  }
+
+  // One block of keys, and the product that the block before it left.
+  template <bool kPartial>
+  void step(Rows& rows, Output& O, Weights& P, i32 j) {
+    constexpr bool kUpdate = kPartial || kConfig.shift_rule == ShiftRule::kEveryBlock ||
+                             kConfig.shift_rule == ShiftRule::kWhenGrown;
+    Scores S;
+    if (waits_for_data()) shared.k().wait(k_at);
+    take_turn();
+    // S = Q K_j^T
+    issue_scores<kConfig>(S, rows.rQ, rows.sQ, shared.k().address(k_at));
+    // O += P_{j+1} V_{j+1}
+    if (waits_for_data()) shared.v().wait(v_at);
+    issue_output<kConfig>(O, P, v_tile(), rows.accumulate);
+    rows.accumulate = true;
+    pass_turn();
+    ptx::wgmma_wait<kConfig.overlap ? 1 : 0>();
+    release_k();
+    // S = exp2(c S - m), under the product above
+    rows.scores.apply(S, j * kConfig.kv_rows);
+    if constexpr (kPartial) hide(S, rows.visible, j);
+    bool grown = false;
+    if constexpr (kUpdate) {
+      grown = rows.softmax.update(S, rows.rescale);
+    } else {
+      rows.softmax.keep(S);
     }
-
-    const auto step = [&](auto partial) {
-      constexpr bool kPartial = decltype(partial)::kValue;
-      constexpr bool kUpdate = kPartial || kConfig.shift_rule == ShiftRule::kEveryBlock ||
-                               kConfig.shift_rule == ShiftRule::kWhenGrown;
-      Scores S;
-      if (waits_for_data()) shared.k().wait(k_at);
-      take_turn();
-      // S_j = Q K_j^T
-      issue_scores<kConfig>(S, rQ, sQ, shared.k().address(k_at));
-      // O += P_{j+1} V_{j+1}
-      if (waits_for_data()) shared.v().wait(v_at);
-      issue_output<kConfig>(O, P, v_tile(), accumulate);
-      accumulate = true;
-      pass_turn();
-      ptx::wgmma_wait<kConfig.overlap ? 1 : 0>();
-      release_k();
-      // S = exp2(c S - m), under the product above
-      scores.apply(S, j * kConfig.kv_rows);
-      if constexpr (kPartial) this->hide(S, visible, j);
-      const bool grown = kUpdate ? softmax.update(S, rescale) : softmax.keep(S, rescale);
-      scores.pairs.drop(S, j * kConfig.kv_rows);
-      ptx::wgmma_wait<0>();
-      release_v();
-      // O *= exp2(m_old - m), P_j = S
-      if (grown) scale_rows(O, rescale);
-      round_probabilities<kConfig>(P, S);
-    };
-#pragma unroll 1
-    for (; j >= blocks.full_end; --j) step(Flag<true>{});
-#pragma unroll 1
-    for (; j >= blocks.full_begin; --j) step(Flag<false>{});
-    if constexpr (kConfig.mask == MaskKind::kBoth) {
-#pragma unroll 1
-      for (; j >= blocks.begin; --j) step(Flag<true>{});
-    }
-    release_q();
-
-    // O += P V for the first block of keys
-    shared.v().wait(v_at);
-    issue_output<kConfig>(O, P, v_tile(), accumulate);
-    softmax.finish();
+    rows.scores.pairs.drop(S, j * kConfig.kv_rows);
     ptx::wgmma_wait<0>();
     release_v();
+    // O *= exp2(m_old - m), P_j = S
+    if (grown) scale_rows(O, rows.rescale);
+    round_probabilities<kConfig>(P, S);
+    if constexpr (!kUpdate) {
+      if (!rows.softmax.outgrew(S, rows.rescale)) return;
+      scale_rows(O, rows.rescale);
+      round_probabilities<kConfig>(P, S);
+    }
+  }
+
+  // O += P V, for the first block of keys.
+  void end(Rows& rows, Output& O, const Weights& P) {
+    shared.v().wait(v_at);
+    issue_output<kConfig>(O, P, v_tile(), rows.accumulate);
+    rows.softmax.finish();
+    ptx::wgmma_wait<0>();
+    release_v();
+  }
+
+  // From the last block of keys that a row sees to the first.
+  void compute_block(const Task& task, const KeyBlocks& blocks) {
+    i32 j = blocks.all_end - 1;
+#pragma unroll 1
+    for (; j >= blocks.end; --j) skip_block();
+    Rows rows{scores_of(task), {softmax_factor()}};
+    Output O;
+    Weights P;
+    wait_for_queries(rows);
+    begin(rows, P, task, blocks, j--);
+#pragma unroll 1
+    for (; j >= blocks.full_end; --j) step<true>(rows, O, P, j);
+#pragma unroll 1
+    for (; j >= blocks.full_begin; --j) step<false>(rows, O, P, j);
+    if constexpr (kConfig.mask == MaskKind::kBoth) {
+#pragma unroll 1
+      for (; j >= blocks.begin; --j) step<true>(rows, O, P, j);
+    }
+    release_q();
+    end(rows, O, P);
     if constexpr (kConfig.mask == MaskKind::kBoth) {
 #pragma unroll 1
       for (j = blocks.begin - 1; j >= blocks.all_begin; --j) skip_block();
     }
-
     const ForwardOutput<kConfig> output{*this};
-    output.report(O, softmax, visible, task);
-    output.template write<false>(O, softmax, task);
+    output.report(O, rows.softmax, rows.visible, task);
+    output.template write<false>(O, rows.softmax, task);
   }
 
   void run() {
@@ -133,7 +159,8 @@ struct ForwardConsumer : ForwardWarpgroup<kConfig> {
       const Assignment assignment = read_assignment(shared, count);
       if (assignment.block.q_block < 0) break;
       const Task task{assignment.block,
-                      assignment.block.q_block * kConfig.q_rows() + 64 * q_tile<kConfig>(warpgroup),
+                      assignment.block.q_block * kConfig.q_rows() +
+                          kConfig.tile_rows() * q_tile<kConfig>(warpgroup),
                       count};
       const KeyBlocks blocks = read_key_blocks(shared, count, warpgroup);
       if (assignment.careful) {

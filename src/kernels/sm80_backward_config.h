@@ -23,7 +23,10 @@ struct Sm80BackwardConfig {
   i32 s_rows = 32, s_columns = 32;
   i32 kv_rows = 32;  // and as many dims as are left for it, see kv_parts()
   i32 dq_rows = 32, dq_dims = 32;
-  i32 min_blocks = 1;  // on a multiprocessor: a bound on registers
+  i32 pair_stages = 1;       // of dS: with two, dQ of a step is computed in the next
+  bool split_roles = false;  // half of the warps compute P and dV, the others dS and dK
+  i32 min_blocks = 1;        // on a multiprocessor: a bound on registers
+  bool units = false;        // rows of q, k, v and dout are 16-byte units on multiples of 16 bytes
 
   // What the problem asks for.
   bool dq = true;
@@ -36,7 +39,7 @@ struct Sm80BackwardConfig {
   bool dropout = false;
   bool split_sum = false;  // sinks and dlse: P and the share of lse have different denominators
   bool ordered = false;    // blocks add to dQ in the order of their keys: the same bits every time
-  bool wide_sums = false;  // four sums of dQ in one instruction: Hopper and later
+  bool wide_stores = false;  // four sums of dQ, or four matrices, in one instruction: Hopper, later
 
   // Ablation.
   bool swizzle = true;      // as in Sm80Config
@@ -44,25 +47,31 @@ struct Sm80BackwardConfig {
 
   constexpr i32 threads() const { return 32 * warps; }
   // Warps side by side along the keys of dK and dV; the others share the dims.
+  constexpr i32 role_warps() const { return split_roles ? warps / 2 : warps; }
   constexpr i32 kv_groups() const { return columns / kv_rows; }
-  constexpr i32 kv_parts() const { return warps / kv_groups(); }
+  constexpr i32 kv_parts() const { return role_warps() / kv_groups(); }
+  // A team of warps computes the columns of P and dS that its dK and dV take up, and no others.
+  constexpr i32 team_columns() const { return max(kv_rows, s_columns); }
+  constexpr i32 num_teams() const { return columns / team_columns(); }
+  constexpr i32 team_warps() const { return role_warps() / num_teams(); }
+  constexpr i32 team_tiles() const { return rows / s_rows * (team_columns() / s_columns); }
   constexpr i32 dk_dims() const { return d_qk / kv_parts(); }
   constexpr i32 dv_dims() const { return d_v / kv_parts(); }
-  constexpr i32 s_tiles() const { return rows / s_rows * (columns / s_columns); }
   constexpr i32 dq_tiles() const { return rows / dq_rows * (d_qk / dq_dims); }
   constexpr i32 dq_elems() const { return rows * d_qk; }
 
-  // Shared memory in this order: K, V, stages of Q and dO, P, dS, what is kept of the rows, terms.
+  // Shared memory in this order: K, V, stages of Q, dO and what is kept of their rows, P, dS,
+  // terms.
   constexpr i32 k_bytes() const { return columns * d_qk * 2; }
   constexpr i32 v_bytes() const { return columns * d_v * 2; }
   constexpr i32 q_bytes() const { return rows * d_qk * 2; }
   constexpr i32 dout_bytes() const { return rows * d_v * 2; }
-  constexpr i32 row_bytes() const { return rows * 16; }
-  constexpr i32 stage_bytes() const { return q_bytes() + dout_bytes(); }
+  constexpr i32 row_bytes() const { return rows * (16 + 8); }  // Sm80Row, Sm80Columns
+  constexpr i32 stage_bytes() const { return q_bytes() + dout_bytes() + row_bytes(); }
   constexpr i32 pair_bytes() const { return rows * columns * 2; }
   constexpr i32 term_bytes() const { return terms ? warps * 16 * scores().term_stride() * 4 : 0; }
   constexpr i32 shared_bytes() const {
-    return k_bytes() + v_bytes() + stages * stage_bytes() + 2 * pair_bytes() + row_bytes() +
+    return k_bytes() + v_bytes() + stages * stage_bytes() + (1 + pair_stages) * pair_bytes() +
            term_bytes();
   }
 
@@ -87,10 +96,14 @@ struct Sm80BackwardConfig {
   constexpr bool valid() const {
     const auto divides = [](i32 part, i32 whole) { return part % 16 == 0 && whole % part == 0; };
     return (dtype == DType::kBFloat16 || dtype == DType::kFloat16) && 1 <= warps && warps <= 16 &&
-           1 <= stages && stages <= 2 && divides(s_rows, rows) && divides(s_columns, columns) &&
-           divides(kv_rows, columns) && divides(dq_rows, rows) && divides(dq_dims, d_qk) &&
-           warps % kv_groups() == 0 && divides(dk_dims(), d_qk) && divides(dv_dims(), d_v) &&
-           rows % 16 == 0 && s_rows <= 32;
+           1 <= stages && stages <= 2 && 1 <= pair_stages && pair_stages <= stages &&
+           divides(s_rows, rows) && divides(s_columns, columns) && divides(kv_rows, columns) &&
+           divides(dq_rows, rows) && divides(dq_dims, d_qk) && role_warps() % kv_groups() == 0 &&
+           team_columns() % kv_rows == 0 && team_columns() % s_columns == 0 &&
+           columns % team_columns() == 0 && divides(dk_dims(), d_qk) && divides(dv_dims(), d_v) &&
+           rows % 16 == 0 && (s_rows <= 32 || split_roles) &&
+           (!split_roles || (warps % 2 == 0 && d_qk == d_v && dq && dk && dv && !dropout &&
+                             !softcap && !split_sum));
   }
 };
 
@@ -104,10 +117,16 @@ struct alignas(16) Sm80Row {
   float share;
 };
 
+// The keys that the structured masks let a row see.
+struct alignas(8) Sm80Columns {
+  i32 begin, end;
+};
+
 struct Sm80BackwardParams {
   AttentionParams attention;
-  Sm80Row* rows;      // (batch, head, slot of queries, config.rows)
-  float* dq_sums;     // (batch, head, slot of queries, config.dq_elems()), see Sm80DqOrder
+  Sm80Row* rows;         // (batch, head, slot of queries, config.rows)
+  Sm80Columns* columns;  // likewise
+  float* dq_sums;        // (batch, head, slot of queries, config.dq_elems()), see Sm80DqOrder
   u32* suspect_rows;  // (batch, head, slot of queries): dQ may have met NaN that is hidden from it
   u32* suspect_keys;  // (batch, kv_head, slot of keys): so may dK and dV
   u32* turns;         // (batch, head, slot of queries): blocks that have added; config.ordered
@@ -125,8 +144,8 @@ struct Sm80DqOrder {
   // Float i of lane `lane`, of 16 rows `t`, of tile `tile`.
   static constexpr i32 index(i32 tile, i32 t, i32 i, i32 lane) {
     const i32 group = t * (kFloats / 4) + i / 4;
-    return tile * kTileElems +
-           (kConfig.wide_sums ? (group * 32 + lane) * 4 + i % 4 : (group * 4 + i % 4) * 32 + lane);
+    return tile * kTileElems + (kConfig.wide_stores ? (group * 32 + lane) * 4 + i % 4
+                                                    : (group * 4 + i % 4) * 32 + lane);
   }
 
   // Where row `row` of the step, dim `dim` lies.

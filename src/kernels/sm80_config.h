@@ -62,7 +62,10 @@ struct Sm80Config {
   constexpr i32 limit_bytes() const { return rows() * 8; }
   constexpr i32 terms_at() const { return q_bytes() + stages * (k_bytes() + v_bytes()); }
   constexpr i32 limits_at() const { return terms_at() + term_bytes(); }
-  constexpr i32 forward_shared_bytes() const { return limits_at() + limit_bytes() + 16; }
+  // O goes over all of it.
+  constexpr i32 forward_shared_bytes() const {
+    return max(limits_at() + limit_bytes() + 16, units ? rows() * max(d_qk, d_v) * 2 : 0);
+  }
 
   constexpr bool valid() const {
     return (dtype == DType::kBFloat16 || dtype == DType::kFloat16) && d_qk % 16 == 0 &&

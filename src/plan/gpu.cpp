@@ -133,9 +133,11 @@ int blocks_per_multiprocessor(const Gpu& gpu, int registers, int num_threads, si
   return blocks;
 }
 
-double peak_flops(const Gpu& gpu, DType dtype, bool tensor_cores) {
+double peak_flops(const Gpu& gpu, DType dtype, Precision precision, bool tensor_cores) {
   if (dtype == DType::kFloat64) return gpu.float64_flops;
-  return tensor_cores ? gpu.tensor_flops : gpu.float32_flops;
+  if (!tensor_cores) return gpu.float32_flops;
+  if (dtype != DType::kFloat32) return gpu.tensor_flops;
+  return gpu.tensor_flops / (precision == Precision::k3xTf32 ? 6 : 2);
 }
 
 }  // namespace fulmen

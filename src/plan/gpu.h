@@ -47,7 +47,7 @@ std::string arch_name(int compute_capability);
 int blocks_per_multiprocessor(const Gpu& gpu, int registers, int num_threads, size_t shared_bytes);
 
 // Floating-point operations a second, for inputs of a dtype on the units that an implementation
-// uses.
-double peak_flops(const Gpu& gpu, DType dtype, bool tensor_cores);
+// uses; of float32 on tensor cores, which take tf32 at half the rate of 16 bits, those asked for.
+double peak_flops(const Gpu& gpu, DType dtype, Precision precision, bool tensor_cores);
 
 }  // namespace fulmen

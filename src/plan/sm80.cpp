@@ -101,7 +101,7 @@ std::string sm80_refusal(const Problem& problem, const Gpu& gpu) {
   return "";
 }
 
-bool sm80_has_units(const Problem& problem) {
+bool sm80_has_units(const Problem& problem, Array last) {
   constexpr i64 kUnit = 8;  // elements
   const auto has_units = [&](Array array) {
     const Tensor& tensor = problem.arrays[array];
@@ -113,7 +113,7 @@ bool sm80_has_units(const Problem& problem) {
   };
   return problem.pointer_alignment >= 2 * kUnit && problem.dim_qk % kUnit == 0 &&
          problem.dim_v % kUnit == 0 && has_units(Array::kQ) && has_units(Array::kK) &&
-         has_units(Array::kV) && has_units(Array::kO);
+         has_units(Array::kV) && has_units(last);
 }
 
 Sm80Config sm80_forward_config(const Problem& problem, const Gpu& gpu) {

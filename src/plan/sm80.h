@@ -18,9 +18,9 @@ u32 sm80_switches(const Problem& problem);
 // Called only where nothing is refused.
 Sm80Config sm80_forward_config(const Problem& problem, const Gpu& gpu);
 
-// Whether rows of q, k, v and o are 16-byte units on multiples of 16 bytes, and o of the dtype of
-// q.
-bool sm80_has_units(const Problem& problem);
+// Whether rows of q, k, v and `last` are 16-byte units on multiples of 16 bytes, and all of the
+// dtype of q.
+bool sm80_has_units(const Problem& problem, Array last = Array::kO);
 
 // Heads whose blocks are neighbours in a launch: their K and V take half of the L2.
 i32 sm80_heads_per_group(const Problem& problem, const Gpu& gpu);

@@ -7,6 +7,7 @@
 
 #include "core/error.h"
 #include "plan/simt.h"
+#include "plan/sm80.h"
 
 namespace fulmen {
 namespace {
@@ -18,15 +19,25 @@ constexpr i64 kLinesUnderMask = 8;  // query heads that are walked together
 // Widest first. A shape is taken for head dimensions up to max_dim where it leaves room for
 // min_blocks blocks on a multiprocessor.
 struct TileShape {
-  i32 max_dim, warps, rows, columns, stages, s_rows, s_columns, kv_rows, dq_rows, min_blocks;
+  i32 max_dim, warps, rows, columns, stages, pair_stages, s_rows, s_columns, kv_rows, dq_rows;
+  i32 min_blocks;
+  bool split_roles;
 };
 constexpr TileShape kShapes[] = {
-    {64, 4, 64, 128, 2, 32, 32, 32, 32, 2}, {64, 8, 64, 128, 2, 32, 32, 32, 32, 1},
-    {64, 4, 64, 64, 2, 32, 32, 32, 32, 1},  {128, 8, 64, 128, 2, 32, 32, 32, 32, 1},
-    {128, 4, 64, 64, 1, 32, 32, 32, 32, 1}, {256, 8, 64, 64, 2, 16, 32, 32, 32, 1},
-    {256, 8, 64, 64, 1, 16, 32, 32, 32, 1}, {256, 8, 32, 32, 1, 16, 16, 16, 16, 1},
-    {576, 8, 32, 32, 2, 16, 16, 16, 16, 1}, {576, 8, 32, 32, 1, 16, 16, 16, 16, 1},
-    {576, 8, 16, 16, 1, 16, 16, 16, 16, 1},
+    {64, 4, 64, 128, 2, 1, 32, 32, 32, 32, 2, false},
+    {64, 8, 64, 128, 2, 1, 32, 32, 32, 32, 1, false},
+    {64, 4, 64, 64, 2, 1, 32, 32, 32, 32, 1, false},
+    {128, 8, 64, 128, 2, 2, 64, 32, 32, 32, 1, true},
+    {128, 8, 64, 128, 2, 2, 32, 32, 32, 32, 1, false},
+    {128, 8, 64, 128, 2, 1, 32, 32, 32, 32, 1, false},
+    {128, 4, 64, 64, 1, 1, 32, 32, 32, 32, 1, false},
+    {256, 8, 64, 64, 2, 2, 32, 32, 32, 32, 1, true},
+    {256, 8, 64, 64, 2, 1, 32, 16, 32, 32, 1, false},
+    {256, 8, 64, 64, 1, 1, 32, 16, 32, 32, 1, false},
+    {256, 8, 32, 32, 1, 1, 16, 16, 16, 16, 1, false},
+    {576, 8, 32, 32, 2, 1, 16, 16, 16, 16, 1, false},
+    {576, 8, 32, 32, 1, 1, 16, 16, 16, 16, 1, false},
+    {576, 8, 16, 16, 1, 1, 16, 16, 16, 16, 1, false},
 };
 
 i32 rounded_up(i64 dim, i64 unit) {
@@ -46,7 +57,8 @@ void set_options(Sm80BackwardConfig& config, const Problem& problem, const Gpu& 
   config.dropout = problem.dropout.enabled();
   config.split_sum = problem.has(Array::kSinks) && problem.has(Array::kDLse);
   config.ordered = config.dq && (problem.deterministic || problem.batch_invariant);
-  config.wide_sums = gpu.compute_capability >= 90;
+  config.wide_stores = gpu.compute_capability >= 90;
+  config.units = sm80_has_units(problem, Array::kDOut);
 }
 
 // Tiles of dQ as wide as leaves one for every warp.
@@ -58,14 +70,24 @@ i32 dq_dims(const Sm80BackwardConfig& config) {
   return 16;
 }
 
+bool is_plain(const Sm80BackwardConfig& config) {
+  return !config.terms && !config.natural && !config.dropout;
+}
+bool may_split_roles(const Sm80BackwardConfig& config) {
+  return is_plain(config) && !config.split_sum && config.dq && config.dk && config.dv &&
+         config.d_qk == config.d_v;
+}
+
 void set_shape(Sm80BackwardConfig& config, const TileShape& shape, const Problem& problem) {
   // Options take registers: with any of them a warp's tile of S has 16 rows.
-  const bool is_plain = !config.terms && !config.natural && !config.dropout;
+  const bool plain = is_plain(config);
   config.warps = shape.warps;
   config.rows = shape.rows;
   config.columns = shape.columns;
   config.stages = shape.stages;
-  config.s_rows = is_plain ? shape.s_rows : 16;
+  config.pair_stages = shape.pair_stages;
+  config.split_roles = shape.split_roles;
+  config.s_rows = plain ? shape.s_rows : 16;
   config.s_columns = shape.s_columns;
   config.kv_rows = shape.kv_rows;
   config.dq_rows = shape.dq_rows;
@@ -81,6 +103,7 @@ Sm80BackwardConfig config_of(const Problem& problem, const Gpu& gpu) {
   set_options(config, problem, gpu);
   for (const TileShape& shape : kShapes) {
     set_shape(config, shape, problem);
+    if (config.split_roles && !may_split_roles(config)) continue;
     const size_t bytes = static_cast<size_t>(config.shared_bytes());
     // The system keeps 1 KB of every block.
     const size_t total = static_cast<size_t>(shape.min_blocks) * (bytes + 1024);
@@ -135,7 +158,7 @@ std::string sm80_backward_refusal(const Problem& problem, const Gpu& gpu) {
 
 Sm80BackwardConfig sm80_backward_config(const Problem& problem, const Gpu& gpu) {
   Sm80BackwardConfig config = config_of(problem, gpu);
-  if (leaves_out(problem, Optimisation::kPipeline)) config.stages = 1;
+  if (leaves_out(problem, Optimisation::kPipeline)) config.stages = config.pair_stages = 1;
   config.swizzle = !leaves_out(problem, Optimisation::kSwizzle);
   config.full_blocks = !leaves_out(problem, Optimisation::kFullBlocks);
   return config;
@@ -145,6 +168,8 @@ Sm80BackwardConfig sm80_rows_config(const Sm80BackwardConfig& config) {
   Sm80BackwardConfig reduced;
   reduced.dtype = config.dtype;
   reduced.rows = config.rows;
+  reduced.d_qk = config.d_qk;
+  reduced.dq = config.dq;
   reduced.split_sum = config.split_sum;
   return reduced;
 }
@@ -157,7 +182,7 @@ Sm80BackwardConfig sm80_finish_config(const Sm80BackwardConfig& config) {
   reduced.columns = config.columns;
   reduced.dq_rows = config.dq_rows;
   reduced.dq_dims = config.dq_dims;
-  reduced.wide_sums = config.wide_sums;
+  reduced.wide_stores = config.wide_stores;
   return reduced;
 }
 
@@ -175,14 +200,16 @@ Sm80BackwardWorkspace sm80_backward_workspace(const Problem& problem,
   const i64 row_tiles = tiles_of(problem, problem.q_rows, problem.heads_q, config.rows);
   const i64 key_tiles = tiles_of(problem, problem.kv_rows, problem.heads_kv, config.columns);
   Sm80BackwardWorkspace workspace{};
-  workspace.suspect_rows_at = config.dq ? aligned(row_tiles * config.dq_elems() * 4) : 0;
-  workspace.suspect_keys_at = workspace.suspect_rows_at + row_tiles * 4;
+  workspace.suspect_keys_at = row_tiles * 4;
   workspace.turns_at = workspace.suspect_keys_at + key_tiles * 4;
   workspace.next_block_at = workspace.turns_at + (config.ordered ? row_tiles * 4 : 0);
   workspace.zeroed_bytes = workspace.next_block_at + 4;
   workspace.rows_at = aligned(workspace.zeroed_bytes);
+  workspace.columns_at = workspace.rows_at + row_tiles * config.rows * i64{sizeof(Sm80Row)};
+  workspace.dq_sums_at =
+      aligned(workspace.columns_at + row_tiles * config.rows * i64{sizeof(Sm80Columns)});
   workspace.row_terms_at =
-      aligned(workspace.rows_at + row_tiles * config.rows * static_cast<i64>(sizeof(Sm80Row)));
+      aligned(workspace.dq_sums_at + (config.dq ? row_tiles * config.dq_elems() * 4 : 0));
   const i64 rows = (problem.packed ? 1 : problem.num_sequences) * problem.heads_q * problem.q_rows;
   const size_t simt = needs_simt(problem) ? simt_workspace_bytes(problem.dtype, rows) : 0;
   workspace.bytes = workspace.row_terms_at + static_cast<i64>(simt);
@@ -194,7 +221,8 @@ GpuNeeds sm80_backward_needs(const Problem& problem, const Gpu& gpu) {
   const Sm80BackwardWorkspace workspace = sm80_backward_workspace(problem, config);
   return {.tile = {config.rows, config.columns},
           .workspace_bytes = static_cast<size_t>(workspace.bytes),
-          .zeroed_bytes = static_cast<size_t>(workspace.zeroed_bytes)};
+          .zeroed_bytes = static_cast<size_t>(workspace.zeroed_bytes),
+          .alignment_bytes = config.units ? 16 : 1};
 }
 
 }  // namespace fulmen

@@ -32,13 +32,15 @@ Sm80BackwardConfig sm80_finish_config(const Sm80BackwardConfig& config);
 i32 sm80_lines_per_group(const Problem& problem);
 
 // Where the parts of the workspace begin, in bytes.
+// Places in the workspace, in bytes; marks of suspect rows come first.
 struct Sm80BackwardWorkspace {
-  i64 suspect_rows_at;  // after the sums of dQ
   i64 suspect_keys_at;
   i64 turns_at;
   i64 next_block_at;
   i64 zeroed_bytes;
   i64 rows_at;
+  i64 columns_at;
+  i64 dq_sums_at;
   i64 row_terms_at;  // of simt's kernels for dbias and dsinks
   i64 bytes;
 };

@@ -34,6 +34,20 @@ i32 product_width(i64 dim) {
   return width;
 }
 
+// Heads of one key head whose queries fit a tile of 64 rows together: their keys and values are
+// read once for all of them.
+i32 heads_per_tile(const Problem& problem, const AttentionConfig& config) {
+  if (problem.batch_invariant || config.split_dims || config.alibi || config.has_pair_terms() ||
+      config.dropout) {
+    return 1;
+  }
+  i32 heads = 1;
+  while (heads < 8 && problem.group_size() % (2 * heads) == 0 && 2 * heads * problem.max_q <= 64) {
+    heads *= 2;
+  }
+  return heads;
+}
+
 // What the problem asks of any tile.
 AttentionConfig options_of(const Problem& problem) {
   AttentionConfig config;
@@ -64,6 +78,7 @@ AttentionConfig options_of(const Problem& problem) {
   } else if (problem.dtype == DType::kFloat16) {
     config.shift_rule = ShiftRule::kWhenSumGrew;
   }
+  config.heads_per_tile = heads_per_tile(problem, config);
   return config;
 }
 
@@ -77,10 +92,10 @@ void set_tile(AttentionConfig& config, i32 warpgroups, i32 kv_rows, i32 stages, 
 // Whether tiles of so many warpgroups find a multiprocessor each at once. Then the smallest such
 // tile is the fastest: d 64, 8 heads of 128 rows 4.2 us with one warpgroup against 5.6 with three;
 // d 128, 8 heads of 2,048 rows 30.6 us with two, 38.5 with three, 40.1 with one (2026-11-28).
-bool fits_at_once(const Problem& problem, i32 warpgroups) {
+bool fits_at_once(const Problem& problem, AttentionConfig config, i32 warpgroups) {
   constexpr i64 kMultiprocessors = 132;  // of an H100 SXM
-  return !problem.batch_invariant &&
-         sm90_max_q_blocks(problem, {.warpgroups = warpgroups}) <= kMultiprocessors;
+  config.warpgroups = warpgroups;
+  return !problem.batch_invariant && sm90_max_q_blocks(problem, config) <= kMultiprocessors;
 }
 
 void set_tile_of_64_rows(AttentionConfig& config, i32 widest) {
@@ -197,19 +212,21 @@ std::string sm90_forward_refusal(const Problem& problem, const Gpu& gpu) {
 
 AttentionConfig sm90_forward_config(const Problem& problem) {
   AttentionConfig config = options_of(problem);
-  const bool is_short = max(problem.max_q, problem.max_kv) <= kShort;
+  const bool is_short = !problem.batch_invariant && max(problem.max_q, problem.max_kv) <= kShort;
+  const bool fills_one_tile = !problem.batch_invariant && problem.max_q <= 64;
   const bool per_pair = config.has_pair_terms() || config.dropout;
   const i32 widest = max(AttentionConfig::chunked(config.d_qk), config.d_v);
   if (config.split_dims) {
     set_tile_512(config);
-  } else if (fits_at_once(problem, 1) && !(per_pair && widest > 192)) {  // that would spill
+  } else if ((fills_one_tile || fits_at_once(problem, config, 1)) &&
+             !(per_pair && widest > 192)) {  // that would spill
     set_tile_of_64_rows(config, widest);
   } else if (per_pair && widest <= 192) {
     set_tile(config, 2, 64, 2, 2);
   } else if (widest <= 64) {
-    set_tile_64(config, is_short, fits_at_once(problem, 2));
+    set_tile_64(config, is_short, fits_at_once(problem, config, 2));
   } else if (widest <= 128) {
-    set_tile_128(config, is_short, fits_at_once(problem, 2));
+    set_tile_128(config, is_short, fits_at_once(problem, config, 2));
   } else if (widest <= 192 && config.d_v <= 128) {
     set_tile(config, 2, 112, 2, 2);
   } else if (widest <= 192) {
@@ -261,7 +278,7 @@ i64 sm90_max_q_blocks(const Problem& problem, const AttentionConfig& config) {
   const i64 rows = config.q_rows();
   const i64 of_a_head = problem.packed ? problem.q_rows / rows + problem.num_sequences
                                        : ceil_div(problem.q_rows, rows) * problem.num_sequences;
-  return of_a_head * problem.heads_q;
+  return of_a_head * problem.heads_q / config.heads_per_tile;
 }
 
 }  // namespace fulmen

@@ -100,6 +100,19 @@ const Refusal kRows[] = {
      [](TestCall& c) { c.problem.batch_invariant = -1; },
      FULMEN_ERROR_ARGUMENT,
      {"batch_invariant is -1"}},
+    {"precision 3",
+     [](TestCall& c) { c.problem.precision = static_cast<fulmen_precision>(3); },
+     FULMEN_ERROR_ARGUMENT,
+     {"precision is 3"}},
+    {"tf32 of 16-bit inputs",
+     [](TestCall& c) {
+       for (fulmen_tensor* x : {&c.tensors.q, &c.tensors.k, &c.tensors.v, &c.tensors.o}) {
+         x->dtype = FULMEN_BFLOAT16;
+       }
+       c.problem.precision = FULMEN_PRECISION_TF32;
+     },
+     FULMEN_ERROR_ARGUMENT,
+     {"precision is tf32", "are bfloat16", "leave it float32"}},
     {"a GPU's implementation on the CPU",
      [](TestCall& c) {
        c.problem.backend = FULMEN_BACKEND_CPU;

@@ -63,6 +63,7 @@ TEST(ProblemInit, SetsTheDefaultsOfTheManual) {
   EXPECT_EQ(problem.max_q, 0);
   EXPECT_EQ(problem.backend, FULMEN_BACKEND_AUTO);
   EXPECT_EQ(problem.implementation, FULMEN_IMPLEMENTATION_AUTO);
+  EXPECT_EQ(problem.precision, FULMEN_PRECISION_FLOAT32);
 }
 
 TEST(Init, OfNullDoesNothing) {

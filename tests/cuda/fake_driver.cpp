@@ -274,6 +274,12 @@ FAKE(cuPointerGetAttributes, unsigned count, const int* attributes, void** value
                         pointer < found->first + found->second.bytes;
   const Allocation memory = is_known ? found->second : Allocation{0, -2, false, false};
   for (unsigned i = 0; i < count; ++i) {
+    if (attributes[i] == kPointerRangeBegin || attributes[i] == kPointerRangeBytes) {
+      const std::uint64_t begin = is_known ? found->first : 0;
+      const std::uint64_t answer = attributes[i] == kPointerRangeBegin ? begin : memory.bytes;
+      std::memcpy(values[i], &answer, sizeof(answer));
+      continue;
+    }
     const unsigned type = memory.device >= 0 ? kMemoryDevice : kMemoryHost;
     const int answer = attributes[i] == kPointerMemoryType  ? static_cast<int>(is_known ? type : 0)
                        : attributes[i] == kPointerDevice    ? memory.device

@@ -127,8 +127,14 @@ TEST(Refusal, DenseMaskOfDeviceArrays) {
   std::vector<char> host(2 * 4 * 96 * 96);
   const int64_t shape[4] = {2, 4, 96, 96};
   fulmen_tensor_init(&visible, host.data(), FULMEN_BOOL, 4, shape);
+  // Of q only extents are read.
+  EXPECT_EQ(fulmen_dense_mask(&call.problem, &call.tensors, &visible), FULMEN_OK)
+      << fulmen_last_error();
+  EXPECT_EQ(host[0], 1);
+  call.add(&fulmen_tensors::mask, FULMEN_BOOL, {2, 4, 96, 96});
   expect_refused(fulmen_dense_mask(&call.problem, &call.tensors, &visible),
-                 FULMEN_ERROR_UNSUPPORTED, {"fulmen_dense_mask", "q is in device memory"});
+                 FULMEN_ERROR_UNSUPPORTED,
+                 {"fulmen_dense_mask", "mask is in device memory", "copy it to the host"});
 }
 
 TEST(Fault, OutOfMemoryInTheSimpleCall) {

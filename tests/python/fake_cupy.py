@@ -140,6 +140,10 @@ class ndarray:  # noqa: N801  CuPy's name
         raw = (ctypes.c_byte * (self.size * self.dtype.itemsize)).from_address(self.pointer)
         return np.frombuffer(raw, self.dtype).reshape(self.shape)
 
+    def get(self) -> Any:
+        """A copy in host memory."""
+        return self.numpy().copy()
+
 
 def asarray(x: Any) -> ndarray:
     """A copy on the current device."""

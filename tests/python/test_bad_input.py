@@ -127,6 +127,7 @@ BAD: dict[str, tuple[dict[str, Any], type[fulmen.Error], str]] = {
     "rng has three numbers": ({"rng": np.arange(3), "dropout_p": 0.5}, DTYPE, "two integers"),
     "implementation of a GPU": ({"implementation": "sm90"}, ARGUMENT, "host memory"),
     "stream on the CPU": ({"stream": 1}, UNSUPPORTED, "stream"),
+    "precision is unknown": ({"precision": "bf16x3"}, ARGUMENT, "'3xtf32'"),
     "deterministic is text": ({"deterministic": "yes"}, DTYPE, "deterministic"),
 }  # fmt: skip
 

@@ -190,6 +190,23 @@ print(json.dumps([
     assert "rng is missing" in found[3][1]
 
 
+def test_dense_mask_reads_arrays_of_a_gpu_and_gives_a_matrix_of_numpy(python: Any) -> None:
+    found = python("""
+from fulmen import masks
+rng = np.random.default_rng(0)
+mask = rng.random((2, 3, 4, 5)) < 0.5
+bias = np.where(rng.random((4, 5)) < 0.3, -np.inf, 0).astype(np.float32)
+lengths, ids = np.array([5, 3]), np.array([0, 0, 1, 1])
+def matrix(a):
+    return fulmen.dense_mask(4, 5, causal=True, bias=a(bias), kv_lengths=a(lengths),
+                             mask=(a(mask), masks.documents(a(ids), a(np.array([0, 0, 1, 1, 1])))))
+there, here = matrix(cupy.asarray), matrix(np.asarray)
+print(json.dumps([type(there) is np.ndarray, bool((there == here).all()), int(here.sum())]))
+""")
+    assert found[:2] == [True, True]
+    assert found[2] > 0
+
+
 def test_a_run_of_a_plan_takes_its_workspace_from_the_owner_of_q(python: Any) -> None:
     found = python("""
 plan = fulmen.plan(Q, K, V, causal=True, implementation="simt")

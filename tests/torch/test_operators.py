@@ -81,6 +81,8 @@ def test_opcheck_of_packed_out_and_merge() -> None:
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("options", [{}, {"causal": True, "window": 5}, {"softcap": 3.0}])
 def test_compiled_whole_and_equal(backend: str, options: dict[str, Any]) -> None:
+    torch._dynamo.reset()  # each case is another program of one function
+
     @torch.compile(fullgraph=True, backend=backend)
     def step(q, k, v):
         o, lse = fulmen.attention(q * 1.5, k, v, return_lse=True, **options)

@@ -62,6 +62,7 @@ def attention(
     cu_kv: Any = None,
     max_q: Any = None,
     max_kv: Any = None,
+    precision: Any = "float32",
 ) -> Any:
     """o, or (o, lse): `fulmen.attention` and, with cu_q and cu_kv, `fulmen.attention_varlen`."""
     if type(window) is list:
@@ -75,7 +76,7 @@ def attention(
     ):  # fmt: skip
         call = plain_call(
             scale, softcap, causal, alignment, window, layout, backend, implementation,
-            deterministic, batch_invariant,
+            deterministic, batch_invariant, precision,
         )  # fmt: skip
         return plain_attention(call, q, k, v)
     if stream is not None:
@@ -92,6 +93,7 @@ def attention(
     keywords = (
         scale, softcap, causal, alignment, window, prefix, chunk, dropout_p, max_q, max_kv, layout,
         backend, implementation, deterministic, batch_invariant, out_dtype, cu_q is not None,
+        precision,
     )  # fmt: skip
     watched = guards.is_watched() or out is not None or not guards.are_plain(q, k, v)
     if watched:
@@ -148,6 +150,7 @@ def attention_varlen(
     implementation: Any = "auto",
     deterministic: Any = False,
     batch_invariant: Any = False,
+    precision: Any = "float32",
     stream: Any = None,
 ) -> Any:
     """`fulmen.attention_varlen`."""
@@ -157,6 +160,7 @@ def attention_varlen(
         q, k, v, scale, causal, alignment, window, mask, bias, alibi_slopes, softcap, sinks,
         q_lengths, kv_lengths, dropout_p, rng, layout, return_lse, out, out_dtype, backend,
         implementation, deterministic, batch_invariant, stream, cu_q, cu_kv, max_q, max_kv,
+        precision,
     )  # fmt: skip
 
 

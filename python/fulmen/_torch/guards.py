@@ -56,6 +56,20 @@ def is_watched() -> bool:
     )
 
 
+def is_backward_watched(do: Any) -> bool:
+    """The same in a backward pass whose forward pass nobody watched; do may be many at once."""
+    return bool(
+        not _known
+        or torch.is_grad_enabled()
+        or _stack_depth() > 0
+        or _interpreter() is not None
+        or _forward_ad._current_level >= 0
+        or _is_tracing() is not None
+        or _legacy_batched is None
+        or _legacy_batched(do)
+    )
+
+
 def are_plain(q: Any, k: Any, v: Any) -> bool:
     """Whether the three are tensors without a subclass of their own, q in memory that we reach."""
     return type(q) in _PLAIN and type(k) in _PLAIN and type(v) in _PLAIN and (q.is_cpu or q.is_cuda)

@@ -115,6 +115,7 @@ def ready_of(settings: Settings, packed: bool, rng: Any = None) -> Ready:
             settings.implementation,
             settings.layout,
             packed,
+            settings.precision,
         )
     )
 

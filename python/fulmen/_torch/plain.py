@@ -9,6 +9,7 @@ eager.py, which takes every argument and says what is wrong.
 
 from __future__ import annotations
 
+import weakref
 from functools import lru_cache
 from typing import Any
 
@@ -17,20 +18,21 @@ from torch import Tensor
 
 from .._library import library
 from .._nvrtc import announce
-from ..kinds import CURRENT_STREAM, NO_STREAM
+from ..kinds import CURRENT_STREAM
 from . import guards
 from .eager import gradients_of
 from .kernels import O_ONLY, STATS_ONLY, like, lse_like, ready_of, run_forward
 from .settings import NUM_ARRAYS, settings_of
 
 _NO_MORE = (None,) * (NUM_ARRAYS - 3)
+_EVERY = (False, True, True, True)  # needs_input_grad of (call, q, k, v)
 
 
 class PlainCall:
-    """One combination of options: what the library reads before and between the arrays."""
+    """One combination of options, which the library keeps: what a call says before its arrays."""
 
     __slots__ = (
-        *("backward", "before_cpu", "before_gpu", "forward", "is_common", "rank", "ready"),
+        *("__weakref__", "backward", "before", "forward", "is_common", "rank", "ready"),
         "settings",
     )
 
@@ -39,26 +41,32 @@ class PlainCall:
         self.ready = numbers, layout = ready_of(self.settings, False)
         self.rank = layout.rank
         self.is_common = layout.name == "bhsd"
-        rows_first = layout.rows_before_heads
-        self.before_cpu = (*numbers, NO_STREAM, 0, rows_first)
-        self.before_gpu = (*numbers, CURRENT_STREAM, 0, rows_first)
         found = library()
-        self.forward, self.backward = found.forward, found.backward
+        self.forward, self.backward = found.attend, found.attend_backward
+        options = found.keep_options(*numbers)
+        weakref.finalize(self, found.drop_options, options).atexit = False
+        self.before = options, CURRENT_STREAM, layout.rows_before_heads
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, with_stats: bool) -> tuple[Tensor, Any]:
         """o and, where asked for, stats."""
-        shape = q.shape
+        if not q.is_cpu:
+            announce()
         if (
-            len(shape) == k.dim() == v.dim() == self.rank
-            and shape[-1] == v.shape[-1]
-            and (q.is_contiguous() or q.stride(-1) == 1)
+            (q.is_contiguous() or q.stride(-1) == 1)
+            and q.dim() == self.rank
+            and q.size(-1) == v.size(-1)
             and not (q.is_neg() or k.is_neg() or v.is_neg())
         ):
-            before = self.before_cpu if q.is_cpu else self._on_gpu()
-            o = torch.empty_like(q)
-            stats = self._stats(q, shape) if with_stats else None
+            o, stats = torch.empty_like(q), None
             try:
-                self.forward(*before, q, k, v, *_NO_MORE, o, None, stats)
+                if not with_stats:
+                    self.forward(*self.before, q, k, v, o)
+                    return o, None
+                if self.is_common and q.dtype is torch.float32:
+                    stats = q.new_empty(q.size(0), q.size(1), q.size(2), 2)
+                else:
+                    stats = lse_like(q, self.settings.layout, 2)
+                self.forward(*self.before, q, k, v, o, stats)
                 return o, stats
             except Exception:
                 pass  # the long way says it in one sentence
@@ -66,25 +74,17 @@ class PlainCall:
         o, _, stats = run_forward((q, k, v, *_NO_MORE), self.settings, outputs, None, self.ready)
         return o, stats
 
-    def gradients(self, do: Tensor, o: Tensor, stats: Tensor, qkv: Any) -> Any:
+    def gradients(self, q: Tensor, k: Tensor, v: Tensor, o: Any, stats: Any, do: Tensor) -> Any:
         """(dq, dk, dv), or None where the long way must say what is wrong."""
-        before = self.before_cpu if o.is_cpu else self.before_gpu
-        found = [like(x) for x in qkv]
+        if q.is_contiguous() and k.is_contiguous() and v.is_contiguous():
+            dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+        else:
+            dq, dk, dv = like(q), like(k), like(v)
         try:
-            self.backward(*before, *qkv, *_NO_MORE, o, None, stats, do, None, *found)
+            self.backward(*self.before, q, k, v, o, stats, do, dq, dk, dv)
         except Exception:
             return None
-        return found
-
-    def _stats(self, q: Tensor, shape: Any) -> Tensor:
-        if self.is_common and (q.dtype is torch.float32 or q.dtype is torch.float64):
-            batch, heads, rows, _ = shape
-            return q.new_empty(batch, heads, rows, 2)
-        return lse_like(q, self.settings.layout, 2)
-
-    def _on_gpu(self) -> tuple[float, ...]:
-        announce()
-        return self.before_gpu
+        return None, dq, dk, dv
 
 
 @lru_cache(maxsize=1024)
@@ -99,11 +99,12 @@ def plain_call(
     implementation: Any,
     deterministic: Any,
     batch_invariant: Any,
+    precision: Any,
 ) -> PlainCall:
     """The call with these keywords of `fulmen.attention`."""
     return PlainCall(
         scale, softcap, causal, alignment, window, 0, 0, 0.0, None, None, layout, backend,
-        implementation, deterministic, batch_invariant, None, False,
+        implementation, deterministic, batch_invariant, None, False, precision,
     )  # fmt: skip
 
 
@@ -127,20 +128,13 @@ class PlainAttention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, do: Tensor) -> Any:
         q, k, v, o, stats = ctx.saved_tensors
-        call = ctx.call
-        _, *need = ctx.needs_input_grad
-        if (
-            all(need)
-            and not torch.is_grad_enabled()
-            and not guards.is_batched_gradient(do, None)
-            and not guards.is_watched()
-            and not do.is_neg()
-        ):
-            found = call.gradients(do, o, stats, (q, k, v))
+        call, need = ctx.call, ctx.needs_input_grad
+        if need == _EVERY and not (do.is_neg() or guards.is_backward_watched(do)):
+            found = call.gradients(q, k, v, o, stats, do)
             if found is not None:
-                return (None, *found)
+                return found
         full = (q, k, v, *_NO_MORE)
-        wanted = [*need, False, False]
+        wanted = [*need[1:], False, False]
         found = gradients_of(do, None, o, stats, full, call.settings, call.ready, wanted)
         return (None, *found[:3])
 

@@ -57,6 +57,7 @@ class Settings(NamedTuple):
     deterministic: bool = False
     batch_invariant: bool = False
     out_dtype: Any = None
+    precision: str = "float32"
 
 
 ARRAYS_SCHEMA = "Tensor q, Tensor k, Tensor v, " + ", ".join(
@@ -66,7 +67,7 @@ SETTINGS_SCHEMA = (
     "float? scale, float softcap, bool causal, str alignment, SymInt window_left, "
     "SymInt window_right, SymInt prefix, SymInt chunk, float dropout_p, SymInt max_q, "
     "SymInt max_kv, str layout, str backend, str implementation, bool deterministic, "
-    "bool batch_invariant, ScalarType? out_dtype"
+    "bool batch_invariant, ScalarType? out_dtype, str precision"
 )
 
 
@@ -88,6 +89,7 @@ def settings_of(
     batch_invariant: Any,
     out_dtype: Any,
     packed: bool,
+    precision: Any = "float32",
 ) -> Settings:
     """Settings from the keywords of the public calls; torch.compile traces it.
 
@@ -126,6 +128,7 @@ def settings_of(
         bool(deterministic),
         bool(batch_invariant),
         torch_dtype(out_dtype),
+        precision,
     )
 
 

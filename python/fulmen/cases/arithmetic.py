@@ -25,6 +25,7 @@ class Arithmetic:
     work: np.dtype[Any]  # the type of every number between the inputs and the outputs
     storage: np.dtype[Any] | None  # what `round` rounds to; None: it does nothing
     natural_order: bool  # sums run from the first term to the last, one rounding a term
+    tf32: bool = False  # factors of products of matrices are rounded to tf32
 
     def cast(self, x: Array) -> Array:
         """X in the type of the work."""
@@ -55,6 +56,8 @@ class Arithmetic:
         Not even when b is NaN: rows of b that are not finite are kept out of the product and added
         with the mask.
         """
+        if self.tf32:
+            a, b = as_tf32(a), as_tf32(b)
         if self.natural_order:
             return self._dot_in_order(a, b, visible)
         if visible is None:
@@ -86,6 +89,13 @@ class Arithmetic:
         return self.sum_rows(x.transpose(kept + axes).reshape(rows, count)).reshape(shape)
 
 
+def as_tf32(x: Array) -> Array:
+    """Float32 numbers rounded to 11 significant bits, ties away from zero, as a GPU does it."""
+    bits = np.ascontiguousarray(x).view(np.uint32)
+    rounded = ((bits + np.uint32(0x1000)) & np.uint32(0xFFFFE000)).view(np.float32)
+    return np.where(np.isfinite(x), rounded, x)
+
+
 def dirty_rows(x: Array) -> Array:
     """Which rows hold NaN or infinity."""
     return np.asarray(~np.isfinite(x).all(axis=1))
@@ -104,8 +114,11 @@ def reference(dtype: str) -> Arithmetic:
     return Arithmetic(np.dtype(np.longdouble), None, False)
 
 
-def plain(dtype: str) -> Arithmetic:
-    """The arithmetic of a plain implementation for inputs of this type."""
+def plain(dtype: str, precision: str = "") -> Arithmetic:
+    """The arithmetic of a plain implementation for inputs of this type.
+
+    Only "tf32" makes a difference: "3xtf32" is judged as float32 is.
+    """
     storage = dtype_of(dtype)
     work = np.dtype(np.float64 if dtype == "float64" else np.float32)
-    return Arithmetic(work, storage if is_16bit(storage) else None, True)
+    return Arithmetic(work, storage if is_16bit(storage) else None, True, tf32=precision == "tf32")

@@ -63,6 +63,7 @@ class Case:
     max_rows: int = 0  # 0: not given; else max_q and max_kv are this much above the true ones
     dropout_p: float = 0.0
     rng: tuple[int, int] = (0, 0)
+    precision: str = ""  # of float32 products: "" for the default
 
     # what is judged
     gradients: tuple[str, ...] = ("q", "k", "v")  # "bias" and "sinks" are added where they exist

@@ -123,12 +123,13 @@ class Oracle:
     packed: bool
 
 
-def consult(problem: Problem, dtype: str) -> Oracle:
+def consult(problem: Problem, dtype: str, precision: str = "") -> Oracle:
     """Computes a problem in the reference arithmetic and in the plain one.
 
     Args:
         problem: what is asked.
         dtype: the type of q, k and v by name.
+        precision: of float32 products, as in fulmen.attention; "" for float32.
 
     Returns:
         What `judge` compares results with.
@@ -136,7 +137,7 @@ def consult(problem: Problem, dtype: str) -> Oracle:
     Raises:
         NotImplementedError: this machine has no type wider than the inputs.
     """
-    exact, fair = reference(dtype), plain(dtype)
+    exact, fair = reference(dtype), plain(dtype, precision)
     terms, inherited, walk = magnitudes(problem, exact, fair)
     return Oracle(
         evaluate(problem, exact),

@@ -169,6 +169,10 @@ OWNERS = {"torch": Torch, "cupy": Cupy, "jax": Jax}
 @lru_cache(maxsize=4)
 def owner(name: str) -> Any:
     """The owner with this name; it lives as long as the process."""
+    if name == "emulated":
+        from .emulator import Emulated
+
+        return Emulated()
     return OWNERS[name]()
 
 
@@ -180,3 +184,13 @@ def placed(name: str) -> OnGpu:
 def available() -> list[str]:
     """Which owners are installed; whether they see a GPU shows when they are made."""
     return [name for name in NAMES if find_spec(name) is not None]
+
+
+def is_lost(name: str) -> bool:
+    """Whether a kernel broke the GPU's context of this process: every later call would fail."""
+    if name not in NAMES:
+        return False
+    try:
+        return bool((owner(name).get(owner(name).contiguous(np.ones(1))) != 1).any())
+    except Exception:  # each owner has errors of its own
+        return True

@@ -228,6 +228,8 @@ def build_call(case: Case, problem: Problem) -> Call:
     given = {name: value for name, value in given.items() if value is not None}
     if case.dropout_p:
         given.update(dropout_p=case.dropout_p, rng=case.rng)
+    if case.precision:
+        given.update(precision=case.precision)
     if case.max_rows and case.packed:
         given.update(max_q=max(case.q_packed) + case.max_rows - 1)
         given.update(max_kv=max(case.kv_packed) + case.max_rows - 1)

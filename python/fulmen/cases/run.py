@@ -44,7 +44,9 @@ def expected(case: Case) -> tuple[Problem, Oracle | None]:
         NotImplementedError: this machine has no type wider than the inputs.
     """
     problem = build_problem(case)
-    return problem, None if case.check == "refused" else consult(problem, case.dtype)
+    return problem, None if case.check == "refused" else consult(
+        problem, case.dtype, case.precision
+    )
 
 
 def run_case(
@@ -57,11 +59,13 @@ def run_case(
         backend: as in fulmen.attention.
         implementation: as in fulmen.attention.
         arrays: what the library is called with: "numpy", or copies on a GPU as "torch", "cupy" or
-            "jax" arrays.
+            "jax" arrays; "emulated": on the GPU that the emulator is.
 
     Returns:
         The outcome; no exception of the library leaves this function.
     """
+    if said := _beyond(case, arrays):
+        return Outcome("skipped", 0.0, said)
     try:
         problem, oracle = expected(case)
     except NotImplementedError as gap:
@@ -69,9 +73,6 @@ def run_case(
     call = build_call(case, problem)
     where = {"backend": backend, "implementation": implementation}
     run = Run(case, problem, call, where, _place(arrays))
-    said = _beyond(case, arrays)
-    if said:
-        return Outcome("skipped", 0.0, said)
     try:
         worst = (0.0, "nothing was measured")
         before = [checks.snapshot(x) for x in call.inputs()]
@@ -101,6 +102,10 @@ def _beyond(case: Case, arrays: str) -> str:
     """Why a case says nothing about arrays of a kind; "" where it does."""
     if arrays == "jax" and (case.out or case.check == "refused"):
         return "JAX arrays cannot be written to"
+    if arrays == "emulated":
+        from . import emulator
+
+        return emulator.beyond(case)
     return ""
 
 

@@ -5,8 +5,10 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -76,16 +78,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(arguments: argparse.Namespace, output: Output) -> int:
     """The command."""
     batch, heads, rows, dim = shape_of(arguments.shape)
-    cell = Cell(
-        "ablation", "forward", arguments.dtype, batch, heads, heads, rows, dim, arguments.causal
-    )
+    grid = "ablation-causal" if arguments.causal else "ablation"
+    cell = Cell(grid, "forward", arguments.dtype, batch, heads, heads, rows, dim, arguments.causal)
     here = arguments.device is None and bool(fulmen.gpu_info()["devices"])
     if arguments.output is not None and not here:
         raise BadInputError("--output writes what a GPU measured; there is none, or it was named")
     names = arguments.implementation or LADDER
     target: dict[str, Any] = {"device": 0} if here else {"device_name": arguments.device or "h100"}
-    with output.progress("compiling", len(names)) as advance:
-        found = list(_rungs(cell, names, target, lambda: advance(1)))
+    ways = list(product(names, ((), *((one,) for one in OPTIMISATIONS))))
+    with output.progress("compiling", len(ways)) as advance:
+        found = _rungs(cell, ways, target, lambda: advance(1))
     if not found:
         raise BadInputError(f"none of {', '.join(names)} takes {cell.name} on this GPU")
     records = _measured(cell, found, arguments.rounds, output) if here else _described(found)
@@ -104,20 +106,30 @@ def main(arguments: argparse.Namespace, output: Output) -> int:
     return 0
 
 
-def _rungs(cell: Cell, names: tuple[str, ...], target: dict[str, Any], done: Any) -> Iterator[Rung]:
+def _rungs(
+    cell: Cell,
+    ways: list[tuple[str, tuple[str, ...]]],
+    target: dict[str, Any],
+    done: Callable[[], None],
+) -> list[Rung]:
     """Every kernel that takes the cell, whole and less what it can be made without."""
     shape = (cell.batch, cell.heads, cell.rows, cell.dim)
     x = phantom(shape, named_dtype(cell.dtype))
-    for name in names:
-        for without in ((), *((one,) for one in OPTIMISATIONS)):
-            try:
-                said = fulmen.explain(
-                    x, x, x, implementation=name, causal=cell.causal, without=without, **target
-                )
-            except fulmen.UnsupportedError:  # no such optimisation, or not this cell
-                continue
-            yield Rung(name, without, said)
-        done()
+
+    def rung(way: tuple[str, tuple[str, ...]]) -> Rung | None:
+        name, without = way
+        try:
+            said = fulmen.explain(
+                x, x, x, implementation=name, causal=cell.causal, without=without, **target
+            )
+        except fulmen.UnsupportedError:  # no such optimisation, or not this cell
+            return None
+        finally:
+            done()
+        return Rung(name, without, said)
+
+    with ThreadPoolExecutor() as compilers:
+        return [each for each in compilers.map(rung, ways) if each]
 
 
 def _described(found: list[Rung]) -> list[Record]:

@@ -9,6 +9,7 @@ import gc
 import math
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +93,7 @@ def main(arguments: argparse.Namespace, output: Output) -> int:
         bench = Bench(GRIDS[name].backend, arguments, output)
         cells = list(GRIDS[name].cells(arguments.rows, arguments.dims, arguments.dtype))
         found = []
+        bench.compile(cells)
         with output.progress(f"grid {name}", len(cells)) as advance:
             for cell in cells:
                 if time.perf_counter() - start > arguments.seconds:
@@ -169,6 +171,14 @@ class Bench:
                 self.sides.append(side)
         except MissingError as reason:
             self.missing[name] = f"{name} is left out: {reason}"
+
+    def compile(self, cells: list[Cell]) -> None:
+        """Compiles the GPU kernels of cells, many at once; what fails says so in its own cell."""
+        if self.backend == "cpu":
+            return
+        asked = [side for side in self.sides if isinstance(side, Fulmen)]
+        with suppress(fulmen.Error):
+            fulmen.warmup(side.problem(cell) for cell in cells for side in asked)
 
     def run(self, cell: Cell) -> list[dict[str, Any]]:
         """The records of a cell: a row a side."""

@@ -10,7 +10,7 @@ from typing import Any
 import fulmen
 from fulmen.inspection import phantom
 from fulmen.kinds import named_dtype
-from fulmen.options import BACKENDS, GPU_IMPLEMENTATIONS, IMPLEMENTATIONS
+from fulmen.options import BACKENDS, GPU_IMPLEMENTATIONS, IMPLEMENTATIONS, PRECISIONS
 
 from .output import BadInputError, Output, bytes_text
 from .run import DTYPES, _window
@@ -38,6 +38,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--dropout", type=float, default=0.0, metavar="P")
     add("--backend", choices=tuple(BACKENDS), default="auto")
     add("--implementation", choices=tuple(IMPLEMENTATIONS), default="auto")
+    add("--precision", choices=tuple(PRECISIONS), default="float32",
+        help="of float32 products: tf32 and 3xtf32 allow a GPU's tensor cores")  # fmt: skip
     add("--device", metavar="GPU", help="CUDA's number of a GPU that is here, or the name of one "
         "that need not be: h100, a100, sm_90a")  # fmt: skip
 
@@ -99,6 +101,7 @@ def explained(arguments: argparse.Namespace) -> fulmen.Explanation:
         rng=(0, 0),
         backend=arguments.backend,
         implementation=arguments.implementation,
+        precision=arguments.precision,
         **_target(arguments),
     )
 

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 import fulmen
+from fulmen.options import PRECISIONS
 
 from . import accuracy, measure, naive, tensor_file
 from .output import ACCEPTABLE, BAD, BadInputError, Output, bytes_text, seconds_text
@@ -59,6 +60,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--softcap", type=float)
     add("--backend", default="auto", help="auto or cpu")
     add("--implementation", default="auto", help="auto, scalar or tiled")
+    add("--precision", choices=tuple(PRECISIONS), default="float32",
+        help="of float32 products: tf32 and 3xtf32 allow a GPU's tensor cores")  # fmt: skip
     add("--repeat", type=int, default=0, metavar="N", help="times of each operation; 0: enough")
     add("--no-backward", action="store_true", help="leave the gradients out")
 
@@ -195,6 +198,7 @@ def options_of(
         if rank > 2 and tensors["q"].shape[axis] == tensors["k"].shape[axis]:
             options["q_lengths"] = tensors["lengths"]
     options.update(backend=arguments.backend, implementation=arguments.implementation)
+    options.update(precision=arguments.precision)
     return options, overridden
 
 

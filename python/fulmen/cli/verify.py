@@ -18,19 +18,24 @@ import fulmen
 from fulmen.options import CPU_IMPLEMENTATIONS, GPU_IMPLEMENTATIONS
 
 from .output import BAD, BadInputError, Output
-from .workers import Death, run_all
+from .workers import Death, Last, run_all
 
 DESCRIPTION = """\
 Runs the named cases through every implementation of the backends that are here and judges each row
 of each result by the error rule. CASE is a name, a pattern such as 'u35_*', or a tag such as bug;
 none: every case. On a GPU the arrays of a case are copied there with their strides and gaps, as
-arrays of PyTorch, CuPy or JAX; a case that an implementation refuses by name counts as skipped. The
+arrays of PyTorch, CuPy or JAX; with --backend emulator the kernels run on the CPU, under a checker,
+in the library that FULMEN_EMULATOR names (docs: contributing/emulator). A case that an implementation refuses by name counts as skipped. The
 last line is 'N passed, N failed, N skipped'; the exit code is 1 if any failed.
 """
 STALLED_SECONDS = 300  # no case takes as long, compiling included
 MOST_REASONS = 20  # why cases were skipped: the commonest
 SAMPLE = 20  # one case in so many runs with each further kind of GPU arrays
-BACKENDS = {"cpu": CPU_IMPLEMENTATIONS, "cuda": GPU_IMPLEMENTATIONS}
+BACKENDS = {
+    "cpu": CPU_IMPLEMENTATIONS,
+    "cuda": GPU_IMPLEMENTATIONS,
+    "emulator": GPU_IMPLEMENTATIONS,
+}
 
 Line = tuple[str, str, str, float, str]  # case, how, status, ratio, message
 
@@ -53,7 +58,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of the command."""
     add = parser.add_argument
     add("cases", nargs="*", metavar="CASE", help="name, pattern or tag")
-    add("--backend", choices=("auto", *BACKENDS), default="auto", help="auto: all that are here")
+    add(
+        "--backend",
+        choices=("auto", *BACKENDS),
+        default="auto",
+        help="auto: cpu, and cuda where there is a GPU",
+    )
     add("--implementation", choices=(*CPU_IMPLEMENTATIONS, *GPU_IMPLEMENTATIONS), action="append",
         help="only this one; may be given several times")  # fmt: skip
     add("--arrays", choices=("torch", "cupy", "jax"), action="append",
@@ -118,7 +128,7 @@ def _ways(arguments: argparse.Namespace) -> list[Way]:
     ways: list[Way] = []
     for backend in backends:
         chosen = [x for x in BACKENDS[backend] if not asked or x in asked]
-        kinds = ["numpy"] if backend == "cpu" or not chosen else _gpu_arrays(arguments.arrays)
+        kinds = _arrays(backend, arguments.arrays) if chosen else ["numpy"]
         for index, arrays in enumerate(kinds):
             ways += [Way(backend, x, arrays, SAMPLE if index else 1) for x in chosen]
     missing = sorted(set(asked or ()) - {way.implementation for way in ways})
@@ -128,6 +138,20 @@ def _ways(arguments: argparse.Namespace) -> list[Way]:
             f"are {', '.join(x for backend in backends for x in BACKENDS[backend])}"
         )
     return ways
+
+
+def _arrays(backend: str, asked: list[str] | None) -> list[str]:
+    if backend == "cuda":
+        return _gpu_arrays(asked)
+    if backend == "cpu":
+        return ["numpy"]
+    from fulmen.cases import emulator
+
+    try:
+        emulator.start()
+    except emulator.NoEmulator as error:
+        raise BadInputError(str(error)) from error
+    return ["emulated"]
 
 
 def _gpu_arrays(asked: list[str] | None) -> list[str]:
@@ -168,8 +192,8 @@ def results(
 ) -> Iterator[tuple[int, list[Line]]]:
     """Numbers of cases that are done and their lines, as they come until a time.
 
-    A case whose process dies is run again, each way in a process of its own, so that the way that
-    does it is the one that fails.
+    A case whose process dies, or loses its GPU, is run again, each way in a process of its own, so
+    that the way that does it is the one that fails.
     """
     tasks = deque(
         Task(name, [way for way in ways if index % way.every == 0])
@@ -179,7 +203,8 @@ def results(
         for task in tasks:
             if time.monotonic() > until:
                 break
-            yield 1, run_task(task)
+            result = run_task(task)
+            yield 1, result.result if isinstance(result, Last) else result
         return
     pending = Counter(task.name for task in tasks)
     found = run_all(
@@ -191,12 +216,12 @@ def results(
         until=until,
     )
     for task, result in found:
-        lines = result
+        if isinstance(result, (Death, Last)) and len(task.ways) > 1:
+            tasks.extendleft(Task(task.name, [way]) for way in task.ways)
+            pending[task.name] += len(task.ways) - 1
+            continue
+        lines = result.result if isinstance(result, Last) else result
         if isinstance(result, Death):
-            if len(task.ways) > 1:
-                tasks.extendleft(Task(task.name, [way]) for way in task.ways)
-                pending[task.name] += len(task.ways) - 1
-                continue
             lines = [(task.name, task.ways[0].name, "failed", math.inf, result.reason)]
         pending[task.name] -= 1
         yield int(pending[task.name] == 0), lines
@@ -209,17 +234,21 @@ def _start(jobs: int) -> None:
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
 
-def run_task(task: Task) -> list[Line]:
-    """Runs a case by name: what a process does."""
+def run_task(task: Task) -> list[Line] | Last:
+    """Runs a case by name: what a process does. Last: with a fault that its GPU does not forget."""
     from fulmen.cases import find, run_case
+    from fulmen.cases.gpu_arrays import is_lost
 
     lines = []
     for case in find(task.name):
         for way in task.ways:
-            outcome = run_case(case, way.backend, way.implementation, way.arrays)
+            backend = "cpu" if way.backend == "cpu" else "cuda"
+            outcome = run_case(case, backend, way.implementation, way.arrays)
             lines.append(
                 (case.name, way.name, outcome.status, float(outcome.ratio), outcome.message)
             )
+            if outcome.status == "failed" and is_lost(way.arrays):
+                return Last(lines)
     return lines
 
 

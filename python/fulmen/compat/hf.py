@@ -139,9 +139,9 @@ def mask_hook(
         None (nothing but structure), a boolean (batch, kv_length) padding mask, the integers
         (batch, kv_length) of packed documents, or a boolean mask of four axes.
     """
-    from transformers import masking_utils
+    from transformers.masking_utils import causal_mask_function, sdpa_mask
 
-    function = masking_utils.causal_mask_function if mask_function is None else mask_function
+    function = causal_mask_function if mask_function is None else mask_function
     plain, documents = _structure(function)
     is_offset_known = isinstance(q_offset, int) and isinstance(kv_offset, int)
     is_level = is_offset_known and q_offset + q_length == kv_offset + kv_length
@@ -153,7 +153,7 @@ def mask_hook(
             return documents.expand(batch_size, kv_length)
     kwargs.pop("allow_is_causal_skip", None)
     kwargs.pop("allow_is_bidirectional_skip", None)
-    dense: torch.Tensor | None = masking_utils.sdpa_mask(
+    dense: torch.Tensor | None = sdpa_mask(
         batch_size=batch_size,
         q_length=q_length,
         kv_length=kv_length,
@@ -190,15 +190,15 @@ def _structure(function: Any) -> tuple[str | None, torch.Tensor | None]:
     A window is structure too: the layer's own `sliding_window` says how wide. torch.compile does
     not let a closure be looked into: there all but the two plain patterns are others.
     """
-    from transformers import masking_utils
+    from transformers.masking_utils import bidirectional_mask_function, causal_mask_function
 
-    if function is masking_utils.causal_mask_function:
+    if function is causal_mask_function:
         return "causal", None
-    if function is masking_utils.bidirectional_mask_function:
+    if function is bidirectional_mask_function:
         return "bidirectional", None
     if torch.compiler.is_compiling():
         return None, None
-    if function.__module__ != masking_utils.__name__:
+    if function.__module__ != causal_mask_function.__module__:
         return None, None
     name = function.__qualname__
     if name == _REMAPPED:  # positions start anew in each document: distances stay what they are

@@ -7,17 +7,10 @@
 
 #include "kernels/head.cuh"
 #include "kernels/ptx/grid.cuh"
-#include "kernels/tile/backward_tiles_sm80.cuh"
+#include "kernels/tile/backward_loader_sm80.cuh"
 #include "kernels/tile/store_output.cuh"
 
 namespace fulmen {
-
-// The keys of a block.
-struct KeyPlace {
-  Sequence sequence;
-  i64 kv_head;
-  i64 first_key;
-};
 
 template <Sm80BackwardConfig kConfig>
 struct BackwardGradientsSm80 {
@@ -25,17 +18,27 @@ struct BackwardGradientsSm80 {
   using PairTile = typename Tiles::PairTile;
   static constexpr i32 kKvTiles = kConfig.kv_rows / 16;
 
+  // Where roles are split, the warps that weigh have dV there and the others dK.
   Tiles tiles;
   float dK[kKvTiles][kConfig.dk_dims() / 2];
-  float dV[kKvTiles][kConfig.dv_dims() / 2];
+  float dV[kConfig.split_roles ? 1 : kKvTiles][kConfig.split_roles ? 1 : kConfig.dv_dims() / 2];
 
   BackwardGradientsSm80() {
     clear(dK);
     clear(dV);
   }
+  auto& dv_sums() {
+    if constexpr (kConfig.split_roles) {
+      return dK;
+    } else {
+      return dV;
+    }
+  }
 
-  u32 kv_group() const { return tiles.warp % kConfig.kv_groups(); }
-  u32 kv_part() const { return tiles.warp / kConfig.kv_groups(); }
+  // Of the keys of the block, and of the dims.
+  static constexpr u32 kTeamGroups = kConfig.team_columns() / kConfig.kv_rows;
+  u32 kv_group() const { return tiles.team() * kTeamGroups + tiles.member() % kTeamGroups; }
+  u32 kv_part() const { return tiles.member() / kTeamGroups; }
 
   // sums += pairs^T tile, this warp's part of it.
   template <i32 kPartDims, i32 kDims>
@@ -51,12 +54,12 @@ struct BackwardGradientsSm80 {
   }
 
   // dQ = dS K, this warp's tiles, added to the sums.
-  void add_dq(float* sums) const {
+  void add_dq(float* sums, i32 pair_stage) const {
     constexpr i32 kAcross = kConfig.d_qk / kConfig.dq_dims;
     constexpr i32 kDqTiles = kConfig.dq_rows / 16;
 #pragma unroll 1
     for (i32 tile = tiles.warp; tile < kConfig.dq_tiles(); tile += kConfig.warps) {
-      const auto dS = left_rows(tiles.ds_tile(), tile / kAcross * kConfig.dq_rows);
+      const auto dS = left_rows(tiles.ds_tile(pair_stage), tile / kAcross * kConfig.dq_rows);
       const PartRow<kConfig.d_qk, kConfig.swizzle, kConfig.dq_dims / 16> K(
           right_columns(tiles.k_tile()), tile % kAcross * (kConfig.dq_dims / 16));
       float dQ[kDqTiles][kConfig.dq_dims / 2];
@@ -72,7 +75,7 @@ struct BackwardGradientsSm80 {
         for (i32 i = 0; i < kConfig.dq_dims / 2; i += 4) {
           const float (&x)[kConfig.dq_dims / 2] = dQ[t];
           float* const at = to + Order::index(0, t, i, 0);
-          if constexpr (kConfig.wide_sums) {
+          if constexpr (kConfig.wide_stores) {
             ptx::reduce_add_x4(at, x[i], x[i + 1], x[i + 2], x[i + 3]);
           } else {
 #pragma unroll

@@ -19,59 +19,262 @@ struct BackwardPairsSm80 {
   static constexpr i32 kTiles = kConfig.s_rows / 16;
   static constexpr i32 kFloats = kConfig.s_columns / 2;
   using Scores = float[kTiles][kFloats];
-  using Rows = Sm80Row[kTiles][2];
+  using Rows = Sm80Row[2];                // of 16 rows, the thread's two
   static constexpr float kHidden = -0.f;  // P of a hidden pair; no exponential is negative
+
+  // What a tile of S belongs to. Careful steps: some pairs may be hidden.
+  struct Step {
+    const HeadType& head;
+    i64 first_row, first_key;
+    bool is_full;
+    i32 stage, pair_stage;
+  };
+  struct Part {
+    i32 row, column;  // in the block
+  };
 
   const AttentionParams& p;
   Tiles tiles;
   bool suspect = false;  // a block that is not full met a score or a dP that is not finite
 
+  // P and dS of this warp's tiles, into shared memory.
+  template <bool kCareful>
+  void compute(const Step& step) {
+    each_part([&](const Part& part) { compute_both<kCareful>(step, part); });
+  }
+  // P alone.
+  template <bool kCareful>
+  void compute_weights(const Step& step) {
+    each_part([&](const Part& part) {
+      Scores P;
+      multiply_q_k(P, step, part);
+      if constexpr (kCareful) suspect = suspect || !all_finite(P);
+      const Terms terms{step.head, step.first_row + part.row, tiles.terms_at()};
+      terms.apply_but_intervals(P, step.first_key + part.column);
+      if constexpr (kCareful) hide(P, step, part);
+      weigh<kCareful>(P, step, part);
+      share(P, tiles.p_tile(), part);
+    });
+  }
+  // dS, when other warps have P in shared memory.
+  template <bool kCareful>
+  void compute_ds(const Step& step) {
+    bool awaited = false;
+    each_part([&](const Part& part) {
+      Scores dP;
+      multiply_dout_v(dP, step, part);
+      if constexpr (kCareful) suspect = suspect || !all_finite(dP);
+      if (!awaited) tiles.await_weights();
+      awaited = true;
+      form_ds_of_shared<kCareful>(dP, step, part);
+      share(dP, tiles.ds_tile(step.pair_stage), part);
+    });
+  }
+
+ private:
+  template <class Compute>
+  void each_part(const Compute& compute) const {
+    constexpr i32 kAcross = kConfig.team_columns() / kConfig.s_columns;
+#pragma unroll 1
+    for (i32 tile = tiles.member(); tile < kConfig.team_tiles(); tile += kConfig.team_warps()) {
+      compute(Part{tile / kAcross * kConfig.s_rows,
+                   static_cast<i32>(tiles.team()) * kConfig.team_columns() +
+                       tile % kAcross * kConfig.s_columns});
+    }
+  }
+
+  template <bool kCareful>
+  void compute_both(const Step& step, const Part& part) {
+    const Terms terms{step.head, step.first_row + part.row, tiles.terms_at()};
+    const i64 key = step.first_key + part.column;
+    Scores P, slope;
+    multiply_q_k(P, step, part);
+    if constexpr (kCareful) suspect = suspect || !all_finite(P);
+    if constexpr (kConfig.softcap) {
+      copy(slope, P);
+      cap_slopes(slope, step.head);
+    }
+    terms.apply_but_intervals(P, key);
+    if constexpr (kCareful) hide(P, step, part);
+    weigh<kCareful>(P, step, part);
+    u32 kept[kTiles * kFloats / 32 + 1] = {};
+    share_p(P, kept, terms, key, step, part);
+    if constexpr (!kConfig.dq && !kConfig.dk) return;
+    Scores dP;
+    multiply_dout_v(dP, step, part);
+    if constexpr (kCareful) suspect = suspect || !all_finite(dP);
+    if constexpr (kConfig.dropout) {
+      drop(dP, kept, static_cast<float>(step.head.dropout.kept_scale()));
+    }
+#pragma unroll
+    for (i32 t = 0; t < kTiles; ++t) {
+      Rows rows;
+      read_rows(rows, step, part, t);
+      form_ds<kCareful>(dP[t], P[t], rows);
+    }
+    if constexpr (kConfig.softcap) {
+#pragma unroll
+      for (i32 t = 0; t < kTiles; ++t) {
+#pragma unroll
+        for (i32 i = 0; i < kFloats; ++i) dP[t][i] *= slope[t][i];
+      }
+    }
+    share(dP, tiles.ds_tile(step.pair_stage), part);
+  }
+
+  // S = Q K^T
+  void multiply_q_k(Scores& S, const Step& step, const Part& part) const {
+    multiply<kConfig.d_qk>(S, tiles.q_tile(step.stage), tiles.k_tile(), part);
+  }
+  // dP = dO V^T
+  void multiply_dout_v(Scores& dP, const Step& step, const Part& part) const {
+    multiply<kConfig.d_v>(dP, tiles.dout_tile(step.stage), tiles.v_tile(), part);
+  }
+  template <i32 kDims>
+  static void multiply(Scores& S, const SwizzledTile<kDims, kConfig.swizzle>& queries,
+                       const SwizzledTile<kDims, kConfig.swizzle>& keys, const Part& part) {
+    const auto left = left_rows(queries, part.row);
+    auto right = right_rows(keys);
+    right.start = right.at(0, part.column);
+    clear(S);
+    multiply_tiles<kConfig.dtype, kDims / 16>(
+        S, [&](i32 k, i32 t) { return ptx::ldmatrix_x4(left.at(k, 16 * t)); },
+        [&](i32 k, i32 n) { return ptx::ldmatrix_x4(right.at(k, 16 * n)); });
+  }
+
+  // What the structured masks hide becomes -inf.
+  void hide(Scores& S, const Step& step, const Part& part) const {
+    if (step.is_full) return;
+    const i32 own = static_cast<i32>(step.first_key) + part.column + Terms::column(0);
+#pragma unroll
+    for (i32 t = 0; t < kTiles; ++t) {
+#pragma unroll
+      for (i32 h = 0; h < 2; ++h) {
+        const u32 from = tiles.columns_at(step.stage) + (part.row + Terms::row(t, h)) * 8;
+        const i32 begin = static_cast<i32>(ptx::load_shared(from)) - own;
+        const i32 end = static_cast<i32>(ptx::load_shared(from + 4)) - own;
+#pragma unroll
+        for (i32 f = 2 * h; f < kFloats; f += 4) {
+#pragma unroll
+          for (i32 e = 0; e < 2; ++e) {
+            const i32 at = 8 * (f / 4) + e;
+            if (at < begin || at >= end) S[t][f + e] = kMinusInfinity;
+          }
+        }
+      }
+    }
+  }
+
+  void read_rows(Rows& rows, const Step& step, const Part& part, i32 t) const {
+#pragma unroll
+    for (i32 h = 0; h < 2; ++h) {
+      const ptx::U32x4 x =
+          ptx::load_shared_x4(tiles.rows_at(step.stage) + (part.row + Terms::row(t, h)) * 16);
+      rows[h] = {__builtin_bit_cast(float, x.word[0]), __builtin_bit_cast(float, x.word[1]),
+                 __builtin_bit_cast(float, x.word[2]), __builtin_bit_cast(float, x.word[3])};
+    }
+  }
+
   // S = P, kHidden where hidden. In nats where config.natural says so, else scaled here.
-  void weigh(Scores& S, const Rows& rows, bool careful) const {
+  template <bool kCareful>
+  void weigh(Scores& S, const Step& step, const Part& part) const {
     constexpr float kLog2E = kWarpLog2E;
     const float unit = kConfig.natural ? 1.f : static_cast<float>(p.score_map.scale);
     const float unit_log2 =
         kConfig.natural ? kLog2E : static_cast<float>(p.score_map.scale * 1.4426950408889634);
-    float largest = 0;
 #pragma unroll
     for (i32 t = 0; t < kTiles; ++t) {
-#pragma unroll
-      for (i32 h = 0; h < 2; ++h) {
-        largest = ptx::max(largest, ptx::max(rows[t][h].row_max, -rows[t][h].row_max));
+      Rows rows;
+      read_rows(rows, step, part, t);
+      const float largest = ptx::max(ptx::max(rows[0].row_max, -rows[0].row_max),
+                                     ptx::max(rows[1].row_max, -rows[1].row_max));
+      if (ptx::any(largest * kLog2E > 1024)) {  // a product with row_max is not exact enough
+        exponentiate<kCareful>(S[t], [&](float s, i32 h) {
+          const float below = ptx::max(rows[h].row_max - ptx::mul(s, unit), 0.f);
+          return ptx::fma(-below, kLog2E, -rows[h].sum_log2);
+        });
+        continue;
       }
+      const float lse_log2[2] = {ptx::fma(rows[0].row_max, kLog2E, rows[0].sum_log2),
+                                 ptx::fma(rows[1].row_max, kLog2E, rows[1].sum_log2)};
+      exponentiate<kCareful>(S[t],
+                             [&](float s, i32 h) { return ptx::fma(s, unit_log2, -lse_log2[h]); });
     }
-    if (ptx::any(largest * kLog2E > 1024)) {  // a product with row_max is not exact enough
-      exponentiate(S, careful, [&](float s, i32 t, i32 h) {
-        const float below = ptx::max(rows[t][h].row_max - ptx::mul(s, unit), 0.f);
-        return ptx::fma(-below, kLog2E, -rows[t][h].sum_log2);
-      });
-      return;
-    }
-    float lse_log2[kTiles][2];
-#pragma unroll
-    for (i32 t = 0; t < kTiles; ++t) {
-#pragma unroll
-      for (i32 h = 0; h < 2; ++h) {
-        lse_log2[t][h] = ptx::fma(rows[t][h].row_max, kLog2E, rows[t][h].sum_log2);
-      }
-    }
-    exponentiate(S, careful,
-                 [&](float s, i32 t, i32 h) { return ptx::fma(s, unit_log2, -lse_log2[t][h]); });
   }
 
-  template <class Exponent>
-  static void exponentiate(Scores& S, bool careful, const Exponent& exponent) {
+  template <bool kCareful, class Exponent>
+  static void exponentiate(float (&S)[kFloats], const Exponent& exponent) {
+#pragma unroll
+    for (i32 i = 0; i < kFloats; ++i) {
+      const bool is_hidden = kCareful && S[i] == kMinusInfinity;
+      S[i] = is_hidden ? kHidden : ptx::exp2(exponent(S[i], i / 2 % 2));
+    }
+  }
+
+  // dP = dS
+  template <bool kCareful>
+  static void form_ds(float (&dP)[kFloats], const float (&P)[kFloats], const Rows& rows) {
+#pragma unroll
+    for (i32 i = 0; i < kFloats; ++i) {
+      const Sm80Row& row = rows[i / 2 % 2];
+      const float G =
+          kConfig.split_sum ? ptx::fma(row.share, dP[i], row.offset) : dP[i] + row.offset;
+      dP[i] = P[i] * G;
+      if (kCareful && __builtin_bit_cast(u32, P[i]) == __builtin_bit_cast(u32, kHidden)) dP[i] = 0;
+    }
+  }
+
+  // The same with P as it is in shared memory, rounded.
+  template <bool kCareful>
+  void form_ds_of_shared(Scores& dP, const Step& step, const Part& part) const {
+    const auto from = way_to(tiles.p_tile(), part);
 #pragma unroll
     for (i32 t = 0; t < kTiles; ++t) {
-      if (careful) {
+      Rows rows;
+      read_rows(rows, step, part, t);
+      float P[kFloats];
 #pragma unroll
-        for (i32 i = 0; i < kFloats; ++i) {
-          const float s = S[t][i];
-          S[t][i] = s == kMinusInfinity ? kHidden : ptx::exp2(exponent(s, t, i / 2 % 2));
+      for (i32 i = 0; i < kFloats; i += 8) {
+        const ptx::U32x4 x = ptx::ldmatrix_x4(from.at(i / 8, 16 * t));
+#pragma unroll
+        for (i32 w = 0; w < 4; ++w) {
+          using Element = typename HeadType::Element;
+          P[i + 2 * w] = widen(Element{static_cast<u16>(x.word[w])});
+          P[i + 2 * w + 1] = widen(Element{static_cast<u16>(x.word[w] >> 16)});
         }
-      } else {
+      }
+      form_ds<kCareful>(dP[t], P, rows);
+    }
+  }
+
+  // A lane's way through a part of P or dS, 16 x 16 numbers at a time.
+  static auto way_to(const PairTile& tile, const Part& part) {
+    return PartRow<kConfig.columns, kConfig.swizzle, kConfig.s_columns / 16>(
+        left_rows(tile, part.row), part.column / 16);
+  }
+
+  // A warp's tile of P or dS, rounded, to shared memory.
+  static void share(const Scores& S, const PairTile& tile, const Part& part) {
+    const auto to = way_to(tile, part);
 #pragma unroll
-        for (i32 i = 0; i < kFloats; ++i) S[t][i] = ptx::exp2(exponent(S[t][i], t, i / 2 % 2));
+    for (i32 t = 0; t < kTiles; ++t) {
+#pragma unroll
+      for (i32 i = 0; i < kFloats; i += 8) {
+        ptx::U32x4 x;
+#pragma unroll
+        for (i32 w = 0; w < 4; ++w) {
+          x.word[w] = ptx::pack<kConfig.dtype>(S[t][i + 2 * w], S[t][i + 2 * w + 1]);
+        }
+        if constexpr (kConfig.wide_stores) {
+          ptx::stmatrix_x4(to.at(i / 8, 16 * t), x);
+        } else {
+#pragma unroll
+          for (i32 w = 0; w < 4; ++w) {
+            const u32 row = part.row + Terms::row(t, w % 2);
+            const u32 unit = part.column / 8 + i / 4 + w / 2;
+            ptx::store_shared(tile.address(row, unit) + lane_index() % 4 * 4, x.word[w]);
+          }
+        }
       }
     }
   }
@@ -84,52 +287,6 @@ struct BackwardPairsSm80 {
       for (i32 i = 0; i < kFloats; ++i) sum += S[t][i] - S[t][i];
     }
     return sum == 0;
-  }
-
-  // A warp's tile of P or dS, rounded, to shared memory.
-  static void share(const Scores& S, const PairTile& tile, i32 row, i32 column) {
-#pragma unroll
-    for (i32 t = 0; t < kTiles; ++t) {
-#pragma unroll
-      for (i32 i = 0; i < kFloats; i += 2) {
-        const u32 r = row + Terms::row(t, i / 2 % 2);
-        const u32 unit = column / 8 + i / 4;
-        ptx::store_shared(tile.address(r, unit) + lane_index() % 4 * 4,
-                          ptx::pack<kConfig.dtype>(S[t][i], S[t][i + 1]));
-      }
-    }
-  }
-
-  // dP = dO V^T
-  void multiply_dout_v(Scores& dP, i32 stage, i32 row, i32 column) const {
-    const auto dO = left_rows(tiles.dout_tile(stage), row);
-    const auto V = right_rows(tiles.v_tile());
-    clear(dP);
-    multiply_tiles<kConfig.dtype, kConfig.d_v / 16>(
-        dP, [&](i32 k, i32 t) { return ptx::ldmatrix_x4(dO.at(k, 16 * t)); },
-        [&](i32 k, i32 n) { return ptx::ldmatrix_x4(V.at(k, column + 16 * n)); });
-  }
-
-  // S = Q K^T
-  void multiply_q_k(Scores& S, i32 stage, i32 row, i32 column) const {
-    const auto Q = left_rows(tiles.q_tile(stage), row);
-    const auto K = right_rows(tiles.k_tile());
-    clear(S);
-    multiply_tiles<kConfig.dtype, kConfig.d_qk / 16>(
-        S, [&](i32 k, i32 t) { return ptx::ldmatrix_x4(Q.at(k, 16 * t)); },
-        [&](i32 k, i32 n) { return ptx::ldmatrix_x4(K.at(k, column + 16 * n)); });
-  }
-
-  void read_rows(Rows& rows, i32 row) const {
-#pragma unroll
-    for (i32 t = 0; t < kTiles; ++t) {
-#pragma unroll
-      for (i32 h = 0; h < 2; ++h) {
-        const ptx::U32x4 x = ptx::load_shared_x4(tiles.rows_at() + (row + Terms::row(t, h)) * 16);
-        rows[t][h] = {__builtin_bit_cast(float, x.word[0]), __builtin_bit_cast(float, x.word[1]),
-                      __builtin_bit_cast(float, x.word[2]), __builtin_bit_cast(float, x.word[3])};
-      }
-    }
   }
 
   // dS / dS before the cap, from raw dot products.
@@ -145,59 +302,6 @@ struct BackwardPairsSm80 {
     }
   }
 
-  // dP = dS
-  void form_ds(Scores& dP, const Scores& P, const Rows& rows, bool careful) const {
-#pragma unroll
-    for (i32 t = 0; t < kTiles; ++t) {
-#pragma unroll
-      for (i32 i = 0; i < kFloats; ++i) {
-        const Sm80Row& row = rows[t][i / 2 % 2];
-        const float G =
-            kConfig.split_sum ? ptx::fma(row.share, dP[t][i], row.offset) : dP[t][i] + row.offset;
-        dP[t][i] = P[t][i] * G;
-        if (careful && __builtin_bit_cast(u32, P[t][i]) == __builtin_bit_cast(u32, kHidden)) {
-          dP[t][i] = 0;
-        }
-      }
-    }
-  }
-
-  void compute(const HeadType& head, i64 block, i64 first_key, bool is_full, i32 stage, i32 tile) {
-    constexpr i32 kAcross = kConfig.columns / kConfig.s_columns;
-    const i32 row = tile / kAcross * kConfig.s_rows;
-    const i32 column = tile % kAcross * kConfig.s_columns;
-    const Terms terms{head, block * kConfig.rows + row, tiles.terms_at()};
-    const i64 key = first_key + column;
-    const bool careful = kConfig.terms || !is_full;
-    Rows rows;
-    read_rows(rows, row);
-    Scores P, slope;
-    multiply_q_k(P, stage, row, column);
-    if (careful) suspect = suspect || !all_finite(P);
-    if constexpr (kConfig.softcap) {
-      copy(slope, P);
-      cap_slopes(slope, head);
-    }
-    if (kConfig.natural || careful) terms.apply(P, key, is_full);
-    weigh(P, rows, careful);
-    u32 kept[kTiles * kFloats / 32 + 1] = {};
-    share_p(P, kept, rows, terms, key, row, column);
-    if (!kConfig.dq && !kConfig.dk) return;
-    Scores dP;
-    multiply_dout_v(dP, stage, row, column);
-    if (careful) suspect = suspect || !all_finite(dP);
-    if constexpr (kConfig.dropout) drop(dP, kept, static_cast<float>(head.dropout.kept_scale()));
-    form_ds(dP, P, rows, careful);
-    if constexpr (kConfig.softcap) {
-#pragma unroll
-      for (i32 t = 0; t < kTiles; ++t) {
-#pragma unroll
-        for (i32 i = 0; i < kFloats; ++i) dP[t][i] *= slope[t][i];
-      }
-    }
-    share(dP, tiles.ds_tile(), row, column);
-  }
-
   static void copy(Scores& to, const Scores& from) {
 #pragma unroll
     for (i32 t = 0; t < kTiles; ++t) {
@@ -208,15 +312,17 @@ struct BackwardPairsSm80 {
 
   // P as dV takes it, to shared memory. Bits of `kept`: what dropout left.
   template <i32 kWords>
-  void share_p(const Scores& P, u32 (&kept)[kWords], const Rows& rows, const Terms& terms, i64 key,
-               i32 row, i32 column) const {
+  void share_p(const Scores& P, u32 (&kept)[kWords], const Terms& terms, i64 key, const Step& step,
+               const Part& part) const {
     Scores taken;
     copy(taken, P);
     if constexpr (kConfig.split_sum) {
 #pragma unroll
       for (i32 t = 0; t < kTiles; ++t) {
+        Rows rows;
+        read_rows(rows, step, part, t);
 #pragma unroll
-        for (i32 i = 0; i < kFloats; ++i) taken[t][i] *= rows[t][i / 2 % 2].share;
+        for (i32 i = 0; i < kFloats; ++i) taken[t][i] *= rows[i / 2 % 2].share;
       }
     }
     if constexpr (kConfig.dropout) {
@@ -237,7 +343,7 @@ struct BackwardPairsSm80 {
         }
       }
     }
-    if constexpr (kConfig.dv) share(taken, tiles.p_tile(), row, column);
+    if constexpr (kConfig.dv) share(taken, tiles.p_tile(), part);
   }
 
   // Of dP dropout leaves what it left of P.

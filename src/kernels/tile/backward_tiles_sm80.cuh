@@ -28,13 +28,39 @@ struct BackwardTilesSm80 {
   }
   QkTile q_tile(i32 stage) const { return {stage_at(stage)}; }
   VTile dout_tile(i32 stage) const { return {stage_at(stage) + kConfig.q_bytes()}; }
+  u32 rows_at(i32 stage) const {
+    return stage_at(stage) + kConfig.q_bytes() + kConfig.dout_bytes();
+  }
+  u32 columns_at(i32 stage) const { return rows_at(stage) + kConfig.rows * 16; }
   PairTile p_tile() const { return {stage_at(kConfig.stages)}; }
-  PairTile ds_tile() const { return {stage_at(kConfig.stages) + kConfig.pair_bytes()}; }
-  u32 rows_at() const { return ds_tile().base + kConfig.pair_bytes(); }
+  PairTile ds_tile(i32 stage) const {
+    return {stage_at(kConfig.stages) + (1 + stage) * kConfig.pair_bytes()};
+  }
   u32 terms_at() const {
     return shared + kConfig.shared_bytes() - kConfig.term_bytes() +
            warp * 16 * kConfig.scores().term_stride() * 4;
   }
+
+  // The first warps compute P, the others dS, where roles are split. Warps of a team are
+  // neighbours, so that they share no scheduler.
+  bool weighs() const { return !kConfig.split_roles || warp < kConfig.role_warps(); }
+  u32 team() const { return warp % kConfig.role_warps() / kConfig.team_warps(); }
+  u32 member() const { return warp % kConfig.team_warps(); }
+
+  // Among the warps of a team with the same role.
+  void team_sync() const {
+    if constexpr (kConfig.team_warps() == 1) {
+      ptx::warp_sync();
+    } else if constexpr (kConfig.team_warps() == kConfig.warps) {
+      ptx::block_sync();
+    } else {
+      ptx::bar_sync(1 + team() + (weighs() ? 0 : kConfig.num_teams()), 32 * kConfig.team_warps());
+    }
+  }
+  // P of a team, from the warps that compute it to those that take it up.
+  static constexpr u32 kHandOver = 1 + 2 * kConfig.num_teams();
+  void weights_are_there() const { ptx::bar_arrive(kHandOver + team(), 64 * kConfig.team_warps()); }
+  void await_weights() const { ptx::bar_sync(kHandOver + team(), 64 * kConfig.team_warps()); }
 };
 
 }  // namespace fulmen

@@ -3,7 +3,8 @@
 //
 // Rows of an array into a swizzled tile, by all threads of a block: cp.async where 16-byte units of
 // the array lie on multiples of 16 bytes, else element by element. Rows past the end and dims past
-// the array's become 0, so that nothing beside the data ever meets a product.
+// the array's become 0, so that nothing beside the data ever meets a product. Elements have
+// kElementBytes, 2 or 4; kDims of a tile counts 16-bit words.
 #pragma once
 
 #include "kernels/array_access.cuh"
@@ -14,8 +15,11 @@
 
 namespace fulmen {
 
-// Rows of one head of one sequence, from its first on; 16-bit elements.
-struct RowSource {
+// Rows of one head of one sequence, from its first on.
+template <i32 kElementBytes>
+struct ElementRows {
+  static constexpr i32 kUnitElements = 16 / kElementBytes;
+
   const u8* data;
   i64 row_stride;  // in elements
   i64 dim_stride;
@@ -23,44 +27,52 @@ struct RowSource {
   i32 dim;  // elements of a row from `data` on
   bool in_units;
 
-  RowSource(const ArrayView& array, i64 offset, i64 rows, i64 dims)
-      : data(array.data + offset * 2),
+  ElementRows(const ArrayView& array, i64 offset, i64 rows, i64 dims)
+      : data(array.data + offset * kElementBytes),
         row_stride(array.strides[2]),
         dim_stride(array.strides[3]),
         num_rows(static_cast<i32>(rows)),
         dim(static_cast<i32>(dims)),
-        in_units(dim_stride == 1 && dim % 8 == 0 && row_stride % 8 == 0 &&
+        in_units(dim_stride == 1 && dim % kUnitElements == 0 && row_stride % kUnitElements == 0 &&
                  reinterpret_cast<u64>(data) % 16 == 0) {}
 };
 
-inline ptx::U32x4 gather_unit(const RowSource& source, i64 row, i32 dim) {
+using RowSource = ElementRows<2>;
+
+template <i32 kElementBytes>
+inline ptx::U32x4 gather_unit(const ElementRows<kElementBytes>& source, i64 row, i32 dim) {
   ptx::U32x4 unit{};
-  const u8* from = source.data + (row * source.row_stride + dim * source.dim_stride) * 2;
+  const u8* from =
+      source.data + (row * source.row_stride + dim * source.dim_stride) * kElementBytes;
 #pragma unroll
-  for (i32 i = 0; i < 8; ++i) {
-    if (dim + i < source.dim) {
-      const u32 bits = static_cast<u32>(from[0]) | static_cast<u32>(from[1]) << 8;
-      unit.word[i / 2] |= bits << (16 * (i % 2));
+  for (i32 i = 0; i < 16; i += kElementBytes) {
+    if (dim + i / kElementBytes < source.dim) {
+#pragma unroll
+      for (i32 b = 0; b < kElementBytes; ++b) {
+        unit.word[(i + b) / 4] |= static_cast<u32>(from[b]) << (8 * ((i + b) % 4));
+      }
     }
-    from += source.dim_stride * 2;
+    from += source.dim_stride * kElementBytes;
   }
   return unit;
 }
 
 // Rows [first, first + kRows). Asynchronous copies belong to the caller's next group.
-template <i32 kRows, i32 kThreads, i32 kDims, bool kSwizzled>
-inline void copy_rows(const SwizzledTile<kDims, kSwizzled>& tile, const RowSource& source,
-                      i32 first) {
+template <i32 kRows, i32 kThreads, i32 kDims, bool kSwizzled, i32 kElementBytes>
+inline void copy_rows(const SwizzledTile<kDims, kSwizzled>& tile,
+                      const ElementRows<kElementBytes>& source, i32 first) {
   constexpr i32 kUnits = kDims / 8;
+  constexpr i32 kUnitElements = 16 / kElementBytes;
   const i32 thread = static_cast<i32>(ptx::thread_index());
   if (!source.in_units) {
 #pragma unroll 1
     for (i32 at = thread; at < kRows * kUnits; at += kThreads) {
       const i32 row = at / kUnits;
       const i32 unit = at % kUnits;
-      const bool present = first + row < source.num_rows && unit * 8 < source.dim;
-      ptx::store_shared_x4(tile.address(row, unit),
-                           present ? gather_unit(source, first + row, unit * 8) : ptx::U32x4{});
+      const bool present = first + row < source.num_rows && unit * kUnitElements < source.dim;
+      ptx::store_shared_x4(
+          tile.address(row, unit),
+          present ? gather_unit(source, first + row, unit * kUnitElements) : ptx::U32x4{});
     }
     return;
   }
@@ -70,23 +82,23 @@ inline void copy_rows(const SwizzledTile<kDims, kSwizzled>& tile, const RowSourc
     if (kRows * kUnits % kThreads != 0 && at >= kRows * kUnits) break;
     const i32 row = at / kUnits;
     const i32 unit = at % kUnits;
-    const bool present = first + row < source.num_rows && unit * 8 < source.dim;
-    const i64 offset = present ? (first + row) * source.row_stride + unit * 8 : 0;
-    ptx::cp_async_16(tile.address(row, unit), source.data + offset * 2, present);
+    const bool present = first + row < source.num_rows && unit * kUnitElements < source.dim;
+    const i64 offset = present ? (first + row) * source.row_stride + unit * kUnitElements : 0;
+    ptx::cp_async_16(tile.address(row, unit), source.data + offset * kElementBytes, present);
   }
 }
 
 // The same for an array whose rows are 16-byte units on multiples of 16 bytes, tile after tile:
 // what does not change from one to the next is found once. Neighbouring threads copy the units of a
 // row that change places with each other, kDims / (8 kGroup) times.
-template <i32 kRows, i32 kThreads, i32 kDims, bool kSwizzled>
+template <i32 kRows, i32 kThreads, i32 kDims, bool kSwizzled, i32 kElementBytes>
 class UnitCopy {
  public:
   UnitCopy(const ArrayView& array, i64 offset, i64 rows, i64 dims)
-      : data_(array.data + (offset + row() * array.strides[2] + unit() * 8) * 2),
-        row_bytes_(array.strides[2] * 2),
+      : data_(array.data + (offset + row() * array.strides[2]) * kElementBytes + unit() * 16),
+        row_bytes_(array.strides[2] * kElementBytes),
         num_rows_(static_cast<i32>(rows) - row()),
-        num_units_(static_cast<i32>(dims) / 8 - unit()) {}
+        num_units_(static_cast<i32>(dims) / (16 / kElementBytes) - unit()) {}
 
   // Rows [first, first + kRows) of the array.
   void start(const SwizzledTile<kDims, kSwizzled>& tile, i32 first) const {
@@ -118,7 +130,7 @@ class UnitCopy {
 };
 
 // The same for any array.
-template <i32 kRows, i32 kThreads, i32 kDims, bool kSwizzled>
+template <i32 kRows, i32 kThreads, i32 kDims, bool kSwizzled, i32 kElementBytes>
 class AnyCopy {
  public:
   AnyCopy(const ArrayView& array, i64 offset, i64 rows, i64 dims)
@@ -128,22 +140,23 @@ class AnyCopy {
   }
 
  private:
-  RowSource source_;
+  ElementRows<kElementBytes> source_;
 };
 
 template <bool kUnits>
 struct CopyKind;
 template <>
 struct CopyKind<true> {
-  template <i32 kRows, i32 kThreads, i32 kDims, bool kSwizzled>
-  using Type = UnitCopy<kRows, kThreads, kDims, kSwizzled>;
+  template <i32 kRows, i32 kThreads, i32 kDims, bool kSwizzled, i32 kElementBytes>
+  using Type = UnitCopy<kRows, kThreads, kDims, kSwizzled, kElementBytes>;
 };
 template <>
 struct CopyKind<false> {
-  template <i32 kRows, i32 kThreads, i32 kDims, bool kSwizzled>
-  using Type = AnyCopy<kRows, kThreads, kDims, kSwizzled>;
+  template <i32 kRows, i32 kThreads, i32 kDims, bool kSwizzled, i32 kElementBytes>
+  using Type = AnyCopy<kRows, kThreads, kDims, kSwizzled, kElementBytes>;
 };
-template <bool kUnits, i32 kRows, i32 kThreads, i32 kDims, bool kSwizzled>
-using TileCopy = typename CopyKind<kUnits>::template Type<kRows, kThreads, kDims, kSwizzled>;
+template <bool kUnits, i32 kRows, i32 kThreads, i32 kDims, bool kSwizzled, i32 kElementBytes = 2>
+using TileCopy =
+    typename CopyKind<kUnits>::template Type<kRows, kThreads, kDims, kSwizzled, kElementBytes>;
 
 }  // namespace fulmen

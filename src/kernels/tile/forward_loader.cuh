@@ -57,8 +57,11 @@ struct ForwardLoader {
     load_k(last, kv_head, place);
     for (i32 w = 0; w < kConfig.q_tiles(); ++w) {
       shared.q().acquire(q_at);
-      load(maps.q, shared.q().address(q_at), shared.q().full(q_at), kConfig.d_qk, 64, row + 64 * w,
-           block.head, place.batch, ptx::kEvictFirst);
+      for (i32 h = 0; h < kConfig.heads_per_tile; ++h) {
+        load(maps.q, shared.q().address(q_at) + h * kConfig.tile_rows() * 128,
+             shared.q().full(q_at), kConfig.d_qk, 64, row + kConfig.tile_rows() * w, block.head + h,
+             place.batch, ptx::kEvictFirst);
+      }
       q_at.advance();
     }
 #pragma unroll 1

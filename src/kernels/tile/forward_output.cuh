@@ -34,7 +34,7 @@ struct ForwardOutput {
     bool failed = false;
 #pragma unroll
     for (i32 r = 0; r < 2; ++r) {
-      const bool counts = task.row + own.first_row() + 8 * r < q_len;
+      const bool counts = own.q_row(task, r) < q_len;
       const bool in_range = visible[r].size() == 0 || softmax.in_range(r);
       failed = failed || (counts && !(in_range && probe[r] == 0));
     }
@@ -61,7 +61,7 @@ struct ForwardOutput {
   void write_row(const RowSoftmax<kConfig>& softmax, i32 r, const Task& task, const Place& place,
                  i32 q_row, bool blank) const {
     const auto store = [&](const ArrayView& array, i32 index, float x) {
-      const i64 at = array.offset(place.batch, task.block.head, place.q_begin + q_row, index);
+      const i64 at = array.offset(place.batch, own.head(task, r), place.q_begin + q_row, index);
       reinterpret_cast<float*>(array.data)[at] = x;
     };
     const AttentionParams& arrays = own.params.attention;
@@ -82,9 +82,9 @@ struct ForwardOutput {
     bool blank[2] = {};  // rows past the sequence's length
 #pragma unroll
     for (i32 r = 0; r < 2; ++r) {
-      const i32 q_row = task.row + own.first_row() + 8 * r;
+      const i32 q_row = own.q_row(task, r);
       if constexpr (kConfig.sequences) blank[r] = q_row >= place.shape.q_len;
-      inverse[r] = normalizer(softmax, r, task.block.head);
+      inverse[r] = normalizer(softmax, r, own.head(task, r));
       if (own.thread % 4 == 0 && own.first_dim() == 0 && q_row < place.q_slot) {
         write_row<kExactly>(softmax, r, task, place, q_row, blank[r]);
       }
@@ -104,10 +104,10 @@ struct ForwardOutput {
     const i32 dims = i32(own.params.attention.dim_v) - own.first_dim();
 #pragma unroll
     for (i32 r = 0; r < 2; ++r) {
-      const i32 q_row = task.row + own.first_row() + 8 * r;
+      const i32 q_row = own.q_row(task, r);
       const bool inside = q_row < place.q_slot;
       const i64 at =
-          o.offset(place.batch, task.block.head, place.q_begin + q_row, 0) + own.first_dim();
+          o.offset(place.batch, own.head(task, r), place.q_begin + q_row, 0) + own.first_dim();
       if (kConfig.sequences && blank[r]) clear_row(O, r);
       if constexpr (kConfig.wide_output) {
         store_output_row(O, r, reinterpret_cast<float*>(o.data) + at, inside, dims);
@@ -121,7 +121,7 @@ struct ForwardOutput {
   template <bool kAgain>
   void write_staged(const float (&O)[kConfig.o_dims() / 2], const Task& task) const {
     const u32 tile = own.shared.o() + 64 * 128 * own.warpgroup;
-    constexpr u32 kChunkBytes = kConfig.q_rows() * 128;
+    constexpr u32 kChunkBytes = 64 * kConfig.q_tiles() * 128;
     if (own.thread == 0) {  // the previous tile has left
       if (kAgain) ptx::tma_store_wait();
       ptx::tma_store_wait_read();

@@ -28,8 +28,9 @@ struct ForwardPlanner {
     const i32 row = next.block.q_block * kConfig.q_rows();
     const Place place = place_of<kConfig>(params, next.block);
     const BlockRange range = visited_blocks<kConfig>(
-        params.mask, place.shape, for_warpgroup ? row + 64 * q_tile<kConfig>(lane) : row,
-        for_warpgroup ? 64 : kConfig.q_rows());
+        params.mask, place.shape,
+        for_warpgroup ? row + kConfig.tile_rows() * q_tile<kConfig>(lane) : row,
+        for_warpgroup ? kConfig.tile_rows() : kConfig.q_rows());
     const Interval all{ptx::shuffle(i32(range.visit.begin), kConfig.warpgroups),
                        ptx::shuffle(i32(range.visit.end), kConfig.warpgroups)};
     ptx::warp_sync();  // all have read `next`, which may lie in the mail written now

@@ -39,7 +39,7 @@ struct ForwardWarpgroup {
     if constexpr (kTurns) ptx::bar_arrive(kTurnBarrier + next, 256);
   }
 
-  // What a warpgroup works on: 64 rows from `row` on, counted in the sequence.
+  // What a warpgroup works on: 64 rows, of each of its heads those from `row` on in the sequence.
   struct Task {
     QueryBlock block;
     i32 row;
@@ -77,15 +77,23 @@ struct ForwardWarpgroup {
     release_v();
   }
 
-  // The first row of this thread in its warpgroup; the second is 8 further.
+  // The first row of this thread in its tile; the second is 8 further.
   i32 first_row() const { return thread / 32 * 16 + thread % 32 / 4; }
+
+  // What row r, 0 or 1, of this thread is: a row of a head of the sequence.
+  i32 q_row(const Task& task, i32 r) const {
+    return task.row + (first_row() + 8 * r) % kConfig.tile_rows();
+  }
+  i32 head(const Task& task, i32 r) const {
+    return task.block.head + (first_row() + 8 * r) / kConfig.tile_rows();
+  }
 
   // The keys that this thread's two rows see.
   void see(Interval (&visible)[2], const Task& task) const {
     const Place place = place_of_task(task);
     for (i32 r = 0; r < 2; ++r) {
-      visible[r] = visible_columns(effective_mask<kConfig>(params.mask), place.shape,
-                                   task.row + first_row() + 8 * r);
+      visible[r] =
+          visible_columns(effective_mask<kConfig>(params.mask), place.shape, q_row(task, r));
     }
   }
 

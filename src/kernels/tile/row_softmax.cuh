@@ -24,6 +24,7 @@ struct RowSoftmax {
   float factor;  // scale log2(e), c above; 1 where scores come in units of log2
   float row_max[2] = {kNegativeInfinity, kNegativeInfinity};  // scaled; -inf: nothing seen yet
   float sum[2] = {0, 0};  // of this thread's columns; of the row after finish()
+  float last_sum[2];      // of the last block that kept m
 
   float raw_max[2] = {kNegativeInfinity, kNegativeInfinity};  // kDifferences: unscaled
 
@@ -92,19 +93,21 @@ struct RowSoftmax {
     return grown;
   }
 
-  // One full block with the m that is there. Returns whether earlier results must be multiplied by
-  // `rescale`, an exact power of two (never under kFirstBlock).
-  bool keep(Scores& S, float (&rescale)[2]) {
-    float block_sum[2];
-    exponentiate(S, block_sum);
-    bool grown = false;
-    if constexpr (kConfig.shift_rule == ShiftRule::kWhenSumGrew) {
-      grown = ptx::any(ptx::max(block_sum[0], block_sum[1]) > 0x1p14f);
-      if (grown) shrink(S, block_sum, rescale);
-    }
-    sum[0] += block_sum[0];
-    sum[1] += block_sum[1];
-    return grown;
+  // One full block with the m that is there.
+  void keep(Scores& S) {
+    exponentiate(S, last_sum);
+    sum[0] += last_sum[0];
+    sum[1] += last_sum[1];
+  }
+
+  // After `keep`: whether m was too small for S to be rounded to f16. If so, S and the sums are
+  // divided by a power of two; so must be O, by `rescale`, and S rounded again. Asked after the
+  // rounding, which it would otherwise hold up.
+  bool outgrew(Scores& S, float (&rescale)[2]) {
+    if constexpr (kConfig.shift_rule != ShiftRule::kWhenSumGrew) return false;
+    if (!ptx::any(ptx::max(last_sum[0], last_sum[1]) > 0x1p14f)) return false;
+    shrink(S, rescale);
+    return true;
   }
 
   // Adds up the quad. After this, sum belongs to the whole row.
@@ -174,10 +177,10 @@ struct RowSoftmax {
   }
 
   // Divides a block's p and the sums so far by the power of two in the row's block sum.
-  void shrink(Scores& S, float (&block_sum)[2], float (&rescale)[2]) {
+  void shrink(Scores& S, float (&rescale)[2]) {
 #pragma unroll
     for (i32 row = 0; row < 2; ++row) {
-      float total = block_sum[row];
+      float total = last_sum[row];
       total += ptx::shuffle_xor(total, 1);
       total += ptx::shuffle_xor(total, 2);
       const i32 exponent = static_cast<i32>(__builtin_bit_cast(u32, total) >> 23) - 127;
@@ -185,7 +188,6 @@ struct RowSoftmax {
       rescale[row] = __builtin_bit_cast(float, static_cast<u32>(127 - drop) << 23);
       row_max[row] = shift(row) + static_cast<float>(drop);
       sum[row] *= rescale[row];
-      block_sum[row] *= rescale[row];
 #pragma unroll
       for (i32 i = 2 * row; i < kFloats; i += 4) {
         S[i] *= rescale[row];

@@ -36,14 +36,14 @@ class SequenceOrder {
     first_ = num_blocks(i32(lane));
   }
 
-  i32 size() const { return blocks_per_head_ * params_.heads_q; }
+  i32 size() const { return blocks_per_head_ * num_heads(); }
 
   // Block number `index` of 0 .. size() - 1; `batch` is the sequence.
   QueryBlock at(i32 index) {
-    const i32 per_group = min(params_.heads_per_group, params_.heads_q);
+    const i32 per_group = min(params_.heads_per_group, num_heads());
     const i32 group = index / (per_group * blocks_per_head_);
     const i32 within = index - group * per_group * blocks_per_head_;
-    const i32 heads = min(per_group, params_.heads_q - group * per_group);  // the last is smaller
+    const i32 heads = min(per_group, num_heads() - group * per_group);  // the last is smaller
     if (group != group_) {
       group_ = group;
       q_block_ = top_;
@@ -55,10 +55,13 @@ class SequenceOrder {
       end_ += heads * count_sequences();
     }
     const i32 sequence = (within - begin_) / heads;
-    return {q_block_, group * per_group + (within - begin_) % heads, nth_owner(sequence)};
+    const i32 head = group * per_group + (within - begin_) % heads;
+    return {q_block_, head * kConfig.heads_per_tile, nth_owner(sequence)};
   }
 
  private:
+  i32 num_heads() const { return params_.heads_q / kConfig.heads_per_tile; }  // or sets of them
+
   // Blocks of the rows that a sequence owns, those past its length included.
   u32 num_blocks(i32 sequence) const {
     if (sequence >= params_.batch) return 0;
@@ -111,11 +114,16 @@ template <AttentionConfig kConfig>
 class SequenceOrder<kConfig> {
  public:
   SequenceOrder(const ForwardParams& params, u32)
-      : order_{params.num_q_blocks, params.heads_q, params.batch, params.heads_per_group,
-               kConfig.longest_first && kConfig.mask != MaskKind::kLength} {}
+      : order_{params.num_q_blocks, params.heads_q / kConfig.heads_per_tile, params.batch,
+               params.heads_per_group, kConfig.longest_first && kConfig.mask != MaskKind::kLength} {
+  }
 
   i32 size() const { return order_.size(); }
-  QueryBlock at(i32 index) const { return order_.at(index); }
+  QueryBlock at(i32 index) const {
+    QueryBlock block = order_.at(index);
+    block.head *= kConfig.heads_per_tile;
+    return block;
+  }
 
  private:
   BlockOrder order_;

@@ -29,7 +29,7 @@ class TwoDevices : public testing::Test {
     Request there = memory.copy(request);
     there.options.backend = Backend::kCuda;
     there.options.device = ordinal;
-    cuda::run_once(there, nullptr);
+    cuda::run_once(there, {}, nullptr);
     const cuda::CurrentContext current(*devices_[ordinal]);
     devices_[ordinal]->driver().check(devices_[ordinal]->driver()->cuCtxSynchronize(), "finish");
     return memory.fetch(there);
@@ -75,7 +75,7 @@ TEST_F(TwoDevices, AnArrayOfTheOtherIsRefused) {
   mixed.arrays[Array::kK] = second_memory.copy(request.arrays[Array::kK]);
   mixed.options.backend = Backend::kCuda;
   mixed.options.device = 0;
-  EXPECT_THROW(cuda::run_once(mixed, nullptr), Error);
+  EXPECT_THROW(cuda::run_once(mixed, {}, nullptr), Error);
 }
 
 }  // namespace

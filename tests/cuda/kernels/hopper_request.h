@@ -16,7 +16,8 @@ class HopperRequest {
       : random_(random), config_(config) {
     batch_ = random.number(1, 3);
     heads_kv_ = random.number(1, 2);
-    heads_q_ = heads_kv_ * random.number(1, 3);
+    heads_q_ =
+        heads_kv_ * config.heads_per_tile * random.number(1, config.heads_per_tile > 1 ? 2 : 3);
     packed_ = config.sequences && random.chance(0.5);
     q_rows_ = random.one_of({random.number(1, 9), random.number(1, longest)});
     kv_rows_ = random.one_of({random.number(1, 9), random.number(1, longest)});

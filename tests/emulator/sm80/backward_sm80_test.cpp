@@ -17,6 +17,7 @@
 #include "emulator/launch.h"
 #include "emulator/schedules.h"
 #include "kernels/backward_finish_sm80.cuh"
+#include "plan/sm80.h"
 
 namespace fulmen::test {
 namespace {
@@ -44,12 +45,13 @@ constexpr Sm80BackwardConfig config_of() {
     config.dq_rows = 32;
     config.dq_dims = 48;
   }
+  config.pair_stages = kKind == Kind::kCapped || kKind == Kind::kBiased ? 1 : 2;
   config.split_sum = kKind != Kind::kPlain;
   config.terms = kKind == Kind::kTerms || kKind == Kind::kBiased || kKind == Kind::kCapped;
   config.natural = kKind == Kind::kCapped || kKind == Kind::kBiased;
   config.softcap = kKind == Kind::kCapped;
   config.alibi = config.natural;
-  config.wide_sums = kKind == Kind::kPlain;
+  config.wide_stores = kKind == Kind::kPlain;
   config.ordered = kKind == Kind::kTerms || kKind == Kind::kSinks;
   return config;
 }
@@ -61,15 +63,22 @@ void launch(const AttentionParams& p, unsigned seed) {
   const i64 key_tiles = num_kv_tiles(p, kConfig.columns);
   const auto size = [](i64 count) { return static_cast<size_t>(count); };
   std::vector<Sm80Row> rows(size(row_tiles * kConfig.rows), Sm80Row{NAN, NAN, NAN, NAN});
-  std::vector<float> sums(size(row_tiles * kConfig.dq_elems()) + 4);
+  std::vector<Sm80Columns> columns(size(row_tiles * kConfig.rows), Sm80Columns{0, 1 << 30});
+  std::vector<float> sums(size(row_tiles * kConfig.dq_elems()) + 4, NAN);
   std::vector<u32> suspect_rows(size(row_tiles)), suspect_keys(size(key_tiles)),
       turns(size(row_tiles));
   u32 next_block = 0;
   float* aligned = sums.data();
   while (reinterpret_cast<u64>(aligned) % 16 != 0) ++aligned;
-  const Sm80BackwardParams params{
-      p, rows.data(), aligned, suspect_rows.data(), suspect_keys.data(), turns.data(), &next_block,
-      2};
+  const Sm80BackwardParams params{p,
+                                  rows.data(),
+                                  columns.data(),
+                                  aligned,
+                                  suspect_rows.data(),
+                                  suspect_keys.data(),
+                                  turns.data(),
+                                  &next_block,
+                                  2};
   const auto run = [&](i64 blocks, i32 threads, i32 shared_bytes, bool together,
                        const auto& kernel) {
     if (blocks > 0)
@@ -77,7 +86,8 @@ void launch(const AttentionParams& p, unsigned seed) {
                         "backward_sm80", is_sampled(seed)},
                        kernel);
   };
-  run(row_tiles, kSm80RowsThreads, 0, false, [&] { backward_rows_sm80<kConfig>(params); });
+  run(row_tiles, kSm80RowsThreads, kConfig.rows * 4, false,
+      [&] { backward_rows_sm80<kConfig>(params); });
   run(key_tiles, kConfig.threads(), kConfig.shared_bytes(), kConfig.ordered,
       [&] { backward_sm80<kConfig>(params); });
   run(row_tiles + key_tiles, kSm80FinishThreads, 0, false,
@@ -85,7 +95,9 @@ void launch(const AttentionParams& p, unsigned seed) {
 }
 
 // The gradients of a kernel, bits: dq, dk, dv.
-constexpr Sm80BackwardConfig with(Sm80BackwardConfig config, unsigned gradients, bool dropout) {
+constexpr Sm80BackwardConfig with(Sm80BackwardConfig config, unsigned gradients, bool dropout,
+                                  bool units = false) {
+  config.units = units;
   config.dropout = dropout;
   config.dq = gradients & 1;
   config.dk = gradients & 2;
@@ -93,8 +105,19 @@ constexpr Sm80BackwardConfig with(Sm80BackwardConfig config, unsigned gradients,
   return config;
 }
 
+// Two warps for each part of the work, with the same keys or with keys of their own.
+constexpr Sm80BackwardConfig in_roles(Sm80BackwardConfig config, i32 kv_rows, i32 s_rows) {
+  config.split_roles = true;
+  config.d_qk = config.d_v = 96;
+  config.warps = 4;
+  config.kv_rows = kv_rows;
+  config.s_columns = 16;
+  config.s_rows = s_rows;
+  return config;
+}
+
 template <DType kDType, Kind kKind>
-void launch_kind(const AttentionParams& p, unsigned seed) {
+void launch_kind(const AttentionParams& p, bool units, unsigned seed) {
   constexpr Sm80BackwardConfig kAll = config_of<kDType, kKind>();
   if (p.dropout.enabled()) return launch<with(kAll, 7, true)>(p, seed);
   if constexpr (kKind == Kind::kPlain) {
@@ -102,25 +125,37 @@ void launch_kind(const AttentionParams& p, unsigned seed) {
     if (!p.dq.present() && !p.dk.present()) return launch<with(kAll, 4, false)>(p, seed);
     if (!p.dq.present()) return launch<with(kAll, 6, false)>(p, seed);
   }
+  if constexpr (kKind == Kind::kPlain) {
+    constexpr Sm80BackwardConfig kUnits = with(kAll, 7, false, true);
+    const bool both = p.dq.present() && p.dk.present() && p.dv.present();
+    if (both && seed % 3 != 0) {
+      if (units && seed % 3 == 1) return launch<in_roles(kUnits, 16, 48)>(p, seed);
+      return launch<in_roles(kAll, 32, 16)>(p, seed);
+    }
+    if (units) return launch<kUnits>(p, seed);
+  }
   launch<kAll>(p, seed);
 }
 
 template <DType kDType>
-void launch_dtype(const AttentionParams& p, unsigned seed) {
-  if (p.score_map.softcap != 0) return launch_kind<kDType, Kind::kCapped>(p, seed);
+void launch_dtype(const AttentionParams& p, bool units, unsigned seed) {
+  if (p.score_map.softcap != 0) return launch_kind<kDType, Kind::kCapped>(p, units, seed);
   if (p.bias.present() || p.alibi_slopes.present() || p.score_map.scale <= 0) {
-    return launch_kind<kDType, Kind::kBiased>(p, seed);
+    return launch_kind<kDType, Kind::kBiased>(p, units, seed);
   }
-  if (p.mask.present() || p.q_ids.present()) return launch_kind<kDType, Kind::kTerms>(p, seed);
-  if (p.sinks.present() && p.dlse.present()) return launch_kind<kDType, Kind::kSinks>(p, seed);
-  launch_kind<kDType, Kind::kPlain>(p, seed);
+  if (p.mask.present() || p.q_ids.present())
+    return launch_kind<kDType, Kind::kTerms>(p, units, seed);
+  if (p.sinks.present() && p.dlse.present())
+    return launch_kind<kDType, Kind::kSinks>(p, units, seed);
+  launch_kind<kDType, Kind::kPlain>(p, units, seed);
 }
 
 void run(const Request& request, unsigned seed) {
   const Problem problem = validate(request, Pointers::kChecked);
   const AttentionParams p = cuda::attention_params(problem);
-  if (problem.dtype == DType::kFloat16) return launch_dtype<DType::kFloat16>(p, seed);
-  launch_dtype<DType::kBFloat16>(p, seed);
+  const bool units = sm80_has_units(problem, Array::kDOut);
+  if (problem.dtype == DType::kFloat16) return launch_dtype<DType::kFloat16>(p, units, seed);
+  launch_dtype<DType::kBFloat16>(p, units, seed);
 }
 
 // P and dS are rounded to 16 bits on their way, beside the results.

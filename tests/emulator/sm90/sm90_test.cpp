@@ -79,6 +79,27 @@ constexpr AttentionConfig kDocuments{.d_qk = 64,
 constexpr AttentionConfig kFolded{
     .d_qk = 64, .d_v = 64, .kv_rows = 64, .mask = MaskKind::kUpper, .stage_output = false};
 
+// Several heads share a tile.
+constexpr AttentionConfig kFourHeads{.d_qk = 64,
+                                     .d_v = 64,
+                                     .warpgroups = 2,
+                                     .kv_rows = 64,
+                                     .heads_per_tile = 4,
+                                     .mask = MaskKind::kBoth,
+                                     .stage_output = false,
+                                     .sequences = true,
+                                     .sinks = true,
+                                     .stats = true};
+constexpr AttentionConfig kEightHeads{.dtype = DType::kFloat16,
+                                      .d_qk = 96,
+                                      .d_v = 80,
+                                      .warpgroups = 1,
+                                      .kv_rows = 64,
+                                      .heads_per_tile = 8,
+                                      .mask = MaskKind::kUpper,
+                                      .shift_rule = ShiftRule::kWhenSumGrew,
+                                      .stage_output = false};
+
 // Two warpgroups share their rows, each with half of the columns.
 constexpr AttentionConfig kWide{.d_qk = 272,
                                 .d_v = 384,
@@ -191,6 +212,12 @@ TEST(Sm90OnHost, SignedScaleSequencesStats) { expect_agreement<kSigned>(1, 12); 
 TEST(Sm90OnHost, SoftcapSinksWideOutput) { expect_agreement<kCapped>(101, 12); }
 TEST(Sm90OnHost, AlibiSinksOneStage) { expect_agreement<kBiased>(201, 12); }
 TEST(Sm90OnHost, StagedOutputOddDims) { expect_agreement<kStaged>(301, 12); }
+
+TEST(Sm90OnHost, HeadsShareTiles) {
+  expect_agreement<kFourHeads>(2201, 8);
+  expect_agreement<kEightHeads>(2301, 8);
+  expect_hidden_does_not_show<kFourHeads>(2401, 4);
+}
 
 TEST(Sm90OnHost, WideHeads) {
   expect_agreement<kWide>(2001, 3);

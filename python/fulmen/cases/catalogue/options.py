@@ -254,7 +254,27 @@ def bits() -> list[Case]:
     return table("bits", ("bits",), rows, heads=4, kv_heads=2, q_rows=40, kv_rows=70)
 
 
+def precisions() -> list[Case]:
+    """Forward passes of float32 on tensor cores, where a GPU has them; elsewhere in float32."""
+    rows: dict[str, Fields] = {}
+    for precision in ("tf32", "3xtf32"):
+        asked: Fields = {"precision": precision}
+        for dim in (8, 32, 40, 64, 72, 96, 128, 160, 256):
+            rows[f"{precision}_d{dim}"] = {**asked, "dim": dim, "causal": dim % 3 != 0}
+        rows[f"{precision}_other_dim_v"] = {**asked, "dim": 24, "dim_v": 100}
+        rows[f"{precision}_wide"] = {**asked, "inputs": "wide"}
+        rows[f"{precision}_window"] = {**asked, "window": (9, 3)}
+        rows[f"{precision}_bias"] = {**asked, "bias": "bhqk", "sinks": "normal"}
+        rows[f"{precision}_mask"] = {**asked, "masks": (("bool", "qk", 0.5),)}
+        rows[f"{precision}_cap"] = {**asked, "softcap": 5.0, "alibi": "h"}
+        rows[f"{precision}_dropout"] = {**asked, "dropout_p": 0.25, "rng": (5, 1)}
+        rows[f"{precision}_lengths"] = {**asked, "kv_lengths": (0, 90), "q_lengths": (60, 7)}
+        rows[f"{precision}_packed"] = {**asked, "q_packed": (20, 70), "kv_packed": (90, 33)}
+    return table("precision", ("precision",), rows, dtype="float32", batch=2, heads=4, kv_heads=2,
+                 q_rows=75, kv_rows=101, gradients=())  # fmt: skip
+
+
 CASES = (
     biases() + masks() + structured() + windows() + alignments() + scalars() + slopes() + sinks()
-    + dropouts() + through_lse() + bits()
+    + dropouts() + through_lse() + bits() + precisions()
 )  # fmt: skip

@@ -80,6 +80,16 @@ class Fulmen(Side):
         self.asked = implementation
         self.without = without
 
+    def problem(self, cell: Cell) -> dict[str, Any]:
+        """A cell as `fulmen.warmup` takes it."""
+        kv = (cell.batch, cell.kv_heads, cell.rows, cell.dim)
+        need = ("q", "k", "v") if cell.op == "backward" else ()
+        return {
+            "q": (cell.batch, cell.heads, cell.rows, cell.dim), "k": kv, "v": kv, "need": need,
+            "dtype": cell.dtype, "causal": cell.causal, "implementation": self.asked,
+            "without": self.without,
+        }  # fmt: skip
+
     def answer(self, cell: Cell, tensors: Tensors) -> Answer:
         q, k, v, do = tensors.q, tensors.k, tensors.v, tensors.do
         options: dict[str, Any] = {"causal": cell.causal, "implementation": self.asked}

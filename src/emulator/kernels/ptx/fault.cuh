@@ -10,7 +10,7 @@ namespace fulmen::ptx {
 
 inline void set_bits(u32* word, u32 bits, Site site = Where::current()) {
   emulator::on_global(word, 4, emulator::Kind::kAtomic, site);
-  *word |= bits;
+  emulator::store_unseen(word, emulator::load_unseen(word) | bits);
 }
 
 }  // namespace fulmen::ptx

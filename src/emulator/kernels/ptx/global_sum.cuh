@@ -5,7 +5,6 @@
 #pragma once
 
 #include "emulator/accesses.h"
-#include "emulator/shared_memory.h"
 
 namespace fulmen::ptx {
 
@@ -15,10 +14,7 @@ void add_to(Real* sum, Real x, Site site = Where::current()) {
     emulator::fail("red.global.add to an address that is not a multiple of the number's size");
   }
   emulator::on_global(sum, sizeof(Real), emulator::Kind::kAtomic, site);
-  Real value;  // read and written out of the instrumentation's sight
-  emulator::copy_bytes(&value, sum, sizeof(Real));
-  value += x;
-  emulator::copy_bytes(sum, &value, sizeof(Real));
+  emulator::store_unseen(sum, emulator::load_unseen(sum) + x);
 }
 
 template <class Real, i32 kCount>

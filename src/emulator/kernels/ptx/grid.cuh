@@ -10,7 +10,6 @@
 
 #include "emulator/accesses.h"
 #include "emulator/order.h"
-#include "emulator/shared_memory.h"
 
 namespace fulmen::ptx {
 
@@ -29,45 +28,47 @@ inline void reduce_add_x4(float* pointer, float a, float b, float c, float d,
   check_vector(pointer, "red.global.add.v4");
   emulator::on_global(pointer, 16, emulator::Kind::kAtomic, site);
   const float addends[4] = {a, b, c, d};
-  for (u32 i = 0; i < 4; ++i) pointer[i] += addends[i];
+  for (u32 i = 0; i < 4; ++i) {
+    emulator::store_unseen(pointer + i, emulator::load_unseen(pointer + i) + addends[i]);
+  }
 }
 
 inline void reduce_add(float* pointer, float x, Site site = Where::current()) {
   emulator::on_global(pointer, 4, emulator::Kind::kAtomic, site);
-  *pointer += x;
+  emulator::store_unseen(pointer, emulator::load_unseen(pointer) + x);
 }
 
 inline F32x4 load_l2_x4(const float* pointer, Site site = Where::current()) {
   check_vector(pointer, "ld.global.v4");
   emulator::on_global(pointer, 16, emulator::Kind::kRead, site);
-  return {{pointer[0], pointer[1], pointer[2], pointer[3]}};
+  return emulator::load_unseen(reinterpret_cast<const F32x4*>(pointer));
 }
 inline void store_l2_x4(float* pointer, F32x4 x, Site site = Where::current()) {
   check_vector(pointer, "st.global.v4");
   emulator::on_global(pointer, 16, emulator::Kind::kWrite, site);
-  emulator::copy_bytes(pointer, &x, sizeof(x));
+  emulator::store_unseen(reinterpret_cast<F32x4*>(pointer), x);
 }
 
 inline u32 atomic_add(u32* pointer, u32 x, Site site = Where::current()) {
   emulator::on_global(pointer, 4, emulator::Kind::kAtomic, site);
-  const u32 old = *pointer;
-  *pointer += x;
+  const u32 old = emulator::load_unseen(pointer);
+  emulator::store_unseen(pointer, old + x);
   return old;
 }
 
 inline void announce(u32* counter, Site site = Where::current()) {
   emulator::on_global(counter, 4, emulator::Kind::kAtomic, site);
-  emulator::hand_over(emulator::world().announced[counter]);
-  ++*counter;
+  emulator::announce_on(counter);
+  emulator::store_unseen(counter, emulator::load_unseen(counter) + 1);
 }
 
 class CounterWait final : public emulator::Wait {
  public:
   CounterWait(const u32* counter, u32 count) : counter_(counter), count_(count) {}
-  bool over() const override { return *counter_ >= count_; }
+  bool over() const override { return emulator::load_unseen(counter_) >= count_; }
   std::string reason() const override {
-    return "ld.acquire: a counter stands at " + std::to_string(*counter_) + " of " +
-           std::to_string(count_);
+    return "ld.acquire: a counter stands at " + std::to_string(emulator::load_unseen(counter_)) +
+           " of " + std::to_string(count_);
   }
 
  private:
@@ -77,7 +78,7 @@ class CounterWait final : public emulator::Wait {
 inline void await(const u32* counter, u32 count, Site site = Where::current()) {
   emulator::on_global(counter, 4, emulator::Kind::kAtomic, site);
   emulator::wait(CounterWait(counter, count));
-  emulator::take_over(emulator::world().announced[counter]);
+  emulator::hear_of(counter);
 }
 
 inline void grid_dependency_wait() {}

@@ -65,8 +65,8 @@ inline void store_global_x4(u16* pointer, U32x4 x, Site site = Where::current())
 
 inline u32 atomic_inc(u32* pointer, u32 last, Site site = Where::current()) {
   emulator::on_global(pointer, sizeof(u32), emulator::Kind::kAtomic, site);
-  const u32 old = *pointer;
-  *pointer = old >= last ? 0 : old + 1;
+  const u32 old = emulator::load_unseen(pointer);
+  emulator::store_unseen(pointer, old >= last ? 0 : old + 1);
   return old;
 }
 

@@ -1,0 +1,78 @@
+// SPDX-FileCopyrightText: fulmen contributors
+// SPDX-License-Identifier: Apache-2.0
+//
+// The way of tiles into the shared memory of backward_sm80: K and V of its block once, and for
+// every tile of queries a stage with Q, dO and what backward_rows_sm80 keeps of the rows.
+#pragma once
+
+#include "kernels/head.cuh"
+#include "kernels/tile/backward_tiles_sm80.cuh"
+#include "kernels/tile/copy.cuh"
+
+namespace fulmen {
+
+// The keys of a block.
+struct KeyPlace {
+  Sequence sequence;
+  i64 kv_head;
+  i64 first_key;
+};
+
+template <Sm80BackwardConfig kConfig>
+struct BackwardLoaderSm80 {
+  template <i32 kRows, i32 kDims>
+  using Copy = TileCopy<kConfig.units, kRows, kConfig.threads(), kDims, kConfig.swizzle>;
+
+  const AttentionParams& p;
+  KeyPlace place;
+  BackwardTilesSm80<kConfig> tiles;
+
+  void fetch_keys() const {
+    const i64 rows = place.sequence.shape.kv_len;
+    const i32 first = static_cast<i32>(place.first_key);
+    const auto offset = [&](const ArrayView& array) {
+      return array.offset(place.sequence.batch, place.kv_head, place.sequence.kv_begin, 0);
+    };
+    Copy<kConfig.columns, kConfig.d_qk>(p.k, offset(p.k), rows, p.dim_qk)
+        .start(tiles.k_tile(), first);
+    Copy<kConfig.columns, kConfig.d_v>(p.v, offset(p.v), rows, p.dim_v)
+        .start(tiles.v_tile(), first);
+  }
+
+  // The way to the tiles of queries of one head.
+  struct Queries {
+    Copy<kConfig.rows, kConfig.d_qk> q;
+    Copy<kConfig.rows, kConfig.d_v> dout;
+    const Sm80Row* rows;
+    const Sm80Columns* columns;
+  };
+  Queries queries_of(i64 head, const Sm80Row* rows_of_head, const Sm80Columns* columns) const {
+    const auto offset = [&](const ArrayView& array) {
+      return array.offset(place.sequence.batch, head, place.sequence.q_begin, 0);
+    };
+    const i64 rows = place.sequence.shape.q_len;
+    return {{p.q, offset(p.q), rows, p.dim_qk},
+            {p.dout, offset(p.dout), rows, p.dim_v},
+            rows_of_head,
+            columns};
+  }
+
+  template <i32 kBytes>
+  static void fetch_bytes(u32 to, const void* from) {
+#pragma unroll
+    for (i32 at = 0; at < kBytes; at += 16 * kConfig.threads()) {
+      const i32 byte = at + 16 * static_cast<i32>(ptx::thread_index());
+      if (byte < kBytes) ptx::cp_async_16(to + byte, static_cast<const u8*>(from) + byte, true);
+    }
+  }
+  void fetch(const Queries& queries, i64 block, i32 stage) const {
+    const i32 first = static_cast<i32>(block * kConfig.rows);
+    queries.q.start(tiles.q_tile(stage), first);
+    queries.dout.start(tiles.dout_tile(stage), first);
+    fetch_bytes<kConfig.rows * 16>(tiles.rows_at(stage), queries.rows + first);
+    fetch_bytes<kConfig.rows * 8>(tiles.columns_at(stage), queries.columns + first);
+    ptx::cp_async_commit();
+  }
+};
+
+}  // namespace fulmen

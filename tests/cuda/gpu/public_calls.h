@@ -1,0 +1,76 @@
+// SPDX-FileCopyrightText: fulmen contributors
+// SPDX-License-Identifier: Apache-2.0
+//
+// A request as a call of the C ABI: what a program that links libfulmen would have written.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstring>
+
+#include "core/problem.h"
+#include "fulmen/fulmen.h"
+
+namespace fulmen::test {
+
+// Members of fulmen_tensors are in the order of Array.
+static_assert(offsetof(fulmen_tensors, dsinks) ==
+              offsetof(fulmen_tensors, q) +
+                  static_cast<std::size_t>(Array::kDSinks) * sizeof(fulmen_tensor));
+
+struct PublicCall {
+  fulmen_problem problem;
+  fulmen_tensors tensors;
+  fulmen_operation operation;
+
+  PublicCall(const Request& request, fulmen_implementation implementation)
+      : operation(static_cast<fulmen_operation>(request.operation)) {
+    const Options& o = request.options;
+    fulmen_problem_init(&problem);
+    fulmen_tensors_init(&tensors);
+    problem.scale = o.scale;
+    problem.softcap = o.softcap;
+    problem.causal = o.causal;
+    problem.alignment = static_cast<fulmen_alignment>(o.alignment);
+    problem.window_left = o.window_left;
+    problem.window_right = o.window_right;
+    problem.prefix = o.prefix;
+    problem.chunk = o.chunk;
+    problem.dropout_p = o.dropout_p;
+    problem.rng_seed = o.rng_seed;
+    problem.rng_offset = o.rng_offset;
+    problem.implementation = implementation;
+    char* const first = reinterpret_cast<char*>(&tensors.q);
+    for (std::size_t index = 0; index < kNumArrays; ++index) {
+      const Tensor& tensor = request.arrays.tensors[index];
+      if (!tensor.present()) continue;
+      const fulmen_tensor made = view(tensor);
+      std::memcpy(first + index * sizeof(made), &made, sizeof(made));
+    }
+  }
+
+  static fulmen_tensor view(const Tensor& tensor) {
+    int64_t shape[kMaxRank] = {};
+    std::copy(tensor.shape, tensor.shape + tensor.rank, shape);
+    fulmen_tensor made;
+    fulmen_tensor_init(&made, tensor.data, static_cast<fulmen_dtype>(tensor.dtype), tensor.rank,
+                       shape);
+    std::copy(tensor.strides, tensor.strides + tensor.rank, made.strides);
+    return made;
+  }
+
+  fulmen_status run(void* stream = nullptr) const {
+    return operation == FULMEN_OPERATION_FORWARD
+               ? fulmen_attention(&problem, &tensors, stream)
+               : fulmen_attention_backward(&problem, &tensors, stream);
+  }
+
+  fulmen_status run(const fulmen_plan* plan, void* workspace) const {
+    const std::size_t bytes = fulmen_plan_workspace_bytes(plan);
+    return operation == FULMEN_OPERATION_FORWARD
+               ? fulmen_forward(plan, &tensors, workspace, bytes, nullptr)
+               : fulmen_backward(plan, &tensors, workspace, bytes, nullptr);
+  }
+};
+
+}  // namespace fulmen::test

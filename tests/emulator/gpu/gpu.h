@@ -1,0 +1,49 @@
+// SPDX-FileCopyrightText: fulmen contributors
+// SPDX-License-Identifier: Apache-2.0
+//
+// A GPU that is none: a shared library with the functions of libcuda and of NVRTC that fulmen
+// binds. Its compiler makes host code of kernels (compiler.cpp), its driver runs that in the
+// emulator (driver.cpp, launch.cpp), so that everything from a public call down to the last
+// instruction happens as on a GPU. Device memory is host memory: every pointer counts as managed.
+// What the environment says, read at first use:
+//   FULMEN_EMULATOR_CAPABILITY       90: the GPU has compute capability 9.0
+//   FULMEN_EMULATOR_MULTIPROCESSORS  4
+//   FULMEN_EMULATOR_CHECK            1: the checker is on; 0: quicker
+//   FULMEN_EMULATOR_SEED             1: of the schedule
+//   FULMEN_EMULATOR_CACHE            where compiled kernels are kept; ~/.cache/fulmen-emulator
+//   CXX                              g++: the compiler
+#pragma once
+
+#include <cstddef>
+#include <string>
+
+#include "emulator/counters.h"
+#include "emulator/global_memory.h"
+
+namespace fulmen::emulator {
+
+int setting(const char* variable, int otherwise);
+
+// Compiled kernels are text: this, and the path of a shared library.
+inline constexpr const char* kImagePrefix = "emulated kernel ";
+
+// What such a library has, under this name: runs the kernel's body for the current thread.
+inline constexpr const char* kThreadEntry = "fulmen_emulated_thread";
+using ThreadEntry = void(const void* params);
+
+struct LaunchRequest {
+  std::string kernel;
+  ThreadEntry* thread;
+  const void* params;
+  i64 blocks;
+  i32 threads;
+  i32 shared_bytes;
+};
+// Runs it to its end. Throws Error with what the checker found.
+void run(const LaunchRequest& request);
+
+// Memory of the GPU: the checker calls it by name and sees accesses beyond it.
+void* allocate(std::size_t bytes, const std::string& name);
+void release(void* pointer);
+
+}  // namespace fulmen::emulator

@@ -1,0 +1,168 @@
+// SPDX-FileCopyrightText: fulmen contributors
+// SPDX-License-Identifier: Apache-2.0
+//
+// Runs every probe on the GPU of this process and writes what came out to a file; given a second
+// file, of another GPU, compares. With FULMEN_EMULATOR set that GPU is the emulator:
+//   FULMEN_EMULATOR=.../libfulmen_emulated_gpu.so probes SOURCES emulator.probes
+//   probes SOURCES card.probes emulator.probes        on the card; exit code 1 if they differ
+// SOURCES is the folder tests/emulator.
+#include <dlfcn.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
+#include <map>
+#include <sstream>
+
+#include "compare.h"
+#include "cuda/launch.h"
+#include "cuda/module.h"
+#include "cuda/tensor_map.h"
+#include "inputs.h"
+
+namespace fulmen::test {
+namespace {
+
+using cuda::CUdeviceptr;
+using cuda::KernelSpec;
+using cuda::SourceFile;
+
+std::string read_file(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  std::ostringstream text;
+  text << file.rdbuf();
+  if (text.str().empty()) throw Error(Status::kArgument, sentence(path, " is empty or missing"));
+  return text.str();
+}
+
+// Device memory with copies of words in it.
+class Words {
+ public:
+  Words(const cuda::Device& device, const std::vector<u32>& words) : device_(device) {
+    const cuda::CurrentContext current(device);
+    library_ = cuda::SharedLibrary::open("libcuda.so.1");
+    library_.bind(to_device_, "cuMemcpyHtoD_v2");
+    library_.bind(to_host_, "cuMemcpyDtoH_v2");
+    device.driver().check(device.driver()->cuMemAlloc_v2(&pointer_, 4 * words.size()), "allocate");
+    device.driver().check(to_device_(pointer_, words.data(), 4 * words.size()), "copy");
+  }
+  Words(const Words&) = delete;
+  Words& operator=(const Words&) = delete;
+  ~Words() {
+    const cuda::CurrentContext current(device_);
+    device_.driver()->cuMemFree_v2(pointer_);
+  }
+  u32* data() const { return reinterpret_cast<u32*>(pointer_); }
+  std::vector<u32> fetch(std::size_t count) const {
+    const cuda::CurrentContext current(device_);
+    std::vector<u32> words(count);
+    device_.driver().check(device_.driver()->cuCtxSynchronize(), "run a probe");
+    device_.driver().check(to_host_(words.data(), pointer_, 4 * count), "copy");
+    return words;
+  }
+
+ private:
+  const cuda::Device& device_;
+  cuda::SharedLibrary library_;
+  int (*to_device_)(CUdeviceptr, const void*, std::size_t) = nullptr;
+  int (*to_host_)(void*, CUdeviceptr, std::size_t) = nullptr;
+  CUdeviceptr pointer_ = 0;
+};
+
+KernelSpec spec_of(ProbeFamily family) {
+  constexpr const char* kNames[] = {"kWarp", "kWarpgroup", "kCopies"};
+  const char* const name = kNames[static_cast<int>(family)];
+  KernelSpec spec;
+  spec.name = sentence("probe_", static_cast<int>(family));
+  spec.include = "probes/probes.cuh";
+  spec.function = "fulmen::probe";
+  spec.config_type = "fulmen::ProbeConfig";
+  spec.config = {{"family", sentence("fulmen::ProbeFamily::", name)}};
+  spec.params_type = "fulmen::ProbeParams";
+  spec.params_bytes = sizeof(ProbeParams);
+  spec.num_threads = family == ProbeFamily::kWarp ? 32 : 128;
+  spec.shared_bytes = kProbeSharedBytes;
+  return spec;
+}
+
+class Runner {
+ public:
+  explicit Runner(const std::string& sources) : files_(cuda::kernel_sources()) {
+    for (const char* const name : {"probes/probes.cuh", "probes/probes.h"}) {
+      texts_[name] = read_file(sources + "/" + name);
+      files_.push_back({texts_.find(name)->first, texts_[name]});
+    }
+  }
+
+  std::vector<u32> run(const ProbeRun& probe) {
+    const Words in(device_, probe.in);
+    const Words out(device_, std::vector<u32>(probe.out_words));
+    ProbeParams params{{}, in.data(), out.data(), probe.probe, probe.count};
+    if (probe.box_columns > 0) {
+      const bool stores = probe.probe == Probe::kTensorStore;
+      cuda::encode(device_.driver(), box_of(probe, stores ? out.data() : in.data()), params.map);
+    }
+    cuda::launch(kernel(probe.family), {.num_blocks = 1}, &params, nullptr);
+    return out.fetch(probe.out_words);
+  }
+
+ private:
+  static cuda::TensorBox box_of(const ProbeRun& probe, u32* words) {
+    cuda::TensorBox box{};
+    box.data = words + probe.tensor_at;
+    std::copy(std::begin(kProbeExtents), std::end(kProbeExtents), box.extents);
+    u64 stride = 2;
+    for (int i = 0; i < 3; ++i) box.strides_bytes[i] = stride *= kProbeExtents[i];
+    box.box_rows = kProbeBoxRows;
+    box.box_dims = probe.box_columns;
+    box.swizzle = probe.box_columns == 64;
+    return box;
+  }
+
+  const cuda::LoadedKernel& kernel(ProbeFamily family) {
+    const auto found = kernels_.find(family);
+    if (found != kernels_.end()) return found->second;
+    const KernelSpec spec = spec_of(family);
+    const auto compiled = cuda::compile(cuda::nvrtc(), spec, device_.arch(), files_);
+    return kernels_.emplace(family, cuda::load_module(device_, spec, compiled)).first->second;
+  }
+
+  std::map<std::string, std::string> texts_;
+  std::vector<SourceFile> files_;
+  const cuda::Device& device_ = cuda::device(0);
+  std::map<ProbeFamily, cuda::LoadedKernel> kernels_;
+};
+
+void use_emulator() {
+  const char* const path = std::getenv("FULMEN_EMULATOR");
+  if (path == nullptr) return;
+  if (::dlopen(path, RTLD_NOW | RTLD_LOCAL) == nullptr) throw Error(Status::kNotFound, ::dlerror());
+  ::setenv("FULMEN_NVRTC", path, 1);
+}
+
+int main_of(const std::vector<std::string>& arguments) {
+  if (arguments.size() < 2) {
+    std::fprintf(stderr, "usage: probes SOURCES WRITTEN [COMPARED]\n");
+    return 2;
+  }
+  use_emulator();
+  Runner runner(arguments[0]);
+  ProbeResults results;
+  for (const ProbeRun& probe : probe_runs()) results[probe.name] = runner.run(probe);
+  write(results, arguments[1]);
+  std::printf("%zu probes on %s\n", results.size(), cuda::device(0).facts().name.c_str());
+  if (arguments.size() < 3) return 0;
+  return compare(results, read(arguments[2])) ? 0 : 1;
+}
+
+}  // namespace
+}  // namespace fulmen::test
+
+int main(int argc, char** argv) {
+  try {
+    return fulmen::test::main_of({argv + 1, argv + argc});
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "%s\n", error.what());
+    return 2;
+  }
+}
