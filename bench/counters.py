@@ -57,6 +57,7 @@ SHAPES = (
 def emulate(path: str) -> None:
     """Counts in the emulator."""
     import numpy as np
+
     from fulmen.cases import emulator
     from fulmen.kinds import named_dtype
 
@@ -79,7 +80,8 @@ def run() -> None:
 
     for shape in SHAPES:
         size = (shape.batch, shape.heads, shape.rows, shape.dim)
-        q, k, v = (torch.randn(size, dtype=getattr(torch, shape.dtype), device="cuda") for _ in "qkv")
+        dtype = getattr(torch, shape.dtype)
+        q, k, v = (torch.randn(size, dtype=dtype, device="cuda") for _ in "qkv")
         shape.call(q, k, v)
     torch.cuda.synchronize()
 
@@ -101,10 +103,12 @@ def join(emulated: str, measured: str, card: str) -> None:
             "l2_read_bytes": (loaded, SECTOR_BYTES * theirs[METRICS[0]]),
             "l2_write_bytes": (stored, SECTOR_BYTES * theirs[METRICS[1]]),
             "shared_wavefronts": (
-                sum(x["wavefronts"] for x in mine["shared"]), theirs[METRICS[3]] + theirs[METRICS[4]]
+                sum(x["wavefronts"] for x in mine["shared"]),
+                theirs[METRICS[3]] + theirs[METRICS[4]],
             ),
             "bank_conflicts": (
-                sum(x["conflicts"] for x in mine["shared"]), theirs[METRICS[5]] + theirs[METRICS[6]]
+                sum(x["conflicts"] for x in mine["shared"]),
+                theirs[METRICS[5]] + theirs[METRICS[6]],
             ),
         }  # fmt: skip
         print(json.dumps({

@@ -31,11 +31,12 @@ THEIRS = torch.nn.functional.scaled_dot_product_attention
 
 def by_operator(q, k, v):
     """fulmen.attention as it runs where something watches."""
-    shortcut, guards.is_watched = guards.is_watched, lambda: True
+    shortcuts = guards.take_the_shortest_way, guards.is_watched
+    guards.take_the_shortest_way, guards.is_watched = lambda *_: False, lambda: True
     try:
         return fulmen.attention(q, k, v)
     finally:
-        guards.is_watched = shortcut
+        guards.take_the_shortest_way, guards.is_watched = shortcuts
 
 
 SIDES = {"torch": THEIRS, "fulmen": fulmen.attention, "operator": by_operator}

@@ -9,33 +9,16 @@
 // memory half, and note() says so. Any number of threads and processes may use one folder at once.
 #pragma once
 
-#include <cstdint>
 #include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <string>
 
-#include "cuda/compiler.h"
+#include "cuda/cache_folder.h"
 
 namespace fulmen::cuda {
 
-struct CacheSettings {
-  std::string folder;             // "": memory only
-  std::uint64_t limit_bytes = 0;  // of all entries together; 0: nothing is kept on disk
-};
-
-inline constexpr std::uint64_t kDefaultCacheLimitBytes = std::uint64_t{256} << 20;
-
-// FULMEN_CACHE_DIR, else $XDG_CACHE_HOME/fulmen, else ~/.cache/fulmen; FULMEN_CACHE_LIMIT in bytes
-// or with K, M, G behind it. Throws Error kArgument for a limit that is no size.
-CacheSettings cache_settings();
-
-// What an entry is called.
-struct KernelKey {
-  std::string label;   // for people: "forward_naive_float32-sm_90a"
-  std::string digest;  // hex SHA-256
-};
 KernelKey kernel_key(const KernelSpec& spec, const std::string& arch, int nvrtc_version);
 
 class KernelCache {
@@ -55,9 +38,7 @@ class KernelCache {
   // Why the disk is not used as it should be, one sentence; "" when it is.
   std::string note() const;
 
-  const CacheSettings& settings() const { return settings_; }
-  std::uint64_t disk_bytes() const;
-  std::size_t num_disk_entries() const;
+  const CacheFolder& folder() const { return folder_; }
 
  private:
   struct Slot {
@@ -66,15 +47,10 @@ class KernelCache {
   };
 
   std::shared_ptr<Slot> slot_of(const std::string& digest);
-  std::string entry_path(const KernelKey& key) const;
-  Kernel read(const KernelKey& key) const;
   Kernel read_or_build(const KernelKey& key, const Build& build);
-  void store(const KernelKey& key, const CompiledKernel& kernel);
-  void evict();
   void set_note(const std::string& text);
 
-  CacheSettings settings_;
-  bool disk_ = false;
+  CacheFolder folder_;
   mutable std::mutex mutex_;  // of slots_ and note_
   std::map<std::string, std::shared_ptr<Slot>> slots_;
   std::string note_;

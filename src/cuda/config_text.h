@@ -2,13 +2,18 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Values of a config's fields as the C++ text that the generated wrapper of a kernel sets them to.
-// One overload for each type that a field can have.
+// One overload for each type that a field can have. FULMEN_FIELD(x) is the field x of the
+// config that is called `config` where it stands, with its name.
 #pragma once
 
 #include <string>
 
 #include "core/error.h"
+#include "cuda/source.h"
 #include "kernels/config.h"
+
+#define FULMEN_FIELD(field) \
+  fulmen::cuda::ConfigField { #field, fulmen::cuda::text(config.field) }
 
 namespace fulmen::cuda {
 

@@ -66,10 +66,10 @@ std::string nvrtc_text() {
 
 std::string cache_text() {
   const KernelCache& cache = kernel_cache();
-  return sentence("{\"folder\": ", quoted(cache.settings().folder),
-                  ", \"bytes\": ", std::to_string(cache.disk_bytes()),
-                  ", \"entries\": ", std::to_string(cache.num_disk_entries()),
-                  ", \"limit_bytes\": ", std::to_string(cache.settings().limit_bytes),
+  return sentence("{\"folder\": ", quoted(cache.folder().settings().folder),
+                  ", \"bytes\": ", std::to_string(cache.folder().bytes()),
+                  ", \"entries\": ", std::to_string(cache.folder().num_entries()),
+                  ", \"limit_bytes\": ", std::to_string(cache.folder().settings().limit_bytes),
                   ", \"note\": ", quoted(cache.note()), "}");
 }
 

@@ -20,10 +20,6 @@ constexpr int kRowsBlocks = 4;
 constexpr std::size_t kNumOwn = 3;  // launches before those of simt
 
 std::vector<ConfigField> fields_of(const Sm80BackwardConfig& config) {
-#define FULMEN_FIELD(field)    \
-  {                            \
-    #field, text(config.field) \
-  }
   return {FULMEN_FIELD(dtype),      FULMEN_FIELD(d_qk),        FULMEN_FIELD(d_v),
           FULMEN_FIELD(warps),      FULMEN_FIELD(rows),        FULMEN_FIELD(columns),
           FULMEN_FIELD(stages),     FULMEN_FIELD(pair_stages), FULMEN_FIELD(split_roles),
@@ -34,7 +30,6 @@ std::vector<ConfigField> fields_of(const Sm80BackwardConfig& config) {
           FULMEN_FIELD(softcap),    FULMEN_FIELD(alibi),       FULMEN_FIELD(dropout),
           FULMEN_FIELD(split_sum),  FULMEN_FIELD(ordered),     FULMEN_FIELD(wide_stores),
           FULMEN_FIELD(swizzle),    FULMEN_FIELD(full_blocks)};
-#undef FULMEN_FIELD
 }
 
 KernelSpec spec_of(const char* entry, const std::string& distinction,

@@ -16,22 +16,17 @@ namespace {
 constexpr double kLog2OfE = 1.4426950408889634;
 
 std::vector<ConfigField> fields_of(const AttentionConfig& config) {
-#define FULMEN_FIELD(field)    \
-  {                            \
-    #field, text(config.field) \
-  }
-  return {FULMEN_FIELD(dtype),         FULMEN_FIELD(d_qk),          FULMEN_FIELD(d_v),
-          FULMEN_FIELD(warpgroups),    FULMEN_FIELD(kv_rows),       FULMEN_FIELD(stages),
-          FULMEN_FIELD(q_slots),       FULMEN_FIELD(mask),          FULMEN_FIELD(q_register_dims),
-          FULMEN_FIELD(shift_rule),    FULMEN_FIELD(stage_output),  FULMEN_FIELD(cache_hints),
-          FULMEN_FIELD(swizzle),       FULMEN_FIELD(ping_pong),     FULMEN_FIELD(skip_full_masks),
-          FULMEN_FIELD(overlap),       FULMEN_FIELD(longest_first), FULMEN_FIELD(folded_scale),
-          FULMEN_FIELD(sequences),     FULMEN_FIELD(signed_scale),  FULMEN_FIELD(softcap),
-          FULMEN_FIELD(alibi),         FULMEN_FIELD(sinks),         FULMEN_FIELD(stats),
-          FULMEN_FIELD(wide_output),   FULMEN_FIELD(bias),          FULMEN_FIELD(pair_mask),
-          FULMEN_FIELD(documents),     FULMEN_FIELD(dropout),       FULMEN_FIELD(split_dims),
-          FULMEN_FIELD(heads_per_tile)};
-#undef FULMEN_FIELD
+  return {FULMEN_FIELD(dtype),          FULMEN_FIELD(d_qk),           FULMEN_FIELD(d_v),
+          FULMEN_FIELD(warpgroups),     FULMEN_FIELD(kv_rows),        FULMEN_FIELD(stages),
+          FULMEN_FIELD(q_slots),        FULMEN_FIELD(mask),           FULMEN_FIELD(q_register_dims),
+          FULMEN_FIELD(shift_rule),     FULMEN_FIELD(stage_output),   FULMEN_FIELD(cache_hints),
+          FULMEN_FIELD(swizzle),        FULMEN_FIELD(ping_pong),      FULMEN_FIELD(skip_full_masks),
+          FULMEN_FIELD(overlap),        FULMEN_FIELD(longest_first),  FULMEN_FIELD(folded_scale),
+          FULMEN_FIELD(sequences),      FULMEN_FIELD(signed_scale),   FULMEN_FIELD(softcap),
+          FULMEN_FIELD(alibi),          FULMEN_FIELD(sinks),          FULMEN_FIELD(stats),
+          FULMEN_FIELD(wide_output),    FULMEN_FIELD(bias),           FULMEN_FIELD(pair_mask),
+          FULMEN_FIELD(documents),      FULMEN_FIELD(dropout),        FULMEN_FIELD(split_dims),
+          FULMEN_FIELD(heads_per_tile), FULMEN_FIELD(skips_documents)};
 }
 
 // What distinguishes the kernel among those that plans choose.
@@ -116,15 +111,33 @@ ForwardParams sm90_forward_params(const Problem& problem, const Gpu& gpu,
   return params;
 }
 
+KernelSpec sm90_key_ranges_spec(const AttentionConfig& config) {
+  const AttentionConfig needed{.kv_rows = config.kv_rows, .sequences = config.sequences};
+  KernelSpec spec = sm90_forward_spec(needed);
+  spec.name =
+      sentence("document_ranges_sm90_", config.kv_rows, config.sequences ? "_sequences" : "");
+  spec.include = "kernels/document_ranges_sm90.cuh";
+  spec.function = "fulmen::document_ranges_sm90";
+  spec.num_threads = kKeyRangeThreads;
+  spec.shared_bytes = 0;
+  spec.shared_bytes_text = "";
+  spec.tensor_cores = false;
+  return spec;
+}
+
 std::vector<KernelLaunch> sm90_forward_launches(const Problem& problem, const Gpu& gpu) {
   const AttentionConfig config = sm90_forward_config(problem);
   KernelLaunch launch{sm90_forward_spec(config)};
   launch.num_blocks = min<i64>(sm90_max_q_blocks(problem, config), gpu.num_multiprocessors);
-  return {launch};
+  if (!config.skips_documents) return {launch};
+  KernelLaunch ranges{sm90_key_ranges_spec(config)};
+  ranges.num_blocks =
+      ceil_div(static_cast<i64>(sm90_num_key_ranges(problem, config)), kKeyRangeThreads);
+  return {ranges, launch};
 }
 
 void sm90_forward_run(const Call& call) {
-  if (call.kernels[0].shape.num_blocks == 0) return;
+  if (call.kernels.back().shape.num_blocks == 0) return;
   const Problem& problem = call.problem;
   const AttentionConfig config = sm90_forward_config(problem);
   const ForwardBoxes boxes = sm90_forward_boxes(problem.arrays, config);
@@ -135,7 +148,11 @@ void sm90_forward_run(const Call& call) {
   if (config.stage_output) encode(call.driver, boxes.o, arguments.maps.o);
   arguments.params = sm90_forward_params(problem, call.gpu, config,
                                          reinterpret_cast<u32*>(call.workspace), call.faults);
-  call.launch(0, arguments);
+  if (config.skips_documents) {
+    arguments.params.key_ranges = reinterpret_cast<IdRange*>(call.workspace + kKeyRangesOffset);
+    call.launch(0, arguments);
+  }
+  call.launch(call.kernels.size() - 1, arguments);
 }
 
 // Problems as far as configs depend on them: each set of options in several sizes.

@@ -5,6 +5,8 @@
 // functions that the compiler then calls before every load and store through a pointer, so that no
 // kernel has to say what it touches. The same is done by KCSAN in the Linux kernel. Code of tests
 // in the same file calls them too, outside of any thread of a block; nothing happens then.
+#include <cstring>
+
 #include "emulator/accesses.h"
 #include "emulator/scheduler.h"
 
@@ -80,6 +82,21 @@ void __tsan_read_range(void* address, u64 bytes) {
 }
 void __tsan_write_range(void* address, u64 bytes) {
   fulmen::emulator::access(address, bytes, Kind::kWrite, __builtin_return_address(0));
+}
+// clang calls these instead of the C library's.
+void* __tsan_memcpy(void* to, const void* from, u64 bytes) {
+  fulmen::emulator::access(from, bytes, Kind::kRead, __builtin_return_address(0));
+  fulmen::emulator::access(to, bytes, Kind::kWrite, __builtin_return_address(0));
+  return std::memcpy(to, from, bytes);
+}
+void* __tsan_memmove(void* to, const void* from, u64 bytes) {
+  fulmen::emulator::access(from, bytes, Kind::kRead, __builtin_return_address(0));
+  fulmen::emulator::access(to, bytes, Kind::kWrite, __builtin_return_address(0));
+  return std::memmove(to, from, bytes);
+}
+void* __tsan_memset(void* to, int byte, u64 bytes) {
+  fulmen::emulator::access(to, bytes, Kind::kWrite, __builtin_return_address(0));
+  return std::memset(to, byte, bytes);
 }
 FULMEN_ATOMICS(8, unsigned char)
 FULMEN_ATOMICS(32, unsigned)

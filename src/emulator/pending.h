@@ -60,6 +60,7 @@ struct PendingProduct {
 // One cp.async that has not landed.
 struct ThreadCopy {
   u32 shared;
+  u32 num_bytes;
   std::array<u8, 16> bytes;
 };
 

@@ -12,17 +12,20 @@
 namespace fulmen::emulator {
 namespace {
 
-void land(const ThreadCopy& copy) { store_raw(copy.shared, copy.bytes); }
+void land(const ThreadCopy& copy) {
+  copy_bytes(shared_at(copy.shared, copy.num_bytes, copy.num_bytes), copy.bytes.data(),
+             copy.num_bytes);
+}
 
 }  // namespace
 
-void thread_copy(u32 shared, const u8* global, Site site) {
+void thread_copy(u32 shared, const u8* global, u32 num_bytes, Site site) {
   Thread& thread = self();
   ThreadCopies& own = thread.copies;
   at(site);
-  shared_at(shared, 16, 16);
-  if (reinterpret_cast<u64>(global) % 16 != 0) {
-    fail("cp.async of 16 bytes from an address that is not a multiple of 16");
+  shared_at(shared, num_bytes, num_bytes);
+  if (reinterpret_cast<u64>(global) % num_bytes != 0) {
+    fail("cp.async from an address that is not a multiple of its size");
   }
   ++own.issued;
   if (checking()) {
@@ -30,13 +33,13 @@ void thread_copy(u32 shared, const u8* global, Site site) {
       own.agent = world().new_engine("cp.async of " + world().name_agent(thread.agent));
     }
     // In the generic proxy, after all that its thread has done.
-    on_shared_by({own.agent, own.issued, thread.clock}, false, shared - kSharedBase, 16,
+    on_shared_by({own.agent, own.issued, thread.clock}, false, shared - kSharedBase, num_bytes,
                  Kind::kWrite, site);
   }
-  ThreadCopy copy{shared, {}};
+  ThreadCopy copy{shared, num_bytes, {}};
   if (global != nullptr) {
-    on_global(global, 16, Kind::kRead, site);
-    copy_bytes(copy.bytes.data(), global, 16);
+    on_global(global, num_bytes, Kind::kRead, site);
+    copy_bytes(copy.bytes.data(), global, num_bytes);
   }
   if (world().random() % 2 == 0) {
     land(copy);

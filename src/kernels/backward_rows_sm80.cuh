@@ -151,7 +151,8 @@ struct BackwardRowsSm80 {
         D[r] += ptx::shuffle_xor(D[r], distance);
       }
       const i32 at = thread / kSm80ThreadsPerRow + r * kStep;
-      if (lane == 0) ptx::store_shared(sums + at * 4, __builtin_bit_cast(u32, D[r]));
+      if (lane == 0 && at < kConfig.rows)
+        ptx::store_shared(sums + at * 4, __builtin_bit_cast(u32, D[r]));
     }
     ptx::block_sync();  // the sums are there
     if (thread >= kConfig.rows) return;

@@ -7,6 +7,7 @@
 // a length or a batch size; the switches marked "ablation" exist to measure what each idea buys.
 #pragma once
 
+#include "kernels/attention/id_range.cuh"
 #include "kernels/params.h"
 
 namespace fulmen {
@@ -63,6 +64,7 @@ struct AttentionConfig {
   DType bias = DType::kNone;  // its dtype
   bool pair_mask = false;     // the boolean one
   bool documents = false;
+  bool skips_documents = false;  // blocks of keys of other documents are not visited
   bool dropout = false;
 
   constexpr i32 q_tiles() const { return split_dims ? 1 : warpgroups; }  // of 64 query rows
@@ -128,7 +130,8 @@ struct AttentionConfig {
            (heads_per_tile == 1 || heads_per_tile == 2 || heads_per_tile == 4 ||
             heads_per_tile == 8) &&
            !(heads_per_tile > 1 && (stage_output || alibi || has_pair_terms() || dropout)) &&
-           !(stage_output && (sequences || wide_output)) && !(dropout && kv_rows % 32 != 0);
+           !(skips_documents && !documents) && !(stage_output && (sequences || wide_output)) &&
+           !(dropout && kv_rows % 32 != 0);
   }
 };
 
@@ -147,6 +150,8 @@ struct ForwardTensorMaps {
   TensorMap o;
 };
 
+inline constexpr i32 kKeyRangeThreads = 128;  // of a block of document_ranges_sm90
+
 struct ForwardParams {
   i32 batch;  // or the number of sequences
   i32 heads_q;
@@ -162,6 +167,7 @@ struct ForwardParams {
   float softcap_in;     // 2 scale / softcap * log2(e)
   float softcap_out;    // softcap * log2(e)
   float kept_scale;     // of probabilities that dropout keeps; 1 without
+  IdRange* key_ranges;  // with config.skips_documents: the documents of each block of keys
 
   // Where o, lse and stats go, and the arrays of the options: alibi_slopes, sinks, lengths,
   // offsets, bias, mask, ids. q, k and v are read through the tensor maps.

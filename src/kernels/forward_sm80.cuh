@@ -20,7 +20,11 @@
 #include "kernels/faults.cuh"
 #include "kernels/forward_naive.cuh"
 #include "kernels/tile/copy.cuh"
+#include "kernels/tile/documents.cuh"
+#include "kernels/tile/float32_output.cuh"
+#include "kernels/tile/float32_products.cuh"
 #include "kernels/tile/head_order.cuh"
+#include "kernels/tile/pair_tiles.cuh"
 #include "kernels/tile/row_limits.cuh"
 #include "kernels/tile/warp_output.cuh"
 #include "kernels/tile/warp_softmax.cuh"
@@ -31,14 +35,16 @@ namespace fulmen {
 template <Sm80Config kConfig>
 struct ForwardSm80 {
   using HeadType = Head<kConfig.dtype>;
-  using QTile = SwizzledTile<kConfig.d_qk, kConfig.swizzle>;
-  using VTile = SwizzledTile<kConfig.d_v, kConfig.swizzle>;
+  static constexpr bool kIsFloat32 = kConfig.dtype == DType::kFloat32;
+  using QTile = SwizzledTile<kConfig.words(kConfig.d_qk), kConfig.swizzle>;
+  using VTile = SwizzledTile<kConfig.words(kConfig.d_v), kConfig.swizzle>;
   template <i32 kRows, i32 kDims>
-  using Copy = TileCopy<kConfig.units, kRows, kConfig.threads(), kDims, kConfig.swizzle>;
+  using Copy = TileCopy<kConfig.units, kRows, kConfig.threads(), kConfig.words(kDims),
+                        kConfig.swizzle, kConfig.element_bytes()>;
   static constexpr i32 kTiles = kConfig.row_tiles;
   static constexpr i32 kColumns = kConfig.columns;
   static constexpr i32 kAhead = kConfig.stages - 1;
-  static constexpr i32 kQSteps = kConfig.q_in_registers ? kConfig.d_qk / 16 : 1;
+  static constexpr i32 kQSteps = kConfig.q_in_registers ? kConfig.words(kConfig.d_qk) / 16 : 1;
   using Scores = float[kTiles][kColumns / 2];
   static_assert(kConfig.valid());
 
@@ -53,6 +59,8 @@ struct ForwardSm80 {
   float O[kTiles][kConfig.d_v / 2];
   WarpSoftmax<kConfig> softmax;
   RowLimits<kConfig> limits;
+  PairTiles<kConfig> pairs;
+  Documents<kConfig> documents;
 
   ForwardSm80(const HeadType& head_, i64 first_row_, i64 first_dim_)
       : p(head_.p),
@@ -62,7 +70,11 @@ struct ForwardSm80 {
         k_copy(p.k, head.kv_row(p.k, 0), head.sequence.shape.kv_len, p.dim_qk),
         v_copy(p.v, head.kv_row(p.v, 0) + first_dim * p.v.strides[3], head.sequence.shape.kv_len,
                p.dim_v - first_dim),
-        softmax(static_cast<float>(p.score_map.scale)) {}
+        softmax(static_cast<float>(p.score_map.scale)),
+        pairs(head_, first_row, shared + kConfig.pairs_at()),
+        documents(head_, first_row,
+                  shared + kConfig.pairs_at() + kConfig.mask_bytes() + kConfig.bias_bytes(),
+                  kConfig.pair_bytes(), shared + kConfig.own_ids_at()) {}
 
   i32 warp_row() const { return first_row + static_cast<i32>(warp_index()) * kConfig.warp_rows(); }
   i32 num_rows() const { return head.sequence.shape.q_len; }
@@ -73,17 +85,23 @@ struct ForwardSm80 {
     return {shared + kConfig.q_bytes() + kConfig.stages * kConfig.k_bytes() +
             stage * kConfig.v_bytes()};
   }
-  WarpTerms<kConfig> terms() const {
-    return {head, warp_row(),
-            shared + kConfig.terms_at() + warp_index() * 16 * kConfig.term_stride() * 4};
-  }
+  WarpTerms<kConfig> terms() const { return {head, warp_row(), 0}; }
 
-  // Start the copies of a block of keys, or of its values, if there is one.
+  // Start the copies of a block of keys and of what belongs to its pairs, or of its values, if
+  // there is one.
   void fetch_k(i32 block, i32 begin, i32 stage) const {
-    if (block >= begin) k_copy.start(k_tile(stage), block * kColumns);
+    if (block < begin) return;
+    k_copy.start(k_tile(stage), block * kColumns);
+    if (!kConfig.overlaps()) fetch_pairs(block, stage);
+  }
+  void fetch_pairs(i32 block, i32 stage) const {
+    pairs.start(stage, block * kColumns);
+    documents.start(stage, block * kColumns);
   }
   void fetch_v(i32 block, i32 begin, i32 stage) const {
-    if (block >= begin) v_copy.start(v_tile(stage), block * kColumns);
+    if (block < begin) return;
+    v_copy.start(v_tile(stage), block * kColumns);
+    if (kConfig.overlaps()) fetch_pairs(block, stage);
   }
 
   void read_q() {
@@ -101,10 +119,21 @@ struct ForwardSm80 {
     }
   }
 
-  // S = Q K^T
-  void multiply_q_k(Scores& S, i32 stage) const {
+  // S = Q K^T; beside(k): what runs under step k of d_qk / 16.
+  template <class Beside = NothingBeside>
+  void multiply_q_k(Scores& S, i32 stage, const Beside& beside = {}) const {
     const auto keys = right_rows(k_tile(stage));
-    if constexpr (kConfig.q_in_registers) {
+    if constexpr (kIsFloat32) {
+      const auto rows = left_rows(q_tile(), warp_index() * kConfig.warp_rows());
+      const auto left = [&](i32 k, i32 t) {
+        if constexpr (kConfig.q_in_registers) {
+          return ptx::U32x4{{rQ[t][k][0], rQ[t][k][1], rQ[t][k][2], rQ[t][k][3]}};
+        } else {
+          return ptx::ldmatrix_x4(rows.at(k, 16 * t));
+        }
+      };
+      multiply_rows_float32<kConfig, kConfig.d_qk>(S, left, keys);
+    } else if constexpr (kConfig.q_in_registers) {
 #pragma unroll
       for (i32 t = 0; t < kTiles; ++t) {
 #pragma unroll
@@ -119,10 +148,11 @@ struct ForwardSm80 {
           for (i32 w = 0; w < 4; ++w) a[t][w] = rQ[t][k][w];
         }
         multiply_step<kConfig>(S, a, [&](i32 n) { return ptx::ldmatrix_x4(keys.at(k, 16 * n)); });
+        beside(k);
       }
     } else {
       multiply_rows<kConfig, kConfig.d_qk>(
-          S, left_rows(q_tile(), warp_index() * kConfig.warp_rows()), keys);
+          S, left_rows(q_tile(), warp_index() * kConfig.warp_rows()), keys, beside);
     }
   }
 
@@ -136,6 +166,13 @@ struct ForwardSm80 {
 
   // O += P V
   void multiply_p_v(const Scores& S, i32 stage) {
+    if constexpr (kIsFloat32) {
+      multiply_columns_float32<kConfig>(O, S, v_tile(stage));
+    } else {
+      multiply_rounded_p_v(S, stage);
+    }
+  }
+  void multiply_rounded_p_v(const Scores& S, i32 stage) {
     u32 P[kTiles][kColumns / 4];
 #pragma unroll
     for (i32 t = 0; t < kTiles; ++t) {
@@ -153,7 +190,8 @@ struct ForwardSm80 {
   bool step_with_shift(i32 first_column, i32 stage) {
     Scores S;
     multiply_q_k(S, stage);
-    if constexpr (kConfig.terms || kConfig.natural) terms().apply_but_intervals(S, first_column);
+    terms().map(S, first_column);
+    pairs.template apply<false>(S, stage);
     float block_sum[kTiles][2];
     softmax.exponentiate(S, block_sum, true);
     if (!kConfig.checks_at_end() && softmax.is_outgrown(block_sum)) return false;
@@ -161,6 +199,7 @@ struct ForwardSm80 {
     softmax.has_kept = true;
     if constexpr (kConfig.dropout) terms().drop(S, first_column);
     multiply_p_v(S, stage);
+    settle();
     return true;
   }
 
@@ -169,7 +208,14 @@ struct ForwardSm80 {
     Scores S;
     multiply_q_k(S, stage);
     if (is_first) wait_for_v();
-    if constexpr (kConfig.terms || kConfig.natural) terms().apply_but_intervals(S, first_column);
+    weigh(S, first_column, stage);
+  }
+
+  // From the scores of any block to its share of O.
+  void weigh(Scores& S, i32 first_column, i32 stage) {
+    terms().map(S, first_column);
+    pairs.template apply<true>(S, stage);
+    documents.hide(S, stage);
     if (!(kConfig.full_blocks && limits.is_full(first_column))) limits.hide(S, first_column);
     float factor[kTiles][2];
     if (softmax.update(S, factor)) rescale(factor);
@@ -178,6 +224,11 @@ struct ForwardSm80 {
     softmax.accumulate(block_sum);
     if constexpr (kConfig.dropout) terms().drop(S, first_column);
     multiply_p_v(S, stage);
+  }
+
+  void settle() {
+    float factor[kTiles][2];
+    if (kConfig.settles() && softmax.settle(factor)) rescale(factor);
   }
 
   void wait_for_v() const {
@@ -190,25 +241,37 @@ struct ForwardSm80 {
     if (first_row < num_rows()) {
       Copy<kConfig.rows(), kConfig.d_qk>(p.q, head.q_row(p.q, 0), num_rows(), p.dim_qk)
           .start(q_tile(), first_row);
-      const Interval visit =
-          visible_column_blocks(p.mask_options, head.sequence.shape,
-                                {first_row, min(first_row + kConfig.rows(), num_rows())}, kColumns)
-              .visit;
+      const Interval visit = visited_blocks();
       const i32 begin = static_cast<i32>(visit.begin);
       const i32 end = static_cast<i32>(visit.end);
       const u32 again = shared + kConfig.limits_at() + kConfig.limit_bytes();
       if (ptx::thread_index() == 0) ptx::store_shared(again, 0);
 #pragma unroll 1
       for (bool may_keep = kConfig.lazy_max;; may_keep = false) {
-        walk(begin, end, may_keep);
+        if constexpr (kConfig.overlaps()) {
+          walk_overlapped(begin, end, may_keep);
+        } else {
+          walk(begin, end, may_keep);
+        }
         spoiled = spoiled_rows();
-        if (!kConfig.checks_at_end() || !may_keep || begin >= end) break;
+        if (!kConfig.walks_twice() || !may_keep || begin >= end) break;
         if (ptx::any(spoiled != 0) && lane_index() == 0) ptx::store_shared(again, 1);
         ptx::block_sync();
         if (ptx::load_shared(again) == 0) break;
       }
     }
     store(spoiled);
+  }
+
+  // Blocks of keys that some row of the block sees.
+  Interval visited_blocks() const {
+    const Interval rows{first_row, min(first_row + kConfig.rows(), num_rows())};
+    const Interval visit =
+        visible_column_blocks(p.mask_options, head.sequence.shape, rows, kColumns).visit;
+    if constexpr (!kConfig.documents) return visit;
+    const Interval keys = documents.hull(
+        {visit.begin * kColumns, min(visit.end * kColumns, i64{head.sequence.shape.kv_len})});
+    return {keys.begin / kColumns, ceil_div(keys.end, i64{kColumns})};
   }
 
   // From the last block to the first: under a causal mask the partial ones come first, and every
@@ -230,6 +293,7 @@ struct ForwardSm80 {
       fetch_v(last - stage, begin, stage);
       ptx::cp_async_commit();
     }
+    documents.find();
     limits.find(p.mask_options, head.sequence.shape, warp_row(), shared + kConfig.limits_at());
     softmax.start(num_rows() - warp_row() - static_cast<i32>(lane_index() / 4));
     i32 stage = 0;
@@ -250,10 +314,11 @@ struct ForwardSm80 {
         ptx::cp_async_commit();
       }
       const i32 first_column = block * kColumns;
-      const bool keeps =
-          may_keep && kConfig.full_blocks && softmax.may_keep() && limits.is_full(first_column);
+      documents.look(stage);
+      const bool keeps = may_keep && kConfig.full_blocks && softmax.may_keep() &&
+                         limits.is_full(first_column) && documents.is_full();
       if (!keeps || !step_with_shift(first_column, stage)) {
-        if (limits.sees(first_column)) {
+        if (limits.sees(first_column) && documents.sees()) {
           step(first_column, stage, is_first);
         } else if (is_first) {
           wait_for_v();
@@ -268,6 +333,68 @@ struct ForwardSm80 {
       stage = stage + 1 == kConfig.stages ? 0 : stage + 1;
     }
     ptx::cp_async_wait<0>();
+  }
+
+  // The same where the scores of the next block are computed under the exponents of this one: K is
+  // a block ahead of V.
+  void walk_overlapped(i32 begin, i32 end, bool may_keep) {
+#pragma unroll
+    for (i32 t = 0; t < kTiles; ++t) {
+#pragma unroll
+      for (i32 i = 0; i < kConfig.d_v / 2; ++i) O[t][i] = 0;
+    }
+    const i32 last = end - 1;
+    fetch_k(last, begin, 0);
+    ptx::cp_async_commit();
+    fetch_k(last - 1, begin, 1);
+    fetch_v(last, begin, 0);
+    ptx::cp_async_commit();
+    documents.find();
+    limits.find(p.mask_options, head.sequence.shape, warp_row(), shared + kConfig.limits_at());
+    softmax.start(num_rows() - warp_row() - static_cast<i32>(lane_index() / 4));
+    ptx::cp_async_wait<1>();
+    ptx::block_sync();  // Q and K of the first block are there
+    read_q();
+    Scores even, odd;
+    if (begin < end && limits.sees(last * kColumns)) multiply_q_k(even, 0);
+#pragma unroll 1
+    for (i32 block = last; block >= begin; block -= 2) {
+      turn(block, begin, even, odd, 0, may_keep);
+      if (block == begin) break;
+      turn(block - 1, begin, odd, even, 1, may_keep);
+    }
+    ptx::cp_async_wait<0>();
+  }
+
+  // S: scores of this block; next: of the next, from here on.
+  void turn(i32 block, i32 begin, Scores& S, Scores& next, i32 stage, bool may_keep) {
+    ptx::cp_async_wait<0>();
+    ptx::block_sync();  // V of this block and K of the next are there; all are done with the last
+    fetch_k(block - 2, begin, stage);
+    fetch_v(block - 1, begin, 1 - stage);
+    ptx::cp_async_commit();
+    const i32 first_column = block * kColumns;
+    const bool has_next = block > begin && limits.sees(first_column - kColumns);
+    documents.look(stage);
+    const bool sees = limits.sees(first_column) && documents.sees();
+    const bool keeps = sees && may_keep && softmax.may_keep() && limits.is_full(first_column) &&
+                       documents.is_full();
+    if (keeps && has_next) {
+      terms().map(S, first_column);
+      pairs.template apply<false>(S, stage);
+      float block_sum[kTiles][2] = {};
+      multiply_q_k(next, 1 - stage, [&](i32 k) {
+        softmax.template exponentiate_part<kConfig.d_qk / 16>(S, block_sum, k);
+      });
+      softmax.accumulate(block_sum);
+      softmax.has_kept = true;
+      if constexpr (kConfig.dropout) terms().drop(S, first_column);
+      multiply_p_v(S, stage);
+      settle();
+      return;
+    }
+    if (has_next) multiply_q_k(next, 1 - stage);
+    if (sees) weigh(S, first_column, stage);
   }
 
   // Rows of this thread whose result cannot be trusted, bit 2 t + h: sums that left their range, O
@@ -299,14 +426,19 @@ struct ForwardSm80 {
     // Something hidden is infinite or NaN: the sum does not show it.
     spoiled |= ptx::shuffle_xor(spoiled, 1);
     spoiled |= ptx::shuffle_xor(spoiled, 2);
-    const bool repeat = counts && (spoiled >> own & 1) != 0 && state.row_sum - state.row_sum == 0;
+    const bool repeat =
+        counts && (spoiled >> own & 1) != 0 && (kIsFloat32 || state.row_sum - state.row_sum == 0);
 #pragma unroll
     for (i32 t = 0; t < kTiles; ++t) {
       const float factors[2] = {quad_value(factor, 2 * t), quad_value(factor, 2 * t + 1)};
 #pragma unroll
       for (i32 at = 0; at < kConfig.d_v / 2; ++at) O[t][at] *= factors[at / 2 % 2];
     }
-    WarpOutput<kConfig>{head, warp_row(), first_dim, shared}.store(O);
+    if constexpr (kIsFloat32) {
+      Float32Output<kConfig>{head, warp_row(), first_dim}.store(O);
+    } else {
+      WarpOutput<kConfig>{head, warp_row(), first_dim, shared}.store(O);
+    }
     if (!ptx::any(repeat)) return;
     ptx::warp_sync();  // what the warp wrote is there to be written over
     if (repeat && lane_index() % 4 == static_cast<u32>(own)) repeat_row(i);

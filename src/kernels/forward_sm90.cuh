@@ -92,7 +92,7 @@ struct ForwardConsumer : ForwardWarpgroup<kConfig> {
     ptx::wgmma_wait<kConfig.overlap ? 1 : 0>();
     release_k();
     // S = exp2(c S - m), under the product above
-    rows.scores.apply(S, j * kConfig.kv_rows);
+    rows.scores.template apply<kConfig.skips_documents && !kPartial>(S, j * kConfig.kv_rows);
     if constexpr (kPartial) hide(S, rows.visible, j);
     bool grown = false;
     if constexpr (kUpdate) {
@@ -136,7 +136,7 @@ struct ForwardConsumer : ForwardWarpgroup<kConfig> {
     for (; j >= blocks.full_end; --j) step<true>(rows, O, P, j);
 #pragma unroll 1
     for (; j >= blocks.full_begin; --j) step<false>(rows, O, P, j);
-    if constexpr (kConfig.mask == MaskKind::kBoth) {
+    if constexpr (kConfig.mask == MaskKind::kBoth || kConfig.skips_documents) {
 #pragma unroll 1
       for (; j >= blocks.begin; --j) step<true>(rows, O, P, j);
     }

@@ -13,6 +13,7 @@ namespace fulmen {
 
 struct Sm80Config {
   DType dtype = DType::kBFloat16;
+  Precision precision = Precision::kFloat32;  // of float32: kTf32 or k3xTf32
   i32 d_qk = 128;      // as computed with, a multiple of 16: zeros fill shorter rows up
   i32 d_v = 128;       // of one block, a multiple of 16: longer rows of V are cut, block by block
   i32 warps = 4;       // side by side along the rows that a block owns
@@ -25,9 +26,12 @@ struct Sm80Config {
       false;  // rows of q, k, v and o are 16-byte units on multiples of 16 bytes, o of dtype
 
   // Options of the problem.
-  bool terms = false;  // a boolean mask, documents or a bias: a number to add to every pair
-  bool natural =
-      false;  // scores are scaled one by one, in nats: for bias, ALiBi, softcap, scale <= 0
+  bool mask = false;          // forward
+  DType bias = DType::kNone;  // forward
+  bool pair_units = false;    // rows of mask and bias are 16-byte units on multiples of 16 bytes
+  bool documents = false;     // forward
+  bool terms = false;         // backward: mask, bias or documents, a number to add to every pair
+  bool natural = false;       // scores are scaled one by one, in nats: for bias, scale <= 0
   bool softcap = false;
   bool alibi = false;
   bool dropout = false;
@@ -38,39 +42,65 @@ struct Sm80Config {
   bool swizzle = true;       // 16-byte units of shared rows exchanged, so that no banks collide
   bool full_blocks = true;   // blocks that every row sees whole do no mask arithmetic
   bool lazy_max = true;      // full blocks keep the shift and look at the sum of weights alone
+  bool overlap = false;      // the scores of a block under the exponents of the one before it
   bool lazy_rescale = true;  // O is rescaled only when a maximum grew by more than 2^8
 
-  // Whether weights may outgrow their shift until the end of the walk, where that is looked for.
-  // f16 has no room for that, and biases that grow along a row make it common.
-  constexpr bool checks_at_end() const {
-    return lazy_max && dtype == DType::kBFloat16 && (!natural || softcap) && !alibi;
+  constexpr i32 element_bytes() const { return static_cast<i32>(size_bytes(dtype)); }
+  // Tiles count 16-bit words: a row of float32 is one of twice as many.
+  constexpr i32 words(i32 dims) const { return dims * element_bytes() / 2; }
+
+  // Whether weights may outgrow their shift by more than 2^100 until the end of the walk, where
+  // that is looked for; f16 has no room for it. Biases that grow along a row make it common: then
+  // the shift follows their sums, block by block.
+  constexpr bool checks_at_end() const { return lazy_max && dtype != DType::kFloat16; }
+  constexpr bool settles() const { return checks_at_end() && (alibi || bias != DType::kNone); }
+  // Whether a second walk may be needed: also where a NaN may have met a bias of -inf.
+  constexpr bool walks_twice() const {
+    return checks_at_end() || (lazy_max && bias != DType::kNone);
+  }
+
+  constexpr bool overlaps() const {
+    return overlap && dtype == DType::kBFloat16 && lazy_max && full_blocks && !exact && stages == 2;
   }
 
   constexpr i32 threads() const { return 32 * warps; }
   constexpr i32 warp_rows() const { return 16 * row_tiles; }
   constexpr i32 rows() const { return warp_rows() * warps; }
 
-  // Shared memory of the forward kernel, in this order: Q, stages of K and V, terms, limits of the
-  // rows, a word that says whether to walk again.
-  constexpr i32 q_bytes() const { return rows() * d_qk * 2; }
-  constexpr i32 k_bytes() const { return columns * d_qk * 2; }
-  constexpr i32 v_bytes() const { return columns * d_v * 2; }
-  // One warp's terms of 16 rows; rows lie 8 floats further apart than they are long, so that the
-  // four rows that a quarter-warp reads meet different banks.
+  // Shared memory of the forward kernel, in this order: Q, stages of K and V, stages of mask,
+  // bias and numbers of documents, those of the rows, limits of the rows, a word that says whether
+  // to walk again.
+  constexpr i32 q_bytes() const { return rows() * d_qk * element_bytes(); }
+  constexpr i32 k_bytes() const { return columns * d_qk * element_bytes(); }
+  constexpr i32 v_bytes() const { return columns * d_v * element_bytes(); }
+  constexpr i32 pair_row_bytes(i32 size) const { return columns * size + (size == 4 ? 32 : 16); }
+  constexpr i32 mask_bytes() const { return mask ? rows() * pair_row_bytes(1) : 0; }
+  constexpr i32 bias_bytes() const {
+    return bias == DType::kNone ? 0 : rows() * pair_row_bytes(static_cast<i32>(size_bytes(bias)));
+  }
+  constexpr i32 ids_bytes() const { return documents ? columns * 8 : 0; }
+  constexpr i32 pair_bytes() const { return mask_bytes() + bias_bytes() + ids_bytes(); }
+  constexpr i32 own_ids_bytes() const { return documents ? rows() * 8 : 0; }
+  // Backward: one warp's terms of 16 rows; rows lie 8 floats further apart than they are long, so
+  // that the four rows that a quarter-warp reads meet different banks.
   constexpr i32 term_stride() const { return columns + 8; }
-  constexpr i32 term_bytes() const { return terms ? warps * 16 * term_stride() * 4 : 0; }
   constexpr i32 limit_bytes() const { return rows() * 8; }
-  constexpr i32 terms_at() const { return q_bytes() + stages * (k_bytes() + v_bytes()); }
-  constexpr i32 limits_at() const { return terms_at() + term_bytes(); }
+  constexpr i32 pairs_at() const { return q_bytes() + stages * (k_bytes() + v_bytes()); }
+  constexpr i32 own_ids_at() const { return pairs_at() + stages * pair_bytes(); }
+  constexpr i32 limits_at() const { return own_ids_at() + own_ids_bytes(); }
   // O goes over all of it.
   constexpr i32 forward_shared_bytes() const {
-    return max(limits_at() + limit_bytes() + 16, units ? rows() * max(d_qk, d_v) * 2 : 0);
+    return max(limits_at() + limit_bytes() + 16,
+               units && dtype != DType::kFloat32 ? rows() * max(d_qk, d_v) * 2 : 0);
   }
 
   constexpr bool valid() const {
-    return (dtype == DType::kBFloat16 || dtype == DType::kFloat16) && d_qk % 16 == 0 &&
-           16 <= d_qk && d_v % 16 == 0 && 16 <= d_v && 1 <= warps && warps <= 8 && 1 <= row_tiles &&
-           row_tiles <= 2 && columns % 16 == 0 && 16 <= columns && 1 <= stages;
+    const bool has_products = dtype == DType::kFloat32
+                                  ? precision != Precision::kFloat32 && d_v % 32 == 0
+                                  : dtype == DType::kBFloat16 || dtype == DType::kFloat16;
+    return has_products && d_qk % 16 == 0 && 16 <= d_qk && d_v % 16 == 0 && 16 <= d_v &&
+           1 <= warps && warps <= 8 && 1 <= row_tiles && row_tiles <= 2 && columns % 16 == 0 &&
+           16 <= columns && 1 <= stages;
   }
 };
 

@@ -96,7 +96,8 @@ std::string kernel_text(const KernelReport& kernel, const Gpu& gpu) {
 // Which of arithmetic and memory keeps a card busier at its peaks, and for how long.
 std::string roofline_text(const Plan& plan, const Cost& total) {
   const bool tensor_cores = gpu_implementation(plan.implementation).tensor_cores;
-  const double peak = peak_flops(plan.gpu, plan.problem.dtype, plan.problem.precision, tensor_cores);
+  const double peak =
+      peak_flops(plan.gpu, plan.problem.dtype, plan.problem.precision, tensor_cores);
   const double compute = total.flops / peak;
   const double memory = total.bytes / plan.gpu.bandwidth;
   return sentence("{", field("peak_tflops", number(peak / 1e12)), ", ",

@@ -5,6 +5,8 @@
 
 #include "plan/sm80.h"
 
+#include <span>
+
 #include "core/error.h"
 #include "plan/sm80_backward.h"
 
@@ -14,17 +16,26 @@ namespace {
 constexpr i64 kMaxDim = 576;   // of q, k: rows of 16 queries and two blocks of 16 keys fit 99 KB
 constexpr i32 kMaxPart = 256;  // dims of V that one block takes: 128 sums a thread
 constexpr i64 kMaxBlocks = 0x7fffffff;
+constexpr double kSmallestScale = 0x1p-60;  // by which slopes of ALiBi and caps are divided
 
 // Widest first. A shape is taken for head dimensions up to max_dim where it leaves room for
 // min_blocks blocks on a multiprocessor.
 struct TileShape {
   i32 max_dim, warps, row_tiles, columns, min_blocks;
-  i32 option_columns = columns;  // where options leave a warp 16 rows
+  i32 many_columns = columns;  // where options leave a warp 16 rows
+  bool overlap = false;
 };
 constexpr TileShape kShapes[] = {
     {64, 4, 2, 64, 2},  {96, 4, 2, 32, 2},  {128, 4, 2, 32, 2, 64}, {256, 8, 1, 64, 1},
-    {256, 4, 1, 32, 2}, {256, 4, 1, 32, 1}, {576, 4, 1, 32, 1},     {576, 4, 1, 16, 1},
-    {576, 2, 1, 16, 1}, {576, 1, 1, 16, 1},
+    {256, 8, 1, 32, 1}, {256, 4, 1, 32, 2}, {256, 4, 1, 32, 1},     {576, 4, 1, 32, 1},
+    {576, 4, 1, 16, 1}, {576, 2, 1, 16, 1}, {576, 1, 1, 16, 1},
+};
+
+// The same for float32 inputs, whose tiles are twice as large.
+constexpr i64 kMaxFloat32Dim = 256;
+constexpr TileShape kFloat32Shapes[] = {
+    {64, 4, 2, 32, 2},  {128, 4, 1, 32, 2}, {128, 4, 1, 32, 1},
+    {256, 4, 1, 32, 1}, {256, 4, 1, 16, 1}, {256, 2, 1, 16, 1},
 };
 
 i32 rounded_up(i64 dim, i64 unit) {
@@ -38,17 +49,46 @@ void set_dims(Sm80Config& config, const Problem& problem) {
   config.d_v = rounded_up(ceil_div(problem.dim_v, parts), 32);
 }
 
+// Whether rows of mask and bias are 16-byte units on multiples of 16 bytes.
+bool has_pair_units(const Problem& problem) {
+  for (const Array array : {Array::kMask, Array::kBias}) {
+    if (!problem.has(array)) continue;
+    const Tensor& tensor = problem.arrays[array];
+    const i64 unit = 16 / size_bytes(tensor.dtype);
+    bool fits = tensor.strides[3] == 1 && tensor.shape[3] % unit == 0;
+    for (int axis = 0; axis < 3; ++axis) {
+      fits = fits && (tensor.shape[axis] <= 1 || tensor.strides[axis] % unit == 0);
+    }
+    if (!fits || problem.pointer_alignment < 16) return false;
+  }
+  return true;
+}
+
 void set_options(Sm80Config& config, const Problem& problem) {
   const bool has_bias = problem.has(Array::kBias);
   config.dtype = problem.dtype;
+  config.precision = problem.precision;
   config.softcap = problem.score_map.softcap != 0;
   config.alibi = problem.has(Array::kAlibiSlopes);
-  config.terms = has_bias || problem.has(Array::kMask) || problem.has(Array::kQIds);
-  config.natural = has_bias || config.softcap || config.alibi || !(problem.score_map.scale > 0);
+  config.mask = problem.has(Array::kMask);
+  if (has_bias) config.bias = problem.arrays[Array::kBias].dtype;
+  config.documents = problem.has(Array::kQIds);
+  config.pair_units = has_pair_units(problem);
+  config.natural = has_bias || !(problem.score_map.scale > kSmallestScale);
   config.dropout = problem.dropout.enabled();
   config.stats = problem.has(Array::kStats);
-  config.exact = has_bias || problem.arrays[Array::kO].dtype == DType::kFloat32;
+  config.exact = problem.arrays[Array::kO].dtype == DType::kFloat32;
   config.units = sm80_has_units(problem);
+}
+
+// Whether options leave a warp registers for 16 rows only: any two of them, and with float32 inputs
+// any.
+bool takes_many_registers(const Sm80Config& config) {
+  const bool maps_alone = config.natural && config.bias == DType::kNone;
+  const i32 options = config.mask + (config.bias != DType::kNone) + config.documents + maps_alone +
+                      config.softcap + config.alibi + config.dropout;
+  if (config.dtype == DType::kFloat32) return options > 0;
+  return options + config.exact > 1;
 }
 
 // Zero warps where no shape fits.
@@ -57,12 +97,14 @@ Sm80Config config_of(const Problem& problem, const Gpu& gpu) {
   set_dims(config, problem);
   set_options(config, problem);
   const i32 widest = max(config.d_qk, config.d_v);
-  for (const TileShape& shape : kShapes) {
+  const bool is_float32 = problem.dtype == DType::kFloat32;
+  const bool takes_many = takes_many_registers(config);
+  for (const TileShape& shape :
+       is_float32 ? std::span<const TileShape>(kFloat32Shapes) : std::span(kShapes)) {
     config.warps = shape.warps;
-    // Options take registers: with any of them a warp owns 16 rows.
-    const bool is_plain = !config.terms && !config.natural && !config.dropout && !config.exact;
-    config.row_tiles = is_plain ? shape.row_tiles : 1;
-    config.columns = is_plain ? shape.columns : shape.option_columns;
+    config.row_tiles = takes_many ? 1 : shape.row_tiles;
+    config.columns = takes_many ? shape.many_columns : shape.columns;
+    config.overlap = shape.overlap;
     config.min_blocks = shape.min_blocks;
     const size_t bytes = static_cast<size_t>(config.forward_shared_bytes());
     // The system keeps 1 KB of every block.
@@ -76,11 +118,27 @@ Sm80Config config_of(const Problem& problem, const Gpu& gpu) {
   return config;
 }
 
+std::string float32_refusal(const Problem& problem) {
+  if (problem.precision == Precision::kFloat32) {
+    return "computes float32 only with precision tf32 or 3xtf32, which nobody asked for";
+  }
+  if (problem.operation == Operation::kBackward) {
+    return "has no backward pass for float32 inputs";
+  }
+  const i64 widest = max(problem.dim_qk, problem.dim_v);
+  if (widest <= kMaxFloat32Dim) return "";
+  return sentence("head dimensions of float32 go up to ", kMaxFloat32Dim, "; the widest is ",
+                  widest);
+}
+
 }  // namespace
 
 std::string sm80_refusal(const Problem& problem, const Gpu& gpu) {
   if (gpu.compute_capability < 80) return "needs compute capability 8.0 (Ampere) or later";
-  if (problem.dtype != DType::kFloat16 && problem.dtype != DType::kBFloat16) {
+  if (problem.dtype == DType::kFloat32) {
+    const std::string refusal = float32_refusal(problem);
+    if (!refusal.empty()) return refusal;
+  } else if (problem.dtype != DType::kFloat16 && problem.dtype != DType::kBFloat16) {
     return sentence("has no arithmetic for ", name(problem.dtype), ", only float16 and bfloat16");
   }
   if (problem.operation == Operation::kBackward) return sm80_backward_refusal(problem, gpu);
@@ -102,17 +160,17 @@ std::string sm80_refusal(const Problem& problem, const Gpu& gpu) {
 }
 
 bool sm80_has_units(const Problem& problem, Array last) {
-  constexpr i64 kUnit = 8;  // elements
+  const i64 unit = 16 / size_bytes(problem.dtype);  // elements
   const auto has_units = [&](Array array) {
     const Tensor& tensor = problem.arrays[array];
     bool fits = tensor.dtype == problem.dtype && tensor.strides[3] == 1;
     for (int axis = 0; axis < 3; ++axis) {
-      fits = fits && (tensor.shape[axis] <= 1 || tensor.strides[axis] % kUnit == 0);
+      fits = fits && (tensor.shape[axis] <= 1 || tensor.strides[axis] % unit == 0);
     }
     return fits;
   };
-  return problem.pointer_alignment >= 2 * kUnit && problem.dim_qk % kUnit == 0 &&
-         problem.dim_v % kUnit == 0 && has_units(Array::kQ) && has_units(Array::kK) &&
+  return problem.pointer_alignment >= 16 && problem.dim_qk % unit == 0 &&
+         problem.dim_v % unit == 0 && has_units(Array::kQ) && has_units(Array::kK) &&
          has_units(Array::kV) && has_units(last);
 }
 
@@ -144,8 +202,8 @@ GpuNeeds sm80_needs(const Problem& problem, const Gpu& gpu) {
 }
 
 i32 sm80_heads_per_group(const Problem& problem, const Gpu& gpu) {
-  const i64 bytes =
-      max<i64>(1, problem.kv_rows * (problem.dim_qk + problem.dim_v) * 2 / problem.group_size());
+  const i64 bytes = max<i64>(1, problem.kv_rows * (problem.dim_qk + problem.dim_v) *
+                                    size_bytes(problem.dtype) / problem.group_size());
   const i64 lines = (problem.packed ? 1 : problem.num_sequences) * problem.heads_q;
   return static_cast<i32>(
       clamp<i64>(static_cast<i64>(gpu.l2_bytes / 2) / bytes, 1, max<i64>(lines, 1)));

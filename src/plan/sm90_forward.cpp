@@ -69,11 +69,11 @@ AttentionConfig options_of(const Problem& problem) {
   config.wide_output = problem.arrays[Array::kO].dtype == DType::kFloat32;
   config.bias = problem.arrays[Array::kBias].dtype;
   config.pair_mask = problem.has(Array::kMask);
-  config.documents = problem.has(Array::kQIds);
+  config.documents = config.skips_documents = problem.has(Array::kQIds);
   config.dropout = problem.dropout.enabled();
   config.stage_output = !config.sequences && !config.wide_output;
-  // ALiBi and bias take keys out of the range that the first block sets.
-  if (config.alibi || config.has_pair_terms()) {
+  // ALiBi and bias take keys out of the range that the first block sets, a mask sets none.
+  if (config.alibi || config.bias != DType::kNone || config.pair_mask) {
     config.shift_rule = ShiftRule::kWhenGrown;
   } else if (problem.dtype == DType::kFloat16) {
     config.shift_rule = ShiftRule::kWhenSumGrew;
@@ -258,8 +258,17 @@ GpuNeeds sm90_forward_needs(const Problem& problem, const Gpu& gpu) {
   if (sm90_max_q_blocks(problem, config) > gpu.num_multiprocessors) {
     needs.workspace_bytes = needs.zeroed_bytes = sizeof(u32);  // the counter of query blocks
   }
+  if (config.skips_documents) {
+    needs.workspace_bytes =
+        kKeyRangesOffset + sm90_num_key_ranges(problem, config) * sizeof(IdRange);
+  }
   needs.alignment_bytes = 16;
   return needs;
+}
+
+size_t sm90_num_key_ranges(const Problem& problem, const AttentionConfig& config) {
+  return static_cast<size_t>(
+      num_key_ranges(problem.kv_rows, problem.num_sequences, problem.packed, config.kv_rows));
 }
 
 i32 sm90_heads_per_group(const Problem& problem, const Gpu& gpu) {

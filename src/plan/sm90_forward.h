@@ -18,6 +18,10 @@ u32 sm90_forward_switches(const Problem& problem);  // of Optimisation
 // Why the copy engine cannot read or write an array; "" when it can.
 std::string sm90_layout_refusal(const Problem& problem, Array array);
 
+// Where in the workspace the documents of each block of keys lie, and how many of them.
+inline constexpr size_t kKeyRangesOffset = 16;
+size_t sm90_num_key_ranges(const Problem& problem, const AttentionConfig& config);
+
 // Called only where nothing is refused.
 AttentionConfig sm90_forward_config(const Problem& problem);
 

@@ -3,13 +3,15 @@
 """Every named case on every implementation of the backends that are here.
 
 All run in one test, one after the other, so that the oracle computes each case once. A case alone:
-pytest tests/cases/test_cases.py -k u35_neg_shift_s704
+pytest tests/cases/test_cases.py -k u35_neg_shift_s704. With FULMEN_EMULATOR set, GPU kernels too.
 """
+
+import os
 
 import pytest
 
 import fulmen
-from fulmen.cases import all_cases, run_case
+from fulmen.cases import all_cases, emulator, run_case
 from fulmen.cases.gpu_arrays import available
 from fulmen.options import CPU_IMPLEMENTATIONS, GPU_IMPLEMENTATIONS
 
@@ -18,7 +20,10 @@ from fulmen.options import CPU_IMPLEMENTATIONS, GPU_IMPLEMENTATIONS
 def ways():
     """(backend, implementation, arrays)."""
     found = [("cpu", name, "numpy") for name in CPU_IMPLEMENTATIONS]
-    if fulmen.gpu_info()["devices"]:
+    if os.environ.get(emulator.VARIABLE):
+        emulator.start()
+        found += [("cuda", name, "emulated") for name in GPU_IMPLEMENTATIONS]
+    elif fulmen.gpu_info()["devices"]:
         found += [
             ("cuda", name, arrays) for arrays in available()[:1] for name in GPU_IMPLEMENTATIONS
         ]

@@ -229,7 +229,7 @@ TEST_F(KernelCacheTest, TheOldestLeaveWhenTheLimitIsPassed) {
   for (const fs::path& entry : entries()) fs::last_write_time(entry, now - std::chrono::hours(1));
   get("a");  // used: younger than b now
   add("c");
-  EXPECT_LE(cache.disk_bytes(), 10000u);
+  EXPECT_LE(cache.folder().bytes(), 10000u);
   std::string names;
   for (const fs::path& entry : entries()) names += entry.filename().string()[0];
   std::sort(names.begin(), names.end());
@@ -245,9 +245,9 @@ TEST_F(KernelCacheTest, ALimitOfZeroKeepsNothingOnDisk) {
 TEST_F(KernelCacheTest, ClearRemovesEntriesAndKeepsKernelsInUse) {
   KernelCache cache({folder_.path(), kLimit});
   const auto kernel = cache.get(key_of("k"), [] { return kernel_of("x"); });
-  EXPECT_GT(cache.disk_bytes(), 0u);
+  EXPECT_GT(cache.folder().bytes(), 0u);
   cache.clear();
-  EXPECT_EQ(cache.disk_bytes(), 0u);
+  EXPECT_EQ(cache.folder().bytes(), 0u);
   EXPECT_EQ(kernel->cubin, "x");
   EXPECT_EQ(cache.get(key_of("k"), [] { return kernel_of("y"); })->cubin, "y");
 }

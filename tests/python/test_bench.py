@@ -24,8 +24,8 @@ from fulmen.cli.main import main
 TINY = ["bench", "--grid", "cpu", "--rows", "96", "--dims", "16", "--rounds", "2"]
 FIELDS = {
     *("grid", "op", "who", "implementation", "dtype", "batch", "heads_q", "heads_kv"),
-    *("seqlen_q", "seqlen_kv", "d_qk", "d_v", "causal", "case", "p50_ms", "p99_ms", "tflops"),
-    *("gbps", "peak_mib", "max_error", "card", "clock_mhz", "versions", "commit", "date"),
+    *("seqlen_q", "seqlen_kv", "d_qk", "d_v", "causal", "option", "case", "p50_ms", "p99_ms"),
+    *("tflops", "gbps", "peak_mib", "max_error", "card", "clock_mhz", "versions", "commit", "date"),
 }
 CELL = Cell("test", "forward", "float32", 2, 3, 3, 40, 8, True)
 
@@ -80,15 +80,16 @@ def _has_torch() -> bool:
 
 def tensors(cell: Cell) -> Tensors:
     rng = np.random.default_rng(1)
-    shape = (cell.batch, cell.heads, cell.rows, cell.dim)
-    return Tensors(*(rng.standard_normal(shape) for _ in range(4)))
+    heads = (cell.heads, cell.kv_heads, cell.kv_heads, cell.heads)
+    return Tensors(*(rng.standard_normal((cell.batch, h, cell.rows, cell.dim)) for h in heads))
 
 
+@pytest.mark.parametrize("kv_heads", [3, 1])
 @pytest.mark.parametrize("op", ["forward", "backward"])
-def test_the_truth_is_attention_and_sees_an_error(op: str) -> None:
+def test_the_truth_is_attention_and_sees_an_error(op: str, kv_heads: int) -> None:
     import fulmen
 
-    cell = Cell("test", op, "float64", 2, 3, 3, 40, 8, True)
+    cell = Cell("test", op, "float64", 2, 3, kv_heads, 40, 8, True)
     t = tensors(cell)
     truth = Truth(cell, t, np)
     forward = fulmen.attention_forward(t.q, t.k, t.v, causal=True)
@@ -99,9 +100,9 @@ def test_the_truth_is_attention_and_sees_an_error(op: str) -> None:
         ]
     assert truth.error(got) < 1e-12
     wrong = [x.copy() for x in got]
-    wrong[-1][truth.batch, truth.head, truth.rows[0], 0] += 1e-3
+    wrong[-1][truth.batch, truth.heads[-1], truth.rows[0], 0] += 1e-3
     assert math.isclose(truth.error(tuple(wrong)), 1e-3, rel_tol=1e-6)
-    wrong[-1][truth.batch, truth.head, truth.rows[0], 0] = np.nan
+    wrong[-1][truth.batch, truth.heads[-1], truth.rows[0], 0] = np.nan
     assert math.isnan(truth.error(tuple(wrong)))
 
 

@@ -238,7 +238,7 @@ def test_warmup_compiles_what_calls_then_find(python: Any) -> None:
 shape = (2, 4, 512, 64)
 problems = [
     {"q": shape, "k": shape, "v": shape, "dtype": "float16", "need": ("q", "k", "v")},
-    {"q": shape, "k": shape, "v": shape, "dtype": "float16", "causal": True},
+    {"q": Q.shape, "k": K.shape, "v": V.shape, "dtype": "float16", "causal": True},
     {"q": Q, "k": K, "v": V},
 ]
 told = []

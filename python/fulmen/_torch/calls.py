@@ -18,7 +18,7 @@ from ..errors import ArgumentError, DTypeError, UnsupportedError
 from . import autograd, guards, merging, operators
 from .eager import eager_attention, remembered
 from .kernels import O_ONLY, WITH_LSE, WITH_STATS
-from .plain import plain_attention, plain_call
+from .plain import plain_attention, plain_call, plain_calls
 from .settings import (
     DIFFERENTIABLE,
     Arrays,
@@ -71,14 +71,14 @@ def attention(
     if (
         mask is bias is alibi_slopes is sinks is q_lengths is kv_lengths is cu_q is cu_kv is rng
         is out is out_dtype is stream is None
-        and not (return_lse or dropout_p or guards.is_watched() or guards.is_autocast())
-        and guards.are_plain(q, k, v)
+        and not (return_lse or dropout_p)
+        and guards.take_the_shortest_way(q, k, v)
     ):  # fmt: skip
-        call = plain_call(
+        chosen = (
             scale, softcap, causal, alignment, window, layout, backend, implementation,
             deterministic, batch_invariant, precision,
         )  # fmt: skip
-        return plain_attention(call, q, k, v)
+        return plain_attention(plain_calls.get(chosen) or plain_call(chosen), q, k, v)
     if stream is not None:
         raise UnsupportedError(
             "stream is given with PyTorch tensors; their work goes to torch's current stream: use "
@@ -92,8 +92,8 @@ def attention(
         cu_q, cu_kv = tensor_of(cu_q, q.device), tensor_of(cu_kv, q.device)
     keywords = (
         scale, softcap, causal, alignment, window, prefix, chunk, dropout_p, max_q, max_kv, layout,
-        backend, implementation, deterministic, batch_invariant, out_dtype, cu_q is not None,
-        precision,
+        backend, implementation, deterministic, batch_invariant, out_dtype, precision,
+        cu_q is not None,
     )  # fmt: skip
     watched = guards.is_watched() or out is not None or not guards.are_plain(q, k, v)
     if watched:

@@ -32,6 +32,7 @@ _is_tracing = _found(torch, "_C", "_get_tracing_state")
 is_autocast: Callable[[], bool] = _found(torch, "_C", "_is_any_autocast_enabled") or (lambda: True)
 
 is_compiling: Callable[[], bool] = torch.compiler.is_compiling
+is_traced: Callable[[], bool] = torch.compiler.is_dynamo_compiling  # export has modes besides
 
 _known = (
     all(map(callable, (_stack_depth, _function_depth, _interpreter, _is_tracing)))
@@ -73,6 +74,25 @@ def is_backward_watched(do: Any) -> bool:
 def are_plain(q: Any, k: Any, v: Any) -> bool:
     """Whether the three are tensors without a subclass of their own, q in memory that we reach."""
     return type(q) in _PLAIN and type(k) in _PLAIN and type(v) in _PLAIN and (q.is_cpu or q.is_cuda)
+
+
+def take_the_shortest_way(q: Any, k: Any, v: Any) -> bool:
+    """are_plain, with neither autocast nor a watcher: one question where time counts."""
+    return (
+        _known
+        and not is_traced()  # first: the compiler knows the answer and goes no further
+        and type(q) in _PLAIN
+        and type(k) in _PLAIN
+        and type(v) in _PLAIN
+        and (q.is_cpu or q.is_cuda)
+        and not is_autocast()
+        and _stack_depth() == 0
+        and _function_depth() == 0
+        and _interpreter() is None
+        and _forward_ad._current_level < 0
+        and not _autograd._profiler_enabled()
+        and _is_tracing() is None
+    )
 
 
 def is_transformed() -> bool:

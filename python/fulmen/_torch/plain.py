@@ -10,7 +10,6 @@ eager.py, which takes every argument and says what is wrong.
 from __future__ import annotations
 
 import weakref
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -25,6 +24,7 @@ from .kernels import O_ONLY, STATS_ONLY, like, lse_like, ready_of, run_forward
 from .settings import NUM_ARRAYS, settings_of
 
 _NO_MORE = (None,) * (NUM_ARRAYS - 3)
+_MOST_CALLS = 1024
 _EVERY = (False, True, True, True)  # needs_input_grad of (call, q, k, v)
 
 
@@ -87,25 +87,20 @@ class PlainCall:
         return None, dq, dk, dv
 
 
-@lru_cache(maxsize=1024)
-def plain_call(
-    scale: Any,
-    softcap: Any,
-    causal: Any,
-    alignment: Any,
-    window: Any,
-    layout: Any,
-    backend: Any,
-    implementation: Any,
-    deterministic: Any,
-    batch_invariant: Any,
-    precision: Any,
-) -> PlainCall:
-    """The call with these keywords of `fulmen.attention`."""
-    return PlainCall(
-        scale, softcap, causal, alignment, window, 0, 0, 0.0, None, None, layout, backend,
-        implementation, deterministic, batch_invariant, None, False, precision,
+plain_calls: dict[tuple[Any, ...], PlainCall] = {}  # asked on every call: quicker than lru_cache
+
+
+def plain_call(keywords: tuple[Any, ...]) -> PlainCall:
+    """The call with these keywords of `fulmen.attention`, made and remembered."""
+    scale, softcap, causal, alignment, window, layout, *how, precision = keywords
+    call = PlainCall(
+        scale, softcap, causal, alignment, window, 0, 0, 0.0, None, None, layout, *how, None,
+        precision, False,
     )  # fmt: skip
+    if len(plain_calls) >= _MOST_CALLS:
+        plain_calls.clear()
+    plain_calls[keywords] = call
+    return call
 
 
 def plain_attention(call: PlainCall, q: Tensor, k: Tensor, v: Tensor) -> Any:

@@ -88,8 +88,8 @@ def settings_of(
     deterministic: Any,
     batch_invariant: Any,
     out_dtype: Any,
+    precision: Any,
     packed: bool,
-    precision: Any = "float32",
 ) -> Settings:
     """Settings from the keywords of the public calls; torch.compile traces it.
 

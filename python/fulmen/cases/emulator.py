@@ -35,7 +35,7 @@ MOST_PRODUCTS = 1 << 24  # of one case: pairs of rows, heads and dims
 CODES = {"bfloat16": 4, "bool": 6}  # of DLPack, where NumPy's own differ or are missing
 
 
-class NoEmulator(Error):
+class NoEmulatorError(Error):
     """There is no emulator to run on."""
 
 
@@ -44,11 +44,11 @@ def start() -> Any:
     """The library; it is the driver and the compiler of this process from now on.
 
     Raises:
-        NoEmulator: FULMEN_EMULATOR names none.
+        NoEmulatorError: FULMEN_EMULATOR names none.
     """
     path = os.environ.get(VARIABLE, "")
     if not os.path.isfile(path):
-        raise NoEmulator(f"{VARIABLE} is {path!r}, which is no file; {ADVICE}")
+        raise NoEmulatorError(f"{VARIABLE} is {path!r}, which is no file; {ADVICE}")
     os.environ["FULMEN_NVRTC"] = path
     os.environ["FULMEN_CACHE_LIMIT"] = "0"  # it keeps its own code
     loaded = ctypes.CDLL(path)  # named libcuda.so.1 within: fulmen finds it loaded

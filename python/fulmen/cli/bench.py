@@ -64,8 +64,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of the command."""
     add = parser.add_argument
     add("--grid", choices=tuple(GRIDS), action="append",
-        help="forward, backward, float32, small (GPU), cpu; default: forward where a GPU is, "
-        "else cpu")  # fmt: skip
+        help="forward, backward, training, float32, small (GPU), cpu; default: forward where a GPU "
+        "is, else cpu")  # fmt: skip
     add("--backend", choices=("auto", "cpu", "cuda"), default="auto", help="of the default grid")
     add("--rows", type=int, nargs="+", metavar="S", help="these sequence lengths")
     add("--dims", type=int, nargs="+", metavar="D", help="these head dims")
@@ -178,7 +178,9 @@ class Bench:
             return
         asked = [side for side in self.sides if isinstance(side, Fulmen)]
         with suppress(fulmen.Error):
-            fulmen.warmup(side.problem(cell) for cell in cells for side in asked)
+            fulmen.warmup(
+                side.problem(cell) for cell in cells for side in asked if cell.option != "packed"
+            )
 
     def run(self, cell: Cell) -> list[dict[str, Any]]:
         """The records of a cell: a row a side."""
@@ -234,6 +236,8 @@ class Bench:
         answers: dict[str, tuple[Side, Answer, int | None, float]],
     ) -> None:
         try:
+            if cell.option not in side.options:
+                raise MissingError(f"it is not asked for {cell.option} cells")
             answer = side.answer(cell, tensors)
             answer.call()  # compiled and warm
             result, peak = self.timer.peak(answer.call)
@@ -256,15 +260,15 @@ class Bench:
 
 def _table(records: list[dict[str, Any]], output: Output) -> None:
     keys = (
-        "op", "dtype", "d_qk", "seqlen_q", "causal", "case", "who", "implementation", "p50_ms",
-        "p99_ms", "tflops", "gbps", "peak_mib", "max_error",
+        "op", "dtype", "d_qk", "seqlen_q", "causal", "option", "case", "who", "implementation",
+        "p50_ms", "p99_ms", "tflops", "gbps", "peak_mib", "max_error",
     )  # fmt: skip
     titles = (
-        "op", "dtype", "D", "S", "mask", "case", "who", "implementation", "p50 ms", "p99 ms",
-        "TFLOP/s", "GB/s", "peak MiB", "error",
+        "op", "dtype", "D", "S", "mask", "option", "case", "who", "implementation", "p50 ms",
+        "p99 ms", "TFLOP/s", "GB/s", "peak MiB", "error",
     )  # fmt: skip
     rows = [tuple(figure(record[key]) for key in keys) for record in records]
-    output.table(titles, rows, lambda row: ACCEPTABLE if row[6] == "fulmen" else "")
+    output.table(titles, rows, lambda row: ACCEPTABLE if row[7] == "fulmen" else "")
 
 
 def _write(folder: Path, grid: str, records: list[dict[str, Any]], output: Output) -> None:

@@ -12,12 +12,14 @@ from fulmen.inspection import phantom
 from fulmen.kinds import named_dtype
 from fulmen.options import BACKENDS, GPU_IMPLEMENTATIONS, IMPLEMENTATIONS, PRECISIONS
 
+from . import count
 from .output import BadInputError, Output, bytes_text
 from .run import DTYPES, _window
 
 DESCRIPTION = """\
 Says which implementation a call would use, why, why each other one not, and its arithmetic. SHAPE
-is BATCHxHEADSxROWSxDIM, such as 2x8x1024x64. Nothing runs and no tensor is made.
+is BATCHxHEADSxROWSxDIM, such as 2x8x1024x64. Nothing runs and no tensor is made; but with --count
+the kernels run in the emulator, which counts what they do.
 """
 
 
@@ -42,15 +44,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="of float32 products: tf32 and 3xtf32 allow a GPU's tensor cores")  # fmt: skip
     add("--device", metavar="GPU", help="CUDA's number of a GPU that is here, or the name of one "
         "that need not be: h100, a100, sm_90a")  # fmt: skip
+    add("--count", action="store_true", help="run the kernels in the emulator, which "
+        "FULMEN_EMULATOR names, and show what they moved and computed")  # fmt: skip
 
 
 def main(arguments: argparse.Namespace, output: Output) -> int:
     """The command."""
-    explanation = explained(arguments)
+    if arguments.count:
+        count.start()  # before the library looks for a GPU
+    e = explained(arguments)
+    found: dict[str, Any] = {}
+    if arguments.count:
+        found = count.counted(_shapes(arguments), arguments.dtype, _options(arguments), e)
     if output.as_json:
-        output.json(explanation)
+        output.json(e | found)
         return 0
-    e = explanation
     output.line(f"{e['operation']}: {e['implementation']} on {e['backend']}: {e['reason']}")
     readable = {
         "workspace": bytes_text(e["workspace_bytes"]),
@@ -59,6 +67,8 @@ def main(arguments: argparse.Namespace, output: Output) -> int:
     }
     for name, text in e.lines():
         output.line(f"  {name:<13}{readable.get(name, text)}")
+    if found:
+        count.report(found, output)
     return 0
 
 
@@ -67,6 +77,24 @@ def explained(arguments: argparse.Namespace) -> fulmen.Explanation:
 
     Raises:
         BadInputError: SHAPE is not one.
+    """
+    dtype = named_dtype(arguments.dtype)
+    q, k, v = (phantom(shape, dtype) for shape in _shapes(arguments))
+    return fulmen.explain(
+        q,
+        k,
+        v,
+        operation="backward" if arguments.backward else "forward",
+        **_options(arguments),
+        **_target(arguments),
+    )
+
+
+def _shapes(arguments: argparse.Namespace) -> list[tuple[int, ...]]:
+    """Of q, k and v, in the order of --layout.
+
+    Raises:
+        BadInputError: SHAPE is not one, or a size is negative.
     """
     batch, heads, rows, dim = shape_of(arguments.shape)
     kv_heads, kv_rows, dim_v = (
@@ -80,30 +108,26 @@ def explained(arguments: argparse.Namespace) -> fulmen.Explanation:
     for name, value in (("--kv-heads", kv_heads), ("--kv-rows", kv_rows), ("--dim-v", dim_v)):
         if value < 0:
             raise BadInputError(f"{name} is {value}; at least 0 is allowed")
-    dtype = named_dtype(arguments.dtype)
+    shapes = [(heads, rows, dim), (kv_heads, kv_rows, dim), (kv_heads, kv_rows, dim_v)]
+    if arguments.layout == "bshd":
+        return [(batch, rows, heads, dim) for heads, rows, dim in shapes]
+    return [(batch, *shape) for shape in shapes]
 
-    def tensor(heads: int, rows: int, dim: int) -> Any:
-        if arguments.layout == "bshd":
-            return phantom((batch, rows, heads, dim), dtype)
-        return phantom((batch, heads, rows, dim), dtype)
 
-    return fulmen.explain(
-        tensor(heads, rows, dim),
-        tensor(kv_heads, kv_rows, dim),
-        tensor(kv_heads, kv_rows, dim_v),
-        operation="backward" if arguments.backward else "forward",
-        layout=arguments.layout,
-        causal=arguments.causal,
-        alignment=arguments.alignment,
-        window=arguments.window,
-        softcap=arguments.softcap,
-        dropout_p=arguments.dropout,
-        rng=(0, 0),
-        backend=arguments.backend,
-        implementation=arguments.implementation,
-        precision=arguments.precision,
-        **_target(arguments),
-    )
+def _options(arguments: argparse.Namespace) -> dict[str, Any]:
+    """As fulmen.attention names them."""
+    return {
+        "layout": arguments.layout,
+        "causal": arguments.causal,
+        "alignment": arguments.alignment,
+        "window": arguments.window,
+        "softcap": arguments.softcap,
+        "dropout_p": arguments.dropout,
+        "rng": (0, 0),
+        "backend": arguments.backend,
+        "implementation": arguments.implementation,
+        "precision": arguments.precision,
+    }
 
 
 def _target(arguments: argparse.Namespace) -> dict[str, Any]:

@@ -25,8 +25,9 @@ Runs the named cases through every implementation of the backends that are here 
 of each result by the error rule. CASE is a name, a pattern such as 'u35_*', or a tag such as bug;
 none: every case. On a GPU the arrays of a case are copied there with their strides and gaps, as
 arrays of PyTorch, CuPy or JAX; with --backend emulator the kernels run on the CPU, under a checker,
-in the library that FULMEN_EMULATOR names (docs: contributing/emulator). A case that an implementation refuses by name counts as skipped. The
-last line is 'N passed, N failed, N skipped'; the exit code is 1 if any failed.
+in the library that FULMEN_EMULATOR names (docs: contributing/emulator). A case that an
+implementation refuses by name counts as skipped. The last line is 'N passed, N failed, N skipped';
+the exit code is 1 if any failed.
 """
 STALLED_SECONDS = 300  # no case takes as long, compiling included
 MOST_REASONS = 20  # why cases were skipped: the commonest
@@ -149,7 +150,7 @@ def _arrays(backend: str, asked: list[str] | None) -> list[str]:
 
     try:
         emulator.start()
-    except emulator.NoEmulator as error:
+    except emulator.NoEmulatorError as error:
         raise BadInputError(str(error)) from error
     return ["emulated"]
 

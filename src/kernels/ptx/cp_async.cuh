@@ -18,6 +18,15 @@ inline void cp_async_16(u32 shared, const u8* global, bool present) {
                : "memory");
 }
 
+// cp.async.ca: 4 or 8 bytes, both addresses multiples of as many. Zeros instead unless `present`.
+template <i32 kBytes>
+inline void cp_async_small(u32 shared, const u8* global, bool present) {
+  static_assert(kBytes == 4 || kBytes == 8);
+  asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(shared), "l"(global),
+               "n"(kBytes), "r"(present ? kBytes : 0)
+               : "memory");
+}
+
 // cp.async.commit_group
 inline void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 

@@ -6,6 +6,7 @@
 #pragma once
 
 #include "kernels/config.h"
+#include "kernels/ptx/memory.cuh"
 
 namespace fulmen::ptx {
 
@@ -45,6 +46,13 @@ inline float max(float a, float b) {
   return y;
 }
 
+// abs: |x|
+inline float abs(float x) {
+  float y;
+  asm("abs.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
 // fma.rn: a b + c, rounded once.
 inline float fma(float a, float b, float c) {
   float y;
@@ -69,6 +77,22 @@ inline u32 pack(float low, float high) {
     asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
   }
   return packed;
+}
+
+// The reverse: two numbers of 16 bits as floats, the lower first.
+template <DType kDType>
+inline F32x2 unpack(u32 packed) {
+  F32x2 x;
+  if constexpr (kDType == DType::kBFloat16) {
+    x.word[0] = __builtin_bit_cast(float, packed << 16);
+    x.word[1] = __builtin_bit_cast(float, packed & 0xffff0000u);
+  } else {
+    asm("{.reg .b16 low, high; mov.b32 {low, high}, %2; cvt.f32.f16 %0, low; "
+        "cvt.f32.f16 %1, high;}"
+        : "=f"(x.word[0]), "=f"(x.word[1])
+        : "r"(packed));
+  }
+  return x;
 }
 
 }  // namespace fulmen::ptx

@@ -7,6 +7,7 @@
 #pragma once
 
 #include "kernels/faults.cuh"
+#include "kernels/tile/document_ranges.cuh"
 #include "kernels/tile/forward_shared.cuh"
 #include "kernels/tile/sequence_order.cuh"
 
@@ -27,10 +28,13 @@ struct ForwardPlanner {
     const bool for_warpgroup = lane < u32(kConfig.warpgroups);
     const i32 row = next.block.q_block * kConfig.q_rows();
     const Place place = place_of<kConfig>(params, next.block);
-    const BlockRange range = visited_blocks<kConfig>(
+    BlockRange range = visited_blocks<kConfig>(
         params.mask, place.shape,
         for_warpgroup ? row + kConfig.tile_rows() * q_tile<kConfig>(lane) : row,
         for_warpgroup ? kConfig.tile_rows() : kConfig.q_rows());
+    if constexpr (kConfig.skips_documents) {
+      range = narrowed<kConfig>(range, params, next.block, place, lane);
+    }
     const Interval all{ptx::shuffle(i32(range.visit.begin), kConfig.warpgroups),
                        ptx::shuffle(i32(range.visit.end), kConfig.warpgroups)};
     ptx::warp_sync();  // all have read `next`, which may lie in the mail written now

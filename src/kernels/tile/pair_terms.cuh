@@ -74,9 +74,11 @@ struct PairTerms {
     }
   }
 
-  // Adds the bias and hides pairs, on scores in units of log2.
+  // Adds the bias and hides pairs, on scores in units of log2. kOneDocument: documents hide none.
+  template <bool kOneDocument>
   void apply(Scores& S, i32 first_key) const {
-    if constexpr (!has_bias() && !kConfig.pair_mask && !kConfig.documents) return;
+    constexpr bool kDocuments = kConfig.documents && !kOneDocument;
+    if constexpr (!has_bias() && !kConfig.pair_mask && !kDocuments) return;
     if (kv_len == 0) return;  // nothing to read
 #pragma unroll
     for (i32 i = 0; i < kConfig.kv_rows / 2; i += 4) {
@@ -84,7 +86,7 @@ struct PairTerms {
       for (i32 c = 0; c < 2; ++c) {
         const i64 key = min(first_key + i * 2 + i32(ptx::thread_index()) % 4 * 2 + c, kv_len - 1);
         i64 kv_id = 0;
-        if constexpr (kConfig.documents) {
+        if constexpr (kDocuments) {
           kv_id = load_id(arrays.kv_ids, kv_ids + key * arrays.kv_ids.strides[3]);
         }
 #pragma unroll
@@ -99,7 +101,7 @@ struct PairTerms {
               s = kNegativeInfinity;
             }
           }
-          if constexpr (kConfig.documents) {
+          if constexpr (kDocuments) {
             if (kv_id != q_id[r]) s = kNegativeInfinity;
           }
         }

@@ -38,7 +38,8 @@ struct FragmentScores {
     }
   }
 
-  // first_key: of the block.
+  // first_key: of the block. kOneDocument: its keys and all rows are of one.
+  template <bool kOneDocument = false>
   void apply(float (&S)[kConfig.kv_rows / 2], i32 first_key) const {
     if constexpr (!kConfig.maps_scores()) return;
     const float distance[2] = {position[0] - static_cast<float>(first_key),
@@ -57,7 +58,7 @@ struct FragmentScores {
       }
       S[i] = s;
     }
-    pairs.apply(S, first_key);
+    pairs.template apply<kOneDocument>(S, first_key);
   }
 };
 

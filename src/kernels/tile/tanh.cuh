@@ -22,4 +22,23 @@ inline float tanh_log2(float twice) {
   return square < 0.36f ? small : large;
 }
 
+// outer tanh(inner x) for |inner x| <= 1/2, |x| <= 2^60: half the instructions (minimax, relative
+// error 7e-7).
+struct TanhNearZero {
+  float linear, cubic, quintic, septic;
+
+  TanhNearZero(float inner, float outer) : linear(inner * outer) {
+    const float square = inner * inner;
+    cubic = -0.33328159f * linear * square;
+    quintic = 0.13205360f * linear * square * square;
+    septic = -0.04475064f * linear * square * square * square;
+  }
+  float operator()(float x) const {
+    const float square = x * x;
+    float factor = ptx::fma(square, septic, quintic);
+    factor = ptx::fma(square, factor, cubic);
+    return x * ptx::fma(square, factor, linear);
+  }
+};
+
 }  // namespace fulmen

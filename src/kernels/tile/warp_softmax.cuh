@@ -81,25 +81,37 @@ struct WarpSoftmax {
       }
     }
     if (kConfig.lazy_rescale && !ptx::any(grown * log2_unit > 8)) return false;
-    float largest = 0;
-    bool blind = false;
 #pragma unroll
     for (i32 t = 0; t < kTiles; ++t) {
 #pragma unroll
       for (i32 h = 0; h < 2; ++h) {
-        const float old = shift[t][h];
-        shift[t][h] = ptx::max(old, block_max[t][h]);
-        const bool same = old == shift[t][h];  // both may be -inf
-        rescale[t][h] = same ? 1.f : ptx::exp2((old - shift[t][h]) * log2_unit);
-        sum[t][h] *= rescale[t][h];
-        if constexpr (!kConfig.stats) row_max[t][h] = shift[t][h];
-        const float base = base_of(t, h);
-        largest = ptx::max(largest, ptx::max(base, -base));
-        blind = blind || shift[t][h] == kMinusInfinity;
+        rescale[t][h] = raise(t, h, ptx::max(shift[t][h], block_max[t][h]));
       }
     }
-    is_far = ptx::any(largest * log2_unit > 1024);
-    is_blind = ptx::any(blind);
+    look_at_shifts();
+    return true;
+  }
+
+  // After blocks that kept their shift: where sums have grown far, it goes up by their logarithm.
+  // Returns as update() does.
+  bool settle(float (&rescale)[kTiles][2]) {
+    float largest = 0;
+#pragma unroll
+    for (i32 t = 0; t < kTiles; ++t) {
+      largest = ptx::max(largest, ptx::max(sum[t][0], sum[t][1]));
+    }
+    if (!ptx::any(largest > 0x1p40f)) return false;
+#pragma unroll
+    for (i32 t = 0; t < kTiles; ++t) {
+#pragma unroll
+      for (i32 h = 0; h < 2; ++h) {
+        float most = ptx::max(1.f, sum[t][h]);
+        most = ptx::max(most, ptx::shuffle_xor(most, 1));
+        most = ptx::max(most, ptx::shuffle_xor(most, 2));
+        rescale[t][h] = raise(t, h, shift[t][h] + ptx::log2(most) / log2_unit);
+      }
+    }
+    look_at_shifts();
     return true;
   }
 
@@ -122,6 +134,22 @@ struct WarpSoftmax {
           S[t][i + 1] = ptx::exp2(ptx::fma(S[t][i + 1], log2_unit, offset));
           block_sum[t][h] += S[t][i] + S[t][i + 1];
         }
+      }
+    }
+  }
+
+  // Part `part` of kParts of exponentiate() where may_keep() holds and nothing is exact.
+  template <i32 kParts>
+  void exponentiate_part(Scores& S, float (&block_sum)[kTiles][2], i32 part) const {
+    constexpr i32 kEach = (kFloats / 2 + kParts - 1) / kParts * 2;
+#pragma unroll
+    for (i32 t = 0; t < kTiles; ++t) {
+#pragma unroll
+      for (i32 each = 0; each < kEach; ++each) {
+        const i32 i = part * kEach + each, h = i / 2 % 2;
+        if (i >= kFloats) break;
+        S[t][i] = ptx::exp2(ptx::fma(S[t][i], log2_unit, -shift[t][h] * log2_unit));
+        block_sum[t][h] += S[t][i];
       }
     }
   }
@@ -193,6 +221,32 @@ struct WarpSoftmax {
   }
 
  private:
+  // Sets a row's shift. Returns what earlier results must be multiplied by.
+  float raise(i32 t, i32 h, float to) {
+    const float old = shift[t][h];
+    shift[t][h] = to;
+    if constexpr (!kConfig.stats) row_max[t][h] = to;
+    const float factor = old == to ? 1.f : ptx::exp2((old - to) * log2_unit);  // both may be -inf
+    sum[t][h] *= factor;
+    return factor;
+  }
+
+  void look_at_shifts() {
+    float largest = 0;
+    bool blind = false;
+#pragma unroll
+    for (i32 t = 0; t < kTiles; ++t) {
+#pragma unroll
+      for (i32 h = 0; h < 2; ++h) {
+        const float base = base_of(t, h);
+        largest = ptx::max(largest, ptx::max(base, -base));
+        blind = blind || shift[t][h] == kMinusInfinity;
+      }
+    }
+    is_far = ptx::any(largest * log2_unit > 1024);
+    is_blind = ptx::any(blind);
+  }
+
   // The shift, 0 where nothing was seen, so that -inf - base = -inf.
   float base_of(i32 t, i32 h) const { return shift[t][h] == kMinusInfinity ? 0.f : shift[t][h]; }
 

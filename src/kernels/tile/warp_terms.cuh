@@ -41,16 +41,31 @@ struct WarpTerms {
   // The same without the structured masks.
   template <i32 kFloats>
   void apply_but_intervals(float (&S)[kConfig.row_tiles][kFloats], i64 first_column) const {
+    map(S, first_column);
+    if constexpr (kConfig.terms) {
 #pragma unroll
-    for (i32 t = 0; t < kConfig.row_tiles; ++t) {
-      if constexpr (kConfig.natural) map(S[t], t, first_column);
-      if constexpr (kConfig.terms) {
+      for (i32 t = 0; t < kConfig.row_tiles; ++t) {
         stage(t, first_column);
         ptx::warp_sync();  // the terms are there
         add(S[t]);
         ptx::warp_sync();  // and read
       }
     }
+  }
+
+  // Scale where scores are natural, softcap, ALiBi; in units of WarpSoftmax.
+  template <i32 kFloats>
+  void map(float (&S)[kConfig.row_tiles][kFloats], i64 first_column) const {
+    if constexpr (kConfig.softcap) {
+      cap(S);
+    } else if constexpr (kConfig.natural) {
+#pragma unroll
+      for (i32 t = 0; t < kConfig.row_tiles; ++t) {
+#pragma unroll
+        for (i32 f = 0; f < kFloats; ++f) S[t][f] *= head.map.scale;
+      }
+    }
+    if constexpr (kConfig.alibi) add_alibi(S, first_column);
   }
 
   // Decides 8 columns with one draw: lane q of a quad draws for every fourth fragment, and the quad
@@ -104,28 +119,68 @@ struct WarpTerms {
     }
   }
 
-  // Scale, softcap, ALiBi.
+  // What one unit of a score is worth in nats.
+  float unit() const { return kConfig.natural ? 1.f : head.map.scale; }
+
+  // Where all scores of the warp stay below half the cap, tanh is a polynomial.
   template <i32 kFloats>
-  void map(float (&S)[kFloats], i32 t, i64 first_column) const {
-    const float cap = head.map.softcap;
-    const float inner = kConfig.softcap ? head.map.scale / cap : head.map.scale;
+  void cap(float (&S)[kConfig.row_tiles][kFloats]) const {
+    const float inner = head.map.scale / head.map.softcap;
+    const float outer = head.map.softcap / unit();
+    float largest = 0;
 #pragma unroll
-    for (i32 h = 0; h < 2; ++h) {
-      // position - kv_row of this thread's first column
-      const float distance = static_cast<float>(head.sequence.shape.position(warp_row + row(t, h)) -
-                                                (first_column + column(0)));
+    for (i32 t = 0; t < kConfig.row_tiles; ++t) {
 #pragma unroll
-      for (i32 f = 2 * h; f < kFloats; f += 4) {
+      for (i32 f = 0; f < kFloats; ++f) largest = ptx::max(largest, ptx::abs(S[t][f]));
+    }
+    if (kConfig.dtype == DType::kFloat32 ||
+        ptx::any(largest * ptx::abs(inner) > 0.5f || largest > 0x1p60f)) {
 #pragma unroll
-        for (i32 e = 0; e < 2; ++e) {
-          float s = S[f + e] * inner;
-          if constexpr (kConfig.softcap) s = cap * tanh_log2(s * (2 * kWarpLog2E));
-          if constexpr (kConfig.alibi) {
-            const float x = distance - static_cast<float>(8 * (f / 4) + e);
-            s = ptx::fma(-head.alibi, ptx::max(x, -x), s);
-          }
-          S[f + e] = s;
+      for (i32 t = 0; t < kConfig.row_tiles; ++t) {
+#pragma unroll
+        for (i32 f = 0; f < kFloats; ++f) {
+          S[t][f] = outer * cap_tanh(S[t][f] * inner);
         }
+      }
+      return;
+    }
+    const TanhNearZero tanh(inner, outer);
+#pragma unroll
+    for (i32 t = 0; t < kConfig.row_tiles; ++t) {
+#pragma unroll
+      for (i32 f = 0; f < kFloats; ++f) S[t][f] = tanh(S[t][f]);
+    }
+  }
+
+  static float cap_tanh(float x) {
+    if constexpr (kConfig.dtype == DType::kFloat32) return AccurateMath<float>::tanh(x);
+    return tanh_log2(x * (2 * kWarpLog2E));
+  }
+
+  template <i32 kFloats>
+  void add_alibi(float (&S)[kConfig.row_tiles][kFloats], i64 first_column) const {
+    const float slope = head.alibi / unit();
+    const i32 first =
+        static_cast<i32>(head.sequence.shape.position(warp_row) - first_column);  // of (0, 0)
+    if (first >= kColumns - 1) {  // no key is after a query
+      add_distances(S, first, [=](float x, float s) { return ptx::fma(-slope, x, s); });
+    } else if (first <= 1 - kConfig.warp_rows()) {  // none before
+      add_distances(S, first, [=](float x, float s) { return ptx::fma(slope, x, s); });
+    } else {
+      add_distances(S, first, [=](float x, float s) { return ptx::fma(-slope, ptx::abs(x), s); });
+    }
+  }
+
+  // S = term(position - kv_row, S)
+  template <i32 kFloats, class Term>
+  static void add_distances(float (&S)[kConfig.row_tiles][kFloats], i32 first, const Term& term) {
+    const float own = static_cast<float>(first + row(0, 0) - column(0));
+#pragma unroll
+    for (i32 t = 0; t < kConfig.row_tiles; ++t) {
+#pragma unroll
+      for (i32 f = 0; f < kFloats; ++f) {
+        const i32 further = 16 * t + 8 * (f / 2 % 2) - 8 * (f / 4) - f % 2;
+        S[t][f] = term(own + static_cast<float>(further), S[t][f]);
       }
     }
   }

@@ -56,7 +56,7 @@ void write_file(const fs::path& path, const std::string& text) {
 
 // What a command prints, and whether it succeeded.
 std::pair<std::string, bool> run_command(const std::string& command) {
-  FILE* const pipe = ::popen((command + " 2>&1").c_str(), "r");
+  FILE* const pipe = ::popen(("(" + command + ") 2>&1").c_str(), "r");
   if (pipe == nullptr) return {"the command could not be started", false};
   std::string said;
   char part[4096];

@@ -8,7 +8,8 @@
 // What the environment says, read at first use:
 //   FULMEN_EMULATOR_CAPABILITY       90: the GPU has compute capability 9.0
 //   FULMEN_EMULATOR_MULTIPROCESSORS  4
-//   FULMEN_EMULATOR_CHECK            1: the checker is on; 0: quicker
+//   FULMEN_EMULATOR_CHECK            1: the checker is on; 0: quicker, and only what is named is
+//                                    counted, no access through a pointer
 //   FULMEN_EMULATOR_SEED             1: of the schedule
 //   FULMEN_EMULATOR_CACHE            where compiled kernels are kept; ~/.cache/fulmen-emulator
 //   CXX                              g++: the compiler

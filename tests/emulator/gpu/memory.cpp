@@ -90,7 +90,7 @@ void run(const LaunchRequest& request) {
           .shared_bytes = request.shared_bytes,
           .seed = seed,
           .kernel = request.kernel,
-          .check = check,
+          .check = check && !gpu().counting,
           .memory = check || gpu().counting ? memory_of(gpu()) : nullptr,
           .counters = gpu().counting ? &gpu().counters : nullptr},
          [&] { request.thread(request.params); });

@@ -125,7 +125,7 @@ inline void probe_sums(const ProbeParams& p) {
   ptx::reduce_add(sums + 4, x);
   ptx::add_to(sums + 5, x);
   ptx::add_to(reinterpret_cast<double*>(p.out + 6), double(x) / 3);
-  ptx::add_vector_to(sums + 8, {x, x, -x, 1});
+  ptx::add_vector_to(sums + 8, {x, x, -x, 1.f});
   ptx::atomic_add(p.out + 12, lane);
   ptx::atomic_inc(p.out + 13, 9);
   ptx::set_bits(p.out + 14, 1u << (lane % 7));

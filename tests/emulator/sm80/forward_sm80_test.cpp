@@ -9,6 +9,8 @@
 
 #include <gtest/gtest.h>
 
+#include <tuple>
+
 #include "cpu/backend.h"
 #include "cpu/random_problem.h"
 #include "cpu/tiled_support.h"
@@ -17,39 +19,43 @@
 #include "cuda/params.h"
 #include "emulator/launch.h"
 #include "emulator/schedules.h"
+#include "emulator/sm80/neutral_arrays.h"
 #include "plan/sm80.h"
 
 namespace fulmen::test {
 namespace {
 
-// The kinds of problem that are different kernels.
-enum class Kind { kPlain, kStats, kTerms, kCapped, kBiased };
+// The kinds of problem that are different kernels here. Arrays that a kernel reads and a problem
+// lacks are added, see with_neutral_arrays().
+enum class Kind { kPlain, kStats, kMasked, kCapped, kBiased, kCappedAndBiased };
 
-template <DType kDType, Kind kKind, bool kDropout, bool kUnits>
+template <DType kDType, Kind kKind, DType kBias, bool kDropout, bool kUnits>
 constexpr Sm80Config config_of() {
   Sm80Config config;
   config.units = kUnits;
-  config.exact = !kUnits;  // then some outputs are float32
+  config.overlap = kKind == Kind::kStats || kKind == Kind::kMasked || kKind == Kind::kCapped;
+  config.exact = !kUnits && !config.overlap;  // without units some outputs are float32
   config.dtype = kDType;
   config.d_qk = 80;  // drawn dims are at most 80
   config.d_v = 48;   // two parts of V at most
   config.warps = 2;
-  config.row_tiles = kKind == Kind::kCapped || kKind == Kind::kBiased ? 1 : 2;
+  config.row_tiles = kKind == Kind::kBiased ? 1 : 2;
   config.columns = kKind == Kind::kPlain ? 48 : 32;
-  config.stages = kDropout ? 1 : kKind == Kind::kPlain ? 3 : 2;
-  config.q_in_registers = kKind == Kind::kTerms;
-  config.terms = kKind == Kind::kTerms || kKind == Kind::kBiased;
-  config.natural = kKind == Kind::kCapped || kKind == Kind::kBiased;
-  config.softcap = kKind == Kind::kCapped;
-  config.alibi = config.natural;
+  config.stages = config.overlap ? 2 : kDropout ? 1 : 3;
+  config.q_in_registers = kKind == Kind::kMasked;
+  config.bias = kBias;
+  config.natural = kBias != DType::kNone;
+  config.mask = config.documents = config.natural || kKind == Kind::kMasked;
+  config.softcap = kKind == Kind::kCapped || kKind == Kind::kCappedAndBiased;
+  config.alibi = config.natural || kKind == Kind::kCapped;
   config.dropout = kDropout;
   config.stats = kKind != Kind::kPlain;
-  config.terms = config.terms || kKind == Kind::kCapped;
   return config;
 }
 
 template <Sm80Config kConfig>
-void launch(const AttentionParams& p, unsigned seed) {
+void launch(const AttentionParams& given, unsigned seed) {
+  const AttentionParams p = with_neutral_arrays(given, kConfig);
   const Sm80Params params{p, {p, kConfig, 2}};
   const i64 blocks = forward_sm80_blocks(p, kConfig);
   if (blocks == 0) return;
@@ -58,34 +64,45 @@ void launch(const AttentionParams& p, unsigned seed) {
                    [&] { forward_sm80<kConfig>(params); });
 }
 
-template <DType kDType, Kind kKind, bool kUnits>
+template <DType kDType, Kind kKind, bool kUnits, DType kBias = DType::kNone>
 void launch_kind(const AttentionParams& p, unsigned seed) {
-  if (p.dropout.enabled()) return launch<config_of<kDType, kKind, true, kUnits>()>(p, seed);
-  launch<config_of<kDType, kKind, false, kUnits>()>(p, seed);
+  if (p.dropout.enabled()) return launch<config_of<kDType, kKind, kBias, true, kUnits>()>(p, seed);
+  launch<config_of<kDType, kKind, kBias, false, kUnits>()>(p, seed);
 }
 
-template <DType kDType, bool kUnits>
-void launch_dtype(const AttentionParams& p, unsigned seed) {
-  const bool terms = p.mask.present() || p.q_ids.present();
-  if (p.score_map.softcap != 0) return launch_kind<kDType, Kind::kCapped, kUnits>(p, seed);
-  if (p.bias.present() || p.alibi_slopes.present() || p.score_map.scale <= 0) {
-    return launch_kind<kDType, Kind::kBiased, kUnits>(p, seed);
+template <DType kDType, Kind kKind>
+void launch_biased(const AttentionParams& p, unsigned seed) {
+  if (p.bias.present() && p.bias.dtype == kDType) {
+    return launch_kind<kDType, kKind, false, kDType>(p, seed);
   }
-  if (terms) return launch_kind<kDType, Kind::kTerms, kUnits>(p, seed);
-  if (p.stats.present()) return launch_kind<kDType, Kind::kStats, kUnits>(p, seed);
-  launch_kind<kDType, Kind::kPlain, kUnits>(p, seed);
+  launch_kind<kDType, kKind, false, DType::kFloat32>(p, seed);
+}
+
+template <DType kDType>
+void launch_dtype(const AttentionParams& p, bool units, unsigned seed) {
+  const bool is_masked = p.mask.present() || p.q_ids.present();
+  const bool is_natural = p.bias.present() || !(p.score_map.scale > 0);
+  const bool is_capped = p.score_map.softcap != 0;
+  if (is_capped && (is_masked || is_natural)) {
+    return launch_biased<kDType, Kind::kCappedAndBiased>(p, seed);
+  }
+  if (is_capped) return launch_kind<kDType, Kind::kCapped, false>(p, seed);
+  if (is_natural || p.alibi_slopes.present()) return launch_biased<kDType, Kind::kBiased>(p, seed);
+  if (is_masked) return launch_kind<kDType, Kind::kMasked, false>(p, seed);
+  if (p.stats.present()) {
+    return units ? launch_kind<kDType, Kind::kStats, true>(p, seed)
+                 : launch_kind<kDType, Kind::kStats, false>(p, seed);
+  }
+  units ? launch_kind<kDType, Kind::kPlain, true>(p, seed)
+        : launch_kind<kDType, Kind::kPlain, false>(p, seed);
 }
 
 void run(const Request& request, unsigned seed) {
   const Problem problem = validate(request, Pointers::kChecked);
   const AttentionParams p = cuda::attention_params(problem);
-  const bool is_half = problem.dtype == DType::kFloat16;
-  if (sm80_has_units(problem)) {
-    return is_half ? launch_dtype<DType::kFloat16, true>(p, seed)
-                   : launch_dtype<DType::kBFloat16, true>(p, seed);
-  }
-  is_half ? launch_dtype<DType::kFloat16, false>(p, seed)
-          : launch_dtype<DType::kBFloat16, false>(p, seed);
+  const bool units = sm80_has_units(problem);
+  problem.dtype == DType::kFloat16 ? launch_dtype<DType::kFloat16>(p, units, seed)
+                                   : launch_dtype<DType::kBFloat16>(p, units, seed);
 }
 
 template <class T>
@@ -107,6 +124,22 @@ void expect_rounded(const Request& actual, const Request& expected, unsigned see
   const double allowed = tolerance(dtype, o.dtype) + tolerance(dtype, dtype);
   EXPECT_LE(difference.largest, allowed * max(difference.magnitude, 1.0)) << "seed " << seed;
   expect_close(actual, expected, {Array::kLse}, seed);
+}
+
+// A contiguous array on a multiple of 16 bytes.
+Tensor aligned_array(RandomProblem& random, DType dtype, std::vector<i64> shape) {
+  Tensor tensor;
+  tensor.dtype = dtype;
+  tensor.rank = static_cast<int>(shape.size());
+  i64 stride = 1;
+  for (size_t axis = shape.size(); axis-- > 0;) {
+    tensor.shape[axis] = shape[axis];
+    tensor.strides[axis] = stride;
+    stride *= shape[axis];
+  }
+  const u64 memory = reinterpret_cast<u64>(random.memory(static_cast<size_t>(stride) * 4 + 16));
+  tensor.data = reinterpret_cast<void*>((memory + 15) / 16 * 16);
+  return tensor;
 }
 
 class ForwardSm80 : public testing::TestWithParam<unsigned> {};
@@ -172,6 +205,32 @@ TEST(ForwardSm80Window, RowsMayBeginInAFullBlock) {
   }
 }
 
+// Rows of O that are longer than those of Q, and than Q, K and V together.
+TEST(ForwardSm80Dims, NarrowQueriesWideValues) {
+  RandomProblem random(9);
+  Request expected;
+  Arrays& arrays = expected.arrays;
+  for (const Array array : {Array::kQ, Array::kK, Array::kV, Array::kO}) {
+    const bool is_wide = array == Array::kV || array == Array::kO;
+    arrays[array] = aligned_array(random, DType::kFloat16, {1, 2, 40, is_wide ? 128 : 8});
+    if (array != Array::kO) random.fill_normal(arrays[array]);
+  }
+  arrays[Array::kLse] = random.array(DType::kFloat32, {1, 2, 40});
+  expected.options.scale = kNan;
+  const Request actual = with_fresh_outputs(random, expected);
+  cpu::scalar_forward(validate(expected, Pointers::kChecked));
+  const Problem problem = validate(actual, Pointers::kChecked);
+  constexpr Sm80Config kConfig = [] {
+    Sm80Config config = config_of<DType::kFloat16, Kind::kPlain, DType::kNone, false, true>();
+    config.d_qk = config.columns = 16;
+    config.d_v = 128;
+    config.row_tiles = config.stages = 2;
+    return config;
+  }();
+  launch<kConfig>(cuda::attention_params(problem), 9);
+  expect_rounded(actual, expected, 9);
+}
+
 TEST(ForwardSm80Planted, WhatIsHiddenDoesNotShow) {
   for (const DType dtype : {DType::kFloat16, DType::kBFloat16}) {
     RandomProblem random(7);
@@ -181,6 +240,87 @@ TEST(ForwardSm80Planted, WhatIsHiddenDoesNotShow) {
     run(actual, 7);
     expect_rounded(actual, expected, 7);
   }
+}
+
+// Masks, biases of every width and documents whose rows are copied in units; the config is the one
+// that plans choose, but for a tile that fits a small problem.
+template <DType kDType, DType kBias>
+void check_copied_pairs(unsigned seed) {
+  RandomProblem random(seed);
+  Request expected;
+  Arrays& arrays = expected.arrays;
+  const i64 rows = 75, keys = 144;
+  for (const Array array : {Array::kQ, Array::kO}) {
+    arrays[array] = aligned_array(random, kDType, {2, 2, rows, 32});
+  }
+  for (const Array array : {Array::kK, Array::kV}) {
+    arrays[array] = aligned_array(random, kDType, {2, 1, keys, 32});
+  }
+  for (const Array array : {Array::kQ, Array::kK, Array::kV}) random.fill_normal(arrays[array]);
+  arrays[Array::kLse] = random.array(DType::kFloat32, {2, 2, rows});
+  arrays[Array::kMask] = aligned_array(random, DType::kBool, {2, 1, rows, keys});
+  RandomProblem::for_each(arrays[Array::kMask], [&](const i64* at) {
+    store_bytes<u8>(RandomProblem::address(arrays[Array::kMask], at), random.chance(0.7));
+  });
+  arrays[Array::kBias] = aligned_array(random, kBias, {1, 2, rows, keys});
+  random.fill_normal(arrays[Array::kBias], 2);
+  std::vector<i64> q_ids, kv_ids;
+  for (i64 i = 0; i < 2 * rows; ++i) q_ids.push_back(i % rows / 40 + (i64{1} << 40));
+  for (i64 j = 0; j < 2 * keys; ++j) kv_ids.push_back(j % keys / 70 + (i64{1} << 40));
+  for (const auto& [array, ids, length] :
+       {std::tuple{Array::kQIds, q_ids, rows}, std::tuple{Array::kKvIds, kv_ids, keys}}) {
+    Tensor tensor = random.indices(DType::kInt64, ids);
+    tensor.rank = 2;
+    tensor.shape[0] = 2;
+    tensor.strides[0] = tensor.shape[1] = length;
+    tensor.strides[1] = 1;
+    arrays[array] = tensor;
+  }
+  expected.options.scale = kNan;
+  const Request actual = with_fresh_outputs(random, expected);
+  cpu::scalar_forward(validate(expected, Pointers::kChecked));
+  const Problem problem = validate(actual, Pointers::kChecked);
+  constexpr Sm80Config kConfig = [] {
+    Sm80Config config = config_of<kDType, Kind::kBiased, kBias, false, false>();
+    config.pair_units = true;
+    config.d_qk = config.d_v = 32;
+    return config;
+  }();
+  const Sm80Config chosen = sm80_forward_config(problem, {.shared_bytes_per_block = 99 << 10});
+  EXPECT_TRUE(chosen.pair_units && chosen.mask && chosen.documents);
+  EXPECT_EQ(chosen.bias, kBias);
+  launch<kConfig>(cuda::attention_params(problem), seed);
+  expect_rounded(actual, expected, seed);
+}
+
+TEST(ForwardSm80Pairs, RowsAreCopiedInUnits) {
+  check_copied_pairs<DType::kBFloat16, DType::kFloat32>(1);
+  check_copied_pairs<DType::kFloat16, DType::kFloat16>(2);
+}
+
+// NaN in scores that a bias of -inf hides in a block that is else visible.
+TEST(ForwardSm80Pairs, BiasHidesNan) {
+  RandomProblem random(5);
+  Request expected;
+  Arrays& arrays = expected.arrays;
+  for (const Array array : {Array::kQ, Array::kK, Array::kV, Array::kO}) {
+    arrays[array] = random.array(DType::kBFloat16, {1, 1, 130, 40});
+    if (array != Array::kO) random.fill_normal(arrays[array]);
+  }
+  arrays[Array::kLse] = random.array(DType::kFloat32, {1, 1, 130});
+  arrays[Array::kBias] = random.array(DType::kBFloat16, {1, 1, 130, 130});
+  random.fill_normal(arrays[Array::kBias]);
+  for (i64 i = 0; i < 130; ++i) {
+    const i64 pair[4] = {0, 0, i, 20}, key[4] = {0, 0, 20, 3};
+    store_real(RandomProblem::address(arrays[Array::kBias], pair), DType::kBFloat16,
+               -std::numeric_limits<double>::infinity());
+    store_real(RandomProblem::address(arrays[Array::kK], key), DType::kBFloat16, kNan);
+  }
+  expected.options.scale = kNan;
+  const Request actual = with_fresh_outputs(random, expected);
+  cpu::scalar_forward(validate(expected, Pointers::kChecked));
+  run(actual, 5);
+  expect_rounded(actual, expected, 5);
 }
 
 // A cap so large that it changes nothing: what tanh is off by is multiplied by it.

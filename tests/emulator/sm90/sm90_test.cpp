@@ -10,6 +10,7 @@
 #include "cuda/sm90_forward.h"
 #include "emulator/launch.h"
 #include "emulator/schedules.h"
+#include "kernels/document_ranges_sm90.cuh"
 #include "kernels/forward_sm90.cuh"
 #include "plan/sm90_forward.h"
 #include "tensor_map.h"
@@ -75,6 +76,27 @@ constexpr AttentionConfig kDocuments{.d_qk = 64,
                                      .bias = DType::kBFloat16,
                                      .documents = true,
                                      .dropout = true};
+
+// Blocks of other documents are skipped.
+constexpr AttentionConfig kPackedDocuments{.d_qk = 64,
+                                           .d_v = 64,
+                                           .warpgroups = 3,
+                                           .kv_rows = 64,
+                                           .mask = MaskKind::kBoth,
+                                           .stage_output = false,
+                                           .sequences = true,
+                                           .stats = true,
+                                           .documents = true,
+                                           .skips_documents = true};
+constexpr AttentionConfig kCausalDocuments{.dtype = DType::kFloat16,
+                                           .d_qk = 64,
+                                           .d_v = 64,
+                                           .warpgroups = 2,
+                                           .kv_rows = 48,
+                                           .mask = MaskKind::kUpper,
+                                           .shift_rule = ShiftRule::kWhenSumGrew,
+                                           .documents = true,
+                                           .skips_documents = true};
 
 constexpr AttentionConfig kFolded{
     .d_qk = 64, .d_v = 64, .kv_rows = 64, .mask = MaskKind::kUpper, .stage_output = false};
@@ -144,6 +166,14 @@ void run(const Problem& problem, u32 seed) {
   arguments.maps = {map_of(boxes.q), map_of(boxes.k), map_of(boxes.v), map_of(boxes.o)};
   arguments.params =
       cuda::sm90_forward_params(problem, gpu_named("h100"), kConfig, &next_block, nullptr);
+  std::vector<IdRange> key_ranges(sm90_num_key_ranges(problem, kConfig));
+  arguments.params.key_ranges = key_ranges.data();
+  if (kConfig.skips_documents) {
+    const i64 blocks = ceil_div(static_cast<i64>(key_ranges.size()), kKeyRangeThreads);
+    emulator::launch(
+        {static_cast<i32>(blocks), kKeyRangeThreads, 0, seed, false, "document_ranges_sm90"},
+        [&] { document_ranges_sm90<kConfig>(arguments); });
+  }
   const i64 blocks = min<i64>(sm90_max_q_blocks(problem, kConfig), 2);
   emulator::launch({static_cast<i32>(blocks), kConfig.threads(), kConfig.shared_bytes(), seed,
                     false, "forward_sm90", is_sampled(seed)},
@@ -217,6 +247,13 @@ TEST(Sm90OnHost, HeadsShareTiles) {
   expect_agreement<kFourHeads>(2201, 8);
   expect_agreement<kEightHeads>(2301, 8);
   expect_hidden_does_not_show<kFourHeads>(2401, 4);
+}
+
+TEST(Sm90OnHost, SkipsOtherDocuments) {
+  expect_agreement<kPackedDocuments>(2501, 10);
+  expect_agreement<kCausalDocuments>(2601, 10);
+  expect_hidden_does_not_show<kPackedDocuments>(2701, 4);
+  expect_hidden_does_not_show<kCausalDocuments>(2801, 4);
 }
 
 TEST(Sm90OnHost, WideHeads) {

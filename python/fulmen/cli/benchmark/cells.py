@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -11,12 +12,18 @@ from itertools import product
 TOKENS = 16384  # batch * rows of the GPU grids: enough to fill a card
 WIDTH = 2048  # heads * dim of the GPU grids
 BACKWARD_FACTOR = 2.5  # five products instead of two
+# What a cell asks for beyond its shape: heads that share keys, four to one, and twice as many of
+# them; sequences of many lengths, packed; the same bits in every run; logits up to a million.
+OPTIONS = ("", "grouped", "packed", "deterministic", "huge")
+GROUP = 4
+SHORTEST = 128  # packed sequence
+HUGE = 1000.0  # what q and k are multiplied with
 ITEM_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One problem; rows of q and of k are equal in these grids."""
+    """One problem; rows of q and of k are equal in these grids, of packed sequences the most."""
 
     grid: str
     op: str  # "forward" or "backward"
@@ -28,26 +35,36 @@ class Cell:
     dim: int
     causal: bool
     graph: bool = False  # so small that launching takes longer: timed by replays of a CUDA graph
+    option: str = ""  # of OPTIONS
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """Rows of each sequence; packed ones are the same in every run."""
+        if self.option != "packed":
+            return (self.rows,) * self.batch
+        draw = random.Random(self.rows)
+        drawn = (draw.randint(SHORTEST, self.rows) for _ in range(2 * self.batch - 1))
+        return (self.rows, *drawn)
 
     @property
     def name(self) -> str:
         """What progress and errors call it."""
         mask = "causal" if self.causal else "full"
         shape = f"{self.batch}x{self.heads}x{self.rows}x{self.dim}"
-        return f"{self.op} {self.dtype} {shape} {mask}"
+        return f"{self.op} {self.dtype} {shape} {mask} {self.option}".rstrip()
 
     @property
     def flops(self) -> float:
         """Arithmetic as everybody counts it: 4 B H S S D, half of it when causal."""
-        pairs = self.rows * self.rows * (0.5 if self.causal else 1.0)
-        forward = 4.0 * self.batch * self.heads * pairs * self.dim
+        pairs = sum(rows * rows for rows in self.lengths) * (0.5 if self.causal else 1.0)
+        forward = 4.0 * self.heads * pairs * self.dim
         return forward * (BACKWARD_FACTOR if self.op == "backward" else 1.0)
 
     @property
     def array_bytes(self) -> int:
         """Bytes of the arrays, each read or written once."""
-        q = self.batch * self.heads * self.rows * self.dim
-        kv = self.batch * self.kv_heads * self.rows * self.dim
+        q = sum(self.lengths) * self.heads * self.dim
+        kv = sum(self.lengths) * self.kv_heads * self.dim
         elements = 2 * q + 2 * kv  # q, o, k, v
         if self.op == "backward":
             elements += 2 * q + 2 * kv  # do, dq, dk, dv
@@ -66,27 +83,35 @@ class Grid:
     dims: tuple[int, ...]
     heads: int = 0  # 0: WIDTH / dim, and as many sequences as make TOKENS
     graph: bool = False
+    options: tuple[str, ...] = ("",)
 
     def cells(
         self, rows: Sequence[int] | None, dims: Sequence[int] | None, dtype: str | None
     ) -> Iterator[Cell]:
         """The cells, long ones first: they tell most."""
-        for s, d, op, causal in product(
-            sorted(rows or self.rows, reverse=True), dims or self.dims, self.ops, (False, True)
+        lengths = sorted(rows or self.rows, reverse=True)
+        for s, d, op, causal, option in product(
+            lengths, dims or self.dims, self.ops, (False, True), self.options
         ):
-            heads = self.heads or max(WIDTH // d, 1)
+            kv_heads = heads = self.heads or max(WIDTH // d, 1)
+            if option == "grouped":
+                heads, kv_heads = 2 * heads, max(2 * heads // GROUP, 1)
             batch = 1 if self.heads else max(TOKENS // s, 1)
             yield Cell(
-                self.name, op, dtype or self.dtype, batch, heads, heads, s, d, causal, self.graph
-            )
+                self.name, op, dtype or self.dtype, batch, heads, kv_heads, s, d, causal,
+                self.graph, option,
+            )  # fmt: skip
 
 
 _LONG = (512, 1024, 2048, 4096, 8192, 16384)
+_DIMS = (64, 128, 256)
+_BACK = ("backward",)
 GRIDS = {
     grid.name: grid
     for grid in (
-        Grid("forward", "cuda", ("forward",), "bfloat16", _LONG, (64, 128, 256)),
-        Grid("backward", "cuda", ("backward",), "bfloat16", _LONG, (64, 128, 256)),
+        Grid("forward", "cuda", ("forward",), "bfloat16", _LONG, _DIMS),
+        Grid("backward", "cuda", _BACK, "bfloat16", _LONG, _DIMS),
+        Grid("training", "cuda", _BACK, "bfloat16", (4096, 16384), _DIMS, options=OPTIONS),
         Grid("float32", "cuda", ("forward", "backward"), "float32", (1024, 4096), (64, 128)),
         Grid("small", "cuda", ("forward",), "bfloat16", (128, 512), (64, 128), heads=8, graph=True),
         Grid("cpu", "cpu", ("forward", "backward"), "float32", (1024, 4096), (64, 128), heads=4),

@@ -27,11 +27,12 @@ p.note { color: #555; }
 """
 COLUMNS = (
     ("op", "op"), ("dtype", "dtype"), ("D", "d_qk"), ("S", "seqlen_q"), ("mask", "causal"),
-    ("case", "case"), ("who", "who"), ("implementation", "implementation"), ("p50 ms", "p50_ms"),
+    ("option", "option"), ("case", "case"), ("who", "who"),
+    ("implementation", "implementation"), ("p50 ms", "p50_ms"),
     ("p99 ms", "p99_ms"), ("TFLOP/s", "tflops"), ("GB/s", "gbps"), ("peak MiB", "peak_mib"),
     ("error", "max_error"),
 )  # fmt: skip
-TEXTS = ("op", "dtype", "causal", "case", "who", "implementation")
+TEXTS = ("op", "dtype", "causal", "option", "case", "who", "implementation")
 COLOURS = {"fulmen": "#1f5fd0", "naive": "#9a9a9a"}
 OTHERS = ("#d1495b", "#2a9d4e", "#e08a1e", "#7b4fb5", "#00899b", "#8c564b", "#c23ba0", "#5f7a00")
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-from .cells import Cell
+from .cells import OPTIONS, Cell
 from .peers_torch import autograd_answer, leaves
-from .sides import Answer, MissingError, Side, Tensors
+from .sides import Answer, MissingError, Side, Tensors, offsets
 
 
 def load(module: str) -> Any:
@@ -42,6 +42,7 @@ class FlashAttention3Operators(Side):
     """The operators of FlashAttention-3 from a shared library: no Python between."""
 
     name = "fa3"
+    options = OPTIONS
 
     def __init__(self, path: str) -> None:
         """From the path of _C.so of flash_attn_3."""
@@ -62,11 +63,18 @@ class FlashAttention3Operators(Side):
         import torch
 
         t, scale, ops = rows_first(tensors), cell.dim**-0.5, self.operators
+        packed: dict[str, Any] = {}
+        if cell.option == "packed":
+            t, at = Tensors(t.q[0], t.k[0], t.v[0], t.do[0]), offsets(cell, torch)
+            packed = {"cu_seqlens_q": at, "cu_seqlens_k": at, "max_seqlen_q": cell.rows,
+                      "max_seqlen_k": cell.rows}  # fmt: skip
+        lengths = [packed.get(x) for x in ("cu_seqlens_q", "cu_seqlens_k")]
+        most = [packed.get(x) for x in ("max_seqlen_q", "max_seqlen_k")]
 
         def forward() -> Any:
             return ops.fwd(
                 t.q, t.k, t.v, softmax_scale=scale, is_causal=cell.causal, window_size_left=-1,
-                window_size_right=-1, num_splits=1,
+                window_size_right=-1, num_splits=1, **packed,
             )  # fmt: skip
 
         if cell.op == "forward":
@@ -76,12 +84,16 @@ class FlashAttention3Operators(Side):
         def backward() -> Any:
             dq, dk, dv = (torch.empty_like(x) for x in (t.q, t.k, t.v))
             ops.bwd(
-                t.do, t.q, t.k, t.v, o, lse, dq, dk, dv, None, None, None, None, None, None, scale,
-                cell.causal, -1, -1, 0.0, False, 0,
+                t.do, t.q, t.k, t.v, o, lse, dq, dk, dv, *lengths, None, None, *most, scale,
+                cell.causal, -1, -1, 0.0, cell.option == "deterministic", 0,
             )  # fmt: skip
             return dq, dk, dv
 
-        return Answer(backward, heads_first, "flash_attn_3")
+        return Answer(
+            backward,
+            lambda x: heads_first(tuple(y.reshape(-1, *y.shape[-3:]) for y in x)),
+            "flash_attn_3",
+        )
 
 
 class FlashAttention(Side):

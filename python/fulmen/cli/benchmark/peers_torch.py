@@ -28,6 +28,8 @@ def leaves(tensors: Tensors) -> tuple[Any, Any, Any]:
 class Sdpa(Side):
     """torch's scaled_dot_product_attention through one of its backends."""
 
+    options = ("", "grouped", "huge")
+
     def __init__(self, name: str, backend: str) -> None:
         """By our name and by torch's."""
         self.name = name
@@ -44,7 +46,9 @@ class Sdpa(Side):
 
         def forward(q: Any, k: Any, v: Any) -> Any:
             with sdpa_kernel([backend]):
-                return scaled_dot_product_attention(q, k, v, is_causal=cell.causal)
+                return scaled_dot_product_attention(
+                    q, k, v, is_causal=cell.causal, enable_gqa=cell.heads != cell.kv_heads
+                )
 
         try:
             if cell.op == "forward":

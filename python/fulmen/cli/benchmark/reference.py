@@ -2,8 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The truth in float64 for one head of a cell: what every side's error is measured against.
 
-One batch entry and head is computed whole, in float64, by NumPy or, on a GPU, by torch; of the
-results a sample of rows is compared. Quadratic in memory for that one head.
+One head of one sequence is computed whole, in float64, by NumPy or, on a GPU, by torch; of the
+results a sample of rows is compared. Quadratic in time for that one head, and for the heads that
+share its keys.
 """
 
 from __future__ import annotations
@@ -19,21 +20,36 @@ BLOCK_ROWS = 2048  # rows of scores in memory at once
 
 
 class Truth:
-    """Results of one (batch, head) in float64."""
+    """Results of one (sequence, head) in float64."""
 
     def __init__(self, cell: Cell, tensors: Tensors, xp: Any) -> None:
         """Computed with xp, which is numpy or torch."""
         self.xp = xp
         choose = random.Random(cell.name)
-        self.batch, self.head = choose.randrange(cell.batch), choose.randrange(cell.heads)
-        kv_head = self.head // (cell.heads // cell.kv_heads)
-        self.rows = sorted(choose.sample(range(cell.rows), min(SAMPLED_ROWS, cell.rows)))
-        q, do = (self._one(x, self.head) for x in (tensors.q, tensors.do))
+        sequence, head = choose.randrange(len(cell.lengths)), choose.randrange(cell.heads)
+        group = cell.heads // cell.kv_heads
+        kv_head = head // group
+        rows = cell.lengths[sequence]
+        self.rows = sorted(choose.sample(range(rows), min(SAMPLED_ROWS, rows)))
+        begin = sum(cell.lengths[:sequence]) if cell.option == "packed" else 0
+        self.batch = 0 if cell.option == "packed" else sequence
+        self.span = slice(begin, begin + rows)
+        self.heads = (head,) if cell.op == "forward" else (head, kv_head, kv_head)
         k, v = (self._one(x, kv_head) for x in (tensors.k, tensors.v))
-        self.results = self._computed(cell, q, k, v, do)
+
+        def results(head: int) -> tuple[Any, ...]:
+            q, do = (self._one(x, head) for x in (tensors.q, tensors.do))
+            return self._computed(cell, q, k, v, do)
+
+        self.results = results(head)
+        if cell.op == "backward":  # dk and dv are sums over the heads that share the keys
+            for other in range(kv_head * group, (kv_head + 1) * group):
+                if other != head:
+                    _, dk, dv = results(other)
+                    self.results = (self.results[0], self.results[1] + dk, self.results[2] + dv)
 
     def _one(self, x: Any, head: int) -> Any:
-        one = x[self.batch, head]
+        one = x[self.batch, head, self.span]
         return one.double() if self.xp.__name__ == "torch" else one.astype("float64")
 
     def _computed(self, cell: Cell, q: Any, k: Any, v: Any, do: Any) -> tuple[Any, ...]:
@@ -41,8 +57,9 @@ class Truth:
         xp, scale = self.xp, cell.dim**-0.5
         o, dq = xp.zeros_like(q), xp.zeros_like(q)
         dk, dv = xp.zeros_like(k), xp.zeros_like(v)
-        for first in range(0, cell.rows, BLOCK_ROWS):
-            at = slice(first, min(first + BLOCK_ROWS, cell.rows))
+        rows = q.shape[0]
+        for first in range(0, rows, BLOCK_ROWS):
+            at = slice(first, min(first + BLOCK_ROWS, rows))
             s = scale * (q[at] @ k.T)
             if cell.causal:
                 s = s + _hidden(xp, at, s)
@@ -61,8 +78,8 @@ class Truth:
     def error(self, got: tuple[Any, ...]) -> float:
         """The largest |x - truth| over the sampled rows; NaN where a result is not finite."""
         largest = 0.0
-        for x, truth in zip(got, self.results):
-            one = self._one(x, self.head)[self.rows]
+        for x, truth, head in zip(got, self.results, self.heads):
+            one = self._one(x, head)[self.rows]
             error = float(abs(one - truth[self.rows]).max())
             largest = error if error != error else max(largest, error)
             if error != error:

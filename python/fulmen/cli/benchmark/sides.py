@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
 
 import numpy as np
 
 import fulmen
 
-from .cells import Cell
+from .cells import HUGE, OPTIONS, Cell
 
 NAIVE_BYTES = 1 << 35  # score matrices beyond this are not tried
 
@@ -26,7 +27,7 @@ class MissingError(Exception):
 
 @dataclass
 class Tensors:
-    """The inputs of a cell in the axes (batch, head, row, dim), contiguous."""
+    """The inputs of a cell in the axes (batch, head, row, dim), contiguous; packed: batch 1."""
 
     q: Any
     k: Any
@@ -36,14 +37,24 @@ class Tensors:
 
 def random_tensors(cell: Cell, torch: Any, device: str) -> Tensors:
     """Normal inputs, the same in every run of a cell; of NumPy where torch is None."""
-    shape = (cell.batch, cell.heads, cell.rows, cell.dim)
+    rows = (1, sum(cell.lengths)) if cell.option == "packed" else (cell.batch, cell.rows)
+    shapes = [(rows[0], heads, rows[1], cell.dim) for heads in (cell.heads, cell.kv_heads)]
+    shapes = [shapes[0], shapes[1], shapes[1], shapes[0]]
     if torch is None:
         rng = np.random.default_rng(0)
-        drawn = (rng.standard_normal(shape, np.float32) for _ in range(4))
+        drawn = (rng.standard_normal(shape, np.float32) for shape in shapes)
         return Tensors(*(x.astype(cell.dtype) for x in drawn))
     source = torch.Generator(device).manual_seed(0)
-    made = (torch.randn(shape, generator=source, device=device) for _ in range(4))
+    made = [torch.randn(shape, generator=source, device=device) for shape in shapes]
+    if cell.option == "huge":
+        made[:2] = [HUGE * x for x in made[:2]]
     return Tensors(*(x.to(getattr(torch, cell.dtype)) for x in made))
+
+
+def offsets(cell: Cell, torch: Any) -> Any:
+    """Where the packed sequences of a cell begin and end."""
+    ends = np.cumsum((0, *cell.lengths)).tolist()
+    return torch.tensor(ends, dtype=torch.int32, device="cuda")
 
 
 @dataclass
@@ -60,6 +71,7 @@ class Side:
     """One library, or one way of it."""
 
     name = ""  # `who` of a record
+    options: tuple[str, ...] = ("",)  # of cells that it answers
 
     def answer(self, cell: Cell, tensors: Tensors) -> Answer:
         """The call for a cell.
@@ -74,6 +86,7 @@ class Fulmen(Side):
     """The public functions of this package."""
 
     name = "fulmen"
+    options = OPTIONS
 
     def __init__(self, implementation: str = "auto", without: tuple[str, ...] = ()) -> None:
         """By the name of an implementation, less some of its optimisations."""
@@ -87,12 +100,18 @@ class Fulmen(Side):
         return {
             "q": (cell.batch, cell.heads, cell.rows, cell.dim), "k": kv, "v": kv, "need": need,
             "dtype": cell.dtype, "causal": cell.causal, "implementation": self.asked,
-            "without": self.without,
+            "without": self.without, "deterministic": cell.option == "deterministic",
         }  # fmt: skip
 
     def answer(self, cell: Cell, tensors: Tensors) -> Answer:
         q, k, v, do = tensors.q, tensors.k, tensors.v, tensors.do
         options: dict[str, Any] = {"causal": cell.causal, "implementation": self.asked}
+        if cell.option == "deterministic":
+            options["deterministic"] = True
+        if cell.option == "packed":
+            q, k, v, do = (x[0] for x in (q, k, v, do))
+            at = offsets(cell, import_module("torch"))
+            options.update(cu_q=at, cu_kv=at, max_q=cell.rows, max_kv=cell.rows)
         try:
             said = fulmen.explain(q, k, v, operation=cell.op, without=self.without, **options)
             plan = None
@@ -112,7 +131,7 @@ class Fulmen(Side):
         made = fulmen.attention_forward(q, k, v, **options)
         return Answer(
             lambda: fulmen.attention_backward(do, q, k, v, made.o, made.stats, **options),
-            lambda g: (g.dq, g.dk, g.dv),
+            lambda g: tuple(x.reshape(-1, *x.shape[-3:]) for x in (g.dq, g.dk, g.dv)),
             chosen,
             workspace,
         )

@@ -10,6 +10,7 @@
 
 #include "emulator/accesses.h"
 #include "kernels/config.h"
+#include "kernels/ptx/memory.cuh"
 
 namespace fulmen::ptx {
 
@@ -36,6 +37,15 @@ inline u32 pack(float low, float high) {
   } else {
     return static_cast<u32>(to_f16(high).bits) << 16 | to_f16(low).bits;
   }
+}
+
+inline float abs(float x) { return __builtin_fabsf(x); }
+
+template <DType kDType>
+inline F32x2 unpack(u32 packed) {
+  const u16 low = static_cast<u16>(packed), high = static_cast<u16>(packed >> 16);
+  if constexpr (kDType == DType::kBFloat16) return {{to_float(bf16{low}), to_float(bf16{high})}};
+  return {{to_float(f16{low}), to_float(f16{high})}};
 }
 
 }  // namespace fulmen::ptx

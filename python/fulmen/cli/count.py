@@ -1,0 +1,138 @@
+# SPDX-FileCopyrightText: fulmen contributors
+# SPDX-License-Identifier: Apache-2.0
+"""What the kernels of a call do, counted by the emulator, beside the IO model of the papers.
+
+Called by explain. The model is exact attention with a small fast memory (FlashAttention,
+arXiv:2205.14135, section 3.2): the naive way writes scores and weights and reads both back, the
+tiled one reads K and V again for each tile of queries.
+"""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+import numpy as np
+
+import fulmen
+from fulmen.kinds import named_dtype
+
+from .output import BadInputError, Output, bytes_text
+
+MOST_FLOPS = 1e10  # the emulator takes about a second for 1e8
+SCORE_BYTES = 4
+COUNTED = (
+    *("products", "product_flops", "exponentials", "conversions"),
+    *("barrier_waits", "shuffles"),
+)
+
+
+def start() -> None:
+    """Puts the emulator where the library looks for a GPU.
+
+    Raises:
+        BadInputError: there is none.
+    """
+    from fulmen.cases import emulator
+
+    try:
+        emulator.start()
+    except emulator.NoEmulatorError as error:
+        raise BadInputError(str(error)) from error
+
+
+def counted(
+    shapes: list[tuple[int, ...]], dtype: str, options: dict[str, Any], e: fulmen.Explanation
+) -> dict[str, Any]:
+    """Runs a call in the emulator.
+
+    Args:
+        shapes: of q, k and v.
+        dtype: by name.
+        options: of fulmen.attention.
+        e: the explanation of the same call.
+
+    Returns:
+        "counted", the counters, and "model_bytes" by the naive and the tiled way.
+
+    Raises:
+        BadInputError: a call of the CPU, or one that takes the emulator too long.
+    """
+    if e["backend"] != "cuda":
+        raise BadInputError("--count is of GPU kernels: add --implementation naive, simt or sm80")
+    if e["flops"] > MOST_FLOPS:
+        raise BadInputError(
+            f"the call has {e['flops']:.3g} flops and at most {MOST_FLOPS:.0e} are counted; fewer "
+            "rows show the same"
+        )
+    return {
+        "counted": _run(shapes, dtype, options, e["operation"]),
+        "model_bytes": _model(shapes, dtype, options, e),
+    }
+
+
+def _run(shapes: Any, dtype: str, options: dict[str, Any], operation: str) -> dict[str, Any]:
+    from fulmen.cases import emulator
+
+    rng = np.random.default_rng(0)
+
+    def drawn(shape: tuple[int, ...], name: str) -> Any:
+        return emulator.copied(rng.standard_normal(shape).astype(named_dtype(dtype)), name)
+
+    q, k, v = (drawn(shape, name) for shape, name in zip(shapes, ("q", "k", "v")))
+    found, counters = emulator.counted(lambda: fulmen.attention_forward(q, k, v, **options))
+    if operation == "forward":
+        return counters
+    do = drawn(found.o.shape, "do")
+    return emulator.counted(
+        lambda: fulmen.attention_backward(do, q, k, v, found.o, found.stats, **options)
+    )[1]
+
+
+def _model(
+    shapes: Any, dtype: str, options: dict[str, Any], e: fulmen.Explanation
+) -> dict[str, int]:
+    """Of the forward pass; nothing of the backward pass."""
+    if e["operation"] != "forward":
+        return {}
+    order = (0, 2, 1, 3) if options["layout"] == "bshd" else (0, 1, 2, 3)
+    q, k, v = (tuple(shape[axis] for axis in order) for shape in shapes)
+    size = np.dtype(named_dtype(dtype)).itemsize
+    once = size * (prod(q) + prod(q[:3]) * v[3])  # Q and O
+    keys = size * (k[3] + v[3])  # a row of K and of V
+    found = {"naive": once + keys * prod(k[:3]) + 4 * SCORE_BYTES * e["pairs"]}
+    if e["tile"]:
+        rows, columns = e["tile"]["rows"], e["tile"]["columns"]
+        seen = sum(
+            _keys_seen(min(first + rows, q[2]), q[2], k[2], columns, options["causal"])
+            for first in range(0, q[2], rows)
+        )
+        found["tiled"] = once + keys * seen * q[0] * q[1]
+    return found
+
+
+def _keys_seen(row: int, q_rows: int, kv_rows: int, columns: int, causal: bool) -> int:
+    """Keys that a tile of queries reads which ends before `row`, in whole tiles of columns."""
+    end = min(kv_rows, max(row + kv_rows - q_rows, 0)) if causal else kv_rows
+    return min(-(-end // columns) * columns, kv_rows)
+
+
+def report(found: dict[str, Any], output: Output) -> None:
+    """The counters as tables."""
+    counters = found["counted"]
+    arrays = sorted(counters["arrays"].items())
+    moved = [(name, x["loaded_bytes"], x["stored_bytes"]) for name, x in arrays]
+    rows = [(name, bytes_text(loaded), bytes_text(stored)) for name, loaded, stored in moved]
+    output.line()
+    output.table(("global memory", "loaded", "stored"), rows)
+    every = sum(loaded + stored for _, loaded, stored in moved)
+    for name, size in [("counted", every), *found["model_bytes"].items()]:
+        output.line(f"  {name:<15}{bytes_text(size)}")
+    output.line()
+    output.table(
+        ("shared memory", "accesses", "wavefronts", "conflicts"),
+        [(x["site"], *(str(x[what]) for what in ("accesses", "wavefronts", "conflicts")))
+         for x in counters["shared"]],
+    )  # fmt: skip
+    for name in COUNTED:
+        output.line(f"  {name.replace('_', ' '):<15}{counters[name]:.6g}")

@@ -1,0 +1,233 @@
+// SPDX-FileCopyrightText: fulmen contributors
+// SPDX-License-Identifier: Apache-2.0
+//
+// Documents: a query sees the keys that carry its number. Which keys a block of queries must look
+// at (from the first to the last whose number could be one of its queries'), which blocks of keys a
+// warp sees whole or not at all, and pairs one by one in the others. Numbers of keys come through
+// shared memory beside K. Called by forward_sm80; all lanes together, but for hull() and start():
+// all threads of the block.
+#pragma once
+
+#include "kernels/head.cuh"
+#include "kernels/ptx/cp_async.cuh"
+#include "kernels/tile/warp_products.cuh"
+#include "kernels/tile/warp_softmax.cuh"
+
+namespace fulmen {
+
+template <Sm80Config kConfig>
+class Documents {
+ public:
+  using Scores = float[kConfig.row_tiles][kConfig.columns / 2];
+
+  // `shared`: ids_bytes() for each stage; `own_shared`: 8 bytes for each of the block's rows.
+  Documents(const Head<kConfig.dtype>& head, i32 first_row, u32 shared, u32 stage_bytes,
+            u32 own_shared)
+      : head_(head),
+        first_row_(first_row),
+        shared_(shared),
+        stage_bytes_(stage_bytes),
+        own_(own_shared) {}
+
+  // The part of `keys` outside of which nothing is visible to the block.
+  Interval hull(Interval keys) const {
+    if constexpr (!kConfig.documents) return keys;
+    const ArrayView& ids = head_.p.kv_ids;
+    const u8* const from = ids.data + key_offset(0) * size_bytes(ids.dtype);
+    if (!is_aligned(from, size_bytes(ids.dtype))) return keys;
+    i64 low = 0, high = 0;
+    find_range(low, high);
+    i32 begin = static_cast<i32>(keys.end), end = static_cast<i32>(keys.begin);
+    if (ids.dtype == DType::kInt64) {
+      scan(reinterpret_cast<const i64*>(from), keys, low, high, begin, end);
+    } else {
+      scan(reinterpret_cast<const i32*>(from), keys, low, high, begin, end);
+    }
+    share(begin, end);
+    return {begin, max(begin, end)};
+  }
+
+  // Finds the numbers of the warp's rows.
+  void find() {
+    if constexpr (!kConfig.documents) return;
+    const i32 lane = static_cast<i32>(lane_index());
+    const i32 row = static_cast<i32>(warp_index()) * kConfig.warp_rows() + lane;
+    const bool counts = lane < kConfig.warp_rows() && first_row_ + row < head_.sequence.shape.q_len;
+    const i64 id = counts ? row_id(row) : 0;
+    if (lane < kConfig.warp_rows()) store_id(own_ + row * 8, id);
+    id_ =
+        static_cast<i64>(static_cast<u64>(static_cast<u32>(ptx::shuffle(high_word(id), 0))) << 32 |
+                         static_cast<u32>(ptx::shuffle(static_cast<i32>(id), 0)));
+    is_one_ = !ptx::any(counts && id != id_);
+    ptx::warp_sync();  // the numbers are there
+  }
+
+  // Copies the numbers of the keys from `first` on.
+  void start(i32 stage, i32 first) const {
+    if constexpr (!kConfig.documents) return;
+    const ArrayView& ids = head_.p.kv_ids;
+    const i32 size = static_cast<i32>(size_bytes(ids.dtype));
+#pragma unroll 1
+    for (i32 at = static_cast<i32>(ptx::thread_index()); at < kConfig.columns;
+         at += kConfig.threads()) {
+      const bool present = first + at < head_.sequence.shape.kv_len;
+      const i64 offset = key_offset(present ? first + at : 0);
+      const u8* const from = ids.data + offset * size;
+      const u32 to = tile(stage) + at * 8;
+      if (!is_aligned(from, size)) {
+        store_id(to, present ? load_index(ids, offset) : 0);
+      } else if (size == 8) {
+        ptx::cp_async_small<8>(to, from, present);
+      } else {
+        ptx::cp_async_small<4>(to, from, present);
+      }
+    }
+  }
+
+  // Looks at a block that has arrived.
+  void look(i32 stage) {
+    if constexpr (!kConfig.documents) return;
+    bool some = !is_one_, all = is_one_;
+    if (is_one_) {
+#pragma unroll
+      for (i32 at = 0; at < kConfig.columns; at += 32) {
+        const i32 column = at + static_cast<i32>(lane_index());
+        const bool counts = column < kConfig.columns;
+        const bool equal = counts && key_id(stage, column) == id_;
+        some = some || ptx::any(equal);
+        all = all && !ptx::any(counts && !equal);
+      }
+    }
+    sees_ = some;
+    is_full_ = all;
+  }
+  bool sees() const { return !kConfig.documents || sees_; }
+  bool is_full() const { return !kConfig.documents || is_full_; }
+
+  // Scores of pairs of two documents become -inf.
+  void hide(Scores& S, i32 stage) const {
+    if constexpr (!kConfig.documents) return;
+    if (is_full_) return;
+    const u32 lane = lane_index();
+    i64 own[kConfig.row_tiles][2];
+#pragma unroll
+    for (i32 t = 0; t < kConfig.row_tiles; ++t) {
+#pragma unroll
+      for (i32 h = 0; h < 2; ++h) {
+        own[t][h] =
+            load_id(own_ + (warp_index() * kConfig.warp_rows() + 16 * t + 8 * h + lane / 4) * 8);
+      }
+    }
+#pragma unroll
+    for (i32 f = 0; f < kConfig.columns / 2; f += 4) {
+#pragma unroll
+      for (i32 e = 0; e < 2; ++e) {
+        const i64 id = key_id(stage, 2 * f + 2 * static_cast<i32>(lane % 4) + e);
+#pragma unroll
+        for (i32 t = 0; t < kConfig.row_tiles; ++t) {
+#pragma unroll
+          for (i32 h = 0; h < 2; ++h) {
+            if (id != own[t][h]) S[t][f + 2 * h + e] = kMinusInfinity;
+          }
+        }
+      }
+    }
+  }
+
+ private:
+  static bool is_aligned(const u8* from, i64 size) {
+    return reinterpret_cast<u64>(from) % static_cast<u64>(size) == 0;
+  }
+  static i32 high_word(i64 x) { return static_cast<i32>(x >> 32); }
+
+  u32 tile(i32 stage) const { return shared_ + static_cast<u32>(stage) * stage_bytes_; }
+  i64 key_offset(i64 key) const {
+    return head_.p.kv_ids.offset(head_.sequence.batch, 0, 0, head_.sequence.kv_begin + key);
+  }
+  i64 row_id(i64 row) const {
+    const ArrayView& ids = head_.p.q_ids;
+    return load_index(
+        ids, ids.offset(head_.sequence.batch, 0, 0, head_.sequence.q_begin + first_row_ + row));
+  }
+
+  static void store_id(u32 to, i64 id) {
+    ptx::store_shared(to, static_cast<u32>(id));
+    ptx::store_shared(to + 4, static_cast<u32>(high_word(id)));
+  }
+  static i64 load_id(u32 from) {
+    return static_cast<i64>(u64{ptx::load_shared(from + 4)} << 32 | ptx::load_shared(from));
+  }
+  // cp.async leaves the upper half of 32-bit numbers as it is.
+  i64 key_id(i32 stage, i32 column) const {
+    const u32 from = tile(stage) + static_cast<u32>(column) * 8;
+    if (head_.p.kv_ids.dtype == DType::kInt64) return load_id(from);
+    return static_cast<i32>(ptx::load_shared(from));
+  }
+
+  // Smallest and largest number of the block's rows, found by every warp.
+  void find_range(i64& low, i64& high) const {
+    const i32 num_rows = min(kConfig.rows(), head_.sequence.shape.q_len - first_row_);
+    low = high = row_id(min(static_cast<i32>(lane_index()), num_rows - 1));
+#pragma unroll 1
+    for (i32 row = 32 + static_cast<i32>(lane_index()); row < num_rows; row += 32) {
+      const i64 id = row_id(row);
+      low = min(low, id);
+      high = max(high, id);
+    }
+#pragma unroll 1
+    for (u32 distance = 1; distance < 32; distance *= 2) {
+      low = min(low, from_lane_across(low, distance));
+      high = max(high, from_lane_across(high, distance));
+    }
+  }
+  static i64 from_lane_across(i64 x, u32 distance) {
+    const u32 low = ptx::shuffle_xor(static_cast<u32>(x), distance);
+    return static_cast<i64>(u64{ptx::shuffle_xor(static_cast<u32>(x >> 32), distance)} << 32 | low);
+  }
+
+  // This thread's share of the keys.
+  template <class T>
+  void scan(const T* ids, Interval keys, i64 low, i64 high, i32& begin, i32& end) const {
+    const i64 stride = head_.p.kv_ids.strides[3];
+    const i32 last = static_cast<i32>(keys.end);
+#pragma unroll 8
+    for (i32 key = static_cast<i32>(keys.begin) + static_cast<i32>(ptx::thread_index()); key < last;
+         key += kConfig.threads()) {
+      const i64 id = ids[key * stride];
+      if (id < low || id > high) continue;
+      begin = min(begin, key);
+      end = max(end, key + 1);
+    }
+  }
+
+  // The first begin and the last end of all threads of the block.
+  void share(i32& begin, i32& end) const {
+#pragma unroll 1
+    for (u32 distance = 1; distance < 32; distance *= 2) {
+      begin = min(begin, static_cast<i32>(ptx::shuffle_xor(static_cast<u32>(begin), distance)));
+      end = max(end, static_cast<i32>(ptx::shuffle_xor(static_cast<u32>(end), distance)));
+    }
+    if (lane_index() == 0) {
+      ptx::store_shared(own_ + warp_index() * 8, static_cast<u32>(begin));
+      ptx::store_shared(own_ + warp_index() * 8 + 4, static_cast<u32>(end));
+    }
+    ptx::block_sync();  // those of all warps are there
+#pragma unroll 1
+    for (u32 warp = 0; warp < kConfig.warps; ++warp) {
+      begin = min(begin, static_cast<i32>(ptx::load_shared(own_ + warp * 8)));
+      end = max(end, static_cast<i32>(ptx::load_shared(own_ + warp * 8 + 4)));
+    }
+    ptx::block_sync();  // and read
+  }
+
+  const Head<kConfig.dtype>& head_;
+  i32 first_row_;        // of the block
+  u32 shared_;           // numbers of the keys of a stage
+  u32 stage_bytes_;      // between one stage's and the next's
+  u32 own_;              // numbers of the block's rows
+  i64 id_ = 0;           // of the warp's first row
+  bool is_one_ = false;  // all rows of the warp carry it
+  bool sees_ = true, is_full_ = true;
+};
+
+}  // namespace fulmen

@@ -1,0 +1,174 @@
+// SPDX-FileCopyrightText: fulmen contributors
+// SPDX-License-Identifier: Apache-2.0
+//
+// Boolean mask and bias of a block of queries and a block of keys: raw elements of the arrays, on
+// their way through shared memory beside K, so that nobody waits for them when scores are there.
+// Rows lie further apart than they are long, so that the eight rows that a warp reads together meet
+// different banks. Called by forward_sm80.
+#pragma once
+
+#include "kernels/head.cuh"
+#include "kernels/ptx/cp_async.cuh"
+#include "kernels/tile/warp_products.cuh"
+#include "kernels/tile/warp_softmax.cuh"
+
+namespace fulmen {
+
+// One array over pairs, elements of kBytes.
+template <Sm80Config kConfig, i32 kBytes>
+class PairArray {
+ public:
+  static constexpr i32 kRowBytes = kConfig.pair_row_bytes(kBytes);
+
+  PairArray(const ArrayView& array, const Head<kConfig.dtype>& head, i32 first_row)
+      : array_(array),
+        data_(array.data + array.offset(head.index, head.head, first_row, 0) * kBytes),
+        num_rows_(head.sequence.shape.q_len - first_row),
+        num_keys_(head.sequence.shape.kv_len) {}
+
+  // Keys from `first` on. What is not there becomes 0. Belongs to the caller's next group of copies
+  // where the array has 16-byte units.
+  void start(u32 tile, i32 first) const {
+    if constexpr (kConfig.pair_units) {
+      copy_units(tile, first);
+    } else {
+      copy_words(tile, first);
+    }
+  }
+
+  // Where a thread finds the 4 bytes that hold its first column of row (t, h), or its first two.
+  static u32 at(u32 tile, i32 t, i32 h) {
+    const u32 lane = lane_index();
+    const u32 row = warp_index() * kConfig.warp_rows() + 16 * t + 8 * h + lane / 4;
+    return tile + row * kRowBytes + lane % 4 * 2 * kBytes / 4 * 4;
+  }
+
+ private:
+  void copy_units(u32 tile, i32 first) const {
+    constexpr i32 kUnits = kConfig.columns * kBytes / 16;
+    const u8* const from = data_ + i64{first} * kBytes;
+#pragma unroll
+    for (i32 step = 0; step < kConfig.rows() * kUnits; step += kConfig.threads()) {
+      const i32 at = static_cast<i32>(ptx::thread_index()) + step;
+      if (step + kConfig.threads() > kConfig.rows() * kUnits && at >= kConfig.rows() * kUnits) {
+        break;
+      }
+      const i32 row = at / kUnits, unit = at % kUnits;
+      const bool present = row < num_rows_ && unit * 16 < (num_keys_ - first) * kBytes;
+      ptx::cp_async_16(tile + row * kRowBytes + unit * 16,
+                       from + row * (array_.strides[2] * kBytes) + unit * 16, present);
+    }
+  }
+
+  void copy_words(u32 tile, i32 first) const {
+    constexpr i32 kWords = kConfig.columns * kBytes / 4;
+    constexpr i32 kElements = 4 / kBytes;
+#pragma unroll 2
+    for (i32 at = static_cast<i32>(ptx::thread_index()); at < kConfig.rows() * kWords;
+         at += kConfig.threads()) {
+      const i32 row = at / kWords, word = at % kWords;
+      u32 bits = 0;
+#pragma unroll
+      for (i32 e = 0; e < kElements; ++e) {
+        const i32 key = first + word * kElements + e;
+        if (row >= num_rows_ || key >= num_keys_) continue;
+        const u8* const from = data_ + (row * array_.strides[2] + key * array_.strides[3]) * kBytes;
+#pragma unroll
+        for (i32 b = 0; b < kBytes; ++b)
+          bits |= static_cast<u32>(from[b]) << (8 * (e * kBytes + b));
+      }
+      ptx::store_shared(tile + row * kRowBytes + word * 4, bits);
+    }
+  }
+
+  const ArrayView& array_;
+  const u8* data_;  // of row 0 of the block, key 0
+  i32 num_rows_;    // from that row on
+  i32 num_keys_;
+};
+
+template <Sm80Config kConfig>
+class PairTiles {
+ public:
+  using Scores = float[kConfig.row_tiles][kConfig.columns / 2];
+
+  // `shared`: where the tiles of the first stage begin.
+  PairTiles(const Head<kConfig.dtype>& head, i32 first_row, u32 shared)
+      : mask_(head.p.mask, head, first_row), bias_(head.p.bias, head, first_row), shared_(shared) {}
+
+  void start(i32 stage, i32 first) const {
+    if constexpr (kConfig.mask) mask_.start(mask_tile(stage), first);
+    if constexpr (kConfig.bias != DType::kNone) bias_.start(bias_tile(stage), first);
+  }
+
+  // Adds the bias, hides pairs. kKeepsHidden: a bias of -inf hides even a NaN.
+  template <bool kKeepsHidden>
+  void apply(Scores& S, i32 stage) const {
+    if constexpr (kConfig.bias != DType::kNone) add_bias<kKeepsHidden>(S, stage);
+    if constexpr (kConfig.mask) hide_masked(S, stage);
+  }
+
+ private:
+  static constexpr i32 kBiasBytes = max(1, static_cast<i32>(size_bytes(kConfig.bias)));
+  using Mask = PairArray<kConfig, 1>;
+  using Bias = PairArray<kConfig, kBiasBytes>;
+
+  u32 mask_tile(i32 stage) const { return shared_ + stage * kConfig.pair_bytes(); }
+  u32 bias_tile(i32 stage) const { return mask_tile(stage) + kConfig.mask_bytes(); }
+
+  // A word holds the bytes of four columns, two of them this thread's.
+  void hide_masked(Scores& S, i32 stage) const {
+    const u32 first = lane_index() % 2 == 0 ? 0xffu : 0xff0000u;
+    const u32 second = first << 8;
+#pragma unroll
+    for (i32 t = 0; t < kConfig.row_tiles; ++t) {
+#pragma unroll
+      for (i32 h = 0; h < 2; ++h) {
+        const u32 from = Mask::at(mask_tile(stage), t, h);
+#pragma unroll
+        for (i32 f = 2 * h; f < kConfig.columns / 2; f += 4) {
+          const u32 word = ptx::load_shared(from + static_cast<u32>(f / 4) * 8);
+          if ((word & first) == 0) S[t][f] = kMinusInfinity;
+          if ((word & second) == 0) S[t][f + 1] = kMinusInfinity;
+        }
+      }
+    }
+  }
+
+  template <bool kKeepsHidden>
+  void add_bias(Scores& S, i32 stage) const {
+#pragma unroll
+    for (i32 t = 0; t < kConfig.row_tiles; ++t) {
+#pragma unroll
+      for (i32 h = 0; h < 2; ++h) {
+        const u32 from = Bias::at(bias_tile(stage), t, h);
+#pragma unroll
+        for (i32 f = 2 * h; f < kConfig.columns / 2; f += 4) {
+          const ptx::F32x2 b = load_pair(from + static_cast<u32>(f / 4 * 8 * kBiasBytes));
+          S[t][f] = with_bias<kKeepsHidden>(S[t][f], b.word[0]);
+          S[t][f + 1] = with_bias<kKeepsHidden>(S[t][f + 1], b.word[1]);
+        }
+      }
+    }
+  }
+
+  static ptx::F32x2 load_pair(u32 from) {
+    if constexpr (kConfig.bias == DType::kFloat32) {
+      return ptx::load_shared_f32x2(from);
+    } else {
+      return ptx::unpack<kConfig.bias>(ptx::load_shared(from));
+    }
+  }
+
+  template <bool kKeepsHidden>
+  static float with_bias(float s, float bias) {
+    if (kKeepsHidden && bias == kMinusInfinity) return bias;
+    return s + bias;
+  }
+
+  Mask mask_;
+  Bias bias_;
+  u32 shared_;
+};
+
+}  // namespace fulmen
