@@ -2,8 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the emulator counts of a kernel against what a GPU's own counters say of it.
 
-python bench/counters.py emulate FILE       in the emulator: FULMEN_EMULATOR, check off
-ncu ... python bench/counters.py run        the same calls on a GPU: `ncu_command` prints the whole
+python bench/counters.py emulate FILE       FULMEN_EMULATOR and ..._MULTIPROCESSORS=132 are set
+ncu --clock-control none --cache-control all -k fulmen_kernel --csv --print-units base --metrics
+    ... python bench/counters.py run > NCU.CSV      the same calls on a GPU, METRICS in place of ...
 python bench/counters.py join FILE NCU.CSV CARD > bench/results/DATE-counters-CARD.jsonl
 """
 
@@ -16,14 +17,17 @@ from typing import Any, NamedTuple
 
 import fulmen
 
+# What reaches the multiprocessors, before the L2 merges what several of them ask for at once; what
+# they write; wavefronts and conflicts of loads and stores; matrix instructions of warps.
 METRICS = (
-    "lts__t_sectors_srcunit_tex_op_read.sum",
+    "l1tex__m_xbar2l1tex_read_bytes.sum",
     "lts__t_sectors_srcunit_tex_op_write.sum",
-    "dram__bytes_read.sum",
     "l1tex__data_pipe_lsu_wavefronts_mem_shared_op_ld.sum",
     "l1tex__data_pipe_lsu_wavefronts_mem_shared_op_st.sum",
     "l1tex__data_bank_conflicts_pipe_lsu_mem_shared_op_ld.sum",
     "l1tex__data_bank_conflicts_pipe_lsu_mem_shared_op_st.sum",
+    "sm__inst_executed_pipe_tensor.sum",
+    "dram__bytes_read.sum",
 )
 SECTOR_BYTES = 32
 
@@ -97,24 +101,25 @@ def join(emulated: str, measured: str, card: str) -> None:
         value = float(row["Metric Value"].replace(",", ""))
         launches.setdefault(row["ID"], {})[row["Metric Name"]] = value
     for shape, mine, theirs in zip(SHAPES, counted, launches.values(), strict=True):
-        loaded = sum(x["loaded_bytes"] for x in mine["arrays"].values())
-        stored = sum(x["stored_bytes"] for x in mine["arrays"].values())
+        loaded, stored = (
+            SECTOR_BYTES * sum(x[how] for x in mine["arrays"].values())
+            for how in ("loaded_sectors", "stored_sectors")
+        )
+        wavefronts, conflicts = (
+            sum(x[how] for x in mine["shared"]) for how in ("wavefronts", "conflicts")
+        )
+        warps = 4 if shape.implementation == "sm90" else 1  # of a product
         pairs = {
-            "l2_read_bytes": (loaded, SECTOR_BYTES * theirs[METRICS[0]]),
+            "l2_read_bytes": (loaded, theirs[METRICS[0]]),
             "l2_write_bytes": (stored, SECTOR_BYTES * theirs[METRICS[1]]),
-            "shared_wavefronts": (
-                sum(x["wavefronts"] for x in mine["shared"]),
-                theirs[METRICS[3]] + theirs[METRICS[4]],
-            ),
-            "bank_conflicts": (
-                sum(x["conflicts"] for x in mine["shared"]),
-                theirs[METRICS[5]] + theirs[METRICS[6]],
-            ),
-        }  # fmt: skip
+            "shared_wavefronts": (wavefronts, theirs[METRICS[2]] + theirs[METRICS[3]]),
+            "bank_conflicts": (conflicts, theirs[METRICS[4]] + theirs[METRICS[5]]),
+            "matrix_instructions": (warps * mine["products"], theirs[METRICS[6]]),
+        }
         print(json.dumps({
             "what": "counters", "gpu": card, **shape._asdict(),
             **{name: {"emulator": a, "ncu": b} for name, (a, b) in pairs.items()},
-            "dram_read_bytes": theirs[METRICS[2]],
+            "dram_read_bytes": theirs[METRICS[7]],
         }))  # fmt: skip
 
 

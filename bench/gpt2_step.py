@@ -134,9 +134,9 @@ def milliseconds(step, calls, device):
     return found
 
 
-def measured(sizes, rows, batch, device, is_compiled, asked):
-    """Side -> (times of steps, MiB, first losses); the sides of one shape beside each other."""
-    steps, times, memory, losses = {}, {}, {}, {}
+def prepared(sizes, rows, batch, device, is_compiled, asked):
+    """(side -> step, side -> MiB, side -> first losses), compiled and warm."""
+    steps, memory, losses = {}, {}, {}
     for side in asked.sides if device == "cuda" else ["fulmen"]:
         try:
             steps[side] = step = trainer(side, sizes, rows, batch, device, is_compiled)
@@ -147,10 +147,15 @@ def measured(sizes, rows, batch, device, is_compiled, asked):
                 torch.cuda.reset_peak_memory_stats()
                 step()
                 memory[side] = (torch.cuda.max_memory_allocated() - before) / 2**20
-            times[side] = []
         except RuntimeError as error:
             print(f"{side} at {rows} rows: {str(error).splitlines()[0]}")
             steps.pop(side, None)
+    return steps, memory, losses
+
+
+def timed(steps, memory, losses, device, asked):
+    """Side -> (times of steps, MiB, first losses); the sides of one shape beside each other."""
+    times = {side: [] for side in steps}
     for _ in range(asked.rounds):
         for side in random.sample(list(steps), len(steps)):
             time.sleep(0.025)
@@ -196,7 +201,8 @@ def main(arguments=None) -> int:
     for rows in asked.rows:
         batch = max(1, tokens // rows)
         for mode in asked.modes:
-            found = measured(sizes, rows, batch, device, mode == "compiled", asked)
+            ready = prepared(sizes, rows, batch, device, mode == "compiled", asked)
+            found = timed(*ready, device, asked)
             for side, values in found.items() if asked.rounds else ():
                 line = record(side, sizes, rows, batch, mode, values, where)
                 losses = " ".join(f"{loss:.3f}" for loss in values[2])
@@ -205,7 +211,7 @@ def main(arguments=None) -> int:
                 if asked.output:
                     with open(asked.output, "a") as file:
                         file.write(json.dumps(line) + "\n")
-            del found
+            del ready, found
             torch._dynamo.reset()
             if device == "cuda":
                 torch.cuda.empty_cache()

@@ -21,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -35,12 +35,11 @@ HERE = Path(__file__).resolve().parent
 INCLUDE = HERE.parent.parent / "include"
 ROUNDS = 40
 CALLS = 50
-CAUSAL = {"causal": True}
 
 
-def cell_of(op: str, dtype: str, causal: bool, rows: int = 128, dim: int = 64) -> Cell:
+def cell_of(op: str, dtype: str, causal: bool, rows: int = 128) -> Cell:
     """The problem of every row: so small that the kernel is shorter than its launch."""
-    return Cell("host", op, dtype, 1, 8, 8, rows, dim, causal)
+    return Cell("host", op, dtype, 1, 8, 8, rows, 64, causal)
 
 
 def record(run: Run, cell: Cell, who: str, implementation: str, times: Times, case: str) -> Any:
@@ -49,11 +48,11 @@ def record(run: Run, cell: Cell, who: str, implementation: str, times: Times, ca
     return {**made, "tflops": None, "gbps": None, "min_ms": min(times.every) * 1e3}
 
 
-def lines_of(program: Path, mode: str, cache: str) -> list[dict[str, Any]]:
+def lines_of(program: Path, mode: str, **environment: str) -> list[dict[str, Any]]:
     """What host.cpp says, a dict a line."""
     done = subprocess.run(
         [str(program), mode], capture_output=True, text=True, check=True,
-        env={**os.environ, "FULMEN_CACHE_DIR": cache},
+        env={**os.environ, **environment},
     )  # fmt: skip
     return [json.loads(line) for line in done.stdout.splitlines()]
 
@@ -61,21 +60,29 @@ def lines_of(program: Path, mode: str, cache: str) -> list[dict[str, Any]]:
 def through_c(run: Run, folder: Path) -> list[dict[str, Any]]:
     """The rows of host.cpp."""
     program = folder / "host"
-    library = Path(fulmen.build_info()["library"]).resolve()
+    info = fulmen.build_info()
+    soname = "libfulmen.so." + info["version"].rpartition(".")[0]  # its name to the loader
+    library = folder / soname
+    library.symlink_to(Path(info["library"]).resolve())
     subprocess.run(
         ["c++", "-std=c++20", "-O2", f"-I{INCLUDE}", str(HERE / "host.cpp"), str(library),
-         f"-Wl,-rpath,{library.parent}", "-ldl", "-o", str(program)], check=True,
+         f"-Wl,-rpath,{folder}", "-ldl", "-o", str(program)], check=True,
     )  # fmt: skip
-    cache = str(folder / "cache")
+    cache = {"FULMEN_CACHE_DIR": str(folder / "cache")}
+    runs = (
+        ("first", ", empty cache", cache),
+        ("first", ", filled cache", cache),
+        ("calls", "", {}),
+    )
     found = []
-    for mode, note in (("first", ", empty cache"), ("first", ", filled cache"), ("calls", "")):
-        for line in lines_of(program, mode, cache):
-            rows, dim = (512, 128) if mode == "first" else (128, 64)
+    for mode, note, environment in runs:
+        for line in lines_of(program, mode, **environment):
+            rows = 512 if mode == "first" else 128
             op, dtype = line["op"] or "forward", line["dtype"] or "bfloat16"
             seconds = [line[key] / 1e6 for key in ("p50_us", "min_us", "p99_us") if key in line]
             times = Times(seconds[:1], seconds)
             who = "fulmen" if line["implementation"] else "driver"
-            cell = cell_of(op, dtype, mode == "first", rows, dim)
+            cell = cell_of(op, dtype, mode == "first", rows)
             found.append(
                 record(run, cell, who, line["implementation"] or "libcuda", times,
                        line["case"] + note)
@@ -83,7 +90,7 @@ def through_c(run: Run, folder: Path) -> list[dict[str, Any]]:
     return found
 
 
-def time_sides(sides: dict[str, Callable[[], Any]], wait: Callable[[], Any]) -> dict[str, Times]:
+def time_sides(sides: Mapping[str, Callable[[], Any]], wait: Callable[[], Any]) -> dict[str, Times]:
     """Seconds of a call of each side, in bursts with a wait between them, in random order."""
     found = {name: Times() for name in sides}
     for call in sides.values():
@@ -115,7 +122,7 @@ def through_torch(run: Run) -> list[dict[str, Any]]:
     do = torch.ones_like(plain[0])
 
     attend: dict[str, Callable[[list[Any]], Any]] = {
-        "fulmen": lambda arrays: fulmen.attention(*arrays, **CAUSAL),
+        "fulmen": lambda arrays: fulmen.attention(*arrays, causal=True),
         "torch": lambda arrays: sdpa(*arrays, is_causal=True),
     }
 
@@ -137,7 +144,7 @@ def through_torch(run: Run) -> list[dict[str, Any]]:
             op = "backward" if step == "forward and backward" else "forward"
             how = "scaled_dot_product_attention"
             if who == "fulmen":
-                how = fulmen.explain(*plain, operation=op, **CAUSAL)["implementation"]
+                how = fulmen.explain(*plain, operation=op, causal=True)["implementation"]
             found.append(record(run, cell_of(op, "bfloat16", True), who, how, times, case))
     return found
 
@@ -147,9 +154,9 @@ def through_jax(run: Run) -> list[dict[str, Any]]:
     import jax
 
     q, k, v = (jax.numpy.ones((1, 8, 128, 64), jax.numpy.float32) for _ in range(3))
-    sides = {"fulmen": lambda: fulmen.attention(q, k, v, **CAUSAL)}
+    sides = {"fulmen": lambda: fulmen.attention(q, k, v, causal=True)}
     times = time_sides(sides, lambda: sides["fulmen"]().block_until_ready())["fulmen"]
-    how = fulmen.explain(q, k, v, **CAUSAL)["implementation"]
+    how = fulmen.explain(q, k, v, causal=True)["implementation"]
     case = "host time of a call, Python on JAX arrays"
     return [record(run, cell_of("forward", "float32", True), "fulmen", how, times, case)]
 

@@ -47,6 +47,8 @@ def by_fulmen(q, k, v):
 
 
 def by_torch(q, k, v):
+    if q.dtype is torch.float32:  # torch's fused kernel for it has no grouped heads
+        k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
     return functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
 
 

@@ -334,8 +334,9 @@ FULMEN_API fulmen_status fulmen_merge(const fulmen_merge_part* parts, size_t num
                                       const fulmen_tensor* lse, void* stream);
 
 /* The boolean matrix that the options mean: the definition of their combination, and quadratic in
- * memory. Reads the extents of q and k, and of the arrays that mask (mask, bias, q_lengths,
- * kv_lengths, cu_q, cu_kv, q_ids, kv_ids) also the contents. visible: FULMEN_BOOL
+ * memory. Computed on the CPU. Reads the extents of q and k, wherever they are, and of the arrays
+ * that mask (mask, bias, q_lengths, kv_lengths, cu_q, cu_kv, q_ids, kv_ids) also the contents,
+ * which are in host memory. visible: FULMEN_BOOL
  * (batch, head, q_row, kv_row), extents q's and k's, packed (sequence, head, longest q, longest
  * kv); rows and keys beyond a sequence's lengths are false. */
 FULMEN_API fulmen_status fulmen_dense_mask(const fulmen_problem* problem,

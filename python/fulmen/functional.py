@@ -138,7 +138,7 @@ def attention(
         return torch_layer().attention(
             q, k, v, scale, causal, alignment, window, mask, bias, alibi_slopes, softcap, sinks,
             q_lengths, kv_lengths, dropout_p, rng, layout, return_lse, out, out_dtype, backend,
-            implementation, deterministic, batch_invariant, stream, precision=precision,
+            implementation, deterministic, batch_invariant, precision, stream,
         )  # fmt: skip
     prepared = prepare(
         q,
@@ -375,7 +375,9 @@ def merge_arrays(
 
 def torch_layer() -> Any:
     """What PyTorch tensors go through: operators that record gradients and compile."""
-    layer = sys.modules.get("fulmen._torch")  # an import statement costs a microsecond
+    # An import statement costs a microsecond; under the compiler a guard would ask again later.
+    is_traced = sys.modules["torch"].compiler.is_dynamo_compiling()
+    layer = None if is_traced else sys.modules.get("fulmen._torch")
     if layer is None:
         from . import _torch
 

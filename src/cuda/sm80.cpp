@@ -82,20 +82,41 @@ void sm80_run(const Call& call) {
   call.launch(0, params);
 }
 
+namespace {
+
+KernelSpec spec_of(Problem problem, const Gpu& gpu, DType dtype) {
+  problem.dtype = dtype;
+  for (const Array array : {Array::kQ, Array::kK, Array::kV, Array::kO}) {
+    problem.arrays[array].dtype = dtype;
+  }
+  return sm80_forward_spec(sm80_forward_config(problem, gpu));
+}
+
+}  // namespace
+
 std::vector<std::vector<KernelSpec>> sm80_specs(const Gpu& gpu) {
   constexpr i64 kDims[][2] = {{64, 64}, {128, 128}, {256, 256}, {96, 96}, {192, 128}, {576, 512}};
   std::vector<std::vector<KernelSpec>> entries;
   const auto add = [&](Problem problem) {
     std::vector<KernelSpec> specs;
     for (const auto& [dim_qk, dim_v] : kDims) {
+      problem.dim_qk = dim_qk;
+      problem.dim_v = dim_v;
       for (const DType dtype : {DType::kBFloat16, DType::kFloat16}) {
-        problem.dim_qk = dim_qk;
-        problem.dim_v = dim_v;
-        problem.dtype = dtype;
-        for (const Array array : {Array::kQ, Array::kK, Array::kV, Array::kO}) {
-          problem.arrays[array].dtype = dtype;
-        }
-        specs.push_back(sm80_forward_spec(sm80_forward_config(problem, gpu)));
+        specs.push_back(spec_of(problem, gpu, dtype));
+      }
+    }
+    entries.push_back(specs);
+  };
+  const auto add_float32 = [&](Problem problem) {
+    std::vector<KernelSpec> specs;
+    for (const auto& [dim_qk, dim_v] : kDims) {
+      if (dim_qk > 256) continue;
+      problem.dim_qk = dim_qk;
+      problem.dim_v = dim_v;
+      for (const Precision precision : {Precision::k3xTf32, Precision::kTf32}) {
+        problem.precision = precision;
+        specs.push_back(spec_of(problem, gpu, DType::kFloat32));
       }
     }
     entries.push_back(specs);
@@ -106,6 +127,7 @@ std::vector<std::vector<KernelSpec>> sm80_specs(const Gpu& gpu) {
     plain.arrays[array].strides[3] = 1;
   }
   add(plain);
+  add_float32(plain);
   Problem saving = plain;
   saving.arrays[Array::kStats].dtype = DType::kFloat32;
   add(saving);
@@ -122,6 +144,7 @@ std::vector<std::vector<KernelSpec>> sm80_specs(const Gpu& gpu) {
   add(all);
   all.arrays[Array::kQ].strides[3] = 2;  // rows without units
   add(all);
+  add_float32(all);
   return entries;
 }
 

@@ -16,7 +16,7 @@
 namespace fulmen::cuda {
 namespace {
 
-constexpr double kLog2OfE = 1.4426950408889634;
+constexpr double kLog2OfNapier = 1.4426950408889634;
 
 KernelSpec prepare_spec(const BackwardPrepareConfig& config) {
   KernelSpec spec;
@@ -57,8 +57,8 @@ KernelSpec backward_spec(const BackwardConfig& config) {
                        kMasks[static_cast<int>(config.mask)], config.has_stats ? "_stats" : "",
                        config.sequences ? "_sequences" : "", config.dq ? "" : "_no_dq",
                        config.dk ? "" : "_no_dk", config.dv ? "" : "_no_dv", options_name(config),
-                       config.take_turns ? "" : "_no_turns", config.early_dv ? "" : "_late_dv",
-                       config.spread ? "" : "_in_step");
+                       config.take_turns ? "" : "_no_turns", "_r", config.register_dims,
+                       config.early_dv ? "" : "_late_dv", config.spread ? "" : "_in_step");
   spec.include = "kernels/backward_sm90.cuh";
   spec.function = "fulmen::backward_sm90";
   spec.config_type = "fulmen::BackwardConfig";
@@ -78,6 +78,7 @@ KernelSpec backward_spec(const BackwardConfig& config) {
                  {"pair_mask", text(config.pair_mask)},
                  {"documents", text(config.documents)},
                  {"dropout", text(config.dropout)},
+                 {"register_dims", text(config.register_dims)},
                  {"take_turns", text(config.take_turns)},
                  {"early_dv", text(config.early_dv)},
                  {"spread", text(config.spread)}};
@@ -167,7 +168,7 @@ BackwardParams sm90_backward_params(const Problem& problem, const Sm90BackwardPl
                   static_cast<i32>(shift)};
   params.mask = problem.mask;
   params.scale = static_cast<float>(problem.score_map.scale);
-  params.scale_log2 = static_cast<float>(problem.score_map.scale * kLog2OfE);
+  params.scale_log2 = static_cast<float>(problem.score_map.scale * kLog2OfNapier);
   params.num_kv_blocks = static_cast<i32>(plan.num_kv_blocks);
   params.num_finish_blocks = static_cast<i32>(plan.num_finish_blocks);
   params.lines_per_group = plan.schedule.lines_per_group;
@@ -200,8 +201,8 @@ BackwardParams sm90_backward_params(const Problem& problem, const Sm90BackwardPl
   params.attention = attention_params(problem, nullptr);
   if (problem.score_map.softcap != 0) {
     params.softcap_in =
-        static_cast<float>(2 * problem.score_map.scale / problem.score_map.softcap * kLog2OfE);
-    params.softcap_out = static_cast<float>(problem.score_map.softcap * kLog2OfE);
+        static_cast<float>(2 * problem.score_map.scale / problem.score_map.softcap * kLog2OfNapier);
+    params.softcap_out = static_cast<float>(problem.score_map.softcap * kLog2OfNapier);
   }
   params.kept_scale = static_cast<float>(problem.dropout.kept_scale());
   params.comes_first = true;
@@ -260,8 +261,8 @@ void sm90_backward_run(const Call& call) {
   std::size_t next = 1;
   for (const BackwardConfig& config : sm90_backward_configs(problem)) {
     map(Array::kQ, config.q_rows, params.maps.q);
-    map(Array::kK, BackwardConfig::kKvRows, params.maps.k);
-    map(Array::kV, BackwardConfig::kKvRows, params.maps.v);
+    map(Array::kK, config.kv_rows(), params.maps.k);
+    map(Array::kV, config.kv_rows(), params.maps.v);
     map(Array::kDOut, config.q_rows, params.maps.dout);
     map(Array::kDK, 64, params.maps.dk);
     map(Array::kDV, 64, params.maps.dv);
@@ -328,7 +329,7 @@ std::vector<std::vector<KernelSpec>> sm90_backward_specs() {
       if (variant & 2) problem.arrays[Array::kMask].dtype = DType::kBool;
       if (variant & 1) problem.arrays[Array::kBias].dtype = DType::kFloat32;
       if (variant & 4) problem.arrays[Array::kQIds].dtype = DType::kInt32;
-      if (dims < 256 && variant & 2) problem.dropout.threshold = 1;
+      if (variant & 2) problem.dropout.threshold = 1;
       add(problem);
     }
     for (const auto& specs : {prepare, backward, dq}) entries.push_back(specs);

@@ -16,17 +16,39 @@ namespace {
 constexpr double kLog2OfE = 1.4426950408889634;
 
 std::vector<ConfigField> fields_of(const AttentionConfig& config) {
-  return {FULMEN_FIELD(dtype),          FULMEN_FIELD(d_qk),           FULMEN_FIELD(d_v),
-          FULMEN_FIELD(warpgroups),     FULMEN_FIELD(kv_rows),        FULMEN_FIELD(stages),
-          FULMEN_FIELD(q_slots),        FULMEN_FIELD(mask),           FULMEN_FIELD(q_register_dims),
-          FULMEN_FIELD(shift_rule),     FULMEN_FIELD(stage_output),   FULMEN_FIELD(cache_hints),
-          FULMEN_FIELD(swizzle),        FULMEN_FIELD(ping_pong),      FULMEN_FIELD(skip_full_masks),
-          FULMEN_FIELD(overlap),        FULMEN_FIELD(longest_first),  FULMEN_FIELD(folded_scale),
-          FULMEN_FIELD(sequences),      FULMEN_FIELD(signed_scale),   FULMEN_FIELD(softcap),
-          FULMEN_FIELD(alibi),          FULMEN_FIELD(sinks),          FULMEN_FIELD(stats),
-          FULMEN_FIELD(wide_output),    FULMEN_FIELD(bias),           FULMEN_FIELD(pair_mask),
-          FULMEN_FIELD(documents),      FULMEN_FIELD(dropout),        FULMEN_FIELD(split_dims),
-          FULMEN_FIELD(heads_per_tile), FULMEN_FIELD(skips_documents)};
+  return {FULMEN_FIELD(dtype),
+          FULMEN_FIELD(d_qk),
+          FULMEN_FIELD(d_v),
+          FULMEN_FIELD(warpgroups),
+          FULMEN_FIELD(kv_rows),
+          FULMEN_FIELD(stages),
+          FULMEN_FIELD(q_slots),
+          FULMEN_FIELD(mask),
+          FULMEN_FIELD(q_register_dims),
+          FULMEN_FIELD(shift_rule),
+          FULMEN_FIELD(stage_output),
+          FULMEN_FIELD(cache_hints),
+          FULMEN_FIELD(swizzle),
+          FULMEN_FIELD(ping_pong),
+          FULMEN_FIELD(skip_full_masks),
+          FULMEN_FIELD(overlap),
+          FULMEN_FIELD(longest_first),
+          FULMEN_FIELD(folded_scale),
+          FULMEN_FIELD(sequences),
+          FULMEN_FIELD(signed_scale),
+          FULMEN_FIELD(softcap),
+          FULMEN_FIELD(alibi),
+          FULMEN_FIELD(sinks),
+          FULMEN_FIELD(stats),
+          FULMEN_FIELD(wide_output),
+          FULMEN_FIELD(bias),
+          FULMEN_FIELD(pair_mask),
+          FULMEN_FIELD(documents),
+          FULMEN_FIELD(dropout),
+          FULMEN_FIELD(split_dims),
+          FULMEN_FIELD(heads_per_tile),
+          FULMEN_FIELD(skips_documents),
+          FULMEN_FIELD(specialised)};
 }
 
 // What distinguishes the kernel among those that plans choose.
@@ -53,6 +75,7 @@ std::string kernel_name(const AttentionConfig& config) {
 std::size_t spill_allowance(const AttentionConfig& config) {
   if (config.has_pair_terms()) return config.split_dims || config.d_v > 192 ? 224 : 128;
   if (config.mask == MaskKind::kBoth) return config.split_dims ? 96 : 48;
+  if (!config.specialised) return 48;  // an ablation: those that compute also load
   return config.maps_scores() || config.sequences || config.sinks || config.stats ? 16 : 0;
 }
 

@@ -110,7 +110,9 @@ void on_shared(u32 offset, u32 bytes, Kind kind, Site site) {
   settle();
   at(site);
   if (Counters* counters = world().grid->counters) {
-    counters->shared_access(self().warp(), self().lane(), offset, bytes, kind, site);
+    if (kind != Kind::kAtomic) {  // of an mbarrier
+      counters->shared_access(offset, bytes, {self().warp(), self().lane(), site});
+    }
   }
   on_shared_as(running_thread(), false, "", offset, bytes, kind, site);
   if (kind == Kind::kWrite && checking()) {
@@ -157,7 +159,8 @@ void on_global(const void* address, u64 bytes, Kind kind, Site site) {
   }
   at(site);
   if (Counters* counters = world().grid->counters) {
-    counters->global_access(last->name(), bytes, kind);
+    counters->global_access(last->name(), reinterpret_cast<u64>(begin), bytes, kind != Kind::kRead,
+                            {self().warp(), self().lane(), site});
   }
   if (!checking()) return;
   if (!last->writable()) {

@@ -1,9 +1,9 @@
 // SPDX-FileCopyrightText: fulmen contributors
 // SPDX-License-Identifier: Apache-2.0
 //
-// Shared memory has 32 banks of 4 bytes. A warp's access of 4 bytes a lane or less is one request,
-// of 8 bytes two (half-warps), of 16 bytes four (quarters): of each, words in one bank come one
-// after the other, the same word for several lanes once.
+// Shared memory has 32 banks of 4 bytes. Of a warp's access, words in one bank come one after the
+// other, the same word for several lanes once: so ncu counts it on an H200, for accesses of 16
+// bytes too (docs/en/contributing/emulator.md). Global memory comes in sectors of 32 bytes.
 #include "emulator/counters.h"
 
 #include <algorithm>
@@ -14,37 +14,39 @@ namespace fulmen::emulator {
 namespace {
 
 constexpr u32 kBanks = 32;
+constexpr u64 kSectorBytes = 32;
+constexpr u64 kLaneBytes = 16;  // the most that a lane moves at once
 
-u64 wavefronts_of(const std::array<u32, 32>& offsets, u32 lanes, u32 first, u32 count, u32 words) {
-  std::array<std::set<u32>, kBanks> wanted;
-  for (u32 lane = first; lane < first + count; ++lane) {
-    if ((lanes >> lane & 1) == 0) continue;
-    for (u32 w = 0; w < words; ++w) {
-      const u32 word = offsets[lane] / 4 + w;
-      wanted[word % kBanks].insert(word);
-    }
-  }
-  size_t most = 0;
-  for (const auto& bank : wanted) most = std::max(most, bank.size());
-  return most;
+u64 sectors_between(u64 begin, u64 end) {
+  return (end + kSectorBytes - 1) / kSectorBytes - begin / kSectorBytes;
 }
 
 }  // namespace
 
-void Counters::global_access(const std::string& array, u64 bytes, Access::Kind kind) {
+void Counters::global_access(const std::string& array, u64 address, u64 bytes, bool stores,
+                             const Who& who) {
   Traffic& traffic = arrays[array];
-  (kind == Access::Kind::kRead ? traffic.loaded_bytes : traffic.stored_bytes) += bytes;
+  (stores ? traffic.stored_bytes : traffic.loaded_bytes) += bytes;
+  u64& sectors = stores ? traffic.stored_sectors : traffic.loaded_sectors;
+  if (bytes > kLaneBytes) {  // an engine's, for all
+    sectors += sectors_between(address, address + bytes);
+  } else {
+    add({who.site.key(), who.warp, static_cast<u32>(bytes), &sectors}, who.lane, address);
+  }
 }
 
-void Counters::shared_access(u32 warp, u32 lane, u32 offset, u32 bytes, Access::Kind, Site site) {
-  const Place place{site.key(), warp, bytes};
-  sites_.try_emplace(site.key(), site);
+void Counters::shared_access(u32 offset, u32 bytes, const Who& who) {
+  sites_.try_emplace(who.site.key(), who.site);
+  add({who.site.key(), who.warp, bytes, nullptr}, who.lane, offset);
+}
+
+void Counters::add(const Place& place, u32 lane, u64 address) {
   Queue& queue = queues_[place];
   const u64 number = queue.came[lane]++;
   while (queue.waiting.size() <= number - queue.first) queue.waiting.emplace_back();
   WarpAccess& access = queue.waiting[number - queue.first];
   access.lanes |= 1u << lane;
-  access.offsets[lane] = offset;
+  access.addresses[lane] = address;
   while (!queue.waiting.empty() && queue.waiting.front().lanes == ~0u) {
     count(place, queue.waiting.front());
     queue.waiting.pop_front();
@@ -53,14 +55,37 @@ void Counters::shared_access(u32 warp, u32 lane, u32 offset, u32 bytes, Access::
 }
 
 void Counters::count(const Place& place, const WarpAccess& access) {
-  const u32 words = std::max(place.bytes / 4, 1u);
-  const u32 lanes = kBanks / words;  // of a request
+  if (place.sectors == nullptr) return count_shared(place, access);
+  std::set<u64> sectors;
+  for (u32 lane = 0; lane < 32; ++lane) {
+    if ((access.lanes >> lane & 1) == 0) continue;
+    const u64 begin = access.addresses[lane];
+    for (u64 at = begin / kSectorBytes; at * kSectorBytes < begin + place.bytes; ++at) {
+      sectors.insert(at);
+    }
+  }
+  *place.sectors += sectors.size();
+}
+
+void Counters::count_shared(const Place& place, const WarpAccess& access) {
   SharedSite& site = by_site_[place.site];
   ++site.accesses;
-  for (u32 first = 0; first < kBanks; first += lanes) {
-    const u64 taken = wavefronts_of(access.offsets, access.lanes, first, lanes, words);
-    site.wavefronts += taken;
-    site.needed += taken > 0 ? 1 : 0;
+  const u32 lanes = place.bytes == kLaneBytes ? 16 : 32;  // of a request
+  for (u32 first = 0; first < 32; first += lanes) {
+    std::array<std::set<u64>, kBanks> wanted;
+    std::set<u64> all;
+    for (u32 lane = first; lane < first + lanes; ++lane) {
+      if ((access.lanes >> lane & 1) == 0) continue;
+      for (u32 w = 0; w < std::max(place.bytes / 4, 1u); ++w) {
+        const u64 word = access.addresses[lane] / 4 + w;
+        wanted[word % kBanks].insert(word);
+        all.insert(word);
+      }
+    }
+    size_t most = 0;
+    for (const auto& bank : wanted) most = std::max(most, bank.size());
+    site.wavefronts += most;
+    site.needed += (all.size() + kBanks - 1) / kBanks;
   }
 }
 

@@ -1,10 +1,10 @@
 // SPDX-FileCopyrightText: fulmen contributors
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a launch did, for the comparison with models: traffic of every array, instructions by class,
-// and for each place that touches shared memory the wavefronts that a warp's access takes. Lanes
-// run one after the other here: the n-th access of each lane at one place makes one access of the
-// warp.
+// What a launch did, for the comparison with models and with a GPU's own counters: traffic of every
+// array, instructions by class, and for each place that touches shared memory the wavefronts that a
+// warp's access takes. Lanes run one after the other here: the n-th access of each lane at one
+// place makes one access of the warp.
 #pragma once
 
 #include <array>
@@ -20,6 +20,8 @@ struct Counters {
   struct Traffic {
     u64 loaded_bytes = 0;
     u64 stored_bytes = 0;
+    u64 loaded_sectors = 0;  // of 32 bytes, that warps and engines ask the L2 for
+    u64 stored_sectors = 0;
   };
   struct SharedSite {
     u64 accesses = 0;    // of warps
@@ -37,14 +39,20 @@ struct Counters {
   u64 barrier_waits = 0;
   u64 shuffles = 0;
 
-  void global_access(const std::string& array, u64 bytes, Access::Kind kind);
-  void shared_access(u32 warp, u32 lane, u32 offset, u32 bytes, Access::Kind kind, Site site);
+  // Who touches memory, and where in the kernel's text.
+  struct Who {
+    u32 warp;
+    u32 lane;
+    Site site;
+  };
+  void global_access(const std::string& array, u64 address, u64 bytes, bool stores, const Who& who);
+  void shared_access(u32 offset, u32 bytes, const Who& who);
   void finish_blocks();  // counts what not all lanes came to
 
  private:
   struct WarpAccess {
     u32 lanes = 0;
-    std::array<u32, 32> offsets;
+    std::array<u64, 32> addresses;
   };
   struct Queue {  // of one warp at one place
     std::array<u64, 32> came{};
@@ -55,9 +63,12 @@ struct Counters {
     u64 site;
     u32 warp;
     u32 bytes;
+    u64* sectors;  // that it adds to; null: shared memory
     auto operator<=>(const Place&) const = default;
   };
+  void add(const Place& place, u32 lane, u64 address);
   void count(const Place& place, const WarpAccess& access);
+  void count_shared(const Place& place, const WarpAccess& access);
 
   std::map<Place, Queue> queues_;
   std::map<u64, Site> sites_;

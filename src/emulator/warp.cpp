@@ -1,10 +1,11 @@
 // SPDX-FileCopyrightText: fulmen contributors
 // SPDX-License-Identifier: Apache-2.0
 //
-// Warp-wide exchange, and ldmatrix and stmatrix on top of it.
+// Warp-wide exchange, and on top of it ldmatrix, stmatrix and the matrix product.
 #include "emulator/warp.h"
 
 #include "emulator/shared_memory.h"
+#include "emulator/tensor_core.h"
 
 namespace fulmen::emulator {
 
@@ -84,6 +85,33 @@ void store_transposed_matrices(u32 row_address, const std::array<u32, 4>& words,
     }
   }
   exchange("stmatrix.trans", 0);
+}
+
+namespace {
+
+float widen(u32 word, u32 half, DType dtype) {
+  if (dtype == DType::kFloat32) return __builtin_bit_cast(float, word & 0xffffe000u);
+  const u16 bits = static_cast<u16>(word >> (16 * half));
+  return dtype == DType::kBFloat16 ? to_float(bf16{bits}) : to_float(f16{bits});
+}
+
+}  // namespace
+
+void multiply_fragments(const std::array<WarpOperands, kWarpSize>& operands, DType dtype,
+                        float* d) {
+  const u32 of_word = dtype == DType::kFloat32 ? 1 : 2;  // numbers
+  const u32 depth = 8 * of_word;
+  const u32 rows = self().lane() / 4 * 4, columns = self().lane() % 4 * 8;  // their first lanes
+  TensorCoreMatrix right(2, depth);
+  float left[2][16];
+  for (u32 k = 0; k < depth; ++k) {
+    const u32 quad = k / of_word % 4, part = k / of_word / 4, half = k % of_word;
+    for (u32 i = 0; i < 2; ++i) {
+      left[i][k] = widen(operands[rows + quad].a[i + 2 * part], half, dtype);
+      right.set(k, i, widen(operands[columns + 4 * i + quad].b[part], half, dtype));
+    }
+  }
+  for (u32 i = 0; i < 2; ++i) right.row(left[i], d + 2 * i, d + 2 * i);
 }
 
 }  // namespace fulmen::emulator

@@ -23,4 +23,8 @@ std::array<u32, 4> load_transposed_matrices(u32 row_address, Site site);
 void store_matrices(u32 row_address, const std::array<u32, 4>& words, Site site);
 void store_transposed_matrices(u32 row_address, const std::array<u32, 4>& words, Site site);
 
+// d += A B of mma.sync, this lane's part: m16n8k16 of 16-bit numbers, m16n8k8 of TF32 (kFloat32, of
+// which the upper 19 bits count). Fragments: src/kernels/ptx/mma.cuh.
+void multiply_fragments(const std::array<WarpOperands, kWarpSize>& operands, DType dtype, float* d);
+
 }  // namespace fulmen::emulator

@@ -1,8 +1,7 @@
 // SPDX-FileCopyrightText: fulmen contributors
 // SPDX-License-Identifier: Apache-2.0
 //
-// wgmma m64nNk16: descriptors and fragments of PTX ISA 9.0, section 9.7.15, decoded. Products are
-// summed in float32, 16 at a time and then onto the accumulator; the hardware rounds otherwise.
+// wgmma m64nNk16: descriptors and fragments of PTX ISA 9.0, section 9.7.15, decoded.
 #include "emulator/wgmma.h"
 
 #include <bit>
@@ -10,6 +9,7 @@
 
 #include "emulator/order.h"
 #include "emulator/shared_memory.h"
+#include "emulator/tensor_core.h"
 
 namespace fulmen::emulator {
 namespace {
@@ -61,7 +61,7 @@ struct Descriptor {
 class WarpgroupProduct {
  public:
   explicit WarpgroupProduct(const std::array<const Product*, kWarpgroupSize>& parts)
-      : parts_(parts), any_(*parts[0]) {
+      : parts_(parts), any_(*parts[0]), b_(any_.columns) {
     for (const Product* part : parts) {
       const bool same =
           part->columns == any_.columns && part->dtype == any_.dtype &&
@@ -76,11 +76,10 @@ class WarpgroupProduct {
     load_a();
     load_b();
     for (u32 row = 0; row < kRows; ++row) {
-      float sum[kMaxColumns] = {};
-      for (u32 k = 0; k < kDepth; ++k) {
-        for (u32 n = 0; n < any_.columns; ++n) sum[n] += a_[row][k] * b_[k][n];
-      }
-      write_row(row, sum);
+      float d[kMaxColumns];
+      for (u32 n = 0; n < any_.columns; ++n) d[n] = any_.accumulate ? element(row, n) : 0;
+      b_.row(a_[row], d, d);
+      for (u32 n = 0; n < any_.columns; ++n) element(row, n) = d[n];
     }
   }
 
@@ -107,23 +106,22 @@ class WarpgroupProduct {
     const Descriptor shared(any_.b, any_.upper, any_.transpose_b);
     for (u32 k = 0; k < kDepth; ++k) {
       for (u32 n = 0; n < any_.columns; ++n) {
-        b_[k][n] = widen(any_.transpose_b ? shared.load(k, n) : shared.load(n, k), any_.dtype);
+        const u16 x = any_.transpose_b ? shared.load(k, n) : shared.load(n, k);
+        b_.set(k, n, widen(x, any_.dtype));
       }
     }
   }
 
-  void write_row(u32 row, const float* sum) const {
-    for (u32 n = 0; n < any_.columns; ++n) {
-      const u32 thread = row / 16 * 32 + row % 8 * 4 + n % 8 / 2;
-      float& d = parts_[thread]->accumulator[n / 8 * 4 + row % 16 / 8 * 2 + n % 2];
-      d = any_.accumulate ? d + sum[n] : sum[n];
-    }
+  // Of the accumulator.
+  float& element(u32 row, u32 n) const {
+    const u32 thread = row / 16 * 32 + row % 8 * 4 + n % 8 / 2;
+    return parts_[thread]->accumulator[n / 8 * 4 + row % 16 / 8 * 2 + n % 2];
   }
 
   const std::array<const Product*, kWarpgroupSize>& parts_;
   const Product& any_;
   float a_[kRows][kDepth];
-  float b_[kDepth][kMaxColumns];
+  TensorCoreMatrix b_;
 };
 
 // The oldest group of the warpgroup whose first thread is given.

@@ -17,11 +17,13 @@ struct BackwardConfig {
   i32 dims = 128;   // 64, 128, 192, 256: of a tile; smaller ones are filled up with zeros
   i32 q_rows = 64;  // queries of a step: 128 at dims 64, else 64
   MaskKind mask = MaskKind::kLength;
-  bool has_stats = false;  // rows come as (row_max, row_sum), right for huge scores, else as lse
+  bool has_stats = false;  // rows come with row_max, right for huge scores, else as lse alone
   bool sequences = false;  // packed or with lengths, which the device reads
   bool dq = true;          // which gradients are wanted
   bool dk = true;
   bool dv = true;
+  i32 register_dims = 0;   // so many dims of K and V stay in registers, since every product reads
+                           // them again; where products are divided
   bool take_turns = true;  // ablation: the warpgroups take turns at the tensor cores
   bool early_dv = true;    // ablation: dV += P^T dO is issued before dS is formed (q_rows 64)
   bool spread = true;      // ablation: without a mask, blocks of keys begin at different queries
@@ -36,7 +38,6 @@ struct BackwardConfig {
   bool documents = false;
   bool dropout = false;
 
-  static constexpr i32 kKvRows = 128;      // keys of a block, 64 a warpgroup
   static constexpr i32 kStages = 2;        // of Q, and of dS
   static constexpr i32 kMailboxes = 4;     // items that are known ahead
   static constexpr i32 kFinishRows = 128;  // rows of dQ that are rounded at a time
@@ -54,11 +55,19 @@ struct BackwardConfig {
   constexpr bool dq_by_rows() const { return q_rows == 128; }
   constexpr i32 dq_floats() const { return q_rows * dims / 256; }  // of a thread
 
-  // Above 128 dims one of dK and dV fills the registers, and nothing is left for dQ: a launch each,
-  // and backward_dq_sm90.
+  // Above 128 dims one of dK and dV fills the registers of a warpgroup, and nothing is left for dQ,
+  // which backward_dq_sm90 makes. Where both are wanted the warpgroups have the same 64 keys and
+  // divide the products: one makes P and dV, the other dS and dK. Else they have 64 keys each.
   constexpr bool is_wide() const { return dims > 128; }
+  constexpr bool divides_products() const { return is_wide() && dk && dv; }
+  constexpr i32 kv_rows() const { return divides_products() ? 64 : 128; }
+  constexpr i32 first_key(u32 warpgroup) const {
+    return divides_products() ? 0 : 64 * i32(warpgroup);
+  }
   constexpr bool needs_dp() const { return dq || dk; }  // dV alone takes P alone
-  constexpr i32 dout_stages() const { return dims == 256 && needs_dp() ? 1 : kStages; }
+  constexpr i32 dout_stages() const {
+    return dims == 256 && needs_dp() && !divides_products() ? 1 : kStages;
+  }
 
   // As in AttentionConfig.
   constexpr bool maps_scores() const {
@@ -71,9 +80,11 @@ struct BackwardConfig {
 
   // Bytes of shared memory, in the order in which they lie there.
   constexpr i32 q_bytes() const { return q_rows * dims * 2; }
-  constexpr i32 k_bytes() const { return kKvRows * dims * 2; }
+  constexpr i32 k_bytes() const { return kv_rows() * dims * 2; }
   constexpr i32 v_bytes() const { return needs_dp() ? k_bytes() : 0; }
-  constexpr i32 ds_bytes() const { return dq ? q_rows * kKvRows * 2 : 0; }
+  constexpr i32 ds_bytes() const {  // or P, unrounded, where products are divided
+    return divides_products() ? q_rows * kv_rows() * 4 : dq ? q_rows * kv_rows() * 2 : 0;
+  }
   constexpr i32 out_bytes() const { return is_wide() ? 0 : 2 * k_bytes(); }  // dV and dK
   constexpr i32 row_bytes() const { return q_rows * (has_stats ? 8 : 4); }   // what a row has kept
   constexpr i32 delta_bytes() const { return q_rows * 4; }
@@ -86,12 +97,13 @@ struct BackwardConfig {
     return (dtype == DType::kBFloat16 || dtype == DType::kFloat16) &&
            ((dims == 64 && q_rows == 128) || (dims == 64 && q_rows == 64 && !dq) ||
             ((dims == 128 || dims == 192 || dims == 256) && q_rows == 64)) &&
-           !(is_wide() && (dq || (dk && dv))) &&
+           !(is_wide() && dq) && (register_dims == 0 || divides_products()) &&
+           register_dims % 16 == 0 && register_dims <= dims &&
            !((maps_scores() || dropout) && (dq || q_rows != 64)) && shared_bytes() <= 232448;
   }
 };
 
-// Q, dO: box (64, q_rows), K, V: (64, kKvRows), dK, dV: (64, 64); dims (d, rows, heads, batch),
+// Q, dO: box (64, q_rows), K, V: (64, kv_rows), dK, dV: (64, 64); dims (d, rows, heads, batch),
 // 16-bit elements, 128-byte swizzle, zero fill.
 struct BackwardTensorMaps {
   TensorMap q;
@@ -113,15 +125,15 @@ struct BackwardParams {
   IntervalMask mask;
   float scale;            // softmax scale, > 0
   float scale_log2;       // scale * log2(e)
-  i32 num_kv_blocks;      // ceil(kv_len / kKvRows)
+  i32 num_kv_blocks;      // ceil(kv_len / kv_rows)
   i32 num_finish_blocks;  // ceil(q_len / kFinishRows); rows are padded to that
   i32 lines_per_group;    // lines that are walked together
   i32 num_slots;          // lines whose sums of dQ exist at a time
   i32 lag;                // an item rounds dQ of the item so many before it
   i32 dim_qk;             // of dq
   i64 rows_of_head;       // of the two arrays below: see padded_row
-  const float* rows;      // (batch, heads_q, padded q_row): lse log2(e), +inf: left out; or
-                          // pairs: row_max, log2(row_sum)
+  const float* rows;      // (batch, heads_q, padded q_row): lse log2(e), +inf: left out; with
+                          // stats at kept_row(row), and row_max, of a huge one, kKeptBlock further
   const float* delta;     // (batch, heads_q, padded q_row): sum of dO O, less dlse
   float* dq_sums;         // (slot, head of the line, padded q_row, dims): order of fragments
   u16* dq;                // (batch, heads_q, q_len, dim_qk) with the strides below, in elements
@@ -148,6 +160,13 @@ struct BackwardParams {
   constexpr i32 num_items() const { return num_lines() * num_kv_blocks; }
   constexpr i32 padded_q_rows() const { return num_finish_blocks * BackwardConfig::kFinishRows; }
 };
+
+// With stats a row's lse stands alone where it is small enough to be exact, and row_max is 0. Of a
+// row beyond kHugeScore row_max is kept apart, and log2(row_sum) stands in the place of lse. Blocks
+// of the first alternate with blocks of the second.
+inline constexpr i32 kKeptBlock = 64;
+inline constexpr float kHugeScore = 1024;
+constexpr i64 kept_row(i64 row) { return row + row / kKeptBlock * kKeptBlock; }
 
 // Where row 0 of a sequence's query rows lies in a head of `rows` and `delta`: every sequence
 // begins at a multiple of kFinishRows, with room for its rows rounded up to that.

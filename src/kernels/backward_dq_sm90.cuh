@@ -33,6 +33,13 @@ struct BackwardDqConsumer {
   using Scores = float[kConfig.kv_rows / 2];
   using Weights = u32[kConfig.kv_rows / 4];
   using Sums = float[kConfig.d_qk / 2];
+  static constexpr u32 kTurnBarrier = 1;  // and 2, one each
+  // Of dO nothing is kept in registers.
+  static constexpr AttentionConfig kDOutConfig = [] {
+    AttentionConfig config = kConfig;
+    config.q_register_dims = 0;
+    return config;
+  }();
 
   const BackwardDqParams& params;
   Shared shared;
@@ -54,8 +61,18 @@ struct BackwardDqConsumer {
     if (thread == 0) ptx::mbarrier_arrive(barrier);
   }
 
+  // So that the exponentials of one warpgroup run under the products of the other.
+  void take_turn() const {
+    if constexpr (kConfig.ping_pong) ptx::bar_sync(kTurnBarrier + warpgroup, 256);
+  }
+  void pass_turn() const {
+    if constexpr (kConfig.ping_pong) ptx::bar_arrive(kTurnBarrier + 1 - warpgroup, 256);
+  }
+
   // A block of keys that only other warpgroups of this thread block see.
   void skip_block() {
+    take_turn();
+    pass_turn();
     shared.k().wait(kv_at);
     shared.v().wait(kv_at);
     release(shared.k().empty(kv_at));
@@ -93,54 +110,80 @@ struct BackwardDqConsumer {
                                    task.row + 8 * r);
     }
     i32 j = blocks.all_end - 1;
-    bool accumulate = false;
 #pragma unroll 1
     for (; j >= blocks.end; --j) skip_block();
     shared.q().wait(q_at);
     shared.q().wait(dout_at);
     const u32 q = shared.q().address(q_at), dout = shared.q().address(dout_at);
+    QRegisters<kConfig> rQ;
+    load_q_registers<kConfig>(rQ, q);
+    const QRegisters<kDOutConfig> none{};
 
-    const auto step = [&](auto partial) {
-      const QRegisters<kConfig> none{};
-      Scores S, dP;
-      Weights dS;
-      // S = Q K^T, dP = dO V^T
-      shared.k().wait(kv_at);
-      issue_scores<kConfig>(S, none, q, shared.k().address(kv_at));
-      shared.v().wait(kv_at);
-      issue_scores<kConfig>(dP, none, dout, shared.v().address(kv_at));
+    Scores S, dP;
+    Weights dS;
+    // S = Q K^T, dP = dO V^T of the block at kv_at
+    const auto issue_products = [&] {
+      this->shared.k().wait(kv_at);
+      issue_scores<kConfig>(S, rQ, q, this->shared.k().address(kv_at));
+      this->shared.v().wait(kv_at);
+      issue_scores<kDOutConfig>(dP, none, dout, this->shared.v().address(kv_at));
+    };
+    // dS = P (dP - delta) of block j, where P = exp(score - lse) is made under the second product
+    const auto finish_products = [&](auto partial) {
       ptx::wgmma_wait<1>();
-      // P = exp(score - lse), under the second product
       const auto slopes = terms.slopes(S);
       scores.apply(S, j * kConfig.kv_rows);
       if constexpr (decltype(partial)::kValue) hide(S, visible, j);
+      terms.lower_huge(S);
       terms.exponentiate(S);
       ptx::wgmma_wait<0>();
-      release(shared.v().empty(kv_at));
-      // dS = P (dP - delta), dQ += dS K
+      release(this->shared.v().empty(kv_at));
       terms.drop(dP, scores, j * kConfig.kv_rows);
       terms.form_ds(S, dP, slopes);
       round_probabilities<kConfig>(dS, S);
-      issue_output<kConfig>(dQ, dS, shared.k().address(kv_at), accumulate);
-      accumulate = true;
-      ptx::wgmma_wait<0>();
-      release(shared.k().empty(kv_at));
-      kv_at.advance();
+      --j;
     };
+    bool accumulate = false;
+    // dQ += dS K of a block, with the products of the next in the queue behind
+    const auto step = [&](auto partial) {
+      const typename Shared::KvCursor here = kv_at;
+      kv_at.advance();
+      take_turn();
+      issue_output<kConfig>(dQ, dS, this->shared.k().address(here), accumulate);
+      accumulate = true;
+      issue_products();
+      pass_turn();
+      ptx::wgmma_wait<2>();
+      release(this->shared.k().empty(here));
+      finish_products(partial);
+    };
+    issue_products();
+    finish_products(Flag<true>{});
 #pragma unroll 1
-    for (; j >= blocks.full_end; --j) step(Flag<true>{});
+    while (j >= blocks.full_end) step(Flag<true>{});
 #pragma unroll 1
-    for (; j >= blocks.full_begin; --j) step(Flag<false>{});
+    while (j >= blocks.full_begin) step(Flag<false>{});
     if constexpr (kConfig.mask == MaskKind::kBoth) {
 #pragma unroll 1
-      for (; j >= blocks.begin; --j) step(Flag<true>{});
+      while (j >= blocks.begin) step(Flag<true>{});
     }
+    take_turn();
+    issue_output<kConfig>(dQ, dS, shared.k().address(kv_at), accumulate);
+    pass_turn();
+    ptx::wgmma_wait<0>();
+    release(shared.k().empty(kv_at));
+    kv_at.advance();
     release(shared.q().empty(q_at));
     release(shared.q().empty(dout_at));
     q_at.advance(2 * kConfig.warpgroups);
     if constexpr (kConfig.mask == MaskKind::kBoth) {
 #pragma unroll 1
-      for (j = blocks.begin - 1; j >= blocks.all_begin; --j) skip_block();
+      for (; j >= blocks.all_begin; --j) skip_block();
+    }
+    if constexpr (kConfig.mask != MaskKind::kLength || kConfig.sequences) {
+      for (i32 r = 0; r < 2; ++r) {  // a row that sees no key may hold NaN
+        if (visible[r].size() <= 0) clear_row(dQ, r);
+      }
     }
     if constexpr (kConfig.mask != MaskKind::kLength || kConfig.sequences) {
       for (i32 r = 0; r < 2; ++r) {  // a row that sees no key may hold NaN
@@ -168,12 +211,13 @@ struct BackwardDqConsumer {
   void run() {
     const ForwardParams& forward = params.forward;
     q_at.advance(warpgroup);
+    if (warpgroup == 1) pass_turn();  // the first may begin
 #pragma unroll 1
     for (u32 count = 0;; ++count) {
       ptx::mbarrier_wait(shared.assigned(count), Shared::parity(count));
       const Assignment assignment = read_assignment(shared, count);
       const QueryBlock& block = assignment.block;
-      if (block.q_block < 0) return;
+      if (block.q_block < 0) break;
       const i32 row = block.q_block * kConfig.q_rows() + 64 * i32(warpgroup) +
                       i32(thread / 32 * 16 + thread % 32 / 4);
       const Task task{block, row, count};
@@ -188,6 +232,7 @@ struct BackwardDqConsumer {
       ptx::warp_sync();
       if (thread % 32 == 0) ptx::mbarrier_arrive(shared.done(count));
     }
+    if (warpgroup == 0) take_turn();  // takes the turn that nobody needs
   }
 };
 

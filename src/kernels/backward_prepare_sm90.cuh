@@ -114,8 +114,10 @@ struct BackwardPrepare {
         row_sum = row_sum * ptx::exp2((row_max - top) * kLog2E) + ptx::exp2((sink - top) * kLog2E);
         row_max = top;
       }
-      params.rows[2 * index] = sees_nothing ? 0.f : row_max;
-      params.rows[2 * index + 1] = sees_nothing ? kInfinity : ptx::log2(row_sum);
+      const bool is_huge = !sees_nothing && !(-kHugeScore <= row_max && row_max <= kHugeScore);
+      const float total = ptx::fma(is_huge ? 0.f : row_max, kLog2E, ptx::log2(row_sum));
+      params.rows[kept_row(index)] = sees_nothing ? kInfinity : total;
+      params.rows[kept_row(index) + kKeptBlock] = is_huge ? row_max : 0.f;
     } else {
       const float lse = at.inside ? *kept : -kInfinity;
       float total = lse * kLog2E;

@@ -13,6 +13,7 @@
 // backward_schedule of the grid.
 #pragma once
 
+#include "kernels/tile/backward_divided.cuh"
 #include "kernels/tile/backward_helpers.cuh"
 #include "kernels/tile/backward_loader.cuh"
 #include "kernels/tile/backward_output.cuh"
@@ -43,12 +44,14 @@ struct BackwardConsumer : BackwardWarpgroup<kConfig> {
     const u32 keys = 64 * 128 * warpgroup;
     BackwardStepMail step, next;  // `next` is read early, under the products of this one
     u32 old_tile = 0;
+    const BackwardKeys<kConfig> no_keys{};
 
     Scores S;  // becomes P; S of the next step is issued before this one ends
     shared.q().wait(at);
     step = shared.read_step(at);
     shared.k().wait(kv_at);
-    issue_keys_by_queries<kConfig>(S, shared.k().address(kv_at) + keys, shared.q().address(at));
+    issue_keys_by_queries<kConfig>(S, no_keys, shared.k().address(kv_at) + keys,
+                                   shared.q().address(at));
     ptx::wgmma_wait<0>();
     if constexpr (kConfig.needs_dp()) shared.v().wait(kv_at);
 
@@ -63,12 +66,13 @@ struct BackwardConsumer : BackwardWarpgroup<kConfig> {
       if constexpr (decltype(masked)::kValue) {
         if (step.is_partial(this->warpgroup)) this->hide(S, key, step.q_block());
       }
+      this->lower_huge(S);
       {
         [[maybe_unused]] Weights P;
         [[maybe_unused]] Scores dP;
         // dP^T = V dO^T, under P^T = exp(scale S^T - lse)
         if constexpr (kConfig.needs_dp()) {
-          issue_keys_by_queries<kConfig>(dP, this->shared.v().address(kv_at) + keys, dout);
+          issue_keys_by_queries<kConfig>(dP, no_keys, this->shared.v().address(kv_at) + keys, dout);
         }
         this->exponentiate(S);
         // dV += P^T dO, under dS^T = P^T (dP^T - delta) where the registers allow
@@ -109,7 +113,7 @@ struct BackwardConsumer : BackwardWarpgroup<kConfig> {
         this->shared.q().wait(at);
         next = this->shared.read_step(at);
       }
-      issue_keys_by_queries<kConfig>(S_next, this->shared.k().address(kv_at) + keys,
+      issue_keys_by_queries<kConfig>(S_next, no_keys, this->shared.k().address(kv_at) + keys,
                                      this->shared.q().address(step.is_last() ? here : at));
       // dK += dS^T Q
       if constexpr (kConfig.dk) {
@@ -166,7 +170,7 @@ struct BackwardConsumer : BackwardWarpgroup<kConfig> {
       if (mail.index < params.num_items()) {
         Sums dK, dV;
         if (mail.num_steps > 0) {
-          compute(dK, dV, mail.item.kv_block * kConfig.kKvRows + 64 * warpgroup);
+          compute(dK, dV, mail.item.kv_block * kConfig.kv_rows() + 64 * warpgroup);
         } else {
 #pragma unroll
           for (i32 i = 0; i < kConfig.dims / 2; ++i) dK[i] = dV[i] = 0;
@@ -213,8 +217,15 @@ inline void backward_sm90(const BackwardParams& params) {
     }
   } else {
     ptx::setmaxnreg_inc<kConfig.consumer_registers()>();
-    BackwardConsumer<kConfig>{{params, shared, u32(warpgroup) - 1, ptx::thread_index() % 128}}
-        .run();
+    const BackwardWarpgroup<kConfig> own{params, shared, u32(warpgroup) - 1,
+                                         ptx::thread_index() % 128};
+    if constexpr (!kConfig.divides_products()) {
+      BackwardConsumer<kConfig>{own}.run();
+    } else if (warpgroup == 1) {
+      BackwardDividedConsumer<kConfig>{own}.template run<false>();
+    } else {
+      BackwardDividedConsumer<kConfig>{own}.template run<true>();
+    }
   }
 }
 

@@ -46,6 +46,7 @@ struct AttentionConfig {
   ShiftRule shift_rule = ShiftRule::kFirstBlock;
   bool stage_output = true;  // O leaves through shared memory and TMA, else from registers
   bool cache_hints = false;  // Q leaves the L2 first, K and V stay
+  bool specialised = true;   // ablation: a warp of its own loads, not one that computes
   bool swizzle = true;       // ablation: tiles in shared memory as the copy engine permutes them
   bool ping_pong = true;     // ablation: warpgroups take turns at the tensor cores
   bool overlap = true;       // ablation: O += P V of one block runs under the softmax of the next
@@ -130,8 +131,7 @@ struct AttentionConfig {
            (heads_per_tile == 1 || heads_per_tile == 2 || heads_per_tile == 4 ||
             heads_per_tile == 8) &&
            !(heads_per_tile > 1 && (stage_output || alibi || has_pair_terms() || dropout)) &&
-           !(skips_documents && !documents) && !(stage_output && (sequences || wide_output)) &&
-           !(dropout && kv_rows % 32 != 0);
+           !(skips_documents && !documents) && !(stage_output && (sequences || wide_output));
   }
 };
 

@@ -29,9 +29,9 @@ namespace fulmen {
 template <AttentionConfig kConfig>
 struct ForwardConsumer : ForwardWarpgroup<kConfig> {
   using Own = ForwardWarpgroup<kConfig>;
-  using Own::hide, Own::kOutputBarrier, Own::kTurns, Own::pass_turn, Own::place_of_task,
-      Own::release_k, Own::release_q, Own::release_v, Own::scores_of, Own::see, Own::skip_block,
-      Own::softmax_factor, Own::take_turn, Own::v_tile, Own::waits_for_data;
+  using Own::begin_loads, Own::feed, Own::hide, Own::kOutputBarrier, Own::kTurns, Own::pass_turn,
+      Own::place_of_task, Own::release_k, Own::release_q, Own::release_v, Own::scores_of, Own::see,
+      Own::skip_block, Own::softmax_factor, Own::take_turn, Own::v_tile, Own::waits_for_data;
   using Own::shared, Own::thread, Own::warpgroup, Own::q_at, Own::k_at, Own::v_at;
   using typename Own::Scores, typename Own::Task;
 
@@ -60,6 +60,7 @@ struct ForwardConsumer : ForwardWarpgroup<kConfig> {
   // S = Q K_j^T and P = exp2(c S - m), for the last block of keys.
   void begin(Rows& rows, Weights& P, const Task& task, const KeyBlocks& blocks, i32 j) {
     Scores S;
+    feed();
     shared.k().wait(k_at);
     take_turn();
     issue_scores<kConfig>(S, rows.rQ, rows.sQ, shared.k().address(k_at));
@@ -80,6 +81,7 @@ struct ForwardConsumer : ForwardWarpgroup<kConfig> {
     constexpr bool kUpdate = kPartial || kConfig.shift_rule == ShiftRule::kEveryBlock ||
                              kConfig.shift_rule == ShiftRule::kWhenGrown;
     Scores S;
+    feed();
     if (waits_for_data()) shared.k().wait(k_at);
     take_turn();
     // S = Q K_j^T
@@ -115,6 +117,7 @@ struct ForwardConsumer : ForwardWarpgroup<kConfig> {
 
   // O += P V, for the first block of keys.
   void end(Rows& rows, Output& O, const Weights& P) {
+    feed();
     shared.v().wait(v_at);
     issue_output<kConfig>(O, P, v_tile(), rows.accumulate);
     rows.softmax.finish();
@@ -163,6 +166,7 @@ struct ForwardConsumer : ForwardWarpgroup<kConfig> {
                           kConfig.tile_rows() * q_tile<kConfig>(warpgroup),
                       count};
       const KeyBlocks blocks = read_key_blocks(shared, count, warpgroup);
+      begin_loads(task, blocks);
       if (assignment.careful) {
         compute_carefully<kConfig>(*this, task, blocks);
       } else {
@@ -195,7 +199,7 @@ inline void forward_sm90(const ForwardArguments& arguments) {
   if (warpgroup == kConfig.warpgroups) {
     ptx::setmaxnreg_dec<kConfig.producer_registers()>();
     if (thread == 0) {
-      ForwardLoader<kConfig>{maps, params, shared}.run();
+      if constexpr (kConfig.specialised) ForwardLoader<kConfig>{maps, params, shared}.run();
     } else if (warp == 1) {
       ForwardPlanner<kConfig>{params, shared, thread % 32}.run();
     } else if (kConfig.sequences && warp == 2) {

@@ -15,7 +15,8 @@ namespace {
 constexpr i64 kMaxDim = 256;
 constexpr i64 kUnit = 8;  // elements of 16 bytes, in which the copy engine moves
 constexpr i64 kMaxCount = i64{1} << 30;
-constexpr i64 kHeadsPerGroup = 8;  // under a mask; 4 and 16 are within 3 %
+constexpr i32 kKeyRegisterDims = 128;
+constexpr i64 kHeadsPerGroup = 8;  // under a mask, at most; 4 and 16 are within 3 %
 
 i64 rows_up(i64 rows, i64 unit) { return ceil_div(rows, unit) * unit; }
 
@@ -60,13 +61,23 @@ bool has_options(const Problem& problem) {
   return problem.score_map.softcap != 0 || !(problem.score_map.scale > 0) || has_dropout(problem);
 }
 
+// Dims of Q that backward_dq_sm90 keeps in registers; more, or with more options, they would spill.
+i32 dq_register_dims(const Problem& problem) {
+  const bool is_plain = !has_options(problem) && mask_kind(problem.mask) != MaskKind::kBoth;
+  return tile_dims(problem) == 256 && is_plain ? 64 : 0;
+}
+
+// Heads whose blocks of keys are walked together, under a mask: so many that what all of them read
+// and add to stays in the L2 (2 of 8 to 16 MiB are 2 % faster than 8 at 128 dims, 4 to 7 % at 256).
+i64 heads_per_group(const Problem& problem) {
+  const i64 bytes = (i64{16} << 20) / (tile_dims(problem) > 128 ? 2 : 1);
+  return clamp<i64>(bytes / (problem.max_q * tile_dims(problem) * 4), 2, kHeadsPerGroup);
+}
+
 // What a problem asks for that these kernels do not have, one clause; "" where there is nothing.
 std::string option_refusal(const Problem& problem) {
   if (problem.has(Array::kDBias)) return "does not sum dbias";
   if (problem.has(Array::kSinks) && problem.has(Array::kDLse)) return "has no dlse with sinks";
-  if (has_dropout(problem) && tile_dims(problem) == 256) {
-    return "has no dropout in the backward pass above 192 dimensions";
-  }
   const DType bias = problem.arrays[Array::kBias].dtype;
   if (bias != DType::kNone && bias != DType::kFloat32 && bias != problem.dtype) {
     return sentence("does not read a bias of ", name(bias), " in the backward pass");
@@ -95,6 +106,12 @@ void add_options(Config& config, const Problem& problem) {
   config.dropout = has_dropout(problem);
 }
 
+// Keys of an item: of all launches alike.
+i64 kv_rows(const Problem& problem) {
+  const std::vector<BackwardConfig> configs = sm90_backward_configs(problem);
+  return configs.empty() ? BackwardConfig{}.kv_rows() : configs[0].kv_rows();
+}
+
 }  // namespace
 
 std::string sm90_backward_refusal(const Problem& problem, const Gpu& gpu) {
@@ -119,7 +136,7 @@ std::string sm90_backward_refusal(const Problem& problem, const Gpu& gpu) {
       return sentence("does not take ", name(array), " of ", name(dtype));
     }
   }
-  const i64 most = max(rows_of_head(problem), rows_up(problem.kv_rows, BackwardConfig::kKvRows));
+  const i64 most = max(rows_of_head(problem), rows_up(problem.kv_rows, BackwardConfig{}.kv_rows()));
   if (problem.num_sequences >= kMaxCount / problem.heads_q ||
       most >= kMaxCount / (problem.num_sequences * problem.heads_q)) {
     return "counts rows of all heads in 30 bits";
@@ -145,7 +162,11 @@ AttentionConfig sm90_dq_config(const Problem& problem) {
   config.stage_output = false;
   config.sequences = reads_sequences(problem);
   config.stats = problem.has(Array::kStats);
+  // Turns make 64 dims 17 % faster, 128 and 256 dims 4 and 9 % slower.
+  config.ping_pong =
+      config.d_qk == 64 && !(problem.without & static_cast<u32>(Optimisation::kPingPong));
   add_options(config, problem);
+  config.q_register_dims = dq_register_dims(problem);
   return config;
 }
 
@@ -165,21 +186,26 @@ std::vector<BackwardConfig> sm90_backward_configs(const Problem& problem) {
   config.take_turns = has(Optimisation::kPingPong);
   config.early_dv = has(Optimisation::kOverlap);
   config.spread = has(Optimisation::kBlockOrder);
+  if (config.divides_products()) {
+    config.register_dims = kKeyRegisterDims;
+    config.take_turns = false;  // 4 to 10 % slower with
+    config.early_dv = true;     // looked at elsewhere only
+  }
   if (!config.dq && !config.dk && !config.dv) return {};
-  if (!(config.is_wide() && config.dk && config.dv)) return {config};
-  BackwardConfig dv = config;
-  config.dv = dv.dk = false;
-  return {config, dv};
+  return {config};
 }
 
 u32 sm90_backward_switches(const Problem& problem) {
   Problem each = problem;
   each.without = 0;
+  const bool has_dq_kernel = sm90_separate_dq(each);
+  const AttentionConfig whole_dq = sm90_dq_config(each);
   const std::vector<BackwardConfig> whole = sm90_backward_configs(each);
   u32 switches = 0;
   for (u32 bit = 1; bit <= kAllOptimisations; bit *= 2) {
     each.without = bit;
     if (sm90_backward_configs(each) != whole) switches |= bit;
+    if (has_dq_kernel && sm90_dq_config(each) != whole_dq) switches |= bit;
   }
   return switches;
 }
@@ -205,14 +231,14 @@ Sm90BackwardPlan sm90_backward_plan(const Problem& problem, const Gpu& gpu) {
   const bool has_sums = problem.has(Array::kDQ) && !sm90_separate_dq(problem);
   Sm90BackwardPlan plan{};
   plan.num_lines = problem.num_sequences * problem.heads_kv;
-  plan.num_kv_blocks = ceil_div(max<i64>(problem.max_kv, 1), BackwardConfig::kKvRows);
+  plan.num_kv_blocks = ceil_div(max<i64>(problem.max_kv, 1), kv_rows(problem));
   plan.num_finish_blocks = ceil_div(max<i64>(problem.max_q, 1), BackwardConfig::kFinishRows);
   plan.rows_of_head = rows_of_head(problem);
   plan.num_rows =
       (problem.packed ? 1 : problem.num_sequences) * problem.heads_q * plan.rows_of_head;
   const i64 lines_per_group = mask_kind(problem.mask) == MaskKind::kLength
                                   ? 1
-                                  : max<i64>(kHeadsPerGroup / problem.group_size(), 1);
+                                  : max<i64>(heads_per_group(problem) / problem.group_size(), 1);
   plan.schedule = backward_schedule(plan.num_lines, plan.num_kv_blocks, lines_per_group,
                                     gpu.num_multiprocessors);
   const i64 slot_rows = plan.num_finish_blocks * BackwardConfig::kFinishRows;
@@ -231,7 +257,7 @@ GpuNeeds sm90_backward_needs(const Problem& problem, const Gpu& gpu) {
   GpuNeeds needs;
   const std::vector<BackwardConfig> configs = sm90_backward_configs(problem);
   needs.tile = configs.empty() ? Tile{128, sm90_dq_config(problem).kv_rows}
-                               : Tile{configs[0].q_rows, BackwardConfig::kKvRows};
+                               : Tile{configs[0].q_rows, configs[0].kv_rows()};
   needs.workspace_bytes = static_cast<size_t>(sm90_backward_plan(problem, gpu).workspace_bytes);
   needs.alignment_bytes = 16;
   return needs;

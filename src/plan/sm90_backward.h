@@ -36,12 +36,12 @@ BackwardPrepareConfig sm90_prepare_config(const Problem& problem);
 // loop over full blocks loads at most one spilled word (disassembled, NVRTC 13.0; 576 bytes in all
 // without sequences). 816 bytes are the most, of a window over packed sequences, whose speed was
 // not measured; refused, they would go to the float32 units.
-inline constexpr size_t kSm90BackwardSpillBytes = 832;
+inline constexpr size_t kSm90BackwardSpillBytes = 1472;
 
 // Counts and the order of a run, and where its parts of the workspace begin, in bytes. Counters: an
 // item counter for each launch, at most kLaunches; done and freed (line); spoiled (1 + line).
 struct Sm90BackwardPlan {
-  static constexpr i64 kLaunches = 3;
+  static constexpr i64 kLaunches = 2;
 
   BackwardSchedule schedule;
   i64 num_lines;

@@ -161,6 +161,25 @@ TEST(SimpleCall, ManagedMemoryIsOnTheDeviceAndPinnedMemoryOnTheHost) {
   EXPECT_EQ(call.forward(), FULMEN_OK) << fulmen_last_error();  // kernels see pinned memory
 }
 
+// The driver is asked once about arrays of one allocation, and again about one outside of it.
+TEST(SimpleCall, ArraysOfOneAllocationAreLookedUpOnce) {
+  DeviceCall call;
+  constexpr std::size_t kBytes = std::size_t{1} << 20;
+  char* memory = static_cast<char*>(call.allocate(8 * kBytes, 0));
+  for (const Member member : {&fulmen_tensors::q, &fulmen_tensors::k, &fulmen_tensors::v,
+                              &fulmen_tensors::o, &fulmen_tensors::lse, &fulmen_tensors::stats}) {
+    (call.tensors.*member).data = memory += kBytes;
+  }
+  EXPECT_EQ(call.forward(), FULMEN_OK) << fulmen_last_error();
+  int before = num_calls("cuPointerGetAttributes");
+  EXPECT_EQ(call.forward(), FULMEN_OK) << fulmen_last_error();
+  EXPECT_EQ(num_calls("cuPointerGetAttributes"), before + 1);
+  call.tensors.v.data = call.allocate(kBytes, 1);
+  before = num_calls("cuPointerGetAttributes");
+  expect_refused(call.forward(), FULMEN_ERROR_ARGUMENT, {"v is on device 1", "runs on device 0"});
+  EXPECT_EQ(num_calls("cuPointerGetAttributes"), before + 2);
+}
+
 // Every function that a run may call, and how often it was called.
 std::vector<int> counts() {
   std::vector<int> numbers;

@@ -178,7 +178,7 @@ struct Together {
       max_kv = std::max(max_kv, of.kv);
     }
     const i32 lines = sequences * kKvHeads;
-    const i32 kv_blocks = static_cast<i32>(ceil_div(max_kv, config.kKvRows));
+    const i32 kv_blocks = static_cast<i32>(ceil_div(max_kv, config.kv_rows()));
     const i32 finish_blocks = static_cast<i32>(ceil_div(max_q, config.kFinishRows));
     const BackwardSchedule schedule = backward_schedule(lines, kv_blocks, 2, 1);
     const i32 rows_of_head =
@@ -221,8 +221,8 @@ struct Together {
 
     BackwardParams params{};
     params.maps = {q.map(config.q_rows),
-                   k.map(config.kKvRows),
-                   v.map(config.kKvRows),
+                   k.map(config.kv_rows()),
+                   v.map(config.kv_rows()),
                    dout.map(config.q_rows),
                    {},
                    {}};

@@ -102,7 +102,7 @@ Gradients run(const BackwardCase& chosen, const BackwardProblem& problem, u32 se
   const i32 parts = config.has_stats ? 2 : 1;
 
   const i32 num_lines = shape.batch * shape.heads_kv;
-  const i32 num_kv_blocks = static_cast<i32>(ceil_div(shape.kv_len, config.kKvRows));
+  const i32 num_kv_blocks = static_cast<i32>(ceil_div(shape.kv_len, config.kv_rows()));
   const i32 num_finish_blocks = static_cast<i32>(ceil_div(shape.q_len, config.kFinishRows));
   BackwardSchedule schedule = backward_schedule(num_lines, num_kv_blocks, 2, 1);
   if (chosen.num_slots != 0) schedule.num_slots = chosen.num_slots;
@@ -160,7 +160,7 @@ Gradients run(const BackwardCase& chosen, const BackwardProblem& problem, u32 se
   });
 
   const BackwardParams params{
-      .maps = {q.map(config.q_rows), k.map(config.kKvRows), v.map(config.kKvRows),
+      .maps = {q.map(config.q_rows), k.map(config.kv_rows()), v.map(config.kv_rows()),
                dout.map(config.q_rows), dk.map(64), dv.map(64)},
       .batch = shape.batch,
       .heads_q = shape.heads_q,

@@ -7,6 +7,8 @@ from __future__ import annotations
 import json
 import math
 import re
+import shutil
+import subprocess
 import time
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,7 @@ import numpy as np
 import pytest
 
 from fulmen.cli import bench
-from fulmen.cli.benchmark import machine, page, peers_other, timing
+from fulmen.cli.benchmark import fma_peak, machine, page, peers_other, timing
 from fulmen.cli.benchmark.cells import GRIDS, Cell
 from fulmen.cli.benchmark.reference import Truth
 from fulmen.cli.benchmark.sides import MissingError, NaiveNumpy, Side, Tensors
@@ -185,3 +187,22 @@ def test_the_page_plots_every_group() -> None:
     assert text == page.page(records, "title <1>", "note")
     assert "<fa3>" not in text
     assert "title &lt;1&gt;" in text
+
+
+@pytest.mark.skipif(shutil.which("ptxas") is None, reason="no assembler of PTX")
+def test_the_kernel_of_multiply_adds_assembles(tmp_path: Path) -> None:
+    source = fma_peak.source()
+    assert source.count("fma.rn.f32") == fma_peak.CHAINS * fma_peak.STEPS
+    (tmp_path / "peak.ptx").write_text(source)
+    for arch in ("sm_75", "sm_90"):
+        subprocess.run(
+            [
+                "ptxas",
+                "-arch",
+                arch,
+                str(tmp_path / "peak.ptx"),
+                "-o",
+                str(tmp_path / "peak.cubin"),
+            ],
+            check=True,
+        )

@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -76,6 +78,19 @@ def test_opcheck_of_packed_out_and_merge() -> None:
     os = [torch.randn(2, 4, 7, 8, requires_grad=True) for _ in range(2)]
     lses = [torch.randn(2, 4, 7, requires_grad=True) for _ in range(2)]
     torch.library.opcheck(operators.merge, (os, lses, torch.randn(4), "bhsd", None))
+
+
+def test_the_first_call_of_a_process_may_be_compiled() -> None:
+    """The layer is imported while it is traced: no guard may ask whether it was there before."""
+    program = """
+import torch, fulmen
+attend = torch.compile(lambda x: fulmen.attention(x, x, x), fullgraph=True, backend="eager")
+x = torch.ones(1, 1, 2, 4)
+assert torch.equal(attend(x), x) and torch.equal(attend(x), x)
+"""
+    command = [sys.executable, "-c", program]
+    run = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -23,6 +23,11 @@ _SPEC.loader.exec_module(hopper_compile)
 
 MASKS = {"full": "MaskKind::kLength", "causal": "MaskKind::kUpper", "window": "MaskKind::kBoth"}
 DQ_TILES = {64: 128, 128: 64, 192: 64, 256: 48}  # dims: keys of a block
+WIDE = {
+    "": {"register_dims": 128, "take_turns": "false"},
+    "_dk": {"dv": "false"},
+    "_dv": {"dk": "false"},
+}
 
 
 def configs():
@@ -41,8 +46,8 @@ def configs():
                     found[name] = ("backward_sm90", "Backward", {**fields, **tile, **gradients})
     for suffix, option in options.items():
         for mask, kind in MASKS.items():
-            for dims, (part, only) in itertools.product((192, 256), (("_dk", "dv"), ("_dv", "dk"))):
-                fields = {"dims": dims, "mask": kind, "dq": "false", only: "false", **option}
+            for dims, (part, wanted) in itertools.product((192, 256), WIDE.items()):
+                fields = {"dims": dims, "mask": kind, "dq": "false", **wanted, **option}
                 found[f"backward_d{dims}_{mask}{suffix}{part}"] = (
                     "backward_sm90", "Backward", fields
                 )  # fmt: skip
@@ -64,7 +69,8 @@ def dq_configs():
             for mask, kind in MASKS.items():
                 fields = {"d_qk": dims, "d_v": dims, "kv_rows": kv_rows, "q_slots": 4,
                           "mask": kind, "shift_rule": "ShiftRule::kWhenGrown",
-                          "stage_output": "false", **option}  # fmt: skip
+                          "stage_output": "false", "ping_pong": str(dims == 64).lower(),
+                          **option}  # fmt: skip
                 found[f"backward_dq_d{dims}_{mask}{suffix}"] = (
                     "backward_dq_sm90", "Attention", fields
                 )  # fmt: skip

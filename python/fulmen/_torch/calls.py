@@ -57,12 +57,12 @@ def attention(
     implementation: Any,
     deterministic: Any,
     batch_invariant: Any,
+    precision: Any,
     stream: Any,
     cu_q: Any = None,
     cu_kv: Any = None,
     max_q: Any = None,
     max_kv: Any = None,
-    precision: Any = "float32",
 ) -> Any:
     """o, or (o, lse): `fulmen.attention` and, with cu_q and cu_kv, `fulmen.attention_varlen`."""
     if type(window) is list:
@@ -159,8 +159,8 @@ def attention_varlen(
     return attention(
         q, k, v, scale, causal, alignment, window, mask, bias, alibi_slopes, softcap, sinks,
         q_lengths, kv_lengths, dropout_p, rng, layout, return_lse, out, out_dtype, backend,
-        implementation, deterministic, batch_invariant, stream, cu_q, cu_kv, max_q, max_kv,
-        precision,
+        implementation, deterministic, batch_invariant, precision, stream, cu_q, cu_kv, max_q,
+        max_kv,
     )  # fmt: skip
 
 

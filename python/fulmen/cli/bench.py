@@ -16,10 +16,11 @@ from typing import Any
 import numpy as np
 
 import fulmen
-from fulmen.options import CPU_IMPLEMENTATIONS, GPU_IMPLEMENTATIONS
+from fulmen.options import CPU_IMPLEMENTATIONS, GPU_IMPLEMENTATIONS, PRECISIONS
 
 from .benchmark import machine, peers_other, peers_torch
 from .benchmark.cells import GRIDS, ITEM_BYTES, Cell
+from .benchmark.fma_peak import FmaPeak
 from .benchmark.page import figure, page
 from .benchmark.records import Run, write_lines
 from .benchmark.reference import Truth
@@ -57,6 +58,7 @@ DEFAULT_PEERS = {
     "cuda": ("cudnn", "fa2", "fa3", "fa4", "efficient", "flashinfer", "xformers", "naive"),
     "cpu": ("fa2", "math", "naive"),
 }
+FMA_PEAK = "multiply-adds alone"  # a call beside the sides of a float32 cell
 TORCH_CPU_NAME = "torch"  # SDPA on the CPU has one kernel, which torch calls flash attention
 
 
@@ -72,6 +74,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--dtype", choices=tuple(ITEM_BYTES), help="instead of the grid's")
     add("--implementation", action="append", choices=("auto", *IMPLEMENTATIONS), metavar="NAME",
         help="of fulmen; several are several rows; auto")  # fmt: skip
+    add("--precision", action="append", choices=tuple(PRECISIONS), metavar="NAME",
+        help="of float32 products: float32, tf32, 3xtf32; several are several rows")  # fmt: skip
     add("--peers", nargs="*", choices=tuple(PEERS), metavar="NAME",
         help=f"others beside fulmen, of {', '.join(PEERS)}; without names: none")  # fmt: skip
     add("--fa3-operators", metavar="PATH", help="FlashAttention-3 from its shared library")
@@ -133,13 +137,15 @@ class Bench:
         self.backend = backend
         self.sustained = arguments.sustained and backend == "cuda"
         self.missing: dict[str, str] = {}
+        self.peak: Any = None
         self.torch = self._import_torch()
         self.timer: Any = (
             CpuTimer(arguments.rounds) if backend == "cpu" else GpuTimer(arguments.rounds)
         )
         known = CPU_IMPLEMENTATIONS if backend == "cpu" else GPU_IMPLEMENTATIONS
         asked = [x for x in arguments.implementation or ["auto"] if x in ("auto", *known)]
-        self.sides: list[Side] = [Fulmen(x) for x in asked]
+        precisions = arguments.precision or ["float32"]
+        self.sides: list[Side] = [Fulmen(x, precision=p) for p in precisions for x in asked]
         peers = DEFAULT_PEERS[backend] if arguments.peers is None else arguments.peers
         for name in peers:
             self._add(name, arguments.fa3_operators)
@@ -193,6 +199,9 @@ class Bench:
                 self._try(cell, tensors, truth, side, answers)
             calls = {key: answer.call for key, (_, answer, _, _) in answers.items()}
             factor = 1
+            if self.backend == "cuda" and cell.dtype == "float32":
+                self.peak = self.peak or FmaPeak(self.torch)
+                calls[FMA_PEAK] = self.peak.launch
             if cell.graph:
                 calls = {key: self.timer.graphed(call) for key, call in calls.items()}
                 factor = GRAPH_CALLS
@@ -208,6 +217,9 @@ class Bench:
                     max_error=error,
                     clock_mhz=clock,
                 )
+                if FMA_PEAK in times:
+                    rate = self.peak.flops / times[FMA_PEAK].median
+                    record["fma_peak_tflops"] = rate / 1e12
                 if cell.graph:
                     record["host_us"] = self.timer.host_seconds(answer.call) * 1e6
                 found.append(record)

@@ -3,6 +3,7 @@
 """The calls of other libraries, on fulmen: for a model that changes one line.
 
     fulmen.compat.sdpa         torch.nn.functional.scaled_dot_product_attention
+    fulmen.compat.flash_impl   the flash backend inside that function, through torch's registry
     fulmen.compat.flash_attn   flash_attn_func and its family, as FlashAttention 2 and 3 have them
     fulmen.compat.hf           an attention implementation for Hugging Face transformers
 

@@ -75,7 +75,7 @@ def _square(scale: float | None, is_causal: bool) -> Settings:
 def _forward(arrays: Arrays, settings: Settings, out: Any = None) -> tuple[Tensor, Tensor]:
     out = o_like(arrays.q, arrays.v, None) if out is None else out
     results = out, lse_like(arrays.q, settings.layout), None
-    return run_forward(arrays, settings, WITH_LSE, results)[:2]  # type: ignore[return-value]
+    return run_forward(arrays, settings, WITH_LSE, results)[:2]
 
 
 def _gradients(do: Tensor, o: Tensor, lse: Tensor, arrays: Arrays, settings: Settings) -> Any:

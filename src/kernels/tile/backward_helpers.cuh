@@ -42,7 +42,7 @@ struct BackwardCleaner {
   void clean_item(const BackwardMail& mail) {
     const auto q = shared.q();
     const auto dout = shared.dout();
-    const i32 keys = mail.shape.kv_len - mail.item.kv_block * kConfig.kKvRows;
+    const i32 keys = mail.shape.kv_len - mail.item.kv_block * kConfig.kv_rows();
 #pragma unroll 1
     for (i32 i = 0; i < mail.num_steps; ++i) {
       ptx::mbarrier_wait(shared.q_landed(at), at.parity);
@@ -50,14 +50,14 @@ struct BackwardCleaner {
       clean(q.address(at), q.full(at), kConfig.q_rows, queries);
       if (i == 0) {
         ptx::mbarrier_wait(shared.k_landed(), kv_at.parity);
-        clean(shared.k().address(kv_at), shared.k().full(kv_at), kConfig.kKvRows, keys);
+        clean(shared.k().address(kv_at), shared.k().full(kv_at), kConfig.kv_rows(), keys);
       }
       const auto do_at = Shared::dout_cursor(at, dout_at);
       ptx::mbarrier_wait(shared.dout_landed(do_at), do_at.parity);
       clean(dout.address(do_at), dout.full(do_at), kConfig.q_rows, queries);
       if (kConfig.needs_dp() && i == 0) {
         ptx::mbarrier_wait(shared.v_landed(), kv_at.parity);
-        clean(shared.v().address(kv_at), shared.v().full(kv_at), kConfig.kKvRows, keys);
+        clean(shared.v().address(kv_at), shared.v().full(kv_at), kConfig.kv_rows(), keys);
       }
       if (i == 0) kv_at.advance();
       at.advance();

@@ -40,7 +40,7 @@ struct BackwardLoader {
     const i32 index = item.line / params.heads_kv;
     const i32 kv_head = item.line - index * params.heads_kv;
     const i32 batch = i32(sequence.batch);
-    const i32 key = item.kv_block * kConfig.kKvRows;
+    const i32 key = item.kv_block * kConfig.kv_rows();
     const i32 kv_row = i32(sequence.kv_begin) + key;
     const i32 num_steps = walk.num_steps();
     if (num_steps > 0) {  // K and V are still in use by the item before: to the L2 meanwhile
@@ -59,8 +59,8 @@ struct BackwardLoader {
     const auto q = shared.q();
     const auto dout = shared.dout();
     const auto k = shared.k(), v = shared.v();
-    const Interval full[2] = {full_blocks(sequence.shape, key),
-                              full_blocks(sequence.shape, key + 64)};
+    const Interval full[2] = {full_blocks(sequence.shape, key + kConfig.first_key(0)),
+                              full_blocks(sequence.shape, key + kConfig.first_key(1))};
     const i64 first_line = i64(batch) * params.heads_q + kv_head * params.group_size();
     const i64 first_row =
         padded_row(kConfig.sequences && params.attention.packed, index, sequence.q_begin);
@@ -86,13 +86,13 @@ struct BackwardLoader {
       shared.write_step(at, {tile, flags});
       ptx::mbarrier_arrive_expect(q_full, kConfig.q_bytes() + kConfig.row_bytes());
       load(params.maps.q, q.address(at), q_full, kConfig.q_rows, row, head, batch);
-      ptx::bulk_load(shared.rows(at), params.rows + kept * (kConfig.has_stats ? 2 : 1),
+      ptx::bulk_load(shared.rows(at), params.rows + (kConfig.has_stats ? kept_row(kept) : kept),
                      kConfig.row_bytes(), q_full);
       if (i == 0) {
         const u32 full_barrier = kConfig.sequences ? shared.k_landed() : k.full(kv_at);
         ptx::mbarrier_wait(k.empty(kv_at), kv_at.parity ^ 1);
         ptx::mbarrier_arrive_expect(full_barrier, kConfig.k_bytes());
-        load(params.maps.k, k.address(kv_at), full_barrier, kConfig.kKvRows, kv_row, kv_head,
+        load(params.maps.k, k.address(kv_at), full_barrier, kConfig.kv_rows(), kv_row, kv_head,
              batch);
       }
       ptx::mbarrier_wait(dout.empty(do_at), do_at.parity ^ 1);
@@ -103,7 +103,7 @@ struct BackwardLoader {
         const u32 full_barrier = kConfig.sequences ? shared.v_landed() : v.full(kv_at);
         ptx::mbarrier_wait(v.empty(kv_at), kv_at.parity ^ 1);
         ptx::mbarrier_arrive_expect(full_barrier, kConfig.k_bytes());
-        load(params.maps.v, v.address(kv_at), full_barrier, kConfig.kKvRows, kv_row, kv_head,
+        load(params.maps.v, v.address(kv_at), full_barrier, kConfig.kv_rows(), kv_row, kv_head,
              batch);
       }
       if (i == 0) kv_at.advance();

@@ -13,6 +13,7 @@
 #include "kernels/ptx/thread.cuh"
 #include "kernels/ptx/tma.cuh"
 #include "kernels/ptx/wgmma.cuh"
+#include "kernels/tile/operand_tile.cuh"
 
 namespace fulmen {
 
@@ -22,17 +23,34 @@ template <BackwardConfig kConfig>
 using BackwardWeights = u32[kConfig.q_rows / 4];  // P^T, dS^T, rounded
 template <BackwardConfig kConfig>
 using BackwardSums = float[kConfig.dims / 2];  // dK, dV: 64 keys by dims
-
-// S^T = K Q^T or dP^T = V dO^T. keys: the warpgroup's first row in a tile of kKvRows rows.
+// The first register_dims columns of 64 rows of K or V as left operands.
 template <BackwardConfig kConfig>
-inline void issue_keys_by_queries(BackwardScores<kConfig>& S, u32 keys, u32 queries) {
+using BackwardKeys = u32[max(kConfig.register_dims / 4, 1)];
+
+template <BackwardConfig kConfig>
+inline void load_keys(BackwardKeys<kConfig>& rK, u32 keys) {
+  load_left_columns<kConfig.register_dims>(rK, OperandTile<kConfig.kv_rows(), true>{keys});
+}
+
+// S^T = K Q^T or dP^T = V dO^T. rK, keys: the columns of K or V that are in registers; the
+// warpgroup's first row in a tile of kv_rows() rows.
+template <BackwardConfig kConfig>
+inline void issue_keys_by_queries(BackwardScores<kConfig>& S, const BackwardKeys<kConfig>& rK,
+                                  u32 keys, u32 queries) {
   const u32 a = ptx::wgmma_descriptor(keys, 16);
   const u32 b = ptx::wgmma_descriptor(queries, 16);
   ptx::wgmma_fence();
 #pragma unroll
   for (i32 d = 0; d < kConfig.dims; d += 16) {
-    const u32 a_offset = d / 64 * kConfig.kKvRows * 128 + d % 64 * 2;
+    const u32 a_offset = d / 64 * kConfig.kv_rows() * 128 + d % 64 * 2;
     const u32 b_offset = d / 64 * kConfig.q_rows * 128 + d % 64 * 2;
+    if constexpr (kConfig.register_dims > 0) {
+      if (d < kConfig.register_dims) {
+        const u32* r = rK + d / 4;
+        ptx::wgmma_rs<kConfig.dtype, false>(S, r[0], r[1], r[2], r[3], b + (b_offset >> 4), d > 0);
+        continue;
+      }
+    }
     ptx::wgmma_ss<kConfig.dtype, false>(S, a + (a_offset >> 4), b + (b_offset >> 4), d > 0);
   }
   ptx::wgmma_commit();
@@ -58,11 +76,11 @@ template <BackwardConfig kConfig>
 inline void issue_queries_by_dims(float (&dQ)[kConfig.dq_floats()], u32 ds, u32 k, u32 warpgroup) {
   static_assert(kConfig.dims == (kConfig.dq_by_rows() ? 64 : 128));
   const u32 a = ptx::wgmma_descriptor(ds + (kConfig.dq_by_rows() ? warpgroup * 64 * 128 : 0), 16);
-  const u32 b =
-      ptx::wgmma_descriptor(k + (kConfig.dq_by_rows() ? 0 : warpgroup * kConfig.kKvRows * 128), 16);
+  const u32 b = ptx::wgmma_descriptor(
+      k + (kConfig.dq_by_rows() ? 0 : warpgroup * kConfig.kv_rows() * 128), 16);
   ptx::wgmma_fence();
 #pragma unroll
-  for (i32 j = 0; j < kConfig.kKvRows; j += 16) {
+  for (i32 j = 0; j < kConfig.kv_rows(); j += 16) {
     const u32 a_offset = j / 64 * kConfig.q_rows * 128 + j % 64 * 2;
     ptx::wgmma_ss<kConfig.dtype, true>(dQ, a + (a_offset >> 4), b + (j * 128 >> 4), j > 0);
   }

@@ -6,6 +6,7 @@
 #pragma once
 
 #include "kernels/backward_config.h"
+#include "kernels/tile/huge_scores.cuh"
 #include "kernels/tile/key_terms.cuh"
 #include "kernels/tile/score_map.cuh"
 
@@ -20,8 +21,9 @@ struct QueryTerms {
   };
 
   const ForwardParams& params;
-  float row_max[2] = {};   // where stats were kept
-  float sum_log2[2] = {};  // or lse
+  float lse[2] = {};      // in log2; of huge rows log2(row_sum)
+  float row_max[2] = {};  // of huge rows
+  bool has_huge = false;  // in this warp
   float delta[2] = {};
 
   QueryTerms(const BackwardDqParams& of, const QueryBlock& block, const Place& place, i32 row)
@@ -33,13 +35,10 @@ struct QueryTerms {
       const i64 at = first + min(row + 8 * r, place.shape.q_len - 1);
       if (place.shape.q_len <= 0) continue;
       delta[r] = of.delta[at];
-      if constexpr (kConfig.stats) {
-        row_max[r] = of.rows[2 * at];
-        sum_log2[r] = of.rows[2 * at + 1];
-      } else {
-        sum_log2[r] = of.rows[at];
-      }
+      lse[r] = of.rows[kConfig.stats ? kept_row(at) : at];
+      if constexpr (kConfig.stats) row_max[r] = of.rows[kept_row(at) + kKeptBlock];
     }
+    if constexpr (kConfig.stats) has_huge = ptx::any(row_max[0] != 0 || row_max[1] != 0);
   }
 
   Slopes slopes(const Scores& dots) const {
@@ -54,19 +53,20 @@ struct QueryTerms {
     return slopes;
   }
 
+  // Scores relative to row_max in huge rows, as lse is.
+  void lower_huge(Scores& S) const {
+    if (!kConfig.stats || !has_huge) return;
+    const HugeScores huge(kConfig.maps_scores() ? kLn2 : params.scale);
+#pragma unroll
+    for (i32 i = 0; i < kConfig.kv_rows / 2; ++i) S[i] = huge.lowered(S[i], row_max[i / 2 % 2]);
+  }
+
   // P = exp(score - lse), from dot products or, where options map them, from scores in log2.
   void exponentiate(Scores& S) const {
 #pragma unroll
     for (i32 i = 0; i < kConfig.kv_rows / 2; ++i) {
-      const i32 r = i / 2 % 2;
-      if constexpr (kConfig.stats) {  // rounded as the maximum was
-        const float score = ptx::mul(S[i], kConfig.maps_scores() ? kLn2 : params.scale);
-        const float below = -ptx::max(row_max[r] - score, 0.f);
-        S[i] = ptx::exp2_in_place(ptx::fma(below, kLog2E, -sum_log2[r]));
-      } else {
-        const float factor = kConfig.maps_scores() ? 1.f : params.scale_log2;
-        S[i] = ptx::exp2_in_place(ptx::fma(S[i], factor, -sum_log2[r]));
-      }
+      const float factor = kConfig.maps_scores() ? 1.f : params.scale_log2;
+      S[i] = ptx::exp2_in_place(ptx::fma(S[i], factor, -lse[i / 2 % 2]));
     }
   }
 

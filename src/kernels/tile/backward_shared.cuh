@@ -91,7 +91,8 @@ struct BackwardShared {
   }
   // Two words that come with Q: what step this is (BackwardStepMail).
   constexpr u32 step(StageCursor at) const { return base + kSteps + 8 * at.buffer; }
-  // both warpgroups, 64 keys each -> both: dS waits for its part in dQ
+  // both warpgroups, 64 keys each -> both: dS waits for its part in dQ; where products are divided,
+  // the first -> the second: P
   constexpr Ring<kStages> ds() const {
     return {base + kDS, u32(kConfig.ds_bytes()), base + kDSBarriers};
   }
@@ -121,8 +122,9 @@ struct BackwardShared {
   }
 
   void init() const {
-    k().init(BackwardConfig::kConsumerWarps);
-    v().init(BackwardConfig::kConsumerWarps);
+    constexpr i32 kWarps = BackwardConfig::kConsumerWarps / (kConfig.divides_products() ? 2 : 1);
+    k().init(kWarps);
+    v().init(kWarps);
     q().init(BackwardConfig::kConsumerWarps);
     dout().init(BackwardConfig::kConsumerWarps);
     mail().init(kConfig.sequences ? 4 : 3);  // two warpgroups, the reporter, the cleaner
@@ -130,8 +132,8 @@ struct BackwardShared {
       for (u32 i = 0; i < 2 + 2 * kStages; ++i) ptx::mbarrier_init(k_landed() + 8 * i, 1);
     }
     for (i32 i = 0; i < kStages; ++i) {
-      ptx::mbarrier_init(ds().full(StageCursor{u32(i)}), BackwardConfig::kConsumerWarps);
-      ptx::mbarrier_init(ds().empty(StageCursor{u32(i)}), BackwardConfig::kConsumerWarps);
+      ptx::mbarrier_init(ds().full(StageCursor{u32(i)}), kWarps);
+      ptx::mbarrier_init(ds().empty(StageCursor{u32(i)}), kWarps);
     }
     for (i32 i = 0; i < BackwardConfig::kMailboxes; ++i) {
       ptx::mbarrier_init(added(MailCursor{u32(i)}), BackwardConfig::kConsumerWarps);

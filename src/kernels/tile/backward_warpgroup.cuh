@@ -10,6 +10,7 @@
 #include "kernels/tile/backward_dq.cuh"
 #include "kernels/tile/backward_products.cuh"
 #include "kernels/tile/backward_shared.cuh"
+#include "kernels/tile/huge_scores.cuh"
 #include "kernels/tile/key_terms.cuh"
 
 namespace fulmen {
@@ -91,28 +92,41 @@ struct BackwardWarpgroup {
     }
   }
 
-  // P^T = exp(scale S^T - lse)
-  void exponentiate(Scores& S) const {
-    const u32 rows = shared.rows(at) + thread % 4 * (kConfig.has_stats ? 16 : 8);
+  // Where the lse of the rows of S[i] and S[i + 1] lies, and kKeptBlock floats on their row_max.
+  u32 kept_at(i32 i) const {
+    const i32 row = i * 2;
+    return shared.rows(at) + thread % 4 * 8 + i32(kConfig.has_stats ? kept_row(row) : row) * 4;
+  }
+
+  // S^T relative to row_max in huge rows, as lse is. Warps skip steps without one.
+  void lower_huge(Scores& S) const {
+    if constexpr (!kConfig.has_stats) return;
+    bool is_huge = false;
+#pragma unroll
+    for (i32 block = 0; block < kConfig.q_rows; block += kKeptBlock) {
+      const ptx::F32x2 row_max = ptx::load_shared_f32x2(
+          shared.rows(at) + i32(kept_row(block) + kKeptBlock) * 4 + thread % 32 * 8);
+      is_huge = is_huge || row_max.word[0] != 0 || row_max.word[1] != 0;
+    }
+    if (!ptx::any(is_huge)) return;
+    const HugeScores huge(kConfig.maps_scores() ? kLn2 : params.scale);
 #pragma unroll
     for (i32 i = 0; i < kFloats; i += 4) {
-      if constexpr (kConfig.has_stats) {
-        const ptx::U32x4 x = ptx::load_shared_x4(rows + i * 16);
+      const ptx::F32x2 row_max = ptx::load_shared_f32x2(kept_at(i) + kKeptBlock * 4);
 #pragma unroll
-        for (i32 e = 0; e < 4; ++e) {
-          const float row_max = __builtin_bit_cast(float, x.word[e % 2 * 2]);
-          const float sum_log2 = __builtin_bit_cast(float, x.word[e % 2 * 2 + 1]);
-          const float score = ptx::mul(S[i + e], kConfig.maps_scores() ? kLn2 : params.scale);
-          const float below = -ptx::max(row_max - score, 0.f);
-          S[i + e] = ptx::exp2_in_place(ptx::fma(below, kLog2E, -sum_log2));
-        }
-      } else {
-        const ptx::F32x2 lse = ptx::load_shared_f32x2(rows + i * 8);
+      for (i32 e = 0; e < 4; ++e) S[i + e] = huge.lowered(S[i + e], row_max.word[e % 2]);
+    }
+  }
+
+  // P^T = exp(scale S^T - lse)
+  void exponentiate(Scores& S) const {
 #pragma unroll
-        for (i32 e = 0; e < 4; ++e) {
-          const float factor = kConfig.maps_scores() ? 1.f : params.scale_log2;
-          S[i + e] = ptx::exp2_in_place(ptx::fma(S[i + e], factor, -lse.word[e % 2]));
-        }
+    for (i32 i = 0; i < kFloats; i += 4) {
+      const ptx::F32x2 lse = ptx::load_shared_f32x2(kept_at(i));
+#pragma unroll
+      for (i32 e = 0; e < 4; ++e) {
+        const float factor = kConfig.maps_scores() ? 1.f : params.scale_log2;
+        S[i + e] = ptx::exp2_in_place(ptx::fma(S[i + e], factor, -lse.word[e % 2]));
       }
     }
   }
@@ -148,6 +162,53 @@ struct BackwardWarpgroup {
         dS[(i + e) / 2] = ptx::pack<kConfig.dtype>(x[0], x[1]);
       }
     }
+  }
+
+  // Where products are divided: P^T, times the cap's slope, to the other warpgroup. The sign says
+  // what dropout drops.
+  void share_p(const Scores& P, const Pairs& pairs) const {
+    const u32 place = shared.ds().address(at) + thread * 16;
+    ptx::mbarrier_wait(shared.ds().empty(at), at.parity ^ 1);
+#pragma unroll
+    for (i32 i = 0; i < kFloats; i += 4) {
+      ptx::U32x4 x;
+#pragma unroll
+      for (i32 e = 0; e < 4; ++e) {
+        float p = P[i + e];
+        if constexpr (kConfig.softcap) p *= pairs.slopes[i + e];
+        x.word[e] = __builtin_bit_cast(u32, p);
+        if constexpr (kConfig.dropout) x.word[e] ^= (~pairs.kept >> (i + e) & 1) << 31;
+      }
+      ptx::store_shared_x4(place + i * 512, x);
+    }
+    ptx::warp_sync();
+    if (thread % 32 == 0) ptx::mbarrier_arrive(shared.ds().full(at));
+  }
+  // And there: dS^T = P^T (dP^T - delta), rounded.
+  void form_shared_ds(Weights& dS, const Scores& dP) const {
+    const u32 place = shared.ds().address(at) + thread * 16;
+    const u32 deltas = shared.delta(dout_cursor()) + thread % 4 * 8;
+    shared.ds().wait(at);
+#pragma unroll
+    for (i32 i = 0; i < kFloats; i += 4) {
+      const ptx::F32x2 delta = ptx::load_shared_f32x2(deltas + i * 8);
+      const ptx::U32x4 p = ptx::load_shared_x4(place + i * 512);
+      float x[4];
+#pragma unroll
+      for (i32 e = 0; e < 4; ++e) {
+        if constexpr (kConfig.dropout) {
+          const bool is_kept = p.word[e] >> 31 == 0;
+          const float size = __builtin_bit_cast(float, p.word[e] & 0x7fffffffu);
+          x[e] = size * ((is_kept ? dP[i + e] * params.kept_scale : 0) - delta.word[e % 2]);
+        } else {
+          x[e] = __builtin_bit_cast(float, p.word[e]) * (dP[i + e] - delta.word[e % 2]);
+        }
+      }
+      dS[i / 2] = ptx::pack<kConfig.dtype>(x[0], x[1]);
+      dS[i / 2 + 1] = ptx::pack<kConfig.dtype>(x[2], x[3]);
+    }
+    ptx::warp_sync();
+    release(shared.ds(), at);
   }
 
   // dS^T to both warpgroups, for dQ a step later.

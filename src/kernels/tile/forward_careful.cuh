@@ -59,6 +59,7 @@ inline void compute_carefully(ForwardWarpgroup<kConfig>& own,
 #pragma unroll 1
   for (i32 j = blocks.all_end - 1; j >= blocks.all_begin; --j) {
     // S = Q K^T
+    own.feed();
     own.shared.k().wait(own.k_at);
     issue_scores<kConfig>(S, rQ, sQ, own.shared.k().address(own.k_at));
     ptx::wgmma_wait<0>();

@@ -50,11 +50,8 @@ struct ForwardLoader {
     v_at.advance();
   }
 
-  void load_block(const QueryBlock& block, const Place& place, i32 first, i32 last) {
+  void load_q(const QueryBlock& block, const Place& place) {
     const i32 row = place.q_begin + block.q_block * kConfig.q_rows();
-    const i32 kv_head = block.head / (params.heads_q / params.heads_kv);
-    if (last <= first + 1) ptx::mbarrier_arrive(shared.nearly_loaded());
-    load_k(last, kv_head, place);
     for (i32 w = 0; w < kConfig.q_tiles(); ++w) {
       shared.q().acquire(q_at);
       for (i32 h = 0; h < kConfig.heads_per_tile; ++h) {
@@ -64,13 +61,24 @@ struct ForwardLoader {
       }
       q_at.advance();
     }
+  }
+
+  i32 kv_head(const QueryBlock& block) const {
+    return block.head / (params.heads_q / params.heads_kv);
+  }
+
+  void load_block(const QueryBlock& block, const Place& place, i32 first, i32 last) {
+    const i32 head = kv_head(block);
+    if (last <= first + 1) ptx::mbarrier_arrive(shared.nearly_loaded());
+    load_k(last, head, place);
+    load_q(block, place);
 #pragma unroll 1
     for (i32 j = last - 1; j >= first; --j) {
       if (j == first + 1) ptx::mbarrier_arrive(shared.nearly_loaded());
-      load_k(j, kv_head, place);
-      load_v(j + 1, kv_head, place);
+      load_k(j, head, place);
+      load_v(j + 1, head, place);
     }
-    load_v(first, kv_head, place);
+    load_v(first, head, place);
   }
 
   void run() {
@@ -84,6 +92,37 @@ struct ForwardLoader {
                  ptx::load_shared(shared.key_blocks(count, 0) + 16),
                  ptx::load_shared(shared.key_blocks(count, 0) + 20) - 1);
     }
+  }
+};
+
+// The same by a thread that computes as well (ablation): it begins a block of queries with as many
+// tiles as there are buffers, and fills those that it has given back whenever it is told to. Then
+// it waits for the other warpgroups to give them back, too.
+template <AttentionConfig kConfig>
+struct ForwardFeeder {
+  ForwardLoader<kConfig> loader;
+  QueryBlock block;
+  Place place;
+  i32 first, last;  // blocks of keys
+  i32 next_k, next_v;
+  i32 free_k = kConfig.stages, free_v = kConfig.stages;
+
+  void begin(const QueryBlock& block_, const Place& place_, i32 first_, i32 last_) {
+    block = block_;
+    place = place_;
+    first = first_;
+    last = next_k = next_v = last_;
+  }
+
+  void feed() {
+    const i32 head = loader.kv_head(block);
+#pragma unroll 1
+    for (; free_k > 0 && next_k >= first; --next_k, --free_k) {
+      if (next_k == min(first + 1, last)) ptx::mbarrier_arrive(loader.shared.nearly_loaded());
+      loader.load_k(next_k, head, place);
+    }
+#pragma unroll 1
+    for (; free_v > 0 && next_v >= first; --next_v, --free_v) loader.load_v(next_v, head, place);
   }
 };
 

@@ -6,6 +6,7 @@
 #pragma once
 
 #include "kernels/ptx/math.cuh"
+#include "kernels/tile/forward_loader.cuh"
 #include "kernels/tile/forward_shared.cuh"
 #include "kernels/tile/score_map.cuh"
 
@@ -23,6 +24,7 @@ struct ForwardWarpgroup {
   u32 thread;  // 0 .. 127
   typename Shared::QCursor q_at;
   typename Shared::KvCursor k_at, v_at;
+  ForwardFeeder<kConfig> feeder{{maps, params, shared}};
 
   // Turns at the tensor cores: warpgroup w issues its products after w - 1. Only the first waits
   // for K and V to land; the turn carries that to the others (measured: 3 to 4 % at d 128).
@@ -57,10 +59,26 @@ struct ForwardWarpgroup {
   void release_k() {
     if (thread == 0) shared.k().release(k_at);
     k_at.advance();
+    ++feeder.free_k;
   }
   void release_v() {
     if (thread == 0) shared.v().release(v_at);
     v_at.advance();
+    ++feeder.free_v;
+  }
+
+  // Loads, where no warp of its own does: what comes first of a task, and then wherever a tile is
+  // about to be used, into the buffers that were given back.
+  void begin_loads(const Task& task, const KeyBlocks& blocks) {
+    if constexpr (kConfig.specialised) return;
+    feeder.begin(task.block, place_of_task(task), blocks.all_begin, blocks.all_end - 1);
+    if (warpgroup == 0 && thread == 0) feeder.loader.load_q(task.block, feeder.place);
+    ptx::warp_sync();
+  }
+  void feed() {
+    if constexpr (kConfig.specialised) return;
+    if (warpgroup == 0 && thread == 0) feeder.feed();
+    ptx::warp_sync();
   }
 
   // The columns of V and O that are this warpgroup's, from this one on.
@@ -69,6 +87,7 @@ struct ForwardWarpgroup {
 
   // A block of keys that only other warpgroups of this thread block see.
   void skip_block() {
+    feed();
     shared.k().wait(k_at);
     take_turn();
     pass_turn();  // before V: with one stage it comes only when the others have read K

@@ -7,6 +7,8 @@
 // other, which wgmma reads as well but the copy engine moves 16 bytes at a time.
 #pragma once
 
+#include "kernels/ptx/memory.cuh"
+#include "kernels/ptx/thread.cuh"
 #include "kernels/ptx/wgmma.cuh"
 
 namespace fulmen {
@@ -37,5 +39,19 @@ struct OperandTile {
   }
   static constexpr u32 rows_from(i32 row) { return (kSwizzle ? row * 128 : row * 16) >> 4; }
 };
+
+// The first kDims columns of a tile's first 64 rows as left operands of a warpgroup: four registers
+// for 16 columns.
+template <i32 kDims, i32 kRows, bool kSwizzle, i32 kWords>
+inline void load_left_columns(u32 (&words)[kWords], OperandTile<kRows, kSwizzle> tile) {
+  const u32 thread = ptx::thread_index() % 128;
+  const u32 row = thread / 32 * 16 + thread % 16;
+#pragma unroll
+  for (i32 d = 0; d < kDims; d += 16) {
+    const ptx::U32x4 x = ptx::ldmatrix_x4(tile.unit(row, d / 8 + thread % 32 / 16));
+#pragma unroll
+    for (i32 w = 0; w < 4; ++w) words[d / 4 + w] = x.word[w];
+  }
+}
 
 }  // namespace fulmen

@@ -123,7 +123,7 @@ struct PairTerms {
           ptx::U32x4 x{{drawn.word[0], drawn.word[1], drawn.word[2], drawn.word[3]}};
           transpose_quad(x);
 #pragma unroll
-          for (i32 g = 0; g < 4; ++g) {
+          for (i32 g = 0; g < min(kConfig.kv_rows / 8 - group, 4); ++g) {
             float* p = &S[4 * (group + g) + 2 * r];
             if ((x.word[g] & 0xffffu) < dropout.threshold) p[0] = kDropped;
             if (x.word[g] >> 16 < dropout.threshold) p[1] = kDropped;

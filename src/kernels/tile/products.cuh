@@ -27,15 +27,7 @@ using QRegisters = u32[kConfig.q_register_dims > 0 ? kConfig.q_register_dims / 4
 // q: the warpgroup's tile of Q, 64 rows.
 template <AttentionConfig kConfig>
 inline void load_q_registers(QRegisters<kConfig>& rQ, u32 q) {
-  const u32 thread = ptx::thread_index() % 128;
-  const u32 row = thread / 32 * 16 + thread % 16;
-#pragma unroll
-  for (i32 d = 0; d < kConfig.q_register_dims; d += 16) {
-    const QTile<kConfig> tile{q + d / 64 * 64 * 128};
-    const ptx::U32x4 x = ptx::ldmatrix_x4(tile.unit(row, d % 64 / 8 + thread % 32 / 16));
-#pragma unroll
-    for (i32 w = 0; w < 4; ++w) rQ[d / 4 + w] = x.word[w];
-  }
+  load_left_columns<kConfig.q_register_dims>(rQ, QTile<kConfig>{q});
 }
 
 // S = Q K^T. rQ, q: the two parts of Q; k: the K tile.

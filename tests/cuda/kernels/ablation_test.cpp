@@ -21,6 +21,7 @@ const std::vector<Replacement> kSwitchesOn = {
     {"kConfig.swizzle", "true"},         {"kConfig.ping_pong", "true"},
     {"kConfig.overlap", "true"},         {"kConfig.folded_scale", "true"},
     {"kConfig.skip_full_masks", "true"}, {"kConfig.longest_first", "true"},
+    {"kConfig.specialised", "true"},
 };
 const std::vector<Replacement> kTurnsOff = {{"kConfig.ping_pong", "false"}};
 

@@ -114,7 +114,9 @@ std::string as_json(const Counters& counters) {
   const char* separator = "";
   for (const auto& [name, traffic] : counters.arrays) {
     out << separator << '"' << name << "\": {\"loaded_bytes\": " << traffic.loaded_bytes
-        << ", \"stored_bytes\": " << traffic.stored_bytes << '}';
+        << ", \"stored_bytes\": " << traffic.stored_bytes
+        << ", \"loaded_sectors\": " << traffic.loaded_sectors
+        << ", \"stored_sectors\": " << traffic.stored_sectors << '}';
     separator = ", ";
   }
   out << "}, \"shared\": [";

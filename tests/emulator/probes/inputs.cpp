@@ -2,7 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Numbers for probes: small integers, whose sums are exact in any order; normal ones, whose sums
-// show how the hardware rounds; ones of many magnitudes; special ones.
+// show how the hardware rounds; ones of many magnitudes, with zeros among them, or so small that
+// float16 has them without a leading bit; special ones.
 #include "inputs.h"
 
 #include <cmath>
@@ -12,8 +13,10 @@
 namespace fulmen::test {
 namespace {
 
-enum class Numbers { kIntegers, kNormal, kWide };
-constexpr const char* kNumberNames[] = {"integers", "normal", "wide"};
+enum class Numbers { kIntegers, kNormal, kWide, kSparse, kTiny };
+constexpr const char* kNumberNames[] = {"integers", "normal", "wide", "sparse", "tiny"};
+constexpr Numbers kAllNumbers[] = {Numbers::kIntegers, Numbers::kNormal, Numbers::kWide,
+                                   Numbers::kSparse, Numbers::kTiny};
 
 class Source {
  public:
@@ -27,9 +30,12 @@ class Source {
     float sum = 0;
     for (int i = 0; i < 4; ++i) sum += static_cast<float>(word() >> 8) * 0x1p-24f - 0.5f;
     if (numbers == Numbers::kNormal) return 2 * sum;
+    if (numbers == Numbers::kTiny) return std::ldexp(sum, -12 - static_cast<int>(word() % 12));
+    if (numbers == Numbers::kSparse && word() % 2 == 0) return 0;
     return std::ldexp(2 * sum, static_cast<int>(word() % 24) - 12);
   }
   u32 pair(DType dtype, Numbers numbers) {
+    if (dtype == DType::kFloat32) return accumulator(numbers);
     const float low = number(numbers), high = number(numbers);
     if (dtype == DType::kBFloat16) return u32{to_bf16(high).bits} << 16 | to_bf16(low).bits;
     return u32{to_f16(high).bits} << 16 | to_f16(low).bits;
@@ -42,7 +48,7 @@ class Source {
 
 void add_mma(std::vector<ProbeRun>& runs, Probe probe, DType dtype, const std::string& name) {
   constexpr i32 kProducts = 64;
-  for (const Numbers numbers : {Numbers::kIntegers, Numbers::kNormal, Numbers::kWide}) {
+  for (const Numbers numbers : kAllNumbers) {
     Source source(1);
     ProbeRun run{name + ", " + kNumberNames[static_cast<int>(numbers)],
                  probe,
@@ -67,7 +73,7 @@ struct Wgmma {
 
 void add_wgmma(std::vector<ProbeRun>& runs, const Wgmma& wgmma) {
   constexpr i32 kSteps = 4;
-  for (const Numbers numbers : {Numbers::kIntegers, Numbers::kNormal, Numbers::kWide}) {
+  for (const Numbers numbers : kAllNumbers) {
     Source source(2);
     ProbeRun run{std::string(wgmma.name) + ", " + kNumberNames[static_cast<int>(numbers)],
                  wgmma.probe,
@@ -150,9 +156,14 @@ void add_arithmetic(std::vector<ProbeRun>& runs) {
 }
 
 void add_copies(std::vector<ProbeRun>& runs) {
-  // Inside; over the last row; over the last column; before the first; beyond all.
-  const std::vector<i32> corners = {0,  0,  0, 0, 16, 8, 2, 1, 0,  32, 1, 1,  64, 3, 2, 0,
-                                    -8, -5, 1, 0, 8,  4, 3, 0, 16, 4,  0, -1, 96, 0, 0, 0};
+  const std::vector<i32> inside = {0, 0, 0, 0, 16, 8, 2, 1};
+  const std::vector<i32> across = {0, 32, 1, 1, 64, 3, 2, 0, 16, 36, 0, 1};
+  const std::vector<i32> before = {-8, -5, 1, 0};
+  const std::vector<i32> beyond = {8, 4, 3, 0, 16, 4, 0, -1, 96, 0, 0, 0};
+  std::vector<i32> corners = inside;
+  for (const auto* more : {&across, &before, &beyond}) {
+    corners.insert(corners.end(), more->begin(), more->end());
+  }
   const i32 count = static_cast<i32>(corners.size() / 4);
   const std::size_t tensor_words =
       std::accumulate(std::begin(kProbeExtents), std::end(kProbeExtents), u64{1},
@@ -166,13 +177,20 @@ void add_copies(std::vector<ProbeRun>& runs) {
                   32 * row_words, count, 64, corners.size()});
   runs.push_back({"TMA load, no swizzle", Probe::kTensorLoadPlain, ProbeFamily::kCopies, loads,
                   4 * row_words, count, 8, corners.size()});
-  std::vector<u32> stores(corners.begin(), corners.end());
-  const std::vector<u32> boxes = random_words(17, 32 * row_words);
-  stores.insert(stores.end(), boxes.begin(), boxes.end());
-  runs.push_back({"TMA store, 128-byte swizzle", Probe::kTensorStore, ProbeFamily::kCopies,
-                  std::move(stores), tensor_words, count, 64, 0});
   runs.push_back(
       {"cp.async.bulk", Probe::kBulkLoad, ProbeFamily::kCopies, random_words(18, 256), 256});
+  const auto add_store = [&](const char* name, const std::vector<i32>& at) {
+    std::vector<u32> in(at.begin(), at.end());
+    const std::size_t boxes = at.size() / 4;
+    const std::vector<u32> numbers = random_words(17, boxes * kProbeBoxRows * 32);
+    in.insert(in.end(), numbers.begin(), numbers.end());
+    runs.push_back({name, Probe::kTensorStore, ProbeFamily::kCopies, std::move(in), tensor_words,
+                    static_cast<i32>(boxes), 64, 0});
+  };
+  add_store("TMA store, inside", inside);
+  add_store("TMA store, across the end", across);
+  add_store("TMA store, before the first", before);
+  add_store("TMA store, beyond", beyond);
 }
 
 }  // namespace
@@ -181,6 +199,7 @@ std::vector<ProbeRun> probe_runs() {
   std::vector<ProbeRun> runs;
   add_mma(runs, Probe::kMmaBFloat16, DType::kBFloat16, "mma m16n8k16 bf16");
   add_mma(runs, Probe::kMmaFloat16, DType::kFloat16, "mma m16n8k16 f16");
+  add_mma(runs, Probe::kMmaTf32, DType::kFloat32, "mma m16n8k8 tf32");
   add_matrices(runs);
   std::vector<u32> lanes = random_words(19, 64);
   for (u32 lane = 0; lane < 32; ++lane) lanes[2 * lane + 1] %= 32;

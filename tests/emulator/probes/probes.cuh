@@ -25,14 +25,18 @@ namespace fulmen {
 inline float as_float(u32 bits) { return __builtin_bit_cast(float, bits); }
 inline u32 as_bits(float x) { return __builtin_bit_cast(u32, x); }
 
-template <DType kDType>
+template <DType kDType>  // kFloat32: TF32
 inline void probe_mma(const ProbeParams& p) {
   const u32 lane = ptx::thread_index();
   for (i32 i = 0; i < p.count; ++i) {
     const u32* const in = p.in + (i * 32 + lane) * 10;
     const u32 a[4] = {in[0], in[1], in[2], in[3]};
     float d[4] = {as_float(in[6]), as_float(in[7]), as_float(in[8]), as_float(in[9])};
-    ptx::mma_m16n8k16<kDType>(d, a, in[4], in[5]);
+    if constexpr (kDType == DType::kFloat32) {
+      ptx::mma_m16n8k8_tf32(d, a, in[4], in[5]);
+    } else {
+      ptx::mma_m16n8k16<kDType>(d, a, in[4], in[5]);
+    }
     for (u32 j = 0; j < 4; ++j) p.out[(i * 32 + lane) * 4 + j] = as_bits(d[j]);
   }
 }
@@ -153,6 +157,8 @@ inline void probe_warp(const ProbeParams& p) {
       return probe_mma<DType::kBFloat16>(p);
     case Probe::kMmaFloat16:
       return probe_mma<DType::kFloat16>(p);
+    case Probe::kMmaTf32:
+      return probe_mma<DType::kFloat32>(p);
     case Probe::kLdmatrix:
       return probe_ldmatrix<false>(p);
     case Probe::kLdmatrixTransposed:

@@ -13,6 +13,7 @@ enum class Probe : i32 {
   // One warp.
   kMmaBFloat16,  // per product and lane: 4 words of A, 2 of B, 4 of D
   kMmaFloat16,
+  kMmaTf32,   // 16 x 8 times 8 x 8
   kLdmatrix,  // 512 words of shared memory, then a row of 16 bytes for each lane
   kLdmatrixTransposed,
   kStmatrix,  // 4 words a lane, then its row

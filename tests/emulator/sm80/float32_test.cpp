@@ -43,7 +43,8 @@ float element(i32 row, i32 column) {
 }
 
 // |error| of a product x y, relative to |x y|: two roundings of 2^-11; or, with three products, the
-// last 2 of 24 bits that are cut off from both small parts (3 2^-23 each), and their product (2^-20).
+// last 2 of 24 bits that are cut off from both small parts (3 2^-23 each), and their product
+// (2^-20).
 template <Precision kPrecision>
 constexpr double kProductError = kPrecision == Precision::kTf32 ? 0x1.01p-10 : 0x1.c1p-20;
 
@@ -154,9 +155,9 @@ void launch(const AttentionParams& given, unsigned seed) {
 }
 
 bool has_options(const Problem& problem) {
-  return problem.score_map.scale <= 0 || problem.dropout.enabled() || problem.has(Array::kMask) || problem.has(Array::kQIds) ||
-         problem.has(Array::kBias) || problem.has(Array::kAlibiSlopes) ||
-         problem.has(Array::kStats);
+  return problem.score_map.scale <= 0 || problem.dropout.enabled() || problem.has(Array::kMask) ||
+         problem.has(Array::kQIds) || problem.has(Array::kBias) ||
+         problem.has(Array::kAlibiSlopes) || problem.has(Array::kStats);
 }
 
 template <Precision kPrecision, Kind kKind>

@@ -1,8 +1,8 @@
 // SPDX-FileCopyrightText: fulmen contributors
 // SPDX-License-Identifier: Apache-2.0
 //
-// Arrays that change nothing, where a kernel of forward_sm80 reads one and a drawn problem has none:
-// so a few kernels serve problems with every set of options.
+// Arrays that change nothing, where a kernel of forward_sm80 reads one and a drawn problem has
+// none: so a few kernels serve problems with every set of options.
 #pragma once
 
 #include "kernels/sm80_config.h"

@@ -151,6 +151,18 @@ constexpr AttentionConfig kSerial = [] {
   config.overlap = config.folded_scale = false;
   return config;
 }();
+constexpr AttentionConfig kUnspecialised = [] {
+  AttentionConfig config = kStaged;
+  config.specialised = false;
+  return config;
+}();
+constexpr AttentionConfig kUnspecialisedSequences = [] {
+  AttentionConfig config = kSigned;
+  config.warpgroups = 3;
+  config.stages = 1;
+  config.specialised = false;
+  return config;
+}();
 constexpr AttentionConfig kTextbook = [] {
   AttentionConfig config = kStaged;
   config.shift_rule = ShiftRule::kEveryBlock;
@@ -264,6 +276,11 @@ TEST(Sm90OnHost, WideHeads) {
 TEST(Sm90OnHost, Unswizzled) { expect_agreement<kUnswizzled>(1501, 6); }
 TEST(Sm90OnHost, UnswizzledSequences) { expect_agreement<kUnswizzledSequences>(1601, 6); }
 TEST(Sm90OnHost, NothingOverlaps) { expect_agreement<kSerial>(1701, 6); }
+TEST(Sm90OnHost, NoWarpOfItsOwnLoads) {
+  expect_agreement<kUnspecialised>(2901, 6);
+  expect_agreement<kUnspecialisedSequences>(3001, 6);
+  expect_hidden_does_not_show<kUnspecialisedSequences>(3101, 3);
+}
 TEST(Sm90OnHost, MaximumAndMaskEverywhere) { expect_agreement<kTextbook>(1801, 6); }
 
 TEST(Sm90OnHost, BiasMaskDropout) { expect_agreement<kPairs>(801, 12); }

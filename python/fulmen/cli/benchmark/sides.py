@@ -88,10 +88,18 @@ class Fulmen(Side):
     name = "fulmen"
     options = OPTIONS
 
-    def __init__(self, implementation: str = "auto", without: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self,
+        implementation: str = "auto",
+        without: tuple[str, ...] = (),
+        precision: str = "float32",
+    ) -> None:
         """By the name of an implementation, less some of its optimisations."""
         self.asked = implementation
         self.without = without
+        self.precision = precision
+        if precision != "float32":
+            self.name = f"fulmen {precision}"
 
     def problem(self, cell: Cell) -> dict[str, Any]:
         """A cell as `fulmen.warmup` takes it."""
@@ -101,11 +109,16 @@ class Fulmen(Side):
             "q": (cell.batch, cell.heads, cell.rows, cell.dim), "k": kv, "v": kv, "need": need,
             "dtype": cell.dtype, "causal": cell.causal, "implementation": self.asked,
             "without": self.without, "deterministic": cell.option == "deterministic",
+            "precision": self.precision if cell.dtype == "float32" else "float32",
         }  # fmt: skip
 
     def answer(self, cell: Cell, tensors: Tensors) -> Answer:
         q, k, v, do = tensors.q, tensors.k, tensors.v, tensors.do
         options: dict[str, Any] = {"causal": cell.causal, "implementation": self.asked}
+        if self.precision != "float32":
+            if cell.dtype != "float32":
+                raise MissingError(f"{self.precision} is a precision of float32")
+            options["precision"] = self.precision
         if cell.option == "deterministic":
             options["deterministic"] = True
         if cell.option == "packed":

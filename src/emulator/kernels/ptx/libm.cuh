@@ -15,8 +15,12 @@ inline double accurate_log(double x) { return std::log(x); }
 inline float accurate_tanh(float x) { return std::tanh(x); }
 inline double accurate_tanh(double x) { return std::tanh(x); }
 
-inline float larger(float a, float b) { return std::fmax(a, b); }
-inline double larger(double a, double b) { return std::fmax(a, b); }
+// A NaN of either kind counts as missing, and -0 as below 0.
+template <class Real>
+Real larger(Real a, Real b) {
+  if (std::isnan(a) || std::isnan(b)) return std::isnan(a) ? b : a;
+  return a > b || (a == b && !std::signbit(a)) ? a : b;
+}
 inline float rounded_product(float a, float b) { return a * b; }
 inline double rounded_product(double a, double b) { return a * b; }
 

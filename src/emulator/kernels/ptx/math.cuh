@@ -10,6 +10,7 @@
 
 #include "emulator/accesses.h"
 #include "kernels/config.h"
+#include "kernels/ptx/libm.cuh"
 #include "kernels/ptx/memory.cuh"
 
 namespace fulmen::ptx {
@@ -25,18 +26,19 @@ inline float exp2(float x) {
 inline float exp2_in_place(float x) { return exp2(x); }
 inline float log2(float x) { return std::log2(flush_subnormal(x)); }
 inline float reciprocal(float x) { return flush_subnormal(1.f / flush_subnormal(x)); }
-inline float max(float a, float b) { return std::fmax(a, b); }
+inline float max(float a, float b) { return larger(a, b); }
 inline float fma(float a, float b, float c) { return std::fma(a, b, c); }
 inline float mul(float a, float b) { return a * b; }
 
 template <DType kDType>
+u32 converted(float x) {
+  if (std::isnan(x)) return 0x7fff;
+  return kDType == DType::kBFloat16 ? to_bf16(x).bits : to_f16(x).bits;
+}
+template <DType kDType>
 inline u32 pack(float low, float high) {
   emulator::count(&emulator::Counters::conversions);
-  if constexpr (kDType == DType::kBFloat16) {
-    return static_cast<u32>(to_bf16(high).bits) << 16 | to_bf16(low).bits;
-  } else {
-    return static_cast<u32>(to_f16(high).bits) << 16 | to_f16(low).bits;
-  }
+  return converted<kDType>(high) << 16 | converted<kDType>(low);
 }
 
 inline float abs(float x) { return __builtin_fabsf(x); }

@@ -1,0 +1,40 @@
+// SPDX-FileCopyrightText: fulmen contributors
+// SPDX-License-Identifier: Apache-2.0
+//
+// How a tensor core adds: bit for bit what mma.sync and wgmma give on an H200
+// (tests/emulator/probes compares them). Exact products and the accumulator are aligned to the
+// largest exponent among them, a product's being the sum of its factors', and cut off, towards
+// zero, 25 bits behind that; their sum is exact, and cut off to float32.
+#pragma once
+
+#include <array>
+
+#include "kernels/base.cuh"
+
+namespace fulmen::emulator {
+
+// The right factor of products: 16 rows (8 of TF32) of at most 256 columns, numbers widened.
+class TensorCoreMatrix {
+ public:
+  explicit TensorCoreMatrix(u32 columns, u32 depth = kMostDepth)
+      : columns_(columns), depth_(depth) {}
+
+  void set(u32 k, u32 column, float x);
+
+  // d[n] = a . column n + c[n], of `depth` numbers a. c and d may be the same.
+  void row(const float* a, const float* c, float* d) const;
+
+ private:
+  static constexpr u32 kMostColumns = 256;
+  static constexpr u32 kMostDepth = 16;
+
+  bool is_ordinary(const float* a, const float* c, std::array<short, kMostColumns>& largest) const;
+  float careful_sum(const float* a, u32 column, float c) const;
+
+  u32 columns_;
+  u32 depth_;
+  std::array<std::array<float, kMostColumns>, kMostDepth> numbers_;
+  std::array<std::array<short, kMostColumns>, kMostDepth> exponents_;
+};
+
+}  // namespace fulmen::emulator

@@ -1,0 +1,90 @@
+// SPDX-FileCopyrightText: fulmen contributors
+// SPDX-License-Identifier: Apache-2.0
+//
+// Which problems the sm80 implementation takes, and that its tiles fit every card.
+#include "plan/sm80.h"
+
+#include <gmock/gmock.h>
+
+namespace fulmen {
+namespace {
+
+using testing::HasSubstr;
+
+Problem problem_of(DType dtype, i64 dim_qk, i64 dim_v) {
+  Problem problem;
+  problem.backend = Backend::kCuda;
+  problem.dtype = dtype;
+  problem.num_sequences = problem.heads_q = problem.heads_kv = 1;
+  problem.q_rows = problem.kv_rows = problem.max_q = problem.max_kv = 100;
+  problem.dim_qk = dim_qk;
+  problem.dim_v = dim_v;
+  problem.score_map.scale = 1;
+  for (const Array array : {Array::kQ, Array::kK, Array::kV, Array::kO}) {
+    problem.arrays[array].dtype = dtype;
+    problem.arrays[array].strides[3] = 1;
+  }
+  return problem;
+}
+
+Problem float32_problem(Precision precision, i64 dim_qk, i64 dim_v) {
+  Problem problem = problem_of(DType::kFloat32, dim_qk, dim_v);
+  problem.precision = precision;
+  return problem;
+}
+
+Implementation chosen(const Problem& problem, const Gpu& gpu) {
+  for (const Candidate& candidate : candidates(problem, gpu)) {
+    if (candidate.accepted) return candidate.implementation;
+  }
+  return Implementation::kAuto;
+}
+
+TEST(Sm80Float32, IsComputedWherePrecisionPermits) {
+  const Gpu& gpu = gpu_named("h100");
+  const Problem exact = float32_problem(Precision::kFloat32, 64, 64);
+  EXPECT_EQ(chosen(exact, gpu), Implementation::kSimt);
+  EXPECT_THAT(sm80_refusal(exact, gpu), HasSubstr("only with precision tf32 or 3xtf32"));
+  for (const Precision precision : {Precision::kTf32, Precision::k3xTf32}) {
+    EXPECT_EQ(chosen(float32_problem(precision, 64, 64), gpu), Implementation::kSm80);
+    EXPECT_EQ(sm80_forward_config(float32_problem(precision, 64, 64), gpu).precision, precision);
+    EXPECT_EQ(chosen(float32_problem(precision, 64, 64), gpu_named("t4")), Implementation::kSimt);
+    const Problem wide = float32_problem(precision, 64, 257);
+    EXPECT_EQ(chosen(wide, gpu), Implementation::kSimt);
+    EXPECT_THAT(sm80_refusal(wide, gpu), HasSubstr("up to 256; the widest is 257"));
+    Problem backward = float32_problem(precision, 64, 64);
+    backward.operation = Operation::kBackward;
+    EXPECT_THAT(sm80_refusal(backward, gpu), HasSubstr("no backward pass for float32"));
+  }
+}
+
+// With and without the options that take the most shared memory.
+TEST(Sm80Tiles, FitEveryCard) {
+  for (const Gpu& gpu : known_gpus()) {
+    if (gpu.compute_capability < 80) continue;
+    for (i64 dim = 1; dim <= 256; dim += dim < 16 ? 1 : 15) {
+      for (const i64 dim_v : {dim, i64{256}}) {
+        for (const bool options : {false, true}) {
+          for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
+            Problem problem = problem_of(dtype, dim, dim_v);
+            problem.precision = dtype == DType::kFloat32 ? Precision::k3xTf32 : Precision::kFloat32;
+            if (options) {
+              problem.arrays[Array::kMask].dtype = DType::kBool;
+              problem.arrays[Array::kBias].dtype = DType::kFloat32;
+              problem.arrays[Array::kQIds].dtype = DType::kInt32;
+            }
+            ASSERT_EQ(sm80_refusal(problem, gpu), "") << gpu.name << " " << dim << " " << dim_v;
+            const Sm80Config config = sm80_forward_config(problem, gpu);
+            EXPECT_TRUE(config.valid()) << gpu.name << " " << dim << " " << dim_v;
+            EXPECT_LE(static_cast<size_t>(config.forward_shared_bytes()),
+                      gpu.shared_bytes_per_block);
+            EXPECT_GE(config.d_qk, dim);
+          }
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace fulmen

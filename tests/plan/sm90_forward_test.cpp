@@ -1,0 +1,76 @@
+// SPDX-FileCopyrightText: fulmen contributors
+// SPDX-License-Identifier: Apache-2.0
+//
+// Which config of forward_sm90 a problem gets, and the order of its blocks, where a rule decides
+// and not a measurement.
+#include "plan/sm90_forward.h"
+
+#include <gtest/gtest.h>
+
+namespace fulmen {
+namespace {
+
+Problem problem_of(i64 batch, i64 heads_q, i64 heads_kv, i64 q_rows, i64 kv_rows, i64 dim) {
+  Problem problem;
+  problem.dtype = problem.arrays[Array::kO].dtype = DType::kBFloat16;
+  problem.num_sequences = batch;
+  problem.heads_q = heads_q;
+  problem.heads_kv = heads_kv;
+  problem.q_rows = problem.max_q = q_rows;
+  problem.kv_rows = problem.max_kv = kv_rows;
+  problem.dim_qk = problem.dim_v = dim;
+  problem.score_map.scale = 1;
+  problem.mask.causal = true;
+  return problem;
+}
+
+TEST(Sm90Forward, NoGroupOfHeadsIsMuchSmallerThanTheOthers) {
+  Gpu gpu = gpu_named("h100");
+  for (const i64 l2_mib : {30, 40, 50, 60, 96}) {
+    gpu.l2_bytes = static_cast<size_t>(l2_mib) << 20;
+    for (const i64 rows : {2048, 4096, 8192, 16384}) {
+      for (const i64 dim : {64, 128, 256}) {
+        const Problem problem = problem_of(16384 / rows, 2048 / dim, 2048 / dim, rows, rows, dim);
+        const i64 heads = problem.heads_q * problem.num_sequences;
+        const i64 size = sm90_heads_per_group(problem, gpu);
+        const i64 last = heads - (ceil_div(heads, size) - 1) * size;
+        EXPECT_GE(2 * last, size) << heads << " heads in groups of " << size;
+      }
+    }
+  }
+}
+
+TEST(Sm90Forward, HeadsShareATileWhenTheirQueriesFitIt) {
+  const auto heads = [](i64 heads_q, i64 heads_kv, i64 q_rows) {
+    return sm90_forward_config(problem_of(8, heads_q, heads_kv, q_rows, 4096, 128)).heads_per_tile;
+  };
+  EXPECT_EQ(heads(32, 8, 1), 4);
+  EXPECT_EQ(heads(32, 8, 16), 4);
+  EXPECT_EQ(heads(32, 8, 17), 2);
+  EXPECT_EQ(heads(32, 8, 33), 1);
+  EXPECT_EQ(heads(24, 8, 1), 1) << "three heads do not divide a tile";
+  EXPECT_EQ(heads(24, 4, 1), 2);
+  EXPECT_EQ(heads(64, 1, 1), 8);
+  Problem alibi = problem_of(8, 32, 8, 1, 4096, 128);
+  alibi.arrays[Array::kAlibiSlopes].dtype = DType::kFloat32;
+  EXPECT_EQ(sm90_forward_config(alibi).heads_per_tile, 1);
+  Problem invariant = problem_of(8, 32, 8, 1, 4096, 128);
+  invariant.batch_invariant = true;
+  EXPECT_EQ(sm90_forward_config(invariant).heads_per_tile, 1);
+}
+
+TEST(Sm90Forward, DocumentsTakeWorkspaceForTheirRanges) {
+  Problem problem = problem_of(2, 16, 16, 4096, 4096, 128);
+  const Gpu gpu = gpu_named("h100");
+  const size_t without = sm90_forward_needs(problem, gpu).workspace_bytes;
+  problem.arrays[Array::kQIds].dtype = problem.arrays[Array::kKvIds].dtype = DType::kInt32;
+  const AttentionConfig config = sm90_forward_config(problem);
+  EXPECT_TRUE(config.skips_documents);
+  const size_t ranges = 2 * 4096 / static_cast<size_t>(config.kv_rows);
+  EXPECT_EQ(sm90_forward_needs(problem, gpu).workspace_bytes,
+            kKeyRangesOffset + ranges * sizeof(IdRange));
+  EXPECT_LE(without, kKeyRangesOffset) << "the counter lies before the ranges";
+}
+
+}  // namespace
+}  // namespace fulmen
