@@ -2,11 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a call costs beside its arithmetic: fulmen and torch's own attention in one run.
 
-python bench/torch_overhead.py [--device cpu] [--rounds 15]
+python bench/torch_overhead.py [--device cpu] [--rounds 300] [--calls 20]
 
-(1, 1, 4, 8) float32 on the CPU, (1, 8, 128, 64) bfloat16 on a GPU. The two sides alternate in
-random order; each line has the least time of a call over the rounds, in microseconds of the calling
-thread (CPU) or of the clock (GPU, host side), and JSON goes to the last line.
+(1, 1, 4, 8) float32 on the CPU, (1, 8, 128, 64) bfloat16 on a GPU. The sides alternate in random
+order, a few calls at a time; each line has the least time of a call over the rounds, in
+microseconds of the host's clock: rounds so short that another program's turn falls into few of
+them. JSON goes to the last line.
 """
 
 from __future__ import annotations
@@ -64,8 +65,8 @@ def steps(attend, leaves, do):
 def main(arguments=None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--calls", type=int, default=300)
+    parser.add_argument("--rounds", type=int, default=300)
+    parser.add_argument("--calls", type=int, default=20)
     asked = parser.parse_args(arguments)
     on_gpu = asked.device != "cpu"
     torch.set_num_threads(1)
@@ -74,7 +75,6 @@ def main(arguments=None) -> int:
               for _ in range(3)]  # fmt: skip
     do = torch.ones_like(leaves[0])
     every = {name: steps(attend, leaves, do) for name, attend in SIDES.items()}
-    clock = time.perf_counter if on_gpu else time.thread_time
     found = {}
     for step in every["torch"]:
         least = dict.fromkeys(SIDES, float("inf"))
@@ -85,10 +85,10 @@ def main(arguments=None) -> int:
             for name in random.sample(list(SIDES), len(SIDES)):
                 if on_gpu:
                     torch.cuda.synchronize()
-                start = clock()
+                start = time.perf_counter()
                 for _ in range(asked.calls):
                     every[name][step]()
-                least[name] = min(least[name], (clock() - start) / asked.calls * 1e6)
+                least[name] = min(least[name], (time.perf_counter() - start) / asked.calls * 1e6)
         found[step] = {name: round(value, 2) for name, value in least.items()}
         more = found[step]["fulmen"] - found[step]["torch"]
         print(f"{step:22}", *(f"{n} {v:7.1f} us " for n, v in found[step].items()),

@@ -111,8 +111,7 @@ void sm80_backward_run(const Call& call) {
   const auto at = [&](i64 offset) { return reinterpret_cast<u32*>(call.workspace + offset); };
   Sm80BackwardParams params{};
   params.attention = attention_params(problem, call.faults);
-  params.rows = reinterpret_cast<Sm80Row*>(call.workspace + workspace.rows_at);
-  params.columns = reinterpret_cast<Sm80Columns*>(call.workspace + workspace.columns_at);
+  params.row_tiles = reinterpret_cast<u8*>(call.workspace + workspace.row_tiles_at);
   params.dq_sums = reinterpret_cast<float*>(call.workspace + workspace.dq_sums_at);
   params.suspect_rows = at(0);
   params.suspect_keys = at(workspace.suspect_keys_at);

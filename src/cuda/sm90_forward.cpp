@@ -134,7 +134,9 @@ ForwardParams sm90_forward_params(const Problem& problem, const Gpu& gpu,
   return params;
 }
 
-KernelSpec sm90_key_ranges_spec(const AttentionConfig& config) {
+namespace {
+
+KernelSpec key_ranges_spec(const AttentionConfig& config) {
   const AttentionConfig needed{.kv_rows = config.kv_rows, .sequences = config.sequences};
   KernelSpec spec = sm90_forward_spec(needed);
   spec.name =
@@ -148,12 +150,14 @@ KernelSpec sm90_key_ranges_spec(const AttentionConfig& config) {
   return spec;
 }
 
+}  // namespace
+
 std::vector<KernelLaunch> sm90_forward_launches(const Problem& problem, const Gpu& gpu) {
   const AttentionConfig config = sm90_forward_config(problem);
   KernelLaunch launch{sm90_forward_spec(config)};
   launch.num_blocks = min<i64>(sm90_max_q_blocks(problem, config), gpu.num_multiprocessors);
   if (!config.skips_documents) return {launch};
-  KernelLaunch ranges{sm90_key_ranges_spec(config)};
+  KernelLaunch ranges{key_ranges_spec(config)};
   ranges.num_blocks =
       ceil_div(static_cast<i64>(sm90_num_key_ranges(problem, config)), kKeyRangeThreads);
   return {ranges, launch};
@@ -169,8 +173,10 @@ void sm90_forward_run(const Call& call) {
   encode(call.driver, boxes.k, arguments.maps.k);
   encode(call.driver, boxes.v, arguments.maps.v);
   if (config.stage_output) encode(call.driver, boxes.o, arguments.maps.o);
-  arguments.params = sm90_forward_params(problem, call.gpu, config,
-                                         reinterpret_cast<u32*>(call.workspace), call.faults);
+  u32* const counter = sm90_counts_blocks(problem, call.gpu, config)
+                           ? reinterpret_cast<u32*>(call.workspace)
+                           : nullptr;
+  arguments.params = sm90_forward_params(problem, call.gpu, config, counter, call.faults);
   if (config.skips_documents) {
     arguments.params.key_ranges = reinterpret_cast<IdRange*>(call.workspace + kKeyRangesOffset);
     call.launch(0, arguments);
@@ -213,11 +219,18 @@ std::vector<std::vector<KernelSpec>> sm90_forward_specs() {
   decode.q_rows = decode.max_q = 4;
   decode.kv_rows = decode.max_kv = 4096;
   decode.dtype = decode.arrays[Array::kO].dtype = DType::kBFloat16;
+  Problem documents = decode;
+  documents.heads_kv = 32;
+  documents.q_rows = documents.max_q = 4096;
+  documents.arrays[Array::kQIds].dtype = DType::kInt32;
   entries.emplace_back();
   for (const i64 dim : {64, 128, 256}) {
-    decode.dim_qk = decode.dim_v = dim;
-    entries.back().push_back(sm90_forward_spec(sm90_forward_config(decode)));
+    for (Problem* each : {&decode, &documents}) {
+      each->dim_qk = each->dim_v = dim;
+      entries.back().push_back(sm90_forward_spec(sm90_forward_config(*each)));
+    }
   }
+  entries.back().push_back(key_ranges_spec(sm90_forward_config(documents)));
   Problem packed = problem;
   packed.packed = true;
   packed.arrays[Array::kStats].dtype = DType::kFloat32;

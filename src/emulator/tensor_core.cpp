@@ -13,11 +13,13 @@ namespace {
 
 constexpr i32 kKeptBits = 25;                                // behind the largest exponent
 constexpr short kNoExponent = -1000;                         // of 0, which aligns nothing
+constexpr short kNotFinite = 8000;                           // of infinity and NaN, times 0 too
 constexpr short kLeastExponent = -100, kMostExponent = 120;  // that the short way takes
 
 // Of a number's leading bit.
 short exponent(float x) {
   const u32 field = __builtin_bit_cast(u32, x) >> 23 & 0xff;
+  if (field == 0xff) return kNotFinite;
   return x == 0 ? kNoExponent : static_cast<short>(static_cast<i32>(field) - 127);
 }
 

@@ -10,6 +10,7 @@
 
 #include "kernels/backward_naive.cuh"
 #include "kernels/backward_rows_sm80.cuh"
+#include "kernels/tile/row_store.cuh"
 
 namespace fulmen {
 
@@ -27,70 +28,50 @@ struct BackwardFinishSm80 {
 
   static i32 thread() { return static_cast<i32>(ptx::thread_index()); }
 
-  // Eight neighbouring dims of a row, as four lanes have added them.
-  struct Unit {
-    float dim[8];
-  };
-  static Unit unit_of(const float* sums, i32 row, i32 dim) {
-    struct alignas(8) Pair {
-      float x[2];
-    };
-    struct alignas(16) Quad {
-      float x[4];
-    };
-    const float* const from = sums + Order::place(row, dim);
-    Unit unit;
-    if constexpr (kConfig.wide_stores) {
+  // dq of the tile's rows: a warp takes up what a warp has added, and as it lies.
+  void round(const Head<kConfig.dtype>& head, i64 first, const float* sums) const {
+    constexpr i32 kWarps = kSm80FinishThreads / 32;
+    constexpr i32 kAcross = kConfig.d_qk / kConfig.dq_dims;
+    const Sequence& sequence = head.sequence;
+    const float scale = static_cast<float>(p.score_map.scale);
+    const i64 num_rows = sequence.shape.q_len - first;
+    const i64 num_slots = sequence.q_slot - first;
+#pragma unroll 1
+    for (i32 tile = static_cast<i32>(warp_index()); tile < kConfig.dq_tiles(); tile += kWarps) {
+      const i32 dim = tile % kAcross * kConfig.dq_dims;
+      const i32 row = tile / kAcross * kConfig.dq_rows + static_cast<i32>(lane_index() / 4);
+      if (dim >= p.dim_qk) continue;
+      const RowStore store(p.dq, kConfig.dtype,
+                           head.q_row(p.dq, first + row) + dim * p.dq.strides[3],
+                           min<i64>(p.dim_qk - dim, kConfig.dq_dims));
+      float dQ[kConfig.dq_rows / 16][Order::kFloats];
+      read(dQ, sums + Order::index(tile, 0, 0, static_cast<i32>(lane_index())));
 #pragma unroll
-      for (i32 lane = 0; lane < 4; ++lane) {
-        const Pair pair = *reinterpret_cast<const Pair*>(from + 4 * lane);
-        unit.dim[2 * lane] = pair.x[0];
-        unit.dim[2 * lane + 1] = pair.x[1];
-      }
-    } else {
-      const Quad even = *reinterpret_cast<const Quad*>(from);
-      const Quad odd = *reinterpret_cast<const Quad*>(from + 32);
+      for (i32 t = 0; t < kConfig.dq_rows / 16; ++t) {
 #pragma unroll
-      for (i32 lane = 0; lane < 4; ++lane) {
-        unit.dim[2 * lane] = even.x[lane];
-        unit.dim[2 * lane + 1] = odd.x[lane];
+        for (i32 h = 0; h < 2; ++h) {
+          const i32 below = 16 * t + 8 * h;
+          store.template run<kConfig.dtype>(dQ[t], h, below, row + below < num_slots,
+                                            row + below < num_rows, scale);
+        }
       }
     }
-    return unit;
   }
 
-  // dq of the tile's rows, eight dims a thread at a time.
-  void round(const Head<kConfig.dtype>& head, i64 first, const float* sums) const {
-    const Sequence& sequence = head.sequence;
-    const i32 dims = static_cast<i32>(p.dim_qk);
-    const i32 units = (dims + 7) / 8;
-    const float scale = static_cast<float>(p.score_map.scale);
-    const i64 tile = head.q_row(p.dq, first);
-    const bool in_units = p.dq.dtype == kConfig.dtype && p.dq.strides[3] == 1 &&
-                          p.dq.strides[2] % 8 == 0 && dims % 8 == 0 &&
-                          reinterpret_cast<u64>(p.dq.data + tile * 2) % 16 == 0;
-    const i32 count = static_cast<i32>(clamp<i64>(sequence.q_slot - first, 0, kConfig.rows));
-    const i64 num_rows = sequence.shape.q_len - first;
-#pragma unroll 4
-    for (i32 at = thread(); at < count * units; at += kSm80FinishThreads) {
-      const i32 row = at / units;
-      const i32 dim = at % units * 8;
-      Unit unit{};
-      if (row < num_rows) unit = unit_of(sums, row, dim);
-      const i64 to = tile + row * p.dq.strides[2] + dim * p.dq.strides[3];
-      if (in_units) {
-        ptx::U32x4 x;
+  template <i32 kTiles>
+  static void read(float (&dQ)[kTiles][Order::kFloats], const float* from) {
 #pragma unroll
-        for (i32 w = 0; w < 4; ++w) {
-          x.word[w] =
-              ptx::pack<kConfig.dtype>(unit.dim[2 * w] * scale, unit.dim[2 * w + 1] * scale);
-        }
-        ptx::store_global_x4(reinterpret_cast<u16*>(p.dq.data) + to, x);
-      } else {
+    for (i32 t = 0; t < kTiles; ++t) {
 #pragma unroll
-        for (i32 i = 0; i < 8; ++i) {
-          if (dim + i >= dims) break;
-          store_real_called(p.dq, to + i * p.dq.strides[3], unit.dim[i] * scale);
+      for (i32 i = 0; i < Order::kFloats; i += 4) {
+        const float* const at = from + Order::index(0, t, i, 0);
+        if constexpr (kConfig.wide_stores) {
+          const ptx::F32x4 x = ptx::load_l2_x4(at);
+#pragma unroll
+          for (i32 e = 0; e < 4; ++e) dQ[t][i + e] = x.word[e];
+        } else {
+#pragma unroll
+          for (i32 e = 0; e < 4; ++e) dQ[t][i + e] = at[32 * e];
         }
       }
     }

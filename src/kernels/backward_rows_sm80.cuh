@@ -188,8 +188,10 @@ void backward_rows_sm80(const Sm80BackwardParams& params) {
   if constexpr (kConfig.dq) {
     BackwardRowsSm80<kConfig>::clear_sums(params.dq_sums + tile * kConfig.dq_elems());
   }
-  BackwardRowsSm80<kConfig>(p, head).run(place.first_row, params.rows + tile * kConfig.rows,
-                                         params.columns + tile * kConfig.rows);
+  u8* const kept = params.row_tiles + tile * kConfig.row_bytes();
+  BackwardRowsSm80<kConfig>(p, head).run(
+      place.first_row, reinterpret_cast<Sm80Row*>(kept),
+      reinterpret_cast<Sm80Columns*>(kept + kConfig.rows * sizeof(Sm80Row)));
 }
 
 }  // namespace fulmen

@@ -63,8 +63,10 @@ struct BackwardSm80 {
         loader{p, place, tiles},
         pairs{p, tiles} {}
 
-  i64 tile_number(i64 head, i64 block) const {
-    return row_tile_number(p, place.sequence.batch, head, q_slot + block, num_slots);
+  // The plan counts tiles in 31 bits.
+  i32 tile_number(i32 head, i32 block) const {
+    return static_cast<i32>(
+        row_tile_number(p, place.sequence.batch, head, q_slot + block, num_slots));
   }
 
   // How many blocks of keys before this one add to a tile of queries.
@@ -91,16 +93,16 @@ struct BackwardSm80 {
     return found;
   }
 
-  void add_dq_of(i64 head, i64 block, i32 pair_stage) const {
-    const i64 number = tile_number(head, block);
+  // Step 5 for a tile of queries, number `block` of its sequence.
+  void add_dq(i32 tile, i32 block, i32 pair_stage) const {
     if constexpr (kConfig.ordered) {
-      if (ptx::thread_index() == 0) ptx::await(params.turns + number, turn_of(block));
+      if (ptx::thread_index() == 0) ptx::await(params.turns + tile, turn_of(block));
       ptx::block_sync();  // it is this block's turn
     }
-    gradients.add_dq(params.dq_sums + number * kConfig.dq_elems(), pair_stage);
+    gradients.add_dq(params.dq_sums + i64{tile} * kConfig.dq_elems(), pair_stage);
     if constexpr (kConfig.ordered) {
       ptx::block_sync();  // all have added
-      if (ptx::thread_index() == 0) ptx::announce(params.turns + number);
+      if (ptx::thread_index() == 0) ptx::announce(params.turns + tile);
     }
   }
 
@@ -114,16 +116,15 @@ struct BackwardSm80 {
     gradients.template add_columns<kConfig.dk_dims()>(gradients.dK, tiles.ds_tile(pair_stage),
                                                       tiles.q_tile(stage));
   }
-  void mark_rows(const Step& step) const {
-    if (!pairs.suspect) return;
-    params.suspect_rows[tile_number(step.head.head, step.first_row / kConfig.rows)] = 1;
+  void mark_rows(i32 tile) const {
+    if (pairs.suspect) params.suspect_rows[tile] = 1;
   }
 
   // Steps 2 to 4 for a tile of queries.
-  void compute(const Step& step) {
+  void compute(const Step& step, i32 tile) {
     if (kConfig.terms || !step.is_full) {
       pairs.template compute<true>(step);
-      mark_rows(step);
+      mark_rows(tile);
     } else {
       pairs.template compute<false>(step);
     }
@@ -135,12 +136,12 @@ struct BackwardSm80 {
   // The same by warps that have half of it each: P and dV, or dS and dK. Each adds to dQ when the
   // others are likely to be busy with numbers one by one.
   template <class AddDq>
-  void compute_role(const Step& step, const AddDq& add_dq_before) {
+  void compute_role(const Step& step, i32 tile, const AddDq& add_dq_before) {
     const bool careful = kConfig.terms || !step.is_full;
     if (tiles.weighs()) {
       if (careful) {
         pairs.template compute_weights<true>(step);
-        mark_rows(step);
+        mark_rows(tile);
       } else {
         pairs.template compute_weights<false>(step);
       }
@@ -152,7 +153,7 @@ struct BackwardSm80 {
       add_dq_before();
       if (careful) {
         pairs.template compute_ds<true>(step);
-        mark_rows(step);
+        mark_rows(tile);
       } else {
         pairs.template compute_ds<false>(step);
       }
@@ -164,52 +165,58 @@ struct BackwardSm80 {
   // Steps 1 and 5, and all tiles of queries of all heads of the group that see a key of the block.
   void walk() {
     constexpr bool kLate = kConfig.dq && kConfig.pair_stages == 2;  // dQ a step after its dS
-    const i64 begin = range.visit.begin, end = range.visit.end;
-    const i64 first_head = place.kv_head * p.group_size();
-    const i64 end_head = first_head + p.group_size();
-    const auto queries_of = [&](i64 head) {
-      const i64 row = tile_number(head, 0) * kConfig.rows;
-      return loader.queries_of(head, params.rows + row, params.columns + row);
+    const i32 begin = static_cast<i32>(range.visit.begin);
+    const i32 end = static_cast<i32>(range.visit.end);
+    const i32 full_begin = kConfig.full_blocks ? static_cast<i32>(range.full.begin) : end;
+    const i32 full_end = static_cast<i32>(range.full.end);
+    const i32 first_head = static_cast<i32>(place.kv_head * p.group_size());
+    const i32 end_head = first_head + static_cast<i32>(p.group_size());
+    const i32 next_head_tiles = static_cast<i32>(num_slots) - (end - begin);
+    const auto kept_of = [&](i32 tile) {
+      return params.row_tiles + i64{tile} * kConfig.row_bytes();
     };
+    i32 tile = tile_number(first_head, begin), tile_before = -1;
     loader.fetch_keys();
-    auto queries = queries_of(first_head);
-    loader.fetch(queries, begin, 0);
+    auto queries = loader.queries_of(first_head);
+    loader.fetch(queries, begin * kConfig.rows, kept_of(tile), 0);
     i32 stage = 0;
 #pragma unroll 1
-    for (i64 number = first_head; number < end_head; ++number) {
+    for (i32 number = first_head; number < end_head; ++number) {
       const HeadType head(p, index, number);
 #pragma unroll 1
-      for (i64 block = begin; block < end; ++block) {
+      for (i32 block = begin; block < end; ++block) {
         const bool wraps = block + 1 == end;
-        const bool is_last = wraps && number + 1 == end_head;
+        const i32 next_tile = tile + 1 + (wraps ? next_head_tiles : 0);
         const auto fetch_next = [&](i32 next_stage) {
-          if (is_last) return;
-          if (wraps) queries = queries_of(number + 1);
-          loader.fetch(queries, wraps ? begin : block + 1, next_stage);
+          if (wraps) {
+            if (number + 1 == end_head) return;
+            queries = loader.queries_of(number + 1);
+          }
+          loader.fetch(queries, (wraps ? begin : block + 1) * kConfig.rows, kept_of(next_tile),
+                       next_stage);
         };
         ptx::cp_async_wait<0>();
         ptx::block_sync();  // tiles are there; all are done with those of the step before
         if constexpr (kConfig.stages == 2) fetch_next(1 - stage);
         const auto add_dq_before = [&] {  // of the step before
-          if (!kLate || (block == begin && number == first_head)) return;
-          const bool starts = block == begin;
-          add_dq_of(number - (starts ? 1 : 0), starts ? end - 1 : block - 1, 1 - stage);
+          if (!kLate || tile_before < 0) return;
+          add_dq(tile_before, block == begin ? end - 1 : block - 1, 1 - stage);
         };
         const Step step{head,
                         block * kConfig.rows,
-                        place.first_key,
-                        kConfig.full_blocks && range.is_full(block),
+                        static_cast<i32>(place.first_key),
+                        full_begin <= block && block < full_end,
                         stage,
                         kConfig.pair_stages == 2 ? stage : 0};
         if constexpr (kConfig.split_roles) {
-          compute_role(step, add_dq_before);
+          compute_role(step, tile, add_dq_before);
         } else {
           add_dq_before();
-          compute(step);
+          compute(step, tile);
         }
         if constexpr (kConfig.dq && !kLate) {
           ptx::block_sync();  // dS of all is there
-          add_dq_of(number, block, 0);
+          add_dq(tile, block, 0);
         }
         if constexpr (kConfig.stages == 2) {
           stage = 1 - stage;
@@ -217,11 +224,13 @@ struct BackwardSm80 {
           ptx::block_sync();  // all are done with Q and dO
           fetch_next(0);
         }
+        tile_before = tile;
+        tile = next_tile;
       }
     }
     if constexpr (kLate) {
       ptx::block_sync();  // dS of all is there
-      add_dq_of(end_head - 1, end - 1, 1 - stage);
+      add_dq(tile_before, end - 1, 1 - stage);
     }
   }
 

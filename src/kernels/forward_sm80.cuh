@@ -87,21 +87,16 @@ struct ForwardSm80 {
   }
   WarpTerms<kConfig> terms() const { return {head, warp_row(), 0}; }
 
-  // Start the copies of a block of keys and of what belongs to its pairs, or of its values, if
-  // there is one.
-  void fetch_k(i32 block, i32 begin, i32 stage) const {
+  // Start the copies of the next block of keys and of what belongs to its pairs, or of its values,
+  // if there is one.
+  void fetch_k(i32 block, i32 begin, i32 stage) {
     if (block < begin) return;
-    k_copy.start(k_tile(stage), block * kColumns);
-    if (!kConfig.overlaps()) fetch_pairs(block, stage);
-  }
-  void fetch_pairs(i32 block, i32 stage) const {
+    k_copy.start_next(k_tile(stage));
     pairs.start(stage, block * kColumns);
     documents.start(stage, block * kColumns);
   }
-  void fetch_v(i32 block, i32 begin, i32 stage) const {
-    if (block < begin) return;
-    v_copy.start(v_tile(stage), block * kColumns);
-    if (kConfig.overlaps()) fetch_pairs(block, stage);
+  void fetch_v(i32 block, i32 begin, i32 stage) {
+    if (block >= begin) v_copy.start_next(v_tile(stage));
   }
 
   void read_q() {
@@ -119,9 +114,8 @@ struct ForwardSm80 {
     }
   }
 
-  // S = Q K^T; beside(k): what runs under step k of d_qk / 16.
-  template <class Beside = NothingBeside>
-  void multiply_q_k(Scores& S, i32 stage, const Beside& beside = {}) const {
+  // S = Q K^T
+  void multiply_q_k(Scores& S, i32 stage) const {
     const auto keys = right_rows(k_tile(stage));
     if constexpr (kIsFloat32) {
       const auto rows = left_rows(q_tile(), warp_index() * kConfig.warp_rows());
@@ -148,11 +142,10 @@ struct ForwardSm80 {
           for (i32 w = 0; w < 4; ++w) a[t][w] = rQ[t][k][w];
         }
         multiply_step<kConfig>(S, a, [&](i32 n) { return ptx::ldmatrix_x4(keys.at(k, 16 * n)); });
-        beside(k);
       }
     } else {
       multiply_rows<kConfig, kConfig.d_qk>(
-          S, left_rows(q_tile(), warp_index() * kConfig.warp_rows()), keys, beside);
+          S, left_rows(q_tile(), warp_index() * kConfig.warp_rows()), keys);
     }
   }
 
@@ -208,11 +201,6 @@ struct ForwardSm80 {
     Scores S;
     multiply_q_k(S, stage);
     if (is_first) wait_for_v();
-    weigh(S, first_column, stage);
-  }
-
-  // From the scores of any block to its share of O.
-  void weigh(Scores& S, i32 first_column, i32 stage) {
     terms().map(S, first_column);
     pairs.template apply<true>(S, stage);
     documents.hide(S, stage);
@@ -248,11 +236,7 @@ struct ForwardSm80 {
       if (ptx::thread_index() == 0) ptx::store_shared(again, 0);
 #pragma unroll 1
       for (bool may_keep = kConfig.lazy_max;; may_keep = false) {
-        if constexpr (kConfig.overlaps()) {
-          walk_overlapped(begin, end, may_keep);
-        } else {
-          walk(begin, end, may_keep);
-        }
+        walk(begin, end, may_keep);
         spoiled = spoiled_rows();
         if (!kConfig.walks_twice() || !may_keep || begin >= end) break;
         if (ptx::any(spoiled != 0) && lane_index() == 0) ptx::store_shared(again, 1);
@@ -283,6 +267,8 @@ struct ForwardSm80 {
       for (i32 i = 0; i < kConfig.d_v / 2; ++i) O[t][i] = 0;
     }
     const i32 last = end - 1;
+    k_copy.seek(last * kColumns);
+    v_copy.seek(last * kColumns);
     fetch_k(last, begin, 0);
     ptx::cp_async_commit();
     fetch_v(last, begin, 0);
@@ -333,68 +319,7 @@ struct ForwardSm80 {
       stage = stage + 1 == kConfig.stages ? 0 : stage + 1;
     }
     ptx::cp_async_wait<0>();
-  }
-
-  // The same where the scores of the next block are computed under the exponents of this one: K is
-  // a block ahead of V.
-  void walk_overlapped(i32 begin, i32 end, bool may_keep) {
-#pragma unroll
-    for (i32 t = 0; t < kTiles; ++t) {
-#pragma unroll
-      for (i32 i = 0; i < kConfig.d_v / 2; ++i) O[t][i] = 0;
-    }
-    const i32 last = end - 1;
-    fetch_k(last, begin, 0);
-    ptx::cp_async_commit();
-    fetch_k(last - 1, begin, 1);
-    fetch_v(last, begin, 0);
-    ptx::cp_async_commit();
-    documents.find();
-    limits.find(p.mask_options, head.sequence.shape, warp_row(), shared + kConfig.limits_at());
-    softmax.start(num_rows() - warp_row() - static_cast<i32>(lane_index() / 4));
-    ptx::cp_async_wait<1>();
-    ptx::block_sync();  // Q and K of the first block are there
-    read_q();
-    Scores even, odd;
-    if (begin < end && limits.sees(last * kColumns)) multiply_q_k(even, 0);
-#pragma unroll 1
-    for (i32 block = last; block >= begin; block -= 2) {
-      turn(block, begin, even, odd, 0, may_keep);
-      if (block == begin) break;
-      turn(block - 1, begin, odd, even, 1, may_keep);
-    }
-    ptx::cp_async_wait<0>();
-  }
-
-  // S: scores of this block; next: of the next, from here on.
-  void turn(i32 block, i32 begin, Scores& S, Scores& next, i32 stage, bool may_keep) {
-    ptx::cp_async_wait<0>();
-    ptx::block_sync();  // V of this block and K of the next are there; all are done with the last
-    fetch_k(block - 2, begin, stage);
-    fetch_v(block - 1, begin, 1 - stage);
-    ptx::cp_async_commit();
-    const i32 first_column = block * kColumns;
-    const bool has_next = block > begin && limits.sees(first_column - kColumns);
-    documents.look(stage);
-    const bool sees = limits.sees(first_column) && documents.sees();
-    const bool keeps = sees && may_keep && softmax.may_keep() && limits.is_full(first_column) &&
-                       documents.is_full();
-    if (keeps && has_next) {
-      terms().map(S, first_column);
-      pairs.template apply<false>(S, stage);
-      float block_sum[kTiles][2] = {};
-      multiply_q_k(next, 1 - stage, [&](i32 k) {
-        softmax.template exponentiate_part<kConfig.d_qk / 16>(S, block_sum, k);
-      });
-      softmax.accumulate(block_sum);
-      softmax.has_kept = true;
-      if constexpr (kConfig.dropout) terms().drop(S, first_column);
-      multiply_p_v(S, stage);
-      settle();
-      return;
-    }
-    if (has_next) multiply_q_k(next, 1 - stage);
-    if (sees) weigh(S, first_column, stage);
+    if (begin >= end) ptx::block_sync();  // Q is there, over which O goes
   }
 
   // Rows of this thread whose result cannot be trusted, bit 2 t + h: sums that left their range, O

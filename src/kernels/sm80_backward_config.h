@@ -124,9 +124,8 @@ struct alignas(8) Sm80Columns {
 
 struct Sm80BackwardParams {
   AttentionParams attention;
-  Sm80Row* rows;         // (batch, head, slot of queries, config.rows)
-  Sm80Columns* columns;  // likewise
-  float* dq_sums;        // (batch, head, slot of queries, config.dq_elems()), see Sm80DqOrder
+  u8* row_tiles;      // (batch, head, slot of queries): config.rows Sm80Row, as many Sm80Columns
+  float* dq_sums;     // (batch, head, slot of queries, config.dq_elems()), see Sm80DqOrder
   u32* suspect_rows;  // (batch, head, slot of queries): dQ may have met NaN that is hidden from it
   u32* suspect_keys;  // (batch, kv_head, slot of keys): so may dK and dV
   u32* turns;         // (batch, head, slot of queries): blocks that have added; config.ordered
@@ -146,15 +145,6 @@ struct Sm80DqOrder {
     const i32 group = t * (kFloats / 4) + i / 4;
     return tile * kTileElems + (kConfig.wide_stores ? (group * 32 + lane) * 4 + i % 4
                                                     : (group * 4 + i % 4) * 32 + lane);
-  }
-
-  // Where row `row` of the step, dim `dim` lies.
-  static constexpr i32 place(i32 row, i32 dim) {
-    const i32 tile =
-        row / kConfig.dq_rows * (kConfig.d_qk / kConfig.dq_dims) + dim / kConfig.dq_dims;
-    const i32 t = row % kConfig.dq_rows / 16;
-    const i32 i = dim % kConfig.dq_dims / 8 * 4 + row % 16 / 8 * 2 + dim % 2;
-    return index(tile, t, i, row % 8 * 4 + dim % 8 / 2);
   }
 };
 

@@ -42,7 +42,6 @@ struct Sm80Config {
   bool swizzle = true;       // 16-byte units of shared rows exchanged, so that no banks collide
   bool full_blocks = true;   // blocks that every row sees whole do no mask arithmetic
   bool lazy_max = true;      // full blocks keep the shift and look at the sum of weights alone
-  bool overlap = false;      // the scores of a block under the exponents of the one before it
   bool lazy_rescale = true;  // O is rescaled only when a maximum grew by more than 2^8
 
   constexpr i32 element_bytes() const { return static_cast<i32>(size_bytes(dtype)); }
@@ -57,10 +56,6 @@ struct Sm80Config {
   // Whether a second walk may be needed: also where a NaN may have met a bias of -inf.
   constexpr bool walks_twice() const {
     return checks_at_end() || (lazy_max && bias != DType::kNone);
-  }
-
-  constexpr bool overlaps() const {
-    return overlap && dtype == DType::kBFloat16 && lazy_max && full_blocks && !exact && stages == 2;
   }
 
   constexpr i32 threads() const { return 32 * warps; }

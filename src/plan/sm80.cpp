@@ -23,7 +23,6 @@ constexpr double kSmallestScale = 0x1p-60;  // by which slopes of ALiBi and caps
 struct TileShape {
   i32 max_dim, warps, row_tiles, columns, min_blocks;
   i32 many_columns = columns;  // where options leave a warp 16 rows
-  bool overlap = false;
 };
 constexpr TileShape kShapes[] = {
     {64, 4, 2, 64, 2},  {96, 4, 2, 32, 2},  {128, 4, 2, 32, 2, 64}, {256, 8, 1, 64, 1},
@@ -106,7 +105,6 @@ Sm80Config config_of(const Problem& problem, const Gpu& gpu) {
     config.warps = shape.warps;
     config.row_tiles = takes_many ? 1 : shape.row_tiles;
     config.columns = takes_many ? shape.many_columns : shape.columns;
-    config.overlap = shape.overlap;
     config.min_blocks = shape.min_blocks;
     const size_t bytes = static_cast<size_t>(config.forward_shared_bytes());
     // The system keeps 1 KB of every block.
@@ -203,12 +201,17 @@ GpuNeeds sm80_needs(const Problem& problem, const Gpu& gpu) {
   return {.tile = {config.rows(), config.columns}, .alignment_bytes = config.units ? 16 : 1};
 }
 
-i32 sm80_heads_per_group(const Problem& problem, const Gpu& gpu) {
+i32 sm80_lines_per_group(const Problem& problem, const Gpu& gpu, const Sm80Config& config) {
+  const i64 lines = max<i64>(1, (problem.packed ? 1 : problem.num_sequences) * problem.heads_q);
   const i64 bytes = max<i64>(1, problem.kv_rows * (problem.dim_qk + problem.dim_v) *
                                     size_bytes(problem.dtype) / problem.group_size());
-  const i64 lines = (problem.packed ? 1 : problem.num_sequences) * problem.heads_q;
-  return static_cast<i32>(
-      clamp<i64>(static_cast<i64>(gpu.l2_bytes / 2) / bytes, 1, max<i64>(lines, 1)));
+  i64 wanted = max<i64>(1, static_cast<i64>(gpu.l2_bytes / 2) / bytes);
+  if (problem.mask.causal) {
+    const i64 blocks = max<i64>(1, ceil_div(problem.q_rows, config.rows()));  // of a line
+    const i64 at_once = i64{gpu.num_multiprocessors} * config.min_blocks;
+    wanted = max(wanted, ceil_div(4 * at_once, blocks));
+  }
+  return static_cast<i32>(ceil_div(lines, ceil_div(lines, wanted)));
 }
 
 }  // namespace fulmen

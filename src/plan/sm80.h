@@ -22,7 +22,9 @@ Sm80Config sm80_forward_config(const Problem& problem, const Gpu& gpu);
 // dtype of q.
 bool sm80_has_units(const Problem& problem, Array last = Array::kO);
 
-// Heads whose blocks are neighbours in a launch: their K and V take half of the L2.
-i32 sm80_heads_per_group(const Problem& problem, const Gpu& gpu);
+// Lines (heads of batch entries) whose blocks are neighbours in a launch, the longest first: their
+// K and V take half of the L2; under a causal mask they also keep the card busy for a while, so
+// that the last group does not begin when the others are done.
+i32 sm80_lines_per_group(const Problem& problem, const Gpu& gpu, const Sm80Config& config);
 
 }  // namespace fulmen

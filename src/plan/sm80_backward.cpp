@@ -24,6 +24,8 @@ struct TileShape {
   bool split_roles;
 };
 constexpr TileShape kShapes[] = {
+    {48, 4, 64, 128, 2, 1, 32, 32, 32, 32, 2, false},
+    {64, 8, 128, 128, 2, 2, 32, 64, 64, 32, 1, true},
     {64, 4, 64, 128, 2, 1, 32, 32, 32, 32, 2, false},
     {64, 8, 64, 128, 2, 1, 32, 32, 32, 32, 1, false},
     {64, 4, 64, 64, 2, 1, 32, 32, 32, 32, 1, false},
@@ -32,8 +34,9 @@ constexpr TileShape kShapes[] = {
     {128, 8, 64, 128, 2, 1, 32, 32, 32, 32, 1, false},
     {128, 4, 64, 64, 1, 1, 32, 32, 32, 32, 1, false},
     {256, 8, 64, 64, 2, 2, 32, 32, 32, 32, 1, true},
-    {256, 8, 64, 64, 2, 1, 32, 16, 32, 32, 1, false},
-    {256, 8, 64, 64, 1, 1, 32, 16, 32, 32, 1, false},
+    {256, 8, 64, 64, 2, 2, 16, 32, 32, 32, 1, false},
+    {256, 8, 64, 64, 2, 1, 16, 32, 32, 32, 1, false},
+    {256, 8, 64, 64, 1, 1, 16, 32, 32, 32, 1, false},
     {256, 8, 32, 32, 1, 1, 16, 16, 16, 16, 1, false},
     {576, 8, 32, 32, 2, 1, 16, 16, 16, 16, 1, false},
     {576, 8, 32, 32, 1, 1, 16, 16, 16, 16, 1, false},
@@ -204,10 +207,8 @@ Sm80BackwardWorkspace sm80_backward_workspace(const Problem& problem,
   workspace.turns_at = workspace.suspect_keys_at + key_tiles * 4;
   workspace.next_block_at = workspace.turns_at + (config.ordered ? row_tiles * 4 : 0);
   workspace.zeroed_bytes = workspace.next_block_at + 4;
-  workspace.rows_at = aligned(workspace.zeroed_bytes);
-  workspace.columns_at = workspace.rows_at + row_tiles * config.rows * i64{sizeof(Sm80Row)};
-  workspace.dq_sums_at =
-      aligned(workspace.columns_at + row_tiles * config.rows * i64{sizeof(Sm80Columns)});
+  workspace.row_tiles_at = aligned(workspace.zeroed_bytes);
+  workspace.dq_sums_at = aligned(workspace.row_tiles_at + row_tiles * config.row_bytes());
   workspace.row_terms_at =
       aligned(workspace.dq_sums_at + (config.dq ? row_tiles * config.dq_elems() * 4 : 0));
   const i64 rows = (problem.packed ? 1 : problem.num_sequences) * problem.heads_q * problem.q_rows;

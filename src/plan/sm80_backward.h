@@ -38,8 +38,7 @@ struct Sm80BackwardWorkspace {
   i64 turns_at;
   i64 next_block_at;
   i64 zeroed_bytes;
-  i64 rows_at;
-  i64 columns_at;
+  i64 row_tiles_at;
   i64 dq_sums_at;
   i64 row_terms_at;  // of simt's kernels for dbias and dsinks
   i64 bytes;

@@ -259,8 +259,8 @@ GpuNeeds sm90_forward_needs(const Problem& problem, const Gpu& gpu) {
   const AttentionConfig config = sm90_forward_config(problem);
   GpuNeeds needs;
   needs.tile = {config.q_rows(), config.kv_rows};
-  if (sm90_max_q_blocks(problem, config) > gpu.num_multiprocessors) {
-    needs.workspace_bytes = needs.zeroed_bytes = sizeof(u32);  // the counter of query blocks
+  if (sm90_counts_blocks(problem, gpu, config)) {
+    needs.workspace_bytes = needs.zeroed_bytes = sizeof(u32);
   }
   if (config.skips_documents) {
     needs.workspace_bytes =
@@ -268,6 +268,10 @@ GpuNeeds sm90_forward_needs(const Problem& problem, const Gpu& gpu) {
   }
   needs.alignment_bytes = 16;
   return needs;
+}
+
+bool sm90_counts_blocks(const Problem& problem, const Gpu& gpu, const AttentionConfig& config) {
+  return sm90_max_q_blocks(problem, config) > gpu.num_multiprocessors;
 }
 
 size_t sm90_num_key_ranges(const Problem& problem, const AttentionConfig& config) {

@@ -18,6 +18,10 @@ u32 sm90_forward_switches(const Problem& problem);  // of Optimisation
 // Why the copy engine cannot read or write an array; "" when it can.
 std::string sm90_layout_refusal(const Problem& problem, Array array);
 
+// Whether blocks of queries are dealt out by a counter at the workspace's begin: not where the
+// multiprocessors take all of them at once.
+bool sm90_counts_blocks(const Problem& problem, const Gpu& gpu, const AttentionConfig& config);
+
 // Where in the workspace the documents of each block of keys lie, and how many of them.
 inline constexpr size_t kKeyRangesOffset = 16;
 size_t sm90_num_key_ranges(const Problem& problem, const AttentionConfig& config);

@@ -119,6 +119,8 @@ def test_slopes_of_the_forward_pass(name, implementation):
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("name", OPTIONS)
 def test_tensor_cores_agree_with_simt(name, dtype):
+    if gpu_arrays() == "emulated" and not os.environ.get("FULMEN_TEST_FULL"):
+        pytest.skip("compiles a large kernel for each option: minutes")
     case = case_of(name, dtype)
     problem = build_problem(case)
     expected = gradients(run_of(case, problem, "simt"))

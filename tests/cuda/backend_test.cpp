@@ -10,6 +10,7 @@
 
 #include "cuda/place.h"
 #include "device_call.h"
+#include "kernels/config.h"
 
 namespace fulmen::cuda {
 namespace {
@@ -159,6 +160,19 @@ TEST(SimpleCall, ManagedMemoryIsOnTheDeviceAndPinnedMemoryOnTheHost) {
   call.problem.backend = FULMEN_BACKEND_CUDA;
   call.problem.device = 1;
   EXPECT_EQ(call.forward(), FULMEN_OK) << fulmen_last_error();  // kernels see pinned memory
+}
+
+// A workspace that holds something else is no counter: a run that clears nothing names none.
+TEST(SimpleCall, DocumentsInOneWaveAreNotDealtByACounter) {
+  DeviceCall call(0, FULMEN_BFLOAT16);
+  call.add(&fulmen_tensors::q_ids, FULMEN_INT32, {96});
+  call.add(&fulmen_tensors::kv_ids, FULMEN_INT32, {96});
+  const int clears = num_calls("cuMemsetD8Async");
+  EXPECT_EQ(call.forward(), FULMEN_OK) << fulmen_last_error();
+  EXPECT_EQ(num_calls("cuMemsetD8Async"), clears);
+  const FakeLaunch seen = last_launch();
+  ASSERT_TRUE(holds(seen.kernel, "forward_sm90")) << seen.kernel;
+  EXPECT_EQ(static_cast<const ForwardArguments*>(seen.params)->params.next_block, nullptr);
 }
 
 // The driver is asked once about arrays of one allocation, and again about one outside of it.

@@ -14,6 +14,9 @@ import torch
 from reference import inputs, reference
 
 import fulmen
+from fulmen._library import library
+from fulmen._torch.kernels import ready_of
+from fulmen._torch.settings import Settings
 
 
 def test_importing_fulmen_does_not_import_torch() -> None:
@@ -222,3 +225,17 @@ def test_nested_tensors_and_block_masks_are_refused_by_name() -> None:
     mask = create_block_mask(lambda b, h, i, j: i >= j, None, None, 128, 128, device="cpu")
     with pytest.raises(fulmen.ArgumentError, match="BlockMask"):
         fulmen.attention(q, k, v, mask=mask)
+
+
+def test_the_librarys_shortest_calls_name_what_is_missing() -> None:
+    x = torch.ones(1, 1, 2, 4)
+    numbers = ready_of(Settings(), False).numbers
+    kept = library().keep_options(*numbers)
+    o = torch.empty_like(x)
+    library().attend(kept, -1, 0, x, x, x, o)
+    assert torch.equal(o, x)
+    with pytest.raises(fulmen.DTypeError, match="k is not given"):
+        library().attend(kept, -1, 0, x, None, x, o)
+    with pytest.raises(fulmen.DTypeError, match="dv is not given"):
+        library().attend_backward(kept, -1, 0, x, x, x, o, o[..., :2], o, o, o)
+    library().drop_options(kept)

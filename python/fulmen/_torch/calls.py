@@ -67,7 +67,6 @@ def attention(
     """o, or (o, lse): `fulmen.attention` and, with cu_q and cu_kv, `fulmen.attention_varlen`."""
     if type(window) is list:
         window = tuple(window)
-    deterministic = deterministic or torch.are_deterministic_algorithms_enabled()
     if (
         mask is bias is alibi_slopes is sinks is q_lengths is kv_lengths is cu_q is cu_kv is rng
         is out is out_dtype is stream is None
@@ -76,9 +75,10 @@ def attention(
     ):  # fmt: skip
         chosen = (
             scale, softcap, causal, alignment, window, layout, backend, implementation,
-            deterministic, batch_invariant, precision,
+            deterministic or guards.is_deterministic(), batch_invariant, precision,
         )  # fmt: skip
         return plain_attention(plain_calls.get(chosen) or plain_call(chosen), q, k, v)
+    deterministic = deterministic or torch.are_deterministic_algorithms_enabled()
     if stream is not None:
         raise UnsupportedError(
             "stream is given with PyTorch tensors; their work goes to torch's current stream: use "

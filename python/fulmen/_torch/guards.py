@@ -28,6 +28,12 @@ _forward_ad = _found(torch, "autograd", "forward_ad")
 _legacy_batched = _found(torch, "_C", "_functorch", "is_legacy_batchedtensor")
 _is_tracing = _found(torch, "_C", "_get_tracing_state")
 
+# torch.are_deterministic_algorithms_enabled, for where no compiler traces.
+is_deterministic: Callable[[], bool] = (
+    _found(torch, "_C", "_get_deterministic_algorithms")
+    or torch.are_deterministic_algorithms_enabled
+)
+
 # Whether autocast is on for any kind of device; "always", where torch does not say.
 is_autocast: Callable[[], bool] = _found(torch, "_C", "_is_any_autocast_enabled") or (lambda: True)
 

@@ -15,19 +15,28 @@ struct Philox4x32 {
   u32 word[4];
 };
 
-constexpr Philox4x32 philox4x32_10(Philox4x32 counter, u64 key) {
+// Several draws with one key, whose schedule is theirs together.
+template <u32 kDraws>
+constexpr void philox4x32_10(Philox4x32 (&counters)[kDraws], u64 key) {
   u32 key0 = static_cast<u32>(key);
   u32 key1 = static_cast<u32>(key >> 32);
   for (int round = 0; round < 10; ++round) {
-    const u64 product0 = static_cast<u64>(0xD2511F53u) * counter.word[0];
-    const u64 product1 = static_cast<u64>(0xCD9E8D57u) * counter.word[2];
-    counter = {
-        {static_cast<u32>(product1 >> 32) ^ counter.word[1] ^ key0, static_cast<u32>(product1),
-         static_cast<u32>(product0 >> 32) ^ counter.word[3] ^ key1, static_cast<u32>(product0)}};
+    for (u32 draw = 0; draw < kDraws; ++draw) {
+      Philox4x32& counter = counters[draw];
+      const u64 product0 = static_cast<u64>(0xD2511F53u) * counter.word[0];
+      const u64 product1 = static_cast<u64>(0xCD9E8D57u) * counter.word[2];
+      counter = {
+          {static_cast<u32>(product1 >> 32) ^ counter.word[1] ^ key0, static_cast<u32>(product1),
+           static_cast<u32>(product0 >> 32) ^ counter.word[3] ^ key1, static_cast<u32>(product0)}};
+    }
     key0 += 0x9E3779B9u;  // golden ratio
     key1 += 0xBB67AE85u;  // sqrt(3) - 1
   }
-  return counter;
+}
+constexpr Philox4x32 philox4x32_10(Philox4x32 counter, u64 key) {
+  Philox4x32 one[1] = {counter};
+  philox4x32_10(one, key);
+  return one[0];
 }
 
 struct Dropout {

@@ -8,7 +8,7 @@
 #include "kernels/head.cuh"
 #include "kernels/ptx/grid.cuh"
 #include "kernels/tile/backward_loader_sm80.cuh"
-#include "kernels/tile/store_output.cuh"
+#include "kernels/tile/row_store.cuh"
 
 namespace fulmen {
 
@@ -57,8 +57,10 @@ struct BackwardGradientsSm80 {
   void add_dq(float* sums, i32 pair_stage) const {
     constexpr i32 kAcross = kConfig.d_qk / kConfig.dq_dims;
     constexpr i32 kDqTiles = kConfig.dq_rows / 16;
+    // Where there are fewer tiles than warps, the halves of the block take turns.
+    const i32 first = (tiles.warp + pair_stage * (kConfig.warps / 2)) % kConfig.warps;
 #pragma unroll 1
-    for (i32 tile = tiles.warp; tile < kConfig.dq_tiles(); tile += kConfig.warps) {
+    for (i32 tile = first; tile < kConfig.dq_tiles(); tile += kConfig.warps) {
       const auto dS = left_rows(tiles.ds_tile(pair_stage), tile / kAcross * kConfig.dq_rows);
       const PartRow<kConfig.d_qk, kConfig.swizzle, kConfig.dq_dims / 16> K(
           right_columns(tiles.k_tile()), tile % kAcross * (kConfig.dq_dims / 16));
@@ -96,43 +98,15 @@ struct BackwardGradientsSm80 {
     const i64 row = place.first_key + kv_group() * kConfig.kv_rows + lane_index() / 4;
     const i64 offset =
         array.offset(place.sequence.batch, place.kv_head, place.sequence.kv_begin + row, first_dim);
-    const bool in_units = array.dtype == kConfig.dtype && array.strides[3] == 1 &&
-                          array.strides[2] % 8 == 0 && dims % 8 == 0 &&
-                          reinterpret_cast<u64>(array.data + offset * 2) % 16 == 0;
+    const RowStore store(array, kConfig.dtype, offset, dims);
 #pragma unroll
     for (i32 t = 0; t < kKvTiles; ++t) {
 #pragma unroll
       for (i32 h = 0; h < 2; ++h) {
         const i64 key = row + 16 * t + 8 * h;
-        const bool counts = key < place.sequence.shape.kv_len;
-        const i64 at = offset + (16 * t + 8 * h) * array.strides[2];
-#pragma unroll
-        for (i32 i = 2 * h; i < kPartDims / 2; i += 4) {
-          sums[t][i] = counts ? sums[t][i] * factor : 0.f;
-          sums[t][i + 1] = counts ? sums[t][i + 1] * factor : 0.f;
-        }
-        if (in_units) {
-          store_output_row<kConfig.dtype>(sums[t], h, reinterpret_cast<u16*>(array.data) + at,
-                                          key < place.sequence.kv_slot, static_cast<i32>(dims));
-        } else if (key < place.sequence.kv_slot) {
-          store_numbers<kPartDims>(sums[t], h, array, at, dims);
-        }
+        store.template run<kConfig.dtype>(sums[t], h, 16 * t + 8 * h, key < place.sequence.kv_slot,
+                                          key < place.sequence.shape.kv_len, factor);
       }
-    }
-  }
-
-  // Any dtype, stride and alignment: number by number, in a loop that is not unrolled and therefore
-  // reads them from memory.
-  template <i32 kPartDims>
-  static void store_numbers(const float (&tile)[kPartDims / 2], i32 h, const ArrayView& array,
-                            i64 offset, i64 dims) {
-    float numbers[kPartDims / 4];
-#pragma unroll
-    for (i32 at = 0; at < kPartDims / 4; ++at) numbers[at] = tile[at / 2 * 4 + 2 * h + at % 2];
-#pragma unroll 1
-    for (i32 at = 0; at < kPartDims / 4; ++at) {
-      const i64 d = 8 * (at / 2) + 2 * static_cast<i32>(lane_index() % 4) + at % 2;
-      if (d < dims) store_real(array, offset + d * array.strides[3], numbers[at]);
     }
   }
 };

@@ -43,34 +43,26 @@ struct BackwardLoaderSm80 {
   struct Queries {
     Copy<kConfig.rows, kConfig.d_qk> q;
     Copy<kConfig.rows, kConfig.d_v> dout;
-    const Sm80Row* rows;
-    const Sm80Columns* columns;
   };
-  Queries queries_of(i64 head, const Sm80Row* rows_of_head, const Sm80Columns* columns) const {
+  Queries queries_of(i32 head) const {
     const auto offset = [&](const ArrayView& array) {
       return array.offset(place.sequence.batch, head, place.sequence.q_begin, 0);
     };
     const i64 rows = place.sequence.shape.q_len;
-    return {{p.q, offset(p.q), rows, p.dim_qk},
-            {p.dout, offset(p.dout), rows, p.dim_v},
-            rows_of_head,
-            columns};
+    return {{p.q, offset(p.q), rows, p.dim_qk}, {p.dout, offset(p.dout), rows, p.dim_v}};
   }
 
-  template <i32 kBytes>
-  static void fetch_bytes(u32 to, const void* from) {
-#pragma unroll
-    for (i32 at = 0; at < kBytes; at += 16 * kConfig.threads()) {
-      const i32 byte = at + 16 * static_cast<i32>(ptx::thread_index());
-      if (byte < kBytes) ptx::cp_async_16(to + byte, static_cast<const u8*>(from) + byte, true);
-    }
-  }
-  void fetch(const Queries& queries, i64 block, i32 stage) const {
-    const i32 first = static_cast<i32>(block * kConfig.rows);
+  // Rows from `first` on, and what is kept of them.
+  void fetch(const Queries& queries, i32 first, const u8* kept, i32 stage) const {
     queries.q.start(tiles.q_tile(stage), first);
     queries.dout.start(tiles.dout_tile(stage), first);
-    fetch_bytes<kConfig.rows * 16>(tiles.rows_at(stage), queries.rows + first);
-    fetch_bytes<kConfig.rows * 8>(tiles.columns_at(stage), queries.columns + first);
+#pragma unroll
+    for (i32 at = 0; at < kConfig.row_bytes(); at += 16 * kConfig.threads()) {
+      const i32 byte = at + 16 * static_cast<i32>(ptx::thread_index());
+      if (byte < kConfig.row_bytes()) {
+        ptx::cp_async_16(tiles.rows_at(stage) + byte, kept + byte, true);
+      }
+    }
     ptx::cp_async_commit();
   }
 };

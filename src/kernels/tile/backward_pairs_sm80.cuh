@@ -25,7 +25,7 @@ struct BackwardPairsSm80 {
   // What a tile of S belongs to. Careful steps: some pairs may be hidden.
   struct Step {
     const HeadType& head;
-    i64 first_row, first_key;
+    i32 first_row, first_key;
     bool is_full;
     i32 stage, pair_stage;
   };
@@ -145,7 +145,7 @@ struct BackwardPairsSm80 {
   // What the structured masks hide becomes -inf.
   void hide(Scores& S, const Step& step, const Part& part) const {
     if (step.is_full) return;
-    const i32 own = static_cast<i32>(step.first_key) + part.column + Terms::column(0);
+    const i32 own = step.first_key + part.column + Terms::column(0);
 #pragma unroll
     for (i32 t = 0; t < kTiles; ++t) {
 #pragma unroll

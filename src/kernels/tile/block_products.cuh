@@ -36,31 +36,32 @@ LaneRow<kDims, kSwizzled> left_columns(const SwizzledTile<kDims, kSwizzled>& til
 }
 
 // C += A B over kSteps steps of 16 along the common axis. left(k, t): fragment of rows 16 t of A;
-// right(k, n): of columns 16 n of B. Fragments are read a step ahead of the products that take
-// them: left to the compiler, every product waited for its own.
+// right(k, n): of columns 16 n of B. Fragments are read ahead of the products that take them, those
+// of B by a step, those of A as soon as the last product of this step has taken its rows: left to
+// the compiler, every product waited for its own.
 template <DType kDType, i32 kSteps, i32 kTiles, i32 kFloats, class Left, class Right>
 inline void multiply_tiles(float (&C)[kTiles][kFloats], const Left& left, const Right& right) {
   constexpr i32 kColumns = kFloats / 8;  // of 16
-  ptx::U32x4 a[2][kTiles], b[2][kColumns];
-  const auto read = [&](i32 k) {
-#pragma unroll
-    for (i32 t = 0; t < kTiles; ++t) a[k % 2][t] = left(k, t);
+  ptx::U32x4 a[kTiles], b[2][kColumns];
+  const auto read_right = [&](i32 k) {
 #pragma unroll
     for (i32 n = 0; n < kColumns; ++n) b[k % 2][n] = right(k, n);
   };
-  read(0);
+#pragma unroll
+  for (i32 t = 0; t < kTiles; ++t) a[t] = left(0, t);
+  read_right(0);
 #pragma unroll
   for (i32 k = 0; k < kSteps; ++k) {
-    if (k + 1 < kSteps) read(k + 1);
+    if (k + 1 < kSteps) read_right(k + 1);
 #pragma unroll
-    for (i32 n = 0; n < kColumns; ++n) {
-      const u32(&right_words)[4] = b[k % 2][n].word;
+    for (i32 t = 0; t < kTiles; ++t) {
 #pragma unroll
-      for (i32 t = 0; t < kTiles; ++t) {
-        ptx::mma_m16n8k16<kDType>(&C[t][8 * n], a[k % 2][t].word, right_words[0], right_words[1]);
-        ptx::mma_m16n8k16<kDType>(&C[t][8 * n + 4], a[k % 2][t].word, right_words[2],
-                                  right_words[3]);
+      for (i32 n = 0; n < kColumns; ++n) {
+        const u32(&words)[4] = b[k % 2][n].word;
+        ptx::mma_m16n8k16<kDType>(&C[t][8 * n], a[t].word, words[0], words[1]);
+        ptx::mma_m16n8k16<kDType>(&C[t][8 * n + 4], a[t].word, words[2], words[3]);
       }
+      if (k + 1 < kSteps) a[t] = left(k + 1, t);
     }
   }
 }

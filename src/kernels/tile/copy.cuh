@@ -102,18 +102,18 @@ class UnitCopy {
 
   // Rows [first, first + kRows) of the array.
   void start(const SwizzledTile<kDims, kSwizzled>& tile, i32 first) const {
-    const u8* from = data_ + first * row_bytes_;
-    const i32 left = num_rows_ - first;
-#pragma unroll
-    for (i32 r = 0; r < kRows; r += kRowsAtOnce) {
-      if (r + kRowsAtOnce > kRows && row() >= kRows - r) break;
-      const u32 to = tile.address(static_cast<u32>(r + row()), static_cast<u32>(unit()));
-#pragma unroll
-      for (i32 u = 0; u < kDims / 8; u += kGroup) {
-        ptx::cp_async_16(to + static_cast<u32>(u) * 16, from + u * 16, r < left && u < num_units_);
-      }
-      from += kRowsAtOnce * row_bytes_;
-    }
+    copy(tile, data_ + first * row_bytes_, num_rows_ - first);
+  }
+
+  // Tile after tile towards row 0: those that begin at row `first`, then at first - kRows, ...
+  void seek(i32 first) {
+    next_ = data_ + first * row_bytes_;
+    left_ = num_rows_ - first;
+  }
+  void start_next(const SwizzledTile<kDims, kSwizzled>& tile) {
+    copy(tile, next_, left_);
+    next_ -= kRows * row_bytes_;
+    left_ += kRows;
   }
 
  private:
@@ -123,10 +123,32 @@ class UnitCopy {
   static i32 row() { return static_cast<i32>(ptx::thread_index()) / kGroup; }
   static i32 unit() { return static_cast<i32>(ptx::thread_index()) % kGroup; }
 
+  // From `from`, this thread's first unit; the array has `left` rows from there on.
+  void copy(const SwizzledTile<kDims, kSwizzled>& tile, const u8* from, i32 left) const {
+    const u32 first = tile.address(static_cast<u32>(row()), static_cast<u32>(unit()));
+#pragma unroll
+    for (i32 r = 0; r < kRows; r += kRowsAtOnce) {
+      if (r + kRowsAtOnce > kRows && row() >= kRows - r) break;
+      // Rows eight further exchange their units alike.
+      const u32 to = kRowsAtOnce % 8 == 0
+                         ? first + static_cast<u32>(r) * kRowBytes
+                         : tile.address(static_cast<u32>(r + row()), static_cast<u32>(unit()));
+#pragma unroll
+      for (i32 u = 0; u < kDims / 8; u += kGroup) {
+        ptx::cp_async_16(to + static_cast<u32>(u) * 16, from + u * 16, r < left && u < num_units_);
+      }
+      from += kRowsAtOnce * row_bytes_;
+    }
+  }
+
+  static constexpr u32 kRowBytes = SwizzledTile<kDims, kSwizzled>::kRowBytes;
+
   const u8* data_;  // this thread's first unit of row row()
   i64 row_bytes_;
   i32 num_rows_;   // from this thread's first on
   i32 num_units_;  // likewise
+  const u8* next_ = nullptr;
+  i32 left_ = 0;
 };
 
 // The same for any array.
@@ -138,9 +160,15 @@ class AnyCopy {
   void start(const SwizzledTile<kDims, kSwizzled>& tile, i32 first) const {
     copy_rows<kRows, kThreads>(tile, source_, first);
   }
+  void seek(i32 first) { next_ = first; }
+  void start_next(const SwizzledTile<kDims, kSwizzled>& tile) {
+    start(tile, next_);
+    next_ -= kRows;
+  }
 
  private:
   ElementRows<kElementBytes> source_;
+  i32 next_ = 0;
 };
 
 template <bool kUnits>

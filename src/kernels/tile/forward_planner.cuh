@@ -32,8 +32,8 @@ struct ForwardPlanner {
         params.mask, place.shape,
         for_warpgroup ? row + kConfig.tile_rows() * q_tile<kConfig>(lane) : row,
         for_warpgroup ? kConfig.tile_rows() : kConfig.q_rows());
-    if constexpr (kConfig.skips_documents) {
-      range = narrowed<kConfig>(range, params, next.block, place, lane);
+    if constexpr (kConfig.skips_documents) {  // block -1, the end, has no rows and no ids
+      if (row >= 0) range = narrowed<kConfig>(range, params, next.block, place, lane);
     }
     const Interval all{ptx::shuffle(i32(range.visit.begin), kConfig.warpgroups),
                        ptx::shuffle(i32(range.visit.end), kConfig.warpgroups)};

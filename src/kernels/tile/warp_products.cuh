@@ -53,16 +53,11 @@ inline void multiply_step(float (&S)[kConfig.row_tiles][kFloats],
   }
 }
 
-struct NothingBeside {
-  constexpr void operator()(i32) const {}
-};
-
-// S = A B^T over kDims dims, both row by row in shared memory. beside(k): other work of the warp,
-// to run under step k of 16 dims.
-template <Sm80Config kConfig, i32 kDims, i32 kFloats, class Beside = NothingBeside>
+// S = A B^T over kDims dims, both row by row in shared memory.
+template <Sm80Config kConfig, i32 kDims, i32 kFloats>
 inline void multiply_rows(float (&S)[kConfig.row_tiles][kFloats],
                           const LaneRow<kDims, kConfig.swizzle>& left,
-                          const LaneRow<kDims, kConfig.swizzle>& right, const Beside& beside = {}) {
+                          const LaneRow<kDims, kConfig.swizzle>& right) {
 #pragma unroll
   for (i32 t = 0; t < kConfig.row_tiles; ++t) {
 #pragma unroll
@@ -78,7 +73,6 @@ inline void multiply_rows(float (&S)[kConfig.row_tiles][kFloats],
       for (i32 w = 0; w < 4; ++w) a[t][w] = x.word[w];
     }
     multiply_step<kConfig>(S, a, [&](i32 n) { return ptx::ldmatrix_x4(right.at(k, 16 * n)); });
-    beside(k);
   }
 }
 

@@ -100,7 +100,7 @@ struct WarpSoftmax {
     for (i32 t = 0; t < kTiles; ++t) {
       largest = ptx::max(largest, ptx::max(sum[t][0], sum[t][1]));
     }
-    if (!ptx::any(largest > 0x1p40f)) return false;
+    if (!ptx::any(largest > 0x1p64f)) return false;
 #pragma unroll
     for (i32 t = 0; t < kTiles; ++t) {
 #pragma unroll
@@ -134,22 +134,6 @@ struct WarpSoftmax {
           S[t][i + 1] = ptx::exp2(ptx::fma(S[t][i + 1], log2_unit, offset));
           block_sum[t][h] += S[t][i] + S[t][i + 1];
         }
-      }
-    }
-  }
-
-  // Part `part` of kParts of exponentiate() where may_keep() holds and nothing is exact.
-  template <i32 kParts>
-  void exponentiate_part(Scores& S, float (&block_sum)[kTiles][2], i32 part) const {
-    constexpr i32 kEach = (kFloats / 2 + kParts - 1) / kParts * 2;
-#pragma unroll
-    for (i32 t = 0; t < kTiles; ++t) {
-#pragma unroll
-      for (i32 each = 0; each < kEach; ++each) {
-        const i32 i = part * kEach + each, h = i / 2 % 2;
-        if (i >= kFloats) break;
-        S[t][i] = ptx::exp2(ptx::fma(S[t][i], log2_unit, -shift[t][h] * log2_unit));
-        block_sum[t][h] += S[t][i];
       }
     }
   }

@@ -75,29 +75,36 @@ struct WarpTerms {
     const u32 q = lane_index() % 4;
     const u32 batch_head = static_cast<u32>(head.index * head.p.heads_q + head.head);
 #pragma unroll
-    for (i32 t = 0; t < kConfig.row_tiles; ++t) {
+    for (i32 n = 0; n < kFloats / 4; n += 4) {
+      const u32 group = static_cast<u32>(first_column / 8) + static_cast<u32>(n) + q;
+      Philox4x32 drawn[2 * kConfig.row_tiles];  // of row (t, h): number 2 t + h
 #pragma unroll
-      for (i32 h = 0; h < 2; ++h) {
-        const u32 i = static_cast<u32>(warp_row + row(t, h));
+      for (i32 at = 0; at < 2 * kConfig.row_tiles; ++at) {
+        const u32 i = static_cast<u32>(warp_row + row(at / 2, at % 2));
+        drawn[at] = {{group, i, batch_head, head.dropout.offset}};
+      }
+      philox4x32_10(drawn, head.dropout.seed);
 #pragma unroll
-        for (i32 n = 0; n < kFloats / 4; n += 4) {
-          const u32 group = static_cast<u32>(first_column / 8) + static_cast<u32>(n) + q;
-          const Philox4x32 drawn = head.dropout.draw(group, i, batch_head);
-          ptx::U32x4 words{{drawn.word[0], drawn.word[1], drawn.word[2], drawn.word[3]}};
-          transpose_quad(words);
-#pragma unroll
-          for (i32 m = 0; m < 4; ++m) {
-            if (n + m >= kFloats / 4) break;
-            float* const pair = &S[t][4 * (n + m) + 2 * h];
-            if ((words.word[m] & 0xffffu) < head.dropout.threshold) pair[0] = 0;
-            if ((words.word[m] >> 16) < head.dropout.threshold) pair[1] = 0;
-          }
-        }
+      for (i32 at = 0; at < 2 * kConfig.row_tiles; ++at) {
+        drop_where(&S[at / 2][2 * (at % 2)], kFloats, n, drawn[at]);
       }
     }
   }
 
  private:
+  // Fragments n to n + 3 of one row, whose first two floats are row[0] and row[1].
+  void drop_where(float* row, i32 num_floats, i32 n, const Philox4x32& drawn) const {
+    ptx::U32x4 words{{drawn.word[0], drawn.word[1], drawn.word[2], drawn.word[3]}};
+    transpose_quad(words);
+#pragma unroll
+    for (i32 m = 0; m < 4; ++m) {
+      if (4 * (n + m) >= num_floats) break;
+      float* const pair = row + 4 * (n + m);
+      if ((words.word[m] & 0xffffu) < head.dropout.threshold) pair[0] = 0;
+      if ((words.word[m] >> 16) < head.dropout.threshold) pair[1] = 0;
+    }
+  }
+
   // The structured masks.
   template <i32 kFloats>
   void hide(float (&S)[kFloats], i32 t, i64 first_column) const {

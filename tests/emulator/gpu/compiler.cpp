@@ -73,8 +73,9 @@ std::string variable(const char* name, const std::string& otherwise) {
 }
 
 fs::path cache_folder() {
-  const std::string home = variable("XDG_CACHE_HOME", variable("HOME", "/tmp") + "/.cache");
-  return variable("FULMEN_EMULATOR_CACHE", home + "/fulmen-emulator");
+  const std::string home = variable("HOME", fs::temp_directory_path());
+  return variable("FULMEN_EMULATOR_CACHE",
+                  variable("XDG_CACHE_HOME", home + "/.cache") + "/fulmen-emulator");
 }
 
 std::string compiler() { return variable("CXX", "g++"); }

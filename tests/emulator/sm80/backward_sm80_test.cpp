@@ -59,21 +59,22 @@ constexpr Sm80BackwardConfig config_of() {
 // As launched, on a workspace that is NaN where nobody promises zeros.
 template <Sm80BackwardConfig kConfig>
 void launch(const AttentionParams& p, unsigned seed) {
-  const i64 row_tiles = num_q_tiles(p, kConfig.rows);
+  const i64 row_tiles_count = num_q_tiles(p, kConfig.rows);
   const i64 key_tiles = num_kv_tiles(p, kConfig.columns);
   const auto size = [](i64 count) { return static_cast<size_t>(count); };
-  std::vector<Sm80Row> rows(size(row_tiles * kConfig.rows), Sm80Row{NAN, NAN, NAN, NAN});
-  std::vector<Sm80Columns> columns(size(row_tiles * kConfig.rows), Sm80Columns{0, 1 << 30});
-  std::vector<float> sums(size(row_tiles * kConfig.dq_elems()) + 4, NAN);
-  std::vector<u32> suspect_rows(size(row_tiles)), suspect_keys(size(key_tiles)),
-      turns(size(row_tiles));
+  std::vector<float> row_tiles(size(row_tiles_count * kConfig.row_bytes()) / 4 + 4, NAN);
+  std::vector<float> sums(size(row_tiles_count * kConfig.dq_elems()) + 4, NAN);
+  std::vector<u32> suspect_rows(size(row_tiles_count)), suspect_keys(size(key_tiles)),
+      turns(size(row_tiles_count));
   u32 next_block = 0;
-  float* aligned = sums.data();
-  while (reinterpret_cast<u64>(aligned) % 16 != 0) ++aligned;
+  const auto aligned = [](std::vector<float>& memory) {
+    float* first = memory.data();
+    while (reinterpret_cast<u64>(first) % 16 != 0) ++first;
+    return first;
+  };
   const Sm80BackwardParams params{p,
-                                  rows.data(),
-                                  columns.data(),
-                                  aligned,
+                                  reinterpret_cast<u8*>(aligned(row_tiles)),
+                                  aligned(sums),
                                   suspect_rows.data(),
                                   suspect_keys.data(),
                                   turns.data(),
@@ -86,11 +87,11 @@ void launch(const AttentionParams& p, unsigned seed) {
                         "backward_sm80", is_sampled(seed)},
                        kernel);
   };
-  run(row_tiles, kSm80RowsThreads, kConfig.rows * 4, false,
+  run(row_tiles_count, kSm80RowsThreads, kConfig.rows * 4, false,
       [&] { backward_rows_sm80<kConfig>(params); });
   run(key_tiles, kConfig.threads(), kConfig.shared_bytes(), kConfig.ordered,
       [&] { backward_sm80<kConfig>(params); });
-  run(row_tiles + key_tiles, kSm80FinishThreads, 0, false,
+  run(row_tiles_count + key_tiles, kSm80FinishThreads, 0, false,
       [&] { backward_finish_sm80<kConfig>(params); });
 }
 

@@ -188,7 +188,7 @@ Request drawn_request(RandomProblem& random) {
   Request request = HopperRequest(random, like, kConfig.dq ? 580 : 140).request;
   for (const Array array : {Array::kQ, Array::kK}) widen_rows(request.arrays[array]);
   // Scores far beyond kHugeScore.
-  if (kConfig.has_stats && !kConfig.sequences && random.chance(0.5)) {
+  if (kConfig.has_stats && !kConfig.sequences && random.chance(0.7)) {
     random.fill_normal(request.arrays[Array::kK], 3000);
   }
   // An entry without a key.
