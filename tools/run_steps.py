@@ -31,6 +31,9 @@ CASES_UNDER_SANITIZERS = ["bug", "packed"]
 THREADED_CASES = ["--implementation", "tiled", *CASES_UNDER_SANITIZERS]
 # C++ tests that `make test` leaves out under ThreadSanitizer: numbers, at twenty times the time.
 NOT_ABOUT_THREADS = "-*AgreesWithTheOracle/*:VectorMath.*:*KernelTable*"
+# A case for each thing that only the whole path to a GPU shows: hidden NaN, head dims apart. Each
+# compiles a dozen kernels; test-full runs every case.
+EMULATED_CASES = ["u08_nan_past_the_lengths", "dim8_v128_float16"]
 PYTEST: list[str | Path] = [PYTHON, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
 
 
@@ -121,6 +124,15 @@ def verify(runner: Runner) -> None:
     print(runner.run([BIN / "fulmen", "verify"]).strip().splitlines()[-1], flush=True)
 
 
+def emulated(runner: Runner) -> None:
+    """GPU kernels through the public path, on the emulator: plan, cache, compiler, launch."""
+    gpu = ROOT / "build" / "release" / "tests" / "emulator" / "gpu" / "libfulmen_emulated_gpu.so"
+    env = {"FULMEN_EMULATOR": str(gpu), "FULMEN_EMULATOR_CACHE": str(ROOT / "build" / "emulator")}
+    cases = [] if os.environ.get("FULMEN_TEST_FULL") else EMULATED_CASES
+    found = runner.run([BIN / "fulmen", "verify", "--backend", "emulator", *cases], env=env)
+    print(found.strip().splitlines()[-1], flush=True)
+
+
 def examples(runner: Runner) -> None:
     build = ROOT / "build" / "examples"
     where = ["-S", "examples", "-B", str(build), f"-DCMAKE_PREFIX_PATH={PREFIX}"]
@@ -186,6 +198,7 @@ TESTS = [
     Step("wheel", "build, repair, symbols, size, install", wheel_steps.build),
     Step("python", "Python tests and cases", python_tests),
     Step("verify", "every named case on every implementation", verify),
+    Step("emulated", "named cases on GPU kernels, which the CPU emulates", emulated),
     Step("torch", "PyTorch, Hugging Face, flash-attn names", torch_tests),
     Step("examples", "C, C++ and Python against the installed package", examples),
     Step("docs", "strict build, code blocks", docs),

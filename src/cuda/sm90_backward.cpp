@@ -88,7 +88,8 @@ KernelSpec backward_spec(const BackwardConfig& config) {
   spec.shared_bytes = static_cast<std::size_t>(config.shared_bytes());
   spec.shared_bytes_text = "kConfig.shared_bytes()";
   spec.tensor_cores = true;
-  spec.spill_allowance_bytes = kSm90BackwardSpillBytes;
+  spec.spill_allowance_bytes =
+      config.divides_products() ? kSm90DividedSpillBytes : kSm90BackwardSpillBytes;
   return spec;
 }
 
@@ -98,6 +99,7 @@ KernelSpec dq_spec(const AttentionConfig& config) {
   spec.name = "backward_dq_" + spec.name.substr(spec.name.find("sm90"));
   spec.include = "kernels/backward_dq_sm90.cuh";
   spec.function = "fulmen::backward_dq_sm90";
+  if (config.maps_scores() || config.dropout) spec.spill_allowance_bytes = kSm90DqSpillBytes;
   spec.params_type = "fulmen::BackwardDqParams";
   spec.params_bytes = sizeof(BackwardDqParams);
   return spec;

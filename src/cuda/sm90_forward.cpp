@@ -69,11 +69,13 @@ std::string kernel_name(const AttentionConfig& config) {
 // Bounds of the visible keys and what options keep of a row are spilled around the loops, not in
 // them: up to 36 bytes with two-sided masks (window 1,024 at d 128 is 1.15 times FlashAttention-3
 // with 20, H100, 2026-11-28), 12 without, 84 where every pair is looked up in memory, which is what
-// takes the time then, and up to 212 beside an O of 256 columns (not timed; sm80 is what is left).
+// takes the time then, up to 172 where documents are among them, and up to 212 beside an O of 256
+// columns (neither timed; sm80 is what is left).
 // Without options nothing may spill. Beyond d 256 up to 88 and 168 bytes; not timed with them, but
 // without them that kernel is 5 times as fast as sm80 (2026-11-28).
 std::size_t spill_allowance(const AttentionConfig& config) {
-  if (config.has_pair_terms()) return config.split_dims || config.d_v > 192 ? 224 : 128;
+  if (config.has_pair_terms() && (config.split_dims || config.d_v > 192)) return 224;
+  if (config.has_pair_terms()) return config.documents ? 192 : 128;
   if (config.mask == MaskKind::kBoth) return config.split_dims ? 96 : 48;
   if (!config.specialised) return 48;  // an ablation: those that compute also load
   return config.maps_scores() || config.sequences || config.sinks || config.stats ? 16 : 0;

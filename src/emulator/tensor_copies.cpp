@@ -97,6 +97,9 @@ void tensor_load(u32 shared, const TensorMap& encoded, u32 barrier, const BoxOri
 void tensor_store(const TensorMap& encoded, u32 shared, const BoxOrigin& origin, Site site) {
   const HostTensorMap map = decode(encoded);
   shared_at(shared, box_bytes(map), 128);
+  if (origin.dim < 0 || origin.row < 0 || origin.head < 0 || origin.batch < 0) {
+    fail("a tensor store that begins before the tensor, which is illegal on an H200");
+  }
   Thread& thread = self();
   if (thread.store_agent == kNoAgent) {
     thread.store_agent =

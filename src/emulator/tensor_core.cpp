@@ -16,11 +16,12 @@ constexpr short kNoExponent = -1000;                         // of 0, which alig
 constexpr short kNotFinite = 8000;                           // of infinity and NaN, times 0 too
 constexpr short kLeastExponent = -100, kMostExponent = 120;  // that the short way takes
 
-// Of a number's leading bit.
-short exponent(float x) {
+// Of a number's leading bit, at least `least`.
+short exponent(float x, short least = -126) {
   const u32 field = __builtin_bit_cast(u32, x) >> 23 & 0xff;
   if (field == 0xff) return kNotFinite;
-  return x == 0 ? kNoExponent : static_cast<short>(static_cast<i32>(field) - 127);
+  const short exact = static_cast<short>(static_cast<i32>(field) - 127);
+  return x == 0 ? kNoExponent : std::max(exact, least);
 }
 
 // To float32, towards zero.
@@ -35,7 +36,7 @@ float cut_off(double x) {
 
 void TensorCoreMatrix::set(u32 k, u32 column, float x) {
   numbers_[k][column] = x;
-  exponents_[k][column] = exponent(x);
+  exponents_[k][column] = exponent(x, least_exponent_);
 }
 
 // The largest exponent of each column's terms; whether all of them can be aligned in 32 bits.
@@ -43,7 +44,7 @@ bool TensorCoreMatrix::is_ordinary(const float* a, const float* c,
                                    std::array<short, kMostColumns>& largest) const {
   for (u32 n = 0; n < columns_; ++n) largest[n] = exponent(c[n]);
   for (u32 k = 0; k < depth_; ++k) {
-    const short left = exponent(a[k]);
+    const short left = exponent(a[k], least_exponent_);
     const short* const right = exponents_[k].data();
     for (u32 n = 0; n < columns_; ++n) {
       largest[n] = std::max<short>(largest[n], static_cast<short>(left + right[n]));
@@ -62,7 +63,7 @@ float TensorCoreMatrix::careful_sum(const float* a, u32 column, float c) const {
   double plain = c;
   for (u32 k = 0; k < depth_; ++k) {
     plain += static_cast<double>(a[k]) * numbers_[k][column];
-    largest = std::max(largest, exponent(a[k]) + exponents_[k][column]);
+    largest = std::max(largest, exponent(a[k], least_exponent_) + exponents_[k][column]);
   }
   if (!std::isfinite(plain)) return static_cast<float>(plain);
   if (largest < kNoExponent / 2) return c;

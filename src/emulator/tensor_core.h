@@ -16,8 +16,11 @@ namespace fulmen::emulator {
 // The right factor of products: 16 rows (8 of TF32) of at most 256 columns, numbers widened.
 class TensorCoreMatrix {
  public:
-  explicit TensorCoreMatrix(u32 columns, u32 depth = kMostDepth)
-      : columns_(columns), depth_(depth) {}
+  // dtype: kFloat32 is TF32.
+  TensorCoreMatrix(u32 columns, DType dtype)
+      : columns_(columns),
+        depth_(dtype == DType::kFloat32 ? kMostDepth / 2 : kMostDepth),
+        least_exponent_(dtype == DType::kFloat16 ? -14 : -126) {}
 
   void set(u32 k, u32 column, float x);
 
@@ -33,6 +36,7 @@ class TensorCoreMatrix {
 
   u32 columns_;
   u32 depth_;
+  short least_exponent_;  // of a factor: numbers without a leading bit count as if they had one
   std::array<std::array<float, kMostColumns>, kMostDepth> numbers_;
   std::array<std::array<short, kMostColumns>, kMostDepth> exponents_;
 };

@@ -102,7 +102,7 @@ void multiply_fragments(const std::array<WarpOperands, kWarpSize>& operands, DTy
   const u32 of_word = dtype == DType::kFloat32 ? 1 : 2;  // numbers
   const u32 depth = 8 * of_word;
   const u32 rows = self().lane() / 4 * 4, columns = self().lane() % 4 * 8;  // their first lanes
-  TensorCoreMatrix right(2, depth);
+  TensorCoreMatrix right(2, dtype);
   float left[2][16];
   for (u32 k = 0; k < depth; ++k) {
     const u32 quad = k / of_word % 4, part = k / of_word / 4, half = k % of_word;

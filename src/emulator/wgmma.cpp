@@ -61,7 +61,7 @@ struct Descriptor {
 class WarpgroupProduct {
  public:
   explicit WarpgroupProduct(const std::array<const Product*, kWarpgroupSize>& parts)
-      : parts_(parts), any_(*parts[0]), b_(any_.columns) {
+      : parts_(parts), any_(*parts[0]), b_(any_.columns, any_.dtype) {
     for (const Product* part : parts) {
       const bool same =
           part->columns == any_.columns && part->dtype == any_.dtype &&

@@ -34,6 +34,9 @@ struct BackwardDqConsumer {
   using Weights = u32[kConfig.kv_rows / 4];
   using Sums = float[kConfig.d_qk / 2];
   static constexpr u32 kTurnBarrier = 1;  // and 2, one each
+  // Options leave no registers for a second pair of products.
+  static constexpr bool kLooksAhead = !kConfig.maps_scores() && !kConfig.dropout;
+  static constexpr bool kTakesTurns = kConfig.ping_pong && kLooksAhead;
   // Of dO nothing is kept in registers.
   static constexpr AttentionConfig kDOutConfig = [] {
     AttentionConfig config = kConfig;
@@ -63,10 +66,10 @@ struct BackwardDqConsumer {
 
   // So that the exponentials of one warpgroup run under the products of the other.
   void take_turn() const {
-    if constexpr (kConfig.ping_pong) ptx::bar_sync(kTurnBarrier + warpgroup, 256);
+    if constexpr (kTakesTurns) ptx::bar_sync(kTurnBarrier + warpgroup, 256);
   }
   void pass_turn() const {
-    if constexpr (kConfig.ping_pong) ptx::bar_arrive(kTurnBarrier + 1 - warpgroup, 256);
+    if constexpr (kTakesTurns) ptx::bar_arrive(kTurnBarrier + 1 - warpgroup, 256);
   }
 
   // A block of keys that only other warpgroups of this thread block see.
@@ -121,15 +124,16 @@ struct BackwardDqConsumer {
 
     Scores S, dP;
     Weights dS;
+    bool accumulate = false;
     // S = Q K^T, dP = dO V^T of the block at kv_at
-    const auto issue_products = [&] {
+    const auto issue_products = [&](Scores& S, Scores& dP) {
       this->shared.k().wait(kv_at);
       issue_scores<kConfig>(S, rQ, q, this->shared.k().address(kv_at));
       this->shared.v().wait(kv_at);
       issue_scores<kDOutConfig>(dP, none, dout, this->shared.v().address(kv_at));
     };
     // dS = P (dP - delta) of block j, where P = exp(score - lse) is made under the second product
-    const auto finish_products = [&](auto partial) {
+    const auto finish_products = [&](auto partial, Scores& S, Scores& dP, Weights& dS) {
       ptx::wgmma_wait<1>();
       const auto slopes = terms.slopes(S);
       scores.apply(S, j * kConfig.kv_rows);
@@ -143,22 +147,35 @@ struct BackwardDqConsumer {
       round_probabilities<kConfig>(dS, S);
       --j;
     };
-    bool accumulate = false;
-    // dQ += dS K of a block, with the products of the next in the queue behind
+    // dQ += dS K of a block; ahead: with the products of the next in the queue behind
     const auto step = [&](auto partial) {
-      const typename Shared::KvCursor here = kv_at;
-      kv_at.advance();
-      take_turn();
-      issue_output<kConfig>(dQ, dS, this->shared.k().address(here), accumulate);
-      accumulate = true;
-      issue_products();
-      pass_turn();
-      ptx::wgmma_wait<2>();
-      release(this->shared.k().empty(here));
-      finish_products(partial);
+      if constexpr (kLooksAhead) {
+        const typename Shared::KvCursor here = kv_at;
+        kv_at.advance();
+        take_turn();
+        issue_output<kConfig>(dQ, dS, this->shared.k().address(here), accumulate);
+        accumulate = true;
+        issue_products(S, dP);
+        pass_turn();
+        ptx::wgmma_wait<2>();
+        release(this->shared.k().empty(here));
+        finish_products(partial, S, dP, dS);
+      } else {
+        Scores S, dP;
+        Weights dS;
+        issue_products(S, dP);
+        finish_products(partial, S, dP, dS);
+        issue_output<kConfig>(dQ, dS, this->shared.k().address(kv_at), accumulate);
+        accumulate = true;
+        ptx::wgmma_wait<0>();
+        release(this->shared.k().empty(kv_at));
+        kv_at.advance();
+      }
     };
-    issue_products();
-    finish_products(Flag<true>{});
+    if constexpr (kLooksAhead) {
+      issue_products(S, dP);
+      finish_products(Flag<true>{}, S, dP, dS);
+    }
 #pragma unroll 1
     while (j >= blocks.full_end) step(Flag<true>{});
 #pragma unroll 1
@@ -167,12 +184,14 @@ struct BackwardDqConsumer {
 #pragma unroll 1
       while (j >= blocks.begin) step(Flag<true>{});
     }
-    take_turn();
-    issue_output<kConfig>(dQ, dS, shared.k().address(kv_at), accumulate);
-    pass_turn();
-    ptx::wgmma_wait<0>();
-    release(shared.k().empty(kv_at));
-    kv_at.advance();
+    if constexpr (kLooksAhead) {
+      take_turn();
+      issue_output<kConfig>(dQ, dS, shared.k().address(kv_at), accumulate);
+      pass_turn();
+      ptx::wgmma_wait<0>();
+      release(shared.k().empty(kv_at));
+      kv_at.advance();
+    }
     release(shared.q().empty(q_at));
     release(shared.q().empty(dout_at));
     q_at.advance(2 * kConfig.warpgroups);

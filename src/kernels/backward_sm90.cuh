@@ -195,8 +195,9 @@ struct BackwardConsumer : BackwardWarpgroup<kConfig> {
   }
 };
 
+// Inlined always: a call would serialise the products (C7510).
 template <BackwardConfig kConfig>
-inline void backward_sm90(const BackwardParams& params) {
+__attribute__((always_inline)) inline void backward_sm90(const BackwardParams& params) {
   static_assert(kConfig.valid());
   const BackwardShared<kConfig> shared{ptx::dynamic_shared()};
   const i32 warpgroup = ptx::broadcast(ptx::thread_index() / 128);

@@ -30,12 +30,23 @@ constexpr TileShape kShapes[] = {
     {576, 4, 1, 16, 1}, {576, 2, 1, 16, 1}, {576, 1, 1, 16, 1},
 };
 
-// The same for float32 inputs, whose tiles are twice as large.
+// The same for float32 inputs, whose tiles are twice as large: by one tf32 product, by three.
 constexpr i64 kMaxFloat32Dim = 256;
-constexpr TileShape kFloat32Shapes[] = {
+constexpr TileShape kTf32Shapes[] = {
+    {64, 4, 2, 64, 2, 32}, {64, 4, 2, 32, 2},  {128, 8, 1, 64, 1, 32},
+    {128, 4, 1, 32, 2},    {128, 4, 1, 32, 1}, {256, 4, 1, 32, 1},
+    {256, 4, 1, 16, 1},    {256, 2, 1, 16, 1}, {256, 1, 1, 16, 1},
+};
+constexpr TileShape k3xTf32Shapes[] = {
     {64, 4, 2, 32, 2},  {128, 4, 1, 32, 2}, {128, 4, 1, 32, 1}, {256, 4, 1, 32, 1},
     {256, 4, 1, 16, 1}, {256, 2, 1, 16, 1}, {256, 1, 1, 16, 1},
 };
+
+std::span<const TileShape> shapes_of(const Problem& problem) {
+  if (problem.dtype != DType::kFloat32) return kShapes;
+  if (problem.precision == Precision::kTf32) return kTf32Shapes;
+  return k3xTf32Shapes;
+}
 
 i32 rounded_up(i64 dim, i64 unit) {
   return static_cast<i32>(unit * max<i64>(ceil_div(dim, unit), 1));
@@ -78,17 +89,15 @@ void set_options(Sm80Config& config, const Problem& problem) {
   config.stats = problem.has(Array::kStats);
   config.exact = problem.arrays[Array::kO].dtype == DType::kFloat32;
   config.units = sm80_has_units(problem);
-  // float32: one path through a block is 2 % faster than two (d 64 and 128, H200, 2026-11-28).
-  config.lazy_max = problem.dtype != DType::kFloat32;
 }
 
 // Whether options leave a warp registers for 16 rows only: any two of them, and with float32 inputs
-// any.
+// any, or rows without units.
 bool takes_many_registers(const Sm80Config& config) {
   const bool maps_alone = config.natural && config.bias == DType::kNone;
   const i32 options = config.mask + (config.bias != DType::kNone) + config.documents + maps_alone +
                       config.softcap + config.alibi + config.dropout;
-  if (config.dtype == DType::kFloat32) return options > 0;
+  if (config.dtype == DType::kFloat32) return options > 0 || !config.units;
   return options + config.exact > 1;
 }
 
@@ -98,10 +107,12 @@ Sm80Config config_of(const Problem& problem, const Gpu& gpu) {
   set_dims(config, problem);
   set_options(config, problem);
   const i32 widest = max(config.d_qk, config.d_v);
-  const bool is_float32 = problem.dtype == DType::kFloat32;
   const bool takes_many = takes_many_registers(config);
-  for (const TileShape& shape :
-       is_float32 ? std::span<const TileShape>(kFloat32Shapes) : std::span(kShapes)) {
+  // By three products one path through a block is 2 % faster than two (d 64 and 128, H200,
+  // 2026-11-28); with options two of float32 do not fit the registers.
+  const bool is_float32 = problem.dtype == DType::kFloat32;
+  config.lazy_max = !is_float32 || (problem.precision == Precision::kTf32 && !takes_many);
+  for (const TileShape& shape : shapes_of(problem)) {
     config.warps = shape.warps;
     config.row_tiles = takes_many ? 1 : shape.row_tiles;
     config.columns = takes_many ? shape.many_columns : shape.columns;

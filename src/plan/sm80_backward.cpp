@@ -64,18 +64,20 @@ void set_options(Sm80BackwardConfig& config, const Problem& problem, const Gpu& 
   config.units = sm80_has_units(problem, Array::kDOut);
 }
 
-// Tiles of dQ as wide as leaves one for every warp.
+bool is_plain(const Sm80BackwardConfig& config) {
+  return !config.terms && !config.natural && !config.dropout;
+}
+
+// Tiles of dQ as wide as leaves one for every warp, and registers for options.
 i32 dq_dims(const Sm80BackwardConfig& config) {
   for (const i32 dims : {64, 48, 32}) {
+    if (dims == 64 && !is_plain(config)) continue;
     const bool divides = config.d_qk % dims == 0;
     if (divides && config.rows / config.dq_rows * (config.d_qk / dims) >= config.warps) return dims;
   }
   return 16;
 }
 
-bool is_plain(const Sm80BackwardConfig& config) {
-  return !config.terms && !config.natural && !config.dropout;
-}
 bool may_split_roles(const Sm80BackwardConfig& config) {
   return is_plain(config) && !config.split_sum && config.dq && config.dk && config.dv &&
          config.d_qk == config.d_v;

@@ -63,7 +63,8 @@ bool has_options(const Problem& problem) {
 
 // Dims of Q that backward_dq_sm90 keeps in registers; more, or with more options, they would spill.
 i32 dq_register_dims(const Problem& problem) {
-  const bool is_plain = !has_options(problem) && mask_kind(problem.mask) != MaskKind::kBoth;
+  const bool is_plain = !has_options(problem) && !reads_sequences(problem) &&
+                        mask_kind(problem.mask) != MaskKind::kBoth;
   return tile_dims(problem) == 256 && is_plain ? 64 : 0;
 }
 

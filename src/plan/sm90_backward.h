@@ -36,7 +36,13 @@ BackwardPrepareConfig sm90_prepare_config(const Problem& problem);
 // loop over full blocks loads at most one spilled word (disassembled, NVRTC 13.0; 576 bytes in all
 // without sequences). 816 bytes are the most, of a window over packed sequences, whose speed was
 // not measured; refused, they would go to the float32 units.
-inline constexpr size_t kSm90BackwardSpillBytes = 1472;
+inline constexpr size_t kSm90BackwardSpillBytes = 896;
+// Where products are divided: each warpgroup's walk over items is a copy of its own, and is spilled
+// around the loops over steps, which spill nothing without options (disassembled). 2,276 bytes with
+// every option over packed sequences.
+inline constexpr size_t kSm90DividedSpillBytes = 2304;
+// backward_dq_sm90 with options: 912 bytes with every option at 256 dims, 140 at 64; not timed.
+inline constexpr size_t kSm90DqSpillBytes = 1024;
 
 // Counts and the order of a run, and where its parts of the workspace begin, in bytes. Counters: an
 // item counter for each launch, at most kLaunches; done and freed (line); spoiled (1 + line).

@@ -120,9 +120,9 @@ void set_tile_64(AttentionConfig& config, bool is_short, bool is_small) {
   config.ping_pong = is_wide || !is_short;
 }
 
-// Turns buy 1 % full and cost as much causal, where warpgroups see different blocks.
+// Turns buy 1 % full and cost as much causal.
 void set_tile_128(AttentionConfig& config, bool is_short, bool is_small) {
-  config.ping_pong = config.mask == MaskKind::kLength;
+  config.ping_pong = config.mask != MaskKind::kUpper;
   if (is_short || is_small) {
     const bool masked = config.mask != MaskKind::kLength;
     set_tile(config, 2, masked ? 64 : 128, masked ? 4 : 2, 4);

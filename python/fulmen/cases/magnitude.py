@@ -7,8 +7,8 @@ the arithmetic is that floor. A second floor is what a row inherits from the ste
 first order: an error d of the scores changes a probability by 2 d p, the rounding of a 16-bit o
 changes delta, and numbers below the smallest normal one may become 0. The third is the size that
 the error of the plain computation has when it is neither lucky nor unlucky: where it rounds P and
-dS to 16 bits, a random walk of half ulps. Computed in the reference type, one number for each number of
-the results; error_rule takes the largest of a row.
+dS to 16 bits, a random walk of half ulps. Computed in the reference type, one number for each
+number of the results; error_rule takes the largest of a row.
 """
 
 from __future__ import annotations

@@ -4,11 +4,11 @@
 // Products of one warp's rows with a whole tile of float32 numbers, on tensor cores that read 11
 // significant bits of an input (tf32). Called by forward_sm80.
 //   kTf32     x y ~ r(x) r(y), r rounding to nearest
-//   k3xTf32   x = X + x' where X are the upper bits:   x y ~ X y' + x' Y + X Y; what is left
-//             out, x' y', is below 2^-20 |x y|
+//   k3xTf32   x = X + x' where X are the upper bits:   x y ~ X y' + x' Y + X Y, small ones first;
+//             what is left out, x' y', is below 2^-20 |x y|
 // A tensor core cuts its sums off towards zero, every time in the same direction. Sums that go on
 // for long are therefore added up by the ordinary units, which round to nearest: those over the
-// keys after every block and, with k3xTf32, those over the dims after every 64.
+// keys after every block and, with k3xTf32, those over the dims after every 16.
 //
 // Fragments (ptx/mma.cuh) are those of 16-bit products with a float32 in the place of a pair, so
 // ldmatrix serves Q and K. P comes from accumulators, so a step of 8 keys takes keys 0 2 4 6 1 3 5
@@ -43,38 +43,44 @@ using LeftOperand = Tf32Operand<kPrecision, 4>;
 template <Precision kPrecision>
 using RightOperand = Tf32Operand<kPrecision, 2>;
 
-// One of the products of a step, of small parts or big ones: kTiles row tiles times kRights
-// fragments of 8 columns, which do not wait for one another.
-template <bool kSmallLeft, bool kSmallRight, Precision kPrecision, i32 kTiles, i32 kRights,
-          i32 kFloats>
-inline void multiply_parts(float (&sums)[kTiles][kFloats],
-                           const LeftOperand<kPrecision> (&a)[kTiles],
-                           const RightOperand<kPrecision> (&b)[kRights]) {
+// The three products of a step, for kTiles row tiles and kRights times 8 columns. Each of them goes
+// through all accumulators before the next: neighbours do not wait for one another.
+template <Precision kPrecision, i32 kTiles, i32 kRights, i32 kFloats>
+inline void multiply_float32(float (&sums)[kTiles][kFloats],
+                             const LeftOperand<kPrecision> (&a)[kTiles],
+                             const RightOperand<kPrecision> (&b)[kRights]) {
+  const auto each = [&](const auto& multiply) {
 #pragma unroll
-  for (i32 n = 0; n < kRights; ++n) {
-    const u32(&right)[2] = kSmallRight ? b[n].small : b[n].big;
+    for (i32 n = 0; n < kRights; ++n) {
 #pragma unroll
-    for (i32 t = 0; t < kTiles; ++t) {
-      ptx::mma_m16n8k8_tf32(&sums[t][4 * n], kSmallLeft ? a[t].small : a[t].big, right[0],
-                            right[1]);
+      for (i32 t = 0; t < kTiles; ++t) multiply(&sums[t][4 * n], a[t], b[n]);
     }
+  };
+  if constexpr (kPrecision == Precision::k3xTf32) {
+    each([](float* sum, const auto& left, const auto& right) {
+      ptx::mma_m16n8k8_tf32(sum, left.big, right.small[0], right.small[1]);
+    });
+    each([](float* sum, const auto& left, const auto& right) {
+      ptx::mma_m16n8k8_tf32(sum, left.small, right.big[0], right.big[1]);
+    });
   }
+  each([](float* sum, const auto& left, const auto& right) {
+    ptx::mma_m16n8k8_tf32(sum, left.big, right.big[0], right.big[1]);
+  });
 }
 
 // S = A B^T over kDims dims: left(k, t) gives A's fragment of step k and row tile t, B lies row by
-// row in shared memory. Small products have sums of their own, which lose nothing to speak of.
+// row in shared memory.
 template <Sm80Config kConfig, i32 kDims, i32 kFloats, class Left>
 inline void multiply_rows_float32(float (&S)[kConfig.row_tiles][kFloats], const Left& left,
                                   const LaneRow<2 * kDims, kConfig.swizzle>& right) {
   constexpr i32 kTiles = kConfig.row_tiles;
-  constexpr bool kSplit = kConfig.precision == Precision::k3xTf32;
-  constexpr i32 kSteps = kSplit ? 8 : kDims / 8;  // of one sum
-  float small[kTiles][kFloats] = {};
+  constexpr i32 kSteps = kConfig.precision == Precision::k3xTf32 ? 2 : kDims / 8;  // of one sum
 #pragma unroll
   for (i32 first = 0; first < kDims / 8; first += kSteps) {
-    float big[kTiles][kFloats] = {};
+    float sums[kTiles][kFloats] = {};
 #pragma unroll
-    for (i32 k = first; k < min(first + kSteps, kDims / 8); ++k) {
+    for (i32 k = first; k < first + kSteps; ++k) {
       LeftOperand<kConfig.precision> a[kTiles];
 #pragma unroll
       for (i32 t = 0; t < kTiles; ++t) {
@@ -89,21 +95,12 @@ inline void multiply_rows_float32(float (&S)[kConfig.row_tiles][kFloats], const 
 #pragma unroll
         for (i32 w = 0; w < 4; ++w) b[2 * n + w / 2].set(w % 2, x.word[w]);
       }
-      if constexpr (kSplit) multiply_parts<false, true>(small, a, b);
-      multiply_parts<false, false>(big, a, b);
-      if constexpr (kSplit) multiply_parts<true, false>(small, a, b);
+      multiply_float32(sums, a, b);
     }
 #pragma unroll
     for (i32 t = 0; t < kTiles; ++t) {
 #pragma unroll
-      for (i32 i = 0; i < kFloats; ++i) S[t][i] = first == 0 ? big[t][i] : S[t][i] + big[t][i];
-    }
-  }
-  if constexpr (kSplit) {
-#pragma unroll
-    for (i32 t = 0; t < kTiles; ++t) {
-#pragma unroll
-      for (i32 i = 0; i < kFloats; ++i) S[t][i] += small[t][i];
+      for (i32 i = 0; i < kFloats; ++i) S[t][i] = first == 0 ? sums[t][i] : S[t][i] + sums[t][i];
     }
   }
 }
@@ -123,9 +120,8 @@ inline void multiply_columns_float32(float (&O)[kConfig.row_tiles][kWords / 4],
                                      const float (&P)[kConfig.row_tiles][kFloats],
                                      const SwizzledTile<kWords, kConfig.swizzle>& V) {
   constexpr i32 kTiles = kConfig.row_tiles;
+  constexpr i32 kRights = 4;  // fragments of 8 dims whose sums are open at a time
   constexpr i32 kFragments = kWords / 16;
-  // Of 8 dims, whose sums are open at a time: 8 products in a row wait for no sum.
-  constexpr i32 kRights = kTiles == 1 && kFragments % 8 == 0 ? 8 : 4;
   const auto even = lane_keys(V, 0);
   const auto odd = lane_keys(V, 1);
 #pragma unroll
@@ -147,11 +143,7 @@ inline void multiply_columns_float32(float (&O)[kConfig.row_tiles][kWords / 4],
         b[n].set(0, ptx::load_shared(even.at(first + n, 8 * k)));
         b[n].set(1, ptx::load_shared(odd.at(first + n, 8 * k)));
       }
-      if constexpr (kConfig.precision == Precision::k3xTf32) {
-        multiply_parts<false, true>(sums, a, b);
-        multiply_parts<true, false>(sums, a, b);
-      }
-      multiply_parts<false, false>(sums, a, b);
+      multiply_float32(sums, a, b);
     }
 #pragma unroll
     for (i32 t = 0; t < kTiles; ++t) {

@@ -81,7 +81,7 @@ struct WarpTerms {
 #pragma unroll
       for (i32 at = 0; at < 2 * kConfig.row_tiles; ++at) {
         const u32 i = static_cast<u32>(warp_row + row(at / 2, at % 2));
-        drawn[at] = {{group, i, batch_head, head.dropout.offset}};
+        drawn[at] = Philox4x32{{group, i, batch_head, head.dropout.offset}};
       }
       philox4x32_10(drawn, head.dropout.seed);
 #pragma unroll

@@ -75,11 +75,13 @@ std::string digests(const ProbeResults& results) {
 }
 
 bool agrees_with_digests(const ProbeResults& results, const std::string& path) {
-  const std::string here = "\n" + digests(results);
+  std::string here("\n");  // g++ 12 warns of its own operator+ where a literal is on the left
+  here.append(digests(results));
   std::ifstream file(path);
   std::size_t same = 0, others = 0;
   for (std::string line; std::getline(file, line);) {
-    const bool is_same = here.find("\n" + line + "\n") != std::string::npos;
+    const bool is_same =
+        here.find(std::string("\n").append(line).append("\n")) != std::string::npos;
     if (!is_same) std::printf("other bits: %s\n", line.substr(line.find("  ") + 2).c_str());
     ++(is_same ? same : others);
   }

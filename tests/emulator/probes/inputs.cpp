@@ -189,8 +189,6 @@ void add_copies(std::vector<ProbeRun>& runs) {
   };
   add_store("TMA store, inside", inside);
   add_store("TMA store, across the end", across);
-  add_store("TMA store, before the first", before);
-  add_store("TMA store, beyond", beyond);
 }
 
 }  // namespace

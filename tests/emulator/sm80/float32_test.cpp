@@ -133,6 +133,7 @@ constexpr Sm80Config config_of() {
   config.d_v = 64;   // two parts of V at most
   config.warps = 2;
   config.row_tiles = kOptions ? 1 : 2;
+  config.lazy_max = kPrecision == Precision::kTf32 && !kOptions;  // as plans have it
   config.columns = 32;
   config.stages = kOptions ? 1 : 2;
   config.q_in_registers = kOptions;
@@ -244,8 +245,7 @@ TEST(ForwardFloat32Sums, DoNotDrift) {
   cpu::scalar_forward(validate(expected, Pointers::kChecked));
   run<Precision::k3xTf32>(actual, 5);
   const Difference o = compare(actual.arrays[Array::kO], expected.arrays[Array::kO]);
-  // That of a product, and what a block's sum may lose: as in multiply().
-  EXPECT_LE(o.largest, (kProductError<Precision::k3xTf32> + 0x1p-21) * 1.9);
+  EXPECT_LE(o.largest, 8 * 0x1p-23 * 1.9);  // the error rule's floor
 }
 
 TEST(ForwardFloat32Planted, WhatIsHiddenDoesNotShow) {

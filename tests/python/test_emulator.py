@@ -1,0 +1,55 @@
+# SPDX-FileCopyrightText: fulmen contributors
+# SPDX-License-Identifier: Apache-2.0
+"""The emulator as a GPU, in processes of their own: it takes the driver's place for good.
+
+FULMEN_EMULATOR names libfulmen_emulated_gpu.so (docs/en/contributing/emulator.md); skipped without.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+needs_emulator = pytest.mark.skipif(
+    not os.path.isfile(os.environ.get("FULMEN_EMULATOR", "")), reason="FULMEN_EMULATOR names none"
+)
+
+
+def program(*arguments: str, **environment: str) -> Any:
+    return subprocess.run(
+        [sys.executable, "-m", "fulmen", *arguments],
+        env={**os.environ, **environment}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+
+
+@needs_emulator
+def test_a_case_passes():
+    verify = ("verify", "--backend", "emulator", "--implementation", "naive", "--jobs", "1")
+    done = program(*verify, "u08_nan_past_the_lengths")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "1 passed, 0 failed, 0 skipped" in done.stdout
+
+
+@needs_emulator
+def test_explain_counts():
+    done = program("explain", "--count", "--implementation", "naive", "1x2x20x16", "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    arrays = found["counted"]["arrays"]
+    assert arrays["q"]["loaded_bytes"] >= 2 * 20 * 16 * 4
+    assert arrays["k"]["loaded_bytes"] >= 20 * 2 * 20 * 16 * 4  # one thread a row: no tiles
+    assert arrays["q"]["stored_bytes"] == arrays["k"]["stored_bytes"] == 0
+    assert found["model_bytes"]["naive"] == 4 * (4 * 2 * 20 * 16) + 16 * found["pairs"]
+
+
+def test_without_an_emulator():
+    for words in (("verify", "--backend", "emulator"), ("explain", "--count", "1x2x20x16")):
+        done = program(*words, FULMEN_EMULATOR="nowhere.so")
+        assert done.returncode == 2
+        assert "FULMEN_EMULATOR is 'nowhere.so', which is no file; build it with" in done.stderr
+        assert not done.stdout
