@@ -165,7 +165,7 @@ def _sanitized(
     env = {**options, "LD_PRELOAD": ":".join(libraries), "OPENBLAS_NUM_THREADS": "1",
            "FULMEN_LIBRARY": str(ROOT / "build" / preset / "libfulmen.so")}  # fmt: skip
     cases = THREADED_CASES if preset == "tsan" else CASES_UNDER_SANITIZERS
-    verify = ["-m", "fulmen", "verify", "--jobs", "1", *cases]
+    verify = ["-m", "fulmen", "verify", "--jobs", JOBS, *cases]
     runner.say(runner.run([PYTHON, *verify], env=env).strip().splitlines()[-1])
 
 

@@ -13,6 +13,8 @@ import re
 import shutil
 import sys
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import interpreters
@@ -63,18 +65,23 @@ def pythons(runner: Runner) -> None:
     """The repaired wheel in a fresh environment of the oldest and of the newest CPython here."""
     wheel = the_wheel()
     found = interpreters.oldest_and_newest(_minimum(wheel))
-    for version, program in found.items():
-        name = "{}.{}".format(*version)
-        folder = ROOT / "build" / f"python{name}"
-        runner.run([program, "-m", "venv", "--clear", folder])
-        inside = folder / "bin" / "python"
-        runner.run([inside, *PIP, "install", wheel])
-        for command in ("doctor", "run"):
-            runner.run([folder / "bin" / "fulmen", command])
-        verified = runner.run([folder / "bin" / "fulmen", "verify", *CASES_ON_EACH_PYTHON])
-        runner.say(f"CPython {name}: doctor, run, verify: {verified.strip().splitlines()[-1]}")
+    with ThreadPoolExecutor() as pool:  # installing leaves a core idle
+        for line in pool.map(partial(_try_on, runner, wheel), *zip(*found.items())):
+            runner.say(line)
     if len(found) < 2:
         runner.say("no second CPython on this machine: oldest and newest are the same one")
+
+
+def _try_on(runner: Runner, wheel: Path, version: tuple[int, int], program: Path) -> str:
+    """Installs a wheel for one Python and runs the command."""
+    name = "{}.{}".format(*version)
+    folder = ROOT / "build" / f"python{name}"
+    runner.run([program, "-m", "venv", "--clear", folder])
+    runner.run([folder / "bin" / "python", *PIP, "install", wheel])
+    for command in ("doctor", "run"):
+        runner.run([folder / "bin" / "fulmen", command])
+    verified = runner.run([folder / "bin" / "fulmen", "verify", *CASES_ON_EACH_PYTHON])
+    return f"CPython {name}: doctor, run, verify: {verified.strip().splitlines()[-1]}"
 
 
 def _minimum(wheel: Path) -> tuple[int, int]:
