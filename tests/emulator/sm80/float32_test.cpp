@@ -16,7 +16,7 @@
 #include "emulator/launch.h"
 #include "emulator/schedules.h"
 #include "emulator/shared_memory.h"
-#include "emulator/sm80/neutral_arrays.h"
+#include "emulator/sm80/launch_forward.h"
 #include "kernels/forward_sm80.cuh"
 #include "plan/sm80.h"
 
@@ -142,17 +142,6 @@ constexpr Sm80Config config_of() {
   config.dropout = config.stats = kOptions;
   config.softcap = kKind == Kind::kCapped;
   return config;
-}
-
-template <Sm80Config kConfig>
-void launch(const AttentionParams& given, unsigned seed) {
-  const AttentionParams p = with_neutral_arrays(given, kConfig);
-  const Sm80Params params{p, {p, kConfig, 2}};
-  const i64 blocks = forward_sm80_blocks(p, kConfig);
-  if (blocks == 0) return;
-  emulator::launch({static_cast<i32>(blocks), kConfig.threads(), kConfig.forward_shared_bytes(),
-                    seed, false, "forward_sm80", is_sampled(seed)},
-                   [&] { forward_sm80<kConfig>(params); });
 }
 
 bool has_options(const Problem& problem) {

@@ -17,9 +17,8 @@
 #include "cuda/kernels/expect_close.h"
 #include "cuda/kernels/planted.h"
 #include "cuda/params.h"
-#include "emulator/launch.h"
 #include "emulator/schedules.h"
-#include "emulator/sm80/neutral_arrays.h"
+#include "emulator/sm80/launch_forward.h"
 #include "plan/sm80.h"
 
 namespace fulmen::test {
@@ -50,17 +49,6 @@ constexpr Sm80Config config_of() {
   config.dropout = kDropout;
   config.stats = kKind != Kind::kPlain;
   return config;
-}
-
-template <Sm80Config kConfig>
-void launch(const AttentionParams& given, unsigned seed) {
-  const AttentionParams p = with_neutral_arrays(given, kConfig);
-  const Sm80Params params{p, {p, kConfig, 2}};
-  const i64 blocks = forward_sm80_blocks(p, kConfig);
-  if (blocks == 0) return;
-  emulator::launch({static_cast<i32>(blocks), kConfig.threads(), kConfig.forward_shared_bytes(),
-                    seed, false, "forward_sm80", is_sampled(seed)},
-                   [&] { forward_sm80<kConfig>(params); });
 }
 
 template <DType kDType, Kind kKind, bool kUnits, DType kBias = DType::kNone>
