@@ -6,12 +6,30 @@
 #pragma once
 
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "../../cpu/random_problem.h"
 #include "cuda/device.h"
+#include "cuda/nvrtc.h"
 
 namespace fulmen::test {
+
+struct FoundDevice {
+  const cuda::Device* device = nullptr;  // null: tests are skipped, and `reason` says why
+  std::string reason;
+};
+
+// A GPU and a compiler for it, if there are any.
+inline FoundDevice find_device(int ordinal = 0) {
+  try {
+    const cuda::Device* device = &cuda::device(ordinal);
+    cuda::nvrtc();
+    return {device, ""};
+  } catch (const Error& error) {
+    return {nullptr, error.what()};
+  }
+}
 
 class DeviceMemory {
  public:

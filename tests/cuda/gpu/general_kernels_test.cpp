@@ -27,12 +27,9 @@ enum class Rung { kNaive, kSimt, kSimtAddsDq };
 class GeneralKernels : public testing::TestWithParam<Rung> {
  protected:
   void SetUp() override {
-    try {
-      device_ = &cuda::device(0);
-      cuda::nvrtc();
-    } catch (const Error& error) {
-      GTEST_SKIP() << error.what();
-    }
+    const FoundDevice found = find_device();
+    if (found.device == nullptr) GTEST_SKIP() << found.reason;
+    device_ = found.device;
   }
 
   std::vector<cuda::KernelLaunch> launches(const Problem& problem) const {

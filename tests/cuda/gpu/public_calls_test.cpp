@@ -50,15 +50,12 @@ AttentionConfig options_of(unsigned seed) {
 class PublicCalls : public testing::TestWithParam<fulmen_implementation> {
  protected:
   void SetUp() override {
-    try {
-      device_ = &cuda::device(0);
-      cuda::nvrtc();
-    } catch (const Error& error) {
-      GTEST_SKIP() << error.what();
-    }
+    const FoundDevice found = find_device();
+    if (found.device == nullptr) GTEST_SKIP() << found.reason;
+    device_ = found.device;
     const int needed = GetParam() == FULMEN_SM90 ? 90 : GetParam() == FULMEN_SM80 ? 80 : 75;
-    const int found = device_->facts().compute_capability;
-    if (found < needed || (needed == 90 && found != 90)) GTEST_SKIP() << "sm_" << found;
+    const int sm = device_->facts().compute_capability;
+    if (sm < needed || (needed == 90 && sm != 90)) GTEST_SKIP() << "sm_" << sm;
   }
 
   Request draw(RandomProblem& random, unsigned seed) const {
@@ -234,14 +231,9 @@ void expect_merge(const cuda::Device& device, unsigned seed) {
 }
 
 TEST(PublicCallsOfMerge, AgreeWithFloat64) {
-  const cuda::Device* device = nullptr;
-  try {
-    device = &cuda::device(0);
-    cuda::nvrtc();
-  } catch (const Error& error) {
-    GTEST_SKIP() << error.what();
-  }
-  for (unsigned seed = 0; seed < num_seeds(); ++seed) expect_merge(*device, seed);
+  const FoundDevice found = find_device();
+  if (found.device == nullptr) GTEST_SKIP() << found.reason;
+  for (unsigned seed = 0; seed < num_seeds(); ++seed) expect_merge(*found.device, seed);
 }
 
 }  // namespace

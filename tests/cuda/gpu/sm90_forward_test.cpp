@@ -59,12 +59,9 @@ AttentionConfig drawn_options(RandomProblem& random, unsigned seed) {
 class Sm90Forward : public testing::Test {
  protected:
   void SetUp() override {
-    try {
-      device_ = &cuda::device(0);
-      cuda::nvrtc();
-    } catch (const Error& error) {
-      GTEST_SKIP() << error.what();
-    }
+    const FoundDevice found = find_device();
+    if (found.device == nullptr) GTEST_SKIP() << found.reason;
+    device_ = found.device;
     if (device_->facts().compute_capability != 90) GTEST_SKIP() << "no Hopper";
   }
 

@@ -16,11 +16,10 @@ namespace {
 class TwoDevices : public testing::Test {
  protected:
   void SetUp() override {
-    try {
-      for (int ordinal = 0; ordinal < 2; ++ordinal) devices_[ordinal] = &cuda::device(ordinal);
-      cuda::nvrtc();
-    } catch (const Error& error) {
-      GTEST_SKIP() << error.what();
+    for (int ordinal = 0; ordinal < 2; ++ordinal) {
+      const FoundDevice found = find_device(ordinal);
+      if (found.device == nullptr) GTEST_SKIP() << found.reason;
+      devices_[ordinal] = found.device;
     }
   }
 
