@@ -4,10 +4,11 @@
 
 python bench/host/host.py [-o bench/results] [--jax]
 
-C: host.cpp beside this file, compiled with c++ and run against the library that Python uses: calls,
-the driver's own share of them, and the first call of a process with an empty kernel cache and with
-a filled one. Python: fulmen.attention on PyTorch tensors beside torch's own attention, in random
-order, and with --jax on JAX arrays. Written as DATE-host-CARD.jsonl, one record a line.
+C: host.cpp beside this file, compiled with CXX or c++ and run against the library that Python uses:
+calls, and the driver's own share of them. The first call of a process, through C and Python, on two
+cores, with an empty kernel cache and with a filled one. Python: fulmen.attention on PyTorch tensors
+beside torch's own attention, in random order, and with --jax on JAX arrays. Written as
+DATE-host-CARD.jsonl, one record a line, anew after each part.
 """
 
 from __future__ import annotations
@@ -48,45 +49,56 @@ def record(run: Run, cell: Cell, who: str, implementation: str, times: Times, ca
     return {**made, "tflops": None, "gbps": None, "min_ms": min(times.every) * 1e3}
 
 
-def lines_of(program: Path, mode: str, **environment: str) -> list[dict[str, Any]]:
-    """What host.cpp says, a dict a line."""
+def lines_of(*command: str, **environment: str) -> list[dict[str, Any]]:
+    """What a program says, a dict a line."""
     done = subprocess.run(
-        [str(program), mode], capture_output=True, text=True, check=True,
-        env={**os.environ, **environment},
-    )  # fmt: skip
+        command, stdout=subprocess.PIPE, text=True, check=True, env={**os.environ, **environment}
+    )
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-def through_c(run: Run, folder: Path) -> list[dict[str, Any]]:
-    """The rows of host.cpp."""
-    program = folder / "host"
+def records_of(run: Run, lines: list[dict[str, Any]], rows: int, note: str = "") -> list[Any]:
+    """Records of what host.cpp or first_call.py said of calls with so many rows."""
+    found = []
+    for line in lines:
+        seconds = [line[key] / 1e6 for key in ("p50_us", "min_us", "p99_us") if key in line]
+        times, case = Times(seconds[:1], seconds), line["case"] + note
+        if line["op"]:
+            cell = cell_of(line["op"], line["dtype"], bool(note), rows)
+            found.append(record(run, cell, "fulmen", line["implementation"], times, case))
+        else:
+            made = record(run, cell_of("forward", "bfloat16", False), "driver", "", times, case)
+            found.append({**made, "op": "launch", "dtype": "none", "implementation": "libcuda"})
+    return found
+
+
+def built(folder: Path) -> str:
+    """host.cpp as a program in a folder, with the library that Python uses."""
     info = fulmen.build_info()
     soname = "libfulmen.so." + info["version"].rpartition(".")[0]  # its name to the loader
     library = folder / soname
     library.symlink_to(Path(info["library"]).resolve())
+    program = str(folder / "host")
     subprocess.run(
-        ["c++", "-std=c++20", "-O2", f"-I{INCLUDE}", str(HERE / "host.cpp"), str(library),
-         f"-Wl,-rpath,{folder}", "-ldl", "-o", str(program)], check=True,
+        [os.environ.get("CXX", "c++"), "-std=c++20", "-O2", f"-I{INCLUDE}", str(HERE / "host.cpp"),
+         str(library), f"-Wl,-rpath,{folder}", "-ldl", "-o", program], check=True,
     )  # fmt: skip
-    cache = {"FULMEN_CACHE_DIR": str(folder / "cache")}
-    runs = (
-        ("first", ", empty cache", cache),
-        ("first", ", filled cache", cache),
-        ("calls", "", {}),
-    )
+    return program
+
+
+def first_calls(run: Run, program: str, folder: Path) -> list[Any]:
+    """First calls of processes on two cores, with an empty kernel cache and with a filled one."""
     found = []
-    for mode, note, environment in runs:
-        for line in lines_of(program, mode, **environment):
-            rows = 512 if mode == "first" else 128
-            op, dtype = line["op"] or "forward", line["dtype"] or "bfloat16"
-            seconds = [line[key] / 1e6 for key in ("p50_us", "min_us", "p99_us") if key in line]
-            times = Times(seconds[:1], seconds)
-            who = "fulmen" if line["implementation"] else "driver"
-            cell = cell_of(op, dtype, mode == "first", rows)
-            found.append(
-                record(run, cell, who, line["implementation"] or "libcuda", times,
-                       line["case"] + note)
-            )  # fmt: skip
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, sorted(cores)[:2])
+    try:
+        for command in ((program, "first"), (sys.executable, str(HERE / "first_call.py"))):
+            cache = str(folder / f"cache{len(found)}")
+            for state in ("empty", "filled"):
+                lines = lines_of(*command, FULMEN_CACHE_DIR=cache)
+                found += records_of(run, lines, 512, f", {state} cache, two cores")
+    finally:
+        os.sched_setaffinity(0, cores)
     return found
 
 
@@ -161,22 +173,41 @@ def through_jax(run: Run) -> list[dict[str, Any]]:
     return [record(run, cell_of("forward", "float32", True), "fulmen", how, times, case)]
 
 
+def show(records: list[Any]) -> None:
+    for r in records:
+        print(f"{r['case']:75} {r['who']:8} {r['implementation']:30} {r['op']:8} {r['dtype']:9}"
+              f" {r['p50_ms'] * 1e3:10.2f} us, least {r['min_ms'] * 1e3:10.2f}",
+              flush=True)  # fmt: skip
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("-o", "--output", type=Path, help="folder of the records")
     parser.add_argument("--jax", action="store_true", help="also JAX arrays")
     asked = parser.parse_args()
     run = Run("cuda")
-    with tempfile.TemporaryDirectory() as folder:
-        records = through_c(run, Path(folder))
-    records += through_torch(run)
-    if asked.jax:
-        records += through_jax(run)
-    for r in records:
-        print(f"{r['case']:62} {r['who']:8} {r['implementation']:30} {r['op']:8} {r['dtype']:9}"
-              f" {r['p50_ms'] * 1e3:10.2f} us, least {r['min_ms'] * 1e3:10.2f}")  # fmt: skip
+    nvrtc = fulmen.gpu_info()["nvrtc"]
+    if nvrtc is not None:
+        os.environ.setdefault("FULMEN_NVRTC", nvrtc["path"])  # programs in C look in fewer places
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        program = built(folder)
+        parts = [
+            lambda: records_of(run, lines_of(program, "calls"), 128),
+            lambda: first_calls(run, program, folder),
+            lambda: through_torch(run),
+        ]
+        if asked.jax:
+            parts.append(lambda: through_jax(run))
+        records: list[Any] = []
+        for part in parts:
+            made = part()
+            show(made)
+            records += made
+            if asked.output is not None:
+                path = write_lines(asked.output, "host", records)
     if asked.output is not None:
-        print(write_lines(asked.output, "host", records))
+        print(path)
     return 0
 
 

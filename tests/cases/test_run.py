@@ -25,7 +25,7 @@ class Library:
 
     def __init__(self, case, mistake=None):
         self.case, self.mistake = case, mistake or (lambda what, x, call: None)
-        self.results = evaluate(run.expected(case)[0], reference(case.dtype))
+        self.results = evaluate(run.problem_of(case), reference(case.dtype))
 
     def result(self, name):
         kind = "float32" if name in ("lse", "dsinks") else self.case.dtype
@@ -137,11 +137,18 @@ def test_a_wrong_library_fails(library, mistake):
     assert MISTAKES[mistake] in outcome.message
 
 
-def test_a_gap_is_skipped_with_its_sentence(library):
+@pytest.mark.parametrize("step", ["forward", "backward"])
+def test_a_gap_is_skipped_with_its_sentence_before_the_oracle_is_asked(library, monkeypatch, step):
     def gap(what, returned, call):
-        raise fulmen.UnsupportedError("nothing here computes that")
+        if what == step:
+            raise fulmen.UnsupportedError("nothing here computes that")
+
+    def never(*_):
+        raise AssertionError("the oracle was asked")
 
     library(CASE, gap)
+    run.oracle_of.cache_clear()
+    monkeypatch.setattr(run, "consult", never)
     outcome = run_case(CASE)
     assert (outcome.status, outcome.message) == ("skipped", "nothing here computes that")
 

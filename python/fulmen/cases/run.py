@@ -2,9 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs one case on one implementation through the public functions and judges what comes back.
 
-Called by pytest, `fulmen verify` and bench. The oracle's side of a case is kept until other cases
-push it out, so ask for all implementations of a case one after the other. An exception of the
-library is a failure with its sentence; only UnsupportedError skips.
+Called by pytest, `fulmen verify` and bench. The calls come first, so that a case which the library
+refuses costs no oracle; the oracle's side of a case is then kept until other cases push it out, so
+ask for all implementations of a case one after the other. An exception of the library is a failure
+with its sentence; only UnsupportedError skips.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import numpy as np
 import fulmen
 
 from . import checks
+from .arithmetic import reference
 from .case import Case
 from .checks import CheckError, Run
 from .error_rule import Oracle, consult, judge
@@ -37,16 +39,15 @@ class Outcome:
 
 
 @lru_cache(maxsize=4)
-def expected(case: Case) -> tuple[Problem, Oracle | None]:
-    """The problem of a case and the oracle's answer; none for a call that must be refused.
+def problem_of(case: Case) -> Problem:
+    """The arrays and options of a case."""
+    return build_problem(case)
 
-    Raises:
-        NotImplementedError: this machine has no type wider than the inputs.
-    """
-    problem = build_problem(case)
-    return problem, None if case.check == "refused" else consult(
-        problem, case.dtype, case.precision
-    )
+
+@lru_cache(maxsize=4)
+def oracle_of(case: Case) -> Oracle:
+    """The oracle's answer to a case, by far the longest part of a large one."""
+    return consult(problem_of(case), case.dtype, case.precision)
 
 
 def run_case(
@@ -66,17 +67,14 @@ def run_case(
     """
     if said := _beyond(case, arrays):
         return Outcome("skipped", 0.0, said)
-    try:
-        problem, oracle = expected(case)
-    except NotImplementedError as gap:
-        return Outcome("skipped", 0.0, str(gap))
+    problem = problem_of(case)
     call = build_call(case, problem)
     where = {"backend": backend, "implementation": implementation}
     run = Run(case, problem, call, where, _place(arrays))
     try:
         worst = (0.0, "nothing was measured")
         before = [checks.snapshot(x) for x in call.inputs()]
-        for ratio, message in judged(run, oracle):
+        for ratio, message in CHECKED[case.check](run):
             if not ratio <= 1:
                 return Outcome("failed", ratio, message)
             worst = max(worst, (ratio, message))
@@ -99,7 +97,12 @@ def _place(arrays: str) -> Host | OnGpu:
 
 
 def _beyond(case: Case, arrays: str) -> str:
-    """Why a case says nothing about arrays of a kind; "" where it does."""
+    """Why a case is not for this machine or for arrays of a kind; "" where it is."""
+    if case.check != "refused":
+        try:
+            reference(case.dtype)
+        except NotImplementedError as gap:
+            return str(gap)
     if arrays == "jax" and (case.out or case.check == "refused"):
         return "JAX arrays cannot be written to"
     if arrays == "emulated":
@@ -112,7 +115,7 @@ def _beyond(case: Case, arrays: str) -> str:
 Measured = Iterator["tuple[float, str]"]
 
 
-def measure(run: Run, oracle: Oracle, got: dict[str, Any]) -> Measured:
+def measure(run: Run, got: dict[str, Any]) -> Measured:
     """The verdict on each result by name, in the layout that the public functions return."""
     for name, returned in got.items():
         x = checks.head_major(name, returned, run.case.packed)
@@ -120,56 +123,59 @@ def measure(run: Run, oracle: Oracle, got: dict[str, Any]) -> Measured:
             if not np.isfinite(x).all():
                 raise CheckError(f"{name}: {int((~np.isfinite(x)).sum())} numbers are not finite")
             continue
-        verdict = judge(name, x, oracle)
+        verdict = judge(name, x, oracle_of(run.case))
         yield verdict.ratio, f"{name}: {verdict.message}"
 
 
-def check_rule(run: Run, oracle: Oracle) -> Measured:
+def check_rule(run: Run) -> Measured:
     """Forward and the gradients that the case names obey the error rule."""
     forward = run.forward()
     checks.dtypes(run.case, forward)
-    yield from measure(run, oracle, {"o": forward.o, "lse": forward.lse})
+    gradients = run.backward(forward, run.case.needs) if run.case.gradients else {}
+    yield from measure(run, {"o": forward.o, "lse": forward.lse, **gradients})
     if run.case.exact:
         checks.one_key_is_exact(run, forward.o)
-    if not run.case.gradients:
-        return
-    together = run.backward(forward, run.case.needs)
-    yield from measure(run, oracle, together)
     if run.case.need_each:
-        checks.each_alone(run, forward, together)
+        checks.each_alone(run, forward, gradients)
 
 
-def check_same(run: Run, oracle: Oracle) -> Measured:
+def check_same(run: Run) -> Measured:
     """The rule, and the same bits from every other way to write the call."""
-    yield from check_rule(run, oracle)
+    yield from check_rule(run)
     checks.same_bits_with(run, run.case.others)
 
 
-def check_alone(run: Run, oracle: Oracle) -> Measured:
+def check_alone(run: Run) -> Measured:
     """The rule, and each batch entry alone has the bits that it has among its neighbours."""
-    yield from check_rule(run, oracle)
+    yield from check_rule(run)
     checks.same_bits_alone(run)
 
 
-def check_repeat(run: Run, oracle: Oracle) -> Measured:
+def check_repeat(run: Run) -> Measured:
     """Many batch entries that are one and the same: the first obeys the rule, all have its bits."""
     many = checks.repeated(run)
     for name, x in checks.results(many).items():
         if not (x == x[:1]).all():
             raise CheckError(f"{name} differs between batch entries that are the same")
-        yield from measure(run, oracle, {name: x[:1]})
+        yield from measure(run, {name: x[:1]})
 
 
-def check_differs(run: Run, oracle: Oracle) -> Measured:
+def check_differs(run: Run) -> Measured:
     """The rule, and another o with each other value of the options: none of them is ignored."""
-    yield from check_rule(run, oracle)
+    yield from check_rule(run)
     checks.other_numbers_with(run, run.case.others)
 
 
-def check_merge(run: Run, oracle: Oracle) -> Measured:
+def check_merge(run: Run) -> Measured:
     """Parts over disjoint keys, merged, obey the rule of the whole."""
     o, lse = checks.merged_parts(run)
-    yield from measure(run, oracle, {"o": o, "lse": lse})
+    yield from measure(run, {"o": o, "lse": lse})
+
+
+def check_refused(run: Run) -> Measured:
+    """A call without a meaning is refused."""
+    checks.refused(run)
+    yield 0.0, "refused, and nothing was written"
 
 
 CHECKED = {
@@ -179,13 +185,5 @@ CHECKED = {
     "repeat": check_repeat,
     "differs": check_differs,
     "merge": check_merge,
+    "refused": check_refused,
 }
-
-
-def judged(run: Run, oracle: Oracle | None) -> Measured:
-    """The check that a case names; a call without a meaning must be refused."""
-    if oracle is not None:
-        yield from CHECKED[run.case.check](run, oracle)
-        return
-    checks.refused(run)
-    yield 0.0, "refused, and nothing was written"
