@@ -1,16 +1,12 @@
 # SPDX-FileCopyrightText: fulmen contributors
 # SPDX-License-Identifier: Apache-2.0
-"""Compiles configurations of the Hopper kernels with NVRTC, as the library does at run time.
+"""Compiles the text of Hopper kernels with NVRTC, as the library does at run time.
 
-    python compile.py forward_configs.json OUT [NAME ...]   -> OUT/<name>.cubin, OUT/report.txt
-
-Needs no GPU. Prints registers, spills and the compiler's complaints about serialised wgmma; exits
-with 1 if there are any of the latter. NVRTC is found in the nvidia-cuda-nvrtc wheel, or by NVRTC=.
+Called by backward/compile.py. NVRTC is found in the nvidia-cuda-nvrtc wheel, or by NVRTC=.
 """
 
 import ctypes
 import glob
-import json
 import os
 import re
 import sys
@@ -42,22 +38,6 @@ def read_sources():
     return sources
 
 
-def kernel_source(name, kernel, config):
-    """The generated entry: the configuration by field name and an extern "C" wrapper."""
-    fields = "".join(f"  config.{key} = {value};\n" for key, value in config.items())
-    return (
-        f'#include "kernels/{kernel}_sm90.cuh"\n'
-        "using namespace fulmen;\n"
-        f"constexpr AttentionConfig make() {{\n  AttentionConfig config;\n{fields}"
-        "  return config;\n}\n"
-        "constexpr AttentionConfig kConfig = make();\n"
-        'extern "C" __global__ void __launch_bounds__(kConfig.threads(), 1)\n'
-        f"{name}(const __grid_constant__ ForwardArguments arguments) {{\n"
-        f"  {kernel}_sm90<kConfig>(arguments);\n"
-        "}\n"
-    )
-
-
 def compile_cubin(nvrtc, name, source, headers):
     program = ctypes.c_void_p()
     texts = (ctypes.c_char_p * len(headers))(*[t.encode() for t in headers.values()])
@@ -85,32 +65,3 @@ def compile_cubin(nvrtc, name, source, headers):
     cubin = ctypes.create_string_buffer(size.value)
     nvrtc.nvrtcGetCUBIN(program, cubin)
     return cubin.raw, log
-
-
-def main():
-    configs_file, out, *chosen = sys.argv[1:]
-    os.makedirs(out, exist_ok=True)
-    with open(configs_file, encoding="utf-8") as file:
-        configs = json.load(file)
-    nvrtc, headers, bad = load_nvrtc(), read_sources(), False
-    with open(os.path.join(out, "report.txt"), "w", encoding="utf-8") as report:
-        for name, config in configs.items():
-            if chosen and name not in chosen:
-                continue
-            cubin, log = compile_cubin(nvrtc, name, kernel_source(name, "forward", config), headers)
-            report.write(f"==== {name}\n{log}\n")
-            serialised = sorted({m.group(0) for m in SERIALISED.finditer(log)})
-            used = re.findall(r"Used (\d+) registers", log)
-            spills = re.findall(r"(\d+) bytes spill stores", log)
-            bad = bad or cubin is None or bool(serialised)
-            if cubin is None:
-                print(f"{name}: does not compile\n{log[:3000]}")
-                continue
-            print(f"{name}: registers {used}, spilled bytes {spills} {' '.join(serialised)}")
-            with open(os.path.join(out, name + ".cubin"), "wb") as file:
-                file.write(cubin)
-    return 1 if bad else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

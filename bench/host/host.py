@@ -95,7 +95,8 @@ def first_calls(run: Run, program: str, folder: Path) -> list[Any]:
         for command in ((program, "first"), (sys.executable, str(HERE / "first_call.py"))):
             cache = str(folder / f"cache{len(found)}")
             for state in ("empty", "filled"):
-                lines = lines_of(*command, FULMEN_CACHE_DIR=cache)
+                # Python keeps its bytecode, as that of an installed package is kept.
+                lines = lines_of(*command, FULMEN_CACHE_DIR=cache, PYTHONDONTWRITEBYTECODE="")
                 found += records_of(run, lines, 512, f", {state} cache, two cores")
     finally:
         os.sched_setaffinity(0, cores)

@@ -36,15 +36,15 @@ extern "C" {
  * For one batch entry, query head h, its key/value head g = h / (heads_q / heads_kv), query row i:
  *
  *   s[i,j] = softcap(scale * dot(q[i], k[j])) + bias[i,j] - slope[h] * |i + shift - j|
- *   o[i]   = sum over visible j of exp(s[i,j]) / (sum over visible j of exp(s[i,j]) + exp(sink[h]))
- * * v[j] lse[i] = log(sum over visible j of exp(s[i,j]))
+ *   e[i,j] = exp(s[i,j]) where key j is visible to row i, else 0
+ *   o[i]   = sum over j of e[i,j] * v[j] / (sum over j of e[i,j] + exp(sink[h]))
+ *   lse[i] = log(sum over j of e[i,j])
  *
  * softcap(x) = cap * tanh(x / cap), off when cap = 0; bias, slopes (ALiBi) and sinks only where
  * given; shift = kv_len - q_len (alignment bottom-right, the default) or 0 (top-left). A row that
  * sees no key gives o = 0 and lse = -inf, and zero gradients. Hidden keys and values never
- * influence anything, whatever they hold. Source: Dao et al., FlashAttention (2022),
- * FlashAttention-2 (2023); the sums here are exact, in float32 at least (float64 for float64
- * input).
+ * influence anything, whatever they hold. Source: Dao et al., FlashAttention (2022) and
+ * FlashAttention-2 (2023); sums are exact, in float32 at least, in float64 for float64 input.
  *
  * A call in five lines:
  *
@@ -125,9 +125,8 @@ FULMEN_API fulmen_status fulmen_tensor_init(fulmen_tensor* tensor, void* data, f
  * ---------------------------------------------------------------------------------------------- */
 
 typedef enum fulmen_alignment {
-  FULMEN_BOTTOM_RIGHT =
-      0,              /* the last query row is level with the last key: shift = kv_len - q_len */
-  FULMEN_TOP_LEFT = 1 /* the first query row is level with the first key: shift = 0 */
+  FULMEN_BOTTOM_RIGHT = 0, /* the last row is level with the last key: shift = kv_len - q_len */
+  FULMEN_TOP_LEFT = 1      /* the first row is level with the first key: shift = 0 */
 } fulmen_alignment;
 
 typedef enum fulmen_backend {
@@ -160,11 +159,10 @@ typedef enum fulmen_optimisation {
   FULMEN_TENSOR_CORES = 512        /* products on tensor cores */
 } fulmen_optimisation;
 
-/* How the products of float32 inputs may be computed; fulmen_problem.precision. What a product of
- * x and y is off by, relative to |x y|; sums, exponentials and divisions are float32 in all three.
- */
+/* How the products of float32 inputs may be computed, and what one is off by relative to |x y|;
+ * sums, exponentials and divisions are float32 in all three. fulmen_problem.precision. */
 typedef enum fulmen_precision {
-  FULMEN_PRECISION_FLOAT32 = 0, /* exactly, up to 2^-24: true float32 */
+  FULMEN_PRECISION_FLOAT32 = 0, /* up to 2^-24: true float32 */
   FULMEN_PRECISION_TF32 = 1,    /* inputs rounded to 11 significant bits: up to 2^-10 */
   FULMEN_PRECISION_3XTF32 = 2   /* inputs as sums of two such numbers: up to 2^-19, float32-like */
 } fulmen_precision;
@@ -188,22 +186,17 @@ typedef struct fulmen_problem {
   uint64_t rng_offset;  /* ... and the last word of its counter, below 2^32 */
   int64_t max_q;        /* packed only: no sequence has more query rows; 0 (default): not said */
   int64_t max_kv;       /* packed only: no sequence has more keys; 0 (default): not said */
-  int32_t deterministic; /* 1: bitwise equal from run to run. The CPU always is */
-  int32_t
-      batch_invariant; /* 1: a request's bits do not depend on its neighbours. The CPU always is */
+  int32_t deterministic;   /* 1: bitwise equal from run to run. The CPU always is */
+  int32_t batch_invariant; /* 1: bits do not depend on other batch entries. The CPU always is */
   fulmen_backend backend;
   fulmen_implementation implementation; /* its backend is chosen with it */
   int32_t device; /* CUDA's number of the GPU; -1 (default): where q is, else 0. >= 0 means CUDA */
-  const char* device_name; /* NULL (default), or a GPU that need not be here: "h100", "a100",
-                              "sm_90a", ... A plan for it compiles and explains; it does not run.
-                              Read during the call alone */
-  uint32_t without; /* 0 (default), or an or of fulmen_optimisation: what the GPU kernel is made
-                       without, to measure and to teach. Results stay right. An implementation
-                       that cannot leave one out refuses, and fulmen_explain says so */
-  fulmen_precision
-      precision; /* of float32 q, k, v: a permission, FULMEN_PRECISION_FLOAT32 (default) giving
-                    none. Tensor cores use the other two; where no kernel does, products are
-                    exact, and fulmen_explain says which. Refused for other dtypes */
+  const char* device_name;    /* NULL (default), or a GPU that need not be here: "h100", "sm_90a": a
+                                 plan for it compiles and explains, and does not run */
+  uint32_t without;           /* fulmen_optimisation, or'ed: what the GPU kernel is made without, to
+                                 measure and to teach; refused where it cannot be left out */
+  fulmen_precision precision; /* of float32 q, k, v: a permission that tensor cores use. Where no
+                                 kernel does, products are float32. Refused for other dtypes */
 } fulmen_problem;
 
 FULMEN_API void fulmen_problem_init(fulmen_problem* problem);
@@ -239,11 +232,10 @@ typedef struct fulmen_tensors {
                                and rng_offset: fresh dropout in every replay of a CUDA graph */
 
   /* results of the forward pass, inputs of the backward pass */
-  fulmen_tensor o;   /* (batch, head, q_row, dim_v); T, or float32 */
-  fulmen_tensor lse; /* (batch, head, q_row) C; natural logarithm; optional */
-  fulmen_tensor
-      stats; /* (batch, head, q_row, 2) C, opaque: row max and row sum apart, for backward;
-                optional; backward takes stats, or else lse (accurate for |lse| < 1000) */
+  fulmen_tensor o;     /* (batch, head, q_row, dim_v); T, or float32 */
+  fulmen_tensor lse;   /* (batch, head, q_row) C; natural logarithm; optional */
+  fulmen_tensor stats; /* (batch, head, q_row, 2) C, optional: row max and row sum apart. Backward
+                          takes these, or else lse, which is accurate for |lse| < 1000 */
 
   /* inputs of the backward pass */
   fulmen_tensor dout; /* as o; T or float32 */
@@ -300,6 +292,17 @@ typedef struct fulmen_plan fulmen_plan;
 FULMEN_API fulmen_status fulmen_plan_create(const fulmen_problem* problem,
                                             const fulmen_tensors* tensors,
                                             fulmen_operation operation, fulmen_plan** plan);
+
+/* The same with a tile of the caller's in place of the table's, for searches: tile names members of
+ * the kernel's config with numbers, "kv_rows=80 stages=2"; what it does not name is the table's,
+ * and NULL or "" name nothing. Members: warpgroups, kv_rows, stages, q_slots, q_register_dims,
+ * heads_per_group, and as 0 or 1 ping_pong, overlap, stage_output, cache_hints. Only FULMEN_SM90
+ * has a choice, in the forward pass; a tile that its kernel cannot have is refused with the reason,
+ * and so is one for which the compiler runs out of registers. Results stay right. */
+FULMEN_API fulmen_status fulmen_plan_create_tuned(const fulmen_problem* problem,
+                                                  const fulmen_tensors* tensors,
+                                                  fulmen_operation operation, const char* tile,
+                                                  fulmen_plan** plan);
 FULMEN_API void fulmen_plan_destroy(fulmen_plan* plan); /* NULL: nothing happens */
 
 /* Bytes that a run needs beside the arrays: linear in the number of rows. 0 for NULL. */
@@ -333,12 +336,10 @@ FULMEN_API fulmen_status fulmen_merge(const fulmen_merge_part* parts, size_t num
                                       const fulmen_tensor* sinks, const fulmen_tensor* o,
                                       const fulmen_tensor* lse, void* stream);
 
-/* The boolean matrix that the options mean: the definition of their combination, and quadratic in
- * memory. Computed on the CPU. Reads the extents of q and k, wherever they are, and of the arrays
- * that mask (mask, bias, q_lengths, kv_lengths, cu_q, cu_kv, q_ids, kv_ids) also the contents,
- * which are in host memory. visible: FULMEN_BOOL
- * (batch, head, q_row, kv_row), extents q's and k's, packed (sequence, head, longest q, longest
- * kv); rows and keys beyond a sequence's lengths are false. */
+/* The boolean matrix that the options mean: the definition of their combination. Computed on the
+ * CPU, from the extents of q and k and the contents of the arrays that mask (mask, bias, lengths,
+ * offsets, ids), which are in host memory. visible: FULMEN_BOOL (batch, head, q_row, kv_row);
+ * packed (sequence, head, longest q, longest kv); beyond a sequence's lengths it is false. */
 FULMEN_API fulmen_status fulmen_dense_mask(const fulmen_problem* problem,
                                            const fulmen_tensors* tensors,
                                            const fulmen_tensor* visible);

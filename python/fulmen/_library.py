@@ -38,7 +38,7 @@ _VERBS = (
 )
 _RARE_VERBS = (  # looked up when they are first asked for
     *("gpu_info", "set_nvrtc_candidates", "cache_clear", "device_faults"),
-    *("bundle_write", "bundle_load"),
+    *("bundle_write", "bundle_load", "plan_create_tuned"),
     *("keep_options", "drop_options", "attend", "attend_backward"),
 )
 
@@ -53,6 +53,7 @@ class Library:
     forward: Function
     backward: Function
     plan_create: Function
+    plan_create_tuned: Function
     plan_destroy: Function
     plan_workspace_bytes: Function
     plan_forward: Function

@@ -208,9 +208,13 @@ def attention_varlen(
     >>> fulmen.attention_varlen(x, x, x, [0, 2, 5], [0, 2, 5], causal=True).shape
     (5, 1, 8)
     """
+    if cu_q is None or cu_kv is None:
+        raise ArgumentError("cu_q and cu_kv are both needed for packed sequences")
     if type(q) is not np.ndarray and is_torch(q):
-        return torch_layer().attention_varlen(
-            q, k, v, cu_q, cu_kv, return_lse=return_lse, out=out, out_dtype=out_dtype, **options
+        defaults = attention.__kwdefaults__ or {}
+        results = {"return_lse": return_lse, "out": out, "out_dtype": out_dtype}
+        return torch_layer().attention(
+            q, k, v, cu_q=cu_q, cu_kv=cu_kv, **{**defaults, **options, **results}
         )
     prepared = prepare(q, k, v, cu_q=cu_q, cu_kv=cu_kv, **options)
     if "torch" in sys.modules:

@@ -17,9 +17,10 @@ from ._library import (
     call_exported,
     library,
     run,
+    text_argument,
     text_of,
 )
-from .errors import ArgumentError, UnsupportedError
+from .errors import ArgumentError, DTypeError, UnsupportedError
 from .inspection import Explanation, target_arguments
 from .kinds import HOST, Array, kind_of
 from .options import CallOptions, Prepared, integers, prepare
@@ -67,6 +68,7 @@ class Plan:
         out: Array,
         out_dtype: Any,
         target: tuple[int, Any, int],
+        tile: str,
     ) -> None:
         """Use `fulmen.plan`."""
         self._prepared = prepared
@@ -76,7 +78,7 @@ class Plan:
         self._threads = threading.local()
         _, self._layout, inputs, _ = prepared
         outputs = forward_outputs(prepared, True, bool(need), out, out_dtype)
-        self._handles = [self._create(FORWARD, inputs + outputs, FORWARD_RESULTS)]
+        self._handles = [self._create(FORWARD, inputs + outputs, FORWARD_RESULTS, tile)]
         if need:
             o, _, stats = outputs
             saved, gradients = backward_arrays(prepared, o, o, stats, None, need)
@@ -84,17 +86,19 @@ class Plan:
             self._handles.append(self._create(BACKWARD, arrays, BACKWARD_RESULTS))
         self._workspace_bytes = [library().plan_workspace_bytes(h) for h in self._handles]
 
-    def _create(self, operation: int, arrays: tuple[Array, ...], results: range) -> int:
+    def _create(
+        self, operation: int, arrays: tuple[Array, ...], results: range, tile: str = ""
+    ) -> int:
         lib = library()
-        leading = (operation, *self._target, *self._prepared[0])
+        create = lib.plan_create_tuned if tile else lib.plan_create
+        tiles = (text_argument(tile),) if tile else ()
+        leading = (operation, *tiles, *self._target, *self._prepared[0])
         layout = self._layout.rows_before_heads
         _, kind = self._prepared[3]
         if kind.through_dlpack:
-            handle = call_exported(
-                lib.plan_create, leading, layout, arrays, results, ARRAY_NAMES, 0
-            )
+            handle = call_exported(create, leading, layout, arrays, results, ARRAY_NAMES, 0)
         else:
-            handle = call(lib.plan_create, leading, layout, arrays, results)
+            handle = call(create, leading, layout, arrays, results)
         weakref.finalize(self, lib.plan_destroy, handle)
         return handle
 
@@ -245,6 +249,7 @@ def plan(
     device: int | None = None,
     device_name: str | None = None,
     without: Sequence[str] = (),
+    tile: str = "",
     **options: Unpack[CallOptions],
 ) -> Plan:
     """Plans a call: what shapes, strides, dtypes and options decide, decided once.
@@ -260,6 +265,8 @@ def plan(
             itself and its kernels are compiled; it does not run.
         without: optimisations that the GPU kernels leave out, to measure what each buys; see
             `fulmen.explain`.
+        tile: for searches: members of the config of the Hopper forward with numbers that replace
+            the table's, "kv_rows=80 stages=2"; fulmen_plan_create_tuned in fulmen.h names them.
         **options: those of `fulmen.attention_forward`.
 
     Raises:
@@ -276,4 +283,6 @@ def plan(
         raise UnsupportedError("plan takes out= for NumPy and PyTorch arrays; pass out=None")
     names = (need,) if isinstance(need, str) else tuple(need)
     target = target_arguments(device, device_name, without)
-    return Plan(prepare(q, k, v, **options), names, out, out_dtype, target)
+    if not isinstance(tile, str):
+        raise DTypeError(f"tile is {tile!r}; a text such as 'kv_rows=80 stages=2' is expected")
+    return Plan(prepare(q, k, v, **options), names, out, out_dtype, target, tile)

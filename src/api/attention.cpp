@@ -9,6 +9,7 @@
 #include "api/boundary.h"
 #include "api/convert.h"
 #include "api/handle.h"
+#include "core/bind.h"
 #include "core/log.h"
 #include "core/validate.h"
 #include "cpu/backend.h"
@@ -105,8 +106,9 @@ void run_plan(const fulmen_plan* handle, Operation operation, const Run& run) {
 }  // namespace
 
 fulmen_plan make_plan(const fulmen_problem* problem, const fulmen_tensors* tensors,
-                      const fulmen_operation& operation) {
+                      const fulmen_operation& operation, const char* tile) {
   Request request = to_request(problem, tensors, to_operation(operation));
+  request.options.tile = tile;
   cuda::settle_place(request);
   if (request.options.backend == Backend::kCuda) {
     const auto prepared = cuda::make_plan(request);
@@ -137,10 +139,17 @@ fulmen_status fulmen_attention_backward(const fulmen_problem* problem,
 
 fulmen_status fulmen_plan_create(const fulmen_problem* problem, const fulmen_tensors* tensors,
                                  fulmen_operation operation, fulmen_plan** plan) {
+  return fulmen_plan_create_tuned(problem, tensors, operation, nullptr, plan);
+}
+
+fulmen_status fulmen_plan_create_tuned(const fulmen_problem* problem, const fulmen_tensors* tensors,
+                                       fulmen_operation operation, const char* tile,
+                                       fulmen_plan** plan) {
   return guarded([&] {
     fulmen::api::require_struct(plan, "plan", "the caller: the address of a fulmen_plan*");
     *plan = nullptr;
-    auto made = std::make_unique<fulmen_plan>(fulmen::api::make_plan(problem, tensors, operation));
+    auto made =
+        std::make_unique<fulmen_plan>(fulmen::api::make_plan(problem, tensors, operation, tile));
     if (fulmen::log_is_on()) {
       fulmen::log(fulmen::LogLevel::kInfo, fulmen::api::explain(*made).c_str());
     }

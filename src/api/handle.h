@@ -20,7 +20,7 @@ namespace fulmen::api {
 
 // Throws Error. Arrays are not looked at, but for where q is.
 fulmen_plan make_plan(const fulmen_problem* problem, const fulmen_tensors* tensors,
-                      const fulmen_operation& operation);
+                      const fulmen_operation& operation, const char* tile = nullptr);
 
 // The JSON object of a plan.
 std::string explain(const fulmen_plan& plan);

@@ -52,6 +52,10 @@ enum class DTypes : u8 {
 // The calls that take arrays. kDenseMask is not an Operation: it plans nothing.
 enum class Call { kForward, kBackward, kDenseMask };
 
+constexpr Call call_of(Operation operation) {
+  return operation == Operation::kForward ? Call::kForward : Call::kBackward;
+}
+
 enum class Use : u8 {
   kIgnored,
   kShape,  // extents and dtype are read, the pointer is not
@@ -149,6 +153,15 @@ static_assert([] {
 
 constexpr Use use_of(const ArrayRule& rule, Call call) {
   return rule.uses.by_call[static_cast<int>(call)];
+}
+
+// Calls visit(rule, tensor) for each present array that the call looks at.
+template <class Visit>
+void for_each_used(const Arrays& arrays, Call call, const Visit& visit) {
+  for (const ArrayRule& rule : rules::kTable) {
+    const Tensor& tensor = arrays[rule.array];
+    if (tensor.present() && use_of(rule, call) != Use::kIgnored) visit(rule, tensor);
+  }
 }
 
 // How many axes of a rule the caller may name: a packed array has no batch axis.

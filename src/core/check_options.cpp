@@ -141,6 +141,15 @@ u32 without(u32 optimisations, Backend backend) {
   return optimisations;
 }
 
+TileChoice tile(const char* text, Backend backend) {
+  const TileChoice choice = tile_choice(text);
+  if (choice.given() && backend == Backend::kCpu) {
+    refuse(sentence("tile is '", text,
+                    "', a choice for GPU kernels, but the plan is for the CPU; leave it empty"));
+  }
+  return choice;
+}
+
 Precision precision(Precision asked, DType dtype) {
   if (asked != Precision::kFloat32 && dtype != DType::kFloat32) {
     refuse(sentence("precision is ", name(asked),
@@ -165,6 +174,7 @@ void apply_options(Problem& problem, const Options& options) {
   problem.backend = backend_from(options);
   problem.implementation = options.implementation;
   problem.without = without(options.without, problem.backend);
+  problem.tile = tile(options.tile, problem.backend);
   problem.precision = precision(options.precision, problem.dtype);
 }
 

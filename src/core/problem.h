@@ -12,6 +12,7 @@
 #include <array>
 
 #include "core/tensor.h"
+#include "core/tile_choice.h"
 #include "kernels/attention/dropout.cuh"
 #include "kernels/attention/mask.cuh"
 #include "kernels/attention/score_mod.cuh"
@@ -138,6 +139,7 @@ struct Options {
   const char* device_name = nullptr;
   u32 without = 0;  // of Optimisation
   Precision precision = Precision::kFloat32;
+  const char* tile = nullptr;  // of fulmen_plan_create_tuned
 };
 
 struct Request {
@@ -178,6 +180,7 @@ struct Problem {
   Implementation implementation = Implementation::kAuto;  // forced, or kAuto
   u32 without = 0;                                        // of Optimisation
   Precision precision = Precision::kFloat32;              // the least that products must have
+  TileChoice tile;  // of a search; plans of other calls name none
 
   // What every pointer is a multiple of, as far as it is known and up to kMaxPointerAlignment.
   i64 pointer_alignment = kMaxPointerAlignment;

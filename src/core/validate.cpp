@@ -5,28 +5,15 @@
 
 #include "core/validate.h"
 
-#include <algorithm>
-
 #include "core/check_arrays.h"
 #include "core/check_options.h"
+#include "core/check_pointers.h"
 #include "core/error.h"
-#include "core/overlap.h"
 
 namespace fulmen {
 namespace {
 
-constexpr Array array_at(int index) { return static_cast<Array>(index); }
-
 [[noreturn]] void refuse(const std::string& text) { throw Error(Status::kArgument, text); }
-
-// Calls visit(rule, tensor) for each present array that the call looks at.
-template <class Visit>
-void for_each_used(const Arrays& arrays, Call call, const Visit& visit) {
-  for (const ArrayRule& rule : rules::kTable) {
-    const Tensor& tensor = arrays[rule.array];
-    if (tensor.present() && use_of(rule, call) != Use::kIgnored) visit(rule, tensor);
-  }
-}
 
 void require(const Arrays& arrays, Array array, const char* why) {
   if (!arrays[array].present()) refuse(sentence(name(array), " is missing; ", why));
@@ -147,62 +134,6 @@ void broadcast_inputs(Problem& problem, Call call) {
   }
 }
 
-void check_outputs_nest(const Problem& problem, Call call) {
-  for_each_used(problem.arrays, call, [&](const ArrayRule& rule, const Tensor& tensor) {
-    if (use_of(rule, call) == Use::kOutput && may_overlap_itself(tensor)) {
-      refuse(sentence(name(rule.array),
-                      " has strides by which two of its elements are one; an "
-                      "output needs a place of its own for each element"));
-    }
-  });
-}
-
-struct AddressRange {
-  const ArrayRule* rule;
-  const Tensor* tensor;
-  u64 begin;
-  u64 end;
-};
-
-// Ranges of addresses tell nearly all arrays apart; may_overlap looks closer.
-bool share_bytes(const AddressRange& a, const AddressRange& b) {
-  return a.begin < b.end && b.begin < a.end && may_overlap(*a.tensor, *b.tensor);
-}
-
-void check_overlaps(const Problem& problem, Call call) {
-  AddressRange ranges[kNumArrays];
-  int num_ranges = 0;
-  for_each_used(problem.arrays, call, [&](const ArrayRule& rule, const Tensor& tensor) {
-    const u64 begin = reinterpret_cast<u64>(tensor.data);
-    const u64 bytes = static_cast<u64>(span_bytes(tensor));
-    ranges[num_ranges++] = {&rule, &tensor, begin, begin + bytes};
-  });
-  for (int i = 0; i < num_ranges; ++i) {
-    const ArrayRule& out = *ranges[i].rule;
-    if (use_of(out, call) != Use::kOutput) continue;
-    for (int j = 0; j < num_ranges; ++j) {
-      const ArrayRule& other = *ranges[j].rule;
-      const bool was_seen = use_of(other, call) == Use::kOutput && j <= i;
-      if (was_seen || !share_bytes(ranges[i], ranges[j])) continue;
-      refuse(sentence(name(out.array), " overlaps ", name(other.array),
-                      " in memory; an output may share no byte with any other array"));
-    }
-  }
-}
-
-Call call_of(Operation operation) {
-  return operation == Operation::kForward ? Call::kForward : Call::kBackward;
-}
-
-// What all pointers are multiples of. Empty arrays are never read.
-i64 pointer_alignment(const Arrays& arrays) {
-  u64 bits = kMaxPointerAlignment;
-  for (const Tensor& tensor : arrays.tensors) {
-    if (tensor.data != nullptr && !tensor.empty()) bits |= reinterpret_cast<u64>(tensor.data);
-  }
-  return static_cast<i64>(bits & (~bits + 1));
-}
-
 Problem checked(const Request& request, Call call, Pointers pointers) {
   const Arrays& arrays = request.arrays;
   check_presence(arrays, call);
@@ -228,31 +159,8 @@ Problem checked(const Request& request, Call call, Pointers pointers) {
   apply_options(problem, request.options);
   broadcast_inputs(problem, call);
   check_outputs_nest(problem, call);
-  if (pointers == Pointers::kChecked) {
-    check_overlaps(problem, call);
-    problem.pointer_alignment = pointer_alignment(problem.arrays);
-  }
+  if (pointers == Pointers::kChecked) check_pointers(problem, call);
   return problem;
-}
-
-// An array of a run against the same array of the plan.
-void check_same(const Tensor& now, const Tensor& planned, const Tensor& given, Array array) {
-  const char* const subject = name(array);
-  if (now.dtype != planned.dtype) {
-    throw Error(Status::kDType, sentence(subject, " is ", name(now.dtype), " but was ",
-                                         name(planned.dtype), " when the plan was made"));
-  }
-  if (!std::equal(now.shape, now.shape + kMaxRank, planned.shape)) {
-    throw Error(Status::kShape,
-                sentence(subject, " has shape ", shape_text(given), ", not that of the plan, ",
-                         shape_text(planned), " with all axes: make a plan for it"));
-  }
-  for (int axis = 0; axis < kMaxRank; ++axis) {
-    if (now.strides[axis] == planned.strides[axis]) continue;
-    refuse(sentence(subject, " has stride ", now.strides[axis], " on axis ", axis, " of ",
-                    shape_text(planned), " but had ", planned.strides[axis],
-                    " when the plan was made: make a plan for it"));
-  }
 }
 
 }  // namespace
@@ -263,65 +171,6 @@ Problem validate(const Request& request, Pointers pointers) {
 
 Problem validate_dense_mask(const Request& request) {
   return checked(request, Call::kDenseMask, Pointers::kChecked);
-}
-
-Problem rebind(const Problem& problem, const Arrays& arrays) {
-  const Call call = call_of(problem.operation);
-  Problem bound = problem;
-  for (int index = 0; index < kNumArrays; ++index) {
-    const Array array = array_at(index);
-    const ArrayRule& rule = rule_of(array);
-    if (use_of(rule, call) == Use::kIgnored) continue;
-    const Tensor& given = arrays[array];
-    if (given.present() != problem.has(array)) {
-      refuse(sentence(name(array),
-                      given.present() ? " is given, but was absent" : " is missing, but was given",
-                      " when the plan was made"));
-    }
-    if (!given.present()) continue;
-    check_layout(given, name(array), rule.list, problem.packed, Pointers::kChecked);
-    Tensor now = normal_form(given, rule.list);
-    if (use_of(rule, call) != Use::kOutput) broadcast(now, rule.list, problem);
-    check_same(now, problem.arrays[array], given, array);
-    bound.arrays[array] = now;
-  }
-  check_overlaps(bound, call);
-  bound.pointer_alignment = pointer_alignment(bound.arrays);
-  return bound;
-}
-
-Problem bind(const Problem& problem, const Arrays& arrays) {
-  Problem bound = problem;
-  for (int index = 0; index < kNumArrays; ++index) {
-    Tensor& tensor = bound.arrays.tensors[static_cast<std::size_t>(index)];
-    if (!tensor.present()) continue;
-    const Array array = array_at(index);
-    const Tensor& given = arrays[array];
-    tensor.data = given.data;
-    if (given.data != nullptr) continue;
-    check_layout(given, name(array), rule_of(array).list, problem.packed, Pointers::kChecked);
-  }
-  check_overlaps(bound, call_of(problem.operation));
-  bound.pointer_alignment = pointer_alignment(bound.arrays);
-  return bound;
-}
-
-Problem bind(const Problem& problem, const Request& request) {
-  Problem bound = bind(problem, request.arrays);
-  if (bound.dropout.enabled()) {
-    bound.dropout.seed = request.options.rng_seed;
-    bound.dropout.offset = static_cast<u32>(request.options.rng_offset);
-  }
-  return bound;
-}
-
-bool same_layout(const Arrays& a, const Arrays& b) {
-  return std::ranges::equal(a.tensors, b.tensors, [](const Tensor& x, const Tensor& y) {
-    if (x.dtype != y.dtype || x.rank != y.rank) return false;
-    const int rank = min(x.rank, kMaxRank);
-    return std::equal(x.shape, x.shape + rank, y.shape) &&
-           std::equal(x.strides, x.strides + rank, y.strides);
-  });
 }
 
 }  // namespace fulmen

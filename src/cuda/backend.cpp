@@ -5,6 +5,7 @@
 
 #include "cuda/backend.h"
 
+#include "core/bind.h"
 #include "core/plan_cache.h"
 #include "core/validate.h"
 #include "cuda/prepared_plan.h"

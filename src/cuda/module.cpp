@@ -94,7 +94,7 @@ LoadedKernel load_module(const Device& device, const KernelSpec& spec,
   LoadedKernel kernel;
   kernel.device = &device;
   kernel.spec = spec;
-  kernel.use = resource_use(compiled);
+  kernel.use = resource_use(compiled.log, compiled.cubin);
   kernel.origin = compiled.origin;
   driver.check(driver->cuModuleLoadData(&kernel.module, compiled.cubin.data()), "load " + what);
   try {

@@ -10,6 +10,7 @@
 
 #include "cuda/cache.h"
 #include "cuda/device.h"
+#include "cuda/gate.h"
 
 namespace fulmen::cuda {
 

@@ -65,7 +65,7 @@ void compile(PreparedPlan& prepared, const std::vector<KernelLaunch>& launches, 
     KernelReport& report = prepared.report.kernels.emplace_back(report_of(launch));
     try {
       const auto kernel = machine_code(launch.spec, arch_name(gpu.compute_capability));
-      const ResourceUse use = resource_use(*kernel);
+      const ResourceUse use = resource_use(kernel->log, kernel->cubin);
       add_use(report, use, kernel->origin,
               blocks_per_multiprocessor(gpu, use.registers, launch.spec.num_threads,
                                         launch.spec.shared_bytes));

@@ -28,7 +28,7 @@ std::vector<ConfigField> fields_of(const Sm80BackwardConfig& config) {
           FULMEN_FIELD(min_blocks), FULMEN_FIELD(dq),          FULMEN_FIELD(dk),
           FULMEN_FIELD(dv),         FULMEN_FIELD(terms),       FULMEN_FIELD(natural),
           FULMEN_FIELD(softcap),    FULMEN_FIELD(alibi),       FULMEN_FIELD(dropout),
-          FULMEN_FIELD(split_sum),  FULMEN_FIELD(ordered),     FULMEN_FIELD(wide_stores),
+          FULMEN_FIELD(split_sum),  FULMEN_FIELD(ordered),     FULMEN_FIELD(hopper),
           FULMEN_FIELD(swizzle),    FULMEN_FIELD(full_blocks)};
 }
 
@@ -45,12 +45,14 @@ KernelSpec spec_of(const char* entry, const std::string& distinction,
   return spec;
 }
 
-KernelSpec rows_spec(const Sm80BackwardConfig& config) {
+KernelSpec rows_spec(const Problem& problem, const Sm80BackwardConfig& main_config) {
+  const Sm80BackwardConfig config = sm80_rows_config(problem, main_config);
   KernelSpec spec =
       spec_of("backward_rows_sm80",
               sentence("_", config.rows, config.dq ? sentence("_dq", config.d_qk) : "",
-                       config.split_sum ? "_split" : ""),
-              sm80_rows_config(config));
+                       config.split_sum ? "_split" : "", config.hopper ? "_hopper" : "",
+                       config.units ? "" : "_any"),
+              config);
   spec.num_threads = kRowsThreads;
   spec.min_blocks = kRowsBlocks;
   spec.shared_bytes = static_cast<std::size_t>(config.rows) * 4;
@@ -80,7 +82,7 @@ KernelSpec finish_spec(const Sm80BackwardConfig& config) {
   KernelSpec spec =
       spec_of("backward_finish_sm80",
               sentence("_d", config.d_qk, "_", config.rows, "x", config.columns, "_",
-                       config.dq_rows, "x", config.dq_dims, config.wide_stores ? "_wide" : ""),
+                       config.dq_rows, "x", config.dq_dims, config.hopper ? "_hopper" : ""),
               sm80_finish_config(config));
   spec.num_threads = kRowsThreads;
   spec.min_blocks = kRowsBlocks;
@@ -94,9 +96,10 @@ std::vector<KernelLaunch> sm80_backward_launches(const Problem& problem, const G
   const AttentionParams params = attention_params(problem);
   const i64 row_tiles = num_q_tiles(params, config.rows);
   const i64 key_tiles = num_kv_tiles(params, config.columns);
-  std::vector<KernelLaunch> launches{{rows_spec(config), row_tiles},
-                                     {main_spec(config), key_tiles},
-                                     {finish_spec(config), row_tiles + key_tiles}};
+  const i64 finish_blocks = sm80_finish_blocks(row_tiles, key_tiles, !sm80_rounds_by_head(problem));
+  std::vector<KernelLaunch> launches{{rows_spec(problem, config), row_tiles},
+                                     {main_spec(config), key_tiles, 1, config.hopper},
+                                     {finish_spec(config), finish_blocks, 1, config.hopper}};
   const AttentionParams rest = side_gradient_params(problem);
   for (KernelLaunch& launch : simt_backward(rest, gpu.shared_bytes_per_block)) {
     launches.push_back(std::move(launch));
@@ -117,6 +120,7 @@ void sm80_backward_run(const Call& call) {
   params.suspect_keys = at(workspace.suspect_keys_at);
   params.turns = at(workspace.turns_at);
   params.next_block = at(workspace.next_block_at);
+  if (sm80_rounds_by_head(problem)) params.arrived = at(workspace.arrived_at);
   params.lines_per_group = sm80_lines_per_group(problem);
   for (std::size_t i = 0; i < kNumOwn; ++i) call.launch(i, params);
   if (call.kernels.size() == kNumOwn) return;
@@ -136,7 +140,7 @@ std::vector<std::vector<KernelSpec>> sm80_backward_specs(const Gpu& gpu) {
         problem.dtype = dtype;
         const Sm80BackwardConfig config = sm80_backward_config(problem, gpu);
         specs.push_back(main_spec(config));
-        around.push_back(rows_spec(config));
+        around.push_back(rows_spec(problem, config));
         around.push_back(finish_spec(config));
       }
     }

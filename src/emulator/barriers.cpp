@@ -12,6 +12,8 @@
 namespace fulmen::emulator {
 namespace {
 
+constexpr size_t kKeptEndings = 8;
+
 Meeting& named_barrier(u32 id, u32 threads) {
   if (id >= kNumNamedBarriers) fail("barrier " + std::to_string(id) + " of 16");
   if (threads == 0 || threads % kWarpSize != 0 || threads > block().threads.size()) {
@@ -33,20 +35,44 @@ Mbarrier& mbarrier_at(u32 address) {
   return found->second;
 }
 
-void finish_phase_if_complete(Mbarrier& barrier) {
+void finish_phase_if_complete(Mbarrier& barrier, Ending ending) {
   if (barrier.pending != 0 || barrier.bytes != 0) return;
+  if (barrier.endings.size() == kKeptEndings) barrier.endings.pop_front();
+  barrier.endings.push_back(ending);
   if (barrier.copies > 0) barrier.arriving.seen.raise(barrier.agent, barrier.copies);
   barrier.over[barrier.phase % 2] = std::exchange(barrier.arriving, {});
   ++barrier.phase;
   barrier.pending = barrier.arrivals;
 }
 
+// The phase that the running thread can mean by a parity: the first one that it does not know to
+// be over, or the one before.
+i64 phase_meant(const Mbarrier& barrier, u32 parity) {
+  i64 known = barrier.phase;
+  for (auto last = barrier.endings.rbegin(); last != barrier.endings.rend(); ++last) {
+    if (self().clock.seen[last->agent] >= last->time) break;
+    --known;
+  }
+  return known % 2 == parity ? known : known - 1;
+}
+
 class MbarrierWait final : public Wait {
  public:
   MbarrierWait(u32 address, u32 parity)
-      : address_(address), parity_(parity), barrier_(mbarrier_at(address)) {}
+      : address_(address),
+        parity_(parity),
+        barrier_(mbarrier_at(address)),
+        meant_(phase_meant(barrier_, parity)) {}
 
-  bool over() const override { return barrier_.phase % 2 != parity_; }
+  // Two phases on, the parity is the same again: who comes so late waits for another phase.
+  bool is_late() const { return checking() && barrier_.phase >= meant_ + 2; }
+  bool over() const override { return barrier_.phase % 2 != parity_ || is_late(); }
+  std::string lateness() const {
+    return "waits for phase " + std::to_string(meant_) + " of the mbarrier at shared address " +
+           std::to_string(address_) + ", which is two behind: phase " +
+           std::to_string(barrier_.phase) + " has begun, and parity " + std::to_string(parity_) +
+           " no longer means that";
+  }
   std::string reason() const override {
     return "mbarrier.try_wait at shared address " + std::to_string(address_) + ", parity " +
            std::to_string(parity_) + ": phase " + std::to_string(barrier_.phase) + " lacks " +
@@ -59,6 +85,7 @@ class MbarrierWait final : public Wait {
   u32 address_;
   u32 parity_;
   const Mbarrier& barrier_;
+  i64 meant_;
 };
 
 }  // namespace
@@ -95,10 +122,12 @@ void mbarrier_arrive(u32 address, Site site) {
     fail("more than " + std::to_string(barrier.arrivals) +
          " arrivals in one phase of the mbarrier at shared address " + std::to_string(address));
   }
+  const Thread& thread = self();
+  const Ending ending{thread.agent, thread.clock.seen[thread.agent]};
   hand_over(barrier.arriving);
   --barrier.pending;
-  barrier.arrived_warps |= 1u << self().warp();
-  finish_phase_if_complete(barrier);
+  barrier.arrived_warps |= 1u << thread.warp();
+  finish_phase_if_complete(barrier, ending);
 }
 
 void mbarrier_expect_bytes(u32 address, u32 bytes) { mbarrier_at(address).bytes += bytes; }
@@ -123,7 +152,7 @@ Engine mbarrier_engine(u32 address, u32 number) {
 void mbarrier_complete_bytes(u32 address, u32 bytes) {
   Mbarrier& barrier = mbarrier_at(address);
   barrier.bytes -= bytes;
-  finish_phase_if_complete(barrier);
+  finish_phase_if_complete(barrier, {barrier.agent, barrier.copies});
 }
 
 void mbarrier_wait(u32 address, u32 parity, Site site) {
@@ -131,7 +160,9 @@ void mbarrier_wait(u32 address, u32 parity, Site site) {
   const Mbarrier& barrier = mbarrier_at(address);
   on_shared(address - kSharedBase, 8, Kind::kAtomic, site);
   count(&Counters::barrier_waits);
-  wait(MbarrierWait(address, parity));
+  const MbarrierWait phase(address, parity);
+  wait(phase);
+  if (phase.is_late()) fail(phase.lateness());
   if (barrier.phase > 0) take_over(barrier.over[parity]);
 }
 

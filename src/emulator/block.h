@@ -10,6 +10,7 @@
 
 #include <array>
 #include <bitset>
+#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
@@ -72,6 +73,12 @@ struct Thread {
   u32 warpgroup() const { return index / kWarpgroupSize; }
 };
 
+// What ended a phase: an agent, at a time of its own.
+struct Ending {
+  u32 agent;
+  u32 time;
+};
+
 // Phases are counted, so that the parity of one names it.
 struct Mbarrier {
   u32 arrivals = 0;  // that make a phase
@@ -85,6 +92,7 @@ struct Mbarrier {
   u32 copies = 0;                // so many asked for
   Clock arriving;                // of this phase
   std::array<Clock, 2> over;     // of the last two phases, by parity
+  std::deque<Ending> endings;    // of the last phases, the newest last
 };
 
 // A meeting of threads: who comes last opens it for all and begins the next round.

@@ -169,10 +169,9 @@ Arrays Arguments::read(bool with_pointers) {
   return result;
 }
 
-Arrays Arguments::some(std::span<const int> places) {
+Arrays Arguments::some(std::span<const int> places, bool rows_before_heads) {
   Arrays result;
   fulmen_tensors_init(&result.tensors);
-  const bool rows_before_heads = integer("rows_before_heads") != 0;
   for (const int place : places) {
     const NamedArray& entry = kArrays[place];
     const DLTensor* source = array(entry.name);

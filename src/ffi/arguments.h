@@ -12,7 +12,7 @@
 //             optimisations to leave out
 //   arrays    reinterpret (int: bit i for array i), rows_before_heads (int), then the arrays of
 //             fulmen_tensors from q to dsinks; None is absent, and so is all beyond the last one
-//   some      rows_before_heads (int), then the arrays that the call names, none of them absent
+//   some      the arrays that the call names, none of them absent
 #pragma once
 
 #include <span>
@@ -57,7 +57,7 @@ class Arguments {
   Arguments(const TVMFFIAny* args, int32_t num_args) : next_(args), end_(args + num_args) {}
 
   bool empty() const { return next_ == end_; }
-  int64_t size() const { return end_ - next_; }
+  bool ends_with_none() const { return !empty() && end_[-1].type_index == kTVMFFINone; }
 
   // Each takes the next argument and throws Refusal, with its name, when it is something else.
   int64_t integer(const char* name);
@@ -72,7 +72,8 @@ class Arguments {
   Target target();
   Arrays arrays();
   Arrays extents();  // the same, where only extents, strides and dtypes matter: no pointers
-  Arrays some(std::span<const int> places);  // those at these places of fulmen_tensors
+  // Those at these places of fulmen_tensors.
+  Arrays some(std::span<const int> places, bool rows_before_heads);
 
  private:
   const TVMFFIAny& take(const char* name);

@@ -51,15 +51,26 @@ Arrays planned(Arguments& in, const Target& target, fulmen_problem* problem) {
   return in.extents();
 }
 
-// (operation, target, options, arrays) -> the plan, as a number
-int64_t plan_create(Arguments in) {
-  const auto operation = static_cast<fulmen_operation>(in.integer("operation"));
+int64_t make_plan(Arguments& in, fulmen_operation operation, const char* tile) {
   const Target target = in.target();
   fulmen_problem problem = in.options();
   const Arrays arrays = planned(in, target, &problem);
   fulmen_plan* plan = nullptr;
-  check(fulmen_plan_create(&problem, &arrays.tensors, operation, &plan));
+  check(fulmen_plan_create_tuned(&problem, &arrays.tensors, operation, tile, &plan));
   return reinterpret_cast<intptr_t>(plan);
+}
+
+// (operation, target, options, arrays) -> the plan, as a number
+int64_t plan_create(Arguments in) {
+  const auto operation = static_cast<fulmen_operation>(in.integer("operation"));
+  return make_plan(in, operation, nullptr);
+}
+
+// (operation, tile, target, options, arrays) -> the plan, as a number
+int64_t plan_create_tuned(Arguments in) {
+  const auto operation = static_cast<fulmen_operation>(in.integer("operation"));
+  const std::string tile = in.text("tile");
+  return make_plan(in, operation, tile.c_str());
 }
 
 // (plan)
@@ -172,6 +183,7 @@ int64_t merge(Arguments in) {
 FULMEN_FFI_EXPORT(forward)
 FULMEN_FFI_EXPORT(backward)
 FULMEN_FFI_EXPORT(plan_create)
+FULMEN_FFI_EXPORT(plan_create_tuned)
 FULMEN_FFI_EXPORT(plan_destroy)
 FULMEN_FFI_EXPORT(plan_workspace_bytes)
 FULMEN_FFI_EXPORT(plan_forward)

@@ -31,21 +31,19 @@ struct BackwardRowsSm80 {
   static constexpr float kLog2E = 1.44269504088896341f;
   static constexpr i32 kStep = kSm80RowsThreads / kSm80ThreadsPerRow;
   static constexpr i32 kRowsOfThread = (kConfig.rows + kStep - 1) / kStep;
+  static constexpr i32 kUnits = max(4 / kRowsOfThread, 1);  // of a row, read at once by a thread
   static_assert(kConfig.rows <= kSm80RowsThreads);
 
   const AttentionParams& p;
   const HeadType& head;
   RowSource o, dout;
-  bool in_units;
   i32 lane = static_cast<i32>(ptx::thread_index()) % kSm80ThreadsPerRow;  // of the row
 
   BackwardRowsSm80(const AttentionParams& params, const HeadType& head_)
       : p(params),
         head(head_),
         o(p.o, head.q_row(p.o, 0), head.sequence.shape.q_len, p.dim_v),
-        dout(p.dout, head.q_row(p.dout, 0), head.sequence.shape.q_len, p.dim_v),
-        in_units(p.o.dtype == kConfig.dtype && p.dout.dtype == kConfig.dtype && o.in_units &&
-                 dout.in_units) {}
+        dout(p.dout, head.q_row(p.dout, 0), head.sequence.shape.q_len, p.dim_v) {}
 
   // Sum over the eight elements of two units.
   static float unit_dot(const ptx::U32x4& a, const ptx::U32x4& b) {
@@ -71,27 +69,27 @@ struct BackwardRowsSm80 {
   void parts_of_dots(i64 i, float (&D)[kRowsOfThread]) const {
 #pragma unroll
     for (i32 r = 0; r < kRowsOfThread; ++r) D[r] = 0;
-    if (!in_units) {
+    if constexpr (!kConfig.units) {
 #pragma unroll 1
       for (i32 r = 0; r < kRowsOfThread; ++r) {
         if (i + r * kStep < o.num_rows) D[r] = part_of_any_dot(i + r * kStep);
       }
-      return;
     }
 #pragma unroll 1
-    for (i32 d = 8 * lane; d < o.dim; d += 2 * 8 * kSm80ThreadsPerRow) {
-      ptx::U32x4 x[kRowsOfThread][2], y[kRowsOfThread][2];
+    for (i32 d = 8 * lane; kConfig.units && d < o.dim; d += kUnits * 8 * kSm80ThreadsPerRow) {
+      ptx::U32x4 x[kRowsOfThread][kUnits], y[kRowsOfThread][kUnits];
 #pragma unroll
       for (i32 r = 0; r < kRowsOfThread; ++r) {
 #pragma unroll
-        for (i32 e = 0; e < 2; ++e) {
+        for (i32 e = 0; e < kUnits; ++e) {
           x[r][e] = unit(o, i + r * kStep, d + e * 8 * kSm80ThreadsPerRow);
           y[r][e] = unit(dout, i + r * kStep, d + e * 8 * kSm80ThreadsPerRow);
         }
       }
 #pragma unroll
       for (i32 r = 0; r < kRowsOfThread; ++r) {
-        D[r] += unit_dot(x[r][0], y[r][0]) + unit_dot(x[r][1], y[r][1]);
+#pragma unroll
+        for (i32 e = 0; e < kUnits; ++e) D[r] += unit_dot(x[r][e], y[r][e]);
       }
     }
   }
@@ -110,7 +108,23 @@ struct BackwardRowsSm80 {
     typename HeadType::State state{0, 0};
     float dL = 0;
   };
-  Kept kept_of(i64 i) const { return {saved_state(head, i), lse_gradient(head, i)}; }
+  Kept kept_of(i64 i) const {
+    Kept kept;
+    if (p.stats.present()) {
+      const i64 stats = head.q_row(p.stats, i);
+      kept.state = {load(p.stats, stats), load(p.stats, stats + p.stats.strides[3])};
+    } else {
+      const float lse = load(p.lse, head.q_row(p.lse, i));
+      kept.state = {lse, lse == -HeadType::Math::kInfinity ? 0.f : 1.f};
+    }
+    if (p.dlse.present()) kept.dL = load(p.dlse, head.q_row(p.dlse, i));
+    return kept;
+  }
+  // A number that is kept of a row. A call would wait for it.
+  static float load(const ArrayView& array, i64 offset) {
+    if constexpr (!kConfig.units) return load_real_called<float>(array, offset);
+    return reinterpret_cast<const float*>(array.data)[offset];
+  }
 
   Sm80Row row_of(const Kept& kept, float D) const {
     const auto& state = kept.state;
@@ -130,8 +144,9 @@ struct BackwardRowsSm80 {
       }
     }
     row.sum_log2 = ptx::log2(sum);
-    if (state.row_max != state.row_max) row.sum_log2 = state.row_max;  // NaN reaches every pair
+    if (state.row_max != state.row_max) row.sum_log2 = state.row_max;
     row.offset = kept.dL - row.share * D;
+    if (row.sum_log2 != row.sum_log2) row.offset = row.sum_log2;  // NaN reaches every pair
     return row;
   }
 
@@ -177,18 +192,19 @@ struct BackwardRowsSm80 {
 template <Sm80BackwardConfig kConfig>
 void backward_rows_sm80(const Sm80BackwardParams& params) {
   const AttentionParams& p = params.attention;
+  if constexpr (kConfig.hopper) ptx::grid_dependents_launch();
   record_faults(p, kSm80RowsThreads);
-  const i64 num_slots = num_tile_slots(p, p.q_rows, kConfig.rows);
-  const TileTask task =
-      tile_task(ptx::block_index(), p.batch_extent(), p.heads_q, num_slots, false);
+  const u32 tile = ptx::block_index();
+  const u32 num_slots = static_cast<u32>(num_tile_slots(p, p.q_rows, kConfig.rows));
+  const u32 line = tile / num_slots, heads = static_cast<u32>(p.heads_q);
+  const TileTask task{line / heads, line % heads, tile % num_slots};
   const TilePlace place = find_tile(p, p.cu_q, task, kConfig.rows);
   if (place.first_row < 0) return;  // offsets out of order
   const Head<kConfig.dtype> head(p, place.index, task.head);
-  const i64 tile = row_tile_number(p, task.batch, task.head, task.slot, num_slots);
   if constexpr (kConfig.dq) {
-    BackwardRowsSm80<kConfig>::clear_sums(params.dq_sums + tile * kConfig.dq_elems());
+    BackwardRowsSm80<kConfig>::clear_sums(params.dq_sums + i64{tile} * kConfig.dq_elems());
   }
-  u8* const kept = params.row_tiles + tile * kConfig.row_bytes();
+  u8* const kept = params.row_tiles + i64{tile} * kConfig.row_bytes();
   BackwardRowsSm80<kConfig>(p, head).run(
       place.first_row, reinterpret_cast<Sm80Row*>(kept),
       reinterpret_cast<Sm80Columns*>(kept + kConfig.rows * sizeof(Sm80Row)));

@@ -16,7 +16,8 @@
 // less is read from shared memory, which is what limits the kernel (docs/decisions/0019).
 // A hidden pair has P = dS = 0, and 0 times NaN is NaN: where a block that is not full meets a
 // score or a dP that is not finite, its tiles are marked, and backward_finish_sm80 looks at them.
-// Launched with one block for each of num_kv_tiles(), after backward_rows_sm80.
+// Launched with one block for each of num_kv_tiles(), after backward_rows_sm80. Where a key/value
+// head is a small part of the work, the last of its blocks turns the sums of dQ into dq.
 #pragma once
 
 #include "kernels/attention/block_range.cuh"
@@ -24,6 +25,7 @@
 #include "kernels/tile/backward_gradients_sm80.cuh"
 #include "kernels/tile/backward_loader_sm80.cuh"
 #include "kernels/tile/backward_pairs_sm80.cuh"
+#include "kernels/tile/backward_rounding_sm80.cuh"
 
 namespace fulmen {
 
@@ -35,6 +37,12 @@ constexpr TileTask key_task(u32 block, u32 lines, u32 heads, u32 slots, u32 line
   const u32 within = block - first * slots;
   const u32 line = first + within % members;
   return {line / heads, line % heads, within / members};
+}
+
+// What backward_rows_sm80 writes is in memory.
+template <Sm80BackwardConfig kConfig>
+inline void rows_are_there() {
+  if constexpr (kConfig.hopper) ptx::grid_dependency_wait();
 }
 
 template <Sm80BackwardConfig kConfig>
@@ -106,7 +114,7 @@ struct BackwardSm80 {
     }
   }
 
-  using Step = typename BackwardPairsSm80<kConfig>::Step;
+  using Step = BackwardStepSm80<kConfig>;
 
   void add_dv(i32 stage) {
     gradients.template add_columns<kConfig.dv_dims()>(gradients.dv_sums(), tiles.p_tile(),
@@ -122,12 +130,8 @@ struct BackwardSm80 {
 
   // Steps 2 to 4 for a tile of queries.
   void compute(const Step& step, i32 tile) {
-    if (kConfig.terms || !step.is_full) {
-      pairs.template compute<true>(step);
-      mark_rows(tile);
-    } else {
-      pairs.template compute<false>(step);
-    }
+    pairs.compute(step);
+    mark_rows(tile);
     tiles.team_sync();  // P and dS of the team's keys are there
     if constexpr (kConfig.dv) add_dv(step.stage);
     if constexpr (kConfig.dk) add_dk(step.stage, step.pair_stage);
@@ -137,29 +141,19 @@ struct BackwardSm80 {
   // others are likely to be busy with numbers one by one.
   template <class AddDq>
   void compute_role(const Step& step, i32 tile, const AddDq& add_dq_before) {
-    const bool careful = kConfig.terms || !step.is_full;
     if (tiles.weighs()) {
-      if (careful) {
-        pairs.template compute_weights<true>(step);
-        mark_rows(tile);
-      } else {
-        pairs.template compute_weights<false>(step);
-      }
+      pairs.compute_weights(step);
       tiles.team_sync();          // P is there for this role
       tiles.weights_are_there();  // and for the other
       add_dv(step.stage);
       add_dq_before();
     } else {
       add_dq_before();
-      if (careful) {
-        pairs.template compute_ds<true>(step);
-        mark_rows(tile);
-      } else {
-        pairs.template compute_ds<false>(step);
-      }
+      pairs.compute_ds(step);
       tiles.team_sync();  // dS is there
       add_dk(step.stage, step.pair_stage);
     }
+    mark_rows(tile);
   }
 
   // Steps 1 and 5, and all tiles of queries of all heads of the group that see a key of the block.
@@ -176,7 +170,6 @@ struct BackwardSm80 {
       return params.row_tiles + i64{tile} * kConfig.row_bytes();
     };
     i32 tile = tile_number(first_head, begin), tile_before = -1;
-    loader.fetch_keys();
     auto queries = loader.queries_of(first_head);
     loader.fetch(queries, begin * kConfig.rows, kept_of(tile), 0);
     i32 stage = 0;
@@ -236,8 +229,11 @@ struct BackwardSm80 {
 
   void run() {
     if (place.first_key < place.sequence.shape.kv_len) {
+      loader.fetch_keys();
       range = visited_by(place.first_key);
+      rows_are_there<kConfig>();
       if (range.visit.size() > 0) walk();
+      ptx::cp_async_wait<0>();  // also where no row sees a key
     }
     const float kept_scale = kConfig.dropout ? static_cast<float>(p.dropout.kept_scale()) : 1.f;
     if (kConfig.dk && !(kConfig.split_roles && tiles.weighs())) {
@@ -249,11 +245,28 @@ struct BackwardSm80 {
                                                   kept_scale);
     }
   }
+
+  // For the last of `num_blocks` blocks of a key/value head: dq from the sums of its query heads.
+  void round_dq(i64 line, i64 num_blocks) const {
+    ptx::block_sync();  // all have added
+    if (ptx::thread_index() == 0) {
+      ptx::store_shared(tiles.shared, ptx::count_arrival(params.arrived + line));
+    }
+    ptx::block_sync();  // the number is there
+    if (ptx::load_shared(tiles.shared) + 1 < num_blocks) return;
+    const i64 first_head = place.kv_head * p.group_size();
+    const i64 first_tile = row_tile_number(p, place.sequence.batch, first_head, 0, num_slots);
+    const DqRows rows{place.sequence, first_head, 0, static_cast<i32>(num_slots),
+                      static_cast<i32>(p.group_size())};
+    BackwardRoundingSm80<kConfig>{p, rows, params.dq_sums + first_tile * kConfig.dq_elems()}
+        .template run<2>(kConfig.warps);
+  }
 };
 
 template <Sm80BackwardConfig kConfig>
 void backward_sm80(const Sm80BackwardParams& params) {
   const AttentionParams& p = params.attention;
+  if constexpr (kConfig.hopper) ptx::grid_dependents_launch();
   u32 block = ptx::block_index();
   if constexpr (kConfig.ordered) {  // in the order in which blocks start, so that none waits for
                                     // one that has not
@@ -269,11 +282,16 @@ void backward_sm80(const Sm80BackwardParams& params) {
                static_cast<u32>(num_slots), static_cast<u32>(params.lines_per_group));
   const TilePlace place = find_tile(p, p.cu_kv, task, kConfig.columns);
   const Head<kConfig.dtype> head(p, place.index, task.head * p.group_size());
-  if (place.first_row < 0 || place.first_row >= head.sequence.kv_slot) return;
+  if (place.first_row < 0 || place.first_row >= head.sequence.kv_slot) {
+    rows_are_there<kConfig>();  // the end of this grid is the end of the one before
+    return;
+  }
   BackwardSm80<kConfig> keys(params, head, place);
   keys.run();
-  if (keys.pairs.suspect) {
-    params.suspect_keys[(task.batch * p.heads_kv + task.head) * num_slots + task.slot] = 1;
+  const i64 line = task.batch * p.heads_kv + task.head;
+  if (keys.pairs.suspect) params.suspect_keys[line * num_slots + task.slot] = 1;
+  if constexpr (kConfig.dq) {
+    if (params.arrived != nullptr) keys.round_dq(line, num_slots);
   }
 }
 

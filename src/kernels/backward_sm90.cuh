@@ -65,8 +65,8 @@ struct BackwardConsumer : BackwardWarpgroup<kConfig> {
       this->apply_options(S, pairs, key, step);
       if constexpr (decltype(masked)::kValue) {
         if (step.is_partial(this->warpgroup)) this->hide(S, key, step.q_block());
+        this->lower_huge(S);
       }
-      this->lower_huge(S);
       {
         [[maybe_unused]] Weights P;
         [[maybe_unused]] Scores dP;
@@ -112,6 +112,7 @@ struct BackwardConsumer : BackwardWarpgroup<kConfig> {
       if (!step.is_last()) {
         this->shared.q().wait(at);
         next = this->shared.read_step(at);
+        if (this->has_huge()) next.flags |= BackwardStepMail::kPartial << this->warpgroup;
       }
       issue_keys_by_queries<kConfig>(S_next, no_keys, this->shared.k().address(kv_at) + keys,
                                      this->shared.q().address(step.is_last() ? here : at));
@@ -133,7 +134,8 @@ struct BackwardConsumer : BackwardWarpgroup<kConfig> {
     using Yes = Flag<true>;
     using No = Flag<false>;
     take(Yes{}, Yes{});
-    // Steps that every key sees whole have a loop of their own, without a trace of the mask.
+    // Steps that every key sees whole, in rows that are not huge, have a loop of their own: a
+    // branch that changes S would cost it 32 to 64 moves of registers.
     while (!step.is_last()) {
 #pragma unroll 1
       while (!step.is_last() && next.is_partial(warpgroup)) {

@@ -29,9 +29,9 @@ namespace fulmen {
 template <AttentionConfig kConfig>
 struct ForwardConsumer : ForwardWarpgroup<kConfig> {
   using Own = ForwardWarpgroup<kConfig>;
-  using Own::begin_loads, Own::feed, Own::hide, Own::kOutputBarrier, Own::kTurns, Own::pass_turn,
-      Own::place_of_task, Own::release_k, Own::release_q, Own::release_v, Own::scores_of, Own::see,
-      Own::skip_block, Own::softmax_factor, Own::take_turn, Own::v_tile, Own::waits_for_data;
+  using Own::begin_loads, Own::feed, Own::kTurns, Own::meet, Own::pass_turn, Own::place_of_task,
+      Own::release_k, Own::release_q, Own::release_v, Own::scores_of, Own::see, Own::skip_block,
+      Own::softmax_factor, Own::take_turn, Own::v_tile, Own::waits_for_data;
   using Own::shared, Own::thread, Own::warpgroup, Own::q_at, Own::k_at, Own::v_at;
   using typename Own::Scores, typename Own::Task;
 
@@ -53,7 +53,7 @@ struct ForwardConsumer : ForwardWarpgroup<kConfig> {
     rows.sQ = shared.q().address(q_at);
     load_q_registers<kConfig>(rows.rQ, rows.sQ);
     if constexpr (!kTurns && kConfig.q_register_dims > 0) {
-      ptx::bar_sync(kOutputBarrier + warpgroup, 128);  // all warps have read Q: one gives it back
+      meet();  // all warps have read Q: one gives it back
     }
   }
 
@@ -69,16 +69,19 @@ struct ForwardConsumer : ForwardWarpgroup<kConfig> {
     ptx::wgmma_wait<0>();
     release_k();
     rows.scores.apply(S, j * kConfig.kv_rows);
-    if (j >= blocks.full_end || j < blocks.full_begin) hide(S, rows.visible, j);
+    if (j >= blocks.full_end || j < blocks.full_begin) {
+      Own::template hide<Sight::kEnds>(S, rows.visible, j);
+    }
     rows.softmax.update(S, rows.rescale);
     rows.scores.pairs.drop(S, j * kConfig.kv_rows);
     round_probabilities<kConfig>(P, S);
   }
 
   // One block of keys, and the product that the block before it left.
-  template <bool kPartial>
+  template <Sight kSight>
   void step(Rows& rows, Output& O, Weights& P, i32 j) {
-    constexpr bool kUpdate = kPartial || kConfig.shift_rule == ShiftRule::kEveryBlock ||
+    constexpr bool kUpdate = kSight == Sight::kEnds ||
+                             kConfig.shift_rule == ShiftRule::kEveryBlock ||
                              kConfig.shift_rule == ShiftRule::kWhenGrown;
     Scores S;
     feed();
@@ -94,8 +97,9 @@ struct ForwardConsumer : ForwardWarpgroup<kConfig> {
     ptx::wgmma_wait<kConfig.overlap ? 1 : 0>();
     release_k();
     // S = exp2(c S - m), under the product above
-    rows.scores.template apply<kConfig.skips_documents && !kPartial>(S, j * kConfig.kv_rows);
-    if constexpr (kPartial) hide(S, rows.visible, j);
+    rows.scores.template apply<kConfig.skips_documents && kSight == Sight::kAll>(
+        S, j * kConfig.kv_rows);
+    if constexpr (kSight != Sight::kAll) Own::template hide<kSight>(S, rows.visible, j);
     bool grown = false;
     if constexpr (kUpdate) {
       grown = rows.softmax.update(S, rows.rescale);
@@ -136,12 +140,12 @@ struct ForwardConsumer : ForwardWarpgroup<kConfig> {
     wait_for_queries(rows);
     begin(rows, P, task, blocks, j--);
 #pragma unroll 1
-    for (; j >= blocks.full_end; --j) step<true>(rows, O, P, j);
+    for (; j >= blocks.full_end; --j) step<Sight::kEnds>(rows, O, P, j);
 #pragma unroll 1
-    for (; j >= blocks.full_begin; --j) step<false>(rows, O, P, j);
+    for (; j >= blocks.full_begin; --j) step<Sight::kAll>(rows, O, P, j);
     if constexpr (kConfig.mask == MaskKind::kBoth || kConfig.skips_documents) {
 #pragma unroll 1
-      for (; j >= blocks.begin; --j) step<true>(rows, O, P, j);
+      for (; j >= blocks.begin; --j) step<Sight::kBegins>(rows, O, P, j);
     }
     release_q();
     end(rows, O, P);

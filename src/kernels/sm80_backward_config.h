@@ -26,7 +26,9 @@ struct Sm80BackwardConfig {
   i32 pair_stages = 1;       // of dS: with two, dQ of a step is computed in the next
   bool split_roles = false;  // half of the warps compute P and dV, the others dS and dK
   i32 min_blocks = 1;        // on a multiprocessor: a bound on registers
-  bool units = false;        // rows of q, k, v and dout are 16-byte units on multiples of 16 bytes
+  // Rows of q, k, v and dout are 16-byte units on multiples of 16 bytes; for backward_rows_sm80
+  // those of o and dout, and what is kept of a row is float32.
+  bool units = false;
 
   // What the problem asks for.
   bool dq = true;
@@ -39,7 +41,9 @@ struct Sm80BackwardConfig {
   bool dropout = false;
   bool split_sum = false;  // sinks and dlse: P and the share of lse have different denominators
   bool ordered = false;    // blocks add to dQ in the order of their keys: the same bits every time
-  bool wide_stores = false;  // four sums of dQ, or four matrices, in one instruction: Hopper, later
+  // Hopper and later: four sums of dQ, or four matrices, in one instruction; kernels of a call
+  // begin while the one before ends.
+  bool hopper = false;
 
   // Ablation.
   bool swizzle = true;      // as in Sm80Config
@@ -130,8 +134,19 @@ struct Sm80BackwardParams {
   u32* suspect_keys;  // (batch, kv_head, slot of keys): so may dK and dV
   u32* turns;         // (batch, head, slot of queries): blocks that have added; config.ordered
   u32* next_block;    // started so far; config.ordered
+  u32* arrived;  // (batch, kv_head): blocks that have added to dq_sums; null: dq comes at the end
   i32 lines_per_group;  // key/value heads whose blocks are neighbours
 };
+
+// Blocks of backward_finish_sm80: one for each tile of queries whose dq it writes, else one for
+// every 32 tiles, whose marks it looks at; then one for every 32 tiles of keys.
+inline constexpr i32 kSm80FinishMarks = 32;
+constexpr i64 sm80_finish_row_blocks(i64 row_tiles, bool writes_dq) {
+  return writes_dq ? row_tiles : ceil_div(row_tiles, kSm80FinishMarks);
+}
+constexpr i64 sm80_finish_blocks(i64 row_tiles, i64 key_tiles, bool writes_dq) {
+  return sm80_finish_row_blocks(row_tiles, writes_dq) + ceil_div(key_tiles, kSm80FinishMarks);
+}
 
 // In which order the tiles of a warp's dQ lie in dq_sums: as its lanes hold them, so that a warp
 // adds to 128 neighbouring bytes, or 512, at a time.
@@ -143,8 +158,8 @@ struct Sm80DqOrder {
   // Float i of lane `lane`, of 16 rows `t`, of tile `tile`.
   static constexpr i32 index(i32 tile, i32 t, i32 i, i32 lane) {
     const i32 group = t * (kFloats / 4) + i / 4;
-    return tile * kTileElems + (kConfig.wide_stores ? (group * 32 + lane) * 4 + i % 4
-                                                    : (group * 4 + i % 4) * 32 + lane);
+    return tile * kTileElems +
+           (kConfig.hopper ? (group * 32 + lane) * 4 + i % 4 : (group * 4 + i % 4) * 32 + lane);
   }
 };
 

@@ -16,12 +16,13 @@ struct Sm80Config {
   Precision precision = Precision::kFloat32;  // of float32: kTf32 or k3xTf32
   i32 d_qk = 128;      // as computed with, a multiple of 16: zeros fill shorter rows up
   i32 d_v = 128;       // of one block, a multiple of 16: longer rows of V are cut, block by block
-  i32 warps = 4;       // side by side along the rows that a block owns
+  i32 warps = 4;       // of a block
+  i32 team_warps = 1;  // forward: that share their rows, see tile/warp_team.cuh
   i32 row_tiles = 2;   // of 16 rows, that a warp owns: a B fragment is read once for all of them
   i32 columns = 64;    // rows of the other side that a block meets at a time
   i32 stages = 2;      // of the tiles that change, in shared memory
   i32 min_blocks = 1;  // on a multiprocessor: a bound on registers
-  bool q_in_registers = false;  // forward: Q's fragments are read once
+  i32 q_steps = 0;     // forward: fragments of Q, of 16 words a row, that are read once
   bool units =
       false;  // rows of q, k, v and o are 16-byte units on multiples of 16 bytes, o of dtype
 
@@ -58,13 +59,23 @@ struct Sm80Config {
     return checks_at_end() || (lazy_max && bias != DType::kNone);
   }
 
+  // Whether softcap or ALiBi, alone, becomes part of the exponent in blocks that all rows see
+  // whole.
+  constexpr bool maps_in_exponent() const {
+    return softcap != alibi && !mask && bias == DType::kNone && !natural && !exact &&
+           dtype != DType::kFloat32;
+  }
+
   constexpr i32 threads() const { return 32 * warps; }
   constexpr i32 warp_rows() const { return 16 * row_tiles; }
-  constexpr i32 rows() const { return warp_rows() * warps; }
+  constexpr i32 rows() const { return warp_rows() * warps / team_warps; }
+  // Columns of a block that a warp weighs, dims of O that it adds up.
+  constexpr i32 warp_columns() const { return columns / team_warps; }
+  constexpr i32 warp_dims() const { return d_v / team_warps; }
 
   // Shared memory of the forward kernel, in this order: Q, stages of K and V, stages of mask,
-  // bias and numbers of documents, those of the rows, limits of the rows, a word that says whether
-  // to walk again.
+  // bias and numbers of documents, those of the rows, limits of the rows, what the warps of a team
+  // exchange, a word that says whether to walk again.
   constexpr i32 q_bytes() const { return rows() * d_qk * element_bytes(); }
   constexpr i32 k_bytes() const { return columns * d_qk * element_bytes(); }
   constexpr i32 v_bytes() const { return columns * d_v * element_bytes(); }
@@ -75,17 +86,23 @@ struct Sm80Config {
   }
   constexpr i32 ids_bytes() const { return documents ? columns * 8 : 0; }
   constexpr i32 pair_bytes() const { return mask_bytes() + bias_bytes() + ids_bytes(); }
-  constexpr i32 own_ids_bytes() const { return documents ? rows() * 8 : 0; }
+  constexpr i32 own_ids_bytes() const { return documents ? warps * warp_rows() * 8 : 0; }
   // Backward: one warp's terms of 16 rows; rows lie 8 floats further apart than they are long, so
   // that the four rows that a quarter-warp reads meet different banks.
   constexpr i32 term_stride() const { return columns + 8; }
-  constexpr i32 limit_bytes() const { return rows() * 8; }
+  constexpr i32 limit_bytes() const { return warps * warp_rows() * 8; }
+  constexpr i32 p_bytes() const { return rows() * columns * 2; }
+  constexpr i32 team_bytes() const {
+    return team_warps == 1 ? 0 : p_bytes() + warps * warp_rows() * 4 + warps * 4;
+  }
   constexpr i32 pairs_at() const { return q_bytes() + stages * (k_bytes() + v_bytes()); }
   constexpr i32 own_ids_at() const { return pairs_at() + stages * pair_bytes(); }
   constexpr i32 limits_at() const { return own_ids_at() + own_ids_bytes(); }
+  constexpr i32 team_at() const { return limits_at() + limit_bytes(); }
+  constexpr i32 again_at() const { return team_at() + team_bytes(); }
   // O goes over all of it.
   constexpr i32 forward_shared_bytes() const {
-    return max(limits_at() + limit_bytes() + 16,
+    return max(again_at() + 16,
                units && dtype != DType::kFloat32 ? rows() * max(d_qk, d_v) * 2 : 0);
   }
 
@@ -94,8 +111,10 @@ struct Sm80Config {
                                   ? precision != Precision::kFloat32 && d_v % 32 == 0
                                   : dtype == DType::kBFloat16 || dtype == DType::kFloat16;
     return has_products && d_qk % 16 == 0 && 16 <= d_qk && d_v % 16 == 0 && 16 <= d_v &&
-           1 <= warps && warps <= 8 && 1 <= row_tiles && row_tiles <= 2 && columns % 16 == 0 &&
-           16 <= columns && 1 <= stages;
+           1 <= warps && warps <= 16 && 1 <= row_tiles && row_tiles <= 2 && columns % 16 == 0 &&
+           16 <= columns && 1 <= stages && 1 <= team_warps && warps % team_warps == 0 &&
+           columns % (16 * team_warps) == 0 && d_v % (16 * team_warps) == 0 &&
+           (team_warps == 1 || dtype != DType::kFloat32);
   }
 };
 

@@ -19,7 +19,7 @@ u32 no_switches(const Problem&) { return 0; }
 
 constexpr GpuImplementation kImplementations[] = {
     {Implementation::kSm90, "Hopper's copy engine and asynchronous tensor cores", true,
-     sm90_refusal, sm90_needs, sm90_switches},
+     sm90_refusal, sm90_needs, sm90_switches, true},
     {Implementation::kSm80, "tensor cores by mma.sync, every option", true, sm80_refusal,
      sm80_needs, sm80_switches},
     {Implementation::kSimt, "tiles on the ordinary arithmetic units, every option", false,
@@ -35,6 +35,9 @@ std::string refusal_of(const GpuImplementation& row, const Problem& problem, con
   if (const u32 fixed = problem.without & ~row.switches(problem); fixed != 0) {
     const auto lowest = static_cast<Optimisation>(fixed & (~fixed + 1));
     return sentence("has no switch that leaves out ", name(lowest));
+  }
+  if (problem.tile.given() && !(row.chooses_tiles && problem.operation == Operation::kForward)) {
+    return sentence("has no tiles to choose from for ", name(problem.operation));
   }
   const i64 needed = row.needs(problem, gpu).alignment_bytes;
   if (problem.pointer_alignment >= needed) return "";

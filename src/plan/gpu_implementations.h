@@ -36,6 +36,7 @@ struct GpuImplementation {
   GpuNeeds (*needs)(const Problem& problem, const Gpu& gpu);
   // The optimisations that its kernel for a problem has and can be made without.
   u32 (*switches)(const Problem& problem);
+  bool chooses_tiles = false;  // forward, a plan may name a tile that is not the table's
 };
 
 // In order of preference.

@@ -13,8 +13,7 @@
 namespace fulmen {
 namespace {
 
-constexpr i64 kMaxDim = 576;   // of q, k: rows of 16 queries and two blocks of 16 keys fit 99 KB
-constexpr i32 kMaxPart = 256;  // dims of V that one block takes: 128 sums a thread
+constexpr i64 kMaxDim = 576;  // of q, k: rows of 16 queries and two blocks of 16 keys fit 99 KB
 constexpr i64 kMaxBlocks = 0x7fffffff;
 constexpr double kSmallestScale = 0x1p-60;  // by which slopes of ALiBi and caps are divided
 
@@ -23,11 +22,17 @@ constexpr double kSmallestScale = 0x1p-60;  // by which slopes of ALiBi and caps
 struct TileShape {
   i32 max_dim, warps, row_tiles, columns, min_blocks;
   i32 many_columns = columns;  // where options leave a warp 16 rows
+  i32 team_warps = 1;          // more: not where options take many registers
+
+  // Dims of V that one block takes: 128 sums a thread, in teams up to 160.
+  constexpr i32 max_v() const { return team_warps > 1 ? max_dim : 256; }
 };
 constexpr TileShape kShapes[] = {
-    {64, 4, 2, 64, 2},  {96, 4, 2, 32, 2},  {128, 4, 2, 32, 2, 64}, {256, 8, 1, 64, 1},
-    {256, 8, 1, 32, 1}, {256, 4, 1, 32, 2}, {256, 4, 1, 32, 1},     {576, 4, 1, 32, 1},
-    {576, 4, 1, 16, 1}, {576, 2, 1, 16, 1}, {576, 1, 1, 16, 1},
+    {64, 4, 2, 64, 2},         {96, 4, 2, 32, 2},         {128, 4, 2, 32, 2, 64},
+    {256, 8, 2, 64, 1, 64, 2}, {256, 8, 1, 64, 1},        {256, 8, 1, 32, 1},
+    {256, 4, 1, 32, 1},        {320, 8, 2, 32, 1, 32, 2}, {576, 8, 1, 32, 1, 32, 2},
+    {576, 4, 1, 32, 1},        {576, 4, 1, 16, 1},        {576, 2, 1, 16, 1},
+    {576, 1, 1, 16, 1},
 };
 
 // The same for float32 inputs, whose tiles are twice as large: by one tf32 product, by three.
@@ -52,11 +57,18 @@ i32 rounded_up(i64 dim, i64 unit) {
   return static_cast<i32>(unit * max<i64>(ceil_div(dim, unit), 1));
 }
 
-// Head dimensions as computed with. Rows of V beyond kMaxPart are cut into equal parts.
-void set_dims(Sm80Config& config, const Problem& problem) {
+// A tile of a shape, with head dimensions as computed with. Long rows of V are cut into equal
+// parts.
+void set_tile(Sm80Config& config, const Problem& problem, const TileShape& shape,
+              bool takes_many_registers) {
   config.d_qk = rounded_up(problem.dim_qk, 16);
-  const i64 parts = max<i64>(1, ceil_div(problem.dim_v, kMaxPart));
+  const i64 parts = max<i64>(1, ceil_div(problem.dim_v, shape.max_v()));
   config.d_v = rounded_up(ceil_div(problem.dim_v, parts), 32);
+  config.warps = shape.warps;
+  config.team_warps = shape.team_warps;
+  config.row_tiles = takes_many_registers ? 1 : shape.row_tiles;
+  config.columns = takes_many_registers ? shape.many_columns : shape.columns;
+  config.min_blocks = shape.min_blocks;
 }
 
 // Whether rows of mask and bias are 16-byte units on multiples of 16 bytes.
@@ -104,23 +116,19 @@ bool takes_many_registers(const Sm80Config& config) {
 // Zero warps where no shape fits.
 Sm80Config config_of(const Problem& problem, const Gpu& gpu) {
   Sm80Config config;
-  set_dims(config, problem);
   set_options(config, problem);
-  const i32 widest = max(config.d_qk, config.d_v);
   const bool takes_many = takes_many_registers(config);
   // By three products one path through a block is 2 % faster than two (d 64 and 128, H200,
   // 2026-11-28); with options two of float32 do not fit the registers.
   const bool is_float32 = problem.dtype == DType::kFloat32;
   config.lazy_max = !is_float32 || (problem.precision == Precision::kTf32 && !takes_many);
   for (const TileShape& shape : shapes_of(problem)) {
-    config.warps = shape.warps;
-    config.row_tiles = takes_many ? 1 : shape.row_tiles;
-    config.columns = takes_many ? shape.many_columns : shape.columns;
-    config.min_blocks = shape.min_blocks;
+    if (shape.team_warps > 1 && takes_many) continue;
+    set_tile(config, problem, shape, takes_many);
     const size_t bytes = static_cast<size_t>(config.forward_shared_bytes());
     // The system keeps 1 KB of every block.
     const size_t total = static_cast<size_t>(shape.min_blocks) * (bytes + 1024);
-    if (widest <= shape.max_dim && bytes <= gpu.shared_bytes_per_block &&
+    if (max(config.d_qk, config.d_v) <= shape.max_dim && bytes <= gpu.shared_bytes_per_block &&
         total <= gpu.shared_bytes_per_multiprocessor) {
       return config;
     }

@@ -15,6 +15,7 @@ namespace {
 constexpr i64 kMaxDim = 576;
 constexpr i64 kMaxBlocks = 0x7fffffff;
 constexpr i64 kLinesUnderMask = 8;  // query heads that are walked together
+constexpr i64 kLinesToRound = 32;   // the last of as many rounds its dq while the card is idle
 
 // Widest first. A shape is taken for head dimensions up to max_dim where it leaves room for
 // min_blocks blocks on a multiprocessor.
@@ -60,7 +61,7 @@ void set_options(Sm80BackwardConfig& config, const Problem& problem, const Gpu& 
   config.dropout = problem.dropout.enabled();
   config.split_sum = problem.has(Array::kSinks) && problem.has(Array::kDLse);
   config.ordered = config.dq && (problem.deterministic || problem.batch_invariant);
-  config.wide_stores = gpu.compute_capability >= 90;
+  config.hopper = gpu.compute_capability >= 90;
   config.units = sm80_has_units(problem, Array::kDOut);
 }
 
@@ -169,13 +170,23 @@ Sm80BackwardConfig sm80_backward_config(const Problem& problem, const Gpu& gpu) 
   return config;
 }
 
-Sm80BackwardConfig sm80_rows_config(const Sm80BackwardConfig& config) {
+// Whether rows of o and dout are 16-byte units, and what is kept of a row float32.
+bool has_row_units(const Problem& problem) {
+  for (const Array array : {Array::kStats, Array::kLse, Array::kDLse}) {
+    if (problem.has(array) && problem.arrays[array].dtype != DType::kFloat32) return false;
+  }
+  return sm80_has_units(problem, Array::kO) && sm80_has_units(problem, Array::kDOut);
+}
+
+Sm80BackwardConfig sm80_rows_config(const Problem& problem, const Sm80BackwardConfig& config) {
   Sm80BackwardConfig reduced;
   reduced.dtype = config.dtype;
   reduced.rows = config.rows;
   reduced.d_qk = config.d_qk;
   reduced.dq = config.dq;
   reduced.split_sum = config.split_sum;
+  reduced.hopper = config.hopper;
+  reduced.units = has_row_units(problem);
   return reduced;
 }
 
@@ -187,8 +198,13 @@ Sm80BackwardConfig sm80_finish_config(const Sm80BackwardConfig& config) {
   reduced.columns = config.columns;
   reduced.dq_rows = config.dq_rows;
   reduced.dq_dims = config.dq_dims;
-  reduced.wide_stores = config.wide_stores;
+  reduced.hopper = config.hopper;
   return reduced;
+}
+
+bool sm80_rounds_by_head(const Problem& problem) {
+  return problem.has(Array::kDQ) && !problem.packed && problem.kv_rows > 0 &&
+         problem.num_sequences * problem.heads_kv >= kLinesToRound;
 }
 
 i32 sm80_lines_per_group(const Problem& problem) {
@@ -208,7 +224,10 @@ Sm80BackwardWorkspace sm80_backward_workspace(const Problem& problem,
   workspace.suspect_keys_at = row_tiles * 4;
   workspace.turns_at = workspace.suspect_keys_at + key_tiles * 4;
   workspace.next_block_at = workspace.turns_at + (config.ordered ? row_tiles * 4 : 0);
-  workspace.zeroed_bytes = workspace.next_block_at + 4;
+  workspace.arrived_at = workspace.next_block_at + 4;
+  workspace.zeroed_bytes =
+      workspace.arrived_at +
+      (sm80_rounds_by_head(problem) ? problem.num_sequences * problem.heads_kv * 4 : 0);
   workspace.row_tiles_at = aligned(workspace.zeroed_bytes);
   workspace.dq_sums_at = aligned(workspace.row_tiles_at + row_tiles * config.row_bytes());
   workspace.row_terms_at =

@@ -25,18 +25,22 @@ Sm80BackwardConfig sm80_backward_config(const Problem& problem, const Gpu& gpu);
 
 // Those parts of a config on which the kernels before and after the main one depend, so that fewer
 // of them are compiled.
-Sm80BackwardConfig sm80_rows_config(const Sm80BackwardConfig& config);
+Sm80BackwardConfig sm80_rows_config(const Problem& problem, const Sm80BackwardConfig& config);
 Sm80BackwardConfig sm80_finish_config(const Sm80BackwardConfig& config);
+
+// Whether the last block of each key/value head turns its sums of dQ into dq; else that is left to
+// backward_finish_sm80.
+bool sm80_rounds_by_head(const Problem& problem);
 
 // Key/value heads whose blocks are neighbours in a launch.
 i32 sm80_lines_per_group(const Problem& problem);
 
-// Where the parts of the workspace begin, in bytes.
 // Places in the workspace, in bytes; marks of suspect rows come first.
 struct Sm80BackwardWorkspace {
   i64 suspect_keys_at;
   i64 turns_at;
   i64 next_block_at;
+  i64 arrived_at;
   i64 zeroed_bytes;
   i64 row_tiles_at;
   i64 dq_sums_at;

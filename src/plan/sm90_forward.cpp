@@ -7,6 +7,7 @@
 #include "plan/sm90_forward.h"
 
 #include "core/error.h"
+#include "plan/sm90_forward_tuned.h"
 
 namespace fulmen {
 namespace {
@@ -168,6 +169,41 @@ void leave_out(AttentionConfig& config, const Problem& problem) {
   config.skip_full_masks &= keeps(Optimisation::kFullBlocks);
 }
 
+bool is_short(const Problem& problem) {
+  return !problem.batch_invariant && max(problem.max_q, problem.max_kv) <= kShort;
+}
+
+// What the tuned tiles were searched for: enough rows, and no options but one mask.
+bool is_plain(const Problem& problem, const AttentionConfig& config) {
+  return problem.dtype == DType::kBFloat16 && problem.dim_qk == problem.dim_v &&
+         config.mask != MaskKind::kBoth && !config.maps_scores() && !config.sequences &&
+         !config.sinks && !config.stats && !config.wide_output && !config.dropout &&
+         !problem.batch_invariant && problem.max_q > 64 && !fits_at_once(problem, config, 2);
+}
+
+// The tile that a search asks for, or else one that a search has found.
+TileChoice chosen_tile(const Problem& problem) {
+  if (problem.tile.given() || !is_plain(problem, options_of(problem))) return problem.tile;
+  for (const TunedTile& each : kTunedTiles) {
+    const bool is_of_class = each.dim == problem.dim_qk && each.is_short == is_short(problem) &&
+                             each.causal == has_upper_limit(problem.mask);
+    if (is_of_class) return each.tile;
+  }
+  return {};
+}
+
+void choose(AttentionConfig& config, const TileChoice& tile) {
+  choose_member(config.warpgroups, tile.warpgroups);
+  choose_member(config.kv_rows, tile.kv_rows);
+  choose_member(config.stages, tile.stages);
+  choose_member(config.q_slots, tile.q_slots);
+  choose_member(config.q_register_dims, tile.q_register_dims);
+  choose_member(config.ping_pong, tile.ping_pong);
+  choose_member(config.overlap, tile.overlap);
+  choose_member(config.stage_output, tile.stage_output);
+  choose_member(config.cache_hints, tile.cache_hints);
+}
+
 }  // namespace
 
 std::string sm90_layout_refusal(const Problem& problem, Array array) {
@@ -208,7 +244,13 @@ std::string sm90_forward_refusal(const Problem& problem, const Gpu& gpu) {
   }
   const DType o = problem.arrays[Array::kO].dtype;
   if (o != problem.dtype && o != DType::kFloat32) return sentence("does not write ", name(o));
-  if (sm90_max_q_blocks(problem, sm90_forward_config(problem)) > kMaxCount) {
+  const AttentionConfig config = sm90_forward_config(problem);
+  if (problem.tile.given() && !config.valid()) {
+    return sentence("a tile of ", config.q_rows(), " x ", config.kv_rows, " with ", config.stages,
+                    " stages and ", config.num_q_slots(), " slots of Q, ", config.shared_bytes(),
+                    " bytes of shared memory, is none that its kernel can have");
+  }
+  if (sm90_max_q_blocks(problem, config) > kMaxCount) {
     return "counts blocks of queries in 31 bits";
   }
   return "";
@@ -216,7 +258,6 @@ std::string sm90_forward_refusal(const Problem& problem, const Gpu& gpu) {
 
 AttentionConfig sm90_forward_config(const Problem& problem) {
   AttentionConfig config = options_of(problem);
-  const bool is_short = !problem.batch_invariant && max(problem.max_q, problem.max_kv) <= kShort;
   const bool fills_one_tile = !problem.batch_invariant && problem.max_q <= 64;
   const bool per_pair = config.has_pair_terms() || config.dropout;
   const i32 widest = max(AttentionConfig::chunked(config.d_qk), config.d_v);
@@ -228,9 +269,9 @@ AttentionConfig sm90_forward_config(const Problem& problem) {
   } else if (per_pair && widest <= 192) {
     set_tile(config, 2, 64, 2, 2);
   } else if (widest <= 64) {
-    set_tile_64(config, is_short, fits_at_once(problem, config, 2));
+    set_tile_64(config, is_short(problem), fits_at_once(problem, config, 2));
   } else if (widest <= 128) {
-    set_tile_128(config, is_short, fits_at_once(problem, config, 2));
+    set_tile_128(config, is_short(problem), fits_at_once(problem, config, 2));
   } else if (widest <= 192 && config.d_v <= 128) {
     set_tile(config, 2, 112, 2, 2);
   } else if (widest <= 192) {
@@ -238,6 +279,7 @@ AttentionConfig sm90_forward_config(const Problem& problem) {
   } else {
     set_tile_256(config);
   }
+  choose(config, chosen_tile(problem));
   leave_out(config, problem);
   return config;
 }
@@ -280,6 +322,8 @@ size_t sm90_num_key_ranges(const Problem& problem, const AttentionConfig& config
 }
 
 i32 sm90_heads_per_group(const Problem& problem, const Gpu& gpu) {
+  const i32 chosen = chosen_tile(problem).heads_per_group;
+  if (chosen != TileChoice::kOfTable) return chosen;
   const bool masked = has_upper_limit(problem.mask) || has_lower_limit(problem.mask);
   if (!masked && !reads_sequences(problem) && problem.max_kv > kShort) return 1;
   const i64 rows = problem.packed || !reads_sequences(problem)

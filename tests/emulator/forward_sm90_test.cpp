@@ -35,6 +35,7 @@ void PrintTo(const ForwardCase& forward_case, std::ostream* out) { *out << forwa
 
 constexpr IntervalMask kCausal{.causal = true};
 constexpr IntervalMask kWindow{.causal = true, .window_left = 70};
+constexpr IntervalMask kWideWindow{.causal = true, .window_left = 200};  // with full blocks
 constexpr IntervalMask kTwoSided{.window_left = 40, .window_right = 90};
 constexpr IntervalMask kPrefix{.causal = true, .prefix = 100};
 constexpr IntervalMask kChunk{.causal = true, .chunk = 96};
@@ -167,6 +168,8 @@ INSTANTIATE_TEST_SUITE_P(
                       ForwardCase{"CausalOutlier", &kD64Causal, {500, 500}, kCausal, 100},
                       ForwardCase{"Prefix", &kD64Prefix, {257, 320}, kPrefix},
                       ForwardCase{"Window", &kD64Window, {400, 450, 2, 1}, kWindow},
+                      ForwardCase{"WideWindow", &kD64Window, {200, 450, 2, 1}, kWideWindow},
+                      ForwardCase{"WideWindowSumGrew", &kD64Chunk, {130, 400}, kWideWindow, 5},
                       ForwardCase{"OneStage", &kD64OneStage, {320, 255}, kTwoSided},
                       ForwardCase{"Chunk", &kD64Chunk, {193, 257, 2, 1}, kChunk},
                       ForwardCase{"Half", &kD64Half, {191, 320}, kCausal}),

@@ -22,12 +22,13 @@ namespace fulmen::test {
 namespace {
 
 using ::testing::AllOf;
+using ::testing::AnyOf;
 using ::testing::HasSubstr;
 
 // What the emulator says of a block of 128 threads.
-std::string complaint(i32 shared_bytes, const std::function<void()>& kernel) {
+std::string complaint(i32 shared_bytes, const std::function<void()>& kernel, u32 seed = 1) {
   try {
-    emulator::launch({.blocks = 1, .threads = 128, .shared_bytes = shared_bytes, .seed = 1},
+    emulator::launch({.blocks = 1, .threads = 128, .shared_bytes = shared_bytes, .seed = seed},
                      kernel);
   } catch (const emulator::Error& error) {
     return error.what();
@@ -35,7 +36,9 @@ std::string complaint(i32 shared_bytes, const std::function<void()>& kernel) {
   return "nothing";
 }
 
-std::string complaint(const std::function<void()>& kernel) { return complaint(4096, kernel); }
+std::string complaint(const std::function<void()>& kernel, u32 seed = 1) {
+  return complaint(4096, kernel, seed);
+}
 
 // 8 rows of 64.
 TensorMap map_of(std::vector<u16>& array) {
@@ -111,6 +114,34 @@ TEST(Misuse, Mbarriers) {
                 ptx::mbarrier_arrive(barrier);
               }),
               HasSubstr("more than 1 arrivals in one phase"));
+}
+
+// Whether the waiting warp comes before the second arrival, between both or late is the schedule's.
+TEST(Misuse, WaitForAPhaseTwoBehind) {
+  constexpr const char* kLate =
+      "waits for phase 0 of the mbarrier at shared address 1024, which is two behind: phase 2 has "
+      "begun, and parity 0 no longer means that";
+  const auto said = [](u32 seed, bool heeded) {
+    return complaint(
+        [=] {
+          const u32 barrier = ptx::dynamic_shared();
+          if (ptx::thread_index() == 0) ptx::mbarrier_init(barrier, 1);
+          ptx::block_sync();
+          if (ptx::thread_index() == 0) ptx::mbarrier_arrive(barrier);
+          if (ptx::thread_index() / 32 == 1) ptx::mbarrier_wait(barrier, 0);
+          if (heeded) ptx::block_sync();
+          if (ptx::thread_index() == 0) ptx::mbarrier_arrive(barrier);
+        },
+        seed);
+  };
+  bool found = false;
+  for (u32 seed = 1; seed <= 20; ++seed) {
+    EXPECT_EQ(said(seed, true), "nothing");
+    const std::string rash = said(seed, false);
+    EXPECT_THAT(rash, AnyOf("nothing", HasSubstr(kLate)));
+    found |= rash != "nothing";
+  }
+  EXPECT_TRUE(found);
 }
 
 TEST(Misuse, NamedBarrierForDifferentNumbersOfThreads) {

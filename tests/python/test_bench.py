@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from fulmen.cli import bench
-from fulmen.cli.benchmark import fma_peak, machine, page, peers_other, timing
+from fulmen.cli.benchmark import cells, fma_peak, machine, page, peers_other, reference, timing
 from fulmen.cli.benchmark.cells import GRIDS, Cell
 from fulmen.cli.benchmark.reference import Truth
 from fulmen.cli.benchmark.sides import MissingError, NaiveNumpy, Side, Tensors
@@ -108,6 +108,28 @@ def test_the_truth_is_attention_and_sees_an_error(op: str, kv_heads: int) -> Non
     assert math.isnan(truth.error(tuple(wrong)))
 
 
+@pytest.mark.parametrize("option", ["window", "documents"])
+def test_the_truth_knows_windows_and_documents(
+    option: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import fulmen
+
+    monkeypatch.setattr(cells, "DOCUMENT", 8)
+    for module in (cells, reference):
+        monkeypatch.setattr(module, "WINDOW", 5)
+    cell = Cell("test", "forward", "float64", 1, 2, 2, 40, 8, True, option=option)
+    t = tensors(cell)
+    seen = (
+        {"window": (5, 0)}
+        if option == "window"
+        else {"mask": fulmen.masks.documents([i // 8 for i in range(40)])}
+    )
+    o = fulmen.attention(t.q, t.k, t.v, causal=True, **seen)
+    assert Truth(cell, t, np).error((o,)) < 1e-12
+    pairs = sum(min(i, 5) + 1 for i in range(40)) if option == "window" else 5 * 8 * 8 / 2
+    assert cell.flops == 4 * 2 * pairs * 8
+
+
 def test_the_naive_way_is_right_too() -> None:
     t = tensors(CELL)
     answer = NaiveNumpy().answer(CELL, t)
@@ -162,11 +184,17 @@ def test_the_budget_ends_a_grid(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_grids_are_what_the_documentation_says() -> None:
-    cells = list(GRIDS["forward"].cells(None, None, None))
-    assert len(cells) == 36
-    assert {c.batch * c.rows for c in cells} == {16384}
-    assert {c.heads * c.dim for c in cells} == {2048}
+    forward = list(GRIDS["forward"].cells(None, None, None))
+    assert len(forward) == 36
+    assert {c.batch * c.rows for c in forward} == {16384}
+    assert {c.heads * c.dim for c in forward} == {2048}
     assert {c.op for c in GRIDS["backward"].cells(None, None, None)} == {"backward"}
+    options = list(GRIDS["options"].cells(None, None, None))
+    assert {c.option for c in options} == {"", "window", "packed", "grouped", "documents"}
+    (packed,) = (c for c in options if c.option == "packed")
+    assert len(packed.lengths) == 16
+    assert max(packed.lengths) == 4096
+    assert {c.dim for c in GRIDS["options"].cells([4096], None, "float16")} == {64, 128, 256}
     cell = Cell("x", "forward", "bfloat16", 1, 2, 2, 10, 4, False)
     assert cell.flops == 4 * 2 * 100 * 4
     assert cell.array_bytes == 4 * 2 * 10 * 4 * 2

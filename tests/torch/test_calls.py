@@ -185,6 +185,27 @@ BAD: dict[str, tuple[Any, type[Exception], str]] = {
     "complex": (lambda q, k, v: fulmen.attention(q + 0j, k + 0j, v + 0j), TypeError, "q"),
     "mixed dtypes": (lambda q, k, v: fulmen.attention(q, k.half(), v), TypeError, "k"),
     "sparse": (lambda q, k, v: fulmen.attention(q.to_sparse(), k, v), fulmen.Error, "q"),
+    "float8": (
+        lambda *x: fulmen.attention(*(y.to(torch.float8_e4m3fn) for y in x)),
+        TypeError,
+        "q has dtype float8_e4m3fn; allowed",
+    ),
+    "numpy bias": (
+        lambda q, k, v: fulmen.attention(q, k, v, bias=torch.zeros(7, 9).numpy()),
+        TypeError,
+        "bias is ndarray",
+    ),
+    "float mask": (
+        lambda q, k, v: fulmen.attention(q, k, v, mask=torch.zeros(7, 9, requires_grad=True)),
+        TypeError,
+        "mask is float32; allowed is bool",
+    ),
+    "slopes with a gradient": (
+        lambda q, k, v: fulmen.attention(q, k, v, alibi_slopes=torch.rand(4, requires_grad=True)),
+        fulmen.UnsupportedError,
+        "alibi_slopes requires grad and gets none",
+    ),
+    "meta k": (lambda q, k, v: fulmen.attention(q, k.to("meta"), v), ValueError, "k is on meta"),
     "numpy k": (lambda q, k, v: fulmen.attention(q, k.numpy(), v), TypeError, "k is ndarray"),
     "axes": (lambda q, k, v: fulmen.attention(q[0], k, v), fulmen.ShapeError, "layout='hsd'"),
     "layout": (lambda q, k, v: fulmen.attention(q, k, v, layout="dbhs"), ValueError, "dbhs"),
@@ -216,9 +237,11 @@ def test_bad_input_is_refused_in_one_sentence(name: str) -> None:
 
 
 def test_nested_tensors_and_block_masks_are_refused_by_name() -> None:
-    jagged = torch.nested.nested_tensor([torch.randn(3, 8)], layout=torch.jagged)
-    with pytest.raises(fulmen.UnsupportedError, match="attention_varlen"):
-        fulmen.attention(jagged, jagged, jagged)
+    for layout in (torch.jagged, torch.strided):
+        nested = torch.nested.nested_tensor([torch.randn(2, 3, 8)], layout=layout)
+        for options in ({}, {"return_lse": True}):
+            with pytest.raises(fulmen.UnsupportedError, match="attention_varlen"):
+                fulmen.attention(nested, nested, nested, **options)
     from torch.nn.attention.flex_attention import create_block_mask
 
     q, k, v = inputs(dtype=torch.float32, grad=False)
@@ -229,13 +252,25 @@ def test_nested_tensors_and_block_masks_are_refused_by_name() -> None:
 
 def test_the_librarys_shortest_calls_name_what_is_missing() -> None:
     x = torch.ones(1, 1, 2, 4)
-    numbers = ready_of(Settings(), False).numbers
-    kept = library().keep_options(*numbers)
+    numbers, layout = ready_of(Settings(), False)
+    kept = library().keep_options(*numbers, layout.rows_before_heads, layout.rank)
     o = torch.empty_like(x)
-    library().attend(kept, -1, 0, x, x, x, o)
+    assert library().attend(kept, -1, x, x, x, o, None) == 0
     assert torch.equal(o, x)
     with pytest.raises(fulmen.DTypeError, match="k is not given"):
-        library().attend(kept, -1, 0, x, None, x, o)
+        library().attend(kept, -1, x, None, x, o, None)
     with pytest.raises(fulmen.DTypeError, match="dv is not given"):
-        library().attend_backward(kept, -1, 0, x, x, x, o, o[..., :2], o, o, o)
+        library().attend_backward(kept, -1, x, x, x, o, o[..., :2], o, o, o)
+    library().drop_options(kept)
+
+
+def test_the_librarys_shortest_call_leaves_an_o_that_is_not_like_q_to_others() -> None:
+    x = torch.ones(1, 1, 2, 4)
+    numbers, layout = ready_of(Settings(), False)
+    kept = library().keep_options(*numbers, layout.rows_before_heads, layout.rank)
+    turned = x.mT.contiguous().mT
+    for q, v in ((x, x[..., :2]), (x[0], x), (x, x[0]), (turned, x)):
+        o = torch.full_like(q, 7.0)
+        assert library().attend(kept, -1, q, x, v, o, None) == 1
+        assert (o == 7.0).all()
     library().drop_options(kept)

@@ -11,18 +11,24 @@ import fulmen
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA GPU")
 RUNS = 200
+DIMS = {"sm90": (64, 128, 192, 256), "sm80": (40, 64, 80, 96, 128, 192, 256, 320, 512)}
 
 
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("dim", [64, 128, 192, 256])
-def test_the_same_bits_in_every_run(dim: int, causal: bool) -> None:
+@pytest.mark.parametrize(
+    ("implementation", "dim"), [(name, dim) for name, dims in DIMS.items() for dim in dims]
+)
+def test_the_same_bits_in_every_run(implementation: str, dim: int, causal: bool) -> None:
+    if implementation == "sm90" and torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("no Hopper GPU")
     q, k, v, do = (torch.randn(1, 40, 1000, dim, device="cuda").bfloat16() for _ in range(4))
     made = fulmen.attention_forward(q, k, v, causal=causal)
 
     def gradients() -> torch.Tensor:
         found = fulmen.attention_backward(
-            do, q, k, v, made.o, made.stats, causal=causal, deterministic=True
-        )
+            do, q, k, v, made.o, made.stats, causal=causal, deterministic=True,
+            implementation=implementation,
+        )  # fmt: skip
         return torch.stack([found.dq, found.dk, found.dv]).view(torch.int16)
 
     first = gradients()

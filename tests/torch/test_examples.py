@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import subprocess
 import sys
@@ -68,6 +69,15 @@ def test_the_rungs_agree(sizes: tuple[int, int], causal: bool) -> None:
     if q_rows <= kv_rows or not causal:  # softmax of a row that sees nothing is NaN
         naive = rung("naive").attention(q, k, v, causal)
         torch.testing.assert_close(chunked, naive, atol=1e-5, rtol=1e-5)
+
+
+def test_the_rungs_stand_in_one_table(tmp_path) -> None:
+    table = tmp_path / "table.jsonl"
+    sizes = ["--rows", "40", "--heads", "2", "--dim", "16", "--seconds", "0.001"]
+    assert rung("compare").main([*sizes, "--causal", "-o", str(table)]) == 0
+    lines = [json.loads(line) for line in table.read_text().splitlines()]
+    assert {"naive", "chunked", "torch"} < {line["rung"] for line in lines}
+    assert all(line["max_error"] < 1e-5 for line in lines)
 
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="no triton")

@@ -1,56 +1,19 @@
 # SPDX-FileCopyrightText: fulmen contributors
 # SPDX-License-Identifier: Apache-2.0
-"""FlashAttention's names: the parameter grids of its public tests, against plain torch."""
+"""FlashAttention's names: every form is the plain one; test_flash_grids.py has its grids."""
 
 from __future__ import annotations
 
 import importlib
 import importlib.metadata
-import itertools
-import random
 from typing import Any
 
 import pytest
 import torch
-from conftest import IS_FULL
-from reference import inputs, reference
 
 import fulmen
 from fulmen.compat import bert_padding, flash_attn_3
 from fulmen.compat import flash_attn as fa2
-
-# The grid of FA2's test_flash_attn_output: sizes (q, k), heads, options.
-SIZES = [(113, 203), (128, 217), (113, 211), (108, 256), (256, 128), (1, 147), (3, 1), (33, 33)]
-GRID = list(
-    itertools.product(
-        SIZES, [32, 40, 59, 64, 96, 111, 128, 160, 192, 224, 256], ["mha", "mqa", "gqa"],
-        [False, True], [False, True], [False, True], [0.0, 15.0],
-    )
-)  # fmt: skip
-CASES = GRID if IS_FULL else random.Random(0).sample(GRID, 24)
-
-
-@pytest.mark.parametrize(("size", "dim", "heads", "causal", "local", "alibi", "softcap"), CASES)
-def test_the_grid(size, dim, heads, causal, local, alibi, softcap) -> None:
-    q_rows, kv_rows = size
-    kv_heads = {"mha": 6, "mqa": 1, "gqa": 3}[heads]
-    q, k, v = inputs(1, 6, kv_heads, q_rows, kv_rows, dim, dim)
-    slopes = torch.rand(6, dtype=torch.float64) * 0.3 if alibi else None
-    window = (17, 5) if local else (-1, -1)
-    found, lse, probabilities = fa2.flash_attn_func(
-        q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), causal=causal, window_size=window,
-        softcap=softcap, alibi_slopes=slopes, return_attn_probs=True,
-    )  # fmt: skip
-    options: dict[str, Any] = {"causal": causal, "softcap": softcap, "alibi_slopes": slopes}
-    if local:
-        options["window"] = (17, 0 if causal else 5)
-    expected, expected_lse = reference(q, k, v, **options)
-    assert probabilities is None
-    torch.testing.assert_close(found.transpose(1, 2), expected)
-    torch.testing.assert_close(lse, expected_lse)
-    do = torch.randn_like(expected)
-    ours = torch.autograd.grad(found, (q, k, v), do.transpose(1, 2))
-    torch.testing.assert_close(ours, torch.autograd.grad(expected, (q, k, v), do))
 
 
 def test_packed_forms_are_the_plain_one() -> None:

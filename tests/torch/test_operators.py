@@ -53,18 +53,11 @@ def test_opcheck(name: str) -> None:
         torch.library.opcheck(operators.attention, (*args, outputs))
     with torch.no_grad():
         o, _, stats = operators.attention(*args, 3)
-    torch.library.opcheck(
-        operators.attention_backward,
-        (
-            torch.randn_like(o),
-            None,
-            o,
-            stats,
-            *args,
-            [True, True, True, "bias" in arrays, "sinks" in arrays],
-        ),
-        test_utils=("test_schema", "test_faketensor", "test_autograd_registration"),
-    )
+    need = [True, True, True, "bias" in arrays, "sinks" in arrays]
+    given = (torch.randn_like(o), None, o, stats, *args, need)
+    checks = ("test_schema", "test_faketensor", "test_autograd_registration")
+    for operator in (operators.attention_backward, operators.attention_batched_backward):
+        torch.library.opcheck(operator, given, test_utils=checks)
 
 
 def test_opcheck_of_packed_out_and_merge() -> None:

@@ -15,6 +15,6 @@ Second derivatives and forward mode are composed from a dense formula over a few
 
 from __future__ import annotations
 
-from .calls import attention, attention_varlen, merge
+from .calls import attention, merge
 
-__all__ = ["attention", "attention_varlen", "merge"]
+__all__ = ["attention", "merge"]

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..errors import ArgumentError, DTypeError, UnsupportedError
+from ..errors import ArgumentError, UnsupportedError
 from . import autograd, guards, merging, operators
 from .eager import eager_attention, remembered
 from .kernels import O_ONLY, WITH_LSE, WITH_STATS
@@ -23,13 +23,13 @@ from .settings import (
     DIFFERENTIABLE,
     Arrays,
     Settings,
+    check_addends,
+    checked,
     rng_of,
     settings_of,
     split_mask,
     tensor_of,
 )
-
-_FLOATING = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 
 def attention(
@@ -64,7 +64,10 @@ def attention(
     max_q: Any = None,
     max_kv: Any = None,
 ) -> Any:
-    """o, or (o, lse): `fulmen.attention` and, with cu_q and cu_kv, `fulmen.attention_varlen`."""
+    """o, or (o, lse): `fulmen.attention` and, with cu_q and cu_kv, `fulmen.attention_varlen`.
+
+    The public signatures hold the defaults.
+    """
     if type(window) is list:
         window = tuple(window)
     if (
@@ -78,6 +81,8 @@ def attention(
             deterministic or guards.is_deterministic(), batch_invariant, precision,
         )  # fmt: skip
         return plain_attention(plain_calls.get(chosen) or plain_call(chosen), q, k, v)
+    if not (bias is alibi_slopes is sinks is None):
+        check_addends(bias, alibi_slopes, sinks)
     deterministic = deterministic or torch.are_deterministic_algorithms_enabled()
     if stream is not None:
         raise UnsupportedError(
@@ -120,50 +125,6 @@ def attention(
     return eager_attention(arrays, settings, ready, return_lse)
 
 
-def attention_varlen(
-    q: Any,
-    k: Any,
-    v: Any,
-    cu_q: Any,
-    cu_kv: Any,
-    *,
-    return_lse: bool = False,
-    out: Any = None,
-    out_dtype: Any = None,
-    scale: Any = None,
-    causal: Any = False,
-    alignment: Any = "bottom_right",
-    window: Any = None,
-    mask: Any = None,
-    bias: Any = None,
-    alibi_slopes: Any = None,
-    softcap: Any = 0.0,
-    sinks: Any = None,
-    q_lengths: Any = None,
-    kv_lengths: Any = None,
-    max_q: Any = None,
-    max_kv: Any = None,
-    dropout_p: Any = 0.0,
-    rng: Any = None,
-    layout: Any = "shd",
-    backend: Any = "auto",
-    implementation: Any = "auto",
-    deterministic: Any = False,
-    batch_invariant: Any = False,
-    precision: Any = "float32",
-    stream: Any = None,
-) -> Any:
-    """`fulmen.attention_varlen`."""
-    if cu_q is None or cu_kv is None:
-        raise ArgumentError("cu_q and cu_kv are both needed for packed sequences")
-    return attention(
-        q, k, v, scale, causal, alignment, window, mask, bias, alibi_slopes, softcap, sinks,
-        q_lengths, kv_lengths, dropout_p, rng, layout, return_lse, out, out_dtype, backend,
-        implementation, deterministic, batch_invariant, precision, stream, cu_q, cu_kv, max_q,
-        max_kv,
-    )  # fmt: skip
-
-
 def merge(
     parts: Sequence[Any], *, sinks: Any = None, layout: str = "bhsd", out_dtype: Any = None
 ) -> tuple[Tensor, Tensor]:
@@ -181,7 +142,7 @@ def merge(
 
 
 def _by_operator(arrays: Arrays, settings: Settings, return_lse: bool, out: Any) -> Any:
-    _checked(arrays)
+    checked(arrays)
     if out is not None:
         return _into(arrays, settings, return_lse, out)
     if guards.is_transformed():
@@ -208,30 +169,9 @@ def _into(arrays: Arrays, settings: Settings, return_lse: bool, out: Any) -> Any
     return (out, lse) if return_lse else out
 
 
-def _checked(arrays: tuple[Any, ...]) -> None:
-    """Refuses what no operator takes, with the nearest call that works."""
-    for x, name in zip(arrays[:3], "qkv"):
-        if not isinstance(x, Tensor):
-            raise DTypeError(
-                f"{name} is {type(x).__name__} and q is a tensor; torch.as_tensor({name}) is one"
-            )
-        if x.is_nested:
-            raise UnsupportedError(
-                f"{name} is a nested tensor; fulmen.attention_varlen takes its values() and, as "
-                "cu_q and cu_kv, its offsets()"
-            )
-        if x.layout != torch.strided:
-            raise UnsupportedError(f"{name} is sparse; {name}.to_dense() is not")
-        if x.dtype not in _FLOATING:
-            raise DTypeError(
-                f"{name} has dtype {str(x.dtype)[6:]}; allowed are float64, float32, float16, "
-                "bfloat16"
-            )
-
-
 def _autocast(device: str, q: Any, k: Any, v: Any, bias: Any) -> tuple[Any, Any, Any, Any]:
     """q, k and v in autocast's dtype, as torch's own attention has them; lse stays float32."""
-    _checked((q, k, v))
+    checked((q, k, v))
     if torch.float64 in (q.dtype, k.dtype, v.dtype):
         return q, k, v, bias
     dtype = torch.get_autocast_dtype(device)

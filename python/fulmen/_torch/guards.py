@@ -79,7 +79,13 @@ def is_backward_watched(do: Any) -> bool:
 
 def are_plain(q: Any, k: Any, v: Any) -> bool:
     """Whether the three are tensors without a subclass of their own, q in memory that we reach."""
-    return type(q) in _PLAIN and type(k) in _PLAIN and type(v) in _PLAIN and (q.is_cpu or q.is_cuda)
+    return (
+        type(q) in _PLAIN
+        and type(k) in _PLAIN
+        and type(v) in _PLAIN
+        and (q.is_cpu or q.is_cuda)
+        and not (q.is_nested or k.is_nested or v.is_nested)
+    )
 
 
 def take_the_shortest_way(q: Any, k: Any, v: Any) -> bool:

@@ -21,7 +21,7 @@ from ..kinds import CURRENT_STREAM
 from . import guards
 from .eager import gradients_of
 from .kernels import O_ONLY, STATS_ONLY, like, lse_like, ready_of, run_forward
-from .settings import NUM_ARRAYS, settings_of
+from .settings import NUM_ARRAYS, checked, settings_of
 
 _NO_MORE = (None,) * (NUM_ARRAYS - 3)
 _MOST_CALLS = 1024
@@ -32,47 +32,39 @@ class PlainCall:
     """One combination of options, which the library keeps: what a call says before its arrays."""
 
     __slots__ = (
-        *("__weakref__", "backward", "before", "forward", "is_common", "rank", "ready"),
-        "settings",
+        *("__weakref__", "backward", "before", "forward", "is_common", "ready", "settings"),
     )
 
     def __init__(self, *keywords: Any) -> None:
         self.settings = settings_of(*keywords)
         self.ready = numbers, layout = ready_of(self.settings, False)
-        self.rank = layout.rank
         self.is_common = layout.name == "bhsd"
         found = library()
         self.forward, self.backward = found.attend, found.attend_backward
-        options = found.keep_options(*numbers)
+        options = found.keep_options(*numbers, layout.rows_before_heads, layout.rank)
         weakref.finalize(self, found.drop_options, options).atexit = False
-        self.before = options, CURRENT_STREAM, layout.rows_before_heads
+        self.before = options, CURRENT_STREAM
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, with_stats: bool) -> tuple[Tensor, Any]:
         """o and, where asked for, stats."""
         if not q.is_cpu:
             announce()
-        if (
-            (q.is_contiguous() or q.stride(-1) == 1)
-            and q.dim() == self.rank
-            and q.size(-1) == v.size(-1)
-            and not (q.is_neg() or k.is_neg() or v.is_neg())
-        ):
-            o, stats = torch.empty_like(q), None
-            try:
-                if not with_stats:
-                    self.forward(*self.before, q, k, v, o)
-                    return o, None
-                if self.is_common and q.dtype is torch.float32:
-                    stats = q.new_empty(q.size(0), q.size(1), q.size(2), 2)
-                else:
-                    stats = lse_like(q, self.settings.layout, 2)
-                self.forward(*self.before, q, k, v, o, stats)
-                return o, stats
-            except Exception:
-                pass  # the long way says it in one sentence
+        try:
+            if not (q.is_neg() or k.is_neg() or v.is_neg()):
+                o, stats = torch.empty_like(q), self._stats_of(q) if with_stats else None
+                if self.forward(*self.before, q, k, v, o, stats) == 0:
+                    return o, stats
+        except Exception:
+            pass  # the long way says it in one sentence
+        checked((q, k, v))
         outputs = STATS_ONLY if with_stats else O_ONLY
         o, _, stats = run_forward((q, k, v, *_NO_MORE), self.settings, outputs, None, self.ready)
         return o, stats
+
+    def _stats_of(self, q: Tensor) -> Tensor:
+        if self.is_common and q.dtype is torch.float32:
+            return q.new_empty(q.size(0), q.size(1), q.size(2), 2)
+        return lse_like(q, self.settings.layout, 2)
 
     def gradients(self, q: Tensor, k: Tensor, v: Tensor, o: Any, stats: Any, do: Tensor) -> Any:
         """(dq, dk, dv), or None where the long way must say what is wrong."""

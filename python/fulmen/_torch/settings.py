@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 
 from .. import options
-from ..errors import ArgumentError, DTypeError
+from ..errors import ArgumentError, DTypeError, UnsupportedError
 
 
 class Arrays(NamedTuple):
@@ -130,6 +131,50 @@ def settings_of(
         torch_dtype(out_dtype),
         precision,
     )
+
+
+FLOATING = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+
+
+def checked(arrays: Sequence[Any]) -> None:
+    """Refuses q, k and v that no operator takes, with the nearest call that works."""
+    for x, name in zip(arrays[:3], "qkv"):
+        _check_is_tensor(x, name)
+        if x.is_nested:
+            raise UnsupportedError(
+                f"{name} is a nested tensor; fulmen.attention_varlen takes its values() and, as "
+                "cu_q and cu_kv, its offsets()"
+            )
+        if x.dtype not in FLOATING:
+            raise DTypeError(
+                f"{name} has dtype {str(x.dtype)[6:]}; allowed are float64, float32, float16, "
+                "bfloat16"
+            )
+        if x.layout != torch.strided:
+            raise UnsupportedError(f"{name} has layout {x.layout}; {name}.to_dense() is strided")
+        if x.device != arrays[0].device:
+            raise ArgumentError(
+                f"{name} is on {x.device} and q on {arrays[0].device}; {name}.to(q.device) is there"
+            )
+
+
+def check_addends(bias: Any, alibi_slopes: Any, sinks: Any) -> None:
+    """Refuses what is no tensor, and slopes that wait for a gradient."""
+    for x, name in ((bias, "bias"), (alibi_slopes, "alibi_slopes"), (sinks, "sinks")):
+        if x is not None:
+            _check_is_tensor(x, name)
+    if alibi_slopes is not None and alibi_slopes.requires_grad and torch.is_grad_enabled():
+        raise UnsupportedError(
+            "alibi_slopes requires grad and gets none; alibi_slopes.detach() is constant, and the "
+            "same term as bias= has a gradient"
+        )
+
+
+def _check_is_tensor(x: Any, name: str) -> None:
+    if not isinstance(x, Tensor):
+        raise DTypeError(
+            f"{name} is {type(x).__name__} and q is a tensor; torch.as_tensor({name}) is one"
+        )
 
 
 def torch_dtype(dtype: Any) -> Any:

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: fulmen contributors
 # SPDX-License-Identifier: Apache-2.0
-"""Owners of GPU memory for the cases: PyTorch, CuPy and JAX, whichever is there.
+"""Owners of GPU memory for the cases: PyTorch, CuPy and JAX, whichever is there; the emulator.
 
 Each makes arrays from NumPy's, keeps strides where it has them, and runs on a stream of its own
 (PyTorch and CuPy: a new one; JAX: whatever it lends). Memory for results is full of NaN before the
@@ -18,9 +18,8 @@ from typing import Any
 import numpy as np
 
 from .arrays import Array
+from .emulator import Emulated
 from .placement import OnGpu
-
-NAMES = ("torch", "cupy", "jax")
 
 
 class Torch:
@@ -163,16 +162,13 @@ class Jax:
         return np.array(x)
 
 
-OWNERS = {"torch": Torch, "cupy": Cupy, "jax": Jax}
+PACKAGES = {owner.name: owner for owner in (Torch, Cupy, Jax)}
+OWNERS = {**PACKAGES, Emulated.name: Emulated}
 
 
 @lru_cache(maxsize=4)
 def owner(name: str) -> Any:
     """The owner with this name; it lives as long as the process."""
-    if name == "emulated":
-        from .emulator import Emulated
-
-        return Emulated()
     return OWNERS[name]()
 
 
@@ -183,12 +179,12 @@ def placed(name: str) -> OnGpu:
 
 def available() -> list[str]:
     """Which owners are installed; whether they see a GPU shows when they are made."""
-    return [name for name in NAMES if find_spec(name) is not None]
+    return [name for name in PACKAGES if find_spec(name) is not None]
 
 
 def is_lost(name: str) -> bool:
     """Whether a kernel broke the GPU's context of this process: every later call would fail."""
-    if name not in NAMES:
+    if name not in PACKAGES:
         return False
     try:
         return bool((owner(name).get(owner(name).contiguous(np.ones(1))) != 1).any())

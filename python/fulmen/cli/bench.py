@@ -66,8 +66,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of the command."""
     add = parser.add_argument
     add("--grid", choices=tuple(GRIDS), action="append",
-        help="forward, backward, training, float32, small (GPU), cpu; default: forward where a GPU "
-        "is, else cpu")  # fmt: skip
+        help="forward, options, backward, training, float32, small (GPU), cpu; default: forward "
+        "where a GPU is, else cpu")  # fmt: skip
     add("--backend", choices=("auto", "cpu", "cuda"), default="auto", help="of the default grid")
     add("--rows", type=int, nargs="+", metavar="S", help="these sequence lengths")
     add("--dims", type=int, nargs="+", metavar="D", help="these head dims")
@@ -84,12 +84,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--seconds", type=float, default=math.inf, metavar="T", help="begin no cell after T seconds"
     )
+    add("--tune", type=Path, metavar="FILE", help="instead of a grid: search tiles of the Hopper "
+        "forward for --rows and --dims, and write the table of plans (src/plan)")  # fmt: skip
     add("-o", "--output", type=Path, metavar="FOLDER",
-        help="write DATE-GRID-CARD.jsonl and .html there")  # fmt: skip
+        help="write DATE-GRID-CARD.jsonl and .html there; the name also carries "
+        "--implementation and --precision")  # fmt: skip
 
 
 def main(arguments: argparse.Namespace, output: Output) -> int:
     """The command."""
+    if arguments.tune is not None:
+        return _tune(arguments, output)
     names = arguments.grid or [_default_grid(arguments.backend)]
     records: list[dict[str, Any]] = []
     start = time.perf_counter()
@@ -109,7 +114,8 @@ def main(arguments: argparse.Namespace, output: Output) -> int:
             output.line(line)
         _table(found, output)
         if arguments.output is not None and found:
-            _write(arguments.output, name, found, output)
+            named = (*(arguments.implementation or ()), *(arguments.precision or ()))
+            _write(arguments.output, "-".join((name, *named)), found, output)
         records += found
     if output.as_json:
         output.json(records)
@@ -123,6 +129,16 @@ def _default_grid(backend: str) -> str:
     if backend == "auto":
         backend = "cuda" if fulmen.gpu_info()["devices"] else "cpu"
     return "cpu" if backend == "cpu" else "forward"
+
+
+def _tune(arguments: argparse.Namespace, output: Output) -> int:
+    gpu = next(iter(fulmen.gpu_info()["devices"]), {"arch": "no GPU"})
+    if gpu["arch"] != "sm_90a":
+        raise BadInputError(f"--tune searches tiles of Hopper's kernels; here is {gpu['arch']}")
+    from .benchmark.tune import tune
+
+    a = arguments
+    return tune(a.tune, a.rows, a.dims, a.rounds, a.seconds, output)
 
 
 class Bench:
@@ -184,9 +200,7 @@ class Bench:
             return
         asked = [side for side in self.sides if isinstance(side, Fulmen)]
         with suppress(fulmen.Error):
-            fulmen.warmup(
-                side.problem(cell) for cell in cells for side in asked if cell.option != "packed"
-            )
+            fulmen.warmup(side.problem(cell) for cell in cells for side in asked)
 
     def run(self, cell: Cell) -> list[dict[str, Any]]:
         """The records of a cell: a row a side."""
@@ -283,11 +297,11 @@ def _table(records: list[dict[str, Any]], output: Output) -> None:
     output.table(titles, rows, lambda row: ACCEPTABLE if row[7] == "fulmen" else "")
 
 
-def _write(folder: Path, grid: str, records: list[dict[str, Any]], output: Output) -> None:
-    path = write_lines(folder, grid, records)
+def _write(folder: Path, name: str, records: list[dict[str, Any]], output: Output) -> None:
+    path = write_lines(folder, name, records)
     one = records[0]
     told = ", ".join(f"{name} {version}" for name, version in one["versions"].items())
     note = f"{one['card']}, {one['date']}, commit {one['commit']}; {told}"
-    text = page(records, f"fulmen bench: {grid}", note)
+    text = page(records, f"fulmen bench: {name}", note)
     path.with_suffix(".html").write_text(text, encoding="utf-8")
     output.line(f"written: {path} and {path.with_suffix('.html').name}")

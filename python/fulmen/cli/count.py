@@ -2,9 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the kernels of a call do, counted by the emulator, beside the IO model of the papers.
 
-Called by explain. The model is exact attention with a small fast memory (FlashAttention,
-arXiv:2205.14135, section 3.2): the naive way writes scores and weights and reads both back, the
-tiled one reads K and V again for each tile of queries.
+Called by explain.
 """
 
 from __future__ import annotations
@@ -17,10 +15,10 @@ import numpy as np
 import fulmen
 from fulmen.kinds import named_dtype
 
+from . import io_model
 from .output import BadInputError, Output, bytes_text
 
 MOST_FLOPS = 1e10  # the emulator takes about a second for 1e8
-SCORE_BYTES = 4
 COUNTED = (
     *("products", "product_flops", "exponentials", "conversions"),
     *("barrier_waits", "shuffles"),
@@ -92,29 +90,16 @@ def _run(shapes: Any, dtype: str, options: dict[str, Any], operation: str) -> di
 def _model(
     shapes: Any, dtype: str, options: dict[str, Any], e: fulmen.Explanation
 ) -> dict[str, int]:
-    """Of the forward pass; nothing of the backward pass."""
-    if e["operation"] != "forward":
-        return {}
     order = (0, 2, 1, 3) if options["layout"] == "bshd" else (0, 1, 2, 3)
     q, k, v = (tuple(shape[axis] for axis in order) for shape in shapes)
-    size = np.dtype(named_dtype(dtype)).itemsize
-    once = size * (prod(q) + prod(q[:3]) * v[3])  # Q and O
-    keys = size * (k[3] + v[3])  # a row of K and of V
-    found = {"naive": once + keys * prod(k[:3]) + 4 * SCORE_BYTES * e["pairs"]}
-    if e["tile"]:
-        rows, columns = e["tile"]["rows"], e["tile"]["columns"]
-        seen = sum(
-            _keys_seen(min(first + rows, q[2]), q[2], k[2], columns, options["causal"])
-            for first in range(0, q[2], rows)
-        )
-        found["tiled"] = once + keys * seen * q[0] * q[1]
+    call = io_model.Call(
+        q_rows=q[2], kv_rows=k[2], heads=prod(q[:2]), kv_heads=prod(k[:2]), dim=q[3], dim_v=v[3],
+        size=np.dtype(named_dtype(dtype)).itemsize, pairs=e["pairs"], causal=options["causal"],
+    )  # fmt: skip
+    found = {"naive": io_model.naive(call, e["operation"])}
+    if tile := e["tile"]:
+        found["tiled"] = io_model.tiled(call, e["operation"], tile["rows"], tile["columns"])
     return found
-
-
-def _keys_seen(row: int, q_rows: int, kv_rows: int, columns: int, causal: bool) -> int:
-    """Keys that a tile of queries reads which ends before `row`, in whole tiles of columns."""
-    end = min(kv_rows, max(row + kv_rows - q_rows, 0)) if causal else kv_rows
-    return min(-(-end // columns) * columns, kv_rows)
 
 
 def report(found: dict[str, Any], output: Output) -> None:

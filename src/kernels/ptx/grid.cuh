@@ -35,6 +35,11 @@ inline F32x4 load_l2_x4(const float* pointer) {
                : "memory");
   return x;
 }
+inline float load_l2(const float* pointer) {
+  float x;
+  asm volatile("ld.global.cg.f32 %0, [%1];" : "=f"(x) : "l"(pointer) : "memory");
+  return x;
+}
 inline void store_l2_x4(float* pointer, F32x4 x) {
   asm volatile("st.global.cg.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(pointer), "f"(x.word[0]),
                "f"(x.word[1]), "f"(x.word[2]), "f"(x.word[3])
@@ -53,6 +58,17 @@ inline u32 atomic_add(u32* pointer, u32 x) {
 inline void announce(u32* counter) {
   asm volatile("fence.acq_rel.gpu;\nred.release.gpu.global.add.u32 [%0], 1;" ::"l"(counter)
                : "memory");
+}
+
+// fence.acq_rel.gpu, then atom.acq_rel.gpu.add: returns how many came before, whose work is then
+// seen, and leaves this thread's to those that come after.
+inline u32 count_arrival(u32* counter) {
+  u32 before;
+  asm volatile("fence.acq_rel.gpu;\natom.acq_rel.gpu.global.add.u32 %0, [%1], 1;"
+               : "=r"(before)
+               : "l"(counter)
+               : "memory");
+  return before;
 }
 
 // ld.acquire.gpu in a loop: returns once the counter has reached `count`.

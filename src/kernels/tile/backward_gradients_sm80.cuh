@@ -77,7 +77,7 @@ struct BackwardGradientsSm80 {
         for (i32 i = 0; i < kConfig.dq_dims / 2; i += 4) {
           const float (&x)[kConfig.dq_dims / 2] = dQ[t];
           float* const at = to + Order::index(0, t, i, 0);
-          if constexpr (kConfig.wide_stores) {
+          if constexpr (kConfig.hopper) {
             ptx::reduce_add_x4(at, x[i], x[i + 1], x[i + 2], x[i + 3]);
           } else {
 #pragma unroll

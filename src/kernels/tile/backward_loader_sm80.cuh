@@ -37,6 +37,7 @@ struct BackwardLoaderSm80 {
         .start(tiles.k_tile(), first);
     Copy<kConfig.columns, kConfig.d_v>(p.v, offset(p.v), rows, p.dim_v)
         .start(tiles.v_tile(), first);
+    ptx::cp_async_commit();
   }
 
   // The way to the tiles of queries of one head.

@@ -98,9 +98,9 @@ struct BackwardWarpgroup {
     return shared.rows(at) + thread % 4 * 8 + i32(kConfig.has_stats ? kept_row(row) : row) * 4;
   }
 
-  // S^T relative to row_max in huge rows, as lse is. Warps skip steps without one.
-  void lower_huge(Scores& S) const {
-    if constexpr (!kConfig.has_stats) return;
+  // Whether a row of the step at `at` is huge; all warps find the same.
+  bool has_huge() const {
+    if constexpr (!kConfig.has_stats) return false;
     bool is_huge = false;
 #pragma unroll
     for (i32 block = 0; block < kConfig.q_rows; block += kKeptBlock) {
@@ -108,7 +108,12 @@ struct BackwardWarpgroup {
           shared.rows(at) + i32(kept_row(block) + kKeptBlock) * 4 + thread % 32 * 8);
       is_huge = is_huge || row_max.word[0] != 0 || row_max.word[1] != 0;
     }
-    if (!ptx::any(is_huge)) return;
+    return ptx::any(is_huge);
+  }
+
+  // S^T relative to row_max in huge rows, as lse is.
+  void lower_huge(Scores& S) const {
+    if (!has_huge()) return;
     const HugeScores huge(kConfig.maps_scores() ? kLn2 : params.scale);
 #pragma unroll
     for (i32 i = 0; i < kFloats; i += 4) {

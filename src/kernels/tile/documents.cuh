@@ -12,15 +12,17 @@
 #include "kernels/ptx/cp_async.cuh"
 #include "kernels/tile/warp_products.cuh"
 #include "kernels/tile/warp_softmax.cuh"
+#include "kernels/tile/warp_team.cuh"
 
 namespace fulmen {
 
 template <Sm80Config kConfig>
 class Documents {
  public:
-  using Scores = float[kConfig.row_tiles][kConfig.columns / 2];
+  using Scores = float[kConfig.row_tiles][kConfig.warp_columns() / 2];
 
-  // `shared`: ids_bytes() for each stage; `own_shared`: 8 bytes for each of the block's rows.
+  // `shared`: ids_bytes() for each stage; `own_shared`: 8 bytes for each
+  // row of each warp.
   Documents(const Head<kConfig.dtype>& head, i32 first_row, u32 shared, u32 stage_bytes,
             u32 own_shared)
       : head_(head),
@@ -51,10 +53,10 @@ class Documents {
   void find() {
     if constexpr (!kConfig.documents) return;
     const i32 lane = static_cast<i32>(lane_index());
-    const i32 row = static_cast<i32>(warp_index()) * kConfig.warp_rows() + lane;
+    const i32 row = static_cast<i32>(WarpTeam<kConfig>::index()) * kConfig.warp_rows() + lane;
     const bool counts = lane < kConfig.warp_rows() && first_row_ + row < head_.sequence.shape.q_len;
     const i64 id = counts ? row_id(row) : 0;
-    if (lane < kConfig.warp_rows()) store_id(own_ + row * 8, id);
+    if (lane < kConfig.warp_rows()) store_id(own_id(lane), id);
     id_ =
         static_cast<i64>(static_cast<u64>(static_cast<u32>(ptx::shuffle(high_word(id), 0))) << 32 |
                          static_cast<u32>(ptx::shuffle(static_cast<i32>(id), 0)));
@@ -109,20 +111,21 @@ class Documents {
     if constexpr (!kConfig.documents) return;
     if (is_full_) return;
     const u32 lane = lane_index();
+    const i32 first =
+        static_cast<i32>(WarpTeam<kConfig>::member() * kConfig.warp_columns() + 2 * (lane % 4));
     i64 own[kConfig.row_tiles][2];
 #pragma unroll
     for (i32 t = 0; t < kConfig.row_tiles; ++t) {
 #pragma unroll
       for (i32 h = 0; h < 2; ++h) {
-        own[t][h] =
-            load_id(own_ + (warp_index() * kConfig.warp_rows() + 16 * t + 8 * h + lane / 4) * 8);
+        own[t][h] = load_id(own_id(static_cast<i32>(16 * t + 8 * h + lane / 4)));
       }
     }
 #pragma unroll
-    for (i32 f = 0; f < kConfig.columns / 2; f += 4) {
+    for (i32 f = 0; f < kConfig.warp_columns() / 2; f += 4) {
 #pragma unroll
       for (i32 e = 0; e < 2; ++e) {
-        const i64 id = key_id(stage, 2 * f + 2 * static_cast<i32>(lane % 4) + e);
+        const i64 id = key_id(stage, first + 2 * f + e);
 #pragma unroll
         for (i32 t = 0; t < kConfig.row_tiles; ++t) {
 #pragma unroll
@@ -140,6 +143,10 @@ class Documents {
   }
   static i32 high_word(i64 x) { return static_cast<i32>(x >> 32); }
 
+  // Of the warp's row `row`.
+  u32 own_id(i32 row) const {
+    return own_ + (warp_index() * kConfig.warp_rows() + static_cast<u32>(row)) * 8;
+  }
   u32 tile(i32 stage) const { return shared_ + static_cast<u32>(stage) * stage_bytes_; }
   i64 key_offset(i64 key) const {
     return head_.p.kv_ids.offset(head_.sequence.batch, 0, 0, head_.sequence.kv_begin + key);
@@ -224,7 +231,7 @@ class Documents {
   i32 first_row_;        // of the block
   u32 shared_;           // numbers of the keys of a stage
   u32 stage_bytes_;      // between one stage's and the next's
-  u32 own_;              // numbers of the block's rows
+  u32 own_;              // numbers of every warp's rows
   i64 id_ = 0;           // of the warp's first row
   bool is_one_ = false;  // all rows of the warp carry it
   bool sees_ = true, is_full_ = true;

@@ -7,7 +7,7 @@
 #pragma once
 
 #include "kernels/head.cuh"
-#include "kernels/tile/warp_terms.cuh"
+#include "kernels/tile/warp_scores.cuh"
 
 namespace fulmen {
 
@@ -21,7 +21,7 @@ struct Float32Output {
 #pragma unroll
     for (i32 t = 0; t < kConfig.row_tiles; ++t) {
 #pragma unroll
-      for (i32 h = 0; h < 2; ++h) store_row(O[t], h, warp_row + WarpTerms<kConfig>::row(t, h));
+      for (i32 h = 0; h < 2; ++h) store_row(O[t], h, warp_row + WarpScores<kConfig>::row(t, h));
     }
   }
 
@@ -34,7 +34,7 @@ struct Float32Output {
     const i64 num_dims = p.dim_v - first_dim;
 #pragma unroll
     for (i32 n = 0; n < kConfig.d_v / 8; ++n) {
-      const i64 dim = WarpTerms<kConfig>::column(4 * n);
+      const i64 dim = WarpScores<kConfig>::column(4 * n);
       const float low = counts ? row[4 * n + 2 * h] : 0.f;
       const float high = counts ? row[4 * n + 2 * h + 1] : 0.f;
       if constexpr (kConfig.units) {

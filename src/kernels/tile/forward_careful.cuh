@@ -67,7 +67,7 @@ inline void compute_carefully(ForwardWarpgroup<kConfig>& own,
     own.release_k();
     // S = exp2(c S - m), O *= exp2(m_old - m), P = S
     scores.apply(S, j * kConfig.kv_rows);
-    own.hide(S, visible, j);
+    own.template hide<Sight::kEnds>(S, visible, j);
     MarkedKeys<kConfig> hidden;
     if constexpr (kConfig.has_pair_terms()) hidden = {S, kNegativeInfinity};
     if (softmax.template update<true, true>(S, rescale)) scale_rows(O, rescale);
@@ -81,7 +81,7 @@ inline void compute_carefully(ForwardWarpgroup<kConfig>& own,
     issue_output<kConfig>(O, P, own.v_tile(), true);
     ptx::wgmma_wait<0>();
     ptx::wgmma_settle(O);
-    ptx::bar_sync(own.kOutputBarrier + own.warpgroup, 128);  // all warps have looked at V
+    own.meet();  // all warps have looked at V
     own.release_v();
   }
   own.release_q();

@@ -126,10 +126,10 @@ struct ForwardOutput {
       if (kAgain) ptx::tma_store_wait();
       ptx::tma_store_wait_read();
     }
-    ptx::bar_sync(Own::kOutputBarrier + own.warpgroup, 128);
+    own.meet();
     stage_output_tile<kConfig.dtype, kConfig.swizzle>(O, tile, kChunkBytes);
     ptx::fence_proxy_async();
-    ptx::bar_sync(Own::kOutputBarrier + own.warpgroup, 128);
+    own.meet();
     if (own.thread == 0) {
       for (i32 d = 0; d < kConfig.d_v; d += 64) {
         ptx::tma_store(own.maps.o, tile + d / 64 * kChunkBytes, d, task.row, task.block.head,

@@ -134,6 +134,13 @@ constexpr BlockRange visited_blocks(const IntervalMask& mask, const SequenceShap
   return range;
 }
 
+// How the rows of a warpgroup see a block of keys.
+enum class Sight : u8 {
+  kAll,    // every row all of it
+  kEnds,   // the keys of some rows end in it, and may begin in it, too
+  kBegins  // the keys of some rows begin in it, and all rows saw blocks after it whole
+};
+
 // What one warpgroup does with the blocks of keys, from the last to the first: skips what only
 // others see, masks the partial ones, and takes the full ones as they are.
 struct KeyBlocks {
@@ -145,9 +152,9 @@ template <AttentionConfig kConfig>
 constexpr KeyBlocks key_blocks(const Interval& all, const BlockRange& own) {
   const i64 begin = max(own.visit.begin, all.begin);
   const i64 end = clamp(own.visit.end, begin + 1, all.end);
-  const i64 full_begin = kConfig.skip_full_masks ? clamp(own.full.begin, begin, end) : begin;
-  const i64 full_end = kConfig.skip_full_masks ? clamp(own.full.end, full_begin, end) : begin;
-  return {i32(all.begin), i32(begin), i32(full_begin), i32(full_end), i32(end), i32(all.end)};
+  Interval full{clamp(own.full.begin, begin, end), clamp(own.full.end, begin, end)};
+  if (!kConfig.skip_full_masks || full.size() <= 0) full = {begin, begin};
+  return {i32(all.begin), i32(begin), i32(full.begin), i32(full.end), i32(end), i32(all.end)};
 }
 
 template <AttentionConfig kConfig>

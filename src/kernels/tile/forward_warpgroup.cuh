@@ -29,9 +29,9 @@ struct ForwardWarpgroup {
   // Turns at the tensor cores: warpgroup w issues its products after w - 1. Only the first waits
   // for K and V to land; the turn carries that to the others (measured: 3 to 4 % at d 128).
   static constexpr bool kTurns = kConfig.ping_pong && kConfig.warpgroups > 1;
-  static constexpr u32 kTurnBarrier = 1;    // and on, one each
-  static constexpr u32 kOutputBarrier = 4;  // and on, one each
-  static constexpr u32 kAllBarrier = 7;     // of the consumers
+  static constexpr u32 kTurnBarrier = 1;  // and on, one each
+  static constexpr u32 kMeetBarrier = 4;  // and on, one each
+  static constexpr u32 kAllBarrier = 7;   // of the consumers
   bool waits_for_data() const { return !kTurns || warpgroup == 0; }
   void take_turn() const {
     if constexpr (kTurns) ptx::bar_sync(kTurnBarrier + warpgroup, 256);
@@ -85,14 +85,19 @@ struct ForwardWarpgroup {
   i32 first_dim() const { return kConfig.split_dims ? i32(warpgroup) * kConfig.o_dims() : 0; }
   u32 v_tile() const { return shared.v().address(v_at) + first_dim() * kConfig.kv_rows * 2; }
 
+  // All warps are here: what they waited for may go on. Products are such a place, too.
+  void meet() const { ptx::bar_sync(kMeetBarrier + warpgroup, 128); }
+
   // A block of keys that only other warpgroups of this thread block see.
   void skip_block() {
     feed();
     shared.k().wait(k_at);
     take_turn();
     pass_turn();  // before V: with one stage it comes only when the others have read K
+    meet();
     release_k();
     shared.v().wait(v_at);
+    meet();
     release_v();
   }
 
@@ -122,6 +127,7 @@ struct ForwardWarpgroup {
   float softmax_factor() const { return kConfig.maps_scores() ? 1.f : params.scale_log2; }
 
   // Hides the keys of block j that a row does not see.
+  template <Sight kSight>
   void hide(Scores& S, const Interval (&visible)[2], i32 j) const {
 #pragma unroll
     for (i32 row = 0; row < 2; ++row) {
@@ -133,7 +139,7 @@ struct ForwardWarpgroup {
 #pragma unroll
         for (i32 c = 0; c < 2; ++c) {
           const i32 offset = i / 4 * 8 + c;
-          bool hidden = offset >= end;
+          bool hidden = kSight == Sight::kEnds && offset >= end;
           if constexpr (kConfig.mask == MaskKind::kBoth) hidden = hidden || offset < begin;
           if (hidden) S[i + c] = kNegativeInfinity;
         }

@@ -11,6 +11,7 @@
 #include "kernels/ptx/cp_async.cuh"
 #include "kernels/tile/warp_products.cuh"
 #include "kernels/tile/warp_softmax.cuh"
+#include "kernels/tile/warp_team.cuh"
 
 namespace fulmen {
 
@@ -18,6 +19,7 @@ namespace fulmen {
 template <Sm80Config kConfig, i32 kBytes>
 class PairArray {
  public:
+  using Team = WarpTeam<kConfig>;
   static constexpr i32 kRowBytes = kConfig.pair_row_bytes(kBytes);
 
   PairArray(const ArrayView& array, const Head<kConfig.dtype>& head, i32 first_row)
@@ -39,8 +41,9 @@ class PairArray {
   // Where a thread finds the 4 bytes that hold its first column of row (t, h), or its first two.
   static u32 at(u32 tile, i32 t, i32 h) {
     const u32 lane = lane_index();
-    const u32 row = warp_index() * kConfig.warp_rows() + 16 * t + 8 * h + lane / 4;
-    return tile + row * kRowBytes + lane % 4 * 2 * kBytes / 4 * 4;
+    const u32 row = Team::index() * kConfig.warp_rows() + 16 * t + 8 * h + lane / 4;
+    const u32 column = Team::member() * kConfig.warp_columns() + lane % 4 * 2;
+    return tile + row * kRowBytes + column * kBytes / 4 * 4;
   }
 
  private:
@@ -90,7 +93,7 @@ class PairArray {
 template <Sm80Config kConfig>
 class PairTiles {
  public:
-  using Scores = float[kConfig.row_tiles][kConfig.columns / 2];
+  using Scores = float[kConfig.row_tiles][kConfig.warp_columns() / 2];
 
   // `shared`: where the tiles of the first stage begin.
   PairTiles(const Head<kConfig.dtype>& head, i32 first_row, u32 shared)
@@ -126,7 +129,7 @@ class PairTiles {
       for (i32 h = 0; h < 2; ++h) {
         const u32 from = Mask::at(mask_tile(stage), t, h);
 #pragma unroll
-        for (i32 f = 2 * h; f < kConfig.columns / 2; f += 4) {
+        for (i32 f = 2 * h; f < kConfig.warp_columns() / 2; f += 4) {
           const u32 word = ptx::load_shared(from + static_cast<u32>(f / 4) * 8);
           if ((word & first) == 0) S[t][f] = kMinusInfinity;
           if ((word & second) == 0) S[t][f + 1] = kMinusInfinity;
@@ -143,7 +146,7 @@ class PairTiles {
       for (i32 h = 0; h < 2; ++h) {
         const u32 from = Bias::at(bias_tile(stage), t, h);
 #pragma unroll
-        for (i32 f = 2 * h; f < kConfig.columns / 2; f += 4) {
+        for (i32 f = 2 * h; f < kConfig.warp_columns() / 2; f += 4) {
           const ptx::F32x2 b = load_pair(from + static_cast<u32>(f / 4 * 8 * kBiasBytes));
           S[t][f] = with_bias<kKeepsHidden>(S[t][f], b.word[0]);
           S[t][f + 1] = with_bias<kKeepsHidden>(S[t][f + 1], b.word[1]);

@@ -43,9 +43,9 @@ class RowLimits {
     return all_begin_ <= first && first + kConfig.columns <= all_end_;
   }
 
-  // Scores of hidden pairs become -inf.
-  void hide(float (&S)[kConfig.row_tiles][kConfig.columns / 2], i32 first) const {
-    if (all_end_ < first + kConfig.columns) {
+  // Scores of hidden pairs become -inf; `first`: the warp's own first column.
+  void hide(float (&S)[kConfig.row_tiles][kConfig.warp_columns() / 2], i32 first) const {
+    if (all_end_ < first + kConfig.warp_columns()) {
       hide_where(S, 4, [=](i32 at, i32 end) { return first + at >= end; });
     }
     if (all_begin_ > first) {
@@ -57,7 +57,7 @@ class RowLimits {
   u32 address(i32 row) const { return rows_ + static_cast<u32>(row) * 8; }
 
   template <class IsHidden>
-  void hide_where(float (&S)[kConfig.row_tiles][kConfig.columns / 2], u32 end,
+  void hide_where(float (&S)[kConfig.row_tiles][kConfig.warp_columns() / 2], u32 end,
                   const IsHidden& is_hidden) const {
     const i32 quad = static_cast<i32>(lane_index() / 4);
     const i32 own = 2 * static_cast<i32>(lane_index() % 4);
@@ -67,7 +67,7 @@ class RowLimits {
       for (i32 h = 0; h < 2; ++h) {
         const i32 limit = static_cast<i32>(ptx::load_shared(address(16 * t + 8 * h + quad) + end));
 #pragma unroll
-        for (i32 f = 2 * h; f < kConfig.columns / 2; f += 4) {
+        for (i32 f = 2 * h; f < kConfig.warp_columns() / 2; f += 4) {
           if (is_hidden(8 * (f / 4), limit - own)) S[t][f] = kMinusInfinity;
           if (is_hidden(8 * (f / 4) + 1, limit - own)) S[t][f + 1] = kMinusInfinity;
         }

@@ -16,23 +16,33 @@
 #include "kernels/ptx/math.cuh"
 #include "kernels/ptx/thread.cuh"
 #include "kernels/sm80_config.h"
+#include "kernels/tile/warp_team.cuh"
 
 namespace fulmen {
 
 inline constexpr float kMinusInfinity = __builtin_bit_cast(float, 0xff800000u);
 inline constexpr float kWarpLog2E = 1.4426950408889634f;
 
+// What a weight is two to the power of, for scores that are scaled and nothing else: offset() of a
+// row (t, h), once, then of each of its scores, number f of the thread's.
+struct ScaledExponent {
+  float log2_unit;
+  float offset(float offset, i32, i32) const { return offset; }
+  float operator()(float s, float offset, i32) const { return ptx::fma(s, log2_unit, offset); }
+};
+
 template <Sm80Config kConfig>
 struct WarpSoftmax {
   static constexpr i32 kTiles = kConfig.row_tiles;
-  static constexpr i32 kFloats = kConfig.columns / 2;
+  static constexpr i32 kFloats = kConfig.warp_columns() / 2;
+  using Team = WarpTeam<kConfig>;
   using Scores = float[kTiles][kFloats];
   using State = SoftmaxState<AccurateMath<float>>;
 
   float unit;
   float log2_unit;
   float shift[kTiles][2];
-  float row_max[kTiles][2];
+  float row_max[kTiles][2];  // for statistics alone
   float sum[kTiles][2];  // of this thread's columns; of the row after finish()
   // The same for the warp:
   bool is_blind;  // some row has seen nothing yet, and has no shift to keep
@@ -63,8 +73,7 @@ struct WarpSoftmax {
 
   // Brings the shift up to date with a block. Returns whether earlier results must be multiplied by
   // `rescale`.
-  bool update(const Scores& S, float (&rescale)[kTiles][2]) {
-    float grown = kMinusInfinity;
+  bool update(const Scores& S, const Team& team, float (&rescale)[kTiles][2]) {
     float block_max[kTiles][2];
 #pragma unroll
     for (i32 t = 0; t < kTiles; ++t) {
@@ -74,10 +83,17 @@ struct WarpSoftmax {
 #pragma unroll
         for (i32 i = 2 * h; i < kFloats; i += 4) m = ptx::max(m, ptx::max(S[t][i], S[t][i + 1]));
         m = ptx::max(m, ptx::shuffle_xor(m, 1));
-        m = ptx::max(m, ptx::shuffle_xor(m, 2));
-        block_max[t][h] = m;
-        if constexpr (kConfig.stats) row_max[t][h] = ptx::max(row_max[t][h], m);
-        grown = ptx::max(grown, m - shift[t][h]);
+        block_max[t][h] = ptx::max(m, ptx::shuffle_xor(m, 2));
+      }
+    }
+    team.share(block_max, [](float a, float b) { return ptx::max(a, b); });
+    float grown = kMinusInfinity;
+#pragma unroll
+    for (i32 t = 0; t < kTiles; ++t) {
+#pragma unroll
+      for (i32 h = 0; h < 2; ++h) {
+        if constexpr (kConfig.stats) row_max[t][h] = ptx::max(row_max[t][h], block_max[t][h]);
+        grown = ptx::max(grown, block_max[t][h] - shift[t][h]);
       }
     }
     if (kConfig.lazy_rescale && !ptx::any(grown * log2_unit > 8)) return false;
@@ -94,21 +110,29 @@ struct WarpSoftmax {
 
   // After blocks that kept their shift: where sums have grown far, it goes up by their logarithm.
   // Returns as update() does.
-  bool settle(float (&rescale)[kTiles][2]) {
+  bool settle(const Team& team, float (&rescale)[kTiles][2]) {
     float largest = 0;
 #pragma unroll
     for (i32 t = 0; t < kTiles; ++t) {
       largest = ptx::max(largest, ptx::max(sum[t][0], sum[t][1]));
     }
-    if (!ptx::any(largest > 0x1p64f)) return false;
+    if (!team.any(ptx::any(largest > 0x1p64f))) return false;
+    float most[kTiles][2];
 #pragma unroll
     for (i32 t = 0; t < kTiles; ++t) {
 #pragma unroll
       for (i32 h = 0; h < 2; ++h) {
-        float most = ptx::max(1.f, sum[t][h]);
-        most = ptx::max(most, ptx::shuffle_xor(most, 1));
-        most = ptx::max(most, ptx::shuffle_xor(most, 2));
-        rescale[t][h] = raise(t, h, shift[t][h] + ptx::log2(most) / log2_unit);
+        float m = ptx::max(1.f, sum[t][h]);
+        m = ptx::max(m, ptx::shuffle_xor(m, 1));
+        most[t][h] = ptx::max(m, ptx::shuffle_xor(m, 2));
+      }
+    }
+    team.share(most, [](float a, float b) { return ptx::max(a, b); });
+#pragma unroll
+    for (i32 t = 0; t < kTiles; ++t) {
+#pragma unroll
+      for (i32 h = 0; h < 2; ++h) {
+        rescale[t][h] = raise(t, h, shift[t][h] + ptx::log2(most[t][h]) / log2_unit);
       }
     }
     look_at_shifts();
@@ -117,8 +141,10 @@ struct WarpSoftmax {
 
   // S becomes weights; block_sum their sums over this thread's columns. Where a shift is so large
   // that its product with log2_unit is no longer exact enough, differences come first. `has_shift`:
-  // may_keep() holds.
-  void exponentiate(Scores& S, float (&block_sum)[kTiles][2], bool has_shift) const {
+  // may_keep() holds. `exponent` maps scores, see ScaledExponent.
+  template <class Exponent>
+  void exponentiate(Scores& S, float (&block_sum)[kTiles][2], bool has_shift,
+                    const Exponent& exponent) const {
     const bool subtracts = kConfig.exact || (!has_shift && is_far);
     if (subtracts) subtract(S);
 #pragma unroll
@@ -126,16 +152,20 @@ struct WarpSoftmax {
 #pragma unroll
       for (i32 h = 0; h < 2; ++h) {
         const float base = has_shift ? shift[t][h] : base_of(t, h);
-        const float offset = subtracts ? 0.f : -base * log2_unit;
+        const float offset = exponent.offset(subtracts ? 0.f : -base * log2_unit, t, h);
         block_sum[t][h] = 0;
 #pragma unroll
         for (i32 i = 2 * h; i < kFloats; i += 4) {
-          S[t][i] = ptx::exp2(ptx::fma(S[t][i], log2_unit, offset));
-          S[t][i + 1] = ptx::exp2(ptx::fma(S[t][i + 1], log2_unit, offset));
+          S[t][i] = ptx::exp2(exponent(S[t][i], offset, i));
+          S[t][i + 1] = ptx::exp2(exponent(S[t][i + 1], offset, i + 1));
           block_sum[t][h] += S[t][i] + S[t][i + 1];
         }
       }
     }
+  }
+
+  void exponentiate(Scores& S, float (&block_sum)[kTiles][2], bool has_shift) const {
+    exponentiate(S, block_sum, has_shift, ScaledExponent{log2_unit});
   }
 
   // Whether a block's weights are so large that the shift must follow; the same for the warp.
@@ -159,15 +189,22 @@ struct WarpSoftmax {
   // Whether the sums have left the range in which results can be trusted; NaN too.
   bool is_lost(i32 t, i32 h) const { return !(sum[t][h] < 0x1p100f); }
 
-  // Adds up the quad. After this, sum belongs to the whole row. Where maxima were not looked at,
-  // the row's logarithm stands for the maximum, rounded up: no score is larger.
-  void finish() {
+  // Adds up the quad and the team. After this, sum belongs to the whole row. Where maxima were not
+  // looked at, the row's logarithm stands for the maximum, rounded up: no score is larger.
+  void finish(const Team& team) {
 #pragma unroll
     for (i32 t = 0; t < kTiles; ++t) {
 #pragma unroll
       for (i32 h = 0; h < 2; ++h) {
         sum[t][h] += ptx::shuffle_xor(sum[t][h], 1);
         sum[t][h] += ptx::shuffle_xor(sum[t][h], 2);
+      }
+    }
+    team.share(sum, [](float a, float b) { return a + b; });
+#pragma unroll
+    for (i32 t = 0; t < kTiles; ++t) {
+#pragma unroll
+      for (i32 h = 0; h < 2; ++h) {
         if (kConfig.stats && has_kept && sum[t][h] != 0) {
           const float top = shift[t][h] + ptx::log2(sum[t][h]) / log2_unit;
           row_max[t][h] = top + ptx::max(top, -top) * 0x1p-22f;
@@ -193,12 +230,13 @@ struct WarpSoftmax {
   };
   // Row number 2 t + h.
   Row row(i32 number) const {
-    Row row{shift[0][0], row_max[0][0], sum[0][0], unit, log2_unit, !kConfig.exact && !is_far};
+    const auto& top = kConfig.stats ? row_max : shift;
+    Row row{shift[0][0], top[0][0], sum[0][0], unit, log2_unit, !kConfig.exact && !is_far};
 #pragma unroll
     for (i32 at = 1; at < 2 * kTiles; ++at) {
       if (at != number) continue;
       row.shift = shift[at / 2][at % 2];
-      row.row_max = row_max[at / 2][at % 2];
+      row.row_max = top[at / 2][at % 2];
       row.sum = sum[at / 2][at % 2];
     }
     return row;
@@ -209,7 +247,6 @@ struct WarpSoftmax {
   float raise(i32 t, i32 h, float to) {
     const float old = shift[t][h];
     shift[t][h] = to;
-    if constexpr (!kConfig.stats) row_max[t][h] = to;
     const float factor = old == to ? 1.f : ptx::exp2((old - to) * log2_unit);  // both may be -inf
     sum[t][h] *= factor;
     return factor;

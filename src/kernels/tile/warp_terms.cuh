@@ -1,47 +1,28 @@
 // SPDX-FileCopyrightText: fulmen contributors
 // SPDX-License-Identifier: Apache-2.0
 //
-// What happens to the scores of a warp's block beside their product, in mma fragments: intervals of
-// visible keys, boolean masks, documents and biases (through shared memory, as numbers to add, -inf
-// where hidden), scale and softcap, ALiBi; and dropout. All by position in the sequence, so that
-// nothing depends on tiles. Called by forward_sm80.
+// Scores of a warp's block, with what arrays add to them (boolean masks, documents and biases,
+// through shared memory, as numbers to add, -inf where hidden). Called by backward_sm80.
 #pragma once
 
-#include "kernels/head.cuh"
-#include "kernels/ptx/math.cuh"
 #include "kernels/ptx/memory.cuh"
-#include "kernels/tile/tanh.cuh"
-#include "kernels/tile/transpose_quad.cuh"
-#include "kernels/tile/warp_products.cuh"
-#include "kernels/tile/warp_softmax.cuh"
+#include "kernels/tile/warp_dropout.cuh"
+#include "kernels/tile/warp_scores.cuh"
 
 namespace fulmen {
 
 template <Sm80Config kConfig>
-struct WarpTerms {
+struct WarpTerms : WarpScores<kConfig> {
   using HeadType = Head<kConfig.dtype>;
-  static constexpr i32 kColumns = kConfig.columns;
+  using Scores = WarpScores<kConfig>;
+  using Scores::column, Scores::head, Scores::kColumns, Scores::row, Scores::warp_row;
 
-  const HeadType& head;
-  i64 warp_row;  // first row of this warp in its sequence
-  u32 terms;     // shared: this warp's (16, term_stride) floats
+  u32 terms;  // shared: this warp's (16, term_stride) floats
 
-  static i32 row(i32 t, i32 h) { return 16 * t + 8 * h + static_cast<i32>(lane_index() / 4); }
-  static i32 column(i32 i) { return 8 * (i / 4) + 2 * static_cast<i32>(lane_index() % 4) + i % 2; }
-
-  // S = scores, -inf where hidden.
-  template <i32 kFloats>
-  void apply(float (&S)[kConfig.row_tiles][kFloats], i64 first_column, bool is_full) const {
-    apply_but_intervals(S, first_column);
-    if (is_full) return;
-#pragma unroll
-    for (i32 t = 0; t < kConfig.row_tiles; ++t) hide(S[t], t, first_column);
-  }
-
-  // The same without the structured masks.
+  // S = scores, -inf where arrays hide; the structured masks are not looked at.
   template <i32 kFloats>
   void apply_but_intervals(float (&S)[kConfig.row_tiles][kFloats], i64 first_column) const {
-    map(S, first_column);
+    this->map(S, first_column);
     if constexpr (kConfig.terms) {
 #pragma unroll
       for (i32 t = 0; t < kConfig.row_tiles; ++t) {
@@ -53,145 +34,12 @@ struct WarpTerms {
     }
   }
 
-  // Scale where scores are natural, softcap, ALiBi; in units of WarpSoftmax.
-  template <i32 kFloats>
-  void map(float (&S)[kConfig.row_tiles][kFloats], i64 first_column) const {
-    if constexpr (kConfig.softcap) {
-      cap(S);
-    } else if constexpr (kConfig.natural) {
-#pragma unroll
-      for (i32 t = 0; t < kConfig.row_tiles; ++t) {
-#pragma unroll
-        for (i32 f = 0; f < kFloats; ++f) S[t][f] *= head.map.scale;
-      }
-    }
-    if constexpr (kConfig.alibi) add_alibi(S, first_column);
-  }
-
-  // Decides 8 columns with one draw: lane q of a quad draws for every fourth fragment, and the quad
-  // hands the words round. Dropped weights become 0; the caller scales the kept.
   template <i32 kFloats>
   void drop(float (&S)[kConfig.row_tiles][kFloats], i64 first_column) const {
-    const u32 q = lane_index() % 4;
-    const u32 batch_head = static_cast<u32>(head.index * head.p.heads_q + head.head);
-#pragma unroll
-    for (i32 n = 0; n < kFloats / 4; n += 4) {
-      const u32 group = static_cast<u32>(first_column / 8) + static_cast<u32>(n) + q;
-      Philox4x32 drawn[2 * kConfig.row_tiles];  // of row (t, h): number 2 t + h
-#pragma unroll
-      for (i32 at = 0; at < 2 * kConfig.row_tiles; ++at) {
-        const u32 i = static_cast<u32>(warp_row + row(at / 2, at % 2));
-        drawn[at] = Philox4x32{{group, i, batch_head, head.dropout.offset}};
-      }
-      philox4x32_10(drawn, head.dropout.seed);
-#pragma unroll
-      for (i32 at = 0; at < 2 * kConfig.row_tiles; ++at) {
-        drop_where(&S[at / 2][2 * (at % 2)], kFloats, n, drawn[at]);
-      }
-    }
+    WarpDropout<kConfig>{head, warp_row}.drop(S, first_column);
   }
 
  private:
-  // Fragments n to n + 3 of one row, whose first two floats are row[0] and row[1].
-  void drop_where(float* row, i32 num_floats, i32 n, const Philox4x32& drawn) const {
-    ptx::U32x4 words{{drawn.word[0], drawn.word[1], drawn.word[2], drawn.word[3]}};
-    transpose_quad(words);
-#pragma unroll
-    for (i32 m = 0; m < 4; ++m) {
-      if (4 * (n + m) >= num_floats) break;
-      float* const pair = row + 4 * (n + m);
-      if ((words.word[m] & 0xffffu) < head.dropout.threshold) pair[0] = 0;
-      if ((words.word[m] >> 16) < head.dropout.threshold) pair[1] = 0;
-    }
-  }
-
-  // The structured masks.
-  template <i32 kFloats>
-  void hide(float (&S)[kFloats], i32 t, i64 first_column) const {
-#pragma unroll
-    for (i32 h = 0; h < 2; ++h) {
-      const i64 i = warp_row + row(t, h);
-      const bool counts = i < head.sequence.shape.q_len;
-      const Interval columns = counts ? head.columns(i) : Interval{0, 0};
-      const i32 begin = static_cast<i32>(clamp<i64>(columns.begin - first_column, 0, kColumns));
-      const i32 end = static_cast<i32>(clamp<i64>(columns.end - first_column, 0, kColumns));
-#pragma unroll
-      for (i32 f = 2 * h; f < kFloats; f += 4) {
-#pragma unroll
-        for (i32 e = 0; e < 2; ++e) {
-          const i32 at = 8 * (f / 4) + e;  // further than column(0)
-          if (at < begin - column(0) || at >= end - column(0)) S[f + e] = kMinusInfinity;
-        }
-      }
-    }
-  }
-
-  // What one unit of a score is worth in nats.
-  float unit() const { return kConfig.natural ? 1.f : head.map.scale; }
-
-  // Where all scores of the warp stay below half the cap, tanh is a polynomial.
-  template <i32 kFloats>
-  void cap(float (&S)[kConfig.row_tiles][kFloats]) const {
-    const float inner = head.map.scale / head.map.softcap;
-    const float outer = head.map.softcap / unit();
-    float largest = 0;
-#pragma unroll
-    for (i32 t = 0; t < kConfig.row_tiles; ++t) {
-#pragma unroll
-      for (i32 f = 0; f < kFloats; ++f) largest = ptx::max(largest, ptx::abs(S[t][f]));
-    }
-    if (kConfig.dtype == DType::kFloat32 ||
-        ptx::any(largest * ptx::abs(inner) > 0.5f || largest > 0x1p60f)) {
-#pragma unroll
-      for (i32 t = 0; t < kConfig.row_tiles; ++t) {
-#pragma unroll
-        for (i32 f = 0; f < kFloats; ++f) {
-          S[t][f] = outer * cap_tanh(S[t][f] * inner);
-        }
-      }
-      return;
-    }
-    const TanhNearZero tanh(inner, outer);
-#pragma unroll
-    for (i32 t = 0; t < kConfig.row_tiles; ++t) {
-#pragma unroll
-      for (i32 f = 0; f < kFloats; ++f) S[t][f] = tanh(S[t][f]);
-    }
-  }
-
-  static float cap_tanh(float x) {
-    if constexpr (kConfig.dtype == DType::kFloat32) return AccurateMath<float>::tanh(x);
-    return tanh_log2(x * (2 * kWarpLog2E));
-  }
-
-  template <i32 kFloats>
-  void add_alibi(float (&S)[kConfig.row_tiles][kFloats], i64 first_column) const {
-    const float slope = head.alibi / unit();
-    const i32 first =
-        static_cast<i32>(head.sequence.shape.position(warp_row) - first_column);  // of (0, 0)
-    if (first >= kColumns - 1) {  // no key is after a query
-      add_distances(S, first, [=](float x, float s) { return ptx::fma(-slope, x, s); });
-    } else if (first <= 1 - kConfig.warp_rows()) {  // none before
-      add_distances(S, first, [=](float x, float s) { return ptx::fma(slope, x, s); });
-    } else {
-      add_distances(S, first, [=](float x, float s) { return ptx::fma(-slope, ptx::abs(x), s); });
-    }
-  }
-
-  // S = term(position - kv_row, S)
-  template <i32 kFloats, class Term>
-  static void add_distances(float (&S)[kConfig.row_tiles][kFloats], i32 first, const Term& term) {
-    const float own = static_cast<float>(first + row(0, 0) - column(0));
-#pragma unroll
-    for (i32 t = 0; t < kConfig.row_tiles; ++t) {
-#pragma unroll
-      for (i32 f = 0; f < kFloats; ++f) {
-        const i32 further = 16 * t + 8 * (f / 2 % 2) - 8 * (f / 4) - f % 2;
-        S[t][f] = term(own + static_cast<float>(further), S[t][f]);
-      }
-    }
-  }
-
   template <i32 kFloats>
   void add(float (&S)[kFloats]) const {
 #pragma unroll

@@ -16,6 +16,7 @@
 #include "core/error.h"
 #include "cuda/compiler.h"
 #include "cuda/fma_kernels.h"
+#include "cuda/gate.h"
 #include "cuda/merge.h"
 #include "cuda/sm80.h"
 #include "cuda/sm80_backward.h"
@@ -59,7 +60,7 @@ std::vector<Job> jobs_of(const Nvrtc& nvrtc, const std::vector<std::vector<Kerne
 std::string problem_of(const Nvrtc& nvrtc, const Job& job) {
   try {
     const CompiledKernel kernel = compile(nvrtc, job.spec, job.arch);
-    const ResourceUse use = resource_use(kernel);
+    const ResourceUse use = resource_use(kernel.log, kernel.cubin);
     const std::string rejected = gate(job.spec, use);
     if (!rejected.empty()) return rejected;
     if (kernel.cubin.substr(1, 3) != "ELF") return "the code is no ELF file";

@@ -153,7 +153,7 @@ DRIVER(cuModuleLoadData, CUmodule* module, const void* image) {
     last_finding = ::dlerror();
     return kCudaLaunchFailed;
   }
-  const auto name = static_cast<const char*>(::dlsym(library, "fulmen_kernel_name"));
+  const auto name = static_cast<const char*>(::dlsym(library, emulator::kKernelName));
   *module = new CUmod_st{library, name != nullptr ? name : "kernel"};
   return kCudaSuccess;
 }

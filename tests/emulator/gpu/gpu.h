@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // A GPU that is none: a shared library with the functions of libcuda and of NVRTC that fulmen
-// binds. Its compiler makes host code of kernels (compiler.cpp), its driver runs that in the
+// binds. Its compiler makes host code of kernels (host_compiler.h), its driver runs that in the
 // emulator (driver.cpp, launch.cpp), so that everything from a public call down to the last
 // instruction happens as on a GPU. Device memory is host memory: every pointer counts as managed.
 // What the environment says, read at first use:
@@ -28,8 +28,10 @@ int setting(const char* variable, int otherwise);
 // Compiled kernels are text: this, and the path of a shared library.
 inline constexpr const char* kImagePrefix = "emulated kernel ";
 
-// What such a library has, under this name: runs the kernel's body for the current thread.
+// What such a library has, under these names: a function that runs the kernel's body for the
+// current thread, and how reports call the kernel.
 inline constexpr const char* kThreadEntry = "fulmen_emulated_thread";
+inline constexpr const char* kKernelName = "fulmen_kernel_name";
 using ThreadEntry = void(const void* params);
 
 struct LaunchRequest {

@@ -83,7 +83,7 @@ void release(void* pointer) {
 
 void run(const LaunchRequest& request) {
   static const bool check = setting("FULMEN_EMULATOR_CHECK", 1) != 0;
-  static const u32 seed = static_cast<u32>(setting("FULMEN_EMULATOR_SEED", 1));
+  const u32 seed = static_cast<u32>(setting("FULMEN_EMULATOR_SEED", 1));  // each launch's own
   const std::lock_guard lock(gpu().mutex);
   launch({.blocks = request.blocks,
           .threads = request.threads,

@@ -51,7 +51,7 @@ constexpr Sm80BackwardConfig config_of() {
   config.natural = kKind == Kind::kCapped || kKind == Kind::kBiased;
   config.softcap = kKind == Kind::kCapped;
   config.alibi = config.natural;
-  config.wide_stores = kKind == Kind::kPlain;
+  config.hopper = kKind == Kind::kPlain;
   config.ordered = kKind == Kind::kTerms || kKind == Kind::kSinks;
   return config;
 }
@@ -67,6 +67,8 @@ void launch(const AttentionParams& p, unsigned seed) {
   std::vector<u32> suspect_rows(size(row_tiles_count)), suspect_keys(size(key_tiles)),
       turns(size(row_tiles_count));
   u32 next_block = 0;
+  std::vector<u32> arrived(size(p.batch_extent() * p.heads_kv));
+  const bool rounds_by_head = kConfig.dq && !p.packed && key_tiles > 0 && seed % 2 == 0;
   const auto aligned = [](std::vector<float>& memory) {
     float* first = memory.data();
     while (reinterpret_cast<u64>(first) % 16 != 0) ++first;
@@ -79,6 +81,7 @@ void launch(const AttentionParams& p, unsigned seed) {
                                   suspect_keys.data(),
                                   turns.data(),
                                   &next_block,
+                                  rounds_by_head ? arrived.data() : nullptr,
                                   2};
   const auto run = [&](i64 blocks, i32 threads, i32 shared_bytes, bool together,
                        const auto& kernel) {
@@ -91,7 +94,7 @@ void launch(const AttentionParams& p, unsigned seed) {
       [&] { backward_rows_sm80<kConfig>(params); });
   run(key_tiles, kConfig.threads(), kConfig.shared_bytes(), kConfig.ordered,
       [&] { backward_sm80<kConfig>(params); });
-  run(row_tiles_count + key_tiles, kSm80FinishThreads, 0, false,
+  run(sm80_finish_blocks(row_tiles_count, key_tiles, !rounds_by_head), kSm80FinishThreads, 0, false,
       [&] { backward_finish_sm80<kConfig>(params); });
 }
 
@@ -154,7 +157,7 @@ void launch_dtype(const AttentionParams& p, bool units, unsigned seed) {
 void run(const Request& request, unsigned seed) {
   const Problem problem = validate(request, Pointers::kChecked);
   const AttentionParams p = cuda::attention_params(problem);
-  const bool units = sm80_has_units(problem, Array::kDOut);
+  const bool units = sm80_has_units(problem, Array::kO) && sm80_has_units(problem, Array::kDOut);
   if (problem.dtype == DType::kFloat16) return launch_dtype<DType::kFloat16>(p, units, seed);
   launch_dtype<DType::kBFloat16>(p, units, seed);
 }

@@ -97,7 +97,9 @@ void multiply() {
   ptx::warp_sync();
 
   float S[2][kColumns / 2];
-  multiply_rows<kConfig, kDims>(S, left_rows(A, 0), right_rows(B));
+  const auto rows = left_rows(A, 0);
+  multiply_rows<kConfig, kDims>(
+      S, [&](i32 k, i32 tile) { return ptx::ldmatrix_x4(rows.at(k, 16 * tile)); }, right_rows(B));
   u32 P[2][kColumns / 4];
   float O[2][kDims / 2] = {};
   const auto row_of = [](i32 t, i32 i) {
@@ -119,7 +121,10 @@ void multiply() {
       P[t][i] = to_f16(S[t][2 * i]).bits | static_cast<u32>(to_f16(S[t][2 * i + 1]).bits) << 16;
     }
   }
-  multiply_columns<kConfig, kDims>(O, P, right_columns(B));
+  const auto left = [&](i32 k, i32 tile) {
+    return ptx::U32x4{{P[tile][4 * k], P[tile][4 * k + 1], P[tile][4 * k + 2], P[tile][4 * k + 3]}};
+  };
+  multiply_columns<kConfig, kColumns, 1>(O, left, right_columns(B));
   for (i32 t = 0; t < 2; ++t) {
     for (i32 i = 0; i < kDims / 2; ++i) {
       float sum = 0;

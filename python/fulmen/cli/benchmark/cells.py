@@ -13,10 +13,13 @@ TOKENS = 16384  # batch * rows of the GPU grids: enough to fill a card
 WIDTH = 2048  # heads * dim of the GPU grids
 BACKWARD_FACTOR = 2.5  # five products instead of two
 # What a cell asks for beyond its shape: heads that share keys, four to one, and twice as many of
-# them; sequences of many lengths, packed; the same bits in every run; logits up to a million.
-OPTIONS = ("", "grouped", "packed", "deterministic", "huge")
+# them; sequences of many lengths, packed; the same bits in every run; logits up to a million; the
+# last keys before a row alone; one sequence of many documents.
+OPTIONS = ("", "grouped", "packed", "deterministic", "huge", "window", "documents")
 GROUP = 4
 SHORTEST = 128  # packed sequence
+WINDOW = 1024  # keys before its own that a row sees
+DOCUMENT = 2048  # rows
 HUGE = 1000.0  # what q and k are multiplied with
 ITEM_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
 
@@ -39,12 +42,19 @@ class Cell:
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """Rows of each sequence; packed ones are the same in every run."""
+        """Rows of each sequence or document; packed ones are the same in every run."""
+        if self.option == "documents":
+            return (DOCUMENT,) * (self.rows // DOCUMENT)
         if self.option != "packed":
             return (self.rows,) * self.batch
         draw = random.Random(self.rows)
-        drawn = (draw.randint(SHORTEST, self.rows) for _ in range(2 * self.batch - 1))
+        drawn = (draw.randint(SHORTEST, self.rows) for _ in range(4 * self.batch - 1))
         return (self.rows, *drawn)
+
+    @property
+    def is_joined(self) -> bool:
+        """Whether its sequences lie one after the other in one."""
+        return self.option in ("packed", "documents")
 
     @property
     def name(self) -> str:
@@ -55,8 +65,12 @@ class Cell:
 
     @property
     def flops(self) -> float:
-        """Arithmetic as everybody counts it: 4 B H S S D, half of it when causal."""
+        """Arithmetic as everybody counts it: 4 B H S S D, half of it when causal; of a window the
+        pairs that it leaves visible.
+        """
         pairs = sum(rows * rows for rows in self.lengths) * (0.5 if self.causal else 1.0)
+        if self.option == "window":  # causal
+            pairs = sum(min(i, WINDOW) + 1 for rows in self.lengths for i in range(rows))
         forward = 4.0 * self.heads * pairs * self.dim
         return forward * (BACKWARD_FACTOR if self.op == "backward" else 1.0)
 
@@ -103,10 +117,42 @@ class Grid:
             )  # fmt: skip
 
 
+@dataclass(frozen=True)
+class Listed:
+    """Causal forward cells that are no product: rows, dim, option and dtype of each."""
+
+    name: str
+    backend: str
+    entries: tuple[tuple[int, int, str, str], ...]
+
+    def cells(
+        self, rows: Sequence[int] | None, dims: Sequence[int] | None, dtype: str | None
+    ) -> Iterator[Cell]:
+        """Those of the lengths, head dims and dtype asked for, in order."""
+        for s, d, option, named in self.entries:
+            if s in (rows or (s,)) and d in (dims or (d,)) and named == (dtype or named):
+                batch = 1 if option == "documents" else max(TOKENS // s, 1)
+                heads = kv_heads = max(WIDTH // d, 1)
+                if option == "grouped":
+                    heads, kv_heads = 2 * heads, max(2 * heads // GROUP, 1)
+                yield Cell(
+                    self.name, "forward", named, batch, heads, kv_heads, s, d, True, False, option
+                )
+
+
 _LONG = (512, 1024, 2048, 4096, 8192, 16384)
 _DIMS = (64, 128, 256)
 _BACK = ("backward",)
-GRIDS = {
+_OPTION_CELLS = (
+    (16384, 128, "window", "bfloat16"),
+    (4096, 128, "packed", "bfloat16"),
+    (4096, 128, "grouped", "bfloat16"),
+    (16384, 128, "grouped", "bfloat16"),
+    (16384, 128, "documents", "bfloat16"),
+    *((4096, dim, "", dtype) for dim in _DIMS for dtype in ("bfloat16", "float16")),
+    (16384, 512, "", "bfloat16"),
+)
+GRIDS: dict[str, Grid | Listed] = {
     grid.name: grid
     for grid in (
         Grid("forward", "cuda", ("forward",), "bfloat16", _LONG, _DIMS),
@@ -114,6 +160,7 @@ GRIDS = {
         Grid("training", "cuda", _BACK, "bfloat16", (4096, 16384), _DIMS, options=OPTIONS),
         Grid("float32", "cuda", ("forward", "backward"), "float32", (1024, 4096), (64, 128)),
         Grid("small", "cuda", ("forward",), "bfloat16", (128, 512), (64, 128), heads=8, graph=True),
+        Listed("options", "cuda", _OPTION_CELLS),
         Grid("cpu", "cpu", ("forward", "backward"), "float32", (1024, 4096), (64, 128), heads=4),
     )
 }

@@ -9,9 +9,9 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-from .cells import OPTIONS, Cell
+from .cells import OPTIONS, WINDOW, Cell
 from .peers_torch import autograd_answer, leaves
-from .sides import Answer, MissingError, Side, Tensors, offsets
+from .sides import Answer, MissingError, Side, Tensors, offsets, on_gpu
 
 
 def load(module: str) -> Any:
@@ -36,6 +36,11 @@ def rows_first(tensors: Tensors) -> Tensors:
 def heads_first(results: tuple[Any, ...]) -> tuple[Any, ...]:
     """Back to (batch, head, row, dim)."""
     return tuple(x.transpose(1, 2) for x in results)
+
+
+def _batched(x: Any) -> Any:
+    """With an axis for the batch, which packed arrays have not."""
+    return x.reshape(-1, *x.shape[-3:])
 
 
 class FlashAttention3Operators(Side):
@@ -64,34 +69,36 @@ class FlashAttention3Operators(Side):
 
         t, scale, ops = rows_first(tensors), cell.dim**-0.5, self.operators
         packed: dict[str, Any] = {}
-        if cell.option == "packed":
-            t, at = Tensors(t.q[0], t.k[0], t.v[0], t.do[0]), offsets(cell, torch)
-            packed = {"cu_seqlens_q": at, "cu_seqlens_k": at, "max_seqlen_q": cell.rows,
-                      "max_seqlen_k": cell.rows}  # fmt: skip
+        left = WINDOW if cell.option == "window" else -1
+        if cell.is_joined:
+            t, at = Tensors(t.q[0], t.k[0], t.v[0], t.do[0]), on_gpu(offsets(cell))
+            longest = max(cell.lengths)
+            packed = {"cu_seqlens_q": at, "cu_seqlens_k": at, "max_seqlen_q": longest,
+                      "max_seqlen_k": longest}  # fmt: skip
         lengths = [packed.get(x) for x in ("cu_seqlens_q", "cu_seqlens_k")]
         most = [packed.get(x) for x in ("max_seqlen_q", "max_seqlen_k")]
 
         def forward() -> Any:
             return ops.fwd(
-                t.q, t.k, t.v, softmax_scale=scale, is_causal=cell.causal, window_size_left=-1,
-                window_size_right=-1, num_splits=1, **packed,
+                t.q, t.k, t.v, softmax_scale=scale, is_causal=cell.causal, window_size_left=left,
+                window_size_right=0 if left >= 0 else -1, num_splits=1, **packed,
             )  # fmt: skip
 
         if cell.op == "forward":
-            return Answer(forward, lambda x: heads_first(x[:1]), "flash_attn_3")
+            return Answer(forward, lambda x: heads_first((_batched(x[0]),)), "flash_attn_3")
         o, lse = forward()[:2]
 
         def backward() -> Any:
             dq, dk, dv = (torch.empty_like(x) for x in (t.q, t.k, t.v))
             ops.bwd(
                 t.do, t.q, t.k, t.v, o, lse, dq, dk, dv, *lengths, None, None, *most, scale,
-                cell.causal, -1, -1, 0.0, cell.option == "deterministic", 0,
+                cell.causal, left, 0 if left >= 0 else -1, 0.0, cell.option == "deterministic", 0,
             )  # fmt: skip
             return dq, dk, dv
 
         return Answer(
             backward,
-            lambda x: heads_first(tuple(y.reshape(-1, *y.shape[-3:]) for y in x)),
+            lambda x: heads_first(tuple(map(_batched, x))),
             "flash_attn_3",
         )
 

@@ -19,6 +19,14 @@ def autograd_answer(o: Any, inputs: tuple[Any, ...], do: Any, implementation: st
     )
 
 
+def rows_outside(x: Any) -> Any:
+    """The same numbers with the heads of a row side by side, as models have them.
+
+    torch copies the gradient of o to this layout before it calls FlashAttention-2.
+    """
+    return x.transpose(1, 2).contiguous().transpose(1, 2)
+
+
 def leaves(tensors: Tensors) -> tuple[Any, Any, Any]:
     """Inputs that autograd records."""
     q, k, v = (x.detach().requires_grad_() for x in (tensors.q, tensors.k, tensors.v))
@@ -56,8 +64,9 @@ class Sdpa(Side):
                 with torch.no_grad():
                     forward(q, k, v)
                 return Answer(lambda: forward(q, k, v), lambda o: (o,), self.name)
-            inputs = leaves(tensors)
-            return autograd_answer(forward(*inputs), inputs, tensors.do, self.name)
+            moved = Tensors(*map(rows_outside, (tensors.q, tensors.k, tensors.v, tensors.do)))
+            inputs = leaves(moved)
+            return autograd_answer(forward(*inputs), inputs, moved.do, self.name)
         except RuntimeError as error:
             raise MissingError(_first_line(error)) from error
 

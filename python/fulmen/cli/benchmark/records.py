@@ -47,10 +47,10 @@ class Run:
         }  # fmt: skip
 
 
-def write_lines(folder: Path, grid: str, records: list[Record]) -> Path:
-    """Writes DATE-GRID-CARD.jsonl, one record a line."""
+def write_lines(folder: Path, name: str, records: list[Record]) -> Path:
+    """Writes DATE-NAME-CARD.jsonl, one record a line."""
     folder.mkdir(parents=True, exist_ok=True)
     card = re.sub(r"[^a-z0-9]+", "-", records[0]["card"].lower()).strip("-")
-    path = folder / f"{records[0]['date']}-{grid}-{card}.jsonl"
+    path = folder / f"{records[0]['date']}-{name}-{card}.jsonl"
     path.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
     return path

@@ -12,7 +12,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from .cells import Cell
+from .cells import WINDOW, Cell
 from .sides import Tensors
 
 SAMPLED_ROWS = 256
@@ -31,8 +31,8 @@ class Truth:
         kv_head = head // group
         rows = cell.lengths[sequence]
         self.rows = sorted(choose.sample(range(rows), min(SAMPLED_ROWS, rows)))
-        begin = sum(cell.lengths[:sequence]) if cell.option == "packed" else 0
-        self.batch = 0 if cell.option == "packed" else sequence
+        begin = sum(cell.lengths[:sequence]) if cell.is_joined else 0
+        self.batch = 0 if cell.is_joined else sequence
         self.span = slice(begin, begin + rows)
         self.heads = (head,) if cell.op == "forward" else (head, kv_head, kv_head)
         k, v = (self._one(x, kv_head) for x in (tensors.k, tensors.v))
@@ -62,7 +62,7 @@ class Truth:
             at = slice(first, min(first + BLOCK_ROWS, rows))
             s = scale * (q[at] @ k.T)
             if cell.causal:
-                s = s + _hidden(xp, at, s)
+                s = s + _hidden(xp, at, s, WINDOW if cell.option == "window" else rows)
             p = xp.exp(s - xp.amax(s, -1)[:, None])
             p = p / p.sum(-1)[:, None]
             o[at] = p @ v
@@ -87,9 +87,9 @@ class Truth:
         return largest
 
 
-def _hidden(xp: Any, at: slice, s: Any) -> Any:
-    """0 where key j <= row i, -inf elsewhere."""
+def _hidden(xp: Any, at: slice, s: Any, window: int) -> Any:
+    """0 where i - window <= key j <= row i, -inf elsewhere."""
     where = {"device": s.device} if xp.__name__ == "torch" else {}
     i = xp.arange(at.start, at.stop, **where)[:, None]
     j = xp.arange(s.shape[1], **where)[None, :]
-    return xp.where(j <= i, 0.0, -float("inf"))
+    return xp.where((j <= i) & (j >= i - window), 0.0, -float("inf"))

@@ -10,13 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
 
 import fulmen
 
-from .cells import HUGE, OPTIONS, Cell
+from .cells import DOCUMENT, HUGE, OPTIONS, WINDOW, Cell
 
 NAIVE_BYTES = 1 << 35  # score matrices beyond this are not tried
 
@@ -51,10 +52,20 @@ def random_tensors(cell: Cell, torch: Any, device: str) -> Tensors:
     return Tensors(*(x.to(getattr(torch, cell.dtype)) for x in made))
 
 
-def offsets(cell: Cell, torch: Any) -> Any:
-    """Where the packed sequences of a cell begin and end."""
-    ends = np.cumsum((0, *cell.lengths)).tolist()
-    return torch.tensor(ends, dtype=torch.int32, device="cuda")
+def offsets(cell: Cell) -> list[int]:
+    """Where the packed sequences, or the documents, of a cell begin and end."""
+    return [0, *accumulate(cell.lengths)]
+
+
+def on_gpu(numbers: list[int]) -> Any:
+    """Integers in the memory of torch's GPU."""
+    torch: Any = import_module("torch")
+    return torch.tensor(numbers, dtype=torch.int32, device="cuda")
+
+
+def on_host(numbers: list[int]) -> Any:
+    """Integers in NumPy's memory."""
+    return np.asarray(numbers, np.int32)
 
 
 @dataclass
@@ -101,30 +112,43 @@ class Fulmen(Side):
         if precision != "float32":
             self.name = f"fulmen {precision}"
 
+    def _options(self, cell: Cell, array: Callable[[list[int]], Any]) -> dict[str, Any]:
+        """The keywords of a cell; its integers as `array` makes them."""
+        options: dict[str, Any] = {"causal": cell.causal, "implementation": self.asked}
+        if cell.option == "deterministic":
+            options["deterministic"] = True
+        if cell.dtype == "float32" and self.precision != "float32":
+            options["precision"] = self.precision
+        if cell.option == "window":
+            options["window"] = (WINDOW, 0)
+        if cell.option == "documents":
+            ids = [i // DOCUMENT for i in range(cell.rows)]
+            options["mask"] = fulmen.masks.documents(array(ids))
+        if cell.option == "packed":
+            at = array(offsets(cell))
+            options.update(cu_q=at, cu_kv=at, max_q=cell.rows, max_kv=cell.rows, layout="hsd")
+        return options
+
     def problem(self, cell: Cell) -> dict[str, Any]:
         """A cell as `fulmen.warmup` takes it."""
-        kv = (cell.batch, cell.kv_heads, cell.rows, cell.dim)
+        leading = () if cell.option == "packed" else (cell.batch,)
+        rows = sum(cell.lengths) if cell.option == "packed" else cell.rows
+        kv = (*leading, cell.kv_heads, rows, cell.dim)
         need = ("q", "k", "v") if cell.op == "backward" else ()
         return {
-            "q": (cell.batch, cell.heads, cell.rows, cell.dim), "k": kv, "v": kv, "need": need,
-            "dtype": cell.dtype, "causal": cell.causal, "implementation": self.asked,
-            "without": self.without, "deterministic": cell.option == "deterministic",
-            "precision": self.precision if cell.dtype == "float32" else "float32",
+            "q": (*leading, cell.heads, rows, cell.dim), "k": kv, "v": kv, "need": need,
+            "dtype": cell.dtype, "without": self.without, **self._options(cell, on_host),
         }  # fmt: skip
 
     def answer(self, cell: Cell, tensors: Tensors) -> Answer:
         q, k, v, do = tensors.q, tensors.k, tensors.v, tensors.do
-        options: dict[str, Any] = {"causal": cell.causal, "implementation": self.asked}
-        if self.precision != "float32":
-            if cell.dtype != "float32":
-                raise MissingError(f"{self.precision} is a precision of float32")
-            options["precision"] = self.precision
-        if cell.option == "deterministic":
-            options["deterministic"] = True
+        if self.precision != "float32" and cell.dtype != "float32":
+            raise MissingError(f"{self.precision} is a precision of float32")
+        options = self._options(cell, on_gpu)
+        attention: Callable[..., Any] = fulmen.attention
         if cell.option == "packed":
             q, k, v, do = (x[0] for x in (q, k, v, do))
-            at = offsets(cell, import_module("torch"))
-            options.update(cu_q=at, cu_kv=at, max_q=cell.rows, max_kv=cell.rows)
+            attention = fulmen.attention_varlen
         try:
             said = fulmen.explain(q, k, v, operation=cell.op, without=self.without, **options)
             plan = None
@@ -138,16 +162,19 @@ class Fulmen(Side):
             o = forward.o
             return Answer(lambda: plan.forward(q, k, v, out=o), lambda x: (x.o,), chosen)
         if cell.op == "forward":
-            return Answer(
-                lambda: fulmen.attention(q, k, v, **options), lambda o: (o,), chosen, workspace
-            )
+            return Answer(lambda: attention(q, k, v, **options), _as_tensors, chosen, workspace)
         made = fulmen.attention_forward(q, k, v, **options)
         return Answer(
             lambda: fulmen.attention_backward(do, q, k, v, made.o, made.stats, **options),
-            lambda g: tuple(x.reshape(-1, *x.shape[-3:]) for x in (g.dq, g.dk, g.dv)),
+            lambda g: _as_tensors(g.dq, g.dk, g.dv),
             chosen,
             workspace,
         )
+
+
+def _as_tensors(*results: Any) -> tuple[Any, ...]:
+    """Results with the axes of Tensors."""
+    return tuple(x.reshape(-1, *x.shape[-3:]) for x in results)
 
 
 class NaiveNumpy(Side):

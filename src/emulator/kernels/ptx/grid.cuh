@@ -43,6 +43,10 @@ inline F32x4 load_l2_x4(const float* pointer, Site site = Where::current()) {
   emulator::on_global(pointer, 16, emulator::Kind::kRead, site);
   return emulator::load_unseen(reinterpret_cast<const F32x4*>(pointer));
 }
+inline float load_l2(const float* pointer, Site site = Where::current()) {
+  emulator::on_global(pointer, 4, emulator::Kind::kRead, site);
+  return emulator::load_unseen(pointer);
+}
 inline void store_l2_x4(float* pointer, F32x4 x, Site site = Where::current()) {
   check_vector(pointer, "st.global.v4");
   emulator::on_global(pointer, 16, emulator::Kind::kWrite, site);
@@ -60,6 +64,12 @@ inline void announce(u32* counter, Site site = Where::current()) {
   emulator::on_global(counter, 4, emulator::Kind::kAtomic, site);
   emulator::announce_on(counter);
   emulator::store_unseen(counter, emulator::load_unseen(counter) + 1);
+}
+
+inline u32 count_arrival(u32* counter, Site site = Where::current()) {
+  announce(counter, site);
+  emulator::hear_of(counter);
+  return emulator::load_unseen(counter) - 1;
 }
 
 class CounterWait final : public emulator::Wait {

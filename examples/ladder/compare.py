@@ -1,0 +1,105 @@
+# SPDX-FileCopyrightText: fulmen contributors
+# SPDX-License-Identifier: Apache-2.0
+"""All rungs beside each other: time, memory beyond the arguments, error against float64.
+
+python examples/ladder/compare.py [--rows 2048] [--dtype float32] [--causal] [-o table.jsonl]
+
+The rungs of this folder, then fulmen's own implementations from the plainest to the fastest, then
+torch's attention. `fulmen ablation` goes on from there: each optimisation of a kernel off in turn.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import sys
+from functools import partial
+from pathlib import Path
+
+try:
+    import torch
+    from torch.nn.functional import scaled_dot_product_attention
+    from torch.utils.benchmark import Timer
+except ImportError:
+    print("this example needs PyTorch: pip install torch")
+    sys.exit(0)
+
+import fulmen
+
+sys.path.insert(0, str(Path(__file__).parent))
+import chunked
+import naive
+
+IMPLEMENTATIONS = {"cpu": ("scalar", "tiled"), "cuda": ("naive", "simt", "sm80", "sm90")}
+
+
+def by_fulmen(implementation, q, k, v, causal):
+    return fulmen.attention(q, k, v, causal=causal, implementation=implementation)
+
+
+def by_torch(q, k, v, causal):
+    return scaled_dot_product_attention(q, k, v, is_causal=causal)
+
+
+def rungs(device):
+    """Name -> o of (q, k, v, causal)."""
+    found = {"naive": naive.attention, "chunked": chunked.attention}
+    if device == "cuda" and importlib.util.find_spec("triton"):
+        import triton_forward
+
+        found["triton"] = triton_forward.attention
+    for name in IMPLEMENTATIONS[device]:
+        found[f"fulmen {name}"] = partial(by_fulmen, name)
+    return {**found, "torch": by_torch}
+
+
+def measured(attend, arrays, causal, truth, seconds):
+    """One line of the table."""
+    on_gpu = arrays[0].is_cuda
+    if on_gpu:
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+    o = attend(*arrays, causal)
+    mib = (torch.cuda.max_memory_allocated() - before) / 2**20 if on_gpu else None
+    error = float((o.double() - truth).abs().max())
+    timer = Timer("attend(*arrays, causal)",
+                  globals={"attend": attend, "arrays": arrays, "causal": causal})  # fmt: skip
+    ms = timer.blocked_autorange(min_run_time=seconds).median * 1e3
+    return {"ms": round(ms, 4), "mib": mib and round(mib, 1), "max_error": error}
+
+
+def main(arguments=None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rows", type=int, default=2048 if torch.cuda.is_available() else 512)
+    parser.add_argument("--heads", type=int, default=8)
+    parser.add_argument("--dim", type=int, default=64)
+    parser.add_argument("--dtype", default="float32", choices=["float32", "float16", "bfloat16"])
+    parser.add_argument("--causal", action="store_true")
+    parser.add_argument("--seconds", type=float, default=0.2, help="of timing for each rung")
+    parser.add_argument("-o", "--output")
+    asked = parser.parse_args(arguments)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    where = torch.cuda.get_device_name() if device == "cuda" else "CPU"
+    torch.manual_seed(0)
+    shape = (3, 1, asked.heads, asked.rows, asked.dim)
+    arrays = torch.randn(shape, device=device).to(getattr(torch, asked.dtype)).unbind()
+    truth = naive.attention(*(x.double() for x in arrays), asked.causal)
+    print(f"{where}, {asked.heads} heads, {asked.rows} rows, dim {asked.dim}, {asked.dtype}")
+    for name, attend in rungs(device).items():
+        try:
+            line = measured(attend, arrays, asked.causal, truth, asked.seconds)
+        except fulmen.UnsupportedError as error:
+            print(f"{name:14} {error}")
+            continue
+        memory = "" if line["mib"] is None else f"{line['mib']:9.1f} MiB"
+        print(f"{name:14} {line['ms']:10.3f} ms {memory}   error {line['max_error']:.1e}")
+        if asked.output:
+            with open(asked.output, "a") as file:
+                shared = {"rung": name, "card": where, **vars(asked)}
+                file.write(json.dumps({**shared, **line}) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,99 @@
+// SPDX-FileCopyrightText: fulmen contributors
+// SPDX-License-Identifier: Apache-2.0
+//
+// The end of dQ: float32 sums, once all blocks of keys have added to them, become dq; rows past the
+// end of their sequence 0. A warp takes up what a warp has added, and as it lies. Called by
+// backward_sm80 and backward_finish_sm80.
+#pragma once
+
+#include "kernels/ptx/grid.cuh"
+#include "kernels/sequences.cuh"
+#include "kernels/sm80_backward_config.h"
+#include "kernels/tile/row_store.cuh"
+
+namespace fulmen {
+
+// Tiles of queries of neighbouring heads: `num_slots` of each, the first from row `first_row` on.
+struct DqRows {
+  const Sequence& sequence;
+  i64 first_head;
+  i64 first_row;
+  i32 num_slots;
+  i32 num_heads;
+};
+
+template <Sm80BackwardConfig kConfig>
+struct BackwardRoundingSm80 {
+  using Order = Sm80DqOrder<kConfig>;
+  static constexpr i32 kTiles = kConfig.dq_rows / 16;
+  using Sums = float[kTiles][Order::kFloats];
+
+  const AttentionParams& p;
+  DqRows rows;
+  const float* sums;
+
+  // By `num_warps` warps, each with kAtOnce tiles under way.
+  template <i32 kAtOnce>
+  void run(i32 num_warps) const {
+    const i32 count = rows.num_heads * rows.num_slots * kConfig.dq_tiles();
+#pragma unroll 1
+    for (i32 first = static_cast<i32>(warp_index()); first < count; first += num_warps * kAtOnce) {
+      Sums dQ[kAtOnce];
+#pragma unroll
+      for (i32 at = 0; at < kAtOnce; ++at) {
+        if (first + at * num_warps < count) read(dQ[at], first + at * num_warps);
+      }
+#pragma unroll
+      for (i32 at = 0; at < kAtOnce; ++at) {
+        if (first + at * num_warps < count) store(dQ[at], first + at * num_warps);
+      }
+    }
+  }
+
+ private:
+  void read(Sums& dQ, i32 tile) const {
+    const float* const from = sums + i64{tile} * Order::kTileElems +
+                              Order::index(0, 0, 0, static_cast<i32>(lane_index()));
+#pragma unroll
+    for (i32 t = 0; t < kTiles; ++t) {
+#pragma unroll
+      for (i32 i = 0; i < Order::kFloats; i += 4) {
+        const float* const at = from + Order::index(0, t, i, 0);
+        if constexpr (kConfig.hopper) {
+          const ptx::F32x4 x = ptx::load_l2_x4(at);
+#pragma unroll
+          for (i32 e = 0; e < 4; ++e) dQ[t][i + e] = x.word[e];
+        } else {
+#pragma unroll
+          for (i32 e = 0; e < 4; ++e) dQ[t][i + e] = ptx::load_l2(at + 32 * e);
+        }
+      }
+    }
+  }
+
+  void store(const Sums& dQ, i32 number) const {
+    constexpr i32 kAcross = kConfig.d_qk / kConfig.dq_dims;
+    const i32 tile = number % kConfig.dq_tiles(), slot = number / kConfig.dq_tiles();
+    const i32 dim = tile % kAcross * kConfig.dq_dims;
+    if (dim >= p.dim_qk) return;
+    const i64 head = rows.first_head + slot / rows.num_slots;
+    const i64 row = rows.first_row + slot % rows.num_slots * kConfig.rows +
+                    tile / kAcross * kConfig.dq_rows + lane_index() / 4;
+    const Sequence& sequence = rows.sequence;
+    const RowStore store(p.dq, kConfig.dtype,
+                         p.dq.offset(sequence.batch, head, sequence.q_begin + row, dim),
+                         min<i64>(p.dim_qk - dim, kConfig.dq_dims));
+#pragma unroll
+    for (i32 t = 0; t < kTiles; ++t) {
+#pragma unroll
+      for (i32 h = 0; h < 2; ++h) {
+        const i32 below = 16 * t + 8 * h;
+        store.template run<kConfig.dtype>(dQ[t], h, below, row + below < sequence.q_slot,
+                                          row + below < sequence.shape.q_len,
+                                          static_cast<float>(p.score_map.scale));
+      }
+    }
+  }
+};
+
+}  // namespace fulmen

@@ -1,0 +1,122 @@
+// SPDX-FileCopyrightText: fulmen contributors
+// SPDX-License-Identifier: Apache-2.0
+//
+// A step of backward_sm80, the parts of it that warps take, and what the structured masks let the
+// rows of a part see of its keys (backward_rows_sm80 has found it row by row): a part that is seen
+// whole needs no mask arithmetic.
+#pragma once
+
+#include "kernels/head.cuh"
+#include "kernels/tile/backward_tiles_sm80.cuh"
+#include "kernels/tile/warp_terms.cuh"
+
+namespace fulmen {
+
+// A tile of queries met by the block's keys.
+template <Sm80BackwardConfig kConfig>
+struct BackwardStepSm80 {
+  const Head<kConfig.dtype>& head;
+  i32 first_row, first_key;
+  bool is_full;  // every row sees every key
+  i32 stage, pair_stage;
+};
+
+// Where a warp's tile of S begins in a step.
+struct BackwardPartSm80 {
+  i32 row, column;
+};
+
+// Whether a warp's rows see all of its keys, and whether some row does not see the first of them.
+struct Sight {
+  bool all, begins;
+};
+
+// Whether every number met is finite: 0 times it is 0.
+class FiniteCheck {
+ public:
+  void meet(float x) {
+    sums_[next_] = ptx::fma(x, 0.f, sums_[next_]);
+    next_ = (next_ + 1) % kSums;
+  }
+  template <i32 kTiles, i32 kFloats>
+  void meet(const float (&S)[kTiles][kFloats]) {
+#pragma unroll
+    for (i32 t = 0; t < kTiles; ++t) {
+#pragma unroll
+      for (i32 i = 0; i < kFloats; ++i) meet(S[t][i]);
+    }
+  }
+  bool fails() const { return sums_[0] + sums_[1] + sums_[2] + sums_[3] != 0; }
+
+ private:
+  static constexpr i32 kSums = 4;  // side by side, so that none waits for the one before
+  float sums_[kSums] = {};
+  i32 next_ = 0;  // known when compiled, in loops that are unrolled
+};
+
+template <Sm80BackwardConfig kConfig>
+struct BackwardSightSm80 {
+  using Step = BackwardStepSm80<kConfig>;
+  using Part = BackwardPartSm80;
+  using Terms = WarpTerms<kConfig.scores()>;
+  static constexpr i32 kTiles = kConfig.s_rows / 16;
+  static constexpr i32 kFloats = kConfig.s_columns / 2;
+
+  BackwardTilesSm80<kConfig> tiles;
+
+  // Keys of the step that a row of it sees.
+  Sm80Columns columns(const Step& step, i32 row) const {
+    const u32 from = tiles.columns_at(step.stage) + static_cast<u32>(row) * 8;
+    return {static_cast<i32>(ptx::load_shared(from)) - step.first_key,
+            static_cast<i32>(ptx::load_shared(from + 4)) - step.first_key};
+  }
+
+  Sight of(const Step& step, const Part& part) const {
+    if (step.is_full) return {true, false};
+    const i32 first = part.column, end = first + kConfig.s_columns;
+    const i32 lane = static_cast<i32>(lane_index());
+    bool all = true, begins = false;
+#pragma unroll
+    for (i32 row = 0; row < kConfig.s_rows; row += 32) {
+      const Sm80Columns seen = columns(step, part.row + min(row + lane, kConfig.s_rows - 1));
+      all = all && seen.begin <= first && end <= seen.end;
+      begins = begins || seen.begin > first;
+    }
+    return {!ptx::any(!all), ptx::any(begins)};
+  }
+
+  // What is hidden becomes -inf.
+  void hide(float (&S)[kTiles][kFloats], const Step& step, const Part& part,
+            const Sight& sight) const {
+    if (sight.all) return;
+    if (sight.begins) {
+      hide_outside<true>(S, step, part);
+    } else {
+      hide_outside<false>(S, step, part);
+    }
+  }
+
+ private:
+  template <bool kBegins>
+  void hide_outside(float (&S)[kTiles][kFloats], const Step& step, const Part& part) const {
+    const i32 own = part.column + Terms::column(0);
+#pragma unroll
+    for (i32 t = 0; t < kTiles; ++t) {
+#pragma unroll
+      for (i32 h = 0; h < 2; ++h) {
+        const Sm80Columns seen = columns(step, part.row + Terms::row(t, h));
+        const i32 begin = seen.begin - own, end = seen.end - own;
+#pragma unroll
+        for (i32 f = 2 * h; f < kFloats; f += 4) {
+#pragma unroll
+          for (i32 e = 0; e < 2; ++e) {
+            const i32 at = 8 * (f / 4) + e;
+            if (at >= end || (kBegins && at < begin)) S[t][f + e] = kMinusInfinity;
+          }
+        }
+      }
+    }
+  }
+};
+
+}  // namespace fulmen

@@ -1,0 +1,161 @@
+// SPDX-FileCopyrightText: fulmen contributors
+// SPDX-License-Identifier: Apache-2.0
+//
+// A warp's part of P and dS in registers, from the products of tiles and what is kept of the rows;
+// and rounded, from and to shared memory. Called by backward_pairs_sm80.
+#pragma once
+
+#include "kernels/tile/backward_sight_sm80.cuh"
+
+namespace fulmen {
+
+template <Sm80BackwardConfig kConfig>
+struct BackwardWeightsSm80 {
+  using Tiles = BackwardTilesSm80<kConfig>;
+  using PairTile = typename Tiles::PairTile;
+  using Terms = WarpTerms<kConfig.scores()>;
+  using Step = BackwardStepSm80<kConfig>;
+  using Part = BackwardPartSm80;
+  static constexpr i32 kTiles = kConfig.s_rows / 16;
+  static constexpr i32 kFloats = kConfig.s_columns / 2;
+  using Scores = float[kTiles][kFloats];
+  using Rows = Sm80Row[2];  // of 16 rows, the thread's two
+
+  const AttentionParams& p;
+  Tiles tiles;
+
+  // S = Q K^T
+  void multiply_q_k(Scores& S, const Step& step, const Part& part) const {
+    multiply<kConfig.d_qk>(S, tiles.q_tile(step.stage), tiles.k_tile(), part);
+  }
+  // dP = dO V^T
+  void multiply_dout_v(Scores& dP, const Step& step, const Part& part) const {
+    multiply<kConfig.d_v>(dP, tiles.dout_tile(step.stage), tiles.v_tile(), part);
+  }
+
+  void read_rows(Rows& rows, const Step& step, const Part& part, i32 t) const {
+#pragma unroll
+    for (i32 h = 0; h < 2; ++h) {
+      const ptx::U32x4 x =
+          ptx::load_shared_x4(tiles.rows_at(step.stage) + (part.row + Terms::row(t, h)) * 16);
+      rows[h] = {__builtin_bit_cast(float, x.word[0]), __builtin_bit_cast(float, x.word[1]),
+                 __builtin_bit_cast(float, x.word[2]), __builtin_bit_cast(float, x.word[3])};
+    }
+  }
+
+  // S = P, 0 where hidden. In nats where config.natural says so, else scaled here.
+  void weigh(Scores& S, const Step& step, const Part& part) const {
+    constexpr float kLog2E = kWarpLog2E;
+    const float unit = kConfig.natural ? 1.f : static_cast<float>(p.score_map.scale);
+    const float unit_log2 =
+        kConfig.natural ? kLog2E : static_cast<float>(p.score_map.scale * 1.4426950408889634);
+#pragma unroll
+    for (i32 t = 0; t < kTiles; ++t) {
+      Rows rows;
+      read_rows(rows, step, part, t);
+      const float largest = ptx::max(ptx::abs(rows[0].row_max), ptx::abs(rows[1].row_max));
+      if (ptx::any(largest * kLog2E > 1024)) {  // a product with row_max is not exact enough
+        exponentiate(S[t], [&](float s, i32 h) {
+          const float below = ptx::max(rows[h].row_max - ptx::mul(s, unit), 0.f);
+          return ptx::fma(-below, kLog2E, -rows[h].sum_log2);
+        });
+        continue;
+      }
+      const float lse_log2[2] = {ptx::fma(rows[0].row_max, kLog2E, rows[0].sum_log2),
+                                 ptx::fma(rows[1].row_max, kLog2E, rows[1].sum_log2)};
+      exponentiate(S[t], [&](float s, i32 h) { return ptx::fma(s, unit_log2, -lse_log2[h]); });
+    }
+  }
+
+  // dP = dS = P (share dP + offset)
+  static void form_ds(float (&dP)[kFloats], const float (&P)[kFloats], const Rows& rows) {
+#pragma unroll
+    for (i32 i = 0; i < kFloats; ++i) {
+      const Sm80Row& row = rows[i / 2 % 2];
+      dP[i] =
+          P[i] * (kConfig.split_sum ? ptx::fma(row.share, dP[i], row.offset) : dP[i] + row.offset);
+    }
+  }
+  void form_ds(Scores& dP, const Scores& P, const Step& step, const Part& part) const {
+#pragma unroll
+    for (i32 t = 0; t < kTiles; ++t) {
+      Rows rows;
+      read_rows(rows, step, part, t);
+      form_ds(dP[t], P[t], rows);
+    }
+  }
+  // The same with P as it is in shared memory, rounded.
+  void form_ds_of_shared(Scores& dP, const Step& step, const Part& part) const {
+    const auto from = way_to(tiles.p_tile(), part);
+#pragma unroll
+    for (i32 t = 0; t < kTiles; ++t) {
+      Rows rows;
+      read_rows(rows, step, part, t);
+      float P[kFloats];
+#pragma unroll
+      for (i32 i = 0; i < kFloats; i += 8) {
+        const ptx::U32x4 x = ptx::ldmatrix_x4(from.at(i / 8, 16 * t));
+#pragma unroll
+        for (i32 w = 0; w < 4; ++w) {
+          using Element = typename Head<kConfig.dtype>::Element;
+          P[i + 2 * w] = widen(Element{static_cast<u16>(x.word[w])});
+          P[i + 2 * w + 1] = widen(Element{static_cast<u16>(x.word[w] >> 16)});
+        }
+      }
+      form_ds(dP[t], P, rows);
+    }
+  }
+
+  // A warp's tile of P or dS, rounded, to shared memory.
+  static void share(const Scores& S, const PairTile& tile, const Part& part) {
+    const auto to = way_to(tile, part);
+#pragma unroll
+    for (i32 t = 0; t < kTiles; ++t) {
+#pragma unroll
+      for (i32 i = 0; i < kFloats; i += 8) {
+        ptx::U32x4 x;
+#pragma unroll
+        for (i32 w = 0; w < 4; ++w) {
+          x.word[w] = ptx::pack<kConfig.dtype>(S[t][i + 2 * w], S[t][i + 2 * w + 1]);
+        }
+        if constexpr (kConfig.hopper) {
+          ptx::stmatrix_x4(to.at(i / 8, 16 * t), x);
+        } else {
+#pragma unroll
+          for (i32 w = 0; w < 4; ++w) {
+            const u32 row = part.row + Terms::row(t, w % 2);
+            const u32 unit = part.column / 8 + i / 4 + w / 2;
+            ptx::store_shared(tile.address(row, unit) + lane_index() % 4 * 4, x.word[w]);
+          }
+        }
+      }
+    }
+  }
+
+ private:
+  template <i32 kDims>
+  static void multiply(Scores& S, const SwizzledTile<kDims, kConfig.swizzle>& queries,
+                       const SwizzledTile<kDims, kConfig.swizzle>& keys, const Part& part) {
+    const auto left = left_rows(queries, part.row);
+    auto right = right_rows(keys);
+    right.start = right.at(0, part.column);
+    clear(S);
+    multiply_tiles<kConfig.dtype, kDims / 16>(
+        S, [&](i32 k, i32 t) { return ptx::ldmatrix_x4(left.at(k, 16 * t)); },
+        [&](i32 k, i32 n) { return ptx::ldmatrix_x4(right.at(k, 16 * n)); });
+  }
+
+  template <class Exponent>
+  static void exponentiate(float (&S)[kFloats], const Exponent& exponent) {
+#pragma unroll
+    for (i32 i = 0; i < kFloats; ++i) S[i] = ptx::exp2(exponent(S[i], i / 2 % 2));
+  }
+
+  // A lane's way through a part of P or dS, 16 x 16 numbers at a time.
+  static auto way_to(const PairTile& tile, const Part& part) {
+    return PartRow<kConfig.columns, kConfig.swizzle, kConfig.s_columns / 16>(
+        left_rows(tile, part.row), part.column / 16);
+  }
+};
+
+}  // namespace fulmen

@@ -1,0 +1,24 @@
+// SPDX-FileCopyrightText: fulmen contributors
+// SPDX-License-Identifier: Apache-2.0
+//
+// Tiles of plain problems that are faster than those of the rules in sm90_forward.cpp.
+// Written by `fulmen bench --tune`.
+#pragma once
+
+#include <array>
+
+#include "core/tile_choice.h"
+
+namespace fulmen {
+
+// Of a class of problems: head dimension, causal, sequences of at most 1024 rows.
+struct TunedTile {
+  i64 dim;
+  bool causal;
+  bool is_short;
+  TileChoice tile;
+};
+
+inline constexpr std::array<TunedTile, 0> kTunedTiles{};
+
+}  // namespace fulmen

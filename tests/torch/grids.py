@@ -1,0 +1,77 @@
+# SPDX-FileCopyrightText: fulmen contributors
+# SPDX-License-Identifier: Apache-2.0
+"""The parameter grids of FlashAttention's public tests, as cases of ours.
+
+What each of its three generations varies in test_flash_attn_output, without what chooses a kernel
+there and nothing here (num_splits, pack_gqa) and what README.md here lists as refused.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterator
+from typing import NamedTuple
+
+
+class Case(NamedTuple):
+    """One forward and backward pass; 6 query heads."""
+
+    rows: tuple[int, int]
+    dims: tuple[int, int]
+    kv_heads: int
+    causal: bool
+    softcap: float
+    window: tuple[int, int] | None = None
+    chunk: int = 0
+    alibi: bool = False
+    sinks: bool = False
+    deterministic: bool = False
+
+    def __str__(self) -> str:
+        return ",".join(f"{name}={x}" for name, x in self._asdict().items() if x)
+
+
+KV_HEADS = [6, 3, 1]
+FLAGS = [False, True]
+SOFTCAPS = [0.0, 15.0]
+FA2_ROWS = [(113, 203), (128, 217), (113, 211), (108, 256), (256, 512), (512, 256), (1024, 1024),
+            (1023, 1024), (1024, 1023), (256, 128), (1, 147), (3, 1), (33, 33)]  # fmt: skip
+FA2_DIMS = [32, 40, 59, 64, 96, 111, 128, 160, 192, 224, 256]
+FA3_ROWS = [(64, 128), (128, 192), (256, 256), (239, 1), (799, 3), (113, 203), (113, 128),
+            (128, 217), (113, 211), (108, 256), (384, 256), (640, 128), (512, 256), (1024, 1024),
+            (1023, 1024), (1024, 1023)]  # fmt: skip
+FA3_DIMS = [(64, 64), (64, 256), (96, 96), (128, 128), (192, 128), (192, 192), (256, 256)]
+FA4_ROWS = [(1, 1), (3, 3), (64, 32), *FA3_ROWS, (256, 512)]
+FA4_DIMS = [(64, 64), (96, 96), (128, 128), (192, 128), (192, 192), (256, 256)]
+
+
+def fa2() -> Iterator[Case]:
+    for rows, dim, heads, causal, local, alibi, softcap in itertools.product(
+        FA2_ROWS, FA2_DIMS, KV_HEADS, FLAGS, FLAGS, FLAGS, SOFTCAPS
+    ):
+        window = (17, 5) if local else None
+        yield Case(rows, (dim, dim), heads, causal, softcap, window, alibi=alibi)
+
+
+def fa3() -> Iterator[Case]:
+    for rows, dims, heads, causal, limit, softcap in itertools.product(
+        FA3_ROWS, FA3_DIMS, KV_HEADS, FLAGS, ("no", "window", "chunk"), SOFTCAPS
+    ):
+        window, chunk = (40, 9) if limit == "window" else None, 50 if limit == "chunk" else 0
+        yield Case(rows, dims, heads, causal, softcap, window, chunk)
+
+
+def fa4() -> Iterator[Case]:
+    for rows, dims, heads, causal, local, softcap, sinks, deterministic in itertools.product(
+        FA4_ROWS, FA4_DIMS, KV_HEADS, FLAGS, FLAGS, SOFTCAPS, FLAGS, FLAGS
+    ):
+        window = (31, 12) if local else None
+        yield Case(
+            rows, dims, heads, causal, softcap, window, sinks=sinks, deterministic=deterministic
+        )
+
+
+def drawn(grid: list[Case], number: int) -> list[Case]:
+    """The same `number` cases every time."""
+    return random.Random(1).sample(grid, number)
