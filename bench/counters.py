@@ -3,8 +3,8 @@
 """What the emulator counts of a kernel against what a GPU's own counters say of it.
 
 python bench/counters.py emulate FILE       FULMEN_EMULATOR and ..._MULTIPROCESSORS=132 are set
-ncu --clock-control none --cache-control all -k fulmen_kernel --csv --print-units base --metrics
-    ... python bench/counters.py run > NCU.CSV      the same calls on a GPU, METRICS in place of ...
+ncu --clock-control none --cache-control all -k fulmen_kernel --page raw --csv --print-units base
+    --metrics ... python bench/counters.py run > NCU.CSV    the same on a GPU; METRICS for ...
 python bench/counters.py join FILE NCU.CSV CARD > bench/results/DATE-counters-CARD.jsonl
 """
 
@@ -18,12 +18,13 @@ from typing import Any, NamedTuple
 import fulmen
 
 # What reaches the multiprocessors, before the L2 merges what several of them ask for at once; what
-# they write; wavefronts and conflicts of loads and stores; matrix instructions of warps.
+# their stores touch, spills apart; what the L2 is given to write, spills and all; wavefronts and
+# conflicts of loads and stores; matrix instructions of warps.
 METRICS = (
     "l1tex__m_xbar2l1tex_read_bytes.sum",
-    "lts__t_sectors_srcunit_tex_op_write.sum",
     "l1tex__t_sectors_pipe_lsu_mem_global_op_st.sum",
     "l1tex__t_sectors_pipe_lsu_mem_local_op_st.sum",
+    "lts__t_sectors_srcunit_tex_op_write.sum",
     "l1tex__data_pipe_lsu_wavefronts_mem_shared_op_ld.sum",
     "l1tex__data_pipe_lsu_wavefronts_mem_shared_op_st.sum",
     "l1tex__data_bank_conflicts_pipe_lsu_mem_shared_op_ld.sum",
@@ -96,13 +97,11 @@ def join(emulated: str, measured: str, card: str) -> None:
     """One line of JSON for each shape: both, and their ratio."""
     with open(emulated, encoding="utf-8") as file:
         counted = json.load(file)
-    launches: dict[str, dict[str, float]] = {}
     with open(measured, encoding="utf-8") as file:
-        rows = [line for line in file if line.startswith('"')]
-    for row in csv.DictReader(rows):
-        value = float(row["Metric Value"].replace(",", ""))
-        launches.setdefault(row["ID"], {})[row["Metric Name"]] = value
-    for shape, mine, theirs in zip(SHAPES, counted, launches.values(), strict=True):
+        rows = csv.DictReader(line for line in file if line.startswith('"'))
+        launches = list(rows)[1:]  # behind the units
+    for shape, mine, row in zip(SHAPES, counted, launches, strict=True):
+        theirs = [float(row[metric].replace(",", "")) for metric in METRICS]
         loaded, stored = (
             SECTOR_BYTES * sum(x[how] for x in mine["arrays"].values())
             for how in ("loaded_sectors", "stored_sectors")
@@ -112,16 +111,18 @@ def join(emulated: str, measured: str, card: str) -> None:
         )
         warps = 4 if shape.implementation == "sm90" else 1  # of a product
         pairs = {
-            "l2_read_bytes": (loaded, theirs[METRICS[0]]),
-            "l2_write_bytes": (stored, SECTOR_BYTES * theirs[METRICS[1]]),
-            "shared_wavefronts": (wavefronts, theirs[METRICS[2]] + theirs[METRICS[3]]),
-            "bank_conflicts": (conflicts, theirs[METRICS[4]] + theirs[METRICS[5]]),
-            "matrix_instructions": (warps * mine["products"], theirs[METRICS[6]]),
+            "l2_read_bytes": (loaded, theirs[0]),
+            "stored_bytes": (stored, SECTOR_BYTES * theirs[1]),
+            "shared_wavefronts": (wavefronts, theirs[4] + theirs[5]),
+            "bank_conflicts": (conflicts, theirs[6] + theirs[7]),
+            "matrix_instructions": (warps * mine["products"], theirs[8]),
         }
         print(json.dumps({
             "what": "counters", "gpu": card, **shape._asdict(),
             **{name: {"emulator": a, "ncu": b} for name, (a, b) in pairs.items()},
-            "dram_read_bytes": theirs[METRICS[7]],
+            "spilled_bytes": SECTOR_BYTES * theirs[2],
+            "l2_write_bytes": SECTOR_BYTES * theirs[3],
+            "dram_read_bytes": theirs[9],
         }))  # fmt: skip
 
 

@@ -89,7 +89,7 @@ def attention(
             value of fulmen.masks; or a tuple of these, which must all hold.
         bias: added to the scores; broadcasts to (batch, head, q_row, kv_row); the dtype of q,
             float32, or float64 for float64. -inf hides.
-        alibi_slopes: (head,) or (batch, head): subtracts slope * |i + shift - j|.
+        alibi_slopes: (head,) or (batch, head): subtracts slope * |i + shift - j|; constants.
         softcap: cap > 0: cap * tanh(score / cap) before bias and masks; 0: off.
         sinks: (head,): one more logit in each row's denominator.
         q_lengths: (batch,) integers: rows from there on give o = 0 and lse = -inf.

@@ -8,7 +8,7 @@
 #include <limits>
 
 #include "api/boundary.h"
-#include "core/error.h"
+#include "core/refuse.h"
 
 namespace fulmen::api {
 namespace {
@@ -35,8 +35,6 @@ constexpr fulmen_tensor fulmen_tensors::* kMembers[] = {
     &fulmen_tensors::dv,     &fulmen_tensors::dbias,     &fulmen_tensors::dsinks,
 };
 static_assert(sizeof(kMembers) / sizeof(kMembers[0]) == kNumArrays);
-
-[[noreturn]] void refuse(const std::string& text) { throw Error(Status::kArgument, text); }
 
 bool to_flag(int32_t value, const char* option) {
   if (value != 0 && value != 1) refuse(sentence(option, " is ", value, "; allowed is 0 or 1"));
@@ -168,6 +166,7 @@ Request to_request(const fulmen_problem* problem, const fulmen_tensors* tensors,
 }  // namespace fulmen::api
 
 using fulmen::Error;
+using fulmen::refuse;
 using fulmen::sentence;
 using fulmen::Status;
 
@@ -180,7 +179,7 @@ fulmen_status fulmen_tensor_init(fulmen_tensor* tensor, void* data, fulmen_dtype
                   sentence("rank is ", rank, "; allowed is 0 to ", FULMEN_MAX_RANK));
     }
     if (rank > 0 && shape == nullptr) {
-      throw Error(Status::kArgument, sentence("shape is null; rank ", rank, " needs its extents"));
+      refuse(sentence("shape is null; rank ", rank, " needs its extents"));
     }
     fulmen_tensor made = fulmen::api::absent();
     made.data = data;

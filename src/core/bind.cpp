@@ -9,7 +9,7 @@
 
 #include "core/check_arrays.h"
 #include "core/check_pointers.h"
-#include "core/error.h"
+#include "core/refuse.h"
 
 namespace fulmen {
 namespace {
@@ -30,10 +30,9 @@ void check_same(const Tensor& now, const Tensor& planned, const Tensor& given, A
   }
   for (int axis = 0; axis < kMaxRank; ++axis) {
     if (now.strides[axis] == planned.strides[axis]) continue;
-    throw Error(Status::kArgument,
-                sentence(subject, " has stride ", now.strides[axis], " on axis ", axis, " of ",
-                         shape_text(planned), " but had ", planned.strides[axis],
-                         " when the plan was made: make a plan for it"));
+    refuse(sentence(subject, " has stride ", now.strides[axis], " on axis ", axis, " of ",
+                    shape_text(planned), " but had ", planned.strides[axis],
+                    " when the plan was made: make a plan for it"));
   }
 }
 
@@ -48,10 +47,9 @@ Problem rebind(const Problem& problem, const Arrays& arrays) {
     if (use_of(rule, call) == Use::kIgnored) continue;
     const Tensor& given = arrays[array];
     if (given.present() != problem.has(array)) {
-      throw Error(Status::kArgument, sentence(name(array),
-                                              given.present() ? " is given, but was absent"
-                                                              : " is missing, but was given",
-                                              " when the plan was made"));
+      refuse(sentence(name(array),
+                      given.present() ? " is given, but was absent" : " is missing, but was given",
+                      " when the plan was made"));
     }
     if (!given.present()) continue;
     check_layout(given, name(array), rule.list, problem.packed, Pointers::kChecked);

@@ -3,7 +3,7 @@
 //
 // The contents of lengths and offsets, where the host can read them.
 
-#include "core/error.h"
+#include "core/refuse.h"
 #include "core/validate.h"
 
 namespace fulmen {
@@ -22,8 +22,6 @@ struct Side {
 i64 entry(const Problem& problem, Array array, i64 index) {
   return problem.arrays[array].index(0, 0, 0, index);
 }
-
-[[noreturn]] void refuse(const std::string& text) { throw Error(Status::kArgument, text); }
 
 void check_offsets(const Problem& problem, const Side& side) {
   if (!problem.has(side.offsets)) return;

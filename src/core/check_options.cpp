@@ -7,15 +7,13 @@
 
 #include <cmath>
 
-#include "core/error.h"
+#include "core/refuse.h"
 #include "core/validate.h"
 
 namespace fulmen {
 namespace {
 
 constexpr u64 kMaxWord = 0xffffffffu;  // what one 32-bit word of a Philox counter holds
-
-[[noreturn]] void refuse(const std::string& text) { throw Error(Status::kArgument, text); }
 
 ScoreMap<double> score_map(const Options& options, i64 dim_qk) {
   if (std::isinf(options.scale)) {

@@ -5,8 +5,8 @@
 
 #include "core/check_pointers.h"
 
-#include "core/error.h"
 #include "core/overlap.h"
+#include "core/refuse.h"
 
 namespace fulmen {
 namespace {
@@ -38,9 +38,8 @@ void check_overlaps(const Problem& problem, Call call) {
       const ArrayRule& other = *ranges[j].rule;
       const bool was_seen = use_of(other, call) == Use::kOutput && j <= i;
       if (was_seen || !share_bytes(ranges[i], ranges[j])) continue;
-      throw Error(Status::kArgument,
-                  sentence(name(out.array), " overlaps ", name(other.array),
-                           " in memory; an output may share no byte with any other array"));
+      refuse(sentence(name(out.array), " overlaps ", name(other.array),
+                      " in memory; an output may share no byte with any other array"));
     }
   }
 }
@@ -59,10 +58,9 @@ i64 pointer_alignment(const Arrays& arrays) {
 void check_outputs_nest(const Problem& problem, Call call) {
   for_each_used(problem.arrays, call, [&](const ArrayRule& rule, const Tensor& tensor) {
     if (use_of(rule, call) == Use::kOutput && may_overlap_itself(tensor)) {
-      throw Error(Status::kArgument,
-                  sentence(name(rule.array),
-                           " has strides by which two of its elements are one; an "
-                           "output needs a place of its own for each element"));
+      refuse(sentence(name(rule.array),
+                      " has strides by which two of its elements are one; an "
+                      "output needs a place of its own for each element"));
     }
   });
 }

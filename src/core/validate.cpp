@@ -8,12 +8,10 @@
 #include "core/check_arrays.h"
 #include "core/check_options.h"
 #include "core/check_pointers.h"
-#include "core/error.h"
+#include "core/refuse.h"
 
 namespace fulmen {
 namespace {
-
-[[noreturn]] void refuse(const std::string& text) { throw Error(Status::kArgument, text); }
 
 void require(const Arrays& arrays, Array array, const char* why) {
   if (!arrays[array].present()) refuse(sentence(name(array), " is missing; ", why));

@@ -17,7 +17,7 @@ namespace {
 
 constexpr int kRowsThreads = 256;  // kSm80RowsThreads, kSm80FinishThreads
 constexpr int kRowsBlocks = 4;
-constexpr std::size_t kNumOwn = 3;  // launches before those of simt
+constexpr i64 kDbiasBlocks = 4096;
 
 std::vector<ConfigField> fields_of(const Sm80BackwardConfig& config) {
   return {FULMEN_FIELD(dtype),      FULMEN_FIELD(d_qk),        FULMEN_FIELD(d_v),
@@ -26,10 +26,12 @@ std::vector<ConfigField> fields_of(const Sm80BackwardConfig& config) {
           FULMEN_FIELD(units),      FULMEN_FIELD(s_rows),      FULMEN_FIELD(s_columns),
           FULMEN_FIELD(kv_rows),    FULMEN_FIELD(dq_rows),     FULMEN_FIELD(dq_dims),
           FULMEN_FIELD(min_blocks), FULMEN_FIELD(dq),          FULMEN_FIELD(dk),
-          FULMEN_FIELD(dv),         FULMEN_FIELD(terms),       FULMEN_FIELD(natural),
-          FULMEN_FIELD(softcap),    FULMEN_FIELD(alibi),       FULMEN_FIELD(dropout),
-          FULMEN_FIELD(split_sum),  FULMEN_FIELD(ordered),     FULMEN_FIELD(hopper),
-          FULMEN_FIELD(swizzle),    FULMEN_FIELD(full_blocks)};
+          FULMEN_FIELD(dv),         FULMEN_FIELD(mask),        FULMEN_FIELD(bias),
+          FULMEN_FIELD(pair_units), FULMEN_FIELD(documents),   FULMEN_FIELD(dbias),
+          FULMEN_FIELD(sums_dbias), FULMEN_FIELD(natural),     FULMEN_FIELD(softcap),
+          FULMEN_FIELD(alibi),      FULMEN_FIELD(dropout),     FULMEN_FIELD(split_sum),
+          FULMEN_FIELD(ordered),    FULMEN_FIELD(hopper),      FULMEN_FIELD(swizzle),
+          FULMEN_FIELD(full_blocks)};
 }
 
 KernelSpec spec_of(const char* entry, const std::string& distinction,
@@ -51,7 +53,7 @@ KernelSpec rows_spec(const Problem& problem, const Sm80BackwardConfig& main_conf
       spec_of("backward_rows_sm80",
               sentence("_", config.rows, config.dq ? sentence("_dq", config.d_qk) : "",
                        config.split_sum ? "_split" : "", config.hopper ? "_hopper" : "",
-                       config.units ? "" : "_any"),
+                       config.documents ? "_documents" : "", config.units ? "" : "_any"),
               config);
   spec.num_threads = kRowsThreads;
   spec.min_blocks = kRowsBlocks;
@@ -61,13 +63,19 @@ KernelSpec rows_spec(const Problem& problem, const Sm80BackwardConfig& main_conf
 }
 
 KernelSpec main_spec(const Sm80BackwardConfig& config) {
-  const std::string distinction =
-      sentence("_d", config.d_qk, "_", config.d_v, "_", config.rows, "x", config.columns,
-               config.dq ? "_dq" : "", config.dk ? "_dk" : "", config.dv ? "_dv" : "",
-               config.terms ? "_terms" : "", config.natural ? "_natural" : "",
-               config.softcap ? "_softcap" : "", config.alibi ? "_alibi" : "",
-               config.dropout ? "_dropout" : "", config.split_sum ? "_split" : "",
-               config.ordered ? "_ordered" : "", config.units ? "" : "_any");
+  const std::string distinction = sentence(
+      "_d", config.d_qk, "_", config.d_v, "_", config.rows, "x", config.columns,
+      config.dq ? "_dq" : "", config.dk ? "_dk" : "", config.dv ? "_dv" : "",
+      config.mask ? "_mask" : "",
+      config.bias == DType::kNone ? "" : sentence("_bias_", name(config.bias)),
+      config.documents ? "_documents" : "",
+      config.sums_dbias ? "_dbias_sums"
+      : config.dbias    ? "_dbias"
+                        : "",
+      config.pair_units || !config.hides_pairs() ? "" : "_words", config.natural ? "_natural" : "",
+      config.softcap ? "_softcap" : "", config.alibi ? "_alibi" : "",
+      config.dropout ? "_dropout" : "", config.split_sum ? "_split" : "",
+      config.ordered ? "_ordered" : "", config.units ? "" : "_any");
   KernelSpec spec = spec_of("backward_sm80", distinction, config);
   spec.num_threads = config.threads();
   spec.min_blocks = config.min_blocks;
@@ -75,6 +83,14 @@ KernelSpec main_spec(const Sm80BackwardConfig& config) {
   spec.shared_bytes_text = "kConfig.shared_bytes()";
   spec.tensor_cores = true;
   spec.spill_allowance_bytes = kSm80BackwardSpillBytes;
+  return spec;
+}
+
+KernelSpec dbias_spec(const Sm80BackwardConfig& config) {
+  KernelSpec spec =
+      spec_of("backward_dbias_sm80", config.sums_dbias ? "_sums" : "", sm80_dbias_config(config));
+  spec.num_threads = kRowsThreads;
+  spec.min_blocks = kRowsBlocks;
   return spec;
 }
 
@@ -89,19 +105,38 @@ KernelSpec finish_spec(const Sm80BackwardConfig& config) {
   return spec;
 }
 
-}  // namespace
-
-std::vector<KernelLaunch> sm80_backward_launches(const Problem& problem, const Gpu& gpu) {
-  const Sm80BackwardConfig config = sm80_backward_config(problem, gpu);
-  const AttentionParams params = attention_params(problem);
+// What prepares, the kernel that computes, what finishes; dbias before them or after.
+std::vector<KernelLaunch> own_launches(const Problem& problem, const Sm80BackwardConfig& config,
+                                       const AttentionParams& params) {
   const i64 row_tiles = num_q_tiles(params, config.rows);
   const i64 key_tiles = num_kv_tiles(params, config.columns);
   const i64 finish_blocks = sm80_finish_blocks(row_tiles, key_tiles, !sm80_rounds_by_head(problem));
   std::vector<KernelLaunch> launches{{rows_spec(problem, config), row_tiles},
                                      {main_spec(config), key_tiles, 1, config.hopper},
                                      {finish_spec(config), finish_blocks, 1, config.hopper}};
-  const AttentionParams rest = side_gradient_params(problem);
-  for (KernelLaunch& launch : simt_backward(rest, gpu.shared_bytes_per_block)) {
+  if (config.dbias) {
+    launches.insert(config.sums_dbias ? launches.end() : launches.begin(),
+                    {dbias_spec(config), kDbiasBlocks});
+  }
+  return launches;
+}
+
+// What is left for simt.
+AttentionParams side_params(const Problem& problem, const Sm80BackwardConfig& config,
+                            u32* faults = nullptr) {
+  AttentionParams params = side_gradient_params(problem, faults);
+  if (config.dbias) params.dbias = ArrayView{};
+  return params;
+}
+
+}  // namespace
+
+std::vector<KernelLaunch> sm80_backward_launches(const Problem& problem, const Gpu& gpu) {
+  const Sm80BackwardConfig config = sm80_backward_config(problem, gpu);
+  const AttentionParams params = attention_params(problem);
+  std::vector<KernelLaunch> launches = own_launches(problem, config, params);
+  for (KernelLaunch& launch :
+       simt_backward(side_params(problem, config), gpu.shared_bytes_per_block)) {
     launches.push_back(std::move(launch));
   }
   return launches;
@@ -115,18 +150,21 @@ void sm80_backward_run(const Call& call) {
   Sm80BackwardParams params{};
   params.attention = attention_params(problem, call.faults);
   params.row_tiles = reinterpret_cast<u8*>(call.workspace + workspace.row_tiles_at);
+  params.hulls = reinterpret_cast<Sm80Columns*>(call.workspace + workspace.hulls_at);
   params.dq_sums = reinterpret_cast<float*>(call.workspace + workspace.dq_sums_at);
+  params.dbias_sums = reinterpret_cast<float*>(call.workspace + workspace.dbias_sums_at);
   params.suspect_rows = at(0);
   params.suspect_keys = at(workspace.suspect_keys_at);
   params.turns = at(workspace.turns_at);
   params.next_block = at(workspace.next_block_at);
   if (sm80_rounds_by_head(problem)) params.arrived = at(workspace.arrived_at);
   params.lines_per_group = sm80_lines_per_group(problem);
-  for (std::size_t i = 0; i < kNumOwn; ++i) call.launch(i, params);
-  if (call.kernels.size() == kNumOwn) return;
-  AttentionParams rest = side_gradient_params(problem, call.faults);
+  const std::size_t num_own = config.dbias ? 4 : 3;
+  for (std::size_t i = 0; i < num_own; ++i) call.launch(i, params);
+  if (call.kernels.size() == num_own) return;
+  AttentionParams rest = side_params(problem, config, call.faults);
   set_row_terms(rest, reinterpret_cast<u8*>(call.workspace + workspace.row_terms_at));
-  for (std::size_t i = kNumOwn; i < call.kernels.size(); ++i) call.launch(i, rest);
+  for (std::size_t i = num_own; i < call.kernels.size(); ++i) call.launch(i, rest);
 }
 
 std::vector<std::vector<KernelSpec>> sm80_backward_specs(const Gpu& gpu) {
@@ -138,10 +176,15 @@ std::vector<std::vector<KernelSpec>> sm80_backward_specs(const Gpu& gpu) {
         problem.dim_qk = dim_qk;
         problem.dim_v = dim_v;
         problem.dtype = dtype;
+        for (const Array array : {Array::kQ, Array::kK, Array::kV, Array::kO, Array::kDOut}) {
+          problem.arrays[array].dtype = dtype;
+          problem.arrays[array].strides[3] = dtype == DType::kBFloat16 ? 1 : 2;  // units, or none
+        }
         const Sm80BackwardConfig config = sm80_backward_config(problem, gpu);
         specs.push_back(main_spec(config));
         around.push_back(rows_spec(problem, config));
         around.push_back(finish_spec(config));
+        if (config.dbias) around.push_back(dbias_spec(config));
       }
     }
   };
@@ -159,13 +202,13 @@ std::vector<std::vector<KernelSpec>> sm80_backward_specs(const Gpu& gpu) {
   Problem capped = with(all, {Array::kAlibiSlopes});
   capped.score_map.softcap = 50;
   add(with_options, capped);
-  Problem pairs = with(all, {Array::kMask});
+  Problem pairs = with(all, {Array::kMask, Array::kQIds});
   pairs.deterministic = true;
   add(with_options, pairs);
   Problem dropping = all;
   dropping.dropout.threshold = 1;
   add(with_options, dropping);
-  Problem everything = with(capped, {Array::kBias, Array::kSinks, Array::kDLse});
+  Problem everything = with(capped, {Array::kBias, Array::kDBias, Array::kSinks, Array::kDLse});
   everything.dropout.threshold = 1;
   add(with_options, everything);
   return {plain, with_options, around};

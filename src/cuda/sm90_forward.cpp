@@ -158,6 +158,7 @@ std::vector<KernelLaunch> sm90_forward_launches(const Problem& problem, const Gp
   const AttentionConfig config = sm90_forward_config(problem);
   KernelLaunch launch{sm90_forward_spec(config)};
   launch.num_blocks = min<i64>(sm90_max_q_blocks(problem, config), gpu.num_multiprocessors);
+  launch.overlap_previous = true;  // as far as it sets up its barriers
   if (!config.skips_documents) return {launch};
   KernelLaunch ranges{key_ranges_spec(config)};
   ranges.num_blocks =

@@ -15,6 +15,8 @@
 namespace fulmen::emulator {
 namespace {
 
+constexpr u32 kMbarrierBytes = 8;
+
 // "sK[3], byte 12" or "shared byte 1036".
 std::string name_shared(u32 offset) {
   for (const SharedArray& array : world().grid->shared_arrays) {
@@ -34,8 +36,9 @@ const char* past_verb(Kind kind) {
 }
 
 std::string name_earlier(const Access& earlier) {
-  std::string who = earlier.world == world().number ? world().name_agent(earlier.agent)
-                                                    : std::string("another block");
+  const std::string who = earlier.world == world().number        ? world().name_agent(earlier.agent)
+                          : earlier.world < world().before.first ? "a launch before"
+                                                                 : "another block";
   return who + " " + past_verb(earlier.kind) + " at " + earlier.site.text();
 }
 
@@ -93,6 +96,15 @@ Engine running_thread() {
   return {thread.agent, thread.clock.seen[thread.agent], thread.clock};
 }
 
+void touch_shared(u32 offset, u32 bytes, Kind kind, Site site) {
+  settle();
+  at(site);
+  on_shared_as(running_thread(), false, "", offset, bytes, kind, site);
+  if (kind == Kind::kWrite && checking()) {
+    block().layouts[offset / kLayoutBytes] = Layout::kUnknown;
+  }
+}
+
 }  // namespace
 
 void copy_bytes(void* to, const void* from, u64 bytes) { std::memcpy(to, from, bytes); }
@@ -107,17 +119,14 @@ void settle() {
 }
 
 void on_shared(u32 offset, u32 bytes, Kind kind, Site site) {
-  settle();
-  at(site);
   if (Counters* counters = world().grid->counters) {
-    if (kind != Kind::kAtomic) {  // of an mbarrier
-      counters->shared_access(offset, bytes, {self().warp(), self().lane(), site});
-    }
+    counters->shared_access(offset, bytes, {self().warp(), self().lane(), site});
   }
-  on_shared_as(running_thread(), false, "", offset, bytes, kind, site);
-  if (kind == Kind::kWrite && checking()) {
-    block().layouts[offset / kLayoutBytes] = Layout::kUnknown;
-  }
+  touch_shared(offset, bytes, kind, site);
+}
+
+void on_mbarrier(u32 offset, Kind kind, Site site) {
+  touch_shared(offset, kMbarrierBytes, kind, site);
 }
 
 void set_layout(u32 offset, u32 bytes, Layout layout) {

@@ -35,6 +35,7 @@ void store_unseen(T* pointer, T x) {
 
 // By the running thread. `offset` counts from the first byte of shared memory.
 void on_shared(u32 offset, u32 bytes, Kind kind, Site site);
+void on_mbarrier(u32 offset, Kind kind, Site site);  // the same, by no load or store
 void on_global(const void* address, u64 bytes, Kind kind, Site site);
 void on_pointer(const void* address, u64 bytes, Kind kind, Site site);  // wherever that is
 

@@ -101,7 +101,7 @@ void named_barrier_sync(u32 id, u32 threads) {
 
 void mbarrier_init(u32 address, u32 arrivals, Site site) {
   shared_at(address, 8, 8);
-  on_shared(address - kSharedBase, 8, Kind::kWrite, site);
+  on_mbarrier(address - kSharedBase, Kind::kWrite, site);
   if (arrivals == 0) fail("an mbarrier for 0 arrivals");
   Mbarrier& barrier = block().mbarriers[address];
   barrier = {};
@@ -117,7 +117,7 @@ void mbarrier_fence_init() {
 
 void mbarrier_arrive(u32 address, Site site) {
   Mbarrier& barrier = mbarrier_at(address);
-  on_shared(address - kSharedBase, 8, Kind::kAtomic, site);
+  on_mbarrier(address - kSharedBase, Kind::kAtomic, site);
   if (barrier.pending == 0) {
     fail("more than " + std::to_string(barrier.arrivals) +
          " arrivals in one phase of the mbarrier at shared address " + std::to_string(address));
@@ -158,7 +158,7 @@ void mbarrier_complete_bytes(u32 address, u32 bytes) {
 void mbarrier_wait(u32 address, u32 parity, Site site) {
   if (parity > 1) fail("an mbarrier has no parity " + std::to_string(parity));
   const Mbarrier& barrier = mbarrier_at(address);
-  on_shared(address - kSharedBase, 8, Kind::kAtomic, site);
+  on_mbarrier(address - kSharedBase, Kind::kAtomic, site);
   count(&Counters::barrier_waits);
   const MbarrierWait phase(address, parity);
   wait(phase);

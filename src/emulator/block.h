@@ -162,6 +162,8 @@ struct World {
   std::mt19937 random;
   u32 num_thread_agents = 0;
   std::vector<std::string> engines;        // names of the agents after the threads
+  bool has_waited = false;                 // some thread of it, for the launches before
+  bool released_early = false;             // the launch behind, without having heard of that
   std::map<const void*, Clock> announced;  // by counter in global memory
   // The same between the worlds of a launch: who has announced something there, or knew of it.
   std::map<const void*, std::set<u32>>* announced_by = nullptr;

@@ -36,7 +36,7 @@ GlobalMemory::Array::Array(const GlobalArray& array) : array_(array) {
   if (array.writable) {
     shadow_ = std::make_shared<Shadow>();
     const u64 bytes = static_cast<u64>(end_ - begin_) + reinterpret_cast<u64>(begin_) % 16;
-    shadow_->granules.resize(ceil_div(static_cast<i64>(bytes), kGranuleBytes));
+    shadow_->granules.resize((bytes + kGranuleBytes - 1) / kGranuleBytes);
     if (array.initialised) {
       for (Granule& granule : shadow_->granules) granule.initialise(0xffff);
     }

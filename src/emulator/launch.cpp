@@ -40,23 +40,37 @@ std::unique_ptr<Block> make_block(World& world, const Grid& grid, i64 index) {
   return block;
 }
 
+// A launch, for one that overlaps it.
+struct Last {
+  Earlier before;
+  bool has_waited = true;       // each of its blocks, for the launches before
+  bool released_early = false;  // some block let the next one begin without
+};
+
 class Launch {
  public:
   Launch(const Grid& grid, const std::function<void()>& kernel)
       : grid_(grid), kernel_(kernel), num_worlds_(grid.together ? 1 : grid.blocks) {
-    first_world_ = worlds_so_far.fetch_add(static_cast<u32>(num_worlds_)) + 1;
+    const u32 first = worlds_so_far.fetch_add(static_cast<u32>(num_worlds_)) + 1;
+    before_ = {.first = first, .over = first};
+    if (!grid.overlaps) return;
+    before_.over = last.has_waited && !last.released_early ? last.before.first : last.before.over;
+    before_.awaited = last.has_waited ? 0 : last.before.first;
   }
 
   void run() {
-    for (i64 i = 0; i < num_worlds_; ++i) run_world_number(i);
+    Last ours;
+    ours.before = before_;
+    for (i64 i = 0; i < num_worlds_; ++i) run_world_number(i, ours);
+    last = ours;
   }
 
  private:
-  void run_world_number(i64 number) {
+  void run_world_number(i64 number, Last& ours) {
     World world;
     world.grid = &grid_;
-    world.number = first_world_ + static_cast<u32>(number);
-    world.before.first = first_world_;
+    world.number = before_.first + static_cast<u32>(number);
+    world.before = before_;
     world.announced_by = &announced_by_;
     world.random.seed(grid_.seed + static_cast<u32>(number));
     const i64 blocks = grid_.together ? grid_.blocks : 1;
@@ -64,15 +78,20 @@ class Launch {
     for (i64 i = 0; i < blocks; ++i) {
       world.blocks.push_back(make_block(world, grid_, number + i));
     }
+    world.before.agent = world.new_engine("the launches before");
     run_world(world, kernel_);
     if (grid_.counters != nullptr) grid_.counters->finish_blocks();
+    if (!grid_.overlaps) return;
+    ours.has_waited &= world.has_waited;
+    ours.released_early |= world.released_early;
   }
 
   static inline std::atomic<u32> worlds_so_far{0};
+  static inline thread_local Last last;
   const Grid& grid_;
   const std::function<void()>& kernel_;
   i64 num_worlds_;
-  u32 first_world_;
+  Earlier before_;
   std::map<const void*, std::set<u32>> announced_by_;
 };
 

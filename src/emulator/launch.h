@@ -35,6 +35,7 @@ struct Grid {
   i32 threads;  // of a block: a multiple of 32, at most 1,024
   i32 shared_bytes;
   u32 seed;
+  bool overlaps = false;           // may begin before the launch before it has ended
   bool together = false;           // all blocks run at the same time: they wait for each other
   std::string kernel = "kernel";   // for reports
   bool check = true;               // races, fences, memory that nobody wrote; see README.md

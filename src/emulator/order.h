@@ -40,6 +40,21 @@ inline void hear_of(const void* counter) {
   here.before.announced.insert(by.begin(), by.end());
 }
 
+// The launches before are over, for the running thread and who hears of it.
+inline void await_launches() {
+  world().has_waited = true;
+  if (!checking()) return;
+  Clock& clock = self().clock;
+  clock.seen.raise(world().before.agent, 1);
+  clock.fenced.raise(world().before.agent, 1);
+}
+
+// The launch behind may begin.
+inline void release_launch() {
+  World& here = world();
+  if (self().clock.seen[here.before.agent] == 0) here.released_early = true;
+}
+
 // The asynchronous proxy may rely on all that is ordered before now.
 inline void fence_proxy() {
   if (!checking()) return;

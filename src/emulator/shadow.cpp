@@ -10,7 +10,7 @@ namespace {
 // Whether `earlier` is ordered before whoever owns `clock`.
 bool is_ordered(const Access& earlier, const Access& access, const Clock& clock,
                 const Earlier& before) {
-  if (earlier.world != access.world) return before.has(earlier.world);
+  if (earlier.world != access.world) return before.has(earlier.world, clock);
   return earlier.agent == access.agent || earlier.time <= clock.seen[earlier.agent];
 }
 

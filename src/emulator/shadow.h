@@ -34,13 +34,22 @@ struct Access {
   bool writes() const { return kind == Kind::kWrite || kind == Kind::kAtomic; }
 };
 
-// Which worlds a world comes after as a whole: those of launches before, numbered below `first`,
-// and of its own launch those whose announcements it has waited for.
+// Which worlds a world comes after as a whole. Worlds are numbered from launch to launch: its own
+// launch begins at `first`, and what lies below `over` had ended when that began. The others before
+// `first` come before those only who have waited for them (grid_dependency_wait): an agent that
+// stands for all from `awaited` on has then been seen. Of its own launch come before it those whose
+// announcements it has waited for.
 struct Earlier {
   u32 first = 0;
+  u32 over = 0;
+  u32 awaited = 0;
+  u32 agent = 0;
   std::set<u32> announced = {};
 
-  bool has(u32 world) const { return world < first || announced.contains(world); }
+  bool has(u32 world, const Clock& clock) const {
+    if (world >= first) return announced.contains(world);
+    return world < over || (world >= awaited && clock.seen[agent] > 0);
+  }
 };
 
 enum class Fault : u8 { kNone, kUninitialised, kRace, kProxy };

@@ -32,13 +32,13 @@ int64_t keep_options(Arguments in) {
   return reinterpret_cast<intptr_t>(new Kept{options, rows_before_heads, in.integer("rank")});
 }
 
-const Kept& kept(Arguments& in) {
-  return *reinterpret_cast<const Kept*>(static_cast<intptr_t>(in.integer("options")));
+const Kept* kept(Arguments& in) {
+  return reinterpret_cast<const Kept*>(static_cast<intptr_t>(in.integer("options")));
 }
 
 // (number)
 int64_t drop_options(Arguments in) {
-  delete &kept(in);
+  delete kept(in);
   return 0;
 }
 
@@ -50,16 +50,16 @@ bool is_o_like_q(const fulmen_tensors& tensors, int64_t rank) {
 }
 
 struct Call {
-  const Kept& how;
+  int64_t rank;
   fulmen_problem problem;
   Arrays arrays;
   void* stream;
 };
 
 Call read(Arguments& in, std::span<const int> places) {
-  const Kept& how = kept(in);
+  const Kept& how = *kept(in);
   const int64_t stream = in.integer("stream");
-  Call call = {how, how.options, in.some(places, how.rows_before_heads), nullptr};
+  Call call = {how.rank, how.options, in.some(places, how.rows_before_heads), nullptr};
   call.arrays.settle(&call.problem);
   call.stream = call.arrays.stream(stream);
   return call;
@@ -70,7 +70,7 @@ Call read(Arguments& in, std::span<const int> places) {
 int64_t attend(Arguments in) {
   const std::span<const int> places = kForward;
   const Call call = read(in, in.ends_with_none() ? places.first(4) : places);
-  if (!is_o_like_q(call.arrays.tensors, call.how.rank)) return 1;
+  if (!is_o_like_q(call.arrays.tensors, call.rank)) return 1;
   check(fulmen_attention(&call.problem, &call.arrays.tensors, call.stream));
   return 0;
 }

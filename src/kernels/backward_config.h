@@ -142,7 +142,7 @@ struct BackwardParams {
   i64 dq_stride_row;
   u32* next_item;  // items claimed so far
   u32* done;       // (line): blocks of keys whose share of dQ has arrived
-  u32* freed;      // (line): warps that have cleared their part of its slot
+  u32* freed;      // (line): items that have cleared their part of its slot
   u32* spoiled;    // 1 + (line): not 0 where a gradient is not finite; the first: anywhere
   u16* dk;         // (batch, heads_kv, kv_row, dim_qk); the rest only where sequences differ
   i64 dk_stride_batch, dk_stride_head, dk_stride_row;

@@ -13,6 +13,7 @@
 #include "kernels/saved_row.cuh"
 #include "kernels/sm80_backward_config.h"
 #include "kernels/tile/copy.cuh"
+#include "kernels/tile/document_hull.cuh"
 #include "kernels/tile_place.cuh"
 
 namespace fulmen {
@@ -150,13 +151,26 @@ struct BackwardRowsSm80 {
     return row;
   }
 
+  // The keys that rows from `first` on may see, all threads together.
+  Sm80Columns hull_of(i64 first) const {
+    const i32 count = min(o.num_rows - static_cast<i32>(first), kConfig.rows);
+    if (count <= 0) return {0, 0};
+    const DocumentHull<kConfig.dtype, kSm80RowsThreads> documents{head, static_cast<i32>(first),
+                                                                  count, ptx::dynamic_shared()};
+    const Interval hull =
+        documents.find({head.columns(first).begin, head.columns(first + count - 1).end});
+    return {static_cast<i32>(hull.begin), static_cast<i32>(hull.end)};
+  }
+
   // The rows of the tile that begins at row `first`.
-  void run(i64 first, Sm80Row* rows, Sm80Columns* columns) const {
+  void run(i64 first, u8* to, Sm80Columns* hull_to) const {
     const i32 thread = static_cast<i32>(ptx::thread_index());
     const bool counts = thread < kConfig.rows && first + thread < o.num_rows;
     Kept kept;  // of row `thread`; its state is on the way while the sums are formed
     if (counts) kept = kept_of(first + thread);
     const u32 sums = ptx::dynamic_shared();
+    Sm80Columns hull{};
+    if constexpr (kConfig.documents) hull = hull_of(first);
     float D[kRowsOfThread];
     parts_of_dots(first + thread / kSm80ThreadsPerRow, D);
 #pragma unroll
@@ -172,9 +186,16 @@ struct BackwardRowsSm80 {
     ptx::block_sync();  // the sums are there
     if (thread >= kConfig.rows) return;
     const float sum = __builtin_bit_cast(float, ptx::load_shared(sums + thread * 4));
-    rows[thread] = row_of(kept, sum);
+    reinterpret_cast<Sm80Row*>(to)[thread] = row_of(kept, sum);
+    to += kConfig.rows * sizeof(Sm80Row);
     const Interval seen = counts ? head.columns(first + thread) : Interval{0, 0};
-    columns[thread] = {static_cast<i32>(seen.begin), static_cast<i32>(seen.end)};
+    reinterpret_cast<Sm80Columns*>(to)[thread] = {static_cast<i32>(seen.begin),
+                                                  static_cast<i32>(seen.end)};
+    if constexpr (kConfig.documents) {
+      to += kConfig.rows * sizeof(Sm80Columns);
+      reinterpret_cast<i64*>(to)[thread] = counts ? document_of_row(head, first + thread) : 0;
+      if (thread == 0) *hull_to = hull;
+    }
   }
 
   // The sums of dQ begin at 0.
@@ -205,9 +226,7 @@ void backward_rows_sm80(const Sm80BackwardParams& params) {
     BackwardRowsSm80<kConfig>::clear_sums(params.dq_sums + i64{tile} * kConfig.dq_elems());
   }
   u8* const kept = params.row_tiles + i64{tile} * kConfig.row_bytes();
-  BackwardRowsSm80<kConfig>(p, head).run(
-      place.first_row, reinterpret_cast<Sm80Row*>(kept),
-      reinterpret_cast<Sm80Columns*>(kept + kConfig.rows * sizeof(Sm80Row)));
+  BackwardRowsSm80<kConfig>(p, head).run(place.first_row, kept, params.hulls + tile);
 }
 
 }  // namespace fulmen

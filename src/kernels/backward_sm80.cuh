@@ -51,10 +51,10 @@ struct BackwardSm80 {
 
   const Sm80BackwardParams& params;
   const AttentionParams& p;
-  i64 index;  // of the sequence
+  i32 index;  // of the sequence
   KeyPlace place;
-  i64 q_slot;  // of the first tile of queries, among num_slots of a head
-  i64 num_slots;
+  i32 q_slot;  // of the first tile of queries, among num_slots of a head
+  i32 num_slots;
   BlockRange range{};
   BackwardTilesSm80<kConfig> tiles;
   BackwardLoaderSm80<kConfig> loader;
@@ -64,12 +64,13 @@ struct BackwardSm80 {
   BackwardSm80(const Sm80BackwardParams& params_, const HeadType& head, const TilePlace& keys)
       : params(params_),
         p(params_.attention),
-        index(keys.index),
-        place{head.sequence, head.kv_head, keys.first_row},
-        q_slot(p.packed ? first_slot(place.sequence.q_begin, index, kConfig.rows) : 0),
-        num_slots(num_tile_slots(p, p.q_rows, kConfig.rows)),
-        loader{p, place, tiles},
-        pairs{p, tiles} {}
+        index(static_cast<i32>(keys.index)),
+        place{head.sequence, static_cast<i32>(head.kv_head), static_cast<i32>(keys.first_row)},
+        q_slot(p.packed ? static_cast<i32>(first_slot(place.sequence.q_begin, index, kConfig.rows))
+                        : 0),
+        num_slots(static_cast<i32>(num_tile_slots(p, p.q_rows, kConfig.rows))),
+        loader{p, index, place, tiles},
+        pairs{params_, tiles} {}
 
   // The plan counts tiles in 31 bits.
   i32 tile_number(i32 head, i32 block) const {
@@ -99,6 +100,29 @@ struct BackwardSm80 {
         visible_row_blocks(p.mask_options, shape, {key, min<i64>(end, shape.kv_len)}, kConfig.rows);
     if (end > shape.kv_len) found.full = {0, 0};  // no row sees the keys past the end
     return found;
+  }
+
+  // Leaves out tiles at both ends that see no document of the block. Where blocks take turns, all
+  // must come.
+  void narrow() {
+    range.full = {0, 0};
+    if constexpr (kConfig.ordered) return;
+    const i32 head = place.kv_head * static_cast<i32>(p.group_size());
+    const i32 last = static_cast<i32>(range.visit.end);
+    i32 begin = last, end = 0;
+    for (i32 block = static_cast<i32>(range.visit.begin + lane_index()); block < last;
+         block += 32) {
+      const Sm80Columns hull = params.hulls[tile_number(head, block)];
+      if (hull.begin >= place.first_key + kConfig.columns || hull.end <= place.first_key) continue;
+      begin = min(begin, block);
+      end = block + 1;
+    }
+#pragma unroll 1
+    for (u32 distance = 1; distance < 32; distance *= 2) {
+      begin = min(begin, static_cast<i32>(ptx::shuffle_xor(static_cast<u32>(begin), distance)));
+      end = max(end, static_cast<i32>(ptx::shuffle_xor(static_cast<u32>(end), distance)));
+    }
+    range.visit = {begin, max(begin, end)};
   }
 
   // Step 5 for a tile of queries, number `block` of its sequence.
@@ -163,14 +187,15 @@ struct BackwardSm80 {
     const i32 end = static_cast<i32>(range.visit.end);
     const i32 full_begin = kConfig.full_blocks ? static_cast<i32>(range.full.begin) : end;
     const i32 full_end = static_cast<i32>(range.full.end);
-    const i32 first_head = static_cast<i32>(place.kv_head * p.group_size());
+    const i32 first_head = place.kv_head * static_cast<i32>(p.group_size());
     const i32 end_head = first_head + static_cast<i32>(p.group_size());
-    const i32 next_head_tiles = static_cast<i32>(num_slots) - (end - begin);
+    const i32 next_head_tiles = num_slots - (end - begin);
     const auto kept_of = [&](i32 tile) {
       return params.row_tiles + i64{tile} * kConfig.row_bytes();
     };
     i32 tile = tile_number(first_head, begin), tile_before = -1;
     auto queries = loader.queries_of(first_head);
+    loader.fetch_ids(HeadType(p, index, first_head));
     loader.fetch(queries, begin * kConfig.rows, kept_of(tile), 0);
     i32 stage = 0;
 #pragma unroll 1
@@ -197,7 +222,7 @@ struct BackwardSm80 {
         };
         const Step step{head,
                         block * kConfig.rows,
-                        static_cast<i32>(place.first_key),
+                        place.first_key,
                         full_begin <= block && block < full_end,
                         stage,
                         kConfig.pair_stages == 2 ? stage : 0};
@@ -232,6 +257,7 @@ struct BackwardSm80 {
       loader.fetch_keys();
       range = visited_by(place.first_key);
       rows_are_there<kConfig>();
+      if constexpr (kConfig.documents) narrow();
       if (range.visit.size() > 0) walk();
       ptx::cp_async_wait<0>();  // also where no row sees a key
     }
@@ -247,7 +273,7 @@ struct BackwardSm80 {
   }
 
   // For the last of `num_blocks` blocks of a key/value head: dq from the sums of its query heads.
-  void round_dq(i64 line, i64 num_blocks) const {
+  void round_dq(u32 line, u32 num_blocks) const {
     ptx::block_sync();  // all have added
     if (ptx::thread_index() == 0) {
       ptx::store_shared(tiles.shared, ptx::count_arrival(params.arrived + line));
@@ -256,8 +282,7 @@ struct BackwardSm80 {
     if (ptx::load_shared(tiles.shared) + 1 < num_blocks) return;
     const i64 first_head = place.kv_head * p.group_size();
     const i64 first_tile = row_tile_number(p, place.sequence.batch, first_head, 0, num_slots);
-    const DqRows rows{place.sequence, first_head, 0, static_cast<i32>(num_slots),
-                      static_cast<i32>(p.group_size())};
+    const DqRows rows{place.sequence, first_head, 0, num_slots, static_cast<i32>(p.group_size())};
     BackwardRoundingSm80<kConfig>{p, rows, params.dq_sums + first_tile * kConfig.dq_elems()}
         .template run<2>(kConfig.warps);
   }
@@ -276,22 +301,23 @@ void backward_sm80(const Sm80BackwardParams& params) {
     block = ptx::load_shared(word);
     ptx::block_sync();  // and read
   }
-  const i64 num_slots = num_tile_slots(p, p.kv_rows, kConfig.columns);
+  const u32 num_slots = static_cast<u32>(num_tile_slots(p, p.kv_rows, kConfig.columns));
   const TileTask task =
       key_task(block, static_cast<u32>(p.batch_extent() * p.heads_kv), static_cast<u32>(p.heads_kv),
-               static_cast<u32>(num_slots), static_cast<u32>(params.lines_per_group));
+               num_slots, static_cast<u32>(params.lines_per_group));
   const TilePlace place = find_tile(p, p.cu_kv, task, kConfig.columns);
   const Head<kConfig.dtype> head(p, place.index, task.head * p.group_size());
   if (place.first_row < 0 || place.first_row >= head.sequence.kv_slot) {
     rows_are_there<kConfig>();  // the end of this grid is the end of the one before
     return;
   }
+  const u32 number =
+      static_cast<u32>((task.batch * p.heads_kv + task.head) * num_slots + task.slot);
   BackwardSm80<kConfig> keys(params, head, place);
   keys.run();
-  const i64 line = task.batch * p.heads_kv + task.head;
-  if (keys.pairs.suspect) params.suspect_keys[line * num_slots + task.slot] = 1;
+  if (keys.pairs.suspect) params.suspect_keys[number] = 1;
   if constexpr (kConfig.dq) {
-    if (params.arrived != nullptr) keys.round_dq(line, num_slots);
+    if (params.arrived != nullptr) keys.round_dq(number / num_slots, num_slots);
   }
 }
 

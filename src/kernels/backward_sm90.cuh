@@ -28,10 +28,10 @@ struct BackwardConsumer : BackwardWarpgroup<kConfig> {
   using Base = BackwardWarpgroup<kConfig>;
   using Base::apply_options, Base::hide, Base::exponentiate, Base::round, Base::form_ds;
   using Base::at, Base::dout_at, Base::kv_at, Base::mail_at;
+  using Base::issue_dq, Base::finish_dq, Base::dout_cursor;
   using Base::kFloats, Base::kOutBarrier;
   using Base::params, Base::shared, Base::thread, Base::warpgroup;
   using Base::release, Base::take_turn, Base::pass_turn;
-  using Base::share_ds, Base::issue_dq, Base::finish_dq, Base::dout_cursor;
   using typename Base::Pairs;
   using typename Base::Scores;
   using typename Base::Shared;
@@ -39,8 +39,9 @@ struct BackwardConsumer : BackwardWarpgroup<kConfig> {
   using typename Base::Weights;
 
   // All steps of an item, whose keys of this warpgroup begin at `key`; leaves its dK (unscaled) and
-  // dV. The rings of Q, dO and dS are walked by one cursor.
-  void compute(Sums& dK, Sums& dV, i32 key) {
+  // dV, and dQ of the last step, whose tile it returns. The rings of Q, dO and dS are walked by one
+  // cursor.
+  u32 compute(Sums& dK, Sums& dV, i32 key) {
     const u32 keys = 64 * 128 * warpgroup;
     BackwardStepMail step, next;  // `next` is read early, under the products of this one
     u32 old_tile = 0;
@@ -62,6 +63,11 @@ struct BackwardConsumer : BackwardWarpgroup<kConfig> {
       [[maybe_unused]] Weights dS;
       this->shared.dout().wait(dout_at_step);
       Pairs pairs{};
+      [[maybe_unused]] Scores dP;
+      // dP^T = V dO^T, under P^T = exp(scale S^T - lse)
+      if constexpr (kConfig.needs_dp()) {
+        issue_keys_by_queries<kConfig>(dP, no_keys, this->shared.v().address(kv_at) + keys, dout);
+      }
       this->apply_options(S, pairs, key, step);
       if constexpr (decltype(masked)::kValue) {
         if (step.is_partial(this->warpgroup)) this->hide(S, key, step.q_block());
@@ -69,11 +75,6 @@ struct BackwardConsumer : BackwardWarpgroup<kConfig> {
       }
       {
         [[maybe_unused]] Weights P;
-        [[maybe_unused]] Scores dP;
-        // dP^T = V dO^T, under P^T = exp(scale S^T - lse)
-        if constexpr (kConfig.needs_dp()) {
-          issue_keys_by_queries<kConfig>(dP, no_keys, this->shared.v().address(kv_at) + keys, dout);
-        }
         this->exponentiate(S);
         // dV += P^T dO, under dS^T = P^T (dP^T - delta) where the registers allow
         constexpr bool kEarly =
@@ -90,11 +91,8 @@ struct BackwardConsumer : BackwardWarpgroup<kConfig> {
           this->round(P, S, pairs);
           issue_keys_by_dims<kConfig>(dV, P, dout, !kFirst);
         }
-        if constexpr (kConfig.dq) {
-          this->share_ds(dS);
-        } else {
-          ptx::warp_sync();  // all lanes have read rows and delta
-        }
+        if constexpr (kConfig.dq) this->write_ds(dS);
+        ptx::warp_sync();  // all lanes have read rows and delta
         ptx::wgmma_wait<0>();
         release(this->shared.dout(), dout_at_step);
         if (kConfig.needs_dp() && step.is_last()) release(this->shared.v(), kv_at);
@@ -121,6 +119,7 @@ struct BackwardConsumer : BackwardWarpgroup<kConfig> {
         issue_keys_by_dims<kConfig>(dK, dS, this->shared.q().address(here), !kFirst);
       }
       pass_turn();
+      if constexpr (kConfig.dq) this->share_ds(here);
       if constexpr (kConfig.dq && !kFirst) {
         ptx::wgmma_wait<kConfig.dk ? 2 : 1>();
         this->finish_dq(dQ, before, old_tile);
@@ -149,15 +148,29 @@ struct BackwardConsumer : BackwardWarpgroup<kConfig> {
       }
     }
 
+    return old_tile;
+  }
+
+  // dK and dV of an item, and dQ of its last step, whose product runs under their way out.
+  void finish_item(Sums& dK, Sums& dV, const BackwardMail& mail, u32 last_tile) {
+    const typename Shared::StageCursor last{at.buffer ^ 1, at.parity ^ at.buffer ^ 1};
+    [[maybe_unused]] float dQ[kConfig.dq_floats()];
+    if constexpr (kConfig.dq) issue_dq(dQ, last);
+    write(dK, dV, mail);
     if constexpr (kConfig.dq) {
-      float dQ[kConfig.dq_floats()];
-      const typename Shared::StageCursor last{at.buffer ^ 1, at.parity ^ at.buffer ^ 1};
-      issue_dq(dQ, last);
       ptx::wgmma_wait<0>();
-      finish_dq(dQ, last, old_tile);
+      finish_dq(dQ, last, last_tile);
     }
     release(shared.k(), kv_at);
     kv_at.advance();
+  }
+
+  void write(Sums& dK, Sums& dV, const BackwardMail& mail) const {
+    if constexpr (kConfig.hides_pairs()) {
+      const float found = (kConfig.dk ? probe(dK) : 0) + (kConfig.dv ? probe(dV) : 0);
+      report_spoiled(params.spoiled, mail.item.line, found);
+    }
+    if constexpr (kConfig.dk || kConfig.dv) BackwardOutput<kConfig>{*this}.write(dK, dV, mail);
   }
 
   void run() {
@@ -172,21 +185,17 @@ struct BackwardConsumer : BackwardWarpgroup<kConfig> {
       if (mail.index < params.num_items()) {
         Sums dK, dV;
         if (mail.num_steps > 0) {
-          compute(dK, dV, mail.item.kv_block * kConfig.kv_rows() + 64 * warpgroup);
+          const i32 key = mail.item.kv_block * kConfig.kv_rows() + 64 * warpgroup;
+          const u32 last_tile = compute(dK, dV, key);
+          // The mail is read again: nothing but the sums has lived through the steps.
+          finish_item(dK, dV, shared.read_mail(mail_at), last_tile);
         } else {
 #pragma unroll
           for (i32 i = 0; i < kConfig.dims / 2; ++i) dK[i] = dV[i] = 0;
+          write(dK, dV, mail);
         }
         ptx::warp_sync();
         if (thread % 32 == 0) ptx::mbarrier_arrive(shared.added(mail_at));
-        if constexpr (kConfig.hides_pairs()) {
-          const float found = (kConfig.dk ? probe(dK) : 0) + (kConfig.dv ? probe(dV) : 0);
-          report_spoiled(params.spoiled, shared.read_mail(mail_at).item.line, found);
-        }
-        // The mail is read again: nothing but the sums has lived through the steps.
-        if constexpr (kConfig.dk || kConfig.dv) {
-          BackwardOutput<kConfig>{*this}.write(dK, dV, shared.read_mail(mail_at));
-        }
       }
       ptx::bar_sync(kOutBarrier + warpgroup, 128);
       if (thread == 0) shared.mail().release(mail_at);

@@ -127,6 +127,7 @@ struct AttentionConfig {
            !(dtype == DType::kFloat16 && shift_rule == ShiftRule::kFirstBlock) &&
            producer_registers() + warpgroups * consumer_registers() <=
                (warpgroups + 1) * min(launch_registers(), 248) &&  // else setmaxnreg never returns
+           o_dims() / 2 + kv_rows / 2 < consumer_registers() &&    // O and S of a thread
            !(split_dims && (warpgroups != 2 || stage_output || o_dims() % 64 != 0)) &&
            (heads_per_tile == 1 || heads_per_tile == 2 || heads_per_tile == 4 ||
             heads_per_tile == 8) &&

@@ -53,7 +53,7 @@ struct ForwardSm80 {
   Products products{{shared}, team};
   WarpSoftmax<kConfig> softmax;
   RowLimits<kConfig> limits;
-  PairTiles<kConfig> pairs;
+  PairTiles<kConfig.pairs()> pairs;
   Documents<kConfig> documents;
 
   ForwardSm80(const HeadType& head_, i64 first_row_, i64 first_dim_)
@@ -65,10 +65,9 @@ struct ForwardSm80 {
         v_copy(p.v, head.kv_row(p.v, 0) + first_dim * p.v.strides[3], head.sequence.shape.kv_len,
                p.dim_v - first_dim),
         softmax(static_cast<float>(p.score_map.scale)),
-        pairs(head_, first_row, shared + kConfig.pairs_at()),
-        documents(head_, first_row,
-                  shared + kConfig.pairs_at() + kConfig.mask_bytes() + kConfig.bias_bytes(),
-                  kConfig.pair_bytes(), shared + kConfig.own_ids_at()) {}
+        pairs(p, head.sequence.shape, head.index, head.head, first_row),
+        documents(head_, first_row, pair_tile(0) + kConfig.pairs().bytes(), kConfig.pair_bytes(),
+                  shared + kConfig.own_ids_at()) {}
 
   i32 warp_row() const { return first_row + static_cast<i32>(Team::first_row()); }
   i32 num_rows() const { return head.sequence.shape.q_len; }
@@ -84,6 +83,9 @@ struct ForwardSm80 {
     return {shared + kConfig.q_bytes() + kConfig.stages * kConfig.k_bytes() +
             stage * kConfig.v_bytes()};
   }
+  u32 pair_tile(i32 stage) const {
+    return shared + kConfig.pairs_at() + stage * kConfig.pair_bytes();
+  }
   WarpScores<kConfig> scores() const { return {head, warp_row()}; }
   ForwardFinish<kConfig> finish() const { return {head, warp_row(), first_dim, shared, team}; }
 
@@ -92,11 +94,16 @@ struct ForwardSm80 {
   void fetch_k(i32 block, i32 begin, i32 stage) {
     if (block < begin) return;
     k_copy.start_next(k_tile(stage));
-    pairs.start(stage, block * kColumns);
+    pairs.start(pair_tile(stage), block * kColumns);
     documents.start(stage, block * kColumns);
   }
   void fetch_v(i32 block, i32 begin, i32 stage) {
     if (block >= begin) v_copy.start_next(v_tile(stage));
+  }
+
+  template <bool kKeepsHidden>
+  void apply_pairs(Scores& S, i32 stage) const {
+    pairs.template apply<kKeepsHidden>(S, pair_tile(stage), Team::first_row(), first_column(0));
   }
 
   // A block that every row of the warp sees whole, with the shift that there is: no maximum, no
@@ -123,7 +130,7 @@ struct ForwardSm80 {
       if (scores().weigh_mapped(S, softmax, block_sum, first_column(block_column))) return;
     }
     scores().map(S, first_column(block_column));
-    pairs.template apply<false>(S, stage);
+    apply_pairs<false>(S, stage);
     softmax.exponentiate(S, block_sum, true);
   }
 
@@ -133,7 +140,7 @@ struct ForwardSm80 {
     products.multiply_q_k(S, k_tile(stage));
     if (is_first) wait_for_v();
     scores().map(S, first_column(block_column));
-    pairs.template apply<true>(S, stage);
+    apply_pairs<true>(S, stage);
     documents.hide(S, stage);
     if (!(kConfig.full_blocks && limits.is_full(block_column))) {
       limits.hide(S, first_column(block_column));

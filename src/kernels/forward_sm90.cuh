@@ -15,6 +15,7 @@
 // multiprocessor.
 #pragma once
 
+#include "kernels/ptx/grid.cuh"
 #include "kernels/tile/forward_careful.cuh"
 #include "kernels/tile/forward_loader.cuh"
 #include "kernels/tile/forward_output.cuh"
@@ -200,6 +201,8 @@ inline void forward_sm90(const ForwardArguments& arguments) {
     shared.init();
   }
   ptx::block_sync();
+  ptx::grid_dependency_wait();  // up to here, the kernel before this one may still run
+  ptx::grid_dependents_launch();
   if (warpgroup == kConfig.warpgroups) {
     ptx::setmaxnreg_dec<kConfig.producer_registers()>();
     if (thread == 0) {

@@ -34,8 +34,13 @@ struct Sm80BackwardConfig {
   bool dq = true;
   bool dk = true;
   bool dv = true;
-  bool terms = false;    // a boolean mask, documents or a bias: a number to add to every pair
-  bool natural = false;  // scores are scaled one by one, in nats, as in Sm80Config
+  bool mask = false;
+  DType bias = DType::kNone;
+  bool pair_units = false;  // rows of mask and bias are 16-byte units on multiples of 16 bytes
+  bool documents = false;
+  bool dbias = false;
+  bool sums_dbias = false;  // dbias is broadcast along the batch or heads
+  bool natural = false;     // scores are scaled one by one, in nats, as in Sm80Config
   bool softcap = false;
   bool alibi = false;
   bool dropout = false;
@@ -64,19 +69,27 @@ struct Sm80BackwardConfig {
   constexpr i32 dq_tiles() const { return rows / dq_rows * (d_qk / dq_dims); }
   constexpr i32 dq_elems() const { return rows * d_qk; }
 
-  // Shared memory in this order: K, V, stages of Q, dO and what is kept of their rows, P, dS,
-  // terms.
+  // Whether arrays over pairs say what is hidden: then any pair may be.
+  constexpr bool needs_ds() const { return dq || dk || dbias; }
+  constexpr bool hides_pairs() const { return mask || bias != DType::kNone; }
+
+  // Shared memory in this order: K, V, stages of Q, dO, what is kept of their rows, mask and bias;
+  // P, dS, numbers of the keys' documents.
   constexpr i32 k_bytes() const { return columns * d_qk * 2; }
   constexpr i32 v_bytes() const { return columns * d_v * 2; }
   constexpr i32 q_bytes() const { return rows * d_qk * 2; }
   constexpr i32 dout_bytes() const { return rows * d_v * 2; }
-  constexpr i32 row_bytes() const { return rows * (16 + 8); }  // Sm80Row, Sm80Columns
-  constexpr i32 stage_bytes() const { return q_bytes() + dout_bytes() + row_bytes(); }
+  // Sm80Row, Sm80Columns, the number of the document
+  constexpr i32 row_bytes() const { return rows * (16 + 8 + (documents ? 8 : 0)); }
+  constexpr PairConfig pairs() const { return {rows, columns, threads(), mask, bias, pair_units}; }
+  constexpr i32 stage_bytes() const {
+    return q_bytes() + dout_bytes() + row_bytes() + pairs().bytes();
+  }
   constexpr i32 pair_bytes() const { return rows * columns * 2; }
-  constexpr i32 term_bytes() const { return terms ? warps * 16 * scores().term_stride() * 4 : 0; }
+  constexpr i32 ids_bytes() const { return documents ? columns * 8 : 0; }
   constexpr i32 shared_bytes() const {
     return k_bytes() + v_bytes() + stages * stage_bytes() + (1 + pair_stages) * pair_bytes() +
-           term_bytes();
+           ids_bytes();
   }
 
   // A warp's tile of S, as the pieces that it shares with forward_sm80 see it.
@@ -88,7 +101,6 @@ struct Sm80BackwardConfig {
     config.warps = warps;
     config.row_tiles = s_rows / 16;
     config.columns = s_columns;
-    config.terms = terms;
     config.natural = natural;
     config.softcap = softcap;
     config.alibi = alibi;
@@ -128,12 +140,15 @@ struct alignas(8) Sm80Columns {
 
 struct Sm80BackwardParams {
   AttentionParams attention;
-  u8* row_tiles;      // (batch, head, slot of queries): config.rows Sm80Row, as many Sm80Columns
-  float* dq_sums;     // (batch, head, slot of queries, config.dq_elems()), see Sm80DqOrder
-  u32* suspect_rows;  // (batch, head, slot of queries): dQ may have met NaN that is hidden from it
-  u32* suspect_keys;  // (batch, kv_head, slot of keys): so may dK and dV
-  u32* turns;         // (batch, head, slot of queries): blocks that have added; config.ordered
-  u32* next_block;    // started so far; config.ordered
+  u8* row_tiles;  // (batch, head, slot of queries): config.rows Sm80Row, as many Sm80Columns, as
+                  // many numbers of documents
+  Sm80Columns* hulls;  // (batch, head, slot of queries): of all rows; config.documents
+  float* dq_sums;      // (batch, head, slot of queries, config.dq_elems()), see Sm80DqOrder
+  float* dbias_sums;   // (dbias_extents); config.sums_dbias
+  u32* suspect_rows;   // (batch, head, slot of queries): dQ may have met NaN that is hidden from it
+  u32* suspect_keys;   // (batch, kv_head, slot of keys): so may dK and dV
+  u32* turns;          // (batch, head, slot of queries): blocks that have added; config.ordered
+  u32* next_block;     // started so far; config.ordered
   u32* arrived;  // (batch, kv_head): blocks that have added to dq_sums; null: dq comes at the end
   i32 lines_per_group;  // key/value heads whose blocks are neighbours
 };

@@ -11,6 +11,22 @@
 
 namespace fulmen {
 
+// Tiles of arrays over pairs of queries and keys in shared memory, as kernels copy and read them.
+struct PairConfig {
+  i32 rows, columns, threads;
+  bool mask;
+  DType bias;
+  bool units;  // rows of mask and bias are 16-byte units on multiples of 16 bytes
+
+  // Rows lie further apart than they are long, so that rows read together meet different banks.
+  constexpr i32 row_bytes(i32 size) const { return columns * size + (size == 4 ? 32 : 16); }
+  constexpr i32 mask_bytes() const { return mask ? rows * row_bytes(1) : 0; }
+  constexpr i32 bias_bytes() const {
+    return bias == DType::kNone ? 0 : rows * row_bytes(static_cast<i32>(size_bytes(bias)));
+  }
+  constexpr i32 bytes() const { return mask_bytes() + bias_bytes(); }
+};
+
 struct Sm80Config {
   DType dtype = DType::kBFloat16;
   Precision precision = Precision::kFloat32;  // of float32: kTf32 or k3xTf32
@@ -27,12 +43,11 @@ struct Sm80Config {
       false;  // rows of q, k, v and o are 16-byte units on multiples of 16 bytes, o of dtype
 
   // Options of the problem.
-  bool mask = false;          // forward
-  DType bias = DType::kNone;  // forward
-  bool pair_units = false;    // rows of mask and bias are 16-byte units on multiples of 16 bytes
-  bool documents = false;     // forward
-  bool terms = false;         // backward: mask, bias or documents, a number to add to every pair
-  bool natural = false;       // scores are scaled one by one, in nats: for bias, scale <= 0
+  bool mask = false;
+  DType bias = DType::kNone;
+  bool pair_units = false;  // rows of mask and bias are 16-byte units on multiples of 16 bytes
+  bool documents = false;
+  bool natural = false;  // scores are scaled one by one, in nats: for bias, scale <= 0
   bool softcap = false;
   bool alibi = false;
   bool dropout = false;
@@ -79,17 +94,12 @@ struct Sm80Config {
   constexpr i32 q_bytes() const { return rows() * d_qk * element_bytes(); }
   constexpr i32 k_bytes() const { return columns * d_qk * element_bytes(); }
   constexpr i32 v_bytes() const { return columns * d_v * element_bytes(); }
-  constexpr i32 pair_row_bytes(i32 size) const { return columns * size + (size == 4 ? 32 : 16); }
-  constexpr i32 mask_bytes() const { return mask ? rows() * pair_row_bytes(1) : 0; }
-  constexpr i32 bias_bytes() const {
-    return bias == DType::kNone ? 0 : rows() * pair_row_bytes(static_cast<i32>(size_bytes(bias)));
+  constexpr PairConfig pairs() const {
+    return {rows(), columns, threads(), mask, bias, pair_units};
   }
   constexpr i32 ids_bytes() const { return documents ? columns * 8 : 0; }
-  constexpr i32 pair_bytes() const { return mask_bytes() + bias_bytes() + ids_bytes(); }
+  constexpr i32 pair_bytes() const { return pairs().bytes() + ids_bytes(); }
   constexpr i32 own_ids_bytes() const { return documents ? warps * warp_rows() * 8 : 0; }
-  // Backward: one warp's terms of 16 rows; rows lie 8 floats further apart than they are long, so
-  // that the four rows that a quarter-warp reads meet different banks.
-  constexpr i32 term_stride() const { return columns + 8; }
   constexpr i32 limit_bytes() const { return warps * warp_rows() * 8; }
   constexpr i32 p_bytes() const { return rows() * columns * 2; }
   constexpr i32 team_bytes() const {

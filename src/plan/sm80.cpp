@@ -71,21 +71,6 @@ void set_tile(Sm80Config& config, const Problem& problem, const TileShape& shape
   config.min_blocks = shape.min_blocks;
 }
 
-// Whether rows of mask and bias are 16-byte units on multiples of 16 bytes.
-bool has_pair_units(const Problem& problem) {
-  for (const Array array : {Array::kMask, Array::kBias}) {
-    if (!problem.has(array)) continue;
-    const Tensor& tensor = problem.arrays[array];
-    const i64 unit = 16 / size_bytes(tensor.dtype);
-    bool fits = tensor.strides[3] == 1 && tensor.shape[3] % unit == 0;
-    for (int axis = 0; axis < 3; ++axis) {
-      fits = fits && (tensor.shape[axis] <= 1 || tensor.strides[axis] % unit == 0);
-    }
-    if (!fits || problem.pointer_alignment < 16) return false;
-  }
-  return true;
-}
-
 void set_options(Sm80Config& config, const Problem& problem) {
   const bool has_bias = problem.has(Array::kBias);
   config.dtype = problem.dtype;
@@ -95,7 +80,7 @@ void set_options(Sm80Config& config, const Problem& problem) {
   config.mask = problem.has(Array::kMask);
   if (has_bias) config.bias = problem.arrays[Array::kBias].dtype;
   config.documents = problem.has(Array::kQIds);
-  config.pair_units = has_pair_units(problem);
+  config.pair_units = sm80_has_pair_units(problem);
   config.natural = has_bias || !(problem.score_map.scale > kSmallestScale);
   config.dropout = problem.dropout.enabled();
   config.stats = problem.has(Array::kStats);
@@ -176,6 +161,20 @@ std::string sm80_refusal(const Problem& problem, const Gpu& gpu) {
     return "counts blocks of queries in 31 bits";
   }
   return "";
+}
+
+bool sm80_has_pair_units(const Problem& problem) {
+  for (const Array array : {Array::kMask, Array::kBias}) {
+    if (!problem.has(array)) continue;
+    const Tensor& tensor = problem.arrays[array];
+    const i64 unit = 16 / size_bytes(tensor.dtype);
+    bool fits = tensor.strides[3] == 1 && tensor.shape[3] % unit == 0;
+    for (int axis = 0; axis < 3; ++axis) {
+      fits = fits && (tensor.shape[axis] <= 1 || tensor.strides[axis] % unit == 0);
+    }
+    if (!fits || problem.pointer_alignment < 16) return false;
+  }
+  return true;
 }
 
 bool sm80_has_units(const Problem& problem, Array last) {

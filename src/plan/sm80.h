@@ -22,6 +22,9 @@ Sm80Config sm80_forward_config(const Problem& problem, const Gpu& gpu);
 // dtype of q.
 bool sm80_has_units(const Problem& problem, Array last = Array::kO);
 
+// Whether rows of mask and bias, where there are any, are 16-byte units on multiples of 16 bytes.
+bool sm80_has_pair_units(const Problem& problem);
+
 // Lines (heads of batch entries) whose blocks are neighbours in a launch, the longest first: their
 // K and V take half of the L2; under a causal mask they also keep the card busy for a while, so
 // that the last group does not begin when the others are done.

@@ -39,6 +39,8 @@ constexpr TileShape kShapes[] = {
     {256, 8, 64, 64, 2, 1, 16, 32, 32, 32, 1, false},
     {256, 8, 64, 64, 1, 1, 16, 32, 32, 32, 1, false},
     {256, 8, 32, 32, 1, 1, 16, 16, 16, 16, 1, false},
+    {320, 8, 32, 64, 2, 2, 16, 32, 32, 32, 1, true},
+    {576, 8, 32, 32, 2, 2, 16, 16, 32, 32, 1, true},
     {576, 8, 32, 32, 2, 1, 16, 16, 16, 16, 1, false},
     {576, 8, 32, 32, 1, 1, 16, 16, 16, 16, 1, false},
     {576, 8, 16, 16, 1, 1, 16, 16, 16, 16, 1, false},
@@ -48,15 +50,26 @@ i32 rounded_up(i64 dim, i64 unit) {
   return static_cast<i32>(unit * max<i64>(ceil_div(dim, unit), 1));
 }
 
+// Whether dbias has one element for the pairs of several heads.
+bool is_broadcast(const Problem& problem) {
+  const Tensor& dbias = problem.arrays[Array::kDBias];
+  return dbias.shape[0] != problem.num_sequences || dbias.shape[1] != problem.heads_q;
+}
+
 void set_options(Sm80BackwardConfig& config, const Problem& problem, const Gpu& gpu) {
   const bool has_bias = problem.has(Array::kBias);
+  config.mask = problem.has(Array::kMask);
+  config.bias = has_bias ? problem.arrays[Array::kBias].dtype : DType::kNone;
+  config.pair_units = sm80_has_pair_units(problem);
+  config.documents = problem.has(Array::kQIds);
+  config.dbias = sm80_has_dbias(problem);
+  config.sums_dbias = config.dbias && is_broadcast(problem);
   config.dtype = problem.dtype;
   config.dq = problem.has(Array::kDQ);
   config.dk = problem.has(Array::kDK);
   config.dv = problem.has(Array::kDV);
   config.softcap = problem.score_map.softcap != 0;
   config.alibi = problem.has(Array::kAlibiSlopes);
-  config.terms = has_bias || problem.has(Array::kMask) || problem.has(Array::kQIds);
   config.natural = has_bias || config.softcap || config.alibi || !(problem.score_map.scale > 0);
   config.dropout = problem.dropout.enabled();
   config.split_sum = problem.has(Array::kSinks) && problem.has(Array::kDLse);
@@ -66,7 +79,7 @@ void set_options(Sm80BackwardConfig& config, const Problem& problem, const Gpu& 
 }
 
 bool is_plain(const Sm80BackwardConfig& config) {
-  return !config.terms && !config.natural && !config.dropout;
+  return !config.hides_pairs() && !config.documents && !config.natural && !config.dropout;
 }
 
 // Tiles of dQ as wide as leaves one for every warp, and registers for options.
@@ -130,7 +143,7 @@ i64 tiles_of(const Problem& problem, i64 extent, i64 heads, i64 tile_rows) {
 }
 
 bool needs_simt(const Problem& problem) {
-  return problem.has(Array::kDBias) || problem.has(Array::kDSinks);
+  return (problem.has(Array::kDBias) && !sm80_has_dbias(problem)) || problem.has(Array::kDSinks);
 }
 
 }  // namespace
@@ -187,6 +200,14 @@ Sm80BackwardConfig sm80_rows_config(const Problem& problem, const Sm80BackwardCo
   reduced.split_sum = config.split_sum;
   reduced.hopper = config.hopper;
   reduced.units = has_row_units(problem);
+  reduced.documents = config.documents;
+  return reduced;
+}
+
+Sm80BackwardConfig sm80_dbias_config(const Sm80BackwardConfig& config) {
+  Sm80BackwardConfig reduced;
+  reduced.dtype = config.dtype;
+  reduced.sums_dbias = config.sums_dbias;
   return reduced;
 }
 
@@ -200,6 +221,14 @@ Sm80BackwardConfig sm80_finish_config(const Sm80BackwardConfig& config) {
   reduced.dq_dims = config.dq_dims;
   reduced.hopper = config.hopper;
   return reduced;
+}
+
+// Every row of pairs has one of its own there; sums of several are made in any order.
+bool sm80_has_dbias(const Problem& problem) {
+  if (!problem.has(Array::kDBias) || problem.packed) return false;
+  const Tensor& dbias = problem.arrays[Array::kDBias];
+  if (dbias.shape[2] != problem.q_rows || dbias.shape[3] != problem.kv_rows) return false;
+  return !is_broadcast(problem) || !(problem.deterministic || problem.batch_invariant);
 }
 
 bool sm80_rounds_by_head(const Problem& problem) {
@@ -225,11 +254,16 @@ Sm80BackwardWorkspace sm80_backward_workspace(const Problem& problem,
   workspace.turns_at = workspace.suspect_keys_at + key_tiles * 4;
   workspace.next_block_at = workspace.turns_at + (config.ordered ? row_tiles * 4 : 0);
   workspace.arrived_at = workspace.next_block_at + 4;
+  workspace.dbias_sums_at =
+      aligned(workspace.arrived_at +
+              (sm80_rounds_by_head(problem) ? problem.num_sequences * problem.heads_kv * 4 : 0));
+  const auto& extents = problem.arrays[Array::kDBias].shape;
   workspace.zeroed_bytes =
-      workspace.arrived_at +
-      (sm80_rounds_by_head(problem) ? problem.num_sequences * problem.heads_kv * 4 : 0);
+      workspace.dbias_sums_at +
+      (config.sums_dbias ? extents[0] * extents[1] * extents[2] * extents[3] * 4 : 0);
   workspace.row_tiles_at = aligned(workspace.zeroed_bytes);
-  workspace.dq_sums_at = aligned(workspace.row_tiles_at + row_tiles * config.row_bytes());
+  workspace.hulls_at = aligned(workspace.row_tiles_at + row_tiles * config.row_bytes());
+  workspace.dq_sums_at = aligned(workspace.hulls_at + (config.documents ? row_tiles * 8 : 0));
   workspace.row_terms_at =
       aligned(workspace.dq_sums_at + (config.dq ? row_tiles * config.dq_elems() * 4 : 0));
   const i64 rows = (problem.packed ? 1 : problem.num_sequences) * problem.heads_q * problem.q_rows;
@@ -244,7 +278,7 @@ GpuNeeds sm80_backward_needs(const Problem& problem, const Gpu& gpu) {
   return {.tile = {config.rows, config.columns},
           .workspace_bytes = static_cast<size_t>(workspace.bytes),
           .zeroed_bytes = static_cast<size_t>(workspace.zeroed_bytes),
-          .alignment_bytes = config.units ? 16 : 1};
+          .alignment_bytes = config.units || (config.hides_pairs() && config.pair_units) ? 16 : 1};
 }
 
 }  // namespace fulmen

@@ -14,7 +14,7 @@ namespace fulmen {
 // What the main kernel may spill: its loops over tiles load at most two spilled words a step, the
 // rest is written and read where a block stores what the array's strides do not let it store 16
 // bytes at a time (NVRTC 13.0, sm_90a: 388 bytes at d 64, 280 at d 128, disassembled).
-inline constexpr size_t kSm80BackwardSpillBytes = 1024;
+inline constexpr size_t kSm80BackwardSpillBytes = 1152;
 
 // Called where the dtype and the card are right for sm80.
 std::string sm80_backward_refusal(const Problem& problem, const Gpu& gpu);
@@ -26,7 +26,11 @@ Sm80BackwardConfig sm80_backward_config(const Problem& problem, const Gpu& gpu);
 // Those parts of a config on which the kernels before and after the main one depend, so that fewer
 // of them are compiled.
 Sm80BackwardConfig sm80_rows_config(const Problem& problem, const Sm80BackwardConfig& config);
+Sm80BackwardConfig sm80_dbias_config(const Sm80BackwardConfig& config);
 Sm80BackwardConfig sm80_finish_config(const Sm80BackwardConfig& config);
+
+// Whether dbias comes from these kernels; else it does from simt's.
+bool sm80_has_dbias(const Problem& problem);
 
 // Whether the last block of each key/value head turns its sums of dQ into dq; else that is left to
 // backward_finish_sm80.
@@ -41,8 +45,10 @@ struct Sm80BackwardWorkspace {
   i64 turns_at;
   i64 next_block_at;
   i64 arrived_at;
+  i64 dbias_sums_at;
   i64 zeroed_bytes;
   i64 row_tiles_at;
+  i64 hulls_at;
   i64 dq_sums_at;
   i64 row_terms_at;  // of simt's kernels for dbias and dsinks
   i64 bytes;

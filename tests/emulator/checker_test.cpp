@@ -14,6 +14,7 @@
 #include "emulator/global_memory.h"
 #include "emulator/tensor_copies.h"
 #include "kernels/ptx/cp_async.cuh"
+#include "kernels/ptx/grid.cuh"
 #include "kernels/ptx/mbarrier.cuh"
 #include "kernels/ptx/memory.cuh"
 #include "kernels/ptx/shared_bytes.cuh"
@@ -214,6 +215,68 @@ TEST(Checker, GlobalArrays) {
   EXPECT_THAT(complaint(read(3), &fresh), HasSubstr("uninitialised: reads o[0][0][0][3]"));
   EXPECT_THAT(complaint([&] { numbers.data[0] += static_cast<float>(thread()); }, &output),
               HasSubstr("race: "));
+}
+
+// Programmatic dependent launch: what the launch before wrote is there for who has waited, and for
+// who hears of that.
+TEST(Checker, LaunchesThatOverlap) {
+  Numbers numbers;
+  const auto said = [&](u32 waiting, bool meets) {
+    emulator::GlobalMemory memory = numbers.as("o", true);
+    const emulator::Grid first{
+        .blocks = 2, .threads = 64, .shared_bytes = 0, .seed = 1, .memory = &memory};
+    emulator::Grid second = first;
+    second.overlaps = true;
+    try {
+      emulator::launch(first, [&] { numbers.data[ptx::block_index() * 64 + thread()] = 1; });
+      emulator::launch(second, [&] {
+        if (ptx::thread_index() < waiting) ptx::grid_dependency_wait();
+        if (meets) ptx::block_sync();
+        volatile float sink = numbers.data[thread()];
+        static_cast<void>(sink);
+      });
+    } catch (const emulator::Error& error) {
+      return std::string(error.what());
+    }
+    return std::string("nothing");
+  };
+  EXPECT_EQ(said(64, false), "nothing");
+  EXPECT_EQ(said(1, true), "nothing");
+  for (const bool meets : {false, true}) {
+    EXPECT_THAT(said(0, meets),
+                AllOf(HasSubstr("race: reads o["), HasSubstr("which a launch before wrote at ")));
+  }
+  EXPECT_THAT(said(1, false), HasSubstr("which a launch before wrote at "));
+}
+
+// Three in a row: the first is over when the third begins if the second waited before it let the
+// third begin, but not the second.
+TEST(Checker, LaunchesInARow) {
+  Numbers numbers;
+  const auto said = [&](bool waits, i32 from) {
+    emulator::GlobalMemory memory = numbers.as("o", true);
+    emulator::Grid grid{
+        .blocks = 1, .threads = 32, .shared_bytes = 0, .seed = 1, .memory = &memory};
+    try {
+      emulator::launch(grid, [&] { numbers.data[thread()] = 1; });
+      grid.overlaps = true;
+      emulator::launch(grid, [&] {
+        if (waits) ptx::grid_dependency_wait();
+        ptx::grid_dependents_launch();
+        numbers.data[32 + thread()] = 2;
+      });
+      emulator::launch(grid, [&] {
+        volatile float sink = numbers.data[from + thread()];
+        static_cast<void>(sink);
+      });
+    } catch (const emulator::Error& error) {
+      return std::string(error.what());
+    }
+    return std::string("nothing");
+  };
+  EXPECT_EQ(said(true, 0), "nothing");
+  EXPECT_THAT(said(false, 0), HasSubstr("which a launch before wrote at "));
+  EXPECT_THAT(said(true, 32), HasSubstr("which a launch before wrote at "));
 }
 
 TEST(Checker, CountsBankConflicts) {

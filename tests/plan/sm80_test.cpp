@@ -86,5 +86,23 @@ TEST(Sm80Tiles, FitEveryCard) {
   }
 }
 
+// Rows of O up to 576 wide stay in one block, whose scores are computed once; where options need
+// the registers, a warp has its rows alone.
+TEST(Sm80Tiles, WideRowsBelongToTwoWarps) {
+  const Gpu& gpu = gpu_named("h100");
+  for (const i64 dim : {208, 256, 320, 512, 576}) {
+    Problem problem = problem_of(DType::kBFloat16, dim, dim);
+    problem.max_kv = 1024;
+    const Sm80Config config = sm80_forward_config(problem, gpu);
+    EXPECT_EQ(config.team_warps, 2) << dim;
+    EXPECT_GE(config.d_v, dim) << dim;
+    problem.score_map.softcap = 30;
+    problem.dropout.threshold = 1;
+    const Sm80Config with_options = sm80_forward_config(problem, gpu);
+    EXPECT_EQ(with_options.team_warps, 1) << dim;
+    EXPECT_TRUE(with_options.valid()) << dim;
+  }
+}
+
 }  // namespace
 }  // namespace fulmen

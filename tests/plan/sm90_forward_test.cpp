@@ -5,7 +5,9 @@
 // and not a measurement.
 #include "plan/sm90_forward.h"
 
-#include <gtest/gtest.h>
+#include <gmock/gmock.h>
+
+#include "plan/sm90_forward_tuned.h"
 
 namespace fulmen {
 namespace {
@@ -57,6 +59,35 @@ TEST(Sm90Forward, HeadsShareATileWhenTheirQueriesFitIt) {
   Problem invariant = problem_of(8, 32, 8, 1, 4096, 128);
   invariant.batch_invariant = true;
   EXPECT_EQ(sm90_forward_config(invariant).heads_per_tile, 1);
+}
+
+TEST(Sm90Forward, ATileThatIsAskedForReplacesMembersOfTheTables) {
+  Problem problem = problem_of(1, 8, 8, 16384, 16384, 256);
+  const AttentionConfig whole = sm90_forward_config(problem);
+  problem.tile = tile_choice(" kv_rows=80  q_slots=2 overlap=0 heads_per_group=3 ");
+  AttentionConfig expected = whole;
+  expected.kv_rows = 80;
+  expected.q_slots = 2;
+  expected.overlap = false;
+  EXPECT_TRUE(sm90_forward_config(problem) == expected);
+  const Gpu gpu = gpu_named("h100");
+  EXPECT_EQ(sm90_heads_per_group(problem, gpu), 3);
+  EXPECT_EQ(sm90_forward_refusal(problem, gpu), "");
+  problem.tile = tile_choice("kv_rows=80");  // with three slots of Q
+  EXPECT_THAT(sm90_forward_refusal(problem, gpu), testing::HasSubstr("128 x 80 with 2 stages"));
+}
+
+TEST(Sm90Forward, TunedTilesAreOfKernelsThatCanBe) {
+  for (const TunedTile& each : kTunedTiles) {
+    Problem problem = problem_of(64, 2048 / each.dim, 2048 / each.dim, each.is_short ? 512 : 8192,
+                                 each.is_short ? 512 : 8192, each.dim);
+    problem.mask.causal = each.causal;
+    const AttentionConfig tuned = sm90_forward_config(problem);
+    EXPECT_TRUE(tuned.valid()) << each.dim;
+    problem.tile = tile_choice("rules=1");
+    EXPECT_FALSE(tuned == sm90_forward_config(problem) && each.tile.heads_per_group < 0)
+        << "a tile for d " << each.dim << " that changes nothing";
+  }
 }
 
 TEST(Sm90Forward, DocumentsTakeWorkspaceForTheirRanges) {

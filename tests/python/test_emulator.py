@@ -47,6 +47,34 @@ def test_explain_counts():
     assert found["model_bytes"]["naive"] == 4 * (4 * 2 * 20 * 16) + 16 * found["pairs"]
 
 
+CLUSTER_OF_TWO = """
+import ctypes, os
+
+class Attribute(ctypes.Structure):
+    _fields_ = [("id", ctypes.c_int), ("pad", ctypes.c_int), ("cluster", ctypes.c_uint * 16)]
+
+class Config(ctypes.Structure):
+    _fields_ = [("sizes", ctypes.c_uint * 7), ("stream", ctypes.c_void_p),
+                ("attributes", ctypes.POINTER(Attribute)), ("num_attributes", ctypes.c_uint)]
+
+driver = ctypes.CDLL(os.environ["FULMEN_EMULATOR"])
+attribute = Attribute(4, 0, (2, 1, 1))
+config = Config((2, 1, 1, 32, 1, 1, 0), None, ctypes.pointer(attribute), 1)
+result = driver.cuLaunchKernelEx(ctypes.byref(config), None, None, None)
+said = ctypes.c_char_p()
+driver.cuGetErrorString(result, ctypes.byref(said))
+print(result, said.value.decode())
+"""
+
+
+@needs_emulator
+def test_clusters_are_refused_by_name():
+    done = subprocess.run(
+        [sys.executable, "-c", CLUSTER_OF_TWO], capture_output=True, text=True, check=False
+    )
+    assert done.stdout == "719 clusters of thread blocks are not emulated\n", done.stderr
+
+
 def test_without_an_emulator():
     for words in (("verify", "--backend", "emulator"), ("explain", "--count", "1x2x20x16")):
         done = program(*words, FULMEN_EMULATOR="nowhere.so")

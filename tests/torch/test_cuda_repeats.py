@@ -72,3 +72,22 @@ def test_every_run_gives_the_same_bits(name: str, dtype: Any) -> None:
             differing += (got != x).any()
     torch.cuda.synchronize()
     assert differing.item() == 0
+
+
+@pytest.mark.parametrize("shape", [(1, 8, 128, 64), (2, 16, 512, 128), (1, 8, 700, 256)])
+def test_a_call_waits_for_those_before_it(shape: tuple[int, ...]) -> None:
+    """A kernel may start while the one before it ends: it must not read or write too early."""
+    pairs = [(normal(*shape), normal(*shape)) for _ in range(3)]
+    first = normal(*shape)
+
+    def chain(waits: bool) -> Any:
+        x, y = first.clone(), torch.empty_like(first)
+        for step in range(RUNS):
+            k, v = pairs[step % len(pairs)]
+            fulmen.attention(x, k, v, out=y)
+            x, y = y, x
+            if waits:
+                torch.cuda.synchronize()
+        return x
+
+    assert torch.equal(chain(waits=False), chain(waits=True))

@@ -20,7 +20,7 @@ from .._nvrtc import announce
 from ..kinds import CURRENT_STREAM
 from . import guards
 from .eager import gradients_of
-from .kernels import O_ONLY, STATS_ONLY, like, lse_like, ready_of, run_forward
+from .kernels import O_ONLY, STATS_ONLY, accumulator, like, lse_like, ready_of, run_forward
 from .settings import NUM_ARRAYS, checked, settings_of
 
 _NO_MORE = (None,) * (NUM_ARRAYS - 3)
@@ -62,9 +62,12 @@ class PlainCall:
         return o, stats
 
     def _stats_of(self, q: Tensor) -> Tensor:
-        if self.is_common and q.dtype is torch.float32:
-            return q.new_empty(q.size(0), q.size(1), q.size(2), 2)
-        return lse_like(q, self.settings.layout, 2)
+        if not self.is_common:
+            return lse_like(q, self.settings.layout, 2)
+        batch, heads, rows, _ = q.shape  # quicker than its slice, or size() four times
+        if q.dtype is torch.float32:
+            return q.new_empty(batch, heads, rows, 2)
+        return q.new_empty(batch, heads, rows, 2, dtype=accumulator(q.dtype))
 
     def gradients(self, q: Tensor, k: Tensor, v: Tensor, o: Any, stats: Any, do: Tensor) -> Any:
         """(dq, dk, dv), or None where the long way must say what is wrong."""

@@ -12,6 +12,9 @@ namespace fulmen::ptx {
 struct U32x4 {
   u32 word[4];
 };
+struct U32x2 {
+  u32 word[2];
+};
 struct F32x2 {
   float word[2];
 };
@@ -30,6 +33,10 @@ inline u32 load_shared(u32 address) {
 }
 inline void store_shared(u32 address, u32 x) {
   asm volatile("st.shared.b32 [%0], %1;" ::"r"(address), "r"(x) : "memory");
+}
+inline void store_shared_x2(u32 address, U32x2 x) {
+  asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(address), "r"(x.word[0]), "r"(x.word[1])
+               : "memory");
 }
 // ld.shared.v2.f32; not ordered with stores, only with waits.
 inline F32x2 load_shared_f32x2(u32 address) {

@@ -28,6 +28,11 @@ constexpr float* dq_tile(const BackwardParams& params, u32 tile) {
   return params.dq_sums + u64(tile) * (kConfig.q_rows * kConfig.dims);
 }
 
+// Whether a later line has this one's slot.
+constexpr bool is_reused(const BackwardParams& params, i32 line) {
+  return line + params.num_slots < params.num_lines();
+}
+
 template <BackwardConfig kConfig>
 inline void add_dq(const float (&dQ)[kConfig.dq_floats()], float* part, u32 thread) {
 #pragma unroll
@@ -104,20 +109,15 @@ struct DqFinish {
     if constexpr (kConfig.hides_pairs()) report_spoiled(params.spoiled, line, found);
   }
 
-  // The part of item `index`, once its line is complete.
+  // The part of item `index`, whose line is complete.
   void run(i32 index) const {
     const BackwardItem item = backward_item(params, index);
-    ptx::await(params.done + item.line, params.num_kv_blocks);
-    const bool clear = item.line + params.num_slots < params.num_lines();
+    const bool clear = is_reused(params, item.line);
     const Interval pieces = finished_pieces(params, item.kv_block);
 #pragma unroll 1
     for (i32 piece = i32(pieces.begin); piece < i32(pieces.end); ++piece) {
       const i32 head = piece / params.num_finish_blocks;
       finish_piece(item.line, head, piece - head * params.num_finish_blocks, clear);
-    }
-    if (clear) {
-      ptx::warp_sync();
-      if (lane == 0) ptx::announce(params.freed + item.line);
     }
   }
 };

@@ -7,6 +7,7 @@
 
 #include "kernels/ptx/grid.cuh"
 #include "kernels/ptx/tma.cuh"
+#include "kernels/tile/backward_dq.cuh"
 #include "kernels/tile/backward_shared.cuh"
 
 namespace fulmen {
@@ -95,6 +96,10 @@ struct BackwardReporter {
       if (mail.index < params.num_items()) {
         ptx::mbarrier_wait(shared.added(mail_at), mail_at.parity);
         ptx::announce(params.done + mail.item.line);
+        if (kConfig.dq && mail.index >= params.lag) {
+          const i32 rounded = backward_item(params, mail.index - params.lag).line;
+          if (is_reused(params, rounded)) ptx::announce(params.freed + rounded);
+        }
       }
       shared.mail().release(mail_at);
       mail_at.advance();

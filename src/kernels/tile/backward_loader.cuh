@@ -53,8 +53,7 @@ struct BackwardLoader {
       }
     }
     if (kConfig.dq && item.line >= params.num_slots) {  // its sums are clear again
-      ptx::await(params.freed + item.line - params.num_slots,
-                 params.num_kv_blocks * BackwardConfig::kConsumerWarps);
+      ptx::await(params.freed + item.line - params.num_slots, params.num_kv_blocks);
     }
     const auto q = shared.q();
     const auto dout = shared.dout();
@@ -122,6 +121,11 @@ struct BackwardLoader {
       const BackwardItem item = has_keys ? backward_item(params, index) : BackwardItem{0, 0};
       const Sequence sequence = backward_sequence<kConfig>(params, item.line / params.heads_kv);
       const BackwardWalk walk = backward_walk<kConfig>(params, sequence.shape, item.kv_block);
+      if (kConfig.dq && params.lag <= index && index < params.num_items() + params.lag) {
+        const i32 line =
+            backward_item(params, index - params.lag).line;  // whose dQ is rounded next
+        ptx::await(params.done + line, params.num_kv_blocks);
+      }
       ptx::mbarrier_wait(shared.mail().empty(mail_at), mail_at.parity ^ 1);
       shared.write_mail(mail_at, {index, walk.num_steps(), item, sequence.shape});
       ptx::mbarrier_arrive(shared.mail().full(mail_at));

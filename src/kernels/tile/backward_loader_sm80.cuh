@@ -8,14 +8,16 @@
 #include "kernels/head.cuh"
 #include "kernels/tile/backward_tiles_sm80.cuh"
 #include "kernels/tile/copy.cuh"
+#include "kernels/tile/document_hull.cuh"
+#include "kernels/tile/pair_tiles.cuh"
 
 namespace fulmen {
 
 // The keys of a block.
 struct KeyPlace {
   Sequence sequence;
-  i64 kv_head;
-  i64 first_key;
+  i32 kv_head;
+  i32 first_key;
 };
 
 template <Sm80BackwardConfig kConfig>
@@ -24,12 +26,13 @@ struct BackwardLoaderSm80 {
   using Copy = TileCopy<kConfig.units, kRows, kConfig.threads(), kDims, kConfig.swizzle>;
 
   const AttentionParams& p;
+  i32 index;  // of the sequence
   KeyPlace place;
   BackwardTilesSm80<kConfig> tiles;
 
   void fetch_keys() const {
     const i64 rows = place.sequence.shape.kv_len;
-    const i32 first = static_cast<i32>(place.first_key);
+    const i32 first = place.first_key;
     const auto offset = [&](const ArrayView& array) {
       return array.offset(place.sequence.batch, place.kv_head, place.sequence.kv_begin, 0);
     };
@@ -40,8 +43,22 @@ struct BackwardLoaderSm80 {
     ptx::cp_async_commit();
   }
 
+  // Numbers of the keys' documents.
+  void fetch_ids(const Head<kConfig.dtype>& head) const {
+    if constexpr (!kConfig.documents) return;
+#pragma unroll 1
+    for (i32 at = static_cast<i32>(ptx::thread_index()); at < kConfig.columns;
+         at += kConfig.threads()) {
+      const i64 key = place.first_key + at;
+      const bool counts = key < place.sequence.shape.kv_len;
+      store_id(tiles.key_ids() + at * 8,
+               counts ? load_index(p.kv_ids, document_offset(head, key)) : 0);
+    }
+  }
+
   // The way to the tiles of queries of one head.
   struct Queries {
+    i32 head;
     Copy<kConfig.rows, kConfig.d_qk> q;
     Copy<kConfig.rows, kConfig.d_v> dout;
   };
@@ -50,10 +67,10 @@ struct BackwardLoaderSm80 {
       return array.offset(place.sequence.batch, head, place.sequence.q_begin, 0);
     };
     const i64 rows = place.sequence.shape.q_len;
-    return {{p.q, offset(p.q), rows, p.dim_qk}, {p.dout, offset(p.dout), rows, p.dim_v}};
+    return {head, {p.q, offset(p.q), rows, p.dim_qk}, {p.dout, offset(p.dout), rows, p.dim_v}};
   }
 
-  // Rows from `first` on, and what is kept of them.
+  // Rows from `first` on, what is kept of them and what belongs to their pairs.
   void fetch(const Queries& queries, i32 first, const u8* kept, i32 stage) const {
     queries.q.start(tiles.q_tile(stage), first);
     queries.dout.start(tiles.dout_tile(stage), first);
@@ -64,6 +81,8 @@ struct BackwardLoaderSm80 {
         ptx::cp_async_16(tiles.rows_at(stage) + byte, kept + byte, true);
       }
     }
+    PairTiles<kConfig.pairs()>(p, place.sequence.shape, index, queries.head, first)
+        .start(tiles.pairs_at(stage), place.first_key);
     ptx::cp_async_commit();
   }
 };

@@ -5,7 +5,10 @@
 // every option that has a say over pairs. Called by backward_sm80.
 #pragma once
 
+#include "kernels/tile/backward_bias_sm80.cuh"
 #include "kernels/tile/backward_weights_sm80.cuh"
+#include "kernels/tile/pair_tiles.cuh"
+#include "kernels/tile/warp_dropout.cuh"
 
 namespace fulmen {
 
@@ -17,17 +20,17 @@ struct BackwardPairsSm80 {
   using Step = BackwardStepSm80<kConfig>;
   using Part = BackwardPartSm80;
   using Scores = typename Weights::Scores;
-  using Terms = typename Weights::Terms;
   static constexpr i32 kTiles = Weights::kTiles;
   static constexpr i32 kFloats = Weights::kFloats;
 
+  const Sm80BackwardParams& params;
   Tiles tiles;
   Weights weights;
   BackwardSightSm80<kConfig> sight;
   bool suspect = false;  // a part that is not seen whole met a number that is not finite
 
-  BackwardPairsSm80(const AttentionParams& p, const Tiles& tiles_)
-      : tiles(tiles_), weights{p, tiles_}, sight{tiles_} {}
+  BackwardPairsSm80(const Sm80BackwardParams& params_, const Tiles& tiles_)
+      : params(params_), tiles(tiles_), weights{params_.attention, tiles_}, sight{tiles_} {}
 
   // P and dS of this warp's tiles, into shared memory.
   void compute(const Step& step) {
@@ -47,10 +50,10 @@ struct BackwardPairsSm80 {
   // dS, when other warps have P in shared memory.
   void compute_ds(const Step& step) {
     bool awaited = false;
-    each_part(step, [&](const Part& part, const Sight&, auto careful) {
+    each_part(step, [&](const Part& part, const Sight& seen, auto careful) {
       Scores dP;
       weights.multiply_dout_v(dP, step, part);
-      if constexpr (careful.kValue) check(dP, step, part);
+      if constexpr (careful.kValue) check(dP, step, part, seen);
       if (!awaited) tiles.await_weights();
       awaited = true;
       weights.form_ds_of_shared(dP, step, part);
@@ -64,25 +67,31 @@ struct BackwardPairsSm80 {
     static constexpr bool kValue = kCareful;
   };
 
+  // The parts of this warp, with the text that their steps need.
   template <class Compute>
   void each_part(const Step& step, const Compute& compute_part) const {
+    if (step.is_full && !kConfig.hides_pairs()) {
+      walk_parts(
+          [&](const Part& part) { compute_part(part, Sight{true, false}, Careful<false>{}); });
+    } else {
+      walk_parts(
+          [&](const Part& part) { compute_part(part, sight.of(step, part), Careful<true>{}); });
+    }
+  }
+  template <class Visit>
+  void walk_parts(const Visit& visit) const {
     constexpr i32 kAcross = kConfig.team_columns() / kConfig.s_columns;
 #pragma unroll 1
     for (i32 tile = tiles.member(); tile < kConfig.team_tiles(); tile += kConfig.team_warps()) {
-      const Part part{tile / kAcross * kConfig.s_rows,
-                      static_cast<i32>(tiles.team()) * kConfig.team_columns() +
-                          tile % kAcross * kConfig.s_columns};
-      const Sight seen = sight.of(step, part);
-      if (kConfig.terms || !seen.all) {
-        compute_part(part, seen, Careful<true>{});
-      } else {
-        compute_part(part, seen, Careful<false>{});
-      }
+      visit(Part{tile / kAcross * kConfig.s_rows,
+                 static_cast<i32>(tiles.team()) * kConfig.team_columns() +
+                     tile % kAcross * kConfig.s_columns});
     }
   }
 
   // A hidden pair has P = dS = 0, and 0 times NaN is NaN.
-  void check(const Scores& S, const Step& step, const Part& part) {
+  void check(const Scores& S, const Step& step, const Part& part, const Sight& seen) {
+    if (seen.all && !kConfig.hides_pairs()) return;
     FiniteCheck finite;
     finite.meet(S);
 #pragma unroll
@@ -95,15 +104,14 @@ struct BackwardPairsSm80 {
     suspect = suspect || finite.fails();
   }
 
-  Terms terms_of(const Step& step, const Part& part) const {
-    return {step.head, step.first_row + part.row, tiles.terms_at()};
-  }
-
   // S = P
   template <bool kCareful>
   void weigh(Scores& S, const Step& step, const Part& part, const Sight& seen) {
-    if constexpr (kCareful) check(S, step, part);
-    terms_of(step, part).apply_but_intervals(S, step.first_key + part.column);
+    if constexpr (kCareful) check(S, step, part, seen);
+    WarpScores<kConfig.scores()>{step.head, step.first_row + part.row}.map(
+        S, step.first_key + part.column);
+    PairTiles<kConfig.pairs()>::template apply<true>(S, tiles.pairs_at(step.stage), part.row,
+                                                     part.column);
     if constexpr (kCareful) sight.hide(S, step, part, seen);
     weights.weigh(S, step, part);
   }
@@ -119,14 +127,15 @@ struct BackwardPairsSm80 {
     weigh<kCareful>(P, step, part, seen);
     u32 kept[kTiles * kFloats / 32 + 1] = {};
     share_p(P, kept, step, part);
-    if constexpr (!kConfig.dq && !kConfig.dk) return;
+    if constexpr (!kConfig.needs_ds()) return;
     Scores dP;
     weights.multiply_dout_v(dP, step, part);
-    if constexpr (kCareful) check(dP, step, part);
+    if constexpr (kCareful) check(dP, step, part, seen);
     if constexpr (kConfig.dropout) {
       drop(dP, kept, static_cast<float>(step.head.dropout.kept_scale()));
     }
     weights.form_ds(dP, P, step, part);
+    if constexpr (kConfig.dbias) BackwardBiasSm80<kConfig>{params}.take(dP, P, step, part);
     if constexpr (kConfig.softcap) {
 #pragma unroll
       for (i32 t = 0; t < kTiles; ++t) {
@@ -179,7 +188,8 @@ struct BackwardPairsSm80 {
 #pragma unroll
         for (i32 i = 0; i < kFloats; ++i) marks[t][i] = 1;
       }
-      terms_of(step, part).drop(marks, step.first_key + part.column);
+      WarpDropout<kConfig.scores()>{step.head, step.first_row + part.row}.drop(
+          marks, step.first_key + part.column);
 #pragma unroll
       for (i32 t = 0; t < kTiles; ++t) {
 #pragma unroll

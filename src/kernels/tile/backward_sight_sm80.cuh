@@ -7,26 +7,12 @@
 #pragma once
 
 #include "kernels/head.cuh"
-#include "kernels/tile/backward_tiles_sm80.cuh"
-#include "kernels/tile/warp_terms.cuh"
+#include "kernels/tile/backward_documents_sm80.cuh"
 
 namespace fulmen {
 
-// A tile of queries met by the block's keys.
-template <Sm80BackwardConfig kConfig>
-struct BackwardStepSm80 {
-  const Head<kConfig.dtype>& head;
-  i32 first_row, first_key;
-  bool is_full;  // every row sees every key
-  i32 stage, pair_stage;
-};
-
-// Where a warp's tile of S begins in a step.
-struct BackwardPartSm80 {
-  i32 row, column;
-};
-
-// Whether a warp's rows see all of its keys, and whether some row does not see the first of them.
+// Whether a warp's rows see all of its keys, and whether some row's interval begins after the
+// first.
 struct Sight {
   bool all, begins;
 };
@@ -58,11 +44,12 @@ template <Sm80BackwardConfig kConfig>
 struct BackwardSightSm80 {
   using Step = BackwardStepSm80<kConfig>;
   using Part = BackwardPartSm80;
-  using Terms = WarpTerms<kConfig.scores()>;
+  using Fragments = WarpScores<kConfig.scores()>;
   static constexpr i32 kTiles = kConfig.s_rows / 16;
   static constexpr i32 kFloats = kConfig.s_columns / 2;
 
   BackwardTilesSm80<kConfig> tiles;
+  BackwardDocumentsSm80<kConfig> documents{tiles};
 
   // Keys of the step that a row of it sees.
   Sm80Columns columns(const Step& step, i32 row) const {
@@ -82,6 +69,7 @@ struct BackwardSightSm80 {
       all = all && seen.begin <= first && end <= seen.end;
       begins = begins || seen.begin > first;
     }
+    if constexpr (kConfig.documents) all = all && documents.are_one(step, part);
     return {!ptx::any(!all), ptx::any(begins)};
   }
 
@@ -94,17 +82,18 @@ struct BackwardSightSm80 {
     } else {
       hide_outside<false>(S, step, part);
     }
+    if constexpr (kConfig.documents) documents.hide(S, step, part);
   }
 
  private:
   template <bool kBegins>
   void hide_outside(float (&S)[kTiles][kFloats], const Step& step, const Part& part) const {
-    const i32 own = part.column + Terms::column(0);
+    const i32 own = part.column + Fragments::column(0);
 #pragma unroll
     for (i32 t = 0; t < kTiles; ++t) {
 #pragma unroll
       for (i32 h = 0; h < 2; ++h) {
-        const Sm80Columns seen = columns(step, part.row + Terms::row(t, h));
+        const Sm80Columns seen = columns(step, part.row + Fragments::row(t, h));
         const i32 begin = seen.begin - own, end = seen.end - own;
 #pragma unroll
         for (i32 f = 2 * h; f < kFloats; f += 4) {

@@ -32,14 +32,13 @@ struct BackwardTilesSm80 {
     return stage_at(stage) + kConfig.q_bytes() + kConfig.dout_bytes();
   }
   u32 columns_at(i32 stage) const { return rows_at(stage) + kConfig.rows * 16; }
+  u32 row_ids_at(i32 stage) const { return columns_at(stage) + kConfig.rows * 8; }
+  u32 pairs_at(i32 stage) const { return rows_at(stage) + kConfig.row_bytes(); }
   PairTile p_tile() const { return {stage_at(kConfig.stages)}; }
   PairTile ds_tile(i32 stage) const {
     return {stage_at(kConfig.stages) + (1 + stage) * kConfig.pair_bytes()};
   }
-  u32 terms_at() const {
-    return shared + kConfig.shared_bytes() - kConfig.term_bytes() +
-           warp * 16 * kConfig.scores().term_stride() * 4;
-  }
+  u32 key_ids() const { return shared + kConfig.shared_bytes() - kConfig.ids_bytes(); }
 
   // The first warps compute P, the others dS, where roles are split. Warps of a team are
   // neighbours, so that they share no scheduler.

@@ -13,7 +13,7 @@ template <Sm80BackwardConfig kConfig>
 struct BackwardWeightsSm80 {
   using Tiles = BackwardTilesSm80<kConfig>;
   using PairTile = typename Tiles::PairTile;
-  using Terms = WarpTerms<kConfig.scores()>;
+  using Fragments = WarpScores<kConfig.scores()>;
   using Step = BackwardStepSm80<kConfig>;
   using Part = BackwardPartSm80;
   static constexpr i32 kTiles = kConfig.s_rows / 16;
@@ -37,7 +37,7 @@ struct BackwardWeightsSm80 {
 #pragma unroll
     for (i32 h = 0; h < 2; ++h) {
       const ptx::U32x4 x =
-          ptx::load_shared_x4(tiles.rows_at(step.stage) + (part.row + Terms::row(t, h)) * 16);
+          ptx::load_shared_x4(tiles.rows_at(step.stage) + (part.row + Fragments::row(t, h)) * 16);
       rows[h] = {__builtin_bit_cast(float, x.word[0]), __builtin_bit_cast(float, x.word[1]),
                  __builtin_bit_cast(float, x.word[2]), __builtin_bit_cast(float, x.word[3])};
     }
@@ -123,7 +123,7 @@ struct BackwardWeightsSm80 {
         } else {
 #pragma unroll
           for (i32 w = 0; w < 4; ++w) {
-            const u32 row = part.row + Terms::row(t, w % 2);
+            const u32 row = part.row + Fragments::row(t, w % 2);
             const u32 unit = part.column / 8 + i / 4 + w / 2;
             ptx::store_shared(tile.address(row, unit) + lane_index() % 4 * 4, x.word[w]);
           }

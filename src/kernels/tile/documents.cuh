@@ -8,8 +8,8 @@
 // all threads of the block.
 #pragma once
 
-#include "kernels/head.cuh"
 #include "kernels/ptx/cp_async.cuh"
+#include "kernels/tile/document_hull.cuh"
 #include "kernels/tile/warp_products.cuh"
 #include "kernels/tile/warp_softmax.cuh"
 #include "kernels/tile/warp_team.cuh"
@@ -34,19 +34,9 @@ class Documents {
   // The part of `keys` outside of which nothing is visible to the block.
   Interval hull(Interval keys) const {
     if constexpr (!kConfig.documents) return keys;
-    const ArrayView& ids = head_.p.kv_ids;
-    const u8* const from = ids.data + key_offset(0) * size_bytes(ids.dtype);
-    if (!is_aligned(from, size_bytes(ids.dtype))) return keys;
-    i64 low = 0, high = 0;
-    find_range(low, high);
-    i32 begin = static_cast<i32>(keys.end), end = static_cast<i32>(keys.begin);
-    if (ids.dtype == DType::kInt64) {
-      scan(reinterpret_cast<const i64*>(from), keys, low, high, begin, end);
-    } else {
-      scan(reinterpret_cast<const i32*>(from), keys, low, high, begin, end);
-    }
-    share(begin, end);
-    return {begin, max(begin, end)};
+    const i32 num_rows = min(kConfig.rows(), head_.sequence.shape.q_len - first_row_);
+    return DocumentHull<kConfig.dtype, kConfig.threads()>{head_, first_row_, num_rows, own_}.find(
+        keys);
   }
 
   // Finds the numbers of the warp's rows.
@@ -57,9 +47,9 @@ class Documents {
     const bool counts = lane < kConfig.warp_rows() && first_row_ + row < head_.sequence.shape.q_len;
     const i64 id = counts ? row_id(row) : 0;
     if (lane < kConfig.warp_rows()) store_id(own_id(lane), id);
-    id_ =
-        static_cast<i64>(static_cast<u64>(static_cast<u32>(ptx::shuffle(high_word(id), 0))) << 32 |
-                         static_cast<u32>(ptx::shuffle(static_cast<i32>(id), 0)));
+    id_ = static_cast<i64>(
+        static_cast<u64>(static_cast<u32>(ptx::shuffle(static_cast<i32>(id >> 32), 0))) << 32 |
+        static_cast<u32>(ptx::shuffle(static_cast<i32>(id), 0)));
     is_one_ = !ptx::any(counts && id != id_);
     ptx::warp_sync();  // the numbers are there
   }
@@ -76,7 +66,7 @@ class Documents {
       const i64 offset = key_offset(present ? first + at : 0);
       const u8* const from = ids.data + offset * size;
       const u32 to = tile(stage) + at * 8;
-      if (!is_aligned(from, size)) {
+      if (!is_id_aligned(from, size)) {
         store_id(to, present ? load_index(ids, offset) : 0);
       } else if (size == 8) {
         ptx::cp_async_small<8>(to, from, present);
@@ -138,93 +128,19 @@ class Documents {
   }
 
  private:
-  static bool is_aligned(const u8* from, i64 size) {
-    return reinterpret_cast<u64>(from) % static_cast<u64>(size) == 0;
-  }
-  static i32 high_word(i64 x) { return static_cast<i32>(x >> 32); }
-
   // Of the warp's row `row`.
   u32 own_id(i32 row) const {
     return own_ + (warp_index() * kConfig.warp_rows() + static_cast<u32>(row)) * 8;
   }
   u32 tile(i32 stage) const { return shared_ + static_cast<u32>(stage) * stage_bytes_; }
-  i64 key_offset(i64 key) const {
-    return head_.p.kv_ids.offset(head_.sequence.batch, 0, 0, head_.sequence.kv_begin + key);
-  }
-  i64 row_id(i64 row) const {
-    const ArrayView& ids = head_.p.q_ids;
-    return load_index(
-        ids, ids.offset(head_.sequence.batch, 0, 0, head_.sequence.q_begin + first_row_ + row));
-  }
+  i64 key_offset(i64 key) const { return document_offset(head_, key); }
+  i64 row_id(i64 row) const { return document_of_row(head_, first_row_ + row); }
 
-  static void store_id(u32 to, i64 id) {
-    ptx::store_shared(to, static_cast<u32>(id));
-    ptx::store_shared(to + 4, static_cast<u32>(high_word(id)));
-  }
-  static i64 load_id(u32 from) {
-    return static_cast<i64>(u64{ptx::load_shared(from + 4)} << 32 | ptx::load_shared(from));
-  }
   // cp.async leaves the upper half of 32-bit numbers as it is.
   i64 key_id(i32 stage, i32 column) const {
     const u32 from = tile(stage) + static_cast<u32>(column) * 8;
     if (head_.p.kv_ids.dtype == DType::kInt64) return load_id(from);
     return static_cast<i32>(ptx::load_shared(from));
-  }
-
-  // Smallest and largest number of the block's rows, found by every warp.
-  void find_range(i64& low, i64& high) const {
-    const i32 num_rows = min(kConfig.rows(), head_.sequence.shape.q_len - first_row_);
-    low = high = row_id(min(static_cast<i32>(lane_index()), num_rows - 1));
-#pragma unroll 1
-    for (i32 row = 32 + static_cast<i32>(lane_index()); row < num_rows; row += 32) {
-      const i64 id = row_id(row);
-      low = min(low, id);
-      high = max(high, id);
-    }
-#pragma unroll 1
-    for (u32 distance = 1; distance < 32; distance *= 2) {
-      low = min(low, from_lane_across(low, distance));
-      high = max(high, from_lane_across(high, distance));
-    }
-  }
-  static i64 from_lane_across(i64 x, u32 distance) {
-    const u32 low = ptx::shuffle_xor(static_cast<u32>(x), distance);
-    return static_cast<i64>(u64{ptx::shuffle_xor(static_cast<u32>(x >> 32), distance)} << 32 | low);
-  }
-
-  // This thread's share of the keys.
-  template <class T>
-  void scan(const T* ids, Interval keys, i64 low, i64 high, i32& begin, i32& end) const {
-    const i64 stride = head_.p.kv_ids.strides[3];
-    const i32 last = static_cast<i32>(keys.end);
-#pragma unroll 8
-    for (i32 key = static_cast<i32>(keys.begin) + static_cast<i32>(ptx::thread_index()); key < last;
-         key += kConfig.threads()) {
-      const i64 id = ids[key * stride];
-      if (id < low || id > high) continue;
-      begin = min(begin, key);
-      end = max(end, key + 1);
-    }
-  }
-
-  // The first begin and the last end of all threads of the block.
-  void share(i32& begin, i32& end) const {
-#pragma unroll 1
-    for (u32 distance = 1; distance < 32; distance *= 2) {
-      begin = min(begin, static_cast<i32>(ptx::shuffle_xor(static_cast<u32>(begin), distance)));
-      end = max(end, static_cast<i32>(ptx::shuffle_xor(static_cast<u32>(end), distance)));
-    }
-    if (lane_index() == 0) {
-      ptx::store_shared(own_ + warp_index() * 8, static_cast<u32>(begin));
-      ptx::store_shared(own_ + warp_index() * 8 + 4, static_cast<u32>(end));
-    }
-    ptx::block_sync();  // those of all warps are there
-#pragma unroll 1
-    for (u32 warp = 0; warp < kConfig.warps; ++warp) {
-      begin = min(begin, static_cast<i32>(ptx::load_shared(own_ + warp * 8)));
-      end = max(end, static_cast<i32>(ptx::load_shared(own_ + warp * 8 + 4)));
-    }
-    ptx::block_sync();  // and read
   }
 
   const Head<kConfig.dtype>& head_;

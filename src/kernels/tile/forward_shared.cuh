@@ -36,6 +36,11 @@ struct ForwardShared {
   static_assert(kLanded + (kConfig.sequences ? 8 * kConfig.stages : 0) ==
                 u32(kConfig.shared_bytes()));
 
+  // Whether a slot of Q serves one warpgroup in this block of queries and another in the next. Then
+  // all of them wait for, and give back, all tiles: a warpgroup that missed phases of a barrier
+  // would take one for another.
+  static constexpr bool kMovesTiles = kConfig.num_q_slots() % kConfig.q_tiles() != 0;
+
   constexpr Ring<kConfig.num_q_slots()> q() const {
     return {base, u32(kConfig.q_bytes()), base + kQBarriers};
   }
@@ -65,7 +70,7 @@ struct ForwardShared {
   constexpr u32 landed(KvCursor at) const { return base + kLanded + 8 * at.buffer; }
 
   void init() const {
-    q().init(kConfig.warpgroups / kConfig.q_tiles());
+    q().init(kMovesTiles ? kConfig.warpgroups : kConfig.warpgroups / kConfig.q_tiles());
     k().init(kConfig.warpgroups);
     v().init(kConfig.warpgroups);
     for (u32 slot = 0; slot < 2; ++slot) {

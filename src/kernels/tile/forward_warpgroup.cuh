@@ -53,8 +53,25 @@ struct ForwardWarpgroup {
   }
 
   void release_q() {
-    if (thread == 0) shared.q().release(q_at);
+    if constexpr (Shared::kMovesTiles) {
+      release_every_q();
+    } else {
+      if (thread == 0) shared.q().release(q_at);
+    }
     q_at.advance(kConfig.q_tiles());
+  }
+  // All tiles of the block of queries, after they have landed.
+  void release_every_q() const {
+    typename Shared::QCursor first = q_at;
+    first.advance(kConfig.num_q_slots() - warpgroup);
+    first.parity ^= 1;  // a round forward and back
+    auto at = first;
+    for (i32 w = 0; w < kConfig.q_tiles(); ++w, at.advance()) shared.q().wait(at);
+    meet();
+    at = first;
+    for (i32 w = 0; thread == 0 && w < kConfig.q_tiles(); ++w, at.advance()) {
+      shared.q().release(at);
+    }
   }
   void release_k() {
     if (thread == 0) shared.k().release(k_at);

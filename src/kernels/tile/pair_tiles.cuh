@@ -4,46 +4,44 @@
 // Boolean mask and bias of a block of queries and a block of keys: raw elements of the arrays, on
 // their way through shared memory beside K, so that nobody waits for them when scores are there.
 // Rows lie further apart than they are long, so that the eight rows that a warp reads together meet
-// different banks. Called by forward_sm80.
+// different banks. Called by forward_sm80 and backward_sm80.
 #pragma once
 
 #include "kernels/head.cuh"
 #include "kernels/ptx/cp_async.cuh"
 #include "kernels/tile/warp_products.cuh"
 #include "kernels/tile/warp_softmax.cuh"
-#include "kernels/tile/warp_team.cuh"
 
 namespace fulmen {
 
 // One array over pairs, elements of kBytes.
-template <Sm80Config kConfig, i32 kBytes>
+template <PairConfig kConfig, i32 kBytes>
 class PairArray {
  public:
-  using Team = WarpTeam<kConfig>;
-  static constexpr i32 kRowBytes = kConfig.pair_row_bytes(kBytes);
+  static constexpr i32 kRowBytes = kConfig.row_bytes(kBytes);
 
-  PairArray(const ArrayView& array, const Head<kConfig.dtype>& head, i32 first_row)
+  // Rows of a head of sequence `index` from `first_row` on.
+  PairArray(const ArrayView& array, const SequenceShape& shape, i64 index, i64 head, i32 first_row)
       : array_(array),
-        data_(array.data + array.offset(head.index, head.head, first_row, 0) * kBytes),
-        num_rows_(head.sequence.shape.q_len - first_row),
-        num_keys_(head.sequence.shape.kv_len) {}
+        data_(array.data + array.offset(index, head, first_row, 0) * kBytes),
+        num_rows_(shape.q_len - first_row),
+        num_keys_(shape.kv_len) {}
 
   // Keys from `first` on. What is not there becomes 0. Belongs to the caller's next group of copies
   // where the array has 16-byte units.
   void start(u32 tile, i32 first) const {
-    if constexpr (kConfig.pair_units) {
+    if constexpr (kConfig.units) {
       copy_units(tile, first);
     } else {
       copy_words(tile, first);
     }
   }
 
-  // Where a thread finds the 4 bytes that hold its first column of row (t, h), or its first two.
-  static u32 at(u32 tile, i32 t, i32 h) {
+  // Where a thread finds the 4 bytes that hold its first column of 16 x 8 pairs from (row, column)
+  // on, or its first two.
+  static u32 at(u32 tile, i32 row, i32 column) {
     const u32 lane = lane_index();
-    const u32 row = Team::index() * kConfig.warp_rows() + 16 * t + 8 * h + lane / 4;
-    const u32 column = Team::member() * kConfig.warp_columns() + lane % 4 * 2;
-    return tile + row * kRowBytes + column * kBytes / 4 * 4;
+    return tile + (row + lane / 4) * kRowBytes + column * kBytes + lane % 4 * 2 * kBytes / 4 * 4;
   }
 
  private:
@@ -51,9 +49,9 @@ class PairArray {
     constexpr i32 kUnits = kConfig.columns * kBytes / 16;
     const u8* const from = data_ + i64{first} * kBytes;
 #pragma unroll
-    for (i32 step = 0; step < kConfig.rows() * kUnits; step += kConfig.threads()) {
+    for (i32 step = 0; step < kConfig.rows * kUnits; step += kConfig.threads) {
       const i32 at = static_cast<i32>(ptx::thread_index()) + step;
-      if (step + kConfig.threads() > kConfig.rows() * kUnits && at >= kConfig.rows() * kUnits) {
+      if (step + kConfig.threads > kConfig.rows * kUnits && at >= kConfig.rows * kUnits) {
         break;
       }
       const i32 row = at / kUnits, unit = at % kUnits;
@@ -67,8 +65,8 @@ class PairArray {
     constexpr i32 kWords = kConfig.columns * kBytes / 4;
     constexpr i32 kElements = 4 / kBytes;
 #pragma unroll 2
-    for (i32 at = static_cast<i32>(ptx::thread_index()); at < kConfig.rows() * kWords;
-         at += kConfig.threads()) {
+    for (i32 at = static_cast<i32>(ptx::thread_index()); at < kConfig.rows * kWords;
+         at += kConfig.threads) {
       const i32 row = at / kWords, word = at % kWords;
       u32 bits = 0;
 #pragma unroll
@@ -90,25 +88,28 @@ class PairArray {
   i32 num_keys_;
 };
 
-template <Sm80Config kConfig>
+template <PairConfig kConfig>
 class PairTiles {
  public:
-  using Scores = float[kConfig.row_tiles][kConfig.warp_columns() / 2];
+  PairTiles(const AttentionParams& p, const SequenceShape& shape, i64 index, i64 head,
+            i32 first_row)
+      : mask_(p.mask, shape, index, head, first_row),
+        bias_(p.bias, shape, index, head, first_row) {}
 
-  // `shared`: where the tiles of the first stage begin.
-  PairTiles(const Head<kConfig.dtype>& head, i32 first_row, u32 shared)
-      : mask_(head.p.mask, head, first_row), bias_(head.p.bias, head, first_row), shared_(shared) {}
-
-  void start(i32 stage, i32 first) const {
-    if constexpr (kConfig.mask) mask_.start(mask_tile(stage), first);
-    if constexpr (kConfig.bias != DType::kNone) bias_.start(bias_tile(stage), first);
+  // Keys from `first` on, to kConfig.bytes() at `tile`.
+  void start(u32 tile, i32 first) const {
+    if constexpr (kConfig.mask) mask_.start(tile, first);
+    if constexpr (kConfig.bias != DType::kNone) bias_.start(tile + kConfig.mask_bytes(), first);
   }
 
-  // Adds the bias, hides pairs. kKeepsHidden: a bias of -inf hides even a NaN.
-  template <bool kKeepsHidden>
-  void apply(Scores& S, i32 stage) const {
-    if constexpr (kConfig.bias != DType::kNone) add_bias<kKeepsHidden>(S, stage);
-    if constexpr (kConfig.mask) hide_masked(S, stage);
+  // Adds the bias to a warp's scores from (row, column) of the tile on, hides pairs. kKeepsHidden:
+  // a bias of -inf hides even a NaN.
+  template <bool kKeepsHidden, i32 kTiles, i32 kFloats>
+  static void apply(float (&S)[kTiles][kFloats], u32 tile, i32 row, i32 column) {
+    if constexpr (kConfig.bias != DType::kNone) {
+      add_bias<kKeepsHidden>(S, tile + kConfig.mask_bytes(), row, column);
+    }
+    if constexpr (kConfig.mask) hide_masked(S, tile, row, column);
   }
 
  private:
@@ -116,20 +117,18 @@ class PairTiles {
   using Mask = PairArray<kConfig, 1>;
   using Bias = PairArray<kConfig, kBiasBytes>;
 
-  u32 mask_tile(i32 stage) const { return shared_ + stage * kConfig.pair_bytes(); }
-  u32 bias_tile(i32 stage) const { return mask_tile(stage) + kConfig.mask_bytes(); }
-
   // A word holds the bytes of four columns, two of them this thread's.
-  void hide_masked(Scores& S, i32 stage) const {
+  template <i32 kTiles, i32 kFloats>
+  static void hide_masked(float (&S)[kTiles][kFloats], u32 tile, i32 row, i32 column) {
     const u32 first = lane_index() % 2 == 0 ? 0xffu : 0xff0000u;
     const u32 second = first << 8;
 #pragma unroll
-    for (i32 t = 0; t < kConfig.row_tiles; ++t) {
+    for (i32 t = 0; t < kTiles; ++t) {
 #pragma unroll
       for (i32 h = 0; h < 2; ++h) {
-        const u32 from = Mask::at(mask_tile(stage), t, h);
+        const u32 from = Mask::at(tile, row + 16 * t + 8 * h, column);
 #pragma unroll
-        for (i32 f = 2 * h; f < kConfig.warp_columns() / 2; f += 4) {
+        for (i32 f = 2 * h; f < kFloats; f += 4) {
           const u32 word = ptx::load_shared(from + static_cast<u32>(f / 4) * 8);
           if ((word & first) == 0) S[t][f] = kMinusInfinity;
           if ((word & second) == 0) S[t][f + 1] = kMinusInfinity;
@@ -138,15 +137,15 @@ class PairTiles {
     }
   }
 
-  template <bool kKeepsHidden>
-  void add_bias(Scores& S, i32 stage) const {
+  template <bool kKeepsHidden, i32 kTiles, i32 kFloats>
+  static void add_bias(float (&S)[kTiles][kFloats], u32 tile, i32 row, i32 column) {
 #pragma unroll
-    for (i32 t = 0; t < kConfig.row_tiles; ++t) {
+    for (i32 t = 0; t < kTiles; ++t) {
 #pragma unroll
       for (i32 h = 0; h < 2; ++h) {
-        const u32 from = Bias::at(bias_tile(stage), t, h);
+        const u32 from = Bias::at(tile, row + 16 * t + 8 * h, column);
 #pragma unroll
-        for (i32 f = 2 * h; f < kConfig.warp_columns() / 2; f += 4) {
+        for (i32 f = 2 * h; f < kFloats; f += 4) {
           const ptx::F32x2 b = load_pair(from + static_cast<u32>(f / 4 * 8 * kBiasBytes));
           S[t][f] = with_bias<kKeepsHidden>(S[t][f], b.word[0]);
           S[t][f + 1] = with_bias<kKeepsHidden>(S[t][f + 1], b.word[1]);
@@ -171,7 +170,6 @@ class PairTiles {
 
   Mask mask_;
   Bias bias_;
-  u32 shared_;
 };
 
 }  // namespace fulmen

@@ -26,8 +26,7 @@ class RowLimits {
     const i32 begin = static_cast<i32>(columns.begin);
     const i32 end = static_cast<i32>(columns.end);
     if (lane < kConfig.warp_rows()) {
-      ptx::store_shared(address(lane), static_cast<u32>(begin));
-      ptx::store_shared(address(lane) + 4, static_cast<u32>(end));
+      ptx::store_shared_x2(address(lane), {static_cast<u32>(begin), static_cast<u32>(end)});
     }
     ptx::warp_sync();  // the limits are there
     const u32 last = static_cast<u32>(clamp(shape.q_len - warp_row, 1, kConfig.warp_rows()) - 1);

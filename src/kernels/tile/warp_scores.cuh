@@ -3,7 +3,7 @@
 //
 // What happens to the scores of a warp's block that depends on nothing but their values and where
 // they stand, in mma fragments: scale, softcap, ALiBi. All by position in the sequence, so that
-// nothing depends on tiles. Called by forward_sm80 and, through WarpTerms, by backward_sm80.
+// nothing depends on tiles. Called by forward_sm80 and backward_sm80.
 #pragma once
 
 #include "kernels/head.cuh"

@@ -43,7 +43,7 @@ struct WarpSoftmax {
   float log2_unit;
   float shift[kTiles][2];
   float row_max[kTiles][2];  // for statistics alone
-  float sum[kTiles][2];  // of this thread's columns; of the row after finish()
+  float sum[kTiles][2];      // of this thread's columns; of the row after finish()
   // The same for the warp:
   bool is_blind;  // some row has seen nothing yet, and has no shift to keep
   bool is_far;    // some shift times log2_unit is not exact enough

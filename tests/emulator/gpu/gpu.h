@@ -41,9 +41,14 @@ struct LaunchRequest {
   i64 blocks;
   i32 threads;
   i32 shared_bytes;
+  bool may_overlap;  // begin before the launch before it has ended, if nothing is done in between
 };
 // Runs it to its end. Throws Error with what the checker found.
 void run(const LaunchRequest& request);
+void wait_for_kernels();  // before anything else that a stream or the host does
+
+#define FULMEN_DRIVER(function, ...) \
+  extern "C" __attribute__((visibility("default"))) fulmen::cuda::CUresult function(__VA_ARGS__)
 
 // Memory of the GPU: the checker calls it by name and sees accesses beyond it.
 void* allocate(std::size_t bytes, const std::string& name);

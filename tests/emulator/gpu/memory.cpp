@@ -10,6 +10,7 @@
 #include <mutex>
 #include <new>
 #include <sstream>
+#include <utility>
 
 #include "emulator/gpu/gpu.h"
 #include "emulator/launch.h"
@@ -30,6 +31,7 @@ struct Gpu {
   std::unique_ptr<GlobalMemory> memory;  // of them; made anew when they have changed
   Counters counters;
   bool counting = false;
+  bool comes_after_kernel = false;
   std::string report;
 };
 
@@ -85,15 +87,22 @@ void run(const LaunchRequest& request) {
   static const bool check = setting("FULMEN_EMULATOR_CHECK", 1) != 0;
   const u32 seed = static_cast<u32>(setting("FULMEN_EMULATOR_SEED", 1));  // each launch's own
   const std::lock_guard lock(gpu().mutex);
+  const bool after_kernel = std::exchange(gpu().comes_after_kernel, true);
   launch({.blocks = request.blocks,
           .threads = request.threads,
           .shared_bytes = request.shared_bytes,
           .seed = seed,
+          .overlaps = request.may_overlap && after_kernel,
           .kernel = request.kernel,
           .check = check && !gpu().counting,
           .memory = check || gpu().counting ? memory_of(gpu()) : nullptr,
           .counters = gpu().counting ? &gpu().counters : nullptr},
          [&] { request.thread(request.params); });
+}
+
+void wait_for_kernels() {
+  const std::lock_guard lock(gpu().mutex);
+  gpu().comes_after_kernel = false;
 }
 
 namespace {

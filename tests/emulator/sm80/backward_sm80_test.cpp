@@ -16,6 +16,7 @@
 #include "cuda/params.h"
 #include "emulator/launch.h"
 #include "emulator/schedules.h"
+#include "kernels/backward_dbias_sm80.cuh"
 #include "kernels/backward_finish_sm80.cuh"
 #include "plan/sm80.h"
 
@@ -23,36 +24,37 @@ namespace fulmen::test {
 namespace {
 
 // The kinds of problem that are different kernels.
-enum class Kind { kPlain, kSinks, kTerms, kCapped, kBiased };
+enum class Kind { kPlain, kSinks, kPairs, kCapped, kBiased };
 
 template <DType kDType, Kind kKind>
 constexpr Sm80BackwardConfig config_of() {
   Sm80BackwardConfig config;
   config.dtype = kDType;
-  config.d_qk = kKind == Kind::kTerms ? 96 : 80;  // drawn dims are at most 80
+  config.d_qk = kKind == Kind::kPairs ? 96 : 80;  // drawn dims are at most 80
   config.d_v = config.d_qk;
-  config.warps = kKind == Kind::kTerms ? 4 : 2;
+  config.warps = kKind == Kind::kPairs ? 4 : 2;
   config.rows = kKind == Kind::kPlain ? 48 : 32;
   config.columns = 32;
   config.stages = kKind == Kind::kCapped ? 1 : 2;
   config.s_rows = 16;
   config.s_columns = kKind == Kind::kPlain ? 32 : 16;
-  config.kv_rows = kKind == Kind::kTerms ? 32 : 16;
+  config.kv_rows = kKind == Kind::kPairs ? 32 : 16;
   config.dq_rows = 16;
   config.dq_dims = 16;
-  if (kKind == Kind::kTerms) {  // 96 dims in two halves
+  if (kKind == Kind::kPairs) {  // 96 dims in two halves
     config.warps = 2;
     config.dq_rows = 32;
     config.dq_dims = 48;
   }
   config.pair_stages = kKind == Kind::kCapped || kKind == Kind::kBiased ? 1 : 2;
   config.split_sum = kKind != Kind::kPlain;
-  config.terms = kKind == Kind::kTerms || kKind == Kind::kBiased || kKind == Kind::kCapped;
-  config.natural = kKind == Kind::kCapped || kKind == Kind::kBiased;
   config.softcap = kKind == Kind::kCapped;
-  config.alibi = config.natural;
+  config.alibi = kKind == Kind::kCapped || kKind == Kind::kBiased;
+  config.natural = config.alibi || kKind == Kind::kPairs;
+  config.mask = config.documents = config.natural;
+  config.bias = config.alibi ? DType::kFloat32 : config.natural ? kDType : DType::kNone;
   config.hopper = kKind == Kind::kPlain;
-  config.ordered = kKind == Kind::kTerms || kKind == Kind::kSinks;
+  config.ordered = kKind == Kind::kPairs || kKind == Kind::kSinks;
   return config;
 }
 
@@ -62,11 +64,15 @@ void launch(const AttentionParams& p, unsigned seed) {
   const i64 row_tiles_count = num_q_tiles(p, kConfig.rows);
   const i64 key_tiles = num_kv_tiles(p, kConfig.columns);
   const auto size = [](i64 count) { return static_cast<size_t>(count); };
+  std::vector<Sm80Columns> hulls(size(row_tiles_count));
   std::vector<float> row_tiles(size(row_tiles_count * kConfig.row_bytes()) / 4 + 4, NAN);
   std::vector<float> sums(size(row_tiles_count * kConfig.dq_elems()) + 4, NAN);
   std::vector<u32> suspect_rows(size(row_tiles_count)), suspect_keys(size(key_tiles)),
       turns(size(row_tiles_count));
   u32 next_block = 0;
+  i64 dbias_elems = 1;
+  for (const i64 extent : p.dbias_extents) dbias_elems *= extent;
+  std::vector<float> dbias_sums(kConfig.sums_dbias ? size(dbias_elems) : 0);
   std::vector<u32> arrived(size(p.batch_extent() * p.heads_kv));
   const bool rounds_by_head = kConfig.dq && !p.packed && key_tiles > 0 && seed % 2 == 0;
   const auto aligned = [](std::vector<float>& memory) {
@@ -76,7 +82,9 @@ void launch(const AttentionParams& p, unsigned seed) {
   };
   const Sm80BackwardParams params{p,
                                   reinterpret_cast<u8*>(aligned(row_tiles)),
+                                  hulls.data(),
                                   aligned(sums),
+                                  dbias_sums.data(),
                                   suspect_rows.data(),
                                   suspect_keys.data(),
                                   turns.data(),
@@ -90,12 +98,17 @@ void launch(const AttentionParams& p, unsigned seed) {
                         "backward_sm80", is_sampled(seed)},
                        kernel);
   };
+  const auto run_dbias = [&] {
+    run(3, kSm80DbiasThreads, 0, false, [&] { backward_dbias_sm80<kConfig>(params); });
+  };
+  if (kConfig.dbias && !kConfig.sums_dbias) run_dbias();
   run(row_tiles_count, kSm80RowsThreads, kConfig.rows * 4, false,
       [&] { backward_rows_sm80<kConfig>(params); });
   run(key_tiles, kConfig.threads(), kConfig.shared_bytes(), kConfig.ordered,
       [&] { backward_sm80<kConfig>(params); });
   run(sm80_finish_blocks(row_tiles_count, key_tiles, !rounds_by_head), kSm80FinishThreads, 0, false,
       [&] { backward_finish_sm80<kConfig>(params); });
+  if constexpr (kConfig.sums_dbias) run_dbias();
 }
 
 // The gradients of a kernel, bits: dq, dk, dv.
@@ -120,9 +133,27 @@ constexpr Sm80BackwardConfig in_roles(Sm80BackwardConfig config, i32 kv_rows, i3
   return config;
 }
 
+// Where a kernel reads arrays that the problem has not: one that hides nothing and adds nothing.
+AttentionParams with_arrays_of(const Sm80BackwardConfig& config, AttentionParams p) {
+  static u8 one = 1;
+  static i64 zero = 0;
+  const auto same_everywhere = [](auto* element, DType dtype) {
+    return ArrayView{reinterpret_cast<u8*>(element), {0, 0, 0, 0}, dtype};
+  };
+  if (config.mask && !p.mask.present()) p.mask = same_everywhere(&one, DType::kBool);
+  if (config.documents && !p.q_ids.present()) {
+    p.q_ids = p.kv_ids = same_everywhere(&zero, DType::kInt64);
+  }
+  if (config.bias != DType::kNone && !p.bias.present()) {
+    p.bias = same_everywhere(&zero, config.bias);
+  }
+  return p;
+}
+
 template <DType kDType, Kind kKind>
-void launch_kind(const AttentionParams& p, bool units, unsigned seed) {
+void launch_kind(const AttentionParams& problem, bool units, unsigned seed) {
   constexpr Sm80BackwardConfig kAll = config_of<kDType, kKind>();
+  const AttentionParams p = with_arrays_of(kAll, problem);
   if (p.dropout.enabled()) return launch<with(kAll, 7, true)>(p, seed);
   if constexpr (kKind == Kind::kPlain) {
     if (!p.dk.present() && !p.dv.present()) return launch<with(kAll, 1, false)>(p, seed);
@@ -144,11 +175,11 @@ void launch_kind(const AttentionParams& p, bool units, unsigned seed) {
 template <DType kDType>
 void launch_dtype(const AttentionParams& p, bool units, unsigned seed) {
   if (p.score_map.softcap != 0) return launch_kind<kDType, Kind::kCapped>(p, units, seed);
-  if (p.bias.present() || p.alibi_slopes.present() || p.score_map.scale <= 0) {
+  if (p.bias.dtype == DType::kFloat32 || p.alibi_slopes.present() || p.score_map.scale <= 0) {
     return launch_kind<kDType, Kind::kBiased>(p, units, seed);
   }
-  if (p.mask.present() || p.q_ids.present())
-    return launch_kind<kDType, Kind::kTerms>(p, units, seed);
+  if (p.mask.present() || p.bias.present() || p.q_ids.present())
+    return launch_kind<kDType, Kind::kPairs>(p, units, seed);
   if (p.sinks.present() && p.dlse.present())
     return launch_kind<kDType, Kind::kSinks>(p, units, seed);
   launch_kind<kDType, Kind::kPlain>(p, units, seed);
@@ -165,7 +196,7 @@ void run(const Request& request, unsigned seed) {
 // P and dS are rounded to 16 bits on their way, beside the results.
 void expect_rounded(const Request& actual, const Request& expected, unsigned seed) {
   const DType dtype = expected.arrays[Array::kQ].dtype;
-  for (const Array output : {Array::kDQ, Array::kDK, Array::kDV}) {
+  for (const Array output : {Array::kDQ, Array::kDK, Array::kDV, Array::kDBias}) {
     const Tensor& stored = actual.arrays[output];
     if (!stored.present()) continue;
     const Difference difference = compare(stored, expected.arrays[output]);
@@ -190,6 +221,10 @@ TEST_P(BackwardSm80, AgreesWithTheOracle) {
     const Arrays& arrays = forward.arrays;
     const DType dtype = arrays[Array::kQ].dtype;
     if (size_bytes(dtype) != 2 || arrays[Array::kO].dtype != dtype) continue;
+    const Tensor& bias = arrays[Array::kBias];
+    const bool has_slopes = forward.options.softcap != 0 || arrays[Array::kAlibiSlopes].present() ||
+                            forward.options.scale <= 0;
+    if (bias.present() && bias.dtype == dtype && has_slopes) continue;  // no kernel is made for it
     cpu::scalar_forward(validate(forward, Pointers::kChecked));
     const unsigned need = seed % 7 + 1;  // bits: dq, dk, dv
     expect_agreement(random, to_backward(random, forward, need), seed);
@@ -256,6 +291,40 @@ TEST(BackwardSm80Planted, RowsThatSeeNothing) {
     expect_agreement(random, expected, 5);
   }
 }
+
+// dbias, of a bias for each head or for both, next to a key that nobody sees and that is NaN.
+template <bool kSums>
+void expect_dbias() {
+  constexpr Sm80BackwardConfig kConfig = [] {
+    Sm80BackwardConfig config = config_of<DType::kBFloat16, Kind::kPairs>();
+    config.split_sum = false;
+    config.dbias = true;
+    config.sums_dbias = kSums;
+    return config;
+  }();
+  RandomProblem random(11);
+  Request forward = request_of(random, DType::kBFloat16, 70, 75, 64, 1);
+  forward.options.causal = true;
+  const Tensor bias = random.array(DType::kBFloat16, {1, kSums ? 1 : 2, 70, 75});
+  random.fill_normal(bias);
+  RandomProblem::for_each(bias, [&](const i64* at) {
+    if (at[3] != 7) return;
+    store_real(RandomProblem::address(bias, at), bias.dtype,
+               -std::numeric_limits<double>::infinity());
+  });
+  forward.arrays[Array::kBias] = bias;
+  const i64 hidden[4] = {0, 0, 7, 3};
+  store_real(RandomProblem::address(forward.arrays[Array::kV], hidden), DType::kBFloat16, kNan);
+  cpu::scalar_forward(validate(forward, Pointers::kChecked));
+  const Request expected = to_backward(random, forward, 15);
+  const Request actual = with_fresh_outputs(random, expected);
+  cpu::scalar_backward(validate(expected, Pointers::kChecked));
+  const Problem problem = validate(actual, Pointers::kChecked);
+  launch<kConfig>(with_arrays_of(kConfig, cuda::attention_params(problem)), 11);
+  expect_rounded(actual, expected, 11);
+}
+TEST(BackwardSm80Bias, IsStoredForEachHead) { expect_dbias<false>(); }
+TEST(BackwardSm80Bias, IsSummedOverHeads) { expect_dbias<true>(); }
 
 // Scores near -100 at every length of a tile: a padded key with score 0 would drown every real one.
 TEST(BackwardSm80Residues, ScoresFarBelowZero) {

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 
 TOKENS = 16384  # batch * rows of the GPU grids: enough to fill a card
@@ -15,7 +15,8 @@ BACKWARD_FACTOR = 2.5  # five products instead of two
 # What a cell asks for beyond its shape: heads that share keys, four to one, and twice as many of
 # them; sequences of many lengths, packed; the same bits in every run; logits up to a million; the
 # last keys before a row alone; one sequence of many documents.
-OPTIONS = ("", "grouped", "packed", "deterministic", "huge", "window", "documents")
+TRAINING_OPTIONS = ("", "grouped", "packed", "deterministic", "huge")
+OPTIONS = (*TRAINING_OPTIONS, "window", "documents")
 GROUP = 4
 SHORTEST = 128  # packed sequence
 WINDOW = 1024  # keys before its own that a row sees
@@ -85,6 +86,15 @@ class Cell:
         return elements * ITEM_BYTES[self.dtype]
 
 
+def cell_of(grid: str, op: str, dtype: str, rows: int, dim: int, causal: bool, option: str) -> Cell:
+    """A cell of TOKENS and WIDTH."""
+    heads = kv_heads = max(WIDTH // dim, 1)
+    if option == "grouped":
+        heads, kv_heads = 2 * heads, max(2 * heads // GROUP, 1)
+    batch = 1 if option == "documents" else max(TOKENS // rows, 1)
+    return Cell(grid, op, dtype, batch, heads, kv_heads, rows, dim, causal, option=option)
+
+
 @dataclass(frozen=True)
 class Grid:
     """A family of cells with the defaults of a grid."""
@@ -107,14 +117,10 @@ class Grid:
         for s, d, op, causal, option in product(
             lengths, dims or self.dims, self.ops, (False, True), self.options
         ):
-            kv_heads = heads = self.heads or max(WIDTH // d, 1)
-            if option == "grouped":
-                heads, kv_heads = 2 * heads, max(2 * heads // GROUP, 1)
-            batch = 1 if self.heads else max(TOKENS // s, 1)
-            yield Cell(
-                self.name, op, dtype or self.dtype, batch, heads, kv_heads, s, d, causal,
-                self.graph, option,
-            )  # fmt: skip
+            cell = cell_of(self.name, op, dtype or self.dtype, s, d, causal, option)
+            if self.heads:
+                cell = replace(cell, batch=1, heads=self.heads, kv_heads=self.heads)
+            yield replace(cell, graph=self.graph)
 
 
 @dataclass(frozen=True)
@@ -131,13 +137,7 @@ class Listed:
         """Those of the lengths, head dims and dtype asked for, in order."""
         for s, d, option, named in self.entries:
             if s in (rows or (s,)) and d in (dims or (d,)) and named == (dtype or named):
-                batch = 1 if option == "documents" else max(TOKENS // s, 1)
-                heads = kv_heads = max(WIDTH // d, 1)
-                if option == "grouped":
-                    heads, kv_heads = 2 * heads, max(2 * heads // GROUP, 1)
-                yield Cell(
-                    self.name, "forward", named, batch, heads, kv_heads, s, d, True, False, option
-                )
+                yield cell_of(self.name, "forward", named, s, d, True, option)
 
 
 _LONG = (512, 1024, 2048, 4096, 8192, 16384)
@@ -157,7 +157,7 @@ GRIDS: dict[str, Grid | Listed] = {
     for grid in (
         Grid("forward", "cuda", ("forward",), "bfloat16", _LONG, _DIMS),
         Grid("backward", "cuda", _BACK, "bfloat16", _LONG, _DIMS),
-        Grid("training", "cuda", _BACK, "bfloat16", (4096, 16384), _DIMS, options=OPTIONS),
+        Grid("training", "cuda", _BACK, "bfloat16", (4096, 16384), _DIMS, options=TRAINING_OPTIONS),
         Grid("float32", "cuda", ("forward", "backward"), "float32", (1024, 4096), (64, 128)),
         Grid("small", "cuda", ("forward",), "bfloat16", (128, 512), (64, 128), heads=8, graph=True),
         Listed("options", "cuda", _OPTION_CELLS),

@@ -28,7 +28,7 @@ from .sides import random_tensors
 from .timing import GpuTimer
 
 Tile = dict[str, int]  # of the members that fulmen_plan_create_tuned names
-Plan = Callable[[Cell, str], Any]  # one of a cell with a tile; raises fulmen.UnsupportedError
+Plan = Callable[[Cell, str], Any]  # one of a cell with a tile; raises fulmen.Error
 
 RULES: Tile = {"rules": 1}  # nothing from the table that is there
 SHORT = 1024  # rows; as the plan divides sequences
@@ -103,7 +103,7 @@ class Search:
         def calls(tile: Tile) -> list[Any]:
             try:
                 return [self.plan(cell, text_of(tile)) for cell in self.kind.cells]
-            except fulmen.UnsupportedError:
+            except fulmen.Error:  # refused by the plan, or given up by the compiler
                 return []
 
         with ThreadPoolExecutor(os.cpu_count()) as compilers:

@@ -91,7 +91,7 @@ inline void await(const u32* counter, u32 count, Site site = Where::current()) {
   emulator::hear_of(counter);
 }
 
-inline void grid_dependency_wait() {}
-inline void grid_dependents_launch() {}
+inline void grid_dependency_wait() { emulator::await_launches(); }
+inline void grid_dependents_launch() { emulator::release_launch(); }
 
 }  // namespace fulmen::ptx

@@ -12,6 +12,9 @@ namespace fulmen::ptx {
 struct U32x4 {
   u32 word[4];
 };
+struct U32x2 {
+  u32 word[2];
+};
 struct F32x2 {
   float word[2];
 };
@@ -23,9 +26,11 @@ inline u32 load_shared(u32 address, Site site = Where::current()) {
 inline void store_shared(u32 address, u32 x, Site site = Where::current()) {
   emulator::store_shared(address, x, site);
 }
+inline void store_shared_x2(u32 address, U32x2 x, Site site = Where::current()) {
+  emulator::store_shared(address, x, site);
+}
 inline F32x2 load_shared_f32x2(u32 address, Site site = Where::current()) {
-  return {{emulator::load_shared<float>(address, site),
-           emulator::load_shared<float>(address + 4, site)}};
+  return emulator::load_shared<F32x2>(address, site);
 }
 inline U32x4 load_shared_x4(u32 address, Site site = Where::current()) {
   return emulator::load_shared<U32x4>(address, site);

@@ -1,0 +1,31 @@
+// SPDX-FileCopyrightText: fulmen contributors
+// SPDX-License-Identifier: Apache-2.0
+//
+// dbias beside backward_sm80: before it, zeros for the pairs that it never meets; or after it, its
+// sums, rounded, where config.sums_dbias. Launched with any number of blocks.
+#pragma once
+
+#include "kernels/array_access.cuh"
+#include "kernels/ptx/thread.cuh"
+#include "kernels/sm80_backward_config.h"
+
+namespace fulmen {
+
+inline constexpr i32 kSm80DbiasThreads = 256;
+
+template <Sm80BackwardConfig kConfig>
+void backward_dbias_sm80(const Sm80BackwardParams& params) {
+  const AttentionParams& p = params.attention;
+  const i64(&extents)[4] = p.dbias_extents;
+  const i64 num_rows = extents[0] * extents[1] * extents[2];
+  for (i64 row = ptx::block_index(); row < num_rows; row += ptx::num_blocks()) {
+    const i64 line = row / extents[2];
+    const i64 to = p.dbias.offset(line / extents[1], line % extents[1], row % extents[2], 0);
+    for (i64 key = ptx::thread_index(); key < extents[3]; key += kSm80DbiasThreads) {
+      const float x = kConfig.sums_dbias ? params.dbias_sums[row * extents[3] + key] : 0.f;
+      store_real(p.dbias, to + key * p.dbias.strides[3], x);
+    }
+  }
+}
+
+}  // namespace fulmen

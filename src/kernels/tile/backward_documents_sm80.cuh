@@ -1,0 +1,86 @@
+// SPDX-FileCopyrightText: fulmen contributors
+// SPDX-License-Identifier: Apache-2.0
+//
+// A step of backward_sm80, the parts of it that warps take, and documents in them: a pair is
+// visible where query and key carry the same number. Numbers of the block's keys lie in shared
+// memory, those of queries come with what backward_rows_sm80 keeps of them.
+#pragma once
+
+#include "kernels/tile/backward_tiles_sm80.cuh"
+#include "kernels/tile/document_hull.cuh"
+#include "kernels/tile/warp_scores.cuh"
+
+namespace fulmen {
+
+// A tile of queries met by the block's keys.
+template <Sm80BackwardConfig kConfig>
+struct BackwardStepSm80 {
+  const Head<kConfig.dtype>& head;
+  i32 first_row, first_key;
+  bool is_full;  // every row sees every key
+  i32 stage, pair_stage;
+};
+
+// Where a warp's tile of S begins in a step.
+struct BackwardPartSm80 {
+  i32 row, column;
+};
+
+template <Sm80BackwardConfig kConfig>
+struct BackwardDocumentsSm80 {
+  using Step = BackwardStepSm80<kConfig>;
+  using Part = BackwardPartSm80;
+  using Fragments = WarpScores<kConfig.scores()>;
+  static constexpr i32 kTiles = kConfig.s_rows / 16;
+  static constexpr i32 kFloats = kConfig.s_columns / 2;
+
+  BackwardTilesSm80<kConfig> tiles;
+
+  // Whether what this lane looks at of a part is one document, that of its first key.
+  bool are_one(const Step& step, const Part& part) const {
+    const i64 id = key_id(part.column);
+    const i32 lane = static_cast<i32>(lane_index());
+    bool one = true;
+#pragma unroll
+    for (i32 row = 0; row < kConfig.s_rows; row += 32) {
+      one = one && row_id(step, part.row + min(row + lane, kConfig.s_rows - 1)) == id;
+    }
+#pragma unroll
+    for (i32 column = 0; column < kConfig.s_columns; column += 32) {
+      one = one && key_id(part.column + min(column + lane, kConfig.s_columns - 1)) == id;
+    }
+    return one;
+  }
+
+  // Scores of pairs of two documents become -inf.
+  void hide(float (&S)[kTiles][kFloats], const Step& step, const Part& part) const {
+    i64 own[kTiles][2];
+#pragma unroll
+    for (i32 t = 0; t < kTiles; ++t) {
+#pragma unroll
+      for (i32 h = 0; h < 2; ++h) own[t][h] = row_id(step, part.row + Fragments::row(t, h));
+    }
+#pragma unroll
+    for (i32 f = 0; f < kFloats; f += 4) {
+#pragma unroll
+      for (i32 e = 0; e < 2; ++e) {
+        const i64 id = key_id(part.column + Fragments::column(f + e));
+#pragma unroll
+        for (i32 t = 0; t < kTiles; ++t) {
+#pragma unroll
+          for (i32 h = 0; h < 2; ++h) {
+            if (id != own[t][h]) S[t][f + 2 * h + e] = kMinusInfinity;
+          }
+        }
+      }
+    }
+  }
+
+ private:
+  i64 row_id(const Step& step, i32 row) const {
+    return load_id(tiles.row_ids_at(step.stage) + row * 8);
+  }
+  i64 key_id(i32 column) const { return load_id(tiles.key_ids() + column * 8); }
+};
+
+}  // namespace fulmen
