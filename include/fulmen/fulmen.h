@@ -164,7 +164,7 @@ typedef enum fulmen_optimisation {
 typedef enum fulmen_precision {
   FULMEN_PRECISION_FLOAT32 = 0, /* up to 2^-24: true float32 */
   FULMEN_PRECISION_TF32 = 1,    /* inputs rounded to 11 significant bits: up to 2^-10 */
-  FULMEN_PRECISION_3XTF32 = 2   /* inputs as sums of two such numbers: up to 2^-19, float32-like */
+  FULMEN_PRECISION_3XTF32 = 2   /* inputs as sums of two such numbers: up to 2^-21, float32-like */
 } fulmen_precision;
 
 #define FULMEN_NO_LIMIT (-1)

@@ -20,24 +20,26 @@ constexpr int kRowsBlocks = 4;
 constexpr i64 kDbiasBlocks = 4096;
 
 std::vector<ConfigField> fields_of(const Sm80BackwardConfig& config) {
-  return {FULMEN_FIELD(dtype),      FULMEN_FIELD(d_qk),        FULMEN_FIELD(d_v),
-          FULMEN_FIELD(warps),      FULMEN_FIELD(rows),        FULMEN_FIELD(columns),
-          FULMEN_FIELD(stages),     FULMEN_FIELD(pair_stages), FULMEN_FIELD(split_roles),
-          FULMEN_FIELD(units),      FULMEN_FIELD(s_rows),      FULMEN_FIELD(s_columns),
-          FULMEN_FIELD(kv_rows),    FULMEN_FIELD(dq_rows),     FULMEN_FIELD(dq_dims),
-          FULMEN_FIELD(min_blocks), FULMEN_FIELD(dq),          FULMEN_FIELD(dk),
-          FULMEN_FIELD(dv),         FULMEN_FIELD(mask),        FULMEN_FIELD(bias),
-          FULMEN_FIELD(pair_units), FULMEN_FIELD(documents),   FULMEN_FIELD(dbias),
-          FULMEN_FIELD(sums_dbias), FULMEN_FIELD(natural),     FULMEN_FIELD(softcap),
-          FULMEN_FIELD(alibi),      FULMEN_FIELD(dropout),     FULMEN_FIELD(split_sum),
-          FULMEN_FIELD(ordered),    FULMEN_FIELD(hopper),      FULMEN_FIELD(swizzle),
-          FULMEN_FIELD(full_blocks)};
+  return {FULMEN_FIELD(dtype),       FULMEN_FIELD(precision),  FULMEN_FIELD(d_qk),
+          FULMEN_FIELD(d_v),         FULMEN_FIELD(warps),      FULMEN_FIELD(rows),
+          FULMEN_FIELD(columns),     FULMEN_FIELD(stages),     FULMEN_FIELD(pair_stages),
+          FULMEN_FIELD(split_roles), FULMEN_FIELD(units),      FULMEN_FIELD(s_rows),
+          FULMEN_FIELD(s_columns),   FULMEN_FIELD(kv_rows),    FULMEN_FIELD(dq_rows),
+          FULMEN_FIELD(dq_dims),     FULMEN_FIELD(min_blocks), FULMEN_FIELD(dq),
+          FULMEN_FIELD(dk),          FULMEN_FIELD(dv),         FULMEN_FIELD(mask),
+          FULMEN_FIELD(bias),        FULMEN_FIELD(pair_units), FULMEN_FIELD(documents),
+          FULMEN_FIELD(dbias),       FULMEN_FIELD(sums_dbias), FULMEN_FIELD(natural),
+          FULMEN_FIELD(softcap),     FULMEN_FIELD(alibi),      FULMEN_FIELD(dropout),
+          FULMEN_FIELD(split_sum),   FULMEN_FIELD(ordered),    FULMEN_FIELD(hopper),
+          FULMEN_FIELD(swizzle),     FULMEN_FIELD(full_blocks)};
 }
 
 KernelSpec spec_of(const char* entry, const std::string& distinction,
                    const Sm80BackwardConfig& config) {
   KernelSpec spec;
-  spec.name = sentence(entry, "_", name(config.dtype), distinction);
+  const bool has_precision = config.precision != Precision::kFloat32;
+  spec.name = sentence(entry, "_", has_precision ? name(config.precision) : name(config.dtype),
+                       distinction);
   spec.include = sentence("kernels/", entry, ".cuh");
   spec.function = sentence("fulmen::", entry);
   spec.config_type = "fulmen::Sm80BackwardConfig";
@@ -110,7 +112,7 @@ std::vector<KernelLaunch> own_launches(const Problem& problem, const Sm80Backwar
                                        const AttentionParams& params) {
   const i64 row_tiles = num_q_tiles(params, config.rows);
   const i64 key_tiles = num_kv_tiles(params, config.columns);
-  const i64 finish_blocks = sm80_finish_blocks(row_tiles, key_tiles, !sm80_rounds_by_head(problem));
+  const i64 finish_blocks = sm80_finish_blocks(row_tiles, key_tiles);
   std::vector<KernelLaunch> launches{{rows_spec(problem, config), row_tiles},
                                      {main_spec(config), key_tiles, 1, config.hopper},
                                      {finish_spec(config), finish_blocks, 1, config.hopper}};
@@ -157,7 +159,6 @@ void sm80_backward_run(const Call& call) {
   params.suspect_keys = at(workspace.suspect_keys_at);
   params.turns = at(workspace.turns_at);
   params.next_block = at(workspace.next_block_at);
-  if (sm80_rounds_by_head(problem)) params.arrived = at(workspace.arrived_at);
   params.lines_per_group = sm80_lines_per_group(problem);
   const std::size_t num_own = config.dbias ? 4 : 3;
   for (std::size_t i = 0; i < num_own; ++i) call.launch(i, params);
@@ -169,7 +170,7 @@ void sm80_backward_run(const Call& call) {
 
 std::vector<std::vector<KernelSpec>> sm80_backward_specs(const Gpu& gpu) {
   constexpr i64 kDims[][2] = {{64, 64}, {128, 128}, {256, 256}, {96, 96}, {192, 128}, {512, 512}};
-  std::vector<KernelSpec> plain, with_options, around;
+  std::vector<KernelSpec> plain, with_options, around, float32;
   const auto add = [&](std::vector<KernelSpec>& specs, Problem problem) {
     for (const auto& [dim_qk, dim_v] : kDims) {
       for (const DType dtype : {DType::kBFloat16, DType::kFloat16}) {
@@ -185,6 +186,19 @@ std::vector<std::vector<KernelSpec>> sm80_backward_specs(const Gpu& gpu) {
         around.push_back(rows_spec(problem, config));
         around.push_back(finish_spec(config));
         if (config.dbias) around.push_back(dbias_spec(config));
+      }
+    }
+  };
+  const auto add_float32 = [&](Problem problem) {
+    problem.dtype = DType::kFloat32;
+    for (const Precision precision : {Precision::k3xTf32, Precision::kTf32}) {
+      problem.precision = precision;
+      for (const i64 dim : {64, 128, 256, 96}) {
+        problem.dim_qk = problem.dim_v = dim;
+        const Sm80BackwardConfig config = sm80_backward_config(problem, gpu);
+        float32.push_back(main_spec(config));
+        around.push_back(rows_spec(problem, config));
+        around.push_back(finish_spec(config));
       }
     }
   };
@@ -211,7 +225,9 @@ std::vector<std::vector<KernelSpec>> sm80_backward_specs(const Gpu& gpu) {
   Problem everything = with(capped, {Array::kBias, Array::kDBias, Array::kSinks, Array::kDLse});
   everything.dropout.threshold = 1;
   add(with_options, everything);
-  return {plain, with_options, around};
+  add_float32(all);
+  add_float32(everything);
+  return {plain, with_options, around, float32};
 }
 
 }  // namespace fulmen::cuda

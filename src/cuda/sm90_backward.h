@@ -25,7 +25,4 @@ BackwardParams sm90_backward_params(const Problem& problem, const Sm90BackwardPl
 BackwardDqParams sm90_dq_params(const Problem& problem, const Gpu& gpu,
                                 const Sm90BackwardPlan& plan, char* workspace);
 
-// Kernels that CI compiles for Hopper: every config that plans choose, in groups.
-std::vector<std::vector<KernelSpec>> sm90_backward_specs();
-
 }  // namespace fulmen::cuda

@@ -43,8 +43,8 @@ std::unique_ptr<Block> make_block(World& world, const Grid& grid, i64 index) {
 // A launch, for one that overlaps it.
 struct Last {
   Earlier before;
-  bool has_waited = true;       // each of its blocks, for the launches before
-  bool released_early = false;  // some block let the next one begin without
+  bool ends_behind = true;    // a block has waited for the launches before, so its end is theirs
+  bool begins_behind = true;  // and did so before it let the next launch begin
 };
 
 class Launch {
@@ -54,13 +54,14 @@ class Launch {
     const u32 first = worlds_so_far.fetch_add(static_cast<u32>(num_worlds_)) + 1;
     before_ = {.first = first, .over = first};
     if (!grid.overlaps) return;
-    before_.over = last.has_waited && !last.released_early ? last.before.first : last.before.over;
-    before_.awaited = last.has_waited ? 0 : last.before.first;
+    before_.over = last.begins_behind ? last.before.first : last.before.over;
+    before_.awaited = last.ends_behind ? 0 : last.before.first;
   }
 
   void run() {
     Last ours;
     ours.before = before_;
+    ours.ends_behind = ours.begins_behind = !grid_.overlaps;
     for (i64 i = 0; i < num_worlds_; ++i) run_world_number(i, ours);
     last = ours;
   }
@@ -81,9 +82,8 @@ class Launch {
     world.before.agent = world.new_engine("the launches before");
     run_world(world, kernel_);
     if (grid_.counters != nullptr) grid_.counters->finish_blocks();
-    if (!grid_.overlaps) return;
-    ours.has_waited &= world.has_waited;
-    ours.released_early |= world.released_early;
+    ours.ends_behind |= world.has_waited;
+    ours.begins_behind |= world.has_waited && !world.released_early;
   }
 
   static inline std::atomic<u32> worlds_so_far{0};

@@ -35,13 +35,13 @@ struct Grid {
   i32 threads;  // of a block: a multiple of 32, at most 1,024
   i32 shared_bytes;
   u32 seed;
-  bool overlaps = false;           // may begin before the launch before it has ended
   bool together = false;           // all blocks run at the same time: they wait for each other
   std::string kernel = "kernel";   // for reports
   bool check = true;               // races, fences, memory that nobody wrote; see README.md
   GlobalMemory* memory = nullptr;  // the arrays of the call; null: global accesses go unchecked
   std::vector<SharedArray> shared_arrays = {};
   Counters* counters = nullptr;  // what the launch did is added here; blocks run one by one
+  bool overlaps = false;         // may begin before the launch before it has ended
 };
 
 // `kernel` is called once for every thread; it is the body of the entry, its arguments captured.

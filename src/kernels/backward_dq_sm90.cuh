@@ -204,11 +204,6 @@ struct BackwardDqConsumer {
         if (visible[r].size() <= 0) clear_row(dQ, r);
       }
     }
-    if constexpr (kConfig.mask != MaskKind::kLength || kConfig.sequences) {
-      for (i32 r = 0; r < 2; ++r) {  // a row that sees no key may hold NaN
-        if (visible[r].size() <= 0) clear_row(dQ, r);
-      }
-    }
   }
 
   // scale dQ, rounded, to global memory; rows past the end are not written.

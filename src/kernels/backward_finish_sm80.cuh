@@ -1,8 +1,8 @@
 // SPDX-FileCopyrightText: fulmen contributors
 // SPDX-License-Identifier: Apache-2.0
 //
-// The end of a backward call of sm80: the float32 sums of dQ become dq, where backward_sm80 has not
-// done that. And where it has marked a tile, rows of dq, dk or dv that are not finite are computed
+// The end of a backward call of sm80: the float32 sums of dQ become dq. And where backward_sm80 has
+// marked a tile, rows of dq, dk or dv that are not finite are computed
 // again by backward_naive, which reads visible pairs alone: NaN that only hidden pairs hold goes,
 // NaN that belongs there comes back. Launched with sm80_finish_blocks().
 #pragma once
@@ -69,7 +69,6 @@ struct BackwardFinishSm80 {
   }
 
   // Tile `number` of queries.
-  template <bool kRounds>
   void finish_rows(i64 number) const {
     const i64 num_slots = num_tile_slots(p, p.q_rows, kConfig.rows);
     const i64 line = number / num_slots;
@@ -77,13 +76,11 @@ struct BackwardFinishSm80 {
     const TilePlace place = find_tile(p, p.cu_q, task, kConfig.rows);
     if (!p.dq.present() || place.first_row < 0) return;
     const Head<kConfig.dtype> head(p, place.index, task.head);
-    if constexpr (kRounds) {
-      const DqRows rows{head.sequence, task.head, place.first_row, 1, 1};
-      BackwardRoundingSm80<kConfig>{p, rows, params.dq_sums + number * kConfig.dq_elems()}
-          .template run<1>(kSm80FinishThreads / 32);
-      if (params.suspect_rows[number] == 0) return;
-      ptx::block_sync();  // dq of the tile is there
-    }
+    BackwardRoundingSm80<kConfig>{head, place.first_row,
+                                  params.dq_sums + number * kConfig.dq_elems()}
+        .run(kSm80FinishThreads / 32);
+    if (params.suspect_rows[number] == 0) return;
+    ptx::block_sync();  // dq of the tile is there
     mend_rows(head, place.first_row);
   }
 
@@ -96,29 +93,23 @@ struct BackwardFinishSm80 {
     mend_keys(Head<kConfig.dtype>(p, place.index, task.head * p.group_size()), place.first_row);
   }
 
-  // Calls finish(number) for tiles whose mark is set, of 32 from `first` on.
-  template <class Finish>
-  static void each_marked(const u32* marks, i64 first, i64 count, const Finish& finish) {
+  // Tiles of keys whose mark is set, of 32 from `first` on.
+  void finish_marked_keys(i64 first) const {
     const i64 own = first + lane_index();
-    u32 marked = ptx::ballot(own < count && marks[own] != 0);
+    const bool is_marked = own < num_kv_tiles(p, kConfig.columns) && params.suspect_keys[own] != 0;
+    u32 marked = ptx::ballot(is_marked);
     for (i64 number = first; marked != 0; ++number, marked >>= 1) {
-      if ((marked & 1) != 0) finish(number);
+      if ((marked & 1) != 0) finish_keys(number);
     }
   }
 
   void run() const {
-    const i64 row_tiles = num_q_tiles(p, kConfig.rows),
-              key_tiles = num_kv_tiles(p, kConfig.columns);
     const i64 block = ptx::block_index();
-    const i64 row_blocks = sm80_finish_row_blocks(row_tiles, params.arrived == nullptr);
-    if (block >= row_blocks) {
-      each_marked(params.suspect_keys, (block - row_blocks) * kSm80FinishMarks, key_tiles,
-                  [&](i64 number) { finish_keys(number); });
-    } else if (params.arrived == nullptr) {
-      finish_rows<true>(block);
+    const i64 row_tiles = num_q_tiles(p, kConfig.rows);
+    if (block < row_tiles) {
+      finish_rows(block);
     } else {
-      each_marked(params.suspect_rows, block * kSm80FinishMarks, row_tiles,
-                  [&](i64 number) { finish_rows<false>(number); });
+      finish_marked_keys((block - row_tiles) * kSm80FinishMarks);
     }
   }
 };

@@ -29,15 +29,17 @@ inline i64 row_tile_number(const AttentionParams& p, i64 batch, i64 head, i64 sl
 template <Sm80BackwardConfig kConfig>
 struct BackwardRowsSm80 {
   using HeadType = Head<kConfig.dtype>;
+  using Source = ElementRows<kConfig.element_bytes()>;
   static constexpr float kLog2E = 1.44269504088896341f;
   static constexpr i32 kStep = kSm80RowsThreads / kSm80ThreadsPerRow;
   static constexpr i32 kRowsOfThread = (kConfig.rows + kStep - 1) / kStep;
   static constexpr i32 kUnits = max(4 / kRowsOfThread, 1);  // of a row, read at once by a thread
+  static constexpr i32 kAcross = Source::kUnitElements * kSm80ThreadsPerRow;  // by all threads
   static_assert(kConfig.rows <= kSm80RowsThreads);
 
   const AttentionParams& p;
   const HeadType& head;
-  RowSource o, dout;
+  Source o, dout;
   i32 lane = static_cast<i32>(ptx::thread_index()) % kSm80ThreadsPerRow;  // of the row
 
   BackwardRowsSm80(const AttentionParams& params, const HeadType& head_)
@@ -46,24 +48,29 @@ struct BackwardRowsSm80 {
         o(p.o, head.q_row(p.o, 0), head.sequence.shape.q_len, p.dim_v),
         dout(p.dout, head.q_row(p.dout, 0), head.sequence.shape.q_len, p.dim_v) {}
 
-  // Sum over the eight elements of two units.
+  // Sum over the elements of two units.
   static float unit_dot(const ptx::U32x4& a, const ptx::U32x4& b) {
-    const auto number = [](u32 bits) {
-      return widen(typename HeadType::Element{static_cast<u16>(bits)});
-    };
     float sum = 0;
 #pragma unroll
     for (i32 w = 0; w < 4; ++w) {
-      sum = ptx::fma(number(a.word[w] & 0xffff), number(b.word[w] & 0xffff), sum);
-      sum = ptx::fma(number(a.word[w] >> 16), number(b.word[w] >> 16), sum);
+      if constexpr (kConfig.dtype == DType::kFloat32) {
+        sum = ptx::fma(__builtin_bit_cast(float, a.word[w]), __builtin_bit_cast(float, b.word[w]),
+                       sum);
+      } else {
+        const auto number = [](u32 bits) {
+          return widen(typename HeadType::Element{static_cast<u16>(bits)});
+        };
+        sum = ptx::fma(number(a.word[w] & 0xffff), number(b.word[w] & 0xffff), sum);
+        sum = ptx::fma(number(a.word[w] >> 16), number(b.word[w] >> 16), sum);
+      }
     }
     return sum;
   }
 
-  ptx::U32x4 unit(const RowSource& from, i64 i, i32 d) const {
+  ptx::U32x4 unit(const Source& from, i64 i, i32 d) const {
     if (i >= from.num_rows || d >= from.dim) return {};
-    return ptx::load_global_x4(
-        reinterpret_cast<const u16*>(from.data + (i * from.row_stride + d) * 2));
+    const i64 offset = (i * from.row_stride + d) * kConfig.element_bytes();
+    return ptx::load_global_x4(reinterpret_cast<const u16*>(from.data + offset));
   }
 
   // This thread's parts of dot(dO, O) of rows i, i + kStep, ..: all reads come before the sums.
@@ -77,14 +84,14 @@ struct BackwardRowsSm80 {
       }
     }
 #pragma unroll 1
-    for (i32 d = 8 * lane; kConfig.units && d < o.dim; d += kUnits * 8 * kSm80ThreadsPerRow) {
+    for (i32 d = Source::kUnitElements * lane; kConfig.units && d < o.dim; d += kUnits * kAcross) {
       ptx::U32x4 x[kRowsOfThread][kUnits], y[kRowsOfThread][kUnits];
 #pragma unroll
       for (i32 r = 0; r < kRowsOfThread; ++r) {
 #pragma unroll
         for (i32 e = 0; e < kUnits; ++e) {
-          x[r][e] = unit(o, i + r * kStep, d + e * 8 * kSm80ThreadsPerRow);
-          y[r][e] = unit(dout, i + r * kStep, d + e * 8 * kSm80ThreadsPerRow);
+          x[r][e] = unit(o, i + r * kStep, d + e * kAcross);
+          y[r][e] = unit(dout, i + r * kStep, d + e * kAcross);
         }
       }
 #pragma unroll

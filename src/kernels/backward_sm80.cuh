@@ -16,28 +16,15 @@
 // less is read from shared memory, which is what limits the kernel (docs/decisions/0019).
 // A hidden pair has P = dS = 0, and 0 times NaN is NaN: where a block that is not full meets a
 // score or a dP that is not finite, its tiles are marked, and backward_finish_sm80 looks at them.
-// Launched with one block for each of num_kv_tiles(), after backward_rows_sm80. Where a key/value
-// head is a small part of the work, the last of its blocks turns the sums of dQ into dq.
+// Launched with one block for each of num_kv_tiles(), after backward_rows_sm80.
 #pragma once
 
-#include "kernels/attention/block_range.cuh"
-#include "kernels/backward_rows_sm80.cuh"
 #include "kernels/tile/backward_gradients_sm80.cuh"
 #include "kernels/tile/backward_loader_sm80.cuh"
 #include "kernels/tile/backward_pairs_sm80.cuh"
-#include "kernels/tile/backward_rounding_sm80.cuh"
+#include "kernels/tile/backward_ranges_sm80.cuh"
 
 namespace fulmen {
-
-// Lines of key/value heads go group by group, so that what they read and dQ stay in the L2; within
-// a group the first keys come first, since they are seen by the most rows under a causal mask.
-constexpr TileTask key_task(u32 block, u32 lines, u32 heads, u32 slots, u32 lines_per_group) {
-  const u32 first = block / (lines_per_group * slots) * lines_per_group;
-  const u32 members = min(lines_per_group, lines - first);
-  const u32 within = block - first * slots;
-  const u32 line = first + within % members;
-  return {line / heads, line % heads, within / members};
-}
 
 // What backward_rows_sm80 writes is in memory.
 template <Sm80BackwardConfig kConfig>
@@ -53,8 +40,7 @@ struct BackwardSm80 {
   const AttentionParams& p;
   i32 index;  // of the sequence
   KeyPlace place;
-  i32 q_slot;  // of the first tile of queries, among num_slots of a head
-  i32 num_slots;
+  BackwardRangesSm80<kConfig> ranges;
   BlockRange range{};
   BackwardTilesSm80<kConfig> tiles;
   BackwardLoaderSm80<kConfig> loader;
@@ -66,69 +52,14 @@ struct BackwardSm80 {
         p(params_.attention),
         index(static_cast<i32>(keys.index)),
         place{head.sequence, static_cast<i32>(head.kv_head), static_cast<i32>(keys.first_row)},
-        q_slot(p.packed ? static_cast<i32>(first_slot(place.sequence.q_begin, index, kConfig.rows))
-                        : 0),
-        num_slots(static_cast<i32>(num_tile_slots(p, p.q_rows, kConfig.rows))),
+        ranges(params_, place, index),
         loader{p, index, place, tiles},
         pairs{params_, tiles} {}
-
-  // The plan counts tiles in 31 bits.
-  i32 tile_number(i32 head, i32 block) const {
-    return static_cast<i32>(
-        row_tile_number(p, place.sequence.batch, head, q_slot + block, num_slots));
-  }
-
-  // How many blocks of keys before this one add to a tile of queries.
-  u32 turn_of(i64 block) const {
-    const i64 own = place.first_key / kConfig.columns;
-    i64 low = 0, high = own;
-    while (low < high) {  // the first that does; from there to this one all do
-      const i64 middle = (low + high) / 2;
-      if (visited_by(middle * kConfig.columns).visit.end > block) {
-        high = middle;
-      } else {
-        low = middle + 1;
-      }
-    }
-    return static_cast<u32>(own - low);
-  }
-
-  BlockRange visited_by(i64 key) const {
-    const SequenceShape& shape = place.sequence.shape;
-    const i64 end = key + kConfig.columns;
-    BlockRange found =
-        visible_row_blocks(p.mask_options, shape, {key, min<i64>(end, shape.kv_len)}, kConfig.rows);
-    if (end > shape.kv_len) found.full = {0, 0};  // no row sees the keys past the end
-    return found;
-  }
-
-  // Leaves out tiles at both ends that see no document of the block. Where blocks take turns, all
-  // must come.
-  void narrow() {
-    range.full = {0, 0};
-    if constexpr (kConfig.ordered) return;
-    const i32 head = place.kv_head * static_cast<i32>(p.group_size());
-    const i32 last = static_cast<i32>(range.visit.end);
-    i32 begin = last, end = 0;
-    for (i32 block = static_cast<i32>(range.visit.begin + lane_index()); block < last;
-         block += 32) {
-      const Sm80Columns hull = params.hulls[tile_number(head, block)];
-      if (hull.begin >= place.first_key + kConfig.columns || hull.end <= place.first_key) continue;
-      begin = min(begin, block);
-      end = block + 1;
-    }
-#pragma unroll 1
-    for (u32 distance = 1; distance < 32; distance *= 2) {
-      begin = min(begin, static_cast<i32>(ptx::shuffle_xor(static_cast<u32>(begin), distance)));
-      end = max(end, static_cast<i32>(ptx::shuffle_xor(static_cast<u32>(end), distance)));
-    }
-    range.visit = {begin, max(begin, end)};
-  }
 
   // Step 5 for a tile of queries, number `block` of its sequence.
   void add_dq(i32 tile, i32 block, i32 pair_stage) const {
     if constexpr (kConfig.ordered) {
-      if (ptx::thread_index() == 0) ptx::await(params.turns + tile, turn_of(block));
+      if (ptx::thread_index() == 0) ptx::await(params.turns + tile, ranges.turn_of(block));
       ptx::block_sync();  // it is this block's turn
     }
     gradients.add_dq(params.dq_sums + i64{tile} * kConfig.dq_elems(), pair_stage);
@@ -189,11 +120,11 @@ struct BackwardSm80 {
     const i32 full_end = static_cast<i32>(range.full.end);
     const i32 first_head = place.kv_head * static_cast<i32>(p.group_size());
     const i32 end_head = first_head + static_cast<i32>(p.group_size());
-    const i32 next_head_tiles = num_slots - (end - begin);
+    const i32 next_head_tiles = ranges.num_slots - (end - begin);
     const auto kept_of = [&](i32 tile) {
       return params.row_tiles + i64{tile} * kConfig.row_bytes();
     };
-    i32 tile = tile_number(first_head, begin), tile_before = -1;
+    i32 tile = ranges.tile_number(first_head, begin), tile_before = -1;
     auto queries = loader.queries_of(first_head);
     loader.fetch_ids(HeadType(p, index, first_head));
     loader.fetch(queries, begin * kConfig.rows, kept_of(tile), 0);
@@ -255,9 +186,9 @@ struct BackwardSm80 {
   void run() {
     if (place.first_key < place.sequence.shape.kv_len) {
       loader.fetch_keys();
-      range = visited_by(place.first_key);
+      range = ranges.visited_by(place.first_key);
       rows_are_there<kConfig>();
-      if constexpr (kConfig.documents) narrow();
+      if constexpr (kConfig.documents) ranges.narrow(range);
       if (range.visit.size() > 0) walk();
       ptx::cp_async_wait<0>();  // also where no row sees a key
     }
@@ -270,21 +201,6 @@ struct BackwardSm80 {
       gradients.template store<kConfig.dv_dims()>(gradients.dv_sums(), place, p.dv, p.dim_v,
                                                   kept_scale);
     }
-  }
-
-  // For the last of `num_blocks` blocks of a key/value head: dq from the sums of its query heads.
-  void round_dq(u32 line, u32 num_blocks) const {
-    ptx::block_sync();  // all have added
-    if (ptx::thread_index() == 0) {
-      ptx::store_shared(tiles.shared, ptx::count_arrival(params.arrived + line));
-    }
-    ptx::block_sync();  // the number is there
-    if (ptx::load_shared(tiles.shared) + 1 < num_blocks) return;
-    const i64 first_head = place.kv_head * p.group_size();
-    const i64 first_tile = row_tile_number(p, place.sequence.batch, first_head, 0, num_slots);
-    const DqRows rows{place.sequence, first_head, 0, num_slots, static_cast<i32>(p.group_size())};
-    BackwardRoundingSm80<kConfig>{p, rows, params.dq_sums + first_tile * kConfig.dq_elems()}
-        .template run<2>(kConfig.warps);
   }
 };
 
@@ -316,9 +232,6 @@ void backward_sm80(const Sm80BackwardParams& params) {
   BackwardSm80<kConfig> keys(params, head, place);
   keys.run();
   if (keys.pairs.suspect) params.suspect_keys[number] = 1;
-  if constexpr (kConfig.dq) {
-    if (params.arrived != nullptr) keys.round_dq(number / num_slots, num_slots);
-  }
 }
 
 }  // namespace fulmen

@@ -28,10 +28,10 @@ struct BackwardConsumer : BackwardWarpgroup<kConfig> {
   using Base = BackwardWarpgroup<kConfig>;
   using Base::apply_options, Base::hide, Base::exponentiate, Base::round, Base::form_ds;
   using Base::at, Base::dout_at, Base::kv_at, Base::mail_at;
-  using Base::issue_dq, Base::finish_dq, Base::dout_cursor;
   using Base::kFloats, Base::kOutBarrier;
   using Base::params, Base::shared, Base::thread, Base::warpgroup;
   using Base::release, Base::take_turn, Base::pass_turn;
+  using Base::share_ds, Base::issue_dq, Base::finish_dq, Base::dout_cursor;
   using typename Base::Pairs;
   using typename Base::Scores;
   using typename Base::Shared;
@@ -63,11 +63,6 @@ struct BackwardConsumer : BackwardWarpgroup<kConfig> {
       [[maybe_unused]] Weights dS;
       this->shared.dout().wait(dout_at_step);
       Pairs pairs{};
-      [[maybe_unused]] Scores dP;
-      // dP^T = V dO^T, under P^T = exp(scale S^T - lse)
-      if constexpr (kConfig.needs_dp()) {
-        issue_keys_by_queries<kConfig>(dP, no_keys, this->shared.v().address(kv_at) + keys, dout);
-      }
       this->apply_options(S, pairs, key, step);
       if constexpr (decltype(masked)::kValue) {
         if (step.is_partial(this->warpgroup)) this->hide(S, key, step.q_block());
@@ -75,6 +70,11 @@ struct BackwardConsumer : BackwardWarpgroup<kConfig> {
       }
       {
         [[maybe_unused]] Weights P;
+        [[maybe_unused]] Scores dP;
+        // dP^T = V dO^T, under P^T = exp(scale S^T - lse)
+        if constexpr (kConfig.needs_dp()) {
+          issue_keys_by_queries<kConfig>(dP, no_keys, this->shared.v().address(kv_at) + keys, dout);
+        }
         this->exponentiate(S);
         // dV += P^T dO, under dS^T = P^T (dP^T - delta) where the registers allow
         constexpr bool kEarly =
@@ -91,8 +91,11 @@ struct BackwardConsumer : BackwardWarpgroup<kConfig> {
           this->round(P, S, pairs);
           issue_keys_by_dims<kConfig>(dV, P, dout, !kFirst);
         }
-        if constexpr (kConfig.dq) this->write_ds(dS);
-        ptx::warp_sync();  // all lanes have read rows and delta
+        if constexpr (kConfig.dq) {
+          this->share_ds(dS);
+        } else {
+          ptx::warp_sync();  // all lanes have read rows and delta
+        }
         ptx::wgmma_wait<0>();
         release(this->shared.dout(), dout_at_step);
         if (kConfig.needs_dp() && step.is_last()) release(this->shared.v(), kv_at);
@@ -119,7 +122,6 @@ struct BackwardConsumer : BackwardWarpgroup<kConfig> {
         issue_keys_by_dims<kConfig>(dK, dS, this->shared.q().address(here), !kFirst);
       }
       pass_turn();
-      if constexpr (kConfig.dq) this->share_ds(here);
       if constexpr (kConfig.dq && !kFirst) {
         ptx::wgmma_wait<kConfig.dk ? 2 : 1>();
         this->finish_dq(dQ, before, old_tile);

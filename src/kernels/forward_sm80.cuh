@@ -39,6 +39,8 @@ struct ForwardSm80 {
                         kConfig.swizzle, kConfig.element_bytes()>;
   static constexpr i32 kTiles = kConfig.row_tiles;
   static constexpr i32 kColumns = kConfig.columns;
+  static constexpr i32 kStageBlocks = kConfig.stage_blocks;
+  static constexpr i32 kStageColumns = kConfig.stage_columns();
   static constexpr i32 kAhead = kConfig.stages - 1;
   static_assert(kConfig.valid());
 
@@ -46,8 +48,8 @@ struct ForwardSm80 {
   const HeadType& head;
   i32 first_row;  // of the block, in its sequence
   i32 first_dim;  // of V and O
-  Copy<kColumns, kConfig.d_qk> k_copy;
-  Copy<kColumns, kConfig.d_v> v_copy;
+  Copy<kStageColumns, kConfig.d_qk> k_copy;
+  Copy<kStageColumns, kConfig.d_v> v_copy;
   u32 shared = ptx::dynamic_shared();
   Team team{shared + kConfig.team_at()};
   Products products{{shared}, team};
@@ -76,12 +78,13 @@ struct ForwardSm80 {
     return block_column + static_cast<i32>(Team::member()) * kConfig.warp_columns();
   }
 
-  typename Products::QTile k_tile(i32 stage) const {
-    return {shared + kConfig.q_bytes() + stage * kConfig.k_bytes()};
+  // Of the block of keys in slot `slot`, or of those from there to the end of its stage.
+  typename Products::QTile k_tile(i32 slot) const {
+    return {shared + kConfig.q_bytes() + slot * (kConfig.k_bytes() / kStageBlocks)};
   }
-  typename Products::VTile v_tile(i32 stage) const {
+  typename Products::VTile v_tile(i32 slot) const {
     return {shared + kConfig.q_bytes() + kConfig.stages * kConfig.k_bytes() +
-            stage * kConfig.v_bytes()};
+            slot * (kConfig.v_bytes() / kStageBlocks)};
   }
   u32 pair_tile(i32 stage) const {
     return shared + kConfig.pairs_at() + stage * kConfig.pair_bytes();
@@ -93,12 +96,12 @@ struct ForwardSm80 {
   // if there is one.
   void fetch_k(i32 block, i32 begin, i32 stage) {
     if (block < begin) return;
-    k_copy.start_next(k_tile(stage));
-    pairs.start(pair_tile(stage), block * kColumns);
-    documents.start(stage, block * kColumns);
+    k_copy.start_next(k_tile(stage * kStageBlocks));
+    pairs.start(pair_tile(stage), block * kStageColumns);
+    documents.start(stage, block * kStageColumns);
   }
   void fetch_v(i32 block, i32 begin, i32 stage) {
-    if (block >= begin) v_copy.start_next(v_tile(stage));
+    if (block >= begin) v_copy.start_next(v_tile(stage * kStageBlocks));
   }
 
   template <bool kKeepsHidden>
@@ -109,39 +112,39 @@ struct ForwardSm80 {
   // A block that every row of the warp sees whole, with the shift that there is: no maximum, no
   // rescale, nothing that keeps exponents from running under the products. False, and nothing done,
   // where weights outgrow the 16-bit type that way.
-  bool step_with_shift(i32 block_column, i32 stage) {
+  bool step_with_shift(i32 block_column, i32 slot) {
     Scores S;
-    products.multiply_q_k(S, k_tile(stage));
+    products.multiply_q_k(S, k_tile(slot));
     float block_sum[kTiles][2];
-    weigh(S, block_sum, block_column, stage);
+    weigh(S, block_sum, block_column, slot);
     if (!kConfig.checks_at_end() && team.any(softmax.is_outgrown(block_sum))) return false;
     softmax.accumulate(block_sum);
     softmax.has_kept = true;
     if constexpr (kConfig.dropout)
       WarpDropout<kConfig>{head, warp_row()}.drop(S, first_column(block_column));
-    products.multiply_p_v(S, v_tile(stage));
+    products.multiply_p_v(S, v_tile(slot));
     float factor[kTiles][2];
     if (kConfig.settles() && softmax.settle(team, factor)) products.rescale(factor);
     return true;
   }
 
-  void weigh(Scores& S, float (&block_sum)[kTiles][2], i32 block_column, i32 stage) const {
+  void weigh(Scores& S, float (&block_sum)[kTiles][2], i32 block_column, i32 slot) const {
     if constexpr (kConfig.maps_in_exponent()) {
       if (scores().weigh_mapped(S, softmax, block_sum, first_column(block_column))) return;
     }
     scores().map(S, first_column(block_column));
-    apply_pairs<false>(S, stage);
+    apply_pairs<false>(S, slot);
     softmax.exponentiate(S, block_sum, true);
   }
 
   // Any block.
-  void step(i32 block_column, i32 stage, bool is_first) {
+  void step(i32 block_column, i32 slot, bool is_first) {
     Scores S;
-    products.multiply_q_k(S, k_tile(stage));
+    products.multiply_q_k(S, k_tile(slot));
     if (is_first) wait_for_v();
     scores().map(S, first_column(block_column));
-    apply_pairs<true>(S, stage);
-    documents.hide(S, stage);
+    apply_pairs<true>(S, slot);
+    documents.hide(S, slot);
     if (!(kConfig.full_blocks && limits.is_full(block_column))) {
       limits.hide(S, first_column(block_column));
     }
@@ -152,7 +155,7 @@ struct ForwardSm80 {
     softmax.accumulate(block_sum);
     if constexpr (kConfig.dropout)
       WarpDropout<kConfig>{head, warp_row()}.drop(S, first_column(block_column));
-    products.multiply_p_v(S, v_tile(stage));
+    products.multiply_p_v(S, v_tile(slot));
   }
 
   void wait_for_v() const {
@@ -188,17 +191,18 @@ struct ForwardSm80 {
   Interval visited_blocks() const {
     const Interval rows{first_row, min(first_row + kConfig.rows(), num_rows())};
     const Interval visit =
-        visible_column_blocks(p.mask_options, head.sequence.shape, rows, kColumns).visit;
+        visible_column_blocks(p.mask_options, head.sequence.shape, rows, kStageColumns).visit;
     if constexpr (!kConfig.documents) return visit;
-    const Interval keys = documents.hull(
-        {visit.begin * kColumns, min(visit.end * kColumns, i64{head.sequence.shape.kv_len})});
-    return {keys.begin / kColumns, ceil_div(keys.end, i64{kColumns})};
+    const Interval keys =
+        documents.hull({visit.begin * kStageColumns,
+                        min(visit.end * kStageColumns, i64{head.sequence.shape.kv_len})});
+    return {keys.begin / kStageColumns, ceil_div(keys.end, i64{kStageColumns})};
   }
 
   // The first copies, K of the last block before all others, and what the rows see.
   void start(i32 begin, i32 last) {
-    k_copy.seek(last * kColumns);
-    v_copy.seek(last * kColumns);
+    k_copy.seek(last * kStageColumns);
+    v_copy.seek(last * kStageColumns);
     fetch_k(last, begin, 0);
     ptx::cp_async_commit();
     fetch_v(last, begin, 0);
@@ -232,7 +236,11 @@ struct ForwardSm80 {
       ptx::block_sync();  // block j (of the first: K) is there; all are done with block j + 1
       if (is_first) products.read_q();
       if (kAhead > 0) fetch(block - kAhead, begin, stage == 0 ? kConfig.stages - 1 : stage - 1);
-      visit(block * kColumns, stage, is_first, may_keep);
+#pragma unroll 1
+      for (i32 part = kStageBlocks - 1; part >= 0; --part) {
+        visit(block * kStageColumns + part * kColumns, stage * kStageBlocks + part,
+              is_first && part == kStageBlocks - 1, may_keep);
+      }
       if (kAhead == 0) {
         ptx::block_sync();  // all are done with block j
         fetch(block - 1, begin, 0);
@@ -250,13 +258,13 @@ struct ForwardSm80 {
   }
 
   // The step that a block of keys needs, if any.
-  void visit(i32 block_column, i32 stage, bool is_first, bool may_keep) {
-    documents.look(stage);
+  void visit(i32 block_column, i32 slot, bool is_first, bool may_keep) {
+    documents.look(slot);
     const bool keeps = may_keep && kConfig.full_blocks && softmax.may_keep() &&
                        limits.is_full(block_column) && documents.is_full();
-    if (keeps && step_with_shift(block_column, stage)) return;
+    if (keeps && step_with_shift(block_column, slot)) return;
     if (limits.sees(block_column) && documents.sees()) {
-      step(block_column, stage, is_first);
+      step(block_column, slot, is_first);
     } else if (is_first) {
       wait_for_v();
     }

@@ -13,7 +13,8 @@ namespace fulmen {
 
 struct Sm80BackwardConfig {
   DType dtype = DType::kBFloat16;
-  i32 d_qk = 128;  // as computed with: zeros fill shorter rows up
+  Precision precision = Precision::kFloat32;  // of float32: kTf32 or k3xTf32
+  i32 d_qk = 128;                             // as computed with: zeros fill shorter rows up
   i32 d_v = 128;
   i32 warps = 8;
   i32 rows = 64;      // queries of a step
@@ -54,6 +55,10 @@ struct Sm80BackwardConfig {
   bool swizzle = true;      // as in Sm80Config
   bool full_blocks = true;  // blocks that every row sees whole do no mask arithmetic
 
+  // Tiles count 16-bit words, as those of Sm80Config.
+  constexpr i32 element_bytes() const { return static_cast<i32>(size_bytes(dtype)); }
+  constexpr i32 words(i32 elems) const { return elems * element_bytes() / 2; }
+
   constexpr i32 threads() const { return 32 * warps; }
   // Warps side by side along the keys of dK and dV; the others share the dims.
   constexpr i32 role_warps() const { return split_roles ? warps / 2 : warps; }
@@ -75,17 +80,17 @@ struct Sm80BackwardConfig {
 
   // Shared memory in this order: K, V, stages of Q, dO, what is kept of their rows, mask and bias;
   // P, dS, numbers of the keys' documents.
-  constexpr i32 k_bytes() const { return columns * d_qk * 2; }
-  constexpr i32 v_bytes() const { return columns * d_v * 2; }
-  constexpr i32 q_bytes() const { return rows * d_qk * 2; }
-  constexpr i32 dout_bytes() const { return rows * d_v * 2; }
+  constexpr i32 k_bytes() const { return columns * d_qk * element_bytes(); }
+  constexpr i32 v_bytes() const { return columns * d_v * element_bytes(); }
+  constexpr i32 q_bytes() const { return rows * d_qk * element_bytes(); }
+  constexpr i32 dout_bytes() const { return rows * d_v * element_bytes(); }
   // Sm80Row, Sm80Columns, the number of the document
   constexpr i32 row_bytes() const { return rows * (16 + 8 + (documents ? 8 : 0)); }
   constexpr PairConfig pairs() const { return {rows, columns, threads(), mask, bias, pair_units}; }
   constexpr i32 stage_bytes() const {
     return q_bytes() + dout_bytes() + row_bytes() + pairs().bytes();
   }
-  constexpr i32 pair_bytes() const { return rows * columns * 2; }
+  constexpr i32 pair_bytes() const { return rows * columns * element_bytes(); }
   constexpr i32 ids_bytes() const { return documents ? columns * 8 : 0; }
   constexpr i32 shared_bytes() const {
     return k_bytes() + v_bytes() + stages * stage_bytes() + (1 + pair_stages) * pair_bytes() +
@@ -111,10 +116,13 @@ struct Sm80BackwardConfig {
 
   constexpr bool valid() const {
     const auto divides = [](i32 part, i32 whole) { return part % 16 == 0 && whole % part == 0; };
-    return (dtype == DType::kBFloat16 || dtype == DType::kFloat16) && 1 <= warps && warps <= 16 &&
-           1 <= stages && stages <= 2 && 1 <= pair_stages && pair_stages <= stages &&
-           divides(s_rows, rows) && divides(s_columns, columns) && divides(kv_rows, columns) &&
-           divides(dq_rows, rows) && divides(dq_dims, d_qk) && role_warps() % kv_groups() == 0 &&
+    const bool has_products = dtype == DType::kFloat32
+                                  ? precision != Precision::kFloat32
+                                  : dtype == DType::kBFloat16 || dtype == DType::kFloat16;
+    return has_products && 1 <= warps && warps <= 16 && 1 <= stages && stages <= 2 &&
+           1 <= pair_stages && pair_stages <= stages && divides(s_rows, rows) &&
+           divides(s_columns, columns) && divides(kv_rows, columns) && divides(dq_rows, rows) &&
+           divides(dq_dims, d_qk) && role_warps() % kv_groups() == 0 &&
            team_columns() % kv_rows == 0 && team_columns() % s_columns == 0 &&
            columns % team_columns() == 0 && divides(dk_dims(), d_qk) && divides(dv_dims(), d_v) &&
            rows % 16 == 0 && (s_rows <= 32 || split_roles) &&
@@ -149,18 +157,14 @@ struct Sm80BackwardParams {
   u32* suspect_keys;   // (batch, kv_head, slot of keys): so may dK and dV
   u32* turns;          // (batch, head, slot of queries): blocks that have added; config.ordered
   u32* next_block;     // started so far; config.ordered
-  u32* arrived;  // (batch, kv_head): blocks that have added to dq_sums; null: dq comes at the end
   i32 lines_per_group;  // key/value heads whose blocks are neighbours
 };
 
-// Blocks of backward_finish_sm80: one for each tile of queries whose dq it writes, else one for
-// every 32 tiles, whose marks it looks at; then one for every 32 tiles of keys.
+// Blocks of backward_finish_sm80: one for each tile of queries, then one for every 32 tiles of
+// keys, whose marks it looks at.
 inline constexpr i32 kSm80FinishMarks = 32;
-constexpr i64 sm80_finish_row_blocks(i64 row_tiles, bool writes_dq) {
-  return writes_dq ? row_tiles : ceil_div(row_tiles, kSm80FinishMarks);
-}
-constexpr i64 sm80_finish_blocks(i64 row_tiles, i64 key_tiles, bool writes_dq) {
-  return sm80_finish_row_blocks(row_tiles, writes_dq) + ceil_div(key_tiles, kSm80FinishMarks);
+constexpr i64 sm80_finish_blocks(i64 row_tiles, i64 key_tiles) {
+  return row_tiles + ceil_div(key_tiles, kSm80FinishMarks);
 }
 
 // In which order the tiles of a warp's dQ lie in dq_sums: as its lanes hold them, so that a warp

@@ -18,8 +18,11 @@ struct PairConfig {
   DType bias;
   bool units;  // rows of mask and bias are 16-byte units on multiples of 16 bytes
 
-  // Rows lie further apart than they are long, so that rows read together meet different banks.
-  constexpr i32 row_bytes(i32 size) const { return columns * size + (size == 4 ? 32 : 16); }
+  // An odd number of 16-byte units, and of 4-byte elements two units more than there are: so that
+  // rows read together meet different banks.
+  constexpr i32 row_bytes(i32 size) const {
+    return size == 4 ? columns * 4 + 32 : (columns * size / 16 | 1) * 16;
+  }
   constexpr i32 mask_bytes() const { return mask ? rows * row_bytes(1) : 0; }
   constexpr i32 bias_bytes() const {
     return bias == DType::kNone ? 0 : rows * row_bytes(static_cast<i32>(size_bytes(bias)));
@@ -30,15 +33,16 @@ struct PairConfig {
 struct Sm80Config {
   DType dtype = DType::kBFloat16;
   Precision precision = Precision::kFloat32;  // of float32: kTf32 or k3xTf32
-  i32 d_qk = 128;      // as computed with, a multiple of 16: zeros fill shorter rows up
-  i32 d_v = 128;       // of one block, a multiple of 16: longer rows of V are cut, block by block
-  i32 warps = 4;       // of a block
-  i32 team_warps = 1;  // forward: that share their rows, see tile/warp_team.cuh
-  i32 row_tiles = 2;   // of 16 rows, that a warp owns: a B fragment is read once for all of them
-  i32 columns = 64;    // rows of the other side that a block meets at a time
-  i32 stages = 2;      // of the tiles that change, in shared memory
-  i32 min_blocks = 1;  // on a multiprocessor: a bound on registers
-  i32 q_steps = 0;     // forward: fragments of Q, of 16 words a row, that are read once
+  i32 d_qk = 128;        // as computed with, a multiple of 16: zeros fill shorter rows up
+  i32 d_v = 128;         // of one block, a multiple of 16: longer rows of V are cut, block by block
+  i32 warps = 4;         // of a block
+  i32 team_warps = 1;    // forward: that share their rows, see tile/warp_team.cuh
+  i32 row_tiles = 2;     // of 16 rows, that a warp owns: a B fragment is read once for all of them
+  i32 columns = 64;      // rows of the other side that a block meets at a time
+  i32 stages = 2;        // of the tiles that change, in shared memory
+  i32 stage_blocks = 1;  // forward: blocks of columns that arrive together
+  i32 min_blocks = 1;    // on a multiprocessor: a bound on registers
+  i32 q_steps = 0;       // forward: fragments of Q, of 16 words a row, that are read once
   bool units =
       false;  // rows of q, k, v and o are 16-byte units on multiples of 16 bytes, o of dtype
 
@@ -75,10 +79,10 @@ struct Sm80Config {
   }
 
   // Whether softcap or ALiBi, alone, becomes part of the exponent in blocks that all rows see
-  // whole.
+  // whole. At d 64 ALiBi is slower so: 297 TFLOP/s against 311 (NVIDIA H200, S 4096, 2026-11-28).
   constexpr bool maps_in_exponent() const {
-    return softcap != alibi && !mask && bias == DType::kNone && !natural && !exact &&
-           dtype != DType::kFloat32;
+    return softcap != alibi && (softcap || d_qk > 64) && !mask && bias == DType::kNone &&
+           !natural && !exact && dtype != DType::kFloat32;
   }
 
   constexpr i32 threads() const { return 32 * warps; }
@@ -92,8 +96,9 @@ struct Sm80Config {
   // bias and numbers of documents, those of the rows, limits of the rows, what the warps of a team
   // exchange, a word that says whether to walk again.
   constexpr i32 q_bytes() const { return rows() * d_qk * element_bytes(); }
-  constexpr i32 k_bytes() const { return columns * d_qk * element_bytes(); }
-  constexpr i32 v_bytes() const { return columns * d_v * element_bytes(); }
+  constexpr i32 stage_columns() const { return columns * stage_blocks; }
+  constexpr i32 k_bytes() const { return stage_columns() * d_qk * element_bytes(); }
+  constexpr i32 v_bytes() const { return stage_columns() * d_v * element_bytes(); }
   constexpr PairConfig pairs() const {
     return {rows(), columns, threads(), mask, bias, pair_units};
   }
@@ -124,7 +129,8 @@ struct Sm80Config {
            1 <= warps && warps <= 16 && 1 <= row_tiles && row_tiles <= 2 && columns % 16 == 0 &&
            16 <= columns && 1 <= stages && 1 <= team_warps && warps % team_warps == 0 &&
            columns % (16 * team_warps) == 0 && d_v % (16 * team_warps) == 0 &&
-           (team_warps == 1 || dtype != DType::kFloat32);
+           (team_warps == 1 || dtype != DType::kFloat32) && 1 <= stage_blocks &&
+           (stage_blocks == 1 || (team_warps == 1 && !mask && bias == DType::kNone && !documents));
   }
 };
 

@@ -17,22 +17,75 @@ constexpr i64 kMaxDim = 576;  // of q, k: rows of 16 queries and two blocks of 1
 constexpr i64 kMaxBlocks = 0x7fffffff;
 constexpr double kSmallestScale = 0x1p-60;  // by which slopes of ALiBi and caps are divided
 
-// Widest first. A shape is taken for head dimensions up to max_dim where it leaves room for
-// min_blocks blocks on a multiprocessor.
+// The first that fits is taken: head dimensions up to max_dim, room for min_blocks blocks on a
+// multiprocessor.
 struct TileShape {
   i32 max_dim, warps, row_tiles, columns, min_blocks;
-  i32 many_columns = columns;  // where options leave a warp 16 rows
-  i32 team_warps = 1;          // more: not where options take many registers
+  i32 many_columns = columns;     // where options leave a warp 16 rows
+  i32 pair_columns = columns;     // with a mask, a bias or documents alone
+  i32 dropout_columns = columns;  // with dropout alone
+  i32 team_warps = 1;             // more: not where options take many registers
+  i32 stage_blocks = 1;           // but one where arrays belong to pairs
 
   // Dims of V that one block takes: 128 sums a thread, in teams up to 160.
   constexpr i32 max_v() const { return team_warps > 1 ? max_dim : 256; }
 };
+// NVIDIA H200, 2026-11-28: bench/results/2026-11-28-sm80-variants-h200.jsonl, decisions 25, 30.
 constexpr TileShape kShapes[] = {
-    {64, 4, 2, 64, 2},         {96, 4, 2, 32, 2},         {128, 4, 2, 32, 2, 64},
-    {256, 8, 2, 64, 1, 64, 2}, {256, 8, 1, 64, 1},        {256, 8, 1, 32, 1},
-    {256, 4, 1, 32, 1},        {320, 8, 2, 32, 1, 32, 2}, {576, 8, 1, 32, 1, 32, 2},
-    {576, 4, 1, 32, 1},        {576, 4, 1, 16, 1},        {576, 2, 1, 16, 1},
-    {576, 1, 1, 16, 1},
+    {.max_dim = 48,
+     .warps = 4,
+     .row_tiles = 2,
+     .columns = 64,
+     .min_blocks = 2,
+     .dropout_columns = 32},
+    {.max_dim = 64,
+     .warps = 4,
+     .row_tiles = 2,
+     .columns = 64,
+     .min_blocks = 2,
+     .dropout_columns = 32,
+     .stage_blocks = 2},
+    {.max_dim = 64,
+     .warps = 4,
+     .row_tiles = 2,
+     .columns = 64,
+     .min_blocks = 2,
+     .dropout_columns = 32},
+    {.max_dim = 80, .warps = 4, .row_tiles = 2, .columns = 32, .min_blocks = 2},
+    {.max_dim = 96,
+     .warps = 4,
+     .row_tiles = 2,
+     .columns = 48,
+     .min_blocks = 2,
+     .many_columns = 32,
+     .pair_columns = 32,
+     .dropout_columns = 32},
+    {.max_dim = 96, .warps = 4, .row_tiles = 2, .columns = 32, .min_blocks = 2},
+    {.max_dim = 128,
+     .warps = 4,
+     .row_tiles = 2,
+     .columns = 48,
+     .min_blocks = 2,
+     .many_columns = 64,
+     .pair_columns = 32,
+     .dropout_columns = 32},
+    {.max_dim = 128,
+     .warps = 4,
+     .row_tiles = 2,
+     .columns = 32,
+     .min_blocks = 2,
+     .many_columns = 64},
+    {.max_dim = 192, .warps = 8, .row_tiles = 1, .columns = 64, .min_blocks = 1},
+    {.max_dim = 256, .warps = 8, .row_tiles = 2, .columns = 64, .min_blocks = 1, .team_warps = 2},
+    {.max_dim = 256, .warps = 8, .row_tiles = 1, .columns = 64, .min_blocks = 1},
+    {.max_dim = 256, .warps = 8, .row_tiles = 1, .columns = 32, .min_blocks = 1},
+    {.max_dim = 256, .warps = 4, .row_tiles = 1, .columns = 32, .min_blocks = 1},
+    {.max_dim = 320, .warps = 8, .row_tiles = 2, .columns = 32, .min_blocks = 1, .team_warps = 2},
+    {.max_dim = 576, .warps = 8, .row_tiles = 1, .columns = 32, .min_blocks = 1, .team_warps = 2},
+    {.max_dim = 576, .warps = 4, .row_tiles = 1, .columns = 32, .min_blocks = 1},
+    {.max_dim = 576, .warps = 4, .row_tiles = 1, .columns = 16, .min_blocks = 1},
+    {.max_dim = 576, .warps = 2, .row_tiles = 1, .columns = 16, .min_blocks = 1},
+    {.max_dim = 576, .warps = 1, .row_tiles = 1, .columns = 16, .min_blocks = 1},
 };
 
 // The same for float32 inputs, whose tiles are twice as large: by one tf32 product, by three.
@@ -61,13 +114,19 @@ i32 rounded_up(i64 dim, i64 unit) {
 // parts.
 void set_tile(Sm80Config& config, const Problem& problem, const TileShape& shape,
               bool takes_many_registers) {
+  const bool has_pairs = config.mask || config.bias != DType::kNone || config.documents;
   config.d_qk = rounded_up(problem.dim_qk, 16);
   const i64 parts = max<i64>(1, ceil_div(problem.dim_v, shape.max_v()));
-  config.d_v = rounded_up(ceil_div(problem.dim_v, parts), 32);
+  const i64 unit = problem.dtype == DType::kFloat32 ? 32 : 16 * shape.team_warps;
+  config.d_v = rounded_up(ceil_div(problem.dim_v, parts), unit);
   config.warps = shape.warps;
   config.team_warps = shape.team_warps;
   config.row_tiles = takes_many_registers ? 1 : shape.row_tiles;
-  config.columns = takes_many_registers ? shape.many_columns : shape.columns;
+  config.columns = shape.columns;
+  if (has_pairs) config.columns = shape.pair_columns;
+  if (config.dropout) config.columns = shape.dropout_columns;
+  if (takes_many_registers) config.columns = shape.many_columns;
+  config.stage_blocks = has_pairs ? 1 : shape.stage_blocks;
   config.min_blocks = shape.min_blocks;
 }
 
@@ -125,9 +184,6 @@ Sm80Config config_of(const Problem& problem, const Gpu& gpu) {
 std::string float32_refusal(const Problem& problem) {
   if (problem.precision == Precision::kFloat32) {
     return "computes float32 only with precision tf32 or 3xtf32, which nobody asked for";
-  }
-  if (problem.operation == Operation::kBackward) {
-    return "has no backward pass for float32 inputs";
   }
   const i64 widest = max(problem.dim_qk, problem.dim_v);
   if (widest <= kMaxFloat32Dim) return "";

@@ -2,8 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The sm80 implementation as plans see it: mma.sync kernels for Ampere and later, forward, every
-// option of the library for 16-bit inputs. Which tile a head dimension gets on a card is decided
-// here; src/cuda/sm80.cpp compiles and launches it. Pure.
+// option of the library for 16-bit inputs, and for float32 where precision permits. Which tile a
+// head dimension gets on a card is decided here; src/cuda/sm80.cpp compiles and launches it. Pure.
 #pragma once
 
 #include "kernels/sm80_config.h"

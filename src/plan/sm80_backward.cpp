@@ -5,6 +5,8 @@
 
 #include "plan/sm80_backward.h"
 
+#include <span>
+
 #include "core/error.h"
 #include "plan/simt.h"
 #include "plan/sm80.h"
@@ -15,7 +17,6 @@ namespace {
 constexpr i64 kMaxDim = 576;
 constexpr i64 kMaxBlocks = 0x7fffffff;
 constexpr i64 kLinesUnderMask = 8;  // query heads that are walked together
-constexpr i64 kLinesToRound = 32;   // the last of as many rounds its dq while the card is idle
 
 // Widest first. A shape is taken for head dimensions up to max_dim where it leaves room for
 // min_blocks blocks on a multiprocessor.
@@ -46,6 +47,23 @@ constexpr TileShape kShapes[] = {
     {576, 8, 16, 16, 1, 1, 16, 16, 16, 16, 1, false},
 };
 
+// The same for float32 inputs, whose tiles are twice as large.
+constexpr TileShape kFloat32Shapes[] = {
+    {64, 8, 64, 128, 2, 2, 32, 32, 32, 32, 1, false},
+    {64, 8, 64, 128, 2, 1, 32, 32, 32, 32, 1, false},
+    {64, 4, 64, 64, 2, 1, 32, 32, 32, 32, 1, false},
+    {64, 4, 64, 64, 1, 1, 32, 32, 32, 32, 1, false},
+    {128, 8, 64, 64, 2, 1, 16, 32, 32, 32, 1, false},
+    {128, 8, 64, 64, 1, 1, 16, 32, 32, 32, 1, false},
+    {256, 8, 32, 32, 1, 1, 16, 16, 16, 16, 1, false},
+    {256, 8, 16, 16, 1, 1, 16, 16, 16, 16, 1, false},
+};
+
+std::span<const TileShape> shapes_of(const Problem& problem) {
+  if (problem.dtype == DType::kFloat32) return kFloat32Shapes;
+  return kShapes;
+}
+
 i32 rounded_up(i64 dim, i64 unit) {
   return static_cast<i32>(unit * max<i64>(ceil_div(dim, unit), 1));
 }
@@ -65,6 +83,7 @@ void set_options(Sm80BackwardConfig& config, const Problem& problem, const Gpu& 
   config.dbias = sm80_has_dbias(problem);
   config.sums_dbias = config.dbias && is_broadcast(problem);
   config.dtype = problem.dtype;
+  config.precision = problem.precision;
   config.dq = problem.has(Array::kDQ);
   config.dk = problem.has(Array::kDK);
   config.dv = problem.has(Array::kDV);
@@ -120,7 +139,7 @@ void set_shape(Sm80BackwardConfig& config, const TileShape& shape, const Problem
 Sm80BackwardConfig config_of(const Problem& problem, const Gpu& gpu) {
   Sm80BackwardConfig config;
   set_options(config, problem, gpu);
-  for (const TileShape& shape : kShapes) {
+  for (const TileShape& shape : shapes_of(problem)) {
     set_shape(config, shape, problem);
     if (config.split_roles && !may_split_roles(config)) continue;
     const size_t bytes = static_cast<size_t>(config.shared_bytes());
@@ -231,11 +250,6 @@ bool sm80_has_dbias(const Problem& problem) {
   return !is_broadcast(problem) || !(problem.deterministic || problem.batch_invariant);
 }
 
-bool sm80_rounds_by_head(const Problem& problem) {
-  return problem.has(Array::kDQ) && !problem.packed && problem.kv_rows > 0 &&
-         problem.num_sequences * problem.heads_kv >= kLinesToRound;
-}
-
 i32 sm80_lines_per_group(const Problem& problem) {
   const IntervalMask& mask = problem.mask;
   const bool is_full = !mask.causal && mask.window_left == kNoLimit &&
@@ -253,10 +267,7 @@ Sm80BackwardWorkspace sm80_backward_workspace(const Problem& problem,
   workspace.suspect_keys_at = row_tiles * 4;
   workspace.turns_at = workspace.suspect_keys_at + key_tiles * 4;
   workspace.next_block_at = workspace.turns_at + (config.ordered ? row_tiles * 4 : 0);
-  workspace.arrived_at = workspace.next_block_at + 4;
-  workspace.dbias_sums_at =
-      aligned(workspace.arrived_at +
-              (sm80_rounds_by_head(problem) ? problem.num_sequences * problem.heads_kv * 4 : 0));
+  workspace.dbias_sums_at = aligned(workspace.next_block_at + 4);
   const auto& extents = problem.arrays[Array::kDBias].shape;
   workspace.zeroed_bytes =
       workspace.dbias_sums_at +

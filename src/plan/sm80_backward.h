@@ -2,8 +2,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The backward pass of the sm80 implementation as plans see it: every option of the library for
-// 16-bit inputs. Which tiles head dimensions get on a card, and what lies where in the workspace,
-// is decided here; src/cuda/sm80_backward.cpp compiles and launches it. Pure.
+// 16-bit inputs, and for float32 where precision permits. Which tiles head dimensions get on a
+// card, and what lies where in the workspace, is decided here; src/cuda/sm80_backward.cpp compiles
+// and launches it. Pure.
 #pragma once
 
 #include "kernels/sm80_backward_config.h"
@@ -32,10 +33,6 @@ Sm80BackwardConfig sm80_finish_config(const Sm80BackwardConfig& config);
 // Whether dbias comes from these kernels; else it does from simt's.
 bool sm80_has_dbias(const Problem& problem);
 
-// Whether the last block of each key/value head turns its sums of dQ into dq; else that is left to
-// backward_finish_sm80.
-bool sm80_rounds_by_head(const Problem& problem);
-
 // Key/value heads whose blocks are neighbours in a launch.
 i32 sm80_lines_per_group(const Problem& problem);
 
@@ -44,7 +41,6 @@ struct Sm80BackwardWorkspace {
   i64 suspect_keys_at;
   i64 turns_at;
   i64 next_block_at;
-  i64 arrived_at;
   i64 dbias_sums_at;
   i64 zeroed_bytes;
   i64 row_tiles_at;

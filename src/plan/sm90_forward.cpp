@@ -2,7 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The table of tiles, and what the copy engine cannot read. Tiles and groups of heads were measured
-// on an H100 SXM on 2026-11-28 (bench/hopper, bench/results/2026-11-28-forward-h100.jsonl).
+// on an H100 SXM on 2026-11-28 (bench/hopper, bench/results/2026-11-28-forward-h100.jsonl); d 256
+// from 4k was searched again on an H200 (`fulmen bench --tune`), where nothing beat them by 1 %.
 
 #include "plan/sm90_forward.h"
 

@@ -6,6 +6,8 @@
 
 #include <gmock/gmock.h>
 
+#include "plan/sm80_backward.h"
+
 namespace fulmen {
 namespace {
 
@@ -40,6 +42,15 @@ Implementation chosen(const Problem& problem, const Gpu& gpu) {
   return Implementation::kAuto;
 }
 
+Problem backward_problem(Precision precision, i64 dim) {
+  Problem problem = float32_problem(precision, dim, dim);
+  problem.operation = Operation::kBackward;
+  for (const Array array : {Array::kDOut, Array::kDQ, Array::kDK, Array::kDV}) {
+    problem.arrays[array].dtype = DType::kFloat32;
+  }
+  return problem;
+}
+
 TEST(Sm80Float32, IsComputedWherePrecisionPermits) {
   const Gpu& gpu = gpu_named("h100");
   const Problem exact = float32_problem(Precision::kFloat32, 64, 64);
@@ -52,9 +63,9 @@ TEST(Sm80Float32, IsComputedWherePrecisionPermits) {
     const Problem wide = float32_problem(precision, 64, 257);
     EXPECT_EQ(chosen(wide, gpu), Implementation::kSimt);
     EXPECT_THAT(sm80_refusal(wide, gpu), HasSubstr("up to 256; the widest is 257"));
-    Problem backward = float32_problem(precision, 64, 64);
-    backward.operation = Operation::kBackward;
-    EXPECT_THAT(sm80_refusal(backward, gpu), HasSubstr("no backward pass for float32"));
+    const Problem backward = backward_problem(precision, 64);
+    EXPECT_EQ(chosen(backward, gpu), Implementation::kSm80);
+    EXPECT_EQ(sm80_backward_config(backward, gpu).precision, precision);
   }
 }
 
@@ -92,7 +103,6 @@ TEST(Sm80Tiles, WideRowsBelongToTwoWarps) {
   const Gpu& gpu = gpu_named("h100");
   for (const i64 dim : {208, 256, 320, 512, 576}) {
     Problem problem = problem_of(DType::kBFloat16, dim, dim);
-    problem.max_kv = 1024;
     const Sm80Config config = sm80_forward_config(problem, gpu);
     EXPECT_EQ(config.team_warps, 2) << dim;
     EXPECT_GE(config.d_v, dim) << dim;
@@ -101,6 +111,23 @@ TEST(Sm80Tiles, WideRowsBelongToTwoWarps) {
     const Sm80Config with_options = sm80_forward_config(problem, gpu);
     EXPECT_EQ(with_options.team_warps, 1) << dim;
     EXPECT_TRUE(with_options.valid()) << dim;
+  }
+}
+
+TEST(Sm80BackwardTiles, OfFloat32FitEveryCard) {
+  for (const Gpu& gpu : known_gpus()) {
+    if (gpu.compute_capability < 80) continue;
+    for (i64 dim = 1; dim <= 256; dim += dim < 16 ? 1 : 15) {
+      for (const bool options : {false, true}) {
+        Problem problem = backward_problem(Precision::k3xTf32, dim);
+        if (options) problem.arrays[Array::kBias].dtype = DType::kFloat32;
+        ASSERT_EQ(sm80_refusal(problem, gpu), "") << gpu.name << " " << dim;
+        const Sm80BackwardConfig config = sm80_backward_config(problem, gpu);
+        EXPECT_TRUE(config.valid()) << gpu.name << " " << dim;
+        EXPECT_LE(static_cast<size_t>(config.shared_bytes()), gpu.shared_bytes_per_block);
+        EXPECT_GE(config.d_qk, dim);
+      }
+    }
   }
 }
 

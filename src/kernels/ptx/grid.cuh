@@ -60,17 +60,6 @@ inline void announce(u32* counter) {
                : "memory");
 }
 
-// fence.acq_rel.gpu, then atom.acq_rel.gpu.add: returns how many came before, whose work is then
-// seen, and leaves this thread's to those that come after.
-inline u32 count_arrival(u32* counter) {
-  u32 before;
-  asm volatile("fence.acq_rel.gpu;\natom.acq_rel.gpu.global.add.u32 %0, [%1], 1;"
-               : "=r"(before)
-               : "l"(counter)
-               : "memory");
-  return before;
-}
-
 // ld.acquire.gpu in a loop: returns once the counter has reached `count`.
 inline void await(const u32* counter, u32 count) {
   u32 x;

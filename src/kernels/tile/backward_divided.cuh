@@ -75,6 +75,7 @@ struct BackwardDividedConsumer : BackwardWarpgroup<kConfig> {
       release(shared.dout(), here);
       ptx::wgmma_wait<0>();
     }
+    ptx::warp_sync();  // all lanes have read their columns of K
     release(shared.k(), kv_at);
     issue_dv();
     pass_turn();
@@ -120,6 +121,7 @@ struct BackwardDividedConsumer : BackwardWarpgroup<kConfig> {
       shared.q().wait(at);
       step = shared.read_step(at);
     }
+    ptx::warp_sync();  // all lanes have read their columns of V
     release(shared.v(), kv_at);
     issue_dk();
     pass_turn();

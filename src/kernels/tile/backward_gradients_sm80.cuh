@@ -16,6 +16,7 @@ template <Sm80BackwardConfig kConfig>
 struct BackwardGradientsSm80 {
   using Tiles = BackwardTilesSm80<kConfig>;
   using PairTile = typename Tiles::PairTile;
+  using Products = typename Tiles::Products;
   static constexpr i32 kKvTiles = kConfig.kv_rows / 16;
 
   // Where roles are split, the warps that weigh have dV there and the others dK.
@@ -41,16 +42,12 @@ struct BackwardGradientsSm80 {
   u32 kv_part() const { return tiles.member() / kTeamGroups; }
 
   // sums += pairs^T tile, this warp's part of it.
-  template <i32 kPartDims, i32 kDims>
+  template <i32 kPartDims, i32 kWords>
   void add_columns(float (&sums)[kKvTiles][kPartDims / 2], const PairTile& pairs,
-                   const SwizzledTile<kDims, kConfig.swizzle>& tile) const {
-    const PartRow<kConfig.columns, kConfig.swizzle, kKvTiles> left(left_columns(pairs),
-                                                                   kv_group() * kKvTiles);
-    const PartRow<kDims, kConfig.swizzle, kPartDims / 16> right(right_columns(tile),
-                                                                kv_part() * (kPartDims / 16));
-    multiply_tiles<kConfig.dtype, kConfig.rows / 16>(
-        sums, [&](i32 k, i32 t) { return ptx::ldmatrix_x4_trans(left.at(t, 16 * k)); },
-        [&](i32 k, i32 n) { return ptx::ldmatrix_x4_trans(right.at(n, 16 * k)); });
+                   const SwizzledTile<kWords, kConfig.swizzle>& tile) const {
+    Products::template multiply<kConfig.rows>(
+        sums, Products::template left_columns<kKvTiles>(pairs, kv_group() * kKvTiles),
+        Products::template right_columns<kPartDims / 16>(tile, kv_part() * (kPartDims / 16)));
   }
 
   // dQ = dS K, this warp's tiles, added to the sums.
@@ -62,13 +59,12 @@ struct BackwardGradientsSm80 {
 #pragma unroll 1
     for (i32 tile = first; tile < kConfig.dq_tiles(); tile += kConfig.warps) {
       const auto dS = left_rows(tiles.ds_tile(pair_stage), tile / kAcross * kConfig.dq_rows);
-      const PartRow<kConfig.d_qk, kConfig.swizzle, kConfig.dq_dims / 16> K(
-          right_columns(tiles.k_tile()), tile % kAcross * (kConfig.dq_dims / 16));
+      const auto K = Products::template right_columns<kConfig.dq_dims / 16>(
+          tiles.k_tile(), tile % kAcross * (kConfig.dq_dims / 16));
       float dQ[kDqTiles][kConfig.dq_dims / 2];
       clear(dQ);
-      multiply_tiles<kConfig.dtype, kConfig.columns / 16>(
-          dQ, [&](i32 k, i32 t) { return ptx::ldmatrix_x4(dS.at(k, 16 * t)); },
-          [&](i32 k, i32 n) { return ptx::ldmatrix_x4_trans(K.at(n, 16 * k)); });
+      Products::template multiply<kConfig.columns>(
+          dQ, [&](i32 k, i32 t) { return ptx::ldmatrix_x4(dS.at(k, 16 * t)); }, K);
       using Order = Sm80DqOrder<kConfig>;
       float* const to = sums + Order::index(tile, 0, 0, static_cast<i32>(lane_index()));
 #pragma unroll

@@ -23,7 +23,8 @@ struct KeyPlace {
 template <Sm80BackwardConfig kConfig>
 struct BackwardLoaderSm80 {
   template <i32 kRows, i32 kDims>
-  using Copy = TileCopy<kConfig.units, kRows, kConfig.threads(), kDims, kConfig.swizzle>;
+  using Copy = TileCopy<kConfig.units, kRows, kConfig.threads(), kConfig.words(kDims),
+                        kConfig.swizzle, kConfig.element_bytes()>;
 
   const AttentionParams& p;
   i32 index;  // of the sequence

@@ -43,7 +43,7 @@ struct BackwardPairsSm80 {
     each_part(step, [&](const Part& part, const Sight& seen, auto careful) {
       Scores P;
       weights.multiply_q_k(P, step, part);
-      weigh<careful.kValue>(P, step, part, seen);
+      weigh<careful.kValue>(P, step, part, seen, [] {});
       Weights::share(P, tiles.p_tile(), part);
     });
   }
@@ -104,12 +104,14 @@ struct BackwardPairsSm80 {
     suspect = suspect || finite.fails();
   }
 
-  // S = P
-  template <bool kCareful>
-  void weigh(Scores& S, const Step& step, const Part& part, const Sight& seen) {
+  // S = P; look_at_scores() is called when scores are capped and nothing is hidden yet.
+  template <bool kCareful, class Look>
+  void weigh(Scores& S, const Step& step, const Part& part, const Sight& seen,
+             const Look& look_at_scores) {
     if constexpr (kCareful) check(S, step, part, seen);
     WarpScores<kConfig.scores()>{step.head, step.first_row + part.row}.map(
         S, step.first_key + part.column);
+    look_at_scores();
     PairTiles<kConfig.pairs()>::template apply<true>(S, tiles.pairs_at(step.stage), part.row,
                                                      part.column);
     if constexpr (kCareful) sight.hide(S, step, part, seen);
@@ -120,11 +122,10 @@ struct BackwardPairsSm80 {
   void compute_both(const Step& step, const Part& part, const Sight& seen) {
     Scores P, slope;
     weights.multiply_q_k(P, step, part);
-    if constexpr (kConfig.softcap) {
-      copy(slope, P);
-      cap_slopes(slope, step.head);
-    }
-    weigh<kCareful>(P, step, part, seen);
+    if constexpr (kConfig.softcap && kConfig.alibi) cap_slopes(slope, P, step.head);
+    weigh<kCareful>(P, step, part, seen, [&] {
+      if constexpr (kConfig.softcap && !kConfig.alibi) slopes_of_capped(slope, P, step.head);
+    });
     u32 kept[kTiles * kFloats / 32 + 1] = {};
     share_p(P, kept, step, part);
     if constexpr (!kConfig.needs_ds()) return;
@@ -147,13 +148,23 @@ struct BackwardPairsSm80 {
   }
 
   // dS / dS before the cap, from raw dot products.
-  static void cap_slopes(Scores& slope, const HeadType& head) {
+  static void cap_slopes(Scores& slope, const Scores& S, const HeadType& head) {
     const float twice_log2 = 2 * kWarpLog2E * head.map.scale / head.map.softcap;
+    slopes_of_tanh(slope, S, [=](float s) { return tanh_log2(s * twice_log2); });
+  }
+  // The same from scores after the cap, in nats.
+  static void slopes_of_capped(Scores& slope, const Scores& S, const HeadType& head) {
+    static_assert(kConfig.natural || !kConfig.softcap);
+    const float inverse = 1 / head.map.softcap;
+    slopes_of_tanh(slope, S, [=](float s) { return s * inverse; });
+  }
+  template <class Tanh>
+  static void slopes_of_tanh(Scores& slope, const Scores& S, const Tanh& tanh) {
 #pragma unroll
     for (i32 t = 0; t < kTiles; ++t) {
 #pragma unroll
       for (i32 i = 0; i < kFloats; ++i) {
-        const float x = tanh_log2(slope[t][i] * twice_log2);
+        const float x = tanh(S[t][i]);
         slope[t][i] = ptx::fma(-x, x, 1.f);
       }
     }

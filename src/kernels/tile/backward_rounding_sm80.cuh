@@ -3,24 +3,15 @@
 //
 // The end of dQ: float32 sums, once all blocks of keys have added to them, become dq; rows past the
 // end of their sequence 0. A warp takes up what a warp has added, and as it lies. Called by
-// backward_sm80 and backward_finish_sm80.
+// backward_finish_sm80.
 #pragma once
 
+#include "kernels/head.cuh"
 #include "kernels/ptx/grid.cuh"
-#include "kernels/sequences.cuh"
 #include "kernels/sm80_backward_config.h"
 #include "kernels/tile/row_store.cuh"
 
 namespace fulmen {
-
-// Tiles of queries of neighbouring heads: `num_slots` of each, the first from row `first_row` on.
-struct DqRows {
-  const Sequence& sequence;
-  i64 first_head;
-  i64 first_row;
-  i32 num_slots;
-  i32 num_heads;
-};
 
 template <Sm80BackwardConfig kConfig>
 struct BackwardRoundingSm80 {
@@ -28,25 +19,17 @@ struct BackwardRoundingSm80 {
   static constexpr i32 kTiles = kConfig.dq_rows / 16;
   using Sums = float[kTiles][Order::kFloats];
 
-  const AttentionParams& p;
-  DqRows rows;
+  const Head<kConfig.dtype>& head;
+  i64 first_row;  // of the tile
   const float* sums;
 
-  // By `num_warps` warps, each with kAtOnce tiles under way.
-  template <i32 kAtOnce>
+  // A tile of queries, by `num_warps` warps.
   void run(i32 num_warps) const {
-    const i32 count = rows.num_heads * rows.num_slots * kConfig.dq_tiles();
 #pragma unroll 1
-    for (i32 first = static_cast<i32>(warp_index()); first < count; first += num_warps * kAtOnce) {
-      Sums dQ[kAtOnce];
-#pragma unroll
-      for (i32 at = 0; at < kAtOnce; ++at) {
-        if (first + at * num_warps < count) read(dQ[at], first + at * num_warps);
-      }
-#pragma unroll
-      for (i32 at = 0; at < kAtOnce; ++at) {
-        if (first + at * num_warps < count) store(dQ[at], first + at * num_warps);
-      }
+    for (i32 tile = static_cast<i32>(warp_index()); tile < kConfig.dq_tiles(); tile += num_warps) {
+      Sums dQ;
+      read(dQ, tile);
+      store(dQ, tile);
     }
   }
 
@@ -71,17 +54,14 @@ struct BackwardRoundingSm80 {
     }
   }
 
-  void store(const Sums& dQ, i32 number) const {
+  void store(const Sums& dQ, i32 tile) const {
     constexpr i32 kAcross = kConfig.d_qk / kConfig.dq_dims;
-    const i32 tile = number % kConfig.dq_tiles(), slot = number / kConfig.dq_tiles();
+    const AttentionParams& p = head.p;
+    const Sequence& sequence = head.sequence;
     const i32 dim = tile % kAcross * kConfig.dq_dims;
     if (dim >= p.dim_qk) return;
-    const i64 head = rows.first_head + slot / rows.num_slots;
-    const i64 row = rows.first_row + slot % rows.num_slots * kConfig.rows +
-                    tile / kAcross * kConfig.dq_rows + lane_index() / 4;
-    const Sequence& sequence = rows.sequence;
-    const RowStore store(p.dq, kConfig.dtype,
-                         p.dq.offset(sequence.batch, head, sequence.q_begin + row, dim),
+    const i64 row = first_row + tile / kAcross * kConfig.dq_rows + lane_index() / 4;
+    const RowStore store(p.dq, kConfig.dtype, head.q_row(p.dq, row) + dim * p.dq.strides[3],
                          min<i64>(p.dim_qk - dim, kConfig.dq_dims));
 #pragma unroll
     for (i32 t = 0; t < kTiles; ++t) {

@@ -7,15 +7,17 @@
 
 #include "kernels/ptx/memory.cuh"
 #include "kernels/sm80_backward_config.h"
-#include "kernels/tile/block_products.cuh"
+#include "kernels/tile/float32_block_products.cuh"
 
 namespace fulmen {
 
 template <Sm80BackwardConfig kConfig>
 struct BackwardTilesSm80 {
-  using QkTile = SwizzledTile<kConfig.d_qk, kConfig.swizzle>;
-  using VTile = SwizzledTile<kConfig.d_v, kConfig.swizzle>;
-  using PairTile = SwizzledTile<kConfig.columns, kConfig.swizzle>;  // rows are queries
+  using QkTile = SwizzledTile<kConfig.words(kConfig.d_qk), kConfig.swizzle>;
+  using VTile = SwizzledTile<kConfig.words(kConfig.d_v), kConfig.swizzle>;
+  using PairTile =
+      SwizzledTile<kConfig.words(kConfig.columns), kConfig.swizzle>;  // rows are queries
+  using Products = BlockProducts<kConfig.dtype, kConfig.precision, kConfig.swizzle>;
   static_assert(kConfig.valid());
 
   u32 shared = ptx::dynamic_shared();

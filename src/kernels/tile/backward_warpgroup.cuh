@@ -216,16 +216,13 @@ struct BackwardWarpgroup {
     release(shared.ds(), at);
   }
 
-  // dS^T to shared memory, and to both warpgroups, for dQ a step later. The fence also waits for
-  // what this thread has added to dQ before, so there should be work in the queue.
-  void write_ds(const Weights& dS) const {
+  // dS^T to both warpgroups, for dQ a step later.
+  void share_ds(const Weights& dS) const {
     ptx::mbarrier_wait(shared.ds().empty(at), at.parity ^ 1);
     store_ds<kConfig>(dS, shared.ds().address(at), warpgroup);
-  }
-  void share_ds(typename Shared::StageCursor of) const {
     ptx::fence_proxy_async();
     ptx::warp_sync();
-    if (thread % 32 == 0) ptx::mbarrier_arrive(shared.ds().full(of));
+    if (thread % 32 == 0) ptx::mbarrier_arrive(shared.ds().full(at));
   }
 
   // dQ = dS K of a step; then, once it is there, to the sums.

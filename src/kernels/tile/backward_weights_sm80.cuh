@@ -13,6 +13,7 @@ template <Sm80BackwardConfig kConfig>
 struct BackwardWeightsSm80 {
   using Tiles = BackwardTilesSm80<kConfig>;
   using PairTile = typename Tiles::PairTile;
+  using Products = typename Tiles::Products;
   using Fragments = WarpScores<kConfig.scores()>;
   using Step = BackwardStepSm80<kConfig>;
   using Part = BackwardPartSm80;
@@ -93,14 +94,8 @@ struct BackwardWeightsSm80 {
       read_rows(rows, step, part, t);
       float P[kFloats];
 #pragma unroll
-      for (i32 i = 0; i < kFloats; i += 8) {
-        const ptx::U32x4 x = ptx::ldmatrix_x4(from.at(i / 8, 16 * t));
-#pragma unroll
-        for (i32 w = 0; w < 4; ++w) {
-          using Element = typename Head<kConfig.dtype>::Element;
-          P[i + 2 * w] = widen(Element{static_cast<u16>(x.word[w])});
-          P[i + 2 * w + 1] = widen(Element{static_cast<u16>(x.word[w] >> 16)});
-        }
+      for (i32 j = 0; j < kSteps; ++j) {
+        Products::numbers(ptx::ldmatrix_x4(from.at(j, 16 * t)), &P[kFloats / kSteps * j]);
       }
       form_ds(dP[t], P, rows);
     }
@@ -112,19 +107,15 @@ struct BackwardWeightsSm80 {
 #pragma unroll
     for (i32 t = 0; t < kTiles; ++t) {
 #pragma unroll
-      for (i32 i = 0; i < kFloats; i += 8) {
-        ptx::U32x4 x;
-#pragma unroll
-        for (i32 w = 0; w < 4; ++w) {
-          x.word[w] = ptx::pack<kConfig.dtype>(S[t][i + 2 * w], S[t][i + 2 * w + 1]);
-        }
+      for (i32 j = 0; j < kSteps; ++j) {
+        const ptx::U32x4 x = Products::words(&S[t][kFloats / kSteps * j]);
         if constexpr (kConfig.hopper) {
-          ptx::stmatrix_x4(to.at(i / 8, 16 * t), x);
+          ptx::stmatrix_x4(to.at(j, 16 * t), x);
         } else {
 #pragma unroll
           for (i32 w = 0; w < 4; ++w) {
             const u32 row = part.row + Fragments::row(t, w % 2);
-            const u32 unit = part.column / 8 + i / 4 + w / 2;
+            const u32 unit = 2 * (part.column / Products::kStep + j) + w / 2;
             ptx::store_shared(tile.address(row, unit) + lane_index() % 4 * 4, x.word[w]);
           }
         }
@@ -133,14 +124,13 @@ struct BackwardWeightsSm80 {
   }
 
  private:
-  template <i32 kDims>
-  static void multiply(Scores& S, const SwizzledTile<kDims, kConfig.swizzle>& queries,
-                       const SwizzledTile<kDims, kConfig.swizzle>& keys, const Part& part) {
+  template <i32 kDims, class Tile>
+  static void multiply(Scores& S, const Tile& queries, const Tile& keys, const Part& part) {
     const auto left = left_rows(queries, part.row);
     auto right = right_rows(keys);
     right.start = right.at(0, part.column);
     clear(S);
-    multiply_tiles<kConfig.dtype, kDims / 16>(
+    Products::template multiply<kDims>(
         S, [&](i32 k, i32 t) { return ptx::ldmatrix_x4(left.at(k, 16 * t)); },
         [&](i32 k, i32 n) { return ptx::ldmatrix_x4(right.at(k, 16 * n)); });
   }
@@ -151,10 +141,11 @@ struct BackwardWeightsSm80 {
     for (i32 i = 0; i < kFloats; ++i) S[i] = ptx::exp2(exponent(S[i], i / 2 % 2));
   }
 
-  // A lane's way through a part of P or dS, 16 x 16 numbers at a time.
+  // A lane's way through a part of P or dS, 16 rows and a step of columns at a time.
+  static constexpr i32 kSteps = kConfig.s_columns / Products::kStep;
   static auto way_to(const PairTile& tile, const Part& part) {
-    return PartRow<kConfig.columns, kConfig.swizzle, kConfig.s_columns / 16>(
-        left_rows(tile, part.row), part.column / 16);
+    return PartRow<kConfig.words(kConfig.columns), kConfig.swizzle, kSteps>(
+        left_rows(tile, part.row), part.column / Products::kStep);
   }
 };
 

@@ -3,9 +3,11 @@
 //
 // Products whose operands all come from swizzled tiles, for warps that share out a result among
 // them: any part of a tile as left or right operand, also transposed on the way. Fragments and sums
-// are those of warp_products.cuh. Called by backward_sm80.
+// are those of warp_products.cuh. What depends on the type of the numbers is in BlockProducts, for
+// float32 in float32_block_products.cuh. Called by backward_sm80.
 #pragma once
 
+#include "kernels/ptx/math.cuh"
 #include "kernels/tile/warp_products.cuh"
 
 namespace fulmen {
@@ -74,5 +76,48 @@ inline void clear(float (&C)[kTiles][kFloats]) {
     for (i32 i = 0; i < kFloats; ++i) C[t][i] = 0;
   }
 }
+
+// What a type of numbers makes of products. Fragments are functions: of step k and rows 16 t of A,
+// of step k and columns 16 n of B. A step is a unit pair long.
+template <DType kDType, Precision kPrecision, bool kSwizzled>
+struct BlockProducts {
+  static constexpr i32 kStep = 16;
+
+  // C += A B
+  template <i32 kLength, i32 kTiles, i32 kFloats, class Left, class Right>
+  static void multiply(float (&C)[kTiles][kFloats], const Left& left, const Right& right) {
+    multiply_tiles<kDType, kLength / kStep>(C, left, right);
+  }
+
+  // A is the transpose of a tile of pairs, B is a tile. kSpan: fragments side by side, of which
+  // `first` is the number of the first.
+  template <i32 kSpan, i32 kWords>
+  static auto left_columns(const SwizzledTile<kWords, kSwizzled>& pairs, u32 first) {
+    const PartRow<kWords, kSwizzled, kSpan> way(fulmen::left_columns(pairs), first);
+    return [way](i32 k, i32 t) { return ptx::ldmatrix_x4_trans(way.at(t, 16 * k)); };
+  }
+  template <i32 kSpan, i32 kWords>
+  static auto right_columns(const SwizzledTile<kWords, kSwizzled>& tile, u32 first) {
+    const PartRow<kWords, kSwizzled, kSpan> way(fulmen::right_columns(tile), first);
+    return [way](i32 k, i32 n) { return ptx::ldmatrix_x4_trans(way.at(n, 16 * k)); };
+  }
+
+  // Accumulators of 16 rows and kStep columns as four matrices of a tile of pairs (ldmatrix.cuh),
+  // and back.
+  static ptx::U32x4 words(const float* S) {
+    ptx::U32x4 x;
+#pragma unroll
+    for (i32 w = 0; w < 4; ++w) x.word[w] = ptx::pack<kDType>(S[2 * w], S[2 * w + 1]);
+    return x;
+  }
+  static void numbers(const ptx::U32x4& x, float* S) {
+    using Element = typename ElementOf<kDType>::Type;
+#pragma unroll
+    for (i32 w = 0; w < 4; ++w) {
+      S[2 * w] = widen(Element{static_cast<u16>(x.word[w])});
+      S[2 * w + 1] = widen(Element{static_cast<u16>(x.word[w] >> 16)});
+    }
+  }
+};
 
 }  // namespace fulmen

@@ -37,8 +37,6 @@ struct ElementRows {
                  reinterpret_cast<u64>(data) % 16 == 0) {}
 };
 
-using RowSource = ElementRows<2>;
-
 template <i32 kElementBytes>
 inline ptx::U32x4 gather_unit(const ElementRows<kElementBytes>& source, i64 row, i32 dim) {
   ptx::U32x4 unit{};

@@ -33,6 +33,15 @@ inline i64 load_id(u32 from) {
   return static_cast<i64>(u64{ptx::load_shared(from + 4)} << 32 | ptx::load_shared(from));
 }
 
+// The first begin and the last end of a warp's lanes.
+inline void join_lanes(i32& begin, i32& end) {
+#pragma unroll 1
+  for (u32 distance = 1; distance < 32; distance *= 2) {
+    begin = min(begin, static_cast<i32>(ptx::shuffle_xor(static_cast<u32>(begin), distance)));
+    end = max(end, static_cast<i32>(ptx::shuffle_xor(static_cast<u32>(end), distance)));
+  }
+}
+
 // All threads of a block of kThreads together.
 template <DType kDType, i32 kThreads>
 struct DocumentHull {
@@ -96,11 +105,7 @@ struct DocumentHull {
 
   // The first begin and the last end of all threads of the block.
   void share(i32& begin, i32& end) const {
-#pragma unroll 1
-    for (u32 distance = 1; distance < 32; distance *= 2) {
-      begin = min(begin, static_cast<i32>(ptx::shuffle_xor(static_cast<u32>(begin), distance)));
-      end = max(end, static_cast<i32>(ptx::shuffle_xor(static_cast<u32>(end), distance)));
-    }
+    join_lanes(begin, end);
     if (lane_index() == 0) {
       ptx::store_shared(shared + warp_index() * 8, static_cast<u32>(begin));
       ptx::store_shared(shared + warp_index() * 8 + 4, static_cast<u32>(end));

@@ -2,8 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Rows of a warp's accumulators, scaled and rounded, to an array of any dtype, stride and
-// alignment: 16 bytes a lane where units of the array lie on multiples of 16 bytes, else number by
-// number. Called by backward_sm80 and backward_finish_sm80.
+// alignment: 16 bytes a lane, 8 of float32, where units of the array lie on multiples of 16 bytes,
+// else number by number. Called by backward_sm80 and backward_finish_sm80.
 #pragma once
 
 #include "kernels/array_access.cuh"
@@ -19,11 +19,12 @@ struct RowStore {
   bool in_units;
 
   RowStore(const ArrayView& array_, DType dtype, i64 offset_, i64 dims_)
-      : array(array_),
-        offset(offset_),
-        dims(static_cast<i32>(dims_)),
-        in_units(array.dtype == dtype && array.strides[3] == 1 && array.strides[2] % 8 == 0 &&
-                 dims % 8 == 0 && reinterpret_cast<u64>(array.data + offset * 2) % 16 == 0) {}
+      : array(array_), offset(offset_), dims(static_cast<i32>(dims_)) {
+    const i64 unit = 16 / size_bytes(dtype);  // elements
+    const u64 address = reinterpret_cast<u64>(array.data + offset * size_bytes(dtype));
+    in_units = array.dtype == dtype && array.strides[3] == 1 && array.strides[2] % unit == 0 &&
+               dims % unit == 0 && address % 16 == 0;
+  }
 
   // Row h of the lane's two (ptx/mma.cuh), which is `row` below its first, if it is inside the
   // array; zeros unless it counts. All lanes of a warp take part.
@@ -35,7 +36,11 @@ struct RowStore {
     for (i32 i = 0; i < kFloats; ++i) scaled[i] = counts ? sums[i] * factor : 0.f;
     const i64 at = offset + row * array.strides[2];
     if (in_units) {
-      store_output_row<kDType>(scaled, h, reinterpret_cast<u16*>(array.data) + at, inside, dims);
+      if constexpr (kDType == DType::kFloat32) {
+        store_output_row(scaled, h, reinterpret_cast<float*>(array.data) + at, inside, dims);
+      } else {
+        store_output_row<kDType>(scaled, h, reinterpret_cast<u16*>(array.data) + at, inside, dims);
+      }
     } else if (inside) {
       store_numbers(scaled, h, at);
     }

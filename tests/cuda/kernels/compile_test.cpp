@@ -20,7 +20,7 @@
 #include "cuda/merge.h"
 #include "cuda/sm80.h"
 #include "cuda/sm80_backward.h"
-#include "cuda/sm90_backward.h"
+#include "cuda/sm90_backward_specs.h"
 #include "cuda/sm90_forward.h"
 
 namespace fulmen::cuda {

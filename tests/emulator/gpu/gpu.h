@@ -3,9 +3,9 @@
 //
 // A GPU that is none: a shared library with the functions of libcuda and of NVRTC that fulmen
 // binds. Its compiler makes host code of kernels (host_compiler.h), its driver runs that in the
-// emulator (driver.cpp, launch.cpp), so that everything from a public call down to the last
+// emulator (driver.cpp, modules.cpp), so that everything from a public call down to the last
 // instruction happens as on a GPU. Device memory is host memory: every pointer counts as managed.
-// What the environment says, read at first use:
+// What the environment says, read at first use, the seed at every launch:
 //   FULMEN_EMULATOR_CAPABILITY       90: the GPU has compute capability 9.0
 //   FULMEN_EMULATOR_MULTIPROCESSORS  4
 //   FULMEN_EMULATOR_CHECK            1: the checker is on; 0: quicker, and only what is named is

@@ -92,11 +92,11 @@ void run(const LaunchRequest& request) {
           .threads = request.threads,
           .shared_bytes = request.shared_bytes,
           .seed = seed,
-          .overlaps = request.may_overlap && after_kernel,
           .kernel = request.kernel,
           .check = check && !gpu().counting,
           .memory = check || gpu().counting ? memory_of(gpu()) : nullptr,
-          .counters = gpu().counting ? &gpu().counters : nullptr},
+          .counters = gpu().counting ? &gpu().counters : nullptr,
+          .overlaps = request.may_overlap && after_kernel},
          [&] { request.thread(request.params); });
 }
 

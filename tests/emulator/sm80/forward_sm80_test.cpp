@@ -3,8 +3,7 @@
 //
 // forward_sm80's own text on the host, against the scalar oracle: drawn problems with every option,
 // stride and alignment, lengths of every residue, keys and values that are NaN where nobody sees
-// them. Small tiles, so that the problems have several blocks in both directions; one and more
-// stages, one and two row tiles, teams of one, two and four warps.
+// them.
 #include "kernels/forward_sm80.cuh"
 
 #include <gtest/gtest.h>
@@ -18,78 +17,11 @@
 #include "cuda/kernels/planted.h"
 #include "cuda/params.h"
 #include "emulator/schedules.h"
-#include "emulator/sm80/launch_forward.h"
+#include "emulator/sm80/forward_kernels.h"
 #include "plan/sm80.h"
 
 namespace fulmen::test {
 namespace {
-
-// The kinds of problem that are different kernels here. Arrays that a kernel reads and a problem
-// lacks are added, see with_neutral_arrays().
-enum class Kind { kPlain, kStats, kMasked, kCapped, kSloped, kBiased, kCappedAndBiased };
-constexpr i32 kTeamWarps[] = {1, 2, 1, 2, 2, 1, 4};
-
-template <DType kDType, Kind kKind, DType kBias, bool kDropout, bool kUnits>
-constexpr Sm80Config config_of() {
-  Sm80Config config;
-  config.units = kUnits;
-  config.exact = !kUnits && kKind != Kind::kCapped && kKind != Kind::kSloped;
-  config.dtype = kDType;
-  config.d_qk = 80;  // drawn dims are at most 80
-  config.team_warps = kTeamWarps[static_cast<int>(kKind)];
-  config.d_v = config.team_warps == 1 ? 48 : 64;  // two parts of V at most
-  config.warps = kKind == Kind::kStats ? 4 : max(2, config.team_warps);
-  config.row_tiles = kKind == Kind::kBiased ? 1 : 2;
-  config.columns = kKind == Kind::kPlain ? 48 : 16 * max(2, config.team_warps);
-  config.stages = kDropout ? 1 : kKind == Kind::kPlain ? 3 : 2;
-  config.q_steps = kKind == Kind::kMasked ? 3 : 0;
-  config.bias = kBias;
-  config.natural = kBias != DType::kNone;
-  config.mask = config.documents = config.natural || kKind == Kind::kMasked;
-  config.softcap = kKind == Kind::kCapped || kKind == Kind::kCappedAndBiased;
-  config.alibi = config.natural || kKind == Kind::kSloped;
-  config.dropout = kDropout;
-  config.stats = kKind != Kind::kPlain;
-  return config;
-}
-
-template <DType kDType, Kind kKind, bool kUnits, DType kBias = DType::kNone>
-void launch_kind(const AttentionParams& p, unsigned seed) {
-  if (p.dropout.enabled()) return launch<config_of<kDType, kKind, kBias, true, kUnits>()>(p, seed);
-  launch<config_of<kDType, kKind, kBias, false, kUnits>()>(p, seed);
-}
-
-template <DType kDType, Kind kKind>
-void launch_biased(const AttentionParams& p, unsigned seed) {
-  if (p.bias.present() && p.bias.dtype == kDType) {
-    return launch_kind<kDType, kKind, false, kDType>(p, seed);
-  }
-  launch_kind<kDType, kKind, false, DType::kFloat32>(p, seed);
-}
-
-template <DType kDType>
-void launch_dtype(const AttentionParams& p, bool units, unsigned seed) {
-  const bool is_masked = p.mask.present() || p.q_ids.present();
-  const bool is_natural = p.bias.present() || !(p.score_map.scale > 0);
-  const bool is_capped = p.score_map.softcap != 0;
-  const bool is_sloped = p.alibi_slopes.present();
-  const bool is_mixed = is_masked || is_natural || p.o.dtype == DType::kFloat32;
-  if (is_capped && (is_mixed || is_sloped)) {
-    return launch_biased<kDType, Kind::kCappedAndBiased>(p, seed);
-  }
-  if (is_capped) return launch_kind<kDType, Kind::kCapped, false>(p, seed);
-  if (is_natural || (is_mixed && is_sloped)) {
-    return launch_biased<kDType, Kind::kBiased>(p, seed);
-  }
-  if (is_sloped) return launch_kind<kDType, Kind::kSloped, false>(p, seed);
-  if (is_masked) return launch_kind<kDType, Kind::kMasked, false>(p, seed);
-  if (p.stats.present()) {
-    return units ? launch_kind<kDType, Kind::kStats, true>(p, seed)
-                 : launch_kind<kDType, Kind::kStats, false>(p, seed);
-  }
-  units ? launch_kind<kDType, Kind::kPlain, true>(p, seed)
-        : launch_kind<kDType, Kind::kPlain, false>(p, seed);
-}
 
 void run(const Request& request, unsigned seed) {
   const Problem problem = validate(request, Pointers::kChecked);

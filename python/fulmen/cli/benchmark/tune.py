@@ -150,7 +150,7 @@ def header(found: list[Found], run: Run) -> str:
         rows.append(
             f"    // {gain:.3f} times the rules'\n    {{{kind.dim}, {flags}, {{{members}}}}},"
         )
-    lines = "\n".join(rows)
+    body = "{{\n" + "\n".join(rows) + "\n}}" if rows else "{}"
     return f"""\
 // SPDX-FileCopyrightText: fulmen contributors
 // SPDX-License-Identifier: Apache-2.0
@@ -173,9 +173,7 @@ struct TunedTile {{
   TileChoice tile;
 }};
 
-inline constexpr std::array<TunedTile, {len(found)}> kTunedTiles{{{{
-{lines}
-}}}};
+inline constexpr std::array<TunedTile, {len(found)}> kTunedTiles{body};
 
 }}  // namespace fulmen
 """

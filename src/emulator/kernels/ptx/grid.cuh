@@ -66,12 +66,6 @@ inline void announce(u32* counter, Site site = Where::current()) {
   emulator::store_unseen(counter, emulator::load_unseen(counter) + 1);
 }
 
-inline u32 count_arrival(u32* counter, Site site = Where::current()) {
-  announce(counter, site);
-  emulator::hear_of(counter);
-  return emulator::load_unseen(counter) - 1;
-}
-
 class CounterWait final : public emulator::Wait {
  public:
   CounterWait(const u32* counter, u32 count) : counter_(counter), count_(count) {}

@@ -1,0 +1,122 @@
+// SPDX-FileCopyrightText: fulmen contributors
+// SPDX-License-Identifier: Apache-2.0
+//
+// What the kernels of the Hopper backward are given by value, but for the tensor maps.
+
+#include "cuda/params.h"
+#include "cuda/sm90_backward.h"
+#include "cuda/sm90_forward.h"
+#include "plan/sm90_forward.h"
+
+namespace fulmen::cuda {
+namespace {
+
+constexpr double kLog2OfNapier = 1.4426950408889634;
+
+}  // namespace
+
+BackwardPrepareParams sm90_prepare_params(const Problem& problem, const Sm90BackwardPlan& plan,
+                                          char* workspace, u32* faults) {
+  const Arrays& arrays = problem.arrays;
+  const Tensor &o = arrays[Array::kO], &dout = arrays[Array::kDOut], &dlse = arrays[Array::kDLse];
+  const Tensor& kept = arrays[problem.has(Array::kStats) ? Array::kStats : Array::kLse];
+  BackwardPrepareParams params{};
+  params.heads_q = static_cast<i32>(problem.heads_q);
+  params.q_len = static_cast<i32>(problem.q_rows);
+  params.padded_q_rows = static_cast<i32>(plan.rows_of_head);
+  params.dim_v = static_cast<i32>(problem.dim_v);
+  params.num_rows = static_cast<i32>(plan.num_rows);
+  params.o = static_cast<const u16*>(o.data);
+  params.o_stride_batch = o.strides[0];
+  params.o_stride_head = o.strides[1];
+  params.o_stride_row = o.strides[2];
+  params.dout = static_cast<const u16*>(dout.data);
+  params.dout_stride_batch = dout.strides[0];
+  params.dout_stride_head = dout.strides[1];
+  params.dout_stride_row = dout.strides[2];
+  params.kept = static_cast<const float*>(kept.data);
+  params.kept_stride_batch = kept.strides[0];
+  params.kept_stride_head = kept.strides[1];
+  params.kept_stride_row = kept.strides[2];
+  params.kept_stride_part = kept.strides[3];
+  params.dlse = static_cast<const float*>(dlse.data);
+  params.dlse_stride_batch = dlse.strides[0];
+  params.dlse_stride_head = dlse.strides[1];
+  params.dlse_stride_row = dlse.strides[2];
+  params.rows = reinterpret_cast<float*>(workspace + plan.rows_at);
+  params.delta = reinterpret_cast<float*>(workspace + plan.delta_at);
+  params.zeros = reinterpret_cast<u32*>(workspace);
+  params.num_zeros = plan.zeroed_bytes / 16;
+  const BackwardPrepareConfig config = sm90_prepare_config(problem);
+  if (config.sequences || config.sinks) params.attention = attention_params(problem, faults);
+  return params;
+}
+
+BackwardParams sm90_backward_params(const Problem& problem, const Sm90BackwardPlan& plan,
+                                    char* workspace) {
+  const Tensor& dq = problem.arrays[Array::kDQ];
+  const i64 shift =
+      problem.alignment == Alignment::kBottomRight ? problem.kv_rows - problem.q_rows : 0;
+  BackwardParams params{};
+  params.batch = static_cast<i32>(problem.num_sequences);
+  params.heads_q = static_cast<i32>(problem.heads_q);
+  params.heads_kv = static_cast<i32>(problem.heads_kv);
+  params.shape = {static_cast<i32>(problem.max_q), static_cast<i32>(problem.max_kv),
+                  static_cast<i32>(shift)};
+  params.mask = problem.mask;
+  params.scale = static_cast<float>(problem.score_map.scale);
+  params.scale_log2 = static_cast<float>(problem.score_map.scale * kLog2OfNapier);
+  params.num_kv_blocks = static_cast<i32>(plan.num_kv_blocks);
+  params.num_finish_blocks = static_cast<i32>(plan.num_finish_blocks);
+  params.lines_per_group = plan.schedule.lines_per_group;
+  params.num_slots = plan.schedule.num_slots;
+  params.lag = plan.schedule.lag;
+  params.rows_of_head = plan.rows_of_head;
+  params.dim_qk = static_cast<i32>(problem.dim_qk);
+  params.rows = reinterpret_cast<const float*>(workspace + plan.rows_at);
+  params.delta = reinterpret_cast<const float*>(workspace + plan.delta_at);
+  params.dq_sums = reinterpret_cast<float*>(workspace);
+  params.dq = static_cast<u16*>(dq.data);
+  params.dq_stride_batch = dq.strides[0];
+  params.dq_stride_head = dq.strides[1];
+  params.dq_stride_row = dq.strides[2];
+  u32* const counters = reinterpret_cast<u32*>(workspace + plan.counters_at);
+  params.next_item = counters;  // of the first launch
+  params.done = counters + Sm90BackwardPlan::kLaunches;
+  params.freed = params.done + plan.num_lines;
+  params.spoiled = params.freed + plan.num_lines;
+  const Tensor &dk = problem.arrays[Array::kDK], &dv = problem.arrays[Array::kDV];
+  params.dk = static_cast<u16*>(dk.data);
+  params.dk_stride_batch = dk.strides[0];
+  params.dk_stride_head = dk.strides[1];
+  params.dk_stride_row = dk.strides[2];
+  params.dv = static_cast<u16*>(dv.data);
+  params.dv_stride_batch = dv.strides[0];
+  params.dv_stride_head = dv.strides[1];
+  params.dv_stride_row = dv.strides[2];
+  params.dim_v = static_cast<i32>(problem.dim_v);
+  params.attention = attention_params(problem, nullptr);
+  if (problem.score_map.softcap != 0) {
+    params.softcap_in =
+        static_cast<float>(2 * problem.score_map.scale / problem.score_map.softcap * kLog2OfNapier);
+    params.softcap_out = static_cast<float>(problem.score_map.softcap * kLog2OfNapier);
+  }
+  params.kept_scale = static_cast<float>(problem.dropout.kept_scale());
+  params.comes_first = true;
+  return params;
+}
+
+BackwardDqParams sm90_dq_params(const Problem& problem, const Gpu& gpu,
+                                const Sm90BackwardPlan& plan, char* workspace) {
+  const BackwardParams params = sm90_backward_params(problem, plan, workspace);
+  u32* const next_block = params.next_item + Sm90BackwardPlan::kLaunches - 1;
+  return {{},
+          sm90_forward_params(problem, gpu, sm90_dq_config(problem), next_block, nullptr),
+          params.rows_of_head,
+          params.rows,
+          params.delta,
+          params.spoiled,
+          sm90_backward_configs(problem).empty()};
+}
+
+}  // namespace fulmen::cuda

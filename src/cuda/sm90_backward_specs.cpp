@@ -1,0 +1,171 @@
+// SPDX-FileCopyrightText: fulmen contributors
+// SPDX-License-Identifier: Apache-2.0
+//
+// Configs as text, names, and what a kernel may spill.
+
+#include "cuda/sm90_backward_specs.h"
+
+#include "core/error.h"
+#include "cuda/config_text.h"
+#include "cuda/sm90_forward.h"
+#include "plan/sm90_backward.h"
+
+namespace fulmen::cuda {
+namespace {
+
+std::string options_name(const BackwardConfig& config) {
+  std::string text;
+  if (config.signed_scale) text += "_signed";
+  if (config.softcap) text += "_softcap";
+  if (config.alibi) text += "_alibi";
+  if (config.bias != DType::kNone) text += sentence("_bias_", name(config.bias));
+  if (config.pair_mask) text += "_mask";
+  if (config.documents) text += "_documents";
+  if (config.dropout) text += "_dropout";
+  return text;
+}
+
+}  // namespace
+
+KernelSpec sm90_prepare_spec(const BackwardPrepareConfig& config) {
+  KernelSpec spec;
+  spec.name = sentence("backward_prepare_sm90_", name(config.dtype), "_d", config.dims,
+                       config.has_stats ? "_stats" : "", config.sequences ? "_sequences" : "",
+                       config.sinks ? "_sinks" : "");
+  spec.include = "kernels/backward_prepare_sm90.cuh";
+  spec.function = "fulmen::backward_prepare_sm90";
+  spec.config_type = "fulmen::BackwardPrepareConfig";
+  spec.config = {{"dtype", text(config.dtype)},
+                 {"dims", text(config.dims)},
+                 {"has_stats", text(config.has_stats)},
+                 {"sequences", text(config.sequences)},
+                 {"sinks", text(config.sinks)}};
+  spec.params_type = "fulmen::BackwardPrepareParams";
+  spec.params_bytes = sizeof(BackwardPrepareParams);
+  spec.num_threads = config.threads();
+  spec.min_blocks = BackwardPrepareConfig::kBlocksPerMultiprocessor;
+  return spec;
+}
+
+KernelSpec sm90_backward_spec(const BackwardConfig& config) {
+  constexpr const char* kMasks[] = {"", "_upper", "_both"};
+  KernelSpec spec;
+  spec.name = sentence("backward_sm90_", name(config.dtype), "_d", config.dims,
+                       kMasks[static_cast<int>(config.mask)], config.has_stats ? "_stats" : "",
+                       config.sequences ? "_sequences" : "", config.dq ? "" : "_no_dq",
+                       config.dk ? "" : "_no_dk", config.dv ? "" : "_no_dv", options_name(config),
+                       config.take_turns ? "" : "_no_turns", "_r", config.register_dims,
+                       config.early_dv ? "" : "_late_dv", config.spread ? "" : "_in_step");
+  spec.include = "kernels/backward_sm90.cuh";
+  spec.function = "fulmen::backward_sm90";
+  spec.config_type = "fulmen::BackwardConfig";
+  spec.config = {{"dtype", text(config.dtype)},
+                 {"dims", text(config.dims)},
+                 {"q_rows", text(config.q_rows)},
+                 {"mask", text(config.mask)},
+                 {"has_stats", text(config.has_stats)},
+                 {"sequences", text(config.sequences)},
+                 {"dq", text(config.dq)},
+                 {"dk", text(config.dk)},
+                 {"dv", text(config.dv)},
+                 {"signed_scale", text(config.signed_scale)},
+                 {"softcap", text(config.softcap)},
+                 {"alibi", text(config.alibi)},
+                 {"bias", text(config.bias)},
+                 {"pair_mask", text(config.pair_mask)},
+                 {"documents", text(config.documents)},
+                 {"dropout", text(config.dropout)},
+                 {"register_dims", text(config.register_dims)},
+                 {"take_turns", text(config.take_turns)},
+                 {"early_dv", text(config.early_dv)},
+                 {"spread", text(config.spread)}};
+  spec.params_type = "fulmen::BackwardParams";
+  spec.params_bytes = sizeof(BackwardParams);
+  spec.num_threads = config.threads();
+  spec.shared_bytes = static_cast<std::size_t>(config.shared_bytes());
+  spec.shared_bytes_text = "kConfig.shared_bytes()";
+  spec.tensor_cores = true;
+  spec.spill_allowance_bytes =
+      config.divides_products() ? kSm90DividedSpillBytes : kSm90BackwardSpillBytes;
+  return spec;
+}
+
+// Its config is the forward's, and so are the fields.
+KernelSpec sm90_dq_spec(const AttentionConfig& config) {
+  KernelSpec spec = sm90_forward_spec(config);
+  spec.name = "backward_dq_" + spec.name.substr(spec.name.find("sm90"));
+  spec.include = "kernels/backward_dq_sm90.cuh";
+  spec.function = "fulmen::backward_dq_sm90";
+  if (config.maps_scores() || config.dropout) spec.spill_allowance_bytes = kSm90DqSpillBytes;
+  spec.params_type = "fulmen::BackwardDqParams";
+  spec.params_bytes = sizeof(BackwardDqParams);
+  return spec;
+}
+
+KernelSpec sm90_careful_spec(const BackwardCarefulConfig& config) {
+  KernelSpec spec;
+  spec.name = sentence("backward_careful_", name(config.dtype));
+  spec.include = "kernels/backward_careful.cuh";
+  spec.function = "fulmen::backward_careful";
+  spec.config_type = "fulmen::BackwardCarefulConfig";
+  spec.config = {{"dtype", text(config.dtype)}};
+  spec.params_type = "fulmen::BackwardCarefulParams";
+  spec.params_bytes = sizeof(BackwardCarefulParams);
+  spec.num_threads = BackwardCarefulConfig::kThreads;
+  return spec;
+}
+
+// Problems as far as configs depend on them: masks, sequences, gradients, options.
+std::vector<std::vector<KernelSpec>> sm90_backward_specs() {
+  std::vector<std::vector<KernelSpec>> entries;
+  constexpr IntervalMask kMasks[] = {{}, {.causal = true}, {.causal = true, .window_left = 100}};
+  for (const i64 dims : {64, 128, 192, 256}) {
+    std::vector<KernelSpec> prepare, backward, dq;
+    const auto add = [&](const Problem& problem) {
+      for (const BackwardConfig& config : sm90_backward_configs(problem)) {
+        backward.push_back(sm90_backward_spec(config));
+      }
+      if (sm90_separate_dq(problem)) dq.push_back(sm90_dq_spec(sm90_dq_config(problem)));
+    };
+    for (int variant = 0; variant < 8; ++variant) {  // bits: float16, stats, packed
+      Problem problem;
+      problem.score_map.scale = 1;
+      problem.dim_qk = problem.dim_v = dims;
+      problem.dtype = variant & 1 ? DType::kFloat16 : DType::kBFloat16;
+      problem.arrays[Array::kStats].dtype = variant & 2 ? DType::kFloat32 : DType::kNone;
+      problem.packed = variant & 4;
+      for (int wanted = 1; wanted < 8; ++wanted) {  // bits: dq, dk, dv
+        int bit = 0;
+        for (const Array array : {Array::kDQ, Array::kDK, Array::kDV}) {
+          problem.arrays[array].dtype = wanted >> bit++ & 1 ? problem.dtype : DType::kNone;
+        }
+        problem.mask = kMasks[wanted % 3];
+        add(problem);
+      }
+      for (const IntervalMask& mask : kMasks) {
+        problem.mask = mask;
+        add(problem);
+        Problem deterministic = problem;
+        deterministic.deterministic = true;
+        add(deterministic);
+      }
+      for (const bool sinks : {false, true}) {
+        BackwardPrepareConfig config = sm90_prepare_config(problem);
+        config.sinks = sinks;
+        prepare.push_back(sm90_prepare_spec(config));
+      }
+      problem.score_map = {variant & 1 ? -1. : 1., variant & 2 ? 50. : 0.};
+      if (variant & 4) problem.arrays[Array::kAlibiSlopes].dtype = DType::kFloat32;
+      if (variant & 2) problem.arrays[Array::kMask].dtype = DType::kBool;
+      if (variant & 1) problem.arrays[Array::kBias].dtype = DType::kFloat32;
+      if (variant & 4) problem.arrays[Array::kQIds].dtype = DType::kInt32;
+      if (variant & 2) problem.dropout.threshold = 1;
+      add(problem);
+    }
+    for (const auto& specs : {prepare, backward, dq}) entries.push_back(specs);
+  }
+  entries.push_back({sm90_careful_spec({DType::kBFloat16}), sm90_careful_spec({DType::kFloat16})});
+  return entries;
+}
+
+}  // namespace fulmen::cuda

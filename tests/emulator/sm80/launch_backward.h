@@ -1,0 +1,85 @@
+// SPDX-FileCopyrightText: fulmen contributors
+// SPDX-License-Identifier: Apache-2.0
+//
+// The three backward kernels of sm80 on the emulator, for drawn problems.
+#pragma once
+
+#include <cmath>
+#include <vector>
+
+#include "emulator/launch.h"
+#include "emulator/schedules.h"
+#include "kernels/backward_dbias_sm80.cuh"
+#include "kernels/backward_finish_sm80.cuh"
+#include "kernels/backward_sm80.cuh"
+
+namespace fulmen::test {
+
+// Where a kernel reads arrays that the problem has not: one that hides nothing and adds nothing.
+inline AttentionParams with_arrays_of(const Sm80BackwardConfig& config, AttentionParams p) {
+  static u8 one = 1;
+  static i64 zero = 0;
+  const auto same_everywhere = [](auto* element, DType dtype) {
+    return ArrayView{reinterpret_cast<u8*>(element), {0, 0, 0, 0}, dtype};
+  };
+  if (config.mask && !p.mask.present()) p.mask = same_everywhere(&one, DType::kBool);
+  if (config.documents && !p.q_ids.present()) {
+    p.q_ids = p.kv_ids = same_everywhere(&zero, DType::kInt64);
+  }
+  if (config.bias != DType::kNone && !p.bias.present()) {
+    p.bias = same_everywhere(&zero, config.bias);
+  }
+  return p;
+}
+
+// As launched, on a workspace that is NaN where nobody promises zeros.
+template <Sm80BackwardConfig kConfig>
+void launch(const AttentionParams& p, unsigned seed) {
+  const i64 row_tiles_count = num_q_tiles(p, kConfig.rows);
+  const i64 key_tiles = num_kv_tiles(p, kConfig.columns);
+  const auto size = [](i64 count) { return static_cast<size_t>(count); };
+  std::vector<Sm80Columns> hulls(size(row_tiles_count));
+  std::vector<float> row_tiles(size(row_tiles_count * kConfig.row_bytes()) / 4 + 4, NAN);
+  std::vector<float> sums(size(row_tiles_count * kConfig.dq_elems()) + 4, NAN);
+  std::vector<u32> suspect_rows(size(row_tiles_count)), suspect_keys(size(key_tiles)),
+      turns(size(row_tiles_count));
+  u32 next_block = 0;
+  i64 dbias_elems = 1;
+  for (const i64 extent : p.dbias_extents) dbias_elems *= extent;
+  std::vector<float> dbias_sums(kConfig.sums_dbias ? size(dbias_elems) : 0);
+  const auto aligned = [](std::vector<float>& memory) {
+    float* first = memory.data();
+    while (reinterpret_cast<u64>(first) % 16 != 0) ++first;
+    return first;
+  };
+  const Sm80BackwardParams params{p,
+                                  reinterpret_cast<u8*>(aligned(row_tiles)),
+                                  hulls.data(),
+                                  aligned(sums),
+                                  dbias_sums.data(),
+                                  suspect_rows.data(),
+                                  suspect_keys.data(),
+                                  turns.data(),
+                                  &next_block,
+                                  2};
+  const auto run = [&](i64 blocks, i32 threads, i32 shared_bytes, bool together,
+                       const auto& kernel) {
+    if (blocks > 0)
+      emulator::launch({static_cast<i32>(blocks), threads, shared_bytes, seed, together,
+                        "backward_sm80", is_sampled(seed)},
+                       kernel);
+  };
+  const auto run_dbias = [&] {
+    run(3, kSm80DbiasThreads, 0, false, [&] { backward_dbias_sm80<kConfig>(params); });
+  };
+  if (kConfig.dbias && !kConfig.sums_dbias) run_dbias();
+  run(row_tiles_count, kSm80RowsThreads, kConfig.rows * 4, false,
+      [&] { backward_rows_sm80<kConfig>(params); });
+  run(key_tiles, kConfig.threads(), kConfig.shared_bytes(), kConfig.ordered,
+      [&] { backward_sm80<kConfig>(params); });
+  run(sm80_finish_blocks(row_tiles_count, key_tiles), kSm80FinishThreads, 0, false,
+      [&] { backward_finish_sm80<kConfig>(params); });
+  if constexpr (kConfig.sums_dbias) run_dbias();
+}
+
+}  // namespace fulmen::test
