@@ -1,7 +1,7 @@
 // SPDX-FileCopyrightText: fulmen contributors
 // SPDX-License-Identifier: Apache-2.0
 //
-// Every output against itself and against every other array.
+// Every output against itself and against every other array; where arrays begin.
 
 #include "core/check_pointers.h"
 
@@ -44,11 +44,33 @@ void check_overlaps(const Problem& problem, Call call) {
   }
 }
 
-// What all pointers are multiples of. Empty arrays are never read.
-i64 pointer_alignment(const Arrays& arrays) {
+// Numbers of a sequence or a head, which kernels read one by one.
+bool is_read_singly(Array array) {
+  switch (array) {
+    case Array::kAlibiSlopes:
+    case Array::kSinks:
+    case Array::kQLengths:
+    case Array::kKvLengths:
+    case Array::kCuQ:
+    case Array::kCuKv:
+    case Array::kRng:
+      return true;
+    default:
+      return false;
+  }
+}
+
+// What all pointers are multiples of. Empty arrays are never read, and a slice of lengths makes no
+// tile of q slower to copy.
+i64 pointer_alignment(const Problem& problem) {
   u64 bits = kMaxPointerAlignment;
-  for (const Tensor& tensor : arrays.tensors) {
-    if (tensor.data != nullptr && !tensor.empty()) bits |= reinterpret_cast<u64>(tensor.data);
+  for (int i = 0; i < kNumArrays; ++i) {
+    const auto array = static_cast<Array>(i);
+    const Tensor& tensor = problem.arrays[array];
+    const u64 address = reinterpret_cast<u64>(tensor.data);
+    if (address == 0 || tensor.empty()) continue;
+    const bool is_aligned = address % static_cast<u64>(size_bytes(tensor.dtype)) == 0;
+    if (!is_aligned || !is_read_singly(array)) bits |= address;
   }
   return static_cast<i64>(bits & (~bits + 1));
 }
@@ -67,7 +89,7 @@ void check_outputs_nest(const Problem& problem, Call call) {
 
 void check_pointers(Problem& problem, Call call) {
   check_overlaps(problem, call);
-  problem.pointer_alignment = pointer_alignment(problem.arrays);
+  problem.pointer_alignment = pointer_alignment(problem);
 }
 
 }  // namespace fulmen

@@ -44,16 +44,17 @@ struct BackwardLoaderSm80 {
     ptx::cp_async_commit();
   }
 
-  // Numbers of the keys' documents.
+  // Numbers of the keys' documents, where there are any.
   void fetch_ids(const Head<kConfig.dtype>& head) const {
-    if constexpr (!kConfig.documents) return;
+    if constexpr (kConfig.documents) {
 #pragma unroll 1
-    for (i32 at = static_cast<i32>(ptx::thread_index()); at < kConfig.columns;
-         at += kConfig.threads()) {
-      const i64 key = place.first_key + at;
-      const bool counts = key < place.sequence.shape.kv_len;
-      store_id(tiles.key_ids() + at * 8,
-               counts ? load_index(p.kv_ids, document_offset(head, key)) : 0);
+      for (i32 at = static_cast<i32>(ptx::thread_index()); at < kConfig.columns;
+           at += kConfig.threads()) {
+        const i64 key = place.first_key + at;
+        const bool counts = key < place.sequence.shape.kv_len;
+        store_id(tiles.key_ids() + at * 8,
+                 counts ? load_index(p.kv_ids, document_offset(head, key)) : 0);
+      }
     }
   }
 

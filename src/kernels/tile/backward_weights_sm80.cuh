@@ -138,7 +138,10 @@ struct BackwardWeightsSm80 {
   template <class Exponent>
   static void exponentiate(float (&S)[kFloats], const Exponent& exponent) {
 #pragma unroll
-    for (i32 i = 0; i < kFloats; ++i) S[i] = ptx::exp2(exponent(S[i], i / 2 % 2));
+    for (i32 i = 0; i < kFloats; ++i) {
+      const bool hidden = kConfig.dbias && S[i] == kMinusInfinity;  // also in a row of NaN
+      S[i] = hidden ? 0.f : ptx::exp2(exponent(S[i], i / 2 % 2));
+    }
   }
 
   // A lane's way through a part of P or dS, 16 rows and a step of columns at a time.

@@ -89,17 +89,18 @@ struct ForwardFinish {
   u32 spoiled_of_all(u32 spoiled) const {
     spoiled |= ptx::shuffle_xor(spoiled, 1);
     spoiled |= ptx::shuffle_xor(spoiled, 2);
-    if constexpr (Team::kIsOne) return spoiled;
-    float is_spoiled[kTiles][2];
+    if constexpr (!Team::kIsOne) {
+      float is_spoiled[kTiles][2];
 #pragma unroll
-    for (i32 at = 0; at < 2 * kTiles; ++at) {
-      is_spoiled[at / 2][at % 2] = static_cast<float>(spoiled >> at & 1);
-    }
-    team.share(is_spoiled, [](float a, float b) { return ptx::max(a, b); });
-    spoiled = 0;
+      for (i32 at = 0; at < 2 * kTiles; ++at) {
+        is_spoiled[at / 2][at % 2] = static_cast<float>(spoiled >> at & 1);
+      }
+      team.share(is_spoiled, [](float a, float b) { return ptx::max(a, b); });
+      spoiled = 0;
 #pragma unroll
-    for (i32 at = 0; at < 2 * kTiles; ++at) {
-      if (is_spoiled[at / 2][at % 2] != 0) spoiled |= 1u << at;
+      for (i32 at = 0; at < 2 * kTiles; ++at) {
+        if (is_spoiled[at / 2][at % 2] != 0) spoiled |= 1u << at;
+      }
     }
     return spoiled;
   }
