@@ -32,8 +32,10 @@ THREADED_CASES = ["--implementation", "tiled", *CASES_UNDER_SANITIZERS]
 # C++ tests that `make test` leaves out under ThreadSanitizer: numbers, at twenty times the time.
 NOT_ABOUT_THREADS = "-*AgreesWithTheOracle/*:VectorMath.*:*KernelTable*"
 # A case for each thing that only the whole path to a GPU shows: hidden NaN, head dims apart. Each
-# compiles a dozen kernels; test-full runs every case.
+# compiles a dozen kernels; test-full runs every case, and the covering set in more schedules.
 EMULATED_CASES = ["u08_nan_past_the_lengths", "dim8_v128_float16"]
+COVERING_CASES = ["grid0_*"]
+SCHEDULES = range(2, 21)
 PYTEST: list[str | Path] = [PYTHON, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
 
 
@@ -128,9 +130,13 @@ def emulated(runner: Runner) -> None:
     """GPU kernels through the public path, on the emulator: plan, cache, compiler, launch."""
     gpu = ROOT / "build" / "release" / "tests" / "emulator" / "gpu" / "libfulmen_emulated_gpu.so"
     env = {"FULMEN_EMULATOR": str(gpu), "FULMEN_EMULATOR_CACHE": str(ROOT / "build" / "emulator")}
-    cases = [] if os.environ.get("FULMEN_TEST_FULL") else EMULATED_CASES
-    found = runner.run([BIN / "fulmen", "verify", "--backend", "emulator", *cases], env=env)
+    full = bool(os.environ.get("FULMEN_TEST_FULL"))
+    verify_emulated = [BIN / "fulmen", "verify", "--backend", "emulator"]
+    found = runner.run([*verify_emulated, *([] if full else EMULATED_CASES)], env=env)
     print(found.strip().splitlines()[-1], flush=True)
+    for seed in SCHEDULES if full else ():
+        seeded = {**env, "FULMEN_EMULATOR_SEED": str(seed)}
+        runner.run([*verify_emulated, *COVERING_CASES], env=seeded)
 
 
 def examples(runner: Runner) -> None:

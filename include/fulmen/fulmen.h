@@ -296,9 +296,10 @@ FULMEN_API fulmen_status fulmen_plan_create(const fulmen_problem* problem,
 /* The same with a tile of the caller's in place of the table's, for searches: tile names members of
  * the kernel's config with numbers, "kv_rows=80 stages=2"; what it does not name is the table's,
  * and NULL or "" name nothing. Members: warpgroups, kv_rows, stages, q_slots, q_register_dims,
- * heads_per_group, and as 0 or 1 ping_pong, overlap, stage_output, cache_hints. Only FULMEN_SM90
- * has a choice, in the forward pass; a tile that its kernel cannot have is refused with the reason,
- * and so is one for which the compiler runs out of registers. Results stay right. */
+ * heads_per_group, and as 0 or 1 ping_pong, overlap, stage_output, cache_hints; rules=1 sets tuned
+ * tiles aside. Only FULMEN_SM90 has a choice, in the forward pass; a tile that its kernel cannot
+ * have is refused with the reason, and so is one for which the compiler runs out of registers.
+ * Results stay right. */
 FULMEN_API fulmen_status fulmen_plan_create_tuned(const fulmen_problem* problem,
                                                   const fulmen_tensors* tensors,
                                                   fulmen_operation operation, const char* tile,

@@ -3,8 +3,8 @@
 //
 // What the plan of a request depends on: options, extents, strides, dtypes, the device or the
 // number of threads, and what pointers are multiples of; not the pointers, and not dropout's seed.
-// Requests of one key are valid together, but for null pointers and arrays that overlap (bind in
-// validate.h). device_name is left out: plans for GPUs that are not here are not kept.
+// Requests of one key are valid together, but for null pointers and arrays that overlap (bind.h).
+// device_name and tile are left out: plans with either are not kept.
 #pragma once
 
 #include <array>

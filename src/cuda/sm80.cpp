@@ -16,15 +16,15 @@ namespace fulmen::cuda {
 namespace {
 
 std::vector<ConfigField> fields_of(const Sm80Config& config) {
-  return {FULMEN_FIELD(dtype),        FULMEN_FIELD(precision),   FULMEN_FIELD(d_qk),
-          FULMEN_FIELD(d_v),          FULMEN_FIELD(warps),       FULMEN_FIELD(team_warps),
-          FULMEN_FIELD(row_tiles),    FULMEN_FIELD(columns),     FULMEN_FIELD(stages),
-          FULMEN_FIELD(stage_blocks), FULMEN_FIELD(min_blocks),  FULMEN_FIELD(q_steps),
-          FULMEN_FIELD(mask),         FULMEN_FIELD(bias),        FULMEN_FIELD(pair_units),
-          FULMEN_FIELD(documents),    FULMEN_FIELD(natural),     FULMEN_FIELD(softcap),
-          FULMEN_FIELD(alibi),        FULMEN_FIELD(dropout),     FULMEN_FIELD(exact),
-          FULMEN_FIELD(swizzle),      FULMEN_FIELD(full_blocks), FULMEN_FIELD(lazy_max),
-          FULMEN_FIELD(lazy_rescale), FULMEN_FIELD(stats),       FULMEN_FIELD(units)};
+  return {FULMEN_FIELD(dtype),        FULMEN_FIELD(precision),  FULMEN_FIELD(d_qk),
+          FULMEN_FIELD(d_v),          FULMEN_FIELD(warps),      FULMEN_FIELD(team_warps),
+          FULMEN_FIELD(row_tiles),    FULMEN_FIELD(columns),    FULMEN_FIELD(stages),
+          FULMEN_FIELD(stage_blocks), FULMEN_FIELD(min_blocks), FULMEN_FIELD(mask),
+          FULMEN_FIELD(bias),         FULMEN_FIELD(pair_units), FULMEN_FIELD(documents),
+          FULMEN_FIELD(natural),      FULMEN_FIELD(softcap),    FULMEN_FIELD(alibi),
+          FULMEN_FIELD(dropout),      FULMEN_FIELD(exact),      FULMEN_FIELD(swizzle),
+          FULMEN_FIELD(full_blocks),  FULMEN_FIELD(lazy_max),   FULMEN_FIELD(lazy_rescale),
+          FULMEN_FIELD(stats),        FULMEN_FIELD(units)};
 }
 
 // What distinguishes the kernel among those that plans choose.

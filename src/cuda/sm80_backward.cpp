@@ -1,7 +1,8 @@
 // SPDX-FileCopyrightText: fulmen contributors
 // SPDX-License-Identifier: Apache-2.0
 //
-// Specs, params and launches of backward_rows_sm80, backward_sm80 and backward_finish_sm80.
+// Specs, params and launches of backward_rows_sm80, backward_sm80, backward_finish_sm80 and
+// backward_dbias_sm80.
 
 #include "cuda/sm80_backward.h"
 
@@ -191,6 +192,10 @@ std::vector<std::vector<KernelSpec>> sm80_backward_specs(const Gpu& gpu) {
   };
   const auto add_float32 = [&](Problem problem) {
     problem.dtype = DType::kFloat32;
+    for (const Array array : {Array::kQ, Array::kK, Array::kV, Array::kO, Array::kDOut}) {
+      problem.arrays[array].dtype = problem.dtype;
+      problem.arrays[array].strides[3] = 1;  // units
+    }
     for (const Precision precision : {Precision::k3xTf32, Precision::kTf32}) {
       problem.precision = precision;
       for (const i64 dim : {64, 128, 256, 96}) {
@@ -199,6 +204,7 @@ std::vector<std::vector<KernelSpec>> sm80_backward_specs(const Gpu& gpu) {
         float32.push_back(main_spec(config));
         around.push_back(rows_spec(problem, config));
         around.push_back(finish_spec(config));
+        if (config.dbias) around.push_back(dbias_spec(config));
       }
     }
   };

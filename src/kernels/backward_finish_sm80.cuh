@@ -2,14 +2,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The end of a backward call of sm80: the float32 sums of dQ become dq. And where backward_sm80 has
-// marked a tile, rows of dq, dk or dv that are not finite are computed
-// again by backward_naive, which reads visible pairs alone: NaN that only hidden pairs hold goes,
-// NaN that belongs there comes back. Launched with sm80_finish_blocks().
+// marked a tile, rows of dq, dk or dv that are not finite are computed again by backward_naive,
+// which reads visible pairs alone: NaN that only hidden pairs hold goes, NaN that belongs there
+// comes back. Launched with sm80_finish_blocks().
 #pragma once
 
 #include "kernels/backward_naive.cuh"
-#include "kernels/backward_rows_sm80.cuh"
+#include "kernels/ptx/grid.cuh"
 #include "kernels/tile/backward_rounding_sm80.cuh"
+#include "kernels/tile_place.cuh"
 
 namespace fulmen {
 

@@ -8,9 +8,9 @@
 #pragma once
 
 #include "kernels/faults.cuh"
+#include "kernels/head.cuh"
 #include "kernels/ptx/grid.cuh"
 #include "kernels/ptx/math.cuh"
-#include "kernels/saved_row.cuh"
 #include "kernels/sm80_backward_config.h"
 #include "kernels/tile/copy.cuh"
 #include "kernels/tile/document_hull.cuh"
@@ -20,11 +20,6 @@ namespace fulmen {
 
 inline constexpr i32 kSm80RowsThreads = 256;
 inline constexpr i32 kSm80ThreadsPerRow = 8;
-
-// Number of a tile of queries among all, and of its slot.
-inline i64 row_tile_number(const AttentionParams& p, i64 batch, i64 head, i64 slot, i64 num_slots) {
-  return (batch * p.heads_q + head) * num_slots + slot;
-}
 
 template <Sm80BackwardConfig kConfig>
 struct BackwardRowsSm80 {

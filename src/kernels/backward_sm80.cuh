@@ -191,6 +191,8 @@ struct BackwardSm80 {
       if constexpr (kConfig.documents) ranges.narrow(range);
       if (range.visit.size() > 0) walk();
       ptx::cp_async_wait<0>();  // also where no row sees a key
+    } else {
+      rows_are_there<kConfig>();  // the end of this grid is the end of the one before
     }
     const float kept_scale = kConfig.dropout ? static_cast<float>(p.dropout.kept_scale()) : 1.f;
     if (kConfig.dk && !(kConfig.split_roles && tiles.weighs())) {

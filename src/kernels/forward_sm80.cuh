@@ -234,7 +234,6 @@ struct ForwardSm80 {
         ptx::cp_async_wait<(kAhead > 0 ? kAhead - 1 : 0)>();
       }
       ptx::block_sync();  // block j (of the first: K) is there; all are done with block j + 1
-      if (is_first) products.read_q();
       if (kAhead > 0) fetch(block - kAhead, begin, stage == 0 ? kConfig.stages - 1 : stage - 1);
 #pragma unroll 1
       for (i32 part = kStageBlocks - 1; part >= 0; --part) {

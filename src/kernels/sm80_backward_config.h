@@ -3,8 +3,8 @@
 //
 // The two halves of a backward call to the kernels that compute with mma.sync (Ampere and later):
 // Sm80BackwardConfig, known when a kernel is compiled, and Sm80BackwardParams, known when it is
-// launched. One of each serves the three kernels of a call: what prepares, what computes, what
-// finishes. One config serves every length, batch and stride.
+// launched. One of each serves all kernels of a call: what prepares, computes, finishes, and dbias
+// beside them. One config serves every length, batch and stride.
 #pragma once
 
 #include "kernels/sm80_config.h"
@@ -74,8 +74,8 @@ struct Sm80BackwardConfig {
   constexpr i32 dq_tiles() const { return rows / dq_rows * (d_qk / dq_dims); }
   constexpr i32 dq_elems() const { return rows * d_qk; }
 
-  // Whether arrays over pairs say what is hidden: then any pair may be.
   constexpr bool needs_ds() const { return dq || dk || dbias; }
+  // Whether arrays over pairs say what is hidden: then any pair may be.
   constexpr bool hides_pairs() const { return mask || bias != DType::kNone; }
 
   // Shared memory in this order: K, V, stages of Q, dO, what is kept of their rows, mask and bias;

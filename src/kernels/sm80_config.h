@@ -42,9 +42,8 @@ struct Sm80Config {
   i32 stages = 2;        // of the tiles that change, in shared memory
   i32 stage_blocks = 1;  // forward: blocks of columns that arrive together
   i32 min_blocks = 1;    // on a multiprocessor: a bound on registers
-  i32 q_steps = 0;       // forward: fragments of Q, of 16 words a row, that are read once
-  bool units =
-      false;  // rows of q, k, v and o are 16-byte units on multiples of 16 bytes, o of dtype
+  // Rows of q, k, v and o are 16-byte units on multiples of 16 bytes, o of dtype.
+  bool units = false;
 
   // Options of the problem.
   bool mask = false;

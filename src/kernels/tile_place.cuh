@@ -34,4 +34,9 @@ inline TilePlace find_tile(const AttentionParams& p, const ArrayView& offsets, c
   return {low, (task.slot - first_slot(offset, low, tile_rows)) * tile_rows};
 }
 
+// Number of a tile of queries among all, and of its slot.
+inline i64 row_tile_number(const AttentionParams& p, i64 batch, i64 head, i64 slot, i64 num_slots) {
+  return (batch * p.heads_q + head) * num_slots + slot;
+}
+
 }  // namespace fulmen

@@ -261,18 +261,20 @@ Sm80Config sm80_forward_config(const Problem& problem, const Gpu& gpu) {
 }
 
 u32 sm80_switches(const Problem& problem) {
-  const u32 both = static_cast<u32>(Optimisation::kSwizzle) |
-                   static_cast<u32>(Optimisation::kPipeline) |
-                   static_cast<u32>(Optimisation::kFullBlocks);
-  if (problem.operation == Operation::kBackward) return both;
-  return both | static_cast<u32>(Optimisation::kLazyRescale) |
+  const u32 shared = static_cast<u32>(Optimisation::kSwizzle) |
+                     static_cast<u32>(Optimisation::kPipeline) |
+                     static_cast<u32>(Optimisation::kFullBlocks);
+  if (problem.operation == Operation::kBackward) return shared;
+  return shared | static_cast<u32>(Optimisation::kLazyRescale) |
          static_cast<u32>(Optimisation::kFoldedScale);
 }
 
 GpuNeeds sm80_needs(const Problem& problem, const Gpu& gpu) {
   if (problem.operation == Operation::kBackward) return sm80_backward_needs(problem, gpu);
   const Sm80Config config = config_of(problem, gpu);
-  return {.tile = {config.rows(), config.columns}, .alignment_bytes = config.units ? 16 : 1};
+  const bool has_pairs = config.mask || config.bias != DType::kNone;
+  return {.tile = {config.rows(), config.columns},
+          .alignment_bytes = config.units || (has_pairs && config.pair_units) ? 16 : 1};
 }
 
 i32 sm80_lines_per_group(const Problem& problem, const Gpu& gpu, const Sm80Config& config) {

@@ -81,13 +81,24 @@ def test_a_call_waits_for_those_before_it(shape: tuple[int, ...]) -> None:
     first = normal(*shape)
 
     def chain(waits: bool) -> Any:
+        """Every result: an error in one is forgotten by those a few calls later."""
+        made = [first, *(torch.empty_like(first) for _ in range(RUNS))]
+        for step in range(RUNS):
+            k, v = pairs[step % len(pairs)]
+            fulmen.attention(made[step], k, v, out=made[step + 1])
+            if waits:
+                torch.cuda.synchronize()
+        return torch.stack(made)
+
+    def shuttle() -> Any:
+        """The last of two results in turns: neither may be written while it is still read."""
         x, y = first.clone(), torch.empty_like(first)
         for step in range(RUNS):
             k, v = pairs[step % len(pairs)]
             fulmen.attention(x, k, v, out=y)
             x, y = y, x
-            if waits:
-                torch.cuda.synchronize()
         return x
 
-    assert torch.equal(chain(waits=False), chain(waits=True))
+    expected = chain(waits=True)
+    assert torch.equal(chain(waits=False), expected)
+    assert torch.equal(shuttle(), expected[-1])

@@ -24,12 +24,12 @@ import torch
 from torch.nn import functional
 
 from .. import attention
+from .._torch.settings import FLOATING
 from ..errors import Error, UnsupportedError
 
 __all__ = ["disable", "enable", "is_enabled", "replaced", "scaled_dot_product_attention"]
 
 _original = functional.scaled_dot_product_attention
-_FLOATING = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 _DEVICES = ("cpu", "cuda")
 _MAX_DIM_QK, _MAX_DIM_V = 576, 512
 
@@ -97,7 +97,7 @@ def _refusal(
     for x, name in ((query, "query"), (key, "key"), (value, "value")):
         if x.is_nested or x.layout is not torch.strided:
             return f"{name} is nested or sparse; fulmen.attention_varlen takes packed sequences"
-        if x.dtype not in _FLOATING:
+        if x.dtype not in FLOATING:
             return f"{name} has dtype {x.dtype}"
         if x.device.type not in _DEVICES:
             return f"{name} is on {x.device.type}, not on cpu or cuda"

@@ -70,11 +70,13 @@ struct BackwardBiasSm80 {
 
   void store(i64 to, float x) const {
     const ArrayView& dbias = params.attention.dbias;
-    if (kConfig.pair_units && dbias.dtype == kConfig.dtype) {
-      reinterpret_cast<u16*>(dbias.data)[to] = static_cast<u16>(ptx::pack<kConfig.dtype>(x, x));
-    } else {
-      store_real_called(dbias, to, x);
+    if constexpr (kConfig.pair_units && kConfig.dtype != DType::kFloat32) {
+      if (dbias.dtype == kConfig.dtype) {
+        reinterpret_cast<u16*>(dbias.data)[to] = static_cast<u16>(ptx::pack<kConfig.dtype>(x, x));
+        return;
+      }
     }
+    store_real_called(dbias, to, x);
   }
 };
 

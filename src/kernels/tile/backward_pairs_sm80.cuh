@@ -34,13 +34,13 @@ struct BackwardPairsSm80 {
 
   // P and dS of this warp's tiles, into shared memory.
   void compute(const Step& step) {
-    each_part(step, [&](const Part& part, const Sight& seen, auto careful) {
+    each_part(step, [&](const Part& part, const PartSight& seen, auto careful) {
       compute_both<careful.kValue>(step, part, seen);
     });
   }
   // P alone.
   void compute_weights(const Step& step) {
-    each_part(step, [&](const Part& part, const Sight& seen, auto careful) {
+    each_part(step, [&](const Part& part, const PartSight& seen, auto careful) {
       Scores P;
       weights.multiply_q_k(P, step, part);
       weigh<careful.kValue>(P, step, part, seen, [] {});
@@ -50,7 +50,7 @@ struct BackwardPairsSm80 {
   // dS, when other warps have P in shared memory.
   void compute_ds(const Step& step) {
     bool awaited = false;
-    each_part(step, [&](const Part& part, const Sight& seen, auto careful) {
+    each_part(step, [&](const Part& part, const PartSight& seen, auto careful) {
       Scores dP;
       weights.multiply_dout_v(dP, step, part);
       if constexpr (careful.kValue) check(dP, step, part, seen);
@@ -72,7 +72,7 @@ struct BackwardPairsSm80 {
   void each_part(const Step& step, const Compute& compute_part) const {
     if (step.is_full && !kConfig.hides_pairs()) {
       walk_parts(
-          [&](const Part& part) { compute_part(part, Sight{true, false}, Careful<false>{}); });
+          [&](const Part& part) { compute_part(part, PartSight{true, false}, Careful<false>{}); });
     } else {
       walk_parts(
           [&](const Part& part) { compute_part(part, sight.of(step, part), Careful<true>{}); });
@@ -90,7 +90,7 @@ struct BackwardPairsSm80 {
   }
 
   // A hidden pair has P = dS = 0, and 0 times NaN is NaN.
-  void check(const Scores& S, const Step& step, const Part& part, const Sight& seen) {
+  void check(const Scores& S, const Step& step, const Part& part, const PartSight& seen) {
     if (seen.all && !kConfig.hides_pairs()) return;
     FiniteCheck finite;
     finite.meet(S);
@@ -106,7 +106,7 @@ struct BackwardPairsSm80 {
 
   // S = P; look_at_scores() is called when scores are capped and nothing is hidden yet.
   template <bool kCareful, class Look>
-  void weigh(Scores& S, const Step& step, const Part& part, const Sight& seen,
+  void weigh(Scores& S, const Step& step, const Part& part, const PartSight& seen,
              const Look& look_at_scores) {
     if constexpr (kCareful) check(S, step, part, seen);
     WarpScores<kConfig.scores()>{step.head, step.first_row + part.row}.map(
@@ -119,7 +119,7 @@ struct BackwardPairsSm80 {
   }
 
   template <bool kCareful>
-  void compute_both(const Step& step, const Part& part, const Sight& seen) {
+  void compute_both(const Step& step, const Part& part, const PartSight& seen) {
     Scores P, slope;
     weights.multiply_q_k(P, step, part);
     if constexpr (kConfig.softcap && kConfig.alibi) cap_slopes(slope, P, step.head);

@@ -6,8 +6,8 @@
 #pragma once
 
 #include "kernels/attention/block_range.cuh"
-#include "kernels/backward_rows_sm80.cuh"
 #include "kernels/tile/backward_loader_sm80.cuh"
+#include "kernels/tile_place.cuh"
 
 namespace fulmen {
 

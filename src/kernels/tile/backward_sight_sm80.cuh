@@ -1,9 +1,8 @@
 // SPDX-FileCopyrightText: fulmen contributors
 // SPDX-License-Identifier: Apache-2.0
 //
-// A step of backward_sm80, the parts of it that warps take, and what the structured masks let the
-// rows of a part see of its keys (backward_rows_sm80 has found it row by row): a part that is seen
-// whole needs no mask arithmetic.
+// What the structured masks let the rows of a part of a step of backward_sm80 see of its keys
+// (backward_rows_sm80 has found it row by row): a part that is seen whole needs no mask arithmetic.
 #pragma once
 
 #include "kernels/head.cuh"
@@ -13,7 +12,7 @@ namespace fulmen {
 
 // Whether a warp's rows see all of its keys, and whether some row's interval begins after the
 // first.
-struct Sight {
+struct PartSight {
   bool all, begins;
 };
 
@@ -58,7 +57,7 @@ struct BackwardSightSm80 {
             static_cast<i32>(ptx::load_shared(from + 4)) - step.first_key};
   }
 
-  Sight of(const Step& step, const Part& part) const {
+  PartSight of(const Step& step, const Part& part) const {
     if (step.is_full) return {true, false};
     const i32 first = part.column, end = first + kConfig.s_columns;
     const i32 lane = static_cast<i32>(lane_index());
@@ -75,7 +74,7 @@ struct BackwardSightSm80 {
 
   // What is hidden becomes -inf.
   void hide(float (&S)[kTiles][kFloats], const Step& step, const Part& part,
-            const Sight& sight) const {
+            const PartSight& sight) const {
     if (sight.all) return;
     if (sight.begins) {
       hide_outside<true>(S, step, part);

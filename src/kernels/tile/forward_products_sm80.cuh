@@ -2,8 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The two products of forward_sm80 for one warp, S = Q K^T and O += P V, with what they keep from
-// block to block: O and, if the config says so, Q's fragments. Where warps share rows, a warp's S
-// has its columns of the block, its O its dims.
+// block to block: O. Where warps share rows, a warp's S has its columns of the block, its O its
+// dims.
 #pragma once
 
 #include "kernels/tile/float32_products.cuh"
@@ -15,7 +15,6 @@ template <Sm80Config kConfig>
 struct ForwardProducts {
   static constexpr bool kIsFloat32 = kConfig.dtype == DType::kFloat32;
   static constexpr i32 kTiles = kConfig.row_tiles;
-  static constexpr i32 kQSteps = kConfig.q_steps;
   using Team = WarpTeam<kConfig>;
   using QTile = SwizzledTile<kConfig.words(kConfig.d_qk), kConfig.swizzle>;
   using VTile = SwizzledTile<kConfig.words(kConfig.d_v), kConfig.swizzle>;
@@ -24,7 +23,6 @@ struct ForwardProducts {
 
   QTile q;
   Team team;
-  ptx::U32x4 rQ[kTiles][max(kQSteps, 1)];
   Output O;
 
   ForwardProducts(QTile q_tile, Team team_) : q(q_tile), team(team_) {}
@@ -45,23 +43,11 @@ struct ForwardProducts {
     }
   }
 
-  // Q has arrived.
-  void read_q() {
-    const auto rows = left_rows(q, Team::first_row());
-#pragma unroll
-    for (i32 t = 0; t < kTiles; ++t) {
-#pragma unroll
-      for (i32 k = 0; k < kQSteps; ++k) rQ[t][k] = ptx::ldmatrix_x4(rows.at(k, 16 * t));
-    }
-  }
-
   // S = Q K^T
   void multiply_q_k(Scores& S, const QTile& k) const {
     const auto rows = left_rows(q, Team::first_row());
     const auto keys = right_rows(k, Team::member() * kConfig.warp_columns());
-    const auto left = [&](i32 step, i32 t) {
-      return step < kQSteps ? rQ[t][step] : ptx::ldmatrix_x4(rows.at(step, 16 * t));
-    };
+    const auto left = [&](i32 step, i32 t) { return ptx::ldmatrix_x4(rows.at(step, 16 * t)); };
     if constexpr (kIsFloat32) {
       multiply_rows_float32<kConfig, kConfig.d_qk>(S, left, keys);
     } else {

@@ -17,7 +17,7 @@ namespace fulmen {
 template <Sm80Config kConfig>
 class RowLimits {
  public:
-  // `shared`: 8 bytes for each of the block's rows. Rows past the last of the sequence see nothing.
+  // `shared`: 8 bytes for each row of each warp. Rows past the last of the sequence see nothing.
   void find(const IntervalMask& mask, const SequenceShape& shape, i32 warp_row, u32 shared) {
     rows_ = shared + warp_index() * kConfig.warp_rows() * 8;
     const i32 lane = static_cast<i32>(lane_index());

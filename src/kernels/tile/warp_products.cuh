@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Products of one warp's rows with a whole tile, by mma.sync: operands come from swizzled tiles
-// through ldmatrix, sums stay in registers. A warp owns kRowTiles times 16 rows; every fragment of
+// through ldmatrix, sums stay in registers. A warp owns row_tiles times 16 rows; every fragment of
 // the right operand is read once for all of them. Accumulators are arrays of 8-column fragments,
 // four floats each (ptx/mma.cuh): float i of a thread is row l / 4 + 8 (i / 2 % 2), column
 // 8 (i / 4) + 2 (l % 4) + i % 2.

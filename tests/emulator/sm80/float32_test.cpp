@@ -135,7 +135,6 @@ constexpr Sm80Config config_of() {
   config.lazy_max = kPrecision == Precision::kTf32 && !kOptions;  // as plans have it
   config.columns = 32;
   config.stages = kOptions ? 1 : 2;
-  config.q_steps = kOptions ? config.words(config.d_qk) / 16 : 0;
   config.mask = config.documents = config.natural = config.alibi = kOptions;
   config.bias = kOptions ? DType::kFloat32 : DType::kNone;
   config.dropout = config.stats = kOptions;

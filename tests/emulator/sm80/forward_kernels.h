@@ -29,7 +29,6 @@ constexpr Sm80Config config_of() {
   config.columns = kKind == Kind::kPlain ? 48 : 16 * max(2, config.team_warps);
   config.stages = kDropout ? 1 : kKind == Kind::kPlain ? 3 : 2;
   config.stage_blocks = kKind == Kind::kPlain ? 2 : 1;
-  config.q_steps = kKind == Kind::kMasked ? 3 : 0;
   config.bias = kBias;
   config.natural = kBias != DType::kNone;
   config.mask = config.documents = config.natural || kKind == Kind::kMasked;

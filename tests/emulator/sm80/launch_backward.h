@@ -1,7 +1,7 @@
 // SPDX-FileCopyrightText: fulmen contributors
 // SPDX-License-Identifier: Apache-2.0
 //
-// The three backward kernels of sm80 on the emulator, for drawn problems.
+// The backward kernels of sm80 on the emulator, for drawn problems.
 #pragma once
 
 #include <cmath>
@@ -11,6 +11,7 @@
 #include "emulator/schedules.h"
 #include "kernels/backward_dbias_sm80.cuh"
 #include "kernels/backward_finish_sm80.cuh"
+#include "kernels/backward_rows_sm80.cuh"
 #include "kernels/backward_sm80.cuh"
 
 namespace fulmen::test {

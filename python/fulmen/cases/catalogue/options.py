@@ -265,6 +265,7 @@ def precisions() -> list[Case]:
         rows[f"{precision}_wide"] = {**asked, "inputs": "wide"}
         rows[f"{precision}_window"] = {**asked, "window": (9, 3)}
         rows[f"{precision}_bias"] = {**asked, "bias": "bhqk", "sinks": "normal"}
+        rows[f"{precision}_bias_of_whole_units"] = {**asked, "bias": "bhqk", "kv_rows": 100}
         rows[f"{precision}_mask"] = {**asked, "masks": (("bool", "qk", 0.5),)}
         rows[f"{precision}_cap"] = {**asked, "softcap": 5.0, "alibi": "h"}
         rows[f"{precision}_dropout"] = {**asked, "dropout_p": 0.25, "rng": (5, 1)}

@@ -11,6 +11,8 @@ import html
 import io
 from typing import Any
 
+from .records import is_ours
+
 Record = dict[str, Any]
 
 STYLE = """
@@ -70,7 +72,7 @@ def _table(records: list[Record]) -> str:
     head = "".join(cell("th", key, name) for name, key in COLUMNS)
     rows = []
     for record in records:
-        kind = " class=ours" if record["who"] == "fulmen" else ""
+        kind = " class=ours" if is_ours(record["who"]) else ""
         cells = "".join(cell("td", key, figure(record[key])) for _, key in COLUMNS)
         rows.append(f"<tr{kind}>{cells}</tr>")
     return f"<table><tr>{head}</tr>{''.join(rows)}</table>"
@@ -124,7 +126,7 @@ def _lines(records: list[Record], key: str) -> dict[str, list[tuple[int, float]]
             points = found.setdefault(r["who"], {})
             rows = r["seqlen_q"]
             points[rows] = choose(points.get(rows, r[key]), r[key])
-    order = sorted(found, key=lambda who: (who != "fulmen", who))
+    order = sorted(found, key=lambda who: (not is_ours(who), who))
     return {who: sorted(found[who].items()) for who in order}
 
 
@@ -138,7 +140,7 @@ def _plot(
 ) -> str:
     figure_, axes = pyplot.subplots(figsize=(5.6, 3.5))
     for who, points in lines.items():
-        ours = who == "fulmen"
+        ours = is_ours(who)
         axes.plot(
             [x for x, _ in points], [y for _, y in points], label=who, color=colours[who],
             marker="o", markersize=5 if ours else 3.5, linewidth=2.4 if ours else 1.3,

@@ -47,6 +47,11 @@ class Run:
         }  # fmt: skip
 
 
+def is_ours(who: str) -> bool:
+    """Whether a side is fulmen, with whatever it was asked for: "fulmen", "fulmen 3xtf32"."""
+    return who.split()[0] == "fulmen"
+
+
 def write_lines(folder: Path, name: str, records: list[Record]) -> Path:
     """Writes DATE-NAME-CARD.jsonl, one record a line."""
     folder.mkdir(parents=True, exist_ok=True)

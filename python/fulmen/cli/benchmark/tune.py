@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 import fulmen
 
-from ..output import Output
+from ..output import BadInputError, Output
 from .cells import GRIDS, Cell
 from .records import Run
 from .sides import random_tensors
@@ -124,6 +124,8 @@ class Search:
         every = [RULES, leader, *tiles]
         by_name = {text_of(tile): tile for tile in every}
         calls = self.planned(list(by_name.values()))
+        if text_of(RULES) not in calls:
+            raise BadInputError(f"{self.kind.name}: the Hopper forward has no tile for it")
         quick = self.seconds(calls, 1)
         names = sorted(quick, key=quick.__getitem__)[:FINALISTS]
         kept = dict.fromkeys((*names, text_of(RULES), text_of(leader)))
