@@ -131,8 +131,9 @@ def emulated(runner: Runner) -> None:
     gpu = ROOT / "build" / "release" / "tests" / "emulator" / "gpu" / "libfulmen_emulated_gpu.so"
     env = {"FULMEN_EMULATOR": str(gpu), "FULMEN_EMULATOR_CACHE": str(ROOT / "build" / "emulator")}
     full = bool(os.environ.get("FULMEN_TEST_FULL"))
-    verify_emulated = [BIN / "fulmen", "verify", "--backend", "emulator"]
-    found = runner.run([*verify_emulated, *([] if full else EMULATED_CASES)], env=env)
+    verify_emulated: list[str | Path] = [BIN / "fulmen", "verify", "--backend", "emulator"]
+    cases = [] if full else EMULATED_CASES
+    found = runner.run([*verify_emulated, *cases], env=env)
     print(found.strip().splitlines()[-1], flush=True)
     for seed in SCHEDULES if full else ():
         seeded = {**env, "FULMEN_EMULATOR_SEED": str(seed)}
