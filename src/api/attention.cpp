@@ -118,6 +118,18 @@ fulmen_plan make_plan(const fulmen_problem* problem, const fulmen_tensors* tenso
           request.arrays};
 }
 
+static fulmen_status create_plan(const fulmen_problem* problem, const fulmen_tensors* tensors,
+                                 const fulmen_operation& operation, const char* tile,
+                                 fulmen_plan** plan) {
+  return guarded([&] {
+    require_struct(plan, "plan", "the caller: the address of a fulmen_plan*");
+    *plan = nullptr;
+    auto made = std::make_unique<fulmen_plan>(make_plan(problem, tensors, operation, tile));
+    if (log_is_on()) log(LogLevel::kInfo, explain(*made).c_str());
+    *plan = made.release();
+  });
+}
+
 std::string explain(const fulmen_plan& plan) {
   return plan.gpu != nullptr ? cuda::explain(*plan.gpu) : fulmen::explain(plan.plan);
 }
@@ -139,22 +151,13 @@ fulmen_status fulmen_attention_backward(const fulmen_problem* problem,
 
 fulmen_status fulmen_plan_create(const fulmen_problem* problem, const fulmen_tensors* tensors,
                                  fulmen_operation operation, fulmen_plan** plan) {
-  return fulmen_plan_create_tuned(problem, tensors, operation, nullptr, plan);
+  return fulmen::api::create_plan(problem, tensors, operation, nullptr, plan);
 }
 
 fulmen_status fulmen_plan_create_tuned(const fulmen_problem* problem, const fulmen_tensors* tensors,
                                        fulmen_operation operation, const char* tile,
                                        fulmen_plan** plan) {
-  return guarded([&] {
-    fulmen::api::require_struct(plan, "plan", "the caller: the address of a fulmen_plan*");
-    *plan = nullptr;
-    auto made =
-        std::make_unique<fulmen_plan>(fulmen::api::make_plan(problem, tensors, operation, tile));
-    if (fulmen::log_is_on()) {
-      fulmen::log(fulmen::LogLevel::kInfo, fulmen::api::explain(*made).c_str());
-    }
-    *plan = made.release();
-  });
+  return fulmen::api::create_plan(problem, tensors, operation, tile, plan);
 }
 
 void fulmen_plan_destroy(fulmen_plan* plan) { delete plan; }
