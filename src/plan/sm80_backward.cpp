@@ -161,6 +161,14 @@ i64 tiles_of(const Problem& problem, i64 extent, i64 heads, i64 tile_rows) {
   return slots > 2 * kMaxBlocks / max<i64>(heads, 1) ? 2 * kMaxBlocks : slots * heads;
 }
 
+// Whether rows of o and dout are 16-byte units, and what is kept of a row float32.
+bool has_row_units(const Problem& problem) {
+  for (const Array array : {Array::kStats, Array::kLse, Array::kDLse}) {
+    if (problem.has(array) && problem.arrays[array].dtype != DType::kFloat32) return false;
+  }
+  return sm80_has_units(problem, Array::kO) && sm80_has_units(problem, Array::kDOut);
+}
+
 bool needs_simt(const Problem& problem) {
   return (problem.has(Array::kDBias) && !sm80_has_dbias(problem)) || problem.has(Array::kDSinks);
 }
@@ -200,14 +208,6 @@ Sm80BackwardConfig sm80_backward_config(const Problem& problem, const Gpu& gpu) 
   config.swizzle = !leaves_out(problem, Optimisation::kSwizzle);
   config.full_blocks = !leaves_out(problem, Optimisation::kFullBlocks);
   return config;
-}
-
-// Whether rows of o and dout are 16-byte units, and what is kept of a row float32.
-bool has_row_units(const Problem& problem) {
-  for (const Array array : {Array::kStats, Array::kLse, Array::kDLse}) {
-    if (problem.has(array) && problem.arrays[array].dtype != DType::kFloat32) return false;
-  }
-  return sm80_has_units(problem, Array::kO) && sm80_has_units(problem, Array::kDOut);
 }
 
 Sm80BackwardConfig sm80_rows_config(const Problem& problem, const Sm80BackwardConfig& config) {
