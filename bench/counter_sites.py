@@ -20,7 +20,7 @@ import sys
 from collections import defaultdict
 from typing import Any
 
-from counters import SHAPES
+from counters import SHAPES, record
 
 COLUMNS = {
     "accesses": "Instructions Executed",
@@ -91,12 +91,8 @@ def main(card: str, emulated: str, source: str, *cubins: str) -> None:
     for shape, call, rows, cubin in zip(SHAPES, calls, kernels(source), cubins, strict=True):
         ours, theirs = counted(call["shared"]), measured(rows, lines_of(cubin))
         for site in sorted({*ours, *theirs}):
-            pair = {"emulator": ours.get(site), "ncu": theirs.get(site)}
-            print(
-                json.dumps(
-                    {"what": "counter_site", "gpu": card, **shape._asdict(), "site": site, **pair}
-                )
-            )
+            found = {"site": site, "emulator": ours.get(site), "ncu": theirs.get(site)}
+            print(record("counter_site", shape, card, found))
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ python bench/counters.py join FILE NCU.CSV CARD > bench/results/DATE-counters-CA
 from __future__ import annotations
 
 import csv
+import datetime
 import json
 import sys
 from typing import Any, NamedTuple
@@ -93,6 +94,18 @@ def run() -> None:
     torch.cuda.synchronize()
 
 
+def record(grid: str, shape: Shape, card: str, found: dict[str, Any]) -> str:
+    """A line of bench/results: what was found of one call."""
+    name, batch, heads, rows, dim, dtype, causal = shape
+    return json.dumps({
+        "grid": grid, "op": "forward", "who": "fulmen", "implementation": name, "dtype": dtype,
+        "batch": batch, "heads_q": heads, "heads_kv": heads, "seqlen_q": rows, "seqlen_kv": rows,
+        "d_qk": dim, "d_v": dim, "causal": causal, **found, "card": card,
+        "versions": {"fulmen": fulmen.__version__}, "commit": fulmen.build_info()["commit"],
+        "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
+    })  # fmt: skip
+
+
 def join(emulated: str, measured: str, card: str) -> None:
     """One line of JSON for each shape: both, and their ratio."""
     with open(emulated, encoding="utf-8") as file:
@@ -117,13 +130,13 @@ def join(emulated: str, measured: str, card: str) -> None:
             "bank_conflicts": (conflicts, theirs[6] + theirs[7]),
             "matrix_instructions": (warps * mine["products"], theirs[8]),
         }
-        print(json.dumps({
-            "what": "counters", "gpu": card, **shape._asdict(),
+        found = {
             **{name: {"emulator": a, "ncu": b} for name, (a, b) in pairs.items()},
             "spilled_bytes": SECTOR_BYTES * theirs[2],
             "l2_write_bytes": SECTOR_BYTES * theirs[3],
             "dram_read_bytes": theirs[9],
-        }))  # fmt: skip
+        }
+        print(record("counters", shape, card, found))
 
 
 def main(arguments: list[str]) -> None:

@@ -2,21 +2,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a call costs beside its arithmetic: fulmen and torch's own attention in one run.
 
-python bench/torch_overhead.py [--device cpu] [--rounds 300] [--calls 20]
+python bench/torch_overhead.py [--device cpu] [--rounds 300] [--calls 20] [-o bench/results]
 
 (1, 1, 4, 8) float32 on the CPU, (1, 8, 128, 64) bfloat16 on a GPU. The sides alternate in random
 order, a few calls at a time; each line has the least time of a call over the rounds, in
 microseconds of the host's clock: rounds so short that another program's turn falls into few of
-them. JSON goes to the last line.
+them.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import sys
 import time
+from pathlib import Path
 
 try:
     import torch
@@ -26,6 +26,9 @@ except ImportError:
 
 import fulmen
 from fulmen._torch import guards
+from fulmen.cli.benchmark.cells import Cell
+from fulmen.cli.benchmark.records import Run, write_lines
+from fulmen.cli.benchmark.timing import Times
 
 THEIRS = torch.nn.functional.scaled_dot_product_attention
 
@@ -41,6 +44,11 @@ def by_operator(q, k, v):
 
 
 SIDES = {"torch": THEIRS, "fulmen": fulmen.attention, "operator": by_operator}
+IMPLEMENTATIONS = {
+    "torch": "scaled_dot_product_attention",
+    "fulmen": "fulmen.attention",
+    "operator": "fulmen::attention, as under a mode",
+}
 
 
 def steps(attend, leaves, do):
@@ -62,39 +70,57 @@ def steps(attend, leaves, do):
     return {"no_grad": no_grad, "forward with grad": forward, "forward and backward": both}
 
 
+def least_times(sides, rounds, calls, wait):
+    """Seconds of a call of each side, the least over the rounds, sides in random order."""
+    least = dict.fromkeys(sides, float("inf"))
+    for call in sides.values():
+        for _ in range(50):
+            call()
+    for _ in range(rounds):
+        for name in random.sample(list(sides), len(sides)):
+            wait()
+            start = time.perf_counter()
+            for _ in range(calls):
+                sides[name]()
+            least[name] = min(least[name], (time.perf_counter() - start) / calls)
+    return least
+
+
+def record(run, cell, step, who, seconds, case):
+    """A line of bench/results, without rates: they would say nothing of the host."""
+    made = run.record(cell, who, IMPLEMENTATIONS[who], Times([seconds], [seconds]), case)
+    return {**made, "op": step, "p99_ms": None, "tflops": None, "gbps": None}
+
+
 def main(arguments=None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--rounds", type=int, default=300)
     parser.add_argument("--calls", type=int, default=20)
+    parser.add_argument("-o", "--output", type=Path, help="folder of the records")
     asked = parser.parse_args(arguments)
-    on_gpu = asked.device != "cpu"
     torch.set_num_threads(1)
-    shape, dtype = ((1, 8, 128, 64), torch.bfloat16) if on_gpu else ((1, 1, 4, 8), torch.float32)
+    if asked.device == "cpu":
+        cell = Cell("torch_overhead", "forward", "float32", 1, 1, 1, 4, 8, False)
+        run, wait = Run("cpu"), lambda: None
+    else:
+        cell = Cell("torch_overhead", "forward", "bfloat16", 1, 8, 8, 128, 64, False)
+        run, wait = Run("cuda"), torch.cuda.synchronize
+    shape, dtype = (cell.batch, cell.heads, cell.rows, cell.dim), getattr(torch, cell.dtype)
     leaves = [torch.randn(shape, device=asked.device, dtype=dtype).requires_grad_()
               for _ in range(3)]  # fmt: skip
     do = torch.ones_like(leaves[0])
     every = {name: steps(attend, leaves, do) for name, attend in SIDES.items()}
-    found = {}
+    case = f"wall of the host, least of {asked.rounds} rounds of {asked.calls} calls"
+    records = []
     for step in every["torch"]:
-        least = dict.fromkeys(SIDES, float("inf"))
-        for name in SIDES:
-            for _ in range(50):
-                every[name][step]()
-        for _ in range(asked.rounds):
-            for name in random.sample(list(SIDES), len(SIDES)):
-                if on_gpu:
-                    torch.cuda.synchronize()
-                start = time.perf_counter()
-                for _ in range(asked.calls):
-                    every[name][step]()
-                least[name] = min(least[name], (time.perf_counter() - start) / asked.calls * 1e6)
-        found[step] = {name: round(value, 2) for name, value in least.items()}
-        more = found[step]["fulmen"] - found[step]["torch"]
-        print(f"{step:22}", *(f"{n} {v:7.1f} us " for n, v in found[step].items()),
-              f"difference {more:+.1f} us")  # fmt: skip
-    print(json.dumps({"shape": shape, "dtype": str(dtype), "torch": torch.__version__,
-                      "device": asked.device, "microseconds": found}))  # fmt: skip
+        sides = {name: calls[step] for name, calls in every.items()}
+        least = least_times(sides, asked.rounds, asked.calls, wait)
+        records += [record(run, cell, step, who, each, case) for who, each in least.items()]
+        print(f"{step:22}", *(f"{who} {each * 1e6:7.1f} us " for who, each in least.items()),
+              f"difference {(least['fulmen'] - least['torch']) * 1e6:+.1f} us")  # fmt: skip
+    if asked.output is not None:
+        print(write_lines(asked.output, "torch-overhead", records))
     return 0
 
 

@@ -4,15 +4,17 @@
  * fulmen: exact attention, forward and backward. This header is the whole public surface of the
  * library and its manual; everything else (C++, Python, the command line) stands on it.
  *
- *   1  Introduction            what is computed, what a caller owns, threads, errors
- *   2  Status and types        fulmen_status, fulmen_dtype, fulmen_tensor
+ *   1  Introduction            a call in six lines, what is computed, who owns what, errors
+ *   2  Status and types        fulmen_status, fulmen_last_error, fulmen_dtype, fulmen_tensor
  *   3  The problem             fulmen_problem (options), fulmen_tensors (arrays)
  *   4  Simple call             fulmen_attention, fulmen_attention_backward
  *   5  Plan once, run often    fulmen_plan_create, fulmen_forward, fulmen_backward
  *   6  Beside attention        fulmen_merge, fulmen_dense_mask
  *   7  Explanations            fulmen_explain, fulmen_build_info, fulmen_gpu_info
- *   8  GPUs                    streams, devices, kernels ahead of time, faults
- *   9  Everything owned        log, threads
+ *   8  GPUs                    fulmen_device_faults, fulmen_bundle_write, fulmen_cache_clear
+ *   9  Everything owned        fulmen_set_log, fulmen_set_num_threads, fulmen_set_parallel_for
+ *
+ * One call needs sections 1 and 4, and of section 3 the options that it uses.
  */
 #ifndef FULMEN_FULMEN_H_
 #define FULMEN_FULMEN_H_
@@ -33,7 +35,17 @@ extern "C" {
 /* ------------------------------------------------------------------------------------------------
  * 1  Introduction
  *
- * For one batch entry, query head h, its key/value head g = h / (heads_q / heads_kv), query row i:
+ * A call:
+ *
+ *   const int64_t shape[4] = {batch, heads, rows, dim};
+ *   fulmen_tensors t;  fulmen_tensors_init(&t);                     all arrays absent
+ *   fulmen_tensor_init(&t.q, q, FULMEN_FLOAT32, 4, shape);          and k, v, o alike
+ *   fulmen_problem p;  fulmen_problem_init(&p);                     all options off
+ *   p.causal = 1;
+ *   if (fulmen_attention(&p, &t, NULL) != FULMEN_OK) puts(fulmen_last_error());
+ *
+ * computes for one batch entry, query head h, its key/value head g = h / (heads_q / heads_kv) and
+ * query row i:
  *
  *   s[i,j] = softcap(scale * dot(q[i], k[j])) + bias[i,j] - slope[h] * |i + shift - j|
  *   e[i,j] = exp(s[i,j]) where key j is visible to row i, else 0
@@ -45,14 +57,6 @@ extern "C" {
  * sees no key gives o = 0 and lse = -inf, and zero gradients. Hidden keys and values never
  * influence anything, whatever they hold. Source: Dao et al., FlashAttention (2022) and
  * FlashAttention-2 (2023); sums are exact, in float32 at least, in float64 for float64 input.
- *
- * A call in five lines:
- *
- *   fulmen_tensors t;  fulmen_tensors_init(&t);
- *   const int64_t shape[4] = {batch, heads, rows, dim};
- *   fulmen_tensor_init(&t.q, q, FULMEN_FLOAT32, 4, shape);          and k, v, o alike
- *   fulmen_problem p;  fulmen_problem_init(&p);  p.causal = 1;
- *   if (fulmen_attention(&p, &t, NULL) != FULMEN_OK) puts(fulmen_last_error());
  *
  * Ownership. All arrays belong to the caller. The simple calls (4) allocate and free what they need
  * beside them; the planned calls (5) allocate nothing.
@@ -173,21 +177,31 @@ typedef enum fulmen_precision {
  * defaults named below. */
 typedef struct fulmen_problem {
   size_t struct_size;
-  double scale;               /* NaN (default): 1 / sqrt(max(head_dim_qk, 1)). 0, negative: legal */
-  double softcap;             /* 0 (default): off; else > 0 */
+
+  /* scores */
+  double scale;   /* NaN (default): 1 / sqrt(max(head_dim_qk, 1)). 0, negative: legal */
+  double softcap; /* 0 (default): off; else > 0 */
+
+  /* masks; others are arrays: mask, bias, ids, lengths */
   int32_t causal;             /* 0 (default) or 1: row i sees j <= i + shift */
   fulmen_alignment alignment; /* for causal, window, chunks and ALiBi; default bottom-right */
   int64_t window_left;        /* j >= i + shift - window_left; FULMEN_NO_LIMIT (default) or >= 0 */
   int64_t window_right; /* j <= i + shift + window_right; likewise; with causal: 0 or no limit */
   int64_t prefix;       /* keys below it are visible to all rows; 0 (default): none; needs causal */
   int64_t chunk;        /* (i + shift) / chunk == j / chunk, rounded down; 0 (default): none */
-  double dropout_p;     /* probability of dropping, [0, 1]; 0 (default): exactly no dropout */
-  uint64_t rng_seed;    /* dropout's Philox key ... */
-  uint64_t rng_offset;  /* ... and the last word of its counter, below 2^32 */
-  int64_t max_q;        /* packed only: no sequence has more query rows; 0 (default): not said */
-  int64_t max_kv;       /* packed only: no sequence has more keys; 0 (default): not said */
+
+  /* dropout */
+  double dropout_p;    /* probability of dropping, [0, 1]; 0 (default): exactly no dropout */
+  uint64_t rng_seed;   /* dropout's Philox key ... */
+  uint64_t rng_offset; /* ... and the last word of its counter, below 2^32 */
+
+  /* hints and promises */
+  int64_t max_q;           /* packed only: no sequence has more query rows; 0 (default): not said */
+  int64_t max_kv;          /* packed only: no sequence has more keys; 0 (default): not said */
   int32_t deterministic;   /* 1: bitwise equal from run to run. The CPU always is */
   int32_t batch_invariant; /* 1: bits do not depend on other batch entries. The CPU always is */
+
+  /* where and how */
   fulmen_backend backend;
   fulmen_implementation implementation; /* its backend is chosen with it */
   int32_t device; /* CUDA's number of the GPU; -1 (default): where q is, else 0. >= 0 means CUDA */

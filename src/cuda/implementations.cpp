@@ -6,7 +6,9 @@
 #include "cuda/implementations.h"
 
 #include "core/error.h"
-#include "cuda/fma_kernels.h"
+#include "cuda/fma.h"
+#include "cuda/naive.h"
+#include "cuda/simt.h"
 #include "cuda/sm80.h"
 #include "cuda/sm90.h"
 

@@ -8,8 +8,9 @@
 
 #include "core/error.h"
 #include "cuda/config_text.h"
-#include "cuda/fma_kernels.h"
+#include "cuda/fma.h"
 #include "cuda/params.h"
+#include "cuda/simt.h"
 #include "kernels/tile_tasks.cuh"
 #include "plan/sm80_backward.h"
 

@@ -5,8 +5,8 @@
 
 #include "cuda/sm90_backward.h"
 
-#include "cuda/fma_kernels.h"
 #include "cuda/params.h"
+#include "cuda/simt.h"
 #include "cuda/sm90_backward_specs.h"
 #include "cuda/sm90_forward.h"
 #include "plan/sm90_forward.h"

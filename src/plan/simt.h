@@ -2,8 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The simt implementation as plans see it: every problem whose narrowest tiles fit the shared
-// memory of a block. Which tile a head dimension gets is decided here; src/cuda/fma_kernels.cpp
-// compiles for it. Pure.
+// memory of a block. Which tile a head dimension gets is decided here; src/cuda/simt.cpp compiles
+// for it. Pure.
 #pragma once
 
 #include <optional>

@@ -8,6 +8,7 @@
 
 #include "core/error.h"
 #include "plan/sm90_forward.h"
+#include "plan/sm90_problem.h"
 
 namespace fulmen {
 namespace {
@@ -19,10 +20,6 @@ constexpr i32 kKeyRegisterDims = 128;
 constexpr i64 kHeadsPerGroup = 8;  // under a mask, at most; 4 and 16 are within 3 %
 
 i64 rows_up(i64 rows, i64 unit) { return ceil_div(rows, unit) * unit; }
-
-bool reads_sequences(const Problem& problem) {
-  return problem.packed || problem.has(Array::kQLengths) || problem.has(Array::kKvLengths);
-}
 
 // Rows of a head of what is kept per query row: every sequence begins at a multiple of kFinishRows.
 i64 rows_of_head(const Problem& problem) {
@@ -38,12 +35,6 @@ bool has_dropout(const Problem& problem) {
 // Dims of a tile: smaller head dimensions are filled up with zeros.
 i32 tile_dims(const Problem& problem) {
   return static_cast<i32>(rows_up(max(problem.dim_qk, problem.dim_v), 64));
-}
-
-MaskKind mask_kind(const IntervalMask& mask) {
-  if (mask.window_left != kNoLimit || mask.chunk > 0) return MaskKind::kBoth;
-  if (mask.causal || mask.window_right != kNoLimit) return MaskKind::kUpper;
-  return MaskKind::kLength;
 }
 
 // Whether what lies between two items of backward_sm90, the sums of dQ foremost, costs more than

@@ -1,7 +1,7 @@
 // SPDX-FileCopyrightText: fulmen contributors
 // SPDX-License-Identifier: Apache-2.0
 //
-// Tiles of plain problems that are faster than those of the rules in sm90_forward.cpp.
+// Tiles of plain problems that are faster than those of the rules in sm90_forward_tiles.cpp.
 // Written by `fulmen bench --tune`: NVIDIA H200, 2026-11-28, commit 29fd897faa84.
 #pragma once
 

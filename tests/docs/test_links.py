@@ -1,13 +1,21 @@
 # SPDX-FileCopyrightText: fulmen contributors
 # SPDX-License-Identifier: Apache-2.0
-"""Links between files of the repository lead somewhere (mkdocs checks those of the site)."""
+"""Links between files of the repository lead somewhere (mkdocs checks those of the site), and so do
+the paths that pages name.
+"""
 
+import re
 from pathlib import Path
 
 import pytest
 from markdown_pages import DOCS, ROOT, links, pages
 
-PAGES = [*ROOT.glob("*.md"), *DOCS.glob("decisions/*.md")]
+FOLDERS = ("bench", "examples", "src", "tests")
+PAGES = [
+    *ROOT.glob("*.md"),
+    *DOCS.glob("decisions/*.md"),
+    *(page for folder in FOLDERS for page in sorted((ROOT / folder).rglob("*.md"))),
+]
 SITE = [DOCS / language / page for language in ("en", "zh") for page in pages(language)]
 
 
@@ -19,6 +27,15 @@ def test_links_lead_to_files(page: Path) -> None:
         if not (page.parent / target).exists()
     ]
     assert missing == []
+
+
+@pytest.mark.parametrize("page", PAGES + SITE, ids=lambda path: str(path.relative_to(ROOT)))
+def test_paths_that_are_named_exist(page: Path) -> None:
+    named = re.findall(
+        r"`((?:bench|cmake|docs|examples|include|python|src|tests|tools)/[\w./*-]*)`",
+        page.read_text(encoding="utf-8"),
+    )
+    assert [path for path in named if not any(ROOT.glob(path))] == []
 
 
 def test_the_readme_links_to_what_newcomers_look_for() -> None:

@@ -15,8 +15,10 @@
 #include "../kernels/expect_close.h"
 #include "../kernels/planted.h"
 #include "cpu/backend.h"
-#include "cuda/fma_kernels.h"
+#include "cuda/fma.h"
+#include "cuda/naive.h"
 #include "cuda/params.h"
+#include "cuda/simt.h"
 #include "device_memory.h"
 
 namespace fulmen::test {

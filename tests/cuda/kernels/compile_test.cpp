@@ -15,9 +15,10 @@
 
 #include "core/error.h"
 #include "cuda/compiler.h"
-#include "cuda/fma_kernels.h"
 #include "cuda/gate.h"
 #include "cuda/merge.h"
+#include "cuda/naive.h"
+#include "cuda/simt.h"
 #include "cuda/sm80.h"
 #include "cuda/sm80_backward.h"
 #include "cuda/sm90_backward_specs.h"

@@ -7,7 +7,7 @@
 #include <gtest/gtest.h>
 
 #include "../../cpu/tiled_support.h"
-#include "cuda/fma_kernels.h"
+#include "cuda/implementations.h"
 #include "cuda/params.h"
 #include "emulator/launch.h"
 #include "emulator/request_memory.h"

@@ -3,6 +3,8 @@
 //
 // The naive kernels' own text, run in the emulator, against the scalar oracle over drawn
 // problems.
+#include "cuda/naive.h"
+
 #include "against_oracle.h"
 #include "kernels/backward_naive.cuh"
 

@@ -4,6 +4,7 @@
 // The simt kernels' own text, run in the emulator, against the scalar oracle over drawn problems.
 // One small tile for each dtype, so that the problems have several blocks in both directions.
 #include "against_oracle.h"
+#include "cuda/fma.h"
 #include "kernels/backward_naive.cuh"
 #include "kernels/backward_simt_dbias.cuh"
 #include "kernels/backward_simt_dkdv.cuh"

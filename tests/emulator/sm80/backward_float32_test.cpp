@@ -59,7 +59,8 @@ template <Precision kPrecision>
 void run(const Request& request, unsigned seed) {
   const Problem problem = validate(request, Pointers::kChecked);
   const AttentionParams given = cuda::attention_params(problem);
-  const AttentionParams p = with_arrays_of(config_of<kPrecision, Kind::kOptions, false>(), given);
+  const AttentionParams p =
+      with_neutral_arrays(given, config_of<kPrecision, Kind::kOptions, false>());
   const bool all = given.dq.present() && given.dk.present() && given.dv.present();
   if (problem.score_map.softcap != 0) {
     launch<config_of<kPrecision, Kind::kCapped, false>()>(p, seed);

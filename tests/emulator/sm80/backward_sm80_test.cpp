@@ -78,7 +78,7 @@ constexpr Sm80BackwardConfig in_roles(Sm80BackwardConfig config, i32 kv_rows, i3
 template <DType kDType, Kind kKind>
 void launch_kind(const AttentionParams& problem, bool units, unsigned seed) {
   constexpr Sm80BackwardConfig kAll = config_of<kDType, kKind>();
-  const AttentionParams p = with_arrays_of(kAll, problem);
+  const AttentionParams p = with_neutral_arrays(problem, kAll);
   if (p.dropout.enabled()) return launch<with(kAll, 7, true)>(p, seed);
   if constexpr (kKind == Kind::kPlain) {
     if (!p.dk.present() && !p.dv.present()) return launch<with(kAll, 1, false)>(p, seed);
@@ -249,7 +249,7 @@ void expect_dbias() {
   const Request actual = with_fresh_outputs(random, expected);
   cpu::scalar_backward(validate(expected, Pointers::kChecked));
   const Problem problem = validate(actual, Pointers::kChecked);
-  launch<kConfig>(with_arrays_of(kConfig, cuda::attention_params(problem)), 11);
+  launch<kConfig>(with_neutral_arrays(cuda::attention_params(problem), kConfig), 11);
   expect_rounded(actual, expected, 11);
 }
 TEST(BackwardSm80Bias, IsStoredForEachHead) { expect_dbias<false>(); }

@@ -9,6 +9,7 @@
 
 #include "emulator/launch.h"
 #include "emulator/schedules.h"
+#include "emulator/sm80/neutral_arrays.h"
 #include "kernels/backward_dbias_sm80.cuh"
 #include "kernels/backward_finish_sm80.cuh"
 #include "kernels/backward_rows_sm80.cuh"
@@ -16,24 +17,8 @@
 
 namespace fulmen::test {
 
-// Where a kernel reads arrays that the problem has not: one that hides nothing and adds nothing.
-inline AttentionParams with_arrays_of(const Sm80BackwardConfig& config, AttentionParams p) {
-  static u8 one = 1;
-  static i64 zero = 0;
-  const auto same_everywhere = [](auto* element, DType dtype) {
-    return ArrayView{reinterpret_cast<u8*>(element), {0, 0, 0, 0}, dtype};
-  };
-  if (config.mask && !p.mask.present()) p.mask = same_everywhere(&one, DType::kBool);
-  if (config.documents && !p.q_ids.present()) {
-    p.q_ids = p.kv_ids = same_everywhere(&zero, DType::kInt64);
-  }
-  if (config.bias != DType::kNone && !p.bias.present()) {
-    p.bias = same_everywhere(&zero, config.bias);
-  }
-  return p;
-}
-
-// As launched, on a workspace that is NaN where nobody promises zeros.
+// As launched, each grid once the one before it has ended (no kernel of sm80 is a dependent launch,
+// see src/cuda/sm80*.cpp), on a workspace that is NaN where nobody promises zeros.
 template <Sm80BackwardConfig kConfig>
 void launch(const AttentionParams& p, unsigned seed) {
   const i64 row_tiles_count = num_q_tiles(p, kConfig.rows);

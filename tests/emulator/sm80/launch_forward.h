@@ -1,26 +1,15 @@
 // SPDX-FileCopyrightText: fulmen contributors
 // SPDX-License-Identifier: Apache-2.0
 //
-// forward_sm80 on the emulator, for drawn problems. Where a kernel reads an array that a problem
-// does not have it gets one that changes nothing: so a few kernels serve every set of options.
+// forward_sm80 on the emulator, for drawn problems.
 #pragma once
 
 #include "emulator/launch.h"
 #include "emulator/schedules.h"
+#include "emulator/sm80/neutral_arrays.h"
 #include "kernels/forward_sm80.cuh"
 
 namespace fulmen::test {
-
-inline AttentionParams with_neutral_arrays(AttentionParams p, const Sm80Config& config) {
-  static u8 visible = 1;
-  static u8 zero[8] = {};
-  if (config.mask && !p.mask.present()) p.mask = {&visible, {}, DType::kBool};
-  if (config.bias != DType::kNone && !p.bias.present()) p.bias = {zero, {}, config.bias};
-  if (config.documents && !p.q_ids.present()) {
-    p.q_ids = p.kv_ids = {zero, {}, DType::kInt32};
-  }
-  return p;
-}
 
 template <Sm80Config kConfig>
 void launch(const AttentionParams& given, unsigned seed) {

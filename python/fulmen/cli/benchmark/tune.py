@@ -157,7 +157,7 @@ def header(found: list[Found], run: Run) -> str:
 // SPDX-FileCopyrightText: fulmen contributors
 // SPDX-License-Identifier: Apache-2.0
 //
-// Tiles of plain problems that are faster than those of the rules in sm90_forward.cpp.
+// Tiles of plain problems that are faster than those of the rules in sm90_forward_tiles.cpp.
 // Written by `fulmen bench --tune`: {run.card}, {run.date}, commit {run.commit}.
 #pragma once
 
