@@ -31,7 +31,9 @@ except ImportError:
     sys.exit(0)
 
 import fulmen
-from fulmen.cli.benchmark import machine
+from fulmen.cli.benchmark.cells import Cell
+from fulmen.cli.benchmark.records import Run
+from fulmen.cli.benchmark.timing import Times
 
 TOKENS = 16_384
 
@@ -164,18 +166,15 @@ def timed(steps, memory, losses, device, asked):
     return {side: (times[side], memory.get(side), losses[side]) for side in steps}
 
 
-def record(side, sizes, rows, batch, mode, found, where):
+def record(run, side, sizes, rows, batch, mode, found):
+    """A line of bench/results; clocks and rates of a kernel say nothing of a step."""
     times, memory, _ = found
-    return {
-        "grid": "gpt2", "op": "training step", "who": side,
-        "implementation": "fulmen" if side == "fulmen" else f"{side} through torch sdpa",
-        "dtype": "bfloat16", "batch": batch, "heads_q": sizes.heads, "heads_kv": sizes.heads,
-        "seqlen_q": rows, "seqlen_kv": rows, "d_qk": sizes.dim // sizes.heads,
-        "d_v": sizes.dim // sizes.heads, "causal": True, "case": mode,
-        "p50_ms": round(statistics.median(times), 3),
-        "p99_ms": round(sorted(times)[int(0.99 * (len(times) - 1))], 3), "tflops": None,
-        "gbps": None, "peak_mib": memory and round(memory, 1), "max_error": None, **where,
-    }  # fmt: skip
+    cell = Cell("gpt2", "training step", "bfloat16", batch, sizes.heads, sizes.heads, rows,
+                sizes.dim // sizes.heads, True)  # fmt: skip
+    who = "fulmen" if side == "fulmen" else f"{side} through torch sdpa"
+    seconds = [each / 1e3 for each in times]
+    line = run.record(cell, side, who, Times([statistics.median(seconds)], seconds), mode)
+    return {**line, "tflops": None, "gbps": None, "peak_mib": memory and round(memory, 1)}
 
 
 def main(arguments=None) -> int:
@@ -195,16 +194,14 @@ def main(arguments=None) -> int:
     sizes, tokens = (Tiny, 256) if asked.tiny else (Sizes, TOKENS)
     if asked.tiny:
         asked.rows = [64]
-    where = {"card": machine.processor() if device == "cpu" else machine.card(),
-             "clock_mhz": machine.clock_mhz(),
-             "versions": machine.versions(device)}  # fmt: skip
+    run = Run(device)
     for rows in asked.rows:
         batch = max(1, tokens // rows)
         for mode in asked.modes:
             ready = prepared(sizes, rows, batch, device, mode == "compiled", asked)
             found = timed(*ready, device, asked)
             for side, values in found.items() if asked.rounds else ():
-                line = record(side, sizes, rows, batch, mode, values, where)
+                line = record(run, side, sizes, rows, batch, mode, values)
                 losses = " ".join(f"{loss:.3f}" for loss in values[2])
                 print(f"{rows:6} {mode:8} {side:7} {line['p50_ms']:8.2f} ms "
                       f"{line['peak_mib'] or 0:8.0f} MiB  losses {losses}", flush=True)  # fmt: skip

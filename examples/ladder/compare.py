@@ -26,6 +26,9 @@ except ImportError:
     sys.exit(0)
 
 import fulmen
+from fulmen.cli.benchmark.cells import Cell
+from fulmen.cli.benchmark.records import Run
+from fulmen.cli.benchmark.timing import Times
 
 sys.path.insert(0, str(Path(__file__).parent))
 import chunked
@@ -55,7 +58,7 @@ def rungs(device):
 
 
 def measured(attend, arrays, causal, truth, seconds):
-    """One line of the table."""
+    """Seconds of a call, MiB beyond the arguments (None on the CPU), the largest error."""
     on_gpu = arrays[0].is_cuda
     if on_gpu:
         torch.cuda.reset_peak_memory_stats()
@@ -65,8 +68,7 @@ def measured(attend, arrays, causal, truth, seconds):
     error = float((o.double() - truth).abs().max())
     timer = Timer("attend(*arrays, causal)",
                   globals={"attend": attend, "arrays": arrays, "causal": causal})  # fmt: skip
-    ms = timer.blocked_autorange(min_run_time=seconds).median * 1e3
-    return {"ms": round(ms, 4), "mib": mib and round(mib, 1), "max_error": error}
+    return timer.blocked_autorange(min_run_time=seconds).median, mib, error
 
 
 def main(arguments=None) -> int:
@@ -80,24 +82,28 @@ def main(arguments=None) -> int:
     parser.add_argument("-o", "--output")
     asked = parser.parse_args(arguments)
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    where = torch.cuda.get_device_name() if device == "cuda" else "CPU"
     torch.manual_seed(0)
     shape = (3, 1, asked.heads, asked.rows, asked.dim)
     arrays = torch.randn(shape, device=device).to(getattr(torch, asked.dtype)).unbind()
     truth = naive.attention(*(x.double() for x in arrays), asked.causal)
-    print(f"{where}, {asked.heads} heads, {asked.rows} rows, dim {asked.dim}, {asked.dtype}")
+    run = Run(device)
+    cell = Cell("ladder", "forward", asked.dtype, 1, asked.heads, asked.heads, asked.rows,
+                asked.dim, asked.causal)  # fmt: skip
+    print(f"{run.card}, {asked.heads} heads, {asked.rows} rows, dim {asked.dim}, {asked.dtype}")
     for name, attend in rungs(device).items():
         try:
-            line = measured(attend, arrays, asked.causal, truth, asked.seconds)
+            found = measured(attend, arrays, asked.causal, truth, asked.seconds)
         except fulmen.UnsupportedError as error:
             print(f"{name:14} {error}")
             continue
-        memory = "" if line["mib"] is None else f"{line['mib']:9.1f} MiB"
-        print(f"{name:14} {line['ms']:10.3f} ms {memory}   error {line['max_error']:.1e}")
+        seconds, mib, error = found
+        memory = "" if mib is None else f"{mib:9.1f} MiB"
+        print(f"{name:14} {seconds * 1e3:10.3f} ms {memory}   error {error:.1e}")
         if asked.output:
+            line = run.record(cell, name, name, Times([seconds], [seconds]), "one call")
+            line |= {"peak_mib": mib, "max_error": error}
             with open(asked.output, "a") as file:
-                shared = {"rung": name, "card": where, **vars(asked)}
-                file.write(json.dumps({**shared, **line}) + "\n")
+                file.write(json.dumps(line) + "\n")
     return 0
 
 

@@ -34,16 +34,10 @@ if TYPE_CHECKING:
         attention_backward,
         attention_forward,
         attention_varlen,
-        merge,
     )
-    from .inspection import (
-        Explanation,
-        build_info,
-        dense_mask,
-        device_faults,
-        explain,
-        gpu_info,
-    )
+    from .inspection import Explanation, build_info, device_faults, explain, gpu_info
+    from .mask_matrix import dense_mask
+    from .merging import merge
     from .planning import Plan, plan
     from .results import Forward, Gradients
 
@@ -89,8 +83,10 @@ _MODULES = {
         "ArgumentError CompileError DTypeError DeviceError Error LibraryNotFound OutOfMemoryError "
         "ShapeError UnsupportedError"
     ),
-    "functional": ("attention attention_backward attention_forward attention_varlen merge"),
-    "inspection": "Explanation build_info dense_mask device_faults explain gpu_info",
+    "functional": "attention attention_backward attention_forward attention_varlen",
+    "inspection": "Explanation build_info device_faults explain gpu_info",
+    "mask_matrix": "dense_mask",
+    "merging": "merge",
     "planning": "Plan plan",
     "results": "Forward Gradients",
 }

@@ -39,7 +39,7 @@ _VERBS = (
 _RARE_VERBS = (  # looked up when they are first asked for
     *("gpu_info", "set_nvrtc_candidates", "cache_clear", "device_faults"),
     *("bundle_write", "bundle_load", "plan_create_tuned"),
-    *("keep_options", "drop_options", "attend", "attend_backward"),
+    *("keep_options", "add_torch_kernels"),
 )
 
 
@@ -70,9 +70,7 @@ class Library:
     bundle_load: Function
     device_faults: Function
     keep_options: Function
-    drop_options: Function
-    attend: Function
-    attend_backward: Function
+    add_torch_kernels: Function
     path: str
 
     def __getattr__(self, verb: str) -> Function:

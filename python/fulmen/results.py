@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from .arrays import check_out
-from .errors import ArgumentError, ShapeError
+from .errors import ArgumentError, DTypeError, ShapeError
 from .kinds import Array, NumpyKind, dtype_name, kind_of
 from .options import Layout, Prepared
 
@@ -60,7 +60,7 @@ def _forward_outputs(
         layout.check(out, "out")
         o = out
     else:
-        out_type = dtype if out_dtype is None else kind.dtype_named(dtype_name(out_dtype))
+        out_type = dtype if out_dtype is None else _output_dtype(kind, dtype, out_dtype)
         o = kind.empty((*shape[:-1], inputs[2].shape[-1]), out_type, q)
     if not with_lse:
         return o, None, None
@@ -68,6 +68,15 @@ def _forward_outputs(
     sums = kind.accumulator(dtype)
     lse = kind.empty(rows, sums, q)
     return o, lse, kind.empty((*rows, 2), sums, q) if with_stats else None
+
+
+def _output_dtype(kind: type[NumpyKind], dtype: Any, asked: Any) -> Any:
+    """The dtype of o by name: that of q, or float32."""
+    name, own = dtype_name(asked), dtype_name(dtype)
+    if name not in (own, "float32"):
+        allowed = " and ".join(dict.fromkeys((own, "float32")))
+        raise DTypeError(f"out_dtype is {name} where q is {own}; allowed is {allowed}")
+    return kind.dtype_named(name)
 
 
 def backward_arrays(
@@ -80,6 +89,10 @@ def backward_arrays(
     q, k, v, bias, _, _, sinks = inputs[:7]
     owners = {"q": q, "k": k, "v": v, "bias": bias, "sinks": sinks}
     names = (need,) if isinstance(need, str) else tuple(need)
+    if not names:
+        raise ArgumentError(
+            "need names no gradient; at least one of 'q', 'k', 'v', 'bias', 'sinks' is expected"
+        )
     for name in names:
         if name not in owners:
             raise ArgumentError(f"need names {name!r}; allowed are 'q', 'k', 'v', 'bias', 'sinks'")

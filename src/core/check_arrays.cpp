@@ -95,6 +95,18 @@ bool allows(DTypes dtypes, DType dtype, DType operand, DType param) {
   return false;
 }
 
+// "(batch = 2, head = 8, q_row = 5, dim_qk = 64)", from axis `first` on.
+std::string axes_text(const AxisList& list, const Sizes& sizes, int first) {
+  std::string text = "(";
+  for (int axis = first; axis < list.count; ++axis) {
+    const i64 extent = sizes[list.axes[axis]];
+    text += sentence(axis > first ? ", " : "", name(list.axes[axis]));
+    text += extent == kAnyExtent ? " of the longest sequence" : sentence(" = ", extent);
+    if (axis < list.num_broadcast && extent != 1) text += " or 1";
+  }
+  return text + ")";
+}
+
 bool is_dim(Axis axis) { return axis == Axis::kDimQk || axis == Axis::kDimV; }
 
 }  // namespace
@@ -120,18 +132,6 @@ std::string shape_text(const Tensor& tensor) {
   std::string text = "(";
   for (int axis = 0; axis < tensor.rank; ++axis) {
     text += sentence(axis ? ", " : "", tensor.shape[axis]);
-  }
-  return text + ")";
-}
-
-std::string axes_text(const AxisList& list, const Sizes& sizes, bool packed) {
-  const int skipped = list.count - max_rank(list, packed);
-  std::string text = "(";
-  for (int axis = skipped; axis < list.count; ++axis) {
-    const i64 extent = sizes[list.axes[axis]];
-    text += sentence(axis > skipped ? ", " : "", name(list.axes[axis]));
-    text += extent == kAnyExtent ? " of the longest sequence" : sentence(" = ", extent);
-    if (axis < list.num_broadcast && extent != 1) text += " or 1";
   }
   return text + ")";
 }
@@ -195,14 +195,15 @@ Tensor normal_form(const Tensor& given, const AxisList& list) {
 }
 
 void check_shape(const Tensor& given, const Tensor& normal, const char* subject,
-                 const AxisList& list, const Sizes& sizes, bool packed) {
+                 const AxisList& list, const Sizes& sizes) {
   for (int axis = 0; axis < list.count; ++axis) {
     const i64 needed = sizes[list.axes[axis]];
     const i64 extent = normal.shape[list.place[axis]];
     if (extent == needed || needed == kAnyExtent) continue;
     if (extent == 1 && axis < list.num_broadcast) continue;
+    const int first = min(axis, list.count - given.rank);  // leading axes may be left out
     throw Error(Status::kShape, sentence(subject, " has shape ", shape_text(given), " where ",
-                                         axes_text(list, sizes, packed),
+                                         axes_text(list, sizes, first),
                                          " is needed: ", name(list.axes[axis]), " differs"));
   }
 }

@@ -25,9 +25,7 @@ struct Sizes {
 
 Sizes sizes_of(const Problem& problem);
 
-// "(2, 8, 5, 64)" and "(batch = 2, head = 8, q_row = 5, dim_qk = 64)".
-std::string shape_text(const Tensor& tensor);
-std::string axes_text(const AxisList& list, const Sizes& sizes, bool packed);
+std::string shape_text(const Tensor& tensor);  // "(2, 8, 5, 64)"
 
 // Below, subject is what sentences call the array.
 
@@ -47,7 +45,7 @@ Tensor normal_form(const Tensor& given, const AxisList& list);
 
 // The extents of a tensor in normal form against those of the problem.
 void check_shape(const Tensor& given, const Tensor& normal, const char* subject,
-                 const AxisList& list, const Sizes& sizes, bool packed);
+                 const AxisList& list, const Sizes& sizes);
 
 // Gives broadcast axes of an input their full extent (their stride is 0 already).
 void broadcast(Tensor& normal, const AxisList& list, const Problem& problem);

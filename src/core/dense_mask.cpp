@@ -35,7 +35,7 @@ Tensor checked_output(const Problem& problem, const Tensor& visible) {
     sizes[Axis::kMaskQRow] = longest_sequence(problem, Array::kCuQ);
     sizes[Axis::kMaskKvRow] = longest_sequence(problem, Array::kCuKv);
   }
-  check_shape(visible, normal, kSubject, kVisibleAxes, sizes, false);
+  check_shape(visible, normal, kSubject, kVisibleAxes, sizes);
   if (may_overlap_itself(normal)) {
     throw Error(Status::kArgument,
                 sentence(kSubject, " has strides by which two of its elements are one"));

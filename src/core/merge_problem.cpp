@@ -46,7 +46,7 @@ void normalize(Tensor& tensor, const std::string& subject, const AxisList& list,
   check_layout(tensor, subject.c_str(), list, false, Pointers::kChecked);
   check_span(tensor, subject.c_str());
   const Tensor normal = normal_form(tensor, list);
-  check_shape(tensor, normal, subject.c_str(), list, sizes, false);
+  check_shape(tensor, normal, subject.c_str(), list, sizes);
   tensor = normal;
 }
 

@@ -118,7 +118,7 @@ void normalize(Problem& problem, const Arrays& arrays, Call call) {
   for_each_used(arrays, call, [&](const ArrayRule& rule, const Tensor& given) {
     Tensor& normal = problem.arrays[rule.array];
     normal = normal_form(given, rule.list);
-    check_shape(given, normal, name(rule.array), rule.list, sizes, problem.packed);
+    check_shape(given, normal, name(rule.array), rule.list, sizes);
     if (rule.param != rule.array) check_gradient_shape(arrays, rule, normal);
   });
 }

@@ -22,11 +22,7 @@ constexpr std::string_view kMagic = "fulmen bundle 1\n";
 constexpr std::size_t kKeyBytes = 64;
 constexpr std::size_t kDigestBytes = 32;
 
-std::string bytes_of(const Sha256::Digest& digest) {
-  return {reinterpret_cast<const char*>(digest.data()), digest.size()};
-}
-
-std::string bytes_of(std::uint64_t number) {
+std::string bytes_of_number(std::uint64_t number) {
   return {reinterpret_cast<const char*>(&number), sizeof(number)};
 }
 
@@ -129,9 +125,9 @@ void write_bundle(const std::vector<BundleEntry>& entries, const std::string& pa
   for (const BundleEntry& entry : entries) {
     kernels[key_of(entry.spec, entry.arch)] = encode(*entry.kernel);
   }
-  std::string payload = digest_of_sources() + bytes_of(std::uint64_t{kernels.size()});
+  std::string payload = digest_of_sources() + bytes_of_number({kernels.size()});
   for (const auto& [key, bytes] : kernels) {
-    payload += key + bytes_of(std::uint64_t{bytes.size()}) + bytes;
+    payload += key + bytes_of_number({bytes.size()}) + bytes;
   }
   const std::string problem =
       write_file_atomically(path, std::string(kMagic) + bytes_of(sha256(payload)) + payload);

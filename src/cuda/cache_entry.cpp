@@ -26,10 +26,6 @@ constexpr std::string_view kMagic = "fulmen kernel 1\n";
 constexpr std::size_t kDigestBytes = 32;
 constexpr std::size_t kLengthBytes = 16;
 
-std::string_view bytes_of(const Sha256::Digest& digest) {
-  return {reinterpret_cast<const char*>(digest.data()), digest.size()};
-}
-
 // A file descriptor that closes itself.
 class File {
  public:

@@ -3,7 +3,7 @@
 //
 // What the general implementations, naive (naive.h) and simt (simt.h), have in common: kernels on
 // the ordinary arithmetic units, with an FmaConfig, given AttentionParams. Both take every option;
-// they differ in speed.
+// they differ in speed. merge.h has one such kernel, with parameters of its own.
 #pragma once
 
 #include <string>

@@ -8,23 +8,16 @@
 #include <map>
 #include <mutex>
 
-#include "cuda/config_text.h"
+#include "cuda/fma.h"
 #include "cuda/launch.h"
 #include "cuda/params.h"
 #include "cuda/place.h"
-#include "kernels/fma_config.h"
 
 namespace fulmen::cuda {
 namespace {
 
 KernelSpec merge_spec(DType real) {
-  KernelSpec spec;
-  spec.name = sentence("merge_", name(real));
-  spec.include = "kernels/merge.cuh";
-  spec.function = "fulmen::merge";
-  spec.config_type = "fulmen::FmaConfig";
-  spec.num_threads = FmaConfig{}.num_threads;
-  spec.config = {{"dtype", text(real)}, {"num_threads", text(spec.num_threads)}};
+  KernelSpec spec = fma_spec("merge", "merge", real);
   spec.params_type = "fulmen::MergeParams";
   spec.params_bytes = sizeof(MergeParams);
   return spec;

@@ -93,4 +93,8 @@ std::string hex(const Sha256::Digest& digest) {
   return text;
 }
 
+std::string bytes_of(const Sha256::Digest& digest) {
+  return {reinterpret_cast<const char*>(digest.data()), digest.size()};
+}
+
 }  // namespace fulmen::cuda

@@ -35,5 +35,6 @@ class Sha256 {
 
 Sha256::Digest sha256(std::string_view bytes);
 std::string hex(const Sha256::Digest& digest);
+std::string bytes_of(const Sha256::Digest& digest);  // as they are, for files
 
 }  // namespace fulmen::cuda

@@ -47,6 +47,10 @@ BackwardPrepareParams sm90_prepare_params(const Problem& problem, const Sm90Back
   params.delta = reinterpret_cast<float*>(workspace + plan.delta_at);
   params.zeros = reinterpret_cast<u32*>(workspace);
   params.num_zeros = plan.zeroed_bytes / 16;
+  params.bounds = {static_cast<i32>(problem.max_q), static_cast<i32>(problem.max_kv), 0};
+  params.kv_rows = static_cast<i32>(plan.kv_rows);
+  params.places = reinterpret_cast<BackwardPlace*>(workspace + plan.places_at);
+  params.owners = reinterpret_cast<i32*>(workspace + plan.owners_at);
   const BackwardPrepareConfig config = sm90_prepare_config(problem);
   if (config.sequences || config.sinks) params.attention = attention_params(problem, faults);
   return params;
@@ -95,6 +99,8 @@ BackwardParams sm90_backward_params(const Problem& problem, const Sm90BackwardPl
   params.dv_stride_head = dv.strides[1];
   params.dv_stride_row = dv.strides[2];
   params.dim_v = static_cast<i32>(problem.dim_v);
+  params.places = reinterpret_cast<const BackwardPlace*>(workspace + plan.places_at);
+  params.owners = reinterpret_cast<const i32*>(workspace + plan.owners_at);
   params.attention = attention_params(problem, nullptr);
   if (problem.score_map.softcap != 0) {
     params.softcap_in =

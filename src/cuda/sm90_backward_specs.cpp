@@ -7,7 +7,7 @@
 
 #include "core/error.h"
 #include "cuda/config_text.h"
-#include "cuda/sm90_forward.h"
+#include "cuda/sm90_forward_specs.h"
 #include "plan/sm90_backward.h"
 
 namespace fulmen::cuda {

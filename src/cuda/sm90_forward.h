@@ -1,8 +1,8 @@
 // SPDX-FileCopyrightText: fulmen contributors
 // SPDX-License-Identifier: Apache-2.0
 //
-// The forward pass of the sm90 implementation, from a problem to a launch: the spec of its kernel,
-// the tensor maps and the params. Configs come from plan/sm90_forward.h.
+// The forward pass of the sm90 implementation, from a problem to a launch: tensor maps and params.
+// Configs come from plan/sm90_forward.h, texts of kernels from cuda/sm90_forward_specs.h.
 #pragma once
 
 #include <vector>
@@ -24,9 +24,5 @@ struct ForwardBoxes {
   TensorBox q, k, v, o;
 };
 ForwardBoxes sm90_forward_boxes(const Arrays& arrays, const AttentionConfig& config);
-
-// Kernels that CI compiles for Hopper: every config that plans choose, in groups.
-std::vector<std::vector<KernelSpec>> sm90_forward_specs();
-KernelSpec sm90_forward_spec(const AttentionConfig& config);
 
 }  // namespace fulmen::cuda

@@ -169,20 +169,6 @@ Arrays Arguments::read(bool with_pointers) {
   return result;
 }
 
-Arrays Arguments::some(std::span<const int> places, bool rows_before_heads) {
-  Arrays result;
-  fulmen_tensors_init(&result.tensors);
-  for (const int place : places) {
-    const NamedArray& entry = kArrays[place];
-    const DLTensor* source = array(entry.name);
-    if (source == nullptr) refuse(entry.name, "given");
-    result.tensors.*entry.member =
-        view(entry.name, *source, {rows_before_heads && entry.has_head_and_row, false});
-    result.place.add(entry.name, source->device);
-  }
-  return result;
-}
-
 Arrays Arguments::arrays() { return read(true); }
 Arrays Arguments::extents() { return read(false); }
 

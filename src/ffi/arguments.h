@@ -12,10 +12,8 @@
 //             optimisations to leave out
 //   arrays    reinterpret (int: bit i for array i), rows_before_heads (int), then the arrays of
 //             fulmen_tensors from q to dsinks; None is absent, and so is all beyond the last one
-//   some      the arrays that the call names, none of them absent
 #pragma once
 
-#include <span>
 #include <string>
 
 #include "ffi/tensor_view.h"
@@ -57,7 +55,6 @@ class Arguments {
   Arguments(const TVMFFIAny* args, int32_t num_args) : next_(args), end_(args + num_args) {}
 
   bool empty() const { return next_ == end_; }
-  bool ends_with_none() const { return !empty() && end_[-1].type_index == kTVMFFINone; }
 
   // Each takes the next argument and throws Refusal, with its name, when it is something else.
   int64_t integer(const char* name);
@@ -72,8 +69,6 @@ class Arguments {
   Target target();
   Arrays arrays();
   Arrays extents();  // the same, where only extents, strides and dtypes matter: no pointers
-  // Those at these places of fulmen_tensors.
-  Arrays some(std::span<const int> places, bool rows_before_heads);
 
  private:
   const TVMFFIAny& take(const char* name);

@@ -16,25 +16,20 @@
 namespace fulmen::ffi {
 namespace {
 
-// (options, stream, arrays)
-int64_t forward(Arguments in) {
+int64_t call(Arguments in, decltype(&fulmen_attention) function) {
   fulmen_problem problem = in.options();
   const int64_t stream = in.integer("stream");
   const Arrays arrays = in.arrays();
   arrays.settle(&problem);
-  check(fulmen_attention(&problem, &arrays.tensors, arrays.stream(stream)));
+  check(function(&problem, &arrays.tensors, arrays.stream(stream)));
   return 0;
 }
 
 // (options, stream, arrays)
-int64_t backward(Arguments in) {
-  fulmen_problem problem = in.options();
-  const int64_t stream = in.integer("stream");
-  const Arrays arrays = in.arrays();
-  arrays.settle(&problem);
-  check(fulmen_attention_backward(&problem, &arrays.tensors, arrays.stream(stream)));
-  return 0;
-}
+int64_t forward(Arguments in) { return call(in, fulmen_attention); }
+
+// (options, stream, arrays)
+int64_t backward(Arguments in) { return call(in, fulmen_attention_backward); }
 
 // What plan_create and explain read alike: the arrays are where they are, or, with a target,
 // anywhere and never looked at.

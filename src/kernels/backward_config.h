@@ -114,6 +114,17 @@ struct BackwardTensorMaps {
   TensorMap dv;
 };
 
+// Where sequences differ: what the device has found out about one. Sequences take their turns in
+// the order of their blocks of keys, the ones with the most queries first.
+struct alignas(16) BackwardPlace {
+  i32 first_block;    // blocks of keys of the sequences before it
+  i32 num_kv_blocks;  // of its own, at least 1
+  i32 all_kv_blocks;  // of all sequences
+  i32 q_begin;
+  i32 kv_begin;
+  SequenceShape shape;
+};
+
 // A line is one key/value head of one sequence, with the query heads that share it. Where
 // BackwardConfig::sequences is set, q_len and kv_len of `shape` are upper bounds.
 struct BackwardParams {
@@ -127,15 +138,16 @@ struct BackwardParams {
   float scale_log2;       // scale * log2(e)
   i32 num_kv_blocks;      // ceil(kv_len / kv_rows)
   i32 num_finish_blocks;  // ceil(q_len / kFinishRows); rows are padded to that
-  i32 lines_per_group;    // lines that are walked together
-  i32 num_slots;          // lines whose sums of dQ exist at a time
+  i32 lines_per_group;    // lines that are walked together, of one sequence where they differ
+  i32 num_slots;          // lines whose sums of dQ exist at a time; all where sequences differ
   i32 lag;                // an item rounds dQ of the item so many before it
   i32 dim_qk;             // of dq
   i64 rows_of_head;       // of the two arrays below: see padded_row
   const float* rows;      // (batch, heads_q, padded q_row): lse log2(e), +inf: left out; with
                           // stats at kept_row(row), and row_max, of a huge one, kKeptBlock further
   const float* delta;     // (batch, heads_q, padded q_row): sum of dO O, less dlse
-  float* dq_sums;         // (slot, head of the line, padded q_row, dims): order of fragments
+  float* dq_sums;         // (slot, head of the line, padded q_row, dims): order of fragments;
+                          // where sequences differ (batch, heads_q, padded q_row, dims)
   u16* dq;                // (batch, heads_q, q_len, dim_qk) with the strides below, in elements
   i64 dq_stride_batch;
   i64 dq_stride_head;
@@ -149,15 +161,16 @@ struct BackwardParams {
   u16* dv;  // (batch, heads_kv, kv_row, dim_v)
   i64 dv_stride_batch, dv_stride_head, dv_stride_row;
   i32 dim_v;
-  AttentionParams attention;  // lengths, offsets and the arrays of options
-  float softcap_in;           // the last three as in ForwardParams
+  const BackwardPlace* places;  // (sequence), where they differ
+  const i32* owners;            // (block of keys, in the order of turns): its sequence
+  AttentionParams attention;    // lengths, offsets and the arrays of options
+  float softcap_in;             // the last three as in ForwardParams
   float softcap_out;
   float kept_scale;
   bool comes_first;  // after backward_prepare_sm90; a launch after that one overlaps its end
 
   constexpr i32 group_size() const { return heads_q / heads_kv; }
   constexpr i32 num_lines() const { return batch * heads_kv; }
-  constexpr i32 num_items() const { return num_lines() * num_kv_blocks; }
   constexpr i32 padded_q_rows() const { return num_finish_blocks * BackwardConfig::kFinishRows; }
 };
 
@@ -225,6 +238,10 @@ struct BackwardPrepareParams {
   float* delta;  // as in BackwardParams
   u32* zeros;    // 16-byte units that are cleared: sums and counters
   i64 num_zeros;
+  SequenceShape bounds;   // where sequences differ: q_len and kv_len of none are more
+  i32 kv_rows;            // of a block of keys
+  BackwardPlace* places;  // as in BackwardParams
+  i32* owners;            // as in BackwardParams
   AttentionParams
       attention;  // where sequences differ: lengths, offsets, dq, dk, dv to clear; sinks
 };

@@ -3,8 +3,9 @@
 //
 // What backward_sm90 needs of every query row: delta = sum over dim of dO O, less dlse, and the
 // row's softmax in base 2; rows up to the next multiple of kFinishRows are filled up so that they
-// count for nothing. Also clears the sums of dQ and the counters. Runs on any GPU; a row is read by
-// threads_per_row() neighbouring threads, 16 bytes each.
+// count for nothing. Also clears the sums of dQ and the counters, and places sequences that differ
+// (tile/backward_places.cuh). Runs on any GPU; a row is read by threads_per_row() neighbouring
+// threads, 16 bytes each.
 #pragma once
 
 #include "kernels/backward_config.h"
@@ -14,6 +15,7 @@
 #include "kernels/ptx/memory.cuh"
 #include "kernels/ptx/thread.cuh"
 #include "kernels/sequences.cuh"
+#include "kernels/tile/backward_places.cuh"
 
 namespace fulmen {
 
@@ -25,32 +27,43 @@ struct BackwardPrepare {
 
   struct Row {
     u32 batch, head, row;
+    u32 index;  // in what is kept
     bool inside;
   };
 
   const BackwardPrepareParams& params;
   i32 lane;  // of the row
 
+  // Row `index` of what is kept.
   Row row_at(u32 index) const {
-    if constexpr (kConfig.sequences) return sequence_row_at(index);
     const u32 line = index / u32(params.padded_q_rows);
     const u32 row = index - line * params.padded_q_rows;
     const u32 batch = line / u32(params.heads_q);
-    return {batch, line - batch * params.heads_q, row,
+    return {batch, line - batch * params.heads_q, row, index,
             index < u32(params.num_rows) && row < u32(params.q_len)};
   }
 
-  // The same where sequences differ: which one a padded row belongs to, and whether it is one of
-  // its rows.
+  // Where sequences differ one search serves kRowsInFlight heads: row `index` of the first of them.
   Row sequence_row_at(u32 index) const {
     const AttentionParams& p = params.attention;
-    if (index >= u32(params.num_rows)) return {0, 0, 0, false};
+    const u32 sets = u32(head_sets());
     const u32 line = index / u32(params.padded_q_rows);
-    const i64 padded = index - line * params.padded_q_rows;
-    const u32 head = line % u32(params.heads_q);
-    i64 low = p.packed ? 0 : line / u32(params.heads_q);
-    i64 high = p.packed ? p.num_sequences - 1 : low;
-    while (low < high) {  // the last one that begins at or before it
+    const u32 batch = line / sets, head = (line - batch * sets) * kRowsInFlight;
+    const u32 padded = index - line * params.padded_q_rows;
+    const i64 owner = p.packed ? find_padded(padded) : batch;
+    const Sequence sequence = BackwardPlacer{params, 0}.sequence(owner);
+    const i64 row = padded - padded_row(p.packed, owner, sequence.q_begin);
+    return {u32(sequence.batch), head, u32(sequence.q_begin + row),
+            (batch * params.heads_q + head) * params.padded_q_rows + padded,
+            0 <= row && row < sequence.shape.q_len};
+  }
+  i32 head_sets() const { return i32(ceil_div(params.heads_q, kRowsInFlight)); }
+
+  // The last packed sequence whose padded rows begin at or before one.
+  i64 find_padded(i64 padded) const {
+    const AttentionParams& p = params.attention;
+    i64 low = 0, high = p.num_sequences - 1;
+    while (low < high) {
       const i64 middle = (low + high + 1) / 2;
       const i64 begin = load_index(p.cu_q, middle * p.cu_q.strides[3]);
       if (padded_row(true, middle, begin) <= padded) {
@@ -59,22 +72,7 @@ struct BackwardPrepare {
         high = middle - 1;
       }
     }
-    const Sequence sequence = load_sequence(p, low);
-    const i64 row = padded - padded_row(p.packed, low, sequence.q_begin);
-    return {u32(sequence.batch), head, u32(sequence.q_begin + row),
-            0 <= row && row < sequence.shape.q_len};
-  }
-
-  // Rows of dq, dk and dv that belong to nobody are 0; the main kernel writes all others again.
-  void clear(const ArrayView& x, i64 heads, i64 rows, i64 dims, i64 id, i64 all) const {
-    if (!x.present()) return;
-    const i64 units = dims / 8;  // of 16 bytes
-    const i64 count = params.attention.batch_extent() * heads * rows * units;
-    for (i64 i = id; i < count; i += all) {
-      const i64 line = i / units / rows;
-      const i64 at = x.offset(line / heads, line % heads, i / units % rows, i % units * 8);
-      ptx::store_global_x4(reinterpret_cast<u16*>(x.data) + at, {});
-    }
+    return low;
   }
 
   static float to_float(u32 bits) {
@@ -96,7 +94,8 @@ struct BackwardPrepare {
     return sum;
   }
 
-  void write(u32 index, const Row& at, float delta) const {
+  void write(const Row& at, float delta) const {
+    const u32 index = at.index;
     if (at.inside && params.dlse != nullptr) {
       delta -= params.dlse[at.batch * params.dlse_stride_batch + at.head * params.dlse_stride_head +
                            at.row * params.dlse_stride_row];
@@ -135,46 +134,63 @@ struct BackwardPrepare {
     return load_real<float>(sinks, sinks.offset(0, head, 0, 0));
   }
 
+  void sum(const Row (&rows)[kRowsInFlight]) const {
+    ptx::U32x4 o[kRowsInFlight], dout[kRowsInFlight];
+#pragma unroll
+    for (i32 i = 0; i < kRowsInFlight; ++i) {
+      o[i] = dout[i] = {};
+      if (!rows[i].inside || lane * 8 >= params.dim_v) continue;
+      o[i] = ptx::load_global_x4(params.o + rows[i].batch * params.o_stride_batch +
+                                 rows[i].head * params.o_stride_head +
+                                 rows[i].row * params.o_stride_row + lane * 8);
+      dout[i] = ptx::load_global_x4(params.dout + rows[i].batch * params.dout_stride_batch +
+                                    rows[i].head * params.dout_stride_head +
+                                    rows[i].row * params.dout_stride_row + lane * 8);
+    }
+#pragma unroll
+    for (i32 i = 0; i < kRowsInFlight; ++i) {
+      float sum = dot(o[i], dout[i]);
+#pragma unroll
+      for (i32 distance = 1; distance < kConfig.threads_per_row(); distance *= 2) {
+        sum += ptx::shuffle_xor(sum, distance);
+      }
+      if (lane == 0 && rows[i].index < u32(params.num_rows)) write(rows[i], sum);
+    }
+  }
+
   void run() const {
-    constexpr i32 kThreadsPerRow = kConfig.threads_per_row();
     const i64 id = i64(ptx::block_index()) * kConfig.kThreads + ptx::thread_index();
     const i64 all = i64(ptx::num_blocks()) * kConfig.kThreads;
     for (i64 i = id; i < params.num_zeros; i += all)
       ptx::store_global_x4(reinterpret_cast<u16*>(params.zeros + 4 * i), {});
+    const u32 first = u32(id) / kConfig.threads_per_row();
+    const u32 step = u32(all) / kConfig.threads_per_row();
     if constexpr (kConfig.sequences) {
-      const AttentionParams& p = params.attention;
-      clear(p.dq, p.heads_q, p.q_rows, p.dim_qk, id, all);
-      clear(p.dk, p.heads_kv, p.kv_rows, p.dim_qk, id, all);
-      clear(p.dv, p.heads_kv, p.kv_rows, p.dim_v, id, all);
-    }
-    const u32 step = u32(all) / kThreadsPerRow;
-    for (u32 begin = u32(id) / kThreadsPerRow; begin < u32(params.num_rows);
-         begin += step * kRowsInFlight) {
-      Row rows[kRowsInFlight];
-      ptx::U32x4 o[kRowsInFlight], dout[kRowsInFlight];
+      BackwardPlacer{params, i32(id % 32)}.run(u32(id) / 32, u32(all) / 32);
+      const u32 sets = u32(params.num_rows / params.heads_q * head_sets());
+      for (u32 at = first; at < sets; at += step) sum_heads(sequence_row_at(at));
+    } else {
+      for (u32 begin = first; begin < u32(params.num_rows); begin += step * kRowsInFlight) {
+        Row rows[kRowsInFlight];
 #pragma unroll
-      for (i32 i = 0; i < kRowsInFlight; ++i) {
-        rows[i] = row_at(begin + i * step);
-        o[i] = dout[i] = {};
-        if (!rows[i].inside || lane * 8 >= params.dim_v) continue;
-        o[i] = ptx::load_global_x4(params.o + rows[i].batch * params.o_stride_batch +
-                                   rows[i].head * params.o_stride_head +
-                                   rows[i].row * params.o_stride_row + lane * 8);
-        dout[i] = ptx::load_global_x4(params.dout + rows[i].batch * params.dout_stride_batch +
-                                      rows[i].head * params.dout_stride_head +
-                                      rows[i].row * params.dout_stride_row + lane * 8);
-      }
-#pragma unroll
-      for (i32 i = 0; i < kRowsInFlight; ++i) {
-        float sum = dot(o[i], dout[i]);
-#pragma unroll
-        for (i32 distance = 1; distance < kThreadsPerRow; distance *= 2) {
-          sum += ptx::shuffle_xor(sum, distance);
-        }
-        if (lane == 0 && begin + i * step < u32(params.num_rows))
-          write(begin + i * step, rows[i], sum);
+        for (i32 i = 0; i < kRowsInFlight; ++i) rows[i] = row_at(begin + i * step);
+        sum(rows);
       }
     }
+  }
+
+  // The same row of kRowsInFlight heads.
+  void sum_heads(const Row& first) const {
+    Row rows[kRowsInFlight];
+#pragma unroll
+    for (i32 i = 0; i < kRowsInFlight; ++i) {
+      rows[i] = first;
+      rows[i].head += i;
+      const bool exists = rows[i].head < u32(params.heads_q);
+      rows[i].inside = first.inside && exists;
+      rows[i].index = exists ? first.index + i * params.padded_q_rows : u32(params.num_rows);
+    }
+    sum(rows);
   }
 };
 

@@ -154,11 +154,11 @@ struct BackwardConsumer : BackwardWarpgroup<kConfig> {
   }
 
   // dK and dV of an item, and dQ of its last step, whose product runs under their way out.
-  void finish_item(Sums& dK, Sums& dV, const BackwardMail& mail, u32 last_tile) {
+  void finish_item(Sums& dK, Sums& dV, const BackwardItem& item, u32 last_tile) {
     const typename Shared::StageCursor last{at.buffer ^ 1, at.parity ^ at.buffer ^ 1};
     [[maybe_unused]] float dQ[kConfig.dq_floats()];
     if constexpr (kConfig.dq) issue_dq(dQ, last);
-    write(dK, dV, mail);
+    write(dK, dV, item);
     if constexpr (kConfig.dq) {
       ptx::wgmma_wait<0>();
       finish_dq(dQ, last, last_tile);
@@ -167,12 +167,12 @@ struct BackwardConsumer : BackwardWarpgroup<kConfig> {
     kv_at.advance();
   }
 
-  void write(Sums& dK, Sums& dV, const BackwardMail& mail) const {
+  void write(Sums& dK, Sums& dV, const BackwardItem& item) const {
     if constexpr (kConfig.hides_pairs()) {
       const float found = (kConfig.dk ? probe(dK) : 0) + (kConfig.dv ? probe(dV) : 0);
-      report_spoiled(params.spoiled, mail.item.line, found);
+      report_spoiled(params.spoiled, item.line, found);
     }
-    if constexpr (kConfig.dk || kConfig.dv) BackwardOutput<kConfig>{*this}.write(dK, dV, mail);
+    if constexpr (kConfig.dk || kConfig.dv) BackwardOutput<kConfig>{*this}.write(dK, dV, item);
   }
 
   void run() {
@@ -181,20 +181,21 @@ struct BackwardConsumer : BackwardWarpgroup<kConfig> {
 #pragma unroll 1
     for (;;) {
       shared.mail().wait(mail_at);
-      const BackwardMail mail = shared.read_mail(mail_at);
-      if (mail.index >= params.num_items() + params.lag) break;
-      if (kConfig.dq && mail.index >= params.lag) finish.run(mail.index - params.lag);
-      if (mail.index < params.num_items()) {
+      const i32 num_steps = shared.read_num_steps(mail_at);
+      if (num_steps == BackwardMail::kEnd) break;
+      if constexpr (kConfig.dq) finish.run(shared.read_rounding(mail_at));
+      if (num_steps >= 0) {
         Sums dK, dV;
-        if (mail.num_steps > 0) {
-          const i32 key = mail.item.kv_block * kConfig.kv_rows() + 64 * warpgroup;
+        if (num_steps > 0) {
+          const i32 key =
+              shared.read_item(mail_at).kv_block * kConfig.kv_rows() + 64 * i32(warpgroup);
           const u32 last_tile = compute(dK, dV, key);
           // The mail is read again: nothing but the sums has lived through the steps.
-          finish_item(dK, dV, shared.read_mail(mail_at), last_tile);
+          finish_item(dK, dV, shared.read_item(mail_at), last_tile);
         } else {
 #pragma unroll
           for (i32 i = 0; i < kConfig.dims / 2; ++i) dK[i] = dV[i] = 0;
-          write(dK, dV, mail);
+          write(dK, dV, shared.read_item(mail_at));
         }
         ptx::warp_sync();
         if (thread % 32 == 0) ptx::mbarrier_arrive(shared.added(mail_at));

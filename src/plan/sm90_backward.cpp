@@ -224,25 +224,31 @@ Sm90BackwardPlan sm90_backward_plan(const Problem& problem, const Gpu& gpu) {
   const bool has_sums = problem.has(Array::kDQ) && !sm90_separate_dq(problem);
   Sm90BackwardPlan plan{};
   plan.num_lines = problem.num_sequences * problem.heads_kv;
-  plan.num_kv_blocks = ceil_div(max<i64>(problem.max_kv, 1), kv_rows(problem));
+  plan.kv_rows = kv_rows(problem);
+  plan.num_kv_blocks = ceil_div(max<i64>(problem.max_kv, 1), plan.kv_rows);
   plan.num_finish_blocks = ceil_div(max<i64>(problem.max_q, 1), BackwardConfig::kFinishRows);
   plan.rows_of_head = rows_of_head(problem);
   plan.num_rows =
       (problem.packed ? 1 : problem.num_sequences) * problem.heads_q * plan.rows_of_head;
+  const bool differ = reads_sequences(problem);
   const i64 lines_per_group = mask_kind(problem.mask) == MaskKind::kLength
                                   ? 1
                                   : max<i64>(heads_per_group(problem) / problem.group_size(), 1);
-  plan.schedule = backward_schedule(plan.num_lines, plan.num_kv_blocks, lines_per_group,
-                                    gpu.num_multiprocessors);
+  plan.schedule = backward_schedule(differ ? problem.heads_kv : plan.num_lines, plan.num_kv_blocks,
+                                    lines_per_group, gpu.num_multiprocessors);
   const i64 slot_rows = plan.num_finish_blocks * BackwardConfig::kFinishRows;
   const i64 slot_bytes = problem.group_size() * slot_rows * dims * 4;
-  plan.counters_at = has_sums ? plan.schedule.num_slots * slot_bytes : 0;
+  const i64 sum_bytes = differ ? plan.num_rows * dims * 4 : plan.schedule.num_slots * slot_bytes;
+  plan.counters_at = has_sums ? sum_bytes : 0;
   if (!has_sums) plan.schedule.lag = 0;
   const i64 counter_bytes = rows_up((Sm90BackwardPlan::kLaunches + 1 + 3 * plan.num_lines) * 4, 16);
   plan.zeroed_bytes = plan.counters_at + counter_bytes;
   plan.rows_at = plan.zeroed_bytes;
   plan.delta_at = plan.rows_at + plan.num_rows * (problem.has(Array::kStats) ? 8 : 4);
-  plan.workspace_bytes = plan.delta_at + plan.num_rows * 4;
+  plan.places_at = plan.delta_at + plan.num_rows * 4;
+  plan.owners_at = plan.places_at + (differ ? problem.num_sequences * sizeof(BackwardPlace) : 0);
+  plan.workspace_bytes =
+      plan.owners_at + (differ ? rows_up(problem.num_sequences * plan.num_kv_blocks * 4, 16) : 0);
   return plan;
 }
 

@@ -32,11 +32,11 @@ bool sm90_hides_pairs(const Problem& problem);
 
 BackwardPrepareConfig sm90_prepare_config(const Problem& problem);
 
-// What a kernel may spill: the loader, one thread, keeps its walk in 24 registers. The consumers'
-// loop over full blocks loads at most one spilled word (disassembled, NVRTC 13.0; 576 bytes in all
-// without sequences). 816 bytes are the most, of a window over packed sequences, whose speed was
-// not measured; refused, they would go to the float32 units.
-inline constexpr size_t kSm90BackwardSpillBytes = 896;
+// What a kernel may spill: the loader, one thread, and the warps beside it keep their walks in 24
+// registers. The consumers' loop over full blocks loads at most one spilled word (disassembled,
+// NVRTC 13.0; 352 bytes in all without sequences). 1,432 bytes are the most, of a window over
+// packed sequences; refused, they would go to the float32 units.
+inline constexpr size_t kSm90BackwardSpillBytes = 1472;
 // Where products are divided: each warpgroup's walk over items is a copy of its own, and is spilled
 // around the loops over steps, which spill nothing without options (disassembled). 2,276 bytes with
 // every option over packed sequences.
@@ -51,6 +51,7 @@ struct Sm90BackwardPlan {
 
   BackwardSchedule schedule;
   i64 num_lines;
+  i64 kv_rows;  // of a block of keys
   i64 num_kv_blocks;
   i64 num_finish_blocks;
   i64 rows_of_head;  // of what is kept per query row
@@ -59,6 +60,8 @@ struct Sm90BackwardPlan {
   i64 counters_at;
   i64 rows_at;
   i64 delta_at;
+  i64 places_at;  // of sequences that differ, and their blocks of keys
+  i64 owners_at;
   i64 workspace_bytes;
 
   i64 num_items() const { return num_lines * num_kv_blocks; }

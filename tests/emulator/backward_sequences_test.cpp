@@ -14,6 +14,7 @@
 
 #include "backward_kernels.h"
 #include "backward_problem.h"
+#include "emulator/global_memory.h"
 #include "emulator/launch.h"
 #include "emulator/tensor_copies.h"
 
@@ -21,6 +22,7 @@ namespace fulmen::test {
 namespace {
 
 constexpr i32 kHeads = 2, kKvHeads = 1;
+constexpr i32 kBlocks = 2;  // of backward_sm90; they wait for each other's dQ
 
 struct Lengths {
   i32 q;
@@ -95,6 +97,17 @@ struct Array {
                              box_rows});
   }
 };
+
+template <class T>
+emulator::GlobalArray written(const char* name, const std::vector<T>& data) {
+  return {.name = name,
+          .data = data.data(),
+          .element_bytes = sizeof(T),
+          .extents = {static_cast<i64>(data.size()), 1, 1, 1},
+          .strides = {1, 1, 1, 1},
+          .writable = true,
+          .initialised = false};
+}
 
 struct Together {
   const SequencesCase& chosen;
@@ -180,18 +193,19 @@ struct Together {
     const i32 lines = sequences * kKvHeads;
     const i32 kv_blocks = static_cast<i32>(ceil_div(max_kv, config.kv_rows()));
     const i32 finish_blocks = static_cast<i32>(ceil_div(max_q, config.kFinishRows));
-    const BackwardSchedule schedule = backward_schedule(lines, kv_blocks, 2, 1);
+    const BackwardSchedule schedule = backward_schedule(kKvHeads, kv_blocks, 2, kBlocks);
     const i32 rows_of_head =
         config.kFinishRows *
         (chosen.packed ? q.layout.rows / config.kFinishRows + sequences + 1 : finish_blocks);
     const i64 num_rows = i64{kHeads} * rows_of_head * (chosen.packed ? 1 : sequences);
-    const i64 num_sums = i64{schedule.num_slots} * kHeads / kKvHeads * finish_blocks *
-                         config.kFinishRows * config.dims;
+    const i64 num_sums = num_rows * config.dims;
     const i64 num_counters = ceil_div(2 + 3 * lines, 4) * 4;
     std::vector<float> rows(to_size(num_rows * (config.has_stats ? 2 : 1) + 4), NAN);
     std::vector<float> delta(to_size(num_rows + 4), NAN);
     std::vector<u32> sums(to_size(num_sums + num_counters + 4), ~0u);
     u32* const counters = sums.data() + num_sums;
+    std::vector<BackwardPlace> places(chosen.lengths.size());
+    std::vector<i32> owners(to_size(i64{sequences} * kv_blocks), -1);
     const ArrayView o_view = o.layout.view(o.data.data(), DType::kBFloat16);
     const ArrayView kept_view = kept.layout.view(kept.data.data(), DType::kFloat32);
     const ArrayView kv_view = dk.layout.view(dk.data.data(), DType::kBFloat16);
@@ -215,8 +229,21 @@ struct Together {
     prepare.delta = delta.data();
     prepare.zeros = sums.data();
     prepare.num_zeros = (num_sums + num_counters) / 4;
+    prepare.bounds = {max_q, max_kv, 0};
+    prepare.kv_rows = config.kv_rows();
+    prepare.places = places.data();
+    prepare.owners = owners.data();
     prepare.attention = attention_params;
-    emulator::launch({2, BackwardPrepareConfig::kThreads, 0, 1},
+    // What one kernel writes and the other reads, while it may have begun before the first ended.
+    emulator::GlobalMemory memory({written("rows", rows), written("delta", delta),
+                                   written("places", places), written("owners", owners),
+                                   written("sums", sums), written("dq", dq.data),
+                                   written("dk", dk.data), written("dv", dv.data)});
+    emulator::launch({.blocks = 2,
+                      .threads = BackwardPrepareConfig::kThreads,
+                      .shared_bytes = 0,
+                      .seed = 1,
+                      .memory = &memory},
                      [&] { chosen.kernel->prepare(prepare); });
 
     BackwardParams params{};
@@ -224,8 +251,8 @@ struct Together {
                    k.map(config.kv_rows()),
                    v.map(config.kv_rows()),
                    dout.map(config.q_rows),
-                   {},
-                   {}};
+                   dk.map(64),
+                   dv.map(64)};
     params.batch = sequences;
     params.heads_q = kHeads;
     params.heads_kv = kKvHeads;
@@ -236,9 +263,10 @@ struct Together {
     params.num_kv_blocks = kv_blocks;
     params.num_finish_blocks = finish_blocks;
     params.lines_per_group = schedule.lines_per_group;
-    params.num_slots = schedule.num_slots;
     params.lag = schedule.lag;
     params.dim_qk = params.dim_v = q.layout.dims;
+    params.places = places.data();
+    params.owners = owners.data();
     params.rows_of_head = rows_of_head;
     params.rows = rows.data();
     params.delta = delta.data();
@@ -257,7 +285,14 @@ struct Together {
     params.dk_stride_head = params.dv_stride_head = kv_view.strides[1];
     params.dk_stride_row = params.dv_stride_row = kv_view.strides[2];
     params.attention = attention_params;
-    emulator::launch({1, config.threads(), config.shared_bytes(), 1},
+    params.comes_first = true;
+    emulator::launch({.blocks = kBlocks,
+                      .threads = config.threads(),
+                      .shared_bytes = config.shared_bytes(),
+                      .seed = 1,
+                      .together = true,
+                      .memory = &memory,
+                      .overlaps = true},
                      [&] { chosen.kernel->run(params); });
   }
 
@@ -290,11 +325,22 @@ TEST_P(BackwardSequences, EveryOneIsAsIfAlone) {
 
 const std::vector<Lengths> kMixed = {{130, 130}, {0, 0}, {1, 200}, {77, 20}, {200, 140}};
 
+// Ends of sequences on, before and behind the ends of blocks, of swizzled rows and of 16 bytes.
+const std::vector<Lengths> kResidues = {{64, 64},   {63, 65},   {65, 63}, {127, 129}, {128, 128},
+                                        {129, 127}, {8, 9},     {1, 1},   {0, 1},     {1, 0},
+                                        {33, 7},    {100, 192}, {2, 2}};
+const std::vector<Lengths> kNoKeys = {{5, 0}, {0, 0}, {130, 0}};
+
 const SequencesCase kCases[] = {
     {"packed", &kBackwardD64Sequences, true, kMixed, {.causal = true}},
     {"padded", &kBackwardD64Sequences, false, kMixed, {.causal = true}},
     {"packed_wide", &kBackwardD128Sequences, true, kMixed, {.causal = true, .window_left = 50}},
     {"padded_wide", &kBackwardD128Sequences, false, kMixed, {}},
+    {"packed_residues", &kBackwardD64Sequences, true, kResidues, {}},
+    {"packed_wide_residues", &kBackwardD128Sequences, true, kResidues, {.causal = true}},
+    {"packed_without_keys", &kBackwardD64Sequences, true, kNoKeys, {.causal = true}},
+    {"padded_without_keys", &kBackwardD128Sequences, false, kNoKeys, {}},
+    {"padded_by_one_key", &kBackwardD64Sequences, false, {{1, 1}, {1, 1}, {130, 1}}, {}},
 };
 
 INSTANTIATE_TEST_SUITE_P(Cases, BackwardSequences, ::testing::ValuesIn(kCases),

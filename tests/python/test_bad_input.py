@@ -69,6 +69,9 @@ BAD: dict[str, tuple[dict[str, Any], type[fulmen.Error], str]] = {
     ),
     "out is read-only": ({"out": np.broadcast_to(F32(0), Q.shape)}, ARGUMENT, "read-only"),
     "out_dtype says otherwise": ({"out_dtype": "float16"}, DTYPE, "out_dtype"),
+    "out_dtype is that of no o": (
+        {"out": None, "out_dtype": "float64"}, DTYPE, "float64 where q is float32; allowed",
+    ),
     # numbers
     "scale is NaN": ({"scale": NAN}, ARGUMENT, "scale is NaN"),
     "scale is infinite": ({"scale": INF}, ARGUMENT, "scale is inf"),
@@ -111,7 +114,7 @@ BAD: dict[str, tuple[dict[str, Any], type[fulmen.Error], str]] = {
     # arrays beside
     "bias does not broadcast": ({"bias": array(3, 6, 9)}, SHAPE, "bias"),
     "bias of another dtype": ({"bias": array(6, 9, dtype=np.float16)}, DTYPE, "bias"),
-    "slopes of another length": ({"alibi_slopes": array(3)}, SHAPE, "alibi_slopes"),
+    "slopes of another length": ({"alibi_slopes": array(3)}, SHAPE, "(head = 4) is needed"),
     "sinks of another length": ({"sinks": array(3)}, SHAPE, "sinks"),
     "lengths of another batch": ({"kv_lengths": [1, 2, 3]}, SHAPE, "kv_lengths"),
     "a length is negative": ({"kv_lengths": [-1, 2]}, ARGUMENT, "kv_lengths[0] is -1"),
@@ -211,7 +214,8 @@ def test_backward(name: str) -> None:
 
 BAD_MERGE: dict[str, tuple[dict[str, Any], type[fulmen.Error], str]] = {
     "no parts": ({"parts": []}, ARGUMENT, "at least one"),
-    "a part without lse": ({"parts": [(Q,)]}, ARGUMENT, "pairs"),
+    "a part is an array": ({"parts": [Q]}, ARGUMENT, "parts[0] is no pair"),
+    "a part without lse": ({"parts": [(Q,)]}, ARGUMENT, "parts[0] is no pair"),
     "parts of other shapes": (
         {"parts": [(Q, GOOD.lse), (Q[:, :, :5], GOOD.lse[:, :, :5])]}, SHAPE, "part",
     ),

@@ -57,7 +57,7 @@ def test_a_tiny_grid(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_json_and_several_implementations(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ("--implementation", "scalar", "--implementation", "tiled", "--peers", "--json")
+    words = ("--implementation", "scalar", "tiled", "--peers", "--json")
     assert main([*TINY, *words]) == 0
     records = json.loads(capsys.readouterr().out)
     assert {r["implementation"] for r in records} == {"scalar", "tiled"}

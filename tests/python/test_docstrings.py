@@ -15,7 +15,8 @@ import pytest
 import fulmen
 from fulmen.options import CallOptions, Options, prepare
 
-MODULES = ("functional", "inspection", "masks", "planning", "arrays", "options", "errors")
+WITH_EXAMPLES = ("functional", "inspection", "mask_matrix", "masks", "merging", "planning")
+MODULES = (*WITH_EXAMPLES, "arrays", "options", "errors")
 CALLS = (fulmen.attention, fulmen.attention_varlen, fulmen.attention_forward,
          fulmen.attention_backward, fulmen.merge, fulmen.plan, fulmen.explain,
          fulmen.dense_mask)  # fmt: skip
@@ -25,7 +26,7 @@ CALLS = (fulmen.attention, fulmen.attention_varlen, fulmen.attention_forward,
 def test_examples_run(name: str) -> None:
     found = doctest.testmod(importlib.import_module(f"fulmen.{name}"), optionflags=doctest.ELLIPSIS)
     assert found.failed == 0
-    if name in ("functional", "inspection", "masks", "planning"):
+    if name in WITH_EXAMPLES:
         assert found.attempted > 0
 
 

@@ -90,12 +90,7 @@ def test_every_public_name_is_there() -> None:
         _ = fulmen.flash
 
 
-@pytest.mark.parametrize("content", [None, b"not a library"])
-def test_a_library_that_is_not_there(tmp_path: Path, content: bytes | None) -> None:
-    path = tmp_path / "libfulmen.so"
-    if content is not None:
-        path.write_bytes(content)
-    code = """
+WITHOUT_LIBRARY = """
 import json, numpy as np, fulmen
 x = np.ones((1, 1, 8, 8), np.float32)
 try:
@@ -103,7 +98,14 @@ try:
 except fulmen.LibraryNotFound as error:
     print(json.dumps(str(error)))
 """
-    text = python(code, FULMEN_LIBRARY=str(path))
+
+
+@pytest.mark.parametrize("content", [None, b"not a library"])
+def test_a_library_that_is_not_there(tmp_path: Path, content: bytes | None) -> None:
+    path = tmp_path / "libfulmen.so"
+    if content is not None:
+        path.write_bytes(content)
+    text = python(WITHOUT_LIBRARY, FULMEN_LIBRARY=str(path))
     assert str(path) in text
     assert "\n" not in text
     if content is None:
@@ -112,13 +114,5 @@ except fulmen.LibraryNotFound as error:
 
 def test_without_tvm_ffi_the_sentence_names_it(tmp_path: Path) -> None:
     (tmp_path / "tvm_ffi.py").write_text("raise ImportError('no such thing')")
-    code = """
-import json, numpy as np, fulmen
-x = np.ones((1, 1, 8, 8), np.float32)
-try:
-    fulmen.attention(x, x, x)
-except fulmen.LibraryNotFound as error:
-    print(json.dumps(str(error)))
-"""
     path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
-    assert "pip install apache-tvm-ffi" in python(code, PYTHONPATH=path)
+    assert "pip install apache-tvm-ffi" in python(WITHOUT_LIBRARY, PYTHONPATH=path)

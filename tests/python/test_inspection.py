@@ -90,6 +90,8 @@ def test_dense_mask_takes_the_axes_of_its_options() -> None:
 def test_dense_mask_refuses_what_the_call_refuses() -> None:
     with pytest.raises(fulmen.ArgumentError, match="set causal"):
         fulmen.dense_mask(2, 3, mask=masks.prefix(1))
+    with pytest.raises(fulmen.ShapeError, match="skv is -3"):
+        fulmen.dense_mask(2, -3)
 
 
 def test_build_info_names_the_build() -> None:

@@ -15,8 +15,7 @@ from reference import inputs, reference
 
 import fulmen
 from fulmen._library import library
-from fulmen._torch.kernels import ready_of
-from fulmen._torch.settings import Settings
+from fulmen._torch import calls, plain
 
 
 def test_importing_fulmen_does_not_import_torch() -> None:
@@ -223,7 +222,7 @@ BAD: dict[str, tuple[Any, type[Exception], str]] = {
         ValueError,
         "cu_q",
     ),
-    "parts": (lambda q, k, v: fulmen.merge([(q,)]), ValueError, "pairs"),
+    "parts": (lambda q, k, v: fulmen.merge([(q,)]), ValueError, "no pair"),
 }
 
 
@@ -250,27 +249,71 @@ def test_nested_tensors_and_block_masks_are_refused_by_name() -> None:
         fulmen.attention(q, k, v, mask=mask)
 
 
-def test_the_librarys_shortest_calls_name_what_is_missing() -> None:
-    x = torch.ones(1, 1, 2, 4)
-    numbers, layout = ready_of(Settings(), False)
-    kept = library().keep_options(*numbers, layout.rows_before_heads, layout.rank)
-    o = torch.empty_like(x)
-    assert library().attend(kept, -1, x, x, x, o, None) == 0
-    assert torch.equal(o, x)
-    with pytest.raises(fulmen.DTypeError, match="k is not given"):
-        library().attend(kept, -1, x, None, x, o, None)
-    with pytest.raises(fulmen.DTypeError, match="dv is not given"):
-        library().attend_backward(kept, -1, x, x, x, o, o[..., :2], o, o, o)
-    library().drop_options(kept)
+def test_without_torch_the_library_adds_no_kernels() -> None:
+    code = "from fulmen._library import library; assert library().add_torch_kernels() == 0"
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_the_librarys_shortest_call_leaves_an_o_that_is_not_like_q_to_others() -> None:
-    x = torch.ones(1, 1, 2, 4)
-    numbers, layout = ready_of(Settings(), False)
-    kept = library().keep_options(*numbers, layout.rows_before_heads, layout.rank)
-    turned = x.mT.contiguous().mT
-    for q, v in ((x, x[..., :2]), (x[0], x), (x, x[0]), (turned, x)):
-        o = torch.full_like(q, 7.0)
-        assert library().attend(kept, -1, q, x, v, o, None) == 1
-        assert (o == 7.0).all()
-    library().drop_options(kept)
+needs_kernels = pytest.mark.skipif(
+    not plain.has_kernels(), reason="this PyTorch is older than 2.10: it takes no kernels"
+)
+
+
+@needs_kernels
+def test_the_kernels_in_torchs_dispatcher_run_for_fulmen_alone() -> None:
+    q, k, v = inputs(dtype=torch.float32)
+    operator = torch.ops.aten._scaled_dot_product_fused_attention_overrideable
+    for number in (0.0, 0.5, 1.0, 1e6):
+        with pytest.raises(RuntimeError, match=r"fulmen\.attention alone"):
+            operator(q, k, v, None, number)
+    with pytest.raises(RuntimeError, match=r"fulmen\.attention alone"):
+        torch.ops.fulmen.plain(q, k, v, 0)
+
+
+@needs_kernels
+@pytest.mark.parametrize("layout", ["bhsd", "bshd", "hsd", "shd"])
+@pytest.mark.parametrize("needed", ["qkv", "q", "kv"])
+def test_the_shortest_way_and_the_longer_one_give_the_same_bits(
+    monkeypatch: pytest.MonkeyPatch, layout: str, needed: str
+) -> None:
+    leaves = [x[0] if len(layout) == 3 else x for x in inputs(dtype=torch.float32)]
+    leaves = [x if layout.endswith("hsd") else x.transpose(-3, -2) for x in leaves]
+    leaves = [x.detach().requires_grad_(name in needed) for x, name in zip(leaves, "qkv")]
+    wanted = [x for x in leaves if x.requires_grad]
+    do = torch.randn_like(leaves[0])
+
+    def both() -> list[torch.Tensor]:
+        o = fulmen.attention(*leaves, causal=True, layout=layout)
+        return [o.detach(), *torch.autograd.grad(o, wanted, do)]
+
+    short = both()
+    monkeypatch.setattr(calls, "plain_calls", {})
+    monkeypatch.setattr(calls, "plain_call", lambda _: None)
+    assert all(torch.equal(a, b) for a, b in zip(short, both()))
+
+
+@needs_kernels
+def test_negative_views_reach_the_shortest_way_by_value() -> None:
+    q, k, v = inputs(dtype=torch.float64)
+    do = torch.randn_like(q)
+    expected = torch.autograd.grad(fulmen.attention(q, k, v), (q, k, v), -do)
+    o = fulmen.attention(q, k, v)
+    found = torch.autograd.grad(o, (q, k, v), torch._neg_view(do), retain_graph=True)
+    derivable = torch.autograd.grad(o, (q, k, v), -do, create_graph=True)
+    for a, b, c in zip(expected, found, derivable):
+        assert torch.equal(a, b)
+        torch.testing.assert_close(a, c.detach())
+        assert c.requires_grad
+    with torch.no_grad():
+        torch.testing.assert_close(fulmen.attention(torch._neg_view(q), k, v),
+                                   fulmen.attention(-q, k, v), rtol=0, atol=0)  # fmt: skip
+
+
+@needs_kernels
+def test_more_options_than_the_library_keeps_take_the_longer_way(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    q, k, v = inputs(dtype=torch.float32)
+    monkeypatch.setattr(library(), "keep_options", lambda *_: 0)
+    o = fulmen.attention(q, k, v, scale=0.123456789)
+    assert "EagerAttention" in type(o.grad_fn).__name__

@@ -191,6 +191,22 @@ def test_a_captured_training_step_follows_new_contents() -> None:
     close([o, *found], [again, *gradients(again, leaves, do)], torch.bfloat16)
 
 
+def test_u114_a_captured_call_follows_longer_lengths() -> None:
+    """flash-attention#1164: captured with few keys, replayed with many."""
+    q, k, v = inputs(rows=512, grad=False)
+    lengths = torch.full((q.shape[0],), 3, device="cuda", dtype=torch.int32)
+    fulmen.attention(q, k, v, kv_lengths=lengths)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        o, lse = fulmen.attention(q, k, v, kv_lengths=lengths, return_lse=True)
+    for length in (512, 100, 0, 385):
+        lengths.fill_(length)
+        graph.replay()
+        expected = fulmen.attention(q, k, v, kv_lengths=lengths, return_lse=True)
+        assert torch.equal(o, expected[0])
+        assert torch.equal(lse, expected[1])
+
+
 def test_a_captured_dropout_draws_anew_and_its_backward_has_the_same_lots() -> None:
     q, k, v = inputs(torch.float32)
     do = torch.randn_like(q)

@@ -76,7 +76,7 @@ def test_the_rungs_stand_in_one_table(tmp_path) -> None:
     sizes = ["--rows", "40", "--heads", "2", "--dim", "16", "--seconds", "0.001"]
     assert rung("compare").main([*sizes, "--causal", "-o", str(table)]) == 0
     lines = [json.loads(line) for line in table.read_text().splitlines()]
-    assert {"naive", "chunked", "torch"} < {line["rung"] for line in lines}
+    assert {"naive", "chunked", "torch"} < {line["who"] for line in lines}
     assert all(line["max_error"] < 1e-5 for line in lines)
 
 

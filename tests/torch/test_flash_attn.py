@@ -109,6 +109,16 @@ def test_a_contiguous_cache_is_appended_to_in_place(entries: Any) -> None:
     torch.testing.assert_close(plain, expected)
 
 
+def test_slopes_that_wait_for_a_gradient_get_none_as_in_flash_attention() -> None:
+    q, k, v = (torch.randn(1, 5, 2, 8, requires_grad=True) for _ in range(3))
+    slopes = torch.nn.Parameter(torch.tensor([0.5, 0.25]))
+    o = fa2.flash_attn_func(q, k, v, causal=True, alibi_slopes=slopes)
+    o.sum().backward()
+    assert slopes.grad is None
+    constant = fa2.flash_attn_func(q, k, v, causal=True, alibi_slopes=slopes.data)
+    assert torch.equal(o, constant)
+
+
 def test_what_is_refused_is_refused_by_name() -> None:
     x = torch.zeros(1, 2, 1, 8)
     with pytest.raises(fulmen.UnsupportedError, match="S_dmask"):

@@ -222,6 +222,15 @@ def test_vmap_one_by_one_where_the_batch_cannot_hold_it() -> None:
     torch.testing.assert_close(found, torch.stack(expected))
 
 
+def test_a_checkpoint_may_end_with_attention() -> None:
+    """It leaves the repeated call by an exception as soon as the last tensor is kept."""
+    leaves = inputs(dtype=torch.float32)
+    do = torch.randn_like(leaves[0])
+    o = checkpoint.checkpoint(fulmen.attention, *leaves, use_reentrant=False)
+    expected = torch.autograd.grad(fulmen.attention(*leaves), leaves, do)
+    assert all(map(torch.equal, torch.autograd.grad(o, leaves, do), expected))
+
+
 def test_checkpoint_policy_keeps_the_output() -> None:
     runs = []
 

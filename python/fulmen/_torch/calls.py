@@ -80,7 +80,9 @@ def attention(
             scale, softcap, causal, alignment, window, layout, backend, implementation,
             deterministic or guards.is_deterministic(), batch_invariant, precision,
         )  # fmt: skip
-        return plain_attention(plain_calls.get(chosen) or plain_call(chosen), q, k, v)
+        call = plain_calls.get(chosen) or plain_call(chosen)
+        if call is not None:
+            return plain_attention(call, q, k, v)
     if not (bias is alibi_slopes is sinks is None):
         check_addends(bias, alibi_slopes, sinks)
     deterministic = deterministic or torch.are_deterministic_algorithms_enabled()

@@ -14,28 +14,29 @@ from typing import Any, Callable
 import torch
 
 
-def _found(owner: Any, *path: str) -> Any:
+def found(owner: Any, *path: str) -> Any:
+    """A name of torch's; None where it is missing."""
     for name in path:
         owner = getattr(owner, name, None)
     return owner
 
 
-_stack_depth = _found(torch, "_C", "_len_torch_dispatch_stack")
-_function_depth = _found(torch, "_C", "_len_torch_function_stack")
-_interpreter = _found(torch, "_C", "_functorch", "peek_interpreter_stack")
-_autograd = _found(torch, "autograd")
-_forward_ad = _found(torch, "autograd", "forward_ad")
-_legacy_batched = _found(torch, "_C", "_functorch", "is_legacy_batchedtensor")
-_is_tracing = _found(torch, "_C", "_get_tracing_state")
+_stack_depth = found(torch, "_C", "_len_torch_dispatch_stack")
+_function_depth = found(torch, "_C", "_len_torch_function_stack")
+_interpreter = found(torch, "_C", "_functorch", "peek_interpreter_stack")
+_autograd = found(torch, "autograd")
+_forward_ad = found(torch, "autograd", "forward_ad")
+_legacy_batched = found(torch, "_C", "_functorch", "is_legacy_batchedtensor")
+_is_tracing = found(torch, "_C", "_get_tracing_state")
 
 # torch.are_deterministic_algorithms_enabled, for where no compiler traces.
 is_deterministic: Callable[[], bool] = (
-    _found(torch, "_C", "_get_deterministic_algorithms")
+    found(torch, "_C", "_get_deterministic_algorithms")
     or torch.are_deterministic_algorithms_enabled
 )
 
 # Whether autocast is on for any kind of device; "always", where torch does not say.
-is_autocast: Callable[[], bool] = _found(torch, "_C", "_is_any_autocast_enabled") or (lambda: True)
+is_autocast: Callable[[], bool] = found(torch, "_C", "_is_any_autocast_enabled") or (lambda: True)
 
 is_compiling: Callable[[], bool] = torch.compiler.is_compiling
 is_traced: Callable[[], bool] = torch.compiler.is_dynamo_compiling  # export has modes besides
@@ -60,20 +61,6 @@ def is_watched() -> bool:
         or _forward_ad._current_level >= 0
         or _autograd._profiler_enabled()
         or _is_tracing() is not None
-    )
-
-
-def is_backward_watched(do: Any) -> bool:
-    """The same in a backward pass whose forward pass nobody watched; do may be many at once."""
-    return bool(
-        not _known
-        or torch.is_grad_enabled()
-        or _stack_depth() > 0
-        or _interpreter() is not None
-        or _forward_ad._current_level >= 0
-        or _is_tracing() is not None
-        or _legacy_batched is None
-        or _legacy_batched(do)
     )
 
 

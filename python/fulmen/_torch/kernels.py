@@ -18,8 +18,8 @@ from .. import options
 from .._library import BACKWARD_RESULTS, FORWARD_RESULTS, Where, library, run
 from .._nvrtc import announce
 from ..arrays import torch_checked
-from ..functional import merge_arrays
 from ..kinds import CURRENT_STREAM, NO_STREAM, TorchKind
+from ..merging import merge_arrays
 from ..options import Layout
 from .settings import DIFFERENTIABLE, NUM_ARRAYS, Arrays, Settings
 

@@ -16,13 +16,13 @@ import fulmen
 from fulmen.inspection import OPTIMISATIONS, phantom
 from fulmen.kinds import named_dtype
 
+from .arguments import positive, shape_of
 from .benchmark.cells import ITEM_BYTES, Cell
 from .benchmark.page import figure
 from .benchmark.records import Record, Run, write_lines
 from .benchmark.reference import Truth
 from .benchmark.sides import Answer, Fulmen, random_tensors
 from .benchmark.timing import GpuTimer
-from .explain import shape_of
 from .output import ACCEPTABLE, BadInputError, Output
 
 DESCRIPTION = """\
@@ -71,7 +71,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"only these rungs, of {', '.join(LADDER)}")  # fmt: skip
     add("--device", metavar="NAME", help="of a GPU that need not be here, such as h100; its "
         "kernels are compiled and not run")  # fmt: skip
-    add("--rounds", type=int, default=5, metavar="N", help="visits of each rung; 5")
+    add("--rounds", type=positive, default=5, metavar="N", help="visits of each rung; 5")
     add("-o", "--output", type=Path, metavar="FOLDER", help="write DATE-ablation-CARD.jsonl there")
 
 

@@ -18,6 +18,7 @@ import numpy as np
 import fulmen
 from fulmen.options import CPU_IMPLEMENTATIONS, GPU_IMPLEMENTATIONS, PRECISIONS
 
+from .arguments import positive
 from .benchmark import machine, peers_other, peers_torch
 from .benchmark.cells import GRIDS, ITEM_BYTES, Cell
 from .benchmark.fma_peak import FmaPeak
@@ -69,18 +70,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="forward, options, backward, training, float32, small (GPU), cpu; default: forward "
         "where a GPU is, else cpu")  # fmt: skip
     add("--backend", choices=("auto", "cpu", "cuda"), default="auto", help="of the default grid")
-    add("--rows", type=int, nargs="+", metavar="S", help="these sequence lengths")
-    add("--dims", type=int, nargs="+", metavar="D", help="these head dims")
+    add("--rows", type=positive, nargs="+", metavar="S", help="these sequence lengths")
+    add("--dims", type=positive, nargs="+", metavar="D", help="these head dims")
     add("--dtype", choices=tuple(ITEM_BYTES), help="instead of the grid's")
-    add("--implementation", action="append", choices=("auto", *IMPLEMENTATIONS), metavar="NAME",
-        help="of fulmen; several are several rows; auto")  # fmt: skip
-    add("--precision", action="append", choices=tuple(PRECISIONS), metavar="NAME",
+    add("--implementation", action="extend", nargs="+", choices=("auto", *IMPLEMENTATIONS),
+        metavar="NAME", help="of fulmen; several are several rows; auto")  # fmt: skip
+    add("--precision", action="extend", nargs="+", choices=tuple(PRECISIONS), metavar="NAME",
         help="of float32 products: float32, tf32, 3xtf32; several are several rows")  # fmt: skip
     add("--peers", nargs="*", choices=tuple(PEERS), metavar="NAME",
         help=f"others beside fulmen, of {', '.join(PEERS)}; without names: none")  # fmt: skip
     add("--fa3-operators", metavar="PATH", help="FlashAttention-3 from its shared library")
     add("--sustained", action="store_true", help="also back to back on a hot card (GPU)")
-    add("--rounds", type=int, default=5, metavar="N", help="visits of each side; 5")
+    add("--rounds", type=positive, default=5, metavar="N", help="visits of each side; 5")
     add(
         "--seconds", type=float, default=math.inf, metavar="T", help="begin no cell after T seconds"
     )

@@ -8,14 +8,13 @@ import argparse
 import os
 import time
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import fulmen
 from fulmen.options import GPU_IMPLEMENTATIONS
 
+from .arguments import DTYPES, new_file
 from .output import BadInputError, Output, bytes_text
-from .run import DTYPES
 
 DESCRIPTION = """\
 Compiles the kernels of attention for GPUs that need not be here, and writes them into one file. A
@@ -34,7 +33,7 @@ MASKS: dict[str, dict[str, Any]] = {
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of the command."""
     add = parser.add_argument
-    add("-o", "--output", type=Path, required=True, metavar="FILE", help="the bundle")
+    add("-o", "--output", type=new_file, required=True, metavar="FILE", help="the bundle")
     add("--arch", action="append", required=True, metavar="GPU",
         help="sm_80, sm_90a, h100, ...; may be given several times")  # fmt: skip
     add("--dim", type=int, action="append", metavar="D", help="head dims; 64 and 128")

@@ -13,8 +13,8 @@ from fulmen.kinds import named_dtype
 from fulmen.options import BACKENDS, GPU_IMPLEMENTATIONS, IMPLEMENTATIONS, PRECISIONS
 
 from . import count
+from .arguments import DTYPES, shape_of, window
 from .output import BadInputError, Output, bytes_text
-from .run import DTYPES, _window
 
 DESCRIPTION = """\
 Says which implementation a call would use, why, why each other one not, and its arithmetic. SHAPE
@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--backward", action="store_true", help="the gradients instead of the forward pass")
     add("--causal", action="store_true")
     add("--alignment", choices=("bottom_right", "top_left"), default="bottom_right")
-    add("--window", type=_window, metavar="W|LEFT,RIGHT", help="-1 for no limit")
+    add("--window", type=window, metavar="W|LEFT,RIGHT", help="-1 for no limit")
     add("--softcap", type=float, default=0.0)
     add("--dropout", type=float, default=0.0, metavar="P")
     add("--backend", choices=tuple(BACKENDS), default="auto")
@@ -137,17 +137,3 @@ def _target(arguments: argparse.Namespace) -> dict[str, Any]:
         is_gpu = arguments.backend == "cuda" or arguments.implementation in GPU_IMPLEMENTATIONS
         return {"device": 0} if is_gpu else {}
     return {"device": int(device)} if device.isdigit() else {"device_name": device}
-
-
-def shape_of(text: str) -> tuple[int, ...]:
-    """Batch, heads, rows and dim.
-
-    Raises:
-        BadInputError: SHAPE is not one.
-    """
-    parts = text.lower().split("x")
-    if len(parts) != 4 or not all(part.isdigit() for part in parts):
-        raise BadInputError(
-            f"SHAPE is {text!r}; BATCHxHEADSxROWSxDIM is expected, such as 2x8x1024x64"
-        )
-    return tuple(int(part) for part in parts)

@@ -64,7 +64,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     argv = sys.argv[1:] if argv is None else argv
     top = parser(next((word for word in argv if word in COMMANDS), None))
-    arguments = top.parse_args(argv)
+    arguments, unknown = top.parse_known_args(argv)
+    if unknown:
+        name = " ".join(filter(None, (top.prog, arguments.command)))
+        Parser(prog=name).error(f"unrecognized arguments: {' '.join(unknown)}")
     if arguments.version:
         import fulmen
 

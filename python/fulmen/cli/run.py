@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,9 @@ import fulmen
 from fulmen.options import PRECISIONS
 
 from . import accuracy, measure, naive, tensor_file
-from .output import ACCEPTABLE, BAD, BadInputError, Output, bytes_text, seconds_text
+from .arguments import DTYPES, new_file, window
+from .output import BadInputError, Output
+from .run_report import Finished, as_json, report, write_results
 from .tensor_file import Array, FileProblem
 
 DESCRIPTION = """\
@@ -27,35 +28,20 @@ o, lse, dq, dk, dv, dbias, dsinks; each prefix is one problem. Metadata: layout,
 window, scale, softcap; flags override it. Without a file: the shipped example, one training step of
 a small character model.
 """
-DTYPES = ("float64", "float32", "float16", "bfloat16")
 OVERRIDES = ("causal", "alignment", "window", "scale", "softcap")
-
-
-@dataclass
-class Finished:
-    """One problem after its run."""
-
-    name: str
-    tensors: dict[str, Array]
-    options: dict[str, Any]
-    results: dict[str, Array]
-    measured: dict[str, measure.Measured]
-    naive_bytes: dict[str, int]  # closed form
-    naive_run: dict[str, Any] | None
-    lines: list[dict[str, Any]]  # accuracy.judged
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of the command."""
     add = parser.add_argument
     add("file", nargs="?", type=Path, metavar="FILE", help="a safetensors file")
-    add("-o", "--output", type=Path, metavar="FILE", help="write o, lse and gradients there")
+    add("-o", "--output", type=new_file, metavar="FILE", help="write o, lse and gradients there")
     add("--prefix", action="append", help="only this problem of the file; may be repeated")
     add("--dtype", choices=DTYPES, help="convert the inputs first")
     add("--layout", help="axes of q, k, v, o: bhsd, bshd, hsd, shd or sd")
     add("--causal", action=argparse.BooleanOptionalAction, default=None)
     add("--alignment", choices=("bottom_right", "top_left"))
-    add("--window", type=_window, metavar="W|LEFT,RIGHT", help="-1 for no limit")
+    add("--window", type=window, metavar="W|LEFT,RIGHT", help="-1 for no limit")
     add("--scale", type=float)
     add("--softcap", type=float)
     add("--backend", default="auto", help="auto or cpu")
@@ -64,13 +50,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="of float32 products: tf32 and 3xtf32 allow a GPU's tensor cores")  # fmt: skip
     add("--repeat", type=int, default=0, metavar="N", help="times of each operation; 0: enough")
     add("--no-backward", action="store_true", help="leave the gradients out")
-
-
-def _window(text: str) -> Any:
-    try:
-        return tensor_file.parse_window(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def example() -> Path:
@@ -217,110 +196,3 @@ def naive_bytes(said: Any, measured: dict[str, Any], results: dict[str, Array]) 
         matrices = naive.matrix_bytes(heads * rows * columns, wide, operation == "backward")
         found[operation] = matrices + outputs
     return found
-
-
-def report(one: Finished, output: Output) -> None:
-    """One problem as text."""
-    output.line()
-    axes = f"{one.options['layout']}"
-    shapes = ", ".join(f"{n} {'x'.join(map(str, one.tensors[n].shape))}" for n in "qkv")
-    name = f"{one.name}: " if one.name else ""
-    output.line(f"{name}{shapes} ({axes}), {one.tensors['q'].dtype.name}; {_options_text(one)}")
-    for operation, m in one.measured.items():
-        e = m.explanation
-        output.line(f"{operation}: {e['implementation']} on {e['backend']}: {e['reason']}")
-        for other in e["rejected"]:
-            output.line(f"  not {other['implementation']}: {other['reason']}")
-    rows = []
-    for operation, m in one.measured.items():
-        way = (one.naive_run or {}).get(operation)
-        rows.append((
-            operation, seconds_text(m.median), str(len(m.seconds)),
-            f"{m.flops / m.median / 1e9:.3g}", bytes_text(m.memory_bytes),
-            bytes_text(one.naive_bytes[operation]),
-            f"{bytes_text(way['peak_bytes'])} in {seconds_text(way['seconds'])}" if way else "",
-        ))  # fmt: skip
-    columns = ("operation", "median", "of", "GFLOP/s", "memory", "naive needs", "naive in NumPy")
-    output.table(columns, rows)
-    if one.lines:
-        output.table(
-            ("result", "largest error", "largest value", "of allowed", "verdict", "reference"),
-            [_verdict_row(line) for line in one.lines],
-            lambda row: BAD if row[4] == "too far" else ACCEPTABLE if row[4] else "",
-        )
-        for line in one.lines:
-            if line.get("passed") is False:
-                output.line(f"{line['result']}: {line['message']}", BAD)
-    else:
-        output.line("no reference in the file, and too large for one to be computed here")
-
-
-def _verdict_row(line: dict[str, Any]) -> tuple[str, ...]:
-    passed = line.get("passed")
-    verdict = "" if passed is None else "within rule" if passed else "too far"
-    return (
-        line["result"],
-        f"{line['largest_error']:.2e}",
-        f"{line['largest_value']:.2e}",
-        "" if passed is None else f"{line['of_allowed']:.2f}",
-        verdict,
-        line["reference"],
-    )
-
-
-def _options_text(one: Finished) -> str:
-    o = one.options
-    words = ["causal" if o.get("causal") else "not causal"]
-    words += [f"{n} {o[n]}" for n in ("scale", "window", "softcap", "alignment") if o.get(n)]
-    words += [n for n in ("bias", "mask", "sinks") if n in o]
-    if "cu_q" in o:
-        words.append(f"{len(o['cu_q']) - 1} packed sequences")
-    if "kv_lengths" in o:
-        words.append(f"lengths {o['kv_lengths'].tolist()}")
-    return ", ".join(words)
-
-
-def write_results(path: Path, finished: list[Finished]) -> None:
-    """Results under the names that references have, so that a later run can compare."""
-    tensors = {
-        f"{one.name}.{name}" if one.name else name: x
-        for one in finished
-        for name, x in one.results.items()
-    }
-    metadata = {"layout": finished[0].options["layout"], "made_by": f"fulmen {fulmen.__version__}"}
-    tensor_file.write(path, tensors, metadata)
-
-
-def as_json(file: Any, finished: list[Finished], written: Path | None) -> dict[str, Any]:
-    """Everything that the text says, and a little more."""
-    return {
-        "file": str(file.path),
-        "metadata": file.metadata,
-        "unused_tensors": file.ignored,
-        "written": None if written is None else str(written),
-        "problems": [
-            {
-                "name": one.name,
-                "dtype": one.tensors["q"].dtype.name,
-                "layout": one.options["layout"],
-                "shapes": {n: list(x.shape) for n, x in one.tensors.items()},
-                "options": _options_text(one),
-                "operations": {
-                    operation: {
-                        "explanation": dict(m.explanation),
-                        "median_seconds": m.median,
-                        "repeats": len(m.seconds),
-                        "flops": m.flops,
-                        "gflops_per_second": m.flops / m.median / 1e9,
-                        "memory_bytes": m.memory_bytes,
-                        "workspace_bytes": m.workspace_bytes,
-                        "naive_bytes": one.naive_bytes[operation],
-                        "naive_measured": (one.naive_run or {}).get(operation),
-                    }
-                    for operation, m in one.measured.items()
-                },
-                "accuracy": one.lines,
-            }
-            for one in finished
-        ],
-    }

@@ -60,7 +60,7 @@ def _options(
         "causal": causal,
         "window": (left, 0 if causal else right),
         "softcap": softcap,
-        "alibi_slopes": alibi_slopes,
+        "alibi_slopes": None if alibi_slopes is None else alibi_slopes.detach(),
         "deterministic": deterministic,
         "dropout_p": dropout_p,
     }

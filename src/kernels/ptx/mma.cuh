@@ -39,11 +39,25 @@ inline void mma_m16n8k8_tf32(float* d, const u32 (&a)[4], u32 b0, u32 b1) {
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// cvt.rna.tf32.f32: to the nearest number of 11 significant bits, ties away from zero.
+// To the nearest number of 11 significant bits; of two as near as each other the even one on Hopper
+// and later, where that is one instruction, before it the larger one, which takes four.
 inline u32 round_to_tf32(u32 x) {
   u32 y;
+#if __CUDA_ARCH__ >= 900
+  asm("cvt.rn.tf32.f32 %0, %1;" : "=r"(y) : "r"(x));
+#else
   asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(y) : "r"(x));
+#endif
   return y;
+}
+
+// The same where a NaN may become any number: two instructions before Hopper.
+inline u32 round_number_to_tf32(u32 x) {
+#if __CUDA_ARCH__ >= 900
+  return round_to_tf32(x);
+#else
+  return (x + 0x1000u) & 0xffffe000u;
+#endif
 }
 
 }  // namespace fulmen::ptx

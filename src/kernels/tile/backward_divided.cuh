@@ -137,14 +137,14 @@ struct BackwardDividedConsumer : BackwardWarpgroup<kConfig> {
 #pragma unroll 1
     for (;;) {
       shared.mail().wait(mail_at);
-      const BackwardMail mail = shared.read_mail(mail_at);
-      if (mail.index >= params.num_items()) break;
+      const i32 num_steps = shared.read_num_steps(mail_at);
+      if (num_steps == BackwardMail::kEnd) break;
       Sums sums;
-      if (mail.num_steps > 0) {
+      if (num_steps > 0) {
         if constexpr (kDk) {
           sum_dk(sums);
         } else {
-          sum_dv(sums, mail.item.kv_block * kConfig.kv_rows());
+          sum_dv(sums, shared.read_item(mail_at).kv_block * kConfig.kv_rows());
         }
         kv_at.advance();
       } else {
@@ -154,9 +154,9 @@ struct BackwardDividedConsumer : BackwardWarpgroup<kConfig> {
       ptx::warp_sync();
       if (thread % 32 == 0) ptx::mbarrier_arrive(shared.added(mail_at));
       // The mail is read again: nothing but the sums has lived through the steps.
-      const BackwardMail done = shared.read_mail(mail_at);
+      const BackwardItem done = shared.read_item(mail_at);
       if constexpr (kConfig.hides_pairs()) {
-        report_spoiled(params.spoiled, done.item.line, probe(sums));
+        report_spoiled(params.spoiled, done.line, probe(sums));
       }
       const BackwardOutput<kConfig> output{*this};
       if constexpr (kDk) {

@@ -4,7 +4,7 @@
 // The way of dQ: every block of keys adds its share to float32 sums in global memory, in the order
 // of wgmma fragments, and when all blocks of keys of a line have done so the sums are scaled,
 // rounded and cleared. A line's sums are a slot; few slots are used over and over, so that they
-// stay in the L2 cache.
+// stay in the L2 cache. Where sequences differ so would slots, and every row has sums of its own.
 #pragma once
 
 #include "kernels/ptx/grid.cuh"
@@ -17,11 +17,18 @@ namespace fulmen {
 
 // Sums of one head of a line are tiles of q_rows * dims floats, one for each block of queries:
 // first the part of warpgroup 0, then of warpgroup 1; in a part float4 j of thread t at 512 j + 4
-// t. Number of the first tile of a head.
+// t. Number of the first tile of a line's first head, and of tiles of a head.
 template <BackwardConfig kConfig>
-constexpr u32 first_dq_tile(const BackwardParams& params, i32 line, i32 head) {
-  const u32 slot_head = u32(line % params.num_slots) * params.group_size() + head;
+constexpr u32 first_dq_tile(const BackwardParams& params, i32 line, i32 q_begin) {
+  if constexpr (kConfig.sequences) {
+    return u32(first_kept_row<kConfig>(params, line, q_begin) / kConfig.q_rows);
+  }
+  const u32 slot_head = u32(line % params.num_slots) * params.group_size();
   return slot_head * (params.padded_q_rows() / kConfig.q_rows);
+}
+template <BackwardConfig kConfig>
+constexpr u32 dq_tiles_of_head(const BackwardParams& params) {
+  return u32((kConfig.sequences ? params.rows_of_head : params.padded_q_rows()) / kConfig.q_rows);
 }
 template <BackwardConfig kConfig>
 constexpr float* dq_tile(const BackwardParams& params, u32 tile) {
@@ -29,8 +36,9 @@ constexpr float* dq_tile(const BackwardParams& params, u32 tile) {
 }
 
 // Whether a later line has this one's slot.
+template <BackwardConfig kConfig>
 constexpr bool is_reused(const BackwardParams& params, i32 line) {
-  return line + params.num_slots < params.num_lines();
+  return !kConfig.sequences && line + params.num_slots < params.num_lines();
 }
 
 template <BackwardConfig kConfig>
@@ -76,16 +84,17 @@ struct DqFinish {
         ptx::pack<kConfig.dtype>(x * params.scale, y * params.scale);
   }
 
-  void finish_piece(i32 line, i32 head, i32 block, bool clear) const {
-    float* sums = dq_tile<kConfig>(params, first_dq_tile<kConfig>(params, line, head)) +
-                  i64(block) * BackwardConfig::kFinishRows * kConfig.dims;
-    const i32 index = line / params.heads_kv;
-    const i32 q_head = (line - index * params.heads_kv) * params.group_size() + head;
-    const Sequence sequence = backward_sequence<kConfig>(params, index);
-    const i64 first_row = sequence.q_begin + i64(block) * BackwardConfig::kFinishRows;
-    u16* out = params.dq + sequence.batch * params.dq_stride_batch +
-               q_head * params.dq_stride_head + first_row * params.dq_stride_row;
-    const i32 rows = sequence.shape.q_len - block * BackwardConfig::kFinishRows;
+  void finish_piece(const BackwardRounding& line, i32 head, i32 block) const {
+    const bool clear = is_reused<kConfig>(params, line.line);
+    const u32 tile = first_dq_tile<kConfig>(params, line.line, line.q_begin) +
+                     u32(head) * dq_tiles_of_head<kConfig>(params);
+    float* sums =
+        dq_tile<kConfig>(params, tile) + i64{block} * BackwardConfig::kFinishRows * kConfig.dims;
+    const i32 q_head = line.line % params.heads_kv * params.group_size() + head;
+    u16* out = params.dq + batch_of<kConfig>(params, line.line) * params.dq_stride_batch +
+               q_head * params.dq_stride_head +
+               (i64{line.q_begin} + block * BackwardConfig::kFinishRows) * params.dq_stride_row;
+    const i32 rows = line.q_len - block * BackwardConfig::kFinishRows;
     ptx::F32x4 left[kSteps], right[kSteps];
 #pragma unroll
     for (i32 k = 0; k < kSteps; ++k) {
@@ -106,18 +115,15 @@ struct DqFinish {
         ptx::store_l2_x4(sums + offset(unit(k)) + 512, {});
       }
     }
-    if constexpr (kConfig.hides_pairs()) report_spoiled(params.spoiled, line, found);
+    if constexpr (kConfig.hides_pairs()) report_spoiled(params.spoiled, line.line, found);
   }
 
-  // The part of item `index`, whose line is complete.
-  void run(i32 index) const {
-    const BackwardItem item = backward_item(params, index);
-    const bool clear = is_reused(params, item.line);
-    const Interval pieces = finished_pieces(params, item.kv_block);
+  // Pieces of a line that is complete.
+  void run(const BackwardRounding& line) const {
 #pragma unroll 1
-    for (i32 piece = i32(pieces.begin); piece < i32(pieces.end); ++piece) {
-      const i32 head = piece / params.num_finish_blocks;
-      finish_piece(item.line, head, piece - head * params.num_finish_blocks, clear);
+    for (i32 piece = line.begin; piece < line.end; ++piece) {
+      const i32 head = piece / line.blocks;
+      finish_piece(line, head, piece - head * line.blocks);
     }
   }
 };

@@ -13,7 +13,8 @@
 namespace fulmen {
 
 // A tile at the end of a sequence also brings rows of the next one, or of nobody, with anything in
-// them: 0 times NaN would be seen. They become 0 before the consumers look.
+// them: 0 times NaN would be seen. They become 0 before the consumers look. Other tiles go from the
+// copy engine to the consumers.
 template <BackwardConfig kConfig>
 struct BackwardCleaner {
   using Shared = BackwardShared<kConfig>;
@@ -24,46 +25,54 @@ struct BackwardCleaner {
   typename Shared::StageCursor at;
   typename Shared::DOutCursor dout_at;
   typename Shared::KvCursor kv_at;
+  u32 phases = 0;  // bit i: which phase of landed barrier i comes next
 
-  // Clears rows from `begin` on, and hands the tile over.
-  void clean(u32 tile, u32 full, i32 rows, i32 begin) const {
-    if (begin < rows) {
+  // Waits for the tile, clears its rows from `begin` on, and hands it over.
+  void clean(u32 landed, u32 tile, u32 full, i32 rows, i32 begin) {
+    const u32 bit = (landed - shared.k_landed()) / 8;
+    ptx::mbarrier_wait(landed, phases >> bit & 1);
+    phases ^= 1u << bit;
 #pragma unroll 1
-      for (i32 d = 0; d < kConfig.dims; d += 64) {
-        for (i32 unit = max(begin, 0) * 8 + i32(lane); unit < rows * 8; unit += 32) {
-          ptx::store_shared_x4(tile + d * rows * 2 + unit * 16, {});
-        }
+    for (i32 d = 0; d < kConfig.dims; d += 64) {
+      for (i32 unit = max(begin, 0) * 8 + i32(lane); unit < rows * 8; unit += 32) {
+        ptx::store_shared_x4(tile + d * rows * 2 + unit * 16, {});
       }
-      ptx::fence_proxy_async();
     }
+    ptx::fence_proxy_async();
     ptx::warp_sync();
     if (lane == 0) ptx::mbarrier_arrive(full);
   }
 
-  void clean_item(const BackwardMail& mail) {
+  void clean_item(const BackwardItem& item, i32 num_steps) {
     const auto q = shared.q();
     const auto dout = shared.dout();
-    const i32 keys = mail.shape.kv_len - mail.item.kv_block * kConfig.kv_rows();
+    const auto k = shared.k(), v = shared.v();
+    const i32 keys = item.shape.kv_len - item.kv_block * kConfig.kv_rows();
+    const bool cuts_keys = keys < kConfig.kv_rows();
+    const BackwardWalk walk = backward_walk<kConfig>(params, item.shape, item.kv_block);
+    BackwardStep step;
 #pragma unroll 1
-    for (i32 i = 0; i < mail.num_steps; ++i) {
-      ptx::mbarrier_wait(shared.q_landed(at), at.parity);
-      const i32 queries = mail.shape.q_len - shared.read_step(at).q_block() * kConfig.q_rows;
-      clean(q.address(at), q.full(at), kConfig.q_rows, queries);
-      if (i == 0) {
-        ptx::mbarrier_wait(shared.k_landed(), kv_at.parity);
-        clean(shared.k().address(kv_at), shared.k().full(kv_at), kConfig.kv_rows(), keys);
-      }
+    for (i32 i = 0; i < num_steps; ++i, step.advance(walk)) {
+      const i32 queries = item.shape.q_len - step.q_block(walk) * kConfig.q_rows;
+      const bool cuts_queries = queries < kConfig.q_rows;
+      const bool cuts_keys_here = cuts_keys && i == 0;
       const auto do_at = Shared::dout_cursor(at, dout_at);
-      ptx::mbarrier_wait(shared.dout_landed(do_at), do_at.parity);
-      clean(dout.address(do_at), dout.full(do_at), kConfig.q_rows, queries);
-      if (kConfig.needs_dp() && i == 0) {
-        ptx::mbarrier_wait(shared.v_landed(), kv_at.parity);
-        clean(shared.v().address(kv_at), shared.v().full(kv_at), kConfig.kv_rows(), keys);
+      if (cuts_queries)
+        clean(shared.q_landed(at), q.address(at), q.full(at), kConfig.q_rows, queries);
+      if (cuts_keys_here) {
+        clean(shared.k_landed(), k.address(kv_at), k.full(kv_at), kConfig.kv_rows(), keys);
       }
-      if (i == 0) kv_at.advance();
+      if (cuts_queries) {
+        clean(shared.dout_landed(do_at), dout.address(do_at), dout.full(do_at), kConfig.q_rows,
+              queries);
+      }
+      if (kConfig.needs_dp() && cuts_keys_here) {
+        clean(shared.v_landed(), v.address(kv_at), v.full(kv_at), kConfig.kv_rows(), keys);
+      }
       at.advance();
       dout_at.advance();
     }
+    if (num_steps > 0) kv_at.advance();
   }
 
   void run() {
@@ -71,9 +80,9 @@ struct BackwardCleaner {
 #pragma unroll 1
     for (;;) {
       shared.mail().wait(mail_at);
-      const BackwardMail mail = shared.read_mail(mail_at);
-      if (mail.index >= params.num_items() + params.lag) return;
-      if (mail.index < params.num_items()) clean_item(mail);
+      const i32 num_steps = shared.read_num_steps(mail_at);
+      if (num_steps == BackwardMail::kEnd) return;
+      if (num_steps > 0) clean_item(shared.read_item(mail_at), num_steps);
       ptx::warp_sync();
       if (lane == 0) shared.mail().release(mail_at);
       mail_at.advance();
@@ -91,14 +100,16 @@ struct BackwardReporter {
 #pragma unroll 1
     for (;;) {
       shared.mail().wait(mail_at);
-      const BackwardMail mail = shared.read_mail(mail_at);
-      if (mail.index >= params.num_items() + params.lag) return;
-      if (mail.index < params.num_items()) {
+      const i32 num_steps = shared.read_num_steps(mail_at);
+      if (num_steps == BackwardMail::kEnd) return;
+      if (num_steps >= 0) {
         ptx::mbarrier_wait(shared.added(mail_at), mail_at.parity);
-        ptx::announce(params.done + mail.item.line);
-        if (kConfig.dq && mail.index >= params.lag) {
-          const i32 rounded = backward_item(params, mail.index - params.lag).line;
-          if (is_reused(params, rounded)) ptx::announce(params.freed + rounded);
+        ptx::announce(params.done + shared.read_item(mail_at).line);
+        if (kConfig.dq) {
+          const i32 rounded = shared.read_rounding(mail_at).line;
+          if (rounded >= 0 && is_reused<kConfig>(params, rounded)) {
+            ptx::announce(params.freed + rounded);
+          }
         }
       }
       shared.mail().release(mail_at);

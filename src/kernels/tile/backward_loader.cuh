@@ -36,12 +36,17 @@ struct BackwardLoader {
     return seeing_blocks<kConfig>(params.mask, shape, key, 64).full;
   }
 
-  void load_item(const BackwardItem& item, const Sequence& sequence, const BackwardWalk& walk) {
-    const i32 index = item.line / params.heads_kv;
-    const i32 kv_head = item.line - index * params.heads_kv;
-    const i32 batch = i32(sequence.batch);
+  // Where a tile is announced: at the cleaner's barrier if rows of nobody come with it.
+  u32 landing(u32 full, u32 landed, i32 rows, i32 rows_left) const {
+    return kConfig.sequences && rows_left < rows ? landed : full;
+  }
+
+  void load_item(const BackwardItem& item, const BackwardWalk& walk) {
+    const i32 kv_head = item.line % params.heads_kv;
+    const i32 batch = batch_of<kConfig>(params, item.line);
     const i32 key = item.kv_block * kConfig.kv_rows();
-    const i32 kv_row = i32(sequence.kv_begin) + key;
+    const i32 keys_left = item.shape.kv_len - key;
+    const i32 kv_row = item.kv_begin + key;
     const i32 num_steps = walk.num_steps();
     if (num_steps > 0) {  // K and V are still in use by the item before: to the L2 meanwhile
 #pragma unroll
@@ -52,28 +57,30 @@ struct BackwardLoader {
         }
       }
     }
-    if (kConfig.dq && item.line >= params.num_slots) {  // its sums are clear again
+    if (kConfig.dq && !kConfig.sequences && item.line >= params.num_slots) {
+      // its sums are clear again
       ptx::await(params.freed + item.line - params.num_slots, params.num_kv_blocks);
     }
     const auto q = shared.q();
     const auto dout = shared.dout();
     const auto k = shared.k(), v = shared.v();
-    const Interval full[2] = {full_blocks(sequence.shape, key + kConfig.first_key(0)),
-                              full_blocks(sequence.shape, key + kConfig.first_key(1))};
-    const i64 first_line = i64(batch) * params.heads_q + kv_head * params.group_size();
-    const i64 first_row =
-        padded_row(kConfig.sequences && params.attention.packed, index, sequence.q_begin);
+    const Interval full[2] = {full_blocks(item.shape, key + kConfig.first_key(0)),
+                              full_blocks(item.shape, key + kConfig.first_key(1))};
+    const i64 first_row = first_kept_row<kConfig>(params, item.line, item.q_begin);
+    const u32 first_tile = first_dq_tile<kConfig>(params, item.line, item.q_begin);
     BackwardStep step;
 #pragma unroll 1
     for (i32 i = 0; i < num_steps; ++i, step.advance(walk)) {
       const i32 head = kv_head * params.group_size() + step.head;
       const i32 q_block = step.q_block(walk);
-      const i32 row = i32(sequence.q_begin) + q_block * kConfig.q_rows;
-      const i64 kept =
-          (first_line + step.head) * params.rows_of_head + first_row + q_block * kConfig.q_rows;
-      const u32 q_full = kConfig.sequences ? shared.q_landed(at) : q.full(at);
+      const i32 first_query = q_block * kConfig.q_rows;
+      const i32 row = item.q_begin + first_query;
+      const i64 kept = first_row + step.head * params.rows_of_head + first_query;
+      const i32 rows_left = item.shape.q_len - first_query;
+      const u32 q_full = landing(q.full(at), shared.q_landed(at), kConfig.q_rows, rows_left);
       const auto do_at = Shared::dout_cursor(at, dout_at);
-      const u32 dout_full = kConfig.sequences ? shared.dout_landed(do_at) : dout.full(do_at);
+      const u32 dout_full =
+          landing(dout.full(do_at), shared.dout_landed(do_at), kConfig.q_rows, rows_left);
       ptx::mbarrier_wait(q.empty(at), at.parity ^ 1);
       u32 flags = q_block;
       if (i + 1 == num_steps) flags |= BackwardStepMail::kLast;
@@ -81,14 +88,16 @@ struct BackwardLoader {
         if (!full[w].contains(q_block)) flags |= BackwardStepMail::kPartial << w;
       }
       const u32 tile =
-          kConfig.dq ? first_dq_tile<kConfig>(params, item.line, step.head) + q_block : u32(head);
+          kConfig.dq ? first_tile + u32(step.head) * dq_tiles_of_head<kConfig>(params) + q_block
+                     : u32(head);
       shared.write_step(at, {tile, flags});
       ptx::mbarrier_arrive_expect(q_full, kConfig.q_bytes() + kConfig.row_bytes());
       load(params.maps.q, q.address(at), q_full, kConfig.q_rows, row, head, batch);
       ptx::bulk_load(shared.rows(at), params.rows + (kConfig.has_stats ? kept_row(kept) : kept),
                      kConfig.row_bytes(), q_full);
       if (i == 0) {
-        const u32 full_barrier = kConfig.sequences ? shared.k_landed() : k.full(kv_at);
+        const u32 full_barrier =
+            landing(k.full(kv_at), shared.k_landed(), kConfig.kv_rows(), keys_left);
         ptx::mbarrier_wait(k.empty(kv_at), kv_at.parity ^ 1);
         ptx::mbarrier_arrive_expect(full_barrier, kConfig.k_bytes());
         load(params.maps.k, k.address(kv_at), full_barrier, kConfig.kv_rows(), kv_row, kv_head,
@@ -99,7 +108,8 @@ struct BackwardLoader {
       load(params.maps.dout, dout.address(do_at), dout_full, kConfig.q_rows, row, head, batch);
       ptx::bulk_load(shared.delta(do_at), params.delta + kept, kConfig.delta_bytes(), dout_full);
       if (kConfig.needs_dp() && i == 0) {
-        const u32 full_barrier = kConfig.sequences ? shared.v_landed() : v.full(kv_at);
+        const u32 full_barrier =
+            landing(v.full(kv_at), shared.v_landed(), kConfig.kv_rows(), keys_left);
         ptx::mbarrier_wait(v.empty(kv_at), kv_at.parity ^ 1);
         ptx::mbarrier_arrive_expect(full_barrier, kConfig.k_bytes());
         load(params.maps.v, v.address(kv_at), full_barrier, kConfig.kv_rows(), kv_row, kv_head,
@@ -111,27 +121,40 @@ struct BackwardLoader {
     }
   }
 
+  // What the claim of item `index` of `count` asks for; waits until the dQ to be rounded is
+  // complete.
+  BackwardMail mail_of(i32 index, i32 count) const {
+    BackwardMail mail{BackwardMail::kEnd, {}, {-1, 0, 0, 1, 0, 0}};
+    if (index >= count + params.lag) return mail;
+    mail.num_steps = BackwardMail::kNoItem;
+    if (index < count) mail.item = backward_item<kConfig>(params, index);
+    if (kConfig.dq && index >= params.lag) {
+      const BackwardItem before = backward_item<kConfig>(params, index - params.lag);
+      ptx::await(params.done + before.line, before.num_kv_blocks);
+      mail.rounding = rounding_of(params, before);
+    }
+    return mail;
+  }
+
   void run() {
     typename Shared::MailCursor mail_at;
+    const i32 count = num_backward_items<kConfig>(params);
 #pragma unroll 1
     for (;;) {
       // Claims late, so that longest-first balances.
       const i32 index = ptx::atomic_add(params.next_item, 1);
-      const bool has_keys = index < params.num_items();
-      const BackwardItem item = has_keys ? backward_item(params, index) : BackwardItem{0, 0};
-      const Sequence sequence = backward_sequence<kConfig>(params, item.line / params.heads_kv);
-      const BackwardWalk walk = backward_walk<kConfig>(params, sequence.shape, item.kv_block);
-      if (kConfig.dq && params.lag <= index && index < params.num_items() + params.lag) {
-        const i32 line =
-            backward_item(params, index - params.lag).line;  // whose dQ is rounded next
-        ptx::await(params.done + line, params.num_kv_blocks);
+      BackwardMail mail = mail_of(index, count);
+      BackwardWalk walk{};
+      if (index < count) {
+        walk = backward_walk<kConfig>(params, mail.item.shape, mail.item.kv_block);
+        mail.num_steps = walk.num_steps();
       }
       ptx::mbarrier_wait(shared.mail().empty(mail_at), mail_at.parity ^ 1);
-      shared.write_mail(mail_at, {index, walk.num_steps(), item, sequence.shape});
+      shared.write_mail(mail_at, mail);
       ptx::mbarrier_arrive(shared.mail().full(mail_at));
       mail_at.advance();
-      if (index >= params.num_items() + params.lag) return;
-      if (has_keys) load_item(item, sequence, walk);
+      if (mail.num_steps == BackwardMail::kEnd) return;
+      if (mail.has_item()) load_item(mail.item, walk);
     }
   }
 };

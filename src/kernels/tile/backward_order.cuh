@@ -4,7 +4,9 @@
 // In which order the Hopper backward does its work. An item is one block of keys of one line. Lines
 // form groups; a group is finished before the next one starts, so that its sums of dQ stay in the
 // L2 cache. Inside a group the first block of keys of every line comes first: under a causal mask
-// it has the most queries. Plain integers, shared by the kernel's roles, the planner and the tests.
+// it has the most queries. Where sequences differ a group is heads of one sequence, and there is no
+// item without keys but one of a sequence that has none. Plain integers, shared by the kernel's
+// roles and the tests.
 #pragma once
 
 #include "kernels/attention/block_range.cuh"
@@ -17,30 +19,62 @@ namespace fulmen {
 struct BackwardItem {
   i32 line;
   i32 kv_block;
+  i32 num_kv_blocks;  // of the line
+  i32 q_begin;        // of its sequence
+  i32 kv_begin;
+  SequenceShape shape;
 };
 
-constexpr BackwardItem backward_item(const BackwardParams& params, i32 index) {
-  const i32 per_group = params.lines_per_group * params.num_kv_blocks;
+template <BackwardConfig kConfig>
+inline i32 num_backward_items(const BackwardParams& params) {
+  if constexpr (kConfig.sequences) return params.places[0].all_kv_blocks * params.heads_kv;
+  return params.num_lines() * params.num_kv_blocks;
+}
+
+// Number `index` of the items of lines first_line .. first_line + lines - 1, which are alike.
+constexpr BackwardItem item_of_lines(const BackwardParams& params, i32 index, i32 first_line,
+                                     i32 lines, i32 num_kv_blocks) {
+  const i32 per_group = params.lines_per_group * num_kv_blocks;
   const i32 group = index / per_group;
   const i32 within = index - group * per_group;
   const i32 first = group * params.lines_per_group;
-  const i32 lines = min(params.lines_per_group, params.num_lines() - first);  // the last is smaller
-  const i32 rank = within / lines;
-  return {first + within - rank * lines, rank};
+  const i32 count = min(params.lines_per_group, lines - first);  // the last group is smaller
+  const i32 rank = within / count;
+  return {first_line + first + within - rank * count, rank, num_kv_blocks, 0, 0, params.shape};
 }
 
-// The sequence of a line; lengths beyond the upper bounds, which a caller promised not to have, are
-// cut off.
 template <BackwardConfig kConfig>
-inline Sequence backward_sequence(const BackwardParams& params, i32 index) {
-  if constexpr (kConfig.sequences) {
-    Sequence sequence = load_sequence(params.attention, index);
-    sequence.shape.q_len = min(sequence.shape.q_len, params.shape.q_len);
-    sequence.shape.kv_len = min(sequence.shape.kv_len, params.shape.kv_len);
-    return sequence;
+inline BackwardItem backward_item(const BackwardParams& params, i32 index) {
+  if constexpr (!kConfig.sequences) {
+    return item_of_lines(params, index, 0, params.num_lines(), params.num_kv_blocks);
   } else {
-    return {index, 0, 0, 0, 0, params.shape};
+    const i32 sequence = params.owners[index / params.heads_kv];
+    const BackwardPlace place = params.places[sequence];
+    BackwardItem item =
+        item_of_lines(params, index - place.first_block * params.heads_kv,
+                      sequence * params.heads_kv, params.heads_kv, place.num_kv_blocks);
+    item.q_begin = place.q_begin;
+    item.kv_begin = place.kv_begin;
+    item.shape = place.shape;
+    return item;
   }
+}
+
+// The line's entry of the arrays' batch axis.
+template <BackwardConfig kConfig>
+constexpr i32 batch_of(const BackwardParams& params, i32 line) {
+  return kConfig.sequences && params.attention.packed ? 0 : line / params.heads_kv;
+}
+
+// Where the rows of the line's first query head lie in what is kept per query row; those of the
+// next head lie rows_of_head further.
+template <BackwardConfig kConfig>
+constexpr i64 first_kept_row(const BackwardParams& params, i32 line, i32 q_begin) {
+  const i32 sequence = line / params.heads_kv;
+  const i32 head = (line - sequence * params.heads_kv) * params.group_size();
+  const i64 q_line = i64{batch_of<kConfig>(params, line)} * params.heads_q + head;
+  return q_line * params.rows_of_head +
+         padded_row(kConfig.sequences && params.attention.packed, sequence, q_begin);
 }
 
 // Blocks of queries that keys [begin, begin + count) are seen by.
@@ -94,10 +128,26 @@ struct BackwardStep {
   }
 };
 
-// The pieces of dQ (kFinishRows rows of one head) of a line that item `kv_block` rounds.
-constexpr Interval finished_pieces(const BackwardParams& params, i32 kv_block) {
-  const i64 pieces = i64{params.num_finish_blocks} * params.group_size();
-  return {pieces * kv_block / params.num_kv_blocks, pieces * (kv_block + 1) / params.num_kv_blocks};
+// Pieces of dQ (kFinishRows rows of one head) of a line that an item rounds.
+struct BackwardRounding {
+  i32 line;  // -1: none
+  i32 begin;
+  i32 end;
+  i32 blocks;  // pieces of a head
+  i32 q_begin;
+  i32 q_len;
+};
+
+// What the item `lag` further on rounds of an item's line: its share.
+constexpr BackwardRounding rounding_of(const BackwardParams& params, const BackwardItem& item) {
+  const i32 blocks = i32(ceil_div(item.shape.q_len, BackwardConfig::kFinishRows));
+  const i64 pieces = i64{blocks} * params.group_size();
+  return {item.line,
+          i32(pieces * item.kv_block / item.num_kv_blocks),
+          i32(pieces * (item.kv_block + 1) / item.num_kv_blocks),
+          blocks,
+          item.q_begin,
+          item.shape.q_len};
 }
 
 }  // namespace fulmen

@@ -14,10 +14,12 @@ namespace fulmen {
 
 // What the loader tells everybody of an item.
 struct BackwardMail {
-  i32 index;      // from num_items() on: only dQ is left to round; from + lag on: nothing
-  i32 num_steps;  // 0: nobody sees the keys
+  i32 num_steps;  // 0: nobody sees the keys; kNoItem: only dQ is left to round; kEnd: nothing
   BackwardItem item;
-  SequenceShape shape;
+  BackwardRounding rounding;  // of dQ, which comes first
+
+  static constexpr i32 kNoItem = -1, kEnd = -2, kBytes = 64;
+  constexpr bool has_item() const { return num_steps >= 0; }
 };
 
 // What the loader tells the consumers of a step, so that they carry nothing of the walk along.
@@ -53,7 +55,7 @@ struct BackwardShared {
   static constexpr u32 kDelta = kRows + kStages * kConfig.row_bytes();
   static constexpr u32 kSteps = kDelta + kDOutStages * kConfig.delta_bytes();
   static constexpr u32 kMail = kSteps + 8 * kStages;
-  static constexpr u32 kBarriers = kMail + 32 * BackwardConfig::kMailboxes;
+  static constexpr u32 kBarriers = kMail + BackwardMail::kBytes * BackwardConfig::kMailboxes;
   static constexpr u32 kVBarriers = kBarriers + Ring<1>::kBarrierBytes;
   static constexpr u32 kQBarriers = kVBarriers + Ring<1>::kBarrierBytes;
   static constexpr u32 kDOBarriers = kQBarriers + Ring<kStages>::kBarrierBytes;
@@ -101,7 +103,7 @@ struct BackwardShared {
   constexpr u32 dk_out(u32 warpgroup) const { return dv_out(warpgroup) + kConfig.k_bytes() / 2; }
   // loader -> everybody: an item (BackwardMail)
   constexpr Ring<BackwardConfig::kMailboxes> mail() const {
-    return {base + kMail, 32, base + kMailBarriers};
+    return {base + kMail, BackwardMail::kBytes, base + kMailBarriers};
   }
   // copy engine -> cleaner, where sequences differ: the tile is there, but not only the sequence's
   constexpr u32 k_landed() const { return base + kLandedBarriers; }
@@ -141,20 +143,34 @@ struct BackwardShared {
     ptx::fence_mbarrier_init();
   }
 
-  void write_mail(MailCursor at, const BackwardMail& item) const {
+  void write_mail(MailCursor at, const BackwardMail& sent) const {
     const u32 address = mail().address(at);
-    ptx::store_shared_x4(address, {{u32(item.index), u32(item.num_steps), u32(item.item.line),
-                                    u32(item.item.kv_block)}});
-    ptx::store_shared_x4(
-        address + 16, {{u32(item.shape.q_len), u32(item.shape.kv_len), u32(item.shape.shift), 0}});
+    const BackwardItem& item = sent.item;
+    const BackwardRounding& r = sent.rounding;
+    const auto store = [&](u32 part, i32 a, i32 b, i32 c, i32 d) {
+      ptx::store_shared_x4(address + 16 * part, {{u32(a), u32(b), u32(c), u32(d)}});
+    };
+    store(0, item.line, item.kv_block, item.num_kv_blocks, item.q_begin);
+    store(1, item.shape.q_len, item.shape.kv_len, item.shape.shift, item.kv_begin);
+    store(2, r.line, r.begin, r.end, r.blocks);
+    store(3, r.q_begin, r.q_len, sent.num_steps, 0);
   }
-  BackwardMail read_mail(MailCursor at) const {
+  i32 read_num_steps(MailCursor at) const { return i32(ptx::load_shared(mail().address(at) + 56)); }
+  BackwardItem read_item(MailCursor at) const {
     const ptx::U32x4 x = ptx::load_shared_x4(mail().address(at));
-    return {i32(x.word[0]), i32(x.word[1]), {i32(x.word[2]), i32(x.word[3])}, read_shape(at)};
+    const ptx::U32x4 y = ptx::load_shared_x4(mail().address(at) + 16);
+    return {i32(x.word[0]), i32(x.word[1]), i32(x.word[2]),
+            i32(x.word[3]), i32(y.word[3]), {i32(y.word[0]), i32(y.word[1]), i32(y.word[2])}};
   }
   SequenceShape read_shape(MailCursor at) const {
     const ptx::U32x4 x = ptx::load_shared_x4(mail().address(at) + 16);
     return {i32(x.word[0]), i32(x.word[1]), i32(x.word[2])};
+  }
+  BackwardRounding read_rounding(MailCursor at) const {
+    const ptx::U32x4 x = ptx::load_shared_x4(mail().address(at) + 32);
+    const ptx::U32x4 y = ptx::load_shared_x4(mail().address(at) + 48);
+    return {i32(x.word[0]), i32(x.word[1]), i32(x.word[2]),
+            i32(x.word[3]), i32(y.word[0]), i32(y.word[1])};
   }
 };
 

@@ -79,11 +79,10 @@ struct BackwardWarpgroup {
   // S^T becomes scores in units of log2 where options make more of it than scale S^T.
   void apply_options(Scores& S, Pairs& pairs, i32 first, const BackwardStepMail& step) const {
     if constexpr (kConfig.maps_scores() || kConfig.dropout) {
-      const i32 index = shared.read_mail(mail_at).item.line / params.heads_kv;
-      const Sequence sequence = backward_sequence<kConfig>(params, index);
+      const BackwardItem item = shared.read_item(mail_at);
       const KeyTerms<kConfig> terms{params,
-                                    sequence,
-                                    index,
+                                    item,
+                                    item.line / params.heads_kv,
                                     i32(step.tile),
                                     first + i32(thread / 32 * 16 + thread % 32 / 4),
                                     step.q_block() * kConfig.q_rows + i32(thread % 4) * 2};

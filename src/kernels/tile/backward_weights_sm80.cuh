@@ -129,8 +129,7 @@ struct BackwardWeightsSm80 {
     const auto left = left_rows(queries, part.row);
     auto right = right_rows(keys);
     right.start = right.at(0, part.column);
-    clear(S);
-    Products::template multiply<kDims>(
+    Products::template set_scores<kDims>(
         S, [&](i32 k, i32 t) { return ptx::ldmatrix_x4(left.at(k, 16 * t)); },
         [&](i32 k, i32 n) { return ptx::ldmatrix_x4(right.at(k, 16 * n)); });
   }

@@ -88,6 +88,12 @@ struct BlockProducts {
   static void multiply(float (&C)[kTiles][kFloats], const Left& left, const Right& right) {
     multiply_tiles<kDType, kLength / kStep>(C, left, right);
   }
+  // C = A B of scores, or of what is multiplied with them.
+  template <i32 kLength, i32 kTiles, i32 kFloats, class Left, class Right>
+  static void set_scores(float (&C)[kTiles][kFloats], const Left& left, const Right& right) {
+    clear(C);
+    multiply<kLength>(C, left, right);
+  }
 
   // A is the transpose of a tile of pairs, B is a tile. kSpan: fragments side by side, of which
   // `first` is the number of the first.

@@ -19,6 +19,12 @@ struct BlockProducts<DType::kFloat32, kPrecision, kSwizzled> {
     multiply_float32<kPrecision, kLength / kStep, kFloats / 8>(C, 0, left, right);
   }
 
+  // C = A B of scores, or of what is multiplied with them.
+  template <i32 kLength, i32 kTiles, i32 kFloats, class Left, class Right>
+  static void set_scores(float (&C)[kTiles][kFloats], const Left& left, const Right& right) {
+    set_scores_float32<kPrecision, kLength / kStep>(C, left, right);
+  }
+
   // Lane l: row l / 4 of every 8, along the common axis 2 (l % 4) and the next.
   template <i32 kSpan, i32 kWords>
   static auto left_columns(const SwizzledTile<kWords, kSwizzled>& pairs, u32 first) {

@@ -5,11 +5,12 @@
 // Called by forward_sm80 and, through float32_block_products.cuh, by backward_sm80. With X the 11
 // upper bits of x, rounded, and x' = x - X the rest, which a float32 holds exactly:
 //   kTf32     x y ~ X Y
-//   k3xTf32   x y ~ X y' + x' Y + X Y; what is left out is x' y', below 2^-22 |x y|, and the last
+//   k3xTf32   x y ~ X y' + x' Y + X Y; what is left out is x' y', below 2^-24 |x y|, and the last
 //             bit of x' and of y', 2^-23 of x and of y
-// A tensor core cuts its sums off towards zero, every time in the same direction. Sums that go on
-// for long are therefore added up by the ordinary units, which round to nearest: after every 64
-// terms, and after every call.
+// A tensor core cuts its sums off towards zero, every time in the same direction. Long sums are
+// therefore added up by the ordinary units, which round to nearest: after every 64 terms, and after
+// every call. Scores, whose errors grow in exponents, have sums of their own for the small products
+// X y' and x' Y, and where they have few terms, of which one may be most of the sum, x' y' as well.
 //
 // Fragments (ptx/mma.cuh) are those of 16-bit products with a float32 in the place of a pair, so
 // ldmatrix serves operands that lie along the common axis. The others are read word by word, and
@@ -33,74 +34,105 @@ struct Tf32Operand {
     for (i32 w = 0; w < 4; ++w) {
       if constexpr (kPrecision == Precision::kTf32) {
         upper[w] = ptx::round_to_tf32(x.word[w]);
-      } else {
-        upper[w] = x.word[w] + 0x1000u;  // of which 19 bits are read; a NaN is kept by `lower`
-        const float rounded = __builtin_bit_cast(float, upper[w] & 0xffffe000u);
-        lower[w] = __builtin_bit_cast(u32, __builtin_bit_cast(float, x.word[w]) - rounded);
+      } else {  // a NaN is kept by `lower`
+        upper[w] = ptx::round_number_to_tf32(x.word[w]);
+        const float rest =
+            __builtin_bit_cast(float, x.word[w]) - __builtin_bit_cast(float, upper[w]);
+        lower[w] = __builtin_bit_cast(u32, rest);
       }
     }
   }
 };
 
-// sums += A B over one step, for kTiles row tiles and kPairs times 16 columns from 16 first on. All
-// sums take one product before any takes the next: four of them, and neighbours do not wait for one
-// another.
-template <Precision kPrecision, i32 kTiles, i32 kPairs, i32 kFloats>
-inline void multiply_float32_step(float (&sums)[kTiles][kFloats], i32 first,
-                                  const Tf32Operand<kPrecision> (&a)[kTiles],
-                                  const Tf32Operand<kPrecision> (&b)[kPairs]) {
-  const auto each = [&](const auto& multiply) {
+// big += X Y and small += the other products of one step, for kTiles row tiles and 16 columns from
+// 16 n on (kPairs of them). All sums take one product before any takes the next: four of them, and
+// neighbours do not wait for one another. kWhole: x' y' too.
+template <Precision kPrecision, bool kWhole, i32 kTiles, i32 kPairs, i32 kFloats>
+inline void multiply_split(float (&big)[kTiles][kFloats], float (&small)[kTiles][kFloats], i32 n,
+                           const Tf32Operand<kPrecision> (&a)[kTiles],
+                           const Tf32Operand<kPrecision> (&b)[kPairs]) {
+  const auto each = [&](float (&sums)[kTiles][kFloats], const auto& left, const auto& right) {
 #pragma unroll
-    for (i32 n = 0; n < 2 * kPairs; ++n) {
+    for (i32 half = 0; half < 2 * kPairs; ++half) {
+      const u32(&words)[4] = right(b[half / 2]);
+      const i32 w = half % 2 * 2;
 #pragma unroll
       for (i32 t = 0; t < kTiles; ++t) {
-        multiply(&sums[t][8 * first + 4 * n], a[t], b[n / 2], n % 2 * 2);
+        ptx::mma_m16n8k8_tf32(&sums[t][8 * n + 4 * half], left(a[t]), words[w], words[w + 1]);
       }
     }
   };
+  using Operand = Tf32Operand<kPrecision>;
+  const auto upper = [](const Operand& x) -> const u32(&)[4] { return x.upper; };
   if constexpr (kPrecision == Precision::k3xTf32) {  // small ones first
-    each([](float* sum, const auto& left, const auto& right, i32 w) {
-      ptx::mma_m16n8k8_tf32(sum, left.upper, right.lower[w], right.lower[w + 1]);
-    });
-    each([](float* sum, const auto& left, const auto& right, i32 w) {
-      ptx::mma_m16n8k8_tf32(sum, left.lower, right.upper[w], right.upper[w + 1]);
-    });
+    const auto lower = [](const Operand& x) -> const u32(&)[4] { return x.lower; };
+    if constexpr (kWhole) each(small, lower, lower);
+    each(small, upper, lower);
+    each(small, lower, upper);
   }
-  each([](float* sum, const auto& left, const auto& right, i32 w) {
-    ptx::mma_m16n8k8_tf32(sum, left.upper, right.upper[w], right.upper[w + 1]);
-  });
+  each(big, upper, upper);
 }
 
-// C += A B over kSteps steps of 8, for kPairs times 16 columns from 16 first on. left(k, t): step k
-// of rows 16 t of A; right(k, n): of columns 16 n of B.
-template <Precision kPrecision, i32 kSteps, i32 kPairs, i32 kTiles, i32 kFloats, class Left,
+// The same for all columns; left(t) and right(n) are the fragments of the step.
+template <Precision kPrecision, bool kWhole, i32 kTiles, i32 kFloats, class Left, class Right>
+inline void multiply_step(float (&big)[kTiles][kFloats], float (&small)[kTiles][kFloats],
+                          const Left& left, const Right& right) {
+  constexpr i32 kColumns = kFloats / 8;  // of 16
+  constexpr i32 kAtOnce = kTiles == 1 && kColumns % 2 == 0 ? 2 : 1;
+  Tf32Operand<kPrecision> a[kTiles];
+#pragma unroll
+  for (i32 t = 0; t < kTiles; ++t) a[t].set(left(t));
+#pragma unroll
+  for (i32 n = 0; n < kColumns; n += kAtOnce) {
+    Tf32Operand<kPrecision> b[kAtOnce];
+#pragma unroll
+    for (i32 at = 0; at < kAtOnce; ++at) b[at].set(right(n + at));
+    multiply_split<kPrecision, kWhole>(big, small, n, a, b);
+  }
+}
+
+// C += sums, from float `first` of C on.
+template <i32 kTiles, i32 kFloats, i32 kSums>
+inline void add(float (&C)[kTiles][kFloats], i32 first, const float (&sums)[kTiles][kSums]) {
+#pragma unroll
+  for (i32 t = 0; t < kTiles; ++t) {
+#pragma unroll
+    for (i32 i = 0; i < kSums; ++i) C[t][first + i] += sums[t][i];
+  }
+}
+
+// C += A B over kSteps steps of 8, for kColumns times 16 columns from 16 first on. left(k, t): step
+// k of rows 16 t of A; right(k, n): of columns 16 n of B.
+template <Precision kPrecision, i32 kSteps, i32 kColumns, i32 kTiles, i32 kFloats, class Left,
           class Right>
 inline void multiply_float32(float (&C)[kTiles][kFloats], i32 first, const Left& left,
                              const Right& right) {
   constexpr i32 kStepsOfSum = 8;
-  constexpr i32 kPairsAtOnce = kTiles == 1 && kPairs % 2 == 0 ? 2 : 1;
 #pragma unroll
   for (i32 begin = 0; begin < kSteps; begin += kStepsOfSum) {
-    float sums[kTiles][8 * kPairs] = {};
+    float sums[kTiles][8 * kColumns] = {};
 #pragma unroll
     for (i32 k = begin; k < min(begin + kStepsOfSum, kSteps); ++k) {
-      Tf32Operand<kPrecision> a[kTiles];
-#pragma unroll
-      for (i32 t = 0; t < kTiles; ++t) a[t].set(left(k, t));
-#pragma unroll
-      for (i32 n = 0; n < kPairs; n += kPairsAtOnce) {
-        Tf32Operand<kPrecision> b[kPairsAtOnce];
-#pragma unroll
-        for (i32 at = 0; at < kPairsAtOnce; ++at) b[at].set(right(k, first + n + at));
-        multiply_float32_step(sums, n, a, b);
-      }
+      multiply_step<kPrecision, false>(
+          sums, sums, [&](i32 t) { return left(k, t); },
+          [&](i32 n) { return right(k, first + n); });
     }
-#pragma unroll
-    for (i32 t = 0; t < kTiles; ++t) {
-#pragma unroll
-      for (i32 i = 0; i < 8 * kPairs; ++i) C[t][8 * first + i] += sums[t][i];
-    }
+    add(C, 8 * first, sums);
   }
+}
+
+// S = A B of scores.
+template <Precision kPrecision, i32 kSteps, i32 kTiles, i32 kFloats, class Left, class Right>
+inline void set_scores_float32(float (&S)[kTiles][kFloats], const Left& left, const Right& right) {
+  constexpr i32 kFewSteps = 4;
+  float big[kTiles][kFloats] = {};
+  clear(S);
+#pragma unroll
+  for (i32 k = 0; k < kSteps; ++k) {
+    multiply_step<kPrecision, kSteps <= kFewSteps>(
+        big, S, [&](i32 t) { return left(k, t); }, [&](i32 n) { return right(k, n); });
+  }
+  add(S, 0, big);
 }
 
 // S = A B^T over kDims dims: left(k, t) gives A's fragment of step k and row tile t, B lies row by
@@ -108,9 +140,8 @@ inline void multiply_float32(float (&C)[kTiles][kFloats], i32 first, const Left&
 template <Sm80Config kConfig, i32 kDims, i32 kFloats, class Left>
 inline void multiply_rows_float32(float (&S)[kConfig.row_tiles][kFloats], const Left& left,
                                   const LaneRow<2 * kDims, kConfig.swizzle>& right) {
-  clear(S);
-  multiply_float32<kConfig.precision, kDims / 8, kFloats / 8>(
-      S, 0, left, [&](i32 k, i32 n) { return ptx::ldmatrix_x4(right.at(k, 16 * n)); });
+  set_scores_float32<kConfig.precision, kDims / 8>(
+      S, left, [&](i32 k, i32 n) { return ptx::ldmatrix_x4(right.at(k, 16 * n)); });
 }
 
 // A tile read word by word as right operands: 8 rows of a step are 8 rows of the tile, columns of

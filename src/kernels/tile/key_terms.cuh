@@ -9,9 +9,9 @@
 #pragma once
 
 #include "kernels/array_access.cuh"
-#include "kernels/backward_config.h"
 #include "kernels/ptx/math.cuh"
 #include "kernels/ptx/thread.cuh"
+#include "kernels/tile/backward_order.cuh"
 #include "kernels/tile/pair_terms.cuh"
 #include "kernels/tile/tanh.cuh"
 
@@ -25,7 +25,7 @@ struct KeyTerms {
   using Scores = float[kFloats];
 
   const BackwardParams& params;
-  const Sequence& sequence;
+  const BackwardItem& item;
   i32 index;  // of the sequence
   i32 head;
   i32 key;    // the thread's first; the second is 8 further
@@ -51,8 +51,7 @@ struct KeyTerms {
         s = t * params.softcap_out;
       }
       if constexpr (kConfig.alibi) {
-        const float away =
-            static_cast<float>(sequence.shape.position(query_of(i)) - i64{key_of(i)});
+        const float away = static_cast<float>(item.shape.position(query_of(i)) - i64{key_of(i)});
         s = ptx::fma(-alibi, away < 0 ? -away : away, s);
       }
       S[i] = s;
@@ -64,12 +63,13 @@ struct KeyTerms {
   // at the result.
   void add_pairs(Scores& S) const {
     const AttentionParams& p = params.attention;
-    const i64 last_query = sequence.shape.q_len - 1, last_key = sequence.shape.kv_len - 1;
+    const i64 last_query = item.shape.q_len - 1, last_key = item.shape.kv_len - 1;
+    [[maybe_unused]] const i32 batch = batch_of<kConfig>(params, item.line);
     i64 key_id[2] = {};
     if constexpr (kConfig.documents) {
       for (i32 half = 0; half < 2; ++half) {
-        const i64 j = sequence.kv_begin + min<i64>(key + 8 * half, last_key);
-        key_id[half] = load_id(p.kv_ids, p.kv_ids.offset(sequence.batch, 0, 0, j));
+        const i64 j = item.kv_begin + min<i64>(key + 8 * half, last_key);
+        key_id[half] = load_id(p.kv_ids, p.kv_ids.offset(batch, 0, 0, j));
       }
     }
 #pragma unroll
@@ -85,7 +85,7 @@ struct KeyTerms {
         if (p.mask.data[p.mask.offset(index, head, row, column)] == 0) S[i] = kNegativeInfinity;
       }
       if constexpr (kConfig.documents) {
-        const i64 at = p.q_ids.offset(sequence.batch, 0, 0, sequence.q_begin + row);
+        const i64 at = p.q_ids.offset(batch, 0, 0, item.q_begin + row);
         if (load_id(p.q_ids, at) != key_id[i / 2 % 2]) S[i] = kNegativeInfinity;
       }
     }

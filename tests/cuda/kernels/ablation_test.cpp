@@ -9,7 +9,7 @@
 #include <cstdlib>
 
 #include "cuda/compiler.h"
-#include "cuda/sm90_forward.h"
+#include "cuda/sm90_forward_specs.h"
 
 namespace fulmen::cuda {
 namespace {

@@ -22,7 +22,7 @@
 #include "cuda/sm80.h"
 #include "cuda/sm80_backward.h"
 #include "cuda/sm90_backward_specs.h"
-#include "cuda/sm90_forward.h"
+#include "cuda/sm90_forward_specs.h"
 
 namespace fulmen::cuda {
 namespace {

@@ -2,8 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Public bug reports that no case covers whole yet, and what each is waiting for.
 
-The other reports have cases in bugs_rows, bugs_numbers and bugs_masks, named by their number. Some
-stand in both: the CPU part has a case, the rest waits. A test holds the two together.
+The other reports have cases in bugs_rows, bugs_numbers and bugs_masks, named by their number, or,
+where PyTorch is what they are about, tests of tests/torch. Some stand in both: the CPU part has a
+case, the rest waits. A test holds the two together.
 """
 
 from __future__ import annotations
@@ -23,7 +24,6 @@ class Owed(NamedTuple):
 OWED = (
     Owed("u08", "flash-attention#1745", "inference", "NaN in unused slots of a key/value cache"),
     Owed("u10", "flashinfer#4452", "inference", "the same through pages"),
-    Owed("u23", "pytorch#141219", "torch", "sequence 0 through scaled_dot_product_attention"),
     Owed("u33", "pytorch#186142", "hopper backward", "scratch sized by lengths, not by dim"),
     Owed("u62", "flash-attention#2260", "tensor cores", "batch 8300 with D 128 on a GPU"),
     Owed("u63", "flash-attention#1311", "tensor cores", "backward of (28800, 15, 16, 72)"),
@@ -45,9 +45,6 @@ OWED = (
     Owed("u99", "flash-attention#778", "inference", "any number of splits with appended keys"),
     Owed("u100", "torchtitan#3235", "inference", "hundreds of decode steps with growing context"),
     Owed("u101", "flash-attention#1417", "inference", "capacity of a cache does not matter"),
-    Owed("u108", "pytorch#145208", "torch", "a learned temperature, as a product before the call"),
-    Owed("u111", "flash-attention#2244", "hopper backward", "deterministic on a GPU"),
-    Owed("u114", "flash-attention#1164", "gpu run time", "graphs replayed with larger lengths"),
     Owed("u116", "flash-attention#1711", "fp8", "fp8 forward then backward"),
 )
 

@@ -39,4 +39,6 @@ inline u32 round_to_tf32(u32 x) {
   return is_nan ? 0x7fffffffu : (x + 0x1000u) & 0xffffe000u;
 }
 
+inline u32 round_number_to_tf32(u32 x) { return round_to_tf32(x); }
+
 }  // namespace fulmen::ptx

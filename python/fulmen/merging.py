@@ -1,0 +1,99 @@
+# SPDX-FileCopyrightText: fulmen contributors
+# SPDX-License-Identifier: Apache-2.0
+"""Attention over disjoint keys, merged: with o_p and lse_p of each part,
+
+lse = log(sum over p of exp(lse_p))        o = sum over p of exp(lse_p - lse) o_p
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from ._library import library, run
+from .arrays import torch_checked
+from .errors import ArgumentError
+from .functional import torch_layer
+from .kinds import Array, dtype_name, is_torch, kind_of
+from .options import LAYOUTS
+
+
+def merge(
+    parts: Any,
+    *,
+    sinks: Array = None,
+    layout: str = "bhsd",
+    out_dtype: Any = None,
+    stream: Any = None,
+) -> tuple[Array, Array]:
+    """The attention over the union of disjoint keys, from the attention over each part.
+
+    Exact, in any order of parts; a part that saw nothing (lse = -inf) changes nothing.
+
+    Args:
+        parts: [(o, lse), ...] as `attention(..., return_lse=True)` returns them, without sinks;
+            on a GPU at most 32.
+        sinks: (head,); they enter once, here.
+        layout: of o, as in `attention`.
+        out_dtype: dtype of the merged o: that of the first part (None), or float32.
+        stream: as in `attention`.
+
+    Returns:
+        (o, lse), new arrays.
+
+    Raises:
+        fulmen.Error: as `attention`.
+
+    >>> import numpy as np, fulmen
+    >>> rng = np.random.default_rng(0)
+    >>> q, k, v = rng.standard_normal((3, 1, 2, 6, 8))
+    >>> left = fulmen.attention(q, k[:, :, :4], v[:, :, :4], return_lse=True)
+    >>> right = fulmen.attention(q, k[:, :, 4:], v[:, :, 4:], return_lse=True)
+    >>> o, lse = fulmen.merge([left, right])
+    >>> bool(np.allclose(o, fulmen.attention(q, k, v)))
+    True
+    """
+    parts = list(parts)
+    if not parts:
+        raise ArgumentError("parts is empty; at least one pair (o, lse) is expected")
+    for index, part in enumerate(parts):
+        if not isinstance(part, (tuple, list)) or len(part) < 2:
+            raise ArgumentError(f"parts[{index}] is no pair (o, lse), but {type(part).__name__}")
+    parts = [tuple(part)[:2] for part in parts]
+    if is_torch(parts[0][0]):
+        merged: tuple[Array, Array] = torch_layer().merge(
+            parts, sinks=sinks, layout=layout, out_dtype=out_dtype
+        )
+        return merged
+    return merge_arrays(parts, sinks, layout, out_dtype, stream)
+
+
+def merge_arrays(
+    parts: Sequence[tuple[Array, Array]],
+    sinks: Array,
+    layout: str,
+    out_dtype: Any,
+    stream: Any = None,
+) -> tuple[Array, Array]:
+    """`merge` of arrays of any kind, without gradients."""
+    if layout not in LAYOUTS:
+        raise ArgumentError(f"layout is {layout!r}; allowed are {', '.join(map(repr, LAYOUTS))}")
+    axes = LAYOUTS[layout]
+    arrays = tuple(x for part in parts for x in part)
+    names = ["sinks", "o", "lse"]
+    for index in range(len(parts)):
+        names += [f"o of part {index}", f"lse of part {index}"]
+    if "torch" in sys.modules:
+        arrays = torch_checked(arrays)
+    first, first_lse = parts[0]
+    kind = kind_of(first, "o of a part")
+    where = kind.stream(first, stream), kind
+    shape = axes.check(first, "o of a part")
+    dtype = kind.dtype(first) if out_dtype is None else kind.dtype_named(dtype_name(out_dtype))
+    with kind.on(where[0], first):
+        o = kind.empty(shape, dtype, first)
+        lse = kind.empty(axes.lse_shape(shape), kind.dtype(first_lse), first)
+    every = (sinks, o, lse, *arrays)
+    found = run(library().merge, (), where, axes.rows_before_heads, every, range(1, 3), names)
+    return kind.result(found[0], first), kind.result(found[1], first)

@@ -1,0 +1,229 @@
+// SPDX-FileCopyrightText: fulmen contributors
+// SPDX-License-Identifier: Apache-2.0
+//
+// Attention of q, k and v alone as kernels of PyTorch's dispatcher, so that a call from Python is
+// one step and its backward pass none: PyTorch's own node of
+// aten::_scaled_dot_product_fused_attention_overrideable, which has no kernel on CPU and CUDA,
+// keeps the tensors and calls us without the interpreter. Options are kept here under a number,
+// which travels as dropout_p; stats as logsumexp. python/fulmen/_torch/plain.py is the other half.
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <stdexcept>
+#include <utility>
+#include <vector>
+
+#include "ffi/arguments.h"
+#include "ffi/export.h"
+#include "ffi/kept_options.h"
+#include "ffi/refusal.h"
+#include "ffi/torch_abi.h"
+#include "ffi/torch_array.h"
+
+namespace fulmen::ffi {
+namespace {
+
+KeptOptions kept_options;
+
+// (options, rows_before_heads, rank) -> their number, or 0
+int64_t keep_options(Arguments in) {
+  const fulmen_problem options = in.options();
+  const bool rows_before_heads = in.integer("rows_before_heads") != 0;
+  return kept_options.add({options, rows_before_heads, in.integer("rank")});
+}
+
+// The arrays of a call as they are named, then the call.
+class Call {
+ public:
+  explicit Call(double number) : how_(kept_options.at(number)), problem_(how_.options) {
+    fulmen_tensors_init(&arrays_.tensors);
+  }
+
+  const Kept& how() const { return how_; }
+
+  void name(const char* name, fulmen_tensor fulmen_tensors::* member, const DLTensor& array) {
+    arrays_.tensors.*member = view(name, array, {how_.rows_before_heads, false});
+    arrays_.place.add(name, array.device);
+  }
+
+  void name_inputs(const DLTensor& q, const DLTensor& k, const DLTensor& v) {
+    if (q.ndim != how_.rank || k.ndim != how_.rank || v.ndim != how_.rank) {
+      throw Refusal{FULMEN_ERROR_SHAPE, "q, k or v has not as many axes as the layout"};
+    }
+    name("q", &fulmen_tensors::q, q);
+    name("k", &fulmen_tensors::k, k);
+    name("v", &fulmen_tensors::v, v);
+  }
+
+  void name_stats(const DLTensor& stats) {
+    arrays_.tensors.stats = view("stats", stats, {});
+    arrays_.place.add("stats", stats.device);
+  }
+
+  void run(fulmen_status (*function)(const fulmen_problem*, const fulmen_tensors*, void*)) {
+    arrays_.settle(&problem_);
+    void* stream = nullptr;
+    if (arrays_.place.on_gpu()) torch_abi()->get_cuda_stream(arrays_.place.index(), &stream);
+    check(function(&problem_, &arrays_.tensors, stream));
+  }
+
+ private:
+  const Kept& how_;
+  fulmen_problem problem_;
+  Arrays arrays_;
+};
+
+// Of q, k and v at the head of the stack, o in the place of q, and stats where it is wanted.
+void attend(TorchValue* stack, double number, TorchValue* stats_place) {
+  const TorchArray q(stack[0]), k(stack[1]), v(stack[2]);
+  Call call(number);
+  const DLTensor q_array = q.dlpack(), v_array = v.dlpack();
+  call.name_inputs(q_array, k.dlpack(), v_array);
+  TorchArray o = empty_like(q_array, v_array.shape[v_array.ndim - 1]);
+  call.name("o", &fulmen_tensors::o, o.dlpack());
+  TorchArray stats = stats_place == nullptr ? TorchArray(TorchTensor{})
+                                            : empty_stats(q_array, call.how().rows_before_heads);
+  if (stats_place != nullptr) call.name_stats(stats.dlpack());
+  call.run(fulmen_attention);
+  stack[0] = o.released();
+  if (stats_place != nullptr) *stats_place = stats.released();
+}
+
+// fulmen::plain(Tensor q, Tensor k, Tensor v, int options) -> Tensor
+void plain(TorchValue* stack) {
+  attend(stack, static_cast<double>(static_cast<int64_t>(stack[3])), nullptr);
+}
+
+// (query, key, value, attn_bias, dropout_p, is_causal, return_debug_mask, scale) -> (output,
+// logsumexp, cum_seq_q, cum_seq_k, max_q, max_k, philox_seed, philox_offset, debug_attn_mask)
+void recorded(TorchValue* stack) {
+  attend(stack, std::bit_cast<double>(stack[4]), &stack[1]);
+  for (const int place : {2, 3, 6, 7, 8}) stack[place] = undefined().released();
+  stack[4] = stack[5] = 0;
+}
+
+// What the node hands to its backward pass.
+struct Node {
+  explicit Node(TorchValue* stack)
+      : dout(stack[0]),
+        q(stack[1]),
+        k(stack[2]),
+        v(stack[3]),
+        o(stack[6]),
+        stats(stack[7]),
+        number(std::bit_cast<double>(stack[12])) {
+    for (const int place : {4, 8, 9, 14, 15}) TorchArray unused(stack[place]);
+    const auto mask = reinterpret_cast<TorchList>(stack[5]);
+    for (size_t i = 0; i < need.size(); ++i) {
+      TorchValue wanted = 0;
+      torch_abi()->list_get_item(mask, i, &wanted);
+      need[i] = wanted != 0;
+    }
+    torch_abi()->delete_list(mask);
+  }
+
+  TorchArray dout, q, k, v, o, stats;
+  double number;
+  std::array<bool, 3> need;
+};
+
+// (grad_out, query, key, value, attn_bias, grad_input_mask, out, logsumexp, cum_seq_q, cum_seq_k,
+// max_q, max_k, dropout_p, is_causal, philox_seed, philox_offset, scale) -> (grad_query, grad_key,
+// grad_value, grad_attn_bias)
+void compute_gradients(const Node& node, TorchValue* stack) {
+  Call call(node.number);
+  const DLTensor inputs[] = {node.q.dlpack(), node.k.dlpack(), node.v.dlpack()};
+  call.name_inputs(inputs[0], inputs[1], inputs[2]);
+  call.name("o", &fulmen_tensors::o, node.o.dlpack());
+  call.name_stats(node.stats.dlpack());
+  call.name("do", &fulmen_tensors::dout, node.dout.dlpack());
+  constexpr std::array<std::pair<const char*, fulmen_tensor fulmen_tensors::*>, 3> kNames = {
+      {{"dq", &fulmen_tensors::dq}, {"dk", &fulmen_tensors::dk}, {"dv", &fulmen_tensors::dv}}};
+  std::vector<TorchArray> results;
+  for (size_t i = 0; i < kNames.size(); ++i) {
+    const DLTensor& input = inputs[i];
+    results.push_back(node.need[i] ? empty_like(input, input.shape[input.ndim - 1]) : undefined());
+    if (node.need[i]) call.name(kNames[i].first, kNames[i].second, results.back().dlpack());
+  }
+  call.run(fulmen_attention_backward);
+  for (size_t i = 0; i < results.size(); ++i) stack[i] = results[i].released();
+  stack[results.size()] = undefined().released();
+}
+
+// The same by an operator in Python that has derivatives of its own and takes any do.
+void derive_gradients(const Node& node, TorchValue* stack) {
+  int64_t need = 0;
+  for (size_t i = 0; i < node.need.size(); ++i) need |= int64_t{node.need[i]} << i;
+  std::array<TorchValue, 8> call = {node.dout.shared(),
+                                    node.q.shared(),
+                                    node.k.shared(),
+                                    node.v.shared(),
+                                    node.o.shared(),
+                                    node.stats.shared(),
+                                    static_cast<TorchValue>(static_cast<int64_t>(node.number)),
+                                    static_cast<TorchValue>(need)};
+  if (torch_abi()->call_dispatcher("fulmen::plain_backward", "", call.data(), kTorchVersion) != 0) {
+    throw Refusal{FULMEN_ERROR_INTERNAL, "fulmen::plain_backward failed"};
+  }
+  std::copy_n(call.begin(), 3, stack);
+  stack[3] = undefined().released();
+}
+
+// Whether x stands for the negative of what is in memory.
+bool is_negative(const TorchArray& x) {
+  TorchValue value = x.shared();
+  return torch_abi()->call_dispatcher("aten::is_neg", "", &value, kTorchVersion) == 0 && value != 0;
+}
+
+// Below Autograd, PyTorch has resolved negative views already.
+template <bool kIsAboveAutograd>
+void backward(TorchValue* stack) {
+  const Node node(stack);
+  if (!node.dout.is_defined()) {
+    for (int place = 0; place < 4; ++place) stack[place] = undefined().released();
+  } else if (kIsAboveAutograd && (torch_abi()->is_grad_enabled() || is_negative(node.dout))) {
+    derive_gradients(node, stack);
+  } else {
+    compute_gradients(node, stack);
+  }
+}
+
+// PyTorch turns these exceptions into Python's RuntimeError.
+template <void (*kKernel)(TorchValue* stack)>
+void boxed(TorchValue* stack, uint64_t, uint64_t) {
+  try {
+    kKernel(stack);
+  } catch (const Refusal& refusal) {
+    throw std::runtime_error(refusal.sentence);
+  }
+}
+
+constexpr char kForward[] = "_scaled_dot_product_fused_attention_overrideable";
+constexpr char kBackward[] = "_scaled_dot_product_fused_attention_overrideable_backward";
+
+bool add(const char* name_space, const char* key, const char* name, TorchKernel kernel) {
+  TorchLibrary library = nullptr;  // never destroyed: its end would take the kernel away
+  const TorchAbi& torch = *torch_abi();
+  return torch.library_init_impl(name_space, key, "fulmen", 0, &library) == 0 &&
+         torch.library_impl(library, name, kernel, kTorchVersion) == 0;
+}
+
+bool add_kernels(const char* key, const char* autograd_key) {
+  return add("fulmen", key, "plain", boxed<plain>) && add("aten", key, kForward, boxed<recorded>) &&
+         add("aten", key, kBackward, boxed<backward<false>>) &&
+         add("aten", autograd_key, kBackward, boxed<backward<true>>);
+}
+
+// () -> 1, or 0 where the process has loaded no PyTorch with a stable ABI; once in a process
+int64_t add_torch_kernels(Arguments) {
+  if (torch_abi() == nullptr || !add_kernels("CPU", "AutogradCPU")) return 0;
+  const bool has_cuda = torch_abi()->get_cuda_stream != nullptr;
+  return !has_cuda || add_kernels("CUDA", "AutogradCUDA") ? 1 : 0;
+}
+
+}  // namespace
+}  // namespace fulmen::ffi
+
+FULMEN_FFI_EXPORT(keep_options)
+FULMEN_FFI_EXPORT(add_torch_kernels)
