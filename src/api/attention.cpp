@@ -122,7 +122,7 @@ static fulmen_status create_plan(const fulmen_problem* problem, const fulmen_ten
                                  const fulmen_operation& operation, const char* tile,
                                  fulmen_plan** plan) {
   return guarded([&] {
-    require_struct(plan, "plan", "the caller: the address of a fulmen_plan*");
+    require_pointer(plan, "plan", "the address of a fulmen_plan*");
     *plan = nullptr;
     auto made = std::make_unique<fulmen_plan>(make_plan(problem, tensors, operation, tile));
     if (log_is_on()) log(LogLevel::kInfo, explain(*made).c_str());

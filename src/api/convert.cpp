@@ -104,6 +104,10 @@ void require_struct(const void* pointer, const char* subject, const char* init) 
   if (pointer == nullptr) refuse(sentence(subject, " is null; pass one made by ", init));
 }
 
+void require_pointer(const void* pointer, const char* subject, const char* what) {
+  if (pointer == nullptr) refuse(sentence(subject, " is null; pass ", what));
+}
+
 void require_no_stream(const void* stream) {
   if (stream != nullptr) refuse("stream is not null; the CPU has no streams: pass NULL");
 }
@@ -173,7 +177,7 @@ using fulmen::Status;
 fulmen_status fulmen_tensor_init(fulmen_tensor* tensor, void* data, fulmen_dtype dtype,
                                  int32_t rank, const int64_t* shape) {
   return fulmen::api::guarded([&] {
-    fulmen::api::require_struct(tensor, "tensor", "the caller: its address");
+    fulmen::api::require_pointer(tensor, "tensor", "the address of a fulmen_tensor");
     if (rank < 0 || rank > FULMEN_MAX_RANK) {
       throw Error(Status::kShape,
                   sentence("rank is ", rank, "; allowed is 0 to ", FULMEN_MAX_RANK));

@@ -19,8 +19,9 @@ inline void check_struct_size(const char* subject, const char* init, size_t give
   if (given != known) refuse_struct_size(subject, init, given, known);
 }
 
-// Null pointers to structs.
+// Null pointers: to a struct that an _init function makes, and to anything else.
 void require_struct(const void* pointer, const char* subject, const char* init);
+void require_pointer(const void* pointer, const char* subject, const char* what);
 
 // The CPU has no streams.
 void require_no_stream(const void* stream);

@@ -45,7 +45,7 @@ using fulmen::api::require_path;
 
 fulmen_status fulmen_device_faults(int32_t device, uint32_t* faults) {
   return guarded([&] {
-    fulmen::api::require_struct(faults, "faults", "the caller: the address of a uint32_t");
+    fulmen::api::require_pointer(faults, "faults", "the address of a uint32_t");
     *faults = fulmen::cuda::take_faults(device);
   });
 }
@@ -57,7 +57,7 @@ fulmen_status fulmen_bundle_write(const fulmen_plan* const* plans, size_t num_pl
     if (num_plans == 0) {
       throw Error(Status::kArgument, "num_plans is 0; a bundle needs at least one plan");
     }
-    fulmen::api::require_struct(plans, "plans", "the caller: an array of plans");
+    fulmen::api::require_pointer(plans, "plans", "an array of plans");
     std::vector<fulmen::cuda::BundleEntry> all;
     for (size_t index = 0; index < num_plans; ++index) {
       for (auto& entry : fulmen::api::entries_of(plans[index], index)) {
@@ -82,7 +82,7 @@ fulmen_status fulmen_cache_clear(void) {
 fulmen_status fulmen_set_nvrtc_candidates(const char* const* paths, size_t num_paths) {
   return guarded([&] {
     if (num_paths > 0) {
-      fulmen::api::require_struct(paths, "paths", "the caller: an array of paths");
+      fulmen::api::require_pointer(paths, "paths", "an array of paths");
     }
     std::vector<std::string> candidates;
     for (size_t index = 0; index < num_paths; ++index) {

@@ -49,7 +49,7 @@ Problem rebind(const Problem& problem, const Arrays& arrays) {
     if (given.present() != problem.has(array)) {
       refuse(sentence(name(array),
                       given.present() ? " is given, but was absent" : " is missing, but was given",
-                      " when the plan was made"));
+                      " when the plan was made: make a plan for it"));
     }
     if (!given.present()) continue;
     check_layout(given, name(array), rule.list, problem.packed, Pointers::kChecked);

@@ -125,9 +125,9 @@ void write_bundle(const std::vector<BundleEntry>& entries, const std::string& pa
   for (const BundleEntry& entry : entries) {
     kernels[key_of(entry.spec, entry.arch)] = encode(*entry.kernel);
   }
-  std::string payload = digest_of_sources() + bytes_of_number({kernels.size()});
+  std::string payload = digest_of_sources() + bytes_of_number(kernels.size());
   for (const auto& [key, bytes] : kernels) {
-    payload += key + bytes_of_number({bytes.size()}) + bytes;
+    payload += key + bytes_of_number(bytes.size()) + bytes;
   }
   const std::string problem =
       write_file_atomically(path, std::string(kMagic) + bytes_of(sha256(payload)) + payload);

@@ -19,12 +19,13 @@ std::vector<ConfigField> fields_of(const Sm80Config& config) {
   return {FULMEN_FIELD(dtype),        FULMEN_FIELD(precision),  FULMEN_FIELD(d_qk),
           FULMEN_FIELD(d_v),          FULMEN_FIELD(warps),      FULMEN_FIELD(team_warps),
           FULMEN_FIELD(row_tiles),    FULMEN_FIELD(columns),    FULMEN_FIELD(stages),
-          FULMEN_FIELD(stage_blocks), FULMEN_FIELD(min_blocks), FULMEN_FIELD(mask),
+          FULMEN_FIELD(stage_blocks), FULMEN_FIELD(min_blocks), FULMEN_FIELD(keeps_q),
+          FULMEN_FIELD(interleaved),  FULMEN_FIELD(dense),      FULMEN_FIELD(mask),
           FULMEN_FIELD(bias),         FULMEN_FIELD(pair_units), FULMEN_FIELD(documents),
           FULMEN_FIELD(natural),      FULMEN_FIELD(softcap),    FULMEN_FIELD(alibi),
           FULMEN_FIELD(dropout),      FULMEN_FIELD(exact),      FULMEN_FIELD(swizzle),
           FULMEN_FIELD(full_blocks),  FULMEN_FIELD(lazy_max),   FULMEN_FIELD(lazy_rescale),
-          FULMEN_FIELD(stats),        FULMEN_FIELD(units)};
+          FULMEN_FIELD(stats),        FULMEN_FIELD(units),      FULMEN_FIELD(takes_turns)};
 }
 
 // What distinguishes the kernel among those that plans choose.
@@ -39,7 +40,7 @@ std::string kernel_name(const Sm80Config& config) {
       config.documents ? "_documents" : "", config.natural ? "_natural" : "",
       config.softcap ? "_softcap" : "", config.alibi ? "_alibi" : "",
       config.dropout ? "_dropout" : "", config.exact ? "_exact" : "", config.stats ? "_stats" : "",
-      config.units ? "" : "_any");
+      config.units ? "" : "_any", config.dense ? "" : "_ragged");
 }
 
 }  // namespace
@@ -127,6 +128,7 @@ std::vector<std::vector<KernelSpec>> sm80_specs(const Gpu& gpu) {
   add_float32(plain);
   Problem saving = plain;
   saving.arrays[Array::kStats].dtype = DType::kFloat32;
+  saving.mask.window_left = 1;  // not dense
   add(saving);
   Problem capped = plain;
   capped.score_map.softcap = 50;
@@ -140,6 +142,7 @@ std::vector<std::vector<KernelSpec>> sm80_specs(const Gpu& gpu) {
   all.dropout.threshold = 1;
   add(all);
   all.arrays[Array::kQ].strides[3] = 2;  // rows without units
+  all.packed = true;
   add(all);
   add_float32(all);
   return entries;

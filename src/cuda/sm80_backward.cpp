@@ -25,15 +25,16 @@ std::vector<ConfigField> fields_of(const Sm80BackwardConfig& config) {
   return {FULMEN_FIELD(dtype),       FULMEN_FIELD(precision),  FULMEN_FIELD(d_qk),
           FULMEN_FIELD(d_v),         FULMEN_FIELD(warps),      FULMEN_FIELD(rows),
           FULMEN_FIELD(columns),     FULMEN_FIELD(stages),     FULMEN_FIELD(pair_stages),
-          FULMEN_FIELD(split_roles), FULMEN_FIELD(units),      FULMEN_FIELD(s_rows),
-          FULMEN_FIELD(s_columns),   FULMEN_FIELD(kv_rows),    FULMEN_FIELD(dq_rows),
-          FULMEN_FIELD(dq_dims),     FULMEN_FIELD(min_blocks), FULMEN_FIELD(dq),
-          FULMEN_FIELD(dk),          FULMEN_FIELD(dv),         FULMEN_FIELD(mask),
-          FULMEN_FIELD(bias),        FULMEN_FIELD(pair_units), FULMEN_FIELD(documents),
-          FULMEN_FIELD(dbias),       FULMEN_FIELD(sums_dbias), FULMEN_FIELD(natural),
-          FULMEN_FIELD(softcap),     FULMEN_FIELD(alibi),      FULMEN_FIELD(dropout),
-          FULMEN_FIELD(split_sum),   FULMEN_FIELD(ordered),    FULMEN_FIELD(hopper),
-          FULMEN_FIELD(swizzle),     FULMEN_FIELD(full_blocks)};
+          FULMEN_FIELD(split_roles), FULMEN_FIELD(keys_first), FULMEN_FIELD(units),
+          FULMEN_FIELD(s_rows),      FULMEN_FIELD(s_columns),  FULMEN_FIELD(kv_rows),
+          FULMEN_FIELD(dq_rows),     FULMEN_FIELD(dq_dims),    FULMEN_FIELD(min_blocks),
+          FULMEN_FIELD(dq),          FULMEN_FIELD(dk),         FULMEN_FIELD(dv),
+          FULMEN_FIELD(mask),        FULMEN_FIELD(bias),       FULMEN_FIELD(pair_units),
+          FULMEN_FIELD(documents),   FULMEN_FIELD(dbias),      FULMEN_FIELD(sums_dbias),
+          FULMEN_FIELD(tiled_dbias), FULMEN_FIELD(natural),    FULMEN_FIELD(softcap),
+          FULMEN_FIELD(alibi),       FULMEN_FIELD(dropout),    FULMEN_FIELD(split_sum),
+          FULMEN_FIELD(ordered),     FULMEN_FIELD(hopper),     FULMEN_FIELD(swizzle),
+          FULMEN_FIELD(full_blocks)};
 }
 
 KernelSpec spec_of(const char* entry, const std::string& distinction,
@@ -73,9 +74,10 @@ KernelSpec main_spec(const Sm80BackwardConfig& config) {
       config.mask ? "_mask" : "",
       config.bias == DType::kNone ? "" : sentence("_bias_", name(config.bias)),
       config.documents ? "_documents" : "",
-      config.sums_dbias ? "_dbias_sums"
-      : config.dbias    ? "_dbias"
-                        : "",
+      config.sums_dbias    ? "_dbias_sums"
+      : config.tiled_dbias ? "_dbias_tiles"
+      : config.dbias       ? "_dbias"
+                           : "",
       config.pair_units || !config.hides_pairs() ? "" : "_words", config.natural ? "_natural" : "",
       config.softcap ? "_softcap" : "", config.alibi ? "_alibi" : "",
       config.dropout ? "_dropout" : "", config.split_sum ? "_split" : "",
@@ -91,8 +93,11 @@ KernelSpec main_spec(const Sm80BackwardConfig& config) {
 }
 
 KernelSpec dbias_spec(const Sm80BackwardConfig& config) {
-  KernelSpec spec =
-      spec_of("backward_dbias_sm80", config.sums_dbias ? "_sums" : "", sm80_dbias_config(config));
+  KernelSpec spec = spec_of("backward_dbias_sm80",
+                            config.sums_dbias    ? "_sums"
+                            : config.tiled_dbias ? "_tiles"
+                                                 : "",
+                            sm80_dbias_config(config));
   spec.num_threads = kRowsThreads;
   spec.min_blocks = kRowsBlocks;
   return spec;
@@ -161,6 +166,8 @@ void sm80_backward_run(const Call& call) {
   params.suspect_keys = at(workspace.suspect_keys_at);
   params.turns = at(workspace.turns_at);
   params.next_block = at(workspace.next_block_at);
+  params.cleared = at(workspace.cleared_at);
+  params.groups_ahead = sm80_groups_ahead(problem, config);
   params.lines_per_group = sm80_lines_per_group(problem);
   const std::size_t num_own = config.dbias ? 4 : 3;
   for (std::size_t i = 0; i < num_own; ++i) call.launch(i, params);

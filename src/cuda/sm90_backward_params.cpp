@@ -17,32 +17,12 @@ constexpr double kLog2OfNapier = 1.4426950408889634;
 
 BackwardPrepareParams sm90_prepare_params(const Problem& problem, const Sm90BackwardPlan& plan,
                                           char* workspace, u32* faults) {
-  const Arrays& arrays = problem.arrays;
-  const Tensor &o = arrays[Array::kO], &dout = arrays[Array::kDOut], &dlse = arrays[Array::kDLse];
-  const Tensor& kept = arrays[problem.has(Array::kStats) ? Array::kStats : Array::kLse];
   BackwardPrepareParams params{};
   params.heads_q = static_cast<i32>(problem.heads_q);
   params.q_len = static_cast<i32>(problem.q_rows);
   params.padded_q_rows = static_cast<i32>(plan.rows_of_head);
   params.dim_v = static_cast<i32>(problem.dim_v);
   params.num_rows = static_cast<i32>(plan.num_rows);
-  params.o = static_cast<const u16*>(o.data);
-  params.o_stride_batch = o.strides[0];
-  params.o_stride_head = o.strides[1];
-  params.o_stride_row = o.strides[2];
-  params.dout = static_cast<const u16*>(dout.data);
-  params.dout_stride_batch = dout.strides[0];
-  params.dout_stride_head = dout.strides[1];
-  params.dout_stride_row = dout.strides[2];
-  params.kept = static_cast<const float*>(kept.data);
-  params.kept_stride_batch = kept.strides[0];
-  params.kept_stride_head = kept.strides[1];
-  params.kept_stride_row = kept.strides[2];
-  params.kept_stride_part = kept.strides[3];
-  params.dlse = static_cast<const float*>(dlse.data);
-  params.dlse_stride_batch = dlse.strides[0];
-  params.dlse_stride_head = dlse.strides[1];
-  params.dlse_stride_row = dlse.strides[2];
   params.rows = reinterpret_cast<float*>(workspace + plan.rows_at);
   params.delta = reinterpret_cast<float*>(workspace + plan.delta_at);
   params.zeros = reinterpret_cast<u32*>(workspace);
@@ -51,14 +31,12 @@ BackwardPrepareParams sm90_prepare_params(const Problem& problem, const Sm90Back
   params.kv_rows = static_cast<i32>(plan.kv_rows);
   params.places = reinterpret_cast<BackwardPlace*>(workspace + plan.places_at);
   params.owners = reinterpret_cast<i32*>(workspace + plan.owners_at);
-  const BackwardPrepareConfig config = sm90_prepare_config(problem);
-  if (config.sequences || config.sinks) params.attention = attention_params(problem, faults);
+  params.attention = attention_params(problem, faults);
   return params;
 }
 
 BackwardParams sm90_backward_params(const Problem& problem, const Sm90BackwardPlan& plan,
                                     char* workspace) {
-  const Tensor& dq = problem.arrays[Array::kDQ];
   const i64 shift =
       problem.alignment == Alignment::kBottomRight ? problem.kv_rows - problem.q_rows : 0;
   BackwardParams params{};
@@ -75,29 +53,21 @@ BackwardParams sm90_backward_params(const Problem& problem, const Sm90BackwardPl
   params.lines_per_group = plan.schedule.lines_per_group;
   params.num_slots = plan.schedule.num_slots;
   params.lag = plan.schedule.lag;
+  params.num_split = static_cast<i32>(plan.num_split);
+  params.num_parts = static_cast<i32>(plan.num_parts);
+  params.part_sums = reinterpret_cast<float*>(workspace + plan.part_sums_at);
   params.rows_of_head = plan.rows_of_head;
   params.dim_qk = static_cast<i32>(problem.dim_qk);
   params.rows = reinterpret_cast<const float*>(workspace + plan.rows_at);
   params.delta = reinterpret_cast<const float*>(workspace + plan.delta_at);
   params.dq_sums = reinterpret_cast<float*>(workspace);
-  params.dq = static_cast<u16*>(dq.data);
-  params.dq_stride_batch = dq.strides[0];
-  params.dq_stride_head = dq.strides[1];
-  params.dq_stride_row = dq.strides[2];
   u32* const counters = reinterpret_cast<u32*>(workspace + plan.counters_at);
   params.next_item = counters;  // of the first launch
   params.done = counters + Sm90BackwardPlan::kLaunches;
   params.freed = params.done + plan.num_lines;
   params.spoiled = params.freed + plan.num_lines;
-  const Tensor &dk = problem.arrays[Array::kDK], &dv = problem.arrays[Array::kDV];
-  params.dk = static_cast<u16*>(dk.data);
-  params.dk_stride_batch = dk.strides[0];
-  params.dk_stride_head = dk.strides[1];
-  params.dk_stride_row = dk.strides[2];
-  params.dv = static_cast<u16*>(dv.data);
-  params.dv_stride_batch = dv.strides[0];
-  params.dv_stride_head = dv.strides[1];
-  params.dv_stride_row = dv.strides[2];
+  params.parts_done = params.spoiled + 1 + plan.num_lines;
+  params.turns = params.parts_done + 2 * plan.num_split;
   params.dim_v = static_cast<i32>(problem.dim_v);
   params.places = reinterpret_cast<const BackwardPlace*>(workspace + plan.places_at);
   params.owners = reinterpret_cast<const i32*>(workspace + plan.owners_at);

@@ -53,7 +53,8 @@ KernelSpec sm90_backward_spec(const BackwardConfig& config) {
   spec.name = sentence("backward_sm90_", name(config.dtype), "_d", config.dims,
                        kMasks[static_cast<int>(config.mask)], config.has_stats ? "_stats" : "",
                        config.sequences ? "_sequences" : "", config.dq ? "" : "_no_dq",
-                       config.dk ? "" : "_no_dk", config.dv ? "" : "_no_dv", options_name(config),
+                       config.dk ? "" : "_no_dk", config.dv ? "" : "_no_dv",
+                       config.ordered ? "_ordered" : "", options_name(config),
                        config.take_turns ? "" : "_no_turns", "_r", config.register_dims,
                        config.early_dv ? "" : "_late_dv", config.spread ? "" : "_in_step");
   spec.include = "kernels/backward_sm90.cuh";
@@ -68,6 +69,7 @@ KernelSpec sm90_backward_spec(const BackwardConfig& config) {
                  {"dq", text(config.dq)},
                  {"dk", text(config.dk)},
                  {"dv", text(config.dv)},
+                 {"ordered", text(config.ordered)},
                  {"signed_scale", text(config.signed_scale)},
                  {"softcap", text(config.softcap)},
                  {"alibi", text(config.alibi)},

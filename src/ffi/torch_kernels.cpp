@@ -20,6 +20,7 @@
 #include "ffi/refusal.h"
 #include "ffi/torch_abi.h"
 #include "ffi/torch_array.h"
+#include "ffi/torch_call.h"
 
 namespace fulmen::ffi {
 namespace {
@@ -33,57 +34,16 @@ int64_t keep_options(Arguments in) {
   return kept_options.add({options, rows_before_heads, in.integer("rank")});
 }
 
-// The arrays of a call as they are named, then the call.
-class Call {
- public:
-  explicit Call(double number) : how_(kept_options.at(number)), problem_(how_.options) {
-    fulmen_tensors_init(&arrays_.tensors);
-  }
-
-  const Kept& how() const { return how_; }
-
-  void name(const char* name, fulmen_tensor fulmen_tensors::* member, const DLTensor& array) {
-    arrays_.tensors.*member = view(name, array, {how_.rows_before_heads, false});
-    arrays_.place.add(name, array.device);
-  }
-
-  void name_inputs(const DLTensor& q, const DLTensor& k, const DLTensor& v) {
-    if (q.ndim != how_.rank || k.ndim != how_.rank || v.ndim != how_.rank) {
-      throw Refusal{FULMEN_ERROR_SHAPE, "q, k or v has not as many axes as the layout"};
-    }
-    name("q", &fulmen_tensors::q, q);
-    name("k", &fulmen_tensors::k, k);
-    name("v", &fulmen_tensors::v, v);
-  }
-
-  void name_stats(const DLTensor& stats) {
-    arrays_.tensors.stats = view("stats", stats, {});
-    arrays_.place.add("stats", stats.device);
-  }
-
-  void run(fulmen_status (*function)(const fulmen_problem*, const fulmen_tensors*, void*)) {
-    arrays_.settle(&problem_);
-    void* stream = nullptr;
-    if (arrays_.place.on_gpu()) torch_abi()->get_cuda_stream(arrays_.place.index(), &stream);
-    check(function(&problem_, &arrays_.tensors, stream));
-  }
-
- private:
-  const Kept& how_;
-  fulmen_problem problem_;
-  Arrays arrays_;
-};
-
 // Of q, k and v at the head of the stack, o in the place of q, and stats where it is wanted.
 void attend(TorchValue* stack, double number, TorchValue* stats_place) {
   const TorchArray q(stack[0]), k(stack[1]), v(stack[2]);
-  Call call(number);
+  TorchCall call(kept_options.at(number));
   const DLTensor q_array = q.dlpack(), v_array = v.dlpack();
   call.name_inputs(q_array, k.dlpack(), v_array);
   TorchArray o = empty_like(q_array, v_array.shape[v_array.ndim - 1]);
   call.name("o", &fulmen_tensors::o, o.dlpack());
   TorchArray stats = stats_place == nullptr ? TorchArray(TorchTensor{})
-                                            : empty_stats(q_array, call.how().rows_before_heads);
+                                            : empty_stats(q_array, call.rows_before_heads());
   if (stats_place != nullptr) call.name_stats(stats.dlpack());
   call.run(fulmen_attention);
   stack[0] = o.released();
@@ -132,7 +92,7 @@ struct Node {
 // max_q, max_k, dropout_p, is_causal, philox_seed, philox_offset, scale) -> (grad_query, grad_key,
 // grad_value, grad_attn_bias)
 void compute_gradients(const Node& node, TorchValue* stack) {
-  Call call(node.number);
+  TorchCall call(kept_options.at(node.number));
   const DLTensor inputs[] = {node.q.dlpack(), node.k.dlpack(), node.v.dlpack()};
   call.name_inputs(inputs[0], inputs[1], inputs[2]);
   call.name("o", &fulmen_tensors::o, node.o.dlpack());
@@ -170,19 +130,21 @@ void derive_gradients(const Node& node, TorchValue* stack) {
   stack[3] = undefined().released();
 }
 
-// Whether x stands for the negative of what is in memory.
-bool is_negative(const TorchArray& x) {
-  TorchValue value = x.shared();
-  return torch_abi()->call_dispatcher("aten::is_neg", "", &value, kTorchVersion) == 0 && value != 0;
+// Whether forward-mode differentiation is under way in x, which is where a derivative is missed.
+bool has_tangent(const TorchArray& x) {
+  std::array<TorchValue, 2> dual = {x.shared(), 0};  // of the outermost level
+  if (torch_abi()->call_dispatcher("aten::_unpack_dual", "", dual.data(), kTorchVersion) != 0) {
+    return true;
+  }
+  const TorchArray primal(dual[0]), tangent(dual[1]);
+  return tangent.is_defined();
 }
 
-// Below Autograd, PyTorch has resolved negative views already.
-template <bool kIsAboveAutograd>
 void backward(TorchValue* stack) {
   const Node node(stack);
   if (!node.dout.is_defined()) {
     for (int place = 0; place < 4; ++place) stack[place] = undefined().released();
-  } else if (kIsAboveAutograd && (torch_abi()->is_grad_enabled() || is_negative(node.dout))) {
+  } else if (torch_abi()->is_grad_enabled() || has_tangent(node.dout)) {
     derive_gradients(node, stack);
   } else {
     compute_gradients(node, stack);
@@ -209,17 +171,15 @@ bool add(const char* name_space, const char* key, const char* name, TorchKernel 
          torch.library_impl(library, name, kernel, kTorchVersion) == 0;
 }
 
-bool add_kernels(const char* key, const char* autograd_key) {
+bool add_kernels(const char* key) {
   return add("fulmen", key, "plain", boxed<plain>) && add("aten", key, kForward, boxed<recorded>) &&
-         add("aten", key, kBackward, boxed<backward<false>>) &&
-         add("aten", autograd_key, kBackward, boxed<backward<true>>);
+         add("aten", key, kBackward, boxed<backward>);
 }
 
 // () -> 1, or 0 where the process has loaded no PyTorch with a stable ABI; once in a process
 int64_t add_torch_kernels(Arguments) {
-  if (torch_abi() == nullptr || !add_kernels("CPU", "AutogradCPU")) return 0;
-  const bool has_cuda = torch_abi()->get_cuda_stream != nullptr;
-  return !has_cuda || add_kernels("CUDA", "AutogradCUDA") ? 1 : 0;
+  if (torch_abi() == nullptr || !add_kernels("CPU")) return 0;
+  return torch_abi()->get_cuda_stream == nullptr || add_kernels("CUDA") ? 1 : 0;
 }
 
 }  // namespace

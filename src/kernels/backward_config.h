@@ -22,6 +22,8 @@ struct BackwardConfig {
   bool dq = true;          // which gradients are wanted
   bool dk = true;
   bool dv = true;
+  bool ordered = false;    // blocks of keys add to rows of dQ in their order, so that every run
+                           // gives the same bits; where the first sees all rows that others see
   i32 register_dims = 0;   // so many dims of K and V stay in registers, since every product reads
                            // them again; where products are divided
   bool take_turns = true;  // ablation: the warpgroups take turns at the tensor cores
@@ -38,7 +40,7 @@ struct BackwardConfig {
   bool documents = false;
   bool dropout = false;
 
-  static constexpr i32 kStages = 2;        // of Q, and of dS
+  static constexpr i32 kDsStages = 2;
   static constexpr i32 kMailboxes = 4;     // items that are known ahead
   static constexpr i32 kFinishRows = 128;  // rows of dQ that are rounded at a time
   static constexpr i32 kConsumerWarps = 8;
@@ -65,8 +67,16 @@ struct BackwardConfig {
     return divides_products() ? 0 : 64 * i32(warpgroup);
   }
   constexpr bool needs_dp() const { return dq || dk; }  // dV alone takes P alone
+  // Of Q and of dO. The warpgroups are half a step apart, and the next S is asked for early: with
+  // two stages of Q the first would wait for a tile that the second has only just made room for.
+  constexpr i32 stages() const { return is_wide() ? 2 : 3; }
   constexpr i32 dout_stages() const {
-    return dims == 256 && needs_dp() && !divides_products() ? 1 : kStages;
+    return dims == 256 && needs_dp() && !divides_products() ? 1 : stages();
+  }
+
+  // Whether items may be taken in parts of their queries (tile/backward_parts.cuh).
+  constexpr bool splits() const {
+    return dq && dk && dv && !ordered && !sequences && mask == MaskKind::kLength;
   }
 
   // As in AttentionConfig.
@@ -85,21 +95,23 @@ struct BackwardConfig {
   constexpr i32 ds_bytes() const {  // or P, unrounded, where products are divided
     return divides_products() ? q_rows * kv_rows() * 4 : dq ? q_rows * kv_rows() * 2 : 0;
   }
-  constexpr i32 out_bytes() const { return is_wide() ? 0 : 2 * k_bytes(); }  // dV and dK
-  constexpr i32 row_bytes() const { return q_rows * (has_stats ? 8 : 4); }   // what a row has kept
+  constexpr i32 out_bytes() const { return is_wide() ? 0 : k_bytes(); }     // dV, then dK
+  constexpr i32 row_bytes() const { return q_rows * (has_stats ? 8 : 4); }  // what a row has kept
   constexpr i32 delta_bytes() const { return q_rows * 4; }
   constexpr i32 shared_bytes() const {
-    return k_bytes() + v_bytes() + (kStages + dout_stages()) * q_bytes() + kStages * ds_bytes() +
-           out_bytes() + kStages * row_bytes() + dout_stages() * delta_bytes() + 768;
+    return k_bytes() + v_bytes() + (stages() + dout_stages()) * q_bytes() + kDsStages * ds_bytes() +
+           out_bytes() + stages() * row_bytes() + dout_stages() * delta_bytes() + 768;
   }
 
   constexpr bool valid() const {
     return (dtype == DType::kBFloat16 || dtype == DType::kFloat16) &&
            ((dims == 64 && q_rows == 128) || (dims == 64 && q_rows == 64 && !dq) ||
             ((dims == 128 || dims == 192 || dims == 256) && q_rows == 64)) &&
-           !(is_wide() && dq) && (register_dims == 0 || divides_products()) &&
-           register_dims % 16 == 0 && register_dims <= dims &&
-           !((maps_scores() || dropout) && (dq || q_rows != 64)) && shared_bytes() <= 232448;
+           !(is_wide() && dq) &&
+           !(ordered && (!dq || spread || sequences || mask == MaskKind::kBoth)) &&
+           (register_dims == 0 || divides_products()) && register_dims % 16 == 0 &&
+           register_dims <= dims && !((maps_scores() || dropout) && (dq || q_rows != 64)) &&
+           shared_bytes() <= 232448;
   }
 };
 
@@ -141,6 +153,8 @@ struct BackwardParams {
   i32 lines_per_group;    // lines that are walked together, of one sequence where they differ
   i32 num_slots;          // lines whose sums of dQ exist at a time; all where sequences differ
   i32 lag;                // an item rounds dQ of the item so many before it
+  i32 num_split;          // so many items, the last, are taken in
+  i32 num_parts;          // parts of their queries; only where lines are walked one by one
   i32 dim_qk;             // of dq
   i64 rows_of_head;       // of the two arrays below: see padded_row
   const float* rows;      // (batch, heads_q, padded q_row): lse log2(e), +inf: left out; with
@@ -148,22 +162,17 @@ struct BackwardParams {
   const float* delta;     // (batch, heads_q, padded q_row): sum of dO O, less dlse
   float* dq_sums;         // (slot, head of the line, padded q_row, dims): order of fragments;
                           // where sequences differ (batch, heads_q, padded q_row, dims)
-  u16* dq;                // (batch, heads_q, q_len, dim_qk) with the strides below, in elements
-  i64 dq_stride_batch;
-  i64 dq_stride_head;
-  i64 dq_stride_row;
-  u32* next_item;  // items claimed so far
-  u32* done;       // (line): blocks of keys whose share of dQ has arrived
-  u32* freed;      // (line): items that have cleared their part of its slot
-  u32* spoiled;    // 1 + (line): not 0 where a gradient is not finite; the first: anywhere
-  u16* dk;         // (batch, heads_kv, kv_row, dim_qk); the rest only where sequences differ
-  i64 dk_stride_batch, dk_stride_head, dk_stride_row;
-  u16* dv;  // (batch, heads_kv, kv_row, dim_v)
-  i64 dv_stride_batch, dv_stride_head, dv_stride_row;
+  u32* next_item;         // items claimed so far
+  u32* done;              // (line): blocks of keys whose share of dQ has arrived
+  u32* freed;             // (line): items that have cleared their part of its slot
+  float* part_sums;  // (split item, part but the last, warpgroup; dK, dV; 64 * dims): of fragments
+  u32* parts_done;   // (split item, warpgroup): parts whose sums are there
+  u32* turns;        // (padded row / q_rows, of all heads): blocks of keys that have added to dQ
+  u32* spoiled;      // 1 + (line): not 0 where a gradient is not finite; the first: anywhere
   i32 dim_v;
   const BackwardPlace* places;  // (sequence), where they differ
   const i32* owners;            // (block of keys, in the order of turns): its sequence
-  AttentionParams attention;    // lengths, offsets and the arrays of options
+  AttentionParams attention;    // lengths, offsets, dq, dk, dv and the arrays of options
   float softcap_in;             // the last three as in ForwardParams
   float softcap_out;
   float kept_scale;
@@ -226,17 +235,9 @@ struct BackwardPrepareParams {
   i32 padded_q_rows;  // of a head: BackwardParams::rows_of_head
   i32 dim_v;          // a multiple of 8
   i32 num_rows;       // lines of heads * padded_q_rows, below 2^30
-  const u16* o;       // (batch, heads_q, q_len, dim_v)
-  i64 o_stride_batch, o_stride_head, o_stride_row;
-  const u16* dout;  // as o
-  i64 dout_stride_batch, dout_stride_head, dout_stride_row;
-  const float* kept;  // lse (batch, heads_q, q_len), or stats (batch, heads_q, q_len, 2)
-  i64 kept_stride_batch, kept_stride_head, kept_stride_row, kept_stride_part;
-  const float* dlse;  // (batch, heads_q, q_len); null: none
-  i64 dlse_stride_batch, dlse_stride_head, dlse_stride_row;
-  float* rows;   // as in BackwardParams
-  float* delta;  // as in BackwardParams
-  u32* zeros;    // 16-byte units that are cleared: sums and counters
+  float* rows;        // as in BackwardParams
+  float* delta;       // as in BackwardParams
+  u32* zeros;         // 16-byte units that are cleared: sums and counters
   i64 num_zeros;
   SequenceShape bounds;   // where sequences differ: q_len and kv_len of none are more
   i32 kv_rows;            // of a block of keys

@@ -100,18 +100,52 @@ struct BackwardDqConsumer {
     }
   }
 
+  // What a thread knows of the pairs of its two rows.
+  struct Pairs {
+    QueryTerms<kConfig> terms;
+    FragmentScores<kConfig> scores;
+    Interval visible[2];  // keys
+  };
+  Pairs pairs_of(const Task& task, const Place& place) const {
+    Pairs pairs{
+        {params, task.block, place, task.row}, {params.forward, place, task.block, task.row}, {}};
+    for (i32 r = 0; r < 2; ++r) {
+      pairs.visible[r] = visible_columns(effective_mask<kConfig>(params.forward.mask), place.shape,
+                                         task.row + 8 * r);
+    }
+    return pairs;
+  }
+
+  // S = Q K^T, dP = dO V^T of the block at kv_at
+  void issue_products(Scores& S, Scores& dP, const QRegisters<kConfig>& rQ, u32 q, u32 dout) const {
+    shared.k().wait(kv_at);
+    issue_scores<kConfig>(S, rQ, q, shared.k().address(kv_at));
+    shared.v().wait(kv_at);
+    issue_scores<kDOutConfig>(dP, QRegisters<kDOutConfig>{}, dout, shared.v().address(kv_at));
+  }
+
+  // dS = P (dP - delta) of block j, where P = exp(score - lse) is made under the second product
+  template <bool kPartial>
+  void finish_products(Weights& dS, Scores& S, Scores& dP, const Pairs& pairs, i32 j) const {
+    ptx::wgmma_wait<1>();
+    const auto slopes = pairs.terms.slopes(S);
+    pairs.scores.apply(S, j * kConfig.kv_rows);
+    if constexpr (kPartial) hide(S, pairs.visible, j);
+    pairs.terms.lower_huge(S);
+    pairs.terms.exponentiate(S);
+    ptx::wgmma_wait<0>();
+    release(shared.v().empty(kv_at));
+    pairs.terms.drop(dP, pairs.scores, j * kConfig.kv_rows);
+    pairs.terms.form_ds(S, dP, slopes);
+    round_probabilities<kConfig>(dS, S);
+  }
+
   // dQ of the task's rows, before the scale.
   void compute(Sums& dQ, const Task& task, const KeyBlocks& blocks) {
     typename Shared::QCursor dout_at = q_at;
     dout_at.advance(kConfig.warpgroups);
     const Place place = place_of_task(task);
-    const QueryTerms<kConfig> terms(params, task.block, place, task.row);
-    const FragmentScores<kConfig> scores{params.forward, place, task.block, task.row};
-    Interval visible[2];
-    for (i32 r = 0; r < 2; ++r) {
-      visible[r] = visible_columns(effective_mask<kConfig>(params.forward.mask), place.shape,
-                                   task.row + 8 * r);
-    }
+    const Pairs pairs = pairs_of(task, place);
     i32 j = blocks.all_end - 1;
 #pragma unroll 1
     for (; j >= blocks.end; --j) skip_block();
@@ -120,51 +154,29 @@ struct BackwardDqConsumer {
     const u32 q = shared.q().address(q_at), dout = shared.q().address(dout_at);
     QRegisters<kConfig> rQ;
     load_q_registers<kConfig>(rQ, q);
-    const QRegisters<kDOutConfig> none{};
 
     Scores S, dP;
     Weights dS;
     bool accumulate = false;
-    // S = Q K^T, dP = dO V^T of the block at kv_at
-    const auto issue_products = [&](Scores& S, Scores& dP) {
-      this->shared.k().wait(kv_at);
-      issue_scores<kConfig>(S, rQ, q, this->shared.k().address(kv_at));
-      this->shared.v().wait(kv_at);
-      issue_scores<kDOutConfig>(dP, none, dout, this->shared.v().address(kv_at));
-    };
-    // dS = P (dP - delta) of block j, where P = exp(score - lse) is made under the second product
-    const auto finish_products = [&](auto partial, Scores& S, Scores& dP, Weights& dS) {
-      ptx::wgmma_wait<1>();
-      const auto slopes = terms.slopes(S);
-      scores.apply(S, j * kConfig.kv_rows);
-      if constexpr (decltype(partial)::kValue) hide(S, visible, j);
-      terms.lower_huge(S);
-      terms.exponentiate(S);
-      ptx::wgmma_wait<0>();
-      release(this->shared.v().empty(kv_at));
-      terms.drop(dP, scores, j * kConfig.kv_rows);
-      terms.form_ds(S, dP, slopes);
-      round_probabilities<kConfig>(dS, S);
-      --j;
-    };
     // dQ += dS K of a block; ahead: with the products of the next in the queue behind
     const auto step = [&](auto partial) {
+      constexpr bool kPartial = decltype(partial)::kValue;
       if constexpr (kLooksAhead) {
         const typename Shared::KvCursor here = kv_at;
         kv_at.advance();
         take_turn();
         issue_output<kConfig>(dQ, dS, this->shared.k().address(here), accumulate);
         accumulate = true;
-        issue_products(S, dP);
+        issue_products(S, dP, rQ, q, dout);
         pass_turn();
         ptx::wgmma_wait<2>();
         release(this->shared.k().empty(here));
-        finish_products(partial, S, dP, dS);
+        this->template finish_products<kPartial>(dS, S, dP, pairs, j--);
       } else {
         Scores S, dP;
         Weights dS;
-        issue_products(S, dP);
-        finish_products(partial, S, dP, dS);
+        issue_products(S, dP, rQ, q, dout);
+        this->template finish_products<kPartial>(dS, S, dP, pairs, j--);
         issue_output<kConfig>(dQ, dS, this->shared.k().address(kv_at), accumulate);
         accumulate = true;
         ptx::wgmma_wait<0>();
@@ -173,8 +185,8 @@ struct BackwardDqConsumer {
       }
     };
     if constexpr (kLooksAhead) {
-      issue_products(S, dP);
-      finish_products(Flag<true>{}, S, dP, dS);
+      issue_products(S, dP, rQ, q, dout);
+      finish_products<true>(dS, S, dP, pairs, j--);
     }
 #pragma unroll 1
     while (j >= blocks.full_end) step(Flag<true>{});
@@ -201,7 +213,7 @@ struct BackwardDqConsumer {
     }
     if constexpr (kConfig.mask != MaskKind::kLength || kConfig.sequences) {
       for (i32 r = 0; r < 2; ++r) {  // a row that sees no key may hold NaN
-        if (visible[r].size() <= 0) clear_row(dQ, r);
+        if (pairs.visible[r].size() <= 0) clear_row(dQ, r);
       }
     }
   }

@@ -108,7 +108,7 @@ struct BackwardFinishSm80 {
     const i64 block = ptx::block_index();
     const i64 row_tiles = num_q_tiles(p, kConfig.rows);
     if (block < row_tiles) {
-      finish_rows(block);
+      finish_rows(row_tiles - 1 - block);  // of the last heads the sums are in the L2 still
     } else {
       finish_marked_keys((block - row_tiles) * kSm80FinishMarks);
     }

@@ -43,25 +43,10 @@ struct BackwardPrepare {
             index < u32(params.num_rows) && row < u32(params.q_len)};
   }
 
-  // Where sequences differ one search serves kRowsInFlight heads: row `index` of the first of them.
-  Row sequence_row_at(u32 index) const {
+  // Where sequences differ: the last one whose padded rows begin at or before one.
+  i64 sequence_of(u32 line, i64 padded) const {
     const AttentionParams& p = params.attention;
-    const u32 sets = u32(head_sets());
-    const u32 line = index / u32(params.padded_q_rows);
-    const u32 batch = line / sets, head = (line - batch * sets) * kRowsInFlight;
-    const u32 padded = index - line * params.padded_q_rows;
-    const i64 owner = p.packed ? find_padded(padded) : batch;
-    const Sequence sequence = BackwardPlacer{params, 0}.sequence(owner);
-    const i64 row = padded - padded_row(p.packed, owner, sequence.q_begin);
-    return {u32(sequence.batch), head, u32(sequence.q_begin + row),
-            (batch * params.heads_q + head) * params.padded_q_rows + padded,
-            0 <= row && row < sequence.shape.q_len};
-  }
-  i32 head_sets() const { return i32(ceil_div(params.heads_q, kRowsInFlight)); }
-
-  // The last packed sequence whose padded rows begin at or before one.
-  i64 find_padded(i64 padded) const {
-    const AttentionParams& p = params.attention;
+    if (!p.packed) return line / u32(params.heads_q);
     i64 low = 0, high = p.num_sequences - 1;
     while (low < high) {
       const i64 middle = (low + high + 1) / 2;
@@ -94,18 +79,20 @@ struct BackwardPrepare {
     return sum;
   }
 
+  template <class T>
+  static const T* element(const ArrayView& x, const Row& at, i32 dim = 0) {
+    return reinterpret_cast<const T*>(x.data) + x.offset(at.batch, at.head, at.row, dim);
+  }
+
   void write(const Row& at, float delta) const {
     const u32 index = at.index;
-    if (at.inside && params.dlse != nullptr) {
-      delta -= params.dlse[at.batch * params.dlse_stride_batch + at.head * params.dlse_stride_head +
-                           at.row * params.dlse_stride_row];
-    }
+    const AttentionParams& arrays = params.attention;
+    if (at.inside && arrays.dlse.present()) delta -= *element<float>(arrays.dlse, at);
     params.delta[index] = at.inside ? delta : 0.f;
-    const float* kept = params.kept + at.batch * params.kept_stride_batch +
-                        at.head * params.kept_stride_head + at.row * params.kept_stride_row;
+    const float* kept = element<float>(kConfig.has_stats ? arrays.stats : arrays.lse, at);
     if constexpr (kConfig.has_stats) {
       float row_max = at.inside ? kept[0] : 0.f;
-      float row_sum = at.inside ? kept[params.kept_stride_part] : 0.f;
+      float row_sum = at.inside ? kept[arrays.stats.strides[3]] : 0.f;
       const bool sees_nothing = row_sum == 0;
       if constexpr (kConfig.sinks) {
         const float sink = sink_of(at.head);
@@ -140,12 +127,8 @@ struct BackwardPrepare {
     for (i32 i = 0; i < kRowsInFlight; ++i) {
       o[i] = dout[i] = {};
       if (!rows[i].inside || lane * 8 >= params.dim_v) continue;
-      o[i] = ptx::load_global_x4(params.o + rows[i].batch * params.o_stride_batch +
-                                 rows[i].head * params.o_stride_head +
-                                 rows[i].row * params.o_stride_row + lane * 8);
-      dout[i] = ptx::load_global_x4(params.dout + rows[i].batch * params.dout_stride_batch +
-                                    rows[i].head * params.dout_stride_head +
-                                    rows[i].row * params.dout_stride_row + lane * 8);
+      o[i] = ptx::load_global_x4(element<u16>(params.attention.o, rows[i], lane * 8));
+      dout[i] = ptx::load_global_x4(element<u16>(params.attention.dout, rows[i], lane * 8));
     }
 #pragma unroll
     for (i32 i = 0; i < kRowsInFlight; ++i) {
@@ -163,14 +146,14 @@ struct BackwardPrepare {
     const i64 all = i64(ptx::num_blocks()) * kConfig.kThreads;
     for (i64 i = id; i < params.num_zeros; i += all)
       ptx::store_global_x4(reinterpret_cast<u16*>(params.zeros + 4 * i), {});
-    const u32 first = u32(id) / kConfig.threads_per_row();
-    const u32 step = u32(all) / kConfig.threads_per_row();
     if constexpr (kConfig.sequences) {
       BackwardPlacer{params, i32(id % 32)}.run(u32(id) / 32, u32(all) / 32);
-      const u32 sets = u32(params.num_rows / params.heads_q * head_sets());
-      for (u32 at = first; at < sets; at += step) sum_heads(sequence_row_at(at));
+      const u32 chunks = u32(params.num_rows / BackwardConfig::kFinishRows);
+      for (u32 i = ptx::block_index(); i < chunks; i += ptx::num_blocks()) sum_chunk(i);
     } else {
-      for (u32 begin = first; begin < u32(params.num_rows); begin += step * kRowsInFlight) {
+      const u32 step = u32(all) / kConfig.threads_per_row();
+      for (u32 begin = u32(id) / kConfig.threads_per_row(); begin < u32(params.num_rows);
+           begin += step * kRowsInFlight) {
         Row rows[kRowsInFlight];
 #pragma unroll
         for (i32 i = 0; i < kRowsInFlight; ++i) rows[i] = row_at(begin + i * step);
@@ -179,18 +162,28 @@ struct BackwardPrepare {
     }
   }
 
-  // The same row of kRowsInFlight heads.
-  void sum_heads(const Row& first) const {
-    Row rows[kRowsInFlight];
+  // kFinishRows rows, all of one sequence, by a thread block.
+  void sum_chunk(u32 chunk) const {
+    constexpr u32 kStep = kConfig.kThreads / kConfig.threads_per_row();
+    const u32 begin = chunk * BackwardConfig::kFinishRows;
+    const u32 line = begin / u32(params.padded_q_rows);
+    const i64 padded = begin - line * params.padded_q_rows;
+    const i64 owner = sequence_of(line, padded);
+    const Sequence sequence = BackwardPlacer{params, 0}.sequence(owner);
+    const i32 first = i32(padded - padded_row(params.attention.packed, owner, sequence.q_begin));
+#pragma unroll 1
+    for (u32 at = ptx::thread_index() / kConfig.threads_per_row();
+         at < u32(BackwardConfig::kFinishRows); at += kRowsInFlight * kStep) {
+      Row rows[kRowsInFlight];
 #pragma unroll
-    for (i32 i = 0; i < kRowsInFlight; ++i) {
-      rows[i] = first;
-      rows[i].head += i;
-      const bool exists = rows[i].head < u32(params.heads_q);
-      rows[i].inside = first.inside && exists;
-      rows[i].index = exists ? first.index + i * params.padded_q_rows : u32(params.num_rows);
+      for (i32 i = 0; i < kRowsInFlight; ++i) {
+        const i32 row = first + i32(at + i * kStep);
+        rows[i] = {u32(sequence.batch), line % u32(params.heads_q),
+                   u32(i32(sequence.q_begin) + row), begin + at + i * kStep,
+                   0 <= row && row < sequence.shape.q_len};
+      }
+      sum(rows);
     }
-    sum(rows);
   }
 };
 

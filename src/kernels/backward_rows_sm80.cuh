@@ -11,7 +11,9 @@
 #include "kernels/head.cuh"
 #include "kernels/ptx/grid.cuh"
 #include "kernels/ptx/math.cuh"
+#include "kernels/saved_row.cuh"
 #include "kernels/sm80_backward_config.h"
+#include "kernels/tile/backward_sums_sm80.cuh"
 #include "kernels/tile/copy.cuh"
 #include "kernels/tile/document_hull.cuh"
 #include "kernels/tile_place.cuh"
@@ -111,18 +113,7 @@ struct BackwardRowsSm80 {
     typename HeadType::State state{0, 0};
     float dL = 0;
   };
-  Kept kept_of(i64 i) const {
-    Kept kept;
-    if (p.stats.present()) {
-      const i64 stats = head.q_row(p.stats, i);
-      kept.state = {load(p.stats, stats), load(p.stats, stats + p.stats.strides[3])};
-    } else {
-      const float lse = load(p.lse, head.q_row(p.lse, i));
-      kept.state = {lse, lse == -HeadType::Math::kInfinity ? 0.f : 1.f};
-    }
-    if (p.dlse.present()) kept.dL = load(p.dlse, head.q_row(p.dlse, i));
-    return kept;
-  }
+  Kept kept_of(i64 i) const { return {saved_state(head, i, load), lse_gradient(head, i, load)}; }
   // A number that is kept of a row. A call would wait for it.
   static float load(const ArrayView& array, i64 offset) {
     if constexpr (!kConfig.units) return load_real_called<float>(array, offset);
@@ -199,17 +190,6 @@ struct BackwardRowsSm80 {
       if (thread == 0) *hull_to = hull;
     }
   }
-
-  // The sums of dQ begin at 0.
-  static void clear_sums(float* sums) {
-    const i32 thread = static_cast<i32>(ptx::thread_index());
-#pragma unroll
-    for (i32 at = 0; at < kConfig.dq_elems(); at += 4 * kSm80RowsThreads) {
-      if (at + 4 * thread < kConfig.dq_elems()) {
-        ptx::store_l2_x4(sums + at + 4 * thread, {{0, 0, 0, 0}});
-      }
-    }
-  }
 };
 
 template <Sm80BackwardConfig kConfig>
@@ -225,7 +205,9 @@ void backward_rows_sm80(const Sm80BackwardParams& params) {
   if (place.first_row < 0) return;  // offsets out of order
   const Head<kConfig.dtype> head(p, place.index, task.head);
   if constexpr (kConfig.dq) {
-    BackwardRowsSm80<kConfig>::clear_sums(params.dq_sums + i64{tile} * kConfig.dq_elems());
+    if (tile < params.groups_ahead * row_tiles_of_group(params, kConfig.rows)) {
+      clear_dq_sums<kConfig, kSm80RowsThreads>(params, tile);
+    }
   }
   u8* const kept = params.row_tiles + i64{tile} * kConfig.row_bytes();
   BackwardRowsSm80<kConfig>(p, head).run(place.first_row, kept, params.hulls + tile);

@@ -20,9 +20,11 @@
 #pragma once
 
 #include "kernels/tile/backward_gradients_sm80.cuh"
+#include "kernels/tile/backward_keys_sm80.cuh"
 #include "kernels/tile/backward_loader_sm80.cuh"
 #include "kernels/tile/backward_pairs_sm80.cuh"
 #include "kernels/tile/backward_ranges_sm80.cuh"
+#include "kernels/tile/backward_sums_sm80.cuh"
 
 namespace fulmen {
 
@@ -31,6 +33,15 @@ template <Sm80BackwardConfig kConfig>
 inline void rows_are_there() {
   if constexpr (kConfig.hopper) ptx::grid_dependency_wait();
 }
+
+template <Sm80BackwardConfig kConfig, bool kKeysFirst>
+struct PairsOf {
+  using Type = BackwardPairsSm80<kConfig>;
+};
+template <Sm80BackwardConfig kConfig>
+struct PairsOf<kConfig, true> {
+  using Type = BackwardKeysSm80<kConfig>;
+};
 
 template <Sm80BackwardConfig kConfig>
 struct BackwardSm80 {
@@ -44,7 +55,7 @@ struct BackwardSm80 {
   BlockRange range{};
   BackwardTilesSm80<kConfig> tiles;
   BackwardLoaderSm80<kConfig> loader;
-  BackwardPairsSm80<kConfig> pairs;
+  typename PairsOf<kConfig, kConfig.keys_first>::Type pairs;
   BackwardGradientsSm80<kConfig> gradients;
 
   BackwardSm80(const Sm80BackwardParams& params_, const HeadType& head, const TilePlace& keys)
@@ -95,6 +106,17 @@ struct BackwardSm80 {
   // The same by warps that have half of it each: P and dV, or dS and dK. Each adds to dQ when the
   // others are likely to be busy with numbers one by one.
   template <class AddDq>
+  void compute_keys(const Step& step, i32 tile, const AddDq& add_dq_before) {
+    if (tiles.weighs()) {
+      pairs.add_dv(gradients.dv_sums(), step);
+      add_dq_before();
+    } else {
+      add_dq_before();
+      pairs.add_dk(gradients.dK, step);
+    }
+    mark_rows(tile);
+  }
+  template <class AddDq>
   void compute_role(const Step& step, i32 tile, const AddDq& add_dq_before) {
     if (tiles.weighs()) {
       pairs.compute_weights(step);
@@ -112,7 +134,7 @@ struct BackwardSm80 {
   }
 
   // Steps 1 and 5, and all tiles of queries of all heads of the group that see a key of the block.
-  void walk() {
+  void walk(const BackwardSumsSm80<kConfig>& sums) {
     constexpr bool kLate = kConfig.dq && kConfig.pair_stages == 2;  // dQ a step after its dS
     const i32 begin = static_cast<i32>(range.visit.begin);
     const i32 end = static_cast<i32>(range.visit.end);
@@ -128,7 +150,13 @@ struct BackwardSm80 {
     auto queries = loader.queries_of(first_head);
     loader.fetch_ids(HeadType(p, index, first_head));
     loader.fetch(queries, begin * kConfig.rows, kept_of(tile), 0);
+    sums.clear();
     i32 stage = 0;
+    if constexpr (kConfig.keys_first && kConfig.keeps_keys()) {
+      ptx::cp_async_wait<0>();
+      ptx::block_sync();  // K and V are there
+      pairs.keep_keys();
+    }
 #pragma unroll 1
     for (i32 number = first_head; number < end_head; ++number) {
       const HeadType head(p, index, number);
@@ -157,15 +185,18 @@ struct BackwardSm80 {
                         full_begin <= block && block < full_end,
                         stage,
                         kConfig.pair_stages == 2 ? stage : 0};
-        if constexpr (kConfig.split_roles) {
+        if constexpr (kConfig.keys_first) {
+          compute_keys(step, tile, add_dq_before);
+        } else if constexpr (kConfig.split_roles) {
           compute_role(step, tile, add_dq_before);
         } else {
           add_dq_before();
           compute(step, tile);
         }
-        if constexpr (kConfig.dq && !kLate) {
+        if constexpr ((kConfig.dq && !kLate) || kConfig.tiled_dbias) {
           ptx::block_sync();  // dS of all is there
-          add_dq(tile, block, 0);
+          if constexpr (kConfig.dq) add_dq(tile, block, 0);
+          if constexpr (kConfig.tiled_dbias) BackwardBiasSm80<kConfig>{params}.copy(tiles, step);
         }
         if constexpr (kConfig.stages == 2) {
           stage = 1 - stage;
@@ -183,15 +214,20 @@ struct BackwardSm80 {
     }
   }
 
-  void run() {
+  void run(const BackwardSumsSm80<kConfig>& sums) {
     if (place.first_key < place.sequence.shape.kv_len) {
       loader.fetch_keys();
       range = ranges.visited_by(place.first_key);
       rows_are_there<kConfig>();
       if constexpr (kConfig.documents) ranges.narrow(range);
-      if (range.visit.size() > 0) walk();
+      if (range.visit.size() > 0) {
+        walk(sums);
+      } else {
+        sums.clear();
+      }
       ptx::cp_async_wait<0>();  // also where no row sees a key
     } else {
+      sums.clear();
       rows_are_there<kConfig>();  // the end of this grid is the end of the one before
     }
     const float kept_scale = kConfig.dropout ? static_cast<float>(p.dropout.kept_scale()) : 1.f;
@@ -225,14 +261,17 @@ void backward_sm80(const Sm80BackwardParams& params) {
                num_slots, static_cast<u32>(params.lines_per_group));
   const TilePlace place = find_tile(p, p.cu_kv, task, kConfig.columns);
   const Head<kConfig.dtype> head(p, place.index, task.head * p.group_size());
+  const BackwardSumsSm80<kConfig> sums{params, block,
+                                       static_cast<u32>(params.lines_per_group) * num_slots};
   if (place.first_row < 0 || place.first_row >= head.sequence.kv_slot) {
+    sums.clear();
     rows_are_there<kConfig>();  // the end of this grid is the end of the one before
     return;
   }
   const u32 number =
       static_cast<u32>((task.batch * p.heads_kv + task.head) * num_slots + task.slot);
   BackwardSm80<kConfig> keys(params, head, place);
-  keys.run();
+  keys.run(sums);
   if (keys.pairs.suspect) params.suspect_keys[number] = 1;
 }
 

@@ -3,20 +3,21 @@
 //
 // Gradients of exact attention on Hopper: dQ, dK and dV in one kernel, 16-bit in and out, float32
 // inside. A thread block stays on its multiprocessor and takes blocks of 128 keys from a counter.
-// One warp loads (BackwardLoader); two warpgroups (BackwardConsumer) keep 64 keys each with their
-// sums of dK and dV in registers, and walk over the queries that see them; a thread of a third warp
-// announces what has been added to dQ (BackwardReporter). The warpgroups meet only over dS, which
-// the product for dQ takes a step late, so one does its exponentials under the products of the
-// other. Dao, "FlashAttention-2" (2023), section 3.1.2, and Shah et al., "FlashAttention-3" (2024);
-// dQ that stays in the L2 is ours (tile/backward_dq.cuh). Must hold: sm_90a, kConfig.valid(),
-// launched with threads() threads and shared_bytes() bytes, after backward_prepare_sm90, with a
-// backward_schedule of the grid.
+// Two threads load (BackwardLoader, BackwardDOutLoader); two warpgroups (BackwardConsumer) keep 64
+// keys each with their sums of dK and dV in registers, and walk over the queries that see them; a
+// third thread announces what has been added to dQ (BackwardReporter). The warpgroups meet only
+// over dS, which the product for dQ takes a step late, so one does its exponentials under the
+// products of the other. Dao, "FlashAttention-2" (2023), section 3.1.2, and Shah et al.,
+// "FlashAttention-3" (2024); dQ that stays in the L2 is ours (tile/backward_dq.cuh). Must hold:
+// sm_90a, kConfig.valid(), launched with threads() threads and shared_bytes() bytes, after
+// backward_prepare_sm90, with a backward_schedule of the grid.
 #pragma once
 
 #include "kernels/tile/backward_divided.cuh"
 #include "kernels/tile/backward_helpers.cuh"
 #include "kernels/tile/backward_loader.cuh"
 #include "kernels/tile/backward_output.cuh"
+#include "kernels/tile/backward_parts.cuh"
 #include "kernels/tile/backward_warpgroup.cuh"
 
 namespace fulmen {
@@ -27,7 +28,7 @@ template <BackwardConfig kConfig>
 struct BackwardConsumer : BackwardWarpgroup<kConfig> {
   using Base = BackwardWarpgroup<kConfig>;
   using Base::apply_options, Base::hide, Base::exponentiate, Base::round, Base::form_ds;
-  using Base::at, Base::dout_at, Base::kv_at, Base::mail_at;
+  using Base::at, Base::ds_at, Base::dout_at, Base::kv_at, Base::mail_at;
   using Base::kFloats, Base::kOutBarrier;
   using Base::params, Base::shared, Base::thread, Base::warpgroup;
   using Base::release, Base::take_turn, Base::pass_turn;
@@ -38,127 +39,151 @@ struct BackwardConsumer : BackwardWarpgroup<kConfig> {
   using typename Base::Sums;
   using typename Base::Weights;
 
-  // All steps of an item, whose keys of this warpgroup begin at `key`; leaves its dK (unscaled) and
-  // dV, and dQ of the last step, whose tile it returns. The rings of Q, dO and dS are walked by one
-  // cursor.
-  u32 compute(Sums& dK, Sums& dV, i32 key) {
-    const u32 keys = 64 * 128 * warpgroup;
-    BackwardStepMail step, next;  // `next` is read early, under the products of this one
-    u32 old_tile = 0;
-    const BackwardKeys<kConfig> no_keys{};
+  // Queries of a step whose dV += P^T dO is issued before dS is formed, as the registers allow.
+  static constexpr i32 kEarlyRows = !kConfig.needs_dp() ? kConfig.q_rows
+                                    : kConfig.early_dv  ? 64
+                                                        : 0;
 
+  u32 keys_of(Ring<1> ring) const { return ring.address(kv_at) + 64 * 128 * warpgroup; }
+  void issue_scores(Scores& S, typename Shared::StageCursor of) const {
+    issue_keys_by_queries<kConfig>(S, BackwardKeys<kConfig>{}, keys_of(shared.k()),
+                                   shared.q().address(of));
+  }
+
+  // dV += P^T dO over queries [kBegin, kEnd) of the step.
+  template <i32 kBegin, i32 kEnd>
+  void issue_dv(Sums& dV, Weights& P, const Scores& S, const Pairs& pairs, bool accumulate) const {
+    if constexpr (kConfig.dv && kBegin < kEnd) {
+      this->template round<kBegin, kEnd>(P, S, pairs);
+      issue_keys_by_dims<kConfig, kBegin, kEnd>(dV, P, shared.dout().address(dout_cursor()),
+                                                accumulate);
+    }
+  }
+
+  // S^T becomes P^T, under dP^T = V dO^T; dV += P^T dO, under dS^T = P^T (dP^T - delta).
+  template <bool kFirst>
+  void weigh(Scores& S, Weights& P, Weights& dS, Sums& dV, const Pairs& pairs) const {
+    [[maybe_unused]] Scores dP;
+    if constexpr (kConfig.needs_dp()) {
+      issue_keys_by_queries<kConfig>(dP, BackwardKeys<kConfig>{}, keys_of(shared.v()),
+                                     shared.dout().address(dout_cursor()));
+    }
+    exponentiate(S);
+    issue_dv<0, kEarlyRows>(dV, P, S, pairs, !kFirst);
+    if constexpr (kConfig.needs_dp()) {
+      ptx::wgmma_wait<kConfig.dv && kEarlyRows != 0 ? 1 : 0>();
+      form_ds(dS, S, dP, pairs);
+    }
+    issue_dv<kEarlyRows, kConfig.q_rows>(dV, P, S, pairs, !kFirst || kEarlyRows != 0);
+    if constexpr (kConfig.dq) {
+      share_ds(dS);
+    } else {
+      ptx::warp_sync();  // all lanes have read rows and delta
+    }
+  }
+
+  // Which steps a warpgroup is at.
+  struct Steps {
+    BackwardStepMail now, next;  // `next` is read early, under the products of this one
+    u32 tile;                    // of dQ, of the step before
+  };
+
+  // In turn: dQ = dS K of the step before, the next S^T = K Q^T (after the last step this one's
+  // once more, and not used), dK += dS^T Q.
+  template <bool kFirst>
+  void multiply(Scores& S, Sums& dK, const Weights& dS, Steps& steps) {
+    constexpr bool kDq = kConfig.dq && !kFirst;
+    const typename Shared::StageCursor here = at;
+    const typename Shared::DOutCursor dout_here = dout_cursor();
+    at.advance();
+    dout_at.advance();
+    ds_at.advance();
+    const typename Shared::DsCursor before{ds_at.buffer, ds_at.parity ^ 1};
+    [[maybe_unused]] float dQ[kConfig.dq_floats()];
+    if constexpr (!kDq) ptx::wgmma_wait<0>();
+    take_turn();
+    if constexpr (kDq) {
+      issue_dq(dQ, before);
+      ptx::wgmma_wait<1>();  // for dV
+    }
+    const bool is_last = steps.now.is_last();
+    if (!is_last) {
+      shared.q().wait(at);
+      steps.next = shared.read_step(at);
+      if (this->has_huge(at)) steps.next.flags |= BackwardStepMail::kPartial << warpgroup;
+    }
+    issue_scores(S, is_last ? here : at);
+    if constexpr (kConfig.dk) {
+      issue_keys_by_dims<kConfig>(dK, dS, shared.q().address(here), !kFirst);
+    }
+    pass_turn();
+    release(shared.dout(), dout_here);
+    if (kConfig.needs_dp() && is_last) release(shared.v(), kv_at);
+    if constexpr (kDq) {
+      ptx::wgmma_wait<kConfig.dk ? 2 : 1>();
+      finish_dq(dQ, before, steps.tile);
+    }
+    ptx::wgmma_wait<0>();
+    release(shared.q(), here);
+    steps.tile = steps.now.tile;
+  }
+
+  // All steps of an item, whose keys of this warpgroup begin at `key`; leaves its dK (unscaled) and
+  // dV, and dQ of the last step, whose tile it returns.
+  u32 compute(Sums& dK, Sums& dV, i32 key) {
+    Steps steps;
     Scores S;  // becomes P; S of the next step is issued before this one ends
     shared.q().wait(at);
-    step = shared.read_step(at);
+    steps.now = shared.read_step(at);
     shared.k().wait(kv_at);
-    issue_keys_by_queries<kConfig>(S, no_keys, shared.k().address(kv_at) + keys,
-                                   shared.q().address(at));
+    issue_scores(S, at);
     ptx::wgmma_wait<0>();
     if constexpr (kConfig.needs_dp()) shared.v().wait(kv_at);
 
     const auto take = [&](auto first_step, auto masked) {
       constexpr bool kFirst = decltype(first_step)::kValue;
-      const typename Shared::DOutCursor dout_at_step = dout_cursor();
-      const u32 dout = this->shared.dout().address(dout_at_step);
-      [[maybe_unused]] Weights dS;
-      this->shared.dout().wait(dout_at_step);
+      [[maybe_unused]] Weights P, dS;
       Pairs pairs{};
-      this->apply_options(S, pairs, key, step);
+      this->shared.dout().wait(dout_cursor());
+      this->apply_options(S, pairs, key, steps.now);
       if constexpr (decltype(masked)::kValue) {
-        if (step.is_partial(this->warpgroup)) this->hide(S, key, step.q_block());
+        if (steps.now.is_partial(this->warpgroup)) this->hide(S, key, steps.now.q_block());
         this->lower_huge(S);
       }
-      {
-        [[maybe_unused]] Weights P;
-        [[maybe_unused]] Scores dP;
-        // dP^T = V dO^T, under P^T = exp(scale S^T - lse)
-        if constexpr (kConfig.needs_dp()) {
-          issue_keys_by_queries<kConfig>(dP, no_keys, this->shared.v().address(kv_at) + keys, dout);
-        }
-        this->exponentiate(S);
-        // dV += P^T dO, under dS^T = P^T (dP^T - delta) where the registers allow
-        constexpr bool kEarly =
-            kConfig.dv && (kConfig.early_dv || !kConfig.needs_dp()) && kConfig.q_rows == 64;
-        if constexpr (kEarly) {
-          this->round(P, S, pairs);
-          issue_keys_by_dims<kConfig>(dV, P, dout, !kFirst);
-        }
-        if constexpr (kConfig.needs_dp()) {
-          ptx::wgmma_wait<kEarly ? 1 : 0>();
-          this->form_ds(dS, S, dP, pairs);
-        }
-        if constexpr (kConfig.dv && !kEarly) {
-          this->round(P, S, pairs);
-          issue_keys_by_dims<kConfig>(dV, P, dout, !kFirst);
-        }
-        if constexpr (kConfig.dq) {
-          this->share_ds(dS);
-        } else {
-          ptx::warp_sync();  // all lanes have read rows and delta
-        }
-        ptx::wgmma_wait<0>();
-        release(this->shared.dout(), dout_at_step);
-        if (kConfig.needs_dp() && step.is_last()) release(this->shared.v(), kv_at);
-      }
-      const auto here = at;
-      at.advance();
-      dout_at.advance();
-      const typename Shared::StageCursor before{at.buffer, at.parity ^ 1};
+      this->template weigh<kFirst>(S, P, dS, dV, pairs);
       Scores S_next;
-      float dQ[kConfig.dq_floats()];
-      take_turn();
-      // dQ = dS K of the step before
-      if constexpr (kConfig.dq && !kFirst) this->issue_dq(dQ, before);
-      // the next S^T = K Q^T (after the last step: this one's once more, and not used)
-      if (!step.is_last()) {
-        this->shared.q().wait(at);
-        next = this->shared.read_step(at);
-        if (this->has_huge()) next.flags |= BackwardStepMail::kPartial << this->warpgroup;
-      }
-      issue_keys_by_queries<kConfig>(S_next, no_keys, this->shared.k().address(kv_at) + keys,
-                                     this->shared.q().address(step.is_last() ? here : at));
-      // dK += dS^T Q
-      if constexpr (kConfig.dk) {
-        issue_keys_by_dims<kConfig>(dK, dS, this->shared.q().address(here), !kFirst);
-      }
-      pass_turn();
-      if constexpr (kConfig.dq && !kFirst) {
-        ptx::wgmma_wait<kConfig.dk ? 2 : 1>();
-        this->finish_dq(dQ, before, old_tile);
-      }
-      ptx::wgmma_wait<0>();
-      release(this->shared.q(), here);
+      this->template multiply<kFirst>(S_next, dK, dS, steps);
 #pragma unroll
       for (i32 k = 0; k < kFloats; ++k) S[k] = S_next[k];
-      old_tile = step.tile;
     };
     using Yes = Flag<true>;
     using No = Flag<false>;
     take(Yes{}, Yes{});
     // Steps that every key sees whole, in rows that are not huge, have a loop of their own: a
     // branch that changes S would cost it 32 to 64 moves of registers.
-    while (!step.is_last()) {
+    while (!steps.now.is_last()) {
 #pragma unroll 1
-      while (!step.is_last() && next.is_partial(warpgroup)) {
-        step = next;
+      while (!steps.now.is_last() && steps.next.is_partial(warpgroup)) {
+        steps.now = steps.next;
         take(No{}, Yes{});
       }
 #pragma unroll 1
-      while (!step.is_last() && !next.is_partial(warpgroup)) {
-        step = next;
+      while (!steps.now.is_last() && !steps.next.is_partial(warpgroup)) {
+        steps.now = steps.next;
         take(No{}, No{});
       }
     }
 
-    return old_tile;
+    return steps.tile;
   }
 
   // dK and dV of an item, and dQ of its last step, whose product runs under their way out.
   void finish_item(Sums& dK, Sums& dV, const BackwardItem& item, u32 last_tile) {
-    const typename Shared::StageCursor last{at.buffer ^ 1, at.parity ^ at.buffer ^ 1};
+    const typename Shared::DsCursor last{ds_at.buffer ^ 1, ds_at.parity ^ ds_at.buffer ^ 1};
+    const bool is_whole = BackwardParts<kConfig>{*this}.gather(dK, dV, item);
     [[maybe_unused]] float dQ[kConfig.dq_floats()];
     if constexpr (kConfig.dq) issue_dq(dQ, last);
-    write(dK, dV, item);
+    if (is_whole) write(dK, dV, item);
     if constexpr (kConfig.dq) {
       ptx::wgmma_wait<0>();
       finish_dq(dQ, last, last_tile);
@@ -227,7 +252,11 @@ __attribute__((always_inline)) inline void backward_sm90(const BackwardParams& p
       ptx::grid_dependency_wait();  // so that the end of this grid is the end of those before
     } else if (ptx::thread_index() == 32) {
       BackwardReporter<kConfig>{params, shared}.run();
-    } else if (kConfig.sequences && warp == 2) {
+    } else if (ptx::thread_index() == 64) {
+      BackwardDOutLoader<kConfig>{params, shared}.run();
+    } else if (kConfig.ordered && ptx::thread_index() == 96) {
+      BackwardUsher<kConfig>{params, shared}.run();
+    } else if (kConfig.sequences && warp == 3) {
       BackwardCleaner<kConfig>{params, shared, ptx::thread_index() % 32}.run();
     }
   } else {

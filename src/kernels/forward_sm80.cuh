@@ -34,9 +34,9 @@ struct ForwardSm80 {
   using Products = ForwardProducts<kConfig>;
   using Scores = typename Products::Scores;
   using Team = WarpTeam<kConfig>;
-  template <i32 kRows, i32 kDims>
+  template <i32 kRows, i32 kDims, bool kInterleaved = kConfig.interleaved>
   using Copy = TileCopy<kConfig.units, kRows, kConfig.threads(), kConfig.words(kDims),
-                        kConfig.swizzle, kConfig.element_bytes()>;
+                        kConfig.swizzle, kConfig.element_bytes(), kInterleaved>;
   static constexpr i32 kTiles = kConfig.row_tiles;
   static constexpr i32 kColumns = kConfig.columns;
   static constexpr i32 kStageBlocks = kConfig.stage_blocks;
@@ -46,8 +46,9 @@ struct ForwardSm80 {
 
   const AttentionParams& p;
   const HeadType& head;
-  i32 first_row;  // of the block, in its sequence
-  i32 first_dim;  // of V and O
+  i32 first_row;        // of the block, in its sequence
+  i32 first_dim;        // of V and O
+  i32 first_block = 0;  // of the keys that are visited
   Copy<kStageColumns, kConfig.d_qk> k_copy;
   Copy<kStageColumns, kConfig.d_v> v_copy;
   u32 shared = ptx::dynamic_shared();
@@ -89,6 +90,10 @@ struct ForwardSm80 {
   u32 pair_tile(i32 stage) const {
     return shared + kConfig.pairs_at() + stage * kConfig.pair_bytes();
   }
+  IntervalMask interval_mask() const {
+    if constexpr (kConfig.dense) return {.causal = p.mask_options.causal};
+    return p.mask_options;
+  }
   WarpScores<kConfig> scores() const { return {head, warp_row()}; }
   ForwardFinish<kConfig> finish() const { return {head, warp_row(), first_dim, shared, team}; }
 
@@ -122,6 +127,7 @@ struct ForwardSm80 {
     softmax.has_kept = true;
     if constexpr (kConfig.dropout)
       WarpDropout<kConfig>{head, warp_row()}.drop(S, first_column(block_column));
+    await_v(block_column, false);
     products.multiply_p_v(S, v_tile(slot));
     float factor[kTiles][2];
     if (kConfig.settles() && softmax.settle(team, factor)) products.rescale(factor);
@@ -141,7 +147,7 @@ struct ForwardSm80 {
   void step(i32 block_column, i32 slot, bool is_first) {
     Scores S;
     products.multiply_q_k(S, k_tile(slot));
-    if (is_first) wait_for_v();
+    await_v(block_column, is_first);
     scores().map(S, first_column(block_column));
     apply_pairs<true>(S, slot);
     documents.hide(S, slot);
@@ -158,16 +164,22 @@ struct ForwardSm80 {
     products.multiply_p_v(S, v_tile(slot));
   }
 
-  void wait_for_v() const {
+  // V_j is there. Later ones than the first arrived beside K_j, unless they take turns.
+  void await_v(i32 block_column, bool is_first) {
+    if (!is_first && !kConfig.takes_turns) return;
     ptx::cp_async_wait<kAhead>();
-    ptx::block_sync();  // V of the first block is there
+    ptx::block_sync();  // V_j is there; where K and V take turns: all are done with K_j
+    if constexpr (kConfig.takes_turns) {
+      fetch_k(block_column / kColumns - 1, first_block, 0);
+      ptx::cp_async_commit();
+    }
   }
 
   // Where a walk with shifts that were kept left the range of its numbers, a second one keeps none.
   void run() {
     u32 spoiled = 0;
     if (first_row < num_rows()) {
-      Copy<kConfig.rows(), kConfig.d_qk>(p.q, head.q_row(p.q, 0), num_rows(), p.dim_qk)
+      Copy<kConfig.rows(), kConfig.d_qk, false>(p.q, head.q_row(p.q, 0), num_rows(), p.dim_qk)
           .start(products.q, first_row);
       const Interval visit = visited_blocks();
       const i32 begin = static_cast<i32>(visit.begin);
@@ -191,7 +203,7 @@ struct ForwardSm80 {
   Interval visited_blocks() const {
     const Interval rows{first_row, min(first_row + kConfig.rows(), num_rows())};
     const Interval visit =
-        visible_column_blocks(p.mask_options, head.sequence.shape, rows, kStageColumns).visit;
+        visible_column_blocks(interval_mask(), head.sequence.shape, rows, kStageColumns).visit;
     if constexpr (!kConfig.documents) return visit;
     const Interval keys =
         documents.hull({visit.begin * kStageColumns,
@@ -213,9 +225,9 @@ struct ForwardSm80 {
       fetch_v(last - stage, begin, stage);
       ptx::cp_async_commit();
     }
-    products.clear();
+    clear(products.O);
     documents.find();
-    limits.find(p.mask_options, head.sequence.shape, warp_row(), shared + kConfig.limits_at());
+    limits.find(interval_mask(), head.sequence.shape, warp_row(), shared + kConfig.limits_at());
     softmax.start(num_rows() - warp_row() - static_cast<i32>(lane_index() / 4));
   }
 
@@ -223,24 +235,35 @@ struct ForwardSm80 {
   // row has its shift from them.
   void walk(i32 begin, i32 end, bool may_keep) {
     const i32 last = end - 1;
+    first_block = begin;
     start(begin, last);
     i32 stage = 0;
+    if constexpr (kConfig.keeps_q) {
+      await_first_k();
+      ptx::block_sync();  // Q is there
+      products.keep_q();
+    }
 #pragma unroll 1
     for (i32 block = last; block >= begin; --block) {
       const bool is_first = block == last;
       if (is_first) {
-        ptx::cp_async_wait<(kAhead > 0 ? kAhead : 1)>();
+        await_first_k();
       } else {
         ptx::cp_async_wait<(kAhead > 0 ? kAhead - 1 : 0)>();
       }
-      ptx::block_sync();  // block j (of the first: K) is there; all are done with block j + 1
+      // Block j (of the first, and in turns: K) is there; all are done with block j + 1.
+      ptx::block_sync();
+      if (kConfig.takes_turns && !is_first) {
+        fetch_v(block, begin, 0);
+        ptx::cp_async_commit();
+      }
       if (kAhead > 0) fetch(block - kAhead, begin, stage == 0 ? kConfig.stages - 1 : stage - 1);
 #pragma unroll 1
       for (i32 part = kStageBlocks - 1; part >= 0; --part) {
         visit(block * kStageColumns + part * kColumns, stage * kStageBlocks + part,
               is_first && part == kStageBlocks - 1, may_keep);
       }
-      if (kAhead == 0) {
+      if (kAhead == 0 && !kConfig.takes_turns) {
         ptx::block_sync();  // all are done with block j
         fetch(block - 1, begin, 0);
       }
@@ -249,6 +272,8 @@ struct ForwardSm80 {
     ptx::cp_async_wait<0>();
     if (begin >= end) ptx::block_sync();  // Q is there, over which O goes
   }
+
+  static void await_first_k() { ptx::cp_async_wait<(kAhead > 0 ? kAhead : 1)>(); }
 
   void fetch(i32 block, i32 begin, i32 stage) {
     fetch_k(block, begin, stage);
@@ -264,8 +289,8 @@ struct ForwardSm80 {
     if (keeps && step_with_shift(block_column, slot)) return;
     if (limits.sees(block_column) && documents.sees()) {
       step(block_column, slot, is_first);
-    } else if (is_first) {
-      wait_for_v();
+    } else {
+      await_v(block_column, is_first);
     }
   }
 };
@@ -273,12 +298,16 @@ struct ForwardSm80 {
 template <Sm80Config kConfig>
 void forward_sm80(const Sm80Params& params) {
   const AttentionParams& p = params.attention;
-  if (p.rng != nullptr || p.packed || p.q_lengths.present() || p.kv_lengths.present()) {
-    record_faults(p, kConfig.threads());
-  }
+  const bool is_ragged =
+      !kConfig.dense && (p.packed || p.q_lengths.present() || p.kv_lengths.present());
+  if (p.rng != nullptr || is_ragged) record_faults(p, kConfig.threads());
   const HeadBlock block = params.order.at(ptx::block_index());
-  const TilePlace place = find_tile(p, p.cu_q, block.task, kConfig.rows());
-  const Head<kConfig.dtype> head(p, place.index, block.task.head, block.kv_head);
+  const TileTask& task = block.task;
+  const TilePlace place = kConfig.dense ? TilePlace{task.batch, task.slot * kConfig.rows()}
+                                        : find_tile(p, p.cu_q, task, kConfig.rows());
+  const Head<kConfig.dtype> head(
+      p, place.index, task.head, block.kv_head,
+      kConfig.dense ? dense_sequence(p, place.index) : load_sequence(p, place.index));
   if (place.first_row >= head.sequence.q_slot) return;
   ForwardSm80<kConfig>(head, place.first_row, block.part * kConfig.d_v).run();
 }

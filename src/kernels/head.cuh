@@ -35,11 +35,15 @@ struct Head {
              static_cast<u32>(head_) / static_cast<u32>(params.group_size())) {}
 
   Head(const AttentionParams& params, i64 index_, i64 head_, i64 kv_head_)
+      : Head(params, index_, head_, kv_head_, load_sequence(params, index_)) {}
+
+  Head(const AttentionParams& params, i64 index_, i64 head_, i64 kv_head_,
+       const Sequence& sequence_)
       : p(params),
         index(index_),
         head(head_),
         kv_head(kv_head_),
-        sequence(load_sequence(params, index_)),
+        sequence(sequence_),
         map{static_cast<Real>(params.score_map.scale), static_cast<Real>(params.score_map.softcap)},
         dropout(params.dropout) {
     if (p.rng != nullptr) {

@@ -26,6 +26,11 @@ inline Sequence load_sequence(const AttentionParams& p, i64 index) {
       rows_of(axis_entry(p.cu_kv, p.kv_lengths, index), p.kv_rows, is_last), p.bottom_right);
 }
 
+// The same where there are neither lengths nor offsets.
+inline Sequence dense_sequence(const AttentionParams& p, i64 index) {
+  return sequence_of(index, {0, p.q_rows, p.q_rows}, {0, p.kv_rows, p.kv_rows}, p.bottom_right);
+}
+
 // The sequence that owns a row of a packed array: the last one that begins at or before it. With
 // offsets out of order the answer is some sequence, and the caller must check that it owns the row.
 inline i64 find_sequence(const AttentionParams& p, const ArrayView& offsets, i64 row) {

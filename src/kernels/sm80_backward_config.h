@@ -26,6 +26,7 @@ struct Sm80BackwardConfig {
   i32 dq_rows = 32, dq_dims = 32;
   i32 pair_stages = 1;       // of dS: with two, dQ of a step is computed in the next
   bool split_roles = false;  // half of the warps compute P and dV, the others dS and dK
+  bool keys_first = false;   // and keep them in registers, see BackwardKeysSm80
   i32 min_blocks = 1;        // on a multiprocessor: a bound on registers
   // Rows of q, k, v and dout are 16-byte units on multiples of 16 bytes; for backward_rows_sm80
   // those of o and dout, and what is kept of a row is float32.
@@ -40,8 +41,9 @@ struct Sm80BackwardConfig {
   bool pair_units = false;  // rows of mask and bias are 16-byte units on multiples of 16 bytes
   bool documents = false;
   bool dbias = false;
-  bool sums_dbias = false;  // dbias is broadcast along the batch or heads
-  bool natural = false;     // scores are scaled one by one, in nats, as in Sm80Config
+  bool sums_dbias = false;   // dbias is broadcast along the batch or heads
+  bool tiled_dbias = false;  // its rows are those of tiles of dS, 16-byte units of the same type
+  bool natural = false;      // scores are scaled one by one, in nats, as in Sm80Config
   bool softcap = false;
   bool alibi = false;
   bool dropout = false;
@@ -73,6 +75,9 @@ struct Sm80BackwardConfig {
   constexpr i32 dv_dims() const { return d_v / kv_parts(); }
   constexpr i32 dq_tiles() const { return rows / dq_rows * (d_qk / dq_dims); }
   constexpr i32 dq_elems() const { return rows * d_qk; }
+
+  // Whether registers have room for a warp's rows of K or V.
+  constexpr bool keeps_keys() const { return keys_first && d_qk <= 64; }
 
   constexpr bool needs_ds() const { return dq || dk || dbias; }
   // Whether arrays over pairs say what is hidden: then any pair may be.
@@ -126,6 +131,7 @@ struct Sm80BackwardConfig {
            team_columns() % kv_rows == 0 && team_columns() % s_columns == 0 &&
            columns % team_columns() == 0 && divides(dk_dims(), d_qk) && divides(dv_dims(), d_v) &&
            rows % 16 == 0 && (s_rows <= 32 || split_roles) &&
+           (!keys_first || (split_roles && kv_parts() == 1 && kv_rows == s_columns)) &&
            (!split_roles || (warps % 2 == 0 && d_qk == d_v && dq && dk && dv && !dropout &&
                              !softcap && !split_sum));
   }
@@ -157,6 +163,8 @@ struct Sm80BackwardParams {
   u32* suspect_keys;   // (batch, kv_head, slot of keys): so may dK and dV
   u32* turns;          // (batch, head, slot of queries): blocks that have added; config.ordered
   u32* next_block;     // started so far; config.ordered
+  u32* cleared;        // (group of key/value heads): blocks that have cleared sums of it
+  i32 groups_ahead;    // how far ahead of their own group blocks clear sums
   i32 lines_per_group;  // key/value heads whose blocks are neighbours
 };
 

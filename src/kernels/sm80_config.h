@@ -16,11 +16,13 @@ struct PairConfig {
   i32 rows, columns, threads;
   bool mask;
   DType bias;
-  bool units;  // rows of mask and bias are 16-byte units on multiples of 16 bytes
+  bool units;                // rows of mask and bias are 16-byte units on multiples of 16 bytes
+  bool interleaved = false;  // see Sm80Config
 
-  // An odd number of 16-byte units, and of 4-byte elements two units more than there are: so that
-  // rows read together meet different banks.
+  // An odd number of what a quad reads at a time, and of 4-byte elements one or two units more than
+  // there are: so that rows read together meet different banks.
   constexpr i32 row_bytes(i32 size) const {
+    if (interleaved) return size == 4 ? columns * 4 + 16 : (columns / 32 | 1) * 32 * size;
     return size == 4 ? columns * 4 + 32 : (columns * size / 16 | 1) * 16;
   }
   constexpr i32 mask_bytes() const { return mask ? rows * row_bytes(1) : 0; }
@@ -41,11 +43,18 @@ struct Sm80Config {
   i32 columns = 64;      // rows of the other side that a block meets at a time
   i32 stages = 2;        // of the tiles that change, in shared memory
   i32 stage_blocks = 1;  // forward: blocks of columns that arrive together
+  // Forward, one stage: V arrives under Q K^T, the next K under P V.
+  bool takes_turns = false;
+  // Forward: of 32 keys, those numbered 8 c to 8 c + 7 are thread c's of a quad. K and V lie in
+  // shared memory in an order that makes it so.
+  bool interleaved = false;
+  bool keeps_q = false;  // forward: fragments of Q stay in registers
   i32 min_blocks = 1;    // on a multiprocessor: a bound on registers
   // Rows of q, k, v and o are 16-byte units on multiples of 16 bytes, o of dtype.
   bool units = false;
 
   // Options of the problem.
+  bool dense = false;  // forward: no lengths, offsets, windows, prefix or chunks
   bool mask = false;
   DType bias = DType::kNone;
   bool pair_units = false;  // rows of mask and bias are 16-byte units on multiples of 16 bytes
@@ -84,6 +93,17 @@ struct Sm80Config {
            !natural && !exact && dtype != DType::kFloat32;
   }
 
+  // Whether arrays over pairs arrive beside K.
+  constexpr bool has_pairs() const { return mask || bias != DType::kNone || documents; }
+
+  // The first column of a lane's scores; how far that of float f lies behind it.
+  constexpr i32 first_column_of(u32 lane) const {
+    return static_cast<i32>((interleaved ? 8 : 2) * (lane % 4));
+  }
+  constexpr i32 column_of(i32 f) const {
+    return interleaved ? f / 16 * 32 + f / 4 % 4 * 2 + f % 2 : f / 4 * 8 + f % 2;
+  }
+
   constexpr i32 threads() const { return 32 * warps; }
   constexpr i32 warp_rows() const { return 16 * row_tiles; }
   constexpr i32 rows() const { return warp_rows() * warps / team_warps; }
@@ -99,7 +119,7 @@ struct Sm80Config {
   constexpr i32 k_bytes() const { return stage_columns() * d_qk * element_bytes(); }
   constexpr i32 v_bytes() const { return stage_columns() * d_v * element_bytes(); }
   constexpr PairConfig pairs() const {
-    return {rows(), columns, threads(), mask, bias, pair_units};
+    return {rows(), columns, threads(), mask, bias, pair_units, interleaved};
   }
   constexpr i32 ids_bytes() const { return documents ? columns * 8 : 0; }
   constexpr i32 pair_bytes() const { return pairs().bytes() + ids_bytes(); }
@@ -129,7 +149,9 @@ struct Sm80Config {
            16 <= columns && 1 <= stages && 1 <= team_warps && warps % team_warps == 0 &&
            columns % (16 * team_warps) == 0 && d_v % (16 * team_warps) == 0 &&
            (team_warps == 1 || dtype != DType::kFloat32) && 1 <= stage_blocks &&
-           (stage_blocks == 1 || (team_warps == 1 && !mask && bias == DType::kNone && !documents));
+           (stage_blocks == 1 || (team_warps == 1 && !has_pairs())) &&
+           (!takes_turns || (stages == 1 && stage_blocks == 1 && !has_pairs())) &&
+           (!interleaved || warp_columns() % 32 == 0) && (!keeps_q || dtype != DType::kFloat32);
   }
 };
 

@@ -9,6 +9,7 @@
 
 #include "core/error.h"
 #include "plan/sm80_backward.h"
+#include "plan/sm80_shapes.h"
 
 namespace fulmen {
 namespace {
@@ -17,90 +18,7 @@ constexpr i64 kMaxDim = 576;  // of q, k: rows of 16 queries and two blocks of 1
 constexpr i64 kMaxBlocks = 0x7fffffff;
 constexpr double kSmallestScale = 0x1p-60;  // by which slopes of ALiBi and caps are divided
 
-// The first that fits is taken: head dimensions up to max_dim, room for min_blocks blocks on a
-// multiprocessor.
-struct TileShape {
-  i32 max_dim, warps, row_tiles, columns, min_blocks;
-  i32 many_columns = columns;     // where options leave a warp 16 rows
-  i32 pair_columns = columns;     // with a mask, a bias or documents alone
-  i32 dropout_columns = columns;  // with dropout alone
-  i32 team_warps = 1;             // more: not where options take many registers
-  i32 stage_blocks = 1;           // but one where arrays belong to pairs
-
-  // Dims of V that one block takes: 128 sums a thread, in teams up to 160.
-  constexpr i32 max_v() const { return team_warps > 1 ? max_dim : 256; }
-};
-// NVIDIA H200, 2026-11-28: bench/results/2026-11-28-sm80-variants-h200.jsonl, decisions 25, 30.
-constexpr TileShape kShapes[] = {
-    {.max_dim = 48,
-     .warps = 4,
-     .row_tiles = 2,
-     .columns = 64,
-     .min_blocks = 2,
-     .dropout_columns = 32},
-    {.max_dim = 64,
-     .warps = 4,
-     .row_tiles = 2,
-     .columns = 64,
-     .min_blocks = 2,
-     .dropout_columns = 32,
-     .stage_blocks = 2},
-    {.max_dim = 64,
-     .warps = 4,
-     .row_tiles = 2,
-     .columns = 64,
-     .min_blocks = 2,
-     .dropout_columns = 32},
-    {.max_dim = 80, .warps = 4, .row_tiles = 2, .columns = 32, .min_blocks = 2},
-    {.max_dim = 96,
-     .warps = 4,
-     .row_tiles = 2,
-     .columns = 48,
-     .min_blocks = 2,
-     .many_columns = 32,
-     .pair_columns = 32,
-     .dropout_columns = 32},
-    {.max_dim = 96, .warps = 4, .row_tiles = 2, .columns = 32, .min_blocks = 2},
-    {.max_dim = 128,
-     .warps = 4,
-     .row_tiles = 2,
-     .columns = 48,
-     .min_blocks = 2,
-     .many_columns = 64,
-     .pair_columns = 32,
-     .dropout_columns = 32},
-    {.max_dim = 128,
-     .warps = 4,
-     .row_tiles = 2,
-     .columns = 32,
-     .min_blocks = 2,
-     .many_columns = 64},
-    {.max_dim = 192, .warps = 8, .row_tiles = 1, .columns = 64, .min_blocks = 1},
-    {.max_dim = 256, .warps = 8, .row_tiles = 2, .columns = 64, .min_blocks = 1, .team_warps = 2},
-    {.max_dim = 256, .warps = 8, .row_tiles = 1, .columns = 64, .min_blocks = 1},
-    {.max_dim = 256, .warps = 8, .row_tiles = 1, .columns = 32, .min_blocks = 1},
-    {.max_dim = 256, .warps = 4, .row_tiles = 1, .columns = 32, .min_blocks = 1},
-    {.max_dim = 320, .warps = 8, .row_tiles = 2, .columns = 32, .min_blocks = 1, .team_warps = 2},
-    {.max_dim = 576, .warps = 8, .row_tiles = 1, .columns = 32, .min_blocks = 1, .team_warps = 2},
-    {.max_dim = 576, .warps = 4, .row_tiles = 1, .columns = 32, .min_blocks = 1},
-    {.max_dim = 576, .warps = 4, .row_tiles = 1, .columns = 16, .min_blocks = 1},
-    {.max_dim = 576, .warps = 2, .row_tiles = 1, .columns = 16, .min_blocks = 1},
-    {.max_dim = 576, .warps = 1, .row_tiles = 1, .columns = 16, .min_blocks = 1},
-};
-
-// The same for float32 inputs, whose tiles are twice as large: by one tf32 product, by three.
-constexpr i64 kMaxFloat32Dim = 256;
-constexpr TileShape kTf32Shapes[] = {
-    {64, 4, 2, 64, 2, 32}, {64, 4, 2, 32, 2},  {128, 8, 1, 64, 1, 32},
-    {128, 4, 1, 32, 2},    {128, 4, 1, 32, 1}, {256, 4, 1, 32, 1},
-    {256, 4, 1, 16, 1},    {256, 2, 1, 16, 1}, {256, 1, 1, 16, 1},
-};
-constexpr TileShape k3xTf32Shapes[] = {
-    {64, 4, 2, 32, 2},  {128, 4, 1, 32, 2}, {128, 4, 1, 32, 1}, {256, 4, 1, 32, 1},
-    {256, 4, 1, 16, 1}, {256, 2, 1, 16, 1}, {256, 1, 1, 16, 1},
-};
-
-std::span<const TileShape> shapes_of(const Problem& problem) {
+std::span<const Sm80Shape> shapes_of(const Problem& problem) {
   if (problem.dtype != DType::kFloat32) return kShapes;
   if (problem.precision == Precision::kTf32) return kTf32Shapes;
   return k3xTf32Shapes;
@@ -110,11 +28,18 @@ i32 rounded_up(i64 dim, i64 unit) {
   return static_cast<i32>(unit * max<i64>(ceil_div(dim, unit), 1));
 }
 
+// How many options of the problem cost registers.
+i32 num_options(const Sm80Config& config) {
+  const bool maps_alone = config.natural && config.bias == DType::kNone;
+  return config.mask + (config.bias != DType::kNone) + config.documents + maps_alone +
+         config.softcap + config.alibi + config.dropout;
+}
+
 // A tile of a shape, with head dimensions as computed with. Long rows of V are cut into equal
 // parts.
-void set_tile(Sm80Config& config, const Problem& problem, const TileShape& shape,
+void set_tile(Sm80Config& config, const Problem& problem, const Sm80Shape& shape,
               bool takes_many_registers) {
-  const bool has_pairs = config.mask || config.bias != DType::kNone || config.documents;
+  const bool has_pairs = config.has_pairs();
   config.d_qk = rounded_up(problem.dim_qk, 16);
   const i64 parts = max<i64>(1, ceil_div(problem.dim_v, shape.max_v()));
   const i64 unit = problem.dtype == DType::kFloat32 ? 32 : 16 * shape.team_warps;
@@ -127,7 +52,29 @@ void set_tile(Sm80Config& config, const Problem& problem, const TileShape& shape
   if (config.dropout) config.columns = shape.dropout_columns;
   if (takes_many_registers) config.columns = shape.many_columns;
   config.stage_blocks = has_pairs ? 1 : shape.stage_blocks;
+  const bool has_numbers = config.mask || config.bias != DType::kNone || config.dropout;
+  config.interleaved = has_numbers && !takes_many_registers && config.dtype != DType::kFloat32 &&
+                       config.warp_columns() % 32 == 0;
+  config.takes_turns = shape.takes_turns;
+  config.stages = shape.takes_turns ? 1 : 2;
   config.min_blocks = shape.min_blocks;
+  config.keeps_q = shape.keeps_q && num_options(config) == 0;
+}
+
+// Whether a shape was made for problems like this one.
+bool suits(const Sm80Shape& shape, const Problem& problem, const Sm80Config& config,
+           bool takes_many_registers) {
+  if ((shape.team_warps > 1 || shape.takes_turns) && takes_many_registers) return false;
+  if (shape.takes_turns && num_options(config) > 0) return false;
+  const i64 keys = problem.batch_invariant ? kAnyLength : problem.max_kv;
+  return keys <= shape.max_keys;
+}
+
+bool is_dense(const Problem& problem) {
+  const IntervalMask& mask = problem.mask;
+  const bool has_lengths = problem.has(Array::kQLengths) || problem.has(Array::kKvLengths);
+  return !problem.packed && !has_lengths && mask.window_left == kNoLimit &&
+         mask.window_right == kNoLimit && mask.prefix == 0 && mask.chunk == 0;
 }
 
 void set_options(Sm80Config& config, const Problem& problem) {
@@ -145,14 +92,13 @@ void set_options(Sm80Config& config, const Problem& problem) {
   config.stats = problem.has(Array::kStats);
   config.exact = problem.arrays[Array::kO].dtype == DType::kFloat32;
   config.units = sm80_has_units(problem);
+  config.dense = is_dense(problem);
 }
 
 // Whether options leave a warp registers for 16 rows only: any two of them, and with float32 inputs
 // any, or rows without units.
 bool takes_many_registers(const Sm80Config& config) {
-  const bool maps_alone = config.natural && config.bias == DType::kNone;
-  const i32 options = config.mask + (config.bias != DType::kNone) + config.documents + maps_alone +
-                      config.softcap + config.alibi + config.dropout;
+  const i32 options = num_options(config);
   if (config.dtype == DType::kFloat32) return options > 0 || !config.units;
   return options + config.exact > 1;
 }
@@ -166,8 +112,8 @@ Sm80Config config_of(const Problem& problem, const Gpu& gpu) {
   // 2026-11-28); with options two of float32 do not fit the registers.
   const bool is_float32 = problem.dtype == DType::kFloat32;
   config.lazy_max = !is_float32 || (problem.precision == Precision::kTf32 && !takes_many);
-  for (const TileShape& shape : shapes_of(problem)) {
-    if (shape.team_warps > 1 && takes_many) continue;
+  for (const Sm80Shape& shape : shapes_of(problem)) {
+    if (!suits(shape, problem, config, takes_many)) continue;
     set_tile(config, problem, shape, takes_many);
     const size_t bytes = static_cast<size_t>(config.forward_shared_bytes());
     // The system keeps 1 KB of every block.
@@ -251,7 +197,10 @@ bool sm80_has_units(const Problem& problem, Array last) {
 Sm80Config sm80_forward_config(const Problem& problem, const Gpu& gpu) {
   Sm80Config config = config_of(problem, gpu);
   const auto keeps = [&problem](Optimisation each) { return !leaves_out(problem, each); };
-  if (!keeps(Optimisation::kPipeline)) config.stages = 1;
+  if (!keeps(Optimisation::kPipeline)) {
+    config.stages = 1;
+    config.takes_turns = false;
+  }
   config.swizzle &= keeps(Optimisation::kSwizzle);
   config.full_blocks &= keeps(Optimisation::kFullBlocks);
   config.exact |= !keeps(Optimisation::kFoldedScale);

@@ -12,10 +12,14 @@
 
 namespace fulmen {
 
-// What the main kernel may spill: its loops over tiles load at most two spilled words a step, the
-// rest is written and read where a block stores what the array's strides do not let it store 16
-// bytes at a time (NVRTC 13.0, sm_90a: 388 bytes at d 64, 280 at d 128, disassembled).
+// What the main kernel may spill (NVRTC 13.0): most at d 512 with every option and rows without
+// units for sm_90a, 1,128 bytes; 980 at d 128 for sm_80, 320 at d 256 without options. Its loops
+// over tiles load at most two spilled words a step; the rest is written and read where a block
+// stores what the array's strides do not let it store 16 bytes at a time.
 inline constexpr size_t kSm80BackwardSpillBytes = 1152;
+
+// The kernel of a problem with every optimisation; no warps where no tiles fit the card.
+Sm80BackwardConfig sm80_backward_tiles(const Problem& problem, const Gpu& gpu);
 
 // Called where the dtype and the card are right for sm80.
 std::string sm80_backward_refusal(const Problem& problem, const Gpu& gpu);
@@ -32,15 +36,21 @@ Sm80BackwardConfig sm80_finish_config(const Sm80BackwardConfig& config);
 
 // Whether dbias comes from these kernels; else it does from simt's.
 bool sm80_has_dbias(const Problem& problem);
+// Whether it has one element for the pairs of several heads.
+bool sm80_shares_dbias(const Problem& problem);
 
 // Key/value heads whose blocks are neighbours in a launch.
 i32 sm80_lines_per_group(const Problem& problem);
+
+// How many groups of them ahead of its own a block clears sums of dQ: as many as run at a time.
+i32 sm80_groups_ahead(const Problem& problem, const Sm80BackwardConfig& config);
 
 // Places in the workspace, in bytes; marks of suspect rows come first.
 struct Sm80BackwardWorkspace {
   i64 suspect_keys_at;
   i64 turns_at;
   i64 next_block_at;
+  i64 cleared_at;
   i64 dbias_sums_at;
   i64 zeroed_bytes;
   i64 row_tiles_at;

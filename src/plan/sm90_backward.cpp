@@ -17,6 +17,7 @@ constexpr i64 kMaxDim = 256;
 constexpr i64 kUnit = 8;  // elements of 16 bytes, in which the copy engine moves
 constexpr i64 kMaxCount = i64{1} << 30;
 constexpr i32 kKeyRegisterDims = 128;
+constexpr i64 kMaxParts = 8;       // of an item's queries
 constexpr i64 kHeadsPerGroup = 8;  // under a mask, at most; 4 and 16 are within 3 %
 
 i64 rows_up(i64 rows, i64 unit) { return ceil_div(rows, unit) * unit; }
@@ -67,6 +68,13 @@ i64 heads_per_group(const Problem& problem) {
   return clamp<i64>(bytes / (problem.max_q * tile_dims(problem) * 4), 2, kHeadsPerGroup);
 }
 
+// Lines, each a key/value head with its query heads, whose blocks of keys are walked together: also
+// so many that the last of them leave no multiprocessor idle for long.
+i64 grouped_lines(const Problem& problem, i64 num_kv_blocks, i64 multiprocessors) {
+  const i64 by_size = heads_per_group(problem) / problem.group_size();
+  return clamp<i64>(max(by_size, multiprocessors / num_kv_blocks), 1, kHeadsPerGroup);
+}
+
 // What a problem asks for that these kernels do not have, one clause; "" where there is nothing.
 std::string option_refusal(const Problem& problem) {
   if (problem.has(Array::kDBias)) return "does not sum dbias";
@@ -99,10 +107,46 @@ void add_options(Config& config, const Problem& problem) {
   config.dropout = has_dropout(problem);
 }
 
+// Into how many parts, at most `most`, the items of the last round of a grid are taken. On an H200
+// (2026-11-28) a further part costs one step where few items have parts and three where half of the
+// grid has.
+i64 parts_of_items(i64 num_items, i64 num_steps, i64 most, i64 grid) {
+  const double steps = static_cast<double>(num_steps);
+  const double cost = 1 + 4 * static_cast<double>(num_items) / static_cast<double>(grid);
+  i64 best = 1;
+  double least = 1;
+  for (i64 parts = 2; parts <= min(most, num_steps); ++parts) {
+    const double rounds = static_cast<double>(ceil_div(num_items * parts, grid));
+    const double count = static_cast<double>(parts);
+    const double time = rounds / count + (count - 1) * cost / steps;
+    if (time < least) {
+      best = parts;
+      least = time;
+    }
+  }
+  return best;
+}
+
 // Keys of an item: of all launches alike.
 i64 kv_rows(const Problem& problem) {
   const std::vector<BackwardConfig> configs = sm90_backward_configs(problem);
   return configs.empty() ? BackwardConfig{}.kv_rows() : configs[0].kv_rows();
+}
+
+// The items of the last round, where all are alike, so that it is as short as the others are full.
+// With their sums no more memory is asked for than a dQ in float32 has.
+void split_last_items(const Problem& problem, i64 grid, Sm90BackwardPlan& plan) {
+  const std::vector<BackwardConfig> configs = sm90_backward_configs(problem);
+  if (configs.empty() || !configs[0].splits()) return;
+  const BackwardConfig& config = configs[0];
+  const i64 split = plan.num_items() % grid;
+  if (split == 0) return;
+  const i64 all_sums = plan.num_rows * config.dims * 4;
+  plan.part_bytes = split * 2 * config.kv_rows() * config.dims * 4;
+  const i64 most = min(kMaxParts, 1 + (all_sums - plan.counters_at) / plan.part_bytes);
+  const i64 steps = ceil_div(problem.max_q, config.q_rows) * problem.group_size();
+  plan.num_parts = parts_of_items(split, steps, most, grid);
+  if (plan.num_parts > 1) plan.num_split = split;
 }
 
 }  // namespace
@@ -137,11 +181,24 @@ std::string sm90_backward_refusal(const Problem& problem, const Gpu& gpu) {
   return layout_refusal(problem);
 }
 
+namespace {
+
+bool wants_order(const Problem& problem) {
+  return problem.deterministic || problem.batch_invariant;
+}
+
+// Whether blocks of keys can add to dQ in their order: the first sees all rows that others see.
+bool has_order(const Problem& problem) {
+  return mask_kind(problem.mask) != MaskKind::kBoth && !reads_sequences(problem);
+}
+
+}  // namespace
+
 bool sm90_separate_dq(const Problem& problem) {
   if (!problem.has(Array::kDQ)) return false;
   const bool is_alone = !problem.has(Array::kDK) && !problem.has(Array::kDV);
   return is_alone || is_short(problem) || has_options(problem) || tile_dims(problem) > 128 ||
-         problem.deterministic || problem.batch_invariant;
+         (wants_order(problem) && !has_order(problem));
 }
 
 AttentionConfig sm90_dq_config(const Problem& problem) {
@@ -176,9 +233,12 @@ std::vector<BackwardConfig> sm90_backward_configs(const Problem& problem) {
   config.dk = problem.has(Array::kDK);
   config.dv = problem.has(Array::kDV);
   const auto has = [&](Optimisation each) { return !(problem.without & static_cast<u32>(each)); };
-  config.take_turns = has(Optimisation::kPingPong);
+  // With dQ turns are 1 to 1.5 % slower, but for 64 dims without a mask.
+  const bool is_light = config.dims == 64 && config.mask == MaskKind::kLength;
+  config.take_turns = has(Optimisation::kPingPong) && (is_light || !config.dq);
   config.early_dv = has(Optimisation::kOverlap);
-  config.spread = has(Optimisation::kBlockOrder);
+  config.ordered = config.dq && wants_order(problem);
+  config.spread = has(Optimisation::kBlockOrder) && !config.ordered;
   if (config.divides_products()) {
     config.register_dims = kKeyRegisterDims;
     config.take_turns = false;  // 4 to 10 % slower with
@@ -231,9 +291,10 @@ Sm90BackwardPlan sm90_backward_plan(const Problem& problem, const Gpu& gpu) {
   plan.num_rows =
       (problem.packed ? 1 : problem.num_sequences) * problem.heads_q * plan.rows_of_head;
   const bool differ = reads_sequences(problem);
-  const i64 lines_per_group = mask_kind(problem.mask) == MaskKind::kLength
-                                  ? 1
-                                  : max<i64>(heads_per_group(problem) / problem.group_size(), 1);
+  const bool is_ordered = has_sums && wants_order(problem);
+  const bool in_groups = mask_kind(problem.mask) != MaskKind::kLength || is_ordered;
+  const i64 lines_per_group =
+      in_groups ? grouped_lines(problem, plan.num_kv_blocks, gpu.num_multiprocessors) : 1;
   plan.schedule = backward_schedule(differ ? problem.heads_kv : plan.num_lines, plan.num_kv_blocks,
                                     lines_per_group, gpu.num_multiprocessors);
   const i64 slot_rows = plan.num_finish_blocks * BackwardConfig::kFinishRows;
@@ -241,14 +302,21 @@ Sm90BackwardPlan sm90_backward_plan(const Problem& problem, const Gpu& gpu) {
   const i64 sum_bytes = differ ? plan.num_rows * dims * 4 : plan.schedule.num_slots * slot_bytes;
   plan.counters_at = has_sums ? sum_bytes : 0;
   if (!has_sums) plan.schedule.lag = 0;
-  const i64 counter_bytes = rows_up((Sm90BackwardPlan::kLaunches + 1 + 3 * plan.num_lines) * 4, 16);
+  split_last_items(problem, gpu.num_multiprocessors, plan);
+  // One or the other: what is split is not ordered.
+  const i64 turns = is_ordered ? plan.num_rows / sm90_backward_configs(problem)[0].q_rows : 0;
+  const i64 counters =
+      Sm90BackwardPlan::kLaunches + 1 + 3 * plan.num_lines + 2 * plan.num_split + turns;
+  const i64 counter_bytes = rows_up(counters * 4, 16);
   plan.zeroed_bytes = plan.counters_at + counter_bytes;
   plan.rows_at = plan.zeroed_bytes;
   plan.delta_at = plan.rows_at + plan.num_rows * (problem.has(Array::kStats) ? 8 : 4);
   plan.places_at = plan.delta_at + plan.num_rows * 4;
-  plan.owners_at = plan.places_at + (differ ? problem.num_sequences * sizeof(BackwardPlace) : 0);
-  plan.workspace_bytes =
+  plan.owners_at =
+      plan.places_at + (differ ? problem.num_sequences * i64{sizeof(BackwardPlace)} : 0);
+  plan.part_sums_at =
       plan.owners_at + (differ ? rows_up(problem.num_sequences * plan.num_kv_blocks * 4, 16) : 0);
+  plan.workspace_bytes = plan.part_sums_at + (plan.num_parts - 1) * plan.part_bytes;
   return plan;
 }
 

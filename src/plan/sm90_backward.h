@@ -32,10 +32,10 @@ bool sm90_hides_pairs(const Problem& problem);
 
 BackwardPrepareConfig sm90_prepare_config(const Problem& problem);
 
-// What a kernel may spill: the loader, one thread, and the warps beside it keep their walks in 24
-// registers. The consumers' loop over full blocks loads at most one spilled word (disassembled,
-// NVRTC 13.0; 352 bytes in all without sequences). 1,432 bytes are the most, of a window over
-// packed sequences; refused, they would go to the float32 units.
+// What a kernel may spill: the loaders, a thread each, and the warps beside them keep their walks
+// in 24 registers. The consumers' loop over full blocks loads at most one spilled word
+// (disassembled, NVRTC 13.0; 320 bytes in all without sequences). A window over packed sequences
+// has 964; more would go to the float32 units.
 inline constexpr size_t kSm90BackwardSpillBytes = 1472;
 // Where products are divided: each warpgroup's walk over items is a copy of its own, and is spilled
 // around the loops over steps, which spill nothing without options (disassembled). 2,276 bytes with
@@ -56,10 +56,14 @@ struct Sm90BackwardPlan {
   i64 num_finish_blocks;
   i64 rows_of_head;  // of what is kept per query row
   i64 num_rows;      // of all heads
+  i64 num_split;     // items, as in BackwardParams
+  i64 num_parts = 1;
+  i64 part_bytes;    // of the sums of one part of each
   i64 zeroed_bytes;  // sums of dQ and counters
   i64 counters_at;
   i64 rows_at;
   i64 delta_at;
+  i64 part_sums_at;
   i64 places_at;  // of sequences that differ, and their blocks of keys
   i64 owners_at;
   i64 workspace_bytes;

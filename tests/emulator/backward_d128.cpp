@@ -24,6 +24,9 @@ constinit const BackwardKernel kBackwardD128NoTurns =
 constinit const BackwardKernel kBackwardD128NoDq =
     backward_kernel<BackwardConfig{.mask = MaskKind::kUpper, .dq = false}>("d128_no_dq");
 
+constinit const BackwardKernel kBackwardD128Ordered =
+    backward_kernel<BackwardConfig{.ordered = true, .spread = false}>("d128_ordered");
+
 constinit const BackwardKernel kBackwardD128Sequences =
     backward_kernel<BackwardConfig{.mask = MaskKind::kBoth, .has_stats = true, .sequences = true}>(
         "d128_sequences");

@@ -23,6 +23,10 @@ constinit const BackwardKernel kBackwardD64Half = backward_kernel<BackwardConfig
 constinit const BackwardKernel kBackwardD64DqOnly = backward_kernel<BackwardConfig{
     .dims = 64, .q_rows = 128, .mask = MaskKind::kUpper, .dk = false, .dv = false}>("d64_dq");
 
+constinit const BackwardKernel kBackwardD64Ordered = backward_kernel<BackwardConfig{
+    .dims = 64, .q_rows = 128, .mask = MaskKind::kUpper, .ordered = true, .spread = false}>(
+    "d64_ordered");
+
 constinit const BackwardKernel kBackwardD64Sequences = backward_kernel<BackwardConfig{
     .dims = 64, .q_rows = 128, .mask = MaskKind::kUpper, .sequences = true}>("d64_sequences");
 

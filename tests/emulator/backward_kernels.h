@@ -25,6 +25,8 @@ extern const BackwardKernel kBackwardD64Window;
 extern const BackwardKernel kBackwardD64Half;
 extern const BackwardKernel kBackwardD64DqOnly;
 extern const BackwardKernel kBackwardD64Sequences;
+extern const BackwardKernel kBackwardD64Ordered;
+extern const BackwardKernel kBackwardD128Ordered;
 extern const BackwardKernel kBackwardD128NoDq;
 extern const BackwardKernel kBackwardD128Sequences;
 extern const BackwardKernel kBackwardD128Full;

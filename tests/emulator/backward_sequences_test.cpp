@@ -153,6 +153,10 @@ struct Together {
 
   AttentionParams attention(std::vector<i32>& q_index, std::vector<i32>& kv_index) {
     AttentionParams p{};
+    p.o = o.layout.view(o.data.data(), DType::kBFloat16);
+    p.dout = dout.layout.view(dout.data.data(), DType::kBFloat16);
+    (chosen.kernel->config.has_stats ? p.stats : p.lse) =
+        kept.layout.view(kept.data.data(), DType::kFloat32);
     p.dq = dq.layout.view(dq.data.data(), DType::kBFloat16);
     p.dk = dk.layout.view(dk.data.data(), DType::kBFloat16);
     p.dv = dv.layout.view(dv.data.data(), DType::kBFloat16);
@@ -206,25 +210,12 @@ struct Together {
     u32* const counters = sums.data() + num_sums;
     std::vector<BackwardPlace> places(chosen.lengths.size());
     std::vector<i32> owners(to_size(i64{sequences} * kv_blocks), -1);
-    const ArrayView o_view = o.layout.view(o.data.data(), DType::kBFloat16);
-    const ArrayView kept_view = kept.layout.view(kept.data.data(), DType::kFloat32);
-    const ArrayView kv_view = dk.layout.view(dk.data.data(), DType::kBFloat16);
 
     BackwardPrepareParams prepare{};
     prepare.heads_q = kHeads;
     prepare.padded_q_rows = rows_of_head;
     prepare.dim_v = v.layout.dims;
     prepare.num_rows = static_cast<i32>(num_rows);
-    prepare.o = o.data.data();
-    prepare.dout = dout.data.data();
-    prepare.o_stride_batch = prepare.dout_stride_batch = o_view.strides[0];
-    prepare.o_stride_head = prepare.dout_stride_head = o_view.strides[1];
-    prepare.o_stride_row = prepare.dout_stride_row = o_view.strides[2];
-    prepare.kept = kept.data.data();
-    prepare.kept_stride_batch = kept_view.strides[0];
-    prepare.kept_stride_head = kept_view.strides[1];
-    prepare.kept_stride_row = kept_view.strides[2];
-    prepare.kept_stride_part = 1;
     prepare.rows = rows.data();
     prepare.delta = delta.data();
     prepare.zeros = sums.data();
@@ -271,19 +262,10 @@ struct Together {
     params.rows = rows.data();
     params.delta = delta.data();
     params.dq_sums = reinterpret_cast<float*>(sums.data());
-    params.dq = dq.data.data();
-    params.dq_stride_batch = o_view.strides[0];
-    params.dq_stride_head = o_view.strides[1];
-    params.dq_stride_row = o_view.strides[2];
     params.next_item = counters;
     params.done = counters + 1;
     params.freed = params.done + lines;
     params.spoiled = params.freed + lines;
-    params.dk = dk.data.data();
-    params.dv = dv.data.data();
-    params.dk_stride_batch = params.dv_stride_batch = kv_view.strides[0];
-    params.dk_stride_head = params.dv_stride_head = kv_view.strides[1];
-    params.dk_stride_row = params.dv_stride_row = kv_view.strides[2];
     params.attention = attention_params;
     params.comes_first = true;
     emulator::launch({.blocks = kBlocks,

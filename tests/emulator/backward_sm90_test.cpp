@@ -31,9 +31,12 @@ struct BackwardCase {
   BackwardShape shape;
   IntervalMask mask = {};
   i32 num_slots = 0;  // 0: as many as lines
+  i32 num_split = 0;  // of the last blocks of keys, in kParts each
 };
 
 void PrintTo(const BackwardCase& backward_case, std::ostream* out) { *out << backward_case.name; }
+
+constexpr i32 kParts = 3;
 
 constexpr IntervalMask kCausal{.causal = true};
 constexpr IntervalMask kWindow{.causal = true, .window_left = 70};
@@ -66,6 +69,11 @@ struct Rows {
       : problem(of), matrix(shape), bits(shape.data.size()) {
     for (size_t i = 0; filled && i < bits.size(); ++i) bits.data()[i] = of.round(shape.data[i]);
   }
+  ArrayView view() {
+    return {reinterpret_cast<u8*>(bits.data()),
+            {batch_stride(), head_stride(), matrix.dims, 1},
+            DType::kBFloat16};
+  }
   i64 head_stride() const { return i64{matrix.rows} * matrix.dims; }
   i64 batch_stride() const { return head_stride() * matrix.heads; }
   TensorMap map(i32 box_rows) {
@@ -82,120 +90,156 @@ struct Rows {
 };
 
 struct Floats {
+  const Matrix& matrix;
   Guarded<float> values;
-  explicit Floats(const Matrix& matrix) : values(matrix.data.size()) {
+  explicit Floats(const Matrix& of) : matrix(of), values(of.data.size()) {
     for (size_t i = 0; i < values.size(); ++i) {
       values.data()[i] = static_cast<float>(matrix.data[i]);
     }
+  }
+  ArrayView view() {
+    const i64 head = i64{matrix.rows} * matrix.dims;
+    return {reinterpret_cast<u8*>(values.data()),
+            {head * matrix.heads, head, matrix.dims, 1},
+            DType::kFloat32};
   }
 };
 
 size_t to_size(i64 x) { return static_cast<size_t>(x); }
 
-Gradients run(const BackwardCase& chosen, const BackwardProblem& problem, u32 seed) {
+// One run of both kernels on arrays and a workspace of its own.
+struct BackwardRun {
+  const BackwardCase& chosen;
+  const BackwardProblem& problem;
+  u32 seed;
   const BackwardConfig& config = chosen.kernel->config;
   const BackwardShape& shape = chosen.shape;
-  Rows q(problem, problem.q, true), k(problem, problem.k, true), v(problem, problem.v, true);
-  Rows o(problem, problem.o, true), dout(problem, problem.dout, true);
-  Rows dq(problem, problem.q, false), dk(problem, problem.k, false), dv(problem, problem.v, false);
-  Floats kept(config.has_stats ? problem.stats : problem.lse), dlse(problem.dlse);
-  const i32 parts = config.has_stats ? 2 : 1;
+  Rows q{problem, problem.q, true}, k{problem, problem.k, true}, v{problem, problem.v, true};
+  Rows o{problem, problem.o, true}, dout{problem, problem.dout, true};
+  Rows dq{problem, problem.q, false}, dk{problem, problem.k, false}, dv{problem, problem.v, false};
+  Floats kept{config.has_stats ? problem.stats : problem.lse}, dlse{problem.dlse};
+  std::vector<float> sinks;
 
+  const i32 parts = config.has_stats ? 2 : 1;  // of what is kept of a row
   const i32 num_lines = shape.batch * shape.heads_kv;
   const i32 num_kv_blocks = static_cast<i32>(ceil_div(shape.kv_len, config.kv_rows()));
   const i32 num_finish_blocks = static_cast<i32>(ceil_div(shape.q_len, config.kFinishRows));
-  BackwardSchedule schedule = backward_schedule(num_lines, num_kv_blocks, 2, 1);
-  if (chosen.num_slots != 0) schedule.num_slots = chosen.num_slots;
+  const BackwardSchedule schedule = schedule_of_case();
   const i32 padded = num_finish_blocks * config.kFinishRows;
   const i64 num_rows = i64{shape.batch} * shape.heads_q * padded;
   const i64 num_sums =
       i64{schedule.num_slots} * (shape.heads_q / shape.heads_kv) * padded * config.dims;
-  const i64 num_counters = ceil_div(2 + 3 * num_lines, 4) * 4;
-  Guarded<float> rows(to_size(num_rows * parts)), delta(to_size(num_rows));
-  Guarded<u32> sums(to_size(num_sums + num_counters));  // counters after the sums
+  const i64 num_turns = config.ordered ? num_rows / config.q_rows : 0;
+  const i64 num_counters = ceil_div(2 + 3 * num_lines + 2 * chosen.num_split + num_turns, 4) * 4;
+  const i64 part_floats = i64{2} * config.kv_rows() * config.dims;
+  Guarded<float> rows{to_size(num_rows * parts)}, delta{to_size(num_rows)};
+  Guarded<float> part_sums{to_size(chosen.num_split * (kParts - 1) * part_floats)};
+  Guarded<u32> sums{to_size(num_sums + num_counters)};  // counters after the sums
   u32* const counters = sums.data() + num_sums;
 
-  const i64 kept_row = parts, kept_head = i64{shape.q_len} * parts;
-  std::vector<float> sinks;
-  for (i32 h = 0; h < shape.heads_q; ++h) sinks.push_back(BackwardProblem::sink(h));
-  AttentionParams attention{};
-  attention.sinks = {reinterpret_cast<u8*>(sinks.data()), {0, 1, 0, 0}, DType::kFloat32};
-  const BackwardPrepareParams prepare{.heads_q = shape.heads_q,
-                                      .q_len = shape.q_len,
-                                      .padded_q_rows = padded,
-                                      .dim_v = problem.v.dims,
-                                      .num_rows = static_cast<i32>(num_rows),
-                                      .o = o.bits.data(),
-                                      .o_stride_batch = o.batch_stride(),
-                                      .o_stride_head = o.head_stride(),
-                                      .o_stride_row = problem.v.dims,
-                                      .dout = dout.bits.data(),
-                                      .dout_stride_batch = dout.batch_stride(),
-                                      .dout_stride_head = dout.head_stride(),
-                                      .dout_stride_row = problem.v.dims,
-                                      .kept = kept.values.data(),
-                                      .kept_stride_batch = kept_head * shape.heads_q,
-                                      .kept_stride_head = kept_head,
-                                      .kept_stride_row = kept_row,
-                                      .kept_stride_part = 1,
-                                      .dlse = shape.dlse ? dlse.values.data() : nullptr,
-                                      .dlse_stride_batch = i64{shape.q_len} * shape.heads_q,
-                                      .dlse_stride_head = shape.q_len,
-                                      .dlse_stride_row = 1,
-                                      .rows = rows.data(),
-                                      .delta = delta.data(),
-                                      .zeros = sums.data(),
-                                      .num_zeros = (num_sums + num_counters) / 4,
-                                      .attention = attention};
-  const auto grid = [&](i64 blocks, i32 threads, i32 shared_bytes) {
-    return emulator::Grid{.blocks = blocks,
-                          .threads = threads,
-                          .shared_bytes = shared_bytes,
-                          .seed = seed,
-                          .kernel = chosen.name,
-                          .check = is_checked(seed)};
-  };
-  emulator::launch(grid(2, BackwardPrepareConfig::kThreads, 0), [&] {
-    shape.sinks ? chosen.kernel->prepare_with_sinks(prepare) : chosen.kernel->prepare(prepare);
-  });
+  BackwardRun(const BackwardCase& chosen_, const BackwardProblem& problem_, u32 seed_)
+      : chosen(chosen_), problem(problem_), seed(seed_) {
+    for (i32 h = 0; h < shape.heads_q; ++h) sinks.push_back(BackwardProblem::sink(h));
+  }
 
-  const BackwardParams params{
-      .maps = {q.map(config.q_rows), k.map(config.kv_rows()), v.map(config.kv_rows()),
-               dout.map(config.q_rows), dk.map(64), dv.map(64)},
-      .batch = shape.batch,
-      .heads_q = shape.heads_q,
-      .heads_kv = shape.heads_kv,
-      .shape = problem.sequence(),
-      .mask = problem.mask(),
-      .scale = static_cast<float>(problem.scale()),
-      .scale_log2 = static_cast<float>(problem.scale() * 1.4426950408889634),
-      .num_kv_blocks = num_kv_blocks,
-      .num_finish_blocks = num_finish_blocks,
-      .lines_per_group = schedule.lines_per_group,
-      .num_slots = schedule.num_slots,
-      .lag = schedule.lag,
-      .dim_qk = problem.q.dims,
-      .rows_of_head = padded,
-      .rows = rows.data(),
-      .delta = delta.data(),
-      .dq_sums = reinterpret_cast<float*>(sums.data()),
-      .dq = dq.bits.data(),
-      .dq_stride_batch = dq.batch_stride(),
-      .dq_stride_head = dq.head_stride(),
-      .dq_stride_row = problem.q.dims,
-      .next_item = counters,
-      .done = counters + 1,
-      .freed = counters + 1 + num_lines,
-      .spoiled = counters + 1 + 2 * num_lines,
-      .comes_first = true};
-  emulator::launch(grid(1, config.threads(), config.shared_bytes()),
-                   [&] { chosen.kernel->run(params); });
-  const auto wanted = [](bool is_wanted, Rows& rows) {
+  BackwardSchedule schedule_of_case() const {
+    const i64 lines_per_group = chosen.num_split > 0 ? 1 : 2;
+    BackwardSchedule made = backward_schedule(num_lines, num_kv_blocks, lines_per_group, 1);
+    if (chosen.num_slots != 0) made.num_slots = chosen.num_slots;
+    return made;
+  }
+
+  AttentionParams arrays() {
+    AttentionParams attention{};
+    attention.o = o.view();
+    attention.dout = dout.view();
+    (config.has_stats ? attention.stats : attention.lse) = kept.view();
+    if (shape.dlse) attention.dlse = dlse.view();
+    attention.dq = dq.view();
+    attention.sinks = {reinterpret_cast<u8*>(sinks.data()), {0, 1, 0, 0}, DType::kFloat32};
+    return attention;
+  }
+
+  BackwardPrepareParams prepare_params() {
+    return {.heads_q = shape.heads_q,
+            .q_len = shape.q_len,
+            .padded_q_rows = padded,
+            .dim_v = problem.v.dims,
+            .num_rows = static_cast<i32>(num_rows),
+            .rows = rows.data(),
+            .delta = delta.data(),
+            .zeros = sums.data(),
+            .num_zeros = (num_sums + num_counters) / 4,
+            .attention = arrays()};
+  }
+
+  BackwardParams params() {
+    return {.maps = {q.map(config.q_rows), k.map(config.kv_rows()), v.map(config.kv_rows()),
+                     dout.map(config.q_rows), dk.map(64), dv.map(64)},
+            .batch = shape.batch,
+            .heads_q = shape.heads_q,
+            .heads_kv = shape.heads_kv,
+            .shape = problem.sequence(),
+            .mask = problem.mask(),
+            .scale = static_cast<float>(problem.scale()),
+            .scale_log2 = static_cast<float>(problem.scale() * 1.4426950408889634),
+            .num_kv_blocks = num_kv_blocks,
+            .num_finish_blocks = num_finish_blocks,
+            .lines_per_group = schedule.lines_per_group,
+            .num_slots = schedule.num_slots,
+            .lag = schedule.lag,
+            .num_split = chosen.num_split,
+            .num_parts = kParts,
+            .dim_qk = problem.q.dims,
+            .rows_of_head = padded,
+            .rows = rows.data(),
+            .delta = delta.data(),
+            .dq_sums = reinterpret_cast<float*>(sums.data()),
+            .next_item = counters,
+            .done = counters + 1,
+            .freed = counters + 1 + num_lines,
+            .part_sums = part_sums.data(),
+            .parts_done = counters + 2 + 3 * num_lines,
+            .turns = counters + 2 + 3 * num_lines + 2 * chosen.num_split,
+            .spoiled = counters + 1 + 2 * num_lines,
+            .attention = arrays(),
+            .comes_first = true};
+  }
+
+  emulator::Grid grid(i64 blocks, i32 threads, i32 shared_bytes) const {
+    return {.blocks = blocks,
+            .threads = threads,
+            .shared_bytes = shared_bytes,
+            .seed = seed,
+            .kernel = chosen.name,
+            .check = is_checked(seed)};
+  }
+
+  // Of all lines, before they were rounded.
+  std::vector<u32> dq_sums() { return {sums.data(), sums.data() + num_sums}; }
+
+  // The gradient, or where it is not asked for that nothing was written.
+  static Matrix result(bool is_wanted, Rows& rows) {
     if (is_wanted) return rows.values();
     for (size_t i = 0; i < rows.bits.size(); ++i) EXPECT_EQ(rows.bits.data()[i], 0xffff);
     return Matrix{0, 0, 0, 0};
-  };
-  return {wanted(config.dq, dq), wanted(config.dk, dk), wanted(config.dv, dv)};
+  }
+
+  Gradients run() {
+    const BackwardPrepareParams prepare = prepare_params();
+    emulator::launch(grid(2, BackwardPrepareConfig::kThreads, 0), [&] {
+      shape.sinks ? chosen.kernel->prepare_with_sinks(prepare) : chosen.kernel->prepare(prepare);
+    });
+    const BackwardParams main = params();
+    emulator::Grid all = grid(config.ordered ? 4 : 1, config.threads(), config.shared_bytes());
+    all.together = config.ordered;
+    emulator::launch(all, [&] { chosen.kernel->run(main); });
+    return {result(config.dq, dq), result(config.dk, dk), result(config.dv, dv)};
+  }
+};
+
+Gradients run(const BackwardCase& chosen, const BackwardProblem& problem, u32 seed) {
+  return BackwardRun(chosen, problem, seed).run();
 }
 
 class BackwardSm90 : public ::testing::TestWithParam<BackwardCase> {};
@@ -216,6 +260,12 @@ const BackwardCase kCases[] = {
      {.q_len = 130, .kv_len = 130, .heads_q = 6, .heads_kv = 6, .batch = 2},
      {},
      5},
+    {"full_parts",
+     &kBackwardD64Full,
+     {.q_len = 390, .kv_len = 140, .heads_q = 4, .heads_kv = 2},
+     {},
+     0,
+     3},
     {"causal", &kBackwardD64Causal, {.q_len = 300, .kv_len = 300}, kCausal},
     {"causal_more_keys", &kBackwardD64Causal, {.q_len = 150, .kv_len = 290}, kCausal},
     {"causal_more_queries", &kBackwardD64Causal, {.q_len = 290, .kv_len = 150}, kCausal},
@@ -238,6 +288,7 @@ const BackwardCase kCases[] = {
      {.q_len = 140, .kv_len = 140, .heads_q = 6, .heads_kv = 2, .batch = 2},
      kCausal},
     {"wide_full", &kBackwardD128Full, {.q_len = 200, .kv_len = 200}},
+    {"wide_parts", &kBackwardD128Full, {.q_len = 200, .kv_len = 200}, {}, 0, 1},
     {"wide_no_turns", &kBackwardD128NoTurns, {.q_len = 200, .kv_len = 200}},
     {"wide_causal", &kBackwardD128Causal, {.q_len = 300, .kv_len = 300}, kCausal},
     {"wide_grouped",
@@ -259,6 +310,24 @@ const BackwardCase kCases[] = {
      {.q_len = 130, .kv_len = 130, .dim_qk = 64, .huge = true},
      kCausal},
 };
+
+// Blocks of keys that four multiprocessors share add to dQ in one order, whoever is first.
+TEST(BackwardSm90Ordered, SumsAreTheSameInEverySchedule) {
+  const BackwardCase cases[] = {
+      {"ordered", &kBackwardD64Ordered, {.q_len = 140, .kv_len = 640}, kCausal},
+      {"ordered_grouped",
+       &kBackwardD64Ordered,
+       {.q_len = 290, .kv_len = 150, .heads_q = 4, .heads_kv = 2},
+       kPrefix},
+      {"ordered_wide", &kBackwardD128Ordered, {.q_len = 70, .kv_len = 700}}};
+  for (const BackwardCase& chosen : cases) {
+    const BackwardProblem problem(chosen.kernel->config, chosen.shape, chosen.mask);
+    BackwardRun first(chosen, problem, 1), other(chosen, problem, 2);
+    EXPECT_EQ(problem.difference(first.run()), "") << chosen.name;
+    other.run();
+    EXPECT_EQ(first.dq_sums(), other.dq_sums()) << chosen.name;
+  }
+}
 
 INSTANTIATE_TEST_SUITE_P(Cases, BackwardSm90, ::testing::ValuesIn(kCases),
                          [](const auto& info) { return info.param.name; });

@@ -10,20 +10,23 @@
 
 namespace fulmen::test {
 
+constexpr BackwardPrepareConfig prepare_config(const BackwardConfig& config, bool sinks = false) {
+  return {.dtype = config.dtype,
+          .dims = config.dims,
+          .has_stats = config.has_stats,
+          .sequences = config.sequences,
+          .sinks = sinks};
+}
+
 template <BackwardConfig kConfig>
 constexpr BackwardKernel backward_kernel(std::string_view name) {
-  constexpr BackwardPrepareConfig kPrepare{.dtype = kConfig.dtype,
-                                           .dims = kConfig.dims,
-                                           .has_stats = kConfig.has_stats,
-                                           .sequences = kConfig.sequences};
-  constexpr BackwardPrepareConfig kWithSinks{.dtype = kConfig.dtype,
-                                             .dims = kConfig.dims,
-                                             .has_stats = kConfig.has_stats,
-                                             .sequences = kConfig.sequences,
-                                             .sinks = true};
   return {name, kConfig,
-          [](const BackwardPrepareParams& params) { backward_prepare_sm90<kPrepare>(params); },
-          [](const BackwardPrepareParams& params) { backward_prepare_sm90<kWithSinks>(params); },
+          [](const BackwardPrepareParams& params) {
+            backward_prepare_sm90<prepare_config(kConfig)>(params);
+          },
+          [](const BackwardPrepareParams& params) {
+            backward_prepare_sm90<prepare_config(kConfig, true)>(params);
+          },
           [](const BackwardParams& params) { backward_sm90<kConfig>(params); }};
 }
 

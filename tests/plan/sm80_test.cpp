@@ -103,6 +103,7 @@ TEST(Sm80Tiles, WideRowsBelongToTwoWarps) {
   const Gpu& gpu = gpu_named("h100");
   for (const i64 dim : {208, 256, 320, 512, 576}) {
     Problem problem = problem_of(DType::kBFloat16, dim, dim);
+    problem.max_kv = 4096;
     const Sm80Config config = sm80_forward_config(problem, gpu);
     EXPECT_EQ(config.team_warps, 2) << dim;
     EXPECT_GE(config.d_v, dim) << dim;
@@ -112,6 +113,17 @@ TEST(Sm80Tiles, WideRowsBelongToTwoWarps) {
     EXPECT_EQ(with_options.team_warps, 1) << dim;
     EXPECT_TRUE(with_options.valid()) << dim;
   }
+}
+
+// At d 256 short rows of keys are met by small blocks, two on a multiprocessor.
+TEST(Sm80Tiles, ShortSequencesTakeSmallBlocks) {
+  Problem problem = problem_of(DType::kBFloat16, 256, 256);
+  EXPECT_EQ(sm80_forward_config(problem, gpu_named("h100")).rows(), 64);
+  EXPECT_TRUE(sm80_forward_config(problem, gpu_named("h100")).dense);
+  problem.max_kv = 4096;
+  problem.mask.window_left = 7;
+  EXPECT_EQ(sm80_forward_config(problem, gpu_named("h100")).rows(), 128);
+  EXPECT_FALSE(sm80_forward_config(problem, gpu_named("h100")).dense);
 }
 
 TEST(Sm80BackwardTiles, OfFloat32FitEveryCard) {

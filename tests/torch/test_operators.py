@@ -15,7 +15,7 @@ from reference import inputs, reference
 from torch.utils import checkpoint
 
 import fulmen
-from fulmen._torch import operators
+from fulmen._torch import operators, plain
 from fulmen._torch.settings import Arrays, Settings
 
 BACKENDS = ["eager", "aot_eager", pytest.param("inductor", marks=full)]
@@ -220,6 +220,18 @@ def test_vmap_one_by_one_where_the_batch_cannot_hold_it() -> None:
     found = torch.vmap(lambda q: fulmen.attention_varlen(q, k, v, cu_q, cu_kv))(many)
     expected = [fulmen.attention_varlen(x, k, v, cu_q, cu_kv) for x in many]
     torch.testing.assert_close(found, torch.stack(expected))
+
+
+@pytest.mark.skipif(not plain.has_kernels(), reason="this PyTorch is older than 2.10")
+def test_opcheck_of_the_operators_behind_the_shortest_way() -> None:
+    q, k, v = inputs(grad=False)
+    options = None, 0.0, False, "bottom_right", None, "bhsd", "auto", "auto", False, False
+    call = plain.plain_call((*options, "float32"))
+    torch.library.opcheck(torch.ops.fulmen.plain.default, (q, k, v, call.number))
+    made = fulmen.attention_forward(q, k, v)
+    leaves = [x.requires_grad_() for x in (q, k, v)]
+    args = (torch.randn_like(q), *leaves, made.o, made.stats, call.number, 7)
+    torch.library.opcheck(torch.ops.fulmen.plain_backward.default, args)
 
 
 def test_a_checkpoint_may_end_with_attention() -> None:

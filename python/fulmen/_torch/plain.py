@@ -21,7 +21,7 @@ from .._library import library
 from .._nvrtc import announce
 from . import guards, operators
 from .eager import eager_attention, gradients_of
-from .kernels import Ready, ready_of
+from .kernels import Ready, o_like, ready_of
 from .settings import NUM_ARRAYS, Settings, checked, settings_of
 
 
@@ -43,16 +43,21 @@ operators.library.define(
     "plain_backward(Tensor do, Tensor q, Tensor k, Tensor v, Tensor o, Tensor stats, int options, "
     "int need) -> (Tensor, Tensor, Tensor)"
 )
+_NODE = "_scaled_dot_product_fused_attention_overrideable"
 _unrecorded = torch.ops.fulmen.plain.default._op
-_recorded: Any = guards.found(
-    torch.ops, "aten", "_scaled_dot_product_fused_attention_overrideable", "default", "_op"
-)
+_recorded: Any = guards.found(torch.ops, "aten", _NODE, "default", "_op")
+_aten = torch.library.Library("aten", "IMPL")
 
 
 @lru_cache(maxsize=1)
 def has_kernels() -> bool:
     """Whether this PyTorch took the library's kernels: from 2.10 on."""
-    return _recorded is not None and library().add_torch_kernels() == 1
+    if _recorded is None or library().add_torch_kernels() == 0:
+        return False
+    for key in ("AutogradCPU", "AutogradCUDA"):  # the kernels themselves see to derivatives
+        operators.library.impl("plain", torch.library.fallthrough_kernel, key)
+        _aten.impl(f"{_NODE}_backward", torch.library.fallthrough_kernel, key)
+    return True
 
 
 def plain_call(keywords: tuple[Any, ...]) -> PlainCall | None:
@@ -107,6 +112,7 @@ def _plain_backward(
     return tuple(q.new_empty(0) if x is None else x for x in found[:3])
 
 
+torch.library.register_fake(
+    "fulmen::plain", lambda q, k, v, options: o_like(q, v, None), lib=operators.library
+)
 operators.library.impl("plain_backward", _plain_backward, "CompositeImplicitAutograd")
-for _key in ("AutogradCPU", "AutogradCUDA"):  # nothing to record: the dispatcher passes them by
-    operators.library.impl("plain", torch.library.fallthrough_kernel, _key)

@@ -38,6 +38,14 @@ inline void store_shared_x2(u32 address, U32x2 x) {
   asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(address), "r"(x.word[0]), "r"(x.word[1])
                : "memory");
 }
+// ld.shared.v2.b32; not ordered with stores, only with waits.
+inline U32x2 load_shared_x2(u32 address) {
+  U32x2 x;
+  asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];"
+               : "=r"(x.word[0]), "=r"(x.word[1])
+               : "r"(address));
+  return x;
+}
 // ld.shared.v2.f32; not ordered with stores, only with waits.
 inline F32x2 load_shared_f32x2(u32 address) {
   F32x2 x;

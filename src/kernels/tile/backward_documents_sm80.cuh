@@ -12,27 +12,31 @@
 
 namespace fulmen {
 
+// Where a warp's tile of S begins in a step.
+struct BackwardPartSm80 {
+  i32 row, column;
+};
+
 // A tile of queries met by the block's keys.
 template <Sm80BackwardConfig kConfig>
 struct BackwardStepSm80 {
+  // A warp's tile of S, and where its numbers lie in a thread.
+  using Part = BackwardPartSm80;
+  using Fragments = WarpScores<kConfig.scores()>;
+  static constexpr i32 kTiles = kConfig.s_rows / 16;
+  static constexpr i32 kFloats = kConfig.s_columns / 2;
+  using Scores = float[kTiles][kFloats];
+
   const Head<kConfig.dtype>& head;
   i32 first_row, first_key;
   bool is_full;  // every row sees every key
   i32 stage, pair_stage;
 };
 
-// Where a warp's tile of S begins in a step.
-struct BackwardPartSm80 {
-  i32 row, column;
-};
-
 template <Sm80BackwardConfig kConfig>
 struct BackwardDocumentsSm80 {
   using Step = BackwardStepSm80<kConfig>;
   using Part = BackwardPartSm80;
-  using Fragments = WarpScores<kConfig.scores()>;
-  static constexpr i32 kTiles = kConfig.s_rows / 16;
-  static constexpr i32 kFloats = kConfig.s_columns / 2;
 
   BackwardTilesSm80<kConfig> tiles;
 
@@ -53,27 +57,15 @@ struct BackwardDocumentsSm80 {
   }
 
   // Scores of pairs of two documents become -inf.
-  void hide(float (&S)[kTiles][kFloats], const Step& step, const Part& part) const {
-    i64 own[kTiles][2];
+  void hide(typename Step::Scores& S, const Step& step, const Part& part) const {
+    i64 own[Step::kTiles][2];
 #pragma unroll
-    for (i32 t = 0; t < kTiles; ++t) {
+    for (i32 t = 0; t < Step::kTiles; ++t) {
 #pragma unroll
-      for (i32 h = 0; h < 2; ++h) own[t][h] = row_id(step, part.row + Fragments::row(t, h));
+      for (i32 h = 0; h < 2; ++h) own[t][h] = row_id(step, part.row + Step::Fragments::row(t, h));
     }
-#pragma unroll
-    for (i32 f = 0; f < kFloats; f += 4) {
-#pragma unroll
-      for (i32 e = 0; e < 2; ++e) {
-        const i64 id = key_id(part.column + Fragments::column(f + e));
-#pragma unroll
-        for (i32 t = 0; t < kTiles; ++t) {
-#pragma unroll
-          for (i32 h = 0; h < 2; ++h) {
-            if (id != own[t][h]) S[t][f + 2 * h + e] = kMinusInfinity;
-          }
-        }
-      }
-    }
+    hide_other_documents(S, own,
+                         [&](i32 f) { return key_id(part.column + Step::Fragments::column(f)); });
   }
 
  private:

@@ -80,7 +80,7 @@ struct DqFinish {
 
   void store(u16* out, i32 row, i32 column, i32 rows, float x, float y) const {
     if (row >= rows || column >= params.dim_qk) return;
-    *reinterpret_cast<u32*>(out + row * params.dq_stride_row + column) =
+    *reinterpret_cast<u32*>(out + row * params.attention.dq.strides[2] + column) =
         ptx::pack<kConfig.dtype>(x * params.scale, y * params.scale);
   }
 
@@ -91,9 +91,10 @@ struct DqFinish {
     float* sums =
         dq_tile<kConfig>(params, tile) + i64{block} * BackwardConfig::kFinishRows * kConfig.dims;
     const i32 q_head = line.line % params.heads_kv * params.group_size() + head;
-    u16* out = params.dq + batch_of<kConfig>(params, line.line) * params.dq_stride_batch +
-               q_head * params.dq_stride_head +
-               (i64{line.q_begin} + block * BackwardConfig::kFinishRows) * params.dq_stride_row;
+    const ArrayView& dq = params.attention.dq;
+    const i64 first_row = i64{line.q_begin} + block * BackwardConfig::kFinishRows;
+    u16* out = reinterpret_cast<u16*>(dq.data) +
+               dq.offset(batch_of<kConfig>(params, line.line), q_head, first_row, 0);
     const i32 rows = line.q_len - block * BackwardConfig::kFinishRows;
     ptx::F32x4 left[kSteps], right[kSteps];
 #pragma unroll

@@ -58,13 +58,21 @@ struct BackwardGradientsSm80 {
     const i32 first = (tiles.warp + pair_stage * (kConfig.warps / 2)) % kConfig.warps;
 #pragma unroll 1
     for (i32 tile = first; tile < kConfig.dq_tiles(); tile += kConfig.warps) {
-      const auto dS = left_rows(tiles.ds_tile(pair_stage), tile / kAcross * kConfig.dq_rows);
       const auto K = Products::template right_columns<kConfig.dq_dims / 16>(
           tiles.k_tile(), tile % kAcross * (kConfig.dq_dims / 16));
       float dQ[kDqTiles][kConfig.dq_dims / 2];
       clear(dQ);
-      Products::template multiply<kConfig.columns>(
-          dQ, [&](i32 k, i32 t) { return ptx::ldmatrix_x4(dS.at(k, 16 * t)); }, K);
+      if constexpr (kConfig.keys_first) {
+        Products::template multiply<kConfig.columns>(
+            dQ,
+            Products::template left_columns<kDqTiles>(tiles.ds_of_keys(pair_stage),
+                                                      tile / kAcross * kDqTiles),
+            K);
+      } else {
+        const auto dS = left_rows(tiles.ds_tile(pair_stage), tile / kAcross * kConfig.dq_rows);
+        Products::template multiply<kConfig.columns>(
+            dQ, [&](i32 k, i32 t) { return ptx::ldmatrix_x4(dS.at(k, 16 * t)); }, K);
+      }
       using Order = Sm80DqOrder<kConfig>;
       float* const to = sums + Order::index(tile, 0, 0, static_cast<i32>(lane_index()));
 #pragma unroll

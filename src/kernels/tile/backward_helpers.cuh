@@ -1,8 +1,9 @@
 // SPDX-FileCopyrightText: fulmen contributors
 // SPDX-License-Identifier: Apache-2.0
 //
-// Two more roles of backward_sm90: a warp that clears what is nobody's in tiles at the end of a
-// sequence, and a thread that tells the grid what has been added to dQ.
+// More roles of backward_sm90: a warp that clears what is nobody's in tiles at the end of a
+// sequence, a thread that keeps sums of dQ in order, and one that tells the grid what has been
+// added to them.
 #pragma once
 
 #include "kernels/ptx/grid.cuh"
@@ -49,11 +50,11 @@ struct BackwardCleaner {
     const auto k = shared.k(), v = shared.v();
     const i32 keys = item.shape.kv_len - item.kv_block * kConfig.kv_rows();
     const bool cuts_keys = keys < kConfig.kv_rows();
-    const BackwardWalk walk = backward_walk<kConfig>(params, item.shape, item.kv_block);
-    BackwardStep step;
+    const BackwardWalk walk = backward_walk<kConfig>(params, item);
+    BackwardStep step(walk);
 #pragma unroll 1
     for (i32 i = 0; i < num_steps; ++i, step.advance(walk)) {
-      const i32 queries = item.shape.q_len - step.q_block(walk) * kConfig.q_rows;
+      const i32 queries = item.shape.q_len - step.q_block * kConfig.q_rows;
       const bool cuts_queries = queries < kConfig.q_rows;
       const bool cuts_keys_here = cuts_keys && i == 0;
       const auto do_at = Shared::dout_cursor(at, dout_at);
@@ -85,6 +86,59 @@ struct BackwardCleaner {
       if (num_steps > 0) clean_item(shared.read_item(mail_at), num_steps);
       ptx::warp_sync();
       if (lane == 0) shared.mail().release(mail_at);
+      mail_at.advance();
+    }
+  }
+};
+
+// Where sums of dQ are to have one order a thread lets the consumers add dQ of a step when the
+// block of keys before has added to the same rows, and then tells the next. Every block but the
+// first is claimed after the one before it, and walks the same way a few steps behind.
+template <BackwardConfig kConfig>
+struct BackwardUsher {
+  using Shared = BackwardShared<kConfig>;
+
+  const BackwardParams& params;
+  Shared shared;
+  typename Shared::DsCursor at = {};
+  u32* added = nullptr;  // the turns of the step before, which is still to be announced
+
+  // Once the consumers have added dQ of the step before.
+  void announce_added() {
+    if (added == nullptr) return;
+    const typename Shared::DsCursor before{at.buffer ^ 1, at.parity ^ at.buffer ^ 1};
+    ptx::mbarrier_wait(shared.turns().empty(before), before.parity);
+    ptx::announce(added);
+    added = nullptr;
+  }
+
+  void usher_item(const BackwardItem& item, i32 num_steps) {
+    const BackwardWalk walk = backward_walk<kConfig>(params, item);
+    const i64 first_row = first_kept_row<kConfig>(params, item.line, item.q_begin);
+    BackwardStep step(walk);
+#pragma unroll 1
+    for (i32 i = 0; i < num_steps; ++i, step.advance(walk)) {
+      u32* const turns = params.turns +
+                         (first_row + step.head * params.rows_of_head) / kConfig.q_rows +
+                         step.q_block;
+      ptx::await(turns, item.kv_block);
+      ptx::mbarrier_arrive(shared.turns().full(at));
+      announce_added();
+      added = turns;
+      at.advance();
+    }
+  }
+
+  void run() {
+    typename Shared::MailCursor mail_at;
+#pragma unroll 1
+    for (;;) {
+      shared.mail().wait(mail_at);
+      const i32 num_steps = shared.read_num_steps(mail_at);
+      if (num_steps > 0) usher_item(shared.read_item(mail_at), num_steps);
+      announce_added();
+      if (num_steps == BackwardMail::kEnd) return;
+      shared.mail().release(mail_at);
       mail_at.advance();
     }
   }

@@ -23,6 +23,7 @@ struct BackwardItem {
   i32 q_begin;        // of its sequence
   i32 kv_begin;
   SequenceShape shape;
+  i32 part = 0;  // of its queries, where it is split
 };
 
 template <BackwardConfig kConfig>
@@ -60,6 +61,58 @@ inline BackwardItem backward_item(const BackwardParams& params, i32 index) {
   }
 }
 
+// Claims are of items, of the parts of the last items, and then only of dQ that is left to round.
+struct BackwardClaims {
+  i32 whole;  // items
+  i32 split;  // items
+  i32 parts;  // of each
+  i32 lag;
+
+  constexpr i32 of_items() const { return whole + split * parts; }
+  constexpr i32 all() const { return of_items() + split + lag; }
+
+  // The item whose dQ claim `index` rounds; negative: none. Where parts are claimed nothing is
+  // rounded, so that nobody waits for parts behind his own.
+  constexpr i32 rounded(i32 index) const {
+    if (index < whole) return index - lag;
+    return index < of_items() ? -1 : index - of_items() + whole - lag;
+  }
+};
+
+template <BackwardConfig kConfig>
+inline BackwardClaims backward_claims(const BackwardParams& params) {
+  const i32 items = num_backward_items<kConfig>(params);
+  if constexpr (!kConfig.splits()) return {items, 0, 0, params.lag};
+  return {items - params.num_split, params.num_split, params.num_parts, params.lag};
+}
+
+template <BackwardConfig kConfig>
+inline BackwardItem claimed_item(const BackwardParams& params, const BackwardClaims& claims,
+                                 i32 index) {
+  if (!kConfig.splits() || index < claims.whole) return backward_item<kConfig>(params, index);
+  const i32 number = (index - claims.whole) / claims.parts;
+  BackwardItem item = backward_item<kConfig>(params, claims.whole + number);
+  item.part = index - claims.whole - number * claims.parts;
+  return item;
+}
+
+// Which one of the split items this is; negative: it is whole.
+template <BackwardConfig kConfig>
+constexpr i32 split_number(const BackwardParams& params, const BackwardItem& item) {
+  if constexpr (!kConfig.splits()) return -1;
+  const i32 from_end = (params.num_lines() - item.line) * item.num_kv_blocks - item.kv_block;
+  return params.num_split - from_end;
+}
+
+// Claims whose dQ goes to the item's line.
+template <BackwardConfig kConfig>
+constexpr i32 claims_of_line(const BackwardParams& params, const BackwardItem& item) {
+  if constexpr (!kConfig.splits()) return item.num_kv_blocks;
+  const i32 behind = (params.num_lines() - 1 - item.line) * item.num_kv_blocks;
+  const i32 split = min(max(params.num_split - behind, 0), item.num_kv_blocks);
+  return item.num_kv_blocks + split * (params.num_parts - 1);
+}
+
 // The line's entry of the arrays' batch axis.
 template <BackwardConfig kConfig>
 constexpr i32 batch_of(const BackwardParams& params, i32 line) {
@@ -93,8 +146,8 @@ struct BackwardWalk {
   i32 count;  // blocks of queries of a head
   i32 rotation;
   i32 heads;
-
-  constexpr i32 num_steps() const { return count * heads; }
+  i32 first = 0;  // step, where an item is split
+  i32 num_steps = count * heads;
 };
 
 template <BackwardConfig kConfig>
@@ -111,20 +164,36 @@ constexpr BackwardWalk backward_walk(const BackwardParams& params, const Sequenc
   return walk;
 }
 
+// The same of an item or a part of one.
+template <BackwardConfig kConfig>
+constexpr BackwardWalk backward_walk(const BackwardParams& params, const BackwardItem& item) {
+  BackwardWalk walk = backward_walk<kConfig>(params, item.shape, item.kv_block);
+  if (split_number<kConfig>(params, item) < 0) return walk;
+  walk.first = walk.num_steps * item.part / params.num_parts;
+  walk.num_steps = walk.num_steps * (item.part + 1) / params.num_parts - walk.first;
+  return walk;
+}
+
 // Where a walk stands.
 struct BackwardStep {
-  i32 head = 0;   // of the line
-  i32 index = 0;  // of the block of queries, before rotation
+  i32 head = 0;  // of the line
+  i32 q_block;
+  i32 left;  // blocks of queries of the head, with this one
 
-  constexpr i32 q_block(const BackwardWalk& walk) const {
-    const i32 rotated = index + walk.rotation;
-    return walk.begin + (rotated >= walk.count ? rotated - walk.count : rotated);
+  explicit constexpr BackwardStep(const BackwardWalk& walk)
+      : q_block(walk.begin + walk.rotation), left(walk.count) {
+    if (walk.first == 0) return;
+    head = walk.first / walk.count;
+    const i32 done = walk.first - head * walk.count;
+    left -= done;
+    q_block += done;
+    if (q_block >= walk.begin + walk.count) q_block -= walk.count;
   }
   constexpr void advance(const BackwardWalk& walk) {
-    if (++index == walk.count) {
-      index = 0;
-      ++head;
-    }
+    if (++q_block == walk.begin + walk.count) q_block = walk.begin;
+    if (--left > 0) return;
+    left = walk.count;
+    ++head;
   }
 };
 

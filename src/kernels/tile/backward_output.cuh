@@ -24,7 +24,9 @@ struct BackwardOutput {
     if constexpr (kConfig.is_wide()) return write_rows(dK, dV, item);
     const i32 row = item.kv_block * kConfig.kv_rows() + 64 * i32(own.warpgroup);
     if (kConfig.sequences && row + 64 > item.shape.kv_len) return write_rows(dK, dV, item);
-    write_tiles(dK, dV, item, row);
+    if constexpr (kConfig.dv) copy(dV, own.params.maps.dv, item, row);
+    scale(dK);
+    if constexpr (kConfig.dk) copy(dK, own.params.maps.dk, item, row);
   }
 
   // The same without the copy engine. Rows of nobody were cleared before.
@@ -33,64 +35,48 @@ struct BackwardOutput {
     if constexpr (kConfig.dk) write_dk(dK, item);
   }
   void write_dv(const Sums& dV, const BackwardItem& item) const {
-    const BackwardParams& params = own.params;
-    write_rows_of(dV, item, params.dv, params.dv_stride_batch, params.dv_stride_head,
-                  params.dv_stride_row, params.dim_v);
+    write_rows_of(dV, item, own.params.attention.dv, own.params.dim_v);
   }
   void write_dk(Sums& dK, const BackwardItem& item) const {
-    const BackwardParams& params = own.params;
-#pragma unroll
-    for (i32 i = 0; i < kConfig.dims / 2; ++i) dK[i] *= params.scale;
-    write_rows_of(dK, item, params.dk, params.dk_stride_batch, params.dk_stride_head,
-                  params.dk_stride_row, params.dim_qk);
+    scale(dK);
+    write_rows_of(dK, item, own.params.attention.dk, own.params.dim_qk);
   }
 
  private:
-  // All 64 rows, from `row` of the sequence on, by the copy engine.
-  void write_tiles(Sums& dK, Sums& dV, const BackwardItem& item, i32 row) const {
-    const BackwardParams& params = own.params;
-    const Shared& shared = own.shared;
-    const u32 warpgroup = own.warpgroup, thread = own.thread;
-    if (thread == 0) ptx::tma_store_wait_read();  // the previous ones have left
-    ptx::bar_sync(Own::kOutBarrier + warpgroup, 128);
+  void scale(Sums& dK) const {
 #pragma unroll
-    for (i32 i = 0; i < kConfig.dims / 2; ++i) dK[i] *= params.scale;
-    if constexpr (kConfig.dv) {
-      stage_output_tile<kConfig.dtype>(dV, shared.dv_out(warpgroup), 64 * 128);
-    }
-    if constexpr (kConfig.dk) {
-      stage_output_tile<kConfig.dtype>(dK, shared.dk_out(warpgroup), 64 * 128);
-    }
-    ptx::fence_proxy_async();
-    ptx::bar_sync(Own::kOutBarrier + warpgroup, 128);
-    if (thread == 0) {
-      const i32 batch = batch_of<kConfig>(params, item.line);
-      const i32 head = item.line % params.heads_kv;
-      row += item.kv_begin;
-      for (i32 d = 0; d < kConfig.dims; d += 64) {
-        if constexpr (kConfig.dv) {
-          ptx::tma_store(params.maps.dv, shared.dv_out(warpgroup) + d * 128, d, row, head, batch);
-        }
-        if constexpr (kConfig.dk) {
-          ptx::tma_store(params.maps.dk, shared.dk_out(warpgroup) + d * 128, d, row, head, batch);
-        }
-      }
-      ptx::tma_store_commit();
-    }
+    for (i32 i = 0; i < kConfig.dims / 2; ++i) dK[i] *= own.params.scale;
   }
 
-  void write_rows_of(const Sums& sums, const BackwardItem& item, u16* array, i64 stride_batch,
-                     i64 stride_head, i64 stride_row, i32 dim) const {
+  // All 64 rows, from `row` of the sequence on, by way of the warpgroup's room in shared memory.
+  void copy(const Sums& sums, const TensorMap& map, const BackwardItem& item, i32 row) const {
+    const u32 out = own.shared.out(own.warpgroup);
+    if (own.thread == 0) ptx::tma_store_wait_read();  // what was there has left
+    own.meet();
+    stage_output_tile<kConfig.dtype>(sums, out, 64 * 128);
+    ptx::fence_proxy_async();
+    own.meet();
+    if (own.thread != 0) return;
+    const i32 batch = batch_of<kConfig>(own.params, item.line);
+    const i32 head = item.line % own.params.heads_kv;
+    for (i32 d = 0; d < kConfig.dims; d += 64) {
+      ptx::tma_store(map, out + d * 128, d, item.kv_begin + row, head, batch);
+    }
+    ptx::tma_store_commit();
+  }
+
+  void write_rows_of(const Sums& sums, const BackwardItem& item, const ArrayView& array,
+                     i32 dim) const {
     const BackwardParams& params = own.params;
     const u32 thread = own.thread;
-    u16* const out = array + batch_of<kConfig>(params, item.line) * stride_batch +
-                     item.line % params.heads_kv * stride_head;
+    const i32 batch = batch_of<kConfig>(params, item.line);
+    u16* const out = reinterpret_cast<u16*>(array.data);
 #pragma unroll
     for (i32 half = 0; half < 2; ++half) {
       const i32 key = item.kv_block * kConfig.kv_rows() + kConfig.first_key(own.warpgroup) +
                       i32(thread / 32 * 16 + thread % 32 / 4) + 8 * half;
-      store_output_row<kConfig.dtype>(sums, half, out + (i64{item.kv_begin} + key) * stride_row,
-                                      key < item.shape.kv_len, dim);
+      const i64 at = array.offset(batch, item.line % params.heads_kv, i64{item.kv_begin} + key, 0);
+      store_output_row<kConfig.dtype>(sums, half, out + at, key < item.shape.kv_len, dim);
     }
   }
 };

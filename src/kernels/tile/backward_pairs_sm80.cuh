@@ -19,9 +19,9 @@ struct BackwardPairsSm80 {
   using Weights = BackwardWeightsSm80<kConfig>;
   using Step = BackwardStepSm80<kConfig>;
   using Part = BackwardPartSm80;
-  using Scores = typename Weights::Scores;
-  static constexpr i32 kTiles = Weights::kTiles;
-  static constexpr i32 kFloats = Weights::kFloats;
+  using Scores = typename Step::Scores;
+  static constexpr i32 kTiles = Step::kTiles;
+  static constexpr i32 kFloats = Step::kFloats;
 
   const Sm80BackwardParams& params;
   Tiles tiles;
@@ -136,7 +136,11 @@ struct BackwardPairsSm80 {
       drop(dP, kept, static_cast<float>(step.head.dropout.kept_scale()));
     }
     weights.form_ds(dP, P, step, part);
-    if constexpr (kConfig.dbias) BackwardBiasSm80<kConfig>{params}.take(dP, P, step, part);
+    if constexpr (kConfig.dbias) {
+      const BackwardBiasSm80<kConfig> bias{params};
+      bias.hide(dP, P);
+      if constexpr (!kConfig.tiled_dbias) bias.take(dP, step, part);
+    }
     if constexpr (kConfig.softcap) {
 #pragma unroll
       for (i32 t = 0; t < kTiles; ++t) {

@@ -56,14 +56,15 @@ inline void issue_keys_by_queries(BackwardScores<kConfig>& S, const BackwardKeys
   ptx::wgmma_commit();
 }
 
-// dV += P^T dO or dK += dS^T Q; without the old value unless `accumulate`.
-template <BackwardConfig kConfig>
+// dV += P^T dO or dK += dS^T Q, over queries [kBegin, kEnd) of the step; without the old value
+// unless `accumulate`.
+template <BackwardConfig kConfig, i32 kBegin = 0, i32 kEnd = kConfig.q_rows>
 inline void issue_keys_by_dims(BackwardSums<kConfig>& sums, const BackwardWeights<kConfig>& W,
                                u32 queries, bool accumulate) {
   const u32 b = ptx::wgmma_descriptor(queries, kConfig.q_rows * 128);
   ptx::wgmma_fence();
 #pragma unroll
-  for (i32 q = 0; q < kConfig.q_rows; q += 16) {
+  for (i32 q = kBegin; q < kEnd; q += 16) {
     const u32* a = W + q / 4;
     ptx::wgmma_rs<kConfig.dtype, true>(sums, a[0], a[1], a[2], a[3], b + (q * 128 >> 4),
                                        q > 0 || accumulate);

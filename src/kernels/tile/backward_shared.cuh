@@ -39,10 +39,12 @@ template <BackwardConfig kConfig>
 struct BackwardShared {
   u32 base;
 
-  static constexpr i32 kStages = BackwardConfig::kStages;
+  static constexpr i32 kStages = kConfig.stages();
+  static constexpr i32 kDsStages = BackwardConfig::kDsStages;
   static constexpr i32 kDOutStages = kConfig.dout_stages();
   using StageCursor = Cursor<kStages>;
   using DOutCursor = Cursor<kDOutStages>;
+  using DsCursor = Cursor<kDsStages>;
   using KvCursor = Cursor<1>;
   using MailCursor = Cursor<BackwardConfig::kMailboxes>;
 
@@ -50,21 +52,22 @@ struct BackwardShared {
   static constexpr u32 kQ = kV + kConfig.v_bytes();
   static constexpr u32 kDO = kQ + kStages * kConfig.q_bytes();
   static constexpr u32 kDS = kDO + kDOutStages * kConfig.q_bytes();
-  static constexpr u32 kOut = kDS + kStages * kConfig.ds_bytes();
+  static constexpr u32 kOut = kDS + kDsStages * kConfig.ds_bytes();
   static constexpr u32 kRows = kOut + kConfig.out_bytes();
   static constexpr u32 kDelta = kRows + kStages * kConfig.row_bytes();
-  static constexpr u32 kSteps = kDelta + kDOutStages * kConfig.delta_bytes();
-  static constexpr u32 kMail = kSteps + 8 * kStages;
-  static constexpr u32 kBarriers = kMail + BackwardMail::kBytes * BackwardConfig::kMailboxes;
+  static constexpr u32 kMail = kDelta + kDOutStages * kConfig.delta_bytes();
+  static constexpr u32 kSteps = kMail + BackwardMail::kBytes * BackwardConfig::kMailboxes;
+  static constexpr u32 kBarriers = kSteps + 8 * kStages;
   static constexpr u32 kVBarriers = kBarriers + Ring<1>::kBarrierBytes;
   static constexpr u32 kQBarriers = kVBarriers + Ring<1>::kBarrierBytes;
   static constexpr u32 kDOBarriers = kQBarriers + Ring<kStages>::kBarrierBytes;
   static constexpr u32 kDSBarriers = kDOBarriers + Ring<kDOutStages>::kBarrierBytes;
-  static constexpr u32 kMailBarriers = kDSBarriers + Ring<kStages>::kBarrierBytes;
+  static constexpr u32 kMailBarriers = kDSBarriers + Ring<kDsStages>::kBarrierBytes;
   static constexpr u32 kAddedBarriers =
       kMailBarriers + Ring<BackwardConfig::kMailboxes>::kBarrierBytes;
   static constexpr u32 kLandedBarriers = kAddedBarriers + 8 * BackwardConfig::kMailboxes;
-  static_assert(kLandedBarriers + 16 + 16 * kStages <= u32(kConfig.shared_bytes()));
+  static constexpr u32 kTurnBarriers = kLandedBarriers + 16 + 16 * kStages;
+  static_assert(kTurnBarriers + Ring<kDsStages>::kBarrierBytes <= u32(kConfig.shared_bytes()));
 
   // Where dO stands: with as many stages as Q has, where Q does.
   static constexpr DOutCursor dout_cursor(StageCursor at, DOutCursor dout_at) {
@@ -95,12 +98,11 @@ struct BackwardShared {
   constexpr u32 step(StageCursor at) const { return base + kSteps + 8 * at.buffer; }
   // both warpgroups, 64 keys each -> both: dS waits for its part in dQ; where products are divided,
   // the first -> the second: P
-  constexpr Ring<kStages> ds() const {
+  constexpr Ring<kDsStages> ds() const {
     return {base + kDS, u32(kConfig.ds_bytes()), base + kDSBarriers};
   }
-  // a warpgroup -> the copy engine: dV and dK of its 64 keys
-  constexpr u32 dv_out(u32 warpgroup) const { return base + kOut + warpgroup * kConfig.k_bytes(); }
-  constexpr u32 dk_out(u32 warpgroup) const { return dv_out(warpgroup) + kConfig.k_bytes() / 2; }
+  // a warpgroup -> the copy engine: dV, then dK, of its 64 keys
+  constexpr u32 out(u32 warpgroup) const { return base + kOut + warpgroup * kConfig.k_bytes() / 2; }
   // loader -> everybody: an item (BackwardMail)
   constexpr Ring<BackwardConfig::kMailboxes> mail() const {
     return {base + kMail, BackwardMail::kBytes, base + kMailBarriers};
@@ -112,6 +114,8 @@ struct BackwardShared {
     return base + kLandedBarriers + 16 + 16 * at.buffer;
   }
   constexpr u32 dout_landed(DOutCursor at) const { return q_landed({at.buffer, 0}) + 8; }
+  // usher -> consumers -> usher: they may add dQ of a step to its sums; they have. Holds no data.
+  constexpr Ring<kDsStages> turns() const { return {base, 0, base + kTurnBarriers}; }
   // consumers -> reporter: `added`, this item's part of dQ is on its way
   constexpr u32 added(MailCursor at) const { return base + kAddedBarriers + 8 * at.buffer; }
 
@@ -129,14 +133,16 @@ struct BackwardShared {
     v().init(kWarps);
     q().init(BackwardConfig::kConsumerWarps);
     dout().init(BackwardConfig::kConsumerWarps);
-    mail().init(kConfig.sequences ? 4 : 3);  // two warpgroups, the reporter, the cleaner
+    // two warpgroups, a loader, the reporter; the cleaner or the usher
+    mail().init(kConfig.sequences || kConfig.ordered ? 5 : 4);
     if constexpr (kConfig.sequences) {
       for (u32 i = 0; i < 2 + 2 * kStages; ++i) ptx::mbarrier_init(k_landed() + 8 * i, 1);
     }
-    for (i32 i = 0; i < kStages; ++i) {
-      ptx::mbarrier_init(ds().full(StageCursor{u32(i)}), kWarps);
-      ptx::mbarrier_init(ds().empty(StageCursor{u32(i)}), kWarps);
+    for (i32 i = 0; i < kDsStages; ++i) {
+      ptx::mbarrier_init(ds().full(DsCursor{u32(i)}), kWarps);
+      ptx::mbarrier_init(ds().empty(DsCursor{u32(i)}), kWarps);
     }
+    if constexpr (kConfig.ordered) turns().init(BackwardConfig::kConsumerWarps);
     for (i32 i = 0; i < BackwardConfig::kMailboxes; ++i) {
       ptx::mbarrier_init(added(MailCursor{u32(i)}), BackwardConfig::kConsumerWarps);
     }
@@ -153,14 +159,19 @@ struct BackwardShared {
     store(0, item.line, item.kv_block, item.num_kv_blocks, item.q_begin);
     store(1, item.shape.q_len, item.shape.kv_len, item.shape.shift, item.kv_begin);
     store(2, r.line, r.begin, r.end, r.blocks);
-    store(3, r.q_begin, r.q_len, sent.num_steps, 0);
+    store(3, r.q_begin, r.q_len, sent.num_steps, item.part);
   }
   i32 read_num_steps(MailCursor at) const { return i32(ptx::load_shared(mail().address(at) + 56)); }
   BackwardItem read_item(MailCursor at) const {
     const ptx::U32x4 x = ptx::load_shared_x4(mail().address(at));
     const ptx::U32x4 y = ptx::load_shared_x4(mail().address(at) + 16);
-    return {i32(x.word[0]), i32(x.word[1]), i32(x.word[2]),
-            i32(x.word[3]), i32(y.word[3]), {i32(y.word[0]), i32(y.word[1]), i32(y.word[2])}};
+    return {i32(x.word[0]),
+            i32(x.word[1]),
+            i32(x.word[2]),
+            i32(x.word[3]),
+            i32(y.word[3]),
+            {i32(y.word[0]), i32(y.word[1]), i32(y.word[2])},
+            i32(ptx::load_shared(mail().address(at) + 60))};
   }
   SequenceShape read_shape(MailCursor at) const {
     const ptx::U32x4 x = ptx::load_shared_x4(mail().address(at) + 16);

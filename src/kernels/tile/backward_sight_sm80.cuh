@@ -43,9 +43,6 @@ template <Sm80BackwardConfig kConfig>
 struct BackwardSightSm80 {
   using Step = BackwardStepSm80<kConfig>;
   using Part = BackwardPartSm80;
-  using Fragments = WarpScores<kConfig.scores()>;
-  static constexpr i32 kTiles = kConfig.s_rows / 16;
-  static constexpr i32 kFloats = kConfig.s_columns / 2;
 
   BackwardTilesSm80<kConfig> tiles;
   BackwardDocumentsSm80<kConfig> documents{tiles};
@@ -73,7 +70,7 @@ struct BackwardSightSm80 {
   }
 
   // What is hidden becomes -inf.
-  void hide(float (&S)[kTiles][kFloats], const Step& step, const Part& part,
+  void hide(typename Step::Scores& S, const Step& step, const Part& part,
             const PartSight& sight) const {
     if (sight.all) return;
     if (sight.begins) {
@@ -86,16 +83,16 @@ struct BackwardSightSm80 {
 
  private:
   template <bool kBegins>
-  void hide_outside(float (&S)[kTiles][kFloats], const Step& step, const Part& part) const {
-    const i32 own = part.column + Fragments::column(0);
+  void hide_outside(typename Step::Scores& S, const Step& step, const Part& part) const {
+    const i32 own = part.column + Step::Fragments::column(0);
 #pragma unroll
-    for (i32 t = 0; t < kTiles; ++t) {
+    for (i32 t = 0; t < Step::kTiles; ++t) {
 #pragma unroll
       for (i32 h = 0; h < 2; ++h) {
-        const Sm80Columns seen = columns(step, part.row + Fragments::row(t, h));
+        const Sm80Columns seen = columns(step, part.row + Step::Fragments::row(t, h));
         const i32 begin = seen.begin - own, end = seen.end - own;
 #pragma unroll
-        for (i32 f = 2 * h; f < kFloats; f += 4) {
+        for (i32 f = 2 * h; f < Step::kFloats; f += 4) {
 #pragma unroll
           for (i32 e = 0; e < 2; ++e) {
             const i32 at = 8 * (f / 4) + e;

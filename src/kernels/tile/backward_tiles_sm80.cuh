@@ -40,6 +40,10 @@ struct BackwardTilesSm80 {
   PairTile ds_tile(i32 stage) const {
     return {stage_at(kConfig.stages) + (1 + stage) * kConfig.pair_bytes()};
   }
+  // Instead of these, where keys come first.
+  using KeysTile = SwizzledTile<kConfig.words(kConfig.rows), kConfig.swizzle>;  // rows are keys
+  u32 handed_weights() const { return p_tile().base; }
+  KeysTile ds_of_keys(i32 stage) const { return {ds_tile(stage).base}; }
   u32 key_ids() const { return shared + kConfig.shared_bytes() - kConfig.ids_bytes(); }
 
   // The first warps compute P, the others dS, where roles are split. Warps of a team are
@@ -62,6 +66,12 @@ struct BackwardTilesSm80 {
   static constexpr u32 kHandOver = 1 + 2 * kConfig.num_teams();
   void weights_are_there() const { ptx::bar_arrive(kHandOver + team(), 64 * kConfig.team_warps()); }
   void await_weights() const { ptx::bar_sync(kHandOver + team(), 64 * kConfig.team_warps()); }
+  // The same of part `number` of a step, where keys come first.
+  void weights_are_there(i32 number) const { ptx::bar_arrive(hand_over(number), 64); }
+  void await_weights(i32 number) const { ptx::bar_sync(hand_over(number), 64); }
+  u32 hand_over(i32 number) const {
+    return 1 + team() + static_cast<u32>(number) * kConfig.num_teams();
+  }
 };
 
 }  // namespace fulmen

@@ -35,6 +35,7 @@ struct BackwardWarpgroup {
   u32 warpgroup;
   u32 thread;  // 0 .. 127
   typename Shared::StageCursor at;
+  typename Shared::DsCursor ds_at;
   typename Shared::DOutCursor dout_at;
   typename Shared::KvCursor kv_at;
   typename Shared::MailCursor mail_at;
@@ -45,6 +46,8 @@ struct BackwardWarpgroup {
   void pass_turn() const {
     if constexpr (kConfig.take_turns) ptx::bar_arrive(kTurnBarrier + 1 - warpgroup, 256);
   }
+  // All threads of the warpgroup.
+  void meet() const { ptx::bar_sync(kOutBarrier + warpgroup, 128); }
   // By every warp, once it has waited for the products that read the tile.
   template <i32 kBuffers>
   void release(Ring<kBuffers> ring, Cursor<kBuffers> cursor) const {
@@ -97,14 +100,14 @@ struct BackwardWarpgroup {
     return shared.rows(at) + thread % 4 * 8 + i32(kConfig.has_stats ? kept_row(row) : row) * 4;
   }
 
-  // Whether a row of the step at `at` is huge; all warps find the same.
-  bool has_huge() const {
+  // Whether a row of a step is huge; all warps find the same.
+  bool has_huge(typename Shared::StageCursor of) const {
     if constexpr (!kConfig.has_stats) return false;
     bool is_huge = false;
 #pragma unroll
     for (i32 block = 0; block < kConfig.q_rows; block += kKeptBlock) {
       const ptx::F32x2 row_max = ptx::load_shared_f32x2(
-          shared.rows(at) + i32(kept_row(block) + kKeptBlock) * 4 + thread % 32 * 8);
+          shared.rows(of) + i32(kept_row(block) + kKeptBlock) * 4 + thread % 32 * 8);
       is_huge = is_huge || row_max.word[0] != 0 || row_max.word[1] != 0;
     }
     return ptx::any(is_huge);
@@ -112,7 +115,7 @@ struct BackwardWarpgroup {
 
   // S^T relative to row_max in huge rows, as lse is.
   void lower_huge(Scores& S) const {
-    if (!has_huge()) return;
+    if (!has_huge(at)) return;
     const HugeScores huge(kConfig.maps_scores() ? kLn2 : params.scale);
 #pragma unroll
     for (i32 i = 0; i < kFloats; i += 4) {
@@ -141,9 +144,10 @@ struct BackwardWarpgroup {
     return (pairs.kept >> i & 1) != 0 ? x * params.kept_scale : 0.f;
   }
 
+  template <i32 kBegin = 0, i32 kEnd = kConfig.q_rows>
   void round(Weights& W, const Scores& P, const Pairs& pairs) const {
 #pragma unroll
-    for (i32 i = 0; i < kFloats; i += 2) {
+    for (i32 i = kBegin / 2; i < kEnd / 2; i += 2) {
       W[i / 2] = ptx::pack<kConfig.dtype>(kept(pairs, i, P[i]), kept(pairs, i + 1, P[i + 1]));
     }
   }
@@ -217,24 +221,29 @@ struct BackwardWarpgroup {
 
   // dS^T to both warpgroups, for dQ a step later.
   void share_ds(const Weights& dS) const {
-    ptx::mbarrier_wait(shared.ds().empty(at), at.parity ^ 1);
-    store_ds<kConfig>(dS, shared.ds().address(at), warpgroup);
+    ptx::mbarrier_wait(shared.ds().empty(ds_at), ds_at.parity ^ 1);
+    store_ds<kConfig>(dS, shared.ds().address(ds_at), warpgroup);
     ptx::fence_proxy_async();
     ptx::warp_sync();
-    if (thread % 32 == 0) ptx::mbarrier_arrive(shared.ds().full(at));
+    if (thread % 32 == 0) ptx::mbarrier_arrive(shared.ds().full(ds_at));
   }
 
   // dQ = dS K of a step; then, once it is there, to the sums.
-  void issue_dq(float (&dQ)[kConfig.dq_floats()], typename Shared::StageCursor of) const {
+  void issue_dq(float (&dQ)[kConfig.dq_floats()], typename Shared::DsCursor of) const {
     shared.ds().wait(of);
     issue_queries_by_dims<kConfig>(dQ, shared.ds().address(of), shared.k().address(kv_at),
                                    warpgroup);
   }
-  void finish_dq(const float (&dQ)[kConfig.dq_floats()], typename Shared::StageCursor of,
+  void finish_dq(const float (&dQ)[kConfig.dq_floats()], typename Shared::DsCursor of,
                  u32 tile) const {
     release(shared.ds(), of);
+    if constexpr (kConfig.ordered) shared.turns().wait(of);
     float* part = dq_tile<kConfig>(params, tile) + warpgroup * DqFinish<kConfig>::kPartFloats;
     add_dq<kConfig>(dQ, part, thread);
+    if constexpr (kConfig.ordered) {
+      ptx::warp_sync();
+      release(shared.turns(), of);
+    }
   }
 };
 

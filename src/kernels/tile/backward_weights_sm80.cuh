@@ -9,17 +9,23 @@
 
 namespace fulmen {
 
+// P of a hidden pair, where dbias asks for it.
+inline constexpr float kHiddenWeight = -0.f;
+inline bool is_hidden_weight(float P) {
+  return __builtin_bit_cast(u32, P) == __builtin_bit_cast(u32, kHiddenWeight);
+}
+
 template <Sm80BackwardConfig kConfig>
 struct BackwardWeightsSm80 {
   using Tiles = BackwardTilesSm80<kConfig>;
   using PairTile = typename Tiles::PairTile;
   using Products = typename Tiles::Products;
-  using Fragments = WarpScores<kConfig.scores()>;
   using Step = BackwardStepSm80<kConfig>;
   using Part = BackwardPartSm80;
-  static constexpr i32 kTiles = kConfig.s_rows / 16;
-  static constexpr i32 kFloats = kConfig.s_columns / 2;
-  using Scores = float[kTiles][kFloats];
+  using Fragments = typename Step::Fragments;
+  using Scores = typename Step::Scores;
+  static constexpr i32 kTiles = Step::kTiles;
+  static constexpr i32 kFloats = Step::kFloats;
   using Rows = Sm80Row[2];  // of 16 rows, the thread's two
 
   const AttentionParams& p;
@@ -139,7 +145,7 @@ struct BackwardWeightsSm80 {
 #pragma unroll
     for (i32 i = 0; i < kFloats; ++i) {
       const bool hidden = kConfig.dbias && S[i] == kMinusInfinity;  // also in a row of NaN
-      S[i] = hidden ? 0.f : ptx::exp2(exponent(S[i], i / 2 % 2));
+      S[i] = hidden ? kHiddenWeight : ptx::exp2(exponent(S[i], i / 2 % 2));
     }
   }
 

@@ -55,8 +55,16 @@ inline ptx::U32x4 gather_unit(const ElementRows<kElementBytes>& source, i64 row,
   return unit;
 }
 
+// Which row of the array, from the tile's first, row `row` of a tile holds. Interleaved: of 32,
+// those numbered 8 c to 8 c + 7 are rows 2 c and 2 c + 1 of four fragments of 8.
+template <bool kInterleaved>
+constexpr i32 source_row(i32 row) {
+  return kInterleaved ? (row & ~30) | (row & 6) << 2 | (row & 24) >> 2 : row;
+}
+
 // Rows [first, first + kRows). Asynchronous copies belong to the caller's next group.
-template <i32 kRows, i32 kThreads, i32 kDims, bool kSwizzled, i32 kElementBytes>
+template <i32 kRows, i32 kThreads, bool kInterleaved = false, i32 kDims, bool kSwizzled,
+          i32 kElementBytes>
 inline void copy_rows(const SwizzledTile<kDims, kSwizzled>& tile,
                       const ElementRows<kElementBytes>& source, i32 first) {
   constexpr i32 kUnits = kDims / 8;
@@ -67,10 +75,11 @@ inline void copy_rows(const SwizzledTile<kDims, kSwizzled>& tile,
     for (i32 at = thread; at < kRows * kUnits; at += kThreads) {
       const i32 row = at / kUnits;
       const i32 unit = at % kUnits;
-      const bool present = first + row < source.num_rows && unit * kUnitElements < source.dim;
+      const i32 from = first + source_row<kInterleaved>(row);
+      const bool present = from < source.num_rows && unit * kUnitElements < source.dim;
       ptx::store_shared_x4(
           tile.address(row, unit),
-          present ? gather_unit(source, first + row, unit * kUnitElements) : ptx::U32x4{});
+          present ? gather_unit(source, from, unit * kUnitElements) : ptx::U32x4{});
     }
     return;
   }
@@ -80,8 +89,9 @@ inline void copy_rows(const SwizzledTile<kDims, kSwizzled>& tile,
     if (kRows * kUnits % kThreads != 0 && at >= kRows * kUnits) break;
     const i32 row = at / kUnits;
     const i32 unit = at % kUnits;
-    const bool present = first + row < source.num_rows && unit * kUnitElements < source.dim;
-    const i64 offset = present ? (first + row) * source.row_stride + unit * kUnitElements : 0;
+    const i32 from = first + source_row<kInterleaved>(row);
+    const bool present = from < source.num_rows && unit * kUnitElements < source.dim;
+    const i64 offset = present ? from * source.row_stride + unit * kUnitElements : 0;
     ptx::cp_async_16(tile.address(row, unit), source.data + offset * kElementBytes, present);
   }
 }
@@ -89,13 +99,13 @@ inline void copy_rows(const SwizzledTile<kDims, kSwizzled>& tile,
 // The same for an array whose rows are 16-byte units on multiples of 16 bytes, tile after tile:
 // what does not change from one to the next is found once. Neighbouring threads copy the units of a
 // row that change places with each other, kDims / (8 kGroup) times.
-template <i32 kRows, i32 kThreads, i32 kDims, bool kSwizzled, i32 kElementBytes>
+template <i32 kRows, i32 kThreads, i32 kDims, bool kSwizzled, i32 kElementBytes, bool kInterleaved>
 class UnitCopy {
  public:
   UnitCopy(const ArrayView& array, i64 offset, i64 rows, i64 dims)
-      : data_(array.data + (offset + row() * array.strides[2]) * kElementBytes + unit() * 16),
+      : data_(array.data + (offset + own_row() * array.strides[2]) * kElementBytes + unit() * 16),
         row_bytes_(array.strides[2] * kElementBytes),
-        num_rows_(static_cast<i32>(rows) - row()),
+        num_rows_(static_cast<i32>(rows) - own_row()),
         num_units_(static_cast<i32>(dims) / (16 / kElementBytes) - unit()) {}
 
   // Rows [first, first + kRows) of the array.
@@ -121,21 +131,26 @@ class UnitCopy {
   static i32 row() { return static_cast<i32>(ptx::thread_index()) / kGroup; }
   static i32 unit() { return static_cast<i32>(ptx::thread_index()) % kGroup; }
 
+  // Of the array, from a tile's first.
+  static i32 own_row() { return source_row<kInterleaved>(row()); }
+
   // From `from`, this thread's first unit; the array has `left` rows from there on.
   void copy(const SwizzledTile<kDims, kSwizzled>& tile, const u8* from, i32 left) const {
     const u32 first = tile.address(static_cast<u32>(row()), static_cast<u32>(unit()));
 #pragma unroll
     for (i32 r = 0; r < kRows; r += kRowsAtOnce) {
       if (r + kRowsAtOnce > kRows && row() >= kRows - r) break;
+      const i32 further = source_row<kInterleaved>(r);  // r and row() have no bit in common
       // Rows eight further exchange their units alike.
       const u32 to = kRowsAtOnce % 8 == 0
                          ? first + static_cast<u32>(r) * kRowBytes
                          : tile.address(static_cast<u32>(r + row()), static_cast<u32>(unit()));
 #pragma unroll
       for (i32 u = 0; u < kDims / 8; u += kGroup) {
-        ptx::cp_async_16(to + static_cast<u32>(u) * 16, from + u * 16, r < left && u < num_units_);
+        ptx::cp_async_16(to + static_cast<u32>(u) * 16, from + u * 16,
+                         further < left && u < num_units_);
       }
-      from += kRowsAtOnce * row_bytes_;
+      from += (source_row<kInterleaved>(r + kRowsAtOnce) - further) * row_bytes_;
     }
   }
 
@@ -150,13 +165,13 @@ class UnitCopy {
 };
 
 // The same for any array.
-template <i32 kRows, i32 kThreads, i32 kDims, bool kSwizzled, i32 kElementBytes>
+template <i32 kRows, i32 kThreads, i32 kDims, bool kSwizzled, i32 kElementBytes, bool kInterleaved>
 class AnyCopy {
  public:
   AnyCopy(const ArrayView& array, i64 offset, i64 rows, i64 dims)
       : source_(array, offset, rows, dims) {}
   void start(const SwizzledTile<kDims, kSwizzled>& tile, i32 first) const {
-    copy_rows<kRows, kThreads>(tile, source_, first);
+    copy_rows<kRows, kThreads, kInterleaved>(tile, source_, first);
   }
   void seek(i32 first) { next_ = first; }
   void start_next(const SwizzledTile<kDims, kSwizzled>& tile) {
@@ -173,16 +188,19 @@ template <bool kUnits>
 struct CopyKind;
 template <>
 struct CopyKind<true> {
-  template <i32 kRows, i32 kThreads, i32 kDims, bool kSwizzled, i32 kElementBytes>
-  using Type = UnitCopy<kRows, kThreads, kDims, kSwizzled, kElementBytes>;
+  template <i32 kRows, i32 kThreads, i32 kDims, bool kSwizzled, i32 kElementBytes,
+            bool kInterleaved>
+  using Type = UnitCopy<kRows, kThreads, kDims, kSwizzled, kElementBytes, kInterleaved>;
 };
 template <>
 struct CopyKind<false> {
-  template <i32 kRows, i32 kThreads, i32 kDims, bool kSwizzled, i32 kElementBytes>
-  using Type = AnyCopy<kRows, kThreads, kDims, kSwizzled, kElementBytes>;
+  template <i32 kRows, i32 kThreads, i32 kDims, bool kSwizzled, i32 kElementBytes,
+            bool kInterleaved>
+  using Type = AnyCopy<kRows, kThreads, kDims, kSwizzled, kElementBytes, kInterleaved>;
 };
-template <bool kUnits, i32 kRows, i32 kThreads, i32 kDims, bool kSwizzled, i32 kElementBytes = 2>
-using TileCopy =
-    typename CopyKind<kUnits>::template Type<kRows, kThreads, kDims, kSwizzled, kElementBytes>;
+template <bool kUnits, i32 kRows, i32 kThreads, i32 kDims, bool kSwizzled, i32 kElementBytes = 2,
+          bool kInterleaved = false>
+using TileCopy = typename CopyKind<kUnits>::template Type<kRows, kThreads, kDims, kSwizzled,
+                                                          kElementBytes, kInterleaved>;
 
 }  // namespace fulmen

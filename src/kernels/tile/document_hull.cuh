@@ -3,12 +3,13 @@
 //
 // Numbers of documents where arrays and shared memory hold them, and which keys a block of queries
 // must look at: from the first to the last whose number could be one of its queries'. Called by
-// forward_sm80 and backward_rows_sm80.
+// forward_sm80, backward_sm80 and backward_rows_sm80.
 #pragma once
 
 #include "kernels/head.cuh"
 #include "kernels/ptx/memory.cuh"
 #include "kernels/tile/warp_products.cuh"
+#include "kernels/tile/warp_softmax.cuh"
 
 namespace fulmen {
 
@@ -31,6 +32,27 @@ inline void store_id(u32 to, i64 id) {
 }
 inline i64 load_id(u32 from) {
   return static_cast<i64>(u64{ptx::load_shared(from + 4)} << 32 | ptx::load_shared(from));
+}
+
+// Scores of pairs of two documents become -inf. own: numbers of the thread's rows, two of every 16;
+// key_id(f): that of the column of float f of a row.
+template <i32 kTiles, i32 kFloats, class KeyId>
+inline void hide_other_documents(float (&S)[kTiles][kFloats], const i64 (&own)[kTiles][2],
+                                 const KeyId& key_id) {
+#pragma unroll
+  for (i32 f = 0; f < kFloats; f += 4) {
+#pragma unroll
+    for (i32 e = 0; e < 2; ++e) {
+      const i64 id = key_id(f + e);
+#pragma unroll
+      for (i32 t = 0; t < kTiles; ++t) {
+#pragma unroll
+        for (i32 h = 0; h < 2; ++h) {
+          if (id != own[t][h]) S[t][f + 2 * h + e] = kMinusInfinity;
+        }
+      }
+    }
+  }
 }
 
 // The first begin and the last end of a warp's lanes.

@@ -101,8 +101,8 @@ class Documents {
     if constexpr (!kConfig.documents) return;
     if (is_full_) return;
     const u32 lane = lane_index();
-    const i32 first =
-        static_cast<i32>(WarpTeam<kConfig>::member() * kConfig.warp_columns() + 2 * (lane % 4));
+    const i32 first = static_cast<i32>(WarpTeam<kConfig>::member()) * kConfig.warp_columns() +
+                      kConfig.first_column_of(lane_index());
     i64 own[kConfig.row_tiles][2];
 #pragma unroll
     for (i32 t = 0; t < kConfig.row_tiles; ++t) {
@@ -111,20 +111,8 @@ class Documents {
         own[t][h] = load_id(own_id(static_cast<i32>(16 * t + 8 * h + lane / 4)));
       }
     }
-#pragma unroll
-    for (i32 f = 0; f < kConfig.warp_columns() / 2; f += 4) {
-#pragma unroll
-      for (i32 e = 0; e < 2; ++e) {
-        const i64 id = key_id(stage, first + 2 * f + e);
-#pragma unroll
-        for (i32 t = 0; t < kConfig.row_tiles; ++t) {
-#pragma unroll
-          for (i32 h = 0; h < 2; ++h) {
-            if (id != own[t][h]) S[t][f + 2 * h + e] = kMinusInfinity;
-          }
-        }
-      }
-    }
+    hide_other_documents(S, own,
+                         [&](i32 f) { return key_id(stage, first + kConfig.column_of(f)); });
   }
 
  private:

@@ -34,7 +34,7 @@ struct Float32Output {
     const i64 num_dims = p.dim_v - first_dim;
 #pragma unroll
     for (i32 n = 0; n < kConfig.d_v / 8; ++n) {
-      const i64 dim = WarpScores<kConfig>::column(4 * n);
+      const i64 dim = 8 * n + 2 * static_cast<i32>(lane_index() % 4);
       const float low = counts ? row[4 * n + 2 * h] : 0.f;
       const float high = counts ? row[4 * n + 2 * h + 1] : 0.f;
       if constexpr (kConfig.units) {

@@ -2,8 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The two products of forward_sm80 for one warp, S = Q K^T and O += P V, with what they keep from
-// block to block: O. Where warps share rows, a warp's S has its columns of the block, its O its
-// dims.
+// block to block: O, and Q where it fits the registers. Where warps share rows, a warp's S has its
+// columns of the block, its O its dims.
 #pragma once
 
 #include "kernels/tile/float32_products.cuh"
@@ -24,16 +24,9 @@ struct ForwardProducts {
   QTile q;
   Team team;
   Output O;
+  ptx::U32x4 kept_q[kConfig.keeps_q ? kConfig.d_qk / 16 : 1][kTiles];
 
   ForwardProducts(QTile q_tile, Team team_) : q(q_tile), team(team_) {}
-
-  void clear() {
-#pragma unroll
-    for (i32 t = 0; t < kTiles; ++t) {
-#pragma unroll
-      for (i32 i = 0; i < kConfig.warp_dims() / 2; ++i) O[t][i] = 0;
-    }
-  }
 
   void rescale(const float (&factor)[kTiles][2]) {
 #pragma unroll
@@ -43,11 +36,24 @@ struct ForwardProducts {
     }
   }
 
+  // Q has arrived.
+  void keep_q() {
+    const auto rows = left_rows(q, Team::first_row());
+#pragma unroll
+    for (i32 step = 0; step < kConfig.d_qk / 16; ++step) {
+#pragma unroll
+      for (i32 t = 0; t < kTiles; ++t) kept_q[step][t] = ptx::ldmatrix_x4(rows.at(step, 16 * t));
+    }
+  }
+
   // S = Q K^T
   void multiply_q_k(Scores& S, const QTile& k) const {
     const auto rows = left_rows(q, Team::first_row());
     const auto keys = right_rows(k, Team::member() * kConfig.warp_columns());
-    const auto left = [&](i32 step, i32 t) { return ptx::ldmatrix_x4(rows.at(step, 16 * t)); };
+    const auto left = [&](i32 step, i32 t) {
+      if constexpr (kConfig.keeps_q) return kept_q[step][t];
+      return ptx::ldmatrix_x4(rows.at(step, 16 * t));
+    };
     if constexpr (kIsFloat32) {
       multiply_rows_float32<kConfig, kConfig.d_qk>(S, left, keys);
     } else {

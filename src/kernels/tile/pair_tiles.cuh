@@ -38,10 +38,11 @@ class PairArray {
   }
 
   // Where a thread finds the 4 bytes that hold its first column of 16 x 8 pairs from (row, column)
-  // on, or its first two.
+  // on, or its first two; interleaved, its eight of 16 x 32.
   static u32 at(u32 tile, i32 row, i32 column) {
     const u32 lane = lane_index();
-    return tile + (row + lane / 4) * kRowBytes + column * kBytes + lane % 4 * 2 * kBytes / 4 * 4;
+    const u32 own = kConfig.interleaved ? lane % 4 * 8 * kBytes : lane % 4 * 2 * kBytes / 4 * 4;
+    return tile + (row + lane / 4) * kRowBytes + column * kBytes + own;
   }
 
  private:
@@ -117,23 +118,40 @@ class PairTiles {
   using Mask = PairArray<kConfig, 1>;
   using Bias = PairArray<kConfig, kBiasBytes>;
 
-  // A word holds the bytes of four columns, two of them this thread's.
   template <i32 kTiles, i32 kFloats>
   static void hide_masked(float (&S)[kTiles][kFloats], u32 tile, i32 row, i32 column) {
-    const u32 first = lane_index() % 2 == 0 ? 0xffu : 0xff0000u;
-    const u32 second = first << 8;
 #pragma unroll
     for (i32 t = 0; t < kTiles; ++t) {
 #pragma unroll
       for (i32 h = 0; h < 2; ++h) {
-        const u32 from = Mask::at(tile, row + 16 * t + 8 * h, column);
+        hide_masked_row(S[t], h, Mask::at(tile, row + 16 * t + 8 * h, column));
+      }
+    }
+  }
+
+  // Half h of a fragment's rows. Unless eight columns lie side by side, a word holds the bytes of
+  // four, two of them this thread's.
+  template <i32 kFloats>
+  static void hide_masked_row(float (&S)[kFloats], i32 h, u32 from) {
+    if constexpr (kConfig.interleaved) {
 #pragma unroll
-        for (i32 f = 2 * h; f < kFloats; f += 4) {
-          const u32 word = ptx::load_shared(from + static_cast<u32>(f / 4) * 8);
-          if ((word & first) == 0) S[t][f] = kMinusInfinity;
-          if ((word & second) == 0) S[t][f + 1] = kMinusInfinity;
+      for (i32 f = 2 * h; f < kFloats; f += 16) {
+        const ptx::U32x2 words = ptx::load_shared_x2(from + static_cast<u32>(f / 16) * 32);
+#pragma unroll
+        for (i32 e = 0; e < 8; ++e) {
+          const u32 byte = 0xffu << e % 4 * 8;
+          if ((words.word[e / 4] & byte) == 0) S[f + e / 2 * 4 + e % 2] = kMinusInfinity;
         }
       }
+      return;
+    }
+    const u32 first = lane_index() % 2 == 0 ? 0xffu : 0xff0000u;
+    const u32 second = first << 8;
+#pragma unroll
+    for (i32 f = 2 * h; f < kFloats; f += 4) {
+      const u32 word = ptx::load_shared(from + static_cast<u32>(f / 4) * 8);
+      if ((word & first) == 0) S[f] = kMinusInfinity;
+      if ((word & second) == 0) S[f + 1] = kMinusInfinity;
     }
   }
 
@@ -143,22 +161,45 @@ class PairTiles {
     for (i32 t = 0; t < kTiles; ++t) {
 #pragma unroll
       for (i32 h = 0; h < 2; ++h) {
-        const u32 from = Bias::at(tile, row + 16 * t + 8 * h, column);
-#pragma unroll
-        for (i32 f = 2 * h; f < kFloats; f += 4) {
-          const ptx::F32x2 b = load_pair(from + static_cast<u32>(f / 4 * 8 * kBiasBytes));
-          S[t][f] = with_bias<kKeepsHidden>(S[t][f], b.word[0]);
-          S[t][f + 1] = with_bias<kKeepsHidden>(S[t][f + 1], b.word[1]);
-        }
+        add_bias_row<kKeepsHidden>(S[t], h, Bias::at(tile, row + 16 * t + 8 * h, column));
       }
     }
   }
 
-  static ptx::F32x2 load_pair(u32 from) {
+  template <bool kKeepsHidden, i32 kFloats>
+  static void add_bias_row(float (&S)[kFloats], i32 h, u32 from) {
+    constexpr i32 kPairs = kConfig.interleaved ? 4 : 1;  // side by side
+#pragma unroll
+    for (i32 f = 2 * h; f < kFloats; f += 4 * kPairs) {
+      ptx::F32x2 bias[kPairs];
+      load_pairs(bias, from + static_cast<u32>(f / 4 * 8 * kBiasBytes));
+#pragma unroll
+      for (i32 e = 0; e < kPairs; ++e) {
+        float* const pair = &S[f + 4 * e];
+        pair[0] = with_bias<kKeepsHidden>(pair[0], bias[e].word[0]);
+        pair[1] = with_bias<kKeepsHidden>(pair[1], bias[e].word[1]);
+      }
+    }
+  }
+
+  static void load_pairs(ptx::F32x2 (&bias)[1], u32 from) {
     if constexpr (kConfig.bias == DType::kFloat32) {
-      return ptx::load_shared_f32x2(from);
+      bias[0] = ptx::load_shared_f32x2(from);
     } else {
-      return ptx::unpack<kConfig.bias>(ptx::load_shared(from));
+      bias[0] = ptx::unpack<kConfig.bias>(ptx::load_shared(from));
+    }
+  }
+  static void load_pairs(ptx::F32x2 (&bias)[4], u32 from) {
+    const ptx::U32x4 x = ptx::load_shared_x4(from);
+    if constexpr (kConfig.bias == DType::kFloat32) {
+      const ptx::U32x4 y = ptx::load_shared_x4(from + 16);
+#pragma unroll
+      for (i32 w = 0; w < 8; ++w) {
+        bias[w / 2].word[w % 2] = __builtin_bit_cast(float, w < 4 ? x.word[w] : y.word[w - 4]);
+      }
+    } else {
+#pragma unroll
+      for (i32 w = 0; w < 4; ++w) bias[w] = ptx::unpack<kConfig.bias>(x.word[w]);
     }
   }
 

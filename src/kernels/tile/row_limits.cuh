@@ -59,7 +59,7 @@ class RowLimits {
   void hide_where(float (&S)[kConfig.row_tiles][kConfig.warp_columns() / 2], u32 end,
                   const IsHidden& is_hidden) const {
     const i32 quad = static_cast<i32>(lane_index() / 4);
-    const i32 own = 2 * static_cast<i32>(lane_index() % 4);
+    const i32 own = kConfig.first_column_of(lane_index());
 #pragma unroll
     for (i32 t = 0; t < kConfig.row_tiles; ++t) {
 #pragma unroll
@@ -67,8 +67,8 @@ class RowLimits {
         const i32 limit = static_cast<i32>(ptx::load_shared(address(16 * t + 8 * h + quad) + end));
 #pragma unroll
         for (i32 f = 2 * h; f < kConfig.warp_columns() / 2; f += 4) {
-          if (is_hidden(8 * (f / 4), limit - own)) S[t][f] = kMinusInfinity;
-          if (is_hidden(8 * (f / 4) + 1, limit - own)) S[t][f + 1] = kMinusInfinity;
+          if (is_hidden(kConfig.column_of(f), limit - own)) S[t][f] = kMinusInfinity;
+          if (is_hidden(kConfig.column_of(f + 1), limit - own)) S[t][f + 1] = kMinusInfinity;
         }
       }
     }

@@ -16,8 +16,9 @@ struct WarpDropout {
   const Head<kConfig.dtype>& head;
   i64 warp_row;  // first row of this warp in its sequence
 
-  // Decides 8 columns with one draw: lane q of a quad draws for every fourth fragment, and the quad
-  // hands the words round. Dropped weights become 0; the caller scales the kept.
+  // Decides 8 columns with one draw: those of lane q of a quad, or, where they lie spread over the
+  // quad, of every fourth fragment, and the quad hands the words round. Dropped weights become 0;
+  // the caller scales the kept.
   template <i32 kFloats>
   void drop(float (&S)[kConfig.row_tiles][kFloats], i64 first_column) const {
     const u32 q = lane_index() % 4;
@@ -43,7 +44,7 @@ struct WarpDropout {
   // Fragments n to n + 3 of one row, whose first two floats are row[0] and row[1].
   void drop_where(float* row, i32 num_floats, i32 n, const Philox4x32& drawn) const {
     ptx::U32x4 words{{drawn.word[0], drawn.word[1], drawn.word[2], drawn.word[3]}};
-    transpose_quad(words);
+    if constexpr (!kConfig.interleaved) transpose_quad(words);
     // Numbers of 16 bits, compared as the upper halves of words. Where all are dropped, what is
     // kept here is multiplied by 0.
     const u32 bound = head.dropout.threshold == 65536 ? ~0u : head.dropout.threshold << 16;

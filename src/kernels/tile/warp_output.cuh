@@ -103,7 +103,7 @@ struct WarpOutput {
 #pragma unroll 1
     for (i32 at = 0; at < kConfig.warp_dims() / 2; ++at) {
       const i32 further = 8 * (at / 2 % 2);
-      const i64 d = 8 * Team::unit(at / 4) + WarpScores<kConfig>::column(at % 2);
+      const i64 d = 8 * Team::unit(at / 4) + 2 * static_cast<i32>(lane_index() % 4) + at % 2;
       if (i + further >= head.sequence.q_slot || first_dim + d >= p.dim_v) continue;
       store_real(p.o, offset + further * p.o.strides[2] + d * p.o.strides[3],
                  i + further < head.sequence.shape.q_len ? numbers[at] : 0.f);

@@ -5,7 +5,7 @@
 // through ldmatrix, sums stay in registers. A warp owns row_tiles times 16 rows; every fragment of
 // the right operand is read once for all of them. Accumulators are arrays of 8-column fragments,
 // four floats each (ptx/mma.cuh): float i of a thread is row l / 4 + 8 (i / 2 % 2), column
-// 8 (i / 4) + 2 (l % 4) + i % 2.
+// 8 (i / 4) + 2 (l % 4) + i % 2, or, interleaved, see Sm80Config.
 #pragma once
 
 #include "kernels/ptx/ldmatrix.cuh"
@@ -18,6 +18,15 @@ namespace fulmen {
 
 inline u32 lane_index() { return ptx::thread_index() % 32; }
 inline u32 warp_index() { return ptx::thread_index() / 32; }
+
+template <i32 kTiles, i32 kFloats>
+inline void clear(float (&C)[kTiles][kFloats]) {
+#pragma unroll
+  for (i32 t = 0; t < kTiles; ++t) {
+#pragma unroll
+    for (i32 i = 0; i < kFloats; ++i) C[t][i] = 0;
+  }
+}
 
 // Where a lane reads left operands (A, 16 x 16, row by row), from row `row` of the tile on.
 template <i32 kDims, bool kSwizzled>
@@ -64,11 +73,7 @@ inline void multiply(float (&S)[kConfig.row_tiles][kFloats], const Left& left, c
 template <Sm80Config kConfig, i32 kDims, i32 kFloats, class Left>
 inline void multiply_rows(float (&S)[kConfig.row_tiles][kFloats], const Left& left,
                           const LaneRow<kDims, kConfig.swizzle>& right) {
-#pragma unroll
-  for (i32 t = 0; t < kConfig.row_tiles; ++t) {
-#pragma unroll
-    for (i32 i = 0; i < kFloats; ++i) S[t][i] = 0;
-  }
+  clear(S);
   multiply<kConfig, kDims / 16>(
       S, left, [&](i32 k, i32 n) { return ptx::ldmatrix_x4(right.at(k, 16 * n)); });
 }

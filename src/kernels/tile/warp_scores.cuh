@@ -23,7 +23,7 @@ struct WarpScores {
   i64 warp_row;  // first row of this warp in its sequence
 
   static i32 row(i32 t, i32 h) { return 16 * t + 8 * h + static_cast<i32>(lane_index() / 4); }
-  static i32 column(i32 i) { return 8 * (i / 4) + 2 * static_cast<i32>(lane_index() % 4) + i % 2; }
+  static i32 column(i32 i) { return kConfig.first_column_of(lane_index()) + kConfig.column_of(i); }
 
   // Scale where scores are natural, softcap, ALiBi; in units of WarpSoftmax.
   template <i32 kFloats>
@@ -72,8 +72,8 @@ struct WarpScores {
       return ptx::fma(-slope, static_cast<float>(first + row(t, h) - column(0)), offset);
     }
     float operator()(float s, float offset, i32 f) const {
-      const float further = static_cast<float>(8 * (f / 4) + f % 2);
-      return ptx::fma(slope, further, ptx::fma(s, log2_unit, offset));
+      return ptx::fma(slope, static_cast<float>(kConfig.column_of(f)),
+                      ptx::fma(s, log2_unit, offset));
     }
   };
 
@@ -81,16 +81,25 @@ struct WarpScores {
   float inner_factor() const { return head.map.scale / head.map.softcap; }
   float outer_factor() const { return head.map.softcap / unit(); }
 
-  // Whether all arguments of tanh in this warp are at most `bound`.
+  // Whether all arguments of tanh in this warp are at most `bound`: true only where the sums of
+  // eight squares say so, which are cheaper than a maximum.
   template <i32 kFloats>
   bool is_below(const float (&S)[kTiles][kFloats], float bound) const {
     float largest = 0;
+    float total = 0;  // NaN where a score is
 #pragma unroll
     for (i32 t = 0; t < kTiles; ++t) {
 #pragma unroll
-      for (i32 f = 0; f < kFloats; ++f) largest = ptx::max(largest, ptx::abs(S[t][f]));
+      for (i32 f = 0; f < kFloats; f += 8) {
+        float squares = 0;
+#pragma unroll
+        for (i32 e = 0; e < 8; ++e) squares = ptx::fma(S[t][f + e], S[t][f + e], squares);
+        total += squares;
+        largest = ptx::max(largest, squares);
+      }
     }
-    return !ptx::any(largest * ptx::abs(inner_factor()) > bound || largest > 0x1p60f);
+    const float most = bound / inner_factor();
+    return !ptx::any(!(largest <= min(most * most, 0x1p120f)) || total != total);
   }
 
   // What one unit of a score is worth in nats.
@@ -153,7 +162,7 @@ struct WarpScores {
     for (i32 t = 0; t < kTiles; ++t) {
 #pragma unroll
       for (i32 f = 0; f < kFloats; ++f) {
-        const i32 further = 16 * t + 8 * (f / 2 % 2) - 8 * (f / 4) - f % 2;
+        const i32 further = 16 * t + 8 * (f / 2 % 2) - kConfig.column_of(f);
         S[t][f] = term(own + static_cast<float>(further), S[t][f]);
       }
     }

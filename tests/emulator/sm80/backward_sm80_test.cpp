@@ -7,6 +7,8 @@
 // have several blocks in both directions.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "cpu/backend.h"
 #include "cpu/random_problem.h"
 #include "cpu/tiled_support.h"
@@ -75,6 +77,13 @@ constexpr Sm80BackwardConfig in_roles(Sm80BackwardConfig config, i32 kv_rows, i3
   return config;
 }
 
+// The same with P and dS in registers.
+constexpr Sm80BackwardConfig keys_first(Sm80BackwardConfig config, bool hopper) {
+  config.keys_first = true;
+  config.hopper = hopper;
+  return config;
+}
+
 template <DType kDType, Kind kKind>
 void launch_kind(const AttentionParams& problem, bool units, unsigned seed) {
   constexpr Sm80BackwardConfig kAll = config_of<kDType, kKind>();
@@ -88,10 +97,11 @@ void launch_kind(const AttentionParams& problem, bool units, unsigned seed) {
   if constexpr (kKind == Kind::kPlain) {
     constexpr Sm80BackwardConfig kUnits = with(kAll, 7, false, true);
     const bool both = p.dq.present() && p.dk.present() && p.dv.present();
-    if (both && seed % 3 != 0) {
-      if (units && seed % 3 == 1) return launch<in_roles(kUnits, 16, 48)>(p, seed);
-      return launch<in_roles(kAll, 32, 16)>(p, seed);
+    if (both && seed % 3 == 1) {
+      if (units) return launch<keys_first(in_roles(kUnits, 16, 48), true)>(p, seed);
+      return launch<keys_first(in_roles(kAll, 16, 16), false)>(p, seed);
     }
+    if (both && seed % 3 == 2) return launch<in_roles(kAll, 32, 16)>(p, seed);
     if (units) return launch<kUnits>(p, seed);
   }
   launch<kAll>(p, seed);
@@ -221,20 +231,26 @@ TEST(BackwardSm80Planted, RowsThatSeeNothing) {
   }
 }
 
+enum class Dbias { kPairs, kTiles, kSums };
+
 // dbias, of a bias for each head or for both, next to a key that nobody sees and that is NaN.
-template <bool kSums>
+template <Dbias kDbias>
 void expect_dbias() {
+  constexpr bool kSums = kDbias == Dbias::kSums;
   constexpr Sm80BackwardConfig kConfig = [] {
     Sm80BackwardConfig config = config_of<DType::kBFloat16, Kind::kPairs>();
     config.split_sum = false;
     config.dbias = true;
     config.sums_dbias = kSums;
+    config.tiled_dbias = kDbias == Dbias::kTiles;
+    if (config.tiled_dbias) config.pair_stages = 1;
     return config;
   }();
+  constexpr i64 kKeys = kConfig.tiled_dbias ? 72 : 75;
   RandomProblem random(11);
-  Request forward = request_of(random, DType::kBFloat16, 70, 75, 64, 1);
+  Request forward = request_of(random, DType::kBFloat16, 70, kKeys, 64, 1);
   forward.options.causal = true;
-  const Tensor bias = random.array(DType::kBFloat16, {1, kSums ? 1 : 2, 70, 75});
+  const Tensor bias = random.array(DType::kBFloat16, {1, kSums ? 1 : 2, 70, kKeys});
   random.fill_normal(bias);
   RandomProblem::for_each(bias, [&](const i64* at) {
     if (at[3] != 7) return;
@@ -245,15 +261,19 @@ void expect_dbias() {
   const i64 hidden[4] = {0, 0, 7, 3};
   store_real(RandomProblem::address(forward.arrays[Array::kV], hidden), DType::kBFloat16, kNan);
   cpu::scalar_forward(validate(forward, Pointers::kChecked));
-  const Request expected = to_backward(random, forward, 15);
+  Request expected = to_backward(random, forward, 15);
+  i64(&strides)[4] = expected.arrays[Array::kDBias].strides;
+  const i64 rows_of_units[4] = {2 * 70 * kKeys, 70 * kKeys, kKeys, 1};
+  if (kConfig.tiled_dbias) std::copy(rows_of_units, rows_of_units + 4, strides);
   const Request actual = with_fresh_outputs(random, expected);
   cpu::scalar_backward(validate(expected, Pointers::kChecked));
   const Problem problem = validate(actual, Pointers::kChecked);
   launch<kConfig>(with_neutral_arrays(cuda::attention_params(problem), kConfig), 11);
   expect_rounded(actual, expected, 11);
 }
-TEST(BackwardSm80Bias, IsStoredForEachHead) { expect_dbias<false>(); }
-TEST(BackwardSm80Bias, IsSummedOverHeads) { expect_dbias<true>(); }
+TEST(BackwardSm80Bias, IsStoredForEachHead) { expect_dbias<Dbias::kPairs>(); }
+TEST(BackwardSm80Bias, IsCopiedForEachHead) { expect_dbias<Dbias::kTiles>(); }
+TEST(BackwardSm80Bias, IsSummedOverHeads) { expect_dbias<Dbias::kSums>(); }
 
 // Scores near -100 at every length of a tile: a padded key with score 0 would drown every real one.
 TEST(BackwardSm80Residues, ScoresFarBelowZero) {

@@ -134,7 +134,8 @@ constexpr Sm80Config config_of() {
   config.row_tiles = kOptions ? 1 : 2;
   config.lazy_max = kPrecision == Precision::kTf32 && !kOptions;  // as plans have it
   config.columns = 32;
-  config.stages = kOptions ? 1 : 2;
+  config.takes_turns = !kOptions && kPrecision == Precision::k3xTf32 && kUnits;
+  config.stages = kOptions || config.takes_turns ? 1 : 2;
   config.mask = config.documents = config.natural = config.alibi = kOptions;
   config.bias = kOptions ? DType::kFloat32 : DType::kNone;
   config.dropout = config.stats = kOptions;

@@ -12,8 +12,8 @@ namespace fulmen::test {
 
 // The kinds of problem that are different kernels here. Arrays that a kernel reads and a problem
 // lacks are added, see with_neutral_arrays().
-enum class Kind { kPlain, kStats, kMasked, kCapped, kSloped, kBiased, kCappedAndBiased };
-constexpr i32 kTeamWarps[] = {1, 2, 1, 2, 2, 1, 4};
+enum class Kind { kPlain, kDense, kStats, kMasked, kCapped, kSloped, kBiased, kCappedAndBiased };
+constexpr i32 kTeamWarps[] = {1, 1, 2, 1, 2, 2, 1, 4};
 
 template <DType kDType, Kind kKind, DType kBias, bool kDropout, bool kUnits>
 constexpr Sm80Config config_of() {
@@ -35,6 +35,12 @@ constexpr Sm80Config config_of() {
   config.softcap = kKind == Kind::kCapped || kKind == Kind::kCappedAndBiased;
   config.alibi = config.natural || kKind == Kind::kSloped;
   config.dropout = kDropout;
+  config.dense = config.keeps_q = kKind == Kind::kDense;
+  config.interleaved = (config.mask || kDropout) && config.warp_columns() % 32 == 0;
+  if (kKind == Kind::kCapped) {
+    config.takes_turns = true;
+    config.stages = 1;
+  }
   config.stats = kKind != Kind::kPlain;
   return config;
 }
@@ -51,6 +57,13 @@ void launch_biased(const AttentionParams& p, unsigned seed) {
     return launch_kind<kDType, kKind, false, kDType>(p, seed);
   }
   launch_kind<kDType, kKind, false, DType::kFloat32>(p, seed);
+}
+
+inline bool is_dense(const AttentionParams& p) {
+  const IntervalMask& mask = p.mask_options;
+  return !p.packed && !p.q_lengths.present() && !p.kv_lengths.present() &&
+         mask.window_left == kNoLimit && mask.window_right == kNoLimit && mask.prefix == 0 &&
+         mask.chunk == 0;
 }
 
 template <DType kDType>
@@ -73,6 +86,7 @@ void launch_dtype(const AttentionParams& p, bool units, unsigned seed) {
     return units ? launch_kind<kDType, Kind::kStats, true>(p, seed)
                  : launch_kind<kDType, Kind::kStats, false>(p, seed);
   }
+  if (units && is_dense(p)) return launch_kind<kDType, Kind::kDense, true>(p, seed);
   units ? launch_kind<kDType, Kind::kPlain, true>(p, seed)
         : launch_kind<kDType, Kind::kPlain, false>(p, seed);
 }

@@ -30,6 +30,7 @@ void launch(const AttentionParams& p, unsigned seed) {
   std::vector<u32> suspect_rows(size(row_tiles_count)), suspect_keys(size(key_tiles)),
       turns(size(row_tiles_count));
   u32 next_block = 0;
+  std::vector<u32> cleared(size(p.batch_extent() * p.heads_kv));
   i64 dbias_elems = 1;
   for (const i64 extent : p.dbias_extents) dbias_elems *= extent;
   std::vector<float> dbias_sums(kConfig.sums_dbias ? size(dbias_elems) : 0);
@@ -47,6 +48,8 @@ void launch(const AttentionParams& p, unsigned seed) {
                                   suspect_keys.data(),
                                   turns.data(),
                                   &next_block,
+                                  cleared.data(),
+                                  static_cast<i32>(1 + seed % 3),
                                   2};
   const auto run = [&](i64 blocks, i32 threads, i32 shared_bytes, bool together,
                        const auto& kernel) {

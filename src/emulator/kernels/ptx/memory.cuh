@@ -29,6 +29,9 @@ inline void store_shared(u32 address, u32 x, Site site = Where::current()) {
 inline void store_shared_x2(u32 address, U32x2 x, Site site = Where::current()) {
   emulator::store_shared(address, x, site);
 }
+inline U32x2 load_shared_x2(u32 address, Site site = Where::current()) {
+  return emulator::load_shared<U32x2>(address, site);
+}
 inline F32x2 load_shared_f32x2(u32 address, Site site = Where::current()) {
   return emulator::load_shared<F32x2>(address, site);
 }
