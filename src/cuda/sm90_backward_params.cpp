@@ -43,6 +43,7 @@ BackwardParams sm90_backward_params(const Problem& problem, const Sm90BackwardPl
   params.batch = static_cast<i32>(problem.num_sequences);
   params.heads_q = static_cast<i32>(problem.heads_q);
   params.heads_kv = static_cast<i32>(problem.heads_kv);
+  params.group_size = static_cast<i32>(problem.group_size());
   params.shape = {static_cast<i32>(problem.max_q), static_cast<i32>(problem.max_kv),
                   static_cast<i32>(shift)};
   params.mask = problem.mask;

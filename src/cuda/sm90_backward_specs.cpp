@@ -150,6 +150,9 @@ std::vector<std::vector<KernelSpec>> sm90_backward_specs() {
         Problem deterministic = problem;
         deterministic.deterministic = true;
         add(deterministic);
+        if (variant != 2) continue;
+        deterministic.max_q = deterministic.max_kv = 4096;  // so many that sums are ordered
+        add(deterministic);
       }
       for (const bool sinks : {false, true}) {
         BackwardPrepareConfig config = sm90_prepare_config(problem);

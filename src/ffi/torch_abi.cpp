@@ -51,7 +51,6 @@ const TorchAbi* found() {
   torch.find(&abi.get_device_index, "aoti_torch_get_device_index");
   torch.find(&abi.is_defined, "aoti_torch_is_defined");
   torch.find(&abi.new_undefined, "aoti_torch_new_uninitialized_tensor");
-  torch.find(&abi.new_reference, "aoti_torch_new_tensor_handle");
   torch.find(&abi.delete_tensor, "aoti_torch_delete_tensor_object");
   torch.find(&abi.empty_strided, "aoti_torch_empty_strided");
   torch.find(&abi.is_grad_enabled, "aoti_torch_grad_mode_is_enabled");

@@ -40,7 +40,6 @@ struct TorchAbi {
   int32_t (*get_device_index)(TorchTensor tensor, int32_t* index);
   int32_t (*is_defined)(TorchTensor tensor, bool* is_defined);
   int32_t (*new_undefined)(TorchTensor* tensor);
-  int32_t (*new_reference)(TorchTensor tensor, TorchTensor* reference);
   int32_t (*delete_tensor)(TorchTensor tensor);
   int32_t (*empty_strided)(int64_t rank, const int64_t* shape, const int64_t* strides,
                            int32_t dtype, int32_t device_type, int32_t device_index,

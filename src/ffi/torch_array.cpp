@@ -83,12 +83,6 @@ DLTensor TorchArray::dlpack() const {
   return found;
 }
 
-TorchValue TorchArray::shared() const {
-  TorchTensor other = nullptr;
-  torch_abi()->new_reference(owned_, &other);
-  return reinterpret_cast<TorchValue>(other);
-}
-
 TorchValue TorchArray::released() {
   return reinterpret_cast<TorchValue>(std::exchange(owned_, nullptr));
 }

@@ -22,8 +22,7 @@ class TorchArray {
   bool is_defined() const;
   // Throws Refusal for a dtype that attention does not know.
   DLTensor dlpack() const;
-  TorchValue shared() const;  // one more reference, for a call
-  TorchValue released();      // ours, as a result
+  TorchValue released();  // as a result, or for a call
 
  private:
   TorchTensor owned_;

@@ -10,7 +10,9 @@
 #include <algorithm>
 #include <array>
 #include <bit>
+#include <iterator>
 #include <stdexcept>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -26,6 +28,7 @@ namespace fulmen::ffi {
 namespace {
 
 KeptOptions kept_options;
+thread_local std::string last_refusal;  // the dispatcher says that a call failed, not why
 
 // (options, rows_before_heads, rank) -> their number, or 0
 int64_t keep_options(Arguments in) {
@@ -63,92 +66,67 @@ void recorded(TorchValue* stack) {
   stack[4] = stack[5] = 0;
 }
 
-// What the node hands to its backward pass.
-struct Node {
-  explicit Node(TorchValue* stack)
-      : dout(stack[0]),
-        q(stack[1]),
-        k(stack[2]),
-        v(stack[3]),
-        o(stack[6]),
-        stats(stack[7]),
-        number(std::bit_cast<double>(stack[12])) {
-    for (const int place : {4, 8, 9, 14, 15}) TorchArray unused(stack[place]);
-    const auto mask = reinterpret_cast<TorchList>(stack[5]);
-    for (size_t i = 0; i < need.size(); ++i) {
-      TorchValue wanted = 0;
-      torch_abi()->list_get_item(mask, i, &wanted);
-      need[i] = wanted != 0;
-    }
-    torch_abi()->delete_list(mask);
-  }
-
-  TorchArray dout, q, k, v, o, stats;
-  double number;
-  std::array<bool, 3> need;
-};
-
-// (grad_out, query, key, value, attn_bias, grad_input_mask, out, logsumexp, cum_seq_q, cum_seq_k,
-// max_q, max_k, dropout_p, is_causal, philox_seed, philox_offset, scale) -> (grad_query, grad_key,
-// grad_value, grad_attn_bias)
-void compute_gradients(const Node& node, TorchValue* stack) {
-  TorchCall call(kept_options.at(node.number));
-  const DLTensor inputs[] = {node.q.dlpack(), node.k.dlpack(), node.v.dlpack()};
+// fulmen::plain_backward(Tensor do, Tensor q, Tensor k, Tensor v, Tensor o, Tensor stats,
+// int options, int need) -> (Tensor dq, Tensor dk, Tensor dv); need has a bit for each
+void plain_backward(TorchValue* stack) {
+  const TorchArray dout(stack[0]), q(stack[1]), k(stack[2]), v(stack[3]), o(stack[4]);
+  const TorchArray stats(stack[5]);
+  TorchCall call(kept_options.at(static_cast<double>(static_cast<int64_t>(stack[6]))));
+  const TorchValue need = stack[7];
+  const DLTensor inputs[] = {q.dlpack(), k.dlpack(), v.dlpack()};
   call.name_inputs(inputs[0], inputs[1], inputs[2]);
-  call.name("o", &fulmen_tensors::o, node.o.dlpack());
-  call.name_stats(node.stats.dlpack());
-  call.name("do", &fulmen_tensors::dout, node.dout.dlpack());
+  call.name("o", &fulmen_tensors::o, o.dlpack());
+  call.name_stats(stats.dlpack());
+  call.name("do", &fulmen_tensors::dout, dout.dlpack());
   constexpr std::array<std::pair<const char*, fulmen_tensor fulmen_tensors::*>, 3> kNames = {
       {{"dq", &fulmen_tensors::dq}, {"dk", &fulmen_tensors::dk}, {"dv", &fulmen_tensors::dv}}};
   std::vector<TorchArray> results;
   for (size_t i = 0; i < kNames.size(); ++i) {
-    const DLTensor& input = inputs[i];
-    results.push_back(node.need[i] ? empty_like(input, input.shape[input.ndim - 1]) : undefined());
-    if (node.need[i]) call.name(kNames[i].first, kNames[i].second, results.back().dlpack());
+    const bool is_needed = ((need >> i) & 1) != 0;
+    const int64_t dim = inputs[i].shape[inputs[i].ndim - 1];
+    results.push_back(empty_like(inputs[i], is_needed ? dim : 0));
+    if (is_needed) call.name(kNames[i].first, kNames[i].second, results[i].dlpack());
   }
   call.run(fulmen_attention_backward);
   for (size_t i = 0; i < results.size(); ++i) stack[i] = results[i].released();
-  stack[results.size()] = undefined().released();
 }
 
-// The same by an operator in Python that has derivatives of its own and takes any do.
-void derive_gradients(const Node& node, TorchValue* stack) {
-  int64_t need = 0;
-  for (size_t i = 0; i < node.need.size(); ++i) need |= int64_t{node.need[i]} << i;
-  std::array<TorchValue, 8> call = {node.dout.shared(),
-                                    node.q.shared(),
-                                    node.k.shared(),
-                                    node.v.shared(),
-                                    node.o.shared(),
-                                    node.stats.shared(),
-                                    static_cast<TorchValue>(static_cast<int64_t>(node.number)),
-                                    static_cast<TorchValue>(need)};
-  if (torch_abi()->call_dispatcher("fulmen::plain_backward", "", call.data(), kTorchVersion) != 0) {
-    throw Refusal{FULMEN_ERROR_INTERNAL, "fulmen::plain_backward failed"};
+TorchValue bits_of(TorchList mask) {
+  TorchValue bits = 0;
+  for (size_t i = 0; i < 3; ++i) {
+    TorchValue wanted = 0;
+    torch_abi()->list_get_item(mask, i, &wanted);
+    bits |= TorchValue{wanted != 0} << i;
   }
-  std::copy_n(call.begin(), 3, stack);
-  stack[3] = undefined().released();
+  torch_abi()->delete_list(mask);
+  return bits;
 }
 
-// Whether forward-mode differentiation is under way in x, which is where a derivative is missed.
-bool has_tangent(const TorchArray& x) {
-  std::array<TorchValue, 2> dual = {x.shared(), 0};  // of the outermost level
-  if (torch_abi()->call_dispatcher("aten::_unpack_dual", "", dual.data(), kTorchVersion) != 0) {
-    return true;
-  }
-  const TorchArray primal(dual[0]), tangent(dual[1]);
-  return tangent.is_defined();
-}
-
-void backward(TorchValue* stack) {
-  const Node node(stack);
-  if (!node.dout.is_defined()) {
+// (grad_out, query, key, value, attn_bias, grad_input_mask, out, logsumexp, cum_seq_q, cum_seq_k,
+// max_q, max_k, dropout_p, is_causal, philox_seed, philox_offset, scale) -> (grad_query, grad_key,
+// grad_value, grad_attn_bias). In the place of Autograd: hands the gradients to an operator, so
+// that all that watches below Autograd sees it; where derivatives of them are wanted, to one in
+// Python.
+void node_backward(TorchValue* stack) {
+  TorchArray arrays[] = {TorchArray(stack[0]), TorchArray(stack[1]), TorchArray(stack[2]),
+                         TorchArray(stack[3]), TorchArray(stack[6]), TorchArray(stack[7])};
+  for (const int place : {4, 8, 9, 14, 15}) TorchArray unused(stack[place]);
+  const TorchValue need = bits_of(reinterpret_cast<TorchList>(stack[5]));
+  const double number = std::bit_cast<double>(stack[12]);
+  if (!arrays[0].is_defined()) {
     for (int place = 0; place < 4; ++place) stack[place] = undefined().released();
-  } else if (torch_abi()->is_grad_enabled() || has_tangent(node.dout)) {
-    derive_gradients(node, stack);
-  } else {
-    compute_gradients(node, stack);
+    return;
   }
+  for (size_t i = 0; i < std::size(arrays); ++i) stack[i] = arrays[i].released();
+  stack[6] = static_cast<TorchValue>(static_cast<int64_t>(number));
+  stack[7] = need;
+  const char* name =
+      torch_abi()->is_grad_enabled() ? "fulmen::plain_derivable" : "fulmen::plain_backward";
+  last_refusal = "the backward pass of fulmen.attention failed";
+  if (torch_abi()->call_dispatcher(name, "", stack, kTorchVersion) != 0) {
+    throw Refusal{FULMEN_ERROR_INTERNAL, last_refusal};
+  }
+  stack[3] = undefined().released();
 }
 
 // PyTorch turns these exceptions into Python's RuntimeError.
@@ -157,6 +135,7 @@ void boxed(TorchValue* stack, uint64_t, uint64_t) {
   try {
     kKernel(stack);
   } catch (const Refusal& refusal) {
+    last_refusal = refusal.sentence;
     throw std::runtime_error(refusal.sentence);
   }
 }
@@ -171,15 +150,18 @@ bool add(const char* name_space, const char* key, const char* name, TorchKernel 
          torch.library_impl(library, name, kernel, kTorchVersion) == 0;
 }
 
-bool add_kernels(const char* key) {
-  return add("fulmen", key, "plain", boxed<plain>) && add("aten", key, kForward, boxed<recorded>) &&
-         add("aten", key, kBackward, boxed<backward>);
+bool add_kernels(const char* key, const char* autograd_key) {
+  return add("fulmen", key, "plain", boxed<plain>) &&
+         add("fulmen", key, "plain_backward", boxed<plain_backward>) &&
+         add("aten", key, kForward, boxed<recorded>) &&
+         add("aten", autograd_key, kBackward, boxed<node_backward>);
 }
 
 // () -> 1, or 0 where the process has loaded no PyTorch with a stable ABI; once in a process
 int64_t add_torch_kernels(Arguments) {
-  if (torch_abi() == nullptr || !add_kernels("CPU")) return 0;
-  return torch_abi()->get_cuda_stream == nullptr || add_kernels("CUDA") ? 1 : 0;
+  if (torch_abi() == nullptr || !add_kernels("CPU", "AutogradCPU")) return 0;
+  const bool has_cuda = torch_abi()->get_cuda_stream != nullptr;
+  return !has_cuda || add_kernels("CUDA", "AutogradCUDA") ? 1 : 0;
 }
 
 }  // namespace

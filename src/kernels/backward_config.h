@@ -144,6 +144,8 @@ struct BackwardParams {
   i32 batch;  // sequences
   i32 heads_q;
   i32 heads_kv;         // divides heads_q
+  i32 group_size;       // heads_q / heads_kv: divided in the loader's loop it came out wrong (NVRTC
+                        // 13.0 took heads_q ^ heads_kv for the dividend)
   SequenceShape shape;  // kv_len > 0
   IntervalMask mask;
   float scale;            // softmax scale, > 0
@@ -178,7 +180,6 @@ struct BackwardParams {
   float kept_scale;
   bool comes_first;  // after backward_prepare_sm90; a launch after that one overlaps its end
 
-  constexpr i32 group_size() const { return heads_q / heads_kv; }
   constexpr i32 num_lines() const { return batch * heads_kv; }
   constexpr i32 padded_q_rows() const { return num_finish_blocks * BackwardConfig::kFinishRows; }
 };

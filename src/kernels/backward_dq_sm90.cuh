@@ -140,6 +140,25 @@ struct BackwardDqConsumer {
     round_probabilities<kConfig>(dS, S);
   }
 
+  // dQ += dS K of the block at kv_at, with nothing behind in the queue.
+  void add_block(Sums& dQ, const Weights& dS, bool accumulate) {
+    take_turn();
+    issue_output<kConfig>(dQ, dS, shared.k().address(kv_at), accumulate);
+    pass_turn();
+    ptx::wgmma_wait<0>();
+    release(shared.k().empty(kv_at));
+    kv_at.advance();
+  }
+
+  // A row that sees no key may hold NaN.
+  void clear_blind_rows(Sums& dQ, const Pairs& pairs) const {
+    if constexpr (kConfig.mask != MaskKind::kLength || kConfig.sequences) {
+      for (i32 r = 0; r < 2; ++r) {
+        if (pairs.visible[r].size() <= 0) clear_row(dQ, r);
+      }
+    }
+  }
+
   // dQ of the task's rows, before the scale.
   void compute(Sums& dQ, const Task& task, const KeyBlocks& blocks) {
     typename Shared::QCursor dout_at = q_at;
@@ -177,11 +196,8 @@ struct BackwardDqConsumer {
         Weights dS;
         issue_products(S, dP, rQ, q, dout);
         this->template finish_products<kPartial>(dS, S, dP, pairs, j--);
-        issue_output<kConfig>(dQ, dS, this->shared.k().address(kv_at), accumulate);
+        add_block(dQ, dS, accumulate);
         accumulate = true;
-        ptx::wgmma_wait<0>();
-        release(this->shared.k().empty(kv_at));
-        kv_at.advance();
       }
     };
     if constexpr (kLooksAhead) {
@@ -196,14 +212,7 @@ struct BackwardDqConsumer {
 #pragma unroll 1
       while (j >= blocks.begin) step(Flag<true>{});
     }
-    if constexpr (kLooksAhead) {
-      take_turn();
-      issue_output<kConfig>(dQ, dS, shared.k().address(kv_at), accumulate);
-      pass_turn();
-      ptx::wgmma_wait<0>();
-      release(shared.k().empty(kv_at));
-      kv_at.advance();
-    }
+    if constexpr (kLooksAhead) add_block(dQ, dS, accumulate);
     release(shared.q().empty(q_at));
     release(shared.q().empty(dout_at));
     q_at.advance(2 * kConfig.warpgroups);
@@ -211,11 +220,7 @@ struct BackwardDqConsumer {
 #pragma unroll 1
       for (; j >= blocks.all_begin; --j) skip_block();
     }
-    if constexpr (kConfig.mask != MaskKind::kLength || kConfig.sequences) {
-      for (i32 r = 0; r < 2; ++r) {  // a row that sees no key may hold NaN
-        if (pairs.visible[r].size() <= 0) clear_row(dQ, r);
-      }
-    }
+    clear_blind_rows(dQ, pairs);
   }
 
   // scale dQ, rounded, to global memory; rows past the end are not written.

@@ -13,7 +13,8 @@
 // The warps that compute some columns of P and dS are those that take them up in 4, so only 5 waits
 // for all warps; with two stages of dS it runs beside the next step, which has that wait anyway.
 // With split roles half of the warps do 2 and dV, the others 3 and dK, each with larger tiles:
-// less is read from shared memory, which is what limits the kernel (docs/decisions/0019).
+// less is read from shared memory, which is what limits the kernel (docs/decisions/0019). Narrow
+// heads leave P and dS in registers on top of that (docs/decisions/0032).
 // A hidden pair has P = dS = 0, and 0 times NaN is NaN: where a block that is not full meets a
 // score or a dP that is not finite, its tiles are marked, and backward_finish_sm80 looks at them.
 // Launched with one block for each of num_kv_tiles(), after backward_rows_sm80.
@@ -34,6 +35,7 @@ inline void rows_are_there() {
   if constexpr (kConfig.hopper) ptx::grid_dependency_wait();
 }
 
+// What computes P and dS.
 template <Sm80BackwardConfig kConfig, bool kKeysFirst>
 struct PairsOf {
   using Type = BackwardPairsSm80<kConfig>;
@@ -106,17 +108,6 @@ struct BackwardSm80 {
   // The same by warps that have half of it each: P and dV, or dS and dK. Each adds to dQ when the
   // others are likely to be busy with numbers one by one.
   template <class AddDq>
-  void compute_keys(const Step& step, i32 tile, const AddDq& add_dq_before) {
-    if (tiles.weighs()) {
-      pairs.add_dv(gradients.dv_sums(), step);
-      add_dq_before();
-    } else {
-      add_dq_before();
-      pairs.add_dk(gradients.dK, step);
-    }
-    mark_rows(tile);
-  }
-  template <class AddDq>
   void compute_role(const Step& step, i32 tile, const AddDq& add_dq_before) {
     if (tiles.weighs()) {
       pairs.compute_weights(step);
@@ -129,6 +120,19 @@ struct BackwardSm80 {
       pairs.compute_ds(step);
       tiles.team_sync();  // dS is there
       add_dk(step.stage, step.pair_stage);
+    }
+    mark_rows(tile);
+  }
+
+  // The same where the keys of a role are one warp's alone.
+  template <class AddDq>
+  void compute_keys(const Step& step, i32 tile, const AddDq& add_dq_before) {
+    if (tiles.weighs()) {
+      pairs.add_dv(gradients.dv_sums(), step);
+      add_dq_before();
+    } else {
+      add_dq_before();
+      pairs.add_dk(gradients.dK, step);
     }
     mark_rows(tile);
   }
@@ -152,7 +156,7 @@ struct BackwardSm80 {
     loader.fetch(queries, begin * kConfig.rows, kept_of(tile), 0);
     sums.clear();
     i32 stage = 0;
-    if constexpr (kConfig.keys_first && kConfig.keeps_keys()) {
+    if constexpr (kConfig.keys_first) {
       ptx::cp_async_wait<0>();
       ptx::block_sync();  // K and V are there
       pairs.keep_keys();

@@ -46,9 +46,8 @@ struct ForwardSm80 {
 
   const AttentionParams& p;
   const HeadType& head;
-  i32 first_row;        // of the block, in its sequence
-  i32 first_dim;        // of V and O
-  i32 first_block = 0;  // of the keys that are visited
+  i32 first_row;  // of the block, in its sequence
+  i32 first_dim;  // of V and O
   Copy<kStageColumns, kConfig.d_qk> k_copy;
   Copy<kStageColumns, kConfig.d_v> v_copy;
   u32 shared = ptx::dynamic_shared();
@@ -58,6 +57,7 @@ struct ForwardSm80 {
   RowLimits<kConfig> limits;
   PairTiles<kConfig.pairs()> pairs;
   Documents<kConfig> documents;
+  i32 next_block = 0, first_block = 0;  // of keys, where K and V take turns
 
   ForwardSm80(const HeadType& head_, i64 first_row_, i64 first_dim_)
       : p(head_.p),
@@ -127,7 +127,7 @@ struct ForwardSm80 {
     softmax.has_kept = true;
     if constexpr (kConfig.dropout)
       WarpDropout<kConfig>{head, warp_row()}.drop(S, first_column(block_column));
-    await_v(block_column, false);
+    if constexpr (kConfig.takes_turns) turn_to_v();
     products.multiply_p_v(S, v_tile(slot));
     float factor[kTiles][2];
     if (kConfig.settles() && softmax.settle(team, factor)) products.rescale(factor);
@@ -147,7 +147,10 @@ struct ForwardSm80 {
   void step(i32 block_column, i32 slot, bool is_first) {
     Scores S;
     products.multiply_q_k(S, k_tile(slot));
-    await_v(block_column, is_first);
+    // Copies that start beside weights spill 440 bytes of three-product kernels (d 128), here 64.
+    constexpr bool kTurnsEarly = !kConfig.lazy_max;
+    if constexpr (kConfig.takes_turns && kTurnsEarly) turn_to_v();
+    if (is_first && !kConfig.takes_turns) await_first_v();
     scores().map(S, first_column(block_column));
     apply_pairs<true>(S, slot);
     documents.hide(S, slot);
@@ -161,18 +164,13 @@ struct ForwardSm80 {
     softmax.accumulate(block_sum);
     if constexpr (kConfig.dropout)
       WarpDropout<kConfig>{head, warp_row()}.drop(S, first_column(block_column));
+    if constexpr (kConfig.takes_turns && !kTurnsEarly) turn_to_v();
     products.multiply_p_v(S, v_tile(slot));
   }
 
-  // V_j is there. Later ones than the first arrived beside K_j, unless they take turns.
-  void await_v(i32 block_column, bool is_first) {
-    if (!is_first && !kConfig.takes_turns) return;
+  void await_first_v() const {
     ptx::cp_async_wait<kAhead>();
-    ptx::block_sync();  // V_j is there; where K and V take turns: all are done with K_j
-    if constexpr (kConfig.takes_turns) {
-      fetch_k(block_column / kColumns - 1, first_block, 0);
-      ptx::cp_async_commit();
-    }
+    ptx::block_sync();  // V of the first block is there
   }
 
   // Where a walk with shifts that were kept left the range of its numbers, a second one keeps none.
@@ -217,8 +215,10 @@ struct ForwardSm80 {
     v_copy.seek(last * kStageColumns);
     fetch_k(last, begin, 0);
     ptx::cp_async_commit();
-    fetch_v(last, begin, 0);
-    ptx::cp_async_commit();
+    if (!kConfig.takes_turns) {
+      fetch_v(last, begin, 0);
+      ptx::cp_async_commit();
+    }
 #pragma unroll
     for (i32 stage = 1; stage < kAhead; ++stage) {
       fetch_k(last - stage, begin, stage);
@@ -235,7 +235,6 @@ struct ForwardSm80 {
   // row has its shift from them.
   void walk(i32 begin, i32 end, bool may_keep) {
     const i32 last = end - 1;
-    first_block = begin;
     start(begin, last);
     i32 stage = 0;
     if constexpr (kConfig.keeps_q) {
@@ -246,24 +245,24 @@ struct ForwardSm80 {
 #pragma unroll 1
     for (i32 block = last; block >= begin; --block) {
       const bool is_first = block == last;
+      if constexpr (kConfig.takes_turns) {
+        turn_to_k(block, begin);
+        visit(block * kStageColumns, 0, is_first, may_keep);
+        continue;
+      }
       if (is_first) {
         await_first_k();
       } else {
         ptx::cp_async_wait<(kAhead > 0 ? kAhead - 1 : 0)>();
       }
-      // Block j (of the first, and in turns: K) is there; all are done with block j + 1.
-      ptx::block_sync();
-      if (kConfig.takes_turns && !is_first) {
-        fetch_v(block, begin, 0);
-        ptx::cp_async_commit();
-      }
+      ptx::block_sync();  // block j (of the first: K) is there; all are done with block j + 1
       if (kAhead > 0) fetch(block - kAhead, begin, stage == 0 ? kConfig.stages - 1 : stage - 1);
 #pragma unroll 1
       for (i32 part = kStageBlocks - 1; part >= 0; --part) {
         visit(block * kStageColumns + part * kColumns, stage * kStageBlocks + part,
               is_first && part == kStageBlocks - 1, may_keep);
       }
-      if (kAhead == 0 && !kConfig.takes_turns) {
+      if (kAhead == 0) {
         ptx::block_sync();  // all are done with block j
         fetch(block - 1, begin, 0);
       }
@@ -271,6 +270,23 @@ struct ForwardSm80 {
     }
     ptx::cp_async_wait<0>();
     if (begin >= end) ptx::block_sync();  // Q is there, over which O goes
+  }
+
+  // K_j is there and all are done with V_j+1: V_j comes.
+  void turn_to_k(i32 block, i32 begin) {
+    ptx::cp_async_wait<0>();
+    ptx::block_sync();
+    fetch_v(block, begin, 0);
+    ptx::cp_async_commit();
+    next_block = block - 1;
+    first_block = begin;
+  }
+  // V_j is there and all are done with K_j: K_j-1 comes.
+  void turn_to_v() {
+    ptx::cp_async_wait<0>();
+    ptx::block_sync();
+    fetch_k(next_block, first_block, 0);
+    ptx::cp_async_commit();
   }
 
   static void await_first_k() { ptx::cp_async_wait<(kAhead > 0 ? kAhead : 1)>(); }
@@ -289,8 +305,10 @@ struct ForwardSm80 {
     if (keeps && step_with_shift(block_column, slot)) return;
     if (limits.sees(block_column) && documents.sees()) {
       step(block_column, slot, is_first);
-    } else {
-      await_v(block_column, is_first);
+    } else if (kConfig.takes_turns) {
+      turn_to_v();
+    } else if (is_first) {
+      await_first_v();
     }
   }
 };
@@ -298,16 +316,19 @@ struct ForwardSm80 {
 template <Sm80Config kConfig>
 void forward_sm80(const Sm80Params& params) {
   const AttentionParams& p = params.attention;
-  const bool is_ragged =
-      !kConfig.dense && (p.packed || p.q_lengths.present() || p.kv_lengths.present());
-  if (p.rng != nullptr || is_ragged) record_faults(p, kConfig.threads());
+  if constexpr (kConfig.dense) {
+    const HeadBlock block = params.order.at(ptx::block_index());
+    const Head<kConfig.dtype> head(p, block.task.batch, block.task.head, block.kv_head,
+                                   dense_sequence(p, block.task.batch));
+    ForwardSm80<kConfig>(head, block.task.slot * kConfig.rows(), block.part * kConfig.d_v).run();
+    return;
+  }
+  if (p.rng != nullptr || p.packed || p.q_lengths.present() || p.kv_lengths.present()) {
+    record_faults(p, kConfig.threads());
+  }
   const HeadBlock block = params.order.at(ptx::block_index());
-  const TileTask& task = block.task;
-  const TilePlace place = kConfig.dense ? TilePlace{task.batch, task.slot * kConfig.rows()}
-                                        : find_tile(p, p.cu_q, task, kConfig.rows());
-  const Head<kConfig.dtype> head(
-      p, place.index, task.head, block.kv_head,
-      kConfig.dense ? dense_sequence(p, place.index) : load_sequence(p, place.index));
+  const TilePlace place = find_tile(p, p.cu_q, block.task, kConfig.rows());
+  const Head<kConfig.dtype> head(p, place.index, block.task.head, block.kv_head);
   if (place.first_row >= head.sequence.q_slot) return;
   ForwardSm80<kConfig>(head, place.first_row, block.part * kConfig.d_v).run();
 }

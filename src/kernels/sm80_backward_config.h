@@ -76,9 +76,6 @@ struct Sm80BackwardConfig {
   constexpr i32 dq_tiles() const { return rows / dq_rows * (d_qk / dq_dims); }
   constexpr i32 dq_elems() const { return rows * d_qk; }
 
-  // Whether registers have room for a warp's rows of K or V.
-  constexpr bool keeps_keys() const { return keys_first && d_qk <= 64; }
-
   constexpr bool needs_ds() const { return dq || dk || dbias; }
   // Whether arrays over pairs say what is hidden: then any pair may be.
   constexpr bool hides_pairs() const { return mask || bias != DType::kNone; }
@@ -131,7 +128,8 @@ struct Sm80BackwardConfig {
            team_columns() % kv_rows == 0 && team_columns() % s_columns == 0 &&
            columns % team_columns() == 0 && divides(dk_dims(), d_qk) && divides(dv_dims(), d_v) &&
            rows % 16 == 0 && (s_rows <= 32 || split_roles) &&
-           (!keys_first || (split_roles && kv_parts() == 1 && kv_rows == s_columns)) &&
+           (!keys_first ||
+            (split_roles && kv_parts() == 1 && kv_rows == s_columns && d_qk <= 64)) &&
            (!split_roles || (warps % 2 == 0 && d_qk == d_v && dq && dk && dv && !dropout &&
                              !softcap && !split_sum));
   }

@@ -54,7 +54,7 @@ struct Sm80Config {
   bool units = false;
 
   // Options of the problem.
-  bool dense = false;  // forward: no lengths, offsets, windows, prefix or chunks
+  bool dense = false;  // forward: no lengths, offsets, rng, windows, prefix or chunks
   bool mask = false;
   DType bias = DType::kNone;
   bool pair_units = false;  // rows of mask and bias are 16-byte units on multiples of 16 bytes
@@ -151,7 +151,8 @@ struct Sm80Config {
            (team_warps == 1 || dtype != DType::kFloat32) && 1 <= stage_blocks &&
            (stage_blocks == 1 || (team_warps == 1 && !has_pairs())) &&
            (!takes_turns || (stages == 1 && stage_blocks == 1 && !has_pairs())) &&
-           (!interleaved || warp_columns() % 32 == 0) && (!keeps_q || dtype != DType::kFloat32);
+           (!interleaved || warp_columns() % 32 == 0) &&
+           (!keeps_q || (dtype != DType::kFloat32 && !takes_turns));
   }
 };
 

@@ -70,11 +70,13 @@ bool suits(const Sm80Shape& shape, const Problem& problem, const Sm80Config& con
   return keys <= shape.max_keys;
 }
 
+// Whether there is nothing to look up before a block begins, see Sm80Config::dense.
 bool is_dense(const Problem& problem) {
   const IntervalMask& mask = problem.mask;
   const bool has_lengths = problem.has(Array::kQLengths) || problem.has(Array::kKvLengths);
-  return !problem.packed && !has_lengths && mask.window_left == kNoLimit &&
-         mask.window_right == kNoLimit && mask.prefix == 0 && mask.chunk == 0;
+  return !problem.packed && !has_lengths && !problem.has(Array::kRng) &&
+         mask.window_left == kNoLimit && mask.window_right == kNoLimit && mask.prefix == 0 &&
+         mask.chunk == 0;
 }
 
 void set_options(Sm80Config& config, const Problem& problem) {

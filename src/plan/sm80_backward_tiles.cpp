@@ -45,7 +45,7 @@ constexpr TileShape kShapes[] = {
      .block = {64, 128},
      .part = {64, 32},
      .pair_stages = 2,
-     .roles = Roles::kKeysFirst},
+     .roles = Roles::kSplit},
     {.max_dim = 128, .block = {64, 128}, .pair_stages = 2},
     {.max_dim = 128, .block = {64, 128}},
     {.max_dim = 128, .warps = 4, .block = {64, 64}, .stages = 1},

@@ -38,7 +38,7 @@ inline constexpr Sm80Shape kShapes[] = {
     {.max_dim = 128, .columns = 48, .many_columns = 64, .pair_columns = 32, .dropout_columns = 32},
     {.max_dim = 128, .many_columns = 64},
     {.max_dim = 192, .warps = 8, .row_tiles = 1, .columns = 64, .min_blocks = 1},
-    {.max_dim = 256, .row_tiles = 1, .columns = 64, .takes_turns = true, .max_keys = 1024},
+    {.max_dim = 256, .row_tiles = 1, .columns = 64, .takes_turns = true, .max_keys = 2048},
     {.max_dim = 256,
      .warps = 8,
      .columns = 96,

@@ -247,6 +247,7 @@ struct Together {
     params.batch = sequences;
     params.heads_q = kHeads;
     params.heads_kv = kKvHeads;
+    params.group_size = kHeads / kKvHeads;
     params.shape = {max_q, max_kv, 0};
     params.mask = chosen.mask;
     params.scale = static_cast<float>(problems[0]->scale());

@@ -179,6 +179,7 @@ struct BackwardRun {
             .batch = shape.batch,
             .heads_q = shape.heads_q,
             .heads_kv = shape.heads_kv,
+            .group_size = shape.heads_q / shape.heads_kv,
             .shape = problem.sequence(),
             .mask = problem.mask(),
             .scale = static_cast<float>(problem.scale()),

@@ -304,9 +304,13 @@ def test_negative_views_reach_the_shortest_way_by_value() -> None:
         assert torch.equal(a, b)
         torch.testing.assert_close(a, c.detach())
         assert c.requires_grad
+    negative, plain_q = torch._neg_view(q), -q
+    one, other = (fulmen.attention(x, k, v) for x in (negative, plain_q))
+    assert torch.equal(one, other)
+    pairs = zip(torch.autograd.grad(one, (q, k, v), do), torch.autograd.grad(other, (q, k, v), do))
+    assert all(torch.equal(a, b) for a, b in pairs)
     with torch.no_grad():
-        torch.testing.assert_close(fulmen.attention(torch._neg_view(q), k, v),
-                                   fulmen.attention(-q, k, v), rtol=0, atol=0)  # fmt: skip
+        assert torch.equal(fulmen.attention(negative, k, v), other)
 
 
 @needs_kernels

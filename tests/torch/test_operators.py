@@ -231,7 +231,28 @@ def test_opcheck_of_the_operators_behind_the_shortest_way() -> None:
     made = fulmen.attention_forward(q, k, v)
     leaves = [x.requires_grad_() for x in (q, k, v)]
     args = (torch.randn_like(q), *leaves, made.o, made.stats, call.number, 7)
-    torch.library.opcheck(torch.ops.fulmen.plain_backward.default, args)
+    torch.library.opcheck(torch.ops.fulmen.plain_derivable.default, args)
+    constants = [x.detach() if torch.is_tensor(x) else x for x in args]
+    for need in (7, 2):
+        checked = (*constants[:-1], need)
+        torch.library.opcheck(torch.ops.fulmen.plain_backward.default, checked)
+
+
+def test_a_mode_that_watches_the_backward_pass_alone_sees_it() -> None:
+    seen = []
+
+    class Watching(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            seen.append(func.name())
+            return func(*args, **(kwargs or {}))
+
+    leaves = inputs()
+    o = fulmen.attention(*leaves)
+    expected = torch.autograd.grad(o, leaves, torch.ones_like(o), retain_graph=True)
+    with Watching():
+        found = torch.autograd.grad(o, leaves, torch.ones_like(o))
+    assert all(map(torch.equal, found, expected))
+    assert any(name.startswith("fulmen::") for name in seen)
 
 
 def test_a_checkpoint_may_end_with_attention() -> None:

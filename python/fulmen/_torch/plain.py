@@ -21,7 +21,7 @@ from .._library import library
 from .._nvrtc import announce
 from . import guards, operators
 from .eager import eager_attention, gradients_of
-from .kernels import Ready, o_like, ready_of
+from .kernels import Ready, like, o_like, ready_of
 from .settings import NUM_ARRAYS, Settings, checked, settings_of
 
 
@@ -39,25 +39,21 @@ _by_number: dict[int, PlainCall] = {}
 _lock = threading.Lock()
 
 operators.library.define("plain(Tensor q, Tensor k, Tensor v, int options) -> Tensor")
-operators.library.define(
-    "plain_backward(Tensor do, Tensor q, Tensor k, Tensor v, Tensor o, Tensor stats, int options, "
-    "int need) -> (Tensor, Tensor, Tensor)"
-)
-_NODE = "_scaled_dot_product_fused_attention_overrideable"
+for _name in ("plain_backward", "plain_derivable"):  # the same, without and with derivatives
+    operators.library.define(
+        f"{_name}(Tensor do, Tensor q, Tensor k, Tensor v, Tensor o, Tensor stats, int options, "
+        "int need) -> (Tensor, Tensor, Tensor)"
+    )
 _unrecorded = torch.ops.fulmen.plain.default._op
-_recorded: Any = guards.found(torch.ops, "aten", _NODE, "default", "_op")
-_aten = torch.library.Library("aten", "IMPL")
+_recorded: Any = guards.found(
+    torch.ops, "aten", "_scaled_dot_product_fused_attention_overrideable", "default", "_op"
+)
 
 
 @lru_cache(maxsize=1)
 def has_kernels() -> bool:
     """Whether this PyTorch took the library's kernels: from 2.10 on."""
-    if _recorded is None or library().add_torch_kernels() == 0:
-        return False
-    for key in ("AutogradCPU", "AutogradCUDA"):  # the kernels themselves see to derivatives
-        operators.library.impl("plain", torch.library.fallthrough_kernel, key)
-        _aten.impl(f"{_NODE}_backward", torch.library.fallthrough_kernel, key)
-    return True
+    return _recorded is not None and library().add_torch_kernels() == 1
 
 
 def plain_call(keywords: tuple[Any, ...]) -> PlainCall | None:
@@ -86,33 +82,42 @@ def plain_attention(call: PlainCall, q: Tensor, k: Tensor, v: Tensor) -> Any:
     """o, differentiable where one of the three requires it."""
     if not q.is_cpu:
         announce()
+    records = (q.requires_grad or k.requires_grad or v.requires_grad) and torch.is_grad_enabled()
     try:
-        if not (
-            (q.requires_grad or k.requires_grad or v.requires_grad) and torch.is_grad_enabled()
-        ):
+        if q.device == k.device == v.device:  # else the dispatcher asks the device of any of them
+            if records:
+                return _recorded(q, k, v, None, call.number, True, False)[0]
             return _unrecorded(q, k, v, call.number)
-        if not (q.is_neg() or k.is_neg() or v.is_neg()):  # the node would keep them as they are
-            return _recorded(q, k, v, None, call.number, True, False)[0]
     except RuntimeError:  # what the kernels raise; a checkpoint that has all it needs raises others
         pass  # the long way says it in one sentence
     checked((q, k, v))
     return eager_attention((q, k, v), call.settings, call.ready, False)
 
 
-def _plain_backward(
+def _empty_gradients(
     do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, stats: Tensor, options: int, need: int
 ) -> tuple[Tensor, ...]:
-    """Gradients of `plain_attention` that have derivatives of their own; empty where not needed."""
-    call = _by_number[options]
-    wanted = [bool(need >> place & 1) for place in range(3)]
-    full = (q, k, v, *(None,) * (NUM_ARRAYS - 3))
-    found = gradients_of(
-        do, None, o, stats, full, call.settings, call.ready, [*wanted, False, False]
+    return tuple(
+        like(x) if need >> place & 1 else x.new_empty(*x.shape[:-1], 0)
+        for place, x in enumerate((q, k, v))
     )
+
+
+def _derivable_gradients(
+    do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, stats: Tensor, options: int, need: int
+) -> tuple[Tensor, ...]:
+    call = _by_number[options]
+    wanted = [*(bool(need >> place & 1) for place in range(3)), False, False]
+    full = (q, k, v, *(None,) * (NUM_ARRAYS - 3))
+    found = gradients_of(do, None, o, stats, full, call.settings, call.ready, wanted)
     return tuple(q.new_empty(0) if x is None else x for x in found[:3])
 
 
 torch.library.register_fake(
     "fulmen::plain", lambda q, k, v, options: o_like(q, v, None), lib=operators.library
 )
-operators.library.impl("plain_backward", _plain_backward, "CompositeImplicitAutograd")
+torch.library.register_fake("fulmen::plain_backward", _empty_gradients, lib=operators.library)
+operators.library.impl("plain_derivable", _derivable_gradients, "CompositeImplicitAutograd")
+for _name in ("plain", "plain_backward"):
+    for _key in ("AutogradCPU", "AutogradCUDA"):  # nothing to record: they are passed by
+        operators.library.impl(_name, torch.library.fallthrough_kernel, _key)

@@ -23,7 +23,7 @@ constexpr u32 first_dq_tile(const BackwardParams& params, i32 line, i32 q_begin)
   if constexpr (kConfig.sequences) {
     return u32(first_kept_row<kConfig>(params, line, q_begin) / kConfig.q_rows);
   }
-  const u32 slot_head = u32(line % params.num_slots) * params.group_size();
+  const u32 slot_head = u32(line % params.num_slots) * params.group_size;
   return slot_head * (params.padded_q_rows() / kConfig.q_rows);
 }
 template <BackwardConfig kConfig>
@@ -90,7 +90,7 @@ struct DqFinish {
                      u32(head) * dq_tiles_of_head<kConfig>(params);
     float* sums =
         dq_tile<kConfig>(params, tile) + i64{block} * BackwardConfig::kFinishRows * kConfig.dims;
-    const i32 q_head = line.line % params.heads_kv * params.group_size() + head;
+    const i32 q_head = line.line % params.heads_kv * params.group_size + head;
     const ArrayView& dq = params.attention.dq;
     const i64 first_row = i64{line.q_begin} + block * BackwardConfig::kFinishRows;
     u16* out = reinterpret_cast<u16*>(dq.data) +

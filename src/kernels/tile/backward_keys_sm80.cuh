@@ -22,24 +22,23 @@ struct BackwardKeysSm80 {
   static constexpr i32 kTiles = Weights::kTiles;
   static constexpr i32 kSteps = kConfig.s_rows / 16;  // of queries
   using Fragments = ptx::U32x4[kTiles][kSteps];       // of scores, rounded
-  static constexpr i32 kKeptSteps = kConfig.keeps_keys() ? kConfig.d_qk / 16 : 1;
 
   Tiles tiles;
   Weights weights;
-  ptx::U32x4 kept[kTiles][kKeptSteps];  // of K or V, where there are registers for it
-  bool suspect = false;                 // a part that is not seen whole met what is not finite
+  ptx::U32x4 keys[kTiles][kConfig.d_qk / 16];  // this warp's rows of K, or of V
+  bool suspect = false;  // a part that is not seen whole met what is not finite
 
   BackwardKeysSm80(const Sm80BackwardParams& params, const Tiles& tiles_)
       : tiles(tiles_), weights{params.attention, tiles_} {}
 
   // K and V have arrived.
   void keep_keys() {
-    if constexpr (kConfig.keeps_keys()) {
-      if (tiles.weighs()) {
-        keep(tiles.k_tile());
-      } else {
-        keep(tiles.v_tile());
-      }
+    const auto rows =
+        left_rows(tiles.weighs() ? tiles.k_tile() : tiles.v_tile(), tiles.team() * kConfig.kv_rows);
+#pragma unroll
+    for (i32 t = 0; t < kTiles; ++t) {
+#pragma unroll
+      for (i32 k = 0; k < kConfig.d_qk / 16; ++k) keys[t][k] = ptx::ldmatrix_x4(rows.at(k, 16 * t));
     }
   }
 
@@ -48,7 +47,7 @@ struct BackwardKeysSm80 {
   void add_dv(Sums& dV, const Step& step) {
     each_part(step, [&](const Part& part, const PartSight& seen, i32 number) {
       Scores S;
-      multiply(S, tiles.k_tile(), tiles.q_tile(step.stage), part);
+      multiply(S, tiles.q_tile(step.stage), part);
       check(S, step, part, seen);
       if (!seen.all) weights.hide(S, step, part);
       weights.weigh(S, step, part);
@@ -64,7 +63,7 @@ struct BackwardKeysSm80 {
   void add_dk(Sums& dK, const Step& step) {
     each_part(step, [&](const Part& part, const PartSight& seen, i32 number) {
       Scores dP;
-      multiply(dP, tiles.v_tile(), tiles.dout_tile(step.stage), part);
+      multiply(dP, tiles.dout_tile(step.stage), part);
       check(dP, step, part, seen);
       tiles.await_weights(number);
       weights.form_ds(dP, step, part, [&](i32 t, i32 k, float (&P)[8]) {
@@ -89,28 +88,12 @@ struct BackwardKeysSm80 {
   }
 
   template <i32 kWords>
-  void keep(const SwizzledTile<kWords, kConfig.swizzle>& keys) {
-    const auto rows = left_rows(keys, tiles.team() * kConfig.kv_rows);
-#pragma unroll
-    for (i32 t = 0; t < kTiles; ++t) {
-#pragma unroll
-      for (i32 k = 0; k < kKeptSteps; ++k) kept[t][k] = ptx::ldmatrix_x4(rows.at(k, 16 * t));
-    }
-  }
-
-  template <i32 kWords>
-  void multiply(Scores& S, const SwizzledTile<kWords, kConfig.swizzle>& keys,
-                const SwizzledTile<kWords, kConfig.swizzle>& queries, const Part& part) const {
-    const auto left = left_rows(keys, part.column);
+  void multiply(Scores& S, const SwizzledTile<kWords, kConfig.swizzle>& queries,
+                const Part& part) const {
     const auto right = right_rows(queries, part.row);
-    const auto right_at = [&](i32 k, i32 n) { return ptx::ldmatrix_x4(right.at(k, 16 * n)); };
-    if constexpr (kConfig.keeps_keys()) {
-      Products::template set_scores<kConfig.d_qk>(
-          S, [&](i32 k, i32 t) { return kept[t][k]; }, right_at);
-    } else {
-      Products::template set_scores<kConfig.d_qk>(
-          S, [&](i32 k, i32 t) { return ptx::ldmatrix_x4(left.at(k, 16 * t)); }, right_at);
-    }
+    Products::template set_scores<kConfig.d_qk>(
+        S, [&](i32 k, i32 t) { return keys[t][k]; },
+        [&](i32 k, i32 n) { return ptx::ldmatrix_x4(right.at(k, 16 * n)); });
   }
 
   // sums += pairs tile, whose rows are queries.
@@ -118,7 +101,7 @@ struct BackwardKeysSm80 {
   void add(float (&sums)[kTiles][kSumFloats], const Fragments& pairs,
            const SwizzledTile<kWords, kConfig.swizzle>& queries, const Part& part) const {
     const auto right = right_columns(queries);
-    multiply_wide<kConfig.dtype, kSteps, 3>(
+    Products::template multiply<kConfig.s_rows>(
         sums, [&](i32 k, i32 t) { return pairs[t][k]; },
         [&](i32 k, i32 n) { return ptx::ldmatrix_x4_trans(right.at(n, part.row + 16 * k)); });
   }

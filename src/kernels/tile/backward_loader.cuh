@@ -33,7 +33,7 @@ struct BackwardTiles {
   // Q or dO of a step.
   void load_queries(const TensorMap& map, u32 tile, u32 full, const BackwardStep& step) const {
     load(map, tile, full, kConfig.q_rows, item.q_begin + step.q_block * kConfig.q_rows,
-         kv_head * params.group_size() + step.head, batch);
+         kv_head * params.group_size + step.head, batch);
   }
   // K or V.
   i32 first_key() const { return item.kv_block * kConfig.kv_rows(); }
@@ -117,7 +117,7 @@ struct BackwardLoader {
       const u32 tile =
           kConfig.dq
               ? first_tile + u32(step.head) * dq_tiles_of_head<kConfig>(params) + u32(step.q_block)
-              : u32(tiles.kv_head * params.group_size() + step.head);
+              : u32(tiles.kv_head * params.group_size + step.head);
       const u32 kept = tiles.kept(step);
       ptx::mbarrier_wait(q.empty(at), at.parity ^ 1);
       shared.write_step(at, {tile, flags});

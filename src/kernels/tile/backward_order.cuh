@@ -124,7 +124,7 @@ constexpr i32 batch_of(const BackwardParams& params, i32 line) {
 template <BackwardConfig kConfig>
 constexpr i64 first_kept_row(const BackwardParams& params, i32 line, i32 q_begin) {
   const i32 sequence = line / params.heads_kv;
-  const i32 head = (line - sequence * params.heads_kv) * params.group_size();
+  const i32 head = (line - sequence * params.heads_kv) * params.group_size;
   const i64 q_line = i64{batch_of<kConfig>(params, line)} * params.heads_q + head;
   return q_line * params.rows_of_head +
          padded_row(kConfig.sequences && params.attention.packed, sequence, q_begin);
@@ -157,7 +157,7 @@ constexpr BackwardWalk backward_walk(const BackwardParams& params, const Sequenc
       seeing_blocks<kConfig>(params.mask, shape, i64{kv_block} * kConfig.kv_rows(),
                              kConfig.kv_rows())
           .visit;
-  BackwardWalk walk{i32(visit.begin), i32(visit.size()), 0, params.group_size()};
+  BackwardWalk walk{i32(visit.begin), i32(visit.size()), 0, params.group_size};
   if (kConfig.spread && kConfig.mask == MaskKind::kLength && walk.count > 0) {
     walk.rotation = kv_block * (kConfig.kv_rows() / kConfig.q_rows) % walk.count;
   }
@@ -210,7 +210,7 @@ struct BackwardRounding {
 // What the item `lag` further on rounds of an item's line: its share.
 constexpr BackwardRounding rounding_of(const BackwardParams& params, const BackwardItem& item) {
   const i32 blocks = i32(ceil_div(item.shape.q_len, BackwardConfig::kFinishRows));
-  const i64 pieces = i64{blocks} * params.group_size();
+  const i64 pieces = i64{blocks} * params.group_size;
   return {item.line,
           i32(pieces * item.kv_block / item.num_kv_blocks),
           i32(pieces * (item.kv_block + 1) / item.num_kv_blocks),

@@ -68,32 +68,6 @@ inline void multiply_tiles(float (&C)[kTiles][kFloats], const Left& left, const 
   }
 }
 
-// The same with fragments of B read kAhead - 1 before the products that take them, for results so
-// wide that a step of them does not fit into registers twice.
-template <DType kDType, i32 kSteps, i32 kAhead, i32 kTiles, i32 kFloats, class Left, class Right>
-inline void multiply_wide(float (&C)[kTiles][kFloats], const Left& left, const Right& right) {
-  constexpr i32 kColumns = kFloats / 8;  // of 16
-  constexpr i32 kReads = kSteps * kColumns;
-  ptx::U32x4 a[kTiles], b[kAhead];
-  const auto read_right = [&](i32 i) { b[i % kAhead] = right(i / kColumns, i % kColumns); };
-#pragma unroll
-  for (i32 t = 0; t < kTiles; ++t) a[t] = left(0, t);
-#pragma unroll
-  for (i32 i = 0; i < kAhead - 1; ++i) read_right(i);
-#pragma unroll
-  for (i32 i = 0; i < kReads; ++i) {
-    const i32 k = i / kColumns, n = i % kColumns;
-    if (i + kAhead - 1 < kReads) read_right(i + kAhead - 1);
-    const u32(&words)[4] = b[i % kAhead].word;
-#pragma unroll
-    for (i32 t = 0; t < kTiles; ++t) {
-      ptx::mma_m16n8k16<kDType>(&C[t][8 * n], a[t].word, words[0], words[1]);
-      ptx::mma_m16n8k16<kDType>(&C[t][8 * n + 4], a[t].word, words[2], words[3]);
-      if (n + 1 == kColumns && k + 1 < kSteps) a[t] = left(k + 1, t);
-    }
-  }
-}
-
 // What a type of numbers makes of products. Fragments are functions: of step k and rows 16 t of A,
 // of step k and columns 16 n of B. A step is a unit pair long.
 template <DType kDType, Precision kPrecision, bool kSwizzled>

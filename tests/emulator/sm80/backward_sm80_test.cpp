@@ -81,6 +81,7 @@ constexpr Sm80BackwardConfig in_roles(Sm80BackwardConfig config, i32 kv_rows, i3
 constexpr Sm80BackwardConfig keys_first(Sm80BackwardConfig config, bool hopper) {
   config.keys_first = true;
   config.hopper = hopper;
+  config.d_qk = config.d_v = 64;
   return config;
 }
 
@@ -97,11 +98,14 @@ void launch_kind(const AttentionParams& problem, bool units, unsigned seed) {
   if constexpr (kKind == Kind::kPlain) {
     constexpr Sm80BackwardConfig kUnits = with(kAll, 7, false, true);
     const bool both = p.dq.present() && p.dk.present() && p.dv.present();
-    if (both && seed % 3 == 1) {
+    if (both && seed % 3 == 1 && p.dim_qk <= 64 && p.dim_v <= 64) {
       if (units) return launch<keys_first(in_roles(kUnits, 16, 48), true)>(p, seed);
       return launch<keys_first(in_roles(kAll, 16, 16), false)>(p, seed);
     }
-    if (both && seed % 3 == 2) return launch<in_roles(kAll, 32, 16)>(p, seed);
+    if (both && seed % 3 != 0) {
+      if (units) return launch<in_roles(kUnits, 16, 48)>(p, seed);
+      return launch<in_roles(kAll, 32, 16)>(p, seed);
+    }
     if (units) return launch<kUnits>(p, seed);
   }
   launch<kAll>(p, seed);

@@ -2,8 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The kernels with which forward_sm80_test.cpp answers drawn problems: small tiles, so that the
-// problems have several blocks in both directions; one and more stages, one and two row tiles,
-// teams of one, two and four warps.
+// problems have several blocks in both directions; one and more stages, K and V in turns, one and
+// two row tiles, teams of one, two and four warps, keys interleaved or not, dense or any problems.
 #pragma once
 
 #include "emulator/sm80/launch_forward.h"
@@ -61,7 +61,7 @@ void launch_biased(const AttentionParams& p, unsigned seed) {
 
 inline bool is_dense(const AttentionParams& p) {
   const IntervalMask& mask = p.mask_options;
-  return !p.packed && !p.q_lengths.present() && !p.kv_lengths.present() &&
+  return p.rng == nullptr && !p.packed && !p.q_lengths.present() && !p.kv_lengths.present() &&
          mask.window_left == kNoLimit && mask.window_right == kNoLimit && mask.prefix == 0 &&
          mask.chunk == 0;
 }
