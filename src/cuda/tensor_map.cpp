@@ -36,13 +36,20 @@ struct Remembered {
   TensorMap map{};
 };
 
-constexpr u64 kNumRemembered = 64;  // a forward and backward pass take 10
+// Maps whose boxes hash alike; the oldest goes. A forward pass takes 4 maps, so none of its own.
+struct Set {
+  std::array<Remembered, 4> maps;
+  u32 oldest = 0;
 
-Remembered& place_of(const TensorBox& box) {
-  thread_local std::array<Remembered, kNumRemembered> remembered;
+  Remembered& next() { return maps[oldest++ % maps.size()]; }
+};
+constexpr u64 kNumSets = 16;  // a forward and backward pass take 10 maps
+
+Set& set_of(const TensorBox& box) {
+  thread_local std::array<Set, kNumSets> sets;
   u64 hash = reinterpret_cast<u64>(box.data) ^ u64 { box.box_rows } << 56;
   hash = (hash ^ hash >> 17) * 0x9E3779B97F4A7C15u;
-  return remembered[hash >> 32 & (kNumRemembered - 1)];
+  return sets[hash >> 32 & (kNumSets - 1)];
 }
 
 }  // namespace
@@ -61,12 +68,15 @@ TensorBox tensor_box(const Tensor& tensor, i32 box_rows) {
 }
 
 void encode(const Driver& driver, const TensorBox& box, TensorMap& map) {
-  Remembered& remembered = place_of(box);
-  if (remembered.box != box) {
-    remembered.map = encoded(driver, box);
-    remembered.box = box;
+  Set& set = set_of(box);
+  for (const Remembered& remembered : set.maps) {
+    if (remembered.box == box) {
+      map = remembered.map;
+      return;
+    }
   }
-  map = remembered.map;
+  map = encoded(driver, box);
+  set.next() = {box, map};
 }
 
 }  // namespace fulmen::cuda
