@@ -7,7 +7,6 @@
 // keeps the tensors and calls us without the interpreter. Options are kept here under a number,
 // which travels as dropout_p; stats as logsumexp. python/fulmen/_torch/plain.py is the other half.
 
-#include <algorithm>
 #include <array>
 #include <bit>
 #include <iterator>
