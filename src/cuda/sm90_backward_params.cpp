@@ -7,6 +7,7 @@
 #include "cuda/sm90_backward.h"
 #include "cuda/sm90_forward.h"
 #include "plan/sm90_forward.h"
+#include "plan/sm90_problem.h"
 
 namespace fulmen::cuda {
 namespace {
@@ -25,8 +26,12 @@ BackwardPrepareParams sm90_prepare_params(const Problem& problem, const Sm90Back
   params.num_rows = static_cast<i32>(plan.num_rows);
   params.rows = reinterpret_cast<float*>(workspace + plan.rows_at);
   params.delta = reinterpret_cast<float*>(workspace + plan.delta_at);
-  params.zeros = reinterpret_cast<u32*>(workspace);
-  params.num_zeros = plan.zeroed_bytes / 16;
+  const bool apart = reads_sequences(problem);  // sums are cleared with their rows
+  const i64 zeros_at = apart ? plan.counters_at : 0;
+  params.zeros = reinterpret_cast<u32*>(workspace + zeros_at);
+  params.num_zeros = (plan.zeroed_bytes - zeros_at) / 16;
+  params.sums = reinterpret_cast<float*>(workspace);
+  if (apart) params.sum_dims = static_cast<i32>(plan.counters_at / 4 / plan.num_rows);
   params.bounds = {static_cast<i32>(problem.max_q), static_cast<i32>(problem.max_kv), 0};
   params.kv_rows = static_cast<i32>(plan.kv_rows);
   params.places = reinterpret_cast<BackwardPlace*>(workspace + plan.places_at);

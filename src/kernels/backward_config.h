@@ -238,8 +238,10 @@ struct BackwardPrepareParams {
   i32 num_rows;       // lines of heads * padded_q_rows, below 2^30
   float* rows;        // as in BackwardParams
   float* delta;       // as in BackwardParams
-  u32* zeros;         // 16-byte units that are cleared: sums and counters
+  u32* zeros;         // 16-byte units that are cleared: counters, and sums but those below
   i64 num_zeros;
+  float* sums;            // of dQ where sequences differ, with as many rows as `rows`
+  i32 sum_dims;           // of a row; 0: there are none
   SequenceShape bounds;   // where sequences differ: q_len and kv_len of none are more
   i32 kv_rows;            // of a block of keys
   BackwardPlace* places;  // as in BackwardParams

@@ -44,9 +44,9 @@ struct BackwardPrepare {
   }
 
   // Where sequences differ: the last one whose padded rows begin at or before one.
-  i64 sequence_of(u32 line, i64 padded) const {
+  i64 sequence_of(u32 batch, i64 padded) const {
     const AttentionParams& p = params.attention;
-    if (!p.packed) return line / u32(params.heads_q);
+    if (!p.packed) return batch;
     i64 low = 0, high = p.num_sequences - 1;
     while (low < high) {
       const i64 middle = (low + high + 1) / 2;
@@ -147,9 +147,11 @@ struct BackwardPrepare {
     for (i64 i = id; i < params.num_zeros; i += all)
       ptx::store_global_x4(reinterpret_cast<u16*>(params.zeros + 4 * i), {});
     if constexpr (kConfig.sequences) {
-      BackwardPlacer{params, i32(id % 32)}.run(u32(id) / 32, u32(all) / 32);
-      const u32 chunks = u32(params.num_rows / BackwardConfig::kFinishRows);
-      for (u32 i = ptx::block_index(); i < chunks; i += ptx::num_blocks()) sum_chunk(i);
+      const u32 blocks = ptx::num_blocks(), block = ptx::block_index();
+      // Neighbouring warps in different blocks: no block is long about its share.
+      const u32 warp = ptx::thread_index() / 32 * blocks + block;
+      BackwardPlacer{params, i32(id % 32)}.run(warp, u32(all) / 32);
+      sum_chunks(block, blocks);
     } else {
       const u32 step = u32(all) / kConfig.threads_per_row();
       for (u32 begin = u32(id) / kConfig.threads_per_row(); begin < u32(params.num_rows);
@@ -162,25 +164,61 @@ struct BackwardPrepare {
     }
   }
 
-  // kFinishRows rows, all of one sequence, by a thread block.
-  void sum_chunk(u32 chunk) const {
+  // Where sequences differ: kFinishRows rows of a head, all of one sequence.
+  struct Chunk {
+    u32 begin;  // in what is kept
+    i32 first;  // row of the sequence
+    u32 head;
+  };
+
+  // The share of a thread block: chunks of all heads one after the other, so that a sequence is
+  // looked up once for many.
+  void sum_chunks(u32 block, u32 blocks) const {
+    constexpr u32 kRows = BackwardConfig::kFinishRows;
+    const u32 heads = u32(params.heads_q), of_head = u32(params.padded_q_rows) / kRows;
+    const u64 chunks = u32(params.num_rows) / kRows;
+    const u32 end = u32(chunks * (block + 1) / blocks);
+    u32 known = ~0u;  // number of the chunk among those of a head, of all batch entries
+    Sequence sequence{};
+    i32 first = 0;
+#pragma unroll 1
+    for (u32 i = u32(chunks * block / blocks); i < end; ++i) {
+      const u32 number = i / heads, batch = number / of_head;
+      const u32 padded = (number - batch * of_head) * kRows;
+      if (number != known) {
+        const i64 owner = sequence_of(batch, padded);
+        sequence = BackwardPlacer{params, 0}.sequence(owner);
+        first = i32(padded - padded_row(params.attention.packed, owner, sequence.q_begin));
+        known = number;
+      }
+      if (first >= sequence.shape.q_len) continue;  // nobody looks at them
+      const u32 head = i - number * heads;
+      const u32 begin = (batch * heads + head) * u32(params.padded_q_rows) + padded;
+      clear_sums(begin / kRows);
+      sum_chunk({begin, first, head}, sequence);
+    }
+  }
+
+  // Sums of dQ of chunk `number` of what is kept.
+  void clear_sums(u32 number) const {
+    const i64 floats = i64{BackwardConfig::kFinishRows} * params.sum_dims;
+    u16* const sums = reinterpret_cast<u16*>(params.sums + number * floats);
+    for (i64 i = ptx::thread_index(); i < floats / 4; i += kConfig.kThreads) {
+      ptx::store_global_x4(sums + 8 * i, {});
+    }
+  }
+
+  void sum_chunk(const Chunk& chunk, const Sequence& sequence) const {
     constexpr u32 kStep = kConfig.kThreads / kConfig.threads_per_row();
-    const u32 begin = chunk * BackwardConfig::kFinishRows;
-    const u32 line = begin / u32(params.padded_q_rows);
-    const i64 padded = begin - line * params.padded_q_rows;
-    const i64 owner = sequence_of(line, padded);
-    const Sequence sequence = BackwardPlacer{params, 0}.sequence(owner);
-    const i32 first = i32(padded - padded_row(params.attention.packed, owner, sequence.q_begin));
 #pragma unroll 1
     for (u32 at = ptx::thread_index() / kConfig.threads_per_row();
          at < u32(BackwardConfig::kFinishRows); at += kRowsInFlight * kStep) {
       Row rows[kRowsInFlight];
 #pragma unroll
       for (i32 i = 0; i < kRowsInFlight; ++i) {
-        const i32 row = first + i32(at + i * kStep);
-        rows[i] = {u32(sequence.batch), line % u32(params.heads_q),
-                   u32(i32(sequence.q_begin) + row), begin + at + i * kStep,
-                   0 <= row && row < sequence.shape.q_len};
+        const i32 row = chunk.first + i32(at + i * kStep);
+        rows[i] = {u32(sequence.batch), chunk.head, u32(i32(sequence.q_begin) + row),
+                   chunk.begin + at + i * kStep, 0 <= row && row < sequence.shape.q_len};
       }
       sum(rows);
     }

@@ -218,8 +218,10 @@ struct Together {
     prepare.num_rows = static_cast<i32>(num_rows);
     prepare.rows = rows.data();
     prepare.delta = delta.data();
-    prepare.zeros = sums.data();
-    prepare.num_zeros = (num_sums + num_counters) / 4;
+    prepare.zeros = counters;
+    prepare.num_zeros = num_counters / 4;
+    prepare.sums = reinterpret_cast<float*>(sums.data());
+    prepare.sum_dims = config.dims;
     prepare.bounds = {max_q, max_kv, 0};
     prepare.kv_rows = config.kv_rows();
     prepare.places = places.data();

@@ -77,17 +77,10 @@ struct BackwardCleaner {
   }
 
   void run() {
-    typename Shared::MailCursor mail_at;
-#pragma unroll 1
-    for (;;) {
-      shared.mail().wait(mail_at);
-      const i32 num_steps = shared.read_num_steps(mail_at);
-      if (num_steps == BackwardMail::kEnd) return;
+    shared.take_mail(lane == 0, [&](typename Shared::MailCursor mail_at, i32 num_steps) {
       if (num_steps > 0) clean_item(shared.read_item(mail_at), num_steps);
       ptx::warp_sync();
-      if (lane == 0) shared.mail().release(mail_at);
-      mail_at.advance();
-    }
+    });
   }
 };
 
@@ -130,45 +123,34 @@ struct BackwardUsher {
   }
 
   void run() {
-    typename Shared::MailCursor mail_at;
-#pragma unroll 1
-    for (;;) {
-      shared.mail().wait(mail_at);
-      const i32 num_steps = shared.read_num_steps(mail_at);
+    shared.take_mail(true, [&](typename Shared::MailCursor mail_at, i32 num_steps) {
       if (num_steps > 0) usher_item(shared.read_item(mail_at), num_steps);
       announce_added();
-      if (num_steps == BackwardMail::kEnd) return;
-      shared.mail().release(mail_at);
-      mail_at.advance();
-    }
+    });
   }
 };
 
 template <BackwardConfig kConfig>
 struct BackwardReporter {
+  using Shared = BackwardShared<kConfig>;
+
   const BackwardParams& params;
-  BackwardShared<kConfig> shared;
+  Shared shared;
+
+  void report(typename Shared::MailCursor mail_at) const {
+    ptx::mbarrier_wait(shared.added(mail_at), mail_at.parity);
+    ptx::announce(params.done + shared.read_item(mail_at).line);
+    if constexpr (!kConfig.dq) return;
+    const i32 rounded = shared.read_rounding(mail_at).line;
+    if (rounded >= 0 && is_reused<kConfig>(params, rounded)) {
+      ptx::announce(params.freed + rounded);
+    }
+  }
 
   void run() const {
-    typename BackwardShared<kConfig>::MailCursor mail_at;
-#pragma unroll 1
-    for (;;) {
-      shared.mail().wait(mail_at);
-      const i32 num_steps = shared.read_num_steps(mail_at);
-      if (num_steps == BackwardMail::kEnd) return;
-      if (num_steps >= 0) {
-        ptx::mbarrier_wait(shared.added(mail_at), mail_at.parity);
-        ptx::announce(params.done + shared.read_item(mail_at).line);
-        if (kConfig.dq) {
-          const i32 rounded = shared.read_rounding(mail_at).line;
-          if (rounded >= 0 && is_reused<kConfig>(params, rounded)) {
-            ptx::announce(params.freed + rounded);
-          }
-        }
-      }
-      shared.mail().release(mail_at);
-      mail_at.advance();
-    }
+    shared.take_mail(true, [&](typename Shared::MailCursor mail_at, i32 num_steps) {
+      if (num_steps >= 0) report(mail_at);
+    });
   }
 };
 

@@ -207,17 +207,9 @@ struct BackwardDOutLoader {
   }
 
   void run() {
-    typename Shared::MailCursor mail_at;
-#pragma unroll 1
-    for (;;) {
-      shared.mail().wait(mail_at);
-      const i32 num_steps = shared.read_num_steps(mail_at);
-      if (num_steps == BackwardMail::kEnd) return;
-      const BackwardItem item = shared.read_item(mail_at);
-      shared.mail().release(mail_at);
-      mail_at.advance();
-      if (num_steps > 0) load_item(item);
-    }
+    shared.take_mail(true, [&](typename Shared::MailCursor mail_at, i32 num_steps) {
+      if (num_steps > 0) load_item(shared.read_item(mail_at));
+    });
   }
 };
 

@@ -183,6 +183,22 @@ struct BackwardShared {
     return {i32(x.word[0]), i32(x.word[1]), i32(x.word[2]),
             i32(x.word[3]), i32(y.word[0]), i32(y.word[1])};
   }
+
+  // What a role, a thread or a warp, does for every item: take(box, num_steps), in order up to the
+  // end. The box goes back afterwards, by the thread that `releases`.
+  template <class Take>
+  void take_mail(bool releases, const Take& take) const {
+    MailCursor at;
+#pragma unroll 1
+    for (;;) {
+      mail().wait(at);
+      const i32 num_steps = read_num_steps(at);
+      if (num_steps == BackwardMail::kEnd) return;
+      take(at, num_steps);
+      if (releases) mail().release(at);
+      at.advance();
+    }
+  }
 };
 
 }  // namespace fulmen
