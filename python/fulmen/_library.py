@@ -39,7 +39,7 @@ _VERBS = (
 _RARE_VERBS = (  # looked up when they are first asked for
     *("gpu_info", "set_nvrtc_candidates", "cache_clear", "device_faults"),
     *("bundle_write", "bundle_load", "plan_create_tuned"),
-    *("keep_options", "add_torch_kernels"),
+    *("keep_options", "add_torch_kernels", "raise_refusal"),
 )
 
 
@@ -71,6 +71,7 @@ class Library:
     device_faults: Function
     keep_options: Function
     add_torch_kernels: Function
+    raise_refusal: Function
     path: str
 
     def __getattr__(self, verb: str) -> Function:

@@ -22,11 +22,12 @@ import numpy as np
 
 import jax
 
-from . import options as _options
 from ._library import ARRAY_NAMES, library
 from ._nvrtc import announce
 from .errors import ArgumentError, DTypeError
 from .kinds import dtype_name
+from .options import split_mask
+from .settled import lots, settled
 
 Array = Any
 _GRADIENTS = {"q": "dq", "k": "dk", "v": "dv", "bias": "dbias", "sinks": "dsinks"}
@@ -91,17 +92,17 @@ def attention(
     """
     _registered()
     prefix, chunk, visible, q_ids, kv_ids = (
-        (0, 0, None, None, None) if mask is None else _options.split_mask(mask)
+        (0, 0, None, None, None) if mask is None else split_mask(mask)
     )
     if dropout_p > 0 and rng is None:
         raise ArgumentError(f"dropout_p is {dropout_p} and rng is missing: a key or (seed, offset)")
-    numbers, axes = _options._settled(
+    numbers, axes = settled(
         scale, softcap, causal, alignment, tuple(window) if isinstance(window, list) else window,
         prefix, chunk, dropout_p, None if dropout_p == 0 else (0, 0), max_q, max_kv, deterministic,
         batch_invariant, "auto", implementation, layout, cu_q is not None, precision,
     )  # fmt: skip
-    for x, name in ((q, "q"), (k, "k"), (v, "v")):
-        axes.check(x, name)
+    axes.check_all(q, k, v)
+    for x, name in ((k, "k"), (v, "v")):
         if x.dtype != q.dtype:
             raise DTypeError(f"{name} has dtype {x.dtype}; q has {q.dtype}: {name}.astype(q.dtype)")
     smooth = {"q": q, "k": k, "v": v, "bias": bias, "sinks": sinks}
@@ -124,7 +125,7 @@ def attention(
 def _words(rng: Any) -> Array:
     """Seed and offset as uint32[4], low words first: JAX has no int64 unless it is asked to."""
     if isinstance(rng, tuple):
-        seed, offset = _options._rng(rng, 1.0)
+        seed, offset = lots(rng, 1.0)
         return np.array([seed % 2**64, offset], np.uint64).view(np.uint32)
     return jnp.concatenate([jax.random.bits(rng, (2,), jnp.uint32), jnp.zeros(2, jnp.uint32)])
 

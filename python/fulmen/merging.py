@@ -13,10 +13,10 @@ from typing import Any
 
 from ._library import library, run
 from .arrays import torch_checked
+from .choices import LAYOUTS
 from .errors import ArgumentError
 from .functional import torch_layer
 from .kinds import Array, dtype_name, is_torch, kind_of
-from .options import LAYOUTS
 
 
 def merge(

@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from .arrays import check_out
+from .choices import Layout
 from .errors import ArgumentError, DTypeError, ShapeError
 from .kinds import Array, NumpyKind, dtype_name, kind_of
-from .options import Layout, Prepared
+from .options import Prepared
 
 
 class Forward(NamedTuple):

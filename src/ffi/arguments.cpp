@@ -9,44 +9,12 @@
 
 #include <string>
 
+#include "ffi/named_arrays.h"
 #include "ffi/refusal.h"
 #include "ffi/tensor_view.h"
 
 namespace fulmen::ffi {
 namespace {
-
-struct NamedArray {
-  const char* name;
-  fulmen_tensor fulmen_tensors::* member;
-  bool has_head_and_row;  // axes (.., head, row, dim): the layout of the call applies
-};
-
-constexpr NamedArray kArrays[] = {
-    {"q", &fulmen_tensors::q, true},
-    {"k", &fulmen_tensors::k, true},
-    {"v", &fulmen_tensors::v, true},
-    {"bias", &fulmen_tensors::bias, false},
-    {"mask", &fulmen_tensors::mask, false},
-    {"alibi_slopes", &fulmen_tensors::alibi_slopes, false},
-    {"sinks", &fulmen_tensors::sinks, false},
-    {"q_lengths", &fulmen_tensors::q_lengths, false},
-    {"kv_lengths", &fulmen_tensors::kv_lengths, false},
-    {"cu_q", &fulmen_tensors::cu_q, false},
-    {"cu_kv", &fulmen_tensors::cu_kv, false},
-    {"q_ids", &fulmen_tensors::q_ids, false},
-    {"kv_ids", &fulmen_tensors::kv_ids, false},
-    {"rng", &fulmen_tensors::rng, false},
-    {"o", &fulmen_tensors::o, true},
-    {"lse", &fulmen_tensors::lse, false},
-    {"stats", &fulmen_tensors::stats, false},
-    {"do", &fulmen_tensors::dout, true},
-    {"dlse", &fulmen_tensors::dlse, false},
-    {"dq", &fulmen_tensors::dq, true},
-    {"dk", &fulmen_tensors::dk, true},
-    {"dv", &fulmen_tensors::dv, true},
-    {"dbias", &fulmen_tensors::dbias, false},
-    {"dsinks", &fulmen_tensors::dsinks, false},
-};
 
 [[noreturn]] void refuse(const char* name, const char* expected) {
   throw Refusal{FULMEN_ERROR_DTYPE, std::string(name) + " is not " + expected};

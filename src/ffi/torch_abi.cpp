@@ -42,6 +42,9 @@ const TorchAbi* found() {
   torch.find(&abi.call_dispatcher, "torch_call_dispatcher");
   torch.find(&abi.list_get_item, "torch_list_get_item");
   torch.find(&abi.delete_list, "torch_delete_list");
+  torch.find(&abi.string_c_str, "torch_string_c_str");
+  torch.find(&abi.string_length, "torch_string_length");
+  torch.find(&abi.delete_string, "torch_delete_string");
   torch.find(&abi.get_data_ptr, "aoti_torch_get_data_ptr");
   torch.find(&abi.get_dim, "aoti_torch_get_dim");
   torch.find(&abi.get_sizes, "aoti_torch_get_sizes");
@@ -53,11 +56,15 @@ const TorchAbi* found() {
   torch.find(&abi.new_undefined, "aoti_torch_new_uninitialized_tensor");
   torch.find(&abi.delete_tensor, "aoti_torch_delete_tensor_object");
   torch.find(&abi.empty_strided, "aoti_torch_empty_strided");
+  torch.find(&abi.fill_with_zeros, "aoti_torch_zero_");
   torch.find(&abi.is_grad_enabled, "aoti_torch_grad_mode_is_enabled");
   torch.ask(&abi.float64, "aoti_torch_dtype_float64");
   torch.ask(&abi.float32, "aoti_torch_dtype_float32");
   torch.ask(&abi.float16, "aoti_torch_dtype_float16");
   torch.ask(&abi.bfloat16, "aoti_torch_dtype_bfloat16");
+  torch.ask(&abi.int64, "aoti_torch_dtype_int64");
+  torch.ask(&abi.int32, "aoti_torch_dtype_int32");
+  torch.ask(&abi.boolean, "aoti_torch_dtype_bool");
   torch.ask(&abi.cpu, "aoti_torch_device_type_cpu");
   torch.ask(&abi.cuda, "aoti_torch_device_type_cuda");
   Finder("libtorch_cuda.so").find(&abi.get_cuda_stream, "aoti_torch_get_current_cuda_stream");

@@ -14,6 +14,7 @@ namespace fulmen::ffi {
 
 using TorchTensor = struct TorchTensorOpaque*;
 using TorchList = struct TorchListOpaque*;
+using TorchString = struct TorchStringOpaque*;
 using TorchLibrary = struct TorchLibraryOpaque*;
 using TorchValue = uint64_t;  // an argument or result: a number, or a handle, owned by its receiver
 using TorchKernel = void (*)(TorchValue* stack, uint64_t num_arguments, uint64_t num_results);
@@ -30,6 +31,9 @@ struct TorchAbi {
                              uint64_t version);
   int32_t (*list_get_item)(TorchList list, size_t index, TorchValue* item);
   int32_t (*delete_list)(TorchList list);
+  int32_t (*string_c_str)(TorchString text, const char** data);
+  int32_t (*string_length)(TorchString text, size_t* length);
+  int32_t (*delete_string)(TorchString text);
 
   int32_t (*get_data_ptr)(TorchTensor tensor, void** data);
   int32_t (*get_dim)(TorchTensor tensor, int64_t* rank);
@@ -44,11 +48,12 @@ struct TorchAbi {
   int32_t (*empty_strided)(int64_t rank, const int64_t* shape, const int64_t* strides,
                            int32_t dtype, int32_t device_type, int32_t device_index,
                            TorchTensor* tensor);
+  int32_t (*fill_with_zeros)(TorchTensor tensor);
   bool (*is_grad_enabled)();
   int32_t (*get_cuda_stream)(int32_t device_index, void** stream);  // null: PyTorch without CUDA
 
-  int32_t float64, float32, float16, bfloat16;  // its numbers of dtypes
-  int32_t cpu, cuda;                            // and of kinds of devices
+  int32_t float64, float32, float16, bfloat16, int64, int32, boolean;  // its numbers of dtypes
+  int32_t cpu, cuda;                                                   // and of kinds of devices
 };
 
 // Null where the process has loaded no PyTorch that has all of it.

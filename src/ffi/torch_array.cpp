@@ -23,7 +23,11 @@ DLDataType dlpack_dtype(int32_t dtype) {
   if (dtype == torch.float16) return {kDLFloat, 16, 1};
   if (dtype == torch.float32) return {kDLFloat, 32, 1};
   if (dtype == torch.float64) return {kDLFloat, 64, 1};
-  throw Refusal{FULMEN_ERROR_DTYPE, "a tensor is not of float64, float32, float16 or bfloat16"};
+  if (dtype == torch.int64) return {kDLInt, 64, 1};
+  if (dtype == torch.int32) return {kDLInt, 32, 1};
+  if (dtype == torch.boolean) return {kDLBool, 8, 1};
+  throw Refusal{FULMEN_ERROR_DTYPE,
+                "a tensor is not of float64, float32, float16, bfloat16, bool, int32 or int64"};
 }
 
 int32_t torch_dtype(DLDataType dtype) {
@@ -33,24 +37,76 @@ int32_t torch_dtype(DLDataType dtype) {
   return dtype.bits == 32 ? torch.float32 : torch.float64;
 }
 
-void expect_rank(const DLTensor& x) {
-  if (x.ndim >= 1 && x.ndim <= FULMEN_MAX_RANK) return;
-  throw Refusal{FULMEN_ERROR_SHAPE, "a tensor has not 1 to 4 axes"};
+DLDevice dlpack_device(TorchTensor tensor) {
+  const TorchAbi& torch = *torch_abi();
+  int32_t type = 0, index = 0;
+  torch.get_device_type(tensor, &type);
+  torch.get_device_index(tensor, &index);
+  if (type == torch.cuda) return {kDLCUDA, index};
+  if (type == torch.cpu) return {kDLCPU, 0};
+  throw Refusal{FULMEN_ERROR_ARGUMENT, "a tensor is neither in host memory nor on an NVIDIA GPU"};
 }
 
-TorchArray empty(int32_t rank, const Axes& shape, const Axes& strides, int32_t dtype,
-                 DLDevice device) {
+// Axes from the fastest to the slowest.
+using Order = std::array<size_t, FULMEN_MAX_RANK>;
+
+struct Extents {
+  Axes shape = {};
+  Order order = {};
+  size_t rank = 0;
+
+  // The first `count` of x, in the order of a C array.
+  Extents(const DLTensor& x, size_t count) : rank(count) {
+    if (x.ndim > FULMEN_MAX_RANK) {
+      throw Refusal{FULMEN_ERROR_SHAPE, "a tensor has more than 4 axes"};
+    }
+    std::copy_n(x.shape, count, shape.begin());
+    for (size_t i = 0; i < count; ++i) order[i] = count - 1 - i;
+  }
+};
+
+// Whether a goes behind b when torch.empty_like orders axes, fastest first; it leaves where they
+// are those that a broadcast has made.
+bool goes_behind(const DLTensor& x, size_t a, size_t b) {
+  if (x.strides[a] != x.strides[b]) return x.strides[a] > x.strides[b];
+  return x.shape[a] > x.shape[b];
+}
+
+void order_as_torch(const DLTensor& x, Extents* made) {
+  Order& order = made->order;
+  for (size_t i = 1; i < made->rank; ++i) {
+    size_t place = i;
+    for (size_t other = i; other-- > 0;) {
+      const size_t a = order[other], b = order[place];
+      if (x.strides[a] == 0 || x.strides[b] == 0) continue;
+      if (goes_behind(x, a, b)) {
+        std::swap(order[other], order[place]);
+        place = other;
+      } else if (x.strides[a] < x.strides[b]) {
+        break;
+      }
+    }
+  }
+}
+
+TorchArray empty(const Extents& made, int32_t dtype, DLDevice device) {
   const TorchAbi& torch = *torch_abi();
   const bool on_gpu = device.device_type == kDLCUDA;
-  TorchTensor made = nullptr;
-  if (torch.empty_strided(rank, shape.data(), strides.data(), dtype,
+  Axes strides = {};
+  int64_t stride = 1;
+  for (size_t i = 0; i < made.rank; ++i) {
+    strides[made.order[i]] = stride;
+    stride *= std::max<int64_t>(made.shape[made.order[i]], 1);
+  }
+  TorchTensor result = nullptr;
+  if (torch.empty_strided(static_cast<int64_t>(made.rank), made.shape.data(), strides.data(), dtype,
                           on_gpu ? torch.cuda : torch.cpu, on_gpu ? device.device_id : -1,
-                          &made) != 0) {
+                          &result) != 0) {
     throw Refusal{FULMEN_ERROR_OUT_OF_MEMORY,
                   std::string(on_gpu ? "CUDA" : "host") +
                       " out of memory. PyTorch has none for a result of fulmen.attention"};
   }
-  return TorchArray(made);
+  return TorchArray(result);
 }
 
 }  // namespace
@@ -69,7 +125,7 @@ DLTensor TorchArray::dlpack() const {
   const TorchAbi& torch = *torch_abi();
   DLTensor found = {};
   int64_t rank = 0;
-  int32_t dtype = 0, device_type = 0;
+  int32_t dtype = 0;
   torch.get_dtype(owned_, &dtype);
   found.dtype = dlpack_dtype(dtype);
   torch.get_dim(owned_, &rank);
@@ -77,9 +133,7 @@ DLTensor TorchArray::dlpack() const {
   torch.get_sizes(owned_, &found.shape);
   torch.get_strides(owned_, &found.strides);
   torch.get_data_ptr(owned_, &found.data);
-  torch.get_device_type(owned_, &device_type);
-  torch.get_device_index(owned_, &found.device.device_id);
-  found.device.device_type = device_type == torch.cuda ? kDLCUDA : kDLCPU;
+  found.device = dlpack_device(owned_);
   return found;
 }
 
@@ -93,40 +147,36 @@ TorchArray undefined() {
   return TorchArray(made);
 }
 
-TorchArray empty_like(const DLTensor& x, int64_t last_extent) {
-  expect_rank(x);
-  const int last = x.ndim - 1;
-  Axes shape = {}, strides = {}, order = {0, 1, 2, 3};
-  std::copy_n(x.shape, last, shape.begin());
-  shape[static_cast<size_t>(last)] = last_extent;
-  if (x.strides[last] == 1) {
-    std::stable_sort(order.begin(), order.begin() + last,
-                     [&](int64_t a, int64_t b) { return x.strides[a] > x.strides[b]; });
+TorchArray empty_like(const DLTensor& x, int64_t last_extent, int32_t dtype) {
+  Extents made(x, static_cast<size_t>(x.ndim));
+  if (made.rank > 0) {
+    const size_t last = made.rank - 1;
+    made.shape[last] = last_extent;
+    if (x.strides[last] == 1 && x.shape[last] == last_extent) {
+      order_as_torch(x, &made);
+    } else if (x.strides[last] == 1) {
+      std::stable_sort(made.order.begin() + 1, made.order.begin() + made.rank,
+                       [&](size_t a, size_t b) {
+                         return x.strides[a] != x.strides[b] ? x.strides[a] < x.strides[b] : a > b;
+                       });
+    }
   }
-  int64_t stride = 1;
-  for (int i = last; i >= 0; --i) {
-    const auto axis = static_cast<size_t>(order[static_cast<size_t>(i)]);
-    strides[axis] = stride;
-    stride *= std::max<int64_t>(shape[axis], 1);
-  }
-  return empty(x.ndim, shape, strides, torch_dtype(x.dtype), x.device);
+  return empty(made, dtype == kSameDtype ? torch_dtype(x.dtype) : dtype, x.device);
 }
 
-TorchArray empty_stats(const DLTensor& q, bool rows_before_heads) {
-  expect_rank(q);
-  const auto last = static_cast<size_t>(q.ndim - 1);
-  Axes shape = {}, strides = {};
-  std::copy_n(q.shape, last, shape.begin());
-  if (rows_before_heads && last >= 2) std::swap(shape[last - 2], shape[last - 1]);
-  shape[last] = 2;
-  int64_t stride = 1;
-  for (size_t axis = last + 1; axis-- > 0;) {
-    strides[axis] = stride;
-    stride *= std::max<int64_t>(shape[axis], 1);
-  }
+TorchArray empty_sums(const DLTensor& q, bool rows_before_heads, Sums kind) {
   const TorchAbi& torch = *torch_abi();
-  return empty(q.ndim, shape, strides, q.dtype.bits == 64 ? torch.float64 : torch.float32,
-               q.device);
+  const auto axes = static_cast<size_t>(q.ndim);
+  Extents made(q, kind == Sums::kStats ? axes : axes - 1);
+  if (rows_before_heads && axes >= 3) std::swap(made.shape[axes - 3], made.shape[axes - 2]);
+  if (kind == Sums::kStats) made.shape[axes - 1] = 2;
+  return empty(made, q.dtype.bits == 64 ? torch.float64 : torch.float32, q.device);
+}
+
+TorchArray zero_beside(const DLTensor& x) {
+  TorchArray made = empty(Extents(x, 0), torch_dtype(x.dtype), x.device);
+  torch_abi()->fill_with_zeros(made.owned_);
+  return made;
 }
 
 }  // namespace fulmen::ffi

@@ -1,12 +1,14 @@
 // SPDX-FileCopyrightText: fulmen contributors
 // SPDX-License-Identifier: Apache-2.0
 //
-// One call from PyTorch's dispatcher: options that were kept, arrays as they are named, PyTorch's
-// current stream.
+// One call from PyTorch's dispatcher: options, arrays by their places, PyTorch's current stream.
 #pragma once
+
+#include <string>
 
 #include "ffi/arguments.h"
 #include "ffi/kept_options.h"
+#include "ffi/named_arrays.h"
 #include "ffi/refusal.h"
 #include "ffi/torch_abi.h"
 
@@ -14,29 +16,29 @@ namespace fulmen::ffi {
 
 class TorchCall {
  public:
-  explicit TorchCall(const Kept& how) : how_(how), problem_(how.options) {
+  explicit TorchCall(const Kept& how)
+      : problem_(how.options), rank_(how.rank), rows_before_heads_(how.rows_before_heads) {
     fulmen_tensors_init(&arrays_.tensors);
   }
 
-  bool rows_before_heads() const { return how_.rows_before_heads; }
+  bool rows_before_heads() const { return rows_before_heads_; }
 
-  void name(const char* name, fulmen_tensor fulmen_tensors::* member, const DLTensor& array) {
-    arrays_.tensors.*member = view(name, array, {how_.rows_before_heads, false});
-    arrays_.place.add(name, array.device);
-  }
-
-  void name_inputs(const DLTensor& q, const DLTensor& k, const DLTensor& v) {
-    if (q.ndim != how_.rank || k.ndim != how_.rank || v.ndim != how_.rank) {
-      throw Refusal{FULMEN_ERROR_SHAPE, "q, k or v has not as many axes as the layout"};
+  // Throws Refusal: an array that fulmen does not know, or q, k or v without the layout's axes.
+  void add(ArrayPlace place, const DLTensor& array) {
+    const NamedArray& entry = kArrays[place];
+    if (place <= kV && array.ndim != rank_) {
+      throw Refusal{FULMEN_ERROR_SHAPE,
+                    std::string(entry.name) + " has " + std::to_string(array.ndim) +
+                        " axes; the layout of the call names " + std::to_string(rank_)};
     }
-    name("q", &fulmen_tensors::q, q);
-    name("k", &fulmen_tensors::k, k);
-    name("v", &fulmen_tensors::v, v);
+    const bool exchanged = rows_before_heads_ && entry.has_head_and_row;
+    arrays_.tensors.*entry.member = view(entry.name, array, {exchanged, false});
+    arrays_.place.add(entry.name, array.device);
   }
 
-  void name_stats(const DLTensor& stats) {
-    arrays_.tensors.stats = view("stats", stats, {});
-    arrays_.place.add("stats", stats.device);
+  void set_lots(uint64_t seed, uint64_t offset) {
+    problem_.rng_seed = seed;
+    problem_.rng_offset = offset;
   }
 
   void run(fulmen_status (*function)(const fulmen_problem*, const fulmen_tensors*, void*)) {
@@ -47,8 +49,9 @@ class TorchCall {
   }
 
  private:
-  const Kept& how_;
   fulmen_problem problem_;
+  int64_t rank_;
+  bool rows_before_heads_;
   Arrays arrays_;
 };
 

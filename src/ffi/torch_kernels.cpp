@@ -1,17 +1,15 @@
 // SPDX-FileCopyrightText: fulmen contributors
 // SPDX-License-Identifier: Apache-2.0
 //
-// Attention of q, k and v alone as kernels of PyTorch's dispatcher, so that a call from Python is
-// one step and its backward pass none: PyTorch's own node of
-// aten::_scaled_dot_product_fused_attention_overrideable, which has no kernel on CPU and CUDA,
-// keeps the tensors and calls us without the interpreter. Options are kept here under a number,
-// which travels as dropout_p; stats as logsumexp. python/fulmen/_torch/plain.py is the other half.
+// The library's kernels in PyTorch's dispatcher: those of torch_operators.cpp, and attention of q,
+// k and v alone, so that such a call from Python is one step and its backward pass none: PyTorch's
+// own node of aten::_scaled_dot_product_fused_attention_overrideable, which has no kernel on CPU
+// and CUDA, keeps the tensors and calls us without the interpreter. Options are kept here under a
+// number, which travels as dropout_p; stats as logsumexp. python/fulmen/_torch/plain.py is the
+// other half.
 
-#include <array>
 #include <bit>
 #include <iterator>
-#include <stdexcept>
-#include <string>
 #include <utility>
 #include <vector>
 
@@ -20,14 +18,16 @@
 #include "ffi/kept_options.h"
 #include "ffi/refusal.h"
 #include "ffi/torch_abi.h"
+#include "ffi/torch_arguments.h"
 #include "ffi/torch_array.h"
+#include "ffi/torch_boxed.h"
 #include "ffi/torch_call.h"
+#include "ffi/torch_operators.h"
 
 namespace fulmen::ffi {
 namespace {
 
 KeptOptions kept_options;
-thread_local std::string last_refusal;  // the dispatcher says that a call failed, not why
 
 // (options, rows_before_heads, rank) -> their number, or 0
 int64_t keep_options(Arguments in) {
@@ -41,21 +41,24 @@ void attend(TorchValue* stack, double number, TorchValue* stats_place) {
   const TorchArray q(stack[0]), k(stack[1]), v(stack[2]);
   TorchCall call(kept_options.at(number));
   const DLTensor q_array = q.dlpack(), v_array = v.dlpack();
-  call.name_inputs(q_array, k.dlpack(), v_array);
+  call.add(kQ, q_array);
+  call.add(kK, k.dlpack());
+  call.add(kV, v_array);
   TorchArray o = empty_like(q_array, v_array.shape[v_array.ndim - 1]);
-  call.name("o", &fulmen_tensors::o, o.dlpack());
-  TorchArray stats = stats_place == nullptr ? TorchArray(TorchTensor{})
-                                            : empty_stats(q_array, call.rows_before_heads());
-  if (stats_place != nullptr) call.name_stats(stats.dlpack());
+  call.add(kO, o.dlpack());
+  TorchArray stats = stats_place == nullptr
+                         ? TorchArray()
+                         : empty_sums(q_array, call.rows_before_heads(), Sums::kStats);
+  if (stats.is_given()) call.add(kStats, stats.dlpack());
   call.run(fulmen_attention);
   stack[0] = o.released();
   if (stats_place != nullptr) *stats_place = stats.released();
 }
 
+double number_of(TorchValue integer) { return static_cast<double>(static_cast<int64_t>(integer)); }
+
 // fulmen::plain(Tensor q, Tensor k, Tensor v, int options) -> Tensor
-void plain(TorchValue* stack) {
-  attend(stack, static_cast<double>(static_cast<int64_t>(stack[3])), nullptr);
-}
+void plain(TorchValue* stack) { attend(stack, number_of(stack[3]), nullptr); }
 
 // (query, key, value, attn_bias, dropout_p, is_causal, return_debug_mask, scale) -> (output,
 // logsumexp, cum_seq_q, cum_seq_k, max_q, max_k, philox_seed, philox_offset, debug_attn_mask)
@@ -68,37 +71,21 @@ void recorded(TorchValue* stack) {
 // fulmen::plain_backward(Tensor do, Tensor q, Tensor k, Tensor v, Tensor o, Tensor stats,
 // int options, int need) -> (Tensor dq, Tensor dk, Tensor dv); need has a bit for each
 void plain_backward(TorchValue* stack) {
-  const TorchArray dout(stack[0]), q(stack[1]), k(stack[2]), v(stack[3]), o(stack[4]);
-  const TorchArray stats(stack[5]);
-  TorchCall call(kept_options.at(static_cast<double>(static_cast<int64_t>(stack[6]))));
+  constexpr ArrayPlace kPlaces[] = {kDout, kQ, kK, kV, kO, kStats};
+  std::vector<TorchArray> arrays;
+  for (size_t i = 0; i < std::size(kPlaces); ++i) arrays.emplace_back(stack[i]);
+  TorchCall call(kept_options.at(number_of(stack[6])));
   const TorchValue need = stack[7];
-  const DLTensor inputs[] = {q.dlpack(), k.dlpack(), v.dlpack()};
-  call.name_inputs(inputs[0], inputs[1], inputs[2]);
-  call.name("o", &fulmen_tensors::o, o.dlpack());
-  call.name_stats(stats.dlpack());
-  call.name("do", &fulmen_tensors::dout, dout.dlpack());
-  constexpr std::array<std::pair<const char*, fulmen_tensor fulmen_tensors::*>, 3> kNames = {
-      {{"dq", &fulmen_tensors::dq}, {"dk", &fulmen_tensors::dk}, {"dv", &fulmen_tensors::dv}}};
+  for (size_t i = 0; i < std::size(kPlaces); ++i) call.add(kPlaces[i], arrays[i].dlpack());
   std::vector<TorchArray> results;
-  for (size_t i = 0; i < kNames.size(); ++i) {
+  for (size_t i = 0; i < 3; ++i) {
+    const DLTensor input = arrays[1 + i].dlpack();
     const bool is_needed = ((need >> i) & 1) != 0;
-    const int64_t dim = inputs[i].shape[inputs[i].ndim - 1];
-    results.push_back(empty_like(inputs[i], is_needed ? dim : 0));
-    if (is_needed) call.name(kNames[i].first, kNames[i].second, results[i].dlpack());
+    results.push_back(is_needed ? empty_like(input) : empty_like(input, 0));
+    if (is_needed) call.add(static_cast<ArrayPlace>(kDq + i), results[i].dlpack());
   }
   call.run(fulmen_attention_backward);
   for (size_t i = 0; i < results.size(); ++i) stack[i] = results[i].released();
-}
-
-TorchValue bits_of(TorchList mask) {
-  TorchValue bits = 0;
-  for (size_t i = 0; i < 3; ++i) {
-    TorchValue wanted = 0;
-    torch_abi()->list_get_item(mask, i, &wanted);
-    bits |= TorchValue{wanted != 0} << i;
-  }
-  torch_abi()->delete_list(mask);
-  return bits;
 }
 
 // (grad_out, query, key, value, attn_bias, grad_input_mask, out, logsumexp, cum_seq_q, cum_seq_k,
@@ -110,7 +97,7 @@ void node_backward(TorchValue* stack) {
   TorchArray arrays[] = {TorchArray(stack[0]), TorchArray(stack[1]), TorchArray(stack[2]),
                          TorchArray(stack[3]), TorchArray(stack[6]), TorchArray(stack[7])};
   for (const int place : {4, 8, 9, 14, 15}) TorchArray unused(stack[place]);
-  const TorchValue need = bits_of(reinterpret_cast<TorchList>(stack[5]));
+  const TorchValue need = TorchArguments(&stack[5]).bits(3);
   const double number = std::bit_cast<double>(stack[12]);
   if (!arrays[0].is_defined()) {
     for (int place = 0; place < 4; ++place) stack[place] = undefined().released();
@@ -121,22 +108,9 @@ void node_backward(TorchValue* stack) {
   stack[7] = need;
   const char* name =
       torch_abi()->is_grad_enabled() ? "fulmen::plain_derivable" : "fulmen::plain_backward";
-  last_refusal = "the backward pass of fulmen.attention failed";
-  if (torch_abi()->call_dispatcher(name, "", stack, kTorchVersion) != 0) {
-    throw Refusal{FULMEN_ERROR_INTERNAL, last_refusal};
-  }
+  last_refusal = {FULMEN_ERROR_INTERNAL, "the backward pass of fulmen.attention failed"};
+  if (torch_abi()->call_dispatcher(name, "", stack, kTorchVersion) != 0) throw last_refusal;
   stack[3] = undefined().released();
-}
-
-// PyTorch turns these exceptions into Python's RuntimeError.
-template <void (*kKernel)(TorchValue* stack)>
-void boxed(TorchValue* stack, uint64_t, uint64_t) {
-  try {
-    kKernel(stack);
-  } catch (const Refusal& refusal) {
-    last_refusal = refusal.sentence;
-    throw std::runtime_error(refusal.sentence);
-  }
 }
 
 constexpr char kForward[] = "_scaled_dot_product_fused_attention_overrideable";
@@ -152,6 +126,8 @@ bool add(const char* name_space, const char* key, const char* name, TorchKernel 
 bool add_kernels(const char* key, const char* autograd_key) {
   return add("fulmen", key, "plain", boxed<plain>) &&
          add("fulmen", key, "plain_backward", boxed<plain_backward>) &&
+         add("fulmen", key, "attention_kernel", boxed<attention_kernel>) &&
+         add("fulmen", key, "attention_backward_kernel", boxed<attention_backward_kernel>) &&
          add("aten", key, kForward, boxed<recorded>) &&
          add("aten", autograd_key, kBackward, boxed<node_backward>);
 }
@@ -163,8 +139,16 @@ int64_t add_torch_kernels(Arguments) {
   return !has_cuda || add_kernels("CUDA", "AutogradCUDA") ? 1 : 0;
 }
 
+// () -> 0; raises why the last kernel on this thread failed, where one did
+int64_t raise_refusal(Arguments) {
+  const Refusal refusal = std::exchange(last_refusal, {});
+  if (refusal.status != FULMEN_OK) throw refusal;
+  return 0;
+}
+
 }  // namespace
 }  // namespace fulmen::ffi
 
 FULMEN_FFI_EXPORT(keep_options)
 FULMEN_FFI_EXPORT(add_torch_kernels)
+FULMEN_FFI_EXPORT(raise_refusal)

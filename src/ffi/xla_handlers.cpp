@@ -12,11 +12,13 @@
 #include <array>
 #include <bit>
 #include <cstring>
+#include <iterator>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "ffi/arguments.h"
+#include "ffi/named_arrays.h"
 #include "ffi/refusal.h"
 #include "ffi/xla_ffi_abi.h"
 
@@ -25,8 +27,7 @@ namespace {
 
 using Call = fulmen_status (*)(const fulmen_problem*, const fulmen_tensors*, void*);
 
-constexpr size_t kNumArrays = 24;
-constexpr size_t kRng = 13;
+constexpr size_t kNumArrays = std::size(kArrays);
 constexpr size_t kSeed = 9;  // of the numbers; the offset follows
 constexpr int kMaxRank = FULMEN_MAX_RANK;
 

@@ -13,7 +13,7 @@ import pytest
 import fulmen
 from fulmen.cases import all_cases, emulator, run_case
 from fulmen.cases.gpu_arrays import available
-from fulmen.options import CPU_IMPLEMENTATIONS, GPU_IMPLEMENTATIONS
+from fulmen.choices import CPU_IMPLEMENTATIONS, GPU_IMPLEMENTATIONS
 
 
 @pytest.fixture(scope="module")

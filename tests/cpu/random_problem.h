@@ -26,12 +26,27 @@ class RandomProblem {
 
   // A number in [low, high].
   i64 number(i64 low, i64 high) { return std::uniform_int_distribution<i64>(low, high)(random_); }
-  bool chance(double probability) { return std::bernoulli_distribution(probability)(random_); }
+  // In [0, 1]. The standard's way to it computes two logarithms a number, which tests would wait
+  // for.
+  double fraction() {
+    const double low = static_cast<double>(random_());
+    return (low + 0x1p32 * static_cast<double>(random_())) * 0x1p-64;
+  }
+  bool chance(double probability) { return fraction() < probability; }
   template <class T>
   T one_of(std::initializer_list<T> choices) {
     return choices.begin()[number(0, static_cast<i64>(choices.size()) - 1)];
   }
-  double normal() { return std::normal_distribution<double>()(random_); }
+  // By Marsaglia's polar method.
+  double normal() {
+    double x, y, square;
+    do {
+      x = 2 * fraction() - 1;
+      y = 2 * fraction() - 1;
+      square = x * x + y * y;
+    } while (square > 1 || square == 0);
+    return y * std::sqrt(-2 * std::log(square) / square);
+  }
 
   // Memory for an array of these extents, all NaN (of the byte pattern 0xff), in a random order of
   // axes, with gaps now and then.

@@ -15,7 +15,7 @@ from reference import inputs, reference
 
 import fulmen
 from fulmen._library import library
-from fulmen._torch import calls, plain
+from fulmen._torch import calls, operators
 
 
 def test_importing_fulmen_does_not_import_torch() -> None:
@@ -121,7 +121,7 @@ def test_deterministic_follows_torchs_switch() -> None:
 
     class Spy(torch.utils._python_dispatch.TorchDispatchMode):
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            if func is torch.ops.fulmen.attention.default:
+            if func is operators.attention_kernel:
                 names = [argument.name for argument in func._schema.arguments]
                 seen.append(args[names.index("deterministic")])
             return func(*args, **(kwargs or {}))
@@ -255,7 +255,7 @@ def test_without_torch_the_library_adds_no_kernels() -> None:
 
 
 needs_kernels = pytest.mark.skipif(
-    not plain.has_kernels(), reason="this PyTorch is older than 2.10: it takes no kernels"
+    not operators.has_kernels(), reason="this PyTorch is older than 2.10: it takes no kernels"
 )
 
 

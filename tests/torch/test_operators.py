@@ -222,7 +222,7 @@ def test_vmap_one_by_one_where_the_batch_cannot_hold_it() -> None:
     torch.testing.assert_close(found, torch.stack(expected))
 
 
-@pytest.mark.skipif(not plain.has_kernels(), reason="this PyTorch is older than 2.10")
+@pytest.mark.skipif(not operators.has_kernels(), reason="this PyTorch is older than 2.10")
 def test_opcheck_of_the_operators_behind_the_shortest_way() -> None:
     q, k, v = inputs(grad=False)
     options = None, 0.0, False, "bottom_right", None, "bhsd", "auto", "auto", False, False
@@ -269,12 +269,12 @@ def test_checkpoint_policy_keeps_the_output() -> None:
 
     class Counting(torch.utils._python_dispatch.TorchDispatchMode):
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            if func is operators.attention:
+            if func is operators.attention_kernel:
                 runs.append(func)
             return func(*args, **(kwargs or {}))
 
     def policy(context, op, *args, **kwargs):
-        keep = op is torch.ops.fulmen.attention.default
+        keep = op is torch.ops.fulmen.attention_kernel.default
         choice = checkpoint.CheckpointPolicy
         return choice.MUST_SAVE if keep else choice.PREFER_RECOMPUTE
 

@@ -22,8 +22,6 @@ from .derivatives import backward_cotangents, backward_tangents, forward_tangent
 from .kernels import WITH_LSE, WITH_STATS, split
 from .settings import DIFFERENTIABLE, NUM_ARRAYS, Arrays, Settings
 
-below_autograd = torch._C._AutoDispatchBelowAutograd
-
 
 class AttentionBackward(torch.autograd.Function):
     """(settings, need, do, dlse, o, stats, *arrays) -> (dq, dk, dv, dbias, dsinks)."""
@@ -32,8 +30,8 @@ class AttentionBackward(torch.autograd.Function):
     def forward(
         settings: Settings, need: Any, do: Any, dlse: Any, o: Tensor, stats: Tensor, *arrays: Any
     ) -> Any:
-        with below_autograd():
-            return operators.attention_backward(do, dlse, o, stats, *arrays, *settings, need)
+        kernel = operators.attention_backward_kernel
+        return operators.run_kernel(kernel, do, dlse, o, stats, *arrays, *settings, need)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -77,8 +75,7 @@ class Attention(torch.autograd.Function):
 
     @staticmethod
     def forward(settings: Settings, *arrays: Any) -> Any:
-        with below_autograd():
-            return operators.attention(*arrays, *settings, WITH_STATS)
+        return operators.run_kernel(operators.attention_kernel, *arrays, *settings, WITH_STATS)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -129,7 +126,7 @@ def batched_gradients(
     do: Any, dlse: Any, o: Tensor, stats: Tensor, arrays: Any, settings: Settings, need: Any
 ) -> Any:
     """The gradients when many do arrive at once (is_grads_batched=True)."""
-    with below_autograd():
+    with operators.below_autograd():
         found = operators.attention_batched_backward(do, dlse, o, stats, *arrays, *settings, need)
     return [x if wanted else None for x, wanted in zip(found, need)]
 
@@ -149,8 +146,7 @@ def records(tensors: Any) -> bool:
 def _attention_autograd(*args: Any) -> Any:
     arrays, settings, (outputs,) = split(args)
     if not records(arrays):
-        with below_autograd():
-            return operators.attention(*args)
+        return operators.run_kernel(operators.attention_kernel, *args)
     o, lse, stats = Attention.apply(settings, *arrays)
     return o, lse if outputs >= WITH_LSE else None, stats if outputs >= WITH_STATS else None
 
@@ -158,8 +154,7 @@ def _attention_autograd(*args: Any) -> Any:
 def _attention_backward_autograd(do: Any, dlse: Any, o: Tensor, stats: Tensor, *args: Any) -> Any:
     arrays, settings, (need,) = split(args)
     if not records((do, dlse, *arrays)):
-        with below_autograd():
-            return operators.attention_backward(do, dlse, o, stats, *args)
+        return operators.run_kernel(operators.attention_backward_kernel, do, dlse, o, stats, *args)
     return AttentionBackward.apply(settings, need, do, dlse, o, stats, *arrays)
 
 
@@ -167,7 +162,7 @@ def _attention_out_autograd(*args: Any, out: Tensor, lse: Any) -> None:
     arrays, _, _ = split(args)
     if records((*arrays, out, lse)):
         raise RuntimeError("fulmen.attention: out= records no gradient; leave out=None")
-    with below_autograd():
+    with operators.below_autograd():
         operators.attention_out(*args, out=out, lse=lse)
 
 

@@ -14,13 +14,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .. import options
 from .._library import BACKWARD_RESULTS, FORWARD_RESULTS, Where, library, run
-from .._nvrtc import announce
 from ..arrays import torch_checked
+from ..choices import Layout
 from ..kinds import CURRENT_STREAM, NO_STREAM, TorchKind
 from ..merging import merge_arrays
-from ..options import Layout
+from ..settled import settled
 from .settings import DIFFERENTIABLE, NUM_ARRAYS, Arrays, Settings
 
 # `outputs` of fulmen::attention: o, and ...
@@ -97,7 +96,7 @@ def ready_of(settings: Settings, packed: bool, rng: Any = None) -> Ready:
         rng: (seed, offset) where the host knows them; (0, 0) where a tensor on a GPU does.
     """
     return Ready(
-        *options._settled.__wrapped__(
+        *settled.__wrapped__(
             settings.scale,
             settings.softcap,
             settings.causal,
@@ -128,7 +127,6 @@ def prepared(
     where = _ON_CPU
     rng = arrays[-1]
     if q.is_cuda:
-        announce()
         where = _ON_GPU
     if rng is not None:
         if q.is_cuda:
@@ -142,8 +140,7 @@ def prepared(
         ready = ready_of(settings, arrays[9] is not None)
     rank = ready.layout.rank
     if not (q.dim() == k.dim() == v.dim() == rank):
-        for x, name in zip((q, k, v), "qkv"):
-            ready.layout.check(x, name)
+        ready.layout.check_all(q, k, v)
     if q.is_neg() or k.is_neg() or v.is_neg() or (bias is not None and bias.is_neg()):
         arrays = torch_checked(arrays)
     if arrays[11] is not None and arrays[12] is None:  # ids of keys: those of the queries

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from . import operators
-from .autograd import below_autograd, records
+from .autograd import records
 
 
 class Merge(torch.autograd.Function):
@@ -25,7 +25,7 @@ class Merge(torch.autograd.Function):
     @staticmethod
     def forward(layout: str, out_dtype: Any, sinks: Any, *parts: Tensor) -> Any:
         half = len(parts) // 2
-        with below_autograd():
+        with operators.below_autograd():
             return operators.merge(list(parts[:half]), list(parts[half:]), sinks, layout, out_dtype)
 
     @staticmethod
@@ -91,7 +91,7 @@ def _along(do: Tensor, o: Tensor, lse: Tensor, layout: str) -> Tensor:
 
 def _merge_autograd(os: Any, lses: Any, sinks: Any, layout: str, out_dtype: Any) -> Any:
     if not records((sinks, *os, *lses)):
-        with below_autograd():
+        with operators.below_autograd():
             return operators.merge(os, lses, sinks, layout, out_dtype)
     return Merge.apply(layout, out_dtype, sinks, *os, *lses)
 

@@ -11,17 +11,15 @@ included, is left to eager.py, which takes every argument and says what is wrong
 from __future__ import annotations
 
 import threading
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from .._library import library
-from .._nvrtc import announce
-from . import guards, operators
+from . import operators
 from .eager import eager_attention, gradients_of
-from .kernels import Ready, like, o_like, ready_of
+from .kernels import Ready, ready_of
 from .settings import NUM_ARRAYS, Settings, checked, settings_of
 
 
@@ -38,22 +36,7 @@ plain_calls: dict[tuple[Any, ...], PlainCall] = {}
 _by_number: dict[int, PlainCall] = {}
 _lock = threading.Lock()
 
-operators.library.define("plain(Tensor q, Tensor k, Tensor v, int options) -> Tensor")
-for _name in ("plain_backward", "plain_derivable"):  # the same, without and with derivatives
-    operators.library.define(
-        f"{_name}(Tensor do, Tensor q, Tensor k, Tensor v, Tensor o, Tensor stats, int options, "
-        "int need) -> (Tensor, Tensor, Tensor)"
-    )
 _unrecorded = torch.ops.fulmen.plain.default._op
-_recorded: Any = guards.found(
-    torch.ops, "aten", "_scaled_dot_product_fused_attention_overrideable", "default", "_op"
-)
-
-
-@lru_cache(maxsize=1)
-def has_kernels() -> bool:
-    """Whether this PyTorch took the library's kernels: from 2.10 on."""
-    return _recorded is not None and library().add_torch_kernels() == 1
 
 
 def plain_call(keywords: tuple[Any, ...]) -> PlainCall | None:
@@ -63,7 +46,7 @@ def plain_call(keywords: tuple[Any, ...]) -> PlainCall | None:
     """
     scale, softcap, causal, alignment, window, layout, *how, precision = keywords
     with _lock:
-        if keywords in plain_calls or not has_kernels():
+        if keywords in plain_calls or not operators.has_kernels():
             return plain_calls.get(keywords)
         every = (
             *(scale, softcap, causal, alignment, window, 0, 0, 0.0, None, None, layout, *how),
@@ -80,27 +63,16 @@ def plain_call(keywords: tuple[Any, ...]) -> PlainCall | None:
 
 def plain_attention(call: PlainCall, q: Tensor, k: Tensor, v: Tensor) -> Any:
     """o, differentiable where one of the three requires it."""
-    if not q.is_cpu:
-        announce()
     records = (q.requires_grad or k.requires_grad or v.requires_grad) and torch.is_grad_enabled()
     try:
         if q.device == k.device == v.device:  # else the dispatcher asks the device of any of them
             if records:
-                return _recorded(q, k, v, None, call.number, True, False)[0]
+                return operators.node(q, k, v, None, call.number, True, False)[0]
             return _unrecorded(q, k, v, call.number)
     except RuntimeError:  # what the kernels raise; a checkpoint that has all it needs raises others
         pass  # the long way says it in one sentence
     checked((q, k, v))
     return eager_attention((q, k, v), call.settings, call.ready, False)
-
-
-def _empty_gradients(
-    do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, stats: Tensor, options: int, need: int
-) -> tuple[Tensor, ...]:
-    return tuple(
-        like(x) if need >> place & 1 else x.new_empty(*x.shape[:-1], 0)
-        for place, x in enumerate((q, k, v))
-    )
 
 
 def _derivable_gradients(
@@ -113,11 +85,4 @@ def _derivable_gradients(
     return tuple(q.new_empty(0) if x is None else x for x in found[:3])
 
 
-torch.library.register_fake(
-    "fulmen::plain", lambda q, k, v, options: o_like(q, v, None), lib=operators.library
-)
-torch.library.register_fake("fulmen::plain_backward", _empty_gradients, lib=operators.library)
 operators.library.impl("plain_derivable", _derivable_gradients, "CompositeImplicitAutograd")
-for _name in ("plain", "plain_backward"):
-    for _key in ("AutogradCPU", "AutogradCUDA"):  # nothing to record: they are passed by
-        operators.library.impl(_name, torch.library.fallthrough_kernel, _key)

@@ -11,8 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .. import options
+from ..choices import LAYOUTS
 from ..errors import ArgumentError, DTypeError, UnsupportedError
+from ..options import integers
+from ..options import split_mask as split_any_mask
+from ..settled import lots
 
 
 class Arrays(NamedTuple):
@@ -108,8 +111,8 @@ def settings_of(
         left, right = window, (0 if causal and window >= 0 else window)
     if packed and layout == "bhsd":
         layout = "shd"
-    if layout not in options.LAYOUTS:
-        allowed = ", ".join(map(repr, options.LAYOUTS))
+    if layout not in LAYOUTS:
+        allowed = ", ".join(map(repr, LAYOUTS))
         raise ArgumentError(f"layout is {layout!r}; allowed are {allowed}")
     return Settings(
         None if scale is None else float(scale),
@@ -203,7 +206,7 @@ def split_mask(mask: Any, device: Any) -> tuple[int, int, Any, Any, Any]:
             "mask is a function (a mask_mod of FlexAttention), which is not read yet: pass its "
             "values as a boolean tensor, or as causal=, window= or fulmen.masks"
         )
-    prefix, chunk, visible, q_ids, kv_ids = options.split_mask(mask)
+    prefix, chunk, visible, q_ids, kv_ids = split_any_mask(mask)
     parts = (tensor_of(x, device) for x in (visible, q_ids, kv_ids))
     return (prefix, chunk, *parts)
 
@@ -213,7 +216,7 @@ def tensor_of(x: Any, device: Any) -> Any:
     if x is None or isinstance(x, Tensor):
         return x
     if isinstance(x, (list, tuple, np.ndarray)):
-        made = torch.as_tensor(options.integers(x))
+        made = torch.as_tensor(integers(x))
         return made.to(device)
     return torch.from_dlpack(x)
 
@@ -230,5 +233,4 @@ def rng_of(rng: Any, dropout_p: float, device: Any) -> Any:
         return torch.randint(0, 2**32, (2,), dtype=torch.int64, device=device)
     if isinstance(rng, Tensor):
         return rng
-    _, seed, offset = (0, *options._rng(rng, dropout_p))
-    return torch.tensor([seed, offset], dtype=torch.int64, device=device)
+    return torch.tensor(lots(rng, dropout_p), dtype=torch.int64, device=device)

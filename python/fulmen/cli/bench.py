@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 import fulmen
-from fulmen.options import CPU_IMPLEMENTATIONS, GPU_IMPLEMENTATIONS, PRECISIONS
+from fulmen.choices import CPU_IMPLEMENTATIONS, GPU_IMPLEMENTATIONS, PRECISIONS
 
 from .arguments import positive
 from .benchmark import machine, peers_other, peers_torch

@@ -11,7 +11,7 @@ from itertools import product
 from typing import Any
 
 import fulmen
-from fulmen.options import GPU_IMPLEMENTATIONS
+from fulmen.choices import GPU_IMPLEMENTATIONS
 
 from .arguments import DTYPES, new_file
 from .output import BadInputError, Output, bytes_text

@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from fulmen.options import CPU_IMPLEMENTATIONS, GPU_IMPLEMENTATIONS
+from fulmen.choices import CPU_IMPLEMENTATIONS, GPU_IMPLEMENTATIONS
 
 from .output import ACCEPTABLE, BAD, Output, bytes_text
 

@@ -8,9 +8,9 @@ import argparse
 from typing import Any
 
 import fulmen
+from fulmen.choices import BACKENDS, GPU_IMPLEMENTATIONS, IMPLEMENTATIONS, PRECISIONS
 from fulmen.inspection import phantom
 from fulmen.kinds import named_dtype
-from fulmen.options import BACKENDS, GPU_IMPLEMENTATIONS, IMPLEMENTATIONS, PRECISIONS
 
 from . import count
 from .arguments import DTYPES, shape_of, window

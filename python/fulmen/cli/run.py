@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 import fulmen
-from fulmen.options import PRECISIONS
+from fulmen.choices import PRECISIONS
 
 from . import accuracy, measure, naive, tensor_file
 from .arguments import DTYPES, new_file, window

@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import fulmen
-from fulmen.options import CPU_IMPLEMENTATIONS, GPU_IMPLEMENTATIONS
+from fulmen.choices import CPU_IMPLEMENTATIONS, GPU_IMPLEMENTATIONS
 
 from .output import BAD, BadInputError, Output
 from .workers import Death, Last, run_all
