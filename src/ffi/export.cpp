@@ -8,6 +8,7 @@
 #include <dlfcn.h>
 
 #include <exception>
+#include <string_view>
 
 #include "ffi/refusal.h"
 
@@ -15,11 +16,29 @@ namespace fulmen::ffi {
 namespace {
 
 // tvm-ffi has loaded its library for all to see before it calls us: nothing is linked.
-void raise(const char* kind, const char* sentence) {
-  using SetRaised = void (*)(const char* kind, const char* message);
-  static const auto set_raised =
-      reinterpret_cast<SetRaised>(dlsym(RTLD_DEFAULT, "TVMFFIErrorSetRaisedFromCStr"));
-  if (set_raised != nullptr) set_raised(kind, sentence);
+template <typename Function>
+Function found(const char* name) {
+  return reinterpret_cast<Function>(dlsym(RTLD_DEFAULT, name));
+}
+
+TVMFFIByteArray text(std::string_view of) { return {of.data(), of.size()}; }
+
+// Without a backtrace: tvm-ffi would read the symbols of every library of the process for it, which
+// takes seconds beside PyTorch, and the frames of a refusal say nothing to its reader.
+void raise(std::string_view kind, std::string_view sentence) {
+  using Create = int (*)(const TVMFFIByteArray* kind, const TVMFFIByteArray* message,
+                         const TVMFFIByteArray* backtrace, void** error);
+  using Take = void (*)(void* error);
+  using Release = int (*)(void* error);
+  static const auto create = found<Create>("TVMFFIErrorCreate");
+  static const auto set_raised = found<Take>("TVMFFIErrorSetRaised");
+  static const auto release = found<Release>("TVMFFIObjectDecRef");
+  if (create == nullptr || set_raised == nullptr || release == nullptr) return;
+  const TVMFFIByteArray kind_text = text(kind), message = text(sentence), backtrace = text("");
+  void* error = nullptr;
+  if (create(&kind_text, &message, &backtrace, &error) != 0) return;
+  set_raised(error);
+  release(error);
 }
 
 }  // namespace
@@ -30,7 +49,7 @@ int guarded(Body body, const TVMFFIAny* args, int32_t num_args, TVMFFIAny* resul
     *result = TVMFFIAny{kTVMFFIInt, 0, {body(Arguments(args, num_args))}};
     return 0;
   } catch (const Refusal& refusal) {
-    raise(fulmen_status_name(refusal.status), refusal.sentence.c_str());
+    raise(fulmen_status_name(refusal.status), refusal.sentence);
   } catch (const std::exception& error) {
     raise(fulmen_status_name(FULMEN_ERROR_INTERNAL), error.what());
   } catch (...) {

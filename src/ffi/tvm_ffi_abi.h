@@ -57,6 +57,11 @@ struct TVMFFIAny {
   };
 };
 
+struct TVMFFIByteArray {
+  const char* data;
+  size_t size;
+};
+
 // A tensor object (kTVMFFITensor) is this header with a DLTensor after it.
 inline constexpr size_t kTVMFFIObjectBytes = 24;
 
