@@ -29,15 +29,11 @@ if TYPE_CHECKING:
         ShapeError,
         UnsupportedError,
     )
-    from .functional import (
-        attention,
-        attention_backward,
-        attention_forward,
-        attention_varlen,
-    )
+    from .functional import attention, attention_varlen
     from .inspection import Explanation, build_info, device_faults, explain, gpu_info
     from .mask_matrix import dense_mask
     from .merging import merge
+    from .passes import attention_backward, attention_forward
     from .planning import Plan, plan
     from .results import Forward, Gradients
 
@@ -83,10 +79,11 @@ _MODULES = {
         "ArgumentError CompileError DTypeError DeviceError Error LibraryNotFound OutOfMemoryError "
         "ShapeError UnsupportedError"
     ),
-    "functional": "attention attention_backward attention_forward attention_varlen",
+    "functional": "attention attention_varlen",
     "inspection": "Explanation build_info device_faults explain gpu_info",
     "mask_matrix": "dense_mask",
     "merging": "merge",
+    "passes": "attention_backward attention_forward",
     "planning": "Plan plan",
     "results": "Forward Gradients",
 }

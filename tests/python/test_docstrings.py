@@ -15,7 +15,15 @@ import pytest
 import fulmen
 from fulmen.options import CallOptions, Options, prepare
 
-WITH_EXAMPLES = ("functional", "inspection", "mask_matrix", "masks", "merging", "planning")
+WITH_EXAMPLES = (
+    "functional",
+    "inspection",
+    "mask_matrix",
+    "masks",
+    "merging",
+    "passes",
+    "planning",
+)
 MODULES = (*WITH_EXAMPLES, "arrays", "options", "errors")
 CALLS = (fulmen.attention, fulmen.attention_varlen, fulmen.attention_forward,
          fulmen.attention_backward, fulmen.merge, fulmen.plan, fulmen.explain,

@@ -200,7 +200,7 @@ def test_whisper() -> None:
     )
 
 
-@pytest.mark.parametrize("name", ["Llama", "Mistral"])
+@pytest.mark.parametrize("name", ["Llama", pytest.param("Mistral", marks=full)])
 def test_compiled_without_a_graph_break(name: str) -> None:
     model = decoder(name)
     model.set_attn_implementation("fulmen")

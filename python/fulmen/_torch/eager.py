@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The short way: eager mode with nothing watching. One library call, or one autograd.Function.
 
-The operators compute the same with the same kernels; they cost 30 microseconds a call and more,
+The operators compute the same with the same kernels; they cost 20 microseconds a call and more,
 which is what this file is for (docs: PyTorch, overhead). plain.py is shorter still.
 """
 
