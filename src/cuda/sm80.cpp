@@ -25,7 +25,8 @@ std::vector<ConfigField> fields_of(const Sm80Config& config) {
           FULMEN_FIELD(natural),      FULMEN_FIELD(softcap),    FULMEN_FIELD(alibi),
           FULMEN_FIELD(dropout),      FULMEN_FIELD(exact),      FULMEN_FIELD(swizzle),
           FULMEN_FIELD(full_blocks),  FULMEN_FIELD(lazy_max),   FULMEN_FIELD(lazy_rescale),
-          FULMEN_FIELD(stats),        FULMEN_FIELD(units),      FULMEN_FIELD(takes_turns)};
+          FULMEN_FIELD(stats),        FULMEN_FIELD(units),      FULMEN_FIELD(whole_rows),
+          FULMEN_FIELD(takes_turns)};
 }
 
 // What distinguishes the kernel among those that plans choose.
@@ -40,7 +41,10 @@ std::string kernel_name(const Sm80Config& config) {
       config.documents ? "_documents" : "", config.natural ? "_natural" : "",
       config.softcap ? "_softcap" : "", config.alibi ? "_alibi" : "",
       config.dropout ? "_dropout" : "", config.exact ? "_exact" : "", config.stats ? "_stats" : "",
-      config.units ? "" : "_any", config.dense ? "" : "_ragged");
+      !config.units        ? "_any"
+      : !config.whole_rows ? "_filled"
+                           : "",
+      config.dense ? "" : "_ragged");
 }
 
 }  // namespace

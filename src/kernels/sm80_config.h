@@ -52,6 +52,7 @@ struct Sm80Config {
   i32 min_blocks = 1;    // on a multiprocessor: a bound on registers
   // Rows of q, k, v and o are 16-byte units on multiples of 16 bytes, o of dtype.
   bool units = false;
+  bool whole_rows = false;  // and as long as computed with: nothing fills them up
 
   // Options of the problem.
   bool dense = false;  // forward: no lengths, offsets, rng, windows, prefix or chunks
@@ -89,8 +90,8 @@ struct Sm80Config {
   // Whether softcap or ALiBi, alone, becomes part of the exponent in blocks that all rows see
   // whole. At d 64 ALiBi is slower so: 297 TFLOP/s against 311 (NVIDIA H200, S 4096, 2026-11-28).
   constexpr bool maps_in_exponent() const {
-    return softcap != alibi && (softcap || d_qk > 64) && !mask && bias == DType::kNone &&
-           !natural && !exact && dtype != DType::kFloat32;
+    return softcap != alibi && !mask && bias == DType::kNone && !natural && !exact &&
+           dtype != DType::kFloat32;
   }
 
   // Whether arrays over pairs arrive beside K.

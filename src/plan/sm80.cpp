@@ -50,6 +50,7 @@ void set_tile(Sm80Config& config, const Problem& problem, const Sm80Shape& shape
   config.columns = shape.columns;
   if (has_pairs) config.columns = shape.pair_columns;
   if (config.dropout) config.columns = shape.dropout_columns;
+  if (config.softcap) config.columns = shape.softcap_columns;
   if (takes_many_registers) config.columns = shape.many_columns;
   config.stage_blocks = has_pairs ? 1 : shape.stage_blocks;
   const bool has_numbers = config.mask || config.bias != DType::kNone || config.dropout;
@@ -59,6 +60,8 @@ void set_tile(Sm80Config& config, const Problem& problem, const Sm80Shape& shape
   config.stages = shape.takes_turns ? 1 : 2;
   config.min_blocks = shape.min_blocks;
   config.keeps_q = shape.keeps_q && num_options(config) == 0;
+  config.whole_rows =
+      config.units && config.d_qk == problem.dim_qk && config.d_v * parts == problem.dim_v;
 }
 
 // Whether a shape was made for problems like this one.
@@ -66,8 +69,8 @@ bool suits(const Sm80Shape& shape, const Problem& problem, const Sm80Config& con
            bool takes_many_registers) {
   if ((shape.team_warps > 1 || shape.takes_turns) && takes_many_registers) return false;
   if (shape.takes_turns && num_options(config) > 0) return false;
-  const i64 keys = problem.batch_invariant ? kAnyLength : problem.max_kv;
-  return keys <= shape.max_keys;
+  if (problem.batch_invariant) return shape.max_keys == kAnyLength;
+  return problem.max_kv / (problem.mask.causal ? 2 : 1) <= shape.max_keys;
 }
 
 // Whether there is nothing to look up before a block begins, see Sm80Config::dense.

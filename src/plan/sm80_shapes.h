@@ -11,34 +11,41 @@ namespace fulmen {
 
 inline constexpr i64 kAnyLength = i64{1} << 40;
 
-// The first that fits is taken: head dimensions up to max_dim, lengths up to max_keys, room for
-// min_blocks blocks on a multiprocessor.
+// The first that fits is taken: head dimensions up to max_dim, up to max_keys keys a query, room
+// for min_blocks blocks on a multiprocessor.
 struct Sm80Shape {
   i32 max_dim, warps = 4, row_tiles = 2, columns = 32, min_blocks = 2;
   i32 many_columns = columns;     // where options leave a warp 16 rows
   i32 pair_columns = columns;     // with a mask, a bias or documents alone
   i32 dropout_columns = columns;  // with dropout alone
+  i32 softcap_columns = columns;  // with softcap alone
   i32 team_warps = 1;             // more: not where options take many registers
   i32 stage_blocks = 1;           // but one where arrays belong to pairs
   bool keeps_q = false;           // not with options
   bool takes_turns = false;       // not with options
-  i64 max_keys = kAnyLength;      // of the longest in a batch; no bound holds if batch_invariant
+  i64 max_keys = kAnyLength;      // that a query meets; no bound holds if batch_invariant
 
   // Dims of V that one block takes: 128 sums a thread, in teams up to 160.
   constexpr i32 max_v() const { return team_warps > 1 ? max_dim : 256; }
 };
-// NVIDIA H200, 2026-11-28: bench/results/2026-11-28-sm80-variants-h200.jsonl, decisions 25, 30, 38.
+// NVIDIA H200, 2026-11-28: bench/results/2026-11-28-sm80-variants-h200.jsonl, decisions 25, 30, 38,
+// 40.
 inline constexpr Sm80Shape kShapes[] = {
-    {.max_dim = 48, .columns = 64, .dropout_columns = 32, .keeps_q = true},
-    {.max_dim = 64, .columns = 64, .dropout_columns = 32, .stage_blocks = 2, .keeps_q = true},
-    {.max_dim = 64, .columns = 64, .dropout_columns = 32, .keeps_q = true},
+    {.max_dim = 48, .columns = 64, .keeps_q = true},
+    {.max_dim = 64, .columns = 64, .stage_blocks = 2, .keeps_q = true},
+    {.max_dim = 64, .columns = 64, .keeps_q = true},
     {.max_dim = 80},
     {.max_dim = 96, .columns = 48, .many_columns = 32, .pair_columns = 32, .dropout_columns = 32},
     {.max_dim = 96},
-    {.max_dim = 128, .columns = 48, .many_columns = 64, .pair_columns = 32, .dropout_columns = 32},
+    {.max_dim = 128,
+     .columns = 48,
+     .many_columns = 64,
+     .pair_columns = 32,
+     .dropout_columns = 32,
+     .softcap_columns = 32},
     {.max_dim = 128, .many_columns = 64},
     {.max_dim = 192, .warps = 8, .row_tiles = 1, .columns = 64, .min_blocks = 1},
-    {.max_dim = 256, .row_tiles = 1, .columns = 64, .takes_turns = true, .max_keys = 2048},
+    {.max_dim = 256, .row_tiles = 1, .columns = 64, .takes_turns = true, .max_keys = 512},
     {.max_dim = 256,
      .warps = 8,
      .columns = 96,
@@ -50,6 +57,12 @@ inline constexpr Sm80Shape kShapes[] = {
     {.max_dim = 256, .warps = 8, .row_tiles = 1, .min_blocks = 1},
     {.max_dim = 256, .row_tiles = 1, .min_blocks = 1},
     {.max_dim = 320, .warps = 8, .min_blocks = 1, .team_warps = 2},
+    {.max_dim = 512,
+     .warps = 8,
+     .columns = 64,
+     .min_blocks = 1,
+     .team_warps = 4,
+     .takes_turns = true},
     {.max_dim = 576, .warps = 8, .row_tiles = 1, .min_blocks = 1, .team_warps = 2},
     {.max_dim = 576, .row_tiles = 1, .min_blocks = 1},
     {.max_dim = 576, .row_tiles = 1, .columns = 16, .min_blocks = 1},

@@ -99,13 +99,13 @@ TEST(Sm80Tiles, FitEveryCard) {
 
 // Rows of O up to 576 wide stay in one block, whose scores are computed once; where options need
 // the registers, a warp has its rows alone.
-TEST(Sm80Tiles, WideRowsBelongToTwoWarps) {
+TEST(Sm80Tiles, WideRowsBelongToTeams) {
   const Gpu& gpu = gpu_named("h100");
   for (const i64 dim : {208, 256, 320, 512, 576}) {
     Problem problem = problem_of(DType::kBFloat16, dim, dim);
     problem.max_kv = 4096;
     const Sm80Config config = sm80_forward_config(problem, gpu);
-    EXPECT_EQ(config.team_warps, 2) << dim;
+    EXPECT_EQ(config.team_warps, dim == 512 ? 4 : 2) << dim;
     EXPECT_GE(config.d_v, dim) << dim;
     problem.score_map.softcap = 30;
     problem.dropout.threshold = 1;
@@ -115,15 +115,26 @@ TEST(Sm80Tiles, WideRowsBelongToTwoWarps) {
   }
 }
 
-// At d 256 short rows of keys are met by small blocks, two on a multiprocessor.
+// At d 256 few keys a query are met by small blocks, two on a multiprocessor.
 TEST(Sm80Tiles, ShortSequencesTakeSmallBlocks) {
   Problem problem = problem_of(DType::kBFloat16, 256, 256);
+  problem.max_kv = 1024;
+  EXPECT_EQ(sm80_forward_config(problem, gpu_named("h100")).rows(), 128);
+  problem.mask.causal = true;
   EXPECT_EQ(sm80_forward_config(problem, gpu_named("h100")).rows(), 64);
   EXPECT_TRUE(sm80_forward_config(problem, gpu_named("h100")).dense);
   problem.max_kv = 4096;
   problem.mask.window_left = 7;
   EXPECT_EQ(sm80_forward_config(problem, gpu_named("h100")).rows(), 128);
   EXPECT_FALSE(sm80_forward_config(problem, gpu_named("h100")).dense);
+}
+
+// Nothing fills up rows that are as long as the kernel computes with.
+TEST(Sm80Tiles, WholeRows) {
+  const Gpu& gpu = gpu_named("h100");
+  EXPECT_TRUE(sm80_forward_config(problem_of(DType::kBFloat16, 128, 64), gpu).whole_rows);
+  EXPECT_FALSE(sm80_forward_config(problem_of(DType::kBFloat16, 120, 64), gpu).whole_rows);
+  EXPECT_FALSE(sm80_forward_config(problem_of(DType::kBFloat16, 128, 72), gpu).whole_rows);
 }
 
 TEST(Sm80BackwardTiles, OfFloat32FitEveryCard) {

@@ -113,15 +113,15 @@ class UnitCopy {
     copy(tile, data_ + first * row_bytes_, num_rows_ - first);
   }
 
-  // Tile after tile towards row 0: those that begin at row `first`, then at first - kRows, ...
-  void seek(i32 first) {
+  // Tile after tile towards row 0: that which begins at row `first`, then those at first - kRows,
+  // ..., whose rows are all there.
+  void start_last(const SwizzledTile<kDims, kSwizzled>& tile, i32 first) {
+    start(tile, first);
     next_ = data_ + first * row_bytes_;
-    left_ = num_rows_ - first;
   }
   void start_next(const SwizzledTile<kDims, kSwizzled>& tile) {
-    copy(tile, next_, left_);
     next_ -= kRows * row_bytes_;
-    left_ += kRows;
+    copy(tile, next_, kRows);
   }
 
  private:
@@ -161,7 +161,6 @@ class UnitCopy {
   i32 num_rows_;   // from this thread's first on
   i32 num_units_;  // likewise
   const u8* next_ = nullptr;
-  i32 left_ = 0;
 };
 
 // The same for any array.
@@ -173,7 +172,10 @@ class AnyCopy {
   void start(const SwizzledTile<kDims, kSwizzled>& tile, i32 first) const {
     copy_rows<kRows, kThreads, kInterleaved>(tile, source_, first);
   }
-  void seek(i32 first) { next_ = first; }
+  void start_last(const SwizzledTile<kDims, kSwizzled>& tile, i32 first) {
+    start(tile, first);
+    next_ = first - kRows;
+  }
   void start_next(const SwizzledTile<kDims, kSwizzled>& tile) {
     start(tile, next_);
     next_ -= kRows;

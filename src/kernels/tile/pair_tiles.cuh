@@ -31,10 +31,29 @@ class PairArray {
   // where the array has 16-byte units.
   void start(u32 tile, i32 first) const {
     if constexpr (kConfig.units) {
-      copy_units(tile, first);
+      copy_units(tile, own_unit(first), num_rows_, num_keys_ - first);
     } else {
       copy_words(tile, first);
     }
+  }
+
+  // Tile after tile towards key 0: that which begins at key `first`, then those before it, whose
+  // keys are all there.
+  void start_last(u32 tile, i32 first) {
+    start(tile, first);
+    next_ = first - kConfig.columns;
+    from_ = own_unit(next_);
+  }
+  void start_next(u32 tile) {
+    if constexpr (!kConfig.units) {
+      copy_words(tile, next_);
+    } else if (num_rows_ >= kConfig.rows) {
+      copy_units(tile, from_, kConfig.rows, kConfig.columns);
+    } else {
+      copy_units(tile, from_, num_rows_, kConfig.columns);
+    }
+    next_ -= kConfig.columns;
+    from_ -= kConfig.columns * kBytes;
   }
 
   // Where a thread finds the 4 bytes that hold its first column of 16 x 8 pairs from (row, column)
@@ -46,19 +65,28 @@ class PairArray {
   }
 
  private:
-  void copy_units(u32 tile, i32 first) const {
-    constexpr i32 kUnits = kConfig.columns * kBytes / 16;
-    const u8* const from = data_ + i64{first} * kBytes;
+  static constexpr i32 kUnits = kConfig.columns * kBytes / 16;  // of a row
+  static constexpr i32 kRowsAtOnce = kConfig.threads / kUnits;
+
+  static i32 row() { return static_cast<i32>(ptx::thread_index()) / kUnits; }
+  static i32 unit() { return static_cast<i32>(ptx::thread_index()) % kUnits; }
+  i64 row_bytes() const { return array_.strides[2] * kBytes; }
+
+  // This thread's first unit of the tile that begins at key `first`.
+  const u8* own_unit(i32 first) const {
+    return data_ + i64{first} * kBytes + row() * row_bytes() + unit() * 16;
+  }
+
+  // From `from`, this thread's first unit; of the tile `num_rows` and `num_keys` are there.
+  void copy_units(u32 tile, const u8* from, i32 num_rows, i32 num_keys) const {
+    static_assert(kConfig.threads % kUnits == 0);
+    const u32 to = tile + static_cast<u32>(row() * kRowBytes + unit() * 16);
 #pragma unroll
-    for (i32 step = 0; step < kConfig.rows * kUnits; step += kConfig.threads) {
-      const i32 at = static_cast<i32>(ptx::thread_index()) + step;
-      if (step + kConfig.threads > kConfig.rows * kUnits && at >= kConfig.rows * kUnits) {
-        break;
-      }
-      const i32 row = at / kUnits, unit = at % kUnits;
-      const bool present = row < num_rows_ && unit * 16 < (num_keys_ - first) * kBytes;
-      ptx::cp_async_16(tile + row * kRowBytes + unit * 16,
-                       from + row * (array_.strides[2] * kBytes) + unit * 16, present);
+    for (i32 r = 0; r < kConfig.rows; r += kRowsAtOnce) {
+      if (r + kRowsAtOnce > kConfig.rows && row() >= kConfig.rows - r) break;
+      ptx::cp_async_16(to + static_cast<u32>(r * kRowBytes), from,
+                       r + row() < num_rows && unit() * 16 < num_keys * kBytes);
+      from += kRowsAtOnce * row_bytes();
     }
   }
 
@@ -87,6 +115,8 @@ class PairArray {
   const u8* data_;  // of row 0 of the block, key 0
   i32 num_rows_;    // from that row on
   i32 num_keys_;
+  i32 next_ = 0;              // key of the next tile
+  const u8* from_ = nullptr;  // own_unit() of it
 };
 
 template <PairConfig kConfig>
@@ -101,6 +131,17 @@ class PairTiles {
   void start(u32 tile, i32 first) const {
     if constexpr (kConfig.mask) mask_.start(tile, first);
     if constexpr (kConfig.bias != DType::kNone) bias_.start(tile + kConfig.mask_bytes(), first);
+  }
+
+  // As PairArray.
+  void start_last(u32 tile, i32 first) {
+    if constexpr (kConfig.mask) mask_.start_last(tile, first);
+    if constexpr (kConfig.bias != DType::kNone)
+      bias_.start_last(tile + kConfig.mask_bytes(), first);
+  }
+  void start_next(u32 tile) {
+    if constexpr (kConfig.mask) mask_.start_next(tile);
+    if constexpr (kConfig.bias != DType::kNone) bias_.start_next(tile + kConfig.mask_bytes());
   }
 
   // Adds the bias to a warp's scores from (row, column) of the tile on, hides pairs. kKeepsHidden:

@@ -22,11 +22,12 @@ inline float tanh_log2(float twice) {
   return square < 0.36f ? small : large;
 }
 
-// outer tanh(inner x) / x for |inner x| <= 1/4, |x| <= 2^60 (minimax, relative error 5e-7).
+// linear tanh(inner x) / (inner x) for |inner x| <= 1/4, |x| <= 2^60 (minimax, relative error
+// 5e-7).
 struct TanhSlope {
   float linear, cubic, quintic;
 
-  TanhSlope(float inner, float outer) : linear(inner * outer) {
+  TanhSlope(float inner, float linear_) : linear(linear_) {
     const float square = inner * inner;
     cubic = -0.3332457f * linear * square;
     quintic = 0.12876397f * linear * square * square;

@@ -40,22 +40,34 @@ struct WarpScores {
     if constexpr (kConfig.alibi) add_alibi(S, first_column);
   }
 
-  // Softcap or ALiBi in the exponent of a block that all rows see whole: S becomes weights. False,
-  // and nothing done, where it takes more than that.
+  // Whether ALiBi is affine in the block of keys from `block_column` on, the same for a team: no
+  // key is after a query, or none before.
+  bool is_one_sided(i64 block_column) const {
+    if constexpr (!kConfig.maps_in_exponent() || !kConfig.alibi) return true;
+    const i32 first = position(block_column);
+    return first >= kConfig.columns - 1 || is_after(first);
+  }
+
+  // Whether softcap is a polynomial of all scores of the warp.
   template <i32 kFloats>
-  bool weigh_mapped(float (&S)[kTiles][kFloats], const WarpSoftmax<kConfig>& softmax,
+  bool is_smooth(const float (&S)[kTiles][kFloats]) const {
+    if constexpr (!kConfig.maps_in_exponent() || !kConfig.softcap) return true;
+    return is_below(S, 0.25f * head.map.softcap * ptx::reciprocal(head.map.scale));
+  }
+
+  // Softcap or ALiBi in the exponent of a block that all rows see whole, one-sided and smooth: S
+  // becomes weights.
+  template <i32 kFloats>
+  void weigh_mapped(float (&S)[kTiles][kFloats], const WarpSoftmax<kConfig>& softmax,
                     float (&block_sum)[kTiles][2], i64 first_column) const {
     if constexpr (kConfig.softcap) {
-      if (!is_below(S, 0.25f)) return false;
-      const TanhSlope slope(inner_factor(), outer_factor() * softmax.log2_unit);
-      softmax.exponentiate(S, block_sum, true, CappedExponent{slope});
+      const float inner = head.map.scale * ptx::reciprocal(head.map.softcap);
+      softmax.exponentiate(S, block_sum, true, CappedExponent{{inner, softmax.log2_unit}});
     } else {
       const i32 first = position(first_column);
-      if (!is_before(first) && !is_after(first)) return false;
       const float slope = is_before(first) ? head.alibi * kWarpLog2E : -head.alibi * kWarpLog2E;
       softmax.exponentiate(S, block_sum, true, SlopedExponent{softmax.log2_unit, slope, first});
     }
-    return true;
   }
 
  private:
@@ -81,10 +93,10 @@ struct WarpScores {
   float inner_factor() const { return head.map.scale / head.map.softcap; }
   float outer_factor() const { return head.map.softcap / unit(); }
 
-  // Whether all arguments of tanh in this warp are at most `bound`: true only where the sums of
-  // eight squares say so, which are cheaper than a maximum.
+  // Whether all scores of this warp are at most `most`: true only where the sums of eight squares
+  // say so, which are cheaper than a maximum.
   template <i32 kFloats>
-  bool is_below(const float (&S)[kTiles][kFloats], float bound) const {
+  static bool is_below(const float (&S)[kTiles][kFloats], float most) {
     float largest = 0;
     float total = 0;  // NaN where a score is
 #pragma unroll
@@ -98,7 +110,6 @@ struct WarpScores {
         largest = ptx::max(largest, squares);
       }
     }
-    const float most = bound / inner_factor();
     return !ptx::any(!(largest <= min(most * most, 0x1p120f)) || total != total);
   }
 
@@ -110,7 +121,7 @@ struct WarpScores {
   void cap(float (&S)[kTiles][kFloats]) const {
     const float inner = inner_factor();
     const float outer = outer_factor();
-    if (kConfig.dtype == DType::kFloat32 || !is_below(S, 0.5f)) {
+    if (kConfig.dtype == DType::kFloat32 || !is_below(S, 0.5f / inner)) {
 #pragma unroll
       for (i32 t = 0; t < kTiles; ++t) {
 #pragma unroll
