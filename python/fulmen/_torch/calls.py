@@ -91,12 +91,10 @@ def attention(
             "stream is given with PyTorch tensors; their work goes to torch's current stream: use "
             "torch.cuda.stream(...) and leave stream=None"
         )
-    prefix, chunk, visible, q_ids, kv_ids = 0, 0, None, None, None
-    if mask is not None:
-        prefix, chunk, visible, q_ids, kv_ids = split_mask(mask, q.device)
-    if q_lengths is not None or kv_lengths is not None or cu_q is not None:
-        q_lengths, kv_lengths = tensor_of(q_lengths, q.device), tensor_of(kv_lengths, q.device)
-        cu_q, cu_kv = tensor_of(cu_q, q.device), tensor_of(cu_kv, q.device)
+    prefix, chunk, visible, counts = 0, 0, None, _NO_COUNTS
+    if not (mask is q_lengths is kv_lengths is cu_q is None):
+        given = (q_lengths, kv_lengths, cu_q, cu_kv)
+        prefix, chunk, visible, counts = _structure(mask, given, q.device)
     keywords = (
         scale, softcap, causal, alignment, window, prefix, chunk, dropout_p, max_q, max_kv, layout,
         backend, implementation, deterministic, batch_invariant, out_dtype, precision,
@@ -112,19 +110,23 @@ def attention(
     device = "cuda" if q.is_cuda else "cpu"
     if torch.is_autocast_enabled(device):
         q, k, v, bias = _autocast(device, q, k, v, bias)
-    alone = (
-        bias is visible is alibi_slopes is sinks is q_lengths is kv_lengths is cu_q is cu_kv
-        is q_ids is kv_ids is rng is None
-    )  # fmt: skip
-    if alone and not watched:
-        return eager_attention((q, k, v), settings, ready, return_lse)
-    arrays = (
-        q, k, v, bias, visible, alibi_slopes, sinks, q_lengths, kv_lengths, cu_q, cu_kv, q_ids,
-        kv_ids, rng,
-    )  # fmt: skip
+    arrays: tuple[Any, ...] = (q, k, v)
+    if watched or not (bias is alibi_slopes is sinks is rng is None and counts is _NO_COUNTS):
+        arrays = (*arrays, bias, visible, alibi_slopes, sinks, *counts, rng)
     if watched:
         return _by_operator(Arrays(*arrays), settings, return_lse, out)
     return eager_attention(arrays, settings, ready, return_lse)
+
+
+_NO_COUNTS = (None,) * 6
+
+
+def _structure(mask: Any, given: tuple[Any, ...], device: Any) -> tuple[int, int, Any, Any]:
+    """Prefix, chunk, boolean mask, and (lengths, offsets, ids) as tensors."""
+    prefix, chunk, visible, q_ids, kv_ids = 0, 0, None, None, None
+    if mask is not None:
+        prefix, chunk, visible, q_ids, kv_ids = split_mask(mask, device)
+    return prefix, chunk, visible, (*(tensor_of(x, device) for x in given), q_ids, kv_ids)
 
 
 def merge(

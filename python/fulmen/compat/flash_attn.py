@@ -266,28 +266,17 @@ def flash_attn_with_kvcache(
         fulmen.UnsupportedError: pages (block_table), rotary embedding, left padding.
     """
     del rotary_interleaved, num_splits
-    refused = (
-        ("block_table", block_table, "gather the pages into contiguous caches"),
-        ("rotary_cos", rotary_cos, "rotate q and k before the call"),
-        ("rotary_sin", rotary_sin, "rotate q and k before the call"),
-        ("cache_leftpad", cache_leftpad, "pass a boolean mask to fulmen.attention"),
+    _refuse_what_comes_later(
+        block_table=block_table,
+        rotary_cos=rotary_cos,
+        rotary_sin=rotary_sin,
+        cache_leftpad=cache_leftpad,
     )
-    for name, given, advice in refused:
-        if given is not None:
-            raise UnsupportedError(
-                f"{name} of flash_attn_with_kvcache comes later; until then {advice}"
-            )
-    batch, rows = q.shape[0], k_cache.shape[1]
     lengths = cache_seqlens
-    if lengths is None:
-        if k is not None:
-            raise ArgumentError("k is given without cache_seqlens, which says where it goes")
-    elif not isinstance(lengths, Tensor):
-        lengths = torch.full((batch,), lengths, dtype=torch.int32, device=q.device)
+    if lengths is not None and not isinstance(lengths, Tensor):
+        lengths = torch.full((q.shape[0],), lengths, dtype=torch.int32, device=q.device)
     with torch.no_grad():
         if k is not None:
-            if v is None:
-                raise ArgumentError("k is given without v")
             _append(k_cache, v_cache, k, v, lengths, cache_batch_idx)
             lengths = lengths + k.shape[1]
         if cache_batch_idx is not None:
@@ -298,16 +287,36 @@ def flash_attn_with_kvcache(
             k_cache,
             v_cache,
             layout="bshd",
-            kv_lengths=None if lengths is None else lengths.clamp(max=rows),
+            kv_lengths=None if lengths is None else lengths.clamp(max=k_cache.shape[1]),
             return_lse=return_softmax_lse,
             **options,
         )
 
 
+_ADVICE = {
+    "block_table": "gather the pages into contiguous caches",
+    "rotary_cos": "rotate q and k before the call",
+    "rotary_sin": "rotate q and k before the call",
+    "cache_leftpad": "pass a boolean mask to fulmen.attention",
+}
+
+
+def _refuse_what_comes_later(**given: Any) -> None:
+    for name, value in given.items():
+        if value is not None:
+            raise UnsupportedError(
+                f"{name} of flash_attn_with_kvcache comes later; until then {_ADVICE[name]}"
+            )
+
+
 def _append(
-    k_cache: Tensor, v_cache: Tensor, k: Tensor, v: Tensor, lengths: Tensor, entries: Any
+    k_cache: Tensor, v_cache: Tensor, k: Tensor, v: Any, lengths: Any, entries: Any
 ) -> None:
     """Writes new keys and values behind those that are there; beyond the end nothing is written."""
+    if lengths is None:
+        raise ArgumentError("k is given without cache_seqlens, which says where it goes")
+    if v is None:
+        raise ArgumentError("k is given without v")
     batch, new = k.shape[:2]
     places = lengths.long()[:, None] + torch.arange(new, device=k.device)
     slots = torch.arange(batch, device=k.device) if entries is None else entries.long()
