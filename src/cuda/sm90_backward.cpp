@@ -9,7 +9,9 @@
 #include "cuda/simt.h"
 #include "cuda/sm90_backward_specs.h"
 #include "cuda/sm90_forward.h"
+#include "cuda/sm90_forward_specs.h"
 #include "plan/sm90_forward.h"
+#include "plan/sm90_problem.h"
 
 namespace fulmen::cuda {
 
@@ -18,7 +20,17 @@ std::vector<KernelLaunch> sm90_backward_launches(const Problem& problem, const G
   KernelLaunch prepare{sm90_prepare_spec(sm90_prepare_config(problem))};
   prepare.num_blocks =
       i64{2} * gpu.num_multiprocessors * BackwardPrepareConfig::kBlocksPerMultiprocessor;
-  std::vector<KernelLaunch> launches{prepare};
+  std::vector<KernelLaunch> launches;
+  const auto add_ranges = [&](i64 count, i32 block_rows) {
+    if (count == 0) return;
+    const AttentionConfig config{.kv_rows = block_rows, .sequences = reads_sequences(problem)};
+    launches.push_back({sm90_key_ranges_spec(config), ceil_div(count, kKeyRangeThreads)});
+  };
+  add_ranges(plan.num_key_ranges, sm90_dq_config(problem).kv_rows);
+  if (sm90_has_visits(problem)) {
+    add_ranges(plan.num_query_ranges, sm90_backward_configs(problem)[0].q_rows);
+  }
+  launches.push_back(prepare);
   const auto add = [&](KernelSpec spec, i64 num_blocks) {
     launches.push_back({std::move(spec), min<i64>(num_blocks, gpu.num_multiprocessors)});
     launches.back().overlap_previous = true;
@@ -43,13 +55,20 @@ std::vector<KernelLaunch> sm90_backward_launches(const Problem& problem, const G
 void sm90_backward_run(const Call& call) {
   const Problem& problem = call.problem;
   const Sm90BackwardPlan plan = sm90_backward_plan(problem, call.gpu);
-  call.launch(0, sm90_prepare_params(problem, plan, call.workspace, call.faults));
+  std::size_t next = 0;
+  if (plan.num_key_ranges > 0) {
+    const BackwardDqParams dq = sm90_dq_params(problem, call.gpu, plan, call.workspace);
+    call.launch(next++, ForwardArguments{{}, dq.forward});
+  }
+  if (plan.num_query_ranges > 0) {
+    call.launch(next++, sm90_query_ranges_arguments(problem, plan, call.workspace));
+  }
+  call.launch(next++, sm90_prepare_params(problem, plan, call.workspace, call.faults));
   BackwardParams params = sm90_backward_params(problem, plan, call.workspace);
   const auto map = [&](Array array, i32 box_rows, TensorMap& map) {
     if (!problem.has(array)) return;
     encode(call.driver, tensor_box(problem.arrays[array], box_rows), map);
   };
-  std::size_t next = 1;
   for (const BackwardConfig& config : sm90_backward_configs(problem)) {
     map(Array::kQ, config.q_rows, params.maps.q);
     map(Array::kK, config.kv_rows(), params.maps.k);

@@ -24,5 +24,8 @@ BackwardParams sm90_backward_params(const Problem& problem, const Sm90BackwardPl
                                     char* workspace);
 BackwardDqParams sm90_dq_params(const Problem& problem, const Gpu& gpu,
                                 const Sm90BackwardPlan& plan, char* workspace);
+// Of document_ranges_sm90, with queries in the place of keys.
+ForwardArguments sm90_query_ranges_arguments(const Problem& problem, const Sm90BackwardPlan& plan,
+                                             char* workspace);
 
 }  // namespace fulmen::cuda

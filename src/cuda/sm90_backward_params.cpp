@@ -35,7 +35,11 @@ BackwardPrepareParams sm90_prepare_params(const Problem& problem, const Sm90Back
   params.bounds = {static_cast<i32>(problem.max_q), static_cast<i32>(problem.max_kv), 0};
   params.kv_rows = static_cast<i32>(plan.kv_rows);
   params.places = reinterpret_cast<BackwardPlace*>(workspace + plan.places_at);
-  params.owners = reinterpret_cast<i32*>(workspace + plan.owners_at);
+  if (sm90_has_visits(problem)) {
+    params.query_ranges = reinterpret_cast<const IdRange*>(workspace + plan.query_ranges_at);
+    params.q_rows = sm90_backward_configs(problem)[0].q_rows;
+    params.visits = reinterpret_cast<BackwardVisit*>(workspace + plan.visits_at);
+  }
   params.attention = attention_params(problem, faults);
   return params;
 }
@@ -76,7 +80,7 @@ BackwardParams sm90_backward_params(const Problem& problem, const Sm90BackwardPl
   params.turns = params.parts_done + 2 * plan.num_split;
   params.dim_v = static_cast<i32>(problem.dim_v);
   params.places = reinterpret_cast<const BackwardPlace*>(workspace + plan.places_at);
-  params.owners = reinterpret_cast<const i32*>(workspace + plan.owners_at);
+  params.visits = reinterpret_cast<const BackwardVisit*>(workspace + plan.visits_at);
   params.attention = attention_params(problem, nullptr);
   if (problem.score_map.softcap != 0) {
     params.softcap_in =
@@ -92,13 +96,30 @@ BackwardDqParams sm90_dq_params(const Problem& problem, const Gpu& gpu,
                                 const Sm90BackwardPlan& plan, char* workspace) {
   const BackwardParams params = sm90_backward_params(problem, plan, workspace);
   u32* const next_block = params.next_item + Sm90BackwardPlan::kLaunches - 1;
-  return {{},
-          sm90_forward_params(problem, gpu, sm90_dq_config(problem), next_block, nullptr),
-          params.rows_of_head,
-          params.rows,
-          params.delta,
-          params.spoiled,
-          sm90_backward_configs(problem).empty()};
+  BackwardDqParams dq{};
+  dq.forward = sm90_forward_params(problem, gpu, sm90_dq_config(problem), next_block, nullptr);
+  dq.forward.key_ranges = reinterpret_cast<IdRange*>(workspace + plan.key_ranges_at);
+  dq.rows_of_head = params.rows_of_head;
+  dq.rows = params.rows;
+  dq.delta = params.delta;
+  dq.spoiled = params.spoiled;
+  dq.comes_first = sm90_backward_configs(problem).empty();
+  return dq;
+}
+
+ForwardArguments sm90_query_ranges_arguments(const Problem& problem, const Sm90BackwardPlan& plan,
+                                             char* workspace) {
+  ForwardArguments arguments{};
+  ForwardParams& params = arguments.params;
+  params.shape.kv_len = static_cast<i32>(problem.q_rows);
+  params.key_ranges = reinterpret_cast<IdRange*>(workspace + plan.query_ranges_at);
+  params.attention = attention_params(problem);
+  AttentionParams& arrays = params.attention;
+  arrays.kv_rows = arrays.q_rows;
+  arrays.kv_ids = arrays.q_ids;
+  arrays.cu_kv = arrays.cu_q;
+  arrays.kv_lengths = arrays.q_lengths;
+  return arguments;
 }
 
 }  // namespace fulmen::cuda

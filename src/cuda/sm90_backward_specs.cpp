@@ -31,15 +31,13 @@ KernelSpec sm90_prepare_spec(const BackwardPrepareConfig& config) {
   KernelSpec spec;
   spec.name = sentence("backward_prepare_sm90_", name(config.dtype), "_d", config.dims,
                        config.has_stats ? "_stats" : "", config.sequences ? "_sequences" : "",
-                       config.sinks ? "_sinks" : "");
+                       config.sinks ? "_sinks" : "", config.documents ? "_documents" : "");
   spec.include = "kernels/backward_prepare_sm90.cuh";
   spec.function = "fulmen::backward_prepare_sm90";
   spec.config_type = "fulmen::BackwardPrepareConfig";
-  spec.config = {{"dtype", text(config.dtype)},
-                 {"dims", text(config.dims)},
-                 {"has_stats", text(config.has_stats)},
-                 {"sequences", text(config.sequences)},
-                 {"sinks", text(config.sinks)}};
+  spec.config = {{"dtype", text(config.dtype)},         {"dims", text(config.dims)},
+                 {"has_stats", text(config.has_stats)}, {"sequences", text(config.sequences)},
+                 {"sinks", text(config.sinks)},         {"documents", text(config.documents)}};
   spec.params_type = "fulmen::BackwardPrepareParams";
   spec.params_bytes = sizeof(BackwardPrepareParams);
   spec.num_threads = config.threads();
@@ -166,6 +164,7 @@ std::vector<std::vector<KernelSpec>> sm90_backward_specs() {
       if (variant & 4) problem.arrays[Array::kQIds].dtype = DType::kInt32;
       if (variant & 2) problem.dropout.threshold = 1;
       add(problem);
+      if (variant & 4) prepare.push_back(sm90_prepare_spec(sm90_prepare_config(problem)));
     }
     for (const auto& specs : {prepare, backward, dq}) entries.push_back(specs);
   }

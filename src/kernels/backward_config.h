@@ -22,8 +22,8 @@ struct BackwardConfig {
   bool dq = true;          // which gradients are wanted
   bool dk = true;
   bool dv = true;
-  bool ordered = false;    // blocks of keys add to rows of dQ in their order, so that every run
-                           // gives the same bits; where the first sees all rows that others see
+  bool ordered = false;    // blocks of keys add to rows of dQ in one order, the last one first, so
+                           // that every run gives the same bits; where rows see all keys up to one
   i32 register_dims = 0;   // so many dims of K and V stay in registers, since every product reads
                            // them again; where products are divided
   bool take_turns = true;  // ablation: the warpgroups take turns at the tensor cores
@@ -126,15 +126,25 @@ struct BackwardTensorMaps {
   TensorMap dv;
 };
 
-// Where sequences differ: what the device has found out about one. Sequences take their turns in
-// the order of their blocks of keys, the ones with the most queries first.
+// Where sequences differ: what the device has found out about a block of keys. Sequences take their
+// turns in the order of their blocks of keys, the ones with the most queries first.
 struct alignas(16) BackwardPlace {
+  i32 sequence;
   i32 first_block;    // blocks of keys of the sequences before it
   i32 num_kv_blocks;  // of its own, at least 1
   i32 all_kv_blocks;  // of all sequences
   i32 q_begin;
   i32 kv_begin;
   SequenceShape shape;
+};
+
+// What documents leave of the blocks of queries that a block of keys visits, in units of blocks:
+// [begin, end), and those of one document with all of a warpgroup's keys.
+struct alignas(16) BackwardVisit {
+  i32 begin;
+  i32 end;
+  i32 full_begin[2];
+  i32 full_end[2];
 };
 
 // A line is one key/value head of one sequence, with the query heads that share it. Where
@@ -172,8 +182,8 @@ struct BackwardParams {
   u32* turns;        // (padded row / q_rows, of all heads): blocks of keys that have added to dQ
   u32* spoiled;      // 1 + (line): not 0 where a gradient is not finite; the first: anywhere
   i32 dim_v;
-  const BackwardPlace* places;  // (sequence), where they differ
-  const i32* owners;            // (block of keys, in the order of turns): its sequence
+  const BackwardPlace* places;  // (block of keys, in the order of turns), where sequences differ
+  const BackwardVisit* visits;  // (block of keys, see first_key_range), with config.documents
   AttentionParams attention;    // lengths, offsets, dq, dk, dv and the arrays of options
   float softcap_in;             // the last three as in ForwardParams
   float softcap_out;
@@ -208,12 +218,14 @@ struct BackwardSchedule {
 };
 
 constexpr BackwardSchedule backward_schedule(i64 num_lines, i64 num_kv_blocks, i64 lines_per_group,
-                                             i64 grid) {
+                                             i64 grid, bool longest_last = false) {
   const i64 lines = min(lines_per_group, num_lines);
   const i64 per_group = lines * num_kv_blocks;
-  const i64 margin = grid + grid / 4;  // items between the last of a group and its rounding
-  const i64 groups = 2 + ceil_div(2 * margin, per_group);
-  return {i32(lines), i32(min(num_lines, lines * groups)), i32(per_group + margin)};
+  // Items between the last of a group and its rounding; a group more where that is the longest.
+  const i64 margin = grid + grid / 4;
+  const i64 behind = longest_last ? per_group : 0;
+  const i64 groups = 2 + ceil_div(behind + 2 * margin, per_group);
+  return {i32(lines), i32(min(num_lines, lines * groups)), i32(per_group + behind + margin)};
 }
 
 // The kernel before: per row of O and dO what the main kernel needs, and zeros.
@@ -223,6 +235,7 @@ struct BackwardPrepareConfig {
   bool has_stats = false;  // as in BackwardConfig
   bool sequences = false;  // as in BackwardConfig
   bool sinks = false;      // every row has one more key, of value 0
+  bool documents = false;  // as in BackwardConfig
 
   static constexpr i32 kThreads = 256;
   static constexpr i32 kBlocksPerMultiprocessor = 4;  // resident: four rows of 32 bytes a thread
@@ -240,14 +253,16 @@ struct BackwardPrepareParams {
   float* delta;       // as in BackwardParams
   u32* zeros;         // 16-byte units that are cleared: counters, and sums but those below
   i64 num_zeros;
-  float* sums;            // of dQ where sequences differ, with as many rows as `rows`
-  i32 sum_dims;           // of a row; 0: there are none
-  SequenceShape bounds;   // where sequences differ: q_len and kv_len of none are more
-  i32 kv_rows;            // of a block of keys
-  BackwardPlace* places;  // as in BackwardParams
-  i32* owners;            // as in BackwardParams
-  AttentionParams
-      attention;  // where sequences differ: lengths, offsets, dq, dk, dv to clear; sinks
+  float* sums;                  // of dQ where sequences differ, with as many rows as `rows`
+  i32 sum_dims;                 // of a row; 0: there are none
+  SequenceShape bounds;         // where sequences differ: q_len and kv_len of none are more
+  i32 kv_rows;                  // of a block of keys
+  BackwardPlace* places;        // as in BackwardParams
+  const IdRange* query_ranges;  // (block of queries), with config.documents
+  i32 q_rows;                   // of a block of queries
+  BackwardVisit* visits;        // as in BackwardParams
+  AttentionParams attention;    // where sequences differ: lengths, offsets, dq, dk, dv to clear;
+                                // sinks, ids
 };
 
 // What backward_dq_sm90 is given, by value. `forward` as the forward kernel has it, with the option

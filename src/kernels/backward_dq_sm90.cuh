@@ -34,6 +34,7 @@ struct BackwardDqConsumer {
   using Weights = u32[kConfig.kv_rows / 4];
   using Sums = float[kConfig.d_qk / 2];
   static constexpr u32 kTurnBarrier = 1;  // and 2, one each
+  static constexpr u32 kMeetBarrier = 3;  // and 4, one each
   // Options leave no registers for a second pair of products.
   static constexpr bool kLooksAhead = !kConfig.maps_scores() && !kConfig.dropout;
   static constexpr bool kTakesTurns = kConfig.ping_pong && kLooksAhead;
@@ -78,6 +79,7 @@ struct BackwardDqConsumer {
     pass_turn();
     shared.k().wait(kv_at);
     shared.v().wait(kv_at);
+    ptx::bar_sync(kMeetBarrier + warpgroup, 128);  // no product that its warps meet at
     release(shared.k().empty(kv_at));
     release(shared.v().empty(kv_at));
     kv_at.advance();
@@ -129,7 +131,7 @@ struct BackwardDqConsumer {
   void finish_products(Weights& dS, Scores& S, Scores& dP, const Pairs& pairs, i32 j) const {
     ptx::wgmma_wait<1>();
     const auto slopes = pairs.terms.slopes(S);
-    pairs.scores.apply(S, j * kConfig.kv_rows);
+    pairs.scores.template apply<kConfig.skips_documents && !kPartial>(S, j * kConfig.kv_rows);
     if constexpr (kPartial) hide(S, pairs.visible, j);
     pairs.terms.lower_huge(S);
     pairs.terms.exponentiate(S);
@@ -208,7 +210,7 @@ struct BackwardDqConsumer {
     while (j >= blocks.full_end) step(Flag<true>{});
 #pragma unroll 1
     while (j >= blocks.full_begin) step(Flag<false>{});
-    if constexpr (kConfig.mask == MaskKind::kBoth) {
+    if constexpr (kConfig.mask == MaskKind::kBoth || kConfig.skips_documents) {
 #pragma unroll 1
       while (j >= blocks.begin) step(Flag<true>{});
     }

@@ -3,9 +3,9 @@
 //
 // What backward_sm90 needs of every query row: delta = sum over dim of dO O, less dlse, and the
 // row's softmax in base 2; rows up to the next multiple of kFinishRows are filled up so that they
-// count for nothing. Also clears the sums of dQ and the counters, and places sequences that differ
-// (tile/backward_places.cuh). Runs on any GPU; a row is read by threads_per_row() neighbouring
-// threads, 16 bytes each.
+// count for nothing. Also clears the sums of dQ and the counters, places sequences that differ
+// (tile/backward_places.cuh) and finds what documents hide (tile/backward_visits.cuh). Runs on any
+// GPU; a row is read by threads_per_row() neighbouring threads, 16 bytes each.
 #pragma once
 
 #include "kernels/backward_config.h"
@@ -16,6 +16,7 @@
 #include "kernels/ptx/thread.cuh"
 #include "kernels/sequences.cuh"
 #include "kernels/tile/backward_places.cuh"
+#include "kernels/tile/backward_visits.cuh"
 
 namespace fulmen {
 
@@ -146,12 +147,17 @@ struct BackwardPrepare {
     const i64 all = i64(ptx::num_blocks()) * kConfig.kThreads;
     for (i64 i = id; i < params.num_zeros; i += all)
       ptx::store_global_x4(reinterpret_cast<u16*>(params.zeros + 4 * i), {});
+    // Neighbours are in different blocks, so that no block is long about its share.
+    const u32 warp = ptx::thread_index() / 32 * ptx::num_blocks() + ptx::block_index();
+    if constexpr (kConfig.documents) {
+      BackwardVisits{params, u32(id) % 32}.run(warp, u32(all) / 32, [&](i64 index) {
+        return kConfig.sequences ? BackwardPlacer{params, 0}.sequence(index)
+                                 : dense_sequence(params.attention, index);
+      });
+    }
     if constexpr (kConfig.sequences) {
-      const u32 blocks = ptx::num_blocks(), block = ptx::block_index();
-      // Neighbouring warps in different blocks: no block is long about its share.
-      const u32 warp = ptx::thread_index() / 32 * blocks + block;
       BackwardPlacer{params, i32(id % 32)}.run(warp, u32(all) / 32);
-      sum_chunks(block, blocks);
+      sum_chunks(ptx::block_index(), ptx::num_blocks());
     } else {
       const u32 step = u32(all) / kConfig.threads_per_row();
       for (u32 begin = u32(id) / kConfig.threads_per_row(); begin < u32(params.num_rows);

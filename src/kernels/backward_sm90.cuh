@@ -110,7 +110,7 @@ struct BackwardConsumer : BackwardWarpgroup<kConfig> {
     if (!is_last) {
       shared.q().wait(at);
       steps.next = shared.read_step(at);
-      if (this->has_huge(at)) steps.next.flags |= BackwardStepMail::kPartial << warpgroup;
+      if (this->has_huge(at)) steps.next.flags |= BackwardStepMail::kHuge;
     }
     issue_scores(S, is_last ? here : at);
     if constexpr (kConfig.dk) {
@@ -163,12 +163,12 @@ struct BackwardConsumer : BackwardWarpgroup<kConfig> {
     // branch that changes S would cost it 32 to 64 moves of registers.
     while (!steps.now.is_last()) {
 #pragma unroll 1
-      while (!steps.now.is_last() && steps.next.is_partial(warpgroup)) {
+      while (!steps.now.is_last() && !steps.next.is_plain(warpgroup)) {
         steps.now = steps.next;
         take(No{}, Yes{});
       }
 #pragma unroll 1
-      while (!steps.now.is_last() && !steps.next.is_partial(warpgroup)) {
+      while (!steps.now.is_last() && steps.next.is_plain(warpgroup)) {
         steps.now = steps.next;
         take(No{}, No{});
       }

@@ -191,7 +191,7 @@ bool wants_order(const Problem& problem) {
 // (2026-11-28, 128 dims) they do without a mask, by 1.11 at 4k rows and 1.05 at 16k, but not at 1k
 // (0.90); under a causal mask they wait (0.63).
 bool has_order(const Problem& problem) {
-  return mask_kind(problem.mask) == MaskKind::kLength && !reads_sequences(problem) &&
+  return mask_kind(problem.mask) != MaskKind::kBoth && !reads_sequences(problem) &&
          max(problem.max_q, problem.max_kv) > 1024;
 }
 
@@ -215,6 +215,7 @@ AttentionConfig sm90_dq_config(const Problem& problem) {
   config.stage_output = false;
   config.sequences = reads_sequences(problem);
   config.stats = problem.has(Array::kStats);
+  config.skips_documents = problem.has(Array::kQIds);
   // Turns make 64 dims 17 % faster, 128 and 256 dims 4 and 9 % slower.
   config.ping_pong =
       config.d_qk == 64 && !(problem.without & static_cast<u32>(Optimisation::kPingPong));
@@ -279,8 +280,34 @@ BackwardPrepareConfig sm90_prepare_config(const Problem& problem) {
   config.has_stats = problem.has(Array::kStats);
   config.sequences = reads_sequences(problem);
   config.sinks = problem.has(Array::kSinks);
+  config.documents = sm90_has_visits(problem);
   return config;
 }
+
+bool sm90_has_visits(const Problem& problem) {
+  return problem.has(Array::kQIds) && (problem.has(Array::kDK) || problem.has(Array::kDV));
+}
+
+namespace {
+
+// Documents of blocks of rows, and what they leave of the walks, from `at` on.
+void place_documents(const Problem& problem, i64 at, Sm90BackwardPlan& plan) {
+  const auto blocks = [&](i64 rows, i64 block_rows) {
+    return num_key_ranges(rows, problem.num_sequences, problem.packed, block_rows);
+  };
+  const bool has_ids = problem.has(Array::kQIds), has_visits = sm90_has_visits(problem);
+  const bool has_dq = has_ids && sm90_separate_dq(problem);
+  plan.num_key_ranges = has_dq ? blocks(problem.kv_rows, sm90_dq_config(problem).kv_rows) : 0;
+  plan.num_query_ranges =
+      has_visits ? blocks(problem.q_rows, sm90_backward_configs(problem)[0].q_rows) : 0;
+  const i64 num_visits = has_visits ? blocks(problem.kv_rows, plan.kv_rows) : 0;
+  plan.key_ranges_at = at;
+  plan.query_ranges_at = plan.key_ranges_at + plan.num_key_ranges * i64{sizeof(IdRange)};
+  plan.visits_at = plan.query_ranges_at + plan.num_query_ranges * i64{sizeof(IdRange)};
+  plan.part_sums_at = plan.visits_at + num_visits * i64{sizeof(BackwardVisit)};
+}
+
+}  // namespace
 
 Sm90BackwardPlan sm90_backward_plan(const Problem& problem, const Gpu& gpu) {
   const i64 dims = tile_dims(problem);
@@ -298,8 +325,9 @@ Sm90BackwardPlan sm90_backward_plan(const Problem& problem, const Gpu& gpu) {
   const bool in_groups = mask_kind(problem.mask) != MaskKind::kLength || is_ordered;
   const i64 lines_per_group =
       in_groups ? grouped_lines(problem, plan.num_kv_blocks, gpu.num_multiprocessors) : 1;
+  const bool longest_last = is_ordered && mask_kind(problem.mask) != MaskKind::kLength;
   plan.schedule = backward_schedule(differ ? problem.heads_kv : plan.num_lines, plan.num_kv_blocks,
-                                    lines_per_group, gpu.num_multiprocessors);
+                                    lines_per_group, gpu.num_multiprocessors, longest_last);
   const i64 slot_rows = plan.num_finish_blocks * BackwardConfig::kFinishRows;
   const i64 slot_bytes = problem.group_size() * slot_rows * dims * 4;
   const i64 sum_bytes = differ ? plan.num_rows * dims * 4 : plan.schedule.num_slots * slot_bytes;
@@ -315,10 +343,8 @@ Sm90BackwardPlan sm90_backward_plan(const Problem& problem, const Gpu& gpu) {
   plan.rows_at = plan.zeroed_bytes;
   plan.delta_at = plan.rows_at + plan.num_rows * (problem.has(Array::kStats) ? 8 : 4);
   plan.places_at = plan.delta_at + plan.num_rows * 4;
-  plan.owners_at =
-      plan.places_at + (differ ? problem.num_sequences * i64{sizeof(BackwardPlace)} : 0);
-  plan.part_sums_at =
-      plan.owners_at + (differ ? rows_up(problem.num_sequences * plan.num_kv_blocks * 4, 16) : 0);
+  const i64 num_places = differ ? problem.num_sequences * plan.num_kv_blocks : 0;
+  place_documents(problem, plan.places_at + num_places * i64{sizeof(BackwardPlace)}, plan);
   plan.workspace_bytes = plan.part_sums_at + (plan.num_parts - 1) * plan.part_bytes;
   return plan;
 }

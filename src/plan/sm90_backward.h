@@ -30,6 +30,9 @@ std::vector<BackwardConfig> sm90_backward_configs(const Problem& problem);
 // Whether the mask hides pairs inside of blocks, so that a careful pass stands behind.
 bool sm90_hides_pairs(const Problem& problem);
 
+// Whether documents leave out blocks of queries (BackwardVisit).
+bool sm90_has_visits(const Problem& problem);
+
 BackwardPrepareConfig sm90_prepare_config(const Problem& problem);
 
 // What a kernel may spill: the loaders, a thread each, and the warps beside them keep their walks
@@ -64,8 +67,12 @@ struct Sm90BackwardPlan {
   i64 rows_at;
   i64 delta_at;
   i64 part_sums_at;
-  i64 places_at;  // of sequences that differ, and their blocks of keys
-  i64 owners_at;
+  i64 places_at;         // of the blocks of keys of sequences that differ
+  i64 num_key_ranges;    // blocks of keys whose documents backward_dq_sm90 asks for
+  i64 num_query_ranges;  // blocks of queries whose documents backward_prepare_sm90 asks for
+  i64 key_ranges_at;
+  i64 query_ranges_at;
+  i64 visits_at;
   i64 workspace_bytes;
 
   i64 num_items() const { return num_lines * num_kv_blocks; }

@@ -208,8 +208,7 @@ struct Together {
     std::vector<float> delta(to_size(num_rows + 4), NAN);
     std::vector<u32> sums(to_size(num_sums + num_counters + 4), ~0u);
     u32* const counters = sums.data() + num_sums;
-    std::vector<BackwardPlace> places(chosen.lengths.size());
-    std::vector<i32> owners(to_size(i64{sequences} * kv_blocks), -1);
+    std::vector<BackwardPlace> places(to_size(i64{sequences} * kv_blocks));
 
     BackwardPrepareParams prepare{};
     prepare.heads_q = kHeads;
@@ -225,13 +224,12 @@ struct Together {
     prepare.bounds = {max_q, max_kv, 0};
     prepare.kv_rows = config.kv_rows();
     prepare.places = places.data();
-    prepare.owners = owners.data();
     prepare.attention = attention_params;
     // What one kernel writes and the other reads, while it may have begun before the first ended.
     emulator::GlobalMemory memory({written("rows", rows), written("delta", delta),
-                                   written("places", places), written("owners", owners),
-                                   written("sums", sums), written("dq", dq.data),
-                                   written("dk", dk.data), written("dv", dv.data)});
+                                   written("places", places), written("sums", sums),
+                                   written("dq", dq.data), written("dk", dk.data),
+                                   written("dv", dv.data)});
     emulator::launch({.blocks = 2,
                       .threads = BackwardPrepareConfig::kThreads,
                       .shared_bytes = 0,
@@ -260,7 +258,6 @@ struct Together {
     params.lag = schedule.lag;
     params.dim_qk = params.dim_v = q.layout.dims;
     params.places = places.data();
-    params.owners = owners.data();
     params.rows_of_head = rows_of_head;
     params.rows = rows.data();
     params.delta = delta.data();

@@ -85,8 +85,8 @@ struct BackwardCleaner {
 };
 
 // Where sums of dQ are to have one order a thread lets the consumers add dQ of a step when the
-// block of keys before has added to the same rows, and then tells the next. Every block but the
-// first is claimed after the one before it, and walks the same way a few steps behind.
+// block of keys before has added to the same rows, and then tells the next. Every block is claimed
+// after the one before it, and walks the same way a few steps behind.
 template <BackwardConfig kConfig>
 struct BackwardUsher {
   using Shared = BackwardShared<kConfig>;
@@ -114,7 +114,11 @@ struct BackwardUsher {
       u32* const turns = params.turns +
                          (first_row + step.head * params.rows_of_head) / kConfig.q_rows +
                          step.q_block;
-      ptx::await(turns, item.kv_block);
+      const u32 turn = turn_of<kConfig>(params, step.q_block, item.kv_block);
+      if (!ptx::has_reached(turns, turn)) {
+        announce_added();  // so that nobody else waits as long
+        ptx::await(turns, turn);
+      }
       ptx::mbarrier_arrive(shared.turns().full(at));
       announce_added();
       added = turns;

@@ -77,9 +77,15 @@ struct BackwardLoader {
   struct Full {
     i32 begin, count;
   };
-  Full full_blocks(const SequenceShape& shape, i32 key) const {
-    if (key + 64 > shape.kv_len) return {0, 0};
-    const Interval full = seeing_blocks<kConfig>(params.mask, shape, key, 64).full;
+  Full full_blocks(const BackwardItem& item, u32 warpgroup) const {
+    const i32 key = item.kv_block * kConfig.kv_rows() + kConfig.first_key(warpgroup);
+    if (key + 64 > item.shape.kv_len) return {0, 0};
+    Interval full = seeing_blocks<kConfig>(params.mask, item.shape, key, 64).full;
+    if constexpr (kConfig.documents) {
+      const BackwardVisit& visit = visit_of<kConfig>(params, item);
+      full.begin = max<i64>(full.begin, visit.full_begin[warpgroup]);
+      full.end = max(full.begin, min<i64>(full.end, visit.full_end[warpgroup]));
+    }
     return {i32(full.begin), i32(full.size())};
   }
 
@@ -98,9 +104,7 @@ struct BackwardLoader {
       // its sums are clear again
       ptx::await(params.freed + item.line - params.num_slots, params.num_kv_blocks);
     }
-    const i32 key = tiles.first_key();
-    const Full full[2] = {full_blocks(item.shape, key + kConfig.first_key(0)),
-                          full_blocks(item.shape, key + kConfig.first_key(1))};
+    const Full full[2] = {full_blocks(item, 0), full_blocks(item, 1)};
     const u32 first_tile = first_dq_tile<kConfig>(params, item.line, item.q_begin);
     const auto q = shared.q();
     BackwardStep step(walk);

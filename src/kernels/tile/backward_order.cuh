@@ -4,15 +4,17 @@
 // In which order the Hopper backward does its work. An item is one block of keys of one line. Lines
 // form groups; a group is finished before the next one starts, so that its sums of dQ stay in the
 // L2 cache. Inside a group the first block of keys of every line comes first: under a causal mask
-// it has the most queries. Where sequences differ a group is heads of one sequence, and there is no
-// item without keys but one of a sequence that has none. Plain integers, shared by the kernel's
-// roles and the tests.
+// it has the most queries. Where sums of dQ have an order the last comes first: it begins at
+// queries that no other of the line begins at, and is ahead of those behind it at every tile. Where
+// sequences differ a group is heads of one sequence, and there is no item without keys but one of a
+// sequence that has none. Plain integers, shared by the kernel's roles and the tests.
 #pragma once
 
 #include "kernels/attention/block_range.cuh"
 #include "kernels/backward_config.h"
 #include "kernels/sequences.cuh"
 #include "kernels/tile/effective_mask.cuh"
+#include "kernels/tile/id_ranges.cuh"
 
 namespace fulmen {
 
@@ -47,13 +49,14 @@ constexpr BackwardItem item_of_lines(const BackwardParams& params, i32 index, i3
 template <BackwardConfig kConfig>
 inline BackwardItem backward_item(const BackwardParams& params, i32 index) {
   if constexpr (!kConfig.sequences) {
-    return item_of_lines(params, index, 0, params.num_lines(), params.num_kv_blocks);
+    BackwardItem item = item_of_lines(params, index, 0, params.num_lines(), params.num_kv_blocks);
+    if (kConfig.ordered) item.kv_block = item.num_kv_blocks - 1 - item.kv_block;
+    return item;
   } else {
-    const i32 sequence = params.owners[index / params.heads_kv];
-    const BackwardPlace place = params.places[sequence];
+    const BackwardPlace place = params.places[index / params.heads_kv];
     BackwardItem item =
         item_of_lines(params, index - place.first_block * params.heads_kv,
-                      sequence * params.heads_kv, params.heads_kv, place.num_kv_blocks);
+                      place.sequence * params.heads_kv, params.heads_kv, place.num_kv_blocks);
     item.q_begin = place.q_begin;
     item.kv_begin = place.kv_begin;
     item.shape = place.shape;
@@ -139,6 +142,16 @@ constexpr BlockRange seeing_blocks(const IntervalMask& mask, const SequenceShape
   return visible_row_blocks(effective_mask<kConfig>(mask), shape, keys, kConfig.q_rows);
 }
 
+// Where sums of dQ have an order: how many blocks of keys add to those of a block of queries before
+// block `kv_block`. Those are the ones behind it that the last of the queries sees.
+template <BackwardConfig kConfig>
+constexpr u32 turn_of(const BackwardParams& params, i32 q_block, i32 kv_block) {
+  const i64 last = min((q_block + 1) * kConfig.q_rows, params.shape.q_len) - 1;
+  const IntervalMask mask = effective_mask<kConfig>(params.mask);
+  const i64 end = visible_columns(mask, params.shape, last).end;
+  return u32(ceil_div(end, kConfig.kv_rows())) - 1 - u32(kv_block);
+}
+
 // The steps of an item: all blocks of queries of all heads of its line that see its keys. `spread`
 // rotates them, so that blocks of keys do not add to the same rows of dQ at the same time.
 struct BackwardWalk {
@@ -164,10 +177,27 @@ constexpr BackwardWalk backward_walk(const BackwardParams& params, const Sequenc
   return walk;
 }
 
+// What documents leave of an item's steps.
+template <BackwardConfig kConfig>
+constexpr const BackwardVisit& visit_of(const BackwardParams& params, const BackwardItem& item) {
+  const i64 first = first_key_range(params.attention, kConfig.kv_rows(),
+                                    item.line / params.heads_kv, item.kv_begin);
+  return params.visits[first + item.kv_block];
+}
+
 // The same of an item or a part of one.
 template <BackwardConfig kConfig>
 constexpr BackwardWalk backward_walk(const BackwardParams& params, const BackwardItem& item) {
   BackwardWalk walk = backward_walk<kConfig>(params, item.shape, item.kv_block);
+  if constexpr (kConfig.documents) {
+    if (walk.count <= 0) return walk;
+    const BackwardVisit& visit = visit_of<kConfig>(params, item);
+    const i32 end = min(walk.begin + walk.count, visit.end);
+    walk.begin = max(walk.begin, visit.begin);
+    walk.count = max(end - walk.begin, 0);
+    walk.rotation = 0;
+    walk.num_steps = walk.count * walk.heads;
+  }
   if (split_number<kConfig>(params, item) < 0) return walk;
   walk.first = walk.num_steps * item.part / params.num_parts;
   walk.num_steps = walk.num_steps * (item.part + 1) / params.num_parts - walk.first;

@@ -48,11 +48,9 @@ struct BackwardPlacer {
       before += ptx::shuffle_xor(before, distance);
       all += ptx::shuffle_xor(all, distance);
     }
-    for (i32 block = lane; block < blocks; block += 32) params.owners[i32(before) + block] = index;
-    if (lane == 0) {
-      params.places[index] = {i32(before),       blocks,   i32(all), i32(own.q_begin),
-                              i32(own.kv_begin), own.shape};
-    }
+    const BackwardPlace place{
+        index, i32(before), blocks, i32(all), i32(own.q_begin), i32(own.kv_begin), own.shape};
+    for (i32 block = lane; block < blocks; block += 32) params.places[i32(before) + block] = place;
   }
 
   // Whether a row of the queries, or of the keys, is a row of a sequence.

@@ -25,13 +25,18 @@ struct BackwardMail {
 // What the loader tells the consumers of a step, so that they carry nothing of the walk along.
 struct BackwardStepMail {
   u32 tile;   // of the sums of dQ: q_rows rows, counted from params.dq_sums; without dQ: the head
-  u32 flags;  // the block of queries; kLast; kPartial << warpgroup: its mask has to be looked at
+  u32 flags;  // the block of queries; kLast; kPartial << warpgroup: its mask has to be looked at;
+              // kHuge, which the consumers find out: a row's scores are beyond kHugeScore
 
+  static constexpr u32 kHuge = 1u << 28;
   static constexpr u32 kPartial = 1u << 29;
   static constexpr u32 kLast = 1u << 31;
-  constexpr i32 q_block() const { return i32(flags & (kPartial - 1)); }
+  constexpr i32 q_block() const { return i32(flags & (kHuge - 1)); }
   constexpr bool is_last() const { return flags & kLast; }
   constexpr bool is_partial(u32 warpgroup) const { return flags & kPartial << warpgroup; }
+  constexpr bool is_plain(u32 warpgroup) const {
+    return !(flags & (kHuge | kPartial << warpgroup));
+  }
 };
 
 // Shared memory: K, V, Q, dO, dS, dV and dK on their way out, rows, delta, mail, barriers.

@@ -89,7 +89,8 @@ struct BackwardWarpgroup {
                                     i32(step.tile),
                                     first + i32(thread / 32 * 16 + thread % 32 / 4),
                                     step.q_block() * kConfig.q_rows + i32(thread % 4) * 2};
-      if constexpr (kConfig.maps_scores()) terms.map(S, pairs.slopes);
+      const bool one_document = !step.is_partial(warpgroup);
+      if constexpr (kConfig.maps_scores()) terms.map(S, pairs.slopes, one_document);
       if constexpr (kConfig.dropout) pairs.kept = terms.kept();
     }
   }

@@ -12,6 +12,7 @@
 #include "kernels/ptx/math.cuh"
 #include "kernels/ptx/thread.cuh"
 #include "kernels/tile/backward_order.cuh"
+#include "kernels/tile/id_ranges.cuh"
 #include "kernels/tile/pair_terms.cuh"
 #include "kernels/tile/tanh.cuh"
 
@@ -35,8 +36,8 @@ struct KeyTerms {
   constexpr i32 query_of(i32 i) const { return query + i / 4 * 8 + i % 2; }
   constexpr i32 key_of(i32 i) const { return key + i / 2 % 2 * 8; }
 
-  // Leaves d score / d (scale dot) in `slopes` where there is a cap.
-  void map(Scores& S, float (&slopes)[kConfig.softcap ? kFloats : 1]) const {
+  // Leaves d score / d (scale dot) in `slopes` where there is a cap. one_document: of all pairs.
+  void map(Scores& S, float (&slopes)[kConfig.softcap ? kFloats : 1], bool one_document) const {
     float alibi = 0;
     if constexpr (kConfig.alibi) {
       const ArrayView& array = params.attention.alibi_slopes;
@@ -56,22 +57,15 @@ struct KeyTerms {
       }
       S[i] = s;
     }
-    if constexpr (kConfig.has_pair_terms()) add_pairs(S);
+    if constexpr (kConfig.bias != DType::kNone || kConfig.pair_mask) add_pairs(S);
+    if (kConfig.documents && !one_document) hide_documents(S);
   }
 
-  // Bias, boolean mask, documents. Rows that are not there read the last one that is: nobody looks
-  // at the result.
+  // Bias and boolean mask. Rows that are not there read the last one that is: nobody looks at the
+  // result.
   void add_pairs(Scores& S) const {
     const AttentionParams& p = params.attention;
     const i64 last_query = item.shape.q_len - 1, last_key = item.shape.kv_len - 1;
-    [[maybe_unused]] const i32 batch = batch_of<kConfig>(params, item.line);
-    i64 key_id[2] = {};
-    if constexpr (kConfig.documents) {
-      for (i32 half = 0; half < 2; ++half) {
-        const i64 j = item.kv_begin + min<i64>(key + 8 * half, last_key);
-        key_id[half] = load_id(p.kv_ids, p.kv_ids.offset(batch, 0, 0, j));
-      }
-    }
 #pragma unroll
     for (i32 i = 0; i < kFloats; ++i) {
       const i64 row = min<i64>(query_of(i), last_query), column = min<i64>(key_of(i), last_key);
@@ -84,10 +78,22 @@ struct KeyTerms {
       if constexpr (kConfig.pair_mask) {
         if (p.mask.data[p.mask.offset(index, head, row, column)] == 0) S[i] = kNegativeInfinity;
       }
-      if constexpr (kConfig.documents) {
-        const i64 at = p.q_ids.offset(batch, 0, 0, item.q_begin + row);
-        if (load_id(p.q_ids, at) != key_id[i / 2 % 2]) S[i] = kNegativeInfinity;
-      }
+    }
+  }
+
+  void hide_documents(Scores& S) const {
+    const AttentionParams& p = params.attention;
+    const i32 batch = batch_of<kConfig>(params, item.line);
+    i64 key_id[2];
+    for (i32 half = 0; half < 2; ++half) {
+      const i64 j = item.kv_begin + min(key + 8 * half, item.shape.kv_len - 1);
+      key_id[half] = load_id(p.kv_ids, p.kv_ids.offset(batch, 0, 0, j));
+    }
+#pragma unroll
+    for (i32 i = 0; i < kFloats; ++i) {
+      const i64 row = item.q_begin + min(query_of(i), item.shape.q_len - 1);
+      const i64 id = load_id(p.q_ids, p.q_ids.offset(batch, 0, 0, row));
+      if (id != key_id[i / 2 % 2]) S[i] = kNegativeInfinity;
     }
   }
 

@@ -10,6 +10,7 @@
 #include "kernels/config.h"
 #include "kernels/ptx/thread.cuh"
 #include "kernels/tile/forward_shared.cuh"
+#include "kernels/tile/id_ranges.cuh"
 #include "kernels/tile/transpose_quad.cuh"
 
 namespace fulmen {
@@ -21,11 +22,6 @@ inline float bias_log2(float added) {
   const float scaled = added * kLog2E;
   if (scaled < -kLargestFloat) return -kLargestFloat;
   return scaled > kLargestFloat && added <= kLargestFloat ? kLargestFloat : scaled;
-}
-
-inline i64 load_id(const ArrayView& ids, i64 at) {
-  return ids.dtype == DType::kInt64 ? reinterpret_cast<const i64*>(ids.data)[at]
-                                    : reinterpret_cast<const i32*>(ids.data)[at];
 }
 
 template <AttentionConfig kConfig>

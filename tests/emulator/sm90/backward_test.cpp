@@ -16,6 +16,7 @@
 #include "kernels/backward_dq_sm90.cuh"
 #include "kernels/backward_prepare_sm90.cuh"
 #include "kernels/backward_sm90.cuh"
+#include "kernels/document_ranges_sm90.cuh"
 #include "plan/sm90_backward.h"
 #include "plan/sm90_forward.h"
 #include "tensor_map.h"
@@ -76,6 +77,7 @@ constexpr AttentionConfig kWideDq = [] {
 constexpr AttentionConfig kDocumentsDq = [] {
   AttentionConfig config = dq_config(64, 64, MaskKind::kLength, false);
   config.sequences = config.documents = config.dropout = config.sinks = true;
+  config.skips_documents = true;
   config.bias = DType::kBFloat16;
   return config;
 }();
@@ -137,6 +139,15 @@ void launch_dq(const Problem& problem, BackwardDqParams params, u32 seed) {
                    [&] { backward_dq_sm90<kConfig>(params); });
 }
 
+template <i32 kRows, bool kSequences>
+void launch_ranges(const ForwardArguments& arguments, i64 count, u32 seed) {
+  constexpr AttentionConfig kConfig{.kv_rows = kRows, .sequences = kSequences};
+  const i64 blocks = ceil_div(count, kKeyRangeThreads);
+  emulator::launch({static_cast<i32>(blocks), kKeyRangeThreads, 0, seed, false,
+                    "document_ranges_sm90", is_sampled(seed)},
+                   [&] { document_ranges_sm90<kConfig>(arguments); });
+}
+
 template <Kernels kKernels>
 void run(const Problem& problem, u32 seed) {
   const Gpu gpu = gpu_named("h100");
@@ -149,7 +160,15 @@ void run(const Problem& problem, u32 seed) {
                                            .dims = kFirst.dims > 128 ? 256 : kFirst.dims,
                                            .has_stats = kFirst.has_stats,
                                            .sequences = kFirst.sequences,
-                                           .sinks = kKernels.dq.sinks};
+                                           .sinks = kKernels.dq.sinks,
+                                           .documents = kFirst.documents};
+  if constexpr (kFirst.documents) {
+    const auto dq = cuda::sm90_dq_params(problem, gpu, plan, workspace);
+    launch_ranges<kKernels.dq.kv_rows, kFirst.sequences>({{}, dq.forward}, plan.num_key_ranges,
+                                                         seed);
+    launch_ranges<kFirst.q_rows, kFirst.sequences>(
+        cuda::sm90_query_ranges_arguments(problem, plan, workspace), plan.num_query_ranges, seed);
+  }
   const BackwardPrepareParams prepare =
       cuda::sm90_prepare_params(problem, plan, workspace, nullptr);
   emulator::launch(
@@ -262,6 +281,49 @@ TEST(Sm90BackwardOnHost, HiddenNanDoesNotShow) {
   expect_agreement<kDeterministic>(501, 2, true);
   expect_agreement<kLengths>(515, 3, false);
   expect_agreement<kPairs>(901, 2, true);
+}
+
+// A block of keys visits the blocks of queries from its first document's first row to its last
+// document's last, and knows those of one document with all keys of a warpgroup.
+TEST(Sm90BackwardOnHost, VisitsEndWithTheDocuments) {
+  constexpr i32 kLength = 700, kDocument = 200, kQueries = 64, kKeys = 128;
+  std::vector<i32> ids;
+  for (i32 row = 0; row < kLength; ++row) ids.push_back(row / kDocument);
+  std::vector<IdRange> ranges(static_cast<size_t>(ceil_div(kLength, kQueries)));
+  std::vector<BackwardVisit> visits(static_cast<size_t>(ceil_div(kLength, kKeys)));
+  ForwardArguments queries{};
+  queries.params.shape = {kLength, kLength, 0};
+  queries.params.key_ranges = ranges.data();
+  AttentionParams& arrays = queries.params.attention;
+  arrays.q_rows = arrays.kv_rows = kLength;
+  arrays.num_sequences = 1;
+  arrays.q_ids = arrays.kv_ids = {reinterpret_cast<u8*>(ids.data()), {0, 0, 0, 1}, DType::kInt32};
+  launch_ranges<kQueries, false>(queries, static_cast<i64>(ranges.size()), 1);
+  BackwardPrepareParams params{};
+  params.attention = arrays;
+  params.query_ranges = ranges.data();
+  params.q_rows = kQueries;
+  params.kv_rows = kKeys;
+  params.visits = visits.data();
+  emulator::launch({1, 32, 0, 1, false, "visits", true}, [&] {
+    BackwardVisits{params, ptx::thread_index()}.run(
+        0, 1, [&](i64 index) { return dense_sequence(params.attention, index); });
+  });
+  for (i32 block = 0; block < static_cast<i32>(visits.size()); ++block) {
+    const BackwardVisit& visit = visits[static_cast<size_t>(block)];
+    const i32 first = block * kKeys, last = min(first + kKeys, kLength) - 1;
+    const i32 end = min((last / kDocument + 1) * kDocument, kLength);
+    EXPECT_EQ(visit.begin, first / kDocument * kDocument / kQueries) << block;
+    EXPECT_EQ(visit.end, ceil_div(end, kQueries)) << block;
+    for (i32 w = 0; w < 2; ++w) {
+      const i32 key = first + 64 * w, document = key / kDocument;
+      const bool is_one = key < kLength && min(key + 63, kLength - 1) / kDocument == document;
+      EXPECT_EQ(visit.full_end[w] > visit.full_begin[w], is_one) << block;
+      if (!is_one) continue;
+      EXPECT_EQ(visit.full_begin[w], ceil_div(document * kDocument, kQueries)) << block;
+      EXPECT_EQ(visit.full_end[w], document == 3 ? 11 : (document + 1) * kDocument / kQueries);
+    }
+  }
 }
 
 // Sums of dQ are for sequences above 512 rows, which take long here.
