@@ -44,21 +44,13 @@ struct BackwardPrepare {
             index < u32(params.num_rows) && row < u32(params.q_len)};
   }
 
-  // Where sequences differ: the last one whose padded rows begin at or before one.
+  // Where sequences differ: the last one whose padded rows begin at or before one. All lanes.
   i64 sequence_of(u32 batch, i64 padded) const {
     const AttentionParams& p = params.attention;
     if (!p.packed) return batch;
-    i64 low = 0, high = p.num_sequences - 1;
-    while (low < high) {
-      const i64 middle = (low + high + 1) / 2;
-      const i64 begin = load_index(p.cu_q, middle * p.cu_q.strides[3]);
-      if (padded_row(true, middle, begin) <= padded) {
-        low = middle;
-      } else {
-        high = middle - 1;
-      }
-    }
-    return low;
+    return BackwardPlacer{params, i32(ptx::thread_index()) % 32}.last_of_sequences([&](i64 index) {
+      return padded_row(true, index, load_index(p.cu_q, index * p.cu_q.strides[3])) <= padded;
+    });
   }
 
   static float to_float(u32 bits) {
@@ -85,15 +77,28 @@ struct BackwardPrepare {
     return reinterpret_cast<const T*>(x.data) + x.offset(at.batch, at.head, at.row, dim);
   }
 
-  void write(const Row& at, float delta) const {
-    const u32 index = at.index;
+  // What the forward pass has left of a row, in the row's first lane; read along with O and dO.
+  struct Kept {
+    float top;  // row_max, or lse where there are no stats
+    float row_sum;
+    float dlse;
+  };
+  Kept kept_of(const Row& at) const {
+    Kept kept{kConfig.has_stats ? 0.f : -kInfinity, 0, 0};
+    if (lane != 0 || !at.inside) return kept;
     const AttentionParams& arrays = params.attention;
-    if (at.inside && arrays.dlse.present()) delta -= *element<float>(arrays.dlse, at);
-    params.delta[index] = at.inside ? delta : 0.f;
-    const float* kept = element<float>(kConfig.has_stats ? arrays.stats : arrays.lse, at);
+    const float* from = element<float>(kConfig.has_stats ? arrays.stats : arrays.lse, at);
+    kept.top = from[0];
+    if constexpr (kConfig.has_stats) kept.row_sum = from[arrays.stats.strides[3]];
+    if (arrays.dlse.present()) kept.dlse = *element<float>(arrays.dlse, at);
+    return kept;
+  }
+
+  void write(const Row& at, const Kept& kept, float delta) const {
+    const u32 index = at.index;
+    params.delta[index] = at.inside ? delta - kept.dlse : 0.f;
     if constexpr (kConfig.has_stats) {
-      float row_max = at.inside ? kept[0] : 0.f;
-      float row_sum = at.inside ? kept[arrays.stats.strides[3]] : 0.f;
+      float row_max = kept.top, row_sum = kept.row_sum;
       const bool sees_nothing = row_sum == 0;
       if constexpr (kConfig.sinks) {
         const float sink = sink_of(at.head);
@@ -106,14 +111,13 @@ struct BackwardPrepare {
       params.rows[kept_row(index)] = sees_nothing ? kInfinity : total;
       params.rows[kept_row(index) + kKeptBlock] = is_huge ? row_max : 0.f;
     } else {
-      const float lse = at.inside ? *kept : -kInfinity;
-      float total = lse * kLog2E;
+      float total = kept.top * kLog2E;
       if constexpr (kConfig.sinks) {
         const float sink = sink_of(at.head) * kLog2E;
         const float top = ptx::max(total, sink);
         total = top + ptx::log2(ptx::exp2(total - top) + ptx::exp2(sink - top));
       }
-      params.rows[index] = lse == -kInfinity ? kInfinity : total;
+      params.rows[index] = kept.top == -kInfinity ? kInfinity : total;
     }
   }
 
@@ -124,9 +128,11 @@ struct BackwardPrepare {
 
   void sum(const Row (&rows)[kRowsInFlight]) const {
     ptx::U32x4 o[kRowsInFlight], dout[kRowsInFlight];
+    Kept kept[kRowsInFlight];
 #pragma unroll
     for (i32 i = 0; i < kRowsInFlight; ++i) {
       o[i] = dout[i] = {};
+      kept[i] = kept_of(rows[i]);
       if (!rows[i].inside || lane * 8 >= params.dim_v) continue;
       o[i] = ptx::load_global_x4(element<u16>(params.attention.o, rows[i], lane * 8));
       dout[i] = ptx::load_global_x4(element<u16>(params.attention.dout, rows[i], lane * 8));
@@ -138,7 +144,7 @@ struct BackwardPrepare {
       for (i32 distance = 1; distance < kConfig.threads_per_row(); distance *= 2) {
         sum += ptx::shuffle_xor(sum, distance);
       }
-      if (lane == 0 && rows[i].index < u32(params.num_rows)) write(rows[i], sum);
+      if (lane == 0 && rows[i].index < u32(params.num_rows)) write(rows[i], kept[i], sum);
     }
   }
 

@@ -53,14 +53,44 @@ struct BackwardPlacer {
     for (i32 block = lane; block < blocks; block += 32) params.places[i32(before) + block] = place;
   }
 
+  // The last sequence for which `holds`, which does so up to it and not behind; the first without
+  // being asked. All lanes of a warp, 32 sequences at once.
+  template <class Holds>
+  i64 last_of_sequences(const Holds& holds) const {
+    i64 low = 0, high = params.attention.num_sequences - 1;
+#pragma unroll 1
+    while (low < high) {
+      const i64 step = ceil_div(high - low, 32), index = low + step * (lane + 1);
+      const i64 count = ptx::count_ones(ptx::ballot(index <= high && holds(index)));
+      low += count * step;
+      high = min(high, low + step - 1);
+    }
+    return low;
+  }
+
+  // Rows of the queries, or of the keys, that a sequence has.
+  Interval rows_of(bool is_query, i64 index) const {
+    const Sequence owner = sequence(index);
+    const i64 begin = is_query ? owner.q_begin : owner.kv_begin;
+    return {begin, begin + (is_query ? owner.shape.q_len : owner.shape.kv_len)};
+  }
+
+  // Whether rows [row, row + 32) are all of one sequence; all lanes of a warp.
+  bool are_owned(bool is_query, i64 batch, i64 row) const {
+    const AttentionParams& p = params.attention;
+    const ArrayView& offsets = is_query ? p.cu_q : p.cu_kv;
+    const auto begins = [&](i64 index) {
+      return load_index(offsets, index * offsets.strides[3]) <= row;
+    };
+    const Interval rows = rows_of(is_query, p.packed ? last_of_sequences(begins) : batch);
+    return rows.begin <= row && row + 32 <= rows.end;
+  }
+
   // Whether a row of the queries, or of the keys, is a row of a sequence.
   bool is_owned(bool is_query, i64 batch, i64 row) const {
     const AttentionParams& p = params.attention;
     const ArrayView& offsets = is_query ? p.cu_q : p.cu_kv;
-    const Sequence owner = sequence(p.packed ? find_sequence(p, offsets, row) : batch);
-    const i64 begin = is_query ? owner.q_begin : owner.kv_begin;
-    const i64 count = is_query ? owner.shape.q_len : owner.shape.kv_len;
-    return begin <= row && row < begin + count;
+    return rows_of(is_query, p.packed ? find_sequence(p, offsets, row) : batch).contains(row);
   }
 
   void clear_row(const ArrayView& x, i64 batch, i64 heads, i64 row, i32 dims) const {
@@ -78,6 +108,7 @@ struct BackwardPlacer {
     const AttentionParams& p = params.attention;
     const u32 rows = u32(is_query ? p.q_rows : p.kv_rows), all = u32(p.batch_extent()) * rows;
     for (u32 begin = 32 * warp; begin < all; begin += 32 * warps) {
+      if (are_owned(is_query, begin / rows, begin % rows)) continue;
       const u32 mine = min(begin + u32(lane), all - 1);
       u32 nobodys = ptx::ballot(!is_owned(is_query, mine / rows, mine % rows));
       for (u32 i = begin; nobodys != 0 && i < all; ++i, nobodys >>= 1) {
