@@ -34,7 +34,7 @@ std::vector<ConfigField> fields_of(const Sm80BackwardConfig& config) {
           FULMEN_FIELD(tiled_dbias), FULMEN_FIELD(natural),    FULMEN_FIELD(softcap),
           FULMEN_FIELD(alibi),       FULMEN_FIELD(dropout),    FULMEN_FIELD(split_sum),
           FULMEN_FIELD(ordered),     FULMEN_FIELD(hopper),     FULMEN_FIELD(swizzle),
-          FULMEN_FIELD(full_blocks)};
+          FULMEN_FIELD(full_blocks), FULMEN_FIELD(sliced)};
 }
 
 KernelSpec spec_of(const char* entry, const std::string& distinction,

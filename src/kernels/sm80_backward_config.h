@@ -27,6 +27,7 @@ struct Sm80BackwardConfig {
   i32 pair_stages = 1;       // of dS: with two, dQ of a step is computed in the next
   bool split_roles = false;  // half of the warps compute P and dV, the others dS and dK
   bool keys_first = false;   // and keep them in registers, see BackwardKeysSm80
+  bool sliced = false;       // the warps of a team share out dims of S, see BackwardSlicesSm80
   i32 min_blocks = 1;        // on a multiprocessor: a bound on registers
   // Rows of q, k, v and dout are 16-byte units on multiples of 16 bytes; for backward_rows_sm80
   // those of o and dout, and what is kept of a row is float32.
@@ -81,7 +82,7 @@ struct Sm80BackwardConfig {
   constexpr bool hides_pairs() const { return mask || bias != DType::kNone; }
 
   // Shared memory in this order: K, V, stages of Q, dO, what is kept of their rows, mask and bias;
-  // P, dS, numbers of the keys' documents.
+  // P, dS, sums that slices hand over, numbers of the keys' documents.
   constexpr i32 k_bytes() const { return columns * d_qk * element_bytes(); }
   constexpr i32 v_bytes() const { return columns * d_v * element_bytes(); }
   constexpr i32 q_bytes() const { return rows * d_qk * element_bytes(); }
@@ -93,10 +94,14 @@ struct Sm80BackwardConfig {
     return q_bytes() + dout_bytes() + row_bytes() + pairs().bytes();
   }
   constexpr i32 pair_bytes() const { return rows * columns * element_bytes(); }
+  // Of each of two roles.
+  constexpr i32 slice_bytes() const {
+    return sliced ? team_warps() * (team_warps() - 1) * s_rows * s_columns * 4 : 0;
+  }
   constexpr i32 ids_bytes() const { return documents ? columns * 8 : 0; }
   constexpr i32 shared_bytes() const {
     return k_bytes() + v_bytes() + stages * stage_bytes() + (1 + pair_stages) * pair_bytes() +
-           ids_bytes();
+           2 * slice_bytes() + ids_bytes();
   }
 
   // A warp's tile of S, as the pieces that it shares with forward_sm80 see it.
@@ -128,6 +133,8 @@ struct Sm80BackwardConfig {
            team_columns() % kv_rows == 0 && team_columns() % s_columns == 0 &&
            columns % team_columns() == 0 && divides(dk_dims(), d_qk) && divides(dv_dims(), d_v) &&
            rows % 16 == 0 && (s_rows <= 32 || split_roles) &&
+           (!sliced || (split_roles && s_rows == 16 && s_columns == 16 && num_teams() == 1 &&
+                        team_tiles() == team_warps())) &&
            (!keys_first ||
             (split_roles && kv_parts() == 1 && kv_rows == s_columns && d_qk <= 64)) &&
            (!split_roles || (warps % 2 == 0 && d_qk == d_v && dq && dk && dv && !dropout &&

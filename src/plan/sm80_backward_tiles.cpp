@@ -28,6 +28,7 @@ struct TileShape {
   i32 stages = 2, pair_stages = 1;
   Roles roles = Roles::kOne;
   i32 min_blocks = 1;
+  bool sliced = false;  // see Sm80BackwardConfig
 };
 
 // NVIDIA H200, 2026-11-28: decisions 19, 28, 32 and the results that they name.
@@ -60,6 +61,12 @@ constexpr TileShape kShapes[] = {
      .dq_rows = 16,
      .stages = 1},
     {.max_dim = 320, .block = {32, 64}, .part = {16, 32}, .pair_stages = 2, .roles = Roles::kSplit},
+    {.max_dim = 512,
+     .block = {32, 32},
+     .part = {16, 16},
+     .pair_stages = 2,
+     .roles = Roles::kSplit,
+     .sliced = true},
     {.max_dim = 576, .block = {32, 32}, .part = {16, 16}, .pair_stages = 2, .roles = Roles::kSplit},
     {.max_dim = 576, .block = {32, 32}, .part = {16, 16}, .kv_rows = 16, .dq_rows = 16},
     {.max_dim = 576,
@@ -147,10 +154,10 @@ bool is_plain(const Sm80BackwardConfig& config) {
   return !config.hides_pairs() && !config.documents && !config.natural && !config.dropout;
 }
 
-// Tiles of dQ as wide as leaves one for every warp, and registers for options.
+// Tiles of dQ as wide as leaves one for every warp, and registers for options and slices.
 i32 dq_dims(const Sm80BackwardConfig& config) {
   for (const i32 dims : {64, 48, 32}) {
-    if (dims == 64 && !is_plain(config)) continue;
+    if ((dims == 64 && !is_plain(config)) || (dims > 32 && config.sliced)) continue;
     const bool divides = config.d_qk % dims == 0;
     if (divides && config.rows / config.dq_rows * (config.d_qk / dims) >= config.warps) return dims;
   }
@@ -177,6 +184,7 @@ void set_shape(Sm80BackwardConfig& config, const TileShape& shape, const Problem
   config.kv_rows = shape.kv_rows;
   config.dq_rows = shape.dq_rows;
   config.min_blocks = shape.min_blocks;
+  config.sliced = shape.sliced;
   config.d_qk = rounded_up(problem.dim_qk, i64{16} * config.kv_parts());
   config.d_v = rounded_up(problem.dim_v, i64{16} * config.kv_parts());
   config.dq_dims = dq_dims(config);

@@ -29,7 +29,7 @@ struct Sm80Shape {
   constexpr i32 max_v() const { return team_warps > 1 ? max_dim : 256; }
 };
 // NVIDIA H200, 2026-11-28: bench/results/2026-11-28-sm80-variants-h200.jsonl, decisions 25, 30, 38,
-// 40.
+// 42.
 inline constexpr Sm80Shape kShapes[] = {
     {.max_dim = 48, .columns = 64, .keeps_q = true},
     {.max_dim = 64, .columns = 64, .stage_blocks = 2, .keeps_q = true},
@@ -56,6 +56,12 @@ inline constexpr Sm80Shape kShapes[] = {
     {.max_dim = 256, .warps = 8, .row_tiles = 1, .columns = 64, .min_blocks = 1},
     {.max_dim = 256, .warps = 8, .row_tiles = 1, .min_blocks = 1},
     {.max_dim = 256, .row_tiles = 1, .min_blocks = 1},
+    {.max_dim = 320,
+     .warps = 8,
+     .columns = 64,
+     .min_blocks = 1,
+     .team_warps = 2,
+     .takes_turns = true},
     {.max_dim = 320, .warps = 8, .min_blocks = 1, .team_warps = 2},
     {.max_dim = 512,
      .warps = 8,

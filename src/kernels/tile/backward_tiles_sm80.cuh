@@ -40,6 +40,9 @@ struct BackwardTilesSm80 {
   PairTile ds_tile(i32 stage) const {
     return {stage_at(kConfig.stages) + (1 + stage) * kConfig.pair_bytes()};
   }
+  u32 slices() const {
+    return ds_tile(kConfig.pair_stages).base + (weighs() ? 0 : kConfig.slice_bytes());
+  }
   // Instead of these, where keys come first.
   using KeysTile = SwizzledTile<kConfig.words(kConfig.rows), kConfig.swizzle>;  // rows are keys
   u32 handed_weights() const { return p_tile().base; }

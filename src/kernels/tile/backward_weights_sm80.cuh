@@ -5,7 +5,7 @@
 // and rounded, from and to shared memory. Called by backward_pairs_sm80.
 #pragma once
 
-#include "kernels/tile/backward_sight_sm80.cuh"
+#include "kernels/tile/backward_slices_sm80.cuh"
 
 namespace fulmen {
 
@@ -131,13 +131,17 @@ struct BackwardWeightsSm80 {
 
  private:
   template <i32 kDims, class Tile>
-  static void multiply(Scores& S, const Tile& queries, const Tile& keys, const Part& part) {
-    const auto left = left_rows(queries, part.row);
-    auto right = right_rows(keys);
-    right.start = right.at(0, part.column);
-    Products::template set_scores<kDims>(
-        S, [&](i32 k, i32 t) { return ptx::ldmatrix_x4(left.at(k, 16 * t)); },
-        [&](i32 k, i32 n) { return ptx::ldmatrix_x4(right.at(k, 16 * n)); });
+  void multiply(Scores& S, const Tile& queries, const Tile& keys, const Part& part) const {
+    if constexpr (kConfig.sliced) {
+      BackwardSlicesSm80<kConfig>{tiles}.template multiply<kDims>(S, queries, keys);
+    } else {
+      const auto left = left_rows(queries, part.row);
+      auto right = right_rows(keys);
+      right.start = right.at(0, part.column);
+      Products::template set_scores<kDims>(
+          S, [&](i32 k, i32 t) { return ptx::ldmatrix_x4(left.at(k, 16 * t)); },
+          [&](i32 k, i32 n) { return ptx::ldmatrix_x4(right.at(k, 16 * n)); });
+    }
   }
 
   template <class Exponent>
