@@ -5,7 +5,8 @@
 # Brings a bare machine to where the Makefile can work: `bootstrap.sh run` for the main job,
 # `bootstrap.sh test` for all checks and tests as well. Missing system packages are installed by apt
 # when the user may (root, or sudo without a password), else named in one line. Then .venv is made,
-# and for `test` the pinned tools of requirements.txt go into it. Does nothing that is already done.
+# and for `test` the pinned tools of requirements.txt go into it, not compiled, since most of their
+# modules are never imported. Does nothing that is already done.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 purpose="${1:?usage: bootstrap.sh run|test}"
@@ -51,7 +52,7 @@ fi
 .venv/bin/python -c 'import pip' 2>/dev/null || "$python" -m venv --clear .venv
 
 if [ "$purpose" = test ] && ! cmp -s tools/requirements.txt .venv/requirements.installed; then
-  .venv/bin/python -m pip install --quiet --disable-pip-version-check -r tools/requirements.txt
+  .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-compile -r tools/requirements.txt
   cp tools/requirements.txt .venv/requirements.installed
 fi
 

@@ -168,8 +168,7 @@ def _sanitized(
     """Named cases in Python, the sanitizer's run time loaded first; `options`: its environment."""
     libraries = [runner.run([compiler, f"-print-file-name={name}"]).strip()
                  for compiler, name in (runtime, ("g++", "libstdc++.so"))]  # fmt: skip
-    # NumPy's own threads know nothing of the sanitizer and would be accused of races.
-    env = {**options, "LD_PRELOAD": ":".join(libraries), "OPENBLAS_NUM_THREADS": "1",
+    env = {**options, "LD_PRELOAD": ":".join(libraries),
            "FULMEN_LIBRARY": str(ROOT / "build" / preset / "libfulmen.so")}  # fmt: skip
     cases = THREADED_CASES if preset == "tsan" else CASES_UNDER_SANITIZERS
     verify = ["-m", "fulmen", "verify", "--jobs", JOBS, *cases]
@@ -236,6 +235,8 @@ def main() -> int:
         print("\n".join(f"{step.name:<10} {step.says}" for step in steps))
         return 0
     os.environ["PATH"] = f"{BIN}{os.pathsep}{os.environ['PATH']}"
+    # NumPy's own threads would spin beside ours, and a sanitizer would accuse them of races.
+    os.environ["OPENBLAS_NUM_THREADS"] = "1"
     if arguments.plan == "test-full":
         os.environ["FULMEN_TEST_FULL"] = "1"  # every kernel, every sample, every model
     chosen = [step for step in steps if not arguments.steps or step.name in arguments.steps]

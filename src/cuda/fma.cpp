@@ -6,22 +6,18 @@
 #include "cuda/fma.h"
 
 #include "core/error.h"
-#include "cuda/config_text.h"
 #include "cuda/params.h"
+#include "cuda/spec_of.h"
 #include "kernels/fma_config.h"
 
 namespace fulmen::cuda {
 
 KernelSpec fma_spec(const std::string& file, const std::string& entry, DType dtype) {
-  KernelSpec spec;
-  spec.name = sentence(entry, "_", name(dtype));
+  constexpr int kThreads = FmaConfig{}.num_threads;
+  KernelSpec spec = spec_of(entry, name(dtype), FULMEN_KERNEL_TYPES(FmaConfig, AttentionParams),
+                            {{"dtype", text(dtype)}, {"num_threads", text(kThreads)}});
   spec.include = sentence("kernels/", file, ".cuh");
-  spec.function = "fulmen::" + entry;
-  spec.config_type = "fulmen::FmaConfig";
-  spec.num_threads = FmaConfig{}.num_threads;
-  spec.config = {{"dtype", text(dtype)}, {"num_threads", text(spec.num_threads)}};
-  spec.params_type = "fulmen::AttentionParams";
-  spec.params_bytes = sizeof(AttentionParams);
+  spec.num_threads = kThreads;
   return spec;
 }
 

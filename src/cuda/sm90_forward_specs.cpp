@@ -7,7 +7,7 @@
 #include "cuda/sm90_forward_specs.h"
 
 #include "core/error.h"
-#include "cuda/config_text.h"
+#include "cuda/spec_of.h"
 #include "plan/sm90_forward.h"
 
 namespace fulmen::cuda {
@@ -49,19 +49,17 @@ std::vector<ConfigField> fields_of(const AttentionConfig& config) {
           FULMEN_FIELD(specialised)};
 }
 
-// What distinguishes the kernel among those that plans choose.
-std::string kernel_name(const AttentionConfig& config) {
+// The kernel's name among those that plans choose.
+std::string distinction(const AttentionConfig& config) {
   constexpr const char* kMasks[] = {"", "_upper", "_both"};
-  return sentence("forward_sm90_", name(config.dtype), "_d", config.d_qk, "_", config.d_v, "_",
-                  64 * config.q_tiles(), "x", config.kv_rows,
-                  config.heads_per_tile == 1 ? "" : sentence("_heads", config.heads_per_tile),
-                  kMasks[static_cast<int>(config.mask)], config.sequences ? "_sequences" : "",
-                  config.signed_scale ? "_signed" : "", config.softcap ? "_softcap" : "",
-                  config.alibi ? "_alibi" : "", config.sinks ? "_sinks" : "",
-                  config.stats ? "_stats" : "", config.wide_output ? "_wide" : "",
-                  config.bias == DType::kNone ? "" : sentence("_bias_", name(config.bias)),
-                  config.pair_mask ? "_mask" : "", config.documents ? "_documents" : "",
-                  config.dropout ? "_dropout" : "");
+  return sentence(
+      name(config.dtype), "_d", config.d_qk, "_", config.d_v, "_", 64 * config.q_tiles(), "x",
+      config.kv_rows, config.heads_per_tile == 1 ? "" : sentence("_heads", config.heads_per_tile),
+      kMasks[static_cast<int>(config.mask)], FULMEN_SUFFIX(sequences),
+      config.signed_scale ? "_signed" : "", FULMEN_SUFFIX(softcap), FULMEN_SUFFIX(alibi),
+      FULMEN_SUFFIX(sinks), FULMEN_SUFFIX(stats), config.wide_output ? "_wide" : "",
+      config.bias == DType::kNone ? "" : sentence("_bias_", name(config.bias)),
+      config.pair_mask ? "_mask" : "", FULMEN_SUFFIX(documents), FULMEN_SUFFIX(dropout));
 }
 
 // Bounds of the visible keys and what options keep of a row are spilled around the loops, not in
@@ -82,14 +80,9 @@ std::size_t spill_allowance(const AttentionConfig& config) {
 }  // namespace
 
 KernelSpec sm90_forward_spec(const AttentionConfig& config) {
-  KernelSpec spec;
-  spec.name = kernel_name(config);
-  spec.include = "kernels/forward_sm90.cuh";
-  spec.function = "fulmen::forward_sm90";
-  spec.config_type = "fulmen::AttentionConfig";
-  spec.config = fields_of(config);
-  spec.params_type = "fulmen::ForwardArguments";
-  spec.params_bytes = sizeof(ForwardArguments);
+  KernelSpec spec =
+      spec_of("forward_sm90", distinction(config),
+              FULMEN_KERNEL_TYPES(AttentionConfig, ForwardArguments), fields_of(config));
   spec.num_threads = config.threads();
   spec.shared_bytes = static_cast<std::size_t>(config.shared_bytes());
   spec.shared_bytes_text = "kConfig.shared_bytes()";
@@ -100,15 +93,10 @@ KernelSpec sm90_forward_spec(const AttentionConfig& config) {
 
 KernelSpec sm90_key_ranges_spec(const AttentionConfig& config) {
   const AttentionConfig needed{.kv_rows = config.kv_rows, .sequences = config.sequences};
-  KernelSpec spec = sm90_forward_spec(needed);
-  spec.name =
-      sentence("document_ranges_sm90_", config.kv_rows, config.sequences ? "_sequences" : "");
-  spec.include = "kernels/document_ranges_sm90.cuh";
-  spec.function = "fulmen::document_ranges_sm90";
+  KernelSpec spec =
+      spec_of("document_ranges_sm90", sentence(config.kv_rows, FULMEN_SUFFIX(sequences)),
+              FULMEN_KERNEL_TYPES(AttentionConfig, ForwardArguments), fields_of(needed));
   spec.num_threads = kKeyRangeThreads;
-  spec.shared_bytes = 0;
-  spec.shared_bytes_text = "";
-  spec.tensor_cores = false;
   return spec;
 }
 

@@ -4,99 +4,20 @@
 // backward_sm90 where sequences differ: packed ones and padded ones with lengths, empty ones among
 // them. Every sequence is a problem of its own, and its gradients obey the error rule as if it were
 // alone, although everything between and behind the sequences is NaN; gradients there are 0.
+#include "backward_sequences.h"
+
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <cmath>
 #include <memory>
-#include <string>
 #include <vector>
 
-#include "backward_kernels.h"
 #include "backward_problem.h"
 #include "emulator/global_memory.h"
 #include "emulator/launch.h"
-#include "emulator/tensor_copies.h"
 
 namespace fulmen::test {
 namespace {
-
-constexpr i32 kHeads = 2, kKvHeads = 1;
-constexpr i32 kBlocks = 2;  // of backward_sm90; they wait for each other's dQ
-
-struct Lengths {
-  i32 q;
-  i32 kv;
-};
-
-struct SequencesCase {
-  std::string name;
-  const BackwardKernel* kernel;
-  bool packed;
-  std::vector<Lengths> lengths;
-  IntervalMask mask;
-};
-
-void PrintTo(const SequencesCase& sequences, std::ostream* out) { *out << sequences.name; }
-
-size_t to_size(i64 x) { return static_cast<size_t>(x); }
-
-// The arrays of all sequences: (batch, heads, rows, dims), batch = 1 when packed.
-struct Layout {
-  bool packed;
-  i32 batch, heads, rows, dims;
-  std::vector<i32> begins;  // of each sequence, and the end of the last
-
-  i64 line(size_t sequence, i32 head) const {
-    return packed ? head : static_cast<i64>(sequence) * heads + head;
-  }
-  i64 first(size_t sequence, i32 head) const {
-    return line(sequence, head) * rows + (packed ? begins[sequence] : 0);
-  }
-  i64 num_rows() const { return i64{batch} * heads * rows; }
-  ArrayView view(void* data, DType dtype) const {
-    return {static_cast<u8*>(data), {i64{heads} * rows * dims, i64{rows} * dims, dims, 1}, dtype};
-  }
-};
-
-Layout layout_of(const SequencesCase& chosen, i32 heads, i32 dims, i32 Lengths::* length) {
-  Layout layout{chosen.packed, 1, heads, 0, dims, {0}};
-  i32 most = 0;
-  for (const Lengths& of : chosen.lengths) {
-    layout.begins.push_back(layout.begins.back() + of.*length);
-    most = std::max(most, of.*length);
-  }
-  layout.batch = chosen.packed ? 1 : static_cast<i32>(chosen.lengths.size());
-  layout.rows = (chosen.packed ? layout.begins.back() : most) + 5;  // rows of nobody
-  return layout;
-}
-
-template <class T>
-struct Array {
-  Layout layout;
-  std::vector<T> data;
-
-  explicit Array(const Layout& of)
-      : layout(of), data(to_size(of.num_rows() * of.dims), static_cast<T>(NAN)) {
-    if constexpr (sizeof(T) == 2) std::fill(data.begin(), data.end(), T{0xffff});
-  }
-  // Writes or reads the rows of a sequence.
-  template <class Move>
-  void each(size_t sequence, i32 rows, Move move) {
-    for (i32 h = 0; h < layout.heads; ++h) {
-      for (i64 i = 0; i < i64{rows} * layout.dims; ++i) {
-        move(h, i, data[to_size(layout.first(sequence, h) * layout.dims + i)]);
-      }
-    }
-  }
-  TensorMap map(i32 box_rows) {
-    const ArrayView view = layout.view(data.data(), DType::kBFloat16);
-    return emulator::encode({view.data,
-                             {2, view.strides[2] * 2, view.strides[1] * 2, view.strides[0] * 2},
-                             {layout.dims, layout.rows, layout.heads, layout.batch},
-                             box_rows});
-  }
-};
 
 template <class T>
 emulator::GlobalArray written(const char* name, const std::vector<T>& data) {
@@ -184,90 +105,82 @@ struct Together {
     return p;
   }
 
-  void launch() {
+  BackwardPrepareParams prepare_params(const AttentionParams& attention_params,
+                                       Workspace& workspace) const {
     const BackwardConfig& config = chosen.kernel->config;
+    BackwardPrepareParams p{};
+    p.heads_q = kHeads;
+    p.padded_q_rows = workspace.rows_of_head;
+    p.dim_v = v.layout.dims;
+    p.num_rows = static_cast<i32>(workspace.num_rows);
+    p.rows = workspace.rows.data();
+    p.delta = workspace.delta.data();
+    p.zeros = workspace.counters();
+    p.num_zeros = workspace.num_counters / 4;
+    p.sums = workspace.dq_sums();
+    p.sum_dims = config.dims;
+    p.bounds = {workspace.max_q, workspace.max_kv, 0};
+    p.kv_rows = config.kv_rows();
+    p.places = workspace.places.data();
+    p.attention = attention_params;
+    return p;
+  }
+
+  BackwardParams params(const AttentionParams& attention_params, Workspace& workspace) {
+    const BackwardConfig& config = chosen.kernel->config;
+    const BackwardSchedule schedule = backward_schedule(kKvHeads, workspace.kv_blocks, 2, kBlocks);
+    BackwardParams p{};
+    p.maps = {q.map(config.q_rows),
+              k.map(config.kv_rows()),
+              v.map(config.kv_rows()),
+              dout.map(config.q_rows),
+              dk.map(64),
+              dv.map(64)};
+    p.batch = workspace.sequences;
+    p.heads_q = kHeads;
+    p.heads_kv = kKvHeads;
+    p.group_size = kHeads / kKvHeads;
+    p.shape = {workspace.max_q, workspace.max_kv, 0};
+    p.mask = chosen.mask;
+    p.scale = static_cast<float>(problems[0]->scale());
+    p.scale_log2 = static_cast<float>(problems[0]->scale() * 1.4426950408889634);
+    p.num_kv_blocks = workspace.kv_blocks;
+    p.num_finish_blocks = workspace.finish_blocks;
+    p.lines_per_group = schedule.lines_per_group;
+    p.lag = schedule.lag;
+    p.dim_qk = p.dim_v = q.layout.dims;
+    p.places = workspace.places.data();
+    p.rows_of_head = workspace.rows_of_head;
+    p.rows = workspace.rows.data();
+    p.delta = workspace.delta.data();
+    p.dq_sums = workspace.dq_sums();
+    p.next_item = workspace.counters();
+    p.done = p.next_item + 1;
+    p.freed = p.done + workspace.lines;
+    p.spoiled = p.freed + workspace.lines;
+    p.attention = attention_params;
+    p.comes_first = true;
+    return p;
+  }
+
+  void launch() {
     std::vector<i32> q_index, kv_index;
     const AttentionParams attention_params = attention(q_index, kv_index);
-    const i32 sequences = static_cast<i32>(chosen.lengths.size());
-    i32 max_q = 1, max_kv = 1;
-    for (const Lengths& of : chosen.lengths) {
-      max_q = std::max(max_q, of.q);
-      max_kv = std::max(max_kv, of.kv);
-    }
-    const i32 lines = sequences * kKvHeads;
-    const i32 kv_blocks = static_cast<i32>(ceil_div(max_kv, config.kv_rows()));
-    const i32 finish_blocks = static_cast<i32>(ceil_div(max_q, config.kFinishRows));
-    const BackwardSchedule schedule = backward_schedule(kKvHeads, kv_blocks, 2, kBlocks);
-    const i32 rows_of_head =
-        config.kFinishRows *
-        (chosen.packed ? q.layout.rows / config.kFinishRows + sequences + 1 : finish_blocks);
-    const i64 num_rows = i64{kHeads} * rows_of_head * (chosen.packed ? 1 : sequences);
-    const i64 num_sums = num_rows * config.dims;
-    const i64 num_counters = ceil_div(2 + 3 * lines, 4) * 4;
-    std::vector<float> rows(to_size(num_rows * (config.has_stats ? 2 : 1) + 4), NAN);
-    std::vector<float> delta(to_size(num_rows + 4), NAN);
-    std::vector<u32> sums(to_size(num_sums + num_counters + 4), ~0u);
-    u32* const counters = sums.data() + num_sums;
-    std::vector<BackwardPlace> places(to_size(i64{sequences} * kv_blocks));
-
-    BackwardPrepareParams prepare{};
-    prepare.heads_q = kHeads;
-    prepare.padded_q_rows = rows_of_head;
-    prepare.dim_v = v.layout.dims;
-    prepare.num_rows = static_cast<i32>(num_rows);
-    prepare.rows = rows.data();
-    prepare.delta = delta.data();
-    prepare.zeros = counters;
-    prepare.num_zeros = num_counters / 4;
-    prepare.sums = reinterpret_cast<float*>(sums.data());
-    prepare.sum_dims = config.dims;
-    prepare.bounds = {max_q, max_kv, 0};
-    prepare.kv_rows = config.kv_rows();
-    prepare.places = places.data();
-    prepare.attention = attention_params;
+    Workspace workspace(chosen, q.layout.rows);
     // What one kernel writes and the other reads, while it may have begun before the first ended.
-    emulator::GlobalMemory memory({written("rows", rows), written("delta", delta),
-                                   written("places", places), written("sums", sums),
-                                   written("dq", dq.data), written("dk", dk.data),
-                                   written("dv", dv.data)});
+    emulator::GlobalMemory memory(
+        {written("rows", workspace.rows), written("delta", workspace.delta),
+         written("places", workspace.places), written("sums", workspace.sums),
+         written("dq", dq.data), written("dk", dk.data), written("dv", dv.data)});
+    const BackwardPrepareParams first = prepare_params(attention_params, workspace);
     emulator::launch({.blocks = 2,
                       .threads = BackwardPrepareConfig::kThreads,
                       .shared_bytes = 0,
                       .seed = 1,
                       .memory = &memory},
-                     [&] { chosen.kernel->prepare(prepare); });
-
-    BackwardParams params{};
-    params.maps = {q.map(config.q_rows),
-                   k.map(config.kv_rows()),
-                   v.map(config.kv_rows()),
-                   dout.map(config.q_rows),
-                   dk.map(64),
-                   dv.map(64)};
-    params.batch = sequences;
-    params.heads_q = kHeads;
-    params.heads_kv = kKvHeads;
-    params.group_size = kHeads / kKvHeads;
-    params.shape = {max_q, max_kv, 0};
-    params.mask = chosen.mask;
-    params.scale = static_cast<float>(problems[0]->scale());
-    params.scale_log2 = static_cast<float>(problems[0]->scale() * 1.4426950408889634);
-    params.num_kv_blocks = kv_blocks;
-    params.num_finish_blocks = finish_blocks;
-    params.lines_per_group = schedule.lines_per_group;
-    params.lag = schedule.lag;
-    params.dim_qk = params.dim_v = q.layout.dims;
-    params.places = places.data();
-    params.rows_of_head = rows_of_head;
-    params.rows = rows.data();
-    params.delta = delta.data();
-    params.dq_sums = reinterpret_cast<float*>(sums.data());
-    params.next_item = counters;
-    params.done = counters + 1;
-    params.freed = params.done + lines;
-    params.spoiled = params.freed + lines;
-    params.attention = attention_params;
-    params.comes_first = true;
+                     [&] { chosen.kernel->prepare(first); });
+    const BackwardParams second = params(attention_params, workspace);
+    const BackwardConfig& config = chosen.kernel->config;
     emulator::launch({.blocks = kBlocks,
                       .threads = config.threads(),
                       .shared_bytes = config.shared_bytes(),
@@ -275,7 +188,7 @@ struct Together {
                       .together = true,
                       .memory = &memory,
                       .overlaps = true},
-                     [&] { chosen.kernel->run(params); });
+                     [&] { chosen.kernel->run(second); });
   }
 
   // Takes the rows of a sequence out of a gradient; they are 0 afterwards.

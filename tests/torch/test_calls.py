@@ -205,6 +205,11 @@ BAD: dict[str, tuple[Any, type[Exception], str]] = {
         "alibi_slopes requires grad and gets none",
     ),
     "meta k": (lambda q, k, v: fulmen.attention(q, k.to("meta"), v), ValueError, "k is on meta"),
+    "meta k beside a bias": (
+        lambda q, k, v: fulmen.attention(q, k.to("meta"), v, bias=torch.zeros(7, 9)),
+        ValueError,
+        "k is on meta",
+    ),
     "numpy k": (lambda q, k, v: fulmen.attention(q, k.numpy(), v), TypeError, "k is ndarray"),
     "axes": (lambda q, k, v: fulmen.attention(q[0], k, v), fulmen.ShapeError, "layout='hsd'"),
     "layout": (lambda q, k, v: fulmen.attention(q, k, v, layout="dbhs"), ValueError, "dbhs"),

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..errors import ArgumentError, UnsupportedError
+from ..errors import ArgumentError, Error, UnsupportedError
 from . import autograd, guards, merging, operators
 from .eager import eager_attention, remembered
 from .kernels import O_ONLY, WITH_LSE, WITH_STATS
@@ -115,7 +115,11 @@ def attention(
         arrays = (*arrays, bias, visible, alibi_slopes, sinks, *counts, rng)
     if watched:
         return _by_operator(Arrays(*arrays), settings, return_lse, out)
-    return eager_attention(arrays, settings, ready, return_lse)
+    try:
+        return eager_attention(arrays, settings, ready, return_lse)
+    except Error:
+        checked(arrays)  # where it refuses too, its sentence says more
+        raise
 
 
 _NO_COUNTS = (None,) * 6

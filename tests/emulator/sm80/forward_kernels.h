@@ -22,7 +22,9 @@ constexpr Sm80Config config_of() {
   config.exact = !kUnits && kKind != Kind::kCapped && kKind != Kind::kSloped;
   config.dtype = kDType;
   config.d_qk = 80;  // drawn dims are at most 80
-  config.team_warps = kTeamWarps[static_cast<int>(kKind)];
+  // A warp alone leaves the polynomial of softcap by itself, a team does not.
+  const bool is_alone = kKind == Kind::kCapped && !kUnits;
+  config.team_warps = is_alone ? 1 : kTeamWarps[static_cast<int>(kKind)];
   config.d_v = config.team_warps == 1 ? 48 : 64;  // two parts of V at most
   config.warps = kKind == Kind::kStats ? 4 : max(2, config.team_warps);
   config.row_tiles = kKind == Kind::kBiased ? 1 : 2;

@@ -230,12 +230,12 @@ void check_copied_pairs(unsigned seed) {
   const Problem problem = validate(actual, Pointers::kChecked);
   constexpr Sm80Config kConfig = [] {
     Sm80Config config = config_of<kDType, Kind::kBiased, kBias, false, false>();
-    config.pair_units = true;
+    config.pair_units = config.units = config.whole_rows = true;
     config.d_qk = config.d_v = 32;
     return config;
   }();
   const Sm80Config chosen = sm80_forward_config(problem, {.shared_bytes_per_block = 99 << 10});
-  EXPECT_TRUE(chosen.pair_units && chosen.mask && chosen.documents);
+  EXPECT_TRUE(chosen.pair_units && chosen.whole_rows && chosen.mask && chosen.documents);
   EXPECT_EQ(chosen.bias, kBias);
   launch<kConfig>(cuda::attention_params(problem), seed);
   expect_rounded(actual, expected, seed);

@@ -1,0 +1,43 @@
+// SPDX-FileCopyrightText: fulmen contributors
+// SPDX-License-Identifier: Apache-2.0
+//
+// What the specs of all kernels have in common: the file kernels/ENTRY.cuh defines the template
+// fulmen::ENTRY<kConfig>(const Params&), and the kernel's name begins with ENTRY. What is written
+// where a spec is made is its own: what distinguishes its name, fields, threads, memory.
+#pragma once
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "cuda/config_text.h"
+#include "cuda/source.h"
+
+#define FULMEN_KERNEL_TYPES(Config, Params) \
+  fulmen::cuda::KernelTypes { "fulmen::" #Config, "fulmen::" #Params, sizeof(fulmen::Params) }
+
+// "_field", a part of a name, where that field of `config` is true; else "".
+#define FULMEN_SUFFIX(field) (config.field ? "_" #field : "")
+
+namespace fulmen::cuda {
+
+struct KernelTypes {
+  const char* config;
+  const char* params;
+  std::size_t params_bytes;
+};
+
+inline KernelSpec spec_of(const std::string& entry, const std::string& distinction,
+                          const KernelTypes& types, std::vector<ConfigField> fields) {
+  KernelSpec spec;
+  spec.name = sentence(entry, "_", distinction);
+  spec.include = sentence("kernels/", entry, ".cuh");
+  spec.function = sentence("fulmen::", entry);
+  spec.config_type = types.config;
+  spec.config = std::move(fields);
+  spec.params_type = types.params;
+  spec.params_bytes = types.params_bytes;
+  return spec;
+}
+
+}  // namespace fulmen::cuda
