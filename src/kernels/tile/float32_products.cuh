@@ -121,16 +121,27 @@ inline void multiply_float32(float (&C)[kTiles][kFloats], i32 first, const Left&
   }
 }
 
-// S = A B of scores.
+// S = A B of scores. Fragments are read a step ahead of the products that take them: left to the
+// compiler, the steps of forward_sm80 at d 128 took 14 % more cycles.
 template <Precision kPrecision, i32 kSteps, i32 kTiles, i32 kFloats, class Left, class Right>
 inline void set_scores_float32(float (&S)[kTiles][kFloats], const Left& left, const Right& right) {
   constexpr i32 kFewSteps = 4;
+  constexpr i32 kColumns = kFloats / 8;  // of 16
   float big[kTiles][kFloats] = {};
   clear(S);
+  ptx::U32x4 a[2][kTiles], b[2][kColumns];
+  const auto read = [&](i32 k) {
+#pragma unroll
+    for (i32 t = 0; t < kTiles; ++t) a[k % 2][t] = left(k, t);
+#pragma unroll
+    for (i32 n = 0; n < kColumns; ++n) b[k % 2][n] = right(k, n);
+  };
+  read(0);
 #pragma unroll
   for (i32 k = 0; k < kSteps; ++k) {
+    if (k + 1 < kSteps) read(k + 1);
     multiply_step<kPrecision, kSteps <= kFewSteps>(
-        big, S, [&](i32 t) { return left(k, t); }, [&](i32 n) { return right(k, n); });
+        big, S, [&](i32 t) { return a[k % 2][t]; }, [&](i32 n) { return b[k % 2][n]; });
   }
   add(S, 0, big);
 }
