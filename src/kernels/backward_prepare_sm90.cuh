@@ -77,7 +77,9 @@ struct BackwardPrepare {
     return reinterpret_cast<const T*>(x.data) + x.offset(at.batch, at.head, at.row, dim);
   }
 
-  // What the forward pass has left of a row, in the row's first lane; read along with O and dO.
+  // What the forward pass has left of a row, in the row's first lane. Read along with O and dO, but
+  // where sequences differ: the registers would be spilled, and that is slower.
+  static constexpr bool kReadsAhead = !kConfig.sequences;
   struct Kept {
     float top;  // row_max, or lse where there are no stats
     float row_sum;
@@ -132,7 +134,7 @@ struct BackwardPrepare {
 #pragma unroll
     for (i32 i = 0; i < kRowsInFlight; ++i) {
       o[i] = dout[i] = {};
-      kept[i] = kept_of(rows[i]);
+      if constexpr (kReadsAhead) kept[i] = kept_of(rows[i]);
       if (!rows[i].inside || lane * 8 >= params.dim_v) continue;
       o[i] = ptx::load_global_x4(element<u16>(params.attention.o, rows[i], lane * 8));
       dout[i] = ptx::load_global_x4(element<u16>(params.attention.dout, rows[i], lane * 8));
@@ -144,7 +146,8 @@ struct BackwardPrepare {
       for (i32 distance = 1; distance < kConfig.threads_per_row(); distance *= 2) {
         sum += ptx::shuffle_xor(sum, distance);
       }
-      if (lane == 0 && rows[i].index < u32(params.num_rows)) write(rows[i], kept[i], sum);
+      if (lane != 0 || rows[i].index >= u32(params.num_rows)) continue;
+      write(rows[i], kReadsAhead ? kept[i] : kept_of(rows[i]), sum);
     }
   }
 

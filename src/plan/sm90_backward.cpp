@@ -61,10 +61,16 @@ i32 dq_register_dims(const Problem& problem) {
   return tile_dims(problem) == 256 && is_plain ? 64 : 0;
 }
 
+bool wants_order(const Problem& problem) {
+  return problem.deterministic || problem.batch_invariant;
+}
+
 // Heads whose blocks of keys are walked together, under a mask: so many that what all of them read
-// and add to stays in the L2 (2 of 8 to 16 MiB are 2 % faster than 8 at 128 dims, 4 to 7 % at 256).
+// and add to stays in the L2 (2 of 8 to 16 MiB are 2 % faster than 8 at 128 dims, 4 to 7 % at 256;
+// 4 with ordered sums at 128 dims 4k by 1.5 %, since sums wait longer there to be rounded).
 i64 heads_per_group(const Problem& problem) {
-  const i64 bytes = (i64{16} << 20) / (tile_dims(problem) > 128 ? 2 : 1);
+  const bool waits = wants_order(problem) && mask_kind(problem.mask) != MaskKind::kLength;
+  const i64 bytes = (i64{16} << 20) / (tile_dims(problem) > 128 || waits ? 2 : 1);
   return clamp<i64>(bytes / (problem.max_q * tile_dims(problem) * 4), 2, kHeadsPerGroup);
 }
 
@@ -183,13 +189,9 @@ std::string sm90_backward_refusal(const Problem& problem, const Gpu& gpu) {
 
 namespace {
 
-bool wants_order(const Problem& problem) {
-  return problem.deterministic || problem.batch_invariant;
-}
-
-// Whether blocks of keys add to dQ in their order faster than a kernel for dQ makes it. On an H200
-// (2026-11-28, 128 dims) they do without a mask, by 1.11 at 4k rows and 1.05 at 16k, but not at 1k
-// (0.90); under a causal mask they wait (0.63).
+// Whether blocks of keys add to dQ in an order faster than a kernel for dQ makes it. On an H200
+// (2026-11-28) they do at 128 dims by 1.17 full and 1.08 causal at 2k rows, 1.21 and 1.22 at 16k;
+// at 1k an earlier text did not (0.90).
 bool has_order(const Problem& problem) {
   return mask_kind(problem.mask) != MaskKind::kBoth && !reads_sequences(problem) &&
          max(problem.max_q, problem.max_kv) > 1024;

@@ -60,16 +60,14 @@ inline void announce(u32* counter) {
                : "memory");
 }
 
-// ld.acquire.gpu: whether the counter has reached `count`.
-inline bool has_reached(const u32* counter, u32 count) {
-  u32 x;
-  asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(x) : "l"(counter) : "memory");
-  return x >= count;
-}
-
-// The same in a loop: returns once it has.
+// ld.acquire.gpu in a loop: returns once the counter has reached `count`.
 inline void await(const u32* counter, u32 count) {
-  while (!has_reached(counter, count)) asm volatile("nanosleep.u32 64;");
+  u32 x;
+  for (;;) {
+    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(x) : "l"(counter) : "memory");
+    if (x >= count) return;
+    asm volatile("nanosleep.u32 64;");
+  }
 }
 
 // griddepcontrol.wait: the kernels before this one are complete and their writes visible.

@@ -3,7 +3,7 @@
 //
 // More roles of backward_sm90: a warp that clears what is nobody's in tiles at the end of a
 // sequence, a thread that keeps sums of dQ in order, and one that tells the grid what has been
-// added to them.
+// added to them. The last two are apart since each waits for trips to memory in every step.
 #pragma once
 
 #include "kernels/ptx/grid.cuh"
@@ -84,9 +84,17 @@ struct BackwardCleaner {
   }
 };
 
-// Where sums of dQ are to have one order a thread lets the consumers add dQ of a step when the
-// block of keys before has added to the same rows, and then tells the next. Every block is claimed
-// after the one before it, and walks the same way a few steps behind.
+// Where sums of dQ are to have one order: how many blocks of keys have added to those of a step.
+template <BackwardConfig kConfig>
+inline u32* turns_of(const BackwardParams& params, const BackwardItem& item,
+                     const BackwardStep& step) {
+  const i64 first_row = first_kept_row<kConfig>(params, item.line, item.q_begin);
+  return params.turns + (first_row + step.head * params.rows_of_head) / kConfig.q_rows +
+         step.q_block;
+}
+
+// There a thread lets the consumers add dQ of a step when the block of keys before has added to the
+// same rows. Every block is claimed after the one before it, and walks the same way behind it.
 template <BackwardConfig kConfig>
 struct BackwardUsher {
   using Shared = BackwardShared<kConfig>;
@@ -94,34 +102,16 @@ struct BackwardUsher {
   const BackwardParams& params;
   Shared shared;
   typename Shared::DsCursor at = {};
-  u32* added = nullptr;  // the turns of the step before, which is still to be announced
-
-  // Once the consumers have added dQ of the step before.
-  void announce_added() {
-    if (added == nullptr) return;
-    const typename Shared::DsCursor before{at.buffer ^ 1, at.parity ^ at.buffer ^ 1};
-    ptx::mbarrier_wait(shared.turns().empty(before), before.parity);
-    ptx::announce(added);
-    added = nullptr;
-  }
 
   void usher_item(const BackwardItem& item, i32 num_steps) {
     const BackwardWalk walk = backward_walk<kConfig>(params, item);
-    const i64 first_row = first_kept_row<kConfig>(params, item.line, item.q_begin);
     BackwardStep step(walk);
 #pragma unroll 1
     for (i32 i = 0; i < num_steps; ++i, step.advance(walk)) {
-      u32* const turns = params.turns +
-                         (first_row + step.head * params.rows_of_head) / kConfig.q_rows +
-                         step.q_block;
-      const u32 turn = turn_of<kConfig>(params, step.q_block, item.kv_block);
-      if (!ptx::has_reached(turns, turn)) {
-        announce_added();  // so that nobody else waits as long
-        ptx::await(turns, turn);
-      }
+      ptx::await(turns_of<kConfig>(params, item, step),
+                 turn_of<kConfig>(params, step.q_block, item.kv_block));
+      ptx::mbarrier_wait(shared.announced(at), at.parity ^ 1);
       ptx::mbarrier_arrive(shared.turns().full(at));
-      announce_added();
-      added = turns;
       at.advance();
     }
   }
@@ -129,17 +119,31 @@ struct BackwardUsher {
   void run() {
     shared.take_mail(true, [&](typename Shared::MailCursor mail_at, i32 num_steps) {
       if (num_steps > 0) usher_item(shared.read_item(mail_at), num_steps);
-      announce_added();
     });
   }
 };
 
+// Tells the grid what has been added to dQ: of an item, and where sums have an order of every step.
 template <BackwardConfig kConfig>
 struct BackwardReporter {
   using Shared = BackwardShared<kConfig>;
 
   const BackwardParams& params;
   Shared shared;
+  typename Shared::DsCursor at = {};
+
+  void report_steps(const BackwardItem& item, i32 num_steps) {
+    const BackwardWalk walk = backward_walk<kConfig>(params, item);
+    BackwardStep step(walk);
+#pragma unroll 1
+    for (i32 i = 0; i < num_steps; ++i, step.advance(walk)) {
+      u32* const turns = turns_of<kConfig>(params, item, step);
+      ptx::mbarrier_wait(shared.turns().empty(at), at.parity);
+      ptx::announce(turns);
+      ptx::mbarrier_arrive(shared.announced(at));
+      at.advance();
+    }
+  }
 
   void report(typename Shared::MailCursor mail_at) const {
     ptx::mbarrier_wait(shared.added(mail_at), mail_at.parity);
@@ -151,8 +155,9 @@ struct BackwardReporter {
     }
   }
 
-  void run() const {
+  void run() {
     shared.take_mail(true, [&](typename Shared::MailCursor mail_at, i32 num_steps) {
+      if (kConfig.ordered && num_steps > 0) report_steps(shared.read_item(mail_at), num_steps);
       if (num_steps >= 0) report(mail_at);
     });
   }

@@ -72,7 +72,8 @@ struct BackwardShared {
       kMailBarriers + Ring<BackwardConfig::kMailboxes>::kBarrierBytes;
   static constexpr u32 kLandedBarriers = kAddedBarriers + 8 * BackwardConfig::kMailboxes;
   static constexpr u32 kTurnBarriers = kLandedBarriers + 16 + 16 * kStages;
-  static_assert(kTurnBarriers + Ring<kDsStages>::kBarrierBytes <= u32(kConfig.shared_bytes()));
+  static constexpr u32 kAnnouncedBarriers = kTurnBarriers + Ring<kDsStages>::kBarrierBytes;
+  static_assert(kAnnouncedBarriers + 8 * kDsStages <= u32(kConfig.shared_bytes()));
 
   // Where dO stands: with as many stages as Q has, where Q does.
   static constexpr DOutCursor dout_cursor(StageCursor at, DOutCursor dout_at) {
@@ -119,8 +120,11 @@ struct BackwardShared {
     return base + kLandedBarriers + 16 + 16 * at.buffer;
   }
   constexpr u32 dout_landed(DOutCursor at) const { return q_landed({at.buffer, 0}) + 8; }
-  // usher -> consumers -> usher: they may add dQ of a step to its sums; they have. Holds no data.
+  // usher -> consumers -> reporter: they may add dQ of a step to its sums; they have. Holds no
+  // data.
   constexpr Ring<kDsStages> turns() const { return {base, 0, base + kTurnBarriers}; }
+  // reporter -> usher: the grid knows, and has seen this use of the barriers above
+  constexpr u32 announced(DsCursor at) const { return base + kAnnouncedBarriers + 8 * at.buffer; }
   // consumers -> reporter: `added`, this item's part of dQ is on its way
   constexpr u32 added(MailCursor at) const { return base + kAddedBarriers + 8 * at.buffer; }
 
@@ -147,7 +151,10 @@ struct BackwardShared {
       ptx::mbarrier_init(ds().full(DsCursor{u32(i)}), kWarps);
       ptx::mbarrier_init(ds().empty(DsCursor{u32(i)}), kWarps);
     }
-    if constexpr (kConfig.ordered) turns().init(BackwardConfig::kConsumerWarps);
+    if constexpr (kConfig.ordered) {
+      turns().init(BackwardConfig::kConsumerWarps);
+      for (u32 i = 0; i < kDsStages; ++i) ptx::mbarrier_init(announced({i, 0}), 1);
+    }
     for (i32 i = 0; i < BackwardConfig::kMailboxes; ++i) {
       ptx::mbarrier_init(added(MailCursor{u32(i)}), BackwardConfig::kConsumerWarps);
     }

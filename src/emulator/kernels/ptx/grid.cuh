@@ -79,12 +79,6 @@ class CounterWait final : public emulator::Wait {
   const u32* counter_;
   u32 count_;
 };
-inline bool has_reached(const u32* counter, u32 count, Site site = Where::current()) {
-  emulator::on_global(counter, 4, emulator::Kind::kAtomic, site);
-  if (emulator::load_unseen(counter) < count) return false;
-  emulator::hear_of(counter);
-  return true;
-}
 inline void await(const u32* counter, u32 count, Site site = Where::current()) {
   emulator::on_global(counter, 4, emulator::Kind::kAtomic, site);
   emulator::wait(CounterWait(counter, count));
