@@ -19,7 +19,7 @@ std::vector<KernelLaunch> sm90_backward_launches(const Problem& problem, const G
   const Sm90BackwardPlan plan = sm90_backward_plan(problem, gpu);
   KernelLaunch prepare{sm90_prepare_spec(sm90_prepare_config(problem))};
   prepare.num_blocks =
-      i64{2} * gpu.num_multiprocessors * BackwardPrepareConfig::kBlocksPerMultiprocessor;
+      i64{gpu.num_multiprocessors} * BackwardPrepareConfig::kBlocksPerMultiprocessor;
   std::vector<KernelLaunch> launches;
   const auto add_ranges = [&](i64 count, i32 block_rows) {
     if (count == 0) return;

@@ -61,6 +61,7 @@ BackwardParams sm90_backward_params(const Problem& problem, const Sm90BackwardPl
   params.num_kv_blocks = static_cast<i32>(plan.num_kv_blocks);
   params.num_finish_blocks = static_cast<i32>(plan.num_finish_blocks);
   params.lines_per_group = plan.schedule.lines_per_group;
+  params.last_lines = plan.schedule.last_lines;
   params.num_slots = plan.schedule.num_slots;
   params.lag = plan.schedule.lag;
   params.num_split = static_cast<i32>(plan.num_split);

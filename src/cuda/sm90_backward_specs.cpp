@@ -41,7 +41,7 @@ KernelSpec sm90_prepare_spec(const BackwardPrepareConfig& config) {
   spec.params_type = "fulmen::BackwardPrepareParams";
   spec.params_bytes = sizeof(BackwardPrepareParams);
   spec.num_threads = config.threads();
-  spec.min_blocks = BackwardPrepareConfig::kBlocksPerMultiprocessor;
+  spec.min_blocks = config.resident_blocks();
   return spec;
 }
 

@@ -24,8 +24,8 @@ struct BackwardConfig {
   bool dv = true;
   bool ordered = false;    // blocks of keys add to rows of dQ in one order, the last one first, so
                            // that every run gives the same bits; where rows see all keys up to one
-  i32 register_dims = 0;   // so many dims of K and V stay in registers, since every product reads
-                           // them again; where products are divided
+  i32 register_dims = 0;   // so many dims of K stay in registers, since every product reads them
+                           // again; and of V, where products are divided
   bool take_turns = true;  // ablation: the warpgroups take turns at the tensor cores
   bool early_dv = true;    // ablation: dV += P^T dO is issued before dS is formed (q_rows 64)
   bool spread = true;      // ablation: without a mask, blocks of keys begin at different queries
@@ -44,6 +44,7 @@ struct BackwardConfig {
   static constexpr i32 kMailboxes = 4;     // items that are known ahead
   static constexpr i32 kFinishRows = 128;  // rows of dQ that are rounded at a time
   static constexpr i32 kConsumerWarps = 8;
+  static constexpr i32 kHalvesShift = 14;  // see shares_halves
 
   bool operator==(const BackwardConfig&) const = default;
 
@@ -67,6 +68,13 @@ struct BackwardConfig {
     return divides_products() ? 0 : 64 * i32(warpgroup);
   }
   constexpr bool needs_dp() const { return dq || dk; }  // dV alone takes P alone
+  // Whether dS is announced behind the issue of the dQ before, whose product then hides the fence.
+  // With turns it would keep the other warpgroup waiting.
+  constexpr bool late_ds() const { return dims == 128 && dq && !take_turns; }
+  // Where products are divided: whether P goes from one warpgroup to the other as float16, three
+  // bits finer than dS will be. P, and so dV and dK, are then 2^kHalvesShift times as large.
+  constexpr bool shares_halves() const { return divides_products() && dtype == DType::kBFloat16; }
+  constexpr float sum_scale() const { return shares_halves() ? 1.f / (1 << kHalvesShift) : 1.f; }
   // Of Q and of dO. The warpgroups are half a step apart, and the next S is asked for early: with
   // two stages of Q the first would wait for a tile that the second has only just made room for.
   constexpr i32 stages() const { return is_wide() ? 2 : 3; }
@@ -92,8 +100,9 @@ struct BackwardConfig {
   constexpr i32 q_bytes() const { return q_rows * dims * 2; }
   constexpr i32 k_bytes() const { return kv_rows() * dims * 2; }
   constexpr i32 v_bytes() const { return needs_dp() ? k_bytes() : 0; }
-  constexpr i32 ds_bytes() const {  // or P, unrounded, where products are divided
-    return divides_products() ? q_rows * kv_rows() * 4 : dq ? q_rows * kv_rows() * 2 : 0;
+  constexpr i32 ds_bytes() const {  // or P, where products are divided
+    const i32 bytes = divides_products() && !shares_halves() ? 4 : 2;
+    return divides_products() || dq ? q_rows * kv_rows() * bytes : 0;
   }
   constexpr i32 out_bytes() const { return is_wide() ? 0 : k_bytes(); }     // dV, then dK
   constexpr i32 row_bytes() const { return q_rows * (has_stats ? 8 : 4); }  // what a row has kept
@@ -109,9 +118,8 @@ struct BackwardConfig {
             ((dims == 128 || dims == 192 || dims == 256) && q_rows == 64)) &&
            !(is_wide() && dq) &&
            !(ordered && (!dq || spread || sequences || mask == MaskKind::kBoth)) &&
-           (register_dims == 0 || divides_products()) && register_dims % 16 == 0 &&
-           register_dims <= dims && !((maps_scores() || dropout) && (dq || q_rows != 64)) &&
-           shared_bytes() <= 232448;
+           register_dims % 16 == 0 && register_dims <= dims &&
+           !((maps_scores() || dropout) && (dq || q_rows != 64)) && shared_bytes() <= 232448;
   }
 };
 
@@ -163,6 +171,7 @@ struct BackwardParams {
   i32 num_kv_blocks;      // ceil(kv_len / kv_rows)
   i32 num_finish_blocks;  // ceil(q_len / kFinishRows); rows are padded to that
   i32 lines_per_group;    // lines that are walked together, of one sequence where they differ
+  i32 last_lines;         // the last, if more are walked together there; else 0
   i32 num_slots;          // lines whose sums of dQ exist at a time; all where sequences differ
   i32 lag;                // an item rounds dQ of the item so many before it
   i32 num_split;          // so many items, the last, are taken in
@@ -213,19 +222,22 @@ constexpr i64 padded_row(bool packed, i64 sequence, i64 q_begin) {
 // are claimed in order and by running blocks only, so no block waits for one that has not started.
 struct BackwardSchedule {
   i32 lines_per_group;
+  i32 last_lines;
   i32 num_slots;
   i32 lag;
 };
 
 constexpr BackwardSchedule backward_schedule(i64 num_lines, i64 num_kv_blocks, i64 lines_per_group,
-                                             i64 grid, bool longest_last = false) {
+                                             i64 last_lines, i64 grid, bool longest_last = false) {
   const i64 lines = min(lines_per_group, num_lines);
-  const i64 per_group = lines * num_kv_blocks;
+  const i64 last = last_lines > lines ? min(last_lines, num_lines) : 0;
+  const i64 per_group = lines * num_kv_blocks, per_last = last * num_kv_blocks;
   // Items between the last of a group and its rounding; a group more where that is the longest.
   const i64 margin = grid + grid / 4;
   const i64 behind = longest_last ? per_group : 0;
-  const i64 groups = 2 + ceil_div(behind + 2 * margin, per_group);
-  return {i32(lines), i32(min(num_lines, lines * groups)), i32(per_group + behind + margin)};
+  const i64 lag = max(per_group, per_last) + behind + margin;
+  const i64 groups = 1 + ceil_div(lag + max(margin, per_last), per_group);
+  return {i32(lines), i32(last), i32(min(num_lines, lines * groups)), i32(lag)};
 }
 
 // The kernel before: per row of O and dO what the main kernel needs, and zeros.
@@ -238,7 +250,10 @@ struct BackwardPrepareConfig {
   bool documents = false;  // as in BackwardConfig
 
   static constexpr i32 kThreads = 256;
-  static constexpr i32 kBlocksPerMultiprocessor = 4;  // resident: four rows of 32 bytes a thread
+  static constexpr i32 kBlocksPerMultiprocessor = 8;
+  // Blocks that are resident, and rows of 32 bytes that a thread asks for at once.
+  constexpr i32 resident_blocks() const { return sequences || documents ? 4 : 8; }
+  constexpr i32 rows_in_flight() const { return 16 / resident_blocks(); }
   constexpr i32 threads() const { return kThreads; }
   constexpr i32 threads_per_row() const { return dims / 8; }  // 16 bytes each
 };

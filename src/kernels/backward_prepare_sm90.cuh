@@ -24,7 +24,7 @@ template <BackwardPrepareConfig kConfig>
 struct BackwardPrepare {
   static constexpr float kInfinity = __builtin_bit_cast(float, 0x7f800000u);
   static constexpr float kLog2E = 1.44269504088896340736f;
-  static constexpr i32 kRowsInFlight = 4;
+  static constexpr i32 kRowsInFlight = kConfig.rows_in_flight();
 
   struct Row {
     u32 batch, head, row;

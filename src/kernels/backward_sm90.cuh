@@ -33,6 +33,7 @@ struct BackwardConsumer : BackwardWarpgroup<kConfig> {
   using Base::params, Base::shared, Base::thread, Base::warpgroup;
   using Base::release, Base::take_turn, Base::pass_turn;
   using Base::share_ds, Base::issue_dq, Base::finish_dq, Base::dout_cursor;
+  using Keys = BackwardKeys<kConfig>;
   using typename Base::Pairs;
   using typename Base::Scores;
   using typename Base::Shared;
@@ -44,10 +45,13 @@ struct BackwardConsumer : BackwardWarpgroup<kConfig> {
                                     : kConfig.early_dv  ? 64
                                                         : 0;
 
+  // Whether rows that are huge go through the mask as well: where S takes 64 registers a branch
+  // that changes it costs every loop as many moves.
+  static constexpr bool kHidesAlways = kConfig.q_rows == 128;
+
   u32 keys_of(Ring<1> ring) const { return ring.address(kv_at) + 64 * 128 * warpgroup; }
-  void issue_scores(Scores& S, typename Shared::StageCursor of) const {
-    issue_keys_by_queries<kConfig>(S, BackwardKeys<kConfig>{}, keys_of(shared.k()),
-                                   shared.q().address(of));
+  void issue_scores(Scores& S, const Keys& rK, typename Shared::StageCursor of) const {
+    issue_keys_by_queries<kConfig>(S, rK, keys_of(shared.k()), shared.q().address(of));
   }
 
   // dV += P^T dO over queries [kBegin, kEnd) of the step.
@@ -65,7 +69,8 @@ struct BackwardConsumer : BackwardWarpgroup<kConfig> {
   void weigh(Scores& S, Weights& P, Weights& dS, Sums& dV, const Pairs& pairs) const {
     [[maybe_unused]] Scores dP;
     if constexpr (kConfig.needs_dp()) {
-      issue_keys_by_queries<kConfig>(dP, BackwardKeys<kConfig>{}, keys_of(shared.v()),
+      const u32 none[1] = {};  // all of V is in shared memory
+      issue_keys_by_queries<kConfig>(dP, none, keys_of(shared.v()),
                                      shared.dout().address(dout_cursor()));
     }
     exponentiate(S);
@@ -91,10 +96,11 @@ struct BackwardConsumer : BackwardWarpgroup<kConfig> {
   // In turn: dQ = dS K of the step before, the next S^T = K Q^T (after the last step this one's
   // once more, and not used), dK += dS^T Q.
   template <bool kFirst>
-  void multiply(Scores& S, Sums& dK, const Weights& dS, Steps& steps) {
+  void multiply(Scores& S, Sums& dK, const Weights& dS, const Keys& rK, Steps& steps) {
     constexpr bool kDq = kConfig.dq && !kFirst;
     const typename Shared::StageCursor here = at;
     const typename Shared::DOutCursor dout_here = dout_cursor();
+    const typename Shared::DsCursor ds_here = ds_at;
     at.advance();
     dout_at.advance();
     ds_at.advance();
@@ -102,17 +108,16 @@ struct BackwardConsumer : BackwardWarpgroup<kConfig> {
     [[maybe_unused]] float dQ[kConfig.dq_floats()];
     if constexpr (!kDq) ptx::wgmma_wait<0>();
     take_turn();
-    if constexpr (kDq) {
-      issue_dq(dQ, before);
-      ptx::wgmma_wait<1>();  // for dV
-    }
+    if constexpr (kDq) issue_dq(dQ, before);
+    if constexpr (kConfig.late_ds()) this->announce_ds(ds_here);
+    if constexpr (kDq) ptx::wgmma_wait<1>();  // for dV
     const bool is_last = steps.now.is_last();
     if (!is_last) {
       shared.q().wait(at);
       steps.next = shared.read_step(at);
       if (this->has_huge(at)) steps.next.flags |= BackwardStepMail::kHuge;
     }
-    issue_scores(S, is_last ? here : at);
+    issue_scores(S, rK, is_last ? here : at);
     if constexpr (kConfig.dk) {
       issue_keys_by_dims<kConfig>(dK, dS, shared.q().address(here), !kFirst);
     }
@@ -136,7 +141,9 @@ struct BackwardConsumer : BackwardWarpgroup<kConfig> {
     shared.q().wait(at);
     steps.now = shared.read_step(at);
     shared.k().wait(kv_at);
-    issue_scores(S, at);
+    Keys rK;
+    load_keys<kConfig>(rK, keys_of(shared.k()));
+    issue_scores(S, rK, at);
     ptx::wgmma_wait<0>();
     if constexpr (kConfig.needs_dp()) shared.v().wait(kv_at);
 
@@ -147,12 +154,15 @@ struct BackwardConsumer : BackwardWarpgroup<kConfig> {
       this->shared.dout().wait(dout_cursor());
       this->apply_options(S, pairs, key, steps.now);
       if constexpr (decltype(masked)::kValue) {
-        if (steps.now.is_partial(this->warpgroup)) this->hide(S, key, steps.now.q_block());
+        const bool hides = kHidesAlways && !kFirst;
+        if (hides || steps.now.is_partial(this->warpgroup)) {
+          this->hide(S, key, steps.now.q_block());
+        }
         this->lower_huge(S);
       }
       this->template weigh<kFirst>(S, P, dS, dV, pairs);
       Scores S_next;
-      this->template multiply<kFirst>(S_next, dK, dS, steps);
+      this->template multiply<kFirst>(S_next, dK, dS, rK, steps);
 #pragma unroll
       for (i32 k = 0; k < kFloats; ++k) S[k] = S_next[k];
     };
@@ -177,27 +187,32 @@ struct BackwardConsumer : BackwardWarpgroup<kConfig> {
     return steps.tile;
   }
 
-  // dK and dV of an item, and dQ of its last step, whose product runs under their way out.
+  // dK and dV of an item, and dQ of its last step, whose product runs under the way out of dV.
   void finish_item(Sums& dK, Sums& dV, const BackwardItem& item, u32 last_tile) {
     const typename Shared::DsCursor last{ds_at.buffer ^ 1, ds_at.parity ^ ds_at.buffer ^ 1};
     const bool is_whole = BackwardParts<kConfig>{*this}.gather(dK, dV, item);
     [[maybe_unused]] float dQ[kConfig.dq_floats()];
     if constexpr (kConfig.dq) issue_dq(dQ, last);
-    if (is_whole) write(dK, dV, item);
+    if (is_whole) write_dv(dK, dV, item);
     if constexpr (kConfig.dq) {
       ptx::wgmma_wait<0>();
       finish_dq(dQ, last, last_tile);
     }
     release(shared.k(), kv_at);
+    if (is_whole) write_dk(dK, item);
     kv_at.advance();
   }
 
-  void write(Sums& dK, Sums& dV, const BackwardItem& item) const {
+  // dV, and a report of both if they are not finite.
+  void write_dv(const Sums& dK, Sums& dV, const BackwardItem& item) const {
     if constexpr (kConfig.hides_pairs()) {
       const float found = (kConfig.dk ? probe(dK) : 0) + (kConfig.dv ? probe(dV) : 0);
       report_spoiled(params.spoiled, item.line, found);
     }
-    if constexpr (kConfig.dk || kConfig.dv) BackwardOutput<kConfig>{*this}.write(dK, dV, item);
+    if constexpr (kConfig.dv) BackwardOutput<kConfig>{*this}.write_dv(dV, item);
+  }
+  void write_dk(Sums& dK, const BackwardItem& item) const {
+    if constexpr (kConfig.dk) BackwardOutput<kConfig>{*this}.write_dk(dK, item);
   }
 
   void run() {
@@ -220,7 +235,8 @@ struct BackwardConsumer : BackwardWarpgroup<kConfig> {
         } else {
 #pragma unroll
           for (i32 i = 0; i < kConfig.dims / 2; ++i) dK[i] = dV[i] = 0;
-          write(dK, dV, shared.read_item(mail_at));
+          write_dv(dK, dV, shared.read_item(mail_at));
+          write_dk(dK, shared.read_item(mail_at));
         }
         ptx::warp_sync();
         if (thread % 32 == 0) ptx::mbarrier_arrive(shared.added(mail_at));

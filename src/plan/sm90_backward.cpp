@@ -16,7 +16,8 @@ namespace {
 constexpr i64 kMaxDim = 256;
 constexpr i64 kUnit = 8;  // elements of 16 bytes, in which the copy engine moves
 constexpr i64 kMaxCount = i64{1} << 30;
-constexpr i32 kKeyRegisterDims = 128;
+constexpr i32 kKeyRegisterDims = 16;  // with 16 more ptxas serialises the products (C7512)
+constexpr i32 kDividedRegisterDims = 128;
 constexpr i64 kMaxParts = 8;       // of an item's queries
 constexpr i64 kHeadsPerGroup = 8;  // under a mask, at most; 4 and 16 are within 3 %
 
@@ -40,9 +41,10 @@ i32 tile_dims(const Problem& problem) {
 
 // Whether what lies between two items of backward_sm90, the sums of dQ foremost, costs more than
 // the products that a kernel for dQ takes again. On an H200 (2026-11-28) it does not at 64 dims,
-// 512 rows, full (327 TFLOP/s against 302) nor at 128 dims, 1024 rows, causal (336 against 329).
+// 512 rows, full (64 and 128 dims: 327 TFLOP/s against 302, 372 against 353), but under a causal
+// mask and with 128 dims (239 against 215); 64 dims then have 199 against 188.
 bool is_short(const Problem& problem) {
-  const bool is_light = tile_dims(problem) == 64 && mask_kind(problem.mask) == MaskKind::kLength;
+  const bool is_light = tile_dims(problem) == 64 || mask_kind(problem.mask) == MaskKind::kLength;
   return max(problem.max_q, problem.max_kv) <= (is_light ? 256 : 512);
 }
 
@@ -239,14 +241,15 @@ std::vector<BackwardConfig> sm90_backward_configs(const Problem& problem) {
   config.dk = problem.has(Array::kDK);
   config.dv = problem.has(Array::kDV);
   const auto has = [&](Optimisation each) { return !(problem.without & static_cast<u32>(each)); };
-  // With dQ turns are 1 to 1.5 % slower, but for 64 dims without a mask.
-  const bool is_light = config.dims == 64 && config.mask == MaskKind::kLength;
-  config.take_turns = has(Optimisation::kPingPong) && (is_light || !config.dq);
+  // Under a mask, with dQ, turns are 1 % slower; without one up to 5 % faster.
+  const bool is_even = config.mask == MaskKind::kLength || !config.dq;
+  config.take_turns = has(Optimisation::kPingPong) && is_even;
   config.early_dv = has(Optimisation::kOverlap);
+  config.register_dims = config.dq && config.dims == 128 ? kKeyRegisterDims : 0;
   config.ordered = config.dq && wants_order(problem);
   config.spread = has(Optimisation::kBlockOrder) && !config.ordered;
   if (config.divides_products()) {
-    config.register_dims = kKeyRegisterDims;
+    config.register_dims = kDividedRegisterDims;
     config.take_turns = false;  // 4 to 10 % slower with
     config.early_dv = true;     // looked at elsewhere only
   }
@@ -328,8 +331,13 @@ Sm90BackwardPlan sm90_backward_plan(const Problem& problem, const Gpu& gpu) {
   const i64 lines_per_group =
       in_groups ? grouped_lines(problem, plan.num_kv_blocks, gpu.num_multiprocessors) : 1;
   const bool longest_last = is_ordered && mask_kind(problem.mask) != MaskKind::kLength;
-  plan.schedule = backward_schedule(differ ? problem.heads_kv : plan.num_lines, plan.num_kv_blocks,
-                                    lines_per_group, gpu.num_multiprocessors, longest_last);
+  // Under a mask the last lines together, so that every multiprocessor ends with a short block. On
+  // an H200 causal 1k becomes 2 to 5 % faster; without sums of dQ it does not.
+  const bool has_short = has_sums && in_groups && !is_ordered && !differ;
+  const i64 last_lines = has_short ? ceil_div(i64{gpu.num_multiprocessors}, plan.num_kv_blocks) : 0;
+  plan.schedule =
+      backward_schedule(differ ? problem.heads_kv : plan.num_lines, plan.num_kv_blocks,
+                        lines_per_group, last_lines, gpu.num_multiprocessors, longest_last);
   const i64 slot_rows = plan.num_finish_blocks * BackwardConfig::kFinishRows;
   const i64 slot_bytes = problem.group_size() * slot_rows * dims * 4;
   const i64 sum_bytes = differ ? plan.num_rows * dims * 4 : plan.schedule.num_slots * slot_bytes;

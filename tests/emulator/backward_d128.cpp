@@ -6,7 +6,8 @@
 
 namespace fulmen::test {
 
-constinit const BackwardKernel kBackwardD128Full = backward_kernel<BackwardConfig{}>("d128_full");
+constinit const BackwardKernel kBackwardD128Full =
+    backward_kernel<BackwardConfig{.register_dims = 16}>("d128_full");
 
 constinit const BackwardKernel kBackwardD128Causal =
     backward_kernel<BackwardConfig{.mask = MaskKind::kUpper}>("d128_causal");
@@ -14,8 +15,8 @@ constinit const BackwardKernel kBackwardD128Causal =
 constinit const BackwardKernel kBackwardD128Window =
     backward_kernel<BackwardConfig{.mask = MaskKind::kBoth}>("d128_window");
 
-constinit const BackwardKernel kBackwardD128Stats =
-    backward_kernel<BackwardConfig{.mask = MaskKind::kUpper, .has_stats = true}>("d128_stats");
+constinit const BackwardKernel kBackwardD128Stats = backward_kernel<BackwardConfig{
+    .mask = MaskKind::kUpper, .has_stats = true, .register_dims = 16}>("d128_stats");
 
 constinit const BackwardKernel kBackwardD128NoTurns =
     backward_kernel<BackwardConfig{.take_turns = false, .early_dv = false, .spread = false}>(

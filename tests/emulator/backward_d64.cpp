@@ -9,9 +9,8 @@ namespace fulmen::test {
 constinit const BackwardKernel kBackwardD64Full =
     backward_kernel<BackwardConfig{.dims = 64, .q_rows = 128}>("d64_full");
 
-constinit const BackwardKernel kBackwardD64Causal =
-    backward_kernel<BackwardConfig{.dims = 64, .q_rows = 128, .mask = MaskKind::kUpper}>(
-        "d64_causal");
+constinit const BackwardKernel kBackwardD64Causal = backward_kernel<BackwardConfig{
+    .dims = 64, .q_rows = 128, .mask = MaskKind::kUpper, .register_dims = 16}>("d64_causal");
 
 constinit const BackwardKernel kBackwardD64Window =
     backward_kernel<BackwardConfig{.dims = 64, .q_rows = 128, .mask = MaskKind::kBoth}>(

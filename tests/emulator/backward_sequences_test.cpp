@@ -128,7 +128,8 @@ struct Together {
 
   BackwardParams params(const AttentionParams& attention_params, Workspace& workspace) {
     const BackwardConfig& config = chosen.kernel->config;
-    const BackwardSchedule schedule = backward_schedule(kKvHeads, workspace.kv_blocks, 2, kBlocks);
+    const BackwardSchedule schedule =
+        backward_schedule(kKvHeads, workspace.kv_blocks, 2, 0, kBlocks);
     BackwardParams p{};
     p.maps = {q.map(config.q_rows),
               k.map(config.kv_rows()),

@@ -144,7 +144,10 @@ struct BackwardRun {
 
   BackwardSchedule schedule_of_case() const {
     const i64 lines_per_group = chosen.num_split > 0 ? 1 : 2;
-    BackwardSchedule made = backward_schedule(num_lines, num_kv_blocks, lines_per_group, 1);
+    const bool are_alike = chosen.num_split > 0 || chosen.num_slots != 0 || config.ordered;
+    const i64 last_lines = are_alike ? 0 : 3;
+    BackwardSchedule made =
+        backward_schedule(num_lines, num_kv_blocks, lines_per_group, last_lines, 1);
     if (chosen.num_slots != 0) made.num_slots = chosen.num_slots;
     return made;
   }
@@ -187,6 +190,7 @@ struct BackwardRun {
             .num_kv_blocks = num_kv_blocks,
             .num_finish_blocks = num_finish_blocks,
             .lines_per_group = schedule.lines_per_group,
+            .last_lines = schedule.last_lines,
             .num_slots = schedule.num_slots,
             .lag = schedule.lag,
             .num_split = chosen.num_split,

@@ -12,6 +12,7 @@
 #include "kernels/ptx/thread.cuh"
 #include "kernels/tile/backward_order.cuh"
 #include "kernels/tile/backward_spoiled.cuh"
+#include "kernels/tile/transpose_quad.cuh"
 
 namespace fulmen {
 
@@ -62,26 +63,32 @@ struct DqFinish {
   i32 warp;  // of the consumers
   i32 lane;
 
-  // Unit `step` of this warp: where it lies in the sums, and in dQ.
+  // Unit `step` of this warp: where it lies in the sums, and its first row and column of dQ.
   i32 unit(i32 step) const { return step * BackwardConfig::kConsumerWarps + warp; }
   i32 offset(i32 u) const {
     return u / 4 / kPairs * kPartFloats + u / 4 % kPairs * 1024 + u % 4 * 128 + lane * 4;
   }
   i32 row(i32 u) const {
     const i32 part = u / 4 / kPairs;
-    return part / 2 * kConfig.q_rows + (kConfig.dq_by_rows() ? part % 2 * 64 : 0) + u % 4 * 16 +
-           lane / 4;
+    return part / 2 * kConfig.q_rows + (kConfig.dq_by_rows() ? part % 2 * 64 : 0) + u % 4 * 16;
   }
   i32 column(i32 u) const {
     const i32 part = u / 4 / kPairs;
-    return (kConfig.dq_by_rows() ? 0 : part % 2 * (kConfig.dims / 2)) + u / 4 % kPairs * 16 +
-           lane % 4 * 2;
+    return (kConfig.dq_by_rows() ? 0 : part % 2 * (kConfig.dims / 2)) + u / 4 % kPairs * 16;
   }
 
-  void store(u16* out, i32 row, i32 column, i32 rows, float x, float y) const {
-    if (row >= rows || column >= params.dim_qk) return;
-    *reinterpret_cast<u32*>(out + row * params.attention.dq.strides[2] + column) =
-        ptx::pack<kConfig.dtype>(x * params.scale, y * params.scale);
+  u32 rounded(float x, float y) const {
+    return ptx::pack<kConfig.dtype>(x * params.scale, y * params.scale);
+  }
+  // A unit, from its left and right 8 columns as fragments have them; a lane writes 8 of a row.
+  void store(u16* out, i32 rows, i32 u, const float (&left)[4], const float (&right)[4]) const {
+    ptx::U32x4 x{{rounded(left[0], left[1]), rounded(left[2], left[3]), rounded(right[0], right[1]),
+                  rounded(right[2], right[3])}};
+    transpose_quad(x);
+    const i32 r = row(u) + lane / 4 + lane % 2 * 8;
+    const i32 c = column(u) + lane % 4 / 2 * 8;
+    if (r >= rows || c >= params.dim_qk) return;
+    ptx::store_global_x4(out + r * params.attention.dq.strides[2] + c, x);
   }
 
   void finish_piece(const BackwardRounding& line, i32 head, i32 block) const {
@@ -105,12 +112,8 @@ struct DqFinish {
     float found = 0;
 #pragma unroll
     for (i32 k = 0; k < kSteps; ++k) {
-      const i32 r = row(unit(k)), c = column(unit(k));
       if constexpr (kConfig.hides_pairs()) found += probe(left[k].word) + probe(right[k].word);
-      store(out, r, c, rows, left[k].word[0], left[k].word[1]);
-      store(out, r, c + 8, rows, right[k].word[0], right[k].word[1]);
-      store(out, r + 8, c, rows, left[k].word[2], left[k].word[3]);
-      store(out, r + 8, c + 8, rows, right[k].word[2], right[k].word[3]);
+      store(out, rows, unit(k), left[k].word, right[k].word);
       if (clear) {
         ptx::store_l2_x4(sums + offset(unit(k)), {});
         ptx::store_l2_x4(sums + offset(unit(k)) + 512, {});

@@ -4,7 +4,8 @@
 // In which order the Hopper backward does its work. An item is one block of keys of one line. Lines
 // form groups; a group is finished before the next one starts, so that its sums of dQ stay in the
 // L2 cache. Inside a group the first block of keys of every line comes first: under a causal mask
-// it has the most queries. Where sums of dQ have an order the last comes first: it begins at
+// it has the most queries, and the last group may be larger, so that short items are left for the
+// end. Where sums of dQ have an order the last comes first: it begins at
 // queries that no other of the line begins at, and is ahead of those behind it at every tile. Where
 // sequences differ a group is heads of one sequence, and there is no item without keys but one of a
 // sequence that has none. Plain integers, shared by the kernel's roles and the tests.
@@ -37,11 +38,13 @@ inline i32 num_backward_items(const BackwardParams& params) {
 // Number `index` of the items of lines first_line .. first_line + lines - 1, which are alike.
 constexpr BackwardItem item_of_lines(const BackwardParams& params, i32 index, i32 first_line,
                                      i32 lines, i32 num_kv_blocks) {
-  const i32 per_group = params.lines_per_group * num_kv_blocks;
-  const i32 group = index / per_group;
-  const i32 within = index - group * per_group;
-  const i32 first = group * params.lines_per_group;
-  const i32 count = min(params.lines_per_group, lines - first);  // the last group is smaller
+  const i32 before_last = lines - params.last_lines;
+  i32 first = before_last, count = params.last_lines;
+  if (index < before_last * num_kv_blocks) {
+    first = index / (params.lines_per_group * num_kv_blocks) * params.lines_per_group;
+    count = min(params.lines_per_group, before_last - first);
+  }
+  const i32 within = index - first * num_kv_blocks;
   const i32 rank = within / count;
   return {first_line + first + within - rank * count, rank, num_kv_blocks, 0, 0, params.shape};
 }

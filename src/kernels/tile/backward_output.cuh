@@ -18,34 +18,31 @@ struct BackwardOutput {
 
   const Own& own;
 
-  // dV and dK, rounded, to global memory; rows past the end are not written. The copy engine would
-  // write over the next sequence.
-  void write(Sums& dK, Sums& dV, const BackwardItem& item) const {
-    if constexpr (kConfig.is_wide()) return write_rows(dK, dV, item);
-    const i32 row = item.kv_block * kConfig.kv_rows() + 64 * i32(own.warpgroup);
-    if (kConfig.sequences && row + 64 > item.shape.kv_len) return write_rows(dK, dV, item);
-    if constexpr (kConfig.dv) copy(dV, own.params.maps.dv, item, row);
-    scale(dK);
-    if constexpr (kConfig.dk) copy(dK, own.params.maps.dk, item, row);
-  }
-
-  // The same without the copy engine. Rows of nobody were cleared before.
-  void write_rows(Sums& dK, Sums& dV, const BackwardItem& item) const {
-    if constexpr (kConfig.dv) write_dv(dV, item);
-    if constexpr (kConfig.dk) write_dk(dK, item);
-  }
-  void write_dv(const Sums& dV, const BackwardItem& item) const {
-    write_rows_of(dV, item, own.params.attention.dv, own.params.dim_v);
+  // dV or dK, scaled and rounded, to global memory.
+  void write_dv(Sums& dV, const BackwardItem& item) const {
+    if constexpr (kConfig.shares_halves()) scale(dV, kConfig.sum_scale());
+    write(dV, own.params.maps.dv, own.params.attention.dv, own.params.dim_v, item);
   }
   void write_dk(Sums& dK, const BackwardItem& item) const {
-    scale(dK);
-    write_rows_of(dK, item, own.params.attention.dk, own.params.dim_qk);
+    scale(dK, own.params.scale * kConfig.sum_scale());
+    write(dK, own.params.maps.dk, own.params.attention.dk, own.params.dim_qk, item);
   }
 
  private:
-  void scale(Sums& dK) const {
+  void scale(Sums& sums, float factor) const {
 #pragma unroll
-    for (i32 i = 0; i < kConfig.dims / 2; ++i) dK[i] *= own.params.scale;
+    for (i32 i = 0; i < kConfig.dims / 2; ++i) sums[i] *= factor;
+  }
+
+  // Rows past the end are not written; the copy engine would write over the next sequence.
+  void write(const Sums& sums, const TensorMap& map, const ArrayView& array, i32 dim,
+             const BackwardItem& item) const {
+    const i32 row = item.kv_block * kConfig.kv_rows() + kConfig.first_key(own.warpgroup);
+    if (kConfig.is_wide() || (kConfig.sequences && row + 64 > item.shape.kv_len)) {
+      write_rows(sums, array, dim, item, row);
+    } else {
+      copy(sums, map, item, row);
+    }
   }
 
   // All 64 rows, from `row` of the sequence on, by way of the warpgroup's room in shared memory.
@@ -65,16 +62,16 @@ struct BackwardOutput {
     ptx::tma_store_commit();
   }
 
-  void write_rows_of(const Sums& sums, const BackwardItem& item, const ArrayView& array,
-                     i32 dim) const {
+  // The same without the copy engine. Rows of nobody were cleared before.
+  void write_rows(const Sums& sums, const ArrayView& array, i32 dim, const BackwardItem& item,
+                  i32 first) const {
     const BackwardParams& params = own.params;
     const u32 thread = own.thread;
     const i32 batch = batch_of<kConfig>(params, item.line);
     u16* const out = reinterpret_cast<u16*>(array.data);
 #pragma unroll
     for (i32 half = 0; half < 2; ++half) {
-      const i32 key = item.kv_block * kConfig.kv_rows() + kConfig.first_key(own.warpgroup) +
-                      i32(thread / 32 * 16 + thread % 32 / 4) + 8 * half;
+      const i32 key = first + i32(thread / 32 * 16 + thread % 32 / 4) + 8 * half;
       const i64 at = array.offset(batch, item.line % params.heads_kv, i64{item.kv_begin} + key, 0);
       store_output_row<kConfig.dtype>(sums, half, out + at, key < item.shape.kv_len, dim);
     }

@@ -32,11 +32,11 @@ inline void load_keys(BackwardKeys<kConfig>& rK, u32 keys) {
   load_left_columns<kConfig.register_dims>(rK, OperandTile<kConfig.kv_rows(), true>{keys});
 }
 
-// S^T = K Q^T or dP^T = V dO^T. rK, keys: the columns of K or V that are in registers; the
-// warpgroup's first row in a tile of kv_rows() rows.
-template <BackwardConfig kConfig>
-inline void issue_keys_by_queries(BackwardScores<kConfig>& S, const BackwardKeys<kConfig>& rK,
-                                  u32 keys, u32 queries) {
+// S^T = K Q^T or dP^T = V dO^T. rK, keys: the first columns of K or V, as many as are in registers
+// (none in a single word); the warpgroup's first row in a tile of kv_rows() rows.
+template <BackwardConfig kConfig, i32 kWords>
+inline void issue_keys_by_queries(BackwardScores<kConfig>& S, const u32 (&rK)[kWords], u32 keys,
+                                  u32 queries) {
   const u32 a = ptx::wgmma_descriptor(keys, 16);
   const u32 b = ptx::wgmma_descriptor(queries, 16);
   ptx::wgmma_fence();
@@ -44,8 +44,8 @@ inline void issue_keys_by_queries(BackwardScores<kConfig>& S, const BackwardKeys
   for (i32 d = 0; d < kConfig.dims; d += 16) {
     const u32 a_offset = d / 64 * kConfig.kv_rows() * 128 + d % 64 * 2;
     const u32 b_offset = d / 64 * kConfig.q_rows * 128 + d % 64 * 2;
-    if constexpr (kConfig.register_dims > 0) {
-      if (d < kConfig.register_dims) {
+    if constexpr (kWords > 1) {
+      if (d < kWords * 4) {
         const u32* r = rK + d / 4;
         ptx::wgmma_rs<kConfig.dtype, false>(S, r[0], r[1], r[2], r[3], b + (b_offset >> 4), d > 0);
         continue;

@@ -126,7 +126,7 @@ struct BackwardWarpgroup {
     }
   }
 
-  // P^T = exp(scale S^T - lse)
+  // P^T = exp(scale S^T - lse), 2^kHalvesShift times that where halves are shared.
   void exponentiate(Scores& S) const {
 #pragma unroll
     for (i32 i = 0; i < kFloats; i += 4) {
@@ -134,7 +134,9 @@ struct BackwardWarpgroup {
 #pragma unroll
       for (i32 e = 0; e < 4; ++e) {
         const float factor = kConfig.maps_scores() ? 1.f : params.scale_log2;
-        S[i + e] = ptx::exp2_in_place(ptx::fma(S[i + e], factor, -lse.word[e % 2]));
+        float shift = -lse.word[e % 2];
+        if constexpr (kConfig.shares_halves()) shift += BackwardConfig::kHalvesShift;
+        S[i + e] = ptx::exp2_in_place(ptx::fma(S[i + e], factor, shift));
       }
     }
   }
@@ -173,60 +175,83 @@ struct BackwardWarpgroup {
     }
   }
 
-  // Where products are divided: P^T, times the cap's slope, to the other warpgroup. The sign says
-  // what dropout drops.
+  // Where products are divided: P^T, times the cap's slope, to the other warpgroup, 16 bytes at a
+  // time. The sign says what dropout drops.
+  static constexpr i32 kPerUnit = kConfig.shares_halves() ? 8 : 4;
+  u32 unit_of_p() const { return shared.ds().address(at) + thread * 16; }
+  float shared_p(const Scores& P, const Pairs& pairs, i32 i) const {
+    float p = P[i];
+    if constexpr (kConfig.softcap) p *= pairs.slopes[i];
+    if constexpr (kConfig.dropout) p = (pairs.kept >> i & 1) != 0 ? p : -p;
+    return p;
+  }
   void share_p(const Scores& P, const Pairs& pairs) const {
-    const u32 place = shared.ds().address(at) + thread * 16;
+    const u32 place = unit_of_p();
     ptx::mbarrier_wait(shared.ds().empty(at), at.parity ^ 1);
 #pragma unroll
-    for (i32 i = 0; i < kFloats; i += 4) {
+    for (i32 i = 0; i < kFloats; i += kPerUnit) {
       ptx::U32x4 x;
 #pragma unroll
-      for (i32 e = 0; e < 4; ++e) {
-        float p = P[i + e];
-        if constexpr (kConfig.softcap) p *= pairs.slopes[i + e];
-        x.word[e] = __builtin_bit_cast(u32, p);
-        if constexpr (kConfig.dropout) x.word[e] ^= (~pairs.kept >> (i + e) & 1) << 31;
+      for (i32 w = 0; w < 4; ++w) {
+        if constexpr (kConfig.shares_halves()) {
+          const i32 first = i + 2 * w;
+          x.word[w] =
+              ptx::pack<DType::kFloat16>(shared_p(P, pairs, first), shared_p(P, pairs, first + 1));
+        } else {
+          x.word[w] = __builtin_bit_cast(u32, shared_p(P, pairs, i + w));
+        }
       }
-      ptx::store_shared_x4(place + i * 512, x);
+      ptx::store_shared_x4(place + i / kPerUnit * 2048, x);
     }
     ptx::warp_sync();
     if (thread % 32 == 0) ptx::mbarrier_arrive(shared.ds().full(at));
   }
+  // Pair number `pair` of a unit.
+  static ptx::F32x2 pair_of_p(const ptx::U32x4& unit, i32 pair) {
+    if constexpr (kConfig.shares_halves()) return ptx::unpack<DType::kFloat16>(unit.word[pair]);
+    return {{__builtin_bit_cast(float, unit.word[2 * pair]),
+             __builtin_bit_cast(float, unit.word[2 * pair + 1])}};
+  }
   // And there: dS^T = P^T (dP^T - delta), rounded.
   void form_shared_ds(Weights& dS, const Scores& dP) const {
-    const u32 place = shared.ds().address(at) + thread * 16;
+    const u32 place = unit_of_p();
     const u32 deltas = shared.delta(dout_cursor()) + thread % 4 * 8;
     shared.ds().wait(at);
 #pragma unroll
-    for (i32 i = 0; i < kFloats; i += 4) {
-      const ptx::F32x2 delta = ptx::load_shared_f32x2(deltas + i * 8);
-      const ptx::U32x4 p = ptx::load_shared_x4(place + i * 512);
-      float x[4];
+    for (i32 i = 0; i < kFloats; i += kPerUnit) {
+      const ptx::U32x4 unit = ptx::load_shared_x4(place + i / kPerUnit * 2048);
 #pragma unroll
-      for (i32 e = 0; e < 4; ++e) {
-        if constexpr (kConfig.dropout) {
-          const bool is_kept = p.word[e] >> 31 == 0;
-          const float size = __builtin_bit_cast(float, p.word[e] & 0x7fffffffu);
-          x[e] = size * ((is_kept ? dP[i + e] * params.kept_scale : 0) - delta.word[e % 2]);
-        } else {
-          x[e] = __builtin_bit_cast(float, p.word[e]) * (dP[i + e] - delta.word[e % 2]);
-        }
+      for (i32 pair = 0; pair < kPerUnit / 2; ++pair) {
+        const i32 first = i + 2 * pair;
+        const ptx::F32x2 delta = ptx::load_shared_f32x2(deltas + first / 4 * 32);
+        const ptx::F32x2 p = pair_of_p(unit, pair);
+        float x[2];
+#pragma unroll
+        for (i32 c = 0; c < 2; ++c)
+          x[c] = times_difference(p.word[c], dP[first + c], delta.word[c]);
+        dS[first / 2] = ptx::pack<kConfig.dtype>(x[0], x[1]);
       }
-      dS[i / 2] = ptx::pack<kConfig.dtype>(x[0], x[1]);
-      dS[i / 2 + 1] = ptx::pack<kConfig.dtype>(x[2], x[3]);
     }
     ptx::warp_sync();
     release(shared.ds(), at);
+  }
+  // P (dP - delta), where the sign of `p` says what dropout drops.
+  float times_difference(float p, float dp, float delta) const {
+    if constexpr (!kConfig.dropout) return p * (dp - delta);
+    const bool is_kept = __builtin_bit_cast(u32, p) >> 31 == 0;
+    return ptx::abs(p) * ((is_kept ? dp * params.kept_scale : 0) - delta);
   }
 
   // dS^T to both warpgroups, for dQ a step later.
   void share_ds(const Weights& dS) const {
     ptx::mbarrier_wait(shared.ds().empty(ds_at), ds_at.parity ^ 1);
     store_ds<kConfig>(dS, shared.ds().address(ds_at), warpgroup);
+    if constexpr (!kConfig.late_ds()) announce_ds(ds_at);
+  }
+  void announce_ds(typename Shared::DsCursor of) const {
     ptx::fence_proxy_async();
     ptx::warp_sync();
-    if (thread % 32 == 0) ptx::mbarrier_arrive(shared.ds().full(ds_at));
+    if (thread % 32 == 0) ptx::mbarrier_arrive(shared.ds().full(of));
   }
 
   // dQ = dS K of a step; then, once it is there, to the sums.
