@@ -16,17 +16,17 @@ namespace fulmen::cuda {
 namespace {
 
 std::vector<ConfigField> fields_of(const Sm80Config& config) {
-  return {FULMEN_FIELD(dtype),        FULMEN_FIELD(precision),  FULMEN_FIELD(d_qk),
-          FULMEN_FIELD(d_v),          FULMEN_FIELD(warps),      FULMEN_FIELD(team_warps),
-          FULMEN_FIELD(row_tiles),    FULMEN_FIELD(columns),    FULMEN_FIELD(stages),
-          FULMEN_FIELD(stage_blocks), FULMEN_FIELD(min_blocks), FULMEN_FIELD(keeps_q),
-          FULMEN_FIELD(interleaved),  FULMEN_FIELD(dense),      FULMEN_FIELD(mask),
-          FULMEN_FIELD(bias),         FULMEN_FIELD(pair_units), FULMEN_FIELD(documents),
-          FULMEN_FIELD(natural),      FULMEN_FIELD(softcap),    FULMEN_FIELD(alibi),
-          FULMEN_FIELD(dropout),      FULMEN_FIELD(exact),      FULMEN_FIELD(swizzle),
-          FULMEN_FIELD(full_blocks),  FULMEN_FIELD(lazy_max),   FULMEN_FIELD(lazy_rescale),
-          FULMEN_FIELD(stats),        FULMEN_FIELD(units),      FULMEN_FIELD(whole_rows),
-          FULMEN_FIELD(takes_turns)};
+  return {FULMEN_FIELD(dtype),         FULMEN_FIELD(precision),  FULMEN_FIELD(d_qk),
+          FULMEN_FIELD(d_v),           FULMEN_FIELD(warps),      FULMEN_FIELD(team_warps),
+          FULMEN_FIELD(row_tiles),     FULMEN_FIELD(columns),    FULMEN_FIELD(stages),
+          FULMEN_FIELD(stage_blocks),  FULMEN_FIELD(min_blocks), FULMEN_FIELD(keeps_q),
+          FULMEN_FIELD(interleaved),   FULMEN_FIELD(dense),      FULMEN_FIELD(mask),
+          FULMEN_FIELD(bias),          FULMEN_FIELD(pair_units), FULMEN_FIELD(documents),
+          FULMEN_FIELD(natural),       FULMEN_FIELD(softcap),    FULMEN_FIELD(alibi),
+          FULMEN_FIELD(dropout),       FULMEN_FIELD(exact),      FULMEN_FIELD(swizzle),
+          FULMEN_FIELD(full_blocks),   FULMEN_FIELD(lazy_max),   FULMEN_FIELD(lazy_rescale),
+          FULMEN_FIELD(stats),         FULMEN_FIELD(units),      FULMEN_FIELD(whole_rows),
+          FULMEN_FIELD(checks_copies), FULMEN_FIELD(takes_turns)};
 }
 
 // What distinguishes the kernel among those that plans choose.
@@ -41,9 +41,8 @@ std::string kernel_name(const Sm80Config& config) {
       config.documents ? "_documents" : "", config.natural ? "_natural" : "",
       config.softcap ? "_softcap" : "", config.alibi ? "_alibi" : "",
       config.dropout ? "_dropout" : "", config.exact ? "_exact" : "", config.stats ? "_stats" : "",
-      !config.units        ? "_any"
-      : !config.whole_rows ? "_filled"
-                           : "",
+      config.units ? "" : "_any",
+      !config.units || config.whole_rows || config.checks_copies ? "" : "_filled",
       config.dense ? "" : "_ragged");
 }
 

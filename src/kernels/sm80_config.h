@@ -53,6 +53,9 @@ struct Sm80Config {
   // Rows of q, k, v and o are 16-byte units on multiples of 16 bytes, o of dtype.
   bool units = false;
   bool whole_rows = false;  // and as long as computed with: nothing fills them up
+  // Forward: all blocks of keys are copied with checks, which hold the copies apart: where few
+  // products follow them a burst of copies keeps ldmatrix waiting.
+  bool checks_copies = false;
 
   // Options of the problem.
   bool dense = false;  // forward: no lengths, offsets, rng, windows, prefix or chunks
@@ -87,8 +90,7 @@ struct Sm80Config {
     return checks_at_end() || (lazy_max && bias != DType::kNone);
   }
 
-  // Whether softcap or ALiBi, alone, becomes part of the exponent in blocks that all rows see
-  // whole. At d 64 ALiBi is slower so: 297 TFLOP/s against 311 (NVIDIA H200, S 4096, 2026-11-28).
+  // Whether softcap or ALiBi, alone, becomes part of the exponent in blocks that all rows see whole.
   constexpr bool maps_in_exponent() const {
     return softcap != alibi && !mask && bias == DType::kNone && !natural && !exact &&
            dtype != DType::kFloat32;
@@ -152,7 +154,7 @@ struct Sm80Config {
            (team_warps == 1 || dtype != DType::kFloat32) && 1 <= stage_blocks &&
            (stage_blocks == 1 || (team_warps == 1 && !has_pairs())) &&
            (!takes_turns || (stages == 1 && stage_blocks == 1 && !has_pairs())) &&
-           (!interleaved || warp_columns() % 32 == 0) &&
+           (!checks_copies || takes_turns) && (!interleaved || warp_columns() % 32 == 0) &&
            (!keeps_q || (dtype != DType::kFloat32 && !takes_turns));
   }
 };

@@ -60,8 +60,9 @@ void set_tile(Sm80Config& config, const Problem& problem, const Sm80Shape& shape
   config.stages = shape.takes_turns ? 1 : 2;
   config.min_blocks = shape.min_blocks;
   config.keeps_q = shape.keeps_q && num_options(config) == 0;
-  config.whole_rows =
-      config.units && config.d_qk == problem.dim_qk && config.d_v * parts == problem.dim_v;
+  config.checks_copies = shape.checks_copies;
+  config.whole_rows = config.units && !config.checks_copies && config.d_qk == problem.dim_qk &&
+                      config.d_v * parts == problem.dim_v;
 }
 
 // Whether a shape was made for problems like this one.
@@ -204,7 +205,7 @@ Sm80Config sm80_forward_config(const Problem& problem, const Gpu& gpu) {
   const auto keeps = [&problem](Optimisation each) { return !leaves_out(problem, each); };
   if (!keeps(Optimisation::kPipeline)) {
     config.stages = 1;
-    config.takes_turns = false;
+    config.takes_turns = config.checks_copies = false;
   }
   config.swizzle &= keeps(Optimisation::kSwizzle);
   config.full_blocks &= keeps(Optimisation::kFullBlocks);

@@ -23,6 +23,7 @@ struct Sm80Shape {
   i32 stage_blocks = 1;           // but one where arrays belong to pairs
   bool keeps_q = false;           // not with options
   bool takes_turns = false;       // not with options
+  bool checks_copies = false;     // see Sm80Config
   i64 max_keys = kAnyLength;      // that a query meets; no bound holds if batch_invariant
 
   // Dims of V that one block takes: 128 sums a thread, in teams up to 160.
@@ -45,7 +46,12 @@ inline constexpr Sm80Shape kShapes[] = {
      .softcap_columns = 32},
     {.max_dim = 128, .many_columns = 64},
     {.max_dim = 192, .warps = 8, .row_tiles = 1, .columns = 64, .min_blocks = 1},
-    {.max_dim = 256, .row_tiles = 1, .columns = 64, .takes_turns = true, .max_keys = 512},
+    {.max_dim = 256,
+     .row_tiles = 1,
+     .columns = 64,
+     .takes_turns = true,
+     .checks_copies = true,
+     .max_keys = 512},
     {.max_dim = 256,
      .warps = 8,
      .columns = 96,

@@ -122,6 +122,7 @@ TEST(Sm80Tiles, ShortSequencesTakeSmallBlocks) {
   EXPECT_EQ(sm80_forward_config(problem, gpu_named("h100")).rows(), 128);
   problem.mask.causal = true;
   EXPECT_EQ(sm80_forward_config(problem, gpu_named("h100")).rows(), 64);
+  EXPECT_TRUE(sm80_forward_config(problem, gpu_named("h100")).checks_copies);
   EXPECT_TRUE(sm80_forward_config(problem, gpu_named("h100")).dense);
   problem.max_kv = 4096;
   problem.mask.window_left = 7;

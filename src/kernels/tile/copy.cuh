@@ -114,14 +114,25 @@ class UnitCopy {
   }
 
   // Tile after tile towards row 0: that which begins at row `first`, then those at first - kRows,
-  // ..., whose rows are all there.
+  // ..., whose rows are all there. With checks all are alike, after seek().
   void start_last(const SwizzledTile<kDims, kSwizzled>& tile, i32 first) {
     start(tile, first);
     next_ = data_ + first * row_bytes_;
   }
+  void seek(i32 first) {
+    next_ = data_ + first * row_bytes_;
+    left_ = num_rows_ - first;
+  }
+  template <bool kChecked>
   void start_next(const SwizzledTile<kDims, kSwizzled>& tile) {
-    next_ -= kRows * row_bytes_;
-    copy(tile, next_, kRows);
+    if constexpr (kChecked) {
+      copy(tile, next_, left_);
+      next_ -= kRows * row_bytes_;
+      left_ += kRows;
+    } else {
+      next_ -= kRows * row_bytes_;
+      copy(tile, next_, kRows);
+    }
   }
 
  private:
@@ -161,6 +172,7 @@ class UnitCopy {
   i32 num_rows_;   // from this thread's first on
   i32 num_units_;  // likewise
   const u8* next_ = nullptr;
+  i32 left_ = 0;  // rows from there on, where they are checked
 };
 
 // The same for any array.
@@ -176,6 +188,8 @@ class AnyCopy {
     start(tile, first);
     next_ = first - kRows;
   }
+  void seek(i32 first) { next_ = first; }
+  template <bool kChecked>
   void start_next(const SwizzledTile<kDims, kSwizzled>& tile) {
     start(tile, next_);
     next_ -= kRows;

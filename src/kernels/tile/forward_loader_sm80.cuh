@@ -23,6 +23,7 @@ struct ForwardLoaderSm80 {
   static constexpr i32 kStageBlocks = kConfig.stage_blocks;
   static constexpr i32 kStageColumns = kConfig.stage_columns();
   static constexpr i32 kAhead = kConfig.stages - 1;
+  static constexpr bool kChecks = kConfig.checks_copies;
 
   const Head<kConfig.dtype>& head;
   u32 shared;  // Q's tile
@@ -71,7 +72,13 @@ struct ForwardLoaderSm80 {
   void start(i32 first, i32 last) {
     begin = first;
     const bool has_keys = first <= last;
-    if (has_keys) fetch_last_k(last);
+    if constexpr (kChecks) {
+      k_copy.seek(last * kStageColumns);
+      v_copy.seek(last * kStageColumns);
+      if (has_keys) fetch_k(last, 0);
+    } else {
+      if (has_keys) fetch_last_k(last);
+    }
     ptx::cp_async_commit();
     if (!kConfig.takes_turns) {
       if (has_keys) fetch_last_v(last);
@@ -101,7 +108,7 @@ struct ForwardLoaderSm80 {
   void turn_to_k(i32 block, bool is_first) {
     ptx::cp_async_wait<0>();
     ptx::block_sync();
-    if (is_first) {
+    if (is_first && !kChecks) {
       fetch_last_v(block);
     } else {
       fetch_v(0);
@@ -127,11 +134,11 @@ struct ForwardLoaderSm80 {
   }
   void fetch_last_v(i32 block) { v_copy.start_last(v_tile(0), block * kStageColumns); }
   void fetch_k(i32 block, i32 stage) {
-    k_copy.start_next(k_tile(stage * kStageBlocks));
+    k_copy.template start_next<kChecks>(k_tile(stage * kStageBlocks));
     pairs.start_next(pair_tile(stage));
     documents.start(stage, block * kStageColumns);
   }
-  void fetch_v(i32 stage) { v_copy.start_next(v_tile(stage * kStageBlocks)); }
+  void fetch_v(i32 stage) { v_copy.template start_next<kChecks>(v_tile(stage * kStageBlocks)); }
 };
 
 }  // namespace fulmen
