@@ -11,7 +11,7 @@
 #include "cuda/fma.h"
 #include "cuda/params.h"
 #include "cuda/simt.h"
-#include "kernels/tile_tasks.cuh"
+#include "kernels/tile/backward_groups_sm80.cuh"
 #include "plan/sm80_backward.h"
 
 namespace fulmen::cuda {
@@ -22,18 +22,19 @@ constexpr int kRowsBlocks = 4;
 constexpr i64 kDbiasBlocks = 4096;
 
 std::vector<ConfigField> fields_of(const Sm80BackwardConfig& config) {
-  return {FULMEN_FIELD(dtype),       FULMEN_FIELD(precision),  FULMEN_FIELD(d_qk),
-          FULMEN_FIELD(d_v),         FULMEN_FIELD(warps),      FULMEN_FIELD(rows),
-          FULMEN_FIELD(columns),     FULMEN_FIELD(stages),     FULMEN_FIELD(pair_stages),
-          FULMEN_FIELD(split_roles), FULMEN_FIELD(keys_first), FULMEN_FIELD(units),
-          FULMEN_FIELD(s_rows),      FULMEN_FIELD(s_columns),  FULMEN_FIELD(kv_rows),
-          FULMEN_FIELD(dq_rows),     FULMEN_FIELD(dq_dims),    FULMEN_FIELD(min_blocks),
-          FULMEN_FIELD(dq),          FULMEN_FIELD(dk),         FULMEN_FIELD(dv),
-          FULMEN_FIELD(mask),        FULMEN_FIELD(bias),       FULMEN_FIELD(pair_units),
-          FULMEN_FIELD(documents),   FULMEN_FIELD(dbias),      FULMEN_FIELD(sums_dbias),
-          FULMEN_FIELD(tiled_dbias), FULMEN_FIELD(natural),    FULMEN_FIELD(softcap),
-          FULMEN_FIELD(alibi),       FULMEN_FIELD(dropout),    FULMEN_FIELD(split_sum),
-          FULMEN_FIELD(ordered),     FULMEN_FIELD(hopper),     FULMEN_FIELD(swizzle),
+  return {FULMEN_FIELD(dtype),       FULMEN_FIELD(precision),    FULMEN_FIELD(d_qk),
+          FULMEN_FIELD(d_v),         FULMEN_FIELD(warps),        FULMEN_FIELD(rows),
+          FULMEN_FIELD(columns),     FULMEN_FIELD(stages),       FULMEN_FIELD(pair_stages),
+          FULMEN_FIELD(split_roles), FULMEN_FIELD(keys_first),   FULMEN_FIELD(beside),
+          FULMEN_FIELD(asks_late),   FULMEN_FIELD(clears_ahead), FULMEN_FIELD(units),
+          FULMEN_FIELD(s_rows),      FULMEN_FIELD(s_columns),    FULMEN_FIELD(kv_rows),
+          FULMEN_FIELD(dq_rows),     FULMEN_FIELD(dq_dims),      FULMEN_FIELD(min_blocks),
+          FULMEN_FIELD(dq),          FULMEN_FIELD(dk),           FULMEN_FIELD(dv),
+          FULMEN_FIELD(mask),        FULMEN_FIELD(bias),         FULMEN_FIELD(pair_units),
+          FULMEN_FIELD(documents),   FULMEN_FIELD(dbias),        FULMEN_FIELD(sums_dbias),
+          FULMEN_FIELD(tiled_dbias), FULMEN_FIELD(natural),      FULMEN_FIELD(softcap),
+          FULMEN_FIELD(alibi),       FULMEN_FIELD(dropout),      FULMEN_FIELD(split_sum),
+          FULMEN_FIELD(ordered),     FULMEN_FIELD(hopper),       FULMEN_FIELD(swizzle),
           FULMEN_FIELD(full_blocks), FULMEN_FIELD(sliced)};
 }
 
@@ -167,8 +168,8 @@ void sm80_backward_run(const Call& call) {
   params.turns = at(workspace.turns_at);
   params.next_block = at(workspace.next_block_at);
   params.cleared = at(workspace.cleared_at);
-  params.groups_ahead = sm80_groups_ahead(problem, config);
-  params.lines_per_group = sm80_lines_per_group(problem);
+  params.groups = sm80_groups(params.attention, config, sm80_lines_per_group(problem),
+                              sm80_groups_ahead(problem, config));
   const std::size_t num_own = config.dbias ? 4 : 3;
   for (std::size_t i = 0; i < num_own; ++i) call.launch(i, params);
   if (call.kernels.size() == num_own) return;

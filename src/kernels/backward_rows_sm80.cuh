@@ -205,7 +205,7 @@ void backward_rows_sm80(const Sm80BackwardParams& params) {
   if (place.first_row < 0) return;  // offsets out of order
   const Head<kConfig.dtype> head(p, place.index, task.head);
   if constexpr (kConfig.dq) {
-    if (tile < params.groups_ahead * row_tiles_of_group(params, kConfig.rows)) {
+    if (tile < params.groups.ahead * params.groups.row_tiles) {
       clear_dq_sums<kConfig, kSm80RowsThreads>(params, tile);
     }
   }

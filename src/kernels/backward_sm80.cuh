@@ -52,10 +52,10 @@ struct BackwardSm80 {
   const Sm80BackwardParams& params;
   const AttentionParams& p;
   i32 index;  // of the sequence
+  BackwardTilesSm80<kConfig> tiles;
   KeyPlace place;
   BackwardRangesSm80<kConfig> ranges;
   BlockRange range{};
-  BackwardTilesSm80<kConfig> tiles;
   BackwardLoaderSm80<kConfig> loader;
   typename PairsOf<kConfig, kConfig.keys_first>::Type pairs;
   BackwardGradientsSm80<kConfig> gradients;
@@ -68,6 +68,12 @@ struct BackwardSm80 {
         ranges(params_, place, index),
         loader{p, index, place, tiles},
         pairs{params_, tiles} {}
+
+  // `place`, after a barrier.
+  KeyPlace own_place() const {
+    if constexpr (kConfig.keeps_place()) return kept_place(tiles.place_at());
+    return place;
+  }
 
   // Step 5 for a tile of queries, number `block` of its sequence.
   void add_dq(i32 tile, i32 block, i32 pair_stage) const {
@@ -107,16 +113,18 @@ struct BackwardSm80 {
 
   // The same by warps that have half of it each: P and dV, or dS and dK. Each adds to dQ when the
   // others are likely to be busy with numbers one by one.
-  template <class AddDq>
-  void compute_role(const Step& step, i32 tile, const AddDq& add_dq_before) {
+  template <class AddDq, class Fetch>
+  void compute_role(const Step& step, i32 tile, const AddDq& add_dq_before,
+                    const Fetch& fetch_late) {
     if (tiles.weighs()) {
       pairs.compute_weights(step);
-      tiles.team_sync();          // P is there for this role
-      tiles.weights_are_there();  // and for the other
+      tiles.team_sync();  // P is there
+      fetch_late();
       add_dv(step.stage);
       add_dq_before();
     } else {
       add_dq_before();
+      fetch_late();
       pairs.compute_ds(step);
       tiles.team_sync();  // dS is there
       add_dk(step.stage, step.pair_stage);
@@ -171,14 +179,19 @@ struct BackwardSm80 {
         const auto fetch_next = [&](i32 next_stage) {
           if (wraps) {
             if (number + 1 == end_head) return;
-            queries = loader.queries_of(number + 1);
+            queries =
+                BackwardLoaderSm80<kConfig>{p, index, own_place(), tiles}.queries_of(number + 1);
           }
           loader.fetch(queries, (wraps ? begin : block + 1) * kConfig.rows, kept_of(next_tile),
                        next_stage);
         };
         ptx::cp_async_wait<0>();
         ptx::block_sync();  // tiles are there; all are done with those of the step before
-        if constexpr (kConfig.stages == 2) fetch_next(1 - stage);
+        constexpr bool kLateFetch = kConfig.asks_late && kConfig.stages == 2;
+        if constexpr (kConfig.stages == 2 && !kLateFetch) fetch_next(1 - stage);
+        const auto fetch_late = [&] {
+          if constexpr (kLateFetch) fetch_next(1 - stage);
+        };
         const auto add_dq_before = [&] {  // of the step before
           if (!kLate || tile_before < 0) return;
           add_dq(tile_before, block == begin ? end - 1 : block - 1, 1 - stage);
@@ -192,11 +205,12 @@ struct BackwardSm80 {
         if constexpr (kConfig.keys_first) {
           compute_keys(step, tile, add_dq_before);
         } else if constexpr (kConfig.split_roles) {
-          compute_role(step, tile, add_dq_before);
+          compute_role(step, tile, add_dq_before, fetch_late);
         } else {
           add_dq_before();
           compute(step, tile);
         }
+        if (tile_before < 0) sums.settle();
         if constexpr ((kConfig.dq && !kLate) || kConfig.tiled_dbias) {
           ptx::block_sync();  // dS of all is there
           if constexpr (kConfig.dq) add_dq(tile, block, 0);
@@ -221,19 +235,27 @@ struct BackwardSm80 {
   void run(const BackwardSumsSm80<kConfig>& sums) {
     if (place.first_key < place.sequence.shape.kv_len) {
       loader.fetch_keys();
+      if constexpr (kConfig.keeps_place()) keep_place(tiles.place_at(), place);
       range = ranges.visited_by(place.first_key);
       rows_are_there<kConfig>();
       if constexpr (kConfig.documents) ranges.narrow(range);
       if (range.visit.size() > 0) {
         walk(sums);
       } else {
-        sums.clear();
+        sums.only_clear();
       }
       ptx::cp_async_wait<0>();  // also where no row sees a key
     } else {
-      sums.clear();
+      if constexpr (kConfig.keeps_place()) keep_place(tiles.place_at(), place);
+      sums.only_clear();
       rows_are_there<kConfig>();  // the end of this grid is the end of the one before
     }
+    ptx::block_sync();  // all are done with shared memory
+    store();
+  }
+
+  void store() {
+    const KeyPlace place = own_place();
     const float kept_scale = kConfig.dropout ? static_cast<float>(p.dropout.kept_scale()) : 1.f;
     if (kConfig.dk && !(kConfig.split_roles && tiles.weighs())) {
       gradients.template store<kConfig.dk_dims()>(gradients.dK, place, p.dk, p.dim_qk,
@@ -260,15 +282,13 @@ void backward_sm80(const Sm80BackwardParams& params) {
     ptx::block_sync();  // and read
   }
   const u32 num_slots = static_cast<u32>(num_tile_slots(p, p.kv_rows, kConfig.columns));
-  const TileTask task =
-      key_task(block, static_cast<u32>(p.batch_extent() * p.heads_kv), static_cast<u32>(p.heads_kv),
-               num_slots, static_cast<u32>(params.lines_per_group));
+  const TileTask task = key_task(block, static_cast<u32>(p.batch_extent() * p.heads_kv),
+                                 static_cast<u32>(p.heads_kv), num_slots, params.groups.lines);
   const TilePlace place = find_tile(p, p.cu_kv, task, kConfig.columns);
   const Head<kConfig.dtype> head(p, place.index, task.head * p.group_size());
-  const BackwardSumsSm80<kConfig> sums{params, block,
-                                       static_cast<u32>(params.lines_per_group) * num_slots};
+  const BackwardSumsSm80<kConfig> sums{params, block};
   if (place.first_row < 0 || place.first_row >= head.sequence.kv_slot) {
-    sums.clear();
+    sums.only_clear();
     rows_are_there<kConfig>();  // the end of this grid is the end of the one before
     return;
   }

@@ -24,11 +24,14 @@ struct Sm80BackwardConfig {
   i32 s_rows = 32, s_columns = 32;
   i32 kv_rows = 32;  // and as many dims as are left for it, see kv_parts()
   i32 dq_rows = 32, dq_dims = 32;
-  i32 pair_stages = 1;       // of dS: with two, dQ of a step is computed in the next
-  bool split_roles = false;  // half of the warps compute P and dV, the others dS and dK
-  bool keys_first = false;   // and keep them in registers, see BackwardKeysSm80
-  bool sliced = false;       // the warps of a team share out dims of S, see BackwardSlicesSm80
-  i32 min_blocks = 1;        // on a multiprocessor: a bound on registers
+  i32 pair_stages = 1;        // of dS: with two, dQ of a step is computed in the next
+  bool split_roles = false;   // half of the warps compute P and dV, the others dS and dK
+  bool keys_first = false;    // and keep them in registers, see BackwardKeysSm80
+  bool sliced = false;        // the warps of a team share out dims of S, see BackwardSlicesSm80
+  bool beside = false;        // parts of a role side by side where nothing is hidden
+  bool asks_late = false;     // for the next tiles, each role when it has no scores in registers
+  bool clears_ahead = false;  // blocks clear sums of dQ; else backward_rows_sm80 clears all
+  i32 min_blocks = 1;         // on a multiprocessor: a bound on registers
   // Rows of q, k, v and dout are 16-byte units on multiples of 16 bytes; for backward_rows_sm80
   // those of o and dout, and what is kept of a row is float32.
   bool units = false;
@@ -72,6 +75,8 @@ struct Sm80BackwardConfig {
   constexpr i32 num_teams() const { return columns / team_columns(); }
   constexpr i32 team_warps() const { return role_warps() / num_teams(); }
   constexpr i32 team_tiles() const { return rows / s_rows * (team_columns() / s_columns); }
+  constexpr i32 parts() const { return (team_tiles() + team_warps() - 1) / team_warps(); }
+  constexpr i32 team_barriers() const { return team_warps() == 1 ? 0 : 2 * num_teams(); }
   constexpr i32 dk_dims() const { return d_qk / kv_parts(); }
   constexpr i32 dv_dims() const { return d_v / kv_parts(); }
   constexpr i32 dq_tiles() const { return rows / dq_rows * (d_qk / dq_dims); }
@@ -82,7 +87,7 @@ struct Sm80BackwardConfig {
   constexpr bool hides_pairs() const { return mask || bias != DType::kNone; }
 
   // Shared memory in this order: K, V, stages of Q, dO, what is kept of their rows, mask and bias;
-  // P, dS, sums that slices hand over, numbers of the keys' documents.
+  // P, dS, sums that slices hand over, the block's KeyPlace, numbers of the keys' documents.
   constexpr i32 k_bytes() const { return columns * d_qk * element_bytes(); }
   constexpr i32 v_bytes() const { return columns * d_v * element_bytes(); }
   constexpr i32 q_bytes() const { return rows * d_qk * element_bytes(); }
@@ -98,10 +103,13 @@ struct Sm80BackwardConfig {
   constexpr i32 slice_bytes() const {
     return sliced ? team_warps() * (team_warps() - 1) * s_rows * s_columns * 4 : 0;
   }
+  // Where registers are short the place of the block waits in shared memory.
+  constexpr bool keeps_place() const { return split_roles && !keys_first; }
+  constexpr i32 place_bytes() const { return keeps_place() ? 64 : 0; }
   constexpr i32 ids_bytes() const { return documents ? columns * 8 : 0; }
   constexpr i32 shared_bytes() const {
     return k_bytes() + v_bytes() + stages * stage_bytes() + (1 + pair_stages) * pair_bytes() +
-           2 * slice_bytes() + ids_bytes();
+           2 * slice_bytes() + place_bytes() + ids_bytes();
   }
 
   // A warp's tile of S, as the pieces that it shares with forward_sm80 see it.
@@ -132,13 +140,13 @@ struct Sm80BackwardConfig {
            divides(dq_dims, d_qk) && role_warps() % kv_groups() == 0 &&
            team_columns() % kv_rows == 0 && team_columns() % s_columns == 0 &&
            columns % team_columns() == 0 && divides(dk_dims(), d_qk) && divides(dv_dims(), d_v) &&
-           rows % 16 == 0 && (s_rows <= 32 || split_roles) &&
+           rows % 16 == 0 && (s_rows <= 32 || split_roles) && (!clears_ahead || dq) &&
            (!sliced || (split_roles && s_rows == 16 && s_columns == 16 && num_teams() == 1 &&
                         team_tiles() == team_warps())) &&
            (!keys_first ||
             (split_roles && kv_parts() == 1 && kv_rows == s_columns && d_qk <= 64)) &&
-           (!split_roles || (warps % 2 == 0 && d_qk == d_v && dq && dk && dv && !dropout &&
-                             !softcap && !split_sum));
+           (!split_roles || (1 + team_barriers() + role_warps() * parts() <= 16 && warps % 2 == 0 &&
+                             d_qk == d_v && dq && dk && dv && !dropout && !softcap && !split_sum));
   }
 };
 
@@ -157,6 +165,17 @@ struct alignas(8) Sm80Columns {
   i32 begin, end;
 };
 
+// Blocks of keys go group by group, each of some neighbouring key/value heads; while they start
+// they clear the sums of dQ of a group that comes later, see BackwardSumsSm80.
+struct Sm80Groups {
+  u32 lines;           // key/value heads of a group
+  u32 blocks;          // of keys, of a group
+  u32 row_tiles;       // tiles of queries of a group
+  u32 row_tiles_each;  // of these, that a block clears
+  u32 all_row_tiles;   // of all groups
+  u32 ahead;           // how many groups later those come that a block clears
+};
+
 struct Sm80BackwardParams {
   AttentionParams attention;
   u8* row_tiles;  // (batch, head, slot of queries): config.rows Sm80Row, as many Sm80Columns, as
@@ -169,8 +188,7 @@ struct Sm80BackwardParams {
   u32* turns;          // (batch, head, slot of queries): blocks that have added; config.ordered
   u32* next_block;     // started so far; config.ordered
   u32* cleared;        // (group of key/value heads): blocks that have cleared sums of it
-  i32 groups_ahead;    // how far ahead of their own group blocks clear sums
-  i32 lines_per_group;  // key/value heads whose blocks are neighbours
+  Sm80Groups groups;
 };
 
 // Blocks of backward_finish_sm80: one for each tile of queries, then one for every 32 tiles of

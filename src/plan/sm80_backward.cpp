@@ -119,19 +119,25 @@ bool sm80_shares_dbias(const Problem& problem) {
   return dbias.shape[0] != problem.num_sequences || dbias.shape[1] != problem.heads_q;
 }
 
-i32 sm80_lines_per_group(const Problem& problem) {
+bool sm80_sees_all(const Problem& problem) {
   const IntervalMask& mask = problem.mask;
-  const bool is_full = !mask.causal && mask.window_left == kNoLimit &&
-                       mask.window_right == kNoLimit && mask.chunk == 0;
-  const i64 lines = is_full ? 1 : max<i64>(kLinesUnderMask / problem.group_size(), 1);
+  return !mask.causal && mask.window_left == kNoLimit && mask.window_right == kNoLimit &&
+         mask.chunk == 0;
+}
+
+i32 sm80_lines_per_group(const Problem& problem) {
+  const i64 lines =
+      sm80_sees_all(problem) ? 1 : max<i64>(kLinesUnderMask / problem.group_size(), 1);
   return static_cast<i32>(lines);
 }
 
 i32 sm80_groups_ahead(const Problem& problem, const Sm80BackwardConfig& config) {
+  const i64 lines = sm80_lines_per_group(problem);
+  const i64 all = (problem.packed ? 1 : problem.num_sequences) * problem.heads_kv;
+  if (!config.clears_ahead) return static_cast<i32>(ceil_div(all, lines));
   const i64 slots = problem.packed ? problem.kv_rows / config.columns + problem.num_sequences
                                    : ceil_div(problem.kv_rows, config.columns);
-  const i64 blocks = sm80_lines_per_group(problem) * slots;
-  return static_cast<i32>(ceil_div(kBlocksAtATime, max<i64>(blocks, 1)));
+  return static_cast<i32>(ceil_div(kBlocksAtATime, max<i64>(lines * slots, 1)));
 }
 
 Sm80BackwardWorkspace sm80_backward_workspace(const Problem& problem,

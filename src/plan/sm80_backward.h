@@ -40,10 +40,14 @@ bool sm80_has_dbias(const Problem& problem);
 // Whether it has one element for the pairs of several heads.
 bool sm80_shares_dbias(const Problem& problem);
 
+// Whether no structured mask hides anything.
+bool sm80_sees_all(const Problem& problem);
+
 // Key/value heads whose blocks are neighbours in a launch.
 i32 sm80_lines_per_group(const Problem& problem);
 
-// How many groups of them ahead of its own a block clears sums of dQ: as many as run at a time.
+// How many groups of them ahead of its own a block clears sums of dQ: as many as run at a time; or
+// all, which backward_rows_sm80 clears.
 i32 sm80_groups_ahead(const Problem& problem, const Sm80BackwardConfig& config);
 
 // Places in the workspace, in bytes; marks of suspect rows come first.

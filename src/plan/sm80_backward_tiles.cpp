@@ -14,6 +14,8 @@ namespace {
 
 enum class Roles { kOne, kSplit, kKeysFirst };
 
+constexpr i64 kShortRows = 2048;  // of the queries of a sequence
+
 // The first that fits is taken: head dimensions up to max_dim, room for min_blocks blocks on a
 // multiprocessor.
 struct TileShape {
@@ -42,11 +44,7 @@ constexpr TileShape kShapes[] = {
     {.max_dim = 64, .warps = 4, .block = {64, 128}, .min_blocks = 2},
     {.max_dim = 64, .block = {64, 128}},
     {.max_dim = 64, .warps = 4, .block = {64, 64}},
-    {.max_dim = 128,
-     .block = {64, 128},
-     .part = {64, 32},
-     .pair_stages = 2,
-     .roles = Roles::kSplit},
+    {.max_dim = 128, .block = {64, 128}, .pair_stages = 2, .roles = Roles::kSplit},
     {.max_dim = 128, .block = {64, 128}, .pair_stages = 2},
     {.max_dim = 128, .block = {64, 128}},
     {.max_dim = 128, .warps = 4, .block = {64, 64}, .stages = 1},
@@ -184,6 +182,11 @@ void set_shape(Sm80BackwardConfig& config, const TileShape& shape, const Problem
   config.kv_rows = shape.kv_rows;
   config.dq_rows = shape.dq_rows;
   config.min_blocks = shape.min_blocks;
+  // A second text for what is seen whole costs more than it saves where a mask cuts most steps.
+  config.beside = config.split_roles && config.parts() > 1 &&
+                  (!config.keys_first || sm80_sees_all(problem) || problem.q_rows > kShortRows);
+  config.asks_late = config.split_roles && shape.max_dim == 256;
+  config.clears_ahead = config.split_roles && shape.max_dim <= 128;
   config.sliced = shape.sliced;
   config.d_qk = rounded_up(problem.dim_qk, i64{16} * config.kv_parts());
   config.d_v = rounded_up(problem.dim_v, i64{16} * config.kv_parts());

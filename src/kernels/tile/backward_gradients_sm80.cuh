@@ -103,6 +103,9 @@ struct BackwardGradientsSm80 {
     const i64 offset =
         array.offset(place.sequence.batch, place.kv_head, place.sequence.kv_begin + row, first_dim);
     const RowStore store(array, kConfig.dtype, offset, dims);
+    if constexpr (kConfig.hopper && kConfig.element_bytes() == 2) {
+      if (store.in_units) return store_units<kPartDims>(sums, place, array, dims, factor);
+    }
 #pragma unroll
     for (i32 t = 0; t < kKvTiles; ++t) {
 #pragma unroll
@@ -110,6 +113,51 @@ struct BackwardGradientsSm80 {
         const i64 key = row + 16 * t + 8 * h;
         store.template run<kConfig.dtype>(sums[t], h, 16 * t + 8 * h, key < place.sequence.kv_slot,
                                           key < place.sequence.shape.kv_len, factor);
+      }
+    }
+  }
+
+ private:
+  // The same by way of shared memory, so that lanes store whole rows of 16-byte units.
+  template <i32 kPartDims>
+  void store_units(const float (&sums)[kKvTiles][kPartDims / 2], const KeyPlace& place,
+                   const ArrayView& array, i64 dims, float factor) const {
+    constexpr i32 kUnits = kPartDims / 8;
+    const SwizzledTile<kPartDims, true> mine{tiles.shared +
+                                             tiles.warp * (kConfig.kv_rows * kPartDims * 2)};
+    const i32 lane = static_cast<i32>(lane_index());
+    const i64 first = place.first_key + kv_group() * kConfig.kv_rows;
+    ptx::warp_sync();  // what was shared before is read
+    share<kPartDims>(sums, mine, place.sequence.shape.kv_len - first - lane / 4, factor);
+    ptx::warp_sync();
+    u16* const data = reinterpret_cast<u16*>(array.data) +
+                      array.offset(place.sequence.batch, place.kv_head,
+                                   place.sequence.kv_begin + first, kv_part() * kPartDims);
+#pragma unroll
+    for (i32 at = 0; at < kConfig.kv_rows * kUnits; at += 32) {
+      const i32 row = (at + lane) / kUnits, unit = (at + lane) % kUnits;
+      const ptx::U32x4 x =
+          ptx::load_shared_x4(mine.address(static_cast<u32>(row), static_cast<u32>(unit)));
+      if (first + row < place.sequence.kv_slot && 8 * unit < dims) {
+        ptx::store_global_x4(data + row * array.strides[2] + 8 * unit, x);
+      }
+    }
+  }
+  // `left`: keys that count from this lane's first row on; rows of others are zeros.
+  template <i32 kPartDims>
+  static void share(const float (&sums)[kKvTiles][kPartDims / 2],
+                    const SwizzledTile<kPartDims, true>& tile, i64 left, float factor) {
+    const auto to = left_rows(tile, 0);
+#pragma unroll
+    for (i32 t = 0; t < kKvTiles; ++t) {
+#pragma unroll
+      for (i32 j = 0; j < kPartDims / 16; ++j) {
+        float scaled[8];
+#pragma unroll
+        for (i32 i = 0; i < 8; ++i) {
+          scaled[i] = 16 * t + 8 * (i / 2 % 2) < left ? sums[t][8 * j + i] * factor : 0.f;
+        }
+        ptx::stmatrix_x4(to.at(j, 16 * t), Products::words(scaled));
       }
     }
   }

@@ -41,21 +41,18 @@ struct BackwardKeyWeightsSm80 {
     });
   }
 
-  // S = P, 0 where hidden.
-  void weigh(Scores& S, const Step& step, const Part& part) const {
-    float largest = 0;
-    each_row(part,
-             [&](i32 row) { largest = ptx::max(largest, ptx::abs(of_row(step, row, kRowMax))); });
+  // S = P, 0 where hidden. is_moderate: see BackwardSightSm80.
+  void weigh(Scores& S, const Step& step, const Part& part, bool is_moderate) const {
     const float unit = static_cast<float>(p.score_map.scale);
     const float unit_log2 = static_cast<float>(p.score_map.scale * 1.4426950408889634);
-    if (ptx::any(largest * kWarpLog2E > 1024)) {  // a product with row_max is not exact enough
+    if (is_moderate) {
       exponentiate(S, step, part, [&](float s, float row_max, float sum_log2) {
-        const float below = ptx::max(row_max - ptx::mul(s, unit), 0.f);
-        return ptx::fma(-below, kWarpLog2E, -sum_log2);
+        return ptx::fma(s, unit_log2, -ptx::fma(row_max, kWarpLog2E, sum_log2));
       });
     } else {
       exponentiate(S, step, part, [&](float s, float row_max, float sum_log2) {
-        return ptx::fma(s, unit_log2, -ptx::fma(row_max, kWarpLog2E, sum_log2));
+        const float below = ptx::max(row_max - ptx::mul(s, unit), 0.f);
+        return ptx::fma(-below, kWarpLog2E, -sum_log2);
       });
     }
   }
@@ -92,8 +89,7 @@ struct BackwardKeyWeightsSm80 {
   u32 row_at(const Step& step, i32 row) const {
     return tiles.rows_at(step.stage) + static_cast<u32>(row) * 16;
   }
-  // Words of Sm80Row.
-  static constexpr u32 kRowMax = 0, kOffset = 2;
+  static constexpr u32 kOffset = 2;  // of the words of Sm80Row
   float of_row(const Step& step, i32 row, u32 word) const {
     return __builtin_bit_cast(float, ptx::load_shared(row_at(step, row) + 4 * word));
   }

@@ -45,23 +45,25 @@ struct BackwardKeysSm80 {
   // P of this warp's keys and dV += P^T dO.
   template <class Sums>
   void add_dv(Sums& dV, const Step& step) {
-    each_part(step, [&](const Part& part, const PartSight& seen, i32 number) {
-      Scores S;
-      multiply(S, tiles.q_tile(step.stage), part);
-      check(S, step, part, seen);
-      if (!seen.all) weights.hide(S, step, part);
-      weights.weigh(S, step, part);
-      Fragments P;
-      round(P, S);
-      hand_over(P, number);
-      add(dV, P, tiles.dout_tile(step.stage), part);
-    });
+    const bool may_be_beside = kConfig.beside && weights.sight.is_moderate(step);
+    each_part(step, may_be_beside,
+              [&](const Part& part, const PartSight& seen, i32 number, bool is_moderate) {
+                Scores S;
+                multiply(S, tiles.q_tile(step.stage), part);
+                check(S, step, part, seen);
+                if (!seen.all) weights.hide(S, step, part);
+                weights.weigh(S, step, part, is_moderate || weights.sight.is_moderate(step));
+                Fragments P;
+                round(P, S);
+                hand_over(P, number);
+                add(dV, P, tiles.dout_tile(step.stage), part);
+              });
   }
 
   // dS of this warp's keys, when the other one has P, and dK += dS^T Q.
   template <class Sums>
   void add_dk(Sums& dK, const Step& step) {
-    each_part(step, [&](const Part& part, const PartSight& seen, i32 number) {
+    each_part(step, kConfig.beside, [&](const Part& part, const PartSight& seen, i32 number, bool) {
       Scores dP;
       multiply(dP, tiles.dout_tile(step.stage), part);
       check(dP, step, part, seen);
@@ -77,13 +79,22 @@ struct BackwardKeysSm80 {
   }
 
  private:
+  // As in BackwardPairsSm80.
   template <class Compute>
-  void each_part(const Step& step, const Compute& compute_part) const {
-    const i32 column = static_cast<i32>(tiles.team()) * kConfig.kv_rows;
+  void each_part(const Step& step, bool may_be_beside, const Compute& compute_part) const {
+    const auto part_of = [&](i32 number) {
+      return Part{number * kConfig.s_rows, static_cast<i32>(tiles.team()) * kConfig.kv_rows};
+    };
+    if (may_be_beside && step.is_full) {
+#pragma unroll
+      for (i32 number = 0; number < kConfig.parts(); ++number) {
+        compute_part(part_of(number), PartSight{true, false}, number, true);
+      }
+    } else {
 #pragma unroll 1
-    for (i32 number = 0; number < kConfig.rows / kConfig.s_rows; ++number) {
-      const Part part{number * kConfig.s_rows, column};
-      compute_part(part, weights.sight.of(step, part), number);
+      for (i32 number = 0; number < kConfig.parts(); ++number) {
+        compute_part(part_of(number), weights.sight.of(step, part_of(number)), number, false);
+      }
     }
   }
 
@@ -121,7 +132,7 @@ struct BackwardKeysSm80 {
 
   // Where a lane puts a fragment of P for the other role.
   u32 handed(i32 number, i32 t, i32 k) const {
-    const u32 part = tiles.team() * (kConfig.rows / kConfig.s_rows) + static_cast<u32>(number);
+    const u32 part = tiles.team() * kConfig.parts() + static_cast<u32>(number);
     const u32 fragment = (part * kTiles + static_cast<u32>(t)) * kSteps + static_cast<u32>(k);
     return tiles.handed_weights() + fragment * 512 + lane_index() * 16;
   }

@@ -34,59 +34,69 @@ struct BackwardPairsSm80 {
 
   // P and dS of this warp's tiles, into shared memory.
   void compute(const Step& step) {
-    each_part(step, [&](const Part& part, const PartSight& seen, auto careful) {
-      compute_both<careful.kValue>(step, part, seen);
+    each_part(step, true, [&](const Part& part, const PartSight& seen, i32, bool is_moderate) {
+      compute_both(step, part, seen, is_moderate);
     });
   }
   // P alone.
   void compute_weights(const Step& step) {
-    each_part(step, [&](const Part& part, const PartSight& seen, auto careful) {
-      Scores P;
-      weights.multiply_q_k(P, step, part);
-      weigh<careful.kValue>(P, step, part, seen, [] {});
-      Weights::share(P, tiles.p_tile(), part);
-    });
+    const bool may_be_beside = !kConfig.beside || sight.is_moderate(step);
+    each_part(step, may_be_beside,
+              [&](const Part& part, const PartSight& seen, i32 number, bool is_moderate) {
+                Scores P;
+                weights.multiply_q_k(P, step, part);
+                weigh(P, step, part, seen, is_moderate, [] {});
+                Weights::share(P, tiles.p_tile(), part);
+                tiles.weights_are_there(number);
+              });
   }
-  // dS, when other warps have P in shared memory.
+  // dS, when the other role has P in shared memory.
   void compute_ds(const Step& step) {
-    bool awaited = false;
-    each_part(step, [&](const Part& part, const PartSight& seen, auto careful) {
+    each_part(step, true, [&](const Part& part, const PartSight& seen, i32 number, bool) {
       Scores dP;
       weights.multiply_dout_v(dP, step, part);
-      if constexpr (careful.kValue) check(dP, step, part, seen);
-      if (!awaited) tiles.await_weights();
-      awaited = true;
+      check(dP, step, part, seen);
+      tiles.await_weights(number);
       weights.form_ds_of_shared(dP, step, part);
       Weights::share(dP, tiles.ds_tile(step.pair_stage), part);
     });
   }
 
  private:
-  template <bool kCareful>
-  struct Careful {
-    static constexpr bool kValue = kCareful;
-  };
+  static constexpr i32 kBeside = kConfig.beside ? kConfig.parts() : 1;
 
-  // The parts of this warp, with the text that their steps need.
+  // Parts side by side have no branch between products and arithmetic: that no row's maximum is too
+  // large is known before.
   template <class Compute>
-  void each_part(const Step& step, const Compute& compute_part) const {
-    if (step.is_full && !kConfig.hides_pairs()) {
-      walk_parts(
-          [&](const Part& part) { compute_part(part, PartSight{true, false}, Careful<false>{}); });
+  void each_part(const Step& step, bool may_be_beside, const Compute& compute_part) const {
+    if (may_be_beside && step.is_full && !kConfig.hides_pairs()) {
+#pragma unroll kBeside
+      for (i32 number = 0; number < kConfig.parts(); ++number) {
+        if (!has_part(number)) continue;
+        compute_part(part_of(number), PartSight{true, false}, number, kConfig.beside);
+      }
     } else {
-      walk_parts(
-          [&](const Part& part) { compute_part(part, sight.of(step, part), Careful<true>{}); });
+#pragma unroll 1
+      for (i32 number = 0; number < kConfig.parts(); ++number) {
+        if (!has_part(number)) break;
+        const Part part = part_of(number);
+        compute_part(part, sight.of(step, part), number, false);
+      }
     }
   }
-  template <class Visit>
-  void walk_parts(const Visit& visit) const {
+  i32 tile_of(i32 number) const {
+    return static_cast<i32>(tiles.member()) + number * kConfig.team_warps();
+  }
+  bool has_part(i32 number) const {
+    return kConfig.team_tiles() % kConfig.team_warps() == 0 ||
+           tile_of(number) < kConfig.team_tiles();
+  }
+  Part part_of(i32 number) const {
     constexpr i32 kAcross = kConfig.team_columns() / kConfig.s_columns;
-#pragma unroll 1
-    for (i32 tile = tiles.member(); tile < kConfig.team_tiles(); tile += kConfig.team_warps()) {
-      visit(Part{tile / kAcross * kConfig.s_rows,
-                 static_cast<i32>(tiles.team()) * kConfig.team_columns() +
-                     tile % kAcross * kConfig.s_columns});
-    }
+    const i32 tile = tile_of(number);
+    return {tile / kAcross * kConfig.s_rows,
+            static_cast<i32>(tiles.team()) * kConfig.team_columns() +
+                tile % kAcross * kConfig.s_columns};
   }
 
   // A hidden pair has P = dS = 0, and 0 times NaN is NaN.
@@ -105,25 +115,25 @@ struct BackwardPairsSm80 {
   }
 
   // S = P; look_at_scores() is called when scores are capped and nothing is hidden yet.
-  template <bool kCareful, class Look>
-  void weigh(Scores& S, const Step& step, const Part& part, const PartSight& seen,
+  // is_moderate: known to be.
+  template <class Look>
+  void weigh(Scores& S, const Step& step, const Part& part, const PartSight& seen, bool is_moderate,
              const Look& look_at_scores) {
-    if constexpr (kCareful) check(S, step, part, seen);
+    check(S, step, part, seen);
     WarpScores<kConfig.scores()>{step.head, step.first_row + part.row}.map(
         S, step.first_key + part.column);
     look_at_scores();
     PairTiles<kConfig.pairs()>::template apply<true>(S, tiles.pairs_at(step.stage), part.row,
                                                      part.column);
-    if constexpr (kCareful) sight.hide(S, step, part, seen);
-    weights.weigh(S, step, part);
+    sight.hide(S, step, part, seen);
+    weights.weigh(S, step, part, is_moderate || sight.is_moderate(step));
   }
 
-  template <bool kCareful>
-  void compute_both(const Step& step, const Part& part, const PartSight& seen) {
+  void compute_both(const Step& step, const Part& part, const PartSight& seen, bool is_moderate) {
     Scores P, slope;
     weights.multiply_q_k(P, step, part);
     if constexpr (kConfig.softcap && kConfig.alibi) cap_slopes(slope, P, step.head);
-    weigh<kCareful>(P, step, part, seen, [&] {
+    weigh(P, step, part, seen, is_moderate, [&] {
       if constexpr (kConfig.softcap && !kConfig.alibi) slopes_of_capped(slope, P, step.head);
     });
     u32 kept[kTiles * kFloats / 32 + 1] = {};
@@ -131,7 +141,7 @@ struct BackwardPairsSm80 {
     if constexpr (!kConfig.needs_ds()) return;
     Scores dP;
     weights.multiply_dout_v(dP, step, part);
-    if constexpr (kCareful) check(dP, step, part, seen);
+    check(dP, step, part, seen);
     if constexpr (kConfig.dropout) {
       drop(dP, kept, static_cast<float>(step.head.dropout.kept_scale()));
     }

@@ -16,7 +16,8 @@ namespace fulmen {
 template <Sm80BackwardConfig kConfig>
 struct BackwardRoundingSm80 {
   using Order = Sm80DqOrder<kConfig>;
-  static constexpr i32 kTiles = kConfig.dq_rows / 16;
+  // Tiles of 16 rows at once: as many as registers hold.
+  static constexpr i32 kTiles = min(kConfig.dq_rows / 16, max(32 / Order::kFloats, 1));
   using Sums = float[kTiles][Order::kFloats];
 
   const Head<kConfig.dtype>& head;
@@ -27,16 +28,19 @@ struct BackwardRoundingSm80 {
   void run(i32 num_warps) const {
 #pragma unroll 1
     for (i32 tile = static_cast<i32>(warp_index()); tile < kConfig.dq_tiles(); tile += num_warps) {
-      Sums dQ;
-      read(dQ, tile);
-      store(dQ, tile);
+#pragma unroll 1
+      for (i32 first = 0; first < kConfig.dq_rows / 16; first += kTiles) {
+        Sums dQ;
+        read(dQ, tile, first);
+        store(dQ, tile, first);
+      }
     }
   }
 
  private:
-  void read(Sums& dQ, i32 tile) const {
+  void read(Sums& dQ, i32 tile, i32 first) const {
     const float* const from = sums + i64{tile} * Order::kTileElems +
-                              Order::index(0, 0, 0, static_cast<i32>(lane_index()));
+                              Order::index(0, first, 0, static_cast<i32>(lane_index()));
 #pragma unroll
     for (i32 t = 0; t < kTiles; ++t) {
 #pragma unroll
@@ -54,13 +58,13 @@ struct BackwardRoundingSm80 {
     }
   }
 
-  void store(const Sums& dQ, i32 tile) const {
+  void store(const Sums& dQ, i32 tile, i32 first) const {
     constexpr i32 kAcross = kConfig.d_qk / kConfig.dq_dims;
     const AttentionParams& p = head.p;
     const Sequence& sequence = head.sequence;
     const i32 dim = tile % kAcross * kConfig.dq_dims;
     if (dim >= p.dim_qk) return;
-    const i64 row = first_row + tile / kAcross * kConfig.dq_rows + lane_index() / 4;
+    const i64 row = first_row + tile / kAcross * kConfig.dq_rows + 16 * first + lane_index() / 4;
     const RowStore store(p.dq, kConfig.dtype, head.q_row(p.dq, row) + dim * p.dq.strides[3],
                          min<i64>(p.dim_qk - dim, kConfig.dq_dims));
 #pragma unroll

@@ -54,6 +54,18 @@ struct BackwardSightSm80 {
             static_cast<i32>(ptx::load_shared(from + 4)) - step.first_key};
   }
 
+  // Whether no row's maximum is so large that a product with it would not be exact enough.
+  bool is_moderate(const Step& step) const {
+    float largest = 0;
+#pragma unroll
+    for (i32 at = 0; at < kConfig.rows; at += 32) {
+      const i32 row = min(at + static_cast<i32>(lane_index()), kConfig.rows - 1);
+      const u32 row_max = ptx::load_shared(tiles.rows_at(step.stage) + static_cast<u32>(row) * 16);
+      largest = ptx::max(largest, ptx::abs(__builtin_bit_cast(float, row_max)));
+    }
+    return !ptx::any(largest * kWarpLog2E > 1024);
+  }
+
   PartSight of(const Step& step, const Part& part) const {
     if (step.is_full) return {true, false};
     const i32 first = part.column, end = first + kConfig.s_columns;

@@ -3,27 +3,21 @@
 //
 // Zeros for the float32 sums of dQ just before they are needed, so that they lie in the L2 when
 // blocks add to them: a block of keys clears its share of a group of heads that comes later, and
-// waits until blocks before it have cleared its own group's. The first groups are cleared by
-// backward_rows_sm80. Called by backward_sm80, all threads of a block together.
+// adds to its own group's sums once blocks before it have cleared them. The first groups, or all
+// without config.clears_ahead, are cleared by backward_rows_sm80. Called by backward_sm80, all
+// threads of a block together.
 #pragma once
 
 #include "kernels/ptx/grid.cuh"
 #include "kernels/ptx/thread.cuh"
 #include "kernels/sm80_backward_config.h"
-#include "kernels/tile_tasks.cuh"
 
 namespace fulmen {
 
-// Tiles of queries of a group of key/value heads.
-inline i64 row_tiles_of_group(const Sm80BackwardParams& params, i32 rows) {
-  const AttentionParams& p = params.attention;
-  return params.lines_per_group * p.group_size() * num_tile_slots(p, p.q_rows, rows);
-}
-
 // Those of tile `number` of queries.
 template <Sm80BackwardConfig kConfig, i32 kThreads>
-inline void clear_dq_sums(const Sm80BackwardParams& params, i64 number) {
-  float* const sums = params.dq_sums + number * kConfig.dq_elems();
+inline void clear_dq_sums(const Sm80BackwardParams& params, u32 number) {
+  float* const sums = params.dq_sums + i64{number} * kConfig.dq_elems();
   const i32 thread = static_cast<i32>(ptx::thread_index());
 #pragma unroll
   for (i32 at = 0; at < kConfig.dq_elems(); at += 4 * kThreads) {
@@ -37,35 +31,42 @@ template <Sm80BackwardConfig kConfig>
 struct BackwardSumsSm80 {
   const Sm80BackwardParams& params;
   u32 block;
-  u32 blocks_of_group;
 
+  // Stores zeros; settle() comes a barrier later, when they have arrived.
   void clear() const {
-    if constexpr (!kConfig.dq) return;
-    const u32 own = block / blocks_of_group;
-    const u32 distance = static_cast<u32>(params.groups_ahead);
-    const bool clears = clear_share(own + distance);
-    ptx::block_sync();  // the share is cleared
+    if constexpr (!kConfig.clears_ahead) return;
+    const Sm80Groups& groups = params.groups;
+    const u32 first = ahead() * groups.row_tiles;
+    const u32 begin = first + block % groups.blocks * groups.row_tiles_each;
+    const u32 end =
+        min(min(begin + groups.row_tiles_each, first + groups.row_tiles), groups.all_row_tiles);
+#pragma unroll 1
+    for (u32 tile = begin; tile < end; ++tile) {
+      clear_dq_sums<kConfig, kConfig.threads()>(params, tile);
+    }
+  }
+
+  // Thread 0 says so, and waits for the zeros of the block's own group; the others may add to them
+  // after the next barrier.
+  void settle() const {
+    if constexpr (!kConfig.clears_ahead) return;
     if (ptx::thread_index() != 0) return;
-    if (clears) ptx::announce(params.cleared + own + distance);
-    if (own >= distance) ptx::await(params.cleared + own, blocks_of_group);
+    const Sm80Groups& groups = params.groups;
+    if (ahead() * groups.row_tiles < groups.all_row_tiles) ptx::announce(params.cleared + ahead());
+    if (own() >= groups.ahead) ptx::await(params.cleared + own(), groups.blocks);
+  }
+
+  // For a block that adds nothing.
+  void only_clear() const {
+    if constexpr (!kConfig.clears_ahead) return;
+    clear();
+    ptx::block_sync();
+    settle();
   }
 
  private:
-  // This block's share of the tiles of a group; false past the last one.
-  bool clear_share(u32 group) const {
-    const i64 all = num_q_tiles(params.attention, kConfig.rows);
-    const i64 tiles = row_tiles_of_group(params, kConfig.rows);
-    const i64 first = group * tiles;
-    if (first >= all) return false;
-    const i64 share = ceil_div(tiles, i64{blocks_of_group});
-    const i64 begin = first + block % blocks_of_group * share;
-    const i64 end = min(min(begin + share, first + tiles), all);
-#pragma unroll 1
-    for (i64 tile = begin; tile < end; ++tile) {
-      clear_dq_sums<kConfig, kConfig.threads()>(params, tile);
-    }
-    return true;
-  }
+  u32 own() const { return block / params.groups.blocks; }
+  u32 ahead() const { return own() + params.groups.ahead; }
 };
 
 }  // namespace fulmen

@@ -47,6 +47,7 @@ struct BackwardTilesSm80 {
   using KeysTile = SwizzledTile<kConfig.words(kConfig.rows), kConfig.swizzle>;  // rows are keys
   u32 handed_weights() const { return p_tile().base; }
   KeysTile ds_of_keys(i32 stage) const { return {ds_tile(stage).base}; }
+  u32 place_at() const { return key_ids() - kConfig.place_bytes(); }
   u32 key_ids() const { return shared + kConfig.shared_bytes() - kConfig.ids_bytes(); }
 
   // The first warps compute P, the others dS, where roles are split. Warps of a team are
@@ -65,15 +66,12 @@ struct BackwardTilesSm80 {
       ptx::bar_sync(1 + team() + (weighs() ? 0 : kConfig.num_teams()), 32 * kConfig.team_warps());
     }
   }
-  // P of a team, from the warps that compute it to those that take it up.
-  static constexpr u32 kHandOver = 1 + 2 * kConfig.num_teams();
-  void weights_are_there() const { ptx::bar_arrive(kHandOver + team(), 64 * kConfig.team_warps()); }
-  void await_weights() const { ptx::bar_sync(kHandOver + team(), 64 * kConfig.team_warps()); }
-  // The same of part `number` of a step, where keys come first.
+  // Part `number` of a warp's P, on its way to the warp of the other role that makes dS of it.
   void weights_are_there(i32 number) const { ptx::bar_arrive(hand_over(number), 64); }
   void await_weights(i32 number) const { ptx::bar_sync(hand_over(number), 64); }
   u32 hand_over(i32 number) const {
-    return 1 + team() + static_cast<u32>(number) * kConfig.num_teams();
+    return 1 + kConfig.team_barriers() + warp % kConfig.role_warps() +
+           static_cast<u32>(number) * kConfig.role_warps();
   }
 };
 

@@ -50,27 +50,21 @@ struct BackwardWeightsSm80 {
     }
   }
 
-  // S = P, 0 where hidden. In nats where config.natural says so, else scaled here.
-  void weigh(Scores& S, const Step& step, const Part& part) const {
-    constexpr float kLog2E = kWarpLog2E;
-    const float unit = kConfig.natural ? 1.f : static_cast<float>(p.score_map.scale);
-    const float unit_log2 =
-        kConfig.natural ? kLog2E : static_cast<float>(p.score_map.scale * 1.4426950408889634);
-#pragma unroll
-    for (i32 t = 0; t < kTiles; ++t) {
-      Rows rows;
-      read_rows(rows, step, part, t);
-      const float largest = ptx::max(ptx::abs(rows[0].row_max), ptx::abs(rows[1].row_max));
-      if (ptx::any(largest * kLog2E > 1024)) {  // a product with row_max is not exact enough
-        exponentiate(S[t], [&](float s, i32 h) {
-          const float below = ptx::max(rows[h].row_max - ptx::mul(s, unit), 0.f);
-          return ptx::fma(-below, kLog2E, -rows[h].sum_log2);
-        });
-        continue;
-      }
-      const float lse_log2[2] = {ptx::fma(rows[0].row_max, kLog2E, rows[0].sum_log2),
-                                 ptx::fma(rows[1].row_max, kLog2E, rows[1].sum_log2)};
-      exponentiate(S[t], [&](float s, i32 h) { return ptx::fma(s, unit_log2, -lse_log2[h]); });
+  // S = P, 0 where hidden. In nats where config.natural says so, else scaled here. is_moderate: see
+  // BackwardSightSm80.
+  void weigh(Scores& S, const Step& step, const Part& part, bool is_moderate) const {
+    const double scale = kConfig.natural ? 1 : p.score_map.scale;
+    const float unit = static_cast<float>(scale);
+    const float unit_log2 = static_cast<float>(scale * 1.4426950408889634);
+    if (is_moderate) {
+      exponentiate(S, step, part, [&](float s, const Sm80Row& row) {
+        return ptx::fma(s, unit_log2, -ptx::fma(row.row_max, kWarpLog2E, row.sum_log2));
+      });
+    } else {
+      exponentiate(S, step, part, [&](float s, const Sm80Row& row) {
+        const float below = ptx::max(row.row_max - ptx::mul(s, unit), 0.f);
+        return ptx::fma(-below, kWarpLog2E, -row.sum_log2);
+      });
     }
   }
 
@@ -145,11 +139,17 @@ struct BackwardWeightsSm80 {
   }
 
   template <class Exponent>
-  static void exponentiate(float (&S)[kFloats], const Exponent& exponent) {
+  void exponentiate(Scores& S, const Step& step, const Part& part, const Exponent& exponent) const {
 #pragma unroll
-    for (i32 i = 0; i < kFloats; ++i) {
-      const bool hidden = kConfig.dbias && S[i] == kMinusInfinity;  // also in a row of NaN
-      S[i] = hidden ? kHiddenWeight : ptx::exp2(exponent(S[i], i / 2 % 2));
+    for (i32 t = 0; t < kTiles; ++t) {
+      Rows rows;
+      read_rows(rows, step, part, t);
+#pragma unroll
+      for (i32 i = 0; i < kFloats; ++i) {
+        float& s = S[t][i];
+        const bool hidden = kConfig.dbias && s == kMinusInfinity;  // also in a row of NaN
+        s = hidden ? kHiddenWeight : ptx::exp2(exponent(s, rows[i / 2 % 2]));
+      }
     }
   }
 

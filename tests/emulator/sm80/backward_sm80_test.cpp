@@ -52,6 +52,7 @@ constexpr Sm80BackwardConfig config_of() {
   config.bias = kKind == Kind::kPairs ? kDType : config.natural ? DType::kFloat32 : DType::kNone;
   config.hopper = kKind == Kind::kPlain;
   config.ordered = kKind == Kind::kPairs || kKind == Kind::kSinks;
+  config.clears_ahead = kKind != Kind::kPairs;
   return config;
 }
 
@@ -61,6 +62,7 @@ constexpr Sm80BackwardConfig with(Sm80BackwardConfig config, unsigned gradients,
   config.units = units;
   config.dropout = dropout;
   config.dq = gradients & 1;
+  config.clears_ahead = config.clears_ahead && config.dq;
   config.dk = gradients & 2;
   config.dv = gradients & 4;
   return config;
@@ -69,6 +71,8 @@ constexpr Sm80BackwardConfig with(Sm80BackwardConfig config, unsigned gradients,
 // Two warps for each part of the work, with the same keys or with keys of their own.
 constexpr Sm80BackwardConfig in_roles(Sm80BackwardConfig config, i32 kv_rows, i32 s_rows) {
   config.split_roles = true;
+  config.beside = s_rows == 16;
+  config.asks_late = !config.beside;
   config.d_qk = config.d_v = 96;
   config.warps = 4;
   config.kv_rows = kv_rows;

@@ -14,6 +14,7 @@
 #include "kernels/backward_finish_sm80.cuh"
 #include "kernels/backward_rows_sm80.cuh"
 #include "kernels/backward_sm80.cuh"
+#include "kernels/tile/backward_groups_sm80.cuh"
 
 namespace fulmen::test {
 
@@ -39,6 +40,9 @@ void launch(const AttentionParams& p, unsigned seed) {
     while (reinterpret_cast<u64>(first) % 16 != 0) ++first;
     return first;
   };
+  constexpr i64 kLines = 2;
+  const i64 all_groups = ceil_div(p.batch_extent() * p.heads_kv, kLines);
+  const i64 groups_ahead = kConfig.clears_ahead ? 1 + seed % 3 : all_groups;
   const Sm80BackwardParams params{p,
                                   reinterpret_cast<u8*>(aligned(row_tiles)),
                                   hulls.data(),
@@ -49,8 +53,7 @@ void launch(const AttentionParams& p, unsigned seed) {
                                   turns.data(),
                                   &next_block,
                                   cleared.data(),
-                                  static_cast<i32>(1 + seed % 3),
-                                  2};
+                                  sm80_groups(p, kConfig, kLines, groups_ahead)};
   const auto run = [&](i64 blocks, i32 threads, i32 shared_bytes, bool together,
                        const auto& kernel) {
     if (blocks > 0)
