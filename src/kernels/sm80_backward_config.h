@@ -143,6 +143,7 @@ struct Sm80BackwardConfig {
            rows % 16 == 0 && (s_rows <= 32 || split_roles) && (!clears_ahead || dq) &&
            (!sliced || (split_roles && s_rows == 16 && s_columns == 16 && num_teams() == 1 &&
                         team_tiles() == team_warps())) &&
+           (!asks_late || (split_roles && !keys_first)) &&
            (!keys_first ||
             (split_roles && kv_parts() == 1 && kv_rows == s_columns && d_qk <= 64)) &&
            (!split_roles || (1 + team_barriers() + role_warps() * parts() <= 16 && warps % 2 == 0 &&

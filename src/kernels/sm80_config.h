@@ -90,7 +90,8 @@ struct Sm80Config {
     return checks_at_end() || (lazy_max && bias != DType::kNone);
   }
 
-  // Whether softcap or ALiBi, alone, becomes part of the exponent in blocks that all rows see whole.
+  // Whether softcap or ALiBi, alone, becomes part of the exponent in blocks that all rows see
+  // whole.
   constexpr bool maps_in_exponent() const {
     return softcap != alibi && !mask && bias == DType::kNone && !natural && !exact &&
            dtype != DType::kFloat32;

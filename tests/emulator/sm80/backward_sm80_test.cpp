@@ -84,6 +84,7 @@ constexpr Sm80BackwardConfig in_roles(Sm80BackwardConfig config, i32 kv_rows, i3
 // The same with P and dS in registers.
 constexpr Sm80BackwardConfig keys_first(Sm80BackwardConfig config, bool hopper) {
   config.keys_first = true;
+  config.asks_late = false;
   config.hopper = hopper;
   config.d_qk = config.d_v = 64;
   return config;
