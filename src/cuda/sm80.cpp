@@ -6,9 +6,9 @@
 #include "cuda/sm80.h"
 
 #include "core/error.h"
-#include "cuda/config_text.h"
 #include "cuda/params.h"
 #include "cuda/sm80_backward.h"
+#include "cuda/spec_of.h"
 #include "kernels/tile/head_order.cuh"
 #include "plan/sm80.h"
 
@@ -29,18 +29,16 @@ std::vector<ConfigField> fields_of(const Sm80Config& config) {
           FULMEN_FIELD(checks_copies), FULMEN_FIELD(takes_turns)};
 }
 
-// What distinguishes the kernel among those that plans choose.
-std::string kernel_name(const Sm80Config& config) {
+// The kernel's name among those that plans choose.
+std::string distinction(const Sm80Config& config) {
   const bool is_float32 = config.dtype == DType::kFloat32;
   return sentence(
-      "forward_sm80_", is_float32 ? name(config.precision) : name(config.dtype), "_d", config.d_qk,
-      "_", config.d_v, "_", config.rows(), "x", config.columns,
-      config.team_warps > 1 ? "_teams" : "", config.mask ? "_mask" : "",
-      config.bias == DType::kNone ? "" : sentence("_bias_", name(config.bias)),
+      is_float32 ? name(config.precision) : name(config.dtype), "_d", config.d_qk, "_", config.d_v,
+      "_", config.rows(), "x", config.columns, config.team_warps > 1 ? "_teams" : "",
+      FULMEN_SUFFIX(mask), config.bias == DType::kNone ? "" : sentence("_bias_", name(config.bias)),
       (config.mask || config.bias != DType::kNone) && !config.pair_units ? "_words" : "",
-      config.documents ? "_documents" : "", config.natural ? "_natural" : "",
-      config.softcap ? "_softcap" : "", config.alibi ? "_alibi" : "",
-      config.dropout ? "_dropout" : "", config.exact ? "_exact" : "", config.stats ? "_stats" : "",
+      FULMEN_SUFFIX(documents), FULMEN_SUFFIX(natural), FULMEN_SUFFIX(softcap),
+      FULMEN_SUFFIX(alibi), FULMEN_SUFFIX(dropout), FULMEN_SUFFIX(exact), FULMEN_SUFFIX(stats),
       config.units ? "" : "_any",
       !config.units || config.whole_rows || config.checks_copies ? "" : "_filled",
       config.dense ? "" : "_ragged");
@@ -49,14 +47,8 @@ std::string kernel_name(const Sm80Config& config) {
 }  // namespace
 
 KernelSpec sm80_forward_spec(const Sm80Config& config) {
-  KernelSpec spec;
-  spec.name = kernel_name(config);
-  spec.include = "kernels/forward_sm80.cuh";
-  spec.function = "fulmen::forward_sm80";
-  spec.config_type = "fulmen::Sm80Config";
-  spec.config = fields_of(config);
-  spec.params_type = "fulmen::Sm80Params";
-  spec.params_bytes = sizeof(Sm80Params);
+  KernelSpec spec = spec_of("forward_sm80", distinction(config),
+                            FULMEN_KERNEL_TYPES(Sm80Config, Sm80Params), fields_of(config));
   spec.num_threads = config.threads();
   spec.min_blocks = config.min_blocks;
   spec.shared_bytes = static_cast<std::size_t>(config.forward_shared_bytes());

@@ -7,10 +7,10 @@
 #include "cuda/sm80_backward.h"
 
 #include "core/error.h"
-#include "cuda/config_text.h"
 #include "cuda/fma.h"
 #include "cuda/params.h"
 #include "cuda/simt.h"
+#include "cuda/spec_of.h"
 #include "kernels/tile/backward_groups_sm80.cuh"
 #include "plan/sm80_backward.h"
 
@@ -38,29 +38,22 @@ std::vector<ConfigField> fields_of(const Sm80BackwardConfig& config) {
           FULMEN_FIELD(full_blocks), FULMEN_FIELD(sliced)};
 }
 
-KernelSpec spec_of(const char* entry, const std::string& distinction,
-                   const Sm80BackwardConfig& config) {
-  KernelSpec spec;
+KernelSpec backward_spec(const char* entry, const std::string& distinction,
+                         const Sm80BackwardConfig& config) {
   const bool has_precision = config.precision != Precision::kFloat32;
-  spec.name = sentence(entry, "_", has_precision ? name(config.precision) : name(config.dtype),
-                       distinction);
-  spec.include = sentence("kernels/", entry, ".cuh");
-  spec.function = sentence("fulmen::", entry);
-  spec.config_type = "fulmen::Sm80BackwardConfig";
-  spec.config = fields_of(config);
-  spec.params_type = "fulmen::Sm80BackwardParams";
-  spec.params_bytes = sizeof(Sm80BackwardParams);
-  return spec;
+  return spec_of(entry,
+                 sentence(has_precision ? name(config.precision) : name(config.dtype), distinction),
+                 FULMEN_KERNEL_TYPES(Sm80BackwardConfig, Sm80BackwardParams), fields_of(config));
 }
 
 KernelSpec rows_spec(const Problem& problem, const Sm80BackwardConfig& main_config) {
   const Sm80BackwardConfig config = sm80_rows_config(problem, main_config);
   KernelSpec spec =
-      spec_of("backward_rows_sm80",
-              sentence("_", config.rows, config.dq ? sentence("_dq", config.d_qk) : "",
-                       config.split_sum ? "_split" : "", config.hopper ? "_hopper" : "",
-                       config.documents ? "_documents" : "", config.units ? "" : "_any"),
-              config);
+      backward_spec("backward_rows_sm80",
+                    sentence("_", config.rows, config.dq ? sentence("_dq", config.d_qk) : "",
+                             config.split_sum ? "_split" : "", FULMEN_SUFFIX(hopper),
+                             FULMEN_SUFFIX(documents), config.units ? "" : "_any"),
+                    config);
   spec.num_threads = kRowsThreads;
   spec.min_blocks = kRowsBlocks;
   spec.shared_bytes = static_cast<std::size_t>(config.rows) * 4;
@@ -70,20 +63,18 @@ KernelSpec rows_spec(const Problem& problem, const Sm80BackwardConfig& main_conf
 
 KernelSpec main_spec(const Sm80BackwardConfig& config) {
   const std::string distinction = sentence(
-      "_d", config.d_qk, "_", config.d_v, "_", config.rows, "x", config.columns,
-      config.dq ? "_dq" : "", config.dk ? "_dk" : "", config.dv ? "_dv" : "",
-      config.mask ? "_mask" : "",
+      "_d", config.d_qk, "_", config.d_v, "_", config.rows, "x", config.columns, FULMEN_SUFFIX(dq),
+      FULMEN_SUFFIX(dk), FULMEN_SUFFIX(dv), FULMEN_SUFFIX(mask),
       config.bias == DType::kNone ? "" : sentence("_bias_", name(config.bias)),
-      config.documents ? "_documents" : "",
+      FULMEN_SUFFIX(documents),
       config.sums_dbias    ? "_dbias_sums"
       : config.tiled_dbias ? "_dbias_tiles"
       : config.dbias       ? "_dbias"
                            : "",
-      config.pair_units || !config.hides_pairs() ? "" : "_words", config.natural ? "_natural" : "",
-      config.softcap ? "_softcap" : "", config.alibi ? "_alibi" : "",
-      config.dropout ? "_dropout" : "", config.split_sum ? "_split" : "",
-      config.ordered ? "_ordered" : "", config.units ? "" : "_any");
-  KernelSpec spec = spec_of("backward_sm80", distinction, config);
+      config.pair_units || !config.hides_pairs() ? "" : "_words", FULMEN_SUFFIX(natural),
+      FULMEN_SUFFIX(softcap), FULMEN_SUFFIX(alibi), FULMEN_SUFFIX(dropout),
+      config.split_sum ? "_split" : "", FULMEN_SUFFIX(ordered), config.units ? "" : "_any");
+  KernelSpec spec = backward_spec("backward_sm80", distinction, config);
   spec.num_threads = config.threads();
   spec.min_blocks = config.min_blocks;
   spec.shared_bytes = static_cast<std::size_t>(config.shared_bytes());
@@ -94,11 +85,11 @@ KernelSpec main_spec(const Sm80BackwardConfig& config) {
 }
 
 KernelSpec dbias_spec(const Sm80BackwardConfig& config) {
-  KernelSpec spec = spec_of("backward_dbias_sm80",
-                            config.sums_dbias    ? "_sums"
-                            : config.tiled_dbias ? "_tiles"
-                                                 : "",
-                            sm80_dbias_config(config));
+  KernelSpec spec = backward_spec("backward_dbias_sm80",
+                                  config.sums_dbias    ? "_sums"
+                                  : config.tiled_dbias ? "_tiles"
+                                                       : "",
+                                  sm80_dbias_config(config));
   spec.num_threads = kRowsThreads;
   spec.min_blocks = kRowsBlocks;
   return spec;
@@ -106,10 +97,10 @@ KernelSpec dbias_spec(const Sm80BackwardConfig& config) {
 
 KernelSpec finish_spec(const Sm80BackwardConfig& config) {
   KernelSpec spec =
-      spec_of("backward_finish_sm80",
-              sentence("_d", config.d_qk, "_", config.rows, "x", config.columns, "_",
-                       config.dq_rows, "x", config.dq_dims, config.hopper ? "_hopper" : ""),
-              sm80_finish_config(config));
+      backward_spec("backward_finish_sm80",
+                    sentence("_d", config.d_qk, "_", config.rows, "x", config.columns, "_",
+                             config.dq_rows, "x", config.dq_dims, FULMEN_SUFFIX(hopper)),
+                    sm80_finish_config(config));
   spec.num_threads = kRowsThreads;
   spec.min_blocks = kRowsBlocks;
   return spec;

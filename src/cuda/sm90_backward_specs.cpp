@@ -6,8 +6,8 @@
 #include "cuda/sm90_backward_specs.h"
 
 #include "core/error.h"
-#include "cuda/config_text.h"
 #include "cuda/sm90_forward_specs.h"
+#include "cuda/spec_of.h"
 #include "plan/sm90_backward.h"
 
 namespace fulmen::cuda {
@@ -28,18 +28,14 @@ std::string options_name(const BackwardConfig& config) {
 }  // namespace
 
 KernelSpec sm90_prepare_spec(const BackwardPrepareConfig& config) {
-  KernelSpec spec;
-  spec.name = sentence("backward_prepare_sm90_", name(config.dtype), "_d", config.dims,
-                       config.has_stats ? "_stats" : "", config.sequences ? "_sequences" : "",
-                       config.sinks ? "_sinks" : "", config.documents ? "_documents" : "");
-  spec.include = "kernels/backward_prepare_sm90.cuh";
-  spec.function = "fulmen::backward_prepare_sm90";
-  spec.config_type = "fulmen::BackwardPrepareConfig";
-  spec.config = {{"dtype", text(config.dtype)},         {"dims", text(config.dims)},
-                 {"has_stats", text(config.has_stats)}, {"sequences", text(config.sequences)},
-                 {"sinks", text(config.sinks)},         {"documents", text(config.documents)}};
-  spec.params_type = "fulmen::BackwardPrepareParams";
-  spec.params_bytes = sizeof(BackwardPrepareParams);
+  const std::string distinction =
+      sentence(name(config.dtype), "_d", config.dims, config.has_stats ? "_stats" : "",
+               FULMEN_SUFFIX(sequences), FULMEN_SUFFIX(sinks), FULMEN_SUFFIX(documents));
+  KernelSpec spec =
+      spec_of("backward_prepare_sm90", distinction,
+              FULMEN_KERNEL_TYPES(BackwardPrepareConfig, BackwardPrepareParams),
+              {FULMEN_FIELD(dtype), FULMEN_FIELD(dims), FULMEN_FIELD(has_stats),
+               FULMEN_FIELD(sequences), FULMEN_FIELD(sinks), FULMEN_FIELD(documents)});
   spec.num_threads = config.threads();
   spec.min_blocks = config.resident_blocks();
   return spec;
@@ -47,40 +43,21 @@ KernelSpec sm90_prepare_spec(const BackwardPrepareConfig& config) {
 
 KernelSpec sm90_backward_spec(const BackwardConfig& config) {
   constexpr const char* kMasks[] = {"", "_upper", "_both"};
-  KernelSpec spec;
-  spec.name = sentence("backward_sm90_", name(config.dtype), "_d", config.dims,
-                       kMasks[static_cast<int>(config.mask)], config.has_stats ? "_stats" : "",
-                       config.sequences ? "_sequences" : "", config.dq ? "" : "_no_dq",
-                       config.dk ? "" : "_no_dk", config.dv ? "" : "_no_dv",
-                       config.ordered ? "_ordered" : "", options_name(config),
-                       config.take_turns ? "" : "_no_turns", "_r", config.register_dims,
-                       config.early_dv ? "" : "_late_dv", config.spread ? "" : "_in_step");
-  spec.include = "kernels/backward_sm90.cuh";
-  spec.function = "fulmen::backward_sm90";
-  spec.config_type = "fulmen::BackwardConfig";
-  spec.config = {{"dtype", text(config.dtype)},
-                 {"dims", text(config.dims)},
-                 {"q_rows", text(config.q_rows)},
-                 {"mask", text(config.mask)},
-                 {"has_stats", text(config.has_stats)},
-                 {"sequences", text(config.sequences)},
-                 {"dq", text(config.dq)},
-                 {"dk", text(config.dk)},
-                 {"dv", text(config.dv)},
-                 {"ordered", text(config.ordered)},
-                 {"signed_scale", text(config.signed_scale)},
-                 {"softcap", text(config.softcap)},
-                 {"alibi", text(config.alibi)},
-                 {"bias", text(config.bias)},
-                 {"pair_mask", text(config.pair_mask)},
-                 {"documents", text(config.documents)},
-                 {"dropout", text(config.dropout)},
-                 {"register_dims", text(config.register_dims)},
-                 {"take_turns", text(config.take_turns)},
-                 {"early_dv", text(config.early_dv)},
-                 {"spread", text(config.spread)}};
-  spec.params_type = "fulmen::BackwardParams";
-  spec.params_bytes = sizeof(BackwardParams);
+  const std::string distinction = sentence(
+      name(config.dtype), "_d", config.dims, kMasks[static_cast<int>(config.mask)],
+      config.has_stats ? "_stats" : "", FULMEN_SUFFIX(sequences), config.dq ? "" : "_no_dq",
+      config.dk ? "" : "_no_dk", config.dv ? "" : "_no_dv", FULMEN_SUFFIX(ordered),
+      options_name(config), config.take_turns ? "" : "_no_turns", "_r", config.register_dims,
+      config.early_dv ? "" : "_late_dv", config.spread ? "" : "_in_step");
+  KernelSpec spec =
+      spec_of("backward_sm90", distinction, FULMEN_KERNEL_TYPES(BackwardConfig, BackwardParams),
+              {FULMEN_FIELD(dtype),      FULMEN_FIELD(dims),         FULMEN_FIELD(q_rows),
+               FULMEN_FIELD(mask),       FULMEN_FIELD(has_stats),    FULMEN_FIELD(sequences),
+               FULMEN_FIELD(dq),         FULMEN_FIELD(dk),           FULMEN_FIELD(dv),
+               FULMEN_FIELD(ordered),    FULMEN_FIELD(signed_scale), FULMEN_FIELD(softcap),
+               FULMEN_FIELD(alibi),      FULMEN_FIELD(bias),         FULMEN_FIELD(pair_mask),
+               FULMEN_FIELD(documents),  FULMEN_FIELD(dropout),      FULMEN_FIELD(register_dims),
+               FULMEN_FIELD(take_turns), FULMEN_FIELD(early_dv),     FULMEN_FIELD(spread)});
   spec.num_threads = config.threads();
   spec.shared_bytes = static_cast<std::size_t>(config.shared_bytes());
   spec.shared_bytes_text = "kConfig.shared_bytes()";
@@ -103,14 +80,9 @@ KernelSpec sm90_dq_spec(const AttentionConfig& config) {
 }
 
 KernelSpec sm90_careful_spec(const BackwardCarefulConfig& config) {
-  KernelSpec spec;
-  spec.name = sentence("backward_careful_", name(config.dtype));
-  spec.include = "kernels/backward_careful.cuh";
-  spec.function = "fulmen::backward_careful";
-  spec.config_type = "fulmen::BackwardCarefulConfig";
-  spec.config = {{"dtype", text(config.dtype)}};
-  spec.params_type = "fulmen::BackwardCarefulParams";
-  spec.params_bytes = sizeof(BackwardCarefulParams);
+  KernelSpec spec = spec_of("backward_careful", name(config.dtype),
+                            FULMEN_KERNEL_TYPES(BackwardCarefulConfig, BackwardCarefulParams),
+                            {FULMEN_FIELD(dtype)});
   spec.num_threads = BackwardCarefulConfig::kThreads;
   return spec;
 }
