@@ -123,8 +123,9 @@ struct BackwardGradientsSm80 {
   void store_units(const float (&sums)[kKvTiles][kPartDims / 2], const KeyPlace& place,
                    const ArrayView& array, i64 dims, float factor) const {
     constexpr i32 kUnits = kPartDims / 8;
-    const SwizzledTile<kPartDims, true> mine{tiles.shared +
-                                             tiles.warp * (kConfig.kv_rows * kPartDims * 2)};
+    // A place of one size for both gradients: warps are not done with dK at the same time.
+    constexpr i32 kPlaceBytes = kConfig.kv_rows * max(kConfig.dk_dims(), kConfig.dv_dims()) * 2;
+    const SwizzledTile<kPartDims, true> mine{tiles.shared + tiles.warp * kPlaceBytes};
     const i32 lane = static_cast<i32>(lane_index());
     const i64 first = place.first_key + kv_group() * kConfig.kv_rows;
     ptx::warp_sync();  // what was shared before is read

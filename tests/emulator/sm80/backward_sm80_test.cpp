@@ -81,6 +81,13 @@ constexpr Sm80BackwardConfig in_roles(Sm80BackwardConfig config, i32 kv_rows, i3
   return config;
 }
 
+// The same with scores made in slices of the dims, a part for each warp of a role.
+constexpr Sm80BackwardConfig in_slices(Sm80BackwardConfig config) {
+  config.sliced = true;
+  config.rows = 16;
+  return config;
+}
+
 // The same with P and dS in registers.
 constexpr Sm80BackwardConfig keys_first(Sm80BackwardConfig config, bool hopper) {
   config.keys_first = true;
@@ -109,7 +116,8 @@ void launch_kind(const AttentionParams& problem, bool units, unsigned seed) {
     }
     if (both && seed % 3 != 0) {
       if (units) return launch<in_roles(kUnits, 16, 48)>(p, seed);
-      return launch<in_roles(kAll, 32, 16)>(p, seed);
+      constexpr Sm80BackwardConfig kRoles = in_roles(kAll, 32, 16);
+      return launch<kDType == DType::kBFloat16 ? in_slices(kRoles) : kRoles>(p, seed);
     }
     if (units) return launch<kUnits>(p, seed);
   }
