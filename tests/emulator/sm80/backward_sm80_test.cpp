@@ -27,8 +27,8 @@ template <DType kDType, Kind kKind>
 constexpr Sm80BackwardConfig config_of() {
   Sm80BackwardConfig config;
   config.dtype = kDType;
-  config.d_qk = kKind == Kind::kPairs ? 96 : 80;  // drawn dims are at most 80
-  config.d_v = config.d_qk;
+  config.d_qk = kKind == Kind::kPairs ? 96 : 80;          // drawn dims are at most 80
+  config.d_v = kKind == Kind::kPlain ? 96 : config.d_qk;  // dK and dV of different width
   config.warps = kKind == Kind::kPairs ? 4 : 2;
   config.rows = kKind == Kind::kPlain ? 48 : 32;
   config.columns = 32;
