@@ -35,7 +35,7 @@ std::string distinction(const Sm80Config& config) {
   return sentence(
       is_float32 ? name(config.precision) : name(config.dtype), "_d", config.d_qk, "_", config.d_v,
       "_", config.rows(), "x", config.columns, config.team_warps > 1 ? "_teams" : "",
-      FULMEN_SUFFIX(mask), config.bias == DType::kNone ? "" : sentence("_bias_", name(config.bias)),
+      FULMEN_SUFFIX(mask), bias_suffix(config.bias),
       (config.mask || config.bias != DType::kNone) && !config.pair_units ? "_words" : "",
       FULMEN_SUFFIX(documents), FULMEN_SUFFIX(natural), FULMEN_SUFFIX(softcap),
       FULMEN_SUFFIX(alibi), FULMEN_SUFFIX(dropout), FULMEN_SUFFIX(exact), FULMEN_SUFFIX(stats),
@@ -77,7 +77,7 @@ void sm80_run(const Call& call) {
 
 namespace {
 
-KernelSpec spec_of(Problem problem, const Gpu& gpu, DType dtype) {
+KernelSpec forward_spec(Problem problem, const Gpu& gpu, DType dtype) {
   problem.dtype = dtype;
   for (const Array array : {Array::kQ, Array::kK, Array::kV, Array::kO}) {
     problem.arrays[array].dtype = dtype;
@@ -96,7 +96,7 @@ std::vector<std::vector<KernelSpec>> sm80_specs(const Gpu& gpu) {
       problem.dim_qk = dim_qk;
       problem.dim_v = dim_v;
       for (const DType dtype : {DType::kBFloat16, DType::kFloat16}) {
-        specs.push_back(spec_of(problem, gpu, dtype));
+        specs.push_back(forward_spec(problem, gpu, dtype));
       }
     }
     entries.push_back(specs);
@@ -109,7 +109,7 @@ std::vector<std::vector<KernelSpec>> sm80_specs(const Gpu& gpu) {
       problem.dim_v = dim_v;
       for (const Precision precision : {Precision::k3xTf32, Precision::kTf32}) {
         problem.precision = precision;
-        specs.push_back(spec_of(problem, gpu, DType::kFloat32));
+        specs.push_back(forward_spec(problem, gpu, DType::kFloat32));
       }
     }
     entries.push_back(specs);

@@ -64,8 +64,7 @@ KernelSpec rows_spec(const Problem& problem, const Sm80BackwardConfig& main_conf
 KernelSpec main_spec(const Sm80BackwardConfig& config) {
   const std::string distinction = sentence(
       "_d", config.d_qk, "_", config.d_v, "_", config.rows, "x", config.columns, FULMEN_SUFFIX(dq),
-      FULMEN_SUFFIX(dk), FULMEN_SUFFIX(dv), FULMEN_SUFFIX(mask),
-      config.bias == DType::kNone ? "" : sentence("_bias_", name(config.bias)),
+      FULMEN_SUFFIX(dk), FULMEN_SUFFIX(dv), FULMEN_SUFFIX(mask), bias_suffix(config.bias),
       FULMEN_SUFFIX(documents),
       config.sums_dbias    ? "_dbias_sums"
       : config.tiled_dbias ? "_dbias_tiles"

@@ -14,15 +14,9 @@ namespace fulmen::cuda {
 namespace {
 
 std::string options_name(const BackwardConfig& config) {
-  std::string text;
-  if (config.signed_scale) text += "_signed";
-  if (config.softcap) text += "_softcap";
-  if (config.alibi) text += "_alibi";
-  if (config.bias != DType::kNone) text += sentence("_bias_", name(config.bias));
-  if (config.pair_mask) text += "_mask";
-  if (config.documents) text += "_documents";
-  if (config.dropout) text += "_dropout";
-  return text;
+  return sentence(config.signed_scale ? "_signed" : "", FULMEN_SUFFIX(softcap),
+                  FULMEN_SUFFIX(alibi), bias_suffix(config.bias), config.pair_mask ? "_mask" : "",
+                  FULMEN_SUFFIX(documents), FULMEN_SUFFIX(dropout));
 }
 
 }  // namespace

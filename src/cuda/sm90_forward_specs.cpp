@@ -58,8 +58,8 @@ std::string distinction(const AttentionConfig& config) {
       kMasks[static_cast<int>(config.mask)], FULMEN_SUFFIX(sequences),
       config.signed_scale ? "_signed" : "", FULMEN_SUFFIX(softcap), FULMEN_SUFFIX(alibi),
       FULMEN_SUFFIX(sinks), FULMEN_SUFFIX(stats), config.wide_output ? "_wide" : "",
-      config.bias == DType::kNone ? "" : sentence("_bias_", name(config.bias)),
-      config.pair_mask ? "_mask" : "", FULMEN_SUFFIX(documents), FULMEN_SUFFIX(dropout));
+      bias_suffix(config.bias), config.pair_mask ? "_mask" : "", FULMEN_SUFFIX(documents),
+      FULMEN_SUFFIX(dropout));
 }
 
 // Bounds of the visible keys and what options keep of a row are spilled around the loops, not in

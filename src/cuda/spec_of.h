@@ -10,6 +10,8 @@
 #include <utility>
 #include <vector>
 
+#include "core/dtype.h"
+#include "core/error.h"
 #include "cuda/config_text.h"
 #include "cuda/source.h"
 
@@ -26,6 +28,11 @@ struct KernelTypes {
   const char* params;
   std::size_t params_bytes;
 };
+
+// Of a bias array, where there is one.
+inline std::string bias_suffix(DType bias) {
+  return bias == DType::kNone ? "" : sentence("_bias_", name(bias));
+}
 
 inline KernelSpec spec_of(const std::string& entry, const std::string& distinction,
                           const KernelTypes& types, std::vector<ConfigField> fields) {
