@@ -17,10 +17,10 @@ set_target_properties(fulmen_objects PROPERTIES POSITION_INDEPENDENT_CODE ON)
 target_link_libraries(fulmen_objects PUBLIC fulmen_options Threads::Threads ${CMAKE_DL_LIBS})
 
 include(cmake/isa.cmake OPTIONAL)  # one object library per instruction set
-include(cmake/cuda.cmake)          # the GPU run time and the text of its kernels
+include(cmake/gpu.cmake)          # the GPU run time and the text of its kernels
 
 # What checks, chooses and launches runs once a call: -O3 would cost a fifth more time to build.
-set(FULMEN_HOST_SOURCES ${FULMEN_SOURCES} ${FULMEN_CUDA_SOURCES})
+set(FULMEN_HOST_SOURCES ${FULMEN_SOURCES} ${FULMEN_GPU_SOURCES})
 list(FILTER FULMEN_HOST_SOURCES EXCLUDE REGEX "/src/cpu/")
 set_property(SOURCE ${FULMEN_HOST_SOURCES} APPEND PROPERTY
   COMPILE_OPTIONS $<$<CONFIG:Release>:-O2>)

@@ -3,10 +3,10 @@
 """Who may include whom, read from the real #includes and imports.
 
     kernels/{base.cuh, config.h, params.h, attention/*}
-        <- core <- plan <- {cpu, cuda, emulator} <- api
+        <- core <- plan <- {cpu, gpu, emulator} <- api
     include/fulmen is a leaf that api and ffi see; ffi sees nothing else
-    the rest of kernels/ is seen by cuda (which embeds it) and by the emulator
-    only cuda names CU* and nvrtc*; plan is pure; the command line sees the public package alone
+    the rest of kernels/ is seen by gpu (which embeds it) and by the emulator
+    only gpu names CU* and nvrtc*; plan is pure; the command line sees the public package alone
 
 docs/en/contributing/architecture.md gives the reasons. Run by `make check`.
 """
@@ -29,9 +29,9 @@ MAY_INCLUDE = {
     "core": {"core", "law"},
     "plan": {"plan", "core", "law"},
     "cpu": {"cpu", "plan", "core", "law"},
-    "cuda": {"cuda", "device", "plan", "core", "law"},
+    "gpu": {"gpu", "device", "plan", "core", "law"},
     "emulator": {"emulator", "device", "plan", "core", "law"},
-    "api": {"api", "public", "cpu", "cuda", "plan", "core", "law"},
+    "api": {"api", "public", "cpu", "gpu", "plan", "core", "law"},
     "ffi": {"ffi", "public"},
     "examples": {"examples", "public"},
 }
@@ -65,7 +65,7 @@ def layer_of(path: str) -> str | None:
         return None
     if parts[1] != "kernels":
         return parts[1]
-    is_law = parts[2] in ("base.cuh", "params.h", "attention") or parts[2].endswith("config.h")
+    is_law = parts[2] in ("base.cuh", "params.h", "attention") or parts[-1].endswith("config.h")
     return "law" if is_law else "device"
 
 
@@ -139,9 +139,9 @@ def _list(layers: set[str]) -> str:
 def _check_names(name: str, layer: str, text: str) -> list[Finding]:
     code = _COMMENT_OR_STRING.sub(lambda m: re.sub(r"[^\n]", " ", m.group()), text)
     findings = []
-    if layer not in ("cuda", "device", "examples"):
+    if layer not in ("gpu", "device", "examples"):
         for match in _CUDA_NAME.finditer(code):
-            sentence = f"{match.group()} outside src/cuda, which alone names the CUDA driver"
+            sentence = f"{match.group()} outside src/gpu, which alone names the CUDA driver"
             findings.append(Finding(name, _line(code, match.start()), sentence))
     if layer not in ("public", "examples", "device"):
         for match in _PRINT_OR_EXIT.finditer(code):

@@ -14,7 +14,7 @@
 #include "core/validate.h"
 #include "cpu/backend.h"
 #include "cpu/device.h"
-#include "cuda/place.h"
+#include "gpu/driver/place.h"
 
 namespace fulmen::api {
 namespace {
@@ -55,8 +55,8 @@ class Scratch {
 void run_once(const fulmen_problem* problem, const fulmen_tensors* tensors, Operation operation,
               void* stream) {
   Request request = to_request(problem, tensors, operation);
-  const cuda::PointerPlace place = cuda::settle_place(request);
-  if (request.options.backend == Backend::kCuda) return cuda::run_once(request, place, stream);
+  const gpu::PointerPlace place = gpu::settle_place(request);
+  if (request.options.backend == Backend::kCuda) return gpu::run_once(request, place, stream);
   require_no_stream(stream);
   const auto plan = cpu::plan_of(request);
   const Scratch workspace(plan->workspace_bytes);
@@ -95,10 +95,10 @@ void run_plan(const fulmen_plan* handle, Operation operation, const Run& run) {
   const Problem problem = same_layout(arrays, handle->arrays) ? bind(plan.problem, arrays)
                                                               : rebind(plan.problem, arrays);
   check_workspace(plan, run.workspace, run.workspace_bytes);
-  if (on_gpu) return cuda::run(*handle->gpu, problem, run.workspace, run.stream);
+  if (on_gpu) return gpu::run(*handle->gpu, problem, run.workspace, run.stream);
   for (int index = 0; index < kNumArrays; ++index) {
     const auto array = static_cast<Array>(index);
-    cuda::require_host(problem.arrays[array], name(array), "the plan");
+    gpu::require_host(problem.arrays[array], name(array), "the plan");
   }
   cpu::run(plan, problem, run.workspace);
 }
@@ -109,9 +109,9 @@ fulmen_plan make_plan(const fulmen_problem* problem, const fulmen_tensors* tenso
                       const fulmen_operation& operation, const char* tile) {
   Request request = to_request(problem, tensors, to_operation(operation));
   request.options.tile = tile;
-  cuda::settle_place(request);
+  gpu::settle_place(request);
   if (request.options.backend == Backend::kCuda) {
-    const auto prepared = cuda::make_plan(request);
+    const auto prepared = gpu::make_plan(request);
     return {prepared->plan, prepared, request.arrays};
   }
   return {choose(validate(request, Pointers::kUnknown), cpu::cpu_device()), nullptr,
@@ -131,7 +131,7 @@ static fulmen_status create_plan(const fulmen_problem* problem, const fulmen_ten
 }
 
 std::string explain(const fulmen_plan& plan) {
-  return plan.gpu != nullptr ? cuda::explain(*plan.gpu) : fulmen::explain(plan.plan);
+  return plan.gpu != nullptr ? gpu::explain(*plan.gpu) : fulmen::explain(plan.plan);
 }
 
 }  // namespace fulmen::api

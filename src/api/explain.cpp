@@ -75,7 +75,7 @@ fulmen_status fulmen_plan_explain(const fulmen_plan* plan, char* buffer, size_t 
 }
 
 fulmen_status fulmen_gpu_info(char* buffer, size_t capacity, size_t* needed) {
-  return guarded([&] { copy_text(fulmen::cuda::gpu_info(), buffer, capacity, needed); });
+  return guarded([&] { copy_text(fulmen::gpu::gpu_info(), buffer, capacity, needed); });
 }
 
 const char* fulmen_version(void) { return FULMEN_VERSION; }

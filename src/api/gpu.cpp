@@ -6,7 +6,7 @@
 #include "api/boundary.h"
 #include "api/convert.h"
 #include "api/handle.h"
-#include "cuda/backend.h"
+#include "gpu/backend.h"
 
 namespace fulmen::api {
 namespace {
@@ -23,7 +23,7 @@ void require_path(const char* path, const char* what) {
   }
 }
 
-std::vector<cuda::BundleEntry> entries_of(const fulmen_plan* plan, size_t index) {
+std::vector<gpu::BundleEntry> entries_of(const fulmen_plan* plan, size_t index) {
   require_struct(plan, sentence("plans[", index, "]").c_str(), "fulmen_plan_create");
   if (plan->gpu == nullptr) {
     throw Error(Status::kArgument,
@@ -31,7 +31,7 @@ std::vector<cuda::BundleEntry> entries_of(const fulmen_plan* plan, size_t index)
                          "] is for the CPU, which compiles nothing; make it with "
                          "device_name, such as sm_90a"));
   }
-  return cuda::bundle_entries(*plan->gpu);
+  return gpu::bundle_entries(*plan->gpu);
 }
 
 }  // namespace
@@ -46,7 +46,7 @@ using fulmen::api::require_path;
 fulmen_status fulmen_device_faults(int32_t device, uint32_t* faults) {
   return guarded([&] {
     fulmen::api::require_pointer(faults, "faults", "the address of a uint32_t");
-    *faults = fulmen::cuda::take_faults(device);
+    *faults = fulmen::gpu::take_faults(device);
   });
 }
 
@@ -58,25 +58,25 @@ fulmen_status fulmen_bundle_write(const fulmen_plan* const* plans, size_t num_pl
       throw Error(Status::kArgument, "num_plans is 0; a bundle needs at least one plan");
     }
     fulmen::api::require_pointer(plans, "plans", "an array of plans");
-    std::vector<fulmen::cuda::BundleEntry> all;
+    std::vector<fulmen::gpu::BundleEntry> all;
     for (size_t index = 0; index < num_plans; ++index) {
       for (auto& entry : fulmen::api::entries_of(plans[index], index)) {
         all.push_back(std::move(entry));
       }
     }
-    fulmen::cuda::write_bundle(all, path);
+    fulmen::gpu::write_bundle(all, path);
   });
 }
 
 fulmen_status fulmen_bundle_load(const char* path) {
   return guarded([&] {
     require_path(path, "path");
-    fulmen::cuda::load_bundle(path);
+    fulmen::gpu::load_bundle(path);
   });
 }
 
 fulmen_status fulmen_cache_clear(void) {
-  return guarded([] { fulmen::cuda::clear_cache(); });
+  return guarded([] { fulmen::gpu::clear_cache(); });
 }
 
 fulmen_status fulmen_set_nvrtc_candidates(const char* const* paths, size_t num_paths) {
@@ -89,6 +89,6 @@ fulmen_status fulmen_set_nvrtc_candidates(const char* const* paths, size_t num_p
       require_path(paths[index], sentence("paths[", index, "]").c_str());
       candidates.emplace_back(paths[index]);
     }
-    fulmen::cuda::set_nvrtc_candidates(std::move(candidates));
+    fulmen::gpu::set_nvrtc_candidates(std::move(candidates));
   });
 }

@@ -6,14 +6,14 @@
 
 #include <memory>
 
-#include "cuda/backend.h"
 #include "fulmen/fulmen.h"
+#include "gpu/backend.h"
 #include "plan/plan.h"
 
 struct fulmen_plan {
   fulmen::Plan plan;
-  std::shared_ptr<const fulmen::cuda::PreparedPlan> gpu;  // null: for the CPU
-  fulmen::Arrays arrays;                                  // as they were given, for same_layout
+  std::shared_ptr<const fulmen::gpu::PreparedPlan> gpu;  // null: for the CPU
+  fulmen::Arrays arrays;                                 // as they were given, for same_layout
 };
 
 namespace fulmen::api {

@@ -10,8 +10,8 @@
 #include "core/array_rules.h"
 #include "core/dense_mask.h"
 #include "core/validate.h"
-#include "cuda/merge.h"
-#include "cuda/place.h"
+#include "gpu/driver/place.h"
+#include "gpu/merge/run.h"
 
 namespace fulmen::api {
 namespace {
@@ -33,12 +33,12 @@ MergePart to_part(const fulmen_merge_part& part, size_t index) {
 void require_merge_on_host(const MergeProblem& given) {
   constexpr const char* kCall = "fulmen_merge";
   for (const MergePart& part : given.parts) {
-    cuda::require_host(part.o, "the o of a part", kCall);
-    cuda::require_host(part.lse, "the lse of a part", kCall);
+    gpu::require_host(part.o, "the o of a part", kCall);
+    gpu::require_host(part.lse, "the lse of a part", kCall);
   }
-  cuda::require_host(given.sinks, "sinks", kCall);
-  cuda::require_host(given.o, "o", kCall);
-  cuda::require_host(given.lse, "lse", kCall);
+  gpu::require_host(given.sinks, "sinks", kCall);
+  gpu::require_host(given.o, "o", kCall);
+  gpu::require_host(given.lse, "lse", kCall);
 }
 
 // Of q, k and v only extents count, wherever they are.
@@ -46,9 +46,9 @@ void require_masks_on_host(const Request& request, const Tensor& visible) {
   constexpr const char* kCall = "fulmen_dense_mask";
   for (const ArrayRule& rule : rules::kTable) {
     if (use_of(rule, Call::kDenseMask) != Use::kInput) continue;
-    cuda::require_host(request.arrays[rule.array], name(rule.array), kCall);
+    gpu::require_host(request.arrays[rule.array], name(rule.array), kCall);
   }
-  cuda::require_host(visible, "visible", kCall);
+  gpu::require_host(visible, "visible", kCall);
 }
 
 }  // namespace
@@ -80,8 +80,8 @@ fulmen_status fulmen_merge(const fulmen_merge_part* parts, size_t num_parts,
     given.o = optional_tensor(o, "o");
     given.lse = optional_tensor(lse, "lse");
     const fulmen::MergeProblem problem = fulmen::validate_merge(given);
-    const int device = fulmen::cuda::device_of(problem);
-    if (device >= 0) return fulmen::cuda::merge(problem, device, stream);
+    const int device = fulmen::gpu::device_of(problem);
+    if (device >= 0) return fulmen::gpu::merge(problem, device, stream);
     fulmen::api::require_merge_on_host(problem);
     fulmen::api::require_no_stream(stream);
     fulmen::cpu::merge(problem);

@@ -98,7 +98,7 @@ i64 upper_bound(const char* option, i64 bound, i64 rows, bool packed) {
 const char* name(Backend backend) { return backend == Backend::kCpu ? "cpu" : "cuda"; }
 
 // Backend, implementation and device against each other. Automatic means the CPU here: who can look
-// at pointers has decided before (cuda/place.h).
+// at pointers has decided before (gpu/driver/place.h).
 Backend backend_from(const Options& options) {
   const Backend named = backend_of(options.implementation);
   Backend backend = options.backend;

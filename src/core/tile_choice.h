@@ -2,7 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // A tile to be tried in place of the table's: what a search over tiles asks plans for. Members are
-// those of a kernel's config (kernels/config.h); what nobody names stays as the table has it.
+// those of a kernel's config (kernels/forward_sm90/config.h); what nobody names stays as the table
+// has it.
 #pragma once
 
 #include "kernels/base.cuh"

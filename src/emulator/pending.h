@@ -12,7 +12,7 @@
 
 #include "emulator/clock.h"
 #include "emulator/site.h"
-#include "kernels/config.h"
+#include "kernels/forward_sm90/config.h"
 
 namespace fulmen::emulator {
 

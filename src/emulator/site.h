@@ -24,7 +24,7 @@ class Site {
     return site;
   }
 
-  // "kernels/forward_simt.cuh:88"; where functions were inlined, the innermost line first.
+  // "kernels/simt/forward_simt.cuh:88"; where functions were inlined, the innermost line first.
   std::string text() const;
   constexpr bool operator==(const Site&) const = default;
   constexpr u64 key() const { return bits_; }

@@ -3,7 +3,7 @@
 //
 // What plans know of a GPU: the facts that decide which kernels fit, and the peaks that a roofline
 // is drawn with. A table of cards by name, so that plans can be made for a GPU that is not here;
-// src/cuda fills the same struct for one that is. Pure.
+// src/gpu fills the same struct for one that is. Pure.
 #pragma once
 
 #include <span>

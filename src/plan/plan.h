@@ -47,7 +47,7 @@ struct Candidate {
 };
 
 // Every implementation in order of preference; the first accepted one is chosen. On a GPU a kernel
-// may still turn out not to compile as it must: src/cuda goes down the list.
+// may still turn out not to compile as it must: src/gpu goes down the list.
 std::vector<Candidate> candidates(const Problem& problem);
 std::vector<Candidate> candidates(const Problem& problem, const Gpu& gpu);
 

@@ -3,16 +3,16 @@
 //
 // Simple calls of the C ABI on arrays in device memory, against the fake driver: what is launched,
 // where and with which parameters.
-#include "cuda/backend.h"
+#include "gpu/backend.h"
 
 #include <algorithm>
 #include <thread>
 
-#include "cuda/place.h"
 #include "device_call.h"
-#include "kernels/config.h"
+#include "gpu/driver/place.h"
+#include "kernels/forward_sm90/config.h"
 
-namespace fulmen::cuda {
+namespace fulmen::gpu {
 namespace {
 
 AttentionParams params_of(const FakeLaunch& launch) {
@@ -311,4 +311,4 @@ TEST(SimpleCall, LengthsAreNotReadByTheHost) {
 }
 
 }  // namespace
-}  // namespace fulmen::cuda
+}  // namespace fulmen::gpu

@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The kernel cache under everything that happens to folders and processes.
-#include "cuda/cache.h"
+#include "gpu/jit/cache.h"
 
 #include <fcntl.h>
 #include <signal.h>
@@ -17,11 +17,11 @@
 #include <thread>
 #include <vector>
 
-#include "cuda/cache_entry.h"
-#include "cuda/file_lock.h"
+#include "gpu/jit/cache_entry.h"
+#include "gpu/jit/file_lock.h"
 #include "support.h"
 
-namespace fulmen::cuda {
+namespace fulmen::gpu {
 namespace {
 
 namespace fs = std::filesystem;
@@ -294,4 +294,4 @@ TEST(CacheSettings, LimitsHaveUnits) {
 }
 
 }  // namespace
-}  // namespace fulmen::cuda
+}  // namespace fulmen::gpu

@@ -2,12 +2,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Names of architectures; machine code, its log, and compile errors.
-#include "cuda/compiler.h"
+#include "gpu/jit/compiler.h"
 
 #include "plan/gpu.h"
 #include "support.h"
 
-namespace fulmen::cuda {
+namespace fulmen::gpu {
 namespace {
 
 TEST(ArchNames, GoBothWays) {
@@ -47,4 +47,4 @@ TEST(Compile, AnUnknownArchitectureIsRefusedWithTheKnownOnes) {
 }
 
 }  // namespace
-}  // namespace fulmen::cuda
+}  // namespace fulmen::gpu

@@ -8,11 +8,11 @@
 #include <string>
 #include <vector>
 
-#include "cuda/device.h"
 #include "fulmen/fulmen.h"
+#include "gpu/driver/device.h"
 #include "support.h"
 
-namespace fulmen::cuda {
+namespace fulmen::gpu {
 
 using Member = fulmen_tensor fulmen_tensors::*;
 
@@ -107,4 +107,4 @@ inline bool holds(const std::string& text, const std::string& part) {
   return text.find(part) != std::string::npos;
 }
 
-}  // namespace fulmen::cuda
+}  // namespace fulmen::gpu

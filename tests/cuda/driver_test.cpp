@@ -2,11 +2,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Loading the driver, and every way in which that fails.
-#include "cuda/driver.h"
+#include "gpu/driver/driver.h"
 
 #include "support.h"
 
-namespace fulmen::cuda {
+namespace fulmen::gpu {
 namespace {
 
 TEST(Driver, LoadsAndCountsDevices) {
@@ -69,4 +69,4 @@ TEST(Driver, AForkOfAProcessThatUsedItIsRefused) {
 }
 
 }  // namespace
-}  // namespace fulmen::cuda
+}  // namespace fulmen::gpu

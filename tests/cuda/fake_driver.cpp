@@ -20,11 +20,11 @@
 #include <string>
 #include <vector>
 
-#include "cuda/driver_types.h"
+#include "gpu/driver/driver_types.h"
 
-using namespace fulmen::cuda;  // NOLINT: the types of the interface under their own names
+using namespace fulmen::gpu;  // NOLINT: the types of the interface under their own names
 
-namespace fulmen::cuda {
+namespace fulmen::gpu {
 struct CUctx_st {
   int device;
 };
@@ -37,7 +37,7 @@ struct CUfunc_st {
   const CUmod_st* module;
   int dynamic_shared_bytes;
 };
-}  // namespace fulmen::cuda
+}  // namespace fulmen::gpu
 
 namespace {
 

@@ -4,15 +4,15 @@
 // What tests may ask of the fake driver beside CUDA's own functions.
 #pragma once
 
-#include "cuda/driver_types.h"
+#include "gpu/driver/driver_types.h"
 
 struct FakeLaunch {
-  fulmen::cuda::CUlaunchConfig config;
+  fulmen::gpu::CUlaunchConfig config;
   int device;
   int dynamic_shared_bytes;  // as opted in
   const char* kernel;        // its name, from the first line of its text
   const void* params;        // a copy, for good
-  fulmen::cuda::CUlaunchAttribute attributes[2];
+  fulmen::gpu::CUlaunchAttribute attributes[2];
 };
 
 // fake_num_calls: how often a function was called so far, by its name.

@@ -2,11 +2,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Reading the assembler's log, and the gate that rests on it.
-#include "cuda/gate.h"
+#include "gpu/jit/gate.h"
 
 #include "support.h"
 
-namespace fulmen::cuda {
+namespace fulmen::gpu {
 namespace {
 
 constexpr const char* kLog =
@@ -67,4 +67,4 @@ TEST(Gate, LetsAblationsPass) {
 }
 
 }  // namespace
-}  // namespace fulmen::cuda
+}  // namespace fulmen::gpu

@@ -12,9 +12,9 @@ int main(int argc, char** argv) {
     std::fprintf(stderr, "%s\n", ::dlerror());
     return 1;
   }
-  const fulmen::cuda::TemporaryFolder cache;
-  const fulmen::cuda::ScopedVariable folder("FULMEN_CACHE_DIR", cache.path());
-  const fulmen::cuda::ScopedVariable limit("FULMEN_CACHE_LIMIT", std::nullopt);
-  const fulmen::cuda::ScopedVariable compiler("FULMEN_NVRTC", FAKE_NVRTC_FILE);
+  const fulmen::gpu::TemporaryFolder cache;
+  const fulmen::gpu::ScopedVariable folder("FULMEN_CACHE_DIR", cache.path());
+  const fulmen::gpu::ScopedVariable limit("FULMEN_CACHE_LIMIT", std::nullopt);
+  const fulmen::gpu::ScopedVariable compiler("FULMEN_NVRTC", FAKE_NVRTC_FILE);
   return RUN_ALL_TESTS();
 }

@@ -3,17 +3,17 @@
 //
 // Devices, modules and launches against the fake driver: what is called, on which context, and what
 // is said when something fails.
-#include "cuda/module.h"
+#include "gpu/jit/module.h"
 
 #include <cstring>
 #include <thread>
 #include <vector>
 
-#include "cuda/launch.h"
-#include "cuda/place.h"
+#include "gpu/driver/launch.h"
+#include "gpu/driver/place.h"
 #include "support.h"
 
-namespace fulmen::cuda {
+namespace fulmen::gpu {
 namespace {
 
 CUcontext current_context() {
@@ -211,4 +211,4 @@ TEST(CheckPointer, TellsHostMemoryAndOtherDevicesApart) {
 }
 
 }  // namespace
-}  // namespace fulmen::cuda
+}  // namespace fulmen::gpu

@@ -5,11 +5,11 @@
 #include <filesystem>
 #include <fstream>
 
-#include "cuda/bundle.h"
-#include "cuda/cache_entry.h"
 #include "device_call.h"
+#include "gpu/jit/bundle.h"
+#include "gpu/jit/cache_entry.h"
 
-namespace fulmen::cuda {
+namespace fulmen::gpu {
 namespace {
 
 // Arrays without memory.
@@ -189,4 +189,4 @@ TEST_F(Bundle, ServesWithoutCompiling) {
 }
 
 }  // namespace
-}  // namespace fulmen::cuda
+}  // namespace fulmen::gpu

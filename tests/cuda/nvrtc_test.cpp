@@ -2,11 +2,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Where the compiler is looked for, in which order, and the sentences when there is none.
-#include "cuda/nvrtc.h"
+#include "gpu/jit/nvrtc.h"
 
 #include "support.h"
 
-namespace fulmen::cuda {
+namespace fulmen::gpu {
 namespace {
 
 namespace fs = std::filesystem;
@@ -91,4 +91,4 @@ TEST_F(NvrtcSearchTest, ALibraryThatIsNoCompilerIsNamed) {
 }
 
 }  // namespace
-}  // namespace fulmen::cuda
+}  // namespace fulmen::gpu

@@ -7,7 +7,7 @@
 
 #include "device_call.h"
 
-namespace fulmen::cuda {
+namespace fulmen::gpu {
 namespace {
 
 // Every function that a run may call, and how often it was called.
@@ -77,4 +77,4 @@ TEST(PlannedRun, PlansNeedNoPointersWhereTheDeviceIsNamed) {
 }
 
 }  // namespace
-}  // namespace fulmen::cuda
+}  // namespace fulmen::gpu

@@ -7,7 +7,7 @@
 #include "device_call.h"
 #include "kernels/params.h"
 
-namespace fulmen::cuda {
+namespace fulmen::gpu {
 namespace {
 
 TEST(Refusal, AHostPointerInACallOnTheGpu) {
@@ -205,4 +205,4 @@ TEST(Fault, TheWordOfADeviceIsReadAndCleared) {
 }
 
 }  // namespace
-}  // namespace fulmen::cuda
+}  // namespace fulmen::gpu

@@ -2,11 +2,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Published digests (FIPS 180-4 examples; NIST CAVP for the empty message).
-#include "cuda/sha256.h"
+#include "gpu/jit/sha256.h"
 
 #include <gtest/gtest.h>
 
-namespace fulmen::cuda {
+namespace fulmen::gpu {
 namespace {
 
 TEST(Sha256, PublishedDigests) {
@@ -29,4 +29,4 @@ TEST(Sha256, FieldsDoNotRunTogether) {
 }
 
 }  // namespace
-}  // namespace fulmen::cuda
+}  // namespace fulmen::gpu

@@ -2,13 +2,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The embedded text and what is generated around it.
-#include "cuda/source.h"
+#include "gpu/jit/source.h"
 
 #include <algorithm>
 
 #include "support.h"
 
-namespace fulmen::cuda {
+namespace fulmen::gpu {
 namespace {
 
 bool holds(const std::string& text, const char* part) {
@@ -62,4 +62,4 @@ TEST(WrapperText, SetsFieldsByNameAndAssertsSizes) {
 }
 
 }  // namespace
-}  // namespace fulmen::cuda
+}  // namespace fulmen::gpu

@@ -1,7 +1,7 @@
 // SPDX-FileCopyrightText: fulmen contributors
 // SPDX-License-Identifier: Apache-2.0
 //
-// What several tests of src/cuda need: environment variables and folders for a scope, an Error by
+// What several tests of src/gpu need: environment variables and folders for a scope, an Error by
 // its status and words, and a kernel small enough to make up.
 #pragma once
 
@@ -16,10 +16,10 @@
 #include <string>
 
 #include "core/error.h"
-#include "cuda/source.h"
 #include "fake_driver.h"
+#include "gpu/jit/source.h"
 
-namespace fulmen::cuda {
+namespace fulmen::gpu {
 
 class ScopedVariable {
  public:
@@ -121,4 +121,4 @@ inline int num_compilations() {
   return reinterpret_cast<int (*)()>(::dlsym(compiler, "fake_num_compilations"))();
 }
 
-}  // namespace fulmen::cuda
+}  // namespace fulmen::gpu

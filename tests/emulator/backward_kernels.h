@@ -7,7 +7,7 @@
 
 #include <string_view>
 
-#include "kernels/backward_config.h"
+#include "kernels/backward_sm90/config.h"
 
 namespace fulmen::test {
 

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "kernels/backward_config.h"
+#include "kernels/backward_sm90/config.h"
 
 namespace fulmen::test {
 

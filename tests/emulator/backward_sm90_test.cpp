@@ -18,7 +18,7 @@
 #include "backward_problem.h"
 #include "emulator/launch.h"
 #include "emulator/tensor_copies.h"
-#include "kernels/tile/backward_order.cuh"
+#include "kernels/backward_sm90/order.cuh"
 #include "schedules.h"
 #include "support/guarded_memory.h"
 

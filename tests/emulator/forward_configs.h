@@ -8,7 +8,7 @@
 
 #include <string_view>
 
-#include "kernels/config.h"
+#include "kernels/forward_sm90/config.h"
 
 namespace fulmen::test {
 

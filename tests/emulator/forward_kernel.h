@@ -5,7 +5,7 @@
 #pragma once
 
 #include "forward_configs.h"
-#include "kernels/forward_sm90.cuh"
+#include "kernels/forward_sm90/forward_sm90.cuh"
 
 namespace fulmen::test {
 

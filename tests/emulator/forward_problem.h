@@ -7,7 +7,7 @@
 
 #include <vector>
 
-#include "kernels/config.h"
+#include "kernels/forward_sm90/config.h"
 
 namespace fulmen::test {
 

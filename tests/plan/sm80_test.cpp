@@ -2,11 +2,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Which problems the sm80 implementation takes, and that its tiles fit every card.
-#include "plan/sm80.h"
-
 #include <gmock/gmock.h>
 
-#include "plan/sm80_backward.h"
+#include "gpu/backward_sm80/plan.h"
+#include "gpu/forward_sm80/plan.h"
 
 namespace fulmen {
 namespace {

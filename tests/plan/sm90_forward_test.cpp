@@ -3,11 +3,10 @@
 //
 // Which config of forward_sm90 a problem gets, and the order of its blocks, where a rule decides
 // and not a measurement.
-#include "plan/sm90_forward.h"
-
 #include <gmock/gmock.h>
 
-#include "plan/sm90_forward_tuned.h"
+#include "gpu/forward_sm90/plan.h"
+#include "gpu/forward_sm90/tuned.h"
 
 namespace fulmen {
 namespace {

@@ -5,7 +5,7 @@
 // PTX ISA 9.0, section 9.7.9.25.
 #pragma once
 
-#include "kernels/config.h"
+#include "kernels/forward_sm90/config.h"
 
 namespace fulmen::ptx {
 

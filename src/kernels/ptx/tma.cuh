@@ -7,7 +7,7 @@
 // and 9.7.13.4.
 #pragma once
 
-#include "kernels/config.h"
+#include "kernels/forward_sm90/config.h"
 
 namespace fulmen::ptx {
 

@@ -8,7 +8,7 @@
 // The macros spell out operand lists, which C++ templates cannot; they end with this file.
 #pragma once
 
-#include "kernels/config.h"
+#include "kernels/forward_sm90/config.h"
 
 namespace fulmen::ptx {
 

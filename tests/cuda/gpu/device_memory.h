@@ -10,21 +10,21 @@
 #include <vector>
 
 #include "../../cpu/random_problem.h"
-#include "cuda/device.h"
-#include "cuda/nvrtc.h"
+#include "gpu/driver/device.h"
+#include "gpu/jit/nvrtc.h"
 
 namespace fulmen::test {
 
 struct FoundDevice {
-  const cuda::Device* device = nullptr;  // null: tests are skipped, and `reason` says why
+  const gpu::Device* device = nullptr;  // null: tests are skipped, and `reason` says why
   std::string reason;
 };
 
 // A GPU and a compiler for it, if there are any.
 inline FoundDevice find_device(int ordinal = 0) {
   try {
-    const cuda::Device* device = &cuda::device(ordinal);
-    cuda::nvrtc();
+    const gpu::Device* device = &gpu::device(ordinal);
+    gpu::nvrtc();
     return {device, ""};
   } catch (const Error& error) {
     return {nullptr, error.what()};
@@ -33,34 +33,34 @@ inline FoundDevice find_device(int ordinal = 0) {
 
 class DeviceMemory {
  public:
-  explicit DeviceMemory(const cuda::Device& device)
-      : device_(device), library_(cuda::SharedLibrary::open("libcuda.so.1")) {
+  explicit DeviceMemory(const gpu::Device& device)
+      : device_(device), library_(gpu::SharedLibrary::open("libcuda.so.1")) {
     library_.bind(to_device_, "cuMemcpyHtoD_v2");
     library_.bind(to_host_, "cuMemcpyDtoH_v2");
   }
   DeviceMemory(const DeviceMemory&) = delete;
   DeviceMemory& operator=(const DeviceMemory&) = delete;
   ~DeviceMemory() {
-    const cuda::CurrentContext current(device_);
-    for (const cuda::CUdeviceptr pointer : owned_) device_.driver()->cuMemFree_v2(pointer);
+    const gpu::CurrentContext current(device_);
+    for (const gpu::CUdeviceptr pointer : owned_) device_.driver()->cuMemFree_v2(pointer);
   }
 
   // The same array on the device, with the same contents, `misalignment` bytes past a multiple of
   // 256.
   Tensor copy(const Tensor& tensor, std::size_t misalignment = 0) {
     if (!tensor.present() || tensor.data == nullptr) return tensor;
-    const cuda::CurrentContext current(device_);
+    const gpu::CurrentContext current(device_);
     const std::size_t bytes = span_bytes(tensor);
     Tensor other = tensor;
     other.data = allocate(bytes + misalignment) + misalignment;
-    check(to_device_(reinterpret_cast<cuda::CUdeviceptr>(other.data), tensor.data, bytes));
+    check(to_device_(reinterpret_cast<gpu::CUdeviceptr>(other.data), tensor.data, bytes));
     return other;
   }
 
   // On a multiple of 256; nothing written.
   u8* allocate(std::size_t bytes) {
-    const cuda::CurrentContext current(device_);
-    cuda::CUdeviceptr pointer = 0;
+    const gpu::CurrentContext current(device_);
+    gpu::CUdeviceptr pointer = 0;
     check(device_.driver()->cuMemAlloc_v2(&pointer, max<std::size_t>(bytes, 1)));
     owned_.push_back(pointer);
     return reinterpret_cast<u8*>(pointer);
@@ -75,10 +75,10 @@ class DeviceMemory {
   // An array of the device on the host; waits for what runs there.
   Tensor fetch(const Tensor& tensor) {
     if (!tensor.present() || tensor.data == nullptr) return tensor;
-    const cuda::CurrentContext current(device_);
+    const gpu::CurrentContext current(device_);
     const std::size_t bytes = span_bytes(tensor);
     fetched_.push_back(std::make_unique<char[]>(bytes));
-    check(to_host_(fetched_.back().get(), reinterpret_cast<cuda::CUdeviceptr>(tensor.data), bytes));
+    check(to_host_(fetched_.back().get(), reinterpret_cast<gpu::CUdeviceptr>(tensor.data), bytes));
     Tensor other = tensor;
     other.data = fetched_.back().get();
     return other;
@@ -99,15 +99,15 @@ class DeviceMemory {
     return static_cast<std::size_t>((last + 1) * size_bytes(tensor.dtype));
   }
 
-  void check(cuda::CUresult result) const {
+  void check(gpu::CUresult result) const {
     device_.driver().check(result, "move an array of a test");
   }
 
-  const cuda::Device& device_;
-  cuda::SharedLibrary library_;
-  cuda::CUresult (*to_device_)(cuda::CUdeviceptr, const void*, std::size_t) = nullptr;
-  cuda::CUresult (*to_host_)(void*, cuda::CUdeviceptr, std::size_t) = nullptr;
-  std::vector<cuda::CUdeviceptr> owned_;
+  const gpu::Device& device_;
+  gpu::SharedLibrary library_;
+  gpu::CUresult (*to_device_)(gpu::CUdeviceptr, const void*, std::size_t) = nullptr;
+  gpu::CUresult (*to_host_)(void*, gpu::CUdeviceptr, std::size_t) = nullptr;
+  std::vector<gpu::CUdeviceptr> owned_;
   std::vector<std::unique_ptr<char[]>> fetched_;
 };
 

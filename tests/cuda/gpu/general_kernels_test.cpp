@@ -15,11 +15,11 @@
 #include "../kernels/expect_close.h"
 #include "../kernels/planted.h"
 #include "cpu/backend.h"
-#include "cuda/fma.h"
-#include "cuda/naive.h"
-#include "cuda/params.h"
-#include "cuda/simt.h"
 #include "device_memory.h"
+#include "gpu/fma.h"
+#include "gpu/naive/run.h"
+#include "gpu/params.h"
+#include "gpu/simt/run.h"
 
 namespace fulmen::test {
 namespace {
@@ -34,24 +34,24 @@ class GeneralKernels : public testing::TestWithParam<Rung> {
     device_ = found.device;
   }
 
-  std::vector<cuda::KernelLaunch> launches(const Problem& problem) const {
-    const AttentionParams p = cuda::attention_params(problem);
+  std::vector<gpu::KernelLaunch> launches(const Problem& problem) const {
+    const AttentionParams p = gpu::attention_params(problem);
     const std::size_t shared = device_->facts().shared_bytes_per_block;
     const bool forward = problem.operation == Operation::kForward;
     if (GetParam() == Rung::kNaive) {
-      return forward ? cuda::naive_forward(p) : cuda::naive_backward(p);
+      return forward ? gpu::naive_forward(p) : gpu::naive_backward(p);
     }
     const bool adds_dq = GetParam() == Rung::kSimtAddsDq && simt_adds_dq(problem);
-    return forward ? cuda::simt_forward(p, shared) : cuda::simt_backward(p, shared, adds_dq);
+    return forward ? gpu::simt_forward(p, shared) : gpu::simt_backward(p, shared, adds_dq);
   }
 
   void run(const Request& request, DeviceMemory& memory) const {
     const Problem problem = validate(request, Pointers::kChecked);
-    AttentionParams p = cuda::attention_params(problem);
+    AttentionParams p = gpu::attention_params(problem);
     const i64 rows = p.batch_extent() * p.heads_q * p.q_rows;
-    cuda::set_row_terms(p, memory.allocate(simt_workspace_bytes(p.q.dtype, rows)));
-    for (const cuda::KernelLaunch& launch : launches(problem)) {
-      cuda::launch(cuda::prepare(*device_, launch.spec), {launch.num_blocks}, &p, nullptr);
+    gpu::set_row_terms(p, memory.allocate(simt_workspace_bytes(p.q.dtype, rows)));
+    for (const gpu::KernelLaunch& launch : launches(problem)) {
+      gpu::launch(gpu::prepare(*device_, launch.spec), {launch.num_blocks}, &p, nullptr);
     }
     synchronize();
   }
@@ -60,23 +60,23 @@ class GeneralKernels : public testing::TestWithParam<Rung> {
 
   // Compiles every kernel of the drawn problems on all cores, before they are needed one by one.
   void prepare_all(Operation operation) const {
-    std::map<std::string, cuda::KernelSpec> specs;
+    std::map<std::string, gpu::KernelSpec> specs;
     for (unsigned seed = 0; seed < num_seeds(); ++seed) {
       RandomProblem random(seed);
       Request request = random.draw();
       if (operation == Operation::kBackward) request = to_backward(random, request, need_of(seed));
-      for (const cuda::KernelLaunch& launch : launches(validate(request, Pointers::kChecked))) {
+      for (const gpu::KernelLaunch& launch : launches(validate(request, Pointers::kChecked))) {
         specs.emplace(launch.spec.name, launch.spec);
       }
     }
     std::vector<std::thread> threads;
     std::atomic<std::size_t> next{0};
-    std::vector<const cuda::KernelSpec*> order;
+    std::vector<const gpu::KernelSpec*> order;
     for (const auto& [name, spec] : specs) order.push_back(&spec);
     for (unsigned i = 0; i < std::thread::hardware_concurrency(); ++i) {
       threads.emplace_back([&] {
         for (std::size_t at = next++; at < order.size(); at = next++) {
-          cuda::prepare(*device_, *order[at]);
+          gpu::prepare(*device_, *order[at]);
         }
       });
     }
@@ -84,7 +84,7 @@ class GeneralKernels : public testing::TestWithParam<Rung> {
   }
 
   void synchronize() const {
-    const cuda::CurrentContext current(*device_);
+    const gpu::CurrentContext current(*device_);
     device_->driver().check(device_->driver()->cuCtxSynchronize(), "finish a test");
   }
 
@@ -93,7 +93,7 @@ class GeneralKernels : public testing::TestWithParam<Rung> {
     return text != nullptr ? static_cast<unsigned>(std::atoi(text)) : 200;
   }
 
-  const cuda::Device* device_ = nullptr;
+  const gpu::Device* device_ = nullptr;
 };
 
 TEST_P(GeneralKernels, ForwardAgreesWithTheOracle) {

@@ -19,8 +19,8 @@
 #include "../kernels/hopper_request.h"
 #include "cpu/backend.h"
 #include "cpu/merge.h"
-#include "cuda/nvrtc.h"
 #include "device_memory.h"
+#include "gpu/jit/nvrtc.h"
 
 namespace fulmen::test {
 namespace {
@@ -107,7 +107,7 @@ class PublicCalls : public testing::TestWithParam<fulmen_implementation> {
   }
 
   void synchronize() const {
-    const cuda::CurrentContext current(*device_);
+    const gpu::CurrentContext current(*device_);
     device_->driver().check(device_->driver()->cuCtxSynchronize(), "finish a test");
   }
 
@@ -155,7 +155,7 @@ class PublicCalls : public testing::TestWithParam<fulmen_implementation> {
     EXPECT_GE(2 * num_run, num_seeds()) << "too many refusals; the last: " << fulmen_last_error();
   }
 
-  const cuda::Device* device_ = nullptr;
+  const gpu::Device* device_ = nullptr;
 };
 
 TEST_P(PublicCalls, ForwardAgreesWithTheOracle) { check(Operation::kForward); }
@@ -194,7 +194,7 @@ MergePart draw_part(RandomProblem& random, DType dtype, i64 rows, i64 dim) {
   return part;
 }
 
-void expect_merge(const cuda::Device& device, unsigned seed) {
+void expect_merge(const gpu::Device& device, unsigned seed) {
   RandomProblem random(seed);
   DeviceMemory memory(device);
   const DType dtype = random.one_of({DType::kFloat32, DType::kFloat16, DType::kBFloat16});

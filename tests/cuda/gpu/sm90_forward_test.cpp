@@ -4,8 +4,6 @@
 // The Hopper forward on a real GPU against the scalar oracle, over drawn problems: as a plan would
 // choose its config and as a run would launch it, twice, to the same bits. Skipped where there is
 // no Hopper. FULMEN_TEST_SEEDS sets how many problems are drawn (200).
-#include "cuda/sm90_forward.h"
-
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -17,7 +15,8 @@
 #include "../kernels/hopper_request.h"
 #include "cpu/backend.h"
 #include "device_memory.h"
-#include "plan/sm90_forward.h"
+#include "gpu/forward_sm90/plan.h"
+#include "gpu/forward_sm90/run.h"
 
 namespace fulmen::test {
 namespace {
@@ -67,14 +66,14 @@ class Sm90Forward : public testing::Test {
 
   // Compiles the kernels of all requests on all cores, before they are needed one by one.
   void prepare_all(const std::vector<Request>& requests) const {
-    std::map<std::string, cuda::KernelSpec> specs;
+    std::map<std::string, gpu::KernelSpec> specs;
     for (const Request& request : requests) {
       const Problem problem = validate(request, Pointers::kChecked);
       ASSERT_EQ(sm90_forward_refusal(problem, device_->facts()), "");
-      const auto launches = cuda::sm90_forward_launches(problem, device_->facts());
+      const auto launches = gpu::sm90_forward_launches(problem, device_->facts());
       specs.emplace(launches[0].spec.name, launches[0].spec);
     }
-    std::vector<const cuda::KernelSpec*> order;
+    std::vector<const gpu::KernelSpec*> order;
     for (const auto& [name, spec] : specs) order.push_back(&spec);
     std::atomic<std::size_t> next{0};
     std::vector<std::thread> threads;
@@ -82,7 +81,7 @@ class Sm90Forward : public testing::Test {
       threads.emplace_back([&] {
         for (std::size_t at = next++; at < order.size(); at = next++) {
           try {
-            cuda::prepare(*device_, *order[at]);
+            gpu::prepare(*device_, *order[at]);
           } catch (const Error& error) {
             ADD_FAILURE() << order[at]->name << ": " << error.what();
           }
@@ -94,9 +93,9 @@ class Sm90Forward : public testing::Test {
 
   void run(const Request& request, DeviceMemory& memory) const {
     const Problem problem = validate(request, Pointers::kChecked);
-    const auto launches = cuda::sm90_forward_launches(problem, device_->facts());
-    const cuda::PreparedKernel kernel{&cuda::prepare(*device_, launches[0].spec),
-                                      launches[0].shape()};
+    const auto launches = gpu::sm90_forward_launches(problem, device_->facts());
+    const gpu::PreparedKernel kernel{&gpu::prepare(*device_, launches[0].spec),
+                                     launches[0].shape()};
     i64 zeros[2] = {};
     Tensor workspace;
     workspace.data = zeros;
@@ -105,14 +104,14 @@ class Sm90Forward : public testing::Test {
     workspace.shape[0] = 2;
     workspace.strides[0] = 1;
     const Tensor on_device = memory.copy(workspace);
-    const cuda::CurrentContext current(*device_);
-    cuda::sm90_forward_run({problem,
-                            device_->facts(),
-                            device_->driver(),
-                            {&kernel, 1},
-                            static_cast<char*>(on_device.data),
-                            nullptr,
-                            nullptr});
+    const gpu::CurrentContext current(*device_);
+    gpu::sm90_forward_run({problem,
+                           device_->facts(),
+                           device_->driver(),
+                           {&kernel, 1},
+                           static_cast<char*>(on_device.data),
+                           nullptr,
+                           nullptr});
     EXPECT_EQ(memory.fetch(on_device).index(0, 0, 0, 0), 0) << "the next launch begins elsewhere";
   }
 
@@ -146,7 +145,7 @@ class Sm90Forward : public testing::Test {
     }
   }
 
-  const cuda::Device* device_ = nullptr;
+  const gpu::Device* device_ = nullptr;
 };
 
 TEST_F(Sm90Forward, AgreesWithTheOracleAndItself) {

@@ -7,8 +7,8 @@
 
 #include <cstring>
 
-#include "cuda/backend.h"
 #include "device_memory.h"
+#include "gpu/backend.h"
 
 namespace fulmen::test {
 namespace {
@@ -28,13 +28,13 @@ class TwoDevices : public testing::Test {
     Request there = memory.copy(request);
     there.options.backend = Backend::kCuda;
     there.options.device = ordinal;
-    cuda::run_once(there, {}, nullptr);
-    const cuda::CurrentContext current(*devices_[ordinal]);
+    gpu::run_once(there, {}, nullptr);
+    const gpu::CurrentContext current(*devices_[ordinal]);
     devices_[ordinal]->driver().check(devices_[ordinal]->driver()->cuCtxSynchronize(), "finish");
     return memory.fetch(there);
   }
 
-  const cuda::Device* devices_[2] = {};
+  const gpu::Device* devices_[2] = {};
 };
 
 void expect_same_bits(const Tensor& a, const Tensor& b) {
@@ -52,10 +52,10 @@ TEST_F(TwoDevices, GiveTheSameBitsAndLeaveTheCurrentDeviceAlone) {
     const Request request = random.draw();
     DeviceMemory first_memory(*devices_[0]);
     DeviceMemory second_memory(*devices_[1]);
-    const cuda::CurrentContext held(*devices_[0]);
+    const gpu::CurrentContext held(*devices_[0]);
     const Request first = run(request, first_memory, 0);
     const Request second = run(request, second_memory, 1);
-    cuda::CUcontext current = nullptr;
+    gpu::CUcontext current = nullptr;
     devices_[0]->driver()->cuCtxGetCurrent(&current);
     EXPECT_EQ(current, devices_[0]->context());
     if (!are_alike) continue;
@@ -74,7 +74,7 @@ TEST_F(TwoDevices, AnArrayOfTheOtherIsRefused) {
   mixed.arrays[Array::kK] = second_memory.copy(request.arrays[Array::kK]);
   mixed.options.backend = Backend::kCuda;
   mixed.options.device = 0;
-  EXPECT_THROW(cuda::run_once(mixed, {}, nullptr), Error);
+  EXPECT_THROW(gpu::run_once(mixed, {}, nullptr), Error);
 }
 
 }  // namespace

@@ -8,10 +8,10 @@
 
 #include <cstdlib>
 
-#include "cuda/compiler.h"
-#include "cuda/sm90_forward_specs.h"
+#include "gpu/forward_sm90/specs.h"
+#include "gpu/jit/compiler.h"
 
-namespace fulmen::cuda {
+namespace fulmen::gpu {
 namespace {
 
 struct Replacement {
@@ -65,4 +65,4 @@ TEST(Ablation, SwitchesThatAreOnLeaveNoTrace) {
 }
 
 }  // namespace
-}  // namespace fulmen::cuda
+}  // namespace fulmen::gpu

@@ -19,7 +19,7 @@ inline constexpr unsigned kProblemsOfATest = 25;
 template <template <DType> class Run>
 void run_on(const Request& request, unsigned seed) {
   KernelRun run{memory_of(request), seed};
-  for_dtype<Run>(cuda::attention_params(validate(request, Pointers::kChecked)), run);
+  for_dtype<Run>(gpu::attention_params(validate(request, Pointers::kChecked)), run);
 }
 
 template <template <DType> class Forward>

@@ -11,20 +11,21 @@
 
 #include <atomic>
 #include <cstdlib>
+#include <fstream>
 #include <thread>
 
 #include "core/error.h"
-#include "cuda/compiler.h"
-#include "cuda/gate.h"
-#include "cuda/merge.h"
-#include "cuda/naive.h"
-#include "cuda/simt.h"
-#include "cuda/sm80.h"
-#include "cuda/sm80_backward.h"
-#include "cuda/sm90_backward_specs.h"
-#include "cuda/sm90_forward_specs.h"
+#include "gpu/backward_sm80/run.h"
+#include "gpu/backward_sm90/specs.h"
+#include "gpu/forward_sm80/run.h"
+#include "gpu/forward_sm90/specs.h"
+#include "gpu/jit/compiler.h"
+#include "gpu/jit/gate.h"
+#include "gpu/merge/run.h"
+#include "gpu/naive/run.h"
+#include "gpu/simt/run.h"
 
-namespace fulmen::cuda {
+namespace fulmen::gpu {
 namespace {
 
 using Archs = std::vector<const char*>;
@@ -57,10 +58,19 @@ std::vector<Job> jobs_of(const Nvrtc& nvrtc, const std::vector<std::vector<Kerne
   return jobs;
 }
 
+// For tools/machine_code.py: the cubin as a file of the folder that FULMEN_KEEP_CUBINS names.
+void keep(const Job& job, const std::string& cubin) {
+  if (const char* folder = std::getenv("FULMEN_KEEP_CUBINS")) {
+    std::ofstream(sentence(folder, "/", job.arch, ".", job.spec.name, ".cubin"), std::ios::binary)
+        << cubin;
+  }
+}
+
 // "" or what is wrong.
 std::string problem_of(const Nvrtc& nvrtc, const Job& job) {
   try {
     const CompiledKernel kernel = compile(nvrtc, job.spec, job.arch);
+    keep(job, kernel.cubin);
     const ResourceUse use = resource_use(kernel.log, kernel.cubin);
     const std::string rejected = gate(job.spec, use);
     if (!rejected.empty()) return rejected;
@@ -124,4 +134,4 @@ TEST(CompileKernels, Sm90Forward) { expect_all_compile(sm90_forward_specs(), 1, 
 TEST(CompileKernels, Sm90Backward) { expect_all_compile(sm90_backward_specs(), 1, kHopper); }
 
 }  // namespace
-}  // namespace fulmen::cuda
+}  // namespace fulmen::gpu

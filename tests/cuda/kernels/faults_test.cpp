@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // What kernels tell the host of lengths, offsets and rng that are out of range.
-#include "kernels/faults.cuh"
+#include "kernels/common/faults.cuh"
 
 #include <gtest/gtest.h>
 

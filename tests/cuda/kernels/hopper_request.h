@@ -6,7 +6,7 @@
 #pragma once
 
 #include "../../cpu/random_problem.h"
-#include "kernels/config.h"
+#include "kernels/forward_sm90/config.h"
 
 namespace fulmen::test {
 

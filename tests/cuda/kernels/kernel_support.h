@@ -7,12 +7,12 @@
 #include <gtest/gtest.h>
 
 #include "../../cpu/tiled_support.h"
-#include "cuda/implementations.h"
-#include "cuda/params.h"
 #include "emulator/launch.h"
 #include "emulator/request_memory.h"
 #include "emulator/schedules.h"
 #include "expect_close.h"
+#include "gpu/implementations.h"
+#include "gpu/params.h"
 
 namespace fulmen::test {
 
@@ -35,7 +35,7 @@ struct KernelRun {
                       .memory = is_checked() ? &memory : nullptr},
                      kernel);
   }
-  void launch(const cuda::KernelLaunch& launched, const std::function<void()>& kernel) {
+  void launch(const gpu::KernelLaunch& launched, const std::function<void()>& kernel) {
     launch(launched.num_blocks, launched.spec.num_threads, launched.spec.shared_bytes,
            launched.spec.function, kernel);
   }

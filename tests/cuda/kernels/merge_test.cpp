@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The merge kernel's own text, run in the emulator, against the CPU's merge in float64.
-#include "kernels/merge.cuh"
+#include "kernels/merge/merge.cuh"
 
 #include <gtest/gtest.h>
 
@@ -12,8 +12,8 @@
 #include <vector>
 
 #include "cpu/merge.h"
-#include "cuda/merge.h"
 #include "emulator/launch.h"
+#include "gpu/merge/run.h"
 
 namespace fulmen::test {
 namespace {
@@ -58,7 +58,7 @@ struct Merge {
 };
 
 void run(const MergeProblem& problem, u32 seed) {
-  const MergeParams params = cuda::merge_params(problem);
+  const MergeParams params = gpu::merge_params(problem);
   emulator::launch({.blocks = ceil_div(params.num_rows, 4),
                     .threads = 128,
                     .shared_bytes = 0,

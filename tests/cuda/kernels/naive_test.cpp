@@ -3,10 +3,9 @@
 //
 // The naive kernels' own text, run in the emulator, against the scalar oracle over drawn
 // problems.
-#include "cuda/naive.h"
-
 #include "against_oracle.h"
-#include "kernels/backward_naive.cuh"
+#include "gpu/naive/run.h"
+#include "kernels/naive/backward_naive.cuh"
 
 namespace fulmen::test {
 namespace {
@@ -21,7 +20,7 @@ constexpr FmaConfig config_of() {
 template <DType kDType>
 struct NaiveForward {
   static void run(const AttentionParams& p, KernelRun& run) {
-    run.launch(cuda::naive_forward(p).at(0), [&] { forward_naive<config_of<kDType>()>(p); });
+    run.launch(gpu::naive_forward(p).at(0), [&] { forward_naive<config_of<kDType>()>(p); });
   }
 };
 
@@ -29,7 +28,7 @@ template <DType kDType>
 struct NaiveBackward {
   static void run(const AttentionParams& p, KernelRun& run) {
     constexpr FmaConfig kConfig = config_of<kDType>();
-    for (const cuda::KernelLaunch& launch : cuda::naive_backward(p)) {
+    for (const gpu::KernelLaunch& launch : gpu::naive_backward(p)) {
       const std::string& entry = launch.spec.function;
       if (entry == "fulmen::backward_naive_dq") {
         run.launch(launch, [&] { backward_naive_dq<kConfig>(p); });

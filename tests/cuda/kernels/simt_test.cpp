@@ -4,14 +4,14 @@
 // The simt kernels' own text, run in the emulator, against the scalar oracle over drawn problems.
 // One small tile for each dtype, so that the problems have several blocks in both directions.
 #include "against_oracle.h"
-#include "cuda/fma.h"
-#include "kernels/backward_naive.cuh"
-#include "kernels/backward_simt_dbias.cuh"
-#include "kernels/backward_simt_dkdv.cuh"
-#include "kernels/backward_simt_dq.cuh"
-#include "kernels/backward_simt_dsinks.cuh"
-#include "kernels/backward_simt_rows.cuh"
-#include "kernels/forward_simt.cuh"
+#include "gpu/fma.h"
+#include "kernels/naive/backward_naive.cuh"
+#include "kernels/simt/backward_simt_dbias.cuh"
+#include "kernels/simt/backward_simt_dkdv.cuh"
+#include "kernels/simt/backward_simt_dq.cuh"
+#include "kernels/simt/backward_simt_dsinks.cuh"
+#include "kernels/simt/backward_simt_rows.cuh"
+#include "kernels/simt/forward_simt.cuh"
 
 namespace fulmen::test {
 namespace {
@@ -42,7 +42,7 @@ void run_backward(AttentionParams p, KernelRun& run) {
   constexpr FmaConfig kConfig = config_of<kDType, kAddsDq>();
   const i64 rows = p.batch_extent() * p.heads_q * p.q_rows;
   std::vector<double> workspace(static_cast<size_t>(rows * 4), kNan);
-  cuda::set_row_terms(p, reinterpret_cast<u8*>(workspace.data()));
+  gpu::set_row_terms(p, reinterpret_cast<u8*>(workspace.data()));
   run.launch(ceil_div(rows, kConfig.num_threads), kConfig.num_threads, 0, "backward_simt_rows",
              [&] { backward_simt_rows<kConfig>(p); });
   if (p.dq.present() && !kAddsDq) {
@@ -64,7 +64,7 @@ void run_backward(AttentionParams p, KernelRun& run) {
   }
 }
 
-// As plan/simt.h says of simt_adds_dq.
+// As gpu/simt/plan.h says of simt_adds_dq.
 bool can_add_dq(const AttentionParams& p) {
   const i64 bytes = size_bytes(p.q.dtype);
   return bytes >= 4 && p.dq.present() && (p.dk.present() || p.dv.present()) &&

@@ -7,15 +7,15 @@
 #include <cstring>
 #include <vector>
 
-#include "cuda/driver_types.h"
 #include "emulator/gpu/gpu.h"
+#include "gpu/driver/driver_types.h"
 
-using namespace fulmen::cuda;  // NOLINT: the types of the interface under their own names
+using namespace fulmen::gpu;  // NOLINT: the types of the interface under their own names
 namespace emulator = fulmen::emulator;
 
-namespace fulmen::cuda {
+namespace fulmen::gpu {
 struct CUctx_st {};
-}  // namespace fulmen::cuda
+}  // namespace fulmen::gpu
 
 namespace {
 

@@ -48,7 +48,7 @@ void run(const LaunchRequest& request);
 void wait_for_kernels();  // before anything else that a stream or the host does
 
 #define FULMEN_DRIVER(function, ...) \
-  extern "C" __attribute__((visibility("default"))) fulmen::cuda::CUresult function(__VA_ARGS__)
+  extern "C" __attribute__((visibility("default"))) fulmen::gpu::CUresult function(__VA_ARGS__)
 
 // Memory of the GPU: the checker calls it by name and sees accesses beyond it.
 void* allocate(std::size_t bytes, const std::string& name);

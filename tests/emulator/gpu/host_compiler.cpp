@@ -13,8 +13,8 @@
 #include <fstream>
 #include <sstream>
 
-#include "cuda/sha256.h"
 #include "emulator/gpu/gpu.h"
+#include "gpu/jit/sha256.h"
 
 namespace fulmen::emulator {
 namespace {
@@ -72,9 +72,9 @@ std::string command() {
 }
 
 std::string key_of(std::initializer_list<std::string> fields) {
-  cuda::Sha256 hash;
+  gpu::Sha256 hash;
   for (const std::string& field : fields) hash.add_field(field);
-  return cuda::hex(hash.finish()).substr(0, 32);
+  return gpu::hex(hash.finish()).substr(0, 32);
 }
 
 // Of the compiler and what it reads before all kernels.

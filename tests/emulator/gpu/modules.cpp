@@ -9,14 +9,14 @@
 #include <mutex>
 #include <string>
 
-#include "cuda/driver_types.h"
 #include "emulator/gpu/gpu.h"
 #include "emulator/launch.h"
+#include "gpu/driver/driver_types.h"
 
-using namespace fulmen::cuda;  // NOLINT: the types of the interface under their own names
+using namespace fulmen::gpu;  // NOLINT: the types of the interface under their own names
 namespace emulator = fulmen::emulator;
 
-namespace fulmen::cuda {
+namespace fulmen::gpu {
 struct CUmod_st {
   void* library;
   std::string kernel;  // by its name in reports
@@ -25,7 +25,7 @@ struct CUfunc_st {
   emulator::ThreadEntry* thread;
   std::string kernel;
 };
-}  // namespace fulmen::cuda
+}  // namespace fulmen::gpu
 
 namespace {
 

@@ -5,11 +5,11 @@
 #include <cstdint>
 #include <cstring>
 
-#include "cuda/driver_types.h"
 #include "emulator/gpu/gpu.h"
 #include "emulator/tensor_copies.h"
+#include "gpu/driver/driver_types.h"
 
-using namespace fulmen::cuda;  // NOLINT: the types of the interface under their own names
+using namespace fulmen::gpu;  // NOLINT: the types of the interface under their own names
 namespace emulator = fulmen::emulator;
 
 // Refuses what the real one refuses: CUDA Driver API 13.0, section 6.33, cuTensorMapEncodeTiled.

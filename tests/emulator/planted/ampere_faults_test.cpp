@@ -9,10 +9,10 @@
 
 #include <string>
 
-#include "cuda/params.h"
 #include "emulator/launch.h"
 #include "emulator/request_memory.h"
-#include "kernels/forward_sm80.cuh"
+#include "gpu/params.h"
+#include "kernels/forward_sm80/forward_sm80.cuh"
 
 namespace fulmen::test {
 namespace {
@@ -52,7 +52,7 @@ std::string complaint(const Plant& fault, i64 q_rows = 70, i64 kv_rows = 100) {
   request.arrays[Array::kO] = ones(random, 70);
   request.options.scale = 0.125;
   emulator::GlobalMemory memory = memory_of(request);
-  const AttentionParams attention = cuda::attention_params(validate(request, Pointers::kChecked));
+  const AttentionParams attention = gpu::attention_params(validate(request, Pointers::kChecked));
   Sm80Params params{attention, {attention, kConfig, 1}};
   const i64 blocks = forward_sm80_blocks(params.attention, kConfig);
   params.attention.q_rows = q_rows;
@@ -82,7 +82,7 @@ TEST(AmpereFaults, NoneIsNone) { EXPECT_EQ(complaint({}), "nothing"); }
 TEST(AmpereFaults, CopyReadBeforeItIsWaitedFor) {
   EXPECT_THAT(complaint({Fault::kCopyWait}),
               AllOf(HasSubstr("forward_sm80: block 0, warp "), HasSubstr("race: reads s"),
-                    HasSubstr("which cp.async of warp "), HasSubstr("kernels/tile/copy.cuh:")));
+                    HasSubstr("which cp.async of warp "), HasSubstr("kernels/common/copy.cuh:")));
 }
 
 TEST(AmpereFaults, MissingBarrier) {

@@ -10,7 +10,7 @@
 #include <fstream>
 
 #include "core/error.h"
-#include "cuda/sha256.h"
+#include "gpu/jit/sha256.h"
 
 namespace fulmen::test {
 namespace {
@@ -64,12 +64,12 @@ std::string digests(const ProbeResults& results) {
   std::string lines;
   for (const auto& [name, words] : results) {
     if (allowed(name) > 0) continue;
-    cuda::Sha256 hash;
+    gpu::Sha256 hash;
     for (const u32 word : words) {
       const u32 kept = is_nan(word) ? 0x7fffffffu : word;  // all NaN are one
       hash.add({reinterpret_cast<const char*>(&kept), sizeof(kept)});
     }
-    lines += cuda::hex(hash.finish()) + "  " + name + "\n";
+    lines += gpu::hex(hash.finish()) + "  " + name + "\n";
   }
   return lines;
 }

@@ -16,17 +16,17 @@
 #include <sstream>
 
 #include "compare.h"
-#include "cuda/launch.h"
-#include "cuda/module.h"
-#include "cuda/tensor_map.h"
+#include "gpu/driver/launch.h"
+#include "gpu/driver/tensor_map.h"
+#include "gpu/jit/module.h"
 #include "inputs.h"
 
 namespace fulmen::test {
 namespace {
 
-using cuda::CUdeviceptr;
-using cuda::KernelSpec;
-using cuda::SourceFile;
+using gpu::CUdeviceptr;
+using gpu::KernelSpec;
+using gpu::SourceFile;
 
 std::string read_file(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
@@ -39,9 +39,9 @@ std::string read_file(const std::string& path) {
 // Device memory with copies of words in it.
 class Words {
  public:
-  Words(const cuda::Device& device, const std::vector<u32>& words) : device_(device) {
-    const cuda::CurrentContext current(device);
-    library_ = cuda::SharedLibrary::open("libcuda.so.1");
+  Words(const gpu::Device& device, const std::vector<u32>& words) : device_(device) {
+    const gpu::CurrentContext current(device);
+    library_ = gpu::SharedLibrary::open("libcuda.so.1");
     library_.bind(to_device_, "cuMemcpyHtoD_v2");
     library_.bind(to_host_, "cuMemcpyDtoH_v2");
     device.driver().check(device.driver()->cuMemAlloc_v2(&pointer_, 4 * words.size()), "allocate");
@@ -50,12 +50,12 @@ class Words {
   Words(const Words&) = delete;
   Words& operator=(const Words&) = delete;
   ~Words() {
-    const cuda::CurrentContext current(device_);
+    const gpu::CurrentContext current(device_);
     device_.driver()->cuMemFree_v2(pointer_);
   }
   u32* data() const { return reinterpret_cast<u32*>(pointer_); }
   std::vector<u32> fetch(std::size_t count) const {
-    const cuda::CurrentContext current(device_);
+    const gpu::CurrentContext current(device_);
     std::vector<u32> words(count);
     device_.driver().check(device_.driver()->cuCtxSynchronize(), "run a probe");
     device_.driver().check(to_host_(words.data(), pointer_, 4 * count), "copy");
@@ -63,8 +63,8 @@ class Words {
   }
 
  private:
-  const cuda::Device& device_;
-  cuda::SharedLibrary library_;
+  const gpu::Device& device_;
+  gpu::SharedLibrary library_;
   int (*to_device_)(CUdeviceptr, const void*, std::size_t) = nullptr;
   int (*to_host_)(void*, CUdeviceptr, std::size_t) = nullptr;
   CUdeviceptr pointer_ = 0;
@@ -88,7 +88,7 @@ KernelSpec spec_of(ProbeFamily family) {
 
 class Runner {
  public:
-  explicit Runner(const std::string& sources) : files_(cuda::kernel_sources()) {
+  explicit Runner(const std::string& sources) : files_(gpu::kernel_sources()) {
     for (const char* const name : {"probes/probes.cuh", "probes/probes.h"}) {
       texts_[name] = read_file(sources + "/" + name);
       files_.push_back({texts_.find(name)->first, texts_[name]});
@@ -100,17 +100,17 @@ class Runner {
     const Words out(device_, std::vector<u32>(probe.out_words));
     ProbeParams params{{}, in.data(), out.data(), probe.probe, probe.count};
     if (probe.box_columns > 0) {
-      const cuda::CurrentContext current(device_);
+      const gpu::CurrentContext current(device_);
       const bool stores = probe.probe == Probe::kTensorStore;
-      cuda::encode(device_.driver(), box_of(probe, stores ? out.data() : in.data()), params.map);
+      gpu::encode(device_.driver(), box_of(probe, stores ? out.data() : in.data()), params.map);
     }
-    cuda::launch(kernel(probe.family), {.num_blocks = 1}, &params, nullptr);
+    gpu::launch(kernel(probe.family), {.num_blocks = 1}, &params, nullptr);
     return out.fetch(probe.out_words);
   }
 
  private:
-  static cuda::TensorBox box_of(const ProbeRun& probe, u32* words) {
-    cuda::TensorBox box{};
+  static gpu::TensorBox box_of(const ProbeRun& probe, u32* words) {
+    gpu::TensorBox box{};
     box.data = words + probe.tensor_at;
     std::copy(std::begin(kProbeExtents), std::end(kProbeExtents), box.extents);
     u64 stride = 2;
@@ -121,18 +121,18 @@ class Runner {
     return box;
   }
 
-  const cuda::LoadedKernel& kernel(ProbeFamily family) {
+  const gpu::LoadedKernel& kernel(ProbeFamily family) {
     const auto found = kernels_.find(family);
     if (found != kernels_.end()) return found->second;
     const KernelSpec spec = spec_of(family);
-    const auto compiled = cuda::compile(cuda::nvrtc(), spec, device_.arch(), files_);
-    return kernels_.emplace(family, cuda::load_module(device_, spec, compiled)).first->second;
+    const auto compiled = gpu::compile(gpu::nvrtc(), spec, device_.arch(), files_);
+    return kernels_.emplace(family, gpu::load_module(device_, spec, compiled)).first->second;
   }
 
   std::map<std::string, std::string> texts_;
   std::vector<SourceFile> files_;
-  const cuda::Device& device_ = cuda::device(0);
-  std::map<ProbeFamily, cuda::LoadedKernel> kernels_;
+  const gpu::Device& device_ = gpu::device(0);
+  std::map<ProbeFamily, gpu::LoadedKernel> kernels_;
 };
 
 void use_emulator() {
@@ -160,7 +160,7 @@ int main_of(const std::vector<std::string>& arguments) {
     std::printf("after %zu probes: %s\n", results.size(), error.what());
   }
   write(results, arguments[1]);
-  std::printf("%zu probes on %s\n", results.size(), cuda::device(0).facts().name.c_str());
+  std::printf("%zu probes on %s\n", results.size(), gpu::device(0).facts().name.c_str());
   if (arguments.size() < 3) return 0;
   const bool has_hashes = arguments[2].ends_with(".txt");
   return (has_hashes ? agrees_with_digests(results, arguments[2])

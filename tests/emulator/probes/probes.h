@@ -5,7 +5,7 @@
 // sense together only, on words from `in` and leaves all that it gives in `out`.
 #pragma once
 
-#include "kernels/config.h"
+#include "kernels/forward_sm90/config.h"
 
 namespace fulmen {
 

@@ -11,9 +11,9 @@
 #include "cpu/random_problem.h"
 #include "cpu/tiled_support.h"
 #include "cuda/kernels/planted.h"
-#include "cuda/params.h"
 #include "emulator/sm80/launch_backward.h"
-#include "plan/sm80.h"
+#include "gpu/forward_sm80/plan.h"
+#include "gpu/params.h"
 
 namespace fulmen::test {
 namespace {
@@ -62,7 +62,7 @@ void launch_kind(const AttentionParams& p, unsigned seed) {
 
 void run(const Request& request, unsigned seed) {
   const Problem problem = validate(request, Pointers::kChecked);
-  const AttentionParams given = cuda::attention_params(problem);
+  const AttentionParams given = gpu::attention_params(problem);
   const AttentionParams p =
       with_neutral_arrays(given, config_of<Precision::k3xTf32, Kind::kOptions, false>());
   const bool all = given.dq.present() && given.dk.present() && given.dv.present();
@@ -137,7 +137,7 @@ TEST(BackwardTf32, RoundsFactors) {
     const Request expected = to_backward(random, forward, 7);
     const Request actual = with_fresh_outputs(random, expected);
     cpu::scalar_backward(validate(expected, Pointers::kChecked));
-    const AttentionParams p = cuda::attention_params(validate(actual, Pointers::kChecked));
+    const AttentionParams p = gpu::attention_params(validate(actual, Pointers::kChecked));
     launch<config_of<Precision::kTf32, Kind::kPlain, false>()>(p, seed);
     for (const Array output : kGradients) {
       const Difference difference = compare(actual.arrays[output], expected.arrays[output]);

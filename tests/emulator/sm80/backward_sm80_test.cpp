@@ -13,9 +13,9 @@
 #include "cpu/random_problem.h"
 #include "cpu/tiled_support.h"
 #include "cuda/kernels/planted.h"
-#include "cuda/params.h"
 #include "emulator/sm80/launch_backward.h"
-#include "plan/sm80.h"
+#include "gpu/forward_sm80/plan.h"
+#include "gpu/params.h"
 
 namespace fulmen::test {
 namespace {
@@ -139,7 +139,7 @@ void launch_dtype(const AttentionParams& p, bool units, unsigned seed) {
 
 void run(const Request& request, unsigned seed) {
   const Problem problem = validate(request, Pointers::kChecked);
-  const AttentionParams p = cuda::attention_params(problem);
+  const AttentionParams p = gpu::attention_params(problem);
   const bool units = sm80_has_units(problem, Array::kO) && sm80_has_units(problem, Array::kDOut);
   if (problem.dtype == DType::kFloat16) return launch_dtype<DType::kFloat16>(p, units, seed);
   launch_dtype<DType::kBFloat16>(p, units, seed);
@@ -285,7 +285,7 @@ void expect_dbias() {
   const Request actual = with_fresh_outputs(random, expected);
   cpu::scalar_backward(validate(expected, Pointers::kChecked));
   const Problem problem = validate(actual, Pointers::kChecked);
-  launch<kConfig>(with_neutral_arrays(cuda::attention_params(problem), kConfig), 11);
+  launch<kConfig>(with_neutral_arrays(gpu::attention_params(problem), kConfig), 11);
   expect_rounded(actual, expected, 11);
 }
 TEST(BackwardSm80Bias, IsStoredForEachHead) { expect_dbias<Dbias::kPairs>(); }

@@ -12,13 +12,13 @@
 #include "cpu/tiled_support.h"
 #include "cuda/kernels/expect_close.h"
 #include "cuda/kernels/planted.h"
-#include "cuda/params.h"
 #include "emulator/launch.h"
 #include "emulator/schedules.h"
 #include "emulator/shared_memory.h"
 #include "emulator/sm80/launch_forward.h"
-#include "kernels/forward_sm80.cuh"
-#include "plan/sm80.h"
+#include "gpu/forward_sm80/plan.h"
+#include "gpu/params.h"
+#include "kernels/forward_sm80/forward_sm80.cuh"
 
 namespace fulmen::test {
 namespace {
@@ -151,7 +151,7 @@ bool has_options(const Problem& problem) {
 
 template <Kind kKind, Precision kPrecision = Precision::k3xTf32>
 void launch_kind(const Problem& problem, unsigned seed) {
-  const AttentionParams p = cuda::attention_params(problem);
+  const AttentionParams p = gpu::attention_params(problem);
   sm80_has_units(problem) ? launch<config_of<kPrecision, kKind, true>()>(p, seed)
                           : launch<config_of<kPrecision, kKind, false>()>(p, seed);
 }

@@ -4,7 +4,7 @@
 // forward_sm80's own text on the host, against the scalar oracle: drawn problems with every option,
 // stride and alignment, lengths of every residue, keys and values that are NaN where nobody sees
 // them.
-#include "kernels/forward_sm80.cuh"
+#include "kernels/forward_sm80/forward_sm80.cuh"
 
 #include <gtest/gtest.h>
 
@@ -15,17 +15,17 @@
 #include "cpu/tiled_support.h"
 #include "cuda/kernels/expect_close.h"
 #include "cuda/kernels/planted.h"
-#include "cuda/params.h"
 #include "emulator/schedules.h"
 #include "emulator/sm80/forward_kernels.h"
-#include "plan/sm80.h"
+#include "gpu/forward_sm80/plan.h"
+#include "gpu/params.h"
 
 namespace fulmen::test {
 namespace {
 
 void run(const Request& request, unsigned seed) {
   const Problem problem = validate(request, Pointers::kChecked);
-  const AttentionParams p = cuda::attention_params(problem);
+  const AttentionParams p = gpu::attention_params(problem);
   const bool units = sm80_has_units(problem);
   problem.dtype == DType::kFloat16 ? launch_dtype<DType::kFloat16>(p, units, seed)
                                    : launch_dtype<DType::kBFloat16>(p, units, seed);
@@ -175,7 +175,7 @@ TEST(ForwardSm80Dims, NarrowQueriesWideValues) {
     config.row_tiles = config.stages = 2;
     return config;
   }();
-  launch<kConfig>(cuda::attention_params(problem), 9);
+  launch<kConfig>(gpu::attention_params(problem), 9);
   expect_rounded(actual, expected, 9);
 }
 
@@ -237,7 +237,7 @@ void check_copied_pairs(unsigned seed) {
   const Sm80Config chosen = sm80_forward_config(problem, {.shared_bytes_per_block = 99 << 10});
   EXPECT_TRUE(chosen.pair_units && chosen.whole_rows && chosen.mask && chosen.documents);
   EXPECT_EQ(chosen.bias, kBias);
-  launch<kConfig>(cuda::attention_params(problem), seed);
+  launch<kConfig>(gpu::attention_params(problem), seed);
   expect_rounded(actual, expected, seed);
 }
 

@@ -10,16 +10,16 @@
 #include "emulator/launch.h"
 #include "emulator/schedules.h"
 #include "emulator/sm80/neutral_arrays.h"
-#include "kernels/backward_dbias_sm80.cuh"
-#include "kernels/backward_finish_sm80.cuh"
-#include "kernels/backward_rows_sm80.cuh"
-#include "kernels/backward_sm80.cuh"
-#include "kernels/tile/backward_groups_sm80.cuh"
+#include "kernels/backward_sm80/backward_dbias_sm80.cuh"
+#include "kernels/backward_sm80/backward_finish_sm80.cuh"
+#include "kernels/backward_sm80/backward_rows_sm80.cuh"
+#include "kernels/backward_sm80/backward_sm80.cuh"
+#include "kernels/backward_sm80/groups.cuh"
 
 namespace fulmen::test {
 
 // As launched, each grid once the one before it has ended (no kernel of sm80 is a dependent launch,
-// see src/cuda/sm80*.cpp), on a workspace that is NaN where nobody promises zeros.
+// see src/gpu/backward_sm80/run.cpp), on a workspace that is NaN where nobody promises zeros.
 template <Sm80BackwardConfig kConfig>
 void launch(const AttentionParams& p, unsigned seed) {
   const i64 row_tiles_count = num_q_tiles(p, kConfig.rows);

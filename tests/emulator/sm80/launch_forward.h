@@ -7,7 +7,7 @@
 #include "emulator/launch.h"
 #include "emulator/schedules.h"
 #include "emulator/sm80/neutral_arrays.h"
-#include "kernels/forward_sm80.cuh"
+#include "kernels/forward_sm80/forward_sm80.cuh"
 
 namespace fulmen::test {
 

@@ -8,17 +8,17 @@
 #include "../../cuda/kernels/expect_close.h"
 #include "../../cuda/kernels/hopper_request.h"
 #include "cpu/backend.h"
-#include "cuda/params.h"
-#include "cuda/sm90_backward.h"
 #include "emulator/launch.h"
 #include "emulator/schedules.h"
-#include "kernels/backward_careful.cuh"
-#include "kernels/backward_dq_sm90.cuh"
-#include "kernels/backward_prepare_sm90.cuh"
-#include "kernels/backward_sm90.cuh"
-#include "kernels/document_ranges_sm90.cuh"
-#include "plan/sm90_backward.h"
-#include "plan/sm90_forward.h"
+#include "gpu/backward_sm90/plan.h"
+#include "gpu/backward_sm90/run.h"
+#include "gpu/forward_sm90/plan.h"
+#include "gpu/params.h"
+#include "kernels/backward_sm90/backward_careful.cuh"
+#include "kernels/backward_sm90/backward_dq_sm90.cuh"
+#include "kernels/backward_sm90/backward_prepare_sm90.cuh"
+#include "kernels/backward_sm90/backward_sm90.cuh"
+#include "kernels/forward_sm90/document_ranges_sm90.cuh"
 #include "tensor_map.h"
 
 namespace fulmen::test {
@@ -163,23 +163,22 @@ void run(const Problem& problem, u32 seed) {
                                            .sinks = kKernels.dq.sinks,
                                            .documents = kFirst.documents};
   if constexpr (kFirst.documents) {
-    const auto dq = cuda::sm90_dq_params(problem, gpu, plan, workspace);
+    const auto dq = gpu::sm90_dq_params(problem, gpu, plan, workspace);
     launch_ranges<kKernels.dq.kv_rows, kFirst.sequences>({{}, dq.forward}, plan.num_key_ranges,
                                                          seed);
     launch_ranges<kFirst.q_rows, kFirst.sequences>(
-        cuda::sm90_query_ranges_arguments(problem, plan, workspace), plan.num_query_ranges, seed);
+        gpu::sm90_query_ranges_arguments(problem, plan, workspace), plan.num_query_ranges, seed);
   }
-  const BackwardPrepareParams prepare =
-      cuda::sm90_prepare_params(problem, plan, workspace, nullptr);
+  const BackwardPrepareParams prepare = gpu::sm90_prepare_params(problem, plan, workspace, nullptr);
   emulator::launch(
       {2, kPrepare.kThreads, 0, seed, false, "backward_prepare_sm90", is_sampled(seed)},
       [&] { backward_prepare_sm90<kPrepare>(prepare); });
-  const BackwardParams params = cuda::sm90_backward_params(problem, plan, workspace);
+  const BackwardParams params = gpu::sm90_backward_params(problem, plan, workspace);
   launch<kFirst>(problem, sm90_backward_configs(problem)[0], params, seed);
   if constexpr (!kFirst.dq) {
-    launch_dq<kKernels.dq>(problem, cuda::sm90_dq_params(problem, gpu, plan, workspace), seed);
+    launch_dq<kKernels.dq>(problem, gpu::sm90_dq_params(problem, gpu, plan, workspace), seed);
   }
-  const BackwardCarefulParams careful{params.spoiled, cuda::attention_params(problem)};
+  const BackwardCarefulParams careful{params.spoiled, gpu::attention_params(problem)};
   emulator::launch(
       {2, BackwardCarefulConfig::kThreads, 0, seed, false, "backward_careful", is_sampled(seed)},
       [&] { backward_careful<BackwardCarefulConfig{kFirst.dtype}>(careful); });

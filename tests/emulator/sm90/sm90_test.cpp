@@ -7,12 +7,12 @@
 #include "../../cuda/kernels/expect_close.h"
 #include "../../cuda/kernels/hopper_request.h"
 #include "cpu/backend.h"
-#include "cuda/sm90_forward.h"
 #include "emulator/launch.h"
 #include "emulator/schedules.h"
-#include "kernels/document_ranges_sm90.cuh"
-#include "kernels/forward_sm90.cuh"
-#include "plan/sm90_forward.h"
+#include "gpu/forward_sm90/plan.h"
+#include "gpu/forward_sm90/run.h"
+#include "kernels/forward_sm90/document_ranges_sm90.cuh"
+#include "kernels/forward_sm90/forward_sm90.cuh"
 #include "tensor_map.h"
 
 namespace fulmen::test {
@@ -173,11 +173,11 @@ constexpr AttentionConfig kTextbook = [] {
 template <AttentionConfig kConfig>
 void run(const Problem& problem, u32 seed) {
   u32 next_block = 0;
-  const cuda::ForwardBoxes boxes = cuda::sm90_forward_boxes(problem.arrays, kConfig);
+  const gpu::ForwardBoxes boxes = gpu::sm90_forward_boxes(problem.arrays, kConfig);
   ForwardArguments arguments{};
   arguments.maps = {map_of(boxes.q), map_of(boxes.k), map_of(boxes.v), map_of(boxes.o)};
   arguments.params =
-      cuda::sm90_forward_params(problem, gpu_named("h100"), kConfig, &next_block, nullptr);
+      gpu::sm90_forward_params(problem, gpu_named("h100"), kConfig, &next_block, nullptr);
   std::vector<IdRange> key_ranges(sm90_num_key_ranges(problem, kConfig));
   arguments.params.key_ranges = key_ranges.data();
   if (kConfig.skips_documents) {

@@ -4,12 +4,12 @@
 // The tensor map of an array, as a run would encode it, for the emulator's copy engine.
 #pragma once
 
-#include "cuda/sm90_forward.h"
 #include "emulator/tensor_copies.h"
+#include "gpu/forward_sm90/run.h"
 
 namespace fulmen::test {
 
-inline TensorMap map_of(const cuda::TensorBox& box) {
+inline TensorMap map_of(const gpu::TensorBox& box) {
   emulator::HostTensorMap map{
       static_cast<u8*>(box.data),     {2},        {}, static_cast<i32>(box.box_rows),
       static_cast<i32>(box.box_dims), box.swizzle};
@@ -21,7 +21,7 @@ inline TensorMap map_of(const cuda::TensorBox& box) {
 }
 
 inline TensorMap map_of(const Tensor& tensor, i32 box_rows) {
-  return map_of(cuda::tensor_box(tensor, box_rows));
+  return map_of(gpu::tensor_box(tensor, box_rows));
 }
 
 }  // namespace fulmen::test

@@ -9,7 +9,7 @@
 
 #include "emulator/barriers.h"
 #include "emulator/shared_memory.h"
-#include "kernels/config.h"
+#include "kernels/forward_sm90/config.h"
 
 namespace fulmen::ptx {
 

@@ -9,7 +9,7 @@
 #include <cmath>
 
 #include "emulator/accesses.h"
-#include "kernels/config.h"
+#include "kernels/forward_sm90/config.h"
 #include "kernels/ptx/libm.cuh"
 #include "kernels/ptx/memory.cuh"
 

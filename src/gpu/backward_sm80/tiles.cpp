@@ -1,0 +1,217 @@
+// SPDX-FileCopyrightText: fulmen contributors
+// SPDX-License-Identifier: Apache-2.0
+//
+// Which backward_sm80 a problem gets: its options, and the tiles for its head dimensions on a card.
+
+#include <span>
+
+#include "core/error.h"
+#include "gpu/backward_sm80/plan.h"
+#include "gpu/forward_sm80/plan.h"
+
+namespace fulmen {
+namespace {
+
+enum class Roles { kOne, kSplit, kKeysFirst };
+
+constexpr i64 kShortRows = 2048;  // of the queries of a sequence
+
+// The first that fits is taken: head dimensions up to max_dim, room for min_blocks blocks on a
+// multiprocessor.
+struct TileShape {
+  struct Tile {
+    i32 rows, columns;
+  };
+  i32 max_dim;
+  i32 warps = 8;
+  Tile block;            // queries of a step, keys of a block
+  Tile part = {32, 32};  // of a warp
+  i32 kv_rows = 32, dq_rows = 32;
+  i32 stages = 2, pair_stages = 1;
+  Roles roles = Roles::kOne;
+  i32 min_blocks = 1;
+  bool sliced = false;  // see Sm80BackwardConfig
+};
+
+// NVIDIA H200, 2026-11-28: decisions 19, 28, 32 and the results that they name.
+constexpr TileShape kShapes[] = {
+    {.max_dim = 48, .warps = 4, .block = {64, 128}, .min_blocks = 2},
+    {.max_dim = 64,
+     .block = {128, 128},
+     .part = {64, 32},
+     .pair_stages = 2,
+     .roles = Roles::kKeysFirst},
+    {.max_dim = 64, .warps = 4, .block = {64, 128}, .min_blocks = 2},
+    {.max_dim = 64, .block = {64, 128}},
+    {.max_dim = 64, .warps = 4, .block = {64, 64}},
+    {.max_dim = 128, .block = {64, 128}, .pair_stages = 2, .roles = Roles::kSplit},
+    {.max_dim = 128, .block = {64, 128}, .pair_stages = 2},
+    {.max_dim = 128, .block = {64, 128}},
+    {.max_dim = 128, .warps = 4, .block = {64, 64}, .stages = 1},
+    {.max_dim = 256, .block = {64, 64}, .pair_stages = 2, .roles = Roles::kSplit},
+    {.max_dim = 256, .block = {64, 64}, .part = {16, 32}, .pair_stages = 2},
+    {.max_dim = 256, .block = {64, 64}, .part = {16, 32}},
+    {.max_dim = 256, .block = {64, 64}, .part = {16, 32}, .stages = 1},
+    {.max_dim = 256,
+     .block = {32, 32},
+     .part = {16, 16},
+     .kv_rows = 16,
+     .dq_rows = 16,
+     .stages = 1},
+    {.max_dim = 320, .block = {32, 64}, .part = {16, 32}, .pair_stages = 2, .roles = Roles::kSplit},
+    {.max_dim = 512,
+     .block = {32, 32},
+     .part = {16, 16},
+     .pair_stages = 2,
+     .roles = Roles::kSplit,
+     .sliced = true},
+    {.max_dim = 576, .block = {32, 32}, .part = {16, 16}, .pair_stages = 2, .roles = Roles::kSplit},
+    {.max_dim = 576, .block = {32, 32}, .part = {16, 16}, .kv_rows = 16, .dq_rows = 16},
+    {.max_dim = 576,
+     .block = {32, 32},
+     .part = {16, 16},
+     .kv_rows = 16,
+     .dq_rows = 16,
+     .stages = 1},
+    {.max_dim = 576,
+     .block = {16, 16},
+     .part = {16, 16},
+     .kv_rows = 16,
+     .dq_rows = 16,
+     .stages = 1},
+};
+
+// The same for float32 inputs, whose tiles are twice as large: decision 27.
+constexpr TileShape kFloat32Shapes[] = {
+    {.max_dim = 64, .block = {64, 128}, .pair_stages = 2},
+    {.max_dim = 64, .block = {64, 128}},
+    {.max_dim = 64, .warps = 4, .block = {64, 64}},
+    {.max_dim = 64, .warps = 4, .block = {64, 64}, .stages = 1},
+    {.max_dim = 128, .block = {64, 64}, .part = {16, 32}},
+    {.max_dim = 128, .block = {64, 64}, .part = {16, 32}, .stages = 1},
+    {.max_dim = 256,
+     .block = {32, 32},
+     .part = {16, 16},
+     .kv_rows = 16,
+     .dq_rows = 16,
+     .stages = 1},
+    {.max_dim = 256,
+     .block = {16, 16},
+     .part = {16, 16},
+     .kv_rows = 16,
+     .dq_rows = 16,
+     .stages = 1},
+};
+
+std::span<const TileShape> shapes_of(const Problem& problem) {
+  if (problem.dtype == DType::kFloat32) return kFloat32Shapes;
+  return kShapes;
+}
+
+i32 rounded_up(i64 dim, i64 unit) {
+  return static_cast<i32>(unit * max<i64>(ceil_div(dim, unit), 1));
+}
+
+// Whether dbias is what lies in shared memory as tiles of dS.
+bool has_tiles_of_dbias(const Problem& problem) {
+  const Tensor& dbias = problem.arrays[Array::kDBias];
+  bool fits = size_bytes(problem.dtype) == 2 && dbias.dtype == problem.dtype &&
+              problem.score_map.softcap == 0 && !sm80_shares_dbias(problem) &&
+              problem.pointer_alignment >= 16 && dbias.strides[3] == 1 && dbias.shape[3] % 8 == 0;
+  for (int axis = 0; axis < 3; ++axis) {
+    fits = fits && (dbias.shape[axis] <= 1 || dbias.strides[axis] % 8 == 0);
+  }
+  return fits;
+}
+
+void set_options(Sm80BackwardConfig& config, const Problem& problem, const Gpu& gpu) {
+  const bool has_bias = problem.has(Array::kBias);
+  config.mask = problem.has(Array::kMask);
+  config.bias = has_bias ? problem.arrays[Array::kBias].dtype : DType::kNone;
+  config.pair_units = sm80_has_pair_units(problem);
+  config.documents = problem.has(Array::kQIds);
+  config.dbias = sm80_has_dbias(problem);
+  config.sums_dbias = config.dbias && sm80_shares_dbias(problem);
+  config.dtype = problem.dtype;
+  config.precision = problem.precision;
+  config.dq = problem.has(Array::kDQ);
+  config.dk = problem.has(Array::kDK);
+  config.dv = problem.has(Array::kDV);
+  config.softcap = problem.score_map.softcap != 0;
+  config.alibi = problem.has(Array::kAlibiSlopes);
+  config.tiled_dbias = config.dbias && has_tiles_of_dbias(problem);
+  config.natural = has_bias || config.softcap || config.alibi || !(problem.score_map.scale > 0);
+  config.dropout = problem.dropout.enabled();
+  config.split_sum = problem.has(Array::kSinks) && problem.has(Array::kDLse);
+  config.ordered = config.dq && (problem.deterministic || problem.batch_invariant);
+  config.hopper = gpu.compute_capability >= 90;
+  config.units = sm80_has_units(problem, Array::kDOut);
+}
+
+bool is_plain(const Sm80BackwardConfig& config) {
+  return !config.hides_pairs() && !config.documents && !config.natural && !config.dropout;
+}
+
+// Tiles of dQ as wide as leaves one for every warp, and registers for options and slices.
+i32 dq_dims(const Sm80BackwardConfig& config) {
+  for (const i32 dims : {64, 48, 32}) {
+    if ((dims == 64 && !is_plain(config)) || (dims > 32 && config.sliced)) continue;
+    const bool divides = config.d_qk % dims == 0;
+    if (divides && config.rows / config.dq_rows * (config.d_qk / dims) >= config.warps) return dims;
+  }
+  return 16;
+}
+
+bool may_split_roles(const Sm80BackwardConfig& config) {
+  return is_plain(config) && !config.split_sum && config.dq && config.dk && config.dv &&
+         config.d_qk == config.d_v;
+}
+
+void set_shape(Sm80BackwardConfig& config, const TileShape& shape, const Problem& problem) {
+  // Options take registers: with any of them a warp's tile of S has 16 rows.
+  const bool plain = is_plain(config);
+  config.warps = shape.warps;
+  config.rows = shape.block.rows;
+  config.columns = shape.block.columns;
+  config.stages = shape.stages;
+  config.pair_stages = config.tiled_dbias ? 1 : shape.pair_stages;
+  config.split_roles = shape.roles != Roles::kOne;
+  config.keys_first = shape.roles == Roles::kKeysFirst;
+  config.s_rows = plain ? shape.part.rows : 16;
+  config.s_columns = shape.part.columns;
+  config.kv_rows = shape.kv_rows;
+  config.dq_rows = shape.dq_rows;
+  config.min_blocks = shape.min_blocks;
+  // A second text for what is seen whole costs more than it saves where a mask cuts most steps.
+  config.beside = config.split_roles && config.parts() > 1 &&
+                  (!config.keys_first || sm80_sees_all(problem) || problem.q_rows > kShortRows);
+  config.asks_late = config.split_roles && shape.max_dim == 256;
+  config.clears_ahead = config.split_roles && shape.max_dim <= 128;
+  config.sliced = shape.sliced;
+  config.d_qk = rounded_up(problem.dim_qk, i64{16} * config.kv_parts());
+  config.d_v = rounded_up(problem.dim_v, i64{16} * config.kv_parts());
+  config.dq_dims = dq_dims(config);
+}
+
+}  // namespace
+
+// Zero warps where no shape fits.
+Sm80BackwardConfig sm80_backward_tiles(const Problem& problem, const Gpu& gpu) {
+  Sm80BackwardConfig config;
+  set_options(config, problem, gpu);
+  for (const TileShape& shape : shapes_of(problem)) {
+    set_shape(config, shape, problem);
+    if (config.split_roles && !may_split_roles(config)) continue;
+    const size_t bytes = static_cast<size_t>(config.shared_bytes());
+    // The system keeps 1 KB of every block.
+    const size_t total = static_cast<size_t>(shape.min_blocks) * (bytes + 1024);
+    if (max(problem.dim_qk, problem.dim_v) <= shape.max_dim &&
+        bytes <= gpu.shared_bytes_per_block && total <= gpu.shared_bytes_per_multiprocessor) {
+      return config;
+    }
+  }
+  config.warps = 0;
+  return config;
+}
+
+}  // namespace fulmen

@@ -1,0 +1,23 @@
+// SPDX-FileCopyrightText: fulmen contributors
+// SPDX-License-Identifier: Apache-2.0
+//
+// The texts that the Hopper backward's kernels are compiled from, one function for each kernel.
+// src/gpu/backward_sm90/run.cpp launches them.
+#pragma once
+
+#include <vector>
+
+#include "gpu/jit/source.h"
+#include "kernels/backward_sm90/config.h"
+
+namespace fulmen::gpu {
+
+KernelSpec sm90_prepare_spec(const BackwardPrepareConfig& config);
+KernelSpec sm90_backward_spec(const BackwardConfig& config);
+KernelSpec sm90_dq_spec(const AttentionConfig& config);
+KernelSpec sm90_careful_spec(const BackwardCarefulConfig& config);
+
+// Kernels that CI compiles for Hopper: every config that plans choose, in groups.
+std::vector<std::vector<KernelSpec>> sm90_backward_specs();
+
+}  // namespace fulmen::gpu

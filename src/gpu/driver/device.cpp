@@ -1,0 +1,159 @@
+// SPDX-FileCopyrightText: fulmen contributors
+// SPDX-License-Identifier: Apache-2.0
+//
+// Devices, contexts and the ownership of pointers.
+
+#include "gpu/driver/device.h"
+
+#include <atomic>
+#include <map>
+#include <memory>
+#include <mutex>
+
+#include "core/log.h"
+#include "kernels/params.h"
+
+namespace fulmen::gpu {
+namespace {
+
+// Of the workspaces of simple calls, while none is in use.
+constexpr std::uint64_t kPoolKeepsBytes = std::uint64_t{64} << 20;
+
+// Peaks of the nearest card of the table, by multiprocessors; bandwidth from the memory's clock
+// (kHz, two transfers each) and width.
+void add_peaks(Gpu& gpu, double memory_khz, double bus_bits) {
+  const Gpu& like = gpu_like(gpu.compute_capability);
+  const double scale =
+      static_cast<double>(gpu.num_multiprocessors) / static_cast<double>(like.num_multiprocessors);
+  gpu.tensor_flops = scale * like.tensor_flops;
+  gpu.float32_flops = scale * like.float32_flops;
+  gpu.float64_flops = scale * like.float64_flops;
+  const double bandwidth = 2 * memory_khz * 1e3 * bus_bits / 8;
+  gpu.bandwidth = bandwidth > 0 ? bandwidth : like.bandwidth;
+}
+
+}  // namespace
+
+Device::Device(Driver& driver, int ordinal) : driver_(driver) {
+  CUdevice handle = 0;
+  driver.check(driver->cuDeviceGet(&handle, ordinal), sentence("open device ", ordinal));
+  const auto attribute = [&](int id) {
+    int value = 0;
+    driver.check(driver->cuDeviceGetAttribute(&value, id, handle),
+                 sentence("read attribute ", id, " of device ", ordinal));
+    return value;
+  };
+  char name[256] = "";
+  driver.check(driver->cuDeviceGetName(name, sizeof(name) - 1, handle),
+               sentence("name device ", ordinal));
+  facts_.ordinal = ordinal;
+  facts_.name = name;
+  facts_.compute_capability =
+      10 * attribute(kAttributeComputeMajor) + attribute(kAttributeComputeMinor);
+  if (facts_.compute_capability < kMinComputeCapability) {
+    throw Error(Status::kUnsupported,
+                sentence("device ", ordinal, " (", name, ") has compute capability ",
+                         facts_.compute_capability / 10, ".", facts_.compute_capability % 10,
+                         "; fulmen needs 7.5 (Turing) or later: use another device or "
+                         "backend='cpu'"));
+  }
+  facts_.num_multiprocessors = attribute(kAttributeNumMultiprocessors);
+  facts_.l2_bytes = static_cast<std::size_t>(attribute(kAttributeL2Bytes));
+  facts_.shared_bytes_per_block =
+      static_cast<std::size_t>(attribute(kAttributeSharedBytesPerBlock));
+  facts_.shared_bytes_per_multiprocessor =
+      static_cast<std::size_t>(attribute(kAttributeSharedBytesPerMultiprocessor));
+  facts_.registers_per_multiprocessor = attribute(kAttributeRegistersPerMultiprocessor);
+  driver.check(driver->cuDeviceTotalMem_v2(&facts_.memory_bytes, handle),
+               sentence("read the memory size of device ", ordinal));
+  add_peaks(facts_, attribute(kAttributeMemoryClockKhz), attribute(kAttributeMemoryBusBits));
+  driver.check(driver->cuDevicePrimaryCtxRetain(&context_, handle),
+               sentence("open a context on device ", ordinal, " (", name, ")"));
+  const CurrentContext current(*this);
+  void* word = nullptr;
+  driver.check(driver->cuMemHostAlloc(&word, sizeof(u32), kHostPortable | kHostMapped),
+               sentence("pin a word of memory for device ", ordinal));
+  faults_ = static_cast<u32*>(word);
+  *faults_ = 0;
+  open_pool();
+}
+
+// A pool of our own, since the default one, which others share, gives all memory back whenever the
+// host waits for the device: the next call would then take it from the system again.
+void Device::open_pool() {
+  std::uint64_t kept_bytes = kPoolKeepsBytes;
+  CUmemPoolProps properties{};
+  properties.allocation_type = kAllocationPinned;
+  properties.location_type = kLocationDevice;
+  properties.location_id = ordinal();
+  const CUresult result = driver_->cuMemPoolCreate(&pool_, &properties);
+  if (result == kCudaNotSupported) return;
+  driver_.check(result, sentence("make a memory pool on device ", ordinal()));
+  driver_.check(driver_->cuMemPoolSetAttribute(pool_, kPoolReleaseThreshold, &kept_bytes),
+                sentence("set up a memory pool on device ", ordinal()));
+}
+
+std::string Device::arch() const { return arch_name(facts_.compute_capability); }
+
+u32 Device::take_faults() const {
+  logged_faults_ = 0;
+  return std::atomic_ref<u32>(*faults_).exchange(0);
+}
+
+void Device::log_faults() const {
+  const u32 faults = std::atomic_ref<u32>(*faults_).load(std::memory_order_relaxed);
+  if (faults == 0 || !log_is_on() || logged_faults_.exchange(faults) == faults) return;
+  log(LogLevel::kWarning,
+      sentence("an earlier run on device ", ordinal(), " met lengths, offsets or an rng out of ",
+               "range and counted them as empty; fulmen_device_faults says which")
+          .c_str());
+}
+
+Device& device(int ordinal) {
+  static std::mutex mutex;
+  // Never destroyed: the driver may be gone before the last static object is.
+  static auto& devices = *new std::map<int, std::unique_ptr<Device>>;
+  Driver& loaded = driver();
+  if (ordinal < 0 || ordinal >= loaded.num_devices()) {
+    throw Error(Status::kDevice, sentence("there is no device ", ordinal, ": this process sees ",
+                                          loaded.num_devices(), ", numbered from 0"));
+  }
+  const std::lock_guard lock(mutex);
+  std::unique_ptr<Device>& slot = devices[ordinal];
+  if (slot == nullptr) slot = std::make_unique<Device>(loaded, ordinal);
+  return *slot;
+}
+
+CurrentContext::CurrentContext(const Device& device) : driver_(device.driver()) {
+  CUcontext current = nullptr;
+  driver_.check(driver_->cuCtxGetCurrent(&current), "read the current context");
+  if (current == device.context()) return;
+  driver_.check(driver_->cuCtxPushCurrent_v2(device.context()),
+                sentence("make device ", device.ordinal(), " current"));
+  pushed_ = true;
+}
+
+CurrentContext::~CurrentContext() {
+  CUcontext ours = nullptr;
+  if (pushed_) driver_->cuCtxPopCurrent_v2(&ours);
+}
+
+PointerPlace check_pointer(const Device& device, const void* pointer, const char* array) {
+  if (pointer == nullptr) return {};
+  const PointerPlace place = place_of(device.driver().table(), pointer);
+  const bool every_device_sees_it = place.kind == PointerPlace::kPinned || place.is_managed;
+  if (every_device_sees_it) return place;
+  if (place.kind == PointerPlace::kHost) {
+    throw Error(Status::kArgument,
+                sentence(array, " is in ordinary host memory; the call runs on device ",
+                         device.ordinal(), " (", device.facts().name,
+                         "), which needs it in device memory: copy it there, or use "
+                         "backend='cpu'"));
+  }
+  if (place.device == device.ordinal()) return place;
+  throw Error(Status::kArgument,
+              sentence(array, " is on device ", place.device, "; the call runs on device ",
+                       device.ordinal(), ": all arrays must be on one device"));
+}
+
+}  // namespace fulmen::gpu

@@ -1,0 +1,30 @@
+// SPDX-FileCopyrightText: fulmen contributors
+// SPDX-License-Identifier: Apache-2.0
+//
+// What the general implementations, naive (naive.h) and simt (simt.h), have in common: kernels on
+// the ordinary arithmetic units, with an FmaConfig, given AttentionParams. Both take every option;
+// they differ in speed. merge.h has one such kernel, with parameters of its own.
+#pragma once
+
+#include <string>
+
+#include "gpu/implementations.h"
+#include "kernels/params.h"
+
+namespace fulmen::gpu {
+
+inline constexpr DType kFloatTypes[] = {DType::kFloat64, DType::kFloat32, DType::kFloat16,
+                                        DType::kBFloat16};
+
+// A kernel that has no tile: one thread a task. entry: "backward_naive_dq", which is defined in
+// kernels/<file>.cuh.
+KernelSpec fma_spec(const std::string& file, const std::string& entry, DType dtype);
+KernelLaunch fma_launch(const KernelSpec& spec, i64 num_tasks);
+
+// Launches the kernels of either.
+void fma_run(const Call& call);
+
+// Names the workspace of a backward pass of simt (gpu/simt/plan.h).
+void set_row_terms(AttentionParams& params, u8* workspace);
+
+}  // namespace fulmen::gpu

@@ -1,0 +1,185 @@
+// SPDX-FileCopyrightText: fulmen contributors
+// SPDX-License-Identifier: Apache-2.0
+//
+// Names, fields and allowances of the kernels of sm90's forward pass, and which of them CI
+// compiles.
+
+#include "gpu/forward_sm90/specs.h"
+
+#include "core/error.h"
+#include "gpu/forward_sm90/plan.h"
+#include "gpu/jit/spec_of.h"
+
+namespace fulmen::gpu {
+namespace {
+
+std::vector<ConfigField> fields_of(const AttentionConfig& config) {
+  return {FULMEN_FIELD(dtype),
+          FULMEN_FIELD(d_qk),
+          FULMEN_FIELD(d_v),
+          FULMEN_FIELD(warpgroups),
+          FULMEN_FIELD(kv_rows),
+          FULMEN_FIELD(stages),
+          FULMEN_FIELD(q_slots),
+          FULMEN_FIELD(mask),
+          FULMEN_FIELD(q_register_dims),
+          FULMEN_FIELD(shift_rule),
+          FULMEN_FIELD(stage_output),
+          FULMEN_FIELD(cache_hints),
+          FULMEN_FIELD(swizzle),
+          FULMEN_FIELD(ping_pong),
+          FULMEN_FIELD(skip_full_masks),
+          FULMEN_FIELD(overlap),
+          FULMEN_FIELD(longest_first),
+          FULMEN_FIELD(folded_scale),
+          FULMEN_FIELD(sequences),
+          FULMEN_FIELD(signed_scale),
+          FULMEN_FIELD(softcap),
+          FULMEN_FIELD(alibi),
+          FULMEN_FIELD(sinks),
+          FULMEN_FIELD(stats),
+          FULMEN_FIELD(wide_output),
+          FULMEN_FIELD(bias),
+          FULMEN_FIELD(pair_mask),
+          FULMEN_FIELD(documents),
+          FULMEN_FIELD(dropout),
+          FULMEN_FIELD(split_dims),
+          FULMEN_FIELD(heads_per_tile),
+          FULMEN_FIELD(skips_documents),
+          FULMEN_FIELD(specialised)};
+}
+
+// The kernel's name among those that plans choose.
+std::string distinction(const AttentionConfig& config) {
+  constexpr const char* kMasks[] = {"", "_upper", "_both"};
+  return sentence(
+      name(config.dtype), "_d", config.d_qk, "_", config.d_v, "_", 64 * config.q_tiles(), "x",
+      config.kv_rows, config.heads_per_tile == 1 ? "" : sentence("_heads", config.heads_per_tile),
+      kMasks[static_cast<int>(config.mask)], FULMEN_SUFFIX(sequences),
+      config.signed_scale ? "_signed" : "", FULMEN_SUFFIX(softcap), FULMEN_SUFFIX(alibi),
+      FULMEN_SUFFIX(sinks), FULMEN_SUFFIX(stats), config.wide_output ? "_wide" : "",
+      bias_suffix(config.bias), config.pair_mask ? "_mask" : "", FULMEN_SUFFIX(documents),
+      FULMEN_SUFFIX(dropout));
+}
+
+// Bounds of the visible keys and what options keep of a row are spilled around the loops, not in
+// them: up to 36 bytes with two-sided masks (window 1,024 at d 128 is 1.15 times FlashAttention-3
+// with 20, H100, 2026-11-28), 12 without, 84 where every pair is looked up in memory, which is what
+// takes the time then, up to 172 where documents are among them, and up to 212 beside an O of 256
+// columns (neither timed; sm80 is what is left).
+// Without options nothing may spill. Beyond d 256 up to 88 and 168 bytes; not timed with them, but
+// without them that kernel is 5 times as fast as sm80 (2026-11-28).
+std::size_t spill_allowance(const AttentionConfig& config) {
+  if (config.has_pair_terms() && (config.split_dims || config.d_v > 192)) return 224;
+  if (config.has_pair_terms()) return config.documents ? 192 : 128;
+  if (config.mask == MaskKind::kBoth) return config.split_dims ? 96 : 48;
+  if (!config.specialised) return 48;  // an ablation: those that compute also load
+  return config.maps_scores() || config.sequences || config.sinks || config.stats ? 16 : 0;
+}
+
+}  // namespace
+
+KernelSpec sm90_forward_spec(const AttentionConfig& config) {
+  KernelSpec spec =
+      spec_of("forward_sm90", "forward_sm90", distinction(config),
+              FULMEN_KERNEL_TYPES(AttentionConfig, ForwardArguments), fields_of(config));
+  spec.num_threads = config.threads();
+  spec.shared_bytes = static_cast<std::size_t>(config.shared_bytes());
+  spec.shared_bytes_text = "kConfig.shared_bytes()";
+  spec.tensor_cores = true;
+  spec.spill_allowance_bytes = spill_allowance(config);
+  return spec;
+}
+
+KernelSpec sm90_key_ranges_spec(const AttentionConfig& config) {
+  const AttentionConfig needed{.kv_rows = config.kv_rows, .sequences = config.sequences};
+  KernelSpec spec = spec_of(
+      "forward_sm90", "document_ranges_sm90", sentence(config.kv_rows, FULMEN_SUFFIX(sequences)),
+      FULMEN_KERNEL_TYPES(AttentionConfig, ForwardArguments), fields_of(needed));
+  spec.num_threads = kKeyRangeThreads;
+  return spec;
+}
+
+namespace {
+
+// One set of options, under a mask, in several sizes.
+std::vector<KernelSpec> specs_of_sizes(Problem problem, const IntervalMask& mask,
+                                       i64 heads = 1024) {
+  constexpr i64 kDims[][2] = {{64, 64},   {80, 80},   {96, 96},  {128, 128}, {192, 128},
+                              {192, 192}, {256, 256}, {128, 64}, {64, 256},  {512, 512}};
+  problem.mask = mask;
+  problem.heads_q = problem.heads_kv = heads;
+  std::vector<KernelSpec> specs;
+  for (const auto& [dim_qk, dim_v] : kDims) {
+    problem.dim_qk = dim_qk;
+    problem.dim_v = dim_v;
+    for (const i64 rows : {i64{512}, i64{4096}}) {
+      for (const DType dtype : {DType::kBFloat16, DType::kFloat16}) {
+        problem.q_rows = problem.kv_rows = problem.max_q = problem.max_kv = rows;
+        problem.dtype = problem.arrays[Array::kO].dtype = dtype;
+        specs.push_back(sm90_forward_spec(sm90_forward_config(problem)));
+      }
+    }
+  }
+  return specs;
+}
+
+// Heads that share a tile, and documents with the kernel that looks for their ranges.
+std::vector<KernelSpec> specs_of_decoding_and_documents(const Problem& problem) {
+  Problem decode = problem;
+  decode.heads_kv = 8;
+  decode.heads_q = 32;
+  decode.q_rows = decode.max_q = 4;
+  decode.kv_rows = decode.max_kv = 4096;
+  decode.dtype = decode.arrays[Array::kO].dtype = DType::kBFloat16;
+  Problem documents = decode;
+  documents.heads_kv = 32;
+  documents.q_rows = documents.max_q = 4096;
+  documents.arrays[Array::kQIds].dtype = DType::kInt32;
+  std::vector<KernelSpec> specs;
+  for (const i64 dim : {64, 128, 256}) {
+    for (Problem* each : {&decode, &documents}) {
+      each->dim_qk = each->dim_v = dim;
+      specs.push_back(sm90_forward_spec(sm90_forward_config(*each)));
+    }
+  }
+  specs.push_back(sm90_key_ranges_spec(sm90_forward_config(documents)));
+  return specs;
+}
+
+}  // namespace
+
+std::vector<std::vector<KernelSpec>> sm90_forward_specs() {
+  Problem plain;
+  plain.score_map.scale = 1;
+  plain.num_sequences = 1;
+  Problem packed = plain;
+  packed.packed = true;
+  packed.arrays[Array::kStats].dtype = DType::kFloat32;
+  Problem capped = packed;
+  capped.score_map.softcap = 50;
+  capped.arrays[Array::kSinks].dtype = DType::kFloat32;
+  Problem sloped = plain;
+  sloped.score_map.scale = -1;
+  sloped.arrays[Array::kAlibiSlopes].dtype = DType::kFloat32;
+  Problem pairs = plain;
+  pairs.arrays[Array::kBias].dtype = DType::kFloat32;
+  for (const Array array : {Array::kMask, Array::kQIds, Array::kStats}) {
+    pairs.arrays[array].dtype = DType::kInt32;
+  }
+  pairs.dropout.threshold = 1;
+  const IntervalMask causal{.causal = true};
+  const IntervalMask window{.causal = true, .window_left = 100};
+  return {specs_of_sizes(plain, {}),
+          specs_of_sizes(plain, causal),
+          specs_of_sizes(plain, window),
+          specs_of_sizes(plain, causal, 1),
+          specs_of_decoding_and_documents(plain),
+          specs_of_sizes(packed, causal),
+          specs_of_sizes(capped, window),
+          specs_of_sizes(sloped, causal),
+          specs_of_sizes(pairs, causal),
+          specs_of_sizes(pairs, causal, 1)};
+}
+
+}  // namespace fulmen::gpu

@@ -1,0 +1,23 @@
+// SPDX-FileCopyrightText: fulmen contributors
+// SPDX-License-Identifier: Apache-2.0
+//
+// The texts that the kernels of sm90's forward pass are compiled from. src/gpu/forward_sm90/run.cpp
+// launches them.
+#pragma once
+
+#include <vector>
+
+#include "gpu/jit/source.h"
+#include "kernels/forward_sm90/config.h"
+
+namespace fulmen::gpu {
+
+KernelSpec sm90_forward_spec(const AttentionConfig& config);
+
+// The kernel before it that finds the documents of each block of keys.
+KernelSpec sm90_key_ranges_spec(const AttentionConfig& config);
+
+// Kernels that CI compiles for Hopper: every config that plans choose, in groups.
+std::vector<std::vector<KernelSpec>> sm90_forward_specs();
+
+}  // namespace fulmen::gpu

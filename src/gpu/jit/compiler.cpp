@@ -1,0 +1,145 @@
+// SPDX-FileCopyrightText: fulmen contributors
+// SPDX-License-Identifier: Apache-2.0
+//
+// One NVRTC program, from creation to cubin.
+
+#include "gpu/jit/compiler.h"
+
+#include <charconv>
+#include <chrono>
+
+#include "core/error.h"
+#include "core/log.h"
+#include "gpu/driver/driver.h"
+#include "gpu/jit/large_stack.h"
+
+namespace fulmen::gpu {
+namespace {
+
+// Destroyed with the scope, whatever happens.
+class Program {
+ public:
+  Program(const Nvrtc& nvrtc, const KernelSpec& spec, const std::string& text,
+          const std::vector<SourceFile>& files)
+      : nvrtc_(nvrtc), spec_(spec) {
+    for (const SourceFile& file : files) {
+      names_.emplace_back(file.name);
+      texts_.emplace_back(file.text);
+    }
+    std::vector<const char*> names;
+    std::vector<const char*> texts;
+    for (const std::string& name : names_) names.push_back(name.c_str());
+    for (const std::string& file_text : texts_) texts.push_back(file_text.c_str());
+    check(nvrtc_->nvrtcCreateProgram(&program_, text.c_str(), (spec.name + ".cu").c_str(),
+                                     static_cast<int>(names.size()), texts.data(), names.data()),
+          "create");
+  }
+  Program(const Program&) = delete;
+  Program& operator=(const Program&) = delete;
+  ~Program() { nvrtc_->nvrtcDestroyProgram(&program_); }
+
+  // True when it compiled; the log is there either way.
+  bool compile(const std::vector<std::string>& options) {
+    std::vector<const char*> texts;
+    for (const std::string& option : options) texts.push_back(option.c_str());
+    on_large_stack([&] {
+      result_ = nvrtc_->nvrtcCompileProgram(program_, static_cast<int>(texts.size()), texts.data());
+    });
+    return result_ == 0;
+  }
+  const char* result_text() const { return nvrtc_->nvrtcGetErrorString(result_); }
+
+  std::string log() const {
+    std::size_t bytes = 0;
+    check(nvrtc_->nvrtcGetProgramLogSize(program_, &bytes), "read the log of");
+    std::string log(bytes, '\0');
+    if (bytes > 0) check(nvrtc_->nvrtcGetProgramLog(program_, log.data()), "read the log of");
+    while (!log.empty() && (log.back() == '\0' || log.back() == '\n')) log.pop_back();
+    return log;
+  }
+
+  std::string cubin() const {
+    std::size_t bytes = 0;
+    check(nvrtc_->nvrtcGetCUBINSize(program_, &bytes), "read the code of");
+    std::string cubin(bytes, '\0');
+    if (bytes > 0) check(nvrtc_->nvrtcGetCUBIN(program_, cubin.data()), "read the code of");
+    return cubin;
+  }
+
+ private:
+  void check(nvrtcResult result, const char* action) const {
+    if (result == 0) return;
+    throw Error(Status::kCompile, sentence("NVRTC could not ", action, " the kernel ", spec_.name,
+                                           ": ", nvrtc_->nvrtcGetErrorString(result)));
+  }
+
+  const Nvrtc& nvrtc_;
+  const KernelSpec& spec_;
+  nvrtcProgram program_ = nullptr;
+  nvrtcResult result_ = 0;
+  std::vector<std::string> names_;
+  std::vector<std::string> texts_;
+};
+
+// Said before and after, so that the log names the kernel in which a process died.
+template <class... Parts>
+void log_info(const Parts&... parts) {
+  if (log_is_on()) log(LogLevel::kInfo, sentence(parts...).c_str());
+}
+
+}  // namespace
+
+const char* name(Origin origin) {
+  constexpr const char* kNames[] = {"compiled", "disk", "bundle"};
+  return kNames[static_cast<int>(origin)];
+}
+
+int arch_number(const std::string& arch) {
+  int number = 0;
+  const char* const last = arch.data() + arch.size();
+  if (arch.rfind("sm_", 0) == 0) {
+    const auto [end, error] = std::from_chars(arch.data() + 3, last, number);
+    const bool suffix_ok = end == last || (end + 1 == last && (*end == 'a' || *end == 'f'));
+    if (error == std::errc() && suffix_ok && number > 0) return number;
+  }
+  throw Error(Status::kArgument, sentence("'", arch,
+                                          "' names no GPU architecture; write sm_80, "
+                                          "sm_90a and so on"));
+}
+
+std::vector<std::string> compile_options(const std::string& arch) {
+  return {"--gpu-architecture=" + arch, "--std=c++20",
+          "--device-as-default-execution-space",  // the shared headers carry no __device__
+          "--ptxas-options=-v"};                  // registers and spills, for the gate
+}
+
+CompiledKernel compile(const Nvrtc& nvrtc, const KernelSpec& spec, const std::string& arch,
+                       const std::vector<SourceFile>& files) {
+  if (!nvrtc.knows(arch_number(arch))) {
+    std::string known;
+    for (int number : nvrtc.archs()) known += sentence(known.empty() ? "sm_" : ", sm_", number);
+    throw Error(Status::kUnsupported,
+                sentence("NVRTC ", cuda_version_name(nvrtc.version()), " does not know ", arch,
+                         "; it compiles for ", known));
+  }
+  Program program(nvrtc, spec, wrapper_text(spec), reachable_sources(files, spec.include));
+  using Clock = std::chrono::steady_clock;
+  log_info("compiling ", spec.name, " for ", arch);
+  const Clock::time_point start = Clock::now();
+  const bool compiled = program.compile(compile_options(arch));
+  const auto milliseconds =
+      std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - start).count();
+  log_info(compiled ? "compiled " : "failed to compile ", spec.name, " for ", arch, " in ",
+           milliseconds, " ms");
+  CompiledKernel kernel;
+  kernel.log = program.log();
+  if (!compiled) {
+    throw Error(Status::kCompile, sentence("the kernel ", spec.name, " did not compile for ", arch,
+                                           " with NVRTC ", cuda_version_name(nvrtc.version()), " (",
+                                           program.result_text(), "): ", kernel.log));
+  }
+  kernel.cubin = program.cubin();
+  return kernel;
+}
+
+}  // namespace fulmen::gpu

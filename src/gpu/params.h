@@ -1,0 +1,28 @@
+// SPDX-FileCopyrightText: fulmen contributors
+// SPDX-License-Identifier: Apache-2.0
+//
+// From a validated Problem to what the general kernels are given.
+#pragma once
+
+#include "core/problem.h"
+#include "kernels/params.h"
+
+namespace fulmen::gpu {
+
+inline ArrayView view_of(const Tensor& tensor) {
+  if (!tensor.present()) return {};
+  const auto& strides = tensor.strides;
+  return {static_cast<u8*>(tensor.data),
+          {strides[0], strides[1], strides[2], strides[3]},
+          tensor.dtype};
+}
+
+// Pointers and strides are those of the problem's arrays. faults: a word that kernels set bits in,
+// or null.
+AttentionParams attention_params(const Problem& problem, u32* faults = nullptr);
+
+// The same without dq, dk and dv: for the general kernels of dbias and dsinks beside a faster one
+// of those three.
+AttentionParams side_gradient_params(const Problem& problem, u32* faults = nullptr);
+
+}  // namespace fulmen::gpu

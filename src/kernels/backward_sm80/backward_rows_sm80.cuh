@@ -1,0 +1,216 @@
+// SPDX-FileCopyrightText: fulmen contributors
+// SPDX-License-Identifier: Apache-2.0
+//
+// What backward_sm80 needs of every query row (Sm80Row), from the softmax that the forward pass
+// kept, sinks, the gradient that arrives through lse, and D = dot(dO, O). Rows of a tile that are
+// past the end of their sequence are filled up so that they count for nothing. Any dtype, stride
+// and alignment. Launched with one block for each of num_q_tiles(), before backward_sm80.
+#pragma once
+
+#include "kernels/backward_sm80/config.h"
+#include "kernels/backward_sm80/sums.cuh"
+#include "kernels/common/copy.cuh"
+#include "kernels/common/document_hull.cuh"
+#include "kernels/common/faults.cuh"
+#include "kernels/common/head.cuh"
+#include "kernels/common/saved_row.cuh"
+#include "kernels/common/tile_place.cuh"
+#include "kernels/ptx/grid.cuh"
+#include "kernels/ptx/math.cuh"
+
+namespace fulmen {
+
+inline constexpr i32 kSm80RowsThreads = 256;
+inline constexpr i32 kSm80ThreadsPerRow = 8;
+
+template <Sm80BackwardConfig kConfig>
+struct BackwardRowsSm80 {
+  using HeadType = Head<kConfig.dtype>;
+  using Source = ElementRows<kConfig.element_bytes()>;
+  static constexpr float kLog2E = 1.44269504088896341f;
+  static constexpr i32 kStep = kSm80RowsThreads / kSm80ThreadsPerRow;
+  static constexpr i32 kRowsOfThread = (kConfig.rows + kStep - 1) / kStep;
+  static constexpr i32 kUnits = max(4 / kRowsOfThread, 1);  // of a row, read at once by a thread
+  static constexpr i32 kAcross = Source::kUnitElements * kSm80ThreadsPerRow;  // by all threads
+  static_assert(kConfig.rows <= kSm80RowsThreads);
+
+  const AttentionParams& p;
+  const HeadType& head;
+  Source o, dout;
+  i32 lane = static_cast<i32>(ptx::thread_index()) % kSm80ThreadsPerRow;  // of the row
+
+  BackwardRowsSm80(const AttentionParams& params, const HeadType& head_)
+      : p(params),
+        head(head_),
+        o(p.o, head.q_row(p.o, 0), head.sequence.shape.q_len, p.dim_v),
+        dout(p.dout, head.q_row(p.dout, 0), head.sequence.shape.q_len, p.dim_v) {}
+
+  // Sum over the elements of two units.
+  static float unit_dot(const ptx::U32x4& a, const ptx::U32x4& b) {
+    float sum = 0;
+#pragma unroll
+    for (i32 w = 0; w < 4; ++w) {
+      if constexpr (kConfig.dtype == DType::kFloat32) {
+        sum = ptx::fma(__builtin_bit_cast(float, a.word[w]), __builtin_bit_cast(float, b.word[w]),
+                       sum);
+      } else {
+        const auto number = [](u32 bits) {
+          return widen(typename HeadType::Element{static_cast<u16>(bits)});
+        };
+        sum = ptx::fma(number(a.word[w] & 0xffff), number(b.word[w] & 0xffff), sum);
+        sum = ptx::fma(number(a.word[w] >> 16), number(b.word[w] >> 16), sum);
+      }
+    }
+    return sum;
+  }
+
+  ptx::U32x4 unit(const Source& from, i64 i, i32 d) const {
+    if (i >= from.num_rows || d >= from.dim) return {};
+    const i64 offset = (i * from.row_stride + d) * kConfig.element_bytes();
+    return ptx::load_global_x4(reinterpret_cast<const u16*>(from.data + offset));
+  }
+
+  // This thread's parts of dot(dO, O) of rows i, i + kStep, ..: all reads come before the sums.
+  void parts_of_dots(i64 i, float (&D)[kRowsOfThread]) const {
+#pragma unroll
+    for (i32 r = 0; r < kRowsOfThread; ++r) D[r] = 0;
+    if constexpr (!kConfig.units) {
+#pragma unroll 1
+      for (i32 r = 0; r < kRowsOfThread; ++r) {
+        if (i + r * kStep < o.num_rows) D[r] = part_of_any_dot(i + r * kStep);
+      }
+    }
+#pragma unroll 1
+    for (i32 d = Source::kUnitElements * lane; kConfig.units && d < o.dim; d += kUnits * kAcross) {
+      ptx::U32x4 x[kRowsOfThread][kUnits], y[kRowsOfThread][kUnits];
+#pragma unroll
+      for (i32 r = 0; r < kRowsOfThread; ++r) {
+#pragma unroll
+        for (i32 e = 0; e < kUnits; ++e) {
+          x[r][e] = unit(o, i + r * kStep, d + e * kAcross);
+          y[r][e] = unit(dout, i + r * kStep, d + e * kAcross);
+        }
+      }
+#pragma unroll
+      for (i32 r = 0; r < kRowsOfThread; ++r) {
+#pragma unroll
+        for (i32 e = 0; e < kUnits; ++e) D[r] += unit_dot(x[r][e], y[r][e]);
+      }
+    }
+  }
+  __attribute__((noinline)) float part_of_any_dot(i64 i) const {
+    float sum = 0;
+    const i64 o_row = head.q_row(p.o, i), dout_row = head.q_row(p.dout, i);
+    for (i64 d = lane; d < p.dim_v; d += kSm80ThreadsPerRow) {
+      sum += load_real_called<float>(p.o, o_row + d * p.o.strides[3]) *
+             load_real_called<float>(p.dout, dout_row + d * p.dout.strides[3]);
+    }
+    return sum;
+  }
+
+  // All of a row but D.
+  struct Kept {
+    typename HeadType::State state{0, 0};
+    float dL = 0;
+  };
+  Kept kept_of(i64 i) const { return {saved_state(head, i, load), lse_gradient(head, i, load)}; }
+  // A number that is kept of a row. A call would wait for it.
+  static float load(const ArrayView& array, i64 offset) {
+    if constexpr (!kConfig.units) return load_real_called<float>(array, offset);
+    return reinterpret_cast<const float*>(array.data)[offset];
+  }
+
+  Sm80Row row_of(const Kept& kept, float D) const {
+    const auto& state = kept.state;
+    Sm80Row row{0, __builtin_bit_cast(float, 0x7f800000u), 0, 1};
+    if (state.row_sum == 0) return row;
+    row.row_max = state.row_max;
+    float sum = state.row_sum;
+    if (p.sinks.present()) {
+      const float top = ptx::max(row.row_max, head.sink);
+      const float keys = sum * ptx::exp2((row.row_max - top) * kLog2E);
+      const float total = keys + ptx::exp2((head.sink - top) * kLog2E);
+      if constexpr (kConfig.split_sum) {
+        row.share = keys / total;
+      } else {
+        row.row_max = top;
+        sum = total;
+      }
+    }
+    row.sum_log2 = ptx::log2(sum);
+    if (state.row_max != state.row_max) row.sum_log2 = state.row_max;
+    row.offset = kept.dL - row.share * D;
+    if (row.sum_log2 != row.sum_log2) row.offset = row.sum_log2;  // NaN reaches every pair
+    return row;
+  }
+
+  // The keys that rows from `first` on may see, all threads together.
+  Sm80Columns hull_of(i64 first) const {
+    const i32 count = min(o.num_rows - static_cast<i32>(first), kConfig.rows);
+    if (count <= 0) return {0, 0};
+    const DocumentHull<kConfig.dtype, kSm80RowsThreads> documents{head, static_cast<i32>(first),
+                                                                  count, ptx::dynamic_shared()};
+    const Interval hull =
+        documents.find({head.columns(first).begin, head.columns(first + count - 1).end});
+    return {static_cast<i32>(hull.begin), static_cast<i32>(hull.end)};
+  }
+
+  // The rows of the tile that begins at row `first`.
+  void run(i64 first, u8* to, Sm80Columns* hull_to) const {
+    const i32 thread = static_cast<i32>(ptx::thread_index());
+    const bool counts = thread < kConfig.rows && first + thread < o.num_rows;
+    Kept kept;  // of row `thread`; its state is on the way while the sums are formed
+    if (counts) kept = kept_of(first + thread);
+    const u32 sums = ptx::dynamic_shared();
+    Sm80Columns hull{};
+    if constexpr (kConfig.documents) hull = hull_of(first);
+    float D[kRowsOfThread];
+    parts_of_dots(first + thread / kSm80ThreadsPerRow, D);
+#pragma unroll
+    for (i32 r = 0; r < kRowsOfThread; ++r) {
+#pragma unroll
+      for (u32 distance = 1; distance < kSm80ThreadsPerRow; distance *= 2) {
+        D[r] += ptx::shuffle_xor(D[r], distance);
+      }
+      const i32 at = thread / kSm80ThreadsPerRow + r * kStep;
+      if (lane == 0 && at < kConfig.rows)
+        ptx::store_shared(sums + at * 4, __builtin_bit_cast(u32, D[r]));
+    }
+    ptx::block_sync();  // the sums are there
+    if (thread >= kConfig.rows) return;
+    const float sum = __builtin_bit_cast(float, ptx::load_shared(sums + thread * 4));
+    reinterpret_cast<Sm80Row*>(to)[thread] = row_of(kept, sum);
+    to += kConfig.rows * sizeof(Sm80Row);
+    const Interval seen = counts ? head.columns(first + thread) : Interval{0, 0};
+    reinterpret_cast<Sm80Columns*>(to)[thread] = {static_cast<i32>(seen.begin),
+                                                  static_cast<i32>(seen.end)};
+    if constexpr (kConfig.documents) {
+      to += kConfig.rows * sizeof(Sm80Columns);
+      reinterpret_cast<i64*>(to)[thread] = counts ? document_of_row(head, first + thread) : 0;
+      if (thread == 0) *hull_to = hull;
+    }
+  }
+};
+
+template <Sm80BackwardConfig kConfig>
+void backward_rows_sm80(const Sm80BackwardParams& params) {
+  const AttentionParams& p = params.attention;
+  if constexpr (kConfig.hopper) ptx::grid_dependents_launch();
+  record_faults(p, kSm80RowsThreads);
+  const u32 tile = ptx::block_index();
+  const u32 num_slots = static_cast<u32>(num_tile_slots(p, p.q_rows, kConfig.rows));
+  const u32 line = tile / num_slots, heads = static_cast<u32>(p.heads_q);
+  const TileTask task{line / heads, line % heads, tile % num_slots};
+  const TilePlace place = find_tile(p, p.cu_q, task, kConfig.rows);
+  if (place.first_row < 0) return;  // offsets out of order
+  const Head<kConfig.dtype> head(p, place.index, task.head);
+  if constexpr (kConfig.dq) {
+    if (tile < params.groups.ahead * params.groups.row_tiles) {
+      clear_dq_sums<kConfig, kSm80RowsThreads>(params, tile);
+    }
+  }
+  u8* const kept = params.row_tiles + i64{tile} * kConfig.row_bytes();
+  BackwardRowsSm80<kConfig>(p, head).run(place.first_row, kept, params.hulls + tile);
+}
+
+}  // namespace fulmen

@@ -1,0 +1,172 @@
+// SPDX-FileCopyrightText: fulmen contributors
+// SPDX-License-Identifier: Apache-2.0
+//
+// P and dS of a warp that owns keys alone: as S^T = K Q^T and dP^T = V dO^T, whose fragments go on
+// as left operands of dV and dK without leaving registers. Shared memory carries P to the warp that
+// makes dS of it, fragment by fragment, and dS^T to those that make dQ of it. Called by
+// backward_sm80 where roles are split.
+#pragma once
+
+#include "kernels/backward_sm80/key_weights.cuh"
+
+namespace fulmen {
+
+template <Sm80BackwardConfig kConfig>
+struct BackwardKeysSm80 {
+  using Tiles = BackwardTilesSm80<kConfig>;
+  using Products = typename Tiles::Products;
+  using Weights = BackwardKeyWeightsSm80<kConfig>;
+  using Step = typename Weights::Step;
+  using Part = typename Weights::Part;
+  using Scores = typename Weights::Scores;
+  static constexpr i32 kTiles = Weights::kTiles;
+  static constexpr i32 kSteps = kConfig.s_rows / 16;  // of queries
+  using Fragments = ptx::U32x4[kTiles][kSteps];       // of scores, rounded
+
+  Tiles tiles;
+  Weights weights;
+  ptx::U32x4 keys[kTiles][kConfig.d_qk / 16];  // this warp's rows of K, or of V
+  bool suspect = false;  // a part that is not seen whole met what is not finite
+
+  BackwardKeysSm80(const Sm80BackwardParams& params, const Tiles& tiles_)
+      : tiles(tiles_), weights{params.attention, tiles_} {}
+
+  // K and V have arrived.
+  void keep_keys() {
+    const auto rows =
+        left_rows(tiles.weighs() ? tiles.k_tile() : tiles.v_tile(), tiles.team() * kConfig.kv_rows);
+#pragma unroll
+    for (i32 t = 0; t < kTiles; ++t) {
+#pragma unroll
+      for (i32 k = 0; k < kConfig.d_qk / 16; ++k) keys[t][k] = ptx::ldmatrix_x4(rows.at(k, 16 * t));
+    }
+  }
+
+  // P of this warp's keys and dV += P^T dO.
+  template <class Sums>
+  void add_dv(Sums& dV, const Step& step) {
+    const bool may_be_beside = kConfig.beside && weights.sight.is_moderate(step);
+    each_part(step, may_be_beside,
+              [&](const Part& part, const PartSight& seen, i32 number, bool is_moderate) {
+                Scores S;
+                multiply(S, tiles.q_tile(step.stage), part);
+                check(S, step, part, seen);
+                if (!seen.all) weights.hide(S, step, part);
+                weights.weigh(S, step, part, is_moderate || weights.sight.is_moderate(step));
+                Fragments P;
+                round(P, S);
+                hand_over(P, number);
+                add(dV, P, tiles.dout_tile(step.stage), part);
+              });
+  }
+
+  // dS of this warp's keys, when the other one has P, and dK += dS^T Q.
+  template <class Sums>
+  void add_dk(Sums& dK, const Step& step) {
+    each_part(step, kConfig.beside, [&](const Part& part, const PartSight& seen, i32 number, bool) {
+      Scores dP;
+      multiply(dP, tiles.dout_tile(step.stage), part);
+      check(dP, step, part, seen);
+      tiles.await_weights(number);
+      weights.form_ds(dP, step, part, [&](i32 t, i32 k, float (&P)[8]) {
+        Products::numbers(ptx::load_shared_x4(handed(number, t, k)), P);
+      });
+      Fragments dS;
+      round(dS, dP);
+      share(dS, step, part);
+      add(dK, dS, tiles.q_tile(step.stage), part);
+    });
+  }
+
+ private:
+  // As in BackwardPairsSm80.
+  template <class Compute>
+  void each_part(const Step& step, bool may_be_beside, const Compute& compute_part) const {
+    const auto part_of = [&](i32 number) {
+      return Part{number * kConfig.s_rows, static_cast<i32>(tiles.team()) * kConfig.kv_rows};
+    };
+    if (may_be_beside && step.is_full) {
+#pragma unroll
+      for (i32 number = 0; number < kConfig.parts(); ++number) {
+        compute_part(part_of(number), PartSight{true, false}, number, true);
+      }
+    } else {
+#pragma unroll 1
+      for (i32 number = 0; number < kConfig.parts(); ++number) {
+        compute_part(part_of(number), weights.sight.of(step, part_of(number)), number, false);
+      }
+    }
+  }
+
+  template <i32 kWords>
+  void multiply(Scores& S, const SwizzledTile<kWords, kConfig.swizzle>& queries,
+                const Part& part) const {
+    const auto right = right_rows(queries, part.row);
+    Products::template set_scores<kConfig.d_qk>(
+        S, [&](i32 k, i32 t) { return keys[t][k]; },
+        [&](i32 k, i32 n) { return ptx::ldmatrix_x4(right.at(k, 16 * n)); });
+  }
+
+  // sums += pairs tile, whose rows are queries.
+  template <i32 kSumFloats, i32 kWords>
+  void add(float (&sums)[kTiles][kSumFloats], const Fragments& pairs,
+           const SwizzledTile<kWords, kConfig.swizzle>& queries, const Part& part) const {
+    const auto right = right_columns(queries);
+    Products::template multiply<kConfig.s_rows>(
+        sums, [&](i32 k, i32 t) { return pairs[t][k]; },
+        [&](i32 k, i32 n) { return ptx::ldmatrix_x4_trans(right.at(n, part.row + 16 * k)); });
+  }
+
+  static void round(Fragments& to, const Scores& S) {
+#pragma unroll
+    for (i32 t = 0; t < kTiles; ++t) {
+#pragma unroll
+      for (i32 k = 0; k < kSteps; ++k) to[t][k] = Products::words(&S[t][8 * k]);
+    }
+  }
+
+  // A hidden pair has P = dS = 0, and 0 times NaN is NaN.
+  void check(const Scores& S, const Step& step, const Part& part, const PartSight& seen) {
+    suspect = suspect || (!seen.all && !weights.are_finite(S, step, part));
+  }
+
+  // Where a lane puts a fragment of P for the other role.
+  u32 handed(i32 number, i32 t, i32 k) const {
+    const u32 part = tiles.team() * kConfig.parts() + static_cast<u32>(number);
+    const u32 fragment = (part * kTiles + static_cast<u32>(t)) * kSteps + static_cast<u32>(k);
+    return tiles.handed_weights() + fragment * 512 + lane_index() * 16;
+  }
+  void hand_over(const Fragments& P, i32 number) const {
+#pragma unroll
+    for (i32 t = 0; t < kTiles; ++t) {
+#pragma unroll
+      for (i32 k = 0; k < kSteps; ++k) ptx::store_shared_x4(handed(number, t, k), P[t][k]);
+    }
+    tiles.weights_are_there(number);
+  }
+
+  // dS^T, to shared memory.
+  void share(const Fragments& dS, const Step& step, const Part& part) const {
+    const auto tile = tiles.ds_of_keys(step.pair_stage);
+    const auto to = left_rows(tile, part.column);
+#pragma unroll
+    for (i32 t = 0; t < kTiles; ++t) {
+#pragma unroll
+      for (i32 k = 0; k < kSteps; ++k) {
+        const u32 pair = static_cast<u32>(part.row / 16 + k);
+        if constexpr (kConfig.hopper) {
+          ptx::stmatrix_x4(to.at(pair, 16 * t), dS[t][k]);
+        } else {
+#pragma unroll
+          for (i32 w = 0; w < 4; ++w) {
+            const u32 key = static_cast<u32>(part.column + 16 * t + w % 2 * 8) + lane_index() / 4;
+            ptx::store_shared(tile.address(key, 2 * pair + w / 2) + lane_index() % 4 * 4,
+                              dS[t][k].word[w]);
+          }
+        }
+      }
+    }
+  }
+};
+
+}  // namespace fulmen

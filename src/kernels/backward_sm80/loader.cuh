@@ -1,0 +1,112 @@
+// SPDX-FileCopyrightText: fulmen contributors
+// SPDX-License-Identifier: Apache-2.0
+//
+// The way of tiles into the shared memory of backward_sm80: K and V of its block once, and for
+// every tile of queries a stage with Q, dO and what backward_rows_sm80 keeps of the rows.
+#pragma once
+
+#include "kernels/backward_sm80/tiles.cuh"
+#include "kernels/common/copy.cuh"
+#include "kernels/common/document_hull.cuh"
+#include "kernels/common/head.cuh"
+#include "kernels/common/pair_tiles.cuh"
+
+namespace fulmen {
+
+// The keys of a block.
+struct KeyPlace {
+  Sequence sequence;
+  i32 kv_head;
+  i32 first_key;
+};
+
+// It may wait in shared memory while the block walks, so that registers are left for fragments.
+struct KeptKeyPlace {
+  ptx::U32x4 words[4];
+};
+static_assert(sizeof(KeptKeyPlace) == sizeof(KeyPlace));
+
+inline void keep_place(u32 shared, const KeyPlace& place) {
+  if (ptx::thread_index() != 0) return;
+  const auto kept = __builtin_bit_cast(KeptKeyPlace, place);
+#pragma unroll
+  for (u32 i = 0; i < 4; ++i) ptx::store_shared_x4(shared + 16 * i, kept.words[i]);
+}
+// After a barrier.
+inline KeyPlace kept_place(u32 shared) {
+  KeptKeyPlace kept;
+#pragma unroll
+  for (u32 i = 0; i < 4; ++i) kept.words[i] = ptx::load_shared_x4(shared + 16 * i);
+  return __builtin_bit_cast(KeyPlace, kept);
+}
+
+template <Sm80BackwardConfig kConfig>
+struct BackwardLoaderSm80 {
+  template <i32 kRows, i32 kDims>
+  using Copy = TileCopy<kConfig.units, kRows, kConfig.threads(), kConfig.words(kDims),
+                        kConfig.swizzle, kConfig.element_bytes()>;
+
+  const AttentionParams& p;
+  i32 index;  // of the sequence
+  KeyPlace place;
+  BackwardTilesSm80<kConfig> tiles;
+
+  void fetch_keys() const {
+    const i64 rows = place.sequence.shape.kv_len;
+    const i32 first = place.first_key;
+    const auto offset = [&](const ArrayView& array) {
+      return array.offset(place.sequence.batch, place.kv_head, place.sequence.kv_begin, 0);
+    };
+    Copy<kConfig.columns, kConfig.d_qk>(p.k, offset(p.k), rows, p.dim_qk)
+        .start(tiles.k_tile(), first);
+    Copy<kConfig.columns, kConfig.d_v>(p.v, offset(p.v), rows, p.dim_v)
+        .start(tiles.v_tile(), first);
+    ptx::cp_async_commit();
+  }
+
+  // Numbers of the keys' documents, where there are any.
+  void fetch_ids(const Head<kConfig.dtype>& head) const {
+    if constexpr (kConfig.documents) {
+#pragma unroll 1
+      for (i32 at = static_cast<i32>(ptx::thread_index()); at < kConfig.columns;
+           at += kConfig.threads()) {
+        const i64 key = place.first_key + at;
+        const bool counts = key < place.sequence.shape.kv_len;
+        store_id(tiles.key_ids() + at * 8,
+                 counts ? load_index(p.kv_ids, document_offset(head, key)) : 0);
+      }
+    }
+  }
+
+  // The way to the tiles of queries of one head.
+  struct Queries {
+    i32 head;
+    Copy<kConfig.rows, kConfig.d_qk> q;
+    Copy<kConfig.rows, kConfig.d_v> dout;
+  };
+  Queries queries_of(i32 head) const {
+    const auto offset = [&](const ArrayView& array) {
+      return array.offset(place.sequence.batch, head, place.sequence.q_begin, 0);
+    };
+    const i64 rows = place.sequence.shape.q_len;
+    return {head, {p.q, offset(p.q), rows, p.dim_qk}, {p.dout, offset(p.dout), rows, p.dim_v}};
+  }
+
+  // Rows from `first` on, what is kept of them and what belongs to their pairs.
+  void fetch(const Queries& queries, i32 first, const u8* kept, i32 stage) const {
+    queries.q.start(tiles.q_tile(stage), first);
+    queries.dout.start(tiles.dout_tile(stage), first);
+#pragma unroll
+    for (i32 at = 0; at < kConfig.row_bytes(); at += 16 * kConfig.threads()) {
+      const i32 byte = at + 16 * static_cast<i32>(ptx::thread_index());
+      if (byte < kConfig.row_bytes()) {
+        ptx::cp_async_16(tiles.rows_at(stage) + byte, kept + byte, true);
+      }
+    }
+    PairTiles<kConfig.pairs()>(p, place.sequence.shape, index, queries.head, first)
+        .start(tiles.pairs_at(stage), place.first_key);
+    ptx::cp_async_commit();
+  }
+};
+
+}  // namespace fulmen

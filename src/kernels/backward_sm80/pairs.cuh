@@ -1,0 +1,245 @@
+// SPDX-FileCopyrightText: fulmen contributors
+// SPDX-License-Identifier: Apache-2.0
+//
+// From a warp's tiles of S = Q K^T and dP = dO V^T to P and dS, rounded, in shared memory, with
+// every option that has a say over pairs. Called by backward_sm80.
+#pragma once
+
+#include "kernels/backward_sm80/bias.cuh"
+#include "kernels/backward_sm80/weights.cuh"
+#include "kernels/common/pair_tiles.cuh"
+#include "kernels/common/warp_dropout.cuh"
+
+namespace fulmen {
+
+template <Sm80BackwardConfig kConfig>
+struct BackwardPairsSm80 {
+  using HeadType = Head<kConfig.dtype>;
+  using Tiles = BackwardTilesSm80<kConfig>;
+  using Weights = BackwardWeightsSm80<kConfig>;
+  using Step = BackwardStepSm80<kConfig>;
+  using Part = BackwardPartSm80;
+  using Scores = typename Step::Scores;
+  static constexpr i32 kTiles = Step::kTiles;
+  static constexpr i32 kFloats = Step::kFloats;
+
+  const Sm80BackwardParams& params;
+  Tiles tiles;
+  Weights weights;
+  BackwardSightSm80<kConfig> sight;
+  bool suspect = false;  // a part that is not seen whole met a number that is not finite
+
+  BackwardPairsSm80(const Sm80BackwardParams& params_, const Tiles& tiles_)
+      : params(params_), tiles(tiles_), weights{params_.attention, tiles_}, sight{tiles_} {}
+
+  // P and dS of this warp's tiles, into shared memory.
+  void compute(const Step& step) {
+    each_part(step, true, [&](const Part& part, const PartSight& seen, i32, bool is_moderate) {
+      compute_both(step, part, seen, is_moderate);
+    });
+  }
+  // P alone.
+  void compute_weights(const Step& step) {
+    const bool may_be_beside = !kConfig.beside || sight.is_moderate(step);
+    each_part(step, may_be_beside,
+              [&](const Part& part, const PartSight& seen, i32 number, bool is_moderate) {
+                Scores P;
+                weights.multiply_q_k(P, step, part);
+                weigh(P, step, part, seen, is_moderate, [] {});
+                Weights::share(P, tiles.p_tile(), part);
+                tiles.weights_are_there(number);
+              });
+  }
+  // dS, when the other role has P in shared memory.
+  void compute_ds(const Step& step) {
+    each_part(step, true, [&](const Part& part, const PartSight& seen, i32 number, bool) {
+      Scores dP;
+      weights.multiply_dout_v(dP, step, part);
+      check(dP, step, part, seen);
+      tiles.await_weights(number);
+      weights.form_ds_of_shared(dP, step, part);
+      Weights::share(dP, tiles.ds_tile(step.pair_stage), part);
+    });
+  }
+
+ private:
+  static constexpr i32 kBeside = kConfig.beside ? kConfig.parts() : 1;
+
+  // Parts side by side have no branch between products and arithmetic: that no row's maximum is too
+  // large is known before.
+  template <class Compute>
+  void each_part(const Step& step, bool may_be_beside, const Compute& compute_part) const {
+    if (may_be_beside && step.is_full && !kConfig.hides_pairs()) {
+#pragma unroll kBeside
+      for (i32 number = 0; number < kConfig.parts(); ++number) {
+        if (!has_part(number)) continue;
+        compute_part(part_of(number), PartSight{true, false}, number, kConfig.beside);
+      }
+    } else {
+#pragma unroll 1
+      for (i32 number = 0; number < kConfig.parts(); ++number) {
+        if (!has_part(number)) break;
+        const Part part = part_of(number);
+        compute_part(part, sight.of(step, part), number, false);
+      }
+    }
+  }
+  i32 tile_of(i32 number) const {
+    return static_cast<i32>(tiles.member()) + number * kConfig.team_warps();
+  }
+  bool has_part(i32 number) const {
+    return kConfig.team_tiles() % kConfig.team_warps() == 0 ||
+           tile_of(number) < kConfig.team_tiles();
+  }
+  Part part_of(i32 number) const {
+    constexpr i32 kAcross = kConfig.team_columns() / kConfig.s_columns;
+    const i32 tile = tile_of(number);
+    return {tile / kAcross * kConfig.s_rows,
+            static_cast<i32>(tiles.team()) * kConfig.team_columns() +
+                tile % kAcross * kConfig.s_columns};
+  }
+
+  // A hidden pair has P = dS = 0, and 0 times NaN is NaN.
+  void check(const Scores& S, const Step& step, const Part& part, const PartSight& seen) {
+    if (seen.all && !kConfig.hides_pairs()) return;
+    FiniteCheck finite;
+    finite.meet(S);
+#pragma unroll
+    for (i32 t = 0; t < kTiles; ++t) {
+      typename Weights::Rows rows;
+      weights.read_rows(rows, step, part, t);
+      finite.meet(rows[0].offset);
+      finite.meet(rows[1].offset);
+    }
+    suspect = suspect || finite.fails();
+  }
+
+  // S = P; look_at_scores() is called when scores are capped and nothing is hidden yet.
+  // is_moderate: known to be.
+  template <class Look>
+  void weigh(Scores& S, const Step& step, const Part& part, const PartSight& seen, bool is_moderate,
+             const Look& look_at_scores) {
+    check(S, step, part, seen);
+    WarpScores<kConfig.scores()>{step.head, step.first_row + part.row}.map(
+        S, step.first_key + part.column);
+    look_at_scores();
+    PairTiles<kConfig.pairs()>::template apply<true>(S, tiles.pairs_at(step.stage), part.row,
+                                                     part.column);
+    sight.hide(S, step, part, seen);
+    weights.weigh(S, step, part, is_moderate || sight.is_moderate(step));
+  }
+
+  void compute_both(const Step& step, const Part& part, const PartSight& seen, bool is_moderate) {
+    Scores P, slope;
+    weights.multiply_q_k(P, step, part);
+    if constexpr (kConfig.softcap && kConfig.alibi) cap_slopes(slope, P, step.head);
+    weigh(P, step, part, seen, is_moderate, [&] {
+      if constexpr (kConfig.softcap && !kConfig.alibi) slopes_of_capped(slope, P, step.head);
+    });
+    u32 kept[kTiles * kFloats / 32 + 1] = {};
+    share_p(P, kept, step, part);
+    if constexpr (!kConfig.needs_ds()) return;
+    Scores dP;
+    weights.multiply_dout_v(dP, step, part);
+    check(dP, step, part, seen);
+    if constexpr (kConfig.dropout) {
+      drop(dP, kept, static_cast<float>(step.head.dropout.kept_scale()));
+    }
+    weights.form_ds(dP, P, step, part);
+    if constexpr (kConfig.dbias) {
+      const BackwardBiasSm80<kConfig> bias{params};
+      bias.hide(dP, P);
+      if constexpr (!kConfig.tiled_dbias) bias.take(dP, step, part);
+    }
+    if constexpr (kConfig.softcap) {
+#pragma unroll
+      for (i32 t = 0; t < kTiles; ++t) {
+#pragma unroll
+        for (i32 i = 0; i < kFloats; ++i) dP[t][i] *= slope[t][i];
+      }
+    }
+    Weights::share(dP, tiles.ds_tile(step.pair_stage), part);
+  }
+
+  // dS / dS before the cap, from raw dot products.
+  static void cap_slopes(Scores& slope, const Scores& S, const HeadType& head) {
+    const float twice_log2 = 2 * kWarpLog2E * head.map.scale / head.map.softcap;
+    slopes_of_tanh(slope, S, [=](float s) { return tanh_log2(s * twice_log2); });
+  }
+  // The same from scores after the cap, in nats.
+  static void slopes_of_capped(Scores& slope, const Scores& S, const HeadType& head) {
+    static_assert(kConfig.natural || !kConfig.softcap);
+    const float inverse = 1 / head.map.softcap;
+    slopes_of_tanh(slope, S, [=](float s) { return s * inverse; });
+  }
+  template <class Tanh>
+  static void slopes_of_tanh(Scores& slope, const Scores& S, const Tanh& tanh) {
+#pragma unroll
+    for (i32 t = 0; t < kTiles; ++t) {
+#pragma unroll
+      for (i32 i = 0; i < kFloats; ++i) {
+        const float x = tanh(S[t][i]);
+        slope[t][i] = ptx::fma(-x, x, 1.f);
+      }
+    }
+  }
+
+  static void copy(Scores& to, const Scores& from) {
+#pragma unroll
+    for (i32 t = 0; t < kTiles; ++t) {
+#pragma unroll
+      for (i32 i = 0; i < kFloats; ++i) to[t][i] = from[t][i];
+    }
+  }
+
+  // P as dV takes it, to shared memory. Bits of `kept`: what dropout left.
+  template <i32 kWords>
+  void share_p(const Scores& P, u32 (&kept)[kWords], const Step& step, const Part& part) const {
+    Scores taken;
+    copy(taken, P);
+    if constexpr (kConfig.split_sum) {
+#pragma unroll
+      for (i32 t = 0; t < kTiles; ++t) {
+        typename Weights::Rows rows;
+        weights.read_rows(rows, step, part, t);
+#pragma unroll
+        for (i32 i = 0; i < kFloats; ++i) taken[t][i] *= rows[i / 2 % 2].share;
+      }
+    }
+    if constexpr (kConfig.dropout) {
+      Scores marks;
+#pragma unroll
+      for (i32 t = 0; t < kTiles; ++t) {
+#pragma unroll
+        for (i32 i = 0; i < kFloats; ++i) marks[t][i] = 1;
+      }
+      WarpDropout<kConfig.scores()>{step.head, step.first_row + part.row}.drop(
+          marks, step.first_key + part.column);
+#pragma unroll
+      for (i32 t = 0; t < kTiles; ++t) {
+#pragma unroll
+        for (i32 i = 0; i < kFloats; ++i) {
+          const i32 at = t * kFloats + i;
+          kept[at / 32] |= marks[t][i] != 0 ? 1u << at % 32 : 0u;
+          taken[t][i] = marks[t][i] != 0 ? taken[t][i] : 0.f;
+        }
+      }
+    }
+    if constexpr (kConfig.dv) Weights::share(taken, tiles.p_tile(), part);
+  }
+
+  // Of dP dropout leaves what it left of P.
+  template <i32 kWords>
+  static void drop(Scores& dP, const u32 (&kept)[kWords], float kept_scale) {
+#pragma unroll
+    for (i32 t = 0; t < kTiles; ++t) {
+#pragma unroll
+      for (i32 i = 0; i < kFloats; ++i) {
+        const i32 at = t * kFloats + i;
+        dP[t][i] = (kept[at / 32] >> at % 32 & 1u) != 0 ? dP[t][i] * kept_scale : 0.f;
+      }
+    }
+  }
+};
+
+}  // namespace fulmen

@@ -1,0 +1,78 @@
+// SPDX-FileCopyrightText: fulmen contributors
+// SPDX-License-Identifier: Apache-2.0
+//
+// What backward_sm80 keeps in shared memory, and the products of warps with it. K and V stay; Q and
+// dO come in stages; P and dS go from the warps that compute them to those that take them up.
+#pragma once
+
+#include "kernels/backward_sm80/config.h"
+#include "kernels/backward_sm80/float32_block_products.cuh"
+#include "kernels/ptx/memory.cuh"
+
+namespace fulmen {
+
+template <Sm80BackwardConfig kConfig>
+struct BackwardTilesSm80 {
+  using QkTile = SwizzledTile<kConfig.words(kConfig.d_qk), kConfig.swizzle>;
+  using VTile = SwizzledTile<kConfig.words(kConfig.d_v), kConfig.swizzle>;
+  using PairTile =
+      SwizzledTile<kConfig.words(kConfig.columns), kConfig.swizzle>;  // rows are queries
+  using Products = BlockProducts<kConfig.dtype, kConfig.precision, kConfig.swizzle>;
+  static_assert(kConfig.valid());
+
+  u32 shared = ptx::dynamic_shared();
+  u32 warp = warp_index();
+
+  QkTile k_tile() const { return {shared}; }
+  VTile v_tile() const { return {shared + kConfig.k_bytes()}; }
+  u32 stage_at(i32 stage) const {
+    return shared + kConfig.k_bytes() + kConfig.v_bytes() + stage * kConfig.stage_bytes();
+  }
+  QkTile q_tile(i32 stage) const { return {stage_at(stage)}; }
+  VTile dout_tile(i32 stage) const { return {stage_at(stage) + kConfig.q_bytes()}; }
+  u32 rows_at(i32 stage) const {
+    return stage_at(stage) + kConfig.q_bytes() + kConfig.dout_bytes();
+  }
+  u32 columns_at(i32 stage) const { return rows_at(stage) + kConfig.rows * 16; }
+  u32 row_ids_at(i32 stage) const { return columns_at(stage) + kConfig.rows * 8; }
+  u32 pairs_at(i32 stage) const { return rows_at(stage) + kConfig.row_bytes(); }
+  PairTile p_tile() const { return {stage_at(kConfig.stages)}; }
+  PairTile ds_tile(i32 stage) const {
+    return {stage_at(kConfig.stages) + (1 + stage) * kConfig.pair_bytes()};
+  }
+  u32 slices() const {
+    return ds_tile(kConfig.pair_stages).base + (weighs() ? 0 : kConfig.slice_bytes());
+  }
+  // Instead of these, where keys come first.
+  using KeysTile = SwizzledTile<kConfig.words(kConfig.rows), kConfig.swizzle>;  // rows are keys
+  u32 handed_weights() const { return p_tile().base; }
+  KeysTile ds_of_keys(i32 stage) const { return {ds_tile(stage).base}; }
+  u32 place_at() const { return key_ids() - kConfig.place_bytes(); }
+  u32 key_ids() const { return shared + kConfig.shared_bytes() - kConfig.ids_bytes(); }
+
+  // The first warps compute P, the others dS, where roles are split. Warps of a team are
+  // neighbours, so that they share no scheduler.
+  bool weighs() const { return !kConfig.split_roles || warp < kConfig.role_warps(); }
+  u32 team() const { return warp % kConfig.role_warps() / kConfig.team_warps(); }
+  u32 member() const { return warp % kConfig.team_warps(); }
+
+  // Among the warps of a team with the same role.
+  void team_sync() const {
+    if constexpr (kConfig.team_warps() == 1) {
+      ptx::warp_sync();
+    } else if constexpr (kConfig.team_warps() == kConfig.warps) {
+      ptx::block_sync();
+    } else {
+      ptx::bar_sync(1 + team() + (weighs() ? 0 : kConfig.num_teams()), 32 * kConfig.team_warps());
+    }
+  }
+  // Part `number` of a warp's P, on its way to the warp of the other role that makes dS of it.
+  void weights_are_there(i32 number) const { ptx::bar_arrive(hand_over(number), 64); }
+  void await_weights(i32 number) const { ptx::bar_sync(hand_over(number), 64); }
+  u32 hand_over(i32 number) const {
+    return 1 + kConfig.team_barriers() + warp % kConfig.role_warps() +
+           static_cast<u32>(number) * kConfig.role_warps();
+  }
+};
+
+}  // namespace fulmen

@@ -1,0 +1,164 @@
+// SPDX-FileCopyrightText: fulmen contributors
+// SPDX-License-Identifier: Apache-2.0
+//
+// A warp's part of P and dS in registers, from the products of tiles and what is kept of the rows;
+// and rounded, from and to shared memory. Called by backward_pairs_sm80.
+#pragma once
+
+#include "kernels/backward_sm80/slices.cuh"
+
+namespace fulmen {
+
+// P of a hidden pair, where dbias asks for it.
+inline constexpr float kHiddenWeight = -0.f;
+inline bool is_hidden_weight(float P) {
+  return __builtin_bit_cast(u32, P) == __builtin_bit_cast(u32, kHiddenWeight);
+}
+
+template <Sm80BackwardConfig kConfig>
+struct BackwardWeightsSm80 {
+  using Tiles = BackwardTilesSm80<kConfig>;
+  using PairTile = typename Tiles::PairTile;
+  using Products = typename Tiles::Products;
+  using Step = BackwardStepSm80<kConfig>;
+  using Part = BackwardPartSm80;
+  using Fragments = typename Step::Fragments;
+  using Scores = typename Step::Scores;
+  static constexpr i32 kTiles = Step::kTiles;
+  static constexpr i32 kFloats = Step::kFloats;
+  using Rows = Sm80Row[2];  // of 16 rows, the thread's two
+
+  const AttentionParams& p;
+  Tiles tiles;
+
+  // S = Q K^T
+  void multiply_q_k(Scores& S, const Step& step, const Part& part) const {
+    multiply<kConfig.d_qk>(S, tiles.q_tile(step.stage), tiles.k_tile(), part);
+  }
+  // dP = dO V^T
+  void multiply_dout_v(Scores& dP, const Step& step, const Part& part) const {
+    multiply<kConfig.d_v>(dP, tiles.dout_tile(step.stage), tiles.v_tile(), part);
+  }
+
+  void read_rows(Rows& rows, const Step& step, const Part& part, i32 t) const {
+#pragma unroll
+    for (i32 h = 0; h < 2; ++h) {
+      const ptx::U32x4 x =
+          ptx::load_shared_x4(tiles.rows_at(step.stage) + (part.row + Fragments::row(t, h)) * 16);
+      rows[h] = {__builtin_bit_cast(float, x.word[0]), __builtin_bit_cast(float, x.word[1]),
+                 __builtin_bit_cast(float, x.word[2]), __builtin_bit_cast(float, x.word[3])};
+    }
+  }
+
+  // S = P, 0 where hidden. In nats where config.natural says so, else scaled here. is_moderate: see
+  // BackwardSightSm80.
+  void weigh(Scores& S, const Step& step, const Part& part, bool is_moderate) const {
+    const double scale = kConfig.natural ? 1 : p.score_map.scale;
+    const float unit = static_cast<float>(scale);
+    const float unit_log2 = static_cast<float>(scale * 1.4426950408889634);
+    if (is_moderate) {
+      exponentiate(S, step, part, [&](float s, const Sm80Row& row) {
+        return ptx::fma(s, unit_log2, -ptx::fma(row.row_max, kWarpLog2E, row.sum_log2));
+      });
+    } else {
+      exponentiate(S, step, part, [&](float s, const Sm80Row& row) {
+        const float below = ptx::max(row.row_max - ptx::mul(s, unit), 0.f);
+        return ptx::fma(-below, kWarpLog2E, -row.sum_log2);
+      });
+    }
+  }
+
+  // dP = dS = P (share dP + offset)
+  static void form_ds(float (&dP)[kFloats], const float (&P)[kFloats], const Rows& rows) {
+#pragma unroll
+    for (i32 i = 0; i < kFloats; ++i) {
+      const Sm80Row& row = rows[i / 2 % 2];
+      dP[i] =
+          P[i] * (kConfig.split_sum ? ptx::fma(row.share, dP[i], row.offset) : dP[i] + row.offset);
+    }
+  }
+  void form_ds(Scores& dP, const Scores& P, const Step& step, const Part& part) const {
+#pragma unroll
+    for (i32 t = 0; t < kTiles; ++t) {
+      Rows rows;
+      read_rows(rows, step, part, t);
+      form_ds(dP[t], P[t], rows);
+    }
+  }
+  // The same with P as it is in shared memory, rounded.
+  void form_ds_of_shared(Scores& dP, const Step& step, const Part& part) const {
+    const auto from = way_to(tiles.p_tile(), part);
+#pragma unroll
+    for (i32 t = 0; t < kTiles; ++t) {
+      Rows rows;
+      read_rows(rows, step, part, t);
+      float P[kFloats];
+#pragma unroll
+      for (i32 j = 0; j < kSteps; ++j) {
+        Products::numbers(ptx::ldmatrix_x4(from.at(j, 16 * t)), &P[kFloats / kSteps * j]);
+      }
+      form_ds(dP[t], P, rows);
+    }
+  }
+
+  // A warp's tile of P or dS, rounded, to shared memory.
+  static void share(const Scores& S, const PairTile& tile, const Part& part) {
+    const auto to = way_to(tile, part);
+#pragma unroll
+    for (i32 t = 0; t < kTiles; ++t) {
+#pragma unroll
+      for (i32 j = 0; j < kSteps; ++j) {
+        const ptx::U32x4 x = Products::words(&S[t][kFloats / kSteps * j]);
+        if constexpr (kConfig.hopper) {
+          ptx::stmatrix_x4(to.at(j, 16 * t), x);
+        } else {
+#pragma unroll
+          for (i32 w = 0; w < 4; ++w) {
+            const u32 row = part.row + Fragments::row(t, w % 2);
+            const u32 unit = 2 * (part.column / Products::kStep + j) + w / 2;
+            ptx::store_shared(tile.address(row, unit) + lane_index() % 4 * 4, x.word[w]);
+          }
+        }
+      }
+    }
+  }
+
+ private:
+  template <i32 kDims, class Tile>
+  void multiply(Scores& S, const Tile& queries, const Tile& keys, const Part& part) const {
+    if constexpr (kConfig.sliced) {
+      BackwardSlicesSm80<kConfig>{tiles}.template multiply<kDims>(S, queries, keys);
+    } else {
+      const auto left = left_rows(queries, part.row);
+      auto right = right_rows(keys);
+      right.start = right.at(0, part.column);
+      Products::template set_scores<kDims>(
+          S, [&](i32 k, i32 t) { return ptx::ldmatrix_x4(left.at(k, 16 * t)); },
+          [&](i32 k, i32 n) { return ptx::ldmatrix_x4(right.at(k, 16 * n)); });
+    }
+  }
+
+  template <class Exponent>
+  void exponentiate(Scores& S, const Step& step, const Part& part, const Exponent& exponent) const {
+#pragma unroll
+    for (i32 t = 0; t < kTiles; ++t) {
+      Rows rows;
+      read_rows(rows, step, part, t);
+#pragma unroll
+      for (i32 i = 0; i < kFloats; ++i) {
+        float& s = S[t][i];
+        const bool hidden = kConfig.dbias && s == kMinusInfinity;  // also in a row of NaN
+        s = hidden ? kHiddenWeight : ptx::exp2(exponent(s, rows[i / 2 % 2]));
+      }
+    }
+  }
+
+  // A lane's way through a part of P or dS, 16 rows and a step of columns at a time.
+  static constexpr i32 kSteps = kConfig.s_columns / Products::kStep;
+  static auto way_to(const PairTile& tile, const Part& part) {
+    return PartRow<kConfig.words(kConfig.columns), kConfig.swizzle, kSteps>(
+        left_rows(tile, part.row), part.column / Products::kStep);
+  }
+};
+
+}  // namespace fulmen

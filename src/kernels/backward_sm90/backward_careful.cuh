@@ -1,0 +1,158 @@
+// SPDX-FileCopyrightText: fulmen contributors
+// SPDX-License-Identifier: Apache-2.0
+//
+// The second attempt of the backward pass. Where a block of pairs is partly hidden, a product of
+// tiles multiplies the infinities and NaN of hidden pairs by 0, which makes NaN of gradients that
+// never met them; so lines whose gradients are not finite are computed here again, pair by pair,
+// and hidden pairs are left out. A warp computes one row of dQ, or of dK and dV; its lanes share
+// the dimensions. Launched after backward_sm90 with few blocks; without such a line it returns at
+// once.
+#pragma once
+
+#include "kernels/backward_sm90/config.h"
+#include "kernels/naive/backward_naive.cuh"
+#include "kernels/ptx/grid.cuh"
+#include "kernels/ptx/thread.cuh"
+
+namespace fulmen {
+
+template <BackwardCarefulConfig kConfig>
+struct BackwardCareful {
+  static constexpr i32 kPerLane = BackwardCarefulConfig::kMaxDim / 32;
+  static constexpr i32 kWarps = BackwardCarefulConfig::kThreads / 32;
+  using HeadType = Head<kConfig.dtype>;
+  using Row = RowGradient<kConfig.dtype>;
+
+  const AttentionParams& p;
+  i64 lane;
+
+  // This lane's elements of a row: every 32nd, zeros past the end.
+  struct Part {
+    float element[kPerLane] = {};
+
+    void add(float factor, const Part& x) {
+#pragma unroll
+      for (i32 n = 0; n < kPerLane; ++n) element[n] += factor * x.element[n];
+    }
+  };
+
+  Part load(const ArrayView& array, i64 row, i64 dims) const {
+    Part part;
+#pragma unroll
+    for (i32 n = 0; n < kPerLane; ++n) {
+      const i64 d = lane + 32 * n;
+      if (d < dims) part.element[n] = load_real_called<float>(array, row + d * array.strides[3]);
+    }
+    return part;
+  }
+
+  void store(const ArrayView& array, i64 row, i64 dims, const Part& part) const {
+#pragma unroll
+    for (i32 n = 0; n < kPerLane; ++n) {
+      const i64 d = lane + 32 * n;
+      if (d < dims) store_real_called(array, row + d * array.strides[3], part.element[n]);
+    }
+  }
+
+  static float dot(const Part& a, const Part& b) {
+    float sum = 0;
+#pragma unroll
+    for (i32 n = 0; n < kPerLane; ++n) sum += a.element[n] * b.element[n];
+#pragma unroll
+    for (u32 distance = 16; distance >= 1; distance /= 2) sum += ptx::shuffle_xor(sum, distance);
+    return sum;
+  }
+
+  // A query row of a head, and a key row, as far as this lane has them.
+  struct Query {
+    Part q, dout;
+    Row row;
+  };
+  Query query(const HeadType& head, i64 i) const {
+    const Part q = load(p.q, head.q_row(p.q, i), p.dim_qk);
+    const Part dout = load(p.dout, head.q_row(p.dout, i), p.dim_v);
+    const Part o = load(p.o, head.q_row(p.o, i), p.dim_v);
+    return {q, dout, Row(head, i, dot(dout, o))};
+  }
+  struct Key {
+    Part k, v;
+  };
+  Key key(const HeadType& head, i64 j) const {
+    return {load(p.k, head.kv_row(p.k, j), p.dim_qk), load(p.v, head.kv_row(p.v, j), p.dim_v)};
+  }
+
+  static PairGradient<float> pair(const HeadType& head, const Query& query, const Key& key, i64 i,
+                                  i64 j) {
+    const float capped = head.map.template score<typename HeadType::Math>(dot(query.q, key.k));
+    return pair_gradient(head, query.row, i, j, capped, dot(query.dout, key.v));
+  }
+
+  // dQ[i] = sum over visible j of dX[i,j] K[j]
+  void query_row(const HeadType& head, i64 i) const {
+    const Query own = query(head, i);
+    const Interval columns = own.row.saw_something() ? head.columns(i) : Interval{0, 0};
+    Part dQ;
+#pragma unroll 1
+    for (i64 j = columns.begin; j < columns.end; ++j) {
+      if (!head.sees(i, j)) continue;
+      const Key other = key(head, j);
+      dQ.add(pair(head, own, other, i, j).dX, other.k);
+    }
+    store(p.dq, head.q_row(p.dq, i), p.dim_qk, dQ);
+  }
+
+  // dK[j] = sum of dX[i,j] Q[i], dV[j] = sum of P[i,j] keep dO[i], over the rows that see j.
+  void key_row(i64 index, i64 kv_head, i64 j) const {
+    const HeadType first(p, index, kv_head * p.group_size());
+    const Key own = key(first, j);
+    const Interval rows = visible_rows(p.mask_options, first.sequence.shape, j);
+    Part dK, dV;
+#pragma unroll 1
+    for (i64 member = 0; member < p.group_size(); ++member) {
+      const HeadType head(p, index, kv_head * p.group_size() + member);
+#pragma unroll 1
+      for (i64 i = rows.begin; i < rows.end; ++i) {
+        if (!head.sees(i, j)) continue;
+        const Query other = query(head, i);
+        if (!other.row.saw_something()) continue;
+        const PairGradient<float> x = pair(head, other, own, i, j);
+        dK.add(x.dX, other.q);
+        dV.add(x.P_kept, other.dout);
+      }
+    }
+    if (p.dk.present()) store(p.dk, first.kv_row(p.dk, j), p.dim_qk, dK);
+    if (p.dv.present()) store(p.dv, first.kv_row(p.dv, j), p.dim_v, dV);
+  }
+
+  void line(i64 index, i64 kv_head) const {
+    const i64 warp = i64{ptx::block_index()} * kWarps + ptx::thread_index() / 32;
+    const i64 num_warps = i64{ptx::num_blocks()} * kWarps;
+    const SequenceShape shape = load_sequence(p, index).shape;
+    if (p.dq.present()) {
+#pragma unroll 1
+      for (i64 at = warp; at < shape.q_len * p.group_size(); at += num_warps) {
+        const i64 member = at / shape.q_len;
+        query_row(HeadType(p, index, kv_head * p.group_size() + member), at - member * shape.q_len);
+      }
+    }
+    if (!p.dk.present() && !p.dv.present()) return;
+#pragma unroll 1
+    for (i64 j = warp; j < shape.kv_len; j += num_warps) key_row(index, kv_head, j);
+  }
+};
+
+template <BackwardCarefulConfig kConfig>
+inline void backward_careful(const BackwardCarefulParams& params) {
+  ptx::grid_dependency_wait();
+  if (params.spoiled[0] == 0) return;
+  const AttentionParams& p = params.attention;
+  const BackwardCareful<kConfig> careful{p, i64{ptx::thread_index() % 32}};
+  const i64 num_lines = p.num_sequences * p.heads_kv;
+#pragma unroll 1
+  for (i64 line = 0; line < num_lines; ++line) {
+    if (params.spoiled[1 + line] == 0) continue;
+    careful.line(line / p.heads_kv, line % p.heads_kv);
+  }
+}
+
+}  // namespace fulmen

@@ -1,0 +1,300 @@
+// SPDX-FileCopyrightText: fulmen contributors
+// SPDX-License-Identifier: Apache-2.0
+//
+// dQ on Hopper by blocks of queries: a warpgroup keeps 64 rows of Q and dO in shared memory and its
+// sums of dQ in registers and walks over the keys that they see, so nothing is added in global
+// memory and every run gives the same bits. The forward kernel's planner says what comes next
+// (ForwardPlanner), its pieces make scores and masks; two warpgroups share K and V, and the
+// exponentials of one hide under the products of the other. Used where backward_sm90 leaves dQ out:
+// head dimensions above 128, where its sums of dK and dV fill the registers, and deterministic
+// calls. Must hold: sm_90a, kConfig.valid() with two slots of Q for each warpgroup, launched with
+// threads() threads, shared_bytes() bytes and at most one block a multiprocessor, after
+// backward_prepare_sm90.
+#pragma once
+
+#include "kernels/backward_sm90/config.h"
+#include "kernels/backward_sm90/dq_loader.cuh"
+#include "kernels/backward_sm90/rows.cuh"
+#include "kernels/backward_sm90/spoiled.cuh"
+#include "kernels/common/products.cuh"
+#include "kernels/common/score_map.cuh"
+#include "kernels/common/store_output.cuh"
+#include "kernels/forward_sm90/planner.cuh"
+#include "kernels/forward_sm90/shared.cuh"
+#include "kernels/ptx/grid.cuh"
+
+namespace fulmen {
+
+// ---- Consumers: warpgroups of 128 threads, 64 query rows each -----------------------------------
+
+template <AttentionConfig kConfig>
+struct BackwardDqConsumer {
+  using Shared = ForwardShared<kConfig>;
+  using Scores = float[kConfig.kv_rows / 2];
+  using Weights = u32[kConfig.kv_rows / 4];
+  using Sums = float[kConfig.d_qk / 2];
+  static constexpr u32 kTurnBarrier = 1;  // and 2, one each
+  static constexpr u32 kMeetBarrier = 3;  // and 4, one each
+  // Options leave no registers for a second pair of products.
+  static constexpr bool kLooksAhead = !kConfig.maps_scores() && !kConfig.dropout;
+  static constexpr bool kTakesTurns = kConfig.ping_pong && kLooksAhead;
+  // Of dO nothing is kept in registers.
+  static constexpr AttentionConfig kDOutConfig = [] {
+    AttentionConfig config = kConfig;
+    config.q_register_dims = 0;
+    return config;
+  }();
+
+  const BackwardDqParams& params;
+  Shared shared;
+  u32 warpgroup;
+  u32 thread;  // 0 .. 127
+  typename Shared::QCursor q_at;
+  typename Shared::KvCursor kv_at;
+
+  struct Task {
+    QueryBlock block;
+    i32 row;    // the thread's first, in the sequence; the second is 8 further
+    u32 count;  // of the assignment
+  };
+  Place place_of_task(const Task& task) const {
+    return read_place(shared, params.forward, task.block, task.count);
+  }
+
+  void release(u32 barrier) const {
+    if (thread == 0) ptx::mbarrier_arrive(barrier);
+  }
+
+  // So that the exponentials of one warpgroup run under the products of the other.
+  void take_turn() const {
+    if constexpr (kTakesTurns) ptx::bar_sync(kTurnBarrier + warpgroup, 256);
+  }
+  void pass_turn() const {
+    if constexpr (kTakesTurns) ptx::bar_arrive(kTurnBarrier + 1 - warpgroup, 256);
+  }
+
+  // A block of keys that only other warpgroups of this thread block see.
+  void skip_block() {
+    take_turn();
+    pass_turn();
+    shared.k().wait(kv_at);
+    shared.v().wait(kv_at);
+    ptx::bar_sync(kMeetBarrier + warpgroup, 128);  // no product that its warps meet at
+    release(shared.k().empty(kv_at));
+    release(shared.v().empty(kv_at));
+    kv_at.advance();
+  }
+
+  // Hides the keys of block j that a row does not see.
+  void hide(Scores& S, const Interval (&visible)[2], i32 j) const {
+#pragma unroll
+    for (i32 r = 0; r < 2; ++r) {
+      const i32 column = j * kConfig.kv_rows + i32(thread) % 4 * 2;  // of S[0]
+      const i32 begin = i32(visible[r].begin) - column, end = i32(visible[r].end) - column;
+#pragma unroll
+      for (i32 i = 2 * r; i < kConfig.kv_rows / 2; i += 4) {
+#pragma unroll
+        for (i32 c = 0; c < 2; ++c) {
+          const i32 offset = i / 4 * 8 + c;
+          if (offset < begin || offset >= end) S[i + c] = kNegativeInfinity;
+        }
+      }
+    }
+  }
+
+  // What a thread knows of the pairs of its two rows.
+  struct Pairs {
+    QueryTerms<kConfig> terms;
+    FragmentScores<kConfig> scores;
+    Interval visible[2];  // keys
+  };
+  Pairs pairs_of(const Task& task, const Place& place) const {
+    Pairs pairs{
+        {params, task.block, place, task.row}, {params.forward, place, task.block, task.row}, {}};
+    for (i32 r = 0; r < 2; ++r) {
+      pairs.visible[r] = visible_columns(effective_mask<kConfig>(params.forward.mask), place.shape,
+                                         task.row + 8 * r);
+    }
+    return pairs;
+  }
+
+  // S = Q K^T, dP = dO V^T of the block at kv_at
+  void issue_products(Scores& S, Scores& dP, const QRegisters<kConfig>& rQ, u32 q, u32 dout) const {
+    shared.k().wait(kv_at);
+    issue_scores<kConfig>(S, rQ, q, shared.k().address(kv_at));
+    shared.v().wait(kv_at);
+    issue_scores<kDOutConfig>(dP, QRegisters<kDOutConfig>{}, dout, shared.v().address(kv_at));
+  }
+
+  // dS = P (dP - delta) of block j, where P = exp(score - lse) is made under the second product
+  template <bool kPartial>
+  void finish_products(Weights& dS, Scores& S, Scores& dP, const Pairs& pairs, i32 j) const {
+    ptx::wgmma_wait<1>();
+    const auto slopes = pairs.terms.slopes(S);
+    pairs.scores.template apply<kConfig.skips_documents && !kPartial>(S, j * kConfig.kv_rows);
+    if constexpr (kPartial) hide(S, pairs.visible, j);
+    pairs.terms.lower_huge(S);
+    pairs.terms.exponentiate(S);
+    ptx::wgmma_wait<0>();
+    release(shared.v().empty(kv_at));
+    pairs.terms.drop(dP, pairs.scores, j * kConfig.kv_rows);
+    pairs.terms.form_ds(S, dP, slopes);
+    round_probabilities<kConfig>(dS, S);
+  }
+
+  // dQ += dS K of the block at kv_at, with nothing behind in the queue.
+  void add_block(Sums& dQ, const Weights& dS, bool accumulate) {
+    take_turn();
+    issue_output<kConfig>(dQ, dS, shared.k().address(kv_at), accumulate);
+    pass_turn();
+    ptx::wgmma_wait<0>();
+    release(shared.k().empty(kv_at));
+    kv_at.advance();
+  }
+
+  // A row that sees no key may hold NaN.
+  void clear_blind_rows(Sums& dQ, const Pairs& pairs) const {
+    if constexpr (kConfig.mask != MaskKind::kLength || kConfig.sequences) {
+      for (i32 r = 0; r < 2; ++r) {
+        if (pairs.visible[r].size() <= 0) clear_row(dQ, r);
+      }
+    }
+  }
+
+  // dQ of the task's rows, before the scale.
+  void compute(Sums& dQ, const Task& task, const KeyBlocks& blocks) {
+    typename Shared::QCursor dout_at = q_at;
+    dout_at.advance(kConfig.warpgroups);
+    const Place place = place_of_task(task);
+    const Pairs pairs = pairs_of(task, place);
+    i32 j = blocks.all_end - 1;
+#pragma unroll 1
+    for (; j >= blocks.end; --j) skip_block();
+    shared.q().wait(q_at);
+    shared.q().wait(dout_at);
+    const u32 q = shared.q().address(q_at), dout = shared.q().address(dout_at);
+    QRegisters<kConfig> rQ;
+    load_q_registers<kConfig>(rQ, q);
+
+    Scores S, dP;
+    Weights dS;
+    bool accumulate = false;
+    // dQ += dS K of a block; ahead: with the products of the next in the queue behind
+    const auto step = [&](auto partial) {
+      constexpr bool kPartial = decltype(partial)::kValue;
+      if constexpr (kLooksAhead) {
+        const typename Shared::KvCursor here = kv_at;
+        kv_at.advance();
+        take_turn();
+        issue_output<kConfig>(dQ, dS, this->shared.k().address(here), accumulate);
+        accumulate = true;
+        issue_products(S, dP, rQ, q, dout);
+        pass_turn();
+        ptx::wgmma_wait<2>();
+        release(this->shared.k().empty(here));
+        this->template finish_products<kPartial>(dS, S, dP, pairs, j--);
+      } else {
+        Scores S, dP;
+        Weights dS;
+        issue_products(S, dP, rQ, q, dout);
+        this->template finish_products<kPartial>(dS, S, dP, pairs, j--);
+        add_block(dQ, dS, accumulate);
+        accumulate = true;
+      }
+    };
+    if constexpr (kLooksAhead) {
+      issue_products(S, dP, rQ, q, dout);
+      finish_products<true>(dS, S, dP, pairs, j--);
+    }
+#pragma unroll 1
+    while (j >= blocks.full_end) step(Flag<true>{});
+#pragma unroll 1
+    while (j >= blocks.full_begin) step(Flag<false>{});
+    if constexpr (kConfig.mask == MaskKind::kBoth || kConfig.skips_documents) {
+#pragma unroll 1
+      while (j >= blocks.begin) step(Flag<true>{});
+    }
+    if constexpr (kLooksAhead) add_block(dQ, dS, accumulate);
+    release(shared.q().empty(q_at));
+    release(shared.q().empty(dout_at));
+    q_at.advance(2 * kConfig.warpgroups);
+    if constexpr (kConfig.mask == MaskKind::kBoth) {
+#pragma unroll 1
+      for (; j >= blocks.all_begin; --j) skip_block();
+    }
+    clear_blind_rows(dQ, pairs);
+  }
+
+  // scale dQ, rounded, to global memory; rows past the end are not written.
+  void write(Sums& dQ, const Task& task) const {
+    const Place place = place_of_task(task);
+    const ArrayView& dq = params.forward.attention.dq;
+    const float scale[2] = {params.forward.scale, params.forward.scale};
+    scale_rows(dQ, scale);
+#pragma unroll
+    for (i32 r = 0; r < 2; ++r) {
+      const i32 row = task.row + 8 * r;
+      const i64 at = dq.offset(place.batch, task.block.head, place.q_begin + row, 0);
+      store_output_row<kConfig.dtype>(dQ, r, reinterpret_cast<u16*>(dq.data) + at,
+                                      row < place.shape.q_len,
+                                      i32(params.forward.attention.dim_qk));
+    }
+  }
+
+  void run() {
+    const ForwardParams& forward = params.forward;
+    q_at.advance(warpgroup);
+    if (warpgroup == 1) pass_turn();  // the first may begin
+#pragma unroll 1
+    for (u32 count = 0;; ++count) {
+      ptx::mbarrier_wait(shared.assigned(count), Shared::parity(count));
+      const Assignment assignment = read_assignment(shared, count);
+      const QueryBlock& block = assignment.block;
+      if (block.q_block < 0) break;
+      const i32 row = block.q_block * kConfig.q_rows() + 64 * i32(warpgroup) +
+                      i32(thread / 32 * 16 + thread % 32 / 4);
+      const Task task{block, row, count};
+      Sums dQ;
+      compute(dQ, task, read_key_blocks(shared, count, warpgroup));
+      if constexpr (kConfig.mask != MaskKind::kLength || kConfig.has_pair_terms()) {
+        const i32 group = forward.heads_q / forward.heads_kv;
+        report_spoiled(params.spoiled, block.batch * forward.heads_kv + block.head / group,
+                       probe(dQ));
+      }
+      write(dQ, task);
+      ptx::warp_sync();
+      if (thread % 32 == 0) ptx::mbarrier_arrive(shared.done(count));
+    }
+    if (warpgroup == 0) take_turn();  // takes the turn that nobody needs
+  }
+};
+
+template <AttentionConfig kConfig>
+inline void backward_dq_sm90(const BackwardDqParams& params) {
+  static_assert(kConfig.valid() && kConfig.d_qk == kConfig.d_v && !kConfig.stage_output);
+  static_assert(kConfig.num_q_slots() == 2 * kConfig.warpgroups && kConfig.stages >= 2);
+  const ForwardShared<kConfig> shared{ptx::dynamic_shared()};
+  const i32 warpgroup = ptx::broadcast(ptx::thread_index() / 128);
+  const i32 warp = ptx::broadcast(ptx::thread_index() / 32 % 4);
+  const u32 thread = ptx::thread_index() % 128;
+  if (ptx::thread_index() == 0) shared.init();
+  ptx::block_sync();
+  if (params.comes_first) ptx::grid_dependency_wait();
+  ptx::grid_dependents_launch();
+  if (warpgroup == kConfig.warpgroups) {
+    ptx::setmaxnreg_dec<kConfig.producer_registers()>();
+    if (thread == 0) {
+      BackwardDqLoader<kConfig>{params, shared}.run();
+      ptx::grid_dependency_wait();  // so that the end of this grid is the end of those before
+    } else if (warp == 1) {
+      ForwardPlanner<kConfig>{params.forward, shared, thread % 32}.run();
+    } else if (kConfig.sequences && warp == 2) {
+      BackwardDqSweeper<kConfig>{params, shared}.run();
+    }
+  } else {
+    ptx::setmaxnreg_inc<kConfig.consumer_registers()>();
+    BackwardDqConsumer<kConfig>{params, shared, u32(warpgroup), thread}.run();
+  }
+}
+
+}  // namespace fulmen

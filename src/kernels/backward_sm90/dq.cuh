@@ -1,0 +1,135 @@
+// SPDX-FileCopyrightText: fulmen contributors
+// SPDX-License-Identifier: Apache-2.0
+//
+// The way of dQ: every block of keys adds its share to float32 sums in global memory, in the order
+// of wgmma fragments, and when all blocks of keys of a line have done so the sums are scaled,
+// rounded and cleared. A line's sums are a slot; few slots are used over and over, so that they
+// stay in the L2 cache. Where sequences differ so would slots, and every row has sums of its own.
+#pragma once
+
+#include "kernels/backward_sm90/order.cuh"
+#include "kernels/backward_sm90/spoiled.cuh"
+#include "kernels/common/transpose_quad.cuh"
+#include "kernels/ptx/grid.cuh"
+#include "kernels/ptx/math.cuh"
+#include "kernels/ptx/thread.cuh"
+
+namespace fulmen {
+
+// Sums of one head of a line are tiles of q_rows * dims floats, one for each block of queries:
+// first the part of warpgroup 0, then of warpgroup 1; in a part float4 j of thread t at 512 j + 4
+// t. Number of the first tile of a line's first head, and of tiles of a head.
+template <BackwardConfig kConfig>
+constexpr u32 first_dq_tile(const BackwardParams& params, i32 line, i32 q_begin) {
+  if constexpr (kConfig.sequences) {
+    return u32(first_kept_row<kConfig>(params, line, q_begin) / kConfig.q_rows);
+  }
+  const u32 slot_head = u32(line % params.num_slots) * params.group_size;
+  return slot_head * (params.padded_q_rows() / kConfig.q_rows);
+}
+template <BackwardConfig kConfig>
+constexpr u32 dq_tiles_of_head(const BackwardParams& params) {
+  return u32((kConfig.sequences ? params.rows_of_head : params.padded_q_rows()) / kConfig.q_rows);
+}
+template <BackwardConfig kConfig>
+constexpr float* dq_tile(const BackwardParams& params, u32 tile) {
+  return params.dq_sums + u64(tile) * (kConfig.q_rows * kConfig.dims);
+}
+
+// Whether a later line has this one's slot.
+template <BackwardConfig kConfig>
+constexpr bool is_reused(const BackwardParams& params, i32 line) {
+  return !kConfig.sequences && line + params.num_slots < params.num_lines();
+}
+
+template <BackwardConfig kConfig>
+inline void add_dq(const float (&dQ)[kConfig.dq_floats()], float* part, u32 thread) {
+#pragma unroll
+  for (i32 j = 0; j < kConfig.dq_floats() / 4; ++j) {
+    ptx::reduce_add_x4(part + j * 512 + thread * 4, dQ[4 * j], dQ[4 * j + 1], dQ[4 * j + 2],
+                       dQ[4 * j + 3]);
+  }
+}
+
+// dQ = round(scale * sums) of kFinishRows rows of one head, by all consumer warps.
+template <BackwardConfig kConfig>
+struct DqFinish {
+  static constexpr i32 kPartFloats = kConfig.q_rows * kConfig.dims / 2;
+  static constexpr i32 kPairs = kPartFloats / 1024;  // of 8 columns, in a part
+  static constexpr i32 kUnits = BackwardConfig::kFinishRows * kConfig.dims / 256;  // 16 by 16
+  static constexpr i32 kSteps = kUnits / BackwardConfig::kConsumerWarps;
+
+  const BackwardParams& params;
+  i32 warp;  // of the consumers
+  i32 lane;
+
+  // Unit `step` of this warp: where it lies in the sums, and its first row and column of dQ.
+  i32 unit(i32 step) const { return step * BackwardConfig::kConsumerWarps + warp; }
+  i32 offset(i32 u) const {
+    return u / 4 / kPairs * kPartFloats + u / 4 % kPairs * 1024 + u % 4 * 128 + lane * 4;
+  }
+  i32 row(i32 u) const {
+    const i32 part = u / 4 / kPairs;
+    return part / 2 * kConfig.q_rows + (kConfig.dq_by_rows() ? part % 2 * 64 : 0) + u % 4 * 16;
+  }
+  i32 column(i32 u) const {
+    const i32 part = u / 4 / kPairs;
+    return (kConfig.dq_by_rows() ? 0 : part % 2 * (kConfig.dims / 2)) + u / 4 % kPairs * 16;
+  }
+
+  u32 rounded(float x, float y) const {
+    return ptx::pack<kConfig.dtype>(x * params.scale, y * params.scale);
+  }
+  // A unit, from its left and right 8 columns as fragments have them; a lane writes 8 of a row.
+  void store(u16* out, i32 rows, i32 u, const float (&left)[4], const float (&right)[4]) const {
+    ptx::U32x4 x{{rounded(left[0], left[1]), rounded(left[2], left[3]), rounded(right[0], right[1]),
+                  rounded(right[2], right[3])}};
+    transpose_quad(x);
+    const i32 r = row(u) + lane / 4 + lane % 2 * 8;
+    const i32 c = column(u) + lane % 4 / 2 * 8;
+    if (r >= rows || c >= params.dim_qk) return;
+    ptx::store_global_x4(out + r * params.attention.dq.strides[2] + c, x);
+  }
+
+  void finish_piece(const BackwardRounding& line, i32 head, i32 block) const {
+    const bool clear = is_reused<kConfig>(params, line.line);
+    const u32 tile = first_dq_tile<kConfig>(params, line.line, line.q_begin) +
+                     u32(head) * dq_tiles_of_head<kConfig>(params);
+    float* sums =
+        dq_tile<kConfig>(params, tile) + i64{block} * BackwardConfig::kFinishRows * kConfig.dims;
+    const i32 q_head = line.line % params.heads_kv * params.group_size + head;
+    const ArrayView& dq = params.attention.dq;
+    const i64 first_row = i64{line.q_begin} + block * BackwardConfig::kFinishRows;
+    u16* out = reinterpret_cast<u16*>(dq.data) +
+               dq.offset(batch_of<kConfig>(params, line.line), q_head, first_row, 0);
+    const i32 rows = line.q_len - block * BackwardConfig::kFinishRows;
+    ptx::F32x4 left[kSteps], right[kSteps];
+#pragma unroll
+    for (i32 k = 0; k < kSteps; ++k) {
+      left[k] = ptx::load_l2_x4(sums + offset(unit(k)));
+      right[k] = ptx::load_l2_x4(sums + offset(unit(k)) + 512);
+    }
+    float found = 0;
+#pragma unroll
+    for (i32 k = 0; k < kSteps; ++k) {
+      if constexpr (kConfig.hides_pairs()) found += probe(left[k].word) + probe(right[k].word);
+      store(out, rows, unit(k), left[k].word, right[k].word);
+      if (clear) {
+        ptx::store_l2_x4(sums + offset(unit(k)), {});
+        ptx::store_l2_x4(sums + offset(unit(k)) + 512, {});
+      }
+    }
+    if constexpr (kConfig.hides_pairs()) report_spoiled(params.spoiled, line.line, found);
+  }
+
+  // Pieces of a line that is complete.
+  void run(const BackwardRounding& line) const {
+#pragma unroll 1
+    for (i32 piece = line.begin; piece < line.end; ++piece) {
+      const i32 head = piece / line.blocks;
+      finish_piece(line, head, piece - head * line.blocks);
+    }
+  }
+};
+
+}  // namespace fulmen

@@ -1,0 +1,130 @@
+// SPDX-FileCopyrightText: fulmen contributors
+// SPDX-License-Identifier: Apache-2.0
+//
+// The options of a score on a fragment of S^T, two keys a thread and every column a query: from dot
+// products to scores in units of log2 (a scale of any sign, softcap, ALiBi, bias, mask, documents,
+// in the order of attention/score_mod.cuh), the slope of the cap, and which pairs dropout keeps.
+// score_map.cuh and pair_terms.cuh are the same for fragments of S. Called by backward_sm90 once a
+// step, before anything is hidden.
+#pragma once
+
+#include "kernels/backward_sm90/order.cuh"
+#include "kernels/common/array_access.cuh"
+#include "kernels/common/id_ranges.cuh"
+#include "kernels/common/pair_terms.cuh"
+#include "kernels/common/tanh.cuh"
+#include "kernels/ptx/math.cuh"
+#include "kernels/ptx/thread.cuh"
+
+namespace fulmen {
+
+inline constexpr float kLn2 = 0.693147180559945309f;
+
+template <BackwardConfig kConfig>
+struct KeyTerms {
+  static constexpr i32 kFloats = kConfig.q_rows / 2;
+  using Scores = float[kFloats];
+
+  const BackwardParams& params;
+  const BackwardItem& item;
+  i32 index;  // of the sequence
+  i32 head;
+  i32 key;    // the thread's first; the second is 8 further
+  i32 query;  // of S[0]
+
+  // Of element i.
+  constexpr i32 query_of(i32 i) const { return query + i / 4 * 8 + i % 2; }
+  constexpr i32 key_of(i32 i) const { return key + i / 2 % 2 * 8; }
+
+  // Leaves d score / d (scale dot) in `slopes` where there is a cap. one_document: of all pairs.
+  void map(Scores& S, float (&slopes)[kConfig.softcap ? kFloats : 1], bool one_document) const {
+    float alibi = 0;
+    if constexpr (kConfig.alibi) {
+      const ArrayView& array = params.attention.alibi_slopes;
+      alibi = load_real<float>(array, array.offset(index, head, 0, 0)) * kLog2E;
+    }
+#pragma unroll
+    for (i32 i = 0; i < kFloats; ++i) {
+      float s = S[i] * params.scale_log2;
+      if constexpr (kConfig.softcap) {
+        const float t = tanh_log2(S[i] * params.softcap_in);
+        slopes[i] = 1 - t * t;
+        s = t * params.softcap_out;
+      }
+      if constexpr (kConfig.alibi) {
+        const float away = static_cast<float>(item.shape.position(query_of(i)) - i64{key_of(i)});
+        s = ptx::fma(-alibi, away < 0 ? -away : away, s);
+      }
+      S[i] = s;
+    }
+    if constexpr (kConfig.bias != DType::kNone || kConfig.pair_mask) add_pairs(S);
+    if (kConfig.documents && !one_document) hide_documents(S);
+  }
+
+  // Bias and boolean mask. Rows that are not there read the last one that is: nobody looks at the
+  // result.
+  void add_pairs(Scores& S) const {
+    const AttentionParams& p = params.attention;
+    const i64 last_query = item.shape.q_len - 1, last_key = item.shape.kv_len - 1;
+#pragma unroll
+    for (i32 i = 0; i < kFloats; ++i) {
+      const i64 row = min<i64>(query_of(i), last_query), column = min<i64>(key_of(i), last_key);
+      if constexpr (kConfig.bias != DType::kNone) {
+        ArrayView bias = p.bias;
+        bias.dtype = kConfig.bias;
+        const float added = load_real<float>(bias, bias.offset(index, head, row, column));
+        S[i] = added == kNegativeInfinity ? added : S[i] + bias_log2(added);
+      }
+      if constexpr (kConfig.pair_mask) {
+        if (p.mask.data[p.mask.offset(index, head, row, column)] == 0) S[i] = kNegativeInfinity;
+      }
+    }
+  }
+
+  void hide_documents(Scores& S) const {
+    const AttentionParams& p = params.attention;
+    const i32 batch = batch_of<kConfig>(params, item.line);
+    i64 key_id[2];
+    for (i32 half = 0; half < 2; ++half) {
+      const i64 j = item.kv_begin + min(key + 8 * half, item.shape.kv_len - 1);
+      key_id[half] = load_id(p.kv_ids, p.kv_ids.offset(batch, 0, 0, j));
+    }
+#pragma unroll
+    for (i32 i = 0; i < kFloats; ++i) {
+      const i64 row = item.q_begin + min(query_of(i), item.shape.q_len - 1);
+      const i64 id = load_id(p.q_ids, p.q_ids.offset(batch, 0, 0, row));
+      if (id != key_id[i / 2 % 2]) S[i] = kNegativeInfinity;
+    }
+  }
+
+  // Bit i: dropout keeps pair i. A draw decides eight keys of a query: those of one half of the
+  // warp's keys, one for each of eight lanes, which share the queries' draws among them.
+  u32 kept() const {
+    static_assert(kFloats == 32);
+    Dropout dropout = params.attention.dropout;
+    if (params.attention.rng != nullptr) {
+      dropout.seed = static_cast<u64>(params.attention.rng[0]);
+      dropout.offset = static_cast<u32>(params.attention.rng[1]);
+    }
+    const u32 batch_head = u32(index * params.heads_q + head);
+    const u32 lane = ptx::thread_index() % 32;
+    u32 drawn = 0;  // of the four pairs 4 (lane / 4) + n: bit 8 n + key % 8
+#pragma unroll
+    for (u32 n = 0; n < 4; ++n) {
+      const u32 group = u32(key - i32(lane / 4)) / 8 + n / 2;
+      const Philox4x32 x = dropout.draw(group, u32(query_of(i32(lane / 4 * 4 + n))), batch_head);
+#pragma unroll
+      for (u32 k = 0; k < 8; ++k) drawn |= (dropout.keeps(x, k) ? 1u : 0u) << (8 * n + k);
+    }
+    u32 kept = 0;
+#pragma unroll
+    for (u32 owner = 0; owner < 8; ++owner) {
+      const u32 theirs = u32(ptx::shuffle(i32(drawn), owner * 4 + lane % 4));
+#pragma unroll
+      for (u32 n = 0; n < 4; ++n) kept |= (theirs >> (8 * n + lane / 4) & 1u) << (4 * owner + n);
+    }
+    return kept;
+  }
+};
+
+}  // namespace fulmen

@@ -1,0 +1,276 @@
+// SPDX-FileCopyrightText: fulmen contributors
+// SPDX-License-Identifier: Apache-2.0
+//
+// What a consumer warpgroup of backward_sm90 has and does apart from the order of its products: its
+// place in the rings of tiles, its turn at the tensor cores, and the steps from S^T and dP^T to P^T
+// and dS^T of its 64 keys.
+#pragma once
+
+#include "kernels/backward_sm90/dq.cuh"
+#include "kernels/backward_sm90/huge_scores.cuh"
+#include "kernels/backward_sm90/key_terms.cuh"
+#include "kernels/backward_sm90/products.cuh"
+#include "kernels/backward_sm90/shared.cuh"
+#include "kernels/ptx/tma.cuh"
+
+namespace fulmen {
+
+template <BackwardConfig kConfig>
+struct BackwardWarpgroup {
+  using Shared = BackwardShared<kConfig>;
+  using Scores = BackwardScores<kConfig>;
+  using Weights = BackwardWeights<kConfig>;
+  using Sums = BackwardSums<kConfig>;
+  // What options know of the pairs of a step: slopes of the cap; bit i: dropout keeps pair i.
+  struct Pairs {
+    float slopes[kConfig.softcap ? kConfig.q_rows / 2 : 1];
+    u32 kept;
+  };
+  static constexpr i32 kFloats = kConfig.q_rows / 2;
+  static constexpr u32 kOutBarrier = 1;   // and 2, one each
+  static constexpr u32 kTurnBarrier = 3;  // and 4, one each
+
+  const BackwardParams& params;
+  Shared shared;
+  u32 warpgroup;
+  u32 thread;  // 0 .. 127
+  typename Shared::StageCursor at;
+  typename Shared::DsCursor ds_at;
+  typename Shared::DOutCursor dout_at;
+  typename Shared::KvCursor kv_at;
+  typename Shared::MailCursor mail_at;
+
+  void take_turn() const {
+    if constexpr (kConfig.take_turns) ptx::bar_sync(kTurnBarrier + warpgroup, 256);
+  }
+  void pass_turn() const {
+    if constexpr (kConfig.take_turns) ptx::bar_arrive(kTurnBarrier + 1 - warpgroup, 256);
+  }
+  // All threads of the warpgroup.
+  void meet() const { ptx::bar_sync(kOutBarrier + warpgroup, 128); }
+  // By every warp, once it has waited for the products that read the tile.
+  template <i32 kBuffers>
+  void release(Ring<kBuffers> ring, Cursor<kBuffers> cursor) const {
+    if (thread % 32 == 0) ring.release(cursor);
+  }
+
+  typename Shared::DOutCursor dout_cursor() const { return Shared::dout_cursor(at, dout_at); }
+
+  // S^T = -inf where the mask hides it; `first` is the warpgroup's first key.
+  void hide(Scores& S, i32 first, i32 q_block) const {
+    const SequenceShape shape = kConfig.sequences ? shared.read_shape(mail_at) : params.shape;
+#pragma unroll
+    for (i32 half = 0; half < 2; ++half) {
+      const i32 key = first + i32(thread / 32 * 16 + thread % 32 / 4) + 8 * half;
+      const i32 query = q_block * kConfig.q_rows + i32(thread % 4) * 2;  // of S[0]
+      Interval rows{0, 0};
+      if (key < shape.kv_len) {
+        rows = visible_rows(effective_mask<kConfig>(params.mask), shape, key);
+      }
+      const i32 begin = i32(rows.begin) - query, end = i32(rows.end) - query;
+#pragma unroll
+      for (i32 i = 2 * half; i < kFloats; i += 4) {
+#pragma unroll
+        for (i32 c = 0; c < 2; ++c) {
+          const i32 offset = i / 4 * 8 + c;
+          if (offset < begin || offset >= end) S[i + c] = kNegativeInfinity;
+        }
+      }
+    }
+  }
+
+  // S^T becomes scores in units of log2 where options make more of it than scale S^T.
+  void apply_options(Scores& S, Pairs& pairs, i32 first, const BackwardStepMail& step) const {
+    if constexpr (kConfig.maps_scores() || kConfig.dropout) {
+      const BackwardItem item = shared.read_item(mail_at);
+      const KeyTerms<kConfig> terms{params,
+                                    item,
+                                    item.line / params.heads_kv,
+                                    i32(step.tile),
+                                    first + i32(thread / 32 * 16 + thread % 32 / 4),
+                                    step.q_block() * kConfig.q_rows + i32(thread % 4) * 2};
+      const bool one_document = !step.is_partial(warpgroup);
+      if constexpr (kConfig.maps_scores()) terms.map(S, pairs.slopes, one_document);
+      if constexpr (kConfig.dropout) pairs.kept = terms.kept();
+    }
+  }
+
+  // Where the lse of the rows of S[i] and S[i + 1] lies, and kKeptBlock floats on their row_max.
+  u32 kept_at(i32 i) const {
+    const i32 row = i * 2;
+    return shared.rows(at) + thread % 4 * 8 + i32(kConfig.has_stats ? kept_row(row) : row) * 4;
+  }
+
+  // Whether a row of a step is huge; all warps find the same.
+  bool has_huge(typename Shared::StageCursor of) const {
+    if constexpr (!kConfig.has_stats) return false;
+    bool is_huge = false;
+#pragma unroll
+    for (i32 block = 0; block < kConfig.q_rows; block += kKeptBlock) {
+      const ptx::F32x2 row_max = ptx::load_shared_f32x2(
+          shared.rows(of) + i32(kept_row(block) + kKeptBlock) * 4 + thread % 32 * 8);
+      is_huge = is_huge || row_max.word[0] != 0 || row_max.word[1] != 0;
+    }
+    return ptx::any(is_huge);
+  }
+
+  // S^T relative to row_max in huge rows, as lse is.
+  void lower_huge(Scores& S) const {
+    if (!has_huge(at)) return;
+    const HugeScores huge(kConfig.maps_scores() ? kLn2 : params.scale);
+#pragma unroll
+    for (i32 i = 0; i < kFloats; i += 4) {
+      const ptx::F32x2 row_max = ptx::load_shared_f32x2(kept_at(i) + kKeptBlock * 4);
+#pragma unroll
+      for (i32 e = 0; e < 4; ++e) S[i + e] = huge.lowered(S[i + e], row_max.word[e % 2]);
+    }
+  }
+
+  // P^T = exp(scale S^T - lse), 2^kHalvesShift times that where halves are shared.
+  void exponentiate(Scores& S) const {
+#pragma unroll
+    for (i32 i = 0; i < kFloats; i += 4) {
+      const ptx::F32x2 lse = ptx::load_shared_f32x2(kept_at(i));
+#pragma unroll
+      for (i32 e = 0; e < 4; ++e) {
+        const float factor = kConfig.maps_scores() ? 1.f : params.scale_log2;
+        float shift = -lse.word[e % 2];
+        if constexpr (kConfig.shares_halves()) shift += BackwardConfig::kHalvesShift;
+        S[i + e] = ptx::exp2_in_place(ptx::fma(S[i + e], factor, shift));
+      }
+    }
+  }
+
+  // What dropout makes of P or dP of a pair.
+  float kept(const Pairs& pairs, i32 i, float x) const {
+    if constexpr (!kConfig.dropout) return x;
+    return (pairs.kept >> i & 1) != 0 ? x * params.kept_scale : 0.f;
+  }
+
+  template <i32 kBegin = 0, i32 kEnd = kConfig.q_rows>
+  void round(Weights& W, const Scores& P, const Pairs& pairs) const {
+#pragma unroll
+    for (i32 i = kBegin / 2; i < kEnd / 2; i += 2) {
+      W[i / 2] = ptx::pack<kConfig.dtype>(kept(pairs, i, P[i]), kept(pairs, i + 1, P[i + 1]));
+    }
+  }
+
+  // dS^T = P^T (dP^T - delta), through the cap, rounded
+  void form_ds(Weights& dS, const Scores& P, const Scores& dP, const Pairs& pairs) const {
+    const u32 deltas = shared.delta(dout_cursor()) + thread % 4 * 8;
+#pragma unroll
+    for (i32 i = 0; i < kFloats; i += 4) {
+      const ptx::F32x2 delta = ptx::load_shared_f32x2(deltas + i * 8);
+#pragma unroll
+      for (i32 e = 0; e < 4; e += 2) {
+        float x[2];
+#pragma unroll
+        for (i32 c = 0; c < 2; ++c) {
+          const i32 at = i + e + c;
+          x[c] = P[at] * (kept(pairs, at, dP[at]) - delta.word[c]);
+          if constexpr (kConfig.softcap) x[c] *= pairs.slopes[at];
+        }
+        dS[(i + e) / 2] = ptx::pack<kConfig.dtype>(x[0], x[1]);
+      }
+    }
+  }
+
+  // Where products are divided: P^T, times the cap's slope, to the other warpgroup, 16 bytes at a
+  // time. The sign says what dropout drops.
+  static constexpr i32 kPerUnit = kConfig.shares_halves() ? 8 : 4;
+  u32 unit_of_p() const { return shared.ds().address(at) + thread * 16; }
+  float shared_p(const Scores& P, const Pairs& pairs, i32 i) const {
+    float p = P[i];
+    if constexpr (kConfig.softcap) p *= pairs.slopes[i];
+    if constexpr (kConfig.dropout) p = (pairs.kept >> i & 1) != 0 ? p : -p;
+    return p;
+  }
+  void share_p(const Scores& P, const Pairs& pairs) const {
+    const u32 place = unit_of_p();
+    ptx::mbarrier_wait(shared.ds().empty(at), at.parity ^ 1);
+#pragma unroll
+    for (i32 i = 0; i < kFloats; i += kPerUnit) {
+      ptx::U32x4 x;
+#pragma unroll
+      for (i32 w = 0; w < 4; ++w) {
+        if constexpr (kConfig.shares_halves()) {
+          const i32 first = i + 2 * w;
+          x.word[w] =
+              ptx::pack<DType::kFloat16>(shared_p(P, pairs, first), shared_p(P, pairs, first + 1));
+        } else {
+          x.word[w] = __builtin_bit_cast(u32, shared_p(P, pairs, i + w));
+        }
+      }
+      ptx::store_shared_x4(place + i / kPerUnit * 2048, x);
+    }
+    ptx::warp_sync();
+    if (thread % 32 == 0) ptx::mbarrier_arrive(shared.ds().full(at));
+  }
+  // Pair number `pair` of a unit.
+  static ptx::F32x2 pair_of_p(const ptx::U32x4& unit, i32 pair) {
+    if constexpr (kConfig.shares_halves()) return ptx::unpack<DType::kFloat16>(unit.word[pair]);
+    return {{__builtin_bit_cast(float, unit.word[2 * pair]),
+             __builtin_bit_cast(float, unit.word[2 * pair + 1])}};
+  }
+  // And there: dS^T = P^T (dP^T - delta), rounded.
+  void form_shared_ds(Weights& dS, const Scores& dP) const {
+    const u32 place = unit_of_p();
+    const u32 deltas = shared.delta(dout_cursor()) + thread % 4 * 8;
+    shared.ds().wait(at);
+#pragma unroll
+    for (i32 i = 0; i < kFloats; i += kPerUnit) {
+      const ptx::U32x4 unit = ptx::load_shared_x4(place + i / kPerUnit * 2048);
+#pragma unroll
+      for (i32 pair = 0; pair < kPerUnit / 2; ++pair) {
+        const i32 first = i + 2 * pair;
+        const ptx::F32x2 delta = ptx::load_shared_f32x2(deltas + first / 4 * 32);
+        const ptx::F32x2 p = pair_of_p(unit, pair);
+        float x[2];
+#pragma unroll
+        for (i32 c = 0; c < 2; ++c)
+          x[c] = times_difference(p.word[c], dP[first + c], delta.word[c]);
+        dS[first / 2] = ptx::pack<kConfig.dtype>(x[0], x[1]);
+      }
+    }
+    ptx::warp_sync();
+    release(shared.ds(), at);
+  }
+  // P (dP - delta), where the sign of `p` says what dropout drops.
+  float times_difference(float p, float dp, float delta) const {
+    if constexpr (!kConfig.dropout) return p * (dp - delta);
+    const bool is_kept = __builtin_bit_cast(u32, p) >> 31 == 0;
+    return ptx::abs(p) * ((is_kept ? dp * params.kept_scale : 0) - delta);
+  }
+
+  // dS^T to both warpgroups, for dQ a step later.
+  void share_ds(const Weights& dS) const {
+    ptx::mbarrier_wait(shared.ds().empty(ds_at), ds_at.parity ^ 1);
+    store_ds<kConfig>(dS, shared.ds().address(ds_at), warpgroup);
+    if constexpr (!kConfig.late_ds()) announce_ds(ds_at);
+  }
+  void announce_ds(typename Shared::DsCursor of) const {
+    ptx::fence_proxy_async();
+    ptx::warp_sync();
+    if (thread % 32 == 0) ptx::mbarrier_arrive(shared.ds().full(of));
+  }
+
+  // dQ = dS K of a step; then, once it is there, to the sums.
+  void issue_dq(float (&dQ)[kConfig.dq_floats()], typename Shared::DsCursor of) const {
+    shared.ds().wait(of);
+    issue_queries_by_dims<kConfig>(dQ, shared.ds().address(of), shared.k().address(kv_at),
+                                   warpgroup);
+  }
+  void finish_dq(const float (&dQ)[kConfig.dq_floats()], typename Shared::DsCursor of,
+                 u32 tile) const {
+    release(shared.ds(), of);
+    if constexpr (kConfig.ordered) shared.turns().wait(of);
+    float* part = dq_tile<kConfig>(params, tile) + warpgroup * DqFinish<kConfig>::kPartFloats;
+    add_dq<kConfig>(dQ, part, thread);
+    if constexpr (kConfig.ordered) {
+      ptx::warp_sync();
+      release(shared.turns(), of);
+    }
+  }
+};
+
+}  // namespace fulmen

@@ -1,0 +1,147 @@
+// SPDX-FileCopyrightText: fulmen contributors
+// SPDX-License-Identifier: Apache-2.0
+//
+// Options that have a say over every pair of a query and a key: bias, boolean mask, documents,
+// dropout. Their arrays have any strides, so elements come one by one from global memory, through
+// the caches; dropout is arithmetic alone. All on the scores of two rows in a wgmma fragment.
+// Called by forward_sm90.
+#pragma once
+
+#include "kernels/common/id_ranges.cuh"
+#include "kernels/common/transpose_quad.cuh"
+#include "kernels/forward_sm90/config.h"
+#include "kernels/forward_sm90/shared.cuh"
+#include "kernels/ptx/thread.cuh"
+
+namespace fulmen {
+
+inline constexpr float kLog2E = 1.44269504088896341f;
+
+// A finite bias stays finite: beyond the largest float in units of log2, it becomes that.
+inline float bias_log2(float added) {
+  const float scaled = added * kLog2E;
+  if (scaled < -kLargestFloat) return -kLargestFloat;
+  return scaled > kLargestFloat && added <= kLargestFloat ? kLargestFloat : scaled;
+}
+
+template <AttentionConfig kConfig>
+struct PairTerms {
+  using Scores = float[kConfig.kv_rows / 2];
+  static constexpr float kDropped = -0.f;
+
+  const AttentionParams& arrays;
+  i32 kv_len;
+  i64 kv_begin;
+  u32 batch_head;  // dropout's counter
+  i32 row[2];      // of the thread, in the sequence
+  i64 bias[2];     // offsets of the two rows
+  i64 mask[2];
+  i64 q_id[2];
+  i64 kv_ids;  // offset of the sequence's first
+  Dropout dropout;
+
+  // Rows and columns that are not there read the last one that is: nobody looks at the result.
+  PairTerms(const AttentionParams& arrays_, const Place& place, const QueryBlock& block,
+            i32 first_row)
+      : arrays(arrays_), kv_len(place.shape.kv_len), kv_begin(place.kv_begin) {
+    const i32 q_len = place.shape.q_len;
+    for (i32 r = 0; r < 2; ++r) {
+      row[r] = first_row + 8 * r;
+      const i32 i = max(min(row[r], q_len - 1), 0);
+      if constexpr (has_bias()) bias[r] = arrays.bias.offset(block.batch, block.head, i, 0);
+      if constexpr (kConfig.pair_mask) {
+        mask[r] = arrays.mask.offset(block.batch, block.head, i, 0);
+      }
+      if constexpr (kConfig.documents) {
+        const i64 at = arrays.q_ids.offset(place.batch, 0, 0, place.q_begin + i);
+        q_id[r] = q_len > 0 ? load_id(arrays.q_ids, at) : 0;
+      }
+    }
+    if constexpr (kConfig.documents) {
+      kv_ids = arrays.kv_ids.offset(place.batch, 0, 0, place.kv_begin);
+    }
+    if constexpr (kConfig.dropout) {
+      batch_head = u32(block.batch * i32(arrays.heads_q) + block.head);
+      dropout = arrays.dropout;
+      if (arrays.rng != nullptr) {
+        dropout.seed = u64(arrays.rng[0]);
+        dropout.offset = u32(arrays.rng[1]);
+      }
+    }
+  }
+
+  // Adds the bias and hides pairs, on scores in units of log2. kOneDocument: documents hide none.
+  template <bool kOneDocument>
+  void apply(Scores& S, i32 first_key) const {
+    constexpr bool kDocuments = kConfig.documents && !kOneDocument;
+    if constexpr (!has_bias() && !kConfig.pair_mask && !kDocuments) return;
+    if (kv_len == 0) return;  // nothing to read
+#pragma unroll
+    for (i32 i = 0; i < kConfig.kv_rows / 2; i += 4) {
+#pragma unroll
+      for (i32 c = 0; c < 2; ++c) {
+        const i64 key = min(first_key + i * 2 + i32(ptx::thread_index()) % 4 * 2 + c, kv_len - 1);
+        i64 kv_id = 0;
+        if constexpr (kDocuments) {
+          kv_id = load_id(arrays.kv_ids, kv_ids + key * arrays.kv_ids.strides[3]);
+        }
+#pragma unroll
+        for (i32 r = 0; r < 2; ++r) {
+          float& s = S[i + 2 * r + c];
+          if constexpr (has_bias()) {
+            const float added = load_bias(bias[r] + key * arrays.bias.strides[3]);
+            s = added == kNegativeInfinity ? added : s + bias_log2(added);
+          }
+          if constexpr (kConfig.pair_mask) {
+            if (arrays.mask.data[mask[r] + key * arrays.mask.strides[3]] == 0) {
+              s = kNegativeInfinity;
+            }
+          }
+          if constexpr (kDocuments) {
+            if (kv_id != q_id[r]) s = kNegativeInfinity;
+          }
+        }
+      }
+    }
+  }
+
+  // Sets dropped probabilities to kDropped, -0. A draw decides eight keys of a row, two of them
+  // this thread's: each lane of a quad draws for every fourth group of eight and they exchange.
+  void drop(Scores& S, i32 first_key) const {
+    if constexpr (kConfig.dropout) {
+#pragma unroll
+      for (i32 group = 0; group < kConfig.kv_rows / 8; group += 4) {
+#pragma unroll
+        for (i32 r = 0; r < 2; ++r) {
+          const u32 lane = ptx::thread_index() % 4;
+          const Philox4x32 drawn =
+              dropout.draw(u32(first_key / 8 + group) + lane, u32(row[r]), batch_head);
+          ptx::U32x4 x{{drawn.word[0], drawn.word[1], drawn.word[2], drawn.word[3]}};
+          transpose_quad(x);
+#pragma unroll
+          for (i32 g = 0; g < min(kConfig.kv_rows / 8 - group, 4); ++g) {
+            float* p = &S[4 * (group + g) + 2 * r];
+            if ((x.word[g] & 0xffffu) < dropout.threshold) p[0] = kDropped;
+            if (x.word[g] >> 16 < dropout.threshold) p[1] = kDropped;
+          }
+        }
+      }
+    }
+  }
+
+ private:
+  static constexpr bool has_bias() { return kConfig.bias != DType::kNone; }
+
+  // Pointers are multiples of 16 bytes and strides count elements, so elements are aligned.
+  float load_bias(i64 at) const {
+    if constexpr (kConfig.bias == DType::kFloat32) {
+      return reinterpret_cast<const float*>(arrays.bias.data)[at];
+    } else if constexpr (kConfig.bias == DType::kFloat16) {
+      return to_float(reinterpret_cast<const f16*>(arrays.bias.data)[at]);
+    } else {
+      return to_float(reinterpret_cast<const bf16*>(arrays.bias.data)[at]);
+    }
+  }
+};
+
+}  // namespace fulmen

@@ -1,0 +1,92 @@
+// SPDX-FileCopyrightText: fulmen contributors
+// SPDX-License-Identifier: Apache-2.0
+//
+// The two matrix products of attention on one warpgroup's 64 query rows, as batches of wgmma that
+// are issued and committed here and waited for by the caller.
+#pragma once
+
+#include "kernels/common/operand_tile.cuh"
+#include "kernels/forward_sm90/config.h"
+#include "kernels/ptx/math.cuh"
+#include "kernels/ptx/memory.cuh"
+#include "kernels/ptx/thread.cuh"
+#include "kernels/ptx/wgmma.cuh"
+
+namespace fulmen {
+
+template <AttentionConfig kConfig>
+using QTile = OperandTile<64, kConfig.swizzle>;  // of a warpgroup
+template <AttentionConfig kConfig>
+using KvTile = OperandTile<kConfig.kv_rows, kConfig.swizzle>;
+
+// The first q_register_dims columns of a warpgroup's 64 rows of Q as left operands: four registers
+// for 16 columns.
+template <AttentionConfig kConfig>
+using QRegisters = u32[kConfig.q_register_dims > 0 ? kConfig.q_register_dims / 4 : 1];
+
+// q: the warpgroup's tile of Q, 64 rows.
+template <AttentionConfig kConfig>
+inline void load_q_registers(QRegisters<kConfig>& rQ, u32 q) {
+  load_left_columns<kConfig.q_register_dims>(rQ, QTile<kConfig>{q});
+}
+
+// S = Q K^T. rQ, q: the two parts of Q; k: the K tile.
+template <AttentionConfig kConfig>
+inline void issue_scores(float (&S)[kConfig.kv_rows / 2], const QRegisters<kConfig>& rQ, u32 q,
+                         u32 k) {
+  const u32 q_descriptor = QTile<kConfig>{q}.descriptor();
+  const u32 k_descriptor = KvTile<kConfig>{k}.descriptor();
+  constexpr u32 kUpper = KvTile<kConfig>::kUpper;
+  ptx::wgmma_fence();
+#pragma unroll
+  for (i32 d = 0; d < kConfig.d_qk; d += 16) {
+    const u32 k_part = k_descriptor + KvTile<kConfig>::columns_from(d);
+    if constexpr (kConfig.q_register_dims > 0) {
+      if (d < kConfig.q_register_dims) {
+        const u32* a = rQ + d / 4;
+        ptx::wgmma_rs<kConfig.dtype, false, kUpper>(S, a[0], a[1], a[2], a[3], k_part, d > 0);
+        continue;
+      }
+    }
+    const u32 q_part = q_descriptor + QTile<kConfig>::columns_from(d);
+    ptx::wgmma_ss<kConfig.dtype, false, kUpper>(S, q_part, k_part, d > 0);
+  }
+  ptx::wgmma_commit();
+}
+
+// O += P V, or O = P V unless `accumulate`. v: the columns of V that O has.
+template <AttentionConfig kConfig>
+inline void issue_output(float (&O)[kConfig.o_dims() / 2], const u32 (&P)[kConfig.kv_rows / 4],
+                         u32 v, bool accumulate) {
+  const u32 v_descriptor = KvTile<kConfig>{v}.descriptor_transposed();
+  constexpr u32 kUpper = KvTile<kConfig>::kUpperTransposed;
+  ptx::wgmma_fence();
+#pragma unroll
+  for (i32 j = 0; j < kConfig.kv_rows; j += 16) {
+    const u32* a = P + j / 4;
+    const u32 v_part = v_descriptor + KvTile<kConfig>::rows_from(j);
+    ptx::wgmma_rs<kConfig.dtype, true, kUpper>(O, a[0], a[1], a[2], a[3], v_part,
+                                               j > 0 || accumulate);
+  }
+  ptx::wgmma_commit();
+}
+
+// P = S, rounded: the accumulator of the first product becomes the left operand of the second
+// without leaving the thread.
+template <AttentionConfig kConfig>
+inline void round_probabilities(u32 (&P)[kConfig.kv_rows / 4],
+                                const float (&S)[kConfig.kv_rows / 2]) {
+#pragma unroll
+  for (i32 i = 0; i < kConfig.kv_rows / 4; ++i) {
+    P[i] = ptx::pack<kConfig.dtype>(S[2 * i], S[2 * i + 1]);
+  }
+}
+
+// O *= factor, row by row.
+template <i32 kFloats>
+inline void scale_rows(float (&O)[kFloats], const float (&factor)[2]) {
+#pragma unroll
+  for (i32 i = 0; i < kFloats; ++i) O[i] *= factor[i / 2 % 2];
+}
+
+}  // namespace fulmen

@@ -1,0 +1,183 @@
+// SPDX-FileCopyrightText: fulmen contributors
+// SPDX-License-Identifier: Apache-2.0
+//
+// What happens to the scores of a warp's block that depends on nothing but their values and where
+// they stand, in mma fragments: scale, softcap, ALiBi. All by position in the sequence, so that
+// nothing depends on tiles. Called by forward_sm80 and backward_sm80.
+#pragma once
+
+#include "kernels/common/head.cuh"
+#include "kernels/common/tanh.cuh"
+#include "kernels/common/warp_products.cuh"
+#include "kernels/common/warp_softmax.cuh"
+#include "kernels/ptx/math.cuh"
+
+namespace fulmen {
+
+template <Sm80Config kConfig>
+struct WarpScores {
+  static constexpr i32 kColumns = kConfig.warp_columns();
+  static constexpr i32 kTiles = kConfig.row_tiles;
+
+  const Head<kConfig.dtype>& head;
+  i64 warp_row;  // first row of this warp in its sequence
+
+  static i32 row(i32 t, i32 h) { return 16 * t + 8 * h + static_cast<i32>(lane_index() / 4); }
+  static i32 column(i32 i) { return kConfig.first_column_of(lane_index()) + kConfig.column_of(i); }
+
+  // Scale where scores are natural, softcap, ALiBi; in units of WarpSoftmax.
+  template <i32 kFloats>
+  void map(float (&S)[kTiles][kFloats], i64 first_column) const {
+    if constexpr (kConfig.softcap) {
+      cap(S);
+    } else if constexpr (kConfig.natural) {
+#pragma unroll
+      for (i32 t = 0; t < kTiles; ++t) {
+#pragma unroll
+        for (i32 f = 0; f < kFloats; ++f) S[t][f] *= head.map.scale;
+      }
+    }
+    if constexpr (kConfig.alibi) add_alibi(S, first_column);
+  }
+
+  // Whether ALiBi is affine in the block of keys from `block_column` on, the same for a team: no
+  // key is after a query, or none before.
+  bool is_one_sided(i64 block_column) const {
+    if constexpr (!kConfig.maps_in_exponent() || !kConfig.alibi) return true;
+    const i32 first = position(block_column);
+    return first >= kConfig.columns - 1 || is_after(first);
+  }
+
+  // Whether softcap is a polynomial of all scores of the warp.
+  template <i32 kFloats>
+  bool is_smooth(const float (&S)[kTiles][kFloats]) const {
+    if constexpr (!kConfig.maps_in_exponent() || !kConfig.softcap) return true;
+    return is_below(S, 0.25f * head.map.softcap * ptx::reciprocal(head.map.scale));
+  }
+
+  // Softcap or ALiBi in the exponent of a block that all rows see whole, one-sided and smooth: S
+  // becomes weights.
+  template <i32 kFloats>
+  void weigh_mapped(float (&S)[kTiles][kFloats], const WarpSoftmax<kConfig>& softmax,
+                    float (&block_sum)[kTiles][2], i64 first_column) const {
+    if constexpr (kConfig.softcap) {
+      const float inner = head.map.scale * ptx::reciprocal(head.map.softcap);
+      softmax.exponentiate(S, block_sum, true, CappedExponent{{inner, softmax.log2_unit}});
+    } else {
+      const i32 first = position(first_column);
+      const float slope = is_before(first) ? head.alibi * kWarpLog2E : -head.alibi * kWarpLog2E;
+      softmax.exponentiate(S, block_sum, true, SlopedExponent{softmax.log2_unit, slope, first});
+    }
+  }
+
+ private:
+  // As ScaledExponent.
+  struct CappedExponent {
+    TanhSlope slope;
+    float offset(float offset, i32, i32) const { return offset; }
+    float operator()(float s, float offset, i32) const { return ptx::fma(s, slope(s), offset); }
+  };
+  struct SlopedExponent {
+    float log2_unit, slope;
+    i32 first;
+    float offset(float offset, i32 t, i32 h) const {
+      return ptx::fma(-slope, static_cast<float>(first + row(t, h) - column(0)), offset);
+    }
+    float operator()(float s, float offset, i32 f) const {
+      return ptx::fma(slope, static_cast<float>(kConfig.column_of(f)),
+                      ptx::fma(s, log2_unit, offset));
+    }
+  };
+
+  // Of tanh.
+  float inner_factor() const { return head.map.scale / head.map.softcap; }
+  float outer_factor() const { return head.map.softcap / unit(); }
+
+  // Whether all scores of this warp are at most `most`: true only where the sums of eight squares
+  // say so, which are cheaper than a maximum.
+  template <i32 kFloats>
+  static bool is_below(const float (&S)[kTiles][kFloats], float most) {
+    float largest = 0;
+    float total = 0;  // NaN where a score is
+#pragma unroll
+    for (i32 t = 0; t < kTiles; ++t) {
+#pragma unroll
+      for (i32 f = 0; f < kFloats; f += 8) {
+        float squares = 0;
+#pragma unroll
+        for (i32 e = 0; e < 8; ++e) squares = ptx::fma(S[t][f + e], S[t][f + e], squares);
+        total += squares;
+        largest = ptx::max(largest, squares);
+      }
+    }
+    return !ptx::any(!(largest <= min(most * most, 0x1p120f)) || total != total);
+  }
+
+  // What one unit of a score is worth in nats.
+  float unit() const { return kConfig.natural ? 1.f : head.map.scale; }
+
+  // Where all scores of the warp stay below half the cap, tanh is a polynomial.
+  template <i32 kFloats>
+  void cap(float (&S)[kTiles][kFloats]) const {
+    const float inner = inner_factor();
+    const float outer = outer_factor();
+    if (kConfig.dtype == DType::kFloat32 || !is_below(S, 0.5f / inner)) {
+#pragma unroll
+      for (i32 t = 0; t < kTiles; ++t) {
+#pragma unroll
+        for (i32 f = 0; f < kFloats; ++f) {
+          S[t][f] = outer * cap_tanh(S[t][f] * inner);
+        }
+      }
+      return;
+    }
+    const TanhNearZero tanh(inner, outer);
+#pragma unroll
+    for (i32 t = 0; t < kTiles; ++t) {
+#pragma unroll
+      for (i32 f = 0; f < kFloats; ++f) S[t][f] = tanh(S[t][f]);
+    }
+  }
+
+  static float cap_tanh(float x) {
+    if constexpr (kConfig.dtype == DType::kFloat32) return AccurateMath<float>::tanh(x);
+    return tanh_log2(x * (2 * kWarpLog2E));
+  }
+
+  // Of the warp's first row, beyond column `first_column`.
+  i32 position(i64 first_column) const {
+    return static_cast<i32>(head.sequence.shape.position(warp_row) - first_column);
+  }
+  // Whether no key of a block is after a query, or none before.
+  static bool is_before(i32 first) { return first >= kColumns - 1; }
+  static bool is_after(i32 first) { return first <= 1 - kConfig.warp_rows(); }
+
+  template <i32 kFloats>
+  void add_alibi(float (&S)[kTiles][kFloats], i64 first_column) const {
+    const float slope = head.alibi / unit();
+    const i32 first = position(first_column);
+    if (is_before(first)) {
+      add_distances(S, first, [=](float x, float s) { return ptx::fma(-slope, x, s); });
+    } else if (is_after(first)) {
+      add_distances(S, first, [=](float x, float s) { return ptx::fma(slope, x, s); });
+    } else {
+      add_distances(S, first, [=](float x, float s) { return ptx::fma(-slope, ptx::abs(x), s); });
+    }
+  }
+
+  // S = term(position - kv_row, S)
+  template <i32 kFloats, class Term>
+  static void add_distances(float (&S)[kTiles][kFloats], i32 first, const Term& term) {
+    const float own = static_cast<float>(first + row(0, 0) - column(0));
+#pragma unroll
+    for (i32 t = 0; t < kTiles; ++t) {
+#pragma unroll
+      for (i32 f = 0; f < kFloats; ++f) {
+        const i32 further = 16 * t + 8 * (f / 2 % 2) - kConfig.column_of(f);
+        S[t][f] = term(own + static_cast<float>(further), S[t][f]);
+      }
+    }
+  }
+};
+
+}  // namespace fulmen

@@ -1,0 +1,283 @@
+// SPDX-FileCopyrightText: fulmen contributors
+// SPDX-License-Identifier: Apache-2.0
+//
+// Online softmax of the rows that a thread of a warp shares with the other three of its quad, on
+// accumulators of mma. Scores are raw dot products, or nats where the config says natural; `unit`
+// and `log2_unit` are what one is worth in nats and in powers of two.
+//   weight = exp2(s log2_unit - shift log2_unit)
+// Any shift gives the same quotient O / sum as long as nothing leaves the range of float32, so it
+// follows the maximum only when that grew by more than 2^8 (Milakov and Gimelshein 2018 for the
+// recurrence, FlashAttention-4 for the threshold), or, where no statistics are asked for, when the
+// sum of a block's weights says that it must. For statistics the true maximum is kept beside it.
+#pragma once
+
+#include "kernels/attention/softmax_state.cuh"
+#include "kernels/common/accurate_math.cuh"
+#include "kernels/common/warp_team.cuh"
+#include "kernels/forward_sm80/config.h"
+#include "kernels/ptx/math.cuh"
+#include "kernels/ptx/thread.cuh"
+
+namespace fulmen {
+
+inline constexpr float kMinusInfinity = __builtin_bit_cast(float, 0xff800000u);
+inline constexpr float kWarpLog2E = 1.4426950408889634f;
+
+// What a weight is two to the power of, for scores that are scaled and nothing else: offset() of a
+// row (t, h), once, then of each of its scores, number f of the thread's.
+struct ScaledExponent {
+  float log2_unit;
+  float offset(float offset, i32, i32) const { return offset; }
+  float operator()(float s, float offset, i32) const { return ptx::fma(s, log2_unit, offset); }
+};
+
+template <Sm80Config kConfig>
+struct WarpSoftmax {
+  static constexpr i32 kTiles = kConfig.row_tiles;
+  static constexpr i32 kFloats = kConfig.warp_columns() / 2;
+  using Team = WarpTeam<kConfig>;
+  using Scores = float[kTiles][kFloats];
+  using State = SoftmaxState<AccurateMath<float>>;
+
+  float unit;
+  float log2_unit;
+  float shift[kTiles][2];
+  float row_max[kTiles][2];  // for statistics alone
+  float sum[kTiles][2];      // of this thread's columns; of the row after finish()
+  // The same for the warp:
+  bool is_blind;  // some row has seen nothing yet, and has no shift to keep
+  bool is_far;    // some shift times log2_unit is not exact enough
+  bool has_kept;  // some block was weighed without a look at its maximum
+
+  explicit WarpSoftmax(float scale)
+      : unit(kConfig.natural ? 1.f : scale),
+        log2_unit(kConfig.natural ? kWarpLog2E : static_cast<float>(scale * 1.4426950408889634)) {}
+
+  // Nothing seen yet. Of this thread's rows, those from `num_rows` on are none: whatever they get,
+  // they are never blind.
+  void start(i32 num_rows) {
+#pragma unroll
+    for (i32 t = 0; t < kTiles; ++t) {
+#pragma unroll
+      for (i32 h = 0; h < 2; ++h) {
+        shift[t][h] = row_max[t][h] = 16 * t + 8 * h < num_rows ? kMinusInfinity : 0.f;
+        sum[t][h] = 0;
+      }
+    }
+    is_blind = true;
+    is_far = has_kept = false;
+  }
+
+  // Whether a block that all rows see whole can be weighed with the shift that there is.
+  bool may_keep() const { return kConfig.lazy_max && !is_blind && !is_far; }
+
+  // Brings the shift up to date with a block. Returns whether earlier results must be multiplied by
+  // `rescale`.
+  bool update(const Scores& S, const Team& team, float (&rescale)[kTiles][2]) {
+    float block_max[kTiles][2];
+#pragma unroll
+    for (i32 t = 0; t < kTiles; ++t) {
+#pragma unroll
+      for (i32 h = 0; h < 2; ++h) {
+        float m = S[t][2 * h];
+#pragma unroll
+        for (i32 i = 2 * h; i < kFloats; i += 4) m = ptx::max(m, ptx::max(S[t][i], S[t][i + 1]));
+        m = ptx::max(m, ptx::shuffle_xor(m, 1));
+        block_max[t][h] = ptx::max(m, ptx::shuffle_xor(m, 2));
+      }
+    }
+    team.share(block_max, [](float a, float b) { return ptx::max(a, b); });
+    float grown = kMinusInfinity;
+#pragma unroll
+    for (i32 t = 0; t < kTiles; ++t) {
+#pragma unroll
+      for (i32 h = 0; h < 2; ++h) {
+        if constexpr (kConfig.stats) row_max[t][h] = ptx::max(row_max[t][h], block_max[t][h]);
+        grown = ptx::max(grown, block_max[t][h] - shift[t][h]);
+      }
+    }
+    if (kConfig.lazy_rescale && !ptx::any(grown * log2_unit > 8)) return false;
+#pragma unroll
+    for (i32 t = 0; t < kTiles; ++t) {
+#pragma unroll
+      for (i32 h = 0; h < 2; ++h) {
+        rescale[t][h] = raise(t, h, ptx::max(shift[t][h], block_max[t][h]));
+      }
+    }
+    look_at_shifts();
+    return true;
+  }
+
+  // After blocks that kept their shift: where sums have grown far, it goes up by their logarithm.
+  // Returns as update() does.
+  bool settle(const Team& team, float (&rescale)[kTiles][2]) {
+    float largest = 0;
+#pragma unroll
+    for (i32 t = 0; t < kTiles; ++t) {
+      largest = ptx::max(largest, ptx::max(sum[t][0], sum[t][1]));
+    }
+    if (!team.any(ptx::any(largest > 0x1p64f))) return false;
+    float most[kTiles][2];
+#pragma unroll
+    for (i32 t = 0; t < kTiles; ++t) {
+#pragma unroll
+      for (i32 h = 0; h < 2; ++h) {
+        float m = ptx::max(1.f, sum[t][h]);
+        m = ptx::max(m, ptx::shuffle_xor(m, 1));
+        most[t][h] = ptx::max(m, ptx::shuffle_xor(m, 2));
+      }
+    }
+    team.share(most, [](float a, float b) { return ptx::max(a, b); });
+#pragma unroll
+    for (i32 t = 0; t < kTiles; ++t) {
+#pragma unroll
+      for (i32 h = 0; h < 2; ++h) {
+        rescale[t][h] = raise(t, h, shift[t][h] + ptx::log2(most[t][h]) / log2_unit);
+      }
+    }
+    look_at_shifts();
+    return true;
+  }
+
+  // S becomes weights; block_sum their sums over this thread's columns. Where a shift is so large
+  // that its product with log2_unit is no longer exact enough, differences come first. `has_shift`:
+  // may_keep() holds. `exponent` maps scores, see ScaledExponent.
+  template <class Exponent>
+  void exponentiate(Scores& S, float (&block_sum)[kTiles][2], bool has_shift,
+                    const Exponent& exponent) const {
+    const bool subtracts = kConfig.exact || (!has_shift && is_far);
+    if (subtracts) subtract(S);
+#pragma unroll
+    for (i32 t = 0; t < kTiles; ++t) {
+#pragma unroll
+      for (i32 h = 0; h < 2; ++h) {
+        const float base = has_shift ? shift[t][h] : base_of(t, h);
+        const float offset = exponent.offset(subtracts ? 0.f : -base * log2_unit, t, h);
+        block_sum[t][h] = 0;
+#pragma unroll
+        for (i32 i = 2 * h; i < kFloats; i += 4) {
+          S[t][i] = ptx::exp2(exponent(S[t][i], offset, i));
+          S[t][i + 1] = ptx::exp2(exponent(S[t][i + 1], offset, i + 1));
+          block_sum[t][h] += S[t][i] + S[t][i + 1];
+        }
+      }
+    }
+  }
+
+  void exponentiate(Scores& S, float (&block_sum)[kTiles][2], bool has_shift) const {
+    exponentiate(S, block_sum, has_shift, ScaledExponent{log2_unit});
+  }
+
+  // Whether a block's weights are so large that the shift must follow; the same for the warp.
+  static bool is_outgrown(const float (&block_sum)[kTiles][2]) {
+    float largest = 0;
+#pragma unroll
+    for (i32 t = 0; t < kTiles; ++t) {
+      largest = ptx::max(largest, ptx::max(block_sum[t][0], block_sum[t][1]));
+    }
+    return ptx::any(largest > 0x1p14f);  // far below what f16 holds
+  }
+
+  void accumulate(const float (&block_sum)[kTiles][2]) {
+#pragma unroll
+    for (i32 t = 0; t < kTiles; ++t) {
+      sum[t][0] += block_sum[t][0];
+      sum[t][1] += block_sum[t][1];
+    }
+  }
+
+  // Whether the sums have left the range in which results can be trusted; NaN too.
+  bool is_lost(i32 t, i32 h) const { return !(sum[t][h] < 0x1p100f); }
+
+  // Adds up the quad and the team. After this, sum belongs to the whole row. Where maxima were not
+  // looked at, the row's logarithm stands for the maximum, rounded up: no score is larger.
+  void finish(const Team& team) {
+#pragma unroll
+    for (i32 t = 0; t < kTiles; ++t) {
+#pragma unroll
+      for (i32 h = 0; h < 2; ++h) {
+        sum[t][h] += ptx::shuffle_xor(sum[t][h], 1);
+        sum[t][h] += ptx::shuffle_xor(sum[t][h], 2);
+      }
+    }
+    team.share(sum, [](float a, float b) { return a + b; });
+#pragma unroll
+    for (i32 t = 0; t < kTiles; ++t) {
+#pragma unroll
+      for (i32 h = 0; h < 2; ++h) {
+        if (kConfig.stats && has_kept && sum[t][h] != 0) {
+          const float top = shift[t][h] + ptx::log2(sum[t][h]) / log2_unit;
+          row_max[t][h] = top + ptx::max(top, -top) * 0x1p-22f;
+        }
+      }
+    }
+  }
+
+  // One row at the end.
+  struct Row {
+    float shift, row_max, sum, unit, log2_unit;
+    bool is_folded;  // weights were taken from -(shift * log2_unit) as rounded
+
+    // exp(shift - row_max): what the sum is multiplied by to be that of exp(s - row_max).
+    float to_row_max() const {
+      if (shift == kMinusInfinity) return 1;
+      const float product = shift * log2_unit;
+      const float rounding = is_folded ? ptx::fma(shift, log2_unit, -product) : 0.f;
+      return ptx::exp2((shift - row_max) * log2_unit - rounding);
+    }
+    // The row's softmax in nats.
+    State state() const { return {row_max * unit, sum * to_row_max()}; }
+  };
+  // Row number 2 t + h.
+  Row row(i32 number) const {
+    const auto& top = kConfig.stats ? row_max : shift;
+    Row row{shift[0][0], top[0][0], sum[0][0], unit, log2_unit, !kConfig.exact && !is_far};
+#pragma unroll
+    for (i32 at = 1; at < 2 * kTiles; ++at) {
+      if (at != number) continue;
+      row.shift = shift[at / 2][at % 2];
+      row.row_max = top[at / 2][at % 2];
+      row.sum = sum[at / 2][at % 2];
+    }
+    return row;
+  }
+
+ private:
+  // Sets a row's shift. Returns what earlier results must be multiplied by.
+  float raise(i32 t, i32 h, float to) {
+    const float old = shift[t][h];
+    shift[t][h] = to;
+    const float factor = old == to ? 1.f : ptx::exp2((old - to) * log2_unit);  // both may be -inf
+    sum[t][h] *= factor;
+    return factor;
+  }
+
+  void look_at_shifts() {
+    float largest = 0;
+    bool blind = false;
+#pragma unroll
+    for (i32 t = 0; t < kTiles; ++t) {
+#pragma unroll
+      for (i32 h = 0; h < 2; ++h) {
+        const float base = base_of(t, h);
+        largest = ptx::max(largest, ptx::max(base, -base));
+        blind = blind || shift[t][h] == kMinusInfinity;
+      }
+    }
+    is_far = ptx::any(largest * log2_unit > 1024);
+    is_blind = ptx::any(blind);
+  }
+
+  // The shift, 0 where nothing was seen, so that -inf - base = -inf.
+  float base_of(i32 t, i32 h) const { return shift[t][h] == kMinusInfinity ? 0.f : shift[t][h]; }
+
+  void subtract(Scores& S) const {
+#pragma unroll
+    for (i32 t = 0; t < kTiles; ++t) {
+#pragma unroll
+      for (i32 i = 0; i < kFloats; ++i) S[t][i] -= base_of(t, i / 2 % 2);
+    }
+  }
+};
+
+}  // namespace fulmen

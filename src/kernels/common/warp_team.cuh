@@ -1,0 +1,103 @@
+// SPDX-FileCopyrightText: fulmen contributors
+// SPDX-License-Identifier: Apache-2.0
+//
+// Warps that share their rows, where a row of O is too wide for the registers of one: each weighs
+// its columns of a block of keys and adds up its dims of O, 16 by turns. They exchange P, maxima
+// and sums through shared memory. So a fragment of K or V is read for 32 rows, not for 16, and no
+// product is computed twice. A team of one exchanges nothing. Called by forward_sm80; all warps of
+// a team together.
+#pragma once
+
+#include "kernels/common/warp_products.cuh"
+#include "kernels/ptx/math.cuh"
+#include "kernels/ptx/memory.cuh"
+#include "kernels/ptx/thread.cuh"
+
+namespace fulmen {
+
+template <Sm80Config kConfig>
+struct WarpTeam {
+  static constexpr i32 kTiles = kConfig.row_tiles;
+  static constexpr i32 kMembers = kConfig.team_warps;
+  static constexpr bool kIsOne = kMembers == 1;
+  using PTile = SwizzledTile<kConfig.columns, kConfig.swizzle>;
+
+  u32 shared;  // P of the block; a number for each row of each warp; a word for each warp
+
+  // Neighbours in number work on different schedulers.
+  static u32 index() { return warp_index() / kMembers; }
+  static u32 member() { return warp_index() % kMembers; }
+  static u32 first_row() { return index() * kConfig.warp_rows(); }  // in the block
+
+  // Where fragment n of the warp's O lies, 8 dims, in units of 8.
+  static i32 unit(i32 n) { return 2 * (kMembers * (n / 2) + static_cast<i32>(member())) + n % 2; }
+
+  void meet() const {
+    if constexpr (!kIsOne) ptx::bar_sync(1 + index(), 32 * kMembers);
+  }
+
+  // P, row by row; written by put().
+  PTile p_tile() const { return {shared}; }
+
+  // The warp's columns of P become the team's.
+  template <i32 kWords>
+  void put(const u32 (&P)[kTiles][kWords]) const {
+    const u32 lane = lane_index();
+#pragma unroll
+    for (i32 t = 0; t < kTiles; ++t) {
+#pragma unroll
+      for (i32 w = 0; w < kWords; ++w) {
+        const u32 row = first_row() + 16 * t + 8 * (w % 2) + lane / 4;
+        const u32 unit = member() * kConfig.warp_columns() / 8 + w / 2;
+        ptx::store_shared(p_tile().address(row, unit) + lane % 4 * 4, P[t][w]);
+      }
+    }
+    meet();  // P is there
+  }
+
+  // A number of each of this thread's rows, equal in its quad, joined over the team.
+  template <class Join>
+  void share(float (&x)[kTiles][2], const Join& join) const {
+    if constexpr (kIsOne) return;
+    meet();  // what was exchanged before is read
+#pragma unroll
+    for (i32 at = 0; at < 2 * kTiles; ++at) {
+      if (lane_index() % 4 != 0) break;
+      ptx::store_shared(number(member(), at), __builtin_bit_cast(u32, x[at / 2][at % 2]));
+    }
+    meet();  // the numbers are there
+#pragma unroll
+    for (i32 at = 0; at < 2 * kTiles; ++at) {
+      float joined = load(0, at);
+#pragma unroll
+      for (u32 other = 1; other < kMembers; ++other) joined = join(joined, load(other, at));
+      x[at / 2][at % 2] = joined;
+    }
+  }
+
+  // Whether some warp says so; `mine` is the same for all lanes.
+  bool any(bool mine) const {
+    if constexpr (kIsOne) return mine;
+    if (lane_index() == 0) ptx::store_shared(word(member()), mine);
+    meet();  // the words are there
+    u32 said = 0;
+#pragma unroll
+    for (u32 other = 0; other < kMembers; ++other) said |= ptx::load_shared(word(other));
+    return said != 0;
+  }
+
+ private:
+  u32 number(u32 warp, i32 at) const {
+    const u32 row = (index() * kMembers + warp) * kConfig.warp_rows() + static_cast<u32>(8 * at);
+    return shared + kConfig.p_bytes() + (row + lane_index() / 4) * 4;
+  }
+  float load(u32 warp, i32 at) const {
+    return __builtin_bit_cast(float, ptx::load_shared(number(warp, at)));
+  }
+  u32 word(u32 warp) const {
+    return shared + kConfig.p_bytes() + kConfig.warps * kConfig.warp_rows() * 4 +
+           (index() * kMembers + warp) * 4;
+  }
+};
+
+}  // namespace fulmen

@@ -1,0 +1,144 @@
+// SPDX-FileCopyrightText: fulmen contributors
+// SPDX-License-Identifier: Apache-2.0
+//
+// Documents: a query sees the keys that carry its number. Which keys a block of queries must look
+// at (from the first to the last whose number could be one of its queries'), which blocks of keys a
+// warp sees whole or not at all, and pairs one by one in the others. Numbers of keys come through
+// shared memory beside K. Called by forward_sm80; all lanes together, but for hull() and start():
+// all threads of the block.
+#pragma once
+
+#include "kernels/common/document_hull.cuh"
+#include "kernels/common/warp_products.cuh"
+#include "kernels/common/warp_softmax.cuh"
+#include "kernels/common/warp_team.cuh"
+#include "kernels/ptx/cp_async.cuh"
+
+namespace fulmen {
+
+template <Sm80Config kConfig>
+class Documents {
+ public:
+  using Scores = float[kConfig.row_tiles][kConfig.warp_columns() / 2];
+
+  // `shared`: ids_bytes() for each stage; `own_shared`: 8 bytes for each
+  // row of each warp.
+  Documents(const Head<kConfig.dtype>& head, i32 first_row, u32 shared, u32 stage_bytes,
+            u32 own_shared)
+      : head_(head),
+        first_row_(first_row),
+        shared_(shared),
+        stage_bytes_(stage_bytes),
+        own_(own_shared) {}
+
+  // The part of `keys` outside of which nothing is visible to the block.
+  Interval hull(Interval keys) const {
+    if constexpr (!kConfig.documents) return keys;
+    const i32 num_rows = min(kConfig.rows(), head_.sequence.shape.q_len - first_row_);
+    return DocumentHull<kConfig.dtype, kConfig.threads()>{head_, first_row_, num_rows, own_}.find(
+        keys);
+  }
+
+  // Finds the numbers of the warp's rows.
+  void find() {
+    if constexpr (!kConfig.documents) return;
+    const i32 lane = static_cast<i32>(lane_index());
+    const i32 row = static_cast<i32>(WarpTeam<kConfig>::index()) * kConfig.warp_rows() + lane;
+    const bool counts = lane < kConfig.warp_rows() && first_row_ + row < head_.sequence.shape.q_len;
+    const i64 id = counts ? row_id(row) : 0;
+    if (lane < kConfig.warp_rows()) store_id(own_id(lane), id);
+    id_ = static_cast<i64>(
+        static_cast<u64>(static_cast<u32>(ptx::shuffle(static_cast<i32>(id >> 32), 0))) << 32 |
+        static_cast<u32>(ptx::shuffle(static_cast<i32>(id), 0)));
+    is_one_ = !ptx::any(counts && id != id_);
+    ptx::warp_sync();  // the numbers are there
+  }
+
+  // Copies the numbers of the keys from `first` on.
+  void start(i32 stage, i32 first) const {
+    if constexpr (!kConfig.documents) return;
+    const ArrayView& ids = head_.p.kv_ids;
+    const i32 size = static_cast<i32>(size_bytes(ids.dtype));
+#pragma unroll 1
+    for (i32 at = static_cast<i32>(ptx::thread_index()); at < kConfig.columns;
+         at += kConfig.threads()) {
+      const bool present = first + at < head_.sequence.shape.kv_len;
+      const i64 offset = key_offset(present ? first + at : 0);
+      const u8* const from = ids.data + offset * size;
+      const u32 to = tile(stage) + at * 8;
+      if (!is_id_aligned(from, size)) {
+        store_id(to, present ? load_index(ids, offset) : 0);
+      } else if (size == 8) {
+        ptx::cp_async_small<8>(to, from, present);
+      } else {
+        ptx::cp_async_small<4>(to, from, present);
+      }
+    }
+  }
+
+  // Looks at a block that has arrived.
+  void look(i32 stage) {
+    if constexpr (!kConfig.documents) return;
+    bool some = !is_one_, all = is_one_;
+    if (is_one_) {
+#pragma unroll
+      for (i32 at = 0; at < kConfig.columns; at += 32) {
+        const i32 column = at + static_cast<i32>(lane_index());
+        const bool counts = column < kConfig.columns;
+        const bool equal = counts && key_id(stage, column) == id_;
+        some = some || ptx::any(equal);
+        all = all && !ptx::any(counts && !equal);
+      }
+    }
+    sees_ = some;
+    is_full_ = all;
+  }
+  bool sees() const { return !kConfig.documents || sees_; }
+  bool is_full() const { return !kConfig.documents || is_full_; }
+
+  // Scores of pairs of two documents become -inf.
+  void hide(Scores& S, i32 stage) const {
+    if constexpr (!kConfig.documents) return;
+    if (is_full_) return;
+    const u32 lane = lane_index();
+    const i32 first = static_cast<i32>(WarpTeam<kConfig>::member()) * kConfig.warp_columns() +
+                      kConfig.first_column_of(lane_index());
+    i64 own[kConfig.row_tiles][2];
+#pragma unroll
+    for (i32 t = 0; t < kConfig.row_tiles; ++t) {
+#pragma unroll
+      for (i32 h = 0; h < 2; ++h) {
+        own[t][h] = load_id(own_id(static_cast<i32>(16 * t + 8 * h + lane / 4)));
+      }
+    }
+    hide_other_documents(S, own,
+                         [&](i32 f) { return key_id(stage, first + kConfig.column_of(f)); });
+  }
+
+ private:
+  // Of the warp's row `row`.
+  u32 own_id(i32 row) const {
+    return own_ + (warp_index() * kConfig.warp_rows() + static_cast<u32>(row)) * 8;
+  }
+  u32 tile(i32 stage) const { return shared_ + static_cast<u32>(stage) * stage_bytes_; }
+  i64 key_offset(i64 key) const { return document_offset(head_, key); }
+  i64 row_id(i64 row) const { return document_of_row(head_, first_row_ + row); }
+
+  // cp.async leaves the upper half of 32-bit numbers as it is.
+  i64 key_id(i32 stage, i32 column) const {
+    const u32 from = tile(stage) + static_cast<u32>(column) * 8;
+    if (head_.p.kv_ids.dtype == DType::kInt64) return load_id(from);
+    return static_cast<i32>(ptx::load_shared(from));
+  }
+
+  const Head<kConfig.dtype>& head_;
+  i32 first_row_;        // of the block
+  u32 shared_;           // numbers of the keys of a stage
+  u32 stage_bytes_;      // between one stage's and the next's
+  u32 own_;              // numbers of every warp's rows
+  i64 id_ = 0;           // of the warp's first row
+  bool is_one_ = false;  // all rows of the warp carry it
+  bool sees_ = true, is_full_ = true;
+};
+
+}  // namespace fulmen

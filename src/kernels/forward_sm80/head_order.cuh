@@ -1,0 +1,99 @@
+// SPDX-FileCopyrightText: fulmen contributors
+// SPDX-License-Identifier: Apache-2.0
+//
+// The order of the blocks of a launch. Heads go group by group, so that K and V of those that are
+// at work fit the L2; within a group the last rows come first, since they see the most keys under a
+// causal mask and should not be left for the end; heads are neighbours. Long rows of V are cut into
+// parts, a block each.
+#pragma once
+
+#include "kernels/common/tile_place.cuh"
+#include "kernels/forward_sm80/config.h"
+
+namespace fulmen {
+
+constexpr i64 num_v_parts(const AttentionParams& p, i64 part_dims) {
+  return max<i64>(1, ceil_div(p.dim_v, part_dims));
+}
+
+// Blocks of a forward launch.
+constexpr i64 forward_sm80_blocks(const AttentionParams& p, const Sm80Config& config) {
+  return num_q_tiles(p, config.rows()) * num_v_parts(p, config.d_v);
+}
+
+// Division by a number that only the host knows, as a product: exact for dividends below 2^31
+// (Granlund and Montgomery, "Division by invariant integers using multiplication", 1994).
+struct Divisor {
+  u32 value = 1;
+  u32 multiplier = 0x80000000u;
+  u32 shift = 31;
+
+  constexpr Divisor() = default;
+  constexpr explicit Divisor(u32 divisor) : value(divisor) {
+    shift = 31;
+    while (shift < 62 && (u64{1} << (shift - 31)) < divisor) ++shift;
+    multiplier = static_cast<u32>(((u64{1} << shift) + divisor - 1) / divisor);
+  }
+  constexpr u32 quotient(u32 dividend) const {
+    return static_cast<u32>(static_cast<u64>(dividend) * multiplier >> shift);
+  }
+};
+
+struct HeadBlock {
+  TileTask task;
+  u32 kv_head;
+  u32 part;
+};
+
+// Fewer than 2^31 blocks.
+struct HeadOrder {
+  u32 slots = 1;  // of a line: one head of one batch entry
+  u32 group_lines = 1;
+  u32 full_groups = 0;
+  Divisor group_blocks;  // of a full group
+  Divisor members;       // of a full group: its lines, a block of each
+  Divisor last_members;  // of the group that is not full
+  Divisor parts;         // of V
+  Divisor heads_q;
+  Divisor group_size;
+
+  constexpr HeadOrder() = default;
+  // Lines of a group are neighbours: their K and V fit the L2 together.
+  constexpr HeadOrder(const AttentionParams& p, const Sm80Config& config, i32 lines_per_group) {
+    const u32 num_parts = static_cast<u32>(num_v_parts(p, config.d_v));
+    const u32 lines = static_cast<u32>(p.batch_extent() * p.heads_q);
+    group_lines = max(1u, min(static_cast<u32>(lines_per_group), lines));
+    slots = static_cast<u32>(num_tile_slots(p, p.q_rows, config.rows()));
+    full_groups = lines / group_lines;
+    group_blocks = Divisor(max(1u, group_lines * num_parts * slots));
+    members = Divisor(group_lines * num_parts);
+    last_members = Divisor(max(1u, lines % group_lines) * num_parts);
+    parts = Divisor(num_parts);
+    heads_q = Divisor(max(1u, static_cast<u32>(p.heads_q)));
+    group_size = Divisor(p.heads_kv == 0 ? 1u : static_cast<u32>(p.group_size()));
+  }
+
+  constexpr HeadBlock at(u32 block) const {
+    const u32 group = group_blocks.quotient(block);
+    const u32 within = block - group * group_blocks.value;
+    const bool is_full = group < full_groups;
+    const Divisor& own = is_full ? members : last_members;
+    const u32 rank = own.quotient(within);
+    const u32 member = within - rank * own.value;
+    const u32 in_group = parts.quotient(member);
+    const u32 line = group * group_lines + in_group;
+    const u32 batch = heads_q.quotient(line);
+    const u32 head = line - batch * heads_q.value;
+    return {{batch, head, slots - 1 - rank},
+            group_size.quotient(head),
+            member - in_group * parts.value};
+  }
+};
+
+// What a launch of forward_sm80 gets.
+struct Sm80Params {
+  AttentionParams attention;
+  HeadOrder order;
+};
+
+}  // namespace fulmen

@@ -1,0 +1,144 @@
+// SPDX-FileCopyrightText: fulmen contributors
+// SPDX-License-Identifier: Apache-2.0
+//
+// How keys reach the warps of a block of forward_sm80: tiles of K and V in shared memory, with them
+// what belongs to their pairs with the block's queries, block after block from the last towards the
+// first, by cp.async. Either some stages ahead of their use, or, of one stage each, by turns: V
+// arrives under Q K^T, the next K under P V. All threads of the block together.
+#pragma once
+
+#include "kernels/common/copy.cuh"
+#include "kernels/common/pair_tiles.cuh"
+#include "kernels/forward_sm80/documents.cuh"
+#include "kernels/forward_sm80/products.cuh"
+
+namespace fulmen {
+
+template <Sm80Config kConfig>
+struct ForwardLoaderSm80 {
+  using Products = ForwardProducts<kConfig>;
+  template <i32 kRows, i32 kDims, bool kInterleaved = kConfig.interleaved>
+  using Copy = TileCopy<kConfig.units, kRows, kConfig.threads(), kConfig.words(kDims),
+                        kConfig.swizzle, kConfig.element_bytes(), kInterleaved>;
+  static constexpr i32 kStageBlocks = kConfig.stage_blocks;
+  static constexpr i32 kStageColumns = kConfig.stage_columns();
+  static constexpr i32 kAhead = kConfig.stages - 1;
+  static constexpr bool kChecks = kConfig.checks_copies;
+
+  const Head<kConfig.dtype>& head;
+  u32 shared;  // Q's tile
+  i32 first_row;
+  Copy<kStageColumns, kConfig.d_qk> k_copy;
+  Copy<kStageColumns, kConfig.d_v> v_copy;
+  PairTiles<kConfig.pairs()> pairs;
+  Documents<kConfig> documents;
+  i32 begin = 0;       // the block of keys that comes last
+  i32 next_block = 0;  // of K, where K and V take turns
+
+  // For queries from `first_row` on, dims of V from `first_dim` on.
+  ForwardLoaderSm80(const Head<kConfig.dtype>& head_, i32 first_row_, i32 first_dim, u32 shared_)
+      : head(head_),
+        shared(shared_),
+        first_row(first_row_),
+        k_copy(head.p.k, head.kv_row(head.p.k, 0), head.sequence.shape.kv_len, dim_qk()),
+        v_copy(head.p.v, head.kv_row(head.p.v, 0) + first_dim * head.p.v.strides[3],
+               head.sequence.shape.kv_len,
+               kConfig.whole_rows ? kConfig.d_v : head.p.dim_v - first_dim),
+        pairs(head.p, head.sequence.shape, head.index, head.head, first_row),
+        documents(head_, first_row, pair_tile(0) + kConfig.pairs().bytes(), kConfig.pair_bytes(),
+                  shared + kConfig.own_ids_at()) {}
+
+  // Of the block of keys in slot `slot`, or of those from there to the end of its stage.
+  typename Products::QTile k_tile(i32 slot) const {
+    return {shared + kConfig.q_bytes() + slot * (kConfig.k_bytes() / kStageBlocks)};
+  }
+  typename Products::VTile v_tile(i32 slot) const {
+    return {shared + kConfig.q_bytes() + kConfig.stages * kConfig.k_bytes() +
+            slot * (kConfig.v_bytes() / kStageBlocks)};
+  }
+  u32 pair_tile(i32 stage) const {
+    return shared + kConfig.pairs_at() + stage * kConfig.pair_bytes();
+  }
+
+  // Q, in the group of the first K.
+  void fetch_q() const {
+    Copy<kConfig.rows(), kConfig.d_qk, false>(head.p.q, head.q_row(head.p.q, 0),
+                                              head.sequence.shape.q_len, dim_qk())
+        .start({shared}, first_row);
+  }
+
+  // The first copies of a walk from block `last` to block `first`: K of the last block before all
+  // others.
+  void start(i32 first, i32 last) {
+    begin = first;
+    const bool has_keys = first <= last;
+    if constexpr (kChecks) {
+      k_copy.seek(last * kStageColumns);
+      v_copy.seek(last * kStageColumns);
+      if (has_keys) fetch_k(last, 0);
+    } else {
+      if (has_keys) fetch_last_k(last);
+    }
+    ptx::cp_async_commit();
+    if (!kConfig.takes_turns) {
+      if (has_keys) fetch_last_v(last);
+      ptx::cp_async_commit();
+    }
+#pragma unroll
+    for (i32 stage = 1; stage < kAhead; ++stage) fetch(last - stage, stage);
+  }
+
+  // One block, if it is one of the walk.
+  void fetch(i32 block, i32 stage) {
+    if (block >= begin) {
+      fetch_k(block, stage);
+      fetch_v(stage);
+    }
+    ptx::cp_async_commit();
+  }
+
+  static void await_first_k() { ptx::cp_async_wait<(kAhead > 0 ? kAhead : 1)>(); }
+  static void await_first_v() {
+    ptx::cp_async_wait<kAhead>();
+    ptx::block_sync();  // V of the first block is there
+  }
+  static void await_next() { ptx::cp_async_wait<(kAhead > 0 ? kAhead - 1 : 0)>(); }
+
+  // K_j is there and all are done with V_j+1: V_j comes.
+  void turn_to_k(i32 block, bool is_first) {
+    ptx::cp_async_wait<0>();
+    ptx::block_sync();
+    if (is_first && !kChecks) {
+      fetch_last_v(block);
+    } else {
+      fetch_v(0);
+    }
+    ptx::cp_async_commit();
+    next_block = block - 1;
+  }
+  // V_j is there and all are done with K_j: K_j-1 comes.
+  void turn_to_v() {
+    ptx::cp_async_wait<0>();
+    ptx::block_sync();
+    if (next_block >= begin) fetch_k(next_block, 0);
+    ptx::cp_async_commit();
+  }
+
+ private:
+  i64 dim_qk() const { return kConfig.whole_rows ? kConfig.d_qk : head.p.dim_qk; }
+
+  void fetch_last_k(i32 block) {
+    k_copy.start_last(k_tile(0), block * kStageColumns);
+    pairs.start_last(pair_tile(0), block * kStageColumns);
+    documents.start(0, block * kStageColumns);
+  }
+  void fetch_last_v(i32 block) { v_copy.start_last(v_tile(0), block * kStageColumns); }
+  void fetch_k(i32 block, i32 stage) {
+    k_copy.template start_next<kChecks>(k_tile(stage * kStageBlocks));
+    pairs.start_next(pair_tile(stage));
+    documents.start(stage, block * kStageColumns);
+  }
+  void fetch_v(i32 stage) { v_copy.template start_next<kChecks>(v_tile(stage * kStageBlocks)); }
+};
+
+}  // namespace fulmen

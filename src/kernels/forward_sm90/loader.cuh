@@ -1,0 +1,129 @@
+// SPDX-FileCopyrightText: fulmen contributors
+// SPDX-License-Identifier: Apache-2.0
+//
+// The loader of forward_sm90: one thread that tells the copy engine which tiles of Q, K and V to
+// fetch, in the order in which the consumers use them, as soon as a buffer is free.
+#pragma once
+
+#include "kernels/forward_sm90/shared.cuh"
+#include "kernels/ptx/tma.cuh"
+
+namespace fulmen {
+
+template <AttentionConfig kConfig>
+struct ForwardLoader {
+  using Shared = ForwardShared<kConfig>;
+
+  const ForwardTensorMaps& maps;
+  const ForwardParams& params;
+  Shared shared;
+  typename Shared::QCursor q_at;
+  typename Shared::KvCursor k_at, v_at;
+
+  void load(const TensorMap& map, u32 tile, u32 full, i32 dims, i32 rows, i32 row, i32 head,
+            i32 batch, u64 policy) const {
+    constexpr i32 kBoxDims = kConfig.swizzle ? 64 : 8;
+#pragma unroll
+    for (i32 d = 0; d < kConfig.chunked(dims); d += kBoxDims) {
+      if constexpr (kConfig.cache_hints) {
+        ptx::tma_load(tile + d * rows * 2, map, full, d, row, head, batch, policy);
+      } else {
+        ptx::tma_load(tile + d * rows * 2, map, full, d, row, head, batch);
+      }
+    }
+  }
+
+  void load_k(i32 block, i32 head, const Place& place) {
+    shared.k().acquire(k_at);
+    load(maps.k, shared.k().address(k_at), shared.k().full(k_at), kConfig.d_qk, kConfig.kv_rows,
+         place.kv_begin + block * kConfig.kv_rows, head, place.batch, ptx::kEvictLast);
+    k_at.advance();
+  }
+
+  void load_v(i32 block, i32 head, const Place& place) {
+    const bool ends_inside =
+        kConfig.sequences && rows_inside<kConfig>(place, block) < kConfig.kv_rows;
+    const u32 barrier = ends_inside ? shared.landed(v_at) : shared.v().full(v_at);
+    shared.v().acquire(v_at, barrier);
+    load(maps.v, shared.v().address(v_at), barrier, kConfig.d_v, kConfig.kv_rows,
+         place.kv_begin + block * kConfig.kv_rows, head, place.batch, ptx::kEvictLast);
+    v_at.advance();
+  }
+
+  void load_q(const QueryBlock& block, const Place& place) {
+    const i32 row = place.q_begin + block.q_block * kConfig.q_rows();
+    for (i32 w = 0; w < kConfig.q_tiles(); ++w) {
+      shared.q().acquire(q_at);
+      for (i32 h = 0; h < kConfig.heads_per_tile; ++h) {
+        load(maps.q, shared.q().address(q_at) + h * kConfig.tile_rows() * 128,
+             shared.q().full(q_at), kConfig.d_qk, 64, row + kConfig.tile_rows() * w, block.head + h,
+             place.batch, ptx::kEvictFirst);
+      }
+      q_at.advance();
+    }
+  }
+
+  i32 kv_head(const QueryBlock& block) const {
+    return block.head / (params.heads_q / params.heads_kv);
+  }
+
+  void load_block(const QueryBlock& block, const Place& place, i32 first, i32 last) {
+    const i32 head = kv_head(block);
+    if (last <= first + 1) ptx::mbarrier_arrive(shared.nearly_loaded());
+    load_k(last, head, place);
+    load_q(block, place);
+#pragma unroll 1
+    for (i32 j = last - 1; j >= first; --j) {
+      if (j == first + 1) ptx::mbarrier_arrive(shared.nearly_loaded());
+      load_k(j, head, place);
+      load_v(j + 1, head, place);
+    }
+    load_v(first, head, place);
+  }
+
+  void run() {
+#pragma unroll 1
+    for (u32 count = 0;; ++count) {
+      ptx::mbarrier_wait(shared.assigned(count), Shared::parity(count));
+      const ptx::U32x4 mail = ptx::load_shared_x4(shared.mail(count));
+      const QueryBlock block{i32(mail.word[0]), i32(mail.word[1]), i32(mail.word[2])};
+      if (block.q_block < 0) return;
+      load_block(block, read_place(shared, params, block, count),
+                 ptx::load_shared(shared.key_blocks(count, 0) + 16),
+                 ptx::load_shared(shared.key_blocks(count, 0) + 20) - 1);
+    }
+  }
+};
+
+// The same by a thread that computes as well (ablation): it begins a block of queries with as many
+// tiles as there are buffers, and fills those that it has given back whenever it is told to. Then
+// it waits for the other warpgroups to give them back, too.
+template <AttentionConfig kConfig>
+struct ForwardFeeder {
+  ForwardLoader<kConfig> loader;
+  QueryBlock block;
+  Place place;
+  i32 first, last;  // blocks of keys
+  i32 next_k, next_v;
+  i32 free_k = kConfig.stages, free_v = kConfig.stages;
+
+  void begin(const QueryBlock& block_, const Place& place_, i32 first_, i32 last_) {
+    block = block_;
+    place = place_;
+    first = first_;
+    last = next_k = next_v = last_;
+  }
+
+  void feed() {
+    const i32 head = loader.kv_head(block);
+#pragma unroll 1
+    for (; free_k > 0 && next_k >= first; --next_k, --free_k) {
+      if (next_k == min(first + 1, last)) ptx::mbarrier_arrive(loader.shared.nearly_loaded());
+      loader.load_k(next_k, head, place);
+    }
+#pragma unroll 1
+    for (; free_v > 0 && next_v >= first; --next_v, --free_v) loader.load_v(next_v, head, place);
+  }
+};
+
+}  // namespace fulmen

@@ -1,0 +1,200 @@
+// SPDX-FileCopyrightText: fulmen contributors
+// SPDX-License-Identifier: Apache-2.0
+//
+// Online softmax of the two query rows that a thread shares with the other three of its quad, on
+// scores in a wgmma fragment. Exponents are base 2: p = exp2(s c - m), c = scale log2(e), m =
+// `shift`. Exactness does not need m to be the maximum: any m gives the same quotient O / sum as
+// long as nothing leaves the range of float32. So full blocks may keep the m of the first block
+// (ShiftRule); `in_range` tells afterwards whether that was enough, and the caller repeats a block
+// of queries with the maximum of every block where it was not. Buys 9 to 10 % at d 64 full and
+// d 128 causal, S 4096 (H100, 2026-11-28, bench/results/2026-11-28-forward-ablation-h100.jsonl).
+#pragma once
+
+#include "kernels/forward_sm90/config.h"
+#include "kernels/ptx/math.cuh"
+#include "kernels/ptx/thread.cuh"
+
+namespace fulmen {
+
+template <AttentionConfig kConfig>
+struct RowSoftmax {
+  static constexpr i32 kFloats = kConfig.kv_rows / 2;
+  using Scores = float[kFloats];
+
+  float factor;  // scale log2(e), c above; 1 where scores come in units of log2
+  float row_max[2] = {kNegativeInfinity, kNegativeInfinity};  // scaled; -inf: nothing seen yet
+  float sum[2] = {0, 0};  // of this thread's columns; of the row after finish()
+  float last_sum[2];      // of the last block that kept m
+
+  float raw_max[2] = {kNegativeInfinity, kNegativeInfinity};  // kDifferences: unscaled
+
+  // m: what exponents are taken from; 0 while nothing was seen, so that exp2(-inf - m) = 0.
+  float shift(i32 row) const { return row_max[row] == kNegativeInfinity ? 0.f : row_max[row]; }
+
+  float raw_shift(i32 row) const { return raw_max[row] == kNegativeInfinity ? 0.f : raw_max[row]; }
+
+  // S becomes exp2(S c - m); block_sum its sums over this thread's columns. kDifferences: the
+  // exponent is (S - raw_max) c, so that equal scores have weight 1 however large they are.
+  template <bool kDifferences = false>
+  void exponentiate(Scores& S, float (&block_sum)[2]) const {
+#pragma unroll
+    for (i32 row = 0; row < 2; ++row) {
+      const float m = kDifferences ? raw_shift(row) : shift(row);
+      float even = 0, odd = 0;
+#pragma unroll
+      for (i32 i = 2 * row; i < kFloats; i += 4) {
+        S[i] = ptx::exp2(exponent<kDifferences>(S[i], m));
+        S[i + 1] = ptx::exp2(exponent<kDifferences>(S[i + 1], m));
+        even += S[i];
+        odd += S[i + 1];
+      }
+      block_sum[row] = even + odd;
+    }
+  }
+
+  // One block by the textbook, m brought up to date first. Returns whether earlier results must be
+  // multiplied by `rescale`. kAlways: m becomes the maximum itself, however little it grew.
+  template <bool kAlways = kConfig.shift_rule == ShiftRule::kEveryBlock, bool kDifferences = false>
+  bool update(Scores& S, float (&rescale)[2]) {
+    static_assert(kAlways || !kDifferences);
+    float block_max[2], old_raw[2];
+#pragma unroll
+    for (i32 row = 0; row < 2; ++row) {
+      block_max[row] = S[2 * row];
+#pragma unroll
+      for (i32 i = 2 * row; i < kFloats; i += 4) {
+        block_max[row] = ptx::max(block_max[row], ptx::max(S[i], S[i + 1]));
+      }
+      block_max[row] = ptx::max(block_max[row], ptx::shuffle_xor(block_max[row], 1));
+      block_max[row] = ptx::max(block_max[row], ptx::shuffle_xor(block_max[row], 2));
+      if constexpr (kDifferences) {
+        old_raw[row] = raw_max[row];
+        raw_max[row] = ptx::max(raw_max[row], block_max[row]);
+      }
+      block_max[row] *= factor;
+    }
+    constexpr float kGrowth = 8;  // log2: p stays below 2^8, far from overflow even in f16
+    const bool grown = kAlways || ptx::any(block_max[0] - row_max[0] > kGrowth ||
+                                           block_max[1] - row_max[1] > kGrowth);
+    if (grown) {
+#pragma unroll
+      for (i32 row = 0; row < 2; ++row) {
+        const float old_max = row_max[row];
+        row_max[row] = ptx::max(old_max, block_max[row]);
+        rescale[row] = ptx::exp2(kDifferences ? (old_raw[row] - raw_shift(row)) * factor
+                                              : old_max - shift(row));  // 0 for the first block
+        sum[row] *= rescale[row];
+      }
+    }
+    float block_sum[2];
+    exponentiate<kDifferences>(S, block_sum);
+    sum[0] += block_sum[0];
+    sum[1] += block_sum[1];
+    return grown;
+  }
+
+  // One full block with the m that is there.
+  void keep(Scores& S) {
+    exponentiate(S, last_sum);
+    sum[0] += last_sum[0];
+    sum[1] += last_sum[1];
+  }
+
+  // After `keep`: whether m was too small for S to be rounded to f16. If so, S and the sums are
+  // divided by a power of two; so must be O, by `rescale`, and S rounded again. Asked after the
+  // rounding, which it would otherwise hold up.
+  bool outgrew(Scores& S, float (&rescale)[2]) {
+    if constexpr (kConfig.shift_rule != ShiftRule::kWhenSumGrew) return false;
+    if (!ptx::any(ptx::max(last_sum[0], last_sum[1]) > 0x1p14f)) return false;
+    shrink(S, rescale);
+    return true;
+  }
+
+  // Adds up the quad. After this, sum belongs to the whole row.
+  void finish() {
+#pragma unroll
+    for (i32 row = 0; row < 2; ++row) {
+      sum[row] += ptx::shuffle_xor(sum[row], 1);
+      sum[row] += ptx::shuffle_xor(sum[row], 2);
+    }
+  }
+
+  // Whether float32 held a row (NaN: no). Without a running maximum it may leave at both ends;
+  // where stats are asked for, lse must also be small enough to stand for both of them, and where m
+  // is folded into the exponent, its rounding must be small.
+  bool in_range(i32 row) const {
+    if (kTracksMaximum && row_max[row] == kNegativeInfinity) return true;
+    if (!kTracksMaximum && !(0x1p-100f <= sum[row] && sum[row] <= 0x1p100f)) return false;
+    if constexpr (kConfig.stats) return is_within(row_max[row], 1024);
+    return kConfig.maps_scores() || !kConfig.folded_scale || is_within(row_max[row], 0x1p24f);
+  }
+
+  // Natural logarithm of the sum of exponentials; -inf for a row that saw nothing.
+  float lse(i32 row) const { return natural(lse_log2(row)); }
+  float lse_log2(i32 row) const { return shift(row) + ptx::log2(sum[row]); }
+
+  // What backward kernels get of a row: no score lies above the first, and the second is the sum
+  // of exponentials relative to it. From lse, or after update<true> alone from the maximum, exactly
+  // as a backward kernel computes scale * s.
+  struct Saved {
+    float row_max, row_sum;
+  };
+  Saved saved(i32 row) const {
+    return {lse(row), sum[row] == 0 ? 0.f : sum[row] == sum[row] ? 1.f : sum[row]};
+  }
+  Saved saved_exactly(i32 row, float scale) const {
+    if (row_max[row] == kNegativeInfinity) return {row_max[row], sum[row]};
+    if constexpr (kConfig.maps_scores()) {
+      const float maximum = natural(row_max[row]);
+      if (is_saturated(row_max[row])) return {maximum, sum[row]};
+      return {maximum, sum[row] * ptx::exp2(ptx::fma(-maximum, kPerLn2, row_max[row]))};
+    }
+    return {raw_max[row] * scale, sum[row]};
+  }
+
+ private:
+  static constexpr bool kTracksMaximum =
+      kConfig.shift_rule == ShiftRule::kEveryBlock || kConfig.shift_rule == ShiftRule::kWhenGrown;
+  static bool is_within(float x, float limit) { return -limit <= x && x <= limit; }
+
+  // Nats, of a score in units of log2. The largest floats stand for themselves: a bias as large is
+  // cut to them (pair_terms.cuh).
+  static bool is_saturated(float x) { return x == kLargestFloat || x == -kLargestFloat; }
+  static float natural(float x) {
+    if constexpr (kConfig.bias != DType::kNone) return is_saturated(x) ? x : x * kLn2;
+    return x * kLn2;
+  }
+
+  static constexpr float kLn2 = 0.693147180559945f;
+  static constexpr float kPerLn2 = 1.44269504088896f;
+
+  template <bool kDifferences>
+  float exponent(float s, float m) const {
+    if constexpr (kConfig.maps_scores()) return s - m;
+    if constexpr (kDifferences) return (s - m) * factor;
+    if constexpr (kConfig.folded_scale) return ptx::fma(s, factor, -m);
+    return ptx::mul(s, factor) - m;
+  }
+
+  // Divides a block's p and the sums so far by the power of two in the row's block sum.
+  void shrink(Scores& S, float (&rescale)[2]) {
+#pragma unroll
+    for (i32 row = 0; row < 2; ++row) {
+      float total = last_sum[row];
+      total += ptx::shuffle_xor(total, 1);
+      total += ptx::shuffle_xor(total, 2);
+      const i32 exponent = static_cast<i32>(__builtin_bit_cast(u32, total) >> 23) - 127;
+      const i32 drop = clamp(exponent, 0, 126);
+      rescale[row] = __builtin_bit_cast(float, static_cast<u32>(127 - drop) << 23);
+      row_max[row] = shift(row) + static_cast<float>(drop);
+      sum[row] *= rescale[row];
+#pragma unroll
+      for (i32 i = 2 * row; i < kFloats; i += 4) {
+        S[i] *= rescale[row];
+        S[i + 1] *= rescale[row];
+      }
+    }
+  }
+};
+
+}  // namespace fulmen

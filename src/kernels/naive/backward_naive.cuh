@@ -1,0 +1,227 @@
+// SPDX-FileCopyrightText: fulmen contributors
+// SPDX-License-Identifier: Apache-2.0
+//
+// The gradients, first rung: each thread computes 32 dimensions of one row of dQ, or of dK or dV,
+// or one element of dbias or dsinks, recomputing every score and probability that it needs. Nothing
+// is shared and nothing is added by atomics, so results are bitwise equal from run to run. Four
+// entries, launched only for the gradients that are asked for:
+//   backward_naive_dq      a thread for each (batch, head, q_row, chunk of dim_qk)
+//   backward_naive_dkdv    for each (batch, kv_head, kv_row, chunk of dim_qk, then of dim_v)
+//   backward_naive_dbias   for each element of dbias
+//   backward_naive_dsinks  for each head
+#pragma once
+
+#include "kernels/common/saved_row.cuh"
+#include "kernels/common/tile_tasks.cuh"
+#include "kernels/naive/forward_naive.cuh"
+
+namespace fulmen {
+
+// What the backward pass knows of a row: the softmax that the forward pass kept, and
+// D = dot(dO, O), dL = the gradient that arrives through lse.
+template <DType kDType>
+struct RowGradient {
+  using Real = typename Head<kDType>::Real;
+  using State = typename Head<kDType>::State;
+
+  State state;
+  Real normalizer;
+  Real D;
+  Real dL;
+
+  RowGradient(const Head<kDType>& head, i64 i, Real D_)
+      : state(saved_state(head, i)),
+        normalizer(state.normalizer(head.sink)),
+        D(D_),
+        dL(lse_gradient(head, i)) {}
+
+  RowGradient(const Head<kDType>& head, i64 i) : RowGradient(head, i, Real(0)) {
+    const AttentionParams& p = head.p;
+    const i64 dout = head.q_row(p.dout, i);
+    const i64 o = head.q_row(p.o, i);
+    for (i64 d = 0; d < p.dim_v; ++d) {
+      D += load_real<Real>(p.dout, dout + d * p.dout.strides[3]) *
+           load_real<Real>(p.o, o + d * p.o.strides[3]);
+    }
+  }
+
+  bool saw_something() const { return state.row_sum != Real(0); }
+};
+
+// One visible pair: P after dropout, dS, and dX = d loss / d dot(q, k).
+template <class Real>
+struct PairGradient {
+  Real P_kept;
+  Real dS;
+  Real dX;
+};
+
+// From the capped score and dP = dot(dO_i, v_j).
+template <DType kDType, class Real>
+PairGradient<Real> pair_gradient(const Head<kDType>& head, const RowGradient<kDType>& row, i64 i,
+                                 i64 j, Real capped, Real dP) {
+  const Real exponent = min(capped + head.added(i, j) - row.state.shift(), Real(0));
+  const Real weight = Head<kDType>::Math::exp(exponent);
+  const Real P = weight * row.normalizer;
+  const Real keep = head.keep(i, j);
+  const Real dS = P * (dP * keep - row.D) + weight / row.state.row_sum * row.dL;
+  return {P * keep, dS, dS * head.map.slope(capped) * head.map.scale};
+}
+
+template <DType kDType>
+auto pair_gradient(const Head<kDType>& head, const RowGradient<kDType>& row, i64 i, i64 j) {
+  using Real = typename Head<kDType>::Real;
+  const AttentionParams& p = head.p;
+  const i64 dout = head.q_row(p.dout, i);
+  const i64 v = head.kv_row(p.v, j);
+  Real dP = 0;
+  for (i64 d = 0; d < p.dim_v; ++d) {
+    dP += load_real<Real>(p.dout, dout + d * p.dout.strides[3]) *
+          head.element(p.v, v + d * p.v.strides[3]);
+  }
+  return pair_gradient(head, row, i, j, head.capped_score(i, j), dP);
+}
+
+// dQ[i] = sum over visible j of dX[i,j] K[j]
+template <DType kDType>
+void backward_naive_dq_row(const AttentionParams& p, const RowTask& task) {
+  using Real = typename Head<kDType>::Real;
+  const i64 index = p.packed ? find_sequence(p, p.cu_q, task.row) : task.batch;
+  const Head<kDType> head(p, index, task.head);
+  const i64 i = task.row - head.sequence.q_begin;
+  const i64 first = task.chunk * kNaiveChunk;
+  const i64 num_dims = min<i64>(kNaiveChunk, p.dim_qk - first);
+  Real dQ[kNaiveChunk] = {};
+  if (0 <= i && i < head.sequence.shape.q_len) {
+    const RowGradient<kDType> row(head, i);
+    const Interval columns = row.saw_something() ? head.columns(i) : Interval{0, 0};
+    for (i64 j = columns.begin; j < columns.end; ++j) {
+      if (!head.sees(i, j)) continue;
+      const Real dX = pair_gradient(head, row, i, j).dX;
+      const i64 k = head.kv_row(p.k, j) + first * p.k.strides[3];
+      for (i32 d = 0; d < kNaiveChunk; ++d) {
+        if (d < num_dims) dQ[d] += dX * head.element(p.k, k + d * p.k.strides[3]);
+      }
+    }
+  }
+  const i64 dq = p.dq.offset(task.batch, task.head, task.row, first);
+  for (i32 d = 0; d < kNaiveChunk; ++d) {
+    if (d < num_dims) store_real(p.dq, dq + d * p.dq.strides[3], dQ[d]);
+  }
+}
+
+// dK[j] = sum of dX[i,j] Q[i], dV[j] = sum of P[i,j] keep dO[i], over the rows i of all heads of
+// the group that see j.
+template <DType kDType>
+void backward_naive_dkdv_row(const AttentionParams& p, const RowTask& task) {
+  using Real = typename Head<kDType>::Real;
+  const bool is_dk = task.chunk < dk_chunks(p);
+  const ArrayView& gradient = is_dk ? p.dk : p.dv;
+  const i64 first = (is_dk ? task.chunk : task.chunk - dk_chunks(p)) * kNaiveChunk;
+  const i64 num_dims = min<i64>(kNaiveChunk, (is_dk ? p.dim_qk : p.dim_v) - first);
+  const i64 index = p.packed ? find_sequence(p, p.cu_kv, task.row) : task.batch;
+  Real sum[kNaiveChunk] = {};
+  for (i64 member = 0; member < p.group_size(); ++member) {
+    const Head<kDType> head(p, index, task.head * p.group_size() + member);
+    const i64 j = task.row - head.sequence.kv_begin;
+    if (j < 0 || j >= head.sequence.shape.kv_len) break;
+    const Interval rows = visible_rows(p.mask_options, head.sequence.shape, j);
+    for (i64 i = rows.begin; i < rows.end; ++i) {
+      if (!head.sees(i, j)) continue;
+      const RowGradient<kDType> row(head, i);
+      if (!row.saw_something()) continue;
+      const PairGradient<Real> pair = pair_gradient(head, row, i, j);
+      const Real factor = is_dk ? pair.dX : pair.P_kept;
+      const ArrayView& other = is_dk ? p.q : p.dout;
+      const i64 x = head.q_row(other, i) + first * other.strides[3];
+      for (i32 d = 0; d < kNaiveChunk; ++d) {
+        if (d < num_dims) sum[d] += factor * load_real<Real>(other, x + d * other.strides[3]);
+      }
+    }
+  }
+  const i64 out = gradient.offset(task.batch, task.head, task.row, first);
+  for (i32 d = 0; d < kNaiveChunk; ++d) {
+    if (d < num_dims) store_real(gradient, out + d * gradient.strides[3], sum[d]);
+  }
+}
+
+// dS summed over the axes along which the bias was broadcast, for one element.
+template <DType kDType>
+void backward_naive_dbias_element(const AttentionParams& p, i64 task) {
+  using Real = typename Head<kDType>::Real;
+  const i64* extent = p.dbias_extents;
+  const i64 column = task % extent[3];
+  const i64 row_at = task / extent[3] % extent[2];
+  const i64 head_at = task / extent[3] / extent[2] % extent[1];
+  const i64 batch_at = task / extent[3] / extent[2] / extent[1];
+  Real sum = 0;
+  const Interval sequences = summed(batch_at, extent[0], p.num_sequences);
+  const Interval heads = summed(head_at, extent[1], p.heads_q);
+  for (i64 index = sequences.begin; index < sequences.end; ++index) {
+    for (i64 h = heads.begin; h < heads.end; ++h) {
+      const Head<kDType> head(p, index, h);
+      const SequenceShape& shape = head.sequence.shape;
+      const Interval rows = summed(row_at, extent[2], shape.q_len);
+      for (i64 i = rows.begin; i < rows.end; ++i) {
+        const RowGradient<kDType> row(head, i);
+        if (!row.saw_something()) continue;
+        const Interval wanted = summed(column, extent[3], shape.kv_len);
+        const Interval columns = head.columns(i);
+        const i64 end = min(wanted.end, columns.end);
+        for (i64 j = max(wanted.begin, columns.begin); j < end; ++j) {
+          if (head.sees(i, j)) sum += pair_gradient(head, row, i, j).dS;
+        }
+      }
+    }
+  }
+  store_real(p.dbias, p.dbias.offset(batch_at, head_at, row_at, column), sum);
+}
+
+// dsinks[h] = - sum over all rows of the sink's share of D
+template <DType kDType>
+void backward_naive_dsinks_head(const AttentionParams& p, i64 h) {
+  using Real = typename Head<kDType>::Real;
+  Real sum = 0;
+  for (i64 index = 0; index < p.num_sequences; ++index) {
+    const Head<kDType> head(p, index, h);
+    for (i64 i = 0; i < head.sequence.shape.q_len; ++i) {
+      const RowGradient<kDType> row(head, i);
+      if (row.saw_something()) sum -= row.state.sink_share(head.sink) * row.D;
+    }
+  }
+  store_real(p.dsinks, p.dsinks.offset(0, h, 0, 0), sum);
+}
+
+template <FmaConfig kConfig>
+void backward_naive_dq(const AttentionParams& p) {
+  record_faults(p, kConfig.num_threads);
+  const i64 task = naive_task<kConfig>();
+  if (task >= backward_naive_dq_tasks(p)) return;
+  const i64 chunks = num_chunks(p.dim_qk);
+  backward_naive_dq_row<kConfig.dtype>(p, row_task(task, chunks, p.q_rows, p.heads_q));
+}
+
+template <FmaConfig kConfig>
+void backward_naive_dkdv(const AttentionParams& p) {
+  record_faults(p, kConfig.num_threads);
+  const i64 task = naive_task<kConfig>();
+  if (task >= backward_naive_dkdv_tasks(p)) return;
+  const i64 chunks = dkdv_chunks(p);
+  backward_naive_dkdv_row<kConfig.dtype>(p, row_task(task, chunks, p.kv_rows, p.heads_kv));
+}
+
+template <FmaConfig kConfig>
+void backward_naive_dbias(const AttentionParams& p) {
+  record_faults(p, kConfig.num_threads);
+  const i64 task = naive_task<kConfig>();
+  if (task < backward_naive_dbias_tasks(p)) backward_naive_dbias_element<kConfig.dtype>(p, task);
+}
+
+template <FmaConfig kConfig>
+void backward_naive_dsinks(const AttentionParams& p) {
+  record_faults(p, kConfig.num_threads);
+  const i64 task = naive_task<kConfig>();
+  if (task < p.heads_q) backward_naive_dsinks_head<kConfig.dtype>(p, task);
+}
+
+}  // namespace fulmen

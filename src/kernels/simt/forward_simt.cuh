@@ -1,0 +1,225 @@
+// SPDX-FileCopyrightText: fulmen contributors
+// SPDX-License-Identifier: Apache-2.0
+//
+// Exact attention on the ordinary arithmetic units: a block keeps a tile of Q in shared memory and
+// its part of O in registers, and meets K and V a tile at a time. True float32 (16-bit inputs are
+// widened) or float64, every option, any strides and alignment. Source: Dao, FlashAttention-2
+// (2023), section 3.1. Launched with one block for each (slot of rows, batch, head), see
+// tile_tasks.cuh. K and V each have a tile: one is copied while the other is multiplied.
+//
+// A hidden pair has weight -0: it adds nothing to finite values, and where a tile of V holds
+// infinities or NaN, guarded_sums skips it altogether.
+#pragma once
+
+#include "kernels/simt/block.cuh"
+
+namespace fulmen {
+
+template <class State>
+__attribute__((noinline)) typename State::Real row_normalizer(typename State::Real row_max,
+                                                              typename State::Real row_sum,
+                                                              typename State::Real sink) {
+  return State{row_max, row_sum}.normalizer(sink);
+}
+
+// lse and stats of a row.
+template <DType kDType>
+__attribute__((noinline)) void store_state(const Head<kDType>& head, i64 i,
+                                           typename Head<kDType>::State state) {
+  const AttentionParams& p = head.p;
+  if (p.lse.present()) store_real(p.lse, head.q_row(p.lse, i), state.lse());
+  if (!p.stats.present()) return;
+  store_real(p.stats, head.q_row(p.stats, i), state.row_max);
+  store_real(p.stats, head.q_row(p.stats, i) + p.stats.strides[3], state.row_sum);
+}
+
+template <FmaConfig kConfig>
+struct ForwardSimt : Simt<kConfig> {
+  using Base = Simt<kConfig>;
+  using Rows = SimtRows<kConfig>;
+  using typename Base::Pairs;
+  using typename Base::Real;
+  using HeadType = Head<kConfig.dtype>;
+  using Math = typename HeadType::Math;
+  using State = typename HeadType::State;
+
+  const AttentionParams& p;
+  const HeadType& head;
+  i64 first_row;  // of the block, in its sequence
+  bool pair_terms;
+  HeadRows k_rows, v_rows;
+  typename Base::QkRows Q, K;
+  typename Base::VRows V;
+  typename Base::Weights P;
+  u32* word;                 // shared
+  State state[Base::kRows];  // row_sum: of this thread's columns
+  typename Base::template Sums<kConfig.max_dim_v> O = {};
+
+  ForwardSimt(const HeadType& head_, i64 first_row_)
+      : p(head_.p),
+        head(head_),
+        first_row(first_row_),
+        pair_terms(has_pair_terms(head_.p)),
+        k_rows(kv_rows_of(head_, p.k, p.dim_qk)),
+        v_rows(kv_rows_of(head_, p.v, p.dim_v)) {
+    typename Base::Layout layout;
+    Q = layout.template tile<typename Base::QkRows>(kConfig.rows);
+    K = layout.template tile<typename Base::QkRows>(kConfig.columns);
+    V = layout.template tile<typename Base::VRows>(kConfig.columns);
+    P = layout.template tile<typename Base::Weights>(kConfig.rows);
+    word = layout.word();
+  }
+
+  i64 q_row(i32 r) const { return first_row + Base::row(r); }
+  i64 num_keys(i64 first_column) const { return head.sequence.shape.kv_len - first_column; }
+
+  // S = scale Q K^T, -inf where the structured masks hide.
+  void mask(Pairs& S, i64 first_column) const {
+#pragma unroll
+    for (i32 r = 0; r < Base::kRows; ++r) {
+      const Limits limits = row_limits(head, q_row(r), first_column);
+#pragma unroll
+      for (i32 c = 0; c < Base::kColumns; ++c) {
+        if (!limits.contains(Base::column(c))) S[r][c] = -Math::kInfinity;
+      }
+    }
+  }
+
+  // S = softcap(scale Q K^T) + bias + ALiBi, -inf where hidden: by way of shared memory.
+  void score_pairs(Pairs& S, i64 first_column) const {
+    i32 row = -1;
+    Limits limits{};  // of that row
+    Base::change_pairs(P, S, [&](Real dot, i32 r, i32 c) {
+      const i64 i = q_row(r);
+      const i32 column = Base::column(c);
+      if (r != row) limits = row_limits(head, i, first_column);
+      row = r;
+      return limits.contains(column) ? pair_score(head, dot, i, first_column + column)
+                                     : -Math::kInfinity;
+    });
+  }
+
+  // P = exp(S - m);  l and O follow a new m.
+  void softmax(const Pairs& S) {
+#pragma unroll
+    for (i32 r = 0; r < Base::kRows; ++r) {
+      Real block_max = S[r][0];
+#pragma unroll
+      for (i32 c = 1; c < Base::kColumns; ++c) block_max = Math::max(block_max, S[r][c]);
+      block_max = Base::across_row(block_max, [](Real a, Real b) { return Math::max(a, b); });
+      const Real rescale = state[r].update(block_max);
+      const Real shift = state[r].shift();
+      Real sum = 0;
+#pragma unroll
+      for (i32 c = 0; c < Base::kColumns; ++c) {
+        const Real weight = Math::exp(S[r][c] - shift);
+        sum += weight;
+        Base::own(P, r, c) = weight;
+      }
+      state[r].row_sum += sum;
+#pragma unroll
+      for (auto& vector : O[r]) {
+#pragma unroll
+        for (Real& o : vector.lane) o *= rescale;
+      }
+    }
+  }
+
+  // Marks hidden pairs in P.
+  void hide(const Pairs& S) const {
+    Base::each_pair([&](i32 r, i32 c) {
+      if (S[r][c] == -Math::kInfinity) Base::own(P, r, c) = Base::kHidden;
+    });
+  }
+
+  void drop_out(i64 first_column) const {
+    Base::change_own(P, [&](Real weight, i32 r, i32 c) {
+      return Base::is_hidden(weight)
+                 ? weight
+                 : weight * pair_keep(head, q_row(r), first_column + Base::column(c));
+    });
+  }
+
+  // K of this block is on its way; leaves with K of the next one on its way.
+  void step(i64 first_column, bool is_full, bool is_last) {
+    const bool plain = is_full && !pair_terms;
+    const i64 next_column = first_column + kConfig.columns;
+    Pairs S;
+    ptx::wait_for_copies();
+    ptx::block_sync();  // K is there, and all are done with V
+    Rows::template load<kConfig.columns>(v_rows, first_column, num_keys(first_column), V);
+    Base::dots(Q, K, static_cast<i32>(p.dim_qk), S);
+    if (pair_terms) {
+      score_pairs(S, first_column);
+    } else {
+      Base::each_pair([&](i32 r, i32 c) { S[r][c] = Math::product(S[r][c], head.map.scale); });
+      if (!is_full) mask(S, first_column);
+    }
+    softmax(S);
+    if (!plain) hide(S);
+    if (head.dropout.enabled()) drop_out(first_column);
+    ptx::wait_for_copies();
+    ptx::block_sync();  // V and P are there, and all are done with K
+    const bool guarded = !plain && !Rows::template all_finite<kConfig.columns>(V, word);
+    if (!is_last) {
+      Rows::template load<kConfig.columns>(k_rows, next_column, num_keys(next_column), K);
+    }
+    const i32 depth = static_cast<i32>(min<i64>(kConfig.columns, num_keys(first_column)));
+    if (guarded) {
+      Base::template guarded_sums<kConfig.max_dim_v>(P, V, depth, O);
+    } else {
+      Base::template sums<kConfig.max_dim_v>(P, V, depth, O);
+    }
+  }
+
+  void load_first(i64 first_column) const {
+    Rows::template load<kConfig.rows>(q_rows_of(head, p.q, p.dim_qk), first_row,
+                                      head.sequence.shape.q_len - first_row, Q);
+    Rows::template load<kConfig.columns>(k_rows, first_column, num_keys(first_column), K);
+  }
+
+  void run() {
+    const i64 q_len = head.sequence.shape.q_len;
+    if (first_row < q_len) {
+      const BlockRange range =
+          visible_column_blocks(p.mask_options, head.sequence.shape,
+                                {first_row, min(first_row + kConfig.rows, q_len)}, kConfig.columns);
+      if (range.visit.size() > 0) load_first(range.visit.begin * kConfig.columns);
+      for (i64 block = range.visit.begin; block < range.visit.end; ++block) {
+        step(block * kConfig.columns, range.is_full(block), block + 1 == range.visit.end);
+      }
+    }
+    store_rows();
+  }
+
+  // O / l; lse and stats.
+  void store_rows() {
+    const i64 slot = head.sequence.q_slot - first_row;
+#pragma unroll
+    for (i32 r = 0; r < Base::kRows; ++r) state[r].row_sum = Base::row_sum(state[r].row_sum);
+    Rows::template store<kConfig.max_dim_v>(
+        q_rows_of(head, p.o, p.dim_v), first_row, head.sequence.shape.q_len - first_row, slot, O,
+        [&](i32 r) {
+          return row_normalizer<State>(state[r].row_max, state[r].row_sum, head.sink);
+        });
+    if (Base::x() != 0) return;
+#pragma unroll
+    for (i32 r = 0; r < Base::kRows; ++r) {
+      if (Base::row(r) >= slot) continue;
+      store_state(head, q_row(r), q_row(r) < head.sequence.shape.q_len ? state[r] : State{});
+    }
+  }
+};
+
+template <FmaConfig kConfig>
+void forward_simt(const AttentionParams& p) {
+  record_faults(p, kConfig.num_threads);
+  const TileTask task = tile_task(ptx::block_index(), p.batch_extent(), p.heads_q,
+                                  num_tile_slots(p, p.q_rows, kConfig.rows), true);
+  const TilePlace place = find_tile(p, p.cu_q, task, kConfig.rows);
+  const Head<kConfig.dtype> head(p, place.index, task.head);
+  if (place.first_row >= head.sequence.q_slot) return;
+  ForwardSimt<kConfig>(head, place.first_row).run();
+}
+
+}  // namespace fulmen
