@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """fulmen.h as a page: its sections become headings, its comments text, its declarations code.
 
-The header stays the only source: the documentation site calls `markdown` at build time
-(docs_hooks.py), nothing generated is kept. What is relied on is the header's own form: sections are
-comments between two rules of dashes whose first line is "N  Title"; a comment that stands before a
-declaration, without an empty line between, belongs to it.
+The header stays the only source: docs_tables.py writes the result of `markdown` into the pages
+docs/*/reference/c.md and says where it is stale. What is relied on is the header's own form:
+sections are comments between two rules of dashes whose first line is "N  Title"; a comment that
+stands before a declaration, without an empty line between, belongs to it.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@
 
 In the first, a row a sequence length, a column an (operation, head dim, mask), in a cell the rate
 of each party, in the order of `parties`; the fastest is bold. Where a party has several
-implementations of a cell, the fastest counts. Used by docs_hooks.py.
+implementations of a cell, the fastest counts. Used by docs_tables.py.
 """
 
 from __future__ import annotations

@@ -59,6 +59,10 @@ def sources(runner: Runner) -> None:
             runner.say(line)
 
 
+def pages(runner: Runner) -> None:
+    runner.run([PYTHON, "tools/docs_tables.py", "--check"])
+
+
 def layers(runner: Runner) -> None:
     runner.run([PYTHON, "tools/check_layers.py"])
 
@@ -194,6 +198,7 @@ CHECKS = [
     Step("lint", "ruff, spelling", lint),
     Step("types", "mypy --strict", types),
     Step("sources", "licence lines, no path of one machine", sources),
+    Step("pages", "tables in the pages are what their sources say", pages),
     Step("layers", "who may include whom", layers),
     Step("headers", "each header compiles alone", headers),
 ]

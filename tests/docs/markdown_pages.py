@@ -27,6 +27,11 @@ def without_code(text: str) -> str:
     return re.sub(r"`[^`\n]*`", "", _FENCE.sub("", text))
 
 
+def without_generated(text: str) -> str:
+    """A page without what tools/docs_tables.py wrote into it."""
+    return re.sub(r"<!-- begin generated: .*?<!-- end generated -->", "", text, flags=re.DOTALL)
+
+
 def headings(text: str) -> list[int]:
     """The levels of the headings, in order."""
     return [len(match) for match in re.findall(r"^(#+) ", _FENCE.sub("", text), re.MULTILINE)]

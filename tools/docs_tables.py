@@ -1,0 +1,100 @@
+# SPDX-FileCopyrightText: fulmen contributors
+# SPDX-License-Identifier: Apache-2.0
+"""Writes what pages quote from other files into the pages, so that it is seen wherever they are.
+
+    docs_tables.py            rewrites every generated part of the pages below docs/
+    docs_tables.py --check    names the parts that are not what their sources say (`make check`)
+
+A page holds a part between two comments, the first of which says what it is:
+
+    <!-- begin generated: results FILE CASE -->      the table of bench/results/FILE
+    <!-- begin generated: records FILE KEY ... -->   these fields of its records, one a line
+    <!-- begin generated: c-api [HEADER] -->         the reference of fulmen.h, or of HEADER
+    <!-- begin generated: decisions -->              the table of what lies in docs/decisions
+    ...
+    <!-- end generated -->
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+
+import api_reference
+import results_table
+from source_tree import ROOT
+
+DOCS = ROOT / "docs"
+_PART = re.compile(
+    r"(?P<begin><!-- begin generated: (?P<what>.+?) -->\n)"
+    r"(?P<text>.*?)(?P<end><!-- end generated -->)",
+    re.DOTALL,
+)
+_TITLE = re.compile(r"^# (.+)$", re.MULTILINE)
+_DATE = re.compile(r"^Date: ([\d-]+)\. Status: (.+)\.$", re.MULTILINE)
+
+
+def decisions_table() -> str:
+    """A row for each numbered decision, in order; 0000 is the template."""
+    rows = ["| decision | date | status |", "| --- | --- | --- |"]
+    for path in sorted((DOCS / "decisions").glob("[0-9][0-9][0-9][0-9]-*.md")):
+        if path.name.startswith("0000"):
+            continue
+        text = path.read_text(encoding="utf-8")
+        title, date = _TITLE.search(text), _DATE.search(text)
+        if title is None or date is None:
+            raise ValueError(f"{path.name} lacks the title or the date line of 0000-template.md")
+        rows.append(f"| [{title[1]}]({path.name}) | {date[1]} | {date[2]} |")
+    return "\n".join(rows)
+
+
+def text_of(what: str) -> str:
+    """The text of a part, from the words of its first comment."""
+    kind, *words = what.split()
+    if kind == "results":
+        return results_table.table(*words)
+    if kind == "records":
+        return results_table.listing(*words)
+    if kind == "c-api":
+        header = api_reference.HEADER.with_name(words[0]) if words else api_reference.HEADER
+        return api_reference.markdown(header.read_text(encoding="utf-8")).rstrip()
+    if kind == "decisions":
+        return decisions_table()
+    raise ValueError(f"nothing generates '{what}'")
+
+
+def written(page: str) -> str:
+    """The text of a page with every part as its source says."""
+    return _PART.sub(lambda m: f"{m['begin']}\n{text_of(m['what'])}\n\n{m['end']}", page)
+
+
+def without_parts(page: str) -> str:
+    """The text of a page that people wrote."""
+    return _PART.sub("", page)
+
+
+def stale_parts(page: str) -> list[str]:
+    """What the parts that differ from their sources are called."""
+    return [m["what"] for m in _PART.finditer(page) if m["text"].strip() != text_of(m["what"])]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Writes generated parts into the pages of docs/.")
+    parser.add_argument("--check", action="store_true", help="write nothing; fail where stale")
+    check = parser.parse_args().check
+    stale = 0
+    for path in sorted(DOCS.rglob("*.md")):
+        page = path.read_text(encoding="utf-8")
+        if not check:
+            path.write_text(written(page), encoding="utf-8")
+            continue
+        for what in stale_parts(page):
+            stale += 1
+            print(f"{path.relative_to(ROOT)}: '{what}' is stale: run python tools/docs_tables.py")
+    print(f"docs_tables: {stale} stale part(s)" if check else "docs_tables: pages are written")
+    return 1 if stale else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
