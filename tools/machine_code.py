@@ -9,7 +9,8 @@ It proves that a move or a rename changed no instruction:
 
 Needs build/release (cuda_kernels_test) and the pinned NVRTC of .venv; FILTER is a --gtest_filter.
 The hash is of the executable sections alone, so names of kernels and files do not matter; `compare`
-pairs kernels by their code, so a renamed kernel counts as the same.
+pairs kernels by their code, so a renamed kernel counts as the same. Lists say in their first line
+which NVRTC compiled; another one makes other code.
 FULMEN_TEST_FULL=1 takes every kernel on every architecture.
 """
 
@@ -23,6 +24,7 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
+from importlib.metadata import version
 from pathlib import Path
 
 from elftools.elf.constants import SH_FLAGS
@@ -66,6 +68,15 @@ def compiled(chosen: str) -> list[tuple[str, str, str]]:
         return sorted(kernels)
 
 
+def kernels_listed(text: str) -> list[tuple[str, str, str]]:
+    kernels = []
+    for line in text.splitlines():
+        if not line.startswith("#"):
+            arch, name, code = line.split()
+            kernels.append((arch, name, code))
+    return kernels
+
+
 def differences(
     old: list[tuple[str, str, str]], new: list[tuple[str, str, str]]
 ) -> list[tuple[str, str, str]]:
@@ -89,11 +100,10 @@ def main() -> int:
     old_file = Path(words.pop(0)) if arguments.action == "compare" else None
     new = compiled(words[0] if words else "CompileKernels.*")
     if old_file is None:
+        print(f"# nvidia-cuda-nvrtc {version('nvidia-cuda-nvrtc')}: arch, name, hash of the code")
         print("\n".join(" ".join(kernel) for kernel in new))
         return 0
-    lines = old_file.read_text(encoding="utf-8").splitlines()
-    old = [(arch, name, code) for arch, name, code in (line.split() for line in lines)]
-    changed = differences(old, new)
+    changed = differences(kernels_listed(old_file.read_text(encoding="utf-8")), new)
     for arch, name, _ in changed:
         print(f"other code: {arch} {name}")
     print(f"{len(new) - len(changed)} of {len(new)} kernels have code of the list")
