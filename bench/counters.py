@@ -66,8 +66,8 @@ def emulate(path: str) -> None:
     """Counts in the emulator."""
     import numpy as np
 
-    from fulmen.cases import emulator
     from fulmen.kinds import named_dtype
+    from fulmen.lab.cases import emulator
 
     found = []
     for shape in SHAPES:

@@ -31,9 +31,9 @@ except ImportError:
     sys.exit(0)
 
 import fulmen
-from fulmen.cli.benchmark.cells import Cell
-from fulmen.cli.benchmark.records import Run
-from fulmen.cli.benchmark.timing import Times
+from fulmen.lab.benchmark.cells import Cell
+from fulmen.lab.benchmark.records import Run
+from fulmen.lab.benchmark.timing import Times
 
 TOKENS = 16_384
 

@@ -19,9 +19,9 @@ from typing import Any
 import torch
 
 import fulmen
-from fulmen.cli.benchmark.cells import Cell
-from fulmen.cli.benchmark.records import Run, write_lines
-from fulmen.cli.benchmark.timing import GpuTimer
+from fulmen.lab.benchmark.cells import Cell
+from fulmen.lab.benchmark.records import Run, write_lines
+from fulmen.lab.benchmark.timing import GpuTimer
 from fulmen.masks import documents
 
 

@@ -26,9 +26,9 @@ except ImportError:
 
 import fulmen
 from fulmen._torch import guards
-from fulmen.cli.benchmark.cells import Cell
-from fulmen.cli.benchmark.records import Run, write_lines
-from fulmen.cli.benchmark.timing import Times
+from fulmen.lab.benchmark.cells import Cell
+from fulmen.lab.benchmark.records import Run, write_lines
+from fulmen.lab.benchmark.timing import Times
 
 THEIRS = torch.nn.functional.scaled_dot_product_attention
 

@@ -6,7 +6,8 @@
         <- core <- plan <- {cpu, gpu, emulator} <- api
     include/fulmen is a leaf that api and ffi see; ffi sees nothing else
     the rest of kernels/ is seen by gpu (which embeds it) and by the emulator
-    only gpu names CU* and nvrtc*; plan is pure; the command line sees the public package alone
+    only gpu names CU* and nvrtc*; plan is pure; the command line sees the public package alone, and
+    it alone sees fulmen.lab
 
 docs/en/contributing/architecture.md gives the reasons. Run by `make check`.
 """
@@ -151,9 +152,10 @@ def _check_names(name: str, layer: str, text: str) -> list[Finding]:
 
 
 def _check_imports(name: str, text: str) -> list[Finding]:
-    """The command line sees only public modules; the package never imports the command line."""
+    """The command line sees only public modules; it alone sees the lab, and nothing sees it."""
     package = name.removeprefix("python/").removesuffix(".py").split("/")[:-1]
     is_cli = package[:2] == ["fulmen", "cli"]
+    is_lab = package[:2] == ["fulmen", "lab"]
     findings = []
     for node in ast.walk(ast.parse(text)):
         for module in _imported(node, package):
@@ -163,6 +165,8 @@ def _check_imports(name: str, text: str) -> list[Finding]:
                 sentence = f"the command line imports {'.'.join(module)}, which is not public"
             elif not is_cli and inside_cli and not name.endswith("__main__.py"):
                 sentence = f"the package imports {'.'.join(module)}: the command line stands on top"
+            elif not (is_cli or is_lab) and module[:2] == ["fulmen", "lab"]:
+                sentence = f"{'.'.join(module)} is imported: only the command line sees the lab"
             else:
                 continue
             findings.append(Finding(name, getattr(node, "lineno", 0), sentence))

@@ -28,9 +28,9 @@ from pathlib import Path
 from typing import Any
 
 import fulmen
-from fulmen.cli.benchmark.cells import Cell
-from fulmen.cli.benchmark.records import Run, write_lines
-from fulmen.cli.benchmark.timing import Times
+from fulmen.lab.benchmark.cells import Cell
+from fulmen.lab.benchmark.records import Run, write_lines
+from fulmen.lab.benchmark.timing import Times
 
 HERE = Path(__file__).resolve().parent
 INCLUDE = HERE.parent.parent / "include"

@@ -11,9 +11,9 @@ import os
 import pytest
 
 import fulmen
-from fulmen.cases import all_cases, emulator, run_case
-from fulmen.cases.gpu_arrays import available
 from fulmen.choices import CPU_IMPLEMENTATIONS, GPU_IMPLEMENTATIONS
+from fulmen.lab.cases import all_cases, emulator, run_case
+from fulmen.lab.cases.gpu_arrays import available
 
 
 @pytest.fixture(scope="module")

@@ -11,12 +11,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fulmen.cases import Case, find
-from fulmen.cases.arithmetic import plain
-from fulmen.cases.arrays import dtype_of, ulp
-from fulmen.cases.error_rule import NAMES, Fair, allowance, consult, judge, judge_rows
-from fulmen.cases.oracle import Accumulator, attend, output, segments
-from fulmen.cases.problem import build_problem
+from fulmen.lab.cases import Case, find
+from fulmen.lab.cases.arithmetic import plain
+from fulmen.lab.cases.arrays import dtype_of, ulp
+from fulmen.lab.cases.error_rule import NAMES, Fair, allowance, consult, judge, judge_rows
+from fulmen.lab.cases.oracle import Accumulator, attend, output, segments
+from fulmen.lab.cases.problem import build_problem
 
 CASE = Case("mutations", heads=4, kv_heads=2, batch=2, q_rows=33, kv_rows=40, bias="11qk",
             sinks="normal", causal=True, dlse=True)  # fmt: skip

@@ -11,10 +11,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fulmen.cases.arithmetic import reference
-from fulmen.cases.arrays import HAS_LONG_DOUBLE
-from fulmen.cases.oracle import Problem, evaluate
-from fulmen.cases.visible import Options
+from fulmen.lab.cases.arithmetic import reference
+from fulmen.lab.cases.arrays import HAS_LONG_DOUBLE
+from fulmen.lab.cases.oracle import Problem, evaluate
+from fulmen.lab.cases.visible import Options
 from fulmen.masks import Chunks, Documents, Prefix
 
 RNG = np.random.default_rng(2026)

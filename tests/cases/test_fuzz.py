@@ -9,9 +9,9 @@ be pasted into the catalogue as it is.
 from hypothesis import HealthCheck, given, note, settings
 from hypothesis import strategies as st
 
-from fulmen.cases import Case, run_case
-from fulmen.cases.arrays import DTYPES
-from fulmen.cases.views import VIEWS
+from fulmen.lab.cases import Case, run_case
+from fulmen.lab.cases.arrays import DTYPES
+from fulmen.lab.cases.views import VIEWS
 
 KINDS = ("normal", "wide", "outlier", "opposed_100", "uneven_do", "tiny", "one_hot", "ones")
 ORDINARY = tuple(view for view in VIEWS if not view.startswith("far"))

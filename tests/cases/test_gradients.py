@@ -18,12 +18,12 @@ import numpy as np
 import pytest
 
 import fulmen
-from fulmen.cases import checks, emulator
-from fulmen.cases.case import Case
-from fulmen.cases.checks import Run
-from fulmen.cases.gpu_arrays import placed
-from fulmen.cases.placement import Host
-from fulmen.cases.problem import build_call, build_problem
+from fulmen.lab.cases import checks, emulator
+from fulmen.lab.cases.case import Case
+from fulmen.lab.cases.checks import Run
+from fulmen.lab.cases.gpu_arrays import placed
+from fulmen.lab.cases.placement import Host
+from fulmen.lab.cases.problem import build_call, build_problem
 
 STEP = 1e-5
 OPTIONS = {

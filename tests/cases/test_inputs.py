@@ -5,12 +5,12 @@
 import numpy as np
 import pytest
 
-from fulmen.cases import Case
-from fulmen.cases.checks import root
-from fulmen.cases.inputs import KINDS
-from fulmen.cases.problem import build_call, build_problem
-from fulmen.cases.views import VIEWS
-from fulmen.cases.visible import visible
+from fulmen.lab.cases import Case
+from fulmen.lab.cases.checks import root
+from fulmen.lab.cases.inputs import KINDS
+from fulmen.lab.cases.problem import build_call, build_problem
+from fulmen.lab.cases.views import VIEWS
+from fulmen.lab.cases.visible import visible
 
 
 def scores(problem):

@@ -10,9 +10,9 @@ import math
 import numpy as np
 import pytest
 
-from fulmen.cases.arithmetic import plain, reference
-from fulmen.cases.oracle import Problem, evaluate
-from fulmen.cases.visible import Options
+from fulmen.lab.cases.arithmetic import plain, reference
+from fulmen.lab.cases.oracle import Problem, evaluate
+from fulmen.lab.cases.visible import Options
 from fulmen.masks import Documents
 
 INF, NAN = np.inf, np.nan

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from fulmen.cases import all_cases, find
-from fulmen.cases.arrays import DTYPES
-from fulmen.cases.catalogue import grid
-from fulmen.cases.catalogue.lengths import EDGES
-from fulmen.cases.catalogue.owed import OWED, REPORTED
-from fulmen.cases.catalogue.shapes import DIMS, PAIRS, RATIOS
-from fulmen.cases.pairwise import pairwise
+from fulmen.lab.cases import all_cases, find
+from fulmen.lab.cases.arrays import DTYPES
+from fulmen.lab.cases.catalogue import grid
+from fulmen.lab.cases.catalogue.lengths import EDGES
+from fulmen.lab.cases.catalogue.owed import OWED, REPORTED
+from fulmen.lab.cases.catalogue.shapes import DIMS, PAIRS, RATIOS
+from fulmen.lab.cases.pairwise import pairwise
 
 TORCH = Path(__file__).parents[1] / "torch"
 

@@ -8,7 +8,7 @@ The known answers are those of Random123 (kat_vectors: philox4x32, 10 rounds).
 import numpy as np
 import pytest
 
-from fulmen.cases.philox import drop_factors, philox4x32, threshold
+from fulmen.lab.cases.philox import drop_factors, philox4x32, threshold
 
 KNOWN_ANSWERS = {
     "zero": ((0, 0, 0, 0), (0, 0), (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)),

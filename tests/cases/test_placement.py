@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 import fulmen
-from fulmen.cases import find, run, run_case
-from fulmen.cases.arrays import same_bits
-from fulmen.cases.placement import ALIGNMENT, OnGpu, address, root
-from fulmen.cases.views import VIEWS
+from fulmen.lab.cases import find, run, run_case
+from fulmen.lab.cases.arrays import same_bits
+from fulmen.lab.cases.placement import ALIGNMENT, OnGpu, address, root
+from fulmen.lab.cases.views import VIEWS
 
 
 class Mirror:

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 import fulmen
-from fulmen.cases import Case, run, run_case
-from fulmen.cases.arithmetic import reference
-from fulmen.cases.arrays import dtype_of
-from fulmen.cases.error_rule import NAMES
-from fulmen.cases.oracle import evaluate
+from fulmen.lab.cases import Case, run, run_case
+from fulmen.lab.cases.arithmetic import reference
+from fulmen.lab.cases.arrays import dtype_of
+from fulmen.lab.cases.error_rule import NAMES
+from fulmen.lab.cases.oracle import evaluate
 
 CASE = Case("wrong_libraries", causal=True, q_rows=12, need_each=True, out="guarded")
 

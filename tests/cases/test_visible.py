@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 import fulmen
-from fulmen.cases import all_cases
-from fulmen.cases.oracle import pair_shape
-from fulmen.cases.problem import build_call, build_problem
-from fulmen.cases.visible import Options, distance, visible
+from fulmen.lab.cases import all_cases
+from fulmen.lab.cases.oracle import pair_shape
+from fulmen.lab.cases.problem import build_call, build_problem
+from fulmen.lab.cases.visible import Options, distance, visible
 from fulmen.masks import Chunks, Documents, Prefix
 
 INF = float("inf")

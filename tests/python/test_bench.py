@@ -17,11 +17,11 @@ import numpy as np
 import pytest
 
 from fulmen.cli import bench
-from fulmen.cli.benchmark import cells, fma_peak, machine, page, peers_other, reference, timing
-from fulmen.cli.benchmark.cells import GRIDS, Cell
-from fulmen.cli.benchmark.reference import Truth
-from fulmen.cli.benchmark.sides import MissingError, NaiveNumpy, Side, Tensors
 from fulmen.cli.main import main
+from fulmen.lab.benchmark import cells, fma_peak, machine, page, peers_other, reference, timing
+from fulmen.lab.benchmark.cells import GRIDS, Cell
+from fulmen.lab.benchmark.reference import Truth
+from fulmen.lab.benchmark.sides import MissingError, NaiveNumpy, Side, Tensors
 
 TINY = ["bench", "--grid", "cpu", "--rows", "96", "--dims", "16", "--rounds", "2"]
 FIELDS = {

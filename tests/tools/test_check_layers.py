@@ -30,7 +30,8 @@ ALLOWED = {
     "python/fulmen/__init__.py": "from . import _library\n",
     "python/fulmen/_library.py": "import ctypes\n",
     "python/fulmen/__main__.py": "from fulmen.cli import main\n",
-    "python/fulmen/cli/__init__.py": "import fulmen\nfrom fulmen import cases, masks\n",
+    "python/fulmen/cli/__init__.py": "import fulmen\nfrom fulmen import lab, masks\n",
+    "python/fulmen/lab/cases/run.py": "import fulmen\nfrom fulmen.lab import naive\n",
     "python/fulmen/cli/run.py": "from __future__ import annotations\nfrom . import _table\n",
 }
 
@@ -112,6 +113,21 @@ VIOLATIONS = {
         "python/fulmen/masks.py",
         "from .cli import run",
         "stands on top",
+    ),
+    "lab sees the command line": (
+        "python/fulmen/lab/cases/run.py",
+        "from ...cli import run",
+        "stands on top",
+    ),
+    "package sees the lab": (
+        "python/fulmen/masks.py",
+        "from .lab.cases import oracle",
+        "only the command line sees the lab",
+    ),
+    "package sees the lab by name": (
+        "python/fulmen/masks.py",
+        "import fulmen.lab",
+        "only the command line sees the lab",
     ),
 }
 

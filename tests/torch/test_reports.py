@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Public bug reports about what PyTorch adds to a call: modules, autograd, memory, modes.
 
-A test is named by the number that the report has in fulmen.cases.catalogue, where the cases of all
-other reports are.
+A test is named by the number that the report has in fulmen.lab.cases.catalogue, where the cases of
+all other reports are.
 """
 
 from __future__ import annotations

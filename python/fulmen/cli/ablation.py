@@ -15,14 +15,14 @@ from typing import Any, NamedTuple
 import fulmen
 from fulmen.inspection import OPTIMISATIONS, phantom
 from fulmen.kinds import named_dtype
+from fulmen.lab.benchmark.cells import ITEM_BYTES, Cell
+from fulmen.lab.benchmark.page import figure
+from fulmen.lab.benchmark.records import Record, Run, write_lines
+from fulmen.lab.benchmark.reference import Truth
+from fulmen.lab.benchmark.sides import Answer, Fulmen, random_tensors
+from fulmen.lab.benchmark.timing import GpuTimer
 
 from .arguments import positive, shape_of
-from .benchmark.cells import ITEM_BYTES, Cell
-from .benchmark.page import figure
-from .benchmark.records import Record, Run, write_lines
-from .benchmark.reference import Truth
-from .benchmark.sides import Answer, Fulmen, random_tensors
-from .benchmark.timing import GpuTimer
 from .output import ACCEPTABLE, BadInputError, Output
 
 DESCRIPTION = """\

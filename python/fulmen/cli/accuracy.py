@@ -3,8 +3,8 @@
 """How far results are from float64, and what the error rule says of it.
 
 The reference is the one in the file, where it belongs to the same numbers and options; otherwise
-fulmen.cases.oracle computes one. The verdict is that of fulmen.cases.error_rule, the same as for
-every test; it judges the reference in the file as well.
+fulmen.lab.cases.oracle computes one. The verdict is that of fulmen.lab.cases.error_rule, the same
+as for every test; it judges the reference in the file as well.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from fulmen.cases.error_rule import consult, judge
-from fulmen.cases.oracle import Problem
-from fulmen.cases.visible import Options
+from fulmen.lab.cases.error_rule import consult, judge
+from fulmen.lab.cases.oracle import Problem
+from fulmen.lab.cases.visible import Options
 
 from .output import BadInputError
 from .tensor_file import Array

@@ -17,15 +17,13 @@ import numpy as np
 
 import fulmen
 from fulmen.choices import CPU_IMPLEMENTATIONS, GPU_IMPLEMENTATIONS, PRECISIONS
-
-from .arguments import positive
-from .benchmark import machine, peers_other, peers_torch
-from .benchmark.cells import GRIDS, ITEM_BYTES, Cell
-from .benchmark.fma_peak import FmaPeak
-from .benchmark.page import figure, page
-from .benchmark.records import Run, is_ours, write_lines
-from .benchmark.reference import Truth
-from .benchmark.sides import (
+from fulmen.lab.benchmark import machine, peers_other, peers_torch
+from fulmen.lab.benchmark.cells import GRIDS, ITEM_BYTES, Cell
+from fulmen.lab.benchmark.fma_peak import FmaPeak
+from fulmen.lab.benchmark.page import figure, page
+from fulmen.lab.benchmark.records import Run, is_ours, write_lines
+from fulmen.lab.benchmark.reference import Truth
+from fulmen.lab.benchmark.sides import (
     Answer,
     Fulmen,
     MissingError,
@@ -34,7 +32,9 @@ from .benchmark.sides import (
     Tensors,
     random_tensors,
 )
-from .benchmark.timing import GRAPH_CALLS, CpuTimer, GpuTimer
+from fulmen.lab.benchmark.timing import GRAPH_CALLS, CpuTimer, GpuTimer
+
+from .arguments import positive
 from .output import ACCEPTABLE, BadInputError, Output
 
 DESCRIPTION = """\
@@ -86,7 +86,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--seconds", type=float, default=math.inf, metavar="T", help="begin no cell after T seconds"
     )
     add("--tune", type=Path, metavar="FILE", help="instead of a grid: search tiles of the Hopper "
-        "forward for --rows and --dims, and write the table of plans (src/plan)")  # fmt: skip
+        "forward for --rows and --dims, and write those that beat the rules as JSON")  # fmt: skip
     add("-o", "--output", type=Path, metavar="FOLDER",
         help="write DATE-GRID-CARD.jsonl and .html there; the name also carries "
         "--implementation and --precision")  # fmt: skip
@@ -136,7 +136,7 @@ def _tune(arguments: argparse.Namespace, output: Output) -> int:
     gpu = next(iter(fulmen.gpu_info()["devices"]), {"arch": "no GPU"})
     if gpu["arch"] != "sm_90a":
         raise BadInputError(f"--tune searches tiles of Hopper's kernels; here is {gpu['arch']}")
-    from .benchmark.tune import tune
+    from .tune import tune
 
     a = arguments
     return tune(a.tune, a.rows, a.dims, a.rounds, a.seconds, output)

@@ -31,7 +31,7 @@ def start() -> None:
     Raises:
         BadInputError: there is none.
     """
-    from fulmen.cases import emulator
+    from fulmen.lab.cases import emulator
 
     try:
         emulator.start()
@@ -70,7 +70,7 @@ def counted(
 
 
 def _run(shapes: Any, dtype: str, options: dict[str, Any], operation: str) -> dict[str, Any]:
-    from fulmen.cases import emulator
+    from fulmen.lab.cases import emulator
 
     rng = np.random.default_rng(0)
 

@@ -155,8 +155,8 @@ def _kernel_findings(info: dict[str, Any]) -> list[Finding]:
 
 def gpu_computed(index: int) -> list[Finding]:
     """The same check on a GPU, through the first arrays that work there."""
-    from fulmen.cases import Case, run_case
-    from fulmen.cases.gpu_arrays import available, owner
+    from fulmen.lab.cases import Case, run_case
+    from fulmen.lab.cases.gpu_arrays import available, owner
 
     findings: list[Finding] = []
     for arrays in available():
@@ -180,9 +180,9 @@ def computed(implementation: str) -> Finding:
     import numpy as np
 
     import fulmen
-    from fulmen.cases.error_rule import consult, judge
-    from fulmen.cases.oracle import Problem
-    from fulmen.cases.visible import Options
+    from fulmen.lab.cases.error_rule import consult, judge
+    from fulmen.lab.cases.oracle import Problem
+    from fulmen.lab.cases.visible import Options
 
     rng = np.random.default_rng(0)
     q, k, v, do = rng.standard_normal((4, 1, 2, 64, 64), dtype=np.float32)

@@ -12,8 +12,9 @@ import numpy as np
 
 import fulmen
 from fulmen.choices import PRECISIONS
+from fulmen.lab import naive
 
-from . import accuracy, measure, naive, tensor_file
+from . import accuracy, measure, tensor_file
 from .arguments import DTYPES, new_file, window
 from .output import BadInputError, Output
 from .run_report import Finished, as_json, report, write_results

@@ -46,7 +46,7 @@ class Way(NamedTuple):
 
     backend: str
     implementation: str
-    arrays: str  # of fulmen.cases.run_case
+    arrays: str  # of fulmen.lab.cases.run_case
     every: int  # of the cases it runs one in so many
 
     @property
@@ -78,7 +78,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(arguments: argparse.Namespace, output: Output) -> int:
     """The command."""
-    from fulmen.cases import find
+    from fulmen.lab.cases import find
 
     if arguments.jobs < 0:
         raise BadInputError(f"--jobs is {arguments.jobs}; at least 0 is allowed")
@@ -146,7 +146,7 @@ def _arrays(backend: str, asked: list[str] | None) -> list[str]:
         return _gpu_arrays(asked)
     if backend == "cpu":
         return ["numpy"]
-    from fulmen.cases import emulator
+    from fulmen.lab.cases import emulator
 
     try:
         emulator.start()
@@ -156,7 +156,7 @@ def _arrays(backend: str, asked: list[str] | None) -> list[str]:
 
 
 def _gpu_arrays(asked: list[str] | None) -> list[str]:
-    from fulmen.cases.gpu_arrays import available
+    from fulmen.lab.cases.gpu_arrays import available
 
     gpus = fulmen.gpu_info()
     if not gpus["devices"]:
@@ -237,8 +237,8 @@ def _start(jobs: int) -> None:
 
 def run_task(task: Task) -> list[Line] | Last:
     """Runs a case by name: what a process does. Last: with a fault that its GPU does not forget."""
-    from fulmen.cases import find, run_case
-    from fulmen.cases.gpu_arrays import is_lost
+    from fulmen.lab.cases import find, run_case
+    from fulmen.lab.cases.gpu_arrays import is_lost
 
     lines = []
     for case in find(task.name):

@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Launches, what their checks know of memory, and what was counted. Functions that begin with
-// fulmen_emulator_ are called by the Python package (fulmen.cases.emulator).
+// fulmen_emulator_ are called by the Python package (fulmen.lab.cases.emulator).
 #include <cstdlib>
 #include <cstring>
 #include <map>

@@ -56,7 +56,7 @@ def run_case(
     """Runs a case and judges it.
 
     Args:
-        case: from fulmen.cases.find or made by hand.
+        case: from fulmen.lab.cases.find or made by hand.
         backend: as in fulmen.attention.
         implementation: as in fulmen.attention.
         arrays: what the library is called with: "numpy", or copies on a GPU as "torch", "cupy" or

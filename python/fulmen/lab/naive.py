@@ -13,10 +13,11 @@ import tracemalloc
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 import fulmen
 
-from .tensor_file import Array
+Array = npt.NDArray[Any]
 
 LARGEST_PAIRS = 1 << 24  # scores beyond this are not computed, only counted
 

@@ -4,12 +4,14 @@
 
 Plain problems fall into classes: head dim, mask, short or long sequences. In each, every shape of a
 tile is tried over some lengths at once, then one switch after the other on the fastest. What the
-kernel cannot have, or the compiler runs out of registers for, falls out when it is planned. A tile
-replaces the rules' where it is faster beyond noise; the table of such tiles is a header of plans.
+kernel cannot have, or the compiler runs out of registers for, falls out when it is planned. What is
+faster than the rules' tile beyond noise is printed, and written as JSON: a finding for whoever
+changes the rules.
 """
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import time
@@ -20,17 +22,17 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import fulmen
+from fulmen.lab.benchmark.cells import GRIDS, Cell
+from fulmen.lab.benchmark.records import Run
+from fulmen.lab.benchmark.sides import random_tensors
+from fulmen.lab.benchmark.timing import GpuTimer
 
-from ..output import BadInputError, Output
-from .cells import GRIDS, Cell
-from .records import Run
-from .sides import random_tensors
-from .timing import GpuTimer
+from .output import BadInputError, Output
 
 Tile = dict[str, int]  # of the members that fulmen_plan_create_tuned names
 Plan = Callable[[Cell, str], Any]  # one of a cell with a tile; raises fulmen.Error
 
-RULES: Tile = {"rules": 1}  # nothing from the table that is there
+RULES: Tile = {}  # every member as the rules choose it
 SHORT = 1024  # rows; as the plan divides sequences
 SHAPES = {
     "warpgroups": (2, 3), "kv_rows": (64, 80, 96, 112, 128, 160), "stages": (2, 3, 4),
@@ -143,49 +145,24 @@ class Search:
         return Found(self.kind, tile, gain)
 
 
-def header(found: list[Found], run: Run) -> str:
-    """The table as src/plan has it."""
-    rows = []
-    for kind, tile, gain in found:
-        members = ", ".join(f".{n} = {v}" for n, v in sorted_members(tile) if n != "rules")
-        flags = ", ".join(str(flag).lower() for flag in (kind.causal, kind.is_short))
-        rows.append(
-            f"    // {gain:.3f} times the rules'\n    {{{kind.dim}, {flags}, {{{members}}}}},"
-        )
-    body = "{{\n" + "\n".join(rows) + "\n}}" if rows else "{}"
-    return f"""\
-// SPDX-FileCopyrightText: fulmen contributors
-// SPDX-License-Identifier: Apache-2.0
-//
-// Tiles of plain problems that are faster than those of the rules in sm90_forward_tiles.cpp.
-// Written by `fulmen bench --tune`: {run.card}, {run.date}, commit {run.commit}.
-#pragma once
-
-#include <array>
-
-#include "core/tile_choice.h"
-
-namespace fulmen {{
-
-// Of a class of problems: head dimension, causal, sequences of at most {SHORT} rows.
-struct TunedTile {{
-  i64 dim;
-  bool causal;
-  bool is_short;
-  TileChoice tile;
-}};
-
-inline constexpr std::array<TunedTile, {len(found)}> kTunedTiles{body};
-
-}}  // namespace fulmen
-"""
-
-
-def sorted_members(tile: Tile) -> list[tuple[str, int]]:
-    """In the order of TileChoice, which designated initialisers ask for."""
-    order = ("rules", *SHAPES, "heads_per_group", "ping_pong", "overlap", "stage_output",
-             "cache_hints")  # fmt: skip
-    return sorted(tile.items(), key=lambda member: order.index(member[0]))
+def findings(found: list[Found], run: Run) -> dict[str, Any]:
+    """The tiles that are faster than the rules', with what they were measured on."""
+    return {
+        "card": run.card,
+        "date": run.date,
+        "commit": run.commit,
+        "tiles": [
+            {
+                "dim": kind.dim,
+                "causal": kind.causal,
+                "rows": [cell.rows for cell in kind.cells],
+                "gain": round(gain, 3),
+                "tile": text_of(tile),
+            }
+            for kind, tile, gain in found
+            if gain >= MARGIN
+        ],
+    }
 
 
 def tune(
@@ -196,7 +173,7 @@ def tune(
     seconds: float,
     output: Output,
 ) -> int:
-    """Searches every class and writes the table. The time is shared out among them."""
+    """Searches every class, prints and writes what it found. They share the time equally."""
     import torch
 
     timer = GpuTimer(rounds)
@@ -221,8 +198,11 @@ def tune(
             tensors = {cell: random_tensors(cell, torch, "cuda") for cell in kind.cells}
             until = start + seconds * (i + 1) / len(every)
             found.append(Search(kind, plan, timed).run(rounds, until))
-            output.line(f"{kind.name}: {found[-1].gain:.3f} with {text_of(found[-1].tile)}")
             advance(1)
-    path.write_text(header([f for f in found if f.gain >= MARGIN], Run("cuda")), encoding="utf-8")
+    output.table(
+        ["class", "times as fast", "tile"],
+        [(kind.name, f"{gain:.3f}", text_of(tile) or "the rules'") for kind, tile, gain in found],
+    )
+    path.write_text(json.dumps(findings(found, Run("cuda")), indent=1) + "\n", encoding="utf-8")
     output.line(f"written: {path}")
     return 0

@@ -3,7 +3,7 @@
 """Element types by name, bfloat16 included, and what their numbers weigh.
 
 NumPy has no bfloat16 of its own: ml_dtypes lends one. Everything here takes and gives plain NumPy
-arrays; the rest of fulmen.cases names types as text ("float64", "float32", "float16", "bfloat16").
+arrays; the rest of the cases names types as text ("float64", "float32", "float16", "bfloat16").
 """
 
 from __future__ import annotations

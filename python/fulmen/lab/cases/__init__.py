@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Named cases, the NumPy oracle and the error rule: what every implementation is judged by.
 
-    from fulmen.cases import find, run_case
+    from fulmen.lab.cases import find, run_case
     for case in find("u35_*"):
         print(case.name, run_case(case, implementation="tiled"))
 
