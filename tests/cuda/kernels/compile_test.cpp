@@ -97,9 +97,10 @@ void expect_all_compile(const std::vector<std::vector<KernelSpec>>& entries, std
       problems[i] = problem_of(nvrtc, jobs[i]);
     }
   };
-  std::thread helper(work);
-  work();
-  helper.join();
+  {
+    std::vector<std::jthread> threads;
+    for (unsigned i = 0; i < std::thread::hardware_concurrency(); ++i) threads.emplace_back(work);
+  }
   for (std::size_t i = 0; i < jobs.size(); ++i) {
     EXPECT_EQ(problems[i], "") << jobs[i].spec.name << " for " << jobs[i].arch;
   }
