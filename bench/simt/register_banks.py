@@ -5,7 +5,7 @@
 register_banks.py FILE.cubin [LEAST]: for each basic block with at least LEAST multiply-adds, its
 instructions, loads of shared memory, and the cycles lost to register banks: a register's bank is
 its parity, a bank gives one register a cycle, and what the previous multiply-add marked .reuse
-comes from a cache (measured on an H100: docs/decisions/0016). nvdisasm must be on the path.
+comes from a cache (measured on an H100: docs/design/numerics.md). nvdisasm must be on the path.
 """
 
 import re

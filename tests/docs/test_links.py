@@ -13,6 +13,7 @@ from markdown_pages import DOCS, ROOT, links, pages
 FOLDERS = ("bench", "examples", "src", "tests")
 PAGES = [
     *ROOT.glob("*.md"),
+    *DOCS.glob("design/*.md"),
     *DOCS.glob("decisions/*.md"),
     *(page for folder in FOLDERS for page in sorted((ROOT / folder).rglob("*.md"))),
 ]
