@@ -18,7 +18,7 @@
 #include "backward_problem.h"
 #include "emulator/launch.h"
 #include "emulator/tensor_copies.h"
-#include "kernels/backward_sm90/order.cuh"
+#include "kernels/backward_sm90/scheduler.cuh"
 #include "schedules.h"
 #include "support/guarded_memory.h"
 

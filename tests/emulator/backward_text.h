@@ -5,8 +5,8 @@
 #pragma once
 
 #include "backward_kernels.h"
-#include "kernels/backward_sm90/backward_prepare_sm90.cuh"
 #include "kernels/backward_sm90/backward_sm90.cuh"
+#include "kernels/backward_sm90/preprocess.cuh"
 
 namespace fulmen::test {
 

@@ -11,6 +11,7 @@
 #include "gpu/backward_sm90/plan.h"
 #include "gpu/implementations.h"
 #include "kernels/backward_sm90/config.h"
+#include "kernels/dq_sm90/config.h"
 
 namespace fulmen::gpu {
 

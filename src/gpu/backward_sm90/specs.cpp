@@ -30,6 +30,7 @@ KernelSpec sm90_prepare_spec(const BackwardPrepareConfig& config) {
               FULMEN_KERNEL_TYPES(BackwardPrepareConfig, BackwardPrepareParams),
               {FULMEN_FIELD(dtype), FULMEN_FIELD(dims), FULMEN_FIELD(has_stats),
                FULMEN_FIELD(sequences), FULMEN_FIELD(sinks), FULMEN_FIELD(documents)});
+  spec.include = "kernels/backward_sm90/preprocess.cuh";
   spec.num_threads = config.threads();
   spec.min_blocks = config.resident_blocks();
   return spec;
@@ -66,7 +67,7 @@ KernelSpec sm90_backward_spec(const BackwardConfig& config) {
 KernelSpec sm90_dq_spec(const AttentionConfig& config) {
   KernelSpec spec = sm90_forward_spec(config);
   spec.name = "backward_dq_" + spec.name.substr(spec.name.find("sm90"));
-  spec.include = "kernels/backward_sm90/backward_dq_sm90.cuh";
+  spec.include = "kernels/dq_sm90/backward_dq_sm90.cuh";
   spec.function = "fulmen::backward_dq_sm90";
   if (config.maps_scores() || config.dropout) spec.spill_allowance_bytes = kSm90DqSpillBytes;
   spec.params_type = "fulmen::BackwardDqParams";
@@ -78,6 +79,7 @@ KernelSpec sm90_careful_spec(const BackwardCarefulConfig& config) {
   KernelSpec spec = spec_of("backward_sm90", "backward_careful", name(config.dtype),
                             FULMEN_KERNEL_TYPES(BackwardCarefulConfig, BackwardCarefulParams),
                             {FULMEN_FIELD(dtype)});
+  spec.include = "kernels/backward_sm90/fallback.cuh";
   spec.num_threads = BackwardCarefulConfig::kThreads;
   return spec;
 }

@@ -9,6 +9,7 @@
 
 #include "gpu/jit/source.h"
 #include "kernels/backward_sm90/config.h"
+#include "kernels/dq_sm90/config.h"
 
 namespace fulmen::gpu {
 

@@ -96,6 +96,7 @@ KernelSpec sm90_key_ranges_spec(const AttentionConfig& config) {
   KernelSpec spec = spec_of(
       "forward_sm90", "document_ranges_sm90", sentence(config.kv_rows, FULMEN_SUFFIX(sequences)),
       FULMEN_KERNEL_TYPES(AttentionConfig, ForwardArguments), fields_of(needed));
+  spec.include = "kernels/common/documents_sm90.cuh";
   spec.num_threads = kKeyRangeThreads;
   return spec;
 }

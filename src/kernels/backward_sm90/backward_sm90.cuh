@@ -13,12 +13,11 @@
 // backward_prepare_sm90, with a backward_schedule of the grid.
 #pragma once
 
-#include "kernels/backward_sm90/divided.cuh"
-#include "kernels/backward_sm90/helpers.cuh"
-#include "kernels/backward_sm90/loader.cuh"
-#include "kernels/backward_sm90/output.cuh"
-#include "kernels/backward_sm90/parts.cuh"
-#include "kernels/backward_sm90/warpgroup.cuh"
+#include "kernels/backward_sm90/consumer.cuh"
+#include "kernels/backward_sm90/consumer_split.cuh"
+#include "kernels/backward_sm90/dq_semaphore.cuh"
+#include "kernels/backward_sm90/epilogue.cuh"
+#include "kernels/backward_sm90/producer.cuh"
 
 namespace fulmen {
 

@@ -15,13 +15,13 @@
 // multiprocessor.
 #pragma once
 
-#include "kernels/common/products.cuh"
-#include "kernels/forward_sm90/careful.cuh"
-#include "kernels/forward_sm90/loader.cuh"
-#include "kernels/forward_sm90/output.cuh"
-#include "kernels/forward_sm90/planner.cuh"
-#include "kernels/forward_sm90/row_softmax.cuh"
-#include "kernels/forward_sm90/warpgroup.cuh"
+#include "kernels/common/products_sm90.cuh"
+#include "kernels/forward_sm90/consumer.cuh"
+#include "kernels/forward_sm90/epilogue.cuh"
+#include "kernels/forward_sm90/fallback.cuh"
+#include "kernels/forward_sm90/producer.cuh"
+#include "kernels/forward_sm90/scheduler.cuh"
+#include "kernels/forward_sm90/softmax.cuh"
 #include "kernels/ptx/grid.cuh"
 
 namespace fulmen {

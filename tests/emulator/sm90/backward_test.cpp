@@ -14,11 +14,11 @@
 #include "gpu/backward_sm90/run.h"
 #include "gpu/forward_sm90/plan.h"
 #include "gpu/params.h"
-#include "kernels/backward_sm90/backward_careful.cuh"
-#include "kernels/backward_sm90/backward_dq_sm90.cuh"
-#include "kernels/backward_sm90/backward_prepare_sm90.cuh"
 #include "kernels/backward_sm90/backward_sm90.cuh"
-#include "kernels/forward_sm90/document_ranges_sm90.cuh"
+#include "kernels/backward_sm90/fallback.cuh"
+#include "kernels/backward_sm90/preprocess.cuh"
+#include "kernels/common/documents_sm90.cuh"
+#include "kernels/dq_sm90/backward_dq_sm90.cuh"
 #include "tensor_map.h"
 
 namespace fulmen::test {

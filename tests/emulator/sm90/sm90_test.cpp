@@ -11,7 +11,7 @@
 #include "emulator/schedules.h"
 #include "gpu/forward_sm90/plan.h"
 #include "gpu/forward_sm90/run.h"
-#include "kernels/forward_sm90/document_ranges_sm90.cuh"
+#include "kernels/common/documents_sm90.cuh"
 #include "kernels/forward_sm90/forward_sm90.cuh"
 #include "tensor_map.h"
 

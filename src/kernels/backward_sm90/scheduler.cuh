@@ -13,9 +13,9 @@
 
 #include "kernels/attention/block_range.cuh"
 #include "kernels/backward_sm90/config.h"
-#include "kernels/common/effective_mask.cuh"
-#include "kernels/common/id_ranges.cuh"
+#include "kernels/common/documents_sm90.cuh"
 #include "kernels/common/sequences.cuh"
+#include "kernels/common/work_tile_sm90.cuh"
 
 namespace fulmen {
 

@@ -5,9 +5,9 @@
 // rings of tiles, its turn at the tensor cores, and which keys its 64 query rows see.
 #pragma once
 
-#include "kernels/common/score_map.cuh"
-#include "kernels/forward_sm90/loader.cuh"
-#include "kernels/forward_sm90/shared.cuh"
+#include "kernels/common/scores_sm90.cuh"
+#include "kernels/forward_sm90/producer.cuh"
+#include "kernels/forward_sm90/storage.cuh"
 #include "kernels/ptx/math.cuh"
 
 namespace fulmen {

@@ -7,10 +7,10 @@
 #pragma once
 
 #include "kernels/common/array_access.cuh"
-#include "kernels/common/products.cuh"
+#include "kernels/common/products_sm90.cuh"
 #include "kernels/common/store_output.cuh"
-#include "kernels/forward_sm90/row_softmax.cuh"
-#include "kernels/forward_sm90/warpgroup.cuh"
+#include "kernels/forward_sm90/consumer.cuh"
+#include "kernels/forward_sm90/softmax.cuh"
 #include "kernels/ptx/tma.cuh"
 
 namespace fulmen {

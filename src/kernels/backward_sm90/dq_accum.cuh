@@ -7,8 +7,8 @@
 // stay in the L2 cache. Where sequences differ so would slots, and every row has sums of its own.
 #pragma once
 
-#include "kernels/backward_sm90/order.cuh"
-#include "kernels/backward_sm90/spoiled.cuh"
+#include "kernels/backward_sm90/scheduler.cuh"
+#include "kernels/common/nonfinite_sm90.cuh"
 #include "kernels/common/transpose_quad.cuh"
 #include "kernels/ptx/grid.cuh"
 #include "kernels/ptx/math.cuh"

@@ -10,8 +10,8 @@
 // cycles at 256 dims).
 #pragma once
 
-#include "kernels/backward_sm90/output.cuh"
-#include "kernels/backward_sm90/warpgroup.cuh"
+#include "kernels/backward_sm90/consumer.cuh"
+#include "kernels/backward_sm90/epilogue.cuh"
 
 namespace fulmen {
 

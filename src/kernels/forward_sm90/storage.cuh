@@ -6,10 +6,8 @@
 #pragma once
 
 #include "kernels/attention/block_range.cuh"
-#include "kernels/common/block_order.cuh"
-#include "kernels/common/effective_mask.cuh"
-#include "kernels/common/pipeline.cuh"
-#include "kernels/common/sequences.cuh"
+#include "kernels/common/pipeline_sm90.cuh"
+#include "kernels/common/work_tile_sm90.cuh"
 #include "kernels/forward_sm90/config.h"
 #include "kernels/ptx/memory.cuh"
 #include "kernels/ptx/thread.cuh"
@@ -85,11 +83,6 @@ struct ForwardShared {
   }
 };
 
-template <bool kIs>
-struct Flag {
-  static constexpr bool kValue = kIs;
-};
-
 // Which 64 rows of a block of queries are a warpgroup's.
 template <AttentionConfig kConfig>
 constexpr i32 q_tile(u32 warpgroup) {
@@ -101,31 +94,6 @@ struct Assignment {
   QueryBlock block;
   bool careful;  // the second attempt: the maximum of every block of keys is taken
 };
-
-// The rows that a block of queries belongs to, in the arrays.
-struct Place {
-  i32 batch;     // entry of the arrays
-  i32 q_begin;   // its first row in q, o, lse
-  i32 kv_begin;  // in k, v
-  i32 q_slot;    // rows of o from q_begin on that are written: zeros past q_len
-  SequenceShape shape;
-};
-
-template <AttentionConfig kConfig>
-inline Place place_of(const ForwardParams& params, const QueryBlock& block) {
-  if constexpr (kConfig.sequences) {
-    const Sequence sequence = load_sequence(params.attention, block.batch);
-    return {i32(sequence.batch), i32(sequence.q_begin), i32(sequence.kv_begin),
-            i32(sequence.q_slot), sequence.shape};
-  }
-  return {block.batch, 0, 0, params.shape.q_len, params.shape};
-}
-
-// Rows of a block of keys that are inside the sequence.
-template <AttentionConfig kConfig>
-constexpr i32 rows_inside(const Place& place, i32 key_block) {
-  return clamp(place.shape.kv_len - key_block * kConfig.kv_rows, 0, kConfig.kv_rows);
-}
 
 // Blocks of keys that rows [begin, begin + count) visit; one (all hidden) where they see nothing.
 template <AttentionConfig kConfig>

@@ -1,16 +1,20 @@
 // SPDX-FileCopyrightText: fulmen contributors
 // SPDX-License-Identifier: Apache-2.0
 //
-// Options that have a say over every pair of a query and a key: bias, boolean mask, documents,
-// dropout. Their arrays have any strides, so elements come one by one from global memory, through
-// the caches; dropout is arithmetic alone. All on the scores of two rows in a wgmma fragment.
-// Called by forward_sm90.
+// From dot products in a wgmma fragment to scores in units of log2, for problems in which that is
+// more than one positive factor (kConfig.maps_scores()): a scale of 0 or below, softcap, ALiBi,
+// bias, in the order of attention/score_mod.cuh; boolean mask, documents and dropout. Runs before
+// anything is hidden, since -inf times a factor would be hidden no longer.
 #pragma once
 
-#include "kernels/common/id_ranges.cuh"
+#include "kernels/common/array_access.cuh"
+#include "kernels/common/documents_sm90.cuh"
+#include "kernels/common/tanh.cuh"
 #include "kernels/common/transpose_quad.cuh"
+#include "kernels/common/work_tile_sm90.cuh"
 #include "kernels/forward_sm90/config.h"
-#include "kernels/forward_sm90/shared.cuh"
+#include "kernels/forward_sm90/storage.cuh"
+#include "kernels/ptx/math.cuh"
 #include "kernels/ptx/thread.cuh"
 
 namespace fulmen {
@@ -141,6 +145,65 @@ struct PairTerms {
     } else {
       return to_float(reinterpret_cast<const bf16*>(arrays.bias.data)[at]);
     }
+  }
+};
+
+template <AttentionConfig kConfig>
+struct FragmentScores {
+  const ForwardParams& params;
+  float slope_log2 = 0;    // of the head
+  float position[2] = {};  // of the thread's two rows among the keys, less its first column
+
+  PairTerms<kConfig> pairs;
+
+  // first_row: of this thread in the sequence.
+  FragmentScores(const ForwardParams& params_, const Place& place, const QueryBlock& block,
+                 i32 first_row)
+      : params(params_), pairs(params_.attention, place, block, first_row) {
+    if constexpr (kConfig.alibi) {
+      const ArrayView& slopes = params.attention.alibi_slopes;
+      slope_log2 = load_real<float>(slopes, slopes.offset(block.batch, block.head, 0, 0)) * kLog2E;
+      const i32 column = ptx::thread_index() % 4 * 2;
+      for (i32 r = 0; r < 2; ++r) {
+        position[r] = static_cast<float>(place.shape.position(first_row + 8 * r) - column);
+      }
+    }
+  }
+
+  // first_key: of the block. kOneDocument: its keys and all rows are of one.
+  template <bool kOneDocument = false>
+  void apply(float (&S)[kConfig.kv_rows / 2], i32 first_key) const {
+    if constexpr (!kConfig.maps_scores()) return;
+    const float distance[2] = {position[0] - static_cast<float>(first_key),
+                               position[1] - static_cast<float>(first_key)};
+#pragma unroll
+    for (i32 i = 0; i < kConfig.kv_rows / 2; ++i) {
+      float s = S[i];
+      if constexpr (kConfig.softcap) {
+        s = tanh_log2(s * params.softcap_in) * params.softcap_out;
+      } else {
+        s *= params.scale_log2;
+      }
+      if constexpr (kConfig.alibi) {
+        const float away = distance[i / 2 % 2] - static_cast<float>(i / 4 * 8 + i % 2);
+        s = ptx::fma(-slope_log2, away < 0 ? -away : away, s);
+      }
+      S[i] = s;
+    }
+    pairs.template apply<kOneDocument>(S, first_key);
+  }
+};
+
+struct HugeScores {
+  float unit;  // of a score, in nats
+  float per_unit;
+
+  explicit HugeScores(float unit_) : unit(unit_), per_unit(1 / unit_) {}
+
+  // s of a huge row relative to row_max: rounded as that was, and cut off at 0.
+  float lowered(float s, float row_max) const {
+    const float below = ptx::max(row_max - ptx::mul(s, unit), 0.f);
+    return row_max != 0 ? -below * per_unit : s;
   }
 };
 

@@ -5,7 +5,8 @@
 // fetch, in the order in which the consumers use them, as soon as a buffer is free.
 #pragma once
 
-#include "kernels/forward_sm90/shared.cuh"
+#include "kernels/common/products_sm90.cuh"
+#include "kernels/forward_sm90/storage.cuh"
 #include "kernels/ptx/tma.cuh"
 
 namespace fulmen {
@@ -123,6 +124,58 @@ struct ForwardFeeder {
     }
 #pragma unroll 1
     for (; free_v > 0 && next_v >= first; --next_v, --free_v) loader.load_v(next_v, head, place);
+  }
+};
+
+// One warp that follows the loader: between a tile of V and its readers where the sequence ends
+// inside it.
+template <AttentionConfig kConfig>
+struct ForwardSweeper {
+  using Shared = ForwardShared<kConfig>;
+
+  const ForwardParams& params;
+  Shared shared;
+  typename Shared::KvCursor v_at;
+  u32 parities = 0;  // of the `landed` barriers, one bit each
+
+  // Rows `first` and on of a tile of V become 0.
+  void clear_rows(u32 tile, i32 first) const {
+    const OperandTile<kConfig.kv_rows, kConfig.swizzle> V{tile};
+#pragma unroll 1
+    for (u32 at = first * 8 + ptx::thread_index() % 32; at < kConfig.kv_rows * 8; at += 32) {
+#pragma unroll
+      for (i32 unit = 0; unit < kConfig.chunked(kConfig.d_v) / 8; unit += 8) {
+        ptx::store_shared_x4(V.unit(at / 8, unit + at % 8), {{0, 0, 0, 0}});
+      }
+    }
+    ptx::fence_proxy_async();
+  }
+
+  void sweep(i32 rows) {
+    ptx::mbarrier_wait(shared.landed(v_at), parities >> v_at.buffer & 1);
+    parities ^= 1u << v_at.buffer;
+    clear_rows(shared.v().address(v_at), rows);
+    ptx::warp_sync();
+    if (ptx::thread_index() % 32 == 0) ptx::mbarrier_arrive(shared.v().full(v_at));
+  }
+
+  void run() {
+#pragma unroll 1
+    for (u32 count = 0;; ++count) {
+      ptx::mbarrier_wait(shared.assigned(count), Shared::parity(count));
+      const Assignment assignment = read_assignment(shared, count);
+      if (assignment.block.q_block < 0) return;
+      const Place place = read_place(shared, params, assignment.block, count);
+      const KeyBlocks blocks = read_key_blocks(shared, count, 0);
+      ptx::warp_sync();
+      if (ptx::thread_index() % 32 == 0) ptx::mbarrier_arrive(shared.done(count));
+#pragma unroll 1
+      for (i32 j = blocks.all_end - 1; j >= blocks.all_begin; --j) {
+        const i32 rows = rows_inside<kConfig>(place, j);
+        if (rows < kConfig.kv_rows) sweep(rows);
+        v_at.advance();
+      }
+    }
   }
 };
 

@@ -2,13 +2,16 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Documents by blocks of rows: the least and the largest id of a block, blocks of all sequences
-// numbered through, and searches among blocks by a warp. Called by whoever leaves out blocks that
-// documents hide: document_ranges_sm90, the planner of forward_sm90 and backward_prepare_sm90.
+// numbered through, and searches among blocks by a warp. The kernel document_ranges_sm90 finds the
+// ranges of all blocks of keys, for forward_sm90 and backward_dq_sm90, which run after it on the
+// same arguments; of all blocks of queries, for backward_prepare_sm90, on arguments in which
+// queries are in the place of keys.
 #pragma once
 
 #include "kernels/attention/block_range.cuh"
-#include "kernels/attention/id_range.cuh"
 #include "kernels/common/sequences.cuh"
+#include "kernels/common/work_tile_sm90.cuh"
+#include "kernels/forward_sm90/config.h"
 #include "kernels/ptx/thread.cuh"
 
 namespace fulmen {
@@ -82,6 +85,26 @@ inline i32 find_block(Interval blocks, u32 lane, const Holds& holds) {
     return kLast ? i32(blocks.end) - 1 - at : i32(blocks.begin) + at;
   }
   return i32(kLast ? blocks.begin - 1 : blocks.end);
+}
+
+template <AttentionConfig kConfig>
+inline void document_ranges_sm90(const ForwardArguments& arguments) {
+  const ForwardParams& params = arguments.params;
+  const AttentionParams& p = params.attention;
+  const i64 number = i64{ptx::block_index()} * kKeyRangeThreads + ptx::thread_index();
+  if (number >= num_key_ranges(p.kv_rows, p.num_sequences, p.packed, kConfig.kv_rows)) return;
+  const i64 sequence = sequence_of_key_range(p, kConfig.kv_rows, number);
+  const Place place = place_of<kConfig>(params, {0, 0, i32(sequence)});
+  const i64 block = number - first_key_range(p, kConfig.kv_rows, sequence, place.kv_begin);
+  const i32 begin = i32(block * kConfig.kv_rows);
+  const i32 end = min(begin + kConfig.kv_rows, place.shape.kv_len);
+  if (block < 0 || begin >= end) return;
+  IdRange range;
+#pragma unroll 8
+  for (i32 j = begin; j < end; ++j) {
+    range.add(load_id(p.kv_ids, p.kv_ids.offset(place.batch, 0, 0, place.kv_begin + j)));
+  }
+  params.key_ranges[number] = range;
 }
 
 }  // namespace fulmen

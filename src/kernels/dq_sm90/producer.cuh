@@ -5,8 +5,8 @@
 // sequences differ a warp that clears what is nobody's.
 #pragma once
 
-#include "kernels/backward_sm90/config.h"
-#include "kernels/forward_sm90/shared.cuh"
+#include "kernels/dq_sm90/config.h"
+#include "kernels/forward_sm90/storage.cuh"
 #include "kernels/ptx/tma.cuh"
 
 namespace fulmen {

@@ -8,10 +8,10 @@
 // step, before anything is hidden.
 #pragma once
 
-#include "kernels/backward_sm90/order.cuh"
+#include "kernels/backward_sm90/scheduler.cuh"
 #include "kernels/common/array_access.cuh"
-#include "kernels/common/id_ranges.cuh"
-#include "kernels/common/pair_terms.cuh"
+#include "kernels/common/documents_sm90.cuh"
+#include "kernels/common/scores_sm90.cuh"
 #include "kernels/common/tanh.cuh"
 #include "kernels/ptx/math.cuh"
 #include "kernels/ptx/thread.cuh"

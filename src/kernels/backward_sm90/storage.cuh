@@ -5,8 +5,8 @@
 // mailboxes in which the loader says which item comes next.
 #pragma once
 
-#include "kernels/backward_sm90/order.cuh"
-#include "kernels/common/pipeline.cuh"
+#include "kernels/backward_sm90/scheduler.cuh"
+#include "kernels/common/pipeline_sm90.cuh"
 #include "kernels/ptx/memory.cuh"
 #include "kernels/ptx/thread.cuh"
 

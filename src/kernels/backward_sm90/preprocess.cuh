@@ -9,8 +9,7 @@
 #pragma once
 
 #include "kernels/backward_sm90/config.h"
-#include "kernels/backward_sm90/places.cuh"
-#include "kernels/backward_sm90/visits.cuh"
+#include "kernels/backward_sm90/sequence_schedule.cuh"
 #include "kernels/common/faults.cuh"
 #include "kernels/common/sequences.cuh"
 #include "kernels/ptx/grid.cuh"

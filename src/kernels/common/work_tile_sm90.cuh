@@ -1,0 +1,63 @@
+// SPDX-FileCopyrightText: fulmen contributors
+// SPDX-License-Identifier: Apache-2.0
+//
+// What a work tile of the Hopper kernels is about: which rows of which query head, and where these
+// lie in the arrays.
+#pragma once
+
+#include "kernels/base.cuh"
+#include "kernels/common/sequences.cuh"
+#include "kernels/forward_sm90/config.h"
+
+namespace fulmen {
+
+struct QueryBlock {
+  i32 q_block;  // rows q_block * q_rows and on
+  i32 head;
+  i32 batch;
+};
+
+// The rows that a block of queries belongs to, in the arrays.
+struct Place {
+  i32 batch;     // entry of the arrays
+  i32 q_begin;   // its first row in q, o, lse
+  i32 kv_begin;  // in k, v
+  i32 q_slot;    // rows of o from q_begin on that are written: zeros past q_len
+  SequenceShape shape;
+};
+
+template <AttentionConfig kConfig>
+inline Place place_of(const ForwardParams& params, const QueryBlock& block) {
+  if constexpr (kConfig.sequences) {
+    const Sequence sequence = load_sequence(params.attention, block.batch);
+    return {i32(sequence.batch), i32(sequence.q_begin), i32(sequence.kv_begin),
+            i32(sequence.q_slot), sequence.shape};
+  }
+  return {block.batch, 0, 0, params.shape.q_len, params.shape};
+}
+
+// Rows of a block of keys that are inside the sequence.
+template <AttentionConfig kConfig>
+constexpr i32 rows_inside(const Place& place, i32 key_block) {
+  return clamp(place.shape.kv_len - key_block * kConfig.kv_rows, 0, kConfig.kv_rows);
+}
+
+template <auto kConfig>
+constexpr IntervalMask effective_mask(const IntervalMask& mask) {
+  if constexpr (kConfig.mask == MaskKind::kLength) return IntervalMask{};
+  if constexpr (kConfig.mask == MaskKind::kUpper) {
+    IntervalMask upper;
+    upper.causal = mask.causal;
+    upper.window_right = mask.window_right;
+    upper.prefix = mask.prefix;
+    return upper;
+  }
+  return mask;
+}
+
+template <bool kIs>
+struct Flag {
+  static constexpr bool kValue = kIs;
+};
+
+}  // namespace fulmen

@@ -1,0 +1,310 @@
+// SPDX-FileCopyrightText: fulmen contributors
+// SPDX-License-Identifier: Apache-2.0
+//
+// The planner of forward_sm90: one warp that finds the next block of queries, works out which
+// blocks of keys every warpgroup visits, and sends blocks round again whose results left the range
+// of float32.
+#pragma once
+
+#include "kernels/base.cuh"
+#include "kernels/common/documents_sm90.cuh"
+#include "kernels/common/faults.cuh"
+#include "kernels/common/sequences.cuh"
+#include "kernels/common/work_tile_sm90.cuh"
+#include "kernels/forward_sm90/config.h"
+#include "kernels/forward_sm90/storage.cuh"
+#include "kernels/ptx/thread.cuh"
+
+namespace fulmen {
+
+struct BlockOrder {
+  i32 num_q_blocks;
+  i32 heads;  // query heads of one batch entry
+  i32 batch;
+  i32 heads_per_group;  // >= 1
+  bool last_first;      // the last query blocks see the most keys
+
+  constexpr i32 size() const { return num_q_blocks * heads * batch; }
+
+  // Block number `index` of 0 .. size() - 1.
+  constexpr QueryBlock at(i32 index) const {
+    const i32 all_heads = heads * batch;
+    const i32 per_group = min(heads_per_group, all_heads);
+    const i32 group = index / (per_group * num_q_blocks);
+    const i32 within = index - group * per_group * num_q_blocks;
+    const i32 group_heads = min(per_group, all_heads - group * per_group);  // the last is smaller
+    const i32 rank = within / group_heads;
+    const i32 batch_head = group * per_group + (within - rank * group_heads);
+    const i32 entry = batch_head / heads;
+    return {last_first ? num_q_blocks - 1 - rank : rank, batch_head - entry * heads, entry};
+  }
+};
+
+template <AttentionConfig kConfig>
+class SequenceOrder {
+ public:
+  SequenceOrder(const ForwardParams& params, u32 lane) : params_(params), lane_(lane) {
+    u32 total = 0, most = 0;
+#pragma unroll 1
+    for (i32 s = lane; s < params.batch; s += 32) {
+      const u32 count = num_blocks(s);
+      total += count;
+      most = max(most, count);
+    }
+#pragma unroll
+    for (u32 distance = 16; distance >= 1; distance /= 2) {
+      total += ptx::shuffle_xor(total, distance);
+      most = max(most, ptx::shuffle_xor(most, distance));
+    }
+    blocks_per_head_ = i32(total);
+    top_ = i32(most);
+    first_ = num_blocks(i32(lane));
+  }
+
+  i32 size() const { return blocks_per_head_ * num_heads(); }
+
+  // Block number `index` of 0 .. size() - 1; `batch` is the sequence.
+  QueryBlock at(i32 index) {
+    const i32 per_group = min(params_.heads_per_group, num_heads());
+    const i32 group = index / (per_group * blocks_per_head_);
+    const i32 within = index - group * per_group * blocks_per_head_;
+    const i32 heads = min(per_group, num_heads() - group * per_group);  // the last is smaller
+    if (group != group_) {
+      group_ = group;
+      q_block_ = top_;
+      begin_ = end_ = 0;
+    }
+    while (within >= end_) {
+      begin_ = end_;
+      --q_block_;
+      end_ += heads * count_sequences();
+    }
+    const i32 sequence = (within - begin_) / heads;
+    const i32 head = group * per_group + (within - begin_) % heads;
+    return {q_block_, head * kConfig.heads_per_tile, nth_owner(sequence)};
+  }
+
+ private:
+  i32 num_heads() const { return params_.heads_q / kConfig.heads_per_tile; }  // or sets of them
+
+  // Blocks of the rows that a sequence owns, those past its length included.
+  u32 num_blocks(i32 sequence) const {
+    if (sequence >= params_.batch) return 0;
+    return u32(ceil_div(load_sequence(params_.attention, sequence).q_slot, kConfig.q_rows()));
+  }
+
+  // Which of sequences first .. first + 31 have block q_block_.
+  u32 owners(i32 first) const {
+    const u32 count = first == 0 ? first_ : num_blocks(first + i32(lane_));
+    return ptx::ballot(count > u32(q_block_));
+  }
+
+  i32 count_sequences() const {
+    i32 count = 0;
+#pragma unroll 1
+    for (i32 first = 0; first < params_.batch; first += 32) count += ptx::count_ones(owners(first));
+    return count;
+  }
+
+  // The sequence with `before` others before it that have block q_block_.
+  i32 nth_owner(i32 before) const {
+#pragma unroll 1
+    for (i32 first = 0;; first += 32) {
+      u32 mask = owners(first);
+      const i32 count = ptx::count_ones(mask);
+      if (before < count) {
+        for (; before > 0; --before) mask &= mask - 1;
+        return first + ptx::count_ones((mask & (0 - mask)) - 1);  // the lowest bit that is left
+      }
+      before -= count;
+    }
+  }
+
+  const ForwardParams& params_;
+  u32 lane_;
+  i32 blocks_per_head_;  // of all sequences together
+  i32 top_;              // blocks of the longest
+  u32 first_;            // blocks of sequence number `lane`
+
+  // Where the walk stands: blocks q_block_ of this group have numbers begin_ .. end_ - 1 in it.
+  i32 group_ = -1;
+  i32 q_block_ = 0;
+  i32 begin_ = 0;
+  i32 end_ = 0;
+};
+
+// Blocks of equal sequences need no walk.
+template <AttentionConfig kConfig>
+  requires(!kConfig.sequences)
+class SequenceOrder<kConfig> {
+ public:
+  SequenceOrder(const ForwardParams& params, u32)
+      : order_{params.num_q_blocks, params.heads_q / kConfig.heads_per_tile, params.batch,
+               params.heads_per_group, kConfig.longest_first && kConfig.mask != MaskKind::kLength} {
+  }
+
+  i32 size() const { return order_.size(); }
+  QueryBlock at(i32 index) const {
+    QueryBlock block = order_.at(index);
+    block.head *= kConfig.heads_per_tile;
+    return block;
+  }
+
+ private:
+  BlockOrder order_;
+};
+
+// What documents leave of `range`, the blocks of keys of a warpgroup in lane w and of all of them
+// in the lanes after: the blocks from the first to the last that any row can see, and of the full
+// ones those that belong to one document with all rows of the warpgroup, up to the first that does
+// not. All lanes of a warp.
+template <AttentionConfig kConfig>
+inline BlockRange narrowed(BlockRange range, const ForwardParams& params, const QueryBlock& block,
+                           const Place& place, u32 lane) {
+  const AttentionParams& p = params.attention;
+  const IdRange* keys =
+      params.key_ranges + first_key_range(p, kConfig.kv_rows, block.batch, place.kv_begin);
+  IdRange ids[kConfig.q_tiles()], all_ids;
+#pragma unroll
+  for (i32 w = 0; w < kConfig.q_tiles(); ++w) {
+    const i32 row = block.q_block * kConfig.q_rows() + w * kConfig.tile_rows();
+    const i32 end = min(row + kConfig.tile_rows(), place.shape.q_len);
+    ids[w] = ids_of_rows(p.q_ids, place.batch, place.q_begin + row, place.q_begin + end, lane);
+    all_ids.add(ids[w].least);
+    all_ids.add(ids[w].largest);
+  }
+  if (place.shape.q_len <= block.q_block * kConfig.q_rows()) return range;  // no rows, no ids
+  Interval all{ptx::shuffle(i32(range.visit.begin), kConfig.warpgroups),
+               ptx::shuffle(i32(range.visit.end), kConfig.warpgroups)};
+  const auto meets = [&](i32 j) { return keys[j].meets(all_ids); };
+  all.end = max<i64>(find_block<true>(all, lane, meets) + 1, all.begin + 1);
+  all.begin = min<i64>(find_block<false>(all, lane, meets), all.end - 1);
+#pragma unroll
+  for (u32 w = 0; w < u32(kConfig.warpgroups); ++w) {
+    const IdRange& own = ids[q_tile<kConfig>(w)];
+    Interval full{max<i64>(ptx::shuffle(i32(range.full.begin), w), all.begin),
+                  min<i64>(ptx::shuffle(i32(range.full.end), w), all.end)};
+    const auto is_one = [&](i32 j) { return keys[j].is_one_with(own); };
+    full.begin = find_block<false>(full, lane, is_one);
+    full.end = find_block<false>(full, lane, [&](i32 j) { return !is_one(j); });
+    if (lane == w) range.full = full;
+  }
+  if (lane >= u32(kConfig.warpgroups)) {
+    range.visit = all;
+  } else {
+    range.visit.begin = min(max(range.visit.begin, all.begin), all.end - 1);
+    range.visit.end = clamp(range.visit.end, range.visit.begin + 1, all.end);
+  }
+  return range;
+}
+
+template <AttentionConfig kConfig>
+struct ForwardPlanner {
+  using Shared = ForwardShared<kConfig>;
+  static constexpr i32 kUnclaimed = -1;
+
+  const ForwardParams& params;
+  Shared shared;
+  u32 lane;
+  i32 claimed = kUnclaimed;  // index of the block after this one
+
+  // Writes the mail. Lane w plans for warpgroup w, the lanes after them for the whole thread block.
+  void assign(u32 count, const Assignment& next) const {
+    const bool for_warpgroup = lane < u32(kConfig.warpgroups);
+    const i32 row = next.block.q_block * kConfig.q_rows();
+    const Place place = place_of<kConfig>(params, next.block);
+    BlockRange range = visited_blocks<kConfig>(
+        params.mask, place.shape,
+        for_warpgroup ? row + kConfig.tile_rows() * q_tile<kConfig>(lane) : row,
+        for_warpgroup ? kConfig.tile_rows() : kConfig.q_rows());
+    if constexpr (kConfig.skips_documents) {  // block -1, the end, has no rows and no ids
+      if (row >= 0) range = narrowed<kConfig>(range, params, next.block, place, lane);
+    }
+    const Interval all{ptx::shuffle(i32(range.visit.begin), kConfig.warpgroups),
+                       ptx::shuffle(i32(range.visit.end), kConfig.warpgroups)};
+    ptx::warp_sync();  // all have read `next`, which may lie in the mail written now
+    if (for_warpgroup) {
+      const KeyBlocks blocks = key_blocks<kConfig>(all, range);
+      const u32 mail = shared.key_blocks(count, lane);
+      ptx::store_shared_x4(mail, {{u32(blocks.begin), u32(blocks.full_begin), u32(blocks.full_end),
+                                   u32(blocks.end)}});
+      ptx::store_shared(mail + 16, blocks.all_begin);
+      ptx::store_shared(mail + 20, blocks.all_end);
+    }
+    if (lane == 0) {
+      write_place(shared, count, place);
+      ptx::store_shared(shared.failed(count), 0);
+      ptx::store_shared_x4(shared.mail(count), {{u32(next.block.q_block), u32(next.block.head),
+                                                 u32(next.block.batch), u32(next.careful)}});
+    }
+    ptx::warp_sync();
+    if (lane == 0) ptx::mbarrier_arrive(shared.assigned(count));
+  }
+
+  // Waits until assignment number `count` is finished; whether it must be repeated.
+  bool must_repeat(u32 count) const {
+    ptx::mbarrier_wait(shared.done(count), Shared::parity(count));
+    const bool failed = ptx::load_shared(shared.failed(count)) != 0;
+    ptx::warp_sync();
+    if (lane == 0) ptx::store_shared(shared.failed(count), 0);
+    return failed;
+  }
+
+  // As record_faults, which is a call: the assembler fails on calls beside setmaxnreg.
+  void record_invalid_entries() const {
+    const AttentionParams& p = params.attention;
+    if (p.faults == nullptr) return;
+    u32 found = 0;
+    if (ptx::block_index() == 0 && p.rng != nullptr && p.rng[1] >> 32 != 0) found = kFaultRng;
+#pragma unroll 1
+    for (i32 i = ptx::block_index() * 32 + lane; kConfig.sequences && i < params.batch;
+         i += ptx::num_blocks() * 32) {
+      found |=
+          axis_faults(axis_entry(p.cu_q, p.q_lengths, i), p.q_rows, kFaultQOffsets, kFaultQLengths);
+      found |= axis_faults(axis_entry(p.cu_kv, p.kv_lengths, i), p.kv_rows, kFaultKvOffsets,
+                           kFaultKvLengths);
+    }
+    if (found != 0) ptx::set_bits(p.faults, found);
+  }
+
+  void run() {
+    if constexpr (kConfig.sequences || kConfig.dropout) record_invalid_entries();
+    SequenceOrder<kConfig> order(params, lane);
+    const i32 size = order.size();
+    Assignment now{{-1, 0, 0}, false};
+    if (!kConfig.sequences || i32(ptx::block_index()) < size) {
+      now.block = order.at(ptx::block_index());
+    }
+#pragma unroll 1
+    for (u32 count = 0;; ++count) {
+      assign(count, now);
+      if (now.block.q_block < 0) return;
+      // Claims as late as possible, so that longest-first balances: an early claim ties two long
+      // blocks to one multiprocessor (measured: 5 % at causal 4k). Looking up documents takes as
+      // long as several blocks of keys, so that it comes first there.
+      if constexpr (!kConfig.skips_documents) {
+        ptx::mbarrier_wait(shared.nearly_loaded(), count % 2);
+      }
+      if (claimed == kUnclaimed) {
+        u32 index = u32(size);  // no counter: there are no more blocks than multiprocessors
+        if (lane == 0 && params.next_block != nullptr) {
+          index = ptx::atomic_inc(params.next_block, size - 1);
+        }
+        claimed = min<i32>(size, ptx::broadcast(index) + ptx::num_blocks());
+      }
+      // Assignment count - 1 is over by now, or nearly: its verdict decides what comes next.
+      if (count > 0 && must_repeat(count - 1)) {
+        now = {read_assignment(shared, count - 1).block, true};
+      } else if (claimed < size) {
+        now = {order.at(claimed), false};
+        claimed = kUnclaimed;
+      } else if (must_repeat(count)) {
+        now = {read_assignment(shared, count).block, true};
+      } else {
+        now.block.q_block = -1;
+      }
+    }
+  }
+};
+
+}  // namespace fulmen
