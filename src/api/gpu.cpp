@@ -7,6 +7,7 @@
 #include "api/convert.h"
 #include "api/handle.h"
 #include "gpu/backend.h"
+#include "kernels/params.h"
 
 namespace fulmen::api {
 namespace {

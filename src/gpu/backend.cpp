@@ -29,7 +29,7 @@ std::shared_ptr<const PreparedPlan> plan_for(const Problem& problem, const Optio
 const Device& device_of(const PreparedPlan& prepared) {
   if (prepared.device != nullptr) return *prepared.device;
   throw Error(Status::kUnsupported,
-              sentence("the plan was made for '", prepared.plan.gpu.name,
+              sentence("the plan was made for '", prepared.gpu.name,
                        "' by device_name and does not run; make one with device for a GPU that "
                        "is here"));
 }
@@ -45,11 +45,11 @@ void check_arrays(const PreparedPlan& prepared, const Device& device, const Prob
     if (!tensor.present() || tensor.empty() || place.has_around(tensor.data)) continue;
     place = check_pointer(device, tensor.data, name(array));
   }
-  if (problem.pointer_alignment >= prepared.alignment_bytes) return;
+  if (problem.pointer_alignment >= prepared.decision->alignment_bytes) return;
   throw Error(Status::kArgument,
               sentence("an array begins at a multiple of ", problem.pointer_alignment,
                        " bytes only; the plan's kernels (", name(prepared.plan.implementation),
-                       ") need multiples of ", prepared.alignment_bytes,
+                       ") need multiples of ", prepared.decision->alignment_bytes,
                        ": align it, or plan with another "
                        "implementation"));
 }
@@ -60,14 +60,14 @@ void enqueue(const PreparedPlan& prepared, const Device& device, const Problem& 
   const CurrentContext current(device);
   const Driver& driver = device.driver();
   auto base = reinterpret_cast<CUdeviceptr>(workspace);
-  base += (kGpuWorkspaceAlignment - base % kGpuWorkspaceAlignment) % kGpuWorkspaceAlignment;
-  if (prepared.zeroed_bytes > 0) {
-    driver.check(driver->cuMemsetD8Async(base, 0, prepared.zeroed_bytes, stream),
+  base += (kWorkspaceAlignment - base % kWorkspaceAlignment) % kWorkspaceAlignment;
+  if (const size_t zeroed = prepared.decision->zeroed_bytes; zeroed > 0) {
+    driver.check(driver->cuMemsetD8Async(base, 0, zeroed, stream),
                  "clear the counters in the workspace");
   }
   char* const start = workspace == nullptr ? nullptr : reinterpret_cast<char*>(base);
-  prepared.runner->run(
-      {problem, prepared.plan.gpu, driver, prepared.kernels, start, device.faults(), stream});
+  prepared.decision->run(
+      {problem, prepared.gpu, driver, prepared.kernels, start, device.faults(), stream});
   device.log_faults();
 }
 

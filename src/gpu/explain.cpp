@@ -1,60 +1,26 @@
 // SPDX-FileCopyrightText: fulmen contributors
 // SPDX-License-Identifier: Apache-2.0
 //
-// A plan as one JSON object: what was chosen and why, what was not, and the arithmetic behind it.
+// A plan for a GPU as one JSON object: the choice of implementation and tile, and what is known of
+// its kernels.
+
+#include "plan/explain.h"
 
 #include <algorithm>
 
 #include "core/error.h"
-#include "gpu/gpu_implementations.h"
+#include "gpu/implementations.h"
+#include "gpu/jit/cache.h"
+#include "gpu/prepared_plan.h"
 #include "plan/json.h"
-#include "plan/plan.h"
 
-namespace fulmen {
+namespace fulmen::gpu {
 namespace {
 
+using json::field;
 using json::list;
 using json::number;
 using json::quoted;
-
-std::string field(const char* key, const std::string& value) {
-  return sentence("\"", key, "\": ", value);
-}
-
-std::string tile_text(const Tile& tile) {
-  if (tile.rows == 0) return "null";
-  return sentence("{", field("rows", std::to_string(tile.rows)), ", ",
-                  field("columns", std::to_string(tile.columns)), "}");
-}
-
-// From "operation" to "tile".
-std::string choice_text(const Plan& plan, const char* backend,
-                        const std::vector<Candidate>& candidates) {
-  std::string reason;
-  std::vector<std::string> rejected;
-  for (const Candidate& candidate : candidates) {
-    if (candidate.implementation == plan.implementation) {
-      reason = candidate.reason;
-      continue;
-    }
-    rejected.push_back(sentence("{",
-                                field("implementation", quoted(name(candidate.implementation))),
-                                ", ", field("reason", quoted(candidate.reason)), "}"));
-  }
-  return sentence(field("operation", quoted(name(plan.problem.operation))), ", ",
-                  field("implementation", quoted(name(plan.implementation))), ", ",
-                  field("backend", quoted(backend)), ", ", field("reason", quoted(reason)), ", ",
-                  field("rejected", list(rejected)), ", ", field("tile", tile_text(plan.tile)));
-}
-
-// From "workspace_bytes" to "intensity".
-std::string cost_text(const Plan& plan, const Cost& total) {
-  const double intensity = total.bytes > 0 ? total.flops / total.bytes : 0.0;
-  return sentence(field("workspace_bytes", std::to_string(plan.workspace_bytes)), ", ",
-                  field("pairs", number(total.pairs)), ", ", field("flops", number(total.flops)),
-                  ", ", field("bytes", number(total.bytes)), ", ",
-                  field("intensity", number(intensity)));
-}
 
 std::string device_text(const Gpu& gpu, int index) {
   return sentence("{", field("name", quoted(gpu.name)), ", ",
@@ -94,41 +60,61 @@ std::string kernel_text(const KernelReport& kernel, const Gpu& gpu) {
 }
 
 // Which of arithmetic and memory keeps a card busier at its peaks, and for how long.
-std::string roofline_text(const Plan& plan, const Cost& total) {
+std::string roofline_text(const Plan& plan, const Gpu& gpu, const Cost& total) {
   const bool tensor_cores = gpu_implementation(plan.implementation).tensor_cores;
-  const double peak =
-      peak_flops(plan.gpu, plan.problem.dtype, plan.problem.precision, tensor_cores);
+  const double peak = peak_flops(gpu, plan.problem.dtype, plan.problem.precision, tensor_cores);
   const double compute = total.flops / peak;
-  const double memory = total.bytes / plan.gpu.bandwidth;
+  const double memory = total.bytes / gpu.bandwidth;
   return sentence("{", field("peak_tflops", number(peak / 1e12)), ", ",
-                  field("bandwidth_gbps", number(plan.gpu.bandwidth / 1e9)), ", ",
+                  field("bandwidth_gbps", number(gpu.bandwidth / 1e9)), ", ",
                   field("bound", quoted(compute >= memory ? "compute" : "memory")), ", ",
                   field("time_us", number(1e6 * std::max(compute, memory))), "}");
 }
 
+// Those before the chosen implementation were tried; those after it are asked now.
+std::vector<Candidate> all_candidates(const PreparedPlan& prepared) {
+  const Plan& plan = prepared.plan;
+  std::vector<Candidate> all = prepared.tried;
+  for (const GpuImplementation& row : gpu_implementations().subspan(all.size())) {
+    const PlanOrRefusal made = plan_with(row, plan.problem, prepared.gpu);
+    all.push_back({row.implementation, false,
+                   made.plan == nullptr
+                       ? made.refusal
+                       : sentence("slower than ", name(plan.implementation), "; ", row.merit)});
+  }
+  return all;
+}
+
+std::string tiles_text(const std::vector<TileCandidate>& compared) {
+  std::vector<std::string> tiles;
+  for (const TileCandidate& each : compared) {
+    tiles.push_back(sentence("{", field("tile", tile_text(each.tile)), ", ",
+                             field("chosen", each.chosen ? "true" : "false"), ", ",
+                             field("reason", quoted(each.reason)), "}"));
+  }
+  return list(tiles);
+}
+
 }  // namespace
 
-std::string explain(const Plan& plan) {
-  const int threads = plan.implementation == Implementation::kScalar ? 1 : plan.device.num_threads;
-  return sentence("{", choice_text(plan, "cpu", candidates(plan.problem)), ", ",
-                  field("isa", quoted(plan.device.isa)), ", ",
-                  field("threads", std::to_string(threads)), ", ",
-                  cost_text(plan, cost(plan.problem)), "}");
-}
-
-std::string explain(const Plan& plan, const GpuReport& report) {
+std::string explain(const PreparedPlan& prepared) {
+  const Plan& plan = prepared.plan;
   const Cost total = cost(plan.problem);
   std::vector<std::string> kernels;
-  for (const KernelReport& kernel : report.kernels) {
-    kernels.push_back(kernel_text(kernel, plan.gpu));
+  for (const KernelReport& kernel : prepared.reports) {
+    kernels.push_back(kernel_text(kernel, prepared.gpu));
   }
+  const int index = prepared.device == nullptr ? -1 : prepared.device->ordinal();
   std::vector<std::string> notes;
-  for (const std::string& note : report.notes) notes.push_back(quoted(note));
-  return sentence("{", choice_text(plan, "cuda", report.candidates), ", ",
-                  field("device", device_text(plan.gpu, report.index)), ", ",
-                  cost_text(plan, total), ", ", field("kernels", list(kernels)), ", ",
-                  field("roofline", roofline_text(plan, total)), ", ", field("notes", list(notes)),
-                  "}");
+  if (!prepared.note.empty()) notes.push_back(quoted(prepared.note));
+  const std::string cache_note = kernel_cache().note();
+  if (!cache_note.empty()) notes.push_back(quoted(cache_note));
+  return sentence("{", choice_text(plan, "cuda", all_candidates(prepared)), ", ",
+                  field("tiles", tiles_text(prepared.decision->compared)), ", ",
+                  field("device", device_text(prepared.gpu, index)), ", ", cost_text(plan, total),
+                  ", ", field("kernels", list(kernels)), ", ",
+                  field("roofline", roofline_text(plan, prepared.gpu, total)), ", ",
+                  field("notes", list(notes)), "}");
 }
 
-}  // namespace fulmen
+}  // namespace fulmen::gpu

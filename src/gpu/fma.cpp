@@ -6,6 +6,7 @@
 #include "gpu/fma.h"
 
 #include "core/error.h"
+#include "gpu/call.h"
 #include "gpu/jit/spec_of.h"
 #include "gpu/params.h"
 #include "kernels/common/fma_config.h"
@@ -25,10 +26,13 @@ KernelLaunch fma_launch(const KernelSpec& spec, i64 num_tasks) {
   return {spec, ceil_div(num_tasks, spec.num_threads)};
 }
 
-void fma_run(const Call& call) {
-  AttentionParams params = attention_params(call.problem, call.faults);
-  if (call.workspace != nullptr) set_row_terms(params, reinterpret_cast<u8*>(call.workspace));
-  for (std::size_t i = 0; i < call.kernels.size(); ++i) call.launch(i, params);
+FmaPlan::FmaPlan(const Problem& problem) : params(attention_params(problem)) {}
+
+void FmaPlan::run(const Call& call) const {
+  AttentionParams bound = params;
+  bind_params(bound, call.problem, call.faults);
+  if (call.workspace != nullptr) set_row_terms(bound, reinterpret_cast<u8*>(call.workspace));
+  for (std::size_t i = 0; i < call.kernels.size(); ++i) call.launch(i, bound);
 }
 
 void set_row_terms(AttentionParams& params, u8* workspace) {

@@ -1,14 +1,14 @@
 // SPDX-FileCopyrightText: fulmen contributors
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the general implementations, naive (naive.h) and simt (simt.h), have in common: kernels on
+// What the general implementations, naive and simt, have in common: kernels on
 // the ordinary arithmetic units, with an FmaConfig, given AttentionParams. Both take every option;
 // they differ in speed. merge.h has one such kernel, with parameters of its own.
 #pragma once
 
 #include <string>
 
-#include "gpu/implementations.h"
+#include "gpu/gpu_plan.h"
 #include "kernels/params.h"
 
 namespace fulmen::gpu {
@@ -21,8 +21,14 @@ inline constexpr DType kFloatTypes[] = {DType::kFloat64, DType::kFloat32, DType:
 KernelSpec fma_spec(const std::string& file, const std::string& entry, DType dtype);
 KernelLaunch fma_launch(const KernelSpec& spec, i64 num_tasks);
 
-// Launches the kernels of either.
-void fma_run(const Call& call);
+// A plan whose kernels all get AttentionParams.
+class FmaPlan final : public GpuPlan {
+ public:
+  explicit FmaPlan(const Problem& problem);
+  void run(const Call& call) const override;
+
+  AttentionParams params;  // but for pointers
+};
 
 // Names the workspace of a backward pass of simt (gpu/simt/plan.h).
 void set_row_terms(AttentionParams& params, u8* workspace);

@@ -6,30 +6,82 @@
 #include "gpu/implementations.h"
 
 #include "core/error.h"
-#include "gpu/fma.h"
+#include "gpu/forward_sm80/plan.h"
 #include "gpu/forward_sm80/run.h"
-#include "gpu/naive/run.h"
-#include "gpu/simt/run.h"
+#include "gpu/function_plan.h"
+#include "gpu/naive/plan.h"
+#include "gpu/simt/plan.h"
+#include "gpu/sm90_plan.h"
 #include "gpu/sm90_run.h"
 
 namespace fulmen::gpu {
 namespace {
 
-constexpr Runner kRunners[] = {
-    {Implementation::kSm90, sm90_launches, sm90_run},
-    {Implementation::kSm80, sm80_launches, sm80_run},
-    {Implementation::kSimt, simt_launches, fma_run},
-    {Implementation::kNaive, naive_launches, fma_run},
+constexpr auto sm90_plan = FunctionPlan<sm90_refusal, sm90_needs, sm90_launches, sm90_run>::plan;
+constexpr auto sm80_plan = FunctionPlan<sm80_refusal, sm80_needs, sm80_launches, sm80_run>::plan;
+u32 switches_of_sm90(const Problem& problem, const Gpu&) { return sm90_switches(problem); }
+u32 switches_of_sm80(const Problem& problem, const Gpu&) { return sm80_switches(problem); }
+
+constexpr GpuImplementation kImplementations[] = {
+    {Implementation::kSm90,
+     "Hopper's copy engine and asynchronous tensor cores",
+     true,
+     {sm90_plan, switches_of_sm90, true},
+     {sm90_plan, switches_of_sm90}},
+    {Implementation::kSm80,
+     "tensor cores by mma.sync, every option",
+     true,
+     {sm80_plan, switches_of_sm80},
+     {sm80_plan, switches_of_sm80}},
+    {Implementation::kSimt,
+     "tiles on the ordinary arithmetic units, every option",
+     false,
+     {simt_plan},
+     {simt_plan}},
+    {Implementation::kNaive, "one thread a row, every option", false, {naive_plan}, {naive_plan}},
 };
+
+std::string refusal_of(const Pass& pass, const GpuPlan& plan, const Problem& problem,
+                       const Gpu& gpu) {
+  if (problem.without != 0) {
+    const u32 switches = pass.switches == nullptr ? 0 : pass.switches(problem, gpu);
+    if (const u32 fixed = problem.without & ~switches; fixed != 0) {
+      const auto lowest = static_cast<Optimisation>(fixed & (~fixed + 1));
+      return sentence("has no switch that leaves out ", name(lowest));
+    }
+  }
+  if (problem.tile.given() && !pass.chooses_tiles) {
+    return sentence("has no tiles to choose from for ", name(problem.operation));
+  }
+  if (problem.pointer_alignment >= plan.alignment_bytes) return "";
+  return sentence("pointers must be multiples of ", plan.alignment_bytes,
+                  " bytes; one is a multiple of ", problem.pointer_alignment, " only");
+}
 
 }  // namespace
 
-const Runner& runner_of(Implementation implementation) {
-  for (const Runner& runner : kRunners) {
-    if (runner.implementation == implementation) return runner;
+std::span<const GpuImplementation> gpu_implementations() { return kImplementations; }
+
+const GpuImplementation& gpu_implementation(Implementation implementation) {
+  for (const GpuImplementation& row : kImplementations) {
+    if (row.implementation == implementation) return row;
   }
-  throw Error(Status::kInternal, sentence("implementation ", name(implementation),
-                                          " is planned but cannot run; please report this"));
+  throw Error(Status::kUnsupported, sentence("implementation ", name(implementation),
+                                             " is not in this version of fulmen"));
+}
+
+PlanOrRefusal plan_with(const GpuImplementation& row, const Problem& problem, const Gpu& gpu) {
+  const bool is_forced = problem.implementation != Implementation::kAuto;
+  if (is_forced && row.implementation != problem.implementation) {
+    return sentence("not the one asked for; ", row.merit);
+  }
+  const Pass& pass = problem.operation == Operation::kForward ? row.forward : row.backward;
+  PlanOrRefusal made = pass.plan(problem, gpu);
+  if (made.plan == nullptr) return made;
+  std::string refusal = refusal_of(pass, *made.plan, problem, gpu);
+  if (!refusal.empty()) return refusal;
+  for (KernelLaunch& launch : made.plan->launches) launch.spec.is_ablation = problem.without != 0;
+  return made;
 }
 
 }  // namespace fulmen::gpu

@@ -68,6 +68,16 @@ AttentionParams attention_params(const Problem& problem, u32* faults) {
   return p;
 }
 
+void bind_params(AttentionParams& params, const Problem& problem, u32* faults) {
+  for (const ArrayMember& member : kMembers) {
+    ArrayView& view = params.*member.view;
+    if (view.present()) view.data = static_cast<u8*>(problem.arrays[member.array].data);
+  }
+  params.dropout = problem.dropout;
+  params.rng = static_cast<const i64*>(problem.arrays[Array::kRng].data);
+  params.faults = faults;
+}
+
 AttentionParams side_gradient_params(const Problem& problem, u32* faults) {
   AttentionParams params = attention_params(problem, faults);
   params.dq = params.dk = params.dv = ArrayView{};

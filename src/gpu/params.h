@@ -21,8 +21,12 @@ inline ArrayView view_of(const Tensor& tensor) {
 // or null.
 AttentionParams attention_params(const Problem& problem, u32* faults = nullptr);
 
-// The same without dq, dk and dv: for the general kernels of dbias and dsinks beside a faster one
-// of those three.
+// What changes from run to run of a plan: pointers of the arrays that `params` has, numbers of
+// dropout, and faults.
+void bind_params(AttentionParams& params, const Problem& problem, u32* faults);
+
+// attention_params() without dq, dk and dv: for the general kernels of dbias and dsinks beside a
+// faster one of those three.
 AttentionParams side_gradient_params(const Problem& problem, u32* faults = nullptr);
 
 }  // namespace fulmen::gpu

@@ -8,7 +8,7 @@
 #include <algorithm>
 #include <future>
 
-#include "gpu/gpu_implementations.h"
+#include "gpu/implementations.h"
 
 namespace fulmen::gpu {
 namespace {
@@ -33,7 +33,7 @@ void add_use(KernelReport& report, const ResourceUse& use, Origin origin, int bl
 }
 
 // Compiles several kernels at once, so that a plan takes as long as its slowest one: what follows
-// finds them in the cache. Failures are left to it too.
+// finds them in the cache, and reports what fails.
 void compile_together(const std::vector<KernelLaunch>& launches, const std::string& arch) {
   if (launches.size() < 2) return;
   std::vector<std::future<void>> all;
@@ -41,28 +41,31 @@ void compile_together(const std::vector<KernelLaunch>& launches, const std::stri
     all.push_back(std::async(std::launch::async, [&launch, &arch] {
       try {
         machine_code(launch.spec, arch);
-      } catch (const Error&) {  // said by who asks next
+      } catch (const Error&) {  // load() or compile() meets it again
       }
     }));
   }
 }
 
 // Compiles and loads the kernels of one implementation.
-void load(PreparedPlan& prepared, const std::vector<KernelLaunch>& launches) {
+void load(PreparedPlan& prepared) {
+  const std::vector<KernelLaunch>& launches = prepared.decision->launches;
   compile_together(launches, prepared.device->arch());
   for (const KernelLaunch& launch : launches) {
     const LoadedKernel& kernel = prepare(*prepared.device, launch.spec);
     prepared.kernels.push_back({&kernel, launch.shape()});
-    prepared.report.kernels.push_back(report_of(launch));
-    add_use(prepared.report.kernels.back(), kernel.use, kernel.origin, kernel.blocks_resident);
+    add_use(prepared.reports.emplace_back(report_of(launch)), kernel.use, kernel.origin,
+            kernel.blocks_resident);
   }
 }
 
 // Compiles them where that is possible.
-void compile(PreparedPlan& prepared, const std::vector<KernelLaunch>& launches, const Gpu& gpu) {
+void compile(PreparedPlan& prepared) {
+  const std::vector<KernelLaunch>& launches = prepared.decision->launches;
+  const Gpu& gpu = prepared.gpu;
   compile_together(launches, arch_name(gpu.compute_capability));
   for (const KernelLaunch& launch : launches) {
-    KernelReport& report = prepared.report.kernels.emplace_back(report_of(launch));
+    KernelReport& report = prepared.reports.emplace_back(report_of(launch));
     try {
       const auto kernel = machine_code(launch.spec, arch_name(gpu.compute_capability));
       const ResourceUse use = resource_use(kernel->log, kernel->cubin);
@@ -75,7 +78,7 @@ void compile(PreparedPlan& prepared, const std::vector<KernelLaunch>& launches, 
       const bool no_compiler =
           error.status() == Status::kNotFound || error.status() == Status::kUnsupported;
       if (!no_compiler) throw;
-      prepared.report.notes = {sentence("not compiled: ", error.what())};
+      prepared.note = sentence("not compiled: ", error.what());
     }
   }
 }
@@ -103,44 +106,53 @@ void check_blocks(const std::vector<KernelLaunch>& launches) {
                        gpu.name, " (", reasons, ")"));
 }
 
-// What remains was not needed.
-void close(PreparedPlan& prepared) {
-  const Implementation chosen = prepared.plan.implementation;
-  for (Candidate& candidate : prepared.report.candidates) {
-    if (!candidate.accepted || candidate.implementation == chosen) continue;
-    candidate.accepted = false;
-    candidate.reason = sentence("slower than ", name(chosen), "; ", candidate.reason);
+void check_implementation(const Problem& problem) {
+  if (problem.implementation != Implementation::kAuto) gpu_implementation(problem.implementation);
+}
+
+Plan plan_of(const Problem& problem, Implementation implementation, const GpuPlan& decision) {
+  Plan plan;
+  plan.problem = problem;
+  plan.implementation = implementation;
+  plan.tile = decision.tile;
+  if (decision.workspace_bytes > 0) {
+    plan.workspace_bytes = decision.workspace_bytes + kWorkspaceAlignment - 1;
   }
+  return plan;
+}
+
+// Plans and compiles with one implementation; false where it cannot, with the reason as tried.
+bool try_with(const GpuImplementation& row, const Problem& problem, PreparedPlan& prepared) {
+  Candidate& candidate = prepared.tried.emplace_back(Candidate{row.implementation, false, ""});
+  PlanOrRefusal made = plan_with(row, problem, prepared.gpu);
+  candidate.reason = made.refusal;
+  if (made.plan == nullptr) return false;
+  prepared.decision = std::move(made.plan);
+  prepared.kernels.clear();
+  prepared.reports.clear();
+  try {
+    check_blocks(prepared.decision->launches);
+    prepared.device != nullptr ? load(prepared) : compile(prepared);
+  } catch (const Rejected& finding) {
+    candidate.reason = finding.what();
+    return false;
+  }
+  const bool is_forced = problem.implementation != Implementation::kAuto;
+  candidate.accepted = true;
+  candidate.reason = sentence(is_forced ? "asked for by name; " : "", row.merit);
+  prepared.plan = plan_of(problem, row.implementation, *prepared.decision);
+  return true;
 }
 
 PreparedPlan prepare_on(const Problem& problem, const Gpu& gpu, const Device* device) {
+  check_implementation(problem);
   PreparedPlan prepared;
+  prepared.gpu = gpu;
   prepared.device = device;
-  prepared.report.candidates = candidates(problem, gpu);
-  if (device != nullptr) prepared.report.index = device->ordinal();
-  for (Candidate& candidate : prepared.report.candidates) {
-    if (!candidate.accepted) continue;
-    prepared.runner = &runner_of(candidate.implementation);
-    prepared.kernels.clear();
-    prepared.report.kernels.clear();
-    try {
-      auto launches = prepared.runner->launches(problem, gpu);
-      for (KernelLaunch& launch : launches) launch.spec.is_ablation = problem.without != 0;
-      check_blocks(launches);
-      device != nullptr ? load(prepared, launches) : compile(prepared, launches, gpu);
-    } catch (const Rejected& finding) {
-      candidate.accepted = false;
-      candidate.reason = finding.what();
-      continue;
-    }
-    const GpuNeeds needs = gpu_implementation(candidate.implementation).needs(problem, gpu);
-    prepared.plan = plan_of(problem, gpu, candidate.implementation);
-    prepared.zeroed_bytes = needs.zeroed_bytes;
-    prepared.alignment_bytes = needs.alignment_bytes;
-    close(prepared);
-    return prepared;
+  for (const GpuImplementation& row : gpu_implementations()) {
+    if (try_with(row, problem, prepared)) return prepared;
   }
-  refuse(prepared.report.candidates, problem, gpu);
+  refuse(prepared.tried, problem, gpu);
 }
 
 }  // namespace
@@ -153,18 +165,10 @@ PreparedPlan prepare_plan(const Problem& problem, const Gpu& gpu) {
   return prepare_on(problem, gpu, nullptr);
 }
 
-std::string explain(const PreparedPlan& prepared) {
-  GpuReport report = prepared.report;
-  const std::string note = kernel_cache().note();
-  if (!note.empty()) report.notes.push_back(note);
-  return fulmen::explain(prepared.plan, report);
-}
-
 std::vector<BundleEntry> bundle_entries(const PreparedPlan& prepared) {
-  const Gpu& gpu = prepared.plan.gpu;
-  const std::string arch = arch_name(gpu.compute_capability);
+  const std::string arch = arch_name(prepared.gpu.compute_capability);
   std::vector<BundleEntry> entries;
-  for (const KernelLaunch& launch : prepared.runner->launches(prepared.plan.problem, gpu)) {
+  for (const KernelLaunch& launch : prepared.decision->launches) {
     entries.push_back({launch.spec, arch, machine_code(launch.spec, arch)});
   }
   return entries;

@@ -5,20 +5,37 @@
 // it only fills parameters and launches.
 #pragma once
 
-#include "gpu/implementations.h"
+#include "gpu/call.h"
+#include "gpu/gpu_plan.h"
 #include "gpu/jit/bundle.h"
 #include "plan/plan.h"
 
 namespace fulmen::gpu {
 
+// What is known of a GPU plan once its kernels were compiled.
+struct KernelReport {
+  std::string name;
+  bool compiled = false;  // the six below are known
+  InstructionCounts instructions;
+  int registers = 0;
+  size_t spill_bytes = 0;
+  int blocks_resident = 0;  // on one multiprocessor
+  std::string origin;       // where the machine code came from
+  std::vector<std::string> findings;
+  size_t shared_bytes = 0;
+  int num_threads = 0;
+  i64 num_blocks = 0;
+};
+
 struct PreparedPlan {
   Plan plan;
+  Gpu gpu;
   const Device* device = nullptr;  // null: the plan is for a GPU that is not here
-  std::size_t zeroed_bytes = 0;    // as in GpuNeeds
-  i64 alignment_bytes = 1;         // likewise
-  const Runner* runner = nullptr;
+  std::unique_ptr<const GpuPlan> decision;
   std::vector<PreparedKernel> kernels;  // empty where there is no device
-  GpuReport report;
+  std::vector<KernelReport> reports;    // of each kernel
+  std::vector<Candidate> tried;         // in order of preference; the last one is chosen
+  std::string note;                     // of the compiler; or ""
 };
 
 // The first implementation that takes the problem and whose kernels compile as they must. Throws

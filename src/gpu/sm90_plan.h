@@ -4,7 +4,7 @@
 // The sm90 implementation as plans see it: Hopper's own kernels, forward and backward. Pure.
 #pragma once
 
-#include "gpu/gpu_implementations.h"
+#include "gpu/function_plan.h"
 
 namespace fulmen {
 

@@ -45,4 +45,8 @@ std::string list(const std::vector<std::string>& items) {
   return text + "]";
 }
 
+std::string field(const char* key, const std::string& value) {
+  return std::string("\"") + key + "\": " + value;
+}
+
 }  // namespace fulmen::json

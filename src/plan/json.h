@@ -1,7 +1,7 @@
 // SPDX-FileCopyrightText: fulmen contributors
 // SPDX-License-Identifier: Apache-2.0
 //
-// JSON, as far as the library writes it: quoted text, numbers without the locale, lists.
+// JSON, as far as the library writes it: quoted text, numbers without the locale, lists, members.
 #pragma once
 
 #include <string>
@@ -17,5 +17,8 @@ std::string number(double value);
 
 // [a, b, c] of texts that are JSON already.
 std::string list(const std::vector<std::string>& items);
+
+// "key": value, where the value is JSON already.
+std::string field(const char* key, const std::string& value);
 
 }  // namespace fulmen::json

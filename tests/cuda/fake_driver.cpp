@@ -12,12 +12,14 @@
 // another architecture is refused as a driver would.
 #include "fake_driver.h"
 
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <deque>
 #include <map>
 #include <mutex>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "gpu/driver/driver_types.h"
@@ -41,26 +43,40 @@ struct CUfunc_st {
 
 namespace {
 
+// Memory that does not count as operator new of the program under test.
+template <class T>
+struct Uncounted {
+  using value_type = T;
+  Uncounted() = default;
+  template <class U>
+  Uncounted(const Uncounted<U>&) {}
+  T* allocate(std::size_t n) { return static_cast<T*>(std::malloc(n * sizeof(T))); }
+  void deallocate(T* memory, std::size_t) { std::free(memory); }
+  friend bool operator==(const Uncounted&, const Uncounted&) { return true; }
+};
+using Bytes = std::vector<char, Uncounted<char>>;
+
 constexpr int kMaxDevices = 8;
 CUctx_st contexts[kMaxDevices] = {{0}, {1}, {2}, {3}, {4}, {5}, {6}, {7}};
-thread_local std::vector<CUcontext> context_stack;
+thread_local std::vector<CUcontext, Uncounted<CUcontext>> context_stack;
 
 std::mutex mutex;
-std::map<std::string, int> calls;
+std::map<std::string_view, int> calls;
 struct Allocation {
   std::size_t bytes;
   int device;  // -1: pinned host memory
   bool is_managed;
   bool is_in_stream;
 };
-std::map<CUdeviceptr, Allocation> allocations;  // by where they begin
-struct Reclaim {                                // what a process leaves behind, as drivers do
+std::map<CUdeviceptr, Allocation, std::less<>, Uncounted<std::pair<const CUdeviceptr, Allocation>>>
+    allocations;  // by where they begin
+struct Reclaim {  // what a process leaves behind, as drivers do
   ~Reclaim() {
     for (const auto& left : allocations) std::free(reinterpret_cast<void*>(left.first));
   }
 } reclaim;
-std::deque<FakeLaunch> launches;
-std::deque<std::vector<char>> params_of_launches;
+std::deque<FakeLaunch, Uncounted<FakeLaunch>> launches;
+std::deque<Bytes, Uncounted<Bytes>> params_of_launches;
 std::deque<CUmod_st> modules;  // never freed: a driver would do that
 std::deque<CUfunc_st> functions;
 
@@ -73,7 +89,9 @@ int number(const char* variable, int otherwise) {
 CUresult called(const char* function) {
   const std::lock_guard lock(mutex);
   ++calls[function];
-  return number((std::string("FAKE_CUDA_") + function).c_str(), kCudaSuccess);
+  char variable[80];
+  std::snprintf(variable, sizeof variable, "FAKE_CUDA_%s", function);
+  return number(variable, kCudaSuccess);
 }
 
 CUcontext current() { return context_stack.empty() ? nullptr : context_stack.back(); }
@@ -254,7 +272,7 @@ FAKE(cuLaunchKernelEx, const CUlaunchConfig* config, CUfunction function, void**
   if (current() == nullptr || current()->device != module.device) return kCudaInvalidValue;
   const std::lock_guard lock(mutex);
   const char* given = static_cast<const char*>(params[0]);
-  std::vector<char>& copy = params_of_launches.emplace_back();
+  Bytes& copy = params_of_launches.emplace_back();
   if (given != nullptr) copy.assign(given, given + module.params_bytes);
   FakeLaunch& launch = launches.emplace_back();
   launch = {
@@ -344,7 +362,8 @@ FAKE(cuMemsetD8Async, CUdeviceptr, unsigned char, std::size_t, CUstream) {
 
 extern "C" __attribute__((visibility("default"))) int fake_num_calls(const char* function) {
   const std::lock_guard lock(mutex);
-  return calls[function];
+  const auto found = calls.find(function);
+  return found == calls.end() ? 0 : found->second;
 }
 
 extern "C" __attribute__((visibility("default"))) int fake_num_launches() {

@@ -6,6 +6,7 @@
 
 #include "gpu/backward_sm80/plan.h"
 #include "gpu/forward_sm80/plan.h"
+#include "gpu/implementations.h"
 
 namespace fulmen {
 namespace {
@@ -35,8 +36,8 @@ Problem float32_problem(Precision precision, i64 dim_qk, i64 dim_v) {
 }
 
 Implementation chosen(const Problem& problem, const Gpu& gpu) {
-  for (const Candidate& candidate : candidates(problem, gpu)) {
-    if (candidate.accepted) return candidate.implementation;
+  for (const gpu::GpuImplementation& row : gpu::gpu_implementations()) {
+    if (gpu::plan_with(row, problem, gpu).plan != nullptr) return row.implementation;
   }
   return Implementation::kAuto;
 }

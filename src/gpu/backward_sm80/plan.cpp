@@ -49,7 +49,7 @@ std::string sm80_backward_refusal(const Problem& problem, const Gpu& gpu) {
                     problem.dim_qk, " and ", problem.dim_v);
   }
   if (needs_simt(problem)) {
-    const std::string refusal = simt_refusal(problem, gpu);
+    const std::string refusal = gpu::simt_refusal(problem, gpu);
     if (!refusal.empty()) return "dbias and dsinks come from simt: " + refusal;
   }
   const Sm80BackwardConfig config = sm80_backward_tiles(problem, gpu);
@@ -162,7 +162,7 @@ Sm80BackwardWorkspace sm80_backward_workspace(const Problem& problem,
   workspace.row_terms_at =
       aligned(workspace.dq_sums_at + (config.dq ? row_tiles * config.dq_elems() * 4 : 0));
   const i64 rows = (problem.packed ? 1 : problem.num_sequences) * problem.heads_q * problem.q_rows;
-  const size_t simt = needs_simt(problem) ? simt_workspace_bytes(problem.dtype, rows) : 0;
+  const size_t simt = needs_simt(problem) ? gpu::simt_workspace_bytes(problem.dtype, rows) : 0;
   workspace.bytes = workspace.row_terms_at + static_cast<i64>(simt);
   return workspace;
 }

@@ -7,7 +7,7 @@
 // compiles and launches it. Pure.
 #pragma once
 
-#include "gpu/gpu_implementations.h"
+#include "gpu/function_plan.h"
 #include "kernels/backward_sm80/config.h"
 
 namespace fulmen {

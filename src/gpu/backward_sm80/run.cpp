@@ -11,7 +11,7 @@
 #include "gpu/fma.h"
 #include "gpu/jit/spec_of.h"
 #include "gpu/params.h"
-#include "gpu/simt/run.h"
+#include "gpu/simt/plan.h"
 #include "kernels/backward_sm80/groups.cuh"
 
 namespace fulmen::gpu {

@@ -8,7 +8,8 @@
 
 #include <vector>
 
-#include "gpu/implementations.h"
+#include "gpu/call.h"
+#include "gpu/gpu_plan.h"
 #include "kernels/backward_sm80/config.h"
 
 namespace fulmen::gpu {

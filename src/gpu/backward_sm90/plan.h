@@ -6,7 +6,7 @@
 // workspace. src/gpu/backward_sm90/run.cpp compiles and launches it. Pure.
 #pragma once
 
-#include "gpu/gpu_implementations.h"
+#include "gpu/function_plan.h"
 #include "kernels/backward_sm90/config.h"
 
 namespace fulmen {

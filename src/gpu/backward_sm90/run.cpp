@@ -10,7 +10,7 @@
 #include "gpu/forward_sm90/run.h"
 #include "gpu/forward_sm90/specs.h"
 #include "gpu/params.h"
-#include "gpu/simt/run.h"
+#include "gpu/simt/plan.h"
 #include "gpu/sm90_problem.h"
 
 namespace fulmen::gpu {

@@ -9,7 +9,8 @@
 #include <vector>
 
 #include "gpu/backward_sm90/plan.h"
-#include "gpu/implementations.h"
+#include "gpu/call.h"
+#include "gpu/gpu_plan.h"
 #include "kernels/backward_sm90/config.h"
 #include "kernels/dq_sm90/config.h"
 

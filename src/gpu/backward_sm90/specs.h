@@ -7,7 +7,7 @@
 
 #include <vector>
 
-#include "gpu/jit/source.h"
+#include "gpu/jit/kernel_spec.h"
 #include "kernels/backward_sm90/config.h"
 #include "kernels/dq_sm90/config.h"
 

@@ -11,12 +11,6 @@
 
 namespace fulmen::gpu {
 
-struct LaunchShape {
-  std::int64_t num_blocks = 0;    // in x; 0: nothing is launched
-  unsigned cluster_size = 1;      // blocks of a cluster, 1 .. 8
-  bool overlap_previous = false;  // may start while the kernel before it in the stream drains
-};
-
 // The most blocks of one launch.
 inline constexpr std::int64_t kMaxBlocks = 2147483647;
 

@@ -7,7 +7,7 @@
 // it. Pure.
 #pragma once
 
-#include "gpu/gpu_implementations.h"
+#include "gpu/function_plan.h"
 #include "kernels/forward_sm80/config.h"
 
 namespace fulmen {

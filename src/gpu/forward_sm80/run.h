@@ -6,7 +6,8 @@
 
 #include <vector>
 
-#include "gpu/implementations.h"
+#include "gpu/call.h"
+#include "gpu/gpu_plan.h"
 #include "kernels/forward_sm80/config.h"
 
 namespace fulmen::gpu {

@@ -6,7 +6,7 @@
 // launches it. Pure.
 #pragma once
 
-#include "gpu/gpu_implementations.h"
+#include "gpu/function_plan.h"
 #include "kernels/forward_sm90/config.h"
 
 namespace fulmen {

@@ -7,8 +7,9 @@
 
 #include <vector>
 
+#include "gpu/call.h"
 #include "gpu/driver/tensor_map.h"
-#include "gpu/implementations.h"
+#include "gpu/gpu_plan.h"
 #include "kernels/forward_sm90/config.h"
 
 namespace fulmen::gpu {

@@ -7,7 +7,7 @@
 
 #include <vector>
 
-#include "gpu/jit/source.h"
+#include "gpu/jit/kernel_spec.h"
 #include "kernels/forward_sm90/config.h"
 
 namespace fulmen::gpu {

@@ -9,7 +9,7 @@
 #include <string>
 
 #include "core/error.h"
-#include "gpu/jit/source.h"
+#include "gpu/jit/kernel_spec.h"
 #include "kernels/forward_sm90/config.h"
 
 #define FULMEN_FIELD(field) \

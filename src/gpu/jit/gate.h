@@ -10,8 +10,8 @@
 #include <string_view>
 #include <vector>
 
-#include "gpu/jit/source.h"
-#include "plan/plan.h"
+#include "gpu/jit/instructions.h"
+#include "gpu/jit/kernel_spec.h"
 
 namespace fulmen::gpu {
 

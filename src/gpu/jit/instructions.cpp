@@ -9,6 +9,8 @@
 #include <cstring>
 #include <initializer_list>
 
+#include "kernels/base.cuh"
+
 namespace fulmen::gpu {
 namespace {
 

@@ -13,7 +13,7 @@
 #include "core/dtype.h"
 #include "core/error.h"
 #include "gpu/jit/config_text.h"
-#include "gpu/jit/source.h"
+#include "gpu/jit/kernel_spec.h"
 
 #define FULMEN_KERNEL_TYPES(Config, Params) \
   fulmen::gpu::KernelTypes { "fulmen::" #Config, "fulmen::" #Params, sizeof(fulmen::Params) }

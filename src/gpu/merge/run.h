@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "core/merge_problem.h"
-#include "gpu/jit/source.h"
+#include "gpu/jit/kernel_spec.h"
 #include "kernels/merge/params.h"
 
 namespace fulmen::gpu {

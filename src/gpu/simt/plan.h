@@ -1,32 +1,46 @@
 // SPDX-FileCopyrightText: fulmen contributors
 // SPDX-License-Identifier: Apache-2.0
 //
-// The simt implementation as plans see it: every problem whose narrowest tiles fit the shared
-// memory of a block. Which tile a head dimension gets is decided here; src/gpu/simt/run.cpp
-// compiles for it. Pure.
+// The simt implementation: tiles on the ordinary arithmetic units, every problem whose narrowest
+// tiles fit the shared memory of a block. It also serves sm80 and sm90 with gradients that they do
+// not make. Pure.
 #pragma once
 
 #include <optional>
 
-#include "gpu/gpu_implementations.h"
+#include "gpu/gpu_plan.h"
 #include "kernels/common/fma_config.h"
+#include "kernels/params.h"
 
-namespace fulmen {
+namespace fulmen::gpu {
 
-std::string simt_refusal(const Problem& problem, const Gpu& gpu);
-GpuNeeds simt_needs(const Problem& problem, const Gpu& gpu);
+PlanOrRefusal simt_plan(const Problem& problem, const Gpu& gpu);
 
 // The tile of a pass: side, rows, columns and dims as kernels are compiled for them; the widest
 // that fits `shared_bytes` of a block, or nothing where not even the narrowest does.
 std::optional<FmaConfig> simt_config(DType dtype, i64 dim_qk, i64 dim_v, bool backward,
                                      size_t shared_bytes);
 
+// Why there is none for a problem; "" where there is one.
+std::string simt_refusal(const Problem& problem, const Gpu& gpu);
+
 // Whether the pass for dK and dV adds to dQ as well, by atomics: faster, and not equal bit for bit
 // from run to run. Only where sums are made in dQ itself, so not for 16-bit numbers.
 bool simt_adds_dq(const Problem& problem);
 
 // What the backward pass keeps of `rows` query rows, over all batch entries and heads: four numbers
-// each.
+// each. set_row_terms (gpu/fma.h) tells the kernels where.
 size_t simt_workspace_bytes(DType dtype, i64 rows);
 
-}  // namespace fulmen
+// The kernels of a pass, in order, in the widest tiles that fit `shared_bytes` of a block. The
+// backward pass makes the gradients that are present. Throws Error kUnsupported where not even the
+// narrowest tiles fit.
+std::vector<KernelLaunch> simt_forward(const AttentionParams& params, size_t shared_bytes);
+std::vector<KernelLaunch> simt_backward(const AttentionParams& params, size_t shared_bytes,
+                                        bool adds_dq = false);
+
+// What CI compiles for every architecture: for each entry, a spec of each dtype, for head
+// dimensions that between them use every tile.
+std::vector<std::vector<KernelSpec>> simt_specs(std::size_t shared_bytes);
+
+}  // namespace fulmen::gpu

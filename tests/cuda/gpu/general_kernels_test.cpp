@@ -16,10 +16,11 @@
 #include "../kernels/planted.h"
 #include "cpu/backend.h"
 #include "device_memory.h"
+#include "gpu/driver/launch.h"
 #include "gpu/fma.h"
-#include "gpu/naive/run.h"
+#include "gpu/naive/plan.h"
 #include "gpu/params.h"
-#include "gpu/simt/run.h"
+#include "gpu/simt/plan.h"
 
 namespace fulmen::test {
 namespace {
@@ -41,7 +42,7 @@ class GeneralKernels : public testing::TestWithParam<Rung> {
     if (GetParam() == Rung::kNaive) {
       return forward ? gpu::naive_forward(p) : gpu::naive_backward(p);
     }
-    const bool adds_dq = GetParam() == Rung::kSimtAddsDq && simt_adds_dq(problem);
+    const bool adds_dq = GetParam() == Rung::kSimtAddsDq && gpu::simt_adds_dq(problem);
     return forward ? gpu::simt_forward(p, shared) : gpu::simt_backward(p, shared, adds_dq);
   }
 
@@ -49,7 +50,7 @@ class GeneralKernels : public testing::TestWithParam<Rung> {
     const Problem problem = validate(request, Pointers::kChecked);
     AttentionParams p = gpu::attention_params(problem);
     const i64 rows = p.batch_extent() * p.heads_q * p.q_rows;
-    gpu::set_row_terms(p, memory.allocate(simt_workspace_bytes(p.q.dtype, rows)));
+    gpu::set_row_terms(p, memory.allocate(gpu::simt_workspace_bytes(p.q.dtype, rows)));
     for (const gpu::KernelLaunch& launch : launches(problem)) {
       gpu::launch(gpu::prepare(*device_, launch.spec), {launch.num_blocks}, &p, nullptr);
     }

@@ -22,8 +22,8 @@
 #include "gpu/jit/compiler.h"
 #include "gpu/jit/gate.h"
 #include "gpu/merge/run.h"
-#include "gpu/naive/run.h"
-#include "gpu/simt/run.h"
+#include "gpu/naive/plan.h"
+#include "gpu/simt/plan.h"
 
 namespace fulmen::gpu {
 namespace {

@@ -11,7 +11,7 @@
 #include "emulator/request_memory.h"
 #include "emulator/schedules.h"
 #include "expect_close.h"
-#include "gpu/implementations.h"
+#include "gpu/gpu_plan.h"
 #include "gpu/params.h"
 
 namespace fulmen::test {

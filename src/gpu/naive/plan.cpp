@@ -3,7 +3,7 @@
 //
 // Launches of naive, one kernel a gradient.
 
-#include "gpu/naive/run.h"
+#include "gpu/naive/plan.h"
 
 #include "gpu/fma.h"
 #include "gpu/params.h"
@@ -29,9 +29,11 @@ std::vector<KernelLaunch> naive_backward(const AttentionParams& params) {
   return launches;
 }
 
-std::vector<KernelLaunch> naive_launches(const Problem& problem, const Gpu&) {
-  const AttentionParams params = attention_params(problem);
-  return problem.operation == Operation::kForward ? naive_forward(params) : naive_backward(params);
+PlanOrRefusal naive_plan(const Problem& problem, const Gpu&) {
+  auto plan = std::make_unique<FmaPlan>(problem);
+  plan->launches = problem.operation == Operation::kForward ? naive_forward(plan->params)
+                                                            : naive_backward(plan->params);
+  return plan;
 }
 
 std::vector<std::vector<KernelSpec>> naive_specs() {

@@ -1,22 +1,18 @@
 // SPDX-FileCopyrightText: fulmen contributors
 // SPDX-License-Identifier: Apache-2.0
 //
-// The naive implementation as the run time sees it: one thread a row, every problem. The oracle on
-// a GPU.
+// The naive implementation: one thread a row, every problem. The oracle on a GPU. Pure.
 #pragma once
 
-#include <vector>
-
-#include "gpu/implementations.h"
+#include "gpu/gpu_plan.h"
 #include "kernels/params.h"
 
 namespace fulmen::gpu {
 
-// For the table of implementations.h; fma_run launches them.
-std::vector<KernelLaunch> naive_launches(const Problem& problem, const Gpu& gpu);
+PlanOrRefusal naive_plan(const Problem& problem, const Gpu& gpu);
 
-// What a call launches, in order: for backward, a kernel for each gradient that is present (dK and
-// dV share one).
+// The kernels of a pass, in order: for backward, one for each gradient that is present (dK and dV
+// share one).
 std::vector<KernelLaunch> naive_forward(const AttentionParams& params);
 std::vector<KernelLaunch> naive_backward(const AttentionParams& params);
 

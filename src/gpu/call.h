@@ -1,0 +1,37 @@
+// SPDX-FileCopyrightText: fulmen contributors
+// SPDX-License-Identifier: Apache-2.0
+//
+// One run of a plan: where its arrays are now, its kernels on the device, and how they are
+// launched.
+#pragma once
+
+#include <span>
+
+#include "core/problem.h"
+#include "gpu/driver/launch.h"
+
+namespace fulmen::gpu {
+
+// One kernel of a plan, compiled and loaded.
+struct PreparedKernel {
+  const LoadedKernel* kernel;
+  LaunchShape shape;
+};
+
+struct Call {
+  const Problem& problem;  // the plan's, with the arrays of this run
+  const Gpu& gpu;          // of plans by functions (gpu/function_plan.h) alone
+  const Driver& driver;
+  std::span<const PreparedKernel> kernels;  // in the order of GpuPlan::launches
+  char* workspace;                          // at a multiple of 256; null where the plan needs none
+  u32* faults;                              // kernels set bits of Fault in it
+  CUstream stream;
+
+  // Enqueues kernel number `index`; `params` is read before this returns.
+  template <class Params>
+  void launch(std::size_t index, const Params& params) const {
+    gpu::launch(*kernels[index].kernel, kernels[index].shape, &params, stream);
+  }
+};
+
+}  // namespace fulmen::gpu

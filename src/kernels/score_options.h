@@ -1,0 +1,56 @@
+// SPDX-FileCopyrightText: fulmen contributors
+// SPDX-License-Identifier: Apache-2.0
+//
+// What a kernel is compiled to know of scores and masks: the part that the configs of all families
+// have in common, each as its member `score`. An option that is off leaves no instruction behind.
+// src/gpu/score_options.h fills it from a problem and names it in the names of kernels.
+#pragma once
+
+#include "kernels/base.cuh"
+
+namespace fulmen {
+
+// Which ends of a row's interval of visible keys can lie inside a block. The end of the sequence
+// is handled by all three.
+enum class MaskKind : u8 { kLength, kUpper, kBoth };
+
+struct ScoreOptions {
+  MaskKind interval = MaskKind::kLength;  // causal, window, prefix, chunk
+  bool mask = false;                      // an array says which pairs are visible
+  DType bias = DType::kNone;              // of the array that is added to scores
+  bool documents = false;                 // only pairs with equal ids are visible
+  bool alibi = false;
+  bool softcap = false;
+  bool dropout = false;
+  bool sinks = false;
+  bool negative_scale = false;  // the scale may be 0 or negative
+  bool varlen = false;          // lengths or packed offsets, read from device memory
+  bool stats = false;           // row_max and row_sum: forward they are written, backward read
+  bool fp32_out = false;        // O is float32
+
+  constexpr bool operator==(const ScoreOptions&) const = default;
+
+  // Whether arrays say which pairs are visible, or add to their scores.
+  constexpr bool has_pair_terms() const { return mask || bias != DType::kNone || documents; }
+};
+
+// Calls visit(name, value) for each field in turn. Every config has such a function beside it: the
+// generated text of a kernel sets what is listed here, and the host checks that nothing is missing
+// (gpu/jit/config_fields.h).
+template <class Visit>
+constexpr void for_each_field(const ScoreOptions& score, Visit visit) {
+  visit("interval", score.interval);
+  visit("mask", score.mask);
+  visit("bias", score.bias);
+  visit("documents", score.documents);
+  visit("alibi", score.alibi);
+  visit("softcap", score.softcap);
+  visit("dropout", score.dropout);
+  visit("sinks", score.sinks);
+  visit("negative_scale", score.negative_scale);
+  visit("varlen", score.varlen);
+  visit("stats", score.stats);
+  visit("fp32_out", score.fp32_out);
+}
+
+}  // namespace fulmen
