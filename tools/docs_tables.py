@@ -9,8 +9,11 @@ A page holds a part between two comments, the first of which says what it is:
 
     <!-- begin generated: results FILE CASE -->      the table of bench/results/FILE
     <!-- begin generated: records FILE KEY ... -->   these fields of its records, one a line
-    <!-- begin generated: c-api [HEADER] -->         the reference of fulmen.h, or of HEADER
+    <!-- begin generated: c-api -->                  the reference of fulmen.h
     <!-- begin generated: decisions -->              the table of what lies in docs/decisions
+    <!-- begin generated: quote FILE[:REGION] INFO -->
+                  a file, or what stands in it between "--8<-- [start:REGION]" and "[end:REGION]",
+                  in a fence with INFO behind its first mark; without INFO, as it stands
     ...
     <!-- end generated -->
 """
@@ -20,6 +23,7 @@ from __future__ import annotations
 import argparse
 import re
 import sys
+import textwrap
 
 import api_reference
 import results_table
@@ -49,6 +53,19 @@ def decisions_table() -> str:
     return "\n".join(rows)
 
 
+def quotation(source: str, info: str) -> str:
+    """A file of the project, or a region of it, in a fence with `info`, if there is any."""
+    name, _, region = source.partition(":")
+    text = (ROOT / name).read_text(encoding="utf-8")
+    if region:
+        begin, end = (rf"^.*--8<-- \[{edge}:{region}\].*$" for edge in ("start", "end"))
+        found = re.search(rf"{begin}\n((?:.*\n)*?){end}", text, re.MULTILINE)
+        if found is None:
+            raise ValueError(f"{name} has no region {region}")
+        text = textwrap.dedent(found[1])
+    return f"```{info}\n{text.rstrip()}\n```" if info else text.strip()
+
+
 def text_of(what: str) -> str:
     """The text of a part, from the words of its first comment."""
     kind, *words = what.split()
@@ -57,8 +74,9 @@ def text_of(what: str) -> str:
     if kind == "records":
         return results_table.listing(*words)
     if kind == "c-api":
-        header = api_reference.HEADER.with_name(words[0]) if words else api_reference.HEADER
-        return api_reference.markdown(header.read_text(encoding="utf-8")).rstrip()
+        return api_reference.markdown(api_reference.HEADER.read_text(encoding="utf-8")).rstrip()
+    if kind == "quote":
+        return quotation(words[0], " ".join(words[1:]))
     if kind == "decisions":
         return decisions_table()
     raise ValueError(f"nothing generates '{what}'")

@@ -31,3 +31,15 @@ def test_a_stale_part_is_named(text: str) -> None:
 def test_what_nothing_generates_is_refused() -> None:
     with pytest.raises(ValueError, match="nothing generates 'weather'"):
         docs_tables.text_of("weather")
+
+
+def test_a_region_of_a_file_is_quoted_in_a_fence() -> None:
+    code = docs_tables.quotation("examples/huggingface/swap.py:swap", "python")
+    assert code.startswith("```python\n")
+    assert code.endswith("\n```")
+    assert "--8<--" not in code
+
+
+def test_a_region_that_is_missing_is_refused() -> None:
+    with pytest.raises(ValueError, match="no region weather"):
+        docs_tables.quotation("examples/huggingface/swap.py:weather", "")

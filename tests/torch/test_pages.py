@@ -1,6 +1,9 @@
 # SPDX-FileCopyrightText: fulmen contributors
 # SPDX-License-Identifier: Apache-2.0
-"""The Python blocks of the pages about PyTorch run; docstrings of fulmen.compat too."""
+"""The Python blocks of the pages about PyTorch run; docstrings of fulmen.compat too.
+
+What tools/docs_tables.py quotes from examples into pages is run by test_examples.py.
+"""
 
 from __future__ import annotations
 
@@ -21,12 +24,6 @@ BLOCKS = [(name, code) for name, text in PAGES.items() for code in BLOCK.findall
     ("page", "code"), BLOCKS, ids=[f"{n}-{i}" for i, (n, _) in enumerate(BLOCKS)]
 )
 def test_blocks_run(page: str, code: str) -> None:
-    if '--8<-- "' in code:  # quotes an example, which test_examples runs
-        path, region = re.findall(r'--8<-- "([^:"]+):(\w+)"', code)[0]
-        text = (ROOT / path).read_text()
-        assert f"[start:{region}]" in text
-        assert f"[end:{region}]" in text
-        return
     exec(compile(code, page, "exec"), {})  # in a namespace of its own
 
 
