@@ -1,10 +1,12 @@
 # SPDX-FileCopyrightText: fulmen contributors
 # SPDX-License-Identifier: Apache-2.0
-"""The steps of `make check`, `make test` and `make test-full`, in order, one short function each.
+"""The steps of `make check`, `make test` and `make test-full`, one short function each.
 
     run_steps.py check | test | test-full [STEP...]    only the named steps; --list shows them
 
-bootstrap.sh has run before: .venv holds the tools. Everything is built below build/.
+bootstrap.sh has run before: .venv holds the tools. Everything is built below build/. Steps run in
+this order, two at a time, as soon as those are done whose results they need. test_budget.txt says
+how many seconds of CPU each step of `make test` may take.
 """
 
 from __future__ import annotations
@@ -14,14 +16,16 @@ import importlib.util
 import os
 import platform
 import sys
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import wheel_steps
 from source_tree import ROOT
-from step_runner import Runner, Step, StepError, run_all
+from step_runner import Runner, Step, StepError, read_budget, run_all
 from wheel_steps import BIN, PYTHON
 
+BUDGET = ROOT / "tools" / "test_budget.txt"
 PREFIX = ROOT / "build" / "prefix"
 JOBS = str(os.cpu_count() or 1)
 # Tags of `fulmen verify`: every array and every kind of mask. Options beyond that are in the C++
@@ -203,23 +207,25 @@ CHECKS = [
     Step("headers", "each header compiles alone", headers),
 ]
 TESTS = [
-    Step("checkers", "the checks see what they should", checkers),
     Step("gcc", "g++ -Werror, C++ tests", gcc),
-    Step("kernels", "GPU kernels compile for every architecture and pass the gate", kernels),
-    Step("wheel", "build, repair, symbols, size, install", wheel_steps.build),
-    Step("python", "Python tests and cases", python_tests),
-    Step("verify", "every named case on every implementation", verify),
-    Step("emulated", "named cases on GPU kernels, which the CPU emulates", emulated),
-    Step("torch", "PyTorch, Hugging Face, flash-attn names", torch_tests),
-    Step("examples", "C, C++ and Python against the installed package", examples),
-    Step("docs", "strict build, code blocks", docs),
-    Step("pythons", "the wheel on the oldest and newest CPython", wheel_steps.pythons),
-    Step("asan", "clang++ -Werror, AddressSanitizer and UndefinedBehaviorSanitizer", asan),
-    Step("tsan", "ThreadSanitizer", tsan),
-]
+    Step("checkers", "the checks see what they should", checkers),
+    Step("wheel", "build, repair, symbols, size, install", wheel_steps.build, ("gcc",)),
+    Step("kernels", "GPU kernels compile for every architecture and pass the gate", kernels,
+         ("gcc",)),
+    Step("asan", "clang++ -Werror, AddressSanitizer and UndefinedBehaviorSanitizer", asan,
+         ("wheel",)),
+    Step("tsan", "ThreadSanitizer", tsan, ("wheel",)),
+    Step("torch", "PyTorch, Hugging Face, flash-attn names", torch_tests, ("wheel",)),
+    Step("emulated", "named cases on GPU kernels, which the CPU emulates", emulated, ("wheel",)),
+    Step("python", "Python tests and cases", python_tests, ("wheel",)),
+    Step("verify", "every named case on every implementation", verify, ("wheel",)),
+    Step("examples", "C, C++ and Python against the installed package", examples, ("wheel",)),
+    Step("docs", "strict build, code blocks", docs, ("wheel",)),
+    Step("pythons", "the wheel on the oldest and newest CPython", wheel_steps.pythons, ("wheel",)),
+]  # fmt: skip
 FULL_TESTS = [
-    *TESTS[:-1],
-    Step("tsan", "ThreadSanitizer, every C++ test", partial(tsan, cpp_tests="*")),
+    *(step for step in TESTS if step.name != "tsan"),
+    Step("tsan", "ThreadSanitizer, every C++ test", partial(tsan, cpp_tests="*"), ("wheel",)),
     Step("clang", "optimised by clang++, C++ tests", clang),
 ]
 PLANS = {"check": CHECKS, "test": CHECKS + TESTS, "test-full": CHECKS + FULL_TESTS}
@@ -234,8 +240,8 @@ def main() -> int:
     steps = PLANS[arguments.plan]
     unknown = set(arguments.steps) - {step.name for step in steps}
     if unknown:
-        names = ", ".join(step.name for step in steps)
-        parser.error(f"no step {', '.join(sorted(unknown))}; there are: {names}")
+        there = ", ".join(step.name for step in steps)
+        parser.error(f"no step {', '.join(sorted(unknown))}; there are: {there}")
     if arguments.list:
         print("\n".join(f"{step.name:<10} {step.says}" for step in steps))
         return 0
@@ -245,7 +251,10 @@ def main() -> int:
     if arguments.plan == "test-full":
         os.environ["FULMEN_TEST_FULL"] = "1"  # every kernel, every sample, every model
     chosen = [step for step in steps if not arguments.steps or step.name in arguments.steps]
-    return run_all(f"make {arguments.plan}", chosen, Path(ROOT))
+    names = {step.name for step in chosen}  # what is left out was built before
+    chosen = [replace(step, after=tuple(names & set(step.after))) for step in chosen]
+    budget = read_budget(BUDGET) if arguments.plan != "test-full" else {}
+    return run_all(f"make {arguments.plan}", chosen, Path(ROOT), budget)
 
 
 if __name__ == "__main__":

@@ -1,25 +1,32 @@
 # SPDX-FileCopyrightText: fulmen contributors
 # SPDX-License-Identifier: Apache-2.0
-"""Runs named steps one after the other, times them, and stops at the first that fails.
+"""Runs named steps, two at a time where neither needs the other, and stops at the first failure.
 
 A step is a function that calls `Runner.run` for its commands. What a command prints goes to
 build/logs/STEP.log; with `show` also to the terminal, as it comes (test runners end with a line
 that others read). On failure the end of the log is printed with the command and the step's name.
+
+A step's cost is the CPU time of its commands: what else the machine does changes it little. A step
+that costs more than its row of the budget fails.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
-import resource
 import shlex
+import signal
 import subprocess
 import sys
+import threading
 import time
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TextIO
 
+AT_A_TIME = 2
 LINES_OF_LOG_ON_FAILURE = 80
 
 
@@ -32,6 +39,7 @@ class Step:
     name: str
     says: str  # what it shows, in a few words
     action: Callable[[Runner], None]
+    after: tuple[str, ...] = ()  # steps whose results it needs
 
 
 @dataclass
@@ -39,6 +47,10 @@ class Runner:
     root: Path
     logs: Path
     log: TextIO = field(default=sys.stdout)
+    cpu_seconds: float = 0
+    stopped: bool = False
+    _running: set[int] = field(default_factory=set)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def run(
         self,
@@ -55,8 +67,12 @@ class Runner:
         process = subprocess.Popen(
             words, cwd=cwd or self.root, env={**os.environ, **(env or {})},
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-            text=True, encoding="utf-8", errors="replace",
+            text=True, encoding="utf-8", errors="replace", start_new_session=True,
         )  # fmt: skip
+        with self._lock:
+            self._running.add(process.pid)
+        if self.stopped:
+            self.stop()
         assert process.stdout is not None
         lines = []
         for line in process.stdout:
@@ -64,9 +80,26 @@ class Runner:
             self.log.write(line)
             if show:
                 print(line, end="", flush=True)
-        if process.wait() != 0:
+        if self._wait(process) != 0:
             raise StepError(f"exit code {process.returncode}: {shlex.join(words)}")
         return "".join(lines)
+
+    def _wait(self, process: subprocess.Popen[str]) -> int:
+        """The exit code; adds what the process and its descendants computed."""
+        _, status, used = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+        with self._lock:
+            self._running.discard(process.pid)
+            self.cpu_seconds += used.ru_utime + used.ru_stime
+        return process.returncode
+
+    def stop(self) -> None:
+        """Ends the commands that run, since another step has failed."""
+        self.stopped = True
+        with self._lock:
+            for pid in self._running:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(pid, signal.SIGTERM)
 
     def say(self, line: str) -> None:
         """A result worth a line on the terminal."""
@@ -74,42 +107,127 @@ class Runner:
         print(f"    {line}", flush=True)
 
 
-def run_all(title: str, steps: Sequence[Step], root: Path) -> int:
-    """Runs the steps; returns the exit code of the whole."""
-    logs = root / "build" / "logs"
-    logs.mkdir(parents=True, exist_ok=True)
-    times: list[tuple[str, float, float]] = []
-    begin = time.monotonic()
-    for number, step in enumerate(steps, start=1):
-        print(f"[{number}/{len(steps)}] {step.name}: {step.says}", flush=True)
-        started, cpu = time.monotonic(), _cpu_seconds()
-        path = logs / f"{step.name}.log"
+@dataclass
+class Times:
+    wall: float
+    cpu: float
+
+
+class Schedule:
+    """The steps of one run: which wait, which run, what the finished ones took."""
+
+    def __init__(self, steps: Sequence[Step], root: Path) -> None:
+        self.steps = list(steps)
+        self.waiting = list(steps)
+        self.root = root
+        self.logs = root / "build" / "logs"
+        self.logs.mkdir(parents=True, exist_ok=True)
+        self.times: dict[str, Times] = {}
+        self.failed: Step | None = None
+        self.running: dict[str, Runner] = {}
+        self.changed = threading.Condition()
+
+    def run(self) -> None:
+        threads = [threading.Thread(target=self._work) for _ in range(AT_A_TIME)]
+        for thread in threads:
+            thread.start()
         try:
-            with path.open("w", encoding="utf-8") as log:
-                step.action(Runner(root, logs, log))
-        except StepError as failure:
-            _explain(step, failure, path)
-            return 1
-        times.append((step.name, time.monotonic() - started, _cpu_seconds() - cpu))
-    _summary(title, times, time.monotonic() - begin)
-    return 0
+            for thread in threads:
+                thread.join()
+        except KeyboardInterrupt:
+            self._stop_all()
+            raise
+
+    def _work(self) -> None:
+        while (step := self._next()) is not None:
+            self._perform(step)
+            with self.changed:
+                self.changed.notify_all()
+
+    def _next(self) -> Step | None:
+        """The first step whose needs are met, once there is one; None at the end."""
+        with self.changed:
+            while self.waiting and self.failed is None:
+                unfinished = {step.name for step in self.steps} - self.times.keys()
+                for step in self.waiting:
+                    if not unfinished & set(step.after):
+                        self.waiting.remove(step)
+                        self.running[step.name] = Runner(self.root, self.logs)
+                        begun = len(self.steps) - len(self.waiting)
+                        print(f"[{begun}/{len(self.steps)}] {step.name}: {step.says}", flush=True)
+                        return step
+                self.changed.wait()
+            return None
+
+    def _perform(self, step: Step) -> None:
+        runner = self.running[step.name]
+        started = time.monotonic()
+        path = self.logs / f"{step.name}.log"
+        reason = ""
+        with path.open("w", encoding="utf-8") as runner.log:
+            try:
+                step.action(runner)
+            except StepError as failure:
+                reason = str(failure)
+            except Exception:
+                reason = traceback.format_exc()
+        if reason:
+            self._fail(step, path, reason)
+        with self.changed:
+            self.times[step.name] = Times(time.monotonic() - started, runner.cpu_seconds)
+            del self.running[step.name]
+
+    def _fail(self, step: Step, log: Path, reason: str) -> None:
+        with self.changed:
+            if self.failed is not None:  # stopped, or too late to matter
+                return
+            self.failed = step
+        self._stop_all()
+        _explain(step, reason, log)
+
+    def _stop_all(self) -> None:
+        with self.changed:
+            self.waiting.clear()
+            for runner in self.running.values():
+                runner.stop()
 
 
-def _explain(step: Step, failure: StepError, log: Path) -> None:
+def run_all(
+    title: str, steps: Sequence[Step], root: Path, budget: Mapping[str, float] | None = None
+) -> int:
+    """Runs the steps; returns the exit code of the whole. budget: seconds of CPU, step by step."""
+    begin = time.monotonic()
+    schedule = Schedule(steps, root)
+    schedule.run()
+    if schedule.failed is not None:
+        return 1
+    in_order = {step.name: schedule.times[step.name] for step in steps}
+    return _summary(title, in_order, time.monotonic() - begin, budget or {})
+
+
+def read_budget(path: Path) -> dict[str, float]:
+    """'STEP SECONDS' on each line, after lines of comment."""
+    rows = [line.split() for line in path.read_text(encoding="utf-8").splitlines()]
+    return {row[0]: float(row[1]) for row in rows if row and row[0] != "#"}
+
+
+def _explain(step: Step, reason: str, log: Path) -> None:
     lines = log.read_text(encoding="utf-8").splitlines()
     print("\n".join(lines[-LINES_OF_LOG_ON_FAILURE:]))
-    print(f"\nFAILED in step '{step.name}' ({step.says})\n  {failure}\n  whole log: {log}")
+    print(f"\nFAILED in step '{step.name}' ({step.says})\n  {reason}\n  whole log: {log}")
 
 
-def _cpu_seconds() -> float:
-    """What all commands so far have computed: the measure that a busy machine does not change."""
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
-
-
-def _summary(title: str, times: Sequence[tuple[str, float, float]], total: float) -> None:
-    print(f"\n{title}: every step passed\n  {'step':<12}{'seconds':>9}{'of CPU':>9}")
-    for name, wall, cpu in times:
-        print(f"  {name:<12}{wall:9.1f}{cpu:9.1f}")
-    cpu = sum(step_cpu for _, _, step_cpu in times)
+def _summary(
+    title: str, times: Mapping[str, Times], total: float, budget: Mapping[str, float]
+) -> int:
+    print(f"\n{title}: every step passed\n  {'step':<12}{'seconds':>9}{'of CPU':>9}{'budget':>9}")
+    for name, spent in times.items():
+        allowed = f"{budget[name]:9.0f}" if name in budget else ""
+        print(f"  {name:<12}{spent.wall:9.1f}{spent.cpu:9.1f}{allowed}")
+    cpu = sum(spent.cpu for spent in times.values())
     print(f"  {'all':<12}{total:9.1f}{cpu:9.1f}  ({int(total) // 60} min {int(total) % 60} s)")
+    over = [name for name, spent in times.items() if spent.cpu > budget.get(name, spent.cpu)]
+    for name in over:
+        print(f"FAILED: step '{name}' took {times[name].cpu:.0f} seconds of CPU; its budget is "
+              f"{budget[name]:.0f}")  # fmt: skip
+    return 1 if over else 0
