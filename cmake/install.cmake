@@ -21,7 +21,7 @@ endif()
 
 set_target_properties(fulmen PROPERTIES
   VERSION ${PROJECT_VERSION}
-  SOVERSION ${PROJECT_VERSION_MAJOR}.${PROJECT_VERSION_MINOR})
+  SOVERSION ${PROJECT_VERSION_MAJOR})  # structs and arrays may grow without a new one
 
 install(TARGETS fulmen EXPORT fulmenTargets
   LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT devel
@@ -38,7 +38,7 @@ configure_package_config_file(
   ${PROJECT_BINARY_DIR}/fulmenConfig.cmake
   INSTALL_DESTINATION ${FULMEN_CMAKE_DIR} NO_SET_AND_CHECK_MACRO)
 write_basic_package_version_file(${PROJECT_BINARY_DIR}/fulmenConfigVersion.cmake
-  COMPATIBILITY SameMinorVersion)  # below 1.0 a minor version may break
+  COMPATIBILITY SameMajorVersion)
 install(FILES
   ${PROJECT_BINARY_DIR}/fulmenConfig.cmake
   ${PROJECT_BINARY_DIR}/fulmenConfigVersion.cmake

@@ -3,8 +3,9 @@
 """What a built libfulmen shows to the world: its symbols, what it needs, its size.
 
 Exported are the C ABI (fulmen_*) and the binding (__tvm_ffi_fulmen_*) alone; needed are the C and
-C++ run-time libraries alone, and no symbol of a tensor library or driver is left undefined;
-stripped it stays under 3 MB. Run by `make test` on the library inside the wheel.
+C++ run-time libraries alone, and no symbol of a tensor library or driver is left undefined; the
+soname has the major version alone; stripped it stays under 3 MB. Run by `make test` on the library
+that is installed and on the one inside the wheel.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ EXPORTED = re.compile(r"(fulmen_|__tvm_ffi_fulmen_)\w+(@@\w+)?$")
 NEEDED = re.compile(
     r"(libc|libm|libdl|libpthread|librt|libstdc\+\+|libgcc_s|ld-linux-\S+)\.so\.\d+"
 )
+SONAME = re.compile(r"libfulmen(-\w+)?\.so(\.\d+)?")  # auditwheel may add a hash
 FOREIGN = re.compile(r"TVMFFI|torch|c10|nvrtc|\bcu[A-Z]|Py[A-Z_]")
 
 
@@ -33,9 +35,11 @@ def problems(library: Path) -> list[str]:
     for symbol in _symbols(library, "--undefined-only"):
         if FOREIGN.search(symbol):
             said.append(f"leaves {symbol} undefined: it must be looked up at run time")
-    for name in _needed(library):
+    for name in _dynamic(library, "NEEDED"):
         if not NEEDED.fullmatch(name):
             said.append(f"needs {name}, which is not a C or C++ run-time library")
+    said += [f"has the soname {name}, whose version is not the major one alone"
+             for name in _dynamic(library, "SONAME") if not SONAME.fullmatch(name)]  # fmt: skip
     size = stripped_bytes(library)
     if size >= MAX_STRIPPED_BYTES:
         said.append(f"is {size} bytes stripped; the limit is {MAX_STRIPPED_BYTES}")
@@ -59,8 +63,8 @@ def _symbols(library: Path, which: str) -> list[str]:
     return sorted(line.split()[-1] for line in lines if line.split()[-2] != "A")
 
 
-def _needed(library: Path) -> list[str]:
-    return re.findall(r"\(NEEDED\).*\[(.+)\]", _run("readelf", "-d", str(library)))
+def _dynamic(library: Path, entry: str) -> list[str]:
+    return re.findall(rf"\({entry}\).*\[(.+)\]", _run("readelf", "-d", str(library)))
 
 
 def _run(*command: str) -> str:

@@ -75,7 +75,7 @@ def records_of(run: Run, lines: list[dict[str, Any]], rows: int, note: str = "")
 def built(folder: Path) -> str:
     """host.cpp as a program in a folder, with the library that Python uses."""
     info = fulmen.build_info()
-    soname = "libfulmen.so." + info["version"].rpartition(".")[0]  # its name to the loader
+    soname = "libfulmen.so." + info["version"].partition(".")[0]  # its name to the loader
     library = folder / soname
     library.symlink_to(Path(info["library"]).resolve())
     program = str(folder / "host")

@@ -54,3 +54,9 @@ def test_a_foreign_library_is_seen(tmp_path: Path) -> None:
     assert check_library.problems(library) == [
         "needs libother.so, which is not a C or C++ run-time library"
     ]
+
+
+def test_a_soname_with_a_minor_version_is_seen(tmp_path: Path) -> None:
+    assert check_library.problems(build(tmp_path, GOOD, "-Wl,-soname,libfulmen.so.0")) == []
+    found = check_library.problems(build(tmp_path, GOOD, "-Wl,-soname,libfulmen.so.0.1"))
+    assert found == ["has the soname libfulmen.so.0.1, whose version is not the major one alone"]
