@@ -11,6 +11,8 @@ A page holds a part between two comments, the first of which says what it is:
     <!-- begin generated: records FILE KEY ... -->   these fields of its records, one a line
     <!-- begin generated: c-api -->                  the reference of fulmen.h
     <!-- begin generated: decisions -->              the table of what lies in docs/decisions
+    <!-- begin generated: call-path CALL -->         the files of tools/call_path.txt that a warm
+                                                     call passes, or a first one beyond those
     <!-- begin generated: quote FILE[:REGION] INFO -->
                   a file, or what stands in it between "--8<-- [start:REGION]" and "[end:REGION]",
                   in a fence with INFO behind its first mark; without INFO, as it stands
@@ -24,6 +26,8 @@ import argparse
 import re
 import sys
 import textwrap
+from itertools import takewhile
+from pathlib import Path
 
 import api_reference
 import results_table
@@ -53,6 +57,24 @@ def decisions_table() -> str:
     return "\n".join(rows)
 
 
+def purpose(path: Path) -> str:
+    """The first sentence of the comment that a source file opens with."""
+    lines = path.read_text(encoding="utf-8").splitlines()[3:]
+    comment = " ".join(line[2:].strip() for line in takewhile(lambda x: x.startswith("//"), lines))
+    return re.split(r"(?<=[.:]) ", comment)[0].rstrip(".:").replace("|", "\\|")
+
+
+def call_path(call: str) -> str:
+    """A row for each file, in the order in which a call reaches it."""
+    rows = (ROOT / "tools" / "call_path.txt").read_text(encoding="utf-8").splitlines()
+    found = [row.split() for row in rows if row and not row.startswith("#")]
+    paths = [name for calls, name in found if ("warm" in calls.split(",")) == (call == "warm")]
+    if missing := [name for name in paths if not (ROOT / name).is_file()]:
+        raise ValueError(f"tools/call_path.txt names {missing[0]}, which does not exist")
+    table = [f"| {name.removeprefix('src/')} | {purpose(ROOT / name)} |" for name in paths]
+    return "\n".join([f"| {len(paths)} files of `src` | what each is |", "| --- | --- |", *table])
+
+
 def quotation(source: str, info: str) -> str:
     """A file of the project, or a region of it, in a fence with `info`, if there is any."""
     name, _, region = source.partition(":")
@@ -75,6 +97,8 @@ def text_of(what: str) -> str:
         return results_table.listing(*words)
     if kind == "c-api":
         return api_reference.markdown(api_reference.HEADER.read_text(encoding="utf-8")).rstrip()
+    if kind == "call-path":
+        return call_path(*words)
     if kind == "quote":
         return quotation(words[0], " ".join(words[1:]))
     if kind == "decisions":
