@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Who may include whom, read from the real #includes and imports.
 
-    kernels/{base.cuh, config.h, params.h, attention/*}
+    kernels/{base.cuh, config.h, params.h, score_options.h, attention/*}
         <- core <- plan <- {cpu, gpu, emulator} <- api
     include/fulmen is a leaf that api and ffi see; ffi sees nothing else
     the rest of kernels/ is seen by gpu (which embeds it) and by the emulator
@@ -66,7 +66,9 @@ def layer_of(path: str) -> str | None:
         return None
     if parts[1] != "kernels":
         return parts[1]
-    is_law = parts[2] in ("base.cuh", "params.h", "attention") or parts[-1].endswith("config.h")
+    is_law = parts[2] in ("base.cuh", "params.h", "score_options.h", "attention") or parts[
+        -1
+    ].endswith("config.h")
     return "law" if is_law else "device"
 
 

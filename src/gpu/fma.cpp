@@ -9,16 +9,18 @@
 #include "gpu/call.h"
 #include "gpu/jit/spec_of.h"
 #include "gpu/params.h"
-#include "kernels/common/fma_config.h"
 
 namespace fulmen::gpu {
 
-KernelSpec fma_spec(const std::string& file, const std::string& entry, DType dtype) {
-  constexpr int kThreads = FmaConfig{}.num_threads;
-  KernelSpec spec = spec_of("", entry, name(dtype), FULMEN_KERNEL_TYPES(FmaConfig, AttentionParams),
-                            {{"dtype", text(dtype)}, {"num_threads", text(kThreads)}});
-  spec.include = sentence("kernels/", file, ".cuh");
-  spec.num_threads = kThreads;
+KernelSpec fma_spec(const std::string& file, const std::string& entry, const FmaConfig& config) {
+  std::string distinction = name(config.dtype);
+  if (config.rows > 0) {
+    distinction += sentence("_", config.rows, "x", config.columns, "_d", config.max_dim_qk, "_",
+                            config.max_dim_v);
+  }
+  if (config.adds_dq) distinction += "_adds_dq";
+  KernelSpec spec = spec_of<AttentionParams>(file, entry, distinction, config);
+  spec.num_threads = config.num_threads;
   return spec;
 }
 

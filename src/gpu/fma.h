@@ -9,6 +9,7 @@
 #include <string>
 
 #include "gpu/gpu_plan.h"
+#include "kernels/common/fma_config.h"
 #include "kernels/params.h"
 
 namespace fulmen::gpu {
@@ -16,9 +17,10 @@ namespace fulmen::gpu {
 inline constexpr DType kFloatTypes[] = {DType::kFloat64, DType::kFloat32, DType::kFloat16,
                                         DType::kBFloat16};
 
-// A kernel that has no tile: one thread a task. entry: "backward_naive_dq", which is defined in
-// kernels/<file>.cuh.
-KernelSpec fma_spec(const std::string& file, const std::string& entry, DType dtype);
+// entry: "backward_naive_dq", which is defined in kernels/<file>.cuh.
+KernelSpec fma_spec(const std::string& file, const std::string& entry, const FmaConfig& config);
+
+// A kernel with one thread a task.
 KernelLaunch fma_launch(const KernelSpec& spec, i64 num_tasks);
 
 // A plan whose kernels all get AttentionParams.

@@ -15,10 +15,10 @@ namespace fulmen {
 enum class MaskKind : u8 { kLength, kUpper, kBoth };
 
 struct ScoreOptions {
-  MaskKind interval = MaskKind::kLength;  // causal, window, prefix, chunk
-  bool mask = false;                      // an array says which pairs are visible
-  DType bias = DType::kNone;              // of the array that is added to scores
-  bool documents = false;                 // only pairs with equal ids are visible
+  MaskKind mask_kind = MaskKind::kLength;  // of causal, window, prefix and chunk
+  bool mask = false;                       // an array says which pairs are visible
+  DType bias = DType::kNone;               // of the array that is added to scores
+  bool documents = false;                  // only pairs with equal ids are visible
   bool alibi = false;
   bool softcap = false;
   bool dropout = false;
@@ -36,10 +36,10 @@ struct ScoreOptions {
 
 // Calls visit(name, value) for each field in turn. Every config has such a function beside it: the
 // generated text of a kernel sets what is listed here, and the host checks that nothing is missing
-// (gpu/jit/config_fields.h).
+// (gpu/jit/spec_of.h).
 template <class Visit>
 constexpr void for_each_field(const ScoreOptions& score, Visit visit) {
-  visit("interval", score.interval);
+  visit("mask_kind", score.mask_kind);
   visit("mask", score.mask);
   visit("bias", score.bias);
   visit("documents", score.documents);

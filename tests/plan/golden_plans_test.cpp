@@ -12,11 +12,11 @@
 #include <cstdlib>
 #include <fstream>
 #include <map>
+#include <memory>
 #include <sstream>
 
 #include "core/error.h"
 #include "core/validate.h"
-#include "gpu/gpu_implementations.h"
 #include "gpu/implementations.h"
 
 namespace fulmen {
@@ -233,16 +233,13 @@ Gpu card(const std::string& text) {
 // What a plan decided; all that this file asks of the library.
 struct Choice {
   Implementation implementation = Implementation::kAuto;  // none takes the problem
-  GpuNeeds needs;
-  std::vector<KernelLaunch> launches;
+  std::unique_ptr<const gpu::GpuPlan> plan;
 };
 
 Choice choice_of(const Problem& problem, const Gpu& gpu) {
-  for (const Candidate& candidate : candidates(problem, gpu)) {
-    if (!candidate.accepted) continue;
-    const Implementation implementation = candidate.implementation;
-    return {implementation, gpu_implementation(implementation).needs(problem, gpu),
-            gpu::runner_of(implementation).launches(problem, gpu)};
+  for (const gpu::GpuImplementation& row : gpu::gpu_implementations()) {
+    gpu::PlanOrRefusal made = gpu::plan_with(row, problem, gpu);
+    if (made.plan != nullptr) return {row.implementation, std::move(made.plan)};
   }
   return {};
 }
@@ -284,12 +281,11 @@ std::string text_of(const KernelLaunch& launch) {
 
 std::string text_of(const Choice& choice) {
   if (choice.implementation == Implementation::kAuto) return "  none takes it\n";
-  const GpuNeeds& needs = choice.needs;
-  std::string text =
-      sentence("  ", name(choice.implementation), ": tile ", needs.tile.rows, " x ",
-               needs.tile.columns, ", workspace ", needs.workspace_bytes, ", zeroed ",
-               needs.zeroed_bytes, ", alignment ", needs.alignment_bytes, "\n");
-  for (const KernelLaunch& launch : choice.launches) text += text_of(launch);
+  const gpu::GpuPlan& plan = *choice.plan;
+  std::string text = sentence("  ", name(choice.implementation), ": tile ", plan.tile.rows, " x ",
+                              plan.tile.columns, ", workspace ", plan.workspace_bytes, ", zeroed ",
+                              plan.zeroed_bytes, ", alignment ", plan.alignment_bytes, "\n");
+  for (const KernelLaunch& launch : plan.launches) text += text_of(launch);
   return text;
 }
 

@@ -9,7 +9,7 @@
 #include "core/error.h"
 #include "gpu/backward_sm80/plan.h"
 #include "gpu/fma.h"
-#include "gpu/jit/spec_of.h"
+#include "gpu/jit/config_text.h"
 #include "gpu/params.h"
 #include "gpu/simt/plan.h"
 #include "kernels/backward_sm80/groups.cuh"

@@ -8,7 +8,7 @@
 #include "core/error.h"
 #include "gpu/backward_sm80/run.h"
 #include "gpu/forward_sm80/plan.h"
-#include "gpu/jit/spec_of.h"
+#include "gpu/jit/config_text.h"
 #include "gpu/params.h"
 #include "kernels/forward_sm80/head_order.cuh"
 

@@ -8,7 +8,7 @@
 
 #include "core/error.h"
 #include "gpu/forward_sm90/plan.h"
-#include "gpu/jit/spec_of.h"
+#include "gpu/jit/config_text.h"
 
 namespace fulmen::gpu {
 namespace {

@@ -1,45 +1,47 @@
 // SPDX-FileCopyrightText: fulmen contributors
 // SPDX-License-Identifier: Apache-2.0
 //
-// Values of a config's fields as the C++ text that the generated wrapper of a kernel sets them to.
-// One overload for each type that a field can have. FULMEN_FIELD(x) is the field x of the
-// config that is called `config` where it stands, with its name.
+// Specs of configs that have no for_each_field() yet: this file goes with the last of them.
+// FULMEN_FIELD(x) is the field x of the config that is called `config` where it stands.
 #pragma once
 
-#include <string>
-
-#include "core/error.h"
-#include "gpu/jit/kernel_spec.h"
-#include "kernels/forward_sm90/config.h"
+#include "core/dtype.h"
+#include "gpu/jit/spec_of.h"
 
 #define FULMEN_FIELD(field) \
   fulmen::gpu::ConfigField { #field, fulmen::gpu::text(config.field) }
 
+#define FULMEN_KERNEL_TYPES(Config, Params) \
+  fulmen::gpu::KernelTypes { "fulmen::" #Config, "fulmen::" #Params, sizeof(fulmen::Params) }
+
+// "_field", a part of a name, where that field of `config` is true; else "".
+#define FULMEN_SUFFIX(field) (config.field ? "_" #field : "")
+
 namespace fulmen::gpu {
 
-inline std::string text(bool value) { return value ? "true" : "false"; }
+struct KernelTypes {
+  const char* config;
+  const char* params;
+  std::size_t params_bytes;
+};
 
-inline std::string text(i32 value) { return std::to_string(value); }
-
-inline std::string text(DType value) {
-  constexpr const char* kNames[] = {"kNone",     "kFloat64", "kFloat32", "kFloat16",
-                                    "kBFloat16", "kBool",    "kInt32",   "kInt64"};
-  return sentence("fulmen::DType::", kNames[static_cast<int>(value)]);
+// Of a bias array, where there is one.
+inline std::string bias_suffix(DType bias) {
+  return bias == DType::kNone ? "" : sentence("_bias_", name(bias));
 }
 
-inline std::string text(Precision value) {
-  constexpr const char* kNames[] = {"kFloat32", "kTf32", "k3xTf32"};
-  return sentence("fulmen::Precision::", kNames[static_cast<int>(value)]);
-}
-
-inline std::string text(MaskKind value) {
-  constexpr const char* kNames[] = {"kLength", "kUpper", "kBoth"};
-  return sentence("fulmen::MaskKind::", kNames[static_cast<int>(value)]);
-}
-
-inline std::string text(ShiftRule value) {
-  constexpr const char* kNames[] = {"kEveryBlock", "kWhenGrown", "kWhenSumGrew", "kFirstBlock"};
-  return sentence("fulmen::ShiftRule::", kNames[static_cast<int>(value)]);
+inline KernelSpec spec_of(const std::string& folder, const std::string& entry,
+                          const std::string& distinction, const KernelTypes& types,
+                          std::vector<ConfigField> fields) {
+  KernelSpec spec;
+  spec.name = sentence(entry, "_", distinction);
+  spec.include = sentence("kernels/", folder, "/", entry, ".cuh");
+  spec.function = sentence("fulmen::", entry);
+  spec.config_type = types.config;
+  spec.config = std::move(fields);
+  spec.params_type = types.params;
+  spec.params_bytes = types.params_bytes;
+  return spec;
 }
 
 }  // namespace fulmen::gpu

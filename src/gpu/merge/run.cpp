@@ -10,16 +10,17 @@
 
 #include "gpu/driver/launch.h"
 #include "gpu/driver/place.h"
-#include "gpu/fma.h"
+#include "gpu/jit/spec_of.h"
 #include "gpu/params.h"
+#include "kernels/common/fma_config.h"
 
 namespace fulmen::gpu {
 namespace {
 
 KernelSpec merge_spec(DType real) {
-  KernelSpec spec = fma_spec("merge/merge", "merge", real);
-  spec.params_type = "fulmen::MergeParams";
-  spec.params_bytes = sizeof(MergeParams);
+  const FmaConfig config{.dtype = real};
+  KernelSpec spec = spec_of<MergeParams>("merge/merge", "merge", name(real), config);
+  spec.num_threads = config.num_threads;
   return spec;
 }
 

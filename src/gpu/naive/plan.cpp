@@ -12,7 +12,7 @@
 namespace fulmen::gpu {
 
 std::vector<KernelLaunch> naive_forward(const AttentionParams& params) {
-  return {fma_launch(fma_spec("naive/forward_naive", "forward_naive", params.q.dtype),
+  return {fma_launch(fma_spec("naive/forward_naive", "forward_naive", {.dtype = params.q.dtype}),
                      forward_naive_tasks(params))};
 }
 
@@ -20,7 +20,7 @@ std::vector<KernelLaunch> naive_backward(const AttentionParams& params) {
   std::vector<KernelLaunch> launches;
   const auto add = [&](const char* entry, i64 num_tasks) {
     launches.push_back(
-        fma_launch(fma_spec("naive/backward_naive", entry, params.q.dtype), num_tasks));
+        fma_launch(fma_spec("naive/backward_naive", entry, {.dtype = params.q.dtype}), num_tasks));
   };
   if (params.dq.present()) add("backward_naive_dq", backward_naive_dq_tasks(params));
   if (dkdv_chunks(params) > 0) add("backward_naive_dkdv", backward_naive_dkdv_tasks(params));
@@ -39,7 +39,7 @@ PlanOrRefusal naive_plan(const Problem& problem, const Gpu&) {
 std::vector<std::vector<KernelSpec>> naive_specs() {
   const auto of_all_dtypes = [](const char* file, const char* entry) {
     std::vector<KernelSpec> specs;
-    for (const DType dtype : kFloatTypes) specs.push_back(fma_spec(file, entry, dtype));
+    for (const DType dtype : kFloatTypes) specs.push_back(fma_spec(file, entry, {.dtype = dtype}));
     return specs;
   };
   return {of_all_dtypes("naive/forward_naive", "forward_naive"),

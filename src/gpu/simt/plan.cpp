@@ -9,7 +9,6 @@
 
 #include "core/error.h"
 #include "gpu/fma.h"
-#include "gpu/jit/config_text.h"
 #include "gpu/params.h"
 #include "kernels/common/tile_tasks.cuh"
 
@@ -105,36 +104,27 @@ FmaConfig existing_config(DType dtype, i64 dim_qk, i64 dim_v, bool backward,
 // A kernel over tiles. entry: "forward_simt", which is defined in the file of that name.
 KernelSpec tiled_spec(const std::string& entry, const FmaConfig& config) {
   const bool backward = entry != "forward_simt";
-  KernelSpec spec = fma_spec("simt/" + entry, entry, config.dtype);
-  spec.name = sentence(entry, "_", name(config.dtype), "_", config.rows, "x", config.columns, "_d",
-                       config.max_dim_qk, "_", config.max_dim_v);
-  spec.num_threads = config.num_threads;
-  spec.config = {FULMEN_FIELD(dtype),   FULMEN_FIELD(num_threads), FULMEN_FIELD(rows),
-                 FULMEN_FIELD(columns), FULMEN_FIELD(max_dim_qk),  FULMEN_FIELD(max_dim_v)};
-  spec.shared_bytes = static_cast<std::size_t>(backward ? config.backward_shared_bytes()
-                                                        : config.forward_shared_bytes());
+  KernelSpec spec = fma_spec("simt/" + entry, entry, config);
+  spec.shared_bytes = shared_bytes_of(config, backward);
   spec.shared_bytes_text =
       backward ? "kConfig.backward_shared_bytes()" : "kConfig.forward_shared_bytes()";
   return spec;
 }
 
-KernelSpec rows_spec(DType dtype) {
-  return fma_spec("simt/backward_simt_rows", "backward_simt_rows", dtype);
+KernelSpec rows_spec(DType dtype, bool adds_dq) {
+  return fma_spec("simt/backward_simt_rows", "backward_simt_rows",
+                  {.dtype = dtype, .adds_dq = adds_dq});
+}
+
+KernelSpec dkdv_spec(FmaConfig config, bool adds_dq) {
+  config.adds_dq = adds_dq;
+  return tiled_spec("backward_simt_dkdv", config);
 }
 
 KernelSpec dsinks_spec(DType dtype) {
-  KernelSpec spec = fma_spec("simt/backward_simt_dsinks", "backward_simt_dsinks", dtype);
-  spec.num_threads = 1024;
-  spec.config[1].value = text(spec.num_threads);
-  spec.shared_bytes =
-      static_cast<std::size_t>(spec.num_threads) * (dtype == DType::kFloat64 ? 8 : 4);
-  return spec;
-}
-
-// The same of a kernel that makes dQ by atomics.
-KernelSpec adding_dq(KernelSpec spec) {
-  spec.name += "_adds_dq";
-  spec.config.push_back({"adds_dq", "true"});
+  const FmaConfig config{.dtype = dtype, .num_threads = 1024};
+  KernelSpec spec = fma_spec("simt/backward_simt_dsinks", "backward_simt_dsinks", config);
+  spec.shared_bytes = static_cast<size_t>(config.num_threads * config.real_bytes());
   return spec;
 }
 
@@ -144,19 +134,17 @@ std::vector<KernelLaunch> forward_launches(const AttentionParams& params, const 
 
 std::vector<KernelLaunch> backward_launches(const AttentionParams& params, const FmaConfig& config,
                                             bool adds_dq) {
-  const auto chosen = [&](KernelSpec spec) { return adds_dq ? adding_dq(std::move(spec)) : spec; };
   const bool makes_dkdv = params.dk.present() || params.dv.present();
   std::vector<KernelLaunch> launches;
   if (params.dq.present() || makes_dkdv || params.dbias.present()) {
-    launches.push_back(fma_launch(chosen(rows_spec(config.dtype)),
+    launches.push_back(fma_launch(rows_spec(config.dtype, adds_dq),
                                   params.batch_extent() * params.heads_q * params.q_rows));
   }
   if (params.dq.present() && !adds_dq) {
     launches.push_back({tiled_spec("backward_simt_dq", config), num_q_tiles(params, config.rows)});
   }
   if (makes_dkdv) {
-    launches.push_back(
-        {chosen(tiled_spec("backward_simt_dkdv", config)), num_kv_tiles(params, config.rows)});
+    launches.push_back({dkdv_spec(config, adds_dq), num_kv_tiles(params, config.rows)});
   }
   if (params.dbias.present()) {
     launches.push_back({tiled_spec("backward_simt_dbias", config),
@@ -222,8 +210,8 @@ std::vector<std::vector<KernelSpec>> simt_specs(std::size_t shared_bytes) {
       if (front) forward.push_back(tiled_spec("forward_simt", *front));
       if (!back) continue;  // more than the shared memory even in the narrowest tiles
       dq.push_back(tiled_spec("backward_simt_dq", *back));
-      dkdv.push_back(tiled_spec("backward_simt_dkdv", *back));
-      if (size_bytes(dtype) >= 4) dkdv.push_back(adding_dq(dkdv.back()));
+      dkdv.push_back(dkdv_spec(*back, false));
+      if (size_bytes(dtype) >= 4) dkdv.push_back(dkdv_spec(*back, true));
       dbias.push_back(tiled_spec("backward_simt_dbias", *back));
     }
     for (const auto& specs : {forward, dq, dkdv, dbias}) {
@@ -232,8 +220,8 @@ std::vector<std::vector<KernelSpec>> simt_specs(std::size_t shared_bytes) {
   }
   std::vector<KernelSpec> rows, dsinks;
   for (const DType dtype : kFloatTypes) {
-    rows.push_back(rows_spec(dtype));
-    if (size_bytes(dtype) >= 4) rows.push_back(adding_dq(rows.back()));
+    rows.push_back(rows_spec(dtype, false));
+    if (size_bytes(dtype) >= 4) rows.push_back(rows_spec(dtype, true));
     dsinks.push_back(dsinks_spec(dtype));
   }
   entries.insert(entries.end(), {rows, dsinks});

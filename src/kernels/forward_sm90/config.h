@@ -8,12 +8,9 @@
 #pragma once
 
 #include "kernels/params.h"
+#include "kernels/score_options.h"
 
 namespace fulmen {
-
-// Which ends of a row's interval of visible keys can lie inside a block. The end of the sequence
-// is handled by all three.
-enum class MaskKind : u8 { kLength, kUpper, kBoth };
 
 // When the exponent's shift (the running maximum of a row) is brought up to date.
 enum class ShiftRule : u8 {
