@@ -10,11 +10,12 @@
  *   4  Simple call             fulmen_attention, fulmen_attention_backward
  *   5  Plan once, run often    fulmen_plan_create, fulmen_forward, fulmen_backward
  *   6  Beside attention        fulmen_merge, fulmen_dense_mask
- *   7  Explanations            fulmen_explain, fulmen_build_info, fulmen_gpu_info
+ *   7  Explanations            fulmen_explain, fulmen_build_info, fulmen_gpu_info, fulmen_schema
  *   8  GPUs                    fulmen_device_faults, fulmen_bundle_write, fulmen_cache_clear
  *   9  Everything owned        fulmen_set_log, fulmen_set_num_threads, fulmen_set_parallel_for
  *
- * One call needs sections 1 and 4, and of section 3 the options that it uses.
+ * One call needs sections 1 and 4, and of section 3 the options that it uses. What only experiments
+ * need is in fulmen_experimental.h.
  */
 #ifndef FULMEN_FULMEN_H_
 #define FULMEN_FULMEN_H_
@@ -67,8 +68,12 @@ extern "C" {
  * Errors. Every function that can fail returns a fulmen_status. On failure fulmen_last_error()
  * gives one sentence: what was wrong, what was given, what is allowed. Every precondition that the
  * host can see is checked before anything is written. The library never prints and never exits.
- * Struct versions. Every struct begins with struct_size and is filled by its _init function, which
- * is how later versions add fields without breaking compiled programs.
+ * Struct versions. Every struct begins with struct_size, is filled by its _init function and grows
+ * only at its end, so that a compiled program keeps working with a later library: _init tells the
+ * library the size that the program was compiled with, no more is ever read or written, and fields
+ * that the program does not know are at their default, whose bytes are all zero. A program of a
+ * later header works with this library too, unless it sets a field that this library does not know:
+ * that is refused. fulmen_tensor never grows.
  * ---------------------------------------------------------------------------------------------- */
 
 /* ------------------------------------------------------------------------------------------------
@@ -149,20 +154,6 @@ typedef enum fulmen_implementation {
   FULMEN_SM90 = 6    /* GPU: tensor cores and copy engine of Hopper */
 } fulmen_implementation;
 
-/* Ideas of the fast kernels that can be left out one by one; fulmen_problem.without. */
-typedef enum fulmen_optimisation {
-  FULMEN_SWIZZLE = 1,              /* shared tiles permuted, so that no memory banks collide */
-  FULMEN_PIPELINE = 2,             /* several stages of tiles in flight */
-  FULMEN_OVERLAP = 4,              /* products run under the softmax of another block */
-  FULMEN_PING_PONG = 8,            /* warpgroups take turns at the tensor cores */
-  FULMEN_LAZY_RESCALE = 16,        /* sums are rescaled only when a maximum grew much */
-  FULMEN_WARP_SPECIALISATION = 32, /* some warps load, the others compute */
-  FULMEN_FOLDED_SCALE = 64,        /* scale and shift of a score as one multiply-add */
-  FULMEN_BLOCK_ORDER = 128,        /* the longest blocks of query rows first */
-  FULMEN_FULL_BLOCKS = 256,        /* blocks that every row sees whole skip mask arithmetic */
-  FULMEN_TENSOR_CORES = 512        /* products on tensor cores */
-} fulmen_optimisation;
-
 /* How the products of float32 inputs may be computed, and what one is off by relative to |x y|;
  * sums, exponentials and divisions are float32 in all three. fulmen_problem.precision. */
 typedef enum fulmen_precision {
@@ -205,15 +196,18 @@ typedef struct fulmen_problem {
   fulmen_backend backend;
   fulmen_implementation implementation; /* its backend is chosen with it */
   int32_t device; /* CUDA's number of the GPU; -1 (default): where q is, else 0. >= 0 means CUDA */
-  const char* device_name;    /* NULL (default), or a GPU that need not be here: "h100", "sm_90a": a
-                                 plan for it compiles and explains, and does not run */
-  uint32_t without;           /* fulmen_optimisation, or'ed: what the GPU kernel is made without, to
-                                 measure and to teach; refused where it cannot be left out */
   fulmen_precision precision; /* of float32 q, k, v: a permission that tensor cores use. Where no
                                  kernel does, products are float32. Refused for other dtypes */
+  const char* device_name;    /* NULL (default), or a GPU that need not be here: "h100", "sm_90a": a
+                                 plan for it compiles and explains, and does not run */
 } fulmen_problem;
 
-FULMEN_API void fulmen_problem_init(fulmen_problem* problem);
+/* All options at their defaults. _sized: for other languages, which say how large a struct they
+ * know; NULL: nothing happens. */
+FULMEN_API void fulmen_problem_init_sized(fulmen_problem* problem, size_t struct_size);
+static inline void fulmen_problem_init(fulmen_problem* problem) {
+  fulmen_problem_init_sized(problem, sizeof(fulmen_problem));
+}
 
 /* The arrays of a call. Axes are named in order; leading axes of extent 1 may be left out, so that
  * q may be (batch, head, q_row, dim), (head, q_row, dim) or (q_row, dim). Memory order is free: it
@@ -263,7 +257,10 @@ typedef struct fulmen_tensors {
   fulmen_tensor dsinks; /* as sinks, same dtype */
 } fulmen_tensors;
 
-FULMEN_API void fulmen_tensors_init(fulmen_tensors* tensors); /* all absent */
+FULMEN_API void fulmen_tensors_init_sized(fulmen_tensors* tensors, size_t struct_size);
+static inline void fulmen_tensors_init(fulmen_tensors* tensors) { /* all absent */
+  fulmen_tensors_init_sized(tensors, sizeof(fulmen_tensors));
+}
 
 /* ------------------------------------------------------------------------------------------------
  * 4  Simple call
@@ -307,17 +304,6 @@ FULMEN_API fulmen_status fulmen_plan_create(const fulmen_problem* problem,
                                             const fulmen_tensors* tensors,
                                             fulmen_operation operation, fulmen_plan** plan);
 
-/* The same with a tile of the caller's in place of the table's, for searches: tile names members of
- * the kernel's config with numbers, "kv_rows=80 stages=2"; what it does not name is the table's,
- * and NULL or "" name nothing. Members: warpgroups, kv_rows, stages, q_slots, q_register_dims,
- * heads_per_group, and as 0 or 1 ping_pong, overlap, stage_output, cache_hints; rules=1 sets tuned
- * tiles aside. Only FULMEN_SM90 has a choice, in the forward pass; a tile that its kernel cannot
- * have is refused with the reason, and so is one for which the compiler runs out of registers.
- * Results stay right. */
-FULMEN_API fulmen_status fulmen_plan_create_tuned(const fulmen_problem* problem,
-                                                  const fulmen_tensors* tensors,
-                                                  fulmen_operation operation, const char* tile,
-                                                  fulmen_plan** plan);
 FULMEN_API void fulmen_plan_destroy(fulmen_plan* plan); /* NULL: nothing happens */
 
 /* Bytes that a run needs beside the arrays: linear in the number of rows. 0 for NULL. */
@@ -340,7 +326,10 @@ typedef struct fulmen_merge_part {
   fulmen_tensor lse; /* (batch, head, row), float32 or float64 */
 } fulmen_merge_part;
 
-FULMEN_API void fulmen_merge_part_init(fulmen_merge_part* part);
+FULMEN_API void fulmen_merge_part_init_sized(fulmen_merge_part* part, size_t struct_size);
+static inline void fulmen_merge_part_init(fulmen_merge_part* part) { /* both absent */
+  fulmen_merge_part_init_sized(part, sizeof(fulmen_merge_part));
+}
 
 /* The attention over the union of the parts' keys, from the attention over each: exact, in any
  * order of parts, a part that saw nothing (lse = -inf) changes nothing. Parts are made without
@@ -392,6 +381,26 @@ FULMEN_API const char* fulmen_version(void);
 /* One JSON object: {"version", "commit", "compiler", "build_type", "isas": [built], "isa": in use,
  * "threads"}. Same text rules as above. */
 FULMEN_API fulmen_status fulmen_build_info(char* buffer, size_t capacity, size_t* needed);
+
+/* What this header holds, for bindings, as one JSON object:
+ * {"version", "problem": the bytes that fulmen_problem_init writes, as hexadecimal digits,
+ *  "sizes": {"problem", "tensors", "tensor", "merge_part"}: of the structs, in bytes,
+ *  "options": [{"name", "type": "float64", "int32", "int64", "uint64" or "text", "offset", "bytes",
+ *    "default": null for NaN and NULL, "kind": "real", "flag" (0 or 1), "choice", "limit" (-1:
+ *    none), "count", "word" (unsigned), "index" (-1: none) or "text",
+ *    "choices": [names by number] of a choice, "least", "most": of other numbers, "doc"}],
+ *  "arrays": [{"name": in fulmen_tensors, "word": what Python calls it, "offset", "axes", "min_rank",
+ *    "broadcast": how many leading axes may be 1, "dtypes", "role": "input", "result", "upstream" or
+ *    "gradient", "of": the parameter of a gradient, "differentiable", "replaceable",
+ *    "has_head_and_row"}]: inputs, results, inputs of the backward pass, gradients,
+ *  "dtypes": [{"name", "number", "bytes", "kind": "float", "bool" or "int"}],
+ *  "statuses": [{"name", "number"}], "backends": [names by number],
+ *  "implementations": [{"name", "number", "backend"}],
+ *  "optimisations": [names by bit], "tile": [{"name", "least", "most"}]: of fulmen_experimental.h}.
+ * dtypes of an array: "float", "q" (that of q), "q_or_float32", "q_or_float32_or_sum" (sum: float64
+ * for float64, else float32), "float32_or_sum", "sum", "bool", "index" (int32, int64), "int64",
+ * "parameter" (that of what it is the gradient of). */
+FULMEN_API fulmen_status fulmen_schema(char* buffer, size_t capacity, size_t* needed);
 
 /* What this machine has for GPU calls, as one JSON object:
  * {"driver": {"version", "path"} or null, "driver_reason",

@@ -36,16 +36,8 @@ inline namespace veneer {  // its symbols are never those of the library itself
 // ---- Errors ------------------------------------------------------------------------------------
 
 enum class Status {
-  kOk = FULMEN_OK,
-  kArgument = FULMEN_ERROR_ARGUMENT,
-  kShape = FULMEN_ERROR_SHAPE,
-  kDType = FULMEN_ERROR_DTYPE,
-  kUnsupported = FULMEN_ERROR_UNSUPPORTED,
-  kDevice = FULMEN_ERROR_DEVICE,
-  kCompile = FULMEN_ERROR_COMPILE,
-  kNotFound = FULMEN_ERROR_NOT_FOUND,
-  kOutOfMemory = FULMEN_ERROR_OUT_OF_MEMORY,
-  kInternal = FULMEN_ERROR_INTERNAL,
+#define FULMEN_STATUS(name, code) name = code,
+#include <fulmen/enums.def>
 };
 
 class Error : public std::runtime_error {
@@ -105,13 +97,8 @@ inline void check(fulmen_status code) {
 // ---- Arrays ------------------------------------------------------------------------------------
 
 enum class DType {
-  kFloat64 = FULMEN_FLOAT64,
-  kFloat32 = FULMEN_FLOAT32,
-  kFloat16 = FULMEN_FLOAT16,
-  kBFloat16 = FULMEN_BFLOAT16,
-  kBool = FULMEN_BOOL,
-  kInt32 = FULMEN_INT32,
-  kInt64 = FULMEN_INT64,
+#define FULMEN_DTYPE(name, code, ...) name = code,
+#include <fulmen/enums.def>
 };
 
 using Extents = std::initializer_list<std::int64_t>;
@@ -165,90 +152,83 @@ Tensor tensor(Container&& elements, Extents shape) {
   return tensor(const_cast<T*>(all.data()), dtype_of<T>(), shape);
 }
 
+// Members are those of fulmen_tensors, inputs first: q, k, v, bias, ...
 struct Tensors {
-  Tensor q{}, k{}, v{};
-  Tensor bias{}, mask{}, alibi_slopes{}, sinks{};
-  Tensor q_lengths{}, kv_lengths{}, cu_q{}, cu_kv{}, q_ids{}, kv_ids{}, rng{};
-  Tensor o{}, lse{}, stats{};
-  Tensor dout{}, dlse{};
-  Tensor dq{}, dk{}, dv{}, dbias{}, dsinks{};
+#define FULMEN_ARRAY(array, member, ...) Tensor member{};
+#include <fulmen/arrays.def>
 
   fulmen_tensors c() const {
     fulmen_tensors all;
     fulmen_tensors_init(&all);
-    all.q = q, all.k = k, all.v = v;
-    all.bias = bias, all.mask = mask, all.alibi_slopes = alibi_slopes, all.sinks = sinks;
-    all.q_lengths = q_lengths, all.kv_lengths = kv_lengths, all.cu_q = cu_q, all.cu_kv = cu_kv;
-    all.q_ids = q_ids, all.kv_ids = kv_ids, all.rng = rng;
-    all.o = o, all.lse = lse, all.stats = stats;
-    all.dout = dout, all.dlse = dlse;
-    all.dq = dq, all.dk = dk, all.dv = dv, all.dbias = dbias, all.dsinks = dsinks;
+#define FULMEN_ARRAY(array, member, ...) all.member = member;
+#include <fulmen/arrays.def>
     return all;
   }
 };
 
 // ---- Options -----------------------------------------------------------------------------------
 
-enum class Alignment { kBottomRight = FULMEN_BOTTOM_RIGHT, kTopLeft = FULMEN_TOP_LEFT };
+enum class Alignment {
+#define FULMEN_ALIGNMENT(name, code, ...) name = code,
+#include <fulmen/enums.def>
+};
 enum class Backend {
-  kAuto = FULMEN_BACKEND_AUTO,
-  kCpu = FULMEN_BACKEND_CPU,
-  kCuda = FULMEN_BACKEND_CUDA,
+#define FULMEN_BACKEND(name, code, ...) name = code,
+#include <fulmen/enums.def>
 };
 enum class Implementation {
-  kAuto = FULMEN_IMPLEMENTATION_AUTO,
-  kScalar = FULMEN_SCALAR,
-  kTiled = FULMEN_TILED,
-  kNaive = FULMEN_NAIVE,
-  kSimt = FULMEN_SIMT,
-  kSm80 = FULMEN_SM80,
-  kSm90 = FULMEN_SM90,
+#define FULMEN_IMPLEMENTATION(name, code, ...) name = code,
+#include <fulmen/enums.def>
 };
 enum class Precision {
-  kFloat32 = FULMEN_PRECISION_FLOAT32,
-  kTf32 = FULMEN_PRECISION_TF32,
-  k3xTf32 = FULMEN_PRECISION_3XTF32,
+#define FULMEN_PRECISION(name, code, ...) name = code,
+#include <fulmen/enums.def>
 };
 enum class Operation { kForward = FULMEN_OPERATION_FORWARD, kBackward = FULMEN_OPERATION_BACKWARD };
 
 inline constexpr std::int64_t kNoLimit = FULMEN_NO_LIMIT;
 
+namespace detail {
+
+// The type of an option here: bool of a flag, an enum class of an enumeration, else that of C.
+enum class OptionKind { kReal, kFlag, kChoice, kLimit, kCount, kWord, kIndex, kText };
+template <OptionKind kKind, class Field>
+struct OptionType {
+  using Type = std::conditional_t<kKind == OptionKind::kFlag, bool, Field>;
+};
+template <>
+struct OptionType<OptionKind::kChoice, fulmen_alignment> {
+  using Type = Alignment;
+};
+template <>
+struct OptionType<OptionKind::kChoice, fulmen_backend> {
+  using Type = Backend;
+};
+template <>
+struct OptionType<OptionKind::kChoice, fulmen_implementation> {
+  using Type = Implementation;
+};
+template <>
+struct OptionType<OptionKind::kChoice, fulmen_precision> {
+  using Type = Precision;
+};
+template <OptionKind kKind, class Field>
+using OptionTypeOf = typename OptionType<kKind, Field>::Type;
+
+}  // namespace detail
+
+// Members are those of fulmen_problem, in its order, at its defaults.
 struct Problem {
-  double scale = std::numeric_limits<double>::quiet_NaN();
-  double softcap = 0;
-  bool causal = false;
-  Alignment alignment = Alignment::kBottomRight;
-  std::int64_t window_left = kNoLimit;
-  std::int64_t window_right = kNoLimit;
-  std::int64_t prefix = 0;
-  std::int64_t chunk = 0;
-  double dropout_p = 0;
-  std::uint64_t rng_seed = 0;
-  std::uint64_t rng_offset = 0;
-  std::int64_t max_q = 0;
-  std::int64_t max_kv = 0;
-  bool deterministic = false;
-  bool batch_invariant = false;
-  Backend backend = Backend::kAuto;
-  Implementation implementation = Implementation::kAuto;
-  std::int32_t device = -1;
-  const char* device_name = nullptr;
-  std::uint32_t without = 0;                  // an or of fulmen_optimisation
-  Precision precision = Precision::kFloat32;  // of float32 inputs
+#define FULMEN_OPTION(kind, type, name, initial, ...)           \
+  detail::OptionTypeOf<detail::OptionKind::kind, type> name =   \
+      static_cast<detail::OptionTypeOf<detail::OptionKind::kind, type>>(initial);
+#include <fulmen/options.def>
 
   fulmen_problem c() const {
     fulmen_problem p;
     fulmen_problem_init(&p);
-    p.scale = scale, p.softcap = softcap, p.causal = causal;
-    p.alignment = static_cast<fulmen_alignment>(alignment);
-    p.window_left = window_left, p.window_right = window_right, p.prefix = prefix, p.chunk = chunk;
-    p.dropout_p = dropout_p, p.rng_seed = rng_seed, p.rng_offset = rng_offset;
-    p.max_q = max_q, p.max_kv = max_kv;
-    p.deterministic = deterministic, p.batch_invariant = batch_invariant;
-    p.backend = static_cast<fulmen_backend>(backend);
-    p.implementation = static_cast<fulmen_implementation>(implementation);
-    p.device = device, p.device_name = device_name, p.without = without;
-    p.precision = static_cast<fulmen_precision>(precision);
+#define FULMEN_OPTION(kind, type, name, ...) p.name = static_cast<type>(name);
+#include <fulmen/options.def>
     return p;
   }
 };
@@ -374,6 +354,7 @@ inline void set_nvrtc_candidates(std::span<const std::string> paths) {
 
 inline std::string build_info() { return text_of(fulmen_build_info); }
 inline std::string version() { return fulmen_version(); }
+inline std::string schema() { return text_of(fulmen_schema); }
 inline void set_num_threads(std::int32_t num_threads) {
   check(fulmen_set_num_threads(num_threads));
 }

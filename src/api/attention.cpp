@@ -106,9 +106,9 @@ void run_plan(const fulmen_plan* handle, Operation operation, const Run& run) {
 }  // namespace
 
 fulmen_plan make_plan(const fulmen_problem* problem, const fulmen_tensors* tensors,
-                      const fulmen_operation& operation, const char* tile) {
+                      const fulmen_operation& operation, const fulmen_experiment* experiment) {
   Request request = to_request(problem, tensors, to_operation(operation));
-  request.options.tile = tile;
+  request.experiment = to_experiment(experiment);
   gpu::settle_place(request);
   if (request.options.backend == Backend::kCuda) {
     const auto prepared = gpu::make_plan(request);
@@ -119,12 +119,12 @@ fulmen_plan make_plan(const fulmen_problem* problem, const fulmen_tensors* tenso
 }
 
 static fulmen_status create_plan(const fulmen_problem* problem, const fulmen_tensors* tensors,
-                                 const fulmen_operation& operation, const char* tile,
-                                 fulmen_plan** plan) {
+                                 const fulmen_operation& operation,
+                                 const fulmen_experiment* experiment, fulmen_plan** plan) {
   return guarded([&] {
     require_pointer(plan, "plan", "the address of a fulmen_plan*");
     *plan = nullptr;
-    auto made = std::make_unique<fulmen_plan>(make_plan(problem, tensors, operation, tile));
+    auto made = std::make_unique<fulmen_plan>(make_plan(problem, tensors, operation, experiment));
     if (log_is_on()) log(LogLevel::kInfo, explain(*made).c_str());
     *plan = made.release();
   });
@@ -154,10 +154,12 @@ fulmen_status fulmen_plan_create(const fulmen_problem* problem, const fulmen_ten
   return fulmen::api::create_plan(problem, tensors, operation, nullptr, plan);
 }
 
-fulmen_status fulmen_plan_create_tuned(const fulmen_problem* problem, const fulmen_tensors* tensors,
-                                       fulmen_operation operation, const char* tile,
-                                       fulmen_plan** plan) {
-  return fulmen::api::create_plan(problem, tensors, operation, tile, plan);
+fulmen_status fulmen_plan_create_experimental(const fulmen_problem* problem,
+                                              const fulmen_tensors* tensors,
+                                              fulmen_operation operation,
+                                              const fulmen_experiment* experiment,
+                                              fulmen_plan** plan) {
+  return fulmen::api::create_plan(problem, tensors, operation, experiment, plan);
 }
 
 void fulmen_plan_destroy(fulmen_plan* plan) { delete plan; }

@@ -14,20 +14,6 @@
 namespace fulmen::api {
 namespace {
 
-constexpr bool agree(Status status, fulmen_status code) {
-  return static_cast<int>(status) == static_cast<int>(code);
-}
-static_assert(agree(Status::kOk, FULMEN_OK));
-static_assert(agree(Status::kArgument, FULMEN_ERROR_ARGUMENT));
-static_assert(agree(Status::kShape, FULMEN_ERROR_SHAPE));
-static_assert(agree(Status::kDType, FULMEN_ERROR_DTYPE));
-static_assert(agree(Status::kUnsupported, FULMEN_ERROR_UNSUPPORTED));
-static_assert(agree(Status::kDevice, FULMEN_ERROR_DEVICE));
-static_assert(agree(Status::kCompile, FULMEN_ERROR_COMPILE));
-static_assert(agree(Status::kNotFound, FULMEN_ERROR_NOT_FOUND));
-static_assert(agree(Status::kOutOfMemory, FULMEN_ERROR_OUT_OF_MEMORY));
-static_assert(agree(Status::kInternal, FULMEN_ERROR_INTERNAL));
-
 constexpr const char* kOutOfMemory = "out of memory";
 
 // The sentence of the last failure of this thread: static text where there is no memory for more.
@@ -75,26 +61,10 @@ const char* fulmen_last_error(void) { return fulmen::api::last_error().shown; }
 
 const char* fulmen_status_name(fulmen_status status) {
   switch (fulmen::api::number_of(status)) {
-    case FULMEN_OK:
-      return "FULMEN_OK";
-    case FULMEN_ERROR_ARGUMENT:
-      return "FULMEN_ERROR_ARGUMENT";
-    case FULMEN_ERROR_SHAPE:
-      return "FULMEN_ERROR_SHAPE";
-    case FULMEN_ERROR_DTYPE:
-      return "FULMEN_ERROR_DTYPE";
-    case FULMEN_ERROR_UNSUPPORTED:
-      return "FULMEN_ERROR_UNSUPPORTED";
-    case FULMEN_ERROR_DEVICE:
-      return "FULMEN_ERROR_DEVICE";
-    case FULMEN_ERROR_COMPILE:
-      return "FULMEN_ERROR_COMPILE";
-    case FULMEN_ERROR_NOT_FOUND:
-      return "FULMEN_ERROR_NOT_FOUND";
-    case FULMEN_ERROR_OUT_OF_MEMORY:
-      return "FULMEN_ERROR_OUT_OF_MEMORY";
-    case FULMEN_ERROR_INTERNAL:
-      return "FULMEN_ERROR_INTERNAL";
+#define FULMEN_STATUS(name, code) \
+  case code:                      \
+    return #code;
+#include "fulmen/enums.def"
     default:
       return "unknown status";
   }

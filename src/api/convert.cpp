@@ -5,7 +5,10 @@
 
 #include "api/convert.h"
 
+#include <cstddef>
+#include <iterator>
 #include <limits>
+#include <type_traits>
 
 #include "api/boundary.h"
 #include "core/refuse.h"
@@ -13,58 +16,91 @@
 namespace fulmen::api {
 namespace {
 
-constexpr bool agree(DType dtype, fulmen_dtype code) {
-  return static_cast<int>(dtype) == static_cast<int>(code);
-}
-static_assert(agree(DType::kFloat64, FULMEN_FLOAT64) && agree(DType::kFloat32, FULMEN_FLOAT32));
-static_assert(agree(DType::kFloat16, FULMEN_FLOAT16) && agree(DType::kBFloat16, FULMEN_BFLOAT16));
-static_assert(agree(DType::kBool, FULMEN_BOOL) && agree(DType::kInt32, FULMEN_INT32));
-static_assert(agree(DType::kInt64, FULMEN_INT64));
 static_assert(kMaxRank == FULMEN_MAX_RANK);
 static_assert(kNoLimit == FULMEN_NO_LIMIT);
 
+// The table against fulmen_problem: the same fields in the same order, with no gap between them.
+constexpr size_t end_of_fields() {
+  size_t end = sizeof(size_t);
+#define FULMEN_OPTION(kind, type, name, ...)                                          \
+  static_assert(std::is_same_v<decltype(fulmen_problem::name), type>);                \
+  if (end != offsetof(fulmen_problem, name)) return 0;                                \
+  end += sizeof(type);
+#include "fulmen/options.def"
+  return end;
+}
+static_assert(end_of_fields() == sizeof(fulmen_problem));
+
+constexpr fulmen_problem default_problem() {
+  fulmen_problem problem{};
+  problem.struct_size = sizeof(fulmen_problem);
+#define FULMEN_OPTION(kind, type, name, initial, ...) problem.name = initial;
+#include "fulmen/options.def"
+  return problem;
+}
+constexpr fulmen_problem kDefaults = default_problem();
+
 // The members of fulmen_tensors, in the order of Array.
 constexpr fulmen_tensor fulmen_tensors::* kMembers[] = {
-    &fulmen_tensors::q,      &fulmen_tensors::k,         &fulmen_tensors::v,
-    &fulmen_tensors::bias,   &fulmen_tensors::mask,      &fulmen_tensors::alibi_slopes,
-    &fulmen_tensors::sinks,  &fulmen_tensors::q_lengths, &fulmen_tensors::kv_lengths,
-    &fulmen_tensors::cu_q,   &fulmen_tensors::cu_kv,     &fulmen_tensors::q_ids,
-    &fulmen_tensors::kv_ids, &fulmen_tensors::rng,       &fulmen_tensors::o,
-    &fulmen_tensors::lse,    &fulmen_tensors::stats,     &fulmen_tensors::dout,
-    &fulmen_tensors::dlse,   &fulmen_tensors::dq,        &fulmen_tensors::dk,
-    &fulmen_tensors::dv,     &fulmen_tensors::dbias,     &fulmen_tensors::dsinks,
+#define FULMEN_ARRAY(array, member, ...) &fulmen_tensors::member,
+#include "fulmen/arrays.def"
 };
-static_assert(sizeof(kMembers) / sizeof(kMembers[0]) == kNumArrays);
+static_assert(sizeof(fulmen_tensors) == sizeof(size_t) + kNumArrays * sizeof(fulmen_tensor));
 
-bool to_flag(int32_t value, const char* option) {
-  if (value != 0 && value != 1) refuse(sentence(option, " is ", value, "; allowed is 0 or 1"));
-  return value == 1;
-}
-
-// An enumerator of core, from one of C with the same number, 0 .. last.
+// The enumerator of core with the number of one of C.
 template <class To, class From>
-To to_enum(const From& value, const char* option, int last) {
+To to_enum(const From& value, const char* option, size_t count) {
   const int number = number_of(value);
-  if (number < 0 || number > last) {
-    refuse(sentence(option, " is ", number, "; allowed is 0 to ", last,
+  if (number < 0 || static_cast<size_t>(number) >= count) {
+    refuse(sentence(option, " is ", number, "; allowed is 0 to ", count - 1,
                     ", the enumerators in fulmen.h"));
   }
   return static_cast<To>(number);
 }
 
+constexpr size_t count_of(Alignment) { return std::size(kAlignmentNames); }
+constexpr size_t count_of(Backend) { return std::size(kBackendNames); }
+constexpr size_t count_of(Implementation) { return std::size(kImplementationNames); }
+constexpr size_t count_of(Precision) { return std::size(kPrecisionNames); }
+
+// One option as core has it; the bounds of numbers are validate's.
+template <OptionKind kKind, class Field>
+OptionTypeOf<kKind, Field> to_option(const Field& value, const char* option) {
+  using To = OptionTypeOf<kKind, Field>;
+  if constexpr (kKind == OptionKind::kChoice) {
+    return to_enum<To>(value, option, count_of(To{}));
+  } else if constexpr (kKind == OptionKind::kFlag) {
+    if (value != 0 && value != 1) refuse(sentence(option, " is ", value, "; allowed is 0 or 1"));
+    return value == 1;
+  } else {
+    return value;
+  }
+}
+
+[[noreturn]] void refuse_struct_size(const char* subject, const char* init, size_t given,
+                                     size_t known) {
+  if (given == 0) {
+    refuse(sentence(subject, ".struct_size is 0; ", init, " makes the struct"));
+  }
+  refuse(sentence(subject, ".struct_size is ", given, "; this library knows ", known,
+                  ": header and library are of different versions, or ", init,
+                  " did not make the struct"));
+}
+
 bool is_present(const fulmen_tensor& tensor, const char* subject) {
-  check_struct_size(subject, "fulmen_tensors_init or fulmen_tensor_init", tensor.struct_size,
-                    sizeof(fulmen_tensor));
+  if (tensor.struct_size != sizeof(fulmen_tensor)) {  // it never grows
+    refuse_struct_size(subject, "fulmen_tensors_init or fulmen_tensor_init", tensor.struct_size,
+                       sizeof(fulmen_tensor));
+  }
   return tensor.data != nullptr || tensor.rank != 0;
 }
 
 Tensor present_tensor(const fulmen_tensor& tensor, const char* subject) {
   const int dtype = number_of(tensor.dtype);
-  if (dtype < FULMEN_FLOAT64 || dtype > FULMEN_INT64) {
-    throw Error(Status::kDType,
-                sentence(subject, " has dtype number ", dtype, "; allowed is ",
-                         static_cast<int>(FULMEN_FLOAT64), " to ", static_cast<int>(FULMEN_INT64),
-                         ", the enumerators of fulmen_dtype"));
+  if (dtype < 1 || static_cast<size_t>(dtype) >= std::size(kDTypeNames)) {
+    throw Error(Status::kDType, sentence(subject, " has dtype number ", dtype, "; allowed is 1 to ",
+                                         std::size(kDTypeNames) - 1,
+                                         ", the enumerators of fulmen_dtype"));
   }
   Tensor converted{tensor.data, static_cast<DType>(dtype), tensor.rank, {}, {}};
   for (int axis = 0; axis < kMaxRank; ++axis) {
@@ -74,30 +110,30 @@ Tensor present_tensor(const fulmen_tensor& tensor, const char* subject) {
   return converted;
 }
 
-constexpr fulmen_tensor absent() {
-  fulmen_tensor tensor{};
-  tensor.struct_size = sizeof(fulmen_tensor);
-  tensor.dtype = FULMEN_FLOAT32;
-  return tensor;
-}
-
 constexpr fulmen_tensors all_absent() {
   fulmen_tensors tensors{};
   tensors.struct_size = sizeof(fulmen_tensors);
-  for (const auto member : kMembers) tensors.*member = absent();
+  for (const auto member : kMembers) tensors.*member = absent_tensor();
   return tensors;
 }
 constexpr fulmen_tensors kAllAbsent = all_absent();  // one copy a call, not 24 structs made anew
 
 }  // namespace
 
-void refuse_struct_size(const char* subject, const char* init, size_t given, size_t known) {
-  if (given == 0) {
-    refuse(sentence(subject, ".struct_size is 0; ", init, " makes the struct"));
+void check_struct_size(const char* subject, const char* init, size_t given, size_t known,
+                       const void* rest) {
+  constexpr size_t kLeast = 2 * sizeof(size_t);  // at least one field
+  constexpr size_t kMostBeyond = 4096;  // a struct that grew by more is one that nothing filled
+  if (given < kLeast || given % sizeof(size_t) != 0 || given > known + kMostBeyond) {
+    refuse_struct_size(subject, init, given, known);
   }
-  refuse(sentence(subject, ".struct_size is ", given, "; this library knows ", known,
-                  ": header and library are of different versions, or ", init,
-                  " did not make the struct"));
+  const char* const bytes = static_cast<const char*>(rest);
+  for (size_t at = 0; known + at < given; ++at) {
+    if (bytes[at] == 0) continue;
+    refuse(sentence(subject, ".struct_size is ", given, "; this library knows ", known,
+                    " bytes, and those behind them are not all zero: the caller sets what only a "
+                    "later version has, or ", init, " did not make the struct"));
+  }
 }
 
 void require_struct(const void* pointer, const char* subject, const char* init) {
@@ -117,37 +153,25 @@ Tensor to_tensor(const fulmen_tensor& tensor, const char* subject) {
 }
 
 Options to_options(const fulmen_problem* problem) {
-  require_struct(problem, "problem", "fulmen_problem_init");
-  check_struct_size("problem", "fulmen_problem_init", problem->struct_size, sizeof(fulmen_problem));
-  return {
-      .scale = problem->scale,
-      .softcap = problem->softcap,
-      .causal = to_flag(problem->causal, "causal"),
-      .alignment = to_enum<Alignment>(problem->alignment, "alignment", FULMEN_TOP_LEFT),
-      .window_left = problem->window_left,
-      .window_right = problem->window_right,
-      .prefix = problem->prefix,
-      .chunk = problem->chunk,
-      .dropout_p = problem->dropout_p,
-      .rng_seed = problem->rng_seed,
-      .rng_offset = problem->rng_offset,
-      .max_q = problem->max_q,
-      .max_kv = problem->max_kv,
-      .deterministic = to_flag(problem->deterministic, "deterministic"),
-      .batch_invariant = to_flag(problem->batch_invariant, "batch_invariant"),
-      .backend = to_enum<Backend>(problem->backend, "backend", FULMEN_BACKEND_CUDA),
-      .implementation =
-          to_enum<Implementation>(problem->implementation, "implementation", FULMEN_SM90),
-      .device = problem->device,
-      .device_name = problem->device_name,
-      .without = problem->without,
-      .precision = to_enum<Precision>(problem->precision, "precision", FULMEN_PRECISION_3XTF32),
-  };
+  constexpr const char* kInit = "fulmen_problem_init";
+  require_struct(problem, "problem", kInit);
+  fulmen_problem room = kDefaults;
+  const fulmen_problem& given = known_struct(*problem, "problem", kInit, room);
+  Options options;
+#define FULMEN_OPTION(kind, type, name, ...) \
+  options.name = to_option<OptionKind::kind>(given.name, #name);
+#include "fulmen/options.def"
+  return options;
 }
 
 Arrays to_arrays(const fulmen_tensors* tensors) {
-  require_struct(tensors, "tensors", "fulmen_tensors_init");
-  check_struct_size("tensors", "fulmen_tensors_init", tensors->struct_size, sizeof(fulmen_tensors));
+  constexpr const char* kInit = "fulmen_tensors_init";
+  require_struct(tensors, "tensors", kInit);
+  if (tensors->struct_size != sizeof(fulmen_tensors)) {
+    fulmen_tensors room = kAllAbsent;
+    const fulmen_tensors& given = known_struct(*tensors, "tensors", kInit, room);
+    return to_arrays(&given);
+  }
   Arrays arrays;
   for (int index = 0; index < kNumArrays; ++index) {
     const Array array = static_cast<Array>(index);
@@ -158,13 +182,24 @@ Arrays to_arrays(const fulmen_tensors* tensors) {
   return arrays;
 }
 
+Experiment to_experiment(const fulmen_experiment* experiment) {
+  if (experiment == nullptr) return {};
+  fulmen_experiment room{};
+  const fulmen_experiment& given =
+      known_struct(*experiment, "experiment", "fulmen_experiment_init", room);
+  if (given.reserved != 0) {
+    refuse(sentence("experiment.reserved is ", given.reserved, "; allowed is 0"));
+  }
+  return {given.without, given.tile};
+}
+
 Operation to_operation(const fulmen_operation& operation) {
-  return to_enum<Operation>(operation, "operation", FULMEN_OPERATION_BACKWARD);
+  return to_enum<Operation>(operation, "operation", 2);
 }
 
 Request to_request(const fulmen_problem* problem, const fulmen_tensors* tensors,
                    Operation operation) {
-  return {operation, to_options(problem), to_arrays(tensors)};
+  return {operation, to_options(problem), to_arrays(tensors), {}};
 }
 
 }  // namespace fulmen::api
@@ -185,7 +220,7 @@ fulmen_status fulmen_tensor_init(fulmen_tensor* tensor, void* data, fulmen_dtype
     if (rank > 0 && shape == nullptr) {
       refuse(sentence("shape is null; rank ", rank, " needs its extents"));
     }
-    fulmen_tensor made = fulmen::api::absent();
+    fulmen_tensor made = fulmen::api::absent_tensor();
     made.data = data;
     std::memcpy(&made.dtype, &dtype, sizeof dtype);  // see number_of
     made.rank = rank;
@@ -199,16 +234,14 @@ fulmen_status fulmen_tensor_init(fulmen_tensor* tensor, void* data, fulmen_dtype
   });
 }
 
-void fulmen_problem_init(fulmen_problem* problem) {
-  if (problem == nullptr) return;
-  *problem = {};
-  problem->struct_size = sizeof(fulmen_problem);
-  problem->scale = std::numeric_limits<double>::quiet_NaN();
-  problem->window_left = FULMEN_NO_LIMIT;
-  problem->window_right = FULMEN_NO_LIMIT;
-  problem->device = -1;
+void fulmen_problem_init_sized(fulmen_problem* problem, size_t struct_size) {
+  fulmen::api::init_struct(problem, struct_size, fulmen::api::kDefaults);
 }
 
-void fulmen_tensors_init(fulmen_tensors* tensors) {
-  if (tensors != nullptr) *tensors = fulmen::api::kAllAbsent;
+void fulmen_tensors_init_sized(fulmen_tensors* tensors, size_t struct_size) {
+  fulmen::api::init_struct(tensors, struct_size, fulmen::api::kAllAbsent);
+}
+
+void fulmen_experiment_init_sized(fulmen_experiment* experiment, size_t struct_size) {
+  fulmen::api::init_struct(experiment, struct_size, {});
 }

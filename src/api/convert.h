@@ -9,14 +9,45 @@
 
 #include "core/problem.h"
 #include "fulmen/fulmen.h"
+#include "fulmen/fulmen_experimental.h"
 
 namespace fulmen::api {
 
-// Throws "problem.struct_size is 0: ..." unless `given` is what this library knows.
-[[noreturn]] void refuse_struct_size(const char* subject, const char* init, size_t given,
-                                     size_t known);
-inline void check_struct_size(const char* subject, const char* init, size_t given, size_t known) {
-  if (given != known) refuse_struct_size(subject, init, given, known);
+// Refuses a struct_size that no version's _init function writes: `given` bytes, where this library
+// knows `known`. What `rest` points to is the part that it does not know, if any.
+void check_struct_size(const char* subject, const char* init, size_t given, size_t known,
+                       const void* rest);
+
+// A struct as this library knows it: the caller's own where sizes agree. Otherwise `room`, which
+// holds defaults, with the fields that both know. Throws where the caller set a field of later.
+template <class Struct>
+const Struct& known_struct(const Struct& given, const char* subject, const char* init,
+                           Struct& room) {
+  const size_t size = given.struct_size;
+  if (size == sizeof(Struct)) return given;
+  const char* const bytes = reinterpret_cast<const char*>(&given);
+  check_struct_size(subject, init, size, sizeof(Struct), bytes + sizeof(Struct));
+  std::memcpy(&room, bytes, size < sizeof(Struct) ? size : sizeof(Struct));
+  room.struct_size = sizeof(Struct);
+  return room;
+}
+
+// Writes the part of `defaults` that the caller's struct has room for, and zeros behind it.
+template <class Struct>
+void init_struct(Struct* target, size_t struct_size, const Struct& defaults) {
+  if (target == nullptr || struct_size < sizeof(size_t)) return;
+  char* const bytes = reinterpret_cast<char*>(target);
+  const size_t known = struct_size < sizeof(Struct) ? struct_size : sizeof(Struct);
+  std::memcpy(bytes, &defaults, known);
+  std::memset(bytes + known, 0, struct_size - known);
+  target->struct_size = struct_size;
+}
+
+constexpr fulmen_tensor absent_tensor() {
+  fulmen_tensor tensor{};
+  tensor.struct_size = sizeof(fulmen_tensor);
+  tensor.dtype = FULMEN_FLOAT32;
+  return tensor;
 }
 
 // Null pointers: to a struct that an _init function makes, and to anything else.
@@ -30,6 +61,7 @@ Tensor to_tensor(const fulmen_tensor& tensor, const char* subject);
 Options to_options(const fulmen_problem* problem);
 Arrays to_arrays(const fulmen_tensors* tensors);
 Operation to_operation(const fulmen_operation& operation);
+Experiment to_experiment(const fulmen_experiment* experiment);  // null: none
 
 Request to_request(const fulmen_problem* problem, const fulmen_tensors* tensors,
                    Operation operation);

@@ -11,6 +11,7 @@
 #include "api/boundary.h"
 #include "api/convert.h"
 #include "api/handle.h"
+#include "api/text.h"
 #include "cpu/device.h"
 
 namespace fulmen::api {
@@ -22,7 +23,20 @@ constexpr const char* kCompiler = "clang++ " __clang_version__;
 constexpr const char* kCompiler = "g++ " __VERSION__;
 #endif
 
-// Text into a caller's buffer, cut between characters of UTF-8 where it ends.
+std::string build_info() {
+  const CpuDevice device = cpu::cpu_device();
+  std::string isas;
+  for (const char* isa : cpu::built_isas()) {
+    isas += sentence(isas.empty() ? "\"" : ", \"", isa, "\"");
+  }
+  return sentence("{\"version\": \"", FULMEN_VERSION, "\", \"commit\": \"", FULMEN_COMMIT,
+                  "\", \"compiler\": \"", kCompiler, "\", \"build_type\": \"", FULMEN_BUILD_TYPE,
+                  "\", \"isas\": [", isas, "], \"isa\": \"", device.isa,
+                  "\", \"threads\": ", device.num_threads, "}");
+}
+
+}  // namespace
+
 void copy_text(const std::string& text, char* buffer, size_t capacity, size_t* needed) {
   if (buffer == nullptr && capacity > 0) {
     throw Error(Status::kArgument, sentence("buffer is null with capacity ", capacity,
@@ -39,19 +53,6 @@ void copy_text(const std::string& text, char* buffer, size_t capacity, size_t* n
   buffer[size] = '\0';
 }
 
-std::string build_info() {
-  const CpuDevice device = cpu::cpu_device();
-  std::string isas;
-  for (const char* isa : cpu::built_isas()) {
-    isas += sentence(isas.empty() ? "\"" : ", \"", isa, "\"");
-  }
-  return sentence("{\"version\": \"", FULMEN_VERSION, "\", \"commit\": \"", FULMEN_COMMIT,
-                  "\", \"compiler\": \"", kCompiler, "\", \"build_type\": \"", FULMEN_BUILD_TYPE,
-                  "\", \"isas\": [", isas, "], \"isa\": \"", device.isa,
-                  "\", \"threads\": ", device.num_threads, "}");
-}
-
-}  // namespace
 }  // namespace fulmen::api
 
 using fulmen::api::copy_text;

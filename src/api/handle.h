@@ -7,6 +7,7 @@
 #include <memory>
 
 #include "fulmen/fulmen.h"
+#include "fulmen/fulmen_experimental.h"
 #include "gpu/backend.h"
 #include "plan/plan.h"
 
@@ -18,9 +19,10 @@ struct fulmen_plan {
 
 namespace fulmen::api {
 
-// Throws Error. Arrays are not looked at, but for where q is.
+// Throws Error. Arrays are not looked at, but for where q is. experiment: may be null.
 fulmen_plan make_plan(const fulmen_problem* problem, const fulmen_tensors* tensors,
-                      const fulmen_operation& operation, const char* tile = nullptr);
+                      const fulmen_operation& operation,
+                      const fulmen_experiment* experiment = nullptr);
 
 // The JSON object of a plan.
 std::string explain(const fulmen_plan& plan);

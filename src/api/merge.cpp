@@ -23,11 +23,25 @@ Tensor optional_tensor(const fulmen_tensor* tensor, const char* subject) {
   return tensor == nullptr ? Tensor{} : to_tensor(*tensor, subject);
 }
 
-MergePart to_part(const fulmen_merge_part& part, size_t index) {
+constexpr fulmen_merge_part kAbsentPart = {sizeof(fulmen_merge_part), absent_tensor(),
+                                           absent_tensor()};
+
+MergePart to_part(const fulmen_merge_part& given, size_t index) {
   const std::string subject = sentence("parts[", index, "]");
-  check_struct_size(subject.c_str(), kPartInit, part.struct_size, sizeof(fulmen_merge_part));
+  fulmen_merge_part room = kAbsentPart;
+  const fulmen_merge_part& part = known_struct(given, subject.c_str(), kPartInit, room);
   return {to_tensor(part.o, (subject + ".o").c_str()),
           to_tensor(part.lse, (subject + ".lse").c_str())};
+}
+
+// The caller's array: its structs are as large as the caller knows them.
+std::vector<MergePart> to_parts(const fulmen_merge_part* parts, size_t num_parts) {
+  std::vector<MergePart> converted;
+  const char* next = reinterpret_cast<const char*>(parts);
+  for (size_t index = 0; index < num_parts; ++index, next += parts->struct_size) {
+    converted.push_back(to_part(*reinterpret_cast<const fulmen_merge_part*>(next), index));
+  }
+  return converted;
 }
 
 void require_merge_on_host(const MergeProblem& given) {
@@ -58,12 +72,8 @@ using fulmen::api::guarded;
 using fulmen::api::optional_tensor;
 using fulmen::api::require_struct;
 
-void fulmen_merge_part_init(fulmen_merge_part* part) {
-  if (part == nullptr) return;
-  *part = {};
-  part->struct_size = sizeof(fulmen_merge_part);
-  fulmen_tensor_init(&part->o, nullptr, FULMEN_FLOAT32, 0, nullptr);
-  fulmen_tensor_init(&part->lse, nullptr, FULMEN_FLOAT32, 0, nullptr);
+void fulmen_merge_part_init_sized(fulmen_merge_part* part, size_t struct_size) {
+  fulmen::api::init_struct(part, struct_size, fulmen::api::kAbsentPart);
 }
 
 fulmen_status fulmen_merge(const fulmen_merge_part* parts, size_t num_parts,
@@ -73,9 +83,7 @@ fulmen_status fulmen_merge(const fulmen_merge_part* parts, size_t num_parts,
     require_struct(o, "o", fulmen::api::kTensorInit);
     if (num_parts > 0) require_struct(parts, "parts", fulmen::api::kPartInit);
     fulmen::MergeProblem given;
-    for (size_t index = 0; index < num_parts; ++index) {
-      given.parts.push_back(fulmen::api::to_part(parts[index], index));
-    }
+    given.parts = fulmen::api::to_parts(parts, num_parts);
     given.sinks = optional_tensor(sinks, "sinks");
     given.o = optional_tensor(o, "o");
     given.lse = optional_tensor(lse, "lse");

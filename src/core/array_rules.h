@@ -49,6 +49,21 @@ enum class DTypes : u8 {
   kSameAs,  // that of the array that it is the gradient of
 };
 
+// What the schema calls them.
+constexpr const char* name(DTypes dtypes) {
+  constexpr const char* kNames[] = {"float",
+                                    "q",
+                                    "q_or_float32",
+                                    "q_or_float32_or_sum",
+                                    "float32_or_sum",
+                                    "sum",
+                                    "bool",
+                                    "index",
+                                    "int64",
+                                    "parameter"};
+  return kNames[static_cast<int>(dtypes)];
+}
+
 // The calls that take arrays. kDenseMask is not an Operation: it plans nothing.
 enum class Call { kForward, kBackward, kDenseMask };
 
@@ -113,43 +128,14 @@ inline constexpr Uses kUpstream{{Use::kIgnored, Use::kInput, Use::kIgnored}};
 inline constexpr Uses kGradients{{Use::kIgnored, Use::kOutput, Use::kIgnored}};
 
 inline constexpr ArrayRule kTable[] = {
-    {Array::kQ, kQAxes, DTypes::kAnyFloat, kExtents, Array::kQ},
-    {Array::kK, kKAxes, DTypes::kT, kExtents, Array::kK},
-    {Array::kV, kVAxes, DTypes::kT, kInputs, Array::kV},
-    {Array::kBias, kScoreAxes, DTypes::kTOrFloat32OrC, kMasks, Array::kBias},
-    {Array::kMask, kScoreAxes, DTypes::kBool, kMasks, Array::kMask},
-    {Array::kAlibiSlopes, kSlopeAxes, DTypes::kFloat32OrC, kInputs, Array::kAlibiSlopes},
-    {Array::kSinks, kSinkAxes, DTypes::kTOrFloat32OrC, kInputs, Array::kSinks},
-    {Array::kQLengths, kLengthAxes, DTypes::kIndex, kMasks, Array::kQLengths},
-    {Array::kKvLengths, kLengthAxes, DTypes::kIndex, kMasks, Array::kKvLengths},
-    {Array::kCuQ, kOffsetAxes, DTypes::kIndex, kMasks, Array::kCuQ},
-    {Array::kCuKv, kOffsetAxes, DTypes::kIndex, kMasks, Array::kCuKv},
-    {Array::kQIds, kQIdAxes, DTypes::kIndex, kMasks, Array::kQIds},
-    {Array::kKvIds, kKvIdAxes, DTypes::kIndex, kMasks, Array::kKvIds},
-    {Array::kRng, kRngAxes, DTypes::kInt64, kInputs, Array::kRng},
-    {Array::kO, kOAxes, DTypes::kTOrFloat32, kResults, Array::kO},
-    {Array::kLse, kLseAxes, DTypes::kC, kResults, Array::kLse},
-    {Array::kStats, kStatsAxes, DTypes::kC, kResults, Array::kStats},
-    {Array::kDOut, kOAxes, DTypes::kTOrFloat32, kUpstream, Array::kDOut},
-    {Array::kDLse, kLseAxes, DTypes::kC, kUpstream, Array::kDLse},
-    {Array::kDQ, kQAxes, DTypes::kSameAs, kGradients, Array::kQ},
-    {Array::kDK, kKAxes, DTypes::kSameAs, kGradients, Array::kK},
-    {Array::kDV, kVAxes, DTypes::kSameAs, kGradients, Array::kV},
-    {Array::kDBias, kScoreAxes, DTypes::kSameAs, kGradients, Array::kBias},
-    {Array::kDSinks, kSinkAxes, DTypes::kSameAs, kGradients, Array::kSinks},
+#define FULMEN_ARRAY(array, member, word, axes, dtypes, use, run, param) \
+  {Array::array, axes, DTypes::dtypes, use, Array::param},
+#include "fulmen/arrays.def"
 };
 static_assert(sizeof(kTable) / sizeof(kTable[0]) == kNumArrays);
 }  // namespace rules
 
 constexpr const ArrayRule& rule_of(Array array) { return rules::kTable[static_cast<int>(array)]; }
-
-// The rows of the table are in the order of Array.
-static_assert([] {
-  for (int i = 0; i < kNumArrays; ++i) {
-    if (rules::kTable[i].array != static_cast<Array>(i)) return false;
-  }
-  return true;
-}());
 
 constexpr Use use_of(const ArrayRule& rule, Call call) {
   return rule.uses.by_call[static_cast<int>(call)];
@@ -162,6 +148,12 @@ void for_each_used(const Arrays& arrays, Call call, const Visit& visit) {
     const Tensor& tensor = arrays[rule.array];
     if (tensor.present() && use_of(rule, call) != Use::kIgnored) visit(rule, tensor);
   }
+}
+
+// Whether the axes end with (head, row, dim), which layouts of bindings exchange.
+constexpr bool has_head_and_row(const AxisList& list) {
+  const Axis last = list.axes[list.count - 1];
+  return last == Axis::kDimQk || last == Axis::kDimV;
 }
 
 // How many axes of a rule the caller may name: a packed array has no batch axis.

@@ -6,6 +6,7 @@
 #include "core/check_options.h"
 
 #include <cmath>
+#include <type_traits>
 
 #include "core/refuse.h"
 #include "core/validate.h"
@@ -15,30 +16,27 @@ namespace {
 
 constexpr u64 kMaxWord = 0xffffffffu;  // what one 32-bit word of a Philox counter holds
 
+// One number against its row. A NaN passes where it is the default.
+template <class T>
+void check_bounds(const OptionRow<T>& row, const T& value) {
+  if constexpr (std::is_arithmetic_v<T> && !std::is_same_v<T, bool>) {
+    if (value >= row.least && value <= row.most) return;
+    if (value != value && row.initial != row.initial) return;
+    refuse(sentence(row.name, " is ", value, "; allowed is ", row.allowed));
+  }
+}
+
 ScoreMap<double> score_map(const Options& options, i64 dim_qk) {
-  if (std::isinf(options.scale)) {
-    refuse(sentence("scale is ", options.scale,
-                    "; allowed is any finite number, or NaN for 1 / sqrt(dim_qk)"));
-  }
-  if (!(options.softcap >= 0) || std::isinf(options.softcap)) {
-    refuse(sentence("softcap is ", options.softcap, "; allowed is a finite number > 0, or 0: off"));
-  }
   const double natural = 1.0 / std::sqrt(static_cast<double>(max<i64>(dim_qk, 1)));
   return {std::isnan(options.scale) ? natural : options.scale, options.softcap};
 }
 
 // A limit beyond all rows is no limit, exactly: positions stay within 32 bits.
-i32 window_limit(const char* option, i64 limit) {
-  if (limit < kNoLimit) {
-    refuse(sentence(option, " is ", limit, "; allowed is 0 or more keys, or -1: no limit"));
-  }
+i32 window_limit(i64 limit) {
   return limit > kMaxExtent ? kNoLimit : static_cast<i32>(limit);
 }
 
-i32 key_count(const char* option, i64 count) {
-  if (count < 0) refuse(sentence(option, " is ", count, "; allowed is 0 (none) or more keys"));
-  return static_cast<i32>(min(count, kMaxExtent));
-}
+i32 key_count(i64 count) { return static_cast<i32>(min(count, kMaxExtent)); }
 
 IntervalMask interval_mask(const Options& options) {
   if (options.causal && options.window_right > 0) {
@@ -50,9 +48,8 @@ IntervalMask interval_mask(const Options& options) {
     refuse(sentence("prefix is ", options.prefix,
                     " without causal; a prefix widens what causal leaves visible: set causal"));
   }
-  return {options.causal, window_limit("window_left", options.window_left),
-          window_limit("window_right", options.window_right), key_count("prefix", options.prefix),
-          key_count("chunk", options.chunk)};
+  return {options.causal, window_limit(options.window_left), window_limit(options.window_right),
+          key_count(options.prefix), key_count(options.chunk)};
 }
 
 // The array rng against the numbers that it replaces.
@@ -68,12 +65,6 @@ void check_rng(const Tensor& rng, const Options& options) {
 }
 
 Dropout dropout(const Problem& problem, const Options& options) {
-  if (!(options.dropout_p >= 0 && options.dropout_p <= 1)) {
-    refuse(sentence("dropout_p is ", options.dropout_p, "; allowed is 0 to 1"));
-  }
-  if (options.rng_offset > kMaxWord) {
-    refuse(sentence("rng_offset is ", options.rng_offset, "; allowed is 0 to ", kMaxWord));
-  }
   check_rng(problem.arrays[Array::kRng], options);
   if (options.dropout_p == 0) return {};
   const i64 batch_heads = problem.num_sequences * problem.heads_q;
@@ -87,15 +78,12 @@ Dropout dropout(const Problem& problem, const Options& options) {
 }
 
 i64 upper_bound(const char* option, i64 bound, i64 rows, bool packed) {
-  if (bound < 0) refuse(sentence(option, " is ", bound, "; allowed is 0 (not said) or more rows"));
   if (bound > 0 && !packed) {
     refuse(sentence(option, " is ", bound,
                     " without cu_q and cu_kv; it bounds packed sequences only: leave it 0"));
   }
   return bound > 0 ? min(bound, rows) : rows;
 }
-
-const char* name(Backend backend) { return backend == Backend::kCpu ? "cpu" : "cuda"; }
 
 // Backend, implementation and device against each other. Automatic means the CPU here: who can look
 // at pointers has decided before (gpu/driver/place.h).
@@ -106,11 +94,6 @@ Backend backend_from(const Options& options) {
   if (named != Backend::kAuto && backend != named) {
     refuse(sentence("implementation ", name(options.implementation), " computes on ", name(named),
                     ", but backend is ", name(backend), "; leave one of them automatic"));
-  }
-  if (options.device < -1) {
-    refuse(sentence("device is ", options.device,
-                    "; allowed is -1 (where the arrays are) or the "
-                    "number of a GPU"));
   }
   if (options.device >= 0 && options.device_name != nullptr) {
     refuse(
@@ -160,7 +143,8 @@ Precision precision(Precision asked, DType dtype) {
 
 }  // namespace
 
-void apply_options(Problem& problem, const Options& options) {
+void apply_options(Problem& problem, const Options& options, const Experiment& experiment) {
+  for_each_option(options, [](const auto& row, const auto& value) { check_bounds(row, value); });
   problem.score_map = score_map(options, problem.dim_qk);
   problem.mask = interval_mask(options);
   problem.alignment = options.alignment;
@@ -171,8 +155,8 @@ void apply_options(Problem& problem, const Options& options) {
   problem.batch_invariant = options.batch_invariant;
   problem.backend = backend_from(options);
   problem.implementation = options.implementation;
-  problem.without = without(options.without, problem.backend);
-  problem.tile = tile(options.tile, problem.backend);
+  problem.without = without(experiment.without, problem.backend);
+  problem.tile = tile(experiment.tile, problem.backend);
   problem.precision = precision(options.precision, problem.dtype);
 }
 

@@ -10,6 +10,6 @@ namespace fulmen {
 
 // Checks the options and fills what follows from them into a problem whose sizes are known. Throws
 // Error with one sentence.
-void apply_options(Problem& problem, const Options& options);
+void apply_options(Problem& problem, const Options& options, const Experiment& experiment);
 
 }  // namespace fulmen

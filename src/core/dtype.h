@@ -10,22 +10,40 @@
 #include <cstring>
 #include <limits>
 
+#include "fulmen/fulmen.h"
 #include "kernels/base.cuh"
 
 namespace fulmen {
 
-constexpr const char* name(DType dtype) {
-  constexpr const char* kNames[] = {"none",     "float64", "float32", "float16",
-                                    "bfloat16", "bool",    "int32",   "int64"};
-  return kNames[static_cast<int>(dtype)];
-}
+enum class DTypeClass : u8 { kNone, kFloat, kBool, kInt };
+
+// By number; 0 is kNone.
+inline constexpr const char* kDTypeNames[] = {
+    "none",
+#define FULMEN_DTYPE(name, code, text, ...) text,
+#include "fulmen/enums.def"
+};
+inline constexpr DTypeClass kDTypeClasses[] = {
+    DTypeClass::kNone,
+#define FULMEN_DTYPE(name, code, text, bytes, kind, ...) DTypeClass::kind,
+#include "fulmen/enums.def"
+};
+
+// The table against the type that kernels have.
+#define FULMEN_DTYPE(name, code, text, bytes, ...)         \
+  static_assert(int{code} == static_cast<int>(DType::name)); \
+  static_assert(size_bytes(DType::name) == bytes);
+#include "fulmen/enums.def"
+
+constexpr const char* name(DType dtype) { return kDTypeNames[static_cast<int>(dtype)]; }
 
 constexpr bool is_float(DType dtype) {
-  return dtype == DType::kFloat64 || dtype == DType::kFloat32 || dtype == DType::kFloat16 ||
-         dtype == DType::kBFloat16;
+  return kDTypeClasses[static_cast<int>(dtype)] == DTypeClass::kFloat;
 }
 
-constexpr bool is_index(DType dtype) { return dtype == DType::kInt32 || dtype == DType::kInt64; }
+constexpr bool is_index(DType dtype) {
+  return kDTypeClasses[static_cast<int>(dtype)] == DTypeClass::kInt;
+}
 
 // The type of lse, stats and every sum: float64 for float64, else float32.
 constexpr DType accumulator(DType dtype) {

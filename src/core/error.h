@@ -9,20 +9,13 @@
 #include <stdexcept>
 #include <string>
 
+#include "fulmen/fulmen.h"
+
 namespace fulmen {
 
-// Same numbers as fulmen_status (the C ABI checks it at compile time).
 enum class Status {
-  kOk = 0,
-  kArgument = 1,
-  kShape = 2,
-  kDType = 3,
-  kUnsupported = 4,
-  kDevice = 5,
-  kCompile = 6,
-  kNotFound = 7,
-  kOutOfMemory = 8,
-  kInternal = 9,
+#define FULMEN_STATUS(name, code) name = code,
+#include "fulmen/enums.def"
 };
 
 class Error : public std::runtime_error {

@@ -10,7 +10,12 @@
 namespace fulmen {
 namespace {
 
-u64 bits_of(double value) { return std::bit_cast<u64>(value); }
+u64 word_of(double value) { return std::bit_cast<u64>(value); }
+u64 word_of(const char*) { return 0; }
+template <class T>
+u64 word_of(const T& value) {
+  return static_cast<u64>(value);
+}
 
 u64 pointer_bits(const Tensor& tensor) {
   return tensor.empty() ? 0 : reinterpret_cast<u64>(tensor.data) & (kMaxPointerAlignment - 1);
@@ -26,20 +31,13 @@ u64 rng_kind(const Options& options) {
 }  // namespace
 
 RequestKey::RequestKey(const Request& request, i64 num_threads) {
-  const Options& o = request.options;
   const auto put = [this](u64 value) { word[size++] = value; };
   const auto put_signed = [&put](i64 value) { put(static_cast<u64>(value)); };
-  put(bits_of(o.scale));
-  put(bits_of(o.softcap));
-  put(bits_of(o.dropout_p));
-  for (const i64 value : {o.window_left, o.window_right, o.prefix, o.chunk, o.max_q, o.max_kv,
-                          i64{o.device}, num_threads}) {
-    put_signed(value);
-  }
-  put(u64{o.causal} | u64{o.deterministic} << 1 | u64{o.batch_invariant} << 2 |
-      static_cast<u64>(o.alignment) << 3 | static_cast<u64>(request.operation) << 4 |
-      rng_kind(o) << 5 | static_cast<u64>(o.implementation) << 8 | u64{o.without} << 16 |
-      static_cast<u64>(o.precision) << 48);
+  for_each_option(request.options, [&put](const auto& row, const auto& value) {
+    if (row.use == OptionUse::kPlan) put(word_of(value));
+  });
+  put_signed(num_threads);
+  put(static_cast<u64>(request.operation) | rng_kind(request.options) << 1);
   u64 pointers = 0;
   for (int index = 0; index < kNumArrays; ++index) {
     const Tensor& tensor = request.arrays.tensors[static_cast<std::size_t>(index)];

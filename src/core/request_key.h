@@ -4,7 +4,7 @@
 // What the plan of a request depends on: options, extents, strides, dtypes, the device or the
 // number of threads, and what pointers are multiples of; not the pointers, and not dropout's seed.
 // Requests of one key are valid together, but for null pointers and arrays that overlap (bind.h).
-// device_name and tile are left out: plans with either are not kept.
+// device_name and experiments are left out: plans with either are not kept.
 #pragma once
 
 #include <array>

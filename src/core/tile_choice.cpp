@@ -13,14 +13,7 @@
 namespace fulmen {
 namespace {
 
-struct Member {
-  std::string_view name;
-  i32 TileChoice::* place;
-  i32 least, most;
-};
-
-constexpr Member kMembers[] = {
-    {"rules", &TileChoice::rules, 1, 1},
+constexpr TileMember kMembers[] = {
     {"warpgroups", &TileChoice::warpgroups, 1, 3},
     {"kv_rows", &TileChoice::kv_rows, 16, 256},
     {"stages", &TileChoice::stages, 1, 6},
@@ -35,7 +28,7 @@ constexpr Member kMembers[] = {
 
 [[noreturn]] void refuse(std::string_view word) {
   std::string allowed;
-  for (const Member& member : kMembers) {
+  for (const TileMember& member : kMembers) {
     allowed +=
         sentence(allowed.empty() ? "" : ", ", member.name, "=", member.least, "..", member.most);
   }
@@ -50,16 +43,18 @@ void read(std::string_view word, TileChoice& choice) {
   i32 number = 0;
   const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), number);
   if (error != std::errc{} || end != digits.data() + digits.size()) refuse(word);
-  for (const Member& member : kMembers) {
-    if (member.name != word.substr(0, equals)) continue;
+  for (const TileMember& member : kMembers) {
+    if (word.substr(0, equals) != member.name) continue;
     if (number < member.least || number > member.most) break;
-    choice.*member.place = number;
+    choice.*member.member = number;
     return;
   }
   refuse(word);
 }
 
 }  // namespace
+
+std::span<const TileMember> tile_members() { return kMembers; }
 
 TileChoice tile_choice(const char* text) {
   TileChoice choice;

@@ -6,6 +6,8 @@
 // has it.
 #pragma once
 
+#include <span>
+
 #include "kernels/base.cuh"
 
 namespace fulmen {
@@ -13,7 +15,6 @@ namespace fulmen {
 struct TileChoice {
   static constexpr i32 kOfTable = -1;
 
-  i32 rules = kOfTable;  // 1: tuned tiles are left aside, as by any other member
   i32 warpgroups = kOfTable;
   i32 kv_rows = kOfTable;
   i32 stages = kOfTable;
@@ -28,6 +29,14 @@ struct TileChoice {
   bool operator==(const TileChoice&) const = default;
   bool given() const { return *this != TileChoice{}; }
 };
+
+struct TileMember {
+  const char* name;
+  i32 TileChoice::* member;
+  i32 least, most;
+};
+
+std::span<const TileMember> tile_members();
 
 // From "kv_rows=80 stages=2"; null or empty: nothing is named. Throws Error (kArgument) for another
 // name, or a number that no member can have.

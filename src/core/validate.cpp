@@ -154,7 +154,7 @@ Problem checked(const Request& request, Call call, Pointers pointers) {
   });
   measure(problem, arrays, call);
   normalize(problem, arrays, call);
-  apply_options(problem, request.options);
+  apply_options(problem, request.options, request.experiment);
   broadcast_inputs(problem, call);
   check_outputs_nest(problem, call);
   if (pointers == Pointers::kChecked) check_pointers(problem, call);

@@ -5,13 +5,10 @@
 
 #include "ffi/arguments.h"
 
-#include <dlfcn.h>
-
+#include <cstring>
 #include <string>
 
-#include "ffi/named_arrays.h"
 #include "ffi/refusal.h"
-#include "ffi/tensor_view.h"
 
 namespace fulmen::ffi {
 namespace {
@@ -60,26 +57,30 @@ const DLTensor* Arguments::array(const char* name) {
   }
 }
 
-Bytes Arguments::bytes(const char* name, Place* place) {
+Bytes Arguments::bytes(const char* name, MemorySpace* space) {
   const DLTensor* source = array(name);
   if (source == nullptr) return {};
   if (source->ndim != 1 || source->dtype.bits != 8) {
     throw Refusal{FULMEN_ERROR_ARGUMENT, std::string(name) + " is not a vector of bytes"};
   }
-  place->add(name, source->device);
+  space->add(name, source->device);
   return {static_cast<char*>(source->data) + source->byte_offset,
           static_cast<size_t>(source->shape[0])};
 }
 
 Bytes Arguments::host_bytes(const char* name) {
-  Place place;
-  const Bytes result = bytes(name, &place);
-  if (!place.on_gpu()) return result;
+  MemorySpace space;
+  const Bytes result = bytes(name, &space);
+  if (!space.on_gpu()) return result;
   throw Refusal{FULMEN_ERROR_ARGUMENT, std::string(name) + " is not in host memory"};
 }
 
 fulmen_problem Arguments::options() {
-  fulmen_problem p;
+  if (!empty() && next_->type_index != kTVMFFIFloat && next_->type_index != kTVMFFIInt) {
+    const TVMFFIByteArray bytes = content("options");
+    return problem_of(bytes.data, bytes.size);
+  }
+  fulmen_problem p;  // the old form: number by number
   fulmen_problem_init(&p);
   p.scale = real("scale");
   p.softcap = real("softcap");
@@ -102,36 +103,58 @@ fulmen_problem Arguments::options() {
   return p;
 }
 
+TVMFFIByteArray Arguments::content(const char* name) {
+  const TVMFFIAny& value = take(name);
+  switch (value.type_index) {
+    case kTVMFFINone:
+      return {nullptr, 0};
+    case kTVMFFIRawStr:
+      return {static_cast<const char*>(value.v_ptr), std::strlen(static_cast<char*>(value.v_ptr))};
+    case kTVMFFIByteArrayPtr:
+      return *static_cast<const TVMFFIByteArray*>(value.v_ptr);
+    case kTVMFFISmallStr:
+    case kTVMFFISmallBytes:
+      return {reinterpret_cast<const char*>(&value.v_int64), value.small_size};
+    case kTVMFFIStr:
+    case kTVMFFIBytes:
+      return *reinterpret_cast<const TVMFFIByteArray*>(static_cast<const char*>(value.v_ptr) +
+                                                       kTVMFFIObjectBytes);
+    default:
+      refuse(name, "str or bytes");
+  }
+}
+
 std::string Arguments::text(const char* name) {
-  const Bytes source = host_bytes(name);
+  if (!empty() && (next_->type_index == kTVMFFITensor || next_->type_index == kTVMFFIDLTensorPtr)) {
+    const Bytes source = host_bytes(name);
+    return std::string(source.data, source.size);
+  }
+  const TVMFFIByteArray source = content(name);
   return source.data == nullptr ? std::string() : std::string(source.data, source.size);
 }
 
-Target Arguments::target() {
-  Target result;
-  result.device = static_cast<int32_t>(integer("device"));
+Planned Arguments::planned() {
+  Planned result;
+  result.problem = options();
   result.device_name = text("device_name");
   result.without = static_cast<uint32_t>(integer("without"));
+  result.tile = text("tile");
   return result;
 }
 
 Arrays Arguments::read(bool with_pointers) {
   Arrays result;
-  fulmen_tensors_init(&result.tensors);
   const int64_t reinterpret = integer("reinterpret");
-  const bool rows_before_heads = integer("rows_before_heads") != 0;
-  int index = 0;
-  for (const NamedArray& entry : kArrays) {
-    const bool reinterpreted = ((reinterpret >> index++) & 1) != 0;
-    const DLTensor* source = array(entry.name);
+  const bool rows_before_heads = Layout::of(integer("layout")).rows_before_heads;
+  for (size_t index = 0; index < kNumArrays; ++index) {
+    const ArrayRow& row = kArrays[index];
+    const DLTensor* source = array(row.word);
     if (source == nullptr) continue;
-    fulmen_tensor& tensor = result.tensors.*entry.member;
-    tensor =
-        view(entry.name, *source, {rows_before_heads && entry.has_head_and_row, reinterpreted});
+    const ViewOptions options{rows_before_heads, ((reinterpret >> index) & 1) != 0};
     if (with_pointers) {
-      result.place.add(entry.name, source->device);
+      result.add(static_cast<ArrayIndex>(index), *source, options);
     } else {
-      tensor.data = nullptr;
+      result.add_extents(static_cast<ArrayIndex>(index), *source, options);
     }
   }
   return result;
@@ -139,35 +162,5 @@ Arrays Arguments::read(bool with_pointers) {
 
 Arrays Arguments::arrays() { return read(true); }
 Arrays Arguments::extents() { return read(false); }
-
-void Arrays::settle(fulmen_problem* problem) const {
-  if (place.on_gpu()) {
-    if (problem->device < 0) problem->device = place.index();
-    if (problem->backend == FULMEN_BACKEND_AUTO) problem->backend = FULMEN_BACKEND_CUDA;
-    return;
-  }
-  const bool is_gpu_asked =
-      problem->backend == FULMEN_BACKEND_CUDA ||
-      (problem->backend == FULMEN_BACKEND_AUTO && problem->implementation >= FULMEN_NAIVE);
-  if (is_gpu_asked) {
-    throw Refusal{FULMEN_ERROR_ARGUMENT,
-                  "the arrays are in host memory and backend or implementation names a GPU; copy "
-                  "them to the GPU, or use backend='cpu' with implementation='auto'"};
-  }
-  if (problem->backend == FULMEN_BACKEND_AUTO &&
-      problem->implementation == FULMEN_IMPLEMENTATION_AUTO) {
-    problem->backend = FULMEN_BACKEND_CPU;
-  }
-}
-
-// tvm-ffi has loaded its library for all to see before it calls us: nothing is linked.
-void* Arrays::stream(int64_t given) const {
-  if (!place.on_gpu()) return nullptr;
-  if (given != kCurrentStream) return reinterpret_cast<void*>(static_cast<intptr_t>(given));
-  using GetStream = void* (*)(int32_t device_type, int32_t device_id);
-  static const auto get_stream =
-      reinterpret_cast<GetStream>(dlsym(RTLD_DEFAULT, "TVMFFIEnvGetStream"));
-  return get_stream == nullptr ? nullptr : get_stream(kDLCUDA, place.index());
-}
 
 }  // namespace fulmen::ffi

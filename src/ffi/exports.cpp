@@ -6,12 +6,13 @@
 // number. An error is raised in Python under the name of its status; python/fulmen/errors.py has
 // the one table from these names to classes. The interpreter lock is released during a call.
 
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "ffi/arguments.h"
 #include "ffi/export.h"
 #include "ffi/refusal.h"
-#include "ffi/tensor_view.h"
 
 namespace fulmen::ffi {
 namespace {
@@ -20,7 +21,7 @@ int64_t call(Arguments in, decltype(&fulmen_attention) function) {
   fulmen_problem problem = in.options();
   const int64_t stream = in.integer("stream");
   const Arrays arrays = in.arrays();
-  arrays.settle(&problem);
+  arrays.resolve_device(&problem);
   check(function(&problem, &arrays.tensors, arrays.stream(stream)));
   return 0;
 }
@@ -31,41 +32,50 @@ int64_t forward(Arguments in) { return call(in, fulmen_attention); }
 // (options, stream, arrays)
 int64_t backward(Arguments in) { return call(in, fulmen_attention_backward); }
 
-// What plan_create and explain read alike: the arrays are where they are, or, with a target,
-// anywhere and never looked at.
-Arrays planned(Arguments& in, const Target& target, fulmen_problem* problem) {
-  problem->without = target.without;
-  if (!target.named()) {
-    const Arrays arrays = in.arrays();
-    arrays.settle(problem);
-    return arrays;
-  }
-  problem->device = target.device;
-  if (!target.device_name.empty()) problem->device_name = target.device_name.c_str();
-  if (problem->backend == FULMEN_BACKEND_AUTO) problem->backend = FULMEN_BACKEND_CUDA;
-  return in.extents();
+bool is_old(const Arguments& in) { return in.is_number(); }
+
+// The old form of Planned: device, device_name, without, then the options.
+Planned old_planned(Arguments& in, std::string tile) {
+  Planned result;
+  const auto device = static_cast<int32_t>(in.integer("device"));
+  result.device_name = in.text("device_name");
+  result.without = static_cast<uint32_t>(in.integer("without"));
+  result.tile = std::move(tile);
+  result.problem = in.options();
+  result.problem.device = device;
+  return result;
 }
 
-int64_t make_plan(Arguments& in, fulmen_operation operation, const char* tile) {
-  const Target target = in.target();
-  fulmen_problem problem = in.options();
-  const Arrays arrays = planned(in, target, &problem);
+// The arrays are where they are, or, where the options name a GPU, anywhere and never read.
+fulmen_plan* make_plan(Arguments& in, fulmen_operation operation, const Planned& planned) {
+  fulmen_problem problem = planned.problem;
+  const bool is_named = problem.device >= 0 || !planned.device_name.empty();
+  const Arrays arrays = is_named ? in.extents() : in.arrays();
+  if (!planned.device_name.empty()) problem.device_name = planned.device_name.c_str();
+  if (!is_named) arrays.resolve_device(&problem);
+  if (is_named && problem.backend == FULMEN_BACKEND_AUTO) problem.backend = FULMEN_BACKEND_CUDA;
+  fulmen_experiment experiment;
+  fulmen_experiment_init(&experiment);
+  experiment.without = planned.without;
+  experiment.tile = planned.tile.c_str();
   fulmen_plan* plan = nullptr;
-  check(fulmen_plan_create_tuned(&problem, &arrays.tensors, operation, tile, &plan));
-  return reinterpret_cast<intptr_t>(plan);
+  check(fulmen_plan_create_experimental(&problem, &arrays.tensors, operation, &experiment, &plan));
+  return plan;
 }
 
-// (operation, target, options, arrays) -> the plan, as a number
+// (operation, planned, arrays) -> the plan, as a number
 int64_t plan_create(Arguments in) {
   const auto operation = static_cast<fulmen_operation>(in.integer("operation"));
-  return make_plan(in, operation, nullptr);
+  const Planned planned = is_old(in) ? old_planned(in, "") : in.planned();
+  return reinterpret_cast<intptr_t>(make_plan(in, operation, planned));
 }
 
 // (operation, tile, target, options, arrays) -> the plan, as a number
 int64_t plan_create_tuned(Arguments in) {
   const auto operation = static_cast<fulmen_operation>(in.integer("operation"));
-  const std::string tile = in.text("tile");
-  return make_plan(in, operation, tile.c_str());
+  std::string tile = in.text("tile");
+  const Planned planned = old_planned(in, tile);
+  return reinterpret_cast<intptr_t>(make_plan(in, operation, planned));
 }
 
 // (plan)
@@ -83,11 +93,11 @@ using Run = fulmen_status (*)(const fulmen_plan*, const fulmen_tensors*, void*, 
 
 int64_t run(Arguments in, Run function) {
   const fulmen_plan* plan = in.plan();
-  Place workspace_place;
-  const Bytes workspace = in.bytes("workspace", &workspace_place);
+  MemorySpace workspace_space;
+  const Bytes workspace = in.bytes("workspace", &workspace_space);
   const int64_t stream = in.integer("stream");
   const Arrays arrays = in.arrays();
-  if (workspace.data != nullptr && workspace_place.index() != arrays.place.index()) {
+  if (workspace.data != nullptr && workspace_space.device() != arrays.space.device()) {
     throw Refusal{FULMEN_ERROR_ARGUMENT, "workspace is not where the arrays of the call are"};
   }
   check(function(plan, &arrays.tensors, workspace.data, workspace.size, arrays.stream(stream)));
@@ -109,15 +119,16 @@ int64_t plan_explain(Arguments in) {
   return static_cast<int64_t>(needed);
 }
 
-// (text, operation, target, options, arrays) -> bytes that the whole text takes
+// (text, operation, planned, arrays) -> bytes that the whole text takes
 int64_t explain(Arguments in) {
   const Bytes text = in.host_bytes("text");
   const auto operation = static_cast<fulmen_operation>(in.integer("operation"));
-  const Target target = in.target();
-  fulmen_problem problem = in.options();
-  const Arrays arrays = planned(in, target, &problem);
+  const Planned planned = is_old(in) ? old_planned(in, "") : in.planned();
+  fulmen_plan* plan = make_plan(in, operation, planned);
   size_t needed = 0;
-  check(fulmen_explain(&problem, &arrays.tensors, operation, text.data, text.size, &needed));
+  const fulmen_status status = fulmen_plan_explain(plan, text.data, text.size, &needed);
+  fulmen_plan_destroy(plan);
+  check(status);
   return static_cast<int64_t>(needed);
 }
 
@@ -126,6 +137,14 @@ int64_t build_info(Arguments in) {
   const Bytes text = in.host_bytes("text");
   size_t needed = 0;
   check(fulmen_build_info(text.data, text.size, &needed));
+  return static_cast<int64_t>(needed);
+}
+
+// (text) -> bytes that the whole text takes
+int64_t schema(Arguments in) {
+  const Bytes text = in.host_bytes("text");
+  size_t needed = 0;
+  check(fulmen_schema(text.data, text.size, &needed));
   return static_cast<int64_t>(needed);
 }
 
@@ -140,21 +159,19 @@ int64_t dense_mask(Arguments in) {
   return 0;
 }
 
-// (stream, reinterpret, rows_before_heads, sinks, o, lse, then o and lse of each part)
+// (stream, reinterpret, layout, sinks, o, lse, then o and lse of each part)
 int64_t merge(Arguments in) {
   const int64_t stream = in.integer("stream");
   int64_t bits = in.integer("reinterpret");
-  const bool rows_before_heads = in.integer("rows_before_heads") != 0;
-  fulmen_tensors absent;
-  fulmen_tensors_init(&absent);
+  const bool rows_before_heads = Layout::of(in.integer("layout")).rows_before_heads;
   Arrays all;
   const auto next = [&](const char* name, bool layout) {
     const bool reinterpret = (bits & 1) != 0;
     bits >>= 1;
-    fulmen_tensor tensor = absent.q;
+    fulmen_tensor tensor = all.tensors.q;  // absent
     if (const DLTensor* source = in.array(name); source != nullptr) {
       tensor = view(name, *source, {rows_before_heads && layout, reinterpret});
-      all.place.add(name, source->device);
+      all.space.add(name, source->device);
     }
     return tensor;
   };
@@ -186,5 +203,6 @@ FULMEN_FFI_EXPORT(plan_backward)
 FULMEN_FFI_EXPORT(plan_explain)
 FULMEN_FFI_EXPORT(explain)
 FULMEN_FFI_EXPORT(build_info)
+FULMEN_FFI_EXPORT(schema)
 FULMEN_FFI_EXPORT(dense_mask)
 FULMEN_FFI_EXPORT(merge)

@@ -16,9 +16,10 @@ struct Refusal {
   std::string sentence;
 };
 
-// A failed call of the C ABI, with its sentence.
+// A failed call of the C ABI, with its sentence: arrays are called what the caller calls them.
+void check_failed(fulmen_status status);
 inline void check(fulmen_status status) {
-  if (status != FULMEN_OK) throw Refusal{status, fulmen_last_error()};
+  if (status != FULMEN_OK) check_failed(status);
 }
 
 }  // namespace fulmen::ffi

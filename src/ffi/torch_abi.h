@@ -13,8 +13,8 @@
 namespace fulmen::ffi {
 
 using TorchTensor = struct TorchTensorOpaque*;
-using TorchList = struct TorchListOpaque*;
 using TorchString = struct TorchStringOpaque*;
+using TorchList = struct TorchListOpaque*;
 using TorchLibrary = struct TorchLibraryOpaque*;
 using TorchValue = uint64_t;  // an argument or result: a number, or a handle, owned by its receiver
 using TorchKernel = void (*)(TorchValue* stack, uint64_t num_arguments, uint64_t num_results);
@@ -29,11 +29,12 @@ struct TorchAbi {
                           uint64_t version);
   int32_t (*call_dispatcher)(const char* name, const char* overload, TorchValue* stack,
                              uint64_t version);
-  int32_t (*list_get_item)(TorchList list, size_t index, TorchValue* item);
-  int32_t (*delete_list)(TorchList list);
   int32_t (*string_c_str)(TorchString text, const char** data);
   int32_t (*string_length)(TorchString text, size_t* length);
   int32_t (*delete_string)(TorchString text);
+  int32_t (*list_size)(TorchList list, size_t* size);
+  int32_t (*list_get_item)(TorchList list, size_t index, TorchValue* item);
+  int32_t (*delete_list)(TorchList list);
 
   int32_t (*get_data_ptr)(TorchTensor tensor, void** data);
   int32_t (*get_dim)(TorchTensor tensor, int64_t* rank);

@@ -3,16 +3,15 @@
 //
 // The arguments of a kernel of PyTorch's dispatcher, in the order of its schema: each is read once,
 // and then ours. Those that the operators of python/fulmen/_torch/operators.py share are read at
-// once: the arrays from q to rng, then the options.
+// once: the inputs, options, layout, out_dtype.
 #pragma once
 
 #include <string>
 #include <vector>
 
-#include "ffi/kept_options.h"
+#include "ffi/arrays.h"
 #include "ffi/torch_abi.h"
 #include "ffi/torch_array.h"
-#include "ffi/torch_call.h"
 
 namespace fulmen::ffi {
 
@@ -26,33 +25,56 @@ class TorchArguments {
   int64_t integer() { return static_cast<int64_t>(*next_++); }
   double real();
   bool flag() { return (*next_++ & 0xff) != 0; }
-  std::string text();
   TorchValue bits(size_t count);  // of a list of flags, the first lowest
+  fulmen_problem options();       // of a list of integers: the bytes of a fulmen_problem
 
  private:
   const TorchValue* next_;
 };
 
+// One call of the library: options, arrays, PyTorch's current stream.
+class TorchCall {
+ public:
+  TorchCall(const fulmen_problem& problem, Layout layout) : problem_(problem), layout_(layout) {}
+
+  bool rows_before_heads() const { return layout_.rows_before_heads; }
+
+  // Throws Refusal: an array that fulmen does not know, or q, k or v without the layout's axes.
+  void add(ArrayIndex index, const DLTensor& array);
+
+  void set_philox(uint64_t seed, uint64_t offset) {
+    problem_.rng_seed = seed;
+    problem_.rng_offset = offset;
+  }
+
+  void run(fulmen_status (*function)(const fulmen_problem*, const fulmen_tensors*, void*));
+
+ private:
+  fulmen_problem problem_;
+  Layout layout_;
+  Arrays arrays_;
+};
+
+
 // As a result of a type with `?`; one that is not given is None.
 TorchValue optional_result(TorchArray array);
 
-// Arrays and options as such an operator has them.
+// Arrays, options, layout and out_dtype as the operators have them.
 class TorchOperands {
  public:
   explicit TorchOperands(TorchArguments* in);
 
-  const TorchArray& operator[](ArrayPlace place) const { return arrays_[place]; }
-  // Throws Refusal: a name or an array that is not allowed.
+  const TorchArray& operator[](ArrayIndex index) const { return arrays_[index]; }
+  // Throws Refusal: an array that is not allowed.
   TorchCall call() const;
   int32_t out_dtype() const { return out_dtype_; }  // PyTorch's number, or kSameDtype
 
  private:
-  Kept kept() const;
-  void take_lots(TorchCall* call) const;
+  void add_rng(TorchCall* call) const;
 
   std::vector<TorchArray> arrays_;
   fulmen_problem options_;
-  std::string alignment_, layout_, backend_, implementation_, precision_;
+  Layout layout_;
   int32_t out_dtype_;
 };
 

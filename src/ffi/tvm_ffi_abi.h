@@ -44,12 +44,18 @@ enum : int32_t {
   kTVMFFIBool = 2,
   kTVMFFIFloat = 3,
   kTVMFFIDLTensorPtr = 7,
+  kTVMFFIRawStr = 8,
+  kTVMFFIByteArrayPtr = 9,
+  kTVMFFISmallStr = 11,
+  kTVMFFISmallBytes = 12,
+  kTVMFFIStr = 65,
+  kTVMFFIBytes = 66,
   kTVMFFITensor = 70
 };
 
 struct TVMFFIAny {
   int32_t type_index;
-  uint32_t zero_padding;
+  uint32_t small_size;  // of a small string or bytes, which are in the number; else 0
   union {
     int64_t v_int64;
     double v_float64;

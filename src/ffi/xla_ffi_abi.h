@@ -49,17 +49,9 @@ struct XlaBuffer {
   int64_t* dims;
 };
 
-// The values of a buffer's dtype that fulmen knows.
-enum XlaDtype : int32_t {
-  kXlaPred = 1,
-  kXlaS32 = 4,
-  kXlaS64 = 5,
-  kXlaU32 = 8,
-  kXlaF16 = 10,
-  kXlaF32 = 11,
-  kXlaF64 = 12,
-  kXlaBf16 = 16
-};
+// Of a buffer's dtype; those of arrays are in fulmen/enums.def.
+inline constexpr int32_t kXlaS64 = 5;
+inline constexpr int32_t kXlaU32 = 8;
 
 // Arguments and results alike: `items` are XlaBuffer* where the type is kXlaIsBuffer.
 struct XlaBuffers {

@@ -2,12 +2,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // What JAX calls: handlers of XLA's foreign function interface, registered by python/fulmen/jax.py.
-// A handler turns the buffers of a compiled program into the arguments that the Python binding
-// passes, and makes the same call on XLA's stream. Attributes of a call, each a vector of int64:
+// A handler makes one call of the library on XLA's stream, with the buffers of a compiled program
+// as its arrays. Attributes of a call, each a vector of int64:
 //
-//   numbers   the options in their order; of real ones the 64 bits of the double
-//   form      which numbers are real (bit i), rows_before_heads
-//   places    for each argument, then each result: which array of fulmen_tensors it is
+//   options   the bytes of a fulmen_problem, without pointers
+//   layout    one number, see Layout
+//   arrays    for each argument, then each result: which row of fulmen/arrays.def it is
 
 #include <array>
 #include <bit>
@@ -18,7 +18,6 @@
 #include <vector>
 
 #include "ffi/arguments.h"
-#include "ffi/named_arrays.h"
 #include "ffi/refusal.h"
 #include "ffi/xla_ffi_abi.h"
 
@@ -27,16 +26,15 @@ namespace {
 
 using Call = fulmen_status (*)(const fulmen_problem*, const fulmen_tensors*, void*);
 
-constexpr size_t kNumArrays = std::size(kArrays);
-constexpr size_t kSeed = 9;  // of the numbers; the offset follows
 constexpr int kMaxRank = FULMEN_MAX_RANK;
 
-struct Numbers {
+// The words of an attribute; null where the call has none of that name.
+struct Words {
   const int64_t* data = nullptr;
   size_t size = 0;
 };
 
-Numbers attribute(const XlaAttributes& attributes, const char* name) {
+Words attribute(const XlaAttributes& attributes, const char* name) {
   for (int64_t i = 0; i < attributes.size; ++i) {
     const XlaText& text = *attributes.names[i];
     if (std::string_view(text.data, text.size) != name) continue;
@@ -44,112 +42,104 @@ Numbers attribute(const XlaAttributes& attributes, const char* name) {
     if (attributes.types[i] != kXlaIsArray || array->dtype != kXlaS64) break;
     return {static_cast<const int64_t*>(array->data), array->size};
   }
+  return {};
+}
+
+Words required(const XlaAttributes& attributes, const char* name) {
+  const Words found = attribute(attributes, name);
+  if (found.data != nullptr) return found;
   throw Refusal{FULMEN_ERROR_ARGUMENT, std::string(name) + " is not a vector of int64"};
 }
 
 DLDataType dtype_of(int32_t dtype) {
-  switch (dtype) {
-    case kXlaPred:
-      return {kDLBool, 8, 1};
-    case kXlaS32:
-      return {kDLInt, 32, 1};
-    case kXlaS64:
-      return {kDLInt, 64, 1};
-    case kXlaU32:
-      return {kDLUInt, 32, 1};
-    case kXlaF16:
-      return {kDLFloat, 16, 1};
-    case kXlaF32:
-      return {kDLFloat, 32, 1};
-    case kXlaF64:
-      return {kDLFloat, 64, 1};
-    case kXlaBf16:
-      return {kDLBfloat, 16, 1};
-    default:
-      throw Refusal{FULMEN_ERROR_DTYPE,
-                    "an array has XLA's dtype " + std::to_string(dtype) +
-                        "; fulmen knows float64, float32, float16, bfloat16, bool, int32, int64"};
-  }
+#define FULMEN_DTYPE(name, number, text, bytes, kind, dlpack, xla) \
+  if (dtype == xla) return {dlpack, 8 * bytes, 1};
+#include "fulmen/enums.def"
+  throw Refusal{FULMEN_ERROR_DTYPE,
+                "an array has XLA's dtype " + std::to_string(dtype) +
+                    "; fulmen knows float64, float32, float16, bfloat16, bool, int32, int64"};
 }
 
-// The arrays of one call as DLPack has them, in memory that lives as long as the call.
-class Frame {
+// One call of the library: what the program passes, as the library takes it.
+class XlaCall {
  public:
-  Frame(const XlaCallFrame& frame, DLDevice device) : device_(device) {
-    const Numbers places = attribute(frame.attributes, "places");
-    const auto num_arguments = static_cast<size_t>(frame.arguments.size);
-    if (places.size != num_arguments + static_cast<size_t>(frame.results.size)) {
-      throw Refusal{FULMEN_ERROR_INTERNAL, "places does not name each argument and result"};
+  XlaCall(const XlaCallFrame& frame, DLDevice device) : device_(device) {
+    const bool is_old = attribute(frame.attributes, "options").data == nullptr;
+    if (is_old) {
+      read_old_options(frame.attributes);
+    } else {
+      const Words options = required(frame.attributes, "options");
+      problem_ = problem_of(options.data, options.size * sizeof(int64_t));
+      const Words layout = required(frame.attributes, "layout");
+      if (layout.size == 1) layout_ = Layout::of(*layout.data);
     }
-    for (size_t i = 0; i < places.size; ++i) {
+    const Words indices = required(frame.attributes, is_old ? "places" : "arrays");
+    const auto num_arguments = static_cast<size_t>(frame.arguments.size);
+    if (indices.size != num_arguments + static_cast<size_t>(frame.results.size)) {
+      throw Refusal{FULMEN_ERROR_INTERNAL, "arrays does not name each argument and result"};
+    }
+    for (size_t i = 0; i < indices.size; ++i) {
       const bool is_result = i >= num_arguments;
       const XlaBuffers& buffers = is_result ? frame.results : frame.arguments;
-      const size_t index = is_result ? i - num_arguments : i;
-      const auto place = static_cast<size_t>(places.data[i]);
-      if (buffers.types[index] != kXlaIsBuffer || place >= kNumArrays) {
-        throw Refusal{FULMEN_ERROR_INTERNAL, "places names what is no array"};
+      const size_t item = is_result ? i - num_arguments : i;
+      const auto index = static_cast<size_t>(indices.data[i]);
+      if (buffers.types[item] != kXlaIsBuffer || index >= kNumArrays) {
+        throw Refusal{FULMEN_ERROR_INTERNAL, "arrays names what is no array"};
       }
-      set(place, *static_cast<const XlaBuffer*>(buffers.items[index]));
+      add(static_cast<ArrayIndex>(index), *static_cast<const XlaBuffer*>(buffers.items[item]));
     }
   }
 
-  // The arguments of the binding: options, stream, reinterpret, rows_before_heads, arrays.
-  std::vector<TVMFFIAny> arguments(const XlaAttributes& attributes) {
-    const Numbers numbers = attribute(attributes, "numbers");
-    const Numbers form = attribute(attributes, "form");
-    if (form.size != 2 || numbers.size <= kSeed + 1) {
-      throw Refusal{FULMEN_ERROR_INTERNAL, "numbers or form is too short"};
-    }
-    std::vector<TVMFFIAny> made;
-    for (size_t i = 0; i < numbers.size; ++i) {
-      const bool is_real = ((form.data[0] >> i) & 1) != 0;
-      made.push_back(integer(numbers.data[i]));
-      if (is_real) made.back().type_index = kTVMFFIFloat;
-    }
-    if (given_[kRng] && device_.device_type == kDLCPU) {  // the lots are numbers there
-      int64_t lots[2];
-      std::memcpy(lots, tensors_[kRng].data, sizeof lots);
-      made[kSeed].v_int64 = lots[0];
-      made[kSeed + 1].v_int64 = lots[1];
-      given_[kRng] = false;
-    }
-    for (const int64_t number : {int64_t{0}, int64_t{0}, form.data[1]}) {
-      made.push_back(integer(number));
-    }
-    for (size_t i = 0; i < kNumArrays; ++i) {
-      TVMFFIAny array{kTVMFFINone, 0, {0}};
-      if (given_[i]) {
-        array.type_index = kTVMFFIDLTensorPtr;
-        array.v_ptr = &tensors_[i];
-      }
-      made.push_back(array);
-    }
-    return made;
+  void run(Call call, void* stream) {
+    arrays_.resolve_device(&problem_);
+    check(call(&problem_, &arrays_.tensors, stream));
   }
 
  private:
-  static TVMFFIAny integer(int64_t value) { return {kTVMFFIInt, 0, {value}}; }
-
-  void set(size_t place, const XlaBuffer& buffer) {
+  void add(ArrayIndex index, const XlaBuffer& buffer) {
     if (buffer.rank > kMaxRank) {
       throw Refusal{FULMEN_ERROR_SHAPE, "an array has more than 4 axes"};
     }
-    const auto rank = static_cast<int32_t>(buffer.rank);
-    tensors_[place] = {buffer.data, device_, rank, dtype_of(buffer.dtype), buffer.dims, nullptr, 0};
-    given_[place] = true;
-    if (place != kRng) return;
-    // uint32[4] are the words of int64[2]: JAX has no int64 unless it is asked to.
-    if (buffer.dtype != kXlaU32 || rank != 1 || buffer.dims[0] != 4) {
+    if (index == kRng) return add_rng(buffer);
+    const DLTensor array{buffer.data, device_, static_cast<int32_t>(buffer.rank),
+                         dtype_of(buffer.dtype), buffer.dims, nullptr, 0};
+    arrays_.add(index, array, {layout_.rows_before_heads, false});
+  }
+
+  // uint32[4] are the words of int64[2], seed and offset: JAX has no int64 unless it is asked to.
+  // In host memory they are numbers of the options.
+  void add_rng(const XlaBuffer& buffer) {
+    if (buffer.dtype != kXlaU32 || buffer.rank != 1 || buffer.dims[0] != 4) {
       throw Refusal{FULMEN_ERROR_DTYPE, "rng is not uint32[4]: seed and offset, low words first"};
     }
-    tensors_[place].dtype = {kDLInt, 64, 1};
-    tensors_[place].shape = &two_;
+    if (device_.device_type == kDLCPU) {
+      uint64_t numbers[2];
+      std::memcpy(numbers, buffer.data, sizeof numbers);
+      problem_.rng_seed = numbers[0];
+      problem_.rng_offset = numbers[1];
+      return;
+    }
+    int64_t two = 2;
+    arrays_.add(kRng, {buffer.data, device_, 1, {kDLInt, 64, 1}, &two, nullptr, 0}, {});
+  }
+
+  // The old form: the arguments of the binding, number by number.
+  void read_old_options(const XlaAttributes& attributes) {
+    const Words numbers = required(attributes, "numbers"), form = required(attributes, "form");
+    std::vector<TVMFFIAny> made;
+    for (size_t i = 0; i < numbers.size; ++i) {
+      const bool is_real = ((form.data[0] >> i) & 1) != 0;
+      made.push_back({is_real ? kTVMFFIFloat : kTVMFFIInt, 0, {numbers.data[i]}});
+    }
+    Arguments in(made.data(), static_cast<int32_t>(made.size()));
+    problem_ = in.options();
+    layout_ = Layout::of(form.data[1]);
   }
 
   DLDevice device_;
-  int64_t two_ = 2;
-  std::array<DLTensor, kNumArrays> tensors_{};
-  std::array<bool, kNumArrays> given_{};
+  fulmen_problem problem_;
+  Layout layout_;
+  Arrays arrays_;
 };
 
 XlaError* refused(const XlaCallFrame& frame, const std::string& sentence) {
@@ -189,14 +179,7 @@ XlaError* handle(XlaCallFrame* frame, Call call) {
       device = {kDLCUDA, ordinal(*frame)};
       if (XlaError* error = frame->api->stream_get(&stream); error != nullptr) return error;
     }
-    Frame arrays_of(*frame, device);
-    const std::vector<TVMFFIAny> values = arrays_of.arguments(frame->attributes);
-    Arguments in(values.data(), static_cast<int32_t>(values.size()));
-    fulmen_problem problem = in.options();
-    in.integer("stream");
-    const Arrays arrays = in.arrays();
-    arrays.settle(&problem);
-    check(call(&problem, &arrays.tensors, stream.stream));
+    XlaCall(*frame, device).run(call, stream.stream);
     return nullptr;
   } catch (const Refusal& refusal) {
     return refused(*frame, refusal.sentence);

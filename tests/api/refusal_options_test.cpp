@@ -3,9 +3,12 @@
 //
 // Every precondition of a dense forward call on options, overlaps and lengths; for calls and for
 // plans.
+#include <gmock/gmock.h>
+
 #include <cmath>
 
 #include "api/refusal.h"
+#include "fulmen/fulmen_experimental.h"
 
 namespace fulmen::test {
 namespace {
@@ -138,14 +141,6 @@ const Refusal kRows[] = {
      },
      FULMEN_ERROR_ARGUMENT,
      {"device names a GPU", "for the CPU"}},
-    {"an optimisation that is none",
-     [](TestCall& c) { c.problem.without = 1024; },
-     FULMEN_ERROR_ARGUMENT,
-     {"without is 1024", "FULMEN_TENSOR_CORES = 512"}},
-    {"an optimisation left out on the CPU",
-     [](TestCall& c) { c.problem.without = FULMEN_SWIZZLE; },
-     FULMEN_ERROR_ARGUMENT,
-     {"without is 1,", "for the CPU"}},
     {"a device_name that is none",
      [](TestCall& c) { c.problem.device_name = "h10"; },
      FULMEN_ERROR_ARGUMENT,
@@ -223,6 +218,40 @@ TEST(RefusalOfOptions, ByCalls) {
 
 TEST(RefusalOfOptions, ByPlans) {
   for (const Refusal& row : kRows) expect_plan_refuses(row);
+}
+
+struct ExperimentRow {
+  uint32_t without;
+  const char* tile;
+  uint32_t reserved;
+  std::vector<const char*> words;
+};
+
+TEST(RefusalOfExperiments, ByPlans) {
+  const ExperimentRow rows[] = {
+      {1024, nullptr, 0, {"without is 1024", "FULMEN_TENSOR_CORES = 512"}},
+      {FULMEN_SWIZZLE, nullptr, 0, {"without is 1,", "for the CPU"}},
+      {0, "kv_rows=80", 0, {"tile is 'kv_rows=80'", "for the CPU"}},
+      {0, "kv_rows=8", 0, {"tile has 'kv_rows=8'", "kv_rows=16..256"}},
+      {0, "rows=8", 0, {"tile has 'rows=8'", "allowed are warpgroups=1..3"}},
+      {0, nullptr, 1, {"experiment.reserved is 1"}},
+  };
+  for (const ExperimentRow& row : rows) {
+    SCOPED_TRACE(row.words.front());
+    TestCall call;
+    fulmen_experiment experiment;
+    fulmen_experiment_init(&experiment);
+    EXPECT_EQ(experiment.struct_size, sizeof experiment);
+    experiment.without = row.without;
+    experiment.tile = row.tile;
+    experiment.reserved = row.reserved;
+    fulmen_plan* plan = nullptr;
+    const fulmen_status status = fulmen_plan_create_experimental(
+        &call.problem, &call.tensors, FULMEN_OPERATION_FORWARD, &experiment, &plan);
+    EXPECT_EQ(status, FULMEN_ERROR_ARGUMENT);
+    EXPECT_EQ(plan, nullptr);
+    for (const char* word : row.words) EXPECT_THAT(fulmen_last_error(), testing::HasSubstr(word));
+  }
 }
 
 }  // namespace

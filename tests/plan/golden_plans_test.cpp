@@ -185,10 +185,6 @@ Options options_of(Words& words) {
   options.batch_invariant = words.flag("batch_invariant");
   options.backend = Backend::kCuda;
   options.implementation = enum_named<Implementation>(words.text("implementation", "auto"), 7);
-  const std::string without = words.text("without");
-  for (u32 bit = 1; !without.empty() && bit < kAllOptimisations; bit *= 2) {
-    if (without == name(static_cast<Optimisation>(bit))) options.without = bit;
-  }
   options.precision = enum_named<Precision>(words.text("precision", "float32"), 3);
   return options;
 }
@@ -211,11 +207,15 @@ Problem problem_of(const std::string& text, const std::string& row) {
   add_terms(request.arrays, extents, dtype, words);
   add_results(request.arrays, extents, dtype, request.operation, words);
   request.options = options_of(words);
+  const std::string without = words.text("without");
+  for (u32 bit = 1; !without.empty() && bit < kAllOptimisations; bit *= 2) {
+    if (without == name(static_cast<Optimisation>(bit))) request.experiment.without = bit;
+  }
   const std::string tile = words.text("tile");  // "kv_rows:80,stages:2"
   std::string members = tile;
   std::replace(members.begin(), members.end(), ':', '=');
   std::replace(members.begin(), members.end(), ',', ' ');
-  request.options.tile = members.c_str();
+  request.experiment.tile = members.c_str();
   Problem problem = validate(request, Pointers::kUnknown);
   problem.pointer_alignment = words.integer("alignment", kMaxPointerAlignment);
   words.expect_none_left(row);

@@ -6,7 +6,6 @@
 #include <gmock/gmock.h>
 
 #include "gpu/forward_sm90/plan.h"
-#include "gpu/forward_sm90/tuned.h"
 
 namespace fulmen {
 namespace {
@@ -74,19 +73,6 @@ TEST(Sm90Forward, ATileThatIsAskedForReplacesMembersOfTheTables) {
   EXPECT_EQ(sm90_forward_refusal(problem, gpu), "");
   problem.tile = tile_choice("kv_rows=80");  // with three slots of Q
   EXPECT_THAT(sm90_forward_refusal(problem, gpu), testing::HasSubstr("128 x 80 with 2 stages"));
-}
-
-TEST(Sm90Forward, TunedTilesAreOfKernelsThatCanBe) {
-  for (const TunedTile& each : kTunedTiles) {
-    Problem problem = problem_of(64, 2048 / each.dim, 2048 / each.dim, each.is_short ? 512 : 8192,
-                                 each.is_short ? 512 : 8192, each.dim);
-    problem.mask.causal = each.causal;
-    const AttentionConfig tuned = sm90_forward_config(problem);
-    EXPECT_TRUE(tuned.valid()) << each.dim;
-    problem.tile = tile_choice("rules=1");
-    EXPECT_FALSE(tuned == sm90_forward_config(problem) && each.tile.heads_per_group < 0)
-        << "a tile for d " << each.dim << " that changes nothing";
-  }
 }
 
 TEST(Sm90Forward, DocumentsTakeWorkspaceForTheirRanges) {

@@ -182,7 +182,7 @@ size_t sm90_num_key_ranges(const Problem& problem, const AttentionConfig& config
 }
 
 i32 sm90_heads_per_group(const Problem& problem, const Gpu& gpu) {
-  const i32 chosen = sm90_forward_tile_choice(problem, options_of(problem)).heads_per_group;
+  const i32 chosen = problem.tile.heads_per_group;
   if (chosen != TileChoice::kOfTable) return chosen;
   const bool masked = mask_kind(problem.mask) != MaskKind::kLength;
   if (!masked && !reads_sequences(problem) && problem.max_kv > kShortRows) return 1;

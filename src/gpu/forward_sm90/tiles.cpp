@@ -8,7 +8,6 @@
 #include "gpu/forward_sm90/tiles.h"
 
 #include "gpu/forward_sm90/plan.h"
-#include "gpu/forward_sm90/tuned.h"
 
 namespace fulmen {
 namespace {
@@ -118,14 +117,6 @@ void set_tile_of_rules(AttentionConfig& config, const Problem& problem) {
   }
 }
 
-// What the tuned tiles were searched for: enough rows, and no options but one mask.
-bool is_plain(const Problem& problem, const AttentionConfig& config) {
-  return problem.dtype == DType::kBFloat16 && problem.dim_qk == problem.dim_v &&
-         config.mask != MaskKind::kBoth && !config.maps_scores() && !config.sequences &&
-         !config.sinks && !config.stats && !config.wide_output && !config.dropout &&
-         !problem.batch_invariant && problem.max_q > 64 && !fits_at_once(problem, config, 2);
-}
-
 void choose(AttentionConfig& config, const TileChoice& tile) {
   choose_member(config.warpgroups, tile.warpgroups);
   choose_member(config.kv_rows, tile.kv_rows);
@@ -140,20 +131,9 @@ void choose(AttentionConfig& config, const TileChoice& tile) {
 
 }  // namespace
 
-TileChoice sm90_forward_tile_choice(const Problem& problem, const AttentionConfig& options) {
-  if (problem.tile.given() || !is_plain(problem, options)) return problem.tile;
-  for (const TunedTile& each : kTunedTiles) {
-    const bool is_of_class = each.dim == problem.dim_qk && each.is_short == is_short(problem) &&
-                             each.causal == (options.mask == MaskKind::kUpper);
-    if (is_of_class) return each.tile;
-  }
-  return {};
-}
-
 void set_sm90_forward_tile(AttentionConfig& config, const Problem& problem) {
-  const TileChoice choice = sm90_forward_tile_choice(problem, config);
   set_tile_of_rules(config, problem);
-  choose(config, choice);
+  choose(config, problem.tile);
 }
 
 }  // namespace fulmen

@@ -1,58 +1,97 @@
 // SPDX-FileCopyrightText: fulmen contributors
 // SPDX-License-Identifier: Apache-2.0
 //
-// The library's kernels in PyTorch's dispatcher: those of torch_operators.cpp, and attention of q,
-// k and v alone, so that such a call from Python is one step and its backward pass none: PyTorch's
-// own node of aten::_scaled_dot_product_fused_attention_overrideable, which has no kernel on CPU
-// and CUDA, keeps the tensors and calls us without the interpreter. Options are kept here under a
-// number, which travels as dropout_p; stats as logsumexp. python/fulmen/_torch/plain.py is the
-// other half.
+// =================================================================================================
+//  WARNING: dropout_p IS NO PROBABILITY HERE. Options travel through PyTorch's own attention node
+//  as a number of 2 or more in its argument dropout_p; stats travel as its logsumexp.
+// =================================================================================================
+//
+// Attention of q, k and v alone, so that such a call from Python is one step and its backward pass
+// none: PyTorch's own node of aten::_scaled_dot_product_fused_attention_overrideable, which has no
+// kernel on CPU and CUDA, keeps the tensors and calls us without the interpreter. It has no room for
+// our options, so they are kept here, each combination once, for the life of the process: a graph
+// of PyTorch's may outlive whoever made it. python/fulmen/_torch is the other half.
 
+#include <array>
+#include <atomic>
 #include <bit>
 #include <iterator>
-#include <utility>
+#include <mutex>
 #include <vector>
 
-#include "ffi/arguments.h"
 #include "ffi/export.h"
-#include "ffi/kept_options.h"
-#include "ffi/refusal.h"
-#include "ffi/torch_abi.h"
 #include "ffi/torch_arguments.h"
 #include "ffi/torch_array.h"
-#include "ffi/torch_boxed.h"
-#include "ffi/torch_call.h"
 #include "ffi/torch_operators.h"
 
 namespace fulmen::ffi {
 namespace {
 
+struct KeptCall {
+  fulmen_problem problem;
+  Layout layout;
+};
+
+// Any thread may add and read.
+class KeptOptions {
+ public:
+  // Their number; 0 where there is no more room.
+  int64_t add(const KeptCall& kept) {
+    const std::lock_guard lock(adding_);
+    const size_t index = size_.load(std::memory_order_relaxed);
+    if (index == all_.size()) return 0;
+    all_[index] = kept;
+    size_.store(index + 1, std::memory_order_release);
+    return kFirst + static_cast<int64_t>(index);
+  }
+
+  const KeptCall& at(double number) const {
+    const double index = number - static_cast<double>(kFirst);
+    if (index >= 0 && index < static_cast<double>(size_.load(std::memory_order_acquire))) {
+      return all_[static_cast<size_t>(index)];
+    }
+    throw Refusal{FULMEN_ERROR_ARGUMENT,
+                  "this operator runs for fulmen.attention alone; call that one"};
+  }
+
+ private:
+  static constexpr int64_t kFirst = 2;  // above every probability
+
+  std::mutex adding_;
+  std::array<KeptCall, 1024> all_;
+  std::atomic<size_t> size_ = 0;
+};
+
+
 KeptOptions kept_options;
 
-// (options, rows_before_heads, rank) -> their number, or 0
+// (options, layout) -> their number, or 0
 int64_t keep_options(Arguments in) {
-  const fulmen_problem options = in.options();
-  const bool rows_before_heads = in.integer("rows_before_heads") != 0;
-  return kept_options.add({options, rows_before_heads, in.integer("rank")});
+  const bool is_old = in.is_number();
+  const fulmen_problem problem = in.options();
+  int64_t layout = in.integer("layout");
+  if (is_old) layout += 2 * in.integer("rank");
+  return kept_options.add({problem, Layout::of(layout)});
 }
 
-// Of q, k and v at the head of the stack, o in the place of q, and stats where it is wanted.
-void attend(TorchValue* stack, double number, TorchValue* stats_place) {
+// Of q, k and v at the head of the stack, o instead of q, and stats where it is wanted.
+void attend(TorchValue* stack, double number, TorchValue* stats_result) {
   const TorchArray q(stack[0]), k(stack[1]), v(stack[2]);
-  TorchCall call(kept_options.at(number));
+  const KeptCall& kept = kept_options.at(number);
+  TorchCall call(kept.problem, kept.layout);
   const DLTensor q_array = q.dlpack(), v_array = v.dlpack();
   call.add(kQ, q_array);
   call.add(kK, k.dlpack());
   call.add(kV, v_array);
   TorchArray o = empty_like(q_array, v_array.shape[v_array.ndim - 1]);
   call.add(kO, o.dlpack());
-  TorchArray stats = stats_place == nullptr
+  TorchArray stats = stats_result == nullptr
                          ? TorchArray()
                          : empty_sums(q_array, call.rows_before_heads(), Sums::kStats);
   if (stats.is_given()) call.add(kStats, stats.dlpack());
   call.run(fulmen_attention);
   stack[0] = o.released();
-  if (stats_place != nullptr) *stats_place = stats.released();
+  if (stats_result != nullptr) *stats_result = stats.released();
 }
 
 double number_of(TorchValue integer) { return static_cast<double>(static_cast<int64_t>(integer)); }
@@ -64,25 +103,26 @@ void plain(TorchValue* stack) { attend(stack, number_of(stack[3]), nullptr); }
 // logsumexp, cum_seq_q, cum_seq_k, max_q, max_k, philox_seed, philox_offset, debug_attn_mask)
 void recorded(TorchValue* stack) {
   attend(stack, std::bit_cast<double>(stack[4]), &stack[1]);
-  for (const int place : {2, 3, 6, 7, 8}) stack[place] = undefined().released();
+  for (const int result : {2, 3, 6, 7, 8}) stack[result] = undefined().released();
   stack[4] = stack[5] = 0;
 }
 
 // fulmen::plain_backward(Tensor do, Tensor q, Tensor k, Tensor v, Tensor o, Tensor stats,
 // int options, int need) -> (Tensor dq, Tensor dk, Tensor dv); need has a bit for each
 void plain_backward(TorchValue* stack) {
-  constexpr ArrayPlace kPlaces[] = {kDout, kQ, kK, kV, kO, kStats};
+  constexpr ArrayIndex kIndices[] = {kDOut, kQ, kK, kV, kO, kStats};
   std::vector<TorchArray> arrays;
-  for (size_t i = 0; i < std::size(kPlaces); ++i) arrays.emplace_back(stack[i]);
-  TorchCall call(kept_options.at(number_of(stack[6])));
+  for (size_t i = 0; i < std::size(kIndices); ++i) arrays.emplace_back(stack[i]);
+  const KeptCall& kept = kept_options.at(number_of(stack[6]));
+  TorchCall call(kept.problem, kept.layout);
   const TorchValue need = stack[7];
-  for (size_t i = 0; i < std::size(kPlaces); ++i) call.add(kPlaces[i], arrays[i].dlpack());
+  for (size_t i = 0; i < std::size(kIndices); ++i) call.add(kIndices[i], arrays[i].dlpack());
   std::vector<TorchArray> results;
   for (size_t i = 0; i < 3; ++i) {
     const DLTensor input = arrays[1 + i].dlpack();
     const bool is_needed = ((need >> i) & 1) != 0;
     results.push_back(is_needed ? empty_like(input) : empty_like(input, 0));
-    if (is_needed) call.add(static_cast<ArrayPlace>(kDq + i), results[i].dlpack());
+    if (is_needed) call.add(static_cast<ArrayIndex>(kDQ + i), results[i].dlpack());
   }
   call.run(fulmen_attention_backward);
   for (size_t i = 0; i < results.size(); ++i) stack[i] = results[i].released();
@@ -116,39 +156,15 @@ void node_backward(TorchValue* stack) {
 constexpr char kForward[] = "_scaled_dot_product_fused_attention_overrideable";
 constexpr char kBackward[] = "_scaled_dot_product_fused_attention_overrideable_backward";
 
-bool add(const char* name_space, const char* key, const char* name, TorchKernel kernel) {
-  TorchLibrary library = nullptr;  // never destroyed: its end would take the kernel away
-  const TorchAbi& torch = *torch_abi();
-  return torch.library_init_impl(name_space, key, "fulmen", 0, &library) == 0 &&
-         torch.library_impl(library, name, kernel, kTorchVersion) == 0;
-}
-
-bool add_kernels(const char* key, const char* autograd_key) {
-  return add("fulmen", key, "plain", boxed<plain>) &&
-         add("fulmen", key, "plain_backward", boxed<plain_backward>) &&
-         add("fulmen", key, "attention_kernel", boxed<attention_kernel>) &&
-         add("fulmen", key, "attention_backward_kernel", boxed<attention_backward_kernel>) &&
-         add("aten", key, kForward, boxed<recorded>) &&
-         add("aten", autograd_key, kBackward, boxed<node_backward>);
-}
-
-// () -> 1, or 0 where the process has loaded no PyTorch with a stable ABI; once in a process
-int64_t add_torch_kernels(Arguments) {
-  if (torch_abi() == nullptr || !add_kernels("CPU", "AutogradCPU")) return 0;
-  const bool has_cuda = torch_abi()->get_cuda_stream != nullptr;
-  return !has_cuda || add_kernels("CUDA", "AutogradCUDA") ? 1 : 0;
-}
-
-// () -> 0; raises why the last kernel on this thread failed, where one did
-int64_t raise_refusal(Arguments) {
-  const Refusal refusal = std::exchange(last_refusal, {});
-  if (refusal.status != FULMEN_OK) throw refusal;
-  return 0;
-}
-
 }  // namespace
+
+bool add_sdpa_node(const char* key, const char* autograd_key) {
+  return add_kernel("fulmen", key, "plain", boxed<plain>) &&
+         add_kernel("fulmen", key, "plain_backward", boxed<plain_backward>) &&
+         add_kernel("aten", key, kForward, boxed<recorded>) &&
+         add_kernel("aten", autograd_key, kBackward, boxed<node_backward>);
+}
+
 }  // namespace fulmen::ffi
 
 FULMEN_FFI_EXPORT(keep_options)
-FULMEN_FFI_EXPORT(add_torch_kernels)
-FULMEN_FFI_EXPORT(raise_refusal)

@@ -1,0 +1,166 @@
+// SPDX-FileCopyrightText: fulmen contributors
+// SPDX-License-Identifier: Apache-2.0
+//
+// The options of a call as the caller gave them, and their enumerations: made of the tables
+// fulmen/options.def and fulmen/enums.def. fulmen.h documents each.
+#pragma once
+
+#include <iterator>
+#include <limits>
+
+#include "fulmen/fulmen.h"
+#include "fulmen/fulmen_experimental.h"
+#include "kernels/base.cuh"
+
+namespace fulmen {
+
+enum class Alignment {
+#define FULMEN_ALIGNMENT(name, code, ...) name = code,
+#include "fulmen/enums.def"
+};
+
+enum class Backend {
+#define FULMEN_BACKEND(name, code, ...) name = code,
+#include "fulmen/enums.def"
+};
+
+enum class Implementation {
+#define FULMEN_IMPLEMENTATION(name, code, ...) name = code,
+#include "fulmen/enums.def"
+};
+
+// What a GPU kernel can be made without, to measure what each idea buys; bits of
+// Experiment::without.
+enum class Optimisation : u32 {
+#define FULMEN_OPTIMISATION(name, code, ...) name = code,
+#include "fulmen/enums.def"
+};
+
+// Names in the order of the numbers.
+inline constexpr const char* kAlignmentNames[] = {
+#define FULMEN_ALIGNMENT(name, code, text) text,
+#include "fulmen/enums.def"
+};
+inline constexpr const char* kBackendNames[] = {
+#define FULMEN_BACKEND(name, code, text) text,
+#include "fulmen/enums.def"
+};
+inline constexpr const char* kImplementationNames[] = {
+#define FULMEN_IMPLEMENTATION(name, code, text, backend) text,
+#include "fulmen/enums.def"
+};
+inline constexpr Backend kImplementationBackends[] = {
+#define FULMEN_IMPLEMENTATION(name, code, text, backend) Backend::backend,
+#include "fulmen/enums.def"
+};
+inline constexpr const char* kPrecisionNames[] = {
+#define FULMEN_PRECISION(name, code, text) text,
+#include "fulmen/enums.def"
+};
+inline constexpr const char* kOptimisationNames[] = {
+#define FULMEN_OPTIMISATION(name, code, text) text,
+#include "fulmen/enums.def"
+};
+inline constexpr u32 kAllOptimisations = (1u << std::size(kOptimisationNames)) - 1;
+
+// The numbers are those of the rows; kernels/base.cuh has Precision.
+#define FULMEN_PRECISION(name, code, ...) static_assert(int{code} == static_cast<int>(Precision::name));
+#include "fulmen/enums.def"
+static_assert(FULMEN_TENSOR_CORES == (kAllOptimisations + 1) / 2);
+
+constexpr const char* name(Backend backend) { return kBackendNames[static_cast<int>(backend)]; }
+constexpr const char* name(Implementation implementation) {
+  return kImplementationNames[static_cast<int>(implementation)];
+}
+constexpr const char* name(Precision precision) {
+  return kPrecisionNames[static_cast<int>(precision)];
+}
+constexpr const char* name(Optimisation optimisation) {
+  return kOptimisationNames[__builtin_ctz(static_cast<u32>(optimisation))];
+}
+
+// Where an implementation computes; kAuto where it is none.
+constexpr Backend backend_of(Implementation implementation) {
+  return kImplementationBackends[static_cast<int>(implementation)];
+}
+
+enum class OptionKind { kReal, kFlag, kChoice, kLimit, kCount, kWord, kIndex, kText };
+enum class OptionUse { kPlan, kRun };
+
+// The type of an option here, from that of its field in fulmen_problem.
+template <OptionKind kKind, class Field>
+struct OptionType {
+  using Type = Field;
+};
+template <>
+struct OptionType<OptionKind::kFlag, int32_t> {
+  using Type = bool;
+};
+template <>
+struct OptionType<OptionKind::kLimit, int64_t> {
+  using Type = i64;  // as wide, not always the same type
+};
+template <>
+struct OptionType<OptionKind::kCount, int64_t> {
+  using Type = i64;
+};
+template <>
+struct OptionType<OptionKind::kWord, uint64_t> {
+  using Type = u64;
+};
+template <>
+struct OptionType<OptionKind::kChoice, fulmen_alignment> {
+  using Type = Alignment;
+};
+template <>
+struct OptionType<OptionKind::kChoice, fulmen_backend> {
+  using Type = Backend;
+};
+template <>
+struct OptionType<OptionKind::kChoice, fulmen_implementation> {
+  using Type = Implementation;
+};
+template <>
+struct OptionType<OptionKind::kChoice, fulmen_precision> {
+  using Type = Precision;
+};
+template <OptionKind kKind, class Field>
+using OptionTypeOf = typename OptionType<kKind, Field>::Type;
+
+struct Options {
+#define FULMEN_OPTION(kind, type, name, initial, ...) \
+  OptionTypeOf<OptionKind::kind, type> name =         \
+      static_cast<OptionTypeOf<OptionKind::kind, type>>(initial);
+#include "fulmen/options.def"
+};
+
+// What the table says of an option whose type here is T.
+template <class T>
+struct OptionRow {
+  OptionKind kind;
+  const char* name;
+  T initial, least, most;
+  const char* allowed;
+  OptionUse use;
+};
+
+// Calls visit(row, value) for each option, in order.
+template <class Visit>
+constexpr void for_each_option(const Options& options, const Visit& visit) {
+#define FULMEN_OPTION(kind, type, name, initial, least, most, allowed, use, ...)                 \
+  {                                                                                              \
+    using T = OptionTypeOf<OptionKind::kind, type>;                                              \
+    visit(OptionRow<T>{OptionKind::kind, #name, static_cast<T>(initial), static_cast<T>(least),  \
+                       static_cast<T>(most), allowed, OptionUse::use},                           \
+          options.name);                                                                         \
+  }
+#include "fulmen/options.def"
+}
+
+// What fulmen_experimental.h adds to a plan.
+struct Experiment {
+  u32 without = 0;             // of Optimisation
+  const char* tile = nullptr;  // words of tile_choice.h; null: none
+};
+
+}  // namespace fulmen

@@ -1,0 +1,115 @@
+// SPDX-FileCopyrightText: fulmen contributors
+// SPDX-License-Identifier: Apache-2.0
+//
+// The arrays of one call of a binding: DLPack views on their way into fulmen_tensors, and the
+// memory that they are in. Their list is fulmen/arrays.def; every binding passes them in its order.
+// Shapes are not judged here: the core does that for every binding alike.
+#pragma once
+
+#include <cstddef>
+#include <string>
+#include <string_view>
+
+#include "ffi/tvm_ffi_abi.h"
+#include "fulmen/fulmen.h"
+
+namespace fulmen::ffi {
+
+enum ArrayIndex : size_t {
+#define FULMEN_ARRAY(name, ...) name,
+#include "fulmen/arrays.def"
+  kNumArrays
+};
+
+// What calls do with an array, as the table says it.
+enum class ArrayUse { kExtents, kMasks, kInputs, kResults, kUpstream, kGradients };
+
+struct ArrayRow {
+  const char* name;  // in fulmen.h
+  const char* word;  // what the caller calls it
+  fulmen_tensor fulmen_tensors::* member;
+  ArrayUse use;
+  ArrayIndex parameter;    // of a gradient: what it is the gradient of
+  bool has_head_and_row;   // axes (.., head, row, dim): the layout of the call applies
+};
+
+constexpr bool names_head_and_row(std::string_view axes) {
+  return axes == "kQAxes" || axes == "kKAxes" || axes == "kVAxes" || axes == "kOAxes";
+}
+
+inline constexpr ArrayRow kArrays[] = {
+#define FULMEN_ARRAY(name, member, word, axes, dtypes, use, run, parameter)    \
+  {#member,   word,    &fulmen_tensors::member, ArrayUse::use, parameter, \
+   names_head_and_row(#axes)},
+#include "fulmen/arrays.def"
+};
+
+// Inputs come first, gradients last.
+constexpr size_t count_of(bool (*is_wanted)(ArrayUse)) {
+  size_t count = 0;
+  for (const ArrayRow& row : kArrays) count += is_wanted(row.use) ? 1 : 0;
+  return count;
+}
+inline constexpr size_t kNumInputs =
+    count_of([](ArrayUse use) { return use <= ArrayUse::kInputs; });
+inline constexpr size_t kNumGradients =
+    count_of([](ArrayUse use) { return use == ArrayUse::kGradients; });
+inline constexpr size_t kFirstGradient = kNumArrays - kNumGradients;
+static_assert(kArrays[kNumInputs - 1].use <= ArrayUse::kInputs);
+static_assert(kArrays[kFirstGradient].use == ArrayUse::kGradients);
+
+// The axes of q, k, v, o and their gradients. As a number: 2 * rank + rows_before_heads.
+struct Layout {
+  int64_t rank = 0;
+  bool rows_before_heads = false;  // (.., row, head, dim)
+
+  static Layout of(int64_t code) { return {code >> 1, (code & 1) != 0}; }
+};
+
+// What the caller knows of an array and DLPack does not.
+struct ViewOptions {
+  bool rows_before_heads = false;  // axes (..., row, head, dim): exchanged where the array has them
+  bool reinterpret = false;        // uint16 holds bfloat16, uint8 holds bool: NumPy exports neither
+};
+
+// Throws Refusal, naming the array: a dtype that fulmen does not know, too many axes.
+fulmen_tensor view(const char* name, const DLTensor& tensor, ViewOptions options);
+
+// The memory that the arrays of a call are in. Pinned host memory is reached from both sides: it
+// follows the others.
+class MemorySpace {
+ public:
+  // Throws Refusal: a device that fulmen does not know, or another one than the arrays before.
+  void add(const char* name, DLDevice device);
+
+  bool on_gpu() const { return owner_ != nullptr && device_ >= 0; }
+  int32_t device() const { return device_; }  // CUDA's number of the GPU; -1: host memory
+
+ private:
+  const char* owner_ = nullptr;  // the first array that says it
+  int32_t device_ = -1;
+};
+
+inline constexpr int64_t kCurrentStream = -1;  // the one that the caller's framework has told tvm-ffi
+
+struct Arrays {
+  fulmen_tensors tensors;
+  MemorySpace space;
+
+  Arrays() { fulmen_tensors_init(&tensors); }
+  void add(ArrayIndex index, const DLTensor& array, ViewOptions options);
+  // The same without its pointer, wherever it is: for plans.
+  void add_extents(ArrayIndex index, const DLTensor& array, ViewOptions options);
+
+  // Tells the library what it would otherwise ask the driver: where a call without a backend runs.
+  // Throws Refusal: a GPU is asked for, and the arrays are in host memory.
+  void resolve_device(fulmen_problem* problem) const;
+  // What the library gets as the stream; null on the CPU.
+  void* stream(int64_t given) const;
+};
+
+// The options of a call: the bytes of a fulmen_problem, without pointers. The one reader of all
+// bindings. Throws Refusal.
+fulmen_problem problem_of(const void* bytes, size_t size);
+
+}  // namespace fulmen::ffi
