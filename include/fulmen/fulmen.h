@@ -389,9 +389,9 @@ FULMEN_API fulmen_status fulmen_build_info(char* buffer, size_t capacity, size_t
  *    "default": null for NaN and NULL, "kind": "real", "flag" (0 or 1), "choice", "limit" (-1:
  *    none), "count", "word" (unsigned), "index" (-1: none) or "text",
  *    "choices": [names by number] of a choice, "least", "most": of other numbers, "doc"}],
- *  "arrays": [{"name": in fulmen_tensors, "word": what Python calls it, "offset", "axes", "min_rank",
- *    "broadcast": how many leading axes may be 1, "dtypes", "role": "input", "result", "upstream" or
- *    "gradient", "of": the parameter of a gradient, "differentiable", "replaceable",
+ *  "arrays": [{"name": in fulmen_tensors, "word": what Python calls it, "offset", "axes",
+ * "min_rank", "broadcast": how many leading axes may be 1, "dtypes", "role": "input", "result",
+ * "upstream" or "gradient", "of": the parameter of a gradient, "differentiable", "replaceable",
  *    "has_head_and_row"}]: inputs, results, inputs of the backward pass, gradients,
  *  "dtypes": [{"name", "number", "bytes", "kind": "float", "bool" or "int"}],
  *  "statuses": [{"name", "number"}], "backends": [names by number],

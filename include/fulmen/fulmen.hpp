@@ -219,8 +219,8 @@ using OptionTypeOf = typename OptionType<kKind, Field>::Type;
 
 // Members are those of fulmen_problem, in its order, at its defaults.
 struct Problem {
-#define FULMEN_OPTION(kind, type, name, initial, ...)           \
-  detail::OptionTypeOf<detail::OptionKind::kind, type> name =   \
+#define FULMEN_OPTION(kind, type, name, initial, ...)         \
+  detail::OptionTypeOf<detail::OptionKind::kind, type> name = \
       static_cast<detail::OptionTypeOf<detail::OptionKind::kind, type>>(initial);
 #include <fulmen/options.def>
 

@@ -2,8 +2,8 @@
  * SPDX-License-Identifier: Apache-2.0
  *
  * fulmen: what experiments with GPU kernels need, and no program does: kernels without one of their
- * ideas, to measure what it buys, and tiles of the caller's, to search for better ones. Results stay
- * right. Unlike fulmen.h, this header may change with every version.
+ * ideas, to measure what it buys, and tiles of the caller's, to search for better ones. Results
+ * stay right. Unlike fulmen.h, this header may change with every version.
  */
 #ifndef FULMEN_FULMEN_EXPERIMENTAL_H_
 #define FULMEN_FULMEN_EXPERIMENTAL_H_
@@ -34,12 +34,12 @@ typedef struct fulmen_experiment {
   uint32_t without; /* fulmen_optimisation, or'ed: what the kernel is made without; refused where it
                        cannot be left out */
   uint32_t reserved; /* 0 */
-  const char* tile; /* members of the kernel's config with numbers, "kv_rows=80 stages=2", in place
-                       of those that the plan would choose; NULL or "": none. Members: warpgroups,
-                       kv_rows, stages, q_slots, q_register_dims, heads_per_group, and as 0 or 1
-                       ping_pong, overlap, stage_output, cache_hints. Only FULMEN_SM90 has a choice,
-                       in the forward pass; a tile that its kernel cannot have is refused with the
-                       reason, and so is one for which the compiler runs out of registers */
+  const char* tile;  /* members of the kernel's config with numbers, "kv_rows=80 stages=2", in place
+                        of those that the plan would choose; NULL or "": none. Members: warpgroups,
+                        kv_rows, stages, q_slots, q_register_dims, heads_per_group, and as 0 or 1
+                        ping_pong, overlap, stage_output, cache_hints. Only FULMEN_SM90 has a choice,
+                        in the forward pass; a tile that its kernel cannot have is refused with the
+                        reason, and so is one for which the compiler runs out of registers */
 } fulmen_experiment;
 
 /* Nothing left out, no tile. */

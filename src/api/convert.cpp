@@ -22,9 +22,9 @@ static_assert(kNoLimit == FULMEN_NO_LIMIT);
 // The table against fulmen_problem: the same fields in the same order, with no gap between them.
 constexpr size_t end_of_fields() {
   size_t end = sizeof(size_t);
-#define FULMEN_OPTION(kind, type, name, ...)                                          \
-  static_assert(std::is_same_v<decltype(fulmen_problem::name), type>);                \
-  if (end != offsetof(fulmen_problem, name)) return 0;                                \
+#define FULMEN_OPTION(kind, type, name, ...)                           \
+  static_assert(std::is_same_v<decltype(fulmen_problem::name), type>); \
+  if (end != offsetof(fulmen_problem, name)) return 0;                 \
   end += sizeof(type);
 #include "fulmen/options.def"
   return end;
@@ -98,9 +98,9 @@ bool is_present(const fulmen_tensor& tensor, const char* subject) {
 Tensor present_tensor(const fulmen_tensor& tensor, const char* subject) {
   const int dtype = number_of(tensor.dtype);
   if (dtype < 1 || static_cast<size_t>(dtype) >= std::size(kDTypeNames)) {
-    throw Error(Status::kDType, sentence(subject, " has dtype number ", dtype, "; allowed is 1 to ",
-                                         std::size(kDTypeNames) - 1,
-                                         ", the enumerators of fulmen_dtype"));
+    throw Error(Status::kDType,
+                sentence(subject, " has dtype number ", dtype, "; allowed is 1 to ",
+                         std::size(kDTypeNames) - 1, ", the enumerators of fulmen_dtype"));
   }
   Tensor converted{tensor.data, static_cast<DType>(dtype), tensor.rank, {}, {}};
   for (int axis = 0; axis < kMaxRank; ++axis) {
@@ -132,7 +132,8 @@ void check_struct_size(const char* subject, const char* init, size_t given, size
     if (bytes[at] == 0) continue;
     refuse(sentence(subject, ".struct_size is ", given, "; this library knows ", known,
                     " bytes, and those behind them are not all zero: the caller sets what only a "
-                    "later version has, or ", init, " did not make the struct"));
+                    "later version has, or ",
+                    init, " did not make the struct"));
   }
 }
 

@@ -97,14 +97,16 @@ void add_bounds(Json& row, Field initial, Field least, Field most) {
 
 std::string options_json() {
   Json list("[]");
-#define FULMEN_OPTION(kind, type, option, initial, least, most, allowed, use, doc)             \
-  {                                                                                            \
-    Json row("{}");                                                                            \
-    row.text("name", #option).text("type", type_name<type>()).text("kind", name(OptionKind::kind)); \
-    row.number("offset", offsetof(fulmen_problem, option)).number("bytes", sizeof(type));      \
-    add_bounds<type>(row, static_cast<type>(initial), static_cast<type>(least),                \
-                     static_cast<type>(most));                                                 \
-    list.raw(nullptr, row.text("doc", doc).done());                                            \
+#define FULMEN_OPTION(kind, type, option, initial, least, most, allowed, use, doc)        \
+  {                                                                                       \
+    Json row("{}");                                                                       \
+    row.text("name", #option)                                                             \
+        .text("type", type_name<type>())                                                  \
+        .text("kind", name(OptionKind::kind));                                            \
+    row.number("offset", offsetof(fulmen_problem, option)).number("bytes", sizeof(type)); \
+    add_bounds<type>(row, static_cast<type>(initial), static_cast<type>(least),           \
+                     static_cast<type>(most));                                            \
+    list.raw(nullptr, row.text("doc", doc).done());                                       \
   }
 #include "fulmen/options.def"
   return list.done();
@@ -143,8 +145,7 @@ std::string arrays_json() {
   constexpr bool kReplaceable = true, kFixed = false;
   Json list("[]");
 #define FULMEN_ARRAY(array, member, word, axes, dtypes, use, run, param) \
-  list.raw(nullptr,                                                      \
-           array_json(rule_of(Array::array), offsetof(fulmen_tensors, member), run));
+  list.raw(nullptr, array_json(rule_of(Array::array), offsetof(fulmen_tensors, member), run));
 #include "fulmen/arrays.def"
   return list.done();
 }

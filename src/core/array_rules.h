@@ -51,16 +51,9 @@ enum class DTypes : u8 {
 
 // What the schema calls them.
 constexpr const char* name(DTypes dtypes) {
-  constexpr const char* kNames[] = {"float",
-                                    "q",
-                                    "q_or_float32",
-                                    "q_or_float32_or_sum",
-                                    "float32_or_sum",
-                                    "sum",
-                                    "bool",
-                                    "index",
-                                    "int64",
-                                    "parameter"};
+  constexpr const char* kNames[] = {
+      "float", "q",     "q_or_float32", "q_or_float32_or_sum", "float32_or_sum", "sum", "bool",
+      "index", "int64", "parameter"};
   return kNames[static_cast<int>(dtypes)];
 }
 

@@ -32,9 +32,7 @@ ScoreMap<double> score_map(const Options& options, i64 dim_qk) {
 }
 
 // A limit beyond all rows is no limit, exactly: positions stay within 32 bits.
-i32 window_limit(i64 limit) {
-  return limit > kMaxExtent ? kNoLimit : static_cast<i32>(limit);
-}
+i32 window_limit(i64 limit) { return limit > kMaxExtent ? kNoLimit : static_cast<i32>(limit); }
 
 i32 key_count(i64 count) { return static_cast<i32>(min(count, kMaxExtent)); }
 

@@ -30,7 +30,7 @@ inline constexpr DTypeClass kDTypeClasses[] = {
 };
 
 // The table against the type that kernels have.
-#define FULMEN_DTYPE(name, code, text, bytes, ...)         \
+#define FULMEN_DTYPE(name, code, text, bytes, ...)           \
   static_assert(int{code} == static_cast<int>(DType::name)); \
   static_assert(size_bytes(DType::name) == bytes);
 #include "fulmen/enums.def"

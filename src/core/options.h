@@ -64,7 +64,8 @@ inline constexpr const char* kOptimisationNames[] = {
 inline constexpr u32 kAllOptimisations = (1u << std::size(kOptimisationNames)) - 1;
 
 // The numbers are those of the rows; kernels/base.cuh has Precision.
-#define FULMEN_PRECISION(name, code, ...) static_assert(int{code} == static_cast<int>(Precision::name));
+#define FULMEN_PRECISION(name, code, ...) \
+  static_assert(int{code} == static_cast<int>(Precision::name));
 #include "fulmen/enums.def"
 static_assert(FULMEN_TENSOR_CORES == (kAllOptimisations + 1) / 2);
 
@@ -147,12 +148,12 @@ struct OptionRow {
 // Calls visit(row, value) for each option, in order.
 template <class Visit>
 constexpr void for_each_option(const Options& options, const Visit& visit) {
-#define FULMEN_OPTION(kind, type, name, initial, least, most, allowed, use, ...)                 \
-  {                                                                                              \
-    using T = OptionTypeOf<OptionKind::kind, type>;                                              \
-    visit(OptionRow<T>{OptionKind::kind, #name, static_cast<T>(initial), static_cast<T>(least),  \
-                       static_cast<T>(most), allowed, OptionUse::use},                           \
-          options.name);                                                                         \
+#define FULMEN_OPTION(kind, type, name, initial, least, most, allowed, use, ...)                \
+  {                                                                                             \
+    using T = OptionTypeOf<OptionKind::kind, type>;                                             \
+    visit(OptionRow<T>{OptionKind::kind, #name, static_cast<T>(initial), static_cast<T>(least), \
+                       static_cast<T>(most), allowed, OptionUse::use},                          \
+          options.name);                                                                        \
   }
 #include "fulmen/options.def"
 }

@@ -48,7 +48,7 @@ class Arguments {
   fulmen_plan* plan();
   const DLTensor* array(const char* name);  // null: None, or no argument left
 
-  Bytes host_bytes(const char* name);           // a vector of bytes that the host reads or writes
+  Bytes host_bytes(const char* name);  // a vector of bytes that the host reads or writes
   Bytes bytes(const char* name, MemorySpace* space);  // one anywhere; its memory space is added
   std::string text(const char* name);  // str, bytes, a vector of bytes of the host, or None: ""
   fulmen_problem options();

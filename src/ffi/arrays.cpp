@@ -129,8 +129,8 @@ void MemorySpace::add(const char* name, DLDevice device) {
     owner_ = name;
     device_ = device_id;
   } else if (device_id != device_) {
-    throw Refusal{FULMEN_ERROR_ARGUMENT, std::string(name) + " is " + space_text(device_id) + " and " +
-                                             owner_ + " " + space_text(device_) +
+    throw Refusal{FULMEN_ERROR_ARGUMENT, std::string(name) + " is " + space_text(device_id) +
+                                             " and " + owner_ + " " + space_text(device_) +
                                              "; all arrays of a call are in one place: copy " +
                                              name + " there"};
   }

@@ -29,8 +29,8 @@ struct ArrayRow {
   const char* word;  // what the caller calls it
   fulmen_tensor fulmen_tensors::* member;
   ArrayUse use;
-  ArrayIndex parameter;    // of a gradient: what it is the gradient of
-  bool has_head_and_row;   // axes (.., head, row, dim): the layout of the call applies
+  ArrayIndex parameter;   // of a gradient: what it is the gradient of
+  bool has_head_and_row;  // axes (.., head, row, dim): the layout of the call applies
 };
 
 constexpr bool names_head_and_row(std::string_view axes) {
@@ -38,9 +38,8 @@ constexpr bool names_head_and_row(std::string_view axes) {
 }
 
 inline constexpr ArrayRow kArrays[] = {
-#define FULMEN_ARRAY(name, member, word, axes, dtypes, use, run, parameter)    \
-  {#member,   word,    &fulmen_tensors::member, ArrayUse::use, parameter, \
-   names_head_and_row(#axes)},
+#define FULMEN_ARRAY(name, member, word, axes, dtypes, use, run, parameter) \
+  {#member, word, &fulmen_tensors::member, ArrayUse::use, parameter, names_head_and_row(#axes)},
 #include "fulmen/arrays.def"
 };
 
@@ -90,7 +89,8 @@ class MemorySpace {
   int32_t device_ = -1;
 };
 
-inline constexpr int64_t kCurrentStream = -1;  // the one that the caller's framework has told tvm-ffi
+inline constexpr int64_t kCurrentStream =
+    -1;  // the one that the caller's framework has told tvm-ffi
 
 struct Arrays {
   fulmen_tensors tensors;

@@ -100,7 +100,8 @@ void TorchOperands::add_rng(TorchCall* call) const {
     throw Refusal{FULMEN_ERROR_DTYPE, "rng is not int64[2]: seed and offset"};
   }
   const auto* numbers = static_cast<const int64_t*>(rng.data);
-  call->set_philox(static_cast<uint64_t>(numbers[0]), static_cast<uint64_t>(numbers[rng.strides[0]]));
+  call->set_philox(static_cast<uint64_t>(numbers[0]),
+                   static_cast<uint64_t>(numbers[rng.strides[0]]));
 }
 
 }  // namespace fulmen::ffi

@@ -55,7 +55,6 @@ class TorchCall {
   Arrays arrays_;
 };
 
-
 // As a result of a type with `?`; one that is not given is None.
 TorchValue optional_result(TorchArray array);
 

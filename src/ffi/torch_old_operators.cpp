@@ -134,7 +134,7 @@ void OldOperands::add_rng(TorchCall* call) const {
   }
   const auto* numbers = static_cast<const int64_t*>(lots.data);
   call->set_philox(static_cast<uint64_t>(numbers[0]),
-                 static_cast<uint64_t>(numbers[lots.strides[0]]));
+                   static_cast<uint64_t>(numbers[lots.strides[0]]));
 }
 
 // `outputs` of the forward operator, as python/fulmen/_torch/kernels.py numbers them.
@@ -203,7 +203,6 @@ void attention_backward_kernel(TorchValue* stack) {
     stack[i] = optional_result(std::move(gradients[i]));
   }
 }
-
 
 }  // namespace
 

@@ -8,9 +8,9 @@
 //
 // Attention of q, k and v alone, so that such a call from Python is one step and its backward pass
 // none: PyTorch's own node of aten::_scaled_dot_product_fused_attention_overrideable, which has no
-// kernel on CPU and CUDA, keeps the tensors and calls us without the interpreter. It has no room for
-// our options, so they are kept here, each combination once, for the life of the process: a graph
-// of PyTorch's may outlive whoever made it. python/fulmen/_torch is the other half.
+// kernel on CPU and CUDA, keeps the tensors and calls us without the interpreter. It has no room
+// for our options, so they are kept here, each combination once, for the life of the process: a
+// graph of PyTorch's may outlive whoever made it. python/fulmen/_torch is the other half.
 
 #include <array>
 #include <atomic>
@@ -61,7 +61,6 @@ class KeptOptions {
   std::array<KeptCall, 1024> all_;
   std::atomic<size_t> size_ = 0;
 };
-
 
 KeptOptions kept_options;
 

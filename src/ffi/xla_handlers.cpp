@@ -101,8 +101,13 @@ class XlaCall {
       throw Refusal{FULMEN_ERROR_SHAPE, "an array has more than 4 axes"};
     }
     if (index == kRng) return add_rng(buffer);
-    const DLTensor array{buffer.data, device_, static_cast<int32_t>(buffer.rank),
-                         dtype_of(buffer.dtype), buffer.dims, nullptr, 0};
+    const DLTensor array{buffer.data,
+                         device_,
+                         static_cast<int32_t>(buffer.rank),
+                         dtype_of(buffer.dtype),
+                         buffer.dims,
+                         nullptr,
+                         0};
     arrays_.add(index, array, {layout_.rows_before_heads, false});
   }
 
