@@ -20,7 +20,7 @@ HEADER = ROOT / "include" / "fulmen" / "fulmen.h"
 
 _SECTION = re.compile(r"/\* -{20,}\n(.*?)-{20,} \*/\n", re.DOTALL)
 _COMMENT = re.compile(r"/\*(.*?)\*/\n?", re.DOTALL)
-_FUNCTION = re.compile(r"FULMEN_API[^;{]*?\b(fulmen_\w+)\s*\(")
+_FUNCTION = re.compile(r"(?:FULMEN_API|static inline)[^;{]*?\b(fulmen_\w+)\s*\(")
 _TYPEDEF = re.compile(r"typedef\s+(?:enum|struct)\s+(fulmen_\w+)|typedef\s+void\s+\(\*(fulmen_\w+)")
 
 

@@ -117,8 +117,15 @@ def without_parts(page: str) -> str:
 
 
 def stale_parts(page: str) -> list[str]:
-    """What the parts that differ from their sources are called."""
-    return [m["what"] for m in _PART.finditer(page) if m["text"].strip() != text_of(m["what"])]
+    """What the parts that differ from their sources are called; and why, where they have none."""
+    stale = []
+    for match in _PART.finditer(page):
+        try:
+            if match["text"].strip() != text_of(match["what"]):
+                stale.append(match["what"])
+        except (OSError, ValueError) as error:
+            stale.append(f"{match['what']} ({error})")
+    return stale
 
 
 def main() -> int:
