@@ -1,0 +1,491 @@
+/* SPDX-FileCopyrightText: fulmen contributors
+ * SPDX-License-Identifier: Apache-2.0
+ *
+ * FROZEN. fulmen.h as it was in November 2026, less its last option (device_name) and its last array
+ * (dsinks): the header of a program that was compiled before they came. short_test.c is compiled
+ * with it and runs with today's library. Never edit: what no longer works here is broken for users.
+ *
+ *   1  Introduction            a call in six lines, what is computed, who owns what, errors
+ *   2  Status and types        fulmen_status, fulmen_last_error, fulmen_dtype, fulmen_tensor
+ *   3  The problem             fulmen_problem (options), fulmen_tensors (arrays)
+ *   4  Simple call             fulmen_attention, fulmen_attention_backward
+ *   5  Plan once, run often    fulmen_plan_create, fulmen_forward, fulmen_backward
+ *   6  Beside attention        fulmen_merge, fulmen_dense_mask
+ *   7  Explanations            fulmen_explain, fulmen_build_info, fulmen_gpu_info, fulmen_schema
+ *   8  GPUs                    fulmen_device_faults, fulmen_bundle_write, fulmen_cache_clear
+ *   9  Everything owned        fulmen_set_log, fulmen_set_num_threads, fulmen_set_parallel_for
+ *
+ * One call needs sections 1 and 4, and of section 3 the options that it uses. What only experiments
+ * need is in fulmen_experimental.h.
+ */
+#ifndef FULMEN_FULMEN_H_
+#define FULMEN_FULMEN_H_
+
+#include <stddef.h>
+#include <stdint.h>
+
+#if defined(_WIN32)
+#define FULMEN_API __declspec(dllexport)
+#else
+#define FULMEN_API __attribute__((visibility("default")))
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ------------------------------------------------------------------------------------------------
+ * 1  Introduction
+ *
+ * A call:
+ *
+ *   const int64_t shape[4] = {batch, heads, rows, dim};
+ *   fulmen_tensors t;  fulmen_tensors_init(&t);                     all arrays absent
+ *   fulmen_tensor_init(&t.q, q, FULMEN_FLOAT32, 4, shape);          and k, v, o alike
+ *   fulmen_problem p;  fulmen_problem_init(&p);                     all options off
+ *   p.causal = 1;
+ *   if (fulmen_attention(&p, &t, NULL) != FULMEN_OK) puts(fulmen_last_error());
+ *
+ * computes for one batch entry, query head h, its key/value head g = h / (heads_q / heads_kv) and
+ * query row i:
+ *
+ *   s[i,j] = softcap(scale * dot(q[i], k[j])) + bias[i,j] - slope[h] * |i + shift - j|
+ *   e[i,j] = exp(s[i,j]) where key j is visible to row i, else 0
+ *   o[i]   = sum over j of e[i,j] * v[j] / (sum over j of e[i,j] + exp(sink[h]))
+ *   lse[i] = log(sum over j of e[i,j])
+ *
+ * softcap(x) = cap * tanh(x / cap), off when cap = 0; bias, slopes (ALiBi) and sinks only where
+ * given; shift = kv_len - q_len (alignment bottom-right, the default) or 0 (top-left). A row that
+ * sees no key gives o = 0 and lse = -inf, and zero gradients. Hidden keys and values never
+ * influence anything, whatever they hold. Source: Dao et al., FlashAttention (2022) and
+ * FlashAttention-2 (2023); sums are exact, in float32 at least, in float64 for float64 input.
+ *
+ * Ownership. All arrays belong to the caller. The simple calls (4) allocate and free what they need
+ * beside them; the planned calls (5) allocate nothing.
+ * Where a call runs. Where q is: host memory means the CPU, memory of an NVIDIA GPU means that GPU;
+ * all arrays of a call are in one place. Section 8 says the rest.
+ * Threads. Every function may be called from any thread at any time; one plan may be run by several
+ * threads at once when each brings its own workspace. Exceptions: section 9.
+ * Errors. Every function that can fail returns a fulmen_status. On failure fulmen_last_error()
+ * gives one sentence: what was wrong, what was given, what is allowed. Every precondition that the
+ * host can see is checked before anything is written. The library never prints and never exits.
+ * Struct versions. Every struct begins with struct_size, is filled by its _init function and grows
+ * only at its end, so that a compiled program keeps working with a later library: _init tells the
+ * library the size that the program was compiled with, no more is ever read or written, and fields
+ * that the program does not know are at their default, whose bytes are all zero. A program of a
+ * later header works with this library too, unless it sets a field that this library does not know:
+ * that is refused. fulmen_tensor never grows.
+ * ---------------------------------------------------------------------------------------------- */
+
+/* ------------------------------------------------------------------------------------------------
+ * 2  Status and types
+ * ---------------------------------------------------------------------------------------------- */
+
+typedef enum fulmen_status {
+  FULMEN_OK = 0,
+  FULMEN_ERROR_ARGUMENT = 1,    /* a value outside what is allowed, a null pointer, an overlap */
+  FULMEN_ERROR_SHAPE = 2,       /* ranks or extents that do not fit together */
+  FULMEN_ERROR_DTYPE = 3,       /* a dtype, or a mixture of dtypes, that is not allowed */
+  FULMEN_ERROR_UNSUPPORTED = 4, /* legal, but not what the chosen backend or this version can do */
+  FULMEN_ERROR_DEVICE = 5,      /* the device or its driver failed */
+  FULMEN_ERROR_COMPILE = 6,     /* a kernel did not compile; the sentence ends with the log */
+  FULMEN_ERROR_NOT_FOUND = 7,   /* a library that the call needs is not on this machine */
+  FULMEN_ERROR_OUT_OF_MEMORY = 8,
+  FULMEN_ERROR_INTERNAL = 9 /* a bug in fulmen: please report it with the sentence */
+} fulmen_status;
+
+/* "FULMEN_ERROR_SHAPE" and so on; "unknown status" for other numbers. Static storage. */
+FULMEN_API const char* fulmen_status_name(fulmen_status status);
+
+/* The sentence of the last failed call of this thread; "" if none failed yet. Valid until the next
+ * failing call of the same thread. */
+FULMEN_API const char* fulmen_last_error(void);
+
+typedef enum fulmen_dtype {
+  FULMEN_FLOAT64 = 1,
+  FULMEN_FLOAT32 = 2,
+  FULMEN_FLOAT16 = 3,
+  FULMEN_BFLOAT16 = 4,
+  FULMEN_BOOL = 5, /* one byte, 0 is false, all else true */
+  FULMEN_INT32 = 6,
+  FULMEN_INT64 = 7
+} fulmen_dtype;
+
+#define FULMEN_MAX_RANK 4
+
+/* An array: where it starts, what it holds, its extents and its strides in elements. A tensor with
+ * data == NULL and rank == 0 is absent. Strides may be 0 (a broadcast input), may not be negative,
+ * and need no particular order; any alignment of data is accepted. A null pointer is legal
+ * where some extent is 0. */
+typedef struct fulmen_tensor {
+  size_t struct_size;
+  void* data;
+  fulmen_dtype dtype;
+  int32_t rank;
+  int64_t shape[FULMEN_MAX_RANK];
+  int64_t strides[FULMEN_MAX_RANK]; /* in elements */
+} fulmen_tensor;
+
+/* A contiguous tensor (last axis fastest). rank 0..4; shape may be NULL for rank 0. */
+FULMEN_API fulmen_status fulmen_tensor_init(fulmen_tensor* tensor, void* data, fulmen_dtype dtype,
+                                            int32_t rank, const int64_t* shape);
+
+/* ------------------------------------------------------------------------------------------------
+ * 3  The problem
+ * ---------------------------------------------------------------------------------------------- */
+
+typedef enum fulmen_alignment {
+  FULMEN_BOTTOM_RIGHT = 0, /* the last row is level with the last key: shift = kv_len - q_len */
+  FULMEN_TOP_LEFT = 1      /* the first row is level with the first key: shift = 0 */
+} fulmen_alignment;
+
+typedef enum fulmen_backend {
+  FULMEN_BACKEND_AUTO = 0, /* where q is: its pointer is looked at, and NULL means the CPU */
+  FULMEN_BACKEND_CPU = 1,
+  FULMEN_BACKEND_CUDA = 2 /* an NVIDIA GPU; all arrays are in its memory */
+} fulmen_backend;
+
+typedef enum fulmen_implementation {
+  FULMEN_IMPLEMENTATION_AUTO = 0,
+  FULMEN_SCALAR = 1, /* CPU: the oracle, float64, in the order of the equations */
+  FULMEN_TILED = 2,  /* CPU: tiles, SIMD, threads; memory linear in the sequence */
+  FULMEN_NAIVE = 3,  /* GPU: one thread a row, every option: the oracle there */
+  FULMEN_SIMT = 4,   /* GPU: tiles on the ordinary arithmetic units, every option, true float32 */
+  FULMEN_SM80 = 5,   /* GPU: tensor cores of Ampere and later */
+  FULMEN_SM90 = 6    /* GPU: tensor cores and copy engine of Hopper */
+} fulmen_implementation;
+
+/* How the products of float32 inputs may be computed, and what one is off by relative to |x y|;
+ * sums, exponentials and divisions are float32 in all three. fulmen_problem.precision. */
+typedef enum fulmen_precision {
+  FULMEN_PRECISION_FLOAT32 = 0, /* up to 2^-24: true float32 */
+  FULMEN_PRECISION_TF32 = 1,    /* inputs rounded to 11 significant bits: up to 2^-10 */
+  FULMEN_PRECISION_3XTF32 = 2   /* inputs as sums of two such numbers: up to 2^-21, float32-like */
+} fulmen_precision;
+
+#define FULMEN_NO_LIMIT (-1)
+
+/* The options of a call: plain values. Arrays are in fulmen_tensors. fulmen_problem_init sets the
+ * defaults named below. */
+typedef struct fulmen_problem {
+  size_t struct_size;
+
+  /* scores */
+  double scale;   /* NaN (default): 1 / sqrt(max(head_dim_qk, 1)). 0, negative: legal */
+  double softcap; /* 0 (default): off; else > 0 */
+
+  /* masks; others are arrays: mask, bias, ids, lengths */
+  int32_t causal;             /* 0 (default) or 1: row i sees j <= i + shift */
+  fulmen_alignment alignment; /* for causal, window, chunks and ALiBi; default bottom-right */
+  int64_t window_left;        /* j >= i + shift - window_left; FULMEN_NO_LIMIT (default) or >= 0 */
+  int64_t window_right; /* j <= i + shift + window_right; likewise; with causal: 0 or no limit */
+  int64_t prefix;       /* keys below it are visible to all rows; 0 (default): none; needs causal */
+  int64_t chunk;        /* (i + shift) / chunk == j / chunk, rounded down; 0 (default): none */
+
+  /* dropout */
+  double dropout_p;    /* probability of dropping, [0, 1]; 0 (default): exactly no dropout */
+  uint64_t rng_seed;   /* dropout's Philox key ... */
+  uint64_t rng_offset; /* ... and the last word of its counter, below 2^32 */
+
+  /* hints and promises */
+  int64_t max_q;           /* packed only: no sequence has more query rows; 0 (default): not said */
+  int64_t max_kv;          /* packed only: no sequence has more keys; 0 (default): not said */
+  int32_t deterministic;   /* 1: bitwise equal from run to run. The CPU always is */
+  int32_t batch_invariant; /* 1: bits do not depend on other batch entries. The CPU always is */
+
+  /* where and how */
+  fulmen_backend backend;
+  fulmen_implementation implementation; /* its backend is chosen with it */
+  int32_t device; /* CUDA's number of the GPU; -1 (default): where q is, else 0. >= 0 means CUDA */
+  fulmen_precision precision; /* of float32 q, k, v: a permission that tensor cores use. Where no
+                                 kernel does, products are float32. Refused for other dtypes */
+} fulmen_problem;
+
+/* All options at their defaults. _sized: for other languages, which say how large a struct they
+ * know; NULL: nothing happens. */
+FULMEN_API void fulmen_problem_init_sized(fulmen_problem* problem, size_t struct_size);
+static inline void fulmen_problem_init(fulmen_problem* problem) {
+  fulmen_problem_init_sized(problem, sizeof(fulmen_problem));
+}
+
+/* The arrays of a call. Axes are named in order; leading axes of extent 1 may be left out, so that
+ * q may be (batch, head, q_row, dim), (head, q_row, dim) or (q_row, dim). Memory order is free: it
+ * is what the strides say.
+ *
+ * Packed sequences: with cu_q and cu_kv, q is (head, total_q, dim), k and v (kv_head, total_kv,
+ * dim), lse (head, total_q); sequence b owns rows cu_q[b] .. cu_q[b + 1] - 1 and its own keys
+ * likewise.
+ *
+ * dtypes: q, k, v alike, one of the four floating-point types; T below is that type, and C is
+ * float64 for float64, else float32. Broadcast means an extent of 1 or the full extent. */
+typedef struct fulmen_tensors {
+  size_t struct_size;
+
+  /* inputs */
+  fulmen_tensor q;            /* (batch, head, q_row, dim_qk)    dim_qk 0 .. 576 */
+  fulmen_tensor k;            /* (batch, kv_head, kv_row, dim_qk)    heads a multiple of kv_heads */
+  fulmen_tensor v;            /* (batch, kv_head, kv_row, dim_v)    dim_v 1 .. 512 */
+  fulmen_tensor bias;         /* broadcast to (batch, head, q_row, kv_row); T or float32 or C */
+  fulmen_tensor mask;         /* bool, broadcast likewise; true: visible */
+  fulmen_tensor alibi_slopes; /* (head) or (batch, head); float32 or C */
+  fulmen_tensor sinks;        /* (head); T, float32 or C */
+  fulmen_tensor q_lengths;  /* (batch) int32 or int64: rows from there on are not computed: o = 0 */
+  fulmen_tensor kv_lengths; /* (batch) likewise: keys from there on are hidden */
+  fulmen_tensor cu_q;       /* (batch + 1) int32 or int64, not decreasing, first 0 */
+  fulmen_tensor cu_kv;      /* (batch + 1) likewise */
+  fulmen_tensor q_ids;      /* (q_row) or (batch, q_row); packed (total_q). int32 or int64; */
+  fulmen_tensor kv_ids;     /* likewise of keys: visible only where both ids are equal */
+  fulmen_tensor rng;        /* (2) int64: seed, offset, read when the call runs instead of rng_seed
+                               and rng_offset: fresh dropout in every replay of a CUDA graph */
+
+  /* results of the forward pass, inputs of the backward pass */
+  fulmen_tensor o;     /* (batch, head, q_row, dim_v); T, or float32 */
+  fulmen_tensor lse;   /* (batch, head, q_row) C; natural logarithm; optional */
+  fulmen_tensor stats; /* (batch, head, q_row, 2) C, optional: row max and row sum apart. Backward
+                          takes these, or else lse, which is accurate for |lse| < 1000 */
+
+  /* inputs of the backward pass */
+  fulmen_tensor dout; /* as o; T or float32 */
+  fulmen_tensor dlse; /* as lse; optional: the gradient that arrives through lse */
+
+  /* results of the backward pass: those that are present are computed, each alone if need be */
+  fulmen_tensor dq;     /* as q, same dtype */
+  fulmen_tensor dk;     /* as k, same dtype */
+  fulmen_tensor dv;     /* as v, same dtype */
+  fulmen_tensor dbias;  /* as bias, same extents and dtype: summed over the broadcast axes */
+} fulmen_tensors;
+
+FULMEN_API void fulmen_tensors_init_sized(fulmen_tensors* tensors, size_t struct_size);
+static inline void fulmen_tensors_init(fulmen_tensors* tensors) { /* all absent */
+  fulmen_tensors_init_sized(tensors, sizeof(fulmen_tensors));
+}
+
+/* ------------------------------------------------------------------------------------------------
+ * 4  Simple call
+ * ---------------------------------------------------------------------------------------------- */
+
+/* Forward: reads q, k, v and the inputs that are present, writes o, and lse and stats where
+ * present. Outputs may not overlap any other array. stream: NULL on the CPU; on a GPU a CUstream of
+ * its device, NULL being the default stream. On a GPU the call returns when its work is enqueued,
+ * workspace comes from the stream's memory pool, and the first call of a kind compiles its
+ * kernels. */
+FULMEN_API fulmen_status fulmen_attention(const fulmen_problem* problem,
+                                          const fulmen_tensors* tensors, void* stream);
+
+/* Backward: reads the inputs of the forward call, its o, stats (or lse), dout and dlse; writes the
+ * gradients that are present, at least one. */
+FULMEN_API fulmen_status fulmen_attention_backward(const fulmen_problem* problem,
+                                                   const fulmen_tensors* tensors, void* stream);
+
+/* ------------------------------------------------------------------------------------------------
+ * 5  Plan once, run often
+ *
+ * A plan fixes options, shapes, strides and dtypes. Pointers and the contents of arrays may change
+ * between runs, lengths, offsets and rng included. A run allocates nothing (the scalar oracle,
+ * asked for by name, copies the rows of a head to float64 on the heap). On a GPU the plan is where
+ * kernels are compiled and loaded; a run compiles nothing, waits for nothing and reads no device
+ * memory, so that CUDA graphs capture it. The alignment that the chosen kernels need of pointers is
+ * part of the plan: a pointer that breaks it is an error.
+ * ---------------------------------------------------------------------------------------------- */
+
+typedef enum fulmen_operation {
+  FULMEN_OPERATION_FORWARD = 0,
+  FULMEN_OPERATION_BACKWARD = 1
+} fulmen_operation;
+
+typedef struct fulmen_plan fulmen_plan;
+
+/* Makes a plan, or fails with the sentence and *plan = NULL. Pointers in tensors are not kept and
+ * not read: a present tensor may have data == NULL here (then say backend or device, since NULL is
+ * nowhere). */
+FULMEN_API fulmen_status fulmen_plan_create(const fulmen_problem* problem,
+                                            const fulmen_tensors* tensors,
+                                            fulmen_operation operation, fulmen_plan** plan);
+
+FULMEN_API void fulmen_plan_destroy(fulmen_plan* plan); /* NULL: nothing happens */
+
+/* Bytes that a run needs beside the arrays: linear in the number of rows. 0 for NULL. */
+FULMEN_API size_t fulmen_plan_workspace_bytes(const fulmen_plan* plan);
+
+/* Runs a plan of that operation. workspace: at least fulmen_plan_workspace_bytes bytes, any
+ * alignment, any contents, used by this run alone; NULL when that is 0. */
+FULMEN_API fulmen_status fulmen_forward(const fulmen_plan* plan, const fulmen_tensors* tensors,
+                                        void* workspace, size_t workspace_bytes, void* stream);
+FULMEN_API fulmen_status fulmen_backward(const fulmen_plan* plan, const fulmen_tensors* tensors,
+                                         void* workspace, size_t workspace_bytes, void* stream);
+
+/* ------------------------------------------------------------------------------------------------
+ * 6  Beside attention
+ * ---------------------------------------------------------------------------------------------- */
+
+typedef struct fulmen_merge_part {
+  size_t struct_size;
+  fulmen_tensor o;   /* (batch, head, row, dim), float; missing leading axes count as 1 */
+  fulmen_tensor lse; /* (batch, head, row), float32 or float64 */
+} fulmen_merge_part;
+
+FULMEN_API void fulmen_merge_part_init_sized(fulmen_merge_part* part, size_t struct_size);
+static inline void fulmen_merge_part_init(fulmen_merge_part* part) { /* both absent */
+  fulmen_merge_part_init_sized(part, sizeof(fulmen_merge_part));
+}
+
+/* The attention over the union of the parts' keys, from the attention over each: exact, in any
+ * order of parts, a part that saw nothing (lse = -inf) changes nothing. Parts are made without
+ * sinks; sinks ((head) or absent) enter here. o and lse (absent: not wanted) are written; o may be
+ * the o of a part, lse its lse. num_parts >= 1, on a GPU at most 32. Runs where o is: with all
+ * arrays in the memory of one GPU there, on the stream (NULL: its default stream). */
+FULMEN_API fulmen_status fulmen_merge(const fulmen_merge_part* parts, size_t num_parts,
+                                      const fulmen_tensor* sinks, const fulmen_tensor* o,
+                                      const fulmen_tensor* lse, void* stream);
+
+/* The boolean matrix that the options mean: the definition of their combination. Computed on the
+ * CPU, from the extents of q and k and the contents of the arrays that mask (mask, bias, lengths,
+ * offsets, ids), which are in host memory. visible: FULMEN_BOOL (batch, head, q_row, kv_row);
+ * packed (sequence, head, longest q, longest kv); beyond a sequence's lengths it is false. */
+FULMEN_API fulmen_status fulmen_dense_mask(const fulmen_problem* problem,
+                                           const fulmen_tensors* tensors,
+                                           const fulmen_tensor* visible);
+
+/* ------------------------------------------------------------------------------------------------
+ * 7  Explanations
+ *
+ * Text is UTF-8, ends with a zero byte, and is cut where capacity ends. *needed (may be NULL) is
+ * the number of bytes that the whole text takes, the zero byte included. buffer may be NULL when
+ * capacity is 0.
+ * ---------------------------------------------------------------------------------------------- */
+
+/* Which implementation the call would use, why, and why each other one not, as one JSON object:
+ * {"operation", "implementation", "backend", "reason", "rejected": [{"implementation", "reason"}],
+ *  "tile": {"rows", "columns"} or null, "isa", "threads", "workspace_bytes", "pairs", "flops",
+ *  "bytes", "intensity"}: pairs that interval masks leave visible; flops and bytes of the call.
+ * For a GPU, instead of isa and threads:
+ * {"device": {"name", "arch", "index" or null, "multiprocessors"},
+ *  "kernels": [{"name", "registers", "spill_bytes", "shared_bytes", "threads", "blocks",
+ *               "blocks_per_multiprocessor", "waves", "instructions", "origin", "findings"}],
+ *  "roofline": {"peak_tflops", "bandwidth_gbps", "bound": "compute" or "memory", "time_us"},
+ *  "notes": [sentences]}: what the assembler reported of each kernel (null where none could be
+ * compiled; a note says why) and where its machine code came from ("compiled", "disk", "memory",
+ * "bundle"); the time that the busier of arithmetic and memory takes at the card's peak.
+ * Runs nothing and reads no array; for a GPU it compiles, like the call. */
+FULMEN_API fulmen_status fulmen_explain(const fulmen_problem* problem,
+                                        const fulmen_tensors* tensors, fulmen_operation operation,
+                                        char* buffer, size_t capacity, size_t* needed);
+FULMEN_API fulmen_status fulmen_plan_explain(const fulmen_plan* plan, char* buffer, size_t capacity,
+                                             size_t* needed);
+
+/* "major.minor.patch". Static storage. */
+FULMEN_API const char* fulmen_version(void);
+
+/* One JSON object: {"version", "commit", "compiler", "build_type", "isas": [built], "isa": in use,
+ * "threads"}. Same text rules as above. */
+FULMEN_API fulmen_status fulmen_build_info(char* buffer, size_t capacity, size_t* needed);
+
+/* What this header holds, for bindings, as one JSON object:
+ * {"version", "problem": the bytes that fulmen_problem_init writes, as hexadecimal digits,
+ *  "sizes": {"problem", "tensors", "tensor", "merge_part"}: of the structs, in bytes,
+ *  "options": [{"name", "type": "float64", "int32", "int64", "uint64" or "text", "offset", "bytes",
+ *    "default": null for NaN and NULL, "kind": "real", "flag" (0 or 1), "choice", "limit" (-1:
+ *    none), "count", "word" (unsigned), "index" (-1: none) or "text",
+ *    "choices": [names by number] of a choice, "least", "most": of other numbers, "doc"}],
+ *  "arrays": [{"name": in fulmen_tensors, "word": what Python calls it, "offset", "axes",
+ * "min_rank", "broadcast": how many leading axes may be 1, "dtypes", "role": "input", "result",
+ * "upstream" or "gradient", "of": the parameter of a gradient, "differentiable", "replaceable",
+ *    "has_head_and_row"}]: inputs, results, inputs of the backward pass, gradients,
+ *  "dtypes": [{"name", "number", "bytes", "kind": "float", "bool" or "int"}],
+ *  "statuses": [{"name", "number"}], "backends": [names by number],
+ *  "implementations": [{"name", "number", "backend"}],
+ *  "optimisations": [names by bit], "tile": [{"name", "least", "most"}]: of fulmen_experimental.h}.
+ * dtypes of an array: "float", "q" (that of q), "q_or_float32", "q_or_float32_or_sum" (sum: float64
+ * for float64, else float32), "float32_or_sum", "sum", "bool", "index" (int32, int64), "int64",
+ * "parameter" (that of what it is the gradient of). */
+FULMEN_API fulmen_status fulmen_schema(char* buffer, size_t capacity, size_t* needed);
+
+/* What this machine has for GPU calls, as one JSON object:
+ * {"driver": {"version", "path"} or null, "driver_reason",
+ *  "devices": [{"index", "name", "arch", "multiprocessors", "memory_bytes", "shared_bytes"}],
+ *  "nvrtc": {"version", "path", "archs": [numbers]} or null, "nvrtc_reason",
+ *  "cache": {"folder", "bytes", "entries", "limit_bytes", "note"},
+ *  "bundle": {"path", "kernels"} or null, "device_names": [known to device_name]}.
+ * Loads driver and compiler where they are; their absence is an answer, not an error. */
+FULMEN_API fulmen_status fulmen_gpu_info(char* buffer, size_t capacity, size_t* needed);
+
+/* ------------------------------------------------------------------------------------------------
+ * 8  GPUs
+ *
+ * NVIDIA GPUs of compute capability 7.5 (Turing) and later, with driver 550 or later. Kernels are
+ * compiled when a plan or call first needs them, by NVRTC, which is found in the toolkit and in
+ * the Python packages nvidia-cuda-nvrtc, and kept on disk (FULMEN_CACHE_DIR) for all processes.
+ * Neither driver nor NVRTC is needed, or loaded, for calls on the CPU.
+ *
+ * The caller's current device and context are never changed; work goes to the device's primary
+ * context, which PyTorch, CuPy and the CUDA runtime share. A process that was forked after first
+ * use is refused. Lengths and offsets on a device are never read by the host: kernels count an
+ * entry that is out of range as empty and record a fault.
+ * ---------------------------------------------------------------------------------------------- */
+
+/* Faults, as bits: entries that were out of range. */
+enum {
+  FULMEN_FAULT_Q_OFFSETS = 1,
+  FULMEN_FAULT_KV_OFFSETS = 2,
+  FULMEN_FAULT_Q_LENGTHS = 4,
+  FULMEN_FAULT_KV_LENGTHS = 8,
+  FULMEN_FAULT_RNG = 16 /* an rng offset outside 32 bits */
+};
+
+/* The faults that runs on a device recorded since the last such call, which clears them. Waits for
+ * nothing: synchronise the stream first to be sure of its runs. */
+FULMEN_API fulmen_status fulmen_device_faults(int32_t device, uint32_t* faults);
+
+/* Writes the machine code of all kernels of GPU plans into one file, from which processes without
+ * NVRTC run the same problems on the same architectures. Plans are made with device_name, on a
+ * machine without a GPU too; making them is what takes time. */
+FULMEN_API fulmen_status fulmen_bundle_write(const fulmen_plan* const* plans, size_t num_plans,
+                                             const char* path);
+
+/* Uses such a file from now on, before the cache and NVRTC. The environment variable FULMEN_BUNDLE
+ * names one for the whole process. A file of another version of fulmen is refused where it was
+ * made for other kernel sources. */
+FULMEN_API fulmen_status fulmen_bundle_load(const char* path);
+
+/* Removes every compiled kernel from the cache folder and from memory. Plans stay valid. */
+FULMEN_API fulmen_status fulmen_cache_clear(void);
+
+/* Files or folders in which NVRTC is looked for, after FULMEN_NVRTC and before the toolkits. Kept
+ * as text until NVRTC is first needed; later calls change nothing. */
+FULMEN_API fulmen_status fulmen_set_nvrtc_candidates(const char* const* paths, size_t num_paths);
+
+/* ------------------------------------------------------------------------------------------------
+ * 9  Everything owned
+ *
+ * These set state of the whole process; call them while no other fulmen call runs.
+ * ---------------------------------------------------------------------------------------------- */
+
+typedef enum fulmen_log_level {
+  FULMEN_LOG_ERROR = 0,
+  FULMEN_LOG_WARNING = 1,
+  FULMEN_LOG_INFO = 2
+} fulmen_log_level;
+
+/* The library says what it does only here. NULL (the start) is silence, or lines in the file that
+ * the environment variable FULMEN_LOG names ("stderr" too). message lives for the call, which may
+ * come from any thread, several at once: kernels are compiled side by side. */
+typedef void (*fulmen_log_callback)(fulmen_log_level level, const char* message, void* user);
+FULMEN_API void fulmen_set_log(fulmen_log_callback callback, void* user);
+
+/* How many threads the library's own pool uses; 0 (the start): FULMEN_NUM_THREADS, else the number
+ * of cores. Results do not depend on it. */
+FULMEN_API fulmen_status fulmen_set_num_threads(int32_t num_threads);
+
+/* Bring your own pool instead (OpenMP, TBB, torch): parallel_for must call
+ * body(context, i) for each i in [0, n), in any order, on at most `max_threads` threads at once,
+ * and return when all are done. NULL returns to the library's own pool. */
+typedef void (*fulmen_body)(void* context, int64_t index);
+typedef void (*fulmen_parallel_for)(int64_t n, fulmen_body body, void* context, void* user);
+FULMEN_API fulmen_status fulmen_set_parallel_for(fulmen_parallel_for parallel_for,
+                                                 int32_t max_threads, void* user);
+
+#ifdef __cplusplus
+} /* extern "C" */
+#endif
+
+#endif /* FULMEN_FULMEN_H_ */
