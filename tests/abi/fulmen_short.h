@@ -1,9 +1,10 @@
 /* SPDX-FileCopyrightText: fulmen contributors
  * SPDX-License-Identifier: Apache-2.0
  *
- * FROZEN. fulmen.h as it was in November 2026, less its last option (device_name) and its last array
- * (dsinks): the header of a program that was compiled before they came. short_test.c is compiled
- * with it and runs with today's library. Never edit: what no longer works here is broken for users.
+ * FROZEN. fulmen.h as it was in November 2026, less its last option (device_name) and its last
+ * array (dsinks): the header of a program that was compiled before they came. short_test.c is
+ * compiled with it and runs with today's library. Never edit: what no longer works here is broken
+ * for users.
  *
  *   1  Introduction            a call in six lines, what is computed, who owns what, errors
  *   2  Status and types        fulmen_status, fulmen_last_error, fulmen_dtype, fulmen_tensor
@@ -249,10 +250,10 @@ typedef struct fulmen_tensors {
   fulmen_tensor dlse; /* as lse; optional: the gradient that arrives through lse */
 
   /* results of the backward pass: those that are present are computed, each alone if need be */
-  fulmen_tensor dq;     /* as q, same dtype */
-  fulmen_tensor dk;     /* as k, same dtype */
-  fulmen_tensor dv;     /* as v, same dtype */
-  fulmen_tensor dbias;  /* as bias, same extents and dtype: summed over the broadcast axes */
+  fulmen_tensor dq;    /* as q, same dtype */
+  fulmen_tensor dk;    /* as k, same dtype */
+  fulmen_tensor dv;    /* as v, same dtype */
+  fulmen_tensor dbias; /* as bias, same extents and dtype: summed over the broadcast axes */
 } fulmen_tensors;
 
 FULMEN_API void fulmen_tensors_init_sized(fulmen_tensors* tensors, size_t struct_size);

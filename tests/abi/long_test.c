@@ -3,10 +3,10 @@
  *
  * A program that was compiled with a later header runs with this library: its structs are longer.
  * What it does not set is at its default; what it sets and this library does not know is refused.
+ * fulmen_long.h is made of fulmen.h by make_long.cmake.
  */
-#include "fulmen_long.h"  /* made of fulmen.h by make_long.cmake */
-
-#include "call.h"
+#include "fulmen_long.h"
+#include "program.h"
 
 static void check_refused(call* c, const char* words) {
   CHECK(fulmen_attention(&c->problem, &c->tensors, NULL) == FULMEN_ERROR_ARGUMENT);

@@ -4,8 +4,7 @@
  * A program that was compiled with an older header runs with this library: its structs are shorter.
  */
 #include "fulmen_short.h"
-
-#include "call.h"
+#include "program.h"
 
 int main(void) {
   check_every_call();

@@ -5,19 +5,20 @@
  * whose structs lie between canaries. Included after a fulmen.h of some version; what the test is
  * about is in the files that do so.
  */
-#ifndef FULMEN_TESTS_ABI_CALL_H_
-#define FULMEN_TESTS_ABI_CALL_H_
+#ifndef FULMEN_TESTS_ABI_PROGRAM_H_
+#define FULMEN_TESTS_ABI_PROGRAM_H_
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#define CHECK(condition)                                                                  \
-  do {                                                                                    \
-    if (!(condition)) {                                                                   \
-      fprintf(stderr, "%s:%d: not %s (%s)\n", __FILE__, __LINE__, #condition, fulmen_last_error()); \
-      exit(1);                                                                            \
-    }                                                                                     \
+#define CHECK(condition)                                                      \
+  do {                                                                        \
+    if (!(condition)) {                                                       \
+      fprintf(stderr, "%s:%d: not %s (%s)\n", __FILE__, __LINE__, #condition, \
+              fulmen_last_error());                                           \
+      exit(1);                                                                \
+    }                                                                         \
   } while (0)
 
 enum { kRows = 3, kKeys = 4, kDim = 2, kCanary = 0x5a, kCanaryBytes = 4096 };
@@ -92,8 +93,7 @@ static void check_every_call(void) {
 
   memset(c->o, 0, sizeof c->o);
   c->problem.backend = FULMEN_BACKEND_CPU;
-  CHECK(fulmen_plan_create(&c->problem, &c->tensors, FULMEN_OPERATION_FORWARD, &plan) ==
-        FULMEN_OK);
+  CHECK(fulmen_plan_create(&c->problem, &c->tensors, FULMEN_OPERATION_FORWARD, &plan) == FULMEN_OK);
   const size_t bytes = fulmen_plan_workspace_bytes(plan);
   void* workspace = malloc(bytes + 1);
   CHECK(fulmen_forward(plan, &c->tensors, workspace, bytes, NULL) == FULMEN_OK);
@@ -123,4 +123,4 @@ static void check_every_call(void) {
   free(c);
 }
 
-#endif /* FULMEN_TESTS_ABI_CALL_H_ */
+#endif /* FULMEN_TESTS_ABI_PROGRAM_H_ */
