@@ -47,7 +47,7 @@ bool sm80_sees_all(const Problem& problem);
 i32 sm80_lines_per_group(const Problem& problem);
 
 // How many groups of them ahead of its own a block clears sums of dQ: as many as run at a time; or
-// all, which backward_rows_sm80 clears.
+// all, which backward_preprocess_sm80 clears.
 i32 sm80_groups_ahead(const Problem& problem, const Sm80BackwardConfig& config);
 
 // Places in the workspace, in bytes; marks of suspect rows come first.

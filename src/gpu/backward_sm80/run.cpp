@@ -1,8 +1,8 @@
 // SPDX-FileCopyrightText: fulmen contributors
 // SPDX-License-Identifier: Apache-2.0
 //
-// Specs, params and launches of backward_rows_sm80, backward_sm80, backward_finish_sm80 and
-// backward_dbias_sm80.
+// Specs, params and launches of backward_preprocess_sm80, backward_sm80, backward_postprocess_sm80
+// and backward_dbias_sm80.
 
 #include "gpu/backward_sm80/run.h"
 
@@ -12,7 +12,7 @@
 #include "gpu/jit/config_text.h"
 #include "gpu/params.h"
 #include "gpu/simt/plan.h"
-#include "kernels/backward_sm80/groups.cuh"
+#include "kernels/backward_sm80/scheduler.cuh"
 
 namespace fulmen::gpu {
 namespace {
@@ -49,7 +49,7 @@ KernelSpec backward_spec(const char* entry, const std::string& distinction,
 KernelSpec rows_spec(const Problem& problem, const Sm80BackwardConfig& main_config) {
   const Sm80BackwardConfig config = sm80_rows_config(problem, main_config);
   KernelSpec spec =
-      backward_spec("backward_rows_sm80",
+      backward_spec("backward_preprocess_sm80",
                     sentence("_", config.rows, config.dq ? sentence("_dq", config.d_qk) : "",
                              config.split_sum ? "_split" : "", FULMEN_SUFFIX(hopper),
                              FULMEN_SUFFIX(documents), config.units ? "" : "_any"),
@@ -96,7 +96,7 @@ KernelSpec dbias_spec(const Sm80BackwardConfig& config) {
 
 KernelSpec finish_spec(const Sm80BackwardConfig& config) {
   KernelSpec spec =
-      backward_spec("backward_finish_sm80",
+      backward_spec("backward_postprocess_sm80",
                     sentence("_d", config.d_qk, "_", config.rows, "x", config.columns, "_",
                              config.dq_rows, "x", config.dq_dims, FULMEN_SUFFIX(hopper)),
                     sm80_finish_config(config));

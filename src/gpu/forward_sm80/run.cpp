@@ -10,7 +10,7 @@
 #include "gpu/forward_sm80/plan.h"
 #include "gpu/jit/config_text.h"
 #include "gpu/params.h"
-#include "kernels/forward_sm80/head_order.cuh"
+#include "kernels/forward_sm80/scheduler.cuh"
 
 namespace fulmen::gpu {
 namespace {

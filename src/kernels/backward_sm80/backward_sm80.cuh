@@ -16,20 +16,20 @@
 // less is read from shared memory, which is what limits the kernel (docs/decisions/0019). Narrow
 // heads leave P and dS in registers on top of that (docs/decisions/0032).
 // A hidden pair has P = dS = 0, and 0 times NaN is NaN: where a block that is not full meets a
-// score or a dP that is not finite, its tiles are marked, and backward_finish_sm80 looks at them.
-// Launched with one block for each of num_kv_tiles(), after backward_rows_sm80.
+// score or a dP that is not finite, its tiles are marked, and backward_postprocess_sm80 looks at
+// them. Launched with one block for each of num_kv_tiles(), after backward_preprocess_sm80.
 #pragma once
 
+#include "kernels/backward_sm80/dq.cuh"
 #include "kernels/backward_sm80/gradients.cuh"
-#include "kernels/backward_sm80/keys.cuh"
-#include "kernels/backward_sm80/loader.cuh"
+#include "kernels/backward_sm80/mask.cuh"
 #include "kernels/backward_sm80/pairs.cuh"
-#include "kernels/backward_sm80/ranges.cuh"
-#include "kernels/backward_sm80/sums.cuh"
+#include "kernels/backward_sm80/pairs_swap_ab.cuh"
+#include "kernels/backward_sm80/producer.cuh"
 
 namespace fulmen {
 
-// What backward_rows_sm80 writes is in memory.
+// What backward_preprocess_sm80 writes is in memory.
 template <Sm80BackwardConfig kConfig>
 inline void rows_are_there() {
   if constexpr (kConfig.hopper) ptx::grid_dependency_wait();

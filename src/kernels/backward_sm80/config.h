@@ -30,10 +30,10 @@ struct Sm80BackwardConfig {
   bool sliced = false;        // the warps of a team share out dims of S, see BackwardSlicesSm80
   bool beside = false;        // parts of a role side by side where nothing is hidden
   bool asks_late = false;     // for the next tiles, each role when it has no scores in registers
-  bool clears_ahead = false;  // blocks clear sums of dQ; else backward_rows_sm80 clears all
+  bool clears_ahead = false;  // blocks clear sums of dQ; else backward_preprocess_sm80 clears all
   i32 min_blocks = 1;         // on a multiprocessor: a bound on registers
-  // Rows of q, k, v and dout are 16-byte units on multiples of 16 bytes; for backward_rows_sm80
-  // those of o and dout, and what is kept of a row is float32.
+  // Rows of q, k, v and dout are 16-byte units on multiples of 16 bytes; for
+  // backward_preprocess_sm80 those of o and dout, and what is kept of a row is float32.
   bool units = false;
 
   // What the problem asks for.
@@ -192,26 +192,11 @@ struct Sm80BackwardParams {
   Sm80Groups groups;
 };
 
-// Blocks of backward_finish_sm80: one for each tile of queries, then one for every 32 tiles of
+// Blocks of backward_postprocess_sm80: one for each tile of queries, then one for every 32 tiles of
 // keys, whose marks it looks at.
 inline constexpr i32 kSm80FinishMarks = 32;
 constexpr i64 sm80_finish_blocks(i64 row_tiles, i64 key_tiles) {
   return row_tiles + ceil_div(key_tiles, kSm80FinishMarks);
 }
-
-// In which order the tiles of a warp's dQ lie in dq_sums: as its lanes hold them, so that a warp
-// adds to 128 neighbouring bytes, or 512, at a time.
-template <Sm80BackwardConfig kConfig>
-struct Sm80DqOrder {
-  static constexpr i32 kFloats = kConfig.dq_dims / 2;  // of a thread, of 16 rows
-  static constexpr i32 kTileElems = kConfig.dq_rows * kConfig.dq_dims;
-
-  // Float i of lane `lane`, of 16 rows `t`, of tile `tile`.
-  static constexpr i32 index(i32 tile, i32 t, i32 i, i32 lane) {
-    const i32 group = t * (kFloats / 4) + i / 4;
-    return tile * kTileElems +
-           (kConfig.hopper ? (group * 32 + lane) * 4 + i % 4 : (group * 4 + i % 4) * 32 + lane);
-  }
-};
 
 }  // namespace fulmen

@@ -5,9 +5,9 @@
 // last, and of dQ, which is added to float32 sums in global memory. Called by backward_sm80.
 #pragma once
 
-#include "kernels/backward_sm80/loader.cuh"
+#include "kernels/backward_sm80/dq.cuh"
+#include "kernels/backward_sm80/producer.cuh"
 #include "kernels/backward_sm80/row_store.cuh"
-#include "kernels/common/head.cuh"
 #include "kernels/ptx/grid.cuh"
 
 namespace fulmen {

@@ -5,10 +5,8 @@
 // every option that has a say over pairs. Called by backward_sm80.
 #pragma once
 
-#include "kernels/backward_sm80/bias.cuh"
-#include "kernels/backward_sm80/weights.cuh"
-#include "kernels/common/pair_tiles.cuh"
-#include "kernels/common/warp_dropout.cuh"
+#include "kernels/backward_sm80/backward_dbias_sm80.cuh"
+#include "kernels/common/pair_tiles_sm80.cuh"
 
 namespace fulmen {
 

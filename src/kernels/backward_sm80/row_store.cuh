@@ -3,12 +3,12 @@
 //
 // Rows of a warp's accumulators, scaled and rounded, to an array of any dtype, stride and
 // alignment: 16 bytes a lane, 8 of float32, where units of the array lie on multiples of 16 bytes,
-// else number by number. Called by backward_sm80 and backward_finish_sm80.
+// else number by number. Called by backward_sm80 and backward_postprocess_sm80.
 #pragma once
 
 #include "kernels/common/array_access.cuh"
 #include "kernels/common/store_output.cuh"
-#include "kernels/common/warp_products.cuh"
+#include "kernels/common/warp_mma_sm80.cuh"
 
 namespace fulmen {
 

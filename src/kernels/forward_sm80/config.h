@@ -38,7 +38,7 @@ struct Sm80Config {
   i32 d_qk = 128;        // as computed with, a multiple of 16: zeros fill shorter rows up
   i32 d_v = 128;         // of one block, a multiple of 16: longer rows of V are cut, block by block
   i32 warps = 4;         // of a block
-  i32 team_warps = 1;    // forward: that share their rows, see tile/warp_team.cuh
+  i32 team_warps = 1;    // forward: that share their rows, see row_group.cuh
   i32 row_tiles = 2;     // of 16 rows, that a warp owns: a B fragment is read once for all of them
   i32 columns = 64;      // rows of the other side that a block meets at a time
   i32 stages = 2;        // of the tiles that change, in shared memory

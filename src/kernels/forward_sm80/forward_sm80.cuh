@@ -17,9 +17,9 @@
 
 #include "kernels/attention/block_range.cuh"
 #include "kernels/common/faults.cuh"
-#include "kernels/forward_sm80/finish.cuh"
-#include "kernels/forward_sm80/head_order.cuh"
-#include "kernels/forward_sm80/steps.cuh"
+#include "kernels/forward_sm80/epilogue.cuh"
+#include "kernels/forward_sm80/mainloop.cuh"
+#include "kernels/forward_sm80/scheduler.cuh"
 
 namespace fulmen {
 

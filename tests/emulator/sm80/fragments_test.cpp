@@ -9,7 +9,7 @@
 
 #include "emulator/launch.h"
 #include "emulator/shared_memory.h"
-#include "kernels/common/warp_products.cuh"
+#include "kernels/common/warp_mma_sm80.cuh"
 
 namespace fulmen::test {
 namespace {

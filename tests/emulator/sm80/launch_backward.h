@@ -11,10 +11,10 @@
 #include "emulator/schedules.h"
 #include "emulator/sm80/neutral_arrays.h"
 #include "kernels/backward_sm80/backward_dbias_sm80.cuh"
-#include "kernels/backward_sm80/backward_finish_sm80.cuh"
-#include "kernels/backward_sm80/backward_rows_sm80.cuh"
+#include "kernels/backward_sm80/backward_postprocess_sm80.cuh"
+#include "kernels/backward_sm80/backward_preprocess_sm80.cuh"
 #include "kernels/backward_sm80/backward_sm80.cuh"
-#include "kernels/backward_sm80/groups.cuh"
+#include "kernels/backward_sm80/scheduler.cuh"
 
 namespace fulmen::test {
 
@@ -66,11 +66,11 @@ void launch(const AttentionParams& p, unsigned seed) {
   };
   if (kConfig.dbias && !kConfig.sums_dbias) run_dbias();
   run(row_tiles_count, kSm80RowsThreads, kConfig.rows * 4, false,
-      [&] { backward_rows_sm80<kConfig>(params); });
+      [&] { backward_preprocess_sm80<kConfig>(params); });
   run(key_tiles, kConfig.threads(), kConfig.shared_bytes(), kConfig.ordered,
       [&] { backward_sm80<kConfig>(params); });
   run(sm80_finish_blocks(row_tiles_count, key_tiles), kSm80FinishThreads, 0, false,
-      [&] { backward_finish_sm80<kConfig>(params); });
+      [&] { backward_postprocess_sm80<kConfig>(params); });
   if constexpr (kConfig.sums_dbias) run_dbias();
 }
 

@@ -8,12 +8,12 @@
 #pragma once
 
 #include "kernels/backward_sm80/config.h"
-#include "kernels/backward_sm80/sums.cuh"
-#include "kernels/common/copy.cuh"
-#include "kernels/common/document_hull.cuh"
+#include "kernels/backward_sm80/dq.cuh"
 #include "kernels/common/faults.cuh"
 #include "kernels/common/head.cuh"
 #include "kernels/common/saved_row.cuh"
+#include "kernels/common/segments_sm80.cuh"
+#include "kernels/common/tile_copy_sm80.cuh"
 #include "kernels/common/tile_place.cuh"
 #include "kernels/ptx/grid.cuh"
 #include "kernels/ptx/math.cuh"
@@ -193,7 +193,7 @@ struct BackwardRowsSm80 {
 };
 
 template <Sm80BackwardConfig kConfig>
-void backward_rows_sm80(const Sm80BackwardParams& params) {
+void backward_preprocess_sm80(const Sm80BackwardParams& params) {
   const AttentionParams& p = params.attention;
   if constexpr (kConfig.hopper) ptx::grid_dependents_launch();
   record_faults(p, kSm80RowsThreads);

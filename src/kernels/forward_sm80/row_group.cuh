@@ -8,10 +8,9 @@
 // a team together.
 #pragma once
 
-#include "kernels/common/warp_products.cuh"
+#include "kernels/common/warp_mma_sm80.cuh"
 #include "kernels/ptx/math.cuh"
 #include "kernels/ptx/memory.cuh"
-#include "kernels/ptx/thread.cuh"
 
 namespace fulmen {
 

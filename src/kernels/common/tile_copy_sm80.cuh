@@ -8,10 +8,9 @@
 #pragma once
 
 #include "kernels/common/array_access.cuh"
-#include "kernels/common/swizzle.cuh"
+#include "kernels/common/warp_mma_sm80.cuh"
 #include "kernels/ptx/cp_async.cuh"
 #include "kernels/ptx/memory.cuh"
-#include "kernels/ptx/thread.cuh"
 
 namespace fulmen {
 

@@ -7,16 +7,16 @@
 // arrives under Q K^T, the next K under P V. All threads of the block together.
 #pragma once
 
-#include "kernels/common/copy.cuh"
-#include "kernels/common/pair_tiles.cuh"
-#include "kernels/forward_sm80/documents.cuh"
-#include "kernels/forward_sm80/products.cuh"
+#include "kernels/common/pair_tiles_sm80.cuh"
+#include "kernels/common/tile_copy_sm80.cuh"
+#include "kernels/forward_sm80/mask.cuh"
 
 namespace fulmen {
 
 template <Sm80Config kConfig>
 struct ForwardLoaderSm80 {
-  using Products = ForwardProducts<kConfig>;
+  using KTile = SwizzledTile<kConfig.words(kConfig.d_qk), kConfig.swizzle>;
+  using VTile = SwizzledTile<kConfig.words(kConfig.d_v), kConfig.swizzle>;
   template <i32 kRows, i32 kDims, bool kInterleaved = kConfig.interleaved>
   using Copy = TileCopy<kConfig.units, kRows, kConfig.threads(), kConfig.words(kDims),
                         kConfig.swizzle, kConfig.element_bytes(), kInterleaved>;
@@ -49,10 +49,10 @@ struct ForwardLoaderSm80 {
                   shared + kConfig.own_ids_at()) {}
 
   // Of the block of keys in slot `slot`, or of those from there to the end of its stage.
-  typename Products::QTile k_tile(i32 slot) const {
+  KTile k_tile(i32 slot) const {
     return {shared + kConfig.q_bytes() + slot * (kConfig.k_bytes() / kStageBlocks)};
   }
-  typename Products::VTile v_tile(i32 slot) const {
+  VTile v_tile(i32 slot) const {
     return {shared + kConfig.q_bytes() + kConfig.stages * kConfig.k_bytes() +
             slot * (kConfig.v_bytes() / kStageBlocks)};
   }

@@ -4,8 +4,8 @@
 // Zeros for the float32 sums of dQ just before they are needed, so that they lie in the L2 when
 // blocks add to them: a block of keys clears its share of a group of heads that comes later, and
 // adds to its own group's sums once blocks before it have cleared them. The first groups, or all
-// without config.clears_ahead, are cleared by backward_rows_sm80. Called by backward_sm80, all
-// threads of a block together.
+// without config.clears_ahead, are cleared by backward_preprocess_sm80. Called by backward_sm80,
+// all threads of a block together.
 #pragma once
 
 #include "kernels/backward_sm80/config.h"
@@ -13,6 +13,21 @@
 #include "kernels/ptx/thread.cuh"
 
 namespace fulmen {
+
+// In which order the tiles of a warp's dQ lie in dq_sums: as its lanes hold them, so that a warp
+// adds to 128 neighbouring bytes, or 512, at a time.
+template <Sm80BackwardConfig kConfig>
+struct Sm80DqOrder {
+  static constexpr i32 kFloats = kConfig.dq_dims / 2;  // of a thread, of 16 rows
+  static constexpr i32 kTileElems = kConfig.dq_rows * kConfig.dq_dims;
+
+  // Float i of lane `lane`, of 16 rows `t`, of tile `tile`.
+  static constexpr i32 index(i32 tile, i32 t, i32 i, i32 lane) {
+    const i32 group = t * (kFloats / 4) + i / 4;
+    return tile * kTileElems +
+           (kConfig.hopper ? (group * 32 + lane) * 4 + i % 4 : (group * 4 + i % 4) * 32 + lane);
+  }
+};
 
 // Those of tile `number` of queries.
 template <Sm80BackwardConfig kConfig, i32 kThreads>

@@ -5,11 +5,31 @@
 // dO come in stages; P and dS go from the warps that compute them to those that take them up.
 #pragma once
 
-#include "kernels/backward_sm80/config.h"
-#include "kernels/backward_sm80/float32_block_products.cuh"
+#include "kernels/backward_sm80/scheduler.cuh"
+#include "kernels/common/warp_mma_float32_sm80.cuh"
 #include "kernels/ptx/memory.cuh"
 
 namespace fulmen {
+
+// It may wait in shared memory while the block walks, so that registers are left for fragments.
+struct KeptKeyPlace {
+  ptx::U32x4 words[4];
+};
+static_assert(sizeof(KeptKeyPlace) == sizeof(KeyPlace));
+
+inline void keep_place(u32 shared, const KeyPlace& place) {
+  if (ptx::thread_index() != 0) return;
+  const auto kept = __builtin_bit_cast(KeptKeyPlace, place);
+#pragma unroll
+  for (u32 i = 0; i < 4; ++i) ptx::store_shared_x4(shared + 16 * i, kept.words[i]);
+}
+// After a barrier.
+inline KeyPlace kept_place(u32 shared) {
+  KeptKeyPlace kept;
+#pragma unroll
+  for (u32 i = 0; i < 4; ++i) kept.words[i] = ptx::load_shared_x4(shared + 16 * i);
+  return __builtin_bit_cast(KeyPlace, kept);
+}
 
 template <Sm80BackwardConfig kConfig>
 struct BackwardTilesSm80 {

@@ -8,8 +8,7 @@
 #pragma once
 
 #include "kernels/common/head.cuh"
-#include "kernels/common/warp_products.cuh"
-#include "kernels/common/warp_softmax.cuh"
+#include "kernels/common/warp_mma_sm80.cuh"
 #include "kernels/ptx/cp_async.cuh"
 
 namespace fulmen {

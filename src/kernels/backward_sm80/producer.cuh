@@ -2,43 +2,16 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The way of tiles into the shared memory of backward_sm80: K and V of its block once, and for
-// every tile of queries a stage with Q, dO and what backward_rows_sm80 keeps of the rows.
+// every tile of queries a stage with Q, dO and what backward_preprocess_sm80 keeps of the rows.
 #pragma once
 
-#include "kernels/backward_sm80/tiles.cuh"
-#include "kernels/common/copy.cuh"
-#include "kernels/common/document_hull.cuh"
+#include "kernels/backward_sm80/storage.cuh"
 #include "kernels/common/head.cuh"
-#include "kernels/common/pair_tiles.cuh"
+#include "kernels/common/pair_tiles_sm80.cuh"
+#include "kernels/common/segments_sm80.cuh"
+#include "kernels/common/tile_copy_sm80.cuh"
 
 namespace fulmen {
-
-// The keys of a block.
-struct KeyPlace {
-  Sequence sequence;
-  i32 kv_head;
-  i32 first_key;
-};
-
-// It may wait in shared memory while the block walks, so that registers are left for fragments.
-struct KeptKeyPlace {
-  ptx::U32x4 words[4];
-};
-static_assert(sizeof(KeptKeyPlace) == sizeof(KeyPlace));
-
-inline void keep_place(u32 shared, const KeyPlace& place) {
-  if (ptx::thread_index() != 0) return;
-  const auto kept = __builtin_bit_cast(KeptKeyPlace, place);
-#pragma unroll
-  for (u32 i = 0; i < 4; ++i) ptx::store_shared_x4(shared + 16 * i, kept.words[i]);
-}
-// After a barrier.
-inline KeyPlace kept_place(u32 shared) {
-  KeptKeyPlace kept;
-#pragma unroll
-  for (u32 i = 0; i < 4; ++i) kept.words[i] = ptx::load_shared_x4(shared + 16 * i);
-  return __builtin_bit_cast(KeyPlace, kept);
-}
 
 template <Sm80BackwardConfig kConfig>
 struct BackwardLoaderSm80 {

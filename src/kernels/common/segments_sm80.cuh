@@ -3,12 +3,11 @@
 //
 // Numbers of documents where arrays and shared memory hold them, and which keys a block of queries
 // must look at: from the first to the last whose number could be one of its queries'. Called by
-// forward_sm80, backward_sm80 and backward_rows_sm80.
+// forward_sm80, backward_sm80 and backward_preprocess_sm80.
 #pragma once
 
 #include "kernels/common/head.cuh"
-#include "kernels/common/warp_products.cuh"
-#include "kernels/common/warp_softmax.cuh"
+#include "kernels/common/warp_mma_sm80.cuh"
 #include "kernels/ptx/memory.cuh"
 
 namespace fulmen {

@@ -13,15 +13,11 @@
 
 #include "kernels/attention/softmax_state.cuh"
 #include "kernels/common/accurate_math.cuh"
-#include "kernels/common/warp_team.cuh"
-#include "kernels/forward_sm80/config.h"
+#include "kernels/common/warp_mma_sm80.cuh"
+#include "kernels/forward_sm80/row_group.cuh"
 #include "kernels/ptx/math.cuh"
-#include "kernels/ptx/thread.cuh"
 
 namespace fulmen {
-
-inline constexpr float kMinusInfinity = __builtin_bit_cast(float, 0xff800000u);
-inline constexpr float kWarpLog2E = 1.4426950408889634f;
 
 // What a weight is two to the power of, for scores that are scaled and nothing else: offset() of a
 // row (t, h), once, then of each of its scores, number f of the thread's.

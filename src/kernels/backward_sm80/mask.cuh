@@ -1,0 +1,252 @@
+// SPDX-FileCopyrightText: fulmen contributors
+// SPDX-License-Identifier: Apache-2.0
+//
+// What the structured masks let the rows of a part of a step of backward_sm80 see of its keys
+// (backward_preprocess_sm80 has found it row by row): a part that is seen whole needs no mask
+// arithmetic.
+#pragma once
+
+#include "kernels/attention/block_range.cuh"
+#include "kernels/backward_sm80/storage.cuh"
+#include "kernels/common/head.cuh"
+#include "kernels/common/segments_sm80.cuh"
+#include "kernels/common/warp_scores_sm80.cuh"
+
+namespace fulmen {
+
+// Where a warp's tile of S begins in a step.
+struct BackwardPartSm80 {
+  i32 row, column;
+};
+
+// A tile of queries met by the block's keys.
+template <Sm80BackwardConfig kConfig>
+struct BackwardStepSm80 {
+  // A warp's tile of S, and where its numbers lie in a thread.
+  using Part = BackwardPartSm80;
+  using Fragments = WarpScores<kConfig.scores()>;
+  static constexpr i32 kTiles = kConfig.s_rows / 16;
+  static constexpr i32 kFloats = kConfig.s_columns / 2;
+  using Scores = float[kTiles][kFloats];
+
+  const Head<kConfig.dtype>& head;
+  i32 first_row, first_key;
+  bool is_full;  // every row sees every key
+  i32 stage, pair_stage;
+};
+
+template <Sm80BackwardConfig kConfig>
+struct BackwardDocumentsSm80 {
+  using Step = BackwardStepSm80<kConfig>;
+  using Part = BackwardPartSm80;
+
+  BackwardTilesSm80<kConfig> tiles;
+
+  // Whether what this lane looks at of a part is one document, that of its first key.
+  bool are_one(const Step& step, const Part& part) const {
+    const i64 id = key_id(part.column);
+    const i32 lane = static_cast<i32>(lane_index());
+    bool one = true;
+#pragma unroll
+    for (i32 row = 0; row < kConfig.s_rows; row += 32) {
+      one = one && row_id(step, part.row + min(row + lane, kConfig.s_rows - 1)) == id;
+    }
+#pragma unroll
+    for (i32 column = 0; column < kConfig.s_columns; column += 32) {
+      one = one && key_id(part.column + min(column + lane, kConfig.s_columns - 1)) == id;
+    }
+    return one;
+  }
+
+  // Scores of pairs of two documents become -inf.
+  void hide(typename Step::Scores& S, const Step& step, const Part& part) const {
+    i64 own[Step::kTiles][2];
+#pragma unroll
+    for (i32 t = 0; t < Step::kTiles; ++t) {
+#pragma unroll
+      for (i32 h = 0; h < 2; ++h) own[t][h] = row_id(step, part.row + Step::Fragments::row(t, h));
+    }
+    hide_other_documents(S, own,
+                         [&](i32 f) { return key_id(part.column + Step::Fragments::column(f)); });
+  }
+
+ private:
+  i64 row_id(const Step& step, i32 row) const {
+    return load_id(tiles.row_ids_at(step.stage) + row * 8);
+  }
+  i64 key_id(i32 column) const { return load_id(tiles.key_ids() + column * 8); }
+};
+
+// Whether a warp's rows see all of its keys, and whether some row's interval begins after the
+// first.
+struct PartSight {
+  bool all, begins;
+};
+
+// Whether every number met is finite: 0 times it is 0.
+class FiniteCheck {
+ public:
+  void meet(float x) {
+    sums_[next_] = ptx::fma(x, 0.f, sums_[next_]);
+    next_ = (next_ + 1) % kSums;
+  }
+  template <i32 kTiles, i32 kFloats>
+  void meet(const float (&S)[kTiles][kFloats]) {
+#pragma unroll
+    for (i32 t = 0; t < kTiles; ++t) {
+#pragma unroll
+      for (i32 i = 0; i < kFloats; ++i) meet(S[t][i]);
+    }
+  }
+  bool fails() const { return sums_[0] + sums_[1] + sums_[2] + sums_[3] != 0; }
+
+ private:
+  static constexpr i32 kSums = 4;  // side by side, so that none waits for the one before
+  float sums_[kSums] = {};
+  i32 next_ = 0;  // known when compiled, in loops that are unrolled
+};
+
+template <Sm80BackwardConfig kConfig>
+struct BackwardSightSm80 {
+  using Step = BackwardStepSm80<kConfig>;
+  using Part = BackwardPartSm80;
+
+  BackwardTilesSm80<kConfig> tiles;
+  BackwardDocumentsSm80<kConfig> documents{tiles};
+
+  // Keys of the step that a row of it sees.
+  Sm80Columns columns(const Step& step, i32 row) const {
+    const u32 from = tiles.columns_at(step.stage) + static_cast<u32>(row) * 8;
+    return {static_cast<i32>(ptx::load_shared(from)) - step.first_key,
+            static_cast<i32>(ptx::load_shared(from + 4)) - step.first_key};
+  }
+
+  // Whether no row's maximum is so large that a product with it would not be exact enough.
+  bool is_moderate(const Step& step) const {
+    float largest = 0;
+#pragma unroll
+    for (i32 at = 0; at < kConfig.rows; at += 32) {
+      const i32 row = min(at + static_cast<i32>(lane_index()), kConfig.rows - 1);
+      const u32 row_max = ptx::load_shared(tiles.rows_at(step.stage) + static_cast<u32>(row) * 16);
+      largest = ptx::max(largest, ptx::abs(__builtin_bit_cast(float, row_max)));
+    }
+    return !ptx::any(largest * kWarpLog2E > 1024);
+  }
+
+  PartSight of(const Step& step, const Part& part) const {
+    if (step.is_full) return {true, false};
+    const i32 first = part.column, end = first + kConfig.s_columns;
+    const i32 lane = static_cast<i32>(lane_index());
+    bool all = true, begins = false;
+#pragma unroll
+    for (i32 row = 0; row < kConfig.s_rows; row += 32) {
+      const Sm80Columns seen = columns(step, part.row + min(row + lane, kConfig.s_rows - 1));
+      all = all && seen.begin <= first && end <= seen.end;
+      begins = begins || seen.begin > first;
+    }
+    if constexpr (kConfig.documents) all = all && documents.are_one(step, part);
+    return {!ptx::any(!all), ptx::any(begins)};
+  }
+
+  // What is hidden becomes -inf.
+  void hide(typename Step::Scores& S, const Step& step, const Part& part,
+            const PartSight& sight) const {
+    if (sight.all) return;
+    if (sight.begins) {
+      hide_outside<true>(S, step, part);
+    } else {
+      hide_outside<false>(S, step, part);
+    }
+    if constexpr (kConfig.documents) documents.hide(S, step, part);
+  }
+
+ private:
+  template <bool kBegins>
+  void hide_outside(typename Step::Scores& S, const Step& step, const Part& part) const {
+    const i32 own = part.column + Step::Fragments::column(0);
+#pragma unroll
+    for (i32 t = 0; t < Step::kTiles; ++t) {
+#pragma unroll
+      for (i32 h = 0; h < 2; ++h) {
+        const Sm80Columns seen = columns(step, part.row + Step::Fragments::row(t, h));
+        const i32 begin = seen.begin - own, end = seen.end - own;
+#pragma unroll
+        for (i32 f = 2 * h; f < Step::kFloats; f += 4) {
+#pragma unroll
+          for (i32 e = 0; e < 2; ++e) {
+            const i32 at = 8 * (f / 4) + e;
+            if (at >= end || (kBegins && at < begin)) S[t][f + e] = kMinusInfinity;
+          }
+        }
+      }
+    }
+  }
+};
+
+template <Sm80BackwardConfig kConfig>
+struct BackwardRangesSm80 {
+  const Sm80BackwardParams& params;
+  const AttentionParams& p;
+  KeyPlace place;
+  i32 q_slot;  // of the first tile of queries, among num_slots of a head
+  i32 num_slots;
+
+  BackwardRangesSm80(const Sm80BackwardParams& params_, const KeyPlace& place_, i32 index)
+      : params(params_),
+        p(params_.attention),
+        place(place_),
+        q_slot(p.packed ? static_cast<i32>(first_slot(place.sequence.q_begin, index, kConfig.rows))
+                        : 0),
+        num_slots(static_cast<i32>(num_tile_slots(p, p.q_rows, kConfig.rows))) {}
+
+  // The plan counts tiles in 31 bits.
+  i32 tile_number(i32 head, i32 block) const {
+    return static_cast<i32>(
+        row_tile_number(p, place.sequence.batch, head, q_slot + block, num_slots));
+  }
+
+  // How many blocks of keys before this one add to a tile of queries.
+  u32 turn_of(i64 block) const {
+    const i64 own = place.first_key / kConfig.columns;
+    i64 low = 0, high = own;
+    while (low < high) {  // the first that does; from there to this one all do
+      const i64 middle = (low + high) / 2;
+      if (visited_by(middle * kConfig.columns).visit.end > block) {
+        high = middle;
+      } else {
+        low = middle + 1;
+      }
+    }
+    return static_cast<u32>(own - low);
+  }
+
+  BlockRange visited_by(i64 key) const {
+    const SequenceShape& shape = place.sequence.shape;
+    const i64 end = key + kConfig.columns;
+    BlockRange found =
+        visible_row_blocks(p.mask_options, shape, {key, min<i64>(end, shape.kv_len)}, kConfig.rows);
+    if (end > shape.kv_len) found.full = {0, 0};  // no row sees the keys past the end
+    return found;
+  }
+
+  // Leaves out tiles at both ends that see no document of the block. Where blocks take turns, all
+  // must come.
+  void narrow(BlockRange& range) const {
+    range.full = {0, 0};
+    if constexpr (kConfig.ordered) return;
+    const i32 head = place.kv_head * static_cast<i32>(p.group_size());
+    const i32 last = static_cast<i32>(range.visit.end);
+    i32 begin = last, end = 0;
+    for (i32 block = static_cast<i32>(range.visit.begin + lane_index()); block < last;
+         block += 32) {
+      const Sm80Columns hull = params.hulls[tile_number(head, block)];
+      if (hull.begin >= place.first_key + kConfig.columns || hull.end <= place.first_key) continue;
+      begin = min(begin, block);
+      end = block + 1;
+    }
+    join_lanes(begin, end);
+    range.visit = {begin, max(begin, end)};
+  }
+};
+
+}  // namespace fulmen

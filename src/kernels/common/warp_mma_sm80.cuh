@@ -1,0 +1,239 @@
+// SPDX-FileCopyrightText: fulmen contributors
+// SPDX-License-Identifier: Apache-2.0
+//
+// Products of a warp by mma.sync, whose operands come from swizzled tiles in shared memory through
+// ldmatrix and whose sums stay in registers. A warp owns some tiles of 16 rows; every fragment of
+// the right operand is read once for all of them. Accumulators are arrays of 8-column fragments,
+// four floats each (ptx/mma.cuh): float i of lane l is row l / 4 + 8 (i / 2 % 2), column 8 (i / 4)
+// + 2 (l % 4) + i % 2, or, interleaved, see ForwardSm80Config. Tiles hold 16-bit numbers, rows of
+// any even number of 16-byte units one after the other without gaps. Units are exchanged within
+// groups of 2, 4 or 8 by the number of the row, so that the same unit of eight neighbouring rows
+// lies in eight different groups of four banks: then ldmatrix and 16-byte copies meet no bank
+// conflict. Used by forward_sm80 and backward_sm80.
+#pragma once
+
+#include "kernels/forward_sm80/config.h"
+#include "kernels/ptx/ldmatrix.cuh"
+#include "kernels/ptx/math.cuh"
+#include "kernels/ptx/mma.cuh"
+#include "kernels/ptx/thread.cuh"
+
+namespace fulmen {
+
+inline constexpr float kMinusInfinity = __builtin_bit_cast(float, 0xff800000u);
+inline constexpr float kWarpLog2E = 1.4426950408889634f;
+
+template <i32 kDims, bool kSwizzled>
+struct SwizzledTile {
+  static constexpr u32 kUnits = kDims / 8;
+  static constexpr u32 kRowBytes = kUnits * 16;
+  // Units that change places with each other. Rows begin 0, 2 or 4 groups of banks apart: 8, 4 or 2
+  // rows meet the same banks.
+  static constexpr u32 kGroup = kUnits % 8 == 0 ? 8 : kUnits % 4 == 0 ? 4 : 2;
+  static constexpr u32 kBits = !kSwizzled ? 0 : kGroup == 8 ? 3 : kGroup == 4 ? 2 : 1;
+  static constexpr u32 kMask = (1u << kBits) - 1;
+
+  u32 base;
+
+  static constexpr u32 exchange(u32 row) { return row >> (3 - kBits) & kMask; }
+  constexpr u32 address(u32 row, u32 unit) const {
+    return base + row * kRowBytes + ((unit ^ exchange(row)) << 4);
+  }
+};
+
+// One lane's way through a tile for ldmatrix: row `row` (of its first matrices; others are
+// multiples of 8 rows on) and, of every pair of units 2 k, 2 k + 1, number `half`.
+template <i32 kDims, bool kSwizzled>
+struct LaneRow {
+  using Tile = SwizzledTile<kDims, kSwizzled>;
+  u32 start;
+
+  constexpr LaneRow(const Tile& tile, u32 row, u32 half)
+      : start(tile.base + row * Tile::kRowBytes +
+              ((Tile::exchange(row) ^ half % (Tile::kMask + 1)) << 4) +
+              (half & ~Tile::kMask) * 16) {}
+
+  // Unit pair k, rows further down by `rows`, a multiple of 8.
+  constexpr u32 at(u32 k, u32 rows) const {
+    const u32 unit = 2 * k;
+    return (start ^ (unit & Tile::kMask) << 4) + (unit & ~Tile::kMask) * 16 +
+           rows * Tile::kRowBytes;
+  }
+};
+
+inline u32 lane_index() { return ptx::thread_index() % 32; }
+inline u32 warp_index() { return ptx::thread_index() / 32; }
+
+template <i32 kTiles, i32 kFloats>
+inline void clear(float (&C)[kTiles][kFloats]) {
+#pragma unroll
+  for (i32 t = 0; t < kTiles; ++t) {
+#pragma unroll
+    for (i32 i = 0; i < kFloats; ++i) C[t][i] = 0;
+  }
+}
+
+// Where a lane reads left operands (A, 16 x 16, row by row), from row `row` of the tile on.
+template <i32 kDims, bool kSwizzled>
+LaneRow<kDims, kSwizzled> left_rows(const SwizzledTile<kDims, kSwizzled>& tile, u32 row) {
+  const u32 lane = lane_index();
+  return {tile, row + lane % 16, lane / 16};
+}
+// Right operands that are transposed rows of the tile (B = T^T: 16 columns of B are 16 rows).
+template <i32 kDims, bool kSwizzled>
+LaneRow<kDims, kSwizzled> right_rows(const SwizzledTile<kDims, kSwizzled>& tile, u32 row = 0) {
+  const u32 lane = lane_index();
+  return {tile, row + lane / 16 * 8 + lane % 8, lane / 8 % 2};
+}
+// Right operands that are the tile itself (B = T: 16 rows of B are 16 rows), from unit pair `pair`
+// on.
+template <i32 kDims, bool kSwizzled>
+LaneRow<kDims, kSwizzled> right_columns(const SwizzledTile<kDims, kSwizzled>& tile, u32 pair = 0) {
+  const u32 lane = lane_index();
+  return {tile, lane % 16, 2 * pair + lane / 16};
+}
+
+// S += A B over kSteps steps of 16 along the common axis; left(k, t): A's fragment of row tile t,
+// right(k, n): B's of columns 16 n .. + 15.
+template <Sm80Config kConfig, i32 kSteps, i32 kFloats, class Left, class Right>
+inline void multiply(float (&S)[kConfig.row_tiles][kFloats], const Left& left, const Right& right) {
+#pragma unroll
+  for (i32 k = 0; k < kSteps; ++k) {
+    ptx::U32x4 a[kConfig.row_tiles];
+#pragma unroll
+    for (i32 t = 0; t < kConfig.row_tiles; ++t) a[t] = left(k, t);
+#pragma unroll
+    for (i32 n = 0; n < kFloats / 8; ++n) {
+      const ptx::U32x4 b = right(k, n);
+#pragma unroll
+      for (i32 t = 0; t < kConfig.row_tiles; ++t) {
+        ptx::mma_m16n8k16<kConfig.dtype>(&S[t][8 * n], a[t].word, b.word[0], b.word[1]);
+        ptx::mma_m16n8k16<kConfig.dtype>(&S[t][8 * n + 4], a[t].word, b.word[2], b.word[3]);
+      }
+    }
+  }
+}
+
+// S = A B^T over kDims dims; B row by row in shared memory.
+template <Sm80Config kConfig, i32 kDims, i32 kFloats, class Left>
+inline void multiply_rows(float (&S)[kConfig.row_tiles][kFloats], const Left& left,
+                          const LaneRow<kDims, kConfig.swizzle>& right) {
+  clear(S);
+  multiply<kConfig, kDims / 16>(
+      S, left, [&](i32 k, i32 n) { return ptx::ldmatrix_x4(right.at(k, 16 * n)); });
+}
+
+// O += P T over kRows rows of T, which lies row by row; of its pairs of units every kStride-th.
+template <Sm80Config kConfig, i32 kRows, i32 kStride, i32 kDims, i32 kFloats, class Left>
+inline void multiply_columns(float (&O)[kConfig.row_tiles][kFloats], const Left& left,
+                             const LaneRow<kDims, kConfig.swizzle>& right) {
+  multiply<kConfig, kRows / 16>(
+      O, left, [&](i32 k, i32 n) { return ptx::ldmatrix_x4_trans(right.at(kStride * n, 16 * k)); });
+}
+
+// A lane's way through kSpan neighbouring unit pairs of the rows of a tile, from pair number
+// `first`, a multiple of kSpan. Where exchanged units stay inside such a span, the way is laid
+// once.
+template <i32 kDims, bool kSwizzled, i32 kSpan>
+struct PartRow {
+  using Tile = SwizzledTile<kDims, kSwizzled>;
+  // Units of a span and of its place share no bits below the mask.
+  static constexpr bool kAligned = 2 * kSpan % (Tile::kMask + 1) == 0 || (kSpan & (kSpan - 1)) == 0;
+
+  LaneRow<kDims, kSwizzled> lane;
+  u32 first;
+
+  constexpr PartRow(const LaneRow<kDims, kSwizzled>& lane_, u32 first_)
+      : lane(lane_), first(kAligned ? 0 : first_) {
+    if constexpr (kAligned) lane.start = lane.at(first_, 0);
+  }
+  constexpr u32 at(u32 k, u32 rows) const { return lane.at(kAligned ? k : first + k, rows); }
+};
+
+// Left operands that are transposed columns of the tile (A = T^T: 16 rows of A are a unit pair).
+template <i32 kDims, bool kSwizzled>
+LaneRow<kDims, kSwizzled> left_columns(const SwizzledTile<kDims, kSwizzled>& tile) {
+  return right_rows(tile);  // the same 8 x 8 matrices in the same order, read by ldmatrix.trans
+}
+
+// C += A B over kSteps steps of 16 along the common axis. left(k, t): fragment of rows 16 t of A;
+// right(k, n): of columns 16 n of B. Fragments are read ahead of the products that take them, those
+// of B by a step, those of A as soon as the last product of this step has taken its rows: left to
+// the compiler, every product waited for its own.
+template <DType kDType, i32 kSteps, i32 kTiles, i32 kFloats, class Left, class Right>
+inline void multiply_tiles(float (&C)[kTiles][kFloats], const Left& left, const Right& right) {
+  constexpr i32 kColumns = kFloats / 8;  // of 16
+  ptx::U32x4 a[kTiles], b[2][kColumns];
+  const auto read_right = [&](i32 k) {
+#pragma unroll
+    for (i32 n = 0; n < kColumns; ++n) b[k % 2][n] = right(k, n);
+  };
+#pragma unroll
+  for (i32 t = 0; t < kTiles; ++t) a[t] = left(0, t);
+  read_right(0);
+#pragma unroll
+  for (i32 k = 0; k < kSteps; ++k) {
+    if (k + 1 < kSteps) read_right(k + 1);
+#pragma unroll
+    for (i32 t = 0; t < kTiles; ++t) {
+#pragma unroll
+      for (i32 n = 0; n < kColumns; ++n) {
+        const u32(&words)[4] = b[k % 2][n].word;
+        ptx::mma_m16n8k16<kDType>(&C[t][8 * n], a[t].word, words[0], words[1]);
+        ptx::mma_m16n8k16<kDType>(&C[t][8 * n + 4], a[t].word, words[2], words[3]);
+      }
+      if (k + 1 < kSteps) a[t] = left(k + 1, t);
+    }
+  }
+}
+
+// What a type of numbers makes of products. Fragments are functions: of step k and rows 16 t of A,
+// of step k and columns 16 n of B. A step is a unit pair long.
+template <DType kDType, Precision kPrecision, bool kSwizzled>
+struct BlockProducts {
+  static constexpr i32 kStep = 16;
+
+  // C += A B
+  template <i32 kLength, i32 kTiles, i32 kFloats, class Left, class Right>
+  static void multiply(float (&C)[kTiles][kFloats], const Left& left, const Right& right) {
+    multiply_tiles<kDType, kLength / kStep>(C, left, right);
+  }
+  // C = A B of scores, or of what is multiplied with them.
+  template <i32 kLength, i32 kTiles, i32 kFloats, class Left, class Right>
+  static void set_scores(float (&C)[kTiles][kFloats], const Left& left, const Right& right) {
+    clear(C);
+    multiply<kLength>(C, left, right);
+  }
+
+  // A is the transpose of a tile of pairs, B is a tile. kSpan: fragments side by side, of which
+  // `first` is the number of the first.
+  template <i32 kSpan, i32 kWords>
+  static auto left_columns(const SwizzledTile<kWords, kSwizzled>& pairs, u32 first) {
+    const PartRow<kWords, kSwizzled, kSpan> way(fulmen::left_columns(pairs), first);
+    return [way](i32 k, i32 t) { return ptx::ldmatrix_x4_trans(way.at(t, 16 * k)); };
+  }
+  template <i32 kSpan, i32 kWords>
+  static auto right_columns(const SwizzledTile<kWords, kSwizzled>& tile, u32 first) {
+    const PartRow<kWords, kSwizzled, kSpan> way(fulmen::right_columns(tile), first);
+    return [way](i32 k, i32 n) { return ptx::ldmatrix_x4_trans(way.at(n, 16 * k)); };
+  }
+
+  // Accumulators of 16 rows and kStep columns as four matrices of a tile of pairs (ldmatrix.cuh),
+  // and back.
+  static ptx::U32x4 words(const float* S) {
+    ptx::U32x4 x;
+#pragma unroll
+    for (i32 w = 0; w < 4; ++w) x.word[w] = ptx::pack<kDType>(S[2 * w], S[2 * w + 1]);
+    return x;
+  }
+  static void numbers(const ptx::U32x4& x, float* S) {
+    using Element = typename ElementOf<kDType>::Type;
+#pragma unroll
+    for (i32 w = 0; w < 4; ++w) {
+      S[2 * w] = widen(Element{static_cast<u16>(x.word[w])});
+      S[2 * w + 1] = widen(Element{static_cast<u16>(x.word[w] >> 16)});
+    }
+  }
+};
+
+}  // namespace fulmen
