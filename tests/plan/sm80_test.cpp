@@ -53,9 +53,9 @@ Problem backward_problem(Precision precision, i64 dim) {
 
 TEST(Sm80Float32, IsComputedWherePrecisionPermits) {
   const Gpu& gpu = gpu_named("h100");
-  const Problem exact = float32_problem(Precision::kFloat32, 64, 64);
-  EXPECT_EQ(chosen(exact, gpu), Implementation::kSimt);
-  EXPECT_THAT(sm80_refusal(exact, gpu), HasSubstr("only with precision tf32 or 3xtf32"));
+  const Problem subtracts_max = float32_problem(Precision::kFloat32, 64, 64);
+  EXPECT_EQ(chosen(subtracts_max, gpu), Implementation::kSimt);
+  EXPECT_THAT(sm80_refusal(subtracts_max, gpu), HasSubstr("only with precision tf32 or 3xtf32"));
   for (const Precision precision : {Precision::kTf32, Precision::k3xTf32}) {
     EXPECT_EQ(chosen(float32_problem(precision, 64, 64), gpu), Implementation::kSm80);
     EXPECT_EQ(sm80_forward_config(float32_problem(precision, 64, 64), gpu).precision, precision);
@@ -85,7 +85,7 @@ TEST(Sm80Tiles, FitEveryCard) {
               problem.arrays[Array::kQIds].dtype = DType::kInt32;
             }
             ASSERT_EQ(sm80_refusal(problem, gpu), "") << gpu.name << " " << dim << " " << dim_v;
-            const Sm80Config config = sm80_forward_config(problem, gpu);
+            const ForwardSm80Config config = sm80_forward_config(problem, gpu);
             EXPECT_TRUE(config.valid()) << gpu.name << " " << dim << " " << dim_v;
             EXPECT_LE(static_cast<size_t>(config.forward_shared_bytes()),
                       gpu.shared_bytes_per_block);
@@ -104,13 +104,13 @@ TEST(Sm80Tiles, WideRowsBelongToTeams) {
   for (const i64 dim : {208, 256, 320, 512, 576}) {
     Problem problem = problem_of(DType::kBFloat16, dim, dim);
     problem.max_kv = 4096;
-    const Sm80Config config = sm80_forward_config(problem, gpu);
-    EXPECT_EQ(config.team_warps, dim == 512 ? 4 : 2) << dim;
+    const ForwardSm80Config config = sm80_forward_config(problem, gpu);
+    EXPECT_EQ(config.warps_n, dim == 512 ? 4 : 2) << dim;
     EXPECT_GE(config.d_v, dim) << dim;
     problem.score_map.softcap = 30;
     problem.dropout.threshold = 1;
-    const Sm80Config with_options = sm80_forward_config(problem, gpu);
-    EXPECT_EQ(with_options.team_warps, 1) << dim;
+    const ForwardSm80Config with_options = sm80_forward_config(problem, gpu);
+    EXPECT_EQ(with_options.warps_n, 1) << dim;
     EXPECT_TRUE(with_options.valid()) << dim;
   }
 }
@@ -119,23 +119,23 @@ TEST(Sm80Tiles, WideRowsBelongToTeams) {
 TEST(Sm80Tiles, ShortSequencesTakeSmallBlocks) {
   Problem problem = problem_of(DType::kBFloat16, 256, 256);
   problem.max_kv = 1024;
-  EXPECT_EQ(sm80_forward_config(problem, gpu_named("h100")).rows(), 128);
+  EXPECT_EQ(sm80_forward_config(problem, gpu_named("h100")).q_rows(), 128);
   problem.mask.causal = true;
-  EXPECT_EQ(sm80_forward_config(problem, gpu_named("h100")).rows(), 64);
-  EXPECT_TRUE(sm80_forward_config(problem, gpu_named("h100")).checks_copies);
-  EXPECT_TRUE(sm80_forward_config(problem, gpu_named("h100")).dense);
+  EXPECT_EQ(sm80_forward_config(problem, gpu_named("h100")).q_rows(), 64);
+  EXPECT_TRUE(sm80_forward_config(problem, gpu_named("h100")).predicates_copies);
+  EXPECT_TRUE(sm80_forward_config(problem, gpu_named("h100")).fixed_length);
   problem.max_kv = 4096;
   problem.mask.window_left = 7;
-  EXPECT_EQ(sm80_forward_config(problem, gpu_named("h100")).rows(), 128);
-  EXPECT_FALSE(sm80_forward_config(problem, gpu_named("h100")).dense);
+  EXPECT_EQ(sm80_forward_config(problem, gpu_named("h100")).q_rows(), 128);
+  EXPECT_FALSE(sm80_forward_config(problem, gpu_named("h100")).fixed_length);
 }
 
 // Nothing fills up rows that are as long as the kernel computes with.
 TEST(Sm80Tiles, WholeRows) {
   const Gpu& gpu = gpu_named("h100");
-  EXPECT_TRUE(sm80_forward_config(problem_of(DType::kBFloat16, 128, 64), gpu).whole_rows);
-  EXPECT_FALSE(sm80_forward_config(problem_of(DType::kBFloat16, 120, 64), gpu).whole_rows);
-  EXPECT_FALSE(sm80_forward_config(problem_of(DType::kBFloat16, 128, 72), gpu).whole_rows);
+  EXPECT_TRUE(sm80_forward_config(problem_of(DType::kBFloat16, 128, 64), gpu).even_k);
+  EXPECT_FALSE(sm80_forward_config(problem_of(DType::kBFloat16, 120, 64), gpu).even_k);
+  EXPECT_FALSE(sm80_forward_config(problem_of(DType::kBFloat16, 128, 72), gpu).even_k);
 }
 
 TEST(Sm80BackwardTiles, OfFloat32FitEveryCard) {
@@ -146,7 +146,7 @@ TEST(Sm80BackwardTiles, OfFloat32FitEveryCard) {
         Problem problem = backward_problem(Precision::k3xTf32, dim);
         if (options) problem.arrays[Array::kBias].dtype = DType::kFloat32;
         ASSERT_EQ(sm80_refusal(problem, gpu), "") << gpu.name << " " << dim;
-        const Sm80BackwardConfig config = sm80_backward_config(problem, gpu);
+        const BackwardSm80Config config = sm80_backward_config(problem, gpu);
         EXPECT_TRUE(config.valid()) << gpu.name << " " << dim;
         EXPECT_LE(static_cast<size_t>(config.shared_bytes()), gpu.shared_bytes_per_block);
         EXPECT_GE(config.d_qk, dim);

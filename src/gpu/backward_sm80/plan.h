@@ -20,20 +20,20 @@ namespace fulmen {
 inline constexpr size_t kSm80BackwardSpillBytes = 1152;
 
 // The kernel of a problem with every optimisation; no warps where no tiles fit the card.
-Sm80BackwardConfig sm80_backward_tiles(const Problem& problem, const Gpu& gpu);
+BackwardSm80Config sm80_backward_tiles(const Problem& problem, const Gpu& gpu);
 
 // Called where the dtype and the card are right for sm80.
 std::string sm80_backward_refusal(const Problem& problem, const Gpu& gpu);
 
 // The rest is called only where nothing is refused.
 GpuNeeds sm80_backward_needs(const Problem& problem, const Gpu& gpu);
-Sm80BackwardConfig sm80_backward_config(const Problem& problem, const Gpu& gpu);
+BackwardSm80Config sm80_backward_config(const Problem& problem, const Gpu& gpu);
 
 // Those parts of a config on which the kernels before and after the main one depend, so that fewer
 // of them are compiled.
-Sm80BackwardConfig sm80_rows_config(const Problem& problem, const Sm80BackwardConfig& config);
-Sm80BackwardConfig sm80_dbias_config(const Sm80BackwardConfig& config);
-Sm80BackwardConfig sm80_finish_config(const Sm80BackwardConfig& config);
+BackwardSm80Config sm80_rows_config(const Problem& problem, const BackwardSm80Config& config);
+BackwardSm80Config sm80_dbias_config(const BackwardSm80Config& config);
+BackwardSm80Config sm80_finish_config(const BackwardSm80Config& config);
 
 // Whether dbias comes from these kernels; else it does from simt's.
 bool sm80_has_dbias(const Problem& problem);
@@ -48,23 +48,23 @@ i32 sm80_lines_per_group(const Problem& problem);
 
 // How many groups of them ahead of its own a block clears sums of dQ: as many as run at a time; or
 // all, which backward_preprocess_sm80 clears.
-i32 sm80_groups_ahead(const Problem& problem, const Sm80BackwardConfig& config);
+i32 sm80_groups_ahead(const Problem& problem, const BackwardSm80Config& config);
 
 // Places in the workspace, in bytes; marks of suspect rows come first.
 struct Sm80BackwardWorkspace {
-  i64 suspect_keys_at;
-  i64 turns_at;
-  i64 next_block_at;
-  i64 cleared_at;
-  i64 dbias_sums_at;
+  i64 suspect_n_blocks_at;
+  i64 dq_semaphores_at;
+  i64 next_n_block_at;
+  i64 zeroed_blocks_at;
+  i64 dbias_accum_at;
   i64 zeroed_bytes;
   i64 row_tiles_at;
-  i64 hulls_at;
-  i64 dq_sums_at;
+  i64 key_bounds_at;
+  i64 dq_accum_at;
   i64 row_terms_at;  // of simt's kernels for dbias and dsinks
   i64 bytes;
 };
 Sm80BackwardWorkspace sm80_backward_workspace(const Problem& problem,
-                                              const Sm80BackwardConfig& config);
+                                              const BackwardSm80Config& config);
 
 }  // namespace fulmen

@@ -17,62 +17,89 @@
 namespace fulmen::gpu {
 namespace {
 
-constexpr int kRowsThreads = 256;  // kSm80RowsThreads, kSm80FinishThreads
+constexpr int kRowsThreads = 256;  // kSm80PreprocessThreads, kSm80PostprocessThreads
 constexpr int kRowsBlocks = 4;
 constexpr i64 kDbiasBlocks = 4096;
 
-std::vector<ConfigField> fields_of(const Sm80BackwardConfig& config) {
-  return {FULMEN_FIELD(dtype),       FULMEN_FIELD(precision),    FULMEN_FIELD(d_qk),
-          FULMEN_FIELD(d_v),         FULMEN_FIELD(warps),        FULMEN_FIELD(rows),
-          FULMEN_FIELD(columns),     FULMEN_FIELD(stages),       FULMEN_FIELD(pair_stages),
-          FULMEN_FIELD(split_roles), FULMEN_FIELD(keys_first),   FULMEN_FIELD(beside),
-          FULMEN_FIELD(asks_late),   FULMEN_FIELD(clears_ahead), FULMEN_FIELD(units),
-          FULMEN_FIELD(s_rows),      FULMEN_FIELD(s_columns),    FULMEN_FIELD(kv_rows),
-          FULMEN_FIELD(dq_rows),     FULMEN_FIELD(dq_dims),      FULMEN_FIELD(min_blocks),
-          FULMEN_FIELD(dq),          FULMEN_FIELD(dk),           FULMEN_FIELD(dv),
-          FULMEN_FIELD(mask),        FULMEN_FIELD(bias),         FULMEN_FIELD(pair_units),
-          FULMEN_FIELD(documents),   FULMEN_FIELD(dbias),        FULMEN_FIELD(sums_dbias),
-          FULMEN_FIELD(tiled_dbias), FULMEN_FIELD(natural),      FULMEN_FIELD(softcap),
-          FULMEN_FIELD(alibi),       FULMEN_FIELD(dropout),      FULMEN_FIELD(split_sum),
-          FULMEN_FIELD(ordered),     FULMEN_FIELD(hopper),       FULMEN_FIELD(swizzle),
-          FULMEN_FIELD(full_blocks), FULMEN_FIELD(sliced)};
+std::vector<ConfigField> fields_of(const BackwardSm80Config& config) {
+  return {FULMEN_FIELD(dtype),
+          FULMEN_FIELD(precision),
+          FULMEN_FIELD(d_qk),
+          FULMEN_FIELD(d_v),
+          FULMEN_FIELD(warps),
+          FULMEN_FIELD(q_rows),
+          FULMEN_FIELD(kv_rows),
+          FULMEN_FIELD(stages),
+          FULMEN_FIELD(pair_stages),
+          FULMEN_FIELD(split_roles),
+          FULMEN_FIELD(swap_ab),
+          FULMEN_FIELD(unrolled),
+          FULMEN_FIELD(late_prefetch),
+          FULMEN_FIELD(zeroes_dq),
+          FULMEN_FIELD(aligned),
+          FULMEN_FIELD(s_rows),
+          FULMEN_FIELD(s_columns),
+          FULMEN_FIELD(dkv_rows),
+          FULMEN_FIELD(dq_rows),
+          FULMEN_FIELD(dq_dims),
+          FULMEN_FIELD(min_blocks),
+          FULMEN_FIELD(dq),
+          FULMEN_FIELD(dk),
+          FULMEN_FIELD(dv),
+          FULMEN_FIELD(mask),
+          FULMEN_FIELD(bias),
+          FULMEN_FIELD(pair_aligned),
+          FULMEN_FIELD(documents),
+          FULMEN_FIELD(dbias),
+          FULMEN_FIELD(accumulates_dbias),
+          FULMEN_FIELD(tiled_dbias),
+          FULMEN_FIELD(scales_scores),
+          FULMEN_FIELD(softcap),
+          FULMEN_FIELD(alibi),
+          FULMEN_FIELD(dropout),
+          FULMEN_FIELD(split_sum),
+          FULMEN_FIELD(deterministic),
+          FULMEN_FIELD(hopper),
+          FULMEN_FIELD(swizzle),
+          FULMEN_FIELD(full_blocks),
+          FULMEN_FIELD(split_d)};
 }
 
 KernelSpec backward_spec(const char* entry, const std::string& distinction,
-                         const Sm80BackwardConfig& config) {
+                         const BackwardSm80Config& config) {
   const bool has_precision = config.precision != Precision::kFloat32;
   return spec_of("backward_sm80", entry,
                  sentence(has_precision ? name(config.precision) : name(config.dtype), distinction),
-                 FULMEN_KERNEL_TYPES(Sm80BackwardConfig, Sm80BackwardParams), fields_of(config));
+                 FULMEN_KERNEL_TYPES(BackwardSm80Config, BackwardSm80Params), fields_of(config));
 }
 
-KernelSpec rows_spec(const Problem& problem, const Sm80BackwardConfig& main_config) {
-  const Sm80BackwardConfig config = sm80_rows_config(problem, main_config);
+KernelSpec rows_spec(const Problem& problem, const BackwardSm80Config& main_config) {
+  const BackwardSm80Config config = sm80_rows_config(problem, main_config);
   KernelSpec spec =
       backward_spec("backward_preprocess_sm80",
-                    sentence("_", config.rows, config.dq ? sentence("_dq", config.d_qk) : "",
+                    sentence("_", config.q_rows, config.dq ? sentence("_dq", config.d_qk) : "",
                              config.split_sum ? "_split" : "", FULMEN_SUFFIX(hopper),
-                             FULMEN_SUFFIX(documents), config.units ? "" : "_any"),
+                             FULMEN_SUFFIX(documents), config.aligned ? "" : "_any"),
                     config);
   spec.num_threads = kRowsThreads;
   spec.min_blocks = kRowsBlocks;
-  spec.shared_bytes = static_cast<std::size_t>(config.rows) * 4;
-  spec.shared_bytes_text = "kConfig.rows * 4";
+  spec.shared_bytes = static_cast<std::size_t>(config.q_rows) * 4;
+  spec.shared_bytes_text = "kConfig.q_rows * 4";
   return spec;
 }
 
-KernelSpec main_spec(const Sm80BackwardConfig& config) {
+KernelSpec main_spec(const BackwardSm80Config& config) {
   const std::string distinction = sentence(
-      "_d", config.d_qk, "_", config.d_v, "_", config.rows, "x", config.columns, FULMEN_SUFFIX(dq),
-      FULMEN_SUFFIX(dk), FULMEN_SUFFIX(dv), FULMEN_SUFFIX(mask), bias_suffix(config.bias),
-      FULMEN_SUFFIX(documents),
-      config.sums_dbias    ? "_dbias_sums"
-      : config.tiled_dbias ? "_dbias_tiles"
-      : config.dbias       ? "_dbias"
-                           : "",
-      config.pair_units || !config.hides_pairs() ? "" : "_words", FULMEN_SUFFIX(natural),
+      "_d", config.d_qk, "_", config.d_v, "_", config.q_rows, "x", config.kv_rows,
+      FULMEN_SUFFIX(dq), FULMEN_SUFFIX(dk), FULMEN_SUFFIX(dv), FULMEN_SUFFIX(mask),
+      bias_suffix(config.bias), FULMEN_SUFFIX(documents),
+      config.accumulates_dbias ? "_dbias_sums"
+      : config.tiled_dbias     ? "_dbias_tiles"
+      : config.dbias           ? "_dbias"
+                               : "",
+      config.pair_aligned || !config.hides_pairs() ? "" : "_words", FULMEN_SUFFIX(scales_scores),
       FULMEN_SUFFIX(softcap), FULMEN_SUFFIX(alibi), FULMEN_SUFFIX(dropout),
-      config.split_sum ? "_split" : "", FULMEN_SUFFIX(ordered), config.units ? "" : "_any");
+      config.split_sum ? "_split" : "", FULMEN_SUFFIX(deterministic), config.aligned ? "" : "_any");
   KernelSpec spec = backward_spec("backward_sm80", distinction, config);
   spec.num_threads = config.threads();
   spec.min_blocks = config.min_blocks;
@@ -83,21 +110,21 @@ KernelSpec main_spec(const Sm80BackwardConfig& config) {
   return spec;
 }
 
-KernelSpec dbias_spec(const Sm80BackwardConfig& config) {
+KernelSpec dbias_spec(const BackwardSm80Config& config) {
   KernelSpec spec = backward_spec("backward_dbias_sm80",
-                                  config.sums_dbias    ? "_sums"
-                                  : config.tiled_dbias ? "_tiles"
-                                                       : "",
+                                  config.accumulates_dbias ? "_sums"
+                                  : config.tiled_dbias     ? "_tiles"
+                                                           : "",
                                   sm80_dbias_config(config));
   spec.num_threads = kRowsThreads;
   spec.min_blocks = kRowsBlocks;
   return spec;
 }
 
-KernelSpec finish_spec(const Sm80BackwardConfig& config) {
+KernelSpec finish_spec(const BackwardSm80Config& config) {
   KernelSpec spec =
       backward_spec("backward_postprocess_sm80",
-                    sentence("_d", config.d_qk, "_", config.rows, "x", config.columns, "_",
+                    sentence("_d", config.d_qk, "_", config.q_rows, "x", config.kv_rows, "_",
                              config.dq_rows, "x", config.dq_dims, FULMEN_SUFFIX(hopper)),
                     sm80_finish_config(config));
   spec.num_threads = kRowsThreads;
@@ -106,23 +133,23 @@ KernelSpec finish_spec(const Sm80BackwardConfig& config) {
 }
 
 // What prepares, the kernel that computes, what finishes; dbias before them or after.
-std::vector<KernelLaunch> own_launches(const Problem& problem, const Sm80BackwardConfig& config,
+std::vector<KernelLaunch> own_launches(const Problem& problem, const BackwardSm80Config& config,
                                        const AttentionParams& params) {
-  const i64 row_tiles = num_q_tiles(params, config.rows);
-  const i64 key_tiles = num_kv_tiles(params, config.columns);
-  const i64 finish_blocks = sm80_finish_blocks(row_tiles, key_tiles);
+  const i64 row_tiles = num_q_tiles(params, config.q_rows);
+  const i64 key_tiles = num_kv_tiles(params, config.kv_rows);
+  const i64 finish_blocks = sm80_postprocess_blocks(row_tiles, key_tiles);
   std::vector<KernelLaunch> launches{{rows_spec(problem, config), row_tiles},
                                      {main_spec(config), key_tiles, 1, config.hopper},
                                      {finish_spec(config), finish_blocks, 1, config.hopper}};
   if (config.dbias) {
-    launches.insert(config.sums_dbias ? launches.end() : launches.begin(),
+    launches.insert(config.accumulates_dbias ? launches.end() : launches.begin(),
                     {dbias_spec(config), kDbiasBlocks});
   }
   return launches;
 }
 
 // What is left for simt.
-AttentionParams side_params(const Problem& problem, const Sm80BackwardConfig& config,
+AttentionParams side_params(const Problem& problem, const BackwardSm80Config& config,
                             u32* faults = nullptr) {
   AttentionParams params = side_gradient_params(problem, faults);
   if (config.dbias) params.dbias = ArrayView{};
@@ -132,7 +159,7 @@ AttentionParams side_params(const Problem& problem, const Sm80BackwardConfig& co
 }  // namespace
 
 std::vector<KernelLaunch> sm80_backward_launches(const Problem& problem, const Gpu& gpu) {
-  const Sm80BackwardConfig config = sm80_backward_config(problem, gpu);
+  const BackwardSm80Config config = sm80_backward_config(problem, gpu);
   const AttentionParams params = attention_params(problem);
   std::vector<KernelLaunch> launches = own_launches(problem, config, params);
   for (KernelLaunch& launch :
@@ -144,22 +171,22 @@ std::vector<KernelLaunch> sm80_backward_launches(const Problem& problem, const G
 
 void sm80_backward_run(const Call& call) {
   const Problem& problem = call.problem;
-  const Sm80BackwardConfig config = sm80_backward_config(problem, call.gpu);
+  const BackwardSm80Config config = sm80_backward_config(problem, call.gpu);
   const Sm80BackwardWorkspace workspace = sm80_backward_workspace(problem, config);
   const auto at = [&](i64 offset) { return reinterpret_cast<u32*>(call.workspace + offset); };
-  Sm80BackwardParams params{};
+  BackwardSm80Params params{};
   params.attention = attention_params(problem, call.faults);
   params.row_tiles = reinterpret_cast<u8*>(call.workspace + workspace.row_tiles_at);
-  params.hulls = reinterpret_cast<Sm80Columns*>(call.workspace + workspace.hulls_at);
-  params.dq_sums = reinterpret_cast<float*>(call.workspace + workspace.dq_sums_at);
-  params.dbias_sums = reinterpret_cast<float*>(call.workspace + workspace.dbias_sums_at);
-  params.suspect_rows = at(0);
-  params.suspect_keys = at(workspace.suspect_keys_at);
-  params.turns = at(workspace.turns_at);
-  params.next_block = at(workspace.next_block_at);
-  params.cleared = at(workspace.cleared_at);
-  params.groups = sm80_groups(params.attention, config, sm80_lines_per_group(problem),
-                              sm80_groups_ahead(problem, config));
+  params.key_bounds = reinterpret_cast<KeyRangeSm80*>(call.workspace + workspace.key_bounds_at);
+  params.dq_accum = reinterpret_cast<float*>(call.workspace + workspace.dq_accum_at);
+  params.dbias_accum = reinterpret_cast<float*>(call.workspace + workspace.dbias_accum_at);
+  params.suspect_m_blocks = at(0);
+  params.suspect_n_blocks = at(workspace.suspect_n_blocks_at);
+  params.dq_semaphores = at(workspace.dq_semaphores_at);
+  params.next_n_block = at(workspace.next_n_block_at);
+  params.zeroed_blocks = at(workspace.zeroed_blocks_at);
+  params.groups = head_groups_sm80(params.attention, config, sm80_lines_per_group(problem),
+                                   sm80_groups_ahead(problem, config));
   const std::size_t num_own = config.dbias ? 4 : 3;
   for (std::size_t i = 0; i < num_own; ++i) call.launch(i, params);
   if (call.kernels.size() == num_own) return;
@@ -181,7 +208,7 @@ std::vector<std::vector<KernelSpec>> sm80_backward_specs(const Gpu& gpu) {
           problem.arrays[array].dtype = dtype;
           problem.arrays[array].strides[3] = dtype == DType::kBFloat16 ? 1 : 2;  // units, or none
         }
-        const Sm80BackwardConfig config = sm80_backward_config(problem, gpu);
+        const BackwardSm80Config config = sm80_backward_config(problem, gpu);
         specs.push_back(main_spec(config));
         around.push_back(rows_spec(problem, config));
         around.push_back(finish_spec(config));
@@ -199,7 +226,7 @@ std::vector<std::vector<KernelSpec>> sm80_backward_specs(const Gpu& gpu) {
       problem.precision = precision;
       for (const i64 dim : {64, 128, 256, 96}) {
         problem.dim_qk = problem.dim_v = dim;
-        const Sm80BackwardConfig config = sm80_backward_config(problem, gpu);
+        const BackwardSm80Config config = sm80_backward_config(problem, gpu);
         float32.push_back(main_spec(config));
         around.push_back(rows_spec(problem, config));
         around.push_back(finish_spec(config));

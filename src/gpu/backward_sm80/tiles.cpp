@@ -26,11 +26,11 @@ struct TileShape {
   i32 warps = 8;
   Tile block;            // queries of a step, keys of a block
   Tile part = {32, 32};  // of a warp
-  i32 kv_rows = 32, dq_rows = 32;
+  i32 dkv_rows = 32, dq_rows = 32;
   i32 stages = 2, pair_stages = 1;
   Roles roles = Roles::kOne;
   i32 min_blocks = 1;
-  bool sliced = false;  // see Sm80BackwardConfig
+  bool split_d = false;  // see BackwardSm80Config
 };
 
 // NVIDIA H200, 2026-11-28: decisions 19, 28, 32 and the results that they name.
@@ -55,7 +55,7 @@ constexpr TileShape kShapes[] = {
     {.max_dim = 256,
      .block = {32, 32},
      .part = {16, 16},
-     .kv_rows = 16,
+     .dkv_rows = 16,
      .dq_rows = 16,
      .stages = 1},
     {.max_dim = 320, .block = {32, 64}, .part = {16, 32}, .pair_stages = 2, .roles = Roles::kSplit},
@@ -64,19 +64,19 @@ constexpr TileShape kShapes[] = {
      .part = {16, 16},
      .pair_stages = 2,
      .roles = Roles::kSplit,
-     .sliced = true},
+     .split_d = true},
     {.max_dim = 576, .block = {32, 32}, .part = {16, 16}, .pair_stages = 2, .roles = Roles::kSplit},
-    {.max_dim = 576, .block = {32, 32}, .part = {16, 16}, .kv_rows = 16, .dq_rows = 16},
+    {.max_dim = 576, .block = {32, 32}, .part = {16, 16}, .dkv_rows = 16, .dq_rows = 16},
     {.max_dim = 576,
      .block = {32, 32},
      .part = {16, 16},
-     .kv_rows = 16,
+     .dkv_rows = 16,
      .dq_rows = 16,
      .stages = 1},
     {.max_dim = 576,
      .block = {16, 16},
      .part = {16, 16},
-     .kv_rows = 16,
+     .dkv_rows = 16,
      .dq_rows = 16,
      .stages = 1},
 };
@@ -92,13 +92,13 @@ constexpr TileShape kFloat32Shapes[] = {
     {.max_dim = 256,
      .block = {32, 32},
      .part = {16, 16},
-     .kv_rows = 16,
+     .dkv_rows = 16,
      .dq_rows = 16,
      .stages = 1},
     {.max_dim = 256,
      .block = {16, 16},
      .part = {16, 16},
-     .kv_rows = 16,
+     .dkv_rows = 16,
      .dq_rows = 16,
      .stages = 1},
 };
@@ -124,14 +124,14 @@ bool has_tiles_of_dbias(const Problem& problem) {
   return fits;
 }
 
-void set_options(Sm80BackwardConfig& config, const Problem& problem, const Gpu& gpu) {
+void set_options(BackwardSm80Config& config, const Problem& problem, const Gpu& gpu) {
   const bool has_bias = problem.has(Array::kBias);
   config.mask = problem.has(Array::kMask);
   config.bias = has_bias ? problem.arrays[Array::kBias].dtype : DType::kNone;
-  config.pair_units = sm80_has_pair_units(problem);
+  config.pair_aligned = sm80_has_aligned_pairs(problem);
   config.documents = problem.has(Array::kQIds);
   config.dbias = sm80_has_dbias(problem);
-  config.sums_dbias = config.dbias && sm80_shares_dbias(problem);
+  config.accumulates_dbias = config.dbias && sm80_shares_dbias(problem);
   config.dtype = problem.dtype;
   config.precision = problem.precision;
   config.dq = problem.has(Array::kDQ);
@@ -140,54 +140,56 @@ void set_options(Sm80BackwardConfig& config, const Problem& problem, const Gpu& 
   config.softcap = problem.score_map.softcap != 0;
   config.alibi = problem.has(Array::kAlibiSlopes);
   config.tiled_dbias = config.dbias && has_tiles_of_dbias(problem);
-  config.natural = has_bias || config.softcap || config.alibi || !(problem.score_map.scale > 0);
+  config.scales_scores =
+      has_bias || config.softcap || config.alibi || !(problem.score_map.scale > 0);
   config.dropout = problem.dropout.enabled();
   config.split_sum = problem.has(Array::kSinks) && problem.has(Array::kDLse);
-  config.ordered = config.dq && (problem.deterministic || problem.batch_invariant);
+  config.deterministic = config.dq && (problem.deterministic || problem.batch_invariant);
   config.hopper = gpu.compute_capability >= 90;
-  config.units = sm80_has_units(problem, Array::kDOut);
+  config.aligned = sm80_has_aligned_rows(problem, Array::kDOut);
 }
 
-bool is_plain(const Sm80BackwardConfig& config) {
-  return !config.hides_pairs() && !config.documents && !config.natural && !config.dropout;
+bool is_plain(const BackwardSm80Config& config) {
+  return !config.hides_pairs() && !config.documents && !config.scales_scores && !config.dropout;
 }
 
 // Tiles of dQ as wide as leaves one for every warp, and registers for options and slices.
-i32 dq_dims(const Sm80BackwardConfig& config) {
+i32 dq_dims(const BackwardSm80Config& config) {
   for (const i32 dims : {64, 48, 32}) {
-    if ((dims == 64 && !is_plain(config)) || (dims > 32 && config.sliced)) continue;
+    if ((dims == 64 && !is_plain(config)) || (dims > 32 && config.split_d)) continue;
     const bool divides = config.d_qk % dims == 0;
-    if (divides && config.rows / config.dq_rows * (config.d_qk / dims) >= config.warps) return dims;
+    if (divides && config.q_rows / config.dq_rows * (config.d_qk / dims) >= config.warps)
+      return dims;
   }
   return 16;
 }
 
-bool may_split_roles(const Sm80BackwardConfig& config) {
+bool may_split_roles(const BackwardSm80Config& config) {
   return is_plain(config) && !config.split_sum && config.dq && config.dk && config.dv &&
          config.d_qk == config.d_v;
 }
 
-void set_shape(Sm80BackwardConfig& config, const TileShape& shape, const Problem& problem) {
+void set_shape(BackwardSm80Config& config, const TileShape& shape, const Problem& problem) {
   // Options take registers: with any of them a warp's tile of S has 16 rows.
   const bool plain = is_plain(config);
   config.warps = shape.warps;
-  config.rows = shape.block.rows;
-  config.columns = shape.block.columns;
+  config.q_rows = shape.block.rows;
+  config.kv_rows = shape.block.columns;
   config.stages = shape.stages;
   config.pair_stages = config.tiled_dbias ? 1 : shape.pair_stages;
   config.split_roles = shape.roles != Roles::kOne;
-  config.keys_first = shape.roles == Roles::kKeysFirst;
+  config.swap_ab = shape.roles == Roles::kKeysFirst;
   config.s_rows = plain ? shape.part.rows : 16;
   config.s_columns = shape.part.columns;
-  config.kv_rows = shape.kv_rows;
+  config.dkv_rows = shape.dkv_rows;
   config.dq_rows = shape.dq_rows;
   config.min_blocks = shape.min_blocks;
   // A second text for what is seen whole costs more than it saves where a mask cuts most steps.
-  config.beside = config.split_roles && config.parts() > 1 &&
-                  (!config.keys_first || sm80_sees_all(problem) || problem.q_rows > kShortRows);
-  config.asks_late = config.split_roles && shape.max_dim == 256;
-  config.clears_ahead = config.split_roles && shape.max_dim <= 128;
-  config.sliced = shape.sliced;
+  config.unrolled = config.split_roles && config.parts() > 1 &&
+                    (!config.swap_ab || sm80_sees_all(problem) || problem.q_rows > kShortRows);
+  config.late_prefetch = config.split_roles && shape.max_dim == 256;
+  config.zeroes_dq = config.split_roles && shape.max_dim <= 128;
+  config.split_d = shape.split_d;
   config.d_qk = rounded_up(problem.dim_qk, i64{16} * config.kv_parts());
   config.d_v = rounded_up(problem.dim_v, i64{16} * config.kv_parts());
   config.dq_dims = dq_dims(config);
@@ -196,8 +198,8 @@ void set_shape(Sm80BackwardConfig& config, const TileShape& shape, const Problem
 }  // namespace
 
 // Zero warps where no shape fits.
-Sm80BackwardConfig sm80_backward_tiles(const Problem& problem, const Gpu& gpu) {
-  Sm80BackwardConfig config;
+BackwardSm80Config sm80_backward_tiles(const Problem& problem, const Gpu& gpu) {
+  BackwardSm80Config config;
   set_options(config, problem, gpu);
   for (const TileShape& shape : shapes_of(problem)) {
     set_shape(config, shape, problem);

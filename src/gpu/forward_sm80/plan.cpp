@@ -29,52 +29,52 @@ i32 rounded_up(i64 dim, i64 unit) {
 }
 
 // How many options of the problem cost registers.
-i32 num_options(const Sm80Config& config) {
-  const bool maps_alone = config.natural && config.bias == DType::kNone;
+i32 num_options(const ForwardSm80Config& config) {
+  const bool maps_alone = config.scales_scores && config.bias == DType::kNone;
   return config.mask + (config.bias != DType::kNone) + config.documents + maps_alone +
          config.softcap + config.alibi + config.dropout;
 }
 
 // A tile of a shape, with head dimensions as computed with. Long rows of V are cut into equal
 // parts.
-void set_tile(Sm80Config& config, const Problem& problem, const Sm80Shape& shape,
+void set_tile(ForwardSm80Config& config, const Problem& problem, const Sm80Shape& shape,
               bool takes_many_registers) {
   const bool has_pairs = config.has_pairs();
   config.d_qk = rounded_up(problem.dim_qk, 16);
   const i64 parts = max<i64>(1, ceil_div(problem.dim_v, shape.max_v()));
-  const i64 unit = problem.dtype == DType::kFloat32 ? 32 : 16 * shape.team_warps;
+  const i64 unit = problem.dtype == DType::kFloat32 ? 32 : 16 * shape.warps_n;
   config.d_v = rounded_up(ceil_div(problem.dim_v, parts), unit);
   config.warps = shape.warps;
-  config.team_warps = shape.team_warps;
+  config.warps_n = shape.warps_n;
   config.row_tiles = takes_many_registers ? 1 : shape.row_tiles;
-  config.columns = shape.columns;
-  if (has_pairs) config.columns = shape.pair_columns;
-  if (config.dropout) config.columns = shape.dropout_columns;
-  if (config.softcap) config.columns = shape.softcap_columns;
-  if (takes_many_registers) config.columns = shape.many_columns;
+  config.kv_rows = shape.columns;
+  if (has_pairs) config.kv_rows = shape.pair_columns;
+  if (config.dropout) config.kv_rows = shape.dropout_columns;
+  if (config.softcap) config.kv_rows = shape.softcap_columns;
+  if (takes_many_registers) config.kv_rows = shape.many_columns;
   config.stage_blocks = has_pairs ? 1 : shape.stage_blocks;
   const bool has_numbers = config.mask || config.bias != DType::kNone || config.dropout;
   config.interleaved = has_numbers && !takes_many_registers && config.dtype != DType::kFloat32 &&
                        config.warp_columns() % 32 == 0;
-  config.takes_turns = shape.takes_turns;
-  config.stages = shape.takes_turns ? 1 : 2;
+  config.single_buffer = shape.single_buffer;
+  config.stages = shape.single_buffer ? 1 : 2;
   config.min_blocks = shape.min_blocks;
-  config.keeps_q = shape.keeps_q && num_options(config) == 0;
-  config.checks_copies = shape.checks_copies;
-  config.whole_rows = config.units && !config.checks_copies && config.d_qk == problem.dim_qk &&
-                      config.d_v * parts == problem.dim_v;
+  config.q_in_registers = shape.q_in_registers && num_options(config) == 0;
+  config.predicates_copies = shape.predicates_copies;
+  config.even_k = config.aligned && !config.predicates_copies && config.d_qk == problem.dim_qk &&
+                  config.d_v * parts == problem.dim_v;
 }
 
 // Whether a shape was made for problems like this one.
-bool suits(const Sm80Shape& shape, const Problem& problem, const Sm80Config& config,
+bool suits(const Sm80Shape& shape, const Problem& problem, const ForwardSm80Config& config,
            bool takes_many_registers) {
-  if ((shape.team_warps > 1 || shape.takes_turns) && takes_many_registers) return false;
-  if (shape.takes_turns && num_options(config) > 0) return false;
+  if ((shape.warps_n > 1 || shape.single_buffer) && takes_many_registers) return false;
+  if (shape.single_buffer && num_options(config) > 0) return false;
   if (problem.batch_invariant) return shape.max_keys == kAnyLength;
   return problem.max_kv / (problem.mask.causal ? 2 : 1) <= shape.max_keys;
 }
 
-// Whether there is nothing to look up before a block begins, see Sm80Config::dense.
+// Whether there is nothing to look up before a block begins, see ForwardSm80Config::dense.
 bool is_dense(const Problem& problem) {
   const IntervalMask& mask = problem.mask;
   const bool has_lengths = problem.has(Array::kQLengths) || problem.has(Array::kKvLengths);
@@ -83,7 +83,7 @@ bool is_dense(const Problem& problem) {
          mask.chunk == 0;
 }
 
-void set_options(Sm80Config& config, const Problem& problem) {
+void set_options(ForwardSm80Config& config, const Problem& problem) {
   const bool has_bias = problem.has(Array::kBias);
   config.dtype = problem.dtype;
   config.precision = problem.precision;
@@ -92,26 +92,26 @@ void set_options(Sm80Config& config, const Problem& problem) {
   config.mask = problem.has(Array::kMask);
   if (has_bias) config.bias = problem.arrays[Array::kBias].dtype;
   config.documents = problem.has(Array::kQIds);
-  config.pair_units = sm80_has_pair_units(problem);
-  config.natural = has_bias || !(problem.score_map.scale > kSmallestScale);
+  config.pair_aligned = sm80_has_aligned_pairs(problem);
+  config.scales_scores = has_bias || !(problem.score_map.scale > kSmallestScale);
   config.dropout = problem.dropout.enabled();
   config.stats = problem.has(Array::kStats);
-  config.exact = problem.arrays[Array::kO].dtype == DType::kFloat32;
-  config.units = sm80_has_units(problem);
-  config.dense = is_dense(problem);
+  config.subtracts_max = problem.arrays[Array::kO].dtype == DType::kFloat32;
+  config.aligned = sm80_has_aligned_rows(problem);
+  config.fixed_length = is_dense(problem);
 }
 
 // Whether options leave a warp registers for 16 rows only: any two of them, and with float32 inputs
 // any, or rows without units.
-bool takes_many_registers(const Sm80Config& config) {
+bool takes_many_registers(const ForwardSm80Config& config) {
   const i32 options = num_options(config);
-  if (config.dtype == DType::kFloat32) return options > 0 || !config.units;
-  return options + config.exact > 1;
+  if (config.dtype == DType::kFloat32) return options > 0 || !config.aligned;
+  return options + config.subtracts_max > 1;
 }
 
 // Zero warps where no shape fits.
-Sm80Config config_of(const Problem& problem, const Gpu& gpu) {
-  Sm80Config config;
+ForwardSm80Config config_of(const Problem& problem, const Gpu& gpu) {
+  ForwardSm80Config config;
   set_options(config, problem);
   const bool takes_many = takes_many_registers(config);
   // By three products one path through a block is 2 % faster than two (d 64 and 128, H200,
@@ -157,21 +157,21 @@ std::string sm80_refusal(const Problem& problem, const Gpu& gpu) {
   if (problem.dim_qk > kMaxDim) {
     return sentence("head dimensions of q and k go up to ", kMaxDim, "; they are ", problem.dim_qk);
   }
-  const Sm80Config config = config_of(problem, gpu);
+  const ForwardSm80Config config = config_of(problem, gpu);
   if (config.warps == 0) {
     return sentence("its narrowest tiles need more than the ", gpu.shared_bytes_per_block,
                     " bytes of shared memory of a block");
   }
   const i64 slots = problem.packed
-                        ? problem.q_rows / config.rows() + problem.num_sequences
-                        : ceil_div(problem.q_rows, config.rows()) * problem.num_sequences;
+                        ? problem.q_rows / config.q_rows() + problem.num_sequences
+                        : ceil_div(problem.q_rows, config.q_rows()) * problem.num_sequences;
   if (slots > kMaxBlocks / max<i64>(1, problem.heads_q * ceil_div(problem.dim_v, config.d_v))) {
     return "counts blocks of queries in 31 bits";
   }
   return "";
 }
 
-bool sm80_has_pair_units(const Problem& problem) {
+bool sm80_has_aligned_pairs(const Problem& problem) {
   for (const Array array : {Array::kMask, Array::kBias}) {
     if (!problem.has(array)) continue;
     const Tensor& tensor = problem.arrays[array];
@@ -185,9 +185,9 @@ bool sm80_has_pair_units(const Problem& problem) {
   return true;
 }
 
-bool sm80_has_units(const Problem& problem, Array last) {
+bool sm80_has_aligned_rows(const Problem& problem, Array last) {
   const i64 unit = 16 / size_bytes(problem.dtype);  // elements
-  const auto has_units = [&](Array array) {
+  const auto is_aligned = [&](Array array) {
     const Tensor& tensor = problem.arrays[array];
     bool fits = tensor.dtype == problem.dtype && tensor.strides[3] == 1;
     for (int axis = 0; axis < 3; ++axis) {
@@ -196,20 +196,20 @@ bool sm80_has_units(const Problem& problem, Array last) {
     return fits;
   };
   return problem.pointer_alignment >= 16 && problem.dim_qk % unit == 0 &&
-         problem.dim_v % unit == 0 && has_units(Array::kQ) && has_units(Array::kK) &&
-         has_units(Array::kV) && has_units(last);
+         problem.dim_v % unit == 0 && is_aligned(Array::kQ) && is_aligned(Array::kK) &&
+         is_aligned(Array::kV) && is_aligned(last);
 }
 
-Sm80Config sm80_forward_config(const Problem& problem, const Gpu& gpu) {
-  Sm80Config config = config_of(problem, gpu);
+ForwardSm80Config sm80_forward_config(const Problem& problem, const Gpu& gpu) {
+  ForwardSm80Config config = config_of(problem, gpu);
   const auto keeps = [&problem](Optimisation each) { return !leaves_out(problem, each); };
   if (!keeps(Optimisation::kPipeline)) {
     config.stages = 1;
-    config.takes_turns = config.checks_copies = false;
+    config.single_buffer = config.predicates_copies = false;
   }
   config.swizzle &= keeps(Optimisation::kSwizzle);
   config.full_blocks &= keeps(Optimisation::kFullBlocks);
-  config.exact |= !keeps(Optimisation::kFoldedScale);
+  config.subtracts_max |= !keeps(Optimisation::kFoldedScale);
   config.lazy_max &= keeps(Optimisation::kLazyRescale);
   config.lazy_rescale &= keeps(Optimisation::kLazyRescale);
   return config;
@@ -226,23 +226,25 @@ u32 sm80_switches(const Problem& problem) {
 
 GpuNeeds sm80_needs(const Problem& problem, const Gpu& gpu) {
   if (problem.operation == Operation::kBackward) return sm80_backward_needs(problem, gpu);
-  const Sm80Config config = config_of(problem, gpu);
+  const ForwardSm80Config config = config_of(problem, gpu);
   const bool has_pairs = config.mask || config.bias != DType::kNone;
-  return {.tile = {config.rows(), config.columns},
-          .alignment_bytes = config.units || (has_pairs && config.pair_units) ? 16 : 1};
+  return {.tile = {config.q_rows(), config.kv_rows},
+          .alignment_bytes = config.aligned || (has_pairs && config.pair_aligned) ? 16 : 1};
 }
 
-i32 sm80_lines_per_group(const Problem& problem, const Gpu& gpu, const Sm80Config& config) {
-  const i64 lines = max<i64>(1, (problem.packed ? 1 : problem.num_sequences) * problem.heads_q);
+i32 sm80_forward_heads_per_group(const Problem& problem, const Gpu& gpu,
+                                 const ForwardSm80Config& config) {
+  const i64 batch_heads =
+      max<i64>(1, (problem.packed ? 1 : problem.num_sequences) * problem.heads_q);
   const i64 bytes = max<i64>(1, problem.kv_rows * (problem.dim_qk + problem.dim_v) *
                                     size_bytes(problem.dtype) / problem.group_size());
   i64 wanted = max<i64>(1, static_cast<i64>(gpu.l2_bytes / 2) / bytes);
   if (problem.mask.causal) {
-    const i64 blocks = max<i64>(1, ceil_div(problem.q_rows, config.rows()));  // of a line
+    const i64 blocks = max<i64>(1, ceil_div(problem.q_rows, config.q_rows()));  // of a line
     const i64 at_once = i64{gpu.num_multiprocessors} * config.min_blocks;
     wanted = max(wanted, ceil_div(4 * at_once, blocks));
   }
-  return static_cast<i32>(ceil_div(lines, ceil_div(lines, wanted)));
+  return static_cast<i32>(ceil_div(batch_heads, ceil_div(batch_heads, wanted)));
 }
 
 }  // namespace fulmen

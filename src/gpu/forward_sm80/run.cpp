@@ -15,40 +15,62 @@
 namespace fulmen::gpu {
 namespace {
 
-std::vector<ConfigField> fields_of(const Sm80Config& config) {
-  return {FULMEN_FIELD(dtype),         FULMEN_FIELD(precision),  FULMEN_FIELD(d_qk),
-          FULMEN_FIELD(d_v),           FULMEN_FIELD(warps),      FULMEN_FIELD(team_warps),
-          FULMEN_FIELD(row_tiles),     FULMEN_FIELD(columns),    FULMEN_FIELD(stages),
-          FULMEN_FIELD(stage_blocks),  FULMEN_FIELD(min_blocks), FULMEN_FIELD(keeps_q),
-          FULMEN_FIELD(interleaved),   FULMEN_FIELD(dense),      FULMEN_FIELD(mask),
-          FULMEN_FIELD(bias),          FULMEN_FIELD(pair_units), FULMEN_FIELD(documents),
-          FULMEN_FIELD(natural),       FULMEN_FIELD(softcap),    FULMEN_FIELD(alibi),
-          FULMEN_FIELD(dropout),       FULMEN_FIELD(exact),      FULMEN_FIELD(swizzle),
-          FULMEN_FIELD(full_blocks),   FULMEN_FIELD(lazy_max),   FULMEN_FIELD(lazy_rescale),
-          FULMEN_FIELD(stats),         FULMEN_FIELD(units),      FULMEN_FIELD(whole_rows),
-          FULMEN_FIELD(checks_copies), FULMEN_FIELD(takes_turns)};
+std::vector<ConfigField> fields_of(const ForwardSm80Config& config) {
+  return {FULMEN_FIELD(dtype),
+          FULMEN_FIELD(precision),
+          FULMEN_FIELD(d_qk),
+          FULMEN_FIELD(d_v),
+          FULMEN_FIELD(warps),
+          FULMEN_FIELD(warps_n),
+          FULMEN_FIELD(row_tiles),
+          FULMEN_FIELD(kv_rows),
+          FULMEN_FIELD(stages),
+          FULMEN_FIELD(stage_blocks),
+          FULMEN_FIELD(min_blocks),
+          FULMEN_FIELD(q_in_registers),
+          FULMEN_FIELD(interleaved),
+          FULMEN_FIELD(fixed_length),
+          FULMEN_FIELD(mask),
+          FULMEN_FIELD(bias),
+          FULMEN_FIELD(pair_aligned),
+          FULMEN_FIELD(documents),
+          FULMEN_FIELD(scales_scores),
+          FULMEN_FIELD(softcap),
+          FULMEN_FIELD(alibi),
+          FULMEN_FIELD(dropout),
+          FULMEN_FIELD(subtracts_max),
+          FULMEN_FIELD(swizzle),
+          FULMEN_FIELD(full_blocks),
+          FULMEN_FIELD(lazy_max),
+          FULMEN_FIELD(lazy_rescale),
+          FULMEN_FIELD(stats),
+          FULMEN_FIELD(aligned),
+          FULMEN_FIELD(even_k),
+          FULMEN_FIELD(predicates_copies),
+          FULMEN_FIELD(single_buffer)};
 }
 
 // The kernel's name among those that plans choose.
-std::string distinction(const Sm80Config& config) {
+std::string distinction(const ForwardSm80Config& config) {
   const bool is_float32 = config.dtype == DType::kFloat32;
   return sentence(
       is_float32 ? name(config.precision) : name(config.dtype), "_d", config.d_qk, "_", config.d_v,
-      "_", config.rows(), "x", config.columns, config.team_warps > 1 ? "_teams" : "",
+      "_", config.q_rows(), "x", config.kv_rows, config.warps_n > 1 ? "_teams" : "",
       FULMEN_SUFFIX(mask), bias_suffix(config.bias),
-      (config.mask || config.bias != DType::kNone) && !config.pair_units ? "_words" : "",
-      FULMEN_SUFFIX(documents), FULMEN_SUFFIX(natural), FULMEN_SUFFIX(softcap),
-      FULMEN_SUFFIX(alibi), FULMEN_SUFFIX(dropout), FULMEN_SUFFIX(exact), FULMEN_SUFFIX(stats),
-      config.units ? "" : "_any",
-      !config.units || config.whole_rows || config.checks_copies ? "" : "_filled",
-      config.dense ? "" : "_ragged");
+      (config.mask || config.bias != DType::kNone) && !config.pair_aligned ? "_words" : "",
+      FULMEN_SUFFIX(documents), FULMEN_SUFFIX(scales_scores), FULMEN_SUFFIX(softcap),
+      FULMEN_SUFFIX(alibi), FULMEN_SUFFIX(dropout), FULMEN_SUFFIX(subtracts_max),
+      FULMEN_SUFFIX(stats), config.aligned ? "" : "_any",
+      !config.aligned || config.even_k || config.predicates_copies ? "" : "_filled",
+      config.fixed_length ? "" : "_ragged");
 }
 
 }  // namespace
 
-KernelSpec sm80_forward_spec(const Sm80Config& config) {
-  KernelSpec spec = spec_of("forward_sm80", "forward_sm80", distinction(config),
-                            FULMEN_KERNEL_TYPES(Sm80Config, Sm80Params), fields_of(config));
+KernelSpec sm80_forward_spec(const ForwardSm80Config& config) {
+  KernelSpec spec =
+      spec_of("forward_sm80", "forward_sm80", distinction(config),
+              FULMEN_KERNEL_TYPES(ForwardSm80Config, ForwardSm80Params), fields_of(config));
   spec.num_threads = config.threads();
   spec.min_blocks = config.min_blocks;
   spec.shared_bytes = static_cast<std::size_t>(config.forward_shared_bytes());
@@ -62,16 +84,16 @@ KernelSpec sm80_forward_spec(const Sm80Config& config) {
 
 std::vector<KernelLaunch> sm80_launches(const Problem& problem, const Gpu& gpu) {
   if (problem.operation == Operation::kBackward) return sm80_backward_launches(problem, gpu);
-  const Sm80Config config = sm80_forward_config(problem, gpu);
-  return {{sm80_forward_spec(config), forward_sm80_blocks(attention_params(problem), config)}};
+  const ForwardSm80Config config = sm80_forward_config(problem, gpu);
+  return {{sm80_forward_spec(config), num_forward_sm80_blocks(attention_params(problem), config)}};
 }
 
 void sm80_run(const Call& call) {
   if (call.problem.operation == Operation::kBackward) return sm80_backward_run(call);
   const AttentionParams attention = attention_params(call.problem, call.faults);
-  const Sm80Config config = sm80_forward_config(call.problem, call.gpu);
-  const Sm80Params params{
-      attention, {attention, config, sm80_lines_per_group(call.problem, call.gpu, config)}};
+  const ForwardSm80Config config = sm80_forward_config(call.problem, call.gpu);
+  const ForwardSm80Params params{
+      attention, {attention, config, sm80_forward_heads_per_group(call.problem, call.gpu, config)}};
   call.launch(0, params);
 }
 

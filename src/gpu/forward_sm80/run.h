@@ -16,7 +16,7 @@ namespace fulmen::gpu {
 std::vector<KernelLaunch> sm80_launches(const Problem& problem, const Gpu& gpu);
 void sm80_run(const Call& call);
 
-KernelSpec sm80_forward_spec(const Sm80Config& config);
+KernelSpec sm80_forward_spec(const ForwardSm80Config& config);
 
 // One kernel for each set of options, each in the tiles of a card for several head dimensions, in
 // both dtypes.

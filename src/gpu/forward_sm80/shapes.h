@@ -15,26 +15,26 @@ inline constexpr i64 kAnyLength = i64{1} << 40;
 // for min_blocks blocks on a multiprocessor.
 struct Sm80Shape {
   i32 max_dim, warps = 4, row_tiles = 2, columns = 32, min_blocks = 2;
-  i32 many_columns = columns;     // where options leave a warp 16 rows
-  i32 pair_columns = columns;     // with a mask, a bias or documents alone
-  i32 dropout_columns = columns;  // with dropout alone
-  i32 softcap_columns = columns;  // with softcap alone
-  i32 team_warps = 1;             // more: not where options take many registers
-  i32 stage_blocks = 1;           // but one where arrays belong to pairs
-  bool keeps_q = false;           // not with options
-  bool takes_turns = false;       // not with options
-  bool checks_copies = false;     // see Sm80Config
-  i64 max_keys = kAnyLength;      // that a query meets; no bound holds if batch_invariant
+  i32 many_columns = columns;      // where options leave a warp 16 rows
+  i32 pair_columns = columns;      // with a mask, a bias or documents alone
+  i32 dropout_columns = columns;   // with dropout alone
+  i32 softcap_columns = columns;   // with softcap alone
+  i32 warps_n = 1;                 // more: not where options take many registers
+  i32 stage_blocks = 1;            // but one where arrays belong to pairs
+  bool q_in_registers = false;     // not with options
+  bool single_buffer = false;      // not with options
+  bool predicates_copies = false;  // see ForwardSm80Config
+  i64 max_keys = kAnyLength;       // that a query meets; no bound holds if batch_invariant
 
   // Dims of V that one block takes: 128 sums a thread, in teams up to 160.
-  constexpr i32 max_v() const { return team_warps > 1 ? max_dim : 256; }
+  constexpr i32 max_v() const { return warps_n > 1 ? max_dim : 256; }
 };
 // NVIDIA H200, 2026-11-28: bench/results/2026-11-28-sm80-variants-h200.jsonl, decisions 25, 30, 38,
 // 42.
 inline constexpr Sm80Shape kShapes[] = {
-    {.max_dim = 48, .columns = 64, .keeps_q = true},
-    {.max_dim = 64, .columns = 64, .stage_blocks = 2, .keeps_q = true},
-    {.max_dim = 64, .columns = 64, .keeps_q = true},
+    {.max_dim = 48, .columns = 64, .q_in_registers = true},
+    {.max_dim = 64, .columns = 64, .stage_blocks = 2, .q_in_registers = true},
+    {.max_dim = 64, .columns = 64, .q_in_registers = true},
     {.max_dim = 80},
     {.max_dim = 96, .columns = 48, .many_columns = 32, .pair_columns = 32, .dropout_columns = 32},
     {.max_dim = 96},
@@ -49,16 +49,16 @@ inline constexpr Sm80Shape kShapes[] = {
     {.max_dim = 256,
      .row_tiles = 1,
      .columns = 64,
-     .takes_turns = true,
-     .checks_copies = true,
+     .single_buffer = true,
+     .predicates_copies = true,
      .max_keys = 512},
     {.max_dim = 256,
      .warps = 8,
      .columns = 96,
      .min_blocks = 1,
-     .team_warps = 2,
-     .takes_turns = true},
-    {.max_dim = 256, .warps = 8, .columns = 64, .min_blocks = 1, .team_warps = 2},
+     .warps_n = 2,
+     .single_buffer = true},
+    {.max_dim = 256, .warps = 8, .columns = 64, .min_blocks = 1, .warps_n = 2},
     {.max_dim = 256, .warps = 8, .row_tiles = 1, .columns = 64, .min_blocks = 1},
     {.max_dim = 256, .warps = 8, .row_tiles = 1, .min_blocks = 1},
     {.max_dim = 256, .row_tiles = 1, .min_blocks = 1},
@@ -66,16 +66,16 @@ inline constexpr Sm80Shape kShapes[] = {
      .warps = 8,
      .columns = 64,
      .min_blocks = 1,
-     .team_warps = 2,
-     .takes_turns = true},
-    {.max_dim = 320, .warps = 8, .min_blocks = 1, .team_warps = 2},
+     .warps_n = 2,
+     .single_buffer = true},
+    {.max_dim = 320, .warps = 8, .min_blocks = 1, .warps_n = 2},
     {.max_dim = 512,
      .warps = 8,
      .columns = 64,
      .min_blocks = 1,
-     .team_warps = 4,
-     .takes_turns = true},
-    {.max_dim = 576, .warps = 8, .row_tiles = 1, .min_blocks = 1, .team_warps = 2},
+     .warps_n = 4,
+     .single_buffer = true},
+    {.max_dim = 576, .warps = 8, .row_tiles = 1, .min_blocks = 1, .warps_n = 2},
     {.max_dim = 576, .row_tiles = 1, .min_blocks = 1},
     {.max_dim = 576, .row_tiles = 1, .columns = 16, .min_blocks = 1},
     {.max_dim = 576, .warps = 2, .row_tiles = 1, .columns = 16, .min_blocks = 1},
@@ -102,7 +102,7 @@ inline constexpr Sm80Shape kTf32Shapes[] = {
 };
 inline constexpr Sm80Shape k3xTf32Shapes[] = {
     {.max_dim = 64},
-    {.max_dim = 128, .takes_turns = true},
+    {.max_dim = 128, .single_buffer = true},
     {.max_dim = 128, .row_tiles = 1},
     {.max_dim = 128, .row_tiles = 1, .min_blocks = 1},
     {.max_dim = 256, .row_tiles = 1, .min_blocks = 1},

@@ -4,7 +4,7 @@
 // dbias, which is dS: copied from its tiles in shared memory (config.tiled_dbias), or stored pair
 // by pair, or added to float32 sums where several pairs share one element. backward_sm80 does that;
 // the kernel backward_dbias_sm80 writes zeros before it, for pairs that it never computes, or
-// rounds the sums after it (config.sums_dbias), with any number of blocks.
+// rounds the sums after it (config.accumulates_dbias), with any number of blocks.
 #pragma once
 
 #include "kernels/backward_sm80/softmax.cuh"
@@ -14,29 +14,29 @@
 
 namespace fulmen {
 
-template <Sm80BackwardConfig kConfig>
-struct BackwardBiasSm80 {
+template <BackwardSm80Config kConfig>
+struct BackwardDbiasSm80 {
   using Step = BackwardStepSm80<kConfig>;
   using Part = BackwardPartSm80;
 
-  const Sm80BackwardParams& params;
+  const BackwardSm80Params& params;
 
   // The tile of dS of a step, by all threads of the block.
-  void copy(const BackwardTilesSm80<kConfig>& tiles, const Step& step) const {
-    constexpr i32 kUnits = kConfig.columns / 8;
+  void copy(const BackwardStorageSm80<kConfig>& tiles, const Step& step) const {
+    constexpr i32 kVectors = kConfig.kv_rows / 8;
     const ArrayView& dbias = params.attention.dbias;
     const SequenceShape& shape = step.head.sequence.shape;
     const auto tile = tiles.ds_tile(step.pair_stage);
     u16* const to = reinterpret_cast<u16*>(dbias.data) +
                     dbias.offset(step.head.index, step.head.head, step.first_row, step.first_key);
 #pragma unroll
-    for (i32 i = 0; i < kConfig.rows * kUnits; i += kConfig.threads()) {
+    for (i32 i = 0; i < kConfig.q_rows * kVectors; i += kConfig.threads()) {
       const i32 at = i + static_cast<i32>(ptx::thread_index());
-      const i32 row = at / kUnits, unit = at % kUnits;
-      if (row < kConfig.rows && step.first_row + row < shape.q_len &&
-          step.first_key + 8 * unit < shape.kv_len) {
-        const u32 from = tile.address(static_cast<u32>(row), static_cast<u32>(unit));
-        ptx::store_global_x4(to + row * dbias.strides[2] + 8 * unit, ptx::load_shared_x4(from));
+      const i32 row = at / kVectors, vector = at % kVectors;
+      if (row < kConfig.q_rows && step.first_row + row < shape.q_len &&
+          step.first_key + 8 * vector < shape.kv_len) {
+        const u32 from = tile.address(static_cast<u32>(row), static_cast<u32>(vector));
+        ptx::store_global_x4(to + row * dbias.strides[2] + 8 * vector, ptx::load_shared_x4(from));
       }
     }
   }
@@ -72,9 +72,9 @@ struct BackwardBiasSm80 {
     const AttentionParams& p = params.attention;
     const i64 index = p.dbias_extents[0] == 1 ? 0 : step.head.index;
     const i64 head = p.dbias_extents[1] == 1 ? 0 : step.head.head;
-    if constexpr (kConfig.sums_dbias) {
+    if constexpr (kConfig.accumulates_dbias) {
       float* const to =
-          params.dbias_sums +
+          params.dbias_accum +
           ((index * p.dbias_extents[1] + head) * p.dbias_extents[2] + row) * p.dbias_extents[3] +
           key;
       each(dS, h, num_keys, [&](i32 at, float x) { ptx::reduce_add(to + at, x); });
@@ -100,8 +100,8 @@ struct BackwardBiasSm80 {
 
 inline constexpr i32 kSm80DbiasThreads = 256;
 
-template <Sm80BackwardConfig kConfig>
-void backward_dbias_sm80(const Sm80BackwardParams& params) {
+template <BackwardSm80Config kConfig>
+void backward_dbias_sm80(const BackwardSm80Params& params) {
   const AttentionParams& p = params.attention;
   const i64(&extents)[4] = p.dbias_extents;
   const i64 num_rows = extents[0] * extents[1] * extents[2];
@@ -116,7 +116,7 @@ void backward_dbias_sm80(const Sm80BackwardParams& params) {
       continue;
     }
     for (i64 key = ptx::thread_index(); key < extents[3]; key += kSm80DbiasThreads) {
-      const float x = kConfig.sums_dbias ? params.dbias_sums[row * extents[3] + key] : 0.f;
+      const float x = kConfig.accumulates_dbias ? params.dbias_accum[row * extents[3] + key] : 0.f;
       store_real(p.dbias, to + key * p.dbias.strides[3], x);
     }
   }

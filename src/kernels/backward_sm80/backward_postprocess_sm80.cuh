@@ -4,7 +4,7 @@
 // The end of a backward call of sm80: the float32 sums of dQ become dq. And where backward_sm80 has
 // marked a tile, rows of dq, dk or dv that are not finite are computed again by backward_naive,
 // which reads visible pairs alone: NaN that only hidden pairs hold goes, NaN that belongs there
-// comes back. Launched with sm80_finish_blocks().
+// comes back. Launched with sm80_postprocess_blocks().
 #pragma once
 
 #include "kernels/backward_sm80/dq.cuh"
@@ -16,9 +16,9 @@
 
 namespace fulmen {
 
-template <Sm80BackwardConfig kConfig>
-struct BackwardRoundingSm80 {
-  using Order = Sm80DqOrder<kConfig>;
+template <BackwardSm80Config kConfig>
+struct ConvertDqSm80 {
+  using Order = DqAccumLayoutSm80<kConfig>;
   // Tiles of 16 rows at once: as many as registers hold.
   static constexpr i32 kTiles = min(kConfig.dq_rows / 16, max(32 / Order::kFloats, 1));
   using Sums = float[kTiles][Order::kFloats];
@@ -83,22 +83,24 @@ struct BackwardRoundingSm80 {
   }
 };
 
-inline constexpr i32 kSm80FinishThreads = 256;
+inline constexpr i32 kSm80PostprocessThreads = 256;
 
-template <Sm80BackwardConfig kConfig>
-struct BackwardFinishSm80 {
-  const Sm80BackwardParams& params;
+template <BackwardSm80Config kConfig>
+struct BackwardPostprocessSm80 {
+  const BackwardSm80Params& params;
   const AttentionParams& p;
 
-  explicit BackwardFinishSm80(const Sm80BackwardParams& params_)
+  explicit BackwardPostprocessSm80(const BackwardSm80Params& params_)
       : params(params_), p(params_.attention) {}
 
   static i32 thread() { return static_cast<i32>(ptx::thread_index()); }
 
-  __attribute__((noinline)) static void repeat_dq(const AttentionParams& p, const RowTask& task) {
+  __attribute__((noinline)) static void recompute_dq(const AttentionParams& p,
+                                                     const RowTask& task) {
     backward_naive_dq_row<kConfig.dtype>(p, task);
   }
-  __attribute__((noinline)) static void repeat_dkdv(const AttentionParams& p, const RowTask& task) {
+  __attribute__((noinline)) static void recompute_dkdv(const AttentionParams& p,
+                                                       const RowTask& task) {
     backward_naive_dkdv_row<kConfig.dtype>(p, task);
   }
 
@@ -113,60 +115,61 @@ struct BackwardFinishSm80 {
     return sum == 0;
   }
 
-  void mend_rows(const Head<kConfig.dtype>& head, i64 first) const {
+  void recompute_rows(const Head<kConfig.dtype>& head, i64 first) const {
     const Sequence& sequence = head.sequence;
     const i64 chunks = num_chunks(p.dim_qk);
-    const i64 count = clamp<i64>(sequence.shape.q_len - first, 0, kConfig.rows);
-    for (i64 at = thread(); at < count * chunks; at += kSm80FinishThreads) {
+    const i64 count = clamp<i64>(sequence.shape.q_len - first, 0, kConfig.q_rows);
+    for (i64 at = thread(); at < count * chunks; at += kSm80PostprocessThreads) {
       const RowTask task{sequence.batch, head.head, sequence.q_begin + first + at / chunks,
                          at % chunks};
-      if (!all_finite(p.dq, task, task.chunk, p.dim_qk)) repeat_dq(p, task);
+      if (!all_finite(p.dq, task, task.chunk, p.dim_qk)) recompute_dq(p, task);
     }
   }
 
-  void mend_keys(const Head<kConfig.dtype>& head, i64 first) const {
+  void recompute_keys(const Head<kConfig.dtype>& head, i64 first) const {
     const Sequence& sequence = head.sequence;
     const i64 chunks = dkdv_chunks(p);
-    const i64 count = clamp<i64>(sequence.shape.kv_len - first, 0, kConfig.columns);
-    for (i64 at = thread(); at < count * chunks; at += kSm80FinishThreads) {
+    const i64 count = clamp<i64>(sequence.shape.kv_len - first, 0, kConfig.kv_rows);
+    for (i64 at = thread(); at < count * chunks; at += kSm80PostprocessThreads) {
       const RowTask task{sequence.batch, head.kv_head, sequence.kv_begin + first + at / chunks,
                          at % chunks};
       const bool is_dk = task.chunk < dk_chunks(p);
       const bool finite = is_dk ? all_finite(p.dk, task, task.chunk, p.dim_qk)
                                 : all_finite(p.dv, task, task.chunk - dk_chunks(p), p.dim_v);
-      if (!finite) repeat_dkdv(p, task);
+      if (!finite) recompute_dkdv(p, task);
     }
   }
 
   // Tile `number` of queries.
   void finish_rows(i64 number) const {
-    const i64 num_slots = num_tile_slots(p, p.q_rows, kConfig.rows);
+    const i64 num_slots = num_tile_slots(p, p.q_rows, kConfig.q_rows);
     const i64 line = number / num_slots;
     const TileTask task{line / p.heads_q, line % p.heads_q, number % num_slots};
-    const TilePlace place = find_tile(p, p.cu_q, task, kConfig.rows);
+    const TilePlace place = find_tile(p, p.cu_q, task, kConfig.q_rows);
     if (!p.dq.present() || place.first_row < 0) return;
     const Head<kConfig.dtype> head(p, place.index, task.head);
-    BackwardRoundingSm80<kConfig>{head, place.first_row,
-                                  params.dq_sums + number * kConfig.dq_elems()}
-        .run(kSm80FinishThreads / 32);
-    if (params.suspect_rows[number] == 0) return;
+    ConvertDqSm80<kConfig>{head, place.first_row, params.dq_accum + number * kConfig.dq_elems()}
+        .run(kSm80PostprocessThreads / 32);
+    if (params.suspect_m_blocks[number] == 0) return;
     ptx::block_sync();  // dq of the tile is there
-    mend_rows(head, place.first_row);
+    recompute_rows(head, place.first_row);
   }
 
   // Tile `number` of keys.
   void finish_keys(i64 number) const {
-    const i64 num_slots = num_tile_slots(p, p.kv_rows, kConfig.columns);
+    const i64 num_slots = num_tile_slots(p, p.kv_rows, kConfig.kv_rows);
     const i64 line = number / num_slots;
     const TileTask task{line / p.heads_kv, line % p.heads_kv, number % num_slots};
-    const TilePlace place = find_tile(p, p.cu_kv, task, kConfig.columns);
-    mend_keys(Head<kConfig.dtype>(p, place.index, task.head * p.group_size()), place.first_row);
+    const TilePlace place = find_tile(p, p.cu_kv, task, kConfig.kv_rows);
+    recompute_keys(Head<kConfig.dtype>(p, place.index, task.head * p.group_size()),
+                   place.first_row);
   }
 
   // Tiles of keys whose mark is set, of 32 from `first` on.
   void finish_marked_keys(i64 first) const {
     const i64 own = first + lane_index();
-    const bool is_marked = own < num_kv_tiles(p, kConfig.columns) && params.suspect_keys[own] != 0;
+    const bool is_marked =
+        own < num_kv_tiles(p, kConfig.kv_rows) && params.suspect_n_blocks[own] != 0;
     u32 marked = ptx::ballot(is_marked);
     for (i64 number = first; marked != 0; ++number, marked >>= 1) {
       if ((marked & 1) != 0) finish_keys(number);
@@ -175,19 +178,19 @@ struct BackwardFinishSm80 {
 
   void run() const {
     const i64 block = ptx::block_index();
-    const i64 row_tiles = num_q_tiles(p, kConfig.rows);
+    const i64 row_tiles = num_q_tiles(p, kConfig.q_rows);
     if (block < row_tiles) {
       finish_rows(row_tiles - 1 - block);  // of the last heads the sums are in the L2 still
     } else {
-      finish_marked_keys((block - row_tiles) * kSm80FinishMarks);
+      finish_marked_keys((block - row_tiles) * kSm80MarkedBlocks);
     }
   }
 };
 
-template <Sm80BackwardConfig kConfig>
-void backward_postprocess_sm80(const Sm80BackwardParams& params) {
+template <BackwardSm80Config kConfig>
+void backward_postprocess_sm80(const BackwardSm80Params& params) {
   if constexpr (kConfig.hopper) ptx::grid_dependency_wait();
-  BackwardFinishSm80<kConfig>(params).run();
+  BackwardPostprocessSm80<kConfig>(params).run();
 }
 
 }  // namespace fulmen

@@ -1,18 +1,18 @@
 // SPDX-FileCopyrightText: fulmen contributors
 // SPDX-License-Identifier: Apache-2.0
 //
-// What backward_sm80 needs of every query row (Sm80Row), from the softmax that the forward pass
-// kept, sinks, the gradient that arrives through lse, and D = dot(dO, O). Rows of a tile that are
-// past the end of their sequence are filled up so that they count for nothing. Any dtype, stride
-// and alignment. Launched with one block for each of num_q_tiles(), before backward_sm80.
+// What backward_sm80 needs of every query row (RowStatsSm80), from the softmax that the forward
+// pass kept, sinks, the gradient that arrives through lse, and D = dot(dO, O). Rows of a tile that
+// are past the end of their sequence are filled up so that they count for nothing. Any dtype,
+// stride and alignment. Launched with one block for each of num_q_tiles(), before backward_sm80.
 #pragma once
 
 #include "kernels/backward_sm80/config.h"
 #include "kernels/backward_sm80/dq.cuh"
+#include "kernels/common/documents_sm80.cuh"
 #include "kernels/common/faults.cuh"
 #include "kernels/common/head.cuh"
 #include "kernels/common/saved_row.cuh"
-#include "kernels/common/segments_sm80.cuh"
 #include "kernels/common/tile_copy_sm80.cuh"
 #include "kernels/common/tile_place.cuh"
 #include "kernels/ptx/grid.cuh"
@@ -20,33 +20,33 @@
 
 namespace fulmen {
 
-inline constexpr i32 kSm80RowsThreads = 256;
+inline constexpr i32 kSm80PreprocessThreads = 256;
 inline constexpr i32 kSm80ThreadsPerRow = 8;
 
-template <Sm80BackwardConfig kConfig>
-struct BackwardRowsSm80 {
+template <BackwardSm80Config kConfig>
+struct BackwardPreprocessSm80 {
   using HeadType = Head<kConfig.dtype>;
   using Source = ElementRows<kConfig.element_bytes()>;
   static constexpr float kLog2E = 1.44269504088896341f;
-  static constexpr i32 kStep = kSm80RowsThreads / kSm80ThreadsPerRow;
-  static constexpr i32 kRowsOfThread = (kConfig.rows + kStep - 1) / kStep;
-  static constexpr i32 kUnits = max(4 / kRowsOfThread, 1);  // of a row, read at once by a thread
-  static constexpr i32 kAcross = Source::kUnitElements * kSm80ThreadsPerRow;  // by all threads
-  static_assert(kConfig.rows <= kSm80RowsThreads);
+  static constexpr i32 kStep = kSm80PreprocessThreads / kSm80ThreadsPerRow;
+  static constexpr i32 kRowsOfThread = (kConfig.q_rows + kStep - 1) / kStep;
+  static constexpr i32 kVectors = max(4 / kRowsOfThread, 1);  // of a row, read at once by a thread
+  static constexpr i32 kAcross = Source::kVectorElems * kSm80ThreadsPerRow;  // by all threads
+  static_assert(kConfig.q_rows <= kSm80PreprocessThreads);
 
   const AttentionParams& p;
   const HeadType& head;
   Source o, dout;
   i32 lane = static_cast<i32>(ptx::thread_index()) % kSm80ThreadsPerRow;  // of the row
 
-  BackwardRowsSm80(const AttentionParams& params, const HeadType& head_)
+  BackwardPreprocessSm80(const AttentionParams& params, const HeadType& head_)
       : p(params),
         head(head_),
         o(p.o, head.q_row(p.o, 0), head.sequence.shape.q_len, p.dim_v),
         dout(p.dout, head.q_row(p.dout, 0), head.sequence.shape.q_len, p.dim_v) {}
 
   // Sum over the elements of two units.
-  static float unit_dot(const ptx::U32x4& a, const ptx::U32x4& b) {
+  static float vector_dot(const ptx::U32x4& a, const ptx::U32x4& b) {
     float sum = 0;
 #pragma unroll
     for (i32 w = 0; w < 4; ++w) {
@@ -64,7 +64,7 @@ struct BackwardRowsSm80 {
     return sum;
   }
 
-  ptx::U32x4 unit(const Source& from, i64 i, i32 d) const {
+  ptx::U32x4 vector(const Source& from, i64 i, i32 d) const {
     if (i >= from.num_rows || d >= from.dim) return {};
     const i64 offset = (i * from.row_stride + d) * kConfig.element_bytes();
     return ptx::load_global_x4(reinterpret_cast<const u16*>(from.data + offset));
@@ -74,27 +74,28 @@ struct BackwardRowsSm80 {
   void parts_of_dots(i64 i, float (&D)[kRowsOfThread]) const {
 #pragma unroll
     for (i32 r = 0; r < kRowsOfThread; ++r) D[r] = 0;
-    if constexpr (!kConfig.units) {
+    if constexpr (!kConfig.aligned) {
 #pragma unroll 1
       for (i32 r = 0; r < kRowsOfThread; ++r) {
         if (i + r * kStep < o.num_rows) D[r] = part_of_any_dot(i + r * kStep);
       }
     }
 #pragma unroll 1
-    for (i32 d = Source::kUnitElements * lane; kConfig.units && d < o.dim; d += kUnits * kAcross) {
-      ptx::U32x4 x[kRowsOfThread][kUnits], y[kRowsOfThread][kUnits];
+    for (i32 d = Source::kVectorElems * lane; kConfig.aligned && d < o.dim;
+         d += kVectors * kAcross) {
+      ptx::U32x4 x[kRowsOfThread][kVectors], y[kRowsOfThread][kVectors];
 #pragma unroll
       for (i32 r = 0; r < kRowsOfThread; ++r) {
 #pragma unroll
-        for (i32 e = 0; e < kUnits; ++e) {
-          x[r][e] = unit(o, i + r * kStep, d + e * kAcross);
-          y[r][e] = unit(dout, i + r * kStep, d + e * kAcross);
+        for (i32 e = 0; e < kVectors; ++e) {
+          x[r][e] = vector(o, i + r * kStep, d + e * kAcross);
+          y[r][e] = vector(dout, i + r * kStep, d + e * kAcross);
         }
       }
 #pragma unroll
       for (i32 r = 0; r < kRowsOfThread; ++r) {
 #pragma unroll
-        for (i32 e = 0; e < kUnits; ++e) D[r] += unit_dot(x[r][e], y[r][e]);
+        for (i32 e = 0; e < kVectors; ++e) D[r] += vector_dot(x[r][e], y[r][e]);
       }
     }
   }
@@ -113,16 +114,16 @@ struct BackwardRowsSm80 {
     typename HeadType::State state{0, 0};
     float dL = 0;
   };
-  Kept kept_of(i64 i) const { return {saved_state(head, i, load), lse_gradient(head, i, load)}; }
+  Kept stats_at(i64 i) const { return {saved_state(head, i, load), lse_gradient(head, i, load)}; }
   // A number that is kept of a row. A call would wait for it.
   static float load(const ArrayView& array, i64 offset) {
-    if constexpr (!kConfig.units) return load_real_called<float>(array, offset);
+    if constexpr (!kConfig.aligned) return load_real_called<float>(array, offset);
     return reinterpret_cast<const float*>(array.data)[offset];
   }
 
-  Sm80Row row_of(const Kept& kept, float D) const {
+  RowStatsSm80 row_of(const Kept& kept, float D) const {
     const auto& state = kept.state;
-    Sm80Row row{0, __builtin_bit_cast(float, 0x7f800000u), 0, 1};
+    RowStatsSm80 row{0, __builtin_bit_cast(float, 0x7f800000u), 0, 1};
     if (state.row_sum == 0) return row;
     row.row_max = state.row_max;
     float sum = state.row_sum;
@@ -145,25 +146,25 @@ struct BackwardRowsSm80 {
   }
 
   // The keys that rows from `first` on may see, all threads together.
-  Sm80Columns hull_of(i64 first) const {
-    const i32 count = min(o.num_rows - static_cast<i32>(first), kConfig.rows);
+  KeyRangeSm80 key_bounds_of(i64 first) const {
+    const i32 count = min(o.num_rows - static_cast<i32>(first), kConfig.q_rows);
     if (count <= 0) return {0, 0};
-    const DocumentHull<kConfig.dtype, kSm80RowsThreads> documents{head, static_cast<i32>(first),
-                                                                  count, ptx::dynamic_shared()};
-    const Interval hull =
+    const DocumentBoundsSm80<kConfig.dtype, kSm80PreprocessThreads> documents{
+        head, static_cast<i32>(first), count, ptx::dynamic_shared()};
+    const Interval bounds =
         documents.find({head.columns(first).begin, head.columns(first + count - 1).end});
-    return {static_cast<i32>(hull.begin), static_cast<i32>(hull.end)};
+    return {static_cast<i32>(bounds.begin), static_cast<i32>(bounds.end)};
   }
 
   // The rows of the tile that begins at row `first`.
-  void run(i64 first, u8* to, Sm80Columns* hull_to) const {
+  void run(i64 first, u8* to, KeyRangeSm80* bounds_to) const {
     const i32 thread = static_cast<i32>(ptx::thread_index());
-    const bool counts = thread < kConfig.rows && first + thread < o.num_rows;
+    const bool counts = thread < kConfig.q_rows && first + thread < o.num_rows;
     Kept kept;  // of row `thread`; its state is on the way while the sums are formed
-    if (counts) kept = kept_of(first + thread);
+    if (counts) kept = stats_at(first + thread);
     const u32 sums = ptx::dynamic_shared();
-    Sm80Columns hull{};
-    if constexpr (kConfig.documents) hull = hull_of(first);
+    KeyRangeSm80 bounds{};
+    if constexpr (kConfig.documents) bounds = key_bounds_of(first);
     float D[kRowsOfThread];
     parts_of_dots(first + thread / kSm80ThreadsPerRow, D);
 #pragma unroll
@@ -173,44 +174,44 @@ struct BackwardRowsSm80 {
         D[r] += ptx::shuffle_xor(D[r], distance);
       }
       const i32 at = thread / kSm80ThreadsPerRow + r * kStep;
-      if (lane == 0 && at < kConfig.rows)
+      if (lane == 0 && at < kConfig.q_rows)
         ptx::store_shared(sums + at * 4, __builtin_bit_cast(u32, D[r]));
     }
     ptx::block_sync();  // the sums are there
-    if (thread >= kConfig.rows) return;
+    if (thread >= kConfig.q_rows) return;
     const float sum = __builtin_bit_cast(float, ptx::load_shared(sums + thread * 4));
-    reinterpret_cast<Sm80Row*>(to)[thread] = row_of(kept, sum);
-    to += kConfig.rows * sizeof(Sm80Row);
+    reinterpret_cast<RowStatsSm80*>(to)[thread] = row_of(kept, sum);
+    to += kConfig.q_rows * sizeof(RowStatsSm80);
     const Interval seen = counts ? head.columns(first + thread) : Interval{0, 0};
-    reinterpret_cast<Sm80Columns*>(to)[thread] = {static_cast<i32>(seen.begin),
-                                                  static_cast<i32>(seen.end)};
+    reinterpret_cast<KeyRangeSm80*>(to)[thread] = {static_cast<i32>(seen.begin),
+                                                   static_cast<i32>(seen.end)};
     if constexpr (kConfig.documents) {
-      to += kConfig.rows * sizeof(Sm80Columns);
+      to += kConfig.q_rows * sizeof(KeyRangeSm80);
       reinterpret_cast<i64*>(to)[thread] = counts ? document_of_row(head, first + thread) : 0;
-      if (thread == 0) *hull_to = hull;
+      if (thread == 0) *bounds_to = bounds;
     }
   }
 };
 
-template <Sm80BackwardConfig kConfig>
-void backward_preprocess_sm80(const Sm80BackwardParams& params) {
+template <BackwardSm80Config kConfig>
+void backward_preprocess_sm80(const BackwardSm80Params& params) {
   const AttentionParams& p = params.attention;
   if constexpr (kConfig.hopper) ptx::grid_dependents_launch();
-  record_faults(p, kSm80RowsThreads);
+  record_faults(p, kSm80PreprocessThreads);
   const u32 tile = ptx::block_index();
-  const u32 num_slots = static_cast<u32>(num_tile_slots(p, p.q_rows, kConfig.rows));
+  const u32 num_slots = static_cast<u32>(num_tile_slots(p, p.q_rows, kConfig.q_rows));
   const u32 line = tile / num_slots, heads = static_cast<u32>(p.heads_q);
   const TileTask task{line / heads, line % heads, tile % num_slots};
-  const TilePlace place = find_tile(p, p.cu_q, task, kConfig.rows);
+  const TilePlace place = find_tile(p, p.cu_q, task, kConfig.q_rows);
   if (place.first_row < 0) return;  // offsets out of order
   const Head<kConfig.dtype> head(p, place.index, task.head);
   if constexpr (kConfig.dq) {
     if (tile < params.groups.ahead * params.groups.row_tiles) {
-      clear_dq_sums<kConfig, kSm80RowsThreads>(params, tile);
+      zero_dq_accum<kConfig, kSm80PreprocessThreads>(params, tile);
     }
   }
   u8* const kept = params.row_tiles + i64{tile} * kConfig.row_bytes();
-  BackwardRowsSm80<kConfig>(p, head).run(place.first_row, kept, params.hulls + tile);
+  BackwardPreprocessSm80<kConfig>(p, head).run(place.first_row, kept, params.key_bounds + tile);
 }
 
 }  // namespace fulmen

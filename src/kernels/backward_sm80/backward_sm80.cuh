@@ -30,61 +30,62 @@
 namespace fulmen {
 
 // What backward_preprocess_sm80 writes is in memory.
-template <Sm80BackwardConfig kConfig>
-inline void rows_are_there() {
+template <BackwardSm80Config kConfig>
+inline void wait_preprocess() {
   if constexpr (kConfig.hopper) ptx::grid_dependency_wait();
 }
 
 // What computes P and dS.
-template <Sm80BackwardConfig kConfig, bool kKeysFirst>
+template <BackwardSm80Config kConfig, bool kKeysFirst>
 struct PairsOf {
   using Type = BackwardPairsSm80<kConfig>;
 };
-template <Sm80BackwardConfig kConfig>
+template <BackwardSm80Config kConfig>
 struct PairsOf<kConfig, true> {
-  using Type = BackwardKeysSm80<kConfig>;
+  using Type = BackwardPairsSwapAbSm80<kConfig>;
 };
 
-template <Sm80BackwardConfig kConfig>
+template <BackwardSm80Config kConfig>
 struct BackwardSm80 {
   using HeadType = Head<kConfig.dtype>;
 
-  const Sm80BackwardParams& params;
+  const BackwardSm80Params& params;
   const AttentionParams& p;
   i32 index;  // of the sequence
-  BackwardTilesSm80<kConfig> tiles;
-  KeyPlace place;
-  BackwardRangesSm80<kConfig> ranges;
+  BackwardStorageSm80<kConfig> tiles;
+  KeyBlockSm80 place;
+  BackwardSchedulerSm80<kConfig> ranges;
   BlockRange range{};
-  BackwardLoaderSm80<kConfig> loader;
-  typename PairsOf<kConfig, kConfig.keys_first>::Type pairs;
+  BackwardProducerSm80<kConfig> producer;
+  typename PairsOf<kConfig, kConfig.swap_ab>::Type pairs;
   BackwardGradientsSm80<kConfig> gradients;
 
-  BackwardSm80(const Sm80BackwardParams& params_, const HeadType& head, const TilePlace& keys)
+  BackwardSm80(const BackwardSm80Params& params_, const HeadType& head, const TilePlace& keys)
       : params(params_),
         p(params_.attention),
         index(static_cast<i32>(keys.index)),
         place{head.sequence, static_cast<i32>(head.kv_head), static_cast<i32>(keys.first_row)},
         ranges(params_, place, index),
-        loader{p, index, place, tiles},
+        producer{p, index, place, tiles},
         pairs{params_, tiles} {}
 
   // `place`, after a barrier.
-  KeyPlace own_place() const {
-    if constexpr (kConfig.keeps_place()) return kept_place(tiles.place_at());
+  KeyBlockSm80 own_key_block() const {
+    if constexpr (kConfig.saves_key_block()) return load_key_block(tiles.key_block_at());
     return place;
   }
 
   // Step 5 for a tile of queries, number `block` of its sequence.
   void add_dq(i32 tile, i32 block, i32 pair_stage) const {
-    if constexpr (kConfig.ordered) {
-      if (ptx::thread_index() == 0) ptx::await(params.turns + tile, ranges.turn_of(block));
+    if constexpr (kConfig.deterministic) {
+      if (ptx::thread_index() == 0)
+        ptx::await(params.dq_semaphores + tile, ranges.semaphore_value(block));
       ptx::block_sync();  // it is this block's turn
     }
-    gradients.add_dq(params.dq_sums + i64{tile} * kConfig.dq_elems(), pair_stage);
-    if constexpr (kConfig.ordered) {
+    gradients.add_dq(params.dq_accum + i64{tile} * kConfig.dq_elems(), pair_stage);
+    if constexpr (kConfig.deterministic) {
       ptx::block_sync();  // all have added
-      if (ptx::thread_index() == 0) ptx::announce(params.turns + tile);
+      if (ptx::thread_index() == 0) ptx::announce(params.dq_semaphores + tile);
     }
   }
 
@@ -99,14 +100,14 @@ struct BackwardSm80 {
                                                       tiles.q_tile(stage));
   }
   void mark_rows(i32 tile) const {
-    if (pairs.suspect) params.suspect_rows[tile] = 1;
+    if (pairs.suspect) params.suspect_m_blocks[tile] = 1;
   }
 
   // Steps 2 to 4 for a tile of queries.
   void compute(const Step& step, i32 tile) {
     pairs.compute(step);
     mark_rows(tile);
-    tiles.team_sync();  // P and dS of the team's keys are there
+    tiles.group_sync();  // P and dS of the team's keys are there
     if constexpr (kConfig.dv) add_dv(step.stage);
     if constexpr (kConfig.dk) add_dk(step.stage, step.pair_stage);
   }
@@ -116,9 +117,9 @@ struct BackwardSm80 {
   template <class AddDq, class Fetch>
   void compute_role(const Step& step, i32 tile, const AddDq& add_dq_before,
                     const Fetch& fetch_late) {
-    if (tiles.weighs()) {
+    if (tiles.computes_p()) {
       pairs.compute_weights(step);
-      tiles.team_sync();  // P is there
+      tiles.group_sync();  // P is there
       fetch_late();
       add_dv(step.stage);
       add_dq_before();
@@ -126,7 +127,7 @@ struct BackwardSm80 {
       add_dq_before();
       fetch_late();
       pairs.compute_ds(step);
-      tiles.team_sync();  // dS is there
+      tiles.group_sync();  // dS is there
       add_dk(step.stage, step.pair_stage);
     }
     mark_rows(tile);
@@ -135,7 +136,7 @@ struct BackwardSm80 {
   // The same where the keys of a role are one warp's alone.
   template <class AddDq>
   void compute_keys(const Step& step, i32 tile, const AddDq& add_dq_before) {
-    if (tiles.weighs()) {
+    if (tiles.computes_p()) {
       pairs.add_dv(gradients.dv_sums(), step);
       add_dq_before();
     } else {
@@ -146,7 +147,7 @@ struct BackwardSm80 {
   }
 
   // Steps 1 and 5, and all tiles of queries of all heads of the group that see a key of the block.
-  void walk(const BackwardSumsSm80<kConfig>& sums) {
+  void mainloop(const DqZeroingSm80<kConfig>& sums) {
     constexpr bool kLate = kConfig.dq && kConfig.pair_stages == 2;  // dQ a step after its dS
     const i32 begin = static_cast<i32>(range.visit.begin);
     const i32 end = static_cast<i32>(range.visit.end);
@@ -155,19 +156,19 @@ struct BackwardSm80 {
     const i32 first_head = place.kv_head * static_cast<i32>(p.group_size());
     const i32 end_head = first_head + static_cast<i32>(p.group_size());
     const i32 next_head_tiles = ranges.num_slots - (end - begin);
-    const auto kept_of = [&](i32 tile) {
+    const auto stats_at = [&](i32 tile) {
       return params.row_tiles + i64{tile} * kConfig.row_bytes();
     };
     i32 tile = ranges.tile_number(first_head, begin), tile_before = -1;
-    auto queries = loader.queries_of(first_head);
-    loader.fetch_ids(HeadType(p, index, first_head));
-    loader.fetch(queries, begin * kConfig.rows, kept_of(tile), 0);
+    auto queries = producer.queries_of(first_head);
+    producer.fetch_ids(HeadType(p, index, first_head));
+    producer.fetch(queries, begin * kConfig.q_rows, stats_at(tile), 0);
     sums.clear();
     i32 stage = 0;
-    if constexpr (kConfig.keys_first) {
+    if constexpr (kConfig.swap_ab) {
       ptx::cp_async_wait<0>();
       ptx::block_sync();  // K and V are there
-      pairs.keep_keys();
+      pairs.load_registers();
     }
 #pragma unroll 1
     for (i32 number = first_head; number < end_head; ++number) {
@@ -179,15 +180,15 @@ struct BackwardSm80 {
         const auto fetch_next = [&](i32 next_stage) {
           if (wraps) {
             if (number + 1 == end_head) return;
-            queries =
-                BackwardLoaderSm80<kConfig>{p, index, own_place(), tiles}.queries_of(number + 1);
+            queries = BackwardProducerSm80<kConfig>{p, index, own_key_block(), tiles}.queries_of(
+                number + 1);
           }
-          loader.fetch(queries, (wraps ? begin : block + 1) * kConfig.rows, kept_of(next_tile),
-                       next_stage);
+          producer.fetch(queries, (wraps ? begin : block + 1) * kConfig.q_rows, stats_at(next_tile),
+                         next_stage);
         };
         ptx::cp_async_wait<0>();
         ptx::block_sync();  // tiles are there; all are done with those of the step before
-        constexpr bool kLateFetch = kConfig.asks_late && kConfig.stages == 2;
+        constexpr bool kLateFetch = kConfig.late_prefetch && kConfig.stages == 2;
         if constexpr (kConfig.stages == 2 && !kLateFetch) fetch_next(1 - stage);
         const auto fetch_late = [&] {
           if constexpr (kLateFetch) fetch_next(1 - stage);
@@ -197,12 +198,12 @@ struct BackwardSm80 {
           add_dq(tile_before, block == begin ? end - 1 : block - 1, 1 - stage);
         };
         const Step step{head,
-                        block * kConfig.rows,
+                        block * kConfig.q_rows,
                         place.first_key,
                         full_begin <= block && block < full_end,
                         stage,
                         kConfig.pair_stages == 2 ? stage : 0};
-        if constexpr (kConfig.keys_first) {
+        if constexpr (kConfig.swap_ab) {
           compute_keys(step, tile, add_dq_before);
         } else if constexpr (kConfig.split_roles) {
           compute_role(step, tile, add_dq_before, fetch_late);
@@ -210,11 +211,11 @@ struct BackwardSm80 {
           add_dq_before();
           compute(step, tile);
         }
-        if (tile_before < 0) sums.settle();
+        if (tile_before < 0) sums.wait_zeroed();
         if constexpr ((kConfig.dq && !kLate) || kConfig.tiled_dbias) {
           ptx::block_sync();  // dS of all is there
           if constexpr (kConfig.dq) add_dq(tile, block, 0);
-          if constexpr (kConfig.tiled_dbias) BackwardBiasSm80<kConfig>{params}.copy(tiles, step);
+          if constexpr (kConfig.tiled_dbias) BackwardDbiasSm80<kConfig>{params}.copy(tiles, step);
         }
         if constexpr (kConfig.stages == 2) {
           stage = 1 - stage;
@@ -232,71 +233,71 @@ struct BackwardSm80 {
     }
   }
 
-  void run(const BackwardSumsSm80<kConfig>& sums) {
+  void run(const DqZeroingSm80<kConfig>& sums) {
     if (place.first_key < place.sequence.shape.kv_len) {
-      loader.fetch_keys();
-      if constexpr (kConfig.keeps_place()) keep_place(tiles.place_at(), place);
-      range = ranges.visited_by(place.first_key);
-      rows_are_there<kConfig>();
+      producer.fetch_keys();
+      if constexpr (kConfig.saves_key_block()) save_key_block(tiles.key_block_at(), place);
+      range = ranges.m_block_range(place.first_key);
+      wait_preprocess<kConfig>();
       if constexpr (kConfig.documents) ranges.narrow(range);
       if (range.visit.size() > 0) {
-        walk(sums);
+        mainloop(sums);
       } else {
-        sums.only_clear();
+        sums.zero_only();
       }
       ptx::cp_async_wait<0>();  // also where no row sees a key
     } else {
-      if constexpr (kConfig.keeps_place()) keep_place(tiles.place_at(), place);
-      sums.only_clear();
-      rows_are_there<kConfig>();  // the end of this grid is the end of the one before
+      if constexpr (kConfig.saves_key_block()) save_key_block(tiles.key_block_at(), place);
+      sums.zero_only();
+      wait_preprocess<kConfig>();  // the end of this grid is the end of the one before
     }
     ptx::block_sync();  // all are done with shared memory
     store();
   }
 
   void store() {
-    const KeyPlace place = own_place();
+    const KeyBlockSm80 place = own_key_block();
     const float kept_scale = kConfig.dropout ? static_cast<float>(p.dropout.kept_scale()) : 1.f;
-    if (kConfig.dk && !(kConfig.split_roles && tiles.weighs())) {
+    if (kConfig.dk && !(kConfig.split_roles && tiles.computes_p())) {
       gradients.template store<kConfig.dk_dims()>(gradients.dK, place, p.dk, p.dim_qk,
                                                   static_cast<float>(p.score_map.scale));
     }
-    if (kConfig.dv && tiles.weighs()) {
+    if (kConfig.dv && tiles.computes_p()) {
       gradients.template store<kConfig.dv_dims()>(gradients.dv_sums(), place, p.dv, p.dim_v,
                                                   kept_scale);
     }
   }
 };
 
-template <Sm80BackwardConfig kConfig>
-void backward_sm80(const Sm80BackwardParams& params) {
+template <BackwardSm80Config kConfig>
+void backward_sm80(const BackwardSm80Params& params) {
   const AttentionParams& p = params.attention;
   if constexpr (kConfig.hopper) ptx::grid_dependents_launch();
   u32 block = ptx::block_index();
-  if constexpr (kConfig.ordered) {  // in the order in which blocks start, so that none waits for
-                                    // one that has not
+  if constexpr (kConfig.deterministic) {  // in the order in which blocks start, so that none waits
+                                          // for one that has not
     const u32 word = ptx::dynamic_shared();
-    if (ptx::thread_index() == 0) ptx::store_shared(word, ptx::atomic_add(params.next_block, 1));
+    if (ptx::thread_index() == 0) ptx::store_shared(word, ptx::atomic_add(params.next_n_block, 1));
     ptx::block_sync();  // the number is there
     block = ptx::load_shared(word);
     ptx::block_sync();  // and read
   }
-  const u32 num_slots = static_cast<u32>(num_tile_slots(p, p.kv_rows, kConfig.columns));
+  const u32 num_slots = static_cast<u32>(num_tile_slots(p, p.kv_rows, kConfig.kv_rows));
   const TileTask task = key_task(block, static_cast<u32>(p.batch_extent() * p.heads_kv),
                                  static_cast<u32>(p.heads_kv), num_slots, params.groups.lines);
-  const TilePlace place = find_tile(p, p.cu_kv, task, kConfig.columns);
+  const TilePlace place = find_tile(p, p.cu_kv, task, kConfig.kv_rows);
   const Head<kConfig.dtype> head(p, place.index, task.head * p.group_size());
-  const BackwardSumsSm80<kConfig> sums{params, block};
+  const DqZeroingSm80<kConfig> sums{params, block};
   if (place.first_row < 0 || place.first_row >= head.sequence.kv_slot) {
-    sums.only_clear();
-    rows_are_there<kConfig>();  // the end of this grid is the end of the one before
+    sums.zero_only();
+    wait_preprocess<kConfig>();  // the end of this grid is the end of the one before
     return;
   }
   const u32 number =
       static_cast<u32>((task.batch * p.heads_kv + task.head) * num_slots + task.slot);
   BackwardSm80<kConfig> keys(params, head, place);
   keys.run(sums);
-  if (keys.pairs.suspect) params.suspect_keys[number] = 1;
+  if (keys.pairs.suspect) params.suspect_n_blocks[number] = 1;
 }
 
 }  // namespace fulmen

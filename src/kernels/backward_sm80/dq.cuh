@@ -4,7 +4,7 @@
 // Zeros for the float32 sums of dQ just before they are needed, so that they lie in the L2 when
 // blocks add to them: a block of keys clears its share of a group of heads that comes later, and
 // adds to its own group's sums once blocks before it have cleared them. The first groups, or all
-// without config.clears_ahead, are cleared by backward_preprocess_sm80. Called by backward_sm80,
+// without config.zeroes_dq, are cleared by backward_preprocess_sm80. Called by backward_sm80,
 // all threads of a block together.
 #pragma once
 
@@ -14,10 +14,10 @@
 
 namespace fulmen {
 
-// In which order the tiles of a warp's dQ lie in dq_sums: as its lanes hold them, so that a warp
+// In which order the tiles of a warp's dQ lie in dq_accum: as its lanes hold them, so that a warp
 // adds to 128 neighbouring bytes, or 512, at a time.
-template <Sm80BackwardConfig kConfig>
-struct Sm80DqOrder {
+template <BackwardSm80Config kConfig>
+struct DqAccumLayoutSm80 {
   static constexpr i32 kFloats = kConfig.dq_dims / 2;  // of a thread, of 16 rows
   static constexpr i32 kTileElems = kConfig.dq_rows * kConfig.dq_dims;
 
@@ -30,9 +30,9 @@ struct Sm80DqOrder {
 };
 
 // Those of tile `number` of queries.
-template <Sm80BackwardConfig kConfig, i32 kThreads>
-inline void clear_dq_sums(const Sm80BackwardParams& params, u32 number) {
-  float* const sums = params.dq_sums + i64{number} * kConfig.dq_elems();
+template <BackwardSm80Config kConfig, i32 kThreads>
+inline void zero_dq_accum(const BackwardSm80Params& params, u32 number) {
+  float* const sums = params.dq_accum + i64{number} * kConfig.dq_elems();
   const i32 thread = static_cast<i32>(ptx::thread_index());
 #pragma unroll
   for (i32 at = 0; at < kConfig.dq_elems(); at += 4 * kThreads) {
@@ -42,41 +42,42 @@ inline void clear_dq_sums(const Sm80BackwardParams& params, u32 number) {
   }
 }
 
-template <Sm80BackwardConfig kConfig>
-struct BackwardSumsSm80 {
-  const Sm80BackwardParams& params;
+template <BackwardSm80Config kConfig>
+struct DqZeroingSm80 {
+  const BackwardSm80Params& params;
   u32 block;
 
-  // Stores zeros; settle() comes a barrier later, when they have arrived.
+  // Stores zeros; wait_zeroed() comes a barrier later, when they have arrived.
   void clear() const {
-    if constexpr (!kConfig.clears_ahead) return;
-    const Sm80Groups& groups = params.groups;
+    if constexpr (!kConfig.zeroes_dq) return;
+    const HeadGroupsSm80& groups = params.groups;
     const u32 first = ahead() * groups.row_tiles;
     const u32 begin = first + block % groups.blocks * groups.row_tiles_each;
     const u32 end =
         min(min(begin + groups.row_tiles_each, first + groups.row_tiles), groups.all_row_tiles);
 #pragma unroll 1
     for (u32 tile = begin; tile < end; ++tile) {
-      clear_dq_sums<kConfig, kConfig.threads()>(params, tile);
+      zero_dq_accum<kConfig, kConfig.threads()>(params, tile);
     }
   }
 
   // Thread 0 says so, and waits for the zeros of the block's own group; the others may add to them
   // after the next barrier.
-  void settle() const {
-    if constexpr (!kConfig.clears_ahead) return;
+  void wait_zeroed() const {
+    if constexpr (!kConfig.zeroes_dq) return;
     if (ptx::thread_index() != 0) return;
-    const Sm80Groups& groups = params.groups;
-    if (ahead() * groups.row_tiles < groups.all_row_tiles) ptx::announce(params.cleared + ahead());
-    if (own() >= groups.ahead) ptx::await(params.cleared + own(), groups.blocks);
+    const HeadGroupsSm80& groups = params.groups;
+    if (ahead() * groups.row_tiles < groups.all_row_tiles)
+      ptx::announce(params.zeroed_blocks + ahead());
+    if (own() >= groups.ahead) ptx::await(params.zeroed_blocks + own(), groups.blocks);
   }
 
   // For a block that adds nothing.
-  void only_clear() const {
-    if constexpr (!kConfig.clears_ahead) return;
+  void zero_only() const {
+    if constexpr (!kConfig.zeroes_dq) return;
     clear();
     ptx::block_sync();
-    settle();
+    wait_zeroed();
   }
 
  private:

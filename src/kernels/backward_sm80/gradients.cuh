@@ -12,12 +12,12 @@
 
 namespace fulmen {
 
-template <Sm80BackwardConfig kConfig>
+template <BackwardSm80Config kConfig>
 struct BackwardGradientsSm80 {
-  using Tiles = BackwardTilesSm80<kConfig>;
+  using Tiles = BackwardStorageSm80<kConfig>;
   using PairTile = typename Tiles::PairTile;
   using Products = typename Tiles::Products;
-  static constexpr i32 kKvTiles = kConfig.kv_rows / 16;
+  static constexpr i32 kKvTiles = kConfig.dkv_rows / 16;
 
   // Where roles are split, the warps that weigh have dV there and the others dK.
   Tiles tiles;
@@ -37,15 +37,15 @@ struct BackwardGradientsSm80 {
   }
 
   // Of the keys of the block, and of the dims.
-  static constexpr u32 kTeamGroups = kConfig.team_columns() / kConfig.kv_rows;
-  u32 kv_group() const { return tiles.team() * kTeamGroups + tiles.member() % kTeamGroups; }
-  u32 kv_part() const { return tiles.member() / kTeamGroups; }
+  static constexpr u32 kTeamGroups = kConfig.group_columns() / kConfig.dkv_rows;
+  u32 kv_group() const { return tiles.group() * kTeamGroups + tiles.warp_in_group() % kTeamGroups; }
+  u32 kv_part() const { return tiles.warp_in_group() / kTeamGroups; }
 
   // sums += pairs^T tile, this warp's part of it.
   template <i32 kPartDims, i32 kWords>
   void add_columns(float (&sums)[kKvTiles][kPartDims / 2], const PairTile& pairs,
                    const SwizzledTile<kWords, kConfig.swizzle>& tile) const {
-    Products::template multiply<kConfig.rows>(
+    Products::template multiply<kConfig.q_rows>(
         sums, Products::template left_columns<kKvTiles>(pairs, kv_group() * kKvTiles),
         Products::template right_columns<kPartDims / 16>(tile, kv_part() * (kPartDims / 16)));
   }
@@ -62,18 +62,18 @@ struct BackwardGradientsSm80 {
           tiles.k_tile(), tile % kAcross * (kConfig.dq_dims / 16));
       float dQ[kDqTiles][kConfig.dq_dims / 2];
       clear(dQ);
-      if constexpr (kConfig.keys_first) {
-        Products::template multiply<kConfig.columns>(
+      if constexpr (kConfig.swap_ab) {
+        Products::template multiply<kConfig.kv_rows>(
             dQ,
             Products::template left_columns<kDqTiles>(tiles.ds_of_keys(pair_stage),
                                                       tile / kAcross * kDqTiles),
             K);
       } else {
         const auto dS = left_rows(tiles.ds_tile(pair_stage), tile / kAcross * kConfig.dq_rows);
-        Products::template multiply<kConfig.columns>(
+        Products::template multiply<kConfig.kv_rows>(
             dQ, [&](i32 k, i32 t) { return ptx::ldmatrix_x4(dS.at(k, 16 * t)); }, K);
       }
-      using Order = Sm80DqOrder<kConfig>;
+      using Order = DqAccumLayoutSm80<kConfig>;
       float* const to = sums + Order::index(tile, 0, 0, static_cast<i32>(lane_index()));
 #pragma unroll
       for (i32 t = 0; t < kDqTiles; ++t) {
@@ -94,17 +94,17 @@ struct BackwardGradientsSm80 {
 
   // This warp's part of dK or dV.
   template <i32 kPartDims>
-  void store(float (&sums)[kKvTiles][kPartDims / 2], const KeyPlace& place, const ArrayView& array,
-             i64 dim, float factor) const {
+  void store(float (&sums)[kKvTiles][kPartDims / 2], const KeyBlockSm80& place,
+             const ArrayView& array, i64 dim, float factor) const {
     const i64 first_dim = kv_part() * kPartDims;
     const i64 dims = min<i64>(dim - first_dim, kPartDims);
     if (dims <= 0 || !array.present()) return;
-    const i64 row = place.first_key + kv_group() * kConfig.kv_rows + lane_index() / 4;
+    const i64 row = place.first_key + kv_group() * kConfig.dkv_rows + lane_index() / 4;
     const i64 offset =
         array.offset(place.sequence.batch, place.kv_head, place.sequence.kv_begin + row, first_dim);
     const RowStore store(array, kConfig.dtype, offset, dims);
     if constexpr (kConfig.hopper && kConfig.element_bytes() == 2) {
-      if (store.in_units) return store_units<kPartDims>(sums, place, array, dims, factor);
+      if (store.is_aligned) return store_vectors<kPartDims>(sums, place, array, dims, factor);
     }
 #pragma unroll
     for (i32 t = 0; t < kKvTiles; ++t) {
@@ -120,14 +120,14 @@ struct BackwardGradientsSm80 {
  private:
   // The same by way of shared memory, so that lanes store whole rows of 16-byte units.
   template <i32 kPartDims>
-  void store_units(const float (&sums)[kKvTiles][kPartDims / 2], const KeyPlace& place,
-                   const ArrayView& array, i64 dims, float factor) const {
-    constexpr i32 kUnits = kPartDims / 8;
+  void store_vectors(const float (&sums)[kKvTiles][kPartDims / 2], const KeyBlockSm80& place,
+                     const ArrayView& array, i64 dims, float factor) const {
+    constexpr i32 kVectors = kPartDims / 8;
     // A place of one size for both gradients: warps are not done with dK at the same time.
-    constexpr i32 kPlaceBytes = kConfig.kv_rows * max(kConfig.dk_dims(), kConfig.dv_dims()) * 2;
+    constexpr i32 kPlaceBytes = kConfig.dkv_rows * max(kConfig.dk_dims(), kConfig.dv_dims()) * 2;
     const SwizzledTile<kPartDims, true> mine{tiles.shared + tiles.warp * kPlaceBytes};
     const i32 lane = static_cast<i32>(lane_index());
-    const i64 first = place.first_key + kv_group() * kConfig.kv_rows;
+    const i64 first = place.first_key + kv_group() * kConfig.dkv_rows;
     ptx::warp_sync();  // what was shared before is read
     share<kPartDims>(sums, mine, place.sequence.shape.kv_len - first - lane / 4, factor);
     ptx::warp_sync();
@@ -135,12 +135,12 @@ struct BackwardGradientsSm80 {
                       array.offset(place.sequence.batch, place.kv_head,
                                    place.sequence.kv_begin + first, kv_part() * kPartDims);
 #pragma unroll
-    for (i32 at = 0; at < kConfig.kv_rows * kUnits; at += 32) {
-      const i32 row = (at + lane) / kUnits, unit = (at + lane) % kUnits;
+    for (i32 at = 0; at < kConfig.dkv_rows * kVectors; at += 32) {
+      const i32 row = (at + lane) / kVectors, vector = (at + lane) % kVectors;
       const ptx::U32x4 x =
-          ptx::load_shared_x4(mine.address(static_cast<u32>(row), static_cast<u32>(unit)));
-      if (first + row < place.sequence.kv_slot && 8 * unit < dims) {
-        ptx::store_global_x4(data + row * array.strides[2] + 8 * unit, x);
+          ptx::load_shared_x4(mine.address(static_cast<u32>(row), static_cast<u32>(vector)));
+      if (first + row < place.sequence.kv_slot && 8 * vector < dims) {
+        ptx::store_global_x4(data + row * array.strides[2] + 8 * vector, x);
       }
     }
   }

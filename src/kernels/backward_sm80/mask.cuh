@@ -8,8 +8,8 @@
 
 #include "kernels/attention/block_range.cuh"
 #include "kernels/backward_sm80/storage.cuh"
+#include "kernels/common/documents_sm80.cuh"
 #include "kernels/common/head.cuh"
-#include "kernels/common/segments_sm80.cuh"
 #include "kernels/common/warp_scores_sm80.cuh"
 
 namespace fulmen {
@@ -20,7 +20,7 @@ struct BackwardPartSm80 {
 };
 
 // A tile of queries met by the block's keys.
-template <Sm80BackwardConfig kConfig>
+template <BackwardSm80Config kConfig>
 struct BackwardStepSm80 {
   // A warp's tile of S, and where its numbers lie in a thread.
   using Part = BackwardPartSm80;
@@ -35,12 +35,12 @@ struct BackwardStepSm80 {
   i32 stage, pair_stage;
 };
 
-template <Sm80BackwardConfig kConfig>
+template <BackwardSm80Config kConfig>
 struct BackwardDocumentsSm80 {
   using Step = BackwardStepSm80<kConfig>;
   using Part = BackwardPartSm80;
 
-  BackwardTilesSm80<kConfig> tiles;
+  BackwardStorageSm80<kConfig> tiles;
 
   // Whether what this lane looks at of a part is one document, that of its first key.
   bool are_one(const Step& step, const Part& part) const {
@@ -79,7 +79,7 @@ struct BackwardDocumentsSm80 {
 
 // Whether a warp's rows see all of its keys, and whether some row's interval begins after the
 // first.
-struct PartSight {
+struct PartMask {
   bool all, begins;
 };
 
@@ -106,41 +106,41 @@ class FiniteCheck {
   i32 next_ = 0;  // known when compiled, in loops that are unrolled
 };
 
-template <Sm80BackwardConfig kConfig>
-struct BackwardSightSm80 {
+template <BackwardSm80Config kConfig>
+struct BackwardMaskSm80 {
   using Step = BackwardStepSm80<kConfig>;
   using Part = BackwardPartSm80;
 
-  BackwardTilesSm80<kConfig> tiles;
+  BackwardStorageSm80<kConfig> tiles;
   BackwardDocumentsSm80<kConfig> documents{tiles};
 
   // Keys of the step that a row of it sees.
-  Sm80Columns columns(const Step& step, i32 row) const {
+  KeyRangeSm80 columns(const Step& step, i32 row) const {
     const u32 from = tiles.columns_at(step.stage) + static_cast<u32>(row) * 8;
     return {static_cast<i32>(ptx::load_shared(from)) - step.first_key,
             static_cast<i32>(ptx::load_shared(from + 4)) - step.first_key};
   }
 
   // Whether no row's maximum is so large that a product with it would not be exact enough.
-  bool is_moderate(const Step& step) const {
+  bool has_moderate_max(const Step& step) const {
     float largest = 0;
 #pragma unroll
-    for (i32 at = 0; at < kConfig.rows; at += 32) {
-      const i32 row = min(at + static_cast<i32>(lane_index()), kConfig.rows - 1);
+    for (i32 at = 0; at < kConfig.q_rows; at += 32) {
+      const i32 row = min(at + static_cast<i32>(lane_index()), kConfig.q_rows - 1);
       const u32 row_max = ptx::load_shared(tiles.rows_at(step.stage) + static_cast<u32>(row) * 16);
       largest = ptx::max(largest, ptx::abs(__builtin_bit_cast(float, row_max)));
     }
     return !ptx::any(largest * kWarpLog2E > 1024);
   }
 
-  PartSight of(const Step& step, const Part& part) const {
+  PartMask of(const Step& step, const Part& part) const {
     if (step.is_full) return {true, false};
     const i32 first = part.column, end = first + kConfig.s_columns;
     const i32 lane = static_cast<i32>(lane_index());
     bool all = true, begins = false;
 #pragma unroll
     for (i32 row = 0; row < kConfig.s_rows; row += 32) {
-      const Sm80Columns seen = columns(step, part.row + min(row + lane, kConfig.s_rows - 1));
+      const KeyRangeSm80 seen = columns(step, part.row + min(row + lane, kConfig.s_rows - 1));
       all = all && seen.begin <= first && end <= seen.end;
       begins = begins || seen.begin > first;
     }
@@ -150,9 +150,9 @@ struct BackwardSightSm80 {
 
   // What is hidden becomes -inf.
   void hide(typename Step::Scores& S, const Step& step, const Part& part,
-            const PartSight& sight) const {
-    if (sight.all) return;
-    if (sight.begins) {
+            const PartMask& mask) const {
+    if (mask.all) return;
+    if (mask.begins) {
       hide_outside<true>(S, step, part);
     } else {
       hide_outside<false>(S, step, part);
@@ -168,7 +168,7 @@ struct BackwardSightSm80 {
     for (i32 t = 0; t < Step::kTiles; ++t) {
 #pragma unroll
       for (i32 h = 0; h < 2; ++h) {
-        const Sm80Columns seen = columns(step, part.row + Step::Fragments::row(t, h));
+        const KeyRangeSm80 seen = columns(step, part.row + Step::Fragments::row(t, h));
         const i32 begin = seen.begin - own, end = seen.end - own;
 #pragma unroll
         for (i32 f = 2 * h; f < Step::kFloats; f += 4) {
@@ -183,21 +183,22 @@ struct BackwardSightSm80 {
   }
 };
 
-template <Sm80BackwardConfig kConfig>
-struct BackwardRangesSm80 {
-  const Sm80BackwardParams& params;
+template <BackwardSm80Config kConfig>
+struct BackwardSchedulerSm80 {
+  const BackwardSm80Params& params;
   const AttentionParams& p;
-  KeyPlace place;
+  KeyBlockSm80 place;
   i32 q_slot;  // of the first tile of queries, among num_slots of a head
   i32 num_slots;
 
-  BackwardRangesSm80(const Sm80BackwardParams& params_, const KeyPlace& place_, i32 index)
+  BackwardSchedulerSm80(const BackwardSm80Params& params_, const KeyBlockSm80& place_, i32 index)
       : params(params_),
         p(params_.attention),
         place(place_),
-        q_slot(p.packed ? static_cast<i32>(first_slot(place.sequence.q_begin, index, kConfig.rows))
-                        : 0),
-        num_slots(static_cast<i32>(num_tile_slots(p, p.q_rows, kConfig.rows))) {}
+        q_slot(p.packed
+                   ? static_cast<i32>(first_slot(place.sequence.q_begin, index, kConfig.q_rows))
+                   : 0),
+        num_slots(static_cast<i32>(num_tile_slots(p, p.q_rows, kConfig.q_rows))) {}
 
   // The plan counts tiles in 31 bits.
   i32 tile_number(i32 head, i32 block) const {
@@ -206,12 +207,12 @@ struct BackwardRangesSm80 {
   }
 
   // How many blocks of keys before this one add to a tile of queries.
-  u32 turn_of(i64 block) const {
-    const i64 own = place.first_key / kConfig.columns;
+  u32 semaphore_value(i64 block) const {
+    const i64 own = place.first_key / kConfig.kv_rows;
     i64 low = 0, high = own;
     while (low < high) {  // the first that does; from there to this one all do
       const i64 middle = (low + high) / 2;
-      if (visited_by(middle * kConfig.columns).visit.end > block) {
+      if (m_block_range(middle * kConfig.kv_rows).visit.end > block) {
         high = middle;
       } else {
         low = middle + 1;
@@ -220,11 +221,11 @@ struct BackwardRangesSm80 {
     return static_cast<u32>(own - low);
   }
 
-  BlockRange visited_by(i64 key) const {
+  BlockRange m_block_range(i64 key) const {
     const SequenceShape& shape = place.sequence.shape;
-    const i64 end = key + kConfig.columns;
-    BlockRange found =
-        visible_row_blocks(p.mask_options, shape, {key, min<i64>(end, shape.kv_len)}, kConfig.rows);
+    const i64 end = key + kConfig.kv_rows;
+    BlockRange found = visible_row_blocks(p.mask_options, shape, {key, min<i64>(end, shape.kv_len)},
+                                          kConfig.q_rows);
     if (end > shape.kv_len) found.full = {0, 0};  // no row sees the keys past the end
     return found;
   }
@@ -233,14 +234,15 @@ struct BackwardRangesSm80 {
   // must come.
   void narrow(BlockRange& range) const {
     range.full = {0, 0};
-    if constexpr (kConfig.ordered) return;
+    if constexpr (kConfig.deterministic) return;
     const i32 head = place.kv_head * static_cast<i32>(p.group_size());
     const i32 last = static_cast<i32>(range.visit.end);
     i32 begin = last, end = 0;
     for (i32 block = static_cast<i32>(range.visit.begin + lane_index()); block < last;
          block += 32) {
-      const Sm80Columns hull = params.hulls[tile_number(head, block)];
-      if (hull.begin >= place.first_key + kConfig.columns || hull.end <= place.first_key) continue;
+      const KeyRangeSm80 bounds = params.key_bounds[tile_number(head, block)];
+      if (bounds.begin >= place.first_key + kConfig.kv_rows || bounds.end <= place.first_key)
+        continue;
       begin = min(begin, block);
       end = block + 1;
     }

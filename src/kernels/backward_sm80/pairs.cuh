@@ -10,95 +10,95 @@
 
 namespace fulmen {
 
-template <Sm80BackwardConfig kConfig>
+template <BackwardSm80Config kConfig>
 struct BackwardPairsSm80 {
   using HeadType = Head<kConfig.dtype>;
-  using Tiles = BackwardTilesSm80<kConfig>;
-  using Weights = BackwardWeightsSm80<kConfig>;
+  using Tiles = BackwardStorageSm80<kConfig>;
+  using Weights = BackwardSoftmaxSm80<kConfig>;
   using Step = BackwardStepSm80<kConfig>;
   using Part = BackwardPartSm80;
   using Scores = typename Step::Scores;
   static constexpr i32 kTiles = Step::kTiles;
   static constexpr i32 kFloats = Step::kFloats;
 
-  const Sm80BackwardParams& params;
+  const BackwardSm80Params& params;
   Tiles tiles;
   Weights weights;
-  BackwardSightSm80<kConfig> sight;
+  BackwardMaskSm80<kConfig> mask;
   bool suspect = false;  // a part that is not seen whole met a number that is not finite
 
-  BackwardPairsSm80(const Sm80BackwardParams& params_, const Tiles& tiles_)
-      : params(params_), tiles(tiles_), weights{params_.attention, tiles_}, sight{tiles_} {}
+  BackwardPairsSm80(const BackwardSm80Params& params_, const Tiles& tiles_)
+      : params(params_), tiles(tiles_), weights{params_.attention, tiles_}, mask{tiles_} {}
 
   // P and dS of this warp's tiles, into shared memory.
   void compute(const Step& step) {
-    each_part(step, true, [&](const Part& part, const PartSight& seen, i32, bool is_moderate) {
-      compute_both(step, part, seen, is_moderate);
+    each_part(step, true, [&](const Part& part, const PartMask& seen, i32, bool has_moderate_max) {
+      compute_both(step, part, seen, has_moderate_max);
     });
   }
   // P alone.
   void compute_weights(const Step& step) {
-    const bool may_be_beside = !kConfig.beside || sight.is_moderate(step);
-    each_part(step, may_be_beside,
-              [&](const Part& part, const PartSight& seen, i32 number, bool is_moderate) {
+    const bool may_unroll = !kConfig.unrolled || mask.has_moderate_max(step);
+    each_part(step, may_unroll,
+              [&](const Part& part, const PartMask& seen, i32 number, bool has_moderate_max) {
                 Scores P;
                 weights.multiply_q_k(P, step, part);
-                weigh(P, step, part, seen, is_moderate, [] {});
+                to_probabilities(P, step, part, seen, has_moderate_max, [] {});
                 Weights::share(P, tiles.p_tile(), part);
-                tiles.weights_are_there(number);
+                tiles.arrive_p_ready(number);
               });
   }
   // dS, when the other role has P in shared memory.
   void compute_ds(const Step& step) {
-    each_part(step, true, [&](const Part& part, const PartSight& seen, i32 number, bool) {
+    each_part(step, true, [&](const Part& part, const PartMask& seen, i32 number, bool) {
       Scores dP;
       weights.multiply_dout_v(dP, step, part);
       check(dP, step, part, seen);
-      tiles.await_weights(number);
+      tiles.wait_p_ready(number);
       weights.form_ds_of_shared(dP, step, part);
       Weights::share(dP, tiles.ds_tile(step.pair_stage), part);
     });
   }
 
  private:
-  static constexpr i32 kBeside = kConfig.beside ? kConfig.parts() : 1;
+  static constexpr i32 kUnroll = kConfig.unrolled ? kConfig.parts() : 1;
 
   // Parts side by side have no branch between products and arithmetic: that no row's maximum is too
   // large is known before.
   template <class Compute>
-  void each_part(const Step& step, bool may_be_beside, const Compute& compute_part) const {
-    if (may_be_beside && step.is_full && !kConfig.hides_pairs()) {
-#pragma unroll kBeside
+  void each_part(const Step& step, bool may_unroll, const Compute& compute_part) const {
+    if (may_unroll && step.is_full && !kConfig.hides_pairs()) {
+#pragma unroll kUnroll
       for (i32 number = 0; number < kConfig.parts(); ++number) {
         if (!has_part(number)) continue;
-        compute_part(part_of(number), PartSight{true, false}, number, kConfig.beside);
+        compute_part(part_of(number), PartMask{true, false}, number, kConfig.unrolled);
       }
     } else {
 #pragma unroll 1
       for (i32 number = 0; number < kConfig.parts(); ++number) {
         if (!has_part(number)) break;
         const Part part = part_of(number);
-        compute_part(part, sight.of(step, part), number, false);
+        compute_part(part, mask.of(step, part), number, false);
       }
     }
   }
   i32 tile_of(i32 number) const {
-    return static_cast<i32>(tiles.member()) + number * kConfig.team_warps();
+    return static_cast<i32>(tiles.warp_in_group()) + number * kConfig.group_warps();
   }
   bool has_part(i32 number) const {
-    return kConfig.team_tiles() % kConfig.team_warps() == 0 ||
-           tile_of(number) < kConfig.team_tiles();
+    return kConfig.group_tiles() % kConfig.group_warps() == 0 ||
+           tile_of(number) < kConfig.group_tiles();
   }
   Part part_of(i32 number) const {
-    constexpr i32 kAcross = kConfig.team_columns() / kConfig.s_columns;
+    constexpr i32 kAcross = kConfig.group_columns() / kConfig.s_columns;
     const i32 tile = tile_of(number);
     return {tile / kAcross * kConfig.s_rows,
-            static_cast<i32>(tiles.team()) * kConfig.team_columns() +
+            static_cast<i32>(tiles.group()) * kConfig.group_columns() +
                 tile % kAcross * kConfig.s_columns};
   }
 
   // A hidden pair has P = dS = 0, and 0 times NaN is NaN.
-  void check(const Scores& S, const Step& step, const Part& part, const PartSight& seen) {
+  void check(const Scores& S, const Step& step, const Part& part, const PartMask& seen) {
     if (seen.all && !kConfig.hides_pairs()) return;
     FiniteCheck finite;
     finite.meet(S);
@@ -113,25 +113,26 @@ struct BackwardPairsSm80 {
   }
 
   // S = P; look_at_scores() is called when scores are capped and nothing is hidden yet.
-  // is_moderate: known to be.
+  // has_moderate_max: known to be.
   template <class Look>
-  void weigh(Scores& S, const Step& step, const Part& part, const PartSight& seen, bool is_moderate,
-             const Look& look_at_scores) {
+  void to_probabilities(Scores& S, const Step& step, const Part& part, const PartMask& seen,
+                        bool has_moderate_max, const Look& look_at_scores) {
     check(S, step, part, seen);
     WarpScores<kConfig.scores()>{step.head, step.first_row + part.row}.map(
         S, step.first_key + part.column);
     look_at_scores();
     PairTiles<kConfig.pairs()>::template apply<true>(S, tiles.pairs_at(step.stage), part.row,
                                                      part.column);
-    sight.hide(S, step, part, seen);
-    weights.weigh(S, step, part, is_moderate || sight.is_moderate(step));
+    mask.hide(S, step, part, seen);
+    weights.to_probabilities(S, step, part, has_moderate_max || mask.has_moderate_max(step));
   }
 
-  void compute_both(const Step& step, const Part& part, const PartSight& seen, bool is_moderate) {
+  void compute_both(const Step& step, const Part& part, const PartMask& seen,
+                    bool has_moderate_max) {
     Scores P, slope;
     weights.multiply_q_k(P, step, part);
     if constexpr (kConfig.softcap && kConfig.alibi) cap_slopes(slope, P, step.head);
-    weigh(P, step, part, seen, is_moderate, [&] {
+    to_probabilities(P, step, part, seen, has_moderate_max, [&] {
       if constexpr (kConfig.softcap && !kConfig.alibi) slopes_of_capped(slope, P, step.head);
     });
     u32 kept[kTiles * kFloats / 32 + 1] = {};
@@ -145,7 +146,7 @@ struct BackwardPairsSm80 {
     }
     weights.form_ds(dP, P, step, part);
     if constexpr (kConfig.dbias) {
-      const BackwardBiasSm80<kConfig> bias{params};
+      const BackwardDbiasSm80<kConfig> bias{params};
       bias.hide(dP, P);
       if constexpr (!kConfig.tiled_dbias) bias.take(dP, step, part);
     }
@@ -166,7 +167,7 @@ struct BackwardPairsSm80 {
   }
   // The same from scores after the cap, in nats.
   static void slopes_of_capped(Scores& slope, const Scores& S, const HeadType& head) {
-    static_assert(kConfig.natural || !kConfig.softcap);
+    static_assert(kConfig.scales_scores || !kConfig.softcap);
     const float inverse = 1 / head.map.softcap;
     slopes_of_tanh(slope, S, [=](float s) { return s * inverse; });
   }

@@ -11,17 +11,17 @@
 
 namespace fulmen {
 
-template <Sm80BackwardConfig kConfig>
-struct BackwardKeyWeightsSm80 {
+template <BackwardSm80Config kConfig>
+struct BackwardSoftmaxSwapAbSm80 {
   using Step = BackwardStepSm80<kConfig>;
   using Part = BackwardPartSm80;
-  static constexpr i32 kTiles = kConfig.kv_rows / 16;
+  static constexpr i32 kTiles = kConfig.dkv_rows / 16;
   static constexpr i32 kFloats = kConfig.s_rows / 2;  // of 16 keys
   using Scores = float[kTiles][kFloats];
 
   const AttentionParams& p;
-  BackwardTilesSm80<kConfig> tiles;
-  BackwardSightSm80<kConfig> sight{tiles};
+  BackwardStorageSm80<kConfig> tiles;
+  BackwardMaskSm80<kConfig> mask{tiles};
 
   // Whether every score, or dP, and what rows add to dP is finite.
   bool are_finite(const Scores& S, const Step& step, const Part& part) const {
@@ -35,7 +35,7 @@ struct BackwardKeyWeightsSm80 {
   void hide(Scores& S, const Step& step, const Part& part) const {
     const i32 own = part.column + lane() / 4;
     each_query(part, [&](i32 row, i32 f) {
-      const Sm80Columns seen = sight.columns(step, row);
+      const KeyRangeSm80 seen = mask.columns(step, row);
       const i32 begin = seen.begin - own, end = seen.end - own;
       each_key(S, f, [&](float& s, i32 at) {
         if (at < begin || at >= end) s = kMinusInfinity;
@@ -43,17 +43,18 @@ struct BackwardKeyWeightsSm80 {
     });
   }
 
-  // S = P, 0 where hidden. is_moderate: see BackwardSightSm80.
-  void weigh(Scores& S, const Step& step, const Part& part, bool is_moderate) const {
-    const float unit = static_cast<float>(p.score_map.scale);
-    const float unit_log2 = static_cast<float>(p.score_map.scale * 1.4426950408889634);
-    if (is_moderate) {
+  // S = P, 0 where hidden. has_moderate_max: see BackwardMaskSm80.
+  void to_probabilities(Scores& S, const Step& step, const Part& part,
+                        bool has_moderate_max) const {
+    const float scale_nats = static_cast<float>(p.score_map.scale);
+    const float scale_log2 = static_cast<float>(p.score_map.scale * 1.4426950408889634);
+    if (has_moderate_max) {
       exponentiate(S, step, part, [&](float s, float row_max, float sum_log2) {
-        return ptx::fma(s, unit_log2, -ptx::fma(row_max, kWarpLog2E, sum_log2));
+        return ptx::fma(s, scale_log2, -ptx::fma(row_max, kWarpLog2E, sum_log2));
       });
     } else {
       exponentiate(S, step, part, [&](float s, float row_max, float sum_log2) {
-        const float below = ptx::max(row_max - ptx::mul(s, unit), 0.f);
+        const float below = ptx::max(row_max - ptx::mul(s, scale_nats), 0.f);
         return ptx::fma(-below, kWarpLog2E, -sum_log2);
       });
     }
@@ -91,7 +92,7 @@ struct BackwardKeyWeightsSm80 {
   u32 row_at(const Step& step, i32 row) const {
     return tiles.rows_at(step.stage) + static_cast<u32>(row) * 16;
   }
-  static constexpr u32 kOffset = 2;  // of the words of Sm80Row
+  static constexpr u32 kOffset = 2;  // of the words of RowStatsSm80
   float of_row(const Step& step, i32 row, u32 word) const {
     return __builtin_bit_cast(float, ptx::load_shared(row_at(step, row) + 4 * word));
   }
@@ -132,11 +133,11 @@ struct BackwardKeyWeightsSm80 {
   }
 };
 
-template <Sm80BackwardConfig kConfig>
-struct BackwardKeysSm80 {
-  using Tiles = BackwardTilesSm80<kConfig>;
+template <BackwardSm80Config kConfig>
+struct BackwardPairsSwapAbSm80 {
+  using Tiles = BackwardStorageSm80<kConfig>;
   using Products = typename Tiles::Products;
-  using Weights = BackwardKeyWeightsSm80<kConfig>;
+  using Weights = BackwardSoftmaxSwapAbSm80<kConfig>;
   using Step = typename Weights::Step;
   using Part = typename Weights::Part;
   using Scores = typename Weights::Scores;
@@ -149,13 +150,13 @@ struct BackwardKeysSm80 {
   ptx::U32x4 keys[kTiles][kConfig.d_qk / 16];  // this warp's rows of K, or of V
   bool suspect = false;  // a part that is not seen whole met what is not finite
 
-  BackwardKeysSm80(const Sm80BackwardParams& params, const Tiles& tiles_)
+  BackwardPairsSwapAbSm80(const BackwardSm80Params& params, const Tiles& tiles_)
       : tiles(tiles_), weights{params.attention, tiles_} {}
 
   // K and V have arrived.
-  void keep_keys() {
-    const auto rows =
-        left_rows(tiles.weighs() ? tiles.k_tile() : tiles.v_tile(), tiles.team() * kConfig.kv_rows);
+  void load_registers() {
+    const auto rows = left_rows(tiles.computes_p() ? tiles.k_tile() : tiles.v_tile(),
+                                tiles.group() * kConfig.dkv_rows);
 #pragma unroll
     for (i32 t = 0; t < kTiles; ++t) {
 #pragma unroll
@@ -166,17 +167,18 @@ struct BackwardKeysSm80 {
   // P of this warp's keys and dV += P^T dO.
   template <class Sums>
   void add_dv(Sums& dV, const Step& step) {
-    const bool may_be_beside = kConfig.beside && weights.sight.is_moderate(step);
-    each_part(step, may_be_beside,
-              [&](const Part& part, const PartSight& seen, i32 number, bool is_moderate) {
+    const bool may_unroll = kConfig.unrolled && weights.mask.has_moderate_max(step);
+    each_part(step, may_unroll,
+              [&](const Part& part, const PartMask& seen, i32 number, bool has_moderate_max) {
                 Scores S;
                 multiply(S, tiles.q_tile(step.stage), part);
                 check(S, step, part, seen);
                 if (!seen.all) weights.hide(S, step, part);
-                weights.weigh(S, step, part, is_moderate || weights.sight.is_moderate(step));
+                weights.to_probabilities(S, step, part,
+                                         has_moderate_max || weights.mask.has_moderate_max(step));
                 Fragments P;
                 round(P, S);
-                hand_over(P, number);
+                store_p_fragments(P, number);
                 add(dV, P, tiles.dout_tile(step.stage), part);
               });
   }
@@ -184,37 +186,38 @@ struct BackwardKeysSm80 {
   // dS of this warp's keys, when the other one has P, and dK += dS^T Q.
   template <class Sums>
   void add_dk(Sums& dK, const Step& step) {
-    each_part(step, kConfig.beside, [&](const Part& part, const PartSight& seen, i32 number, bool) {
-      Scores dP;
-      multiply(dP, tiles.dout_tile(step.stage), part);
-      check(dP, step, part, seen);
-      tiles.await_weights(number);
-      weights.form_ds(dP, step, part, [&](i32 t, i32 k, float (&P)[8]) {
-        Products::numbers(ptx::load_shared_x4(handed(number, t, k)), P);
-      });
-      Fragments dS;
-      round(dS, dP);
-      share(dS, step, part);
-      add(dK, dS, tiles.q_tile(step.stage), part);
-    });
+    each_part(step, kConfig.unrolled,
+              [&](const Part& part, const PartMask& seen, i32 number, bool) {
+                Scores dP;
+                multiply(dP, tiles.dout_tile(step.stage), part);
+                check(dP, step, part, seen);
+                tiles.wait_p_ready(number);
+                weights.form_ds(dP, step, part, [&](i32 t, i32 k, float (&P)[8]) {
+                  Products::numbers(ptx::load_shared_x4(p_fragment_at(number, t, k)), P);
+                });
+                Fragments dS;
+                round(dS, dP);
+                share(dS, step, part);
+                add(dK, dS, tiles.q_tile(step.stage), part);
+              });
   }
 
  private:
   // As in BackwardPairsSm80.
   template <class Compute>
-  void each_part(const Step& step, bool may_be_beside, const Compute& compute_part) const {
+  void each_part(const Step& step, bool may_unroll, const Compute& compute_part) const {
     const auto part_of = [&](i32 number) {
-      return Part{number * kConfig.s_rows, static_cast<i32>(tiles.team()) * kConfig.kv_rows};
+      return Part{number * kConfig.s_rows, static_cast<i32>(tiles.group()) * kConfig.dkv_rows};
     };
-    if (may_be_beside && step.is_full) {
+    if (may_unroll && step.is_full) {
 #pragma unroll
       for (i32 number = 0; number < kConfig.parts(); ++number) {
-        compute_part(part_of(number), PartSight{true, false}, number, true);
+        compute_part(part_of(number), PartMask{true, false}, number, true);
       }
     } else {
 #pragma unroll 1
       for (i32 number = 0; number < kConfig.parts(); ++number) {
-        compute_part(part_of(number), weights.sight.of(step, part_of(number)), number, false);
+        compute_part(part_of(number), weights.mask.of(step, part_of(number)), number, false);
       }
     }
   }
@@ -247,23 +250,23 @@ struct BackwardKeysSm80 {
   }
 
   // A hidden pair has P = dS = 0, and 0 times NaN is NaN.
-  void check(const Scores& S, const Step& step, const Part& part, const PartSight& seen) {
+  void check(const Scores& S, const Step& step, const Part& part, const PartMask& seen) {
     suspect = suspect || (!seen.all && !weights.are_finite(S, step, part));
   }
 
   // Where a lane puts a fragment of P for the other role.
-  u32 handed(i32 number, i32 t, i32 k) const {
-    const u32 part = tiles.team() * kConfig.parts() + static_cast<u32>(number);
+  u32 p_fragment_at(i32 number, i32 t, i32 k) const {
+    const u32 part = tiles.group() * kConfig.parts() + static_cast<u32>(number);
     const u32 fragment = (part * kTiles + static_cast<u32>(t)) * kSteps + static_cast<u32>(k);
-    return tiles.handed_weights() + fragment * 512 + lane_index() * 16;
+    return tiles.p_fragments() + fragment * 512 + lane_index() * 16;
   }
-  void hand_over(const Fragments& P, i32 number) const {
+  void store_p_fragments(const Fragments& P, i32 number) const {
 #pragma unroll
     for (i32 t = 0; t < kTiles; ++t) {
 #pragma unroll
-      for (i32 k = 0; k < kSteps; ++k) ptx::store_shared_x4(handed(number, t, k), P[t][k]);
+      for (i32 k = 0; k < kSteps; ++k) ptx::store_shared_x4(p_fragment_at(number, t, k), P[t][k]);
     }
-    tiles.weights_are_there(number);
+    tiles.arrive_p_ready(number);
   }
 
   // dS^T, to shared memory.

@@ -6,23 +6,23 @@
 #pragma once
 
 #include "kernels/backward_sm80/storage.cuh"
+#include "kernels/common/documents_sm80.cuh"
 #include "kernels/common/head.cuh"
 #include "kernels/common/pair_tiles_sm80.cuh"
-#include "kernels/common/segments_sm80.cuh"
 #include "kernels/common/tile_copy_sm80.cuh"
 
 namespace fulmen {
 
-template <Sm80BackwardConfig kConfig>
-struct BackwardLoaderSm80 {
+template <BackwardSm80Config kConfig>
+struct BackwardProducerSm80 {
   template <i32 kRows, i32 kDims>
-  using Copy = TileCopy<kConfig.units, kRows, kConfig.threads(), kConfig.words(kDims),
+  using Copy = TileCopy<kConfig.aligned, kRows, kConfig.threads(), kConfig.words(kDims),
                         kConfig.swizzle, kConfig.element_bytes()>;
 
   const AttentionParams& p;
   i32 index;  // of the sequence
-  KeyPlace place;
-  BackwardTilesSm80<kConfig> tiles;
+  KeyBlockSm80 place;
+  BackwardStorageSm80<kConfig> tiles;
 
   void fetch_keys() const {
     const i64 rows = place.sequence.shape.kv_len;
@@ -30,9 +30,9 @@ struct BackwardLoaderSm80 {
     const auto offset = [&](const ArrayView& array) {
       return array.offset(place.sequence.batch, place.kv_head, place.sequence.kv_begin, 0);
     };
-    Copy<kConfig.columns, kConfig.d_qk>(p.k, offset(p.k), rows, p.dim_qk)
+    Copy<kConfig.kv_rows, kConfig.d_qk>(p.k, offset(p.k), rows, p.dim_qk)
         .start(tiles.k_tile(), first);
-    Copy<kConfig.columns, kConfig.d_v>(p.v, offset(p.v), rows, p.dim_v)
+    Copy<kConfig.kv_rows, kConfig.d_v>(p.v, offset(p.v), rows, p.dim_v)
         .start(tiles.v_tile(), first);
     ptx::cp_async_commit();
   }
@@ -41,7 +41,7 @@ struct BackwardLoaderSm80 {
   void fetch_ids(const Head<kConfig.dtype>& head) const {
     if constexpr (kConfig.documents) {
 #pragma unroll 1
-      for (i32 at = static_cast<i32>(ptx::thread_index()); at < kConfig.columns;
+      for (i32 at = static_cast<i32>(ptx::thread_index()); at < kConfig.kv_rows;
            at += kConfig.threads()) {
         const i64 key = place.first_key + at;
         const bool counts = key < place.sequence.shape.kv_len;
@@ -54,8 +54,8 @@ struct BackwardLoaderSm80 {
   // The way to the tiles of queries of one head.
   struct Queries {
     i32 head;
-    Copy<kConfig.rows, kConfig.d_qk> q;
-    Copy<kConfig.rows, kConfig.d_v> dout;
+    Copy<kConfig.q_rows, kConfig.d_qk> q;
+    Copy<kConfig.q_rows, kConfig.d_v> dout;
   };
   Queries queries_of(i32 head) const {
     const auto offset = [&](const ArrayView& array) {

@@ -16,14 +16,14 @@ struct RowStore {
   const ArrayView& array;
   i64 offset;  // of the lane's first row and the first dim, in elements
   i32 dims;    // that the array has from there on
-  bool in_units;
+  bool is_aligned;
 
   RowStore(const ArrayView& array_, DType dtype, i64 offset_, i64 dims_)
       : array(array_), offset(offset_), dims(static_cast<i32>(dims_)) {
-    const i64 unit = 16 / size_bytes(dtype);  // elements
+    const i64 vector = 16 / size_bytes(dtype);  // elements
     const u64 address = reinterpret_cast<u64>(array.data + offset * size_bytes(dtype));
-    in_units = array.dtype == dtype && array.strides[3] == 1 && array.strides[2] % unit == 0 &&
-               dims % unit == 0 && address % 16 == 0;
+    is_aligned = array.dtype == dtype && array.strides[3] == 1 && array.strides[2] % vector == 0 &&
+                 dims % vector == 0 && address % 16 == 0;
   }
 
   // Row h of the lane's two (ptx/mma.cuh), which is `row` below its first, if it is inside the
@@ -35,7 +35,7 @@ struct RowStore {
 #pragma unroll
     for (i32 i = 0; i < kFloats; ++i) scaled[i] = counts ? sums[i] * factor : 0.f;
     const i64 at = offset + row * array.strides[2];
-    if (in_units) {
+    if (is_aligned) {
       if constexpr (kDType == DType::kFloat32) {
         store_output_row(scaled, h, reinterpret_cast<float*>(array.data) + at, inside, dims);
       } else {

@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Which keys a block of backward_sm80 owns: blocks go by groups of key/value heads. The host fills
-// Sm80Groups with it.
+// HeadGroupsSm80 with it.
 #pragma once
 
 #include "kernels/backward_sm80/config.h"
@@ -10,16 +10,16 @@
 
 namespace fulmen {
 
-constexpr Sm80Groups sm80_groups(const AttentionParams& p, const Sm80BackwardConfig& config,
-                                 i64 lines, i64 ahead) {
+constexpr HeadGroupsSm80 head_groups_sm80(const AttentionParams& p,
+                                          const BackwardSm80Config& config, i64 lines, i64 ahead) {
   const auto count = [](i64 x) { return static_cast<u32>(x); };
-  const i64 blocks = lines * num_tile_slots(p, p.kv_rows, config.columns);
-  const i64 row_tiles = lines * p.group_size() * num_tile_slots(p, p.q_rows, config.rows);
+  const i64 blocks = lines * num_tile_slots(p, p.kv_rows, config.kv_rows);
+  const i64 row_tiles = lines * p.group_size() * num_tile_slots(p, p.q_rows, config.q_rows);
   return {count(lines),
           count(blocks),
           count(row_tiles),
           count(ceil_div(row_tiles, max<i64>(blocks, 1))),
-          count(num_q_tiles(p, config.rows)),
+          count(num_q_tiles(p, config.q_rows)),
           count(ahead)};
 }
 
@@ -34,7 +34,7 @@ constexpr TileTask key_task(u32 block, u32 lines, u32 heads, u32 slots, u32 line
 }
 
 // The keys of a block.
-struct KeyPlace {
+struct KeyBlockSm80 {
   Sequence sequence;
   i32 kv_head;
   i32 first_key;

@@ -9,15 +9,15 @@
 
 namespace fulmen {
 
-template <Sm80BackwardConfig kConfig>
-struct BackwardSlicesSm80 {
-  using Tiles = BackwardTilesSm80<kConfig>;
+template <BackwardSm80Config kConfig>
+struct SplitDProductSm80 {
+  using Tiles = BackwardStorageSm80<kConfig>;
   using Products = typename Tiles::Products;
   using Scores = typename BackwardStepSm80<kConfig>::Scores;  // a part, 16 x 16
-  static constexpr i32 kMembers = kConfig.team_warps();
-  static constexpr i32 kAcross = kConfig.columns / 16;  // parts side by side
+  static constexpr i32 kMembers = kConfig.group_warps();
+  static constexpr i32 kAcross = kConfig.kv_rows / 16;  // parts side by side
   static constexpr u32 kSlotBytes = 32 * 32;            // of a part: 8 floats a lane
-  using Sums = float[kConfig.rows / 16][kConfig.columns / 2];
+  using Sums = float[kConfig.q_rows / 16][kConfig.kv_rows / 2];
 
   Tiles tiles;
 
@@ -26,8 +26,8 @@ struct BackwardSlicesSm80 {
   void multiply(Scores& S, const Tile& queries, const Tile& keys) const {
     Sums sums;
     multiply_slice<kDims>(sums, queries, keys);
-    hand_over(S[0], sums);
-    tiles.team_sync();  // the sums of the team's slices are there
+    store_p_fragments(S[0], sums);
+    tiles.group_sync();  // the sums of the team's slices are there
     gather(S[0]);
   }
 
@@ -36,7 +36,7 @@ struct BackwardSlicesSm80 {
   void multiply_slice(Sums& sums, const Tile& queries, const Tile& keys) const {
     constexpr i32 kSliceDims = kDims / kMembers;
     using Way = PartRow<kDims, kConfig.swizzle, kSliceDims / 16>;
-    const u32 first = tiles.member() * (kSliceDims / 16);
+    const u32 first = tiles.warp_in_group() * (kSliceDims / 16);
     const Way left(left_rows(queries, 0), first), right(right_rows(keys), first);
     Products::template set_scores<kSliceDims>(
         sums, [&](i32 k, i32 t) { return ptx::ldmatrix_x4(left.at(k, 16 * t)); },
@@ -48,8 +48,8 @@ struct BackwardSlicesSm80 {
     return tiles.slices() + (part * (kMembers - 1) + slot) * kSlotBytes + lane_index() * 16;
   }
 
-  void hand_over(float (&S)[8], const Sums& sums) const {
-    const u32 own = tiles.member();
+  void store_p_fragments(float (&S)[8], const Sums& sums) const {
+    const u32 own = tiles.warp_in_group();
 #pragma unroll
     for (u32 part = 0; part < kMembers; ++part) {
       const float* const x = &sums[part / kAcross][part % kAcross * 8];
@@ -69,7 +69,7 @@ struct BackwardSlicesSm80 {
 #pragma unroll
       for (u32 half = 0; half < 2; ++half) {
         const ptx::U32x4 x =
-            ptx::load_shared_x4(place(tiles.member(), slot) + half * (kSlotBytes / 2));
+            ptx::load_shared_x4(place(tiles.warp_in_group(), slot) + half * (kSlotBytes / 2));
 #pragma unroll
         for (u32 e = 0; e < 4; ++e) S[4 * half + e] += __builtin_bit_cast(float, x.word[e]);
       }
@@ -90,9 +90,9 @@ inline bool is_hidden_weight(float P) {
   return __builtin_bit_cast(u32, P) == __builtin_bit_cast(u32, kHiddenWeight);
 }
 
-template <Sm80BackwardConfig kConfig>
-struct BackwardWeightsSm80 {
-  using Tiles = BackwardTilesSm80<kConfig>;
+template <BackwardSm80Config kConfig>
+struct BackwardSoftmaxSm80 {
+  using Tiles = BackwardStorageSm80<kConfig>;
   using PairTile = typename Tiles::PairTile;
   using Products = typename Tiles::Products;
   using Step = BackwardStepSm80<kConfig>;
@@ -101,7 +101,7 @@ struct BackwardWeightsSm80 {
   using Scores = typename Step::Scores;
   static constexpr i32 kTiles = Step::kTiles;
   static constexpr i32 kFloats = Step::kFloats;
-  using Rows = Sm80Row[2];  // of 16 rows, the thread's two
+  using Rows = RowStatsSm80[2];  // of 16 rows, the thread's two
 
   const AttentionParams& p;
   Tiles tiles;
@@ -125,19 +125,20 @@ struct BackwardWeightsSm80 {
     }
   }
 
-  // S = P, 0 where hidden. In nats where config.natural says so, else scaled here. is_moderate: see
-  // BackwardSightSm80.
-  void weigh(Scores& S, const Step& step, const Part& part, bool is_moderate) const {
-    const double scale = kConfig.natural ? 1 : p.score_map.scale;
-    const float unit = static_cast<float>(scale);
-    const float unit_log2 = static_cast<float>(scale * 1.4426950408889634);
-    if (is_moderate) {
-      exponentiate(S, step, part, [&](float s, const Sm80Row& row) {
-        return ptx::fma(s, unit_log2, -ptx::fma(row.row_max, kWarpLog2E, row.sum_log2));
+  // S = P, 0 where hidden. In nats where config.scales_scores says so, else scaled here.
+  // has_moderate_max: see BackwardMaskSm80.
+  void to_probabilities(Scores& S, const Step& step, const Part& part,
+                        bool has_moderate_max) const {
+    const double scale = kConfig.scales_scores ? 1 : p.score_map.scale;
+    const float scale_nats = static_cast<float>(scale);
+    const float scale_log2 = static_cast<float>(scale * 1.4426950408889634);
+    if (has_moderate_max) {
+      exponentiate(S, step, part, [&](float s, const RowStatsSm80& row) {
+        return ptx::fma(s, scale_log2, -ptx::fma(row.row_max, kWarpLog2E, row.sum_log2));
       });
     } else {
-      exponentiate(S, step, part, [&](float s, const Sm80Row& row) {
-        const float below = ptx::max(row.row_max - ptx::mul(s, unit), 0.f);
+      exponentiate(S, step, part, [&](float s, const RowStatsSm80& row) {
+        const float below = ptx::max(row.row_max - ptx::mul(s, scale_nats), 0.f);
         return ptx::fma(-below, kWarpLog2E, -row.sum_log2);
       });
     }
@@ -147,7 +148,7 @@ struct BackwardWeightsSm80 {
   static void form_ds(float (&dP)[kFloats], const float (&P)[kFloats], const Rows& rows) {
 #pragma unroll
     for (i32 i = 0; i < kFloats; ++i) {
-      const Sm80Row& row = rows[i / 2 % 2];
+      const RowStatsSm80& row = rows[i / 2 % 2];
       dP[i] =
           P[i] * (kConfig.split_sum ? ptx::fma(row.share, dP[i], row.offset) : dP[i] + row.offset);
     }
@@ -190,8 +191,8 @@ struct BackwardWeightsSm80 {
 #pragma unroll
           for (i32 w = 0; w < 4; ++w) {
             const u32 row = part.row + Fragments::row(t, w % 2);
-            const u32 unit = 2 * (part.column / Products::kStep + j) + w / 2;
-            ptx::store_shared(tile.address(row, unit) + lane_index() % 4 * 4, x.word[w]);
+            const u32 vector = 2 * (part.column / Products::kStep + j) + w / 2;
+            ptx::store_shared(tile.address(row, vector) + lane_index() % 4 * 4, x.word[w]);
           }
         }
       }
@@ -201,8 +202,8 @@ struct BackwardWeightsSm80 {
  private:
   template <i32 kDims, class Tile>
   void multiply(Scores& S, const Tile& queries, const Tile& keys, const Part& part) const {
-    if constexpr (kConfig.sliced) {
-      BackwardSlicesSm80<kConfig>{tiles}.template multiply<kDims>(S, queries, keys);
+    if constexpr (kConfig.split_d) {
+      SplitDProductSm80<kConfig>{tiles}.template multiply<kDims>(S, queries, keys);
     } else {
       const auto left = left_rows(queries, part.row);
       auto right = right_rows(keys);
@@ -231,7 +232,7 @@ struct BackwardWeightsSm80 {
   // A lane's way through a part of P or dS, 16 rows and a step of columns at a time.
   static constexpr i32 kSteps = kConfig.s_columns / Products::kStep;
   static auto way_to(const PairTile& tile, const Part& part) {
-    return PartRow<kConfig.words(kConfig.columns), kConfig.swizzle, kSteps>(
+    return PartRow<kConfig.words(kConfig.kv_rows), kConfig.swizzle, kSteps>(
         left_rows(tile, part.row), part.column / Products::kStep);
   }
 };

@@ -12,31 +12,31 @@
 namespace fulmen {
 
 // It may wait in shared memory while the block walks, so that registers are left for fragments.
-struct KeptKeyPlace {
+struct KeyBlockWordsSm80 {
   ptx::U32x4 words[4];
 };
-static_assert(sizeof(KeptKeyPlace) == sizeof(KeyPlace));
+static_assert(sizeof(KeyBlockWordsSm80) == sizeof(KeyBlockSm80));
 
-inline void keep_place(u32 shared, const KeyPlace& place) {
+inline void save_key_block(u32 shared, const KeyBlockSm80& place) {
   if (ptx::thread_index() != 0) return;
-  const auto kept = __builtin_bit_cast(KeptKeyPlace, place);
+  const auto kept = __builtin_bit_cast(KeyBlockWordsSm80, place);
 #pragma unroll
   for (u32 i = 0; i < 4; ++i) ptx::store_shared_x4(shared + 16 * i, kept.words[i]);
 }
 // After a barrier.
-inline KeyPlace kept_place(u32 shared) {
-  KeptKeyPlace kept;
+inline KeyBlockSm80 load_key_block(u32 shared) {
+  KeyBlockWordsSm80 kept;
 #pragma unroll
   for (u32 i = 0; i < 4; ++i) kept.words[i] = ptx::load_shared_x4(shared + 16 * i);
-  return __builtin_bit_cast(KeyPlace, kept);
+  return __builtin_bit_cast(KeyBlockSm80, kept);
 }
 
-template <Sm80BackwardConfig kConfig>
-struct BackwardTilesSm80 {
+template <BackwardSm80Config kConfig>
+struct BackwardStorageSm80 {
   using QkTile = SwizzledTile<kConfig.words(kConfig.d_qk), kConfig.swizzle>;
   using VTile = SwizzledTile<kConfig.words(kConfig.d_v), kConfig.swizzle>;
   using PairTile =
-      SwizzledTile<kConfig.words(kConfig.columns), kConfig.swizzle>;  // rows are queries
+      SwizzledTile<kConfig.words(kConfig.kv_rows), kConfig.swizzle>;  // rows are queries
   using Products = BlockProducts<kConfig.dtype, kConfig.precision, kConfig.swizzle>;
   static_assert(kConfig.valid());
 
@@ -53,44 +53,45 @@ struct BackwardTilesSm80 {
   u32 rows_at(i32 stage) const {
     return stage_at(stage) + kConfig.q_bytes() + kConfig.dout_bytes();
   }
-  u32 columns_at(i32 stage) const { return rows_at(stage) + kConfig.rows * 16; }
-  u32 row_ids_at(i32 stage) const { return columns_at(stage) + kConfig.rows * 8; }
+  u32 columns_at(i32 stage) const { return rows_at(stage) + kConfig.q_rows * 16; }
+  u32 row_ids_at(i32 stage) const { return columns_at(stage) + kConfig.q_rows * 8; }
   u32 pairs_at(i32 stage) const { return rows_at(stage) + kConfig.row_bytes(); }
   PairTile p_tile() const { return {stage_at(kConfig.stages)}; }
   PairTile ds_tile(i32 stage) const {
     return {stage_at(kConfig.stages) + (1 + stage) * kConfig.pair_bytes()};
   }
   u32 slices() const {
-    return ds_tile(kConfig.pair_stages).base + (weighs() ? 0 : kConfig.slice_bytes());
+    return ds_tile(kConfig.pair_stages).base + (computes_p() ? 0 : kConfig.split_d_bytes());
   }
   // Instead of these, where keys come first.
-  using KeysTile = SwizzledTile<kConfig.words(kConfig.rows), kConfig.swizzle>;  // rows are keys
-  u32 handed_weights() const { return p_tile().base; }
+  using KeysTile = SwizzledTile<kConfig.words(kConfig.q_rows), kConfig.swizzle>;  // rows are keys
+  u32 p_fragments() const { return p_tile().base; }
   KeysTile ds_of_keys(i32 stage) const { return {ds_tile(stage).base}; }
-  u32 place_at() const { return key_ids() - kConfig.place_bytes(); }
+  u32 key_block_at() const { return key_ids() - kConfig.key_block_bytes(); }
   u32 key_ids() const { return shared + kConfig.shared_bytes() - kConfig.ids_bytes(); }
 
   // The first warps compute P, the others dS, where roles are split. Warps of a team are
   // neighbours, so that they share no scheduler.
-  bool weighs() const { return !kConfig.split_roles || warp < kConfig.role_warps(); }
-  u32 team() const { return warp % kConfig.role_warps() / kConfig.team_warps(); }
-  u32 member() const { return warp % kConfig.team_warps(); }
+  bool computes_p() const { return !kConfig.split_roles || warp < kConfig.role_warps(); }
+  u32 group() const { return warp % kConfig.role_warps() / kConfig.group_warps(); }
+  u32 warp_in_group() const { return warp % kConfig.group_warps(); }
 
   // Among the warps of a team with the same role.
-  void team_sync() const {
-    if constexpr (kConfig.team_warps() == 1) {
+  void group_sync() const {
+    if constexpr (kConfig.group_warps() == 1) {
       ptx::warp_sync();
-    } else if constexpr (kConfig.team_warps() == kConfig.warps) {
+    } else if constexpr (kConfig.group_warps() == kConfig.warps) {
       ptx::block_sync();
     } else {
-      ptx::bar_sync(1 + team() + (weighs() ? 0 : kConfig.num_teams()), 32 * kConfig.team_warps());
+      ptx::bar_sync(1 + group() + (computes_p() ? 0 : kConfig.num_groups()),
+                    32 * kConfig.group_warps());
     }
   }
   // Part `number` of a warp's P, on its way to the warp of the other role that makes dS of it.
-  void weights_are_there(i32 number) const { ptx::bar_arrive(hand_over(number), 64); }
-  void await_weights(i32 number) const { ptx::bar_sync(hand_over(number), 64); }
-  u32 hand_over(i32 number) const {
-    return 1 + kConfig.team_barriers() + warp % kConfig.role_warps() +
+  void arrive_p_ready(i32 number) const { ptx::bar_arrive(store_p_fragments(number), 64); }
+  void wait_p_ready(i32 number) const { ptx::bar_sync(store_p_fragments(number), 64); }
+  u32 store_p_fragments(i32 number) const {
+    return 1 + kConfig.group_barriers() + warp % kConfig.role_warps() +
            static_cast<u32>(number) * kConfig.role_warps();
   }
 };

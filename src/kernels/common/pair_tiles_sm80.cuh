@@ -29,10 +29,10 @@ class PairArray {
   // Keys from `first` on. What is not there becomes 0. Belongs to the caller's next group of copies
   // where the array has 16-byte units.
   void start(u32 tile, i32 first) const {
-    if constexpr (kConfig.units) {
-      copy_units(tile, own_unit(first), num_rows_, num_keys_ - first);
+    if constexpr (kConfig.aligned) {
+      copy_vectors(tile, own_vector(first), num_rows_, num_keys_ - first);
     } else {
-      copy_words(tile, first);
+      copy_elements(tile, first);
     }
   }
 
@@ -40,19 +40,19 @@ class PairArray {
   // keys are all there.
   void start_last(u32 tile, i32 first) {
     start(tile, first);
-    next_ = first - kConfig.columns;
-    from_ = own_unit(next_);
+    next_ = first - kConfig.kv_rows;
+    from_ = own_vector(next_);
   }
   void start_next(u32 tile) {
-    if constexpr (!kConfig.units) {
-      copy_words(tile, next_);
-    } else if (num_rows_ >= kConfig.rows) {
-      copy_units(tile, from_, kConfig.rows, kConfig.columns);
+    if constexpr (!kConfig.aligned) {
+      copy_elements(tile, next_);
+    } else if (num_rows_ >= kConfig.q_rows) {
+      copy_vectors(tile, from_, kConfig.q_rows, kConfig.kv_rows);
     } else {
-      copy_units(tile, from_, num_rows_, kConfig.columns);
+      copy_vectors(tile, from_, num_rows_, kConfig.kv_rows);
     }
-    next_ -= kConfig.columns;
-    from_ -= kConfig.columns * kBytes;
+    next_ -= kConfig.kv_rows;
+    from_ -= kConfig.kv_rows * kBytes;
   }
 
   // Where a thread finds the 4 bytes that hold its first column of 16 x 8 pairs from (row, column)
@@ -64,36 +64,36 @@ class PairArray {
   }
 
  private:
-  static constexpr i32 kUnits = kConfig.columns * kBytes / 16;  // of a row
-  static constexpr i32 kRowsAtOnce = kConfig.threads / kUnits;
+  static constexpr i32 kVectors = kConfig.kv_rows * kBytes / 16;  // of a row
+  static constexpr i32 kRowsAtOnce = kConfig.threads / kVectors;
 
-  static i32 row() { return static_cast<i32>(ptx::thread_index()) / kUnits; }
-  static i32 unit() { return static_cast<i32>(ptx::thread_index()) % kUnits; }
+  static i32 row() { return static_cast<i32>(ptx::thread_index()) / kVectors; }
+  static i32 vector() { return static_cast<i32>(ptx::thread_index()) % kVectors; }
   i64 row_bytes() const { return array_.strides[2] * kBytes; }
 
   // This thread's first unit of the tile that begins at key `first`.
-  const u8* own_unit(i32 first) const {
-    return data_ + i64{first} * kBytes + row() * row_bytes() + unit() * 16;
+  const u8* own_vector(i32 first) const {
+    return data_ + i64{first} * kBytes + row() * row_bytes() + vector() * 16;
   }
 
   // From `from`, this thread's first unit; of the tile `num_rows` and `num_keys` are there.
-  void copy_units(u32 tile, const u8* from, i32 num_rows, i32 num_keys) const {
-    static_assert(kConfig.threads % kUnits == 0);
-    const u32 to = tile + static_cast<u32>(row() * kRowBytes + unit() * 16);
+  void copy_vectors(u32 tile, const u8* from, i32 num_rows, i32 num_keys) const {
+    static_assert(kConfig.threads % kVectors == 0);
+    const u32 to = tile + static_cast<u32>(row() * kRowBytes + vector() * 16);
 #pragma unroll
-    for (i32 r = 0; r < kConfig.rows; r += kRowsAtOnce) {
-      if (r + kRowsAtOnce > kConfig.rows && row() >= kConfig.rows - r) break;
+    for (i32 r = 0; r < kConfig.q_rows; r += kRowsAtOnce) {
+      if (r + kRowsAtOnce > kConfig.q_rows && row() >= kConfig.q_rows - r) break;
       ptx::cp_async_16(to + static_cast<u32>(r * kRowBytes), from,
-                       r + row() < num_rows && unit() * 16 < num_keys * kBytes);
+                       r + row() < num_rows && vector() * 16 < num_keys * kBytes);
       from += kRowsAtOnce * row_bytes();
     }
   }
 
-  void copy_words(u32 tile, i32 first) const {
-    constexpr i32 kWords = kConfig.columns * kBytes / 4;
+  void copy_elements(u32 tile, i32 first) const {
+    constexpr i32 kWords = kConfig.kv_rows * kBytes / 4;
     constexpr i32 kElements = 4 / kBytes;
 #pragma unroll 2
-    for (i32 at = static_cast<i32>(ptx::thread_index()); at < kConfig.rows * kWords;
+    for (i32 at = static_cast<i32>(ptx::thread_index()); at < kConfig.q_rows * kWords;
          at += kConfig.threads) {
       const i32 row = at / kWords, word = at % kWords;
       u32 bits = 0;
@@ -115,7 +115,7 @@ class PairArray {
   i32 num_rows_;    // from that row on
   i32 num_keys_;
   i32 next_ = 0;              // key of the next tile
-  const u8* from_ = nullptr;  // own_unit() of it
+  const u8* from_ = nullptr;  // own_vector() of it
 };
 
 template <PairConfig kConfig>

@@ -17,14 +17,14 @@ namespace fulmen {
 // Rows of one head of one sequence, from its first on.
 template <i32 kElementBytes>
 struct ElementRows {
-  static constexpr i32 kUnitElements = 16 / kElementBytes;
+  static constexpr i32 kVectorElems = 16 / kElementBytes;
 
   const u8* data;
   i64 row_stride;  // in elements
   i64 dim_stride;
   i32 num_rows;
   i32 dim;  // elements of a row from `data` on
-  bool in_units;
+  bool is_aligned;
 
   ElementRows(const ArrayView& array, i64 offset, i64 rows, i64 dims)
       : data(array.data + offset * kElementBytes),
@@ -32,13 +32,13 @@ struct ElementRows {
         dim_stride(array.strides[3]),
         num_rows(static_cast<i32>(rows)),
         dim(static_cast<i32>(dims)),
-        in_units(dim_stride == 1 && dim % kUnitElements == 0 && row_stride % kUnitElements == 0 &&
-                 reinterpret_cast<u64>(data) % 16 == 0) {}
+        is_aligned(dim_stride == 1 && dim % kVectorElems == 0 && row_stride % kVectorElems == 0 &&
+                   reinterpret_cast<u64>(data) % 16 == 0) {}
 };
 
 template <i32 kElementBytes>
-inline ptx::U32x4 gather_unit(const ElementRows<kElementBytes>& source, i64 row, i32 dim) {
-  ptx::U32x4 unit{};
+inline ptx::U32x4 gather_vector(const ElementRows<kElementBytes>& source, i64 row, i32 dim) {
+  ptx::U32x4 vector{};
   const u8* from =
       source.data + (row * source.row_stride + dim * source.dim_stride) * kElementBytes;
 #pragma unroll
@@ -46,12 +46,12 @@ inline ptx::U32x4 gather_unit(const ElementRows<kElementBytes>& source, i64 row,
     if (dim + i / kElementBytes < source.dim) {
 #pragma unroll
       for (i32 b = 0; b < kElementBytes; ++b) {
-        unit.word[(i + b) / 4] |= static_cast<u32>(from[b]) << (8 * ((i + b) % 4));
+        vector.word[(i + b) / 4] |= static_cast<u32>(from[b]) << (8 * ((i + b) % 4));
       }
     }
     from += source.dim_stride * kElementBytes;
   }
-  return unit;
+  return vector;
 }
 
 // Which row of the array, from the tile's first, row `row` of a tile holds. Interleaved: of 32,
@@ -66,32 +66,32 @@ template <i32 kRows, i32 kThreads, bool kInterleaved = false, i32 kDims, bool kS
           i32 kElementBytes>
 inline void copy_rows(const SwizzledTile<kDims, kSwizzled>& tile,
                       const ElementRows<kElementBytes>& source, i32 first) {
-  constexpr i32 kUnits = kDims / 8;
-  constexpr i32 kUnitElements = 16 / kElementBytes;
+  constexpr i32 kVectors = kDims / 8;
+  constexpr i32 kVectorElems = 16 / kElementBytes;
   const i32 thread = static_cast<i32>(ptx::thread_index());
-  if (!source.in_units) {
+  if (!source.is_aligned) {
 #pragma unroll 1
-    for (i32 at = thread; at < kRows * kUnits; at += kThreads) {
-      const i32 row = at / kUnits;
-      const i32 unit = at % kUnits;
+    for (i32 at = thread; at < kRows * kVectors; at += kThreads) {
+      const i32 row = at / kVectors;
+      const i32 vector = at % kVectors;
       const i32 from = first + source_row<kInterleaved>(row);
-      const bool present = from < source.num_rows && unit * kUnitElements < source.dim;
+      const bool present = from < source.num_rows && vector * kVectorElems < source.dim;
       ptx::store_shared_x4(
-          tile.address(row, unit),
-          present ? gather_unit(source, from, unit * kUnitElements) : ptx::U32x4{});
+          tile.address(row, vector),
+          present ? gather_vector(source, from, vector * kVectorElems) : ptx::U32x4{});
     }
     return;
   }
 #pragma unroll
-  for (i32 step = 0; step < (kRows * kUnits + kThreads - 1) / kThreads; ++step) {
+  for (i32 step = 0; step < (kRows * kVectors + kThreads - 1) / kThreads; ++step) {
     const i32 at = thread + step * kThreads;
-    if (kRows * kUnits % kThreads != 0 && at >= kRows * kUnits) break;
-    const i32 row = at / kUnits;
-    const i32 unit = at % kUnits;
+    if (kRows * kVectors % kThreads != 0 && at >= kRows * kVectors) break;
+    const i32 row = at / kVectors;
+    const i32 vector = at % kVectors;
     const i32 from = first + source_row<kInterleaved>(row);
-    const bool present = from < source.num_rows && unit * kUnitElements < source.dim;
-    const i64 offset = present ? from * source.row_stride + unit * kUnitElements : 0;
-    ptx::cp_async_16(tile.address(row, unit), source.data + offset * kElementBytes, present);
+    const bool present = from < source.num_rows && vector * kVectorElems < source.dim;
+    const i64 offset = present ? from * source.row_stride + vector * kVectorElems : 0;
+    ptx::cp_async_16(tile.address(row, vector), source.data + offset * kElementBytes, present);
   }
 }
 
@@ -99,13 +99,13 @@ inline void copy_rows(const SwizzledTile<kDims, kSwizzled>& tile,
 // what does not change from one to the next is found once. Neighbouring threads copy the units of a
 // row that change places with each other, kDims / (8 kGroup) times.
 template <i32 kRows, i32 kThreads, i32 kDims, bool kSwizzled, i32 kElementBytes, bool kInterleaved>
-class UnitCopy {
+class VectorCopy {
  public:
-  UnitCopy(const ArrayView& array, i64 offset, i64 rows, i64 dims)
-      : data_(array.data + (offset + own_row() * array.strides[2]) * kElementBytes + unit() * 16),
+  VectorCopy(const ArrayView& array, i64 offset, i64 rows, i64 dims)
+      : data_(array.data + (offset + own_row() * array.strides[2]) * kElementBytes + vector() * 16),
         row_bytes_(array.strides[2] * kElementBytes),
         num_rows_(static_cast<i32>(rows) - own_row()),
-        num_units_(static_cast<i32>(dims) / (16 / kElementBytes) - unit()) {}
+        num_vectors_(static_cast<i32>(dims) / (16 / kElementBytes) - vector()) {}
 
   // Rows [first, first + kRows) of the array.
   void start(const SwizzledTile<kDims, kSwizzled>& tile, i32 first) const {
@@ -122,9 +122,9 @@ class UnitCopy {
     next_ = data_ + first * row_bytes_;
     left_ = num_rows_ - first;
   }
-  template <bool kChecked>
+  template <bool kPredicated>
   void start_next(const SwizzledTile<kDims, kSwizzled>& tile) {
-    if constexpr (kChecked) {
+    if constexpr (kPredicated) {
       copy(tile, next_, left_);
       next_ -= kRows * row_bytes_;
       left_ += kRows;
@@ -139,14 +139,14 @@ class UnitCopy {
   static constexpr i32 kRowsAtOnce = kThreads / kGroup;
 
   static i32 row() { return static_cast<i32>(ptx::thread_index()) / kGroup; }
-  static i32 unit() { return static_cast<i32>(ptx::thread_index()) % kGroup; }
+  static i32 vector() { return static_cast<i32>(ptx::thread_index()) % kGroup; }
 
   // Of the array, from a tile's first.
   static i32 own_row() { return source_row<kInterleaved>(row()); }
 
   // From `from`, this thread's first unit; the array has `left` rows from there on.
   void copy(const SwizzledTile<kDims, kSwizzled>& tile, const u8* from, i32 left) const {
-    const u32 first = tile.address(static_cast<u32>(row()), static_cast<u32>(unit()));
+    const u32 first = tile.address(static_cast<u32>(row()), static_cast<u32>(vector()));
 #pragma unroll
     for (i32 r = 0; r < kRows; r += kRowsAtOnce) {
       if (r + kRowsAtOnce > kRows && row() >= kRows - r) break;
@@ -154,11 +154,11 @@ class UnitCopy {
       // Rows eight further exchange their units alike.
       const u32 to = kRowsAtOnce % 8 == 0
                          ? first + static_cast<u32>(r) * kRowBytes
-                         : tile.address(static_cast<u32>(r + row()), static_cast<u32>(unit()));
+                         : tile.address(static_cast<u32>(r + row()), static_cast<u32>(vector()));
 #pragma unroll
       for (i32 u = 0; u < kDims / 8; u += kGroup) {
         ptx::cp_async_16(to + static_cast<u32>(u) * 16, from + u * 16,
-                         further < left && u < num_units_);
+                         further < left && u < num_vectors_);
       }
       from += (source_row<kInterleaved>(r + kRowsAtOnce) - further) * row_bytes_;
     }
@@ -168,17 +168,17 @@ class UnitCopy {
 
   const u8* data_;  // this thread's first unit of row row()
   i64 row_bytes_;
-  i32 num_rows_;   // from this thread's first on
-  i32 num_units_;  // likewise
+  i32 num_rows_;     // from this thread's first on
+  i32 num_vectors_;  // likewise
   const u8* next_ = nullptr;
   i32 left_ = 0;  // rows from there on, where they are checked
 };
 
 // The same for any array.
 template <i32 kRows, i32 kThreads, i32 kDims, bool kSwizzled, i32 kElementBytes, bool kInterleaved>
-class AnyCopy {
+class ElementCopy {
  public:
-  AnyCopy(const ArrayView& array, i64 offset, i64 rows, i64 dims)
+  ElementCopy(const ArrayView& array, i64 offset, i64 rows, i64 dims)
       : source_(array, offset, rows, dims) {}
   void start(const SwizzledTile<kDims, kSwizzled>& tile, i32 first) const {
     copy_rows<kRows, kThreads, kInterleaved>(tile, source_, first);
@@ -188,7 +188,7 @@ class AnyCopy {
     next_ = first - kRows;
   }
   void seek(i32 first) { next_ = first; }
-  template <bool kChecked>
+  template <bool kPredicated>
   void start_next(const SwizzledTile<kDims, kSwizzled>& tile) {
     start(tile, next_);
     next_ -= kRows;
@@ -199,23 +199,23 @@ class AnyCopy {
   i32 next_ = 0;
 };
 
-template <bool kUnits>
+template <bool kAligned>
 struct CopyKind;
 template <>
 struct CopyKind<true> {
   template <i32 kRows, i32 kThreads, i32 kDims, bool kSwizzled, i32 kElementBytes,
             bool kInterleaved>
-  using Type = UnitCopy<kRows, kThreads, kDims, kSwizzled, kElementBytes, kInterleaved>;
+  using Type = VectorCopy<kRows, kThreads, kDims, kSwizzled, kElementBytes, kInterleaved>;
 };
 template <>
 struct CopyKind<false> {
   template <i32 kRows, i32 kThreads, i32 kDims, bool kSwizzled, i32 kElementBytes,
             bool kInterleaved>
-  using Type = AnyCopy<kRows, kThreads, kDims, kSwizzled, kElementBytes, kInterleaved>;
+  using Type = ElementCopy<kRows, kThreads, kDims, kSwizzled, kElementBytes, kInterleaved>;
 };
-template <bool kUnits, i32 kRows, i32 kThreads, i32 kDims, bool kSwizzled, i32 kElementBytes = 2,
+template <bool kAligned, i32 kRows, i32 kThreads, i32 kDims, bool kSwizzled, i32 kElementBytes = 2,
           bool kInterleaved = false>
-using TileCopy = typename CopyKind<kUnits>::template Type<kRows, kThreads, kDims, kSwizzled,
-                                                          kElementBytes, kInterleaved>;
+using TileCopy = typename CopyKind<kAligned>::template Type<kRows, kThreads, kDims, kSwizzled,
+                                                            kElementBytes, kInterleaved>;
 
 }  // namespace fulmen

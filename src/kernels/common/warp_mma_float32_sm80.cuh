@@ -148,7 +148,7 @@ inline void set_scores_float32(float (&S)[kTiles][kFloats], const Left& left, co
 
 // S = A B^T over kDims dims: left(k, t) gives A's fragment of step k and row tile t, B lies row by
 // row in shared memory.
-template <Sm80Config kConfig, i32 kDims, i32 kFloats, class Left>
+template <ForwardSm80Config kConfig, i32 kDims, i32 kFloats, class Left>
 inline void multiply_rows_float32(float (&S)[kConfig.row_tiles][kFloats], const Left& left,
                                   const LaneRow<2 * kDims, kConfig.swizzle>& right) {
   set_scores_float32<kConfig.precision, kDims / 8>(
@@ -180,7 +180,7 @@ struct RightWords {
 };
 
 // O += P V: P in accumulators; V row by row, 16-bit words as tiles count them.
-template <Sm80Config kConfig, i32 kWords, i32 kFloats>
+template <ForwardSm80Config kConfig, i32 kWords, i32 kFloats>
 inline void multiply_columns_float32(float (&O)[kConfig.row_tiles][kWords / 4],
                                      const float (&P)[kConfig.row_tiles][kFloats],
                                      const SwizzledTile<kWords, kConfig.swizzle>& V) {

@@ -12,6 +12,7 @@
 // conflict. Used by forward_sm80 and backward_sm80.
 #pragma once
 
+#include "kernels/common/fma_config.h"
 #include "kernels/forward_sm80/config.h"
 #include "kernels/ptx/ldmatrix.cuh"
 #include "kernels/ptx/math.cuh"
@@ -25,19 +26,19 @@ inline constexpr float kWarpLog2E = 1.4426950408889634f;
 
 template <i32 kDims, bool kSwizzled>
 struct SwizzledTile {
-  static constexpr u32 kUnits = kDims / 8;
-  static constexpr u32 kRowBytes = kUnits * 16;
+  static constexpr u32 kVectors = kDims / 8;
+  static constexpr u32 kRowBytes = kVectors * 16;
   // Units that change places with each other. Rows begin 0, 2 or 4 groups of banks apart: 8, 4 or 2
   // rows meet the same banks.
-  static constexpr u32 kGroup = kUnits % 8 == 0 ? 8 : kUnits % 4 == 0 ? 4 : 2;
+  static constexpr u32 kGroup = kVectors % 8 == 0 ? 8 : kVectors % 4 == 0 ? 4 : 2;
   static constexpr u32 kBits = !kSwizzled ? 0 : kGroup == 8 ? 3 : kGroup == 4 ? 2 : 1;
   static constexpr u32 kMask = (1u << kBits) - 1;
 
   u32 base;
 
   static constexpr u32 exchange(u32 row) { return row >> (3 - kBits) & kMask; }
-  constexpr u32 address(u32 row, u32 unit) const {
-    return base + row * kRowBytes + ((unit ^ exchange(row)) << 4);
+  constexpr u32 address(u32 row, u32 vector) const {
+    return base + row * kRowBytes + ((vector ^ exchange(row)) << 4);
   }
 };
 
@@ -55,8 +56,8 @@ struct LaneRow {
 
   // Unit pair k, rows further down by `rows`, a multiple of 8.
   constexpr u32 at(u32 k, u32 rows) const {
-    const u32 unit = 2 * k;
-    return (start ^ (unit & Tile::kMask) << 4) + (unit & ~Tile::kMask) * 16 +
+    const u32 vector = 2 * k;
+    return (start ^ (vector & Tile::kMask) << 4) + (vector & ~Tile::kMask) * 16 +
            rows * Tile::kRowBytes;
   }
 };
@@ -95,7 +96,7 @@ LaneRow<kDims, kSwizzled> right_columns(const SwizzledTile<kDims, kSwizzled>& ti
 
 // S += A B over kSteps steps of 16 along the common axis; left(k, t): A's fragment of row tile t,
 // right(k, n): B's of columns 16 n .. + 15.
-template <Sm80Config kConfig, i32 kSteps, i32 kFloats, class Left, class Right>
+template <ForwardSm80Config kConfig, i32 kSteps, i32 kFloats, class Left, class Right>
 inline void multiply(float (&S)[kConfig.row_tiles][kFloats], const Left& left, const Right& right) {
 #pragma unroll
   for (i32 k = 0; k < kSteps; ++k) {
@@ -115,7 +116,7 @@ inline void multiply(float (&S)[kConfig.row_tiles][kFloats], const Left& left, c
 }
 
 // S = A B^T over kDims dims; B row by row in shared memory.
-template <Sm80Config kConfig, i32 kDims, i32 kFloats, class Left>
+template <ForwardSm80Config kConfig, i32 kDims, i32 kFloats, class Left>
 inline void multiply_rows(float (&S)[kConfig.row_tiles][kFloats], const Left& left,
                           const LaneRow<kDims, kConfig.swizzle>& right) {
   clear(S);
@@ -124,7 +125,7 @@ inline void multiply_rows(float (&S)[kConfig.row_tiles][kFloats], const Left& le
 }
 
 // O += P T over kRows rows of T, which lies row by row; of its pairs of units every kStride-th.
-template <Sm80Config kConfig, i32 kRows, i32 kStride, i32 kDims, i32 kFloats, class Left>
+template <ForwardSm80Config kConfig, i32 kRows, i32 kStride, i32 kDims, i32 kFloats, class Left>
 inline void multiply_columns(float (&O)[kConfig.row_tiles][kFloats], const Left& left,
                              const LaneRow<kDims, kConfig.swizzle>& right) {
   multiply<kConfig, kRows / 16>(

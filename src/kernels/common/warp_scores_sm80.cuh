@@ -13,7 +13,7 @@
 
 namespace fulmen {
 
-template <Sm80Config kConfig>
+template <ForwardSm80Config kConfig>
 struct WarpScores {
   static constexpr i32 kColumns = kConfig.warp_columns();
   static constexpr i32 kTiles = kConfig.row_tiles;
@@ -24,12 +24,12 @@ struct WarpScores {
   static i32 row(i32 t, i32 h) { return 16 * t + 8 * h + static_cast<i32>(lane_index() / 4); }
   static i32 column(i32 i) { return kConfig.first_column_of(lane_index()) + kConfig.column_of(i); }
 
-  // Scale where scores are natural, softcap, ALiBi; in units of WarpSoftmax.
+  // Scale where scores are natural, softcap, ALiBi; in units of ForwardSoftmaxSm80.
   template <i32 kFloats>
   void map(float (&S)[kTiles][kFloats], i64 first_column) const {
     if constexpr (kConfig.softcap) {
       cap(S);
-    } else if constexpr (kConfig.natural) {
+    } else if constexpr (kConfig.scales_scores) {
 #pragma unroll
       for (i32 t = 0; t < kTiles; ++t) {
 #pragma unroll
@@ -44,7 +44,7 @@ struct WarpScores {
   bool is_one_sided(i64 block_column) const {
     if constexpr (!kConfig.maps_in_exponent() || !kConfig.alibi) return true;
     const i32 first = position(block_column);
-    return first >= kConfig.columns - 1 || is_after(first);
+    return first >= kConfig.kv_rows - 1 || is_after(first);
   }
 
   // Whether softcap is a polynomial of all scores of the warp.
@@ -57,15 +57,15 @@ struct WarpScores {
   // Softcap or ALiBi in the exponent of a block that all rows see whole, one-sided and smooth: S
   // becomes weights.
   template <i32 kFloats, class Softmax>
-  void weigh_mapped(float (&S)[kTiles][kFloats], const Softmax& softmax,
-                    float (&block_sum)[kTiles][2], i64 first_column) const {
+  void exponentiate_mapped(float (&S)[kTiles][kFloats], const Softmax& softmax,
+                           float (&block_sum)[kTiles][2], i64 first_column) const {
     if constexpr (kConfig.softcap) {
       const float inner = head.map.scale * ptx::reciprocal(head.map.softcap);
-      softmax.exponentiate(S, block_sum, true, CappedExponent{{inner, softmax.log2_unit}});
+      softmax.exponentiate(S, block_sum, true, CappedExponent{{inner, softmax.scale_log2}});
     } else {
       const i32 first = position(first_column);
       const float slope = is_before(first) ? head.alibi * kWarpLog2E : -head.alibi * kWarpLog2E;
-      softmax.exponentiate(S, block_sum, true, SlopedExponent{softmax.log2_unit, slope, first});
+      softmax.exponentiate(S, block_sum, true, SlopedExponent{softmax.scale_log2, slope, first});
     }
   }
 
@@ -77,20 +77,20 @@ struct WarpScores {
     float operator()(float s, float offset, i32) const { return ptx::fma(s, slope(s), offset); }
   };
   struct SlopedExponent {
-    float log2_unit, slope;
+    float scale_log2, slope;
     i32 first;
     float offset(float offset, i32 t, i32 h) const {
       return ptx::fma(-slope, static_cast<float>(first + row(t, h) - column(0)), offset);
     }
     float operator()(float s, float offset, i32 f) const {
       return ptx::fma(slope, static_cast<float>(kConfig.column_of(f)),
-                      ptx::fma(s, log2_unit, offset));
+                      ptx::fma(s, scale_log2, offset));
     }
   };
 
   // Of tanh.
   float inner_factor() const { return head.map.scale / head.map.softcap; }
-  float outer_factor() const { return head.map.softcap / unit(); }
+  float outer_factor() const { return head.map.softcap / nats_per_score(); }
 
   // Whether all scores of this warp are at most `most`: true only where the sums of eight squares
   // say so, which are cheaper than a maximum.
@@ -113,7 +113,7 @@ struct WarpScores {
   }
 
   // What one unit of a score is worth in nats.
-  float unit() const { return kConfig.natural ? 1.f : head.map.scale; }
+  float nats_per_score() const { return kConfig.scales_scores ? 1.f : head.map.scale; }
 
   // Where all scores of the warp stay below half the cap, tanh is a polynomial.
   template <i32 kFloats>
@@ -153,7 +153,7 @@ struct WarpScores {
 
   template <i32 kFloats>
   void add_alibi(float (&S)[kTiles][kFloats], i64 first_column) const {
-    const float slope = head.alibi / unit();
+    const float slope = head.alibi / nats_per_score();
     const i32 first = position(first_column);
     if (is_before(first)) {
       add_distances(S, first, [=](float x, float s) { return ptx::fma(-slope, x, s); });
@@ -179,7 +179,7 @@ struct WarpScores {
   }
 };
 
-template <Sm80Config kConfig>
+template <ForwardSm80Config kConfig>
 struct WarpDropout {
   const Head<kConfig.dtype>& head;
   i64 warp_row;  // first row of this warp in its sequence

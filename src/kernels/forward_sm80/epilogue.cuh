@@ -13,8 +13,8 @@
 
 namespace fulmen {
 
-template <Sm80Config kConfig>
-struct Float32Output {
+template <ForwardSm80Config kConfig>
+struct StoreFloat32OutputSm80 {
   const Head<kConfig.dtype>& head;
   i32 warp_row;   // the warp's first
   i32 first_dim;  // of V and O
@@ -39,7 +39,7 @@ struct Float32Output {
       const i64 dim = 8 * n + 2 * static_cast<i32>(lane_index() % 4);
       const float low = counts ? row[4 * n + 2 * h] : 0.f;
       const float high = counts ? row[4 * n + 2 * h + 1] : 0.f;
-      if constexpr (kConfig.units) {
+      if constexpr (kConfig.aligned) {
         const u64 pair =
             static_cast<u64>(__builtin_bit_cast(u32, high)) << 32 | __builtin_bit_cast(u32, low);
         if (dim < num_dims) *reinterpret_cast<u64*>(p.o.data + (first + dim) * 4) = pair;
@@ -51,21 +51,21 @@ struct Float32Output {
   }
 };
 
-template <Sm80Config kConfig>
-struct WarpOutput {
+template <ForwardSm80Config kConfig>
+struct StoreOutputSm80 {
   using Tile = SwizzledTile<kConfig.d_v, kConfig.swizzle>;
   using Output = float[kConfig.row_tiles][kConfig.warp_dims() / 2];
-  using Team = WarpTeam<kConfig>;
+  using Group = RowGroupSm80<kConfig>;
 
   const Head<kConfig.dtype>& head;
   i32 warp_row;   // the warp's first
   i32 first_dim;  // of V and O
   u32 shared;     // Q's tile, K and V behind it
-  Team team;
+  Group group;
 
   // All lanes together; all warps where rows of O are wider than those of Q.
   void store(const Output& O) const {
-    if constexpr (!kConfig.units) {
+    if constexpr (!kConfig.aligned) {
 #pragma unroll
       for (i32 t = 0; t < kConfig.row_tiles; ++t) store_numbers(O[t], t);
     } else {
@@ -73,11 +73,11 @@ struct WarpOutput {
         ptx::block_sync();  // all are done with Q, K and V, where O goes
       } else {
         ptx::warp_sync();  // the warp is done with its rows of Q, where O goes
-        team.meet();       // and so is the team
+        group.sync();      // and so is the team
       }
       stage(O);
       ptx::warp_sync();  // O is there
-      team.meet();       // and that of the team
+      group.sync();      // and that of the team
       send();
     }
   }
@@ -85,7 +85,7 @@ struct WarpOutput {
  private:
   Tile tile() const {
     const i32 dims = max(kConfig.d_qk, kConfig.d_v);
-    return {shared + Team::first_row() * dims * 2};
+    return {shared + Group::first_row() * dims * 2};
   }
 
   void stage(const Output& O) const {
@@ -97,7 +97,7 @@ struct WarpOutput {
 #pragma unroll
         for (i32 n = 0; n < kConfig.warp_dims() / 8; ++n) {
           const float* const x = &O[t][4 * n + 2 * h];
-          const u32 to = tile().address(16 * t + 8 * h + lane / 4, Team::unit(n));
+          const u32 to = tile().address(16 * t + 8 * h + lane / 4, Group::vector(n));
           ptx::store_shared(to + lane % 4 * 4, ptx::pack<kConfig.dtype>(x[0], x[1]));
         }
       }
@@ -108,22 +108,22 @@ struct WarpOutput {
   void send() const {
     constexpr i32 kGroup = Tile::kGroup;
     constexpr i32 kRowsAtOnce = 32 / kGroup;
-    constexpr i32 kStep = Team::kMembers * kRowsAtOnce;
+    constexpr i32 kStep = Group::kWarpsN * kRowsAtOnce;
     const AttentionParams& p = head.p;
     const i32 row =
-        static_cast<i32>(Team::member()) * kRowsAtOnce + static_cast<i32>(lane_index()) / kGroup;
-    const i32 unit = static_cast<i32>(lane_index()) % kGroup;
+        static_cast<i32>(Group::warp_n()) * kRowsAtOnce + static_cast<i32>(lane_index()) / kGroup;
+    const i32 vector = static_cast<i32>(lane_index()) % kGroup;
     u16* to =
-        reinterpret_cast<u16*>(p.o.data) + head.q_row(p.o, warp_row + row) + first_dim + unit * 8;
+        reinterpret_cast<u16*>(p.o.data) + head.q_row(p.o, warp_row + row) + first_dim + vector * 8;
     const i32 rows = static_cast<i32>(head.sequence.q_slot) - warp_row - row;
     const i32 counted = head.sequence.shape.q_len - warp_row - row;
-    const i32 num_units = (static_cast<i32>(p.dim_v) - first_dim) / 8 - unit;
+    const i32 num_vectors = (static_cast<i32>(p.dim_v) - first_dim) / 8 - vector;
 #pragma unroll 1
     for (i32 r = 0; r < min(rows, kConfig.warp_rows() - row); r += kStep) {
 #pragma unroll
       for (i32 u = 0; u < kConfig.d_v / 8; u += kGroup) {
-        const ptx::U32x4 x = ptx::load_shared_x4(tile().address(r + row, u + unit));
-        if (u < num_units) ptx::store_global_x4(to + u * 8, r < counted ? x : ptx::U32x4{});
+        const ptx::U32x4 x = ptx::load_shared_x4(tile().address(r + row, u + vector));
+        if (u < num_vectors) ptx::store_global_x4(to + u * 8, r < counted ? x : ptx::U32x4{});
       }
       to += kStep * p.o.strides[2];
     }
@@ -140,7 +140,7 @@ struct WarpOutput {
 #pragma unroll 1
     for (i32 at = 0; at < kConfig.warp_dims() / 2; ++at) {
       const i32 further = 8 * (at / 2 % 2);
-      const i64 d = 8 * Team::unit(at / 4) + 2 * static_cast<i32>(lane_index() % 4) + at % 2;
+      const i64 d = 8 * Group::vector(at / 4) + 2 * static_cast<i32>(lane_index() % 4) + at % 2;
       if (i + further >= head.sequence.q_slot || first_dim + d >= p.dim_v) continue;
       store_real(p.o, offset + further * p.o.strides[2] + d * p.o.strides[3],
                  i + further < head.sequence.shape.q_len ? numbers[at] : 0.f);
@@ -148,35 +148,35 @@ struct WarpOutput {
   }
 };
 
-template <Sm80Config kConfig>
-struct ForwardFinish {
+template <ForwardSm80Config kConfig>
+struct ForwardEpilogueSm80 {
   static constexpr i32 kTiles = kConfig.row_tiles;
-  using Team = WarpTeam<kConfig>;
+  using Group = RowGroupSm80<kConfig>;
   using Output = float[kTiles][kConfig.warp_dims() / 2];
-  using State = typename WarpSoftmax<kConfig>::State;
+  using State = typename ForwardSoftmaxSm80<kConfig>::State;
 
   const Head<kConfig.dtype>& head;
   i32 warp_row;   // the warp's first, in its sequence
   i32 first_dim;  // of V and O
   u32 shared;     // Q's tile
-  Team team;
+  Group group;
 
   // Rows of this thread whose result cannot be trusted, bit 2 t + h: sums that left their range, O
   // that is infinite or NaN.
-  u32 spoiled_rows(const WarpSoftmax<kConfig>& softmax, const Output& O) const {
-    u32 spoiled = 0;
+  u32 find_bad_rows(const ForwardSoftmaxSm80<kConfig>& softmax, const Output& O) const {
+    u32 bad_rows = 0;
 #pragma unroll
     for (i32 at = 0; at < 2 * kTiles; ++at) {
       const i32 t = at / 2, h = at % 2;
       const bool counts = warp_row + WarpScores<kConfig>::row(t, h) < head.sequence.shape.q_len;
-      if (counts && (softmax.is_lost(t, h) || !all_finite(O[t], h))) spoiled |= 1u << at;
+      if (counts && (softmax.has_overflowed(t, h) || !all_finite(O[t], h))) bad_rows |= 1u << at;
     }
-    return spoiled;
+    return bad_rows;
   }
 
   // A lane of a quad finishes one of its rows, number lane % 4, and hands the others its factor.
-  void store(WarpSoftmax<kConfig>& softmax, Output& O, u32 spoiled) const {
-    softmax.finish(team);
+  void store(ForwardSoftmaxSm80<kConfig>& softmax, Output& O, u32 bad_rows) const {
+    softmax.finish(group);
     const i32 own = static_cast<i32>(lane_index() % (2 * kTiles));
     const i64 i = warp_row + WarpScores<kConfig>::row(own / 2, own % 2);
     const bool counts = i < head.sequence.shape.q_len;
@@ -184,21 +184,22 @@ struct ForwardFinish {
     const State state = row.state();
     float factor = row.to_row_max() * state.normalizer(head.sink);
     if (kConfig.dropout) factor *= static_cast<float>(head.dropout.kept_scale());
-    if (Team::member() == 0) store_statistics(i, counts ? state : State{});
+    if (Group::warp_n() == 0) store_statistics(i, counts ? state : State{});
     normalize(O, factor);
-    spoiled = spoiled_of_all(spoiled);
+    bad_rows = bad_rows_of_group(bad_rows);
     // Something hidden is infinite or NaN: the sum does not show it.
-    const bool repeat = counts && (spoiled >> own & 1) != 0 &&
+    const bool repeat = counts && (bad_rows >> own & 1) != 0 &&
                         (kConfig.dtype == DType::kFloat32 || state.row_sum - state.row_sum == 0);
     if constexpr (kConfig.dtype == DType::kFloat32) {
-      Float32Output<kConfig>{head, warp_row, first_dim}.store(O);
+      StoreFloat32OutputSm80<kConfig>{head, warp_row, first_dim}.store(O);
     } else {
-      WarpOutput<kConfig>{head, warp_row, first_dim, shared, team}.store(O);
+      StoreOutputSm80<kConfig>{head, warp_row, first_dim, shared, group}.store(O);
     }
     if (!ptx::any(repeat)) return;
     ptx::warp_sync();  // what the warp wrote is there to be written over
-    team.meet();       // and what the team wrote
-    if (repeat && Team::member() == 0 && lane_index() % 4 == static_cast<u32>(own)) repeat_row(i);
+    group.sync();      // and what the team wrote
+    if (repeat && Group::warp_n() == 0 && lane_index() % 4 == static_cast<u32>(own))
+      recompute_row(i);
   }
 
  private:
@@ -219,23 +220,23 @@ struct ForwardFinish {
   }
 
   // Those of the quad and of the team.
-  u32 spoiled_of_all(u32 spoiled) const {
-    spoiled |= ptx::shuffle_xor(spoiled, 1);
-    spoiled |= ptx::shuffle_xor(spoiled, 2);
-    if constexpr (!Team::kIsOne) {
-      float is_spoiled[kTiles][2];
+  u32 bad_rows_of_group(u32 bad_rows) const {
+    bad_rows |= ptx::shuffle_xor(bad_rows, 1);
+    bad_rows |= ptx::shuffle_xor(bad_rows, 2);
+    if constexpr (!Group::kIsOneWarp) {
+      float is_bad[kTiles][2];
 #pragma unroll
       for (i32 at = 0; at < 2 * kTiles; ++at) {
-        is_spoiled[at / 2][at % 2] = static_cast<float>(spoiled >> at & 1);
+        is_bad[at / 2][at % 2] = static_cast<float>(bad_rows >> at & 1);
       }
-      team.share(is_spoiled, [](float a, float b) { return ptx::max(a, b); });
-      spoiled = 0;
+      group.all_reduce(is_bad, [](float a, float b) { return ptx::max(a, b); });
+      bad_rows = 0;
 #pragma unroll
       for (i32 at = 0; at < 2 * kTiles; ++at) {
-        if (is_spoiled[at / 2][at % 2] != 0) spoiled |= 1u << at;
+        if (is_bad[at / 2][at % 2] != 0) bad_rows |= 1u << at;
       }
     }
-    return spoiled;
+    return bad_rows;
   }
 
   static bool all_finite(const float (&row)[kConfig.warp_dims() / 2], i32 h) {
@@ -245,7 +246,7 @@ struct ForwardFinish {
     return sum - sum == 0;
   }
 
-  void repeat_row(i64 i) const {
+  void recompute_row(i64 i) const {
     const AttentionParams& p = head.p;
     const i64 last = min(num_chunks(p.dim_v), ceil_div(first_dim + kConfig.d_v, kNaiveChunk));
     for (i64 chunk = first_dim / kNaiveChunk; chunk < last; ++chunk) {

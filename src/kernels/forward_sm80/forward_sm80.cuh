@@ -12,7 +12,7 @@
 //   any
 //   4. P = exp(S - m); l, O follow a grown m              rare, by vote of the warp
 //   5. O += P V                                          P never leaves the team
-// Launched with forward_sm80_blocks() blocks, see head_order.cuh.
+// Launched with num_forward_sm80_blocks() blocks, see head_order.cuh.
 #pragma once
 
 #include "kernels/attention/block_range.cuh"
@@ -23,7 +23,7 @@
 
 namespace fulmen {
 
-template <Sm80Config kConfig>
+template <ForwardSm80Config kConfig>
 struct ForwardSm80 {
   static constexpr i32 kStageBlocks = kConfig.stage_blocks;
   static constexpr i32 kStageColumns = kConfig.stage_columns();
@@ -35,133 +35,134 @@ struct ForwardSm80 {
   i32 first_row;  // of the block, in its sequence
   i32 first_dim;  // of V and O
   u32 shared = ptx::dynamic_shared();
-  ForwardStepsSm80<kConfig> steps;
+  ForwardMainloopSm80<kConfig> loop;
 
   ForwardSm80(const Head<kConfig.dtype>& head_, i64 first_row_, i64 first_dim_)
       : p(head_.p),
         head(head_),
         first_row(static_cast<i32>(first_row_)),
         first_dim(static_cast<i32>(first_dim_)),
-        steps(head_, first_row, first_dim, shared) {}
+        loop(head_, first_row, first_dim, shared) {}
 
   i32 num_rows() const { return head.sequence.shape.q_len; }
   IntervalMask interval_mask() const {
-    if constexpr (kConfig.dense) return {.causal = p.mask_options.causal};
+    if constexpr (kConfig.fixed_length) return {.causal = p.mask_options.causal};
     return p.mask_options;
   }
-  ForwardFinish<kConfig> finish() const {
-    return {head, steps.warp_row, first_dim, shared, steps.team};
+  ForwardEpilogueSm80<kConfig> epilogue() const {
+    return {head, loop.warp_row, first_dim, shared, loop.group};
   }
 
   // Where a walk with shifts that were kept left the range of its numbers, a second one keeps none.
   void run() {
-    u32 spoiled = 0;
+    u32 bad_rows = 0;
     if (first_row < num_rows()) {
-      steps.loader.fetch_q();
-      const Interval visit = visited_blocks();
-      const i32 begin = static_cast<i32>(visit.begin);
-      const i32 end = static_cast<i32>(visit.end);
-      const u32 again = shared + kConfig.again_at();
-      if (ptx::thread_index() == 0) ptx::store_shared(again, 0);
+      loop.producer.fetch_q();
+      const Interval blocks = n_block_range();
+      const i32 begin = static_cast<i32>(blocks.begin);
+      const i32 end = static_cast<i32>(blocks.end);
+      const u32 repeat = shared + kConfig.repeat_at();
+      if (ptx::thread_index() == 0) ptx::store_shared(repeat, 0);
 #pragma unroll 1
-      for (bool may_keep = kConfig.lazy_max;; may_keep = false) {
-        walk(begin, end, may_keep);
-        spoiled = finish().spoiled_rows(steps.softmax, steps.products.O);
-        if (!kConfig.walks_twice() || !may_keep || begin >= end) break;
-        if (ptx::any(spoiled != 0) && lane_index() == 0) ptx::store_shared(again, 1);
+      for (bool may_keep_max = kConfig.lazy_max;; may_keep_max = false) {
+        mainloop(begin, end, may_keep_max);
+        bad_rows = epilogue().find_bad_rows(loop.softmax, loop.products.O);
+        if (!kConfig.may_repeat() || !may_keep_max || begin >= end) break;
+        if (ptx::any(bad_rows != 0) && lane_index() == 0) ptx::store_shared(repeat, 1);
         ptx::block_sync();
-        if (ptx::load_shared(again) == 0) break;
+        if (ptx::load_shared(repeat) == 0) break;
       }
     }
-    finish().store(steps.softmax, steps.products.O, spoiled);
+    epilogue().store(loop.softmax, loop.products.O, bad_rows);
   }
 
   // Blocks of keys that some row of the block sees.
-  Interval visited_blocks() const {
-    const Interval rows{first_row, min(first_row + kConfig.rows(), num_rows())};
-    const Interval visit =
+  Interval n_block_range() const {
+    const Interval rows{first_row, min(first_row + kConfig.q_rows(), num_rows())};
+    const Interval blocks =
         visible_column_blocks(interval_mask(), head.sequence.shape, rows, kStageColumns).visit;
-    if constexpr (!kConfig.documents) return visit;
-    const Interval keys = steps.loader.documents.hull(
-        {visit.begin * kStageColumns,
-         min(visit.end * kStageColumns, i64{head.sequence.shape.kv_len})});
+    if constexpr (!kConfig.documents) return blocks;
+    const Interval keys = loop.producer.documents.key_bounds(
+        {blocks.begin * kStageColumns,
+         min(blocks.end * kStageColumns, i64{head.sequence.shape.kv_len})});
     return {keys.begin / kStageColumns, ceil_div(keys.end, i64{kStageColumns})};
   }
 
   // The first copies, and what the rows see.
   void start(i32 begin, i32 last) {
-    steps.loader.start(begin, last);
-    clear(steps.products.O);
-    steps.loader.documents.find();
-    steps.limits.find(interval_mask(), head.sequence.shape, steps.warp_row,
-                      shared + kConfig.limits_at());
-    steps.softmax.start(num_rows() - steps.warp_row - static_cast<i32>(lane_index() / 4));
+    loop.producer.start(begin, last);
+    clear(loop.products.O);
+    loop.producer.documents.find();
+    loop.row_ranges.find(interval_mask(), head.sequence.shape, loop.warp_row,
+                         shared + kConfig.row_ranges_at());
+    loop.softmax.start(num_rows() - loop.warp_row - static_cast<i32>(lane_index() / 4));
   }
 
   // From the last block to the first: under a causal mask the partial ones come first, and every
   // row has its shift from them.
-  void walk(i32 begin, i32 end, bool may_keep) {
+  void mainloop(i32 begin, i32 end, bool may_keep_max) {
     const i32 last = end - 1;
     start(begin, last);
-    if constexpr (kConfig.takes_turns) {
-      take_turns(begin, last, may_keep);
+    if constexpr (kConfig.single_buffer) {
+      single_buffer_loop(begin, last, may_keep_max);
     } else {
-      take_stages(begin, last, may_keep);
+      pipelined_loop(begin, last, may_keep_max);
     }
     ptx::cp_async_wait<0>();
     if (begin >= end) ptx::block_sync();  // Q is there, over which O goes
   }
 
-  void take_turns(i32 begin, i32 last, bool may_keep) {
+  void single_buffer_loop(i32 begin, i32 last, bool may_keep_max) {
 #pragma unroll 1
     for (i32 block = last; block >= begin; --block) {
-      steps.loader.turn_to_k(block, block == last);
-      steps.visit(block * kStageColumns, 0, block == last, may_keep);
+      loop.producer.wait_k_fetch_v(block, block == last);
+      loop.process_block(block * kStageColumns, 0, block == last, may_keep_max);
     }
   }
 
-  void take_stages(i32 begin, i32 last, bool may_keep) {
+  void pipelined_loop(i32 begin, i32 last, bool may_keep_max) {
     i32 stage = 0;
-    steps.loader.await_first_k();
-    if constexpr (kConfig.keeps_q) {
+    loop.producer.await_first_k();
+    if constexpr (kConfig.q_in_registers) {
       ptx::block_sync();  // Q is there
-      steps.products.keep_q();
+      loop.products.load_q_registers();
     }
 #pragma unroll 1
     for (i32 block = last; block >= begin; --block) {
       ptx::block_sync();  // block j (of the first: K) is there; all are done with block j + 1
       if (kAhead > 0)
-        steps.loader.fetch(block - kAhead, stage == 0 ? kConfig.stages - 1 : stage - 1);
+        loop.producer.fetch(block - kAhead, stage == 0 ? kConfig.stages - 1 : stage - 1);
 #pragma unroll 1
       for (i32 part = kStageBlocks - 1; part >= 0; --part) {
-        steps.visit(block * kStageColumns + part * kConfig.columns, stage * kStageBlocks + part,
-                    block == last && part == kStageBlocks - 1, may_keep);
+        loop.process_block(block * kStageColumns + part * kConfig.kv_rows,
+                           stage * kStageBlocks + part, block == last && part == kStageBlocks - 1,
+                           may_keep_max);
       }
       if (kAhead == 0) {
         ptx::block_sync();  // all are done with block j
-        steps.loader.fetch(block - 1, 0);
+        loop.producer.fetch(block - 1, 0);
       }
-      steps.loader.await_next();
+      loop.producer.await_next();
       stage = stage + 1 == kConfig.stages ? 0 : stage + 1;
     }
   }
 };
 
-template <Sm80Config kConfig>
-void forward_sm80(const Sm80Params& params) {
+template <ForwardSm80Config kConfig>
+void forward_sm80(const ForwardSm80Params& params) {
   const AttentionParams& p = params.attention;
-  if constexpr (kConfig.dense) {
-    const HeadBlock block = params.order.at(ptx::block_index());
+  if constexpr (kConfig.fixed_length) {
+    const WorkTileSm80 block = params.order.at(ptx::block_index());
     const Head<kConfig.dtype> head(p, block.task.batch, block.task.head, block.kv_head,
                                    dense_sequence(p, block.task.batch));
-    ForwardSm80<kConfig>(head, block.task.slot * kConfig.rows(), block.part * kConfig.d_v).run();
+    ForwardSm80<kConfig>(head, block.task.slot * kConfig.q_rows(), block.part * kConfig.d_v).run();
     return;
   }
   if (p.rng != nullptr || p.packed || p.q_lengths.present() || p.kv_lengths.present()) {
     record_faults(p, kConfig.threads());
   }
-  const HeadBlock block = params.order.at(ptx::block_index());
-  const TilePlace place = find_tile(p, p.cu_q, block.task, kConfig.rows());
+  const WorkTileSm80 block = params.order.at(ptx::block_index());
+  const TilePlace place = find_tile(p, p.cu_q, block.task, kConfig.q_rows());
   const Head<kConfig.dtype> head(p, place.index, block.task.head, block.kv_head);
   if (place.first_row >= head.sequence.q_slot) return;
   ForwardSm80<kConfig>(head, place.first_row, block.part * kConfig.d_v).run();

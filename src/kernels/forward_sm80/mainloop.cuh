@@ -14,22 +14,22 @@
 
 namespace fulmen {
 
-template <Sm80Config kConfig>
-struct ForwardProducts {
+template <ForwardSm80Config kConfig>
+struct ForwardProductsSm80 {
   static constexpr bool kIsFloat32 = kConfig.dtype == DType::kFloat32;
   static constexpr i32 kTiles = kConfig.row_tiles;
-  using Team = WarpTeam<kConfig>;
+  using Group = RowGroupSm80<kConfig>;
   using QTile = SwizzledTile<kConfig.words(kConfig.d_qk), kConfig.swizzle>;
   using VTile = SwizzledTile<kConfig.words(kConfig.d_v), kConfig.swizzle>;
   using Scores = float[kTiles][kConfig.warp_columns() / 2];
   using Output = float[kTiles][kConfig.warp_dims() / 2];
 
   QTile q;
-  Team team;
+  Group group;
   Output O;
-  ptx::U32x4 kept_q[kConfig.keeps_q ? kConfig.d_qk / 16 : 1][kTiles];
+  ptx::U32x4 q_registers[kConfig.q_in_registers ? kConfig.d_qk / 16 : 1][kTiles];
 
-  ForwardProducts(QTile q_tile, Team team_) : q(q_tile), team(team_) {}
+  ForwardProductsSm80(QTile q_tile, Group group_) : q(q_tile), group(group_) {}
 
   void rescale(const float (&factor)[kTiles][2]) {
 #pragma unroll
@@ -40,21 +40,22 @@ struct ForwardProducts {
   }
 
   // Q has arrived.
-  void keep_q() {
-    const auto rows = left_rows(q, Team::first_row());
+  void load_q_registers() {
+    const auto rows = left_rows(q, Group::first_row());
 #pragma unroll
     for (i32 step = 0; step < kConfig.d_qk / 16; ++step) {
 #pragma unroll
-      for (i32 t = 0; t < kTiles; ++t) kept_q[step][t] = ptx::ldmatrix_x4(rows.at(step, 16 * t));
+      for (i32 t = 0; t < kTiles; ++t)
+        q_registers[step][t] = ptx::ldmatrix_x4(rows.at(step, 16 * t));
     }
   }
 
   // S = Q K^T
   void multiply_q_k(Scores& S, const QTile& k) const {
-    const auto rows = left_rows(q, Team::first_row());
-    const auto keys = right_rows(k, Team::member() * kConfig.warp_columns());
+    const auto rows = left_rows(q, Group::first_row());
+    const auto keys = right_rows(k, Group::warp_n() * kConfig.warp_columns());
     const auto left = [&](i32 step, i32 t) {
-      if constexpr (kConfig.keeps_q) return kept_q[step][t];
+      if constexpr (kConfig.q_in_registers) return q_registers[step][t];
       return ptx::ldmatrix_x4(rows.at(step, 16 * t));
     };
     if constexpr (kIsFloat32) {
@@ -83,60 +84,60 @@ struct ForwardProducts {
         P[t][i] = ptx::pack<kConfig.dtype>(S[t][2 * i], S[t][2 * i + 1]);
       }
     }
-    const auto values = right_columns(v, Team::member());
+    const auto values = right_columns(v, Group::warp_n());
     const auto multiply = [&](const auto& left) {
-      multiply_columns<kConfig, kConfig.columns, Team::kMembers>(O, left, values);
+      multiply_columns<kConfig, kConfig.kv_rows, Group::kWarpsN>(O, left, values);
     };
-    if constexpr (Team::kIsOne) {
+    if constexpr (Group::kIsOneWarp) {
       multiply([&](i32 k, i32 t) {
         return ptx::U32x4{{P[t][4 * k], P[t][4 * k + 1], P[t][4 * k + 2], P[t][4 * k + 3]}};
       });
     } else {
-      team.put(P);
-      const auto rows = left_rows(team.p_tile(), Team::first_row());
+      group.store_p(P);
+      const auto rows = left_rows(group.p_tile(), Group::first_row());
       multiply([&](i32 k, i32 t) { return ptx::ldmatrix_x4(rows.at(k, 16 * t)); });
     }
   }
 };
 
-template <Sm80Config kConfig>
-struct ForwardStepsSm80 {
-  using Products = ForwardProducts<kConfig>;
+template <ForwardSm80Config kConfig>
+struct ForwardMainloopSm80 {
+  using Products = ForwardProductsSm80<kConfig>;
   using Scores = typename Products::Scores;
-  using Team = WarpTeam<kConfig>;
+  using Group = RowGroupSm80<kConfig>;
   static constexpr i32 kTiles = kConfig.row_tiles;
 
   const Head<kConfig.dtype>& head;
   i32 warp_row;  // the warp's first, in its sequence
-  ForwardLoaderSm80<kConfig> loader;
-  Team team;
+  ForwardProducerSm80<kConfig> producer;
+  Group group;
   Products products;
-  WarpSoftmax<kConfig> softmax;
-  RowLimits<kConfig> limits;
+  ForwardSoftmaxSm80<kConfig> softmax;
+  RowRangesSm80<kConfig> row_ranges;
   bool is_smooth = true;  // softcap has been a polynomial so far
 
   // For the block's queries from `first_row` on, dims of V from `first_dim` on.
-  ForwardStepsSm80(const Head<kConfig.dtype>& head_, i32 first_row, i32 first_dim, u32 shared)
+  ForwardMainloopSm80(const Head<kConfig.dtype>& head_, i32 first_row, i32 first_dim, u32 shared)
       : head(head_),
-        warp_row(first_row + static_cast<i32>(Team::first_row())),
-        loader(head_, first_row, first_dim, shared),
-        team{shared + kConfig.team_at()},
-        products({shared}, team),
+        warp_row(first_row + static_cast<i32>(Group::first_row())),
+        producer(head_, first_row, first_dim, shared),
+        group{shared + kConfig.exchange_at()},
+        products({shared}, group),
         softmax(static_cast<float>(head.p.score_map.scale)) {}
 
   // The step that a block of keys needs, if any.
-  void visit(i32 block_column, i32 slot, bool is_first, bool may_keep) {
-    loader.documents.look(slot);
-    const bool keeps = may_keep && kConfig.full_blocks && softmax.may_keep() && is_smooth &&
-                       limits.is_full(block_column) && loader.documents.is_full() &&
+  void process_block(i32 block_column, i32 slot, bool is_first, bool may_keep_max) {
+    producer.documents.classify(slot);
+    const bool keeps = may_keep_max && kConfig.full_blocks && softmax.can_keep_max() && is_smooth &&
+                       row_ranges.is_full(block_column) && producer.documents.is_full() &&
                        scores().is_one_sided(block_column);
-    if (keeps && step_with_shift(block_column, slot)) return;
-    if (limits.sees(block_column) && loader.documents.sees()) {
+    if (keeps && step_keeping_max(block_column, slot)) return;
+    if (row_ranges.some_visible(block_column) && producer.documents.some_visible()) {
       step(block_column, slot, is_first);
-    } else if (kConfig.takes_turns) {
-      loader.turn_to_v();
+    } else if (kConfig.single_buffer) {
+      producer.wait_v_fetch_k();
     } else if (is_first) {
-      loader.await_first_v();
+      producer.await_first_v();
     }
   }
 
@@ -144,43 +145,44 @@ struct ForwardStepsSm80 {
   WarpScores<kConfig> scores() const { return {head, warp_row}; }
   // Of the warp, in a block of keys from `block_column` on.
   static i32 first_column(i32 block_column) {
-    return block_column + static_cast<i32>(Team::member()) * kConfig.warp_columns();
+    return block_column + static_cast<i32>(Group::warp_n()) * kConfig.warp_columns();
   }
 
   template <bool kKeepsHidden>
   void apply_pairs(Scores& S, i32 stage) const {
-    loader.pairs.template apply<kKeepsHidden>(S, loader.pair_tile(stage), Team::first_row(),
-                                              first_column(0));
+    producer.pairs.template apply<kKeepsHidden>(S, producer.pair_tile(stage), Group::first_row(),
+                                                first_column(0));
   }
 
   // A block that every row of the warp sees whole, with the shift that there is: no maximum, no
   // rescale, nothing that keeps exponents from running under the products. False, and nothing done,
   // where weights outgrow the 16-bit type that way.
-  bool step_with_shift(i32 block_column, i32 slot) {
+  bool step_keeping_max(i32 block_column, i32 slot) {
     Scores S;
-    products.multiply_q_k(S, loader.k_tile(slot));
-    if constexpr (Team::kIsOne) {
+    products.multiply_q_k(S, producer.k_tile(slot));
+    if constexpr (Group::kIsOneWarp) {
       is_smooth = scores().is_smooth(S);
       if (!is_smooth) return false;
     }
     float block_sum[kTiles][2];
-    weigh(S, block_sum, block_column, slot);
-    if (!kConfig.checks_at_end() && team.any(softmax.is_outgrown(block_sum))) return false;
+    exponentiate(S, block_sum, block_column, slot);
+    if (!kConfig.checks_sums_at_end() && group.any(softmax.is_too_large(block_sum))) return false;
     softmax.accumulate(block_sum);
-    softmax.has_kept = true;
+    softmax.has_kept_max = true;
     if constexpr (kConfig.dropout)
       WarpDropout<kConfig>{head, warp_row}.drop(S, first_column(block_column));
-    if constexpr (kConfig.takes_turns) loader.turn_to_v();
-    products.multiply_p_v(S, loader.v_tile(slot));
+    if constexpr (kConfig.single_buffer) producer.wait_v_fetch_k();
+    products.multiply_p_v(S, producer.v_tile(slot));
     float factor[kTiles][2];
-    if (kConfig.settles() && softmax.settle(team, factor)) products.rescale(factor);
+    if (kConfig.rescales_by_sum() && softmax.rescale_by_sum(group, factor))
+      products.rescale(factor);
     return true;
   }
 
-  void weigh(Scores& S, float (&block_sum)[kTiles][2], i32 block_column, i32 slot) const {
+  void exponentiate(Scores& S, float (&block_sum)[kTiles][2], i32 block_column, i32 slot) const {
     if constexpr (kConfig.maps_in_exponent()) {
-      if (Team::kIsOne || scores().is_smooth(S)) {
-        return scores().weigh_mapped(S, softmax, block_sum, first_column(block_column));
+      if (Group::kIsOneWarp || scores().is_smooth(S)) {
+        return scores().exponentiate_mapped(S, softmax, block_sum, first_column(block_column));
       }
     }
     scores().map(S, first_column(block_column));
@@ -191,26 +193,26 @@ struct ForwardStepsSm80 {
   // Any block.
   void step(i32 block_column, i32 slot, bool is_first) {
     Scores S;
-    products.multiply_q_k(S, loader.k_tile(slot));
+    products.multiply_q_k(S, producer.k_tile(slot));
     // Copies that start beside weights spill 440 bytes of three-product kernels (d 128), here 64.
-    constexpr bool kTurnsEarly = !kConfig.lazy_max;
-    if constexpr (kConfig.takes_turns && kTurnsEarly) loader.turn_to_v();
-    if (is_first && !kConfig.takes_turns) loader.await_first_v();
+    constexpr bool kFetchesKEarly = !kConfig.lazy_max;
+    if constexpr (kConfig.single_buffer && kFetchesKEarly) producer.wait_v_fetch_k();
+    if (is_first && !kConfig.single_buffer) producer.await_first_v();
     scores().map(S, first_column(block_column));
     apply_pairs<true>(S, slot);
-    loader.documents.hide(S, slot);
-    if (!(kConfig.full_blocks && limits.is_full(block_column))) {
-      limits.hide(S, first_column(block_column));
+    producer.documents.hide(S, slot);
+    if (!(kConfig.full_blocks && row_ranges.is_full(block_column))) {
+      row_ranges.hide(S, first_column(block_column));
     }
     float factor[kTiles][2];
-    if (softmax.update(S, team, factor)) products.rescale(factor);
+    if (softmax.update(S, group, factor)) products.rescale(factor);
     float block_sum[kTiles][2];
     softmax.exponentiate(S, block_sum, false);
     softmax.accumulate(block_sum);
     if constexpr (kConfig.dropout)
       WarpDropout<kConfig>{head, warp_row}.drop(S, first_column(block_column));
-    if constexpr (kConfig.takes_turns && !kTurnsEarly) loader.turn_to_v();
-    products.multiply_p_v(S, loader.v_tile(slot));
+    if constexpr (kConfig.single_buffer && !kFetchesKEarly) producer.wait_v_fetch_k();
+    products.multiply_p_v(S, producer.v_tile(slot));
   }
 };
 

@@ -1,15 +1,15 @@
 // SPDX-FileCopyrightText: fulmen contributors
 // SPDX-License-Identifier: Apache-2.0
 //
-// Documents: a query sees the keys that carry its number. Which keys a block of queries must look
-// at (from the first to the last whose number could be one of its queries'), which blocks of keys a
-// warp sees whole or not at all, and pairs one by one in the others. Numbers of keys come through
-// shared memory beside K. Called by forward_sm80; all lanes together, but for hull() and start():
-// all threads of the block.
+// DocumentMaskSm80: a query sees the keys that carry its number. Which keys a block of queries must
+// look at (from the first to the last whose number could be one of its queries'), which blocks of
+// keys a warp sees whole or not at all, and pairs one by one in the others. Numbers of keys come
+// through shared memory beside K. Called by forward_sm80; all lanes together, but for key_bounds()
+// and start(): all threads of the block.
 #pragma once
 
 #include "kernels/attention/mask.cuh"
-#include "kernels/common/segments_sm80.cuh"
+#include "kernels/common/documents_sm80.cuh"
 #include "kernels/common/warp_mma_sm80.cuh"
 #include "kernels/forward_sm80/row_group.cuh"
 #include "kernels/ptx/cp_async.cuh"
@@ -17,8 +17,8 @@
 
 namespace fulmen {
 
-template <Sm80Config kConfig>
-class RowLimits {
+template <ForwardSm80Config kConfig>
+class RowRangesSm80 {
  public:
   // `shared`: 8 bytes for each row of each warp. Rows past the last of the sequence see nothing.
   void find(const IntervalMask& mask, const SequenceShape& shape, i32 warp_row, u32 shared) {
@@ -40,9 +40,11 @@ class RowLimits {
   }
 
   // Whether some row sees a key of the block from column `first` on; whether all see all.
-  bool sees(i32 first) const { return first < some_end_ && some_begin_ < first + kConfig.columns; }
+  bool some_visible(i32 first) const {
+    return first < some_end_ && some_begin_ < first + kConfig.kv_rows;
+  }
   bool is_full(i32 first) const {
-    return all_begin_ <= first && first + kConfig.columns <= all_end_;
+    return all_begin_ <= first && first + kConfig.kv_rows <= all_end_;
   }
 
   // Scores of hidden pairs become -inf; `first`: the warp's own first column.
@@ -67,11 +69,11 @@ class RowLimits {
     for (i32 t = 0; t < kConfig.row_tiles; ++t) {
 #pragma unroll
       for (i32 h = 0; h < 2; ++h) {
-        const i32 limit = static_cast<i32>(ptx::load_shared(address(16 * t + 8 * h + quad) + end));
+        const i32 bound = static_cast<i32>(ptx::load_shared(address(16 * t + 8 * h + quad) + end));
 #pragma unroll
         for (i32 f = 2 * h; f < kConfig.warp_columns() / 2; f += 4) {
-          if (is_hidden(kConfig.column_of(f), limit - own)) S[t][f] = kMinusInfinity;
-          if (is_hidden(kConfig.column_of(f + 1), limit - own)) S[t][f + 1] = kMinusInfinity;
+          if (is_hidden(kConfig.column_of(f), bound - own)) S[t][f] = kMinusInfinity;
+          if (is_hidden(kConfig.column_of(f + 1), bound - own)) S[t][f + 1] = kMinusInfinity;
         }
       }
     }
@@ -81,15 +83,15 @@ class RowLimits {
   i32 some_begin_, some_end_, all_begin_, all_end_;
 };
 
-template <Sm80Config kConfig>
-class Documents {
+template <ForwardSm80Config kConfig>
+class DocumentMaskSm80 {
  public:
   using Scores = float[kConfig.row_tiles][kConfig.warp_columns() / 2];
 
   // `shared`: ids_bytes() for each stage; `own_shared`: 8 bytes for each
   // row of each warp.
-  Documents(const Head<kConfig.dtype>& head, i32 first_row, u32 shared, u32 stage_bytes,
-            u32 own_shared)
+  DocumentMaskSm80(const Head<kConfig.dtype>& head, i32 first_row, u32 shared, u32 stage_bytes,
+                   u32 own_shared)
       : head_(head),
         first_row_(first_row),
         shared_(shared),
@@ -97,25 +99,25 @@ class Documents {
         own_(own_shared) {}
 
   // The part of `keys` outside of which nothing is visible to the block.
-  Interval hull(Interval keys) const {
+  Interval key_bounds(Interval keys) const {
     if constexpr (!kConfig.documents) return keys;
-    const i32 num_rows = min(kConfig.rows(), head_.sequence.shape.q_len - first_row_);
-    return DocumentHull<kConfig.dtype, kConfig.threads()>{head_, first_row_, num_rows, own_}.find(
-        keys);
+    const i32 num_rows = min(kConfig.q_rows(), head_.sequence.shape.q_len - first_row_);
+    return DocumentBoundsSm80<kConfig.dtype, kConfig.threads()>{head_, first_row_, num_rows, own_}
+        .find(keys);
   }
 
   // Finds the numbers of the warp's rows.
   void find() {
     if constexpr (!kConfig.documents) return;
     const i32 lane = static_cast<i32>(lane_index());
-    const i32 row = static_cast<i32>(WarpTeam<kConfig>::index()) * kConfig.warp_rows() + lane;
+    const i32 row = static_cast<i32>(RowGroupSm80<kConfig>::index()) * kConfig.warp_rows() + lane;
     const bool counts = lane < kConfig.warp_rows() && first_row_ + row < head_.sequence.shape.q_len;
     const i64 id = counts ? row_id(row) : 0;
     if (lane < kConfig.warp_rows()) store_id(own_id(lane), id);
     id_ = static_cast<i64>(
         static_cast<u64>(static_cast<u32>(ptx::shuffle(static_cast<i32>(id >> 32), 0))) << 32 |
         static_cast<u32>(ptx::shuffle(static_cast<i32>(id), 0)));
-    is_one_ = !ptx::any(counts && id != id_);
+    is_one_document_ = !ptx::any(counts && id != id_);
     ptx::warp_sync();  // the numbers are there
   }
 
@@ -125,7 +127,7 @@ class Documents {
     const ArrayView& ids = head_.p.kv_ids;
     const i32 size = static_cast<i32>(size_bytes(ids.dtype));
 #pragma unroll 1
-    for (i32 at = static_cast<i32>(ptx::thread_index()); at < kConfig.columns;
+    for (i32 at = static_cast<i32>(ptx::thread_index()); at < kConfig.kv_rows;
          at += kConfig.threads()) {
       const bool present = first + at < head_.sequence.shape.kv_len;
       const i64 offset = key_offset(present ? first + at : 0);
@@ -142,23 +144,23 @@ class Documents {
   }
 
   // Looks at a block that has arrived.
-  void look(i32 stage) {
+  void classify(i32 stage) {
     if constexpr (!kConfig.documents) return;
-    bool some = !is_one_, all = is_one_;
-    if (is_one_) {
+    bool some = !is_one_document_, all = is_one_document_;
+    if (is_one_document_) {
 #pragma unroll
-      for (i32 at = 0; at < kConfig.columns; at += 32) {
+      for (i32 at = 0; at < kConfig.kv_rows; at += 32) {
         const i32 column = at + static_cast<i32>(lane_index());
-        const bool counts = column < kConfig.columns;
+        const bool counts = column < kConfig.kv_rows;
         const bool equal = counts && key_id(stage, column) == id_;
         some = some || ptx::any(equal);
         all = all && !ptx::any(counts && !equal);
       }
     }
-    sees_ = some;
+    some_visible_ = some;
     is_full_ = all;
   }
-  bool sees() const { return !kConfig.documents || sees_; }
+  bool some_visible() const { return !kConfig.documents || some_visible_; }
   bool is_full() const { return !kConfig.documents || is_full_; }
 
   // Scores of pairs of two documents become -inf.
@@ -166,7 +168,7 @@ class Documents {
     if constexpr (!kConfig.documents) return;
     if (is_full_) return;
     const u32 lane = lane_index();
-    const i32 first = static_cast<i32>(WarpTeam<kConfig>::member()) * kConfig.warp_columns() +
+    const i32 first = static_cast<i32>(RowGroupSm80<kConfig>::warp_n()) * kConfig.warp_columns() +
                       kConfig.first_column_of(lane_index());
     i64 own[kConfig.row_tiles][2];
 #pragma unroll
@@ -197,13 +199,13 @@ class Documents {
   }
 
   const Head<kConfig.dtype>& head_;
-  i32 first_row_;        // of the block
-  u32 shared_;           // numbers of the keys of a stage
-  u32 stage_bytes_;      // between one stage's and the next's
-  u32 own_;              // numbers of every warp's rows
-  i64 id_ = 0;           // of the warp's first row
-  bool is_one_ = false;  // all rows of the warp carry it
-  bool sees_ = true, is_full_ = true;
+  i32 first_row_;                 // of the block
+  u32 shared_;                    // numbers of the keys of a stage
+  u32 stage_bytes_;               // between one stage's and the next's
+  u32 own_;                       // numbers of every warp's rows
+  i64 id_ = 0;                    // of the warp's first row
+  bool is_one_document_ = false;  // all rows of the warp carry it
+  bool some_visible_ = true, is_full_ = true;
 };
 
 }  // namespace fulmen

@@ -13,17 +13,17 @@
 
 namespace fulmen {
 
-template <Sm80Config kConfig>
-struct ForwardLoaderSm80 {
+template <ForwardSm80Config kConfig>
+struct ForwardProducerSm80 {
   using KTile = SwizzledTile<kConfig.words(kConfig.d_qk), kConfig.swizzle>;
   using VTile = SwizzledTile<kConfig.words(kConfig.d_v), kConfig.swizzle>;
   template <i32 kRows, i32 kDims, bool kInterleaved = kConfig.interleaved>
-  using Copy = TileCopy<kConfig.units, kRows, kConfig.threads(), kConfig.words(kDims),
+  using Copy = TileCopy<kConfig.aligned, kRows, kConfig.threads(), kConfig.words(kDims),
                         kConfig.swizzle, kConfig.element_bytes(), kInterleaved>;
   static constexpr i32 kStageBlocks = kConfig.stage_blocks;
   static constexpr i32 kStageColumns = kConfig.stage_columns();
   static constexpr i32 kAhead = kConfig.stages - 1;
-  static constexpr bool kChecks = kConfig.checks_copies;
+  static constexpr bool kPredicated = kConfig.predicates_copies;
 
   const Head<kConfig.dtype>& head;
   u32 shared;  // Q's tile
@@ -31,19 +31,18 @@ struct ForwardLoaderSm80 {
   Copy<kStageColumns, kConfig.d_qk> k_copy;
   Copy<kStageColumns, kConfig.d_v> v_copy;
   PairTiles<kConfig.pairs()> pairs;
-  Documents<kConfig> documents;
+  DocumentMaskSm80<kConfig> documents;
   i32 begin = 0;       // the block of keys that comes last
   i32 next_block = 0;  // of K, where K and V take turns
 
   // For queries from `first_row` on, dims of V from `first_dim` on.
-  ForwardLoaderSm80(const Head<kConfig.dtype>& head_, i32 first_row_, i32 first_dim, u32 shared_)
+  ForwardProducerSm80(const Head<kConfig.dtype>& head_, i32 first_row_, i32 first_dim, u32 shared_)
       : head(head_),
         shared(shared_),
         first_row(first_row_),
         k_copy(head.p.k, head.kv_row(head.p.k, 0), head.sequence.shape.kv_len, dim_qk()),
         v_copy(head.p.v, head.kv_row(head.p.v, 0) + first_dim * head.p.v.strides[3],
-               head.sequence.shape.kv_len,
-               kConfig.whole_rows ? kConfig.d_v : head.p.dim_v - first_dim),
+               head.sequence.shape.kv_len, kConfig.even_k ? kConfig.d_v : head.p.dim_v - first_dim),
         pairs(head.p, head.sequence.shape, head.index, head.head, first_row),
         documents(head_, first_row, pair_tile(0) + kConfig.pairs().bytes(), kConfig.pair_bytes(),
                   shared + kConfig.own_ids_at()) {}
@@ -62,8 +61,8 @@ struct ForwardLoaderSm80 {
 
   // Q, in the group of the first K.
   void fetch_q() const {
-    Copy<kConfig.rows(), kConfig.d_qk, false>(head.p.q, head.q_row(head.p.q, 0),
-                                              head.sequence.shape.q_len, dim_qk())
+    Copy<kConfig.q_rows(), kConfig.d_qk, false>(head.p.q, head.q_row(head.p.q, 0),
+                                                head.sequence.shape.q_len, dim_qk())
         .start({shared}, first_row);
   }
 
@@ -72,7 +71,7 @@ struct ForwardLoaderSm80 {
   void start(i32 first, i32 last) {
     begin = first;
     const bool has_keys = first <= last;
-    if constexpr (kChecks) {
+    if constexpr (kPredicated) {
       k_copy.seek(last * kStageColumns);
       v_copy.seek(last * kStageColumns);
       if (has_keys) fetch_k(last, 0);
@@ -80,7 +79,7 @@ struct ForwardLoaderSm80 {
       if (has_keys) fetch_last_k(last);
     }
     ptx::cp_async_commit();
-    if (!kConfig.takes_turns) {
+    if (!kConfig.single_buffer) {
       if (has_keys) fetch_last_v(last);
       ptx::cp_async_commit();
     }
@@ -105,10 +104,10 @@ struct ForwardLoaderSm80 {
   static void await_next() { ptx::cp_async_wait<(kAhead > 0 ? kAhead - 1 : 0)>(); }
 
   // K_j is there and all are done with V_j+1: V_j comes.
-  void turn_to_k(i32 block, bool is_first) {
+  void wait_k_fetch_v(i32 block, bool is_first) {
     ptx::cp_async_wait<0>();
     ptx::block_sync();
-    if (is_first && !kChecks) {
+    if (is_first && !kPredicated) {
       fetch_last_v(block);
     } else {
       fetch_v(0);
@@ -117,7 +116,7 @@ struct ForwardLoaderSm80 {
     next_block = block - 1;
   }
   // V_j is there and all are done with K_j: K_j-1 comes.
-  void turn_to_v() {
+  void wait_v_fetch_k() {
     ptx::cp_async_wait<0>();
     ptx::block_sync();
     if (next_block >= begin) fetch_k(next_block, 0);
@@ -125,7 +124,7 @@ struct ForwardLoaderSm80 {
   }
 
  private:
-  i64 dim_qk() const { return kConfig.whole_rows ? kConfig.d_qk : head.p.dim_qk; }
+  i64 dim_qk() const { return kConfig.even_k ? kConfig.d_qk : head.p.dim_qk; }
 
   void fetch_last_k(i32 block) {
     k_copy.start_last(k_tile(0), block * kStageColumns);
@@ -134,11 +133,11 @@ struct ForwardLoaderSm80 {
   }
   void fetch_last_v(i32 block) { v_copy.start_last(v_tile(0), block * kStageColumns); }
   void fetch_k(i32 block, i32 stage) {
-    k_copy.template start_next<kChecks>(k_tile(stage * kStageBlocks));
+    k_copy.template start_next<kPredicated>(k_tile(stage * kStageBlocks));
     pairs.start_next(pair_tile(stage));
     documents.start(stage, block * kStageColumns);
   }
-  void fetch_v(i32 stage) { v_copy.template start_next<kChecks>(v_tile(stage * kStageBlocks)); }
+  void fetch_v(i32 stage) { v_copy.template start_next<kPredicated>(v_tile(stage * kStageBlocks)); }
 };
 
 }  // namespace fulmen

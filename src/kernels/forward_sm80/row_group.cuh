@@ -14,25 +14,25 @@
 
 namespace fulmen {
 
-template <Sm80Config kConfig>
-struct WarpTeam {
+template <ForwardSm80Config kConfig>
+struct RowGroupSm80 {
   static constexpr i32 kTiles = kConfig.row_tiles;
-  static constexpr i32 kMembers = kConfig.team_warps;
-  static constexpr bool kIsOne = kMembers == 1;
-  using PTile = SwizzledTile<kConfig.columns, kConfig.swizzle>;
+  static constexpr i32 kWarpsN = kConfig.warps_n;
+  static constexpr bool kIsOneWarp = kWarpsN == 1;
+  using PTile = SwizzledTile<kConfig.kv_rows, kConfig.swizzle>;
 
   u32 shared;  // P of the block; a number for each row of each warp; a word for each warp
 
   // Neighbours in number work on different schedulers.
-  static u32 index() { return warp_index() / kMembers; }
-  static u32 member() { return warp_index() % kMembers; }
+  static u32 index() { return warp_index() / kWarpsN; }
+  static u32 warp_n() { return warp_index() % kWarpsN; }
   static u32 first_row() { return index() * kConfig.warp_rows(); }  // in the block
 
   // Where fragment n of the warp's O lies, 8 dims, in units of 8.
-  static i32 unit(i32 n) { return 2 * (kMembers * (n / 2) + static_cast<i32>(member())) + n % 2; }
+  static i32 vector(i32 n) { return 2 * (kWarpsN * (n / 2) + static_cast<i32>(warp_n())) + n % 2; }
 
-  void meet() const {
-    if constexpr (!kIsOne) ptx::bar_sync(1 + index(), 32 * kMembers);
+  void sync() const {
+    if constexpr (!kIsOneWarp) ptx::bar_sync(1 + index(), 32 * kWarpsN);
   }
 
   // P, row by row; written by put().
@@ -40,54 +40,54 @@ struct WarpTeam {
 
   // The warp's columns of P become the team's.
   template <i32 kWords>
-  void put(const u32 (&P)[kTiles][kWords]) const {
+  void store_p(const u32 (&P)[kTiles][kWords]) const {
     const u32 lane = lane_index();
 #pragma unroll
     for (i32 t = 0; t < kTiles; ++t) {
 #pragma unroll
       for (i32 w = 0; w < kWords; ++w) {
         const u32 row = first_row() + 16 * t + 8 * (w % 2) + lane / 4;
-        const u32 unit = member() * kConfig.warp_columns() / 8 + w / 2;
-        ptx::store_shared(p_tile().address(row, unit) + lane % 4 * 4, P[t][w]);
+        const u32 vector = warp_n() * kConfig.warp_columns() / 8 + w / 2;
+        ptx::store_shared(p_tile().address(row, vector) + lane % 4 * 4, P[t][w]);
       }
     }
-    meet();  // P is there
+    sync();  // P is there
   }
 
   // A number of each of this thread's rows, equal in its quad, joined over the team.
   template <class Join>
-  void share(float (&x)[kTiles][2], const Join& join) const {
-    if constexpr (kIsOne) return;
-    meet();  // what was exchanged before is read
+  void all_reduce(float (&x)[kTiles][2], const Join& join) const {
+    if constexpr (kIsOneWarp) return;
+    sync();  // what was exchanged before is read
 #pragma unroll
     for (i32 at = 0; at < 2 * kTiles; ++at) {
       if (lane_index() % 4 != 0) break;
-      ptx::store_shared(number(member(), at), __builtin_bit_cast(u32, x[at / 2][at % 2]));
+      ptx::store_shared(number(warp_n(), at), __builtin_bit_cast(u32, x[at / 2][at % 2]));
     }
-    meet();  // the numbers are there
+    sync();  // the numbers are there
 #pragma unroll
     for (i32 at = 0; at < 2 * kTiles; ++at) {
       float joined = load(0, at);
 #pragma unroll
-      for (u32 other = 1; other < kMembers; ++other) joined = join(joined, load(other, at));
+      for (u32 other = 1; other < kWarpsN; ++other) joined = join(joined, load(other, at));
       x[at / 2][at % 2] = joined;
     }
   }
 
   // Whether some warp says so; `mine` is the same for all lanes.
-  bool any(bool mine) const {
-    if constexpr (kIsOne) return mine;
-    if (lane_index() == 0) ptx::store_shared(word(member()), mine);
-    meet();  // the words are there
-    u32 said = 0;
+  bool any(bool own) const {
+    if constexpr (kIsOneWarp) return own;
+    if (lane_index() == 0) ptx::store_shared(word(warp_n()), own);
+    sync();  // the words are there
+    u32 any_set = 0;
 #pragma unroll
-    for (u32 other = 0; other < kMembers; ++other) said |= ptx::load_shared(word(other));
-    return said != 0;
+    for (u32 other = 0; other < kWarpsN; ++other) any_set |= ptx::load_shared(word(other));
+    return any_set != 0;
   }
 
  private:
   u32 number(u32 warp, i32 at) const {
-    const u32 row = (index() * kMembers + warp) * kConfig.warp_rows() + static_cast<u32>(8 * at);
+    const u32 row = (index() * kWarpsN + warp) * kConfig.warp_rows() + static_cast<u32>(8 * at);
     return shared + kConfig.p_bytes() + (row + lane_index() / 4) * 4;
   }
   float load(u32 warp, i32 at) const {
@@ -95,7 +95,7 @@ struct WarpTeam {
   }
   u32 word(u32 warp) const {
     return shared + kConfig.p_bytes() + kConfig.warps * kConfig.warp_rows() * 4 +
-           (index() * kMembers + warp) * 4;
+           (index() * kWarpsN + warp) * 4;
   }
 };
 

@@ -17,8 +17,8 @@ constexpr i64 num_v_parts(const AttentionParams& p, i64 part_dims) {
 }
 
 // Blocks of a forward launch.
-constexpr i64 forward_sm80_blocks(const AttentionParams& p, const Sm80Config& config) {
-  return num_q_tiles(p, config.rows()) * num_v_parts(p, config.d_v);
+constexpr i64 num_forward_sm80_blocks(const AttentionParams& p, const ForwardSm80Config& config) {
+  return num_q_tiles(p, config.q_rows()) * num_v_parts(p, config.d_v);
 }
 
 // Division by a number that only the host knows, as a product: exact for dividends below 2^31
@@ -39,16 +39,16 @@ struct Divisor {
   }
 };
 
-struct HeadBlock {
+struct WorkTileSm80 {
   TileTask task;
   u32 kv_head;
   u32 part;
 };
 
 // Fewer than 2^31 blocks.
-struct HeadOrder {
+struct ForwardTileSchedulerSm80 {
   u32 slots = 1;  // of a line: one head of one batch entry
-  u32 group_lines = 1;
+  u32 group_heads = 1;
   u32 full_groups = 0;
   Divisor group_blocks;  // of a full group
   Divisor members;       // of a full group: its lines, a block of each
@@ -57,23 +57,24 @@ struct HeadOrder {
   Divisor heads_q;
   Divisor group_size;
 
-  constexpr HeadOrder() = default;
+  constexpr ForwardTileSchedulerSm80() = default;
   // Lines of a group are neighbours: their K and V fit the L2 together.
-  constexpr HeadOrder(const AttentionParams& p, const Sm80Config& config, i32 lines_per_group) {
+  constexpr ForwardTileSchedulerSm80(const AttentionParams& p, const ForwardSm80Config& config,
+                                     i32 heads_per_group) {
     const u32 num_parts = static_cast<u32>(num_v_parts(p, config.d_v));
-    const u32 lines = static_cast<u32>(p.batch_extent() * p.heads_q);
-    group_lines = max(1u, min(static_cast<u32>(lines_per_group), lines));
-    slots = static_cast<u32>(num_tile_slots(p, p.q_rows, config.rows()));
-    full_groups = lines / group_lines;
-    group_blocks = Divisor(max(1u, group_lines * num_parts * slots));
-    members = Divisor(group_lines * num_parts);
-    last_members = Divisor(max(1u, lines % group_lines) * num_parts);
+    const u32 batch_heads = static_cast<u32>(p.batch_extent() * p.heads_q);
+    group_heads = max(1u, min(static_cast<u32>(heads_per_group), batch_heads));
+    slots = static_cast<u32>(num_tile_slots(p, p.q_rows, config.q_rows()));
+    full_groups = batch_heads / group_heads;
+    group_blocks = Divisor(max(1u, group_heads * num_parts * slots));
+    members = Divisor(group_heads * num_parts);
+    last_members = Divisor(max(1u, batch_heads % group_heads) * num_parts);
     parts = Divisor(num_parts);
     heads_q = Divisor(max(1u, static_cast<u32>(p.heads_q)));
     group_size = Divisor(p.heads_kv == 0 ? 1u : static_cast<u32>(p.group_size()));
   }
 
-  constexpr HeadBlock at(u32 block) const {
+  constexpr WorkTileSm80 at(u32 block) const {
     const u32 group = group_blocks.quotient(block);
     const u32 within = block - group * group_blocks.value;
     const bool is_full = group < full_groups;
@@ -81,9 +82,9 @@ struct HeadOrder {
     const u32 rank = own.quotient(within);
     const u32 member = within - rank * own.value;
     const u32 in_group = parts.quotient(member);
-    const u32 line = group * group_lines + in_group;
-    const u32 batch = heads_q.quotient(line);
-    const u32 head = line - batch * heads_q.value;
+    const u32 batch_head = group * group_heads + in_group;
+    const u32 batch = heads_q.quotient(batch_head);
+    const u32 head = batch_head - batch * heads_q.value;
     return {{batch, head, slots - 1 - rank},
             group_size.quotient(head),
             member - in_group * parts.value};
@@ -91,9 +92,9 @@ struct HeadOrder {
 };
 
 // What a launch of forward_sm80 gets.
-struct Sm80Params {
+struct ForwardSm80Params {
   AttentionParams attention;
-  HeadOrder order;
+  ForwardTileSchedulerSm80 order;
 };
 
 }  // namespace fulmen

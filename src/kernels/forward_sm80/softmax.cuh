@@ -3,8 +3,8 @@
 //
 // Online softmax of the rows that a thread of a warp shares with the other three of its quad, on
 // accumulators of mma. Scores are raw dot products, or nats where the config says natural; `unit`
-// and `log2_unit` are what one is worth in nats and in powers of two.
-//   weight = exp2(s log2_unit - shift log2_unit)
+// and `scale_log2` are what one is worth in nats and in powers of two.
+//   weight = exp2(s scale_log2 - shift scale_log2)
 // Any shift gives the same quotient O / sum as long as nothing leaves the range of float32, so it
 // follows the maximum only when that grew by more than 2^8 (Milakov and Gimelshein 2018 for the
 // recurrence, FlashAttention-4 for the threshold), or, where no statistics are asked for, when the
@@ -22,32 +22,33 @@ namespace fulmen {
 // What a weight is two to the power of, for scores that are scaled and nothing else: offset() of a
 // row (t, h), once, then of each of its scores, number f of the thread's.
 struct ScaledExponent {
-  float log2_unit;
+  float scale_log2;
   float offset(float offset, i32, i32) const { return offset; }
-  float operator()(float s, float offset, i32) const { return ptx::fma(s, log2_unit, offset); }
+  float operator()(float s, float offset, i32) const { return ptx::fma(s, scale_log2, offset); }
 };
 
-template <Sm80Config kConfig>
-struct WarpSoftmax {
+template <ForwardSm80Config kConfig>
+struct ForwardSoftmaxSm80 {
   static constexpr i32 kTiles = kConfig.row_tiles;
   static constexpr i32 kFloats = kConfig.warp_columns() / 2;
-  using Team = WarpTeam<kConfig>;
+  using Group = RowGroupSm80<kConfig>;
   using Scores = float[kTiles][kFloats];
   using State = SoftmaxState<AccurateMath<float>>;
 
-  float unit;
-  float log2_unit;
+  float scale;
+  float scale_log2;
   float shift[kTiles][2];
   float row_max[kTiles][2];  // for statistics alone
   float sum[kTiles][2];      // of this thread's columns; of the row after finish()
   // The same for the warp:
-  bool is_blind;  // some row has seen nothing yet, and has no shift to keep
-  bool is_far;    // some shift times log2_unit is not exact enough
-  bool has_kept;  // some block was weighed without a look at its maximum
+  bool has_fully_masked;  // some row has seen nothing yet, and has no shift to keep
+  bool has_large_max;     // some shift times scale_log2 is not exact enough
+  bool has_kept_max;      // some block was weighed without a look at its maximum
 
-  explicit WarpSoftmax(float scale)
-      : unit(kConfig.natural ? 1.f : scale),
-        log2_unit(kConfig.natural ? kWarpLog2E : static_cast<float>(scale * 1.4426950408889634)) {}
+  explicit ForwardSoftmaxSm80(float scale)
+      : scale(kConfig.scales_scores ? 1.f : scale),
+        scale_log2(kConfig.scales_scores ? kWarpLog2E
+                                         : static_cast<float>(scale * 1.4426950408889634)) {}
 
   // Nothing seen yet. Of this thread's rows, those from `num_rows` on are none: whatever they get,
   // they are never blind.
@@ -60,16 +61,16 @@ struct WarpSoftmax {
         sum[t][h] = 0;
       }
     }
-    is_blind = true;
-    is_far = has_kept = false;
+    has_fully_masked = true;
+    has_large_max = has_kept_max = false;
   }
 
   // Whether a block that all rows see whole can be weighed with the shift that there is.
-  bool may_keep() const { return kConfig.lazy_max && !is_blind && !is_far; }
+  bool can_keep_max() const { return kConfig.lazy_max && !has_fully_masked && !has_large_max; }
 
   // Brings the shift up to date with a block. Returns whether earlier results must be multiplied by
   // `rescale`.
-  bool update(const Scores& S, const Team& team, float (&rescale)[kTiles][2]) {
+  bool update(const Scores& S, const Group& group, float (&rescale)[kTiles][2]) {
     float block_max[kTiles][2];
 #pragma unroll
     for (i32 t = 0; t < kTiles; ++t) {
@@ -82,7 +83,7 @@ struct WarpSoftmax {
         block_max[t][h] = ptx::max(m, ptx::shuffle_xor(m, 2));
       }
     }
-    team.share(block_max, [](float a, float b) { return ptx::max(a, b); });
+    group.all_reduce(block_max, [](float a, float b) { return ptx::max(a, b); });
     float grown = kMinusInfinity;
 #pragma unroll
     for (i32 t = 0; t < kTiles; ++t) {
@@ -92,7 +93,7 @@ struct WarpSoftmax {
         grown = ptx::max(grown, block_max[t][h] - shift[t][h]);
       }
     }
-    if (kConfig.lazy_rescale && !ptx::any(grown * log2_unit > 8)) return false;
+    if (kConfig.lazy_rescale && !ptx::any(grown * scale_log2 > 8)) return false;
 #pragma unroll
     for (i32 t = 0; t < kTiles; ++t) {
 #pragma unroll
@@ -100,19 +101,19 @@ struct WarpSoftmax {
         rescale[t][h] = raise(t, h, ptx::max(shift[t][h], block_max[t][h]));
       }
     }
-    look_at_shifts();
+    update_flags();
     return true;
   }
 
   // After blocks that kept their shift: where sums have grown far, it goes up by their logarithm.
   // Returns as update() does.
-  bool settle(const Team& team, float (&rescale)[kTiles][2]) {
+  bool rescale_by_sum(const Group& group, float (&rescale)[kTiles][2]) {
     float largest = 0;
 #pragma unroll
     for (i32 t = 0; t < kTiles; ++t) {
       largest = ptx::max(largest, ptx::max(sum[t][0], sum[t][1]));
     }
-    if (!team.any(ptx::any(largest > 0x1p64f))) return false;
+    if (!group.any(ptx::any(largest > 0x1p64f))) return false;
     float most[kTiles][2];
 #pragma unroll
     for (i32 t = 0; t < kTiles; ++t) {
@@ -123,32 +124,32 @@ struct WarpSoftmax {
         most[t][h] = ptx::max(m, ptx::shuffle_xor(m, 2));
       }
     }
-    team.share(most, [](float a, float b) { return ptx::max(a, b); });
+    group.all_reduce(most, [](float a, float b) { return ptx::max(a, b); });
 #pragma unroll
     for (i32 t = 0; t < kTiles; ++t) {
 #pragma unroll
       for (i32 h = 0; h < 2; ++h) {
-        rescale[t][h] = raise(t, h, shift[t][h] + ptx::log2(most[t][h]) / log2_unit);
+        rescale[t][h] = raise(t, h, shift[t][h] + ptx::log2(most[t][h]) / scale_log2);
       }
     }
-    look_at_shifts();
+    update_flags();
     return true;
   }
 
   // S becomes weights; block_sum their sums over this thread's columns. Where a shift is so large
-  // that its product with log2_unit is no longer exact enough, differences come first. `has_shift`:
-  // may_keep() holds. `exponent` maps scores, see ScaledExponent.
+  // that its product with scale_log2 is no longer exact enough, differences come first.
+  // `has_shift`: can_keep_max() holds. `exponent` maps scores, see ScaledExponent.
   template <class Exponent>
   void exponentiate(Scores& S, float (&block_sum)[kTiles][2], bool has_shift,
                     const Exponent& exponent) const {
-    const bool subtracts = kConfig.exact || (!has_shift && is_far);
+    const bool subtracts = kConfig.subtracts_max || (!has_shift && has_large_max);
     if (subtracts) subtract(S);
 #pragma unroll
     for (i32 t = 0; t < kTiles; ++t) {
 #pragma unroll
       for (i32 h = 0; h < 2; ++h) {
         const float base = has_shift ? shift[t][h] : base_of(t, h);
-        const float offset = exponent.offset(subtracts ? 0.f : -base * log2_unit, t, h);
+        const float offset = exponent.offset(subtracts ? 0.f : -base * scale_log2, t, h);
         block_sum[t][h] = 0;
 #pragma unroll
         for (i32 i = 2 * h; i < kFloats; i += 4) {
@@ -161,11 +162,11 @@ struct WarpSoftmax {
   }
 
   void exponentiate(Scores& S, float (&block_sum)[kTiles][2], bool has_shift) const {
-    exponentiate(S, block_sum, has_shift, ScaledExponent{log2_unit});
+    exponentiate(S, block_sum, has_shift, ScaledExponent{scale_log2});
   }
 
   // Whether a block's weights are so large that the shift must follow; the same for the warp.
-  static bool is_outgrown(const float (&block_sum)[kTiles][2]) {
+  static bool is_too_large(const float (&block_sum)[kTiles][2]) {
     float largest = 0;
 #pragma unroll
     for (i32 t = 0; t < kTiles; ++t) {
@@ -183,11 +184,11 @@ struct WarpSoftmax {
   }
 
   // Whether the sums have left the range in which results can be trusted; NaN too.
-  bool is_lost(i32 t, i32 h) const { return !(sum[t][h] < 0x1p100f); }
+  bool has_overflowed(i32 t, i32 h) const { return !(sum[t][h] < 0x1p100f); }
 
   // Adds up the quad and the team. After this, sum belongs to the whole row. Where maxima were not
   // looked at, the row's logarithm stands for the maximum, rounded up: no score is larger.
-  void finish(const Team& team) {
+  void finish(const Group& group) {
 #pragma unroll
     for (i32 t = 0; t < kTiles; ++t) {
 #pragma unroll
@@ -196,13 +197,13 @@ struct WarpSoftmax {
         sum[t][h] += ptx::shuffle_xor(sum[t][h], 2);
       }
     }
-    team.share(sum, [](float a, float b) { return a + b; });
+    group.all_reduce(sum, [](float a, float b) { return a + b; });
 #pragma unroll
     for (i32 t = 0; t < kTiles; ++t) {
 #pragma unroll
       for (i32 h = 0; h < 2; ++h) {
-        if (kConfig.stats && has_kept && sum[t][h] != 0) {
-          const float top = shift[t][h] + ptx::log2(sum[t][h]) / log2_unit;
+        if (kConfig.stats && has_kept_max && sum[t][h] != 0) {
+          const float top = shift[t][h] + ptx::log2(sum[t][h]) / scale_log2;
           row_max[t][h] = top + ptx::max(top, -top) * 0x1p-22f;
         }
       }
@@ -211,23 +212,24 @@ struct WarpSoftmax {
 
   // One row at the end.
   struct Row {
-    float shift, row_max, sum, unit, log2_unit;
-    bool is_folded;  // weights were taken from -(shift * log2_unit) as rounded
+    float shift, row_max, sum, scale, scale_log2;
+    bool is_folded;  // weights were taken from -(shift * scale_log2) as rounded
 
     // exp(shift - row_max): what the sum is multiplied by to be that of exp(s - row_max).
     float to_row_max() const {
       if (shift == kMinusInfinity) return 1;
-      const float product = shift * log2_unit;
-      const float rounding = is_folded ? ptx::fma(shift, log2_unit, -product) : 0.f;
-      return ptx::exp2((shift - row_max) * log2_unit - rounding);
+      const float product = shift * scale_log2;
+      const float rounding = is_folded ? ptx::fma(shift, scale_log2, -product) : 0.f;
+      return ptx::exp2((shift - row_max) * scale_log2 - rounding);
     }
     // The row's softmax in nats.
-    State state() const { return {row_max * unit, sum * to_row_max()}; }
+    State state() const { return {row_max * scale, sum * to_row_max()}; }
   };
   // Row number 2 t + h.
   Row row(i32 number) const {
     const auto& top = kConfig.stats ? row_max : shift;
-    Row row{shift[0][0], top[0][0], sum[0][0], unit, log2_unit, !kConfig.exact && !is_far};
+    Row row{shift[0][0], top[0][0],  sum[0][0],
+            scale,       scale_log2, !kConfig.subtracts_max && !has_large_max};
 #pragma unroll
     for (i32 at = 1; at < 2 * kTiles; ++at) {
       if (at != number) continue;
@@ -243,25 +245,25 @@ struct WarpSoftmax {
   float raise(i32 t, i32 h, float to) {
     const float old = shift[t][h];
     shift[t][h] = to;
-    const float factor = old == to ? 1.f : ptx::exp2((old - to) * log2_unit);  // both may be -inf
+    const float factor = old == to ? 1.f : ptx::exp2((old - to) * scale_log2);  // both may be -inf
     sum[t][h] *= factor;
     return factor;
   }
 
-  void look_at_shifts() {
+  void update_flags() {
     float largest = 0;
-    bool blind = false;
+    bool fully_masked = false;
 #pragma unroll
     for (i32 t = 0; t < kTiles; ++t) {
 #pragma unroll
       for (i32 h = 0; h < 2; ++h) {
         const float base = base_of(t, h);
         largest = ptx::max(largest, ptx::max(base, -base));
-        blind = blind || shift[t][h] == kMinusInfinity;
+        fully_masked = fully_masked || shift[t][h] == kMinusInfinity;
       }
     }
-    is_far = ptx::any(largest * log2_unit > 1024);
-    is_blind = ptx::any(blind);
+    has_large_max = ptx::any(largest * scale_log2 > 1024);
+    has_fully_masked = ptx::any(fully_masked);
   }
 
   // The shift, 0 where nothing was seen, so that -inf - base = -inf.

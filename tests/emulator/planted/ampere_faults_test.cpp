@@ -20,16 +20,16 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-constexpr Sm80Config config() {
-  Sm80Config config;
+constexpr ForwardSm80Config config() {
+  ForwardSm80Config config;
   config.dtype = DType::kBFloat16;
   config.d_qk = config.d_v = 64;
   config.warps = 2;
-  config.columns = 32;
+  config.kv_rows = 32;
   config.stages = 2;
   return config;
 }
-constexpr Sm80Config kConfig = config();
+constexpr ForwardSm80Config kConfig = config();
 
 // 1 x 1 x rows x 64, all ones, without gaps.
 Tensor ones(RandomProblem& random, i64 rows) {
@@ -52,9 +52,9 @@ std::string complaint(const Plant& fault, i64 q_rows = 70, i64 kv_rows = 100) {
   request.arrays[Array::kO] = ones(random, 70);
   request.options.scale = 0.125;
   emulator::GlobalMemory memory = memory_of(request);
-  const AttentionParams attention = gpu::attention_params(validate(request, Pointers::kChecked));
-  Sm80Params params{attention, {attention, kConfig, 1}};
-  const i64 blocks = forward_sm80_blocks(params.attention, kConfig);
+  const AttentionParams attention = gpu::attention_params(validate(request, Pointers::kPredicated));
+  ForwardSm80Params params{attention, {attention, kConfig, 1}};
+  const i64 blocks = num_forward_sm80_blocks(params.attention, kConfig);
   params.attention.q_rows = q_rows;
   params.attention.kv_rows = kv_rows;
   const u32 k_begin = kConfig.q_bytes(), k_bytes = kConfig.k_bytes();

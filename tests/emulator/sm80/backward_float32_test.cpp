@@ -22,29 +22,30 @@ namespace {
 enum class Kind { kPlain, kRoles, kOptions, kDropout, kCapped };
 
 template <Precision kPrecision, Kind kKind, bool kUnits>
-constexpr Sm80BackwardConfig config_of() {
+constexpr BackwardSm80Config config_of() {
   constexpr bool kOptions = kKind != Kind::kPlain && kKind != Kind::kRoles;
-  Sm80BackwardConfig config;
+  BackwardSm80Config config;
   config.dtype = DType::kFloat32;
   config.precision = kPrecision;
-  config.units = kUnits;
+  config.aligned = kUnits;
   config.d_qk = config.d_v = 96;  // drawn dims are at most 80
   config.warps = kOptions ? 2 : 4;
-  config.rows = kOptions ? 32 : 48;
-  config.columns = 32;
+  config.q_rows = kOptions ? 32 : 48;
+  config.kv_rows = 32;
   config.stages = kKind == Kind::kCapped ? 1 : 2;
   config.pair_stages = kOptions ? 1 : 2;
   config.s_rows = 16;
   config.s_columns = kOptions ? 16 : 32;
-  config.kv_rows = kKind == Kind::kRoles ? 32 : 16;
+  config.dkv_rows = kKind == Kind::kRoles ? 32 : 16;
   config.dq_rows = 16;
   config.dq_dims = kOptions ? 16 : 48;
   config.split_roles = kKind == Kind::kRoles;
-  config.split_sum = config.mask = config.documents = config.natural = config.alibi = kOptions;
+  config.split_sum = config.mask = config.documents = config.scales_scores = config.alibi =
+      kOptions;
   config.bias = kOptions ? DType::kFloat32 : DType::kNone;
   config.softcap = kKind == Kind::kCapped;
   config.dropout = kKind == Kind::kDropout || kKind == Kind::kCapped;
-  config.ordered = config.softcap;
+  config.deterministic = config.softcap;
   config.hopper = !kOptions;
   return config;
 }
@@ -74,7 +75,7 @@ void run(const Request& request, unsigned seed) {
     launch_kind<Kind::kOptions, false>(p, seed);
   } else if (all && seed % 2 == 0) {
     launch_kind<Kind::kRoles, false>(p, seed);
-  } else if (sm80_has_units(problem, Array::kDOut)) {
+  } else if (sm80_has_aligned_rows(problem, Array::kDOut)) {
     launch_kind<Kind::kPlain, true>(p, seed);
   } else {
     launch_kind<Kind::kPlain, false>(p, seed);

@@ -24,18 +24,18 @@ namespace {
 enum class Kind { kPlain, kSinks, kPairs, kCapped, kBiased };
 
 template <DType kDType, Kind kKind>
-constexpr Sm80BackwardConfig config_of() {
-  Sm80BackwardConfig config;
+constexpr BackwardSm80Config config_of() {
+  BackwardSm80Config config;
   config.dtype = kDType;
   config.d_qk = kKind == Kind::kPairs ? 96 : 80;          // drawn dims are at most 80
   config.d_v = kKind == Kind::kPlain ? 96 : config.d_qk;  // dK and dV of different width
   config.warps = kKind == Kind::kPairs ? 4 : 2;
-  config.rows = kKind == Kind::kPlain ? 48 : 32;
-  config.columns = 32;
+  config.q_rows = kKind == Kind::kPlain ? 48 : 32;
+  config.kv_rows = 32;
   config.stages = kKind == Kind::kCapped ? 1 : 2;
   config.s_rows = 16;
   config.s_columns = kKind == Kind::kPlain ? 32 : 16;
-  config.kv_rows = kKind == Kind::kPairs ? 32 : 16;
+  config.dkv_rows = kKind == Kind::kPairs ? 32 : 16;
   config.dq_rows = 16;
   config.dq_dims = 16;
   if (kKind == Kind::kPairs) {  // 96 dims in two halves
@@ -47,51 +47,53 @@ constexpr Sm80BackwardConfig config_of() {
   config.split_sum = kKind != Kind::kPlain;
   config.softcap = kKind == Kind::kCapped;
   config.alibi = kKind == Kind::kBiased || (kKind == Kind::kCapped && kDType == DType::kFloat16);
-  config.natural = kKind != Kind::kPlain && kKind != Kind::kSinks;
-  config.mask = config.documents = config.natural;
-  config.bias = kKind == Kind::kPairs ? kDType : config.natural ? DType::kFloat32 : DType::kNone;
+  config.scales_scores = kKind != Kind::kPlain && kKind != Kind::kSinks;
+  config.mask = config.documents = config.scales_scores;
+  config.bias = kKind == Kind::kPairs  ? kDType
+                : config.scales_scores ? DType::kFloat32
+                                       : DType::kNone;
   config.hopper = kKind == Kind::kPlain;
-  config.ordered = kKind == Kind::kPairs || kKind == Kind::kSinks;
-  config.clears_ahead = kKind != Kind::kPairs;
+  config.deterministic = kKind == Kind::kPairs || kKind == Kind::kSinks;
+  config.zeroes_dq = kKind != Kind::kPairs;
   return config;
 }
 
 // The gradients of a kernel, bits: dq, dk, dv.
-constexpr Sm80BackwardConfig with(Sm80BackwardConfig config, unsigned gradients, bool dropout,
+constexpr BackwardSm80Config with(BackwardSm80Config config, unsigned gradients, bool dropout,
                                   bool units = false) {
-  config.units = units;
+  config.aligned = units;
   config.dropout = dropout;
   config.dq = gradients & 1;
-  config.clears_ahead = config.clears_ahead && config.dq;
+  config.zeroes_dq = config.zeroes_dq && config.dq;
   config.dk = gradients & 2;
   config.dv = gradients & 4;
   return config;
 }
 
 // Two warps for each part of the work, with the same keys or with keys of their own.
-constexpr Sm80BackwardConfig in_roles(Sm80BackwardConfig config, i32 kv_rows, i32 s_rows) {
+constexpr BackwardSm80Config in_roles(BackwardSm80Config config, i32 kv_rows, i32 s_rows) {
   config.split_roles = true;
-  config.beside = s_rows == 16;
-  config.asks_late = !config.beside;
+  config.unrolled = s_rows == 16;
+  config.late_prefetch = !config.unrolled;
   config.d_qk = config.d_v = 96;
   config.warps = 4;
-  config.kv_rows = kv_rows;
+  config.dkv_rows = kv_rows;
   config.s_columns = 16;
   config.s_rows = s_rows;
   return config;
 }
 
 // The same with scores made in slices of the dims, a part for each warp of a role.
-constexpr Sm80BackwardConfig in_slices(Sm80BackwardConfig config) {
-  config.sliced = true;
-  config.rows = 16;
+constexpr BackwardSm80Config in_slices(BackwardSm80Config config) {
+  config.split_d = true;
+  config.q_rows = 16;
   return config;
 }
 
 // The same with P and dS in registers.
-constexpr Sm80BackwardConfig keys_first(Sm80BackwardConfig config, bool hopper) {
-  config.keys_first = true;
-  config.asks_late = false;
+constexpr BackwardSm80Config swap_ab(BackwardSm80Config config, bool hopper) {
+  config.swap_ab = true;
+  config.late_prefetch = false;
   config.hopper = hopper;
   config.d_qk = config.d_v = 64;
   return config;
@@ -99,7 +101,7 @@ constexpr Sm80BackwardConfig keys_first(Sm80BackwardConfig config, bool hopper) 
 
 template <DType kDType, Kind kKind>
 void launch_kind(const AttentionParams& problem, bool units, unsigned seed) {
-  constexpr Sm80BackwardConfig kAll = config_of<kDType, kKind>();
+  constexpr BackwardSm80Config kAll = config_of<kDType, kKind>();
   const AttentionParams p = with_neutral_arrays(problem, kAll);
   if (p.dropout.enabled()) return launch<with(kAll, 7, true)>(p, seed);
   if constexpr (kKind == Kind::kPlain) {
@@ -108,15 +110,15 @@ void launch_kind(const AttentionParams& problem, bool units, unsigned seed) {
     if (!p.dq.present()) return launch<with(kAll, 6, false)>(p, seed);
   }
   if constexpr (kKind == Kind::kPlain) {
-    constexpr Sm80BackwardConfig kUnits = with(kAll, 7, false, true);
+    constexpr BackwardSm80Config kUnits = with(kAll, 7, false, true);
     const bool both = p.dq.present() && p.dk.present() && p.dv.present();
     if (both && seed % 3 == 1 && p.dim_qk <= 64 && p.dim_v <= 64) {
-      if (units) return launch<keys_first(in_roles(kUnits, 16, 48), true)>(p, seed);
-      return launch<keys_first(in_roles(kAll, 16, 16), false)>(p, seed);
+      if (units) return launch<swap_ab(in_roles(kUnits, 16, 48), true)>(p, seed);
+      return launch<swap_ab(in_roles(kAll, 16, 16), false)>(p, seed);
     }
     if (both && seed % 3 != 0) {
       if (units) return launch<in_roles(kUnits, 16, 48)>(p, seed);
-      constexpr Sm80BackwardConfig kRoles = in_roles(kAll, 32, 16);
+      constexpr BackwardSm80Config kRoles = in_roles(kAll, 32, 16);
       return launch<kDType == DType::kBFloat16 ? in_slices(kRoles) : kRoles>(p, seed);
     }
     if (units) return launch<kUnits>(p, seed);
@@ -140,7 +142,8 @@ void launch_dtype(const AttentionParams& p, bool units, unsigned seed) {
 void run(const Request& request, unsigned seed) {
   const Problem problem = validate(request, Pointers::kChecked);
   const AttentionParams p = gpu::attention_params(problem);
-  const bool units = sm80_has_units(problem, Array::kO) && sm80_has_units(problem, Array::kDOut);
+  const bool units =
+      sm80_has_aligned_rows(problem, Array::kO) && sm80_has_aligned_rows(problem, Array::kDOut);
   if (problem.dtype == DType::kFloat16) return launch_dtype<DType::kFloat16>(p, units, seed);
   launch_dtype<DType::kBFloat16>(p, units, seed);
 }
@@ -254,11 +257,11 @@ enum class Dbias { kPairs, kTiles, kSums };
 template <Dbias kDbias>
 void expect_dbias() {
   constexpr bool kSums = kDbias == Dbias::kSums;
-  constexpr Sm80BackwardConfig kConfig = [] {
-    Sm80BackwardConfig config = config_of<DType::kBFloat16, Kind::kPairs>();
+  constexpr BackwardSm80Config kConfig = [] {
+    BackwardSm80Config config = config_of<DType::kBFloat16, Kind::kPairs>();
     config.split_sum = false;
     config.dbias = true;
-    config.sums_dbias = kSums;
+    config.accumulates_dbias = kSums;
     config.tiled_dbias = kDbias == Dbias::kTiles;
     if (config.tiled_dbias) config.pair_stages = 1;
     return config;

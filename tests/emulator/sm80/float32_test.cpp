@@ -28,8 +28,8 @@ constexpr i32 kRows = 32;
 constexpr i32 kColumns = 16;
 
 template <Precision kPrecision>
-constexpr Sm80Config products_config() {
-  Sm80Config config;
+constexpr ForwardSm80Config products_config() {
+  ForwardSm80Config config;
   config.dtype = DType::kFloat32;
   config.precision = kPrecision;
   config.warps = 1;
@@ -50,7 +50,7 @@ constexpr double kProductError = kPrecision == Precision::kTf32 ? 0x1.01p-10 : 0
 // One warp: S = A B^T, then O = S B, each against its sum in float64.
 template <Precision kPrecision>
 void multiply() {
-  constexpr Sm80Config kConfig = products_config<kPrecision>();
+  constexpr ForwardSm80Config kConfig = products_config<kPrecision>();
   const SwizzledTile<2 * kDims, true> A{emulator::kSharedBase};
   const SwizzledTile<2 * kDims, true> B{emulator::kSharedBase + kRows * kDims * 4};
   const auto fill = [](const auto& tile, i32 rows, i32 seed) {
@@ -121,22 +121,22 @@ TEST(Float32Products, AreAsGoodAsPromised) {
 enum class Kind { kPlain, kOptions, kCapped };
 
 template <Precision kPrecision, Kind kKind, bool kUnits>
-constexpr Sm80Config config_of() {
+constexpr ForwardSm80Config config_of() {
   constexpr bool kOptions = kKind != Kind::kPlain;
-  Sm80Config config;
+  ForwardSm80Config config;
   config.dtype = DType::kFloat32;
   config.precision = kPrecision;
-  config.units = kUnits;
-  config.exact = true;
+  config.aligned = kUnits;
+  config.subtracts_max = true;
   config.d_qk = 80;  // drawn dims are at most 80
   config.d_v = 64;   // two parts of V at most
   config.warps = 2;
   config.row_tiles = kOptions ? 1 : 2;
   config.lazy_max = kPrecision == Precision::kTf32 && !kOptions;  // as plans have it
-  config.columns = 32;
-  config.takes_turns = !kOptions && kPrecision == Precision::k3xTf32 && kUnits;
-  config.stages = kOptions || config.takes_turns ? 1 : 2;
-  config.mask = config.documents = config.natural = config.alibi = kOptions;
+  config.kv_rows = 32;
+  config.single_buffer = !kOptions && kPrecision == Precision::k3xTf32 && kUnits;
+  config.stages = kOptions || config.single_buffer ? 1 : 2;
+  config.mask = config.documents = config.scales_scores = config.alibi = kOptions;
   config.bias = kOptions ? DType::kFloat32 : DType::kNone;
   config.dropout = config.stats = kOptions;
   config.softcap = kKind == Kind::kCapped;
@@ -152,8 +152,8 @@ bool has_options(const Problem& problem) {
 template <Kind kKind, Precision kPrecision = Precision::k3xTf32>
 void launch_kind(const Problem& problem, unsigned seed) {
   const AttentionParams p = gpu::attention_params(problem);
-  sm80_has_units(problem) ? launch<config_of<kPrecision, kKind, true>()>(p, seed)
-                          : launch<config_of<kPrecision, kKind, false>()>(p, seed);
+  sm80_has_aligned_rows(problem) ? launch<config_of<kPrecision, kKind, true>()>(p, seed)
+                                 : launch<config_of<kPrecision, kKind, false>()>(p, seed);
 }
 
 void run(const Request& request, unsigned seed) {

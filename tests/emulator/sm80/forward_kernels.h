@@ -16,31 +16,31 @@ enum class Kind { kPlain, kDense, kStats, kMasked, kCapped, kSloped, kBiased, kC
 constexpr i32 kTeamWarps[] = {1, 1, 2, 1, 2, 2, 1, 4};
 
 template <DType kDType, Kind kKind, DType kBias, bool kDropout, bool kUnits>
-constexpr Sm80Config config_of() {
-  Sm80Config config;
-  config.units = kUnits;
-  config.exact = !kUnits && kKind != Kind::kCapped && kKind != Kind::kSloped;
+constexpr ForwardSm80Config config_of() {
+  ForwardSm80Config config;
+  config.aligned = kUnits;
+  config.subtracts_max = !kUnits && kKind != Kind::kCapped && kKind != Kind::kSloped;
   config.dtype = kDType;
   config.d_qk = 80;  // drawn dims are at most 80
   // A warp alone leaves the polynomial of softcap by itself, a team does not.
   const bool is_alone = kKind == Kind::kCapped && !kUnits;
-  config.team_warps = is_alone ? 1 : kTeamWarps[static_cast<int>(kKind)];
-  config.d_v = config.team_warps == 1 ? 48 : 64;  // two parts of V at most
-  config.warps = kKind == Kind::kStats ? 4 : max(2, config.team_warps);
+  config.warps_n = is_alone ? 1 : kTeamWarps[static_cast<int>(kKind)];
+  config.d_v = config.warps_n == 1 ? 48 : 64;  // two parts of V at most
+  config.warps = kKind == Kind::kStats ? 4 : max(2, config.warps_n);
   config.row_tiles = kKind == Kind::kBiased ? 1 : 2;
-  config.columns = kKind == Kind::kPlain ? 48 : 16 * max(2, config.team_warps);
+  config.kv_rows = kKind == Kind::kPlain ? 48 : 16 * max(2, config.warps_n);
   config.stages = kDropout ? 1 : kKind == Kind::kPlain ? 3 : 2;
   config.stage_blocks = kKind == Kind::kPlain ? 2 : 1;
   config.bias = kBias;
-  config.natural = kBias != DType::kNone;
-  config.mask = config.documents = config.natural || kKind == Kind::kMasked;
+  config.scales_scores = kBias != DType::kNone;
+  config.mask = config.documents = config.scales_scores || kKind == Kind::kMasked;
   config.softcap = kKind == Kind::kCapped || kKind == Kind::kCappedAndBiased;
-  config.alibi = config.natural || kKind == Kind::kSloped;
+  config.alibi = config.scales_scores || kKind == Kind::kSloped;
   config.dropout = kDropout;
-  config.dense = config.keeps_q = kKind == Kind::kDense;
+  config.fixed_length = config.q_in_registers = kKind == Kind::kDense;
   config.interleaved = (config.mask || kDropout) && config.warp_columns() % 32 == 0;
   if (kKind == Kind::kCapped) {
-    config.takes_turns = true;
+    config.single_buffer = true;
     config.stages = 1;
   }
   config.stats = kKind != Kind::kPlain;

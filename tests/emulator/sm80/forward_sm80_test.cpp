@@ -26,7 +26,7 @@ namespace {
 void run(const Request& request, unsigned seed) {
   const Problem problem = validate(request, Pointers::kChecked);
   const AttentionParams p = gpu::attention_params(problem);
-  const bool units = sm80_has_units(problem);
+  const bool units = sm80_has_aligned_rows(problem);
   problem.dtype == DType::kFloat16 ? launch_dtype<DType::kFloat16>(p, units, seed)
                                    : launch_dtype<DType::kBFloat16>(p, units, seed);
 }
@@ -168,9 +168,10 @@ TEST(ForwardSm80Dims, NarrowQueriesWideValues) {
   const Request actual = with_fresh_outputs(random, expected);
   cpu::scalar_forward(validate(expected, Pointers::kChecked));
   const Problem problem = validate(actual, Pointers::kChecked);
-  constexpr Sm80Config kConfig = [] {
-    Sm80Config config = config_of<DType::kFloat16, Kind::kPlain, DType::kNone, false, true>();
-    config.d_qk = config.columns = 16;
+  constexpr ForwardSm80Config kConfig = [] {
+    ForwardSm80Config config =
+        config_of<DType::kFloat16, Kind::kPlain, DType::kNone, false, true>();
+    config.d_qk = config.kv_rows = 16;
     config.d_v = 128;
     config.row_tiles = config.stages = 2;
     return config;
@@ -228,14 +229,15 @@ void check_copied_pairs(unsigned seed) {
   const Request actual = with_fresh_outputs(random, expected);
   cpu::scalar_forward(validate(expected, Pointers::kChecked));
   const Problem problem = validate(actual, Pointers::kChecked);
-  constexpr Sm80Config kConfig = [] {
-    Sm80Config config = config_of<kDType, Kind::kBiased, kBias, false, false>();
-    config.pair_units = config.units = config.whole_rows = true;
+  constexpr ForwardSm80Config kConfig = [] {
+    ForwardSm80Config config = config_of<kDType, Kind::kBiased, kBias, false, false>();
+    config.pair_aligned = config.aligned = config.even_k = true;
     config.d_qk = config.d_v = 32;
     return config;
   }();
-  const Sm80Config chosen = sm80_forward_config(problem, {.shared_bytes_per_block = 99 << 10});
-  EXPECT_TRUE(chosen.pair_units && chosen.whole_rows && chosen.mask && chosen.documents);
+  const ForwardSm80Config chosen =
+      sm80_forward_config(problem, {.shared_bytes_per_block = 99 << 10});
+  EXPECT_TRUE(chosen.pair_aligned && chosen.even_k && chosen.mask && chosen.documents);
   EXPECT_EQ(chosen.bias, kBias);
   launch<kConfig>(gpu::attention_params(problem), seed);
   expect_rounded(actual, expected, seed);

@@ -71,8 +71,8 @@ TEST(LaneRow, FindsEveryUnit) {
 constexpr i32 kDims = 48;
 constexpr i32 kRows = 32;
 constexpr i32 kColumns = 16;
-constexpr Sm80Config kConfig = [] {
-  Sm80Config config;
+constexpr ForwardSm80Config kConfig = [] {
+  ForwardSm80Config config;
   config.dtype = DType::kFloat16;
   config.warps = 1;
   config.row_tiles = 2;

@@ -20,21 +20,21 @@ namespace fulmen::test {
 
 // As launched, each grid once the one before it has ended (no kernel of sm80 is a dependent launch,
 // see src/gpu/backward_sm80/run.cpp), on a workspace that is NaN where nobody promises zeros.
-template <Sm80BackwardConfig kConfig>
+template <BackwardSm80Config kConfig>
 void launch(const AttentionParams& p, unsigned seed) {
-  const i64 row_tiles_count = num_q_tiles(p, kConfig.rows);
-  const i64 key_tiles = num_kv_tiles(p, kConfig.columns);
+  const i64 row_tiles_count = num_q_tiles(p, kConfig.q_rows);
+  const i64 key_tiles = num_kv_tiles(p, kConfig.kv_rows);
   const auto size = [](i64 count) { return static_cast<size_t>(count); };
-  std::vector<Sm80Columns> hulls(size(row_tiles_count));
+  std::vector<KeyRangeSm80> key_bounds(size(row_tiles_count));
   std::vector<float> row_tiles(size(row_tiles_count * kConfig.row_bytes()) / 4 + 4, NAN);
   std::vector<float> sums(size(row_tiles_count * kConfig.dq_elems()) + 4, NAN);
-  std::vector<u32> suspect_rows(size(row_tiles_count)), suspect_keys(size(key_tiles)),
-      turns(size(row_tiles_count));
-  u32 next_block = 0;
-  std::vector<u32> cleared(size(p.batch_extent() * p.heads_kv));
+  std::vector<u32> suspect_m_blocks(size(row_tiles_count)), suspect_n_blocks(size(key_tiles)),
+      dq_semaphores(size(row_tiles_count));
+  u32 next_n_block = 0;
+  std::vector<u32> zeroed_blocks(size(p.batch_extent() * p.heads_kv));
   i64 dbias_elems = 1;
   for (const i64 extent : p.dbias_extents) dbias_elems *= extent;
-  std::vector<float> dbias_sums(kConfig.sums_dbias ? size(dbias_elems) : 0);
+  std::vector<float> dbias_accum(kConfig.accumulates_dbias ? size(dbias_elems) : 0);
   const auto aligned = [](std::vector<float>& memory) {
     float* first = memory.data();
     while (reinterpret_cast<u64>(first) % 16 != 0) ++first;
@@ -42,18 +42,18 @@ void launch(const AttentionParams& p, unsigned seed) {
   };
   constexpr i64 kLines = 2;
   const i64 all_groups = ceil_div(p.batch_extent() * p.heads_kv, kLines);
-  const i64 groups_ahead = kConfig.clears_ahead ? 1 + seed % 3 : all_groups;
-  const Sm80BackwardParams params{p,
+  const i64 groups_ahead = kConfig.zeroes_dq ? 1 + seed % 3 : all_groups;
+  const BackwardSm80Params params{p,
                                   reinterpret_cast<u8*>(aligned(row_tiles)),
-                                  hulls.data(),
+                                  key_bounds.data(),
                                   aligned(sums),
-                                  dbias_sums.data(),
-                                  suspect_rows.data(),
-                                  suspect_keys.data(),
-                                  turns.data(),
-                                  &next_block,
-                                  cleared.data(),
-                                  sm80_groups(p, kConfig, kLines, groups_ahead)};
+                                  dbias_accum.data(),
+                                  suspect_m_blocks.data(),
+                                  suspect_n_blocks.data(),
+                                  dq_semaphores.data(),
+                                  &next_n_block,
+                                  zeroed_blocks.data(),
+                                  head_groups_sm80(p, kConfig, kLines, groups_ahead)};
   const auto run = [&](i64 blocks, i32 threads, i32 shared_bytes, bool together,
                        const auto& kernel) {
     if (blocks > 0)
@@ -64,14 +64,14 @@ void launch(const AttentionParams& p, unsigned seed) {
   const auto run_dbias = [&] {
     run(3, kSm80DbiasThreads, 0, false, [&] { backward_dbias_sm80<kConfig>(params); });
   };
-  if (kConfig.dbias && !kConfig.sums_dbias) run_dbias();
-  run(row_tiles_count, kSm80RowsThreads, kConfig.rows * 4, false,
+  if (kConfig.dbias && !kConfig.accumulates_dbias) run_dbias();
+  run(row_tiles_count, kSm80PreprocessThreads, kConfig.q_rows * 4, false,
       [&] { backward_preprocess_sm80<kConfig>(params); });
-  run(key_tiles, kConfig.threads(), kConfig.shared_bytes(), kConfig.ordered,
+  run(key_tiles, kConfig.threads(), kConfig.shared_bytes(), kConfig.deterministic,
       [&] { backward_sm80<kConfig>(params); });
-  run(sm80_finish_blocks(row_tiles_count, key_tiles), kSm80FinishThreads, 0, false,
+  run(sm80_postprocess_blocks(row_tiles_count, key_tiles), kSm80PostprocessThreads, 0, false,
       [&] { backward_postprocess_sm80<kConfig>(params); });
-  if constexpr (kConfig.sums_dbias) run_dbias();
+  if constexpr (kConfig.accumulates_dbias) run_dbias();
 }
 
 }  // namespace fulmen::test

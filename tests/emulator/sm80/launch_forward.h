@@ -11,11 +11,11 @@
 
 namespace fulmen::test {
 
-template <Sm80Config kConfig>
+template <ForwardSm80Config kConfig>
 void launch(const AttentionParams& given, unsigned seed) {
   const AttentionParams p = with_neutral_arrays(given, kConfig);
-  const Sm80Params params{p, {p, kConfig, 2}};
-  const i64 blocks = forward_sm80_blocks(p, kConfig);
+  const ForwardSm80Params params{p, {p, kConfig, 2}};
+  const i64 blocks = num_forward_sm80_blocks(p, kConfig);
   if (blocks == 0) return;
   emulator::launch({static_cast<i32>(blocks), kConfig.threads(), kConfig.forward_shared_bytes(),
                     seed, false, "forward_sm80", is_sampled(seed)},

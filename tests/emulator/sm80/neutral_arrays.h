@@ -9,7 +9,8 @@
 
 namespace fulmen::test {
 
-// A mask that hides nothing, a bias of 0, one document. Config: Sm80Config, Sm80BackwardConfig.
+// A mask that hides nothing, a bias of 0, one document. Config: ForwardSm80Config,
+// BackwardSm80Config.
 template <class Config>
 AttentionParams with_neutral_arrays(AttentionParams p, const Config& config) {
   static u8 visible = 1;

@@ -65,7 +65,7 @@ inline void join_lanes(i32& begin, i32& end) {
 
 // All threads of a block of kThreads together.
 template <DType kDType, i32 kThreads>
-struct DocumentHull {
+struct DocumentBoundsSm80 {
   const Head<kDType>& head;
   i32 first_row, num_rows;  // of the block
   u32 shared;               // 8 bytes for each warp
