@@ -33,7 +33,7 @@ struct TileShape {
   bool split_d = false;  // see BackwardSm80Config
 };
 
-// NVIDIA H200, 2026-11-28: decisions 19, 28, 32 and the results that they name.
+// NVIDIA H200, 2026-11-28: docs/design/backward_sm80.md and the results that it names.
 constexpr TileShape kShapes[] = {
     {.max_dim = 48, .warps = 4, .block = {64, 128}, .min_blocks = 2},
     {.max_dim = 64,
@@ -81,7 +81,7 @@ constexpr TileShape kShapes[] = {
      .stages = 1},
 };
 
-// The same for float32 inputs, whose tiles are twice as large: decision 27.
+// The same for float32 inputs, whose tiles are twice as large: docs/design/numerics.md.
 constexpr TileShape kFloat32Shapes[] = {
     {.max_dim = 64, .block = {64, 128}, .pair_stages = 2},
     {.max_dim = 64, .block = {64, 128}},

@@ -29,8 +29,8 @@ struct Sm80Shape {
   // Dims of V that one block takes: 128 sums a thread, in teams up to 160.
   constexpr i32 max_v() const { return warps_n > 1 ? max_dim : 256; }
 };
-// NVIDIA H200, 2026-11-28: bench/results/2026-11-28-sm80-variants-h200.jsonl, decisions 25, 30, 38,
-// 42.
+// NVIDIA H200, 2026-11-28: bench/results/2026-11-28-sm80-variants-h200.jsonl; the reasons are in
+// docs/design/forward_sm80.md.
 inline constexpr Sm80Shape kShapes[] = {
     {.max_dim = 48, .columns = 64, .q_in_registers = true},
     {.max_dim = 64, .columns = 64, .stage_blocks = 2, .q_in_registers = true},

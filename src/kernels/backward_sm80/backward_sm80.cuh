@@ -13,8 +13,8 @@
 // The warps that compute some columns of P and dS are those that take them up in 4, so only 5 waits
 // for all warps; with two stages of dS it runs beside the next step, which has that wait anyway.
 // With split roles half of the warps do 2 and dV, the others 3 and dK, each with larger tiles:
-// less is read from shared memory, which is what limits the kernel (docs/decisions/0019). Narrow
-// heads leave P and dS in registers on top of that (docs/decisions/0032).
+// less is read from shared memory, which is what limits the kernel. Narrow heads leave P and dS in
+// registers on top of that (docs/design/backward_sm80.md).
 // A hidden pair has P = dS = 0, and 0 times NaN is NaN: where a block that is not full meets a
 // score or a dP that is not finite, its tiles are marked, and backward_postprocess_sm80 looks at
 // them. Launched with one block for each of num_kv_tiles(), after backward_preprocess_sm80.
