@@ -14,7 +14,7 @@
 #include "core/validate.h"
 #include "cpu/backend.h"
 #include "cpu/device.h"
-#include "gpu/driver/place.h"
+#include "gpu/driver/device.h"
 
 namespace fulmen::api {
 namespace {
@@ -55,8 +55,8 @@ class Scratch {
 void run_once(const fulmen_problem* problem, const fulmen_tensors* tensors, Operation operation,
               void* stream) {
   Request request = to_request(problem, tensors, operation);
-  const gpu::PointerPlace place = gpu::settle_place(request);
-  if (request.options.backend == Backend::kCuda) return gpu::run_once(request, place, stream);
+  const gpu::MemorySpace space = gpu::resolve_device(request);
+  if (request.options.backend == Backend::kCuda) return gpu::run_once(request, space, stream);
   require_no_stream(stream);
   const auto plan = cpu::plan_of(request);
   const Scratch workspace(plan->workspace_bytes);
@@ -109,7 +109,7 @@ fulmen_plan make_plan(const fulmen_problem* problem, const fulmen_tensors* tenso
                       const fulmen_operation& operation, const fulmen_experiment* experiment) {
   Request request = to_request(problem, tensors, to_operation(operation));
   request.experiment = to_experiment(experiment);
-  gpu::settle_place(request);
+  gpu::resolve_device(request);
   if (request.options.backend == Backend::kCuda) {
     const auto prepared = gpu::make_plan(request);
     return {prepared->plan, prepared, request.arrays};

@@ -10,7 +10,7 @@
 #include "core/array_rules.h"
 #include "core/dense_mask.h"
 #include "core/validate.h"
-#include "gpu/driver/place.h"
+#include "gpu/driver/device.h"
 #include "gpu/merge/run.h"
 
 namespace fulmen::api {

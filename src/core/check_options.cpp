@@ -84,7 +84,7 @@ i64 upper_bound(const char* option, i64 bound, i64 rows, bool packed) {
 }
 
 // Backend, implementation and device against each other. Automatic means the CPU here: who can look
-// at pointers has decided before (gpu/driver/place.h).
+// at pointers has decided before (gpu/driver/device.h).
 Backend backend_from(const Options& options) {
   const Backend named = backend_of(options.implementation);
   Backend backend = options.backend;

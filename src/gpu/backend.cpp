@@ -1,7 +1,7 @@
 // SPDX-FileCopyrightText: fulmen contributors
 // SPDX-License-Identifier: Apache-2.0
 //
-// From a settled request to launches.
+// From a request whose device is resolved to launches.
 
 #include "gpu/backend.h"
 
@@ -34,16 +34,16 @@ const Device& device_of(const PreparedPlan& prepared) {
                        "is here"));
 }
 
-// place: of one of the arrays, or unknown. Arrays often share an allocation, and the driver takes
+// space: of one of the arrays, or unknown. Arrays often share an allocation, and the driver takes
 // its time to answer.
 void check_arrays(const PreparedPlan& prepared, const Device& device, const Problem& problem,
-                  PointerPlace place = {}) {
-  if (place.device != device.ordinal()) place = {};
+                  MemorySpace space = {}) {
+  if (space.device != device.ordinal()) space = {};
   for (int index = 0; index < kNumArrays; ++index) {
     const auto array = static_cast<Array>(index);
     const Tensor& tensor = problem.arrays[array];
-    if (!tensor.present() || tensor.empty() || place.has_around(tensor.data)) continue;
-    place = check_pointer(device, tensor.data, name(array));
+    if (!tensor.present() || tensor.empty() || space.has_around(tensor.data)) continue;
+    space = check_pointer(device, tensor.data, name(array));
   }
   if (problem.pointer_alignment >= prepared.decision->alignment_bytes) return;
   throw Error(Status::kArgument,
@@ -119,7 +119,7 @@ void run(const PreparedPlan& prepared, const Problem& problem, void* workspace, 
   enqueue(prepared, device, problem, workspace, static_cast<CUstream>(stream));
 }
 
-void run_once(const Request& request, const PointerPlace& place, void* stream) {
+void run_once(const Request& request, const MemorySpace& space, void* stream) {
   const RequestKey key(request);
   std::shared_ptr<const PreparedPlan> prepared;
   if (request.options.device_name == nullptr) prepared = plan_cache().find(key);
@@ -130,7 +130,7 @@ void run_once(const Request& request, const PointerPlace& place, void* stream) {
   const Device& device = device_of(*prepared);
   device.driver().check_not_forked();
   const Problem problem = bind(prepared->plan.problem, request);
-  check_arrays(*prepared, device, problem, place);
+  check_arrays(*prepared, device, problem, space);
   const auto ordered = static_cast<CUstream>(stream);
   const StreamMemory workspace(device, prepared->plan.workspace_bytes, ordered);
   enqueue(*prepared, device, problem, workspace.get(), ordered);

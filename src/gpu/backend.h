@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // What the GPU backend offers to the C ABI: plan a request, run a plan, do both at once. Requests
-// have their place settled (place.h). Streams are void*, as in fulmen.h. Thread safe.
+// have their device resolved (driver/device.h). Streams are void*, as in fulmen.h. Thread safe.
 #pragma once
 
 #include <memory>
@@ -21,8 +21,8 @@ std::shared_ptr<const PreparedPlan> make_plan(const Request& request);
 void run(const PreparedPlan& plan, const Problem& problem, void* workspace, void* stream);
 
 // Plans where no call like this one came before, and runs; workspace comes from the stream's memory
-// pool. place: what settle_place returned.
-void run_once(const Request& request, const PointerPlace& place, void* stream);
+// pool. space: what resolve_device returned.
+void run_once(const Request& request, const MemorySpace& space, void* stream);
 
 // Forgets and removes every compiled kernel.
 void clear_cache();

@@ -9,7 +9,7 @@
 #include <thread>
 
 #include "device_call.h"
-#include "gpu/driver/place.h"
+#include "gpu/driver/device.h"
 #include "kernels/forward_sm90/config.h"
 
 namespace fulmen::gpu {
@@ -153,7 +153,7 @@ TEST(SimpleCall, ManagedMemoryIsOnTheDeviceAndPinnedMemoryOnTheHost) {
     const CurrentContext current(device(0));
     ASSERT_EQ(driver()->cuMemHostAlloc(&pinned, 1 << 20, 0), kCudaSuccess);
   }
-  EXPECT_EQ(place_of(pinned).kind, PointerPlace::kPinned);
+  EXPECT_EQ(memory_space_of(pinned).kind, MemorySpace::kPinned);
   call.problem.device = -1;
   call.tensors.q.data = pinned;
   expect_refused(call.forward(), FULMEN_ERROR_ARGUMENT, {"k is in the memory of device 1", "CPU"});

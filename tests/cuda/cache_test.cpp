@@ -17,8 +17,7 @@
 #include <thread>
 #include <vector>
 
-#include "gpu/jit/cache_entry.h"
-#include "gpu/jit/file_lock.h"
+#include "gpu/jit/cache_file.h"
 #include "support.h"
 
 namespace fulmen::gpu {

@@ -9,8 +9,8 @@
 #include <thread>
 #include <vector>
 
+#include "gpu/driver/device.h"
 #include "gpu/driver/launch.h"
-#include "gpu/driver/place.h"
 #include "support.h"
 
 namespace fulmen::gpu {
@@ -200,11 +200,11 @@ TEST(CheckPointer, TellsHostMemoryAndOtherDevicesApart) {
   const void* pointer = reinterpret_cast<const void*>(memory);
   EXPECT_NO_THROW(check_pointer(device(1), pointer, "q"));
   EXPECT_NO_THROW(check_pointer(device(1), nullptr, "q"));
-  EXPECT_EQ(place_of(pointer).device, 1);
+  EXPECT_EQ(memory_space_of(pointer).device, 1);
   expect_error(Status::kArgument, {"q is on device 1", "runs on device 0"},
                [&] { check_pointer(device(0), pointer, "q"); });
   const int local = 0;
-  EXPECT_EQ(place_of(&local).kind, PointerPlace::kHost);
+  EXPECT_EQ(memory_space_of(&local).kind, MemorySpace::kHost);
   expect_error(Status::kArgument, {"k is in ordinary host memory", "Fake GPU 0", "backend='cpu'"},
                [&] { check_pointer(device(0), &local, "k"); });
   driver()->cuMemFree_v2(memory);

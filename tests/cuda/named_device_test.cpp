@@ -7,7 +7,7 @@
 
 #include "device_call.h"
 #include "gpu/jit/bundle.h"
-#include "gpu/jit/cache_entry.h"
+#include "gpu/jit/cache_file.h"
 
 namespace fulmen::gpu {
 namespace {

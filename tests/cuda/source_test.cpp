@@ -2,10 +2,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The embedded text and what is generated around it.
-#include "gpu/jit/source.h"
-
 #include <algorithm>
 
+#include "gpu/jit/compiler.h"
 #include "support.h"
 
 namespace fulmen::gpu {

@@ -17,7 +17,7 @@
 
 #include "core/error.h"
 #include "fake_driver.h"
-#include "gpu/jit/source.h"
+#include "gpu/jit/compiler.h"
 
 namespace fulmen::gpu {
 

@@ -1,19 +1,137 @@
 // SPDX-FileCopyrightText: fulmen contributors
 // SPDX-License-Identifier: Apache-2.0
 //
-// Devices, contexts and the ownership of pointers.
+// Pointers, the choice between CPU and GPU by them, and devices.
 
 #include "gpu/driver/device.h"
+
+#include <link.h>
 
 #include <atomic>
 #include <map>
 #include <memory>
 #include <mutex>
 
+#include "core/error.h"
 #include "core/log.h"
 #include "kernels/params.h"
 
 namespace fulmen::gpu {
+namespace {
+
+using GetAttributes = decltype(DriverTable::cuPointerGetAttributes);
+
+// How many libraries this process has loaded so far: a new libcuda must be among new ones.
+unsigned long long num_libraries_loaded() {
+  unsigned long long count = 0;
+  dl_iterate_phdr(
+      [](dl_phdr_info* info, std::size_t, void* result) {
+        *static_cast<unsigned long long*>(result) = info->dlpi_adds;
+        return 1;  // the first tells all
+      },
+      &count);
+  return count;
+}
+
+// Of a libcuda that someone has loaded, or null.
+GetAttributes loaded_function() {
+  static std::atomic<GetAttributes> function{nullptr};
+  static std::atomic<unsigned long long> looked_at{0};
+  if (const GetAttributes found = function.load(std::memory_order_acquire)) return found;
+  const unsigned long long count = num_libraries_loaded();
+  if (looked_at.load(std::memory_order_relaxed) == count) return nullptr;
+  SharedLibrary library = SharedLibrary::find_loaded("libcuda.so.1");
+  GetAttributes found = nullptr;
+  if (library && library.bind(found, "cuPointerGetAttributes")) {
+    library.keep();
+    function.store(found, std::memory_order_release);
+  }
+  looked_at.store(count, std::memory_order_relaxed);
+  return found;
+}
+
+MemorySpace ask(GetAttributes get, const void* pointer) {
+  constexpr int kAttributes[] = {kPointerMemoryType, kPointerIsManaged, kPointerDevice,
+                                 kPointerRangeBegin, kPointerRangeBytes};
+  unsigned type = 0;
+  unsigned is_managed = 0;
+  int device = -1;
+  u64 begin = 0;
+  u64 bytes = 0;
+  void* values[] = {&type, &is_managed, &device, &begin, &bytes};
+  const auto address = reinterpret_cast<CUdeviceptr>(pointer);
+  if (get(5, kAttributes, values, address) != kCudaSuccess || type == 0) return {};
+  if (is_managed != 0) return {MemorySpace::kDevice, true, device};
+  if (type == kMemoryHost) return {MemorySpace::kPinned, false, -1};
+  return {MemorySpace::kDevice, false, device, begin, bytes};
+}
+
+bool is_on_device(const MemorySpace& space) {
+  return space.kind == MemorySpace::kDevice && !space.is_managed;
+}
+
+// Where the first array of a call is that has elements.
+MemorySpace space_of_arrays(const Arrays& arrays) {
+  for (const Array array : {Array::kQ, Array::kK, Array::kV, Array::kO}) {
+    const Tensor& tensor = arrays[array];
+    if (tensor.present() && !tensor.empty()) return fulmen::gpu::memory_space_of(tensor.data);
+  }
+  return {};
+}
+
+void check_on_host(const Request& request) {
+  if (loaded_function() == nullptr) return;
+  for (int index = 0; index < kNumArrays; ++index) {
+    const auto array = static_cast<Array>(index);
+    const Tensor& tensor = request.arrays[array];
+    if (!tensor.present() || tensor.empty()) continue;
+    const MemorySpace space = memory_space_of(tensor.data);
+    if (!is_on_device(space)) continue;
+    throw Error(Status::kArgument,
+                sentence(name(array), " is in the memory of device ", space.device,
+                         "; the call runs on the CPU: copy it to the host, or use "
+                         "backend='cuda' with all arrays there"));
+  }
+}
+
+}  // namespace
+
+MemorySpace memory_space_of(const DriverTable& driver, const void* pointer) {
+  return ask(driver.cuPointerGetAttributes, pointer);
+}
+
+MemorySpace memory_space_of(const void* pointer) {
+  const GetAttributes get = loaded_function();
+  return get == nullptr || pointer == nullptr ? MemorySpace{} : ask(get, pointer);
+}
+
+MemorySpace resolve_device(Request& request) {
+  Options& options = request.options;
+  MemorySpace space;
+  const bool is_named = options.device >= 0 || options.device_name != nullptr;
+  if (options.backend == Backend::kAuto) options.backend = backend_of(options.implementation);
+  if (options.backend == Backend::kAuto && is_named) options.backend = Backend::kCuda;
+  const bool is_open = options.backend == Backend::kAuto ||
+                       (options.backend == Backend::kCuda && !is_named && options.device == -1);
+  if (is_open) {
+    space = space_of_arrays(request.arrays);
+    const bool is_device = space.kind == MemorySpace::kDevice;
+    if (options.backend == Backend::kAuto) {
+      options.backend = is_device ? Backend::kCuda : Backend::kCpu;
+    }
+    const bool to_set = options.backend == Backend::kCuda && options.device == -1;
+    if (to_set) options.device = is_device ? space.device : 0;
+  }
+  if (options.backend == Backend::kCpu) check_on_host(request);
+  return space;
+}
+
+void require_host(const Tensor& tensor, const char* array, const char* call) {
+  if (!tensor.present() || !is_on_device(memory_space_of(tensor.data))) return;
+  throw Error(Status::kUnsupported, sentence(call, " computes on the CPU, and ", array,
+                                             " is in device memory; copy it to the host"));
+}
+
 namespace {
 
 // Of the workspaces of simple calls, while none is in use.
@@ -140,21 +258,21 @@ CurrentContext::~CurrentContext() {
   if (pushed_) driver_->cuCtxPopCurrent_v2(&ours);
 }
 
-PointerPlace check_pointer(const Device& device, const void* pointer, const char* array) {
+MemorySpace check_pointer(const Device& device, const void* pointer, const char* array) {
   if (pointer == nullptr) return {};
-  const PointerPlace place = place_of(device.driver().table(), pointer);
-  const bool every_device_sees_it = place.kind == PointerPlace::kPinned || place.is_managed;
-  if (every_device_sees_it) return place;
-  if (place.kind == PointerPlace::kHost) {
+  const MemorySpace space = memory_space_of(device.driver().table(), pointer);
+  const bool every_device_sees_it = space.kind == MemorySpace::kPinned || space.is_managed;
+  if (every_device_sees_it) return space;
+  if (space.kind == MemorySpace::kHost) {
     throw Error(Status::kArgument,
                 sentence(array, " is in ordinary host memory; the call runs on device ",
                          device.ordinal(), " (", device.facts().name,
                          "), which needs it in device memory: copy it there, or use "
                          "backend='cpu'"));
   }
-  if (place.device == device.ordinal()) return place;
+  if (space.device == device.ordinal()) return space;
   throw Error(Status::kArgument,
-              sentence(array, " is on device ", place.device, "; the call runs on device ",
+              sentence(array, " is on device ", space.device, "; the call runs on device ",
                        device.ordinal(), ": all arrays must be on one device"));
 }
 

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "gpu/call.h"
-#include "gpu/driver/tensor_map.h"
+#include "gpu/driver/launch.h"
 #include "gpu/gpu_plan.h"
 #include "kernels/forward_sm90/config.h"
 

@@ -12,7 +12,7 @@
 #include <optional>
 
 #include "core/error.h"
-#include "gpu/jit/cache_entry.h"
+#include "gpu/jit/cache_file.h"
 #include "gpu/jit/sha256.h"
 
 namespace fulmen::gpu {

@@ -3,17 +3,35 @@
 //
 // The gate: what the assembler's log says about a kernel decides whether its config may be used at
 // all. Where matrix instructions wait for each other, or registers are spilled, results are right
-// and only time would show it.
+// and only time would show it. Beside it, what the machine code consists of, read from the cubin
+// itself: no disassembler is needed.
 #pragma once
 
 #include <string>
 #include <string_view>
 #include <vector>
 
-#include "gpu/jit/instructions.h"
 #include "gpu/jit/kernel_spec.h"
 
 namespace fulmen::gpu {
+
+// Instructions in the machine code of a kernel by what they do; each counts once, however often it
+// runs.
+struct InstructionCounts {
+  int tensor = 0;           // products of tiles on tensor cores
+  int arithmetic = 0;       // additions, products, maxima of floating-point numbers
+  int special = 0;          // exp2, reciprocals
+  int conversion = 0;       // between number formats
+  int shared = 0;           // shared memory
+  int global = 0;           // global memory, copy engine included
+  int local = 0;            // spilled registers
+  int synchronisation = 0;  // barriers and waits
+  int other = 0;            // addresses, loops, moves
+};
+
+// Counts by class for architectures sm_75 and later, whose instructions are 16 bytes with the
+// operation in the low 9 bits. Zero for anything that is not a cubin.
+InstructionCounts count_instructions(std::string_view cubin);
 
 // What the assembler reported of the entry.
 struct ResourceUse {

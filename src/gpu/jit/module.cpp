@@ -40,7 +40,7 @@ void finish(LoadedKernel& kernel, const std::string& what) {
   }
   driver.check(driver->cuOccupancyMaxActiveBlocksPerMultiprocessor(
                    &kernel.blocks_resident, kernel.function, spec.num_threads, spec.shared_bytes),
-               "place " + what);
+               "find how many blocks fit a multiprocessor of " + what);
 }
 
 struct Slot {

@@ -71,7 +71,7 @@ struct NvrtcSearch {
   std::string toolkit = "/usr/local/cuda";
 };
 
-// Throws Error kNotFound with every place that was tried and what was wrong with it.
+// Throws Error kNotFound with every path that was tried and what was wrong with it.
 Nvrtc find_nvrtc(const NvrtcSearch& search);
 
 // Step 3 of the search, for the whole process; before the first use of nvrtc().

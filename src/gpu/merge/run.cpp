@@ -8,8 +8,8 @@
 #include <map>
 #include <mutex>
 
+#include "gpu/driver/device.h"
 #include "gpu/driver/launch.h"
-#include "gpu/driver/place.h"
 #include "gpu/jit/spec_of.h"
 #include "gpu/params.h"
 #include "kernels/common/fma_config.h"
@@ -81,8 +81,8 @@ int device_of(const MergeProblem& problem) {
     if (first == nullptr && is_there(part.o)) first = &part.o;
   }
   if (first == nullptr) return -1;
-  const PointerPlace place = place_of(first->data);
-  return place.kind == PointerPlace::kDevice ? place.device : -1;
+  const MemorySpace space = memory_space_of(first->data);
+  return space.kind == MemorySpace::kDevice ? space.device : -1;
 }
 
 void merge(const MergeProblem& problem, int ordinal, void* stream) {

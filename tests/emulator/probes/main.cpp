@@ -17,7 +17,6 @@
 
 #include "compare.h"
 #include "gpu/driver/launch.h"
-#include "gpu/driver/tensor_map.h"
 #include "gpu/jit/module.h"
 #include "inputs.h"
 

@@ -1,11 +1,12 @@
 // SPDX-FileCopyrightText: fulmen contributors
 // SPDX-License-Identifier: Apache-2.0
 //
-// The file format of cached kernels, and POSIX reads and writes that look at every result.
+// The file format of cached kernels, POSIX reads and writes that look at every result, and flock.
 
-#include "gpu/jit/cache_entry.h"
+#include "gpu/jit/cache_file.h"
 
 #include <fcntl.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -14,6 +15,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
+#include <thread>
 #include <utility>
 
 #include "core/error.h"
@@ -109,6 +111,35 @@ std::string write_file_atomically(const std::string& path, std::string_view byte
   if (!file.close_now()) return failed(errno);
   if (::rename(temporary.c_str(), path.c_str()) != 0) return failed(errno);
   return "";
+}
+
+// flock, polled, since it has no waiting with a limit. The lock belongs to the open file and not to
+// the process, so it also keeps threads apart.
+FileLock::FileLock(const std::string& path, std::chrono::milliseconds patience)
+    : descriptor_(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600)) {
+  if (descriptor_ < 0) {
+    reason_ = std::strerror(errno);
+    return;
+  }
+  constexpr std::chrono::milliseconds kPoll{5};
+  const auto deadline = std::chrono::steady_clock::now() + patience;
+  while (true) {
+    held_ = ::flock(descriptor_, LOCK_EX | LOCK_NB) == 0;
+    if (held_) return;
+    if (errno != EWOULDBLOCK && errno != EINTR) {
+      reason_ = std::strerror(errno);
+      return;
+    }
+    if (std::chrono::steady_clock::now() >= deadline) {
+      reason_ = "another process held it for too long";
+      return;
+    }
+    std::this_thread::sleep_for(kPoll);
+  }
+}
+
+FileLock::~FileLock() {
+  if (descriptor_ >= 0) ::close(descriptor_);
 }
 
 }  // namespace fulmen::gpu
