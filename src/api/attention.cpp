@@ -13,7 +13,6 @@
 #include "core/log.h"
 #include "core/validate.h"
 #include "cpu/backend.h"
-#include "cpu/device.h"
 #include "gpu/driver/device.h"
 
 namespace fulmen::api {

@@ -12,7 +12,7 @@
 #include "api/convert.h"
 #include "api/handle.h"
 #include "api/text.h"
-#include "cpu/device.h"
+#include "cpu/backend.h"
 
 namespace fulmen::api {
 namespace {

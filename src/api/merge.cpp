@@ -3,7 +3,7 @@
 //
 // fulmen.h section 6: merge, and the mask as a matrix.
 
-#include "cpu/merge.h"
+#include "cpu/backend.h"
 
 #include "api/boundary.h"
 #include "api/convert.h"

@@ -8,7 +8,6 @@
 
 #include "core/plan_cache.h"
 #include "core/validate.h"
-#include "cpu/device.h"
 
 namespace fulmen::cpu {
 namespace {

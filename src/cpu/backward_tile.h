@@ -8,7 +8,6 @@
 
 #include "cpu/pair_terms.h"
 #include "cpu/rows.h"
-#include "cpu/visible_product.h"
 #include "plan/tiled_workspace.h"
 
 namespace fulmen::cpu {

@@ -12,8 +12,8 @@
 #endif
 
 #include "core/error.h"
-#include "cpu/device.h"
-#include "cpu/isa/tables.h"
+#include "cpu/backend.h"
+#include "cpu/kernels.h"
 #include "cpu/thread_pool.h"
 
 namespace fulmen::cpu {

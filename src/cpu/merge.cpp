@@ -5,7 +5,7 @@
 // merge by the one law (softmax_state.cuh). A row is read from all parts before it is written, so
 // that a part may be merged in place.
 
-#include "cpu/merge.h"
+#include "cpu/backend.h"
 
 #include <vector>
 

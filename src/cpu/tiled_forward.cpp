@@ -15,7 +15,6 @@
 #include "cpu/pair_terms.h"
 #include "cpu/rows.h"
 #include "cpu/thread_pool.h"
-#include "cpu/visible_product.h"
 #include "kernels/attention/block_range.cuh"
 #include "kernels/attention/softmax_state.cuh"
 #include "plan/tiled_workspace.h"

@@ -22,7 +22,7 @@
 
 #include "emulator/global_memory.h"
 #include "emulator/launch.h"
-#include "emulator/pending.h"
+#include "emulator/block.h"
 #include "emulator/shadow.h"
 
 namespace fulmen::emulator {

@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Tensor loads and stores: PTX ISA 9.0, sections 5.5 and 9.7.9.25.
-#include "emulator/tensor_copies.h"
+#include "emulator/copies.h"
 
 #include "emulator/barriers.h"
 #include "emulator/order.h"

@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // cp.async and its groups: PTX ISA 9.0, section 9.7.9.25.3.
-#include "emulator/thread_copies.h"
+#include "emulator/copies.h"
 
 #include <utility>
 

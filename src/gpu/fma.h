@@ -9,8 +9,8 @@
 #include <string>
 
 #include "gpu/gpu_plan.h"
-#include "kernels/common/fma_config.h"
 #include "kernels/params.h"
+#include "kernels/simt/config.h"
 
 namespace fulmen::gpu {
 

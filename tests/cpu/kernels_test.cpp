@@ -12,7 +12,6 @@
 #include <limits>
 #include <vector>
 
-#include "cpu/isa/tables.h"
 #include "cpu/libm_math.h"
 #include "kernels/attention/softmax_state.cuh"
 

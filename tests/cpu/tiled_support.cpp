@@ -6,7 +6,6 @@
 #include "tiled_support.h"
 
 #include "cpu/backend.h"
-#include "cpu/device.h"
 
 namespace fulmen::test {
 

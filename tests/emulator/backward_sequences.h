@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "backward_kernels.h"
-#include "emulator/tensor_copies.h"
+#include "emulator/copies.h"
 
 namespace fulmen::test {
 

@@ -12,12 +12,11 @@
 
 #include "emulator/counters.h"
 #include "emulator/global_memory.h"
-#include "emulator/tensor_copies.h"
+#include "emulator/copies.h"
 #include "kernels/ptx/cp_async.cuh"
 #include "kernels/ptx/grid.cuh"
 #include "kernels/ptx/mbarrier.cuh"
 #include "kernels/ptx/memory.cuh"
-#include "kernels/ptx/shared_bytes.cuh"
 #include "kernels/ptx/thread.cuh"
 #include "kernels/ptx/tma.cuh"
 #include "kernels/ptx/wgmma.cuh"

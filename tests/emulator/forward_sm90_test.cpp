@@ -14,7 +14,7 @@
 #include <string>
 
 #include "emulator/launch.h"
-#include "emulator/tensor_copies.h"
+#include "emulator/copies.h"
 #include "forward_configs.h"
 #include "forward_problem.h"
 #include "schedules.h"

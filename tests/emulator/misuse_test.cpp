@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "emulator/launch.h"
-#include "emulator/tensor_copies.h"
+#include "emulator/copies.h"
 #include "kernels/ptx/mbarrier.cuh"
 #include "kernels/ptx/memory.cuh"
 #include "kernels/ptx/thread.cuh"

@@ -5,7 +5,7 @@
 // cmake/isa.cmake gives this file its own flags; dispatch.cpp picks its tables at run time.
 
 #include "cpu/isa/table.h"
-#include "cpu/isa/tables.h"
+#include "cpu/kernels.h"
 
 namespace fulmen::cpu {
 

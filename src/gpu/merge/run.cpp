@@ -12,7 +12,7 @@
 #include "gpu/driver/launch.h"
 #include "gpu/jit/spec_of.h"
 #include "gpu/params.h"
-#include "kernels/common/fma_config.h"
+#include "kernels/simt/config.h"
 
 namespace fulmen::gpu {
 namespace {

@@ -7,7 +7,7 @@
 
 #include "gpu/fma.h"
 #include "gpu/params.h"
-#include "kernels/naive/tasks.cuh"
+#include "kernels/common/tile_tasks.cuh"
 
 namespace fulmen::gpu {
 

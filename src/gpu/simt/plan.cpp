@@ -123,7 +123,7 @@ KernelSpec dkdv_spec(FmaConfig config, bool adds_dq) {
 
 KernelSpec dsinks_spec(DType dtype) {
   const FmaConfig config{.dtype = dtype, .num_threads = 1024};
-  KernelSpec spec = fma_spec("simt/backward_simt_dsinks", "backward_simt_dsinks", config);
+  KernelSpec spec = fma_spec("simt/backward_simt_rows", "backward_simt_dsinks", config);
   spec.shared_bytes = static_cast<size_t>(config.num_threads * config.real_bytes());
   return spec;
 }

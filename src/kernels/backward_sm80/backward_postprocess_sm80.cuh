@@ -10,7 +10,7 @@
 #include "kernels/backward_sm80/dq.cuh"
 #include "kernels/backward_sm80/row_store.cuh"
 #include "kernels/common/head.cuh"
-#include "kernels/common/tile_place.cuh"
+#include "kernels/common/tile_tasks.cuh"
 #include "kernels/naive/backward_naive.cuh"
 #include "kernels/ptx/grid.cuh"
 

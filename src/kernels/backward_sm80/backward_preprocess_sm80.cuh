@@ -12,9 +12,8 @@
 #include "kernels/common/documents_sm80.cuh"
 #include "kernels/common/faults.cuh"
 #include "kernels/common/head.cuh"
-#include "kernels/common/saved_row.cuh"
 #include "kernels/common/tile_copy_sm80.cuh"
-#include "kernels/common/tile_place.cuh"
+#include "kernels/common/tile_tasks.cuh"
 #include "kernels/ptx/grid.cuh"
 #include "kernels/ptx/math.cuh"
 

@@ -6,7 +6,7 @@
 #pragma once
 
 #include "kernels/backward_sm80/config.h"
-#include "kernels/common/tile_place.cuh"
+#include "kernels/common/tile_tasks.cuh"
 
 namespace fulmen {
 

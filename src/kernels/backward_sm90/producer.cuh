@@ -9,7 +9,6 @@
 
 #include "kernels/backward_sm90/dq_accum.cuh"
 #include "kernels/backward_sm90/storage.cuh"
-#include "kernels/ptx/bulk.cuh"
 #include "kernels/ptx/grid.cuh"
 #include "kernels/ptx/tma.cuh"
 

@@ -37,6 +37,28 @@ void store_element(u8* address, T value) {
   for (u32 i = 0; i < sizeof(T); ++i) address[i] = bytes.byte[i];
 }
 
+// The C++ type of an element, and the type in which a kernel computes with it.
+template <DType kDType>
+struct ElementOf {
+  using Type = float;
+  using Real = float;
+};
+template <>
+struct ElementOf<DType::kFloat64> {
+  using Type = double;
+  using Real = double;
+};
+template <>
+struct ElementOf<DType::kFloat16> {
+  using Type = f16;
+  using Real = float;
+};
+template <>
+struct ElementOf<DType::kBFloat16> {
+  using Type = bf16;
+  using Real = float;
+};
+
 // From elements to the type that is computed with.
 inline double widen(double x) { return x; }
 inline float widen(float x) { return x; }

@@ -6,7 +6,7 @@
 #pragma once
 
 #include "kernels/common/sequences.cuh"
-#include "kernels/ptx/fault.cuh"
+#include "kernels/ptx/grid.cuh"
 #include "kernels/ptx/thread.cuh"
 
 namespace fulmen {

@@ -6,7 +6,7 @@
 // them again.
 #pragma once
 
-#include "kernels/ptx/fault.cuh"
+#include "kernels/ptx/grid.cuh"
 #include "kernels/ptx/math.cuh"
 #include "kernels/ptx/thread.cuh"
 

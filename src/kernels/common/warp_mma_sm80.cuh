@@ -12,11 +12,10 @@
 // conflict. Used by forward_sm80 and backward_sm80.
 #pragma once
 
-#include "kernels/common/fma_config.h"
+#include "kernels/simt/config.h"
 #include "kernels/forward_sm80/config.h"
-#include "kernels/ptx/ldmatrix.cuh"
-#include "kernels/ptx/math.cuh"
 #include "kernels/ptx/mma.cuh"
+#include "kernels/ptx/math.cuh"
 #include "kernels/ptx/thread.cuh"
 
 namespace fulmen {

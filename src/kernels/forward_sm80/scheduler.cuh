@@ -7,7 +7,7 @@
 // parts, a block each.
 #pragma once
 
-#include "kernels/common/tile_place.cuh"
+#include "kernels/common/tile_tasks.cuh"
 #include "kernels/forward_sm80/config.h"
 
 namespace fulmen {

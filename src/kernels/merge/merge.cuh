@@ -11,9 +11,9 @@
 #include "kernels/attention/softmax_state.cuh"
 #include "kernels/common/accurate_math.cuh"
 #include "kernels/common/array_access.cuh"
-#include "kernels/common/fma_config.h"
 #include "kernels/merge/params.h"
 #include "kernels/ptx/thread.cuh"
+#include "kernels/simt/config.h"
 
 namespace fulmen {
 

@@ -11,7 +11,7 @@
 //   backward_naive_dsinks  for each head
 #pragma once
 
-#include "kernels/common/saved_row.cuh"
+#include "kernels/common/head.cuh"
 #include "kernels/common/tile_tasks.cuh"
 #include "kernels/naive/forward_naive.cuh"
 

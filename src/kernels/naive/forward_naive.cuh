@@ -9,8 +9,9 @@
 
 #include "kernels/common/faults.cuh"
 #include "kernels/common/head.cuh"
-#include "kernels/naive/tasks.cuh"
+#include "kernels/common/tile_tasks.cuh"
 #include "kernels/ptx/thread.cuh"
+#include "kernels/simt/config.h"
 
 namespace fulmen {
 

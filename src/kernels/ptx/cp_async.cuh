@@ -36,4 +36,27 @@ inline void cp_async_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
 }
 
+// The same for kernels whose tiles are plain C++ arrays. Turing has no such instruction: there the
+// copies are ordinary loads and stores, done when they are issued.
+
+// 16 bytes, both addresses multiples of 16; zeros instead unless `present`, then nothing is read.
+inline void copy_vector(void* to, const u8* from, bool present) {
+#if __CUDA_ARCH__ >= 800
+  cp_async_16(static_cast<u32>(__cvta_generic_to_shared(to)), from, present);
+#else
+  struct alignas(16) Words {
+    u32 word[4];
+  };
+  *static_cast<Words*>(to) = present ? *reinterpret_cast<const Words*>(from) : Words{};
+#endif
+}
+
+// Until this thread's copies are done. Others see them after a barrier.
+inline void wait_for_copies() {
+#if __CUDA_ARCH__ >= 800
+  cp_async_commit();
+  cp_async_wait<0>();
+#endif
+}
+
 }  // namespace fulmen::ptx

@@ -78,4 +78,32 @@ inline void grid_dependents_launch() {
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 }
 
+// red.global.add: sums to which many blocks add, in whatever order they come; nothing comes back.
+inline void add_to(float* sum, float x) {
+  asm volatile("red.global.add.f32 [%0], %1;" ::"l"(sum), "f"(x) : "memory");
+}
+inline void add_to(double* sum, double x) {
+  asm volatile("red.global.add.f64 [%0], %1;" ::"l"(sum), "d"(x) : "memory");
+}
+
+// Neighbours from a multiple of 16 bytes on, each by itself; floats in one instruction from Hopper
+// on.
+inline void add_vector_to(float* sums, const float (&x)[4]) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(sums), "f"(x[0]), "f"(x[1]),
+               "f"(x[2]), "f"(x[3])
+               : "memory");
+#else
+  for (i32 i = 0; i < 4; ++i) add_to(sums + i, x[i]);
+#endif
+}
+inline void add_vector_to(double* sums, const double (&x)[2]) {
+  for (i32 i = 0; i < 2; ++i) add_to(sums + i, x[i]);
+}
+
+// red.relaxed.sys.global.or: bits that stay set in a word of pinned memory, for the host to read.
+inline void set_bits(u32* word, u32 bits) {
+  asm volatile("red.relaxed.sys.global.or.b32 [%0], %1;" ::"l"(word), "r"(bits) : "memory");
+}
+
 }  // namespace fulmen::ptx

@@ -121,4 +121,10 @@ inline u32 atomic_inc(u32* pointer, u32 last) {
   return old;
 }
 
+// The first byte of the block's dynamic shared memory, on a multiple of 1,024.
+inline u8* shared_bytes() {
+  extern __shared__ __align__(1024) u8 fulmen_shared[];
+  return fulmen_shared;
+}
+
 }  // namespace fulmen::ptx

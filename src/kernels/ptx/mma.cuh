@@ -10,8 +10,20 @@
 #pragma once
 
 #include "kernels/base.cuh"
+#include "kernels/ptx/memory.cuh"
 
 namespace fulmen::ptx {
+
+// ldmatrix.x4.trans: lane l gives the address of row l % 8 of matrix l / 8; word i of lane l is
+// column l / 4, rows 2 (l % 4) and + 1, of matrix i.
+inline U32x4 ldmatrix_x4_trans(u32 row_address) {
+  U32x4 x;
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(x.word[0]), "=r"(x.word[1]), "=r"(x.word[2]), "=r"(x.word[3])
+               : "r"(row_address)
+               : "memory");
+  return x;
+}
 
 // mma.sync.aligned.m16n8k16.row.col
 template <DType kDType>

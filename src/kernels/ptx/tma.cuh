@@ -62,4 +62,21 @@ inline void tma_store_wait() { asm volatile("cp.async.bulk.wait_group 0;" ::: "m
 // accesses that are ordered after it.
 inline void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
+// cp.async.bulk, global to shared: `bytes` at `source` land at `shared` and count towards
+// `barrier`. All three are multiples of 16.
+inline void bulk_load(u32 shared, const void* source, u32 bytes, u32 barrier) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
+          "r"(shared),
+      "l"(source), "r"(bytes), "r"(barrier)
+      : "memory");
+}
+
+// cp.async.bulk.prefetch.tensor.4d: the box will be asked for soon.
+inline void tma_prefetch(const TensorMap& map, i32 dim, i32 row, i32 head, i32 batch) {
+  asm volatile("cp.async.bulk.prefetch.tensor.4d.L2.global [%0, {%1, %2, %3, %4}];" ::"l"(&map),
+               "r"(dim), "r"(row), "r"(head), "r"(batch)
+               : "memory");
+}
+
 }  // namespace fulmen::ptx

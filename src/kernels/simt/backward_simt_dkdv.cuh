@@ -9,7 +9,7 @@
 // Launched with one block for each (slot of keys, batch, kv_head).
 #pragma once
 
-#include "kernels/ptx/global_sum.cuh"
+#include "kernels/ptx/grid.cuh"
 #include "kernels/simt/gradient.cuh"
 
 namespace fulmen {

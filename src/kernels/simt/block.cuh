@@ -10,10 +10,196 @@
 #include "kernels/attention/block_range.cuh"
 #include "kernels/common/faults.cuh"
 #include "kernels/common/head.cuh"
-#include "kernels/common/tile_place.cuh"
-#include "kernels/simt/rows.cuh"
+#include "kernels/common/tile_tasks.cuh"
+#include "kernels/ptx/cp_async.cuh"
+#include "kernels/simt/tile.cuh"
 
 namespace fulmen {
+
+// Rows of arrays on their way into tiles and out of registers: 16 bytes at a time where the array
+// allows it, element by element else. Copies into tiles are asynchronous: tiles are complete after
+// ptx::wait_for_copies by every thread and a barrier. The rows of one head of one sequence:
+struct HeadRows {
+  const ArrayView& array;
+  i64 first;  // offset of element 0 of row 0
+  i32 dim;
+
+  i64 offset(i64 row) const { return first + row * array.strides[2]; }
+  u8* address(i64 row) const { return array.data + offset(row) * size_bytes(array.dtype); }
+  // Whether every `count` neighbours lie on a multiple of their size.
+  bool in_vectors(i32 count) const {
+    const i64 bytes = count * size_bytes(array.dtype);
+    return array.strides[3] == 1 && dim % count == 0 && array.strides[2] % count == 0 &&
+           reinterpret_cast<u64>(array.data + first * size_bytes(array.dtype)) % bytes == 0;
+  }
+};
+
+// Up to kLanes neighbours of any dtype, stride and alignment; the rest 0.
+template <class Real>
+__attribute__((noinline)) SimtVector<Real> load_vector(const ArrayView& array, i64 offset,
+                                                       i32 count) {
+  SimtVector<Real> value{};
+#pragma unroll 1
+  for (i32 m = 0; m < min(count, value.kLanes); ++m) {
+    value.lane[m] = load_real<Real>(array, offset + m * array.strides[3]);
+  }
+  return value;
+}
+
+// Elements d .. of row i: at once where the array allows it.
+template <class Real>
+SimtVector<Real> vector_of(const HeadRows& rows, i64 i, i32 d) {
+  constexpr i32 kLanes = SimtVector<Real>::kLanes;
+  constexpr DType kReal = sizeof(Real) == 8 ? DType::kFloat64 : DType::kFloat32;
+  if (rows.array.dtype == kReal && rows.in_vectors(kLanes)) {
+    return reinterpret_cast<const SimtVector<Real>*>(rows.address(i))[d / kLanes];
+  }
+  return load_vector<Real>(rows.array, rows.offset(i) + d * rows.array.strides[3], rows.dim - d);
+}
+
+template <FmaConfig kConfig>
+struct SimtRows {
+  using Base = Simt<kConfig>;
+  using Element = typename ElementOf<kConfig.dtype>::Type;
+  using Real = typename Base::Real;
+  using Vector = typename Base::Vector;
+  static constexpr i32 kLanes = Base::kLanes;
+
+  // Neighbouring 16-bit elements, loaded at once.
+  struct alignas(kLanes * sizeof(Element)) Pack {
+    Element lane[kLanes];
+  };
+
+  // Rows [row, row + count) into a tile of kTileRows rows; rows and elements beyond become 0.
+  template <i32 kTileRows, class Tile>
+  static void load(const HeadRows& from, i64 row, i64 count, const Tile& tile) {
+    const i32 present = static_cast<i32>(clamp<i64>(count, 0, kTileRows));
+    if (from.array.dtype != kConfig.real() || !from.in_vectors(kLanes)) {
+      convert<kTileRows>(from, row, present, tile);
+      return;
+    }
+    const i64 row_bytes = from.array.strides[2] * static_cast<i64>(sizeof(Real));
+    const u8* const base = from.address(row);
+    if constexpr (kConfig.num_threads % Tile::kVectors == 0) {
+      if (present == kTileRows && from.dim == Tile::kVectors * kLanes) {
+        copy_whole<kTileRows>(base, row_bytes, tile);
+        return;
+      }
+    }
+#pragma unroll 1
+    for (i32 at = Base::thread(); at < kTileRows * Tile::kVectors; at += kConfig.num_threads) {
+      const i32 i = at / Tile::kVectors;
+      const i32 v = at % Tile::kVectors;
+      const bool counts = i < present && v * kLanes < from.dim;
+      ptx::copy_vector(&tile.vector(i, v), counts ? base + i * row_bytes + v * 16 : base, counts);
+    }
+  }
+
+  // Each thread keeps to one vector of a row, and goes down.
+  template <i32 kTileRows, class Tile>
+  static void copy_whole(const u8* base, i64 row_bytes, const Tile& tile) {
+    constexpr i32 kStep = kConfig.num_threads / Tile::kVectors;
+    const i32 v = Base::thread() % Tile::kVectors;
+    const i32 first = Base::thread() / Tile::kVectors;
+    const u8* from = base + first * row_bytes + v * 16;
+#pragma unroll
+    for (i32 i = 0; i < kTileRows; i += kStep) {
+      if (kTileRows % kStep == 0 || first + i < kTileRows) {
+        ptx::copy_vector(&tile.vector(first + i, v), from, true);
+      }
+      from += kStep * row_bytes;
+    }
+  }
+
+  template <i32 kTileRows, class Tile>
+  static void convert(const HeadRows& from, i64 row, i32 present, const Tile& tile) {
+    const bool packed =
+        sizeof(Element) == 2 && from.array.dtype == kConfig.dtype && from.in_vectors(kLanes);
+#pragma unroll 1
+    for (i32 at = Base::thread(); at < kTileRows * Tile::kVectors; at += kConfig.num_threads) {
+      const i32 i = at / Tile::kVectors;
+      const i32 v = at % Tile::kVectors;
+      Vector value{};
+      if (i < present && v * kLanes < from.dim) {
+        if (packed) {
+          const Pack pack = reinterpret_cast<const Pack*>(from.address(row + i))[v];
+#pragma unroll
+          for (i32 m = 0; m < kLanes; ++m) value.lane[m] = widen(pack.lane[m]);
+        } else {
+          value = vector_of<Real>(from, row + i, v * kLanes);
+        }
+      }
+      tile.vector(i, v) = value;
+    }
+  }
+
+  // Whether this thread's share of a tile is free of infinities and NaN.
+  template <i32 kTileRows, class Tile>
+  static bool is_finite(const Tile& tile) {
+    bool finite = true;
+#pragma unroll 1
+    for (i32 at = Base::thread(); at < kTileRows * Tile::kVectors; at += kConfig.num_threads) {
+      const Vector value = tile.vectors[at];
+#pragma unroll
+      for (i32 m = 0; m < kLanes; ++m) finite = finite && value.lane[m] - value.lane[m] == Real(0);
+    }
+    return finite;
+  }
+
+  // The same for the whole block. *word is shared; all threads come here together.
+  template <i32 kTileRows, class Tile>
+  static bool all_finite(const Tile& tile, u32* word) {
+    if (Base::thread() == 0) *word = 1;
+    ptx::block_sync();  // before a thread clears it
+    if (!is_finite<kTileRows>(tile)) *word = 0;
+    ptx::block_sync();  // all have looked
+    return *word != 0;
+  }
+
+  // Rows [row, row + count) of a block's result, scaled row by row; rows from there to `slot`
+  // become 0.
+  template <i32 kDim, class Scale>
+  static void store(const HeadRows& to, i64 row, i64 count, i64 slot,
+                    const typename Base::template Sums<kDim>& O, const Scale& scale) {
+    constexpr i32 kVectors = kDim / (8 * kLanes);
+    const bool in_vectors = to.array.dtype == kConfig.real() && to.in_vectors(kLanes);
+    Vector scaled[Base::kRows][kVectors];
+#pragma unroll
+    for (i32 r = 0; r < Base::kRows; ++r) {
+      const bool counts = Base::row(r) < count;
+      const Real factor = counts ? scale(r) : Real(0);
+#pragma unroll
+      for (i32 u = 0; u < kVectors; ++u) {
+#pragma unroll
+        for (i32 m = 0; m < kLanes; ++m) {
+          scaled[r][u].lane[m] = counts ? O[r][u].lane[m] * factor : Real(0);
+        }
+      }
+    }
+    if (in_vectors) {
+#pragma unroll
+      for (i32 r = 0; r < Base::kRows; ++r) {
+        if (Base::row(r) >= slot) continue;
+        Vector* const out = reinterpret_cast<Vector*>(to.address(row + Base::row(r)));
+#pragma unroll
+        for (i32 u = 0; u < kVectors; ++u) {
+          const i32 v = Base::x() + 8 * u;
+          if (v * kLanes < to.dim) out[v] = scaled[r][u];
+        }
+      }
+      return;
+    }
+#pragma unroll 1
+    for (i32 at = 0; at < Base::kRows * kVectors * kLanes; ++at) {
+      const i32 r = at / (kVectors * kLanes);
+      const i32 u = at / kLanes % kVectors;
+      const i32 d = (Base::x() + 8 * u) * kLanes + at % kLanes;
+      if (Base::row(r) >= slot || d >= to.dim) continue;
+      store_real(to.array, to.offset(row + Base::row(r)) + d * to.array.strides[3],
+                 scaled[r][u].lane[at % kLanes]);
+    }
+  }
+};
 
 template <DType kDType>
 HeadRows q_rows_of(const Head<kDType>& head, const ArrayView& array, i64 dim) {

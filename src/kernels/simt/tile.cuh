@@ -16,9 +16,9 @@
 #pragma once
 
 #include "kernels/common/array_access.cuh"
-#include "kernels/common/fma_config.h"
-#include "kernels/ptx/shared_bytes.cuh"
+#include "kernels/ptx/memory.cuh"
 #include "kernels/ptx/thread.cuh"
+#include "kernels/simt/config.h"
 
 namespace fulmen {
 

@@ -18,7 +18,6 @@
 #include "../../cpu/tiled_support.h"
 #include "../kernels/hopper_request.h"
 #include "cpu/backend.h"
-#include "cpu/merge.h"
 #include "device_memory.h"
 #include "gpu/jit/nvrtc.h"
 

@@ -11,7 +11,7 @@
 #include <random>
 #include <vector>
 
-#include "cpu/merge.h"
+#include "cpu/backend.h"
 #include "emulator/launch.h"
 #include "gpu/merge/run.h"
 

@@ -9,7 +9,6 @@
 #include "kernels/simt/backward_simt_dbias.cuh"
 #include "kernels/simt/backward_simt_dkdv.cuh"
 #include "kernels/simt/backward_simt_dq.cuh"
-#include "kernels/simt/backward_simt_dsinks.cuh"
 #include "kernels/simt/backward_simt_rows.cuh"
 #include "kernels/simt/forward_simt.cuh"
 

@@ -6,7 +6,7 @@
 #include <cstring>
 
 #include "emulator/gpu/gpu.h"
-#include "emulator/tensor_copies.h"
+#include "emulator/copies.h"
 #include "gpu/driver/driver_types.h"
 
 using namespace fulmen::gpu;  // NOLINT: the types of the interface under their own names

@@ -12,7 +12,7 @@
 
 #include "emulator/global_memory.h"
 #include "emulator/launch.h"
-#include "emulator/tensor_copies.h"
+#include "emulator/copies.h"
 #include "kernels/forward_sm90/forward_sm90.cuh"
 
 namespace fulmen::test {

@@ -4,12 +4,8 @@
 // The probes' kernel: the same text on a GPU and in the emulator.
 #pragma once
 
-#include "kernels/ptx/bulk.cuh"
 #include "kernels/ptx/cp_async.cuh"
-#include "kernels/ptx/fault.cuh"
-#include "kernels/ptx/global_sum.cuh"
 #include "kernels/ptx/grid.cuh"
-#include "kernels/ptx/ldmatrix.cuh"
 #include "kernels/ptx/libm.cuh"
 #include "kernels/ptx/math.cuh"
 #include "kernels/ptx/mbarrier.cuh"

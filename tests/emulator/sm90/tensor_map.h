@@ -4,7 +4,7 @@
 // The tensor map of an array, as a run would encode it, for the emulator's copy engine.
 #pragma once
 
-#include "emulator/tensor_copies.h"
+#include "emulator/copies.h"
 #include "gpu/forward_sm90/run.h"
 
 namespace fulmen::test {

@@ -88,4 +88,26 @@ inline void await(const u32* counter, u32 count, Site site = Where::current()) {
 inline void grid_dependency_wait() { emulator::await_launches(); }
 inline void grid_dependents_launch() { emulator::release_launch(); }
 
+template <class Real>
+void add_to(Real* sum, Real x, Site site = Where::current()) {
+  if (reinterpret_cast<u64>(sum) % sizeof(Real) != 0) {
+    emulator::fail("red.global.add to an address that is not a multiple of the number's size");
+  }
+  emulator::on_global(sum, sizeof(Real), emulator::Kind::kAtomic, site);
+  emulator::store_unseen(sum, emulator::load_unseen(sum) + x);
+}
+
+template <class Real, i32 kCount>
+void add_vector_to(Real* sums, const Real (&x)[kCount], Site site = Where::current()) {
+  if (reinterpret_cast<u64>(sums) % 16 != 0) {
+    emulator::fail("red.global.add of a vector to an address that is not a multiple of 16");
+  }
+  for (i32 i = 0; i < kCount; ++i) add_to(sums + i, x[i], site);
+}
+
+inline void set_bits(u32* word, u32 bits, Site site = Where::current()) {
+  emulator::on_global(word, 4, emulator::Kind::kAtomic, site);
+  emulator::store_unseen(word, emulator::load_unseen(word) | bits);
+}
+
 }  // namespace fulmen::ptx

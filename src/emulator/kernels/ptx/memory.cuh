@@ -4,6 +4,7 @@
 // Loads and stores on the host: what src/kernels/ptx/memory.cuh declares.
 #pragma once
 
+#include "emulator/block.h"
 #include "emulator/shared_memory.h"
 #include "emulator/warp.h"
 
@@ -77,5 +78,7 @@ inline u32 atomic_inc(u32* pointer, u32 last, Site site = Where::current()) {
   emulator::store_unseen(pointer, old >= last ? 0 : old + 1);
   return old;
 }
+
+inline u8* shared_bytes() { return emulator::block().shared; }
 
 }  // namespace fulmen::ptx

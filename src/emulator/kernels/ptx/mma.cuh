@@ -7,8 +7,14 @@
 
 #include "emulator/accesses.h"
 #include "emulator/warp.h"
+#include "kernels/ptx/memory.cuh"
 
 namespace fulmen::ptx {
+
+inline U32x4 ldmatrix_x4_trans(u32 row_address, Site site = Where::current()) {
+  const std::array<u32, 4> words = emulator::load_transposed_matrices(row_address, site);
+  return {{words[0], words[1], words[2], words[3]}};
+}
 
 // Those of all lanes.
 inline const auto& exchange_operands(const u32 (&a)[4], u32 b0, u32 b1, i64 flops) {

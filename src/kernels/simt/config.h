@@ -10,28 +10,6 @@
 
 namespace fulmen {
 
-// The C++ type of an element, and the type in which a kernel computes with it.
-template <DType kDType>
-struct ElementOf {
-  using Type = float;
-  using Real = float;
-};
-template <>
-struct ElementOf<DType::kFloat64> {
-  using Type = double;
-  using Real = double;
-};
-template <>
-struct ElementOf<DType::kFloat16> {
-  using Type = f16;
-  using Real = float;
-};
-template <>
-struct ElementOf<DType::kBFloat16> {
-  using Type = bf16;
-  using Real = float;
-};
-
 struct FmaConfig {
   DType dtype = DType::kFloat32;  // of q, k, v
   i32 num_threads = 128;          // of a block
