@@ -3,13 +3,12 @@
 //
 // fulmen.h section 6: merge, and the mask as a matrix.
 
-#include "cpu/backend.h"
-
 #include "api/boundary.h"
 #include "api/convert.h"
 #include "core/array_rules.h"
 #include "core/dense_mask.h"
 #include "core/validate.h"
+#include "cpu/backend.h"
 #include "gpu/driver/device.h"
 #include "gpu/merge/run.h"
 

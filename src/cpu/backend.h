@@ -9,7 +9,10 @@
 
 #include <cstddef>
 #include <memory>
+#include <string>
+#include <vector>
 
+#include "core/merge_problem.h"
 #include "core/problem.h"
 #include "plan/plan.h"
 
@@ -30,5 +33,16 @@ void scalar_backward(const Problem& problem);
 // Online softmax over key blocks, SIMD, threads; no allocation.
 void tiled_forward(const Plan& plan, const Problem& problem, void* workspace);
 void tiled_backward(const Plan& plan, const Problem& problem, void* workspace);
+
+// The instruction set and the number of threads that a run would use now. Throws Error when
+// FULMEN_CPU_ISA names an instruction set that was not built or is not present.
+CpuDevice cpu_device();
+
+// Names of the instruction sets that were built, best last.
+std::vector<const char*> built_isas();
+
+// Writes every row of o and, where present, lse. Sums in float64. problem: of validate_merge, its
+// arrays in host memory. Rows are shared among the threads of the pool.
+void merge(const MergeProblem& problem);
 
 }  // namespace fulmen::cpu

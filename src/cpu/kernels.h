@@ -129,4 +129,15 @@ struct Kernels {
 template <class Real>
 const Kernels<Real>& kernels();
 
+struct IsaTables {
+  Kernels<float> float32;  // also for float16 and bfloat16
+  Kernels<double> float64;
+};
+
+extern const IsaTables kTablesBaseline;
+#if defined(__x86_64__)
+extern const IsaTables kTablesAvx2;
+extern const IsaTables kTablesAvx512;
+#endif
+
 }  // namespace fulmen::cpu

@@ -5,10 +5,9 @@
 // merge by the one law (softmax_state.cuh). A row is read from all parts before it is written, so
 // that a part may be merged in place.
 
-#include "cpu/backend.h"
-
 #include <vector>
 
+#include "cpu/backend.h"
 #include "cpu/libm_math.h"
 #include "cpu/thread_pool.h"
 #include "kernels/attention/softmax_state.cuh"

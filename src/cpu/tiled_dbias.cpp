@@ -1,9 +1,7 @@
 // SPDX-FileCopyrightText: fulmen contributors
 // SPDX-License-Identifier: Apache-2.0
 //
-// See tiled_dbias.h.
-
-#include "cpu/tiled_dbias.h"
+// The pass for dbias.
 
 #include <algorithm>
 
