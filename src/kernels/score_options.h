@@ -34,23 +34,23 @@ struct ScoreOptions {
   constexpr bool has_pair_terms() const { return mask || bias != DType::kNone || documents; }
 };
 
-// Calls visit(name, value) for each field in turn. Every config has such a function beside it: the
+// Calls each(name, value) for each field in turn. Every config has such a function beside it: the
 // generated text of a kernel sets what is listed here, and the host checks that nothing is missing
 // (gpu/jit/spec_of.h).
-template <class Visit>
-constexpr void for_each_field(const ScoreOptions& score, Visit visit) {
-  visit("mask_kind", score.mask_kind);
-  visit("mask", score.mask);
-  visit("bias", score.bias);
-  visit("documents", score.documents);
-  visit("alibi", score.alibi);
-  visit("softcap", score.softcap);
-  visit("dropout", score.dropout);
-  visit("sinks", score.sinks);
-  visit("negative_scale", score.negative_scale);
-  visit("varlen", score.varlen);
-  visit("stats", score.stats);
-  visit("fp32_out", score.fp32_out);
+template <class Each>
+constexpr void for_each_field(const ScoreOptions& score, Each each) {
+  each("mask_kind", score.mask_kind);
+  each("mask", score.mask);
+  each("bias", score.bias);
+  each("documents", score.documents);
+  each("alibi", score.alibi);
+  each("softcap", score.softcap);
+  each("dropout", score.dropout);
+  each("sinks", score.sinks);
+  each("negative_scale", score.negative_scale);
+  each("varlen", score.varlen);
+  each("stats", score.stats);
+  each("fp32_out", score.fp32_out);
 }
 
 }  // namespace fulmen

@@ -16,10 +16,10 @@ struct ConfigOfTest {
   i32 rows = 64;
 };
 
-template <class Visit>
-constexpr void for_each_field(const ConfigOfTest& config, Visit visit) {
-  visit("score", config.score);
-  visit("rows", config.rows);
+template <class Each>
+constexpr void for_each_field(const ConfigOfTest& config, Each each) {
+  each("score", config.score);
+  each("rows", config.rows);
 }
 
 namespace {

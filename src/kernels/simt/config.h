@@ -52,15 +52,15 @@ struct FmaConfig {
   }
 };
 
-template <class Visit>
-constexpr void for_each_field(const FmaConfig& config, Visit visit) {
-  visit("dtype", config.dtype);
-  visit("num_threads", config.num_threads);
-  visit("rows", config.rows);
-  visit("columns", config.columns);
-  visit("max_dim_qk", config.max_dim_qk);
-  visit("max_dim_v", config.max_dim_v);
-  visit("adds_dq", config.adds_dq);
+template <class Each>
+constexpr void for_each_field(const FmaConfig& config, Each each) {
+  each("dtype", config.dtype);
+  each("num_threads", config.num_threads);
+  each("rows", config.rows);
+  each("columns", config.columns);
+  each("max_dim_qk", config.max_dim_qk);
+  each("max_dim_v", config.max_dim_v);
+  each("adds_dq", config.adds_dq);
 }
 
 }  // namespace fulmen
