@@ -41,11 +41,11 @@ class BackwardTile {
     const i64 row = sequence_.kv_begin + keys.begin;
     K_ = load(Array::kK, kv_head, row, keys.size(), Reads::kPanels, scratch_.K,
               sizes_.padded_dim_qk);
-    turn(K_, problem_.dim_qk, scratch_.K_lanes);
+    transpose(K_, problem_.dim_qk, scratch_.K_lanes);
     if (!wants_dS) return;
     const View<Real> V = load(Array::kV, kv_head, row, keys.size(), Reads::kElements, scratch_.V,
                               sizes_.padded_dim_v);
-    turn(V, problem_.dim_v, scratch_.V_lanes);
+    transpose(V, problem_.dim_v, scratch_.V_lanes);
   }
 
   void load_queries(i64 head, Interval rows) {
@@ -136,7 +136,7 @@ class BackwardTile {
                    reads, to, stride);
   }
 
-  void turn(View<Real> rows, i64 dim, Real* lanes) const {
+  void transpose(View<Real> rows, i64 dim, Real* lanes) const {
     kernels_.transpose(rows, keys_.size(), dim, lanes, dim * kernels_.lanes, kernels_.lanes);
   }
 

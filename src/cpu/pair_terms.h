@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // What acts on the scores of one head pair by pair, as a tile of numbers: the addend (bias + ALiBi,
-// -inf where the pair is hidden, by whatever mask) and dropout's factor. The one place where the
+// -inf where the pair is hidden, by whatever mask) and dropout's factor. The one file in which the
 // tiled backend knows masks entry by entry; which blocks need it at all is block_range.cuh's word.
 #pragma once
 
@@ -56,7 +56,7 @@ struct PairAddend {
 };
 
 template <class Real>
-void add_unusual_terms(const Product<Real>& product, const PairAddend<Real>& pairs) {
+void add_nonfinite_terms(const Product<Real>& product, const PairAddend<Real>& pairs) {
   for (i64 k = 0; k < product.depth; ++k) {
     const Real* b = product.B + k * product.B_depth_stride;
     for (i64 n = 0; n < product.columns; ++n) {
@@ -89,7 +89,7 @@ void multiply_visible(const Kernels<Real>& kernels, const Product<Real>& product
   usual.B = finite;
   usual.B_depth_stride = finite_stride;
   kernels.multiply(usual);
-  add_unusual_terms(product, pairs);
+  add_nonfinite_terms(product, pairs);
 }
 
 }  // namespace fulmen::cpu

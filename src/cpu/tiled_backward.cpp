@@ -82,12 +82,13 @@ void prepare_rows(const Problem& problem, const TileSizes& sizes,
     if (shared.sink_term) shared.sink_term[to] = saw_keys ? -state.sink_share(sink) * delta : 0.0;
   }
   if (!shared.dQ) return;
-  shared.visits[(shared.q_blocks[at.sequence_index] + at.block) * problem.heads_q + at.head] = 0;
-  // dq = 0 for rows past the length, and for blocks that no key block will visit.
-  const bool is_visited =
+  shared.sums_of_dQ[(shared.q_blocks[at.sequence_index] + at.block) * problem.heads_q + at.head] =
+      0;
+  // dq = 0 for rows past the length, and for blocks that no key block sees.
+  const bool is_seen =
       rows.size() > 0 &&
-      visible_column_blocks(problem.mask, sequence.shape, rows, sizes.columns).visit.size() > 0;
-  const Interval cleared{is_visited ? rows.end : owned.begin, owned.end};
+      visible_column_blocks(problem.mask, sequence.shape, rows, sizes.columns).visible.size() > 0;
+  const Interval cleared{is_seen ? rows.end : owned.begin, owned.end};
   if (cleared.size() <= 0) return;
   clear_rows(kernels<Real>(),
              destination_of(problem.arrays[Array::kDQ], sequence.batch, at.head,
@@ -164,7 +165,7 @@ class KeyBlock {
       const Interval rows = rows_of_block(block, sizes_.rows, sequence.shape.q_len);
       const BlockRange blocks =
           visible_column_blocks(problem_.mask, sequence.shape, rows, sizes_.columns);
-      if (blocks.visit.contains(at_.block)) add_queries(head, block, rows, blocks);
+      if (blocks.visible.contains(at_.block)) add_queries(head, block, rows, blocks);
     }
   }
 
@@ -175,35 +176,35 @@ class KeyBlock {
     // dV += P^T dO
     if (wants_dV_) {
       tile_.multiply_by_queries(scratch_.P, tile_.dO(), problem_.dim_v, scratch_.dV,
-                                sizes_.padded_dim_v, visited_);
+                                sizes_.padded_dim_v, has_sums_);
     }
     // dK += dS^T Q
     if (wants_dK_) {
       tile_.multiply_by_queries(scratch_.dS, tile_.Q(), problem_.dim_qk, scratch_.dK,
-                                sizes_.padded_dim_qk, visited_);
+                                sizes_.padded_dim_qk, has_sums_);
     }
-    visited_ = true;
-    if (wants_dQ_) add_to_dQ(head, block, rows, blocks.visit);
+    has_sums_ = true;
+    if (wants_dQ_) add_to_dQ(head, block, rows, blocks.visible);
   }
 
   // dQ += dS K, when all earlier key blocks have added theirs; the last one stores dq.
-  void add_to_dQ(i64 head, i64 block, Interval rows, Interval visitors) {
+  void add_to_dQ(i64 head, i64 block, Interval rows, Interval key_blocks) {
     const Sequence& sequence = tile_.sequence();
     const i64 row = shared_row(problem_, sequence, head, rows.begin);
     Real* const dQ = shared_.dQ + row * sizes_.padded_dim_qk;
     const i64 counter = (shared_.q_blocks[at_.sequence_index] + block) * problem_.heads_q + head;
-    const i64 turn = at_.block - visitors.begin;
-    await_order(shared_.visits[counter], turn);
+    const i64 position = at_.block - key_blocks.begin;
+    await_order(shared_.sums_of_dQ[counter], position);
     tile_.multiply_by_keys(scratch_.dS, tile_.K(), problem_.dim_qk, dQ, sizes_.padded_dim_qk,
-                           turn > 0);
-    if (turn + 1 == visitors.size()) {
+                           position > 0);
+    if (position + 1 == key_blocks.size()) {
       const Real scale = static_cast<Real>(problem_.score_map.scale);
       tile_.kernels().store_rows({dQ, sizes_.padded_dim_qk}, rows.size(), problem_.dim_qk, &scale,
                                  0,
                                  destination_of(problem_.arrays[Array::kDQ], sequence.batch, head,
                                                 sequence.q_begin + rows.begin));
     }
-    advance_order(shared_.visits[counter], turn + 1);
+    advance_order(shared_.sums_of_dQ[counter], position + 1);
   }
 
   // Keys that no row saw, and rows past the length, get 0.
@@ -213,7 +214,7 @@ class KeyBlock {
     const Sequence& sequence = tile_.sequence();
     const i64 batch = sequence.batch;
     const i64 dims = gradient.shape[3];
-    const i64 stored = visited_ ? keys_.size() : 0;
+    const i64 stored = has_sums_ ? keys_.size() : 0;
     const i64 row = sequence.kv_begin + owned_.begin;
     if (stored > 0) {
       tile_.kernels().store_rows({sum, stride}, stored, dims, &factor, 0,
@@ -236,7 +237,7 @@ class KeyBlock {
   bool wants_dK_;
   bool wants_dV_;
   bool wants_dQ_;
-  bool visited_ = false;
+  bool has_sums_ = false;
 };
 
 template <class Real>

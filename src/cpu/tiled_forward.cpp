@@ -44,11 +44,11 @@ class ForwardBlock {
       start();
       const BlockRange blocks =
           visible_column_blocks(problem_.mask, sequence_.shape, rows_, sizes_.columns);
-      for (i64 block = blocks.visit.begin; block < blocks.visit.end; ++block) {
+      for (i64 block = blocks.visible.begin; block < blocks.visible.end; ++block) {
         add_keys(rows_of_block(block, sizes_.columns, sequence_.shape.kv_len),
-                 blocks.is_full(block), block == blocks.visit.begin);
+                 blocks.is_full(block), block == blocks.visible.begin);
       }
-      finish(blocks.visit.size() > 0);
+      finish(blocks.visible.size() > 0);
     }
     clear_rows_past_length();
   }

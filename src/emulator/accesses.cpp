@@ -47,7 +47,7 @@ std::string describe(const Finding& finding, const std::string& subject, const s
   const std::string does = subject + verb(kind) + " " + what + ", which ";
   switch (finding.fault) {
     case Fault::kUninitialised:
-      return "uninitialised: " + does + "nobody wrote";
+      return "uninitialised: " + does + "no thread wrote";
     case Fault::kProxy:
       return "missing fence.proxy.async: " + does + name_earlier(finding.earlier);
     default:
@@ -62,7 +62,7 @@ bool may_be_same_value(const Finding& finding, Kind kind, bool async) {
          finding.earlier.kind == Kind::kWrite && !finding.earlier.async;
 }
 
-void suspect(const void* address, u64 bytes, std::string complaint) {
+void remember_value(const void* address, u64 bytes, std::string complaint) {
   SameValue& same = self().same_value;
   const u8* const begin = static_cast<const u8*>(address);
   same = {address, {begin, begin + bytes}, std::move(complaint)};
@@ -87,7 +87,7 @@ void on_shared_as(const Engine& engine, bool async, const std::string& subject, 
     const std::string what = name_shared(static_cast<u32>(number) * kGranuleBytes + first);
     std::string complaint = describe(finding, subject, what, kind);
     if (!may_be_same_value(finding, kind, async)) fail(complaint);
-    suspect(here.shared + offset, bytes, std::move(complaint));
+    remember_value(here.shared + offset, bytes, std::move(complaint));
   });
 }
 
@@ -97,7 +97,7 @@ Engine running_thread() {
 }
 
 void touch_shared(u32 offset, u32 bytes, Kind kind, Site site) {
-  settle();
+  check_same_value();
   at(site);
   on_shared_as(running_thread(), false, "", offset, bytes, kind, site);
   if (kind == Kind::kWrite && checking()) {
@@ -109,7 +109,7 @@ void touch_shared(u32 offset, u32 bytes, Kind kind, Site site) {
 
 void copy_bytes(void* to, const void* from, u64 bytes) { std::memcpy(to, from, bytes); }
 
-void settle() {
+void check_same_value() {
   SameValue& same = self().same_value;
   if (same.address == nullptr) [[likely]]
     return;
@@ -153,7 +153,7 @@ void on_shared_by(const Engine& engine, bool async, u32 offset, u32 bytes, Kind 
 }
 
 void on_global(const void* address, u64 bytes, Kind kind, Site site) {
-  settle();
+  check_same_value();
   GlobalMemory* const memory = world().grid->memory;
   if (memory == nullptr) return;
   const u8* const begin = static_cast<const u8*>(address);
@@ -189,7 +189,7 @@ void on_global(const void* address, u64 bytes, Kind kind, Site site) {
   if (finding.fault == Fault::kNone) return;
   std::string complaint = describe(finding, "", last->name_element(begin), kind);
   if (!may_be_same_value(finding, kind, false)) fail(complaint);
-  suspect(address, bytes, std::move(complaint));
+  remember_value(address, bytes, std::move(complaint));
 }
 
 void on_pointer(const void* address, u64 bytes, Kind kind, Site site) {

@@ -48,7 +48,7 @@ void set_layout(u32 offset, u32 bytes, Layout layout);
 void expect_layout(const Engine& engine, u32 offset, Layout layout, Site site);
 
 // Complains if the running thread's last write was one of different values without order.
-void settle();
+void check_same_value();
 
 // Adds to a counter of the launch, if it counts.
 inline void count(u64 Counters::* what, u64 number = 1) {

@@ -12,7 +12,7 @@
 namespace fulmen::emulator {
 
 std::string name_warps(u32 warps) {
-  if (warps == 0) return "nobody";
+  if (warps == 0) return "no warp";
   std::ostringstream names;
   names << "warps";
   for (u32 warp = 0; warp < 32; ++warp) {

@@ -40,43 +40,43 @@ void Counters::shared_access(u32 offset, u32 bytes, const Who& who) {
   add({who.site.key(), who.warp, bytes, nullptr}, who.lane, offset);
 }
 
-void Counters::add(const Place& place, u32 lane, u64 address) {
-  Queue& queue = queues_[place];
+void Counters::add(const AccessSite& where, u32 lane, u64 address) {
+  Queue& queue = queues_[where];
   const u64 number = queue.came[lane]++;
   while (queue.waiting.size() <= number - queue.first) queue.waiting.emplace_back();
   WarpAccess& access = queue.waiting[number - queue.first];
   access.lanes |= 1u << lane;
   access.addresses[lane] = address;
   while (!queue.waiting.empty() && queue.waiting.front().lanes == ~0u) {
-    count(place, queue.waiting.front());
+    count(where, queue.waiting.front());
     queue.waiting.pop_front();
     ++queue.first;
   }
 }
 
-void Counters::count(const Place& place, const WarpAccess& access) {
-  if (place.sectors == nullptr) return count_shared(place, access);
+void Counters::count(const AccessSite& where, const WarpAccess& access) {
+  if (where.sectors == nullptr) return count_shared(where, access);
   std::set<u64> sectors;
   for (u32 lane = 0; lane < 32; ++lane) {
     if ((access.lanes >> lane & 1) == 0) continue;
     const u64 begin = access.addresses[lane];
-    for (u64 at = begin / kSectorBytes; at * kSectorBytes < begin + place.bytes; ++at) {
+    for (u64 at = begin / kSectorBytes; at * kSectorBytes < begin + where.bytes; ++at) {
       sectors.insert(at);
     }
   }
-  *place.sectors += sectors.size();
+  *where.sectors += sectors.size();
 }
 
-void Counters::count_shared(const Place& place, const WarpAccess& access) {
-  SharedSite& site = by_site_[place.site];
+void Counters::count_shared(const AccessSite& where, const WarpAccess& access) {
+  SharedSite& site = by_site_[where.site];
   ++site.accesses;
-  const u32 lanes = place.bytes == kLaneBytes ? 16 : 32;  // of a request
+  const u32 lanes = where.bytes == kLaneBytes ? 16 : 32;  // of a request
   for (u32 first = 0; first < 32; first += lanes) {
     std::array<std::set<u64>, kBanks> wanted;
     std::set<u64> all;
     for (u32 lane = first; lane < first + lanes; ++lane) {
       if ((access.lanes >> lane & 1) == 0) continue;
-      for (u32 w = 0; w < std::max(place.bytes / 4, 1u); ++w) {
+      for (u32 w = 0; w < std::max(where.bytes / 4, 1u); ++w) {
         const u64 word = access.addresses[lane] / 4 + w;
         wanted[word % kBanks].insert(word);
         all.insert(word);
@@ -90,8 +90,8 @@ void Counters::count_shared(const Place& place, const WarpAccess& access) {
 }
 
 void Counters::finish_blocks() {
-  for (const auto& [place, queue] : queues_) {
-    for (const WarpAccess& access : queue.waiting) count(place, access);
+  for (const auto& [where, queue] : queues_) {
+    for (const WarpAccess& access : queue.waiting) count(where, access);
   }
   queues_.clear();
   for (const auto& [key, counted] : std::exchange(by_site_, {})) {

@@ -2,9 +2,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // What a launch did, for the comparison with models and with a GPU's own counters: traffic of every
-// array, instructions by class, and for each place that touches shared memory the wavefronts that a
+// array, instructions by class, and for each line that touches shared memory the wavefronts that a
 // warp's access takes. Lanes run one after the other here: the n-th access of each lane at one
-// place makes one access of the warp.
+// line makes one access of the warp.
 #pragma once
 
 #include <array>
@@ -31,7 +31,7 @@ struct Counters {
   };
 
   std::map<std::string, Traffic> arrays;     // global memory, by array
-  std::map<std::string, SharedSite> shared;  // ld.shared, st.shared, ldmatrix, stmatrix, by place
+  std::map<std::string, SharedSite> shared;  // ld.shared, st.shared, ldmatrix, stmatrix, by line
   u64 products = 0;                          // matrix instructions of warps or warpgroups
   u64 product_flops = 0;
   u64 exponentials = 0;  // of threads, as all below
@@ -54,23 +54,23 @@ struct Counters {
     u32 lanes = 0;
     std::array<u64, 32> addresses;
   };
-  struct Queue {  // of one warp at one place
+  struct Queue {  // of one warp at one line
     std::array<u64, 32> came{};
     u64 first = 0;  // number of waiting[0]
     std::deque<WarpAccess> waiting;
   };
-  struct Place {
+  struct AccessSite {
     u64 site;
     u32 warp;
     u32 bytes;
     u64* sectors;  // that it adds to; null: shared memory
-    auto operator<=>(const Place&) const = default;
+    auto operator<=>(const AccessSite&) const = default;
   };
-  void add(const Place& place, u32 lane, u64 address);
-  void count(const Place& place, const WarpAccess& access);
-  void count_shared(const Place& place, const WarpAccess& access);
+  void add(const AccessSite& where, u32 lane, u64 address);
+  void count(const AccessSite& where, const WarpAccess& access);
+  void count_shared(const AccessSite& where, const WarpAccess& access);
 
-  std::map<Place, Queue> queues_;
+  std::map<AccessSite, Queue> queues_;
   std::map<u64, Site> sites_;
   std::map<u64, SharedSite> by_site_;
 };

@@ -25,7 +25,8 @@ struct GlobalArray {
   std::array<i64, 4> strides{0, 0, 0, 0};  // in elements; 0: the axis is broadcast
   bool writable = false;
   bool initialised = true;
-  i64 margin_bytes = 0;  // before and behind it that are nobody else's: touching them is an error
+  i64 margin_bytes =
+      0;  // before and behind it that belong to no other array: touching them is an error
 };
 
 class GlobalMemory {

@@ -37,7 +37,7 @@ struct Grid {
   u32 seed;
   bool together = false;           // all blocks run at the same time: they wait for each other
   std::string kernel = "kernel";   // for reports
-  bool check = true;               // races, fences, memory that nobody wrote; see README.md
+  bool check = true;               // races, fences, memory that no thread wrote; see README.md
   GlobalMemory* memory = nullptr;  // the arrays of the call; null: global accesses go unchecked
   std::vector<SharedArray> shared_arrays = {};
   Counters* counters = nullptr;  // what the launch did is added here; blocks run one by one

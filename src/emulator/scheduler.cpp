@@ -3,20 +3,58 @@
 //
 // The scheduler. A round lets the warps run in random order, leaving out about a quarter of them,
 // each thread until it waits; then the copy engine does some of its work, in random order too.
-// After a round in which nothing moved nobody is left out, and all copies are done, late ones
+// After a round in which nothing moved no thread is left out, and all copies are done, late ones
 // included: if still nothing moves, nothing ever will.
 #include "emulator/scheduler.h"
 
 #include <boost/context/fiber.hpp>
+#include <boost/context/protected_fixedsize_stack.hpp>
+#include <mutex>
 #include <numeric>
 #include <utility>
+#include <vector>
 
 #include "emulator/accesses.h"
 #include "emulator/order.h"
-#include "emulator/stacks.h"
 
 namespace fulmen::emulator {
 namespace {
+
+// Stacks for fibers, kept from block to block: making one costs two system calls, a block of a
+// small problem less. Each lies behind a page that may not be touched. Thread safe.
+class Stacks {
+ public:
+  using Stack = boost::context::stack_context;
+  static constexpr std::size_t kBytes = 256 << 10;  // a thread's registers and a wgmma's matrices
+
+  Stack take() {
+    const std::lock_guard lock(mutex_);
+    if (free_.empty()) return boost::context::protected_fixedsize_stack(kBytes).allocate();
+    const Stack stack = free_.back();
+    free_.pop_back();
+    return stack;
+  }
+  void give_back(const Stack& stack) {
+    const std::lock_guard lock(mutex_);
+    free_.push_back(stack);
+  }
+
+  static Stacks& all() {
+    static Stacks stacks;
+    return stacks;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::vector<Stack> free_;
+};
+
+// What Boost.Context asks for a stack.
+class StackAllocator {
+ public:
+  Stacks::Stack allocate() { return Stacks::all().take(); }
+  void deallocate(Stacks::Stack& stack) { Stacks::all().give_back(stack); }
+};
 
 namespace context = boost::context;
 
@@ -85,10 +123,10 @@ class Scheduler {
   }
 
   void end_thread(Thread& thread) {
-    settle();
+    check_same_value();
     const bool waited = !checking() || thread.store_agent == kNoAgent ||
                         thread.clock.seen[thread.store_agent] >= thread.stores_issued;
-    if (!thread.stores_running.empty() || !waited) {  // nobody else can wait for them
+    if (!thread.stores_running.empty() || !waited) {  // no other thread can wait for them
       fail("the thread ends before its tensor stores have");
     }
     thread.done = true;
@@ -191,7 +229,7 @@ void fail(const std::string& what) {
 }
 
 void wait(const Wait& wait) {
-  settle();
+  check_same_value();
   if (wait.over()) return;
   self().waits_for = &wait;
   current_scheduler->suspend();

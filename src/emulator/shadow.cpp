@@ -29,7 +29,7 @@ Fault fault_between(const Access& earlier, const Access& access, const Clock& cl
   return Fault::kNone;
 }
 
-// How well `access` may take the place of `earlier`: 0 not without forgetting something.
+// How well `access` may replace `earlier`: 0 not without forgetting something.
 u32 replaceable(const Access& earlier, const Access& access, bool ordered) {
   if (earlier.kind == Access::Kind::kNone) return 2;
   if ((earlier.bytes & ~access.bytes) != 0) return 0;
@@ -44,8 +44,8 @@ Finding Granule::touch(const Access& access, const Clock& clock, const Earlier& 
                        u32 random) {
   Finding finding;
   u32 best = 0;
-  u32 place = random % kKept;
-  if (!access.writes() && kept_[place].writes()) place = (place + 1) % kKept;
+  u32 at = random % kKept;
+  if (!access.writes() && kept_[at].writes()) at = (at + 1) % kKept;
   for (u32 i = 0; i < kKept; ++i) {
     const Access& earlier = kept_[i];
     if (earlier.kind != Access::Kind::kNone && finding.fault == Fault::kNone) {
@@ -55,7 +55,7 @@ Finding Granule::touch(const Access& access, const Clock& clock, const Earlier& 
     const u32 rank = replaceable(earlier, access, is_ordered(earlier, access, clock, before));
     if (rank > best) {
       best = rank;
-      place = i;
+      at = i;
     }
     if (earlier.kind == Access::Kind::kNone) break;  // they are filled from the front
   }
@@ -64,7 +64,7 @@ Finding Granule::touch(const Access& access, const Clock& clock, const Earlier& 
     finding = {Fault::kUninitialised, {}, static_cast<u16>(access.bytes & ~written_)};
   }
   if (access.writes()) written_ = static_cast<u16>(written_ | access.bytes);
-  kept_[place] = access;
+  kept_[at] = access;
   return finding;
 }
 

@@ -73,14 +73,14 @@ class Granule {
   std::array<Access, kKept> kept_{};
 };
 
-// Calls visit(granule number, bytes as bits) for the bytes [begin, begin + count).
-template <class Visit>
-void for_each_granule(u64 begin, u64 count, const Visit& visit) {
+// Calls call(granule number, bytes as bits) for the bytes [begin, begin + count).
+template <class Call>
+void for_each_granule(u64 begin, u64 count, const Call& call) {
   for (u64 at = begin; at < begin + count;) {
     const u64 number = at / kGranuleBytes;
     const u64 last = min(begin + count, (number + 1) * kGranuleBytes);
     const u32 bits = ((1u << (last - at)) - 1) << (at % kGranuleBytes);
-    visit(number, static_cast<u16>(bits));
+    call(number, static_cast<u16>(bits));
     at = last;
   }
 }

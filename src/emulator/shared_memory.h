@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Shared memory by 32-bit address: every access is checked for range and alignment. Bytes that
-// nobody wrote hold NaN.
+// no thread wrote hold NaN.
 #pragma once
 
 #include <cstring>
@@ -53,7 +53,7 @@ void store_shared(u32 address, const T& x, Site site = Where::current()) {
   store_raw(address, x);
 }
 
-// Where a byte lies under the 128-byte swizzle: 16-byte units of a 128-byte row are exchanged by
+// Where a byte lies under the 128-byte swizzle: 16-byte vectors of a 128-byte row are exchanged by
 // the row's number mod 8.
 constexpr u32 swizzled_128(u32 address) { return address ^ (((address >> 7) & 7) << 4); }
 

@@ -14,11 +14,11 @@ namespace fulmen::emulator {
 namespace {
 
 // "kernels/ptx/memory.cuh:30" of a path and line with more before it.
-std::string shorten(const std::string& place) {
-  const size_t folder = place.rfind("/kernels/");
-  if (folder != std::string::npos) return place.substr(folder + 1);
-  const size_t slash = place.rfind('/');
-  return slash == std::string::npos ? place : place.substr(slash + 1);
+std::string shorten(const std::string& line_text) {
+  const size_t folder = line_text.rfind("/kernels/");
+  if (folder != std::string::npos) return line_text.substr(folder + 1);
+  const size_t slash = line_text.rfind('/');
+  return slash == std::string::npos ? line_text : line_text.substr(slash + 1);
 }
 
 // The lines of one address, innermost first, at most three.
@@ -33,10 +33,10 @@ std::string lines_of_code(const void* address) {
   std::string text;
   char line[4096];
   for (int count = 0; pipe && count < 3 && std::fgets(line, sizeof(line), pipe.get());) {
-    std::string place = line;
-    place.resize(place.find_first_of(" \n"));
-    if (place.empty() || place[0] == '?') continue;
-    text += (count++ == 0 ? "" : " in ") + shorten(place);
+    std::string line_text = line;
+    line_text.resize(line_text.find_first_of(" \n"));
+    if (line_text.empty() || line_text[0] == '?') continue;
+    text += (count++ == 0 ? "" : " in ") + shorten(line_text);
   }
   if (text.empty()) {
     std::ostringstream where;
@@ -49,7 +49,7 @@ std::string lines_of_code(const void* address) {
 }  // namespace
 
 std::string Site::text() const {
-  if (bits_ == 0) return "unknown place";
+  if (bits_ == 0) return "unknown line";
   if (bits_ & kIsCode) return lines_of_code(reinterpret_cast<const void*>(bits_ & ~kIsCode));
   const auto where = std::bit_cast<std::source_location>(bits_);
   return shorten(std::string(where.file_name()) + ":" + std::to_string(where.line()));

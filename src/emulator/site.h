@@ -1,7 +1,7 @@
 // SPDX-FileCopyrightText: fulmen contributors
 // SPDX-License-Identifier: Apache-2.0
 //
-// A place in a kernel's text, in eight bytes: the line that called a function of kernels/ptx, or
+// A line of a kernel's text, in eight bytes: the line that called a function of kernels/ptx, or
 // the address of an instrumented load or store, whose line is looked up (with addr2line, where it
 // is installed) only when a report needs it.
 #pragma once

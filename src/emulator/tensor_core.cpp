@@ -58,7 +58,7 @@ bool TensorCoreMatrix::is_ordinary(const float* a, const float* c,
   return beyond == 0;
 }
 
-float TensorCoreMatrix::careful_sum(const float* a, u32 column, float c) const {
+float TensorCoreMatrix::exact_sum(const float* a, u32 column, float c) const {
   i32 largest = exponent(c);
   double plain = c;
   for (u32 k = 0; k < depth_; ++k) {
@@ -80,7 +80,7 @@ float TensorCoreMatrix::careful_sum(const float* a, u32 column, float c) const {
 void TensorCoreMatrix::row(const float* a, const float* c, float* d) const {
   std::array<short, kMostColumns> largest;
   if (!is_ordinary(a, c, largest)) {
-    for (u32 n = 0; n < columns_; ++n) d[n] = careful_sum(a, n, c[n]);
+    for (u32 n = 0; n < columns_; ++n) d[n] = exact_sum(a, n, c[n]);
     return;
   }
   // Eight products below 2^27 and the accumulator fit an integer of 32 bits.

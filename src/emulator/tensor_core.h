@@ -32,7 +32,7 @@ class TensorCoreMatrix {
   static constexpr u32 kMostDepth = 16;
 
   bool is_ordinary(const float* a, const float* c, std::array<short, kMostColumns>& largest) const;
-  float careful_sum(const float* a, u32 column, float c) const;
+  float exact_sum(const float* a, u32 column, float c) const;
 
   u32 columns_;
   u32 depth_;

@@ -47,7 +47,7 @@ std::array<u32, 4> load_transposed_matrices(u32 row_address, Site site) {
       words[i] |= static_cast<u32>(load_raw<u16>(address)) << (16 * half);
     }
   }
-  exchange("ldmatrix.trans", 0);  // nobody writes before all have read
+  exchange("ldmatrix.trans", 0);  // no thread writes before all have read
   return words;
 }
 
@@ -59,7 +59,7 @@ std::array<u32, 4> load_matrices(u32 row_address, Site site) {
   for (u32 i = 0; i < 4; ++i) {
     words[i] = load_shared<u32>(static_cast<u32>(rows[i * 8 + lane / 4]) + lane % 4 * 4, site);
   }
-  exchange("ldmatrix", 0);  // nobody writes before all have read
+  exchange("ldmatrix", 0);  // no thread writes before all have read
   return words;
 }
 

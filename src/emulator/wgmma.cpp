@@ -44,7 +44,7 @@ struct Descriptor {
   }
 
   // Of element `column` of row `row`. Swizzled: rows of 64, further columns `leading_bytes` away.
-  // Else units of 8 columns, 8 rows of which lie together.
+  // Else groups of 8 columns, 8 rows of which lie together.
   u32 address(u32 row, u32 column) const {
     if (!swizzled) {
       const u32 rows = transposed ? leading_bytes : stride_bytes;
@@ -171,9 +171,9 @@ void order_product(const Product& product, u32 number) {
   if (group.agent == kNoAgent) {
     group.agent = world().new_engine("wgmma of warpgroup " + std::to_string(self().warpgroup()));
   }
-  const u32 place = number - group.first_pending;
-  if (group.pending.size() <= place) group.pending.resize(place + 1);
-  PendingProduct& pending = group.pending[place];
+  const u32 at = number - group.first_pending;
+  if (group.pending.size() <= at) group.pending.resize(at + 1);
+  PendingProduct& pending = group.pending[at];
   if (pending.warps++ == 0) {
     pending.clock = self().clock;
   } else {

@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // What the general implementations, naive and simt, have in common: kernels on
-// the ordinary arithmetic units, with an FmaConfig, given AttentionParams. Both take every option;
+// CUDA cores, with an FmaConfig, given AttentionParams. Both take every option;
 // they differ in speed. merge.h has one such kernel, with parameters of its own.
 #pragma once
 

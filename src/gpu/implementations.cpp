@@ -33,11 +33,7 @@ constexpr GpuImplementation kImplementations[] = {
      true,
      {sm80_plan, switches_of_sm80},
      {sm80_plan, switches_of_sm80}},
-    {Implementation::kSimt,
-     "tiles on the ordinary arithmetic units, every option",
-     false,
-     {simt_plan},
-     {simt_plan}},
+    {Implementation::kSimt, "tiles on CUDA cores, every option", false, {simt_plan}, {simt_plan}},
     {Implementation::kNaive, "one thread a row, every option", false, {naive_plan}, {naive_plan}},
 };
 

@@ -95,7 +95,7 @@ constexpr f16 to_f16(float x) {
     if (magnitude < 0x33000000u) return with_sign(0);       // below 2^-25
     const u32 exponent = magnitude >> 23;
     const u32 significand = (magnitude & 0x007fffffu) | 0x00800000u;
-    const u32 shift = 126u - exponent;  // 14 .. 24: bits to drop to reach units of 2^-24
+    const u32 shift = 126u - exponent;  // 14 .. 24: bits to drop to reach multiples of 2^-24
     const u32 kept = significand >> shift;
     const u32 rest = significand & ((1u << shift) - 1u);
     const u32 half = 1u << (shift - 1u);

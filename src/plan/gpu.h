@@ -46,8 +46,9 @@ std::string arch_name(int compute_capability);
 // How many blocks of a kernel a multiprocessor holds at once, from what each takes.
 int blocks_per_multiprocessor(const Gpu& gpu, int registers, int num_threads, size_t shared_bytes);
 
-// Floating-point operations a second, for inputs of a dtype on the units that an implementation
-// uses; of float32 on tensor cores, which take tf32 at half the rate of 16 bits, those asked for.
+// Floating-point operations a second, for inputs of a dtype on tensor cores or CUDA cores,
+// whichever an implementation uses; of float32 on tensor cores, which take tf32 at half the rate of
+// 16 bits, those asked for.
 double peak_flops(const Gpu& gpu, DType dtype, Precision precision, bool tensor_cores);
 
 }  // namespace fulmen

@@ -97,7 +97,8 @@ BackwardShared<Real>::BackwardShared(Arena& arena, const Problem& problem, const
       sink_term(problem.has(Array::kDSinks) ? arena.take<double>(num_q_rows(problem)) : nullptr),
       dQ(problem.has(Array::kDQ) ? arena.take<Real>(num_q_rows(problem) * sizes.padded_dim_qk)
                                  : nullptr),
-      visits(arena.take<i64>(most_blocks(problem, problem.q_rows, sizes.rows) * problem.heads_q)) {}
+      sums_of_dQ(
+          arena.take<i64>(most_blocks(problem, problem.q_rows, sizes.rows) * problem.heads_q)) {}
 
 template <class Real>
 BackwardScratch<Real>::BackwardScratch(Arena& arena, const Problem& problem, const TileSizes& sizes)

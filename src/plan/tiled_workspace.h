@@ -118,7 +118,7 @@ struct BackwardShared {
   Real* lse_term;     // (row); null without dlse
   double* sink_term;  // (row); null where dsinks is not wanted
   Real* dQ;           // (row, dim_qk); null where dq is not wanted
-  i64* visits;        // (q block, head): key blocks that have added to dQ
+  i64* sums_of_dQ;    // (q block, head): key blocks that have added to dQ
 };
 
 // Shared and slots, one after the other.

@@ -16,8 +16,8 @@
 
 #include "backward_kernels.h"
 #include "backward_problem.h"
-#include "emulator/launch.h"
 #include "emulator/copies.h"
+#include "emulator/launch.h"
 #include "kernels/backward_sm90/scheduler.cuh"
 #include "schedules.h"
 #include "support/guarded_memory.h"

@@ -10,9 +10,9 @@
 #include <string>
 #include <vector>
 
+#include "emulator/copies.h"
 #include "emulator/counters.h"
 #include "emulator/global_memory.h"
-#include "emulator/copies.h"
 #include "kernels/ptx/cp_async.cuh"
 #include "kernels/ptx/grid.cuh"
 #include "kernels/ptx/mbarrier.cuh"
@@ -94,7 +94,7 @@ TEST(Checker, ShufflesOrderNoMemory) {
 
 TEST(Checker, Uninitialised) {
   EXPECT_THAT(complaint([] { ptx::load_shared(word(5)); }),
-              HasSubstr("uninitialised: reads tile[0], byte 20, which nobody wrote"));
+              HasSubstr("uninitialised: reads tile[0], byte 20, which no thread wrote"));
 }
 
 struct Box {

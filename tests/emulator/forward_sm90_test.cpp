@@ -13,8 +13,8 @@
 #include <ostream>
 #include <string>
 
-#include "emulator/launch.h"
 #include "emulator/copies.h"
+#include "emulator/launch.h"
 #include "forward_configs.h"
 #include "forward_problem.h"
 #include "schedules.h"

@@ -10,8 +10,8 @@
 #include <string>
 #include <vector>
 
-#include "emulator/launch.h"
 #include "emulator/copies.h"
+#include "emulator/launch.h"
 #include "kernels/ptx/mbarrier.cuh"
 #include "kernels/ptx/memory.cuh"
 #include "kernels/ptx/thread.cuh"

@@ -4,7 +4,7 @@
 // The vector type of the instruction set that this translation unit is compiled for: g++ and clang
 // vector extensions for all that the language can say, and one intrinsic each for what it cannot
 // (fused multiply-add, the maximum instruction, float16). Multiply-adds are fused only here, by
-// name: the units are compiled with -ffp-contract=off like the rest, so that softmax's exact
+// name: these files are compiled with -ffp-contract=off like the rest, so that softmax's exact
 // differences (s - max = 0) hold in every compiler.
 //
 // Everything under isa/ has internal linkage, and calls no inline function of a shared header: a

@@ -32,8 +32,8 @@ std::uint64_t size_from(const std::string& text) {
   const char* const last = text.data() + text.size();
   const auto [end, error] = std::from_chars(text.data(), last, value);
   const std::string unit(end, last);
-  const std::string units = "KMG";
-  const std::size_t power = unit.empty() ? 0 : units.find(unit[0]) + 1;
+  const std::string letters = "KMG";
+  const std::size_t power = unit.empty() ? 0 : letters.find(unit[0]) + 1;
   const bool unit_ok = unit.empty() || (unit.size() == 1 && power != 0);
   if (error != std::errc() || !unit_ok || value > (~std::uint64_t{0} >> (10 * power))) {
     throw Error(Status::kArgument,

@@ -1,7 +1,7 @@
 // SPDX-FileCopyrightText: fulmen contributors
 // SPDX-License-Identifier: Apache-2.0
 //
-// The simt implementation: tiles on the ordinary arithmetic units, every problem whose narrowest
+// The simt implementation: tiles on CUDA cores, every problem whose narrowest
 // tiles fit the shared memory of a block. It also serves sm80 and sm90 with gradients that they do
 // not make. Pure.
 #pragma once

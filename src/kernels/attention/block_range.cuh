@@ -1,9 +1,9 @@
 // SPDX-FileCopyrightText: fulmen contributors
 // SPDX-License-Identifier: Apache-2.0
 //
-// Which blocks of keys a block of query rows must visit, and which of those are full, that is,
+// Which blocks of keys a block of query rows must read, and which of those are full, that is,
 // visible to every row of the block, so that they need no mask arithmetic; and the same read the
-// other way for the backward pass, where a block of keys visits blocks of query rows.
+// other way for the backward pass, where a block of keys reads blocks of query rows.
 // Rests on mask.cuh: interval ends never decrease from one row to the next, so the first and the
 // last row of a block decide. The tests compare every small shape with the dense mask.
 #pragma once
@@ -12,10 +12,10 @@
 
 namespace fulmen {
 
-// In units of blocks: visit [visit.begin, visit.end); blocks in `full` (a part of it) have every
-// entry visible; all others of `visit` are partial. Blocks outside `visit` are empty.
+// Numbers of blocks: visible [visible.begin, visible.end); blocks in `full` (a part of it) have
+// every entry visible; all others of `visible` are partial. Blocks outside `visible` are empty.
 struct BlockRange {
-  Interval visit;
+  Interval visible;
   Interval full;
 
   constexpr bool is_full(i64 block) const { return full.contains(block); }
@@ -24,12 +24,12 @@ struct BlockRange {
 // `some`: indices that at least one line of the block sees; `all`: those that every line sees.
 constexpr BlockRange blocks_of(Interval some, Interval all, i64 block_size, i64 length) {
   if (some.size() <= 0) return {{0, 0}, {0, 0}};
-  const Interval visit{some.begin / block_size, ceil_div(some.end, block_size)};
+  const Interval visible{some.begin / block_size, ceil_div(some.end, block_size)};
   // A block cut off by the end of the sequence is full only where a kernel may read past it; none
   // may, so it counts as partial.
-  const i64 full_end = min(min(all.end, length) / block_size, visit.end);
-  const i64 full_begin = max(ceil_div(all.begin, block_size), visit.begin);
-  return {visit, {full_begin, max(full_begin, full_end)}};
+  const i64 full_end = min(min(all.end, length) / block_size, visible.end);
+  const i64 full_begin = max(ceil_div(all.begin, block_size), visible.begin);
+  return {visible, {full_begin, max(full_begin, full_end)}};
 }
 
 // Query rows [rows.begin, rows.end) of one block, not empty, within q_len.

@@ -149,8 +149,8 @@ struct BackwardSm80 {
   // Steps 1 and 5, and all tiles of queries of all heads of the group that see a key of the block.
   void mainloop(const DqZeroingSm80<kConfig>& sums) {
     constexpr bool kLate = kConfig.dq && kConfig.pair_stages == 2;  // dQ a step after its dS
-    const i32 begin = static_cast<i32>(range.visit.begin);
-    const i32 end = static_cast<i32>(range.visit.end);
+    const i32 begin = static_cast<i32>(range.visible.begin);
+    const i32 end = static_cast<i32>(range.visible.end);
     const i32 full_begin = kConfig.full_blocks ? static_cast<i32>(range.full.begin) : end;
     const i32 full_end = static_cast<i32>(range.full.end);
     const i32 first_head = place.kv_head * static_cast<i32>(p.group_size());
@@ -240,7 +240,7 @@ struct BackwardSm80 {
       range = ranges.m_block_range(place.first_key);
       wait_preprocess<kConfig>();
       if constexpr (kConfig.documents) ranges.narrow(range);
-      if (range.visit.size() > 0) {
+      if (range.visible.size() > 0) {
         mainloop(sums);
       } else {
         sums.zero_only();

@@ -212,7 +212,7 @@ struct BackwardSchedulerSm80 {
     i64 low = 0, high = own;
     while (low < high) {  // the first that does; from there to this one all do
       const i64 middle = (low + high) / 2;
-      if (m_block_range(middle * kConfig.kv_rows).visit.end > block) {
+      if (m_block_range(middle * kConfig.kv_rows).visible.end > block) {
         high = middle;
       } else {
         low = middle + 1;
@@ -236,9 +236,9 @@ struct BackwardSchedulerSm80 {
     range.full = {0, 0};
     if constexpr (kConfig.deterministic) return;
     const i32 head = place.kv_head * static_cast<i32>(p.group_size());
-    const i32 last = static_cast<i32>(range.visit.end);
+    const i32 last = static_cast<i32>(range.visible.end);
     i32 begin = last, end = 0;
-    for (i32 block = static_cast<i32>(range.visit.begin + lane_index()); block < last;
+    for (i32 block = static_cast<i32>(range.visible.begin + lane_index()); block < last;
          block += 32) {
       const KeyRangeSm80 bounds = params.key_bounds[tile_number(head, block)];
       if (bounds.begin >= place.first_key + kConfig.kv_rows || bounds.end <= place.first_key)
@@ -247,7 +247,7 @@ struct BackwardSchedulerSm80 {
       end = block + 1;
     }
     join_lanes(begin, end);
-    range.visit = {begin, max(begin, end)};
+    range.visible = {begin, max(begin, end)};
   }
 };
 

@@ -172,7 +172,7 @@ constexpr BackwardWalk backward_walk(const BackwardParams& params, const Sequenc
   const Interval visit =
       seeing_blocks<kConfig>(params.mask, shape, i64{kv_block} * kConfig.kv_rows(),
                              kConfig.kv_rows())
-          .visit;
+          .visible;
   BackwardWalk walk{i32(visit.begin), i32(visit.size()), 0, params.group_size};
   if (kConfig.spread && kConfig.mask == MaskKind::kLength && walk.count > 0) {
     walk.rotation = kv_block * (kConfig.kv_rows() / kConfig.q_rows) % walk.count;

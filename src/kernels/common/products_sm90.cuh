@@ -24,7 +24,7 @@ struct OperandTile {
   }
 
   // As rows of an operand: A, or B as N x K. Columns from `dim` on, a multiple of 16.
-  static constexpr u32 kUpper = kSwizzle ? ptx::kSwizzledRows : ptx::plain_units(128);
+  static constexpr u32 kUpper = kSwizzle ? ptx::kSwizzledRows : ptx::plain_strides(128);
   constexpr u32 descriptor() const {
     return ptx::wgmma_descriptor(base, kSwizzle ? 16 : kRows * 16);
   }
@@ -34,7 +34,7 @@ struct OperandTile {
 
   // As a transposed B, K x N. Rows from `row` on, a multiple of 16.
   static constexpr u32 kUpperTransposed =
-      kSwizzle ? ptx::kSwizzledRows : ptx::plain_units(kRows * 16);
+      kSwizzle ? ptx::kSwizzledRows : ptx::plain_strides(kRows * 16);
   constexpr u32 descriptor_transposed() const {
     return ptx::wgmma_descriptor(base, kSwizzle ? kRows * 128 : 128);
   }

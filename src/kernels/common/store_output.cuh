@@ -15,7 +15,7 @@
 namespace fulmen {
 
 // Writes the tile to shared memory: chunks of 64 columns, `chunk_bytes` apart, 128-byte rows,
-// 16-byte units of row r exchanged by r % 8 as the copy engine expects, unless not kSwizzle.
+// 16-byte vectors of row r exchanged by r % 8 as the copy engine expects, unless not kSwizzle.
 template <DType kDType, bool kSwizzle = true, i32 kFloats>
 inline void stage_output_tile(const float (&O)[kFloats], u32 tile, u32 chunk_bytes) {
   const u32 thread = ptx::thread_index() % 128;
@@ -24,8 +24,8 @@ inline void stage_output_tile(const float (&O)[kFloats], u32 tile, u32 chunk_byt
 #pragma unroll
   for (i32 i = 0; i < kFloats / 8; ++i) {  // 16 columns
     const u32 unit = 2 * i + lane / 16;
-    const u32 place = kSwizzle ? unit % 8 ^ row % 8 : unit % 8;
-    const u32 address = tile + unit / 8 * chunk_bytes + row * 128 + (place << 4);
+    const u32 column = kSwizzle ? unit % 8 ^ row % 8 : unit % 8;
+    const u32 address = tile + unit / 8 * chunk_bytes + row * 128 + (column << 4);
     ptx::U32x4 x;
 #pragma unroll
     for (i32 w = 0; w < 4; ++w) {

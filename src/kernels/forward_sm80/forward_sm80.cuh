@@ -80,7 +80,7 @@ struct ForwardSm80 {
   Interval n_block_range() const {
     const Interval rows{first_row, min(first_row + kConfig.q_rows(), num_rows())};
     const Interval blocks =
-        visible_column_blocks(interval_mask(), head.sequence.shape, rows, kStageColumns).visit;
+        visible_column_blocks(interval_mask(), head.sequence.shape, rows, kStageColumns).visible;
     if constexpr (!kConfig.documents) return blocks;
     const Interval keys = loop.producer.documents.key_bounds(
         {blocks.begin * kStageColumns,

@@ -160,7 +160,7 @@ inline void compute_carefully(ForwardWarpgroup<kConfig>& own,
     own.shared.k().wait(own.k_at);
     issue_scores<kConfig>(S, rQ, sQ, own.shared.k().address(own.k_at));
     ptx::wgmma_wait<0>();
-    ptx::wgmma_settle(S);
+    ptx::wgmma_fence_operand(S);
     own.release_k();
     // S = exp2(c S - m), O *= exp2(m_old - m), P = S
     scores.apply(S, j * kConfig.kv_rows);
@@ -177,7 +177,7 @@ inline void compute_carefully(ForwardWarpgroup<kConfig>& own,
     set_unusual_apart(own, O, visible, j, hidden, dropped);
     issue_output<kConfig>(O, P, own.v_tile(), true);
     ptx::wgmma_wait<0>();
-    ptx::wgmma_settle(O);
+    ptx::wgmma_fence_operand(O);
     own.meet();  // all warps have looked at V
     own.release_v();
   }

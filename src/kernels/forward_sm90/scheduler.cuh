@@ -174,8 +174,8 @@ inline BlockRange narrowed(BlockRange range, const ForwardParams& params, const 
     all_ids.add(ids[w].largest);
   }
   if (place.shape.q_len <= block.q_block * kConfig.q_rows()) return range;  // no rows, no ids
-  Interval all{ptx::shuffle(i32(range.visit.begin), kConfig.warpgroups),
-               ptx::shuffle(i32(range.visit.end), kConfig.warpgroups)};
+  Interval all{ptx::shuffle(i32(range.visible.begin), kConfig.warpgroups),
+               ptx::shuffle(i32(range.visible.end), kConfig.warpgroups)};
   const auto meets = [&](i32 j) { return keys[j].meets(all_ids); };
   all.end = max<i64>(find_block<true>(all, lane, meets) + 1, all.begin + 1);
   all.begin = min<i64>(find_block<false>(all, lane, meets), all.end - 1);
@@ -190,10 +190,10 @@ inline BlockRange narrowed(BlockRange range, const ForwardParams& params, const 
     if (lane == w) range.full = full;
   }
   if (lane >= u32(kConfig.warpgroups)) {
-    range.visit = all;
+    range.visible = all;
   } else {
-    range.visit.begin = min(max(range.visit.begin, all.begin), all.end - 1);
-    range.visit.end = clamp(range.visit.end, range.visit.begin + 1, all.end);
+    range.visible.begin = min(max(range.visible.begin, all.begin), all.end - 1);
+    range.visible.end = clamp(range.visible.end, range.visible.begin + 1, all.end);
   }
   return range;
 }
@@ -220,8 +220,8 @@ struct ForwardPlanner {
     if constexpr (kConfig.skips_documents) {  // block -1, the end, has no rows and no ids
       if (row >= 0) range = narrowed<kConfig>(range, params, next.block, place, lane);
     }
-    const Interval all{ptx::shuffle(i32(range.visit.begin), kConfig.warpgroups),
-                       ptx::shuffle(i32(range.visit.end), kConfig.warpgroups)};
+    const Interval all{ptx::shuffle(i32(range.visible.begin), kConfig.warpgroups),
+                       ptx::shuffle(i32(range.visible.end), kConfig.warpgroups)};
     ptx::warp_sync();  // all have read `next`, which may lie in the mail written now
     if (for_warpgroup) {
       const KeyBlocks blocks = key_blocks<kConfig>(all, range);

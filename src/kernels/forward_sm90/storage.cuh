@@ -103,7 +103,7 @@ constexpr BlockRange visited_blocks(const IntervalMask& mask, const SequenceShap
   if (begin >= end) return {{0, 1}, {0, 0}};
   BlockRange range =
       visible_column_blocks(effective_mask<kConfig>(mask), shape, {begin, end}, kConfig.kv_rows);
-  range.visit.end = max(range.visit.end, range.visit.begin + 1);
+  range.visible.end = max(range.visible.end, range.visible.begin + 1);
   return range;
 }
 
@@ -123,8 +123,8 @@ struct KeyBlocks {
 // all: what the whole thread block visits; own: what the rows of this warpgroup see.
 template <AttentionConfig kConfig>
 constexpr KeyBlocks key_blocks(const Interval& all, const BlockRange& own) {
-  const i64 begin = max(own.visit.begin, all.begin);
-  const i64 end = clamp(own.visit.end, begin + 1, all.end);
+  const i64 begin = max(own.visible.begin, all.begin);
+  const i64 end = clamp(own.visible.end, begin + 1, all.end);
   Interval full{clamp(own.full.begin, begin, end), clamp(own.full.end, begin, end)};
   if (!kConfig.skip_full_masks || full.size() <= 0) full = {begin, begin};
   return {i32(all.begin), i32(begin), i32(full.begin), i32(full.end), i32(end), i32(all.end)};

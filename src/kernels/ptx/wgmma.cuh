@@ -27,7 +27,7 @@ inline void wgmma_wait() {
 // No instruction: keeps reads of an accumulator behind the wait that was just made, where the
 // compiler would move them before it.
 template <i32 kFloats>
-inline void wgmma_settle(float (&d)[kFloats]) {
+inline void wgmma_fence_operand(float (&d)[kFloats]) {
 #pragma unroll
   for (i32 i = 0; i < kFloats; ++i) asm volatile("" : "+f"(d[i])::"memory");
 }
@@ -39,14 +39,14 @@ inline void wgmma_settle(float (&d)[kFloats]) {
 //                        group of 8 rows to the next. `leading_bytes` leads from 64 columns to the
 //                        next 64 where the columns are the N of a transposed B (row-major V), and
 //                        is ignored elsewhere.
-//   plain_units(stride)  no swizzle: 8 rows of 8 elements (16 bytes) lie together. From 8 rows to
+//   plain_strides(stride)  no swizzle: 8 rows of 8 elements (16 bytes) lie together. From 8 rows to
 //                        the next 8 it is `stride` bytes, from 8 columns to the next 8
 //                        `leading_bytes`; with a transposed B the other way round.
 constexpr u32 wgmma_descriptor(u32 shared, u32 leading_bytes) {
   return ((shared & 0x3ffffu) >> 4) | ((leading_bytes >> 4) << 16);
 }
 inline constexpr u32 kSwizzledRows = 0x40000040;
-constexpr u32 plain_units(u32 stride_bytes) { return stride_bytes >> 4; }
+constexpr u32 plain_strides(u32 stride_bytes) { return stride_bytes >> 4; }
 
 #define FULMEN_D8(i)                                                                          \
   "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), \

@@ -77,9 +77,9 @@ struct BackwardSimtDbias : SimtGradient<kConfig> {
     const BlockRange range = visible_column_blocks(
         p.mask_options, shape, {i, min(i + kConfig.rows, i64{shape.q_len})}, kConfig.columns);
     const i64 own = column / kConfig.columns;
-    const Interval wanted = sums_columns ? range.visit : Interval{own, own + 1};
+    const Interval wanted = sums_columns ? range.visible : Interval{own, own + 1};
     for (i64 block = wanted.begin; block < wanted.end; ++block) {
-      if (range.visit.contains(block)) add_tile(head, i, block * kConfig.columns);
+      if (range.visible.contains(block)) add_tile(head, i, block * kConfig.columns);
     }
   }
 

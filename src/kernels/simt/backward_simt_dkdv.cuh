@@ -1,7 +1,7 @@
 // SPDX-FileCopyrightText: fulmen contributors
 // SPDX-License-Identifier: Apache-2.0
 //
-// dK and dV on the ordinary arithmetic units: a block owns keys, keeps K and V in shared memory and
+// dK and dV on CUDA cores: a block owns keys, keeps K and V in shared memory and
 // its part of dK and dV in registers, and meets Q and dO of every head of the group a tile at a
 // time. Rows of a tile of pairs are keys here, columns are queries. With adds_dq it adds what its
 // keys bring to dQ to the sums in global memory, by atomics, which spares backward_simt_dq and the
@@ -184,11 +184,11 @@ struct BackwardSimtDkDv : SimtGradient<kConfig> {
     const SequenceShape& shape = head.sequence.shape;
     const Interval keys{first_row, min(first_row + kConfig.rows, i64{shape.kv_len})};
     const BlockRange range = visible_row_blocks(p.mask_options, shape, keys, kConfig.columns);
-    if (range.visit.size() <= 0) return;
+    if (range.visible.size() <= 0) return;
     ptx::block_sync();  // all are done with dO of the head before
-    load_dout(head, range.visit.begin * kConfig.columns);
-    for (i64 block = range.visit.begin; block < range.visit.end; ++block) {
-      step(head, block * kConfig.columns, range.is_full(block), block + 1 == range.visit.end);
+    load_dout(head, range.visible.begin * kConfig.columns);
+    for (i64 block = range.visible.begin; block < range.visible.end; ++block) {
+      step(head, block * kConfig.columns, range.is_full(block), block + 1 == range.visible.end);
     }
   }
 
@@ -212,15 +212,15 @@ void backward_simt_dkdv(const AttentionParams& p) {
   record_faults(p, kConfig.num_threads);
   const TileTask task = tile_task(ptx::block_index(), p.batch_extent(), p.heads_kv,
                                   num_tile_slots(p, p.kv_rows, kConfig.rows), false);
-  const TilePlace place = find_tile(p, p.cu_kv, task, kConfig.rows);
-  const Head<kConfig.dtype> first(p, place.index, task.head * p.group_size());
-  if (place.first_row >= first.sequence.kv_slot) return;
-  BackwardSimtDkDv<kConfig> block(p, place.first_row);
-  if (place.first_row < first.sequence.shape.kv_len) {
+  const TilePlace origin = find_tile(p, p.cu_kv, task, kConfig.rows);
+  const Head<kConfig.dtype> first(p, origin.index, task.head * p.group_size());
+  if (origin.first_row >= first.sequence.kv_slot) return;
+  BackwardSimtDkDv<kConfig> block(p, origin.first_row);
+  if (origin.first_row < first.sequence.shape.kv_len) {
     block.load_own(first);
     if constexpr (kConfig.adds_dq) block.look_at_keys();
     for (i64 member = 0; member < p.group_size(); ++member) {
-      block.run_head(Head<kConfig.dtype>(p, place.index, task.head * p.group_size() + member));
+      block.run_head(Head<kConfig.dtype>(p, origin.index, task.head * p.group_size() + member));
     }
   }
   block.store(first);

@@ -1,7 +1,7 @@
 // SPDX-FileCopyrightText: fulmen contributors
 // SPDX-License-Identifier: Apache-2.0
 //
-// dQ on the ordinary arithmetic units: a block owns query rows, keeps Q and dO in shared memory and
+// dQ on CUDA cores: a block owns query rows, keeps Q and dO in shared memory and
 // its part of dQ in registers, and meets K and V a tile at a time. Nothing is added by atomics, so
 // results are bitwise equal from run to run. Launched as forward_simt. Source: Dao,
 // FlashAttention-2 (2023), section 3.1.2; the split into two passes, this one and
@@ -108,9 +108,9 @@ struct BackwardSimtDq : SimtGradient<kConfig> {
       const BlockRange range = visible_column_blocks(
           p.mask_options, shape, {first_row, min(first_row + kConfig.rows, i64{shape.q_len})},
           kConfig.columns);
-      if (range.visit.size() > 0) load_first(range.visit.begin * kConfig.columns);
-      for (i64 block = range.visit.begin; block < range.visit.end; ++block) {
-        step(block * kConfig.columns, range.is_full(block), block + 1 == range.visit.end);
+      if (range.visible.size() > 0) load_first(range.visible.begin * kConfig.columns);
+      for (i64 block = range.visible.begin; block < range.visible.end; ++block) {
+        step(block * kConfig.columns, range.is_full(block), block + 1 == range.visible.end);
       }
     }
     Rows::template store<kConfig.max_dim_qk>(
@@ -124,10 +124,10 @@ void backward_simt_dq(const AttentionParams& p) {
   record_faults(p, kConfig.num_threads);
   const TileTask task = tile_task(ptx::block_index(), p.batch_extent(), p.heads_q,
                                   num_tile_slots(p, p.q_rows, kConfig.rows), true);
-  const TilePlace place = find_tile(p, p.cu_q, task, kConfig.rows);
-  const Head<kConfig.dtype> head(p, place.index, task.head);
-  if (place.first_row >= head.sequence.q_slot) return;
-  BackwardSimtDq<kConfig>(head, place.first_row).run();
+  const TilePlace origin = find_tile(p, p.cu_q, task, kConfig.rows);
+  const Head<kConfig.dtype> head(p, origin.index, task.head);
+  if (origin.first_row >= head.sequence.q_slot) return;
+  BackwardSimtDq<kConfig>(head, origin.first_row).run();
 }
 
 }  // namespace fulmen

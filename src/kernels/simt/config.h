@@ -1,7 +1,7 @@
 // SPDX-FileCopyrightText: fulmen contributors
 // SPDX-License-Identifier: Apache-2.0
 //
-// The compile-time half of the kernels that compute on the ordinary arithmetic units: naive (one
+// The compile-time half of the kernels that compute on CUDA cores: naive (one
 // thread a row) and simt (tiles). Everything else about a problem is decided at run time, so a
 // handful of configs covers every option and head dimension.
 #pragma once

@@ -1,7 +1,7 @@
 // SPDX-FileCopyrightText: fulmen contributors
 // SPDX-License-Identifier: Apache-2.0
 //
-// Exact attention on the ordinary arithmetic units: a block keeps a tile of Q in shared memory and
+// Exact attention on CUDA cores: a block keeps a tile of Q in shared memory and
 // its part of O in registers, and meets K and V a tile at a time. True float32 (16-bit inputs are
 // widened) or float64, every option, any strides and alignment. Source: Dao, FlashAttention-2
 // (2023), section 3.1. Launched with one block for each (slot of rows, batch, head), see
@@ -184,9 +184,9 @@ struct ForwardSimt : Simt<kConfig> {
       const BlockRange range =
           visible_column_blocks(p.mask_options, head.sequence.shape,
                                 {first_row, min(first_row + kConfig.rows, q_len)}, kConfig.columns);
-      if (range.visit.size() > 0) load_first(range.visit.begin * kConfig.columns);
-      for (i64 block = range.visit.begin; block < range.visit.end; ++block) {
-        step(block * kConfig.columns, range.is_full(block), block + 1 == range.visit.end);
+      if (range.visible.size() > 0) load_first(range.visible.begin * kConfig.columns);
+      for (i64 block = range.visible.begin; block < range.visible.end; ++block) {
+        step(block * kConfig.columns, range.is_full(block), block + 1 == range.visible.end);
       }
     }
     store_rows();
@@ -216,10 +216,10 @@ void forward_simt(const AttentionParams& p) {
   record_faults(p, kConfig.num_threads);
   const TileTask task = tile_task(ptx::block_index(), p.batch_extent(), p.heads_q,
                                   num_tile_slots(p, p.q_rows, kConfig.rows), true);
-  const TilePlace place = find_tile(p, p.cu_q, task, kConfig.rows);
-  const Head<kConfig.dtype> head(p, place.index, task.head);
-  if (place.first_row >= head.sequence.q_slot) return;
-  ForwardSimt<kConfig>(head, place.first_row).run();
+  const TilePlace origin = find_tile(p, p.cu_q, task, kConfig.rows);
+  const Head<kConfig.dtype> head(p, origin.index, task.head);
+  if (origin.first_row >= head.sequence.q_slot) return;
+  ForwardSimt<kConfig>(head, origin.first_row).run();
 }
 
 }  // namespace fulmen

@@ -28,7 +28,7 @@ struct alignas(16) SimtVector {
   Real lane[kLanes];
 };
 
-// Rows of kElems elements, seen as 16-byte vectors. Vector v of a row is stored at place v ^ key,
+// Rows of kElems elements, seen as 16-byte vectors. Vector v of a row is stored as vector v ^ key,
 // where neighbouring rows have different keys: eight of them, read at the same v, meet all banks.
 // kKeyStep: 1, or 2 where neighbouring rows are written half a vector's worth of columns at a time.
 template <class Real, i32 kElems, i32 kKeyStep = 1>
@@ -105,13 +105,13 @@ struct Simt {
                      (v - v % Weights::kKeys + 8 * Weights::kVectors * r) * kLanes];
   }
 
-  // visit(r, c) for each pair of a thread.
-  template <class Visit>
-  static void each_pair(const Visit& visit) {
+  // call(r, c) for each pair of a thread.
+  template <class Call>
+  static void each_pair(const Call& call) {
 #pragma unroll
     for (i32 r = 0; r < kRows; ++r) {
 #pragma unroll
-      for (i32 c = 0; c < kColumns; ++c) visit(r, c);
+      for (i32 c = 0; c < kColumns; ++c) call(r, c);
     }
   }
 

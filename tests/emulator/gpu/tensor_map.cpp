@@ -5,8 +5,8 @@
 #include <cstdint>
 #include <cstring>
 
-#include "emulator/gpu/gpu.h"
 #include "emulator/copies.h"
+#include "emulator/gpu/gpu.h"
 #include "gpu/driver/driver_types.h"
 
 using namespace fulmen::gpu;  // NOLINT: the types of the interface under their own names

@@ -10,9 +10,9 @@
 #include <string>
 #include <vector>
 
+#include "emulator/copies.h"
 #include "emulator/global_memory.h"
 #include "emulator/launch.h"
-#include "emulator/copies.h"
 #include "kernels/forward_sm90/forward_sm90.cuh"
 
 namespace fulmen::test {

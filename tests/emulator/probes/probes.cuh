@@ -186,7 +186,7 @@ constexpr i32 kProbeBWords = 8192;
 
 template <DType kDType, bool kTransposed, i32 kFloats, bool kRegisters, bool kPlain>
 inline void probe_wgmma(const ProbeParams& p) {
-  constexpr u32 kUpper = kPlain ? ptx::plain_units(256) : ptx::kSwizzledRows;
+  constexpr u32 kUpper = kPlain ? ptx::plain_strides(256) : ptx::kSwizzledRows;
   const u32 thread = ptx::thread_index();
   const u32 shared = ptx::dynamic_shared();
   for (u32 word = thread; word < kProbeAWords + kProbeBWords; word += 128) {
@@ -216,7 +216,7 @@ inline void probe_wgmma(const ProbeParams& p) {
     }
     ptx::wgmma_commit();
     ptx::wgmma_wait<0>();
-    ptx::wgmma_settle(d);
+    ptx::wgmma_fence_operand(d);
 #pragma unroll
     for (i32 i = 0; i < kFloats; ++i) p.out[(128 * k + thread) * kFloats + i] = as_bits(d[i]);
   }

@@ -21,16 +21,16 @@ void check_laws(const BlockRange& range, u32 some, u32 all, i64 block_size, i64 
     const bool has_visible = (some & bits) != 0;
     const bool is_whole = (block + 1) * block_size <= length;
     const bool is_full = is_whole && (all & bits) == bits;
-    if (range.visit.contains(block) != has_visible || range.is_full(block) != is_full) {
+    if (range.visible.contains(block) != has_visible || range.is_full(block) != is_full) {
       ADD_FAILURE() << where << ", block " << block << " of size " << block_size << ": visible "
-                    << has_visible << " full " << is_full << ", got visit [" << range.visit.begin
-                    << ", " << range.visit.end << ") full [" << range.full.begin << ", "
+                    << has_visible << " full " << is_full << ", got visit [" << range.visible.begin
+                    << ", " << range.visible.end << ") full [" << range.full.begin << ", "
                     << range.full.end << ")";
     }
   }
-  const bool is_part = range.visit.begin <= range.full.begin &&
-                       range.full.begin <= range.full.end && range.full.end <= range.visit.end &&
-                       range.visit.end <= ceil_div(length, block_size);
+  const bool is_part = range.visible.begin <= range.full.begin &&
+                       range.full.begin <= range.full.end && range.full.end <= range.visible.end &&
+                       range.visible.end <= ceil_div(length, block_size);
   if (!is_part) ADD_FAILURE() << where << ": full is no part of visit";
 }
 
@@ -76,7 +76,7 @@ TEST(VisibleColumnBlocks, LargestLengthsDoNotWrap) {
   const i32 huge = 2147483647;
   const SequenceShape shape{huge, huge, 0};
   const BlockRange range = visible_column_blocks({.causal = true}, shape, {huge - 64, huge}, 64);
-  EXPECT_EQ(range.visit.end, ceil_div(huge, 64));
+  EXPECT_EQ(range.visible.end, ceil_div(huge, 64));
   EXPECT_EQ(range.full.end, (i64{huge} - 63) / 64);
 }
 

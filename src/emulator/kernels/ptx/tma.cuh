@@ -8,9 +8,9 @@
 #include <cstring>
 
 #include "emulator/barriers.h"
+#include "emulator/copies.h"
 #include "emulator/order.h"
 #include "emulator/shared_memory.h"
-#include "emulator/copies.h"
 #include "kernels/forward_sm90/config.h"
 
 namespace fulmen::ptx {

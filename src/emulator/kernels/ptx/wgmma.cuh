@@ -18,13 +18,13 @@ inline void wgmma_wait() {
 }
 
 template <i32 kFloats>
-inline void wgmma_settle(float (&)[kFloats]) {}
+inline void wgmma_fence_operand(float (&)[kFloats]) {}
 
 constexpr u32 wgmma_descriptor(u32 shared, u32 leading_bytes) {
   return ((shared & 0x3ffffu) >> 4) | ((leading_bytes >> 4) << 16);
 }
 inline constexpr u32 kSwizzledRows = 0x40000040;
-constexpr u32 plain_units(u32 stride_bytes) { return stride_bytes >> 4; }
+constexpr u32 plain_strides(u32 stride_bytes) { return stride_bytes >> 4; }
 
 template <i32 kFloats>
 inline constexpr bool kIsWgmmaAccumulator =

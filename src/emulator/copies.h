@@ -4,6 +4,11 @@
 // The tensor copy engine: boxes of a 4-dimensional tensor of 16-bit elements, 64 columns with or
 // without the 128-byte swizzle, or 8 without. A copy is only noted when asked for; the scheduler
 // carries it out at some later time, in any order.
+//
+// And cp.async: copies of 4, 8 or 16 bytes that a thread asks for and waits for itself. The source
+// is read when the copy is asked for. Half of the copies land at once, half as late as the thread's
+// waits allow, so that a missing wait shows as old data or NaN even where the checker is off; the
+// checker sees a write by an engine of the thread's own, over once its group has been waited for.
 #pragma once
 
 #include "emulator/accesses.h"
@@ -36,5 +41,10 @@ void tensor_load(u32 shared, const TensorMap& map, u32 barrier, const BoxOrigin&
 void tensor_store(const TensorMap& map, u32 shared, const BoxOrigin& origin, Site site);
 void tensor_store_commit();
 void tensor_store_wait();  // for all committed stores of this thread
+
+// Zeros where `global` is null.
+void thread_copy(u32 shared, const u8* global, u32 num_bytes, Site site);
+void thread_copy_commit();
+void thread_copy_wait(u32 pending_groups);
 
 }  // namespace fulmen::emulator
