@@ -11,7 +11,7 @@
 #include <type_traits>
 
 #include "api/boundary.h"
-#include "core/refuse.h"
+#include "core/error.h"
 
 namespace fulmen::api {
 namespace {

@@ -5,7 +5,7 @@
 
 #include "api/boundary.h"
 #include "api/convert.h"
-#include "core/array_rules.h"
+#include "core/arrays.h"
 #include "core/dense_mask.h"
 #include "core/validate.h"
 #include "cpu/backend.h"

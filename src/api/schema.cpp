@@ -12,8 +12,8 @@
 #include "api/boundary.h"
 #include "api/convert.h"
 #include "api/text.h"
-#include "core/array_rules.h"
-#include "core/tile_choice.h"
+#include "core/arrays.h"
+#include "core/options.h"
 
 namespace fulmen::api {
 namespace {
@@ -97,16 +97,16 @@ void add_bounds(Json& row, Field initial, Field least, Field most) {
 
 std::string options_json() {
   Json list("[]");
-#define FULMEN_OPTION(kind, type, option, initial, least, most, allowed, use, doc)        \
-  {                                                                                       \
-    Json row("{}");                                                                       \
-    row.text("name", #option)                                                             \
-        .text("type", type_name<type>())                                                  \
-        .text("kind", name(OptionKind::kind));                                            \
-    row.number("offset", offsetof(fulmen_problem, option)).number("bytes", sizeof(type)); \
-    add_bounds<type>(row, static_cast<type>(initial), static_cast<type>(least),           \
-                     static_cast<type>(most));                                            \
-    list.raw(nullptr, row.text("doc", doc).done());                                       \
+#define FULMEN_OPTION(kind, type, option, initial, least, most, allowed, use, normal, doc) \
+  {                                                                                        \
+    Json row("{}");                                                                        \
+    row.text("name", #option)                                                              \
+        .text("type", type_name<type>())                                                   \
+        .text("kind", name(OptionKind::kind));                                             \
+    row.number("offset", offsetof(fulmen_problem, option)).number("bytes", sizeof(type));  \
+    add_bounds<type>(row, static_cast<type>(initial), static_cast<type>(least),            \
+                     static_cast<type>(most));                                             \
+    list.raw(nullptr, row.text("doc", doc).done());                                        \
   }
 #include "fulmen/options.def"
   return list.done();

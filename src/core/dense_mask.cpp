@@ -7,7 +7,7 @@
 
 #include <limits>
 
-#include "core/check_arrays.h"
+#include "core/arrays.h"
 #include "core/error.h"
 #include "core/overlap.h"
 #include "core/validate.h"
@@ -69,17 +69,6 @@ bool passes_arrays(const Problem& problem, const Sequence& sequence, const i64 (
 
 }  // namespace
 
-bool is_visible(const IntervalMask& mask, const SequenceShape& shape, i64 q_row, i64 kv_row) {
-  const i64 level = q_row + shape.shift;  // the key that the row stands at
-  const bool causal = !mask.causal || kv_row <= level;
-  const bool prefix = kv_row < mask.prefix;
-  const bool left = mask.window_left == kNoLimit || kv_row >= level - mask.window_left;
-  const bool right = mask.window_right == kNoLimit || kv_row <= level + mask.window_right;
-  const bool chunk =
-      mask.chunk == 0 || floor_div(level, mask.chunk) == floor_div(kv_row, mask.chunk);
-  return (causal || prefix) && left && right && chunk;
-}
-
 void dense_mask(const Problem& problem, const Tensor& visible) {
   check_lengths(problem);
   const Tensor out = checked_output(problem, visible);
@@ -87,10 +76,12 @@ void dense_mask(const Problem& problem, const Tensor& visible) {
     const Sequence sequence = problem.sequence(index);
     for (i64 head = 0; head < out.shape[1]; ++head) {
       for (i64 i = 0; i < out.shape[2]; ++i) {
+        const bool exists = i < sequence.shape.q_len;
+        const Interval keys =
+            exists ? visible_columns(problem.mask, sequence.shape, i) : Interval{0, 0};
         for (i64 j = 0; j < out.shape[3]; ++j) {
-          const bool exists = i < sequence.shape.q_len && j < sequence.shape.kv_len;
-          const bool sees = exists && is_visible(problem.mask, sequence.shape, i, j) &&
-                            passes_arrays(problem, sequence, {index, head, i, j});
+          const bool sees =
+              keys.contains(j) && passes_arrays(problem, sequence, {index, head, i, j});
           store_bytes<u8>(out.address(index, head, i, j), sees ? 1 : 0);
         }
       }

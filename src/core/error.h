@@ -28,6 +28,9 @@ class Error : public std::runtime_error {
   Status status_;
 };
 
+// How most checks end: an argument outside what is allowed, as one sentence.
+[[noreturn]] inline void refuse(const std::string& text) { throw Error(Status::kArgument, text); }
+
 template <class... Parts>
 std::string sentence(const Parts&... parts) {
   std::ostringstream text;

@@ -12,11 +12,19 @@ enum class LogLevel { kError = 0, kWarning = 1, kInfo = 2 };
 
 using LogCallback = void (*)(LogLevel level, const char* message, void* user);
 
-void set_log(LogCallback callback, void* user);
+struct LogSink {
+  LogCallback callback = nullptr;
+  void* user = nullptr;
+};
+inline LogSink the_log;
 
-// So that nobody builds a message that no one reads.
-bool log_is_on();
+inline void set_log(LogCallback callback, void* user) { the_log = {callback, user}; }
 
-void log(LogLevel level, const char* message);
+// Whether a message has a reader: it need not be built without.
+inline bool log_is_on() { return the_log.callback != nullptr; }
+
+inline void log(LogLevel level, const char* message) {
+  if (log_is_on()) the_log.callback(level, message, the_log.user);
+}
 
 }  // namespace fulmen

@@ -7,7 +7,7 @@
 
 #include <algorithm>
 
-#include "core/check_arrays.h"
+#include "core/arrays.h"
 #include "core/error.h"
 #include "core/overlap.h"
 

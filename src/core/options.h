@@ -7,6 +7,7 @@
 
 #include <iterator>
 #include <limits>
+#include <span>
 
 #include "fulmen/fulmen.h"
 #include "fulmen/fulmen_experimental.h"
@@ -145,23 +146,77 @@ struct OptionRow {
   OptionUse use;
 };
 
-// Calls visit(row, value) for each option, in order.
-template <class Visit>
-constexpr void for_each_option(const Options& options, const Visit& visit) {
-#define FULMEN_OPTION(kind, type, name, initial, least, most, allowed, use, ...)                \
-  {                                                                                             \
-    using T = OptionTypeOf<OptionKind::kind, type>;                                             \
-    visit(OptionRow<T>{OptionKind::kind, #name, static_cast<T>(initial), static_cast<T>(least), \
-                       static_cast<T>(most), allowed, OptionUse::use},                          \
-          options.name);                                                                        \
+// Calls action(row, value) for each option, in order.
+template <class Action>
+constexpr void for_each_option(const Options& options, const Action& action) {
+#define FULMEN_OPTION(kind, type, name, initial, least, most, allowed, use, ...)                 \
+  {                                                                                              \
+    using T = OptionTypeOf<OptionKind::kind, type>;                                              \
+    action(OptionRow<T>{OptionKind::kind, #name, static_cast<T>(initial), static_cast<T>(least), \
+                        static_cast<T>(most), allowed, OptionUse::use},                          \
+           options.name);                                                                        \
   }
 #include "fulmen/options.def"
 }
 
+// The options that a checked Problem has as they are.
+struct OwnOptions {
+#define FULMEN_MEMBER_kOwn(kind, type, name, initial) \
+  OptionTypeOf<OptionKind::kind, type> name =         \
+      static_cast<OptionTypeOf<OptionKind::kind, type>>(initial);
+#define FULMEN_MEMBER_kMask(...)
+#define FULMEN_MEMBER_kOther(...)
+#define FULMEN_OPTION(kind, type, name, initial, least, most, allowed, use, normal, ...) \
+  FULMEN_MEMBER_##normal(kind, type, name, initial)
+#include "fulmen/options.def"
+#undef FULMEN_MEMBER_kOwn
+#undef FULMEN_MEMBER_kMask
+#undef FULMEN_MEMBER_kOther
+};
+
 // What fulmen_experimental.h adds to a plan.
 struct Experiment {
   u32 without = 0;             // of Optimisation
-  const char* tile = nullptr;  // words of tile_choice.h; null: none
+  const char* tile = nullptr;  // words of TileChoice; null: none
 };
+
+// A tile to be tried in place of the table's: what a search over tiles asks plans for. Members are
+// those of a kernel's config (kernels/forward_sm90/config.h); what the search does not name stays
+// as the table has it.
+struct TileChoice {
+  static constexpr i32 kOfTable = -1;
+
+  i32 warpgroups = kOfTable;
+  i32 kv_rows = kOfTable;
+  i32 stages = kOfTable;
+  i32 q_slots = kOfTable;
+  i32 q_register_dims = kOfTable;
+  i32 heads_per_group = kOfTable;  // the order of blocks: heads that share the L2
+  i32 ping_pong = kOfTable;        // 0 or 1, and so on
+  i32 overlap = kOfTable;
+  i32 stage_output = kOfTable;
+  i32 cache_hints = kOfTable;
+
+  bool operator==(const TileChoice&) const = default;
+  bool given() const { return *this != TileChoice{}; }
+};
+
+struct TileMember {
+  const char* name;
+  i32 TileChoice::* member;
+  i32 least, most;
+};
+
+std::span<const TileMember> tile_members();
+
+// From "kv_rows=80 stages=2"; null or empty: nothing is named. Throws Error (kArgument) for another
+// name, or a number that no member can have.
+TileChoice tile_choice(const char* text);
+
+// Takes over a number where one is named.
+template <class Member>
+void choose_member(Member& member, i32 chosen) {
+  if (chosen != TileChoice::kOfTable) member = static_cast<Member>(chosen);
+}
 
 }  // namespace fulmen

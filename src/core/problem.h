@@ -13,7 +13,6 @@
 
 #include "core/options.h"
 #include "core/tensor.h"
-#include "core/tile_choice.h"
 #include "kernels/attention/dropout.cuh"
 #include "kernels/attention/mask.cuh"
 #include "kernels/attention/score_mod.cuh"
@@ -80,7 +79,7 @@ struct Request {
 // More than any kernel asks for.
 inline constexpr i64 kMaxPointerAlignment = 128;
 
-struct Problem {
+struct Problem : OwnOptions {
   Operation operation = Operation::kForward;
   Arrays arrays;
 
@@ -101,15 +100,10 @@ struct Problem {
   DType dtype = DType::kNone;    // of q, k, v
   ScoreMap<double> score_map{};  // scale, softcap
   IntervalMask mask;
-  Alignment alignment = Alignment::kBottomRight;
   Dropout dropout;
-  bool deterministic = false;
-  bool batch_invariant = false;
-  Backend backend = Backend::kCpu;                        // kCpu or kCuda
-  Implementation implementation = Implementation::kAuto;  // forced, or kAuto
-  u32 without = 0;                                        // of Optimisation
-  Precision precision = Precision::kFloat32;              // the least that products must have
-  TileChoice tile;  // of a search; plans of other calls name none
+  Backend backend = Backend::kCpu;  // kCpu or kCuda
+  u32 without = 0;                  // of Optimisation
+  TileChoice tile;                  // of a search; plans of other calls name none
 
   // What every pointer is a multiple of, as far as it is known and up to kMaxPointerAlignment.
   i64 pointer_alignment = kMaxPointerAlignment;
@@ -118,6 +112,11 @@ struct Problem {
   i64 group_size() const { return heads_kv == 0 ? 1 : heads_q / heads_kv; }
   i64 kv_head(i64 head) const { return head / group_size(); }
   bool has(Array array) const { return arrays[array].present(); }
+
+  // Whether a plan may depend on lengths, which other batch entries decide too.
+  bool may_plan_by_lengths() const { return !batch_invariant; }
+  // Whether sums are added up in one order, whatever else runs.
+  bool has_ordered_sums() const { return deterministic || batch_invariant; }
 
   // Reads lengths and offsets from memory. Entries that are out of range count as empty, exactly as
   // on a device; hosts that can see them check them first (check_lengths in validate.h).

@@ -3,9 +3,10 @@
 //
 // Every precondition of fulmen.h that the host can see, one sentence each, before anything is
 // written. The order of checks: presence, ranks and null pointers, dtypes, shapes, options,
-// overlaps. What fulmen.h says of each array is the table in array_rules.h.
+// overlaps. What fulmen.h says of each array is the table in arrays.h.
 #pragma once
 
+#include "core/arrays.h"
 #include "core/problem.h"
 
 namespace fulmen {
@@ -13,10 +14,6 @@ namespace fulmen {
 // head dims up to which every backend computes; 576 is the absorbed form of latent attention.
 inline constexpr i64 kMaxDimQk = 576;
 inline constexpr i64 kMaxDimV = 512;
-inline constexpr i64 kMaxExtent = 2147483647;  // of batch, heads and rows
-
-// Whether validate may look at pointers (a call) or must not (a plan, made before arrays exist).
-enum class Pointers { kChecked, kUnknown };
 
 // Checks a request and brings it to normal form; arrays that the operation does not look at become
 // absent. Throws Error (error.h).
@@ -24,6 +21,10 @@ Problem validate(const Request& request, Pointers pointers);
 
 // Likewise for dense_mask: extents of q and k, and the arrays that mask. The operation is unused.
 Problem validate_dense_mask(const Request& request);
+
+// The part that looks at options: checks them, and fills what follows from them into a problem
+// whose sizes are known. Throws Error with one sentence.
+void apply_options(Problem& problem, const Options& options, const Experiment& experiment);
 
 // Contents of q_lengths, kv_lengths, cu_q, cu_kv, and bias and mask extents against the longest
 // sequence: for arrays in host memory, before each run. Throws Error.

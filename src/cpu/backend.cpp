@@ -6,7 +6,7 @@
 
 #include "cpu/backend.h"
 
-#include "core/plan_cache.h"
+#include "core/request.h"
 #include "core/validate.h"
 
 namespace fulmen::cpu {

@@ -45,14 +45,13 @@ std::string dtype_text(DLDataType dtype) {
 
 fulmen_dtype dtype_of(const char* name, DLDataType dtype, bool reinterpret) {
   const int bits = dtype.lanes == 1 ? dtype.bits : 0;
-#define FULMEN_DTYPE(row, number, text, bytes, kind, dlpack, ...) \
-  if (dtype.code == dlpack && bits == 8 * bytes) return number;
-#include "fulmen/enums.def"
+  for (const DTypeRow& row : kDTypes) {
+    if (dtype.code == row.dlpack.code && bits == row.dlpack.bits) return row.number;
+  }
   if (dtype.code == kDLUInt && reinterpret && bits == 16) return FULMEN_BFLOAT16;
   if (dtype.code == kDLUInt && reinterpret && bits == 8) return FULMEN_BOOL;
-  throw Refusal{FULMEN_ERROR_DTYPE,
-                std::string(name) + " has dtype " + dtype_text(dtype) +
-                    "; fulmen knows float64, float32, float16, bfloat16, bool, int32 and int64"};
+  throw Refusal{FULMEN_ERROR_DTYPE, std::string(name) + " has dtype " + dtype_text(dtype) +
+                                        "; fulmen knows " + known_dtypes()};
 }
 
 std::string space_text(int32_t index) {
@@ -79,6 +78,13 @@ void replace_name(std::string* text, std::string_view name, std::string_view wor
 }
 
 }  // namespace
+
+std::string known_dtypes() {
+  std::string all;
+#define FULMEN_DTYPE(name, number, text, ...) all += all.empty() ? text : ", " text;
+#include "fulmen/enums.def"
+  return all;
+}
 
 void check_failed(fulmen_status status) {
   std::string sentence = fulmen_last_error();

@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstddef>
+#include <iterator>
 #include <string>
 #include <string_view>
 
@@ -14,6 +15,23 @@
 #include "fulmen/fulmen.h"
 
 namespace fulmen::ffi {
+
+// A dtype in the words of those who pass arrays.
+struct DTypeRow {
+  fulmen_dtype number;
+  DLDataType dlpack;
+  int32_t xla;
+};
+
+inline constexpr DTypeRow kDTypes[] = {
+#define FULMEN_DTYPE(name, number, text, bytes, kind, dlpack, xla) \
+  {number, {dlpack, 8 * bytes, 1}, xla},
+#include "fulmen/enums.def"
+};
+inline constexpr size_t kNumDTypes = std::size(kDTypes);
+
+// Their names, with commas between.
+std::string known_dtypes();
 
 enum ArrayIndex : size_t {
 #define FULMEN_ARRAY(name, ...) name,

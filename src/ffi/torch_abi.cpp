@@ -59,13 +59,9 @@ const TorchAbi* found() {
   torch.find(&abi.empty_strided, "aoti_torch_empty_strided");
   torch.find(&abi.fill_with_zeros, "aoti_torch_zero_");
   torch.find(&abi.is_grad_enabled, "aoti_torch_grad_mode_is_enabled");
-  torch.ask(&abi.float64, "aoti_torch_dtype_float64");
-  torch.ask(&abi.float32, "aoti_torch_dtype_float32");
-  torch.ask(&abi.float16, "aoti_torch_dtype_float16");
-  torch.ask(&abi.bfloat16, "aoti_torch_dtype_bfloat16");
-  torch.ask(&abi.int64, "aoti_torch_dtype_int64");
-  torch.ask(&abi.int32, "aoti_torch_dtype_int32");
-  torch.ask(&abi.boolean, "aoti_torch_dtype_bool");
+  int32_t* dtype = abi.dtypes;
+#define FULMEN_DTYPE(name, number, text, ...) torch.ask(dtype++, "aoti_torch_dtype_" text);
+#include "fulmen/enums.def"
   torch.ask(&abi.cpu, "aoti_torch_device_type_cpu");
   torch.ask(&abi.cuda, "aoti_torch_device_type_cuda");
   Finder("libtorch_cuda.so").find(&abi.get_cuda_stream, "aoti_torch_get_current_cuda_stream");

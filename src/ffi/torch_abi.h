@@ -10,6 +10,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "ffi/arrays.h"
+
 namespace fulmen::ffi {
 
 using TorchTensor = struct TorchTensorOpaque*;
@@ -53,8 +55,8 @@ struct TorchAbi {
   bool (*is_grad_enabled)();
   int32_t (*get_cuda_stream)(int32_t device_index, void** stream);  // null: PyTorch without CUDA
 
-  int32_t float64, float32, float16, bfloat16, int64, int32, boolean;  // its numbers of dtypes
-  int32_t cpu, cuda;                                                   // and of kinds of devices
+  int32_t dtypes[kNumDTypes];  // its numbers of those of kDTypes
+  int32_t cpu, cuda;           // and of kinds of devices
 };
 
 // Null where the process has loaded no PyTorch that has all of it.

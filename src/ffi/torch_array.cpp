@@ -19,22 +19,18 @@ using Axes = std::array<int64_t, FULMEN_MAX_RANK>;
 
 DLDataType dlpack_dtype(int32_t dtype) {
   const TorchAbi& torch = *torch_abi();
-  if (dtype == torch.bfloat16) return {kDLBfloat, 16, 1};
-  if (dtype == torch.float16) return {kDLFloat, 16, 1};
-  if (dtype == torch.float32) return {kDLFloat, 32, 1};
-  if (dtype == torch.float64) return {kDLFloat, 64, 1};
-  if (dtype == torch.int64) return {kDLInt, 64, 1};
-  if (dtype == torch.int32) return {kDLInt, 32, 1};
-  if (dtype == torch.boolean) return {kDLBool, 8, 1};
-  throw Refusal{FULMEN_ERROR_DTYPE,
-                "a tensor is not of float64, float32, float16, bfloat16, bool, int32 or int64"};
+  for (size_t i = 0; i < kNumDTypes; ++i) {
+    if (torch.dtypes[i] == dtype) return kDTypes[i].dlpack;
+  }
+  throw Refusal{FULMEN_ERROR_DTYPE, "a tensor is of none of " + known_dtypes()};
 }
 
+// PyTorch's number of a dtype that came from there.
 int32_t torch_dtype(DLDataType dtype) {
   const TorchAbi& torch = *torch_abi();
-  if (dtype.code == kDLBfloat) return torch.bfloat16;
-  if (dtype.bits == 16) return torch.float16;
-  return dtype.bits == 32 ? torch.float32 : torch.float64;
+  size_t i = 0;
+  while (kDTypes[i].dlpack.code != dtype.code || kDTypes[i].dlpack.bits != dtype.bits) ++i;
+  return torch.dtypes[i];
 }
 
 DLDevice dlpack_device(TorchTensor tensor) {
@@ -75,13 +71,13 @@ bool goes_behind(const DLTensor& x, size_t a, size_t b) {
 void order_as_torch(const DLTensor& x, Extents* made) {
   Order& order = made->order;
   for (size_t i = 1; i < made->rank; ++i) {
-    size_t place = i;
+    size_t at = i;
     for (size_t other = i; other-- > 0;) {
-      const size_t a = order[other], b = order[place];
+      const size_t a = order[other], b = order[at];
       if (x.strides[a] == 0 || x.strides[b] == 0) continue;
       if (goes_behind(x, a, b)) {
-        std::swap(order[other], order[place]);
-        place = other;
+        std::swap(order[other], order[at]);
+        at = other;
       } else if (x.strides[a] < x.strides[b]) {
         break;
       }
@@ -165,12 +161,12 @@ TorchArray empty_like(const DLTensor& x, int64_t last_extent, int32_t dtype) {
 }
 
 TorchArray empty_sums(const DLTensor& q, bool rows_before_heads, Sums kind) {
-  const TorchAbi& torch = *torch_abi();
   const auto axes = static_cast<size_t>(q.ndim);
   Extents made(q, kind == Sums::kStats ? axes : axes - 1);
   if (rows_before_heads && axes >= 3) std::swap(made.shape[axes - 3], made.shape[axes - 2]);
   if (kind == Sums::kStats) made.shape[axes - 1] = 2;
-  return empty(made, q.dtype.bits == 64 ? torch.float64 : torch.float32, q.device);
+  const uint8_t bits = q.dtype.bits == 64 ? 64 : 32;
+  return empty(made, torch_dtype({kDLFloat, bits, 1}), q.device);
 }
 
 TorchArray zero_beside(const DLTensor& x) {

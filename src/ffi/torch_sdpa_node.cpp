@@ -129,17 +129,17 @@ void plain_backward(TorchValue* stack) {
 
 // (grad_out, query, key, value, attn_bias, grad_input_mask, out, logsumexp, cum_seq_q, cum_seq_k,
 // max_q, max_k, dropout_p, is_causal, philox_seed, philox_offset, scale) -> (grad_query, grad_key,
-// grad_value, grad_attn_bias). In the place of Autograd: hands the gradients to an operator, so
+// grad_value, grad_attn_bias). Takes the key of Autograd: hands the gradients to an operator, so
 // that all that watches below Autograd sees it; where derivatives of them are wanted, to one in
 // Python.
 void node_backward(TorchValue* stack) {
   TorchArray arrays[] = {TorchArray(stack[0]), TorchArray(stack[1]), TorchArray(stack[2]),
                          TorchArray(stack[3]), TorchArray(stack[6]), TorchArray(stack[7])};
-  for (const int place : {4, 8, 9, 14, 15}) TorchArray unused(stack[place]);
+  for (const int unused_at : {4, 8, 9, 14, 15}) TorchArray unused(stack[unused_at]);
   const TorchValue need = TorchArguments(&stack[5]).bits(3);
   const double number = std::bit_cast<double>(stack[12]);
   if (!arrays[0].is_defined()) {
-    for (int place = 0; place < 4; ++place) stack[place] = undefined().released();
+    for (int i = 0; i < 4; ++i) stack[i] = undefined().released();
     return;
   }
   for (size_t i = 0; i < std::size(arrays); ++i) stack[i] = arrays[i].released();

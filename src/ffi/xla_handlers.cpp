@@ -52,12 +52,11 @@ Words required(const XlaAttributes& attributes, const char* name) {
 }
 
 DLDataType dtype_of(int32_t dtype) {
-#define FULMEN_DTYPE(name, number, text, bytes, kind, dlpack, xla) \
-  if (dtype == xla) return {dlpack, 8 * bytes, 1};
-#include "fulmen/enums.def"
-  throw Refusal{FULMEN_ERROR_DTYPE,
-                "an array has XLA's dtype " + std::to_string(dtype) +
-                    "; fulmen knows float64, float32, float16, bfloat16, bool, int32, int64"};
+  for (const DTypeRow& row : kDTypes) {
+    if (row.xla == dtype) return row.dlpack;
+  }
+  throw Refusal{FULMEN_ERROR_DTYPE, "an array has XLA's dtype " + std::to_string(dtype) +
+                                        "; fulmen knows " + known_dtypes()};
 }
 
 // One call of the library: what the program passes, as the library takes it.

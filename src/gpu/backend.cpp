@@ -5,8 +5,7 @@
 
 #include "gpu/backend.h"
 
-#include "core/bind.h"
-#include "core/plan_cache.h"
+#include "core/request.h"
 #include "core/validate.h"
 #include "gpu/prepared_plan.h"
 

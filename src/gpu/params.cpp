@@ -1,7 +1,7 @@
 // SPDX-FileCopyrightText: fulmen contributors
 // SPDX-License-Identifier: Apache-2.0
 //
-// One line for each array, in the order of Array.
+// Arrays and options of a Problem as kernels have them.
 
 #include "gpu/params.h"
 
@@ -10,45 +10,22 @@
 namespace fulmen::gpu {
 namespace {
 
-struct ArrayMember {
-  ArrayView AttentionParams::* view;
-  Array array;
-};
-
-constexpr ArrayMember kMembers[] = {
-    {&AttentionParams::q, Array::kQ},
-    {&AttentionParams::k, Array::kK},
-    {&AttentionParams::v, Array::kV},
-    {&AttentionParams::bias, Array::kBias},
-    {&AttentionParams::mask, Array::kMask},
-    {&AttentionParams::alibi_slopes, Array::kAlibiSlopes},
-    {&AttentionParams::sinks, Array::kSinks},
-    {&AttentionParams::q_lengths, Array::kQLengths},
-    {&AttentionParams::kv_lengths, Array::kKvLengths},
-    {&AttentionParams::cu_q, Array::kCuQ},
-    {&AttentionParams::cu_kv, Array::kCuKv},
-    {&AttentionParams::q_ids, Array::kQIds},
-    {&AttentionParams::kv_ids, Array::kKvIds},
-    {&AttentionParams::o, Array::kO},
-    {&AttentionParams::lse, Array::kLse},
-    {&AttentionParams::stats, Array::kStats},
-    {&AttentionParams::dout, Array::kDOut},
-    {&AttentionParams::dlse, Array::kDLse},
-    {&AttentionParams::dq, Array::kDQ},
-    {&AttentionParams::dk, Array::kDK},
-    {&AttentionParams::dv, Array::kDV},
-    {&AttentionParams::dbias, Array::kDBias},
-    {&AttentionParams::dsinks, Array::kDSinks},
-};
+// Calls action(view, array) for each array that kernels have a view of.
+template <class Params, class Action>
+void for_each_view(Params& p, const Action& action) {
+#define FULMEN_ARRAY(array, member, ...) \
+  if constexpr (requires { p.member = ArrayView{}; }) action(p.member, Array::array);
+#include "fulmen/arrays.def"
+}
 
 }  // namespace
 
 AttentionParams attention_params(const Problem& problem, u32* faults) {
   AttentionParams p{};
-  for (const ArrayMember& member : kMembers) {
-    const Tensor& tensor = problem.arrays[member.array];
-    if (tensor.present()) p.*member.view = view_of(tensor);
-  }
+  for_each_view(p, [&problem](ArrayView& view, Array array) {
+    const Tensor& tensor = problem.arrays[array];
+    if (tensor.present()) view = view_of(tensor);
+  });
   p.num_sequences = problem.num_sequences;
   p.heads_q = problem.heads_q;
   p.heads_kv = problem.heads_kv;
@@ -69,10 +46,9 @@ AttentionParams attention_params(const Problem& problem, u32* faults) {
 }
 
 void bind_params(AttentionParams& params, const Problem& problem, u32* faults) {
-  for (const ArrayMember& member : kMembers) {
-    ArrayView& view = params.*member.view;
-    if (view.present()) view.data = static_cast<u8*>(problem.arrays[member.array].data);
-  }
+  for_each_view(params, [&problem](ArrayView& view, Array array) {
+    if (view.present()) view.data = static_cast<u8*>(problem.arrays[array].data);
+  });
   params.dropout = problem.dropout;
   params.rng = static_cast<const i64*>(problem.arrays[Array::kRng].data);
   params.faults = faults;

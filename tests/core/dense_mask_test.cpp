@@ -10,6 +10,8 @@
 #include <string>
 #include <vector>
 
+#include "support/visible.h"
+
 namespace fulmen::test {
 namespace {
 
@@ -20,7 +22,11 @@ Picture draw(const IntervalMask& mask, i32 q_len, i32 kv_len, bool bottom_right 
   Picture picture;
   for (i32 i = 0; i < q_len; ++i) {
     picture.emplace_back();
-    for (i32 j = 0; j < kv_len; ++j) picture.back() += is_visible(mask, shape, i, j) ? '#' : '.';
+    for (i32 j = 0; j < kv_len; ++j) {
+      const bool is_seen = is_visible(mask, shape, i, j);
+      EXPECT_EQ(visible_columns(mask, shape, i).contains(j), is_seen) << i << ", " << j;
+      picture.back() += is_seen ? '#' : '.';
+    }
   }
   return picture;
 }

@@ -5,7 +5,7 @@
 // always leave one interval of keys per row, and one interval of rows per key. Both ends of both
 // intervals never decrease from a row (key) to the next; block_range.cuh builds on that.
 // Masks that are not intervals (boolean, documents, a bias of -inf) act entry by entry on top.
-// Called by every backend; compared with `dense_mask`, entry by entry, in the tests.
+// Called by every backend; compared with a definition entry by entry in the tests.
 #pragma once
 
 #include "kernels/base.cuh"

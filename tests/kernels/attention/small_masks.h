@@ -2,15 +2,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Every interval mask of small parameters on every small shape, and its dense matrix as bits, from
-// core/dense_mask.h: what the integer logic of src/kernels/attention is compared with.
+// support/visible.h: what the integer logic of src/kernels/attention is compared with.
 #pragma once
 
 #include <gtest/gtest.h>
 
 #include <string>
 
-#include "core/dense_mask.h"
 #include "core/error.h"
+#include "support/visible.h"
 
 namespace fulmen::test {
 

@@ -1,18 +1,59 @@
 // SPDX-FileCopyrightText: fulmen contributors
 // SPDX-License-Identifier: Apache-2.0
 //
-// Options, one check and one sentence each.
+// Options, one check and one sentence each; what is mechanical is made of the table. And the text
+// of a tile: words "name=number" with spaces between.
 
-#include "core/check_options.h"
+#include "core/options.h"
 
+#include <charconv>
 #include <cmath>
+#include <string_view>
 #include <type_traits>
 
-#include "core/refuse.h"
 #include "core/validate.h"
 
 namespace fulmen {
 namespace {
+
+constexpr TileMember kMembers[] = {
+    {"warpgroups", &TileChoice::warpgroups, 1, 3},
+    {"kv_rows", &TileChoice::kv_rows, 16, 256},
+    {"stages", &TileChoice::stages, 1, 6},
+    {"q_slots", &TileChoice::q_slots, 1, 6},
+    {"q_register_dims", &TileChoice::q_register_dims, 0, 512},
+    {"heads_per_group", &TileChoice::heads_per_group, 1, 1 << 20},
+    {"ping_pong", &TileChoice::ping_pong, 0, 1},
+    {"overlap", &TileChoice::overlap, 0, 1},
+    {"stage_output", &TileChoice::stage_output, 0, 1},
+    {"cache_hints", &TileChoice::cache_hints, 0, 1},
+};
+
+[[noreturn]] void refuse_word(std::string_view word) {
+  std::string allowed;
+  for (const TileMember& member : kMembers) {
+    allowed +=
+        sentence(allowed.empty() ? "" : ", ", member.name, "=", member.least, "..", member.most);
+  }
+  throw Error(Status::kArgument,
+              sentence("tile has '", word, "'; allowed are ", allowed, ", with spaces between"));
+}
+
+void read_word(std::string_view word, TileChoice& choice) {
+  const size_t equals = word.find('=');
+  if (equals == std::string_view::npos) refuse_word(word);
+  const std::string_view digits = word.substr(equals + 1);
+  i32 number = 0;
+  const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), number);
+  if (error != std::errc{} || end != digits.data() + digits.size()) refuse_word(word);
+  for (const TileMember& member : kMembers) {
+    if (word.substr(0, equals) != member.name) continue;
+    if (number < member.least || number > member.most) break;
+    choice.*member.member = number;
+    return;
+  }
+  refuse_word(word);
+}
 
 constexpr u64 kMaxWord = 0xffffffffu;  // what one 32-bit word of a Philox counter holds
 
@@ -36,18 +77,16 @@ i32 window_limit(i64 limit) { return limit > kMaxExtent ? kNoLimit : static_cast
 
 i32 key_count(i64 count) { return static_cast<i32>(min(count, kMaxExtent)); }
 
-IntervalMask interval_mask(const Options& options) {
-  if (options.causal && options.window_right > 0) {
-    refuse(sentence("window_right is ", options.window_right,
-                    " with causal, which hides those keys; pass window_right = 0 (or -1), or drop "
-                    "causal"));
+// One option as IntervalMask has it: positions are numbers of 32 bits.
+template <OptionKind kKind, class T>
+auto mask_member(const T& value) {
+  if constexpr (kKind == OptionKind::kLimit) {
+    return window_limit(value);
+  } else if constexpr (kKind == OptionKind::kCount) {
+    return key_count(value);
+  } else {
+    return value;
   }
-  if (options.prefix > 0 && !options.causal) {
-    refuse(sentence("prefix is ", options.prefix,
-                    " without causal; a prefix widens what causal leaves visible: set causal"));
-  }
-  return {options.causal, window_limit(options.window_left), window_limit(options.window_right),
-          key_count(options.prefix), key_count(options.chunk)};
 }
 
 // The array rng against the numbers that it replaces.
@@ -129,33 +168,51 @@ TileChoice tile(const char* text, Backend backend) {
   return choice;
 }
 
-Precision precision(Precision asked, DType dtype) {
+void check_precision(Precision asked, DType dtype) {
   if (asked != Precision::kFloat32 && dtype != DType::kFloat32) {
     refuse(sentence("precision is ", name(asked),
                     ", a choice for float32 inputs, but q, k and v "
                     "are ",
                     name(dtype), "; leave it float32, which changes nothing for them"));
   }
-  return asked;
 }
 
 }  // namespace
 
+std::span<const TileMember> tile_members() { return kMembers; }
+
+TileChoice tile_choice(const char* text) {
+  TileChoice choice;
+  std::string_view rest = text == nullptr ? "" : text;
+  while (!rest.empty()) {
+    const size_t end = rest.find(' ');
+    const std::string_view word = rest.substr(0, end);
+    if (!word.empty()) read_word(word, choice);
+    rest = end == std::string_view::npos ? "" : rest.substr(end + 1);
+  }
+  return choice;
+}
+
 void apply_options(Problem& problem, const Options& options, const Experiment& experiment) {
   for_each_option(options, [](const auto& row, const auto& value) { check_bounds(row, value); });
+#define FULMEN_RULE(name, refused, text) \
+  if (refused) refuse(sentence(#name, " is ", options.name, " ", text));
+#include "fulmen/options.def"
+#define FULMEN_COPY_kOwn(kind, name) problem.name = options.name;
+#define FULMEN_COPY_kMask(kind, name) \
+  problem.mask.name = mask_member<OptionKind::kind>(options.name);
+#define FULMEN_COPY_kOther(...)
+#define FULMEN_OPTION(kind, type, name, initial, least, most, allowed, use, normal, ...) \
+  FULMEN_COPY_##normal(kind, name)
+#include "fulmen/options.def"
   problem.score_map = score_map(options, problem.dim_qk);
-  problem.mask = interval_mask(options);
-  problem.alignment = options.alignment;
   problem.dropout = dropout(problem, options);
   problem.max_q = upper_bound("max_q", options.max_q, problem.q_rows, problem.packed);
   problem.max_kv = upper_bound("max_kv", options.max_kv, problem.kv_rows, problem.packed);
-  problem.deterministic = options.deterministic;
-  problem.batch_invariant = options.batch_invariant;
   problem.backend = backend_from(options);
-  problem.implementation = options.implementation;
   problem.without = without(experiment.without, problem.backend);
   problem.tile = tile(experiment.tile, problem.backend);
-  problem.precision = precision(options.precision, problem.dtype);
+  check_precision(options.precision, problem.dtype);
 }
 
 }  // namespace fulmen

@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // What the places of arrays say of a problem: tiles want 16 bytes, numbers read one by one do not.
-#include "core/check_pointers.h"
+#include "core/arrays.h"
 
 #include <gtest/gtest.h>
 

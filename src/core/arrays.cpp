@@ -1,11 +1,10 @@
 // SPDX-FileCopyrightText: fulmen contributors
 // SPDX-License-Identifier: Apache-2.0
 //
-// One array against its row of the table.
+// Arrays against their rows of the table, every output against itself and every other array.
 
-#include "core/check_arrays.h"
+#include "core/arrays.h"
 
-#include "core/error.h"
 #include "core/overlap.h"
 
 namespace fulmen {
@@ -109,6 +108,62 @@ std::string axes_text(const AxisList& list, const Sizes& sizes, int first) {
 
 bool is_dim(Axis axis) { return axis == Axis::kDimQk || axis == Axis::kDimV; }
 
+struct AddressRange {
+  const ArrayRule* rule;
+  const Tensor* tensor;
+  u64 begin;
+  u64 end;
+};
+
+// Ranges of addresses tell nearly all arrays apart; may_overlap looks closer.
+bool share_bytes(const AddressRange& a, const AddressRange& b) {
+  return a.begin < b.end && b.begin < a.end && may_overlap(*a.tensor, *b.tensor);
+}
+
+void check_overlaps(const Problem& problem, Call call) {
+  AddressRange ranges[kNumArrays];
+  int num_ranges = 0;
+  for_each_used(problem.arrays, call, [&](const ArrayRule& rule, const Tensor& tensor) {
+    const u64 begin = reinterpret_cast<u64>(tensor.data);
+    const u64 bytes = static_cast<u64>(span_bytes(tensor));
+    ranges[num_ranges++] = {&rule, &tensor, begin, begin + bytes};
+  });
+  for (int i = 0; i < num_ranges; ++i) {
+    const ArrayRule& out = *ranges[i].rule;
+    if (use_of(out, call) != Use::kOutput) continue;
+    for (int j = 0; j < num_ranges; ++j) {
+      const ArrayRule& other = *ranges[j].rule;
+      const bool was_seen = use_of(other, call) == Use::kOutput && j <= i;
+      if (was_seen || !share_bytes(ranges[i], ranges[j])) continue;
+      refuse(sentence(name(out.array), " overlaps ", name(other.array),
+                      " in memory; an output may share no byte with any other array"));
+    }
+  }
+}
+
+// Whether kernels read its numbers one by one, as those of a sequence or a head: no axis is rows or
+// columns of a tile.
+bool is_read_singly(const ArrayRule& rule) {
+  const Axis last = rule.list.axes[rule.list.count - 1];
+  const bool is_single = last == Axis::kHead || last == Axis::kSequence || last == Axis::kOffset;
+  return rule.param == rule.array && (is_single || rule.dtypes == DTypes::kInt64);
+}
+
+// What all pointers are multiples of. Empty arrays are never read, and a slice of lengths makes no
+// tile of q slower to copy.
+i64 pointer_alignment(const Problem& problem) {
+  u64 bits = kMaxPointerAlignment;
+  for (int i = 0; i < kNumArrays; ++i) {
+    const auto array = static_cast<Array>(i);
+    const Tensor& tensor = problem.arrays[array];
+    const u64 address = reinterpret_cast<u64>(tensor.data);
+    if (address == 0 || tensor.empty()) continue;
+    const bool is_aligned = address % static_cast<u64>(size_bytes(tensor.dtype)) == 0;
+    if (!is_aligned || !is_read_singly(rule_of(array))) bits |= address;
+  }
+  return static_cast<i64>(bits & (~bits + 1));
+}
+
 }  // namespace
 
 Sizes sizes_of(const Problem& problem) {
@@ -185,11 +240,11 @@ Tensor normal_form(const Tensor& given, const AxisList& list) {
   Tensor normal{given.data, given.dtype, kMaxRank, {1, 1, 1, 1}, {0, 0, 0, 0}};
   const int missing = list.count - given.rank;
   for (int axis = 0; axis < given.rank; ++axis) {
-    const int place = list.place[missing + axis];
-    normal.shape[place] = given.shape[axis];
-    normal.strides[place] = given.shape[axis] > 1               ? given.strides[axis]
-                            : is_dim(list.axes[missing + axis]) ? 1
-                                                                : 0;
+    const int normal_axis = list.normal_axis[missing + axis];
+    normal.shape[normal_axis] = given.shape[axis];
+    normal.strides[normal_axis] = given.shape[axis] > 1               ? given.strides[axis]
+                                  : is_dim(list.axes[missing + axis]) ? 1
+                                                                      : 0;
   }
   return normal;
 }
@@ -198,7 +253,7 @@ void check_shape(const Tensor& given, const Tensor& normal, const char* subject,
                  const AxisList& list, const Sizes& sizes) {
   for (int axis = 0; axis < list.count; ++axis) {
     const i64 needed = sizes[list.axes[axis]];
-    const i64 extent = normal.shape[list.place[axis]];
+    const i64 extent = normal.shape[list.normal_axis[axis]];
     if (extent == needed || needed == kAnyExtent) continue;
     if (extent == 1 && axis < list.num_broadcast) continue;
     const int first = min(axis, list.count - given.rank);  // leading axes may be left out
@@ -212,13 +267,28 @@ void broadcast(Tensor& normal, const AxisList& list, const Problem& problem) {
   if (list.num_broadcast == 0) return;
   const Sizes sizes = sizes_of(problem);
   for (int axis = 0; axis < list.num_broadcast; ++axis) {
-    i64& extent = normal.shape[list.place[axis]];
+    i64& extent = normal.shape[list.normal_axis[axis]];
     if (extent != 1) continue;
     const i64 full = sizes[list.axes[axis]];
     extent = full != kAnyExtent                   ? full
              : list.axes[axis] == Axis::kMaskQRow ? problem.max_q
                                                   : problem.max_kv;
   }
+}
+
+void check_outputs_nest(const Problem& problem, Call call) {
+  for_each_used(problem.arrays, call, [&](const ArrayRule& rule, const Tensor& tensor) {
+    if (use_of(rule, call) == Use::kOutput && may_overlap_itself(tensor)) {
+      refuse(sentence(name(rule.array),
+                      " has strides by which two of its elements are one; an "
+                      "output needs a place of its own for each element"));
+    }
+  });
+}
+
+void check_pointers(Problem& problem, Call call) {
+  check_overlaps(problem, call);
+  problem.pointer_alignment = pointer_alignment(problem);
 }
 
 }  // namespace fulmen

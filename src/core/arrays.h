@@ -1,11 +1,14 @@
 // SPDX-FileCopyrightText: fulmen contributors
 // SPDX-License-Identifier: Apache-2.0
 //
-// What fulmen.h says of each array, as a table: its axes in the caller's order, where each goes in
-// the normal form of problem.h, which dtypes it may have, and which calls look at it. validate.cpp
-// reads this table; adding an array to the library is adding a row.
+// What fulmen.h says of each array: the table fulmen/arrays.def with the meaning of its words, and
+// the part of validation that looks at arrays alone, one by one, then at where they lie. Each check
+// throws Error with one sentence. Called by validate.cpp in the order of this file.
 #pragma once
 
+#include <string>
+
+#include "core/error.h"
 #include "core/problem.h"
 
 namespace fulmen {
@@ -71,14 +74,14 @@ enum class Use : u8 {
   kOutput,
 };
 
-// Axes in the caller's order, and where each is in the normal form. Leading ones may be left out,
-// down to min_rank; in num_broadcast leading ones an extent of 1 stands for any.
+// Axes in the caller's order, and which axis of the normal form each is. Leading ones may be left
+// out, down to min_rank; in num_broadcast leading ones an extent of 1 stands for any.
 struct AxisList {
   int count;
   int min_rank;
   int num_broadcast;
   Axis axes[kMaxRank];
-  int place[kMaxRank];
+  int normal_axis[kMaxRank];
 };
 
 // What each Call does with an array.
@@ -134,12 +137,12 @@ constexpr Use use_of(const ArrayRule& rule, Call call) {
   return rule.uses.by_call[static_cast<int>(call)];
 }
 
-// Calls visit(rule, tensor) for each present array that the call looks at.
-template <class Visit>
-void for_each_used(const Arrays& arrays, Call call, const Visit& visit) {
+// Calls action(rule, tensor) for each present array that the call looks at.
+template <class Action>
+void for_each_used(const Arrays& arrays, Call call, const Action& action) {
   for (const ArrayRule& rule : rules::kTable) {
     const Tensor& tensor = arrays[rule.array];
-    if (tensor.present() && use_of(rule, call) != Use::kIgnored) visit(rule, tensor);
+    if (tensor.present() && use_of(rule, call) != Use::kIgnored) action(rule, tensor);
   }
 }
 
@@ -153,5 +156,57 @@ constexpr bool has_head_and_row(const AxisList& list) {
 constexpr int max_rank(const AxisList& list, bool packed) {
   return list.count - (packed && list.axes[0] == Axis::kBatch ? 1 : 0);
 }
+
+// ---- One array ---------------------------------------------------------------------------------
+
+// Whether checks may look at pointers (a call) or must not (a plan, made before arrays exist).
+enum class Pointers { kChecked, kUnknown };
+
+inline constexpr i64 kMaxExtent = 2147483647;  // of batch, heads and rows
+
+// The extent of each axis; kAnyExtent where only the contents of the offsets decide.
+inline constexpr i64 kAnyExtent = -1;
+
+struct Sizes {
+  i64 extent[kNumAxes];
+
+  i64& operator[](Axis axis) { return extent[static_cast<int>(axis)]; }
+  i64 operator[](Axis axis) const { return extent[static_cast<int>(axis)]; }
+};
+
+Sizes sizes_of(const Problem& problem);
+
+std::string shape_text(const Tensor& tensor);  // "(2, 8, 5, 64)"
+
+// Below, subject is what sentences call the array.
+
+// Rank, extents, strides; the pointer where `pointers` says so.
+void check_layout(const Tensor& tensor, const char* subject, const AxisList& list, bool packed,
+                  Pointers pointers);
+
+// That no address of it leaves 64-bit arithmetic.
+void check_span(const Tensor& tensor, const char* subject);
+
+// `operand`: the dtype of q; `param`: that of the parameter, for gradients.
+void check_dtype(const Tensor& tensor, const ArrayRule& rule, DType operand, DType param);
+
+// Four axes, those of problem.h. Axes of extent 1 get stride 0, but dim axes stride 1, so
+// that a single column counts as contiguous. Extents stay as given.
+Tensor normal_form(const Tensor& given, const AxisList& list);
+
+// The extents of a tensor in normal form against those of the problem.
+void check_shape(const Tensor& given, const Tensor& normal, const char* subject,
+                 const AxisList& list, const Sizes& sizes);
+
+// Gives broadcast axes of an input their full extent (their stride is 0 already).
+void broadcast(Tensor& normal, const AxisList& list, const Problem& problem);
+
+// ---- Where arrays lie --------------------------------------------------------------------------
+
+// That no two elements of an output are one.
+void check_outputs_nest(const Problem& problem, Call call);
+
+// That no output overlaps another array. Fills pointer_alignment.
+void check_pointers(Problem& problem, Call call);
 
 }  // namespace fulmen
