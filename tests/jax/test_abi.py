@@ -34,11 +34,16 @@ FIELDS = {
 # jaxlib 0.11 calls it otherwise; XLA_FFI_Metadata_Extension, which begins with it, is looked at.
 RENAMED = {"XLA_FFI_Extension_Base"}
 NUMBERS = {
-    "kXlaMetadata": "Extension_Metadata", "kXlaPred": "DataType_PRED", "kXlaS32": "DataType_S32",
-    "kXlaS64": "DataType_S64", "kXlaU32": "DataType_U32", "kXlaF16": "DataType_F16",
-    "kXlaF32": "DataType_F32", "kXlaF64": "DataType_F64", "kXlaBf16": "DataType_BF16",
+    "kXlaMetadata": "Extension_Metadata", "kXlaS64": "DataType_S64", "kXlaU32": "DataType_U32",
     "kXlaIsBuffer": "ArgType_BUFFER", "kXlaIsArray": "AttrType_ARRAY",
     "kXlaInvalidArgument": "Error_Code_INVALID_ARGUMENT",
+    **{
+        f"kDTypes[FULMEN_{ours} - 1].xla": f"DataType_{theirs}"
+        for ours, theirs in (
+            ("BOOL", "PRED"), ("INT32", "S32"), ("INT64", "S64"), ("FLOAT16", "F16"),
+            ("FLOAT32", "F32"), ("FLOAT64", "F64"), ("BFLOAT16", "BF16"),
+        )
+    },
 }  # fmt: skip
 
 
@@ -46,8 +51,8 @@ def test_declarations_agree_with_the_installed_header(tmp_path: Path) -> None:
     compiler = shutil.which("g++") or shutil.which("c++")
     if compiler is None:
         pytest.skip("no C++ compiler")
-    lines = ['#include "xla/ffi/api/c_api.h"', '#include "ffi/xla_ffi_abi.h"',
-             "namespace own = fulmen::ffi;"]  # fmt: skip
+    lines = ['#include "xla/ffi/api/c_api.h"', '#include "ffi/arrays.h"',
+             '#include "ffi/xla_ffi_abi.h"', "namespace own = fulmen::ffi;"]  # fmt: skip
     header = (Path(jax.ffi.include_dir()) / "xla" / "ffi" / "api" / "c_api.h").read_text()
     for kinds, fields in FIELDS.items():
         mine, theirs = kinds.split()
@@ -63,7 +68,7 @@ def test_declarations_agree_with_the_installed_header(tmp_path: Path) -> None:
         lines.append(f"static_assert(int(own::{mine}) == int(XLA_FFI_{theirs}));")
     source = tmp_path / "abi.cpp"
     source.write_text("\n".join(lines) + "\n")
-    folders = [f"-I{jax.ffi.include_dir()}", f"-I{ROOT / 'src'}"]
+    folders = [f"-I{folder}" for folder in (jax.ffi.include_dir(), ROOT / "src", ROOT / "include")]
     command = [compiler, "-std=c++20", "-fsyntax-only", "-Wno-invalid-offsetof", *folders, source]
     done = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
