@@ -66,7 +66,7 @@ def emulate(path: str) -> None:
     """Counts in the emulator."""
     import numpy as np
 
-    from fulmen.kinds import named_dtype
+    from fulmen.array_types import named_dtype
     from fulmen.lab.cases import emulator
 
     found = []

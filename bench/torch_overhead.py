@@ -35,12 +35,12 @@ THEIRS = torch.nn.functional.scaled_dot_product_attention
 
 def by_operator(q, k, v):
     """fulmen.attention as it runs where something watches."""
-    shortcuts = guards.take_the_shortest_way, guards.is_watched
-    guards.take_the_shortest_way, guards.is_watched = lambda *_: False, lambda: True
+    shortcuts = guards.allows_fast_path, guards.needs_operators
+    guards.allows_fast_path, guards.needs_operators = lambda *_: False, lambda: True
     try:
         return fulmen.attention(q, k, v)
     finally:
-        guards.take_the_shortest_way, guards.is_watched = shortcuts
+        guards.allows_fast_path, guards.needs_operators = shortcuts
 
 
 SIDES = {"torch": THEIRS, "fulmen": fulmen.attention, "operator": by_operator}

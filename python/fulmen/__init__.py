@@ -29,13 +29,24 @@ if TYPE_CHECKING:
         ShapeError,
         UnsupportedError,
     )
-    from .functional import attention, attention_varlen
-    from .inspection import Explanation, build_info, device_faults, explain, gpu_info
-    from .mask_matrix import dense_mask
+    from .functional import (
+        Forward,
+        Gradients,
+        attention,
+        attention_backward,
+        attention_forward,
+        attention_varlen,
+    )
+    from .inspection import (
+        Explanation,
+        build_info,
+        dense_mask,
+        device_faults,
+        explain,
+        gpu_info,
+    )
     from .merging import merge
-    from .passes import attention_backward, attention_forward
     from .planning import Plan, plan
-    from .results import Forward, Gradients
 
     __version__: str
 
@@ -79,13 +90,12 @@ _MODULES = {
         "ArgumentError CompileError DTypeError DeviceError Error LibraryNotFound OutOfMemoryError "
         "ShapeError UnsupportedError"
     ),
-    "functional": "attention attention_varlen",
-    "inspection": "Explanation build_info device_faults explain gpu_info",
-    "mask_matrix": "dense_mask",
+    "functional": (
+        "Forward Gradients attention attention_backward attention_forward attention_varlen"
+    ),
+    "inspection": "Explanation build_info dense_mask device_faults explain gpu_info",
     "merging": "merge",
-    "passes": "attention_backward attention_forward",
     "planning": "Plan plan",
-    "results": "Forward Gradients",
 }
 _HOME = {name: module for module, names in _MODULES.items() for name in names.split()}
 
@@ -104,9 +114,7 @@ def __getattr__(name: str) -> Any:
         try:
             value = metadata.version("fulmen")
         except metadata.PackageNotFoundError:  # a source tree on the path: what the library says
-            from .inspection import build_info
-
-            value = build_info()["version"]
+            value = __getattr__("build_info")()["version"]
     else:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     globals()[name] = value

@@ -1,44 +1,34 @@
 # SPDX-FileCopyrightText: fulmen contributors
 # SPDX-License-Identifier: Apache-2.0
-"""Finds libfulmen, loads it once, and calls it.
+"""Finds libfulmen, loads it once, and reads what it says of its options and arrays.
 
 The library speaks the C calling convention of apache-tvm-ffi (src/ffi). FULMEN_LIBRARY names
-another build of it; otherwise it is the one beside this package.
+another build of it; otherwise it is the one beside this package. Its schema is the one list of
+options and arrays: nothing in Python knows a position.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import threading
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Callable
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import Any, Callable
 
 from .errors import STATUS_ERRORS, Error, LibraryNotFound
 
-if TYPE_CHECKING:
-    from .kinds import NumpyKind
-
 Function = Callable[..., int]
-Where = tuple[int, "type[NumpyKind]"]  # the stream and the kind of q: what a call runs on
-
-# The order of fulmen_tensors in fulmen.h.
-ARRAY_NAMES = (
-    *("q", "k", "v", "bias", "mask", "alibi_slopes", "sinks", "q_lengths", "kv_lengths"),
-    *("cu_q", "cu_kv", "q_ids", "kv_ids", "rng"),
-    *("o", "lse", "stats", "do", "dlse", "dq", "dk", "dv", "dbias", "dsinks"),
-)
-FORWARD_RESULTS = range(14, 17)  # o, lse, stats
-BACKWARD_RESULTS = range(19, 24)  # dq, dk, dv, dbias, dsinks
 
 _VERBS = (
-    *("forward", "backward", "explain", "dense_mask", "merge", "build_info"),
+    *("forward", "backward", "explain", "dense_mask", "merge", "build_info", "schema"),
     *("plan_create", "plan_destroy", "plan_workspace_bytes", "plan_explain"),
     *("plan_forward", "plan_backward"),
 )
 _RARE_VERBS = (  # looked up when they are first asked for
     *("gpu_info", "set_nvrtc_candidates", "cache_clear", "device_faults"),
-    *("bundle_write", "bundle_load", "plan_create_tuned"),
+    *("bundle_write", "bundle_load"),
     *("keep_options", "add_torch_kernels", "raise_refusal"),
 )
 
@@ -53,7 +43,6 @@ class Library:
     forward: Function
     backward: Function
     plan_create: Function
-    plan_create_tuned: Function
     plan_destroy: Function
     plan_workspace_bytes: Function
     plan_forward: Function
@@ -61,6 +50,7 @@ class Library:
     plan_explain: Function
     explain: Function
     build_info: Function
+    schema: Function
     dense_mask: Function
     merge: Function
     gpu_info: Function
@@ -82,13 +72,59 @@ class Library:
         return function
 
 
+class Schema:
+    """What fulmen_schema() says: the options of a call and its arrays.
+
+    Attributes:
+        template: the bytes of a fulmen_problem with every default.
+        options: by name; type, offset, default, kind and what is allowed of each.
+        array_names: every array of a call, in the order in which calls pass them: inputs, results
+            of the forward pass, what comes into the backward pass, gradients.
+        inputs: the names of the inputs, q, k and v first.
+        index_inputs: those that hold lengths, offsets and ids.
+        results, gradients: where what a forward and a backward call write is in `array_names`.
+        differentiable: the index of each input that has a gradient.
+        replaceable: the index of each input that a run of a plan may bring anew, by name.
+    """
+
+    def __init__(self, said: dict[str, Any]) -> None:
+        """From the JSON object."""
+        arrays = said["arrays"]
+        roles = [array["role"] for array in arrays]
+        self.template = bytes.fromhex(said["problem"])
+        self.options: dict[str, dict[str, Any]] = {x["name"]: x for x in said["options"]}
+        self.dtypes: list[dict[str, Any]] = said["dtypes"]
+        self.implementations: list[dict[str, Any]] = said["implementations"]
+        self.optimisations: tuple[str, ...] = tuple(said["optimisations"])
+        self.array_names: tuple[str, ...] = tuple(array["word"] for array in arrays)
+        num_inputs = roles.count("input")
+        inputs = arrays[:num_inputs]
+        self.inputs = self.array_names[:num_inputs]
+        self.index_inputs = tuple(x["word"] for x in inputs if x["dtypes"] == "index")
+        self.results = range(num_inputs, num_inputs + roles.count("result"))
+        self.gradients = range(roles.index("gradient"), len(roles))
+        self.differentiable = tuple(i for i, x in enumerate(inputs) if x["differentiable"])
+        self.replaceable = {x["word"]: i for i, x in enumerate(inputs) if x["replaceable"]}
+
+    @property
+    def differentiable_inputs(self) -> tuple[str, ...]:
+        """The names of the inputs that have a gradient, in the order of the gradients."""
+        return tuple(self.inputs[index] for index in self.differentiable)
+
+
 _loaded: Library | None = None
-_lock = threading.Lock()
+_lock = threading.RLock()
 
 
 def library() -> Library:
     """The library, loaded at the first call."""
     return _loaded or _load()
+
+
+@lru_cache(maxsize=1)
+def schema() -> Schema:
+    """What the library says of options and arrays."""
+    return Schema(json.loads(text_of(library().schema)))
 
 
 def candidates() -> list[str]:
@@ -121,8 +157,8 @@ def find() -> str:
 def import_tvm_ffi() -> Any:
     """The tvm_ffi package, without the torch that it imports when it finds one.
 
-    That import takes a second and nobody has asked for it: a program that uses torch has imported
-    it before, and its tensors are read through DLPack in either order.
+    That import takes a second, and a program that does not use torch has not asked for it: one that
+    does has imported it before, and its tensors are read through DLPack in either order.
     """
     absent = "torch" not in sys.modules
     if absent:
@@ -146,8 +182,8 @@ def _load() -> Library:
             return _loaded
         path = find()
         tvm_ffi = import_tvm_ffi()
-        for status, kind in STATUS_ERRORS.items():
-            tvm_ffi.register_error(status, kind)
+        for status, error_type in STATUS_ERRORS.items():
+            tvm_ffi.register_error(status, error_type)
         found = Library()
         found.path = path
         try:
@@ -159,13 +195,6 @@ def _load() -> Library:
             raise LibraryNotFound(f"{path} is not a libfulmen that loads: {text[0]}") from error
         _loaded = found
         return found
-
-
-def text_argument(text: str) -> Any:
-    """A text as the library reads it: bytes in an array; None where it is empty."""
-    import numpy as np
-
-    return np.frombuffer(bytearray(text.encode()), np.uint8) if text else None
 
 
 def text_of(function: Function, *before: Any) -> str:
@@ -181,94 +210,48 @@ def text_of(function: Function, *before: Any) -> str:
         room = needed
 
 
-def call(
-    function: Function,
-    leading: tuple[Any, ...],
-    layout: int,
-    arrays: tuple[Any, ...],
-    results: range,
-    names: Sequence[str] = ARRAY_NAMES,
-) -> int:
-    """Calls a function whose arguments end with arrays, and which enqueues nothing.
+def raised_by(error: Error) -> Error:
+    """The error of the library without the frames in between, to be raised `from None`."""
+    return error.with_traceback(None)
 
-    Args:
-        function: of `library()`.
-        leading: what comes before the arrays.
-        layout: rows_before_heads of src/ffi/arguments.h.
-        arrays: in the order of `names`.
-        results: which of them are written.
-        names: what errors call them.
 
-    Raises:
-        Error: as the library says, without the frames in between.
-    """
+# NVRTC, the compiler of GPU kernels: where pip has put it is told to the library, which opens one.
+# Nothing is imported and nothing opened to find it. Below a folder of sys.path; CUDA 13's packages
+# share a folder, those before have their own, PyTorch brings it along.
+NVRTC_FOLDERS = (
+    *(f"nvidia/{name}/lib" for name in ("cu14", "cu13", "cuda_nvrtc")),
+    *(f"nvidia/{name}/bin" for name in ("cu13", "cuda_nvrtc")),
+    "torch/lib",
+)
+_announced = False
+
+
+def nvrtc_candidates() -> list[str]:
+    """Files that look like NVRTC, in the order of sys.path, newest first in each folder."""
+    found: list[str] = []
+    for entry in dict.fromkeys(sys.path):
+        for folder in NVRTC_FOLDERS:
+            found += sorted(_compilers(os.path.join(entry or os.curdir, folder)), reverse=True)
+    return found
+
+
+def _compilers(folder: str) -> Iterator[str]:
     try:
-        return function(*leading, 0, layout, *arrays)
-    except Error as error:
-        raise error.with_traceback(None) from None
-    except (BufferError, RuntimeError, TypeError, ValueError):
-        pass  # an array that DLPack does not take as it is: read-only, bfloat16, or refused
-    return call_exported(function, leading, layout, arrays, results, names, 0)
+        names = os.listdir(folder)
+    except OSError:
+        return
+    for name in names:
+        is_compiler = name.startswith(("libnvrtc.so", "libnvrtc-", "nvrtc64_"))
+        if is_compiler and "builtins" not in name and ".alt." not in name:
+            yield os.path.join(folder, name)
 
 
-def call_exported(
-    function: Function,
-    leading: tuple[Any, ...],
-    layout: int,
-    arrays: tuple[Any, ...],
-    results: range,
-    names: Sequence[str],
-    stream: int,
-) -> int:
-    """As `call`, with views of the arrays that `stream` may read when it comes to them."""
-    from .arrays import exported, exported_workspace
-
-    bits, views = exported(arrays, results, names, stream)
-    leading = tuple(exported_workspace(x, stream) for x in leading)
-    try:
-        return function(*leading, bits, layout, *views)
-    except Error as error:
-        raise error.with_traceback(None) from None
-
-
-def run(
-    function: Function,
-    leading: tuple[Any, ...],
-    where: Where,
-    layout: int,
-    arrays: tuple[Any, ...],
-    results: range,
-    names: Sequence[str] = ARRAY_NAMES,
-) -> tuple[Any, ...]:
-    """Calls a function that computes: its arguments are `leading`, the stream and the arrays.
-
-    Args:
-        function: of `library()`.
-        leading: what comes before the stream.
-        where: of `prepare`: the stream, and the kind of q.
-        layout, arrays, results, names: as in `call`.
-
-    Returns:
-        The arrays at `results`: those that were given, or those that JAX made of them.
-
-    Raises:
-        Error: as the library says.
-    """
-    stream, kind = where
-    if kind.through_dlpack:
-        if kind.launches:
-            from ._jax import launch
-
-            return launch(function, leading, layout, arrays, results, names)
-        call_exported(function, (*leading, stream), layout, arrays, results, names, stream)
-        return arrays[results.start : results.stop]
-    try:
-        function(*leading, stream, 0, layout, *arrays)
-        return arrays[results.start : results.stop]
-    except Error as error:
-        raise error.with_traceback(None) from None
-    except (BufferError, RuntimeError, TypeError, ValueError):
-        pass  # as in `call`
-    stream = kind.address(stream, arrays)
-    call_exported(function, (*leading, stream), layout, arrays, results, names, stream)
-    return arrays[results.start : results.stop]
+def announce_nvrtc() -> None:
+    """Tells the library the candidates, once for the process: when a call has to do with a GPU."""
+    global _announced  # noqa: PLW0603  told once
+    if _announced:
+        return
+    with _lock:
+        if not _announced:
+            library().set_nvrtc_candidates("\0".join(nvrtc_candidates()).encode())
+            _announced = True

@@ -14,9 +14,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import Any
 
-from ._library import library, text_argument
+import fulmen
+
+from ._library import library
 from .errors import ArgumentError, Error
-from .planning import Plan, plan
 
 Progress = Callable[[int, int], object]  # (done, total)
 ARRAYS = ("q", "k", "v")
@@ -47,7 +48,7 @@ def warmup(
     >>> shape = (1, 2, 64, 32)
     >>> fulmen.warmup([{"q": shape, "k": shape, "v": shape, "dtype": "float32", "backend": "cpu"}])
     """
-    asked = [_settled(problem, device, None) for problem in problems]
+    asked = [_arguments(problem, device, None) for problem in problems]
     _plans(asked, progress, threads)
 
 
@@ -89,12 +90,12 @@ def compile_bundle(
     if not archs:
         raise ArgumentError("archs is empty; name at least one, such as 'sm_90a'")
     every = list(problems)
-    asked = [_settled(problem, None, arch) for arch in archs for problem in every]
+    asked = [_arguments(problem, None, arch) for arch in archs for problem in every]
     if not asked:
         raise ArgumentError("problems is empty; a bundle holds the kernels of at least one")
     plans = _plans(asked, progress, threads)
     handles = [handle for made in plans for handle in made.handles]
-    library().bundle_write(text_argument(os.fspath(path)), *handles)
+    library().bundle_write(os.fspath(path), *handles)
     return len(handles)
 
 
@@ -104,13 +105,13 @@ def load_bundle(path: str | os.PathLike[str]) -> None:
     Raises:
         fulmen.Error: there is no such file, or another version of fulmen made it.
     """
-    library().bundle_load(text_argument(os.fspath(path)))
+    library().bundle_load(os.fspath(path))
 
 
-def _settled(problem: Mapping[str, Any], device: int | None, name: str | None) -> dict[str, Any]:
+def _arguments(problem: Mapping[str, Any], device: int | None, name: str | None) -> dict[str, Any]:
     """The arguments of `fulmen.plan` for a problem."""
+    from .array_types import named_dtype
     from .inspection import phantom
-    from .kinds import named_dtype
 
     arguments = {"need": (), **problem}
     missing = [name for name in ARRAYS if name not in arguments]
@@ -128,13 +129,13 @@ def _settled(problem: Mapping[str, Any], device: int | None, name: str | None) -
     return arguments
 
 
-def _plans(asked: list[dict[str, Any]], progress: Progress | None, threads: int) -> list[Plan]:
+def _plans(asked: list[dict[str, Any]], progress: Progress | None, threads: int) -> list[Any]:
     """Plans of all, made by several threads; the compiler runs without the interpreter lock."""
     workers = threads or min(os.cpu_count() or 1, MOST_THREADS)
     failed: Error | None = None
-    plans: dict[int, Plan] = {}
+    plans: dict[int, fulmen.Plan] = {}
     with ThreadPoolExecutor(workers) as pool:
-        futures = {pool.submit(plan, **arguments): i for i, arguments in enumerate(asked)}
+        futures = {pool.submit(fulmen.plan, **arguments): i for i, arguments in enumerate(asked)}
         for done, future in enumerate(as_completed(futures), 1):
             try:
                 plans[futures[future]] = future.result()

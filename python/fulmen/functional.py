@@ -9,26 +9,100 @@ For one batch entry, query head h, its key/value head g = h // (heads / kv_heads
     lse[i]  = log(sum over visible j of exp(s[i, j]))
 
 Source of the method: Dao et al., FlashAttention (2022) and FlashAttention-2 (2023). The sums are
-exact, in float32 at least, in float64 for float64 input.
+exact, in float32 at least, in float64 for float64 input. The signature of `attention` is the one
+list of the options in Python: the other calls take it over (`shares_options`).
 """
 
 from __future__ import annotations
 
+import functools
+import inspect
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any, Callable, NamedTuple, TypeVar
 
 import numpy as np
 
-from .arrays import refuse_gradients
+from ._calls import backward_arrays, forward_results, owners_of, run
+from ._library import library, schema
+from .array_types import Array, array_type_of, is_torch, refuse_gradients, torch_call
 from .errors import ArgumentError
-from .kinds import Array, is_torch
-from .options import Options, prepare
-from .passes import run_forward
+from .options import KEYWORDS, Prepared, prepare
 
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
+F = TypeVar("F", bound=Callable[..., Any])
+RESULT_KEYWORDS = ("return_lse", "out", "out_dtype")  # of a call's results, no options
 
 
+class Forward(NamedTuple):
+    """What `attention_forward` returns and `attention_backward` wants."""
+
+    o: Array  # as q, with the last axis of v
+    lse: Array  # (batch, head, q_row), natural logarithm, without the sink; -inf: saw no key
+    stats: Array  # (batch, head, q_row, 2), opaque: row maximum and row sum apart
+
+
+class Gradients(NamedTuple):
+    """The gradients that `need` names; None for the others."""
+
+    dq: Array = None  # as q
+    dk: Array = None  # as k
+    dv: Array = None  # as v
+    dbias: Array = None  # as bias: summed over the axes that were broadcast
+    dsinks: Array = None  # as sinks
+
+
+def declares(implementation: Callable[..., Any]) -> Callable[[F], F]:
+    """Makes a declaration the name, the signature and the documentation of an implementation.
+
+    Its keywords are the options of all calls. The implementation gets those that are given, so that
+    a default costs nothing.
+    """
+
+    def declared(declaration: F) -> F:
+        keywords = inspect.signature(declaration).parameters.values()
+        KEYWORDS.update(x.name for x in keywords if x.kind is x.KEYWORD_ONLY)
+        KEYWORDS.difference_update(RESULT_KEYWORDS)
+        return functools.update_wrapper(implementation, declaration)  # type: ignore[return-value]
+
+    return declared
+
+
+def shares_options(*without: str) -> Callable[[F], F]:
+    """Shows the keywords of `attention` in place of `**options` in the signature of a function.
+
+    Args:
+        *without: keywords that it does not take.
+    """
+
+    def shown(function: F) -> F:
+        own = inspect.signature(function)
+        named = [p for p in own.parameters.values() if p.kind is not p.VAR_KEYWORD]
+        shared = [
+            p
+            for name, p in inspect.signature(attention).parameters.items()
+            if name in KEYWORDS and name not in own.parameters and name not in without
+        ]
+        function.__signature__ = own.replace(parameters=[*named, *shared])  # type: ignore[attr-defined]
+        return function
+
+    return shown
+
+
+def _attention(q: Array, k: Array, v: Array, **options: Any) -> Any:
+    """`attention`, with the keywords that are given."""
+    if type(q) is not np.ndarray and is_torch(q):
+        return torch_call("attention")(q, k, v, options)
+    return_lse = out = out_dtype = None
+    if options:
+        return_lse, out, out_dtype = (options.pop(name, None) for name in RESULT_KEYWORDS)
+    prepared = prepare(q, k, v, options)
+    if "torch" in sys.modules:
+        refuse_gradients("attention", schema().inputs, prepared[1])
+    o, lse, _ = _forward(prepared, return_lse, False, out, out_dtype)
+    return (o, lse) if return_lse else o
+
+
+@declares(_attention)
 def attention(
     q: Array,
     k: Array,
@@ -45,6 +119,10 @@ def attention(
     sinks: Array = None,
     q_lengths: Array = None,
     kv_lengths: Array = None,
+    cu_q: Array = None,
+    cu_kv: Array = None,
+    max_q: int | None = None,
+    max_kv: int | None = None,
     dropout_p: float = 0.0,
     rng: tuple[int, int] | Array | None = None,
     layout: str = "bhsd",
@@ -85,6 +163,7 @@ def attention(
         sinks: (head,): one more logit in each row's denominator.
         q_lengths: (batch,) integers: rows from there on give o = 0 and lse = -inf.
         kv_lengths: (batch,) integers: keys from there on are hidden.
+        cu_q, cu_kv, max_q, max_kv: packed sequences, as in `attention_varlen`.
         dropout_p: probability in [0, 1] that an entry is dropped; the kept are scaled up.
         rng: (seed, offset), seed below 2**64, offset below 2**32; required with dropout_p > 0. Or
             an int64 array of the two where q is: on a GPU it is read when the call runs, so that a
@@ -125,43 +204,9 @@ def attention(
            [2., 3., 4., 5.],
            [4., 5., 6., 7.]], dtype=float32)
     """
-    if type(q) is not np.ndarray and is_torch(q):
-        return torch_layer().attention(
-            q, k, v, scale, causal, alignment, window, mask, bias, alibi_slopes, softcap, sinks,
-            q_lengths, kv_lengths, dropout_p, rng, layout, return_lse, out, out_dtype, backend,
-            implementation, deterministic, batch_invariant, precision, stream,
-        )  # fmt: skip
-    prepared = prepare(
-        q,
-        k,
-        v,
-        scale=scale,
-        causal=causal,
-        alignment=alignment,
-        window=window,
-        mask=mask,
-        bias=bias,
-        alibi_slopes=alibi_slopes,
-        softcap=softcap,
-        sinks=sinks,
-        q_lengths=q_lengths,
-        kv_lengths=kv_lengths,
-        dropout_p=dropout_p,
-        rng=rng,
-        layout=layout,
-        backend=backend,
-        implementation=implementation,
-        deterministic=deterministic,
-        batch_invariant=batch_invariant,
-        precision=precision,
-        stream=stream,
-    )
-    if "torch" in sys.modules:
-        refuse_gradients("attention", prepared[2])
-    o, lse, _ = run_forward(prepared, return_lse, False, out, out_dtype)
-    return (o, lse) if return_lse else o
 
 
+@shares_options()
 def attention_varlen(
     q: Array,
     k: Array,
@@ -172,7 +217,7 @@ def attention_varlen(
     return_lse: bool = False,
     out: Array = None,
     out_dtype: Any = None,
-    **options: Unpack[Options],
+    **options: Any,
 ) -> Any:
     """Attention of sequences of different lengths, packed one after the other.
 
@@ -186,7 +231,7 @@ def attention_varlen(
         return_lse: return (o, lse), lse being (head, total_q).
         out: as in `attention`.
         out_dtype: as in `attention`.
-        **options: those of `attention`, and max_q, max_kv: no sequence has more rows or keys.
+        **options: those of `attention`; max_q, max_kv: no sequence has more rows or keys.
 
     Returns:
         As `attention`.
@@ -201,26 +246,110 @@ def attention_varlen(
     """
     if cu_q is None or cu_kv is None:
         raise ArgumentError("cu_q and cu_kv are both needed for packed sequences")
-    if type(q) is not np.ndarray and is_torch(q):
-        defaults = attention.__kwdefaults__ or {}
-        results = {"return_lse": return_lse, "out": out, "out_dtype": out_dtype}
-        return torch_layer().attention(
-            q, k, v, cu_q=cu_q, cu_kv=cu_kv, **{**defaults, **options, **results}
+    results = {"return_lse": return_lse, "out": out, "out_dtype": out_dtype}
+    return attention(q, k, v, cu_q=cu_q, cu_kv=cu_kv, **results, **options)
+
+
+def _forward(
+    prepared: Prepared, with_lse: Any, with_stats: bool, out: Array, out_dtype: Any
+) -> tuple[Array, ...]:
+    """(o, lse, stats) of a call, in the type of q; None for what is not asked for."""
+    settings, inputs, where = prepared
+    q = inputs[0]
+    is_numpy = type(q) is np.ndarray
+    results: tuple[Array, ...]
+    if is_numpy and not with_lse and out is None and out_dtype is None:  # the fast path
+        results = (np.empty(q.shape[:-1] + inputs[2].shape[-1:], q.dtype), None, None)
+    else:
+        results = forward_results(prepared, with_lse, with_stats, out, out_dtype)
+    call = library().forward, (settings.problem,), where, settings.layout.code
+    found = run(*call, inputs + results, schema().results)
+    return found if is_numpy else handed_over(q, found, out)
+
+
+@shares_options()
+def attention_forward(
+    q: Array, k: Array, v: Array, *, out: Array = None, out_dtype: Any = None, **options: Any
+) -> Forward:
+    """The forward pass, with what the backward pass wants.
+
+    Args:
+        q, k, v: as in `attention`; with cu_q= and cu_kv= as in `attention_varlen`.
+        out: as in `attention`.
+        out_dtype: as in `attention`.
+        **options: those of `attention`.
+
+    Returns:
+        Forward(o, lse, stats).
+
+    Raises:
+        fulmen.Error: as `attention`. Tensors that require grad are read, and no gradient recorded.
+
+    >>> import numpy as np, fulmen
+    >>> x = np.ones((1, 1, 4, 8))
+    >>> fulmen.attention_forward(x, x, x).stats.shape
+    (1, 1, 4, 2)
+    """
+    return Forward(*_forward(prepare(q, k, v, options), True, True, out, out_dtype))
+
+
+@shares_options()
+def attention_backward(
+    do: Array,
+    q: Array,
+    k: Array,
+    v: Array,
+    o: Array,
+    stats_or_lse: Array,
+    *,
+    need: Sequence[str] = ("q", "k", "v"),
+    dlse: Array = None,
+    **options: Any,
+) -> Gradients:
+    """The gradients of sum(o * do) + sum(lse * dlse).
+
+    Args:
+        do: the gradient that arrives through o, as o, of any strides; the dtype of q, or float32.
+        q, k, v: as in the forward call.
+        o: the result of the forward call.
+        stats_or_lse: its stats; or its lse, which is accurate for |lse| < 1000.
+        need: which gradients to compute, of "q", "k", "v", "bias" and "sinks"; at least one.
+        dlse: the gradient that arrives through lse, as lse; None: none.
+        **options: the same as in the forward call, rng included.
+
+    Returns:
+        Gradients(dq, dk, dv, dbias, dsinks), each with the shape and dtype of what it belongs to;
+        None where not needed.
+
+    Raises:
+        fulmen.Error: as `attention`; ArgumentError when `need` names what is not there.
+
+    >>> import numpy as np, fulmen
+    >>> x = np.ones((1, 1, 4, 8))
+    >>> forward = fulmen.attention_forward(x, x, x)
+    >>> gradients = fulmen.attention_backward(x, x, x, x, forward.o, forward.stats, need=("v",))
+    >>> gradients.dq is None, float(gradients.dv.sum())
+    (True, 32.0)
+    """
+    prepared = prepare(q, k, v, options)
+    settings, inputs, where = prepared
+    arrays = inputs + backward_arrays(prepared, do, o, stats_or_lse, dlse, need)
+    call = library().backward, (settings.problem,), where, settings.layout.code
+    return finished(inputs, run(*call, arrays, schema().gradients))
+
+
+def handed_over(q: Array, results: tuple[Array, ...], out: Array) -> tuple[Array, ...]:
+    """The results of a forward pass in the type of q."""
+    array_type = array_type_of(q, "q")
+    o, lse, stats = (None if x is None else array_type.result(x, q) for x in results)
+    return (o if out is None else out), lse, stats
+
+
+def finished(inputs: tuple[Array, ...], gradients: tuple[Array, ...]) -> Gradients:
+    """Gradients in the types of what they belong to."""
+    return Gradients(
+        *(
+            None if x is None else array_type_of(owner, "").result(x, owner)
+            for x, owner in zip(gradients, owners_of(inputs))
         )
-    prepared = prepare(q, k, v, cu_q=cu_q, cu_kv=cu_kv, **options)
-    if "torch" in sys.modules:
-        refuse_gradients("attention_varlen", prepared[2])
-    o, lse, _ = run_forward(prepared, return_lse, False, out, out_dtype)
-    return (o, lse) if return_lse else o
-
-
-def torch_layer() -> Any:
-    """What PyTorch tensors go through: operators that record gradients and compile."""
-    # An import statement costs a microsecond; under the compiler a guard would ask again later.
-    is_traced = sys.modules["torch"].compiler.is_dynamo_compiling()
-    layer = None if is_traced else sys.modules.get("fulmen._torch")
-    if layer is None:
-        from . import _torch
-
-        layer = _torch
-    return layer
+    )

@@ -1,22 +1,22 @@
 # SPDX-FileCopyrightText: fulmen contributors
 # SPDX-License-Identifier: Apache-2.0
-"""What the library would do, and what it is: explanations, the build, the GPUs."""
+"""What the library would do, and what it is: explanations, masks as matrices, build, GPUs."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from ._library import BACKWARD_RESULTS, FORWARD_RESULTS, call, library, text_argument, text_of
-from .errors import ArgumentError, DTypeError
-from .kinds import HOST, Array, dtype_name, named_dtype
-from .options import CallOptions, prepare
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
+from ._calls import call
+from ._library import announce_nvrtc, library, schema, text_of
+from .array_types import HOST, Array, array_type_of, dtype_name, named_dtype
+from .errors import ArgumentError, DTypeError, ShapeError
+from .functional import shares_options
+from .masks import Documents, split
+from .options import Settings, prepare
 
 
 class Explanation(dict[str, Any]):
@@ -98,34 +98,36 @@ def _kernel_text(kernel: dict[str, Any]) -> str:
     )
 
 
-# fulmen_optimisation, in order of its bits.
-OPTIMISATIONS = (
-    "swizzle", "pipeline", "overlap", "ping_pong", "lazy_rescale", "warp_specialisation",
-    "folded_scale", "block_order", "full_blocks", "tensor_cores",
-)  # fmt: skip
+def optimisations() -> tuple[str, ...]:
+    """What `without=` may name, in the order in which the library numbers them."""
+    return schema().optimisations
 
 
-def _bits(without: Sequence[str]) -> int:
-    names = (without,) if isinstance(without, str) else tuple(without)
-    for name in names:
-        if name not in OPTIMISATIONS:
-            allowed = ", ".join(OPTIMISATIONS)
-            raise ArgumentError(f"without names {name!r}; allowed are {allowed}")
-    return sum(1 << OPTIMISATIONS.index(name) for name in set(names))
+class Target(NamedTuple):
+    """The GPU that a plan is made for, and what its kernels leave out."""
+
+    device: int | None
+    device_name: str | None
+    without: int  # bits, of the schema's optimisations
+
+    def settings(self, settings: Settings) -> Settings:
+        """Settings with the GPU among them, where it is named by its number."""
+        return settings if self.device is None else settings.replaced(device=self.device)
 
 
-def target_arguments(
-    device: int | None, device_name: str | None, without: Sequence[str]
-) -> tuple[int, Array, int]:
-    """The GPU that a plan is made for and what its kernel leaves out, as the library reads it.
+def target_of(device: int | None, device_name: str | None, without: Sequence[str]) -> Target:
+    """A target from the keywords of `plan` and `explain`.
 
     Raises:
         ArgumentError: the device is negative, or there is no such optimisation.
         DTypeError: not an integer, or not a text.
     """
-    bits = _bits(without)
-    if device is None and device_name is None:
-        return HOST, None, bits
+    names = optimisations()
+    chosen = (without,) if isinstance(without, str) else tuple(without)
+    for name in chosen:
+        if name not in names:
+            raise ArgumentError(f"without names {name!r}; allowed are {', '.join(names)}")
+    bits = sum(1 << names.index(name) for name in set(chosen))
     if device is not None and (isinstance(device, bool) or not isinstance(device, int)):
         raise DTypeError(
             f"device is {device!r}; CUDA's number of a GPU is expected, or device_name='h100' for "
@@ -135,10 +137,9 @@ def target_arguments(
         raise ArgumentError(f"device is {device}; at least 0 is allowed")
     if device_name is not None and not isinstance(device_name, str):
         raise DTypeError(f"device_name is {device_name!r}; a text such as 'h100' is expected")
-    from ._nvrtc import announce
-
-    announce()
-    return HOST if device is None else device, text_argument(device_name or ""), bits
+    if device is not None or device_name is not None:
+        announce_nvrtc()
+    return Target(device, device_name, bits)
 
 
 def phantom(shape: tuple[int, ...], dtype: Any) -> Array:
@@ -149,6 +150,7 @@ def phantom(shape: tuple[int, ...], dtype: Any) -> Array:
     return np.lib.stride_tricks.as_strided(np.empty(1, dtype), shape, strides[-len(shape) :])
 
 
+@shares_options()
 def explain(
     q: Array,
     k: Array,
@@ -158,7 +160,7 @@ def explain(
     device: int | None = None,
     device_name: str | None = None,
     without: Sequence[str] = (),
-    **options: Unpack[CallOptions],
+    **options: Any,
 ) -> Explanation:
     """Which implementation a call would use, why, and why each other one not. Runs nothing.
 
@@ -182,26 +184,130 @@ def explain(
     """
     if operation not in ("forward", "backward"):
         raise ArgumentError(f"operation is {operation!r}; allowed are 'forward', 'backward'")
-    numbers, layout, inputs, (_, kind) = prepare(q, k, v, **options)
-    if device is None and device_name is None and kind.device(q) != HOST:
-        device = kind.device(q)
-    target = target_arguments(device, device_name, without)
-    dtype = named_dtype(dtype_name(kind.dtype(q)))
+    settings, inputs, (_, array_type) = prepare(q, k, v, options)
+    if device is None and device_name is None and array_type.device(q) != HOST:
+        device = array_type.device(q)
+    target = target_of(device, device_name, without)
+    layout = settings.layout
+    dtype = named_dtype(dtype_name(array_type.dtype(q)))
     rows, sums = layout.lse_shape(tuple(q.shape)), np.float64 if dtype.char == "d" else np.float32
     o = phantom((*q.shape[:-1], v.shape[-1]), dtype)
-    outputs: tuple[Array, ...] = (o, phantom(rows, sums), None)
-    results = FORWARD_RESULTS
+    arrays = (*inputs, o, phantom(rows, sums), None)
     if operation == "backward":
         gradients = (phantom(tuple(x.shape), dtype) for x in (q, k, v))
-        outputs = (o, None, phantom((*rows, 2), sums), o, None, *gradients)
-        results = BACKWARD_RESULTS
+        arrays = (*inputs, o, None, phantom((*rows, 2), sums), o, None, *gradients)
+    options_of_call = target.settings(settings).problem
 
     def explained(text: Array) -> int:
-        leading = (text, int(operation == "backward"), *target, *numbers)
-        arrays = (*inputs, *outputs)
-        return call(library().explain, leading, layout.rows_before_heads, arrays, results)
+        leading = (text, int(operation == "backward"), options_of_call, *target[1:], None)
+        return call(library().explain, leading, layout.code, arrays, range(0))
 
     return Explanation.parse(text_of(explained))
+
+
+def dense_mask(
+    sq: int,
+    skv: int,
+    *,
+    causal: bool = False,
+    alignment: str = "bottom_right",
+    window: int | tuple[int | None, int | None] | None = None,
+    mask: Any = None,
+    bias: Array = None,
+    q_lengths: Array = None,
+    kv_lengths: Array = None,
+    cu_q: Array = None,
+    cu_kv: Array = None,
+) -> Array:
+    """The boolean matrix that the options mean: the definition of their combination.
+
+    Args:
+        sq: query rows; packed, the total.
+        skv: keys; packed, the total.
+        causal, alignment, window, mask, bias, q_lengths, kv_lengths: as in `fulmen.attention`; of
+            bias only where it is -inf.
+        cu_q, cu_kv: as in `fulmen.attention_varlen`.
+
+    Returns:
+        A NumPy array, computed on the CPU from host copies of arrays that are on a GPU:
+        (sq, skv), True where visible; (batch, head, sq, skv) when an option has a batch or head
+        axis; packed (sequence, 1, longest q, longest kv).
+
+    Raises:
+        fulmen.Error: as `fulmen.attention`. Quadratic in memory: for tests and pictures.
+
+    >>> import fulmen
+    >>> fulmen.dense_mask(2, 4, causal=True).astype(int)
+    array([[1, 1, 1, 0],
+           [1, 1, 1, 1]])
+    """
+    for name, rows in (("sq", sq), ("skv", skv)):
+        if rows < 0:
+            raise ShapeError(f"{name} is {rows}; at least 0 rows are allowed")
+    if mask is not None:
+        mask = _mask_on_host(mask)
+    bias, q_lengths, kv_lengths, cu_q, cu_kv = (
+        _on_host(x) for x in (bias, q_lengths, kv_lengths, cu_q, cu_kv)
+    )
+    parts = {} if mask is None else split(mask)
+    visible, q_ids = parts.get("mask"), parts.get("q_ids")
+    batch, heads = _batch_and_heads(visible, bias, q_ids, q_lengths, kv_lengths, cu_q)
+    q, k = np.empty((batch, heads, sq, 0), np.float32), np.empty((batch, 1, skv, 0), np.float32)
+    v = np.empty((batch, 1, skv, 1), np.float32)
+    shape: tuple[int, ...] = (batch, heads, sq, skv)
+    if cu_q is not None:
+        q, k, v = q[0], k[0], v[0]
+        spans = [np.diff(np.asarray(x)) for x in (cu_q, cu_kv)]
+        shape = (len(spans[0]), heads, *(int(x.max(initial=0)) for x in spans))
+    given = {
+        "causal": causal, "alignment": alignment, "window": window, "mask": mask, "bias": bias,
+        "q_lengths": q_lengths, "kv_lengths": kv_lengths, "cu_q": cu_q, "cu_kv": cu_kv,
+        "layout": "bhsd" if cu_q is None else "hsd",
+    }  # fmt: skip
+    settings, inputs, _ = prepare(q, k, v, given)
+    matrix = np.empty(shape, np.uint8)
+    call(library().dense_mask, (matrix, settings.problem), settings.layout.code, inputs, range(0))
+    seen = matrix.view(np.bool_)
+    has_axes = (
+        batch * heads > 1
+        or cu_q is not None
+        or any(len(getattr(x, "shape", ())) > 2 for x in (visible, bias))
+    )
+    return seen if has_axes else seen[0, 0]
+
+
+def _on_host(x: Any) -> Any:
+    """An array in host memory, copied there from a GPU if need be; lists and None as they are."""
+    return array_type_of(x, "an array").on_host(x) if hasattr(x, "__dlpack__") else x
+
+
+def _mask_on_host(mask: Any) -> Any:
+    """`mask=` of the attention calls with its arrays in host memory."""
+    parts = mask if isinstance(mask, (tuple, list)) else (mask,)
+    return tuple(
+        Documents(_on_host(part.q_ids), _on_host(part.kv_ids))
+        if isinstance(part, Documents)
+        else _on_host(part)
+        for part in parts
+    )
+
+
+def _batch_and_heads(
+    visible: Array, bias: Array, q_ids: Array, q_lengths: Array, kv_lengths: Array, cu_q: Array
+) -> tuple[int, int]:
+    """The extents of the two leading axes that the options bring."""
+    batch = heads = 1
+    for x in (visible, bias):
+        shape = (1, 1, 1, 1, *np.shape(x))[-4:] if x is not None else (1, 1, 1, 1)
+        batch, heads = max(batch, shape[0]), max(heads, shape[1])
+    if cu_q is not None:
+        return 1, heads
+    for lengths in (q_lengths, kv_lengths):
+        if lengths is not None:
+            batch = max(batch, len(lengths))
+    if q_ids is not None and len(np.shape(q_ids)) == 2:
+        batch = max(batch, np.shape(q_ids)[0])
+    return batch, heads
 
 
 def build_info() -> dict[str, Any]:
@@ -228,9 +334,7 @@ def gpu_info() -> dict[str, Any]:
     >>> isinstance(fulmen.gpu_info()["devices"], list)
     True
     """
-    from ._nvrtc import announce
-
-    announce()
+    announce_nvrtc()
     found: dict[str, Any] = json.loads(text_of(library().gpu_info))
     return found
 

@@ -4,7 +4,8 @@
 
 Each is one small frozen object for `mask=` of the attention calls, alone or in a tuple (all must
 hold), beside a boolean array if need be. They cost no quadratic memory; `fulmen.dense_mask` prints
-the matrix that they mean.
+the matrix that they mean. A value says in `options` which options and arrays of a call it stands
+for: nothing else in the package names them.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from __future__ import annotations
 import operator
 from dataclasses import dataclass
 from typing import Any
+
+from .errors import ArgumentError, DTypeError
 
 __all__ = ["Chunks", "Documents", "Prefix", "chunks", "documents", "prefix"]
 
@@ -22,6 +25,11 @@ class Prefix:
 
     n: int
 
+    @property
+    def options(self) -> dict[str, Any]:
+        """By the names of the schema."""
+        return {"prefix": self.n}
+
 
 @dataclass(frozen=True, eq=False)
 class Documents:
@@ -30,12 +38,27 @@ class Documents:
     q_ids: Any  # (q_row,) or (batch, q_row), int32 or int64; packed (total_q,)
     kv_ids: Any = None  # (kv_row,) or (batch, kv_row) likewise
 
+    @property
+    def options(self) -> dict[str, Any]:
+        """By the names of the schema."""
+        return {"q_ids": self.q_ids, "kv_ids": self.q_ids if self.kv_ids is None else self.kv_ids}
+
 
 @dataclass(frozen=True)
 class Chunks:
     """A query sees only the keys of its own chunk of `size` positions."""
 
     size: int
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """By the names of the schema."""
+        if self.size < 1:
+            raise ArgumentError(f"masks.chunks has size {self.size}; at least 1 is allowed")
+        return {"chunk": self.size}
+
+
+_VALUES = (Prefix, Documents, Chunks)
 
 
 def prefix(n: int) -> Prefix:
@@ -75,3 +98,48 @@ def chunks(size: int) -> Chunks:
     Chunks(size=128)
     """
     return Chunks(operator.index(size))
+
+
+def split(mask: Any) -> dict[str, Any]:
+    """The options and arrays that `mask=` stands for, by name; each kind of mask at most once.
+
+    Raises:
+        ArgumentError: two of one kind.
+        DTypeError: what is neither a boolean array nor a value of this module.
+    """
+    found: dict[str, Any] = {}
+    for part in mask if isinstance(mask, (tuple, list)) else (mask,):
+        if isinstance(part, _VALUES):
+            named = part.options
+        elif hasattr(part, "__dlpack__"):
+            named = {"mask": part}
+        else:
+            raise DTypeError(
+                f"mask holds {type(part).__name__}; allowed are a boolean array and the values of "
+                "fulmen.masks"
+            )
+        if any(name in found for name in named):
+            said = "boolean arrays; AND them first" if "mask" in named else type(part).__name__
+            raise ArgumentError(f"mask holds two {said}: each kind may stand there once")
+        found.update(named)
+    return found
+
+
+def hidden(options: Any, level: Any, key: Any) -> list[Any]:
+    """What the options that are numbers hide, as boolean arrays; all must be False to be seen.
+
+    Args:
+        options: with causal, window_left, window_right and the options of the values above.
+        level: i + shift of each query row: the key that it is level with; integers.
+        key: j of each key, so that level and key broadcast.
+    """
+    found: list[Any] = []
+    if options.causal:
+        found.append((key > level) & (key >= options.prefix))
+    if options.window_left >= 0:
+        found.append(key < level - options.window_left)
+    if options.window_right >= 0:
+        found.append(key > level + options.window_right)
+    if options.chunk > 0:
+        found.append(level // options.chunk != key // options.chunk)
+    return found

@@ -11,12 +11,18 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from ._library import library, run
-from .arrays import torch_checked
-from .choices import LAYOUTS
+from ._calls import run
+from ._library import library
+from .array_types import (
+    Array,
+    array_type_of,
+    dtype_name,
+    is_torch,
+    torch_call,
+    torch_checked,
+)
 from .errors import ArgumentError
-from .functional import torch_layer
-from .kinds import Array, dtype_name, is_torch, kind_of
+from .options import layout_of
 
 
 def merge(
@@ -62,7 +68,7 @@ def merge(
             raise ArgumentError(f"parts[{index}] is no pair (o, lse), but {type(part).__name__}")
     parts = [tuple(part)[:2] for part in parts]
     if is_torch(parts[0][0]):
-        merged: tuple[Array, Array] = torch_layer().merge(
+        merged: tuple[Array, Array] = torch_call("merge")(
             parts, sinks=sinks, layout=layout, out_dtype=out_dtype
         )
         return merged
@@ -76,10 +82,8 @@ def merge_arrays(
     out_dtype: Any,
     stream: Any = None,
 ) -> tuple[Array, Array]:
-    """`merge` of arrays of any kind, without gradients."""
-    if layout not in LAYOUTS:
-        raise ArgumentError(f"layout is {layout!r}; allowed are {', '.join(map(repr, LAYOUTS))}")
-    axes = LAYOUTS[layout]
+    """`merge` of arrays of any type, without gradients."""
+    axes = layout_of(layout)
     arrays = tuple(x for part in parts for x in part)
     names = ["sinks", "o", "lse"]
     for index in range(len(parts)):
@@ -87,13 +91,15 @@ def merge_arrays(
     if "torch" in sys.modules:
         arrays = torch_checked(arrays)
     first, first_lse = parts[0]
-    kind = kind_of(first, "o of a part")
-    where = kind.stream(first, stream), kind
+    array_type = array_type_of(first, "o of a part")
+    where = array_type.stream(first, stream), array_type
     shape = axes.check(first, "o of a part")
-    dtype = kind.dtype(first) if out_dtype is None else kind.dtype_named(dtype_name(out_dtype))
-    with kind.on(where[0], first):
-        o = kind.empty(shape, dtype, first)
-        lse = kind.empty(axes.lse_shape(shape), kind.dtype(first_lse), first)
+    own = array_type.dtype(first)
+    dtype = own if out_dtype is None else array_type.dtype_named(dtype_name(out_dtype))
+    with array_type.on(where[0], first):
+        o = array_type.empty(shape, dtype, first)
+        lse = array_type.empty(axes.lse_shape(shape), array_type.dtype(first_lse), first)
     every = (sinks, o, lse, *arrays)
-    found = run(library().merge, (), where, axes.rows_before_heads, every, range(1, 3), names)
-    return kind.result(found[0], first), kind.result(found[1], first)
+    results = range(names.index("o"), names.index("lse") + 1)
+    found = run(library().merge, (), where, axes.code, every, results, names)
+    return array_type.result(found[0], first), array_type.result(found[1], first)

@@ -1,154 +1,388 @@
 # SPDX-FileCopyrightText: fulmen contributors
 # SPDX-License-Identifier: Apache-2.0
-"""The options of a call: defaults, and the order in which the library reads them.
+"""The options of a call: from keywords to one value, the bytes of fulmen_problem.
 
-`prepare` is the one place where a keyword of the public functions becomes a number (settled.py) or
-an array of fulmen.h.
+The signature of `fulmen.attention` lists the keywords; the schema of the library (_library) lists
+the fields that they become, with type, default and what is allowed. Here is only what differs
+between the two: `window=` and `rng=` are two fields each, `mask=` stands for several, `layout=`
+names the axes of arrays and is no field.
 """
 
 from __future__ import annotations
 
+import ctypes
+import math
+import operator
 import sys
-from typing import Any, TypedDict
+from functools import lru_cache
+from importlib import import_module
+from numbers import Real
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from ._library import Where
-from ._nvrtc import announce
-from .arrays import torch_checked
-from .choices import Layout
-from .errors import ArgumentError, DTypeError, Error
-from .kinds import HOST, NO_STREAM, Array, NumpyKind, kind_of
-from .masks import Chunks, Documents, Prefix
-from .settled import integer, settled
+from . import masks
+from ._library import announce_nvrtc, schema
+from .array_types import HOST, NO_STREAM, Array, NumpyType, array_type_of, torch_checked
+from .errors import ArgumentError, DTypeError, Error, ShapeError
 
 
-class Options(TypedDict, total=False):
-    """Keywords of the attention calls; `fulmen.attention` documents each."""
+class Layout(NamedTuple):
+    """The axes of q, k, v, o and their gradients, in order."""
 
-    scale: float | None
-    causal: bool
-    alignment: str
-    window: int | tuple[int | None, int | None] | None
-    mask: Any
-    bias: Array
-    alibi_slopes: Array
-    softcap: float
-    sinks: Array
-    q_lengths: Array
-    kv_lengths: Array
-    max_q: int | None
-    max_kv: int | None
-    dropout_p: float
-    rng: tuple[int, int] | Array | None
-    layout: str
-    backend: str
-    implementation: str
-    deterministic: bool
-    batch_invariant: bool
-    precision: str
-    stream: Any
+    name: str
+    rank: int
+    rows_before_heads: bool
+
+    @property
+    def code(self) -> int:
+        """As the library reads it."""
+        return 2 * self.rank + self.rows_before_heads
+
+    def lse_shape(self, q_shape: tuple[int, ...]) -> tuple[int, ...]:
+        """The shape of lse: (batch, head, row) without the axes that the layout leaves out."""
+        if self.rows_before_heads:
+            return (*q_shape[:-3], q_shape[-2], q_shape[-3])
+        return tuple(q_shape[:-1])
+
+    def check(self, x: Array, name: str) -> tuple[int, ...]:
+        """The shape of x, which must have the axes of the layout."""
+        try:
+            shape: tuple[int, ...] = x.shape
+        except AttributeError:
+            raise DTypeError(
+                f"{name} is {type(x).__name__}, not an array (NumPy, PyTorch, JAX: anything with "
+                "DLPack)"
+            ) from None
+        if len(shape) != self.rank:
+            others = [other.name for other in LAYOUTS.values() if other.rank == len(shape)]
+            nearest = f": layout={' or '.join(map(repr, others))} has that many" if others else ""
+            raise ShapeError(
+                f"{name} has {len(shape)} axes {tuple(shape)}; layout={self.name!r} names "
+                f"{self.rank}{nearest}"
+            )
+        return shape
+
+    def check_all(self, q: Array, k: Array, v: Array) -> None:
+        """Each of the three must have them."""
+        for x, name in ((q, "q"), (k, "k"), (v, "v")):
+            self.check(x, name)
 
 
-class CallOptions(Options, total=False):
-    """The same, with the offsets of packed sequences."""
-
-    cu_q: Array
-    cu_kv: Array
-
-
-# A call, as the library reads it: the fields of fulmen_problem from scale on, the axes, the arrays
-# from q to rng of fulmen_tensors, and where it runs. A plain tuple: each call makes one.
-Prepared = tuple[tuple[float, ...], Layout, tuple[Array, ...], Where]
-_ON_CPU: Where = (NO_STREAM, NumpyKind)
+LAYOUTS = {
+    "bhsd": Layout("bhsd", 4, False),
+    "bshd": Layout("bshd", 4, True),
+    "hsd": Layout("hsd", 3, False),
+    "shd": Layout("shd", 3, True),
+    "sd": Layout("sd", 2, False),
+}
 
 
-def prepare(
-    q: Array,
-    k: Array,
-    v: Array,
-    *,
-    scale: float | None = None,
-    causal: bool = False,
-    alignment: str = "bottom_right",
-    window: int | tuple[int | None, int | None] | None = None,
-    mask: Any = None,
-    bias: Array = None,
-    alibi_slopes: Array = None,
-    softcap: float = 0.0,
-    sinks: Array = None,
-    q_lengths: Array = None,
-    kv_lengths: Array = None,
-    cu_q: Array = None,
-    cu_kv: Array = None,
-    max_q: int | None = None,
-    max_kv: int | None = None,
-    dropout_p: float = 0.0,
-    rng: tuple[int, int] | Array | None = None,
-    layout: str = "bhsd",
-    backend: str = "auto",
-    implementation: str = "auto",
-    deterministic: bool = False,
-    batch_invariant: bool = False,
-    precision: str = "float32",
-    stream: Any = None,
-) -> Prepared:
+def layout_of(name: Any, packed: bool = False) -> Layout:
+    """The layout with a name; packed sequences have rank 3."""
+    if not isinstance(name, str) or name not in LAYOUTS:
+        raise ArgumentError(f"layout is {name!r}; allowed are {', '.join(map(repr, LAYOUTS))}")
+    if not packed:
+        return LAYOUTS[name]
+    if name == "bhsd":  # the default: packed sequences are (total, heads, dim)
+        name = "shd"
+    if LAYOUTS[name].rank != 3:
+        raise ArgumentError(
+            f"layout is {name!r}; sequences packed by cu_q are 'shd' (total, heads, dim) or 'hsd'"
+        )
+    return LAYOUTS[name]
+
+
+def option_rows() -> dict[str, dict[str, Any]]:
+    """What the library says of each of its options, by name."""
+    return schema().options
+
+
+def keywords() -> frozenset[str]:
+    """The options of `fulmen.attention`."""
+    import_module("fulmen.functional")  # declares them
+    return frozenset(KEYWORDS)
+
+
+def names_of(option: str) -> tuple[str, ...]:
+    """What an option that is a choice may be, in the order of the numbers: of "backend", say."""
+    return tuple(schema().options[option]["choices"])
+
+
+def implementations(backend: str) -> tuple[str, ...]:
+    """The implementations of "cpu" or of "cuda"."""
+    return tuple(x["name"] for x in schema().implementations if x["backend"] == backend)
+
+
+_C_TYPES: dict[str, Any] = {
+    "float64": ctypes.c_double,
+    "int32": ctypes.c_int32,
+    "int64": ctypes.c_int64,
+    "uint64": ctypes.c_uint64,
+    "text": ctypes.c_void_p,
+}
+
+
+@lru_cache(maxsize=1)
+def problem_type() -> type[ctypes.Structure]:
+    """fulmen_problem as a ctypes structure, by the schema."""
+
+    class Problem(ctypes.Structure):
+        _fields_ = [
+            ("struct_size", ctypes.c_size_t),
+            *((name, _C_TYPES[row["type"]]) for name, row in schema().options.items()),
+        ]
+
+    for name, row in schema().options.items():
+        if getattr(Problem, name).offset != row["offset"]:
+            raise AssertionError(f"fulmen_problem.{name} is not where the schema has it")
+    return Problem
+
+
+class Settings(NamedTuple):
+    """The options of a call as one value, which is compared and remembered by its content."""
+
+    problem: bytes  # of fulmen_problem
+    layout: Layout
+
+    @property
+    def words(self) -> tuple[int, ...]:
+        """The same bytes as 64-bit words, as the operators of PyTorch and JAX take them."""
+        return tuple(np.frombuffer(self.problem, np.int64).tolist())
+
+    def fields(self) -> Any:
+        """A copy of fulmen_problem to read by name."""
+        return problem_type().from_buffer_copy(self.problem)
+
+    def replaced(self, **values: int) -> Settings:
+        """The same with other numbers in some fields."""
+        fields = self.fields()
+        for name, value in values.items():
+            setattr(fields, name, value)
+        return Settings(bytes(fields), self.layout)
+
+
+@lru_cache(maxsize=1024)
+def settings_of(given: tuple[tuple[str, Any], ...] = (), packed: bool = False) -> Settings:
+    """The settings that keywords mean, those that are missing by default.
+
+    What depends on values alone is computed once for each combination of them.
+
+    Args:
+        given: (keyword, value) of those that are no arrays; prefix and the like for `mask=`.
+        packed: whether the sequences are packed by cu_q and cu_kv.
+    """
+    values = dict(given)
+    layout = layout_of(values.pop("layout", "bhsd"), packed)
+    fields = problem_type().from_buffer_copy(schema().template)
+    for name, value in _fields(values).items():
+        row = schema().options[name]
+        if value is not None or row["kind"] in ("flag", "choice"):
+            setattr(fields, name, _CHECKS[row["kind"]](name, value, row))
+    return Settings(bytes(fields), layout)
+
+
+def _fields(values: dict[str, Any]) -> dict[str, Any]:
+    """By the names of the schema, from keywords."""
+    if "window" in values:
+        sides = window_sides(values.pop("window"), values.get("causal"))
+        rows = schema().options
+        values.update({x: _integer("window", side, rows[x]) for x, side in sides.items()})
+    if values.get("rng") is not None or values.get("dropout_p"):
+        values["rng_seed"], values["rng_offset"] = philox(
+            values.get("rng"), _real("dropout_p", values.get("dropout_p") or 0.0, {})
+        )
+    values.pop("rng", None)
+    return values
+
+
+def window_sides(window: Any, causal: Any) -> dict[str, Any]:
+    """window_left and window_right, -1 without limit; torch.compile traces it."""
+    if window is None:
+        left, right = -1, -1
+    elif isinstance(window, (tuple, list)):
+        if len(window) != 2:
+            raise ArgumentError(f"window has {len(window)} numbers; (left, right) has two")
+        left, right = (-1 if side is None else side for side in window)
+    elif isinstance(window, (bool, str)):
+        raise DTypeError(f"window is {window}; None, an integer or (left, right) is expected")
+    else:
+        left, right = window, (0 if causal and window >= 0 else window)
+    return {"window_left": left, "window_right": right}
+
+
+def philox(rng: Any, dropout_p: float) -> tuple[int, int]:
+    """Seed and offset from what `rng=` says, as fulmen.h has them."""
+    if rng is None:
+        if dropout_p > 0:
+            raise ArgumentError(
+                f"dropout_p is {dropout_p} and rng is missing: rng=(seed, offset), two integers, "
+                "says which entries are dropped"
+            )
+        return 0, 0
+    try:
+        seed, offset = (operator.index(number) for number in rng)
+    except (TypeError, ValueError):
+        raise DTypeError(f"rng is {rng!r}; (seed, offset), two integers, is expected") from None
+    if not 0 <= seed < 2**64 or not 0 <= offset < 2**32:
+        raise ArgumentError(
+            f"rng is {(seed, offset)}; the seed is at least 0 and below 2**64, the offset below "
+            "2**32"
+        )
+    return seed, offset
+
+
+def _real(name: str, value: Any, row: dict[str, Any]) -> float:
+    if not isinstance(value, Real):
+        raise DTypeError(f"{name} is {type(value).__name__}; a number is expected: float({name})")
+    number = float(value)
+    if math.isnan(number) and row.get("default", 0.0) is None:
+        raise ArgumentError(f"{name} is NaN; any number is allowed, and None for 1 / sqrt(dim)")
+    return number
+
+
+def _flag(name: str, value: Any, row: dict[str, Any]) -> int:
+    if isinstance(value, (bool, np.bool_)) or (isinstance(value, int) and value in (0, 1)):
+        return int(value)
+    hint = "; alignment='top_left' or 'bottom_right' says which corner" if name == "causal" else ""
+    raise DTypeError(f"{name} is {value!r}; True or False is expected{hint}")
+
+
+def _integer(name: str, value: Any, row: dict[str, Any]) -> int:
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise DTypeError(f"{name} is {value!r}; an integer is expected") from None
+    least, most = (0, 2**64) if row["type"] == "uint64" else (-(2**63), 2**63)
+    if not least <= number < most:
+        raise ArgumentError(f"{name} is {number}; a 64-bit integer is expected")
+    return number
+
+
+def _choice(name: str, value: Any, row: dict[str, Any]) -> int:
+    if isinstance(value, str) and value in row["choices"]:
+        return int(row["choices"].index(value))
+    raise ArgumentError(f"{name} is {value!r}; allowed are {', '.join(map(repr, row['choices']))}")
+
+
+_CHECKS: dict[str, Any] = {
+    "real": _real,
+    "flag": _flag,
+    "choice": _choice,
+    **dict.fromkeys(("limit", "count", "word", "index"), _integer),
+}
+
+KEYWORDS: set[str] = set()  # that calls share; `declares` (functional) takes them from a signature
+
+
+def check_keywords(options: dict[str, Any]) -> None:
+    """Refuses a keyword that no call has.
+
+    Raises:
+        TypeError: as Python has it.
+    """
+    for name in options:
+        if name not in KEYWORDS:
+            raise TypeError(f"{name!r} is no keyword here; help(fulmen.attention) lists them")
+
+
+# A call, as the library reads it: options, inputs, and where it runs. A plain tuple: each call
+# makes one.
+Prepared = tuple[Settings, tuple[Array, ...], tuple[int, type[NumpyType]]]
+_ON_CPU = (NO_STREAM, NumpyType)
+
+
+class _Arrays(NamedTuple):
+    """Where the arrays among the keywords go, by the schema."""
+
+    absent: tuple[None, ...]  # of the inputs behind q, k and v
+    at: dict[str, int]  # of each among the inputs; rng may be numbers and is not here
+    are_integers: frozenset[str]
+    rng: int
+
+
+@lru_cache(maxsize=1)
+def _arrays() -> _Arrays:
+    inputs = schema().inputs
+    index = {name: i for i, name in enumerate(inputs) if i > 2}
+    rng = index.pop("rng")
+    return _Arrays((None,) * (len(inputs) - 3), index, frozenset(schema().index_inputs), rng)
+
+
+def prepare(q: Array, k: Array, v: Array, options: dict[str, Any]) -> Prepared:
     """From the keywords of a call to what the library reads.
 
     Args:
         q, k, v: arrays.
+        options: those of `fulmen.attention` that are given, but return_lse, out and out_dtype.
 
     Raises:
         Error: an option is not one that is allowed.
     """
     where, on_gpu = _ON_CPU, False
-    if type(q) is not np.ndarray or stream is not None:
-        where, on_gpu = _where(q, stream)
-    prefix, chunk, visible, q_ids, kv_ids = _NO_MASK if mask is None else split_mask(mask)
-    rng_array = None
-    if rng is not None and type(rng) is not tuple:
-        rng, rng_array = _rng_array(rng, on_gpu)
-    key = (
-        scale, softcap, causal, alignment, window, prefix, chunk, dropout_p, rng, max_q, max_kv,
-        deterministic, batch_invariant, backend, implementation, layout, cu_q is not None,
-        precision,
-    )  # fmt: skip
+    if type(q) is not np.ndarray or options.get("stream") is not None:
+        where, on_gpu = _where(q, options.get("stream"))
+    inputs: tuple[Array, ...] = (q, k, v, *_arrays().absent)
+    if options:
+        check_keywords(options)
+        settings, inputs = _split(inputs, options, on_gpu)
+    else:
+        settings = settings_of()
+    layout = settings.layout
     try:
-        numbers, axes = settled(*key)
-    except Error:
-        raise
-    except TypeError:  # a list among them cannot be remembered
-        numbers, axes = settled.__wrapped__(*key)
-    counts: tuple[Array, ...] = (q_lengths, kv_lengths, cu_q, cu_kv, q_ids, kv_ids)
-    if not (q_lengths is kv_lengths is cu_q is cu_kv is mask is None):
-        counts = tuple([_beside(q, x, on_gpu) for x in counts])
-    try:
-        fits = len(q.shape) == len(k.shape) == len(v.shape) == axes.rank
+        fits = len(q.shape) == len(k.shape) == len(v.shape) == layout.rank
     except AttributeError:
         fits = False
     if not fits:
-        axes.check_all(q, k, v)
-    inputs = (q, k, v, bias, visible, alibi_slopes, sinks, *counts, rng_array)
+        layout.check_all(q, k, v)
     if "torch" in sys.modules:
         inputs = torch_checked(inputs)
-    return numbers, axes, inputs, where
+    return settings, inputs, where
 
 
-def _where(q: Array, stream: Any) -> tuple[Where, bool]:
-    """Stream and kind of q, and whether it is on a GPU: then NVRTC may be needed from now on."""
+def _split(
+    qkv: tuple[Array, ...], options: dict[str, Any], on_gpu: bool
+) -> tuple[Settings, tuple[Array, ...]]:
+    """Settings and inputs from the keywords of a call."""
+    if options.get("mask") is not None:
+        options = {**options, "mask": None, **masks.split(options["mask"])}
+    arrays = _arrays()
+    inputs, values = list(qkv), []
+    for name, value in options.items():
+        index = arrays.at.get(name)
+        if index is not None:
+            is_list = name in arrays.are_integers and value is not None
+            inputs[index] = _beside(qkv[0], value, on_gpu) if is_list else value
+        elif name == "rng" and value is not None and type(value) is not tuple:
+            numbers, inputs[arrays.rng] = _rng_array(value, on_gpu)
+            values.append((name, numbers))
+        elif name != "stream":
+            values.append((name, value))
+    packed = options.get("cu_q") is not None
+    try:
+        settings = settings_of(tuple(values), packed)
+    except Error:
+        raise
+    except TypeError:  # a list among them cannot be remembered
+        settings = settings_of.__wrapped__(tuple(values), packed)
+    return settings, tuple(inputs)
+
+
+def _where(q: Array, stream: Any) -> tuple[tuple[int, type[NumpyType]], bool]:
+    """Stream and type of q, and whether it is on a GPU: then NVRTC may be needed from now on."""
     if not hasattr(q, "shape"):
-        return (NumpyKind.stream(q, stream), NumpyKind), False  # refused with the other arrays
-    kind = kind_of(q, "q")
-    on_gpu = kind.device(q) != HOST
+        return (NumpyType.stream(q, stream), NumpyType), False  # refused with the other arrays
+    array_type = array_type_of(q, "q")
+    on_gpu = array_type.device(q) != HOST
     if on_gpu:
-        announce()
-    return (kind.stream(q, stream), kind), on_gpu
+        announce_nvrtc()
+    return (array_type.stream(q, stream), array_type), on_gpu
 
 
 def _beside(q: Array, x: Any, on_gpu: bool) -> Array:
     """Integers as an array; those of a list go where q is, an array of the caller stays."""
     made = integers(x)
-    return made if made is x or not on_gpu else kind_of(q, "q").moved(made, q)
+    return made if made is x or not on_gpu else array_type_of(q, "q").moved(made, q)
 
 
 def _rng_array(rng: Any, on_gpu: bool) -> tuple[Any, Array]:
@@ -159,38 +393,6 @@ def _rng_array(rng: Any, on_gpu: bool) -> tuple[Any, Array]:
         return (0, 0), rng
     seed, offset = (int(number) for number in rng)
     return (seed % 2**64, offset), None
-
-
-_NO_MASK = (0, 0, None, None, None)
-
-
-def split_mask(mask: Any) -> tuple[int, int, Array, Array, Array]:
-    """The parts of `mask=`: prefix, chunk, boolean array, q_ids, kv_ids; each at most once."""
-    prefix, chunk, visible, q_ids, kv_ids = _NO_MASK
-    seen: set[type] = set()
-    for part in mask if isinstance(mask, (tuple, list)) else (mask,):
-        kind = type(part) if isinstance(part, (Prefix, Chunks, Documents)) else np.ndarray
-        if kind in seen:
-            said = "boolean arrays; AND them first" if kind is np.ndarray else kind.__name__
-            raise ArgumentError(f"mask holds two {said}: each kind may stand there once")
-        seen.add(kind)
-        if isinstance(part, Prefix):
-            prefix = integer("prefix", part.n)
-        elif isinstance(part, Chunks):
-            chunk = integer("chunks", part.size)
-            if chunk < 1:
-                raise ArgumentError(f"masks.chunks has size {chunk}; at least 1 is allowed")
-        elif isinstance(part, Documents):
-            q_ids = part.q_ids
-            kv_ids = q_ids if part.kv_ids is None else part.kv_ids
-        elif hasattr(part, "__dlpack__"):
-            visible = part
-        else:
-            raise DTypeError(
-                f"mask holds {type(part).__name__}; allowed are a boolean array and the values of "
-                "fulmen.masks"
-            )
-    return prefix, chunk, visible, q_ids, kv_ids
 
 
 def integers(x: Any) -> Array:

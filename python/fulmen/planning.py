@@ -7,49 +7,17 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from ._library import (
-    ARRAY_NAMES,
-    BACKWARD_RESULTS,
-    FORWARD_RESULTS,
-    call,
-    call_exported,
-    library,
-    run,
-    text_argument,
-    text_of,
-)
+from ._calls import backward_arrays, call, call_exported, forward_results, run
+from ._library import library, schema, text_of
+from .array_types import HOST, NO_STREAM, Array, OtherType, array_type_of
 from .errors import ArgumentError, DTypeError, UnsupportedError
-from .inspection import Explanation, target_arguments
-from .kinds import HOST, Array, kind_of
-from .options import CallOptions, Prepared, integers, prepare
-from .results import (
-    Forward,
-    Gradients,
-    backward_arrays,
-    finished,
-    forward_outputs,
-    handed_over,
-)
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
+from .functional import Forward, Gradients, finished, handed_over, shares_options
+from .inspection import Explanation, Target, target_of
+from .options import Prepared, integers, prepare
 
 FORWARD, BACKWARD = 0, 1
-
-# Arrays beside q, k, v whose contents may change between runs, and their place in the inputs.
-REPLACEABLE = {
-    "bias": 3,
-    "mask": 4,
-    "alibi_slopes": 5,
-    "sinks": 6,
-    "q_lengths": 7,
-    "kv_lengths": 8,
-    "cu_q": 9,
-    "cu_kv": 10,
-    "rng": 13,
-}
 
 
 class Plan:
@@ -67,38 +35,36 @@ class Plan:
         need: tuple[str, ...],
         out: Array,
         out_dtype: Any,
-        target: tuple[int, Any, int],
+        target: Target,
         tile: str,
     ) -> None:
         """Use `fulmen.plan`."""
         self._prepared = prepared
         self._need = need
         self._out_dtype = out_dtype
-        self._target = target
         self._threads = threading.local()
-        _, self._layout, inputs, _ = prepared
-        outputs = forward_outputs(prepared, True, bool(need), out, out_dtype)
-        self._handles = [self._create(FORWARD, inputs + outputs, FORWARD_RESULTS, tile)]
+        settings, inputs, _ = prepared
+        self._layout = settings.layout
+        problem = target.settings(settings).problem
+        beside = (problem, *target[1:], tile or None)
+        results = forward_results(prepared, True, bool(need), out, out_dtype)
+        self._handles = [self._create(FORWARD, beside, inputs + results)]
         if need:
-            o, _, stats = outputs
-            saved, gradients = backward_arrays(prepared, o, o, stats, None, need)
-            arrays = inputs + saved + gradients
-            self._handles.append(self._create(BACKWARD, arrays, BACKWARD_RESULTS))
+            o, _, stats = results
+            arrays = inputs + backward_arrays(prepared, o, o, stats, None, need)
+            self._handles.append(self._create(BACKWARD, (*beside[:-1], None), arrays))
         self._workspace_bytes = [library().plan_workspace_bytes(h) for h in self._handles]
 
-    def _create(
-        self, operation: int, arrays: tuple[Array, ...], results: range, tile: str = ""
-    ) -> int:
+    def _create(self, operation: int, beside: tuple[Any, ...], arrays: tuple[Array, ...]) -> int:
         lib = library()
-        create = lib.plan_create_tuned if tile else lib.plan_create
-        tiles = (text_argument(tile),) if tile else ()
-        leading = (operation, *tiles, *self._target, *self._prepared[0])
-        layout = self._layout.rows_before_heads
-        _, kind = self._prepared[3]
-        if kind.through_dlpack:
-            handle = call_exported(create, leading, layout, arrays, results, ARRAY_NAMES, 0)
+        layout = self._layout.code
+        results = schema().gradients if operation == BACKWARD else schema().results
+        call_on = lib.plan_create, (operation, *beside), layout, arrays, results
+        _, _, (_, array_type) = self._prepared
+        if array_type.through_dlpack:
+            handle = call_exported(*call_on, None, NO_STREAM)
         else:
-            handle = call(create, leading, layout, arrays, results)
+            handle = call(*call_on)
         weakref.finalize(self, lib.plan_destroy, handle)
         return handle
 
@@ -130,38 +96,40 @@ class Plan:
     def _leading(self, operation: int, workspace: Array, rebound: Prepared) -> tuple[Any, ...]:
         size = self._workspace_bytes[operation]
         if workspace is None and size:
-            _, _, inputs, (stream, kind) = rebound
-            if kind.device(inputs[0]) != HOST:  # its allocator knows which stream may reuse it
-                with kind.on(stream, inputs[0]):
-                    workspace = kind.scratch(size, inputs[0])
+            _, (q, *_), (stream, array_type) = rebound
+            if array_type.device(q) != HOST:  # its allocator knows which stream may reuse it
+                with array_type.on(stream, q):
+                    workspace = array_type.scratch(size, q)
             else:
                 workspace = getattr(self._threads, "workspace", None)
                 if workspace is None:
-                    workspace = kind.scratch(self.workspace_bytes, inputs[0])
+                    workspace = array_type.scratch(self.workspace_bytes, q)
                     self._threads.workspace = workspace
         return self._handles[operation], workspace
 
     def _rebound(
         self, q: Array, k: Array, v: Array, stream: Any, arrays: dict[str, Array]
     ) -> Prepared:
-        numbers, layout, planned, _ = self._prepared
+        settings, planned, _ = self._prepared
         inputs = [q, k, v, *planned[3:]]
         for name, x in zip("qkv", (q, k, v)):
-            layout.check(x, name)
-        kind = kind_of(q, "q")
+            self._layout.check(x, name)
+        replaceable = schema().replaceable
         for name, x in arrays.items():
-            place = REPLACEABLE.get(name)
-            if place is None:
+            index = replaceable.get(name)
+            if index is None:
+                allowed = ", ".join(replaceable)
                 raise ArgumentError(
-                    f"a run of a plan takes {', '.join(REPLACEABLE)}, not {name}: options are fixed"
+                    f"a run of a plan takes {allowed}, not {name}: options are fixed"
                 )
-            if (x is None) != (inputs[place] is None):
+            if (x is None) != (inputs[index] is None):
                 raise ArgumentError(
                     f"{name} is {'missing' if x is None else 'given'} and the plan was made "
                     f"{'with' if x is None else 'without'} it"
                 )
-            inputs[place] = integers(x)
-        return numbers, layout, tuple(inputs), (kind.stream(q, stream), kind)
+            inputs[index] = integers(x)
+        array_type = array_type_of(q, "q")
+        return settings, tuple(inputs), (array_type.stream(q, stream), array_type)
 
     def forward(
         self,
@@ -180,7 +148,7 @@ class Plan:
             q, k, v: of the shapes, strides and dtypes that the plan was made for.
             out: array to write o into.
             workspace: vector of at least `workspace_bytes` bytes (uint8) for this run alone, where
-                the arrays are; None: from the allocator of the kind of q.
+                the arrays are; None: from the allocator of the type of q.
             stream: as in `fulmen.attention`.
             **arrays: bias, mask (boolean array), alibi_slopes, sinks, q_lengths, kv_lengths, cu_q,
                 cu_kv, rng (array) in place of those that the plan was made with.
@@ -192,12 +160,11 @@ class Plan:
             ArgumentError: an array does not agree with the plan.
         """
         rebound = self._rebound(q, k, v, stream, arrays)
-        outputs = forward_outputs(rebound, True, bool(self._need), out, self._out_dtype)
+        _, inputs, where = rebound
+        results = forward_results(rebound, True, bool(self._need), out, self._out_dtype)
         leading = self._leading(FORWARD, workspace, rebound)
-        every, rows_first = rebound[2] + outputs, self._layout.rows_before_heads
-        function = library().plan_forward
-        found = run(function, leading, rebound[3], rows_first, every, FORWARD_RESULTS)
-        return Forward(*handed_over(q, found, out))
+        call_on = library().plan_forward, leading, where, self._layout.code
+        return Forward(*handed_over(q, run(*call_on, inputs + results, schema().results), out))
 
     def backward(
         self,
@@ -229,15 +196,14 @@ class Plan:
         """
         self._handle("backward")
         rebound = self._rebound(q, k, v, stream, arrays)
-        saved, gradients = backward_arrays(rebound, do, o, stats, None, self._need)
+        _, inputs, where = rebound
+        arrays_of_run = inputs + backward_arrays(rebound, do, o, stats, None, self._need)
         leading = self._leading(BACKWARD, workspace, rebound)
-        inputs = rebound[2]
-        every, rows_first = inputs + saved + gradients, self._layout.rows_before_heads
-        function = library().plan_backward
-        found = run(function, leading, rebound[3], rows_first, every, BACKWARD_RESULTS)
-        return finished(inputs, found)
+        call_on = library().plan_backward, leading, where, self._layout.code
+        return finished(inputs, run(*call_on, arrays_of_run, schema().gradients))
 
 
+@shares_options()
 def plan(
     q: Array,
     k: Array,
@@ -250,7 +216,7 @@ def plan(
     device_name: str | None = None,
     without: Sequence[str] = (),
     tile: str = "",
-    **options: Unpack[CallOptions],
+    **options: Any,
 ) -> Plan:
     """Plans a call: what shapes, strides, dtypes and options decide, decided once.
 
@@ -266,7 +232,7 @@ def plan(
         without: optimisations that the GPU kernels leave out, to measure what each buys; see
             `fulmen.explain`.
         tile: for searches: members of the config of the Hopper forward with numbers that replace
-            the table's, "kv_rows=80 stages=2"; fulmen_plan_create_tuned in fulmen.h names them.
+            the rules', "kv_rows=80 stages=2"; fulmen_experimental.h names them.
         **options: those of `fulmen.attention_forward`.
 
     Raises:
@@ -279,10 +245,10 @@ def plan(
     >>> plan.backward(x, x, x, x, forward.o, forward.stats).dv.shape
     (1, 2, 16, 8)
     """
-    if kind_of(q, "q").__name__ == "OtherKind" and out is not None:
+    if array_type_of(q, "q") is OtherType and out is not None:
         raise UnsupportedError("plan takes out= for NumPy and PyTorch arrays; pass out=None")
     names = (need,) if isinstance(need, str) else tuple(need)
-    target = target_arguments(device, device_name, without)
+    target = target_of(device, device_name, without)
     if not isinstance(tile, str):
         raise DTypeError(f"tile is {tile!r}; a text such as 'kv_rows=80 stages=2' is expected")
-    return Plan(prepare(q, k, v, **options), names, out, out_dtype, target, tile)
+    return Plan(prepare(q, k, v, options), names, out, out_dtype, target, tile)

@@ -11,21 +11,21 @@ import os
 import pytest
 
 import fulmen
-from fulmen.choices import CPU_IMPLEMENTATIONS, GPU_IMPLEMENTATIONS
 from fulmen.lab.cases import all_cases, emulator, run_case
 from fulmen.lab.cases.gpu_arrays import available
+from fulmen.options import implementations
 
 
 @pytest.fixture(scope="module")
 def ways():
     """(backend, implementation, arrays)."""
-    found = [("cpu", name, "numpy") for name in CPU_IMPLEMENTATIONS]
+    found = [("cpu", name, "numpy") for name in implementations("cpu")]
     if os.environ.get(emulator.VARIABLE):
         emulator.start()
-        found += [("cuda", name, "emulated") for name in GPU_IMPLEMENTATIONS]
+        found += [("cuda", name, "emulated") for name in implementations("cuda")]
     elif fulmen.gpu_info()["devices"]:
         found += [
-            ("cuda", name, arrays) for arrays in available()[:1] for name in GPU_IMPLEMENTATIONS
+            ("cuda", name, arrays) for arrays in available()[:1] for name in implementations("cuda")
         ]
     return found
 

@@ -10,21 +10,22 @@ import inspect
 import typing
 from typing import Any
 
+import numpy as np
 import pytest
 
 import fulmen
-from fulmen.options import CallOptions, Options, prepare
+from fulmen._library import schema
+from fulmen.functional import RESULT_KEYWORDS
+from fulmen.masks import chunks, documents, prefix
 
 WITH_EXAMPLES = (
     "functional",
     "inspection",
-    "mask_matrix",
     "masks",
     "merging",
-    "passes",
     "planning",
 )
-MODULES = (*WITH_EXAMPLES, "arrays", "options", "errors")
+MODULES = (*WITH_EXAMPLES, "_calls", "options", "errors")
 CALLS = (fulmen.attention, fulmen.attention_varlen, fulmen.attention_forward,
          fulmen.attention_backward, fulmen.merge, fulmen.plan, fulmen.explain,
          fulmen.dense_mask)  # fmt: skip
@@ -41,28 +42,68 @@ def test_examples_run(name: str) -> None:
 @pytest.mark.parametrize("function", CALLS, ids=lambda f: f.__name__)
 def test_docstrings_name_every_argument(function: Any) -> None:
     text = inspect.getdoc(function) or ""
+    if "**options: those of" in text or "**options: the same" in text:
+        text += inspect.getdoc(fulmen.attention) or ""
     for name in inspect.signature(function).parameters:
         assert f"{name}:" in text or f"{name}," in text, f"{name} is not described"
     assert ">>>" in text
     assert "Raises:" in text
 
 
-def defaults(function: Any, *without: str) -> dict[str, Any]:
+def keywords(function: Any) -> dict[str, Any]:
     found = inspect.signature(function).parameters
+    return {name: p.default for name, p in found.items() if p.kind is p.KEYWORD_ONLY}
+
+
+def said_as() -> dict[str, str]:
+    """The keyword that says each option and each input of the schema, where it is not its name."""
+    values = (prefix(1), chunks(1), documents([1]))
     return {
-        name: p.default
-        for name, p in found.items()
-        if p.kind is p.KEYWORD_ONLY and name not in without
+        **{name: "mask" for value in values for name in value.options},
+        "window_left": "window",
+        "window_right": "window",
+        "rng_seed": "rng",
+        "rng_offset": "rng",
     }
 
 
-def test_attention_has_the_options_of_prepare() -> None:
-    packed = ("cu_q", "cu_kv", "max_q", "max_kv")
-    own = ("return_lse", "out", "out_dtype")
-    assert defaults(fulmen.attention, *own) == defaults(prepare, *packed)
+def test_attention_has_the_options_and_arrays_of_the_library() -> None:
+    beside = {"device", "device_name"}  # of `plan` and `explain`
+    named = {*schema().options, *schema().inputs} - {"q", "k", "v"} - beside
+    expected = {said_as().get(name, name) for name in named} | {"layout", "stream"}
+    assert set(keywords(fulmen.attention)) == expected | set(RESULT_KEYWORDS)
 
 
-def test_typed_options_are_those_of_prepare() -> None:
-    assert set(CallOptions.__annotations__) == set(defaults(prepare))
-    assert set(Options.__annotations__) == set(defaults(prepare, "cu_q", "cu_kv"))
+def test_defaults_are_those_of_the_library() -> None:
+    for name, default in keywords(fulmen.attention).items():
+        row = schema().options.get(name)
+        if row is None:
+            assert default in (None, "bhsd", False)
+        elif row["kind"] == "choice":
+            assert default == row["choices"][row["default"]]
+        elif default is not None:
+            assert default == row["default"]
+        else:
+            assert row["default"] in (None, 0)
+
+
+def test_the_other_calls_share_the_options_of_attention() -> None:
+    options = {
+        name: default
+        for name, default in keywords(fulmen.attention).items()
+        if name not in RESULT_KEYWORDS
+    }
+    for function in (fulmen.attention_forward, fulmen.attention_backward, fulmen.plan,
+                     fulmen.explain):  # fmt: skip
+        assert options.items() <= keywords(function).items()
+    found = keywords(fulmen.attention_varlen)
+    assert {**options, **found} == {**found, "cu_q": None, "cu_kv": None}
     assert not typing.get_type_hints(fulmen.errors.Error)
+
+
+@pytest.mark.parametrize("name", ["flash", "window_left", "prefix", "q_ids", "device"])
+def test_what_is_no_keyword_is_refused(name: str) -> None:
+    x = np.ones((1, 1, 4, 8), np.float32)
+    for function in (fulmen.attention, fulmen.attention_forward):
+        with pytest.raises(TypeError, match=name):
+            function(x, x, x, **{name: 1})

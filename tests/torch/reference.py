@@ -11,6 +11,8 @@ import numpy as np
 import torch
 
 import fulmen
+from fulmen._torch import ops
+from fulmen.options import settings_of
 
 
 def reference(q: Any, k: Any, v: Any, **options: Any) -> tuple[Any, Any]:
@@ -57,3 +59,10 @@ def inputs(
         torch.randn(batch, *shape, dtype=dtype, requires_grad=grad, device=device)
         for shape in shapes
     ]
+
+
+def op_settings(out_dtype: Any = None, **options: Any) -> Any:
+    """Settings of an operator: options by the names of the schema, and the layout."""
+    if options.get("dropout_p"):
+        options["rng"] = (0, 0)  # the operators take a tensor
+    return ops.op_settings(settings_of(tuple(options.items())), out_dtype)

@@ -15,7 +15,7 @@ from reference import inputs, reference
 
 import fulmen
 from fulmen._library import library
-from fulmen._torch import calls, operators
+from fulmen._torch import api, ops
 
 
 def test_importing_fulmen_does_not_import_torch() -> None:
@@ -121,7 +121,7 @@ def test_deterministic_follows_torchs_switch() -> None:
 
     class Spy(torch.utils._python_dispatch.TorchDispatchMode):
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            if func is operators.attention_kernel:
+            if func is ops.forward:
                 names = [argument.name for argument in func._schema.arguments]
                 seen.append(args[names.index("deterministic")])
             return func(*args, **(kwargs or {}))
@@ -260,7 +260,7 @@ def test_without_torch_the_library_adds_no_kernels() -> None:
 
 
 needs_kernels = pytest.mark.skipif(
-    not operators.has_kernels(), reason="this PyTorch is older than 2.10: it takes no kernels"
+    not ops.has_kernels(), reason="this PyTorch is older than 2.10: it takes no kernels"
 )
 
 
@@ -278,7 +278,7 @@ def test_the_kernels_in_torchs_dispatcher_run_for_fulmen_alone() -> None:
 @needs_kernels
 @pytest.mark.parametrize("layout", ["bhsd", "bshd", "hsd", "shd"])
 @pytest.mark.parametrize("needed", ["qkv", "q", "kv"])
-def test_the_shortest_way_and_the_longer_one_give_the_same_bits(
+def test_the_fast_path_and_the_general_one_give_the_same_bits(
     monkeypatch: pytest.MonkeyPatch, layout: str, needed: str
 ) -> None:
     leaves = [x[0] if len(layout) == 3 else x for x in inputs(dtype=torch.float32)]
@@ -291,14 +291,13 @@ def test_the_shortest_way_and_the_longer_one_give_the_same_bits(
         o = fulmen.attention(*leaves, causal=True, layout=layout)
         return [o.detach(), *torch.autograd.grad(o, wanted, do)]
 
-    short = both()
-    monkeypatch.setattr(calls, "plain_calls", {})
-    monkeypatch.setattr(calls, "plain_call", lambda _: None)
-    assert all(torch.equal(a, b) for a, b in zip(short, both()))
+    fast = both()
+    monkeypatch.setattr(api, "fast_attention", lambda *_: None)
+    assert all(torch.equal(a, b) for a, b in zip(fast, both()))
 
 
 @needs_kernels
-def test_negative_views_reach_the_shortest_way_by_value() -> None:
+def test_negative_views_reach_the_fast_path_by_value() -> None:
     q, k, v = inputs(dtype=torch.float64)
     do = torch.randn_like(q)
     expected = torch.autograd.grad(fulmen.attention(q, k, v), (q, k, v), -do)
@@ -319,7 +318,7 @@ def test_negative_views_reach_the_shortest_way_by_value() -> None:
 
 
 @needs_kernels
-def test_more_options_than_the_library_keeps_take_the_longer_way(
+def test_more_options_than_the_library_keeps_take_the_general_path(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     q, k, v = inputs(dtype=torch.float32)

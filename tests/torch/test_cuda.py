@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 import torch
-from reference import reference
+from reference import op_settings, reference
 from torch.utils.checkpoint import checkpoint
 
 import fulmen
-from fulmen._torch import operators
-from fulmen._torch.settings import Arrays, Settings
+from fulmen._torch import ops
+from fulmen._torch.ops import Arrays
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA GPU")
 THEIRS = torch.nn.functional.scaled_dot_product_attention
@@ -101,14 +101,14 @@ def test_opcheck(name: str) -> None:
         arrays["rng"], settings["dropout_p"] = torch.tensor([3, 4], device="cuda"), 0.3
     elif name == "lengths":
         arrays["kv_lengths"] = torch.tensor([3, 24], device="cuda")
-    args = (*Arrays(q, k, v, **arrays), *Settings(**settings))
-    torch.library.opcheck(operators.attention, (*args, 3), atol=1e-4, rtol=1e-4)
+    args = (*Arrays(q, k, v, **arrays), *op_settings(**settings))
+    torch.library.opcheck(ops.attention, (*args, 3), atol=1e-4, rtol=1e-4)
     with torch.no_grad():
-        o, _, stats = operators.attention(*args, 3)
+        o, _, stats = ops.attention(*args, 3)
     need = [True, True, True, "bias" in arrays, "sinks" in arrays]
     checks = ("test_schema", "test_faketensor", "test_autograd_registration")
     given = (torch.randn_like(o), None, o, stats, *args, need)
-    torch.library.opcheck(operators.attention_backward, given, test_utils=checks)
+    torch.library.opcheck(ops.attention_backward, given, test_utils=checks)
 
 
 @pytest.mark.parametrize("mode", ["default", "reduce-overhead"])

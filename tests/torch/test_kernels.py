@@ -9,16 +9,15 @@ from typing import Any
 
 import pytest
 import torch
-from reference import inputs
+from reference import inputs, op_settings
 
 import fulmen
-from fulmen import choices
-from fulmen._torch import operators
-from fulmen._torch.kernels import like, o_like
-from fulmen._torch.settings import Arrays, Settings
+from fulmen._torch import ops
+from fulmen._torch.ops import Arrays, like, o_like
+from fulmen.options import names_of, settings_of
 
 pytestmark = pytest.mark.skipif(
-    not operators.has_kernels(), reason="this PyTorch is older than 2.10: it takes no kernels"
+    not ops.has_kernels(), reason="this PyTorch is older than 2.10: it takes no kernels"
 )
 
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -54,29 +53,29 @@ def test_both_kernels_give_the_same(name: str, dtype: Any) -> None:
         settings = {}
     q, k, v = inputs(q_rows=9 if name == "ids" else 7, dtype=dtype, grad=False)
     arrays = {key: x.to(dtype) if key in ("bias", "sinks") else x for key, x in arrays.items()}
-    args = (*Arrays(q, k, v, **arrays), *Settings(**settings))
+    args = (*Arrays(q, k, v, **arrays), *op_settings(**settings))
     for outputs in (1, 2, 3, 4):
-        expected = operators._attention_kernel(*args, outputs)
-        same(operators.attention_kernel(*args, outputs), expected)
+        expected = ops._attention_kernel(*args, outputs)
+        same(ops.attention_kernel(*args, outputs), expected)
     o, _, stats = expected
     need = [True, False, True, True, True]
     lse = torch.randn(o.shape[:-1], dtype=stats.dtype)
     for do, dlse in ((torch.randn_like(o), None), (None, lse), (torch.randn_like(o), lse)):
         given = (do, dlse, o, stats, *args)
         wanted = [*need[:3], "bias" in arrays, "sinks" in arrays]
-        expected = operators._attention_backward_kernel(*given, wanted)
-        same(operators.attention_backward_kernel(*given, need), expected)
+        expected = ops._attention_backward_kernel(*given, wanted)
+        same(ops.attention_backward_kernel(*given, need), expected)
 
 
 def test_packed_rows_first_and_lse_of_a_caller() -> None:
     q, k, v = (torch.randn(9, heads, 8) for heads in (4, 2, 2))
     offsets = torch.tensor([0, 4, 9])
-    args = (*Arrays(q, k, v, cu_q=offsets, cu_kv=offsets), *Settings(layout="shd", causal=True))
-    expected = operators._attention_kernel(*args, 3)
-    same(operators.attention_kernel(*args, 3), expected)
+    args = (*Arrays(q, k, v, cu_q=offsets, cu_kv=offsets), *op_settings(layout="shd", causal=True))
+    expected = ops._attention_kernel(*args, 3)
+    same(ops.attention_kernel(*args, 3), expected)
     o, lse, _ = expected
     given = (torch.randn_like(o), None, o, lse, *args, [True, True, True, False, False])
-    same(operators.attention_backward_kernel(*given), operators._attention_backward_kernel(*given))
+    same(ops.attention_backward_kernel(*given), ops._attention_backward_kernel(*given))
 
 
 def strided(rows: list[int], dim: int, order: list[int], step: int, choose: Any) -> Any:
@@ -101,22 +100,32 @@ def test_results_lie_as_torch_lays_them() -> None:
         q, k, v = (strided(rows, dim, order, step, choose) for dim in (8, 8, choose.choice((8, 4))))
         if choose.randrange(4) == 0:
             k = k[:, :1].expand_as(k)
-        args = (*Arrays(q, k, v), *Settings())
-        o, _, stats = operators.attention_kernel(*args, 4)
+        args = (*Arrays(q, k, v), *op_settings())
+        o, _, stats = ops.attention_kernel(*args, 4)
         assert lies_like(o, o_like(q, v, None))
         need = [True] * 3 + [False] * 2
-        found = operators.attention_backward_kernel(o, None, o, stats, *args, need)
+        found = ops.attention_backward_kernel(o, None, o, stats, *args, need)
         assert all(lies_like(x, like(owner)) for x, owner in zip(found, (q, k, v)))
 
 
-@pytest.mark.parametrize(
-    "option", ["alignment", "backend", "implementation", "precision", "layout"]
-)
-def test_both_know_the_same_names(option: str) -> None:
-    names = ", ".join(map(repr, getattr(choices, f"{option.upper()}S")))
-    args = (*Arrays(*inputs(dtype=torch.float32, grad=False)), *Settings(**{option: "middle"}), 1)
-    with pytest.raises(RuntimeError, match=f"{option} is 'middle'; allowed are {names}$"):
-        operators.attention_kernel(*args)
+@pytest.mark.parametrize("option", ["alignment", "backend", "implementation", "precision"])
+def test_both_refuse_a_number_that_names_nothing(option: str) -> None:
+    settings = settings_of().replaced(**{option: 99})
+    args = (*Arrays(*inputs(dtype=torch.float32, grad=False)), *ops.op_settings(settings), 1)
+    with pytest.raises(RuntimeError, match=option):
+        ops.attention_kernel(*args)
+    with pytest.raises(fulmen.Error, match=option):
+        ops._attention_kernel(*args)
+
+
+def test_names_are_those_of_the_library() -> None:
+    q, k, v = inputs(dtype=torch.float32, grad=False)
+    for option in ("alignment", "backend", "implementation", "precision"):
+        names = ", ".join(map(repr, names_of(option)))
+        with pytest.raises(
+            fulmen.ArgumentError, match=f"{option} is 'middle'; allowed are {names}$"
+        ):
+            fulmen.attention(q, k, v, **{option: "middle"})
 
 
 def test_what_a_kernel_refuses() -> None:
@@ -128,6 +137,6 @@ def test_what_a_kernel_refuses() -> None:
         (Arrays(q, k, v, mask=torch.ones(7, 9, dtype=torch.int8)), {}, "bool"),
     ):
         with pytest.raises(RuntimeError, match=words):
-            operators.attention_kernel(*arrays, *Settings(**settings), 1)
+            ops.attention_kernel(*arrays, *op_settings(**settings), 1)
         with pytest.raises(fulmen.Error, match=words):
-            operators.attention(*arrays, *Settings(**settings), 1)
+            ops.attention(*arrays, *op_settings(**settings), 1)

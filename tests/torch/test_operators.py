@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 import torch
 from conftest import full
-from reference import inputs, reference
+from reference import inputs, op_settings, reference
 from torch.utils import checkpoint
 
 import fulmen
-from fulmen._torch import operators, plain
-from fulmen._torch.settings import Arrays, Settings
+from fulmen._torch import fast_path, ops
+from fulmen._torch.ops import Arrays
 
 BACKENDS = ["eager", "aot_eager", pytest.param("inductor", marks=full)]
 
@@ -48,29 +48,29 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 def test_opcheck(name: str) -> None:
     arrays, settings = CASES[name]
     q, k, v = inputs(dtype=torch.float32)
-    args = (*Arrays(q, k, v, **arrays), *Settings(**settings))
+    args = (*Arrays(q, k, v, **arrays), *op_settings(**settings))
     for outputs in (1, 3):
-        torch.library.opcheck(operators.attention, (*args, outputs))
+        torch.library.opcheck(ops.attention, (*args, outputs))
     with torch.no_grad():
-        o, _, stats = operators.attention(*args, 3)
+        o, _, stats = ops.attention(*args, 3)
     need = [True, True, True, "bias" in arrays, "sinks" in arrays]
     given = (torch.randn_like(o), None, o, stats, *args, need)
     checks = ("test_schema", "test_faketensor", "test_autograd_registration")
-    for operator in (operators.attention_backward, operators.attention_batched_backward):
+    for operator in (ops.attention_backward, ops.attention_batched_backward):
         torch.library.opcheck(operator, given, test_utils=checks)
 
 
 def test_opcheck_of_packed_out_and_merge() -> None:
     (q, k, v), cu_q, cu_kv = packed_inputs()
-    args = (*Arrays(q, k, v, cu_q=cu_q, cu_kv=cu_kv), *Settings(layout="shd"))
-    torch.library.opcheck(operators.attention, (*args, 3))
+    args = (*Arrays(q, k, v, cu_q=cu_q, cu_kv=cu_kv), *op_settings(layout="shd"))
+    torch.library.opcheck(ops.attention, (*args, 3))
     q, k, v = inputs(dtype=torch.float32, grad=False)
-    args = (*Arrays(q, k, v), *Settings())
+    args = (*Arrays(q, k, v), *op_settings())
     given = {"out": torch.empty(2, 4, 7, 8), "lse": torch.empty(2, 4, 7)}
-    torch.library.opcheck(operators.attention_out, args, given)
+    torch.library.opcheck(ops.attention_out, args, given)
     os = [torch.randn(2, 4, 7, 8, requires_grad=True) for _ in range(2)]
     lses = [torch.randn(2, 4, 7, requires_grad=True) for _ in range(2)]
-    torch.library.opcheck(operators.merge, (os, lses, torch.randn(4), "bhsd", None))
+    torch.library.opcheck(ops.merge, (os, lses, torch.randn(4), "bhsd", None))
 
 
 def test_the_first_call_of_a_process_may_be_compiled() -> None:
@@ -222,15 +222,14 @@ def test_vmap_one_by_one_where_the_batch_cannot_hold_it() -> None:
     torch.testing.assert_close(found, torch.stack(expected))
 
 
-@pytest.mark.skipif(not operators.has_kernels(), reason="this PyTorch is older than 2.10")
-def test_opcheck_of_the_operators_behind_the_shortest_way() -> None:
+@pytest.mark.skipif(not ops.has_kernels(), reason="this PyTorch is older than 2.10")
+def test_opcheck_of_the_operators_behind_the_fast_path() -> None:
     q, k, v = inputs(grad=False)
-    options = None, 0.0, False, "bottom_right", None, "bhsd", "auto", "auto", False, False
-    call = plain.plain_call((*options, "float32"))
-    torch.library.opcheck(torch.ops.fulmen.plain.default, (q, k, v, call.number))
+    number = fast_path.number_of((False,))
+    torch.library.opcheck(torch.ops.fulmen.plain.default, (q, k, v, number))
     made = fulmen.attention_forward(q, k, v)
     leaves = [x.requires_grad_() for x in (q, k, v)]
-    args = (torch.randn_like(q), *leaves, made.o, made.stats, call.number, 7)
+    args = (torch.randn_like(q), *leaves, made.o, made.stats, number, 7)
     checks = ("test_schema", "test_faketensor")  # derivatives: test_gradients
     torch.library.opcheck(torch.ops.fulmen.plain_derivable.default, args, test_utils=checks)
     constants = [x.detach() if torch.is_tensor(x) else x for x in args]
@@ -270,7 +269,7 @@ def test_checkpoint_policy_keeps_the_output() -> None:
 
     class Counting(torch.utils._python_dispatch.TorchDispatchMode):
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            if func is operators.attention_kernel:
+            if func is ops.attention_kernel:
                 runs.append(func)
             return func(*args, **(kwargs or {}))
 

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: fulmen contributors
 # SPDX-License-Identifier: Apache-2.0
-"""Forward mode and second derivatives, composed block by block from rows.py.
+"""Forward mode and second derivatives, composed block by block from reference.py; and torch.vmap.
 
 With f the attention of a block and g = the gradients of f (its vjp), both plain functions:
 
@@ -8,6 +8,10 @@ With f the attention of a block and g = the gradients of f (its vjp), both plain
     derivatives of backward  vjp of g, and forward mode of g in the same way
 
 Row blocks touch their own rows of q, do and dlse, and add up in k, v, bias and sinks.
+
+Under torch.vmap the mapped axis becomes part of the batch. Where it cannot (packed sequences,
+dropout, mapped sinks, no axis for it in the layout, gradients that are summed over the batch), the
+calls follow one another.
 """
 
 from __future__ import annotations
@@ -18,9 +22,7 @@ from typing import Any, Callable
 import torch
 from torch import Tensor
 
-from .kernels import accumulator
-from .rows import Leaves, as_layout, blocks, heads_first
-from .settings import Arrays, Settings
+from .reference import Leaves, Meaning, accumulator, as_layout, blocks, heads_first
 
 OUTER = 2  # do and dlse come before the leaves
 
@@ -38,9 +40,8 @@ class _Call:
 
     AXES = (-2, -1, -2, None, None, None, None)  # row axis of do, dlse, q; k, v, bias, sinks whole
 
-    def __init__(self, arrays: Arrays, settings: Settings) -> None:
-        self.arrays, self.settings = arrays, settings
-        self.layout = settings.layout
+    def __init__(self, meaning: Meaning) -> None:
+        self.layout = meaning.layout
 
     def standard(self, values: Sequence[Any]) -> list[Any]:
         """(do, dlse, q, k, v, bias, sinks) heads first; a shorter list is its end."""
@@ -124,14 +125,14 @@ def _pushed(
 
 
 def forward_tangents(
-    arrays: Arrays, settings: Settings, tangents: Sequence[Any]
+    arrays: Any, meaning: Meaning, tangents: Sequence[Any]
 ) -> tuple[Tensor, Tensor]:
     """The tangents of (o, lse) from those of (q, k, v, bias, sinks); None is zero."""
-    call = _Call(arrays, settings)
+    call = _Call(meaning)
     leaves = call.standard([*arrays[:3], arrays.bias, arrays.sinks])
     moves = call.standard(tangents)
     pieces = []
-    for rows, of_rows in blocks(arrays, settings):
+    for rows, of_rows in blocks(arrays, meaning):
         f, values, present = _packed(
             lambda *xs, of_rows=of_rows: of_rows(xs[0], Leaves(*xs)), call.cut(leaves, rows)
         )
@@ -139,7 +140,7 @@ def forward_tangents(
         pieces.append(list(_pushed(f, values, [cut[index] for index in present])))
     o = torch.cat([piece[0] for piece in pieces], -2)
     lse = torch.cat([piece[1] for piece in pieces], -1)
-    return as_layout(o, settings.layout), lse.reshape(lse.shape[4 - len(settings.layout) :])
+    return as_layout(o, meaning.layout), lse.reshape(lse.shape[4 - len(meaning.layout) :])
 
 
 def _outer(do: Any, dlse: Any, o: Tensor, lse_shape: Any) -> tuple[Tensor, Tensor]:
@@ -153,17 +154,17 @@ def backward_cotangents(
     dlse: Any,
     o: Tensor,
     lse_shape: Any,
-    arrays: Arrays,
-    settings: Settings,
+    arrays: Any,
+    meaning: Meaning,
 ) -> list[Any]:
     """vjp of the backward pass: from what arrives at (dq, dk, dv, dbias, dsinks) to the gradients
     of (do, dlse, q, k, v, bias, sinks)."""
-    call = _Call(arrays, settings)
+    call = _Call(meaning)
     values = [*_outer(do, dlse, o, lse_shape), *arrays[:3], arrays.bias, arrays.sinks]
     standard = call.standard(values)
     arriving = call.standard(cotangents)
     pieces = []
-    for rows, of_rows in blocks(arrays, settings):
+    for rows, of_rows in blocks(arrays, meaning):
         g, present_values, present = _packed(_gradients(of_rows), call.cut(standard, rows))
         out, pull = torch.func.vjp(g, *present_values)
         cut = call.cut(arriving, rows)
@@ -181,19 +182,133 @@ def backward_tangents(
     dlse: Any,
     o: Tensor,
     lse_shape: Any,
-    arrays: Arrays,
-    settings: Settings,
+    arrays: Any,
+    meaning: Meaning,
 ) -> list[Any]:
     """Forward mode of the backward pass: tangents of (do, dlse, q, k, v, bias, sinks) to those of
     (dq, dk, dv, dbias, dsinks)."""
-    call = _Call(arrays, settings)
+    call = _Call(meaning)
     values = [*_outer(do, dlse, o, lse_shape), *arrays[:3], arrays.bias, arrays.sinks]
     standard, moves = call.standard(values), call.standard(tangents)
     pieces = []
-    for rows, of_rows in blocks(arrays, settings):
+    for rows, of_rows in blocks(arrays, meaning):
         g, present_values, present = _packed(_gradients(of_rows), call.cut(standard, rows))
         cut = call.cut(moves, rows)
         pushed = _pushed(g, present_values, [cut[index] for index in present])
         leaves = [index - OUTER for index in present if index >= OUTER]
         pieces.append(_unpacked(pushed, leaves, 5))
     return call.gathered(pieces, values[OUTER:])
+
+
+def _first(x: Any, dim: Any) -> Any:
+    return x if x is None or dim is None else x.movedim(dim, 0)
+
+
+def _rank(settings: Any) -> int:
+    return int(settings.layout) // 2
+
+
+def _foldable(settings: Any, arrays: Any, dims: Any) -> bool:
+    is_fixed_length = arrays.cu_q is None and arrays.rng is None
+    return _rank(settings) > 2 and is_fixed_length and dims.sinks is None
+
+
+def _folded(x: Tensor, mapped: bool, size: int) -> Tensor:
+    """(size * batch, ...) from (batch, ...), or from (size, [batch,] ...) where it is mapped."""
+    if not mapped:
+        x = x.expand(size, *x.shape)
+    return x.flatten(0, 1)
+
+
+def _folded_array(
+    name: str, x: Tensor, mapped: bool, batch: int, size: int, has_batch: bool
+) -> Tensor:
+    """One array of the call in which (size, batch) are one axis; x itself where it broadcasts."""
+    own = x.dim() - mapped
+    if name in ("q", "k", "v"):
+        return _folded(x if has_batch else x.unsqueeze(1 if mapped else 0), mapped, size)
+    if name in ("bias", "mask"):
+        if not mapped and (own < 4 or x.shape[0] == 1):
+            return x
+        x = x.reshape(x.shape[:mapped] + (1,) * (4 - own) + x.shape[mapped:])
+        return _folded(x.expand(*x.shape[:mapped], batch, *x.shape[mapped + 1 :]), mapped, size)
+    # (batch,) lengths, ([batch,] head) slopes, ([batch,] row) ids
+    if own == 1 and name in ("alibi_slopes", "q_ids", "kv_ids"):
+        if not mapped:
+            return x
+        x = x.unsqueeze(1).expand(size, batch, x.shape[-1])
+    return _folded(x, mapped, size)
+
+
+def _folded_arrays(arrays: Any, dims: Any, settings: Any, size: int) -> tuple[Any, Any]:
+    has_batch = _rank(settings) == 4
+    fold: dict[str, Any] = {}
+    batch = 1
+    if has_batch:
+        axis = 1 if dims.q is not None else 0
+        batch = _first(arrays.q, dims.q).shape[axis]
+    for name, given, dim in zip(arrays._fields, arrays, dims):
+        if given is not None and name not in ("sinks", "rng", "cu_q", "cu_kv"):
+            fold[name] = _folded_array(
+                name, _first(given, dim), dim is not None, batch, size, has_batch
+            )
+    return arrays._replace(**fold), settings._replace(layout=2 * 4 + settings.layout % 2)
+
+
+def _unfolded(x: Any, size: int, has_batch: bool) -> Any:
+    if x is None:
+        return None
+    return x.unflatten(0, (size, x.shape[0] // size)) if has_batch else x
+
+
+def _selected(x: Any, dim: Any, index: int) -> Any:
+    return x if x is None or dim is None else x.select(dim, index)
+
+
+def _one_by_one(function: Any, info: Any, dims: Any, leading: tuple[Any, ...], args: Any) -> Any:
+    results = [
+        function.apply(*leading, *(_selected(x, dim, index) for x, dim in zip(args, dims)))
+        for index in range(info.batch_size)
+    ]
+    stacked = tuple(None if column[0] is None else torch.stack(column) for column in zip(*results))
+    return stacked, tuple(None if x is None else 0 for x in stacked)
+
+
+def mapped_forward(function: Any, info: Any, settings: Any, arrays: Any, dims: Any) -> Any:
+    """The vmap rule of Attention; settings are those of the operators."""
+    if not _foldable(settings, arrays, dims):
+        return _one_by_one(function, info, dims, (settings,), arrays)
+    size = info.batch_size
+    folded, settings_of_fold = _folded_arrays(arrays, dims, settings, size)
+    results = function.apply(settings_of_fold, *folded)
+    has_batch = _rank(settings) == 4
+    return tuple(_unfolded(x, size, has_batch) for x in results), (0, 0, 0)
+
+
+def mapped_backward(
+    function: Any,
+    info: Any,
+    settings: Any,
+    need: Any,
+    outer: tuple[Any, ...],
+    outer_dims: tuple[Any, ...],
+    arrays: Any,
+    dims: Any,
+) -> Any:
+    """The vmap rule of AttentionBackward; outer: do, dlse, o, stats."""
+    is_summed = any(need[3:])  # over the batch: all but the gradients of q, k and v
+    if is_summed or not _foldable(settings, arrays, dims):
+        every_dim, every = (*outer_dims, *dims), (*outer, *arrays)
+        return _one_by_one(function, info, every_dim, (settings, need), every)
+    size = info.batch_size
+    folded, settings_of_fold = _folded_arrays(arrays, dims, settings, size)
+    has_batch = _rank(settings) == 4
+    folded_outer: list[Any] = []
+    for x, dim in zip(outer, outer_dims):
+        first = _first(x, dim)
+        if first is not None and not has_batch:
+            first = first.unsqueeze(0 if dim is None else 1)
+        folded_outer.append(None if first is None else _folded(first, dim is not None, size))
+    results = function.apply(settings_of_fold, need, *folded_outer, *folded)
+    out = tuple(_unfolded(x, size, has_batch) for x in results)
+    return out, tuple(None if x is None else 0 for x in out)

@@ -1,9 +1,9 @@
 # SPDX-FileCopyrightText: fulmen contributors
 # SPDX-License-Identifier: Apache-2.0
-"""Whether anything watches or transforms the call, in one place.
+"""Whether a mode or a transform is in force for the call, in one place.
 
 Some of the questions are asked of names that torch keeps to itself. Each is looked up once; where
-one is missing, the short way is closed and every call takes the operators: slower by microseconds,
+one is missing, the fast path is closed and every call takes the operators: slower by microseconds,
 never wrong.
 """
 
@@ -50,7 +50,7 @@ _known = (
 _PLAIN = {torch.Tensor, torch.nn.Parameter}
 
 
-def is_watched() -> bool:
+def needs_operators() -> bool:
     """True: a compiler, a mode, a functorch transform, forward AD, a tracer or the profiler."""
     return (
         not _known
@@ -75,8 +75,8 @@ def are_plain(q: Any, k: Any, v: Any) -> bool:
     )
 
 
-def take_the_shortest_way(q: Any, k: Any, v: Any) -> bool:
-    """are_plain, with neither autocast nor a watcher: one question where time counts."""
+def allows_fast_path(q: Any, k: Any, v: Any) -> bool:
+    """are_plain, without autocast and needs_operators: one question where time counts."""
     return (
         _known
         and not is_traced()  # first: the compiler knows the answer and goes no further

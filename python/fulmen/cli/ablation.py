@@ -13,14 +13,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import fulmen
-from fulmen.inspection import OPTIMISATIONS, phantom
-from fulmen.kinds import named_dtype
+from fulmen.array_types import named_dtype
+from fulmen.inspection import optimisations, phantom
 from fulmen.lab.benchmark.cells import ITEM_BYTES, Cell
 from fulmen.lab.benchmark.page import figure
 from fulmen.lab.benchmark.records import Record, Run, write_lines
 from fulmen.lab.benchmark.reference import Truth
 from fulmen.lab.benchmark.sides import Answer, Fulmen, random_tensors
 from fulmen.lab.benchmark.timing import GpuTimer
+from fulmen.options import implementations
 
 from .arguments import positive, shape_of
 from .output import ACCEPTABLE, BadInputError, Output
@@ -31,7 +32,6 @@ optimisations: what the compiler made of it (registers, shared memory, instructi
 code by class) and, on a GPU, its time and error. All answer the same arrays, in random order in one
 run. Without a GPU, or with --device NAME, the static part alone.
 """
-LADDER = ("naive", "simt", "sm80", "sm90")  # each builds on the ideas of the one before
 CLASSES = ("tensor", "arithmetic", "special", "conversion", "shared", "global", "local")
 COLUMNS = (
     ("kernel", "implementation"), ("without", "without"), ("p50 ms", "p50_ms"),
@@ -67,8 +67,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="of q, k and v: BATCHxHEADSxROWSxDIM; 4x16x4096x128")  # fmt: skip
     add("--causal", action="store_true")
     add("--dtype", choices=tuple(ITEM_BYTES), default="bfloat16")
-    add("--implementation", action="append", choices=LADDER, metavar="NAME",
-        help=f"only these rungs, of {', '.join(LADDER)}")  # fmt: skip
+    ladder = implementations("cuda")  # each builds on the ideas of the one before
+    add("--implementation", action="append", choices=ladder, metavar="NAME",
+        help=f"only these rungs, of {', '.join(ladder)}")  # fmt: skip
     add("--device", metavar="NAME", help="of a GPU that need not be here, such as h100; its "
         "kernels are compiled and not run")  # fmt: skip
     add("--rounds", type=positive, default=5, metavar="N", help="visits of each rung; 5")
@@ -83,9 +84,9 @@ def main(arguments: argparse.Namespace, output: Output) -> int:
     here = arguments.device is None and bool(fulmen.gpu_info()["devices"])
     if arguments.output is not None and not here:
         raise BadInputError("--output writes what a GPU measured; there is none, or it was named")
-    names = arguments.implementation or LADDER
+    names = arguments.implementation or implementations("cuda")
     target: dict[str, Any] = {"device": 0} if here else {"device_name": arguments.device or "h100"}
-    ways = list(product(names, ((), *((one,) for one in OPTIMISATIONS))))
+    ways = list(product(names, ((), *((one,) for one in optimisations()))))
     with output.progress("compiling", len(ways)) as advance:
         found = _rungs(cell, ways, target, lambda: advance(1))
     if not found:

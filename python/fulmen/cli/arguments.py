@@ -8,6 +8,8 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from fulmen.options import keywords, names_of, option_rows
+
 from .output import BadInputError
 from .tensor_file import parse_window
 
@@ -29,6 +31,35 @@ def new_file(text: str) -> Path:
     if not path.parent.is_dir():
         raise argparse.ArgumentTypeError(f"{path.parent} is no folder; make it first")
     return path
+
+
+def add_options(parser: argparse.ArgumentParser, **aliases: str) -> None:
+    """A flag for each option of `fulmen.attention` that one word can say, from the schema.
+
+    Args:
+        parser: of a command.
+        **aliases: shorter flags.
+    """
+    words: dict[str, Any] = {"real": float, "count": int}
+    for name, row in option_rows().items():
+        if name not in keywords():
+            continue
+        flags = [f"--{aliases.get(name, name).replace('_', '-')}"]
+        more: dict[str, Any] = {"dest": name, "default": None, "help": row["doc"]}
+        if row["kind"] == "flag":
+            parser.add_argument(*flags, action="store_const", const=True, **more)
+        elif row["kind"] == "choice":
+            parser.add_argument(*flags, choices=names_of(name), **more)
+        elif row["kind"] in words:
+            parser.add_argument(*flags, type=words[row["kind"]], **more)
+    parser.add_argument("--window", type=window, metavar="W|LEFT,RIGHT", help="-1 for no limit")
+
+
+def options_of(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The options that add_options read, those that were given."""
+    names = [name for name in ("window", *option_rows()) if name in keywords()]
+    given = ((name, getattr(arguments, name, None)) for name in names)
+    return {name: value for name, value in given if value is not None}
 
 
 def window(text: str) -> Any:

@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 
 import fulmen
-from fulmen.choices import CPU_IMPLEMENTATIONS, GPU_IMPLEMENTATIONS, PRECISIONS
 from fulmen.lab.benchmark import machine, peers_other, peers_torch
 from fulmen.lab.benchmark.cells import GRIDS, ITEM_BYTES, Cell
 from fulmen.lab.benchmark.fma_peak import FmaPeak
@@ -33,6 +32,7 @@ from fulmen.lab.benchmark.sides import (
     random_tensors,
 )
 from fulmen.lab.benchmark.timing import GRAPH_CALLS, CpuTimer, GpuTimer
+from fulmen.options import implementations, names_of
 
 from .arguments import positive
 from .output import ACCEPTABLE, BadInputError, Output
@@ -73,9 +73,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--rows", type=positive, nargs="+", metavar="S", help="these sequence lengths")
     add("--dims", type=positive, nargs="+", metavar="D", help="these head dims")
     add("--dtype", choices=tuple(ITEM_BYTES), help="instead of the grid's")
-    add("--implementation", action="extend", nargs="+", choices=("auto", *IMPLEMENTATIONS),
+    add("--implementation", action="extend", nargs="+", choices=names_of("implementation"),
         metavar="NAME", help="of fulmen; several are several rows; auto")  # fmt: skip
-    add("--precision", action="extend", nargs="+", choices=tuple(PRECISIONS), metavar="NAME",
+    add("--precision", action="extend", nargs="+", choices=names_of("precision"), metavar="NAME",
         help="of float32 products: float32, tf32, 3xtf32; several are several rows")  # fmt: skip
     add("--peers", nargs="*", choices=tuple(PEERS), metavar="NAME",
         help=f"others beside fulmen, of {', '.join(PEERS)}; without names: none")  # fmt: skip
@@ -123,9 +123,6 @@ def main(arguments: argparse.Namespace, output: Output) -> int:
     return int(not any(is_ours(r["who"]) for r in records))
 
 
-IMPLEMENTATIONS = (*CPU_IMPLEMENTATIONS, *GPU_IMPLEMENTATIONS)
-
-
 def _default_grid(backend: str) -> str:
     if backend == "auto":
         backend = "cuda" if fulmen.gpu_info()["devices"] else "cpu"
@@ -159,7 +156,7 @@ class Bench:
         self.timer: Any = (
             CpuTimer(arguments.rounds) if backend == "cpu" else GpuTimer(arguments.rounds)
         )
-        known = CPU_IMPLEMENTATIONS if backend == "cpu" else GPU_IMPLEMENTATIONS
+        known = implementations(backend)
         asked = [x for x in arguments.implementation or ["auto"] if x in ("auto", *known)]
         precisions = arguments.precision or ["float32"]
         self.sides: list[Side] = [Fulmen(x, precision=p) for p in precisions for x in asked]

@@ -11,7 +11,7 @@ from itertools import product
 from typing import Any
 
 import fulmen
-from fulmen.choices import GPU_IMPLEMENTATIONS
+from fulmen.options import implementations
 
 from .arguments import DTYPES, new_file
 from .output import BadInputError, Output, bytes_text
@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--dtype", choices=DTYPES, action="append", help="bfloat16 and float16")
     add("--mask", choices=tuple(MASKS), action="append", help="full and causal")
     add("--forward-only", action="store_true", help="no gradients")
-    add("--implementation", default="auto", choices=("auto", *GPU_IMPLEMENTATIONS))
+    add("--implementation", default="auto", choices=("auto", *implementations("cuda")))
 
 
 def main(arguments: argparse.Namespace, output: Output) -> int:

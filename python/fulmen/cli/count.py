@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 import fulmen
-from fulmen.kinds import named_dtype
+from fulmen.array_types import named_dtype
 
 from . import io_model
 from .output import BadInputError, Output, bytes_text

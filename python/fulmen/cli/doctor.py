@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from fulmen.choices import CPU_IMPLEMENTATIONS, GPU_IMPLEMENTATIONS
+from fulmen.options import implementations
 
 from .output import ACCEPTABLE, BAD, Output, bytes_text
 
@@ -41,7 +41,7 @@ def main(arguments: argparse.Namespace, output: Output) -> int:
     """The command."""
     findings = [*python_findings(), *library_findings(), *device_findings()]
     if all(state != "problem" for _, state, _ in findings):
-        findings += [computed(name) for name in CPU_IMPLEMENTATIONS]
+        findings += [computed(name) for name in implementations("cpu")]
         if any(what == "gpu 0" for what, _, _ in findings):
             findings += gpu_computed(0)
     problems = [finding for finding in findings if finding[1] == "problem"]
@@ -167,7 +167,7 @@ def gpu_computed(index: int) -> list[Finding]:
             findings.append((f"gpu {index} {arrays}", "", f"cannot make arrays there: {text}"))
             continue
         case = Case("doctor", heads=2, q_rows=64, dim=64, causal=True, dtype="float16")
-        for name in (*GPU_IMPLEMENTATIONS, "auto"):
+        for name in (*implementations("cuda"), "auto"):
             outcome = run_case(case, "cuda", name, arrays)
             state = {"passed": "ok", "failed": "problem"}.get(outcome.status, "")
             findings.append((f"gpu {index} {name}", state, f"{arrays}: {outcome.message}"))

@@ -8,12 +8,12 @@ import argparse
 from typing import Any
 
 import fulmen
-from fulmen.choices import BACKENDS, GPU_IMPLEMENTATIONS, IMPLEMENTATIONS, PRECISIONS
+from fulmen.array_types import named_dtype
 from fulmen.inspection import phantom
-from fulmen.kinds import named_dtype
+from fulmen.options import implementations
 
 from . import count
-from .arguments import DTYPES, shape_of, window
+from .arguments import DTYPES, add_options, options_of, shape_of
 from .output import BadInputError, Output, bytes_text
 
 DESCRIPTION = """\
@@ -33,15 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--dtype", choices=DTYPES, default="float32")
     add("--layout", choices=("bhsd", "bshd"), default="bhsd", help="order of the axes in memory")
     add("--backward", action="store_true", help="the gradients instead of the forward pass")
-    add("--causal", action="store_true")
-    add("--alignment", choices=("bottom_right", "top_left"), default="bottom_right")
-    add("--window", type=window, metavar="W|LEFT,RIGHT", help="-1 for no limit")
-    add("--softcap", type=float, default=0.0)
-    add("--dropout", type=float, default=0.0, metavar="P")
-    add("--backend", choices=tuple(BACKENDS), default="auto")
-    add("--implementation", choices=tuple(IMPLEMENTATIONS), default="auto")
-    add("--precision", choices=tuple(PRECISIONS), default="float32",
-        help="of float32 products: tf32 and 3xtf32 allow a GPU's tensor cores")  # fmt: skip
+    add_options(parser, dropout_p="dropout")
     add("--device", metavar="GPU", help="CUDA's number of a GPU that is here, or the name of one "
         "that need not be: h100, a100, sm_90a")  # fmt: skip
     add("--count", action="store_true", help="run the kernels in the emulator, which "
@@ -116,24 +108,15 @@ def _shapes(arguments: argparse.Namespace) -> list[tuple[int, ...]]:
 
 def _options(arguments: argparse.Namespace) -> dict[str, Any]:
     """As fulmen.attention names them."""
-    return {
-        "layout": arguments.layout,
-        "causal": arguments.causal,
-        "alignment": arguments.alignment,
-        "window": arguments.window,
-        "softcap": arguments.softcap,
-        "dropout_p": arguments.dropout,
-        "rng": (0, 0),
-        "backend": arguments.backend,
-        "implementation": arguments.implementation,
-        "precision": arguments.precision,
-    }
+    options = {"layout": arguments.layout, **options_of(arguments)}
+    return {**options, "rng": (0, 0)} if "dropout_p" in options else options
 
 
 def _target(arguments: argparse.Namespace) -> dict[str, Any]:
     """The GPU that is asked for; a GPU's backend or implementation alone means the first one."""
     device = arguments.device
     if device is None:
-        is_gpu = arguments.backend == "cuda" or arguments.implementation in GPU_IMPLEMENTATIONS
+        on_gpu = implementations("cuda")
+        is_gpu = arguments.backend == "cuda" or arguments.implementation in on_gpu
         return {"device": 0} if is_gpu else {}
     return {"device": int(device)} if device.isdigit() else {"device_name": device}

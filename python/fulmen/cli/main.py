@@ -63,7 +63,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit code.
     """
     argv = sys.argv[1:] if argv is None else argv
-    top = parser(next((word for word in argv if word in COMMANDS), None))
+    chosen = next((word for word in argv if word in COMMANDS), None)
+    try:
+        top = parser(chosen)
+    except Exception as error:  # options are read from the library
+        return _failed(chosen, error)
     arguments, unknown = top.parse_known_args(argv)
     if unknown:
         name = " ".join(filter(None, (top.prog, arguments.command)))
@@ -88,10 +92,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except Exception as error:
-        if os.environ.get("FULMEN_TRACEBACK"):
-            raise
-        sys.stderr.write(f"fulmen {arguments.command}: {_sentence(error)}\n")
-        return 2 if _is_callers(error) else 1
+        return _failed(arguments.command, error)
+
+
+def _failed(command: str | None, error: Exception) -> int:
+    """One sentence on standard error, and the exit code."""
+    if os.environ.get("FULMEN_TRACEBACK"):
+        raise error
+    sys.stderr.write(f"fulmen {command}: {_sentence(error)}\n")
+    return 2 if _is_callers(error) else 1
 
 
 def _is_callers(error: Exception) -> bool:

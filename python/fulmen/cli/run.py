@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 import fulmen
-from fulmen.choices import PRECISIONS
 from fulmen.lab import naive
+from fulmen.options import names_of
 
 from . import accuracy, measure, tensor_file
 from .arguments import DTYPES, new_file, window
@@ -41,13 +41,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--dtype", choices=DTYPES, help="convert the inputs first")
     add("--layout", help="axes of q, k, v, o: bhsd, bshd, hsd, shd or sd")
     add("--causal", action=argparse.BooleanOptionalAction, default=None)
-    add("--alignment", choices=("bottom_right", "top_left"))
+    add("--alignment", choices=names_of("alignment"))
     add("--window", type=window, metavar="W|LEFT,RIGHT", help="-1 for no limit")
     add("--scale", type=float)
     add("--softcap", type=float)
     add("--backend", default="auto", help="auto or cpu")
     add("--implementation", default="auto", help="auto, scalar or tiled")
-    add("--precision", choices=tuple(PRECISIONS), default="float32",
+    add("--precision", choices=names_of("precision"), default="float32",
         help="of float32 products: tf32 and 3xtf32 allow a GPU's tensor cores")  # fmt: skip
     add("--repeat", type=int, default=0, metavar="N", help="times of each operation; 0: enough")
     add("--no-backward", action="store_true", help="leave the gradients out")
@@ -141,7 +141,7 @@ def converted(tensors: dict[str, Array], dtype: str | None) -> tuple[dict[str, A
     """The inputs in another dtype, and whether they are the same numbers."""
     if dtype is None:
         return tensors, True
-    from fulmen.kinds import named_dtype
+    from fulmen.array_types import named_dtype
 
     made, exact = {}, True
     for name, x in tensors.items():

@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import fulmen
-from fulmen.choices import CPU_IMPLEMENTATIONS, GPU_IMPLEMENTATIONS
+from fulmen.options import implementations
 
 from .output import BAD, BadInputError, Output
 from .workers import Death, Last, run_all
@@ -32,11 +32,7 @@ the exit code is 1 if any failed.
 STALLED_SECONDS = 300  # no case takes as long, compiling included
 MOST_REASONS = 20  # why cases were skipped: the commonest
 SAMPLE = 20  # one case in so many runs with each further kind of GPU arrays
-BACKENDS = {
-    "cpu": CPU_IMPLEMENTATIONS,
-    "cuda": GPU_IMPLEMENTATIONS,
-    "emulator": GPU_IMPLEMENTATIONS,
-}
+BACKENDS = {"cpu": "cpu", "cuda": "cuda", "emulator": "cuda"}  # whose implementations each has
 
 Line = tuple[str, str, str, float, str]  # case, how, status, ratio, message
 
@@ -65,7 +61,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="auto",
         help="auto: cpu, and cuda where there is a GPU",
     )
-    add("--implementation", choices=(*CPU_IMPLEMENTATIONS, *GPU_IMPLEMENTATIONS), action="append",
+    every = (*implementations("cpu"), *implementations("cuda"))
+    add("--implementation", choices=every, action="append",
         help="only this one; may be given several times")  # fmt: skip
     add("--arrays", choices=("torch", "cupy", "jax"), action="append",
         help="on a GPU: the first runs every case, each further one a sample; default: those that "
@@ -128,15 +125,16 @@ def _ways(arguments: argparse.Namespace) -> list[Way]:
         backends = ["cpu", "cuda"] if asked or fulmen.gpu_info()["devices"] else ["cpu"]
     ways: list[Way] = []
     for backend in backends:
-        chosen = [x for x in BACKENDS[backend] if not asked or x in asked]
+        chosen = [x for x in implementations(BACKENDS[backend]) if not asked or x in asked]
         kinds = _arrays(backend, arguments.arrays) if chosen else ["numpy"]
         for index, arrays in enumerate(kinds):
             ways += [Way(backend, x, arrays, SAMPLE if index else 1) for x in chosen]
     missing = sorted(set(asked or ()) - {way.implementation for way in ways})
     if missing:
+        allowed = ", ".join(x for name in backends for x in implementations(BACKENDS[name]))
         raise BadInputError(
             f"--implementation is {missing[0]} and --backend {arguments.backend}; allowed there "
-            f"are {', '.join(x for backend in backends for x in BACKENDS[backend])}"
+            f"are {allowed}"
         )
     return ways
 

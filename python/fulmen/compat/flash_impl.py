@@ -20,9 +20,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._torch.kernels import WITH_LSE, accumulator, lse_like, o_like, run_backward, run_forward
-from .._torch.settings import Arrays, Settings
+from .._torch.ops import WITH_LSE, Arrays, lse_like, o_like, run_backward, run_forward
+from .._torch.reference import accumulator
 from ..errors import UnsupportedError
+from ..options import Settings, settings_of
 
 __all__ = ["register"]
 
@@ -68,19 +69,24 @@ def _refuse_what_is_absent(dropout_p: float = 0.0, debug: bool = False, pages: A
             raise UnsupportedError(f"{what} is not read by fulmen as torch's flash impl; {instead}")
 
 
+def _settings(**options: Any) -> Settings:
+    settings: Settings = settings_of(tuple(options.items()))
+    return settings
+
+
 def _square(scale: float | None, is_causal: bool) -> Settings:
-    return Settings(scale=scale, causal=is_causal, alignment="top_left")
+    return _settings(scale=scale, causal=is_causal, alignment="top_left")
 
 
-def _forward(arrays: Arrays, settings: Settings, out: Any = None) -> tuple[Tensor, Tensor]:
+def _forward(arrays: Any, settings: Settings, out: Any = None) -> tuple[Tensor, Tensor]:
     out = o_like(arrays.q, arrays.v, None) if out is None else out
-    results = out, lse_like(arrays.q, settings.layout), None
-    return run_forward(arrays, settings, WITH_LSE, results)[:2]
+    results = out, lse_like(arrays.q, settings.layout.code), None
+    return run_forward(arrays, settings, None, WITH_LSE, results)[:2]
 
 
-def _gradients(do: Tensor, o: Tensor, lse: Tensor, arrays: Arrays, settings: Settings) -> Any:
+def _gradients(do: Tensor, o: Tensor, lse: Tensor, arrays: Any, settings: Settings) -> Any:
     if torch.are_deterministic_algorithms_enabled():
-        settings = settings._replace(deterministic=True)
+        settings = settings.replaced(deterministic=True)
     need = (True, True, True, False, False)
     return run_backward(do, None, o, lse, arrays, settings, need)[:3]
 
@@ -126,7 +132,7 @@ def _sdpa_backward(
     return _gradients(do, o, lse, Arrays(q, k, v), _square(scale, is_causal))
 
 
-def _cpu_mask(arrays: Arrays, attn_mask: Any) -> Arrays:
+def _cpu_mask(arrays: Any, attn_mask: Any) -> Any:
     if attn_mask is None:
         return arrays
     name = "mask" if attn_mask.dtype == torch.bool else "bias"
@@ -148,7 +154,7 @@ def _sdpa_for_cpu(
     lse = q.new_empty((batch, rows, heads), dtype=accumulator(q.dtype)).transpose(1, 2)
     results = o_like(q, v, None), lse, None
     arrays = _cpu_mask(Arrays(q, k, v), attn_mask)
-    return run_forward(arrays, _square(scale, is_causal), WITH_LSE, results)[:2]
+    return run_forward(arrays, _square(scale, is_causal), None, WITH_LSE, results)[:2]
 
 
 def _sdpa_for_cpu_backward(
@@ -172,11 +178,14 @@ def _flash_settings(
     cu_q: Any, max_q: int, max_kv: int, is_causal: bool, scale: Any, left: Any, right: Any
 ) -> Settings:
     """(batch, row, head, dim), or packed (row, head, dim), as flash-attn has them."""
-    return Settings(
-        scale=scale, causal=is_causal, window_left=-1 if left is None else left,
-        window_right=-1 if right is None else right, layout="bshd" if cu_q is None else "shd",
-        max_q=0 if cu_q is None else max_q, max_kv=0 if cu_q is None else max_kv,
-    )  # fmt: skip
+    packed = {} if cu_q is None else {"max_q": max_q, "max_kv": max_kv}
+    return _settings(
+        scale=scale,
+        causal=is_causal,
+        window=(left, right),
+        layout="bshd" if cu_q is None else "shd",
+        **packed,
+    )
 
 
 def _flash(

@@ -24,7 +24,7 @@ import torch
 from torch.nn import functional
 
 from .. import attention
-from .._torch.settings import FLOATING
+from .._torch.ops import FLOATING
 from ..errors import Error, UnsupportedError
 
 __all__ = ["disable", "enable", "is_enabled", "replaced", "scaled_dot_product_attention"]

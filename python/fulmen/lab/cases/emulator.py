@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from fulmen import kinds
+from fulmen import array_types
 from fulmen.errors import Error
 
 from .arrays import Array
@@ -56,7 +56,7 @@ def start() -> Any:
     loaded.fulmen_emulator_allocate.argtypes = (ctypes.c_char_p, ctypes.c_size_t)
     loaded.fulmen_emulator_release.argtypes = (ctypes.c_void_p,)
     loaded.fulmen_emulator_counted.restype = ctypes.c_char_p
-    kinds._KINDS[EmulatedArray] = EmulatedKind
+    array_types._TYPES[EmulatedArray] = EmulatedType
     return loaded
 
 
@@ -82,7 +82,7 @@ class EmulatedArray:
 
     def __dlpack_device__(self) -> tuple[int, int]:
         """CUDA's first device."""
-        return kinds.GPU_DEVICE_TYPES[0], 0
+        return array_types.GPU_DEVICE_TYPES[0], 0
 
     def __dlpack__(self, *, stream: Any = None, **_: Any) -> Any:
         """NumPy's capsule with another device, and with dtypes that NumPy does not export."""
@@ -125,7 +125,7 @@ def copied(x: Array, name: str = "array") -> EmulatedArray:
     return made
 
 
-class EmulatedKind(kinds.CupyKind):
+class EmulatedType(array_types.CupyType):
     """How fulmen makes results beside an EmulatedArray."""
 
     @staticmethod

@@ -1,18 +1,19 @@
 # SPDX-FileCopyrightText: fulmen contributors
 # SPDX-License-Identifier: Apache-2.0
-"""The kinds of arrays that callers bring: how a result of the same kind is made, and where.
+"""The types of arrays that callers bring: how a result of the same type is made, and where.
 
 NumPy, PyTorch and CuPy arrays are written to in place, in host memory or on a GPU. JAX arrays on a
-GPU have a file of their own (_jax). Any other array in host memory is read through DLPack; its
-results are computed in NumPy and handed over to its array namespace. None of these packages is
-imported here: an array of one proves that its owner has been.
+GPU are made while JAX lends a stream (_calls). Any other array in host memory is read through
+DLPack; its results are computed in NumPy and handed over to its array namespace. None of these
+packages is imported here: an array of one proves that its owner has been.
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, Callable
 
 import numpy as np
 
@@ -25,11 +26,11 @@ NO_STREAM = 0  # the CPU has none; on a GPU: the legacy default stream
 CURRENT_STREAM = -1  # the one that PyTorch tells tvm-ffi by the tensors of a call: src/ffi
 
 
-class NumpyKind:
+class NumpyType:
     """NumPy arrays, subclasses included."""
 
     through_dlpack = False  # whether each array is handed over by its __dlpack__(stream=)
-    launches = False  # whether `_jax.launch` makes the results
+    launches = False  # whether the results are made while JAX lends a stream
 
     @staticmethod
     def device(x: Array) -> int:
@@ -50,7 +51,7 @@ class NumpyKind:
 
     @staticmethod
     def dtype(x: Array) -> Any:
-        """The dtype of x, in its own kind."""
+        """The dtype of x, in its own type."""
         return x.dtype
 
     @staticmethod
@@ -94,7 +95,7 @@ class NumpyKind:
         return nullcontext()
 
 
-class TorchKind(NumpyKind):
+class TorchType(NumpyType):
     """PyTorch tensors, in host memory or on an NVIDIA GPU."""
 
     @staticmethod
@@ -107,7 +108,7 @@ class TorchKind(NumpyKind):
     @staticmethod
     def stream(x: Array, asked: Any) -> int:
         if not x.is_cuda:
-            return NumpyKind.stream(x, asked)
+            return NumpyType.stream(x, asked)
         return CURRENT_STREAM if asked is None else stream_address(asked)
 
     @staticmethod
@@ -153,7 +154,7 @@ class TorchKind(NumpyKind):
         return cuda.stream(cuda.ExternalStream(stream, device=like.device))
 
 
-class CupyKind(NumpyKind):
+class CupyType(NumpyType):
     """CuPy arrays."""
 
     through_dlpack = True
@@ -175,7 +176,7 @@ class CupyKind(NumpyKind):
 
     @staticmethod
     def scratch(num_bytes: int, like: Array) -> Array:
-        return CupyKind.empty(num_bytes, np.uint8, like)
+        return CupyType.empty(num_bytes, np.uint8, like)
 
     @staticmethod
     def moved(x: Any, like: Array) -> Array:
@@ -191,7 +192,7 @@ class CupyKind(NumpyKind):
         return sys.modules["cupy"].cuda.ExternalStream(stream, like.device.id)
 
 
-class OtherKind(NumpyKind):
+class OtherType(NumpyType):
     """Arrays of the array API standard that have DLPack, in host memory."""
 
     @staticmethod
@@ -203,8 +204,8 @@ class OtherKind(NumpyKind):
         return like.__array_namespace__().asarray(x)
 
 
-class JaxKind(NumpyKind):
-    """JAX arrays on an NVIDIA GPU: JAX says itself on which stream a call runs (_jax)."""
+class JaxType(NumpyType):
+    """JAX arrays on an NVIDIA GPU: JAX says itself on which stream a call runs."""
 
     through_dlpack = True
     launches = True
@@ -233,7 +234,7 @@ class JaxKind(NumpyKind):
 
     @staticmethod
     def scratch(num_bytes: int, like: Array) -> Array:
-        return JaxKind.empty(num_bytes, np.uint8, like)
+        return JaxType.empty(num_bytes, np.uint8, like)
 
     @staticmethod
     def moved(x: Any, like: Array) -> Array:
@@ -245,38 +246,38 @@ class JaxKind(NumpyKind):
         return np.asarray(x)
 
 
-_KINDS: dict[type, type[NumpyKind]] = {np.ndarray: NumpyKind}
+_TYPES: dict[type, type[NumpyType]] = {np.ndarray: NumpyType}
 GPU_DEVICE_TYPES = (2, 13)  # DLPack: kDLCUDA, kDLCUDAManaged
 
 
-def kind_of(x: Array, name: str) -> type[NumpyKind]:
+def array_type_of(x: Array, name: str) -> type[NumpyType]:
     """What x is.
 
     Raises:
         DTypeError: no array that results could be made like.
     """
-    kind = _KINDS.get(type(x))
-    if kind is not None:
-        return kind
+    known = _TYPES.get(type(x))
+    if known is not None:
+        return known
     if isinstance(x, np.ndarray):
-        kind = NumpyKind
+        found: type[NumpyType] = NumpyType
     elif is_torch(x):
-        kind = TorchKind
+        found = TorchType
     elif "cupy" in sys.modules and isinstance(x, sys.modules["cupy"].ndarray):
-        kind = CupyKind
+        found = CupyType
     elif hasattr(x, "__dlpack__") and hasattr(x, "__array_namespace__"):
-        return _standard_kind(x, name)
+        return _standard_type(x, name)
     else:
         raise DTypeError(
             f"{name} is {type(x).__name__}, not an array with DLPack (NumPy, PyTorch, JAX, CuPy); "
             f"numpy.asarray({name}) makes one"
         )
-    _KINDS[type(x)] = kind
-    return kind
+    _TYPES[type(x)] = found
+    return found
 
 
-def _standard_kind(x: Array, name: str) -> type[NumpyKind]:
-    """The kind of an array that is of one type wherever it is."""
+def _standard_type(x: Array, name: str) -> type[NumpyType]:
+    """The type of an array that is of one class wherever it is."""
     try:
         device_type = x.__dlpack_device__()[0]
     except Exception as error:  # JAX's tracers, arrays over several devices
@@ -285,9 +286,9 @@ def _standard_kind(x: Array, name: str) -> type[NumpyKind]:
             f"{name} ({type(x).__name__}) cannot be read through DLPack: {text}"
         ) from error
     if device_type not in GPU_DEVICE_TYPES:
-        return OtherKind
+        return OtherType
     if type(x).__module__.startswith(("jax", "jaxlib")):
-        return JaxKind
+        return JaxType
     raise UnsupportedError(
         f"{name} is {type(x).__name__} on a GPU; results are made for PyTorch, CuPy and JAX arrays "
         "there: convert it to one of these through DLPack"
@@ -333,7 +334,7 @@ def named_dtype(name: str) -> Any:
 
 
 def dtype_name(dtype: Any) -> str:
-    """The name of a dtype of any kind: "float32" for np.float32, torch.float32 and itself."""
+    """The name of any dtype: "float32" for np.float32, torch.float32 and itself."""
     if isinstance(dtype, str):
         return dtype
     if isinstance(dtype, type) or hasattr(dtype, "dtype"):
@@ -345,3 +346,52 @@ def is_torch(x: Any) -> bool:
     """Whether x is a PyTorch tensor; never imports torch."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(x, torch.Tensor)
+
+
+# The calls that PyTorch tensors go through instead, by name: operators that record gradients and
+# compile. fulmen._torch.api enters them, and is loaded with the first tensor.
+TORCH_CALLS: dict[str, Callable[..., Any]] = {}
+
+
+def torch_call(name: str) -> Callable[..., Any]:
+    """The call of that name on PyTorch tensors."""
+    found = TORCH_CALLS.get(name)
+    if found is None:
+        from . import _torch  # a statement, which torch.compile traces
+
+        found = _torch.CALLS[name]
+    return found
+
+
+def torch_checked(arrays: tuple[Array, ...]) -> tuple[Array, ...]:
+    """Arrays whose memory holds their numbers: DLPack does not tell of torch's negative bit.
+
+    Call it only where torch has been imported.
+
+    Args:
+        arrays: inputs, tensors of torch among them or not.
+    """
+    torch = sys.modules["torch"]
+    for index, x in enumerate(arrays):
+        if x is None or type(x) is np.ndarray or not isinstance(x, torch.Tensor):
+            continue
+        if x.is_neg():
+            arrays = (*arrays[:index], x.resolve_neg(), *arrays[index + 1 :])
+    return arrays
+
+
+def refuse_gradients(function: str, names: Sequence[str], arrays: tuple[Array, ...]) -> None:
+    """Refuses tensors whose gradient would silently stop in a call on arrays of another type.
+
+    Raises:
+        UnsupportedError: a tensor requires grad while gradients are recorded.
+    """
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.is_grad_enabled():
+        return
+    for name, x in zip(names, arrays):
+        if is_torch(x) and x.requires_grad:
+            raise UnsupportedError(
+                f"{name} requires grad and q is no PyTorch tensor, so fulmen.{function} records no "
+                f"gradient: pass {name}.detach(), or q as a tensor"
+            )

@@ -1,0 +1,292 @@
+# SPDX-FileCopyrightText: fulmen contributors
+# SPDX-License-Identifier: Apache-2.0
+"""The public calls on tensors: which way each goes.
+
+The calls of fulmen pass their keywords on; what they mean is documented there. torch.compile traces
+these functions down to the operator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .. import masks
+from .._calls import check_out
+from .._library import schema
+from ..array_types import TORCH_CALLS, dtype_name
+from ..errors import ArgumentError, DTypeError, Error, UnsupportedError
+from ..options import check_keywords, integers, philox, settings_of, window_sides
+from . import autograd, guards, ops
+from .fast_path import fast_attention
+from .ops import (
+    DIFFERENTIABLE,
+    FLOATING,
+    O_ONLY,
+    WITH_LSE,
+    WITH_STATS,
+    Arrays,
+    OpSettings,
+    lse_like,
+    op_settings,
+    run_forward,
+)
+
+_ADDENDS = ("bias", "alibi_slopes", "sinks")
+_BEHIND_V = schema().inputs[3:]
+_NUMBER_OR_TENSOR = ("mask", *schema().index_inputs)  # what may be a list or of NumPy
+# The word of each option that fills one: it may be symbolic.
+_WORDS = {x["name"]: x["offset"] // 8 for x in schema().options.values() if x["type"] == "int64"}
+
+
+def attention(q: Any, k: Any, v: Any, options: dict[str, Any]) -> Any:
+    """o, or (o, lse): `fulmen.attention` and, with cu_q and cu_kv, `fulmen.attention_varlen`.
+
+    Args:
+        options: the keywords that are given.
+    """
+    if guards.allows_fast_path(q, k, v):
+        o = fast_attention(q, k, v, options)
+        if o is not None:
+            return o
+    options = dict(options)
+    return_lse, out = options.pop("return_lse", False), options.pop("out", None)
+    out_dtype = _torch_dtype(options.pop("out_dtype", None))
+    check_keywords(options)
+    if options.pop("stream", None) is not None:
+        raise UnsupportedError(
+            "stream is given with PyTorch tensors; their work goes to torch's current stream: use "
+            "torch.cuda.stream(...) and leave stream=None"
+        )
+    if torch.are_deterministic_algorithms_enabled():
+        options["deterministic"] = True
+    arrays = _arrays(q, k, v, options)  # leaves what are no arrays
+    packed = len(arrays) > 3 and arrays.cu_q is not None
+    by_operator = guards.needs_operators() or out is not None or not guards.are_plain(q, k, v)
+    if guards.is_compiling():
+        traced = _traced_settings(options, packed, out_dtype)
+        return _by_operator(Arrays(*arrays), traced, return_lse, out)
+    settings = _settings(options, packed)
+    if by_operator:
+        return _by_operator(Arrays(*arrays), op_settings(settings, out_dtype), return_lse, out)
+    try:
+        if _records(arrays):
+            return _apply_eagerly(settings, out_dtype, return_lse, *arrays)
+        outputs = WITH_LSE if return_lse else O_ONLY
+        o, lse, _ = run_forward(autograd.full(arrays), settings, out_dtype, outputs)
+        return (o, lse) if return_lse else o
+    except Error:
+        checked(arrays)  # where it refuses too, its sentence says more
+        raise
+
+
+# Function.apply without its way into functorch, which the guards have ruled out: 4 us a call.
+_apply_eagerly = super(torch.autograd.Function, autograd.EagerAttention).apply
+
+
+def _arrays(q: Any, k: Any, v: Any, options: dict[str, Any]) -> Any:
+    """The inputs as tensors, out of the keywords of a call; they end with v where no others are."""
+    mask = options.pop("mask", None)
+    if mask is not None:
+        options.update(_mask_parts(mask))
+    dropout_p, rng = options.get("dropout_p") or 0.0, options.pop("rng", None)
+    given = {}
+    for name in _BEHIND_V:
+        x = options.pop(name, None)
+        if x is not None:
+            given[name] = _tensor_of(x, q.device) if name in _NUMBER_OR_TENSOR else x
+    _check_addends(given)
+    if rng is not None or dropout_p > 0.0:
+        given["rng"] = _rng_of(rng, dropout_p, q.device)
+    device = "cuda" if q.is_cuda else "cpu"
+    if torch.is_autocast_enabled(device):
+        q, k, v, bias = _autocast(device, q, k, v, given.get("bias"))
+        given["bias"] = bias
+    return Arrays(q, k, v, **given) if given else (q, k, v)
+
+
+def _settings(options: dict[str, Any], packed: bool) -> Any:
+    """Settings from the keywords of a call that are no arrays; the dropout's rng is a tensor."""
+    if options.get("dropout_p"):
+        options["rng"] = (0, 0)
+    try:
+        return settings_of(tuple(options.items()), packed)
+    except Error:
+        raise
+    except TypeError:  # a list among them cannot be remembered
+        return settings_of.__wrapped__(tuple(options.items()), packed)
+
+
+def _traced_settings(options: dict[str, Any], packed: bool, out_dtype: Any) -> OpSettings:
+    """The same where a compiler traces: sizes stay symbolic, the library checks them in the run."""
+    if "window" in options:
+        options.update(window_sides(options.pop("window"), options.get("causal", False)))
+    constant = tuple((name, x) for name, x in options.items() if name not in _WORDS)
+    words, layout = _constant_words(constant, packed)
+    words = list(words)
+    for name, index in _WORDS.items():
+        if options.get(name) is not None:
+            words[index] = options[name]
+    return OpSettings(words, layout, out_dtype)
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _constant_words(constant: tuple[tuple[str, Any], ...], packed: bool) -> Any:
+    settings = _settings(dict(constant), packed)
+    return settings.words, settings.layout.code
+
+
+def merge(
+    parts: Sequence[Any], *, sinks: Any = None, layout: str = "bhsd", out_dtype: Any = None
+) -> tuple[Tensor, Tensor]:
+    """`fulmen.merge`, differentiable in every o, every lse and the sinks."""
+    pairs = [tuple(part)[:2] for part in parts]
+    if not pairs or any(len(pair) != 2 for pair in pairs):
+        raise ArgumentError("parts is a list of pairs (o, lse), at least one")
+    os, lses = [o for o, _ in pairs], [lse for _, lse in pairs]
+    dtype = _torch_dtype(out_dtype)
+    if guards.is_transformed():
+        return autograd.Merge.apply(layout, dtype, sinks, *os, *lses)  # type: ignore[no-any-return]
+    return ops.merge(os, lses, sinks, layout, dtype)  # type: ignore[no-any-return]
+
+
+def _by_operator(arrays: Any, settings: OpSettings, return_lse: bool, out: Any) -> Any:
+    checked(arrays)
+    if out is not None:
+        return _into(arrays, settings, return_lse, out)
+    if guards.is_transformed():
+        o, lse, _ = autograd.DualAttention.apply(settings, *arrays)
+        return (o, lse) if return_lse else o
+    outputs = WITH_STATS if _records(arrays) else WITH_LSE if return_lse else O_ONLY
+    o, lse, _ = ops.attention(*arrays, *settings, outputs)
+    return (o, lse) if return_lse else o
+
+
+def _records(arrays: Any) -> bool:
+    """Whether a gradient is recorded; arrays may end with v."""
+    if not torch.is_grad_enabled():
+        return False
+    for index in DIFFERENTIABLE:
+        if index < len(arrays) and arrays[index] is not None and arrays[index].requires_grad:
+            return True
+    return False
+
+
+def _into(arrays: Any, settings: OpSettings, return_lse: bool, out: Any) -> Any:
+    check_out(out, settings.out_dtype)
+    lse = lse_like(arrays.q, settings.layout) if return_lse else None
+    ops.attention_out(*arrays, *settings._replace(out_dtype=None), out=out, lse=lse)
+    return (out, lse) if return_lse else out
+
+
+def _autocast(device: str, q: Any, k: Any, v: Any, bias: Any) -> tuple[Any, Any, Any, Any]:
+    """q, k and v in autocast's dtype, as torch's own attention has them; lse stays float32."""
+    checked((q, k, v))
+    if torch.float64 in (q.dtype, k.dtype, v.dtype):
+        return q, k, v, bias
+    dtype = torch.get_autocast_dtype(device)
+    if bias is not None and bias.dtype not in (dtype, torch.float32):
+        bias = bias.to(dtype)
+    return q.to(dtype), k.to(dtype), v.to(dtype), bias
+
+
+def checked(arrays: Sequence[Any]) -> None:
+    """Refuses q, k and v that no operator takes, with the nearest call that works."""
+    for x, name in zip(arrays[:3], "qkv"):
+        _check_is_tensor(x, name)
+        if x.is_nested:
+            raise UnsupportedError(
+                f"{name} is a nested tensor; fulmen.attention_varlen takes its values() and, as "
+                "cu_q and cu_kv, its offsets()"
+            )
+        if x.dtype not in FLOATING:
+            raise DTypeError(
+                f"{name} has dtype {str(x.dtype)[6:]}; allowed are float64, float32, float16, "
+                "bfloat16"
+            )
+        if x.layout != torch.strided:
+            raise UnsupportedError(f"{name} has layout {x.layout}; {name}.to_dense() is strided")
+        if x.device != arrays[0].device:
+            raise ArgumentError(
+                f"{name} is on {x.device} and q on {arrays[0].device}; {name}.to(q.device) is there"
+            )
+
+
+def _check_addends(given: dict[str, Any]) -> None:
+    """Refuses what is no tensor, and slopes that wait for a gradient."""
+    for name in _ADDENDS:
+        if name in given:
+            _check_is_tensor(given[name], name)
+    alibi_slopes = given.get("alibi_slopes")
+    if alibi_slopes is not None and alibi_slopes.requires_grad and torch.is_grad_enabled():
+        raise UnsupportedError(
+            "alibi_slopes requires grad and gets none; alibi_slopes.detach() is constant, and the "
+            "same term as bias= has a gradient"
+        )
+
+
+def _check_is_tensor(x: Any, name: str) -> None:
+    if not isinstance(x, Tensor):
+        raise DTypeError(
+            f"{name} is {type(x).__name__} and q is a tensor; torch.as_tensor({name}) is one"
+        )
+
+
+def _torch_dtype(dtype: Any) -> Any:
+    """A torch dtype from one of any package."""
+    if dtype is None or isinstance(dtype, torch.dtype):
+        return dtype
+    found = getattr(torch, dtype_name(dtype), None)
+    if not isinstance(found, torch.dtype):
+        raise DTypeError(f"out_dtype is {dtype!r}; None, the dtype of q or float32 is expected")
+    return found
+
+
+def _mask_parts(mask: Any) -> dict[str, Any]:
+    """The options and arrays that `mask=` stands for, by name."""
+    if type(mask) is Tensor:
+        return {"mask": mask}
+    if type(mask).__name__ == "BlockMask":
+        raise ArgumentError(
+            "mask is a BlockMask of FlexAttention, which is not read yet: pass its mask as "
+            "causal=, window= or fulmen.masks.documents, or create_mask(...) as a boolean tensor"
+        )
+    if callable(mask) and not isinstance(mask, Tensor):
+        raise ArgumentError(
+            "mask is a function (a mask_mod of FlexAttention), which is not read yet: pass its "
+            "values as a boolean tensor, or as causal=, window= or fulmen.masks"
+        )
+    return masks.split(mask)
+
+
+def _tensor_of(x: Any, device: Any) -> Any:
+    """Integers or a mask as a tensor: lists and NumPy arrays go to `device`."""
+    if x is None or isinstance(x, Tensor):
+        return x
+    if isinstance(x, (list, tuple, np.ndarray)):
+        made = torch.as_tensor(integers(x))
+        return made.to(device)
+    return torch.from_dlpack(x)
+
+
+def _rng_of(rng: Any, dropout_p: float, device: Any) -> Any:
+    """(seed, offset) as an int64[2] tensor; drawn from torch's generator where it is not given.
+
+    A draw is an ordinary operation on the device: under torch.compile and in a CUDA graph each run
+    draws anew.
+    """
+    if rng is None:
+        return torch.randint(0, 2**32, (2,), dtype=torch.int64, device=device)
+    if isinstance(rng, Tensor):
+        return rng
+    seed, offset = philox(rng, dropout_p)
+    seed = seed if seed < 2**63 else seed - 2**64  # as int64 holds it
+    return torch.tensor((seed, offset), dtype=torch.int64, device=device)
+
+
+CALLS = {"attention": attention, "merge": merge}
+TORCH_CALLS.update(CALLS)
