@@ -2,10 +2,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Counts the import layers and the import circles of python/fulmen; fails beyond what is allowed.
 
-A module is in layer 1 when it imports no other module of the package, else in the layer after the
-highest that it imports. Imports inside of functions count; those for type checkers alone do not.
-Modules that import one another in a circle share a layer. Run by `make check`; with --list it
-prints the modules of each layer.
+The package is three houses, one on the other: what users import, the lab that checks it
+(fulmen/lab), the command line (fulmen/cli); check_layers sees to their order. Within each a module
+is in layer 1 when it imports no other module of its house, else in the layer after the highest that
+it imports. Imports inside of functions count; those for type checkers alone do not, and neither do
+modules that are loaded by name: those of the table in fulmen/__init__ and the command line's, and
+fulmen._torch.api, which enters its calls in a dictionary. Modules that import one another in a
+circle share a layer; a circle may not be, within a house or across.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ from pathlib import Path
 MOST_LAYERS = 6
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = Path("python") / "fulmen"
+HOUSES = ("fulmen.lab", "fulmen.cli")  # beside the rest
 
 Graph = dict[str, set[str]]
 
@@ -48,9 +52,9 @@ def _imported(tree: ast.AST, package: str, files: Iterable[str]) -> Iterator[str
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names if alias.name in files)
         elif isinstance(node, ast.ImportFrom):
-            parts = package.split(".")[: len(package.split(".")) - node.level + 1]
-            base = ".".join([*(parts if node.level else []), *(node.module or "").split(".")])
-            base = base.rstrip(".")
+            parts = package.split(".")
+            above = parts[: len(parts) - node.level + 1] if node.level else []
+            base = ".".join([*above, *filter(None, [node.module])])
             for alias in node.names:
                 member = f"{base}.{alias.name}"
                 if member in files:
@@ -70,6 +74,17 @@ def _executed(node: ast.AST) -> Iterator[ast.AST]:
         )
         if not is_for_checkers:
             yield from _executed(child)
+
+
+def house(graph: Graph, name: str | None) -> Graph:
+    """The part of a graph that is below a package; None: what is below none of the HOUSES."""
+
+    def is_inside(module: str) -> bool:
+        within = [x for x in HOUSES if module == x or module.startswith(f"{x}.")]
+        return within == ([name] if name else [])
+
+    inside = {module for module in graph if is_inside(module)}
+    return {module: graph[module] & inside for module in inside}
 
 
 def reachable(graph: Graph) -> Graph:
@@ -122,10 +137,13 @@ def check(root: Path) -> list[str]:
     """What is beyond what is allowed, as sentences."""
     graph = imports(root)
     findings = [f"import circle: {', '.join(circle)}" for circle in circles(graph)]
-    found = layers(graph)
-    if len(found) > MOST_LAYERS:
-        top = ", ".join(found[-1])
-        findings.append(f"{len(found)} import layers, {MOST_LAYERS} are allowed; on top: {top}")
+    for name in (None, *HOUSES):
+        found = layers(house(graph, name))
+        if len(found) > MOST_LAYERS:
+            findings.append(
+                f"{name or 'fulmen'} has {len(found)} import layers, {MOST_LAYERS} are allowed; on "
+                f"top: {', '.join(found[-1])}"
+            )
     return findings
 
 
@@ -133,16 +151,19 @@ def main(arguments: list[str]) -> int:
     """Prints layers, circles and findings; 1 where there are findings."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--list", action="store_true", help="the modules of each layer")
+    parser.add_argument("--root", type=Path, default=ROOT, help="the tree to check")
     chosen = parser.parse_args(arguments)
-    graph = imports(ROOT)
-    found = layers(graph)
-    if chosen.list:
-        for number, names in enumerate(found, 1):
-            print(f"{number}: {' '.join(names)}")
-    findings = check(ROOT)
+    graph = imports(chosen.root)
+    counts = []
+    for name in (None, *HOUSES):
+        found = layers(house(graph, name))
+        counts.append(f"{name or 'fulmen'} {len(found)}")
+        if chosen.list:
+            print(*(f"{number}: {' '.join(x)}" for number, x in enumerate(found, 1)), sep="\n")
+    findings = check(chosen.root)
     for finding in findings:
         print(finding)
-    print(f"import_layers: {len(found)} layers, {len(circles(graph))} circles")
+    print(f"import_layers: {', '.join(counts)}; {len(circles(graph))} circles")
     return int(bool(findings))
 
 

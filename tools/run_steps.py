@@ -69,6 +69,7 @@ def pages(runner: Runner) -> None:
 
 def layers(runner: Runner) -> None:
     runner.run([PYTHON, "tools/check_layers.py"])
+    runner.run([PYTHON, "tools/import_layers.py"])
 
 
 def headers(runner: Runner) -> None:

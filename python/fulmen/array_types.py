@@ -355,9 +355,11 @@ TORCH_CALLS: dict[str, Callable[..., Any]] = {}
 
 def torch_call(name: str) -> Callable[..., Any]:
     """The call of that name on PyTorch tensors."""
-    found = TORCH_CALLS.get(name)
+    # An import statement costs a microsecond; a compiler traces it, and would guard the dictionary.
+    is_traced = sys.modules["torch"].compiler.is_dynamo_compiling()
+    found = None if is_traced else TORCH_CALLS.get(name)
     if found is None:
-        from . import _torch  # a statement, which torch.compile traces
+        from . import _torch
 
         found = _torch.CALLS[name]
     return found

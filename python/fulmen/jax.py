@@ -120,7 +120,7 @@ class _Call(NamedTuple):
             *given.values(),
             options=np.array(settings.words, np.int64),
             layout=np.array([settings.layout.code], np.int64),
-            places=np.array([names.index(name) for name in (*given, *made)], np.int64),
+            arrays=np.array([names.index(name) for name in (*given, *made)], np.int64),
         )
         return dict(zip(made, found))
 

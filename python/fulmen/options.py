@@ -169,7 +169,7 @@ def settings_of(given: tuple[tuple[str, Any], ...] = (), packed: bool = False) -
     What depends on values alone is computed once for each combination of them.
 
     Args:
-        given: (keyword, value) of those that are no arrays; prefix and the like for `mask=`.
+        given: (keyword, value) of those that are no arrays; what `mask=` stands for, by field.
         packed: whether the sequences are packed by cu_q and cu_kv.
     """
     values = dict(given)

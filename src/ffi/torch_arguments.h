@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The arguments of a kernel of PyTorch's dispatcher, in the order of its schema: each is read once,
-// and then ours. Those that the operators of python/fulmen/_torch/operators.py share are read at
+// and then ours. Those that the operators of python/fulmen/_torch/ops.py share are read at
 // once: the inputs, options, layout, out_dtype.
 #pragma once
 

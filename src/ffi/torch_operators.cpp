@@ -1,8 +1,9 @@
 // SPDX-FileCopyrightText: fulmen contributors
 // SPDX-License-Identifier: Apache-2.0
 //
-// fulmen::forward and fulmen::backward, the operators that run any call: what compiled programs,
-// modes and autograd functions end in. Results are made by PyTorch; one call of the library.
+// fulmen::attention_kernel and fulmen::attention_backward_kernel, which run any call: what compiled
+// programs, modes and autograd functions end in. Results are made by PyTorch; one call of the
+// library.
 
 #include "ffi/torch_operators.h"
 
@@ -15,7 +16,7 @@
 namespace fulmen::ffi {
 namespace {
 
-// `outputs` of the forward operator, as python/fulmen/_torch/kernels.py numbers them.
+// `outputs` of the forward operator, as python/fulmen/_torch/ops.py numbers them.
 enum Outputs : int64_t { kWithLse = 2, kWithStats = 3, kStatsOnly = 4 };
 
 TorchArray added(TorchCall* call, ArrayIndex index, TorchArray array) {
@@ -84,8 +85,8 @@ void backward(TorchValue* stack) {
 }
 
 bool add_kernels(const char* key, const char* autograd_key) {
-  return add_kernel("fulmen", key, "forward", boxed<forward>) &&
-         add_kernel("fulmen", key, "backward", boxed<backward>) && add_old_kernels(key) &&
+  return add_kernel("fulmen", key, "attention_kernel", boxed<forward>) &&
+         add_kernel("fulmen", key, "attention_backward_kernel", boxed<backward>) &&
          add_sdpa_node(key, autograd_key);
 }
 

@@ -29,8 +29,6 @@ void boxed(TorchValue* stack, uint64_t, uint64_t) {
 // Adds a kernel to an operator under a dispatch key. False: PyTorch did not take it.
 bool add_kernel(const char* name_space, const char* key, const char* name, TorchKernel kernel);
 
-bool add_old_kernels(const char* key);
-
 // Those of PyTorch's own attention node (torch_sdpa_node.cpp).
 bool add_sdpa_node(const char* key, const char* autograd_key);
 

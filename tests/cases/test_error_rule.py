@@ -15,8 +15,9 @@ from fulmen.lab.cases import Case, find
 from fulmen.lab.cases.arithmetic import plain
 from fulmen.lab.cases.arrays import dtype_of, ulp
 from fulmen.lab.cases.error_rule import NAMES, Fair, allowance, consult, judge, judge_rows
-from fulmen.lab.cases.oracle import Accumulator, attend, output, segments
+from fulmen.lab.cases.oracle import Accumulator, attend, output
 from fulmen.lab.cases.problem import build_problem
+from fulmen.lab.cases.visible import segments
 
 CASE = Case("mutations", heads=4, kv_heads=2, batch=2, q_rows=33, kv_rows=40, bias="11qk",
             sinks="normal", causal=True, dlse=True)  # fmt: skip

@@ -13,8 +13,8 @@ import pytest
 
 from fulmen.lab.cases.arithmetic import reference
 from fulmen.lab.cases.arrays import HAS_LONG_DOUBLE
-from fulmen.lab.cases.oracle import Problem, evaluate
-from fulmen.lab.cases.visible import Options
+from fulmen.lab.cases.oracle import evaluate
+from fulmen.lab.cases.visible import Options, Problem
 from fulmen.masks import Chunks, Documents, Prefix
 
 RNG = np.random.default_rng(2026)

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from fulmen.lab.cases.arithmetic import plain, reference
-from fulmen.lab.cases.oracle import Problem, evaluate
-from fulmen.lab.cases.visible import Options
+from fulmen.lab.cases.oracle import evaluate
+from fulmen.lab.cases.visible import Options, Problem
 from fulmen.masks import Documents
 
 INF, NAN = np.inf, np.nan

@@ -10,9 +10,8 @@ import pytest
 
 import fulmen
 from fulmen.lab.cases import all_cases
-from fulmen.lab.cases.oracle import pair_shape
 from fulmen.lab.cases.problem import build_call, build_problem
-from fulmen.lab.cases.visible import Options, distance, visible
+from fulmen.lab.cases.visible import Options, distance, pair_shape, visible
 from fulmen.masks import Chunks, Documents, Prefix
 
 INF = float("inf")

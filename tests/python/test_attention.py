@@ -18,8 +18,7 @@ import pytest
 import fulmen
 from fulmen import masks
 from fulmen.lab.cases.error_rule import consult, judge
-from fulmen.lab.cases.oracle import Problem
-from fulmen.lab.cases.visible import Options
+from fulmen.lab.cases.visible import Options, Problem
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
 GENERATOR = np.random.default_rng(0)

@@ -9,6 +9,7 @@ import sys
 import threading
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from reference import inputs, reference
@@ -16,6 +17,7 @@ from reference import inputs, reference
 import fulmen
 from fulmen._library import library
 from fulmen._torch import api, ops
+from fulmen.options import problem_type
 
 
 def test_importing_fulmen_does_not_import_torch() -> None:
@@ -121,9 +123,11 @@ def test_deterministic_follows_torchs_switch() -> None:
 
     class Spy(torch.utils._python_dispatch.TorchDispatchMode):
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            if func is ops.forward:
+            if func is ops.attention_kernel:
                 names = [argument.name for argument in func._schema.arguments]
-                seen.append(args[names.index("deterministic")])
+                words = np.array(args[names.index("options")], np.int64)
+                fields = problem_type().from_buffer_copy(words.tobytes())
+                seen.append(bool(fields.deterministic))
             return func(*args, **(kwargs or {}))
 
     with Spy():

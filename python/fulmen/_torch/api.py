@@ -9,7 +9,7 @@ these functions down to the operator.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Callable
 
 import numpy as np
 import torch
@@ -288,5 +288,5 @@ def _rng_of(rng: Any, dropout_p: float, device: Any) -> Any:
     return torch.tensor((seed, offset), dtype=torch.int64, device=device)
 
 
-CALLS = {"attention": attention, "merge": merge}
+CALLS: dict[str, Callable[..., Any]] = {"attention": attention, "merge": merge}
 TORCH_CALLS.update(CALLS)

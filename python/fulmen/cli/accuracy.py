@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 
 from fulmen.lab.cases.error_rule import consult, judge
-from fulmen.lab.cases.oracle import Problem
-from fulmen.lab.cases.visible import Options
+from fulmen.lab.cases.visible import Options, Problem
 
 from .output import BadInputError
 from .tensor_file import Array

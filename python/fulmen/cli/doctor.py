@@ -181,8 +181,7 @@ def computed(implementation: str) -> Finding:
 
     import fulmen
     from fulmen.lab.cases.error_rule import consult, judge
-    from fulmen.lab.cases.oracle import Problem
-    from fulmen.lab.cases.visible import Options
+    from fulmen.lab.cases.visible import Options, Problem
 
     rng = np.random.default_rng(0)
     q, k, v, do = rng.standard_normal((4, 1, 2, 64, 64), dtype=np.float32)

@@ -12,21 +12,24 @@ magnitude and error_rule (how much error is fair), problem (from a case to array
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from .case import Case
-from .run import Outcome, run_case
-
 if TYPE_CHECKING:
+    from .case import Case
     from .catalogue import all_cases, find
+    from .run import Outcome, run_case
 
 __all__ = ["Case", "Outcome", "all_cases", "find", "run_case"]
 
+_MODULES = {
+    "Case": "case", "Outcome": "run", "all_cases": "catalogue", "find": "catalogue",
+    "run_case": "run",
+}  # fmt: skip
+
 
 def __getattr__(name: str) -> Any:
-    """The catalogue takes a second to make: it comes when it is asked for."""
-    if name in ("all_cases", "find"):
-        from . import catalogue
-
-        return getattr(catalogue, name)
+    """A name from its module; the catalogue takes a second to make: it comes when asked for."""
+    if name in _MODULES:
+        return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

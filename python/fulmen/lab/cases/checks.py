@@ -19,10 +19,9 @@ import fulmen
 from . import views
 from .arrays import Array, dtype_of, parameter_dtype, same_bits
 from .case import Case
-from .oracle import Problem, segments
 from .placement import Host, OnGpu, root
 from .problem import Call
-from .visible import visible
+from .visible import Problem, segments, visible
 
 LARGEST_SNAPSHOT = 1 << 26  # bytes
 # options that may have a batch axis, and their rank when they do

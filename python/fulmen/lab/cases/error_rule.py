@@ -24,7 +24,8 @@ import numpy as np
 from .arithmetic import plain, reference
 from .arrays import Array, ulp
 from .magnitude import magnitudes
-from .oracle import Problem, Results, evaluate
+from .oracle import Results, evaluate
+from .visible import Problem
 
 PLAIN_FACTOR = 2
 EPSILON_FACTOR = 8

@@ -17,8 +17,7 @@ from typing import Any
 import numpy as np
 
 from .arrays import Array
-from .oracle import Problem, pair_shape, segments
-from .visible import visible
+from .visible import Problem, pair_shape, segments, visible
 
 Draw = Callable[[np.random.Generator, dict[str, Array], float], None]
 

@@ -19,20 +19,8 @@ import numpy as np
 
 from .arithmetic import Arithmetic
 from .arrays import Array, ulp
-from .oracle import (
-    Accumulator,
-    Head,
-    HeadGradients,
-    Problem,
-    Results,
-    Segment,
-    attend,
-    gradients,
-    nonzero,
-    output,
-    segments,
-)
-from .visible import distance, pick
+from .oracle import Accumulator, Head, HeadGradients, Results, attend, gradients, nonzero, output
+from .visible import Problem, Segment, distance, pick, segments
 
 
 def score_magnitude(problem: Problem, at: Segment, ar: Arithmetic) -> Array:

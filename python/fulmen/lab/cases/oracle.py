@@ -10,28 +10,15 @@ Dense tensors are (batch, head, row, dim), packed ones (head, row, dim): a Segme
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from .arithmetic import Arithmetic
 from .arrays import Array
 from .philox import drop_factors
-from .visible import Options, distance, pick, visible
-
-
-@dataclass
-class Problem:
-    """Tensors by their meaning: no strides, no layout, hidden places may hold anything."""
-
-    q: Array  # (batch, head, q_row, dim) or, packed, (head, q_row, dim)
-    k: Array  # (batch, kv_head, kv_row, dim) or (kv_head, kv_row, dim)
-    v: Array  # (batch, kv_head, kv_row, dim_v) or (kv_head, kv_row, dim_v)
-    options: Options
-    do: Array | None = None  # (batch, head, q_row, dim_v) or (head, q_row, dim_v)
-    dlse: Array | None = None  # (batch, head, q_row) or (head, q_row)
+from .visible import Problem, Segment, distance, pair_shape, pick, segments, visible
 
 
 class Results(NamedTuple):
@@ -44,15 +31,6 @@ class Results(NamedTuple):
     dv: Array | None = None
     dbias: Array | None = None
     dsinks: Array | None = None
-
-
-class Segment(NamedTuple):
-    """Where one head of one sequence lies: q[q_at] is (q_row, dim), k[kv_at] is (kv_row, dim)."""
-
-    batch: int
-    head: int
-    q_at: Any
-    kv_at: Any
 
 
 @dataclass
@@ -70,25 +48,6 @@ class Head:
     top_up: Array  # (q_row,)  exp(m - max(m, sink))
     l_total: Array  # (q_row,)  relative to max(m, sink)
     lse: Array  # (q_row,)
-
-
-def segments(problem: Problem) -> Iterator[Segment]:
-    """Every head of every sequence, in the order in which gradients are summed."""
-    options = problem.options
-    packed = options.cu_q is not None
-    heads, kv_heads = problem.q.shape[-3], problem.k.shape[-3]
-    group = heads // kv_heads if kv_heads else 1
-    num_batches = len(options.cu_q) - 1 if options.cu_q is not None else problem.q.shape[0]
-    for b in range(num_batches):
-        for h in range(heads):
-            if not packed:
-                yield Segment(b, h, (b, h), (b, h // group))
-                continue
-            assert options.cu_q is not None
-            assert options.cu_kv is not None
-            rows = slice(int(options.cu_q[b]), int(options.cu_q[b + 1]))
-            columns = slice(int(options.cu_kv[b]), int(options.cu_kv[b + 1]))
-            yield Segment(b, h, (h, rows), (h // group, columns))
 
 
 def attend(problem: Problem, at: Segment, ar: Arithmetic) -> Head:
@@ -196,17 +155,6 @@ def gradients(problem: Problem, at: Segment, head: Head, o: Array, ar: Arithmeti
         ds=ds,
         dsink=-ar.sum_rows((np.where(sees_any, head.p_sink, ar.number(0)) * delta)[None])[0],
     )
-
-
-def pair_shape(problem: Problem) -> tuple[int, int, int, int]:
-    """(batch, head, q_row, kv_row); packed: (sequence, head, longest q, longest kv)."""
-    options, heads = problem.options, problem.q.shape[-3]
-    if options.cu_q is None or options.cu_kv is None:
-        return problem.q.shape[0], heads, problem.q.shape[2], problem.k.shape[2]
-    longest_q, longest_kv = (
-        int(np.diff(cu).max(initial=0)) for cu in (options.cu_q, options.cu_kv)
-    )
-    return len(options.cu_q) - 1, heads, longest_q, longest_kv
 
 
 class Accumulator:

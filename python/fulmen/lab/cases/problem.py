@@ -20,8 +20,7 @@ from fulmen.masks import Chunks, Documents, Prefix
 from . import inputs, views
 from .arrays import Array, dtype_of, parameter_dtype
 from .case import Case
-from .oracle import Problem
-from .visible import Options
+from .visible import Options, Problem
 
 
 @dataclass

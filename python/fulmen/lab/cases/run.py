@@ -24,9 +24,9 @@ from .arithmetic import reference
 from .case import Case
 from .checks import CheckError, Run
 from .error_rule import Oracle, consult, judge
-from .oracle import Problem
 from .placement import Host, OnGpu
 from .problem import build_call, build_problem
+from .visible import Problem
 
 
 @dataclass(frozen=True)

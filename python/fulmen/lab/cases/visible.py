@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: fulmen contributors
 # SPDX-License-Identifier: Apache-2.0
-"""Which keys a query sees: the one dense matrix that lengths, masks and options mean.
+"""What is asked for, and which keys a query sees: the one dense matrix that lengths and masks mean.
 
 visible = row and column inside the lengths AND (causal OR prefix) AND window AND every other mask
 AND bias above -inf. Query i stands at i + shift, with shift = kv_len - q_len for bottom_right and 0
@@ -11,8 +11,9 @@ hand and with fulmen.dense_mask in tests/cases/test_visible.py.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -44,6 +45,57 @@ class Options:
     def scale_for(self, dim: int) -> float:
         """The scale of the scores."""
         return 1 / math.sqrt(max(dim, 1)) if self.scale is None else self.scale
+
+
+@dataclass
+class Problem:
+    """Tensors by their meaning: no strides, no layout, hidden places may hold anything."""
+
+    q: Array  # (batch, head, q_row, dim) or, packed, (head, q_row, dim)
+    k: Array  # (batch, kv_head, kv_row, dim) or (kv_head, kv_row, dim)
+    v: Array  # (batch, kv_head, kv_row, dim_v) or (kv_head, kv_row, dim_v)
+    options: Options
+    do: Array | None = None  # (batch, head, q_row, dim_v) or (head, q_row, dim_v)
+    dlse: Array | None = None  # (batch, head, q_row) or (head, q_row)
+
+
+class Segment(NamedTuple):
+    """Where one head of one sequence lies: q[q_at] is (q_row, dim), k[kv_at] is (kv_row, dim)."""
+
+    batch: int
+    head: int
+    q_at: Any
+    kv_at: Any
+
+
+def segments(problem: Problem) -> Iterator[Segment]:
+    """Every head of every sequence, in the order in which gradients are summed."""
+    options = problem.options
+    packed = options.cu_q is not None
+    heads, kv_heads = problem.q.shape[-3], problem.k.shape[-3]
+    group = heads // kv_heads if kv_heads else 1
+    num_batches = len(options.cu_q) - 1 if options.cu_q is not None else problem.q.shape[0]
+    for b in range(num_batches):
+        for h in range(heads):
+            if not packed:
+                yield Segment(b, h, (b, h), (b, h // group))
+                continue
+            assert options.cu_q is not None
+            assert options.cu_kv is not None
+            rows = slice(int(options.cu_q[b]), int(options.cu_q[b + 1]))
+            columns = slice(int(options.cu_kv[b]), int(options.cu_kv[b + 1]))
+            yield Segment(b, h, (h, rows), (h // group, columns))
+
+
+def pair_shape(problem: Problem) -> tuple[int, int, int, int]:
+    """(batch, head, q_row, kv_row); packed: (sequence, head, longest q, longest kv)."""
+    options, heads = problem.options, problem.q.shape[-3]
+    if options.cu_q is None or options.cu_kv is None:
+        return problem.q.shape[0], heads, problem.q.shape[2], problem.k.shape[2]
+    longest_q, longest_kv = (
+        int(np.diff(cu).max(initial=0)) for cu in (options.cu_q, options.cu_kv)
+    )
+    return len(options.cu_q) - 1, heads, longest_q, longest_kv
 
 
 def pick(x: Array, batch: int, head: int, q_rows: int, kv_rows: int) -> Array:
