@@ -47,9 +47,7 @@ class Case:
     causal: bool = False
     alignment: str = "bottom_right"
     window: Any = None  # None, (left, right) or an int, as in fulmen.attention
-    masks: tuple[
-        Any, ...
-    ] = ()  # ("bool", shape, share), ("prefix", n), and so on: problem.masks_of
+    masks: tuple[Any, ...] = ()  # ("bool", shape, share), ("chunks", n): problem.masks_of
     bias: str = ""  # its shape; a type may follow: "1h1k float32"; and a kind: "qk float32 lowest"
     alibi: str = ""  # "h" or "bh"
     sinks: str = ""  # "normal", "low", "high", "minus_inf"

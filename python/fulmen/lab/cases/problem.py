@@ -15,7 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from fulmen.masks import Chunks, Documents, Prefix
+from fulmen import masks
+from fulmen.masks import Documents
 
 from . import inputs, views
 from .arrays import Array, dtype_of, parameter_dtype
@@ -107,12 +108,10 @@ def masks_of(case: Case, rng: np.random.Generator) -> tuple[Any, ...]:
     for kind, *arguments in case.masks:
         if kind == "bool":
             made.append(bool_mask(case, rng, arguments[0], arguments[1]))
-        elif kind == "prefix":
-            made.append(Prefix(arguments[0]))
-        elif kind == "chunks":
-            made.append(Chunks(arguments[0]))
-        else:
+        elif kind == "documents":
             made.append(documents(case, rng, arguments[0], "batch" in arguments[1:]))
+        else:
+            made.append(getattr(masks, kind)(*arguments))
     return tuple(made)
 
 
