@@ -3,7 +3,7 @@
 """The fast path: q, k and v alone, eager, no mode and no transform. Most calls of most models.
 
 The library keeps the options under a number and has kernels in PyTorch's dispatcher
-(src/ffi/torch_kernels.cpp): one for calls that record nothing, and a pair behind PyTorch's own
+(src/ffi/torch_sdpa_node.cpp): one for calls that record nothing, and a pair behind PyTorch's own
 attention node, whose backward pass then needs no Python. The number travels through that node as
 its dropout_p, which nothing else reads there. What this path cannot do, an error included, is left
 to the caller (api.py), which takes every argument and says what is wrong.
