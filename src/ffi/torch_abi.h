@@ -1,10 +1,10 @@
 // SPDX-FileCopyrightText: fulmen contributors
 // SPDX-License-Identifier: Apache-2.0
 //
-// The part of PyTorch's stable C ABI that torch_sdpa_node.cpp speaks, declared by ourselves and found
-// in the PyTorch that the process has loaded: nothing is linked, no header of PyTorch is needed.
-// Documented there in torch/csrc/stable/c/shim.h and torch/csrc/inductor/aoti_torch/c/shim.h; whole
-// since PyTorch 2.10.
+// The part of PyTorch's stable C ABI that torch_sdpa_node.cpp speaks, declared by ourselves and
+// found in the PyTorch that the process has loaded: nothing is linked, no header of PyTorch is
+// needed. Documented there in torch/csrc/stable/c/shim.h and
+// torch/csrc/inductor/aoti_torch/c/shim.h; whole since PyTorch 2.10.
 #pragma once
 
 #include <cstddef>
