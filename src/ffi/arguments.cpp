@@ -76,31 +76,8 @@ Bytes Arguments::host_bytes(const char* name) {
 }
 
 fulmen_problem Arguments::options() {
-  if (!empty() && next_->type_index != kTVMFFIFloat && next_->type_index != kTVMFFIInt) {
-    const TVMFFIByteArray bytes = content("options");
-    return problem_of(bytes.data, bytes.size);
-  }
-  fulmen_problem p;  // the old form: number by number
-  fulmen_problem_init(&p);
-  p.scale = real("scale");
-  p.softcap = real("softcap");
-  p.causal = static_cast<int32_t>(integer("causal"));
-  p.alignment = static_cast<fulmen_alignment>(integer("alignment"));
-  p.window_left = integer("window_left");
-  p.window_right = integer("window_right");
-  p.prefix = integer("prefix");
-  p.chunk = integer("chunk");
-  p.dropout_p = real("dropout_p");
-  p.rng_seed = static_cast<uint64_t>(integer("rng_seed"));
-  p.rng_offset = static_cast<uint64_t>(integer("rng_offset"));
-  p.max_q = integer("max_q");
-  p.max_kv = integer("max_kv");
-  p.deterministic = static_cast<int32_t>(integer("deterministic"));
-  p.batch_invariant = static_cast<int32_t>(integer("batch_invariant"));
-  p.backend = static_cast<fulmen_backend>(integer("backend"));
-  p.implementation = static_cast<fulmen_implementation>(integer("implementation"));
-  p.precision = static_cast<fulmen_precision>(integer("precision"));
-  return p;
+  const TVMFFIByteArray bytes = content("options");
+  return problem_of(bytes.data, bytes.size);
 }
 
 TVMFFIByteArray Arguments::content(const char* name) {

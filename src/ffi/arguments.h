@@ -40,7 +40,6 @@ class Arguments {
   Arguments(const TVMFFIAny* args, int32_t num_args) : next_(args), end_(args + num_args) {}
 
   bool empty() const { return next_ == end_; }
-  bool is_number() const { return !empty() && next_->type_index <= kTVMFFIFloat; }  // old forms
 
   // Each takes the next argument and throws Refusal, with its name, when it is something else.
   int64_t integer(const char* name);

@@ -6,8 +6,8 @@
 // number. An error is raised in Python under the name of its status; python/fulmen/errors.py has
 // the one table from these names to classes. The interpreter lock is released during a call.
 
+#include <cstring>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "ffi/arguments.h"
@@ -32,20 +32,6 @@ int64_t forward(Arguments in) { return call(in, fulmen_attention); }
 // (options, stream, arrays)
 int64_t backward(Arguments in) { return call(in, fulmen_attention_backward); }
 
-bool is_old(const Arguments& in) { return in.is_number(); }
-
-// The old form of Planned: device, device_name, without, then the options.
-Planned old_planned(Arguments& in, std::string tile) {
-  Planned result;
-  const auto device = static_cast<int32_t>(in.integer("device"));
-  result.device_name = in.text("device_name");
-  result.without = static_cast<uint32_t>(in.integer("without"));
-  result.tile = std::move(tile);
-  result.problem = in.options();
-  result.problem.device = device;
-  return result;
-}
-
 // The arrays are where they are, or, where the options name a GPU, anywhere and never read.
 fulmen_plan* make_plan(Arguments& in, fulmen_operation operation, const Planned& planned) {
   fulmen_problem problem = planned.problem;
@@ -66,15 +52,7 @@ fulmen_plan* make_plan(Arguments& in, fulmen_operation operation, const Planned&
 // (operation, planned, arrays) -> the plan, as a number
 int64_t plan_create(Arguments in) {
   const auto operation = static_cast<fulmen_operation>(in.integer("operation"));
-  const Planned planned = is_old(in) ? old_planned(in, "") : in.planned();
-  return reinterpret_cast<intptr_t>(make_plan(in, operation, planned));
-}
-
-// (operation, tile, target, options, arrays) -> the plan, as a number
-int64_t plan_create_tuned(Arguments in) {
-  const auto operation = static_cast<fulmen_operation>(in.integer("operation"));
-  std::string tile = in.text("tile");
-  const Planned planned = old_planned(in, tile);
+  const Planned planned = in.planned();
   return reinterpret_cast<intptr_t>(make_plan(in, operation, planned));
 }
 
@@ -123,7 +101,7 @@ int64_t plan_explain(Arguments in) {
 int64_t explain(Arguments in) {
   const Bytes text = in.host_bytes("text");
   const auto operation = static_cast<fulmen_operation>(in.integer("operation"));
-  const Planned planned = is_old(in) ? old_planned(in, "") : in.planned();
+  const Planned planned = in.planned();
   fulmen_plan* plan = make_plan(in, operation, planned);
   size_t needed = 0;
   const fulmen_status status = fulmen_plan_explain(plan, text.data, text.size, &needed);
@@ -189,13 +167,62 @@ int64_t merge(Arguments in) {
   return 0;
 }
 
+// ---- GPUs, the cache of kernels, bundles -------------------------------------------------------
+
+// (text) -> bytes that the whole text takes
+int64_t gpu_info(Arguments in) {
+  const Bytes text = in.host_bytes("text");
+  size_t needed = 0;
+  check(fulmen_gpu_info(text.data, text.size, &needed));
+  return static_cast<int64_t>(needed);
+}
+
+// (paths: with a zero byte between them)
+int64_t set_nvrtc_candidates(Arguments in) {
+  const std::string text = in.text("paths");
+  std::vector<const char*> paths;
+  for (size_t start = 0; start < text.size(); start += std::strlen(text.c_str() + start) + 1) {
+    paths.push_back(text.c_str() + start);
+  }
+  check(fulmen_set_nvrtc_candidates(paths.data(), paths.size()));
+  return 0;
+}
+
+// ()
+int64_t cache_clear(Arguments) {
+  check(fulmen_cache_clear());
+  return 0;
+}
+
+// (path, plans...)
+int64_t bundle_write(Arguments in) {
+  const std::string path = in.text("path");
+  std::vector<const fulmen_plan*> plans;
+  while (!in.empty()) plans.push_back(in.plan());
+  check(fulmen_bundle_write(plans.data(), plans.size(), path.c_str()));
+  return 0;
+}
+
+// (path)
+int64_t bundle_load(Arguments in) {
+  const std::string path = in.text("path");
+  check(fulmen_bundle_load(path.c_str()));
+  return 0;
+}
+
+// (device) -> the faults, as bits
+int64_t device_faults(Arguments in) {
+  uint32_t faults = 0;
+  check(fulmen_device_faults(static_cast<int32_t>(in.integer("device")), &faults));
+  return faults;
+}
+
 }  // namespace
 }  // namespace fulmen::ffi
 
 FULMEN_FFI_EXPORT(forward)
 FULMEN_FFI_EXPORT(backward)
 FULMEN_FFI_EXPORT(plan_create)
-FULMEN_FFI_EXPORT(plan_create_tuned)
 FULMEN_FFI_EXPORT(plan_destroy)
 FULMEN_FFI_EXPORT(plan_workspace_bytes)
 FULMEN_FFI_EXPORT(plan_forward)
@@ -206,3 +233,9 @@ FULMEN_FFI_EXPORT(build_info)
 FULMEN_FFI_EXPORT(schema)
 FULMEN_FFI_EXPORT(dense_mask)
 FULMEN_FFI_EXPORT(merge)
+FULMEN_FFI_EXPORT(gpu_info)
+FULMEN_FFI_EXPORT(set_nvrtc_candidates)
+FULMEN_FFI_EXPORT(cache_clear)
+FULMEN_FFI_EXPORT(bundle_write)
+FULMEN_FFI_EXPORT(bundle_load)
+FULMEN_FFI_EXPORT(device_faults)

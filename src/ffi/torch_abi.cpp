@@ -40,9 +40,6 @@ const TorchAbi* found() {
   torch.find(&abi.library_init_impl, "aoti_torch_library_init_impl");
   torch.find(&abi.library_impl, "torch_library_impl");
   torch.find(&abi.call_dispatcher, "torch_call_dispatcher");
-  torch.find(&abi.string_c_str, "torch_string_c_str");
-  torch.find(&abi.string_length, "torch_string_length");
-  torch.find(&abi.delete_string, "torch_delete_string");
   torch.find(&abi.list_size, "torch_list_size");
   torch.find(&abi.list_get_item, "torch_list_get_item");
   torch.find(&abi.delete_list, "torch_delete_list");

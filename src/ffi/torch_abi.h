@@ -15,7 +15,6 @@
 namespace fulmen::ffi {
 
 using TorchTensor = struct TorchTensorOpaque*;
-using TorchString = struct TorchStringOpaque*;
 using TorchList = struct TorchListOpaque*;
 using TorchLibrary = struct TorchLibraryOpaque*;
 using TorchValue = uint64_t;  // an argument or result: a number, or a handle, owned by its receiver
@@ -31,9 +30,6 @@ struct TorchAbi {
                           uint64_t version);
   int32_t (*call_dispatcher)(const char* name, const char* overload, TorchValue* stack,
                              uint64_t version);
-  int32_t (*string_c_str)(TorchString text, const char** data);
-  int32_t (*string_length)(TorchString text, size_t* length);
-  int32_t (*delete_string)(TorchString text);
   int32_t (*list_size)(TorchList list, size_t* size);
   int32_t (*list_get_item)(TorchList list, size_t index, TorchValue* item);
   int32_t (*delete_list)(TorchList list);

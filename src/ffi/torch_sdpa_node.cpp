@@ -66,11 +66,8 @@ KeptOptions kept_options;
 
 // (options, layout) -> their number, or 0
 int64_t keep_options(Arguments in) {
-  const bool is_old = in.is_number();
   const fulmen_problem problem = in.options();
-  int64_t layout = in.integer("layout");
-  if (is_old) layout += 2 * in.integer("rank");
-  return kept_options.add({problem, Layout::of(layout)});
+  return kept_options.add({problem, Layout::of(in.integer("layout"))});
 }
 
 // Of q, k and v at the head of the stack, o instead of q, and stats where it is wanted.

@@ -9,15 +9,11 @@
 //   layout    one number, see Layout
 //   arrays    for each argument, then each result: which row of fulmen/arrays.def it is
 
-#include <array>
-#include <bit>
 #include <cstring>
-#include <iterator>
 #include <string>
 #include <string_view>
-#include <vector>
 
-#include "ffi/arguments.h"
+#include "ffi/arrays.h"
 #include "ffi/refusal.h"
 #include "ffi/xla_ffi_abi.h"
 
@@ -28,7 +24,7 @@ using Call = fulmen_status (*)(const fulmen_problem*, const fulmen_tensors*, voi
 
 constexpr int kMaxRank = FULMEN_MAX_RANK;
 
-// The words of an attribute; null where the call has none of that name.
+// Of an attribute.
 struct Words {
   const int64_t* data = nullptr;
   size_t size = 0;
@@ -42,12 +38,6 @@ Words attribute(const XlaAttributes& attributes, const char* name) {
     if (attributes.types[i] != kXlaIsArray || array->dtype != kXlaS64) break;
     return {static_cast<const int64_t*>(array->data), array->size};
   }
-  return {};
-}
-
-Words required(const XlaAttributes& attributes, const char* name) {
-  const Words found = attribute(attributes, name);
-  if (found.data != nullptr) return found;
   throw Refusal{FULMEN_ERROR_ARGUMENT, std::string(name) + " is not a vector of int64"};
 }
 
@@ -63,16 +53,11 @@ DLDataType dtype_of(int32_t dtype) {
 class XlaCall {
  public:
   XlaCall(const XlaCallFrame& frame, DLDevice device) : device_(device) {
-    const bool is_old = attribute(frame.attributes, "options").data == nullptr;
-    if (is_old) {
-      read_old_options(frame.attributes);
-    } else {
-      const Words options = required(frame.attributes, "options");
-      problem_ = problem_of(options.data, options.size * sizeof(int64_t));
-      const Words layout = required(frame.attributes, "layout");
-      if (layout.size == 1) layout_ = Layout::of(*layout.data);
-    }
-    const Words indices = required(frame.attributes, is_old ? "places" : "arrays");
+    const Words options = attribute(frame.attributes, "options");
+    problem_ = problem_of(options.data, options.size * sizeof(int64_t));
+    const Words layout = attribute(frame.attributes, "layout");
+    if (layout.size == 1) layout_ = Layout::of(*layout.data);
+    const Words indices = attribute(frame.attributes, "arrays");
     const auto num_arguments = static_cast<size_t>(frame.arguments.size);
     if (indices.size != num_arguments + static_cast<size_t>(frame.results.size)) {
       throw Refusal{FULMEN_ERROR_INTERNAL, "arrays does not name each argument and result"};
@@ -125,19 +110,6 @@ class XlaCall {
     }
     int64_t two = 2;
     arrays_.add(kRng, {buffer.data, device_, 1, {kDLInt, 64, 1}, &two, nullptr, 0}, {});
-  }
-
-  // The old form: the arguments of the binding, number by number.
-  void read_old_options(const XlaAttributes& attributes) {
-    const Words numbers = required(attributes, "numbers"), form = required(attributes, "form");
-    std::vector<TVMFFIAny> made;
-    for (size_t i = 0; i < numbers.size; ++i) {
-      const bool is_real = ((form.data[0] >> i) & 1) != 0;
-      made.push_back({is_real ? kTVMFFIFloat : kTVMFFIInt, 0, {numbers.data[i]}});
-    }
-    Arguments in(made.data(), static_cast<int32_t>(made.size()));
-    problem_ = in.options();
-    layout_ = Layout::of(form.data[1]);
   }
 
   DLDevice device_;

@@ -21,6 +21,11 @@ struct IntervalMask {
   i32 window_right = kNoLimit;  // j <= position + window_right
   i32 prefix = 0;               // with causal: keys below it are visible to all rows
   i32 chunk = 0;                // 0: none; else position / chunk == j / chunk, rounded down
+
+  // Whether it hides nothing but what causal hides.
+  constexpr bool is_at_most_causal() const {
+    return window_left == kNoLimit && window_right == kNoLimit && prefix == 0 && chunk == 0;
+  }
 };
 
 // One batch entry: its true lengths, and where query row 0 stands among the keys.
