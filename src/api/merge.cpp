@@ -6,7 +6,6 @@
 #include "api/boundary.h"
 #include "api/convert.h"
 #include "core/arrays.h"
-#include "core/dense_mask.h"
 #include "core/validate.h"
 #include "cpu/backend.h"
 #include "gpu/driver/device.h"

@@ -3,8 +3,6 @@
 //
 // The definition, one sentence of it a line.
 
-#include "core/dense_mask.h"
-
 #include <limits>
 
 #include "core/arrays.h"

@@ -119,7 +119,7 @@ struct Problem : OwnOptions {
   bool has_ordered_sums() const { return deterministic || batch_invariant; }
 
   // Reads lengths and offsets from memory. Entries that are out of range count as empty, exactly as
-  // on a device; hosts that can see them check them first (check_lengths in validate.h).
+  // on a device; hosts that can see them check them first (check_lengths).
   Sequence sequence(i64 index) const;
 
   // The Philox counter word of a head of a sequence.
@@ -127,5 +127,16 @@ struct Problem : OwnOptions {
     return static_cast<u32>(sequence * heads_q + head);
   }
 };
+
+// Contents of q_lengths, kv_lengths, cu_q, cu_kv, and bias and mask extents against the longest
+// sequence: for arrays in host memory, before each run. Throws Error.
+void check_lengths(const Problem& problem);
+
+// The seed and offset of the array rng, where one is given and in host memory, before each run.
+// Throws Error.
+void read_rng(Problem& problem);
+
+// The largest difference of neighbouring offsets, for a packed problem whose offsets were checked.
+i64 longest_sequence(const Problem& problem, Array offsets);
 
 }  // namespace fulmen

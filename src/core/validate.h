@@ -26,15 +26,10 @@ Problem validate_dense_mask(const Request& request);
 // whose sizes are known. Throws Error with one sentence.
 void apply_options(Problem& problem, const Options& options, const Experiment& experiment);
 
-// Contents of q_lengths, kv_lengths, cu_q, cu_kv, and bias and mask extents against the longest
-// sequence: for arrays in host memory, before each run. Throws Error.
-void check_lengths(const Problem& problem);
-
-// The seed and offset of the array rng, where one is given and in host memory, before each run.
-// Throws Error.
-void read_rng(Problem& problem);
-
-// The largest difference of neighbouring offsets, for a packed problem whose offsets were checked.
-i64 longest_sequence(const Problem& problem, Array offsets);
+// The boolean matrix that masks and arrays mean together, entry by entry: quadratic in memory.
+// Writes visible (batch, head, q_row, kv_row), packed (sequence, head, longest q, longest kv):
+// bool. problem: of validate_dense_mask. Throws Error, before anything is written, when visible
+// does not fit or lengths are wrong.
+void dense_mask(const Problem& problem, const Tensor& visible);
 
 }  // namespace fulmen

@@ -5,8 +5,6 @@
 // programs, modes and autograd functions end in. Results are made by PyTorch; one call of the
 // library.
 
-#include "ffi/torch_operators.h"
-
 #include <utility>
 
 #include "ffi/export.h"

@@ -22,7 +22,6 @@
 #include "ffi/export.h"
 #include "ffi/torch_arguments.h"
 #include "ffi/torch_array.h"
-#include "ffi/torch_operators.h"
 
 namespace fulmen::ffi {
 namespace {

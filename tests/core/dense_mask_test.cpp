@@ -3,13 +3,12 @@
 //
 // The definition of the masks against matrices drawn by hand: a row of text is a row of the matrix,
 // '#' is visible.
-#include "core/dense_mask.h"
-
 #include <gtest/gtest.h>
 
 #include <string>
 #include <vector>
 
+#include "core/validate.h"
 #include "support/visible.h"
 
 namespace fulmen::test {
