@@ -12,8 +12,8 @@ namespace {
 
 MaskKind mask_kind_of(const IntervalMask& mask) {
   if (mask.window_left != kNoLimit || mask.chunk > 0) return MaskKind::kBoth;
-  if (mask.causal || mask.window_right != kNoLimit) return MaskKind::kUpper;
-  return MaskKind::kLength;
+  if (mask.causal || mask.window_right != kNoLimit) return MaskKind::kRight;
+  return MaskKind::kNone;
 }
 
 std::string suffix(const char* option, bool is_on) {
@@ -21,7 +21,7 @@ std::string suffix(const char* option, bool is_on) {
 }
 
 std::string suffix(const char*, MaskKind kind) {
-  constexpr const char* kSuffixes[] = {"", "_upper", "_both"};
+  constexpr const char* kSuffixes[] = {"", "_right", "_left", "_both"};
   return kSuffixes[static_cast<int>(kind)];
 }
 

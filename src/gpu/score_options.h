@@ -16,7 +16,7 @@ namespace fulmen::gpu {
 // need of it, sets it back, so that fewer kernels are compiled.
 ScoreOptions score_options_of(const Problem& problem);
 
-// "_upper_bias_float32_softcap": every option that is on.
+// "_right_bias_float32_softcap": every option that is on.
 std::string name_suffix(const ScoreOptions& score);
 
 }  // namespace fulmen::gpu

@@ -15,8 +15,8 @@ inline bool reads_sequences(const Problem& problem) {
 
 inline MaskKind mask_kind(const IntervalMask& mask) {
   if (mask.window_left != kNoLimit || mask.chunk > 0) return MaskKind::kBoth;
-  if (mask.causal || mask.window_right != kNoLimit) return MaskKind::kUpper;
-  return MaskKind::kLength;
+  if (mask.causal || mask.window_right != kNoLimit) return MaskKind::kRight;
+  return MaskKind::kNone;
 }
 
 }  // namespace fulmen

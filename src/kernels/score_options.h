@@ -10,15 +10,21 @@
 
 namespace fulmen {
 
-// Which ends of a row's interval of visible keys can lie inside a block. The end of the sequence
-// is handled by all three.
-enum class MaskKind : u8 { kLength, kUpper, kBoth };
+// Which bounds of a row's interval of visible keys have to be looked at. In a config: those that
+// the problem's mask has (the end of the sequence is handled by all). Of one block of keys: those
+// that can lie inside the block for some row.
+enum class MaskKind : u8 {
+  kNone,
+  kRight,  // causal, right window
+  kLeft,   // of a block only
+  kBoth,
+};
 
 struct ScoreOptions {
-  MaskKind mask_kind = MaskKind::kLength;  // of causal, window, prefix and chunk
-  bool mask = false;                       // an array says which pairs are visible
-  DType bias = DType::kNone;               // of the array that is added to scores
-  bool documents = false;                  // only pairs with equal ids are visible
+  MaskKind mask_kind = MaskKind::kNone;  // of causal, window, prefix and chunk
+  bool mask = false;                     // an array says which pairs are visible
+  DType bias = DType::kNone;             // of the array that is added to scores
+  bool documents = false;                // only pairs with equal ids are visible
   bool alibi = false;
   bool softcap = false;
   bool dropout = false;

@@ -7,29 +7,28 @@
 namespace fulmen::test {
 
 constinit const BackwardKernel kBackwardD128Full =
-    backward_kernel<BackwardConfig{.register_dims = 16}>("d128_full");
+    backward_kernel<BackwardSm90Config{.register_dims = 16}>("d128_full");
 
 constinit const BackwardKernel kBackwardD128Causal =
-    backward_kernel<BackwardConfig{.mask = MaskKind::kUpper}>("d128_causal");
+    backward_kernel<BackwardSm90Config{.mask = MaskKind::kRight}>("d128_causal");
 
 constinit const BackwardKernel kBackwardD128Window =
-    backward_kernel<BackwardConfig{.mask = MaskKind::kBoth}>("d128_window");
+    backward_kernel<BackwardSm90Config{.mask = MaskKind::kBoth}>("d128_window");
 
-constinit const BackwardKernel kBackwardD128Stats = backward_kernel<BackwardConfig{
-    .mask = MaskKind::kUpper, .has_stats = true, .register_dims = 16}>("d128_stats");
+constinit const BackwardKernel kBackwardD128Stats = backward_kernel<BackwardSm90Config{
+    .mask = MaskKind::kRight, .has_stats = true, .register_dims = 16}>("d128_stats");
 
 constinit const BackwardKernel kBackwardD128NoTurns =
-    backward_kernel<BackwardConfig{.take_turns = false, .early_dv = false, .spread = false}>(
+    backward_kernel<BackwardSm90Config{.ping_pong = false, .early_dv = false, .staggered = false}>(
         "d128_no_turns");
 
 constinit const BackwardKernel kBackwardD128NoDq =
-    backward_kernel<BackwardConfig{.mask = MaskKind::kUpper, .dq = false}>("d128_no_dq");
+    backward_kernel<BackwardSm90Config{.mask = MaskKind::kRight, .dq = false}>("d128_no_dq");
 
 constinit const BackwardKernel kBackwardD128Ordered =
-    backward_kernel<BackwardConfig{.ordered = true, .spread = false}>("d128_ordered");
+    backward_kernel<BackwardSm90Config{.deterministic = true, .staggered = false}>("d128_ordered");
 
-constinit const BackwardKernel kBackwardD128Sequences =
-    backward_kernel<BackwardConfig{.mask = MaskKind::kBoth, .has_stats = true, .sequences = true}>(
-        "d128_sequences");
+constinit const BackwardKernel kBackwardD128Sequences = backward_kernel<BackwardSm90Config{
+    .mask = MaskKind::kBoth, .has_stats = true, .sequences = true}>("d128_sequences");
 
 }  // namespace fulmen::test

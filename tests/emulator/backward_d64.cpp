@@ -7,26 +7,29 @@
 namespace fulmen::test {
 
 constinit const BackwardKernel kBackwardD64Full =
-    backward_kernel<BackwardConfig{.dims = 64, .q_rows = 128}>("d64_full");
+    backward_kernel<BackwardSm90Config{.dims = 64, .q_rows = 128}>("d64_full");
 
-constinit const BackwardKernel kBackwardD64Causal = backward_kernel<BackwardConfig{
-    .dims = 64, .q_rows = 128, .mask = MaskKind::kUpper, .register_dims = 16}>("d64_causal");
+constinit const BackwardKernel kBackwardD64Causal = backward_kernel<BackwardSm90Config{
+    .dims = 64, .q_rows = 128, .mask = MaskKind::kRight, .register_dims = 16}>("d64_causal");
 
 constinit const BackwardKernel kBackwardD64Window =
-    backward_kernel<BackwardConfig{.dims = 64, .q_rows = 128, .mask = MaskKind::kBoth}>(
+    backward_kernel<BackwardSm90Config{.dims = 64, .q_rows = 128, .mask = MaskKind::kBoth}>(
         "d64_window");
 
-constinit const BackwardKernel kBackwardD64Half = backward_kernel<BackwardConfig{
-    .dtype = DType::kFloat16, .dims = 64, .q_rows = 128, .mask = MaskKind::kUpper}>("d64_half");
+constinit const BackwardKernel kBackwardD64Half = backward_kernel<BackwardSm90Config{
+    .dtype = DType::kFloat16, .dims = 64, .q_rows = 128, .mask = MaskKind::kRight}>("d64_half");
 
-constinit const BackwardKernel kBackwardD64DqOnly = backward_kernel<BackwardConfig{
-    .dims = 64, .q_rows = 128, .mask = MaskKind::kUpper, .dk = false, .dv = false}>("d64_dq");
+constinit const BackwardKernel kBackwardD64DqOnly = backward_kernel<BackwardSm90Config{
+    .dims = 64, .q_rows = 128, .mask = MaskKind::kRight, .dk = false, .dv = false}>("d64_dq");
 
-constinit const BackwardKernel kBackwardD64Ordered = backward_kernel<BackwardConfig{
-    .dims = 64, .q_rows = 128, .mask = MaskKind::kUpper, .ordered = true, .spread = false}>(
-    "d64_ordered");
+constinit const BackwardKernel kBackwardD64Ordered =
+    backward_kernel<BackwardSm90Config{.dims = 64,
+                                       .q_rows = 128,
+                                       .mask = MaskKind::kRight,
+                                       .deterministic = true,
+                                       .staggered = false}>("d64_ordered");
 
-constinit const BackwardKernel kBackwardD64Sequences = backward_kernel<BackwardConfig{
-    .dims = 64, .q_rows = 128, .mask = MaskKind::kUpper, .sequences = true}>("d64_sequences");
+constinit const BackwardKernel kBackwardD64Sequences = backward_kernel<BackwardSm90Config{
+    .dims = 64, .q_rows = 128, .mask = MaskKind::kRight, .sequences = true}>("d64_sequences");
 
 }  // namespace fulmen::test

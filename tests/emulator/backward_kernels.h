@@ -13,9 +13,9 @@ namespace fulmen::test {
 
 struct BackwardKernel {
   std::string_view name;
-  BackwardConfig config;
-  void (*prepare)(const BackwardPrepareParams& params);  // the bodies of one thread
-  void (*prepare_with_sinks)(const BackwardPrepareParams& params);
+  BackwardSm90Config config;
+  void (*prepare)(const BackwardPreprocessParams& params);  // the bodies of one thread
+  void (*prepare_with_sinks)(const BackwardPreprocessParams& params);
   void (*run)(const BackwardParams& params);
 };
 

@@ -66,7 +66,7 @@ struct HeadPass {
       delta += term(o * static_cast<Real>(dout[d]));
     }
     if (problem.shape().dlse) delta -= term(static_cast<Real>(*problem.dlse.row(b, h, i)));
-    dq.assign(static_cast<size_t>(dims), 0);
+    dq.publish(static_cast<size_t>(dims), 0);
     for (size_t n = 0; n < p.size(); ++n) {
       const i64 j = visible.begin + static_cast<i64>(n);
       const double* k = problem.k.row(b, g, j);
@@ -172,7 +172,7 @@ std::string compare(const char* name, const Matrix& found, const Matrix& referen
 
 }  // namespace
 
-BackwardProblem::BackwardProblem(const BackwardConfig& config, const BackwardShape& shape,
+BackwardProblem::BackwardProblem(const BackwardSm90Config& config, const BackwardShape& shape,
                                  const IntervalMask& mask)
     : q(shape.batch, shape.heads_q, shape.q_len, shape.dim_qk ? shape.dim_qk : config.dims),
       k(shape.batch, shape.heads_kv, shape.kv_len, q.dims),

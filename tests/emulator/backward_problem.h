@@ -49,7 +49,7 @@ struct Gradients {
 
 class BackwardProblem {
  public:
-  BackwardProblem(const BackwardConfig& config, const BackwardShape& shape,
+  BackwardProblem(const BackwardSm90Config& config, const BackwardShape& shape,
                   const IntervalMask& mask);
 
   const BackwardShape& shape() const { return shape_; }

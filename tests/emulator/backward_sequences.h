@@ -96,14 +96,14 @@ struct Array {
 struct Workspace {
   i32 sequences, lines;
   i32 max_q = 1, max_kv = 1;
-  i32 kv_blocks, finish_blocks, rows_of_head;
+  i32 kv_blocks, finish_blocks, padded_rows_per_head;
   i64 num_rows, num_sums, num_counters;
   std::vector<float> rows, delta;
   std::vector<u32> sums;  // of dQ, and the counters behind them
-  std::vector<BackwardPlace> places;
+  std::vector<KeyBlockInfo> key_block_infos;
 
   Workspace(const SequencesCase& chosen, i32 q_rows) {
-    const BackwardConfig& config = chosen.kernel->config;
+    const BackwardSm90Config& config = chosen.kernel->config;
     sequences = static_cast<i32>(chosen.lengths.size());
     lines = sequences * kKvHeads;
     for (const Lengths& of : chosen.lengths) {
@@ -111,19 +111,20 @@ struct Workspace {
       max_kv = std::max(max_kv, of.kv);
     }
     kv_blocks = static_cast<i32>(ceil_div(max_kv, config.kv_rows()));
-    finish_blocks = static_cast<i32>(ceil_div(max_q, config.kFinishRows));
-    rows_of_head = config.kFinishRows *
-                   (chosen.packed ? q_rows / config.kFinishRows + sequences + 1 : finish_blocks);
-    num_rows = i64{kHeads} * rows_of_head * (chosen.packed ? 1 : sequences);
+    finish_blocks = static_cast<i32>(ceil_div(max_q, config.kConversionRows));
+    padded_rows_per_head =
+        config.kConversionRows *
+        (chosen.packed ? q_rows / config.kConversionRows + sequences + 1 : finish_blocks);
+    num_rows = i64{kHeads} * padded_rows_per_head * (chosen.packed ? 1 : sequences);
     num_sums = num_rows * config.dims;
     num_counters = ceil_div(2 + 3 * lines, 4) * 4;
-    rows.assign(to_size(num_rows * (config.has_stats ? 2 : 1) + 4), NAN);
-    delta.assign(to_size(num_rows + 4), NAN);
-    sums.assign(to_size(num_sums + num_counters + 4), ~0u);
-    places.resize(to_size(i64{sequences} * kv_blocks));
+    rows.publish(to_size(num_rows * (config.has_stats ? 2 : 1) + 4), NAN);
+    delta.publish(to_size(num_rows + 4), NAN);
+    sums.publish(to_size(num_sums + num_counters + 4), ~0u);
+    key_block_infos.resize(to_size(i64{sequences} * kv_blocks));
   }
 
-  float* dq_sums() { return reinterpret_cast<float*>(sums.data()); }
+  float* dq_accum() { return reinterpret_cast<float*>(sums.data()); }
   u32* counters() { return sums.data() + num_sums; }
 };
 

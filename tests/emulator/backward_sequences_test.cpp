@@ -105,29 +105,29 @@ struct Together {
     return p;
   }
 
-  BackwardPrepareParams prepare_params(const AttentionParams& attention_params,
-                                       Workspace& workspace) const {
-    const BackwardConfig& config = chosen.kernel->config;
-    BackwardPrepareParams p{};
+  BackwardPreprocessParams prepare_params(const AttentionParams& attention_params,
+                                          Workspace& workspace) const {
+    const BackwardSm90Config& config = chosen.kernel->config;
+    BackwardPreprocessParams p{};
     p.heads_q = kHeads;
-    p.padded_q_rows = workspace.rows_of_head;
+    p.padded_q_rows = workspace.padded_rows_per_head;
     p.dim_v = v.layout.dims;
     p.num_rows = static_cast<i32>(workspace.num_rows);
     p.rows = workspace.rows.data();
     p.delta = workspace.delta.data();
     p.zeros = workspace.counters();
     p.num_zeros = workspace.num_counters / 4;
-    p.sums = workspace.dq_sums();
+    p.sums = workspace.dq_accum();
     p.sum_dims = config.dims;
     p.bounds = {workspace.max_q, workspace.max_kv, 0};
     p.kv_rows = config.kv_rows();
-    p.places = workspace.places.data();
+    p.key_block_infos = workspace.key_block_infos.data();
     p.attention = attention_params;
     return p;
   }
 
   BackwardParams params(const AttentionParams& attention_params, Workspace& workspace) {
-    const BackwardConfig& config = chosen.kernel->config;
+    const BackwardSm90Config& config = chosen.kernel->config;
     const BackwardSchedule schedule =
         backward_schedule(kKvHeads, workspace.kv_blocks, 2, 0, kBlocks);
     BackwardParams p{};
@@ -146,19 +146,19 @@ struct Together {
     p.scale = static_cast<float>(problems[0]->scale());
     p.scale_log2 = static_cast<float>(problems[0]->scale() * 1.4426950408889634);
     p.num_kv_blocks = workspace.kv_blocks;
-    p.num_finish_blocks = workspace.finish_blocks;
-    p.lines_per_group = schedule.lines_per_group;
+    p.num_conversion_blocks = workspace.finish_blocks;
+    p.heads_per_group = schedule.heads_per_group;
     p.lag = schedule.lag;
     p.dim_qk = p.dim_v = q.layout.dims;
-    p.places = workspace.places.data();
-    p.rows_of_head = workspace.rows_of_head;
+    p.key_block_infos = workspace.key_block_infos.data();
+    p.padded_rows_per_head = workspace.padded_rows_per_head;
     p.rows = workspace.rows.data();
     p.delta = workspace.delta.data();
-    p.dq_sums = workspace.dq_sums();
-    p.next_item = workspace.counters();
-    p.done = p.next_item + 1;
+    p.dq_accum = workspace.dq_accum();
+    p.next_tile = workspace.counters();
+    p.done = p.next_tile + 1;
     p.freed = p.done + workspace.lines;
-    p.spoiled = p.freed + workspace.lines;
+    p.nonfinite = p.freed + workspace.lines;
     p.attention = attention_params;
     p.comes_first = true;
     return p;
@@ -171,17 +171,17 @@ struct Together {
     // What one kernel writes and the other reads, while it may have begun before the first ended.
     emulator::GlobalMemory memory(
         {written("rows", workspace.rows), written("delta", workspace.delta),
-         written("places", workspace.places), written("sums", workspace.sums),
+         written("key_block_infos", workspace.key_block_infos), written("sums", workspace.sums),
          written("dq", dq.data), written("dk", dk.data), written("dv", dv.data)});
-    const BackwardPrepareParams first = prepare_params(attention_params, workspace);
+    const BackwardPreprocessParams first = prepare_params(attention_params, workspace);
     emulator::launch({.blocks = 2,
-                      .threads = BackwardPrepareConfig::kThreads,
+                      .threads = BackwardPreprocessConfig::kThreads,
                       .shared_bytes = 0,
                       .seed = 1,
                       .memory = &memory},
                      [&] { chosen.kernel->prepare(first); });
     const BackwardParams second = params(attention_params, workspace);
-    const BackwardConfig& config = chosen.kernel->config;
+    const BackwardSm90Config& config = chosen.kernel->config;
     emulator::launch({.blocks = kBlocks,
                       .threads = config.threads(),
                       .shared_bytes = config.shared_bytes(),

@@ -30,8 +30,8 @@ struct BackwardCase {
   const BackwardKernel* kernel;
   BackwardShape shape;
   IntervalMask mask = {};
-  i32 num_slots = 0;  // 0: as many as lines
-  i32 num_split = 0;  // of the last blocks of keys, in kParts each
+  i32 num_accum_slots = 0;  // 0: as many as lines
+  i32 num_split = 0;        // of the last blocks of keys, in kParts each
 };
 
 void PrintTo(const BackwardCase& backward_case, std::ostream* out) { *out << backward_case.name; }
@@ -112,7 +112,7 @@ struct BackwardRun {
   const BackwardCase& chosen;
   const BackwardProblem& problem;
   u32 seed;
-  const BackwardConfig& config = chosen.kernel->config;
+  const BackwardSm90Config& config = chosen.kernel->config;
   const BackwardShape& shape = chosen.shape;
   Rows q{problem, problem.q, true}, k{problem, problem.k, true}, v{problem, problem.v, true};
   Rows o{problem, problem.o, true}, dout{problem, problem.dout, true};
@@ -121,16 +121,17 @@ struct BackwardRun {
   std::vector<float> sinks;
 
   const i32 parts = config.has_stats ? 2 : 1;  // of what is kept of a row
-  const i32 num_lines = shape.batch * shape.heads_kv;
+  const i32 num_batch_kv_heads = shape.batch * shape.heads_kv;
   const i32 num_kv_blocks = static_cast<i32>(ceil_div(shape.kv_len, config.kv_rows()));
-  const i32 num_finish_blocks = static_cast<i32>(ceil_div(shape.q_len, config.kFinishRows));
+  const i32 num_conversion_blocks = static_cast<i32>(ceil_div(shape.q_len, config.kConversionRows));
   const BackwardSchedule schedule = schedule_of_case();
-  const i32 padded = num_finish_blocks * config.kFinishRows;
+  const i32 padded = num_conversion_blocks * config.kConversionRows;
   const i64 num_rows = i64{shape.batch} * shape.heads_q * padded;
   const i64 num_sums =
-      i64{schedule.num_slots} * (shape.heads_q / shape.heads_kv) * padded * config.dims;
-  const i64 num_turns = config.ordered ? num_rows / config.q_rows : 0;
-  const i64 num_counters = ceil_div(2 + 3 * num_lines + 2 * chosen.num_split + num_turns, 4) * 4;
+      i64{schedule.num_accum_slots} * (shape.heads_q / shape.heads_kv) * padded * config.dims;
+  const i64 num_semaphores = config.deterministic ? num_rows / config.q_rows : 0;
+  const i64 num_counters =
+      ceil_div(2 + 3 * num_batch_kv_heads + 2 * chosen.num_split + num_semaphores, 4) * 4;
   const i64 part_floats = i64{2} * config.kv_rows() * config.dims;
   Guarded<float> rows{to_size(num_rows * parts)}, delta{to_size(num_rows)};
   Guarded<float> part_sums{to_size(chosen.num_split * (kParts - 1) * part_floats)};
@@ -143,12 +144,13 @@ struct BackwardRun {
   }
 
   BackwardSchedule schedule_of_case() const {
-    const i64 lines_per_group = chosen.num_split > 0 ? 1 : 2;
-    const bool are_alike = chosen.num_split > 0 || chosen.num_slots != 0 || config.ordered;
-    const i64 last_lines = are_alike ? 0 : 3;
+    const i64 heads_per_group = chosen.num_split > 0 ? 1 : 2;
+    const bool are_alike =
+        chosen.num_split > 0 || chosen.num_accum_slots != 0 || config.deterministic;
+    const i64 last_heads = are_alike ? 0 : 3;
     BackwardSchedule made =
-        backward_schedule(num_lines, num_kv_blocks, lines_per_group, last_lines, 1);
-    if (chosen.num_slots != 0) made.num_slots = chosen.num_slots;
+        backward_schedule(num_batch_kv_heads, num_kv_blocks, heads_per_group, last_heads, 1);
+    if (chosen.num_accum_slots != 0) made.num_accum_slots = chosen.num_accum_slots;
     return made;
   }
 
@@ -163,7 +165,7 @@ struct BackwardRun {
     return attention;
   }
 
-  BackwardPrepareParams prepare_params() {
+  BackwardPreprocessParams prepare_params() {
     return {.heads_q = shape.heads_q,
             .q_len = shape.q_len,
             .padded_q_rows = padded,
@@ -188,25 +190,25 @@ struct BackwardRun {
             .scale = static_cast<float>(problem.scale()),
             .scale_log2 = static_cast<float>(problem.scale() * 1.4426950408889634),
             .num_kv_blocks = num_kv_blocks,
-            .num_finish_blocks = num_finish_blocks,
-            .lines_per_group = schedule.lines_per_group,
-            .last_lines = schedule.last_lines,
-            .num_slots = schedule.num_slots,
+            .num_conversion_blocks = num_conversion_blocks,
+            .heads_per_group = schedule.heads_per_group,
+            .last_heads = schedule.last_heads,
+            .num_accum_slots = schedule.num_accum_slots,
             .lag = schedule.lag,
             .num_split = chosen.num_split,
             .num_parts = kParts,
             .dim_qk = problem.q.dims,
-            .rows_of_head = padded,
+            .padded_rows_per_head = padded,
             .rows = rows.data(),
             .delta = delta.data(),
-            .dq_sums = reinterpret_cast<float*>(sums.data()),
-            .next_item = counters,
+            .dq_accum = reinterpret_cast<float*>(sums.data()),
+            .next_tile = counters,
             .done = counters + 1,
-            .freed = counters + 1 + num_lines,
+            .freed = counters + 1 + num_batch_kv_heads,
             .part_sums = part_sums.data(),
-            .parts_done = counters + 2 + 3 * num_lines,
-            .turns = counters + 2 + 3 * num_lines + 2 * chosen.num_split,
-            .spoiled = counters + 1 + 2 * num_lines,
+            .parts_done = counters + 2 + 3 * num_batch_kv_heads,
+            .dq_semaphore = counters + 2 + 3 * num_batch_kv_heads + 2 * chosen.num_split,
+            .nonfinite = counters + 1 + 2 * num_batch_kv_heads,
             .attention = arrays(),
             .comes_first = true};
   }
@@ -221,7 +223,7 @@ struct BackwardRun {
   }
 
   // Of all lines, before they were rounded.
-  std::vector<u32> dq_sums() { return {sums.data(), sums.data() + num_sums}; }
+  std::vector<u32> dq_accum() { return {sums.data(), sums.data() + num_sums}; }
 
   // The gradient, or where it is not asked for that nothing was written.
   static Matrix result(bool is_wanted, Rows& rows) {
@@ -231,13 +233,14 @@ struct BackwardRun {
   }
 
   Gradients run() {
-    const BackwardPrepareParams prepare = prepare_params();
-    emulator::launch(grid(2, BackwardPrepareConfig::kThreads, 0), [&] {
+    const BackwardPreprocessParams prepare = prepare_params();
+    emulator::launch(grid(2, BackwardPreprocessConfig::kThreads, 0), [&] {
       shape.sinks ? chosen.kernel->prepare_with_sinks(prepare) : chosen.kernel->prepare(prepare);
     });
     const BackwardParams main = params();
-    emulator::Grid all = grid(config.ordered ? 4 : 1, config.threads(), config.shared_bytes());
-    all.together = config.ordered;
+    emulator::Grid all =
+        grid(config.deterministic ? 4 : 1, config.threads(), config.shared_bytes());
+    all.together = config.deterministic;
     emulator::launch(all, [&] { chosen.kernel->run(main); });
     return {result(config.dq, dq), result(config.dk, dk), result(config.dv, dv)};
   }
@@ -319,7 +322,7 @@ const BackwardCase kCases[] = {
 // Blocks of keys that four multiprocessors share add to dQ in one order, whoever is first.
 TEST(BackwardSm90Ordered, SumsAreTheSameInEverySchedule) {
   const BackwardCase cases[] = {
-      {"ordered", &kBackwardD64Ordered, {.q_len = 140, .kv_len = 640}, kCausal},
+      {"deterministic", &kBackwardD64Ordered, {.q_len = 140, .kv_len = 640}, kCausal},
       {"ordered_grouped",
        &kBackwardD64Ordered,
        {.q_len = 290, .kv_len = 150, .heads_q = 4, .heads_kv = 2},
@@ -330,7 +333,7 @@ TEST(BackwardSm90Ordered, SumsAreTheSameInEverySchedule) {
     BackwardRun first(chosen, problem, 1), other(chosen, problem, 2);
     EXPECT_EQ(problem.difference(first.run()), "") << chosen.name;
     other.run();
-    EXPECT_EQ(first.dq_sums(), other.dq_sums()) << chosen.name;
+    EXPECT_EQ(first.dq_accum(), other.dq_accum()) << chosen.name;
   }
 }
 

@@ -10,7 +10,8 @@
 
 namespace fulmen::test {
 
-constexpr BackwardPrepareConfig prepare_config(const BackwardConfig& config, bool sinks = false) {
+constexpr BackwardPreprocessConfig prepare_config(const BackwardSm90Config& config,
+                                                  bool sinks = false) {
   return {.dtype = config.dtype,
           .dims = config.dims,
           .has_stats = config.has_stats,
@@ -18,14 +19,14 @@ constexpr BackwardPrepareConfig prepare_config(const BackwardConfig& config, boo
           .sinks = sinks};
 }
 
-template <BackwardConfig kConfig>
+template <BackwardSm90Config kConfig>
 constexpr BackwardKernel backward_kernel(std::string_view name) {
   return {name, kConfig,
-          [](const BackwardPrepareParams& params) {
-            backward_prepare_sm90<prepare_config(kConfig)>(params);
+          [](const BackwardPreprocessParams& params) {
+            backward_preprocess_sm90<prepare_config(kConfig)>(params);
           },
-          [](const BackwardPrepareParams& params) {
-            backward_prepare_sm90<prepare_config(kConfig, true)>(params);
+          [](const BackwardPreprocessParams& params) {
+            backward_preprocess_sm90<prepare_config(kConfig, true)>(params);
           },
           [](const BackwardParams& params) { backward_sm90<kConfig>(params); }};
 }

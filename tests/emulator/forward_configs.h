@@ -16,7 +16,7 @@ using RunForward = void (*)(const ForwardArguments& arguments);
 
 struct ForwardKernel {
   std::string_view name;
-  AttentionConfig config;
+  ForwardSm90Config config;
   RunForward run;  // the body of one thread
 };
 

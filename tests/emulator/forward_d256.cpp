@@ -7,13 +7,13 @@
 namespace fulmen::test {
 
 constinit const ForwardKernel kD256Causal =
-    forward_kernel<AttentionConfig{.d_qk = 256,
-                                   .d_v = 256,
-                                   .kv_rows = 64,
-                                   .q_slots = 3,
-                                   .q_register_dims = 96,
-                                   .mask = MaskKind::kUpper,
-                                   .stage_output = false,
-                                   .ping_pong = false}>("d256_causal");
+    forward_kernel<ForwardSm90Config{.d_qk = 256,
+                                     .d_v = 256,
+                                     .kv_rows = 64,
+                                     .q_slots = 3,
+                                     .q_register_dims = 96,
+                                     .mask = MaskKind::kRight,
+                                     .stage_output = false,
+                                     .ping_pong = false}>("d256_causal");
 
 }  // namespace fulmen::test

@@ -6,49 +6,49 @@
 
 namespace fulmen::test {
 
-constinit const ForwardKernel kD64Full = forward_kernel<AttentionConfig{
+constinit const ForwardKernel kD64Full = forward_kernel<ForwardSm90Config{
     .d_qk = 64, .d_v = 64, .warpgroups = 3, .stages = 3, .q_slots = 6}>("d64_full");
 
-constinit const ForwardKernel kD64Causal = forward_kernel<AttentionConfig{
-    .d_qk = 64, .d_v = 64, .warpgroups = 3, .stages = 3, .q_slots = 6, .mask = MaskKind::kUpper}>(
+constinit const ForwardKernel kD64Causal = forward_kernel<ForwardSm90Config{
+    .d_qk = 64, .d_v = 64, .warpgroups = 3, .stages = 3, .q_slots = 6, .mask = MaskKind::kRight}>(
     "d64_causal");
 
 constinit const ForwardKernel kD64Prefix =
-    forward_kernel<AttentionConfig{.d_qk = 64,
-                                   .d_v = 64,
-                                   .warpgroups = 3,
-                                   .kv_rows = 64,
-                                   .stages = 4,
-                                   .q_slots = 6,
-                                   .mask = MaskKind::kUpper}>("d64_prefix");
+    forward_kernel<ForwardSm90Config{.d_qk = 64,
+                                     .d_v = 64,
+                                     .warpgroups = 3,
+                                     .kv_rows = 64,
+                                     .stages = 4,
+                                     .q_slots = 6,
+                                     .mask = MaskKind::kRight}>("d64_prefix");
 
-constinit const ForwardKernel kD64Window = forward_kernel<AttentionConfig{
+constinit const ForwardKernel kD64Window = forward_kernel<ForwardSm90Config{
     .d_qk = 64, .d_v = 64, .warpgroups = 3, .kv_rows = 64, .mask = MaskKind::kBoth}>("d64_window");
 
 constinit const ForwardKernel kD64OneStage =
-    forward_kernel<AttentionConfig{.d_qk = 64,
-                                   .d_v = 64,
-                                   .kv_rows = 80,
-                                   .stages = 1,
-                                   .mask = MaskKind::kBoth,
-                                   .stage_output = false,
-                                   .folded_scale = false}>("d64_one_stage");
+    forward_kernel<ForwardSm90Config{.d_qk = 64,
+                                     .d_v = 64,
+                                     .kv_rows = 80,
+                                     .stages = 1,
+                                     .mask = MaskKind::kBoth,
+                                     .stage_output = false,
+                                     .folded_scale = false}>("d64_one_stage");
 
 constinit const ForwardKernel kD64Chunk =
-    forward_kernel<AttentionConfig{.d_qk = 64,
-                                   .d_v = 64,
-                                   .warpgroups = 1,
-                                   .kv_rows = 64,
-                                   .q_slots = 2,
-                                   .mask = MaskKind::kBoth,
-                                   .shift_rule = ShiftRule::kWhenSumGrew}>("d64_chunk");
+    forward_kernel<ForwardSm90Config{.d_qk = 64,
+                                     .d_v = 64,
+                                     .warpgroups = 1,
+                                     .kv_rows = 64,
+                                     .q_slots = 2,
+                                     .mask = MaskKind::kBoth,
+                                     .shift_rule = ShiftRule::kWhenSumGrew}>("d64_chunk");
 
 constinit const ForwardKernel kD64Half =
-    forward_kernel<AttentionConfig{.dtype = DType::kFloat16,
-                                   .d_qk = 64,
-                                   .d_v = 64,
-                                   .kv_rows = 96,
-                                   .mask = MaskKind::kUpper,
-                                   .shift_rule = ShiftRule::kWhenGrown}>("d64_half");
+    forward_kernel<ForwardSm90Config{.dtype = DType::kFloat16,
+                                     .d_qk = 64,
+                                     .d_v = 64,
+                                     .kv_rows = 96,
+                                     .mask = MaskKind::kRight,
+                                     .shift_rule = ShiftRule::kWhenGrown}>("d64_half");
 
 }  // namespace fulmen::test

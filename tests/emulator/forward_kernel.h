@@ -9,7 +9,7 @@
 
 namespace fulmen::test {
 
-template <AttentionConfig kConfig>
+template <ForwardSm90Config kConfig>
 constexpr ForwardKernel forward_kernel(std::string_view name) {
   return {name, kConfig,
           [](const ForwardArguments& arguments) { forward_sm90<kConfig>(arguments); }};

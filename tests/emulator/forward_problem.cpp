@@ -54,7 +54,7 @@ Scores scores_of(const ForwardProblem& problem, const u16* q, const u16* k, Inte
 
 }  // namespace
 
-ForwardProblem::ForwardProblem(const AttentionConfig& config, const ForwardShape& shape,
+ForwardProblem::ForwardProblem(const ForwardSm90Config& config, const ForwardShape& shape,
                                const IntervalMask& mask, float outlier)
     : config_(config), shape_(shape), mask_(mask) {
   std::mt19937 random(1);
@@ -87,7 +87,7 @@ double ForwardProblem::to_double(u16 bits) const {
 }
 
 ReferenceRow reference_row(const ForwardProblem& problem, i32 batch, i32 head, i32 q_row) {
-  const AttentionConfig& config = problem.config();
+  const ForwardSm90Config& config = problem.config();
   const ForwardShape& shape = problem.shape();
   const i64 kv_line = i64{batch} * shape.heads_kv + head / (shape.heads_q / shape.heads_kv);
   const u16* q =

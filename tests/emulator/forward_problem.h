@@ -23,10 +23,10 @@ struct ForwardShape {
 // a query times it: its score is out of the range of the rest.
 class ForwardProblem {
  public:
-  ForwardProblem(const AttentionConfig& config, const ForwardShape& shape, const IntervalMask& mask,
-                 float outlier);
+  ForwardProblem(const ForwardSm90Config& config, const ForwardShape& shape,
+                 const IntervalMask& mask, float outlier);
 
-  const AttentionConfig& config() const { return config_; }
+  const ForwardSm90Config& config() const { return config_; }
   const ForwardShape& shape() const { return shape_; }
   const IntervalMask& mask() const { return mask_; }
   SequenceShape sequence() const {
@@ -42,7 +42,7 @@ class ForwardProblem {
   std::vector<u16> v;  // (batch, heads_kv, kv_len, d_v)
 
  private:
-  AttentionConfig config_;
+  ForwardSm90Config config_;
   ForwardShape shape_;
   IntervalMask mask_;
 };

@@ -68,7 +68,7 @@ struct ForwardResult {
 };
 
 ForwardResult run(const ForwardKernel& kernel, const ForwardProblem& problem, u32 seed) {
-  const AttentionConfig& config = kernel.config;
+  const ForwardSm90Config& config = kernel.config;
   const ForwardShape& shape = problem.shape();
   const i64 lines = i64{shape.batch} * shape.heads_q;
   const size_t num_rows = static_cast<size_t>(lines * shape.q_len);

@@ -43,10 +43,10 @@ TEST(ScoreOptions, SayWhatTheProblemHas) {
     problem.arrays[array].dtype = DType::kFloat32;
   }
   const ScoreOptions score = gpu::score_options_of(problem);
-  EXPECT_EQ(score.mask_kind, MaskKind::kUpper);
+  EXPECT_EQ(score.mask_kind, MaskKind::kRight);
   EXPECT_TRUE(score.has_pair_terms());
   EXPECT_EQ(gpu::name_suffix(score),
-            "_upper_mask_bias_float16_documents_alibi_softcap_dropout_sinks_negative_scale_varlen"
+            "_right_mask_bias_float16_documents_alibi_softcap_dropout_sinks_negative_scale_varlen"
             "_stats_fp32_out");
   problem.mask.window_left = 3;
   EXPECT_EQ(gpu::score_options_of(problem).mask_kind, MaskKind::kBoth);
@@ -59,7 +59,7 @@ TEST(FieldsOf, NamesFieldsOfANestedStruct) {
   for (const gpu::ConfigField& field : gpu::fields_of(config)) {
     texts.push_back(field.name + " = " + field.value);
   }
-  EXPECT_THAT(texts, testing::IsSupersetOf({"score.mask_kind = fulmen::MaskKind::kLength",
+  EXPECT_THAT(texts, testing::IsSupersetOf({"score.mask_kind = fulmen::MaskKind::kNone",
                                             "score.bias = fulmen::DType::kBFloat16",
                                             "score.softcap = false", "rows = 64"}));
 }

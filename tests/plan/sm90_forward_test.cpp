@@ -61,9 +61,9 @@ TEST(Sm90Forward, HeadsShareATileWhenTheirQueriesFitIt) {
 
 TEST(Sm90Forward, ATileThatIsAskedForReplacesMembersOfTheTables) {
   Problem problem = problem_of(1, 8, 8, 16384, 16384, 256);
-  const AttentionConfig whole = sm90_forward_config(problem);
+  const ForwardSm90Config whole = sm90_forward_config(problem);
   problem.tile = tile_choice(" kv_rows=80  q_slots=2 overlap=0 heads_per_group=3 ");
-  AttentionConfig expected = whole;
+  ForwardSm90Config expected = whole;
   expected.kv_rows = 80;
   expected.q_slots = 2;
   expected.overlap = false;
@@ -80,7 +80,7 @@ TEST(Sm90Forward, DocumentsTakeWorkspaceForTheirRanges) {
   const Gpu gpu = gpu_named("h100");
   const size_t without = sm90_forward_needs(problem, gpu).workspace_bytes;
   problem.arrays[Array::kQIds].dtype = problem.arrays[Array::kKvIds].dtype = DType::kInt32;
-  const AttentionConfig config = sm90_forward_config(problem);
+  const ForwardSm90Config config = sm90_forward_config(problem);
   EXPECT_TRUE(config.skips_documents);
   const size_t ranges = 2 * 4096 / static_cast<size_t>(config.kv_rows);
   EXPECT_EQ(sm90_forward_needs(problem, gpu).workspace_bytes,

@@ -17,15 +17,16 @@ constexpr double kLog2OfNapier = 1.4426950408889634;
 
 }  // namespace
 
-BackwardPrepareParams sm90_prepare_params(const Problem& problem, const Sm90BackwardPlan& plan,
-                                          char* workspace, u32* faults) {
-  BackwardPrepareParams params{};
+BackwardPreprocessParams sm90_preprocess_params(const Problem& problem,
+                                                const Sm90BackwardPlan& plan, char* workspace,
+                                                u32* faults) {
+  BackwardPreprocessParams params{};
   params.heads_q = static_cast<i32>(problem.heads_q);
   params.q_len = static_cast<i32>(problem.q_rows);
-  params.padded_q_rows = static_cast<i32>(plan.rows_of_head);
+  params.padded_q_rows = static_cast<i32>(plan.padded_rows_per_head);
   params.dim_v = static_cast<i32>(problem.dim_v);
   params.num_rows = static_cast<i32>(plan.num_rows);
-  params.rows = reinterpret_cast<float*>(workspace + plan.rows_at);
+  params.lse_log2 = reinterpret_cast<float*>(workspace + plan.rows_at);
   params.delta = reinterpret_cast<float*>(workspace + plan.delta_at);
   const bool apart = reads_sequences(problem);  // sums are cleared with their rows
   const i64 zeros_at = apart ? plan.counters_at : 0;
@@ -35,11 +36,11 @@ BackwardPrepareParams sm90_prepare_params(const Problem& problem, const Sm90Back
   if (apart) params.sum_dims = static_cast<i32>(plan.counters_at / 4 / plan.num_rows);
   params.bounds = {static_cast<i32>(problem.max_q), static_cast<i32>(problem.max_kv), 0};
   params.kv_rows = static_cast<i32>(plan.kv_rows);
-  params.places = reinterpret_cast<BackwardPlace*>(workspace + plan.places_at);
-  if (sm90_has_visits(problem)) {
+  params.key_block_infos = reinterpret_cast<KeyBlockInfo*>(workspace + plan.key_blocks_at);
+  if (sm90_has_document_blocks(problem)) {
     params.query_ranges = reinterpret_cast<const IdRange*>(workspace + plan.query_ranges_at);
     params.q_rows = sm90_backward_configs(problem)[0].q_rows;
-    params.visits = reinterpret_cast<BackwardVisit*>(workspace + plan.visits_at);
+    params.document_blocks = reinterpret_cast<DocumentBlocks*>(workspace + plan.document_blocks_at);
   }
   params.attention = attention_params(problem, faults);
   return params;
@@ -60,29 +61,30 @@ BackwardParams sm90_backward_params(const Problem& problem, const Sm90BackwardPl
   params.scale = static_cast<float>(problem.score_map.scale);
   params.scale_log2 = static_cast<float>(problem.score_map.scale * kLog2OfNapier);
   params.num_kv_blocks = static_cast<i32>(plan.num_kv_blocks);
-  params.num_finish_blocks = static_cast<i32>(plan.num_finish_blocks);
-  params.lines_per_group = plan.schedule.lines_per_group;
-  params.last_lines = plan.schedule.last_lines;
-  params.num_slots = plan.schedule.num_slots;
+  params.num_conversion_blocks = static_cast<i32>(plan.num_conversion_blocks);
+  params.heads_per_group = plan.schedule.heads_per_group;
+  params.last_heads = plan.schedule.last_heads;
+  params.num_accum_slots = plan.schedule.num_accum_slots;
   params.lag = plan.schedule.lag;
   params.num_split = static_cast<i32>(plan.num_split);
   params.num_parts = static_cast<i32>(plan.num_parts);
   params.part_sums = reinterpret_cast<float*>(workspace + plan.part_sums_at);
-  params.rows_of_head = plan.rows_of_head;
+  params.padded_rows_per_head = plan.padded_rows_per_head;
   params.dim_qk = static_cast<i32>(problem.dim_qk);
-  params.rows = reinterpret_cast<const float*>(workspace + plan.rows_at);
+  params.lse_log2 = reinterpret_cast<const float*>(workspace + plan.rows_at);
   params.delta = reinterpret_cast<const float*>(workspace + plan.delta_at);
-  params.dq_sums = reinterpret_cast<float*>(workspace);
+  params.dq_accum = reinterpret_cast<float*>(workspace);
   u32* const counters = reinterpret_cast<u32*>(workspace + plan.counters_at);
-  params.next_item = counters;  // of the first launch
+  params.next_tile = counters;  // of the first launch
   params.done = counters + Sm90BackwardPlan::kLaunches;
-  params.freed = params.done + plan.num_lines;
-  params.spoiled = params.freed + plan.num_lines;
-  params.parts_done = params.spoiled + 1 + plan.num_lines;
-  params.turns = params.parts_done + 2 * plan.num_split;
+  params.freed = params.done + plan.num_batch_kv_heads;
+  params.nonfinite = params.freed + plan.num_batch_kv_heads;
+  params.parts_done = params.nonfinite + 1 + plan.num_batch_kv_heads;
+  params.dq_semaphore = params.parts_done + 2 * plan.num_split;
   params.dim_v = static_cast<i32>(problem.dim_v);
-  params.places = reinterpret_cast<const BackwardPlace*>(workspace + plan.places_at);
-  params.visits = reinterpret_cast<const BackwardVisit*>(workspace + plan.visits_at);
+  params.key_block_infos = reinterpret_cast<const KeyBlockInfo*>(workspace + plan.key_blocks_at);
+  params.document_blocks =
+      reinterpret_cast<const DocumentBlocks*>(workspace + plan.document_blocks_at);
   params.attention = attention_params(problem, nullptr);
   if (problem.score_map.softcap != 0) {
     params.softcap_in =
@@ -97,14 +99,14 @@ BackwardParams sm90_backward_params(const Problem& problem, const Sm90BackwardPl
 BackwardDqParams sm90_dq_params(const Problem& problem, const Gpu& gpu,
                                 const Sm90BackwardPlan& plan, char* workspace) {
   const BackwardParams params = sm90_backward_params(problem, plan, workspace);
-  u32* const next_block = params.next_item + Sm90BackwardPlan::kLaunches - 1;
+  u32* const next_block = params.next_tile + Sm90BackwardPlan::kLaunches - 1;
   BackwardDqParams dq{};
   dq.forward = sm90_forward_params(problem, gpu, sm90_dq_config(problem), next_block, nullptr);
   dq.forward.key_ranges = reinterpret_cast<IdRange*>(workspace + plan.key_ranges_at);
-  dq.rows_of_head = params.rows_of_head;
-  dq.rows = params.rows;
+  dq.padded_rows_per_head = params.padded_rows_per_head;
+  dq.lse_log2 = params.lse_log2;
   dq.delta = params.delta;
-  dq.spoiled = params.spoiled;
+  dq.nonfinite = params.nonfinite;
   dq.comes_first = sm90_backward_configs(problem).empty();
   return dq;
 }

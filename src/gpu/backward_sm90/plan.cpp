@@ -28,12 +28,12 @@ bool has_dropout(const Problem& problem) {
 // 512 rows, full (64 and 128 dims: 327 TFLOP/s against 302, 372 against 353), but under a causal
 // mask and with 128 dims (239 against 215); 64 dims then have 199 against 188.
 bool is_short(const Problem& problem) {
-  const bool is_light = tile_dims(problem) == 64 || mask_kind(problem.mask) == MaskKind::kLength;
+  const bool is_light = tile_dims(problem) == 64 || mask_kind(problem.mask) == MaskKind::kNone;
   return max(problem.max_q, problem.max_kv) <= (is_light ? 256 : 512);
 }
 
 // Whether scores are more than scale dot(q, k), or pairs more than visible.
-bool has_options(const Problem& problem) {
+bool maps_pairs(const Problem& problem) {
   for (const Array array : {Array::kBias, Array::kMask, Array::kQIds, Array::kAlibiSlopes}) {
     if (problem.has(array)) return true;
   }
@@ -42,7 +42,7 @@ bool has_options(const Problem& problem) {
 
 // Dims of Q that backward_dq_sm90 keeps in registers; more, or with more options, they would spill.
 i32 dq_register_dims(const Problem& problem) {
-  const bool is_plain = !has_options(problem) && !reads_sequences(problem) &&
+  const bool is_plain = !maps_pairs(problem) && !reads_sequences(problem) &&
                         mask_kind(problem.mask) != MaskKind::kBoth;
   return tile_dims(problem) == 256 && is_plain ? 64 : 0;
 }
@@ -69,7 +69,7 @@ std::string layout_refusal(const Problem& problem) {
 }
 
 template <class Config>
-void add_options(Config& config, const Problem& problem) {
+void add_score_options(Config& config, const Problem& problem) {
   config.signed_scale = !(problem.score_map.scale > 0);
   config.softcap = problem.score_map.softcap != 0;
   config.alibi = problem.has(Array::kAlibiSlopes);
@@ -103,7 +103,8 @@ std::string sm90_backward_refusal(const Problem& problem, const Gpu& gpu) {
       return sentence("does not take ", name(array), " of ", name(dtype));
     }
   }
-  const i64 most = max(rows_of_head(problem), rows_up(problem.kv_rows, BackwardConfig{}.kv_rows()));
+  const i64 most =
+      max(padded_rows_per_head(problem), rows_up(problem.kv_rows, BackwardSm90Config{}.kv_rows()));
   if (problem.num_sequences >= kMaxCount / problem.heads_q ||
       most >= kMaxCount / (problem.num_sequences * problem.heads_q)) {
     return "counts rows of all heads in 30 bits";
@@ -126,15 +127,15 @@ bool has_order(const Problem& problem) {
 bool sm90_separate_dq(const Problem& problem) {
   if (!problem.has(Array::kDQ)) return false;
   const bool is_alone = !problem.has(Array::kDK) && !problem.has(Array::kDV);
-  return is_alone || is_short(problem) || has_options(problem) || tile_dims(problem) > 128 ||
+  return is_alone || is_short(problem) || maps_pairs(problem) || tile_dims(problem) > 128 ||
          (wants_order(problem) && !has_order(problem));
 }
 
-AttentionConfig sm90_dq_config(const Problem& problem) {
-  AttentionConfig config;
+ForwardSm90Config sm90_dq_config(const Problem& problem) {
+  ForwardSm90Config config;
   config.dtype = problem.dtype;
   config.d_qk = config.d_v = tile_dims(problem);
-  config.kv_rows = config.d_qk == 256 ? 48 : config.d_qk == 64 && !has_options(problem) ? 128 : 64;
+  config.kv_rows = config.d_qk == 256 ? 48 : config.d_qk == 64 && !maps_pairs(problem) ? 128 : 64;
   config.q_slots = 2 * config.warpgroups;  // Q and dO
   config.mask = mask_kind(problem.mask);
   config.shift_rule = ShiftRule::kWhenGrown;  // not looked at
@@ -145,17 +146,17 @@ AttentionConfig sm90_dq_config(const Problem& problem) {
   // Turns make 64 dims 17 % faster, 128 and 256 dims 4 and 9 % slower.
   config.ping_pong =
       config.d_qk == 64 && !(problem.without & static_cast<u32>(Optimisation::kPingPong));
-  add_options(config, problem);
+  add_score_options(config, problem);
   config.q_register_dims = dq_register_dims(problem);
   return config;
 }
 
-std::vector<BackwardConfig> sm90_backward_configs(const Problem& problem) {
-  BackwardConfig config;
+std::vector<BackwardSm90Config> sm90_backward_configs(const Problem& problem) {
+  BackwardSm90Config config;
   config.dtype = problem.dtype;
   config.dims = tile_dims(problem);
-  config.q_rows = config.dims == 64 && !has_options(problem) ? 128 : 64;
-  add_options(config, problem);
+  config.q_rows = config.dims == 64 && !maps_pairs(problem) ? 128 : 64;
+  add_score_options(config, problem);
   config.mask = mask_kind(problem.mask);
   config.has_stats = problem.has(Array::kStats);
   config.sequences = reads_sequences(problem);
@@ -163,17 +164,17 @@ std::vector<BackwardConfig> sm90_backward_configs(const Problem& problem) {
   config.dk = problem.has(Array::kDK);
   config.dv = problem.has(Array::kDV);
   const auto has = [&](Optimisation each) { return !(problem.without & static_cast<u32>(each)); };
-  // Under a mask, with dQ, turns are 1 % slower; without one up to 5 % faster.
-  const bool is_even = config.mask == MaskKind::kLength || !config.dq;
-  config.take_turns = has(Optimisation::kPingPong) && is_even;
+  // Under a mask, with dQ, dq_semaphore are 1 % slower; without one up to 5 % faster.
+  const bool is_even = config.mask == MaskKind::kNone || !config.dq;
+  config.ping_pong = has(Optimisation::kPingPong) && is_even;
   config.early_dv = has(Optimisation::kOverlap);
   config.register_dims = config.dq && config.dims == 128 ? kKeyRegisterDims : 0;
-  config.ordered = config.dq && wants_order(problem);
-  config.spread = has(Optimisation::kBlockOrder) && !config.ordered;
+  config.deterministic = config.dq && wants_order(problem);
+  config.staggered = has(Optimisation::kBlockOrder) && !config.deterministic;
   if (config.divides_products()) {
     config.register_dims = kDividedRegisterDims;
-    config.take_turns = false;  // 4 to 10 % slower with
-    config.early_dv = true;     // looked at elsewhere only
+    config.ping_pong = false;  // 4 to 10 % slower with
+    config.early_dv = true;    // looked at elsewhere only
   }
   if (!config.dq && !config.dk && !config.dv) return {};
   return {config};
@@ -183,8 +184,8 @@ u32 sm90_backward_switches(const Problem& problem) {
   Problem each = problem;
   each.without = 0;
   const bool has_dq_kernel = sm90_separate_dq(each);
-  const AttentionConfig whole_dq = sm90_dq_config(each);
-  const std::vector<BackwardConfig> whole = sm90_backward_configs(each);
+  const ForwardSm90Config whole_dq = sm90_dq_config(each);
+  const std::vector<BackwardSm90Config> whole = sm90_backward_configs(each);
   u32 switches = 0;
   for (u32 bit = 1; bit <= kAllOptimisations; bit *= 2) {
     each.without = bit;
@@ -197,27 +198,27 @@ u32 sm90_backward_switches(const Problem& problem) {
 bool sm90_hides_pairs(const Problem& problem) {
   const bool by_pairs =
       problem.has(Array::kBias) || problem.has(Array::kMask) || problem.has(Array::kQIds);
-  return mask_kind(problem.mask) != MaskKind::kLength || by_pairs;
+  return mask_kind(problem.mask) != MaskKind::kNone || by_pairs;
 }
 
-BackwardPrepareConfig sm90_prepare_config(const Problem& problem) {
-  BackwardPrepareConfig config;
+BackwardPreprocessConfig sm90_preprocess_config(const Problem& problem) {
+  BackwardPreprocessConfig config;
   config.dtype = problem.dtype;
   config.dims = problem.dim_v <= 64 ? 64 : problem.dim_v <= 128 ? 128 : 256;
   config.has_stats = problem.has(Array::kStats);
   config.sequences = reads_sequences(problem);
   config.sinks = problem.has(Array::kSinks);
-  config.documents = sm90_has_visits(problem);
+  config.documents = sm90_has_document_blocks(problem);
   return config;
 }
 
-bool sm90_has_visits(const Problem& problem) {
+bool sm90_has_document_blocks(const Problem& problem) {
   return problem.has(Array::kQIds) && (problem.has(Array::kDK) || problem.has(Array::kDV));
 }
 
 GpuNeeds sm90_backward_needs(const Problem& problem, const Gpu& gpu) {
   GpuNeeds needs;
-  const std::vector<BackwardConfig> configs = sm90_backward_configs(problem);
+  const std::vector<BackwardSm90Config> configs = sm90_backward_configs(problem);
   needs.tile = configs.empty() ? Tile{128, sm90_dq_config(problem).kv_rows}
                                : Tile{configs[0].q_rows, configs[0].kv_rows()};
   needs.workspace_bytes = static_cast<size_t>(sm90_backward_plan(problem, gpu).workspace_bytes);

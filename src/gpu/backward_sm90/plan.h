@@ -19,21 +19,21 @@ GpuNeeds sm90_backward_needs(const Problem& problem, const Gpu& gpu);
 // Whether dQ has a kernel of its own, backward_dq_sm90: seven products of a pair of tiles instead
 // of five (eight above 128 dims), but nothing is added in global memory.
 bool sm90_separate_dq(const Problem& problem);
-AttentionConfig sm90_dq_config(const Problem& problem);
+ForwardSm90Config sm90_dq_config(const Problem& problem);
 
 // The optimisations that its kernels can be made without.
 u32 sm90_backward_switches(const Problem& problem);
 
 // The launches of backward_sm90: one, or one for each of dK and dV above 128 dims.
-std::vector<BackwardConfig> sm90_backward_configs(const Problem& problem);
+std::vector<BackwardSm90Config> sm90_backward_configs(const Problem& problem);
 
 // Whether the mask hides pairs inside of blocks, so that a careful pass stands behind.
 bool sm90_hides_pairs(const Problem& problem);
 
-// Whether documents leave out blocks of queries (BackwardVisit).
-bool sm90_has_visits(const Problem& problem);
+// Whether documents leave out blocks of queries (DocumentBlocks).
+bool sm90_has_document_blocks(const Problem& problem);
 
-BackwardPrepareConfig sm90_prepare_config(const Problem& problem);
+BackwardPreprocessConfig sm90_preprocess_config(const Problem& problem);
 
 // What a kernel may spill: the loaders, a thread each, and the warps beside them keep their walks
 // in 24 registers. The consumers' loop over full blocks loads at most one spilled word
@@ -48,18 +48,18 @@ inline constexpr size_t kSm90DividedSpillBytes = 2304;
 inline constexpr size_t kSm90DqSpillBytes = 1024;
 
 // Counts and the order of a run, and where its parts of the workspace begin, in bytes. Counters: an
-// item counter for each launch, at most kLaunches; done and freed (line); spoiled (1 + line).
+// item counter for each launch, at most kLaunches; done and freed (line); nonfinite (1 + line).
 struct Sm90BackwardPlan {
   static constexpr i64 kLaunches = 2;
 
   BackwardSchedule schedule;
-  i64 num_lines;
+  i64 num_batch_kv_heads;
   i64 kv_rows;  // of a block of keys
   i64 num_kv_blocks;
-  i64 num_finish_blocks;
-  i64 rows_of_head;  // of what is kept per query row
-  i64 num_rows;      // of all heads
-  i64 num_split;     // items, as in BackwardParams
+  i64 num_conversion_blocks;
+  i64 padded_rows_per_head;  // of what is kept per query row
+  i64 num_rows;              // of all heads
+  i64 num_split;             // items, as in BackwardParams
   i64 num_parts = 1;
   i64 part_bytes;    // of the sums of one part of each
   i64 zeroed_bytes;  // sums of dQ and counters
@@ -67,15 +67,15 @@ struct Sm90BackwardPlan {
   i64 rows_at;
   i64 delta_at;
   i64 part_sums_at;
-  i64 places_at;         // of the blocks of keys of sequences that differ
+  i64 key_blocks_at;     // of the blocks of keys of sequences that differ
   i64 num_key_ranges;    // blocks of keys whose documents backward_dq_sm90 asks for
-  i64 num_query_ranges;  // blocks of queries whose documents backward_prepare_sm90 asks for
+  i64 num_query_ranges;  // blocks of queries whose documents backward_preprocess_sm90 asks for
   i64 key_ranges_at;
   i64 query_ranges_at;
-  i64 visits_at;
+  i64 document_blocks_at;
   i64 workspace_bytes;
 
-  i64 num_items() const { return num_lines * num_kv_blocks; }
+  i64 num_tiles() const { return num_batch_kv_heads * num_kv_blocks; }
 };
 Sm90BackwardPlan sm90_backward_plan(const Problem& problem, const Gpu& gpu);
 

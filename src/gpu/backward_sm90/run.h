@@ -20,8 +20,9 @@ std::vector<KernelLaunch> sm90_backward_launches(const Problem& problem, const G
 void sm90_backward_run(const Call& call);
 
 // What the kernels get, everything but the tensor maps; the workspace is as the plan says.
-BackwardPrepareParams sm90_prepare_params(const Problem& problem, const Sm90BackwardPlan& plan,
-                                          char* workspace, u32* faults);
+BackwardPreprocessParams sm90_preprocess_params(const Problem& problem,
+                                                const Sm90BackwardPlan& plan, char* workspace,
+                                                u32* faults);
 BackwardParams sm90_backward_params(const Problem& problem, const Sm90BackwardPlan& plan,
                                     char* workspace);
 BackwardDqParams sm90_dq_params(const Problem& problem, const Gpu& gpu,

@@ -11,11 +11,12 @@ namespace fulmen {
 
 inline i64 rows_up(i64 rows, i64 unit) { return ceil_div(rows, unit) * unit; }
 
-// Rows of a head of what is kept per query row: every sequence begins at a multiple of kFinishRows.
-inline i64 rows_of_head(const Problem& problem) {
-  if (!problem.packed) return rows_up(problem.q_rows, BackwardConfig::kFinishRows);
-  return rows_up(problem.q_rows, BackwardConfig::kFinishRows) +
-         (problem.num_sequences + 1) * BackwardConfig::kFinishRows;
+// Rows of a head of what is kept per query row: every sequence begins at a multiple of
+// kConversionRows.
+inline i64 padded_rows_per_head(const Problem& problem) {
+  if (!problem.packed) return rows_up(problem.q_rows, BackwardSm90Config::kConversionRows);
+  return rows_up(problem.q_rows, BackwardSm90Config::kConversionRows) +
+         (problem.num_sequences + 1) * BackwardSm90Config::kConversionRows;
 }
 
 // Dims of a tile: smaller head dimensions are filled up with zeros.

@@ -13,10 +13,10 @@
 
 namespace fulmen::gpu {
 
-KernelSpec sm90_prepare_spec(const BackwardPrepareConfig& config);
-KernelSpec sm90_backward_spec(const BackwardConfig& config);
-KernelSpec sm90_dq_spec(const AttentionConfig& config);
-KernelSpec sm90_careful_spec(const BackwardCarefulConfig& config);
+KernelSpec sm90_preprocess_spec(const BackwardPreprocessConfig& config);
+KernelSpec sm90_backward_spec(const BackwardSm90Config& config);
+KernelSpec sm90_dq_spec(const ForwardSm90Config& config);
+KernelSpec sm90_fallback_spec(const BackwardFallbackConfig& config);
 
 // Kernels that CI compiles for Hopper: every config that plans choose, in groups.
 std::vector<std::vector<KernelSpec>> sm90_backward_specs();

@@ -20,13 +20,13 @@ constexpr i64 kMaxCount = 0x7fffffff;
 
 i32 product_width(i64 dim) {
   i32 width = 64;
-  while (width < dim || !AttentionConfig::is_product_width(width)) width += 16;
+  while (width < dim || !ForwardSm90Config::is_product_width(width)) width += 16;
   return width;
 }
 
 // Heads of one key head whose queries fit a tile of 64 rows together: their keys and values are
 // read once for all of them.
-i32 heads_per_tile(const Problem& problem, const AttentionConfig& config) {
+i32 heads_per_tile(const Problem& problem, const ForwardSm90Config& config) {
   if (problem.batch_invariant || config.split_dims || config.alibi || config.has_pair_terms() ||
       config.dropout) {
     return 1;
@@ -39,8 +39,8 @@ i32 heads_per_tile(const Problem& problem, const AttentionConfig& config) {
 }
 
 // What the problem asks of any tile.
-AttentionConfig options_of(const Problem& problem) {
-  AttentionConfig config;
+ForwardSm90Config options_of(const Problem& problem) {
+  ForwardSm90Config config;
   config.dtype = problem.dtype;
   config.d_qk = static_cast<i32>(16 * ceil_div(problem.dim_qk, 16));
   config.split_dims = max(problem.dim_qk, problem.dim_v) > 256;
@@ -72,7 +72,7 @@ AttentionConfig options_of(const Problem& problem) {
   return config;
 }
 
-void leave_out(AttentionConfig& config, const Problem& problem) {
+void leave_out(ForwardSm90Config& config, const Problem& problem) {
   const auto keeps = [&problem](Optimisation each) { return !leaves_out(problem, each); };
   if (!keeps(Optimisation::kPipeline)) config.stages = 1;
   if (!keeps(Optimisation::kLazyRescale)) config.shift_rule = ShiftRule::kEveryBlock;
@@ -125,7 +125,7 @@ std::string sm90_forward_refusal(const Problem& problem, const Gpu& gpu) {
   }
   const DType o = problem.arrays[Array::kO].dtype;
   if (o != problem.dtype && o != DType::kFloat32) return sentence("does not write ", name(o));
-  const AttentionConfig config = sm90_forward_config(problem);
+  const ForwardSm90Config config = sm90_forward_config(problem);
   if (problem.tile.given() && !config.valid()) {
     return sentence("a tile of ", config.q_rows(), " x ", config.kv_rows, " with ", config.stages,
                     " stages and ", config.num_q_slots(), " slots of Q, ", config.shared_bytes(),
@@ -137,8 +137,8 @@ std::string sm90_forward_refusal(const Problem& problem, const Gpu& gpu) {
   return "";
 }
 
-AttentionConfig sm90_forward_config(const Problem& problem) {
-  AttentionConfig config = options_of(problem);
+ForwardSm90Config sm90_forward_config(const Problem& problem) {
+  ForwardSm90Config config = options_of(problem);
   set_sm90_forward_tile(config, problem);
   leave_out(config, problem);
   return config;
@@ -148,7 +148,7 @@ AttentionConfig sm90_forward_config(const Problem& problem) {
 u32 sm90_forward_switches(const Problem& problem) {
   Problem each = problem;
   each.without = 0;
-  const AttentionConfig whole = sm90_forward_config(each);
+  const ForwardSm90Config whole = sm90_forward_config(each);
   u32 switches = 0;
   for (u32 bit = 1; bit <= kAllOptimisations; bit *= 2) {
     each.without = bit;
@@ -158,7 +158,7 @@ u32 sm90_forward_switches(const Problem& problem) {
 }
 
 GpuNeeds sm90_forward_needs(const Problem& problem, const Gpu& gpu) {
-  const AttentionConfig config = sm90_forward_config(problem);
+  const ForwardSm90Config config = sm90_forward_config(problem);
   GpuNeeds needs;
   needs.tile = {config.q_rows(), config.kv_rows};
   if (sm90_counts_blocks(problem, gpu, config)) {
@@ -172,11 +172,11 @@ GpuNeeds sm90_forward_needs(const Problem& problem, const Gpu& gpu) {
   return needs;
 }
 
-bool sm90_counts_blocks(const Problem& problem, const Gpu& gpu, const AttentionConfig& config) {
+bool sm90_counts_blocks(const Problem& problem, const Gpu& gpu, const ForwardSm90Config& config) {
   return sm90_max_q_blocks(problem, config) > gpu.num_multiprocessors;
 }
 
-size_t sm90_num_key_ranges(const Problem& problem, const AttentionConfig& config) {
+size_t sm90_num_key_ranges(const Problem& problem, const ForwardSm90Config& config) {
   return static_cast<size_t>(
       num_key_ranges(problem.kv_rows, problem.num_sequences, problem.packed, config.kv_rows));
 }
@@ -184,7 +184,7 @@ size_t sm90_num_key_ranges(const Problem& problem, const AttentionConfig& config
 i32 sm90_heads_per_group(const Problem& problem, const Gpu& gpu) {
   const i32 chosen = problem.tile.heads_per_group;
   if (chosen != TileChoice::kOfTable) return chosen;
-  const bool masked = mask_kind(problem.mask) != MaskKind::kLength;
+  const bool masked = mask_kind(problem.mask) != MaskKind::kNone;
   if (!masked && !reads_sequences(problem) && problem.max_kv > kShortRows) return 1;
   const i64 rows = problem.packed || !reads_sequences(problem)
                        ? problem.kv_rows
@@ -202,7 +202,7 @@ i32 sm90_heads_per_group(const Problem& problem, const Gpu& gpu) {
   return static_cast<i32>(ceil_div(heads, ceil_div(heads, most)));
 }
 
-i64 sm90_max_q_blocks(const Problem& problem, const AttentionConfig& config) {
+i64 sm90_max_q_blocks(const Problem& problem, const ForwardSm90Config& config) {
   if (problem.q_rows == 0) return 0;  // also when packed: nothing is launched
   const i64 rows = config.q_rows();
   const i64 of_a_head = problem.packed ? problem.q_rows / rows + problem.num_sequences

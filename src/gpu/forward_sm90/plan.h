@@ -20,19 +20,19 @@ std::string sm90_layout_refusal(const Problem& problem, Array array);
 
 // Whether blocks of queries are dealt out by a counter at the workspace's begin: not where the
 // multiprocessors take all of them at once.
-bool sm90_counts_blocks(const Problem& problem, const Gpu& gpu, const AttentionConfig& config);
+bool sm90_counts_blocks(const Problem& problem, const Gpu& gpu, const ForwardSm90Config& config);
 
 // Where in the workspace the documents of each block of keys lie, and how many of them.
 inline constexpr size_t kKeyRangesOffset = 16;
-size_t sm90_num_key_ranges(const Problem& problem, const AttentionConfig& config);
+size_t sm90_num_key_ranges(const Problem& problem, const ForwardSm90Config& config);
 
 // Called only where nothing is refused.
-AttentionConfig sm90_forward_config(const Problem& problem);
+ForwardSm90Config sm90_forward_config(const Problem& problem);
 
 // Heads whose query blocks are handed out together, so that their keys and values stay in the L2.
 i32 sm90_heads_per_group(const Problem& problem, const Gpu& gpu);
 
 // Query blocks of a run at most, over all heads and sequences.
-i64 sm90_max_q_blocks(const Problem& problem, const AttentionConfig& config);
+i64 sm90_max_q_blocks(const Problem& problem, const ForwardSm90Config& config);
 
 }  // namespace fulmen

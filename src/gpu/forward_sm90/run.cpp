@@ -16,7 +16,7 @@ constexpr double kLog2OfE = 1.4426950408889634;
 
 }  // namespace
 
-ForwardBoxes sm90_forward_boxes(const Arrays& arrays, const AttentionConfig& config) {
+ForwardBoxes sm90_forward_boxes(const Arrays& arrays, const ForwardSm90Config& config) {
   ForwardBoxes boxes{tensor_box(arrays[Array::kQ], config.tile_rows()),
                      tensor_box(arrays[Array::kK], config.kv_rows),
                      tensor_box(arrays[Array::kV], config.kv_rows),
@@ -27,7 +27,7 @@ ForwardBoxes sm90_forward_boxes(const Arrays& arrays, const AttentionConfig& con
 }
 
 ForwardParams sm90_forward_params(const Problem& problem, const Gpu& gpu,
-                                  const AttentionConfig& config, u32* next_block, u32* faults) {
+                                  const ForwardSm90Config& config, u32* next_block, u32* faults) {
   const auto length = [](i64 rows) { return static_cast<i32>(rows); };
   const i64 shift =
       problem.alignment == Alignment::kBottomRight ? problem.kv_rows - problem.q_rows : 0;
@@ -53,7 +53,7 @@ ForwardParams sm90_forward_params(const Problem& problem, const Gpu& gpu,
 }
 
 std::vector<KernelLaunch> sm90_forward_launches(const Problem& problem, const Gpu& gpu) {
-  const AttentionConfig config = sm90_forward_config(problem);
+  const ForwardSm90Config config = sm90_forward_config(problem);
   KernelLaunch launch{sm90_forward_spec(config)};
   launch.num_blocks = min<i64>(sm90_max_q_blocks(problem, config), gpu.num_multiprocessors);
   launch.overlap_previous = true;  // as far as it sets up its barriers
@@ -67,7 +67,7 @@ std::vector<KernelLaunch> sm90_forward_launches(const Problem& problem, const Gp
 void sm90_forward_run(const Call& call) {
   if (call.kernels.back().shape.num_blocks == 0) return;
   const Problem& problem = call.problem;
-  const AttentionConfig config = sm90_forward_config(problem);
+  const ForwardSm90Config config = sm90_forward_config(problem);
   const ForwardBoxes boxes = sm90_forward_boxes(problem.arrays, config);
   ForwardArguments arguments{};
   encode(call.driver, boxes.q, arguments.maps.q);

@@ -19,11 +19,11 @@ void sm90_forward_run(const Call& call);
 
 // Everything but the tensor maps. next_block: one word of the workspace.
 ForwardParams sm90_forward_params(const Problem& problem, const Gpu& gpu,
-                                  const AttentionConfig& config, u32* next_block, u32* faults);
+                                  const ForwardSm90Config& config, u32* next_block, u32* faults);
 
 struct ForwardBoxes {
   TensorBox q, k, v, o;
 };
-ForwardBoxes sm90_forward_boxes(const Arrays& arrays, const AttentionConfig& config);
+ForwardBoxes sm90_forward_boxes(const Arrays& arrays, const ForwardSm90Config& config);
 
 }  // namespace fulmen::gpu

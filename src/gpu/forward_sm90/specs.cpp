@@ -13,7 +13,7 @@
 namespace fulmen::gpu {
 namespace {
 
-std::vector<ConfigField> fields_of(const AttentionConfig& config) {
+std::vector<ConfigField> fields_of(const ForwardSm90Config& config) {
   return {FULMEN_FIELD(dtype),
           FULMEN_FIELD(d_qk),
           FULMEN_FIELD(d_v),
@@ -50,8 +50,8 @@ std::vector<ConfigField> fields_of(const AttentionConfig& config) {
 }
 
 // The kernel's name among those that plans choose.
-std::string distinction(const AttentionConfig& config) {
-  constexpr const char* kMasks[] = {"", "_upper", "_both"};
+std::string distinction(const ForwardSm90Config& config) {
+  constexpr const char* kMasks[] = {"", "_right", "_left", "_both"};
   return sentence(
       name(config.dtype), "_d", config.d_qk, "_", config.d_v, "_", 64 * config.q_tiles(), "x",
       config.kv_rows, config.heads_per_tile == 1 ? "" : sentence("_heads", config.heads_per_tile),
@@ -69,7 +69,7 @@ std::string distinction(const AttentionConfig& config) {
 // columns (neither timed; sm80 is what is left).
 // Without options nothing may spill. Beyond d 256 up to 88 and 168 bytes; not timed with them, but
 // without them that kernel is 5 times as fast as sm80 (2026-11-28).
-std::size_t spill_allowance(const AttentionConfig& config) {
+std::size_t spill_allowance(const ForwardSm90Config& config) {
   if (config.has_pair_terms() && (config.split_dims || config.d_v > 192)) return 224;
   if (config.has_pair_terms()) return config.documents ? 192 : 128;
   if (config.mask == MaskKind::kBoth) return config.split_dims ? 96 : 48;
@@ -79,10 +79,10 @@ std::size_t spill_allowance(const AttentionConfig& config) {
 
 }  // namespace
 
-KernelSpec sm90_forward_spec(const AttentionConfig& config) {
+KernelSpec sm90_forward_spec(const ForwardSm90Config& config) {
   KernelSpec spec =
       spec_of("forward_sm90", "forward_sm90", distinction(config),
-              FULMEN_KERNEL_TYPES(AttentionConfig, ForwardArguments), fields_of(config));
+              FULMEN_KERNEL_TYPES(ForwardSm90Config, ForwardArguments), fields_of(config));
   spec.num_threads = config.threads();
   spec.shared_bytes = static_cast<std::size_t>(config.shared_bytes());
   spec.shared_bytes_text = "kConfig.shared_bytes()";
@@ -91,11 +91,11 @@ KernelSpec sm90_forward_spec(const AttentionConfig& config) {
   return spec;
 }
 
-KernelSpec sm90_key_ranges_spec(const AttentionConfig& config) {
-  const AttentionConfig needed{.kv_rows = config.kv_rows, .sequences = config.sequences};
+KernelSpec sm90_key_ranges_spec(const ForwardSm90Config& config) {
+  const ForwardSm90Config needed{.kv_rows = config.kv_rows, .sequences = config.sequences};
   KernelSpec spec = spec_of(
       "forward_sm90", "document_ranges_sm90", sentence(config.kv_rows, FULMEN_SUFFIX(sequences)),
-      FULMEN_KERNEL_TYPES(AttentionConfig, ForwardArguments), fields_of(needed));
+      FULMEN_KERNEL_TYPES(ForwardSm90Config, ForwardArguments), fields_of(needed));
   spec.include = "kernels/common/documents_sm90.cuh";
   spec.num_threads = kKeyRangeThreads;
   return spec;

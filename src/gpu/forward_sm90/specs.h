@@ -12,10 +12,10 @@
 
 namespace fulmen::gpu {
 
-KernelSpec sm90_forward_spec(const AttentionConfig& config);
+KernelSpec sm90_forward_spec(const ForwardSm90Config& config);
 
 // The kernel before it that finds the documents of each block of keys.
-KernelSpec sm90_key_ranges_spec(const AttentionConfig& config);
+KernelSpec sm90_key_ranges_spec(const ForwardSm90Config& config);
 
 // Kernels that CI compiles for Hopper: every config that plans choose, in groups.
 std::vector<std::vector<KernelSpec>> sm90_forward_specs();

@@ -13,6 +13,6 @@ namespace fulmen {
 inline constexpr i64 kShortRows = 1024;  // lengths up to this take the configs with a quick start
 
 // Fills in the tile of a config that has its options.
-void set_sm90_forward_tile(AttentionConfig& config, const Problem& problem);
+void set_sm90_forward_tile(ForwardSm90Config& config, const Problem& problem);
 
 }  // namespace fulmen

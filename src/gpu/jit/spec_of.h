@@ -55,7 +55,7 @@ constexpr std::string_view argument(std::string_view function, std::string_view 
 }
 
 template <auto kValue>
-constexpr std::string_view enumerator() {  // "fulmen::MaskKind::kUpper"
+constexpr std::string_view enumerator() {  // "fulmen::MaskKind::kRight"
   return argument(__PRETTY_FUNCTION__, "kValue = ");
 }
 

@@ -1,9 +1,10 @@
 // SPDX-FileCopyrightText: fulmen contributors
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a consumer warpgroup of backward_sm90 has and does apart from the order of its products: its
-// place in the rings of tiles, its turn at the tensor cores, and the steps from S^T and dP^T to P^T
-// and dS^T of its 64 keys.
+// What a consumer warpgroup of backward_sm90 holds apart from the order of its products: the five
+// matrix products as batches of wgmma, its pipeline states and named barriers, and the steps from
+// S^T and dP^T to P^T and dS^T of its 64 keys, which lie in its registers in the layout in which
+// P^T and dS^T are left operands again.
 #pragma once
 
 #include "kernels/backward_sm90/config.h"
@@ -20,24 +21,24 @@
 
 namespace fulmen {
 
-template <BackwardConfig kConfig>
+template <BackwardSm90Config kConfig>
 using BackwardScores = float[kConfig.q_rows / 2];  // S^T, P^T, dP^T: 64 keys by q_rows
-template <BackwardConfig kConfig>
+template <BackwardSm90Config kConfig>
 using BackwardWeights = u32[kConfig.q_rows / 4];  // P^T, dS^T, rounded
-template <BackwardConfig kConfig>
+template <BackwardSm90Config kConfig>
 using BackwardSums = float[kConfig.dims / 2];  // dK, dV: 64 keys by dims
 // The first register_dims columns of 64 rows of K or V as left operands.
-template <BackwardConfig kConfig>
-using BackwardKeys = u32[max(kConfig.register_dims / 4, 1)];
+template <BackwardSm90Config kConfig>
+using KRegisters = u32[max(kConfig.register_dims / 4, 1)];
 
-template <BackwardConfig kConfig>
-inline void load_keys(BackwardKeys<kConfig>& rK, u32 keys) {
+template <BackwardSm90Config kConfig>
+inline void load_keys(KRegisters<kConfig>& rK, u32 keys) {
   load_left_columns<kConfig.register_dims>(rK, OperandTile<kConfig.kv_rows(), true>{keys});
 }
 
 // S^T = K Q^T or dP^T = V dO^T. rK, keys: the first columns of K or V, as many as are in registers
 // (none in a single word); the warpgroup's first row in a tile of kv_rows() rows.
-template <BackwardConfig kConfig, i32 kWords>
+template <BackwardSm90Config kConfig, i32 kWords>
 inline void issue_keys_by_queries(BackwardScores<kConfig>& S, const u32 (&rK)[kWords], u32 keys,
                                   u32 queries) {
   const u32 a = ptx::wgmma_descriptor(keys, 16);
@@ -61,7 +62,7 @@ inline void issue_keys_by_queries(BackwardScores<kConfig>& S, const u32 (&rK)[kW
 
 // dV += P^T dO or dK += dS^T Q, over queries [kBegin, kEnd) of the step; without the old value
 // unless `accumulate`.
-template <BackwardConfig kConfig, i32 kBegin = 0, i32 kEnd = kConfig.q_rows>
+template <BackwardSm90Config kConfig, i32 kBegin = 0, i32 kEnd = kConfig.q_rows>
 inline void issue_keys_by_dims(BackwardSums<kConfig>& sums, const BackwardWeights<kConfig>& W,
                                u32 queries, bool accumulate) {
   const u32 b = ptx::wgmma_descriptor(queries, kConfig.q_rows * 128);
@@ -76,7 +77,7 @@ inline void issue_keys_by_dims(BackwardSums<kConfig>& sums, const BackwardWeight
 }
 
 // This warpgroup's part of dQ = dS K: its 64 rows, or its half of the columns.
-template <BackwardConfig kConfig>
+template <BackwardSm90Config kConfig>
 inline void issue_queries_by_dims(float (&dQ)[kConfig.dq_floats()], u32 ds, u32 k, u32 warpgroup) {
   static_assert(kConfig.dims == (kConfig.dq_by_rows() ? 64 : 128));
   const u32 a = ptx::wgmma_descriptor(ds + (kConfig.dq_by_rows() ? warpgroup * 64 * 128 : 0), 16);
@@ -92,7 +93,7 @@ inline void issue_queries_by_dims(float (&dQ)[kConfig.dq_floats()], u32 ds, u32 
 }
 
 // dS^T of a warpgroup becomes its 64 columns of dS in shared memory.
-template <BackwardConfig kConfig>
+template <BackwardSm90Config kConfig>
 inline void store_ds(const BackwardWeights<kConfig>& dS, u32 ds, u32 warpgroup) {
   const u32 thread = ptx::thread_index() % 128;
   const u32 lane = thread % 32;
@@ -107,50 +108,50 @@ inline void store_ds(const BackwardWeights<kConfig>& dS, u32 ds, u32 warpgroup) 
   }
 }
 
-template <BackwardConfig kConfig>
+template <BackwardSm90Config kConfig>
 struct BackwardWarpgroup {
-  using Shared = BackwardShared<kConfig>;
+  using Shared = BackwardStorage<kConfig>;
   using Scores = BackwardScores<kConfig>;
   using Weights = BackwardWeights<kConfig>;
   using Sums = BackwardSums<kConfig>;
-  // What options know of the pairs of a step: slopes of the cap; bit i: dropout keeps pair i.
+  // Of the pairs of a step: slopes of the cap; bit i: dropout keeps pair i.
   struct Pairs {
     float slopes[kConfig.softcap ? kConfig.q_rows / 2 : 1];
     u32 kept;
   };
   static constexpr i32 kFloats = kConfig.q_rows / 2;
-  static constexpr u32 kOutBarrier = 1;   // and 2, one each
-  static constexpr u32 kTurnBarrier = 3;  // and 4, one each
+  static constexpr u32 kWarpgroupBarrier = 1;  // and 2, one each
+  static constexpr u32 kPingPongBarrier = 3;   // and 4, one each
 
   const BackwardParams& params;
   Shared shared;
   u32 warpgroup;
   u32 thread;  // 0 .. 127
-  typename Shared::StageCursor at;
-  typename Shared::DsCursor ds_at;
-  typename Shared::DOutCursor dout_at;
-  typename Shared::KvCursor kv_at;
-  typename Shared::MailCursor mail_at;
+  typename Shared::QState at;
+  typename Shared::DsState ds_at;
+  typename Shared::DOutState dout_at;
+  typename Shared::KvState kv_at;
+  typename Shared::WorkState work_at;
 
-  void take_turn() const {
-    if constexpr (kConfig.take_turns) ptx::bar_sync(kTurnBarrier + warpgroup, 256);
+  void ping_pong_wait() const {
+    if constexpr (kConfig.ping_pong) ptx::bar_sync(kPingPongBarrier + warpgroup, 256);
   }
-  void pass_turn() const {
-    if constexpr (kConfig.take_turns) ptx::bar_arrive(kTurnBarrier + 1 - warpgroup, 256);
+  void ping_pong_arrive() const {
+    if constexpr (kConfig.ping_pong) ptx::bar_arrive(kPingPongBarrier + 1 - warpgroup, 256);
   }
   // All threads of the warpgroup.
-  void meet() const { ptx::bar_sync(kOutBarrier + warpgroup, 128); }
-  // By every warp, once it has waited for the products that read the tile.
+  void sync_warpgroup() const { ptx::bar_sync(kWarpgroupBarrier + warpgroup, 128); }
+  // By every warp, after it has waited for the products that read the tile.
   template <i32 kBuffers>
-  void release(Ring<kBuffers> ring, Cursor<kBuffers> cursor) const {
-    if (thread % 32 == 0) ring.release(cursor);
+  void release(Pipeline<kBuffers> pipeline, PipelineState<kBuffers> cursor) const {
+    if (thread % 32 == 0) pipeline.consumer_release(cursor);
   }
 
-  typename Shared::DOutCursor dout_cursor() const { return Shared::dout_cursor(at, dout_at); }
+  typename Shared::DOutState dout_state() const { return Shared::dout_state(at, dout_at); }
 
-  // S^T = -inf where the mask hides it; `first` is the warpgroup's first key.
-  void hide(Scores& S, i32 first, i32 q_block) const {
-    const SequenceShape shape = kConfig.sequences ? shared.read_shape(mail_at) : params.shape;
+  // S^T = -inf where the interval mask hides the pair; `first`: the warpgroup's first key.
+  void apply_mask(Scores& S, i32 first, i32 q_block) const {
+    const SequenceShape shape = kConfig.sequences ? shared.read_shape(work_at) : params.shape;
 #pragma unroll
     for (i32 half = 0; half < 2; ++half) {
       const i32 key = first + i32(thread / 32 * 16 + thread % 32 / 4) + 8 * half;
@@ -171,13 +172,13 @@ struct BackwardWarpgroup {
     }
   }
 
-  // S^T becomes scores in units of log2 where options make more of it than scale S^T.
-  void apply_options(Scores& S, Pairs& pairs, i32 first, const BackwardStepMail& step) const {
+  // S^T = scores in units of log2, with options that are more than a positive scale.
+  void apply_options(Scores& S, Pairs& pairs, i32 first, const BackwardStepInfo& step) const {
     if constexpr (kConfig.maps_scores() || kConfig.dropout) {
-      const BackwardItem item = shared.read_item(mail_at);
+      const BackwardTile work_tile = shared.read_tile(work_at);
       const KeyTerms<kConfig> terms{params,
-                                    item,
-                                    item.line / params.heads_kv,
+                                    work_tile,
+                                    work_tile.batch_kv_head / params.heads_kv,
                                     i32(step.tile),
                                     first + i32(thread / 32 * 16 + thread % 32 / 4),
                                     step.q_block() * kConfig.q_rows + i32(thread % 4) * 2};
@@ -187,53 +188,60 @@ struct BackwardWarpgroup {
     }
   }
 
-  // Where the lse of the rows of S[i] and S[i + 1] lies, and kKeptBlock floats on their row_max.
-  u32 kept_at(i32 i) const {
+  // Address of the lse of the rows of S[i] and S[i + 1]; kLseBlock floats on: their row_max.
+  u32 lse_address(i32 i) const {
     const i32 row = i * 2;
-    return shared.rows(at) + thread % 4 * 8 + i32(kConfig.has_stats ? kept_row(row) : row) * 4;
+    return shared.lse(at) + thread % 4 * 8 + i32(kConfig.has_stats ? lse_index(row) : row) * 4;
   }
 
-  // Whether a row of a step is huge; all warps find the same.
-  bool has_huge(typename Shared::StageCursor of) const {
+  // Whether a row of a step is large; every warp reads all rows.
+  bool has_large_scores(typename Shared::QState of) const {
     if constexpr (!kConfig.has_stats) return false;
-    bool is_huge = false;
+    bool is_large = false;
 #pragma unroll
-    for (i32 block = 0; block < kConfig.q_rows; block += kKeptBlock) {
+    for (i32 block = 0; block < kConfig.q_rows; block += kLseBlock) {
       const ptx::F32x2 row_max = ptx::load_shared_f32x2(
-          shared.rows(of) + i32(kept_row(block) + kKeptBlock) * 4 + thread % 32 * 8);
-      is_huge = is_huge || row_max.word[0] != 0 || row_max.word[1] != 0;
+          shared.lse(of) + i32(lse_index(block) + kLseBlock) * 4 + thread % 32 * 8);
+      is_large = is_large || row_max.word[0] != 0 || row_max.word[1] != 0;
     }
-    return ptx::any(is_huge);
+    return ptx::any(is_large);
   }
 
-  // S^T relative to row_max in huge rows, as lse is.
-  void lower_huge(Scores& S) const {
-    if (!has_huge(at)) return;
-    const HugeScores huge(kConfig.maps_scores() ? kLn2 : params.scale);
+  // The step at `at`.
+  BackwardStepInfo read_step() const {
+    BackwardStepInfo step = shared.read_step(at);
+    if (has_large_scores(at)) step.flags |= BackwardStepInfo::kLargeScores;
+    return step;
+  }
+
+  // S^T -= row_max in large rows, whose lse is relative to it.
+  void shift_large_scores(Scores& S) const {
+    if (!has_large_scores(at)) return;
+    const LargeScores huge(kConfig.maps_scores() ? kLn2 : params.scale);
 #pragma unroll
     for (i32 i = 0; i < kFloats; i += 4) {
-      const ptx::F32x2 row_max = ptx::load_shared_f32x2(kept_at(i) + kKeptBlock * 4);
+      const ptx::F32x2 row_max = ptx::load_shared_f32x2(lse_address(i) + kLseBlock * 4);
 #pragma unroll
-      for (i32 e = 0; e < 4; ++e) S[i + e] = huge.lowered(S[i + e], row_max.word[e % 2]);
+      for (i32 e = 0; e < 4; ++e) S[i + e] = huge.shifted(S[i + e], row_max.word[e % 2]);
     }
   }
 
-  // P^T = exp(scale S^T - lse), 2^kHalvesShift times that where halves are shared.
+  // P^T = exp(scale S^T - lse); times 2^kHalvesShift with shares_halves().
   void exponentiate(Scores& S) const {
 #pragma unroll
     for (i32 i = 0; i < kFloats; i += 4) {
-      const ptx::F32x2 lse = ptx::load_shared_f32x2(kept_at(i));
+      const ptx::F32x2 lse = ptx::load_shared_f32x2(lse_address(i));
 #pragma unroll
       for (i32 e = 0; e < 4; ++e) {
         const float factor = kConfig.maps_scores() ? 1.f : params.scale_log2;
         float shift = -lse.word[e % 2];
-        if constexpr (kConfig.shares_halves()) shift += BackwardConfig::kHalvesShift;
+        if constexpr (kConfig.shares_halves()) shift += BackwardSm90Config::kHalvesShift;
         S[i + e] = ptx::exp2_in_place(ptx::fma(S[i + e], factor, shift));
       }
     }
   }
 
-  // What dropout makes of P or dP of a pair.
+  // P or dP of a pair after dropout.
   float kept(const Pairs& pairs, i32 i, float x) const {
     if constexpr (!kConfig.dropout) return x;
     return (pairs.kept >> i & 1) != 0 ? x * params.kept_scale : 0.f;
@@ -249,7 +257,7 @@ struct BackwardWarpgroup {
 
   // dS^T = P^T (dP^T - delta), through the cap, rounded
   void form_ds(Weights& dS, const Scores& P, const Scores& dP, const Pairs& pairs) const {
-    const u32 deltas = shared.delta(dout_cursor()) + thread % 4 * 8;
+    const u32 deltas = shared.delta(dout_state()) + thread % 4 * 8;
 #pragma unroll
     for (i32 i = 0; i < kFloats; i += 4) {
       const ptx::F32x2 delta = ptx::load_shared_f32x2(deltas + i * 8);
@@ -269,8 +277,8 @@ struct BackwardWarpgroup {
 
   // Where products are divided: P^T, times the cap's slope, to the other warpgroup, 16 bytes at a
   // time. The sign says what dropout drops.
-  static constexpr i32 kPerUnit = kConfig.shares_halves() ? 8 : 4;
-  u32 unit_of_p() const { return shared.ds().address(at) + thread * 16; }
+  static constexpr i32 kPairsPer16Bytes = kConfig.shares_halves() ? 8 : 4;
+  u32 address_of_p() const { return shared.ds().address(at) + thread * 16; }
   float shared_p(const Scores& P, const Pairs& pairs, i32 i) const {
     float p = P[i];
     if constexpr (kConfig.softcap) p *= pairs.slopes[i];
@@ -278,10 +286,10 @@ struct BackwardWarpgroup {
     return p;
   }
   void share_p(const Scores& P, const Pairs& pairs) const {
-    const u32 place = unit_of_p();
-    ptx::mbarrier_wait(shared.ds().empty(at), at.parity ^ 1);
+    const u32 address = address_of_p();
+    ptx::mbarrier_wait(shared.ds().empty(at), at.phase ^ 1);
 #pragma unroll
-    for (i32 i = 0; i < kFloats; i += kPerUnit) {
+    for (i32 i = 0; i < kFloats; i += kPairsPer16Bytes) {
       ptx::U32x4 x;
 #pragma unroll
       for (i32 w = 0; w < 4; ++w) {
@@ -293,30 +301,31 @@ struct BackwardWarpgroup {
           x.word[w] = __builtin_bit_cast(u32, shared_p(P, pairs, i + w));
         }
       }
-      ptx::store_shared_x4(place + i / kPerUnit * 2048, x);
+      ptx::store_shared_x4(address + i / kPairsPer16Bytes * 2048, x);
     }
     ptx::warp_sync();
     if (thread % 32 == 0) ptx::mbarrier_arrive(shared.ds().full(at));
   }
-  // Pair number `pair` of a unit.
-  static ptx::F32x2 pair_of_p(const ptx::U32x4& unit, i32 pair) {
-    if constexpr (kConfig.shares_halves()) return ptx::unpack<DType::kFloat16>(unit.word[pair]);
-    return {{__builtin_bit_cast(float, unit.word[2 * pair]),
-             __builtin_bit_cast(float, unit.word[2 * pair + 1])}};
+  // Pair number `pair` of 16 bytes.
+  static ptx::F32x2 pair_of_p(const ptx::U32x4& shared_pairs, i32 pair) {
+    if constexpr (kConfig.shares_halves())
+      return ptx::unpack<DType::kFloat16>(shared_pairs.word[pair]);
+    return {{__builtin_bit_cast(float, shared_pairs.word[2 * pair]),
+             __builtin_bit_cast(float, shared_pairs.word[2 * pair + 1])}};
   }
-  // And there: dS^T = P^T (dP^T - delta), rounded.
+  // In the other warpgroup: dS^T = P^T (dP^T - delta), rounded.
   void form_shared_ds(Weights& dS, const Scores& dP) const {
-    const u32 place = unit_of_p();
-    const u32 deltas = shared.delta(dout_cursor()) + thread % 4 * 8;
-    shared.ds().wait(at);
+    const u32 address = address_of_p();
+    const u32 deltas = shared.delta(dout_state()) + thread % 4 * 8;
+    shared.ds().consumer_wait(at);
 #pragma unroll
-    for (i32 i = 0; i < kFloats; i += kPerUnit) {
-      const ptx::U32x4 unit = ptx::load_shared_x4(place + i / kPerUnit * 2048);
+    for (i32 i = 0; i < kFloats; i += kPairsPer16Bytes) {
+      const ptx::U32x4 x16 = ptx::load_shared_x4(address + i / kPairsPer16Bytes * 2048);
 #pragma unroll
-      for (i32 pair = 0; pair < kPerUnit / 2; ++pair) {
+      for (i32 pair = 0; pair < kPairsPer16Bytes / 2; ++pair) {
         const i32 first = i + 2 * pair;
         const ptx::F32x2 delta = ptx::load_shared_f32x2(deltas + first / 4 * 32);
-        const ptx::F32x2 p = pair_of_p(unit, pair);
+        const ptx::F32x2 p = pair_of_p(x16, pair);
         float x[2];
 #pragma unroll
         for (i32 c = 0; c < 2; ++c)
@@ -336,31 +345,31 @@ struct BackwardWarpgroup {
 
   // dS^T to both warpgroups, for dQ a step later.
   void share_ds(const Weights& dS) const {
-    ptx::mbarrier_wait(shared.ds().empty(ds_at), ds_at.parity ^ 1);
+    ptx::mbarrier_wait(shared.ds().empty(ds_at), ds_at.phase ^ 1);
     store_ds<kConfig>(dS, shared.ds().address(ds_at), warpgroup);
     if constexpr (!kConfig.late_ds()) announce_ds(ds_at);
   }
-  void announce_ds(typename Shared::DsCursor of) const {
+  void announce_ds(typename Shared::DsState of) const {
     ptx::fence_proxy_async();
     ptx::warp_sync();
     if (thread % 32 == 0) ptx::mbarrier_arrive(shared.ds().full(of));
   }
 
-  // dQ = dS K of a step; then, once it is there, to the sums.
-  void issue_dq(float (&dQ)[kConfig.dq_floats()], typename Shared::DsCursor of) const {
-    shared.ds().wait(of);
+  // dQ = dS K of a step; then, when the product is done, to the sums.
+  void issue_dq(float (&dQ)[kConfig.dq_floats()], typename Shared::DsState of) const {
+    shared.ds().consumer_wait(of);
     issue_queries_by_dims<kConfig>(dQ, shared.ds().address(of), shared.k().address(kv_at),
                                    warpgroup);
   }
-  void finish_dq(const float (&dQ)[kConfig.dq_floats()], typename Shared::DsCursor of,
+  void finish_dq(const float (&dQ)[kConfig.dq_floats()], typename Shared::DsState of,
                  u32 tile) const {
     release(shared.ds(), of);
-    if constexpr (kConfig.ordered) shared.turns().wait(of);
-    float* part = dq_tile<kConfig>(params, tile) + warpgroup * DqFinish<kConfig>::kPartFloats;
+    if constexpr (kConfig.deterministic) shared.dq_semaphore().consumer_wait(of);
+    float* part = dq_tile<kConfig>(params, tile) + warpgroup * DqConverter<kConfig>::kPartFloats;
     add_dq<kConfig>(dQ, part, thread);
-    if constexpr (kConfig.ordered) {
+    if constexpr (kConfig.deterministic) {
       ptx::warp_sync();
-      release(shared.turns(), of);
+      release(shared.dq_semaphore(), of);
     }
   }
 };

@@ -1,10 +1,10 @@
 // SPDX-FileCopyrightText: fulmen contributors
 // SPDX-License-Identifier: Apache-2.0
 //
-// The way of dQ: every block of keys adds its share to float32 sums in global memory, in the order
-// of wgmma fragments, and when all blocks of keys of a line have done so the sums are scaled,
-// rounded and cleared. A line's sums are a slot; few slots are used over and over, so that they
-// stay in the L2 cache. Where sequences differ so would slots, and every row has sums of its own.
+// dQ: every block of keys adds its share to float32 sums in global memory, in the order of wgmma
+// fragments, and when all blocks of keys of a head have done so the sums are scaled, converted to
+// 16 bits and cleared. The sums of a head are a slot; few slots are used over and over, so that
+// they stay in the L2 cache. With sequences of different lengths every row has sums of its own.
 #pragma once
 
 #include "kernels/backward_sm90/scheduler.cuh"
@@ -16,33 +16,34 @@
 
 namespace fulmen {
 
-// Sums of one head of a line are tiles of q_rows * dims floats, one for each block of queries:
+// Sums of one query head are tiles of q_rows * dims floats, one for each block of queries:
 // first the part of warpgroup 0, then of warpgroup 1; in a part float4 j of thread t at 512 j + 4
-// t. Number of the first tile of a line's first head, and of tiles of a head.
-template <BackwardConfig kConfig>
-constexpr u32 first_dq_tile(const BackwardParams& params, i32 line, i32 q_begin) {
+// t. Number of the first tile of a kv head's first query head, and of tiles of a query head.
+template <BackwardSm90Config kConfig>
+constexpr u32 first_dq_tile(const BackwardParams& params, i32 batch_kv_head, i32 q_begin) {
   if constexpr (kConfig.sequences) {
-    return u32(first_kept_row<kConfig>(params, line, q_begin) / kConfig.q_rows);
+    return u32(first_padded_row<kConfig>(params, batch_kv_head, q_begin) / kConfig.q_rows);
   }
-  const u32 slot_head = u32(line % params.num_slots) * params.group_size;
+  const u32 slot_head = u32(batch_kv_head % params.num_accum_slots) * params.group_size;
   return slot_head * (params.padded_q_rows() / kConfig.q_rows);
 }
-template <BackwardConfig kConfig>
+template <BackwardSm90Config kConfig>
 constexpr u32 dq_tiles_of_head(const BackwardParams& params) {
-  return u32((kConfig.sequences ? params.rows_of_head : params.padded_q_rows()) / kConfig.q_rows);
+  return u32((kConfig.sequences ? params.padded_rows_per_head : params.padded_q_rows()) /
+             kConfig.q_rows);
 }
-template <BackwardConfig kConfig>
+template <BackwardSm90Config kConfig>
 constexpr float* dq_tile(const BackwardParams& params, u32 tile) {
-  return params.dq_sums + u64(tile) * (kConfig.q_rows * kConfig.dims);
+  return params.dq_accum + u64(tile) * (kConfig.q_rows * kConfig.dims);
 }
 
-// Whether a later line has this one's slot.
-template <BackwardConfig kConfig>
-constexpr bool is_reused(const BackwardParams& params, i32 line) {
-  return !kConfig.sequences && line + params.num_slots < params.num_lines();
+// Whether a later kv head uses the same slot.
+template <BackwardSm90Config kConfig>
+constexpr bool is_reused(const BackwardParams& params, i32 batch_kv_head) {
+  return !kConfig.sequences && batch_kv_head + params.num_accum_slots < params.num_batch_kv_heads();
 }
 
-template <BackwardConfig kConfig>
+template <BackwardSm90Config kConfig>
 inline void add_dq(const float (&dQ)[kConfig.dq_floats()], float* part, u32 thread) {
 #pragma unroll
   for (i32 j = 0; j < kConfig.dq_floats() / 4; ++j) {
@@ -51,20 +52,21 @@ inline void add_dq(const float (&dQ)[kConfig.dq_floats()], float* part, u32 thre
   }
 }
 
-// dQ = round(scale * sums) of kFinishRows rows of one head, by all consumer warps.
-template <BackwardConfig kConfig>
-struct DqFinish {
+// dQ = scale * sums, rounded, of kConversionRows rows of one head, by all consumer warps.
+template <BackwardSm90Config kConfig>
+struct DqConverter {
   static constexpr i32 kPartFloats = kConfig.q_rows * kConfig.dims / 2;
   static constexpr i32 kPairs = kPartFloats / 1024;  // of 8 columns, in a part
-  static constexpr i32 kUnits = BackwardConfig::kFinishRows * kConfig.dims / 256;  // 16 by 16
-  static constexpr i32 kSteps = kUnits / BackwardConfig::kConsumerWarps;
+  static constexpr i32 kFragments =
+      BackwardSm90Config::kConversionRows * kConfig.dims / 256;  // 16 by 16
+  static constexpr i32 kSteps = kFragments / BackwardSm90Config::kConsumerWarps;
 
   const BackwardParams& params;
   i32 warp;  // of the consumers
   i32 lane;
 
-  // Unit `step` of this warp: where it lies in the sums, and its first row and column of dQ.
-  i32 unit(i32 step) const { return step * BackwardConfig::kConsumerWarps + warp; }
+  // Fragment `step` of this warp: its offset in the sums, and its first row and column of dQ.
+  i32 fragment(i32 step) const { return step * BackwardSm90Config::kConsumerWarps + warp; }
   i32 offset(i32 u) const {
     return u / 4 / kPairs * kPartFloats + u / 4 % kPairs * 1024 + u % 4 * 128 + lane * 4;
   }
@@ -80,7 +82,7 @@ struct DqFinish {
   u32 rounded(float x, float y) const {
     return ptx::pack<kConfig.dtype>(x * params.scale, y * params.scale);
   }
-  // A unit, from its left and right 8 columns as fragments have them; a lane writes 8 of a row.
+  // A 16 by 16 fragment from its left and right 8 columns; a lane writes 8 of a row.
   void store(u16* out, i32 rows, i32 u, const float (&left)[4], const float (&right)[4]) const {
     ptx::U32x4 x{{rounded(left[0], left[1]), rounded(left[2], left[3]), rounded(right[0], right[1]),
                   rounded(right[2], right[3])}};
@@ -91,43 +93,44 @@ struct DqFinish {
     ptx::store_global_x4(out + r * params.attention.dq.strides[2] + c, x);
   }
 
-  void finish_piece(const BackwardRounding& line, i32 head, i32 block) const {
-    const bool clear = is_reused<kConfig>(params, line.line);
-    const u32 tile = first_dq_tile<kConfig>(params, line.line, line.q_begin) +
+  void convert_piece(const DqConversion& conversion, i32 head, i32 block) const {
+    const bool clear = is_reused<kConfig>(params, conversion.batch_kv_head);
+    const u32 tile = first_dq_tile<kConfig>(params, conversion.batch_kv_head, conversion.q_begin) +
                      u32(head) * dq_tiles_of_head<kConfig>(params);
-    float* sums =
-        dq_tile<kConfig>(params, tile) + i64{block} * BackwardConfig::kFinishRows * kConfig.dims;
-    const i32 q_head = line.line % params.heads_kv * params.group_size + head;
+    float* sums = dq_tile<kConfig>(params, tile) +
+                  i64{block} * BackwardSm90Config::kConversionRows * kConfig.dims;
+    const i32 q_head = conversion.batch_kv_head % params.heads_kv * params.group_size + head;
     const ArrayView& dq = params.attention.dq;
-    const i64 first_row = i64{line.q_begin} + block * BackwardConfig::kFinishRows;
+    const i64 first_row = i64{conversion.q_begin} + block * BackwardSm90Config::kConversionRows;
     u16* out = reinterpret_cast<u16*>(dq.data) +
-               dq.offset(batch_of<kConfig>(params, line.line), q_head, first_row, 0);
-    const i32 rows = line.q_len - block * BackwardConfig::kFinishRows;
+               dq.offset(batch_of<kConfig>(params, conversion.batch_kv_head), q_head, first_row, 0);
+    const i32 rows = conversion.q_len - block * BackwardSm90Config::kConversionRows;
     ptx::F32x4 left[kSteps], right[kSteps];
 #pragma unroll
     for (i32 k = 0; k < kSteps; ++k) {
-      left[k] = ptx::load_l2_x4(sums + offset(unit(k)));
-      right[k] = ptx::load_l2_x4(sums + offset(unit(k)) + 512);
+      left[k] = ptx::load_l2_x4(sums + offset(fragment(k)));
+      right[k] = ptx::load_l2_x4(sums + offset(fragment(k)) + 512);
     }
     float found = 0;
 #pragma unroll
     for (i32 k = 0; k < kSteps; ++k) {
       if constexpr (kConfig.hides_pairs()) found += probe(left[k].word) + probe(right[k].word);
-      store(out, rows, unit(k), left[k].word, right[k].word);
+      store(out, rows, fragment(k), left[k].word, right[k].word);
       if (clear) {
-        ptx::store_l2_x4(sums + offset(unit(k)), {});
-        ptx::store_l2_x4(sums + offset(unit(k)) + 512, {});
+        ptx::store_l2_x4(sums + offset(fragment(k)), {});
+        ptx::store_l2_x4(sums + offset(fragment(k)) + 512, {});
       }
     }
-    if constexpr (kConfig.hides_pairs()) report_spoiled(params.spoiled, line.line, found);
+    if constexpr (kConfig.hides_pairs())
+      mark_nonfinite(params.nonfinite, conversion.batch_kv_head, found);
   }
 
-  // Pieces of a line that is complete.
-  void run(const BackwardRounding& line) const {
+  // Pieces whose sums are complete.
+  void run(const DqConversion& conversion) const {
 #pragma unroll 1
-    for (i32 piece = line.begin; piece < line.end; ++piece) {
-      const i32 head = piece / line.blocks;
-      finish_piece(line, head, piece - head * line.blocks);
+    for (i32 piece = conversion.begin; piece < conversion.end; ++piece) {
+      const i32 head = piece / conversion.blocks;
+      convert_piece(conversion, head, piece - head * conversion.blocks);
     }
   }
 };

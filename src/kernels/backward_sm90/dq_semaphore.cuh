@@ -1,9 +1,11 @@
 // SPDX-FileCopyrightText: fulmen contributors
 // SPDX-License-Identifier: Apache-2.0
 //
-// More roles of backward_sm90: a warp that clears what is nobody's in tiles at the end of a
-// sequence, a thread that keeps sums of dQ in order, and one that tells the grid what has been
-// added to them. The last two are apart since each waits for trips to memory in every step.
+// Counters in global memory around the sums of dQ. In deterministic mode blocks of keys add to a
+// tile of dQ in one order: DqSemaphoreAcquire waits until the block before has dq_added,
+// DqSemaphoreRelease counts it after this one has. In every mode DqSemaphoreRelease counts the work
+// tiles whose dQ has arrived, which says when dQ can be converted. Two threads, since each waits
+// for memory in every step.
 #pragma once
 
 #include "kernels/backward_sm90/dq_accum.cuh"
@@ -13,81 +15,83 @@
 
 namespace fulmen {
 
-// Where sums of dQ are to have one order: how many blocks of keys have added to those of a step.
-template <BackwardConfig kConfig>
-inline u32* turns_of(const BackwardParams& params, const BackwardItem& item,
-                     const BackwardStep& step) {
-  const i64 first_row = first_kept_row<kConfig>(params, item.line, item.q_begin);
-  return params.turns + (first_row + step.head * params.rows_of_head) / kConfig.q_rows +
-         step.q_block;
+// In deterministic mode: the counter of blocks of keys that have added to dQ of a step.
+template <BackwardSm90Config kConfig>
+inline u32* dq_semaphore_of(const BackwardParams& params, const BackwardTile& work_tile,
+                            const BackwardStep& step) {
+  const i64 first_row =
+      first_padded_row<kConfig>(params, work_tile.batch_kv_head, work_tile.q_begin);
+  return params.dq_semaphore +
+         (first_row + step.head * params.padded_rows_per_head) / kConfig.q_rows + step.q_block;
 }
 
-// There a thread lets the consumers add dQ of a step when the block of keys before has added to the
-// same rows. Every block is claimed after the one before it, and walks the same way behind it.
-template <BackwardConfig kConfig>
-struct BackwardUsher {
-  using Shared = BackwardShared<kConfig>;
+// Lets the consumers add dQ of a step when the block of keys before has added to the same rows.
+// Every block is claimed after the one before it and takes the same steps behind it.
+template <BackwardSm90Config kConfig>
+struct DqSemaphoreAcquire {
+  using Shared = BackwardStorage<kConfig>;
 
   const BackwardParams& params;
   Shared shared;
-  typename Shared::DsCursor at = {};
+  typename Shared::DsState at = {};
 
-  void usher_item(const BackwardItem& item, i32 num_steps) {
-    const BackwardWalk walk = backward_walk<kConfig>(params, item);
-    BackwardStep step(walk);
+  void acquire_steps(const BackwardTile& work_tile, i32 num_steps) {
+    const QueryBlockRange range = query_block_range<kConfig>(params, work_tile);
+    BackwardStep step(range);
 #pragma unroll 1
-    for (i32 i = 0; i < num_steps; ++i, step.advance(walk)) {
-      ptx::await(turns_of<kConfig>(params, item, step),
-                 turn_of<kConfig>(params, step.q_block, item.kv_block));
-      ptx::mbarrier_wait(shared.announced(at), at.parity ^ 1);
-      ptx::mbarrier_arrive(shared.turns().full(at));
+    for (i32 i = 0; i < num_steps; ++i, step.advance(range)) {
+      ptx::await(dq_semaphore_of<kConfig>(params, work_tile, step),
+                 arrivals_before<kConfig>(params, step.q_block, work_tile.kv_block));
+      ptx::mbarrier_wait(shared.dq_released(at), at.phase ^ 1);
+      ptx::mbarrier_arrive(shared.dq_semaphore().full(at));
       at.advance();
     }
   }
 
   void run() {
-    shared.take_mail(true, [&](typename Shared::MailCursor mail_at, i32 num_steps) {
-      if (num_steps > 0) usher_item(shared.read_item(mail_at), num_steps);
+    shared.for_each_tile(true, [&](typename Shared::WorkState work_at, i32 num_steps) {
+      if (num_steps > 0) acquire_steps(shared.read_tile(work_at), num_steps);
     });
   }
 };
 
-// Tells the grid what has been added to dQ: of an item, and where sums have an order of every step.
-template <BackwardConfig kConfig>
-struct BackwardReporter {
-  using Shared = BackwardShared<kConfig>;
+// Counts in global memory what has been added to dQ: work tiles, and in deterministic mode steps.
+template <BackwardSm90Config kConfig>
+struct DqSemaphoreRelease {
+  using Shared = BackwardStorage<kConfig>;
 
   const BackwardParams& params;
   Shared shared;
-  typename Shared::DsCursor at = {};
+  typename Shared::DsState at = {};
 
-  void report_steps(const BackwardItem& item, i32 num_steps) {
-    const BackwardWalk walk = backward_walk<kConfig>(params, item);
-    BackwardStep step(walk);
+  void release_steps(const BackwardTile& work_tile, i32 num_steps) {
+    const QueryBlockRange range = query_block_range<kConfig>(params, work_tile);
+    BackwardStep step(range);
 #pragma unroll 1
-    for (i32 i = 0; i < num_steps; ++i, step.advance(walk)) {
-      u32* const turns = turns_of<kConfig>(params, item, step);
-      ptx::mbarrier_wait(shared.turns().empty(at), at.parity);
-      ptx::announce(turns);
-      ptx::mbarrier_arrive(shared.announced(at));
+    for (i32 i = 0; i < num_steps; ++i, step.advance(range)) {
+      u32* const dq_semaphore = dq_semaphore_of<kConfig>(params, work_tile, step);
+      ptx::mbarrier_wait(shared.dq_semaphore().empty(at), at.phase);
+      ptx::announce(dq_semaphore);
+      ptx::mbarrier_arrive(shared.dq_released(at));
       at.advance();
     }
   }
 
-  void report(typename Shared::MailCursor mail_at) const {
-    ptx::mbarrier_wait(shared.added(mail_at), mail_at.parity);
-    ptx::announce(params.done + shared.read_item(mail_at).line);
+  void release_tile(typename Shared::WorkState work_at) const {
+    ptx::mbarrier_wait(shared.dq_added(work_at), work_at.phase);
+    ptx::announce(params.done + shared.read_tile(work_at).batch_kv_head);
     if constexpr (!kConfig.dq) return;
-    const i32 rounded = shared.read_rounding(mail_at).line;
-    if (rounded >= 0 && is_reused<kConfig>(params, rounded)) {
-      ptx::announce(params.freed + rounded);
+    const i32 converted = shared.read_conversion(work_at).batch_kv_head;
+    if (converted >= 0 && is_reused<kConfig>(params, converted)) {
+      ptx::announce(params.freed + converted);
     }
   }
 
   void run() {
-    shared.take_mail(true, [&](typename Shared::MailCursor mail_at, i32 num_steps) {
-      if (kConfig.ordered && num_steps > 0) report_steps(shared.read_item(mail_at), num_steps);
-      if (num_steps >= 0) report(mail_at);
+    shared.for_each_tile(true, [&](typename Shared::WorkState work_at, i32 num_steps) {
+      if (kConfig.deterministic && num_steps > 0)
+        release_steps(shared.read_tile(work_at), num_steps);
+      if (num_steps >= 0) release_tile(work_at);
     });
   }
 };

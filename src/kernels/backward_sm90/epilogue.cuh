@@ -1,8 +1,11 @@
 // SPDX-FileCopyrightText: fulmen contributors
 // SPDX-License-Identifier: Apache-2.0
 //
-// The end of an item in backward_sm90: dK and dV of a warpgroup's 64 keys, scaled, rounded, to
-// global memory.
+// The epilogue of backward_sm90: dK and dV of a warpgroup's 64 keys, scaled, converted, to global
+// memory. Work loads of equal length would leave the last wave of a grid mostly idle, so those of
+// the last wave are split into parts of their queries, for as many thread blocks: all parts but the
+// last write their float32 sums of dK and dV to global memory, in the order of fragments, and the
+// last adds them to its wg. Must hold: parts are claimed in order.
 #pragma once
 
 #include "kernels/backward_sm90/consumer.cuh"
@@ -11,22 +14,22 @@
 
 namespace fulmen {
 
-template <BackwardConfig kConfig>
-struct BackwardOutput {
-  using Own = BackwardWarpgroup<kConfig>;
-  using Shared = typename Own::Shared;
-  using Sums = typename Own::Sums;
+template <BackwardSm90Config kConfig>
+struct BackwardEpilogue {
+  using Warpgroup = BackwardWarpgroup<kConfig>;
+  using Shared = typename Warpgroup::Shared;
+  using Sums = typename Warpgroup::Sums;
 
-  const Own& own;
+  const Warpgroup& wg;
 
   // dV or dK, scaled and rounded, to global memory.
-  void write_dv(Sums& dV, const BackwardItem& item) const {
+  void write_dv(Sums& dV, const BackwardTile& work_tile) const {
     if constexpr (kConfig.shares_halves()) scale(dV, kConfig.sum_scale());
-    write(dV, own.params.maps.dv, own.params.attention.dv, own.params.dim_v, item);
+    write(dV, wg.params.maps.dv, wg.params.attention.dv, wg.params.dim_v, work_tile);
   }
-  void write_dk(Sums& dK, const BackwardItem& item) const {
-    scale(dK, own.params.scale * kConfig.sum_scale());
-    write(dK, own.params.maps.dk, own.params.attention.dk, own.params.dim_qk, item);
+  void write_dk(Sums& dK, const BackwardTile& work_tile) const {
+    scale(dK, wg.params.scale * kConfig.sum_scale());
+    write(dK, wg.params.maps.dk, wg.params.attention.dk, wg.params.dim_qk, work_tile);
   }
 
  private:
@@ -35,94 +38,95 @@ struct BackwardOutput {
     for (i32 i = 0; i < kConfig.dims / 2; ++i) sums[i] *= factor;
   }
 
-  // Rows past the end are not written; the copy engine would write over the next sequence.
+  // Rows past the end are not written; TMA would write over the next sequence.
   void write(const Sums& sums, const TensorMap& map, const ArrayView& array, i32 dim,
-             const BackwardItem& item) const {
-    const i32 row = item.kv_block * kConfig.kv_rows() + kConfig.first_key(own.warpgroup);
-    if (kConfig.is_wide() || (kConfig.sequences && row + 64 > item.shape.kv_len)) {
-      write_rows(sums, array, dim, item, row);
+             const BackwardTile& work_tile) const {
+    const i32 row = work_tile.kv_block * kConfig.kv_rows() + kConfig.first_key(wg.warpgroup);
+    if (kConfig.has_large_dims() || (kConfig.sequences && row + 64 > work_tile.shape.kv_len)) {
+      write_rows(sums, array, dim, work_tile, row);
     } else {
-      copy(sums, map, item, row);
+      copy(sums, map, work_tile, row);
     }
   }
 
-  // All 64 rows, from `row` of the sequence on, by way of the warpgroup's room in shared memory.
-  void copy(const Sums& sums, const TensorMap& map, const BackwardItem& item, i32 row) const {
-    const u32 out = own.shared.out(own.warpgroup);
-    if (own.thread == 0) ptx::tma_store_wait_read();  // what was there has left
-    own.meet();
+  // All 64 rows, from `row` of the sequence on, through shared memory and TMA.
+  void copy(const Sums& sums, const TensorMap& map, const BackwardTile& work_tile, i32 row) const {
+    const u32 out = wg.shared.out(wg.warpgroup);
+    if (wg.thread == 0) ptx::tma_store_wait_read();  // the store before has read it
+    wg.sync_warpgroup();
     stage_output_tile<kConfig.dtype>(sums, out, 64 * 128);
     ptx::fence_proxy_async();
-    own.meet();
-    if (own.thread != 0) return;
-    const i32 batch = batch_of<kConfig>(own.params, item.line);
-    const i32 head = item.line % own.params.heads_kv;
+    wg.sync_warpgroup();
+    if (wg.thread != 0) return;
+    const i32 batch = batch_of<kConfig>(wg.params, work_tile.batch_kv_head);
+    const i32 head = work_tile.batch_kv_head % wg.params.heads_kv;
     for (i32 d = 0; d < kConfig.dims; d += 64) {
-      ptx::tma_store(map, out + d * 128, d, item.kv_begin + row, head, batch);
+      ptx::tma_store(map, out + d * 128, d, work_tile.kv_begin + row, head, batch);
     }
     ptx::tma_store_commit();
   }
 
-  // The same without the copy engine. Rows of nobody were cleared before.
-  void write_rows(const Sums& sums, const ArrayView& array, i32 dim, const BackwardItem& item,
+  // The same from registers. Rows that belong to no sequence were cleared by the preprocess kernel.
+  void write_rows(const Sums& sums, const ArrayView& array, i32 dim, const BackwardTile& work_tile,
                   i32 first) const {
-    const BackwardParams& params = own.params;
-    const u32 thread = own.thread;
-    const i32 batch = batch_of<kConfig>(params, item.line);
+    const BackwardParams& params = wg.params;
+    const u32 thread = wg.thread;
+    const i32 batch = batch_of<kConfig>(params, work_tile.batch_kv_head);
     u16* const out = reinterpret_cast<u16*>(array.data);
 #pragma unroll
     for (i32 half = 0; half < 2; ++half) {
       const i32 key = first + i32(thread / 32 * 16 + thread % 32 / 4) + 8 * half;
-      const i64 at = array.offset(batch, item.line % params.heads_kv, i64{item.kv_begin} + key, 0);
-      store_output_row<kConfig.dtype>(sums, half, out + at, key < item.shape.kv_len, dim);
+      const i64 at = array.offset(batch, work_tile.batch_kv_head % params.heads_kv,
+                                  i64{work_tile.kv_begin} + key, 0);
+      store_output_row<kConfig.dtype>(sums, half, out + at, key < work_tile.shape.kv_len, dim);
     }
   }
 };
 
-template <BackwardConfig kConfig>
+template <BackwardSm90Config kConfig>
 struct BackwardParts {
-  using Own = BackwardWarpgroup<kConfig>;
-  using Sums = typename Own::Sums;
+  using Warpgroup = BackwardWarpgroup<kConfig>;
+  using Sums = typename Warpgroup::Sums;
   static constexpr i32 kSumFloats = 64 * kConfig.dims;
 
-  const Own& own;
+  const Warpgroup& wg;
 
-  // Whether this warpgroup's sums are now those of the whole item.
-  bool gather(Sums& dK, Sums& dV, const BackwardItem& item) const {
-    const i32 number = split_number<kConfig>(own.params, item);
+  // Whether this warpgroup's sums are now those of the whole work tile.
+  bool gather(Sums& dK, Sums& dV, const BackwardTile& work_tile) const {
+    const i32 number = split_number<kConfig>(wg.params, work_tile);
     if (number < 0) return true;
-    const i32 others = own.params.num_parts - 1;
-    u32* const done = own.params.parts_done + 2 * number + own.warpgroup;
-    if (item.part < others) {
-      leave(dK, place(number * others + item.part, 0));
-      leave(dV, place(number * others + item.part, 1));
-      own.meet();
-      if (own.thread == 0) ptx::announce(done);
+    const i32 others = wg.params.num_parts - 1;
+    u32* const done = wg.params.parts_done + 2 * number + wg.warpgroup;
+    if (work_tile.part < others) {
+      write_sums(dK, part_sums(number * others + work_tile.part, 0));
+      write_sums(dV, part_sums(number * others + work_tile.part, 1));
+      wg.sync_warpgroup();
+      if (wg.thread == 0) ptx::announce(done);
       return false;
     }
-    if (own.thread == 0) ptx::await(done, others);
-    own.meet();
+    if (wg.thread == 0) ptx::await(done, others);
+    wg.sync_warpgroup();
 #pragma unroll 1
     for (i32 part = 0; part < others; ++part) {
-      add(dK, place(number * others + part, 0));
-      add(dV, place(number * others + part, 1));
+      add_sums(dK, part_sums(number * others + part, 0));
+      add_sums(dV, part_sums(number * others + part, 1));
     }
     return true;
   }
 
  private:
-  float* place(i32 part, i32 which) const {
-    const i64 at = (i64{part} * 2 + own.warpgroup) * 2 + which;
-    return own.params.part_sums + at * kSumFloats + own.thread * 4;
+  float* part_sums(i32 part, i32 which) const {
+    const i64 at = (i64{part} * 2 + wg.warpgroup) * 2 + which;
+    return wg.params.part_sums + at * kSumFloats + wg.thread * 4;
   }
-  void leave(const Sums& sums, float* to) const {
+  void write_sums(const Sums& sums, float* to) const {
 #pragma unroll
     for (i32 j = 0; j < kConfig.dims / 8; ++j) {
       ptx::store_l2_x4(to + j * 512,
                        {sums[4 * j], sums[4 * j + 1], sums[4 * j + 2], sums[4 * j + 3]});
     }
   }
-  void add(Sums& sums, const float* from) const {
+  void add_sums(Sums& sums, const float* from) const {
 #pragma unroll
     for (i32 j = 0; j < kConfig.dims / 8; ++j) {
       const ptx::F32x4 x = ptx::load_l2_x4(from + j * 512);

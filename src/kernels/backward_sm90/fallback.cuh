@@ -1,12 +1,11 @@
 // SPDX-FileCopyrightText: fulmen contributors
 // SPDX-License-Identifier: Apache-2.0
 //
-// The second attempt of the backward pass. Where a block of pairs is partly hidden, a product of
-// tiles multiplies the infinities and NaN of hidden pairs by 0, which makes NaN of gradients that
-// never met them; so lines whose gradients are not finite are computed here again, pair by pair,
-// and hidden pairs are left out. A warp computes one row of dQ, or of dK and dV; its lanes share
-// the dimensions. Launched after backward_sm90 with few blocks; without such a line it returns at
-// once.
+// The fallback of the backward pass. Where a block of pairs is partly hidden, a product of loads
+// multiplies the infinities and NaN of hidden pairs by 0, which makes NaN of gradients that never
+// met them; so heads whose gradients are not finite are computed here again, pair by pair, without
+// the hidden pairs. A warp computes one row of dQ, or of dK and dV; its lanes share the dimensions.
+// Launched after backward_sm90 with few blocks; without such a head it returns at once.
 #pragma once
 
 #include "kernels/backward_sm90/config.h"
@@ -16,10 +15,10 @@
 
 namespace fulmen {
 
-template <BackwardCarefulConfig kConfig>
-struct BackwardCareful {
-  static constexpr i32 kPerLane = BackwardCarefulConfig::kMaxDim / 32;
-  static constexpr i32 kWarps = BackwardCarefulConfig::kThreads / 32;
+template <BackwardFallbackConfig kConfig>
+struct BackwardFallback {
+  static constexpr i32 kPerLane = BackwardFallbackConfig::kMaxDim / 32;
+  static constexpr i32 kWarps = BackwardFallbackConfig::kThreads / 32;
   using HeadType = Head<kConfig.dtype>;
   using Row = RowGradient<kConfig.dtype>;
 
@@ -124,7 +123,7 @@ struct BackwardCareful {
     if (p.dv.present()) store(p.dv, first.kv_row(p.dv, j), p.dim_v, dV);
   }
 
-  void line(i64 index, i64 kv_head) const {
+  void batch_kv_head(i64 index, i64 kv_head) const {
     const i64 warp = i64{ptx::block_index()} * kWarps + ptx::thread_index() / 32;
     const i64 num_warps = i64{ptx::num_blocks()} * kWarps;
     const SequenceShape shape = load_sequence(p, index).shape;
@@ -141,17 +140,17 @@ struct BackwardCareful {
   }
 };
 
-template <BackwardCarefulConfig kConfig>
-inline void backward_careful(const BackwardCarefulParams& params) {
+template <BackwardFallbackConfig kConfig>
+inline void backward_fallback_sm90(const BackwardFallbackParams& params) {
   ptx::grid_dependency_wait();
-  if (params.spoiled[0] == 0) return;
+  if (params.nonfinite[0] == 0) return;
   const AttentionParams& p = params.attention;
-  const BackwardCareful<kConfig> careful{p, i64{ptx::thread_index() % 32}};
-  const i64 num_lines = p.num_sequences * p.heads_kv;
+  const BackwardFallback<kConfig> careful{p, i64{ptx::thread_index() % 32}};
+  const i64 num_batch_kv_heads = p.num_sequences * p.heads_kv;
 #pragma unroll 1
-  for (i64 line = 0; line < num_lines; ++line) {
-    if (params.spoiled[1 + line] == 0) continue;
-    careful.line(line / p.heads_kv, line % p.heads_kv);
+  for (i64 batch_kv_head = 0; batch_kv_head < num_batch_kv_heads; ++batch_kv_head) {
+    if (params.nonfinite[1 + batch_kv_head] == 0) continue;
+    careful.batch_kv_head(batch_kv_head / p.heads_kv, batch_kv_head % p.heads_kv);
   }
 }
 

@@ -1,11 +1,11 @@
 // SPDX-FileCopyrightText: fulmen contributors
 // SPDX-License-Identifier: Apache-2.0
 //
-// What backward_sm90 needs of every query row: delta = sum over dim of dO O, less dlse, and the
-// row's softmax in base 2; rows up to the next multiple of kFinishRows are filled up so that they
-// count for nothing. Also clears the sums of dQ and the counters, places sequences that differ
-// (tile/backward_places.cuh) and finds what documents hide (tile/backward_visits.cuh). Runs on any
-// GPU; a row is read by threads_per_row() neighbouring threads, 16 bytes each.
+// The preprocess kernel of the Hopper backward. For every query row: delta = sum over dim of dO O,
+// less dlse, and the row's softmax in base 2; rows up to the next multiple of kConversionRows get
+// an lse of +inf, so that their P is 0. Also clears the sums of dQ and the counters, and writes the
+// tables of sequence_schedule.cuh. Runs on any GPU; a row is read by threads_per_row() neighbouring
+// threads, 16 bytes each.
 #pragma once
 
 #include "kernels/backward_sm90/config.h"
@@ -19,37 +19,38 @@
 
 namespace fulmen {
 
-template <BackwardPrepareConfig kConfig>
-struct BackwardPrepare {
+template <BackwardPreprocessConfig kConfig>
+struct BackwardPreprocess {
   static constexpr float kInfinity = __builtin_bit_cast(float, 0x7f800000u);
   static constexpr float kLog2E = 1.44269504088896340736f;
   static constexpr i32 kRowsInFlight = kConfig.rows_in_flight();
 
   struct Row {
     u32 batch, head, row;
-    u32 index;  // in what is kept
+    u32 index;  // in lse_log2 and delta
     bool inside;
   };
 
-  const BackwardPrepareParams& params;
+  const BackwardPreprocessParams& params;
   i32 lane;  // of the row
 
-  // Row `index` of what is kept.
+  // Row `index` of lse_log2 and delta.
   Row row_at(u32 index) const {
-    const u32 line = index / u32(params.padded_q_rows);
-    const u32 row = index - line * params.padded_q_rows;
-    const u32 batch = line / u32(params.heads_q);
-    return {batch, line - batch * params.heads_q, row, index,
+    const u32 batch_kv_head = index / u32(params.padded_q_rows);
+    const u32 row = index - batch_kv_head * params.padded_q_rows;
+    const u32 batch = batch_kv_head / u32(params.heads_q);
+    return {batch, batch_kv_head - batch * params.heads_q, row, index,
             index < u32(params.num_rows) && row < u32(params.q_len)};
   }
 
-  // Where sequences differ: the last one whose padded rows begin at or before one. All lanes.
+  // The last sequence whose padded rows begin at or before `padded`. All lanes.
   i64 sequence_of(u32 batch, i64 padded) const {
     const AttentionParams& p = params.attention;
     if (!p.packed) return batch;
-    return BackwardPlacer{params, i32(ptx::thread_index()) % 32}.last_of_sequences([&](i64 index) {
-      return padded_row(true, index, load_index(p.cu_q, index * p.cu_q.strides[3])) <= padded;
-    });
+    return SequenceScheduler{params, i32(ptx::thread_index()) % 32}.last_of_sequences(
+        [&](i64 index) {
+          return padded_row(true, index, load_index(p.cu_q, index * p.cu_q.strides[3])) <= padded;
+        });
   }
 
   static float to_float(u32 bits) {
@@ -76,30 +77,30 @@ struct BackwardPrepare {
     return reinterpret_cast<const T*>(x.data) + x.offset(at.batch, at.head, at.row, dim);
   }
 
-  // What the forward pass has left of a row, in the row's first lane. Read along with O and dO, but
-  // where sequences differ: the registers would be spilled, and that is slower.
+  // lse or stats, and dlse, of a row, in the row's first lane. Read together with O and dO; with
+  // sequences after them: the registers would be spilled, and that is slower.
   static constexpr bool kReadsAhead = !kConfig.sequences;
-  struct Kept {
+  struct RowStats {
     float top;  // row_max, or lse where there are no stats
     float row_sum;
     float dlse;
   };
-  Kept kept_of(const Row& at) const {
-    Kept kept{kConfig.has_stats ? 0.f : -kInfinity, 0, 0};
-    if (lane != 0 || !at.inside) return kept;
+  RowStats row_stats_of(const Row& at) const {
+    RowStats stats{kConfig.has_stats ? 0.f : -kInfinity, 0, 0};
+    if (lane != 0 || !at.inside) return stats;
     const AttentionParams& arrays = params.attention;
     const float* from = element<float>(kConfig.has_stats ? arrays.stats : arrays.lse, at);
-    kept.top = from[0];
-    if constexpr (kConfig.has_stats) kept.row_sum = from[arrays.stats.strides[3]];
-    if (arrays.dlse.present()) kept.dlse = *element<float>(arrays.dlse, at);
-    return kept;
+    stats.top = from[0];
+    if constexpr (kConfig.has_stats) stats.row_sum = from[arrays.stats.strides[3]];
+    if (arrays.dlse.present()) stats.dlse = *element<float>(arrays.dlse, at);
+    return stats;
   }
 
-  void write(const Row& at, const Kept& kept, float delta) const {
+  void write(const Row& at, const RowStats& stats, float delta) const {
     const u32 index = at.index;
-    params.delta[index] = at.inside ? delta - kept.dlse : 0.f;
+    params.delta[index] = at.inside ? delta - stats.dlse : 0.f;
     if constexpr (kConfig.has_stats) {
-      float row_max = kept.top, row_sum = kept.row_sum;
+      float row_max = stats.top, row_sum = stats.row_sum;
       const bool sees_nothing = row_sum == 0;
       if constexpr (kConfig.sinks) {
         const float sink = sink_of(at.head);
@@ -107,18 +108,18 @@ struct BackwardPrepare {
         row_sum = row_sum * ptx::exp2((row_max - top) * kLog2E) + ptx::exp2((sink - top) * kLog2E);
         row_max = top;
       }
-      const bool is_huge = !sees_nothing && !(-kHugeScore <= row_max && row_max <= kHugeScore);
-      const float total = ptx::fma(is_huge ? 0.f : row_max, kLog2E, ptx::log2(row_sum));
-      params.rows[kept_row(index)] = sees_nothing ? kInfinity : total;
-      params.rows[kept_row(index) + kKeptBlock] = is_huge ? row_max : 0.f;
+      const bool is_large = !sees_nothing && !(-kLargeScore <= row_max && row_max <= kLargeScore);
+      const float total = ptx::fma(is_large ? 0.f : row_max, kLog2E, ptx::log2(row_sum));
+      params.lse_log2[lse_index(index)] = sees_nothing ? kInfinity : total;
+      params.lse_log2[lse_index(index) + kLseBlock] = is_large ? row_max : 0.f;
     } else {
-      float total = kept.top * kLog2E;
+      float total = stats.top * kLog2E;
       if constexpr (kConfig.sinks) {
         const float sink = sink_of(at.head) * kLog2E;
         const float top = ptx::max(total, sink);
         total = top + ptx::log2(ptx::exp2(total - top) + ptx::exp2(sink - top));
       }
-      params.rows[index] = kept.top == -kInfinity ? kInfinity : total;
+      params.lse_log2[index] = stats.top == -kInfinity ? kInfinity : total;
     }
   }
 
@@ -129,11 +130,11 @@ struct BackwardPrepare {
 
   void sum(const Row (&rows)[kRowsInFlight]) const {
     ptx::U32x4 o[kRowsInFlight], dout[kRowsInFlight];
-    Kept kept[kRowsInFlight];
+    RowStats stats[kRowsInFlight];
 #pragma unroll
     for (i32 i = 0; i < kRowsInFlight; ++i) {
       o[i] = dout[i] = {};
-      if constexpr (kReadsAhead) kept[i] = kept_of(rows[i]);
+      if constexpr (kReadsAhead) stats[i] = row_stats_of(rows[i]);
       if (!rows[i].inside || lane * 8 >= params.dim_v) continue;
       o[i] = ptx::load_global_x4(element<u16>(params.attention.o, rows[i], lane * 8));
       dout[i] = ptx::load_global_x4(element<u16>(params.attention.dout, rows[i], lane * 8));
@@ -146,7 +147,7 @@ struct BackwardPrepare {
         sum += ptx::shuffle_xor(sum, distance);
       }
       if (lane != 0 || rows[i].index >= u32(params.num_rows)) continue;
-      write(rows[i], kReadsAhead ? kept[i] : kept_of(rows[i]), sum);
+      write(rows[i], kReadsAhead ? stats[i] : row_stats_of(rows[i]), sum);
     }
   }
 
@@ -155,16 +156,16 @@ struct BackwardPrepare {
     const i64 all = i64(ptx::num_blocks()) * kConfig.kThreads;
     for (i64 i = id; i < params.num_zeros; i += all)
       ptx::store_global_x4(reinterpret_cast<u16*>(params.zeros + 4 * i), {});
-    // Neighbours are in different blocks, so that no block is long about its share.
+    // Neighbours go to different blocks, so that long sequences are spread over all.
     const u32 warp = ptx::thread_index() / 32 * ptx::num_blocks() + ptx::block_index();
     if constexpr (kConfig.documents) {
-      BackwardVisits{params, u32(id) % 32}.run(warp, u32(all) / 32, [&](i64 index) {
-        return kConfig.sequences ? BackwardPlacer{params, 0}.sequence(index)
+      FindDocumentBlocks{params, u32(id) % 32}.run(warp, u32(all) / 32, [&](i64 index) {
+        return kConfig.sequences ? SequenceScheduler{params, 0}.sequence(index)
                                  : dense_sequence(params.attention, index);
       });
     }
     if constexpr (kConfig.sequences) {
-      BackwardPlacer{params, i32(id % 32)}.run(warp, u32(all) / 32);
+      SequenceScheduler{params, i32(id % 32)}.run(warp, u32(all) / 32);
       sum_chunks(ptx::block_index(), ptx::num_blocks());
     } else {
       const u32 step = u32(all) / kConfig.threads_per_row();
@@ -178,9 +179,9 @@ struct BackwardPrepare {
     }
   }
 
-  // Where sequences differ: kFinishRows rows of a head, all of one sequence.
+  // With sequences: kConversionRows rows of a head, all of one sequence.
   struct Chunk {
-    u32 begin;  // in what is kept
+    u32 begin;  // in lse_log2 and delta
     i32 first;  // row of the sequence
     u32 head;
   };
@@ -188,9 +189,9 @@ struct BackwardPrepare {
   // The share of a thread block: chunks of all heads one after the other, so that a sequence is
   // looked up once for many.
   void sum_chunks(u32 block, u32 blocks) const {
-    constexpr u32 kRows = BackwardConfig::kFinishRows;
-    const u32 heads = u32(params.heads_q), of_head = u32(params.padded_q_rows) / kRows;
-    const u64 chunks = u32(params.num_rows) / kRows;
+    constexpr u32 kLse = BackwardSm90Config::kConversionRows;
+    const u32 heads = u32(params.heads_q), of_head = u32(params.padded_q_rows) / kLse;
+    const u64 chunks = u32(params.num_rows) / kLse;
     const u32 end = u32(chunks * (block + 1) / blocks);
     u32 known = ~0u;  // number of the chunk among those of a head, of all batch entries
     Sequence sequence{};
@@ -198,24 +199,24 @@ struct BackwardPrepare {
 #pragma unroll 1
     for (u32 i = u32(chunks * block / blocks); i < end; ++i) {
       const u32 number = i / heads, batch = number / of_head;
-      const u32 padded = (number - batch * of_head) * kRows;
+      const u32 padded = (number - batch * of_head) * kLse;
       if (number != known) {
         const i64 owner = sequence_of(batch, padded);
-        sequence = BackwardPlacer{params, 0}.sequence(owner);
+        sequence = SequenceScheduler{params, 0}.sequence(owner);
         first = i32(padded - padded_row(params.attention.packed, owner, sequence.q_begin));
         known = number;
       }
-      if (first >= sequence.shape.q_len) continue;  // nobody looks at them
+      if (first >= sequence.shape.q_len) continue;  // no kernel reads them
       const u32 head = i - number * heads;
       const u32 begin = (batch * heads + head) * u32(params.padded_q_rows) + padded;
-      clear_sums(begin / kRows);
+      clear_sums(begin / kLse);
       sum_chunk({begin, first, head}, sequence);
     }
   }
 
-  // Sums of dQ of chunk `number` of what is kept.
+  // Sums of dQ of chunk `number`.
   void clear_sums(u32 number) const {
-    const i64 floats = i64{BackwardConfig::kFinishRows} * params.sum_dims;
+    const i64 floats = i64{BackwardSm90Config::kConversionRows} * params.sum_dims;
     u16* const sums = reinterpret_cast<u16*>(params.sums + number * floats);
     for (i64 i = ptx::thread_index(); i < floats / 4; i += kConfig.kThreads) {
       ptx::store_global_x4(sums + 8 * i, {});
@@ -226,7 +227,7 @@ struct BackwardPrepare {
     constexpr u32 kStep = kConfig.kThreads / kConfig.threads_per_row();
 #pragma unroll 1
     for (u32 at = ptx::thread_index() / kConfig.threads_per_row();
-         at < u32(BackwardConfig::kFinishRows); at += kRowsInFlight * kStep) {
+         at < u32(BackwardSm90Config::kConversionRows); at += kRowsInFlight * kStep) {
       Row rows[kRowsInFlight];
 #pragma unroll
       for (i32 i = 0; i < kRowsInFlight; ++i) {
@@ -241,11 +242,11 @@ struct BackwardPrepare {
 
 // Launched with threads() threads a block, any number of blocks. The loop's trip count is the same
 // for all threads of a row but not of a warp, so num_rows is a multiple of 32.
-template <BackwardPrepareConfig kConfig>
-inline void backward_prepare_sm90(const BackwardPrepareParams& params) {
+template <BackwardPreprocessConfig kConfig>
+inline void backward_preprocess_sm90(const BackwardPreprocessParams& params) {
   ptx::grid_dependents_launch();
   if constexpr (kConfig.sequences) record_faults(params.attention, kConfig.threads());
-  BackwardPrepare<kConfig>{params, i32(ptx::thread_index()) % kConfig.threads_per_row()}.run();
+  BackwardPreprocess<kConfig>{params, i32(ptx::thread_index()) % kConfig.threads_per_row()}.run();
 }
 
 }  // namespace fulmen

@@ -1,10 +1,10 @@
 // SPDX-FileCopyrightText: fulmen contributors
 // SPDX-License-Identifier: Apache-2.0
 //
-// The loaders of backward_sm90, two threads that talk to the copy engine: one claims items, tells
-// everybody, and loads K and Q with what rows have kept; the other loads V and dO with delta. K and
-// V of an item come once, Q and dO for every step. A thread has 24 registers, and one for both took
-// longer for a step than the consumers.
+// The producers of backward_sm90, two threads that start TMA loads: one count work loads,
+// publishes them, and loads K, and Q with lse for every step; the other loads V, and dO with delta.
+// One thread with 24 registers could not do both in the time that the consumers take for a step.
+// And the warp that sets rows past a sequence's end to zero in loads that have landed.
 #pragma once
 
 #include "kernels/backward_sm90/dq_accum.cuh"
@@ -14,14 +14,15 @@
 
 namespace fulmen {
 
-// What both loaders know of an item.
-template <BackwardConfig kConfig>
-struct BackwardTiles {
+// The loads of a work tile, for both producers.
+template <BackwardSm90Config kConfig>
+struct BackwardLoads {
   const BackwardParams& params;
-  const BackwardItem& item;
-  i32 kv_head = item.line % params.heads_kv;
-  i32 batch = batch_of<kConfig>(params, item.line);
-  u32 first_kept = u32(first_kept_row<kConfig>(params, item.line, item.q_begin));
+  const BackwardTile& work_tile;
+  i32 kv_head = work_tile.batch_kv_head % params.heads_kv;
+  i32 batch = batch_of<kConfig>(params, work_tile.batch_kv_head);
+  u32 first_kept =
+      u32(first_padded_row<kConfig>(params, work_tile.batch_kv_head, work_tile.q_begin));
 
   static void load(const TensorMap& map, u32 tile, u32 full, i32 rows, i32 row, i32 head,
                    i32 batch) {
@@ -32,208 +33,213 @@ struct BackwardTiles {
   }
   // Q or dO of a step.
   void load_queries(const TensorMap& map, u32 tile, u32 full, const BackwardStep& step) const {
-    load(map, tile, full, kConfig.q_rows, item.q_begin + step.q_block * kConfig.q_rows,
+    load(map, tile, full, kConfig.q_rows, work_tile.q_begin + step.q_block * kConfig.q_rows,
          kv_head * params.group_size + step.head, batch);
   }
   // K or V.
-  i32 first_key() const { return item.kv_block * kConfig.kv_rows(); }
+  i32 first_key() const { return work_tile.kv_block * kConfig.kv_rows(); }
   void load_keys(const TensorMap& map, u32 tile, u32 full) const {
-    load(map, tile, full, kConfig.kv_rows(), item.kv_begin + first_key(), kv_head, batch);
+    load(map, tile, full, kConfig.kv_rows(), work_tile.kv_begin + first_key(), kv_head, batch);
   }
   void prefetch_keys(const TensorMap& map) const {
 #pragma unroll
     for (i32 d = 0; d < kConfig.dims; d += 64) {
-      ptx::tma_prefetch(map, d, item.kv_begin + first_key(), kv_head, batch);
+      ptx::tma_prefetch(map, d, work_tile.kv_begin + first_key(), kv_head, batch);
     }
   }
 
-  // A step's first row among those that are kept.
+  // A step's first row in lse_log2 and delta.
   u32 kept(const BackwardStep& step) const {
-    return first_kept + step.head * u32(params.rows_of_head) + step.q_block * kConfig.q_rows;
+    return first_kept + step.head * u32(params.padded_rows_per_head) +
+           step.q_block * kConfig.q_rows;
   }
 
-  // Where a tile is announced: at the cleaner's barrier if rows of nobody come with it.
+  // The barrier of a tile: that of the tail zero-fill if the tile ends past the sequence.
   static u32 landing(u32 full, u32 landed, i32 rows, i32 rows_left) {
     return kConfig.sequences && rows_left < rows ? landed : full;
   }
   u32 landing_of_queries(u32 full, u32 landed, const BackwardStep& step) const {
-    return landing(full, landed, kConfig.q_rows, item.shape.q_len - step.q_block * kConfig.q_rows);
+    return landing(full, landed, kConfig.q_rows,
+                   work_tile.shape.q_len - step.q_block * kConfig.q_rows);
   }
   u32 landing_of_keys(u32 full, u32 landed) const {
-    return landing(full, landed, kConfig.kv_rows(), item.shape.kv_len - first_key());
+    return landing(full, landed, kConfig.kv_rows(), work_tile.shape.kv_len - first_key());
   }
 };
 
-template <BackwardConfig kConfig>
-struct BackwardLoader {
-  using Shared = BackwardShared<kConfig>;
+template <BackwardSm90Config kConfig>
+struct BackwardProducer {
+  using Shared = BackwardStorage<kConfig>;
 
   const BackwardParams& params;
   Shared shared;
-  typename Shared::StageCursor at;
-  typename Shared::KvCursor kv_at;
+  typename Shared::QState at;
+  typename Shared::KvState kv_at;
 
   // Blocks of queries, `count` from `begin` on, that see all of a warpgroup's 64 keys.
   struct Full {
     i32 begin, count;
   };
-  Full full_blocks(const BackwardItem& item, u32 warpgroup) const {
-    const i32 key = item.kv_block * kConfig.kv_rows() + kConfig.first_key(warpgroup);
-    if (key + 64 > item.shape.kv_len) return {0, 0};
-    Interval full = seeing_blocks<kConfig>(params.mask, item.shape, key, 64).full;
+  Full full_blocks(const BackwardTile& work_tile, u32 warpgroup) const {
+    const i32 key = work_tile.kv_block * kConfig.kv_rows() + kConfig.first_key(warpgroup);
+    if (key + 64 > work_tile.shape.kv_len) return {0, 0};
+    Interval full = query_blocks_of_keys<kConfig>(params.mask, work_tile.shape, key, 64).full;
     if constexpr (kConfig.documents) {
-      const BackwardVisit& visit = visit_of<kConfig>(params, item);
+      const DocumentBlocks& visit = document_blocks_of<kConfig>(params, work_tile);
       full.begin = max<i64>(full.begin, visit.full_begin[warpgroup]);
       full.end = max(full.begin, min<i64>(full.end, visit.full_end[warpgroup]));
     }
     return {i32(full.begin), i32(full.size())};
   }
 
-  void load_k(const BackwardTiles<kConfig>& tiles) const {
+  void load_k(const BackwardLoads<kConfig>& loads) const {
     const auto k = shared.k();
-    const u32 full = tiles.landing_of_keys(k.full(kv_at), shared.k_landed());
-    ptx::mbarrier_wait(k.empty(kv_at), kv_at.parity ^ 1);
+    const u32 full = loads.landing_of_keys(k.full(kv_at), shared.k_landed());
+    ptx::mbarrier_wait(k.empty(kv_at), kv_at.phase ^ 1);
     ptx::mbarrier_arrive_expect(full, kConfig.k_bytes());
-    tiles.load_keys(params.maps.k, k.address(kv_at), full);
+    loads.load_keys(params.maps.k, k.address(kv_at), full);
   }
 
-  void load_item(const BackwardItem& item, const BackwardWalk& walk) {
-    const BackwardTiles<kConfig> tiles{params, item};
-    tiles.prefetch_keys(params.maps.k);  // still in use by the item before: to the L2 meanwhile
-    if (kConfig.dq && !kConfig.sequences && item.line >= params.num_slots) {
-      // its sums are clear again
-      ptx::await(params.freed + item.line - params.num_slots, params.num_kv_blocks);
+  void load_tile(const BackwardTile& work_tile, const QueryBlockRange& range) {
+    const BackwardLoads<kConfig> loads{params, work_tile};
+    loads.prefetch_keys(
+        params.maps.k);  // to the L2, while the work tile before still uses the buffer
+    if (kConfig.dq && !kConfig.sequences && work_tile.batch_kv_head >= params.num_accum_slots) {
+      // wait until the sums in its slot are cleared
+      ptx::await(params.freed + work_tile.batch_kv_head - params.num_accum_slots,
+                 params.num_kv_blocks);
     }
-    const Full full[2] = {full_blocks(item, 0), full_blocks(item, 1)};
-    const u32 first_tile = first_dq_tile<kConfig>(params, item.line, item.q_begin);
+    const Full full[2] = {full_blocks(work_tile, 0), full_blocks(work_tile, 1)};
+    const u32 first_tile =
+        first_dq_tile<kConfig>(params, work_tile.batch_kv_head, work_tile.q_begin);
     const auto q = shared.q();
-    BackwardStep step(walk);
+    BackwardStep step(range);
 #pragma unroll 1
-    for (i32 left = walk.num_steps; left > 0; --left, step.advance(walk)) {
-      const u32 q_full = tiles.landing_of_queries(q.full(at), shared.q_landed(at), step);
+    for (i32 left = range.num_steps; left > 0; --left, step.advance(range)) {
+      const u32 q_full = loads.landing_of_queries(q.full(at), shared.q_landed(at), step);
       u32 flags = step.q_block;
-      if (left == 1) flags |= BackwardStepMail::kLast;
+      if (left == 1) flags |= BackwardStepInfo::kLast;
       for (u32 w = 0; w < 2; ++w) {
         if (u32(step.q_block - full[w].begin) >= u32(full[w].count)) {
-          flags |= BackwardStepMail::kPartial << w;
+          flags |= BackwardStepInfo::kPartial << w;
         }
       }
       const u32 tile =
           kConfig.dq
               ? first_tile + u32(step.head) * dq_tiles_of_head<kConfig>(params) + u32(step.q_block)
-              : u32(tiles.kv_head * params.group_size + step.head);
-      const u32 kept = tiles.kept(step);
-      ptx::mbarrier_wait(q.empty(at), at.parity ^ 1);
+              : u32(loads.kv_head * params.group_size + step.head);
+      const u32 kept = loads.kept(step);
+      ptx::mbarrier_wait(q.empty(at), at.phase ^ 1);
       shared.write_step(at, {tile, flags});
-      ptx::mbarrier_arrive_expect(q_full, kConfig.q_bytes() + kConfig.row_bytes());
-      tiles.load_queries(params.maps.q, q.address(at), q_full, step);
-      ptx::bulk_load(shared.rows(at), params.rows + (kConfig.has_stats ? kept_row(kept) : kept),
-                     kConfig.row_bytes(), q_full);
-      if (left == walk.num_steps) load_k(tiles);
+      ptx::mbarrier_arrive_expect(q_full, kConfig.q_bytes() + kConfig.lse_bytes());
+      loads.load_queries(params.maps.q, q.address(at), q_full, step);
+      ptx::bulk_load(shared.lse(at), params.lse_log2 + (kConfig.has_stats ? lse_index(kept) : kept),
+                     kConfig.lse_bytes(), q_full);
+      if (left == range.num_steps) load_k(loads);
       at.advance();
     }
     kv_at.advance();
   }
 
-  // What claim `index` asks for; waits until the dQ to be rounded is complete.
-  BackwardMail mail_of(const BackwardClaims& claims, i32 index) const {
-    BackwardMail mail{BackwardMail::kEnd, {}, {-1, 0, 0, 1, 0, 0}};
-    if (index >= claims.all()) return mail;
-    mail.num_steps = BackwardMail::kNoItem;
-    if (index < claims.of_items()) mail.item = claimed_item<kConfig>(params, claims, index);
-    const i32 rounded = claims.rounded(index);
-    if (kConfig.dq && rounded >= 0) {
-      const BackwardItem before = backward_item<kConfig>(params, rounded);
-      ptx::await(params.done + before.line, claims_of_line<kConfig>(params, before));
-      mail.rounding = rounding_of(params, before);
+  // Work of index `index`; waits until the dQ to be converted is complete.
+  BackwardWork next_work(const BackwardTileCount& count, i32 index) const {
+    BackwardWork work{BackwardWork::kEnd, {}, {-1, 0, 0, 1, 0, 0}};
+    if (index >= count.all()) return work;
+    work.num_steps = BackwardWork::kNoTile;
+    if (index < count.of_tiles()) work.work_tile = tile_at<kConfig>(params, count, index);
+    const i32 converted = count.converted(index);
+    if (kConfig.dq && converted >= 0) {
+      const BackwardTile before = whole_tile_at<kConfig>(params, converted);
+      ptx::await(params.done + before.batch_kv_head, tiles_of_head<kConfig>(params, before));
+      work.conversion = conversion_of(params, before);
     }
-    return mail;
+    return work;
   }
 
   void run() {
-    typename Shared::MailCursor mail_at;
-    const BackwardClaims claims = backward_claims<kConfig>(params);
+    typename Shared::WorkState work_at;
+    const BackwardTileCount count = backward_tile_count<kConfig>(params);
 #pragma unroll 1
     for (;;) {
-      // Claims late, so that longest-first balances.
-      const i32 index = ptx::atomic_add(params.next_item, 1);
-      BackwardMail mail = mail_of(claims, index);
-      BackwardWalk walk{};
-      if (index < claims.of_items()) {
-        walk = backward_walk<kConfig>(params, mail.item);
-        mail.num_steps = walk.num_steps;
+      // Claimed late, so that longest-first balances.
+      const i32 index = ptx::atomic_add(params.next_tile, 1);
+      BackwardWork work = next_work(count, index);
+      QueryBlockRange range{};
+      if (index < count.of_tiles()) {
+        range = query_block_range<kConfig>(params, work.work_tile);
+        work.num_steps = range.num_steps;
       }
-      ptx::mbarrier_wait(shared.mail().empty(mail_at), mail_at.parity ^ 1);
-      shared.write_mail(mail_at, mail);
-      ptx::mbarrier_arrive(shared.mail().full(mail_at));
-      mail_at.advance();
-      if (mail.num_steps == BackwardMail::kEnd) return;
-      if (mail.num_steps > 0) load_item(mail.item, walk);
+      ptx::mbarrier_wait(shared.work().empty(work_at), work_at.phase ^ 1);
+      shared.write_work(work_at, work);
+      ptx::mbarrier_arrive(shared.work().full(work_at));
+      work_at.advance();
+      if (work.num_steps == BackwardWork::kEnd) return;
+      if (work.num_steps > 0) load_tile(work.work_tile, range);
     }
   }
 };
 
-template <BackwardConfig kConfig>
-struct BackwardDOutLoader {
-  using Shared = BackwardShared<kConfig>;
+template <BackwardSm90Config kConfig>
+struct BackwardDOutProducer {
+  using Shared = BackwardStorage<kConfig>;
 
   const BackwardParams& params;
   Shared shared;
-  typename Shared::DOutCursor at;
-  typename Shared::KvCursor kv_at;
+  typename Shared::DOutState at;
+  typename Shared::KvState kv_at;
 
-  void load_v(const BackwardTiles<kConfig>& tiles) const {
+  void load_v(const BackwardLoads<kConfig>& loads) const {
     const auto v = shared.v();
-    const u32 full = tiles.landing_of_keys(v.full(kv_at), shared.v_landed());
-    ptx::mbarrier_wait(v.empty(kv_at), kv_at.parity ^ 1);
+    const u32 full = loads.landing_of_keys(v.full(kv_at), shared.v_landed());
+    ptx::mbarrier_wait(v.empty(kv_at), kv_at.phase ^ 1);
     ptx::mbarrier_arrive_expect(full, kConfig.k_bytes());
-    tiles.load_keys(params.maps.v, v.address(kv_at), full);
+    loads.load_keys(params.maps.v, v.address(kv_at), full);
   }
 
-  void load_item(const BackwardItem& item) {
-    const BackwardTiles<kConfig> tiles{params, item};
-    const BackwardWalk walk = backward_walk<kConfig>(params, item);
-    if constexpr (kConfig.needs_dp()) tiles.prefetch_keys(params.maps.v);
+  void load_tile(const BackwardTile& work_tile) {
+    const BackwardLoads<kConfig> loads{params, work_tile};
+    const QueryBlockRange range = query_block_range<kConfig>(params, work_tile);
+    if constexpr (kConfig.needs_dp()) loads.prefetch_keys(params.maps.v);
     const auto dout = shared.dout();
-    BackwardStep step(walk);
+    BackwardStep step(range);
 #pragma unroll 1
-    for (i32 left = walk.num_steps; left > 0; --left, step.advance(walk)) {
-      const u32 full = tiles.landing_of_queries(dout.full(at), shared.dout_landed(at), step);
-      const u32 kept = tiles.kept(step);
-      ptx::mbarrier_wait(dout.empty(at), at.parity ^ 1);
+    for (i32 left = range.num_steps; left > 0; --left, step.advance(range)) {
+      const u32 full = loads.landing_of_queries(dout.full(at), shared.dout_landed(at), step);
+      const u32 kept = loads.kept(step);
+      ptx::mbarrier_wait(dout.empty(at), at.phase ^ 1);
       ptx::mbarrier_arrive_expect(full, kConfig.q_bytes() + kConfig.delta_bytes());
-      tiles.load_queries(params.maps.dout, dout.address(at), full, step);
+      loads.load_queries(params.maps.dout, dout.address(at), full, step);
       ptx::bulk_load(shared.delta(at), params.delta + kept, kConfig.delta_bytes(), full);
-      if (kConfig.needs_dp() && left == walk.num_steps) load_v(tiles);
+      if (kConfig.needs_dp() && left == range.num_steps) load_v(loads);
       at.advance();
     }
     kv_at.advance();
   }
 
   void run() {
-    shared.take_mail(true, [&](typename Shared::MailCursor mail_at, i32 num_steps) {
-      if (num_steps > 0) load_item(shared.read_item(mail_at));
+    shared.for_each_tile(true, [&](typename Shared::WorkState work_at, i32 num_steps) {
+      if (num_steps > 0) load_tile(shared.read_tile(work_at));
     });
   }
 };
 
-// A tile at the end of a sequence also brings rows of the next one, or of nobody, with anything in
-// them: 0 times NaN would be seen. They become 0 before the consumers look. Other tiles go from the
-// copy engine to the consumers.
-template <BackwardConfig kConfig>
-struct BackwardCleaner {
-  using Shared = BackwardShared<kConfig>;
+// One warp that sets rows past the sequence's end to zero in tiles that have landed, before the
+// consumers read them: 0 times a NaN that lies there would be NaN. Tiles without such rows go from
+// TMA to the consumers directly.
+template <BackwardSm90Config kConfig>
+struct BackwardTailZeroFill {
+  using Shared = BackwardStorage<kConfig>;
 
   const BackwardParams& params;
   Shared shared;
   u32 lane;
-  typename Shared::StageCursor at;
-  typename Shared::DOutCursor dout_at;
-  typename Shared::KvCursor kv_at;
+  typename Shared::QState at;
+  typename Shared::DOutState dout_at;
+  typename Shared::KvState kv_at;
   u32 phases = 0;  // bit i: which phase of landed barrier i comes next
 
-  // Waits for the tile, clears its rows from `begin` on, and hands it over.
-  void clean(u32 landed, u32 tile, u32 full, i32 rows, i32 begin) {
+  // Waits for the tile, clears its rows from `begin` on, and arrives at `full` for the consumers.
+  void zero_fill(u32 landed, u32 tile, u32 full, i32 rows, i32 begin) {
     const u32 bit = (landed - shared.k_landed()) / 8;
     ptx::mbarrier_wait(landed, phases >> bit & 1);
     phases ^= 1u << bit;
@@ -248,31 +254,31 @@ struct BackwardCleaner {
     if (lane == 0) ptx::mbarrier_arrive(full);
   }
 
-  void clean_item(const BackwardItem& item, i32 num_steps) {
+  void zero_fill_tile(const BackwardTile& work_tile, i32 num_steps) {
     const auto q = shared.q();
     const auto dout = shared.dout();
     const auto k = shared.k(), v = shared.v();
-    const i32 keys = item.shape.kv_len - item.kv_block * kConfig.kv_rows();
+    const i32 keys = work_tile.shape.kv_len - work_tile.kv_block * kConfig.kv_rows();
     const bool cuts_keys = keys < kConfig.kv_rows();
-    const BackwardWalk walk = backward_walk<kConfig>(params, item);
-    BackwardStep step(walk);
+    const QueryBlockRange range = query_block_range<kConfig>(params, work_tile);
+    BackwardStep step(range);
 #pragma unroll 1
-    for (i32 i = 0; i < num_steps; ++i, step.advance(walk)) {
-      const i32 queries = item.shape.q_len - step.q_block * kConfig.q_rows;
+    for (i32 i = 0; i < num_steps; ++i, step.advance(range)) {
+      const i32 queries = work_tile.shape.q_len - step.q_block * kConfig.q_rows;
       const bool cuts_queries = queries < kConfig.q_rows;
       const bool cuts_keys_here = cuts_keys && i == 0;
-      const auto do_at = Shared::dout_cursor(at, dout_at);
+      const auto do_at = Shared::dout_state(at, dout_at);
       if (cuts_queries)
-        clean(shared.q_landed(at), q.address(at), q.full(at), kConfig.q_rows, queries);
+        zero_fill(shared.q_landed(at), q.address(at), q.full(at), kConfig.q_rows, queries);
       if (cuts_keys_here) {
-        clean(shared.k_landed(), k.address(kv_at), k.full(kv_at), kConfig.kv_rows(), keys);
+        zero_fill(shared.k_landed(), k.address(kv_at), k.full(kv_at), kConfig.kv_rows(), keys);
       }
       if (cuts_queries) {
-        clean(shared.dout_landed(do_at), dout.address(do_at), dout.full(do_at), kConfig.q_rows,
-              queries);
+        zero_fill(shared.dout_landed(do_at), dout.address(do_at), dout.full(do_at), kConfig.q_rows,
+                  queries);
       }
       if (kConfig.needs_dp() && cuts_keys_here) {
-        clean(shared.v_landed(), v.address(kv_at), v.full(kv_at), kConfig.kv_rows(), keys);
+        zero_fill(shared.v_landed(), v.address(kv_at), v.full(kv_at), kConfig.kv_rows(), keys);
       }
       at.advance();
       dout_at.advance();
@@ -281,8 +287,8 @@ struct BackwardCleaner {
   }
 
   void run() {
-    shared.take_mail(lane == 0, [&](typename Shared::MailCursor mail_at, i32 num_steps) {
-      if (num_steps > 0) clean_item(shared.read_item(mail_at), num_steps);
+    shared.for_each_tile(lane == 0, [&](typename Shared::WorkState work_at, i32 num_steps) {
+      if (num_steps > 0) zero_fill_tile(shared.read_tile(work_at), num_steps);
       ptx::warp_sync();
     });
   }

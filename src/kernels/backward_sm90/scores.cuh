@@ -4,8 +4,8 @@
 // The options of a score on a fragment of S^T, two keys a thread and every column a query: from dot
 // products to scores in units of log2 (a scale of any sign, softcap, ALiBi, bias, mask, documents,
 // in the order of attention/score_mod.cuh), the slope of the cap, and which pairs dropout keeps.
-// score_map.cuh and pair_terms.cuh are the same for fragments of S. Called by backward_sm90 once a
-// step, before anything is hidden.
+// common/scores_sm90.cuh is the same for fragments of S. Called by backward_sm90 once a step,
+// before the interval mask.
 #pragma once
 
 #include "kernels/backward_sm90/scheduler.cuh"
@@ -20,13 +20,13 @@ namespace fulmen {
 
 inline constexpr float kLn2 = 0.693147180559945309f;
 
-template <BackwardConfig kConfig>
+template <BackwardSm90Config kConfig>
 struct KeyTerms {
   static constexpr i32 kFloats = kConfig.q_rows / 2;
   using Scores = float[kFloats];
 
   const BackwardParams& params;
-  const BackwardItem& item;
+  const BackwardTile& work_tile;
   i32 index;  // of the sequence
   i32 head;
   i32 key;    // the thread's first; the second is 8 further
@@ -52,7 +52,8 @@ struct KeyTerms {
         s = t * params.softcap_out;
       }
       if constexpr (kConfig.alibi) {
-        const float away = static_cast<float>(item.shape.position(query_of(i)) - i64{key_of(i)});
+        const float away =
+            static_cast<float>(work_tile.shape.position(query_of(i)) - i64{key_of(i)});
         s = ptx::fma(-alibi, away < 0 ? -away : away, s);
       }
       S[i] = s;
@@ -61,19 +62,19 @@ struct KeyTerms {
     if (kConfig.documents && !one_document) hide_documents(S);
   }
 
-  // Bias and boolean mask. Rows that are not there read the last one that is: nobody looks at the
-  // result.
+  // Bias and boolean mask. Rows and keys past the end read the last one; their results are not
+  // used.
   void add_pairs(Scores& S) const {
     const AttentionParams& p = params.attention;
-    const i64 last_query = item.shape.q_len - 1, last_key = item.shape.kv_len - 1;
+    const i64 last_query = work_tile.shape.q_len - 1, last_key = work_tile.shape.kv_len - 1;
 #pragma unroll
     for (i32 i = 0; i < kFloats; ++i) {
       const i64 row = min<i64>(query_of(i), last_query), column = min<i64>(key_of(i), last_key);
       if constexpr (kConfig.bias != DType::kNone) {
         ArrayView bias = p.bias;
         bias.dtype = kConfig.bias;
-        const float added = load_real<float>(bias, bias.offset(index, head, row, column));
-        S[i] = added == kNegativeInfinity ? added : S[i] + bias_log2(added);
+        const float dq_added = load_real<float>(bias, bias.offset(index, head, row, column));
+        S[i] = dq_added == kNegativeInfinity ? dq_added : S[i] + bias_log2(dq_added);
       }
       if constexpr (kConfig.pair_mask) {
         if (p.mask.data[p.mask.offset(index, head, row, column)] == 0) S[i] = kNegativeInfinity;
@@ -83,15 +84,15 @@ struct KeyTerms {
 
   void hide_documents(Scores& S) const {
     const AttentionParams& p = params.attention;
-    const i32 batch = batch_of<kConfig>(params, item.line);
+    const i32 batch = batch_of<kConfig>(params, work_tile.batch_kv_head);
     i64 key_id[2];
     for (i32 half = 0; half < 2; ++half) {
-      const i64 j = item.kv_begin + min(key + 8 * half, item.shape.kv_len - 1);
+      const i64 j = work_tile.kv_begin + min(key + 8 * half, work_tile.shape.kv_len - 1);
       key_id[half] = load_id(p.kv_ids, p.kv_ids.offset(batch, 0, 0, j));
     }
 #pragma unroll
     for (i32 i = 0; i < kFloats; ++i) {
-      const i64 row = item.q_begin + min(query_of(i), item.shape.q_len - 1);
+      const i64 row = work_tile.q_begin + min(query_of(i), work_tile.shape.q_len - 1);
       const i64 id = load_id(p.q_ids, p.q_ids.offset(batch, 0, 0, row));
       if (id != key_id[i / 2 % 2]) S[i] = kNegativeInfinity;
     }

@@ -1,10 +1,10 @@
 // SPDX-FileCopyrightText: fulmen contributors
 // SPDX-License-Identifier: Apache-2.0
 //
-// In which order the Hopper backward takes sequences whose lengths only the device knows: the ones
-// with the most queries first, so that short work is left for the end. A warp places one sequence:
-// it counts the blocks of keys of all that come before. Rows of gradients that no sequence owns are
-// cleared here too.
+// Two tables that backward_preprocess_sm90 leaves for backward_sm90. For sequences whose lengths
+// only the device knows: the order of their blocks of keys, sequences with the most queries first
+// (KeyBlockInfo); rows of the gradients that belong to no sequence become 0 here too. For
+// documents: the blocks of queries that share a document with each block of keys (DocumentBlocks).
 #pragma once
 
 #include "kernels/backward_sm90/config.h"
@@ -15,8 +15,8 @@
 
 namespace fulmen {
 
-struct BackwardPlacer {
-  const BackwardPrepareParams& params;
+struct SequenceScheduler {
+  const BackwardPreprocessParams& params;
   i32 lane;
 
   // Lengths beyond the upper bounds, which a caller promised not to have, are cut off.
@@ -27,7 +27,7 @@ struct BackwardPlacer {
     return sequence;
   }
 
-  // One block where there is no key: somebody has to write its dQ.
+  // One block for a sequence without keys, so that a work tile writes its dQ.
   i32 num_blocks(const SequenceShape& shape) const {
     return max(i32(ceil_div(shape.kv_len, params.kv_rows)), 1);
   }
@@ -49,13 +49,14 @@ struct BackwardPlacer {
       before += ptx::shuffle_xor(before, distance);
       all += ptx::shuffle_xor(all, distance);
     }
-    const BackwardPlace place{
+    const KeyBlockInfo place{
         index, i32(before), blocks, i32(all), i32(own.q_begin), i32(own.kv_begin), own.shape};
-    for (i32 block = lane; block < blocks; block += 32) params.places[i32(before) + block] = place;
+    for (i32 block = lane; block < blocks; block += 32)
+      params.key_block_infos[i32(before) + block] = place;
   }
 
-  // The last sequence for which `holds`, which does so up to it and not behind; the first without
-  // being asked. All lanes of a warp, 32 sequences at once.
+  // The last sequence for which `holds`, where it holds up to some sequence and for none after it;
+  // sequence 0 if for none. All lanes of a warp, 32 sequences at once.
   template <class Holds>
   i64 last_of_sequences(const Holds& holds) const {
     i64 low = 0, high = params.attention.num_sequences - 1;
@@ -103,17 +104,17 @@ struct BackwardPlacer {
     }
   }
 
-  // Rows of dq, or of dk and dv, that belong to nobody are 0; the main kernel writes all others. A
-  // warp looks at 32 rows at a time.
+  // Rows of dq, or of dk and dv, that belong to no sequence become 0; backward_sm90 writes all
+  // others. 32 rows a warp at a time.
   void clear(bool is_query, u32 warp, u32 warps) const {
     const AttentionParams& p = params.attention;
     const u32 rows = u32(is_query ? p.q_rows : p.kv_rows), all = u32(p.batch_extent()) * rows;
     for (u32 begin = 32 * warp; begin < all; begin += 32 * warps) {
       if (are_owned(is_query, begin / rows, begin % rows)) continue;
       const u32 mine = min(begin + u32(lane), all - 1);
-      u32 nobodys = ptx::ballot(!is_owned(is_query, mine / rows, mine % rows));
-      for (u32 i = begin; nobodys != 0 && i < all; ++i, nobodys >>= 1) {
-        if ((nobodys & 1) == 0) continue;
+      u32 unowned = ptx::ballot(!is_owned(is_query, mine / rows, mine % rows));
+      for (u32 i = begin; unowned != 0 && i < all; ++i, unowned >>= 1) {
+        if ((unowned & 1) == 0) continue;
         if (is_query) {
           clear_row(p.dq, i / rows, p.heads_q, i % rows, i32(p.dim_qk));
         } else {
@@ -132,8 +133,8 @@ struct BackwardPlacer {
   }
 };
 
-struct BackwardVisits {
-  const BackwardPrepareParams& params;
+struct FindDocumentBlocks {
+  const BackwardPreprocessParams& params;
   u32 lane;
 
   // Of keys [first, first + count) of a sequence.
@@ -144,7 +145,7 @@ struct BackwardVisits {
   }
 
   // Of keys from `first` on, by blocks of all of the sequence's queries.
-  BackwardVisit visit(const Sequence& sequence, i64 index, i32 first) const {
+  DocumentBlocks visit(const Sequence& sequence, i64 index, i32 first) const {
     const AttentionParams& p = params.attention;
     const IdRange* const queries =
         params.query_ranges +
@@ -154,7 +155,7 @@ struct BackwardVisits {
     Interval blocks{0, ceil_div(sequence.shape.q_len, params.q_rows)};
     blocks.end = find_block<true>(blocks, lane, meets) + 1;
     blocks.begin = find_block<false>(blocks, lane, meets);
-    BackwardVisit visit{i32(blocks.begin), i32(blocks.end), {}, {}};
+    DocumentBlocks visit{i32(blocks.begin), i32(blocks.end), {}, {}};
 #pragma unroll
     for (i32 warpgroup = 0; warpgroup < 2; ++warpgroup) {
       const IdRange own = ids(sequence, first + warpgroup * (params.kv_rows - 64), 64);
@@ -179,8 +180,8 @@ struct BackwardVisits {
       const i64 block = number - first_key_range(p, params.kv_rows, index, sequence.kv_begin);
       const i64 first = block * params.kv_rows;
       if (first < 0 || first >= sequence.shape.kv_len) continue;
-      const BackwardVisit found = visit(sequence, index, i32(first));
-      if (lane == 0) params.visits[number] = found;
+      const DocumentBlocks found = visit(sequence, index, i32(first));
+      if (lane == 0) params.document_blocks[number] = found;
     }
   }
 };

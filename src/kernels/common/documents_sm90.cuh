@@ -1,11 +1,12 @@
 // SPDX-FileCopyrightText: fulmen contributors
 // SPDX-License-Identifier: Apache-2.0
 //
-// Documents by blocks of rows: the least and the largest id of a block, blocks of all sequences
-// numbered through, and searches among blocks by a warp. The kernel document_ranges_sm90 finds the
-// ranges of all blocks of keys, for forward_sm90 and backward_dq_sm90, which run after it on the
-// same arguments; of all blocks of queries, for backward_prepare_sm90, on arguments in which
-// queries are in the place of keys.
+// Documents by blocks of rows: the least and the largest id of each block, the numbering of blocks
+// over all sequences, and searches among blocks by a warp. The kernel document_ranges_sm90 finds
+// the ranges of all blocks of keys, before forward_sm90 and backward_dq_sm90 and on their
+// arguments; or of all blocks of queries, before backward_preprocess_sm90, on arguments in which
+// queries stand in the place of keys. Ids may come in any order; where the rows of a document are
+// neighbours, the ranges find every block that can be skipped.
 #pragma once
 
 #include "kernels/attention/block_range.cuh"
@@ -48,7 +49,7 @@ inline i64 sequence_of_key_range(const AttentionParams& p, i32 block_rows, i64 r
   return low;
 }
 
-// All lanes of a warp: of what each lane found, that of all.
+// The union over the lanes of a warp.
 inline IdRange united(IdRange range) {
 #pragma unroll 1
   for (u32 distance = 16; distance >= 1; distance /= 2) {
@@ -87,22 +88,22 @@ inline i32 find_block(Interval blocks, u32 lane, const Holds& holds) {
   return i32(kLast ? blocks.begin - 1 : blocks.end);
 }
 
-template <AttentionConfig kConfig>
+template <ForwardSm90Config kConfig>
 inline void document_ranges_sm90(const ForwardArguments& arguments) {
   const ForwardParams& params = arguments.params;
   const AttentionParams& p = params.attention;
   const i64 number = i64{ptx::block_index()} * kKeyRangeThreads + ptx::thread_index();
   if (number >= num_key_ranges(p.kv_rows, p.num_sequences, p.packed, kConfig.kv_rows)) return;
   const i64 sequence = sequence_of_key_range(p, kConfig.kv_rows, number);
-  const Place place = place_of<kConfig>(params, {0, 0, i32(sequence)});
-  const i64 block = number - first_key_range(p, kConfig.kv_rows, sequence, place.kv_begin);
+  const SeqlenInfo seqlen = seqlen_info_of<kConfig>(params, {0, 0, i32(sequence)});
+  const i64 block = number - first_key_range(p, kConfig.kv_rows, sequence, seqlen.kv_begin);
   const i32 begin = i32(block * kConfig.kv_rows);
-  const i32 end = min(begin + kConfig.kv_rows, place.shape.kv_len);
+  const i32 end = min(begin + kConfig.kv_rows, seqlen.shape.kv_len);
   if (block < 0 || begin >= end) return;
   IdRange range;
 #pragma unroll 8
   for (i32 j = begin; j < end; ++j) {
-    range.add(load_id(p.kv_ids, p.kv_ids.offset(place.batch, 0, 0, place.kv_begin + j)));
+    range.add(load_id(p.kv_ids, p.kv_ids.offset(seqlen.batch, 0, 0, seqlen.kv_begin + j)));
   }
   params.key_ranges[number] = range;
 }

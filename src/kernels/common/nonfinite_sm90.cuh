@@ -1,9 +1,9 @@
 // SPDX-FileCopyrightText: fulmen contributors
 // SPDX-License-Identifier: Apache-2.0
 //
-// Gradients that are not finite, where products met pairs that a mask hides: 0 times an infinity or
-// NaN that nobody may see would show in them. Their lines are marked, and backward_careful computes
-// them again.
+// Gradients that are not finite: where a product met pairs that a mask hides, 0 times an infinity
+// or NaN of a hidden row shows in them. The kernels mark the head, and backward_fallback_sm90
+// computes its gradients again.
 #pragma once
 
 #include "kernels/ptx/grid.cuh"
@@ -21,11 +21,11 @@ inline float probe(const float (&x)[kFloats]) {
   return (found[0] + found[1]) + (found[2] + found[3]);
 }
 
-// By a warp together. spoiled: 1 + (line), the first for any.
-inline void report_spoiled(u32* spoiled, i32 line, float probe) {
+// By a warp together. nonfinite: 1 + (batch_kv_head), the first for any.
+inline void mark_nonfinite(u32* nonfinite, i32 line, float probe) {
   if (ptx::any(probe != 0) && ptx::thread_index() % 32 == 0) {
-    ptx::set_bits(spoiled, 1);
-    ptx::set_bits(spoiled + 1 + line, 1);
+    ptx::set_bits(nonfinite, 1);
+    ptx::set_bits(nonfinite + 1 + line, 1);
   }
 }
 

@@ -55,24 +55,24 @@ inline void load_left_columns(u32 (&words)[kWords], OperandTile<kRows, kSwizzle>
   }
 }
 
-template <AttentionConfig kConfig>
+template <ForwardSm90Config kConfig>
 using QTile = OperandTile<64, kConfig.swizzle>;  // of a warpgroup
-template <AttentionConfig kConfig>
+template <ForwardSm90Config kConfig>
 using KvTile = OperandTile<kConfig.kv_rows, kConfig.swizzle>;
 
 // The first q_register_dims columns of a warpgroup's 64 rows of Q as left operands: four registers
 // for 16 columns.
-template <AttentionConfig kConfig>
+template <ForwardSm90Config kConfig>
 using QRegisters = u32[kConfig.q_register_dims > 0 ? kConfig.q_register_dims / 4 : 1];
 
 // q: the warpgroup's tile of Q, 64 rows.
-template <AttentionConfig kConfig>
+template <ForwardSm90Config kConfig>
 inline void load_q_registers(QRegisters<kConfig>& rQ, u32 q) {
   load_left_columns<kConfig.q_register_dims>(rQ, QTile<kConfig>{q});
 }
 
 // S = Q K^T. rQ, q: the two parts of Q; k: the K tile.
-template <AttentionConfig kConfig>
+template <ForwardSm90Config kConfig>
 inline void issue_scores(float (&S)[kConfig.kv_rows / 2], const QRegisters<kConfig>& rQ, u32 q,
                          u32 k) {
   const u32 q_descriptor = QTile<kConfig>{q}.descriptor();
@@ -96,7 +96,7 @@ inline void issue_scores(float (&S)[kConfig.kv_rows / 2], const QRegisters<kConf
 }
 
 // O += P V, or O = P V unless `accumulate`. v: the columns of V that O has.
-template <AttentionConfig kConfig>
+template <ForwardSm90Config kConfig>
 inline void issue_output(float (&O)[kConfig.o_dims() / 2], const u32 (&P)[kConfig.kv_rows / 4],
                          u32 v, bool accumulate) {
   const u32 v_descriptor = KvTile<kConfig>{v}.descriptor_transposed();
@@ -114,7 +114,7 @@ inline void issue_output(float (&O)[kConfig.o_dims() / 2], const u32 (&P)[kConfi
 
 // P = S, rounded: the accumulator of the first product becomes the left operand of the second
 // without leaving the thread.
-template <AttentionConfig kConfig>
+template <ForwardSm90Config kConfig>
 inline void round_probabilities(u32 (&P)[kConfig.kv_rows / 4],
                                 const float (&S)[kConfig.kv_rows / 2]) {
 #pragma unroll

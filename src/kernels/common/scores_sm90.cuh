@@ -3,8 +3,10 @@
 //
 // From dot products in a wgmma fragment to scores in units of log2, for problems in which that is
 // more than one positive factor (kConfig.maps_scores()): a scale of 0 or below, softcap, ALiBi,
-// bias, in the order of attention/score_mod.cuh; boolean mask, documents and dropout. Runs before
-// anything is hidden, since -inf times a factor would be hidden no longer.
+// bias, in the order of attention/score_mod.cuh; then boolean mask, documents and dropout. Runs
+// before the interval mask, since -inf times a factor would be visible again. Arrays have any
+// strides, so their elements come one by one from global memory, through the caches; dropout is
+// arithmetic alone.
 #pragma once
 
 #include "kernels/common/array_access.cuh"
@@ -28,7 +30,7 @@ inline float bias_log2(float added) {
   return scaled > kLargestFloat && added <= kLargestFloat ? kLargestFloat : scaled;
 }
 
-template <AttentionConfig kConfig>
+template <ForwardSm90Config kConfig>
 struct PairTerms {
   using Scores = float[kConfig.kv_rows / 2];
   static constexpr float kDropped = -0.f;
@@ -44,11 +46,11 @@ struct PairTerms {
   i64 kv_ids;  // offset of the sequence's first
   Dropout dropout;
 
-  // Rows and columns that are not there read the last one that is: nobody looks at the result.
-  PairTerms(const AttentionParams& arrays_, const Place& place, const QueryBlock& block,
+  // Rows and keys past the end read the last one; their results are not used.
+  PairTerms(const AttentionParams& arrays_, const SeqlenInfo& seqlen, const QueryBlock& block,
             i32 first_row)
-      : arrays(arrays_), kv_len(place.shape.kv_len), kv_begin(place.kv_begin) {
-    const i32 q_len = place.shape.q_len;
+      : arrays(arrays_), kv_len(seqlen.shape.kv_len), kv_begin(seqlen.kv_begin) {
+    const i32 q_len = seqlen.shape.q_len;
     for (i32 r = 0; r < 2; ++r) {
       row[r] = first_row + 8 * r;
       const i32 i = max(min(row[r], q_len - 1), 0);
@@ -57,12 +59,12 @@ struct PairTerms {
         mask[r] = arrays.mask.offset(block.batch, block.head, i, 0);
       }
       if constexpr (kConfig.documents) {
-        const i64 at = arrays.q_ids.offset(place.batch, 0, 0, place.q_begin + i);
+        const i64 at = arrays.q_ids.offset(seqlen.batch, 0, 0, seqlen.q_begin + i);
         q_id[r] = q_len > 0 ? load_id(arrays.q_ids, at) : 0;
       }
     }
     if constexpr (kConfig.documents) {
-      kv_ids = arrays.kv_ids.offset(place.batch, 0, 0, place.kv_begin);
+      kv_ids = arrays.kv_ids.offset(seqlen.batch, 0, 0, seqlen.kv_begin);
     }
     if constexpr (kConfig.dropout) {
       batch_head = u32(block.batch * i32(arrays.heads_q) + block.head);
@@ -148,7 +150,7 @@ struct PairTerms {
   }
 };
 
-template <AttentionConfig kConfig>
+template <ForwardSm90Config kConfig>
 struct FragmentScores {
   const ForwardParams& params;
   float slope_log2 = 0;    // of the head
@@ -157,15 +159,15 @@ struct FragmentScores {
   PairTerms<kConfig> pairs;
 
   // first_row: of this thread in the sequence.
-  FragmentScores(const ForwardParams& params_, const Place& place, const QueryBlock& block,
+  FragmentScores(const ForwardParams& params_, const SeqlenInfo& seqlen, const QueryBlock& block,
                  i32 first_row)
-      : params(params_), pairs(params_.attention, place, block, first_row) {
+      : params(params_), pairs(params_.attention, seqlen, block, first_row) {
     if constexpr (kConfig.alibi) {
       const ArrayView& slopes = params.attention.alibi_slopes;
       slope_log2 = load_real<float>(slopes, slopes.offset(block.batch, block.head, 0, 0)) * kLog2E;
       const i32 column = ptx::thread_index() % 4 * 2;
       for (i32 r = 0; r < 2; ++r) {
-        position[r] = static_cast<float>(place.shape.position(first_row + 8 * r) - column);
+        position[r] = static_cast<float>(seqlen.shape.position(first_row + 8 * r) - column);
       }
     }
   }
@@ -194,14 +196,14 @@ struct FragmentScores {
   }
 };
 
-struct HugeScores {
+struct LargeScores {
   float unit;  // of a score, in nats
   float per_unit;
 
-  explicit HugeScores(float unit_) : unit(unit_), per_unit(1 / unit_) {}
+  explicit LargeScores(float unit_) : unit(unit_), per_unit(1 / unit_) {}
 
-  // s of a huge row relative to row_max: rounded as that was, and cut off at 0.
-  float lowered(float s, float row_max) const {
+  // s of a large row relative to row_max: rounded as that was, and cut off at 0.
+  float shifted(float s, float row_max) const {
     const float below = ptx::max(row_max - ptx::mul(s, unit), 0.f);
     return row_max != 0 ? -below * per_unit : s;
   }

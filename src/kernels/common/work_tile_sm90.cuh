@@ -1,8 +1,8 @@
 // SPDX-FileCopyrightText: fulmen contributors
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a work tile of the Hopper kernels is about: which rows of which query head, and where these
-// lie in the arrays.
+// What a work tile of the Hopper kernels is about: which rows of which query head, where these lie
+// in the arrays, and which bounds of the mask have to be computed.
 #pragma once
 
 #include "kernels/base.cuh"
@@ -18,7 +18,7 @@ struct QueryBlock {
 };
 
 // The rows that a block of queries belongs to, in the arrays.
-struct Place {
+struct SeqlenInfo {
   i32 batch;     // entry of the arrays
   i32 q_begin;   // its first row in q, o, lse
   i32 kv_begin;  // in k, v
@@ -26,8 +26,8 @@ struct Place {
   SequenceShape shape;
 };
 
-template <AttentionConfig kConfig>
-inline Place place_of(const ForwardParams& params, const QueryBlock& block) {
+template <ForwardSm90Config kConfig>
+inline SeqlenInfo seqlen_info_of(const ForwardParams& params, const QueryBlock& block) {
   if constexpr (kConfig.sequences) {
     const Sequence sequence = load_sequence(params.attention, block.batch);
     return {i32(sequence.batch), i32(sequence.q_begin), i32(sequence.kv_begin),
@@ -37,15 +37,15 @@ inline Place place_of(const ForwardParams& params, const QueryBlock& block) {
 }
 
 // Rows of a block of keys that are inside the sequence.
-template <AttentionConfig kConfig>
-constexpr i32 rows_inside(const Place& place, i32 key_block) {
-  return clamp(place.shape.kv_len - key_block * kConfig.kv_rows, 0, kConfig.kv_rows);
+template <ForwardSm90Config kConfig>
+constexpr i32 rows_inside(const SeqlenInfo& seqlen, i32 key_block) {
+  return clamp(seqlen.shape.kv_len - key_block * kConfig.kv_rows, 0, kConfig.kv_rows);
 }
 
 template <auto kConfig>
 constexpr IntervalMask effective_mask(const IntervalMask& mask) {
-  if constexpr (kConfig.mask == MaskKind::kLength) return IntervalMask{};
-  if constexpr (kConfig.mask == MaskKind::kUpper) {
+  if constexpr (kConfig.mask == MaskKind::kNone) return IntervalMask{};
+  if constexpr (kConfig.mask == MaskKind::kRight) {
     IntervalMask upper;
     upper.causal = mask.causal;
     upper.window_right = mask.window_right;

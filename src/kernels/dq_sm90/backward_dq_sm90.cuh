@@ -2,14 +2,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // dQ on Hopper by blocks of queries: a warpgroup keeps 64 rows of Q and dO in shared memory and its
-// sums of dQ in registers and walks over the keys that they see, so nothing is added in global
-// memory and every run gives the same bits. The forward kernel's planner says what comes next
-// (ForwardPlanner), its pieces make scores and masks; two warpgroups share K and V, and the
-// exponentials of one hide under the products of the other. Used where backward_sm90 leaves dQ out:
-// head dimensions above 128, where its sums of dK and dV fill the registers, and deterministic
-// calls. Must hold: sm_90a, kConfig.valid() with two slots of Q for each warpgroup, launched with
-// threads() threads, shared_bytes() bytes and at most one block a multiprocessor, after
-// backward_prepare_sm90.
+// sums of dQ in registers and loops over the keys that they see, so nothing is added in global
+// memory and every run gives the same bits. Scheduler, storage, scores and masks are those of
+// forward_sm90; two warpgroups share K and V, and with ping-pong the exponentials of one run under
+// the products of the other. Used where backward_sm90 leaves dQ out: head dimensions above 128,
+// where its sums of dK and dV fill the registers, options of scores, and some deterministic calls.
+// Must hold: sm_90a, a valid config with two slots of Q for each warpgroup, launched with threads()
+// threads, shared_bytes() bytes and at most one thread block a multiprocessor, after
+// backward_preprocess_sm90.
 #pragma once
 
 #include "kernels/backward_sm90/config.h"
@@ -26,7 +26,7 @@
 
 namespace fulmen {
 
-template <AttentionConfig kConfig>
+template <ForwardSm90Config kConfig>
 struct QueryTerms {
   using Scores = float[kConfig.kv_rows / 2];
   // d score / d (scale dot(q, k)) of every pair, where the cap makes that differ from 1.
@@ -35,24 +35,25 @@ struct QueryTerms {
   };
 
   const ForwardParams& params;
-  float lse[2] = {};      // in log2; of huge rows log2(row_sum)
-  float row_max[2] = {};  // of huge rows
-  bool has_huge = false;  // in this warp
+  float lse[2] = {};              // in log2; of large rows log2(row_sum)
+  float row_max[2] = {};          // of large rows
+  bool has_large_scores = false;  // in this warp
   float delta[2] = {};
 
-  QueryTerms(const BackwardDqParams& of, const QueryBlock& block, const Place& place, i32 row)
+  QueryTerms(const BackwardDqParams& of, const QueryBlock& block, const SeqlenInfo& seqlen, i32 row)
       : params(of.forward) {
     const bool packed = kConfig.sequences && params.attention.packed;
-    const i64 line = (packed ? 0 : i64(block.batch)) * params.heads_q + block.head;
-    const i64 first = line * of.rows_of_head + padded_row(packed, block.batch, place.q_begin);
+    const i64 batch_head = (packed ? 0 : i64(block.batch)) * params.heads_q + block.head;
+    const i64 first =
+        batch_head * of.padded_rows_per_head + padded_row(packed, block.batch, seqlen.q_begin);
     for (i32 r = 0; r < 2; ++r) {
-      const i64 at = first + min(row + 8 * r, place.shape.q_len - 1);
-      if (place.shape.q_len <= 0) continue;
+      const i64 at = first + min(row + 8 * r, seqlen.shape.q_len - 1);
+      if (seqlen.shape.q_len <= 0) continue;
       delta[r] = of.delta[at];
-      lse[r] = of.rows[kConfig.stats ? kept_row(at) : at];
-      if constexpr (kConfig.stats) row_max[r] = of.rows[kept_row(at) + kKeptBlock];
+      lse[r] = of.lse_log2[kConfig.stats ? lse_index(at) : at];
+      if constexpr (kConfig.stats) row_max[r] = of.lse_log2[lse_index(at) + kLseBlock];
     }
-    if constexpr (kConfig.stats) has_huge = ptx::any(row_max[0] != 0 || row_max[1] != 0);
+    if constexpr (kConfig.stats) has_large_scores = ptx::any(row_max[0] != 0 || row_max[1] != 0);
   }
 
   Slopes slopes(const Scores& dots) const {
@@ -67,12 +68,12 @@ struct QueryTerms {
     return slopes;
   }
 
-  // Scores relative to row_max in huge rows, as lse is.
-  void lower_huge(Scores& S) const {
-    if (!kConfig.stats || !has_huge) return;
-    const HugeScores huge(kConfig.maps_scores() ? kLn2 : params.scale);
+  // Scores relative to row_max in large rows, as lse is.
+  void shift_large_scores(Scores& S) const {
+    if (!kConfig.stats || !has_large_scores) return;
+    const LargeScores huge(kConfig.maps_scores() ? kLn2 : params.scale);
 #pragma unroll
-    for (i32 i = 0; i < kConfig.kv_rows / 2; ++i) S[i] = huge.lowered(S[i], row_max[i / 2 % 2]);
+    for (i32 i = 0; i < kConfig.kv_rows / 2; ++i) S[i] = huge.shifted(S[i], row_max[i / 2 % 2]);
   }
 
   // P = exp(score - lse), from dot products or, where options map them, from scores in log2.
@@ -105,20 +106,20 @@ struct QueryTerms {
 
 // ---- Consumers: warpgroups of 128 threads, 64 query rows each -----------------------------------
 
-template <AttentionConfig kConfig>
+template <ForwardSm90Config kConfig>
 struct BackwardDqConsumer {
-  using Shared = ForwardShared<kConfig>;
+  using Shared = ForwardStorage<kConfig>;
   using Scores = float[kConfig.kv_rows / 2];
   using Weights = u32[kConfig.kv_rows / 4];
   using Sums = float[kConfig.d_qk / 2];
-  static constexpr u32 kTurnBarrier = 1;  // and 2, one each
-  static constexpr u32 kMeetBarrier = 3;  // and 4, one each
+  static constexpr u32 kPingPongBarrier = 1;   // and 2, one each
+  static constexpr u32 kWarpgroupBarrier = 3;  // and 4, one each
   // Options leave no registers for a second pair of products.
   static constexpr bool kLooksAhead = !kConfig.maps_scores() && !kConfig.dropout;
-  static constexpr bool kTakesTurns = kConfig.ping_pong && kLooksAhead;
-  // Of dO nothing is kept in registers.
-  static constexpr AttentionConfig kDOutConfig = [] {
-    AttentionConfig config = kConfig;
+  static constexpr bool kPingPong = kConfig.ping_pong && kLooksAhead;
+  // No part of dO is in registers.
+  static constexpr ForwardSm90Config kDOutConfig = [] {
+    ForwardSm90Config config = kConfig;
     config.q_register_dims = 0;
     return config;
   }();
@@ -127,44 +128,45 @@ struct BackwardDqConsumer {
   Shared shared;
   u32 warpgroup;
   u32 thread;  // 0 .. 127
-  typename Shared::QCursor q_at;
-  typename Shared::KvCursor kv_at;
+  typename Shared::QState q_at;
+  typename Shared::KvState kv_at;
 
-  struct Task {
+  struct Work {
     QueryBlock block;
     i32 row;    // the thread's first, in the sequence; the second is 8 further
-    u32 count;  // of the assignment
+    u32 count;  // number of the work tile
   };
-  Place place_of_task(const Task& task) const {
-    return read_place(shared, params.forward, task.block, task.count);
+  SeqlenInfo seqlen_info(const Work& work) const {
+    return read_seqlen_info(shared, params.forward, work.block, work.count);
   }
 
   void release(u32 barrier) const {
     if (thread == 0) ptx::mbarrier_arrive(barrier);
   }
 
-  // So that the exponentials of one warpgroup run under the products of the other.
-  void take_turn() const {
-    if constexpr (kTakesTurns) ptx::bar_sync(kTurnBarrier + warpgroup, 256);
+  // Ping-pong: the exponentials of one warpgroup run under the products of the other.
+  void ping_pong_wait() const {
+    if constexpr (kPingPong) ptx::bar_sync(kPingPongBarrier + warpgroup, 256);
   }
-  void pass_turn() const {
-    if constexpr (kTakesTurns) ptx::bar_arrive(kTurnBarrier + 1 - warpgroup, 256);
+  void ping_pong_arrive() const {
+    if constexpr (kPingPong) ptx::bar_arrive(kPingPongBarrier + 1 - warpgroup, 256);
   }
 
   // A block of keys that only other warpgroups of this thread block see.
   void skip_block() {
-    take_turn();
-    pass_turn();
-    shared.k().wait(kv_at);
-    shared.v().wait(kv_at);
-    ptx::bar_sync(kMeetBarrier + warpgroup, 128);  // no product that its warps meet at
+    ping_pong_wait();
+    ping_pong_arrive();
+    shared.k().consumer_wait(kv_at);
+    shared.v().consumer_wait(kv_at);
+    ptx::bar_sync(kWarpgroupBarrier + warpgroup,
+                  128);  // there is no wgmma here that synchronises them
     release(shared.k().empty(kv_at));
     release(shared.v().empty(kv_at));
     kv_at.advance();
   }
 
-  // Hides the keys of block j that a row does not see.
-  void hide(Scores& S, const Interval (&visible)[2], i32 j) const {
+  // S = -inf at the keys of block j outside a row's interval.
+  void apply_mask(Scores& S, const Interval (&visible)[2], i32 j) const {
 #pragma unroll
     for (i32 r = 0; r < 2; ++r) {
       const i32 column = j * kConfig.kv_rows + i32(thread) % 4 * 2;  // of S[0]
@@ -180,27 +182,27 @@ struct BackwardDqConsumer {
     }
   }
 
-  // What a thread knows of the pairs of its two rows.
+  // Of the pairs of a thread's two rows.
   struct Pairs {
     QueryTerms<kConfig> terms;
     FragmentScores<kConfig> scores;
     Interval visible[2];  // keys
   };
-  Pairs pairs_of(const Task& task, const Place& place) const {
+  Pairs pairs_of(const Work& work, const SeqlenInfo& seqlen) const {
     Pairs pairs{
-        {params, task.block, place, task.row}, {params.forward, place, task.block, task.row}, {}};
+        {params, work.block, seqlen, work.row}, {params.forward, seqlen, work.block, work.row}, {}};
     for (i32 r = 0; r < 2; ++r) {
-      pairs.visible[r] = visible_columns(effective_mask<kConfig>(params.forward.mask), place.shape,
-                                         task.row + 8 * r);
+      pairs.visible[r] = visible_columns(effective_mask<kConfig>(params.forward.mask), seqlen.shape,
+                                         work.row + 8 * r);
     }
     return pairs;
   }
 
   // S = Q K^T, dP = dO V^T of the block at kv_at
   void issue_products(Scores& S, Scores& dP, const QRegisters<kConfig>& rQ, u32 q, u32 dout) const {
-    shared.k().wait(kv_at);
+    shared.k().consumer_wait(kv_at);
     issue_scores<kConfig>(S, rQ, q, shared.k().address(kv_at));
-    shared.v().wait(kv_at);
+    shared.v().consumer_wait(kv_at);
     issue_scores<kDOutConfig>(dP, QRegisters<kDOutConfig>{}, dout, shared.v().address(kv_at));
   }
 
@@ -210,8 +212,8 @@ struct BackwardDqConsumer {
     ptx::wgmma_wait<1>();
     const auto slopes = pairs.terms.slopes(S);
     pairs.scores.template apply<kConfig.skips_documents && !kPartial>(S, j * kConfig.kv_rows);
-    if constexpr (kPartial) hide(S, pairs.visible, j);
-    pairs.terms.lower_huge(S);
+    if constexpr (kPartial) apply_mask(S, pairs.visible, j);
+    pairs.terms.shift_large_scores(S);
     pairs.terms.exponentiate(S);
     ptx::wgmma_wait<0>();
     release(shared.v().empty(kv_at));
@@ -220,36 +222,36 @@ struct BackwardDqConsumer {
     round_probabilities<kConfig>(dS, S);
   }
 
-  // dQ += dS K of the block at kv_at, with nothing behind in the queue.
+  // dQ += dS K of the block at kv_at, with no product behind it.
   void add_block(Sums& dQ, const Weights& dS, bool accumulate) {
-    take_turn();
+    ping_pong_wait();
     issue_output<kConfig>(dQ, dS, shared.k().address(kv_at), accumulate);
-    pass_turn();
+    ping_pong_arrive();
     ptx::wgmma_wait<0>();
     release(shared.k().empty(kv_at));
     kv_at.advance();
   }
 
   // A row that sees no key may hold NaN.
-  void clear_blind_rows(Sums& dQ, const Pairs& pairs) const {
-    if constexpr (kConfig.mask != MaskKind::kLength || kConfig.sequences) {
+  void zero_masked_rows(Sums& dQ, const Pairs& pairs) const {
+    if constexpr (kConfig.mask != MaskKind::kNone || kConfig.sequences) {
       for (i32 r = 0; r < 2; ++r) {
         if (pairs.visible[r].size() <= 0) clear_row(dQ, r);
       }
     }
   }
 
-  // dQ of the task's rows, before the scale.
-  void compute(Sums& dQ, const Task& task, const KeyBlocks& blocks) {
-    typename Shared::QCursor dout_at = q_at;
+  // dQ of 64 rows, before the scale.
+  void compute(Sums& dQ, const Work& work, const KeyBlocks& blocks) {
+    typename Shared::QState dout_at = q_at;
     dout_at.advance(kConfig.warpgroups);
-    const Place place = place_of_task(task);
-    const Pairs pairs = pairs_of(task, place);
+    const SeqlenInfo seqlen = seqlen_info(work);
+    const Pairs pairs = pairs_of(work, seqlen);
     i32 j = blocks.all_end - 1;
 #pragma unroll 1
     for (; j >= blocks.end; --j) skip_block();
-    shared.q().wait(q_at);
-    shared.q().wait(dout_at);
+    shared.q().consumer_wait(q_at);
+    shared.q().consumer_wait(dout_at);
     const u32 q = shared.q().address(q_at), dout = shared.q().address(dout_at);
     QRegisters<kConfig> rQ;
     load_q_registers<kConfig>(rQ, q);
@@ -257,17 +259,17 @@ struct BackwardDqConsumer {
     Scores S, dP;
     Weights dS;
     bool accumulate = false;
-    // dQ += dS K of a block; ahead: with the products of the next in the queue behind
+    // dQ += dS K of a block; kLooksAhead: S and dP of the next block are issued behind it
     const auto step = [&](auto partial) {
       constexpr bool kPartial = decltype(partial)::kValue;
       if constexpr (kLooksAhead) {
-        const typename Shared::KvCursor here = kv_at;
+        const typename Shared::KvState here = kv_at;
         kv_at.advance();
-        take_turn();
+        ping_pong_wait();
         issue_output<kConfig>(dQ, dS, this->shared.k().address(here), accumulate);
         accumulate = true;
         issue_products(S, dP, rQ, q, dout);
-        pass_turn();
+        ping_pong_arrive();
         ptx::wgmma_wait<2>();
         release(this->shared.k().empty(here));
         this->template finish_products<kPartial>(dS, S, dP, pairs, j--);
@@ -300,21 +302,21 @@ struct BackwardDqConsumer {
 #pragma unroll 1
       for (; j >= blocks.all_begin; --j) skip_block();
     }
-    clear_blind_rows(dQ, pairs);
+    zero_masked_rows(dQ, pairs);
   }
 
   // scale dQ, rounded, to global memory; rows past the end are not written.
-  void write(Sums& dQ, const Task& task) const {
-    const Place place = place_of_task(task);
+  void write(Sums& dQ, const Work& work) const {
+    const SeqlenInfo seqlen = seqlen_info(work);
     const ArrayView& dq = params.forward.attention.dq;
     const float scale[2] = {params.forward.scale, params.forward.scale};
     scale_rows(dQ, scale);
 #pragma unroll
     for (i32 r = 0; r < 2; ++r) {
-      const i32 row = task.row + 8 * r;
-      const i64 at = dq.offset(place.batch, task.block.head, place.q_begin + row, 0);
+      const i32 row = work.row + 8 * r;
+      const i64 at = dq.offset(seqlen.batch, work.block.head, seqlen.q_begin + row, 0);
       store_output_row<kConfig.dtype>(dQ, r, reinterpret_cast<u16*>(dq.data) + at,
-                                      row < place.shape.q_len,
+                                      row < seqlen.shape.q_len,
                                       i32(params.forward.attention.dim_qk));
     }
   }
@@ -322,36 +324,36 @@ struct BackwardDqConsumer {
   void run() {
     const ForwardParams& forward = params.forward;
     q_at.advance(warpgroup);
-    if (warpgroup == 1) pass_turn();  // the first may begin
+    if (warpgroup == 1) ping_pong_arrive();  // warpgroup 0 may begin
 #pragma unroll 1
     for (u32 count = 0;; ++count) {
-      ptx::mbarrier_wait(shared.assigned(count), Shared::parity(count));
-      const Assignment assignment = read_assignment(shared, count);
-      const QueryBlock& block = assignment.block;
+      ptx::mbarrier_wait(shared.published(count), Shared::parity(count));
+      const WorkTile tile = read_work_tile(shared, count);
+      const QueryBlock& block = tile.block;
       if (block.q_block < 0) break;
       const i32 row = block.q_block * kConfig.q_rows() + 64 * i32(warpgroup) +
                       i32(thread / 32 * 16 + thread % 32 / 4);
-      const Task task{block, row, count};
+      const Work work{block, row, count};
       Sums dQ;
-      compute(dQ, task, read_key_blocks(shared, count, warpgroup));
-      if constexpr (kConfig.mask != MaskKind::kLength || kConfig.has_pair_terms()) {
+      compute(dQ, work, read_key_blocks(shared, count, warpgroup));
+      if constexpr (kConfig.mask != MaskKind::kNone || kConfig.has_pair_terms()) {
         const i32 group = forward.heads_q / forward.heads_kv;
-        report_spoiled(params.spoiled, block.batch * forward.heads_kv + block.head / group,
+        mark_nonfinite(params.nonfinite, block.batch * forward.heads_kv + block.head / group,
                        probe(dQ));
       }
-      write(dQ, task);
+      write(dQ, work);
       ptx::warp_sync();
       if (thread % 32 == 0) ptx::mbarrier_arrive(shared.done(count));
     }
-    if (warpgroup == 0) take_turn();  // takes the turn that nobody needs
+    if (warpgroup == 0) ping_pong_wait();  // for the last arrival
   }
 };
 
-template <AttentionConfig kConfig>
+template <ForwardSm90Config kConfig>
 inline void backward_dq_sm90(const BackwardDqParams& params) {
   static_assert(kConfig.valid() && kConfig.d_qk == kConfig.d_v && !kConfig.stage_output);
   static_assert(kConfig.num_q_slots() == 2 * kConfig.warpgroups && kConfig.stages >= 2);
-  const ForwardShared<kConfig> shared{ptx::dynamic_shared()};
+  const ForwardStorage<kConfig> shared{ptx::dynamic_shared()};
   const i32 warpgroup = ptx::broadcast(ptx::thread_index() / 128);
   const i32 warp = ptx::broadcast(ptx::thread_index() / 32 % 4);
   const u32 thread = ptx::thread_index() % 128;
@@ -362,12 +364,12 @@ inline void backward_dq_sm90(const BackwardDqParams& params) {
   if (warpgroup == kConfig.warpgroups) {
     ptx::setmaxnreg_dec<kConfig.producer_registers()>();
     if (thread == 0) {
-      BackwardDqLoader<kConfig>{params, shared}.run();
+      BackwardDqProducer<kConfig>{params, shared}.run();
       ptx::grid_dependency_wait();  // so that the end of this grid is the end of those before
     } else if (warp == 1) {
-      ForwardPlanner<kConfig>{params.forward, shared, thread % 32}.run();
+      ForwardScheduler<kConfig>{params.forward, shared, thread % 32}.run();
     } else if (kConfig.sequences && warp == 2) {
-      BackwardDqSweeper<kConfig>{params, shared}.run();
+      BackwardDqTailZeroFill<kConfig>{params, shared}.run();
     }
   } else {
     ptx::setmaxnreg_inc<kConfig.consumer_registers()>();

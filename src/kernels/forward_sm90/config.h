@@ -1,10 +1,10 @@
 // SPDX-FileCopyrightText: fulmen contributors
 // SPDX-License-Identifier: Apache-2.0
 //
-// The two halves of a forward call as plain data: AttentionConfig, known when a kernel is compiled
-// and its only template argument, and ForwardParams, known when it is launched.
-// Read by the kernels, by the planner (which tiles fit?) and by the emulator. A config never holds
-// a length or a batch size; the switches marked "ablation" exist to measure what each idea buys.
+// What a call of forward_sm90 is made of, as plain data: ForwardSm90Config, known when the kernel
+// is compiled and its only template argument, and ForwardParams, known when it is launched. Read by
+// the kernels, by src/gpu/forward_sm90 and by the emulator. A config never holds a length or a
+// batch size; the switches marked "ablation" exist to measure what each idea buys.
 #pragma once
 
 #include "kernels/params.h"
@@ -23,11 +23,11 @@ enum class ShiftRule : u8 {
 inline constexpr float kNegativeInfinity = __builtin_bit_cast(float, 0xff800000u);
 inline constexpr float kLargestFloat = __builtin_bit_cast(float, 0x7f7fffffu);
 
-struct AttentionConfig {
+struct ForwardSm90Config {
   DType dtype = DType::kBFloat16;
   i32 d_qk = 128;  // as computed with: the arrays' rows may be shorter, zeros fill them up
   i32 d_v = 128;
-  i32 warpgroups = 2;       // that compute, 64 query rows each; one more loads
+  i32 warpgroups = 2;       // consumers, 64 query rows each; the producer is one more
   i32 kv_rows = 128;        // keys per block
   i32 stages = 2;           // of K and of V in shared memory
   i32 q_slots = 0;          // buffers for 64 rows of Q; more than warpgroups: the next Q arrives
@@ -38,15 +38,15 @@ struct AttentionConfig {
                             // queries too short to fill a tile
   bool split_dims = false;  // d_v > 256: two warpgroups share their 64 query rows; each computes
                             // all of S, and O in half of the columns
-  MaskKind mask = MaskKind::kLength;
+  MaskKind mask = MaskKind::kNone;
   ShiftRule shift_rule = ShiftRule::kFirstBlock;
   bool stage_output = true;  // O leaves through shared memory and TMA, else from registers
   bool cache_hints = false;  // Q leaves the L2 first, K and V stay
-  bool specialised = true;   // ablation: a warp of its own loads, not one that computes
+  bool specialised = true;   // ablation: the producer is a warp of its own
   bool swizzle = true;       // ablation: tiles in shared memory as the copy engine permutes them
-  bool ping_pong = true;     // ablation: warpgroups take turns at the tensor cores
+  bool ping_pong = true;     // ablation: one warpgroup at a time issues its products
   bool overlap = true;       // ablation: O += P V of one block runs under the softmax of the next
-  bool skip_full_masks = true;  // ablation: blocks that every row sees whole do no mask arithmetic
+  bool skip_full_masks = true;  // ablation: no mask arithmetic in blocks that every row sees whole
   bool longest_first = true;    // ablation: query blocks with the most keys come first
   bool folded_scale = true;     // ablation: exp2(s c - m c) as one multiply-add
 
@@ -61,7 +61,7 @@ struct AttentionConfig {
   DType bias = DType::kNone;  // its dtype
   bool pair_mask = false;     // the boolean one
   bool documents = false;
-  bool skips_documents = false;  // blocks of keys of other documents are not visited
+  bool skips_documents = false;  // blocks of keys of other documents are left out
   bool dropout = false;
 
   constexpr i32 q_tiles() const { return split_dims ? 1 : warpgroups; }  // of 64 query rows
@@ -70,13 +70,13 @@ struct AttentionConfig {
   constexpr i32 o_dims() const { return split_dims ? d_v / 2 : d_v; }  // of a warpgroup
   constexpr i32 threads() const { return 128 * (warpgroups + 1); }
 
-  bool operator==(const AttentionConfig&) const = default;
+  bool operator==(const ForwardSm90Config&) const = default;
 
   // Registers per thread after the hand-over (setmaxnreg). A block owns at most 65,536; at launch
   // all threads hold the same number, rounded down to a multiple of 8.
   constexpr i32 launch_registers() const { return 65536 / threads() / 8 * 8; }
   constexpr i32 producer_registers() const {
-    if (sequences) return 56;  // looking up sequences takes more
+    if (sequences) return 56;  // the scheduler looks up sequences
     return warpgroups == 3 ? 32 : 40;
   }
   constexpr i32 consumer_registers() const {
@@ -88,7 +88,7 @@ struct AttentionConfig {
   constexpr bool maps_scores() const {
     return signed_scale || softcap || alibi || has_pair_terms();
   }
-  // Whether arrays say which pairs are visible, or add to their scores.
+  // Whether an array adds to each score or hides single pairs.
   constexpr bool has_pair_terms() const { return bias != DType::kNone || pair_mask || documents; }
 
   // Bytes of shared memory, in the order in which they lie there. Tiles come in chunks of 64
@@ -98,13 +98,14 @@ struct AttentionConfig {
   constexpr i32 k_bytes() const { return kv_rows * chunked(d_qk) * 2; }
   constexpr i32 v_bytes() const { return kv_rows * chunked(d_v) * 2; }
   constexpr i32 o_bytes() const { return stage_output ? 64 * q_tiles() * chunked(d_v) * 2 : 0; }
-  constexpr i32 mail_bytes() const { return 32 * (1 + warpgroups + (sequences ? 1 : 0)); }
+  constexpr i32 work_tile_bytes() const { return 32 * (1 + warpgroups + (sequences ? 1 : 0)); }
   constexpr i32 shared_bytes() const {
     return num_q_slots() * q_bytes() + stages * (k_bytes() + v_bytes()) + o_bytes() +
            barrier_bytes();
   }
-  constexpr i32 barrier_bytes() const {  // and the mailbox
-    return 2 * mail_bytes() + 48 + 16 * (num_q_slots() + 2 * stages) + (sequences ? 8 * stages : 0);
+  constexpr i32 barrier_bytes() const {  // and two work tiles
+    return 2 * work_tile_bytes() + 48 + 16 * (num_q_slots() + 2 * stages) +
+           (sequences ? 8 * stages : 0);
   }
   static constexpr i32 chunked(i32 dim) { return (dim + 63) / 64 * 64; }
 
@@ -139,7 +140,7 @@ struct alignas(64) TensorMap {
 
 // Q: box (64, tile_rows), K: (64, kv_rows), V: (64, kv_rows), O: (64, 64); dims (d, rows, heads,
 // batch), 16-bit elements, 128-byte swizzle, zero fill. Without config.swizzle the boxes of Q, K
-// and V are 8 wide. O is looked at where stage_output only.
+// and V are 8 wide. The map of O is used with stage_output only.
 struct ForwardTensorMaps {
   TensorMap q;
   TensorMap k;
@@ -147,6 +148,7 @@ struct ForwardTensorMaps {
   TensorMap o;
 };
 
+// The documents that a block of rows can belong to, as an interval of ids.
 struct IdRange {
   i64 least = 0x7fffffffffffffff;
   i64 largest = -0x7fffffffffffffff - 1;
@@ -164,8 +166,8 @@ struct IdRange {
   }
 };
 
-// Blocks of keys are numbered through all sequences (tile/document_ranges.cuh): numbers in use, and
-// some more where sequences are packed.
+// Blocks of keys are numbered through all sequences (common/documents_sm90.cuh): numbers in use,
+// and some more where sequences are packed.
 constexpr i64 num_key_ranges(i64 kv_rows, i64 num_sequences, bool packed, i64 block_rows) {
   if (packed) return kv_rows / block_rows + num_sequences;
   return ceil_div(kv_rows, block_rows) * num_sequences;
@@ -190,8 +192,8 @@ struct ForwardParams {
   float kept_scale;     // of probabilities that dropout keeps; 1 without
   IdRange* key_ranges;  // with config.skips_documents: the documents of each block of keys
 
-  // Where o, lse and stats go, and the arrays of the options: alibi_slopes, sinks, lengths,
-  // offsets, bias, mask, ids. q, k and v are read through the tensor maps.
+  // o, lse and stats, which the epilogue writes, and the arrays of the options: alibi_slopes,
+  // sinks, lengths, offsets, bias, mask, ids. q, k and v are read through the tensor maps.
   AttentionParams attention;
 };
 

@@ -1,8 +1,8 @@
 // SPDX-FileCopyrightText: fulmen contributors
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a consumer warpgroup of forward_sm90 has and does apart from the algorithm: its place in the
-// rings of tiles, its turn at the tensor cores, and which keys its 64 query rows see.
+// What a consumer warpgroup of forward_sm90 holds apart from the algorithm: its pipeline states,
+// named barriers (ping-pong, warpgroup, all consumers), and which keys its 64 query rows see.
 #pragma once
 
 #include "kernels/common/scores_sm90.cuh"
@@ -12,9 +12,9 @@
 
 namespace fulmen {
 
-template <AttentionConfig kConfig>
+template <ForwardSm90Config kConfig>
 struct ForwardWarpgroup {
-  using Shared = ForwardShared<kConfig>;
+  using Shared = ForwardStorage<kConfig>;
   using Scores = float[kConfig.kv_rows / 2];
 
   const ForwardTensorMaps& maps;
@@ -22,130 +22,131 @@ struct ForwardWarpgroup {
   Shared shared;
   u32 warpgroup;
   u32 thread;  // 0 .. 127
-  typename Shared::QCursor q_at;
-  typename Shared::KvCursor k_at, v_at;
-  ForwardFeeder<kConfig> feeder{{maps, params, shared}};
+  typename Shared::QState q_at;
+  typename Shared::KvState k_at, v_at;
+  InlineProducer<kConfig> inline_producer{{maps, params, shared}};
 
-  // Turns at the tensor cores: warpgroup w issues its products after w - 1. Only the first waits
-  // for K and V to land; the turn carries that to the others (measured: 3 to 4 % at d 128).
-  static constexpr bool kTurns = kConfig.ping_pong && kConfig.warpgroups > 1;
-  static constexpr u32 kTurnBarrier = 1;  // and on, one each
-  static constexpr u32 kMeetBarrier = 4;  // and on, one each
-  static constexpr u32 kAllBarrier = 7;   // of the consumers
-  bool waits_for_data() const { return !kTurns || warpgroup == 0; }
-  void take_turn() const {
-    if constexpr (kTurns) ptx::bar_sync(kTurnBarrier + warpgroup, 256);
+  // Ping-pong: warpgroup w issues its products after warpgroup w - 1. Only warpgroup 0 waits for K
+  // and V to land; the ping-pong barriers carry that to the others (measured: 3 to 4 % at d 128).
+  static constexpr bool kPingPong = kConfig.ping_pong && kConfig.warpgroups > 1;
+  static constexpr u32 kPingPongBarrier = 1;   // and on, one each
+  static constexpr u32 kWarpgroupBarrier = 4;  // and on, one each
+  static constexpr u32 kConsumersBarrier = 7;  // of the consumers
+  bool waits_for_data() const { return !kPingPong || warpgroup == 0; }
+  void ping_pong_wait() const {
+    if constexpr (kPingPong) ptx::bar_sync(kPingPongBarrier + warpgroup, 256);
   }
-  void pass_turn() const {
+  void ping_pong_arrive() const {
     const u32 next = warpgroup + 1 == kConfig.warpgroups ? 0 : warpgroup + 1;
-    if constexpr (kTurns) ptx::bar_arrive(kTurnBarrier + next, 256);
+    if constexpr (kPingPong) ptx::bar_arrive(kPingPongBarrier + next, 256);
   }
 
-  // What a warpgroup works on: 64 rows, of each of its heads those from `row` on in the sequence.
-  struct Task {
+  // The 64 rows of a warpgroup: of each of its heads those from `row` on in the sequence.
+  struct Work {
     QueryBlock block;
     i32 row;
-    u32 count;  // of the assignment
+    u32 count;  // number of the work tile
   };
-  // Read again where it is needed: registers are dearer.
-  Place place_of_task(const Task& task) const {
-    return read_place(shared, params, task.block, task.count);
+  // Read from shared memory wherever it is needed: that costs less than registers.
+  SeqlenInfo seqlen_info(const Work& work) const {
+    return read_seqlen_info(shared, params, work.block, work.count);
   }
 
   void release_q() {
-    if constexpr (Shared::kMovesTiles) {
+    if constexpr (Shared::kRotatesQ) {
       release_every_q();
     } else {
-      if (thread == 0) shared.q().release(q_at);
+      if (thread == 0) shared.q().consumer_release(q_at);
     }
     q_at.advance(kConfig.q_tiles());
   }
-  // All tiles of the block of queries, after they have landed.
+  // All tiles of Q of the work tile, after they have landed.
   void release_every_q() const {
-    typename Shared::QCursor first = q_at;
+    typename Shared::QState first = q_at;
     first.advance(kConfig.num_q_slots() - warpgroup);
-    first.parity ^= 1;  // a round forward and back
+    first.phase ^= 1;  // a round forward and back
     auto at = first;
-    for (i32 w = 0; w < kConfig.q_tiles(); ++w, at.advance()) shared.q().wait(at);
-    meet();
+    for (i32 w = 0; w < kConfig.q_tiles(); ++w, at.advance()) shared.q().consumer_wait(at);
+    sync_warpgroup();
     at = first;
     for (i32 w = 0; thread == 0 && w < kConfig.q_tiles(); ++w, at.advance()) {
-      shared.q().release(at);
+      shared.q().consumer_release(at);
     }
   }
   void release_k() {
-    if (thread == 0) shared.k().release(k_at);
+    if (thread == 0) shared.k().consumer_release(k_at);
     k_at.advance();
-    ++feeder.free_k;
+    ++inline_producer.free_k;
   }
   void release_v() {
-    if (thread == 0) shared.v().release(v_at);
+    if (thread == 0) shared.v().consumer_release(v_at);
     v_at.advance();
-    ++feeder.free_v;
+    ++inline_producer.free_v;
   }
 
-  // Loads, where no warp of its own does: what comes first of a task, and then wherever a tile is
-  // about to be used, into the buffers that were given back.
-  void begin_loads(const Task& task, const KeyBlocks& blocks) {
+  // Without a producer warp: the first loads of a work tile, and before each use of a tile loads
+  // into the buffers that were released.
+  void begin_producing(const Work& work, const KeyBlocks& blocks) {
     if constexpr (kConfig.specialised) return;
-    feeder.begin(task.block, place_of_task(task), blocks.all_begin, blocks.all_end - 1);
-    if (warpgroup == 0 && thread == 0) feeder.loader.load_q(task.block, feeder.place);
+    inline_producer.begin(work.block, seqlen_info(work), blocks.all_begin, blocks.all_end - 1);
+    if (warpgroup == 0 && thread == 0)
+      inline_producer.producer.load_q(work.block, inline_producer.seqlen);
     ptx::warp_sync();
   }
-  void feed() {
+  void produce() {
     if constexpr (kConfig.specialised) return;
-    if (warpgroup == 0 && thread == 0) feeder.feed();
+    if (warpgroup == 0 && thread == 0) inline_producer.produce();
     ptx::warp_sync();
   }
 
-  // The columns of V and O that are this warpgroup's, from this one on.
+  // The first of the columns of V and O that this warpgroup computes.
   i32 first_dim() const { return kConfig.split_dims ? i32(warpgroup) * kConfig.o_dims() : 0; }
   u32 v_tile() const { return shared.v().address(v_at) + first_dim() * kConfig.kv_rows * 2; }
 
-  // All warps are here: what they waited for may go on. Products are such a place, too.
-  void meet() const { ptx::bar_sync(kMeetBarrier + warpgroup, 128); }
+  // All warps of the warpgroup have come here; a wgmma synchronises them as well.
+  void sync_warpgroup() const { ptx::bar_sync(kWarpgroupBarrier + warpgroup, 128); }
 
   // A block of keys that only other warpgroups of this thread block see.
   void skip_block() {
-    feed();
-    shared.k().wait(k_at);
-    take_turn();
-    pass_turn();  // before V: with one stage it comes only when the others have read K
-    meet();
+    produce();
+    shared.k().consumer_wait(k_at);
+    ping_pong_wait();
+    ping_pong_arrive();  // before V: with one stage it comes only when the others have read K
+    sync_warpgroup();
     release_k();
-    shared.v().wait(v_at);
-    meet();
+    shared.v().consumer_wait(v_at);
+    sync_warpgroup();
     release_v();
   }
 
   // The first row of this thread in its tile; the second is 8 further.
   i32 first_row() const { return thread / 32 * 16 + thread % 32 / 4; }
 
-  // What row r, 0 or 1, of this thread is: a row of a head of the sequence.
-  i32 q_row(const Task& task, i32 r) const {
-    return task.row + (first_row() + 8 * r) % kConfig.tile_rows();
+  // Row r, 0 or 1, of this thread: its number in the sequence, and its head.
+  i32 q_row(const Work& work, i32 r) const {
+    return work.row + (first_row() + 8 * r) % kConfig.tile_rows();
   }
-  i32 head(const Task& task, i32 r) const {
-    return task.block.head + (first_row() + 8 * r) / kConfig.tile_rows();
+  i32 head(const Work& work, i32 r) const {
+    return work.block.head + (first_row() + 8 * r) / kConfig.tile_rows();
   }
 
-  // The keys that this thread's two rows see.
-  void see(Interval (&visible)[2], const Task& task) const {
-    const Place place = place_of_task(task);
+  // The intervals of keys that the interval mask leaves to this thread's two rows.
+  void find_visible_keys(Interval (&visible)[2], const Work& work) const {
+    const SeqlenInfo seqlen = seqlen_info(work);
     for (i32 r = 0; r < 2; ++r) {
       visible[r] =
-          visible_columns(effective_mask<kConfig>(params.mask), place.shape, q_row(task, r));
+          visible_columns(effective_mask<kConfig>(params.mask), seqlen.shape, q_row(work, r));
     }
   }
 
-  FragmentScores<kConfig> scores_of(const Task& task) const {
-    return {params, place_of_task(task), task.block, task.row + first_row()};
+  FragmentScores<kConfig> scores_of(const Work& work) const {
+    return {params, seqlen_info(work), work.block, work.row + first_row()};
   }
   float softmax_factor() const { return kConfig.maps_scores() ? 1.f : params.scale_log2; }
 
-  // Hides the keys of block j that a row does not see.
-  template <Sight kSight>
-  void hide(Scores& S, const Interval (&visible)[2], i32 j) const {
+  // S = -inf at the keys of block j outside a row's interval. kMask: which bounds can lie in it.
+  template <MaskKind kMask>
+  void apply_mask(Scores& S, const Interval (&visible)[2], i32 j) const {
 #pragma unroll
     for (i32 row = 0; row < 2; ++row) {
       const i32 column = j * kConfig.kv_rows + i32(thread) % 4 * 2;  // of S[0]
@@ -156,7 +157,7 @@ struct ForwardWarpgroup {
 #pragma unroll
         for (i32 c = 0; c < 2; ++c) {
           const i32 offset = i / 4 * 8 + c;
-          bool hidden = kSight == Sight::kEnds && offset >= end;
+          bool hidden = kMask == MaskKind::kRight && offset >= end;
           if constexpr (kConfig.mask == MaskKind::kBoth) hidden = hidden || offset < begin;
           if (hidden) S[i + c] = kNegativeInfinity;
         }

@@ -1,8 +1,9 @@
 // SPDX-FileCopyrightText: fulmen contributors
 // SPDX-License-Identifier: Apache-2.0
 //
-// The loader of forward_sm90: one thread that tells the copy engine which tiles of Q, K and V to
-// fetch, in the order in which the consumers use them, as soon as a buffer is free.
+// The producer of forward_sm90: one thread that starts the TMA loads of Q, K and V in the order in
+// which the consumers use them, as soon as a buffer is free; and the warp that sets rows of V past
+// a sequence's end to zero. InlineProducer does the same from a thread of a consumer (ablation).
 #pragma once
 
 #include "kernels/common/products_sm90.cuh"
@@ -11,15 +12,15 @@
 
 namespace fulmen {
 
-template <AttentionConfig kConfig>
-struct ForwardLoader {
-  using Shared = ForwardShared<kConfig>;
+template <ForwardSm90Config kConfig>
+struct ForwardProducer {
+  using Shared = ForwardStorage<kConfig>;
 
   const ForwardTensorMaps& maps;
   const ForwardParams& params;
   Shared shared;
-  typename Shared::QCursor q_at;
-  typename Shared::KvCursor k_at, v_at;
+  typename Shared::QState q_at;
+  typename Shared::KvState k_at, v_at;
 
   void load(const TensorMap& map, u32 tile, u32 full, i32 dims, i32 rows, i32 row, i32 head,
             i32 batch, u64 policy) const {
@@ -34,31 +35,31 @@ struct ForwardLoader {
     }
   }
 
-  void load_k(i32 block, i32 head, const Place& place) {
-    shared.k().acquire(k_at);
+  void load_k(i32 block, i32 head, const SeqlenInfo& seqlen) {
+    shared.k().producer_acquire(k_at);
     load(maps.k, shared.k().address(k_at), shared.k().full(k_at), kConfig.d_qk, kConfig.kv_rows,
-         place.kv_begin + block * kConfig.kv_rows, head, place.batch, ptx::kEvictLast);
+         seqlen.kv_begin + block * kConfig.kv_rows, head, seqlen.batch, ptx::kEvictLast);
     k_at.advance();
   }
 
-  void load_v(i32 block, i32 head, const Place& place) {
+  void load_v(i32 block, i32 head, const SeqlenInfo& seqlen) {
     const bool ends_inside =
-        kConfig.sequences && rows_inside<kConfig>(place, block) < kConfig.kv_rows;
+        kConfig.sequences && rows_inside<kConfig>(seqlen, block) < kConfig.kv_rows;
     const u32 barrier = ends_inside ? shared.landed(v_at) : shared.v().full(v_at);
-    shared.v().acquire(v_at, barrier);
+    shared.v().producer_acquire(v_at, barrier);
     load(maps.v, shared.v().address(v_at), barrier, kConfig.d_v, kConfig.kv_rows,
-         place.kv_begin + block * kConfig.kv_rows, head, place.batch, ptx::kEvictLast);
+         seqlen.kv_begin + block * kConfig.kv_rows, head, seqlen.batch, ptx::kEvictLast);
     v_at.advance();
   }
 
-  void load_q(const QueryBlock& block, const Place& place) {
-    const i32 row = place.q_begin + block.q_block * kConfig.q_rows();
+  void load_q(const QueryBlock& block, const SeqlenInfo& seqlen) {
+    const i32 row = seqlen.q_begin + block.q_block * kConfig.q_rows();
     for (i32 w = 0; w < kConfig.q_tiles(); ++w) {
-      shared.q().acquire(q_at);
+      shared.q().producer_acquire(q_at);
       for (i32 h = 0; h < kConfig.heads_per_tile; ++h) {
         load(maps.q, shared.q().address(q_at) + h * kConfig.tile_rows() * 128,
              shared.q().full(q_at), kConfig.d_qk, 64, row + kConfig.tile_rows() * w, block.head + h,
-             place.batch, ptx::kEvictFirst);
+             seqlen.batch, ptx::kEvictFirst);
       }
       q_at.advance();
     }
@@ -68,75 +69,75 @@ struct ForwardLoader {
     return block.head / (params.heads_q / params.heads_kv);
   }
 
-  void load_block(const QueryBlock& block, const Place& place, i32 first, i32 last) {
+  void load_block(const QueryBlock& block, const SeqlenInfo& seqlen, i32 first, i32 last) {
     const i32 head = kv_head(block);
     if (last <= first + 1) ptx::mbarrier_arrive(shared.nearly_loaded());
-    load_k(last, head, place);
-    load_q(block, place);
+    load_k(last, head, seqlen);
+    load_q(block, seqlen);
 #pragma unroll 1
     for (i32 j = last - 1; j >= first; --j) {
       if (j == first + 1) ptx::mbarrier_arrive(shared.nearly_loaded());
-      load_k(j, head, place);
-      load_v(j + 1, head, place);
+      load_k(j, head, seqlen);
+      load_v(j + 1, head, seqlen);
     }
-    load_v(first, head, place);
+    load_v(first, head, seqlen);
   }
 
   void run() {
 #pragma unroll 1
     for (u32 count = 0;; ++count) {
-      ptx::mbarrier_wait(shared.assigned(count), Shared::parity(count));
-      const ptx::U32x4 mail = ptx::load_shared_x4(shared.mail(count));
-      const QueryBlock block{i32(mail.word[0]), i32(mail.word[1]), i32(mail.word[2])};
+      ptx::mbarrier_wait(shared.published(count), Shared::parity(count));
+      const ptx::U32x4 tile = ptx::load_shared_x4(shared.work_tile(count));
+      const QueryBlock block{i32(tile.word[0]), i32(tile.word[1]), i32(tile.word[2])};
       if (block.q_block < 0) return;
-      load_block(block, read_place(shared, params, block, count),
+      load_block(block, read_seqlen_info(shared, params, block, count),
                  ptx::load_shared(shared.key_blocks(count, 0) + 16),
                  ptx::load_shared(shared.key_blocks(count, 0) + 20) - 1);
     }
   }
 };
 
-// The same by a thread that computes as well (ablation): it begins a block of queries with as many
-// tiles as there are buffers, and fills those that it has given back whenever it is told to. Then
-// it waits for the other warpgroups to give them back, too.
-template <AttentionConfig kConfig>
-struct ForwardFeeder {
-  ForwardLoader<kConfig> loader;
+// The same by a thread of a consumer warpgroup (ablation): it starts as many loads as there are
+// buffers, and whenever its warpgroup calls produce() one for each buffer that the warpgroup has
+// released; it then waits until the other warpgroups have released that buffer, too.
+template <ForwardSm90Config kConfig>
+struct InlineProducer {
+  ForwardProducer<kConfig> producer;
   QueryBlock block;
-  Place place;
+  SeqlenInfo seqlen;
   i32 first, last;  // blocks of keys
   i32 next_k, next_v;
   i32 free_k = kConfig.stages, free_v = kConfig.stages;
 
-  void begin(const QueryBlock& block_, const Place& place_, i32 first_, i32 last_) {
+  void begin(const QueryBlock& block_, const SeqlenInfo& seqlen_, i32 first_, i32 last_) {
     block = block_;
-    place = place_;
+    seqlen = seqlen_;
     first = first_;
     last = next_k = next_v = last_;
   }
 
-  void feed() {
-    const i32 head = loader.kv_head(block);
+  void produce() {
+    const i32 head = producer.kv_head(block);
 #pragma unroll 1
     for (; free_k > 0 && next_k >= first; --next_k, --free_k) {
-      if (next_k == min(first + 1, last)) ptx::mbarrier_arrive(loader.shared.nearly_loaded());
-      loader.load_k(next_k, head, place);
+      if (next_k == min(first + 1, last)) ptx::mbarrier_arrive(producer.shared.nearly_loaded());
+      producer.load_k(next_k, head, seqlen);
     }
 #pragma unroll 1
-    for (; free_v > 0 && next_v >= first; --next_v, --free_v) loader.load_v(next_v, head, place);
+    for (; free_v > 0 && next_v >= first; --next_v, --free_v) producer.load_v(next_v, head, seqlen);
   }
 };
 
-// One warp that follows the loader: between a tile of V and its readers where the sequence ends
-// inside it.
-template <AttentionConfig kConfig>
-struct ForwardSweeper {
-  using Shared = ForwardShared<kConfig>;
+// One warp that sets rows past the sequence's end to zero in tiles of V that have landed, before
+// the consumers read them: probabilities of 0 times whatever lies there could be NaN.
+template <ForwardSm90Config kConfig>
+struct ForwardTailZeroFill {
+  using Shared = ForwardStorage<kConfig>;
 
   const ForwardParams& params;
   Shared shared;
-  typename Shared::KvCursor v_at;
-  u32 parities = 0;  // of the `landed` barriers, one bit each
+  typename Shared::KvState v_at;
+  u32 phases = 0;  // of the `landed` barriers, one bit each
 
   // Rows `first` and on of a tile of V become 0.
   void clear_rows(u32 tile, i32 first) const {
@@ -151,9 +152,9 @@ struct ForwardSweeper {
     ptx::fence_proxy_async();
   }
 
-  void sweep(i32 rows) {
-    ptx::mbarrier_wait(shared.landed(v_at), parities >> v_at.buffer & 1);
-    parities ^= 1u << v_at.buffer;
+  void zero_fill(i32 rows) {
+    ptx::mbarrier_wait(shared.landed(v_at), phases >> v_at.index & 1);
+    phases ^= 1u << v_at.index;
     clear_rows(shared.v().address(v_at), rows);
     ptx::warp_sync();
     if (ptx::thread_index() % 32 == 0) ptx::mbarrier_arrive(shared.v().full(v_at));
@@ -162,17 +163,17 @@ struct ForwardSweeper {
   void run() {
 #pragma unroll 1
     for (u32 count = 0;; ++count) {
-      ptx::mbarrier_wait(shared.assigned(count), Shared::parity(count));
-      const Assignment assignment = read_assignment(shared, count);
-      if (assignment.block.q_block < 0) return;
-      const Place place = read_place(shared, params, assignment.block, count);
+      ptx::mbarrier_wait(shared.published(count), Shared::parity(count));
+      const WorkTile tile = read_work_tile(shared, count);
+      if (tile.block.q_block < 0) return;
+      const SeqlenInfo seqlen = read_seqlen_info(shared, params, tile.block, count);
       const KeyBlocks blocks = read_key_blocks(shared, count, 0);
       ptx::warp_sync();
       if (ptx::thread_index() % 32 == 0) ptx::mbarrier_arrive(shared.done(count));
 #pragma unroll 1
       for (i32 j = blocks.all_end - 1; j >= blocks.all_begin; --j) {
-        const i32 rows = rows_inside<kConfig>(place, j);
-        if (rows < kConfig.kv_rows) sweep(rows);
+        const i32 rows = rows_inside<kConfig>(seqlen, j);
+        if (rows < kConfig.kv_rows) zero_fill(rows);
         v_at.advance();
       }
     }

@@ -1,9 +1,10 @@
 // SPDX-FileCopyrightText: fulmen contributors
 // SPDX-License-Identifier: Apache-2.0
 //
-// The planner of forward_sm90: one warp that finds the next block of queries, works out which
-// blocks of keys every warpgroup visits, and sends blocks round again whose results left the range
-// of float32.
+// The tile scheduler of forward_sm90 and backward_dq_sm90: a persistent grid takes blocks of
+// queries from a counter, those with the most keys first. One warp of each thread block claims the
+// next one, finds which blocks of keys each warpgroup computes, publishes both as a work tile, and
+// publishes a work tile again, for the fallback, whose result left the range of float32.
 #pragma once
 
 #include "kernels/base.cuh"
@@ -40,10 +41,10 @@ struct BlockOrder {
   }
 };
 
-template <AttentionConfig kConfig>
-class SequenceOrder {
+template <ForwardSm90Config kConfig>
+class TileOrder {
  public:
-  SequenceOrder(const ForwardParams& params, u32 lane) : params_(params), lane_(lane) {
+  TileOrder(const ForwardParams& params, u32 lane) : params_(params), lane_(lane) {
     u32 total = 0, most = 0;
 #pragma unroll 1
     for (i32 s = lane; s < params.batch; s += 32) {
@@ -126,22 +127,21 @@ class SequenceOrder {
   i32 top_;              // blocks of the longest
   u32 first_;            // blocks of sequence number `lane`
 
-  // Where the walk stands: blocks q_block_ of this group have numbers begin_ .. end_ - 1 in it.
+  // Position: blocks q_block_ of this group have numbers begin_ .. end_ - 1 in it.
   i32 group_ = -1;
   i32 q_block_ = 0;
   i32 begin_ = 0;
   i32 end_ = 0;
 };
 
-// Blocks of equal sequences need no walk.
-template <AttentionConfig kConfig>
+// Of sequences that are alike: in closed form.
+template <ForwardSm90Config kConfig>
   requires(!kConfig.sequences)
-class SequenceOrder<kConfig> {
+class TileOrder<kConfig> {
  public:
-  SequenceOrder(const ForwardParams& params, u32)
+  TileOrder(const ForwardParams& params, u32)
       : order_{params.num_q_blocks, params.heads_q / kConfig.heads_per_tile, params.batch,
-               params.heads_per_group, kConfig.longest_first && kConfig.mask != MaskKind::kLength} {
-  }
+               params.heads_per_group, kConfig.longest_first && kConfig.mask != MaskKind::kNone} {}
 
   i32 size() const { return order_.size(); }
   QueryBlock at(i32 index) const {
@@ -154,26 +154,26 @@ class SequenceOrder<kConfig> {
   BlockOrder order_;
 };
 
-// What documents leave of `range`, the blocks of keys of a warpgroup in lane w and of all of them
-// in the lanes after: the blocks from the first to the last that any row can see, and of the full
-// ones those that belong to one document with all rows of the warpgroup, up to the first that does
-// not. All lanes of a warp.
-template <AttentionConfig kConfig>
-inline BlockRange narrowed(BlockRange range, const ForwardParams& params, const QueryBlock& block,
-                           const Place& place, u32 lane) {
+// What documents leave of `range`, the blocks of keys of warpgroup w in lane w and of all of them
+// in the lanes after: the blocks from the first to the last that share a document with a row, and
+// of the full ones those that are of one document with all rows of the warpgroup, up to the first
+// that is not. All lanes of a warp.
+template <ForwardSm90Config kConfig>
+inline BlockRange narrow_to_documents(BlockRange range, const ForwardParams& params,
+                                      const QueryBlock& block, const SeqlenInfo& seqlen, u32 lane) {
   const AttentionParams& p = params.attention;
   const IdRange* keys =
-      params.key_ranges + first_key_range(p, kConfig.kv_rows, block.batch, place.kv_begin);
+      params.key_ranges + first_key_range(p, kConfig.kv_rows, block.batch, seqlen.kv_begin);
   IdRange ids[kConfig.q_tiles()], all_ids;
 #pragma unroll
   for (i32 w = 0; w < kConfig.q_tiles(); ++w) {
     const i32 row = block.q_block * kConfig.q_rows() + w * kConfig.tile_rows();
-    const i32 end = min(row + kConfig.tile_rows(), place.shape.q_len);
-    ids[w] = ids_of_rows(p.q_ids, place.batch, place.q_begin + row, place.q_begin + end, lane);
+    const i32 end = min(row + kConfig.tile_rows(), seqlen.shape.q_len);
+    ids[w] = ids_of_rows(p.q_ids, seqlen.batch, seqlen.q_begin + row, seqlen.q_begin + end, lane);
     all_ids.add(ids[w].least);
     all_ids.add(ids[w].largest);
   }
-  if (place.shape.q_len <= block.q_block * kConfig.q_rows()) return range;  // no rows, no ids
+  if (seqlen.shape.q_len <= block.q_block * kConfig.q_rows()) return range;  // no rows, no ids
   Interval all{ptx::shuffle(i32(range.visible.begin), kConfig.warpgroups),
                ptx::shuffle(i32(range.visible.end), kConfig.warpgroups)};
   const auto meets = [&](i32 j) { return keys[j].meets(all_ids); };
@@ -190,7 +190,7 @@ inline BlockRange narrowed(BlockRange range, const ForwardParams& params, const 
     if (lane == w) range.full = full;
   }
   if (lane >= u32(kConfig.warpgroups)) {
-    range.visible = all;
+    range.visit = all;
   } else {
     range.visible.begin = min(max(range.visible.begin, all.begin), all.end - 1);
     range.visible.end = clamp(range.visible.end, range.visible.begin + 1, all.end);
@@ -198,9 +198,9 @@ inline BlockRange narrowed(BlockRange range, const ForwardParams& params, const 
   return range;
 }
 
-template <AttentionConfig kConfig>
-struct ForwardPlanner {
-  using Shared = ForwardShared<kConfig>;
+template <ForwardSm90Config kConfig>
+struct ForwardScheduler {
+  using Shared = ForwardStorage<kConfig>;
   static constexpr i32 kUnclaimed = -1;
 
   const ForwardParams& params;
@@ -208,41 +208,43 @@ struct ForwardPlanner {
   u32 lane;
   i32 claimed = kUnclaimed;  // index of the block after this one
 
-  // Writes the mail. Lane w plans for warpgroup w, the lanes after them for the whole thread block.
-  void assign(u32 count, const Assignment& next) const {
+  // Writes work tile number `count`. Lane w finds the key blocks of warpgroup w, the lanes after
+  // them those of the whole thread block.
+  void publish(u32 count, const WorkTile& next) const {
     const bool for_warpgroup = lane < u32(kConfig.warpgroups);
     const i32 row = next.block.q_block * kConfig.q_rows();
-    const Place place = place_of<kConfig>(params, next.block);
-    BlockRange range = visited_blocks<kConfig>(
-        params.mask, place.shape,
+    const SeqlenInfo seqlen = seqlen_info_of<kConfig>(params, next.block);
+    BlockRange range = visible_key_blocks<kConfig>(
+        params.mask, seqlen.shape,
         for_warpgroup ? row + kConfig.tile_rows() * q_tile<kConfig>(lane) : row,
         for_warpgroup ? kConfig.tile_rows() : kConfig.q_rows());
     if constexpr (kConfig.skips_documents) {  // block -1, the end, has no rows and no ids
-      if (row >= 0) range = narrowed<kConfig>(range, params, next.block, place, lane);
+      if (row >= 0) range = narrow_to_documents<kConfig>(range, params, next.block, seqlen, lane);
     }
     const Interval all{ptx::shuffle(i32(range.visible.begin), kConfig.warpgroups),
                        ptx::shuffle(i32(range.visible.end), kConfig.warpgroups)};
-    ptx::warp_sync();  // all have read `next`, which may lie in the mail written now
+    ptx::warp_sync();  // all have read `next`, which may lie in the slot written now
     if (for_warpgroup) {
       const KeyBlocks blocks = key_blocks<kConfig>(all, range);
-      const u32 mail = shared.key_blocks(count, lane);
-      ptx::store_shared_x4(mail, {{u32(blocks.begin), u32(blocks.full_begin), u32(blocks.full_end),
+      const u32 slot = shared.key_blocks(count, lane);
+      ptx::store_shared_x4(slot, {{u32(blocks.begin), u32(blocks.full_begin), u32(blocks.full_end),
                                    u32(blocks.end)}});
-      ptx::store_shared(mail + 16, blocks.all_begin);
-      ptx::store_shared(mail + 20, blocks.all_end);
+      ptx::store_shared(slot + 16, blocks.all_begin);
+      ptx::store_shared(slot + 20, blocks.all_end);
     }
     if (lane == 0) {
-      write_place(shared, count, place);
+      write_seqlen_info(shared, count, seqlen);
       ptx::store_shared(shared.failed(count), 0);
-      ptx::store_shared_x4(shared.mail(count), {{u32(next.block.q_block), u32(next.block.head),
-                                                 u32(next.block.batch), u32(next.careful)}});
+      ptx::store_shared_x4(shared.work_tile(count),
+                           {{u32(next.block.q_block), u32(next.block.head), u32(next.block.batch),
+                             u32(next.is_fallback)}});
     }
     ptx::warp_sync();
-    if (lane == 0) ptx::mbarrier_arrive(shared.assigned(count));
+    if (lane == 0) ptx::mbarrier_arrive(shared.published(count));
   }
 
-  // Waits until assignment number `count` is finished; whether it must be repeated.
-  bool must_repeat(u32 count) const {
+  // Waits until work tile number `count` is done; whether the fallback must compute it.
+  bool has_failed(u32 count) const {
     ptx::mbarrier_wait(shared.done(count), Shared::parity(count));
     const bool failed = ptx::load_shared(shared.failed(count)) != 0;
     ptx::warp_sync();
@@ -250,7 +252,7 @@ struct ForwardPlanner {
     return failed;
   }
 
-  // As record_faults, which is a call: the assembler fails on calls beside setmaxnreg.
+  // As record_faults, which is a call: the assembler fails on calls in a kernel with setmaxnreg.
   void record_invalid_entries() const {
     const AttentionParams& p = params.attention;
     if (p.faults == nullptr) return;
@@ -269,15 +271,15 @@ struct ForwardPlanner {
 
   void run() {
     if constexpr (kConfig.sequences || kConfig.dropout) record_invalid_entries();
-    SequenceOrder<kConfig> order(params, lane);
+    TileOrder<kConfig> order(params, lane);
     const i32 size = order.size();
-    Assignment now{{-1, 0, 0}, false};
+    WorkTile now{{-1, 0, 0}, false};
     if (!kConfig.sequences || i32(ptx::block_index()) < size) {
       now.block = order.at(ptx::block_index());
     }
 #pragma unroll 1
     for (u32 count = 0;; ++count) {
-      assign(count, now);
+      publish(count, now);
       if (now.block.q_block < 0) return;
       // Claims as late as possible, so that longest-first balances: an early claim ties two long
       // blocks to one multiprocessor (measured: 5 % at causal 4k). Looking up documents takes as
@@ -292,14 +294,14 @@ struct ForwardPlanner {
         }
         claimed = min<i32>(size, ptx::broadcast(index) + ptx::num_blocks());
       }
-      // Assignment count - 1 is over by now, or nearly: its verdict decides what comes next.
-      if (count > 0 && must_repeat(count - 1)) {
-        now = {read_assignment(shared, count - 1).block, true};
+      // WorkTile count - 1 is over by now, or nearly: its verdict decides what comes next.
+      if (count > 0 && has_failed(count - 1)) {
+        now = {read_work_tile(shared, count - 1).block, true};
       } else if (claimed < size) {
         now = {order.at(claimed), false};
         claimed = kUnclaimed;
-      } else if (must_repeat(count)) {
-        now = {read_assignment(shared, count).block, true};
+      } else if (has_failed(count)) {
+        now = {read_work_tile(shared, count).block, true};
       } else {
         now.block.q_block = -1;
       }

@@ -5,9 +5,9 @@
 // scores in a wgmma fragment. Exponents are base 2: p = exp2(s c - m), c = scale log2(e), m =
 // `shift`. Exactness does not need m to be the maximum: any m gives the same quotient O / sum as
 // long as nothing leaves the range of float32. So full blocks may keep the m of the first block
-// (ShiftRule); `in_range` tells afterwards whether that was enough, and the caller repeats a block
-// of queries with the maximum of every block where it was not. Buys 9 to 10 % at d 64 full and
-// d 128 causal, S 4096 (H100, 2026-11-28, bench/results/2026-11-28-forward-ablation-h100.jsonl).
+// (ShiftRule); `in_range` tells afterwards whether that was enough, and where it was not the work
+// tile goes to the fallback, with the maximum of every block. Buys 9 to 10 % at d 64 full and d 128
+// causal, S 4096 (H100, 2026-11-28, bench/results/2026-11-28-forward-ablation-h100.jsonl).
 #pragma once
 
 #include "kernels/forward_sm90/config.h"
@@ -16,7 +16,7 @@
 
 namespace fulmen {
 
-template <AttentionConfig kConfig>
+template <ForwardSm90Config kConfig>
 struct RowSoftmax {
   static constexpr i32 kFloats = kConfig.kv_rows / 2;
   using Scores = float[kFloats];
@@ -24,7 +24,7 @@ struct RowSoftmax {
   float factor;  // scale log2(e), c above; 1 where scores come in units of log2
   float row_max[2] = {kNegativeInfinity, kNegativeInfinity};  // scaled; -inf: nothing seen yet
   float sum[2] = {0, 0};  // of this thread's columns; of the row after finish()
-  float last_sum[2];      // of the last block that kept m
+  float last_sum[2];      // of the last block
 
   float raw_max[2] = {kNegativeInfinity, kNegativeInfinity};  // kDifferences: unscaled
 
@@ -33,8 +33,8 @@ struct RowSoftmax {
 
   float raw_shift(i32 row) const { return raw_max[row] == kNegativeInfinity ? 0.f : raw_max[row]; }
 
-  // S becomes exp2(S c - m); block_sum its sums over this thread's columns. kDifferences: the
-  // exponent is (S - raw_max) c, so that equal scores have weight 1 however large they are.
+  // S = exp2(c S - m); block_sum: its sums over this thread's columns. kDifferences: the exponent
+  // is c (S - raw_max), so that equal scores have weight 1 however large they are.
   template <bool kDifferences = false>
   void exponentiate(Scores& S, float (&block_sum)[2]) const {
 #pragma unroll
@@ -52,10 +52,11 @@ struct RowSoftmax {
     }
   }
 
-  // One block by the textbook, m brought up to date first. Returns whether earlier results must be
-  // multiplied by `rescale`. kAlways: m becomes the maximum itself, however little it grew.
+  // m = max(m, row maximum of c S), S = exp2(c S - m), sum += row sums of S. Returns whether m
+  // grew, so that earlier results must be multiplied by `rescale`. kAlways: m becomes the maximum
+  // itself, however little it grew.
   template <bool kAlways = kConfig.shift_rule == ShiftRule::kEveryBlock, bool kDifferences = false>
-  bool update(Scores& S, float (&rescale)[2]) {
+  bool max_exp_sum(Scores& S, float (&rescale)[2]) {
     static_assert(kAlways || !kDifferences);
     float block_max[2], old_raw[2];
 #pragma unroll
@@ -93,15 +94,15 @@ struct RowSoftmax {
     return grown;
   }
 
-  // One full block with the m that is there.
-  void keep(Scores& S) {
+  // The same with the m of the blocks before.
+  void exp_sum(Scores& S) {
     exponentiate(S, last_sum);
     sum[0] += last_sum[0];
     sum[1] += last_sum[1];
   }
 
-  // After `keep`: whether m was too small for S to be rounded to f16. If so, S and the sums are
-  // divided by a power of two; so must be O, by `rescale`, and S rounded again. Asked after the
+  // After exp_sum: whether m was too small for S to be rounded to f16. If so, S and the sums
+  // are divided by a power of two; so must be O, by `rescale`, and S rounded again. Asked after the
   // rounding, which it would otherwise hold up.
   bool outgrew(Scores& S, float (&rescale)[2]) {
     if constexpr (kConfig.shift_rule != ShiftRule::kWhenSumGrew) return false;
@@ -130,22 +131,22 @@ struct RowSoftmax {
   }
 
   // Natural logarithm of the sum of exponentials; -inf for a row that saw nothing.
-  float lse(i32 row) const { return natural(lse_log2(row)); }
+  float lse(i32 row) const { return nats(lse_log2(row)); }
   float lse_log2(i32 row) const { return shift(row) + ptx::log2(sum[row]); }
 
-  // What backward kernels get of a row: no score lies above the first, and the second is the sum
-  // of exponentials relative to it. From lse, or after update<true> alone from the maximum, exactly
-  // as a backward kernel computes scale * s.
-  struct Saved {
+  // A row of the array stats: no score lies above row_max, and row_sum is the sum of exponentials
+  // relative to it. stats: from lse; exact_stats, after max_exp_sum<true> alone: from the maximum,
+  // exactly as a backward kernel computes scale * s.
+  struct RowStats {
     float row_max, row_sum;
   };
-  Saved saved(i32 row) const {
+  RowStats stats(i32 row) const {
     return {lse(row), sum[row] == 0 ? 0.f : sum[row] == sum[row] ? 1.f : sum[row]};
   }
-  Saved saved_exactly(i32 row, float scale) const {
+  RowStats exact_stats(i32 row, float scale) const {
     if (row_max[row] == kNegativeInfinity) return {row_max[row], sum[row]};
     if constexpr (kConfig.maps_scores()) {
-      const float maximum = natural(row_max[row]);
+      const float maximum = nats(row_max[row]);
       if (is_saturated(row_max[row])) return {maximum, sum[row]};
       return {maximum, sum[row] * ptx::exp2(ptx::fma(-maximum, kPerLn2, row_max[row]))};
     }
@@ -160,7 +161,7 @@ struct RowSoftmax {
   // Nats, of a score in units of log2. The largest floats stand for themselves: a bias as large is
   // cut to them (pair_terms.cuh).
   static bool is_saturated(float x) { return x == kLargestFloat || x == -kLargestFloat; }
-  static float natural(float x) {
+  static float nats(float x) {
     if constexpr (kConfig.bias != DType::kNone) return is_saturated(x) ? x : x * kLn2;
     return x * kLn2;
   }

@@ -1,8 +1,8 @@
 // SPDX-FileCopyrightText: fulmen contributors
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the three roles of forward_sm90 share: the layout of shared memory with its barriers, and
-// the mail by which the planner tells the loader and the consumers what to do next.
+// Shared memory of forward_sm90 and backward_dq_sm90: tiles of Q, K, V and O, their mbarriers, and
+// the two slots in which the tile scheduler publishes work tiles to the producer and the consumers.
 #pragma once
 
 #include "kernels/attention/block_range.cuh"
@@ -14,65 +14,67 @@
 
 namespace fulmen {
 
-// Shared memory: Q, K, V, O, then the mailbox and the barriers.
-template <AttentionConfig kConfig>
-struct ForwardShared {
+// In this order: Q, K, V, O, two work tiles, barriers.
+template <ForwardSm90Config kConfig>
+struct ForwardStorage {
   u32 base;
 
-  using QCursor = Cursor<kConfig.num_q_slots()>;
-  using KvCursor = Cursor<kConfig.stages>;
+  using QState = PipelineState<kConfig.num_q_slots()>;
+  using KvState = PipelineState<kConfig.stages>;
   static constexpr u32 kK = kConfig.num_q_slots() * kConfig.q_bytes();
   static constexpr u32 kV = kK + kConfig.stages * kConfig.k_bytes();
   static constexpr u32 kO = kV + kConfig.stages * kConfig.v_bytes();
-  static constexpr u32 kMail = kO + kConfig.o_bytes();
-  static constexpr u32 kMailBytes = kConfig.mail_bytes();
-  static constexpr u32 kBarriers = kMail + 2 * kMailBytes;
+  static constexpr u32 kWorkTiles = kO + kConfig.o_bytes();
+  static constexpr u32 kWorkTileBytes = kConfig.work_tile_bytes();
+  static constexpr u32 kBarriers = kWorkTiles + 2 * kWorkTileBytes;
   static constexpr u32 kQBarriers = kBarriers + 48;
-  static constexpr u32 kKBarriers = kQBarriers + Ring<kConfig.num_q_slots()>::kBarrierBytes;
-  static constexpr u32 kVBarriers = kKBarriers + Ring<kConfig.stages>::kBarrierBytes;
-  static constexpr u32 kLanded = kVBarriers + Ring<kConfig.stages>::kBarrierBytes;
+  static constexpr u32 kKBarriers = kQBarriers + Pipeline<kConfig.num_q_slots()>::kBarrierBytes;
+  static constexpr u32 kVBarriers = kKBarriers + Pipeline<kConfig.stages>::kBarrierBytes;
+  static constexpr u32 kLanded = kVBarriers + Pipeline<kConfig.stages>::kBarrierBytes;
   static_assert(kLanded + (kConfig.sequences ? 8 * kConfig.stages : 0) ==
                 u32(kConfig.shared_bytes()));
 
-  // Whether a slot of Q serves one warpgroup in this block of queries and another in the next. Then
-  // all of them wait for, and give back, all tiles: a warpgroup that missed phases of a barrier
-  // would take one for another.
-  static constexpr bool kMovesTiles = kConfig.num_q_slots() % kConfig.q_tiles() != 0;
+  // Whether a slot of Q serves one warpgroup in this work tile and another in the next. Then every
+  // warpgroup waits for and releases all tiles of Q: one that missed phases of a barrier would take
+  // one phase for another.
+  static constexpr bool kRotatesQ = kConfig.num_q_slots() % kConfig.q_tiles() != 0;
 
-  constexpr Ring<kConfig.num_q_slots()> q() const {
+  constexpr Pipeline<kConfig.num_q_slots()> q() const {
     return {base, u32(kConfig.q_bytes()), base + kQBarriers};
   }
-  constexpr Ring<kConfig.stages> k() const {
+  constexpr Pipeline<kConfig.stages> k() const {
     return {base + kK, u32(kConfig.k_bytes()), base + kKBarriers};
   }
-  constexpr Ring<kConfig.stages> v() const {
+  constexpr Pipeline<kConfig.stages> v() const {
     return {base + kV, u32(kConfig.v_bytes()), base + kVBarriers};
   }
   constexpr u32 o() const { return base + kO; }
 
-  // The mailbox has two slots, used in turn. planner -> loader, consumers: `assigned`, the mail is
-  // written. loader -> planner: `nearly_loaded`, time to find the next block. consumers -> planner:
-  // `done`, this part is finished and `failed` set if a row left the range of float32.
-  constexpr u32 mail(u32 count) const { return base + kMail + count % 2 * kMailBytes; }
-  constexpr u32 failed(u32 count) const { return mail(count) + 16; }
-  constexpr u32 key_blocks(u32 count, u32 warpgroup) const {
-    return mail(count) + 32 + 32 * warpgroup;
+  // Work tile number `count` lies in slot count % 2. scheduler -> producer, consumers: `published`,
+  // it is written. producer -> scheduler: `nearly_loaded`, time to claim the next one. consumers ->
+  // scheduler: `done`, it is computed, and `failed` is set if a row left the range of float32.
+  constexpr u32 work_tile(u32 count) const {
+    return base + kWorkTiles + count % 2 * kWorkTileBytes;
   }
-  constexpr u32 place(u32 count) const { return key_blocks(count, kConfig.warpgroups); }
-  constexpr u32 assigned(u32 count) const { return base + kBarriers + count % 2 * 8; }
+  constexpr u32 failed(u32 count) const { return work_tile(count) + 16; }
+  constexpr u32 key_blocks(u32 count, u32 warpgroup) const {
+    return work_tile(count) + 32 + 32 * warpgroup;
+  }
+  constexpr u32 seqlen_info(u32 count) const { return key_blocks(count, kConfig.warpgroups); }
+  constexpr u32 published(u32 count) const { return base + kBarriers + count % 2 * 8; }
   constexpr u32 done(u32 count) const { return base + kBarriers + 16 + count % 2 * 8; }
   static constexpr u32 parity(u32 count) { return count / 2 % 2; }  // of the two above
   constexpr u32 nearly_loaded() const { return base + kBarriers + 32; }
 
-  // loader -> sweeper: a tile of V has landed whose last rows must be cleared before it is full.
-  constexpr u32 landed(KvCursor at) const { return base + kLanded + 8 * at.buffer; }
+  // TMA -> tail zero-fill: a tile of V has landed that ends past the sequence.
+  constexpr u32 landed(KvState at) const { return base + kLanded + 8 * at.index; }
 
   void init() const {
-    q().init(kMovesTiles ? kConfig.warpgroups : kConfig.warpgroups / kConfig.q_tiles());
+    q().init(kRotatesQ ? kConfig.warpgroups : kConfig.warpgroups / kConfig.q_tiles());
     k().init(kConfig.warpgroups);
     v().init(kConfig.warpgroups);
     for (u32 slot = 0; slot < 2; ++slot) {
-      ptx::mbarrier_init(assigned(slot), 1);
+      ptx::mbarrier_init(published(slot), 1);
       ptx::mbarrier_init(done(slot), 4 * kConfig.warpgroups + (kConfig.sequences ? 1 : 0));
     }
     for (u32 stage = 0; kConfig.sequences && stage < u32(kConfig.stages); ++stage) {
@@ -84,21 +86,21 @@ struct ForwardShared {
 };
 
 // Which 64 rows of a block of queries are a warpgroup's.
-template <AttentionConfig kConfig>
+template <ForwardSm90Config kConfig>
 constexpr i32 q_tile(u32 warpgroup) {
   return kConfig.split_dims ? 0 : i32(warpgroup);
 }
 
-// A block of queries to compute; q_block < 0: there is nothing more to do.
-struct Assignment {
+// A block of queries to compute; q_block < 0: the grid is done.
+struct WorkTile {
   QueryBlock block;
-  bool careful;  // the second attempt: the maximum of every block of keys is taken
+  bool is_fallback;  // the second attempt at it
 };
 
-// Blocks of keys that rows [begin, begin + count) visit; one (all hidden) where they see nothing.
-template <AttentionConfig kConfig>
-constexpr BlockRange visited_blocks(const IntervalMask& mask, const SequenceShape& shape, i64 begin,
-                                    i64 count) {
+// Blocks of keys that rows [begin, begin + count) see; one (all hidden) where they see none.
+template <ForwardSm90Config kConfig>
+constexpr BlockRange visible_key_blocks(const IntervalMask& mask, const SequenceShape& shape,
+                                        i64 begin, i64 count) {
   const i64 end = min<i64>(begin + count, shape.q_len);
   if (begin >= end) return {{0, 1}, {0, 0}};
   BlockRange range =
@@ -107,21 +109,15 @@ constexpr BlockRange visited_blocks(const IntervalMask& mask, const SequenceShap
   return range;
 }
 
-// How the rows of a warpgroup see a block of keys.
-enum class Sight : u8 {
-  kAll,    // every row all of it
-  kEnds,   // the keys of some rows end in it, and may begin in it, too
-  kBegins  // the keys of some rows begin in it, and all rows saw blocks after it whole
-};
-
-// What one warpgroup does with the blocks of keys, from the last to the first: skips what only
-// others see, masks the partial ones, and takes the full ones as they are.
+// The blocks of keys of one warpgroup, from the last to the first: [end, all_end) only other
+// warpgroups see; [full_end, end) need the mask; [full_begin, full_end) are visible to every row;
+// [begin, full_begin) need the mask; [all_begin, begin) only others see.
 struct KeyBlocks {
   i32 all_begin, begin, full_begin, full_end, end, all_end;
 };
 
-// all: what the whole thread block visits; own: what the rows of this warpgroup see.
-template <AttentionConfig kConfig>
+// all: the blocks of the whole thread block; own: those that rows of this warpgroup see.
+template <ForwardSm90Config kConfig>
 constexpr KeyBlocks key_blocks(const Interval& all, const BlockRange& own) {
   const i64 begin = max(own.visible.begin, all.begin);
   const i64 end = clamp(own.visible.end, begin + 1, all.end);
@@ -130,51 +126,53 @@ constexpr KeyBlocks key_blocks(const Interval& all, const BlockRange& own) {
   return {i32(all.begin), i32(begin), i32(full.begin), i32(full.end), i32(end), i32(all.end)};
 }
 
-template <AttentionConfig kConfig>
-inline Assignment read_assignment(const ForwardShared<kConfig>& shared, u32 count) {
-  const ptx::U32x4 mail = ptx::load_shared_x4(shared.mail(count));
+template <ForwardSm90Config kConfig>
+inline WorkTile read_work_tile(const ForwardStorage<kConfig>& shared, u32 count) {
+  const ptx::U32x4 tile = ptx::load_shared_x4(shared.work_tile(count));
   return {
-      {ptx::broadcast(mail.word[0]), ptx::broadcast(mail.word[1]), ptx::broadcast(mail.word[2])},
-      ptx::broadcast(mail.word[3]) != 0};
+      {ptx::broadcast(tile.word[0]), ptx::broadcast(tile.word[1]), ptx::broadcast(tile.word[2])},
+      ptx::broadcast(tile.word[3]) != 0};
 }
 
-// Where equal sequences leave nothing to look up, the mail holds no place.
-template <AttentionConfig kConfig>
-inline void write_place(const ForwardShared<kConfig>& shared, u32 count, const Place& place) {
+// Without config.sequences all are alike, and nothing is written.
+template <ForwardSm90Config kConfig>
+inline void write_seqlen_info(const ForwardStorage<kConfig>& shared, u32 count,
+                              const SeqlenInfo& seqlen) {
   if constexpr (kConfig.sequences) {
-    const u32 mail = shared.place(count);
+    const u32 slot = shared.seqlen_info(count);
     ptx::store_shared_x4(
-        mail, {{u32(place.batch), u32(place.q_begin), u32(place.kv_begin), u32(place.q_slot)}});
-    ptx::store_shared_x4(
-        mail + 16, {{u32(place.shape.q_len), u32(place.shape.kv_len), u32(place.shape.shift), 0}});
+        slot, {{u32(seqlen.batch), u32(seqlen.q_begin), u32(seqlen.kv_begin), u32(seqlen.q_slot)}});
+    ptx::store_shared_x4(slot + 16, {{u32(seqlen.shape.q_len), u32(seqlen.shape.kv_len),
+                                      u32(seqlen.shape.shift), 0}});
   }
 }
 
-template <AttentionConfig kConfig>
-inline Place read_place(const ForwardShared<kConfig>& shared, const ForwardParams& params,
-                        const QueryBlock& block, u32 count) {
+template <ForwardSm90Config kConfig>
+inline SeqlenInfo read_seqlen_info(const ForwardStorage<kConfig>& shared,
+                                   const ForwardParams& params, const QueryBlock& block,
+                                   u32 count) {
   if constexpr (kConfig.sequences) {
-    const ptx::U32x4 rows = ptx::load_shared_x4(shared.place(count));
-    const ptx::U32x4 shape = ptx::load_shared_x4(shared.place(count) + 16);
+    const ptx::U32x4 rows = ptx::load_shared_x4(shared.seqlen_info(count));
+    const ptx::U32x4 shape = ptx::load_shared_x4(shared.seqlen_info(count) + 16);
     return {i32(rows.word[0]),
             i32(rows.word[1]),
             i32(rows.word[2]),
             i32(rows.word[3]),
             {i32(shape.word[0]), i32(shape.word[1]), i32(shape.word[2])}};
   }
-  return place_of<kConfig>(params, block);
+  return seqlen_info_of<kConfig>(params, block);
 }
 
-template <AttentionConfig kConfig>
-inline KeyBlocks read_key_blocks(const ForwardShared<kConfig>& shared, u32 count, u32 warpgroup) {
-  const u32 mail = shared.key_blocks(count, warpgroup);
-  const ptx::U32x4 own = ptx::load_shared_x4(mail);
-  return {ptx::broadcast(ptx::load_shared(mail + 16)),
+template <ForwardSm90Config kConfig>
+inline KeyBlocks read_key_blocks(const ForwardStorage<kConfig>& shared, u32 count, u32 warpgroup) {
+  const u32 slot = shared.key_blocks(count, warpgroup);
+  const ptx::U32x4 own = ptx::load_shared_x4(slot);
+  return {ptx::broadcast(ptx::load_shared(slot + 16)),
           ptx::broadcast(own.word[0]),
           ptx::broadcast(own.word[1]),
           ptx::broadcast(own.word[2]),
           ptx::broadcast(own.word[3]),
-          ptx::broadcast(ptx::load_shared(mail + 20))};
+          ptx::broadcast(ptx::load_shared(slot + 20))};
 }
 
 }  // namespace fulmen

@@ -30,10 +30,10 @@ unsigned num_seeds() {
 }
 
 // Options that tensor cores are asked for, a few at a time.
-AttentionConfig options_of(unsigned seed) {
+ForwardSm90Config options_of(unsigned seed) {
   constexpr i32 kDims[] = {64, 128, 256};
-  constexpr MaskKind kMasks[] = {MaskKind::kLength, MaskKind::kUpper, MaskKind::kBoth};
-  AttentionConfig config;
+  constexpr MaskKind kMasks[] = {MaskKind::kNone, MaskKind::kRight, MaskKind::kBoth};
+  ForwardSm90Config config;
   config.dtype = seed / 4 % 2 == 0 ? DType::kBFloat16 : DType::kFloat16;
   config.d_qk = config.d_v = kDims[seed % 3];
   config.mask = kMasks[seed / 2 % 3];

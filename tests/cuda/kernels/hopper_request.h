@@ -12,7 +12,7 @@ namespace fulmen::test {
 
 class HopperRequest {
  public:
-  HopperRequest(RandomProblem& random, const AttentionConfig& config, i64 longest)
+  HopperRequest(RandomProblem& random, const ForwardSm90Config& config, i64 longest)
       : random_(random), config_(config) {
     batch_ = random.number(1, 3);
     heads_kv_ = random.number(1, 2);
@@ -111,9 +111,9 @@ class HopperRequest {
     Options& options = request.options;
     options.scale = config_.signed_scale ? random_.one_of({-0.2, 0.0, 0.3}) : kNan;
     options.alignment = random_.one_of({Alignment::kBottomRight, Alignment::kTopLeft});
-    if (config_.mask != MaskKind::kLength) options.causal = random_.chance(0.7);
+    if (config_.mask != MaskKind::kNone) options.causal = random_.chance(0.7);
     if (options.causal && random_.chance(0.3)) options.prefix = random_.number(1, 100);
-    if (config_.mask != MaskKind::kLength && !options.causal) {
+    if (config_.mask != MaskKind::kNone && !options.causal) {
       options.window_right = random_.number(0, 100);
     }
     if (config_.mask == MaskKind::kBoth) {
@@ -173,7 +173,7 @@ class HopperRequest {
   }
 
   RandomProblem& random_;
-  AttentionConfig config_;
+  ForwardSm90Config config_;
   i64 batch_, heads_q_, heads_kv_, q_rows_, kv_rows_;
   bool packed_;
   std::vector<i64> kv_ends_;

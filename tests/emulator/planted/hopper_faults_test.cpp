@@ -21,8 +21,8 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-constexpr AttentionConfig kConfig{.d_qk = 64, .d_v = 64, .kv_rows = 64, .mask = MaskKind::kUpper};
-using Shared = ForwardShared<kConfig>;
+constexpr ForwardSm90Config kConfig{.d_qk = 64, .d_v = 64, .kv_rows = 64, .mask = MaskKind::kRight};
+using Shared = ForwardStorage<kConfig>;
 constexpr Shared kShared{emulator::kSharedBase};
 constexpr i32 kRows = 300;
 constexpr u32 kStageBytes = static_cast<u32>(kConfig.k_bytes());
@@ -68,25 +68,25 @@ std::string complaint(const Plant& fault, u32 seed = 1) {
   const u32 stages = static_cast<u32>(kConfig.stages);
   plant = fault;
   try {
-    emulator::launch(
-        {.blocks = 1,
-         .threads = kConfig.threads(),
-         .shared_bytes = kConfig.shared_bytes(),
-         .seed = seed,
-         .kernel = "forward_sm90",
-         .shared_arrays = {{"sQ", 0, Shared::kK, q_bytes},
-                           {"sK", Shared::kK, stages * kStageBytes, kStageBytes},
-                           {"sV", Shared::kV, stages * kStageBytes, kStageBytes},
-                           {"sO", Shared::kO, Shared::kMail - Shared::kO, 128},
-                           {"mail", Shared::kMail, 2 * Shared::kMailBytes, Shared::kMailBytes}}},
-        [&] { forward_sm90<kConfig>(arguments); });
+    emulator::launch({.blocks = 1,
+                      .threads = kConfig.threads(),
+                      .shared_bytes = kConfig.shared_bytes(),
+                      .seed = seed,
+                      .kernel = "forward_sm90",
+                      .shared_arrays = {{"sQ", 0, Shared::kK, q_bytes},
+                                        {"sK", Shared::kK, stages * kStageBytes, kStageBytes},
+                                        {"sV", Shared::kV, stages * kStageBytes, kStageBytes},
+                                        {"sO", Shared::kO, Shared::kWorkTiles - Shared::kO, 128},
+                                        {"mail", Shared::kWorkTiles, 2 * Shared::kWorkTileBytes,
+                                         Shared::kWorkTileBytes}}},
+                     [&] { forward_sm90<kConfig>(arguments); });
   } catch (const emulator::Error& error) {
     return error.what();
   }
   return "nothing";
 }
 
-constexpr Shared::KvCursor stage(u32 buffer) { return {buffer, 0}; }
+constexpr Shared::KvState stage(u32 buffer) { return {buffer, 0}; }
 
 TEST(HopperFaults, NoneIsNone) { EXPECT_EQ(complaint({}), "nothing"); }
 

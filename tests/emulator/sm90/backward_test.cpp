@@ -27,18 +27,19 @@ namespace {
 // What a problem is computed by: backward_sm90 and, where dQ is not among its results,
 // backward_dq_sm90.
 struct Kernels {
-  BackwardConfig first;
-  AttentionConfig dq = {};
+  BackwardSm90Config first;
+  ForwardSm90Config dq = {};
 };
 
-constexpr Kernels kCausal{{.dims = 64, .q_rows = 128, .mask = MaskKind::kUpper}};
+constexpr Kernels kCausal{{.dims = 64, .q_rows = 128, .mask = MaskKind::kRight}};
 constexpr Kernels kStats{{.dtype = DType::kFloat16,
                           .dims = 64,
                           .q_rows = 128,
                           .mask = MaskKind::kBoth,
                           .has_stats = true}};
-constexpr AttentionConfig dq_config(i32 dims, i32 kv_rows, MaskKind mask, bool stats) {
-  AttentionConfig config{.q_slots = 4, .shift_rule = ShiftRule::kWhenGrown, .stage_output = false};
+constexpr ForwardSm90Config dq_config(i32 dims, i32 kv_rows, MaskKind mask, bool stats) {
+  ForwardSm90Config config{
+      .q_slots = 4, .shift_rule = ShiftRule::kWhenGrown, .stage_output = false};
   config.d_qk = config.d_v = dims;
   config.kv_rows = kv_rows;
   config.mask = mask;
@@ -48,7 +49,7 @@ constexpr AttentionConfig dq_config(i32 dims, i32 kv_rows, MaskKind mask, bool s
 constexpr Kernels kDeterministic{{.dims = 64, .q_rows = 128, .mask = MaskKind::kBoth, .dq = false},
                                  dq_config(64, 128, MaskKind::kBoth, false)};
 constexpr Kernels kLengths{{.dims = 64, .q_rows = 128, .sequences = true, .dq = false}, [] {
-                             AttentionConfig config = dq_config(64, 128, MaskKind::kLength, false);
+                             ForwardSm90Config config = dq_config(64, 128, MaskKind::kNone, false);
                              config.sequences = true;
                              return config;
                            }()};
@@ -57,46 +58,46 @@ constexpr Kernels kWide{
     dq_config(192, 64, MaskKind::kBoth, true)};
 
 // Every option of a score, in three sets. The forward's config of dQ says which.
-constexpr AttentionConfig kCappedDq = [] {
-  AttentionConfig config = dq_config(128, 64, MaskKind::kUpper, true);
+constexpr ForwardSm90Config kCappedDq = [] {
+  ForwardSm90Config config = dq_config(128, 64, MaskKind::kRight, true);
   config.dtype = DType::kFloat16;
   config.signed_scale = config.softcap = config.alibi = true;
   return config;
 }();
-constexpr AttentionConfig kPairsDq = [] {
-  AttentionConfig config = dq_config(64, 64, MaskKind::kBoth, false);
+constexpr ForwardSm90Config kPairsDq = [] {
+  ForwardSm90Config config = dq_config(64, 64, MaskKind::kBoth, false);
   config.bias = DType::kFloat32;
   config.pair_mask = config.dropout = true;
   return config;
 }();
-constexpr AttentionConfig kWideDq = [] {
-  AttentionConfig config = dq_config(256, 48, MaskKind::kUpper, true);
+constexpr ForwardSm90Config kWideDq = [] {
+  ForwardSm90Config config = dq_config(256, 48, MaskKind::kRight, true);
   config.softcap = config.alibi = config.dropout = config.sequences = true;
   return config;
 }();
-constexpr AttentionConfig kDocumentsDq = [] {
-  AttentionConfig config = dq_config(64, 64, MaskKind::kLength, false);
+constexpr ForwardSm90Config kDocumentsDq = [] {
+  ForwardSm90Config config = dq_config(64, 64, MaskKind::kNone, false);
   config.sequences = config.documents = config.dropout = config.sinks = true;
   config.skips_documents = true;
   config.bias = DType::kBFloat16;
   return config;
 }();
-constexpr Kernels kernels_of(const AttentionConfig& dq) {
-  const BackwardConfig config{.dtype = dq.dtype,
-                              .dims = dq.d_qk,
-                              .q_rows = 64,
-                              .mask = dq.mask,
-                              .has_stats = dq.stats,
-                              .sequences = dq.sequences,
-                              .dq = false,
-                              .register_dims = dq.d_qk > 128 ? 128 : 0,
-                              .signed_scale = dq.signed_scale,
-                              .softcap = dq.softcap,
-                              .alibi = dq.alibi,
-                              .bias = dq.bias,
-                              .pair_mask = dq.pair_mask,
-                              .documents = dq.documents,
-                              .dropout = dq.dropout};
+constexpr Kernels kernels_of(const ForwardSm90Config& dq) {
+  const BackwardSm90Config config{.dtype = dq.dtype,
+                                  .dims = dq.d_qk,
+                                  .q_rows = 64,
+                                  .mask = dq.mask,
+                                  .has_stats = dq.stats,
+                                  .sequences = dq.sequences,
+                                  .dq = false,
+                                  .register_dims = dq.d_qk > 128 ? 128 : 0,
+                                  .signed_scale = dq.signed_scale,
+                                  .softcap = dq.softcap,
+                                  .alibi = dq.alibi,
+                                  .bias = dq.bias,
+                                  .pair_mask = dq.pair_mask,
+                                  .documents = dq.documents,
+                                  .dropout = dq.dropout};
   return {config, dq};
 }
 constexpr Kernels kCapped = kernels_of(kCappedDq);
@@ -104,8 +105,9 @@ constexpr Kernels kPairs = kernels_of(kPairsDq);
 constexpr Kernels kWideOptions = kernels_of(kWideDq);
 constexpr Kernels kDocuments = kernels_of(kDocumentsDq);
 
-template <BackwardConfig kConfig>
-void launch(const Problem& problem, const BackwardConfig& chosen, BackwardParams params, u32 seed) {
+template <BackwardSm90Config kConfig>
+void launch(const Problem& problem, const BackwardSm90Config& chosen, BackwardParams params,
+            u32 seed) {
   ASSERT_EQ(chosen.dims, kConfig.dims);
   ASSERT_EQ(chosen.mask, kConfig.mask);
   ASSERT_EQ(chosen.dk, kConfig.dk);
@@ -122,9 +124,9 @@ void launch(const Problem& problem, const BackwardConfig& chosen, BackwardParams
                    [&] { backward_sm90<kConfig>(params); });
 }
 
-template <AttentionConfig kConfig>
+template <ForwardSm90Config kConfig>
 void launch_dq(const Problem& problem, BackwardDqParams params, u32 seed) {
-  const AttentionConfig chosen = sm90_dq_config(problem);
+  const ForwardSm90Config chosen = sm90_dq_config(problem);
   ASSERT_EQ(chosen.d_qk, kConfig.d_qk);
   ASSERT_EQ(chosen.kv_rows, kConfig.kv_rows);
   ASSERT_EQ(chosen.mask, kConfig.mask);
@@ -141,7 +143,7 @@ void launch_dq(const Problem& problem, BackwardDqParams params, u32 seed) {
 
 template <i32 kRows, bool kSequences>
 void launch_ranges(const ForwardArguments& arguments, i64 count, u32 seed) {
-  constexpr AttentionConfig kConfig{.kv_rows = kRows, .sequences = kSequences};
+  constexpr ForwardSm90Config kConfig{.kv_rows = kRows, .sequences = kSequences};
   const i64 blocks = ceil_div(count, kKeyRangeThreads);
   emulator::launch({static_cast<i32>(blocks), kKeyRangeThreads, 0, seed, false,
                     "document_ranges_sm90", is_sampled(seed)},
@@ -155,13 +157,13 @@ void run(const Problem& problem, u32 seed) {
   std::vector<char> memory(static_cast<size_t>(plan.workspace_bytes) + 256, '\xff');
   char* const workspace = memory.data() + (256 - reinterpret_cast<u64>(memory.data()) % 256);
 
-  constexpr BackwardConfig kFirst = kKernels.first;
-  constexpr BackwardPrepareConfig kPrepare{.dtype = kFirst.dtype,
-                                           .dims = kFirst.dims > 128 ? 256 : kFirst.dims,
-                                           .has_stats = kFirst.has_stats,
-                                           .sequences = kFirst.sequences,
-                                           .sinks = kKernels.dq.sinks,
-                                           .documents = kFirst.documents};
+  constexpr BackwardSm90Config kFirst = kKernels.first;
+  constexpr BackwardPreprocessConfig kPrepare{.dtype = kFirst.dtype,
+                                              .dims = kFirst.dims > 128 ? 256 : kFirst.dims,
+                                              .has_stats = kFirst.has_stats,
+                                              .sequences = kFirst.sequences,
+                                              .sinks = kKernels.dq.sinks,
+                                              .documents = kFirst.documents};
   if constexpr (kFirst.documents) {
     const auto dq = gpu::sm90_dq_params(problem, gpu, plan, workspace);
     launch_ranges<kKernels.dq.kv_rows, kFirst.sequences>({{}, dq.forward}, plan.num_key_ranges,
@@ -169,19 +171,20 @@ void run(const Problem& problem, u32 seed) {
     launch_ranges<kFirst.q_rows, kFirst.sequences>(
         gpu::sm90_query_ranges_arguments(problem, plan, workspace), plan.num_query_ranges, seed);
   }
-  const BackwardPrepareParams prepare = gpu::sm90_prepare_params(problem, plan, workspace, nullptr);
+  const BackwardPreprocessParams prepare =
+      gpu::sm90_preprocess_params(problem, plan, workspace, nullptr);
   emulator::launch(
-      {2, kPrepare.kThreads, 0, seed, false, "backward_prepare_sm90", is_sampled(seed)},
-      [&] { backward_prepare_sm90<kPrepare>(prepare); });
+      {2, kPrepare.kThreads, 0, seed, false, "backward_preprocess_sm90", is_sampled(seed)},
+      [&] { backward_preprocess_sm90<kPrepare>(prepare); });
   const BackwardParams params = gpu::sm90_backward_params(problem, plan, workspace);
   launch<kFirst>(problem, sm90_backward_configs(problem)[0], params, seed);
   if constexpr (!kFirst.dq) {
     launch_dq<kKernels.dq>(problem, gpu::sm90_dq_params(problem, gpu, plan, workspace), seed);
   }
-  const BackwardCarefulParams careful{params.spoiled, gpu::attention_params(problem)};
-  emulator::launch(
-      {2, BackwardCarefulConfig::kThreads, 0, seed, false, "backward_careful", is_sampled(seed)},
-      [&] { backward_careful<BackwardCarefulConfig{kFirst.dtype}>(careful); });
+  const BackwardFallbackParams careful{params.nonfinite, gpu::attention_params(problem)};
+  emulator::launch({2, BackwardFallbackConfig::kThreads, 0, seed, false, "backward_fallback_sm90",
+                    is_sampled(seed)},
+                   [&] { backward_fallback_sm90<BackwardFallbackConfig{kFirst.dtype}>(careful); });
 }
 
 // Head dimensions that the backward pass takes: multiples of 8. The new columns are not NaN.
@@ -197,15 +200,15 @@ void widen_rows(Tensor& tensor) {
 
 template <Kernels kKernels>
 Request drawn_request(RandomProblem& random) {
-  constexpr BackwardConfig kConfig = kKernels.first;
-  AttentionConfig like = kKernels.dq;
+  constexpr BackwardSm90Config kConfig = kKernels.first;
+  ForwardSm90Config like = kKernels.dq;
   like.dtype = kConfig.dtype;
   like.d_qk = like.d_v = kConfig.dims;
   like.mask = kConfig.mask;
   like.stats = kConfig.has_stats;
   Request request = HopperRequest(random, like, kConfig.dq ? 580 : 140).request;
   for (const Array array : {Array::kQ, Array::kK}) widen_rows(request.arrays[array]);
-  // Scores far beyond kHugeScore.
+  // Scores far beyond kLargeScore.
   if (kConfig.has_stats && !kConfig.sequences && random.chance(0.7)) {
     random.fill_normal(request.arrays[Array::kK], 3000);
   }
@@ -229,7 +232,7 @@ void plant_rows_without_keys(const Request& request) {
 
 template <Kernels kKernels>
 void expect_agreement(const Request& forward, RandomProblem& random, unsigned seed) {
-  constexpr BackwardConfig kConfig = kKernels.first;
+  constexpr BackwardSm90Config kConfig = kKernels.first;
   cpu::scalar_forward(validate(forward, Pointers::kChecked));
   Request expected = to_backward(random, forward, 7);
   expected.options.deterministic = !kConfig.dq;
@@ -255,7 +258,8 @@ void expect_agreement(unsigned first, int count, bool unusual) {
     const Request request = drawn_request<kKernels>(random);
     Request backward = to_backward(random, request, 7);
     backward.options.deterministic = !kKernels.first.dq;
-    const BackwardConfig chosen = sm90_backward_configs(validate(backward, Pointers::kChecked))[0];
+    const BackwardSm90Config chosen =
+        sm90_backward_configs(validate(backward, Pointers::kChecked))[0];
     if (chosen.dims != kKernels.first.dims || chosen.mask != kKernels.first.mask) continue;
     if (chosen.sequences != kKernels.first.sequences || chosen.dq != kKernels.first.dq) continue;
     if (unusual) plant_unusual(request, random);
@@ -289,7 +293,7 @@ TEST(Sm90BackwardOnHost, VisitsEndWithTheDocuments) {
   std::vector<i32> ids;
   for (i32 row = 0; row < kLength; ++row) ids.push_back(row / kDocument);
   std::vector<IdRange> ranges(static_cast<size_t>(ceil_div(kLength, kQueries)));
-  std::vector<BackwardVisit> visits(static_cast<size_t>(ceil_div(kLength, kKeys)));
+  std::vector<DocumentBlocks> visits(static_cast<size_t>(ceil_div(kLength, kKeys)));
   ForwardArguments queries{};
   queries.params.shape = {kLength, kLength, 0};
   queries.params.key_ranges = ranges.data();
@@ -298,18 +302,18 @@ TEST(Sm90BackwardOnHost, VisitsEndWithTheDocuments) {
   arrays.num_sequences = 1;
   arrays.q_ids = arrays.kv_ids = {reinterpret_cast<u8*>(ids.data()), {0, 0, 0, 1}, DType::kInt32};
   launch_ranges<kQueries, false>(queries, static_cast<i64>(ranges.size()), 1);
-  BackwardPrepareParams params{};
+  BackwardPreprocessParams params{};
   params.attention = arrays;
   params.query_ranges = ranges.data();
   params.q_rows = kQueries;
   params.kv_rows = kKeys;
   params.visits = visits.data();
   emulator::launch({1, 32, 0, 1, false, "visits", true}, [&] {
-    BackwardVisits{params, ptx::thread_index()}.run(
+    FindDocumentBlocks{params, ptx::thread_index()}.run(
         0, 1, [&](i64 index) { return dense_sequence(params.attention, index); });
   });
   for (i32 block = 0; block < static_cast<i32>(visits.size()); ++block) {
-    const BackwardVisit& visit = visits[static_cast<size_t>(block)];
+    const DocumentBlocks& visit = visits[static_cast<size_t>(block)];
     const i32 first = block * kKeys, last = min(first + kKeys, kLength) - 1;
     const i32 end = min((last / kDocument + 1) * kDocument, kLength);
     EXPECT_EQ(visit.begin, first / kDocument * kDocument / kQueries) << block;

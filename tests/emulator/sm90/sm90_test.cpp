@@ -18,159 +18,159 @@
 namespace fulmen::test {
 namespace {
 
-constexpr AttentionConfig kSigned{.d_qk = 96,
-                                  .d_v = 80,
-                                  .kv_rows = 64,
-                                  .mask = MaskKind::kBoth,
-                                  .stage_output = false,
-                                  .sequences = true,
-                                  .signed_scale = true,
-                                  .stats = true};
-constexpr AttentionConfig kCapped{.dtype = DType::kFloat16,
-                                  .d_qk = 64,
-                                  .d_v = 64,
-                                  .warpgroups = 1,
-                                  .kv_rows = 80,
-                                  .mask = MaskKind::kBoth,
-                                  .shift_rule = ShiftRule::kWhenSumGrew,
-                                  .stage_output = false,
-                                  .sequences = true,
-                                  .softcap = true,
-                                  .sinks = true,
-                                  .wide_output = true};
-constexpr AttentionConfig kBiased{.d_qk = 48,
-                                  .d_v = 96,
-                                  .warpgroups = 3,
-                                  .kv_rows = 64,
-                                  .stages = 1,
-                                  .q_slots = 4,
-                                  .mask = MaskKind::kUpper,
-                                  .shift_rule = ShiftRule::kWhenGrown,
-                                  .stage_output = false,
-                                  .sequences = true,
-                                  .alibi = true,
-                                  .sinks = true,
-                                  .stats = true};
-constexpr AttentionConfig kStaged{.d_qk = 128,
-                                  .d_v = 112,
-                                  .kv_rows = 64,
-                                  .q_slots = 3,
-                                  .q_register_dims = 32,
-                                  .mask = MaskKind::kBoth,
-                                  .stats = true};
+constexpr ForwardSm90Config kSigned{.d_qk = 96,
+                                    .d_v = 80,
+                                    .kv_rows = 64,
+                                    .mask = MaskKind::kBoth,
+                                    .stage_output = false,
+                                    .sequences = true,
+                                    .signed_scale = true,
+                                    .stats = true};
+constexpr ForwardSm90Config kCapped{.dtype = DType::kFloat16,
+                                    .d_qk = 64,
+                                    .d_v = 64,
+                                    .warpgroups = 1,
+                                    .kv_rows = 80,
+                                    .mask = MaskKind::kBoth,
+                                    .shift_rule = ShiftRule::kWhenSumGrew,
+                                    .stage_output = false,
+                                    .sequences = true,
+                                    .softcap = true,
+                                    .sinks = true,
+                                    .wide_output = true};
+constexpr ForwardSm90Config kBiased{.d_qk = 48,
+                                    .d_v = 96,
+                                    .warpgroups = 3,
+                                    .kv_rows = 64,
+                                    .stages = 1,
+                                    .q_slots = 4,
+                                    .mask = MaskKind::kRight,
+                                    .shift_rule = ShiftRule::kWhenGrown,
+                                    .stage_output = false,
+                                    .sequences = true,
+                                    .alibi = true,
+                                    .sinks = true,
+                                    .stats = true};
+constexpr ForwardSm90Config kStaged{.d_qk = 128,
+                                    .d_v = 112,
+                                    .kv_rows = 64,
+                                    .q_slots = 3,
+                                    .q_register_dims = 32,
+                                    .mask = MaskKind::kBoth,
+                                    .stats = true};
 
-constexpr AttentionConfig kPairs{.d_qk = 64,
-                                 .d_v = 64,
-                                 .kv_rows = 64,
-                                 .mask = MaskKind::kBoth,
-                                 .shift_rule = ShiftRule::kWhenGrown,
-                                 .bias = DType::kFloat32,
-                                 .pair_mask = true,
-                                 .dropout = true};
-constexpr AttentionConfig kDocuments{.d_qk = 64,
-                                     .d_v = 64,
-                                     .kv_rows = 64,
-                                     .shift_rule = ShiftRule::kWhenGrown,
-                                     .stage_output = false,
-                                     .sequences = true,
-                                     .bias = DType::kBFloat16,
-                                     .documents = true,
-                                     .dropout = true};
+constexpr ForwardSm90Config kPairs{.d_qk = 64,
+                                   .d_v = 64,
+                                   .kv_rows = 64,
+                                   .mask = MaskKind::kBoth,
+                                   .shift_rule = ShiftRule::kWhenGrown,
+                                   .bias = DType::kFloat32,
+                                   .pair_mask = true,
+                                   .dropout = true};
+constexpr ForwardSm90Config kDocuments{.d_qk = 64,
+                                       .d_v = 64,
+                                       .kv_rows = 64,
+                                       .shift_rule = ShiftRule::kWhenGrown,
+                                       .stage_output = false,
+                                       .sequences = true,
+                                       .bias = DType::kBFloat16,
+                                       .documents = true,
+                                       .dropout = true};
 
 // Blocks of other documents are skipped.
-constexpr AttentionConfig kPackedDocuments{.d_qk = 64,
-                                           .d_v = 64,
-                                           .warpgroups = 3,
-                                           .kv_rows = 64,
-                                           .mask = MaskKind::kBoth,
-                                           .stage_output = false,
-                                           .sequences = true,
-                                           .stats = true,
-                                           .documents = true,
-                                           .skips_documents = true};
-constexpr AttentionConfig kCausalDocuments{.dtype = DType::kFloat16,
-                                           .d_qk = 64,
-                                           .d_v = 64,
-                                           .warpgroups = 2,
-                                           .kv_rows = 48,
-                                           .mask = MaskKind::kUpper,
-                                           .shift_rule = ShiftRule::kWhenSumGrew,
-                                           .documents = true,
-                                           .skips_documents = true};
+constexpr ForwardSm90Config kPackedDocuments{.d_qk = 64,
+                                             .d_v = 64,
+                                             .warpgroups = 3,
+                                             .kv_rows = 64,
+                                             .mask = MaskKind::kBoth,
+                                             .stage_output = false,
+                                             .sequences = true,
+                                             .stats = true,
+                                             .documents = true,
+                                             .skips_documents = true};
+constexpr ForwardSm90Config kCausalDocuments{.dtype = DType::kFloat16,
+                                             .d_qk = 64,
+                                             .d_v = 64,
+                                             .warpgroups = 2,
+                                             .kv_rows = 48,
+                                             .mask = MaskKind::kRight,
+                                             .shift_rule = ShiftRule::kWhenSumGrew,
+                                             .documents = true,
+                                             .skips_documents = true};
 
-constexpr AttentionConfig kFolded{
-    .d_qk = 64, .d_v = 64, .kv_rows = 64, .mask = MaskKind::kUpper, .stage_output = false};
+constexpr ForwardSm90Config kFolded{
+    .d_qk = 64, .d_v = 64, .kv_rows = 64, .mask = MaskKind::kRight, .stage_output = false};
 
 // Several heads share a tile.
-constexpr AttentionConfig kFourHeads{.d_qk = 64,
-                                     .d_v = 64,
-                                     .warpgroups = 2,
-                                     .kv_rows = 64,
-                                     .heads_per_tile = 4,
-                                     .mask = MaskKind::kBoth,
-                                     .stage_output = false,
-                                     .sequences = true,
-                                     .sinks = true,
-                                     .stats = true};
-constexpr AttentionConfig kEightHeads{.dtype = DType::kFloat16,
-                                      .d_qk = 96,
-                                      .d_v = 80,
-                                      .warpgroups = 1,
-                                      .kv_rows = 64,
-                                      .heads_per_tile = 8,
-                                      .mask = MaskKind::kUpper,
-                                      .shift_rule = ShiftRule::kWhenSumGrew,
-                                      .stage_output = false};
+constexpr ForwardSm90Config kFourHeads{.d_qk = 64,
+                                       .d_v = 64,
+                                       .warpgroups = 2,
+                                       .kv_rows = 64,
+                                       .heads_per_tile = 4,
+                                       .mask = MaskKind::kBoth,
+                                       .stage_output = false,
+                                       .sequences = true,
+                                       .sinks = true,
+                                       .stats = true};
+constexpr ForwardSm90Config kEightHeads{.dtype = DType::kFloat16,
+                                        .d_qk = 96,
+                                        .d_v = 80,
+                                        .warpgroups = 1,
+                                        .kv_rows = 64,
+                                        .heads_per_tile = 8,
+                                        .mask = MaskKind::kRight,
+                                        .shift_rule = ShiftRule::kWhenSumGrew,
+                                        .stage_output = false};
 
 // Two warpgroups share their rows, each with half of the columns.
-constexpr AttentionConfig kWide{.d_qk = 272,
-                                .d_v = 384,
-                                .kv_rows = 64,
-                                .stages = 1,
-                                .q_register_dims = 64,
-                                .split_dims = true,
-                                .mask = MaskKind::kBoth,
-                                .stage_output = false,
-                                .sequences = true,
-                                .stats = true};
+constexpr ForwardSm90Config kWide{.d_qk = 272,
+                                  .d_v = 384,
+                                  .kv_rows = 64,
+                                  .stages = 1,
+                                  .q_register_dims = 64,
+                                  .split_dims = true,
+                                  .mask = MaskKind::kBoth,
+                                  .stage_output = false,
+                                  .sequences = true,
+                                  .stats = true};
 
 // What ablations leave out.
-constexpr AttentionConfig kUnswizzled = [] {
-  AttentionConfig config = kStaged;
+constexpr ForwardSm90Config kUnswizzled = [] {
+  ForwardSm90Config config = kStaged;
   config.swizzle = false;
   return config;
 }();
-constexpr AttentionConfig kUnswizzledSequences = [] {
-  AttentionConfig config = kSigned;
+constexpr ForwardSm90Config kUnswizzledSequences = [] {
+  ForwardSm90Config config = kSigned;
   config.swizzle = config.ping_pong = false;
   return config;
 }();
-constexpr AttentionConfig kSerial = [] {
-  AttentionConfig config = kStaged;
+constexpr ForwardSm90Config kSerial = [] {
+  ForwardSm90Config config = kStaged;
   config.stages = 1;
   config.overlap = config.folded_scale = false;
   return config;
 }();
-constexpr AttentionConfig kUnspecialised = [] {
-  AttentionConfig config = kStaged;
+constexpr ForwardSm90Config kUnspecialised = [] {
+  ForwardSm90Config config = kStaged;
   config.specialised = false;
   return config;
 }();
-constexpr AttentionConfig kUnspecialisedSequences = [] {
-  AttentionConfig config = kSigned;
+constexpr ForwardSm90Config kUnspecialisedSequences = [] {
+  ForwardSm90Config config = kSigned;
   config.warpgroups = 3;
   config.stages = 1;
   config.specialised = false;
   return config;
 }();
-constexpr AttentionConfig kTextbook = [] {
-  AttentionConfig config = kStaged;
+constexpr ForwardSm90Config kTextbook = [] {
+  ForwardSm90Config config = kStaged;
   config.shift_rule = ShiftRule::kEveryBlock;
   config.skip_full_masks = config.longest_first = false;
   return config;
 }();
 
-template <AttentionConfig kConfig>
+template <ForwardSm90Config kConfig>
 void run(const Problem& problem, u32 seed) {
   u32 next_block = 0;
   const gpu::ForwardBoxes boxes = gpu::sm90_forward_boxes(problem.arrays, kConfig);
@@ -200,9 +200,9 @@ void expect_same_lse(const Request& request, unsigned seed) {
   if (!stats.present()) return;
   RandomProblem::for_each(lse, [&](const i64* at) {
     i64 place[4] = {at[0], at[1], lse.rank == 2 ? 0 : at[2], 0};
-    const double row_max = load_real(RandomProblem::address(stats, place), DType::kFloat32);
+    const double row_max = load_real(RandomProblem::address(stats, seqlen), DType::kFloat32);
     place[lse.rank] = 1;
-    const double row_sum = load_real(RandomProblem::address(stats, place), DType::kFloat32);
+    const double row_sum = load_real(RandomProblem::address(stats, seqlen), DType::kFloat32);
     const double expected = load_real(RandomProblem::address(lse, at), DType::kFloat32);
     const double found = row_max + std::log(row_sum);
     const bool same = found == expected || (std::isnan(found) && std::isnan(expected));
@@ -220,7 +220,7 @@ void expect_close_rows(const Request& actual, const Request& expected, unsigned 
   expect_same_lse(actual, seed);
 }
 
-template <AttentionConfig kConfig>
+template <ForwardSm90Config kConfig>
 void expect_agreement(const Request& expected, RandomProblem& random, unsigned seed) {
   Request actual = expected;
   for (const Array output : {Array::kO, Array::kLse, Array::kStats}) {
@@ -231,7 +231,7 @@ void expect_agreement(const Request& expected, RandomProblem& random, unsigned s
   expect_close_rows(actual, expected, seed);
 }
 
-template <AttentionConfig kConfig>
+template <ForwardSm90Config kConfig>
 void expect_agreement(unsigned first, unsigned count) {
   for (unsigned seed = first; seed < first + count; ++seed) {
     RandomProblem random(seed);
@@ -240,7 +240,7 @@ void expect_agreement(unsigned first, unsigned count) {
 }
 
 // Keys and values that are NaN or infinite, seen by some rows of a block and hidden from others.
-template <AttentionConfig kConfig>
+template <ForwardSm90Config kConfig>
 void expect_hidden_does_not_show(unsigned first, unsigned count) {
   for (unsigned seed = first; seed < first + count; ++seed) {
     RandomProblem random(seed);
@@ -287,7 +287,7 @@ TEST(Sm90OnHost, BiasMaskDropout) { expect_agreement<kPairs>(801, 12); }
 TEST(Sm90OnHost, BiasDocumentsDropoutSequences) { expect_agreement<kDocuments>(901, 12); }
 
 // Equal scores of 1e11 and more: what is left of a rounded product of that size is no exponent.
-template <AttentionConfig kConfig>
+template <ForwardSm90Config kConfig>
 void expect_equal_scores_hold(unsigned first, unsigned count) {
   for (unsigned seed = first; seed < first + count; ++seed) {
     RandomProblem random(seed);
