@@ -66,7 +66,7 @@ struct HeadPass {
       delta += term(o * static_cast<Real>(dout[d]));
     }
     if (problem.shape().dlse) delta -= term(static_cast<Real>(*problem.dlse.row(b, h, i)));
-    dq.publish(static_cast<size_t>(dims), 0);
+    dq.assign(static_cast<size_t>(dims), 0);
     for (size_t n = 0; n < p.size(); ++n) {
       const i64 j = visible.begin + static_cast<i64>(n);
       const double* k = problem.k.row(b, g, j);

@@ -113,7 +113,7 @@ struct Together {
     p.padded_q_rows = workspace.padded_rows_per_head;
     p.dim_v = v.layout.dims;
     p.num_rows = static_cast<i32>(workspace.num_rows);
-    p.rows = workspace.rows.data();
+    p.lse_log2 = workspace.rows.data();
     p.delta = workspace.delta.data();
     p.zeros = workspace.counters();
     p.num_zeros = workspace.num_counters / 4;
@@ -152,7 +152,7 @@ struct Together {
     p.dim_qk = p.dim_v = q.layout.dims;
     p.key_block_infos = workspace.key_block_infos.data();
     p.padded_rows_per_head = workspace.padded_rows_per_head;
-    p.rows = workspace.rows.data();
+    p.lse_log2 = workspace.rows.data();
     p.delta = workspace.delta.data();
     p.dq_accum = workspace.dq_accum();
     p.next_tile = workspace.counters();

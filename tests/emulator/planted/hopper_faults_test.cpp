@@ -77,7 +77,7 @@ std::string complaint(const Plant& fault, u32 seed = 1) {
                                         {"sK", Shared::kK, stages * kStageBytes, kStageBytes},
                                         {"sV", Shared::kV, stages * kStageBytes, kStageBytes},
                                         {"sO", Shared::kO, Shared::kWorkTiles - Shared::kO, 128},
-                                        {"mail", Shared::kWorkTiles, 2 * Shared::kWorkTileBytes,
+                                        {"work_tiles", Shared::kWorkTiles, 2 * Shared::kWorkTileBytes,
                                          Shared::kWorkTileBytes}}},
                      [&] { forward_sm90<kConfig>(arguments); });
   } catch (const emulator::Error& error) {
@@ -103,7 +103,7 @@ TEST(HopperFaults, Waits) {
   EXPECT_THAT(complaint({Fault::kProductWait}),
               HasSubstr(" of an accumulator before wgmma.wait_group has covered its product"));
   EXPECT_THAT(complaint({Fault::kStoreWait}), HasSubstr("ends before its tensor stores have"));
-  EXPECT_THAT(complaint({Fault::kWarpSync}), AllOf(HasSubstr("race: "), HasSubstr(" mail[")));
+  EXPECT_THAT(complaint({Fault::kWarpSync}), AllOf(HasSubstr("race: "), HasSubstr(" work_tiles[")));
 }
 
 // Too early where the data is not there yet; where it is, for a phase two behind.

@@ -307,7 +307,7 @@ TEST(Sm90BackwardOnHost, VisitsEndWithTheDocuments) {
   params.query_ranges = ranges.data();
   params.q_rows = kQueries;
   params.kv_rows = kKeys;
-  params.visits = visits.data();
+  params.document_blocks = visits.data();
   emulator::launch({1, 32, 0, 1, false, "visits", true}, [&] {
     FindDocumentBlocks{params, ptx::thread_index()}.run(
         0, 1, [&](i64 index) { return dense_sequence(params.attention, index); });

@@ -200,9 +200,9 @@ void expect_same_lse(const Request& request, unsigned seed) {
   if (!stats.present()) return;
   RandomProblem::for_each(lse, [&](const i64* at) {
     i64 place[4] = {at[0], at[1], lse.rank == 2 ? 0 : at[2], 0};
-    const double row_max = load_real(RandomProblem::address(stats, seqlen), DType::kFloat32);
+    const double row_max = load_real(RandomProblem::address(stats, place), DType::kFloat32);
     place[lse.rank] = 1;
-    const double row_sum = load_real(RandomProblem::address(stats, seqlen), DType::kFloat32);
+    const double row_sum = load_real(RandomProblem::address(stats, place), DType::kFloat32);
     const double expected = load_real(RandomProblem::address(lse, at), DType::kFloat32);
     const double found = row_max + std::log(row_sum);
     const bool same = found == expected || (std::isnan(found) && std::isnan(expected));
