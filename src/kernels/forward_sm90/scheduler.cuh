@@ -190,7 +190,7 @@ inline BlockRange narrow_to_documents(BlockRange range, const ForwardParams& par
     if (lane == w) range.full = full;
   }
   if (lane >= u32(kConfig.warpgroups)) {
-    range.visit = all;
+    range.visible = all;
   } else {
     range.visible.begin = min(max(range.visible.begin, all.begin), all.end - 1);
     range.visible.end = clamp(range.visible.end, range.visible.begin + 1, all.end);

@@ -77,8 +77,8 @@ std::string complaint(const Plant& fault, u32 seed = 1) {
                                         {"sK", Shared::kK, stages * kStageBytes, kStageBytes},
                                         {"sV", Shared::kV, stages * kStageBytes, kStageBytes},
                                         {"sO", Shared::kO, Shared::kWorkTiles - Shared::kO, 128},
-                                        {"work_tiles", Shared::kWorkTiles, 2 * Shared::kWorkTileBytes,
-                                         Shared::kWorkTileBytes}}},
+                                        {"work_tiles", Shared::kWorkTiles,
+                                         2 * Shared::kWorkTileBytes, Shared::kWorkTileBytes}}},
                      [&] { forward_sm90<kConfig>(arguments); });
   } catch (const emulator::Error& error) {
     return error.what();
