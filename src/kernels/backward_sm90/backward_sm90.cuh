@@ -5,7 +5,7 @@
 // inside. A persistent grid takes blocks of 128 keys from a counter. Two threads load
 // (BackwardProducer, BackwardDOutProducer); two warpgroups (BackwardConsumer) keep 64 keys each
 // with their sums of dK and dV in registers, and loop over the queries that see them;
-// DqSemaphoreRelease counts what has been dq_added to dQ. The warpgroups sync_warpgroup only over
+// DqSemaphoreRelease counts the blocks of keys that have added to dQ. The warpgroups meet only over
 // dS, which the product for dQ uses a step late, so one does its exponentials under the products of
 // the other. Dao, "FlashAttention-2" (2023), section 3.1.2, and Shah et al., "FlashAttention-3"
 // (2024); dQ that stays in the L2 is ours (dq_accum.cuh). Must hold: sm_90a, a valid config,
