@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "gpu/backend.h"
+#include "gpu/jit/nvrtc.h"
 #include "plan/json.h"
 
 namespace fulmen::gpu {
