@@ -131,7 +131,7 @@ void backward_simt_dq(const AttentionParams& p) {
   record_faults(p, kConfig.num_threads);
   const TileTask task = tile_task(ptx::block_index(), p.batch_extent(), p.heads_q,
                                   num_tile_slots(p, p.q_rows, kConfig.rows), true);
-  const TilePlace origin = find_tile(p, p.cu_q, task, kConfig.rows);
+  const TileOrigin origin = find_tile(p, p.cu_q, task, kConfig.rows);
   const Head<kConfig.dtype> head(p, origin.index, task.head);
   if (origin.first_row >= head.sequence.q_slot) return;
   BackwardSimtDq<kConfig>(head, origin.first_row).run();
@@ -335,7 +335,7 @@ void backward_simt_dkdv(const AttentionParams& p) {
   record_faults(p, kConfig.num_threads);
   const TileTask task = tile_task(ptx::block_index(), p.batch_extent(), p.heads_kv,
                                   num_tile_slots(p, p.kv_rows, kConfig.rows), false);
-  const TilePlace origin = find_tile(p, p.cu_kv, task, kConfig.rows);
+  const TileOrigin origin = find_tile(p, p.cu_kv, task, kConfig.rows);
   const Head<kConfig.dtype> first(p, origin.index, task.head * p.group_size());
   if (origin.first_row >= first.sequence.kv_slot) return;
   BackwardSimtDkDv<kConfig> block(p, origin.first_row);
