@@ -12,9 +12,12 @@ file(GLOB FULMEN_EMULATOR_SOURCES CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/em
 # instrumented files (below) must not take their place here.
 add_library(fulmen_emulator SHARED ${FULMEN_EMULATOR_SOURCES})
 target_include_directories(fulmen_emulator BEFORE PUBLIC ${PROJECT_SOURCE_DIR}/src/emulator)
-target_link_libraries(fulmen_emulator PUBLIC fulmen_options PRIVATE Boost::context ${CMAKE_DL_LIBS})
-set_property(SOURCE ${FULMEN_EMULATOR_SOURCES} APPEND PROPERTY COMPILE_OPTIONS
-  -fvisibility=default -fno-semantic-interposition)  # after fulmen_options, which hides
+add_library(fulmen_visible INTERFACE)  # linked after fulmen_options, which hides
+target_compile_options(fulmen_visible INTERFACE -fvisibility=default -fno-semantic-interposition)
+target_link_libraries(fulmen_emulator
+  PUBLIC fulmen_options PRIVATE fulmen_visible Boost::context ${CMAKE_DL_LIBS})
+set_target_properties(fulmen_emulator PROPERTIES
+  UNITY_BUILD ${FULMEN_UNITY} UNITY_BUILD_BATCH_SIZE 7)
 target_link_options(fulmen_emulator PRIVATE -Wl,-Bsymbolic-functions)
 # The kernels' text says `#pragma unroll`, which g++ does not know, mixes i32 and u32 as addresses
 # and indices, and leaves members of aggregates to their types' own initializers. Linked after
@@ -28,7 +31,7 @@ target_link_libraries(fulmen_emulator INTERFACE fulmen_kernel_text)
 # Source files with the text of kernels: their loads and stores through pointers call the checker
 # (src/emulator/instrumented.cpp), which finds their lines. Unrolled loops of a GPU kernel are no
 # gain here: -O1 compiles and runs quicker in sum.
+set(FULMEN_KERNEL_OPTIONS -fsanitize=thread -g1 $<$<NOT:$<CONFIG:Debug>>:-O1>)
 function(fulmen_kernel_sources)
-  set_property(SOURCE ${ARGN} APPEND PROPERTY COMPILE_OPTIONS
-    -fsanitize=thread -g1 $<$<NOT:$<CONFIG:Debug>>:-O1>)
+  set_property(SOURCE ${ARGN} APPEND PROPERTY COMPILE_OPTIONS ${FULMEN_KERNEL_OPTIONS})
 endfunction()

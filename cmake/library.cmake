@@ -22,12 +22,14 @@ include(cmake/gpu.cmake)          # the GPU run time and the text of its kernels
 # What checks, chooses and launches runs once a call: -O3 would cost a fifth more time to build.
 set(FULMEN_HOST_SOURCES ${FULMEN_SOURCES} ${FULMEN_GPU_SOURCES})
 list(FILTER FULMEN_HOST_SOURCES EXCLUDE REGEX "/src/cpu/")
-set_property(SOURCE ${FULMEN_HOST_SOURCES} APPEND PROPERTY
-  COMPILE_OPTIONS $<$<CONFIG:Release>:-O2>)
+if(NOT FULMEN_SANITIZE)
+  set_property(SOURCE ${FULMEN_HOST_SOURCES} APPEND PROPERTY
+    COMPILE_OPTIONS $<$<CONFIG:Release>:-O2>)
+endif()
 
 # Builds with sanitizers run for seconds, once: what they run most is optimised a little, the rest
-# not, and the standard library's headers are read once for all of it. (Other builds show that every
-# file includes what it uses.)
+# not, the standard library's headers are read once for all of it, and the other files of a folder
+# are compiled as one. (Other builds show that every file includes what it uses.)
 if(FULMEN_SANITIZE)
   set(FULMEN_COMPUTING_SOURCES ${FULMEN_SOURCES} ${FULMEN_ISA_SOURCES})
   list(FILTER FULMEN_COMPUTING_SOURCES INCLUDE REGEX "/src/cpu/")
@@ -35,6 +37,15 @@ if(FULMEN_SANITIZE)
   set_source_files_properties(${FULMEN_COMPUTING_SOURCES} PROPERTIES SKIP_PRECOMPILE_HEADERS ON)
   target_precompile_headers(fulmen_objects PRIVATE <algorithm> <array> <atomic> <charconv> <cmath>
     <cstring> <functional> <map> <memory> <mutex> <optional> <span> <sstream> <string> <vector>)
+  set_target_properties(fulmen_objects PROPERTIES UNITY_BUILD ON UNITY_BUILD_MODE GROUP)
+  foreach(source IN LISTS FULMEN_HOST_SOURCES)
+    if(NOT source MATCHES "/(torch_operators|cache_file)\\.cpp$")  # name what others also name
+      cmake_path(GET source PARENT_PATH folder)
+      cmake_path(RELATIVE_PATH folder BASE_DIRECTORY ${PROJECT_SOURCE_DIR})
+      string(MAKE_C_IDENTIFIER ${folder} group)
+      set_property(SOURCE ${source} PROPERTY UNITY_GROUP ${group})
+    endif()
+  endforeach()
 endif()
 
 add_library(fulmen SHARED)

@@ -45,13 +45,6 @@ FORBIDDEN_HEADERS = {
              "cstdlib", "atomic"},
 }  # fmt: skip
 
-# Files of src/gpu that decide and run nothing, by stem: they see of the run time only what a kernel
-# is as data. A plan.cpp that has a run() of its own also sees gpu/call.h.
-DECIDES = {"plan", "tiles", "shapes", "specs", "sizes", "score_options", "gpu_plan", "params"}
-_RUN_TIME = re.compile(
-    r"gpu/(driver/|jit/(?!kernel_spec\.h|spec_of\.h|config_text\.h)|prepared_plan)"
-)
-
 _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*([<"])([^>"]+)[>"]', re.MULTILINE)
 _COMMENT_OR_STRING = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"', re.DOTALL)
 _CUDA_NAME = re.compile(r"\b(CU[a-z]\w*|CU_\w+|cu[A-Z]\w*|nvrtc\w*|NVRTC_\w+)\b")
@@ -126,9 +119,6 @@ def _judge(root: Path, name: str, layer: str, quote: str, target: str) -> str | 
         seen = layer_of(f"{found}/{target}")
         if name == "include/fulmen/fulmen.h":
             return f'fulmen.h includes "{target}": it may include nothing of the project'
-        stem = name.rpartition("/")[2].partition(".")[0]
-        if layer == "gpu" and stem in DECIDES and _RUN_TIME.match(target):
-            return f'a plan includes "{target}": it decides without the driver and the compiler'
         if seen not in MAY_INCLUDE[layer]:
             return f'{layer} includes "{target}" of {seen}: it may see {_list(MAY_INCLUDE[layer])}'
         return None

@@ -88,7 +88,7 @@ def build_and_test(runner: Runner, preset: str, *options: str, env: dict[str, st
 
 
 def gcc(runner: Runner) -> None:
-    build_and_test(runner, "release", env={})
+    build_and_test(runner, "release", "-DFULMEN_UNITY=ON", env={})
     runner.run([BIN / "cmake", "--install", "build/release", "--prefix", PREFIX])
     for library in PREFIX.glob("lib*/**/libfulmen.so"):
         runner.run([PYTHON, "tools/check_library.py", library])

@@ -26,6 +26,7 @@ PYTHON = BIN / "python"
 DIST = ROOT / "dist"
 CASES_ON_EACH_PYTHON = ["packed", "empty"]  # the command and the binding; other steps do the rest
 PIP = ["-m", "pip", "--quiet", "--disable-pip-version-check"]
+INSTALL = [*PIP, "install", "--no-compile"]  # most modules of NumPy are never imported here
 
 
 def the_wheel(folder: Path = DIST) -> Path:
@@ -47,8 +48,8 @@ def build(runner: Runner) -> None:
     runner.say(f"{wheel.name}: {wheel.stat().st_size / 1e6:.2f} MB")
     runner.run([BIN / "check-wheel-contents", wheel])
     runner.say(runner.run([PYTHON, "tools/check_library.py", _library_of(wheel)]).splitlines()[-1])
-    runner.run([PYTHON, *PIP, "install", wheel])
-    runner.run([PYTHON, *PIP, "install", "--force-reinstall", "--no-deps", wheel])
+    runner.run([PYTHON, *INSTALL, wheel])
+    runner.run([PYTHON, *INSTALL, "--force-reinstall", "--no-deps", wheel])
 
 
 def _library_of(wheel: Path) -> Path:
@@ -77,7 +78,7 @@ def _try_on(runner: Runner, wheel: Path, version: tuple[int, int], program: Path
     name = "{}.{}".format(*version)
     folder = ROOT / "build" / f"python{name}"
     runner.run([program, "-m", "venv", "--clear", folder])
-    runner.run([folder / "bin" / "python", *PIP, "install", wheel])
+    runner.run([folder / "bin" / "python", *INSTALL, wheel])
     for command in ("doctor", "run"):
         runner.run([folder / "bin" / "fulmen", command])
     verified = runner.run([folder / "bin" / "fulmen", "verify", *CASES_ON_EACH_PYTHON])

@@ -362,7 +362,6 @@ FULMEN_API fulmen_status fulmen_dense_mask(const fulmen_problem* problem,
  *  "bytes", "intensity"}: pairs that interval masks leave visible; flops and bytes of the call.
  * For a GPU, instead of isa and threads:
  * {"device": {"name", "arch", "index" or null, "multiprocessors"},
- *  "tiles": [{"tile", "chosen", "reason"}] that the plan compared, in order; may be empty,
  *  "kernels": [{"name", "registers", "spill_bytes", "shared_bytes", "threads", "blocks",
  *               "blocks_per_multiprocessor", "waves", "instructions", "origin", "findings"}],
  *  "roofline": {"peak_tflops", "bandwidth_gbps", "bound": "compute" or "memory", "time_us"},

@@ -187,7 +187,7 @@ struct Warp {
   std::string_view instruction;  // that its lanes meet in
   std::array<u64, kWarpSize> given{};
   std::array<u64, kWarpSize> received{};
-  // Of mma.sync, two sets that alternate: a lane may be one product ahead of another.
+  // Of mma.sync, two sets by turns: a lane may be one product ahead of another.
   std::array<std::array<WarpOperands, kWarpSize>, 2> operands;
 };
 

@@ -1,8 +1,8 @@
 // SPDX-FileCopyrightText: fulmen contributors
 // SPDX-License-Identifier: Apache-2.0
 //
-// Runs a kernel on the host: the threads of a block as fibers in an order that a seeded scheduler
-// draws, blocks one after the other. The same seed gives the same run. Called by tests.
+// Runs a kernel on the host: the threads of a block as fibers whose turns a seeded scheduler draws,
+// blocks one after the other. The same seed gives the same run. Called by tests.
 #pragma once
 
 #include <functional>

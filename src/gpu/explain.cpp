@@ -4,6 +4,8 @@
 // A plan for a GPU as one JSON object: the choice of implementation and tile, and what is known of
 // its kernels.
 
+#include "plan/explain.h"
+
 #include <algorithm>
 
 #include "core/error.h"
@@ -11,7 +13,6 @@
 #include "gpu/jit/cache.h"
 #include "gpu/prepared_plan.h"
 #include "plan/json.h"
-#include "plan/plan.h"
 
 namespace fulmen::gpu {
 namespace {

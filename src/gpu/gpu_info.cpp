@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "gpu/backend.h"
-#include "gpu/jit/nvrtc.h"
 #include "plan/json.h"
 
 namespace fulmen::gpu {

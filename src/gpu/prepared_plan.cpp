@@ -9,8 +9,6 @@
 #include <future>
 
 #include "gpu/implementations.h"
-#include "gpu/jit/gate.h"
-#include "gpu/jit/module.h"
 
 namespace fulmen::gpu {
 namespace {

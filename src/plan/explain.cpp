@@ -3,9 +3,10 @@
 //
 // Plans as JSON: what was chosen and why, what was not, and the arithmetic behind it.
 
+#include "plan/explain.h"
+
 #include "core/error.h"
 #include "plan/json.h"
-#include "plan/plan.h"
 
 namespace fulmen {
 

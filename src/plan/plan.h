@@ -57,18 +57,7 @@ struct Cost {
 };
 Cost cost(const Problem& problem);
 
-// The JSON object that fulmen_explain documents, for a CPU; src/gpu has the one for a GPU. The
-// parts that both have in common are below.
+// The JSON object that fulmen_explain documents.
 std::string explain(const Plan& plan);
-
-// "{"rows": 64, "columns": 32}"; null where there is no tile.
-std::string tile_text(const Tile& tile);
-
-// From "operation" to "tile". backend: "cpu" or "cuda".
-std::string choice_text(const Plan& plan, const char* backend,
-                        const std::vector<Candidate>& candidates);
-
-// From "workspace_bytes" to "intensity".
-std::string cost_text(const Plan& plan, const Cost& total);
 
 }  // namespace fulmen

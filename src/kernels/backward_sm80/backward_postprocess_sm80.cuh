@@ -145,7 +145,7 @@ struct BackwardPostprocessSm80 {
     const i64 num_slots = num_tile_slots(p, p.q_rows, kConfig.q_rows);
     const i64 line = number / num_slots;
     const TileTask task{line / p.heads_q, line % p.heads_q, number % num_slots};
-    const TileOrigin place = find_tile(p, p.cu_q, task, kConfig.q_rows);
+    const TilePlace place = find_tile(p, p.cu_q, task, kConfig.q_rows);
     if (!p.dq.present() || place.first_row < 0) return;
     const Head<kConfig.dtype> head(p, place.index, task.head);
     ConvertDqSm80<kConfig>{head, place.first_row, params.dq_accum + number * kConfig.dq_elems()}
@@ -160,7 +160,7 @@ struct BackwardPostprocessSm80 {
     const i64 num_slots = num_tile_slots(p, p.kv_rows, kConfig.kv_rows);
     const i64 line = number / num_slots;
     const TileTask task{line / p.heads_kv, line % p.heads_kv, number % num_slots};
-    const TileOrigin place = find_tile(p, p.cu_kv, task, kConfig.kv_rows);
+    const TilePlace place = find_tile(p, p.cu_kv, task, kConfig.kv_rows);
     recompute_keys(Head<kConfig.dtype>(p, place.index, task.head * p.group_size()),
                    place.first_row);
   }

@@ -201,7 +201,7 @@ void backward_preprocess_sm80(const BackwardSm80Params& params) {
   const u32 num_slots = static_cast<u32>(num_tile_slots(p, p.q_rows, kConfig.q_rows));
   const u32 line = tile / num_slots, heads = static_cast<u32>(p.heads_q);
   const TileTask task{line / heads, line % heads, tile % num_slots};
-  const TileOrigin place = find_tile(p, p.cu_q, task, kConfig.q_rows);
+  const TilePlace place = find_tile(p, p.cu_q, task, kConfig.q_rows);
   if (place.first_row < 0) return;  // offsets out of order
   const Head<kConfig.dtype> head(p, place.index, task.head);
   if constexpr (kConfig.dq) {

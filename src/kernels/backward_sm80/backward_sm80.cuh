@@ -60,7 +60,7 @@ struct BackwardSm80 {
   typename PairsOf<kConfig, kConfig.swap_ab>::Type pairs;
   BackwardGradientsSm80<kConfig> gradients;
 
-  BackwardSm80(const BackwardSm80Params& params_, const HeadType& head, const TileOrigin& keys)
+  BackwardSm80(const BackwardSm80Params& params_, const HeadType& head, const TilePlace& keys)
       : params(params_),
         p(params_.attention),
         index(static_cast<i32>(keys.index)),
@@ -285,7 +285,7 @@ void backward_sm80(const BackwardSm80Params& params) {
   const u32 num_slots = static_cast<u32>(num_tile_slots(p, p.kv_rows, kConfig.kv_rows));
   const TileTask task = key_task(block, static_cast<u32>(p.batch_extent() * p.heads_kv),
                                  static_cast<u32>(p.heads_kv), num_slots, params.groups.lines);
-  const TileOrigin place = find_tile(p, p.cu_kv, task, kConfig.kv_rows);
+  const TilePlace place = find_tile(p, p.cu_kv, task, kConfig.kv_rows);
   const Head<kConfig.dtype> head(p, place.index, task.head * p.group_size());
   const DqZeroingSm80<kConfig> sums{params, block};
   if (place.first_row < 0 || place.first_row >= head.sequence.kv_slot) {

@@ -70,13 +70,13 @@ constexpr DbiasTile dbias_tile(const AttentionParams& p, i64 block, i64 tile_row
 
 // Which rows of which sequence a block works on, from its slot: for packed arrays the offsets say,
 // and they are in device memory. A block's sequence, and the first of its rows there:
-struct TileOrigin {
+struct TilePlace {
   i64 index;
   i64 first_row;
 };
 
-inline TileOrigin find_tile(const AttentionParams& p, const ArrayView& offsets,
-                            const TileTask& task, i64 tile_rows) {
+inline TilePlace find_tile(const AttentionParams& p, const ArrayView& offsets, const TileTask& task,
+                           i64 tile_rows) {
   if (!p.packed) return {task.batch, task.slot * tile_rows};
   i64 low = 0;
   i64 high = p.num_sequences - 1;

@@ -162,7 +162,7 @@ void forward_sm80(const ForwardSm80Params& params) {
     record_faults(p, kConfig.threads());
   }
   const WorkTileSm80 block = params.order.at(ptx::block_index());
-  const TileOrigin place = find_tile(p, p.cu_q, block.task, kConfig.q_rows());
+  const TilePlace place = find_tile(p, p.cu_q, block.task, kConfig.q_rows());
   const Head<kConfig.dtype> head(p, place.index, block.task.head, block.kv_head);
   if (place.first_row >= head.sequence.q_slot) return;
   ForwardSm80<kConfig>(head, place.first_row, block.part * kConfig.d_v).run();
