@@ -118,6 +118,25 @@ constexpr fulmen_tensors all_absent() {
 }
 constexpr fulmen_tensors kAllAbsent = all_absent();  // one copy a call, not 24 structs made anew
 
+Options options_of(const fulmen_problem& given) {
+  Options options;
+#define FULMEN_OPTION(kind, type, name, ...) \
+  options.name = to_option<OptionKind::kind>(given.name, #name);
+#include "fulmen/options.def"
+  return options;
+}
+
+Arrays arrays_of(const fulmen_tensors& given) {
+  Arrays arrays;
+  for (int index = 0; index < kNumArrays; ++index) {
+    const Array array = static_cast<Array>(index);
+    const fulmen_tensor& tensor = given.*kMembers[index];
+    if (!is_present(tensor, name(array))) continue;
+    arrays[array] = present_tensor(tensor, name(array));
+  }
+  return arrays;
+}
+
 }  // namespace
 
 void check_struct_size(const char* subject, const char* init, size_t given, size_t known,
@@ -156,31 +175,17 @@ Tensor to_tensor(const fulmen_tensor& tensor, const char* subject) {
 Options to_options(const fulmen_problem* problem) {
   constexpr const char* kInit = "fulmen_problem_init";
   require_struct(problem, "problem", kInit);
+  if (problem->struct_size == sizeof(fulmen_problem)) return options_of(*problem);
   fulmen_problem room = kDefaults;
-  const fulmen_problem& given = known_struct(*problem, "problem", kInit, room);
-  Options options;
-#define FULMEN_OPTION(kind, type, name, ...) \
-  options.name = to_option<OptionKind::kind>(given.name, #name);
-#include "fulmen/options.def"
-  return options;
+  return options_of(known_struct(*problem, "problem", kInit, room));
 }
 
 Arrays to_arrays(const fulmen_tensors* tensors) {
   constexpr const char* kInit = "fulmen_tensors_init";
   require_struct(tensors, "tensors", kInit);
-  if (tensors->struct_size != sizeof(fulmen_tensors)) {
-    fulmen_tensors room = kAllAbsent;
-    const fulmen_tensors& given = known_struct(*tensors, "tensors", kInit, room);
-    return to_arrays(&given);
-  }
-  Arrays arrays;
-  for (int index = 0; index < kNumArrays; ++index) {
-    const Array array = static_cast<Array>(index);
-    const fulmen_tensor& tensor = tensors->*kMembers[index];
-    if (!is_present(tensor, name(array))) continue;
-    arrays[array] = present_tensor(tensor, name(array));
-  }
-  return arrays;
+  if (tensors->struct_size == sizeof(fulmen_tensors)) return arrays_of(*tensors);
+  fulmen_tensors room = kAllAbsent;
+  return arrays_of(known_struct(*tensors, "tensors", kInit, room));
 }
 
 Experiment to_experiment(const fulmen_experiment* experiment) {

@@ -143,11 +143,21 @@ void check_overlaps(const Problem& problem, Call call) {
 
 // Whether kernels read its numbers one by one, as those of a sequence or a head: no axis is rows or
 // columns of a tile.
-bool is_read_singly(const ArrayRule& rule) {
+constexpr bool is_read_singly(const ArrayRule& rule) {
   const Axis last = rule.list.axes[rule.list.count - 1];
   const bool is_single = last == Axis::kHead || last == Axis::kSequence || last == Axis::kOffset;
   return rule.param == rule.array && (is_single || rule.dtypes == DTypes::kInt64);
 }
+
+// By Array: asked in every call.
+struct ReadSingly {
+  bool array[kNumArrays];
+
+  constexpr ReadSingly() : array() {
+    for (int i = 0; i < kNumArrays; ++i) array[i] = is_read_singly(rules::kTable[i]);
+  }
+};
+constexpr ReadSingly kReadSingly;
 
 // What all pointers are multiples of. Empty arrays are never read, and a slice of lengths makes no
 // tile of q slower to copy.
@@ -159,7 +169,7 @@ i64 pointer_alignment(const Problem& problem) {
     const u64 address = reinterpret_cast<u64>(tensor.data);
     if (address == 0 || tensor.empty()) continue;
     const bool is_aligned = address % static_cast<u64>(size_bytes(tensor.dtype)) == 0;
-    if (!is_aligned || !is_read_singly(rule_of(array))) bits |= address;
+    if (!is_aligned || !kReadSingly.array[i]) bits |= address;
   }
   return static_cast<i64>(bits & (~bits + 1));
 }

@@ -58,9 +58,9 @@ void check_same(const Tensor& now, const Tensor& planned, const Tensor& given, A
 RequestKey::RequestKey(const Request& request, i64 num_threads) {
   const auto put = [this](u64 value) { word[size++] = value; };
   const auto put_signed = [&put](i64 value) { put(static_cast<u64>(value)); };
-  for_each_option(request.options, [&put](const auto& row, const auto& value) {
-    if (row.use == OptionUse::kPlan) put(word_of(value));
-  });
+#define FULMEN_OPTION(kind, type, name, initial, least, most, allowed, use, ...) \
+  if constexpr (OptionUse::use == OptionUse::kPlan) put(word_of(request.options.name));
+#include "fulmen/options.def"
   put_signed(num_threads);
   put(static_cast<u64>(request.operation) | rng_kind(request.options) << 1);
   u64 pointers = 0;
