@@ -67,6 +67,10 @@ def pages(runner: Runner) -> None:
     runner.run([PYTHON, "tools/docs_tables.py", "--check"])
 
 
+def measures(runner: Runner) -> None:
+    runner.run([PYTHON, "tools/measures.py"])
+
+
 def layers(runner: Runner) -> None:
     runner.run([PYTHON, "tools/check_layers.py"])
     runner.run([PYTHON, "tools/import_layers.py"])
@@ -206,6 +210,7 @@ CHECKS = [
     Step("types", "mypy --strict", types),
     Step("sources", "licence lines, no path of one machine", sources),
     Step("pages", "tables in the pages are what their sources say", pages),
+    Step("measures", "files to touch, listings, lengths, words: each below its limit", measures),
     Step("layers", "who may include whom", layers),
     Step("headers", "each header compiles alone", headers),
 ]

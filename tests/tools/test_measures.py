@@ -18,8 +18,23 @@ from count_option import files_naming
 ARRAYS = ", ".join(measures.INPUT_ARRAYS)
 
 
-def test_every_measure_has_a_goal() -> None:
-    assert set(measures.goals(ROOT)) == set(measures.MEASURES)
+def test_every_measure_has_a_limit() -> None:
+    assert set(measures.limits(ROOT)) == set(measures.MEASURES)
+    for name, (before, limit, goal) in measures.limits(ROOT).items():
+        assert before > goal or limit == goal, name
+        assert limit >= goal, name
+
+
+def test_a_measure_above_its_limit_fails(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(measures, "MEASURES", {"stones": lambda root: ["a", "b"]})
+    monkeypatch.setattr(measures, "limits", lambda root: {"stones": (9, 2, 0)})
+    monkeypatch.setattr("sys.argv", ["measures.py"])
+    assert measures.main() == 0
+    monkeypatch.setattr(measures, "limits", lambda root: {"stones": (9, 1, 0)})
+    assert measures.main() == 1
+    assert "too many" in capsys.readouterr().out
 
 
 def test_comments_and_docstrings_are_not_code() -> None:
