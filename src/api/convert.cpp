@@ -29,7 +29,7 @@ constexpr size_t end_of_fields() {
 #include "fulmen/options.def"
   return end;
 }
-static_assert(end_of_fields() == sizeof(fulmen_problem));
+static_assert((end_of_fields() + 7) / 8 * 8 == sizeof(fulmen_problem));  // init clears the rest
 
 constexpr fulmen_problem default_problem() {
   fulmen_problem problem{};
