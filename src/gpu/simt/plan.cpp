@@ -80,8 +80,7 @@ std::optional<FmaConfig> simt_config(DType dtype, i64 dim_qk, i64 dim_v, bool ba
 bool simt_adds_dq(const Problem& problem) {
   return problem.operation == Operation::kBackward && problem.has(Array::kDQ) &&
          (problem.has(Array::kDK) || problem.has(Array::kDV)) && size_bytes(problem.dtype) >= 4 &&
-         !problem.deterministic && !problem.batch_invariant &&
-         problem.pointer_alignment >= size_bytes(problem.dtype);
+         !problem.has_ordered_sums() && problem.pointer_alignment >= size_bytes(problem.dtype);
 }
 
 size_t simt_workspace_bytes(DType dtype, i64 rows) {
