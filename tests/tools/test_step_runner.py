@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import run_steps
-from step_runner import Runner, Step, StepError, read_budget, run_all
+from step_runner import Runner, Step, StepError, read_budget, run_all, write_budget
 
 
 def python(code: str) -> list[str]:
@@ -117,6 +117,13 @@ def test_a_step_over_its_budget_fails(tmp_path: Path, capsys: pytest.CaptureFixt
     assert run_all("t", steps, tmp_path, {"busy": 30}) == 0
     assert run_all("t", steps, tmp_path, {"busy": 0.1}) == 1
     assert "FAILED: step 'busy' took" in capsys.readouterr().out
+
+
+def test_a_budget_is_written_from_what_steps_took(tmp_path: Path) -> None:
+    rows = tmp_path / "budget.txt"
+    rows.write_text("# seconds\na 100\nb 7\n")
+    write_budget(rows, {"a": 10.0})
+    assert rows.read_text() == "# seconds\na 15\nb 7\n"
 
 
 def test_the_budget_names_every_step() -> None:
