@@ -12,6 +12,7 @@
 #pragma once
 
 #include "kernels/simt/block.cuh"
+#include "kernels/simt/tile.cuh"
 
 namespace fulmen {
 
