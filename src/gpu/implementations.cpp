@@ -6,8 +6,8 @@
 #include "gpu/implementations.h"
 
 #include "core/error.h"
+#include "gpu/backward_sm80/plan.h"
 #include "gpu/forward_sm80/plan.h"
-#include "gpu/forward_sm80/run.h"
 #include "gpu/function_plan.h"
 #include "gpu/naive/plan.h"
 #include "gpu/simt/plan.h"
@@ -18,9 +18,7 @@ namespace fulmen::gpu {
 namespace {
 
 constexpr auto sm90_plan = FunctionPlan<sm90_refusal, sm90_needs, sm90_launches, sm90_run>::plan;
-constexpr auto sm80_plan = FunctionPlan<sm80_refusal, sm80_needs, sm80_launches, sm80_run>::plan;
 u32 switches_of_sm90(const Problem& problem, const Gpu&) { return sm90_switches(problem); }
-u32 switches_of_sm80(const Problem& problem, const Gpu&) { return sm80_switches(problem); }
 
 constexpr GpuImplementation kImplementations[] = {
     {Implementation::kSm90,
@@ -31,8 +29,8 @@ constexpr GpuImplementation kImplementations[] = {
     {Implementation::kSm80,
      "tensor cores by mma.sync, every option",
      true,
-     {sm80_plan, switches_of_sm80},
-     {sm80_plan, switches_of_sm80}},
+     {plan_forward_sm80, forward_sm80_switches},
+     {plan_backward_sm80, backward_sm80_switches}},
     {Implementation::kSimt, "tiles on CUDA cores, every option", false, {simt_plan}, {simt_plan}},
     {Implementation::kNaive, "one thread a row, every option", false, {naive_plan}, {naive_plan}},
 };

@@ -97,6 +97,10 @@ constexpr Case kCases[] = {
     {"simt_documents", FULMEN_SIMT, FULMEN_FLOAT32, Options::kDocuments},
     {"simt_packed", FULMEN_SIMT, FULMEN_FLOAT32, Options::kPacked},
     {"simt_dropout", FULMEN_SIMT, FULMEN_FLOAT32, Options::kDropout},
+    {"sm80", FULMEN_SM80, FULMEN_BFLOAT16, Options::kNone},
+    {"sm80_documents", FULMEN_SM80, FULMEN_BFLOAT16, Options::kDocuments},
+    {"sm80_packed", FULMEN_SM80, FULMEN_BFLOAT16, Options::kPacked},
+    {"sm80_dropout", FULMEN_SM80, FULMEN_BFLOAT16, Options::kDropout},
 };
 
 INSTANTIATE_TEST_SUITE_P(Implementations, RunCosts, testing::ValuesIn(kCases),

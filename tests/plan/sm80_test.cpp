@@ -11,6 +11,10 @@
 namespace fulmen {
 namespace {
 
+using gpu::backward_sm80_config;
+using gpu::forward_sm80_config;
+using gpu::plan_backward_sm80;
+using gpu::plan_forward_sm80;
 using testing::HasSubstr;
 
 Problem problem_of(DType dtype, i64 dim_qk, i64 dim_v) {
@@ -53,19 +57,20 @@ Problem backward_problem(Precision precision, i64 dim) {
 
 TEST(Sm80Float32, IsComputedWherePrecisionPermits) {
   const Gpu& gpu = gpu_named("h100");
-  const Problem subtracts_max = float32_problem(Precision::kFloat32, 64, 64);
-  EXPECT_EQ(chosen(subtracts_max, gpu), Implementation::kSimt);
-  EXPECT_THAT(sm80_refusal(subtracts_max, gpu), HasSubstr("only with precision tf32 or 3xtf32"));
+  const Problem exact = float32_problem(Precision::kFloat32, 64, 64);
+  EXPECT_EQ(chosen(exact, gpu), Implementation::kSimt);
+  EXPECT_THAT(plan_forward_sm80(exact, gpu).refusal,
+              HasSubstr("only with precision tf32 or 3xtf32"));
   for (const Precision precision : {Precision::kTf32, Precision::k3xTf32}) {
     EXPECT_EQ(chosen(float32_problem(precision, 64, 64), gpu), Implementation::kSm80);
-    EXPECT_EQ(sm80_forward_config(float32_problem(precision, 64, 64), gpu).precision, precision);
+    EXPECT_EQ(forward_sm80_config(float32_problem(precision, 64, 64), gpu)->precision, precision);
     EXPECT_EQ(chosen(float32_problem(precision, 64, 64), gpu_named("t4")), Implementation::kSimt);
     const Problem wide = float32_problem(precision, 64, 257);
     EXPECT_EQ(chosen(wide, gpu), Implementation::kSimt);
-    EXPECT_THAT(sm80_refusal(wide, gpu), HasSubstr("up to 256; the widest is 257"));
+    EXPECT_THAT(plan_forward_sm80(wide, gpu).refusal, HasSubstr("up to 256; the widest is 257"));
     const Problem backward = backward_problem(precision, 64);
     EXPECT_EQ(chosen(backward, gpu), Implementation::kSm80);
-    EXPECT_EQ(sm80_backward_config(backward, gpu).precision, precision);
+    EXPECT_EQ(backward_sm80_config(backward, gpu)->precision, precision);
   }
 }
 
@@ -84,9 +89,10 @@ TEST(Sm80Tiles, FitEveryCard) {
               problem.arrays[Array::kBias].dtype = DType::kFloat32;
               problem.arrays[Array::kQIds].dtype = DType::kInt32;
             }
-            ASSERT_EQ(sm80_refusal(problem, gpu), "") << gpu.name << " " << dim << " " << dim_v;
-            const ForwardSm80Config config = sm80_forward_config(problem, gpu);
-            EXPECT_TRUE(config.valid()) << gpu.name << " " << dim << " " << dim_v;
+            ASSERT_EQ(plan_forward_sm80(problem, gpu).refusal, "")
+                << gpu.name << " " << dim << " " << dim_v;
+            const ForwardSm80Config config = forward_sm80_config(problem, gpu).value();
+            EXPECT_STREQ(config.why_invalid(), "") << gpu.name << " " << dim << " " << dim_v;
             EXPECT_LE(static_cast<size_t>(config.forward_shared_bytes()),
                       gpu.shared_bytes_per_block);
             EXPECT_GE(config.d_qk, dim);
@@ -104,14 +110,14 @@ TEST(Sm80Tiles, WideRowsBelongToTeams) {
   for (const i64 dim : {208, 256, 320, 512, 576}) {
     Problem problem = problem_of(DType::kBFloat16, dim, dim);
     problem.max_kv = 4096;
-    const ForwardSm80Config config = sm80_forward_config(problem, gpu);
+    const ForwardSm80Config config = forward_sm80_config(problem, gpu).value();
     EXPECT_EQ(config.warps_n, dim == 512 ? 4 : 2) << dim;
     EXPECT_GE(config.d_v, dim) << dim;
     problem.score_map.softcap = 30;
     problem.dropout.threshold = 1;
-    const ForwardSm80Config with_options = sm80_forward_config(problem, gpu);
+    const ForwardSm80Config with_options = forward_sm80_config(problem, gpu).value();
     EXPECT_EQ(with_options.warps_n, 1) << dim;
-    EXPECT_TRUE(with_options.valid()) << dim;
+    EXPECT_STREQ(with_options.why_invalid(), "") << dim;
   }
 }
 
@@ -119,23 +125,23 @@ TEST(Sm80Tiles, WideRowsBelongToTeams) {
 TEST(Sm80Tiles, ShortSequencesTakeSmallBlocks) {
   Problem problem = problem_of(DType::kBFloat16, 256, 256);
   problem.max_kv = 1024;
-  EXPECT_EQ(sm80_forward_config(problem, gpu_named("h100")).q_rows(), 128);
+  EXPECT_EQ(forward_sm80_config(problem, gpu_named("h100"))->q_rows(), 128);
   problem.mask.causal = true;
-  EXPECT_EQ(sm80_forward_config(problem, gpu_named("h100")).q_rows(), 64);
-  EXPECT_TRUE(sm80_forward_config(problem, gpu_named("h100")).predicates_copies);
-  EXPECT_TRUE(sm80_forward_config(problem, gpu_named("h100")).fixed_length);
+  EXPECT_EQ(forward_sm80_config(problem, gpu_named("h100"))->q_rows(), 64);
+  EXPECT_TRUE(forward_sm80_config(problem, gpu_named("h100"))->predicates_copies);
+  EXPECT_TRUE(forward_sm80_config(problem, gpu_named("h100"))->fixed_length);
   problem.max_kv = 4096;
   problem.mask.window_left = 7;
-  EXPECT_EQ(sm80_forward_config(problem, gpu_named("h100")).q_rows(), 128);
-  EXPECT_FALSE(sm80_forward_config(problem, gpu_named("h100")).fixed_length);
+  EXPECT_EQ(forward_sm80_config(problem, gpu_named("h100"))->q_rows(), 128);
+  EXPECT_FALSE(forward_sm80_config(problem, gpu_named("h100"))->fixed_length);
 }
 
 // Nothing fills up rows that are as long as the kernel computes with.
 TEST(Sm80Tiles, WholeRows) {
   const Gpu& gpu = gpu_named("h100");
-  EXPECT_TRUE(sm80_forward_config(problem_of(DType::kBFloat16, 128, 64), gpu).even_k);
-  EXPECT_FALSE(sm80_forward_config(problem_of(DType::kBFloat16, 120, 64), gpu).even_k);
-  EXPECT_FALSE(sm80_forward_config(problem_of(DType::kBFloat16, 128, 72), gpu).even_k);
+  EXPECT_TRUE(forward_sm80_config(problem_of(DType::kBFloat16, 128, 64), gpu)->even_k);
+  EXPECT_FALSE(forward_sm80_config(problem_of(DType::kBFloat16, 120, 64), gpu)->even_k);
+  EXPECT_FALSE(forward_sm80_config(problem_of(DType::kBFloat16, 128, 72), gpu)->even_k);
 }
 
 TEST(Sm80BackwardTiles, OfFloat32FitEveryCard) {
@@ -145,9 +151,9 @@ TEST(Sm80BackwardTiles, OfFloat32FitEveryCard) {
       for (const bool options : {false, true}) {
         Problem problem = backward_problem(Precision::k3xTf32, dim);
         if (options) problem.arrays[Array::kBias].dtype = DType::kFloat32;
-        ASSERT_EQ(sm80_refusal(problem, gpu), "") << gpu.name << " " << dim;
-        const BackwardSm80Config config = sm80_backward_config(problem, gpu);
-        EXPECT_TRUE(config.valid()) << gpu.name << " " << dim;
+        ASSERT_EQ(plan_backward_sm80(problem, gpu).refusal, "") << gpu.name << " " << dim;
+        const BackwardSm80Config config = backward_sm80_config(problem, gpu).value();
+        EXPECT_STREQ(config.why_invalid(), "") << gpu.name << " " << dim;
         EXPECT_LE(static_cast<size_t>(config.shared_bytes()), gpu.shared_bytes_per_block);
         EXPECT_GE(config.d_qk, dim);
       }

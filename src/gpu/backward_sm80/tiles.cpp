@@ -8,11 +8,13 @@
 #include "core/error.h"
 #include "gpu/backward_sm80/plan.h"
 #include "gpu/forward_sm80/plan.h"
+#include "gpu/forward_sm80/shapes.h"
+#include "gpu/score_options.h"
 
-namespace fulmen {
+namespace fulmen::gpu {
 namespace {
 
-enum class Roles { kOne, kSplit, kKeysFirst };
+enum class Roles { kOne, kSplit, kSwapAb };
 
 constexpr i64 kShortRows = 2048;  // of the queries of a sequence
 
@@ -40,7 +42,7 @@ constexpr TileShape kShapes[] = {
      .block = {128, 128},
      .part = {64, 32},
      .pair_stages = 2,
-     .roles = Roles::kKeysFirst},
+     .roles = Roles::kSwapAb},
     {.max_dim = 64, .warps = 4, .block = {64, 128}, .min_blocks = 2},
     {.max_dim = 64, .block = {64, 128}},
     {.max_dim = 64, .warps = 4, .block = {64, 64}},
@@ -124,33 +126,37 @@ bool has_tiles_of_dbias(const Problem& problem) {
   return fits;
 }
 
-void set_options(BackwardSm80Config& config, const Problem& problem, const Gpu& gpu) {
-  const bool has_bias = problem.has(Array::kBias);
-  config.mask = problem.has(Array::kMask);
-  config.bias = has_bias ? problem.arrays[Array::kBias].dtype : DType::kNone;
-  config.pair_aligned = sm80_has_aligned_pairs(problem);
-  config.documents = problem.has(Array::kQIds);
-  config.dbias = sm80_has_dbias(problem);
-  config.accumulates_dbias = config.dbias && sm80_shares_dbias(problem);
+// What kernels are compiled to know; they look up lengths, structured masks and sinks when they
+// run.
+ScoreOptions compiled_options(const Problem& problem) {
+  ScoreOptions score = score_options_of(problem);
+  score.mask_kind = MaskKind::kNone;
+  score.varlen = score.sinks = score.stats = score.fp32_out = false;
+  score.negative_scale &= score.bias == DType::kNone && !score.softcap && !score.alibi;
+  return score;
+}
+
+BackwardSm80Config options_of(const Problem& problem, const Gpu& gpu) {
+  BackwardSm80Config config;
   config.dtype = problem.dtype;
   config.precision = problem.precision;
+  config.score = compiled_options(problem);
+  config.aligned = has_aligned_rows(problem, Array::kDOut);
+  config.pair_aligned = has_aligned_pairs(problem);
   config.dq = problem.has(Array::kDQ);
   config.dk = problem.has(Array::kDK);
   config.dv = problem.has(Array::kDV);
-  config.softcap = problem.score_map.softcap != 0;
-  config.alibi = problem.has(Array::kAlibiSlopes);
+  config.dbias = sm80_makes_dbias(problem);
+  config.accumulates_dbias = config.dbias && sm80_shares_dbias(problem);
   config.tiled_dbias = config.dbias && has_tiles_of_dbias(problem);
-  config.scales_scores =
-      has_bias || config.softcap || config.alibi || !(problem.score_map.scale > 0);
-  config.dropout = problem.dropout.enabled();
   config.split_sum = problem.has(Array::kSinks) && problem.has(Array::kDLse);
   config.deterministic = config.dq && (problem.deterministic || problem.batch_invariant);
   config.hopper = gpu.compute_capability >= 90;
-  config.aligned = sm80_has_aligned_rows(problem, Array::kDOut);
+  return config;
 }
 
 bool is_plain(const BackwardSm80Config& config) {
-  return !config.hides_pairs() && !config.documents && !config.scales_scores && !config.dropout;
+  return !config.score.has_pair_terms() && !config.scales_scores() && !config.score.dropout;
 }
 
 // Tiles of dQ as wide as leaves one for every warp, and registers for options and slices.
@@ -178,7 +184,7 @@ void set_shape(BackwardSm80Config& config, const TileShape& shape, const Problem
   config.stages = shape.stages;
   config.pair_stages = config.tiled_dbias ? 1 : shape.pair_stages;
   config.split_roles = shape.roles != Roles::kOne;
-  config.swap_ab = shape.roles == Roles::kKeysFirst;
+  config.swap_ab = shape.roles == Roles::kSwapAb;
   config.s_rows = plain ? shape.part.rows : 16;
   config.s_columns = shape.part.columns;
   config.dkv_rows = shape.dkv_rows;
@@ -186,7 +192,7 @@ void set_shape(BackwardSm80Config& config, const TileShape& shape, const Problem
   config.min_blocks = shape.min_blocks;
   // A second text for what is seen whole costs more than it saves where a mask cuts most steps.
   config.unrolled = config.split_roles && config.parts() > 1 &&
-                    (!config.swap_ab || sm80_sees_all(problem) || problem.q_rows > kShortRows);
+                    (!config.swap_ab || is_unmasked(problem) || problem.q_rows > kShortRows);
   config.late_prefetch = config.split_roles && shape.max_dim == 256;
   config.zeroes_dq = config.split_roles && shape.max_dim <= 128;
   config.split_d = shape.split_d;
@@ -195,25 +201,45 @@ void set_shape(BackwardSm80Config& config, const TileShape& shape, const Problem
   config.dq_dims = dq_dims(config);
 }
 
-}  // namespace
-
-// Zero warps where no shape fits.
-BackwardSm80Config sm80_backward_tiles(const Problem& problem, const Gpu& gpu) {
-  BackwardSm80Config config;
-  set_options(config, problem, gpu);
-  for (const TileShape& shape : shapes_of(problem)) {
-    set_shape(config, shape, problem);
-    if (config.split_roles && !may_split_roles(config)) continue;
-    const size_t bytes = static_cast<size_t>(config.shared_bytes());
-    // The system keeps 1 KB of every block.
-    const size_t total = static_cast<size_t>(shape.min_blocks) * (bytes + 1024);
-    if (max(problem.dim_qk, problem.dim_v) <= shape.max_dim &&
-        bytes <= gpu.shared_bytes_per_block && total <= gpu.shared_bytes_per_multiprocessor) {
-      return config;
-    }
+// Why a shape, set in `config`, is passed over; "" where it is the one to take.
+std::string passed_over(const TileShape& shape, const BackwardSm80Config& config,
+                        const Problem& problem, const Gpu& gpu) {
+  if (max(problem.dim_qk, problem.dim_v) > shape.max_dim) {
+    return sentence("is for head dimensions up to ", shape.max_dim);
   }
-  config.warps = 0;
-  return config;
+  if (config.split_roles && !may_split_roles(config)) {
+    return "splits roles: for all of dq, dk and dv, of equal dims, without options";
+  }
+  const size_t bytes = static_cast<size_t>(config.shared_bytes());
+  const size_t total = static_cast<size_t>(shape.min_blocks) * (bytes + kReservedSharedBytes);
+  if (bytes > gpu.shared_bytes_per_block || total > gpu.shared_bytes_per_multiprocessor) {
+    return sentence("needs ", bytes, " bytes of shared memory for each of ", shape.min_blocks,
+                    " blocks");
+  }
+  return "";
 }
 
-}  // namespace fulmen
+}  // namespace
+
+std::optional<BackwardSm80Config> backward_sm80_config(const Problem& problem, const Gpu& gpu,
+                                                       std::vector<TileCandidate>* compared) {
+  ++config_derivations();
+  BackwardSm80Config config = options_of(problem, gpu);
+  for (const TileShape& shape : shapes_of(problem)) {
+    set_shape(config, shape, problem);
+    std::string reason = passed_over(shape, config, problem, gpu);
+    const bool chosen = reason.empty();
+    if (chosen) reason = "the first that fits, of tiles in the order of their measured speed";
+    if (compared != nullptr) {
+      compared->push_back({{config.q_rows, config.kv_rows}, chosen, std::move(reason)});
+    }
+    if (!chosen) continue;
+    if (leaves_out(problem, Optimisation::kPipeline)) config.stages = config.pair_stages = 1;
+    config.swizzle = !leaves_out(problem, Optimisation::kSwizzle);
+    config.full_blocks = !leaves_out(problem, Optimisation::kFullBlocks);
+    return config;
+  }
+  return std::nullopt;
+}
+
+}  // namespace fulmen::gpu

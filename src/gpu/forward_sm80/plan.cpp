@@ -1,22 +1,28 @@
 // SPDX-FileCopyrightText: fulmen contributors
 // SPDX-License-Identifier: Apache-2.0
 //
-// Tiles of the sm80 kernels.
+// Tiles and plans of forward_sm80.
 
 #include "gpu/forward_sm80/plan.h"
 
 #include <span>
 
 #include "core/error.h"
-#include "gpu/backward_sm80/plan.h"
+#include "gpu/call.h"
 #include "gpu/forward_sm80/shapes.h"
+#include "gpu/jit/spec_of.h"
+#include "gpu/params.h"
+#include "gpu/score_options.h"
+#include "kernels/forward_sm80/scheduler.cuh"
 
-namespace fulmen {
+namespace fulmen::gpu {
 namespace {
 
 constexpr i64 kMaxDim = 576;  // of q, k: rows of 16 queries and two blocks of 16 keys fit 99 KB
-constexpr i64 kMaxBlocks = 0x7fffffff;
 constexpr double kSmallestScale = 0x1p-60;  // by which slopes of ALiBi and caps are divided
+// Up to 452 bytes with every option at d 256 (NVRTC 13.0, sm_90a), around the loop over the keys:
+// its path for blocks that every row sees whole reads none of them.
+constexpr size_t kSpillBytes = 512;
 
 std::span<const Sm80Shape> shapes_of(const Problem& problem) {
   if (problem.dtype != DType::kFloat32) return kShapes;
@@ -30,31 +36,71 @@ i32 rounded_up(i64 dim, i64 unit) {
 
 // How many options of the problem cost registers.
 i32 num_options(const ForwardSm80Config& config) {
-  const bool maps_alone = config.scales_scores && config.bias == DType::kNone;
-  return config.mask + (config.bias != DType::kNone) + config.documents + maps_alone +
-         config.softcap + config.alibi + config.dropout;
+  const ScoreOptions& score = config.score;
+  return score.mask + (score.bias != DType::kNone) + score.documents + score.negative_scale +
+         score.softcap + score.alibi + score.dropout;
+}
+
+// Whether there is nothing to look up before a block begins, see ForwardSm80Config::fixed_length.
+bool has_fixed_length(const Problem& problem) {
+  const IntervalMask& mask = problem.mask;
+  const bool has_lengths = problem.has(Array::kQLengths) || problem.has(Array::kKvLengths);
+  return !problem.packed && !has_lengths && !problem.has(Array::kRng) &&
+         mask.window_left == kNoLimit && mask.window_right == kNoLimit && mask.prefix == 0 &&
+         mask.chunk == 0;
+}
+
+// What kernels are compiled to know; they look up lengths, structured masks and sinks when they
+// run.
+ScoreOptions compiled_options(const Problem& problem) {
+  ScoreOptions score = score_options_of(problem);
+  score.mask_kind = MaskKind::kNone;
+  score.varlen = score.sinks = false;
+  score.negative_scale = score.bias == DType::kNone && !(problem.score_map.scale > kSmallestScale);
+  return score;
+}
+
+// Options, and what leaves out an optimisation; no tile.
+ForwardSm80Config options_of(const Problem& problem) {
+  ForwardSm80Config config;
+  config.dtype = problem.dtype;
+  config.precision = problem.precision;
+  config.score = compiled_options(problem);
+  config.pair_aligned = has_aligned_pairs(problem);
+  config.aligned = has_aligned_rows(problem, Array::kO);
+  config.fixed_length = has_fixed_length(problem);
+  return config;
+}
+
+// Whether options leave a warp registers for 16 rows only: any two of them, and with float32 inputs
+// any, or rows that are not aligned.
+bool needs_many_registers(const ForwardSm80Config& config) {
+  const i32 options = num_options(config);
+  if (config.dtype == DType::kFloat32) return options > 0 || !config.aligned;
+  return options + config.score.fp32_out > 1;
 }
 
 // A tile of a shape, with head dimensions as computed with. Long rows of V are cut into equal
 // parts.
 void set_tile(ForwardSm80Config& config, const Problem& problem, const Sm80Shape& shape,
-              bool takes_many_registers) {
-  const bool has_pairs = config.has_pairs();
+              bool many_registers) {
+  const bool has_pairs = config.score.has_pair_terms();
   config.d_qk = rounded_up(problem.dim_qk, 16);
   const i64 parts = max<i64>(1, ceil_div(problem.dim_v, shape.max_v()));
   const i64 unit = problem.dtype == DType::kFloat32 ? 32 : 16 * shape.warps_n;
   config.d_v = rounded_up(ceil_div(problem.dim_v, parts), unit);
   config.warps = shape.warps;
   config.warps_n = shape.warps_n;
-  config.row_tiles = takes_many_registers ? 1 : shape.row_tiles;
-  config.kv_rows = shape.columns;
-  if (has_pairs) config.kv_rows = shape.pair_columns;
-  if (config.dropout) config.kv_rows = shape.dropout_columns;
-  if (config.softcap) config.kv_rows = shape.softcap_columns;
-  if (takes_many_registers) config.kv_rows = shape.many_columns;
+  config.row_tiles = many_registers ? 1 : shape.row_tiles;
+  config.kv_rows = shape.kv_rows;
+  if (has_pairs) config.kv_rows = shape.pair_kv_rows;
+  if (config.score.dropout) config.kv_rows = shape.dropout_kv_rows;
+  if (config.score.softcap) config.kv_rows = shape.softcap_kv_rows;
+  if (many_registers) config.kv_rows = shape.many_kv_rows;
   config.stage_blocks = has_pairs ? 1 : shape.stage_blocks;
-  const bool has_numbers = config.mask || config.bias != DType::kNone || config.dropout;
-  config.interleaved = has_numbers && !takes_many_registers && config.dtype != DType::kFloat32 &&
+  const bool has_numbers =
+      config.score.mask || config.score.bias != DType::kNone || config.score.dropout;
+  config.interleaved = has_numbers && !many_registers && config.dtype != DType::kFloat32 &&
                        config.warp_columns() % 32 == 0;
   config.single_buffer = shape.single_buffer;
   config.stages = shape.single_buffer ? 1 : 2;
@@ -65,77 +111,129 @@ void set_tile(ForwardSm80Config& config, const Problem& problem, const Sm80Shape
                   config.d_v * parts == problem.dim_v;
 }
 
-// Whether a shape was made for problems like this one.
-bool suits(const Sm80Shape& shape, const Problem& problem, const ForwardSm80Config& config,
-           bool takes_many_registers) {
-  if ((shape.warps_n > 1 || shape.single_buffer) && takes_many_registers) return false;
-  if (shape.single_buffer && num_options(config) > 0) return false;
-  if (problem.batch_invariant) return shape.max_keys == kAnyLength;
-  return problem.max_kv / (problem.mask.causal ? 2 : 1) <= shape.max_keys;
-}
-
-// Whether there is nothing to look up before a block begins, see ForwardSm80Config::dense.
-bool is_dense(const Problem& problem) {
-  const IntervalMask& mask = problem.mask;
-  const bool has_lengths = problem.has(Array::kQLengths) || problem.has(Array::kKvLengths);
-  return !problem.packed && !has_lengths && !problem.has(Array::kRng) &&
-         mask.window_left == kNoLimit && mask.window_right == kNoLimit && mask.prefix == 0 &&
-         mask.chunk == 0;
-}
-
-void set_options(ForwardSm80Config& config, const Problem& problem) {
-  const bool has_bias = problem.has(Array::kBias);
-  config.dtype = problem.dtype;
-  config.precision = problem.precision;
-  config.softcap = problem.score_map.softcap != 0;
-  config.alibi = problem.has(Array::kAlibiSlopes);
-  config.mask = problem.has(Array::kMask);
-  if (has_bias) config.bias = problem.arrays[Array::kBias].dtype;
-  config.documents = problem.has(Array::kQIds);
-  config.pair_aligned = sm80_has_aligned_pairs(problem);
-  config.scales_scores = has_bias || !(problem.score_map.scale > kSmallestScale);
-  config.dropout = problem.dropout.enabled();
-  config.stats = problem.has(Array::kStats);
-  config.subtracts_max = problem.arrays[Array::kO].dtype == DType::kFloat32;
-  config.aligned = sm80_has_aligned_rows(problem);
-  config.fixed_length = is_dense(problem);
-}
-
-// Whether options leave a warp registers for 16 rows only: any two of them, and with float32 inputs
-// any, or rows without units.
-bool takes_many_registers(const ForwardSm80Config& config) {
-  const i32 options = num_options(config);
-  if (config.dtype == DType::kFloat32) return options > 0 || !config.aligned;
-  return options + config.subtracts_max > 1;
-}
-
-// Zero warps where no shape fits.
-ForwardSm80Config config_of(const Problem& problem, const Gpu& gpu) {
-  ForwardSm80Config config;
-  set_options(config, problem);
-  const bool takes_many = takes_many_registers(config);
-  // By three products one path through a block is 2 % faster than two (d 64 and 128, H200,
-  // 2026-11-28); with options two of float32 do not fit the registers.
-  const bool is_float32 = problem.dtype == DType::kFloat32;
-  config.lazy_max = !is_float32 || (problem.precision == Precision::kTf32 && !takes_many);
-  for (const Sm80Shape& shape : shapes_of(problem)) {
-    if (!suits(shape, problem, config, takes_many)) continue;
-    set_tile(config, problem, shape, takes_many);
-    const size_t bytes = static_cast<size_t>(config.forward_shared_bytes());
-    // The system keeps 1 KB of every block.
-    const size_t total = static_cast<size_t>(shape.min_blocks) * (bytes + 1024);
-    if (max(config.d_qk, config.d_v) <= shape.max_dim && bytes <= gpu.shared_bytes_per_block &&
-        total <= gpu.shared_bytes_per_multiprocessor) {
-      return config;
-    }
+// Why a shape, set in `config`, is passed over; "" where it is the one to take.
+std::string passed_over(const Sm80Shape& shape, const ForwardSm80Config& config,
+                        const Problem& problem, const Gpu& gpu, bool many_registers) {
+  if (max(config.d_qk, config.d_v) > shape.max_dim) {
+    return sentence("is for head dimensions up to ", shape.max_dim);
   }
-  config.warps = 0;
-  return config;
+  if ((shape.warps_n > 1 || shape.single_buffer) && many_registers) {
+    return "has no registers for these options";
+  }
+  if (shape.single_buffer && num_options(config) > 0) return "is for problems without options";
+  if (problem.batch_invariant) {
+    if (shape.max_keys != kAnyLength) return "depends on the number of keys";
+  } else if (problem.max_kv / (problem.mask.causal ? 2 : 1) > shape.max_keys) {
+    return sentence("is for ", shape.max_keys, " keys a query at most");
+  }
+  const size_t bytes = static_cast<size_t>(config.forward_shared_bytes());
+  const size_t total = static_cast<size_t>(shape.min_blocks) * (bytes + kReservedSharedBytes);
+  if (bytes > gpu.shared_bytes_per_block || total > gpu.shared_bytes_per_multiprocessor) {
+    return sentence("needs ", bytes, " bytes of shared memory for each of ", shape.min_blocks,
+                    " blocks");
+  }
+  return "";
 }
 
-std::string float32_refusal(const Problem& problem) {
+void leave_out(ForwardSm80Config& config, const Problem& problem) {
+  const auto keeps = [&problem](Optimisation each) { return !leaves_out(problem, each); };
+  if (!keeps(Optimisation::kPipeline)) {
+    config.stages = 1;
+    config.single_buffer = config.predicates_copies = false;
+  }
+  config.swizzle &= keeps(Optimisation::kSwizzle);
+  config.full_blocks &= keeps(Optimisation::kFullBlocks);
+  config.folded_scale &= keeps(Optimisation::kFoldedScale);
+  config.lazy_max &= keeps(Optimisation::kLazyRescale);
+  config.lazy_rescale &= keeps(Optimisation::kLazyRescale);
+}
+
+// Heads whose blocks are neighbours in a launch: their K and V take half of the L2; under a causal
+// mask they also keep the card busy for a while, so that the last group does not begin when the
+// others are done.
+i32 heads_per_group(const Problem& problem, const Gpu& gpu, const ForwardSm80Config& config) {
+  const i64 heads = max<i64>(1, (problem.packed ? 1 : problem.num_sequences) * problem.heads_q);
+  const i64 bytes = max<i64>(1, problem.kv_rows * (problem.dim_qk + problem.dim_v) *
+                                    size_bytes(problem.dtype) / problem.group_size());
+  i64 wanted = max<i64>(1, static_cast<i64>(gpu.l2_bytes / 2) / bytes);
+  if (problem.mask.causal) {
+    const i64 blocks = max<i64>(1, ceil_div(problem.q_rows, config.q_rows()));  // of a head
+    const i64 at_once = i64{gpu.num_multiprocessors} * config.min_blocks;
+    wanted = max(wanted, ceil_div(4 * at_once, blocks));
+  }
+  return static_cast<i32>(ceil_div(heads, ceil_div(heads, wanted)));
+}
+
+KernelSpec spec(const ForwardSm80Config& config) {
+  const bool has_pairs = config.score.mask || config.score.bias != DType::kNone;
+  const bool pads = config.aligned && !config.even_k && !config.predicates_copies;
+  KernelSpec spec = spec_of<ForwardSm80Params>(
+      "forward_sm80/forward_sm80", "forward_sm80",
+      sentence(config.dtype == DType::kFloat32 ? name(config.precision) : name(config.dtype), "_d",
+               config.d_qk, "_", config.d_v, "_", config.q_rows(), "x", config.kv_rows,
+               config.warps_n > 1 ? sentence("_warps_n", config.warps_n) : "",
+               name_suffix(config.score),
+               has_pairs && !config.pair_aligned ? "_unaligned_pairs" : "",
+               config.aligned ? "" : "_unaligned", pads ? "_padded" : "",
+               config.fixed_length ? "_fixed_length" : ""),
+      config);
+  spec.num_threads = config.threads();
+  spec.min_blocks = config.min_blocks;
+  spec.shared_bytes = static_cast<size_t>(config.forward_shared_bytes());
+  spec.shared_bytes_text = "kConfig.forward_shared_bytes()";
+  spec.tensor_cores = true;
+  spec.spill_allowance_bytes = kSpillBytes;
+  return spec;
+}
+
+std::string refusal_of(const Problem& problem, const Gpu& gpu) {
+  std::string refusal = sm80_dtype_refusal(problem, gpu);
+  if (!refusal.empty()) return refusal;
+  if (problem.dim_qk > kMaxDim) {
+    return sentence("head dimensions of q and k go up to ", kMaxDim, "; they are ", problem.dim_qk);
+  }
+  return "";
+}
+
+bool has_too_many_blocks(const Problem& problem, const ForwardSm80Config& config) {
+  const i64 slots = problem.packed
+                        ? problem.q_rows / config.q_rows() + problem.num_sequences
+                        : ceil_div(problem.q_rows, config.q_rows()) * problem.num_sequences;
+  return slots > kMaxBlocks / max<i64>(1, problem.heads_q * ceil_div(problem.dim_v, config.d_v));
+}
+
+class ForwardSm80Plan final : public GpuPlan {
+ public:
+  ForwardSm80Plan(const Problem& problem, const Gpu& gpu, const ForwardSm80Config& config)
+      : params_{attention_params(problem), {}} {
+    const AttentionParams& attention = params_.attention;
+    params_.scheduler = {attention, config, heads_per_group(problem, gpu, config)};
+    tile = {config.q_rows(), config.kv_rows};
+    const bool copies_pairs = config.score.mask || config.score.bias != DType::kNone;
+    alignment_bytes = config.aligned || (copies_pairs && config.pair_aligned) ? 16 : 1;
+    launches = {{spec(config), num_forward_sm80_blocks(attention, config)}};
+  }
+
+  void run(const Call& call) const override {
+    ForwardSm80Params params = params_;
+    bind_params(params.attention, call.problem, call.faults);
+    call.launch(0, params);
+  }
+
+ private:
+  ForwardSm80Params params_;  // but for pointers
+};
+
+}  // namespace
+
+std::string sm80_dtype_refusal(const Problem& problem, const Gpu& gpu) {
+  if (gpu.compute_capability < 80) return "needs compute capability 8.0 (Ampere) or later";
+  if (problem.dtype == DType::kFloat16 || problem.dtype == DType::kBFloat16) return "";
+  if (problem.dtype != DType::kFloat32) {
+    return sentence("has no arithmetic for ", name(problem.dtype), ", only float16 and bfloat16");
+  }
   if (problem.precision == Precision::kFloat32) {
-    return "computes float32 only with precision tf32 or 3xtf32, which nobody asked for";
+    return "computes float32 only with precision tf32 or 3xtf32; the problem asks for float32";
   }
   const i64 widest = max(problem.dim_qk, problem.dim_v);
   if (widest <= kMaxFloat32Dim) return "";
@@ -143,35 +241,7 @@ std::string float32_refusal(const Problem& problem) {
                   widest);
 }
 
-}  // namespace
-
-std::string sm80_refusal(const Problem& problem, const Gpu& gpu) {
-  if (gpu.compute_capability < 80) return "needs compute capability 8.0 (Ampere) or later";
-  if (problem.dtype == DType::kFloat32) {
-    const std::string refusal = float32_refusal(problem);
-    if (!refusal.empty()) return refusal;
-  } else if (problem.dtype != DType::kFloat16 && problem.dtype != DType::kBFloat16) {
-    return sentence("has no arithmetic for ", name(problem.dtype), ", only float16 and bfloat16");
-  }
-  if (problem.operation == Operation::kBackward) return sm80_backward_refusal(problem, gpu);
-  if (problem.dim_qk > kMaxDim) {
-    return sentence("head dimensions of q and k go up to ", kMaxDim, "; they are ", problem.dim_qk);
-  }
-  const ForwardSm80Config config = config_of(problem, gpu);
-  if (config.warps == 0) {
-    return sentence("its narrowest tiles need more than the ", gpu.shared_bytes_per_block,
-                    " bytes of shared memory of a block");
-  }
-  const i64 slots = problem.packed
-                        ? problem.q_rows / config.q_rows() + problem.num_sequences
-                        : ceil_div(problem.q_rows, config.q_rows()) * problem.num_sequences;
-  if (slots > kMaxBlocks / max<i64>(1, problem.heads_q * ceil_div(problem.dim_v, config.d_v))) {
-    return "counts blocks of queries in 31 bits";
-  }
-  return "";
-}
-
-bool sm80_has_aligned_pairs(const Problem& problem) {
+bool has_aligned_pairs(const Problem& problem) {
   for (const Array array : {Array::kMask, Array::kBias}) {
     if (!problem.has(array)) continue;
     const Tensor& tensor = problem.arrays[array];
@@ -185,7 +255,7 @@ bool sm80_has_aligned_pairs(const Problem& problem) {
   return true;
 }
 
-bool sm80_has_aligned_rows(const Problem& problem, Array last) {
+bool has_aligned_rows(const Problem& problem, Array last) {
   const i64 unit = 16 / size_bytes(problem.dtype);  // elements
   const auto is_aligned = [&](Array array) {
     const Tensor& tensor = problem.arrays[array];
@@ -200,51 +270,119 @@ bool sm80_has_aligned_rows(const Problem& problem, Array last) {
          is_aligned(Array::kV) && is_aligned(last);
 }
 
-ForwardSm80Config sm80_forward_config(const Problem& problem, const Gpu& gpu) {
-  ForwardSm80Config config = config_of(problem, gpu);
-  const auto keeps = [&problem](Optimisation each) { return !leaves_out(problem, each); };
-  if (!keeps(Optimisation::kPipeline)) {
-    config.stages = 1;
-    config.single_buffer = config.predicates_copies = false;
+std::optional<ForwardSm80Config> forward_sm80_config(const Problem& problem, const Gpu& gpu,
+                                                     std::vector<TileCandidate>* compared) {
+  ++config_derivations();
+  ForwardSm80Config config = options_of(problem);
+  const bool many_registers = needs_many_registers(config);
+  // By three products one path through a block is 2 % faster than two (d 64 and 128, H200,
+  // 2026-11-28); with options two of float32 do not fit the registers.
+  const bool is_float32 = problem.dtype == DType::kFloat32;
+  config.lazy_max = !is_float32 || (problem.precision == Precision::kTf32 && !many_registers);
+  for (const Sm80Shape& shape : shapes_of(problem)) {
+    set_tile(config, problem, shape, many_registers);
+    std::string reason = passed_over(shape, config, problem, gpu, many_registers);
+    const bool chosen = reason.empty();
+    if (chosen) reason = "the first that fits, of tiles in the order of their measured speed";
+    if (compared != nullptr) {
+      compared->push_back({{config.q_rows(), config.kv_rows}, chosen, std::move(reason)});
+    }
+    if (!chosen) continue;
+    leave_out(config, problem);
+    return config;
   }
-  config.swizzle &= keeps(Optimisation::kSwizzle);
-  config.full_blocks &= keeps(Optimisation::kFullBlocks);
-  config.subtracts_max |= !keeps(Optimisation::kFoldedScale);
-  config.lazy_max &= keeps(Optimisation::kLazyRescale);
-  config.lazy_rescale &= keeps(Optimisation::kLazyRescale);
-  return config;
+  return std::nullopt;
 }
 
-u32 sm80_switches(const Problem& problem) {
-  const u32 shared = static_cast<u32>(Optimisation::kSwizzle) |
-                     static_cast<u32>(Optimisation::kPipeline) |
-                     static_cast<u32>(Optimisation::kFullBlocks);
-  if (problem.operation == Operation::kBackward) return shared;
-  return shared | static_cast<u32>(Optimisation::kLazyRescale) |
+u32 forward_sm80_switches(const Problem&, const Gpu&) {
+  return static_cast<u32>(Optimisation::kSwizzle) | static_cast<u32>(Optimisation::kPipeline) |
+         static_cast<u32>(Optimisation::kFullBlocks) |
+         static_cast<u32>(Optimisation::kLazyRescale) |
          static_cast<u32>(Optimisation::kFoldedScale);
 }
 
-GpuNeeds sm80_needs(const Problem& problem, const Gpu& gpu) {
-  if (problem.operation == Operation::kBackward) return sm80_backward_needs(problem, gpu);
-  const ForwardSm80Config config = config_of(problem, gpu);
-  const bool has_pairs = config.mask || config.bias != DType::kNone;
-  return {.tile = {config.q_rows(), config.kv_rows},
-          .alignment_bytes = config.aligned || (has_pairs && config.pair_aligned) ? 16 : 1};
-}
-
-i32 sm80_forward_heads_per_group(const Problem& problem, const Gpu& gpu,
-                                 const ForwardSm80Config& config) {
-  const i64 batch_heads =
-      max<i64>(1, (problem.packed ? 1 : problem.num_sequences) * problem.heads_q);
-  const i64 bytes = max<i64>(1, problem.kv_rows * (problem.dim_qk + problem.dim_v) *
-                                    size_bytes(problem.dtype) / problem.group_size());
-  i64 wanted = max<i64>(1, static_cast<i64>(gpu.l2_bytes / 2) / bytes);
-  if (problem.mask.causal) {
-    const i64 blocks = max<i64>(1, ceil_div(problem.q_rows, config.q_rows()));  // of a line
-    const i64 at_once = i64{gpu.num_multiprocessors} * config.min_blocks;
-    wanted = max(wanted, ceil_div(4 * at_once, blocks));
+PlanOrRefusal plan_forward_sm80(const Problem& problem, const Gpu& gpu) {
+  std::string refusal = refusal_of(problem, gpu);
+  if (!refusal.empty()) return refusal;
+  std::vector<TileCandidate> compared;
+  const std::optional<ForwardSm80Config> config = forward_sm80_config(problem, gpu, &compared);
+  if (!config) {
+    return sentence("its narrowest tiles need more than the ", gpu.shared_bytes_per_block,
+                    " bytes of shared memory of a block");
   }
-  return static_cast<i32>(ceil_div(batch_heads, ceil_div(batch_heads, wanted)));
+  if (has_too_many_blocks(problem, *config)) return "counts blocks of queries in 31 bits";
+  auto plan = std::make_unique<ForwardSm80Plan>(problem, gpu, *config);
+  plan->compared = std::move(compared);
+  return plan;
 }
 
-}  // namespace fulmen
+namespace {
+
+// Head dimensions that between them use the widest and the narrowest tiles.
+constexpr i64 kCompiledDims[][2] = {{64, 64}, {128, 128}, {256, 256},
+                                    {96, 96}, {192, 128}, {576, 512}};
+
+std::vector<KernelSpec> specs_of(Problem problem, const Gpu& gpu) {
+  std::vector<KernelSpec> specs;
+  const auto add = [&](DType dtype) {
+    problem.dtype = dtype;
+    for (const Array array : {Array::kQ, Array::kK, Array::kV, Array::kO}) {
+      problem.arrays[array].dtype = dtype;
+    }
+    specs.push_back(spec(*forward_sm80_config(problem, gpu)));
+  };
+  for (const auto& [dim_qk, dim_v] : kCompiledDims) {
+    problem.dim_qk = dim_qk;
+    problem.dim_v = dim_v;
+    for (const DType dtype : {DType::kBFloat16, DType::kFloat16}) add(dtype);
+  }
+  return specs;
+}
+
+std::vector<KernelSpec> float32_specs_of(Problem problem, const Gpu& gpu) {
+  problem.dtype = DType::kFloat32;
+  for (const Array array : {Array::kQ, Array::kK, Array::kV, Array::kO}) {
+    problem.arrays[array].dtype = problem.dtype;
+  }
+  std::vector<KernelSpec> specs;
+  for (const auto& [dim_qk, dim_v] : kCompiledDims) {
+    if (dim_qk > kMaxFloat32Dim) continue;
+    problem.dim_qk = dim_qk;
+    problem.dim_v = dim_v;
+    for (const Precision precision : {Precision::k3xTf32, Precision::kTf32}) {
+      problem.precision = precision;
+      specs.push_back(spec(*forward_sm80_config(problem, gpu)));
+    }
+  }
+  return specs;
+}
+
+}  // namespace
+
+std::vector<std::vector<KernelSpec>> forward_sm80_specs(const Gpu& gpu) {
+  Problem plain;
+  plain.score_map.scale = 1;
+  for (const Array array : {Array::kQ, Array::kK, Array::kV, Array::kO}) {
+    plain.arrays[array].strides[3] = 1;
+  }
+  Problem saving = plain;
+  saving.arrays[Array::kStats].dtype = DType::kFloat32;
+  saving.mask.window_left = 1;  // lengths are looked up
+  Problem capped = plain;
+  capped.score_map.softcap = 50;
+  capped.arrays[Array::kAlibiSlopes].dtype = DType::kFloat32;
+  Problem pairs = plain;
+  pairs.arrays[Array::kMask].dtype = DType::kBool;
+  Problem all = capped;
+  all.arrays[Array::kBias].dtype = all.arrays[Array::kStats].dtype = DType::kFloat32;
+  all.dropout.threshold = 1;
+  Problem unaligned = all;
+  unaligned.arrays[Array::kQ].strides[3] = 2;
+  unaligned.packed = true;
+  return {specs_of(plain, gpu),     float32_specs_of(plain, gpu),
+          specs_of(saving, gpu),    specs_of(capped, gpu),
+          specs_of(pairs, gpu),     specs_of(all, gpu),
+          specs_of(unaligned, gpu), float32_specs_of(unaligned, gpu)};
+}
+
+}  // namespace fulmen::gpu

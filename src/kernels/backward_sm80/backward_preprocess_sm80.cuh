@@ -163,7 +163,7 @@ struct BackwardPreprocessSm80 {
     if (counts) kept = stats_at(first + thread);
     const u32 sums = ptx::dynamic_shared();
     KeyRangeSm80 bounds{};
-    if constexpr (kConfig.documents) bounds = key_bounds_of(first);
+    if constexpr (kConfig.score.documents) bounds = key_bounds_of(first);
     float D[kRowsOfThread];
     parts_of_dots(first + thread / kSm80ThreadsPerRow, D);
 #pragma unroll
@@ -184,7 +184,7 @@ struct BackwardPreprocessSm80 {
     const Interval seen = counts ? head.columns(first + thread) : Interval{0, 0};
     reinterpret_cast<KeyRangeSm80*>(to)[thread] = {static_cast<i32>(seen.begin),
                                                    static_cast<i32>(seen.end)};
-    if constexpr (kConfig.documents) {
+    if constexpr (kConfig.score.documents) {
       to += kConfig.q_rows * sizeof(KeyRangeSm80);
       reinterpret_cast<i64*>(to)[thread] = counts ? document_of_row(head, first + thread) : 0;
       if (thread == 0) *bounds_to = bounds;
@@ -205,11 +205,11 @@ void backward_preprocess_sm80(const BackwardSm80Params& params) {
   if (place.first_row < 0) return;  // offsets out of order
   const Head<kConfig.dtype> head(p, place.index, task.head);
   if constexpr (kConfig.dq) {
-    if (tile < params.groups.ahead * params.groups.row_tiles) {
+    if (tile < params.groups.ahead * params.groups.m_blocks) {
       zero_dq_accum<kConfig, kSm80PreprocessThreads>(params, tile);
     }
   }
-  u8* const kept = params.row_tiles + i64{tile} * kConfig.row_bytes();
+  u8* const kept = params.row_stats + i64{tile} * kConfig.row_bytes();
   BackwardPreprocessSm80<kConfig>(p, head).run(place.first_row, kept, params.key_bounds + tile);
 }
 

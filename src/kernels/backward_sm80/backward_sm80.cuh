@@ -157,7 +157,7 @@ struct BackwardSm80 {
     const i32 end_head = first_head + static_cast<i32>(p.group_size());
     const i32 next_head_tiles = ranges.num_slots - (end - begin);
     const auto stats_at = [&](i32 tile) {
-      return params.row_tiles + i64{tile} * kConfig.row_bytes();
+      return params.row_stats + i64{tile} * kConfig.row_bytes();
     };
     i32 tile = ranges.tile_number(first_head, begin), tile_before = -1;
     auto queries = producer.queries_of(first_head);
@@ -239,7 +239,7 @@ struct BackwardSm80 {
       if constexpr (kConfig.saves_key_block()) save_key_block(tiles.key_block_at(), place);
       range = ranges.m_block_range(place.first_key);
       wait_preprocess<kConfig>();
-      if constexpr (kConfig.documents) ranges.narrow(range);
+      if constexpr (kConfig.score.documents) ranges.narrow(range);
       if (range.visible.size() > 0) {
         mainloop(sums);
       } else {
@@ -257,7 +257,8 @@ struct BackwardSm80 {
 
   void store() {
     const KeyBlockSm80 place = own_key_block();
-    const float kept_scale = kConfig.dropout ? static_cast<float>(p.dropout.kept_scale()) : 1.f;
+    const float kept_scale =
+        kConfig.score.dropout ? static_cast<float>(p.dropout.kept_scale()) : 1.f;
     if (kConfig.dk && !(kConfig.split_roles && tiles.computes_p())) {
       gradients.template store<kConfig.dk_dims()>(gradients.dK, place, p.dk, p.dim_qk,
                                                   static_cast<float>(p.score_map.scale));
@@ -284,7 +285,7 @@ void backward_sm80(const BackwardSm80Params& params) {
   }
   const u32 num_slots = static_cast<u32>(num_tile_slots(p, p.kv_rows, kConfig.kv_rows));
   const TileTask task = key_task(block, static_cast<u32>(p.batch_extent() * p.heads_kv),
-                                 static_cast<u32>(p.heads_kv), num_slots, params.groups.lines);
+                                 static_cast<u32>(p.heads_kv), num_slots, params.groups.kv_heads);
   const TilePlace place = find_tile(p, p.cu_kv, task, kConfig.kv_rows);
   const Head<kConfig.dtype> head(p, place.index, task.head * p.group_size());
   const DqZeroingSm80<kConfig> sums{params, block};

@@ -3,8 +3,8 @@
 //
 // The two halves of a backward call to the kernels that compute with mma.sync (Ampere and later):
 // BackwardSm80Config, known when a kernel is compiled, and BackwardSm80Params, known when it is
-// launched. One of each serves all kernels of a call: what prepares, computes, finishes, and dbias
-// beside them. One config serves every length, batch and stride.
+// launched. One of each serves all kernels of a call: preprocess, main kernel, postprocess and
+// dbias. One config serves every length, batch and stride.
 #pragma once
 
 #include "kernels/forward_sm80/config.h"
@@ -14,46 +14,39 @@ namespace fulmen {
 struct BackwardSm80Config {
   DType dtype = DType::kBFloat16;
   Precision precision = Precision::kFloat32;  // of float32: kTf32 or k3xTf32
-  i32 d_qk = 128;                             // as computed with: zeros fill shorter rows up
+  ScoreOptions score;
+  i32 d_qk = 128;  // as computed with: zeros fill shorter rows up
   i32 d_v = 128;
   i32 warps = 8;
-  i32 q_rows = 64;    // queries of a step
-  i32 kv_rows = 128;  // keys that a block owns
+  i32 q_rows = 64;    // queries of an iteration (m_block)
+  i32 kv_rows = 128;  // keys that a block owns (n_block)
   i32 stages = 2;     // of Q and dO in shared memory
   // Tiles of a warp: of S and dP at a time, of dK and dV, of dQ at a time. All multiples of 16.
   i32 s_rows = 32, s_columns = 32;
   i32 dkv_rows = 32;  // and as many dims as are left for it, see kv_parts()
   i32 dq_rows = 32, dq_dims = 32;
-  i32 pair_stages = 1;         // of dS: with two, dQ of a step is computed in the next
+  i32 pair_stages = 1;         // of dS: with two, dQ of an iteration is computed in the next
   bool split_roles = false;    // half of the warps compute P and dV, the others dS and dK
-  bool swap_ab = false;        // and keep them in registers, see BackwardPairsSwapAbSm80
-  bool split_d = false;        // the warps of a team share out dims of S, see SplitDProductSm80
-  bool unrolled = false;       // parts of a role side by side where nothing is hidden
-  bool late_prefetch = false;  // for the next tiles, each role when it has no scores in registers
-  bool zeroes_dq = false;      // blocks clear sums of dQ; else backward_preprocess_sm80 clears all
+  bool swap_ab = false;        // and keep S^T and dP^T in registers, see BackwardPairsSwapAbSm80
+  bool split_d = false;        // warps of a group split the dims of Q K^T, see SplitDProductSm80
+  bool unrolled = false;       // warp tiles of a role are unrolled where nothing is masked
+  bool late_prefetch = false;  // each role prefetches when it has no scores in registers
+  bool zeroes_dq = false;      // blocks zero dq_accum; else backward_preprocess_sm80 zeroes all
   i32 min_blocks = 1;          // on a multiprocessor: a bound on registers
-  // Rows of q, k, v and dout are 16-byte units on multiples of 16 bytes; for
-  // backward_preprocess_sm80 those of o and dout, and what is kept of a row is float32.
+  // Rows of q, k, v and dout are 16-byte vectors at multiples of 16 bytes; for
+  // backward_preprocess_sm80 those of o and dout, and LSE or stats are float32.
   bool aligned = false;
+  bool pair_aligned = false;  // likewise rows of mask and bias
 
-  // What the problem asks for.
+  // Gradients that are asked for.
   bool dq = true;
   bool dk = true;
   bool dv = true;
-  bool mask = false;
-  DType bias = DType::kNone;
-  bool pair_aligned = false;  // rows of mask and bias are 16-byte units on multiples of 16 bytes
-  bool documents = false;
   bool dbias = false;
   bool accumulates_dbias = false;  // dbias is broadcast along the batch or heads
-  bool tiled_dbias = false;    // its rows are those of tiles of dS, 16-byte units of the same type
-  bool scales_scores = false;  // scores are scaled one by one, in nats, as in ForwardSm80Config
-  bool softcap = false;
-  bool alibi = false;
-  bool dropout = false;
-  bool split_sum = false;  // sinks and dlse: P and the share of lse have different denominators
-  bool deterministic =
-      false;  // blocks add to dQ in the order of their keys: the same bits every time
+  bool tiled_dbias = false;  // its rows are those of tiles of dS, 16-byte vectors of the same type
+  bool split_sum = false;    // sinks and dlse: P and the share of lse have different denominators
+  bool deterministic = false;  // blocks add to dQ in the order of their keys
   // Hopper and later: four sums of dQ, or four matrices, in one instruction; kernels of a call
   // begin while the one before ends.
   bool hopper = false;
@@ -61,6 +54,11 @@ struct BackwardSm80Config {
   // Ablation.
   bool swizzle = true;      // as in ForwardSm80Config
   bool full_blocks = true;  // blocks that every row sees whole do no mask arithmetic
+
+  // Scores are multiplied by the scale one by one, as in ForwardSm80Config.
+  constexpr bool scales_scores() const {
+    return score.bias != DType::kNone || score.softcap || score.alibi || score.negative_scale;
+  }
 
   // Tiles count 16-bit words, as those of ForwardSm80Config.
   constexpr i32 element_bytes() const { return static_cast<i32>(size_bytes(dtype)); }
@@ -71,7 +69,7 @@ struct BackwardSm80Config {
   constexpr i32 role_warps() const { return split_roles ? warps / 2 : warps; }
   constexpr i32 kv_groups() const { return kv_rows / dkv_rows; }
   constexpr i32 kv_parts() const { return role_warps() / kv_groups(); }
-  // A team of warps computes the columns of P and dS that its dK and dV take up, and no others.
+  // A group of warps computes the columns of P and dS that its dK and dV need, and no others.
   constexpr i32 group_columns() const { return max(dkv_rows, s_columns); }
   constexpr i32 num_groups() const { return kv_rows / group_columns(); }
   constexpr i32 group_warps() const { return role_warps() / num_groups(); }
@@ -85,18 +83,18 @@ struct BackwardSm80Config {
 
   constexpr bool needs_ds() const { return dq || dk || dbias; }
   // Whether arrays over pairs say what is hidden: then any pair may be.
-  constexpr bool hides_pairs() const { return mask || bias != DType::kNone; }
+  constexpr bool hides_pairs() const { return score.mask || score.bias != DType::kNone; }
 
-  // Shared memory in this order: K, V, stages of Q, dO, what is kept of their rows, mask and bias;
-  // P, dS, sums that slices hand over, the block's KeyBlockSm80, numbers of the keys' documents.
+  // Shared memory in this order: K, V, stages of Q, dO, row statistics, mask and bias; P, dS,
+  // partial sums of split_d, the block's KeyBlockSm80, document ids of the keys.
   constexpr i32 k_bytes() const { return kv_rows * d_qk * element_bytes(); }
   constexpr i32 v_bytes() const { return kv_rows * d_v * element_bytes(); }
   constexpr i32 q_bytes() const { return q_rows * d_qk * element_bytes(); }
   constexpr i32 dout_bytes() const { return q_rows * d_v * element_bytes(); }
-  // RowStatsSm80, KeyRangeSm80, the number of the document
-  constexpr i32 row_bytes() const { return q_rows * (16 + 8 + (documents ? 8 : 0)); }
+  // RowStatsSm80, KeyRangeSm80, document id
+  constexpr i32 row_bytes() const { return q_rows * (16 + 8 + (score.documents ? 8 : 0)); }
   constexpr PairConfig pairs() const {
-    return {q_rows, kv_rows, threads(), mask, bias, pair_aligned};
+    return {q_rows, kv_rows, threads(), score.mask, score.bias, pair_aligned};
   }
   constexpr i32 stage_bytes() const {
     return q_bytes() + dout_bytes() + row_bytes() + pairs().bytes();
@@ -106,16 +104,16 @@ struct BackwardSm80Config {
   constexpr i32 split_d_bytes() const {
     return split_d ? group_warps() * (group_warps() - 1) * s_rows * s_columns * 4 : 0;
   }
-  // Where registers are short the place of the block waits in shared memory.
+  // Where registers are short the KeyBlockSm80 is saved in shared memory.
   constexpr bool saves_key_block() const { return split_roles && !swap_ab; }
   constexpr i32 key_block_bytes() const { return saves_key_block() ? 64 : 0; }
-  constexpr i32 ids_bytes() const { return documents ? kv_rows * 8 : 0; }
+  constexpr i32 ids_bytes() const { return score.documents ? kv_rows * 8 : 0; }
   constexpr i32 shared_bytes() const {
     return k_bytes() + v_bytes() + stages * stage_bytes() + (1 + pair_stages) * pair_bytes() +
            2 * split_d_bytes() + key_block_bytes() + ids_bytes();
   }
 
-  // A warp's tile of S, as the pieces that it shares with forward_sm80 see it.
+  // A warp's tile of S, for the structs that backward_sm80 shares with forward_sm80.
   constexpr ForwardSm80Config scores() const {
     ForwardSm80Config config;
     config.dtype = dtype;
@@ -124,43 +122,112 @@ struct BackwardSm80Config {
     config.warps = warps;
     config.row_tiles = s_rows / 16;
     config.kv_rows = s_columns;
-    config.scales_scores = scales_scores;
-    config.softcap = softcap;
-    config.alibi = alibi;
-    config.dropout = dropout;
+    config.score.negative_scale = scales_scores();
+    config.score.softcap = score.softcap;
+    config.score.alibi = score.alibi;
+    config.score.dropout = score.dropout;
     config.swizzle = swizzle;
     return config;
   }
 
-  constexpr bool valid() const {
+  // "" or why no kernel can be compiled for this config.
+  constexpr const char* why_invalid() const {
+    const bool is_float32 = dtype == DType::kFloat32;
+    if (is_float32 ? precision == Precision::kFloat32
+                   : dtype != DType::kBFloat16 && dtype != DType::kFloat16) {
+      return "the tensor cores have no product of this dtype and precision";
+    }
+    if (warps < 1 || warps > 16) return "a block has 1 to 16 warps";
+    if (stages < 1 || stages > 2 || pair_stages < 1 || pair_stages > stages) {
+      return "there are one or two stages, and no more of dS than of Q";
+    }
     const auto divides = [](i32 part, i32 whole) { return part % 16 == 0 && whole % part == 0; };
-    const bool has_products = dtype == DType::kFloat32
-                                  ? precision != Precision::kFloat32
-                                  : dtype == DType::kBFloat16 || dtype == DType::kFloat16;
-    return has_products && 1 <= warps && warps <= 16 && 1 <= stages && stages <= 2 &&
-           1 <= pair_stages && pair_stages <= stages && divides(s_rows, q_rows) &&
-           divides(s_columns, kv_rows) && divides(dkv_rows, kv_rows) && divides(dq_rows, q_rows) &&
-           divides(dq_dims, d_qk) && role_warps() % kv_groups() == 0 &&
-           group_columns() % dkv_rows == 0 && group_columns() % s_columns == 0 &&
-           kv_rows % group_columns() == 0 && divides(dk_dims(), d_qk) && divides(dv_dims(), d_v) &&
-           q_rows % 16 == 0 && (s_rows <= 32 || split_roles) && (!zeroes_dq || dq) &&
-           (!split_d || (split_roles && s_rows == 16 && s_columns == 16 && num_groups() == 1 &&
-                         group_tiles() == group_warps())) &&
-           (!late_prefetch || (split_roles && !swap_ab)) &&
-           (!swap_ab || (split_roles && kv_parts() == 1 && dkv_rows == s_columns && d_qk <= 64)) &&
-           (!split_roles ||
-            (1 + group_barriers() + role_warps() * parts() <= 16 && warps % 2 == 0 && d_qk == d_v &&
-             dq && dk && dv && !dropout && !softcap && !split_sum));
+    if (q_rows % 16 != 0 || !divides(s_rows, q_rows) || !divides(s_columns, kv_rows)) {
+      return "tiles of S are multiples of 16 that divide q_rows and kv_rows";
+    }
+    if (!divides(dkv_rows, kv_rows) || !divides(dq_rows, q_rows) || !divides(dq_dims, d_qk)) {
+      return "tiles of dK, dV and dQ are multiples of 16 that divide the block's";
+    }
+    if (role_warps() % kv_groups() != 0 || !divides(dk_dims(), d_qk) || !divides(dv_dims(), d_v)) {
+      return "the warps of a role divide dK and dV into multiples of 16";
+    }
+    if (group_columns() % dkv_rows != 0 || group_columns() % s_columns != 0 ||
+        kv_rows % group_columns() != 0) {
+      return "groups of warps own whole tiles of S, dK and dV";
+    }
+    if (zeroes_dq && !dq) return "there is no dQ to zero";
+    return why_invalid_roles();
+  }
+
+ private:
+  constexpr const char* why_invalid_roles() const {
+    if (!split_roles) {
+      if (split_d || swap_ab || late_prefetch) return "needs split roles";
+      return s_rows <= 32 ? "" : "a warp with both roles has at most 32 rows of S";
+    }
+    if (warps % 2 != 0 || 1 + group_barriers() + role_warps() * parts() > 16) {
+      return "split roles need an even number of warps and at most 16 named barriers";
+    }
+    if (d_qk != d_v || !dq || !dk || !dv || score.dropout || score.softcap || split_sum) {
+      return "split roles compute all of dQ, dK, dV, of equal dims, without these options";
+    }
+    if (split_d &&
+        (s_rows != 16 || s_columns != 16 || num_groups() != 1 || group_tiles() != group_warps())) {
+      return "split_d needs one group of warps, each with one tile of 16 x 16";
+    }
+    if (swap_ab && (late_prefetch || kv_parts() != 1 || dkv_rows != s_columns || d_qk > 64)) {
+      return "swap_ab needs warps that own whole rows of dK and dV of at most 64 dims";
+    }
+    return "";
   }
 };
 
+template <class Each>
+constexpr void for_each_field(const BackwardSm80Config& config, Each each) {
+  each("dtype", config.dtype);
+  each("precision", config.precision);
+  each("score", config.score);
+  each("d_qk", config.d_qk);
+  each("d_v", config.d_v);
+  each("warps", config.warps);
+  each("q_rows", config.q_rows);
+  each("kv_rows", config.kv_rows);
+  each("stages", config.stages);
+  each("s_rows", config.s_rows);
+  each("s_columns", config.s_columns);
+  each("dkv_rows", config.dkv_rows);
+  each("dq_rows", config.dq_rows);
+  each("dq_dims", config.dq_dims);
+  each("pair_stages", config.pair_stages);
+  each("split_roles", config.split_roles);
+  each("swap_ab", config.swap_ab);
+  each("split_d", config.split_d);
+  each("unrolled", config.unrolled);
+  each("late_prefetch", config.late_prefetch);
+  each("zeroes_dq", config.zeroes_dq);
+  each("min_blocks", config.min_blocks);
+  each("aligned", config.aligned);
+  each("pair_aligned", config.pair_aligned);
+  each("dq", config.dq);
+  each("dk", config.dk);
+  each("dv", config.dv);
+  each("dbias", config.dbias);
+  each("accumulates_dbias", config.accumulates_dbias);
+  each("tiled_dbias", config.tiled_dbias);
+  each("split_sum", config.split_sum);
+  each("deterministic", config.deterministic);
+  each("hopper", config.hopper);
+  each("swizzle", config.swizzle);
+  each("full_blocks", config.full_blocks);
+}
+
 // What every pair of a query row takes from it:
 //   E = exp(score - row_max) / 2^sum_log2,  P = E share,  dS = E (share dP + offset)
-// A row that counts for nothing has sum_log2 = inf. share is 1 unless config.split_sum.
+// A row past the end of its sequence has sum_log2 = inf. share is 1 unless config.split_sum.
 struct alignas(16) RowStatsSm80 {
   float row_max;  // in nats
   float sum_log2;
-  float offset;
+  float offset;  // dlse - share dot(dO, O)
   float share;
 };
 
@@ -169,39 +236,37 @@ struct alignas(8) KeyRangeSm80 {
   i32 begin, end;
 };
 
-// Blocks of keys go group by group, each of some neighbouring key/value heads; while they start
-// they clear the sums of dQ of a group that comes later, see DqZeroingSm80.
+// Blocks of keys are launched by groups of neighbouring key/value heads; while they start they zero
+// dq_accum of a group that comes later, see DqZeroingSm80.
 struct HeadGroupsSm80 {
-  u32 lines;           // key/value heads of a group
-  u32 blocks;          // of keys, of a group
-  u32 row_tiles;       // tiles of queries of a group
-  u32 row_tiles_each;  // of these, that a block clears
-  u32 all_row_tiles;   // of all groups
-  u32 ahead;           // how many groups later those come that a block clears
+  u32 kv_heads;       // of a group
+  u32 n_blocks;       // of keys, of a group
+  u32 m_blocks;       // of queries, of a group
+  u32 m_blocks_each;  // of these, that a block zeroes
+  u32 all_m_blocks;   // of all groups
+  u32 ahead;          // how many groups later those come that a block zeroes
 };
 
 struct BackwardSm80Params {
   AttentionParams attention;
-  u8* row_tiles;             // (batch, head, slot of queries): config.q_rows RowStatsSm80, as many
-                             // KeyRangeSm80, as many numbers of documents
-  KeyRangeSm80* key_bounds;  // (batch, head, slot of queries): of all rows; config.documents
-  float* dq_accum;     // (batch, head, slot of queries, config.dq_elems()), see DqAccumLayoutSm80
-  float* dbias_accum;  // (dbias_extents); config.accumulates_dbias
-  u32* suspect_m_blocks;  // (batch, head, slot of queries): dQ may have met NaN that is hidden from
-                          // it
-  u32* suspect_n_blocks;  // (batch, kv_head, slot of keys): so may dK and dV
-  u32* dq_semaphores;     // (batch, head, slot of queries): blocks that have added;
-                          // config.deterministic
-  u32* next_n_block;      // started so far; config.deterministic
-  u32* zeroed_blocks;     // (group of key/value heads): blocks that have cleared sums of it
+  // (batch, head, m_block): config.q_rows RowStatsSm80, as many KeyRangeSm80, as many document ids
+  u8* row_stats;
+  KeyRangeSm80* key_bounds;  // (batch, head, m_block): keys with a document of its rows
+  float* dq_accum;           // (batch, head, m_block, config.dq_elems()), see DqAccumLayoutSm80
+  float* dbias_accum;        // (dbias_extents); config.accumulates_dbias
+  u32* suspect_m_blocks;     // (batch, head, m_block): dQ may hold NaN of masked pairs
+  u32* suspect_n_blocks;     // (batch, kv_head, n_block): so may dK and dV
+  u32* dq_semaphores;        // (batch, head, m_block): blocks that have added to dQ; deterministic
+  u32* next_n_block;         // number of blocks that have started; deterministic
+  u32* zeroed_blocks;        // (group of key/value heads): blocks that have zeroed their share
   HeadGroupsSm80 groups;
 };
 
-// Blocks of backward_postprocess_sm80: one for each tile of queries, then one for every 32 tiles of
-// keys, whose marks it looks at.
+// Blocks of backward_postprocess_sm80: one for each m_block, then one for every 32 n_blocks, whose
+// marks it reads.
 inline constexpr i32 kSm80MarkedBlocks = 32;
-constexpr i64 sm80_postprocess_blocks(i64 row_tiles, i64 key_tiles) {
-  return row_tiles + ceil_div(key_tiles, kSm80MarkedBlocks);
+constexpr i64 sm80_postprocess_blocks(i64 m_blocks, i64 n_blocks) {
+  return m_blocks + ceil_div(n_blocks, kSm80MarkedBlocks);
 }
 
 }  // namespace fulmen

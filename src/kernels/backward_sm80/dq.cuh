@@ -51,10 +51,10 @@ struct DqZeroingSm80 {
   void clear() const {
     if constexpr (!kConfig.zeroes_dq) return;
     const HeadGroupsSm80& groups = params.groups;
-    const u32 first = ahead() * groups.row_tiles;
-    const u32 begin = first + block % groups.blocks * groups.row_tiles_each;
+    const u32 first = ahead() * groups.m_blocks;
+    const u32 begin = first + block % groups.n_blocks * groups.m_blocks_each;
     const u32 end =
-        min(min(begin + groups.row_tiles_each, first + groups.row_tiles), groups.all_row_tiles);
+        min(min(begin + groups.m_blocks_each, first + groups.m_blocks), groups.all_m_blocks);
 #pragma unroll 1
     for (u32 tile = begin; tile < end; ++tile) {
       zero_dq_accum<kConfig, kConfig.threads()>(params, tile);
@@ -67,9 +67,9 @@ struct DqZeroingSm80 {
     if constexpr (!kConfig.zeroes_dq) return;
     if (ptx::thread_index() != 0) return;
     const HeadGroupsSm80& groups = params.groups;
-    if (ahead() * groups.row_tiles < groups.all_row_tiles)
+    if (ahead() * groups.m_blocks < groups.all_m_blocks)
       ptx::announce(params.zeroed_blocks + ahead());
-    if (own() >= groups.ahead) ptx::await(params.zeroed_blocks + own(), groups.blocks);
+    if (own() >= groups.ahead) ptx::await(params.zeroed_blocks + own(), groups.n_blocks);
   }
 
   // For a block that adds nothing.
@@ -81,7 +81,7 @@ struct DqZeroingSm80 {
   }
 
  private:
-  u32 own() const { return block / params.groups.blocks; }
+  u32 own() const { return block / params.groups.n_blocks; }
   u32 ahead() const { return own() + params.groups.ahead; }
 };
 

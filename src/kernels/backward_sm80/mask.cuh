@@ -144,7 +144,7 @@ struct BackwardMaskSm80 {
       all = all && seen.begin <= first && end <= seen.end;
       begins = begins || seen.begin > first;
     }
-    if constexpr (kConfig.documents) all = all && documents.are_one(step, part);
+    if constexpr (kConfig.score.documents) all = all && documents.are_one(step, part);
     return {!ptx::any(!all), ptx::any(begins)};
   }
 
@@ -157,7 +157,7 @@ struct BackwardMaskSm80 {
     } else {
       hide_outside<false>(S, step, part);
     }
-    if constexpr (kConfig.documents) documents.hide(S, step, part);
+    if constexpr (kConfig.score.documents) documents.hide(S, step, part);
   }
 
  private:

@@ -131,9 +131,10 @@ struct BackwardPairsSm80 {
                     bool has_moderate_max) {
     Scores P, slope;
     weights.multiply_q_k(P, step, part);
-    if constexpr (kConfig.softcap && kConfig.alibi) cap_slopes(slope, P, step.head);
+    if constexpr (kConfig.score.softcap && kConfig.score.alibi) cap_slopes(slope, P, step.head);
     to_probabilities(P, step, part, seen, has_moderate_max, [&] {
-      if constexpr (kConfig.softcap && !kConfig.alibi) slopes_of_capped(slope, P, step.head);
+      if constexpr (kConfig.score.softcap && !kConfig.score.alibi)
+        slopes_of_capped(slope, P, step.head);
     });
     u32 kept[kTiles * kFloats / 32 + 1] = {};
     share_p(P, kept, step, part);
@@ -141,7 +142,7 @@ struct BackwardPairsSm80 {
     Scores dP;
     weights.multiply_dout_v(dP, step, part);
     check(dP, step, part, seen);
-    if constexpr (kConfig.dropout) {
+    if constexpr (kConfig.score.dropout) {
       drop(dP, kept, static_cast<float>(step.head.dropout.kept_scale()));
     }
     weights.form_ds(dP, P, step, part);
@@ -150,7 +151,7 @@ struct BackwardPairsSm80 {
       bias.hide(dP, P);
       if constexpr (!kConfig.tiled_dbias) bias.take(dP, step, part);
     }
-    if constexpr (kConfig.softcap) {
+    if constexpr (kConfig.score.softcap) {
 #pragma unroll
       for (i32 t = 0; t < kTiles; ++t) {
 #pragma unroll
@@ -167,7 +168,7 @@ struct BackwardPairsSm80 {
   }
   // The same from scores after the cap, in nats.
   static void slopes_of_capped(Scores& slope, const Scores& S, const HeadType& head) {
-    static_assert(kConfig.scales_scores || !kConfig.softcap);
+    static_assert(kConfig.scales_scores() || !kConfig.score.softcap);
     const float inverse = 1 / head.map.softcap;
     slopes_of_tanh(slope, S, [=](float s) { return s * inverse; });
   }
@@ -205,7 +206,7 @@ struct BackwardPairsSm80 {
         for (i32 i = 0; i < kFloats; ++i) taken[t][i] *= rows[i / 2 % 2].share;
       }
     }
-    if constexpr (kConfig.dropout) {
+    if constexpr (kConfig.score.dropout) {
       Scores marks;
 #pragma unroll
       for (i32 t = 0; t < kTiles; ++t) {

@@ -39,7 +39,7 @@ struct BackwardProducerSm80 {
 
   // Numbers of the keys' documents, where there are any.
   void fetch_ids(const Head<kConfig.dtype>& head) const {
-    if constexpr (kConfig.documents) {
+    if constexpr (kConfig.score.documents) {
 #pragma unroll 1
       for (i32 at = static_cast<i32>(ptx::thread_index()); at < kConfig.kv_rows;
            at += kConfig.threads()) {

@@ -129,7 +129,7 @@ struct BackwardSoftmaxSm80 {
   // has_moderate_max: see BackwardMaskSm80.
   void to_probabilities(Scores& S, const Step& step, const Part& part,
                         bool has_moderate_max) const {
-    const double scale = kConfig.scales_scores ? 1 : p.score_map.scale;
+    const double scale = kConfig.scales_scores() ? 1 : p.score_map.scale;
     const float scale_nats = static_cast<float>(scale);
     const float scale_log2 = static_cast<float>(scale * 1.4426950408889634);
     if (has_moderate_max) {

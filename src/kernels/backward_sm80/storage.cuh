@@ -38,7 +38,7 @@ struct BackwardStorageSm80 {
   using PairTile =
       SwizzledTile<kConfig.words(kConfig.kv_rows), kConfig.swizzle>;  // rows are queries
   using Products = BlockProducts<kConfig.dtype, kConfig.precision, kConfig.swizzle>;
-  static_assert(kConfig.valid());
+  static_assert(kConfig.why_invalid()[0] == 0);
 
   u32 shared = ptx::dynamic_shared();
   u32 warp = warp_index();

@@ -12,11 +12,11 @@
 // conflict. Used by forward_sm80 and backward_sm80.
 #pragma once
 
+#include "kernels/common/array_access.cuh"
 #include "kernels/forward_sm80/config.h"
 #include "kernels/ptx/math.cuh"
 #include "kernels/ptx/mma.cuh"
 #include "kernels/ptx/thread.cuh"
-#include "kernels/simt/config.h"
 
 namespace fulmen {
 

@@ -27,22 +27,22 @@ struct WarpScores {
   // Scale where scores are natural, softcap, ALiBi; in units of ForwardSoftmaxSm80.
   template <i32 kFloats>
   void map(float (&S)[kTiles][kFloats], i64 first_column) const {
-    if constexpr (kConfig.softcap) {
+    if constexpr (kConfig.score.softcap) {
       cap(S);
-    } else if constexpr (kConfig.scales_scores) {
+    } else if constexpr (kConfig.scales_scores()) {
 #pragma unroll
       for (i32 t = 0; t < kTiles; ++t) {
 #pragma unroll
         for (i32 f = 0; f < kFloats; ++f) S[t][f] *= head.map.scale;
       }
     }
-    if constexpr (kConfig.alibi) add_alibi(S, first_column);
+    if constexpr (kConfig.score.alibi) add_alibi(S, first_column);
   }
 
   // Whether ALiBi is affine in the block of keys from `block_column` on, the same for a team: no
   // key is after a query, or none before.
   bool is_one_sided(i64 block_column) const {
-    if constexpr (!kConfig.maps_in_exponent() || !kConfig.alibi) return true;
+    if constexpr (!kConfig.maps_in_exponent() || !kConfig.score.alibi) return true;
     const i32 first = position(block_column);
     return first >= kConfig.kv_rows - 1 || is_after(first);
   }
@@ -50,7 +50,7 @@ struct WarpScores {
   // Whether softcap is a polynomial of all scores of the warp.
   template <i32 kFloats>
   bool is_smooth(const float (&S)[kTiles][kFloats]) const {
-    if constexpr (!kConfig.maps_in_exponent() || !kConfig.softcap) return true;
+    if constexpr (!kConfig.maps_in_exponent() || !kConfig.score.softcap) return true;
     return is_below(S, 0.25f * head.map.softcap * ptx::reciprocal(head.map.scale));
   }
 
@@ -59,7 +59,7 @@ struct WarpScores {
   template <i32 kFloats, class Softmax>
   void exponentiate_mapped(float (&S)[kTiles][kFloats], const Softmax& softmax,
                            float (&block_sum)[kTiles][2], i64 first_column) const {
-    if constexpr (kConfig.softcap) {
+    if constexpr (kConfig.score.softcap) {
       const float inner = head.map.scale * ptx::reciprocal(head.map.softcap);
       softmax.exponentiate(S, block_sum, true, CappedExponent{{inner, softmax.scale_log2}});
     } else {
@@ -113,7 +113,7 @@ struct WarpScores {
   }
 
   // What one unit of a score is worth in nats.
-  float nats_per_score() const { return kConfig.scales_scores ? 1.f : head.map.scale; }
+  float nats_per_score() const { return kConfig.scales_scores() ? 1.f : head.map.scale; }
 
   // Where all scores of the warp stay below half the cap, tanh is a polynomial.
   template <i32 kFloats>

@@ -183,7 +183,7 @@ struct ForwardEpilogueSm80 {
     const auto row = softmax.row(own);
     const State state = row.state();
     float factor = row.to_row_max() * state.normalizer(head.sink);
-    if (kConfig.dropout) factor *= static_cast<float>(head.dropout.kept_scale());
+    if (kConfig.score.dropout) factor *= static_cast<float>(head.dropout.kept_scale());
     if (Group::warp_n() == 0) store_statistics(i, counts ? state : State{});
     normalize(O, factor);
     bad_rows = bad_rows_of_group(bad_rows);
@@ -261,7 +261,7 @@ struct ForwardEpilogueSm80 {
     const AttentionParams& p = head.p;
     if (first_dim != 0 || lane_index() % 4 >= 2 * kTiles || i >= head.sequence.q_slot) return;
     if (p.lse.present()) store_float(p.lse, head.q_row(p.lse, i), state.lse());
-    if (kConfig.stats && p.stats.present()) {
+    if (kConfig.score.stats && p.stats.present()) {
       store_float(p.stats, head.q_row(p.stats, i), state.row_max);
       store_float(p.stats, head.q_row(p.stats, i) + p.stats.strides[3], state.row_sum);
     }

@@ -12,7 +12,7 @@
 //   any
 //   4. P = exp(S - m); l, O follow a grown m              rare, by vote of the warp
 //   5. O += P V                                          P never leaves the team
-// Launched with num_forward_sm80_blocks() blocks, see head_order.cuh.
+// Launched with num_forward_sm80_blocks() blocks, see scheduler.cuh.
 #pragma once
 
 #include "kernels/attention/block_range.cuh"
@@ -28,7 +28,7 @@ struct ForwardSm80 {
   static constexpr i32 kStageBlocks = kConfig.stage_blocks;
   static constexpr i32 kStageColumns = kConfig.stage_columns();
   static constexpr i32 kAhead = kConfig.stages - 1;
-  static_assert(kConfig.valid());
+  static_assert(kConfig.why_invalid()[0] == 0);
 
   const AttentionParams& p;
   const Head<kConfig.dtype>& head;
@@ -81,7 +81,7 @@ struct ForwardSm80 {
     const Interval rows{first_row, min(first_row + kConfig.q_rows(), num_rows())};
     const Interval blocks =
         visible_column_blocks(interval_mask(), head.sequence.shape, rows, kStageColumns).visible;
-    if constexpr (!kConfig.documents) return blocks;
+    if constexpr (!kConfig.score.documents) return blocks;
     const Interval keys = loop.producer.documents.key_bounds(
         {blocks.begin * kStageColumns,
          min(blocks.end * kStageColumns, i64{head.sequence.shape.kv_len})});
@@ -152,7 +152,7 @@ template <ForwardSm80Config kConfig>
 void forward_sm80(const ForwardSm80Params& params) {
   const AttentionParams& p = params.attention;
   if constexpr (kConfig.fixed_length) {
-    const WorkTileSm80 block = params.order.at(ptx::block_index());
+    const WorkTileSm80 block = params.scheduler.at(ptx::block_index());
     const Head<kConfig.dtype> head(p, block.task.batch, block.task.head, block.kv_head,
                                    dense_sequence(p, block.task.batch));
     ForwardSm80<kConfig>(head, block.task.slot * kConfig.q_rows(), block.part * kConfig.d_v).run();
@@ -161,7 +161,7 @@ void forward_sm80(const ForwardSm80Params& params) {
   if (p.rng != nullptr || p.packed || p.q_lengths.present() || p.kv_lengths.present()) {
     record_faults(p, kConfig.threads());
   }
-  const WorkTileSm80 block = params.order.at(ptx::block_index());
+  const WorkTileSm80 block = params.scheduler.at(ptx::block_index());
   const TilePlace place = find_tile(p, p.cu_q, block.task, kConfig.q_rows());
   const Head<kConfig.dtype> head(p, place.index, block.task.head, block.kv_head);
   if (place.first_row >= head.sequence.q_slot) return;

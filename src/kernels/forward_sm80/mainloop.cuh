@@ -169,7 +169,7 @@ struct ForwardMainloopSm80 {
     if (!kConfig.checks_sums_at_end() && group.any(softmax.is_too_large(block_sum))) return false;
     softmax.accumulate(block_sum);
     softmax.has_kept_max = true;
-    if constexpr (kConfig.dropout)
+    if constexpr (kConfig.score.dropout)
       WarpDropout<kConfig>{head, warp_row}.drop(S, first_column(block_column));
     if constexpr (kConfig.single_buffer) producer.wait_v_fetch_k();
     products.multiply_p_v(S, producer.v_tile(slot));
@@ -209,7 +209,7 @@ struct ForwardMainloopSm80 {
     float block_sum[kTiles][2];
     softmax.exponentiate(S, block_sum, false);
     softmax.accumulate(block_sum);
-    if constexpr (kConfig.dropout)
+    if constexpr (kConfig.score.dropout)
       WarpDropout<kConfig>{head, warp_row}.drop(S, first_column(block_column));
     if constexpr (kConfig.single_buffer && !kFetchesKEarly) producer.wait_v_fetch_k();
     products.multiply_p_v(S, producer.v_tile(slot));

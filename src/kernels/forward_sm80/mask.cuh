@@ -100,7 +100,7 @@ class DocumentMaskSm80 {
 
   // The part of `keys` outside of which nothing is visible to the block.
   Interval key_bounds(Interval keys) const {
-    if constexpr (!kConfig.documents) return keys;
+    if constexpr (!kConfig.score.documents) return keys;
     const i32 num_rows = min(kConfig.q_rows(), head_.sequence.shape.q_len - first_row_);
     return DocumentBoundsSm80<kConfig.dtype, kConfig.threads()>{head_, first_row_, num_rows, own_}
         .find(keys);
@@ -108,7 +108,7 @@ class DocumentMaskSm80 {
 
   // Finds the numbers of the warp's rows.
   void find() {
-    if constexpr (!kConfig.documents) return;
+    if constexpr (!kConfig.score.documents) return;
     const i32 lane = static_cast<i32>(lane_index());
     const i32 row = static_cast<i32>(RowGroupSm80<kConfig>::index()) * kConfig.warp_rows() + lane;
     const bool counts = lane < kConfig.warp_rows() && first_row_ + row < head_.sequence.shape.q_len;
@@ -123,7 +123,7 @@ class DocumentMaskSm80 {
 
   // Copies the numbers of the keys from `first` on.
   void start(i32 stage, i32 first) const {
-    if constexpr (!kConfig.documents) return;
+    if constexpr (!kConfig.score.documents) return;
     const ArrayView& ids = head_.p.kv_ids;
     const i32 size = static_cast<i32>(size_bytes(ids.dtype));
 #pragma unroll 1
@@ -145,7 +145,7 @@ class DocumentMaskSm80 {
 
   // Looks at a block that has arrived.
   void classify(i32 stage) {
-    if constexpr (!kConfig.documents) return;
+    if constexpr (!kConfig.score.documents) return;
     bool some = !is_one_document_, all = is_one_document_;
     if (is_one_document_) {
 #pragma unroll
@@ -160,12 +160,12 @@ class DocumentMaskSm80 {
     some_visible_ = some;
     is_full_ = all;
   }
-  bool some_visible() const { return !kConfig.documents || some_visible_; }
-  bool is_full() const { return !kConfig.documents || is_full_; }
+  bool some_visible() const { return !kConfig.score.documents || some_visible_; }
+  bool is_full() const { return !kConfig.score.documents || is_full_; }
 
   // Scores of pairs of two documents become -inf.
   void hide(Scores& S, i32 stage) const {
-    if constexpr (!kConfig.documents) return;
+    if constexpr (!kConfig.score.documents) return;
     if (is_full_) return;
     const u32 lane = lane_index();
     const i32 first = static_cast<i32>(RowGroupSm80<kConfig>::warp_n()) * kConfig.warp_columns() +

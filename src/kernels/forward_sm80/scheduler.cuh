@@ -94,7 +94,7 @@ struct ForwardTileSchedulerSm80 {
 // What a launch of forward_sm80 gets.
 struct ForwardSm80Params {
   AttentionParams attention;
-  ForwardTileSchedulerSm80 order;
+  ForwardTileSchedulerSm80 scheduler;
 };
 
 }  // namespace fulmen

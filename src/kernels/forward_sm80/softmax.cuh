@@ -46,9 +46,9 @@ struct ForwardSoftmaxSm80 {
   bool has_kept_max;      // some block was weighed without a look at its maximum
 
   explicit ForwardSoftmaxSm80(float scale)
-      : scale(kConfig.scales_scores ? 1.f : scale),
-        scale_log2(kConfig.scales_scores ? kWarpLog2E
-                                         : static_cast<float>(scale * 1.4426950408889634)) {}
+      : scale(kConfig.scales_scores() ? 1.f : scale),
+        scale_log2(kConfig.scales_scores() ? kWarpLog2E
+                                           : static_cast<float>(scale * 1.4426950408889634)) {}
 
   // Nothing seen yet. Of this thread's rows, those from `num_rows` on are none: whatever they get,
   // they are never blind.
@@ -89,7 +89,7 @@ struct ForwardSoftmaxSm80 {
     for (i32 t = 0; t < kTiles; ++t) {
 #pragma unroll
       for (i32 h = 0; h < 2; ++h) {
-        if constexpr (kConfig.stats) row_max[t][h] = ptx::max(row_max[t][h], block_max[t][h]);
+        if constexpr (kConfig.score.stats) row_max[t][h] = ptx::max(row_max[t][h], block_max[t][h]);
         grown = ptx::max(grown, block_max[t][h] - shift[t][h]);
       }
     }
@@ -142,7 +142,7 @@ struct ForwardSoftmaxSm80 {
   template <class Exponent>
   void exponentiate(Scores& S, float (&block_sum)[kTiles][2], bool has_shift,
                     const Exponent& exponent) const {
-    const bool subtracts = kConfig.subtracts_max || (!has_shift && has_large_max);
+    const bool subtracts = kConfig.subtracts_max() || (!has_shift && has_large_max);
     if (subtracts) subtract(S);
 #pragma unroll
     for (i32 t = 0; t < kTiles; ++t) {
@@ -202,7 +202,7 @@ struct ForwardSoftmaxSm80 {
     for (i32 t = 0; t < kTiles; ++t) {
 #pragma unroll
       for (i32 h = 0; h < 2; ++h) {
-        if (kConfig.stats && has_kept_max && sum[t][h] != 0) {
+        if (kConfig.score.stats && has_kept_max && sum[t][h] != 0) {
           const float top = shift[t][h] + ptx::log2(sum[t][h]) / scale_log2;
           row_max[t][h] = top + ptx::max(top, -top) * 0x1p-22f;
         }
@@ -227,9 +227,9 @@ struct ForwardSoftmaxSm80 {
   };
   // Row number 2 t + h.
   Row row(i32 number) const {
-    const auto& top = kConfig.stats ? row_max : shift;
+    const auto& top = kConfig.score.stats ? row_max : shift;
     Row row{shift[0][0], top[0][0],  sum[0][0],
-            scale,       scale_log2, !kConfig.subtracts_max && !has_large_max};
+            scale,       scale_log2, !kConfig.subtracts_max() && !has_large_max};
 #pragma unroll
     for (i32 at = 1; at < 2 * kTiles; ++at) {
       if (at != number) continue;

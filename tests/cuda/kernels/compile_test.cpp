@@ -15,9 +15,9 @@
 #include <thread>
 
 #include "core/error.h"
-#include "gpu/backward_sm80/run.h"
+#include "gpu/backward_sm80/plan.h"
 #include "gpu/backward_sm90/specs.h"
-#include "gpu/forward_sm80/run.h"
+#include "gpu/forward_sm80/plan.h"
 #include "gpu/forward_sm90/specs.h"
 #include "gpu/jit/compiler.h"
 #include "gpu/jit/gate.h"
@@ -115,18 +115,21 @@ TEST(CompileKernels, Merge) { expect_all_compile({merge_specs()}, 3); }
 TEST(CompileKernels, Simt) { expect_all_compile(simt_specs(64 * 1024), 6); }
 
 // A100 and H100 have room for wide tiles; those of a GeForce fit every architecture.
-TEST(CompileKernels, Sm80Wide) { expect_all_compile(sm80_specs(gpu_named("a100")), 1, {"sm_80"}); }
+TEST(CompileKernels, Sm80Wide) {
+  expect_all_compile(forward_sm80_specs(gpu_named("a100")), 1, {"sm_80"});
+}
 
 TEST(CompileKernels, Sm80) {
-  expect_all_compile(sm80_specs(gpu_named("rtx4090")), 3, {"sm_86", "sm_89", "sm_120a", "sm_90a"});
+  expect_all_compile(forward_sm80_specs(gpu_named("rtx4090")), 3,
+                     {"sm_86", "sm_89", "sm_120a", "sm_90a"});
 }
 
 TEST(CompileKernels, Sm80BackwardWide) {
-  expect_all_compile(sm80_backward_specs(gpu_named("a100")), 1, {"sm_80"});
+  expect_all_compile(backward_sm80_specs(gpu_named("a100")), 1, {"sm_80"});
 }
 
 TEST(CompileKernels, Sm80Backward) {
-  expect_all_compile(sm80_backward_specs(gpu_named("rtx4090")), 3,
+  expect_all_compile(backward_sm80_specs(gpu_named("rtx4090")), 3,
                      {"sm_86", "sm_89", "sm_120a", "sm_90a"});
 }
 

@@ -80,9 +80,10 @@ std::string complaint(const Plant& fault, i64 q_rows = 70, i64 kv_rows = 100) {
 TEST(AmpereFaults, NoneIsNone) { EXPECT_EQ(complaint({}), "nothing"); }
 
 TEST(AmpereFaults, CopyReadBeforeItIsWaitedFor) {
-  EXPECT_THAT(complaint({Fault::kCopyWait}),
-              AllOf(HasSubstr("forward_sm80: block 0, warp "), HasSubstr("race: reads s"),
-                    HasSubstr("which cp.async of warp "), HasSubstr("kernels/common/copy.cuh:")));
+  EXPECT_THAT(
+      complaint({Fault::kCopyWait}),
+      AllOf(HasSubstr("forward_sm80: block 0, warp "), HasSubstr("race: reads s"),
+            HasSubstr("which cp.async of warp "), HasSubstr("kernels/common/tile_copy_sm80.cuh:")));
 }
 
 TEST(AmpereFaults, MissingBarrier) {

@@ -40,12 +40,11 @@ constexpr BackwardSm80Config config_of() {
   config.dq_rows = 16;
   config.dq_dims = kOptions ? 16 : 48;
   config.split_roles = kKind == Kind::kRoles;
-  config.split_sum = config.mask = config.documents = config.scales_scores = config.alibi =
-      kOptions;
-  config.bias = kOptions ? DType::kFloat32 : DType::kNone;
-  config.softcap = kKind == Kind::kCapped;
-  config.dropout = kKind == Kind::kDropout || kKind == Kind::kCapped;
-  config.deterministic = config.softcap;
+  config.split_sum = config.score.mask = config.score.documents = config.score.alibi = kOptions;
+  config.score.bias = kOptions ? DType::kFloat32 : DType::kNone;
+  config.score.softcap = kKind == Kind::kCapped;
+  config.score.dropout = kKind == Kind::kDropout || kKind == Kind::kCapped;
+  config.deterministic = config.score.softcap;
   config.hopper = !kOptions;
   return config;
 }
@@ -75,7 +74,7 @@ void run(const Request& request, unsigned seed) {
     launch_kind<Kind::kOptions, false>(p, seed);
   } else if (all && seed % 2 == 0) {
     launch_kind<Kind::kRoles, false>(p, seed);
-  } else if (sm80_has_aligned_rows(problem, Array::kDOut)) {
+  } else if (gpu::has_aligned_rows(problem, Array::kDOut)) {
     launch_kind<Kind::kPlain, true>(p, seed);
   } else {
     launch_kind<Kind::kPlain, false>(p, seed);

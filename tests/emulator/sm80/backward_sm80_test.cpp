@@ -45,13 +45,12 @@ constexpr BackwardSm80Config config_of() {
   }
   config.pair_stages = kKind == Kind::kCapped || kKind == Kind::kBiased ? 1 : 2;
   config.split_sum = kKind != Kind::kPlain;
-  config.softcap = kKind == Kind::kCapped;
-  config.alibi = kKind == Kind::kBiased || (kKind == Kind::kCapped && kDType == DType::kFloat16);
-  config.scales_scores = kKind != Kind::kPlain && kKind != Kind::kSinks;
-  config.mask = config.documents = config.scales_scores;
-  config.bias = kKind == Kind::kPairs  ? kDType
-                : config.scales_scores ? DType::kFloat32
-                                       : DType::kNone;
+  config.score.softcap = kKind == Kind::kCapped;
+  config.score.alibi =
+      kKind == Kind::kBiased || (kKind == Kind::kCapped && kDType == DType::kFloat16);
+  constexpr bool kOptions = kKind != Kind::kPlain && kKind != Kind::kSinks;
+  config.score.mask = config.score.documents = kOptions;
+  config.score.bias = kKind == Kind::kPairs ? kDType : kOptions ? DType::kFloat32 : DType::kNone;
   config.hopper = kKind == Kind::kPlain;
   config.deterministic = kKind == Kind::kPairs || kKind == Kind::kSinks;
   config.zeroes_dq = kKind != Kind::kPairs;
@@ -62,7 +61,7 @@ constexpr BackwardSm80Config config_of() {
 constexpr BackwardSm80Config with(BackwardSm80Config config, unsigned gradients, bool dropout,
                                   bool units = false) {
   config.aligned = units;
-  config.dropout = dropout;
+  config.score.dropout = dropout;
   config.dq = gradients & 1;
   config.zeroes_dq = config.zeroes_dq && config.dq;
   config.dk = gradients & 2;
@@ -143,7 +142,7 @@ void run(const Request& request, unsigned seed) {
   const Problem problem = validate(request, Pointers::kChecked);
   const AttentionParams p = gpu::attention_params(problem);
   const bool units =
-      sm80_has_aligned_rows(problem, Array::kO) && sm80_has_aligned_rows(problem, Array::kDOut);
+      gpu::has_aligned_rows(problem, Array::kO) && gpu::has_aligned_rows(problem, Array::kDOut);
   if (problem.dtype == DType::kFloat16) return launch_dtype<DType::kFloat16>(p, units, seed);
   launch_dtype<DType::kBFloat16>(p, units, seed);
 }

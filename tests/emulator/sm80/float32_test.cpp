@@ -127,7 +127,7 @@ constexpr ForwardSm80Config config_of() {
   config.dtype = DType::kFloat32;
   config.precision = kPrecision;
   config.aligned = kUnits;
-  config.subtracts_max = true;
+  config.score.fp32_out = true;
   config.d_qk = 80;  // drawn dims are at most 80
   config.d_v = 64;   // two parts of V at most
   config.warps = 2;
@@ -136,10 +136,10 @@ constexpr ForwardSm80Config config_of() {
   config.kv_rows = 32;
   config.single_buffer = !kOptions && kPrecision == Precision::k3xTf32 && kUnits;
   config.stages = kOptions || config.single_buffer ? 1 : 2;
-  config.mask = config.documents = config.scales_scores = config.alibi = kOptions;
-  config.bias = kOptions ? DType::kFloat32 : DType::kNone;
-  config.dropout = config.stats = kOptions;
-  config.softcap = kKind == Kind::kCapped;
+  config.score.mask = config.score.documents = config.score.alibi = kOptions;
+  config.score.bias = kOptions ? DType::kFloat32 : DType::kNone;
+  config.score.dropout = config.score.stats = kOptions;
+  config.score.softcap = kKind == Kind::kCapped;
   return config;
 }
 
@@ -152,8 +152,9 @@ bool has_options(const Problem& problem) {
 template <Kind kKind, Precision kPrecision = Precision::k3xTf32>
 void launch_kind(const Problem& problem, unsigned seed) {
   const AttentionParams p = gpu::attention_params(problem);
-  sm80_has_aligned_rows(problem) ? launch<config_of<kPrecision, kKind, true>()>(p, seed)
-                                 : launch<config_of<kPrecision, kKind, false>()>(p, seed);
+  gpu::has_aligned_rows(problem, Array::kO)
+      ? launch<config_of<kPrecision, kKind, true>()>(p, seed)
+      : launch<config_of<kPrecision, kKind, false>()>(p, seed);
 }
 
 void run(const Request& request, unsigned seed) {

@@ -19,7 +19,7 @@ template <DType kDType, Kind kKind, DType kBias, bool kDropout, bool kUnits>
 constexpr ForwardSm80Config config_of() {
   ForwardSm80Config config;
   config.aligned = kUnits;
-  config.subtracts_max = !kUnits && kKind != Kind::kCapped && kKind != Kind::kSloped;
+  config.score.fp32_out = !kUnits && kKind != Kind::kCapped && kKind != Kind::kSloped;
   config.dtype = kDType;
   config.d_qk = 80;  // drawn dims are at most 80
   // A warp alone leaves the polynomial of softcap by itself, a team does not.
@@ -31,19 +31,19 @@ constexpr ForwardSm80Config config_of() {
   config.kv_rows = kKind == Kind::kPlain ? 48 : 16 * max(2, config.warps_n);
   config.stages = kDropout ? 1 : kKind == Kind::kPlain ? 3 : 2;
   config.stage_blocks = kKind == Kind::kPlain ? 2 : 1;
-  config.bias = kBias;
-  config.scales_scores = kBias != DType::kNone;
-  config.mask = config.documents = config.scales_scores || kKind == Kind::kMasked;
-  config.softcap = kKind == Kind::kCapped || kKind == Kind::kCappedAndBiased;
-  config.alibi = config.scales_scores || kKind == Kind::kSloped;
-  config.dropout = kDropout;
+  config.score.bias = kBias;
+  constexpr bool kHasBias = kBias != DType::kNone;
+  config.score.mask = config.score.documents = kHasBias || kKind == Kind::kMasked;
+  config.score.softcap = kKind == Kind::kCapped || kKind == Kind::kCappedAndBiased;
+  config.score.alibi = kHasBias || kKind == Kind::kSloped;
+  config.score.dropout = kDropout;
   config.fixed_length = config.q_in_registers = kKind == Kind::kDense;
-  config.interleaved = (config.mask || kDropout) && config.warp_columns() % 32 == 0;
+  config.interleaved = (config.score.mask || kDropout) && config.warp_columns() % 32 == 0;
   if (kKind == Kind::kCapped) {
     config.single_buffer = true;
     config.stages = 1;
   }
-  config.stats = kKind != Kind::kPlain;
+  config.score.stats = kKind != Kind::kPlain;
   return config;
 }
 

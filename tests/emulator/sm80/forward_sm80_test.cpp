@@ -26,7 +26,7 @@ namespace {
 void run(const Request& request, unsigned seed) {
   const Problem problem = validate(request, Pointers::kChecked);
   const AttentionParams p = gpu::attention_params(problem);
-  const bool units = sm80_has_aligned_rows(problem);
+  const bool units = gpu::has_aligned_rows(problem, Array::kO);
   problem.dtype == DType::kFloat16 ? launch_dtype<DType::kFloat16>(p, units, seed)
                                    : launch_dtype<DType::kBFloat16>(p, units, seed);
 }
@@ -235,10 +235,9 @@ void check_copied_pairs(unsigned seed) {
     config.d_qk = config.d_v = 32;
     return config;
   }();
-  const ForwardSm80Config chosen =
-      sm80_forward_config(problem, {.shared_bytes_per_block = 99 << 10});
-  EXPECT_TRUE(chosen.pair_aligned && chosen.even_k && chosen.mask && chosen.documents);
-  EXPECT_EQ(chosen.bias, kBias);
+  const ForwardSm80Config chosen = gpu::forward_sm80_config(problem, gpu_named("rtx4090")).value();
+  EXPECT_TRUE(chosen.pair_aligned && chosen.even_k && chosen.score.mask && chosen.score.documents);
+  EXPECT_EQ(chosen.score.bias, kBias);
   launch<kConfig>(gpu::attention_params(problem), seed);
   expect_rounded(actual, expected, seed);
 }

@@ -15,9 +15,10 @@ template <class Config>
 AttentionParams with_neutral_arrays(AttentionParams p, const Config& config) {
   static u8 visible = 1;
   static u8 zero[8] = {};
-  if (config.mask && !p.mask.present()) p.mask = {&visible, {}, DType::kBool};
-  if (config.bias != DType::kNone && !p.bias.present()) p.bias = {zero, {}, config.bias};
-  if (config.documents && !p.q_ids.present()) p.q_ids = p.kv_ids = {zero, {}, DType::kInt64};
+  if (config.score.mask && !p.mask.present()) p.mask = {&visible, {}, DType::kBool};
+  if (config.score.bias != DType::kNone && !p.bias.present())
+    p.bias = {zero, {}, config.score.bias};
+  if (config.score.documents && !p.q_ids.present()) p.q_ids = p.kv_ids = {zero, {}, DType::kInt64};
   return p;
 }
 
