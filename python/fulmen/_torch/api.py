@@ -20,7 +20,14 @@ from .._calls import check_out
 from .._library import schema
 from ..array_types import TORCH_CALLS, dtype_name
 from ..errors import ArgumentError, DTypeError, Error, UnsupportedError
-from ..options import check_keywords, integers, philox, settings_of, window_sides
+from ..options import (
+    KEYWORDS,
+    check_keywords,
+    integers,
+    philox,
+    settings_of,
+    window_sides,
+)
 from . import autograd, guards, ops
 from .fast_path import fast_attention
 from .ops import (
@@ -37,7 +44,8 @@ from .ops import (
 )
 
 _ADDENDS = ("bias", "alibi_slopes", "sinks")
-_BEHIND_V = schema().inputs[3:]
+_OWN = {"return_lse", "out", "out_dtype", "stream", "rng", "mask"}
+_BEHIND_V = {*schema().inputs[3:]} - _OWN
 _NUMBER_OR_TENSOR = ("mask", *schema().index_inputs)  # what may be a list or of NumPy
 # The word of each option that fills one: it may be symbolic.
 _WORDS = {x["name"]: x["offset"] // 8 for x in schema().options.values() if x["type"] == "int64"}
@@ -53,24 +61,31 @@ def attention(q: Any, k: Any, v: Any, options: dict[str, Any]) -> Any:
         o = fast_attention(q, k, v, options)
         if o is not None:
             return o
-    options = dict(options)
-    return_lse, out = options.pop("return_lse", False), options.pop("out", None)
-    out_dtype = _torch_dtype(options.pop("out_dtype", None))
-    check_keywords(options)
-    if options.pop("stream", None) is not None:
+    inputs, values, own = _sorted(options)
+    return_lse, out = bool(own.get("return_lse")), own.get("out")
+    out_dtype = _torch_dtype(own.get("out_dtype"))
+    if own.get("stream") is not None:
         raise UnsupportedError(
             "stream is given with PyTorch tensors; their work goes to torch's current stream: use "
             "torch.cuda.stream(...) and leave stream=None"
         )
     if torch.are_deterministic_algorithms_enabled():
-        options["deterministic"] = True
-    arrays = _arrays(q, k, v, options)  # leaves what are no arrays
-    packed = len(arrays) > 3 and arrays.cu_q is not None
+        values["deterministic"] = True
+    dropout_p = values.get("dropout_p") or 0.0
+    if own.get("rng") is not None or dropout_p > 0.0:
+        inputs["rng"] = _rng_of(own.get("rng"), dropout_p, q.device)
+    arrays: Any = (q, k, v)
+    if inputs:
+        arrays = _arrays(q, k, v, inputs)
+    device = "cuda" if q.is_cuda else "cpu"
+    if torch.is_autocast_enabled(device):
+        arrays = _autocast(device, Arrays(*arrays))
+    packed = "cu_q" in inputs
     by_operator = guards.needs_operators() or out is not None or not guards.are_plain(q, k, v)
     if guards.is_compiling():
-        traced = _traced_settings(options, packed, out_dtype)
+        traced = _traced_settings(values, packed, out_dtype)
         return _by_operator(Arrays(*arrays), traced, return_lse, out)
-    settings = _settings(options, packed)
+    settings = _settings(values, packed)
     if by_operator:
         return _by_operator(Arrays(*arrays), op_settings(settings, out_dtype), return_lse, out)
     try:
@@ -88,25 +103,32 @@ def attention(q: Any, k: Any, v: Any, options: dict[str, Any]) -> Any:
 _apply_eagerly = super(torch.autograd.Function, autograd.EagerAttention).apply
 
 
-def _arrays(q: Any, k: Any, v: Any, options: dict[str, Any]) -> Any:
-    """The inputs as tensors, out of the keywords of a call; they end with v where no others are."""
-    mask = options.pop("mask", None)
-    if mask is not None:
-        options.update(_mask_parts(mask))
-    dropout_p, rng = options.get("dropout_p") or 0.0, options.pop("rng", None)
-    given = {}
-    for name in _BEHIND_V:
-        x = options.pop(name, None)
-        if x is not None:
-            given[name] = _tensor_of(x, q.device) if name in _NUMBER_OR_TENSOR else x
-    _check_addends(given)
-    if rng is not None or dropout_p > 0.0:
-        given["rng"] = _rng_of(rng, dropout_p, q.device)
-    device = "cuda" if q.is_cuda else "cpu"
-    if torch.is_autocast_enabled(device):
-        q, k, v, bias = _autocast(device, q, k, v, given.get("bias"))
-        given["bias"] = bias
-    return Arrays(q, k, v, **given) if given else (q, k, v)
+def _sorted(options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+    """The keywords of a call: inputs that are there, options, and what is for this file alone."""
+    inputs, values, own = {}, {}, {}
+    for name, x in options.items():
+        if name in _OWN:
+            own[name] = x
+        elif name in _BEHIND_V:
+            if x is not None:
+                inputs[name] = x
+        elif name in KEYWORDS:
+            values[name] = x
+        else:
+            check_keywords({name: x})
+    if own.get("mask") is not None:
+        for name, x in _mask_parts(own["mask"]).items():
+            (inputs if name in _BEHIND_V or name == "mask" else values)[name] = x
+    return inputs, values, own
+
+
+def _arrays(q: Any, k: Any, v: Any, inputs: dict[str, Any]) -> Any:
+    """The inputs as tensors, where there are others than q, k and v."""
+    for name in _NUMBER_OR_TENSOR:
+        if name in inputs:
+            inputs[name] = _tensor_of(inputs[name], q.device)
+    _check_addends(inputs)
+    return Arrays(q, k, v, **inputs)
 
 
 def _settings(options: dict[str, Any], packed: bool) -> Any:
@@ -183,15 +205,16 @@ def _into(arrays: Any, settings: OpSettings, return_lse: bool, out: Any) -> Any:
     return (out, lse) if return_lse else out
 
 
-def _autocast(device: str, q: Any, k: Any, v: Any, bias: Any) -> tuple[Any, Any, Any, Any]:
+def _autocast(device: str, arrays: Any) -> Any:
     """q, k and v in autocast's dtype, as torch's own attention has them; lse stays float32."""
-    checked((q, k, v))
+    q, k, v, bias = arrays.q, arrays.k, arrays.v, arrays.bias
+    checked(arrays)
     if torch.float64 in (q.dtype, k.dtype, v.dtype):
-        return q, k, v, bias
+        return arrays
     dtype = torch.get_autocast_dtype(device)
     if bias is not None and bias.dtype not in (dtype, torch.float32):
         bias = bias.to(dtype)
-    return q.to(dtype), k.to(dtype), v.to(dtype), bias
+    return arrays._replace(q=q.to(dtype), k=k.to(dtype), v=v.to(dtype), bias=bias)
 
 
 def checked(arrays: Sequence[Any]) -> None:

@@ -29,6 +29,7 @@ _WITHOUT = {"dropout_p", "return_lse"}
 # lru_cache.
 _numbers: dict[tuple[Any, ...], int] = {}
 _lock = threading.Lock()
+MOST_KEYS = 4096
 
 _unrecorded = torch.ops.fulmen.plain.default._op
 
@@ -40,7 +41,9 @@ def fast_attention(q: Tensor, k: Tensor, v: Tensor, options: dict[str, Any]) -> 
     """
     key = (guards.is_deterministic(), *options.items())
     try:
-        number = _numbers.get(key) or number_of(key)
+        number = _numbers.get(key)
+        if number is None:
+            number = number_of(key)
     except TypeError:  # arrays and lists among the values
         return None
     if number == 0:
@@ -66,6 +69,8 @@ def number_of(key: tuple[Any, ...]) -> int:
         if name in _TAKEN:
             given.append((name, value))
         elif value is not None and not (name in _WITHOUT and value in (False, 0)):
+            if isinstance(value, (bool, float)) and len(_numbers) < MOST_KEYS:
+                _numbers[key] = 0
             return 0
     if not ops.has_kernels():
         return 0

@@ -16,7 +16,9 @@ flash_attn_with_kvcache, FP8 descales.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from inspect import Parameter, Signature, signature
+from typing import Any, Callable
 
 import torch
 from torch import Tensor
@@ -45,24 +47,14 @@ __version__ = "2.8.3"  # the FlashAttention whose calls these are
 Window = tuple[int, int]
 
 
-def _options(
-    softmax_scale: float | None,
-    causal: bool,
-    window_size: Any,
-    softcap: float,
-    alibi_slopes: Any,
-    deterministic: bool,
-    dropout_p: float = 0.0,
-) -> dict[str, Any]:
-    left, right = (-1 if side is None else side for side in window_size)
+def _options(causal: bool, window: Any, alibi_slopes: Any = None, **same: Any) -> dict[str, Any]:
+    """fulmen's options from FlashAttention's, by fulmen's names; `same` mean the same."""
+    left, right = (-1 if side is None else side for side in window)
     return {
-        "scale": softmax_scale,
         "causal": causal,
         "window": (left, 0 if causal else right),
-        "softcap": softcap,
         "alibi_slopes": None if alibi_slopes is None else alibi_slopes.detach(),
-        "deterministic": deterministic,
-        "dropout_p": dropout_p,
+        **same,
     }
 
 
@@ -98,49 +90,16 @@ def flash_attn_func(
         o like q; with return_attn_probs (o, lse, None), lse (batch, head, q_row).
     """
     options = _options(
-        softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, dropout_p
+        scale=softmax_scale,
+        causal=causal,
+        window=window_size,
+        softcap=softcap,
+        alibi_slopes=alibi_slopes,
+        deterministic=deterministic,
+        dropout_p=dropout_p,
     )
     found = attention(q, k, v, layout="bshd", return_lse=return_attn_probs, **options)
     return _returned(found, return_attn_probs, dropout_p)
-
-
-def flash_attn_qkvpacked_func(
-    qkv: Tensor,
-    dropout_p: float = 0.0,
-    softmax_scale: float | None = None,
-    causal: bool = False,
-    window_size: Window = (-1, -1),
-    softcap: float = 0.0,
-    alibi_slopes: Tensor | None = None,
-    deterministic: bool = False,
-    return_attn_probs: bool = False,
-) -> Any:
-    """FA2's flash_attn_qkvpacked_func: qkv (batch, row, 3, head, dim)."""
-    q, k, v = qkv.unbind(-3)
-    return flash_attn_func(
-        q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes,
-        deterministic, return_attn_probs,
-    )  # fmt: skip
-
-
-def flash_attn_kvpacked_func(
-    q: Tensor,
-    kv: Tensor,
-    dropout_p: float = 0.0,
-    softmax_scale: float | None = None,
-    causal: bool = False,
-    window_size: Window = (-1, -1),
-    softcap: float = 0.0,
-    alibi_slopes: Tensor | None = None,
-    deterministic: bool = False,
-    return_attn_probs: bool = False,
-) -> Any:
-    """FA2's flash_attn_kvpacked_func: kv (batch, row, 2, head, dim)."""
-    k, v = kv.unbind(-3)
-    return flash_attn_func(
-        q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes,
-        deterministic, return_attn_probs,
-    )  # fmt: skip
 
 
 def flash_attn_varlen_func(
@@ -170,7 +129,13 @@ def flash_attn_varlen_func(
             "block_table asks for a paged cache, which comes later; gather the pages into k and v"
         )
     options = _options(
-        softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, dropout_p
+        scale=softmax_scale,
+        causal=causal,
+        window=window_size,
+        softcap=softcap,
+        alibi_slopes=alibi_slopes,
+        deterministic=deterministic,
+        dropout_p=dropout_p,
     )
     found = attention_varlen(
         q,
@@ -191,49 +156,77 @@ def _bound(longest: Any) -> Any:
     return None if isinstance(longest, Tensor) else longest
 
 
-def flash_attn_varlen_qkvpacked_func(
-    qkv: Tensor,
-    cu_seqlens: Tensor,
-    max_seqlen: Any = None,
-    dropout_p: float = 0.0,
-    softmax_scale: float | None = None,
-    causal: bool = False,
-    window_size: Window = (-1, -1),
-    softcap: float = 0.0,
-    alibi_slopes: Tensor | None = None,
-    deterministic: bool = False,
-    return_attn_probs: bool = False,
-) -> Any:
-    """FA2's flash_attn_varlen_qkvpacked_func: qkv (total, 3, head, dim)."""
-    q, k, v = qkv.unbind(-3)
-    return flash_attn_varlen_func(
-        q, k, v, cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, dropout_p, softmax_scale, causal,
-        window_size, softcap, alibi_slopes, deterministic, return_attn_probs,
-    )  # fmt: skip
+def _packed_form(
+    base: Callable[..., Any],
+    name: str,
+    leading: Sequence[Parameter],
+    without: Sequence[str],
+    unpacked: Callable[[dict[str, Any]], dict[str, Any]],
+    shape: str,
+) -> Callable[..., Any]:
+    """A function of FA2 that takes several tensors as one.
+
+    Args:
+        base: the function that it calls.
+        name: what it is called.
+        leading: its first parameters; those of base follow.
+        without: parameters of base that it does not have.
+        unpacked: from its arguments by name to those of base.
+        shape: what the tensor is, for the documentation.
+    """
+    own = [*leading, *(p for x, p in signature(base).parameters.items() if x not in without)]
+    names = [p.name for p in own]
+
+    def form(*arguments: Any, **keywords: Any) -> Any:
+        if len(arguments) > len(names):
+            raise TypeError(f"{name}() takes {len(names)} arguments; {len(arguments)} were given")
+        return base(**unpacked({**dict(zip(names, arguments)), **keywords}))
+
+    form.__name__ = form.__qualname__ = name
+    form.__doc__ = f"FA2's {name}: {shape}."
+    form.__signature__ = Signature(own)  # type: ignore[attr-defined]
+    return form
 
 
-def flash_attn_varlen_kvpacked_func(
-    q: Tensor,
-    kv: Tensor,
-    cu_seqlens_q: Tensor,
-    cu_seqlens_k: Tensor,
-    max_seqlen_q: Any = None,
-    max_seqlen_k: Any = None,
-    dropout_p: float = 0.0,
-    softmax_scale: float | None = None,
-    causal: bool = False,
-    window_size: Window = (-1, -1),
-    softcap: float = 0.0,
-    alibi_slopes: Tensor | None = None,
-    deterministic: bool = False,
-    return_attn_probs: bool = False,
-) -> Any:
-    """FA2's flash_attn_varlen_kvpacked_func: kv (total_k, 2, kv_head, dim)."""
-    k, v = kv.unbind(-3)
-    return flash_attn_varlen_func(
-        q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p, softmax_scale,
-        causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs,
-    )  # fmt: skip
+def _qkv(given: dict[str, Any]) -> dict[str, Any]:
+    q, k, v = given.pop("qkv").unbind(-3)
+    return {**given, "q": q, "k": k, "v": v}
+
+
+def _kv(given: dict[str, Any]) -> dict[str, Any]:
+    k, v = given.pop("kv").unbind(-3)
+    return {**given, "k": k, "v": v}
+
+
+def _varlen_qkv(given: dict[str, Any]) -> dict[str, Any]:
+    offsets, longest = given.pop("cu_seqlens"), given.pop("max_seqlen", None)
+    for side in "qk":
+        given[f"cu_seqlens_{side}"], given[f"max_seqlen_{side}"] = offsets, longest
+    return _qkv(given)
+
+
+_Q, _KV, _QKV, _OFFSETS = (
+    Parameter(name, Parameter.POSITIONAL_OR_KEYWORD) for name in ("q", "kv", "qkv", "cu_seqlens")
+)
+_LONGEST = Parameter("max_seqlen", Parameter.POSITIONAL_OR_KEYWORD, default=None)
+_OF_VARLEN = ("cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k", "block_table")
+
+flash_attn_qkvpacked_func = _packed_form(
+    flash_attn_func, "flash_attn_qkvpacked_func", (_QKV,), "qkv", _qkv,
+    "qkv (batch, row, 3, head, dim)",
+)  # fmt: skip
+flash_attn_kvpacked_func = _packed_form(
+    flash_attn_func, "flash_attn_kvpacked_func", (_Q, _KV), "qkv", _kv,
+    "kv (batch, row, 2, head, dim)",
+)  # fmt: skip
+flash_attn_varlen_qkvpacked_func = _packed_form(
+    flash_attn_varlen_func, "flash_attn_varlen_qkvpacked_func", (_QKV, _OFFSETS, _LONGEST),
+    (*"qkv", *_OF_VARLEN), _varlen_qkv, "qkv (total, 3, head, dim)",
+)  # fmt: skip
+flash_attn_varlen_kvpacked_func = _packed_form(
+    flash_attn_varlen_func, "flash_attn_varlen_kvpacked_func", (_Q, _KV),
+    (*"qkv", "block_table"), _kv, "kv (total_k, 2, kv_head, dim)",
+)  # fmt: skip
 
 
 def flash_attn_with_kvcache(
@@ -281,7 +274,13 @@ def flash_attn_with_kvcache(
             lengths = lengths + k.shape[1]
         if cache_batch_idx is not None:
             k_cache, v_cache = k_cache[cache_batch_idx.long()], v_cache[cache_batch_idx.long()]
-        options = _options(softmax_scale, causal, window_size, softcap, alibi_slopes, False)
+        options = _options(
+            scale=softmax_scale,
+            causal=causal,
+            window=window_size,
+            softcap=softcap,
+            alibi_slopes=alibi_slopes,
+        )
         return attention(
             q,
             k_cache,
@@ -318,12 +317,12 @@ def _append(
     if v is None:
         raise ArgumentError("k is given without v")
     batch, new = k.shape[:2]
-    places = lengths.long()[:, None] + torch.arange(new, device=k.device)
+    rows = lengths.long()[:, None] + torch.arange(new, device=k.device)
     slots = torch.arange(batch, device=k.device) if entries is None else entries.long()
     slots = slots[:, None].expand(batch, new)
-    fits = places < k_cache.shape[1]
+    fits = rows < k_cache.shape[1]
     for cache, fresh in ((k_cache, k), (v_cache, v)):
-        cache[slots[fits], places[fits]] = fresh[fits].to(cache.dtype)
+        cache[slots[fits], rows[fits]] = fresh[fits].to(cache.dtype)
 
 
 def install(*, version: str = __version__, override: bool = False) -> None:

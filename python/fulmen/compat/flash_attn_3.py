@@ -64,7 +64,13 @@ def flash_attn_func(
     """FA3's flash_attn_func: o, or (o, lse) with return_attn_probs."""
     del num_splits, pack_gqa, sm_margin
     _refuse(qv=qv, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale)
-    options = _options(softmax_scale, causal, window_size, softcap, None, deterministic)
+    options = _options(
+        scale=softmax_scale,
+        causal=causal,
+        window=window_size,
+        softcap=softcap,
+        deterministic=deterministic,
+    )
     return attention(
         q, k, v, layout="bshd", return_lse=return_attn_probs, **_chunked(options, attention_chunk)
     )
@@ -94,9 +100,21 @@ def flash_attn_qkvpacked_func(
         kv_heads = (qkv.shape[2] - heads) // 2
         q, k, v = qkv.split([heads, kv_heads, kv_heads], dim=-2)
     return flash_attn_func(
-        q, k, v, softmax_scale, causal, None, q_descale, k_descale, v_descale, window_size,
-        attention_chunk, softcap, 1, None, deterministic, sm_margin, return_attn_probs,
-    )  # fmt: skip
+        q,
+        k,
+        v,
+        softmax_scale=softmax_scale,
+        causal=causal,
+        q_descale=q_descale,
+        k_descale=k_descale,
+        v_descale=v_descale,
+        window_size=window_size,
+        attention_chunk=attention_chunk,
+        softcap=softcap,
+        deterministic=deterministic,
+        sm_margin=sm_margin,
+        return_attn_probs=return_attn_probs,
+    )
 
 
 def flash_attn_varlen_func(
@@ -127,7 +145,13 @@ def flash_attn_varlen_func(
     """FA3's flash_attn_varlen_func: o, or (o, lse) with return_attn_probs, lse (head, total_q)."""
     del num_splits, pack_gqa, sm_margin
     _refuse(qv=qv, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale)
-    options = _options(softmax_scale, causal, window_size, softcap, None, deterministic)
+    options = _options(
+        scale=softmax_scale,
+        causal=causal,
+        window=window_size,
+        softcap=softcap,
+        deterministic=deterministic,
+    )
     return attention_varlen(
         q,
         k,
@@ -189,10 +213,24 @@ def flash_attn_with_kvcache(
         attention_chunk=attention_chunk or None,
     )
     return fa2.flash_attn_with_kvcache(
-        q, k_cache, v_cache, k, v, rotary_cos, rotary_sin, cache_seqlens, cache_batch_idx,
-        cache_leftpad, None, softmax_scale, causal, window_size, softcap, rotary_interleaved, None,
-        num_splits, return_softmax_lse,
-    )  # fmt: skip
+        q,
+        k_cache,
+        v_cache,
+        k=k,
+        v=v,
+        rotary_cos=rotary_cos,
+        rotary_sin=rotary_sin,
+        cache_seqlens=cache_seqlens,
+        cache_batch_idx=cache_batch_idx,
+        cache_leftpad=cache_leftpad,
+        softmax_scale=softmax_scale,
+        causal=causal,
+        window_size=window_size,
+        softcap=softcap,
+        rotary_interleaved=rotary_interleaved,
+        num_splits=num_splits,
+        return_softmax_lse=return_softmax_lse,
+    )
 
 
 def get_scheduler_metadata(*_: Any, **__: Any) -> None:
