@@ -140,7 +140,7 @@ def problem_type() -> type[ctypes.Structure]:
 
 
 class Settings(NamedTuple):
-    """The options of a call as one value, which is compared and remembered by its content."""
+    """The options of a call as one value, which is compared and memoized by its content."""
 
     problem: bytes  # of fulmen_problem
     layout: Layout
@@ -363,7 +363,7 @@ def _split(
         settings = settings_of(tuple(values), packed)
     except Error:
         raise
-    except TypeError:  # a list among them cannot be remembered
+    except TypeError:  # a list among them cannot be memoized
         settings = settings_of.__wrapped__(tuple(values), packed)
     return settings, tuple(inputs)
 

@@ -53,7 +53,7 @@ class Mirror:
 @pytest.fixture
 def mirror(monkeypatch):
     owner = Mirror()
-    monkeypatch.setattr(run, "_place", lambda arrays: OnGpu(owner))
+    monkeypatch.setattr(run, "_memory", lambda arrays: OnGpu(owner))
     return owner
 
 

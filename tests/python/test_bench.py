@@ -141,7 +141,7 @@ def test_sides_take_turns_in_random_order(monkeypatch: pytest.MonkeyPatch) -> No
     timer = timing.CpuTimer(20)
     found = timer.burst({name: (lambda name=name: order.append(name)) for name in "abc"})
     rounds = ["".join(order[i : i + 3]) for i in range(3, len(order), 3)]
-    assert all(sorted(visit) == ["a", "b", "c"] for visit in rounds)
+    assert all(sorted(names) == ["a", "b", "c"] for names in rounds)
     assert len(set(rounds)) > 2
     assert {len(times.medians) for times in found.values()} == {20}
 

@@ -48,7 +48,7 @@ print(json.dumps([seconds, sorted(set(sys.modules) - before)]))
 
 
 def test_first_call_is_quick_and_brings_no_torch(tmp_path: Path) -> None:
-    # A torch that takes a second to import, and that nobody has asked for.
+    # A torch that takes a second to import, and that the program does not use.
     (tmp_path / "torch.py").write_text("import time; time.sleep(1); raise SystemError('imported')")
     code = """
 import json, sys, time

@@ -19,7 +19,7 @@ Q = np.ones((1, 8, 512, 64), np.float16)
 
 
 def seconds(tile: str) -> float:
-    """How long a card would take that likes 80 keys, two warpgroups and no turns."""
+    """How long a card would take that likes 80 keys, two warpgroups and no ping-pong."""
     members = dict(word.split("=") for word in tile.split())
     slow = 1.0 if not members else 0.9
     slow += abs(int(members.get("kv_rows", 64)) - 80) / 1000

@@ -28,16 +28,16 @@ def test_importing_fulmen_does_not_import_torch() -> None:
 def test_both_ways_give_the_same_bits() -> None:
     """Eager's short way and the operator: one under a mode that sees nothing."""
 
-    class Watching(torch.utils._python_dispatch.TorchDispatchMode):
+    class Mode(torch.utils._python_dispatch.TorchDispatchMode):
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
             return func(*args, **(kwargs or {}))
 
     for options in ({}, {"causal": True, "return_lse": True}, {"window": [3, 0]}):
         leaves = inputs(dtype=torch.float32)
         found = fulmen.attention(*leaves, **options)
-        with Watching():
-            watched = fulmen.attention(*leaves, **options)
-        for one, other in zip(*(x if isinstance(x, tuple) else (x,) for x in (found, watched))):
+        with Mode():
+            by_operator = fulmen.attention(*leaves, **options)
+        for one, other in zip(*(x if isinstance(x, tuple) else (x,) for x in (found, by_operator))):
             assert torch.equal(one, other)
             assert one.stride() == other.stride()
             loss = one.sum(), other.sum()
@@ -106,7 +106,7 @@ def test_dropout_follows_torchs_generator_and_backward_has_the_same_lots() -> No
     assert torch.equal(fulmen.attention(q, k, v, dropout_p=0.5, rng=tensor), by_numbers)
     do = torch.randn_like(first)
     (dv,) = torch.autograd.grad(by_numbers, v, do)
-    # o is linear in v: <do, o> = <dv, v> holds only with equal lots in both passes.
+    # o is linear in v: <do, o> = <dv, v> holds only with equal draws in both passes.
     torch.testing.assert_close((dv * v).sum(), (do * by_numbers).sum())
 
 

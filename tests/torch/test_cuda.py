@@ -224,7 +224,7 @@ def test_a_captured_dropout_draws_anew_and_its_backward_has_the_same_lots() -> N
         torch.cuda.synchronize()
         assert all(not torch.equal(o, other) for other in seen)
         seen.append(o.detach().clone())
-        # o is linear in v: <do, o> = <dv, v> holds only with equal lots in both passes.
+        # o is linear in v: <do, o> = <dv, v> holds only with equal draws in both passes.
         left, right = (do * o).double().sum(), (dv * v).double().sum()
         assert abs(left - right) < 1e-3 * (do * o).double().abs().sum() ** 0.5
     torch.cuda.manual_seed(3)

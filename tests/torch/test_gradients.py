@@ -123,7 +123,11 @@ def test_layouts_differentiate_in_both_modes_and_twice(layout: str) -> None:
 
 def test_packed_sequences_differentiate_in_both_modes_and_twice() -> None:
     cu_q, cu_kv = torch.tensor([0, 2, 2, 5]), torch.tensor([0, 3, 4, 8])
-    leaves = [tensor(6, 2, 4), tensor(8, 1, 4), tensor(8, 1, 3)]  # the last row of q is nobody's
+    leaves = [
+        tensor(6, 2, 4),
+        tensor(8, 1, 4),
+        tensor(8, 1, 3),
+    ]  # the last row of q belongs to no sequence
 
     def call(*xs):
         o, lse = fulmen.attention_varlen(*xs, cu_q, cu_kv, causal=True, return_lse=True)

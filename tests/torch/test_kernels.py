@@ -32,7 +32,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "slopes": ({"alibi_slopes": torch.rand(4)}, {"deterministic": True, "batch_invariant": True}),
     "lengths": ({"q_lengths": torch.tensor([7, 3]), "kv_lengths": torch.tensor([9, 0])}, {}),
     "ids": ({"q_ids": torch.tensor([0, 0, 0, 1, 1, 2, 2, 2, 3])}, {}),
-    "lots": ({"rng": torch.tensor([-5, 7])}, {"dropout_p": 0.4}),
+    "dropout": ({"rng": torch.tensor([-5, 7])}, {"dropout_p": 0.4}),
     "scalar": ({}, {"implementation": "scalar", "backend": "cpu"}),
 }
 

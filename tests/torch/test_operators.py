@@ -241,7 +241,7 @@ def test_opcheck_of_the_operators_behind_the_fast_path() -> None:
 def test_a_mode_that_watches_the_backward_pass_alone_sees_it() -> None:
     seen = []
 
-    class Watching(torch.utils._python_dispatch.TorchDispatchMode):
+    class Mode(torch.utils._python_dispatch.TorchDispatchMode):
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
             seen.append(func.name())
             return func(*args, **(kwargs or {}))
@@ -249,7 +249,7 @@ def test_a_mode_that_watches_the_backward_pass_alone_sees_it() -> None:
     leaves = inputs()
     o = fulmen.attention(*leaves)
     expected = torch.autograd.grad(o, leaves, torch.ones_like(o), retain_graph=True)
-    with Watching():
+    with Mode():
         found = torch.autograd.grad(o, leaves, torch.ones_like(o))
     assert all(map(torch.equal, found, expected))
     assert any(name.startswith("fulmen::") for name in seen)

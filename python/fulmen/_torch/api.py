@@ -139,7 +139,7 @@ def _settings(options: dict[str, Any], packed: bool) -> Any:
         return settings_of(tuple(options.items()), packed)
     except Error:
         raise
-    except TypeError:  # a list among them cannot be remembered
+    except TypeError:  # a list among them cannot be memoized
         return settings_of.__wrapped__(tuple(options.items()), packed)
 
 

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: fulmen contributors
 # SPDX-License-Identifier: Apache-2.0
-"""fulmen ablation: the ladder of GPU kernels, and every optimisation off in turn."""
+"""fulmen ablation: the ladder of GPU kernels, and every optimisation off, one at a time."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"only these rungs, of {', '.join(ladder)}")  # fmt: skip
     add("--device", metavar="NAME", help="of a GPU that need not be here, such as h100; its "
         "kernels are compiled and not run")  # fmt: skip
-    add("--rounds", type=positive, default=5, metavar="N", help="visits of each rung; 5")
+    add("--rounds", type=positive, default=5, metavar="N", help="rounds of each rung; 5")
     add("-o", "--output", type=Path, metavar="FOLDER", help="write DATE-ablation-CARD.jsonl there")
 
 

@@ -81,7 +81,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"others beside fulmen, of {', '.join(PEERS)}; without names: none")  # fmt: skip
     add("--fa3-operators", metavar="PATH", help="FlashAttention-3 from its shared library")
     add("--sustained", action="store_true", help="also back to back on a hot card (GPU)")
-    add("--rounds", type=positive, default=5, metavar="N", help="visits of each side; 5")
+    add("--rounds", type=positive, default=5, metavar="N", help="rounds of each side; 5")
     add(
         "--seconds", type=float, default=math.inf, metavar="T", help="begin no cell after T seconds"
     )
@@ -143,7 +143,7 @@ class Bench:
     """The sides of a run, and what they are timed with."""
 
     def __init__(self, backend: str, arguments: argparse.Namespace, output: Output) -> None:
-        """Loads the peers; those that do not load are remembered with the reason.
+        """Loads the peers; those that do not load are listed with the reason.
 
         Raises:
             BadInputError: no GPU, or no torch to time it with.

@@ -20,7 +20,7 @@ COMMANDS = {
     "run": "attention, and gradients where the file has do, on the tensors of a file",
     "verify": "the named cases on every implementation, against float64",
     "bench": "speed, memory and error over a grid of shapes, beside other libraries",
-    "ablation": "every optimisation of the GPU kernels off in turn: what it buys",
+    "ablation": "every optimisation of the GPU kernels off, one at a time: what it buys",
     "explain": "the implementation that a shape would get, why, and what it costs",
     "compile": "GPU kernels ahead of time, without a GPU, in one file",
     "doctor": "what works here, and what to do about the rest",

@@ -62,16 +62,14 @@ def example() -> Path:
     from importlib.resources import files
 
     name = "decoder.safetensors"
-    places = [
+    paths = [
         Path(str(files("fulmen").joinpath("examples", name))),
         Path(__file__).resolve().parents[3] / "examples" / "data" / name,
     ]
-    for place in places:
-        if place.is_file():
-            return place
-    raise BadInputError(
-        f"the shipped example is not at {places[0]}; fulmen run FILE takes any file"
-    )
+    for path in paths:
+        if path.is_file():
+            return path
+    raise BadInputError(f"the shipped example is not at {paths[0]}; fulmen run FILE takes any file")
 
 
 def main(arguments: argparse.Namespace, output: Output) -> int:

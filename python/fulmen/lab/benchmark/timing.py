@@ -3,9 +3,9 @@
 """How sides are timed so that the answer is true.
 
 A card's clock follows its power: a kernel timed after a slow one runs faster, by up to 30 %. So all
-sides of a cell are visited in random order, in several rounds, with an idle gap and two warm calls
-before each visit (burst), or each from an equally hot card (sustained). The L2 cache is flushed
-before each call. On the CPU sides take turns in random order.
+sides of a cell are timed in random order, in several rounds, with an idle gap and two warm calls
+before each round (burst), or each from an equally hot card (sustained). The L2 cache is flushed
+before each call. On the CPU sides follow one another in random order.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ ROUNDS = 5
 IDLE_SECONDS = 0.025
 VISIT_SECONDS = 0.010
 MOST_CALLS = 41
-LONG_SECONDS = 0.1  # a call this long warms itself: one is a visit
+LONG_SECONDS = 0.1  # a call this long warms itself: one is a round
 HEAT_SECONDS = 0.4
 SUSTAINED_SECONDS = 0.45
 FLUSH_BYTES = 1 << 28
@@ -100,7 +100,7 @@ class GpuTimer:
         self._flush = torch.empty(FLUSH_BYTES, dtype=torch.uint8, device="cuda")
         self._heat: list[Any] = []
 
-    def _visit(self, call: Call, count: int) -> list[float]:
+    def _round(self, call: Call, count: int) -> list[float]:
         events = [
             tuple(self.torch.cuda.Event(enable_timing=True) for _ in range(2)) for _ in range(count)
         ]
@@ -116,10 +116,10 @@ class GpuTimer:
         """Every side from a cool card: random order, idle gaps, flushed cache."""
         counts = {}
         for name, call in calls.items():
-            if (one := self._visit(call, 1)[0]) > LONG_SECONDS:
+            if (one := self._round(call, 1)[0]) > LONG_SECONDS:
                 counts[name] = 1
                 continue
-            one = statistics.median(self._visit(call, 3))
+            one = statistics.median(self._round(call, 3))
             counts[name] = max(3, min(MOST_CALLS, int(VISIT_SECONDS / max(one, 1e-6)) | 1))
         found = {name: Times() for name in calls}
         for _ in range(self.rounds):
@@ -128,7 +128,7 @@ class GpuTimer:
                 if counts[name] > 1:
                     calls[name]()
                     calls[name]()
-                seconds = self._visit(calls[name], counts[name])
+                seconds = self._round(calls[name], counts[name])
                 found[name].medians.append(statistics.median(seconds))
                 found[name].every += seconds
         return found

@@ -41,7 +41,7 @@ class Run:
     problem: Problem
     call: Call
     where: dict[str, str]  # backend and implementation
-    place: Host | OnGpu = field(default_factory=Host)  # of the arrays, when the library gets them
+    memory: Host | OnGpu = field(default_factory=Host)  # of the arrays, when the library gets them
 
     def options(self, changes: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """The keyword arguments of a call, with changes; None takes an option away."""
@@ -54,11 +54,11 @@ class Run:
         if self.case.out_dtype:
             options["out_dtype"] = self.case.out_dtype
         if not self.case.out:
-            return self.place.attention_forward(call.q, call.k, call.v, **options)
+            return self.memory.attention_forward(call.q, call.k, call.v, **options)
         shape = (*call.q.shape[:-1], call.v.shape[-1])
         name = self.case.out_dtype or self.case.dtype
         out = views.VIEWS[self.case.out](np.full(shape, np.nan, dtype_of(name)))
-        forward = self.place.attention_forward(call.q, call.k, call.v, out=out, **options)
+        forward = self.memory.attention_forward(call.q, call.k, call.v, out=out, **options)
         if not same_bits(np.array(forward.o), np.array(out)):
             raise CheckError("the result is not what lies in the caller's output")
         written, out[...] = np.array(out), np.nan  # what is left of numbers lies around it
@@ -75,7 +75,7 @@ class Run:
         if call.dlse is not None:
             options["dlse"] = call.dlse
         saved = forward.lse if self.case.lse_only else forward.stats
-        got = self.place.attention_backward(
+        got = self.memory.attention_backward(
             call.do, call.q, call.k, call.v, forward.o, saved, need=need, **options
         )
         found = {}
@@ -102,7 +102,7 @@ def snapshot(x: Array) -> Array:
 
 def unmodified(run: Run, before: list[Array]) -> None:
     """Inputs, and the gaps and guards around them, have their old bytes."""
-    said = run.place.modified()
+    said = run.memory.modified()
     if said:
         raise CheckError(said)
     for x, old in zip(run.call.inputs(), before):
@@ -192,7 +192,7 @@ def same_bits_alone(run: Run) -> None:
         dlse = None if call.dlse is None else call.dlse[one]
         alone = Call(call.q[one], call.k[one], call.v[one], do, dlse, options)
         for name, x in results(
-            Run(run.case, run.problem, alone, run.where, run.place), invariant
+            Run(run.case, run.problem, alone, run.where, run.memory), invariant
         ).items():
             if name in ("dbias", "dsinks"):  # sums over the batch
                 continue
@@ -209,7 +209,7 @@ def repeated(run: Run) -> Run:
     c = run.call
     do, dlse = (None if x is None else many(x) for x in (c.do, c.dlse))
     call = Call(many(c.q), many(c.k), many(c.v), do, dlse, c.options)
-    return Run(run.case, run.problem, call, run.where, run.place)
+    return Run(run.case, run.problem, call, run.where, run.memory)
 
 
 def merged_parts(run: Run) -> tuple[Array, Array]:
@@ -226,13 +226,13 @@ def merged_parts(run: Run) -> tuple[Array, Array]:
         masked = {}
         if "mask" in options:
             masked["mask"] = options["mask"][..., keys]
-        part = run.place.attention_forward(
+        part = run.memory.attention_forward(
             call.q, call.k[..., keys, :], call.v[..., keys, :], **{**options, **masked}
         )
         parts.append((part.o, part.lse))
     assert first == case.kv_rows, f"{case.name}: parts hold {first} of {case.kv_rows} keys"
     merged = {} if sinks is None else {"sinks": sinks}
-    o, lse = run.place.merge(parts, **merged)
+    o, lse = run.memory.merge(parts, **merged)
     return np.asarray(o), np.asarray(lse)
 
 
@@ -242,7 +242,7 @@ def refused(run: Run) -> None:
     out = np.full((*call.q.shape[:-1], call.v.shape[-1]), np.nan, call.q.dtype)
     before = out.copy()
     try:
-        run.place.attention_forward(
+        run.memory.attention_forward(
             call.q, call.k, call.v, out=out, **run.options(*run.case.others)
         )
     except fulmen.ArgumentError as error:

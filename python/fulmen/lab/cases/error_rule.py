@@ -86,7 +86,7 @@ def judge_rows(got: Array, fair: Fair) -> Verdict:
         differs = kind(x) != kind(reference)
         if differs.any():
             at = tuple(int(n) for n in np.argwhere(differs)[0])
-            said = f"{name} differs in {int(differs.sum())} places, first at {at}"
+            said = f"{name} differs in {int(differs.sum())} entries, first at {at}"
             return Verdict(
                 False, np.inf, at[:-1], f"{said}: got {x[at]:.6g}, reference {reference[at]:.6g}"
             )

@@ -3,7 +3,7 @@
 """The numbers in q, k, v and do, by kind, and what is planted among them afterwards.
 
 Gaussian numbers hide bugs: heads with one large channel, scores far from zero, gradients of uneven
-size and memory that holds NaN where nobody may look are what real calls bring. All kinds follow
+size and memory that holds NaN where no call may look are what real calls bring. All kinds follow
 from a seed. A kind gives float64; `problem.build` rounds to the type of the case, so every
 arithmetic starts from the same numbers.
 """
@@ -176,7 +176,7 @@ def seen_pairs(problem: Problem) -> tuple[dict[str, Array], Array | None]:
 
 
 def plant_hidden(problem: Problem, value: float) -> None:
-    """Fills every place that nothing may look at: keys that no row sees, rows that see no key."""
+    """Fills what no call may look at: keys that no row sees, rows that see no key."""
     used, bias_used = seen_pairs(problem)
     bias = problem.options.bias
     problem.q[~used["q"]] = value
@@ -197,12 +197,12 @@ def plant_visible(problem: Problem, tensor: str, value: float, seed: int) -> Non
     if tensor == "bias":
         assert problem.options.bias is not None
         assert bias_used is not None
-        places = np.argwhere(bias_used)
-        problem.options.bias[tuple(places[rng.integers(len(places))])] = value
+        indices = np.argwhere(bias_used)
+        problem.options.bias[tuple(indices[rng.integers(len(indices))])] = value
         return
     x: Array = getattr(problem, tensor)
-    places = np.argwhere(used["q" if tensor == "q" else "k"])
-    row = tuple(int(n) for n in places[rng.integers(len(places))])
+    indices = np.argwhere(used["q" if tensor == "q" else "k"])
+    row = tuple(int(n) for n in indices[rng.integers(len(indices))])
     x[row][int(rng.integers(x.shape[-1]))] = value
 
 
@@ -222,13 +222,13 @@ POISONS: dict[str, tuple[str, float]] = {
 
 def plant(problem: Problem, poison: str, seed: int) -> None:
     """Plants a poison of POISONS into the tensors of a problem, in place."""
-    place, value = POISONS[poison]
-    if place == "hidden":
+    where, value = POISONS[poison]
+    if where == "hidden":
         plant_hidden(problem, value)
-    elif place == "all_q":
+    elif where == "all_q":
         problem.q[...] = value
     else:
-        plant_visible(problem, place, value, seed)
+        plant_visible(problem, where, value, seed)
 
 
 def bias_values(rng: np.random.Generator, shape: tuple[int, ...], kind: str) -> Array:

@@ -27,12 +27,12 @@ def score_magnitude(problem: Problem, at: Segment, ar: Arithmetic) -> Array:
     """|scale| * |q| |k| + |bias| + |slope| * distance: (q_row, kv_row)."""
     options = problem.options
     q, k = abs(ar.cast(problem.q[at.q_at])), abs(ar.cast(problem.k[at.kv_at]))
-    place = (at.batch, at.head, len(q), len(k))
+    head_at = (at.batch, at.head, len(q), len(k))
     s: Array = abs(options.scale_for(q.shape[1])) * ar.dot(q, k.T)
     if options.softcap:  # cap * tanh(x / cap) keeps the absolute error of x and is at most cap
         s = np.minimum(s, options.softcap)
     if options.bias is not None:
-        s = s + abs(ar.cast(pick(options.bias, *place)))
+        s = s + abs(ar.cast(pick(options.bias, *head_at)))
     if options.alibi_slopes is not None:
         slope = abs(ar.cast(np.atleast_2d(options.alibi_slopes)))
         slope = slope[at.batch if len(slope) > 1 else 0, at.head]

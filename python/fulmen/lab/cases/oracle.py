@@ -56,7 +56,7 @@ def attend(problem: Problem, at: Segment, ar: Arithmetic) -> Head:
     q, k = ar.cast(problem.q[at.q_at]), ar.cast(problem.k[at.kv_at])
     num_q, num_k, dim = len(q), len(k), q.shape[1]
     see = visible(options, at.batch, at.head, num_q, num_k)
-    place = (at.batch, at.head, num_q, num_k)
+    head_at = (at.batch, at.head, num_q, num_k)
 
     # s = softcap(scale * dot(q, k)) + bias - slope * distance
     s = ar.number(options.scale_for(dim)) * ar.dot(q, k.T)
@@ -66,7 +66,7 @@ def attend(problem: Problem, at: Segment, ar: Arithmetic) -> Head:
         t = np.tanh(s / cap)
         s, chain = cap * t, np.where(see, 1 - t * t, ar.number(1))
     if options.bias is not None:
-        s = s + ar.cast(pick(options.bias, *place))
+        s = s + ar.cast(pick(options.bias, *head_at))
     if options.alibi_slopes is not None:
         slope = ar.cast(np.atleast_2d(options.alibi_slopes))
         slope = slope[at.batch if len(slope) > 1 else 0, at.head]

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: fulmen contributors
 # SPDX-License-Identifier: Apache-2.0
-"""The lots of dropout: Philox4x32-10, drawn for each (batch, head, q_row, kv_row).
+"""The random numbers of dropout: Philox4x32-10, drawn for each (batch, head, q_row, kv_row).
 
 The pattern follows from positions alone, so no tile size, backend or layout can change it. The
 counter is (kv_row / 8, q_row, batch * heads + head, offset), the key the 64-bit seed; the 128 bits
@@ -48,7 +48,7 @@ def philox4x32(counter: Array, key: tuple[int, int]) -> Array:
 
 
 def threshold(dropout_p: float) -> int:
-    """The t of "dropped when u < t": dropout_p in units of 1 / 65536, rounded."""
+    """The t of "dropped when u < t": dropout_p as a multiple of 1 / 65536, rounded."""
     return math.floor(dropout_p * 65536 + 0.5)
 
 

@@ -70,7 +70,7 @@ def run_case(
     problem = problem_of(case)
     call = build_call(case, problem)
     where = {"backend": backend, "implementation": implementation}
-    run = Run(case, problem, call, where, _place(arrays))
+    run = Run(case, problem, call, where, _memory(arrays))
     try:
         worst = (0.0, "nothing was measured")
         before = [checks.snapshot(x) for x in call.inputs()]
@@ -88,7 +88,7 @@ def run_case(
     return Outcome("passed", *worst)
 
 
-def _place(arrays: str) -> Host | OnGpu:
+def _memory(arrays: str) -> Host | OnGpu:
     if arrays == "numpy":
         return Host()
     from .gpu_arrays import placed

@@ -89,7 +89,7 @@ def _stride_0(axis: int) -> Callable[[Array], Array]:
 def far(axis: int) -> Callable[[Array], Array]:
     """Steps of 2^30 elements along an axis: products of stride and index pass 2^31.
 
-    The gaps are pages that nobody has touched: they cost address space and no memory.
+    The gaps are pages that were never touched: they cost address space and no memory.
     """
 
     def view_of(x: Array) -> Array:

@@ -16,11 +16,11 @@ from ..case import Case
 
 EDGES = tuple(t + d for t in (16, 32, 64, 128) for d in (-1, 0, 1))
 RESIDUES = 129  # 0 .. 128
-STEP = 50  # has no factor in common with RESIDUES: n * STEP visits every length
+STEP = 50  # has no factor in common with RESIDUES: n * STEP takes every length
 
 
 def dtype(n: int) -> str:
-    """The types in turn."""
+    """The types one after the other."""
     return DTYPES[n % len(DTYPES)]
 
 
@@ -50,9 +50,9 @@ def sweeps() -> list[Case]:
         "causal": {"causal": True},
         "window": {"window": (9, 5)},
     }
-    for turn, (kind, options) in enumerate(kinds.items()):
+    for index, (kind, options) in enumerate(kinds.items()):
         for n in range(RESIDUES):
-            q, k = n, (n * STEP + 7 * turn) % RESIDUES
+            q, k = n, (n * STEP + 7 * index) % RESIDUES
             found.append(
                 Case(
                     f"sweep_{kind}_q{q}_k{k}",
@@ -62,7 +62,7 @@ def sweeps() -> list[Case]:
                     heads=1,
                     dim=4,
                     dim_v=5,
-                    dtype=dtype(n + turn),
+                    dtype=dtype(n + index),
                     **options,
                 )
             )

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: fulmen contributors
 # SPDX-License-Identifier: Apache-2.0
-"""Numbers: every kind of input in every type, and NaN or infinity in every kind of place.
+"""Numbers: every kind of input in every type, and NaN or infinity in every kind of entry.
 
 Kinds are those of inputs.KINDS, poisons those of inputs.POISONS. Hidden poison must change
 nothing; visible poison must show in exactly the rows that see it.
@@ -56,14 +56,14 @@ def hidden() -> list[Case]:
     """NaN and infinities where nothing may look."""
     return [
         Case(
-            f"{poison}_{place}_{dtype}",
+            f"{poison}_{where}_{dtype}",
             ("poison",),
             poison=poison,
             dtype=dtype,
             out="guarded",
             **{"q_rows": 10, "dim": 8, "dlse": True, **fields},
         )
-        for n, (place, fields) in enumerate(HIDDEN.items())
+        for n, (where, fields) in enumerate(HIDDEN.items())
         for m, poison in enumerate(("nan_hidden", "inf_hidden", "minus_inf_hidden"))
         for dtype in (DTYPES if poison == "nan_hidden" else (DTYPES[(n + m) % 4],))
     ]

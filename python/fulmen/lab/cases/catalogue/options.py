@@ -29,7 +29,7 @@ DROPOUTS = (1 / 65536, 0.1, 0.25, 0.5, 0.9, 65535 / 65536, 1.0)
 
 
 def table(prefix: str, tags: tuple[str, ...], rows: dict[str, Fields], **common: Any) -> list[Case]:
-    """One case for each row, the types in turn unless the row names one."""
+    """One case for each row, the types one after the other unless the row names one."""
     return [
         Case(f"{prefix}_{name}", tags, **{"dtype": DTYPES[n % 4], "dim": 8, **common, **fields})
         for n, (name, fields) in enumerate(rows.items())
@@ -216,7 +216,7 @@ def dropouts() -> list[Case]:
 
 
 def through_lse() -> list[Case]:
-    """Gradients through lse, and backward from lse where no stats were kept."""
+    """Gradients through lse, and backward from lse where there are no stats."""
     rows: dict[str, Fields] = {}
     for dtype, causal in product(DTYPES, (False, True)):
         name = f"{'causal' if causal else 'full'}_{dtype}"

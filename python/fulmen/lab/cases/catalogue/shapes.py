@@ -37,7 +37,7 @@ def dims() -> list[Case]:
 
 
 def crossed() -> list[Case]:
-    """Two different dimensions, the types in turn."""
+    """Two different dimensions, the types one after the other."""
     pairs = [(a, b) for a in CROSSED for b in CROSSED if a != b]
     return [
         Case(
