@@ -326,7 +326,7 @@ bool sm80_makes_dbias(const Problem& problem) {
   if (!problem.has(Array::kDBias) || problem.packed) return false;
   const Tensor& dbias = problem.arrays[Array::kDBias];
   if (dbias.shape[2] != problem.q_rows || dbias.shape[3] != problem.kv_rows) return false;
-  return !sm80_shares_dbias(problem) || !(problem.deterministic || problem.batch_invariant);
+  return !sm80_shares_dbias(problem) || !problem.has_ordered_sums();
 }
 
 bool sm80_shares_dbias(const Problem& problem) {

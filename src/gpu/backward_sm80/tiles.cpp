@@ -150,7 +150,7 @@ BackwardSm80Config options_of(const Problem& problem, const Gpu& gpu) {
   config.accumulates_dbias = config.dbias && sm80_shares_dbias(problem);
   config.tiled_dbias = config.dbias && has_tiles_of_dbias(problem);
   config.split_sum = problem.has(Array::kSinks) && problem.has(Array::kDLse);
-  config.deterministic = config.dq && (problem.deterministic || problem.batch_invariant);
+  config.deterministic = config.dq && problem.has_ordered_sums();
   config.hopper = gpu.compute_capability >= 90;
   return config;
 }

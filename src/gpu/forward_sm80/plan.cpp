@@ -43,11 +43,9 @@ i32 num_options(const ForwardSm80Config& config) {
 
 // Whether there is nothing to look up before a block begins, see ForwardSm80Config::fixed_length.
 bool has_fixed_length(const Problem& problem) {
-  const IntervalMask& mask = problem.mask;
   const bool has_lengths = problem.has(Array::kQLengths) || problem.has(Array::kKvLengths);
   return !problem.packed && !has_lengths && !problem.has(Array::kRng) &&
-         mask.window_left == kNoLimit && mask.window_right == kNoLimit && mask.prefix == 0 &&
-         mask.chunk == 0;
+         problem.mask.is_at_most_causal();
 }
 
 // What kernels are compiled to know; they look up lengths, structured masks and sinks when they
@@ -121,7 +119,7 @@ std::string passed_over(const Sm80Shape& shape, const ForwardSm80Config& config,
     return "has no registers for these options";
   }
   if (shape.single_buffer && num_options(config) > 0) return "is for problems without options";
-  if (problem.batch_invariant) {
+  if (!problem.may_plan_by_lengths()) {
     if (shape.max_keys != kAnyLength) return "depends on the number of keys";
   } else if (problem.max_kv / (problem.mask.causal ? 2 : 1) > shape.max_keys) {
     return sentence("is for ", shape.max_keys, " keys a query at most");
