@@ -28,18 +28,25 @@ def banned(text: str) -> dict[str, str]:
 
 def check(root: Path) -> list[Finding]:
     instead = banned(LIST.read_text(encoding="utf-8"))
-    likely = re.compile("|".join(instead), re.IGNORECASE)
+    likely = re.compile("|".join(word.rstrip("!") for word in instead), re.IGNORECASE)
     findings = []
     for source in product(root, "src/"):
-        for number, line in enumerate(source.text.splitlines(), start=1):
-            if not likely.search(line):
-                continue
-            for identifier in IDENTIFIER.findall(line):
-                for word in parts(identifier):
-                    if word in instead:
-                        said = f"'{word}' in {identifier}: say {instead[word]}"
-                        findings.append(Finding(source.name, number, said))
+        texts = zip(source.text.splitlines(), source.code.splitlines(), strict=True)
+        for number, (line, code) in enumerate(texts, start=1):
+            if likely.search(line):
+                findings += [Finding(source.name, number, said) for said in _judge(line, instead)]
+                in_code = {word.rstrip("!"): say for word, say in instead.items() if "!" in word}
+                findings += [Finding(source.name, number, said) for said in _judge(code, in_code)]
     return findings
+
+
+def _judge(line: str, instead: dict[str, str]) -> list[str]:
+    return [
+        f"'{word}' in {identifier}: say {instead[word]}"
+        for identifier in IDENTIFIER.findall(line)
+        for word in parts(identifier)
+        if word in instead
+    ]
 
 
 if __name__ == "__main__":

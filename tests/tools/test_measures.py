@@ -130,11 +130,16 @@ def test_functions_and_loops_are_measured() -> None:
 
 
 def test_private_words(write_tree: WriteTree, monkeypatch: pytest.MonkeyPatch) -> None:
-    listed = write_tree({"words.txt": "# a comment\nmail mails: work tile\n"}) / "words.txt"
+    listed = (
+        write_tree({"words.txt": "# a comment\nmail mails: work tile\nunits!: vectors\n"})
+        / "words.txt"
+    )
     monkeypatch.setattr(private_words, "LIST", listed)
     root = write_tree({"src/a.h": "int mail_bytes;\nint kMails;  // no email\n// Mail\nmailing\n"})
     findings = private_words.check(root)
     assert [finding.line for finding in findings] == [1, 2, 3]
+    others = write_tree({"src/a.h": "int pair_units;  // units\n"})
+    assert len(private_words.check(others)) == 1
     assert findings[0].sentence == "'mail' in mail_bytes: say work tile"
 
 
