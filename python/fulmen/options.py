@@ -166,8 +166,6 @@ class Settings(NamedTuple):
 def settings_of(given: tuple[tuple[str, Any], ...] = (), packed: bool = False) -> Settings:
     """The settings that keywords mean, those that are missing by default.
 
-    What depends on values alone is computed once for each combination of them.
-
     Args:
         given: (keyword, value) of those that are no arrays; what `mask=` stands for, by field.
         packed: whether the sequences are packed by cu_q and cu_kv.
@@ -286,8 +284,7 @@ def check_keywords(options: dict[str, Any]) -> None:
             raise TypeError(f"{name!r} is no keyword here; help(fulmen.attention) lists them")
 
 
-# A call, as the library reads it: options, inputs, and where it runs. A plain tuple: each call
-# makes one.
+# A call, as the library reads it: options, inputs, and where it runs. Each call makes one.
 Prepared = tuple[Settings, tuple[Array, ...], tuple[int, type[NumpyType]]]
 _ON_CPU = (NO_STREAM, NumpyType)
 

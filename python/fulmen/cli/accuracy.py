@@ -9,6 +9,7 @@ as for every test; it judges the reference in the file as well.
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -40,19 +41,12 @@ def oracle_problem(tensors: dict[str, Array], options: dict[str, Any]) -> Proble
     window = options.get("window")
     if isinstance(window, int):
         window = (window, 0 if options.get("causal") and window >= 0 else window)
+    named = (field.name for field in fields(Options))
+    same = [name for name in named if name != "window" and options.get(name) is not None]
     said = Options(
-        scale=options.get("scale"),
-        softcap=options.get("softcap", 0.0),
-        causal=options.get("causal", False),
-        alignment=options.get("alignment", "bottom_right"),
         window=window or (-1, -1),
         masks=() if options.get("mask") is None else (options["mask"],),
-        bias=options.get("bias"),
-        sinks=options.get("sinks"),
-        q_lengths=options.get("q_lengths"),
-        kv_lengths=options.get("kv_lengths"),
-        cu_q=options.get("cu_q"),
-        cu_kv=options.get("cu_kv"),
+        **{name: options[name] for name in same},
     )
     return Problem(arrays["q"], arrays["k"], arrays["v"], said, do=arrays.get("do"))
 

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Container
 from pathlib import Path
 from typing import Any
 
@@ -33,21 +34,24 @@ def new_file(text: str) -> Path:
     return path
 
 
-def add_options(parser: argparse.ArgumentParser, **aliases: str) -> None:
+def add_options(
+    parser: argparse.ArgumentParser, only: Container[str] | None = None, **aliases: str
+) -> None:
     """A flag for each option of `fulmen.attention` that one word can say, from the schema.
 
     Args:
         parser: of a command.
+        only: these, and --window; None: every one.
         **aliases: shorter flags.
     """
     words: dict[str, Any] = {"real": float, "count": int}
     for name, row in option_rows().items():
-        if name not in keywords():
+        if name not in keywords() or not (only is None or name in only):
             continue
         flags = [f"--{aliases.get(name, name).replace('_', '-')}"]
         more: dict[str, Any] = {"dest": name, "default": None, "help": row["doc"]}
         if row["kind"] == "flag":
-            parser.add_argument(*flags, action="store_const", const=True, **more)
+            parser.add_argument(*flags, action=argparse.BooleanOptionalAction, **more)
         elif row["kind"] == "choice":
             parser.add_argument(*flags, choices=names_of(name), **more)
         elif row["kind"] in words:

@@ -15,7 +15,7 @@ from fulmen.lab import naive
 from fulmen.options import names_of
 
 from . import accuracy, measure, tensor_file
-from .arguments import DTYPES, new_file, window
+from .arguments import DTYPES, add_options, new_file
 from .output import BadInputError, Output
 from .run_report import Finished, as_json, report, write_results
 from .tensor_file import Array, FileProblem
@@ -26,10 +26,9 @@ against float64.
 
 Tensors [PREFIX.]q, k, v and optionally do, bias, mask, sinks, cu_seqlens or lengths, and references
 o, lse, dq, dk, dv, dbias, dsinks; each prefix is one problem. Metadata: layout, causal, alignment,
-window, scale, softcap; flags override it. Without a file: the shipped example, one training step of
-a small character model.
+window and the factors of scores; flags override it. Without a file: the shipped example, one
+training step of a small character model.
 """
-OVERRIDES = ("causal", "alignment", "window", "scale", "softcap")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,11 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--prefix", action="append", help="only this problem of the file; may be repeated")
     add("--dtype", choices=DTYPES, help="convert the inputs first")
     add("--layout", help="axes of q, k, v, o: bhsd, bshd, hsd, shd or sd")
-    add("--causal", action=argparse.BooleanOptionalAction, default=None)
-    add("--alignment", choices=names_of("alignment"))
-    add("--window", type=window, metavar="W|LEFT,RIGHT", help="-1 for no limit")
-    add("--scale", type=float)
-    add("--softcap", type=float)
+    add_options(parser, only=tensor_file.options_of_files())
     add("--backend", default="auto", help="auto or cpu")
     add("--implementation", default="auto", help="auto, scalar or tiled")
     add("--precision", choices=names_of("precision"), default="float32",
@@ -158,7 +153,7 @@ def options_of(
     """The options of the call, and whether a flag changed what the file says."""
     options = dict(problem.options)
     overridden = False
-    for name in OVERRIDES:
+    for name in tensor_file.options_of_files():
         value = getattr(arguments, name)
         if value is not None and value != options.get(name):
             options[name], overridden = value, True

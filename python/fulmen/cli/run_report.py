@@ -81,7 +81,7 @@ def _verdict_row(line: dict[str, Any]) -> tuple[str, ...]:
 def _options_text(one: Finished) -> str:
     o = one.options
     words = ["causal" if o.get("causal") else "not causal"]
-    words += [f"{n} {o[n]}" for n in ("scale", "window", "softcap", "alignment") if o.get(n)]
+    words += [f"{n} {o[n]}" for n in tensor_file.options_of_files() if n != "causal" and o.get(n)]
     words += [n for n in ("bias", "mask", "sinks") if n in o]
     if "cu_q" in o:
         words.append(f"{len(o['cu_q']) - 1} packed sequences")

@@ -4,7 +4,7 @@
 
 Tensors [PREFIX.]q, k, v make one problem a prefix. Beside them, with the same prefix or shared by
 all: do, bias, mask, sinks, cu_seqlens or lengths; and references o, lse, dq, dk, dv, dbias, dsinks.
-Metadata: layout, causal, alignment, window, scale, softcap.
+Metadata: layout, and what `options_of_files` lists.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from fulmen.options import option_rows
 
 from .output import BadInputError
 
@@ -103,11 +105,21 @@ def _some(names: Any) -> str:
     return f"{shown} and {len(names) - 8} more" if len(names) > 8 else shown
 
 
+def _numbers() -> list[str]:
+    rows = option_rows().items()
+    return [name for name, row in rows if row["kind"] == "real" and name != "dropout_p"]
+
+
+def options_of_files() -> tuple[str, ...]:
+    """The options that a file may state beside its layout, and that flags override."""
+    return ("causal", "alignment", "window", *_numbers())
+
+
 def parse_metadata(metadata: dict[str, str], path: Path) -> dict[str, Any]:
     """The options that a file states."""
     options: dict[str, Any] = {}
     try:
-        for name in ("scale", "softcap"):
+        for name in _numbers():
             if name in metadata:
                 options[name] = parse_number(metadata[name])
         if "causal" in metadata:

@@ -13,6 +13,7 @@ from typing import Any
 from ..arrays import DTYPES
 from ..case import Case
 from ..pairwise import Row, pairwise
+from .options import MASKS, NEED_CAUSAL
 
 SEEDS = range(6)
 
@@ -23,7 +24,7 @@ FACTORS: dict[str, tuple[Any, ...]] = {
     "dims": ((8, 8), (16, 5), (3, 24), (40, 40)),
     "order": ("full", "causal", "causal top_left", "top_left"),
     "window": (None, (6, 0), (2, 9), (-1, 0)),
-    "mask": (None, "bool", "documents", "chunks", "prefix", "prefix and bool"),
+    "mask": tuple(MASKS),
     "bias": ("", "1h1k", "b1qk float32", "bhq1 same", "11qk same hides"),
     "alibi": ("", "h", "bh"),
     "softcap": (0.0, 3.0),
@@ -37,15 +38,6 @@ FACTORS: dict[str, tuple[Any, ...]] = {
     "poison": ("", "nan_hidden"),
 }
 
-MASKS: dict[Any, tuple[Any, ...]] = {
-    None: (),
-    "bool": (("bool", "b1qk", 0.6),),
-    "documents": (("documents", 3),),
-    "chunks": (("chunks", 11),),
-    "prefix": (("prefix", 5),),
-    "prefix and bool": (("prefix", 5), ("bool", "1h1k", 0.7)),
-}
-
 
 def allowed(row: Row) -> bool:
     """Which combinations mean something: see semantics, Masks."""
@@ -53,7 +45,7 @@ def allowed(row: Row) -> bool:
     looks_ahead = row["window"] is not None and row["window"][1] > 0
     if causal and looks_ahead:
         return False
-    if not causal and row["mask"] in ("prefix", "prefix and bool"):
+    if not causal and row["mask"] in NEED_CAUSAL:
         return False
     if row["lengths"] == "packed" and row["bias"].startswith("b"):  # no batch axis there
         return False

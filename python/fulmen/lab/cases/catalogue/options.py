@@ -28,6 +28,18 @@ ROWS = ((20, 20), (9, 30), (30, 9))
 DROPOUTS = (1 / 65536, 0.1, 0.25, 0.5, 0.9, 65535 / 65536, 1.0)
 
 
+# Those of the grid (grid.py), by name, and which of them mean nothing without causal.
+MASKS: dict[Any, tuple[Any, ...]] = {
+    None: (),
+    "bool": (("bool", "b1qk", 0.6),),
+    "documents": (("documents", 3),),
+    "chunks": (("chunks", 11),),
+    "prefix": (("prefix", 5),),
+    "prefix and bool": (("prefix", 5), ("bool", "1h1k", 0.7)),
+}
+NEED_CAUSAL = ("prefix", "prefix and bool")
+
+
 def table(prefix: str, tags: tuple[str, ...], rows: dict[str, Fields], **common: Any) -> list[Case]:
     """One case for each row, the types one after the other unless the row names one."""
     return [
