@@ -202,9 +202,9 @@ std::vector<KernelLaunch> launches_of(const Problem& problem, const BackwardSm80
   return launches;
 }
 
-// Offsets in bytes; suspect_m_blocks come first.
+// Offsets in bytes; nonfinite_m_blocks come first.
 struct Workspace {
-  i64 suspect_n_blocks = 0;
+  i64 nonfinite_n_blocks = 0;
   i64 dq_semaphores = 0;
   i64 next_n_block = 0;
   i64 zeroed_blocks = 0;
@@ -224,8 +224,8 @@ Workspace workspace_of(const Problem& problem, const BackwardSm80Config& config)
   const i64 entries = problem.packed ? 1 : problem.num_sequences;
   const auto& extents = problem.arrays[Array::kDBias].shape;
   Workspace at;
-  at.suspect_n_blocks = m_blocks * 4;
-  at.dq_semaphores = at.suspect_n_blocks + n_blocks * 4;
+  at.nonfinite_n_blocks = m_blocks * 4;
+  at.dq_semaphores = at.nonfinite_n_blocks + n_blocks * 4;
   at.next_n_block = at.dq_semaphores + (config.deterministic ? m_blocks * 4 : 0);
   at.zeroed_blocks = at.next_n_block + 4;
   at.dbias_accum = aligned(at.zeroed_blocks + entries * problem.heads_kv * 4);
@@ -244,8 +244,8 @@ Workspace workspace_of(const Problem& problem, const BackwardSm80Config& config)
 
 void set_workspace(BackwardSm80Params& params, const Workspace& at, char* memory) {
   const auto words = [memory](i64 offset) { return reinterpret_cast<u32*>(memory + offset); };
-  params.suspect_m_blocks = words(0);
-  params.suspect_n_blocks = words(at.suspect_n_blocks);
+  params.nonfinite_m_blocks = words(0);
+  params.nonfinite_n_blocks = words(at.nonfinite_n_blocks);
   params.dq_semaphores = words(at.dq_semaphores);
   params.next_n_block = words(at.next_n_block);
   params.zeroed_blocks = words(at.zeroed_blocks);

@@ -22,11 +22,11 @@ struct BackwardDbiasSm80 {
   const BackwardSm80Params& params;
 
   // The tile of dS of a step, by all threads of the block.
-  void copy(const BackwardStorageSm80<kConfig>& tiles, const Step& step) const {
+  void copy(const BackwardStorageSm80<kConfig>& storage, const Step& step) const {
     constexpr i32 kVectors = kConfig.kv_rows / 8;
     const ArrayView& dbias = params.attention.dbias;
     const SequenceShape& shape = step.head.sequence.shape;
-    const auto tile = tiles.ds_tile(step.pair_stage);
+    const auto tile = storage.ds_tile(step.pair_stage);
     u16* const to = reinterpret_cast<u16*>(dbias.data) +
                     dbias.offset(step.head.index, step.head.head, step.first_row, step.first_key);
 #pragma unroll
@@ -106,8 +106,9 @@ void backward_dbias_sm80(const BackwardSm80Params& params) {
   const i64(&extents)[4] = p.dbias_extents;
   const i64 num_rows = extents[0] * extents[1] * extents[2];
   for (i64 row = ptx::block_index(); row < num_rows; row += ptx::num_blocks()) {
-    const i64 line = row / extents[2];
-    const i64 to = p.dbias.offset(line / extents[1], line % extents[1], row % extents[2], 0);
+    const i64 batch_head = row / extents[2];
+    const i64 to =
+        p.dbias.offset(batch_head / extents[1], batch_head % extents[1], row % extents[2], 0);
     if constexpr (kConfig.tiled_dbias) {
       u16* const row_to = reinterpret_cast<u16*>(p.dbias.data) + to;
       for (i64 key = 8 * ptx::thread_index(); key < extents[3]; key += 8 * kSm80DbiasThreads) {

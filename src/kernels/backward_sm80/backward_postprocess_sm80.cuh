@@ -143,23 +143,23 @@ struct BackwardPostprocessSm80 {
   // Tile `number` of queries.
   void finish_rows(i64 number) const {
     const i64 num_slots = num_tile_slots(p, p.q_rows, kConfig.q_rows);
-    const i64 line = number / num_slots;
-    const TileTask task{line / p.heads_q, line % p.heads_q, number % num_slots};
+    const i64 batch_head = number / num_slots;
+    const TileTask task{batch_head / p.heads_q, batch_head % p.heads_q, number % num_slots};
     const TilePlace place = find_tile(p, p.cu_q, task, kConfig.q_rows);
     if (!p.dq.present() || place.first_row < 0) return;
     const Head<kConfig.dtype> head(p, place.index, task.head);
     ConvertDqSm80<kConfig>{head, place.first_row, params.dq_accum + number * kConfig.dq_elems()}
         .run(kSm80PostprocessThreads / 32);
-    if (params.suspect_m_blocks[number] == 0) return;
-    ptx::block_sync();  // dq of the tile is there
+    if (params.nonfinite_m_blocks[number] == 0) return;
+    ptx::block_sync();  // all warps -> dq of the tile
     recompute_rows(head, place.first_row);
   }
 
   // Tile `number` of keys.
   void finish_keys(i64 number) const {
     const i64 num_slots = num_tile_slots(p, p.kv_rows, kConfig.kv_rows);
-    const i64 line = number / num_slots;
-    const TileTask task{line / p.heads_kv, line % p.heads_kv, number % num_slots};
+    const i64 batch_head = number / num_slots;
+    const TileTask task{batch_head / p.heads_kv, batch_head % p.heads_kv, number % num_slots};
     const TilePlace place = find_tile(p, p.cu_kv, task, kConfig.kv_rows);
     recompute_keys(Head<kConfig.dtype>(p, place.index, task.head * p.group_size()),
                    place.first_row);
@@ -169,7 +169,7 @@ struct BackwardPostprocessSm80 {
   void finish_marked_keys(i64 first) const {
     const i64 own = first + lane_index();
     const bool is_marked =
-        own < num_kv_tiles(p, kConfig.kv_rows) && params.suspect_n_blocks[own] != 0;
+        own < num_kv_tiles(p, kConfig.kv_rows) && params.nonfinite_n_blocks[own] != 0;
     u32 marked = ptx::ballot(is_marked);
     for (i64 number = first; marked != 0; ++number, marked >>= 1) {
       if ((marked & 1) != 0) finish_keys(number);

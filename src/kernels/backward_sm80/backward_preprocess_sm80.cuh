@@ -44,7 +44,7 @@ struct BackwardPreprocessSm80 {
         o(p.o, head.q_row(p.o, 0), head.sequence.shape.q_len, p.dim_v),
         dout(p.dout, head.q_row(p.dout, 0), head.sequence.shape.q_len, p.dim_v) {}
 
-  // Sum over the elements of two units.
+  // Sum over the elements of two vectors of 16 bytes.
   static float vector_dot(const ptx::U32x4& a, const ptx::U32x4& b) {
     float sum = 0;
 #pragma unroll
@@ -109,19 +109,21 @@ struct BackwardPreprocessSm80 {
   }
 
   // All of a row but D.
-  struct Kept {
+  struct SavedRow {
     typename HeadType::State state{0, 0};
     float dL = 0;
   };
-  Kept stats_at(i64 i) const { return {saved_state(head, i, load), lse_gradient(head, i, load)}; }
-  // A number that is kept of a row. A call would wait for it.
+  SavedRow load_saved(i64 i) const {
+    return {saved_state(head, i, load), lse_gradient(head, i, load)};
+  }
+  // A number of LSE, stats or dlse. Inlined: a call would wait for the load.
   static float load(const ArrayView& array, i64 offset) {
     if constexpr (!kConfig.aligned) return load_real_called<float>(array, offset);
     return reinterpret_cast<const float*>(array.data)[offset];
   }
 
-  RowStatsSm80 row_of(const Kept& kept, float D) const {
-    const auto& state = kept.state;
+  RowStatsSm80 row_of(const SavedRow& saved, float D) const {
+    const auto& state = saved.state;
     RowStatsSm80 row{0, __builtin_bit_cast(float, 0x7f800000u), 0, 1};
     if (state.row_sum == 0) return row;
     row.row_max = state.row_max;
@@ -139,7 +141,7 @@ struct BackwardPreprocessSm80 {
     }
     row.sum_log2 = ptx::log2(sum);
     if (state.row_max != state.row_max) row.sum_log2 = state.row_max;
-    row.offset = kept.dL - row.share * D;
+    row.offset = saved.dL - row.share * D;
     if (row.sum_log2 != row.sum_log2) row.offset = row.sum_log2;  // NaN reaches every pair
     return row;
   }
@@ -159,8 +161,8 @@ struct BackwardPreprocessSm80 {
   void run(i64 first, u8* to, KeyRangeSm80* bounds_to) const {
     const i32 thread = static_cast<i32>(ptx::thread_index());
     const bool counts = thread < kConfig.q_rows && first + thread < o.num_rows;
-    Kept kept;  // of row `thread`; its state is on the way while the sums are formed
-    if (counts) kept = stats_at(first + thread);
+    SavedRow saved;  // of row `thread`; its state is on the way while the sums are formed
+    if (counts) saved = load_saved(first + thread);
     const u32 sums = ptx::dynamic_shared();
     KeyRangeSm80 bounds{};
     if constexpr (kConfig.score.documents) bounds = key_bounds_of(first);
@@ -176,10 +178,10 @@ struct BackwardPreprocessSm80 {
       if (lane == 0 && at < kConfig.q_rows)
         ptx::store_shared(sums + at * 4, __builtin_bit_cast(u32, D[r]));
     }
-    ptx::block_sync();  // the sums are there
+    ptx::block_sync();  // all warps -> D of every row
     if (thread >= kConfig.q_rows) return;
     const float sum = __builtin_bit_cast(float, ptx::load_shared(sums + thread * 4));
-    reinterpret_cast<RowStatsSm80*>(to)[thread] = row_of(kept, sum);
+    reinterpret_cast<RowStatsSm80*>(to)[thread] = row_of(saved, sum);
     to += kConfig.q_rows * sizeof(RowStatsSm80);
     const Interval seen = counts ? head.columns(first + thread) : Interval{0, 0};
     reinterpret_cast<KeyRangeSm80*>(to)[thread] = {static_cast<i32>(seen.begin),
@@ -199,8 +201,8 @@ void backward_preprocess_sm80(const BackwardSm80Params& params) {
   record_faults(p, kSm80PreprocessThreads);
   const u32 tile = ptx::block_index();
   const u32 num_slots = static_cast<u32>(num_tile_slots(p, p.q_rows, kConfig.q_rows));
-  const u32 line = tile / num_slots, heads = static_cast<u32>(p.heads_q);
-  const TileTask task{line / heads, line % heads, tile % num_slots};
+  const u32 batch_head = tile / num_slots, heads = static_cast<u32>(p.heads_q);
+  const TileTask task{batch_head / heads, batch_head % heads, tile % num_slots};
   const TilePlace place = find_tile(p, p.cu_q, task, kConfig.q_rows);
   if (place.first_row < 0) return;  // offsets out of order
   const Head<kConfig.dtype> head(p, place.index, task.head);
@@ -209,8 +211,8 @@ void backward_preprocess_sm80(const BackwardSm80Params& params) {
       zero_dq_accum<kConfig, kSm80PreprocessThreads>(params, tile);
     }
   }
-  u8* const kept = params.row_stats + i64{tile} * kConfig.row_bytes();
-  BackwardPreprocessSm80<kConfig>(p, head).run(place.first_row, kept, params.key_bounds + tile);
+  u8* const saved = params.row_stats + i64{tile} * kConfig.row_bytes();
+  BackwardPreprocessSm80<kConfig>(p, head).run(place.first_row, saved, params.key_bounds + tile);
 }
 
 }  // namespace fulmen

@@ -254,8 +254,8 @@ struct BackwardSm80Params {
   KeyRangeSm80* key_bounds;  // (batch, head, m_block): keys with a document of its rows
   float* dq_accum;           // (batch, head, m_block, config.dq_elems()), see DqAccumLayoutSm80
   float* dbias_accum;        // (dbias_extents); config.accumulates_dbias
-  u32* suspect_m_blocks;     // (batch, head, m_block): dQ may hold NaN of masked pairs
-  u32* suspect_n_blocks;     // (batch, kv_head, n_block): so may dK and dV
+  u32* nonfinite_m_blocks;   // (batch, head, m_block): dQ may hold NaN of masked pairs
+  u32* nonfinite_n_blocks;   // (batch, kv_head, n_block): so may dK and dV
   u32* dq_semaphores;        // (batch, head, m_block): blocks that have added to dQ; deterministic
   u32* next_n_block;         // number of blocks that have started; deterministic
   u32* zeroed_blocks;        // (group of key/value heads): blocks that have zeroed their share

@@ -48,7 +48,7 @@ struct DqZeroingSm80 {
   u32 block;
 
   // Stores zeros; wait_zeroed() comes a barrier later, when they have arrived.
-  void clear() const {
+  void store_zeros() const {
     if constexpr (!kConfig.zeroes_dq) return;
     const HeadGroupsSm80& groups = params.groups;
     const u32 first = ahead() * groups.m_blocks;
@@ -75,7 +75,7 @@ struct DqZeroingSm80 {
   // For a block that adds nothing.
   void zero_only() const {
     if constexpr (!kConfig.zeroes_dq) return;
-    clear();
+    store_zeros();
     ptx::block_sync();
     wait_zeroed();
   }

@@ -20,7 +20,7 @@ struct BackwardGradientsSm80 {
   static constexpr i32 kKvTiles = kConfig.dkv_rows / 16;
 
   // Where roles are split, the warps that weigh have dV there and the others dK.
-  Tiles tiles;
+  Tiles storage;
   float dK[kKvTiles][kConfig.dk_dims() / 2];
   float dV[kConfig.split_roles ? 1 : kKvTiles][kConfig.split_roles ? 1 : kConfig.dv_dims() / 2];
 
@@ -38,8 +38,10 @@ struct BackwardGradientsSm80 {
 
   // Of the keys of the block, and of the dims.
   static constexpr u32 kTeamGroups = kConfig.group_columns() / kConfig.dkv_rows;
-  u32 kv_group() const { return tiles.group() * kTeamGroups + tiles.warp_in_group() % kTeamGroups; }
-  u32 kv_part() const { return tiles.warp_in_group() / kTeamGroups; }
+  u32 kv_group() const {
+    return storage.group() * kTeamGroups + storage.warp_in_group() % kTeamGroups;
+  }
+  u32 kv_part() const { return storage.warp_in_group() / kTeamGroups; }
 
   // sums += pairs^T tile, this warp's part of it.
   template <i32 kPartDims, i32 kWords>
@@ -54,22 +56,22 @@ struct BackwardGradientsSm80 {
   void add_dq(float* sums, i32 pair_stage) const {
     constexpr i32 kAcross = kConfig.d_qk / kConfig.dq_dims;
     constexpr i32 kDqTiles = kConfig.dq_rows / 16;
-    // Where there are fewer tiles than warps, the halves of the block take turns.
-    const i32 first = (tiles.warp + pair_stage * (kConfig.warps / 2)) % kConfig.warps;
+    // Where there are fewer tiles than warps, the halves of the block alternate.
+    const i32 first = (storage.warp + pair_stage * (kConfig.warps / 2)) % kConfig.warps;
 #pragma unroll 1
     for (i32 tile = first; tile < kConfig.dq_tiles(); tile += kConfig.warps) {
       const auto K = Products::template right_columns<kConfig.dq_dims / 16>(
-          tiles.k_tile(), tile % kAcross * (kConfig.dq_dims / 16));
+          storage.k_tile(), tile % kAcross * (kConfig.dq_dims / 16));
       float dQ[kDqTiles][kConfig.dq_dims / 2];
       clear(dQ);
       if constexpr (kConfig.swap_ab) {
         Products::template multiply<kConfig.kv_rows>(
             dQ,
-            Products::template left_columns<kDqTiles>(tiles.ds_of_keys(pair_stage),
+            Products::template left_columns<kDqTiles>(storage.ds_of_keys(pair_stage),
                                                       tile / kAcross * kDqTiles),
             K);
       } else {
-        const auto dS = left_rows(tiles.ds_tile(pair_stage), tile / kAcross * kConfig.dq_rows);
+        const auto dS = left_rows(storage.ds_tile(pair_stage), tile / kAcross * kConfig.dq_rows);
         Products::template multiply<kConfig.kv_rows>(
             dQ, [&](i32 k, i32 t) { return ptx::ldmatrix_x4(dS.at(k, 16 * t)); }, K);
       }
@@ -94,52 +96,52 @@ struct BackwardGradientsSm80 {
 
   // This warp's part of dK or dV.
   template <i32 kPartDims>
-  void store(float (&sums)[kKvTiles][kPartDims / 2], const KeyBlockSm80& place,
+  void store(float (&sums)[kKvTiles][kPartDims / 2], const KeyBlockSm80& keys,
              const ArrayView& array, i64 dim, float factor) const {
     const i64 first_dim = kv_part() * kPartDims;
     const i64 dims = min<i64>(dim - first_dim, kPartDims);
     if (dims <= 0 || !array.present()) return;
-    const i64 row = place.first_key + kv_group() * kConfig.dkv_rows + lane_index() / 4;
+    const i64 row = keys.first_key + kv_group() * kConfig.dkv_rows + lane_index() / 4;
     const i64 offset =
-        array.offset(place.sequence.batch, place.kv_head, place.sequence.kv_begin + row, first_dim);
+        array.offset(keys.sequence.batch, keys.kv_head, keys.sequence.kv_begin + row, first_dim);
     const RowStore store(array, kConfig.dtype, offset, dims);
     if constexpr (kConfig.hopper && kConfig.element_bytes() == 2) {
-      if (store.is_aligned) return store_vectors<kPartDims>(sums, place, array, dims, factor);
+      if (store.is_aligned) return store_vectors<kPartDims>(sums, keys, array, dims, factor);
     }
 #pragma unroll
     for (i32 t = 0; t < kKvTiles; ++t) {
 #pragma unroll
       for (i32 h = 0; h < 2; ++h) {
         const i64 key = row + 16 * t + 8 * h;
-        store.template run<kConfig.dtype>(sums[t], h, 16 * t + 8 * h, key < place.sequence.kv_slot,
-                                          key < place.sequence.shape.kv_len, factor);
+        store.template run<kConfig.dtype>(sums[t], h, 16 * t + 8 * h, key < keys.sequence.kv_slot,
+                                          key < keys.sequence.shape.kv_len, factor);
       }
     }
   }
 
  private:
-  // The same by way of shared memory, so that lanes store whole rows of 16-byte units.
+  // The same by way of shared memory, so that lanes store whole rows of 16-byte vectors.
   template <i32 kPartDims>
-  void store_vectors(const float (&sums)[kKvTiles][kPartDims / 2], const KeyBlockSm80& place,
+  void store_vectors(const float (&sums)[kKvTiles][kPartDims / 2], const KeyBlockSm80& keys,
                      const ArrayView& array, i64 dims, float factor) const {
     constexpr i32 kVectors = kPartDims / 8;
-    // A place of one size for both gradients: warps are not done with dK at the same time.
+    // Equal sizes for both gradients: warps are not done with dK at the same time.
     constexpr i32 kPlaceBytes = kConfig.dkv_rows * max(kConfig.dk_dims(), kConfig.dv_dims()) * 2;
-    const SwizzledTile<kPartDims, true> mine{tiles.shared + tiles.warp * kPlaceBytes};
+    const SwizzledTile<kPartDims, true> mine{storage.shared + storage.warp * kPlaceBytes};
     const i32 lane = static_cast<i32>(lane_index());
-    const i64 first = place.first_key + kv_group() * kConfig.dkv_rows;
+    const i64 first = keys.first_key + kv_group() * kConfig.dkv_rows;
     ptx::warp_sync();  // what was shared before is read
-    share<kPartDims>(sums, mine, place.sequence.shape.kv_len - first - lane / 4, factor);
+    share<kPartDims>(sums, mine, keys.sequence.shape.kv_len - first - lane / 4, factor);
     ptx::warp_sync();
     u16* const data = reinterpret_cast<u16*>(array.data) +
-                      array.offset(place.sequence.batch, place.kv_head,
-                                   place.sequence.kv_begin + first, kv_part() * kPartDims);
+                      array.offset(keys.sequence.batch, keys.kv_head,
+                                   keys.sequence.kv_begin + first, kv_part() * kPartDims);
 #pragma unroll
     for (i32 at = 0; at < kConfig.dkv_rows * kVectors; at += 32) {
       const i32 row = (at + lane) / kVectors, vector = (at + lane) % kVectors;
       const ptx::U32x4 x =
           ptx::load_shared_x4(mine.address(static_cast<u32>(row), static_cast<u32>(vector)));
-      if (first + row < place.sequence.kv_slot && 8 * vector < dims) {
+      if (first + row < keys.sequence.kv_slot && 8 * vector < dims) {
         ptx::store_global_x4(data + row * array.strides[2] + 8 * vector, x);
       }
     }

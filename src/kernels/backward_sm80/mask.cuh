@@ -40,7 +40,7 @@ struct BackwardDocumentsSm80 {
   using Step = BackwardStepSm80<kConfig>;
   using Part = BackwardPartSm80;
 
-  BackwardStorageSm80<kConfig> tiles;
+  BackwardStorageSm80<kConfig> storage;
 
   // Whether what this lane looks at of a part is one document, that of its first key.
   bool are_one(const Step& step, const Part& part) const {
@@ -72,9 +72,9 @@ struct BackwardDocumentsSm80 {
 
  private:
   i64 row_id(const Step& step, i32 row) const {
-    return load_id(tiles.row_ids_at(step.stage) + row * 8);
+    return load_id(storage.row_ids_at(step.stage) + row * 8);
   }
-  i64 key_id(i32 column) const { return load_id(tiles.key_ids() + column * 8); }
+  i64 key_id(i32 column) const { return load_id(storage.key_ids() + column * 8); }
 };
 
 // Whether a warp's rows see all of its keys, and whether some row's interval begins after the
@@ -111,12 +111,12 @@ struct BackwardMaskSm80 {
   using Step = BackwardStepSm80<kConfig>;
   using Part = BackwardPartSm80;
 
-  BackwardStorageSm80<kConfig> tiles;
-  BackwardDocumentsSm80<kConfig> documents{tiles};
+  BackwardStorageSm80<kConfig> storage;
+  BackwardDocumentsSm80<kConfig> documents{storage};
 
   // Keys of the step that a row of it sees.
   KeyRangeSm80 columns(const Step& step, i32 row) const {
-    const u32 from = tiles.columns_at(step.stage) + static_cast<u32>(row) * 8;
+    const u32 from = storage.columns_at(step.stage) + static_cast<u32>(row) * 8;
     return {static_cast<i32>(ptx::load_shared(from)) - step.first_key,
             static_cast<i32>(ptx::load_shared(from + 4)) - step.first_key};
   }
@@ -127,7 +127,8 @@ struct BackwardMaskSm80 {
 #pragma unroll
     for (i32 at = 0; at < kConfig.q_rows; at += 32) {
       const i32 row = min(at + static_cast<i32>(lane_index()), kConfig.q_rows - 1);
-      const u32 row_max = ptx::load_shared(tiles.rows_at(step.stage) + static_cast<u32>(row) * 16);
+      const u32 row_max =
+          ptx::load_shared(storage.rows_at(step.stage) + static_cast<u32>(row) * 16);
       largest = ptx::max(largest, ptx::abs(__builtin_bit_cast(float, row_max)));
     }
     return !ptx::any(largest * kWarpLog2E > 1024);
@@ -184,31 +185,30 @@ struct BackwardMaskSm80 {
 };
 
 template <BackwardSm80Config kConfig>
-struct BackwardSchedulerSm80 {
+struct BackwardMBlocksSm80 {
   const BackwardSm80Params& params;
   const AttentionParams& p;
-  KeyBlockSm80 place;
+  KeyBlockSm80 keys;
   i32 q_slot;  // of the first tile of queries, among num_slots of a head
   i32 num_slots;
 
-  BackwardSchedulerSm80(const BackwardSm80Params& params_, const KeyBlockSm80& place_, i32 index)
+  BackwardMBlocksSm80(const BackwardSm80Params& params_, const KeyBlockSm80& keys_, i32 index)
       : params(params_),
         p(params_.attention),
-        place(place_),
-        q_slot(p.packed
-                   ? static_cast<i32>(first_slot(place.sequence.q_begin, index, kConfig.q_rows))
-                   : 0),
+        keys(keys_),
+        q_slot(p.packed ? static_cast<i32>(first_slot(keys.sequence.q_begin, index, kConfig.q_rows))
+                        : 0),
         num_slots(static_cast<i32>(num_tile_slots(p, p.q_rows, kConfig.q_rows))) {}
 
   // The plan counts tiles in 31 bits.
   i32 tile_number(i32 head, i32 block) const {
     return static_cast<i32>(
-        row_tile_number(p, place.sequence.batch, head, q_slot + block, num_slots));
+        row_tile_number(p, keys.sequence.batch, head, q_slot + block, num_slots));
   }
 
   // How many blocks of keys before this one add to a tile of queries.
   u32 semaphore_value(i64 block) const {
-    const i64 own = place.first_key / kConfig.kv_rows;
+    const i64 own = keys.first_key / kConfig.kv_rows;
     i64 low = 0, high = own;
     while (low < high) {  // the first that does; from there to this one all do
       const i64 middle = (low + high) / 2;
@@ -222,7 +222,7 @@ struct BackwardSchedulerSm80 {
   }
 
   BlockRange m_block_range(i64 key) const {
-    const SequenceShape& shape = place.sequence.shape;
+    const SequenceShape& shape = keys.sequence.shape;
     const i64 end = key + kConfig.kv_rows;
     BlockRange found = visible_row_blocks(p.mask_options, shape, {key, min<i64>(end, shape.kv_len)},
                                           kConfig.q_rows);
@@ -230,18 +230,18 @@ struct BackwardSchedulerSm80 {
     return found;
   }
 
-  // Leaves out tiles at both ends that see no document of the block. Where blocks take turns, all
-  // must come.
+  // Leaves out tiles at both ends that see no document of the block. Where a semaphore orders dQ,
+  // all must come.
   void narrow(BlockRange& range) const {
     range.full = {0, 0};
     if constexpr (kConfig.deterministic) return;
-    const i32 head = place.kv_head * static_cast<i32>(p.group_size());
+    const i32 head = keys.kv_head * static_cast<i32>(p.group_size());
     const i32 last = static_cast<i32>(range.visible.end);
     i32 begin = last, end = 0;
     for (i32 block = static_cast<i32>(range.visible.begin + lane_index()); block < last;
          block += 32) {
       const KeyRangeSm80 bounds = params.key_bounds[tile_number(head, block)];
-      if (bounds.begin >= place.first_key + kConfig.kv_rows || bounds.end <= place.first_key)
+      if (bounds.begin >= keys.first_key + kConfig.kv_rows || bounds.end <= keys.first_key)
         continue;
       begin = min(begin, block);
       end = block + 1;

@@ -22,13 +22,13 @@ struct BackwardPairsSm80 {
   static constexpr i32 kFloats = Step::kFloats;
 
   const BackwardSm80Params& params;
-  Tiles tiles;
+  Tiles storage;
   Weights weights;
   BackwardMaskSm80<kConfig> mask;
-  bool suspect = false;  // a part that is not seen whole met a number that is not finite
+  bool met_nonfinite = false;  // a part that is not seen whole met a number that is not finite
 
-  BackwardPairsSm80(const BackwardSm80Params& params_, const Tiles& tiles_)
-      : params(params_), tiles(tiles_), weights{params_.attention, tiles_}, mask{tiles_} {}
+  BackwardPairsSm80(const BackwardSm80Params& params_, const Tiles& storage_)
+      : params(params_), storage(storage_), weights{params_.attention, storage_}, mask{storage_} {}
 
   // P and dS of this warp's tiles, into shared memory.
   void compute(const Step& step) {
@@ -37,15 +37,15 @@ struct BackwardPairsSm80 {
     });
   }
   // P alone.
-  void compute_weights(const Step& step) {
+  void compute_p(const Step& step) {
     const bool may_unroll = !kConfig.unrolled || mask.has_moderate_max(step);
     each_part(step, may_unroll,
               [&](const Part& part, const PartMask& seen, i32 number, bool has_moderate_max) {
                 Scores P;
                 weights.multiply_q_k(P, step, part);
                 to_probabilities(P, step, part, seen, has_moderate_max, [] {});
-                Weights::share(P, tiles.p_tile(), part);
-                tiles.arrive_p_ready(number);
+                Weights::share(P, storage.p_tile(), part);
+                storage.arrive_p_ready(number);
               });
   }
   // dS, when the other role has P in shared memory.
@@ -54,9 +54,9 @@ struct BackwardPairsSm80 {
       Scores dP;
       weights.multiply_dout_v(dP, step, part);
       check(dP, step, part, seen);
-      tiles.wait_p_ready(number);
+      storage.wait_p_ready(number);
       weights.form_ds_of_shared(dP, step, part);
-      Weights::share(dP, tiles.ds_tile(step.pair_stage), part);
+      Weights::share(dP, storage.ds_tile(step.pair_stage), part);
     });
   }
 
@@ -83,7 +83,7 @@ struct BackwardPairsSm80 {
     }
   }
   i32 tile_of(i32 number) const {
-    return static_cast<i32>(tiles.warp_in_group()) + number * kConfig.group_warps();
+    return static_cast<i32>(storage.warp_in_group()) + number * kConfig.group_warps();
   }
   bool has_part(i32 number) const {
     return kConfig.group_tiles() % kConfig.group_warps() == 0 ||
@@ -93,7 +93,7 @@ struct BackwardPairsSm80 {
     constexpr i32 kAcross = kConfig.group_columns() / kConfig.s_columns;
     const i32 tile = tile_of(number);
     return {tile / kAcross * kConfig.s_rows,
-            static_cast<i32>(tiles.group()) * kConfig.group_columns() +
+            static_cast<i32>(storage.group()) * kConfig.group_columns() +
                 tile % kAcross * kConfig.s_columns};
   }
 
@@ -109,7 +109,7 @@ struct BackwardPairsSm80 {
       finite.meet(rows[0].offset);
       finite.meet(rows[1].offset);
     }
-    suspect = suspect || finite.fails();
+    met_nonfinite = met_nonfinite || finite.fails();
   }
 
   // S = P; look_at_scores() is called when scores are capped and nothing is hidden yet.
@@ -121,7 +121,7 @@ struct BackwardPairsSm80 {
     WarpScores<kConfig.scores()>{step.head, step.first_row + part.row}.map(
         S, step.first_key + part.column);
     look_at_scores();
-    PairTiles<kConfig.pairs()>::template apply<true>(S, tiles.pairs_at(step.stage), part.row,
+    PairTiles<kConfig.pairs()>::template apply<true>(S, storage.pairs_at(step.stage), part.row,
                                                      part.column);
     mask.hide(S, step, part, seen);
     weights.to_probabilities(S, step, part, has_moderate_max || mask.has_moderate_max(step));
@@ -158,7 +158,7 @@ struct BackwardPairsSm80 {
         for (i32 i = 0; i < kFloats; ++i) dP[t][i] *= slope[t][i];
       }
     }
-    Weights::share(dP, tiles.ds_tile(step.pair_stage), part);
+    Weights::share(dP, storage.ds_tile(step.pair_stage), part);
   }
 
   // dS / dS before the cap, from raw dot products.
@@ -225,7 +225,7 @@ struct BackwardPairsSm80 {
         }
       }
     }
-    if constexpr (kConfig.dv) Weights::share(taken, tiles.p_tile(), part);
+    if constexpr (kConfig.dv) Weights::share(taken, storage.p_tile(), part);
   }
 
   // Of dP dropout leaves what it left of P.

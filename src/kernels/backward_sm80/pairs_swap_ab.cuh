@@ -20,8 +20,8 @@ struct BackwardSoftmaxSwapAbSm80 {
   using Scores = float[kTiles][kFloats];
 
   const AttentionParams& p;
-  BackwardStorageSm80<kConfig> tiles;
-  BackwardMaskSm80<kConfig> mask{tiles};
+  BackwardStorageSm80<kConfig> storage;
+  BackwardMaskSm80<kConfig> mask{storage};
 
   // Whether every score, or dP, and what rows add to dP is finite.
   bool are_finite(const Scores& S, const Step& step, const Part& part) const {
@@ -90,7 +90,7 @@ struct BackwardSoftmaxSwapAbSm80 {
   static i32 query(i32 f) { return 8 * (f / 4) + 2 * (lane() % 4) + f % 2; }
 
   u32 row_at(const Step& step, i32 row) const {
-    return tiles.rows_at(step.stage) + static_cast<u32>(row) * 16;
+    return storage.rows_at(step.stage) + static_cast<u32>(row) * 16;
   }
   static constexpr u32 kOffset = 2;  // of the words of RowStatsSm80
   float of_row(const Step& step, i32 row, u32 word) const {
@@ -98,29 +98,29 @@ struct BackwardSoftmaxSwapAbSm80 {
   }
 
   // The part's rows among the lanes.
-  template <class Visit>
-  static void each_row(const Part& part, const Visit& visit) {
+  template <class Each>
+  static void each_row(const Part& part, const Each& each) {
 #pragma unroll
     for (i32 at = 0; at < kConfig.s_rows; at += 32) {
-      visit(part.row + min(at + lane(), kConfig.s_rows - 1));
+      each(part.row + min(at + lane(), kConfig.s_rows - 1));
     }
   }
   // The queries of the thread's floats, with the first float of each.
-  template <class Visit>
-  static void each_query(const Part& part, const Visit& visit) {
+  template <class Each>
+  static void each_query(const Part& part, const Each& each) {
 #pragma unroll
     for (i32 f = 0; f < kFloats; f += 4) {
 #pragma unroll
-      for (i32 e = 0; e < 2; ++e) visit(part.row + query(f + e), f + e);
+      for (i32 e = 0; e < 2; ++e) each(part.row + query(f + e), f + e);
     }
   }
   // The thread's keys of a query, from its first one on.
-  template <class Visit>
-  static void each_key(Scores& S, i32 f, const Visit& visit) {
+  template <class Each>
+  static void each_key(Scores& S, i32 f, const Each& each) {
 #pragma unroll
     for (i32 t = 0; t < kTiles; ++t) {
 #pragma unroll
-      for (i32 h = 0; h < 2; ++h) visit(S[t][f + 2 * h], 16 * t + 8 * h);
+      for (i32 h = 0; h < 2; ++h) each(S[t][f + 2 * h], 16 * t + 8 * h);
     }
   }
 
@@ -145,18 +145,18 @@ struct BackwardPairsSwapAbSm80 {
   static constexpr i32 kSteps = kConfig.s_rows / 16;  // of queries
   using Fragments = ptx::U32x4[kTiles][kSteps];       // of scores, rounded
 
-  Tiles tiles;
+  Tiles storage;
   Weights weights;
   ptx::U32x4 keys[kTiles][kConfig.d_qk / 16];  // this warp's rows of K, or of V
-  bool suspect = false;  // a part that is not seen whole met what is not finite
+  bool met_nonfinite = false;  // a part that is not seen whole met what is not finite
 
-  BackwardPairsSwapAbSm80(const BackwardSm80Params& params, const Tiles& tiles_)
-      : tiles(tiles_), weights{params.attention, tiles_} {}
+  BackwardPairsSwapAbSm80(const BackwardSm80Params& params, const Tiles& storage_)
+      : storage(storage_), weights{params.attention, storage_} {}
 
   // K and V have arrived.
   void load_registers() {
-    const auto rows = left_rows(tiles.computes_p() ? tiles.k_tile() : tiles.v_tile(),
-                                tiles.group() * kConfig.dkv_rows);
+    const auto rows = left_rows(storage.computes_p() ? storage.k_tile() : storage.v_tile(),
+                                storage.group() * kConfig.dkv_rows);
 #pragma unroll
     for (i32 t = 0; t < kTiles; ++t) {
 #pragma unroll
@@ -171,7 +171,7 @@ struct BackwardPairsSwapAbSm80 {
     each_part(step, may_unroll,
               [&](const Part& part, const PartMask& seen, i32 number, bool has_moderate_max) {
                 Scores S;
-                multiply(S, tiles.q_tile(step.stage), part);
+                multiply(S, storage.q_tile(step.stage), part);
                 check(S, step, part, seen);
                 if (!seen.all) weights.hide(S, step, part);
                 weights.to_probabilities(S, step, part,
@@ -179,7 +179,7 @@ struct BackwardPairsSwapAbSm80 {
                 Fragments P;
                 round(P, S);
                 store_p_fragments(P, number);
-                add(dV, P, tiles.dout_tile(step.stage), part);
+                add(dV, P, storage.dout_tile(step.stage), part);
               });
   }
 
@@ -189,16 +189,16 @@ struct BackwardPairsSwapAbSm80 {
     each_part(step, kConfig.unrolled,
               [&](const Part& part, const PartMask& seen, i32 number, bool) {
                 Scores dP;
-                multiply(dP, tiles.dout_tile(step.stage), part);
+                multiply(dP, storage.dout_tile(step.stage), part);
                 check(dP, step, part, seen);
-                tiles.wait_p_ready(number);
+                storage.wait_p_ready(number);
                 weights.form_ds(dP, step, part, [&](i32 t, i32 k, float (&P)[8]) {
                   Products::numbers(ptx::load_shared_x4(p_fragment_at(number, t, k)), P);
                 });
                 Fragments dS;
                 round(dS, dP);
                 share(dS, step, part);
-                add(dK, dS, tiles.q_tile(step.stage), part);
+                add(dK, dS, storage.q_tile(step.stage), part);
               });
   }
 
@@ -207,7 +207,7 @@ struct BackwardPairsSwapAbSm80 {
   template <class Compute>
   void each_part(const Step& step, bool may_unroll, const Compute& compute_part) const {
     const auto part_of = [&](i32 number) {
-      return Part{number * kConfig.s_rows, static_cast<i32>(tiles.group()) * kConfig.dkv_rows};
+      return Part{number * kConfig.s_rows, static_cast<i32>(storage.group()) * kConfig.dkv_rows};
     };
     if (may_unroll && step.is_full) {
 #pragma unroll
@@ -251,14 +251,14 @@ struct BackwardPairsSwapAbSm80 {
 
   // A hidden pair has P = dS = 0, and 0 times NaN is NaN.
   void check(const Scores& S, const Step& step, const Part& part, const PartMask& seen) {
-    suspect = suspect || (!seen.all && !weights.are_finite(S, step, part));
+    met_nonfinite = met_nonfinite || (!seen.all && !weights.are_finite(S, step, part));
   }
 
   // Where a lane puts a fragment of P for the other role.
   u32 p_fragment_at(i32 number, i32 t, i32 k) const {
-    const u32 part = tiles.group() * kConfig.parts() + static_cast<u32>(number);
+    const u32 part = storage.group() * kConfig.parts() + static_cast<u32>(number);
     const u32 fragment = (part * kTiles + static_cast<u32>(t)) * kSteps + static_cast<u32>(k);
-    return tiles.p_fragments() + fragment * 512 + lane_index() * 16;
+    return storage.p_fragments() + fragment * 512 + lane_index() * 16;
   }
   void store_p_fragments(const Fragments& P, i32 number) const {
 #pragma unroll
@@ -266,12 +266,12 @@ struct BackwardPairsSwapAbSm80 {
 #pragma unroll
       for (i32 k = 0; k < kSteps; ++k) ptx::store_shared_x4(p_fragment_at(number, t, k), P[t][k]);
     }
-    tiles.arrive_p_ready(number);
+    storage.arrive_p_ready(number);
   }
 
   // dS^T, to shared memory.
   void share(const Fragments& dS, const Step& step, const Part& part) const {
-    const auto tile = tiles.ds_of_keys(step.pair_stage);
+    const auto tile = storage.ds_of_keys(step.pair_stage);
     const auto to = left_rows(tile, part.column);
 #pragma unroll
     for (i32 t = 0; t < kTiles; ++t) {

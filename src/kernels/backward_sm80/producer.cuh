@@ -21,19 +21,19 @@ struct BackwardProducerSm80 {
 
   const AttentionParams& p;
   i32 index;  // of the sequence
-  KeyBlockSm80 place;
-  BackwardStorageSm80<kConfig> tiles;
+  KeyBlockSm80 keys;
+  BackwardStorageSm80<kConfig> storage;
 
   void fetch_keys() const {
-    const i64 rows = place.sequence.shape.kv_len;
-    const i32 first = place.first_key;
+    const i64 rows = keys.sequence.shape.kv_len;
+    const i32 first = keys.first_key;
     const auto offset = [&](const ArrayView& array) {
-      return array.offset(place.sequence.batch, place.kv_head, place.sequence.kv_begin, 0);
+      return array.offset(keys.sequence.batch, keys.kv_head, keys.sequence.kv_begin, 0);
     };
     Copy<kConfig.kv_rows, kConfig.d_qk>(p.k, offset(p.k), rows, p.dim_qk)
-        .start(tiles.k_tile(), first);
+        .start(storage.k_tile(), first);
     Copy<kConfig.kv_rows, kConfig.d_v>(p.v, offset(p.v), rows, p.dim_v)
-        .start(tiles.v_tile(), first);
+        .start(storage.v_tile(), first);
     ptx::cp_async_commit();
   }
 
@@ -43,9 +43,9 @@ struct BackwardProducerSm80 {
 #pragma unroll 1
       for (i32 at = static_cast<i32>(ptx::thread_index()); at < kConfig.kv_rows;
            at += kConfig.threads()) {
-        const i64 key = place.first_key + at;
-        const bool counts = key < place.sequence.shape.kv_len;
-        store_id(tiles.key_ids() + at * 8,
+        const i64 key = keys.first_key + at;
+        const bool counts = key < keys.sequence.shape.kv_len;
+        store_id(storage.key_ids() + at * 8,
                  counts ? load_index(p.kv_ids, document_offset(head, key)) : 0);
       }
     }
@@ -59,25 +59,25 @@ struct BackwardProducerSm80 {
   };
   Queries queries_of(i32 head) const {
     const auto offset = [&](const ArrayView& array) {
-      return array.offset(place.sequence.batch, head, place.sequence.q_begin, 0);
+      return array.offset(keys.sequence.batch, head, keys.sequence.q_begin, 0);
     };
-    const i64 rows = place.sequence.shape.q_len;
+    const i64 rows = keys.sequence.shape.q_len;
     return {head, {p.q, offset(p.q), rows, p.dim_qk}, {p.dout, offset(p.dout), rows, p.dim_v}};
   }
 
-  // Rows from `first` on, what is kept of them and what belongs to their pairs.
-  void fetch(const Queries& queries, i32 first, const u8* kept, i32 stage) const {
-    queries.q.start(tiles.q_tile(stage), first);
-    queries.dout.start(tiles.dout_tile(stage), first);
+  // Q and dO from row `first` on, their statistics, and mask and bias of their pairs.
+  void fetch(const Queries& queries, i32 first, const u8* stats, i32 stage) const {
+    queries.q.start(storage.q_tile(stage), first);
+    queries.dout.start(storage.dout_tile(stage), first);
 #pragma unroll
     for (i32 at = 0; at < kConfig.row_bytes(); at += 16 * kConfig.threads()) {
       const i32 byte = at + 16 * static_cast<i32>(ptx::thread_index());
       if (byte < kConfig.row_bytes()) {
-        ptx::cp_async_16(tiles.rows_at(stage) + byte, kept + byte, true);
+        ptx::cp_async_16(storage.rows_at(stage) + byte, stats + byte, true);
       }
     }
-    PairTiles<kConfig.pairs()>(p, place.sequence.shape, index, queries.head, first)
-        .start(tiles.pairs_at(stage), place.first_key);
+    PairTiles<kConfig.pairs()>(p, keys.sequence.shape, index, queries.head, first)
+        .start(storage.pairs_at(stage), keys.first_key);
     ptx::cp_async_commit();
   }
 };

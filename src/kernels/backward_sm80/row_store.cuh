@@ -2,8 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Rows of a warp's accumulators, scaled and rounded, to an array of any dtype, stride and
-// alignment: 16 bytes a lane, 8 of float32, where units of the array lie on multiples of 16 bytes,
-// else number by number. Called by backward_sm80 and backward_postprocess_sm80.
+// alignment: 16 bytes a lane, 8 of float32, where vectors of the array lie at multiples of 16
+// bytes, else number by number. Called by backward_sm80 and backward_postprocess_sm80.
 #pragma once
 
 #include "kernels/common/array_access.cuh"

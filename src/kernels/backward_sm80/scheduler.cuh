@@ -10,27 +10,30 @@
 
 namespace fulmen {
 
+// kv_heads: of a group; ahead: how many groups later a block zeroes dq_accum.
 constexpr HeadGroupsSm80 head_groups_sm80(const AttentionParams& p,
-                                          const BackwardSm80Config& config, i64 lines, i64 ahead) {
+                                          const BackwardSm80Config& config, i64 kv_heads,
+                                          i64 ahead) {
   const auto count = [](i64 x) { return static_cast<u32>(x); };
-  const i64 blocks = lines * num_tile_slots(p, p.kv_rows, config.kv_rows);
-  const i64 row_tiles = lines * p.group_size() * num_tile_slots(p, p.q_rows, config.q_rows);
-  return {count(lines),
-          count(blocks),
-          count(row_tiles),
-          count(ceil_div(row_tiles, max<i64>(blocks, 1))),
+  const i64 n_blocks = kv_heads * num_tile_slots(p, p.kv_rows, config.kv_rows);
+  const i64 m_blocks = kv_heads * p.group_size() * num_tile_slots(p, p.q_rows, config.q_rows);
+  return {count(kv_heads),
+          count(n_blocks),
+          count(m_blocks),
+          count(ceil_div(m_blocks, max<i64>(n_blocks, 1))),
           count(num_q_tiles(p, config.q_rows)),
           count(ahead)};
 }
 
-// Lines of key/value heads go group by group, so that what they read and dQ stay in the L2; within
-// a group the first keys come first, since they are seen by the most rows under a causal mask.
-constexpr TileTask key_task(u32 block, u32 lines, u32 heads, u32 slots, u32 lines_per_group) {
-  const u32 first = block / (lines_per_group * slots) * lines_per_group;
-  const u32 members = min(lines_per_group, lines - first);
+// The n_block of a block of the launch. Key/value heads go group by group, so that what they read
+// and dQ stay in the L2; within a group the first keys come first, since under a causal mask the
+// most rows see them. batch_heads: key/value heads of all batch entries.
+constexpr TileTask key_task(u32 block, u32 batch_heads, u32 heads, u32 slots, u32 heads_per_group) {
+  const u32 first = block / (heads_per_group * slots) * heads_per_group;
+  const u32 group_heads = min(heads_per_group, batch_heads - first);
   const u32 within = block - first * slots;
-  const u32 line = first + within % members;
-  return {line / heads, line % heads, within / members};
+  const u32 batch_head = first + within % group_heads;
+  return {batch_head / heads, batch_head % heads, within / group_heads};
 }
 
 // The keys of a block.

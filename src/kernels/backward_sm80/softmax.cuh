@@ -1,7 +1,7 @@
 // SPDX-FileCopyrightText: fulmen contributors
 // SPDX-License-Identifier: Apache-2.0
 //
-// A warp's part of P and dS in registers, from the products of tiles and what is kept of the rows;
+// A warp's part of P and dS in registers, from the products of tiles and the rows' statistics;
 // and rounded, from and to shared memory. Called by backward_pairs_sm80.
 #pragma once
 
@@ -19,15 +19,15 @@ struct SplitDProductSm80 {
   static constexpr u32 kSlotBytes = 32 * 32;            // of a part: 8 floats a lane
   using Sums = float[kConfig.q_rows / 16][kConfig.kv_rows / 2];
 
-  Tiles tiles;
+  Tiles storage;
 
-  // S = this warp's part of queries keys^T. All warps of the team together.
+  // S = this warp's part of queries keys^T. All warps of the group together.
   template <i32 kDims, class Tile>
   void multiply(Scores& S, const Tile& queries, const Tile& keys) const {
     Sums sums;
     multiply_slice<kDims>(sums, queries, keys);
     store_p_fragments(S[0], sums);
-    tiles.group_sync();  // the sums of the team's slices are there
+    storage.group_sync();  // all warps of the group -> partial sums
     gather(S[0]);
   }
 
@@ -36,20 +36,20 @@ struct SplitDProductSm80 {
   void multiply_slice(Sums& sums, const Tile& queries, const Tile& keys) const {
     constexpr i32 kSliceDims = kDims / kMembers;
     using Way = PartRow<kDims, kConfig.swizzle, kSliceDims / 16>;
-    const u32 first = tiles.warp_in_group() * (kSliceDims / 16);
+    const u32 first = storage.warp_in_group() * (kSliceDims / 16);
     const Way left(left_rows(queries, 0), first), right(right_rows(keys), first);
     Products::template set_scores<kSliceDims>(
         sums, [&](i32 k, i32 t) { return ptx::ldmatrix_x4(left.at(k, 16 * t)); },
         [&](i32 k, i32 n) { return ptx::ldmatrix_x4(right.at(k, 16 * n)); });
   }
 
-  // Where the lane's sums for a part lie: slot `slot` of those of all other members.
-  u32 place(u32 part, u32 slot) const {
-    return tiles.slices() + (part * (kMembers - 1) + slot) * kSlotBytes + lane_index() * 16;
+  // Where the lane's sums for a part lie: slot `slot` of those of the other warps.
+  u32 slot_address(u32 part, u32 slot) const {
+    return storage.slices() + (part * (kMembers - 1) + slot) * kSlotBytes + lane_index() * 16;
   }
 
   void store_p_fragments(float (&S)[8], const Sums& sums) const {
-    const u32 own = tiles.warp_in_group();
+    const u32 own = storage.warp_in_group();
 #pragma unroll
     for (u32 part = 0; part < kMembers; ++part) {
       const float* const x = &sums[part / kAcross][part % kAcross * 8];
@@ -57,7 +57,7 @@ struct SplitDProductSm80 {
 #pragma unroll
         for (i32 i = 0; i < 8; ++i) S[i] = x[i];
       } else {
-        const u32 to = place(part, own < part ? own : own - 1);
+        const u32 to = slot_address(part, own < part ? own : own - 1);
         store(to, x);
         store(to + kSlotBytes / 2, x + 4);
       }
@@ -68,8 +68,8 @@ struct SplitDProductSm80 {
     for (u32 slot = 0; slot < kMembers - 1; ++slot) {
 #pragma unroll
       for (u32 half = 0; half < 2; ++half) {
-        const ptx::U32x4 x =
-            ptx::load_shared_x4(place(tiles.warp_in_group(), slot) + half * (kSlotBytes / 2));
+        const ptx::U32x4 x = ptx::load_shared_x4(slot_address(storage.warp_in_group(), slot) +
+                                                 half * (kSlotBytes / 2));
 #pragma unroll
         for (u32 e = 0; e < 4; ++e) S[4 * half + e] += __builtin_bit_cast(float, x.word[e]);
       }
@@ -104,22 +104,22 @@ struct BackwardSoftmaxSm80 {
   using Rows = RowStatsSm80[2];  // of 16 rows, the thread's two
 
   const AttentionParams& p;
-  Tiles tiles;
+  Tiles storage;
 
   // S = Q K^T
   void multiply_q_k(Scores& S, const Step& step, const Part& part) const {
-    multiply<kConfig.d_qk>(S, tiles.q_tile(step.stage), tiles.k_tile(), part);
+    multiply<kConfig.d_qk>(S, storage.q_tile(step.stage), storage.k_tile(), part);
   }
   // dP = dO V^T
   void multiply_dout_v(Scores& dP, const Step& step, const Part& part) const {
-    multiply<kConfig.d_v>(dP, tiles.dout_tile(step.stage), tiles.v_tile(), part);
+    multiply<kConfig.d_v>(dP, storage.dout_tile(step.stage), storage.v_tile(), part);
   }
 
   void read_rows(Rows& rows, const Step& step, const Part& part, i32 t) const {
 #pragma unroll
     for (i32 h = 0; h < 2; ++h) {
       const ptx::U32x4 x =
-          ptx::load_shared_x4(tiles.rows_at(step.stage) + (part.row + Fragments::row(t, h)) * 16);
+          ptx::load_shared_x4(storage.rows_at(step.stage) + (part.row + Fragments::row(t, h)) * 16);
       rows[h] = {__builtin_bit_cast(float, x.word[0]), __builtin_bit_cast(float, x.word[1]),
                  __builtin_bit_cast(float, x.word[2]), __builtin_bit_cast(float, x.word[3])};
     }
@@ -163,7 +163,7 @@ struct BackwardSoftmaxSm80 {
   }
   // The same with P as it is in shared memory, rounded.
   void form_ds_of_shared(Scores& dP, const Step& step, const Part& part) const {
-    const auto from = way_to(tiles.p_tile(), part);
+    const auto from = way_to(storage.p_tile(), part);
 #pragma unroll
     for (i32 t = 0; t < kTiles; ++t) {
       Rows rows;
@@ -203,7 +203,7 @@ struct BackwardSoftmaxSm80 {
   template <i32 kDims, class Tile>
   void multiply(Scores& S, const Tile& queries, const Tile& keys, const Part& part) const {
     if constexpr (kConfig.split_d) {
-      SplitDProductSm80<kConfig>{tiles}.template multiply<kDims>(S, queries, keys);
+      SplitDProductSm80<kConfig>{storage}.template multiply<kDims>(S, queries, keys);
     } else {
       const auto left = left_rows(queries, part.row);
       auto right = right_rows(keys);

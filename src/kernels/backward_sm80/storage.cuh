@@ -11,24 +11,24 @@
 
 namespace fulmen {
 
-// It may wait in shared memory while the block walks, so that registers are left for fragments.
+// It may be saved in shared memory during the main loop, so that registers are left for fragments.
 struct KeyBlockWordsSm80 {
   ptx::U32x4 words[4];
 };
 static_assert(sizeof(KeyBlockWordsSm80) == sizeof(KeyBlockSm80));
 
-inline void save_key_block(u32 shared, const KeyBlockSm80& place) {
+inline void save_key_block(u32 shared, const KeyBlockSm80& keys) {
   if (ptx::thread_index() != 0) return;
-  const auto kept = __builtin_bit_cast(KeyBlockWordsSm80, place);
+  const auto saved = __builtin_bit_cast(KeyBlockWordsSm80, keys);
 #pragma unroll
-  for (u32 i = 0; i < 4; ++i) ptx::store_shared_x4(shared + 16 * i, kept.words[i]);
+  for (u32 i = 0; i < 4; ++i) ptx::store_shared_x4(shared + 16 * i, saved.words[i]);
 }
 // After a barrier.
 inline KeyBlockSm80 load_key_block(u32 shared) {
-  KeyBlockWordsSm80 kept;
+  KeyBlockWordsSm80 saved;
 #pragma unroll
-  for (u32 i = 0; i < 4; ++i) kept.words[i] = ptx::load_shared_x4(shared + 16 * i);
-  return __builtin_bit_cast(KeyBlockSm80, kept);
+  for (u32 i = 0; i < 4; ++i) saved.words[i] = ptx::load_shared_x4(shared + 16 * i);
+  return __builtin_bit_cast(KeyBlockSm80, saved);
 }
 
 template <BackwardSm80Config kConfig>
@@ -70,13 +70,13 @@ struct BackwardStorageSm80 {
   u32 key_block_at() const { return key_ids() - kConfig.key_block_bytes(); }
   u32 key_ids() const { return shared + kConfig.shared_bytes() - kConfig.ids_bytes(); }
 
-  // The first warps compute P, the others dS, where roles are split. Warps of a team are
+  // The first warps compute P, the others dS, where roles are split. Warps of a group are
   // neighbours, so that they share no scheduler.
   bool computes_p() const { return !kConfig.split_roles || warp < kConfig.role_warps(); }
   u32 group() const { return warp % kConfig.role_warps() / kConfig.group_warps(); }
   u32 warp_in_group() const { return warp % kConfig.group_warps(); }
 
-  // Among the warps of a team with the same role.
+  // Barrier of the warps of a group with the same role.
   void group_sync() const {
     if constexpr (kConfig.group_warps() == 1) {
       ptx::warp_sync();

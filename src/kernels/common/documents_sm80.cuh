@@ -131,13 +131,13 @@ struct DocumentBoundsSm80 {
       ptx::store_shared(shared + warp_index() * 8, static_cast<u32>(begin));
       ptx::store_shared(shared + warp_index() * 8 + 4, static_cast<u32>(end));
     }
-    ptx::block_sync();  // those of all warps are there
+    ptx::block_sync();  // all warps -> begin and end
 #pragma unroll 1
     for (u32 warp = 0; warp < kThreads / 32; ++warp) {
       begin = min(begin, static_cast<i32>(ptx::load_shared(shared + warp * 8)));
       end = max(end, static_cast<i32>(ptx::load_shared(shared + warp * 8 + 4)));
     }
-    ptx::block_sync();  // and read
+    ptx::block_sync();  // all warps have read them
   }
 };
 

@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Boolean mask and bias of a block of queries and a block of keys: raw elements of the arrays, on
-// their way through shared memory beside K, so that nobody waits for them when scores are there.
+// their way through shared memory with K, so that they have arrived when scores are computed.
 // Rows lie further apart than they are long, so that the eight rows that a warp reads together meet
 // different banks. Called by forward_sm80 and backward_sm80.
 #pragma once
@@ -27,7 +27,7 @@ class PairArray {
         num_keys_(shape.kv_len) {}
 
   // Keys from `first` on. What is not there becomes 0. Belongs to the caller's next group of copies
-  // where the array has 16-byte units.
+  // where the array is aligned.
   void start(u32 tile, i32 first) const {
     if constexpr (kConfig.aligned) {
       copy_vectors(tile, own_vector(first), num_rows_, num_keys_ - first);
@@ -71,12 +71,12 @@ class PairArray {
   static i32 vector() { return static_cast<i32>(ptx::thread_index()) % kVectors; }
   i64 row_bytes() const { return array_.strides[2] * kBytes; }
 
-  // This thread's first unit of the tile that begins at key `first`.
+  // This thread's first vector of the tile that begins at key `first`.
   const u8* own_vector(i32 first) const {
     return data_ + i64{first} * kBytes + row() * row_bytes() + vector() * 16;
   }
 
-  // From `from`, this thread's first unit; of the tile `num_rows` and `num_keys` are there.
+  // From `from`, this thread's first vector; of the tile `num_rows` and `num_keys` are there.
   void copy_vectors(u32 tile, const u8* from, i32 num_rows, i32 num_keys) const {
     static_assert(kConfig.threads % kVectors == 0);
     const u32 to = tile + static_cast<u32>(row() * kRowBytes + vector() * 16);

@@ -1,9 +1,9 @@
 // SPDX-FileCopyrightText: fulmen contributors
 // SPDX-License-Identifier: Apache-2.0
 //
-// Rows of an array into a swizzled tile, by all threads of a block: cp.async where 16-byte units of
-// the array lie on multiples of 16 bytes, else element by element. Rows past the end and dims past
-// the array's become 0, so that nothing beside the data ever meets a product. Elements have
+// Rows of an array into a swizzled tile, by all threads of a block: cp.async where 16-byte vectors
+// of the array lie on multiples of 16 bytes, else element by element. Rows past the end and dims
+// past the array's become 0, so that products read nothing but data and zeros. Elements have
 // kElementBytes, 2 or 4; kDims of a tile counts 16-bit words.
 #pragma once
 
@@ -95,9 +95,9 @@ inline void copy_rows(const SwizzledTile<kDims, kSwizzled>& tile,
   }
 }
 
-// The same for an array whose rows are 16-byte units on multiples of 16 bytes, tile after tile:
-// what does not change from one to the next is found once. Neighbouring threads copy the units of a
-// row that change places with each other, kDims / (8 kGroup) times.
+// The same for an array whose rows are 16-byte vectors on multiples of 16 bytes, tile after tile:
+// what does not change from one to the next is found once. Neighbouring threads copy the vectors of
+// a row that change places with each other, kDims / (8 kGroup) times.
 template <i32 kRows, i32 kThreads, i32 kDims, bool kSwizzled, i32 kElementBytes, bool kInterleaved>
 class VectorCopy {
  public:
@@ -151,7 +151,7 @@ class VectorCopy {
     for (i32 r = 0; r < kRows; r += kRowsAtOnce) {
       if (r + kRowsAtOnce > kRows && row() >= kRows - r) break;
       const i32 further = source_row<kInterleaved>(r);  // r and row() have no bit in common
-      // Rows eight further exchange their units alike.
+      // Rows eight further exchange their vectors alike.
       const u32 to = kRowsAtOnce % 8 == 0
                          ? first + static_cast<u32>(r) * kRowBytes
                          : tile.address(static_cast<u32>(r + row()), static_cast<u32>(vector()));
@@ -166,7 +166,7 @@ class VectorCopy {
 
   static constexpr u32 kRowBytes = SwizzledTile<kDims, kSwizzled>::kRowBytes;
 
-  const u8* data_;  // this thread's first unit of row row()
+  const u8* data_;  // this thread's first vector of row row()
   i64 row_bytes_;
   i32 num_rows_;     // from this thread's first on
   i32 num_vectors_;  // likewise

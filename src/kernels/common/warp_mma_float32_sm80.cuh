@@ -8,14 +8,14 @@
 //   k3xTf32   x y ~ X y' + x' Y + X Y; what is left out is x' y', below 2^-24 |x y|, and the last
 //             bit of x' and of y', 2^-23 of x and of y
 // A tensor core cuts its sums off towards zero, every time in the same direction. Long sums are
-// therefore added up by the ordinary units, which round to nearest: after every 64 terms, and after
+// therefore added up by CUDA cores, which round to nearest: after every 64 terms, and after
 // every call. Scores, whose errors grow in exponents, have sums of their own for the small products
 // X y' and x' Y, and where they have few terms, of which one may be most of the sum, x' y' as well.
 //
-// Fragments (ptx/mma.cuh) are those of 16-bit products with a float32 in the place of a pair, so
+// Fragments (ptx/mma.cuh) are those of 16-bit products with a float32 instead of a pair, so
 // ldmatrix serves operands that lie along the common axis. The others are read word by word, and
 // there a step of 8 takes rows 0 2 4 6 1 3 5 7 in that order, as accumulators have their columns.
-// (16 bytes at a time, the halves of a pair come in registers apart: 220 moves beside 192 products,
+// (16 bytes at a time, the halves of a pair come in registers apart: 220 moves to 192 products,
 // H200, 2026-11-28.)
 #pragma once
 

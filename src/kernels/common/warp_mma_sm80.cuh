@@ -6,8 +6,8 @@
 // the right operand is read once for all of them. Accumulators are arrays of 8-column fragments,
 // four floats each (ptx/mma.cuh): float i of lane l is row l / 4 + 8 (i / 2 % 2), column 8 (i / 4)
 // + 2 (l % 4) + i % 2, or, interleaved, see ForwardSm80Config. Tiles hold 16-bit numbers, rows of
-// any even number of 16-byte units one after the other without gaps. Units are exchanged within
-// groups of 2, 4 or 8 by the number of the row, so that the same unit of eight neighbouring rows
+// any even number of 16-byte vectors one after the other without gaps. Vectors are exchanged within
+// groups of 2, 4 or 8 by the number of the row, so that the same vector of eight neighbouring rows
 // lies in eight different groups of four banks: then ldmatrix and 16-byte copies meet no bank
 // conflict. Used by forward_sm80 and backward_sm80.
 #pragma once
@@ -27,8 +27,8 @@ template <i32 kDims, bool kSwizzled>
 struct SwizzledTile {
   static constexpr u32 kVectors = kDims / 8;
   static constexpr u32 kRowBytes = kVectors * 16;
-  // Units that change places with each other. Rows begin 0, 2 or 4 groups of banks apart: 8, 4 or 2
-  // rows meet the same banks.
+  // Vectors that change places with each other. Rows begin 0, 2 or 4 groups of banks apart: 8, 4 or
+  // 2 rows meet the same banks.
   static constexpr u32 kGroup = kVectors % 8 == 0 ? 8 : kVectors % 4 == 0 ? 4 : 2;
   static constexpr u32 kBits = !kSwizzled ? 0 : kGroup == 8 ? 3 : kGroup == 4 ? 2 : 1;
   static constexpr u32 kMask = (1u << kBits) - 1;
@@ -42,7 +42,7 @@ struct SwizzledTile {
 };
 
 // One lane's way through a tile for ldmatrix: row `row` (of its first matrices; others are
-// multiples of 8 rows on) and, of every pair of units 2 k, 2 k + 1, number `half`.
+// multiples of 8 rows on) and, of every pair of vectors 2 k, 2 k + 1, number `half`.
 template <i32 kDims, bool kSwizzled>
 struct LaneRow {
   using Tile = SwizzledTile<kDims, kSwizzled>;
@@ -53,7 +53,7 @@ struct LaneRow {
               ((Tile::exchange(row) ^ half % (Tile::kMask + 1)) << 4) +
               (half & ~Tile::kMask) * 16) {}
 
-  // Unit pair k, rows further down by `rows`, a multiple of 8.
+  // Vector pair k, rows further down by `rows`, a multiple of 8.
   constexpr u32 at(u32 k, u32 rows) const {
     const u32 vector = 2 * k;
     return (start ^ (vector & Tile::kMask) << 4) + (vector & ~Tile::kMask) * 16 +
@@ -85,8 +85,8 @@ LaneRow<kDims, kSwizzled> right_rows(const SwizzledTile<kDims, kSwizzled>& tile,
   const u32 lane = lane_index();
   return {tile, row + lane / 16 * 8 + lane % 8, lane / 8 % 2};
 }
-// Right operands that are the tile itself (B = T: 16 rows of B are 16 rows), from unit pair `pair`
-// on.
+// Right operands that are the tile itself (B = T: 16 rows of B are 16 rows), from vector pair
+// `pair` on.
 template <i32 kDims, bool kSwizzled>
 LaneRow<kDims, kSwizzled> right_columns(const SwizzledTile<kDims, kSwizzled>& tile, u32 pair = 0) {
   const u32 lane = lane_index();
@@ -123,7 +123,7 @@ inline void multiply_rows(float (&S)[kConfig.row_tiles][kFloats], const Left& le
       S, left, [&](i32 k, i32 n) { return ptx::ldmatrix_x4(right.at(k, 16 * n)); });
 }
 
-// O += P T over kRows rows of T, which lies row by row; of its pairs of units every kStride-th.
+// O += P T over kRows rows of T, which lies row by row; of its pairs of vectors every kStride-th.
 template <ForwardSm80Config kConfig, i32 kRows, i32 kStride, i32 kDims, i32 kFloats, class Left>
 inline void multiply_columns(float (&O)[kConfig.row_tiles][kFloats], const Left& left,
                              const LaneRow<kDims, kConfig.swizzle>& right) {
@@ -131,13 +131,13 @@ inline void multiply_columns(float (&O)[kConfig.row_tiles][kFloats], const Left&
       O, left, [&](i32 k, i32 n) { return ptx::ldmatrix_x4_trans(right.at(kStride * n, 16 * k)); });
 }
 
-// A lane's way through kSpan neighbouring unit pairs of the rows of a tile, from pair number
-// `first`, a multiple of kSpan. Where exchanged units stay inside such a span, the way is laid
+// A lane's way through kSpan neighbouring vector pairs of the rows of a tile, from pair number
+// `first`, a multiple of kSpan. Where exchanged vectors stay inside such a span, the way is laid
 // once.
 template <i32 kDims, bool kSwizzled, i32 kSpan>
 struct PartRow {
   using Tile = SwizzledTile<kDims, kSwizzled>;
-  // Units of a span and of its place share no bits below the mask.
+  // Vectors of a span and of its place share no bits below the mask.
   static constexpr bool kAligned = 2 * kSpan % (Tile::kMask + 1) == 0 || (kSpan & (kSpan - 1)) == 0;
 
   LaneRow<kDims, kSwizzled> lane;
@@ -150,7 +150,7 @@ struct PartRow {
   constexpr u32 at(u32 k, u32 rows) const { return lane.at(kAligned ? k : first + k, rows); }
 };
 
-// Left operands that are transposed columns of the tile (A = T^T: 16 rows of A are a unit pair).
+// Left operands that are transposed columns of the tile (A = T^T: 16 rows of A are a vector pair).
 template <i32 kDims, bool kSwizzled>
 LaneRow<kDims, kSwizzled> left_columns(const SwizzledTile<kDims, kSwizzled>& tile) {
   return right_rows(tile);  // the same 8 x 8 matrices in the same order, read by ldmatrix.trans
@@ -188,7 +188,7 @@ inline void multiply_tiles(float (&C)[kTiles][kFloats], const Left& left, const 
 }
 
 // What a type of numbers makes of products. Fragments are functions: of step k and rows 16 t of A,
-// of step k and columns 16 n of B. A step is a unit pair long.
+// of step k and columns 16 n of B. A step is a vector pair long.
 template <DType kDType, Precision kPrecision, bool kSwizzled>
 struct BlockProducts {
   static constexpr i32 kStep = 16;

@@ -24,7 +24,7 @@ struct WarpScores {
   static i32 row(i32 t, i32 h) { return 16 * t + 8 * h + static_cast<i32>(lane_index() / 4); }
   static i32 column(i32 i) { return kConfig.first_column_of(lane_index()) + kConfig.column_of(i); }
 
-  // Scale where scores are natural, softcap, ALiBi; in units of ForwardSoftmaxSm80.
+  // Scale where config.scales_scores(), softcap, ALiBi; as ForwardSoftmaxSm80 takes scores.
   template <i32 kFloats>
   void map(float (&S)[kTiles][kFloats], i64 first_column) const {
     if constexpr (kConfig.score.softcap) {
@@ -39,7 +39,7 @@ struct WarpScores {
     if constexpr (kConfig.score.alibi) add_alibi(S, first_column);
   }
 
-  // Whether ALiBi is affine in the block of keys from `block_column` on, the same for a team: no
+  // Whether ALiBi is affine in the block of keys from `block_column` on, the same for a group: no
   // key is after a query, or none before.
   bool is_one_sided(i64 block_column) const {
     if constexpr (!kConfig.maps_in_exponent() || !kConfig.score.alibi) return true;
@@ -112,7 +112,7 @@ struct WarpScores {
     return !ptx::any(!(largest <= min(most * most, 0x1p120f)) || total != total);
   }
 
-  // What one unit of a score is worth in nats.
+  // How many nats a score of 1 is.
   float nats_per_score() const { return kConfig.scales_scores() ? 1.f : head.map.scale; }
 
   // Where all scores of the warp stay below half the cap, tanh is a polynomial.

@@ -19,8 +19,8 @@ struct PairConfig {
   bool aligned;              // rows of mask and bias are 16-byte vectors at multiples of 16 bytes
   bool interleaved = false;  // see ForwardSm80Config
 
-  // An odd number of what a quad reads at a time, and of 4-byte elements one or two units more than
-  // there are: so that rows read together meet different banks.
+  // An odd number of what a quad reads at a time, and of 4-byte elements one or two vectors more
+  // than there are: so that rows read together meet different banks.
   constexpr i32 row_bytes(i32 size) const {
     if (interleaved) return size == 4 ? kv_rows * 4 + 16 : (kv_rows / 32 | 1) * 32 * size;
     return size == 4 ? kv_rows * 4 + 32 : (kv_rows * size / 16 | 1) * 16;

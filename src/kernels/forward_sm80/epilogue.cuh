@@ -4,7 +4,7 @@
 // What a warp of forward_sm80 does when it has met all keys: O / l, lse and statistics, and rows
 // that must be computed again by forward_naive. A hidden key has weight 0, and 0 times NaN is NaN:
 // rows of O that come out NaN or infinite though their sum is finite have met something hidden.
-// Runs before any other use of shared memory by the warps of a team, all of them together.
+// Runs before any other use of shared memory by the warps of a group, all of them together.
 #pragma once
 
 #include "kernels/common/warp_scores_sm80.cuh"
@@ -73,11 +73,11 @@ struct StoreOutputSm80 {
         ptx::block_sync();  // all are done with Q, K and V, where O goes
       } else {
         ptx::warp_sync();  // the warp is done with its rows of Q, where O goes
-        group.sync();      // and so is the team
+        group.sync();      // and so is the group
       }
       stage(O);
-      ptx::warp_sync();  // O is there
-      group.sync();      // and that of the team
+      ptx::warp_sync();  // lanes -> O
+      group.sync();      // and that of the group
       send();
     }
   }
@@ -104,7 +104,7 @@ struct StoreOutputSm80 {
     }
   }
 
-  // Members of a team take turns.
+  // Warps of a group alternate.
   void send() const {
     constexpr i32 kGroup = Tile::kGroup;
     constexpr i32 kRowsAtOnce = 32 / kGroup;
@@ -196,8 +196,8 @@ struct ForwardEpilogueSm80 {
       StoreOutputSm80<kConfig>{head, warp_row, first_dim, shared, group}.store(O);
     }
     if (!ptx::any(repeat)) return;
-    ptx::warp_sync();  // what the warp wrote is there to be written over
-    group.sync();      // and what the team wrote
+    ptx::warp_sync();  // lanes -> rows that are overwritten below
+    group.sync();      // and what the group wrote
     if (repeat && Group::warp_n() == 0 && lane_index() % 4 == static_cast<u32>(own))
       recompute_row(i);
   }
@@ -219,7 +219,7 @@ struct ForwardEpilogueSm80 {
                               ptx::shuffle(__builtin_bit_cast(i32, x), static_cast<u32>(from)));
   }
 
-  // Those of the quad and of the team.
+  // Those of the quad and of the group.
   u32 bad_rows_of_group(u32 bad_rows) const {
     bad_rows |= ptx::shuffle_xor(bad_rows, 1);
     bad_rows |= ptx::shuffle_xor(bad_rows, 2);

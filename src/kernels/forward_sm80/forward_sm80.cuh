@@ -3,7 +3,7 @@
 //
 // Exact attention on the tensor cores of every GPU since Ampere, every option of the library. Each
 // warp owns 16 or 32 query rows and the whole width of their O, or, where that is too wide, shares
-// them with others of its team; K and V come through shared memory for all warps of the block, a
+// them with others of its group; K and V come through shared memory for all warps of the block, a
 // few blocks of keys ahead of their use.
 // Source: Dao, FlashAttention-2 (2023), section 3. A step, for every block of keys that a row sees:
 //   1. K_j, V_j have arrived; the copies of block j + stages - 1 are started
@@ -11,7 +11,7 @@
 //   3. scores: scale, softcap, bias, ALiBi, masks         only where the problem or the block has
 //   any
 //   4. P = exp(S - m); l, O follow a grown m              rare, by vote of the warp
-//   5. O += P V                                          P never leaves the team
+//   5. O += P V                                          P never leaves the group
 // Launched with num_forward_sm80_blocks() blocks, see scheduler.cuh.
 #pragma once
 
@@ -53,7 +53,8 @@ struct ForwardSm80 {
     return {head, loop.warp_row, first_dim, shared, loop.group};
   }
 
-  // Where a walk with shifts that were kept left the range of its numbers, a second one keeps none.
+  // Where P outgrew a kept maximum, the main loop runs again and updates the maximum in every
+  // block.
   void run() {
     u32 bad_rows = 0;
     if (first_row < num_rows()) {
@@ -109,7 +110,7 @@ struct ForwardSm80 {
       pipelined_loop(begin, last, may_keep_max);
     }
     ptx::cp_async_wait<0>();
-    if (begin >= end) ptx::block_sync();  // Q is there, over which O goes
+    if (begin >= end) ptx::block_sync();  // cp.async -> Q, which O overwrites
   }
 
   void single_buffer_loop(i32 begin, i32 last, bool may_keep_max) {
@@ -124,12 +125,12 @@ struct ForwardSm80 {
     i32 stage = 0;
     loop.producer.await_first_k();
     if constexpr (kConfig.q_in_registers) {
-      ptx::block_sync();  // Q is there
+      ptx::block_sync();  // cp.async -> Q
       loop.products.load_q_registers();
     }
 #pragma unroll 1
     for (i32 block = last; block >= begin; --block) {
-      ptx::block_sync();  // block j (of the first: K) is there; all are done with block j + 1
+      ptx::block_sync();  // cp.async -> block j (of the first: K); all warps have read block j + 1
       if (kAhead > 0)
         loop.producer.fetch(block - kAhead, stage == 0 ? kConfig.stages - 1 : stage - 1);
 #pragma unroll 1
@@ -139,7 +140,7 @@ struct ForwardSm80 {
                            may_keep_max);
       }
       if (kAhead == 0) {
-        ptx::block_sync();  // all are done with block j
+        ptx::block_sync();  // all warps have read block j
         loop.producer.fetch(block - 1, 0);
       }
       loop.producer.await_next();

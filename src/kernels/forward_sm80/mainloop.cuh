@@ -4,7 +4,8 @@
 // What a warp of forward_sm80 does with a block of keys that has arrived: S = Q K^T, scores to
 // weights, O += P V, in one of two ways. A block that all its rows see whole is weighed with the
 // shift that there is, so that exponents run under the products; any other looks at masks and
-// maxima. Where K and V take turns, a warp asks for the next K between its products.
+// maxima. With a single buffer a warp waits for V and starts the copy of the next K between its
+// products.
 #pragma once
 
 #include "kernels/common/warp_mma_float32_sm80.cuh"
@@ -194,7 +195,8 @@ struct ForwardMainloopSm80 {
   void step(i32 block_column, i32 slot, bool is_first) {
     Scores S;
     products.multiply_q_k(S, producer.k_tile(slot));
-    // Copies that start beside weights spill 440 bytes of three-product kernels (d 128), here 64.
+    // Copies that start next to exponents spill 440 bytes of three-product kernels (d 128),
+    // here 64.
     constexpr bool kFetchesKEarly = !kConfig.lazy_max;
     if constexpr (kConfig.single_buffer && kFetchesKEarly) producer.wait_v_fetch_k();
     if (is_first && !kConfig.single_buffer) producer.await_first_v();

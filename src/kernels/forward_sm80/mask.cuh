@@ -31,7 +31,7 @@ class RowRangesSm80 {
     if (lane < kConfig.warp_rows()) {
       ptx::store_shared_x2(address(lane), {static_cast<u32>(begin), static_cast<u32>(end)});
     }
-    ptx::warp_sync();  // the limits are there
+    ptx::warp_sync();  // lanes -> intervals
     const u32 last = static_cast<u32>(clamp(shape.q_len - warp_row, 1, kConfig.warp_rows()) - 1);
     some_begin_ = ptx::shuffle(begin, 0);
     some_end_ = ptx::shuffle(end, last);
@@ -118,7 +118,7 @@ class DocumentMaskSm80 {
         static_cast<u64>(static_cast<u32>(ptx::shuffle(static_cast<i32>(id >> 32), 0))) << 32 |
         static_cast<u32>(ptx::shuffle(static_cast<i32>(id), 0)));
     is_one_document_ = !ptx::any(counts && id != id_);
-    ptx::warp_sync();  // the numbers are there
+    ptx::warp_sync();  // lanes -> document ids
   }
 
   // Copies the numbers of the keys from `first` on.

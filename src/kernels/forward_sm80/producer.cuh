@@ -3,7 +3,7 @@
 //
 // How keys reach the warps of a block of forward_sm80: tiles of K and V in shared memory, with them
 // what belongs to their pairs with the block's queries, block after block from the last towards the
-// first, by cp.async. Either some stages ahead of their use, or, of one stage each, by turns: V
+// first, by cp.async. Either some stages ahead of their use, or with a single buffer: V
 // arrives under Q K^T, the next K under P V. All threads of the block together.
 #pragma once
 
@@ -33,7 +33,7 @@ struct ForwardProducerSm80 {
   PairTiles<kConfig.pairs()> pairs;
   DocumentMaskSm80<kConfig> documents;
   i32 begin = 0;       // the block of keys that comes last
-  i32 next_block = 0;  // of K, where K and V take turns
+  i32 next_block = 0;  // of K, with a single buffer
 
   // For queries from `first_row` on, dims of V from `first_dim` on.
   ForwardProducerSm80(const Head<kConfig.dtype>& head_, i32 first_row_, i32 first_dim, u32 shared_)
@@ -66,8 +66,8 @@ struct ForwardProducerSm80 {
         .start({shared}, first_row);
   }
 
-  // The first copies of a walk from block `last` to block `first`: K of the last block before all
-  // others.
+  // The first copies of a main loop from block `last` to block `first`: K of the last block before
+  // all others.
   void start(i32 first, i32 last) {
     begin = first;
     const bool has_keys = first <= last;
@@ -87,7 +87,7 @@ struct ForwardProducerSm80 {
     for (i32 stage = 1; stage < kAhead; ++stage) fetch(last - stage, stage);
   }
 
-  // One block, if it is one of the walk.
+  // One block, if it is one of the main loop.
   void fetch(i32 block, i32 stage) {
     if (block >= begin) {
       fetch_k(block, stage);
@@ -99,11 +99,11 @@ struct ForwardProducerSm80 {
   static void await_first_k() { ptx::cp_async_wait<(kAhead > 0 ? kAhead : 1)>(); }
   static void await_first_v() {
     ptx::cp_async_wait<kAhead>();
-    ptx::block_sync();  // V of the first block is there
+    ptx::block_sync();  // cp.async -> V of the first block
   }
   static void await_next() { ptx::cp_async_wait<(kAhead > 0 ? kAhead - 1 : 0)>(); }
 
-  // K_j is there and all are done with V_j+1: V_j comes.
+  // Waits until K_j has arrived and all warps have read V_j+1; starts the copy of V_j.
   void wait_k_fetch_v(i32 block, bool is_first) {
     ptx::cp_async_wait<0>();
     ptx::block_sync();
@@ -115,7 +115,7 @@ struct ForwardProducerSm80 {
     ptx::cp_async_commit();
     next_block = block - 1;
   }
-  // V_j is there and all are done with K_j: K_j-1 comes.
+  // Waits until V_j has arrived and all warps have read K_j; starts the copy of K_j-1.
   void wait_v_fetch_k() {
     ptx::cp_async_wait<0>();
     ptx::block_sync();

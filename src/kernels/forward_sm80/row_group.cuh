@@ -4,8 +4,8 @@
 // Warps that share their rows, where a row of O is too wide for the registers of one: each weighs
 // its columns of a block of keys and adds up its dims of O, 16 by turns. They exchange P, maxima
 // and sums through shared memory. So a fragment of K or V is read for 32 rows, not for 16, and no
-// product is computed twice. A team of one exchanges nothing. Called by forward_sm80; all warps of
-// a team together.
+// product is computed twice. A group of one warp exchanges nothing. Called by forward_sm80; all
+// warps of a group together.
 #pragma once
 
 #include "kernels/common/warp_mma_sm80.cuh"
@@ -28,7 +28,7 @@ struct RowGroupSm80 {
   static u32 warp_n() { return warp_index() % kWarpsN; }
   static u32 first_row() { return index() * kConfig.warp_rows(); }  // in the block
 
-  // Where fragment n of the warp's O lies, 8 dims, in units of 8.
+  // Where fragment n of the warp's O lies, in vectors of 8 dims.
   static i32 vector(i32 n) { return 2 * (kWarpsN * (n / 2) + static_cast<i32>(warp_n())) + n % 2; }
 
   void sync() const {
@@ -38,7 +38,7 @@ struct RowGroupSm80 {
   // P, row by row; written by put().
   PTile p_tile() const { return {shared}; }
 
-  // The warp's columns of P become the team's.
+  // Stores the warp's columns of P for the group.
   template <i32 kWords>
   void store_p(const u32 (&P)[kTiles][kWords]) const {
     const u32 lane = lane_index();
@@ -51,20 +51,20 @@ struct RowGroupSm80 {
         ptx::store_shared(p_tile().address(row, vector) + lane % 4 * 4, P[t][w]);
       }
     }
-    sync();  // P is there
+    sync();  // warps of the group -> P
   }
 
-  // A number of each of this thread's rows, equal in its quad, joined over the team.
+  // A number of each of this thread's rows, equal in its quad, reduced over the group.
   template <class Join>
   void all_reduce(float (&x)[kTiles][2], const Join& join) const {
     if constexpr (kIsOneWarp) return;
-    sync();  // what was exchanged before is read
+    sync();  // all have read what was exchanged before
 #pragma unroll
     for (i32 at = 0; at < 2 * kTiles; ++at) {
       if (lane_index() % 4 != 0) break;
       ptx::store_shared(number(warp_n(), at), __builtin_bit_cast(u32, x[at / 2][at % 2]));
     }
-    sync();  // the numbers are there
+    sync();  // warps of the group -> numbers
 #pragma unroll
     for (i32 at = 0; at < 2 * kTiles; ++at) {
       float joined = load(0, at);
@@ -78,7 +78,7 @@ struct RowGroupSm80 {
   bool any(bool own) const {
     if constexpr (kIsOneWarp) return own;
     if (lane_index() == 0) ptx::store_shared(word(warp_n()), own);
-    sync();  // the words are there
+    sync();  // warps of the group -> words
     u32 any_set = 0;
 #pragma unroll
     for (u32 other = 0; other < kWarpsN; ++other) any_set |= ptx::load_shared(word(other));

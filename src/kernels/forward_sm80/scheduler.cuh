@@ -47,18 +47,18 @@ struct WorkTileSm80 {
 
 // Fewer than 2^31 blocks.
 struct ForwardTileSchedulerSm80 {
-  u32 slots = 1;  // of a line: one head of one batch entry
+  u32 slots = 1;  // of a head of a batch entry
   u32 group_heads = 1;
   u32 full_groups = 0;
   Divisor group_blocks;  // of a full group
-  Divisor members;       // of a full group: its lines, a block of each
-  Divisor last_members;  // of the group that is not full
+  Divisor full_group;    // of a full group: its heads times parts of V
+  Divisor last_group;    // of the group that is not full
   Divisor parts;         // of V
   Divisor heads_q;
   Divisor group_size;
 
   constexpr ForwardTileSchedulerSm80() = default;
-  // Lines of a group are neighbours: their K and V fit the L2 together.
+  // Blocks of a group are neighbours: its K and V fit the L2 together.
   constexpr ForwardTileSchedulerSm80(const AttentionParams& p, const ForwardSm80Config& config,
                                      i32 heads_per_group) {
     const u32 num_parts = static_cast<u32>(num_v_parts(p, config.d_v));
@@ -67,8 +67,8 @@ struct ForwardTileSchedulerSm80 {
     slots = static_cast<u32>(num_tile_slots(p, p.q_rows, config.q_rows()));
     full_groups = batch_heads / group_heads;
     group_blocks = Divisor(max(1u, group_heads * num_parts * slots));
-    members = Divisor(group_heads * num_parts);
-    last_members = Divisor(max(1u, batch_heads % group_heads) * num_parts);
+    full_group = Divisor(group_heads * num_parts);
+    last_group = Divisor(max(1u, batch_heads % group_heads) * num_parts);
     parts = Divisor(num_parts);
     heads_q = Divisor(max(1u, static_cast<u32>(p.heads_q)));
     group_size = Divisor(p.heads_kv == 0 ? 1u : static_cast<u32>(p.group_size()));
@@ -78,16 +78,16 @@ struct ForwardTileSchedulerSm80 {
     const u32 group = group_blocks.quotient(block);
     const u32 within = block - group * group_blocks.value;
     const bool is_full = group < full_groups;
-    const Divisor& own = is_full ? members : last_members;
+    const Divisor& own = is_full ? full_group : last_group;
     const u32 rank = own.quotient(within);
-    const u32 member = within - rank * own.value;
-    const u32 in_group = parts.quotient(member);
+    const u32 in_rank = within - rank * own.value;
+    const u32 in_group = parts.quotient(in_rank);
     const u32 batch_head = group * group_heads + in_group;
     const u32 batch = heads_q.quotient(batch_head);
     const u32 head = batch_head - batch * heads_q.value;
     return {{batch, head, slots - 1 - rank},
             group_size.quotient(head),
-            member - in_group * parts.value};
+            in_rank - in_group * parts.value};
   }
 };
 

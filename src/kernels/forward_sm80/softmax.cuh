@@ -1,14 +1,14 @@
 // SPDX-FileCopyrightText: fulmen contributors
 // SPDX-License-Identifier: Apache-2.0
 //
-// Online softmax of the rows that a thread of a warp shares with the other three of its quad, on
-// accumulators of mma. Scores are raw dot products, or nats where the config says natural; `unit`
-// and `scale_log2` are what one is worth in nats and in powers of two.
-//   weight = exp2(s scale_log2 - shift scale_log2)
+// Online softmax of the rows that a lane of a warp shares with the other three of its quad, on
+// accumulators of mma. Scores are raw dot products, or in nats where config.scales_scores();
+// `scale` and `scale_log2` are how many nats, and how many powers of two, a score of 1 is.
+//   P = exp2(s scale_log2 - shift scale_log2)
 // Any shift gives the same quotient O / sum as long as nothing leaves the range of float32, so it
 // follows the maximum only when that grew by more than 2^8 (Milakov and Gimelshein 2018 for the
-// recurrence, FlashAttention-4 for the threshold), or, where no statistics are asked for, when the
-// sum of a block's weights says that it must. For statistics the true maximum is kept beside it.
+// recurrence, FlashAttention-4 for the threshold), or, without statistics, when the sum of a
+// block's P says that it must. For statistics the true maximum is computed as well.
 #pragma once
 
 #include "kernels/attention/softmax_state.cuh"
@@ -51,7 +51,7 @@ struct ForwardSoftmaxSm80 {
                                            : static_cast<float>(scale * 1.4426950408889634)) {}
 
   // Nothing seen yet. Of this thread's rows, those from `num_rows` on are none: whatever they get,
-  // they are never blind.
+  // they never count as fully masked.
   void start(i32 num_rows) {
 #pragma unroll
     for (i32 t = 0; t < kTiles; ++t) {
@@ -105,7 +105,7 @@ struct ForwardSoftmaxSm80 {
     return true;
   }
 
-  // After blocks that kept their shift: where sums have grown far, it goes up by their logarithm.
+  // After blocks that kept the shift: where sums have grown far, it goes up by their logarithm.
   // Returns as update() does.
   bool rescale_by_sum(const Group& group, float (&rescale)[kTiles][2]) {
     float largest = 0;
@@ -186,7 +186,7 @@ struct ForwardSoftmaxSm80 {
   // Whether the sums have left the range in which results can be trusted; NaN too.
   bool has_overflowed(i32 t, i32 h) const { return !(sum[t][h] < 0x1p100f); }
 
-  // Adds up the quad and the team. After this, sum belongs to the whole row. Where maxima were not
+  // Adds up the quad and the group. After this, sum belongs to the whole row. Where maxima were not
   // looked at, the row's logarithm stands for the maximum, rounded up: no score is larger.
   void finish(const Group& group) {
 #pragma unroll

@@ -3,7 +3,7 @@
 //
 // The three backward kernels of sm80, their own text on the host, against the scalar oracle: drawn
 // problems with every option, stride and alignment and any subset of the gradients, lengths of
-// every residue, NaN where nobody sees it, scores of a million. Small tiles, so that the problems
+// every residue, NaN in masked pairs, scores of a million. Small tiles, so that the problems
 // have several blocks in both directions.
 #include <gtest/gtest.h>
 
@@ -59,8 +59,8 @@ constexpr BackwardSm80Config config_of() {
 
 // The gradients of a kernel, bits: dq, dk, dv.
 constexpr BackwardSm80Config with(BackwardSm80Config config, unsigned gradients, bool dropout,
-                                  bool units = false) {
-  config.aligned = units;
+                                  bool aligned = false) {
+  config.aligned = aligned;
   config.score.dropout = dropout;
   config.dq = gradients & 1;
   config.zeroes_dq = config.zeroes_dq && config.dq;
@@ -99,7 +99,7 @@ constexpr BackwardSm80Config swap_ab(BackwardSm80Config config, bool hopper) {
 }
 
 template <DType kDType, Kind kKind>
-void launch_kind(const AttentionParams& problem, bool units, unsigned seed) {
+void launch_kind(const AttentionParams& problem, bool aligned, unsigned seed) {
   constexpr BackwardSm80Config kAll = config_of<kDType, kKind>();
   const AttentionParams p = with_neutral_arrays(problem, kAll);
   if (p.dropout.enabled()) return launch<with(kAll, 7, true)>(p, seed);
@@ -109,45 +109,45 @@ void launch_kind(const AttentionParams& problem, bool units, unsigned seed) {
     if (!p.dq.present()) return launch<with(kAll, 6, false)>(p, seed);
   }
   if constexpr (kKind == Kind::kPlain) {
-    constexpr BackwardSm80Config kUnits = with(kAll, 7, false, true);
+    constexpr BackwardSm80Config kAligned = with(kAll, 7, false, true);
     const bool both = p.dq.present() && p.dk.present() && p.dv.present();
     if (both && seed % 3 == 1 && p.dim_qk <= 64 && p.dim_v <= 64) {
-      if (units) return launch<swap_ab(in_roles(kUnits, 16, 48), true)>(p, seed);
+      if (aligned) return launch<swap_ab(in_roles(kAligned, 16, 48), true)>(p, seed);
       return launch<swap_ab(in_roles(kAll, 16, 16), false)>(p, seed);
     }
     if (both && seed % 3 != 0) {
-      if (units) return launch<in_roles(kUnits, 16, 48)>(p, seed);
+      if (aligned) return launch<in_roles(kAligned, 16, 48)>(p, seed);
       constexpr BackwardSm80Config kRoles = in_roles(kAll, 32, 16);
       return launch<kDType == DType::kBFloat16 ? in_slices(kRoles) : kRoles>(p, seed);
     }
-    if (units) return launch<kUnits>(p, seed);
+    if (aligned) return launch<kAligned>(p, seed);
   }
   launch<kAll>(p, seed);
 }
 
 template <DType kDType>
-void launch_dtype(const AttentionParams& p, bool units, unsigned seed) {
-  if (p.score_map.softcap != 0) return launch_kind<kDType, Kind::kCapped>(p, units, seed);
+void launch_dtype(const AttentionParams& p, bool aligned, unsigned seed) {
+  if (p.score_map.softcap != 0) return launch_kind<kDType, Kind::kCapped>(p, aligned, seed);
   if (p.bias.dtype == DType::kFloat32 || p.alibi_slopes.present() || p.score_map.scale <= 0) {
-    return launch_kind<kDType, Kind::kBiased>(p, units, seed);
+    return launch_kind<kDType, Kind::kBiased>(p, aligned, seed);
   }
   if (p.mask.present() || p.bias.present() || p.q_ids.present())
-    return launch_kind<kDType, Kind::kPairs>(p, units, seed);
+    return launch_kind<kDType, Kind::kPairs>(p, aligned, seed);
   if (p.sinks.present() && p.dlse.present())
-    return launch_kind<kDType, Kind::kSinks>(p, units, seed);
-  launch_kind<kDType, Kind::kPlain>(p, units, seed);
+    return launch_kind<kDType, Kind::kSinks>(p, aligned, seed);
+  launch_kind<kDType, Kind::kPlain>(p, aligned, seed);
 }
 
 void run(const Request& request, unsigned seed) {
   const Problem problem = validate(request, Pointers::kChecked);
   const AttentionParams p = gpu::attention_params(problem);
-  const bool units =
+  const bool aligned =
       gpu::has_aligned_rows(problem, Array::kO) && gpu::has_aligned_rows(problem, Array::kDOut);
-  if (problem.dtype == DType::kFloat16) return launch_dtype<DType::kFloat16>(p, units, seed);
-  launch_dtype<DType::kBFloat16>(p, units, seed);
+  if (problem.dtype == DType::kFloat16) return launch_dtype<DType::kFloat16>(p, aligned, seed);
+  launch_dtype<DType::kBFloat16>(p, aligned, seed);
 }
 
-// P and dS are rounded to 16 bits on their way, beside the results.
+// P and dS are rounded to 16 bits as well as the results.
 void expect_rounded(const Request& actual, const Request& expected, unsigned seed) {
   const DType dtype = expected.arrays[Array::kQ].dtype;
   for (const Array output : {Array::kDQ, Array::kDK, Array::kDV, Array::kDBias}) {
@@ -252,7 +252,7 @@ TEST(BackwardSm80Planted, RowsThatSeeNothing) {
 
 enum class Dbias { kPairs, kTiles, kSums };
 
-// dbias, of a bias for each head or for both, next to a key that nobody sees and that is NaN.
+// dbias, of a bias for each head or for both, next to a masked key that is NaN.
 template <Dbias kDbias>
 void expect_dbias() {
   constexpr bool kSums = kDbias == Dbias::kSums;

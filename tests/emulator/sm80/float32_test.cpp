@@ -120,13 +120,13 @@ TEST(Float32Products, AreAsGoodAsPromised) {
 // The kinds of problem that are different kernels.
 enum class Kind { kPlain, kOptions, kCapped };
 
-template <Precision kPrecision, Kind kKind, bool kUnits>
+template <Precision kPrecision, Kind kKind, bool kAligned>
 constexpr ForwardSm80Config config_of() {
   constexpr bool kOptions = kKind != Kind::kPlain;
   ForwardSm80Config config;
   config.dtype = DType::kFloat32;
   config.precision = kPrecision;
-  config.aligned = kUnits;
+  config.aligned = kAligned;
   config.score.fp32_out = true;
   config.d_qk = 80;  // drawn dims are at most 80
   config.d_v = 64;   // two parts of V at most
@@ -134,7 +134,7 @@ constexpr ForwardSm80Config config_of() {
   config.row_tiles = kOptions ? 1 : 2;
   config.lazy_max = kPrecision == Precision::kTf32 && !kOptions;  // as plans have it
   config.kv_rows = 32;
-  config.single_buffer = !kOptions && kPrecision == Precision::k3xTf32 && kUnits;
+  config.single_buffer = !kOptions && kPrecision == Precision::k3xTf32 && kAligned;
   config.stages = kOptions || config.single_buffer ? 1 : 2;
   config.score.mask = config.score.documents = config.score.alibi = kOptions;
   config.score.bias = kOptions ? DType::kFloat32 : DType::kNone;

@@ -2,8 +2,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The kernels with which forward_sm80_test.cpp answers drawn problems: small tiles, so that the
-// problems have several blocks in both directions; one and more stages, K and V in turns, one and
-// two row tiles, teams of one, two and four warps, keys interleaved or not, dense or any problems.
+// problems have several blocks in both directions; one and more stages, K and V in a single buffer,
+// one and two row tiles, groups of one, two and four warps, keys interleaved or not, problems of
+// fixed length or any.
 #pragma once
 
 #include "emulator/sm80/launch_forward.h"
@@ -15,15 +16,15 @@ namespace fulmen::test {
 enum class Kind { kPlain, kDense, kStats, kMasked, kCapped, kSloped, kBiased, kCappedAndBiased };
 constexpr i32 kTeamWarps[] = {1, 1, 2, 1, 2, 2, 1, 4};
 
-template <DType kDType, Kind kKind, DType kBias, bool kDropout, bool kUnits>
+template <DType kDType, Kind kKind, DType kBias, bool kDropout, bool kAligned>
 constexpr ForwardSm80Config config_of() {
   ForwardSm80Config config;
-  config.aligned = kUnits;
-  config.score.fp32_out = !kUnits && kKind != Kind::kCapped && kKind != Kind::kSloped;
+  config.aligned = kAligned;
+  config.score.fp32_out = !kAligned && kKind != Kind::kCapped && kKind != Kind::kSloped;
   config.dtype = kDType;
   config.d_qk = 80;  // drawn dims are at most 80
-  // A warp alone leaves the polynomial of softcap by itself, a team does not.
-  const bool is_alone = kKind == Kind::kCapped && !kUnits;
+  // A warp alone leaves the polynomial of softcap by itself, a group does not.
+  const bool is_alone = kKind == Kind::kCapped && !kAligned;
   config.warps_n = is_alone ? 1 : kTeamWarps[static_cast<int>(kKind)];
   config.d_v = config.warps_n == 1 ? 48 : 64;  // two parts of V at most
   config.warps = kKind == Kind::kStats ? 4 : max(2, config.warps_n);
@@ -47,10 +48,11 @@ constexpr ForwardSm80Config config_of() {
   return config;
 }
 
-template <DType kDType, Kind kKind, bool kUnits, DType kBias = DType::kNone>
+template <DType kDType, Kind kKind, bool kAligned, DType kBias = DType::kNone>
 void launch_kind(const AttentionParams& p, unsigned seed) {
-  if (p.dropout.enabled()) return launch<config_of<kDType, kKind, kBias, true, kUnits>()>(p, seed);
-  launch<config_of<kDType, kKind, kBias, false, kUnits>()>(p, seed);
+  if (p.dropout.enabled())
+    return launch<config_of<kDType, kKind, kBias, true, kAligned>()>(p, seed);
+  launch<config_of<kDType, kKind, kBias, false, kAligned>()>(p, seed);
 }
 
 template <DType kDType, Kind kKind>
@@ -69,7 +71,7 @@ inline bool is_dense(const AttentionParams& p) {
 }
 
 template <DType kDType>
-void launch_dtype(const AttentionParams& p, bool units, unsigned seed) {
+void launch_dtype(const AttentionParams& p, bool aligned, unsigned seed) {
   const bool is_masked = p.mask.present() || p.q_ids.present();
   const bool is_natural = p.bias.present() || !(p.score_map.scale > 0);
   const bool is_capped = p.score_map.softcap != 0;
@@ -85,12 +87,12 @@ void launch_dtype(const AttentionParams& p, bool units, unsigned seed) {
   if (is_sloped) return launch_kind<kDType, Kind::kSloped, false>(p, seed);
   if (is_masked) return launch_kind<kDType, Kind::kMasked, false>(p, seed);
   if (p.stats.present()) {
-    return units ? launch_kind<kDType, Kind::kStats, true>(p, seed)
-                 : launch_kind<kDType, Kind::kStats, false>(p, seed);
+    return aligned ? launch_kind<kDType, Kind::kStats, true>(p, seed)
+                   : launch_kind<kDType, Kind::kStats, false>(p, seed);
   }
-  if (units && is_dense(p)) return launch_kind<kDType, Kind::kDense, true>(p, seed);
-  units ? launch_kind<kDType, Kind::kPlain, true>(p, seed)
-        : launch_kind<kDType, Kind::kPlain, false>(p, seed);
+  if (aligned && is_dense(p)) return launch_kind<kDType, Kind::kDense, true>(p, seed);
+  aligned ? launch_kind<kDType, Kind::kPlain, true>(p, seed)
+          : launch_kind<kDType, Kind::kPlain, false>(p, seed);
 }
 
 }  // namespace fulmen::test

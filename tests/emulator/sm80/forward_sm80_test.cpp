@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // forward_sm80's own text on the host, against the scalar oracle: drawn problems with every option,
-// stride and alignment, lengths of every residue, keys and values that are NaN where nobody sees
+// stride and alignment, lengths of every residue, keys and values that are NaN where no query sees
 // them.
 #include "kernels/forward_sm80/forward_sm80.cuh"
 
@@ -26,9 +26,9 @@ namespace {
 void run(const Request& request, unsigned seed) {
   const Problem problem = validate(request, Pointers::kChecked);
   const AttentionParams p = gpu::attention_params(problem);
-  const bool units = gpu::has_aligned_rows(problem, Array::kO);
-  problem.dtype == DType::kFloat16 ? launch_dtype<DType::kFloat16>(p, units, seed)
-                                   : launch_dtype<DType::kBFloat16>(p, units, seed);
+  const bool aligned = gpu::has_aligned_rows(problem, Array::kO);
+  problem.dtype == DType::kFloat16 ? launch_dtype<DType::kFloat16>(p, aligned, seed)
+                                   : launch_dtype<DType::kBFloat16>(p, aligned, seed);
 }
 
 template <class T>
@@ -131,7 +131,7 @@ TEST(ForwardSm80Window, RowsMayBeginInAFullBlock) {
   }
 }
 
-// Blocks of queries that meet no key: O goes over Q, whose copies nobody has waited for.
+// Blocks of queries that meet no key: O goes over Q, whose copies have not been waited for.
 TEST(ForwardSm80Window, SomeBlocksMeetNoKey) {
   for (unsigned seed = 0; seed < 4; ++seed) {
     RandomProblem random(seed);
@@ -191,8 +191,8 @@ TEST(ForwardSm80Planted, WhatIsHiddenDoesNotShow) {
   }
 }
 
-// Masks, biases of every width and documents whose rows are copied in units; the config is the one
-// that plans choose, but for a tile that fits a small problem.
+// Masks, biases of every width and documents whose rows are copied as vectors; the config is the
+// one that plans choose, but for a tile that fits a small problem.
 template <DType kDType, DType kBias>
 void check_copied_pairs(unsigned seed) {
   RandomProblem random(seed);

@@ -1,7 +1,7 @@
 // SPDX-FileCopyrightText: fulmen contributors
 // SPDX-License-Identifier: Apache-2.0
 //
-// Swizzled tiles and the fragments that warps read from them: every element at one place of its
+// Swizzled tiles and the fragments that warps read from them: every element at one address of its
 // own, no two of eight neighbouring rows in the same banks, and products equal to sums by hand.
 #include <gtest/gtest.h>
 
@@ -16,20 +16,20 @@ namespace {
 
 template <i32 kDims>
 void expect_clean_tile() {
-  constexpr u32 kUnits = kDims / 8;
+  constexpr u32 kVectors = kDims / 8;
   const SwizzledTile<kDims, true> tile{1024};
   std::set<u32> places;
   for (u32 row = 0; row < 32; ++row) {
-    for (u32 unit = 0; unit < kUnits; ++unit) places.insert(tile.address(row, unit));
+    for (u32 vector = 0; vector < kVectors; ++vector) places.insert(tile.address(row, vector));
   }
-  EXPECT_EQ(places.size(), 32 * kUnits);
+  EXPECT_EQ(places.size(), 32 * kVectors);
   EXPECT_EQ(*places.begin(), 1024u);
-  EXPECT_EQ(*places.rbegin(), 1024 + (32 * kUnits - 1) * 16);
+  EXPECT_EQ(*places.rbegin(), 1024 + (32 * kVectors - 1) * 16);
   for (u32 row = 0; row < 32; row += 8) {
-    for (u32 unit = 0; unit < kUnits; ++unit) {
+    for (u32 vector = 0; vector < kVectors; ++vector) {
       std::set<u32> banks;
-      for (u32 i = 0; i < 8; ++i) banks.insert(tile.address(row + i, unit) / 16 % 8);
-      EXPECT_EQ(banks.size(), 8u) << "dims " << kDims << ", row " << row << ", unit " << unit;
+      for (u32 i = 0; i < 8; ++i) banks.insert(tile.address(row + i, vector) / 16 % 8);
+      EXPECT_EQ(banks.size(), 8u) << "dims " << kDims << ", row " << row << ", vector " << vector;
     }
   }
 }

@@ -19,7 +19,7 @@
 namespace fulmen::test {
 
 // As launched, each grid once the one before it has ended (no kernel of sm80 is a dependent launch,
-// see src/gpu/backward_sm80/run.cpp), on a workspace that is NaN where nobody promises zeros.
+// see src/gpu/backward_sm80/plan.cpp), on a workspace that is NaN where zeros are not required.
 template <BackwardSm80Config kConfig>
 void launch(const AttentionParams& p, unsigned seed) {
   const i64 row_tiles_count = num_q_tiles(p, kConfig.q_rows);
@@ -28,7 +28,7 @@ void launch(const AttentionParams& p, unsigned seed) {
   std::vector<KeyRangeSm80> key_bounds(size(row_tiles_count));
   std::vector<float> row_tiles(size(row_tiles_count * kConfig.row_bytes()) / 4 + 4, NAN);
   std::vector<float> sums(size(row_tiles_count * kConfig.dq_elems()) + 4, NAN);
-  std::vector<u32> suspect_m_blocks(size(row_tiles_count)), suspect_n_blocks(size(key_tiles)),
+  std::vector<u32> nonfinite_m_blocks(size(row_tiles_count)), nonfinite_n_blocks(size(key_tiles)),
       dq_semaphores(size(row_tiles_count));
   u32 next_n_block = 0;
   std::vector<u32> zeroed_blocks(size(p.batch_extent() * p.heads_kv));
@@ -48,8 +48,8 @@ void launch(const AttentionParams& p, unsigned seed) {
                                   key_bounds.data(),
                                   aligned(sums),
                                   dbias_accum.data(),
-                                  suspect_m_blocks.data(),
-                                  suspect_n_blocks.data(),
+                                  nonfinite_m_blocks.data(),
+                                  nonfinite_n_blocks.data(),
                                   dq_semaphores.data(),
                                   &next_n_block,
                                   zeroed_blocks.data(),
