@@ -1,11 +1,10 @@
 // SPDX-FileCopyrightText: fulmen contributors
 // SPDX-License-Identifier: Apache-2.0
 //
-// Zeros for the float32 sums of dQ just before they are needed, so that they lie in the L2 when
-// blocks add to them: a block of keys clears its share of a group of heads that comes later, and
-// adds to its own group's sums once blocks before it have cleared them. The first groups, or all
-// without config.zeroes_dq, are cleared by backward_preprocess_sm80. Called by backward_sm80,
-// all threads of a block together.
+// The float32 accumulators of dQ: their layout, and their zeros just before they are needed, so
+// that they lie in the L2 when blocks add to them. A block of keys zeroes its share of a group of
+// heads that comes later, and adds to its own group's once blocks before it have zeroed them. The
+// first groups, or all without config.zeroes_dq, are zeroed by backward_preprocess_sm80.
 #pragma once
 
 #include "kernels/backward_sm80/config.h"
@@ -29,7 +28,7 @@ struct DqAccumLayoutSm80 {
   }
 };
 
-// Those of tile `number` of queries.
+// Zeroes dQ of m_block `number`; all threads of a block.
 template <BackwardSm80Config kConfig, i32 kThreads>
 inline void zero_dq_accum(const BackwardSm80Params& params, u32 number) {
   float* const sums = params.dq_accum + i64{number} * kConfig.dq_elems();
@@ -61,8 +60,8 @@ struct DqZeroingSm80 {
     }
   }
 
-  // Thread 0 says so, and waits for the zeros of the block's own group; the others may add to them
-  // after the next barrier.
+  // Thread 0 announces the zeros and waits for those of the block's own group; the others may add
+  // to them after the next barrier.
   void wait_zeroed() const {
     if constexpr (!kConfig.zeroes_dq) return;
     if (ptx::thread_index() != 0) return;

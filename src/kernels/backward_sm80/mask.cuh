@@ -1,9 +1,9 @@
 // SPDX-FileCopyrightText: fulmen contributors
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the structured masks let the rows of a part of a step of backward_sm80 see of its keys
-// (backward_preprocess_sm80 has found it row by row): a part that is seen whole needs no mask
-// arithmetic.
+// Masks of backward_sm80: which pairs of a warp's tile the structured masks (their intervals, row
+// by row, come from backward_preprocess_sm80) and documents hide, so that a tile without hidden
+// pairs does no mask arithmetic; and which m_blocks the keys of a block iterate over.
 #pragma once
 
 #include "kernels/attention/block_range.cuh"
@@ -14,12 +14,12 @@
 
 namespace fulmen {
 
-// Where a warp's tile of S begins in a step.
+// Where a warp's tile of S begins in an iteration.
 struct BackwardPartSm80 {
   i32 row, column;
 };
 
-// A tile of queries met by the block's keys.
+// One iteration: an m_block with the block's keys.
 template <BackwardSm80Config kConfig>
 struct BackwardStepSm80 {
   // A warp's tile of S, and where its numbers lie in a thread.

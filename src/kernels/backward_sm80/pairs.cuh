@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // From a warp's tiles of S = Q K^T and dP = dO V^T to P and dS, rounded, in shared memory, with
-// every option that has a say over pairs. Called by backward_sm80.
+// bias, masks, softcap, ALiBi, dropout and dbias. Called by backward_sm80.
 #pragma once
 
 #include "kernels/backward_sm80/backward_dbias_sm80.cuh"

@@ -1,10 +1,10 @@
 // SPDX-FileCopyrightText: fulmen contributors
 // SPDX-License-Identifier: Apache-2.0
 //
-// P and dS of a warp that owns keys alone: as S^T = K Q^T and dP^T = V dO^T, whose fragments go on
-// as left operands of dV and dK without leaving registers. Shared memory carries P to the warp that
-// makes dS of it, fragment by fragment, and dS^T to those that make dQ of it. Called by
-// backward_sm80 where roles are split.
+// P and dS of a warp that owns keys alone (swap A B): S^T = K Q^T and dP^T = V dO^T, whose
+// fragments become left operands of dV and dK without leaving registers. Through shared memory P
+// goes to the warp that makes dS of it, fragment by fragment, and dS^T to the warps that make dQ of
+// it. Called by backward_sm80 where roles are split.
 #pragma once
 
 #include "kernels/backward_sm80/mask.cuh"

@@ -1,40 +1,44 @@
 // SPDX-FileCopyrightText: fulmen contributors
 // SPDX-License-Identifier: Apache-2.0
 //
-// A warp's part of P and dS in registers, from the products of tiles and the rows' statistics;
-// and rounded, from and to shared memory. Called by backward_pairs_sm80.
+// P = exp(S - LSE) and dS = P (dP - D) of a warp's tile in registers, from the two products and the
+// rows' statistics; and rounded, to and from shared memory. Called by pairs.cuh.
 #pragma once
 
 #include "kernels/backward_sm80/mask.cuh"
 
 namespace fulmen {
 
+// S = Q K^T or dP = dO V^T of wide heads by the warps of a group together: each multiplies a slice
+// of the dims for the whole block and sends the partial sums to the warps that own the tiles,
+// through shared memory. So a fragment is read once for two row tiles and two column tiles, not
+// once for each tile, and eight sums run side by side instead of two.
 template <BackwardSm80Config kConfig>
 struct SplitDProductSm80 {
-  using Tiles = BackwardStorageSm80<kConfig>;
-  using Products = typename Tiles::Products;
+  using Storage = BackwardStorageSm80<kConfig>;
+  using Products = typename Storage::Products;
   using Scores = typename BackwardStepSm80<kConfig>::Scores;  // a part, 16 x 16
-  static constexpr i32 kMembers = kConfig.group_warps();
+  static constexpr i32 kGroupWarps = kConfig.group_warps();
   static constexpr i32 kAcross = kConfig.kv_rows / 16;  // parts side by side
   static constexpr u32 kSlotBytes = 32 * 32;            // of a part: 8 floats a lane
   using Sums = float[kConfig.q_rows / 16][kConfig.kv_rows / 2];
 
-  Tiles storage;
+  Storage storage;
 
   // S = this warp's part of queries keys^T. All warps of the group together.
   template <i32 kDims, class Tile>
   void multiply(Scores& S, const Tile& queries, const Tile& keys) const {
     Sums sums;
     multiply_slice<kDims>(sums, queries, keys);
-    store_p_fragments(S[0], sums);
+    send_partial_sums(S[0], sums);
     storage.group_sync();  // all warps of the group -> partial sums
-    gather(S[0]);
+    add_partial_sums(S[0]);
   }
 
  private:
   template <i32 kDims, class Tile>
   void multiply_slice(Sums& sums, const Tile& queries, const Tile& keys) const {
-    constexpr i32 kSliceDims = kDims / kMembers;
+    constexpr i32 kSliceDims = kDims / kGroupWarps;
     using Way = PartRow<kDims, kConfig.swizzle, kSliceDims / 16>;
     const u32 first = storage.warp_in_group() * (kSliceDims / 16);
     const Way left(left_rows(queries, 0), first), right(right_rows(keys), first);
@@ -45,13 +49,13 @@ struct SplitDProductSm80 {
 
   // Where the lane's sums for a part lie: slot `slot` of those of the other warps.
   u32 slot_address(u32 part, u32 slot) const {
-    return storage.slices() + (part * (kMembers - 1) + slot) * kSlotBytes + lane_index() * 16;
+    return storage.slices() + (part * (kGroupWarps - 1) + slot) * kSlotBytes + lane_index() * 16;
   }
 
-  void store_p_fragments(float (&S)[8], const Sums& sums) const {
+  void send_partial_sums(float (&S)[8], const Sums& sums) const {
     const u32 own = storage.warp_in_group();
 #pragma unroll
-    for (u32 part = 0; part < kMembers; ++part) {
+    for (u32 part = 0; part < kGroupWarps; ++part) {
       const float* const x = &sums[part / kAcross][part % kAcross * 8];
       if (part == own) {
 #pragma unroll
@@ -63,9 +67,9 @@ struct SplitDProductSm80 {
       }
     }
   }
-  void gather(float (&S)[8]) const {
+  void add_partial_sums(float (&S)[8]) const {
 #pragma unroll
-    for (u32 slot = 0; slot < kMembers - 1; ++slot) {
+    for (u32 slot = 0; slot < kGroupWarps - 1; ++slot) {
 #pragma unroll
       for (u32 half = 0; half < 2; ++half) {
         const ptx::U32x4 x = ptx::load_shared_x4(slot_address(storage.warp_in_group(), slot) +
