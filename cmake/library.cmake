@@ -39,7 +39,7 @@ if(FULMEN_SANITIZE)
     <cstring> <functional> <map> <memory> <mutex> <optional> <span> <sstream> <string> <vector>)
   set_target_properties(fulmen_objects PROPERTIES UNITY_BUILD ON UNITY_BUILD_MODE GROUP)
   foreach(source IN LISTS FULMEN_HOST_SOURCES)
-    if(NOT source MATCHES "/(torch_operators|cache_file)\\.cpp$")  # name what others also name
+    if(NOT source MATCHES "/(torch_operators|bundle)\\.cpp$")  # name what others also name
       cmake_path(GET source PARENT_PATH folder)
       cmake_path(RELATIVE_PATH folder BASE_DIRECTORY ${PROJECT_SOURCE_DIR})
       string(MAKE_C_IDENTIFIER ${folder} group)
