@@ -110,8 +110,7 @@ def load_bundle(path: str | os.PathLike[str]) -> None:
 
 def _arguments(problem: Mapping[str, Any], device: int | None, name: str | None) -> dict[str, Any]:
     """The arguments of `fulmen.plan` for a problem."""
-    from .array_types import named_dtype
-    from .inspection import phantom
+    from .array_types import named_dtype, phantom
 
     arguments = {"need": (), **problem}
     missing = [name for name in ARRAYS if name not in arguments]

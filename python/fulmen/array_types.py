@@ -11,7 +11,6 @@ packages is imported here: an array of one proves that its owner has been.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any, Callable
 
@@ -382,18 +381,9 @@ def torch_checked(arrays: tuple[Array, ...]) -> tuple[Array, ...]:
     return arrays
 
 
-def refuse_gradients(function: str, names: Sequence[str], arrays: tuple[Array, ...]) -> None:
-    """Refuses tensors whose gradient would silently stop in a call on arrays of another type.
-
-    Raises:
-        UnsupportedError: a tensor requires grad while gradients are recorded.
-    """
-    torch = sys.modules.get("torch")
-    if torch is None or not torch.is_grad_enabled():
-        return
-    for name, x in zip(names, arrays):
-        if is_torch(x) and x.requires_grad:
-            raise UnsupportedError(
-                f"{name} requires grad and q is no PyTorch tensor, so fulmen.{function} records no "
-                f"gradient: pass {name}.detach(), or q as a tensor"
-            )
+def phantom(shape: tuple[int, ...], dtype: Any) -> Array:
+    """An array of any size that takes no memory: only for calls that read no array."""
+    strides = [np.dtype(dtype).itemsize]
+    for extent in reversed(shape[1:]):
+        strides.insert(0, strides[0] * max(extent, 1))
+    return np.lib.stride_tricks.as_strided(np.empty(1, dtype), shape, strides[-len(shape) :])

@@ -25,8 +25,8 @@ import numpy as np
 
 from ._calls import backward_arrays, forward_results, owners_of, run
 from ._library import library, schema
-from .array_types import Array, array_type_of, is_torch, refuse_gradients, torch_call
-from .errors import ArgumentError
+from .array_types import Array, array_type_of, is_torch, torch_call
+from .errors import ArgumentError, UnsupportedError
 from .options import KEYWORDS, Prepared, prepare
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -88,6 +88,23 @@ def shares_options(*without: str) -> Callable[[F], F]:
     return shown
 
 
+def _refuse_gradients(function: str, names: Sequence[str], arrays: tuple[Array, ...]) -> None:
+    """Refuses tensors whose gradient would silently stop in a call on arrays of another type.
+
+    Raises:
+        UnsupportedError: a tensor requires grad while gradients are recorded.
+    """
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.is_grad_enabled():
+        return
+    for name, x in zip(names, arrays):
+        if is_torch(x) and x.requires_grad:
+            raise UnsupportedError(
+                f"{name} requires grad and q is no PyTorch tensor, so fulmen.{function} records no "
+                f"gradient: pass {name}.detach(), or q as a tensor"
+            )
+
+
 def _attention(q: Array, k: Array, v: Array, **options: Any) -> Any:
     """`attention`, with the keywords that are given."""
     if type(q) is not np.ndarray and is_torch(q):
@@ -97,7 +114,7 @@ def _attention(q: Array, k: Array, v: Array, **options: Any) -> Any:
         return_lse, out, out_dtype = (options.pop(name, None) for name in RESULT_KEYWORDS)
     prepared = prepare(q, k, v, options)
     if "torch" in sys.modules:
-        refuse_gradients("attention", schema().inputs, prepared[1])
+        _refuse_gradients("attention", schema().inputs, prepared[1])
     o, lse, _ = _forward(prepared, return_lse, False, out, out_dtype)
     return (o, lse) if return_lse else o
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from ._calls import call
 from ._library import announce_nvrtc, library, schema, text_of
-from .array_types import HOST, Array, array_type_of, dtype_name, named_dtype
+from .array_types import HOST, Array, array_type_of, dtype_name, named_dtype, phantom
 from .errors import ArgumentError, DTypeError, ShapeError
 from .functional import shares_options
 from .masks import Documents, split
@@ -140,14 +140,6 @@ def target_of(device: int | None, device_name: str | None, without: Sequence[str
     if device is not None or device_name is not None:
         announce_nvrtc()
     return Target(device, device_name, bits)
-
-
-def phantom(shape: tuple[int, ...], dtype: Any) -> Array:
-    """An array of any size that takes no memory: only for calls that read no array."""
-    strides = [np.dtype(dtype).itemsize]
-    for extent in reversed(shape[1:]):
-        strides.insert(0, strides[0] * max(extent, 1))
-    return np.lib.stride_tricks.as_strided(np.empty(1, dtype), shape, strides[-len(shape) :])
 
 
 @shares_options()

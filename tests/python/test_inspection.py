@@ -11,7 +11,7 @@ import pytest
 
 import fulmen
 from fulmen import masks
-from fulmen.inspection import phantom
+from fulmen.array_types import phantom
 
 Q = np.zeros((2, 4, 128, 64), np.float32)
 

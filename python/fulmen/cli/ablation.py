@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import fulmen
-from fulmen.array_types import named_dtype
-from fulmen.inspection import optimisations, phantom
+from fulmen.array_types import named_dtype, phantom
+from fulmen.inspection import optimisations
 from fulmen.lab.benchmark.cells import ITEM_BYTES, Cell
 from fulmen.lab.benchmark.page import figure
 from fulmen.lab.benchmark.records import Record, Run, write_lines

@@ -8,8 +8,7 @@ import argparse
 from typing import Any
 
 import fulmen
-from fulmen.array_types import named_dtype
-from fulmen.inspection import phantom
+from fulmen.array_types import named_dtype, phantom
 from fulmen.options import implementations
 
 from . import count

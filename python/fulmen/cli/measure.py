@@ -12,7 +12,7 @@ from typing import Any, Callable
 import numpy as np
 
 import fulmen
-from fulmen.inspection import phantom
+from fulmen.array_types import phantom
 
 from .tensor_file import Array
 

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fulmen.masks import Chunks, Documents, Prefix
+import fulmen
 
 from .arrays import Array
 
@@ -143,7 +143,7 @@ def visible(options: Options, batch: int, head: int, q_rows: int, kv_rows: int) 
     if options.causal:
         ahead = j <= position
         for mask in options.masks:
-            if isinstance(mask, Prefix):
+            if isinstance(mask, fulmen.masks.Prefix):
                 ahead = ahead | (j < mask.n)
         see &= ahead
     left, right = options.window
@@ -152,13 +152,13 @@ def visible(options: Options, batch: int, head: int, q_rows: int, kv_rows: int) 
     if right >= 0:
         see &= j <= position + right
     for mask in options.masks:
-        if isinstance(mask, Prefix):
+        if isinstance(mask, fulmen.masks.Prefix):
             continue
-        if isinstance(mask, Documents):
+        if isinstance(mask, fulmen.masks.Documents):
             kv_ids = mask.q_ids if mask.kv_ids is None else mask.kv_ids
             q_ids = row_of(mask.q_ids, batch, options.cu_q)
             see &= q_ids[:, None] == row_of(kv_ids, batch, options.cu_kv)
-        elif isinstance(mask, Chunks):
+        elif isinstance(mask, fulmen.masks.Chunks):
             see &= position // mask.size == j // mask.size
         else:
             see &= pick(mask, batch, head, q_rows, kv_rows)
