@@ -1,11 +1,10 @@
 // SPDX-FileCopyrightText: fulmen contributors
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a warp of forward_sm80 does with a block of keys that has arrived: S = Q K^T, scores to
-// weights, O += P V, in one of two ways. A block that all its rows see whole is weighed with the
-// shift that there is, so that exponents run under the products; any other looks at masks and
-// maxima. With a single buffer a warp waits for V and starts the copy of the next K between its
-// products.
+// One iteration of a warp of forward_sm80, on a block of keys that has arrived: S = Q K^T, softmax,
+// O += P V, in one of two ways. A block that all its rows see whole keeps the maximum that there
+// is, so that exponents overlap products; any other applies masks and updates the maxima. With a
+// single buffer a warp waits for V and starts the copy of the next K between its products.
 #pragma once
 
 #include "kernels/common/warp_mma_float32_sm80.cuh"

@@ -1,11 +1,12 @@
 // SPDX-FileCopyrightText: fulmen contributors
 // SPDX-License-Identifier: Apache-2.0
 //
-// DocumentMaskSm80: a query sees the keys that carry its number. Which keys a block of queries must
-// look at (from the first to the last whose number could be one of its queries'), which blocks of
-// keys a warp sees whole or not at all, and pairs one by one in the others. Numbers of keys come
-// through shared memory beside K. Called by forward_sm80; all lanes together, but for key_bounds()
-// and start(): all threads of the block.
+// Masks of forward_sm80. Structured masks: the interval of keys of each row, found once, and from
+// it which blocks of keys some row and which all rows of a warp see. Documents: a query sees the
+// keys with its id; which keys a block of queries must look at (from the first to the last whose id
+// lies in the range of its queries' ids), which blocks of keys a warp sees whole or not at all, and
+// pairs one by one in the others. Ids of keys are copied to shared memory with K. All lanes
+// together, but for key_bounds() and start(): all threads of the block.
 #pragma once
 
 #include "kernels/attention/mask.cuh"

@@ -1,11 +1,11 @@
 // SPDX-FileCopyrightText: fulmen contributors
 // SPDX-License-Identifier: Apache-2.0
 //
-// Warps that share their rows, where a row of O is too wide for the registers of one: each weighs
-// its columns of a block of keys and adds up its dims of O, 16 by turns. They exchange P, maxima
-// and sums through shared memory. So a fragment of K or V is read for 32 rows, not for 16, and no
-// product is computed twice. A group of one warp exchanges nothing. Called by forward_sm80; all
-// warps of a group together.
+// Warps that share their rows (split N), where a row of O is too wide for the registers of one:
+// each computes its columns of S and P of a block of keys and its dims of O, every warps_n-th 16.
+// They exchange P, maxima and sums through shared memory. So a fragment of K or V is read for 32
+// rows, not for 16, and no product is computed twice. A group of one warp exchanges nothing. Called
+// by forward_sm80; all warps of a group together.
 #pragma once
 
 #include "kernels/common/warp_mma_sm80.cuh"

@@ -1,10 +1,10 @@
 // SPDX-FileCopyrightText: fulmen contributors
 // SPDX-License-Identifier: Apache-2.0
 //
-// The order of the blocks of a launch. Heads go group by group, so that K and V of those that are
-// at work fit the L2; within a group the last rows come first, since they see the most keys under a
-// causal mask and should not be left for the end; heads are neighbours. Long rows of V are cut into
-// parts, a block each.
+// The tile scheduler of forward_sm80: the work tile of each block of a launch. Heads go group by
+// group, so that K and V of those that are at work fit the L2; within a group the last rows come
+// first, since under a causal mask they see the most keys and should not be left for the end; heads
+// are neighbours. Long rows of V are cut into parts, a block each.
 #pragma once
 
 #include "kernels/common/tile_tasks.cuh"
