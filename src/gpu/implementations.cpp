@@ -7,25 +7,21 @@
 
 #include "core/error.h"
 #include "gpu/backward_sm80/plan.h"
+#include "gpu/backward_sm90/plan.h"
 #include "gpu/forward_sm80/plan.h"
-#include "gpu/function_plan.h"
+#include "gpu/forward_sm90/plan.h"
 #include "gpu/naive/plan.h"
 #include "gpu/simt/plan.h"
-#include "gpu/sm90_plan.h"
-#include "gpu/sm90_run.h"
 
 namespace fulmen::gpu {
 namespace {
-
-constexpr auto sm90_plan = FunctionPlan<sm90_refusal, sm90_needs, sm90_launches, sm90_run>::plan;
-u32 switches_of_sm90(const Problem& problem, const Gpu&) { return sm90_switches(problem); }
 
 constexpr GpuImplementation kImplementations[] = {
     {Implementation::kSm90,
      "Hopper's copy engine and asynchronous tensor cores",
      true,
-     {sm90_plan, switches_of_sm90, true},
-     {sm90_plan, switches_of_sm90}},
+     {plan_forward_sm90, forward_sm90_switches, true},
+     {plan_backward_sm90, backward_sm90_switches}},
     {Implementation::kSm80,
      "tensor cores by mma.sync, every option",
      true,

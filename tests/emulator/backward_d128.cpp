@@ -10,25 +10,26 @@ constinit const BackwardKernel kBackwardD128Full =
     backward_kernel<BackwardSm90Config{.register_dims = 16}>("d128_full");
 
 constinit const BackwardKernel kBackwardD128Causal =
-    backward_kernel<BackwardSm90Config{.mask = MaskKind::kRight}>("d128_causal");
+    backward_kernel<BackwardSm90Config{.score = {.mask_kind = MaskKind::kRight}}>("d128_causal");
 
 constinit const BackwardKernel kBackwardD128Window =
-    backward_kernel<BackwardSm90Config{.mask = MaskKind::kBoth}>("d128_window");
+    backward_kernel<BackwardSm90Config{.score = {.mask_kind = MaskKind::kBoth}}>("d128_window");
 
 constinit const BackwardKernel kBackwardD128Stats = backward_kernel<BackwardSm90Config{
-    .mask = MaskKind::kRight, .has_stats = true, .register_dims = 16}>("d128_stats");
+    .register_dims = 16, .score = {.mask_kind = MaskKind::kRight, .stats = true}}>("d128_stats");
 
 constinit const BackwardKernel kBackwardD128NoTurns =
     backward_kernel<BackwardSm90Config{.ping_pong = false, .early_dv = false, .staggered = false}>(
         "d128_no_turns");
 
 constinit const BackwardKernel kBackwardD128NoDq =
-    backward_kernel<BackwardSm90Config{.mask = MaskKind::kRight, .dq = false}>("d128_no_dq");
+    backward_kernel<BackwardSm90Config{.dq = false, .score = {.mask_kind = MaskKind::kRight}}>(
+        "d128_no_dq");
 
 constinit const BackwardKernel kBackwardD128Ordered =
     backward_kernel<BackwardSm90Config{.deterministic = true, .staggered = false}>("d128_ordered");
 
 constinit const BackwardKernel kBackwardD128Sequences = backward_kernel<BackwardSm90Config{
-    .mask = MaskKind::kBoth, .has_stats = true, .sequences = true}>("d128_sequences");
+    .score = {.mask_kind = MaskKind::kBoth, .varlen = true, .stats = true}}>("d128_sequences");
 
 }  // namespace fulmen::test

@@ -118,7 +118,7 @@ struct Workspace {
     num_rows = i64{kHeads} * padded_rows_per_head * (chosen.packed ? 1 : sequences);
     num_sums = num_rows * config.dims;
     num_counters = ceil_div(2 + 3 * lines, 4) * 4;
-    rows.assign(to_size(num_rows * (config.has_stats ? 2 : 1) + 4), NAN);
+    rows.assign(to_size(num_rows * (config.score.stats ? 2 : 1) + 4), NAN);
     delta.assign(to_size(num_rows + 4), NAN);
     sums.assign(to_size(num_sums + num_counters + 4), ~0u);
     key_block_infos.resize(to_size(i64{sequences} * kv_blocks));

@@ -46,7 +46,7 @@ struct Together {
         dq(q),
         dk(k),
         dv(k),
-        kept(layout_of(of, kHeads, of.kernel->config.has_stats ? 2 : 1, &Lengths::q)) {
+        kept(layout_of(of, kHeads, of.kernel->config.score.stats ? 2 : 1, &Lengths::q)) {
     for (size_t s = 0; s < of.lengths.size(); ++s) {
       const Lengths& length = of.lengths[s];
       problems.push_back(std::make_unique<BackwardProblem>(
@@ -65,7 +65,7 @@ struct Together {
       fill(v, problem.v);
       fill(o, problem.o);
       fill(dout, problem.dout);
-      const Matrix& rows = of.kernel->config.has_stats ? problem.stats : problem.lse;
+      const Matrix& rows = of.kernel->config.score.stats ? problem.stats : problem.lse;
       kept.each(s, rows.rows, [&](i32 h, i64 i, float& x) {
         x = static_cast<float>(rows.data[to_size(i64{h} * rows.rows * rows.dims + i)]);
       });
@@ -76,7 +76,7 @@ struct Together {
     AttentionParams p{};
     p.o = o.layout.view(o.data.data(), DType::kBFloat16);
     p.dout = dout.layout.view(dout.data.data(), DType::kBFloat16);
-    (chosen.kernel->config.has_stats ? p.stats : p.lse) =
+    (chosen.kernel->config.score.stats ? p.stats : p.lse) =
         kept.layout.view(kept.data.data(), DType::kFloat32);
     p.dq = dq.layout.view(dq.data.data(), DType::kBFloat16);
     p.dk = dk.layout.view(dk.data.data(), DType::kBFloat16);

@@ -117,10 +117,10 @@ struct BackwardRun {
   Rows q{problem, problem.q, true}, k{problem, problem.k, true}, v{problem, problem.v, true};
   Rows o{problem, problem.o, true}, dout{problem, problem.dout, true};
   Rows dq{problem, problem.q, false}, dk{problem, problem.k, false}, dv{problem, problem.v, false};
-  Floats kept{config.has_stats ? problem.stats : problem.lse}, dlse{problem.dlse};
+  Floats kept{config.score.stats ? problem.stats : problem.lse}, dlse{problem.dlse};
   std::vector<float> sinks;
 
-  const i32 parts = config.has_stats ? 2 : 1;  // of what is kept of a row
+  const i32 parts = config.score.stats ? 2 : 1;  // of what is kept of a row
   const i32 num_batch_kv_heads = shape.batch * shape.heads_kv;
   const i32 num_kv_blocks = static_cast<i32>(ceil_div(shape.kv_len, config.kv_rows()));
   const i32 num_conversion_blocks = static_cast<i32>(ceil_div(shape.q_len, config.kConversionRows));
@@ -158,7 +158,7 @@ struct BackwardRun {
     AttentionParams attention{};
     attention.o = o.view();
     attention.dout = dout.view();
-    (config.has_stats ? attention.stats : attention.lse) = kept.view();
+    (config.score.stats ? attention.stats : attention.lse) = kept.view();
     if (shape.dlse) attention.dlse = dlse.view();
     attention.dq = dq.view();
     attention.sinks = {reinterpret_cast<u8*>(sinks.data()), {0, 1, 0, 0}, DType::kFloat32};

@@ -14,9 +14,7 @@ constexpr BackwardPreprocessConfig prepare_config(const BackwardSm90Config& conf
                                                   bool sinks = false) {
   return {.dtype = config.dtype,
           .dims = config.dims,
-          .has_stats = config.has_stats,
-          .sequences = config.sequences,
-          .sinks = sinks};
+          .score = {.sinks = sinks, .varlen = config.score.varlen, .stats = config.score.stats}};
 }
 
 template <BackwardSm90Config kConfig>

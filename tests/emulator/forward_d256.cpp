@@ -12,8 +12,8 @@ constinit const ForwardKernel kD256Causal =
                                      .kv_rows = 64,
                                      .q_slots = 3,
                                      .q_register_dims = 96,
-                                     .mask = MaskKind::kRight,
                                      .stage_output = false,
-                                     .ping_pong = false}>("d256_causal");
+                                     .ping_pong = false,
+                                     .score = {.mask_kind = MaskKind::kRight}}>("d256_causal");
 
 }  // namespace fulmen::test

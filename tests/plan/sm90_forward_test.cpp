@@ -7,7 +7,7 @@
 
 #include "gpu/forward_sm90/plan.h"
 
-namespace fulmen {
+namespace fulmen::gpu {
 namespace {
 
 Problem problem_of(i64 batch, i64 heads_q, i64 heads_kv, i64 q_rows, i64 kv_rows, i64 dim) {
@@ -32,7 +32,7 @@ TEST(Sm90Forward, NoGroupOfHeadsIsMuchSmallerThanTheOthers) {
       for (const i64 dim : {64, 128, 256}) {
         const Problem problem = problem_of(16384 / rows, 2048 / dim, 2048 / dim, rows, rows, dim);
         const i64 heads = problem.heads_q * problem.num_sequences;
-        const i64 size = sm90_heads_per_group(problem, gpu);
+        const i64 size = heads_per_group(problem, forward_sm90_config(problem, gpu), gpu);
         const i64 last = heads - (ceil_div(heads, size) - 1) * size;
         EXPECT_GE(2 * last, size) << heads << " heads in groups of " << size;
       }
@@ -40,9 +40,12 @@ TEST(Sm90Forward, NoGroupOfHeadsIsMuchSmallerThanTheOthers) {
   }
 }
 
+const Gpu kGpu = gpu_named("h100");
+
 TEST(Sm90Forward, HeadsShareATileWhenTheirQueriesFitIt) {
   const auto heads = [](i64 heads_q, i64 heads_kv, i64 q_rows) {
-    return sm90_forward_config(problem_of(8, heads_q, heads_kv, q_rows, 4096, 128)).heads_per_tile;
+    return forward_sm90_config(problem_of(8, heads_q, heads_kv, q_rows, 4096, 128), kGpu)
+        .heads_per_tile;
   };
   EXPECT_EQ(heads(32, 8, 1), 4);
   EXPECT_EQ(heads(32, 8, 16), 4);
@@ -53,40 +56,41 @@ TEST(Sm90Forward, HeadsShareATileWhenTheirQueriesFitIt) {
   EXPECT_EQ(heads(64, 1, 1), 8);
   Problem alibi = problem_of(8, 32, 8, 1, 4096, 128);
   alibi.arrays[Array::kAlibiSlopes].dtype = DType::kFloat32;
-  EXPECT_EQ(sm90_forward_config(alibi).heads_per_tile, 1);
+  EXPECT_EQ(forward_sm90_config(alibi, kGpu).heads_per_tile, 1);
   Problem invariant = problem_of(8, 32, 8, 1, 4096, 128);
   invariant.batch_invariant = true;
-  EXPECT_EQ(sm90_forward_config(invariant).heads_per_tile, 1);
+  EXPECT_EQ(forward_sm90_config(invariant, kGpu).heads_per_tile, 1);
 }
 
 TEST(Sm90Forward, ATileThatIsAskedForReplacesMembersOfTheTables) {
   Problem problem = problem_of(1, 8, 8, 16384, 16384, 256);
-  const ForwardSm90Config whole = sm90_forward_config(problem);
+  const ForwardSm90Config whole = forward_sm90_config(problem, kGpu);
   problem.tile = tile_choice(" kv_rows=80  q_slots=2 overlap=0 heads_per_group=3 ");
   ForwardSm90Config expected = whole;
   expected.kv_rows = 80;
   expected.q_slots = 2;
   expected.overlap = false;
-  EXPECT_TRUE(sm90_forward_config(problem) == expected);
+  EXPECT_TRUE(forward_sm90_config(problem, kGpu) == expected);
   const Gpu gpu = gpu_named("h100");
-  EXPECT_EQ(sm90_heads_per_group(problem, gpu), 3);
-  EXPECT_EQ(sm90_forward_refusal(problem, gpu), "");
+  EXPECT_EQ(heads_per_group(problem, forward_sm90_config(problem, gpu), gpu), 3);
+  EXPECT_EQ(plan_forward_sm90(problem, gpu).refusal, "");
   problem.tile = tile_choice("kv_rows=80");  // with three slots of Q
-  EXPECT_THAT(sm90_forward_refusal(problem, gpu), testing::HasSubstr("128 x 80 with 2 stages"));
+  EXPECT_THAT(plan_forward_sm90(problem, gpu).refusal,
+              testing::HasSubstr("128 x 80 with 2 stages"));
 }
 
 TEST(Sm90Forward, DocumentsTakeWorkspaceForTheirRanges) {
   Problem problem = problem_of(2, 16, 16, 4096, 4096, 128);
   const Gpu gpu = gpu_named("h100");
-  const size_t without = sm90_forward_needs(problem, gpu).workspace_bytes;
+  const size_t without = plan_forward_sm90(problem, gpu).plan->workspace_bytes;
   problem.arrays[Array::kQIds].dtype = problem.arrays[Array::kKvIds].dtype = DType::kInt32;
-  const ForwardSm90Config config = sm90_forward_config(problem);
+  const ForwardSm90Config config = forward_sm90_config(problem, kGpu);
   EXPECT_TRUE(config.skips_documents);
   const size_t ranges = 2 * 4096 / static_cast<size_t>(config.kv_rows);
-  EXPECT_EQ(sm90_forward_needs(problem, gpu).workspace_bytes,
-            kKeyRangesOffset + ranges * sizeof(IdRange));
-  EXPECT_LE(without, kKeyRangesOffset) << "the counter lies before the ranges";
+  EXPECT_EQ(plan_forward_sm90(problem, gpu).plan->workspace_bytes,
+            ForwardSm90Plan::kKeyRangesOffset + ranges * sizeof(IdRange));
+  EXPECT_LE(without, ForwardSm90Plan::kKeyRangesOffset) << "the counter lies before the ranges";
 }
 
 }  // namespace
-}  // namespace fulmen
+}  // namespace fulmen::gpu

@@ -1,55 +1,45 @@
 // SPDX-FileCopyrightText: fulmen contributors
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the kernels of the Hopper backward are given by value, but for the tensor maps.
+// What the kernels of the Hopper backward are given by value, but for tensor maps: numbers when a
+// plan is made, pointers in a run.
 
 #include "gpu/params.h"
 
-#include "gpu/backward_sm90/run.h"
+#include "gpu/backward_sm90/plan.h"
 #include "gpu/forward_sm90/plan.h"
-#include "gpu/forward_sm90/run.h"
-#include "gpu/sm90_problem.h"
 
 namespace fulmen::gpu {
 namespace {
 
-constexpr double kLog2OfNapier = 1.4426950408889634;
+constexpr double kLog2E = 1.4426950408889634;
 
-}  // namespace
-
-BackwardPreprocessParams sm90_preprocess_params(const Problem& problem,
-                                                const Sm90BackwardPlan& plan, char* workspace,
-                                                u32* faults) {
+BackwardPreprocessParams preprocess_params(const Problem& problem,
+                                           const BackwardSm90Configs& configs,
+                                           const BackwardSm90Layout& layout) {
   BackwardPreprocessParams params{};
   params.heads_q = static_cast<i32>(problem.heads_q);
   params.q_len = static_cast<i32>(problem.q_rows);
-  params.padded_q_rows = static_cast<i32>(plan.padded_rows_per_head);
+  params.padded_q_rows = static_cast<i32>(layout.padded_rows_per_head);
   params.dim_v = static_cast<i32>(problem.dim_v);
-  params.num_rows = static_cast<i32>(plan.num_rows);
-  params.lse_log2 = reinterpret_cast<float*>(workspace + plan.rows_at);
-  params.delta = reinterpret_cast<float*>(workspace + plan.delta_at);
-  const bool apart = reads_sequences(problem);  // sums are cleared with their rows
-  const i64 zeros_at = apart ? plan.counters_at : 0;
-  params.zeros = reinterpret_cast<u32*>(workspace + zeros_at);
-  params.num_zeros = (plan.zeroed_bytes - zeros_at) / 16;
-  params.sums = reinterpret_cast<float*>(workspace);
-  if (apart) params.sum_dims = static_cast<i32>(plan.counters_at / 4 / plan.num_rows);
-  params.bounds = {static_cast<i32>(problem.max_q), static_cast<i32>(problem.max_kv), 0};
-  params.kv_rows = static_cast<i32>(plan.kv_rows);
-  params.key_block_infos = reinterpret_cast<KeyBlockInfo*>(workspace + plan.key_blocks_at);
-  if (sm90_has_document_blocks(problem)) {
-    params.query_ranges = reinterpret_cast<const IdRange*>(workspace + plan.query_ranges_at);
-    params.q_rows = sm90_backward_configs(problem)[0].q_rows;
-    params.document_blocks = reinterpret_cast<DocumentBlocks*>(workspace + plan.document_blocks_at);
+  params.num_rows = static_cast<i32>(layout.num_rows);
+  // With sequences of different lengths sums are cleared with their rows.
+  if (configs.preprocess.score.varlen) {
+    params.sum_dims = static_cast<i32>(layout.counters_at / 4 / layout.num_rows);
   }
-  params.attention = attention_params(problem, faults);
+  params.num_zeros = (layout.zeroed_bytes - (params.sum_dims > 0 ? layout.counters_at : 0)) / 16;
+  params.bounds = {static_cast<i32>(problem.max_q), static_cast<i32>(problem.max_kv), 0};
+  params.kv_rows = static_cast<i32>(layout.kv_rows);
+  if (configs.has_document_blocks()) params.q_rows = configs.main->q_rows;
+  params.attention = attention_params(problem);
   return params;
 }
 
-BackwardParams sm90_backward_params(const Problem& problem, const Sm90BackwardPlan& plan,
-                                    char* workspace) {
+BackwardParams main_params(const Problem& problem, const BackwardSm90Configs& configs,
+                           const BackwardSm90Layout& layout) {
   const i64 shift =
       problem.alignment == Alignment::kBottomRight ? problem.kv_rows - problem.q_rows : 0;
+  const double scale = problem.score_map.scale, softcap = problem.score_map.softcap;
   BackwardParams params{};
   params.batch = static_cast<i32>(problem.num_sequences);
   params.heads_q = static_cast<i32>(problem.heads_q);
@@ -58,72 +48,146 @@ BackwardParams sm90_backward_params(const Problem& problem, const Sm90BackwardPl
   params.shape = {static_cast<i32>(problem.max_q), static_cast<i32>(problem.max_kv),
                   static_cast<i32>(shift)};
   params.mask = problem.mask;
-  params.scale = static_cast<float>(problem.score_map.scale);
-  params.scale_log2 = static_cast<float>(problem.score_map.scale * kLog2OfNapier);
-  params.num_kv_blocks = static_cast<i32>(plan.num_kv_blocks);
-  params.num_conversion_blocks = static_cast<i32>(plan.num_conversion_blocks);
-  params.heads_per_group = plan.schedule.heads_per_group;
-  params.last_heads = plan.schedule.last_heads;
-  params.num_accum_slots = plan.schedule.num_accum_slots;
-  params.lag = plan.schedule.lag;
-  params.num_split = static_cast<i32>(plan.num_split);
-  params.num_parts = static_cast<i32>(plan.num_parts);
-  params.part_sums = reinterpret_cast<float*>(workspace + plan.part_sums_at);
-  params.padded_rows_per_head = plan.padded_rows_per_head;
+  params.scale = static_cast<float>(scale);
+  params.scale_log2 = static_cast<float>(scale * kLog2E);
+  params.num_kv_blocks = static_cast<i32>(layout.num_kv_blocks);
+  params.num_conversion_blocks = static_cast<i32>(layout.num_conversion_blocks);
+  params.heads_per_group = layout.schedule.heads_per_group;
+  params.last_heads = layout.schedule.last_heads;
+  params.num_accum_slots = layout.schedule.num_accum_slots;
+  params.lag = layout.schedule.lag;
+  params.num_split = static_cast<i32>(layout.num_split);
+  params.num_parts = static_cast<i32>(layout.num_parts);
+  params.padded_rows_per_head = layout.padded_rows_per_head;
   params.dim_qk = static_cast<i32>(problem.dim_qk);
-  params.lse_log2 = reinterpret_cast<const float*>(workspace + plan.rows_at);
-  params.delta = reinterpret_cast<const float*>(workspace + plan.delta_at);
-  params.dq_accum = reinterpret_cast<float*>(workspace);
-  u32* const counters = reinterpret_cast<u32*>(workspace + plan.counters_at);
-  params.next_tile = counters;  // of the first launch
-  params.done = counters + Sm90BackwardPlan::kLaunches;
-  params.freed = params.done + plan.num_batch_kv_heads;
-  params.nonfinite = params.freed + plan.num_batch_kv_heads;
-  params.parts_done = params.nonfinite + 1 + plan.num_batch_kv_heads;
-  params.dq_semaphore = params.parts_done + 2 * plan.num_split;
   params.dim_v = static_cast<i32>(problem.dim_v);
-  params.key_block_infos = reinterpret_cast<const KeyBlockInfo*>(workspace + plan.key_blocks_at);
-  params.document_blocks =
-      reinterpret_cast<const DocumentBlocks*>(workspace + plan.document_blocks_at);
-  params.attention = attention_params(problem, nullptr);
-  if (problem.score_map.softcap != 0) {
-    params.softcap_in =
-        static_cast<float>(2 * problem.score_map.scale / problem.score_map.softcap * kLog2OfNapier);
-    params.softcap_out = static_cast<float>(problem.score_map.softcap * kLog2OfNapier);
+  params.attention = attention_params(problem);
+  if (softcap != 0) {
+    params.softcap_in = static_cast<float>(2 * scale / softcap * kLog2E);
+    params.softcap_out = static_cast<float>(softcap * kLog2E);
   }
   params.kept_scale = static_cast<float>(problem.dropout.kept_scale());
-  params.comes_first = true;
+  params.comes_first = configs.main.has_value();
   return params;
 }
 
-BackwardDqParams sm90_dq_params(const Problem& problem, const Gpu& gpu,
-                                const Sm90BackwardPlan& plan, char* workspace) {
-  const BackwardParams params = sm90_backward_params(problem, plan, workspace);
-  u32* const next_block = params.next_tile + Sm90BackwardPlan::kLaunches - 1;
-  BackwardDqParams dq{};
-  dq.forward = sm90_forward_params(problem, gpu, sm90_dq_config(problem), next_block, nullptr);
-  dq.forward.key_ranges = reinterpret_cast<IdRange*>(workspace + plan.key_ranges_at);
-  dq.padded_rows_per_head = params.padded_rows_per_head;
-  dq.lse_log2 = params.lse_log2;
-  dq.delta = params.delta;
-  dq.nonfinite = params.nonfinite;
-  dq.comes_first = sm90_backward_configs(problem).empty();
-  return dq;
-}
+// The workspace, as the layout says.
+class Workspace {
+ public:
+  Workspace(const BackwardSm90Layout& layout, char* begin) : layout_(layout), begin_(begin) {}
 
-ForwardArguments sm90_query_ranges_arguments(const Problem& problem, const Sm90BackwardPlan& plan,
-                                             char* workspace) {
-  ForwardArguments arguments{};
-  ForwardParams& params = arguments.params;
-  params.shape.kv_len = static_cast<i32>(problem.q_rows);
-  params.key_ranges = reinterpret_cast<IdRange*>(workspace + plan.query_ranges_at);
-  params.attention = attention_params(problem);
-  AttentionParams& arrays = params.attention;
+  void bind(BackwardPreprocessParams& params) const {
+    const i64 zeros_at = params.sum_dims > 0 ? layout_.counters_at : 0;
+    params.lse_log2 = at<float>(layout_.lse_at);
+    params.delta = at<float>(layout_.delta_at);
+    params.zeros = at<u32>(zeros_at);
+    params.sums = at<float>(0);
+    params.key_block_infos = at<KeyBlockInfo>(layout_.key_blocks_at);
+    params.query_ranges = at<IdRange>(layout_.query_ranges_at);
+    params.document_blocks = at<DocumentBlocks>(layout_.document_blocks_at);
+  }
+
+  void bind(BackwardParams& params) const {
+    params.part_sums = at<float>(layout_.part_sums_at);
+    params.lse_log2 = at<float>(layout_.lse_at);
+    params.delta = at<float>(layout_.delta_at);
+    params.dq_accum = at<float>(0);
+    params.next_tile = at<u32>(layout_.counters_at);
+    params.done = params.next_tile + BackwardSm90Layout::kLaunches;
+    params.freed = params.done + layout_.num_batch_kv_heads;
+    params.nonfinite = nonfinite();
+    params.parts_done = params.nonfinite + 1 + layout_.num_batch_kv_heads;
+    params.dq_semaphore = params.parts_done + 2 * layout_.num_split;
+    params.key_block_infos = at<KeyBlockInfo>(layout_.key_blocks_at);
+    params.document_blocks = at<DocumentBlocks>(layout_.document_blocks_at);
+  }
+
+  void bind(BackwardDqParams& params) const {
+    params.forward.next_block = at<u32>(layout_.counters_at) + BackwardSm90Layout::kLaunches - 1;
+    params.forward.key_ranges = at<IdRange>(layout_.key_ranges_at);
+    params.lse_log2 = at<float>(layout_.lse_at);
+    params.delta = at<float>(layout_.delta_at);
+    params.nonfinite = nonfinite();
+  }
+
+  IdRange* query_ranges() const { return at<IdRange>(layout_.query_ranges_at); }
+  u32* nonfinite() const {
+    return at<u32>(layout_.counters_at) + BackwardSm90Layout::kLaunches +
+           2 * layout_.num_batch_kv_heads;
+  }
+
+ private:
+  template <class T>
+  T* at(i64 offset) const {
+    return reinterpret_cast<T*>(begin_ + offset);
+  }
+
+  const BackwardSm90Layout& layout_;
+  char* begin_;
+};
+
+// document_ranges_sm90 reads queries as keys.
+void queries_as_keys(AttentionParams& arrays) {
   arrays.kv_rows = arrays.q_rows;
   arrays.kv_ids = arrays.q_ids;
   arrays.cu_kv = arrays.cu_q;
   arrays.kv_lengths = arrays.q_lengths;
+}
+
+}  // namespace
+
+void BackwardSm90Plan::set_params(const Problem& problem, const Gpu& gpu) {
+  preprocess = preprocess_params(problem, configs, layout);
+  main = main_params(problem, configs, layout);
+  dq = {};
+  if (configs.dq) {
+    dq.forward = forward_sm90_params(problem, *configs.dq, gpu);
+    dq.padded_rows_per_head = layout.padded_rows_per_head;
+    dq.comes_first = !configs.main;
+  }
+  query_ranges = {};
+  query_ranges.params.shape.kv_len = static_cast<i32>(problem.q_rows);
+  query_ranges.params.attention = attention_params(problem);
+  side = side_gradient_params(problem);
+}
+
+BackwardPreprocessParams BackwardSm90Plan::preprocess_of(const Problem& problem, char* workspace,
+                                                         u32* faults) const {
+  BackwardPreprocessParams params = preprocess;
+  bind_params(params.attention, problem, faults);
+  Workspace(layout, workspace).bind(params);
+  return params;
+}
+
+BackwardParams BackwardSm90Plan::main_of(const Problem& problem, char* workspace) const {
+  BackwardParams params = main;
+  bind_params(params.attention, problem, nullptr);
+  Workspace(layout, workspace).bind(params);
+  params.kept_scale = static_cast<float>(problem.dropout.kept_scale());
+  return params;
+}
+
+BackwardDqParams BackwardSm90Plan::dq_of(const Problem& problem, char* workspace) const {
+  BackwardDqParams params = dq;
+  bind_params(params.forward.attention, problem, nullptr);
+  Workspace(layout, workspace).bind(params);
+  params.forward.kept_scale = static_cast<float>(problem.dropout.kept_scale());
+  return params;
+}
+
+ForwardArguments BackwardSm90Plan::query_ranges_of(const Problem& problem, char* workspace) const {
+  ForwardArguments arguments = query_ranges;
+  bind_params(arguments.params.attention, problem, nullptr);
+  queries_as_keys(arguments.params.attention);
+  arguments.params.key_ranges = Workspace(layout, workspace).query_ranges();
   return arguments;
+}
+
+BackwardFallbackParams BackwardSm90Plan::fallback_of(const Problem& problem,
+                                                     char* workspace) const {
+  BackwardFallbackParams params{Workspace(layout, workspace).nonfinite(), main.attention};
+  bind_params(params.attention, problem, nullptr);
+  return params;
 }
 
 }  // namespace fulmen::gpu

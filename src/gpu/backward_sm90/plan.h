@@ -1,55 +1,46 @@
 // SPDX-FileCopyrightText: fulmen contributors
 // SPDX-License-Identifier: Apache-2.0
 //
-// The backward pass of the sm90 implementation as plans see it: what it refuses, which configs of
-// kernels/backward_sm90/backward_sm90.cuh a problem gets, how it walks and what lies where in its
-// workspace. src/gpu/backward_sm90/run.cpp compiles and launches it. Pure.
+// The backward pass of the sm90 implementation: what it refuses, and the configs, order of work
+// tiles, workspace and parameters that a problem gets on a card. plan.cpp, layout.cpp and
+// params.cpp decide, pure; run.cpp launches the kernels of kernels/backward_sm90 and
+// kernels/dq_sm90.
 #pragma once
 
-#include "gpu/function_plan.h"
+#include <optional>
+
+#include "gpu/gpu_plan.h"
 #include "kernels/backward_sm90/config.h"
+#include "kernels/dq_sm90/config.h"
 
-namespace fulmen {
+namespace fulmen::gpu {
 
-std::string sm90_backward_refusal(const Problem& problem, const Gpu& gpu);
-GpuNeeds sm90_backward_needs(const Problem& problem, const Gpu& gpu);
-
-// The rest is called only where nothing is refused.
-
-// Whether dQ has a kernel of its own, backward_dq_sm90: seven products of a pair of tiles instead
-// of five (eight above 128 dims), but nothing is added in global memory.
-bool sm90_separate_dq(const Problem& problem);
-ForwardSm90Config sm90_dq_config(const Problem& problem);
+PlanOrRefusal plan_backward_sm90(const Problem& problem, const Gpu& gpu);
 
 // The optimisations that its kernels can be made without.
-u32 sm90_backward_switches(const Problem& problem);
+u32 backward_sm90_switches(const Problem& problem, const Gpu& gpu);
 
-// The launches of backward_sm90: one, or one for each of dK and dV above 128 dims.
-std::vector<BackwardSm90Config> sm90_backward_configs(const Problem& problem);
+// What is compiled for a problem.
+struct BackwardSm90Configs {
+  BackwardPreprocessConfig preprocess;
+  // backward_sm90: dK and dV, and dQ unless it has a kernel of its own.
+  std::optional<BackwardSm90Config> main;
+  // backward_dq_sm90: seven products of a pair of tiles instead of five (eight above 128 dims), but
+  // nothing is added in global memory.
+  std::optional<ForwardSm90Config> dq;
+  bool has_fallback = false;  // the mask hides pairs inside of blocks
 
-// Whether the mask hides pairs inside of blocks, so that a careful pass stands behind.
-bool sm90_hides_pairs(const Problem& problem);
+  bool operator==(const BackwardSm90Configs&) const = default;
 
-// Whether documents leave out blocks of queries (DocumentBlocks).
-bool sm90_has_document_blocks(const Problem& problem);
+  i64 kv_rows() const { return main ? main->kv_rows() : BackwardSm90Config{}.kv_rows(); }
+  bool has_document_blocks() const { return preprocess.score.documents; }
+};
+BackwardSm90Configs backward_sm90_configs(const Problem& problem);
 
-BackwardPreprocessConfig sm90_preprocess_config(const Problem& problem);
-
-// What a kernel may spill: the loaders, a thread each, and the warps beside them keep their walks
-// in 24 registers. The consumers' loop over full blocks loads at most one spilled word
-// (disassembled, NVRTC 13.0; 320 bytes in all without sequences). A window over packed sequences
-// has 964; more would go to the float32 units.
-inline constexpr size_t kSm90BackwardSpillBytes = 1472;
-// Where products are divided: each warpgroup's walk over items is a copy of its own, and is spilled
-// around the loops over steps, which spill nothing without options (disassembled). 2,276 bytes with
-// every option over packed sequences.
-inline constexpr size_t kSm90DividedSpillBytes = 2304;
-// backward_dq_sm90 with options: 912 bytes with every option at 256 dims, 140 at 64; not timed.
-inline constexpr size_t kSm90DqSpillBytes = 1024;
-
-// Counts and the order of a run, and where its parts of the workspace begin, in bytes. Counters: an
-// item counter for each launch, at most kLaunches; done and freed (line); nonfinite (1 + line).
-struct Sm90BackwardPlan {
+// Counts and the order of a run, and where its parts of the workspace begin, in bytes. Counters:
+// one of work tiles for each launch, at most kLaunches; done and freed (batch_kv_head); nonfinite
+// (1 + batch_kv_head); parts_done; dq_semaphore.
+struct BackwardSm90Layout {
   static constexpr i64 kLaunches = 2;
 
   BackwardSchedule schedule;
@@ -57,19 +48,19 @@ struct Sm90BackwardPlan {
   i64 kv_rows;  // of a block of keys
   i64 num_kv_blocks;
   i64 num_conversion_blocks;
-  i64 padded_rows_per_head;  // of what is kept per query row
-  i64 num_rows;              // of all heads
-  i64 num_split;             // items, as in BackwardParams
+  i64 padded_rows_per_head;
+  i64 num_rows;   // of lse_log2 and delta, of all heads
+  i64 num_split;  // work tiles, as in BackwardParams
   i64 num_parts = 1;
   i64 part_bytes;    // of the sums of one part of each
   i64 zeroed_bytes;  // sums of dQ and counters
   i64 counters_at;
-  i64 rows_at;
+  i64 lse_at;
   i64 delta_at;
   i64 part_sums_at;
-  i64 key_blocks_at;     // of the blocks of keys of sequences that differ
-  i64 num_key_ranges;    // blocks of keys whose documents backward_dq_sm90 asks for
-  i64 num_query_ranges;  // blocks of queries whose documents backward_preprocess_sm90 asks for
+  i64 key_blocks_at;     // of the blocks of keys of sequences with different lengths
+  i64 num_key_ranges;    // blocks of keys whose documents backward_dq_sm90 reads
+  i64 num_query_ranges;  // blocks of queries whose documents backward_preprocess_sm90 reads
   i64 key_ranges_at;
   i64 query_ranges_at;
   i64 document_blocks_at;
@@ -77,6 +68,52 @@ struct Sm90BackwardPlan {
 
   i64 num_tiles() const { return num_batch_kv_heads * num_kv_blocks; }
 };
-Sm90BackwardPlan sm90_backward_plan(const Problem& problem, const Gpu& gpu);
+BackwardSm90Layout backward_sm90_layout(const Problem& problem, const BackwardSm90Configs& configs,
+                                        const Gpu& gpu);
 
-}  // namespace fulmen
+class BackwardSm90Plan final : public GpuPlan {
+ public:
+  BackwardSm90Configs configs;
+  BackwardSm90Layout layout;
+  // But for pointers and tensor maps:
+  BackwardPreprocessParams preprocess;
+  BackwardParams main;
+  BackwardDqParams dq;
+  ForwardArguments query_ranges;  // of document_ranges_sm90, with queries in the place of keys
+  AttentionParams side;           // of dsinks, by simt
+
+  // From configs and layout.
+  void set_params(const Problem& problem, const Gpu& gpu);
+
+  // With the pointers of a run, but for tensor maps.
+  BackwardPreprocessParams preprocess_of(const Problem& problem, char* workspace,
+                                         u32* faults) const;
+  BackwardParams main_of(const Problem& problem, char* workspace) const;
+  BackwardDqParams dq_of(const Problem& problem, char* workspace) const;
+  ForwardArguments query_ranges_of(const Problem& problem, char* workspace) const;
+  BackwardFallbackParams fallback_of(const Problem& problem, char* workspace) const;
+
+  void run(const Call& call) const override;
+};
+
+// ---- What several of these files read off a problem --------------------------------------------
+
+constexpr i64 rows_up(i64 rows, i64 multiple) { return ceil_div(rows, multiple) * multiple; }
+
+// Rows of a head in lse_log2 and delta: every sequence begins at a multiple of kConversionRows.
+inline i64 padded_rows_per_head(const Problem& problem) {
+  const i64 rows = rows_up(problem.q_rows, BackwardSm90Config::kConversionRows);
+  return problem.packed ? rows + (problem.num_sequences + 1) * BackwardSm90Config::kConversionRows
+                        : rows;
+}
+
+// Dims of a tile: smaller head dimensions are filled up with zeros.
+inline i32 tile_dims(const Problem& problem) {
+  return static_cast<i32>(rows_up(max(problem.dim_qk, problem.dim_v), 64));
+}
+
+inline bool is_deterministic(const Problem& problem) {
+  return problem.deterministic || problem.batch_invariant;
+}
+
+}  // namespace fulmen::gpu

@@ -5,99 +5,85 @@
 
 #include "gpu/backward_sm90/specs.h"
 
+#include "core/dtype.h"
 #include "core/error.h"
 #include "gpu/backward_sm90/plan.h"
 #include "gpu/forward_sm90/specs.h"
-#include "gpu/jit/config_text.h"
+#include "gpu/jit/spec_of.h"
+#include "gpu/score_options.h"
 
 namespace fulmen::gpu {
 namespace {
 
-std::string options_name(const BackwardSm90Config& config) {
-  return sentence(config.signed_scale ? "_signed" : "", FULMEN_SUFFIX(softcap),
-                  FULMEN_SUFFIX(alibi), bias_suffix(config.bias), config.pair_mask ? "_mask" : "",
-                  FULMEN_SUFFIX(documents), FULMEN_SUFFIX(dropout));
-}
+// What a kernel may spill: the producers, a thread each, and the warps next to them keep their
+// ranges in 24 registers. The consumers' loop over full blocks loads at most one spilled word
+// (disassembled, NVRTC 13.0; 320 bytes in all without sequences). A window over packed sequences
+// has 964; more would go to the float32 units.
+constexpr size_t kSpillBytes = 1472;
+// Where products are divided: each warpgroup's loop over work tiles is a copy of its own, and is
+// spilled around the loops over steps, which spill nothing without options (disassembled). 2,276
+// bytes with every option over packed sequences.
+constexpr size_t kDividedSpillBytes = 2304;
+// backward_dq_sm90 with options: 912 bytes with every option at 256 dims, 140 at 64; not timed.
+constexpr size_t kDqSpillBytes = 1024;
 
 }  // namespace
 
-KernelSpec sm90_preprocess_spec(const BackwardPreprocessConfig& config) {
-  const std::string distinction =
-      sentence(name(config.dtype), "_d", config.dims, config.has_stats ? "_stats" : "",
-               FULMEN_SUFFIX(sequences), FULMEN_SUFFIX(sinks), FULMEN_SUFFIX(documents));
-  KernelSpec spec =
-      spec_of("backward_sm90", "backward_preprocess_sm90", distinction,
-              FULMEN_KERNEL_TYPES(BackwardPreprocessConfig, BackwardPreprocessParams),
-              {FULMEN_FIELD(dtype), FULMEN_FIELD(dims), FULMEN_FIELD(has_stats),
-               FULMEN_FIELD(sequences), FULMEN_FIELD(sinks), FULMEN_FIELD(documents)});
-  spec.include = "kernels/backward_sm90/preprocess.cuh";
+KernelSpec backward_preprocess_spec(const BackwardPreprocessConfig& config) {
+  KernelSpec spec = spec_of<BackwardPreprocessParams>(
+      "backward_sm90/preprocess", "backward_preprocess_sm90",
+      sentence(name(config.dtype), "_d", config.dims, name_suffix(config.score)), config);
   spec.num_threads = config.threads();
   spec.min_blocks = config.resident_blocks();
   return spec;
 }
 
-KernelSpec sm90_backward_spec(const BackwardSm90Config& config) {
-  constexpr const char* kMasks[] = {"", "_right", "_left", "_both"};
-  const std::string distinction = sentence(
-      name(config.dtype), "_d", config.dims, kMasks[static_cast<int>(config.mask)],
-      config.has_stats ? "_stats" : "", FULMEN_SUFFIX(sequences), config.dq ? "" : "_no_dq",
-      config.dk ? "" : "_no_dk", config.dv ? "" : "_no_dv", FULMEN_SUFFIX(deterministic),
-      options_name(config), config.ping_pong ? "" : "_no_turns", "_r", config.register_dims,
-      config.early_dv ? "" : "_late_dv", config.staggered ? "" : "_in_step");
-  KernelSpec spec = spec_of("backward_sm90", "backward_sm90", distinction,
-                            FULMEN_KERNEL_TYPES(BackwardSm90Config, BackwardParams),
-                            {FULMEN_FIELD(dtype),        FULMEN_FIELD(dims),
-                             FULMEN_FIELD(q_rows),       FULMEN_FIELD(mask),
-                             FULMEN_FIELD(has_stats),    FULMEN_FIELD(sequences),
-                             FULMEN_FIELD(dq),           FULMEN_FIELD(dk),
-                             FULMEN_FIELD(dv),           FULMEN_FIELD(deterministic),
-                             FULMEN_FIELD(signed_scale), FULMEN_FIELD(softcap),
-                             FULMEN_FIELD(alibi),        FULMEN_FIELD(bias),
-                             FULMEN_FIELD(pair_mask),    FULMEN_FIELD(documents),
-                             FULMEN_FIELD(dropout),      FULMEN_FIELD(register_dims),
-                             FULMEN_FIELD(ping_pong),    FULMEN_FIELD(early_dv),
-                             FULMEN_FIELD(staggered)});
+KernelSpec backward_sm90_spec(const BackwardSm90Config& config) {
+  const std::string distinction =
+      sentence(name(config.dtype), "_d", config.dims, name_suffix(config.score),
+               config.dq ? "" : "_no_dq", config.dk ? "" : "_no_dk", config.dv ? "" : "_no_dv",
+               config.deterministic ? "_deterministic" : "",
+               config.ping_pong ? "" : "_no_ping_pong", "_r", config.register_dims,
+               config.early_dv ? "" : "_late_dv", config.staggered ? "" : "_not_staggered");
+  KernelSpec spec =
+      spec_of<BackwardParams>("backward_sm90/backward_sm90", "backward_sm90", distinction, config);
   spec.num_threads = config.threads();
   spec.shared_bytes = static_cast<std::size_t>(config.shared_bytes());
   spec.shared_bytes_text = "kConfig.shared_bytes()";
   spec.tensor_cores = true;
-  spec.spill_allowance_bytes =
-      config.divides_products() ? kSm90DividedSpillBytes : kSm90BackwardSpillBytes;
+  spec.spill_allowance_bytes = config.divides_products() ? kDividedSpillBytes : kSpillBytes;
   return spec;
 }
 
 // Its config is the forward's, and so are the fields.
-KernelSpec sm90_dq_spec(const ForwardSm90Config& config) {
-  KernelSpec spec = sm90_forward_spec(config);
+KernelSpec backward_dq_spec(const ForwardSm90Config& config) {
+  KernelSpec spec = forward_sm90_spec(config);
   spec.name = "backward_dq_" + spec.name.substr(spec.name.find("sm90"));
   spec.include = "kernels/dq_sm90/backward_dq_sm90.cuh";
   spec.function = "fulmen::backward_dq_sm90";
-  if (config.maps_scores() || config.dropout) spec.spill_allowance_bytes = kSm90DqSpillBytes;
+  if (config.maps_scores() || config.score.dropout) spec.spill_allowance_bytes = kDqSpillBytes;
   spec.params_type = "fulmen::BackwardDqParams";
   spec.params_bytes = sizeof(BackwardDqParams);
   return spec;
 }
 
-KernelSpec sm90_fallback_spec(const BackwardFallbackConfig& config) {
-  KernelSpec spec = spec_of("backward_sm90", "backward_fallback_sm90", name(config.dtype),
-                            FULMEN_KERNEL_TYPES(BackwardFallbackConfig, BackwardFallbackParams),
-                            {FULMEN_FIELD(dtype)});
-  spec.include = "kernels/backward_sm90/fallback.cuh";
+KernelSpec backward_fallback_spec(const BackwardFallbackConfig& config) {
+  KernelSpec spec = spec_of<BackwardFallbackParams>(
+      "backward_sm90/fallback", "backward_fallback_sm90", name(config.dtype), config);
   spec.num_threads = BackwardFallbackConfig::kThreads;
   return spec;
 }
 
 // Problems as far as configs depend on them: masks, sequences, gradients, options.
-std::vector<std::vector<KernelSpec>> sm90_backward_specs() {
+std::vector<std::vector<KernelSpec>> backward_sm90_specs() {
   std::vector<std::vector<KernelSpec>> entries;
   constexpr IntervalMask kMasks[] = {{}, {.causal = true}, {.causal = true, .window_left = 100}};
   for (const i64 dims : {64, 128, 192, 256}) {
     std::vector<KernelSpec> prepare, backward, dq;
     const auto add = [&](const Problem& problem) {
-      for (const BackwardSm90Config& config : sm90_backward_configs(problem)) {
-        backward.push_back(sm90_backward_spec(config));
-      }
-      if (sm90_separate_dq(problem)) dq.push_back(sm90_dq_spec(sm90_dq_config(problem)));
+      const BackwardSm90Configs configs = backward_sm90_configs(problem);
+      if (configs.main) backward.push_back(backward_sm90_spec(*configs.main));
+      if (configs.dq) dq.push_back(backward_dq_spec(*configs.dq));
     };
     for (int variant = 0; variant < 8; ++variant) {  // bits: float16, stats, packed
       Problem problem;
@@ -125,9 +111,9 @@ std::vector<std::vector<KernelSpec>> sm90_backward_specs() {
         add(deterministic);
       }
       for (const bool sinks : {false, true}) {
-        BackwardPreprocessConfig config = sm90_preprocess_config(problem);
-        config.sinks = sinks;
-        prepare.push_back(sm90_preprocess_spec(config));
+        BackwardPreprocessConfig config = backward_sm90_configs(problem).preprocess;
+        config.score.sinks = sinks;
+        prepare.push_back(backward_preprocess_spec(config));
       }
       problem.score_map = {variant & 1 ? -1. : 1., variant & 2 ? 50. : 0.};
       if (variant & 4) problem.arrays[Array::kAlibiSlopes].dtype = DType::kFloat32;
@@ -136,12 +122,14 @@ std::vector<std::vector<KernelSpec>> sm90_backward_specs() {
       if (variant & 4) problem.arrays[Array::kQIds].dtype = DType::kInt32;
       if (variant & 2) problem.dropout.threshold = 1;
       add(problem);
-      if (variant & 4) prepare.push_back(sm90_preprocess_spec(sm90_preprocess_config(problem)));
+      if (variant & 4) {
+        prepare.push_back(backward_preprocess_spec(backward_sm90_configs(problem).preprocess));
+      }
     }
     for (const auto& specs : {prepare, backward, dq}) entries.push_back(specs);
   }
   entries.push_back(
-      {sm90_fallback_spec({DType::kBFloat16}), sm90_fallback_spec({DType::kFloat16})});
+      {backward_fallback_spec({DType::kBFloat16}), backward_fallback_spec({DType::kFloat16})});
   return entries;
 }
 

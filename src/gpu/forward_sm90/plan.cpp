@@ -2,21 +2,25 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // From a problem to the options of its config, what the kernel and the copy engine cannot do, and
-// the order of blocks. Groups of heads were measured on an H100 SXM on 2026-11-28 (bench/hopper).
+// the order of work tiles. Groups of heads were measured on an H100 SXM on 2026-11-28
+// (bench/hopper).
 
 #include "gpu/forward_sm90/plan.h"
 
 #include "core/error.h"
+#include "gpu/forward_sm90/specs.h"
 #include "gpu/forward_sm90/tiles.h"
-#include "gpu/sm90_problem.h"
+#include "gpu/params.h"
+#include "gpu/score_options.h"
 
-namespace fulmen {
+namespace fulmen::gpu {
 namespace {
 
 constexpr i64 kMaxDim = 512;
-constexpr i64 kUnit = 8;  // elements of 16 bytes, in which the copy engine moves
+constexpr i64 kElements = 8;  // of 16 bytes, in which the copy engine moves
 constexpr i64 kMaxStrideBytes = i64{1} << 40;
 constexpr i64 kMaxCount = 0x7fffffff;
+constexpr double kLog2E = 1.4426950408889634;
 
 i32 product_width(i64 dim) {
   i32 width = 64;
@@ -27,8 +31,8 @@ i32 product_width(i64 dim) {
 // Heads of one key head whose queries fit a tile of 64 rows together: their keys and values are
 // read once for all of them.
 i32 heads_per_tile(const Problem& problem, const ForwardSm90Config& config) {
-  if (problem.batch_invariant || config.split_dims || config.alibi || config.has_pair_terms() ||
-      config.dropout) {
+  if (problem.batch_invariant || config.split_dims || config.score.alibi ||
+      config.score.has_pair_terms() || config.score.dropout) {
     return 1;
   }
   i32 heads = 1;
@@ -36,6 +40,17 @@ i32 heads_per_tile(const Problem& problem, const ForwardSm90Config& config) {
     heads *= 2;
   }
   return heads;
+}
+
+// ALiBi and bias take keys out of the range that the first block sets, a mask sets none, and the
+// assembler serialises the products of documents at d 64 with any other rule (C7514).
+ShiftRule shift_rule(const ForwardSm90Config& config) {
+  const ScoreOptions& score = config.score;
+  const bool is_narrow = max(config.d_qk, config.d_v) <= 64;
+  if (score.alibi || score.bias != DType::kNone || score.mask || (score.documents && is_narrow)) {
+    return ShiftRule::kWhenGrown;
+  }
+  return config.dtype == DType::kFloat16 ? ShiftRule::kWhenSumGrew : ShiftRule::kFirstBlock;
 }
 
 // What the problem asks of any tile.
@@ -46,28 +61,11 @@ ForwardSm90Config options_of(const Problem& problem) {
   config.split_dims = max(problem.dim_qk, problem.dim_v) > 256;
   config.d_v = config.split_dims ? static_cast<i32>(128 * ceil_div(problem.dim_v, 128))
                                  : product_width(problem.dim_v);
-  config.mask = mask_kind(problem.mask);
-  config.sequences = reads_sequences(problem);
-  config.softcap = problem.score_map.softcap != 0;
-  config.signed_scale = !config.softcap && !(problem.score_map.scale > 0);
-  config.alibi = problem.has(Array::kAlibiSlopes);
-  config.sinks = problem.has(Array::kSinks);
-  config.stats = problem.has(Array::kStats);
-  config.wide_output = problem.arrays[Array::kO].dtype == DType::kFloat32;
-  config.bias = problem.arrays[Array::kBias].dtype;
-  config.pair_mask = problem.has(Array::kMask);
-  config.documents = config.skips_documents = problem.has(Array::kQIds);
-  config.dropout = problem.dropout.enabled();
-  config.stage_output = !config.sequences && !config.wide_output;
-  // ALiBi and bias take keys out of the range that the first block sets, a mask sets none, and the
-  // assembler serialises the products of documents at d 64 with any other rule (C7514).
-  const bool is_narrow = max(config.d_qk, config.d_v) <= 64;
-  if (config.alibi || config.bias != DType::kNone || config.pair_mask ||
-      (config.documents && is_narrow)) {
-    config.shift_rule = ShiftRule::kWhenGrown;
-  } else if (problem.dtype == DType::kFloat16) {
-    config.shift_rule = ShiftRule::kWhenSumGrew;
-  }
+  config.score = score_options_of(problem);
+  if (config.score.softcap) config.score.negative_scale = false;  // the cap takes any scale
+  config.skips_documents = config.score.documents;
+  config.stage_output = !config.score.varlen && !config.score.fp32_out;
+  config.shift_rule = shift_rule(config);
   config.heads_per_tile = heads_per_tile(problem, config);
   return config;
 }
@@ -85,34 +83,16 @@ void leave_out(ForwardSm90Config& config, const Problem& problem) {
   config.skip_full_masks &= keeps(Optimisation::kFullBlocks);
 }
 
-}  // namespace
-
-std::string sm90_layout_refusal(const Problem& problem, Array array) {
-  const Tensor& tensor = problem.arrays[array];
-  if (tensor.strides[3] != 1 && tensor.shape[3] > 1) {
-    return sentence(name(array), " has stride ", tensor.strides[3],
-                    " along the head dimension; the copy engine needs 1");
-  }
-  for (int axis = 0; axis < 3; ++axis) {
-    if (tensor.shape[axis] <= 1) continue;
-    const i64 stride = tensor.strides[axis];
-    if (stride % kUnit != 0 || stride <= 0 || stride * 2 >= kMaxStrideBytes) {
-      return sentence(name(array), " has stride ", stride, " along axis ", axis,
-                      "; the copy engine needs positive multiples of ", kUnit);
-    }
-  }
-  return "";
-}
-
-std::string sm90_forward_refusal(const Problem& problem, const Gpu& gpu) {
+// Whatever its config may be; "" where there is one.
+std::string refusal(const Problem& problem, const Gpu& gpu) {
   if (gpu.compute_capability != 90) return "needs compute capability 9.0 (Hopper)";
   if (problem.dtype != DType::kFloat16 && problem.dtype != DType::kBFloat16) {
     return sentence("has no arithmetic for ", name(problem.dtype), ", only float16 and bfloat16");
   }
   if (problem.dim_qk < 1 || problem.dim_v < 1 || problem.dim_qk > kMaxDim ||
-      problem.dim_v > kMaxDim || problem.dim_v % kUnit != 0) {
-    return sentence("head dimensions must be 1 to ", kMaxDim, ", that of v a multiple of ", kUnit,
-                    "; they are ", problem.dim_qk, " and ", problem.dim_v);
+      problem.dim_v > kMaxDim || problem.dim_v % kElements != 0) {
+    return sentence("head dimensions must be 1 to ", kMaxDim, ", that of v a multiple of ",
+                    kElements, "; they are ", problem.dim_qk, " and ", problem.dim_v);
   }
   if (problem.kv_rows == 0) return "needs at least one key";
   if (problem.q_rows > kMaxCount - 256 || problem.kv_rows > kMaxCount - 256 ||
@@ -125,84 +105,75 @@ std::string sm90_forward_refusal(const Problem& problem, const Gpu& gpu) {
   }
   const DType o = problem.arrays[Array::kO].dtype;
   if (o != problem.dtype && o != DType::kFloat32) return sentence("does not write ", name(o));
-  const ForwardSm90Config config = sm90_forward_config(problem);
-  if (problem.tile.given() && !config.valid()) {
-    return sentence("a tile of ", config.q_rows(), " x ", config.kv_rows, " with ", config.stages,
-                    " stages and ", config.num_q_slots(), " slots of Q, ", config.shared_bytes(),
-                    " bytes of shared memory, is none that its kernel can have");
+  return "";
+}
+
+}  // namespace
+
+std::string sm90_layout_refusal(const Problem& problem, Array array) {
+  const Tensor& tensor = problem.arrays[array];
+  if (tensor.strides[3] != 1 && tensor.shape[3] > 1) {
+    return sentence(name(array), " has stride ", tensor.strides[3],
+                    " along the head dimension; the copy engine needs 1");
   }
-  if (sm90_max_q_blocks(problem, config) > kMaxCount) {
-    return "counts blocks of queries in 31 bits";
+  for (int axis = 0; axis < 3; ++axis) {
+    if (tensor.shape[axis] <= 1) continue;
+    const i64 stride = tensor.strides[axis];
+    if (stride % kElements != 0 || stride <= 0 || stride * 2 >= kMaxStrideBytes) {
+      return sentence(name(array), " has stride ", stride, " along axis ", axis,
+                      "; the copy engine needs positive multiples of ", kElements);
+    }
   }
   return "";
 }
 
-ForwardSm90Config sm90_forward_config(const Problem& problem) {
-  ForwardSm90Config config = options_of(problem);
-  set_sm90_forward_tile(config, problem);
+ForwardSm90Config forward_sm90_config(const Problem& problem, const Gpu& gpu,
+                                      std::vector<TileCandidate>* compared) {
+  ++config_derivations();
+  ForwardSm90Config config = with_tile(options_of(problem), problem, gpu, compared);
   leave_out(config, problem);
   return config;
 }
 
-// Those that change the config: d 64 full, say, has no overlap to leave out.
-u32 sm90_forward_switches(const Problem& problem) {
+u32 forward_sm90_switches(const Problem& problem, const Gpu& gpu) {
   Problem each = problem;
   each.without = 0;
-  const ForwardSm90Config whole = sm90_forward_config(each);
+  const ForwardSm90Config whole = forward_sm90_config(each, gpu);
   u32 switches = 0;
   for (u32 bit = 1; bit <= kAllOptimisations; bit *= 2) {
     each.without = bit;
-    if (sm90_forward_config(each) != whole) switches |= bit;
+    if (forward_sm90_config(each, gpu) != whole) switches |= bit;
   }
   return switches;
 }
 
-GpuNeeds sm90_forward_needs(const Problem& problem, const Gpu& gpu) {
-  const ForwardSm90Config config = sm90_forward_config(problem);
-  GpuNeeds needs;
-  needs.tile = {config.q_rows(), config.kv_rows};
-  if (sm90_counts_blocks(problem, gpu, config)) {
-    needs.workspace_bytes = needs.zeroed_bytes = sizeof(u32);
-  }
-  if (config.skips_documents) {
-    needs.workspace_bytes =
-        kKeyRangesOffset + sm90_num_key_ranges(problem, config) * sizeof(IdRange);
-  }
-  needs.alignment_bytes = 16;
-  return needs;
+size_t num_key_ranges(const Problem& problem, const ForwardSm90Config& config) {
+  return static_cast<size_t>(fulmen::num_key_ranges(problem.kv_rows, problem.num_sequences,
+                                                    problem.packed, config.kv_rows));
 }
 
-bool sm90_counts_blocks(const Problem& problem, const Gpu& gpu, const ForwardSm90Config& config) {
-  return sm90_max_q_blocks(problem, config) > gpu.num_multiprocessors;
-}
-
-size_t sm90_num_key_ranges(const Problem& problem, const ForwardSm90Config& config) {
-  return static_cast<size_t>(
-      num_key_ranges(problem.kv_rows, problem.num_sequences, problem.packed, config.kv_rows));
-}
-
-i32 sm90_heads_per_group(const Problem& problem, const Gpu& gpu) {
+i32 heads_per_group(const Problem& problem, const ForwardSm90Config& config, const Gpu& gpu) {
   const i32 chosen = problem.tile.heads_per_group;
   if (chosen != TileChoice::kOfTable) return chosen;
-  const bool masked = mask_kind(problem.mask) != MaskKind::kNone;
-  if (!masked && !reads_sequences(problem) && problem.max_kv > kShortRows) return 1;
-  const i64 rows = problem.packed || !reads_sequences(problem)
-                       ? problem.kv_rows
-                       : problem.kv_rows * problem.num_sequences;
+  const bool masked = config.score.mask_kind != MaskKind::kNone;
+  const bool varlen = config.score.varlen;
+  if (!masked && !varlen && problem.max_kv > kShortRows) return 1;
+  const i64 rows =
+      problem.packed || !varlen ? problem.kv_rows : problem.kv_rows * problem.num_sequences;
   const i64 bytes = max<i64>(rows * (problem.dim_qk + problem.dim_v) * 2 / problem.group_size(), 1);
   const i64 fitting = static_cast<i64>(gpu.l2_bytes) * 2 / 3 / bytes;
   const i64 most = clamp<i64>(fitting, 1, masked ? 16 : 2);
   // Groups of one size: a last one of few heads would leave multiprocessors idle (d 256 causal, 8k,
   // 16 heads as 5 + 5 + 5 + 1: 716 TFLOP/s on an H200; as 4 x 4: 808 on an H100, 2026-11-28).
-  const i64 heads = max<i64>(problem.heads_q, 1) *
-                    (reads_sequences(problem) ? 1 : max<i64>(problem.num_sequences, 1));
+  const i64 heads =
+      max<i64>(problem.heads_q, 1) * (varlen ? 1 : max<i64>(problem.num_sequences, 1));
   for (i64 size = most; 2 * size >= most; --size) {
     if (heads % size == 0) return static_cast<i32>(size);
   }
   return static_cast<i32>(ceil_div(heads, ceil_div(heads, most)));
 }
 
-i64 sm90_max_q_blocks(const Problem& problem, const ForwardSm90Config& config) {
+i64 max_work_tiles(const Problem& problem, const ForwardSm90Config& config) {
   if (problem.q_rows == 0) return 0;  // also when packed: nothing is launched
   const i64 rows = config.q_rows();
   const i64 of_a_head = problem.packed ? problem.q_rows / rows + problem.num_sequences
@@ -210,4 +181,62 @@ i64 sm90_max_q_blocks(const Problem& problem, const ForwardSm90Config& config) {
   return of_a_head * problem.heads_q / config.heads_per_tile;
 }
 
-}  // namespace fulmen
+ForwardParams forward_sm90_params(const Problem& problem, const ForwardSm90Config& config,
+                                  const Gpu& gpu) {
+  const auto count = [](i64 rows) { return static_cast<i32>(rows); };
+  const i64 shift =
+      problem.alignment == Alignment::kBottomRight ? problem.kv_rows - problem.q_rows : 0;
+  const double scale = problem.score_map.scale, softcap = problem.score_map.softcap;
+  ForwardParams params{};
+  params.batch = count(problem.num_sequences);
+  params.heads_q = count(problem.heads_q);
+  params.heads_kv = count(problem.heads_kv);
+  params.shape = {count(problem.q_rows), count(problem.kv_rows), count(shift)};
+  params.mask = problem.mask;
+  params.scale_log2 = static_cast<float>(scale * kLog2E);
+  params.num_q_blocks = count(ceil_div(problem.q_rows, config.q_rows()));
+  params.heads_per_group = heads_per_group(problem, config, gpu);
+  params.scale = static_cast<float>(scale);
+  if (config.score.softcap) {
+    params.softcap_in = static_cast<float>(2 * scale / softcap * kLog2E);
+    params.softcap_out = static_cast<float>(softcap * kLog2E);
+  }
+  params.kept_scale = static_cast<float>(problem.dropout.kept_scale());
+  params.attention = attention_params(problem);
+  return params;
+}
+
+PlanOrRefusal plan_forward_sm90(const Problem& problem, const Gpu& gpu) {
+  std::string why_not = refusal(problem, gpu);
+  if (!why_not.empty()) return why_not;
+  auto plan = std::make_unique<ForwardSm90Plan>();
+  const ForwardSm90Config config = forward_sm90_config(problem, gpu, &plan->compared);
+  if (problem.tile.given() && !config.valid()) {
+    return sentence(
+        "a tile of ", config.q_rows(), " x ", config.kv_rows, " with ", config.stages,
+        " stages and ", config.num_q_slots(), " slots of Q, ", config.shared_bytes(),
+        " bytes of shared memory, is none that its kernel can have: ", config.why_invalid());
+  }
+  const i64 work_tiles = max_work_tiles(problem, config);
+  if (work_tiles > kMaxCount) return "counts blocks of queries in 31 bits";
+  plan->config = config;
+  plan->params = forward_sm90_params(problem, config, gpu);
+  plan->tile = {config.q_rows(), config.kv_rows};
+  plan->alignment_bytes = 16;
+  plan->counts_tiles = work_tiles > gpu.num_multiprocessors;
+  if (plan->counts_tiles) plan->workspace_bytes = plan->zeroed_bytes = sizeof(u32);
+  if (config.skips_documents) {
+    plan->num_key_ranges = num_key_ranges(problem, config);
+    plan->workspace_bytes =
+        ForwardSm90Plan::kKeyRangesOffset + plan->num_key_ranges * sizeof(IdRange);
+    plan->launches.push_back({sm90_key_ranges_spec(config),
+                              ceil_div(static_cast<i64>(plan->num_key_ranges), kKeyRangeThreads)});
+  }
+  KernelLaunch launch{forward_sm90_spec(config)};
+  launch.num_blocks = min<i64>(work_tiles, gpu.num_multiprocessors);
+  launch.overlap_previous = true;  // as far as it sets up its barriers
+  plan->launches.push_back(std::move(launch));
+  return plan;
+}
+
+}  // namespace fulmen::gpu

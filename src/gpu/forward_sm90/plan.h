@@ -1,38 +1,54 @@
 // SPDX-FileCopyrightText: fulmen contributors
 // SPDX-License-Identifier: Apache-2.0
 //
-// The forward pass of the sm90 implementation as plans see it: what it refuses, and which config of
-// kernels/forward_sm90/forward_sm90.cuh a problem gets. src/gpu/forward_sm90/run.cpp compiles and
-// launches it. Pure.
+// The forward pass of the sm90 implementation: what it refuses, and the config, launches, workspace
+// and parameters that a problem gets on a card. plan.cpp decides, pure; run.cpp launches
+// kernels/forward_sm90/forward_sm90.cuh.
 #pragma once
 
-#include "gpu/function_plan.h"
+#include "gpu/gpu_plan.h"
 #include "kernels/forward_sm90/config.h"
 
-namespace fulmen {
+namespace fulmen::gpu {
 
-std::string sm90_forward_refusal(const Problem& problem, const Gpu& gpu);
-GpuNeeds sm90_forward_needs(const Problem& problem, const Gpu& gpu);
-u32 sm90_forward_switches(const Problem& problem);  // of Optimisation
+PlanOrRefusal plan_forward_sm90(const Problem& problem, const Gpu& gpu);
+
+// The optimisations whose switch changes the config: d 64 full, say, has no overlap to leave out.
+u32 forward_sm90_switches(const Problem& problem, const Gpu& gpu);
+
+class ForwardSm90Plan final : public GpuPlan {
+ public:
+  ForwardSm90Config config;
+  ForwardParams params;  // but for pointers
+  // The workspace: a counter of work tiles at 0, where they are more than multiprocessors; the
+  // documents of each block of keys.
+  bool counts_tiles = false;
+  size_t num_key_ranges = 0;
+  static constexpr size_t kKeyRangesOffset = 16;
+
+  void run(const Call& call) const override;
+};
+
+// ---- What the backward pass and the tests ask as well ------------------------------------------
 
 // Why the copy engine cannot read or write an array; "" when it can.
 std::string sm90_layout_refusal(const Problem& problem, Array array);
 
-// Whether blocks of queries are dealt out by a counter at the workspace's begin: not where the
-// multiprocessors take all of them at once.
-bool sm90_counts_blocks(const Problem& problem, const Gpu& gpu, const ForwardSm90Config& config);
+// The config of a problem that is not refused; `compared`: the tiles that were looked at.
+ForwardSm90Config forward_sm90_config(const Problem& problem, const Gpu& gpu,
+                                      std::vector<TileCandidate>* compared = nullptr);
 
-// Where in the workspace the documents of each block of keys lie, and how many of them.
-inline constexpr size_t kKeyRangesOffset = 16;
-size_t sm90_num_key_ranges(const Problem& problem, const ForwardSm90Config& config);
-
-// Called only where nothing is refused.
-ForwardSm90Config sm90_forward_config(const Problem& problem);
+// Work tiles of a run at most, over all heads and sequences.
+i64 max_work_tiles(const Problem& problem, const ForwardSm90Config& config);
 
 // Heads whose query blocks are handed out together, so that their keys and values stay in the L2.
-i32 sm90_heads_per_group(const Problem& problem, const Gpu& gpu);
+i32 heads_per_group(const Problem& problem, const ForwardSm90Config& config, const Gpu& gpu);
 
-// Query blocks of a run at most, over all heads and sequences.
-i64 sm90_max_q_blocks(const Problem& problem, const ForwardSm90Config& config);
+// Everything but pointers.
+ForwardParams forward_sm90_params(const Problem& problem, const ForwardSm90Config& config,
+                                  const Gpu& gpu);
 
-}  // namespace fulmen
+// Blocks of keys whose documents document_ranges_sm90 finds.
+size_t num_key_ranges(const Problem& problem, const ForwardSm90Config& config);
+
+}  // namespace fulmen::gpu

@@ -6,83 +6,44 @@
 
 #include "gpu/forward_sm90/specs.h"
 
+#include "core/dtype.h"
 #include "core/error.h"
 #include "gpu/forward_sm90/plan.h"
-#include "gpu/jit/config_text.h"
+#include "gpu/jit/spec_of.h"
+#include "gpu/score_options.h"
 
 namespace fulmen::gpu {
 namespace {
 
-std::vector<ConfigField> fields_of(const ForwardSm90Config& config) {
-  return {FULMEN_FIELD(dtype),
-          FULMEN_FIELD(d_qk),
-          FULMEN_FIELD(d_v),
-          FULMEN_FIELD(warpgroups),
-          FULMEN_FIELD(kv_rows),
-          FULMEN_FIELD(stages),
-          FULMEN_FIELD(q_slots),
-          FULMEN_FIELD(mask),
-          FULMEN_FIELD(q_register_dims),
-          FULMEN_FIELD(shift_rule),
-          FULMEN_FIELD(stage_output),
-          FULMEN_FIELD(cache_hints),
-          FULMEN_FIELD(swizzle),
-          FULMEN_FIELD(ping_pong),
-          FULMEN_FIELD(skip_full_masks),
-          FULMEN_FIELD(overlap),
-          FULMEN_FIELD(longest_first),
-          FULMEN_FIELD(folded_scale),
-          FULMEN_FIELD(sequences),
-          FULMEN_FIELD(signed_scale),
-          FULMEN_FIELD(softcap),
-          FULMEN_FIELD(alibi),
-          FULMEN_FIELD(sinks),
-          FULMEN_FIELD(stats),
-          FULMEN_FIELD(wide_output),
-          FULMEN_FIELD(bias),
-          FULMEN_FIELD(pair_mask),
-          FULMEN_FIELD(documents),
-          FULMEN_FIELD(dropout),
-          FULMEN_FIELD(split_dims),
-          FULMEN_FIELD(heads_per_tile),
-          FULMEN_FIELD(skips_documents),
-          FULMEN_FIELD(specialised)};
-}
-
 // The kernel's name among those that plans choose.
 std::string distinction(const ForwardSm90Config& config) {
-  constexpr const char* kMasks[] = {"", "_right", "_left", "_both"};
-  return sentence(
-      name(config.dtype), "_d", config.d_qk, "_", config.d_v, "_", 64 * config.q_tiles(), "x",
-      config.kv_rows, config.heads_per_tile == 1 ? "" : sentence("_heads", config.heads_per_tile),
-      kMasks[static_cast<int>(config.mask)], FULMEN_SUFFIX(sequences),
-      config.signed_scale ? "_signed" : "", FULMEN_SUFFIX(softcap), FULMEN_SUFFIX(alibi),
-      FULMEN_SUFFIX(sinks), FULMEN_SUFFIX(stats), config.wide_output ? "_wide" : "",
-      bias_suffix(config.bias), config.pair_mask ? "_mask" : "", FULMEN_SUFFIX(documents),
-      FULMEN_SUFFIX(dropout));
+  const i32 heads = config.heads_per_tile;
+  return sentence(name(config.dtype), "_d", config.d_qk, "_", config.d_v, "_",
+                  64 * config.q_tiles(), "x", config.kv_rows,
+                  heads == 1 ? "" : sentence("_heads", heads), name_suffix(config.score));
 }
 
 // Bounds of the visible keys and what options keep of a row are spilled around the loops, not in
 // them: up to 36 bytes with two-sided masks (window 1,024 at d 128 is 1.15 times FlashAttention-3
 // with 20, H100, 2026-11-28), 12 without, 84 where every pair is looked up in memory, which is what
-// takes the time then, up to 172 where documents are among them, and up to 212 beside an O of 256
+// takes the time then, up to 172 where documents are among them, and up to 212 with an O of 256
 // columns (neither timed; sm80 is what is left).
 // Without options nothing may spill. Beyond d 256 up to 88 and 168 bytes; not timed with them, but
 // without them that kernel is 5 times as fast as sm80 (2026-11-28).
 std::size_t spill_allowance(const ForwardSm90Config& config) {
-  if (config.has_pair_terms() && (config.split_dims || config.d_v > 192)) return 224;
-  if (config.has_pair_terms()) return config.documents ? 192 : 128;
-  if (config.mask == MaskKind::kBoth) return config.split_dims ? 96 : 48;
-  if (!config.specialised) return 48;  // an ablation: those that compute also load
-  return config.maps_scores() || config.sequences || config.sinks || config.stats ? 16 : 0;
+  const ScoreOptions& score = config.score;
+  if (score.has_pair_terms() && (config.split_dims || config.d_v > 192)) return 224;
+  if (score.has_pair_terms()) return score.documents ? 192 : 128;
+  if (score.mask_kind == MaskKind::kBoth) return config.split_dims ? 96 : 48;
+  if (!config.specialised) return 48;  // an ablation: a consumer is the producer, too
+  return config.maps_scores() || score.varlen || score.sinks || score.stats ? 16 : 0;
 }
 
 }  // namespace
 
-KernelSpec sm90_forward_spec(const ForwardSm90Config& config) {
-  KernelSpec spec =
-      spec_of("forward_sm90", "forward_sm90", distinction(config),
-              FULMEN_KERNEL_TYPES(ForwardSm90Config, ForwardArguments), fields_of(config));
+KernelSpec forward_sm90_spec(const ForwardSm90Config& config) {
+  KernelSpec spec = spec_of<ForwardArguments>("forward_sm90/forward_sm90", "forward_sm90",
+                                              distinction(config), config);
   spec.num_threads = config.threads();
   spec.shared_bytes = static_cast<std::size_t>(config.shared_bytes());
   spec.shared_bytes_text = "kConfig.shared_bytes()";
@@ -92,11 +53,12 @@ KernelSpec sm90_forward_spec(const ForwardSm90Config& config) {
 }
 
 KernelSpec sm90_key_ranges_spec(const ForwardSm90Config& config) {
-  const ForwardSm90Config needed{.kv_rows = config.kv_rows, .sequences = config.sequences};
-  KernelSpec spec = spec_of(
-      "forward_sm90", "document_ranges_sm90", sentence(config.kv_rows, FULMEN_SUFFIX(sequences)),
-      FULMEN_KERNEL_TYPES(ForwardSm90Config, ForwardArguments), fields_of(needed));
-  spec.include = "kernels/common/documents_sm90.cuh";
+  ForwardSm90Config needed;
+  needed.kv_rows = config.kv_rows;
+  needed.score.varlen = config.score.varlen;
+  KernelSpec spec =
+      spec_of<ForwardArguments>("common/documents_sm90", "document_ranges_sm90",
+                                sentence(config.kv_rows, name_suffix(needed.score)), needed);
   spec.num_threads = kKeyRangeThreads;
   return spec;
 }
@@ -106,6 +68,7 @@ namespace {
 // One set of options, under a mask, in several sizes.
 std::vector<KernelSpec> specs_of_sizes(Problem problem, const IntervalMask& mask,
                                        i64 heads = 1024) {
+  const Gpu gpu = gpu_named("h100");
   constexpr i64 kDims[][2] = {{64, 64},   {80, 80},   {96, 96},  {128, 128}, {192, 128},
                               {192, 192}, {256, 256}, {128, 64}, {64, 256},  {512, 512}};
   problem.mask = mask;
@@ -118,7 +81,7 @@ std::vector<KernelSpec> specs_of_sizes(Problem problem, const IntervalMask& mask
       for (const DType dtype : {DType::kBFloat16, DType::kFloat16}) {
         problem.q_rows = problem.kv_rows = problem.max_q = problem.max_kv = rows;
         problem.dtype = problem.arrays[Array::kO].dtype = dtype;
-        specs.push_back(sm90_forward_spec(sm90_forward_config(problem)));
+        specs.push_back(forward_sm90_spec(forward_sm90_config(problem, gpu)));
       }
     }
   }
@@ -127,6 +90,7 @@ std::vector<KernelSpec> specs_of_sizes(Problem problem, const IntervalMask& mask
 
 // Heads that share a tile, and documents with the kernel that looks for their ranges.
 std::vector<KernelSpec> specs_of_decoding_and_documents(const Problem& problem) {
+  const Gpu gpu = gpu_named("h100");
   Problem decode = problem;
   decode.heads_kv = 8;
   decode.heads_q = 32;
@@ -141,16 +105,16 @@ std::vector<KernelSpec> specs_of_decoding_and_documents(const Problem& problem) 
   for (const i64 dim : {64, 128, 256}) {
     for (Problem* each : {&decode, &documents}) {
       each->dim_qk = each->dim_v = dim;
-      specs.push_back(sm90_forward_spec(sm90_forward_config(*each)));
+      specs.push_back(forward_sm90_spec(forward_sm90_config(*each, gpu)));
     }
   }
-  specs.push_back(sm90_key_ranges_spec(sm90_forward_config(documents)));
+  specs.push_back(sm90_key_ranges_spec(forward_sm90_config(documents, gpu)));
   return specs;
 }
 
 }  // namespace
 
-std::vector<std::vector<KernelSpec>> sm90_forward_specs() {
+std::vector<std::vector<KernelSpec>> forward_sm90_specs() {
   Problem plain;
   plain.score_map.scale = 1;
   plain.num_sequences = 1;

@@ -1,16 +1,52 @@
 // SPDX-FileCopyrightText: fulmen contributors
 // SPDX-License-Identifier: Apache-2.0
 //
-// The rules, by head dimension. Measured on an H100 SXM on 2026-11-28 (bench/hopper,
-// bench/results/2026-11-28-forward-h100.jsonl); d 256 from 4k was searched again on an H200
-// (`fulmen bench --tune`), where nothing beat them by 1 %.
+// The rules, in the order in which they are tried. Measured on an H100 SXM on 2026-11-28
+// (bench/hopper, bench/results/2026-11-28-forward-h100.jsonl); d 256 from 4k was searched again on
+// an H200 (`fulmen bench --tune`), where nothing beat them by 1 %.
 
 #include "gpu/forward_sm90/tiles.h"
 
+#include "core/error.h"
 #include "gpu/forward_sm90/plan.h"
 
-namespace fulmen {
+namespace fulmen::gpu {
 namespace {
+
+// What the rules look at.
+struct Facts {
+  const ForwardSm90Config& options;
+  i32 widest = 0;  // of the head dimensions, filled up
+  bool is_short = false;
+  bool has_few_queries = false;  // one tile of 64 rows holds those of a head
+  bool per_pair = false;         // single pairs are hidden, dropped or added to
+  i64 num_multiprocessors = 0;
+  i64 work_tiles_of[3] = {};  // with so many warpgroups; [0]: none
+
+  // Whether tiles of so many warpgroups find a multiprocessor each at once. Then the smallest such
+  // tile is the fastest: d 64, 8 heads of 128 rows 4.2 us with one warpgroup against 5.6 with
+  // three; d 128, 8 heads of 2,048 rows 30.6 us with two, 38.5 with three, 40.1 with one
+  // (2026-11-28).
+  bool fit_at_once = false;      // with one warpgroup
+  bool fit_at_once_two = false;  // with two
+};
+
+Facts facts_of(const ForwardSm90Config& options, const Problem& problem, const Gpu& gpu) {
+  const bool adapts = !problem.batch_invariant;
+  Facts facts{options, max(ForwardSm90Config::chunked(options.d_qk), options.d_v)};
+  facts.is_short = adapts && max(problem.max_q, problem.max_kv) <= kShortRows;
+  facts.has_few_queries = adapts && problem.max_q <= 64;
+  facts.per_pair = options.score.has_pair_terms() || options.score.dropout;
+  facts.num_multiprocessors = gpu.num_multiprocessors;
+  for (i32 warpgroups = 1; warpgroups <= 2; ++warpgroups) {
+    ForwardSm90Config config = options;
+    config.warpgroups = warpgroups;
+    facts.work_tiles_of[warpgroups] = max_work_tiles(problem, config);
+  }
+  facts.fit_at_once = adapts && facts.work_tiles_of[1] <= gpu.num_multiprocessors;
+  facts.fit_at_once_two = adapts && facts.work_tiles_of[2] <= gpu.num_multiprocessors;
+  return facts;
+}
 
 void set_tile(ForwardSm90Config& config, i32 warpgroups, i32 kv_rows, i32 stages, i32 q_slots) {
   config.warpgroups = warpgroups;
@@ -19,106 +55,135 @@ void set_tile(ForwardSm90Config& config, i32 warpgroups, i32 kv_rows, i32 stages
   config.q_slots = q_slots;
 }
 
-// Whether tiles of so many warpgroups find a multiprocessor each at once. Then the smallest such
-// tile is the fastest: d 64, 8 heads of 128 rows 4.2 us with one warpgroup against 5.6 with three;
-// d 128, 8 heads of 2,048 rows 30.6 us with two, 38.5 with three, 40.1 with one (2026-11-28).
-bool fits_at_once(const Problem& problem, ForwardSm90Config config, i32 warpgroups) {
-  constexpr i64 kMultiprocessors = 132;  // of an H100 SXM
-  config.warpgroups = warpgroups;
-  return !problem.batch_invariant && sm90_max_q_blocks(problem, config) <= kMultiprocessors;
-}
-
-void set_tile_of_64_rows(ForwardSm90Config& config, i32 widest) {
-  set_tile(config, 1, 64, widest <= 192 ? 4 : 3, 1);
-  config.stage_output = false;
-}
-
-// Terms of single pairs, up to d 192: registers leave two warpgroups, shared memory many tiles.
-void set_tile_of_pairs(ForwardSm90Config& config, i32 widest) {
-  const i32 stages = widest <= 64 ? 6 : widest <= 128 ? 4 : 2;
-  set_tile(config, 2, 64, stages, min(stages, 4));
-}
-
-// Both head dimensions at most 64.
-void set_tile_64(ForwardSm90Config& config, bool is_short, bool is_small) {
-  const bool has_large_dims = !(is_short && config.mask != MaskKind::kNone) &&
-                              !config.maps_scores() && config.mask != MaskKind::kBoth &&
-                              !config.sequences;
-  if (is_small) {
-    set_tile(config, 2, has_large_dims ? 128 : 64, has_large_dims ? 2 : 4, 2);
-  } else {
-    set_tile(config, 3, has_large_dims ? 128 : 64, has_large_dims ? 3 : 6, 6);
-  }
-  config.overlap = !has_large_dims;
-  // Causal 512 and 1k: 3 % faster without turns; full, 16k: 8 % slower.
-  config.ping_pong = has_large_dims || !is_short;
-}
-
-// Turns buy 1 % full and cost as much causal and with windows (16k, 1,024 keys: 620 TFLOP/s
-// without, 612 with; H200, 2026-11-28).
-void set_tile_128(ForwardSm90Config& config, bool is_short, bool is_small) {
-  config.ping_pong = config.mask == MaskKind::kNone;
-  if (is_short || is_small) {
-    const bool masked = config.mask != MaskKind::kNone;
-    set_tile(config, 2, masked ? 64 : 128, masked ? 4 : 2, 4);
-    config.cache_hints = true;
-    return;
-  }
-  set_tile(config, 3, 64, 3, 3);
-  const bool has_room =
-      config.mask != MaskKind::kBoth && !config.sequences && !config.maps_scores();
-  config.q_register_dims = has_room ? min<i32>(64, config.d_qk) : 0;
-}
-
-void set_tile_256(ForwardSm90Config& config) {
-  set_tile(config, 2, 64, 2, 3);
-  config.stage_output = false;
-  config.cache_hints = true;
-  const bool has_room = !config.maps_scores() && !config.sequences && !config.dropout;
-  const i32 dims = config.dtype == DType::kFloat16 || config.mask == MaskKind::kBoth ? 64 : 96;
-  config.q_register_dims = has_room ? min(dims, config.d_qk) : 0;
-}
-
-// Beyond 256: two stages as far as they fit. Both warpgroups do the same at the same time: turns
-// cost 11 % (d 512, 16k, 488 TFLOP/s against 432).
-void set_tile_512(ForwardSm90Config& config) {
+// Beyond 256: two stages as far as they fit. Both warpgroups do the same at the same time:
+// ping-pong costs 11 % (d 512, 16k, 488 TFLOP/s against 432).
+void set_split_dims(ForwardSm90Config& config, const Facts&) {
   set_tile(config, 2, 64, 2, 1);
   config.stage_output = config.ping_pong = false;
-  const bool has_room = !config.maps_scores() && !config.sequences && !config.dropout &&
-                        config.mask != MaskKind::kBoth;
+  const bool has_room = !config.maps_scores() && !config.score.varlen && !config.score.dropout &&
+                        config.score.mask_kind != MaskKind::kBoth;
   config.q_register_dims = has_room ? min(64, config.d_qk) : 0;
   if (!config.valid()) config.stages = 1;
 }
 
-bool is_short(const Problem& problem) {
-  return !problem.batch_invariant && max(problem.max_q, problem.max_kv) <= kShortRows;
+void set_64_rows(ForwardSm90Config& config, const Facts& facts) {
+  set_tile(config, 1, 64, facts.widest <= 192 ? 4 : 3, 1);
+  config.stage_output = false;
 }
 
-void set_tile_of_rules(ForwardSm90Config& config, const Problem& problem) {
-  const bool fills_one_tile = !problem.batch_invariant && problem.max_q <= 64;
-  const bool per_pair = config.has_pair_terms() || config.dropout;
-  const i32 widest = max(ForwardSm90Config::chunked(config.d_qk), config.d_v);
-  if (config.split_dims) {
-    set_tile_512(config);
-  } else if ((fills_one_tile || fits_at_once(problem, config, 1)) &&
-             !(per_pair && widest > 192)) {  // that would spill
-    set_tile_of_64_rows(config, widest);
-  } else if (per_pair && widest <= 192) {
-    set_tile_of_pairs(config, widest);
-  } else if (widest <= 64) {
-    set_tile_64(config, is_short(problem), fits_at_once(problem, config, 2));
-  } else if (widest <= 128) {
-    set_tile_128(config, is_short(problem), fits_at_once(problem, config, 2));
-  } else if (widest <= 192 && config.d_v <= 128) {
-    set_tile(config, 2, 112, 2, 2);
-  } else if (widest <= 192) {
-    set_tile(config, 2, 80, 2, 2);
+// Registers leave two warpgroups, shared memory many tiles.
+void set_per_pair(ForwardSm90Config& config, const Facts& facts) {
+  const i32 stages = facts.widest <= 64 ? 6 : facts.widest <= 128 ? 4 : 2;
+  set_tile(config, 2, 64, stages, min(stages, 4));
+}
+
+void set_64_dims(ForwardSm90Config& config, const Facts& facts, i32 warpgroups) {
+  const ScoreOptions& score = config.score;
+  const bool wide = !(facts.is_short && score.mask_kind != MaskKind::kNone) &&
+                    !config.maps_scores() && score.mask_kind != MaskKind::kBoth && !score.varlen;
+  if (warpgroups == 2) {
+    set_tile(config, 2, wide ? 128 : 64, wide ? 2 : 4, 2);
   } else {
-    set_tile_256(config);
+    set_tile(config, 3, wide ? 128 : 64, wide ? 3 : 6, 6);
   }
+  config.overlap = !wide;
+  // Causal 512 and 1k: 3 % faster without ping-pong; full, 16k: 8 % slower.
+  config.ping_pong = wide || !facts.is_short;
 }
 
-void choose(ForwardSm90Config& config, const TileChoice& tile) {
+void set_64_dims_two(ForwardSm90Config& config, const Facts& facts) {
+  set_64_dims(config, facts, 2);
+}
+void set_64_dims_three(ForwardSm90Config& config, const Facts& facts) {
+  set_64_dims(config, facts, 3);
+}
+
+// Ping-pong buys 1 % full and costs as much causal and with windows (16k, 1,024 keys: 620 TFLOP/s
+// without, 612 with; H200, 2026-11-28).
+void set_128_dims_two(ForwardSm90Config& config, const Facts&) {
+  const bool masked = config.score.mask_kind != MaskKind::kNone;
+  config.ping_pong = !masked;
+  set_tile(config, 2, masked ? 64 : 128, masked ? 4 : 2, 4);
+  config.cache_hints = true;
+}
+void set_128_dims_three(ForwardSm90Config& config, const Facts&) {
+  const ScoreOptions& score = config.score;
+  config.ping_pong = score.mask_kind == MaskKind::kNone;
+  set_tile(config, 3, 64, 3, 3);
+  const bool has_room =
+      score.mask_kind != MaskKind::kBoth && !score.varlen && !config.maps_scores();
+  config.q_register_dims = has_room ? min<i32>(64, config.d_qk) : 0;
+}
+
+void set_192_128_dims(ForwardSm90Config& config, const Facts&) { set_tile(config, 2, 112, 2, 2); }
+void set_192_dims(ForwardSm90Config& config, const Facts&) { set_tile(config, 2, 80, 2, 2); }
+
+void set_256_dims(ForwardSm90Config& config, const Facts&) {
+  const ScoreOptions& score = config.score;
+  set_tile(config, 2, 64, 2, 3);
+  config.stage_output = false;
+  config.cache_hints = true;
+  const bool has_room = !config.maps_scores() && !score.varlen && !score.dropout;
+  const i32 dims = config.dtype == DType::kFloat16 || score.mask_kind == MaskKind::kBoth ? 64 : 96;
+  config.q_register_dims = has_room ? min(dims, config.d_qk) : 0;
+}
+
+std::string dims_beyond(const Facts& facts, i32 most) {
+  if (facts.widest <= most) return "";
+  return sentence("is for head dimensions up to ", most);
+}
+
+std::string too_many_tiles(const Facts& facts, i32 warpgroups) {
+  return sentence("its ", facts.work_tiles_of[warpgroups], " work tiles do not run at once on ",
+                  facts.num_multiprocessors, " multiprocessors");
+}
+
+// A tile, when it suits, and why not; each is asked only where none before it suits or to explain.
+struct Rule {
+  void (*set)(ForwardSm90Config& config, const Facts& facts);
+  std::string (*why_not)(const Facts& facts);  // one clause; "" where it suits
+};
+
+constexpr Rule kRules[] = {
+    {set_split_dims,
+     [](const Facts& facts) {
+       return facts.options.split_dims ? std::string() : "is for head dimensions above 256";
+     }},
+    {set_64_rows,
+     [](const Facts& facts) {
+       if (facts.options.split_dims) return dims_beyond(facts, 256);
+       if (facts.per_pair && facts.widest > 192) return std::string("would spill with its options");
+       const bool suits = facts.has_few_queries || facts.fit_at_once;
+       return suits ? std::string() : too_many_tiles(facts, 1);
+     }},
+    {set_per_pair,
+     [](const Facts& facts) {
+       if (!facts.per_pair) return std::string("is for bias, mask, documents and dropout");
+       return dims_beyond(facts, 192);
+     }},
+    {set_64_dims_two,
+     [](const Facts& facts) {
+       const std::string beyond = dims_beyond(facts, 64);
+       return !beyond.empty() || facts.fit_at_once_two ? beyond : too_many_tiles(facts, 2);
+     }},
+    {set_64_dims_three, [](const Facts& facts) { return dims_beyond(facts, 64); }},
+    {set_128_dims_two,
+     [](const Facts& facts) {
+       const std::string beyond = dims_beyond(facts, 128);
+       const bool suits = facts.is_short || facts.fit_at_once_two;
+       return !beyond.empty() || suits ? beyond : too_many_tiles(facts, 2);
+     }},
+    {set_128_dims_three, [](const Facts& facts) { return dims_beyond(facts, 128); }},
+    {set_192_128_dims,
+     [](const Facts& facts) {
+       return facts.options.d_v <= 128 ? dims_beyond(facts, 192)
+                                       : std::string("is for values of up to 128 dims");
+     }},
+    {set_192_dims, [](const Facts& facts) { return dims_beyond(facts, 192); }},
+    {set_256_dims, [](const Facts&) { return std::string(); }},
+};
+
+void replace_members(ForwardSm90Config& config, const TileChoice& tile) {
   choose_member(config.warpgroups, tile.warpgroups);
   choose_member(config.kv_rows, tile.kv_rows);
   choose_member(config.stages, tile.stages);
@@ -130,11 +195,40 @@ void choose(ForwardSm90Config& config, const TileChoice& tile) {
   choose_member(config.cache_hints, tile.cache_hints);
 }
 
-}  // namespace
-
-void set_sm90_forward_tile(ForwardSm90Config& config, const Problem& problem) {
-  set_tile_of_rules(config, problem);
-  choose(config, problem.tile);
+TileCandidate candidate(const ForwardSm90Config& config, bool chosen, const std::string& reason) {
+  return {{config.q_rows(), config.kv_rows},
+          chosen,
+          sentence(config.warpgroups, " warpgroups, ", config.stages, " stages, ",
+                   config.shared_bytes(), " bytes of shared memory: ", reason)};
 }
 
-}  // namespace fulmen
+}  // namespace
+
+ForwardSm90Config with_tile(const ForwardSm90Config& options, const Problem& problem,
+                            const Gpu& gpu, std::vector<TileCandidate>* compared) {
+  const Facts facts = facts_of(options, problem, gpu);
+  const Rule* chosen = nullptr;
+  ForwardSm90Config result = options;
+  for (const Rule& rule : kRules) {
+    if (chosen != nullptr && compared == nullptr) break;
+    std::string why_not = rule.why_not(facts);
+    const bool is_chosen = chosen == nullptr && why_not.empty();
+    ForwardSm90Config config = options;
+    rule.set(config, facts);
+    if (is_chosen) {
+      chosen = &rule;
+      result = config;
+      why_not = "the first that suits";
+    }
+    if (compared == nullptr) continue;
+    if (why_not.empty()) why_not = "a tile before it suits";
+    compared->push_back(candidate(config, is_chosen && !problem.tile.given(), why_not));
+  }
+  replace_members(result, problem.tile);
+  if (compared != nullptr && problem.tile.given()) {
+    compared->push_back(candidate(result, true, "named by the caller"));
+  }
+  return result;
+}
+
+}  // namespace fulmen::gpu

@@ -1,18 +1,20 @@
 // SPDX-FileCopyrightText: fulmen contributors
 // SPDX-License-Identifier: Apache-2.0
 //
-// Which tile of kernels/forward_sm90/forward_sm90.cuh a problem gets: what the rules say, or member
-// by member what the caller names. Called by plan.cpp. Pure.
+// Which tile of kernels/forward_sm90/forward_sm90.cuh a problem gets on a card: the first rule of a
+// list that suits, with members replaced that the caller names. Pure.
 #pragma once
 
-#include "core/problem.h"
+#include "gpu/gpu_plan.h"
 #include "kernels/forward_sm90/config.h"
 
-namespace fulmen {
+namespace fulmen::gpu {
 
 inline constexpr i64 kShortRows = 1024;  // lengths up to this take the configs with a quick start
 
-// Fills in the tile of a config that has its options.
-void set_sm90_forward_tile(ForwardSm90Config& config, const Problem& problem);
+// The config with a tile, from one that has the options of the problem. compared: what was looked
+// at, if not null.
+ForwardSm90Config with_tile(const ForwardSm90Config& options, const Problem& problem,
+                            const Gpu& gpu, std::vector<TileCandidate>* compared);
 
-}  // namespace fulmen
+}  // namespace fulmen::gpu

@@ -270,7 +270,7 @@ __attribute__((always_inline)) inline void backward_sm90(const BackwardParams& p
       BackwardDOutProducer<kConfig>{params, shared}.run();
     } else if (kConfig.deterministic && ptx::thread_index() == 96) {
       DqSemaphoreAcquire<kConfig>{params, shared}.run();
-    } else if (kConfig.sequences && warp == 3) {
+    } else if (kConfig.score.varlen && warp == 3) {
       BackwardTailZeroFill<kConfig>{params, shared, ptx::thread_index() % 32}.run();
     }
   } else {

@@ -16,10 +16,7 @@ struct BackwardSm90Config {
   DType dtype = DType::kBFloat16;
   i32 dims = 128;   // 64, 128, 192, 256: of a tile; smaller ones are filled up with zeros
   i32 q_rows = 64;  // queries of a step: 128 at dims 64, else 64
-  MaskKind mask = MaskKind::kNone;
-  bool has_stats = false;  // rows come with row_max, exact for large scores; else with lse alone
-  bool sequences = false;  // packed or with lengths, which the device reads
-  bool dq = true;          // which gradients are wanted
+  bool dq = true;   // which gradients are wanted
   bool dk = true;
   bool dv = true;
   bool deterministic = false;  // blocks of keys add to a row of dQ in one order, the last one
@@ -31,15 +28,9 @@ struct BackwardSm90Config {
   bool early_dv = true;   // ablation: dV += P^T dO is issued before dS is formed (q_rows 64)
   bool staggered = true;  // ablation: without a mask, blocks of keys begin at different queries
 
-  // Options of a score, which take dQ to a kernel of its own. One that is off leaves no
-  // instruction.
-  bool signed_scale = false;  // the scale may be 0 or negative
-  bool softcap = false;
-  bool alibi = false;
-  DType bias = DType::kNone;  // its dtype
-  bool pair_mask = false;     // the boolean one
-  bool documents = false;
-  bool dropout = false;
+  // Options other than mask_kind, varlen and stats take dQ to a kernel of its own. With stats rows
+  // come with row_max, which is exact for large scores; else with lse alone.
+  ScoreOptions score;
 
   static constexpr i32 kDsStages = 2;
   static constexpr i32 kWorkStages = 4;        // work tiles that are published ahead
@@ -85,17 +76,18 @@ struct BackwardSm90Config {
 
   // Whether work tiles may be split into parts of their queries (BackwardParts).
   constexpr bool splits() const {
-    return dq && dk && dv && !deterministic && !sequences && mask == MaskKind::kNone;
+    return dq && dk && dv && !deterministic && !score.varlen && score.mask_kind == MaskKind::kNone;
   }
 
   // As in ForwardSm90Config.
   constexpr bool maps_scores() const {
-    return signed_scale || softcap || alibi || has_pair_terms();
+    return score.negative_scale || score.softcap || score.alibi || score.has_pair_terms();
   }
-  constexpr bool has_pair_terms() const { return bias != DType::kNone || pair_mask || documents; }
 
   // Whether a product meets hidden pairs, whose infinities and NaN must not show.
-  constexpr bool hides_pairs() const { return mask != MaskKind::kNone || has_pair_terms(); }
+  constexpr bool hides_pairs() const {
+    return score.mask_kind != MaskKind::kNone || score.has_pair_terms();
+  }
 
   // Bytes of shared memory, in the order in which they lie there.
   constexpr i32 q_bytes() const { return q_rows * dims * 2; }
@@ -106,23 +98,51 @@ struct BackwardSm90Config {
     return divides_products() || dq ? q_rows * kv_rows() * bytes : 0;
   }
   constexpr i32 out_bytes() const { return has_large_dims() ? 0 : k_bytes(); }  // dV, then dK
-  constexpr i32 lse_bytes() const { return q_rows * (has_stats ? 8 : 4); }      // lse_log2
+  constexpr i32 lse_bytes() const { return q_rows * (score.stats ? 8 : 4); }    // lse_log2
   constexpr i32 delta_bytes() const { return q_rows * 4; }
   constexpr i32 shared_bytes() const {
     return k_bytes() + v_bytes() + (stages() + dout_stages()) * q_bytes() + kDsStages * ds_bytes() +
            out_bytes() + stages() * lse_bytes() + dout_stages() * delta_bytes() + 768;
   }
 
-  constexpr bool valid() const {
-    return (dtype == DType::kBFloat16 || dtype == DType::kFloat16) &&
-           ((dims == 64 && q_rows == 128) || (dims == 64 && q_rows == 64 && !dq) ||
-            ((dims == 128 || dims == 192 || dims == 256) && q_rows == 64)) &&
-           !(has_large_dims() && dq) &&
-           !(deterministic && (!dq || staggered || sequences || mask == MaskKind::kBoth)) &&
-           register_dims % 16 == 0 && register_dims <= dims &&
-           !((maps_scores() || dropout) && (dq || q_rows != 64)) && shared_bytes() <= 232448;
+  // Why no kernel can have this config; "" where one can.
+  constexpr const char* why_invalid() const {
+    if (dtype != DType::kBFloat16 && dtype != DType::kFloat16) return "the dtype has 16 bits";
+    if (dims != 64 && dims != 128 && dims != 192 && dims != 256) {
+      return "a tile has 64, 128, 192 or 256 dims";
+    }
+    if (q_rows != 64 && !(q_rows == 128 && dims == 64))
+      return "only 64 dims have 128 queries a step";
+    if (dims == 64 && q_rows == 64 && dq) return "dQ of 64 dims is made of 128 queries a step";
+    if (has_large_dims() && dq) return "above 128 dims registers leave no room for dQ";
+    if (deterministic && (!dq || staggered || score.varlen || score.mask_kind == MaskKind::kBoth)) {
+      return "an order of sums needs dQ, no stagger, sequences that are alike, no left bound";
+    }
+    if (register_dims % 16 != 0 || register_dims > dims) return "register_dims is a multiple of 16";
+    if ((maps_scores() || score.dropout) && (dq || q_rows != 64)) {
+      return "options of scores take 64 queries a step and leave dQ out";
+    }
+    if (shared_bytes() > 232448) return "a block has 232,448 bytes of shared memory";
+    return "";
   }
+  constexpr bool valid() const { return *why_invalid() == 0; }
 };
+
+template <class Visit>
+constexpr void for_each_field(const BackwardSm90Config& config, Visit visit) {
+  visit("dtype", config.dtype);
+  visit("dims", config.dims);
+  visit("q_rows", config.q_rows);
+  visit("dq", config.dq);
+  visit("dk", config.dk);
+  visit("dv", config.dv);
+  visit("deterministic", config.deterministic);
+  visit("register_dims", config.register_dims);
+  visit("ping_pong", config.ping_pong);
+  visit("early_dv", config.early_dv);
+  visit("staggered", config.staggered);
+  visit("score", config.score);
+}
 
 // Q, dO: box (64, q_rows), K, V: (64, kv_rows), dK, dV: (64, 64); dims (d, rows, heads, batch),
 // 16-bit elements, 128-byte swizzle, zero fill.
@@ -157,7 +177,7 @@ struct alignas(16) DocumentBlocks {
 };
 
 // batch_kv_head counts key/value heads over all batch entries (or sequences), each with the query
-// heads that share it. With BackwardSm90Config::sequences q_len and kv_len of `shape` are upper
+// heads that share it. With score.varlen q_len and kv_len of `shape` are upper
 // bounds.
 struct BackwardParams {
   BackwardTensorMaps maps;
@@ -195,9 +215,9 @@ struct BackwardParams {
   u32* nonfinite;      // 1 + (batch_kv_head): not 0 where a gradient is not finite; [0]: anywhere
   i32 dim_v;
   const KeyBlockInfo*
-      key_block_infos;  // (block of keys, in the order of work tiles), with config.sequences
+      key_block_infos;  // (block of keys, in the order of work tiles), with score.varlen
   const DocumentBlocks*
-      document_blocks;        // (block of keys, see first_key_range), with config.documents
+      document_blocks;        // (block of keys, see first_key_range), with score.documents
   AttentionParams attention;  // lengths, offsets, dq, dk, dv and the arrays of options
   float softcap_in;           // the last three as in ForwardParams
   float softcap_out;
@@ -254,20 +274,27 @@ constexpr BackwardSchedule backward_schedule(i64 num_batch_kv_heads, i64 num_kv_
 // The kernel before: lse and delta of every row, and zeros.
 struct BackwardPreprocessConfig {
   DType dtype = DType::kBFloat16;
-  i32 dims = 128;          // of v, filled up: 64, 128
-  bool has_stats = false;  // as in BackwardSm90Config
-  bool sequences = false;  // as in BackwardSm90Config
-  bool sinks = false;      // every row has one more key, of value 0
-  bool documents = false;  // as in BackwardSm90Config
+  i32 dims = 128;  // of v, filled up: 64, 128
+  // stats, varlen, sinks (a row has one more key, of value 0), documents (of dK and dV) alone
+  ScoreOptions score;
 
   static constexpr i32 kThreads = 256;
   static constexpr i32 kBlocksPerMultiprocessor = 8;
   // Thread blocks on a multiprocessor, and rows of 32 bytes that a thread loads at once.
-  constexpr i32 resident_blocks() const { return sequences || documents ? 4 : 8; }
+  constexpr i32 resident_blocks() const { return score.varlen || score.documents ? 4 : 8; }
   constexpr i32 rows_in_flight() const { return 16 / resident_blocks(); }
   constexpr i32 threads() const { return kThreads; }
   constexpr i32 threads_per_row() const { return dims / 8; }  // 16 bytes each
+
+  bool operator==(const BackwardPreprocessConfig&) const = default;
 };
+
+template <class Visit>
+constexpr void for_each_field(const BackwardPreprocessConfig& config, Visit visit) {
+  visit("dtype", config.dtype);
+  visit("dims", config.dims);
+  visit("score", config.score);
+}
 
 struct BackwardPreprocessParams {
   i32 heads_q;
@@ -279,15 +306,15 @@ struct BackwardPreprocessParams {
   float* delta;                     // as in BackwardParams
   u32* zeros;                       // counters, and sums but those below, to be cleared
   i64 num_zeros;                    // in 16 bytes
-  float* sums;                      // of dQ with config.sequences, with as many rows as lse_log2
+  float* sums;                      // of dQ with score.varlen, with as many rows as lse_log2
   i32 sum_dims;                     // of a row; 0: there are none
-  SequenceShape bounds;             // with config.sequences: upper bounds of q_len and kv_len
+  SequenceShape bounds;             // with score.varlen: upper bounds of q_len and kv_len
   i32 kv_rows;                      // of a block of keys
   KeyBlockInfo* key_block_infos;    // as in BackwardParams
-  const IdRange* query_ranges;      // (block of queries), with config.documents
+  const IdRange* query_ranges;      // (block of queries), with score.documents
   i32 q_rows;                       // of a block of queries
   DocumentBlocks* document_blocks;  // as in BackwardParams
-  AttentionParams attention;        // with config.sequences: lengths, offsets, dq, dk, dv to clear;
+  AttentionParams attention;        // with score.varlen: lengths, offsets, dq, dk, dv to clear;
                                     // sinks, ids
 };
 
@@ -298,6 +325,11 @@ struct BackwardFallbackConfig {
   static constexpr i32 kThreads = 256;
   static constexpr i32 kMaxDim = 256;
 };
+
+template <class Visit>
+constexpr void for_each_field(const BackwardFallbackConfig& config, Visit visit) {
+  visit("dtype", config.dtype);
+}
 
 struct BackwardFallbackParams {
   const u32* nonfinite;  // as in BackwardParams

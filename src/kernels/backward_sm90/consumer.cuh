@@ -116,7 +116,7 @@ struct BackwardWarpgroup {
   using Sums = BackwardSums<kConfig>;
   // Of the pairs of a step: slopes of the cap; bit i: dropout keeps pair i.
   struct Pairs {
-    float slopes[kConfig.softcap ? kConfig.q_rows / 2 : 1];
+    float slopes[kConfig.score.softcap ? kConfig.q_rows / 2 : 1];
     u32 kept;
   };
   static constexpr i32 kFloats = kConfig.q_rows / 2;
@@ -151,7 +151,7 @@ struct BackwardWarpgroup {
 
   // S^T = -inf where the interval mask hides the pair; `first`: the warpgroup's first key.
   void apply_mask(Scores& S, i32 first, i32 q_block) const {
-    const SequenceShape shape = kConfig.sequences ? shared.read_shape(work_at) : params.shape;
+    const SequenceShape shape = kConfig.score.varlen ? shared.read_shape(work_at) : params.shape;
 #pragma unroll
     for (i32 half = 0; half < 2; ++half) {
       const i32 key = first + i32(thread / 32 * 16 + thread % 32 / 4) + 8 * half;
@@ -174,7 +174,7 @@ struct BackwardWarpgroup {
 
   // S^T = scores in units of log2, with options that are more than a positive scale.
   void apply_options(Scores& S, Pairs& pairs, i32 first, const BackwardStepInfo& step) const {
-    if constexpr (kConfig.maps_scores() || kConfig.dropout) {
+    if constexpr (kConfig.maps_scores() || kConfig.score.dropout) {
       const BackwardTile work_tile = shared.read_tile(work_at);
       const KeyTerms<kConfig> terms{params,
                                     work_tile,
@@ -184,19 +184,19 @@ struct BackwardWarpgroup {
                                     step.q_block() * kConfig.q_rows + i32(thread % 4) * 2};
       const bool one_document = !step.is_partial(warpgroup);
       if constexpr (kConfig.maps_scores()) terms.map(S, pairs.slopes, one_document);
-      if constexpr (kConfig.dropout) pairs.kept = terms.kept();
+      if constexpr (kConfig.score.dropout) pairs.kept = terms.kept();
     }
   }
 
   // Address of the lse of the rows of S[i] and S[i + 1]; kLseBlock floats on: their row_max.
   u32 lse_address(i32 i) const {
     const i32 row = i * 2;
-    return shared.lse(at) + thread % 4 * 8 + i32(kConfig.has_stats ? lse_index(row) : row) * 4;
+    return shared.lse(at) + thread % 4 * 8 + i32(kConfig.score.stats ? lse_index(row) : row) * 4;
   }
 
   // Whether a row of a step is large; every warp reads all rows.
   bool has_large_scores(typename Shared::QState of) const {
-    if constexpr (!kConfig.has_stats) return false;
+    if constexpr (!kConfig.score.stats) return false;
     bool is_large = false;
 #pragma unroll
     for (i32 block = 0; block < kConfig.q_rows; block += kLseBlock) {
@@ -243,7 +243,7 @@ struct BackwardWarpgroup {
 
   // P or dP of a pair after dropout.
   float kept(const Pairs& pairs, i32 i, float x) const {
-    if constexpr (!kConfig.dropout) return x;
+    if constexpr (!kConfig.score.dropout) return x;
     return (pairs.kept >> i & 1) != 0 ? x * params.kept_scale : 0.f;
   }
 
@@ -268,7 +268,7 @@ struct BackwardWarpgroup {
         for (i32 c = 0; c < 2; ++c) {
           const i32 at = i + e + c;
           x[c] = P[at] * (kept(pairs, at, dP[at]) - delta.word[c]);
-          if constexpr (kConfig.softcap) x[c] *= pairs.slopes[at];
+          if constexpr (kConfig.score.softcap) x[c] *= pairs.slopes[at];
         }
         dS[(i + e) / 2] = ptx::pack<kConfig.dtype>(x[0], x[1]);
       }
@@ -281,8 +281,8 @@ struct BackwardWarpgroup {
   u32 address_of_p() const { return shared.ds().address(at) + thread * 16; }
   float shared_p(const Scores& P, const Pairs& pairs, i32 i) const {
     float p = P[i];
-    if constexpr (kConfig.softcap) p *= pairs.slopes[i];
-    if constexpr (kConfig.dropout) p = (pairs.kept >> i & 1) != 0 ? p : -p;
+    if constexpr (kConfig.score.softcap) p *= pairs.slopes[i];
+    if constexpr (kConfig.score.dropout) p = (pairs.kept >> i & 1) != 0 ? p : -p;
     return p;
   }
   void share_p(const Scores& P, const Pairs& pairs) const {
@@ -338,7 +338,7 @@ struct BackwardWarpgroup {
   }
   // P (dP - delta), where the sign of `p` says what dropout drops.
   float times_difference(float p, float dp, float delta) const {
-    if constexpr (!kConfig.dropout) return p * (dp - delta);
+    if constexpr (!kConfig.score.dropout) return p * (dp - delta);
     const bool is_kept = __builtin_bit_cast(u32, p) >> 31 == 0;
     return ptx::abs(p) * ((is_kept ? dp * params.kept_scale : 0) - delta);
   }

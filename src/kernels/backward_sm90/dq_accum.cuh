@@ -21,7 +21,7 @@ namespace fulmen {
 // t. Number of the first tile of a kv head's first query head, and of tiles of a query head.
 template <BackwardSm90Config kConfig>
 constexpr u32 first_dq_tile(const BackwardParams& params, i32 batch_kv_head, i32 q_begin) {
-  if constexpr (kConfig.sequences) {
+  if constexpr (kConfig.score.varlen) {
     return u32(first_padded_row<kConfig>(params, batch_kv_head, q_begin) / kConfig.q_rows);
   }
   const u32 slot_head = u32(batch_kv_head % params.num_accum_slots) * params.group_size;
@@ -29,7 +29,7 @@ constexpr u32 first_dq_tile(const BackwardParams& params, i32 batch_kv_head, i32
 }
 template <BackwardSm90Config kConfig>
 constexpr u32 dq_tiles_of_head(const BackwardParams& params) {
-  return u32((kConfig.sequences ? params.padded_rows_per_head : params.padded_q_rows()) /
+  return u32((kConfig.score.varlen ? params.padded_rows_per_head : params.padded_q_rows()) /
              kConfig.q_rows);
 }
 template <BackwardSm90Config kConfig>
@@ -40,7 +40,8 @@ constexpr float* dq_tile(const BackwardParams& params, u32 tile) {
 // Whether a later kv head uses the same slot.
 template <BackwardSm90Config kConfig>
 constexpr bool is_reused(const BackwardParams& params, i32 batch_kv_head) {
-  return !kConfig.sequences && batch_kv_head + params.num_accum_slots < params.num_batch_kv_heads();
+  return !kConfig.score.varlen &&
+         batch_kv_head + params.num_accum_slots < params.num_batch_kv_heads();
 }
 
 template <BackwardSm90Config kConfig>

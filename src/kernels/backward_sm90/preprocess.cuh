@@ -79,19 +79,19 @@ struct BackwardPreprocess {
 
   // lse or stats, and dlse, of a row, in the row's first lane. Read together with O and dO; with
   // sequences after them: the registers would be spilled, and that is slower.
-  static constexpr bool kReadsAhead = !kConfig.sequences;
+  static constexpr bool kReadsAhead = !kConfig.score.varlen;
   struct RowStats {
     float top;  // row_max, or lse where there are no stats
     float row_sum;
     float dlse;
   };
   RowStats row_stats_of(const Row& at) const {
-    RowStats stats{kConfig.has_stats ? 0.f : -kInfinity, 0, 0};
+    RowStats stats{kConfig.score.stats ? 0.f : -kInfinity, 0, 0};
     if (lane != 0 || !at.inside) return stats;
     const AttentionParams& arrays = params.attention;
-    const float* from = element<float>(kConfig.has_stats ? arrays.stats : arrays.lse, at);
+    const float* from = element<float>(kConfig.score.stats ? arrays.stats : arrays.lse, at);
     stats.top = from[0];
-    if constexpr (kConfig.has_stats) stats.row_sum = from[arrays.stats.strides[3]];
+    if constexpr (kConfig.score.stats) stats.row_sum = from[arrays.stats.strides[3]];
     if (arrays.dlse.present()) stats.dlse = *element<float>(arrays.dlse, at);
     return stats;
   }
@@ -99,10 +99,10 @@ struct BackwardPreprocess {
   void write(const Row& at, const RowStats& stats, float delta) const {
     const u32 index = at.index;
     params.delta[index] = at.inside ? delta - stats.dlse : 0.f;
-    if constexpr (kConfig.has_stats) {
+    if constexpr (kConfig.score.stats) {
       float row_max = stats.top, row_sum = stats.row_sum;
       const bool sees_nothing = row_sum == 0;
-      if constexpr (kConfig.sinks) {
+      if constexpr (kConfig.score.sinks) {
         const float sink = sink_of(at.head);
         const float top = ptx::max(row_max, sink);
         row_sum = row_sum * ptx::exp2((row_max - top) * kLog2E) + ptx::exp2((sink - top) * kLog2E);
@@ -114,7 +114,7 @@ struct BackwardPreprocess {
       params.lse_log2[lse_index(index) + kLseBlock] = is_large ? row_max : 0.f;
     } else {
       float total = stats.top * kLog2E;
-      if constexpr (kConfig.sinks) {
+      if constexpr (kConfig.score.sinks) {
         const float sink = sink_of(at.head) * kLog2E;
         const float top = ptx::max(total, sink);
         total = top + ptx::log2(ptx::exp2(total - top) + ptx::exp2(sink - top));
@@ -158,13 +158,13 @@ struct BackwardPreprocess {
       ptx::store_global_x4(reinterpret_cast<u16*>(params.zeros + 4 * i), {});
     // Neighbours go to different blocks, so that long sequences are spread over all.
     const u32 warp = ptx::thread_index() / 32 * ptx::num_blocks() + ptx::block_index();
-    if constexpr (kConfig.documents) {
+    if constexpr (kConfig.score.documents) {
       FindDocumentBlocks{params, u32(id) % 32}.run(warp, u32(all) / 32, [&](i64 index) {
-        return kConfig.sequences ? SequenceScheduler{params, 0}.sequence(index)
-                                 : dense_sequence(params.attention, index);
+        return kConfig.score.varlen ? SequenceScheduler{params, 0}.sequence(index)
+                                    : dense_sequence(params.attention, index);
       });
     }
-    if constexpr (kConfig.sequences) {
+    if constexpr (kConfig.score.varlen) {
       SequenceScheduler{params, i32(id % 32)}.run(warp, u32(all) / 32);
       sum_chunks(ptx::block_index(), ptx::num_blocks());
     } else {
@@ -245,7 +245,7 @@ struct BackwardPreprocess {
 template <BackwardPreprocessConfig kConfig>
 inline void backward_preprocess_sm90(const BackwardPreprocessParams& params) {
   ptx::grid_dependents_launch();
-  if constexpr (kConfig.sequences) record_faults(params.attention, kConfig.threads());
+  if constexpr (kConfig.score.varlen) record_faults(params.attention, kConfig.threads());
   BackwardPreprocess<kConfig>{params, i32(ptx::thread_index()) % kConfig.threads_per_row()}.run();
 }
 

@@ -56,7 +56,7 @@ struct BackwardLoads {
 
   // The barrier of a tile: that of the tail zero-fill if the tile ends past the sequence.
   static u32 landing(u32 full, u32 landed, i32 rows, i32 rows_left) {
-    return kConfig.sequences && rows_left < rows ? landed : full;
+    return kConfig.score.varlen && rows_left < rows ? landed : full;
   }
   u32 landing_of_queries(u32 full, u32 landed, const BackwardStep& step) const {
     return landing(full, landed, kConfig.q_rows,
@@ -84,7 +84,7 @@ struct BackwardProducer {
     const i32 key = work_tile.kv_block * kConfig.kv_rows() + kConfig.first_key(warpgroup);
     if (key + 64 > work_tile.shape.kv_len) return {0, 0};
     Interval full = query_blocks_of_keys<kConfig>(params.mask, work_tile.shape, key, 64).full;
-    if constexpr (kConfig.documents) {
+    if constexpr (kConfig.score.documents) {
       const DocumentBlocks& visit = document_blocks_of<kConfig>(params, work_tile);
       full.begin = max<i64>(full.begin, visit.full_begin[warpgroup]);
       full.end = max(full.begin, min<i64>(full.end, visit.full_end[warpgroup]));
@@ -104,7 +104,7 @@ struct BackwardProducer {
     const BackwardLoads<kConfig> loads{params, work_tile};
     loads.prefetch_keys(
         params.maps.k);  // to the L2, while the work tile before still uses the buffer
-    if (kConfig.dq && !kConfig.sequences && work_tile.batch_kv_head >= params.num_accum_slots) {
+    if (kConfig.dq && !kConfig.score.varlen && work_tile.batch_kv_head >= params.num_accum_slots) {
       // wait until the sums in its slot are cleared
       ptx::await(params.freed + work_tile.batch_kv_head - params.num_accum_slots,
                  params.num_kv_blocks);
@@ -133,7 +133,8 @@ struct BackwardProducer {
       shared.write_step(at, {tile, flags});
       ptx::mbarrier_arrive_expect(q_full, kConfig.q_bytes() + kConfig.lse_bytes());
       loads.load_queries(params.maps.q, q.address(at), q_full, step);
-      ptx::bulk_load(shared.lse(at), params.lse_log2 + (kConfig.has_stats ? lse_index(kept) : kept),
+      ptx::bulk_load(shared.lse(at),
+                     params.lse_log2 + (kConfig.score.stats ? lse_index(kept) : kept),
                      kConfig.lse_bytes(), q_full);
       if (left == range.num_steps) load_k(loads);
       at.advance();

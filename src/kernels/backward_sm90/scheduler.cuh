@@ -32,7 +32,8 @@ struct BackwardTile {
 
 template <BackwardSm90Config kConfig>
 inline i32 num_whole_tiles(const BackwardParams& params) {
-  if constexpr (kConfig.sequences) return params.key_block_infos[0].all_kv_blocks * params.heads_kv;
+  if constexpr (kConfig.score.varlen)
+    return params.key_block_infos[0].all_kv_blocks * params.heads_kv;
   return params.num_batch_kv_heads() * params.num_kv_blocks;
 }
 
@@ -52,7 +53,7 @@ constexpr BackwardTile tile_of_heads(const BackwardParams& params, i32 index, i3
 
 template <BackwardSm90Config kConfig>
 inline BackwardTile whole_tile_at(const BackwardParams& params, i32 index) {
-  if constexpr (!kConfig.sequences) {
+  if constexpr (!kConfig.score.varlen) {
     BackwardTile work_tile =
         tile_of_heads(params, index, 0, params.num_batch_kv_heads(), params.num_kv_blocks);
     if (kConfig.deterministic)
@@ -129,7 +130,7 @@ constexpr i32 tiles_of_head(const BackwardParams& params, const BackwardTile& wo
 // The entry of the arrays' batch axis.
 template <BackwardSm90Config kConfig>
 constexpr i32 batch_of(const BackwardParams& params, i32 batch_kv_head) {
-  return kConfig.sequences && params.attention.packed ? 0 : batch_kv_head / params.heads_kv;
+  return kConfig.score.varlen && params.attention.packed ? 0 : batch_kv_head / params.heads_kv;
 }
 
 // The first row of the kv head's first query head in lse_log2 and delta; that of the next head lies
@@ -140,7 +141,7 @@ constexpr i64 first_padded_row(const BackwardParams& params, i32 batch_kv_head, 
   const i32 head = (batch_kv_head - sequence * params.heads_kv) * params.group_size;
   const i64 q_head = i64{batch_of<kConfig>(params, batch_kv_head)} * params.heads_q + head;
   return q_head * params.padded_rows_per_head +
-         padded_row(kConfig.sequences && params.attention.packed, sequence, q_begin);
+         padded_row(kConfig.score.varlen && params.attention.packed, sequence, q_begin);
 }
 
 // Blocks of queries that see keys [begin, begin + count).
@@ -182,7 +183,7 @@ constexpr QueryBlockRange query_block_range(const BackwardParams& params,
                                     kConfig.kv_rows())
           .visible;
   QueryBlockRange range{i32(visit.begin), i32(visit.size()), 0, params.group_size};
-  if (kConfig.staggered && kConfig.mask == MaskKind::kNone && range.count > 0) {
+  if (kConfig.staggered && kConfig.score.mask_kind == MaskKind::kNone && range.count > 0) {
     range.rotation = kv_block * (kConfig.kv_rows() / kConfig.q_rows) % range.count;
   }
   return range;
@@ -202,7 +203,7 @@ template <BackwardSm90Config kConfig>
 constexpr QueryBlockRange query_block_range(const BackwardParams& params,
                                             const BackwardTile& work_tile) {
   QueryBlockRange range = query_block_range<kConfig>(params, work_tile.shape, work_tile.kv_block);
-  if constexpr (kConfig.documents) {
+  if constexpr (kConfig.score.documents) {
     if (range.count <= 0) return range;
     const DocumentBlocks& visit = document_blocks_of<kConfig>(params, work_tile);
     const i32 end = min(range.begin + range.count, visit.end);

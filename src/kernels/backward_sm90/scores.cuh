@@ -37,29 +37,30 @@ struct KeyTerms {
   constexpr i32 key_of(i32 i) const { return key + i / 2 % 2 * 8; }
 
   // Leaves d score / d (scale dot) in `slopes` where there is a cap. one_document: of all pairs.
-  void map(Scores& S, float (&slopes)[kConfig.softcap ? kFloats : 1], bool one_document) const {
+  void map(Scores& S, float (&slopes)[kConfig.score.softcap ? kFloats : 1],
+           bool one_document) const {
     float alibi = 0;
-    if constexpr (kConfig.alibi) {
+    if constexpr (kConfig.score.alibi) {
       const ArrayView& array = params.attention.alibi_slopes;
       alibi = load_real<float>(array, array.offset(index, head, 0, 0)) * kLog2E;
     }
 #pragma unroll
     for (i32 i = 0; i < kFloats; ++i) {
       float s = S[i] * params.scale_log2;
-      if constexpr (kConfig.softcap) {
+      if constexpr (kConfig.score.softcap) {
         const float t = tanh_log2(S[i] * params.softcap_in);
         slopes[i] = 1 - t * t;
         s = t * params.softcap_out;
       }
-      if constexpr (kConfig.alibi) {
+      if constexpr (kConfig.score.alibi) {
         const float away =
             static_cast<float>(work_tile.shape.position(query_of(i)) - i64{key_of(i)});
         s = ptx::fma(-alibi, away < 0 ? -away : away, s);
       }
       S[i] = s;
     }
-    if constexpr (kConfig.bias != DType::kNone || kConfig.pair_mask) add_pairs(S);
-    if (kConfig.documents && !one_document) hide_documents(S);
+    if constexpr (kConfig.score.bias != DType::kNone || kConfig.score.mask) add_pairs(S);
+    if (kConfig.score.documents && !one_document) hide_documents(S);
   }
 
   // Bias and boolean mask. Rows and keys past the end read the last one; their results are not
@@ -70,13 +71,13 @@ struct KeyTerms {
 #pragma unroll
     for (i32 i = 0; i < kFloats; ++i) {
       const i64 row = min<i64>(query_of(i), last_query), column = min<i64>(key_of(i), last_key);
-      if constexpr (kConfig.bias != DType::kNone) {
+      if constexpr (kConfig.score.bias != DType::kNone) {
         ArrayView bias = p.bias;
-        bias.dtype = kConfig.bias;
+        bias.dtype = kConfig.score.bias;
         const float dq_added = load_real<float>(bias, bias.offset(index, head, row, column));
         S[i] = dq_added == kNegativeInfinity ? dq_added : S[i] + bias_log2(dq_added);
       }
-      if constexpr (kConfig.pair_mask) {
+      if constexpr (kConfig.score.mask) {
         if (p.mask.data[p.mask.offset(index, head, row, column)] == 0) S[i] = kNegativeInfinity;
       }
     }

@@ -142,8 +142,8 @@ struct BackwardStorage {
     q().init(BackwardSm90Config::kConsumerWarps);
     dout().init(BackwardSm90Config::kConsumerWarps);
     // two warpgroups, a producer, dQ release; tail zero-fill or dQ acquire
-    work().init(kConfig.sequences || kConfig.deterministic ? 5 : 4);
-    if constexpr (kConfig.sequences) {
+    work().init(kConfig.score.varlen || kConfig.deterministic ? 5 : 4);
+    if constexpr (kConfig.score.varlen) {
       for (u32 i = 0; i < 2 + 2 * kStages; ++i) ptx::mbarrier_init(k_landed() + 8 * i, 1);
     }
     for (i32 i = 0; i < kDsStages; ++i) {

@@ -55,18 +55,18 @@ struct PairTerms {
       row[r] = first_row + 8 * r;
       const i32 i = max(min(row[r], q_len - 1), 0);
       if constexpr (has_bias()) bias[r] = arrays.bias.offset(block.batch, block.head, i, 0);
-      if constexpr (kConfig.pair_mask) {
+      if constexpr (kConfig.score.mask) {
         mask[r] = arrays.mask.offset(block.batch, block.head, i, 0);
       }
-      if constexpr (kConfig.documents) {
+      if constexpr (kConfig.score.documents) {
         const i64 at = arrays.q_ids.offset(seqlen.batch, 0, 0, seqlen.q_begin + i);
         q_id[r] = q_len > 0 ? load_id(arrays.q_ids, at) : 0;
       }
     }
-    if constexpr (kConfig.documents) {
+    if constexpr (kConfig.score.documents) {
       kv_ids = arrays.kv_ids.offset(seqlen.batch, 0, 0, seqlen.kv_begin);
     }
-    if constexpr (kConfig.dropout) {
+    if constexpr (kConfig.score.dropout) {
       batch_head = u32(block.batch * i32(arrays.heads_q) + block.head);
       dropout = arrays.dropout;
       if (arrays.rng != nullptr) {
@@ -79,8 +79,8 @@ struct PairTerms {
   // Adds the bias and hides pairs, on scores in units of log2. kOneDocument: documents hide none.
   template <bool kOneDocument>
   void apply(Scores& S, i32 first_key) const {
-    constexpr bool kDocuments = kConfig.documents && !kOneDocument;
-    if constexpr (!has_bias() && !kConfig.pair_mask && !kDocuments) return;
+    constexpr bool kDocuments = kConfig.score.documents && !kOneDocument;
+    if constexpr (!has_bias() && !kConfig.score.mask && !kDocuments) return;
     if (kv_len == 0) return;  // nothing to read
 #pragma unroll
     for (i32 i = 0; i < kConfig.kv_rows / 2; i += 4) {
@@ -98,7 +98,7 @@ struct PairTerms {
             const float added = load_bias(bias[r] + key * arrays.bias.strides[3]);
             s = added == kNegativeInfinity ? added : s + bias_log2(added);
           }
-          if constexpr (kConfig.pair_mask) {
+          if constexpr (kConfig.score.mask) {
             if (arrays.mask.data[mask[r] + key * arrays.mask.strides[3]] == 0) {
               s = kNegativeInfinity;
             }
@@ -114,7 +114,7 @@ struct PairTerms {
   // Sets dropped probabilities to kDropped, -0. A draw decides eight keys of a row, two of them
   // this thread's: each lane of a quad draws for every fourth group of eight and they exchange.
   void drop(Scores& S, i32 first_key) const {
-    if constexpr (kConfig.dropout) {
+    if constexpr (kConfig.score.dropout) {
 #pragma unroll
       for (i32 group = 0; group < kConfig.kv_rows / 8; group += 4) {
 #pragma unroll
@@ -136,13 +136,13 @@ struct PairTerms {
   }
 
  private:
-  static constexpr bool has_bias() { return kConfig.bias != DType::kNone; }
+  static constexpr bool has_bias() { return kConfig.score.bias != DType::kNone; }
 
   // Pointers are multiples of 16 bytes and strides count elements, so elements are aligned.
   float load_bias(i64 at) const {
-    if constexpr (kConfig.bias == DType::kFloat32) {
+    if constexpr (kConfig.score.bias == DType::kFloat32) {
       return reinterpret_cast<const float*>(arrays.bias.data)[at];
-    } else if constexpr (kConfig.bias == DType::kFloat16) {
+    } else if constexpr (kConfig.score.bias == DType::kFloat16) {
       return to_float(reinterpret_cast<const f16*>(arrays.bias.data)[at]);
     } else {
       return to_float(reinterpret_cast<const bf16*>(arrays.bias.data)[at]);
@@ -162,7 +162,7 @@ struct FragmentScores {
   FragmentScores(const ForwardParams& params_, const SeqlenInfo& seqlen, const QueryBlock& block,
                  i32 first_row)
       : params(params_), pairs(params_.attention, seqlen, block, first_row) {
-    if constexpr (kConfig.alibi) {
+    if constexpr (kConfig.score.alibi) {
       const ArrayView& slopes = params.attention.alibi_slopes;
       slope_log2 = load_real<float>(slopes, slopes.offset(block.batch, block.head, 0, 0)) * kLog2E;
       const i32 column = ptx::thread_index() % 4 * 2;
@@ -181,12 +181,12 @@ struct FragmentScores {
 #pragma unroll
     for (i32 i = 0; i < kConfig.kv_rows / 2; ++i) {
       float s = S[i];
-      if constexpr (kConfig.softcap) {
+      if constexpr (kConfig.score.softcap) {
         s = tanh_log2(s * params.softcap_in) * params.softcap_out;
       } else {
         s *= params.scale_log2;
       }
-      if constexpr (kConfig.alibi) {
+      if constexpr (kConfig.score.alibi) {
         const float away = distance[i / 2 % 2] - static_cast<float>(i / 4 * 8 + i % 2);
         s = ptx::fma(-slope_log2, away < 0 ? -away : away, s);
       }

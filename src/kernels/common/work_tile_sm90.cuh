@@ -28,7 +28,7 @@ struct SeqlenInfo {
 
 template <ForwardSm90Config kConfig>
 inline SeqlenInfo seqlen_info_of(const ForwardParams& params, const QueryBlock& block) {
-  if constexpr (kConfig.sequences) {
+  if constexpr (kConfig.score.varlen) {
     const Sequence sequence = load_sequence(params.attention, block.batch);
     return {i32(sequence.batch), i32(sequence.q_begin), i32(sequence.kv_begin),
             i32(sequence.q_slot), sequence.shape};
@@ -44,8 +44,8 @@ constexpr i32 rows_inside(const SeqlenInfo& seqlen, i32 key_block) {
 
 template <auto kConfig>
 constexpr IntervalMask effective_mask(const IntervalMask& mask) {
-  if constexpr (kConfig.mask == MaskKind::kNone) return IntervalMask{};
-  if constexpr (kConfig.mask == MaskKind::kRight) {
+  if constexpr (kConfig.score.mask_kind == MaskKind::kNone) return IntervalMask{};
+  if constexpr (kConfig.score.mask_kind == MaskKind::kRight) {
     IntervalMask upper;
     upper.causal = mask.causal;
     upper.window_right = mask.window_right;

@@ -31,7 +31,7 @@ struct QueryTerms {
   using Scores = float[kConfig.kv_rows / 2];
   // d score / d (scale dot(q, k)) of every pair, where the cap makes that differ from 1.
   struct Slopes {
-    float of[kConfig.softcap ? kConfig.kv_rows / 2 : 1];
+    float of[kConfig.score.softcap ? kConfig.kv_rows / 2 : 1];
   };
 
   const ForwardParams& params;
@@ -42,7 +42,7 @@ struct QueryTerms {
 
   QueryTerms(const BackwardDqParams& of, const QueryBlock& block, const SeqlenInfo& seqlen, i32 row)
       : params(of.forward) {
-    const bool packed = kConfig.sequences && params.attention.packed;
+    const bool packed = kConfig.score.varlen && params.attention.packed;
     const i64 batch_head = (packed ? 0 : i64(block.batch)) * params.heads_q + block.head;
     const i64 first =
         batch_head * of.padded_rows_per_head + padded_row(packed, block.batch, seqlen.q_begin);
@@ -50,15 +50,16 @@ struct QueryTerms {
       const i64 at = first + min(row + 8 * r, seqlen.shape.q_len - 1);
       if (seqlen.shape.q_len <= 0) continue;
       delta[r] = of.delta[at];
-      lse[r] = of.lse_log2[kConfig.stats ? lse_index(at) : at];
-      if constexpr (kConfig.stats) row_max[r] = of.lse_log2[lse_index(at) + kLseBlock];
+      lse[r] = of.lse_log2[kConfig.score.stats ? lse_index(at) : at];
+      if constexpr (kConfig.score.stats) row_max[r] = of.lse_log2[lse_index(at) + kLseBlock];
     }
-    if constexpr (kConfig.stats) has_large_scores = ptx::any(row_max[0] != 0 || row_max[1] != 0);
+    if constexpr (kConfig.score.stats)
+      has_large_scores = ptx::any(row_max[0] != 0 || row_max[1] != 0);
   }
 
   Slopes slopes(const Scores& dots) const {
     Slopes slopes{};
-    if constexpr (kConfig.softcap) {
+    if constexpr (kConfig.score.softcap) {
 #pragma unroll
       for (i32 i = 0; i < kConfig.kv_rows / 2; ++i) {
         const float t = tanh_log2(dots[i] * params.softcap_in);
@@ -70,7 +71,7 @@ struct QueryTerms {
 
   // Scores relative to row_max in large rows, as lse is.
   void shift_large_scores(Scores& S) const {
-    if (!kConfig.stats || !has_large_scores) return;
+    if (!kConfig.score.stats || !has_large_scores) return;
     const LargeScores huge(kConfig.maps_scores() ? kLn2 : params.scale);
 #pragma unroll
     for (i32 i = 0; i < kConfig.kv_rows / 2; ++i) S[i] = huge.shifted(S[i], row_max[i / 2 % 2]);
@@ -87,7 +88,7 @@ struct QueryTerms {
 
   // dP of the pairs that dropout keeps, times what they were divided by; 0 of the others.
   void drop(Scores& dP, const FragmentScores<kConfig>& scores, i32 first_key) const {
-    if constexpr (kConfig.dropout) {
+    if constexpr (kConfig.score.dropout) {
 #pragma unroll
       for (i32 i = 0; i < kConfig.kv_rows / 2; ++i) dP[i] *= params.kept_scale;
       scores.pairs.drop(dP, first_key);
@@ -99,7 +100,7 @@ struct QueryTerms {
 #pragma unroll
     for (i32 i = 0; i < kConfig.kv_rows / 2; ++i) {
       S[i] *= dP[i] - delta[i / 2 % 2];
-      if constexpr (kConfig.softcap) S[i] *= slopes.of[i];
+      if constexpr (kConfig.score.softcap) S[i] *= slopes.of[i];
     }
   }
 };
@@ -115,7 +116,7 @@ struct BackwardDqConsumer {
   static constexpr u32 kPingPongBarrier = 1;   // and 2, one each
   static constexpr u32 kWarpgroupBarrier = 3;  // and 4, one each
   // Options leave no registers for a second pair of products.
-  static constexpr bool kLooksAhead = !kConfig.maps_scores() && !kConfig.dropout;
+  static constexpr bool kLooksAhead = !kConfig.maps_scores() && !kConfig.score.dropout;
   static constexpr bool kPingPong = kConfig.ping_pong && kLooksAhead;
   // No part of dO is in registers.
   static constexpr ForwardSm90Config kDOutConfig = [] {
@@ -234,7 +235,7 @@ struct BackwardDqConsumer {
 
   // A row that sees no key may hold NaN.
   void zero_masked_rows(Sums& dQ, const Pairs& pairs) const {
-    if constexpr (kConfig.mask != MaskKind::kNone || kConfig.sequences) {
+    if constexpr (kConfig.score.mask_kind != MaskKind::kNone || kConfig.score.varlen) {
       for (i32 r = 0; r < 2; ++r) {
         if (pairs.visible[r].size() <= 0) clear_row(dQ, r);
       }
@@ -290,7 +291,7 @@ struct BackwardDqConsumer {
     while (j >= blocks.full_end) step(Flag<true>{});
 #pragma unroll 1
     while (j >= blocks.full_begin) step(Flag<false>{});
-    if constexpr (kConfig.mask == MaskKind::kBoth || kConfig.skips_documents) {
+    if constexpr (kConfig.score.mask_kind == MaskKind::kBoth || kConfig.skips_documents) {
 #pragma unroll 1
       while (j >= blocks.begin) step(Flag<true>{});
     }
@@ -298,7 +299,7 @@ struct BackwardDqConsumer {
     release(shared.q().empty(q_at));
     release(shared.q().empty(dout_at));
     q_at.advance(2 * kConfig.warpgroups);
-    if constexpr (kConfig.mask == MaskKind::kBoth) {
+    if constexpr (kConfig.score.mask_kind == MaskKind::kBoth) {
 #pragma unroll 1
       for (; j >= blocks.all_begin; --j) skip_block();
     }
@@ -336,7 +337,7 @@ struct BackwardDqConsumer {
       const Work work{block, row, count};
       Sums dQ;
       compute(dQ, work, read_key_blocks(shared, count, warpgroup));
-      if constexpr (kConfig.mask != MaskKind::kNone || kConfig.has_pair_terms()) {
+      if constexpr (kConfig.score.mask_kind != MaskKind::kNone || kConfig.score.has_pair_terms()) {
         const i32 group = forward.heads_q / forward.heads_kv;
         mark_nonfinite(params.nonfinite, block.batch * forward.heads_kv + block.head / group,
                        probe(dQ));
@@ -368,7 +369,7 @@ inline void backward_dq_sm90(const BackwardDqParams& params) {
       ptx::grid_dependency_wait();  // so that the end of this grid is the end of those before
     } else if (warp == 1) {
       ForwardScheduler<kConfig>{params.forward, shared, thread % 32}.run();
-    } else if (kConfig.sequences && warp == 2) {
+    } else if (kConfig.score.varlen && warp == 2) {
       BackwardDqTailZeroFill<kConfig>{params, shared}.run();
     }
   } else {

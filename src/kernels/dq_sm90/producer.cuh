@@ -45,7 +45,7 @@ struct BackwardDqProducer {
   void load_keys(i32 block, i32 head, const SeqlenInfo& seqlen) {
     const i32 row = seqlen.kv_begin + block * kConfig.kv_rows;
     const bool ends_inside =
-        kConfig.sequences && rows_inside<kConfig>(seqlen, block) < kConfig.kv_rows;
+        kConfig.score.varlen && rows_inside<kConfig>(seqlen, block) < kConfig.kv_rows;
     const u32 k_full = ends_inside ? shared.landed(kv_at) : shared.k().full(kv_at);
     const u32 v_full = ends_inside ? shared.landed(kv_at) : shared.v().full(kv_at);
     ptx::mbarrier_wait(shared.k().empty(kv_at), kv_at.phase ^ 1);
@@ -86,7 +86,8 @@ struct BackwardDqProducer {
   }
 };
 
-// ---- Tail zero-fill: one warp, with config.sequences --------------------------------------------
+// ---- Tail zero-fill: one warp, with config.score.varlen
+// --------------------------------------------
 
 // Sets keys and values past a sequence's end to zero in tiles that have landed: 0 times a NaN that
 // lies there would be NaN.

@@ -38,7 +38,6 @@ struct ForwardSm90Config {
                             // queries too short to fill a tile
   bool split_dims = false;  // d_v > 256: two warpgroups share their 64 query rows; each computes
                             // all of S, and O in half of the columns
-  MaskKind mask = MaskKind::kNone;
   ShiftRule shift_rule = ShiftRule::kFirstBlock;
   bool stage_output = true;  // O leaves through shared memory and TMA, else from registers
   bool cache_hints = false;  // Q leaves the L2 first, K and V stay
@@ -50,19 +49,8 @@ struct ForwardSm90Config {
   bool longest_first = true;    // ablation: query blocks with the most keys come first
   bool folded_scale = true;     // ablation: exp2(s c - m c) as one multiply-add
 
-  // Options of the problem. One that is off leaves no instruction behind.
-  bool sequences = false;     // lengths or packed offsets, read from device memory
-  bool signed_scale = false;  // the scale may be 0 or negative
-  bool softcap = false;
-  bool alibi = false;
-  bool sinks = false;
-  bool stats = false;
-  bool wide_output = false;   // O leaves as float32
-  DType bias = DType::kNone;  // its dtype
-  bool pair_mask = false;     // the boolean one
-  bool documents = false;
   bool skips_documents = false;  // blocks of keys of other documents are left out
-  bool dropout = false;
+  ScoreOptions score;
 
   constexpr i32 q_tiles() const { return split_dims ? 1 : warpgroups; }  // of 64 query rows
   constexpr i32 tile_rows() const { return 64 / heads_per_tile; }        // of a head
@@ -76,20 +64,18 @@ struct ForwardSm90Config {
   // all threads hold the same number, rounded down to a multiple of 8.
   constexpr i32 launch_registers() const { return 65536 / threads() / 8 * 8; }
   constexpr i32 producer_registers() const {
-    if (sequences) return 56;  // the scheduler looks up sequences
+    if (score.varlen) return 56;  // the scheduler looks up sequences
     return warpgroups == 3 ? 32 : 40;
   }
   constexpr i32 consumer_registers() const {
-    if (sequences) return warpgroups == 3 ? 152 : 224;
+    if (score.varlen) return warpgroups == 3 ? 152 : 224;
     return warpgroups == 3 ? 160 : warpgroups == 2 ? 232 : 240;
   }
 
   // Whether scores go through arithmetic of their own before the softmax sees them.
   constexpr bool maps_scores() const {
-    return signed_scale || softcap || alibi || has_pair_terms();
+    return score.negative_scale || score.softcap || score.alibi || score.has_pair_terms();
   }
-  // Whether an array adds to each score or hides single pairs.
-  constexpr bool has_pair_terms() const { return bias != DType::kNone || pair_mask || documents; }
 
   // Bytes of shared memory, in the order in which they lie there. Tiles come in chunks of 64
   // columns.
@@ -98,14 +84,14 @@ struct ForwardSm90Config {
   constexpr i32 k_bytes() const { return kv_rows * chunked(d_qk) * 2; }
   constexpr i32 v_bytes() const { return kv_rows * chunked(d_v) * 2; }
   constexpr i32 o_bytes() const { return stage_output ? 64 * q_tiles() * chunked(d_v) * 2 : 0; }
-  constexpr i32 work_tile_bytes() const { return 32 * (1 + warpgroups + (sequences ? 1 : 0)); }
+  constexpr i32 work_tile_bytes() const { return 32 * (1 + warpgroups + (score.varlen ? 1 : 0)); }
   constexpr i32 shared_bytes() const {
     return num_q_slots() * q_bytes() + stages * (k_bytes() + v_bytes()) + o_bytes() +
            barrier_bytes();
   }
   constexpr i32 barrier_bytes() const {  // and two work tiles
     return 2 * work_tile_bytes() + 48 + 16 * (num_q_slots() + 2 * stages) +
-           (sequences ? 8 * stages : 0);
+           (score.varlen ? 8 * stages : 0);
   }
   static constexpr i32 chunked(i32 dim) { return (dim + 63) / 64 * 64; }
 
@@ -115,23 +101,74 @@ struct ForwardSm90Config {
            n == 176 || n == 192 || n == 256;
   }
 
-  constexpr bool valid() const {
-    return (dtype == DType::kBFloat16 || dtype == DType::kFloat16) && d_qk % 16 == 0 &&
-           16 <= d_qk && d_qk <= 512 && is_product_width(o_dims()) && is_product_width(kv_rows) &&
-           1 <= warpgroups && warpgroups <= 3 && 1 <= stages && stages <= 6 &&
-           q_tiles() <= num_q_slots() && num_q_slots() <= 6 && q_register_dims % 16 == 0 &&
-           0 <= q_register_dims && q_register_dims <= d_qk && shared_bytes() <= 232448 &&
-           !(dtype == DType::kFloat16 && shift_rule == ShiftRule::kFirstBlock) &&
-           producer_registers() + warpgroups * consumer_registers() <=
-               (warpgroups + 1) * min(launch_registers(), 248) &&  // else setmaxnreg never returns
-           o_dims() / 2 + kv_rows / 2 < consumer_registers() &&    // O and S of a thread
-           !(split_dims && (warpgroups != 2 || stage_output || o_dims() % 64 != 0)) &&
-           (heads_per_tile == 1 || heads_per_tile == 2 || heads_per_tile == 4 ||
-            heads_per_tile == 8) &&
-           !(heads_per_tile > 1 && (stage_output || alibi || has_pair_terms() || dropout)) &&
-           !(skips_documents && !documents) && !(stage_output && (sequences || wide_output));
+  // Why no kernel can have this config; "" where one can.
+  constexpr const char* why_invalid() const {
+    if (dtype != DType::kBFloat16 && dtype != DType::kFloat16) return "the dtype has 16 bits";
+    if (d_qk % 16 != 0 || d_qk < 16 || d_qk > 512) return "d_qk is a multiple of 16 up to 512";
+    if (!is_product_width(o_dims())) return "no product is as wide as the columns of O";
+    if (!is_product_width(kv_rows)) return "no product is as wide as a block of keys";
+    if (warpgroups < 1 || warpgroups > 3) return "1 to 3 warpgroups compute";
+    if (stages < 1 || stages > 6) return "there are 1 to 6 stages";
+    if (num_q_slots() < q_tiles() || num_q_slots() > 6)
+      return "there are as many slots of Q as "
+             "warpgroups, and at most 6";
+    if (q_register_dims % 16 != 0 || q_register_dims < 0 || q_register_dims > d_qk) {
+      return "q_register_dims is a multiple of 16 up to d_qk";
+    }
+    if (shared_bytes() > 232448) return "a block has 232,448 bytes of shared memory";
+    if (dtype == DType::kFloat16 && shift_rule == ShiftRule::kFirstBlock) {
+      return "float16 does not hold every probability relative to the first block";
+    }
+    if (producer_registers() + warpgroups * consumer_registers() >
+        (warpgroups + 1) * min(launch_registers(), 248)) {
+      return "setmaxnreg would wait for ever";
+    }
+    if (o_dims() / 2 + kv_rows / 2 >= consumer_registers()) return "O and S exceed the registers";
+    if (split_dims && (warpgroups != 2 || stage_output || o_dims() % 64 != 0)) {
+      return "split_dims takes two warpgroups, multiples of 128 dims, and O from registers";
+    }
+    return why_options_invalid();
   }
+  constexpr const char* why_options_invalid() const {
+    const i32 heads = heads_per_tile;
+    if (heads != 1 && heads != 2 && heads != 4 && heads != 8) return "1, 2, 4 or 8 heads share";
+    if (heads > 1 && (stage_output || score.alibi || score.has_pair_terms() || score.dropout)) {
+      return "heads share a tile without ALiBi, bias, mask, documents, dropout and staged O";
+    }
+    if (skips_documents && !score.documents) return "there are no documents to skip";
+    if (stage_output && (score.varlen || score.fp32_out)) {
+      return "TMA stores O in 16 bits and of sequences that are alike";
+    }
+    return "";
+  }
+  constexpr bool valid() const { return *why_invalid() == 0; }
 };
+
+template <class Visit>
+constexpr void for_each_field(const ForwardSm90Config& config, Visit visit) {
+  visit("dtype", config.dtype);
+  visit("d_qk", config.d_qk);
+  visit("d_v", config.d_v);
+  visit("warpgroups", config.warpgroups);
+  visit("kv_rows", config.kv_rows);
+  visit("stages", config.stages);
+  visit("q_slots", config.q_slots);
+  visit("q_register_dims", config.q_register_dims);
+  visit("heads_per_tile", config.heads_per_tile);
+  visit("split_dims", config.split_dims);
+  visit("shift_rule", config.shift_rule);
+  visit("stage_output", config.stage_output);
+  visit("cache_hints", config.cache_hints);
+  visit("specialised", config.specialised);
+  visit("swizzle", config.swizzle);
+  visit("ping_pong", config.ping_pong);
+  visit("overlap", config.overlap);
+  visit("skip_full_masks", config.skip_full_masks);
+  visit("longest_first", config.longest_first);
+  visit("folded_scale", config.folded_scale);
+  visit("skips_documents", config.skips_documents);
+  visit("score", config.score);
+}
 
 // A CUtensorMap: opaque to the kernels, made by the host.
 struct alignas(64) TensorMap {
@@ -179,10 +216,10 @@ struct ForwardParams {
   i32 batch;  // or the number of sequences
   i32 heads_q;
   i32 heads_kv;         // divides heads_q
-  SequenceShape shape;  // of every batch entry; unused with config.sequences
+  SequenceShape shape;  // of every batch entry; unused with score.varlen
   IntervalMask mask;
   float scale_log2;     // softmax scale * log2(e), > 0 unless signed_scale or softcap
-  i32 num_q_blocks;     // ceil(q_len / q_rows); unused with config.sequences
+  i32 num_q_blocks;     // ceil(q_len / q_rows); unused with score.varlen
   i32 heads_per_group;  // heads that share the L2: their K and V take 32 MB or less
   u32* next_block;      // one counter, 0 before the first launch; every launch leaves it at 0;
                         // null where each thread block has one block of queries

@@ -158,7 +158,8 @@ struct ForwardWarpgroup {
         for (i32 c = 0; c < 2; ++c) {
           const i32 offset = i / 4 * 8 + c;
           bool hidden = kMask == MaskKind::kRight && offset >= end;
-          if constexpr (kConfig.mask == MaskKind::kBoth) hidden = hidden || offset < begin;
+          if constexpr (kConfig.score.mask_kind == MaskKind::kBoth)
+            hidden = hidden || offset < begin;
           if (hidden) S[i + c] = kNegativeInfinity;
         }
       }

@@ -47,8 +47,8 @@ struct ForwardEpilogue {
   float normalizer(const RowSoftmax<kConfig>& softmax, i32 r, i32 head) const {
     if (softmax.sum[r] == 0) return 0;
     float inverse = ptx::reciprocal(softmax.sum[r]);
-    if constexpr (kConfig.dropout) inverse *= wg.params.kept_scale;
-    if constexpr (kConfig.sinks) {
+    if constexpr (kConfig.score.dropout) inverse *= wg.params.kept_scale;
+    if constexpr (kConfig.score.sinks) {
       const ArrayView& sinks = wg.params.attention.sinks;
       const float sink = load_real<float>(sinks, sinks.offset(0, head, 0, 0)) * kLog2E;
       inverse *= ptx::reciprocal(1 + ptx::exp2(sink - softmax.lse_log2(r)));
@@ -67,7 +67,7 @@ struct ForwardEpilogue {
     const AttentionParams& arrays = wg.params.attention;
     if (arrays.lse.present())
       store(arrays.lse, 0, is_past_end ? kNegativeInfinity : softmax.lse(r));
-    if constexpr (kConfig.stats) {
+    if constexpr (kConfig.score.stats) {
       const auto stats = kExactly ? softmax.exact_stats(r, wg.params.scale) : softmax.stats(r);
       store(arrays.stats, 0, is_past_end ? kNegativeInfinity : stats.row_max);
       store(arrays.stats, 1, is_past_end ? 0.f : stats.row_sum);
@@ -84,7 +84,7 @@ struct ForwardEpilogue {
 #pragma unroll
     for (i32 r = 0; r < 2; ++r) {
       const i32 q_row = wg.q_row(work, r);
-      if constexpr (kConfig.sequences) is_past_end[r] = q_row >= seqlen.shape.q_len;
+      if constexpr (kConfig.score.varlen) is_past_end[r] = q_row >= seqlen.shape.q_len;
       inverse[r] = normalizer(softmax, r, wg.head(work, r));
       if (wg.thread % 4 == 0 && wg.first_dim() == 0 && q_row < seqlen.q_slot) {
         write_row<kExactly>(softmax, r, work, seqlen, q_row, is_past_end[r]);
@@ -109,8 +109,8 @@ struct ForwardEpilogue {
       const bool inside = q_row < seqlen.q_slot;
       const i64 at =
           o.offset(seqlen.batch, wg.head(work, r), seqlen.q_begin + q_row, 0) + wg.first_dim();
-      if (kConfig.sequences && is_past_end[r]) clear_row(O, r);
-      if constexpr (kConfig.wide_output) {
+      if (kConfig.score.varlen && is_past_end[r]) clear_row(O, r);
+      if constexpr (kConfig.score.fp32_out) {
         store_output_row(O, r, reinterpret_cast<float*>(o.data) + at, inside, dims);
       } else {
         store_output_row<kConfig.dtype>(O, r, reinterpret_cast<u16*>(o.data) + at, inside, dims);

@@ -129,8 +129,8 @@ inline void add_nonfinite_values(const ForwardWarpgroup<kConfig>& wg,
     float kept[2] = {1, 1};
     for (i32 r = 0; r < 2; ++r) {
       sees[r] = visible[r].contains(column);
-      if constexpr (kConfig.has_pair_terms()) sees[r] = !hidden.has(r, key);
-      if constexpr (kConfig.dropout) kept[r] = dropped.has(r, key) ? 0.f : 1.f;
+      if constexpr (kConfig.score.has_pair_terms()) sees[r] = !hidden.has(r, key);
+      if constexpr (kConfig.score.dropout) kept[r] = dropped.has(r, key) ? 0.f : 1.f;
     }
     V.add_nonfinite(O, key, sees, kept);
   }
@@ -168,11 +168,11 @@ inline void compute_fallback(ForwardWarpgroup<kConfig>& wg,
     scores.apply(S, j * kConfig.kv_rows);
     wg.template apply_mask<MaskKind::kRight>(S, visible, j);
     MarkedKeys<kConfig> hidden;
-    if constexpr (kConfig.has_pair_terms()) hidden = {S, kNegativeInfinity};
+    if constexpr (kConfig.score.has_pair_terms()) hidden = {S, kNegativeInfinity};
     if (softmax.template max_exp_sum<true, true>(S, rescale)) scale_rows(O, rescale);
     scores.pairs.drop(S, j * kConfig.kv_rows);
     MarkedKeys<kConfig> dropped;
-    if constexpr (kConfig.dropout) dropped = {S, PairTerms<kConfig>::kDropped};
+    if constexpr (kConfig.score.dropout) dropped = {S, PairTerms<kConfig>::kDropped};
     round_probabilities<kConfig>(P, S);
     // O += P V
     wg.shared.v().consumer_wait(wg.v_at);

@@ -142,13 +142,13 @@ struct ForwardConsumer {
     for (; j >= blocks.full_end; --j) step<MaskKind::kRight>(rows, O, P, j);
 #pragma unroll 1
     for (; j >= blocks.full_begin; --j) step<MaskKind::kNone>(rows, O, P, j);
-    if constexpr (kConfig.mask == MaskKind::kBoth || kConfig.skips_documents) {
+    if constexpr (kConfig.score.mask_kind == MaskKind::kBoth || kConfig.skips_documents) {
 #pragma unroll 1
       for (; j >= blocks.begin; --j) step<MaskKind::kLeft>(rows, O, P, j);
     }
     wg.release_q();
     end(rows, O, P);
-    if constexpr (kConfig.mask == MaskKind::kBoth) {
+    if constexpr (kConfig.score.mask_kind == MaskKind::kBoth) {
 #pragma unroll 1
       for (j = blocks.begin - 1; j >= blocks.all_begin; --j) wg.skip_block();
     }
@@ -207,7 +207,7 @@ inline void forward_sm90(const ForwardArguments& arguments) {
       if constexpr (kConfig.specialised) ForwardProducer<kConfig>{maps, params, shared}.run();
     } else if (warp == 1) {
       ForwardScheduler<kConfig>{params, shared, thread % 32}.run();
-    } else if (kConfig.sequences && warp == 2) {
+    } else if (kConfig.score.varlen && warp == 2) {
       ForwardTailZeroFill<kConfig>{params, shared}.run();
     }
   } else {

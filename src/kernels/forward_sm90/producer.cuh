@@ -44,7 +44,7 @@ struct ForwardProducer {
 
   void load_v(i32 block, i32 head, const SeqlenInfo& seqlen) {
     const bool ends_inside =
-        kConfig.sequences && rows_inside<kConfig>(seqlen, block) < kConfig.kv_rows;
+        kConfig.score.varlen && rows_inside<kConfig>(seqlen, block) < kConfig.kv_rows;
     const u32 barrier = ends_inside ? shared.landed(v_at) : shared.v().full(v_at);
     shared.v().producer_acquire(v_at, barrier);
     load(maps.v, shared.v().address(v_at), barrier, kConfig.d_v, kConfig.kv_rows,

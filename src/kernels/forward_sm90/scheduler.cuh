@@ -136,12 +136,13 @@ class TileOrder {
 
 // Of sequences that are alike: in closed form.
 template <ForwardSm90Config kConfig>
-  requires(!kConfig.sequences)
+  requires(!kConfig.score.varlen)
 class TileOrder<kConfig> {
  public:
   TileOrder(const ForwardParams& params, u32)
       : order_{params.num_q_blocks, params.heads_q / kConfig.heads_per_tile, params.batch,
-               params.heads_per_group, kConfig.longest_first && kConfig.mask != MaskKind::kNone} {}
+               params.heads_per_group,
+               kConfig.longest_first && kConfig.score.mask_kind != MaskKind::kNone} {}
 
   i32 size() const { return order_.size(); }
   QueryBlock at(i32 index) const {
@@ -259,7 +260,7 @@ struct ForwardScheduler {
     u32 found = 0;
     if (ptx::block_index() == 0 && p.rng != nullptr && p.rng[1] >> 32 != 0) found = kFaultRng;
 #pragma unroll 1
-    for (i32 i = ptx::block_index() * 32 + lane; kConfig.sequences && i < params.batch;
+    for (i32 i = ptx::block_index() * 32 + lane; kConfig.score.varlen && i < params.batch;
          i += ptx::num_blocks() * 32) {
       found |=
           axis_faults(axis_entry(p.cu_q, p.q_lengths, i), p.q_rows, kFaultQOffsets, kFaultQLengths);
@@ -270,11 +271,11 @@ struct ForwardScheduler {
   }
 
   void run() {
-    if constexpr (kConfig.sequences || kConfig.dropout) record_invalid_entries();
+    if constexpr (kConfig.score.varlen || kConfig.score.dropout) record_invalid_entries();
     TileOrder<kConfig> order(params, lane);
     const i32 size = order.size();
     WorkTile now{{-1, 0, 0}, false};
-    if (!kConfig.sequences || i32(ptx::block_index()) < size) {
+    if (!kConfig.score.varlen || i32(ptx::block_index()) < size) {
       now.block = order.at(ptx::block_index());
     }
 #pragma unroll 1

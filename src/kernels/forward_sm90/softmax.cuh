@@ -126,7 +126,7 @@ struct RowSoftmax {
   bool in_range(i32 row) const {
     if (kTracksMaximum && row_max[row] == kNegativeInfinity) return true;
     if (!kTracksMaximum && !(0x1p-100f <= sum[row] && sum[row] <= 0x1p100f)) return false;
-    if constexpr (kConfig.stats) return is_within(row_max[row], 1024);
+    if constexpr (kConfig.score.stats) return is_within(row_max[row], 1024);
     return kConfig.maps_scores() || !kConfig.folded_scale || is_within(row_max[row], 0x1p24f);
   }
 
@@ -162,7 +162,7 @@ struct RowSoftmax {
   // cut to them (pair_terms.cuh).
   static bool is_saturated(float x) { return x == kLargestFloat || x == -kLargestFloat; }
   static float nats(float x) {
-    if constexpr (kConfig.bias != DType::kNone) return is_saturated(x) ? x : x * kLn2;
+    if constexpr (kConfig.score.bias != DType::kNone) return is_saturated(x) ? x : x * kLn2;
     return x * kLn2;
   }
 

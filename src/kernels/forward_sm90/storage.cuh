@@ -31,7 +31,7 @@ struct ForwardStorage {
   static constexpr u32 kKBarriers = kQBarriers + Pipeline<kConfig.num_q_slots()>::kBarrierBytes;
   static constexpr u32 kVBarriers = kKBarriers + Pipeline<kConfig.stages>::kBarrierBytes;
   static constexpr u32 kLanded = kVBarriers + Pipeline<kConfig.stages>::kBarrierBytes;
-  static_assert(kLanded + (kConfig.sequences ? 8 * kConfig.stages : 0) ==
+  static_assert(kLanded + (kConfig.score.varlen ? 8 * kConfig.stages : 0) ==
                 u32(kConfig.shared_bytes()));
 
   // Whether a slot of Q serves one warpgroup in this work tile and another in the next. Then every
@@ -75,9 +75,9 @@ struct ForwardStorage {
     v().init(kConfig.warpgroups);
     for (u32 slot = 0; slot < 2; ++slot) {
       ptx::mbarrier_init(published(slot), 1);
-      ptx::mbarrier_init(done(slot), 4 * kConfig.warpgroups + (kConfig.sequences ? 1 : 0));
+      ptx::mbarrier_init(done(slot), 4 * kConfig.warpgroups + (kConfig.score.varlen ? 1 : 0));
     }
-    for (u32 stage = 0; kConfig.sequences && stage < u32(kConfig.stages); ++stage) {
+    for (u32 stage = 0; kConfig.score.varlen && stage < u32(kConfig.stages); ++stage) {
       ptx::mbarrier_init(landed({stage, 0}), 1);
     }
     ptx::mbarrier_init(nearly_loaded(), 1);
@@ -134,11 +134,11 @@ inline WorkTile read_work_tile(const ForwardStorage<kConfig>& shared, u32 count)
       ptx::broadcast(tile.word[3]) != 0};
 }
 
-// Without config.sequences all are alike, and nothing is written.
+// Without config.score.varlen all are alike, and nothing is written.
 template <ForwardSm90Config kConfig>
 inline void write_seqlen_info(const ForwardStorage<kConfig>& shared, u32 count,
                               const SeqlenInfo& seqlen) {
-  if constexpr (kConfig.sequences) {
+  if constexpr (kConfig.score.varlen) {
     const u32 slot = shared.seqlen_info(count);
     ptx::store_shared_x4(
         slot, {{u32(seqlen.batch), u32(seqlen.q_begin), u32(seqlen.kv_begin), u32(seqlen.q_slot)}});
@@ -151,7 +151,7 @@ template <ForwardSm90Config kConfig>
 inline SeqlenInfo read_seqlen_info(const ForwardStorage<kConfig>& shared,
                                    const ForwardParams& params, const QueryBlock& block,
                                    u32 count) {
-  if constexpr (kConfig.sequences) {
+  if constexpr (kConfig.score.varlen) {
     const ptx::U32x4 rows = ptx::load_shared_x4(shared.seqlen_info(count));
     const ptx::U32x4 shape = ptx::load_shared_x4(shared.seqlen_info(count) + 16);
     return {i32(rows.word[0]),

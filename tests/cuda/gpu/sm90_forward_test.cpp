@@ -15,8 +15,8 @@
 #include "../kernels/hopper_request.h"
 #include "cpu/backend.h"
 #include "device_memory.h"
+#include "gpu/call.h"
 #include "gpu/forward_sm90/plan.h"
-#include "gpu/forward_sm90/run.h"
 
 namespace fulmen::test {
 namespace {
@@ -28,29 +28,29 @@ ForwardSm90Config drawn_options(RandomProblem& random, unsigned seed) {
   config.dtype = random.one_of({DType::kBFloat16, DType::kFloat16});
   config.d_qk = kDims[seed % 6][0];
   config.d_v = kDims[seed % 6][1];
-  config.mask = random.one_of({MaskKind::kNone, MaskKind::kRight, MaskKind::kBoth});
+  config.score.mask_kind = random.one_of({MaskKind::kNone, MaskKind::kRight, MaskKind::kBoth});
   switch (seed / 6 % 8) {
     case 0:
       break;
     case 1:
     case 2:
-      config.sequences = config.stats = true;
+      config.score.varlen = config.score.stats = true;
       break;
     case 3:
-      config.signed_scale = config.wide_output = config.sinks = true;
+      config.score.negative_scale = config.score.fp32_out = config.score.sinks = true;
       break;
     case 4:
-      config.softcap = config.stats = config.sequences = true;
+      config.score.softcap = config.score.stats = config.score.varlen = true;
       break;
     case 5:
-      config.alibi = config.sinks = config.sequences = true;
+      config.score.alibi = config.score.sinks = config.score.varlen = true;
       break;
     case 6:
-      config.bias = DType::kFloat32;
-      config.pair_mask = config.stats = true;
+      config.score.bias = DType::kFloat32;
+      config.score.mask = config.score.stats = true;
       break;
     default:
-      config.documents = config.dropout = config.sequences = true;
+      config.score.documents = config.score.dropout = config.score.varlen = true;
   }
   return config;
 }
@@ -69,8 +69,9 @@ class Sm90Forward : public testing::Test {
     std::map<std::string, gpu::KernelSpec> specs;
     for (const Request& request : requests) {
       const Problem problem = validate(request, Pointers::kChecked);
-      ASSERT_EQ(sm90_forward_refusal(problem, device_->facts()), "");
-      const auto launches = gpu::sm90_forward_launches(problem, device_->facts());
+      const auto made = gpu::plan_forward_sm90(problem, device_->facts());
+      ASSERT_EQ(made.refusal, "");
+      const auto& launches = made.plan->launches;
       specs.emplace(launches[0].spec.name, launches[0].spec);
     }
     std::vector<const gpu::KernelSpec*> order;
@@ -93,7 +94,8 @@ class Sm90Forward : public testing::Test {
 
   void run(const Request& request, DeviceMemory& memory) const {
     const Problem problem = validate(request, Pointers::kChecked);
-    const auto launches = gpu::sm90_forward_launches(problem, device_->facts());
+    const auto made = gpu::plan_forward_sm90(problem, device_->facts());
+    const auto& launches = made.plan->launches;
     const gpu::PreparedKernel kernel{&gpu::prepare(*device_, launches[0].spec),
                                      launches[0].shape()};
     i64 zeros[2] = {};
@@ -105,13 +107,13 @@ class Sm90Forward : public testing::Test {
     workspace.strides[0] = 1;
     const Tensor on_device = memory.copy(workspace);
     const gpu::CurrentContext current(*device_);
-    gpu::sm90_forward_run({problem,
-                           device_->facts(),
-                           device_->driver(),
-                           {&kernel, 1},
-                           static_cast<char*>(on_device.data),
-                           nullptr,
-                           nullptr});
+    made.plan->run({problem,
+                    device_->facts(),
+                    device_->driver(),
+                    {&kernel, 1},
+                    static_cast<char*>(on_device.data),
+                    nullptr,
+                    nullptr});
     EXPECT_EQ(memory.fetch(on_device).index(0, 0, 0, 0), 0) << "the next launch begins elsewhere";
   }
 
@@ -168,7 +170,7 @@ TEST_F(Sm90Forward, WhatIsHiddenDoesNotShow) {
     owners.push_back(std::make_unique<RandomProblem>(seed));
     RandomProblem& random = *owners.back();
     ForwardSm90Config options = drawn_options(random, seed);
-    options.mask = MaskKind::kBoth;
+    options.score.mask_kind = MaskKind::kBoth;
     requests.push_back(HopperRequest(random, options, 400).request);
     plant_unusual(requests.back(), random);
   }

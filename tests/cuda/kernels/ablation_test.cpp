@@ -50,7 +50,9 @@ std::string cubin_with(const Nvrtc& nvrtc, const std::vector<Replacement>& repla
   for (std::size_t i = 0; i < counts.size(); ++i) {
     EXPECT_GT(counts[i], 0u) << "no text asks for " << replacements[i].what;
   }
-  return compile(nvrtc, sm90_forward_spec({.mask = MaskKind::kRight}), "sm_90a", files).cubin;
+  return compile(nvrtc, forward_sm90_spec({.score = {.mask_kind = MaskKind::kRight}}), "sm_90a",
+                 files)
+      .cubin;
 }
 
 TEST(Ablation, SwitchesThatAreOnLeaveNoTrace) {

@@ -133,9 +133,9 @@ TEST(CompileKernels, Sm80Backward) {
                      {"sm_86", "sm_89", "sm_120a", "sm_90a"});
 }
 
-TEST(CompileKernels, Sm90Forward) { expect_all_compile(sm90_forward_specs(), 1, kHopper); }
+TEST(CompileKernels, Sm90Forward) { expect_all_compile(forward_sm90_specs(), 1, kHopper); }
 
-TEST(CompileKernels, Sm90Backward) { expect_all_compile(sm90_backward_specs(), 1, kHopper); }
+TEST(CompileKernels, Sm90Backward) { expect_all_compile(backward_sm90_specs(), 1, kHopper); }
 
 }  // namespace
 }  // namespace fulmen::gpu

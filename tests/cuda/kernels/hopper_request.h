@@ -18,7 +18,7 @@ class HopperRequest {
     heads_kv_ = random.number(1, 2);
     heads_q_ =
         heads_kv_ * config.heads_per_tile * random.number(1, config.heads_per_tile > 1 ? 2 : 3);
-    packed_ = config.sequences && random.chance(0.5);
+    packed_ = config.score.varlen && random.chance(0.5);
     q_rows_ = random.one_of({random.number(1, 9), random.number(1, longest)});
     kv_rows_ = random.one_of({random.number(1, 9), random.number(1, longest)});
     draw_lengths();
@@ -61,7 +61,7 @@ class HopperRequest {
       request.arrays[Array::kCuQ] = random_.indices(DType::kInt32, cu_q);
       request.arrays[Array::kCuKv] = random_.indices(DType::kInt64, cu_kv);
       kv_ends_ = cu_kv;
-    } else if (config_.sequences) {
+    } else if (config_.score.varlen) {
       std::vector<i64> q_lengths, kv_lengths;
       for (i64 b = 0; b < batch_; ++b) {
         q_lengths.push_back(random_.number(0, q_rows_));
@@ -79,7 +79,7 @@ class HopperRequest {
     Arrays& arrays = request.arrays;
     const i64 dim_qk = random_.number(1, config_.d_qk);
     const i64 dim_v = 8 * random_.number(1, config_.d_v / 8);
-    const DType o = config_.wide_output ? DType::kFloat32 : config_.dtype;
+    const DType o = config_.score.fp32_out ? DType::kFloat32 : config_.dtype;
     arrays[Array::kQ] = array(config_.dtype, heads_q_, q_rows_, dim_qk);
     arrays[Array::kK] = array(config_.dtype, heads_kv_, kv_rows_, dim_qk);
     arrays[Array::kV] = array(config_.dtype, heads_kv_, kv_rows_, dim_v);
@@ -94,7 +94,7 @@ class HopperRequest {
     const Tensor lse = array(DType::kFloat32, heads_q_, q_rows_, 1);
     arrays[Array::kLse] = lse;
     arrays[Array::kLse].rank = lse.rank - 1;
-    if (config_.stats) arrays[Array::kStats] = array(DType::kFloat32, heads_q_, q_rows_, 2);
+    if (config_.score.stats) arrays[Array::kStats] = array(DType::kFloat32, heads_q_, q_rows_, 2);
   }
 
   // NaN in the rows past every length.
@@ -109,25 +109,25 @@ class HopperRequest {
 
   void draw_options() {
     Options& options = request.options;
-    options.scale = config_.signed_scale ? random_.one_of({-0.2, 0.0, 0.3}) : kNan;
+    options.scale = config_.score.negative_scale ? random_.one_of({-0.2, 0.0, 0.3}) : kNan;
     options.alignment = random_.one_of({Alignment::kBottomRight, Alignment::kTopLeft});
-    if (config_.mask != MaskKind::kNone) options.causal = random_.chance(0.7);
+    if (config_.score.mask_kind != MaskKind::kNone) options.causal = random_.chance(0.7);
     if (options.causal && random_.chance(0.3)) options.prefix = random_.number(1, 100);
-    if (config_.mask != MaskKind::kNone && !options.causal) {
+    if (config_.score.mask_kind != MaskKind::kNone && !options.causal) {
       options.window_right = random_.number(0, 100);
     }
-    if (config_.mask == MaskKind::kBoth) {
+    if (config_.score.mask_kind == MaskKind::kBoth) {
       if (random_.chance(0.6)) options.window_left = random_.number(0, 100);
       if (random_.chance(0.3)) options.chunk = random_.number(1, 100);
     }
-    if (config_.softcap) options.softcap = random_.one_of({0.5, 3.0, 30.0});
-    if (config_.alibi) {
+    if (config_.score.softcap) options.softcap = random_.one_of({0.5, 3.0, 30.0});
+    if (config_.score.alibi) {
       Tensor& slopes = request.arrays[Array::kAlibiSlopes];
       slopes = random_.array(DType::kFloat32, {batch_, heads_q_});
       random_.fill_normal(slopes, 0.1);
     }
     draw_pairs();
-    if (config_.sinks) {
+    if (config_.score.sinks) {
       Tensor& sinks = request.arrays[Array::kSinks];
       sinks = random_.array(DType::kFloat32, {heads_q_});
       random_.fill_normal(sinks, 2);
@@ -137,9 +137,9 @@ class HopperRequest {
   void draw_pairs() {
     Arrays& arrays = request.arrays;
     const auto one_or = [&](i64 extent) { return random_.chance(0.3) ? 1 : extent; };
-    if (config_.bias != DType::kNone) {
-      const Tensor bias = random_.array(
-          config_.bias, {one_or(batch_), one_or(heads_q_), one_or(q_rows_), one_or(kv_rows_)});
+    if (config_.score.bias != DType::kNone) {
+      const Tensor bias = random_.array(config_.score.bias, {one_or(batch_), one_or(heads_q_),
+                                                             one_or(q_rows_), one_or(kv_rows_)});
       random_.fill_normal(bias);
       RandomProblem::for_each(bias, [&](const i64* at) {
         if (random_.chance(0.1)) {
@@ -149,7 +149,7 @@ class HopperRequest {
       });
       arrays[Array::kBias] = bias;
     }
-    if (config_.pair_mask) {
+    if (config_.score.mask) {
       const Tensor mask = random_.array(
           DType::kBool, {one_or(batch_), one_or(heads_q_), one_or(q_rows_), kv_rows_});
       const double share = random_.one_of({0.05, 0.5, 0.9});
@@ -158,14 +158,14 @@ class HopperRequest {
       });
       arrays[Array::kMask] = mask;
     }
-    if (config_.documents) {
+    if (config_.score.documents) {
       std::vector<i64> q_ids, kv_ids;
       for (i64 i = 0; i < q_rows_; ++i) q_ids.push_back(i * 3 / q_rows_);
       for (i64 j = 0; j < kv_rows_; ++j) kv_ids.push_back(j * 4 / kv_rows_);
       arrays[Array::kQIds] = random_.indices(DType::kInt32, q_ids);
       arrays[Array::kKvIds] = random_.indices(DType::kInt64, kv_ids);
     }
-    if (config_.dropout) {
+    if (config_.score.dropout) {
       request.options.dropout_p = random_.one_of({0.1, 0.5, 1.0});
       request.options.rng_seed = 1234567890123ull;
       request.options.rng_offset = 77;

@@ -21,7 +21,8 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-constexpr ForwardSm90Config kConfig{.d_qk = 64, .d_v = 64, .kv_rows = 64, .mask = MaskKind::kRight};
+constexpr ForwardSm90Config kConfig{
+    .d_qk = 64, .d_v = 64, .kv_rows = 64, .score = {.mask_kind = MaskKind::kRight}};
 using Shared = ForwardStorage<kConfig>;
 constexpr Shared kShared{emulator::kSharedBase};
 constexpr i32 kRows = 300;

@@ -11,7 +11,6 @@
 #include "emulator/launch.h"
 #include "emulator/schedules.h"
 #include "gpu/backward_sm90/plan.h"
-#include "gpu/backward_sm90/run.h"
 #include "gpu/forward_sm90/plan.h"
 #include "gpu/params.h"
 #include "kernels/backward_sm90/backward_sm90.cuh"
@@ -31,73 +30,67 @@ struct Kernels {
   ForwardSm90Config dq = {};
 };
 
-constexpr Kernels kCausal{{.dims = 64, .q_rows = 128, .mask = MaskKind::kRight}};
+constexpr Kernels kCausal{{.dims = 64, .q_rows = 128, .score = {.mask_kind = MaskKind::kRight}}};
 constexpr Kernels kStats{{.dtype = DType::kFloat16,
                           .dims = 64,
                           .q_rows = 128,
-                          .mask = MaskKind::kBoth,
-                          .has_stats = true}};
+                          .score = {.mask_kind = MaskKind::kBoth, .stats = true}}};
 constexpr ForwardSm90Config dq_config(i32 dims, i32 kv_rows, MaskKind mask, bool stats) {
   ForwardSm90Config config{
       .q_slots = 4, .shift_rule = ShiftRule::kWhenGrown, .stage_output = false};
   config.d_qk = config.d_v = dims;
   config.kv_rows = kv_rows;
-  config.mask = mask;
-  config.stats = stats;
+  config.score.mask_kind = mask;
+  config.score.stats = stats;
   return config;
 }
-constexpr Kernels kDeterministic{{.dims = 64, .q_rows = 128, .mask = MaskKind::kBoth, .dq = false},
-                                 dq_config(64, 128, MaskKind::kBoth, false)};
-constexpr Kernels kLengths{{.dims = 64, .q_rows = 128, .sequences = true, .dq = false}, [] {
+constexpr Kernels kDeterministic{
+    {.dims = 64, .q_rows = 128, .dq = false, .score = {.mask_kind = MaskKind::kBoth}},
+    dq_config(64, 128, MaskKind::kBoth, false)};
+constexpr Kernels kLengths{{.dims = 64, .q_rows = 128, .dq = false, .score = {.varlen = true}}, [] {
                              ForwardSm90Config config = dq_config(64, 128, MaskKind::kNone, false);
-                             config.sequences = true;
+                             config.score.varlen = true;
                              return config;
                            }()};
-constexpr Kernels kWide{
-    {.dims = 192, .mask = MaskKind::kBoth, .has_stats = true, .dq = false, .register_dims = 128},
-    dq_config(192, 64, MaskKind::kBoth, true)};
+constexpr Kernels kWide{{.dims = 192,
+                         .dq = false,
+                         .register_dims = 128,
+                         .score = {.mask_kind = MaskKind::kBoth, .stats = true}},
+                        dq_config(192, 64, MaskKind::kBoth, true)};
 
 // Every option of a score, in three sets. The forward's config of dQ says which.
 constexpr ForwardSm90Config kCappedDq = [] {
   ForwardSm90Config config = dq_config(128, 64, MaskKind::kRight, true);
   config.dtype = DType::kFloat16;
-  config.signed_scale = config.softcap = config.alibi = true;
+  config.score.negative_scale = config.score.softcap = config.score.alibi = true;
   return config;
 }();
 constexpr ForwardSm90Config kPairsDq = [] {
   ForwardSm90Config config = dq_config(64, 64, MaskKind::kBoth, false);
-  config.bias = DType::kFloat32;
-  config.pair_mask = config.dropout = true;
+  config.score.bias = DType::kFloat32;
+  config.score.mask = config.score.dropout = true;
   return config;
 }();
 constexpr ForwardSm90Config kWideDq = [] {
   ForwardSm90Config config = dq_config(256, 48, MaskKind::kRight, true);
-  config.softcap = config.alibi = config.dropout = config.sequences = true;
+  config.score.softcap = config.score.alibi = config.score.dropout = config.score.varlen = true;
   return config;
 }();
 constexpr ForwardSm90Config kDocumentsDq = [] {
   ForwardSm90Config config = dq_config(64, 64, MaskKind::kNone, false);
-  config.sequences = config.documents = config.dropout = config.sinks = true;
+  config.score.varlen = config.score.documents = config.score.dropout = config.score.sinks = true;
   config.skips_documents = true;
-  config.bias = DType::kBFloat16;
+  config.score.bias = DType::kBFloat16;
   return config;
 }();
 constexpr Kernels kernels_of(const ForwardSm90Config& dq) {
-  const BackwardSm90Config config{.dtype = dq.dtype,
-                                  .dims = dq.d_qk,
-                                  .q_rows = 64,
-                                  .mask = dq.mask,
-                                  .has_stats = dq.stats,
-                                  .sequences = dq.sequences,
-                                  .dq = false,
-                                  .register_dims = dq.d_qk > 128 ? 128 : 0,
-                                  .signed_scale = dq.signed_scale,
-                                  .softcap = dq.softcap,
-                                  .alibi = dq.alibi,
-                                  .bias = dq.bias,
-                                  .pair_mask = dq.pair_mask,
-                                  .documents = dq.documents,
-                                  .dropout = dq.dropout};
+  BackwardSm90Config config{.dtype = dq.dtype,
+                            .dims = dq.d_qk,
+                            .q_rows = 64,
+                            .dq = false,
+                            .register_dims = dq.d_qk > 128 ? 128 : 0,
+                            .score = dq.score};
+  config.score.sinks = false;
   return {config, dq};
 }
 constexpr Kernels kCapped = kernels_of(kCappedDq);
@@ -109,7 +102,7 @@ template <BackwardSm90Config kConfig>
 void launch(const Problem& problem, const BackwardSm90Config& chosen, BackwardParams params,
             u32 seed) {
   ASSERT_EQ(chosen.dims, kConfig.dims);
-  ASSERT_EQ(chosen.mask, kConfig.mask);
+  ASSERT_EQ(chosen.score.mask_kind, kConfig.score.mask_kind);
   ASSERT_EQ(chosen.dk, kConfig.dk);
   ASSERT_EQ(chosen.dv, kConfig.dv);
   const Arrays& arrays = problem.arrays;
@@ -125,17 +118,17 @@ void launch(const Problem& problem, const BackwardSm90Config& chosen, BackwardPa
 }
 
 template <ForwardSm90Config kConfig>
-void launch_dq(const Problem& problem, BackwardDqParams params, u32 seed) {
-  const ForwardSm90Config chosen = sm90_dq_config(problem);
+void launch_dq(const Problem& problem, const ForwardSm90Config& chosen, BackwardDqParams params,
+               u32 seed) {
   ASSERT_EQ(chosen.d_qk, kConfig.d_qk);
   ASSERT_EQ(chosen.kv_rows, kConfig.kv_rows);
-  ASSERT_EQ(chosen.mask, kConfig.mask);
+  ASSERT_EQ(chosen.score.mask_kind, kConfig.score.mask_kind);
   const Arrays& arrays = problem.arrays;
   params.maps.q = map_of(arrays[Array::kQ], 64);
   params.maps.k = map_of(arrays[Array::kK], kConfig.kv_rows);
   params.maps.v = map_of(arrays[Array::kV], kConfig.kv_rows);
   params.maps.dout = map_of(arrays[Array::kDOut], 64);
-  const i64 blocks = min<i64>(sm90_max_q_blocks(problem, kConfig), 2);
+  const i64 blocks = min<i64>(gpu::max_work_tiles(problem, kConfig), 2);
   emulator::launch({static_cast<i32>(blocks), kConfig.threads(), kConfig.shared_bytes(), seed,
                     false, "backward_sm90", is_sampled(seed)},
                    [&] { backward_dq_sm90<kConfig>(params); });
@@ -143,7 +136,7 @@ void launch_dq(const Problem& problem, BackwardDqParams params, u32 seed) {
 
 template <i32 kRows, bool kSequences>
 void launch_ranges(const ForwardArguments& arguments, i64 count, u32 seed) {
-  constexpr ForwardSm90Config kConfig{.kv_rows = kRows, .sequences = kSequences};
+  constexpr ForwardSm90Config kConfig{.kv_rows = kRows, .score = {.varlen = kSequences}};
   const i64 blocks = ceil_div(count, kKeyRangeThreads);
   emulator::launch({static_cast<i32>(blocks), kKeyRangeThreads, 0, seed, false,
                     "document_ranges_sm90", is_sampled(seed)},
@@ -153,38 +146,39 @@ void launch_ranges(const ForwardArguments& arguments, i64 count, u32 seed) {
 template <Kernels kKernels>
 void run(const Problem& problem, u32 seed) {
   const Gpu gpu = gpu_named("h100");
-  const Sm90BackwardPlan plan = sm90_backward_plan(problem, gpu);
+  const gpu::PlanOrRefusal made = gpu::plan_backward_sm90(problem, gpu);
+  ASSERT_NE(made.plan, nullptr) << made.refusal;
+  const auto& plan = static_cast<const gpu::BackwardSm90Plan&>(*made.plan);
   std::vector<char> memory(static_cast<size_t>(plan.workspace_bytes) + 256, '\xff');
   char* const workspace = memory.data() + (256 - reinterpret_cast<u64>(memory.data()) % 256);
 
   constexpr BackwardSm90Config kFirst = kKernels.first;
   constexpr BackwardPreprocessConfig kPrepare{.dtype = kFirst.dtype,
                                               .dims = kFirst.dims > 128 ? 256 : kFirst.dims,
-                                              .has_stats = kFirst.has_stats,
-                                              .sequences = kFirst.sequences,
-                                              .sinks = kKernels.dq.sinks,
-                                              .documents = kFirst.documents};
-  if constexpr (kFirst.documents) {
-    const auto dq = gpu::sm90_dq_params(problem, gpu, plan, workspace);
-    launch_ranges<kKernels.dq.kv_rows, kFirst.sequences>({{}, dq.forward}, plan.num_key_ranges,
-                                                         seed);
-    launch_ranges<kFirst.q_rows, kFirst.sequences>(
-        gpu::sm90_query_ranges_arguments(problem, plan, workspace), plan.num_query_ranges, seed);
+                                              .score = {.documents = kFirst.score.documents,
+                                                        .sinks = kKernels.dq.score.sinks,
+                                                        .varlen = kFirst.score.varlen,
+                                                        .stats = kFirst.score.stats}};
+  if constexpr (kFirst.score.documents) {
+    const BackwardDqParams dq = plan.dq_of(problem, workspace);
+    launch_ranges<kKernels.dq.kv_rows, kFirst.score.varlen>({{}, dq.forward},
+                                                            plan.layout.num_key_ranges, seed);
+    launch_ranges<kFirst.q_rows, kFirst.score.varlen>(plan.query_ranges_of(problem, workspace),
+                                                      plan.layout.num_query_ranges, seed);
   }
-  const BackwardPreprocessParams prepare =
-      gpu::sm90_preprocess_params(problem, plan, workspace, nullptr);
+  const BackwardPreprocessParams prepare = plan.preprocess_of(problem, workspace, nullptr);
   emulator::launch(
       {2, kPrepare.kThreads, 0, seed, false, "backward_preprocess_sm90", is_sampled(seed)},
       [&] { backward_preprocess_sm90<kPrepare>(prepare); });
-  const BackwardParams params = gpu::sm90_backward_params(problem, plan, workspace);
-  launch<kFirst>(problem, sm90_backward_configs(problem)[0], params, seed);
+  const BackwardParams params = plan.main_of(problem, workspace);
+  launch<kFirst>(problem, *plan.configs.main, params, seed);
   if constexpr (!kFirst.dq) {
-    launch_dq<kKernels.dq>(problem, gpu::sm90_dq_params(problem, gpu, plan, workspace), seed);
+    launch_dq<kKernels.dq>(problem, *plan.configs.dq, plan.dq_of(problem, workspace), seed);
   }
-  const BackwardFallbackParams careful{params.nonfinite, gpu::attention_params(problem)};
+  const BackwardFallbackParams fallback = plan.fallback_of(problem, workspace);
   emulator::launch({2, BackwardFallbackConfig::kThreads, 0, seed, false, "backward_fallback_sm90",
                     is_sampled(seed)},
-                   [&] { backward_fallback_sm90<BackwardFallbackConfig{kFirst.dtype}>(careful); });
+                   [&] { backward_fallback_sm90<BackwardFallbackConfig{kFirst.dtype}>(fallback); });
 }
 
 // Head dimensions that the backward pass takes: multiples of 8. The new columns are not NaN.
@@ -204,12 +198,12 @@ Request drawn_request(RandomProblem& random) {
   ForwardSm90Config like = kKernels.dq;
   like.dtype = kConfig.dtype;
   like.d_qk = like.d_v = kConfig.dims;
-  like.mask = kConfig.mask;
-  like.stats = kConfig.has_stats;
+  like.score.mask_kind = kConfig.score.mask_kind;
+  like.score.stats = kConfig.score.stats;
   Request request = HopperRequest(random, like, kConfig.dq ? 580 : 140).request;
   for (const Array array : {Array::kQ, Array::kK}) widen_rows(request.arrays[array]);
   // Scores far beyond kLargeScore.
-  if (kConfig.has_stats && !kConfig.sequences && random.chance(0.7)) {
+  if (kConfig.score.stats && !kConfig.score.varlen && random.chance(0.7)) {
     random.fill_normal(request.arrays[Array::kK], 3000);
   }
   // An entry without a key.
@@ -237,9 +231,9 @@ void expect_agreement(const Request& forward, RandomProblem& random, unsigned se
   Request expected = to_backward(random, forward, 7);
   expected.options.deterministic = !kConfig.dq;
   plant_rows_without_keys(expected);
-  if (kKernels.dq.sinks) expected.arrays[Array::kDLse] = Tensor{};  // not together
-  if (!kConfig.has_stats) expected.arrays[Array::kStats] = Tensor{};
-  if (kConfig.has_stats) expected.arrays[Array::kStats] = forward.arrays[Array::kStats];
+  if (kKernels.dq.score.sinks) expected.arrays[Array::kDLse] = Tensor{};  // not together
+  if (!kConfig.score.stats) expected.arrays[Array::kStats] = Tensor{};
+  if (kConfig.score.stats) expected.arrays[Array::kStats] = forward.arrays[Array::kStats];
   Request actual = expected;
   for (const Array output : {Array::kDQ, Array::kDK, Array::kDV}) {
     actual.arrays[output] = random.twin(expected.arrays[output]);
@@ -259,9 +253,12 @@ void expect_agreement(unsigned first, int count, bool unusual) {
     Request backward = to_backward(random, request, 7);
     backward.options.deterministic = !kKernels.first.dq;
     const BackwardSm90Config chosen =
-        sm90_backward_configs(validate(backward, Pointers::kChecked))[0];
-    if (chosen.dims != kKernels.first.dims || chosen.mask != kKernels.first.mask) continue;
-    if (chosen.sequences != kKernels.first.sequences || chosen.dq != kKernels.first.dq) continue;
+        *gpu::backward_sm90_configs(validate(backward, Pointers::kChecked)).main;
+    if (chosen.dims != kKernels.first.dims ||
+        chosen.score.mask_kind != kKernels.first.score.mask_kind)
+      continue;
+    if (chosen.score.varlen != kKernels.first.score.varlen || chosen.dq != kKernels.first.dq)
+      continue;
     if (unusual) plant_unusual(request, random);
     expect_agreement<kKernels>(request, random, seed);
     --count;

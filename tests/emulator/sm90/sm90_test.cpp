@@ -10,7 +10,6 @@
 #include "emulator/launch.h"
 #include "emulator/schedules.h"
 #include "gpu/forward_sm90/plan.h"
-#include "gpu/forward_sm90/run.h"
 #include "kernels/common/documents_sm90.cuh"
 #include "kernels/forward_sm90/forward_sm90.cuh"
 #include "tensor_map.h"
@@ -18,121 +17,113 @@
 namespace fulmen::test {
 namespace {
 
-constexpr ForwardSm90Config kSigned{.d_qk = 96,
-                                    .d_v = 80,
-                                    .kv_rows = 64,
-                                    .mask = MaskKind::kBoth,
-                                    .stage_output = false,
-                                    .sequences = true,
-                                    .signed_scale = true,
-                                    .stats = true};
+constexpr ForwardSm90Config kSigned{
+    .d_qk = 96,
+    .d_v = 80,
+    .kv_rows = 64,
+    .stage_output = false,
+    .score = {.mask_kind = MaskKind::kBoth, .negative_scale = true, .varlen = true, .stats = true}};
 constexpr ForwardSm90Config kCapped{.dtype = DType::kFloat16,
                                     .d_qk = 64,
                                     .d_v = 64,
                                     .warpgroups = 1,
                                     .kv_rows = 80,
-                                    .mask = MaskKind::kBoth,
                                     .shift_rule = ShiftRule::kWhenSumGrew,
                                     .stage_output = false,
-                                    .sequences = true,
-                                    .softcap = true,
-                                    .sinks = true,
-                                    .wide_output = true};
+                                    .score = {.mask_kind = MaskKind::kBoth,
+                                              .softcap = true,
+                                              .sinks = true,
+                                              .varlen = true,
+                                              .fp32_out = true}};
 constexpr ForwardSm90Config kBiased{.d_qk = 48,
                                     .d_v = 96,
                                     .warpgroups = 3,
                                     .kv_rows = 64,
                                     .stages = 1,
                                     .q_slots = 4,
-                                    .mask = MaskKind::kRight,
                                     .shift_rule = ShiftRule::kWhenGrown,
                                     .stage_output = false,
-                                    .sequences = true,
-                                    .alibi = true,
-                                    .sinks = true,
-                                    .stats = true};
+                                    .score = {.mask_kind = MaskKind::kRight,
+                                              .alibi = true,
+                                              .sinks = true,
+                                              .varlen = true,
+                                              .stats = true}};
 constexpr ForwardSm90Config kStaged{.d_qk = 128,
                                     .d_v = 112,
                                     .kv_rows = 64,
                                     .q_slots = 3,
                                     .q_register_dims = 32,
-                                    .mask = MaskKind::kBoth,
-                                    .stats = true};
+                                    .score = {.mask_kind = MaskKind::kBoth, .stats = true}};
 
-constexpr ForwardSm90Config kPairs{.d_qk = 64,
-                                   .d_v = 64,
-                                   .kv_rows = 64,
-                                   .mask = MaskKind::kBoth,
-                                   .shift_rule = ShiftRule::kWhenGrown,
-                                   .bias = DType::kFloat32,
-                                   .pair_mask = true,
-                                   .dropout = true};
-constexpr ForwardSm90Config kDocuments{.d_qk = 64,
-                                       .d_v = 64,
-                                       .kv_rows = 64,
-                                       .shift_rule = ShiftRule::kWhenGrown,
-                                       .stage_output = false,
-                                       .sequences = true,
-                                       .bias = DType::kBFloat16,
-                                       .documents = true,
-                                       .dropout = true};
+constexpr ForwardSm90Config kPairs{
+    .d_qk = 64,
+    .d_v = 64,
+    .kv_rows = 64,
+    .shift_rule = ShiftRule::kWhenGrown,
+    .score = {
+        .mask_kind = MaskKind::kBoth, .mask = true, .bias = DType::kFloat32, .dropout = true}};
+constexpr ForwardSm90Config kDocuments{
+    .d_qk = 64,
+    .d_v = 64,
+    .kv_rows = 64,
+    .shift_rule = ShiftRule::kWhenGrown,
+    .stage_output = false,
+    .score = {.bias = DType::kBFloat16, .documents = true, .dropout = true, .varlen = true}};
 
 // Blocks of other documents are skipped.
-constexpr ForwardSm90Config kPackedDocuments{.d_qk = 64,
-                                             .d_v = 64,
-                                             .warpgroups = 3,
-                                             .kv_rows = 64,
-                                             .mask = MaskKind::kBoth,
-                                             .stage_output = false,
-                                             .sequences = true,
-                                             .stats = true,
-                                             .documents = true,
-                                             .skips_documents = true};
-constexpr ForwardSm90Config kCausalDocuments{.dtype = DType::kFloat16,
-                                             .d_qk = 64,
-                                             .d_v = 64,
-                                             .warpgroups = 2,
-                                             .kv_rows = 48,
-                                             .mask = MaskKind::kRight,
-                                             .shift_rule = ShiftRule::kWhenSumGrew,
-                                             .documents = true,
-                                             .skips_documents = true};
+constexpr ForwardSm90Config kPackedDocuments{
+    .d_qk = 64,
+    .d_v = 64,
+    .warpgroups = 3,
+    .kv_rows = 64,
+    .stage_output = false,
+    .skips_documents = true,
+    .score = {.mask_kind = MaskKind::kBoth, .documents = true, .varlen = true, .stats = true}};
+constexpr ForwardSm90Config kCausalDocuments{
+    .dtype = DType::kFloat16,
+    .d_qk = 64,
+    .d_v = 64,
+    .warpgroups = 2,
+    .kv_rows = 48,
+    .shift_rule = ShiftRule::kWhenSumGrew,
+    .skips_documents = true,
+    .score = {.mask_kind = MaskKind::kRight, .documents = true}};
 
-constexpr ForwardSm90Config kFolded{
-    .d_qk = 64, .d_v = 64, .kv_rows = 64, .mask = MaskKind::kRight, .stage_output = false};
+constexpr ForwardSm90Config kFolded{.d_qk = 64,
+                                    .d_v = 64,
+                                    .kv_rows = 64,
+                                    .stage_output = false,
+                                    .score = {.mask_kind = MaskKind::kRight}};
 
 // Several heads share a tile.
-constexpr ForwardSm90Config kFourHeads{.d_qk = 64,
-                                       .d_v = 64,
-                                       .warpgroups = 2,
-                                       .kv_rows = 64,
-                                       .heads_per_tile = 4,
-                                       .mask = MaskKind::kBoth,
-                                       .stage_output = false,
-                                       .sequences = true,
-                                       .sinks = true,
-                                       .stats = true};
+constexpr ForwardSm90Config kFourHeads{
+    .d_qk = 64,
+    .d_v = 64,
+    .warpgroups = 2,
+    .kv_rows = 64,
+    .heads_per_tile = 4,
+    .stage_output = false,
+    .score = {.mask_kind = MaskKind::kBoth, .sinks = true, .varlen = true, .stats = true}};
 constexpr ForwardSm90Config kEightHeads{.dtype = DType::kFloat16,
                                         .d_qk = 96,
                                         .d_v = 80,
                                         .warpgroups = 1,
                                         .kv_rows = 64,
                                         .heads_per_tile = 8,
-                                        .mask = MaskKind::kRight,
                                         .shift_rule = ShiftRule::kWhenSumGrew,
-                                        .stage_output = false};
+                                        .stage_output = false,
+                                        .score = {.mask_kind = MaskKind::kRight}};
 
 // Two warpgroups share their rows, each with half of the columns.
-constexpr ForwardSm90Config kWide{.d_qk = 272,
-                                  .d_v = 384,
-                                  .kv_rows = 64,
-                                  .stages = 1,
-                                  .q_register_dims = 64,
-                                  .split_dims = true,
-                                  .mask = MaskKind::kBoth,
-                                  .stage_output = false,
-                                  .sequences = true,
-                                  .stats = true};
+constexpr ForwardSm90Config kWide{
+    .d_qk = 272,
+    .d_v = 384,
+    .kv_rows = 64,
+    .stages = 1,
+    .q_register_dims = 64,
+    .split_dims = true,
+    .stage_output = false,
+    .score = {.mask_kind = MaskKind::kBoth, .varlen = true, .stats = true}};
 
 // What ablations leave out.
 constexpr ForwardSm90Config kUnswizzled = [] {
@@ -173,12 +164,18 @@ constexpr ForwardSm90Config kTextbook = [] {
 template <ForwardSm90Config kConfig>
 void run(const Problem& problem, u32 seed) {
   u32 next_block = 0;
-  const gpu::ForwardBoxes boxes = gpu::sm90_forward_boxes(problem.arrays, kConfig);
+  const auto map = [&](Array array, i32 box_rows) {
+    gpu::TensorBox box = gpu::tensor_box(problem.arrays[array], box_rows);
+    box.swizzle = kConfig.swizzle;
+    if (!kConfig.swizzle && array != Array::kO) box.box_dims = 8;
+    return map_of(box);
+  };
   ForwardArguments arguments{};
-  arguments.maps = {map_of(boxes.q), map_of(boxes.k), map_of(boxes.v), map_of(boxes.o)};
-  arguments.params =
-      gpu::sm90_forward_params(problem, gpu_named("h100"), kConfig, &next_block, nullptr);
-  std::vector<IdRange> key_ranges(sm90_num_key_ranges(problem, kConfig));
+  arguments.maps = {map(Array::kQ, kConfig.tile_rows()), map(Array::kK, kConfig.kv_rows),
+                    map(Array::kV, kConfig.kv_rows), map(Array::kO, 64)};
+  arguments.params = gpu::forward_sm90_params(problem, kConfig, gpu_named("h100"));
+  arguments.params.next_block = &next_block;
+  std::vector<IdRange> key_ranges(gpu::num_key_ranges(problem, kConfig));
   arguments.params.key_ranges = key_ranges.data();
   if (kConfig.skips_documents) {
     const i64 blocks = ceil_div(static_cast<i64>(key_ranges.size()), kKeyRangeThreads);
@@ -186,7 +183,7 @@ void run(const Problem& problem, u32 seed) {
         {static_cast<i32>(blocks), kKeyRangeThreads, 0, seed, false, "document_ranges_sm90"},
         [&] { document_ranges_sm90<kConfig>(arguments); });
   }
-  const i64 blocks = min<i64>(sm90_max_q_blocks(problem, kConfig), 2);
+  const i64 blocks = min<i64>(gpu::max_work_tiles(problem, kConfig), 2);
   emulator::launch({static_cast<i32>(blocks), kConfig.threads(), kConfig.shared_bytes(), seed,
                     false, "forward_sm90", is_sampled(seed)},
                    [&] { forward_sm90<kConfig>(arguments); });

@@ -5,7 +5,7 @@
 #pragma once
 
 #include "emulator/copies.h"
-#include "gpu/forward_sm90/run.h"
+#include "gpu/driver/launch.h"
 
 namespace fulmen::test {
 
