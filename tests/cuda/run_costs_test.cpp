@@ -93,6 +93,10 @@ TEST_P(RunCosts, SimpleCallsAllocateNothingOnceTheyHaveAPlan) {
 constexpr Case kCases[] = {
     {"naive", FULMEN_NAIVE, FULMEN_FLOAT32, Options::kNone, 0, 0},
     {"naive_packed", FULMEN_NAIVE, FULMEN_FLOAT32, Options::kPacked, 0, 0},
+    {"sm90", FULMEN_SM90, FULMEN_BFLOAT16, Options::kNone},
+    {"sm90_documents", FULMEN_SM90, FULMEN_BFLOAT16, Options::kDocuments},
+    {"sm90_packed", FULMEN_SM90, FULMEN_BFLOAT16, Options::kPacked},
+    {"sm90_dropout", FULMEN_SM90, FULMEN_BFLOAT16, Options::kDropout},
     {"simt", FULMEN_SIMT, FULMEN_FLOAT32, Options::kNone},
     {"simt_documents", FULMEN_SIMT, FULMEN_FLOAT32, Options::kDocuments},
     {"simt_packed", FULMEN_SIMT, FULMEN_FLOAT32, Options::kPacked},

@@ -18,7 +18,7 @@ namespace {
 // What a kernel may spill: the producers, a thread each, and the warps next to them keep their
 // ranges in 24 registers. The consumers' loop over full blocks loads at most one spilled word
 // (disassembled, NVRTC 13.0; 320 bytes in all without sequences). A window over packed sequences
-// has 964; more would go to the float32 units.
+// has 964; more would go to the simt kernels.
 constexpr size_t kSpillBytes = 1472;
 // Where products are divided: each warpgroup's loop over work tiles is a copy of its own, and is
 // spilled around the loops over steps, which spill nothing without options (disassembled). 2,276

@@ -172,7 +172,7 @@ struct BackwardWarpgroup {
     }
   }
 
-  // S^T = scores in units of log2, with options that are more than a positive scale.
+  // S^T = scores in log2, with options that are more than a positive scale.
   void apply_options(Scores& S, Pairs& pairs, i32 first, const BackwardStepInfo& step) const {
     if constexpr (kConfig.maps_scores() || kConfig.score.dropout) {
       const BackwardTile work_tile = shared.read_tile(work_at);
@@ -217,12 +217,12 @@ struct BackwardWarpgroup {
   // S^T -= row_max in large rows, whose lse is relative to it.
   void shift_large_scores(Scores& S) const {
     if (!has_large_scores(at)) return;
-    const LargeScores huge(kConfig.maps_scores() ? kLn2 : params.scale);
+    const LargeScores large(kConfig.maps_scores() ? kLn2 : params.scale);
 #pragma unroll
     for (i32 i = 0; i < kFloats; i += 4) {
       const ptx::F32x2 row_max = ptx::load_shared_f32x2(lse_address(i) + kLseBlock * 4);
 #pragma unroll
-      for (i32 e = 0; e < 4; ++e) S[i + e] = huge.shifted(S[i + e], row_max.word[e % 2]);
+      for (i32 e = 0; e < 4; ++e) S[i + e] = large.shifted(S[i + e], row_max.word[e % 2]);
     }
   }
 

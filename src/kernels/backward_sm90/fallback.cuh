@@ -145,12 +145,12 @@ inline void backward_fallback_sm90(const BackwardFallbackParams& params) {
   ptx::grid_dependency_wait();
   if (params.nonfinite[0] == 0) return;
   const AttentionParams& p = params.attention;
-  const BackwardFallback<kConfig> careful{p, i64{ptx::thread_index() % 32}};
+  const BackwardFallback<kConfig> fallback{p, i64{ptx::thread_index() % 32}};
   const i64 num_batch_kv_heads = p.num_sequences * p.heads_kv;
 #pragma unroll 1
   for (i64 batch_kv_head = 0; batch_kv_head < num_batch_kv_heads; ++batch_kv_head) {
     if (params.nonfinite[1 + batch_kv_head] == 0) continue;
-    careful.batch_kv_head(batch_kv_head / p.heads_kv, batch_kv_head % p.heads_kv);
+    fallback.batch_kv_head(batch_kv_head / p.heads_kv, batch_kv_head % p.heads_kv);
   }
 }
 

@@ -85,9 +85,9 @@ struct BackwardProducer {
     if (key + 64 > work_tile.shape.kv_len) return {0, 0};
     Interval full = query_blocks_of_keys<kConfig>(params.mask, work_tile.shape, key, 64).full;
     if constexpr (kConfig.score.documents) {
-      const DocumentBlocks& visit = document_blocks_of<kConfig>(params, work_tile);
-      full.begin = max<i64>(full.begin, visit.full_begin[warpgroup]);
-      full.end = max(full.begin, min<i64>(full.end, visit.full_end[warpgroup]));
+      const DocumentBlocks& documents = document_blocks_of<kConfig>(params, work_tile);
+      full.begin = max<i64>(full.begin, documents.full_begin[warpgroup]);
+      full.end = max(full.begin, min<i64>(full.end, documents.full_end[warpgroup]));
     }
     return {i32(full.begin), i32(full.size())};
   }

@@ -92,9 +92,9 @@ struct BackwardTileCount {
 
 template <BackwardSm90Config kConfig>
 inline BackwardTileCount backward_tile_count(const BackwardParams& params) {
-  const i32 items = num_whole_tiles<kConfig>(params);
-  if constexpr (!kConfig.splits()) return {items, 0, 0, params.lag};
-  return {items - params.num_split, params.num_split, params.num_parts, params.lag};
+  const i32 tiles = num_whole_tiles<kConfig>(params);
+  if constexpr (!kConfig.splits()) return {tiles, 0, 0, params.lag};
+  return {tiles - params.num_split, params.num_split, params.num_parts, params.lag};
 }
 
 template <BackwardSm90Config kConfig>
@@ -178,11 +178,11 @@ struct QueryBlockRange {
 template <BackwardSm90Config kConfig>
 constexpr QueryBlockRange query_block_range(const BackwardParams& params,
                                             const SequenceShape& shape, i32 kv_block) {
-  const Interval visit =
+  const Interval visible =
       query_blocks_of_keys<kConfig>(params.mask, shape, i64{kv_block} * kConfig.kv_rows(),
                                     kConfig.kv_rows())
           .visible;
-  QueryBlockRange range{i32(visit.begin), i32(visit.size()), 0, params.group_size};
+  QueryBlockRange range{i32(visible.begin), i32(visible.size()), 0, params.group_size};
   if (kConfig.staggered && kConfig.score.mask_kind == MaskKind::kNone && range.count > 0) {
     range.rotation = kv_block * (kConfig.kv_rows() / kConfig.q_rows) % range.count;
   }
@@ -205,9 +205,9 @@ constexpr QueryBlockRange query_block_range(const BackwardParams& params,
   QueryBlockRange range = query_block_range<kConfig>(params, work_tile.shape, work_tile.kv_block);
   if constexpr (kConfig.score.documents) {
     if (range.count <= 0) return range;
-    const DocumentBlocks& visit = document_blocks_of<kConfig>(params, work_tile);
-    const i32 end = min(range.begin + range.count, visit.end);
-    range.begin = max(range.begin, visit.begin);
+    const DocumentBlocks& documents = document_blocks_of<kConfig>(params, work_tile);
+    const i32 end = min(range.begin + range.count, documents.end);
+    range.begin = max(range.begin, documents.begin);
     range.count = max(end - range.begin, 0);
     range.rotation = 0;
     range.num_steps = range.count * range.heads;

@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The options of a score on a fragment of S^T, two keys a thread and every column a query: from dot
-// products to scores in units of log2 (a scale of any sign, softcap, ALiBi, bias, mask, documents,
+// products to scores in log2 (a scale of any sign, softcap, ALiBi, bias, mask, documents,
 // in the order of attention/score_mod.cuh), the slope of the cap, and which pairs dropout keeps.
 // common/scores_sm90.cuh is the same for fragments of S. Called by backward_sm90 once a step,
 // before the interval mask.

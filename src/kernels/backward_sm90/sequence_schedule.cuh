@@ -145,7 +145,7 @@ struct FindDocumentBlocks {
   }
 
   // Of keys from `first` on, by blocks of all of the sequence's queries.
-  DocumentBlocks visit(const Sequence& sequence, i64 index, i32 first) const {
+  DocumentBlocks blocks_of(const Sequence& sequence, i64 index, i32 first) const {
     const AttentionParams& p = params.attention;
     const IdRange* const queries =
         params.query_ranges +
@@ -155,7 +155,7 @@ struct FindDocumentBlocks {
     Interval blocks{0, ceil_div(sequence.shape.q_len, params.q_rows)};
     blocks.end = find_block<true>(blocks, lane, meets) + 1;
     blocks.begin = find_block<false>(blocks, lane, meets);
-    DocumentBlocks visit{i32(blocks.begin), i32(blocks.end), {}, {}};
+    DocumentBlocks found{i32(blocks.begin), i32(blocks.end), {}, {}};
 #pragma unroll
     for (i32 warpgroup = 0; warpgroup < 2; ++warpgroup) {
       const IdRange own = ids(sequence, first + warpgroup * (params.kv_rows - 64), 64);
@@ -163,10 +163,10 @@ struct FindDocumentBlocks {
       Interval full = blocks;
       full.begin = find_block<false>(full, lane, is_one);
       full.end = find_block<false>(full, lane, [&](i32 i) { return !is_one(i); });
-      visit.full_begin[warpgroup] = i32(full.begin);
-      visit.full_end[warpgroup] = i32(full.end);
+      found.full_begin[warpgroup] = i32(full.begin);
+      found.full_end[warpgroup] = i32(full.end);
     }
-    return visit;
+    return found;
   }
 
   // By all warps of the grid. sequence_at(index): number `index` of the sequences.
@@ -180,7 +180,7 @@ struct FindDocumentBlocks {
       const i64 block = number - first_key_range(p, params.kv_rows, index, sequence.kv_begin);
       const i64 first = block * params.kv_rows;
       if (first < 0 || first >= sequence.shape.kv_len) continue;
-      const DocumentBlocks found = visit(sequence, index, i32(first));
+      const DocumentBlocks found = blocks_of(sequence, index, i32(first));
       if (lane == 0) params.document_blocks[number] = found;
     }
   }

@@ -1,7 +1,7 @@
 // SPDX-FileCopyrightText: fulmen contributors
 // SPDX-License-Identifier: Apache-2.0
 //
-// From dot products in a wgmma fragment to scores in units of log2, for problems in which that is
+// From dot products in a wgmma fragment to scores in log2, for problems in which that is
 // more than one positive factor (kConfig.maps_scores()): a scale of 0 or below, softcap, ALiBi,
 // bias, in the order of attention/score_mod.cuh; then boolean mask, documents and dropout. Runs
 // before the interval mask, since -inf times a factor would be visible again. Arrays have any
@@ -23,7 +23,7 @@ namespace fulmen {
 
 inline constexpr float kLog2E = 1.44269504088896341f;
 
-// A finite bias stays finite: beyond the largest float in units of log2, it becomes that.
+// A finite bias stays finite: beyond the largest float in log2, it becomes that.
 inline float bias_log2(float added) {
   const float scaled = added * kLog2E;
   if (scaled < -kLargestFloat) return -kLargestFloat;
@@ -76,7 +76,7 @@ struct PairTerms {
     }
   }
 
-  // Adds the bias and hides pairs, on scores in units of log2. kOneDocument: documents hide none.
+  // Adds the bias and hides pairs, on scores in log2. kOneDocument: documents hide none.
   template <bool kOneDocument>
   void apply(Scores& S, i32 first_key) const {
     constexpr bool kDocuments = kConfig.score.documents && !kOneDocument;

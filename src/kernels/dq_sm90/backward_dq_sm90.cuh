@@ -72,9 +72,9 @@ struct QueryTerms {
   // Scores relative to row_max in large rows, as lse is.
   void shift_large_scores(Scores& S) const {
     if (!kConfig.score.stats || !has_large_scores) return;
-    const LargeScores huge(kConfig.maps_scores() ? kLn2 : params.scale);
+    const LargeScores large(kConfig.maps_scores() ? kLn2 : params.scale);
 #pragma unroll
-    for (i32 i = 0; i < kConfig.kv_rows / 2; ++i) S[i] = huge.shifted(S[i], row_max[i / 2 % 2]);
+    for (i32 i = 0; i < kConfig.kv_rows / 2; ++i) S[i] = large.shifted(S[i], row_max[i / 2 % 2]);
   }
 
   // P = exp(score - lse), from dot products or, where options map them, from scores in log2.

@@ -21,7 +21,7 @@ struct RowSoftmax {
   static constexpr i32 kFloats = kConfig.kv_rows / 2;
   using Scores = float[kFloats];
 
-  float factor;  // scale log2(e), c above; 1 where scores come in units of log2
+  float factor;  // scale log2(e), c above; 1 where scores come in log2
   float row_max[2] = {kNegativeInfinity, kNegativeInfinity};  // scaled; -inf: nothing seen yet
   float sum[2] = {0, 0};  // of this thread's columns; of the row after finish()
   float last_sum[2];      // of the last block
@@ -158,7 +158,7 @@ struct RowSoftmax {
       kConfig.shift_rule == ShiftRule::kEveryBlock || kConfig.shift_rule == ShiftRule::kWhenGrown;
   static bool is_within(float x, float limit) { return -limit <= x && x <= limit; }
 
-  // Nats, of a score in units of log2. The largest floats stand for themselves: a bias as large is
+  // Nats, of a score in log2. The largest floats stand for themselves: a bias as large is
   // cut to them (pair_terms.cuh).
   static bool is_saturated(float x) { return x == kLargestFloat || x == -kLargestFloat; }
   static float nats(float x) {
