@@ -112,8 +112,6 @@ inline i32 tile_dims(const Problem& problem) {
   return static_cast<i32>(rows_up(max(problem.dim_qk, problem.dim_v), 64));
 }
 
-inline bool is_deterministic(const Problem& problem) {
-  return problem.deterministic || problem.batch_invariant;
-}
+inline bool is_deterministic(const Problem& problem) { return problem.has_ordered_sums(); }
 
 }  // namespace fulmen::gpu

@@ -31,7 +31,7 @@ i32 product_width(i64 dim) {
 // Heads of one key head whose queries fit a tile of 64 rows together: their keys and values are
 // read once for all of them.
 i32 heads_per_tile(const Problem& problem, const ForwardSm90Config& config) {
-  if (problem.batch_invariant || config.split_dims || config.score.alibi ||
+  if (!problem.may_plan_by_lengths() || config.split_dims || config.score.alibi ||
       config.score.has_pair_terms() || config.score.dropout) {
     return 1;
   }

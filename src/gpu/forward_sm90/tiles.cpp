@@ -32,7 +32,7 @@ struct Facts {
 };
 
 Facts facts_of(const ForwardSm90Config& options, const Problem& problem, const Gpu& gpu) {
-  const bool adapts = !problem.batch_invariant;
+  const bool adapts = problem.may_plan_by_lengths();
   Facts facts{options, max(ForwardSm90Config::chunked(options.d_qk), options.d_v)};
   facts.is_short = adapts && max(problem.max_q, problem.max_kv) <= kShortRows;
   facts.has_few_queries = adapts && problem.max_q <= 64;
