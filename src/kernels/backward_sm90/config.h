@@ -128,20 +128,20 @@ struct BackwardSm90Config {
   constexpr bool valid() const { return *why_invalid() == 0; }
 };
 
-template <class Visit>
-constexpr void for_each_field(const BackwardSm90Config& config, Visit visit) {
-  visit("dtype", config.dtype);
-  visit("dims", config.dims);
-  visit("q_rows", config.q_rows);
-  visit("dq", config.dq);
-  visit("dk", config.dk);
-  visit("dv", config.dv);
-  visit("deterministic", config.deterministic);
-  visit("register_dims", config.register_dims);
-  visit("ping_pong", config.ping_pong);
-  visit("early_dv", config.early_dv);
-  visit("staggered", config.staggered);
-  visit("score", config.score);
+template <class Each>
+constexpr void for_each_field(const BackwardSm90Config& config, Each each) {
+  each("dtype", config.dtype);
+  each("dims", config.dims);
+  each("q_rows", config.q_rows);
+  each("dq", config.dq);
+  each("dk", config.dk);
+  each("dv", config.dv);
+  each("deterministic", config.deterministic);
+  each("register_dims", config.register_dims);
+  each("ping_pong", config.ping_pong);
+  each("early_dv", config.early_dv);
+  each("staggered", config.staggered);
+  each("score", config.score);
 }
 
 // Q, dO: box (64, q_rows), K, V: (64, kv_rows), dK, dV: (64, 64); dims (d, rows, heads, batch),
@@ -289,11 +289,11 @@ struct BackwardPreprocessConfig {
   bool operator==(const BackwardPreprocessConfig&) const = default;
 };
 
-template <class Visit>
-constexpr void for_each_field(const BackwardPreprocessConfig& config, Visit visit) {
-  visit("dtype", config.dtype);
-  visit("dims", config.dims);
-  visit("score", config.score);
+template <class Each>
+constexpr void for_each_field(const BackwardPreprocessConfig& config, Each each) {
+  each("dtype", config.dtype);
+  each("dims", config.dims);
+  each("score", config.score);
 }
 
 struct BackwardPreprocessParams {
@@ -326,9 +326,9 @@ struct BackwardFallbackConfig {
   static constexpr i32 kMaxDim = 256;
 };
 
-template <class Visit>
-constexpr void for_each_field(const BackwardFallbackConfig& config, Visit visit) {
-  visit("dtype", config.dtype);
+template <class Each>
+constexpr void for_each_field(const BackwardFallbackConfig& config, Each each) {
+  each("dtype", config.dtype);
 }
 
 struct BackwardFallbackParams {

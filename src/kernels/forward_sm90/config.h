@@ -144,30 +144,30 @@ struct ForwardSm90Config {
   constexpr bool valid() const { return *why_invalid() == 0; }
 };
 
-template <class Visit>
-constexpr void for_each_field(const ForwardSm90Config& config, Visit visit) {
-  visit("dtype", config.dtype);
-  visit("d_qk", config.d_qk);
-  visit("d_v", config.d_v);
-  visit("warpgroups", config.warpgroups);
-  visit("kv_rows", config.kv_rows);
-  visit("stages", config.stages);
-  visit("q_slots", config.q_slots);
-  visit("q_register_dims", config.q_register_dims);
-  visit("heads_per_tile", config.heads_per_tile);
-  visit("split_dims", config.split_dims);
-  visit("shift_rule", config.shift_rule);
-  visit("stage_output", config.stage_output);
-  visit("cache_hints", config.cache_hints);
-  visit("specialised", config.specialised);
-  visit("swizzle", config.swizzle);
-  visit("ping_pong", config.ping_pong);
-  visit("overlap", config.overlap);
-  visit("skip_full_masks", config.skip_full_masks);
-  visit("longest_first", config.longest_first);
-  visit("folded_scale", config.folded_scale);
-  visit("skips_documents", config.skips_documents);
-  visit("score", config.score);
+template <class Each>
+constexpr void for_each_field(const ForwardSm90Config& config, Each each) {
+  each("dtype", config.dtype);
+  each("d_qk", config.d_qk);
+  each("d_v", config.d_v);
+  each("warpgroups", config.warpgroups);
+  each("kv_rows", config.kv_rows);
+  each("stages", config.stages);
+  each("q_slots", config.q_slots);
+  each("q_register_dims", config.q_register_dims);
+  each("heads_per_tile", config.heads_per_tile);
+  each("split_dims", config.split_dims);
+  each("shift_rule", config.shift_rule);
+  each("stage_output", config.stage_output);
+  each("cache_hints", config.cache_hints);
+  each("specialised", config.specialised);
+  each("swizzle", config.swizzle);
+  each("ping_pong", config.ping_pong);
+  each("overlap", config.overlap);
+  each("skip_full_masks", config.skip_full_masks);
+  each("longest_first", config.longest_first);
+  each("folded_scale", config.folded_scale);
+  each("skips_documents", config.skips_documents);
+  each("score", config.score);
 }
 
 // A CUtensorMap: opaque to the kernels, made by the host.
