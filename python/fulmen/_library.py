@@ -107,6 +107,11 @@ class Schema:
         self.replaceable = {x["word"]: i for i, x in enumerate(inputs) if x["replaceable"]}
 
     @property
+    def optional_inputs(self) -> tuple[str, ...]:
+        """The names of the inputs that a call may leave out: all but q, k and v."""
+        return tuple(name for name in self.inputs if name not in ("q", "k", "v"))
+
+    @property
     def differentiable_inputs(self) -> tuple[str, ...]:
         """The names of the inputs that have a gradient, in the order of the gradients."""
         return tuple(self.inputs[index] for index in self.differentiable)

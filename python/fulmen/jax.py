@@ -83,7 +83,7 @@ def attention(
                 f"dropout_p is {dropout_p} and rng is missing: a key or (seed, offset)"
             )
         options["rng"] = (0, 0)  # the array has them
-    inputs = {name: options.pop(name, None) for name in schema().inputs[3:] if name != "rng"}
+    inputs = {name: options.pop(name, None) for name in schema().optional_inputs if name != "rng"}
     given = {"q": q, "k": k, "v": v, **inputs, "rng": _philox(rng) if dropout_p > 0 else None}
     values = {x: tuple(y) if isinstance(y, list) else y for x, y in options.items()}
     settings = settings_of(tuple(values.items()), inputs["cu_q"] is not None)

@@ -45,7 +45,7 @@ from .ops import (
 
 _ADDENDS = ("bias", "alibi_slopes", "sinks")
 _OWN = {"return_lse", "out", "out_dtype", "stream", "rng", "mask"}
-_BEHIND_V = {*schema().inputs[3:]} - _OWN
+_BEHIND_V = {*schema().optional_inputs} - _OWN
 _NUMBER_OR_TENSOR = ("mask", *schema().index_inputs)  # what may be a list or of NumPy
 # The word of each option that fills one: it may be symbolic.
 _WORDS = {x["name"]: x["offset"] // 8 for x in schema().options.values() if x["type"] == "int64"}
