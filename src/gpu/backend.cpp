@@ -65,8 +65,7 @@ void enqueue(const PreparedPlan& prepared, const Device& device, const Problem& 
                  "clear the counters in the workspace");
   }
   char* const start = workspace == nullptr ? nullptr : reinterpret_cast<char*>(base);
-  prepared.decision->run(
-      {problem, prepared.gpu, driver, prepared.kernels, start, device.faults(), stream});
+  prepared.decision->run({problem, driver, prepared.kernels, start, device.faults(), stream});
   device.log_faults();
 }
 

@@ -20,7 +20,6 @@ struct PreparedKernel {
 
 struct Call {
   const Problem& problem;  // the plan's, with the arrays of this run
-  const Gpu& gpu;
   const Driver& driver;
   std::span<const PreparedKernel> kernels;  // in the order of GpuPlan::launches
   char* workspace;                          // at a multiple of 256; null where the plan needs none

@@ -27,8 +27,8 @@ constexpr GpuImplementation kImplementations[] = {
      true,
      {plan_forward_sm80, forward_sm80_switches},
      {plan_backward_sm80, backward_sm80_switches}},
-    {Implementation::kSimt, "tiles on CUDA cores, every option", false, {simt_plan}, {simt_plan}},
-    {Implementation::kNaive, "one thread a row, every option", false, {naive_plan}, {naive_plan}},
+    {Implementation::kSimt, "tiles on CUDA cores, every option", false, {plan_simt}, {plan_simt}},
+    {Implementation::kNaive, "one thread a row, every option", false, {plan_naive}, {plan_naive}},
 };
 
 std::string refusal_of(const Pass& pass, const GpuPlan& plan, const Problem& problem,

@@ -9,6 +9,9 @@
 
 namespace fulmen::gpu {
 
+// By which kernels turn exponents of e into exponents of 2.
+inline constexpr double kLog2E = 1.4426950408889634;
+
 inline ArrayView view_of(const Tensor& tensor) {
   if (!tensor.present()) return {};
   const auto& strides = tensor.strides;

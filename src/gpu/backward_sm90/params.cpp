@@ -12,8 +12,6 @@
 namespace fulmen::gpu {
 namespace {
 
-constexpr double kLog2E = 1.4426950408889634;
-
 BackwardPreprocessParams preprocess_params(const Problem& problem,
                                            const BackwardSm90Configs& configs,
                                            const BackwardSm90Layout& layout) {

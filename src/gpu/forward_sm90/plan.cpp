@@ -20,7 +20,6 @@ constexpr i64 kMaxDim = 512;
 constexpr i64 kElements = 8;  // of 16 bytes, in which the copy engine moves
 constexpr i64 kMaxStrideBytes = i64{1} << 40;
 constexpr i64 kMaxCount = 0x7fffffff;
-constexpr double kLog2E = 1.4426950408889634;
 
 i32 product_width(i64 dim) {
   i32 width = 64;

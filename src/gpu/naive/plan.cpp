@@ -29,7 +29,7 @@ std::vector<KernelLaunch> naive_backward(const AttentionParams& params) {
   return launches;
 }
 
-PlanOrRefusal naive_plan(const Problem& problem, const Gpu&) {
+PlanOrRefusal plan_naive(const Problem& problem, const Gpu&) {
   auto plan = std::make_unique<FmaPlan>(problem);
   plan->launches = problem.operation == Operation::kForward ? naive_forward(plan->params)
                                                             : naive_backward(plan->params);

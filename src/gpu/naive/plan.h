@@ -9,7 +9,7 @@
 
 namespace fulmen::gpu {
 
-PlanOrRefusal naive_plan(const Problem& problem, const Gpu& gpu);
+PlanOrRefusal plan_naive(const Problem& problem, const Gpu& gpu);
 
 // The kernels of a pass, in order: for backward, one for each gradient that is present (dK and dV
 // share one).

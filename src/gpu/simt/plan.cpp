@@ -178,7 +178,7 @@ std::string simt_refusal(const Problem& problem, const Gpu& gpu) {
                   " and ", problem.dim_v, " of ", name(problem.dtype));
 }
 
-PlanOrRefusal simt_plan(const Problem& problem, const Gpu& gpu) {
+PlanOrRefusal plan_simt(const Problem& problem, const Gpu& gpu) {
   const bool backward = problem.operation == Operation::kBackward;
   const std::optional<FmaConfig> config = simt_config(problem.dtype, problem.dim_qk, problem.dim_v,
                                                       backward, gpu.shared_bytes_per_block);

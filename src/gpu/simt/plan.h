@@ -14,7 +14,7 @@
 
 namespace fulmen::gpu {
 
-PlanOrRefusal simt_plan(const Problem& problem, const Gpu& gpu);
+PlanOrRefusal plan_simt(const Problem& problem, const Gpu& gpu);
 
 // The tile of a pass: side, rows, columns and dims as kernels are compiled for them; the widest
 // that fits `shared_bytes` of a block, or nothing where not even the narrowest does.

@@ -108,7 +108,6 @@ class Sm90Forward : public testing::Test {
     const Tensor on_device = memory.copy(workspace);
     const gpu::CurrentContext current(*device_);
     made.plan->run({problem,
-                    device_->facts(),
                     device_->driver(),
                     {&kernel, 1},
                     static_cast<char*>(on_device.data),
