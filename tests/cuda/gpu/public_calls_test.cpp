@@ -36,13 +36,14 @@ ForwardSm90Config options_of(unsigned seed) {
   ForwardSm90Config config;
   config.dtype = seed / 4 % 2 == 0 ? DType::kBFloat16 : DType::kFloat16;
   config.d_qk = config.d_v = kDims[seed % 3];
-  config.mask = kMasks[seed / 2 % 3];
-  config.stats = true;
+  ScoreOptions& score = config.score;
+  score.mask_kind = kMasks[seed / 2 % 3];
+  score.stats = true;
   const unsigned group = seed % 4;
-  config.sequences = group == 1;
-  config.softcap = config.alibi = config.signed_scale = group == 2;
-  config.documents = config.pair_mask = config.dropout = group == 3;
-  config.bias = group == 3 ? DType::kFloat32 : DType::kNone;
+  score.varlen = group == 1;
+  score.softcap = score.alibi = score.negative_scale = group == 2;
+  score.documents = score.mask = score.dropout = group == 3;
+  score.bias = group == 3 ? DType::kFloat32 : DType::kNone;
   return config;
 }
 
