@@ -4,6 +4,5 @@
 
 main reads the arguments and answers for errors; run, verify, bench, tune, ablation,
 explain, compile and doctor are the commands; tensor_file reads and writes safetensors, measure
-times and counts bytes, accuracy judges, output prints. Cases, oracle and benchmark are in
-fulmen.lab.
+times and counts bytes, output prints. Cases, oracle and benchmark are in fulmen.lab.
 """

@@ -14,6 +14,7 @@ import numpy as np
 
 import fulmen
 from fulmen.array_types import named_dtype
+from fulmen.options import implementations
 
 from . import io_model
 from .output import BadInputError, Output, bytes_text
@@ -57,7 +58,10 @@ def counted(
         BadInputError: a call of the CPU, or one that takes the emulator too long.
     """
     if e["backend"] != "cuda":
-        raise BadInputError("--count is of GPU kernels: add --implementation naive, simt or sm80")
+        *others, last = implementations("cuda")
+        raise BadInputError(
+            f"--count is of GPU kernels: add --implementation {', '.join(others)} or {last}"
+        )
     if e["flops"] > MOST_FLOPS:
         raise BadInputError(
             f"the call has {e['flops']:.3g} flops and at most {MOST_FLOPS:.0e} are counted; fewer "

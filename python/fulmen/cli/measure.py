@@ -13,8 +13,7 @@ import numpy as np
 
 import fulmen
 from fulmen.array_types import phantom
-
-from .tensor_file import Array
+from fulmen.lab.cases.arrays import Array
 
 ENOUGH_SECONDS = 0.5  # repeats of one operation end here, after at least 3
 MOST_REPEATS = 100

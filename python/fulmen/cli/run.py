@@ -1,10 +1,16 @@
 # SPDX-FileCopyrightText: fulmen contributors
 # SPDX-License-Identifier: Apache-2.0
-"""fulmen run: attention, and gradients where the file has do, on the tensors of a file."""
+"""fulmen run: attention, and gradients where the file has do, on the tensors of a file.
+
+Errors are against the references in the file, where they belong to the same numbers and options;
+otherwise against fulmen.lab.cases.oracle. The verdict is that of fulmen.lab.cases.error_rule, the
+same as for every test; it judges the references in the file as well.
+"""
 
 from __future__ import annotations
 
 import argparse
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +18,18 @@ import numpy as np
 
 import fulmen
 from fulmen.lab import naive
+from fulmen.lab.cases.error_rule import consult, judge
+from fulmen.lab.cases.visible import Options, Problem
 from fulmen.options import names_of
 
-from . import accuracy, measure, tensor_file
+from . import measure, tensor_file
 from .arguments import DTYPES, add_options, new_file
 from .output import BadInputError, Output
 from .run_report import Finished, as_json, report, write_results
 from .tensor_file import Array, FileProblem
+
+LARGEST_PAIRS = 1 << 25  # the oracle is quadratic: beyond this there is no verdict
+HEADS_AND_ROWS = ("q", "k", "v", "do", "o", "dq", "dk", "dv")
 
 DESCRIPTION = """\
 Computes attention on the tensors of a safetensors file: time, memory against the naive way, error
@@ -120,9 +131,9 @@ def run_problem(problem: FileProblem, arguments: argparse.Namespace, advance: An
     advance(0 if need else 1)
     if not need:
         tensors = {n: x for n, x in tensors.items() if n != "do"}
-    said = accuracy.oracle_problem(tensors, options)
+    said = oracle_problem(tensors, options)
     references = problem.references if exact and not overridden else {}
-    lines = accuracy.judged(said, results, references, options)
+    lines = judged(said, results, references, options)
     advance(1)
     return Finished(
         problem.name, tensors, options, results, measured,
@@ -190,3 +201,100 @@ def naive_bytes(said: Any, measured: dict[str, Any], results: dict[str, Array]) 
         matrices = naive.matrix_bytes(heads * rows * columns, wide, operation == "backward")
         found[operation] = matrices + outputs
     return found
+
+
+def head_major(name: str, x: Array, layout: str, packed: bool) -> Array:
+    """A tensor in the axes of the oracle: (batch, head, row, ..) or, packed, (head, row, ..)."""
+    if name in HEADS_AND_ROWS and layout in ("shd", "bshd"):
+        x = x.swapaxes(-3, -2)
+    missing = 0 if packed or name in ("dbias", "dsinks") else 4 - len(layout)
+    return x.reshape((1,) * missing + x.shape)
+
+
+def oracle_problem(tensors: dict[str, Array], options: dict[str, Any]) -> Problem:
+    """A call in the words of the oracle."""
+    layout, packed = options["layout"], "cu_q" in options
+    arrays = {
+        n: head_major(n, x, layout, packed) for n, x in tensors.items() if n in HEADS_AND_ROWS
+    }
+    window = options.get("window")
+    if isinstance(window, int):
+        window = (window, 0 if options.get("causal") and window >= 0 else window)
+    named = (field.name for field in fields(Options))
+    same = [name for name in named if name != "window" and options.get(name) is not None]
+    said = Options(
+        window=window or (-1, -1),
+        masks=() if options.get("mask") is None else (options["mask"],),
+        **{name: options[name] for name in same},
+    )
+    return Problem(arrays["q"], arrays["k"], arrays["v"], said, do=arrays.get("do"))
+
+
+def pairs(problem: Problem) -> int:
+    """Scores of the whole problem: what the oracle holds, head by head."""
+    o = problem.options
+    heads = int(np.prod(problem.q.shape[:-2]))
+    if o.cu_q is None:
+        return heads * int(problem.q.shape[-2]) * int(problem.k.shape[-2])
+    assert o.cu_kv is not None
+    return heads * int((np.diff(o.cu_q).astype(np.int64) * np.diff(o.cu_kv)).sum())
+
+
+def judged(
+    problem: Problem,
+    results: dict[str, Array],
+    references: dict[str, Array],
+    options: dict[str, Any],
+) -> list[dict[str, Any]]:
+    """One line for each result: its largest error, and the verdict.
+
+    Args:
+        problem: what was computed.
+        results: by name (o, lse, dq, ..), as the public functions returned them.
+        references: those of the file that hold for this call, by name.
+        options: of the call; layout among them.
+
+    Raises:
+        BadInputError: a reference has another shape than the result.
+    """
+    layout, packed = options["layout"], "cu_q" in options
+    for name, x in references.items():
+        if name in results and x.shape != results[name].shape:
+            raise BadInputError(
+                f"the reference {name} has shape {x.shape}; the result has {results[name].shape}"
+            )
+    oracle = consult(problem, problem.q.dtype.name) if pairs(problem) <= LARGEST_PAIRS else None
+    lines = []
+    for name, returned in results.items():
+        got = head_major(name, returned, layout, packed)
+        line: dict[str, Any] = {"result": name, "reference": "computed"}
+        truth = None if oracle is None else getattr(oracle.reference, name)
+        if name in references:
+            line["reference"] = "file"
+            truth = head_major(name, references[name], layout, packed)
+        if truth is None:
+            continue
+        line.update(_largest(got, truth))
+        if oracle is not None:
+            verdict = judge(name, got, oracle)
+            line.update(passed=verdict.passed, of_allowed=verdict.ratio, worst_row=verdict.where)
+            line.update(message=verdict.message)
+        if oracle is not None and name in references:
+            # A reference is right only if it obeys the rule itself.
+            agreement = judge(name, truth, oracle)
+            if not agreement.passed:
+                line.update(passed=False, of_allowed=agreement.ratio, worst_row=agreement.where)
+                line.update(message=f"the reference in the file is wrong: {agreement.message}")
+        lines.append(line)
+    return lines
+
+
+def _largest(got: Array, reference: Array) -> dict[str, float]:
+    with np.errstate(invalid="ignore"):
+        error = np.abs(got.astype(reference.dtype) - reference)
+    finite = np.isfinite(error)
+    scale = np.abs(reference[np.isfinite(reference)]).max(initial=0)
+    return {
+        "largest_error": float(error[finite].max(initial=0)),
+        "largest_value": float(scale),
+    }

@@ -26,7 +26,7 @@ class Finished:
     measured: dict[str, measure.Measured]
     naive_bytes: dict[str, int]  # closed form
     naive_run: dict[str, Any] | None
-    lines: list[dict[str, Any]]  # accuracy.judged
+    lines: list[dict[str, Any]]  # run.judged
 
 
 def report(one: Finished, output: Output) -> None:

@@ -69,7 +69,7 @@ def measure(problem: Any, with_backward: bool) -> dict[str, Any] | None:
     """Time and peak memory of the naive way, or None where its matrices are too large.
 
     Args:
-        problem: accuracy.oracle_problem of a file problem: heads before rows.
+        problem: cli.run.oracle_problem of a file problem: heads before rows.
         with_backward: the gradients too.
     """
     options = problem.options
