@@ -10,7 +10,6 @@
 #include "gpu/backward_sm90/plan.h"
 #include "gpu/forward_sm80/plan.h"
 #include "gpu/forward_sm90/plan.h"
-#include "gpu/naive/plan.h"
 #include "gpu/simt/plan.h"
 
 namespace fulmen::gpu {

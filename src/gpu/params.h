@@ -1,11 +1,15 @@
 // SPDX-FileCopyrightText: fulmen contributors
 // SPDX-License-Identifier: Apache-2.0
 //
-// From a validated Problem to what the general kernels are given.
+// From a validated Problem to what kernels get: the parameters of the general ones; what kernels
+// are compiled to know of scores and masks, and from that to the end of a kernel's name. Pure.
 #pragma once
+
+#include <string>
 
 #include "core/problem.h"
 #include "kernels/params.h"
+#include "kernels/score_options.h"
 
 namespace fulmen::gpu {
 
@@ -31,5 +35,12 @@ void bind_params(AttentionParams& params, const Problem& problem, u32* faults);
 // attention_params() without dq, dk and dv: for the general kernels of dbias and dsinks beside a
 // faster one of those three.
 AttentionParams side_gradient_params(const Problem& problem, u32* faults = nullptr);
+
+// Every option that the problem has. A family whose kernels look one up at run time, or have no
+// need of it, sets it back, so that fewer kernels are compiled.
+ScoreOptions score_options_of(const Problem& problem);
+
+// "_right_bias_float32_softcap": every option that is on.
+std::string name_suffix(const ScoreOptions& score);
 
 }  // namespace fulmen::gpu

@@ -3,7 +3,7 @@
 //
 // What a kernel is compiled to know of scores and masks: the part that the configs of all families
 // have in common, each as its member `score`. An option that is off leaves no instruction behind.
-// src/gpu/score_options.h fills it from a problem and names it in the names of kernels.
+// src/gpu/params.h fills it from a problem and names it in the names of kernels.
 #pragma once
 
 #include "kernels/base.cuh"

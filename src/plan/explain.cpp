@@ -6,7 +6,6 @@
 #include "plan/explain.h"
 
 #include "core/error.h"
-#include "plan/json.h"
 
 namespace fulmen {
 

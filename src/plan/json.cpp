@@ -3,11 +3,11 @@
 //
 // RFC 8259, sections 6 and 7.
 
-#include "plan/json.h"
-
 #include <cmath>
 #include <locale>
 #include <sstream>
+
+#include "plan/explain.h"
 
 namespace fulmen::json {
 

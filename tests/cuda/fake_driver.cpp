@@ -22,7 +22,7 @@
 #include <string_view>
 #include <vector>
 
-#include "gpu/driver/driver_types.h"
+#include "gpu/driver/driver.h"
 
 using namespace fulmen::gpu;  // NOLINT: the types of the interface under their own names
 

@@ -4,7 +4,7 @@
 // What tests may ask of the fake driver beside CUDA's own functions.
 #pragma once
 
-#include "gpu/driver/driver_types.h"
+#include "gpu/driver/driver.h"
 
 struct FakeLaunch {
   fulmen::gpu::CUlaunchConfig config;

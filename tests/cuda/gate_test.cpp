@@ -2,8 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Reading the assembler's log, and the gate that rests on it.
-#include "gpu/jit/gate.h"
-
+#include "gpu/jit/module.h"
 #include "support.h"
 
 namespace fulmen::gpu {

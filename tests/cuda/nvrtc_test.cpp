@@ -2,8 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Where the compiler is looked for, in which order, and the sentences when there is none.
-#include "gpu/jit/nvrtc.h"
-
+#include "gpu/jit/compiler.h"
 #include "support.h"
 
 namespace fulmen::gpu {

@@ -7,7 +7,7 @@
 #include <gtest/gtest.h>
 
 #include "core/error.h"
-#include "plan/json.h"
+#include "plan/explain.h"
 
 namespace fulmen {
 namespace {

@@ -2,11 +2,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Options of scores: from a problem, in names of kernels, and nested in a config.
-#include "gpu/score_options.h"
-
 #include <gmock/gmock.h>
 
 #include "gpu/jit/spec_of.h"
+#include "gpu/params.h"
 
 namespace fulmen {
 

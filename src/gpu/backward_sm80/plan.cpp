@@ -6,9 +6,7 @@
 #include "gpu/backward_sm80/plan.h"
 
 #include "core/error.h"
-#include "gpu/backward_sm80/specs.h"
 #include "gpu/call.h"
-#include "gpu/fma.h"
 #include "gpu/forward_sm80/plan.h"
 #include "gpu/params.h"
 #include "gpu/simt/plan.h"

@@ -10,7 +10,9 @@
 #include <optional>
 #include <vector>
 
+#include "core/problem.h"
 #include "gpu/gpu_plan.h"
+#include "gpu/jit/kernel_spec.h"
 #include "kernels/backward_sm80/config.h"
 
 namespace fulmen::gpu {
@@ -36,5 +38,12 @@ bool sm80_shares_dbias(const Problem& problem);
 
 // Whether no structured mask hides anything.
 bool is_unmasked(const Problem& problem);
+
+KernelSpec backward_sm80_spec(const BackwardSm80Config& config);
+
+// The others are compiled for those parts of the config that they depend on.
+KernelSpec backward_preprocess_sm80_spec(const Problem& problem, const BackwardSm80Config& config);
+KernelSpec backward_postprocess_sm80_spec(const BackwardSm80Config& config);
+KernelSpec backward_dbias_sm80_spec(const BackwardSm80Config& config);
 
 }  // namespace fulmen::gpu

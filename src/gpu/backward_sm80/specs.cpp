@@ -4,13 +4,11 @@
 // Names, configs and allowances of the kernels of sm80's backward pass, and which of them CI
 // compiles.
 
-#include "gpu/backward_sm80/specs.h"
-
 #include "core/error.h"
 #include "gpu/backward_sm80/plan.h"
 #include "gpu/forward_sm80/plan.h"
 #include "gpu/jit/spec_of.h"
-#include "gpu/score_options.h"
+#include "gpu/params.h"
 
 namespace fulmen::gpu {
 namespace {

@@ -9,7 +9,7 @@
 #include "gpu/backward_sm80/plan.h"
 #include "gpu/forward_sm80/plan.h"
 #include "gpu/forward_sm80/shapes.h"
-#include "gpu/score_options.h"
+#include "gpu/params.h"
 
 namespace fulmen::gpu {
 namespace {

@@ -6,11 +6,8 @@
 #include "gpu/backward_sm90/plan.h"
 
 #include "core/error.h"
-#include "gpu/backward_sm90/specs.h"
 #include "gpu/forward_sm90/plan.h"
-#include "gpu/forward_sm90/specs.h"
 #include "gpu/params.h"
-#include "gpu/score_options.h"
 #include "gpu/simt/plan.h"
 
 namespace fulmen::gpu {

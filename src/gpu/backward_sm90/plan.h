@@ -8,8 +8,10 @@
 #pragma once
 
 #include <optional>
+#include <vector>
 
 #include "gpu/gpu_plan.h"
+#include "gpu/jit/kernel_spec.h"
 #include "kernels/backward_sm90/config.h"
 #include "kernels/dq_sm90/config.h"
 
@@ -113,5 +115,13 @@ inline i32 tile_dims(const Problem& problem) {
 }
 
 inline bool is_deterministic(const Problem& problem) { return problem.has_ordered_sums(); }
+
+KernelSpec backward_preprocess_spec(const BackwardPreprocessConfig& config);
+KernelSpec backward_sm90_spec(const BackwardSm90Config& config);
+KernelSpec backward_dq_spec(const ForwardSm90Config& config);
+KernelSpec backward_fallback_spec(const BackwardFallbackConfig& config);
+
+// Kernels that CI compiles for Hopper: every config that plans choose, in groups.
+std::vector<std::vector<KernelSpec>> backward_sm90_specs();
 
 }  // namespace fulmen::gpu

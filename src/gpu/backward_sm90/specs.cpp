@@ -3,14 +3,12 @@
 //
 // Configs as text, names, and what a kernel may spill.
 
-#include "gpu/backward_sm90/specs.h"
-
 #include "core/dtype.h"
 #include "core/error.h"
 #include "gpu/backward_sm90/plan.h"
-#include "gpu/forward_sm90/specs.h"
+#include "gpu/forward_sm90/plan.h"
 #include "gpu/jit/spec_of.h"
-#include "gpu/score_options.h"
+#include "gpu/params.h"
 
 namespace fulmen::gpu {
 namespace {

@@ -12,7 +12,6 @@
 #include "gpu/forward_sm80/shapes.h"
 #include "gpu/jit/spec_of.h"
 #include "gpu/params.h"
-#include "gpu/score_options.h"
 #include "kernels/forward_sm80/scheduler.cuh"
 
 namespace fulmen::gpu {

@@ -8,10 +8,7 @@
 #include "gpu/forward_sm90/plan.h"
 
 #include "core/error.h"
-#include "gpu/forward_sm90/specs.h"
-#include "gpu/forward_sm90/tiles.h"
 #include "gpu/params.h"
-#include "gpu/score_options.h"
 
 namespace fulmen::gpu {
 namespace {

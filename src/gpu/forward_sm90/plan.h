@@ -6,7 +6,10 @@
 // kernels/forward_sm90/forward_sm90.cuh.
 #pragma once
 
+#include <vector>
+
 #include "gpu/gpu_plan.h"
+#include "gpu/jit/kernel_spec.h"
 #include "kernels/forward_sm90/config.h"
 
 namespace fulmen::gpu {
@@ -50,5 +53,20 @@ ForwardParams forward_sm90_params(const Problem& problem, const ForwardSm90Confi
 
 // Blocks of keys whose documents document_ranges_sm90 finds.
 size_t num_key_ranges(const Problem& problem, const ForwardSm90Config& config);
+
+KernelSpec forward_sm90_spec(const ForwardSm90Config& config);
+
+// The kernel before it that finds the documents of each block of keys.
+KernelSpec sm90_key_ranges_spec(const ForwardSm90Config& config);
+
+// Kernels that CI compiles for Hopper: every config that plans choose, in groups.
+std::vector<std::vector<KernelSpec>> forward_sm90_specs();
+
+inline constexpr i64 kShortRows = 1024;  // lengths up to this take the configs with a quick start
+
+// The config with a tile, from one that has the options of the problem. compared: what was looked
+// at, if not null.
+ForwardSm90Config with_tile(const ForwardSm90Config& options, const Problem& problem,
+                            const Gpu& gpu, std::vector<TileCandidate>* compared);
 
 }  // namespace fulmen::gpu

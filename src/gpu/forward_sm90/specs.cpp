@@ -4,13 +4,11 @@
 // Names, fields and allowances of the kernels of sm90's forward pass, and which of them CI
 // compiles.
 
-#include "gpu/forward_sm90/specs.h"
-
 #include "core/dtype.h"
 #include "core/error.h"
 #include "gpu/forward_sm90/plan.h"
 #include "gpu/jit/spec_of.h"
-#include "gpu/score_options.h"
+#include "gpu/params.h"
 
 namespace fulmen::gpu {
 namespace {

@@ -5,8 +5,6 @@
 // (bench/hopper, bench/results/2026-11-28-forward-h100.jsonl); d 256 from 4k was searched again on
 // an H200 (`fulmen bench --tune`), where nothing beat them by 1 %.
 
-#include "gpu/forward_sm90/tiles.h"
-
 #include "core/error.h"
 #include "gpu/forward_sm90/plan.h"
 

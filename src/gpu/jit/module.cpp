@@ -2,18 +2,173 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Modules, loaded lazily and kept. They are not unloaded at exit: the driver may be gone by then.
+// And the gate before them: reading what ptxas says, line by line, judging it, and counting
+// instructions in a cubin.
 
 #include "gpu/jit/module.h"
 
+#include <algorithm>
+#include <cctype>
+#include <charconv>
+#include <cstring>
+#include <initializer_list>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <sstream>
 #include <utility>
 #include <vector>
 
+#include "core/error.h"
 #include "gpu/jit/bundle.h"
+#include "kernels/base.cuh"
 
 namespace fulmen::gpu {
+namespace {
+
+// ptxas findings after which wgmma instructions wait for each other, or run with registers other
+// than asked for: 7508 setmaxnreg ignored; 7510 call in the pipeline; 7511, 7512 not enough
+// registers; 7513 ill-formed stage; 7514, 7515 accumulator touched in flight; 7517 wait injected.
+constexpr int kRejectedFindings[] = {7508, 7510, 7511, 7512, 7513, 7514, 7515, 7517};
+
+// The number before `unit` in a line such as "  8 bytes stack frame, 4 bytes spill stores".
+std::size_t number_before(const std::string& line, const std::string& unit) {
+  std::size_t at = line.find(unit);
+  if (at == std::string::npos) return 0;
+  while (at > 0 && std::isspace(static_cast<unsigned char>(line[at - 1]))) --at;
+  std::size_t begin = at;
+  while (begin > 0 && std::isdigit(static_cast<unsigned char>(line[begin - 1]))) --begin;
+  std::size_t value = 0;
+  std::from_chars(line.data() + begin, line.data() + at, value);
+  return value;
+}
+
+// The number of a finding such as "ptxas info : (C7510) Potential ..."; 0 when the line has none.
+int finding_number(const std::string& line) {
+  const std::size_t at = line.find("(C7");
+  if (at == std::string::npos) return 0;
+  int number = 0;
+  const char* begin = line.data() + at + 2;
+  const auto [end, error] = std::from_chars(begin, line.data() + line.size(), number);
+  return error == std::errc() && end < line.data() + line.size() && *end == ')' ? number : 0;
+}
+
+}  // namespace
+
+ResourceUse parse_log(const std::string& log) {
+  ResourceUse use;
+  std::istringstream lines(log);
+  for (std::string line; std::getline(lines, line);) {
+    if (const int number = finding_number(line); number != 0) {
+      const std::string text = line.substr(line.find("(C7") + 7);
+      const std::string finding = sentence("C", number, ":", text);
+      if (std::find(use.findings.begin(), use.findings.end(), finding) == use.findings.end()) {
+        use.findings.push_back(finding);
+      }
+    }
+    if (line.find("bytes stack frame") != std::string::npos) {
+      use.stack_bytes = std::max(use.stack_bytes, number_before(line, "bytes stack frame"));
+      use.spill_store_bytes += number_before(line, "bytes spill stores");
+      use.spill_load_bytes += number_before(line, "bytes spill loads");
+    }
+    if (line.find(" registers") != std::string::npos) {
+      use.registers = std::max(use.registers, static_cast<int>(number_before(line, "registers")));
+    }
+  }
+  return use;
+}
+
+ResourceUse resource_use(const std::string& log, std::string_view cubin) {
+  ResourceUse use = parse_log(log);
+  use.instructions = count_instructions(cubin);
+  return use;
+}
+
+std::string gate(const KernelSpec& spec, const ResourceUse& use) {
+  if (spec.is_ablation) return "";
+  for (const std::string& finding : use.findings) {
+    const bool rejected =
+        std::any_of(std::begin(kRejectedFindings), std::end(kRejectedFindings),
+                    [&](int number) { return finding.rfind(sentence("C", number, ":"), 0) == 0; });
+    if (rejected) return sentence(spec.name, " is rejected by the assembler's finding ", finding);
+  }
+  const std::size_t spills = std::max(use.spill_store_bytes, use.spill_load_bytes);
+  if (spec.tensor_cores && spills > spec.spill_allowance_bytes) {
+    return sentence(spec.name, " spills ", spills, " bytes of registers; ",
+                    spec.spill_allowance_bytes, " are allowed");
+  }
+  return "";
+}
+
+namespace {
+
+constexpr std::size_t kInstructionBytes = 16;
+constexpr int kNop = 0x118;  // fills a section up
+
+struct Class {
+  int InstructionCounts::* count;
+  std::initializer_list<int> operations;
+};
+
+const Class kClasses[] = {
+    {&InstructionCounts::tensor, {0x03c, 0x03f, 0x1f0}},  // HMMA, DMMA, HGMMA
+    {&InstructionCounts::arithmetic,
+     {0x009, 0x020, 0x021, 0x023, 0x028, 0x029, 0x02b, 0x030, 0x031, 0x032}},  // FFMA, DFMA, ...
+    {&InstructionCounts::special, {0x108}},                                    // MUFU: exp2, 1/x
+    {&InstructionCounts::conversion,
+     {0x03e, 0x045, 0x104, 0x105, 0x106, 0x110, 0x111, 0x112}},         // F2FP, F2F, I2F, F2I
+    {&InstructionCounts::shared, {0x03b, 0x044, 0x184, 0x188, 0x18c}},  // LDSM, STSM, LDS, STS
+    {&InstructionCounts::global,
+     {0x180, 0x181, 0x185, 0x186, 0x18e, 0x1a6, 0x1a8, 0x1ae, 0x1b4, 0x1b5, 0x1b6}},  // LDG, UTMA*
+    {&InstructionCounts::local, {0x183, 0x187}},                                      // LDL, STL
+    {&InstructionCounts::synchronisation,
+     {0x11a, 0x11d, 0x148, 0x192, 0x1a7, 0x1af, 0x1b2, 0x1c5, 0x1c6}},  // BAR, SYNCS, WARPGROUP
+};
+
+int InstructionCounts::* class_of(int operation) {
+  for (const Class& one : kClasses) {
+    for (const int member : one.operations) {
+      if (member == operation) return one.count;
+    }
+  }
+  return &InstructionCounts::other;
+}
+
+template <typename T>
+T read(std::string_view bytes, std::size_t at) {
+  T value{};
+  if (at <= bytes.size() && sizeof(T) <= bytes.size() - at) {
+    std::memcpy(&value, bytes.data() + at, sizeof(T));
+  }
+  return value;
+}
+
+// The contents of section number `index`, if it holds instructions.
+std::string_view code_of(std::string_view elf, std::size_t index) {
+  constexpr u64 kExecutable = 4;
+  const std::size_t header = read<u64>(elf, 0x28) + index * read<u16>(elf, 0x3a);
+  if ((read<u64>(elf, header + 0x08) & kExecutable) == 0) return {};
+  const std::size_t offset = read<u64>(elf, header + 0x18);
+  return offset > elf.size() ? std::string_view{}
+                             : elf.substr(offset, read<u64>(elf, header + 0x20));
+}
+
+}  // namespace
+
+InstructionCounts count_instructions(std::string_view cubin) {
+  InstructionCounts counts;
+  if (cubin.substr(0, 4) != "\177ELF") return counts;
+  const std::size_t num_sections = read<u16>(cubin, 0x3c);
+  for (std::size_t index = 0; index < num_sections; ++index) {
+    const std::string_view code = code_of(cubin, index);
+    for (std::size_t at = 0; at + kInstructionBytes <= code.size(); at += kInstructionBytes) {
+      const int operation = read<u16>(code, at) & 0x1ff;
+      if (operation != kNop) ++(counts.*class_of(operation));
+    }
+  }
+  return counts;
+}
+
 namespace {
 
 void check_shared_memory(const Device& device, const KernelSpec& spec) {

@@ -5,14 +5,13 @@
 // plain name while it compiles, which fails for a copy outside the loader's path unless that file
 // is already in the process. So it is opened first, from the same folder.
 
-#include "gpu/jit/nvrtc.h"
-
 #include <algorithm>
 #include <cstdlib>
 #include <filesystem>
 #include <mutex>
 
 #include "gpu/driver/driver.h"
+#include "gpu/jit/compiler.h"
 
 namespace fulmen::gpu {
 namespace {

@@ -1,18 +1,90 @@
 // SPDX-FileCopyrightText: fulmen contributors
 // SPDX-License-Identifier: Apache-2.0
 //
-// Tiles of the simt kernels, their specs, and plans of both passes.
+// Specs and launches of naive, one kernel a gradient; tiles of the simt kernels, their specs, and
+// plans of both passes.
 
 #include "gpu/simt/plan.h"
 
 #include <iterator>
 
 #include "core/error.h"
-#include "gpu/fma.h"
+#include "gpu/call.h"
+#include "gpu/jit/spec_of.h"
 #include "gpu/params.h"
 #include "kernels/common/tile_tasks.cuh"
 
 namespace fulmen::gpu {
+
+KernelSpec fma_spec(const std::string& file, const std::string& entry, const FmaConfig& config) {
+  std::string distinction = name(config.dtype);
+  if (config.rows > 0) {
+    distinction += sentence("_", config.rows, "x", config.columns, "_d", config.max_dim_qk, "_",
+                            config.max_dim_v);
+  }
+  if (config.adds_dq) distinction += "_adds_dq";
+  KernelSpec spec = spec_of<AttentionParams>(file, entry, distinction, config);
+  spec.num_threads = config.num_threads;
+  return spec;
+}
+
+KernelLaunch fma_launch(const KernelSpec& spec, i64 num_tasks) {
+  return {spec, ceil_div(num_tasks, spec.num_threads)};
+}
+
+FmaPlan::FmaPlan(const Problem& problem) : params(attention_params(problem)) {}
+
+void FmaPlan::run(const Call& call) const {
+  AttentionParams bound = params;
+  bind_params(bound, call.problem, call.faults);
+  if (call.workspace != nullptr) set_row_terms(bound, reinterpret_cast<u8*>(call.workspace));
+  for (std::size_t i = 0; i < call.kernels.size(); ++i) call.launch(i, bound);
+}
+
+void set_row_terms(AttentionParams& params, u8* workspace) {
+  const i64 rows = params.q_rows;
+  const DType real = params.q.dtype == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32;
+  params.row_terms = {workspace, {params.heads_q * rows * 4, rows * 4, 4, 1}, real};
+}
+
+std::vector<KernelLaunch> naive_forward(const AttentionParams& params) {
+  return {fma_launch(fma_spec("naive/forward_naive", "forward_naive", {.dtype = params.q.dtype}),
+                     forward_naive_tasks(params))};
+}
+
+std::vector<KernelLaunch> naive_backward(const AttentionParams& params) {
+  std::vector<KernelLaunch> launches;
+  const auto add = [&](const char* entry, i64 num_tasks) {
+    launches.push_back(
+        fma_launch(fma_spec("naive/backward_naive", entry, {.dtype = params.q.dtype}), num_tasks));
+  };
+  if (params.dq.present()) add("backward_naive_dq", backward_naive_dq_tasks(params));
+  if (dkdv_chunks(params) > 0) add("backward_naive_dkdv", backward_naive_dkdv_tasks(params));
+  if (params.dbias.present()) add("backward_naive_dbias", backward_naive_dbias_tasks(params));
+  if (params.dsinks.present()) add("backward_naive_dsinks", params.heads_q);
+  return launches;
+}
+
+PlanOrRefusal plan_naive(const Problem& problem, const Gpu&) {
+  auto plan = std::make_unique<FmaPlan>(problem);
+  plan->launches = problem.operation == Operation::kForward ? naive_forward(plan->params)
+                                                            : naive_backward(plan->params);
+  return plan;
+}
+
+std::vector<std::vector<KernelSpec>> naive_specs() {
+  const auto of_all_dtypes = [](const char* file, const char* entry) {
+    std::vector<KernelSpec> specs;
+    for (const DType dtype : kFloatTypes) specs.push_back(fma_spec(file, entry, {.dtype = dtype}));
+    return specs;
+  };
+  return {of_all_dtypes("naive/forward_naive", "forward_naive"),
+          of_all_dtypes("naive/backward_naive", "backward_naive_dq"),
+          of_all_dtypes("naive/backward_naive", "backward_naive_dkdv"),
+          of_all_dtypes("naive/backward_naive", "backward_naive_dbias"),
+          of_all_dtypes("naive/backward_naive", "backward_naive_dsinks")};
+}
+
 namespace {
 
 // Shapes of a block, widest first. Rows of a thread times vectors of O bound the registers.

@@ -1,18 +1,52 @@
 // SPDX-FileCopyrightText: fulmen contributors
 // SPDX-License-Identifier: Apache-2.0
 //
-// The simt implementation: tiles on CUDA cores, every problem whose narrowest
-// tiles fit the shared memory of a block. It also serves sm80 and sm90 with gradients that they do
-// not make. Pure.
+// The general implementations: kernels on CUDA cores, with an FmaConfig, given AttentionParams.
+// Both take every option; they differ in speed. naive: one thread a row, every problem. The oracle
+// on a GPU. simt: tiles, every problem whose narrowest tiles fit the shared memory of a block. It
+// also serves sm80 and sm90 with gradients that they do not make. kernels/merge has one such
+// kernel, with parameters of its own.
 #pragma once
 
 #include <optional>
+#include <string>
 
 #include "gpu/gpu_plan.h"
 #include "kernels/params.h"
 #include "kernels/simt/config.h"
 
 namespace fulmen::gpu {
+
+inline constexpr DType kFloatTypes[] = {DType::kFloat64, DType::kFloat32, DType::kFloat16,
+                                        DType::kBFloat16};
+
+// entry: "backward_naive_dq", which is defined in kernels/<file>.cuh.
+KernelSpec fma_spec(const std::string& file, const std::string& entry, const FmaConfig& config);
+
+// A kernel with one thread a task.
+KernelLaunch fma_launch(const KernelSpec& spec, i64 num_tasks);
+
+// A plan whose kernels all get AttentionParams.
+class FmaPlan final : public GpuPlan {
+ public:
+  explicit FmaPlan(const Problem& problem);
+  void run(const Call& call) const override;
+
+  AttentionParams params;  // but for pointers
+};
+
+// Names the workspace of a backward pass of simt.
+void set_row_terms(AttentionParams& params, u8* workspace);
+
+PlanOrRefusal plan_naive(const Problem& problem, const Gpu& gpu);
+
+// The kernels of a pass, in order: for backward, one for each gradient that is present (dK and dV
+// share one).
+std::vector<KernelLaunch> naive_forward(const AttentionParams& params);
+std::vector<KernelLaunch> naive_backward(const AttentionParams& params);
+
+// What CI compiles for every architecture: for each entry, a spec of each dtype.
+std::vector<std::vector<KernelSpec>> naive_specs();
 
 PlanOrRefusal plan_simt(const Problem& problem, const Gpu& gpu);
 
@@ -29,7 +63,7 @@ std::string simt_refusal(const Problem& problem, const Gpu& gpu);
 bool simt_adds_dq(const Problem& problem);
 
 // What the backward pass keeps of `rows` query rows, over all batch entries and heads: four numbers
-// each. set_row_terms (gpu/fma.h) tells the kernels where.
+// each. set_row_terms tells the kernels where.
 size_t simt_workspace_bytes(DType dtype, i64 rows);
 
 // The kernels of a pass, in order, in the widest tiles that fit `shared_bytes` of a block. The

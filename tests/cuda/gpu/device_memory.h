@@ -11,7 +11,7 @@
 
 #include "../../cpu/random_problem.h"
 #include "gpu/driver/device.h"
-#include "gpu/jit/nvrtc.h"
+#include "gpu/jit/compiler.h"
 
 namespace fulmen::test {
 

@@ -17,8 +17,6 @@
 #include "cpu/backend.h"
 #include "device_memory.h"
 #include "gpu/driver/launch.h"
-#include "gpu/fma.h"
-#include "gpu/naive/plan.h"
 #include "gpu/params.h"
 #include "gpu/simt/plan.h"
 

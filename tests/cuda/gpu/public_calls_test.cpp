@@ -19,7 +19,7 @@
 #include "../kernels/hopper_request.h"
 #include "cpu/backend.h"
 #include "device_memory.h"
-#include "gpu/jit/nvrtc.h"
+#include "gpu/jit/compiler.h"
 
 namespace fulmen::test {
 namespace {

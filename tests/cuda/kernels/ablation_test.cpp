@@ -8,7 +8,7 @@
 
 #include <cstdlib>
 
-#include "gpu/forward_sm90/specs.h"
+#include "gpu/forward_sm90/plan.h"
 #include "gpu/jit/compiler.h"
 
 namespace fulmen::gpu {

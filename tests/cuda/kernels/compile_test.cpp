@@ -16,13 +16,12 @@
 
 #include "core/error.h"
 #include "gpu/backward_sm80/plan.h"
-#include "gpu/backward_sm90/specs.h"
+#include "gpu/backward_sm90/plan.h"
 #include "gpu/forward_sm80/plan.h"
-#include "gpu/forward_sm90/specs.h"
+#include "gpu/forward_sm90/plan.h"
 #include "gpu/jit/compiler.h"
-#include "gpu/jit/gate.h"
+#include "gpu/jit/module.h"
 #include "gpu/merge/run.h"
-#include "gpu/naive/plan.h"
 #include "gpu/simt/plan.h"
 
 namespace fulmen::gpu {

@@ -4,7 +4,7 @@
 // The naive kernels' own text, run in the emulator, against the scalar oracle over drawn
 // problems.
 #include "against_oracle.h"
-#include "gpu/naive/plan.h"
+#include "gpu/simt/plan.h"
 #include "kernels/naive/backward_naive.cuh"
 
 namespace fulmen::test {

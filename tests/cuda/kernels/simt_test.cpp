@@ -4,7 +4,7 @@
 // The simt kernels' own text, run in the emulator, against the scalar oracle over drawn problems.
 // One small tile for each dtype, so that the problems have several blocks in both directions.
 #include "against_oracle.h"
-#include "gpu/fma.h"
+#include "gpu/simt/plan.h"
 #include "kernels/naive/backward_naive.cuh"
 #include "kernels/simt/backward_simt_dbias.cuh"
 #include "kernels/simt/backward_simt_dkdv.cuh"

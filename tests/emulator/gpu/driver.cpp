@@ -3,12 +3,13 @@
 //
 // libcuda's functions of devices, contexts and memory, as far as fulmen binds them. Everything is
 // done when a call returns, so streams mean nothing.
+#include "gpu/driver/driver.h"
+
 #include <cstdio>
 #include <cstring>
 #include <vector>
 
 #include "emulator/gpu/gpu.h"
-#include "gpu/driver/driver_types.h"
 
 using namespace fulmen::gpu;  // NOLINT: the types of the interface under their own names
 namespace emulator = fulmen::emulator;

@@ -11,7 +11,7 @@
 
 #include "emulator/gpu/gpu.h"
 #include "emulator/launch.h"
-#include "gpu/driver/driver_types.h"
+#include "gpu/driver/driver.h"
 
 using namespace fulmen::gpu;  // NOLINT: the types of the interface under their own names
 namespace emulator = fulmen::emulator;

@@ -7,7 +7,7 @@
 
 #include "emulator/copies.h"
 #include "emulator/gpu/gpu.h"
-#include "gpu/driver/driver_types.h"
+#include "gpu/driver/driver.h"
 
 using namespace fulmen::gpu;  // NOLINT: the types of the interface under their own names
 namespace emulator = fulmen::emulator;
