@@ -9,8 +9,7 @@ For one batch entry, query head h, its key/value head g = h // (heads / kv_heads
     lse[i]  = log(sum over visible j of exp(s[i, j]))
 
 Source of the method: Dao et al., FlashAttention (2022) and FlashAttention-2 (2023). The sums are
-exact, in float32 at least, in float64 for float64 input. The signature of `attention` is the one
-list of the options in Python: the other calls take it over (`shares_options`).
+exact, in float32 at least, in float64 for float64 input. The keywords are listed in keywords.py.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ import functools
 import inspect
 import sys
 from collections.abc import Sequence
-from typing import Any, Callable, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Callable, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -27,10 +26,13 @@ from ._calls import backward_arrays, forward_results, owners_of, run
 from ._library import library, schema
 from .array_types import Array, array_type_of, is_torch, torch_call
 from .errors import ArgumentError, UnsupportedError
-from .options import KEYWORDS, Prepared, prepare
+from .keywords import RESULT_KEYWORDS, AttentionKeywords, Options, VarlenOptions, takes
+from .options import Prepared, prepare
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 F = TypeVar("F", bound=Callable[..., Any])
-RESULT_KEYWORDS = ("return_lse", "out", "out_dtype")  # of a call's results, no options
 
 
 class Forward(NamedTuple):
@@ -54,38 +56,15 @@ class Gradients(NamedTuple):
 def declares(implementation: Callable[..., Any]) -> Callable[[F], F]:
     """Makes a declaration the name, the signature and the documentation of an implementation.
 
-    Its keywords are the options of all calls. The implementation gets those that are given, so that
-    a default costs nothing.
+    The implementation gets the keywords that are given, so that a default costs nothing.
     """
 
     def declared(declaration: F) -> F:
-        keywords = inspect.signature(declaration).parameters.values()
-        KEYWORDS.update(x.name for x in keywords if x.kind is x.KEYWORD_ONLY)
-        KEYWORDS.difference_update(RESULT_KEYWORDS)
-        return functools.update_wrapper(implementation, declaration)  # type: ignore[return-value]
+        shown = functools.update_wrapper(implementation, declaration)
+        shown.__signature__ = inspect.signature(declaration)  # type: ignore[attr-defined]
+        return shown  # type: ignore[return-value]
 
     return declared
-
-
-def shares_options(*without: str) -> Callable[[F], F]:
-    """Shows the keywords of `attention` in place of `**options` in the signature of a function.
-
-    Args:
-        *without: keywords that it does not take.
-    """
-
-    def shown(function: F) -> F:
-        own = inspect.signature(function)
-        named = [p for p in own.parameters.values() if p.kind is not p.VAR_KEYWORD]
-        shared = [
-            p
-            for name, p in inspect.signature(attention).parameters.items()
-            if name in KEYWORDS and name not in own.parameters and name not in without
-        ]
-        function.__signature__ = own.replace(parameters=[*named, *shared])  # type: ignore[attr-defined]
-        return function
-
-    return shown
 
 
 def _refuse_gradients(function: str, names: Sequence[str], arrays: tuple[Array, ...]) -> None:
@@ -120,39 +99,8 @@ def _attention(q: Array, k: Array, v: Array, **options: Any) -> Any:
 
 
 @declares(_attention)
-def attention(
-    q: Array,
-    k: Array,
-    v: Array,
-    *,
-    scale: float | None = None,
-    causal: bool = False,
-    alignment: str = "bottom_right",
-    window: int | tuple[int | None, int | None] | None = None,
-    mask: Any = None,
-    bias: Array = None,
-    alibi_slopes: Array = None,
-    softcap: float = 0.0,
-    sinks: Array = None,
-    q_lengths: Array = None,
-    kv_lengths: Array = None,
-    cu_q: Array = None,
-    cu_kv: Array = None,
-    max_q: int | None = None,
-    max_kv: int | None = None,
-    dropout_p: float = 0.0,
-    rng: tuple[int, int] | Array | None = None,
-    layout: str = "bhsd",
-    return_lse: bool = False,
-    out: Array = None,
-    out_dtype: Any = None,
-    backend: str = "auto",
-    implementation: str = "auto",
-    deterministic: bool = False,
-    batch_invariant: bool = False,
-    precision: str = "float32",
-    stream: Any = None,
-) -> Any:
+@takes(AttentionKeywords)
+def attention(q: Array, k: Array, v: Array, **options: Unpack[AttentionKeywords]) -> Any:
     """Exact attention: softmax(scale * q k^T, masked) v.
 
     Arrays are NumPy's (bfloat16 of ml_dtypes included) or have DLPack (PyTorch, JAX, CuPy); any
@@ -223,7 +171,7 @@ def attention(
     """
 
 
-@shares_options()
+@takes(VarlenOptions)
 def attention_varlen(
     q: Array,
     k: Array,
@@ -234,7 +182,7 @@ def attention_varlen(
     return_lse: bool = False,
     out: Array = None,
     out_dtype: Any = None,
-    **options: Any,
+    **options: Unpack[VarlenOptions],
 ) -> Any:
     """Attention of sequences of different lengths, packed one after the other.
 
@@ -284,9 +232,15 @@ def _forward(
     return found if is_numpy else handed_over(q, found, out)
 
 
-@shares_options()
+@takes(Options)
 def attention_forward(
-    q: Array, k: Array, v: Array, *, out: Array = None, out_dtype: Any = None, **options: Any
+    q: Array,
+    k: Array,
+    v: Array,
+    *,
+    out: Array = None,
+    out_dtype: Any = None,
+    **options: Unpack[Options],
 ) -> Forward:
     """The forward pass, with what the backward pass wants.
 
@@ -310,7 +264,7 @@ def attention_forward(
     return Forward(*_forward(prepare(q, k, v, options), True, True, out, out_dtype))
 
 
-@shares_options()
+@takes(Options)
 def attention_backward(
     do: Array,
     q: Array,
@@ -321,7 +275,7 @@ def attention_backward(
     *,
     need: Sequence[str] = ("q", "k", "v"),
     dlse: Array = None,
-    **options: Any,
+    **options: Unpack[Options],
 ) -> Gradients:
     """The gradients of sum(o * do) + sum(lse * dlse).
 

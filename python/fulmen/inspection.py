@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -14,9 +14,12 @@ from ._calls import call
 from ._library import announce_nvrtc, library, schema, text_of
 from .array_types import HOST, Array, array_type_of, dtype_name, named_dtype, phantom
 from .errors import ArgumentError, DTypeError, ShapeError
-from .functional import shares_options
+from .keywords import Options, takes
 from .masks import Documents, split
 from .options import Settings, prepare
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 class Explanation(dict[str, Any]):
@@ -142,7 +145,7 @@ def target_of(device: int | None, device_name: str | None, without: Sequence[str
     return Target(device, device_name, bits)
 
 
-@shares_options()
+@takes(Options)
 def explain(
     q: Array,
     k: Array,
@@ -152,7 +155,7 @@ def explain(
     device: int | None = None,
     device_name: str | None = None,
     without: Sequence[str] = (),
-    **options: Any,
+    **options: Unpack[Options],
 ) -> Explanation:
     """Which implementation a call would use, why, and why each other one not. Runs nothing.
 

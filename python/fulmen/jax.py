@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import ctypes
 from functools import lru_cache, partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -25,11 +25,13 @@ from . import masks
 from ._library import announce_nvrtc, library, schema
 from .array_types import dtype_name
 from .errors import ArgumentError, DTypeError
-from .functional import shares_options
+from .keywords import JaxOptions, Placement, takes
 from .options import Settings, check_keywords, philox, settings_of
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
 Array = Any
-OF_JAX = ("backend", "stream")  # keywords of other arrays: XLA places and orders the call
 
 
 @lru_cache(maxsize=1)
@@ -46,7 +48,7 @@ def _registered() -> bool:
     return True
 
 
-@shares_options(*OF_JAX)
+@takes(JaxOptions)
 def attention(
     q: Array,
     k: Array,
@@ -54,7 +56,7 @@ def attention(
     *,
     return_lse: bool = False,
     out_dtype: Any = None,
-    **options: Any,
+    **options: Unpack[JaxOptions],
 ) -> Any:
     """`fulmen.attention` on JAX arrays; with cu_q and cu_kv `fulmen.attention_varlen`.
 
@@ -71,21 +73,22 @@ def attention(
     """
     _registered()
     check_keywords(options)
-    for name in OF_JAX:
+    for name in Placement.__annotations__:
         if name in options:
             raise TypeError(f"{name!r} is no keyword of fulmen.jax.attention: XLA decides it")
-    if options.get("mask") is not None:
-        options.update({"mask": None, **masks.split(options["mask"])})
-    dropout_p, rng = options.get("dropout_p") or 0.0, options.pop("rng", None)
+    values: dict[str, Any] = {**options}
+    if values.get("mask") is not None:
+        values.update({"mask": None, **masks.split(values["mask"])})
+    dropout_p, rng = values.get("dropout_p") or 0.0, values.pop("rng", None)
     if dropout_p > 0:
         if rng is None:
             raise ArgumentError(
                 f"dropout_p is {dropout_p} and rng is missing: a key or (seed, offset)"
             )
-        options["rng"] = (0, 0)  # the array has them
-    inputs = {name: options.pop(name, None) for name in schema().optional_inputs if name != "rng"}
+        values["rng"] = (0, 0)  # the array has them
+    inputs = {name: values.pop(name, None) for name in schema().optional_inputs if name != "rng"}
     given = {"q": q, "k": k, "v": v, **inputs, "rng": _philox(rng) if dropout_p > 0 else None}
-    values = {x: tuple(y) if isinstance(y, list) else y for x, y in options.items()}
+    values = {x: tuple(y) if isinstance(y, list) else y for x, y in values.items()}
     settings = settings_of(tuple(values.items()), inputs["cu_q"] is not None)
     settings.layout.check_all(q, k, v)
     for x, name in ((k, "k"), (v, "v")):

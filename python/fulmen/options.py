@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The options of a call: from keywords to one value, the bytes of fulmen_problem.
 
-The signature of `fulmen.attention` lists the keywords; the schema of the library (_library) lists
+keywords.py lists the keywords; the schema of the library (_library) lists
 the fields that they become, with type, default and what is allowed. Here is only what differs
 between the two: `window=` and `rng=` are two fields each, `mask=` stands for several, `layout=`
 names the axes of arrays and is no field.
@@ -14,8 +14,8 @@ import ctypes
 import math
 import operator
 import sys
+from collections.abc import Mapping
 from functools import lru_cache
-from importlib import import_module
 from numbers import Real
 from typing import Any, NamedTuple
 
@@ -25,6 +25,7 @@ from . import masks
 from ._library import announce_nvrtc, schema
 from .array_types import HOST, NO_STREAM, Array, NumpyType, array_type_of, torch_checked
 from .errors import ArgumentError, DTypeError, Error, ShapeError
+from .keywords import KEYWORDS
 
 
 class Layout(NamedTuple):
@@ -96,12 +97,6 @@ def layout_of(name: Any, packed: bool = False) -> Layout:
 def option_rows() -> dict[str, dict[str, Any]]:
     """What the library says of each of its options, by name."""
     return schema().options
-
-
-def keywords() -> frozenset[str]:
-    """The options of `fulmen.attention`."""
-    import_module("fulmen.functional")  # declares them
-    return frozenset(KEYWORDS)
 
 
 def names_of(option: str) -> tuple[str, ...]:
@@ -270,10 +265,8 @@ _CHECKS: dict[str, Any] = {
     **dict.fromkeys(("limit", "count", "word", "index"), _integer),
 }
 
-KEYWORDS: set[str] = set()  # that calls share; `declares` (functional) takes them from a signature
 
-
-def check_keywords(options: dict[str, Any]) -> None:
+def check_keywords(options: Mapping[str, Any]) -> None:
     """Refuses a keyword that no call has.
 
     Raises:
@@ -306,7 +299,7 @@ def _arrays() -> _Arrays:
     return _Arrays((None,) * (len(inputs) - 3), index, frozenset(schema().index_inputs), rng)
 
 
-def prepare(q: Array, k: Array, v: Array, options: dict[str, Any]) -> Prepared:
+def prepare(q: Array, k: Array, v: Array, options: Mapping[str, Any]) -> Prepared:
     """From the keywords of a call to what the library reads.
 
     Args:
@@ -338,7 +331,7 @@ def prepare(q: Array, k: Array, v: Array, options: dict[str, Any]) -> Prepared:
 
 
 def _split(
-    qkv: tuple[Array, ...], options: dict[str, Any], on_gpu: bool
+    qkv: tuple[Array, ...], options: Mapping[str, Any], on_gpu: bool
 ) -> tuple[Settings, tuple[Array, ...]]:
     """Settings and inputs from the keywords of a call."""
     if options.get("mask") is not None:

@@ -7,15 +7,19 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ._calls import backward_arrays, call, call_exported, forward_results, run
 from ._library import library, schema, text_of
 from .array_types import HOST, NO_STREAM, Array, OtherType, array_type_of
 from .errors import ArgumentError, DTypeError, UnsupportedError
-from .functional import Forward, Gradients, finished, handed_over, shares_options
+from .functional import Forward, Gradients, finished, handed_over
 from .inspection import Explanation, Target, target_of
+from .keywords import Options, takes
 from .options import Prepared, integers, prepare
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 FORWARD, BACKWARD = 0, 1
 
@@ -203,7 +207,7 @@ class Plan:
         return finished(inputs, run(*call_on, arrays_of_run, schema().gradients))
 
 
-@shares_options()
+@takes(Options)
 def plan(
     q: Array,
     k: Array,
@@ -216,7 +220,7 @@ def plan(
     device_name: str | None = None,
     without: Sequence[str] = (),
     tile: str = "",
-    **options: Any,
+    **options: Unpack[Options],
 ) -> Plan:
     """Plans a call: what shapes, strides, dtypes and options decide, decided once.
 

@@ -15,7 +15,7 @@ import pytest
 
 import fulmen
 from fulmen._library import schema
-from fulmen.functional import RESULT_KEYWORDS
+from fulmen.keywords import RESULT_KEYWORDS
 from fulmen.masks import chunks, documents, prefix
 
 WITH_EXAMPLES = (

@@ -20,8 +20,8 @@ from .._calls import check_out
 from .._library import schema
 from ..array_types import TORCH_CALLS, dtype_name
 from ..errors import ArgumentError, DTypeError, Error, UnsupportedError
+from ..keywords import KEYWORDS
 from ..options import (
-    KEYWORDS,
     check_keywords,
     integers,
     philox,

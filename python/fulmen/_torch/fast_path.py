@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 
 from .._library import library, schema
-from ..options import KEYWORDS, settings_of
+from ..keywords import KEYWORDS
+from ..options import settings_of
 from . import guards, ops
 
 # Keywords that the kernels take; beside them such as say nothing: None, no dropout, no lse.

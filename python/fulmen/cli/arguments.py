@@ -9,7 +9,8 @@ from collections.abc import Container
 from pathlib import Path
 from typing import Any
 
-from fulmen.options import keywords, names_of, option_rows
+from fulmen.keywords import KEYWORDS
+from fulmen.options import names_of, option_rows
 
 from .output import BadInputError
 from .tensor_file import parse_window
@@ -46,7 +47,7 @@ def add_options(
     """
     words: dict[str, Any] = {"real": float, "count": int}
     for name, row in option_rows().items():
-        if name not in keywords() or not (only is None or name in only):
+        if name not in KEYWORDS or not (only is None or name in only):
             continue
         flags = [f"--{aliases.get(name, name).replace('_', '-')}"]
         more: dict[str, Any] = {"dest": name, "default": None, "help": row["doc"]}
@@ -61,7 +62,7 @@ def add_options(
 
 def options_of(arguments: argparse.Namespace) -> dict[str, Any]:
     """The options that add_options read, those that were given."""
-    names = [name for name in ("window", *option_rows()) if name in keywords()]
+    names = [name for name in ("window", *option_rows()) if name in KEYWORDS]
     given = ((name, getattr(arguments, name, None)) for name in names)
     return {name: value for name, value in given if value is not None}
 

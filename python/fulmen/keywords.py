@@ -1,0 +1,111 @@
+# SPDX-FileCopyrightText: fulmen contributors
+# SPDX-License-Identifier: Apache-2.0
+"""The keywords of the public calls: the one list of the options in Python, types and defaults.
+
+Type checkers and editors read the classes as they stand at each call, `**options: Unpack[Options]`;
+help() and inspect read the signatures that `takes` makes of them. What the keywords mean is said at
+`fulmen.attention`.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from typing import TYPE_CHECKING, Annotated, Any, Callable, TypedDict, TypeVar
+
+if TYPE_CHECKING:
+    from .array_types import Array
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class CommonOptions(TypedDict, total=False):
+    """What every call takes: the type and the default of each."""
+
+    scale: Annotated[float | None, None]
+    causal: Annotated[bool, False]
+    alignment: Annotated[str, "bottom_right"]
+    window: Annotated[int | tuple[int | None, int | None] | None, None]
+    mask: Annotated[Any, None]
+    bias: Annotated[Array, None]
+    alibi_slopes: Annotated[Array, None]
+    softcap: Annotated[float, 0.0]
+    sinks: Annotated[Array, None]
+    q_lengths: Annotated[Array, None]
+    kv_lengths: Annotated[Array, None]
+    max_q: Annotated[int | None, None]
+    max_kv: Annotated[int | None, None]
+    dropout_p: Annotated[float, 0.0]
+    rng: Annotated[tuple[int, int] | Array | None, None]
+    layout: Annotated[str, "bhsd"]
+    implementation: Annotated[str, "auto"]
+    deterministic: Annotated[bool, False]
+    batch_invariant: Annotated[bool, False]
+    precision: Annotated[str, "float32"]
+
+
+class Offsets(TypedDict, total=False):
+    """Where packed sequences begin: arguments of their own in `fulmen.attention_varlen`."""
+
+    cu_q: Annotated[Array, None]
+    cu_kv: Annotated[Array, None]
+
+
+class Placement(TypedDict, total=False):
+    """Where a call runs, which XLA decides for `fulmen.jax.attention`."""
+
+    backend: Annotated[str, "auto"]
+    stream: Annotated[Any, None]
+
+
+class Results(TypedDict, total=False):
+    """How a call returns o and lse."""
+
+    return_lse: Annotated[bool, False]
+    out: Annotated[Array, None]
+    out_dtype: Annotated[Any, None]
+
+
+class JaxOptions(CommonOptions, Offsets, total=False):
+    """Of `fulmen.jax.attention`."""
+
+
+class VarlenOptions(CommonOptions, Placement, total=False):
+    """Of `fulmen.attention_varlen`."""
+
+
+class Options(CommonOptions, Offsets, Placement, total=False):
+    """Of the other calls."""
+
+
+class AttentionKeywords(Options, Results, total=False):
+    """Of `fulmen.attention`."""
+
+
+KEYWORDS = frozenset(Options.__annotations__)
+RESULT_KEYWORDS = tuple(Results.__annotations__)
+
+
+def takes(keywords: Any) -> Callable[[F], F]:
+    """Shows the keywords of a class above where the signature of a function has `**options`."""
+
+    def shown(function: F) -> F:
+        own = inspect.signature(function)
+        named = [p for p in own.parameters.values() if p.kind is not p.VAR_KEYWORD]
+        listed = [_parameter(name, said) for name, said in keywords.__annotations__.items()]
+        function.__signature__ = own.replace(parameters=[*named, *listed])  # type: ignore[attr-defined]
+        return function
+
+    return shown
+
+
+def _parameter(name: str, said: Any) -> inspect.Parameter:
+    """From a row of a class, "Annotated[TYPE, DEFAULT]": not evaluated, Python 3.9 has no X | Y."""
+    row = ast.parse(said.__forward_arg__, mode="eval").body
+    assert isinstance(row, ast.Subscript)
+    assert isinstance(row.slice, ast.Tuple)
+    kind, default = row.slice.elts
+    value = ast.literal_eval(default)
+    return inspect.Parameter(
+        name, inspect.Parameter.KEYWORD_ONLY, default=value, annotation=ast.unparse(kind)
+    )
