@@ -56,7 +56,7 @@ def _exported(
         stream: the address of the stream that will read arrays of a GPU: it waits for them.
 
     Returns:
-        The bits of `reinterpret` (src/ffi/arguments.h) and a view of each array.
+        The bits of `reinterpret` (src/ffi/export.h) and a view of each array.
 
     Raises:
         ArgumentError: a result is read-only.

@@ -9,9 +9,7 @@
 #include <string>
 
 #include "api/boundary.h"
-#include "api/convert.h"
 #include "api/handle.h"
-#include "api/text.h"
 #include "cpu/backend.h"
 
 namespace fulmen::api {

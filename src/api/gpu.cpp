@@ -4,7 +4,6 @@
 // fulmen.h section 8: what only GPUs have.
 
 #include "api/boundary.h"
-#include "api/convert.h"
 #include "api/handle.h"
 #include "gpu/backend.h"
 #include "kernels/params.h"

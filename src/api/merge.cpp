@@ -4,7 +4,6 @@
 // fulmen.h section 6: merge, and the mask as a matrix.
 
 #include "api/boundary.h"
-#include "api/convert.h"
 #include "core/arrays.h"
 #include "core/validate.h"
 #include "cpu/backend.h"

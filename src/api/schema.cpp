@@ -10,8 +10,6 @@
 #include <string>
 
 #include "api/boundary.h"
-#include "api/convert.h"
-#include "api/text.h"
 #include "core/arrays.h"
 #include "core/options.h"
 

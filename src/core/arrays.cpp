@@ -5,8 +5,6 @@
 
 #include "core/arrays.h"
 
-#include "core/overlap.h"
-
 namespace fulmen {
 namespace {
 

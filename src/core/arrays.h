@@ -10,6 +10,7 @@
 
 #include "core/error.h"
 #include "core/problem.h"
+#include "core/tensor.h"
 
 namespace fulmen {
 
@@ -208,5 +209,15 @@ void check_outputs_nest(const Problem& problem, Call call);
 
 // That no output overlaps another array. Fills pointer_alignment.
 void check_pointers(Problem& problem, Call call);
+
+// Bytes from the first to the last byte of a tensor; 0 when it has no elements.
+i64 span_bytes(const Tensor& tensor);
+
+// True when some element of `a` shares a byte with some element of `b`; also true when that could
+// not be decided within a bounded search.
+bool may_overlap(const Tensor& a, const Tensor& b);
+
+// True when two different indices of `tensor` are the same element; likewise when undecided.
+bool may_overlap_itself(const Tensor& tensor);
 
 }  // namespace fulmen

@@ -7,7 +7,6 @@
 
 #include "core/arrays.h"
 #include "core/error.h"
-#include "core/overlap.h"
 #include "core/validate.h"
 
 namespace fulmen {

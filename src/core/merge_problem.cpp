@@ -9,7 +9,6 @@
 
 #include "core/arrays.h"
 #include "core/error.h"
-#include "core/overlap.h"
 
 namespace fulmen {
 namespace {

@@ -7,9 +7,9 @@
 // the remaining terms can reach, and their greatest common divisor). Interleaved views, such as the
 // three parts of one (batch, row, 3, head, dim) array, are told apart; ranges alone could not.
 
-#include "core/overlap.h"
-
 #include <numeric>
+
+#include "core/arrays.h"
 
 namespace fulmen {
 namespace {

@@ -12,7 +12,7 @@
 // up to a multiple of `lanes`, and what lies in the padding is written, never used.
 #pragma once
 
-#include "core/dtype.h"
+#include "core/tensor.h"
 
 namespace fulmen::cpu {
 

@@ -11,8 +11,6 @@
 #include <cstring>
 #include <utility>
 
-#include "ffi/refusal.h"
-
 namespace fulmen::ffi {
 namespace {
 

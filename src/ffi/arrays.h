@@ -4,6 +4,9 @@
 // The arrays of one call of a binding: DLPack views on their way into fulmen_tensors, and the
 // memory that they are in. Their list is fulmen/arrays.def; every binding passes them in its order.
 // Shapes are not judged here: the core does that for every binding alike.
+//
+// And how the binding says no: a status and one sentence, thrown by whoever reads an argument,
+// raised in Python by exports.cpp under the name of the status.
 #pragma once
 
 #include <cstddef>
@@ -11,10 +14,21 @@
 #include <string>
 #include <string_view>
 
-#include "ffi/tvm_ffi_abi.h"
+#include "ffi/abi.h"
 #include "fulmen/fulmen.h"
 
 namespace fulmen::ffi {
+
+struct Refusal {
+  fulmen_status status;
+  std::string sentence;
+};
+
+// A failed call of the C ABI, with its sentence: arrays are called what the caller calls them.
+void check_failed(fulmen_status status);
+inline void check(fulmen_status status) {
+  if (status != FULMEN_OK) check_failed(status);
+}
 
 // A dtype in the words of those who pass arrays.
 struct DTypeRow {

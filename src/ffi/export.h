@@ -2,12 +2,69 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // From a function that reads Arguments and returns a number to a symbol that tvm-ffi calls.
+//
+// Reads the arguments of one call from Python, in order; python/fulmen/_library.py writes them.
+//
+//   options   bytes: those of a fulmen_problem, device_name null
+//   texts     str or None: for each option that is a text (device_name)
+//   experiment  without (int), tile (str or None)
+//   stream    int: a CUstream as its address; kCurrentStream: the one that the caller's framework
+//             has told tvm-ffi (PyTorch does, by the tensors of the call). Ignored on the CPU
+//   arrays    reinterpret (int: bit i for array i), layout (int, see Layout), then the arrays of
+//             fulmen/arrays.def in its order; None is absent, and so is all beyond the last one
 #pragma once
 
-#include "ffi/arguments.h"
+#include <string>
+
+#include "ffi/abi.h"
+#include "ffi/arrays.h"
 #include "fulmen/fulmen.h"
+#include "fulmen/fulmen_experimental.h"
 
 namespace fulmen::ffi {
+
+// A caller's buffer of bytes: workspace, or room for a text.
+struct Bytes {
+  char* data = nullptr;
+  size_t size = 0;
+};
+
+// A plan that is to be made: options with their texts, and an experiment.
+struct Planned {
+  fulmen_problem problem;
+  std::string device_name;
+  uint32_t without = 0;
+  std::string tile;
+};
+
+class Arguments {
+ public:
+  Arguments(const TVMFFIAny* args, int32_t num_args) : next_(args), end_(args + num_args) {}
+
+  bool empty() const { return next_ == end_; }
+
+  // Each takes the next argument and throws Refusal, with its name, when it is something else.
+  int64_t integer(const char* name);
+  double real(const char* name);
+  fulmen_plan* plan();
+  const DLTensor* array(const char* name);  // null: None, or no argument left
+
+  Bytes host_bytes(const char* name);  // a vector of bytes that the host reads or writes
+  Bytes bytes(const char* name, MemorySpace* space);  // one anywhere; its memory space is added
+  std::string text(const char* name);  // str, bytes, a vector of bytes of the host, or None: ""
+  fulmen_problem options();
+  Planned planned();
+  Arrays arrays();
+  Arrays extents();  // the same, where only extents, strides and dtypes matter: no pointers
+
+ private:
+  const TVMFFIAny& take(const char* name);
+  TVMFFIByteArray content(const char* name);  // of str or bytes; null data: None
+  Arrays read(bool with_pointers);
+
+  const TVMFFIAny* next_;
+  const TVMFFIAny* end_;
+};
 
 using Body = int64_t (*)(Arguments);
 

@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // What Python calls: the C ABI of fulmen.h, one export each, in the calling convention of
-// apache-tvm-ffi. Each reads its arguments in order (arguments.h), makes one call, and returns a
+// apache-tvm-ffi. Each reads its arguments in order (export.h), makes one call, and returns a
 // number. An error is raised in Python under the name of its status; python/fulmen/errors.py has
 // the one table from these names to classes. The interpreter lock is released during a call.
 
@@ -10,9 +10,8 @@
 #include <string>
 #include <vector>
 
-#include "ffi/arguments.h"
+#include "ffi/arrays.h"
 #include "ffi/export.h"
-#include "ffi/refusal.h"
 
 namespace fulmen::ffi {
 namespace {

@@ -7,7 +7,7 @@
 
 #include <bit>
 
-#include "ffi/refusal.h"
+#include "ffi/arrays.h"
 
 namespace fulmen::ffi {
 TorchValue TorchArguments::optional(TorchValue otherwise) {

@@ -11,8 +11,6 @@
 #include <vector>
 
 #include "ffi/arrays.h"
-#include "ffi/refusal.h"
-#include "ffi/torch_abi.h"
 #include "ffi/torch_array.h"
 
 namespace fulmen::ffi {

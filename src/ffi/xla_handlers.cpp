@@ -13,9 +13,8 @@
 #include <string>
 #include <string_view>
 
+#include "ffi/abi.h"
 #include "ffi/arrays.h"
-#include "ffi/refusal.h"
-#include "ffi/xla_ffi_abi.h"
 
 namespace fulmen::ffi {
 namespace {

@@ -10,7 +10,7 @@
 #include <limits>
 
 #include "api/refusal.h"
-#include "core/dtype.h"
+#include "core/tensor.h"
 
 namespace fulmen::test {
 namespace {

@@ -9,7 +9,7 @@
 #include <cstdio>
 #include <fstream>
 
-#include "api/log_file.h"
+#include "api/boundary.h"
 #include "api/test_call.h"
 #include "core/error.h"
 

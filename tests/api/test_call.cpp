@@ -7,7 +7,7 @@
 #include <algorithm>
 #include <random>
 
-#include "core/dtype.h"
+#include "core/tensor.h"
 
 namespace fulmen::test {
 namespace {

@@ -2,14 +2,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Loads and stores of single elements: float64 goes into 16 bits with one rounding, not two.
-#include "core/dtype.h"
-
 #include <gtest/gtest.h>
 
 #include <cmath>
 #include <limits>
 #include <random>
 
+#include "core/tensor.h"
 #include "support/nearest.h"
 
 namespace fulmen::test {

@@ -3,13 +3,13 @@
 //
 // may_overlap against a count of bytes, on random small views; the views of real programs; and the
 // bound of the search.
-#include "core/overlap.h"
-
 #include <gtest/gtest.h>
 
 #include <random>
 #include <set>
 #include <vector>
+
+#include "core/arrays.h"
 
 namespace fulmen::test {
 namespace {

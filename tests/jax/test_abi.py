@@ -52,7 +52,7 @@ def test_declarations_agree_with_the_installed_header(tmp_path: Path) -> None:
     if compiler is None:
         pytest.skip("no C++ compiler")
     lines = ['#include "xla/ffi/api/c_api.h"', '#include "ffi/arrays.h"',
-             '#include "ffi/xla_ffi_abi.h"', "namespace own = fulmen::ffi;"]  # fmt: skip
+             '#include "ffi/abi.h"', "namespace own = fulmen::ffi;"]  # fmt: skip
     header = (Path(jax.ffi.include_dir()) / "xla" / "ffi" / "api" / "c_api.h").read_text()
     for kinds, fields in FIELDS.items():
         mine, theirs = kinds.split()

@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = """
 #include <cstddef>
 #include "tvm/ffi/c_api.h"
-#include "ffi/tvm_ffi_abi.h"
+#include "ffi/abi.h"
 
 namespace own = fulmen::ffi;
 static_assert(sizeof(own::TVMFFIAny) == sizeof(TVMFFIAny));

@@ -3,8 +3,8 @@
 //
 // Configs as text, names, and what a kernel may spill.
 
-#include "core/dtype.h"
 #include "core/error.h"
+#include "core/tensor.h"
 #include "gpu/backward_sm90/plan.h"
 #include "gpu/forward_sm90/plan.h"
 #include "gpu/jit/spec_of.h"

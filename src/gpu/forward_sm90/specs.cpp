@@ -4,8 +4,8 @@
 // Names, fields and allowances of the kernels of sm90's forward pass, and which of them CI
 // compiles.
 
-#include "core/dtype.h"
 #include "core/error.h"
+#include "core/tensor.h"
 #include "gpu/forward_sm90/plan.h"
 #include "gpu/jit/spec_of.h"
 #include "gpu/params.h"

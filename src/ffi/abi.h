@@ -1,15 +1,79 @@
 // SPDX-FileCopyrightText: fulmen contributors
 // SPDX-License-Identifier: Apache-2.0
 //
-// The part of XLA's foreign function interface (its C ABI, version 0.x) that a handler needs, in
-// our own declarations: so the library is built without jaxlib and links to nothing of it.
-// tests/jax/test_abi.py compares every offset here with the header that jaxlib ships.
+// Those parts of three public C ABIs that the bindings need, in our own declarations: DLPack's
+// DLTensor, the calling convention of apache-tvm-ffi, and of XLA's foreign function interface (its
+// C ABI, version 0.x) what a handler needs. So the library is built without any of these packages
+// and links to none; tests/python/test_abi.py and tests/jax/test_abi.py compare every number here
+// with the headers of the installed packages.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 
 namespace fulmen::ffi {
+
+// DLPack: where an array is, what it holds, its extents and its strides in elements.
+struct DLDevice {
+  int32_t device_type;
+  int32_t device_id;
+};
+
+struct DLDataType {
+  uint8_t code;
+  uint8_t bits;
+  uint16_t lanes;
+};
+
+struct DLTensor {
+  void* data;
+  DLDevice device;
+  int32_t ndim;
+  DLDataType dtype;
+  int64_t* shape;
+  int64_t* strides;  // null: contiguous
+  uint64_t byte_offset;
+};
+
+enum : int32_t { kDLCPU = 1, kDLCUDA = 2, kDLCUDAHost = 3, kDLCUDAManaged = 13 };
+enum : uint8_t { kDLInt = 0, kDLUInt = 1, kDLFloat = 2, kDLBfloat = 4, kDLBool = 6 };
+
+// tvm-ffi: every argument and every result is one of these.
+enum : int32_t {
+  kTVMFFINone = 0,
+  kTVMFFIInt = 1,
+  kTVMFFIBool = 2,
+  kTVMFFIFloat = 3,
+  kTVMFFIDLTensorPtr = 7,
+  kTVMFFIRawStr = 8,
+  kTVMFFIByteArrayPtr = 9,
+  kTVMFFISmallStr = 11,
+  kTVMFFISmallBytes = 12,
+  kTVMFFIStr = 65,
+  kTVMFFIBytes = 66,
+  kTVMFFITensor = 70
+};
+
+struct TVMFFIAny {
+  int32_t type_index;
+  uint32_t small_size;  // of a small string or bytes, which are in the number; else 0
+  union {
+    int64_t v_int64;
+    double v_float64;
+    void* v_ptr;
+  };
+};
+
+struct TVMFFIByteArray {
+  const char* data;
+  size_t size;
+};
+
+// A tensor object (kTVMFFITensor) is this header with a DLTensor after it.
+inline constexpr size_t kTVMFFIObjectBytes = 24;
+
+static_assert(sizeof(TVMFFIAny) == 16);
+static_assert(sizeof(DLTensor) == 48);
 
 struct XlaApi;
 struct XlaContext;
