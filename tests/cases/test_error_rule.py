@@ -122,7 +122,7 @@ def test_patterns(judged, wrong):
     verdict = judge("o", got, oracle)
     assert not verdict.passed
     assert verdict.where == (1, 2, 3)
-    assert "differs in 1 places" in verdict.message
+    assert "differs in 1 entries" in verdict.message
 
 
 def test_a_missing_nan_fails_and_a_right_one_passes():

@@ -58,6 +58,15 @@ def _options(causal: bool, window: Any, alibi_slopes: Any = None, **same: Any) -
     }
 
 
+SAME_WORDS = ("softcap",)  # of score modifiers, in every package; their keywords in fulmen too
+
+
+def same_words(given: dict[str, Any]) -> dict[str, Any]:
+    """The keywords among `given` that another package calls as fulmen does, where they say more
+    than None."""
+    return {name: given[name] for name in SAME_WORDS if given.get(name) is not None}
+
+
 def _returned(found: Any, return_attn_probs: bool, dropout_p: float) -> Any:
     """o, or (o, lse, None): the third of FA2 is made with dropout alone, and refused there."""
     if not return_attn_probs:

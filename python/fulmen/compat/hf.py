@@ -20,6 +20,7 @@ import torch
 
 from .. import attention, masks
 from ..errors import ArgumentError, LibraryNotFound, UnsupportedError
+from .flash_attn import same_words
 
 __all__ = ["attention_hook", "mask_hook", "register"]
 
@@ -54,11 +55,10 @@ def attention_hook(
     scaling: float | None = None,
     is_causal: bool | None = None,
     sliding_window: int | None = None,
-    softcap: float | None = None,
     s_aux: torch.Tensor | None = None,
     position_bias: torch.Tensor | None = None,
     output_attentions: bool | None = False,
-    **_: Any,
+    **words: Any,
 ) -> tuple[torch.Tensor, None]:
     """What a model's attention layer calls: query (batch, head, q_row, dim), the key and value
     heads not repeated.
@@ -99,9 +99,9 @@ def attention_hook(
         window=window,
         mask=mask,
         bias=bias,
-        softcap=0.0 if softcap is None else softcap,
         sinks=s_aux,
         dropout_p=dropout,
+        **same_words(words),
     )
     return o.transpose(1, 2).contiguous(), None
 

@@ -17,6 +17,8 @@ import numpy.typing as npt
 
 import fulmen
 
+from .cases.scores import modified
+
 Array = npt.NDArray[Any]
 
 LARGEST_PAIRS = 1 << 24  # scores beyond this are not computed, only counted
@@ -37,22 +39,21 @@ def matrix_bytes(pairs: int, wide: bool, backward: bool) -> int:
     return pairs * (8 if wide else 4) * (3 if backward else 2)
 
 
-def forward(q: Array, k: Array, v: Array, visible: Array | None, o: dict[str, Any]) -> Any:
-    """O and P of dense tensors; `o` holds scale, softcap, bias and sinks."""
-    s = (q @ k.swapaxes(-1, -2)) * q.dtype.type(o["scale"])
-    if o["softcap"]:
-        s = q.dtype.type(o["softcap"]) * np.tanh(s / q.dtype.type(o["softcap"]))
-    if o["bias"] is not None:
-        s += o["bias"].astype(q.dtype)
+def forward(q: Array, k: Array, v: Array, visible: Array | None, o: Any) -> Any:
+    """O and P of dense tensors; `o` are cases.visible.Options, of which masks are in `visible`."""
+    s = (q @ k.swapaxes(-1, -2)) * q.dtype.type(o.scale_for(q.shape[-1]))
+    s, _ = modified(s, o)
+    if o.bias is not None:
+        s += o.bias.astype(q.dtype)
     if visible is not None:
         s = np.where(visible, s, q.dtype.type(-np.inf))
     m = s.max(axis=-1, keepdims=True, initial=-np.inf)
-    if o["sinks"] is not None:
-        m = np.maximum(m, o["sinks"].astype(q.dtype).reshape(-1, 1, 1))
+    if o.sinks is not None:
+        m = np.maximum(m, o.sinks.astype(q.dtype).reshape(-1, 1, 1))
     p = np.exp(s - np.where(m == -np.inf, q.dtype.type(0), m))
     total = p.sum(axis=-1, keepdims=True)
-    if o["sinks"] is not None:
-        total += np.exp(o["sinks"].astype(q.dtype).reshape(-1, 1, 1) - m)
+    if o.sinks is not None:
+        total += np.exp(o.sinks.astype(q.dtype).reshape(-1, 1, 1) - m)
     p /= np.where(total == 0, q.dtype.type(1), total)
     return p @ v, p
 
@@ -85,19 +86,13 @@ def measure(problem: Any, with_backward: bool) -> dict[str, Any] | None:
     q = q.astype(wide)
     k, v = (np.repeat(x.astype(wide), group, axis=1) for x in (k, v))
     visible = _visible(problem, q.shape[2], k.shape[2])
-    given = {
-        "scale": options.scale_for(q.shape[3]),
-        "softcap": options.softcap,
-        "bias": options.bias,
-        "sinks": options.sinks,
-    }
     found: dict[str, Any] = {}
     with np.errstate(all="ignore"):
-        (o, p), *found["forward"] = _weighed(lambda: forward(q, k, v, visible, given))
+        (o, p), *found["forward"] = _weighed(lambda: forward(q, k, v, visible, options))
         if with_backward:
             wide_do = do.astype(wide)
             _, *found["backward"] = _weighed(
-                lambda: backward(q, k, v, wide_do, p, o, given["scale"]), p.nbytes
+                lambda: backward(q, k, v, wide_do, p, o, options.scale_for(q.shape[3])), p.nbytes
             )
     return {
         name: {"seconds": seconds, "peak_bytes": peak} for name, (seconds, peak) in found.items()

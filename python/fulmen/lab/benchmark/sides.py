@@ -183,11 +183,11 @@ class NaiveNumpy(Side):
     name = "naive"
 
     def answer(self, cell: Cell, tensors: Tensors) -> Answer:
+        from ..cases.visible import Options
         from ..naive import forward
 
         if cell.op != "forward":
             raise MissingError("the naive way in NumPy has no timed backward pass")
         visible = fulmen.dense_mask(cell.rows, cell.rows, causal=True) if cell.causal else None
-        given = {"scale": cell.dim**-0.5, "softcap": 0.0, "bias": None, "sinks": None}
         q, k, v = tensors.q, tensors.k, tensors.v
-        return Answer(lambda: forward(q, k, v, visible, given)[0], lambda o: (o,), "numpy")
+        return Answer(lambda: forward(q, k, v, visible, Options())[0], lambda o: (o,), "numpy")

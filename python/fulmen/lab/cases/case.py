@@ -14,12 +14,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from .scores import Scalars
+
 CHECKS = ("rule", "same", "alone", "repeat", "merge", "differs", "refused")
 
 
 @dataclass(frozen=True)
-class Case:
-    """One problem with a name. Fields that semantics.md defines have its meaning."""
+class Tensors:
+    """What a case is called, and the tensors that it asks for."""
 
     name: str
     tags: tuple[str, ...] = ()
@@ -41,11 +43,12 @@ class Case:
     views: tuple[tuple[str, str], ...] = ()  # (tensors, view): views.VIEWS
     out: str = ""  # "nan": the caller's own output, full of NaN
 
-    # options
-    scale: float | None = None
-    softcap: float = 0.0
-    causal: bool = False
-    alignment: str = "bottom_right"
+
+@dataclass(frozen=True)
+class Case(Scalars, Tensors):
+    """One problem with a name. Fields that semantics.md defines have its meaning."""
+
+    # options that are no scalars
     window: Any = None  # None, (left, right) or an int, as in fulmen.attention
     masks: tuple[Any, ...] = ()  # ("bool", shape, share), ("chunks", n): problem.masks_of
     bias: str = ""  # its shape; a type may follow: "1h1k float32"; and a kind: "qk float32 lowest"

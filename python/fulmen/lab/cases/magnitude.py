@@ -20,6 +20,7 @@ import numpy as np
 from .arithmetic import Arithmetic
 from .arrays import Array, ulp
 from .oracle import Accumulator, Head, HeadGradients, Results, attend, gradients, nonzero, output
+from .scores import modified_magnitude
 from .visible import Problem, Segment, distance, pick, segments
 
 
@@ -29,8 +30,7 @@ def score_magnitude(problem: Problem, at: Segment, ar: Arithmetic) -> Array:
     q, k = abs(ar.cast(problem.q[at.q_at])), abs(ar.cast(problem.k[at.kv_at]))
     head_at = (at.batch, at.head, len(q), len(k))
     s: Array = abs(options.scale_for(q.shape[1])) * ar.dot(q, k.T)
-    if options.softcap:  # cap * tanh(x / cap) keeps the absolute error of x and is at most cap
-        s = np.minimum(s, options.softcap)
+    s = modified_magnitude(s, options)
     if options.bias is not None:
         s = s + abs(ar.cast(pick(options.bias, *head_at)))
     if options.alibi_slopes is not None:
@@ -112,7 +112,7 @@ def head_magnitude(
     ds = p * (dp + delta[:, None]) + p_keys * dlse[:, None]
     ds = np.where(head.visible, ds, ar.number(0))
     # chain = 1 - t^2 cancels when the cap saturates: with absolute values it is 1 + t^2
-    dx = ds * (2 - head.chain) if problem.options.softcap else ds
+    dx = ds * (2 - head.chain)
     scale = abs(ar.number(problem.options.scale_for(q.shape[1])))
     return o, HeadGradients(
         dq=scale * ar.dot(dx, k, head.visible),

@@ -18,6 +18,7 @@ import numpy as np
 from .arithmetic import Arithmetic
 from .arrays import Array
 from .philox import drop_factors
+from .scores import modified
 from .visible import Problem, Segment, distance, pair_shape, pick, segments, visible
 
 
@@ -43,7 +44,7 @@ class Head:
     p: Array  # sums to 1 over a row, or to less where a sink takes its share
     p_keys: Array  # p without the sink: d lse / d s
     p_sink: Array  # (q_row,)
-    chain: Array  # d softcap(x) / d x
+    chain: Array  # d modified(x) / d x
     drop: Array  # 0, or 1 over the share that is kept
     top_up: Array  # (q_row,)  exp(m - max(m, sink))
     l_total: Array  # (q_row,)  relative to max(m, sink)
@@ -58,13 +59,10 @@ def attend(problem: Problem, at: Segment, ar: Arithmetic) -> Head:
     see = visible(options, at.batch, at.head, num_q, num_k)
     head_at = (at.batch, at.head, num_q, num_k)
 
-    # s = softcap(scale * dot(q, k)) + bias - slope * distance
+    # s = modified(scale * dot(q, k)) + bias - slope * distance
     s = ar.number(options.scale_for(dim)) * ar.dot(q, k.T)
-    chain = np.ones_like(s)
-    if options.softcap:
-        cap = ar.number(options.softcap)
-        t = np.tanh(s / cap)
-        s, chain = cap * t, np.where(see, 1 - t * t, ar.number(1))
+    s, chain = modified(s, options)
+    chain = np.where(see, chain, ar.number(1))
     if options.bias is not None:
         s = s + ar.cast(pick(options.bias, *head_at))
     if options.alibi_slopes is not None:

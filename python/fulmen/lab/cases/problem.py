@@ -10,7 +10,7 @@ The seed is the name of the case.
 from __future__ import annotations
 
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,7 @@ from fulmen.masks import Documents
 from . import inputs, views
 from .arrays import Array, dtype_of, parameter_dtype
 from .case import Case
+from .scores import Scalars
 from .visible import Options, Problem
 
 
@@ -146,11 +147,9 @@ def options_of(case: Case, rng: np.random.Generator) -> Options:
         alibi = alibi.astype(parameters)
     if case.sinks:
         sinks = inputs.sink_values(rng, case.heads, case.sinks).astype(parameters)
+    scalars = [field.name for field in fields(Scalars)]
     return Options(
-        scale=case.scale,
-        softcap=case.softcap,
-        causal=case.causal,
-        alignment=case.alignment,
+        **{name: getattr(case, name) for name in scalars},
         window=both_sides(case),
         masks=masks_of(case, rng),
         bias=bias,
@@ -208,11 +207,9 @@ def build_problem(case: Case) -> Problem:
 def build_call(case: Case, problem: Problem) -> Call:
     """The arguments of the public functions, in the memory that the case asks for."""
     options = problem.options
+    scalars = [(field.name, getattr(options, field.name)) for field in fields(Scalars)]
     given: dict[str, Any] = {
-        "scale": options.scale,
-        "softcap": options.softcap or None,
-        "causal": options.causal or None,
-        "alignment": None if options.alignment == "bottom_right" else options.alignment,
+        **{name: value for name, value in scalars if value != getattr(Scalars, name)},
         "window": case.window,
         "mask": options.masks[0] if len(options.masks) == 1 else (options.masks or None),
         "bias": options.bias,

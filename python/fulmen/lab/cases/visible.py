@@ -20,16 +20,13 @@ import numpy as np
 import fulmen
 
 from .arrays import Array
+from .scores import Scalars
 
 
 @dataclass(frozen=True)
-class Options:
+class Options(Scalars):
     """What is asked for beside the tensors; arrays as the caller of fulmen gives them."""
 
-    scale: float | None = None  # None: 1 / sqrt(max(dim, 1))
-    softcap: float = 0.0  # 0: off
-    causal: bool = False
-    alignment: str = "bottom_right"  # or top_left
     window: tuple[int, int] = (-1, -1)  # left, right; inclusive; -1: no limit
     masks: tuple[Any, ...] = ()  # bool arrays (true: visible), Prefix, Documents, Chunks
     bias: Array | None = None  # broadcasts to (batch, head, q_row, kv_row)

@@ -8,6 +8,7 @@ See bugs_rows for how to read a row.
 from __future__ import annotations
 
 from ..case import Case
+from .bugs_numbers import CAPS
 
 MASKS = [
     *(
@@ -75,10 +76,7 @@ RESULTS = [
          dlse=True, need_each=True),
     Case("u95_gradient_through_lse_f64", ("bug",), "pytorch#136232", heads=4, q_rows=37, dim=64,
          dlse=True, dtype="float64", causal=True),
-    Case("u103_cap_before_bias_and_slopes", ("bug",), "TransformerEngine#3391", q_rows=20,
-         kv_rows=26, softcap=2.0, bias="1hqk", alibi="h", inputs="wide", dtype="bfloat16"),
-    Case("u104_cap_is_not_ignored", ("bug",), "sglang#33915", q_rows=20, inputs="wide",
-         check="differs", others=({"softcap": 5.0}, {"softcap": 50.0})),
+    *CAPS,
     Case("u105_only_the_bias", ("bug",), "pytorch#148476", batch=2, q_rows=10, kv_rows=12,
          bias="11qk", gradients=("bias",)),
     *(

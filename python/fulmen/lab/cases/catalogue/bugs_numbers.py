@@ -54,6 +54,13 @@ NUMERICS = [
     Case("u46_float32_is_float32", ("bug",), "pytorch#138556", heads=2, q_rows=60, dim=64),
 ]  # fmt: skip
 
+CAPS = [  # among the results of bugs_masks
+    Case("u103_cap_before_bias_and_slopes", ("bug",), "TransformerEngine#3391", q_rows=20,
+         kv_rows=26, softcap=2.0, bias="1hqk", alibi="h", inputs="wide", dtype="bfloat16"),
+    Case("u104_cap_is_not_ignored", ("bug",), "sglang#33915", q_rows=20, inputs="wide",
+         check="differs", others=({"softcap": 5.0}, {"softcap": 50.0})),
+]  # fmt: skip
+
 MEMORY = [
     Case("u47_do_transposed", ("bug",), "flash-attention#355", batch=2, q_rows=20, dim=32,
          views=(("do", "rows_first"),), dtype="float16"),

@@ -13,7 +13,7 @@ from typing import Any
 from ..arrays import DTYPES
 from ..case import Case
 from ..pairwise import Row, pairwise
-from .options import MASKS, NEED_CAUSAL
+from .options import MASKS, NEED_CAUSAL, SCORE_OPTIONS
 
 SEEDS = range(6)
 
@@ -26,10 +26,7 @@ FACTORS: dict[str, tuple[Any, ...]] = {
     "window": (None, (6, 0), (2, 9), (-1, 0)),
     "mask": tuple(MASKS),
     "bias": ("", "1h1k", "b1qk float32", "bhq1 same", "11qk same hides"),
-    "alibi": ("", "h", "bh"),
-    "softcap": (0.0, 3.0),
-    "scale": (None, -0.4),
-    "sinks": ("", "normal"),
+    **SCORE_OPTIONS,
     "dropout_p": (0.0, 0.25),
     "dlse": (False, True),
     "lengths": ("", "lengths", "packed"),
@@ -89,8 +86,7 @@ def case_of(row: Row, name: str) -> Case:
 
 
 TAKEN = (
-    "dtype", "window", "bias", "alibi", "softcap", "scale", "sinks", "dropout_p", "dlse", "inputs",
-    "poison",
+    "dtype", "window", "bias", *SCORE_OPTIONS, "dropout_p", "dlse", "inputs", "poison",
 )  # fmt: skip
 
 CASES = [

@@ -39,6 +39,15 @@ MASKS: dict[Any, tuple[Any, ...]] = {
 }
 NEED_CAUSAL = ("prefix", "prefix and bool")
 
+# What changes scores beside masks and bias: the values of the grid; and all at once (packed.py).
+SCORE_OPTIONS: dict[str, tuple[Any, ...]] = {
+    "alibi": ("", "h", "bh"),
+    "softcap": (0.0, 3.0),
+    "scale": (None, -0.4),
+    "sinks": ("", "normal"),
+}
+ALL_SCORE_OPTIONS: Fields = {"alibi": "bh", "sinks": "normal", "softcap": 2.0}
+
 
 def table(prefix: str, tags: tuple[str, ...], rows: dict[str, Fields], **common: Any) -> list[Case]:
     """One case for each row, the types one after the other unless the row names one."""

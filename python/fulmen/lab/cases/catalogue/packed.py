@@ -13,7 +13,7 @@ from typing import Any
 
 from ..arrays import DTYPES
 from ..case import Case
-from .options import Fields, table
+from .options import ALL_SCORE_OPTIONS, Fields, table
 
 LENGTHS: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
     "one": ((9,), (13,)),
@@ -70,9 +70,7 @@ def sequences() -> list[Case]:
             "window": (6, 0),
             "causal": True,
             "alignment": "top_left" if n % 2 else "bottom_right",
-            "alibi": "bh",
-            "sinks": "normal",
-            "softcap": 2.0,
+            **ALL_SCORE_OPTIONS,
             "masks": (("chunks", 9),),
         }
         rows[f"{name}_bias_mask"] = {
