@@ -81,7 +81,7 @@ def array_literals(root: Path) -> list[str]:
     found = []
     for source in _outside_the_lab(root):
         is_binding = source.name.startswith(("python/", "src/ffi/"))
-        if is_binding and not source.name.endswith(("_abi.h", "_abi.cpp")):
+        if is_binding and not source.name.endswith(("abi.h", "abi.cpp")):
             for number, line in enumerate(source.code.splitlines(), start=1):
                 count = len(_LITERAL.findall(line))
                 found += [f"{source.name}:{number}"] * count

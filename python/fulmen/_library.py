@@ -78,6 +78,7 @@ class Schema:
     Attributes:
         template: the bytes of a fulmen_problem with every default.
         options: by name; type, offset, default, kind and what is allowed of each.
+        arrays: by name; axes, type, role and what else the table says of each.
         array_names: every array of a call, in the order in which calls pass them: inputs, results
             of the forward pass, what comes into the backward pass, gradients.
         inputs: the names of the inputs, q, k and v first.
@@ -96,6 +97,7 @@ class Schema:
         self.dtypes: list[dict[str, Any]] = said["dtypes"]
         self.implementations: list[dict[str, Any]] = said["implementations"]
         self.optimisations: tuple[str, ...] = tuple(said["optimisations"])
+        self.arrays: dict[str, dict[str, Any]] = {x["word"]: x for x in arrays}
         self.array_names: tuple[str, ...] = tuple(array["word"] for array in arrays)
         num_inputs = roles.count("input")
         inputs = arrays[:num_inputs]

@@ -207,7 +207,7 @@ def test_merge_gradcheck(layout: str) -> None:
 
 
 def test_forward_mode_takes_linear_memory() -> None:
-    from fulmen._torch import reference as rows
+    from fulmen._torch import derivatives as rows
 
     q, k, v = inputs(1, 1, 1, 300, 300, 4, 4, grad=False)
     sizes = []

@@ -7,7 +7,9 @@ With f the attention of a block and g = the gradients of f (its vjp), both plain
     forward mode of f        the transpose of the transpose: vjp of u -> vjp(f)(u)
     derivatives of backward  vjp of g, and forward mode of g in the same way
 
-Row blocks touch their own rows of q, do and dlse, and add up in k, v, bias and sinks.
+Row blocks touch their own rows of q, do and dlse, and add up in the other leaves. They follow one
+another, each with at most BLOCK_ELEMS scores per tensor, so that memory is linear in the sequence;
+time is that of the naive method.
 
 Under torch.vmap the mapped axis becomes part of the batch. Where it cannot (packed sequences,
 dropout, mapped sinks, no axis for it in the layout, gradients that are summed over the batch), the
@@ -16,15 +18,36 @@ calls follow one another.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Callable
 
 import torch
 from torch import Tensor
 
-from .reference import Leaves, Meaning, accumulator, as_layout, blocks, heads_first
+from .._library import schema
+from .geometry import Geometry, geometry_of
+from .reference import Leaves, Meaning, accumulator, as_layout, attention_rows, heads_first
 
+BLOCK_ELEMS = 1 << 22
 OUTER = 2  # do and dlse come before the leaves
+_LEAVES = [schema().arrays[name] for name in schema().differentiable_inputs]
+
+
+def blocks(arrays: Any, meaning: Meaning) -> Iterator[tuple[slice, Callable[..., Any]]]:
+    """Blocks of query rows; with each the function (q of these rows, leaves) -> (o, lse)."""
+    q = heads_first(arrays.q, meaning.layout)
+    k = heads_first(arrays.k, meaning.layout)
+    num_q, num_kv = q.shape[-2], k.shape[-2]
+    step = max(1, BLOCK_ELEMS // max(1, q.shape[0] * q.shape[1] * num_kv))
+    for first in range(0, num_q, step):
+        rows = slice(first, min(first + step, num_q))
+        where = geometry_of(arrays, meaning, q.shape[0], num_q, num_kv, rows)
+
+        def of_rows(block: Tensor, leaves: Any, where: Geometry = where) -> Any:
+            with torch.autocast(q.device.type, enabled=False):
+                return attention_rows(leaves, block, meaning, arrays, where)
+
+        yield rows, of_rows
 
 
 def _three_axes(x: Any) -> Any:
@@ -36,16 +59,21 @@ def _cut(x: Any, rows: slice, axis: int) -> Any:
 
 
 class _Call:
-    """The arguments of a backward call, heads first, and where a row block cuts them."""
+    """The arguments of a backward call, do, dlse and the leaves: heads first, and where a row block
+    cuts them."""
 
-    AXES = (-2, -1, -2, None, None, None, None)  # row axis of do, dlse, q; k, v, bias, sinks whole
+    # The row axis of do, dlse and q; the others stay whole.
+    AXES = (-2, -1, *(-2 if x["has_head_and_row"] and "q_row" in x["axes"] else None
+                      for x in _LEAVES))  # fmt: skip
+    # 0: the axes of the layout, 1: those of lse, 2: as it is
+    KINDS = (0, 1, *(0 if x["has_head_and_row"] else 2 for x in _LEAVES))
 
     def __init__(self, meaning: Meaning) -> None:
         self.layout = meaning.layout
 
     def standard(self, values: Sequence[Any]) -> list[Any]:
-        """(do, dlse, q, k, v, bias, sinks) heads first; a shorter list is its end."""
-        kinds = (0, 1, 0, 0, 0, 2, 2)[-len(values) :]
+        """Do, dlse and the leaves heads first; a shorter list is its end."""
+        kinds = self.KINDS[-len(values) :]
         make: tuple[Callable[[Any], Any], ...] = (
             lambda x: heads_first(x, self.layout),
             _three_axes,
@@ -69,7 +97,7 @@ class _Call:
                 results.append(sum(parts[1:], parts[0]) if parts else torch.zeros_like(like))
             else:
                 results.append(torch.cat(parts, axis) if parts else torch.zeros_like(like))
-        for index, kind in enumerate((0, 1, 0, 0, 0, 2, 2)[-len(likes) :]):
+        for index, kind in enumerate(self.KINDS[-len(likes) :]):
             if results[index] is None:
                 continue
             if kind == 0:
@@ -103,7 +131,7 @@ def _unpacked(xs: Sequence[Any], present: list[int], length: int) -> list[Any]:
 
 
 def _gradients(of_rows: Callable[..., Any]) -> Callable[..., Any]:
-    """g: (do, dlse, q, k, v, bias, sinks) -> the gradients of the last five that are there."""
+    """g: (do, dlse, leaves) -> the gradients of the leaves that are there."""
 
     def g(do: Any, dlse: Any, *leaves: Any) -> Any:
         f, present, _ = _packed(lambda *xs: of_rows(xs[0], Leaves(*xs)), leaves)
@@ -124,12 +152,16 @@ def _pushed(
     return tuple(push(tuple(t.to(x.dtype) for x, t in zip(values, tangents))))
 
 
+def _leaves_of(arrays: Any) -> list[Any]:
+    return [arrays[index] for index in schema().differentiable]
+
+
 def forward_tangents(
     arrays: Any, meaning: Meaning, tangents: Sequence[Any]
 ) -> tuple[Tensor, Tensor]:
-    """The tangents of (o, lse) from those of (q, k, v, bias, sinks); None is zero."""
+    """The tangents of (o, lse) from those of the leaves; None is zero."""
     call = _Call(meaning)
-    leaves = call.standard([*arrays[:3], arrays.bias, arrays.sinks])
+    leaves = call.standard(_leaves_of(arrays))
     moves = call.standard(tangents)
     pieces = []
     for rows, of_rows in blocks(arrays, meaning):
@@ -157,10 +189,10 @@ def backward_cotangents(
     arrays: Any,
     meaning: Meaning,
 ) -> list[Any]:
-    """vjp of the backward pass: from what arrives at (dq, dk, dv, dbias, dsinks) to the gradients
-    of (do, dlse, q, k, v, bias, sinks)."""
+    """Vjp of the backward pass: from what arrives at the gradients of the leaves to those of
+    do, dlse and the leaves."""
     call = _Call(meaning)
-    values = [*_outer(do, dlse, o, lse_shape), *arrays[:3], arrays.bias, arrays.sinks]
+    values = [*_outer(do, dlse, o, lse_shape), *_leaves_of(arrays)]
     standard = call.standard(values)
     arriving = call.standard(cotangents)
     pieces = []
@@ -185,10 +217,10 @@ def backward_tangents(
     arrays: Any,
     meaning: Meaning,
 ) -> list[Any]:
-    """Forward mode of the backward pass: tangents of (do, dlse, q, k, v, bias, sinks) to those of
-    (dq, dk, dv, dbias, dsinks)."""
+    """Forward mode of the backward pass: tangents of do, dlse and the leaves to those of the
+    gradients of the leaves."""
     call = _Call(meaning)
-    values = [*_outer(do, dlse, o, lse_shape), *arrays[:3], arrays.bias, arrays.sinks]
+    values = [*_outer(do, dlse, o, lse_shape), *_leaves_of(arrays)]
     standard, moves = call.standard(values), call.standard(tangents)
     pieces = []
     for rows, of_rows in blocks(arrays, meaning):
@@ -196,7 +228,7 @@ def backward_tangents(
         cut = call.cut(moves, rows)
         pushed = _pushed(g, present_values, [cut[index] for index in present])
         leaves = [index - OUTER for index in present if index >= OUTER]
-        pieces.append(_unpacked(pushed, leaves, 5))
+        pieces.append(_unpacked(pushed, leaves, len(_LEAVES)))
     return call.gathered(pieces, values[OUTER:])
 
 
@@ -225,15 +257,16 @@ def _folded_array(
 ) -> Tensor:
     """One array of the call in which (size, batch) are one axis; x itself where it broadcasts."""
     own = x.dim() - mapped
-    if name in ("q", "k", "v"):
+    row = schema().arrays[name]
+    if row["has_head_and_row"]:
         return _folded(x if has_batch else x.unsqueeze(1 if mapped else 0), mapped, size)
-    if name in ("bias", "mask"):
+    if len(row["axes"]) == 4:  # of the scores
         if not mapped and (own < 4 or x.shape[0] == 1):
             return x
         x = x.reshape(x.shape[:mapped] + (1,) * (4 - own) + x.shape[mapped:])
         return _folded(x.expand(*x.shape[:mapped], batch, *x.shape[mapped + 1 :]), mapped, size)
     # (batch,) lengths, ([batch,] head) slopes, ([batch,] row) ids
-    if own == 1 and name in ("alibi_slopes", "q_ids", "kv_ids"):
+    if own < len(row["axes"]):
         if not mapped:
             return x
         x = x.unsqueeze(1).expand(size, batch, x.shape[-1])
@@ -248,7 +281,7 @@ def _folded_arrays(arrays: Any, dims: Any, settings: Any, size: int) -> tuple[An
         axis = 1 if dims.q is not None else 0
         batch = _first(arrays.q, dims.q).shape[axis]
     for name, given, dim in zip(arrays._fields, arrays, dims):
-        if given is not None and name not in ("sinks", "rng", "cu_q", "cu_kv"):
+        if given is not None and schema().arrays[name]["axes"][0] == "batch":
             fold[name] = _folded_array(
                 name, _first(given, dim), dim is not None, batch, size, has_batch
             )
