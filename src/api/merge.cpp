@@ -7,8 +7,8 @@
 #include "core/arrays.h"
 #include "core/validate.h"
 #include "cpu/backend.h"
+#include "gpu/backend.h"
 #include "gpu/driver/device.h"
-#include "gpu/merge/run.h"
 
 namespace fulmen::api {
 namespace {

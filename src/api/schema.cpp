@@ -12,6 +12,7 @@
 #include "api/boundary.h"
 #include "core/arrays.h"
 #include "core/options.h"
+#include "plan/explain.h"
 
 namespace fulmen::api {
 namespace {
@@ -23,12 +24,11 @@ class Json {
 
   // A member that is text already: a number, true, null, another object.
   Json& raw(const char* name, const std::string& value) {
-    separate();
-    if (name != nullptr) text_ += sentence('"', name, "\": ");
-    text_ += value;
+    if (text_.size() > 1) text_ += ", ";
+    text_ += name == nullptr ? value : json::field(name, value);
     return *this;
   }
-  Json& text(const char* name, const char* value) { return raw(name, sentence('"', value, '"')); }
+  Json& text(const char* name, const char* value) { return raw(name, json::quoted(value)); }
   template <class Number>
   Json& number(const char* name, Number value) {
     return raw(name, sentence(value));
@@ -38,10 +38,6 @@ class Json {
   std::string done() const { return text_ + close_; }
 
  private:
-  void separate() {
-    if (text_.size() > 1) text_ += ", ";
-  }
-
   std::string text_;
   char close_;
 };

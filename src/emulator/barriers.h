@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Barriers: the 16 named ones, and those in shared memory that count arrivals and bytes. What
-// kernels/ptx/thread.cuh and mbarrier.cuh call.
+// kernels/ptx/thread.cuh and tma.cuh call.
 #pragma once
 
 #include "emulator/accesses.h"

@@ -268,4 +268,10 @@ void ask_for_copy(std::function<void()> run);
 void arrive(Meeting& meeting, u32 threads, const char* instruction, bool ordered);
 void meet(Meeting& meeting, u32 threads, const char* instruction, bool ordered);
 
+// Whether a thread of a block runs on this thread of the host whose loads and stores through
+// pointers anybody wants to know of.
+extern constinit thread_local bool watching __attribute__((tls_model("initial-exec")));
+
+void run_world(World& world, const std::function<void()>& kernel);
+
 }  // namespace fulmen::emulator

@@ -8,7 +8,7 @@
 #include <cstring>
 
 #include "emulator/accesses.h"
-#include "emulator/scheduler.h"
+#include "emulator/block.h"
 
 namespace fulmen::emulator {
 namespace {

@@ -7,8 +7,8 @@
 
 #include <atomic>
 
+#include "emulator/block.h"
 #include "emulator/counters.h"
-#include "emulator/scheduler.h"
 
 namespace fulmen::emulator {
 namespace {

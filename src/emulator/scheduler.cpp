@@ -5,8 +5,6 @@
 // each thread until it waits; then the copy engine does some of its work, in random order too.
 // After a round in which nothing moved no thread is left out, and all copies are done, late ones
 // included: if still nothing moves, nothing ever will.
-#include "emulator/scheduler.h"
-
 #include <boost/context/fiber.hpp>
 #include <boost/context/protected_fixedsize_stack.hpp>
 #include <mutex>
@@ -15,6 +13,7 @@
 #include <vector>
 
 #include "emulator/accesses.h"
+#include "emulator/block.h"
 #include "emulator/order.h"
 
 namespace fulmen::emulator {

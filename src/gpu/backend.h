@@ -3,12 +3,18 @@
 //
 // What the GPU backend offers to the C ABI: plan a request, run a plan, do both at once. Requests
 // have their device resolved (driver/device.h). Streams are void*, as in fulmen.h. Thread safe.
+//
+// And fulmen_merge of arrays on a GPU: one small kernel, compiled and kept as all others are.
 #pragma once
 
 #include <memory>
 #include <string>
+#include <vector>
 
+#include "core/merge_problem.h"
+#include "gpu/jit/kernel_spec.h"
 #include "gpu/prepared_plan.h"
+#include "kernels/merge/params.h"
 
 namespace fulmen::gpu {
 
@@ -32,5 +38,18 @@ u32 take_faults(int device);
 
 // The JSON object that fulmen_gpu_info documents.
 std::string gpu_info();
+
+// The number of the device that holds the arrays of a merge, by the first of them that has
+// elements; -1: host memory.
+int device_of(const MergeProblem& problem);
+
+// problem: of validate_merge. Throws Error, kUnsupported beyond MergeParams::kMaxParts.
+void merge(const MergeProblem& problem, int ordinal, void* stream);
+
+// What the kernel is launched with.
+MergeParams merge_params(const MergeProblem& problem);
+
+// The kernel for arithmetic in float32 and in float64: what CI compiles.
+std::vector<KernelSpec> merge_specs();
 
 }  // namespace fulmen::gpu

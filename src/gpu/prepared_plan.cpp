@@ -9,6 +9,7 @@
 #include <future>
 
 #include "gpu/implementations.h"
+#include "gpu/jit/module.h"
 
 namespace fulmen::gpu {
 namespace {

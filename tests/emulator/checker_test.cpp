@@ -15,11 +15,10 @@
 #include "emulator/global_memory.h"
 #include "kernels/ptx/cp_async.cuh"
 #include "kernels/ptx/grid.cuh"
-#include "kernels/ptx/mbarrier.cuh"
 #include "kernels/ptx/memory.cuh"
+#include "kernels/ptx/mma.cuh"
 #include "kernels/ptx/thread.cuh"
 #include "kernels/ptx/tma.cuh"
-#include "kernels/ptx/wgmma.cuh"
 
 namespace fulmen::test {
 namespace {

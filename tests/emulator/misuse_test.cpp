@@ -12,11 +12,10 @@
 
 #include "emulator/copies.h"
 #include "emulator/launch.h"
-#include "kernels/ptx/mbarrier.cuh"
 #include "kernels/ptx/memory.cuh"
+#include "kernels/ptx/mma.cuh"
 #include "kernels/ptx/thread.cuh"
 #include "kernels/ptx/tma.cuh"
-#include "kernels/ptx/wgmma.cuh"
 
 namespace fulmen::test {
 namespace {

@@ -14,8 +14,8 @@ ALLOWED = {
     "src/kernels/base.cuh": "#pragma once\n",
     "src/kernels/forward_sm90/config.h": '#include "kernels/base.cuh"\n',
     "src/kernels/attention/mask.cuh": '#include "kernels/base.cuh"\n',
-    "src/kernels/ptx/wgmma.cuh": '#include "kernels/base.cuh"\n',
-    "src/kernels/forward.cuh": '#include "kernels/ptx/wgmma.cuh"\n',
+    "src/kernels/ptx/mma.cuh": '#include "kernels/base.cuh"\n',
+    "src/kernels/forward.cuh": '#include "kernels/ptx/mma.cuh"\n',
     "src/core/problem.h": '#include <vector>\n#include "kernels/attention/mask.cuh"\n',
     "src/plan/plan.h": '#include "core/problem.h"\n',
     "src/cpu/tiled.cpp": (

@@ -3,13 +3,13 @@
 //
 // From a checked merge to a launch.
 
-#include "gpu/merge/run.h"
-
 #include <map>
 #include <mutex>
 
+#include "gpu/backend.h"
 #include "gpu/driver/device.h"
 #include "gpu/driver/launch.h"
+#include "gpu/jit/module.h"
 #include "gpu/jit/spec_of.h"
 #include "gpu/params.h"
 #include "kernels/simt/config.h"

@@ -172,10 +172,10 @@ FmaConfig existing_config(DType dtype, i64 dim_qk, i64 dim_v, bool backward,
                        " of ", name(dtype), "; implementation naive takes them"));
 }
 
-// A kernel over tiles. entry: "forward_simt", which is defined in the file of that name.
-KernelSpec tiled_spec(const std::string& entry, const FmaConfig& config) {
+// A kernel over tiles, defined in kernels/simt/<file>.cuh.
+KernelSpec tiled_spec(const std::string& file, const std::string& entry, const FmaConfig& config) {
   const bool backward = entry != "forward_simt";
-  KernelSpec spec = fma_spec("simt/" + entry, entry, config);
+  KernelSpec spec = fma_spec("simt/" + file, entry, config);
   spec.shared_bytes = shared_bytes_of(config, backward);
   spec.shared_bytes_text =
       backward ? "kConfig.backward_shared_bytes()" : "kConfig.forward_shared_bytes()";
@@ -189,7 +189,7 @@ KernelSpec rows_spec(DType dtype, bool adds_dq) {
 
 KernelSpec dkdv_spec(FmaConfig config, bool adds_dq) {
   config.adds_dq = adds_dq;
-  return tiled_spec("backward_simt_dkdv", config);
+  return tiled_spec("backward_simt_dkdv", "backward_simt_dkdv", config);
 }
 
 KernelSpec dsinks_spec(DType dtype) {
@@ -200,7 +200,7 @@ KernelSpec dsinks_spec(DType dtype) {
 }
 
 std::vector<KernelLaunch> forward_launches(const AttentionParams& params, const FmaConfig& config) {
-  return {{tiled_spec("forward_simt", config), num_q_tiles(params, config.rows)}};
+  return {{tiled_spec("forward_simt", "forward_simt", config), num_q_tiles(params, config.rows)}};
 }
 
 std::vector<KernelLaunch> backward_launches(const AttentionParams& params, const FmaConfig& config,
@@ -212,13 +212,14 @@ std::vector<KernelLaunch> backward_launches(const AttentionParams& params, const
                                   params.batch_extent() * params.heads_q * params.q_rows));
   }
   if (params.dq.present() && !adds_dq) {
-    launches.push_back({tiled_spec("backward_simt_dq", config), num_q_tiles(params, config.rows)});
+    launches.push_back({tiled_spec("backward_simt_rows", "backward_simt_dq", config),
+                        num_q_tiles(params, config.rows)});
   }
   if (makes_dkdv) {
     launches.push_back({dkdv_spec(config, adds_dq), num_kv_tiles(params, config.rows)});
   }
   if (params.dbias.present()) {
-    launches.push_back({tiled_spec("backward_simt_dbias", config),
+    launches.push_back({tiled_spec("backward_simt_rows", "backward_simt_dbias", config),
                         dbias_tiles(params, config.rows, config.columns)});
   }
   if (params.dsinks.present()) launches.push_back({dsinks_spec(config.dtype), params.heads_q});
@@ -278,12 +279,12 @@ std::vector<std::vector<KernelSpec>> simt_specs(std::size_t shared_bytes) {
     for (const DType dtype : kFloatTypes) {
       const auto front = simt_config(dtype, dim_qk, dim_v, false, shared_bytes);
       const auto back = simt_config(dtype, dim_qk, dim_v, true, shared_bytes);
-      if (front) forward.push_back(tiled_spec("forward_simt", *front));
+      if (front) forward.push_back(tiled_spec("forward_simt", "forward_simt", *front));
       if (!back) continue;  // more than the shared memory even in the narrowest tiles
-      dq.push_back(tiled_spec("backward_simt_dq", *back));
+      dq.push_back(tiled_spec("backward_simt_rows", "backward_simt_dq", *back));
       dkdv.push_back(dkdv_spec(*back, false));
       if (size_bytes(dtype) >= 4) dkdv.push_back(dkdv_spec(*back, true));
-      dbias.push_back(tiled_spec("backward_simt_dbias", *back));
+      dbias.push_back(tiled_spec("backward_simt_rows", "backward_simt_dbias", *back));
     }
     for (const auto& specs : {forward, dq, dkdv, dbias}) {
       if (!specs.empty()) entries.push_back(specs);

@@ -15,9 +15,9 @@
 #include "kernels/common/scores_sm90.cuh"
 #include "kernels/ptx/math.cuh"
 #include "kernels/ptx/memory.cuh"
+#include "kernels/ptx/mma.cuh"
 #include "kernels/ptx/thread.cuh"
 #include "kernels/ptx/tma.cuh"
-#include "kernels/ptx/wgmma.cuh"
 
 namespace fulmen {
 

@@ -7,7 +7,7 @@
 // PipelineState of its own; the phase flips with every round.
 #pragma once
 
-#include "kernels/ptx/mbarrier.cuh"
+#include "kernels/ptx/tma.cuh"
 
 namespace fulmen {
 

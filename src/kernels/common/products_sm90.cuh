@@ -9,8 +9,8 @@
 #include "kernels/forward_sm90/config.h"
 #include "kernels/ptx/math.cuh"
 #include "kernels/ptx/memory.cuh"
+#include "kernels/ptx/mma.cuh"
 #include "kernels/ptx/thread.cuh"
-#include "kernels/ptx/wgmma.cuh"
 
 namespace fulmen {
 

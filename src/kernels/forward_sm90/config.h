@@ -95,7 +95,7 @@ struct ForwardSm90Config {
   }
   static constexpr i32 chunked(i32 dim) { return (dim + 63) / 64 * 64; }
 
-  // Widths of a product of a warpgroup (ptx/wgmma.cuh).
+  // Widths of a product of a warpgroup (ptx/mma.cuh).
   static constexpr bool is_product_width(i32 n) {
     return n == 48 || n == 64 || n == 80 || n == 96 || n == 112 || n == 128 || n == 160 ||
            n == 176 || n == 192 || n == 256;

@@ -1,10 +1,23 @@
 // SPDX-FileCopyrightText: fulmen contributors
 // SPDX-License-Identifier: Apache-2.0
 //
-// What each query row brings to every pair of its own, once for the backward simt passes that
+// The backward simt kernels whose blocks own query rows. The one whose blocks own keys is
+// backward_simt_dkdv.
+//
+// backward_simt_rows: what each row brings to every pair of its own, once for the kernels that
 // follow: the saved softmax, and D = dot(dO, O). One thread a row. D is added up in the order in
-// which the passes add up dP = dO V^T, so that both are equal, bit for bit, where O is V: a row
-// that sees one key has dQ = dK = 0 exactly. And dsinks.
+// which they add up dP = dO V^T, so that both are equal, bit for bit, where O is V: a row that sees
+// one key has dQ = dK = 0 exactly. backward_simt_dsinks: dsinks.
+//
+// backward_simt_dq: a block owns query rows, keeps Q and dO in shared memory and its part of dQ in
+// registers, and meets K and V a tile at a time. Nothing is added by atomics, so results are
+// bitwise equal from run to run. Launched as forward_simt. Source: Dao, FlashAttention-2 (2023),
+// section 3.1.2; the split into two passes, this one and backward_simt_dkdv, is ours.
+//
+// backward_simt_dbias: dbias = dS summed over the axes along which the bias was broadcast: a block
+// owns a tile of the last two axes, or all of an axis that is summed, and meets every batch entry,
+// head, row and column that adds up in it, in a fixed order. Launched with one block for each of
+// dbias_tiles.
 #pragma once
 
 #include "kernels/common/faults.cuh"
@@ -108,6 +121,248 @@ void backward_simt_dsinks(const AttentionParams& p) {
     if (thread < half) sums[thread] += sums[thread + half];
   }
   if (thread == 0) store_real(p.dsinks, p.dsinks.offset(0, h, 0, 0), sums[0]);
+}
+
+template <FmaConfig kConfig>
+struct BackwardSimtDq : SimtGradient<kConfig> {
+  using Base = SimtGradient<kConfig>;
+  using Rows = SimtRows<kConfig>;
+  using typename Base::HeadType;
+  using typename Base::Math;
+  using typename Base::Pairs;
+  using typename Base::Real;
+
+  const AttentionParams& p;
+  const HeadType& head;
+  i64 first_row;  // of the block, in its sequence
+  bool pair_terms;
+  HeadRows k_rows, v_rows;
+  typename Base::QkRows Q, K;
+  typename Base::VRows dO, V;
+  u32* word;  // shared
+  SavedRow<Real> rows[Base::kRows];
+  typename Base::template Sums<kConfig.max_dim_qk> dQ = {};
+
+  BackwardSimtDq(const HeadType& head_, i64 first_row_)
+      : p(head_.p),
+        head(head_),
+        first_row(first_row_),
+        pair_terms(has_pair_terms(head_.p)),
+        k_rows(kv_rows_of(head_, p.k, p.dim_qk)),
+        v_rows(kv_rows_of(head_, p.v, p.dim_v)) {
+    typename Base::Layout layout;
+    Q = layout.template tile<typename Base::QkRows>(kConfig.rows);
+    dO = layout.template tile<typename Base::VRows>(kConfig.rows);
+    K = layout.template tile<typename Base::QkRows>(kConfig.columns);
+    V = layout.template tile<typename Base::VRows>(kConfig.columns);
+    this->factors = layout.template tile<typename Base::Weights>(kConfig.rows);
+    word = layout.word();
+  }
+
+  i64 q_row(i32 r) const { return first_row + Base::row(r); }
+  i64 num_keys(i64 first_column) const { return head.sequence.shape.kv_len - first_column; }
+
+  struct Pass {
+    const BackwardSimtDq& block;
+    i64 first_column;
+    i64 query(i32 r, i32) const { return block.q_row(r); }
+    i64 key(i32, i32 c) const { return first_column + Base::column(c); }
+    const SavedRow<Real>& saved(i32 r, i32) const { return block.rows[r]; }
+    Limits limits(i32 r) const { return row_limits(block.head, block.q_row(r), first_column); }
+  };
+
+  // Q, dO and V of the first block on their way, and what is saved of the rows.
+  void load_first(i64 first_column) {
+    const i64 count = head.sequence.shape.q_len - first_row;
+    Rows::template load<kConfig.rows>(q_rows_of(head, p.q, p.dim_qk), first_row, count, Q);
+    Rows::template load<kConfig.rows>(q_rows_of(head, p.dout, p.dim_v), first_row, count, dO);
+    Rows::template load<kConfig.columns>(v_rows, first_column, num_keys(first_column), V);
+#pragma unroll
+    for (i32 r = 0; r < Base::kRows; ++r) {
+      rows[r] = Base::row(r) < count ? saved_rows(head)[q_row(r)] : SavedRow<Real>{};
+    }
+  }
+
+  // V of this block is on its way; leaves with V of the next one on its way.
+  void step(i64 first_column, bool is_full, bool is_last) {
+    const bool plain = is_full && !pair_terms;
+    const i64 next_column = first_column + kConfig.columns;
+    Pairs S, dP;
+    ptx::wait_for_copies();
+    ptx::block_sync();  // V is there, and all are done with K
+    Rows::template load<kConfig.columns>(k_rows, first_column, num_keys(first_column), K);
+    Base::dots(dO, V, static_cast<i32>(p.dim_v), dP);  // dP = dO V^T
+    ptx::wait_for_copies();
+    ptx::block_sync();  // K is there, and all are done with V
+    if (!is_last) {
+      Rows::template load<kConfig.columns>(v_rows, next_column, num_keys(next_column), V);
+    }
+    Base::dots(Q, K, static_cast<i32>(p.dim_qk), S);  // S = Q K^T
+    Base::template prepare<true>(head, Pass{*this, first_column}, is_full, pair_terms, S, dP);
+    Base::each_pair([&](i32 r, i32 c) {  // dX = e G, never -0
+      dP[r][c] = Base::weight(S[r][c], rows[r].shift) * dP[r][c] + Real(0);
+      if (!plain && S[r][c] == -Math::kInfinity) dP[r][c] = Base::kHidden;
+    });
+    Base::write_own(this->factors, dP);
+    ptx::warp_sync();  // dX of the warp's rows is there
+    const i32 depth = static_cast<i32>(min<i64>(kConfig.columns, num_keys(first_column)));
+    if (!plain && !Rows::template all_finite<kConfig.columns>(K, word)) {
+      Base::template guarded_sums<kConfig.max_dim_qk>(this->factors, K, depth, dQ);
+    } else {
+      Base::template sums<kConfig.max_dim_qk>(this->factors, K, depth, dQ);  // dQ += dX K
+    }
+  }
+
+  void run() {
+    const SequenceShape& shape = head.sequence.shape;
+    if (first_row < shape.q_len) {
+      const BlockRange range = visible_column_blocks(
+          p.mask_options, shape, {first_row, min(first_row + kConfig.rows, i64{shape.q_len})},
+          kConfig.columns);
+      if (range.visible.size() > 0) load_first(range.visible.begin * kConfig.columns);
+      for (i64 block = range.visible.begin; block < range.visible.end; ++block) {
+        step(block * kConfig.columns, range.is_full(block), block + 1 == range.visible.end);
+      }
+    }
+    Rows::template store<kConfig.max_dim_qk>(
+        q_rows_of(head, p.dq, p.dim_qk), first_row, shape.q_len - first_row,
+        head.sequence.q_slot - first_row, dQ, [](i32) { return Real(1); });
+  }
+};
+
+template <FmaConfig kConfig>
+void backward_simt_dq(const AttentionParams& p) {
+  record_faults(p, kConfig.num_threads);
+  const TileTask task = tile_task(ptx::block_index(), p.batch_extent(), p.heads_q,
+                                  num_tile_slots(p, p.q_rows, kConfig.rows), true);
+  const TilePlace origin = find_tile(p, p.cu_q, task, kConfig.rows);
+  const Head<kConfig.dtype> head(p, origin.index, task.head);
+  if (origin.first_row >= head.sequence.q_slot) return;
+  BackwardSimtDq<kConfig>(head, origin.first_row).run();
+}
+
+template <FmaConfig kConfig>
+struct BackwardSimtDbias : SimtGradient<kConfig> {
+  using Base = SimtGradient<kConfig>;
+  using Rows = SimtRows<kConfig>;
+  using typename Base::HeadType;
+  using typename Base::Math;
+  using typename Base::Pairs;
+  using typename Base::Real;
+
+  const AttentionParams& p;
+  bool sums_rows, sums_columns;
+  typename Base::QkRows Q, K;
+  typename Base::VRows dO, V;
+  Pairs dbias = {};
+
+  explicit BackwardSimtDbias(const AttentionParams& params)
+      : p(params), sums_rows(p.dbias_extents[2] == 1), sums_columns(p.dbias_extents[3] == 1) {
+    typename Base::Layout layout;
+    Q = layout.template tile<typename Base::QkRows>(kConfig.rows);
+    dO = layout.template tile<typename Base::VRows>(kConfig.rows);
+    K = layout.template tile<typename Base::QkRows>(kConfig.columns);
+    V = layout.template tile<typename Base::VRows>(kConfig.columns);
+    this->factors = layout.template tile<typename Base::Weights>(kConfig.rows);
+  }
+
+  struct Pass {
+    const HeadType& head;
+    i64 first_row, first_column;
+    const SavedRow<Real> (&rows)[Base::kRows];
+    i64 query(i32 r, i32) const { return first_row + Base::row(r); }
+    i64 key(i32, i32 c) const { return first_column + Base::column(c); }
+    const SavedRow<Real>& saved(i32 r, i32) const { return rows[r]; }
+    Limits limits(i32 r) const { return row_limits(head, query(r, 0), first_column); }
+  };
+
+  // Adds dS of one tile of pairs of one head.
+  void add_tile(const HeadType& head, i64 i, i64 j) {
+    const SequenceShape& shape = head.sequence.shape;
+    ptx::block_sync();  // all are done with the tiles before
+    Rows::template load<kConfig.rows>(q_rows_of(head, p.q, p.dim_qk), i, shape.q_len - i, Q);
+    Rows::template load<kConfig.rows>(q_rows_of(head, p.dout, p.dim_v), i, shape.q_len - i, dO);
+    Rows::template load<kConfig.columns>(kv_rows_of(head, p.k, p.dim_qk), j, shape.kv_len - j, K);
+    Rows::template load<kConfig.columns>(kv_rows_of(head, p.v, p.dim_v), j, shape.kv_len - j, V);
+    ptx::wait_for_copies();
+    ptx::block_sync();  // the tiles are there
+    SavedRow<Real> rows[Base::kRows];
+#pragma unroll
+    for (i32 r = 0; r < Base::kRows; ++r) {
+      const i64 row = i + Base::row(r);
+      rows[r] = row < shape.q_len ? saved_rows(head)[row] : SavedRow<Real>{};
+    }
+    Pairs S, dP;
+    Base::dots(dO, V, static_cast<i32>(p.dim_v), dP);
+    Base::dots(Q, K, static_cast<i32>(p.dim_qk), S);
+    Base::template prepare<false>(head, Pass{head, i, j, rows}, false, true, S, dP);
+    Base::each_pair([&](i32 r, i32 c) {
+      if (S[r][c] == -Math::kInfinity) return;
+      dbias[r][c] += Base::weight(S[r][c], rows[r].shift) * dP[r][c];
+    });
+  }
+
+  // Rows [i, i + rows) of a head against the columns of this block.
+  void add_rows(const HeadType& head, i64 i, i64 column) {
+    const SequenceShape& shape = head.sequence.shape;
+    const BlockRange range = visible_column_blocks(
+        p.mask_options, shape, {i, min(i + kConfig.rows, i64{shape.q_len})}, kConfig.columns);
+    const i64 own = column / kConfig.columns;
+    const Interval wanted = sums_columns ? range.visible : Interval{own, own + 1};
+    for (i64 block = wanted.begin; block < wanted.end; ++block) {
+      if (range.visible.contains(block)) add_tile(head, i, block * kConfig.columns);
+    }
+  }
+
+  void run(const DbiasTile& tile) {
+    const Interval sequences = summed(tile.batch, p.dbias_extents[0], p.num_sequences);
+    const Interval heads = summed(tile.head, p.dbias_extents[1], p.heads_q);
+    for (i64 index = sequences.begin; index < sequences.end; ++index) {
+      for (i64 h = heads.begin; h < heads.end; ++h) {
+        const HeadType head(p, index, h);
+        const i64 q_len = head.sequence.shape.q_len;
+        const i64 end = sums_rows ? q_len : min(tile.row + 1, q_len);
+        for (i64 i = tile.row; i < end; i += kConfig.rows) add_rows(head, i, tile.column);
+      }
+    }
+    store(tile);
+  }
+
+  void store(const DbiasTile& tile) {
+    ptx::block_sync();  // all are done with the factors
+    if (sums_columns) {
+#pragma unroll
+      for (i32 r = 0; r < Base::kRows; ++r) {
+        Real sum = 0;
+#pragma unroll
+        for (i32 c = 0; c < Base::kColumns; ++c) sum += dbias[r][c];
+        dbias[r][0] = Base::row_sum(sum);  // in every thread of the row
+      }
+    }
+    Base::write_own(this->factors, dbias);
+    ptx::block_sync();  // the block's sums are there
+    const i32 num_rows = sums_rows ? 1 : kConfig.rows;
+    const i32 num_columns = sums_columns ? 1 : kConfig.columns;
+#pragma unroll 1
+    for (i32 at = Base::thread(); at < num_rows * num_columns; at += kConfig.num_threads) {
+      const i32 r = at / num_columns;
+      const i32 c = at % num_columns;
+      if (tile.row + r >= p.dbias_extents[2] || tile.column + c >= p.dbias_extents[3]) continue;
+      Real sum = 0;
+      for (i32 down = r; down < (sums_rows ? kConfig.rows : r + 1); ++down) {
+        sum += this->factors.at(down, c);
+      }
+      store_real(p.dbias, p.dbias.offset(tile.batch, tile.head, tile.row + r, tile.column + c),
+                 sum);
+    }
+  }
+};
+
+template <FmaConfig kConfig>
+void backward_simt_dbias(const AttentionParams& p) {
+  record_faults(p, kConfig.num_threads);
+  BackwardSimtDbias<kConfig>(p).run(
+      dbias_tile(p, ptx::block_index(), kConfig.rows, kConfig.columns));
 }
 
 }  // namespace fulmen

@@ -15,13 +15,13 @@
 #include <thread>
 
 #include "core/error.h"
+#include "gpu/backend.h"
 #include "gpu/backward_sm80/plan.h"
 #include "gpu/backward_sm90/plan.h"
 #include "gpu/forward_sm80/plan.h"
 #include "gpu/forward_sm90/plan.h"
 #include "gpu/jit/compiler.h"
 #include "gpu/jit/module.h"
-#include "gpu/merge/run.h"
 #include "gpu/simt/plan.h"
 
 namespace fulmen::gpu {

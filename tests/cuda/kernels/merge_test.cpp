@@ -13,7 +13,7 @@
 
 #include "cpu/backend.h"
 #include "emulator/launch.h"
-#include "gpu/merge/run.h"
+#include "gpu/backend.h"
 
 namespace fulmen::test {
 namespace {

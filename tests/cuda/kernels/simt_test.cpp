@@ -6,9 +6,7 @@
 #include "against_oracle.h"
 #include "gpu/simt/plan.h"
 #include "kernels/naive/backward_naive.cuh"
-#include "kernels/simt/backward_simt_dbias.cuh"
 #include "kernels/simt/backward_simt_dkdv.cuh"
-#include "kernels/simt/backward_simt_dq.cuh"
 #include "kernels/simt/backward_simt_rows.cuh"
 #include "kernels/simt/forward_simt.cuh"
 

@@ -7,10 +7,9 @@
 #pragma once
 
 #include "kernels/ptx/cp_async.cuh"
-#include "kernels/ptx/mbarrier.cuh"
+#include "kernels/ptx/mma.cuh"
 #include "kernels/ptx/thread.cuh"
 #include "kernels/ptx/tma.cuh"
-#include "kernels/ptx/wgmma.cuh"
 
 namespace fulmen::test {
 

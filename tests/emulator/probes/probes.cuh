@@ -8,12 +8,10 @@
 #include "kernels/ptx/grid.cuh"
 #include "kernels/ptx/libm.cuh"
 #include "kernels/ptx/math.cuh"
-#include "kernels/ptx/mbarrier.cuh"
 #include "kernels/ptx/memory.cuh"
 #include "kernels/ptx/mma.cuh"
 #include "kernels/ptx/thread.cuh"
 #include "kernels/ptx/tma.cuh"
-#include "kernels/ptx/wgmma.cuh"
 #include "probes/probes.h"
 
 namespace fulmen {

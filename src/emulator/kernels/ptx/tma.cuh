@@ -1,8 +1,8 @@
 // SPDX-FileCopyrightText: fulmen contributors
 // SPDX-License-Identifier: Apache-2.0
 //
-// The tensor copy engine on the host: what src/kernels/ptx/tma.cuh declares. Advice for caches is
-// ignored.
+// The tensor copy engine on the host, and barriers in shared memory, counted by the emulator: what
+// src/kernels/ptx/tma.cuh declares. Advice for caches is ignored.
 #pragma once
 
 #include <cstring>
@@ -14,6 +14,21 @@
 #include "kernels/forward_sm90/config.h"
 
 namespace fulmen::ptx {
+
+inline void mbarrier_init(u32 barrier, u32 arrivals, Site site = Where::current()) {
+  emulator::mbarrier_init(barrier, arrivals, site);
+}
+inline void fence_mbarrier_init() { emulator::mbarrier_fence_init(); }
+inline void mbarrier_arrive(u32 barrier, Site site = Where::current()) {
+  emulator::mbarrier_arrive(barrier, site);
+}
+inline void mbarrier_arrive_expect(u32 barrier, u32 bytes, Site site = Where::current()) {
+  emulator::mbarrier_expect_bytes(barrier, bytes);
+  emulator::mbarrier_arrive(barrier, site);
+}
+inline void mbarrier_wait(u32 barrier, u32 parity, Site site = Where::current()) {
+  emulator::mbarrier_wait(barrier, parity, site);
+}
 
 inline void prefetch_tensormap(const TensorMap&) {}
 
