@@ -57,7 +57,8 @@ def attention(q: Any, k: Any, v: Any, options: dict[str, Any]) -> Any:
     Args:
         options: the keywords that are given.
     """
-    if guards.allows_fast_path(q, k, v):
+    is_plainly_eager = guards.allows_fast_path(q, k, v)  # then most questions below are answered
+    if is_plainly_eager:
         o = fast_attention(q, k, v, options)
         if o is not None:
             return o
@@ -78,11 +79,12 @@ def attention(q: Any, k: Any, v: Any, options: dict[str, Any]) -> Any:
     if inputs:
         arrays = _arrays(q, k, v, inputs)
     device = "cuda" if q.is_cuda else "cpu"
-    if torch.is_autocast_enabled(device):
+    if not is_plainly_eager and torch.is_autocast_enabled(device):
         arrays = _autocast(device, Arrays(*arrays))
     packed = "cu_q" in inputs
-    by_operator = guards.needs_operators() or out is not None or not guards.are_plain(q, k, v)
-    if guards.is_compiling():
+    has_modes = not is_plainly_eager and guards.needs_operators()
+    by_operator = has_modes or out is not None or not guards.are_plain(q, k, v)
+    if not is_plainly_eager and guards.is_compiling():
         traced = _traced_settings(values, packed, out_dtype)
         return _by_operator(Arrays(*arrays), traced, return_lse, out)
     settings = _settings(values, packed)
