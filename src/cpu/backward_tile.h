@@ -58,7 +58,7 @@ class BackwardTile {
   }
 
   // P (with dropout's factor) into scratch.P; dS, where wanted, into scratch.dS.
-  void weigh(bool is_full, bool wants_dS, bool through_cap) {
+  void weigh(bool is_full, bool wants_dS, bool through_score_mod) {
     // S = Q K^T
     multiply_rows(Q_, problem_.dim_qk, scratch_.K_lanes, scratch_.P);
     // dP = dO V^T
@@ -71,19 +71,18 @@ class BackwardTile {
     if (has_keep) pairs.fill_keep(rows_, keys_, scratch_.keep, sizes_.padded_columns);
     addend_ = has_addend ? scratch_.addend : nullptr;
     const i64 row = shared_row(problem_, sequence_, head_, rows_.begin);
-    kernels_.gradient({.scores = scratch_.P,
-                       .dP = wants_dS ? scratch_.dS : nullptr,
-                       .stride = sizes_.padded_columns,
-                       .rows = rows_.size(),
-                       .keys = keys_.size(),
-                       .terms = {static_cast<Real>(problem_.score_map.scale),
-                                 static_cast<Real>(problem_.score_map.softcap), addend_,
-                                 has_keep ? scratch_.keep : nullptr},
-                       .through_cap = through_cap,
-                       .row_max = shared_.row_max + row,
-                       .normalizer = shared_.normalizer + row,
-                       .delta = shared_.delta + row,
-                       .lse_term = shared_.lse_term ? shared_.lse_term + row : nullptr});
+    kernels_.gradient(
+        {.scores = scratch_.P,
+         .dP = wants_dS ? scratch_.dS : nullptr,
+         .stride = sizes_.padded_columns,
+         .rows = rows_.size(),
+         .keys = keys_.size(),
+         .terms = {problem_.score_map.as<Real>(), addend_, has_keep ? scratch_.keep : nullptr},
+         .through_score_mod = through_score_mod,
+         .row_max = shared_.row_max + row,
+         .normalizer = shared_.normalizer + row,
+         .delta = shared_.delta + row,
+         .lse_term = shared_.lse_term ? shared_.lse_term + row : nullptr});
   }
 
   // C += pairs^T B, a row of C per key: dV = P^T dO, dK = dS^T Q.

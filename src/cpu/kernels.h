@@ -13,6 +13,7 @@
 #pragma once
 
 #include "core/tensor.h"
+#include "kernels/attention/score_mod.cuh"
 
 namespace fulmen::cpu {
 
@@ -57,11 +58,10 @@ struct Product {
   const Real* row_scale = nullptr;  // (rows): start = C[i][n] * row_scale[i]
 };
 
-// The score of a block of pairs: softcap(scale dot) + addend. addend = -inf hides a pair.
+// The score of a block of pairs: map(dot) + addend. addend = -inf hides a pair.
 template <class Real>
 struct ScoreTerms {
-  Real scale;
-  Real softcap;        // 0: off
+  ScoreMap<Real> map;
   const Real* addend;  // laid out as the dot products; null: nothing to add, all visible
   const Real* keep;    // likewise: dropout's factor; null: 1
 };
@@ -88,7 +88,7 @@ struct GradientBlock {
   i64 rows;
   i64 keys;
   ScoreTerms<Real> terms;
-  bool through_cap;        // dS is with respect to scale dot(q, k); else to the capped score
+  bool through_score_mod;  // dS is with respect to scale dot(q, k); else to the modified score
   const Real* row_max;     // (rows) what is subtracted from scores
   const Real* normalizer;  // (rows) what weights are multiplied by
   const Real* delta;       // (rows) rowsum(dO O)

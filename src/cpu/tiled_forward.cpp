@@ -134,8 +134,7 @@ class ForwardBlock {
       terms_.fill_keep(rows_, keys, scratch_.pair_rows, sizes_.padded_columns);
       turn_pairs(keys, scratch_.keep);
     }
-    return {static_cast<Real>(problem_.score_map.scale),
-            static_cast<Real>(problem_.score_map.softcap), has_addend ? scratch_.addend : nullptr,
+    return {problem_.score_map.as<Real>(), has_addend ? scratch_.addend : nullptr,
             has_keep ? scratch_.keep : nullptr};
   }
 

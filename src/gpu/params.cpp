@@ -92,7 +92,7 @@ ScoreOptions score_options_of(const Problem& problem) {
       .bias = problem.arrays[Array::kBias].dtype,
       .documents = problem.has(Array::kQIds),
       .alibi = problem.has(Array::kAlibiSlopes),
-      .softcap = problem.score_map.softcap != 0,
+      .score_mod = problem.score_map.is_modified(),
       .dropout = problem.dropout.enabled(),
       .sinks = problem.has(Array::kSinks),
       .negative_scale = !(problem.score_map.scale > 0),

@@ -13,9 +13,6 @@
 
 namespace fulmen::gpu {
 
-// By which kernels turn exponents of e into exponents of 2.
-inline constexpr double kLog2E = 1.4426950408889634;
-
 inline ArrayView view_of(const Tensor& tensor) {
   if (!tensor.present()) return {};
   const auto& strides = tensor.strides;
@@ -40,7 +37,7 @@ AttentionParams side_gradient_params(const Problem& problem, u32* faults = nullp
 // need of it, sets it back, so that fewer kernels are compiled.
 ScoreOptions score_options_of(const Problem& problem);
 
-// "_right_bias_float32_softcap": every option that is on.
+// "_right_bias_float32_score_mod": every option that is on.
 std::string name_suffix(const ScoreOptions& score);
 
 }  // namespace fulmen::gpu

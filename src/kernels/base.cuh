@@ -38,6 +38,14 @@ struct bf16 {
   u16 bits;
 };
 
+// Real is float or double.
+template <class Real>
+inline constexpr Real kLog2E = static_cast<Real>(1.4426950408889634);
+template <class Real>
+inline constexpr Real kLn2 = static_cast<Real>(0.693147180559945309);
+template <class Real>
+inline constexpr Real kInfinity = static_cast<Real>(__builtin_bit_cast(float, 0x7f800000u));
+
 template <class T>
 constexpr T min(T a, T b) {
   return b < a ? b : a;

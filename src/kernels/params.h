@@ -83,4 +83,9 @@ struct AttentionParams {
   constexpr i64 batch_extent() const { return packed ? 1 : num_sequences; }  // of the arrays
 };
 
+// A CUtensorMap: opaque to the kernels, made by the host.
+struct alignas(64) TensorMap {
+  u64 words[16];
+};
+
 }  // namespace fulmen

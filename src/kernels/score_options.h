@@ -26,7 +26,7 @@ struct ScoreOptions {
   DType bias = DType::kNone;             // of the array that is added to scores
   bool documents = false;                // only pairs with equal ids are visible
   bool alibi = false;
-  bool softcap = false;
+  bool score_mod = false;  // scores pass through a function: attention/score_mod.cuh
   bool dropout = false;
   bool sinks = false;
   bool negative_scale = false;  // the scale may be 0 or negative
@@ -50,7 +50,7 @@ constexpr void for_each_field(const ScoreOptions& score, Each each) {
   each("bias", score.bias);
   each("documents", score.documents);
   each("alibi", score.alibi);
-  each("softcap", score.softcap);
+  each("score_mod", score.score_mod);
   each("dropout", score.dropout);
   each("sinks", score.sinks);
   each("negative_scale", score.negative_scale);

@@ -45,7 +45,7 @@ TEST(ScoreOptions, SayWhatTheProblemHas) {
   EXPECT_EQ(score.mask_kind, MaskKind::kRight);
   EXPECT_TRUE(score.has_pair_terms());
   EXPECT_EQ(gpu::name_suffix(score),
-            "_right_mask_bias_float16_documents_alibi_softcap_dropout_sinks_negative_scale_varlen"
+            "_right_mask_bias_float16_documents_alibi_score_mod_dropout_sinks_negative_scale_varlen"
             "_stats_fp32_out");
   problem.mask.window_left = 3;
   EXPECT_EQ(gpu::score_options_of(problem).mask_kind, MaskKind::kBoth);
@@ -60,7 +60,7 @@ TEST(FieldsOf, NamesFieldsOfANestedStruct) {
   }
   EXPECT_THAT(texts, testing::IsSupersetOf({"score.mask_kind = fulmen::MaskKind::kNone",
                                             "score.bias = fulmen::DType::kBFloat16",
-                                            "score.softcap = false", "rows = 64"}));
+                                            "score.score_mod = false", "rows = 64"}));
 }
 
 TEST(FieldsOf, CountsMembersOfAConfig) {

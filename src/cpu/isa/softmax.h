@@ -13,7 +13,7 @@ namespace fulmen::cpu {
 namespace {
 
 template <class Real>
-[[gnu::always_inline]] inline Vector<Real> capped(Vector<Real> scaled, Real softcap) {
+[[gnu::always_inline]] inline Vector<Real> modified(Vector<Real> scaled, Real softcap) {
   return softcap == Real(0) ? scaled : softcap * hyperbolic_tangent(scaled / softcap);
 }
 
@@ -48,14 +48,14 @@ template <class Real, bool kPlain>
 [[gnu::always_inline]] inline bool softmax_lanes(const SoftmaxBlock<Real>& block, i64 lane) {
   const ScoreTerms<Real>& terms = block.terms;
   Real* const scores = block.scores + lane;
-  const Vector<Real> scale = broadcast(terms.scale);
+  const Vector<Real> scale = broadcast(terms.map.scale);
   // s = softcap(scale dot) + addend;  max over j
   Vector<Real> block_max = broadcast(-kInfinity<Real>);
   for (i64 j = 0; j < block.keys; ++j) {
     const i64 at = j * block.stride;
     Vector<Real> s = load(scores + at) * scale;
     if constexpr (!kPlain) {
-      s = capped(s, terms.softcap);
+      s = modified(s, terms.map.softcap);
       if (terms.addend) s = with_addend<Real>(s, load(terms.addend + lane + at));
       store(scores + at, s);
     }
@@ -86,7 +86,7 @@ template <class Real, bool kPlain>
 
 template <class Real>
 bool softmax(const SoftmaxBlock<Real>& block) {
-  const bool plain = block.terms.softcap == Real(0) && !block.terms.addend && !block.terms.keep;
+  const bool plain = block.terms.map.softcap == Real(0) && !block.terms.addend && !block.terms.keep;
   bool rescales = false;
   for (i64 lane = 0; lane < block.rows; lane += kWidth<Real>) {
     const bool changed =
@@ -111,7 +111,8 @@ template <class Real, bool kPlain>
                                                   i64 lane) {
   const ScoreTerms<Real>& terms = block.terms;
   const i64 at = i * block.stride + lane;
-  const Vector<Real> s = capped(load(block.scores + at) * terms.scale, kPlain ? 0 : terms.softcap);
+  const Vector<Real> s =
+      modified(load(block.scores + at) * terms.map.scale, kPlain ? 0 : terms.map.softcap);
   const Vector<Real> addend = !kPlain && terms.addend ? load(terms.addend + at) : Vector<Real>{};
   const Vector<Real> t = (kPlain ? s : with_addend<Real>(s, addend)) - block.row_max[i];
   const Vector<Real> weight = exponential<Real>(at_most_zero<Real>(t));
@@ -126,8 +127,8 @@ template <class Real, bool kPlain>
   Vector<Real> dS = P * (dP - block.delta[i]);
   if constexpr (!kPlain) {
     if (block.lse_term) dS += weight * block.lse_term[i];
-    if (terms.softcap != Real(0) && block.through_cap) {
-      const Vector<Real> tangent = s / terms.softcap;
+    if (terms.map.softcap != Real(0) && block.through_score_mod) {
+      const Vector<Real> tangent = s / terms.map.softcap;
       dS *= Real(1) - tangent * tangent;
     }
     dS = hidden ? Vector<Real>{} : dS;  // a hidden v may have made dP NaN
@@ -138,7 +139,8 @@ template <class Real, bool kPlain>
 template <class Real>
 void gradient(const GradientBlock<Real>& block) {
   const ScoreTerms<Real>& terms = block.terms;
-  const bool plain = terms.softcap == Real(0) && !terms.addend && !terms.keep && !block.lse_term;
+  const bool plain =
+      terms.map.softcap == Real(0) && !terms.addend && !terms.keep && !block.lse_term;
   for (i64 i = 0; i < block.rows; ++i) {
     for (i64 lane = 0; lane < block.keys; lane += kWidth<Real>) {
       if (plain) {

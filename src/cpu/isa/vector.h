@@ -68,9 +68,6 @@ template <class Real>
 constexpr i64 kLanes = kTileVectors * kWidth<Real>;
 
 template <class Real>
-constexpr Real kInfinity = static_cast<Real>(__builtin_inf());
-
-template <class Real>
 [[gnu::always_inline]] inline Vector<Real> load(const Real* address) {
   return *reinterpret_cast<const typename VectorOf<Real>::Unaligned*>(address);
 }

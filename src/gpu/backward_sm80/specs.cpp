@@ -172,7 +172,7 @@ struct CompiledProblems {
     dq_alone = with(none, {Array::kDQ});
     dkdv_alone = with(none, {Array::kDK, Array::kDV});
     capped = with(all, {Array::kAlibiSlopes});
-    capped.score_map.softcap = 50;
+    capped.score_map = {1, 50};
     pairs = with(all, {Array::kMask, Array::kQIds});
     pairs.deterministic = true;
     dropping = all;

@@ -118,7 +118,7 @@ i32 rounded_up(i64 dim, i64 unit) {
 bool has_tiles_of_dbias(const Problem& problem) {
   const Tensor& dbias = problem.arrays[Array::kDBias];
   bool fits = size_bytes(problem.dtype) == 2 && dbias.dtype == problem.dtype &&
-              problem.score_map.softcap == 0 && !sm80_shares_dbias(problem) &&
+              !problem.score_map.is_modified() && !sm80_shares_dbias(problem) &&
               problem.pointer_alignment >= 16 && dbias.strides[3] == 1 && dbias.shape[3] % 8 == 0;
   for (int axis = 0; axis < 3; ++axis) {
     fits = fits && (dbias.shape[axis] <= 1 || dbias.strides[axis] % 8 == 0);
@@ -132,7 +132,7 @@ ScoreOptions compiled_options(const Problem& problem) {
   ScoreOptions score = score_options_of(problem);
   score.mask_kind = MaskKind::kNone;
   score.varlen = score.sinks = score.stats = score.fp32_out = false;
-  score.negative_scale &= score.bias == DType::kNone && !score.softcap && !score.alibi;
+  score.negative_scale &= score.bias == DType::kNone && !score.score_mod && !score.alibi;
   return score;
 }
 

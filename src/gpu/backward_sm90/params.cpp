@@ -37,7 +37,7 @@ BackwardParams main_params(const Problem& problem, const BackwardSm90Configs& co
                            const BackwardSm90Layout& layout) {
   const i64 shift =
       problem.alignment == Alignment::kBottomRight ? problem.kv_rows - problem.q_rows : 0;
-  const double scale = problem.score_map.scale, softcap = problem.score_map.softcap;
+  const double scale = problem.score_map.scale;
   BackwardParams params{};
   params.batch = static_cast<i32>(problem.num_sequences);
   params.heads_q = static_cast<i32>(problem.heads_q);
@@ -47,7 +47,7 @@ BackwardParams main_params(const Problem& problem, const BackwardSm90Configs& co
                   static_cast<i32>(shift)};
   params.mask = problem.mask;
   params.scale = static_cast<float>(scale);
-  params.scale_log2 = static_cast<float>(scale * kLog2E);
+  params.scale_log2 = static_cast<float>(scale * kLog2E<double>);
   params.num_kv_blocks = static_cast<i32>(layout.num_kv_blocks);
   params.num_conversion_blocks = static_cast<i32>(layout.num_conversion_blocks);
   params.heads_per_group = layout.schedule.heads_per_group;
@@ -60,10 +60,7 @@ BackwardParams main_params(const Problem& problem, const BackwardSm90Configs& co
   params.dim_qk = static_cast<i32>(problem.dim_qk);
   params.dim_v = static_cast<i32>(problem.dim_v);
   params.attention = attention_params(problem);
-  if (softcap != 0) {
-    params.softcap_in = static_cast<float>(2 * scale / softcap * kLog2E);
-    params.softcap_out = static_cast<float>(softcap * kLog2E);
-  }
+  params.score_mod = score_mod_of(problem.score_map);
   params.kept_scale = static_cast<float>(problem.dropout.kept_scale());
   params.comes_first = configs.main.has_value();
   return params;

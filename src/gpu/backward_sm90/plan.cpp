@@ -84,7 +84,7 @@ ScoreOptions score_of(const Problem& problem) {
 
 // Whether scores are more than a positive scale times dot(q, k), or pairs more than visible.
 bool has_options(const ScoreOptions& score) {
-  return score.has_pair_terms() || score.alibi || score.softcap || score.negative_scale ||
+  return score.has_pair_terms() || score.alibi || score.score_mod || score.negative_scale ||
          score.dropout;
 }
 

@@ -37,7 +37,7 @@ i32 rounded_up(i64 dim, i64 unit) {
 i32 num_options(const ForwardSm80Config& config) {
   const ScoreOptions& score = config.score;
   return score.mask + (score.bias != DType::kNone) + score.documents + score.negative_scale +
-         score.softcap + score.alibi + score.dropout;
+         score.score_mod + score.alibi + score.dropout;
 }
 
 // Whether there is nothing to look up before a block begins, see ForwardSm80Config::fixed_length.
@@ -92,7 +92,7 @@ void set_tile(ForwardSm80Config& config, const Problem& problem, const Sm80Shape
   config.kv_rows = shape.kv_rows;
   if (has_pairs) config.kv_rows = shape.pair_kv_rows;
   if (config.score.dropout) config.kv_rows = shape.dropout_kv_rows;
-  if (config.score.softcap) config.kv_rows = shape.softcap_kv_rows;
+  if (config.score.score_mod) config.kv_rows = shape.modified_kv_rows;
   if (many_registers) config.kv_rows = shape.many_kv_rows;
   config.stage_blocks = has_pairs ? 1 : shape.stage_blocks;
   const bool has_numbers =
@@ -366,7 +366,7 @@ std::vector<std::vector<KernelSpec>> forward_sm80_specs(const Gpu& gpu) {
   saving.arrays[Array::kStats].dtype = DType::kFloat32;
   saving.mask.window_left = 1;  // lengths are looked up
   Problem capped = plain;
-  capped.score_map.softcap = 50;
+  capped.score_map = {1, 50};
   capped.arrays[Array::kAlibiSlopes].dtype = DType::kFloat32;
   Problem pairs = plain;
   pairs.arrays[Array::kMask].dtype = DType::kBool;

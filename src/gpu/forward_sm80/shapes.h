@@ -23,7 +23,7 @@ struct Sm80Shape {
   i32 many_kv_rows = kv_rows;      // where options leave a warp 16 rows
   i32 pair_kv_rows = kv_rows;      // with a mask, a bias or documents alone
   i32 dropout_kv_rows = kv_rows;   // with dropout alone
-  i32 softcap_kv_rows = kv_rows;   // with softcap alone
+  i32 modified_kv_rows = kv_rows;  // with a score modifier alone
   i32 warps_n = 1;                 // more: not where options take many registers
   i32 stage_blocks = 1;            // but one where arrays belong to pairs
   bool q_in_registers = false;     // not with options
@@ -48,7 +48,7 @@ inline constexpr Sm80Shape kShapes[] = {
      .many_kv_rows = 64,
      .pair_kv_rows = 32,
      .dropout_kv_rows = 32,
-     .softcap_kv_rows = 32},
+     .modified_kv_rows = 32},
     {.max_dim = 128, .many_kv_rows = 64},
     {.max_dim = 192, .warps = 8, .row_tiles = 1, .kv_rows = 64, .min_blocks = 1},
     {.max_dim = 256,

@@ -58,7 +58,7 @@ ForwardSm90Config options_of(const Problem& problem) {
   config.d_v = config.split_dims ? static_cast<i32>(128 * ceil_div(problem.dim_v, 128))
                                  : product_width(problem.dim_v);
   config.score = score_options_of(problem);
-  if (config.score.softcap) config.score.negative_scale = false;  // the cap takes any scale
+  if (config.score.score_mod) config.score.negative_scale = false;  // the modifier takes any scale
   config.skips_documents = config.score.documents;
   config.stage_output = !config.score.varlen && !config.score.fp32_out;
   config.shift_rule = shift_rule(config);
@@ -182,21 +182,18 @@ ForwardParams forward_sm90_params(const Problem& problem, const ForwardSm90Confi
   const auto count = [](i64 rows) { return static_cast<i32>(rows); };
   const i64 shift =
       problem.alignment == Alignment::kBottomRight ? problem.kv_rows - problem.q_rows : 0;
-  const double scale = problem.score_map.scale, softcap = problem.score_map.softcap;
+  const double scale = problem.score_map.scale;
   ForwardParams params{};
   params.batch = count(problem.num_sequences);
   params.heads_q = count(problem.heads_q);
   params.heads_kv = count(problem.heads_kv);
   params.shape = {count(problem.q_rows), count(problem.kv_rows), count(shift)};
   params.mask = problem.mask;
-  params.scale_log2 = static_cast<float>(scale * kLog2E);
+  params.scale_log2 = static_cast<float>(scale * kLog2E<double>);
   params.num_q_blocks = count(ceil_div(problem.q_rows, config.q_rows()));
   params.heads_per_group = heads_per_group(problem, config, gpu);
   params.scale = static_cast<float>(scale);
-  if (config.score.softcap) {
-    params.softcap_in = static_cast<float>(2 * scale / softcap * kLog2E);
-    params.softcap_out = static_cast<float>(softcap * kLog2E);
-  }
+  params.score_mod = score_mod_of(problem.score_map);
   params.kept_scale = static_cast<float>(problem.dropout.kept_scale());
   params.attention = attention_params(problem);
   return params;

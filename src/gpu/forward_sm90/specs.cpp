@@ -120,7 +120,7 @@ std::vector<std::vector<KernelSpec>> forward_sm90_specs() {
   packed.packed = true;
   packed.arrays[Array::kStats].dtype = DType::kFloat32;
   Problem capped = packed;
-  capped.score_map.softcap = 50;
+  capped.score_map = {1, 50};
   capped.arrays[Array::kSinks].dtype = DType::kFloat32;
   Problem sloped = plain;
   sloped.score_map.scale = -1;

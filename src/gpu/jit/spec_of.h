@@ -83,7 +83,7 @@ std::string text(Value value) {
   }
 }
 
-// Those of a member that is a struct follow one by one: "score.softcap".
+// Those of a member that is a struct follow one by one: "score.score_mod".
 template <class Config>
 std::vector<ConfigField> fields_of(const Config& config) {
   static_assert(fields::num_listed<Config>() == fields::num_members<Config>(),

@@ -26,6 +26,15 @@ struct IntervalMask {
   constexpr bool is_at_most_causal() const {
     return window_left == kNoLimit && window_right == kNoLimit && prefix == 0 && chunk == 0;
   }
+
+  // What of it bounds rows on the right; a mask without left bounds is this one.
+  constexpr IntervalMask right_bounds() const {
+    IntervalMask bounds;
+    bounds.causal = causal;
+    bounds.window_right = window_right;
+    bounds.prefix = prefix;
+    return bounds;
+  }
 };
 
 // One batch entry: its true lengths, and where query row 0 stands among the keys.

@@ -26,7 +26,6 @@ template <BackwardSm80Config kConfig>
 struct BackwardPreprocessSm80 {
   using HeadType = Head<kConfig.dtype>;
   using Source = ElementRows<kConfig.element_bytes()>;
-  static constexpr float kLog2E = 1.44269504088896341f;
   static constexpr i32 kStep = kSm80PreprocessThreads / kSm80ThreadsPerRow;
   static constexpr i32 kRowsOfThread = (kConfig.q_rows + kStep - 1) / kStep;
   static constexpr i32 kVectors = max(4 / kRowsOfThread, 1);  // of a row, read at once by a thread
@@ -124,14 +123,14 @@ struct BackwardPreprocessSm80 {
 
   RowStatsSm80 row_of(const SavedRow& saved, float D) const {
     const auto& state = saved.state;
-    RowStatsSm80 row{0, __builtin_bit_cast(float, 0x7f800000u), 0, 1};
+    RowStatsSm80 row{0, kInfinity<float>, 0, 1};
     if (state.row_sum == 0) return row;
     row.row_max = state.row_max;
     float sum = state.row_sum;
     if (p.sinks.present()) {
       const float top = ptx::max(row.row_max, head.sink);
-      const float keys = sum * ptx::exp2((row.row_max - top) * kLog2E);
-      const float total = keys + ptx::exp2((head.sink - top) * kLog2E);
+      const float keys = sum * ptx::exp2((row.row_max - top) * kLog2E<float>);
+      const float total = keys + ptx::exp2((head.sink - top) * kLog2E<float>);
       if constexpr (kConfig.split_sum) {
         row.share = keys / total;
       } else {

@@ -57,7 +57,7 @@ struct BackwardSm80Config {
 
   // Scores are multiplied by the scale one by one, as in ForwardSm80Config.
   constexpr bool scales_scores() const {
-    return score.bias != DType::kNone || score.softcap || score.alibi || score.negative_scale;
+    return score.bias != DType::kNone || score.score_mod || score.alibi || score.negative_scale;
   }
 
   // Tiles count 16-bit words, as those of ForwardSm80Config.
@@ -123,7 +123,7 @@ struct BackwardSm80Config {
     config.row_tiles = s_rows / 16;
     config.kv_rows = s_columns;
     config.score.negative_scale = scales_scores();
-    config.score.softcap = score.softcap;
+    config.score.score_mod = score.score_mod;
     config.score.alibi = score.alibi;
     config.score.dropout = score.dropout;
     config.swizzle = swizzle;
@@ -168,7 +168,7 @@ struct BackwardSm80Config {
     if (warps % 2 != 0 || 1 + group_barriers() + role_warps() * parts() > 16) {
       return "split roles need an even number of warps and at most 16 named barriers";
     }
-    if (d_qk != d_v || !dq || !dk || !dv || score.dropout || score.softcap || split_sum) {
+    if (d_qk != d_v || !dq || !dk || !dv || score.dropout || score.score_mod || split_sum) {
       return "split roles compute all of dQ, dK, dV, of equal dims, without these options";
     }
     if (split_d &&

@@ -131,7 +131,7 @@ struct BackwardMaskSm80 {
           ptx::load_shared(storage.rows_at(step.stage) + static_cast<u32>(row) * 16);
       largest = ptx::max(largest, ptx::abs(__builtin_bit_cast(float, row_max)));
     }
-    return !ptx::any(largest * kWarpLog2E > 1024);
+    return !ptx::any(largest * kLog2E<float> > 1024);
   }
 
   PartMask of(const Step& step, const Part& part) const {
@@ -176,7 +176,7 @@ struct BackwardMaskSm80 {
 #pragma unroll
           for (i32 e = 0; e < 2; ++e) {
             const i32 at = 8 * (f / 4) + e;
-            if (at >= end || (kBegins && at < begin)) S[t][f + e] = kMinusInfinity;
+            if (at >= end || (kBegins && at < begin)) S[t][f + e] = -kInfinity<float>;
           }
         }
       }

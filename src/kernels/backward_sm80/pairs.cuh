@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // From a warp's tiles of S = Q K^T and dP = dO V^T to P and dS, rounded, in shared memory, with
-// bias, masks, softcap, ALiBi, dropout and dbias. Called by backward_sm80.
+// bias, masks, score modifier, ALiBi, dropout and dbias. Called by backward_sm80.
 #pragma once
 
 #include "kernels/backward_sm80/backward_dbias_sm80.cuh"
@@ -131,9 +131,9 @@ struct BackwardPairsSm80 {
                     bool has_moderate_max) {
     Scores P, slope;
     weights.multiply_q_k(P, step, part);
-    if constexpr (kConfig.score.softcap && kConfig.score.alibi) cap_slopes(slope, P, step.head);
+    if constexpr (kConfig.score.score_mod && kConfig.score.alibi) cap_slopes(slope, P, step.head);
     to_probabilities(P, step, part, seen, has_moderate_max, [&] {
-      if constexpr (kConfig.score.softcap && !kConfig.score.alibi)
+      if constexpr (kConfig.score.score_mod && !kConfig.score.alibi)
         slopes_of_capped(slope, P, step.head);
     });
     u32 kept[kTiles * kFloats / 32 + 1] = {};
@@ -151,7 +151,7 @@ struct BackwardPairsSm80 {
       bias.hide(dP, P);
       if constexpr (!kConfig.tiled_dbias) bias.take(dP, step, part);
     }
-    if constexpr (kConfig.score.softcap) {
+    if constexpr (kConfig.score.score_mod) {
 #pragma unroll
       for (i32 t = 0; t < kTiles; ++t) {
 #pragma unroll
@@ -163,13 +163,13 @@ struct BackwardPairsSm80 {
 
   // dS / dS before the cap, from raw dot products.
   static void cap_slopes(Scores& slope, const Scores& S, const HeadType& head) {
-    const float twice_log2 = 2 * kWarpLog2E * head.map.scale / head.map.softcap;
+    const float twice_log2 = 2 * kLog2E<float> * head.map.scale / head.map.outer();
     slopes_of_tanh(slope, S, [=](float s) { return tanh_log2(s * twice_log2); });
   }
   // The same from scores after the cap, in nats.
   static void slopes_of_capped(Scores& slope, const Scores& S, const HeadType& head) {
-    static_assert(kConfig.scales_scores() || !kConfig.score.softcap);
-    const float inverse = 1 / head.map.softcap;
+    static_assert(kConfig.scales_scores() || !kConfig.score.score_mod);
+    const float inverse = 1 / head.map.outer();
     slopes_of_tanh(slope, S, [=](float s) { return s * inverse; });
   }
   template <class Tanh>

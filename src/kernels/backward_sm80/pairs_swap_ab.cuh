@@ -38,7 +38,7 @@ struct BackwardSoftmaxSwapAbSm80 {
       const KeyRangeSm80 seen = mask.columns(step, row);
       const i32 begin = seen.begin - own, end = seen.end - own;
       each_key(S, f, [&](float& s, i32 at) {
-        if (at < begin || at >= end) s = kMinusInfinity;
+        if (at < begin || at >= end) s = -kInfinity<float>;
       });
     });
   }
@@ -47,15 +47,15 @@ struct BackwardSoftmaxSwapAbSm80 {
   void to_probabilities(Scores& S, const Step& step, const Part& part,
                         bool has_moderate_max) const {
     const float scale_nats = static_cast<float>(p.score_map.scale);
-    const float scale_log2 = static_cast<float>(p.score_map.scale * 1.4426950408889634);
+    const float scale_log2 = static_cast<float>(p.score_map.scale * kLog2E<double>);
     if (has_moderate_max) {
       exponentiate(S, step, part, [&](float s, float row_max, float sum_log2) {
-        return ptx::fma(s, scale_log2, -ptx::fma(row_max, kWarpLog2E, sum_log2));
+        return ptx::fma(s, scale_log2, -ptx::fma(row_max, kLog2E<float>, sum_log2));
       });
     } else {
       exponentiate(S, step, part, [&](float s, float row_max, float sum_log2) {
         const float below = ptx::max(row_max - ptx::mul(s, scale_nats), 0.f);
-        return ptx::fma(-below, kWarpLog2E, -sum_log2);
+        return ptx::fma(-below, kLog2E<float>, -sum_log2);
       });
     }
   }

@@ -135,15 +135,15 @@ struct BackwardSoftmaxSm80 {
                         bool has_moderate_max) const {
     const double scale = kConfig.scales_scores() ? 1 : p.score_map.scale;
     const float scale_nats = static_cast<float>(scale);
-    const float scale_log2 = static_cast<float>(scale * 1.4426950408889634);
+    const float scale_log2 = static_cast<float>(scale * kLog2E<double>);
     if (has_moderate_max) {
       exponentiate(S, step, part, [&](float s, const RowStatsSm80& row) {
-        return ptx::fma(s, scale_log2, -ptx::fma(row.row_max, kWarpLog2E, row.sum_log2));
+        return ptx::fma(s, scale_log2, -ptx::fma(row.row_max, kLog2E<float>, row.sum_log2));
       });
     } else {
       exponentiate(S, step, part, [&](float s, const RowStatsSm80& row) {
         const float below = ptx::max(row.row_max - ptx::mul(s, scale_nats), 0.f);
-        return ptx::fma(-below, kWarpLog2E, -row.sum_log2);
+        return ptx::fma(-below, kLog2E<float>, -row.sum_log2);
       });
     }
   }
@@ -227,7 +227,7 @@ struct BackwardSoftmaxSm80 {
 #pragma unroll
       for (i32 i = 0; i < kFloats; ++i) {
         float& s = S[t][i];
-        const bool hidden = kConfig.dbias && s == kMinusInfinity;  // also in a row of NaN
+        const bool hidden = kConfig.dbias && s == -kInfinity<float>;  // also in a row of NaN
         s = hidden ? kHiddenWeight : ptx::exp2(exponent(s, rows[i / 2 % 2]));
       }
     }

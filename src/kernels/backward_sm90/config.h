@@ -81,7 +81,7 @@ struct BackwardSm90Config {
 
   // As in ForwardSm90Config.
   constexpr bool maps_scores() const {
-    return score.negative_scale || score.softcap || score.alibi || score.has_pair_terms();
+    return score.negative_scale || score.score_mod || score.alibi || score.has_pair_terms();
   }
 
   // Whether a product meets hidden pairs, whose infinities and NaN must not show.
@@ -219,8 +219,7 @@ struct BackwardParams {
   const DocumentBlocks*
       document_blocks;        // (block of keys, see first_key_range), with score.documents
   AttentionParams attention;  // lengths, offsets, dq, dk, dv and the arrays of options
-  float softcap_in;           // the last three as in ForwardParams
-  float softcap_out;
+  ScoreMod score_mod;         // and the next, as in ForwardParams
   float kept_scale;
   bool comes_first;  // after backward_preprocess_sm90; a launch after that one overlaps its end
 

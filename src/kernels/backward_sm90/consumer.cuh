@@ -114,9 +114,9 @@ struct BackwardWarpgroup {
   using Scores = BackwardScores<kConfig>;
   using Weights = BackwardWeights<kConfig>;
   using Sums = BackwardSums<kConfig>;
-  // Of the pairs of a step: slopes of the cap; bit i: dropout keeps pair i.
+  // Of the pairs of a step: slopes of the score modifier; bit i: dropout keeps pair i.
   struct Pairs {
-    float slopes[kConfig.score.softcap ? kConfig.q_rows / 2 : 1];
+    float slopes[kConfig.score.score_mod ? kConfig.q_rows / 2 : 1];
     u32 kept;
   };
   static constexpr i32 kFloats = kConfig.q_rows / 2;
@@ -166,7 +166,7 @@ struct BackwardWarpgroup {
 #pragma unroll
         for (i32 c = 0; c < 2; ++c) {
           const i32 offset = i / 4 * 8 + c;
-          if (offset < begin || offset >= end) S[i + c] = kNegativeInfinity;
+          if (offset < begin || offset >= end) S[i + c] = -kInfinity<float>;
         }
       }
     }
@@ -217,7 +217,7 @@ struct BackwardWarpgroup {
   // S^T -= row_max in large rows, whose lse is relative to it.
   void shift_large_scores(Scores& S) const {
     if (!has_large_scores(at)) return;
-    const LargeScores large(kConfig.maps_scores() ? kLn2 : params.scale);
+    const LargeScores large(kConfig.maps_scores() ? kLn2<float> : params.scale);
 #pragma unroll
     for (i32 i = 0; i < kFloats; i += 4) {
       const ptx::F32x2 row_max = ptx::load_shared_f32x2(lse_address(i) + kLseBlock * 4);
@@ -255,7 +255,7 @@ struct BackwardWarpgroup {
     }
   }
 
-  // dS^T = P^T (dP^T - delta), through the cap, rounded
+  // dS^T = P^T (dP^T - delta), through the score modifier, rounded
   void form_ds(Weights& dS, const Scores& P, const Scores& dP, const Pairs& pairs) const {
     const u32 deltas = shared.delta(dout_state()) + thread % 4 * 8;
 #pragma unroll
@@ -268,20 +268,20 @@ struct BackwardWarpgroup {
         for (i32 c = 0; c < 2; ++c) {
           const i32 at = i + e + c;
           x[c] = P[at] * (kept(pairs, at, dP[at]) - delta.word[c]);
-          if constexpr (kConfig.score.softcap) x[c] *= pairs.slopes[at];
+          if constexpr (kConfig.score.score_mod) x[c] *= pairs.slopes[at];
         }
         dS[(i + e) / 2] = ptx::pack<kConfig.dtype>(x[0], x[1]);
       }
     }
   }
 
-  // Where products are divided: P^T, times the cap's slope, to the other warpgroup, 16 bytes at a
-  // time. The sign says what dropout drops.
+  // Where products are divided: P^T, times the modifier's slope, to the other warpgroup, 16 bytes
+  // at a time. The sign says what dropout drops.
   static constexpr i32 kPairsPer16Bytes = kConfig.shares_halves() ? 8 : 4;
   u32 address_of_p() const { return shared.ds().address(at) + thread * 16; }
   float shared_p(const Scores& P, const Pairs& pairs, i32 i) const {
     float p = P[i];
-    if constexpr (kConfig.score.softcap) p *= pairs.slopes[i];
+    if constexpr (kConfig.score.score_mod) p *= pairs.slopes[i];
     if constexpr (kConfig.score.dropout) p = (pairs.kept >> i & 1) != 0 ? p : -p;
     return p;
   }

@@ -21,8 +21,6 @@ namespace fulmen {
 
 template <BackwardPreprocessConfig kConfig>
 struct BackwardPreprocess {
-  static constexpr float kInfinity = __builtin_bit_cast(float, 0x7f800000u);
-  static constexpr float kLog2E = 1.44269504088896340736f;
   static constexpr i32 kRowsInFlight = kConfig.rows_in_flight();
 
   struct Row {
@@ -86,7 +84,7 @@ struct BackwardPreprocess {
     float dlse;
   };
   RowStats row_stats_of(const Row& at) const {
-    RowStats stats{kConfig.score.stats ? 0.f : -kInfinity, 0, 0};
+    RowStats stats{kConfig.score.stats ? 0.f : -kInfinity<float>, 0, 0};
     if (lane != 0 || !at.inside) return stats;
     const AttentionParams& arrays = params.attention;
     const float* from = element<float>(kConfig.score.stats ? arrays.stats : arrays.lse, at);
@@ -105,21 +103,22 @@ struct BackwardPreprocess {
       if constexpr (kConfig.score.sinks) {
         const float sink = sink_of(at.head);
         const float top = ptx::max(row_max, sink);
-        row_sum = row_sum * ptx::exp2((row_max - top) * kLog2E) + ptx::exp2((sink - top) * kLog2E);
+        row_sum = row_sum * ptx::exp2((row_max - top) * kLog2E<float>) +
+                  ptx::exp2((sink - top) * kLog2E<float>);
         row_max = top;
       }
       const bool is_large = !sees_nothing && !(-kLargeScore <= row_max && row_max <= kLargeScore);
-      const float total = ptx::fma(is_large ? 0.f : row_max, kLog2E, ptx::log2(row_sum));
-      params.lse_log2[lse_index(index)] = sees_nothing ? kInfinity : total;
+      const float total = ptx::fma(is_large ? 0.f : row_max, kLog2E<float>, ptx::log2(row_sum));
+      params.lse_log2[lse_index(index)] = sees_nothing ? kInfinity<float> : total;
       params.lse_log2[lse_index(index) + kLseBlock] = is_large ? row_max : 0.f;
     } else {
-      float total = stats.top * kLog2E;
+      float total = stats.top * kLog2E<float>;
       if constexpr (kConfig.score.sinks) {
-        const float sink = sink_of(at.head) * kLog2E;
+        const float sink = sink_of(at.head) * kLog2E<float>;
         const float top = ptx::max(total, sink);
         total = top + ptx::log2(ptx::exp2(total - top) + ptx::exp2(sink - top));
       }
-      params.lse_log2[index] = stats.top == -kInfinity ? kInfinity : total;
+      params.lse_log2[index] = stats.top == -kInfinity<float> ? kInfinity<float> : total;
     }
   }
 

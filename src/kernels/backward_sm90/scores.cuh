@@ -2,23 +2,21 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The options of a score on a fragment of S^T, two keys a thread and every column a query: from dot
-// products to scores in log2 (a scale of any sign, softcap, ALiBi, bias, mask, documents,
-// in the order of attention/score_mod.cuh), the slope of the cap, and which pairs dropout keeps.
-// common/scores_sm90.cuh is the same for fragments of S. Called by backward_sm90 once a step,
-// before the interval mask.
+// products to scores in log2 (a scale of any sign, score modifier, ALiBi, bias, mask, documents,
+// in the order of attention/score_mod.cuh), the slope of the modifier, and which pairs dropout
+// keeps. common/scores_sm90.cuh is the same for fragments of S. Called by backward_sm90 once a
+// step, before the interval mask.
 #pragma once
 
 #include "kernels/backward_sm90/scheduler.cuh"
 #include "kernels/common/array_access.cuh"
 #include "kernels/common/documents_sm90.cuh"
+#include "kernels/common/fast_score_mod.cuh"
 #include "kernels/common/scores_sm90.cuh"
-#include "kernels/common/tanh.cuh"
 #include "kernels/ptx/math.cuh"
 #include "kernels/ptx/thread.cuh"
 
 namespace fulmen {
-
-inline constexpr float kLn2 = 0.693147180559945309f;
 
 template <BackwardSm90Config kConfig>
 struct KeyTerms {
@@ -36,21 +34,20 @@ struct KeyTerms {
   constexpr i32 query_of(i32 i) const { return query + i / 4 * 8 + i % 2; }
   constexpr i32 key_of(i32 i) const { return key + i / 2 % 2 * 8; }
 
-  // Leaves d score / d (scale dot) in `slopes` where there is a cap. one_document: of all pairs.
-  void map(Scores& S, float (&slopes)[kConfig.score.softcap ? kFloats : 1],
+  // Leaves d score / d (scale dot) in `slopes` where scores are modified. one_document: of all
+  // pairs.
+  void map(Scores& S, float (&slopes)[kConfig.score.score_mod ? kFloats : 1],
            bool one_document) const {
     float alibi = 0;
     if constexpr (kConfig.score.alibi) {
       const ArrayView& array = params.attention.alibi_slopes;
-      alibi = load_real<float>(array, array.offset(index, head, 0, 0)) * kLog2E;
+      alibi = load_real<float>(array, array.offset(index, head, 0, 0)) * kLog2E<float>;
     }
 #pragma unroll
     for (i32 i = 0; i < kFloats; ++i) {
       float s = S[i] * params.scale_log2;
-      if constexpr (kConfig.score.softcap) {
-        const float t = tanh_log2(S[i] * params.softcap_in);
-        slopes[i] = 1 - t * t;
-        s = t * params.softcap_out;
+      if constexpr (kConfig.score.score_mod) {
+        s = modified_log2(params.score_mod, S[i], slopes[i]);
       }
       if constexpr (kConfig.score.alibi) {
         const float away =
@@ -75,10 +72,10 @@ struct KeyTerms {
         ArrayView bias = p.bias;
         bias.dtype = kConfig.score.bias;
         const float dq_added = load_real<float>(bias, bias.offset(index, head, row, column));
-        S[i] = dq_added == kNegativeInfinity ? dq_added : S[i] + bias_log2(dq_added);
+        S[i] = dq_added == -kInfinity<float> ? dq_added : S[i] + bias_log2(dq_added);
       }
       if constexpr (kConfig.score.mask) {
-        if (p.mask.data[p.mask.offset(index, head, row, column)] == 0) S[i] = kNegativeInfinity;
+        if (p.mask.data[p.mask.offset(index, head, row, column)] == 0) S[i] = -kInfinity<float>;
       }
     }
   }
@@ -95,7 +92,7 @@ struct KeyTerms {
     for (i32 i = 0; i < kFloats; ++i) {
       const i64 row = work_tile.q_begin + min(query_of(i), work_tile.shape.q_len - 1);
       const i64 id = load_id(p.q_ids, p.q_ids.offset(batch, 0, 0, row));
-      if (id != key_id[i / 2 % 2]) S[i] = kNegativeInfinity;
+      if (id != key_id[i / 2 % 2]) S[i] = -kInfinity<float>;
     }
   }
 

@@ -12,7 +12,7 @@ namespace fulmen {
 template <class T>
 struct AccurateMath {
   using Real = T;
-  static constexpr T kInfinity = static_cast<T>(__builtin_bit_cast(float, 0x7f800000u));
+  static constexpr T kInfinity = fulmen::kInfinity<T>;
   static constexpr T kNatural = 1;
   static T exp(T x) { return ptx::accurate_exp(x); }
   static T log(T x) { return ptx::accurate_log(x); }

@@ -47,7 +47,7 @@ inline void hide_other_documents(float (&S)[kTiles][kFloats], const i64 (&own)[k
       for (i32 t = 0; t < kTiles; ++t) {
 #pragma unroll
         for (i32 h = 0; h < 2; ++h) {
-          if (id != own[t][h]) S[t][f + 2 * h + e] = kMinusInfinity;
+          if (id != own[t][h]) S[t][f + 2 * h + e] = -kInfinity<float>;
         }
       }
     }

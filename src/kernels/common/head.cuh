@@ -43,7 +43,7 @@ struct Head {
         head(head_),
         kv_head(kv_head_),
         sequence(sequence_),
-        map{static_cast<Real>(params.score_map.scale), static_cast<Real>(params.score_map.softcap)},
+        map(params.score_map.template as<Real>()),
         dropout(params.dropout) {
     if (p.rng != nullptr) {
       dropout.seed = static_cast<u64>(p.rng[0]);

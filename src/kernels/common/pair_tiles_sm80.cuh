@@ -180,7 +180,7 @@ class PairTiles {
 #pragma unroll
         for (i32 e = 0; e < 8; ++e) {
           const u32 byte = 0xffu << e % 4 * 8;
-          if ((words.word[e / 4] & byte) == 0) S[f + e / 2 * 4 + e % 2] = kMinusInfinity;
+          if ((words.word[e / 4] & byte) == 0) S[f + e / 2 * 4 + e % 2] = -kInfinity<float>;
         }
       }
       return;
@@ -190,8 +190,8 @@ class PairTiles {
 #pragma unroll
     for (i32 f = 2 * h; f < kFloats; f += 4) {
       const u32 word = ptx::load_shared(from + static_cast<u32>(f / 4) * 8);
-      if ((word & first) == 0) S[f] = kMinusInfinity;
-      if ((word & second) == 0) S[f + 1] = kMinusInfinity;
+      if ((word & first) == 0) S[f] = -kInfinity<float>;
+      if ((word & second) == 0) S[f + 1] = -kInfinity<float>;
     }
   }
 
@@ -245,7 +245,7 @@ class PairTiles {
 
   template <bool kKeepsHidden>
   static float with_bias(float s, float bias) {
-    if (kKeepsHidden && bias == kMinusInfinity) return bias;
+    if (kKeepsHidden && bias == -kInfinity<float>) return bias;
     return s + bias;
   }
 

@@ -2,16 +2,16 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // From dot products in a wgmma fragment to scores in log2, for problems in which that is
-// more than one positive factor (kConfig.maps_scores()): a scale of 0 or below, softcap, ALiBi,
-// bias, in the order of attention/score_mod.cuh; then boolean mask, documents and dropout. Runs
-// before the interval mask, since -inf times a factor would be visible again. Arrays have any
+// more than one positive factor (kConfig.maps_scores()): a scale of 0 or below, score modifier,
+// ALiBi, bias, in the order of attention/score_mod.cuh; then boolean mask, documents and dropout.
+// Runs before the interval mask, since -inf times a factor would be visible again. Arrays have any
 // strides, so their elements come one by one from global memory, through the caches; dropout is
 // arithmetic alone.
 #pragma once
 
 #include "kernels/common/array_access.cuh"
 #include "kernels/common/documents_sm90.cuh"
-#include "kernels/common/tanh.cuh"
+#include "kernels/common/fast_score_mod.cuh"
 #include "kernels/common/transpose_quad.cuh"
 #include "kernels/common/work_tile_sm90.cuh"
 #include "kernels/forward_sm90/config.h"
@@ -21,11 +21,9 @@
 
 namespace fulmen {
 
-inline constexpr float kLog2E = 1.44269504088896341f;
-
 // A finite bias stays finite: beyond the largest float in log2, it becomes that.
 inline float bias_log2(float added) {
-  const float scaled = added * kLog2E;
+  const float scaled = added * kLog2E<float>;
   if (scaled < -kLargestFloat) return -kLargestFloat;
   return scaled > kLargestFloat && added <= kLargestFloat ? kLargestFloat : scaled;
 }
@@ -96,15 +94,15 @@ struct PairTerms {
           float& s = S[i + 2 * r + c];
           if constexpr (has_bias()) {
             const float added = load_bias(bias[r] + key * arrays.bias.strides[3]);
-            s = added == kNegativeInfinity ? added : s + bias_log2(added);
+            s = added == -kInfinity<float> ? added : s + bias_log2(added);
           }
           if constexpr (kConfig.score.mask) {
             if (arrays.mask.data[mask[r] + key * arrays.mask.strides[3]] == 0) {
-              s = kNegativeInfinity;
+              s = -kInfinity<float>;
             }
           }
           if constexpr (kDocuments) {
-            if (kv_id != q_id[r]) s = kNegativeInfinity;
+            if (kv_id != q_id[r]) s = -kInfinity<float>;
           }
         }
       }
@@ -164,7 +162,8 @@ struct FragmentScores {
       : params(params_), pairs(params_.attention, seqlen, block, first_row) {
     if constexpr (kConfig.score.alibi) {
       const ArrayView& slopes = params.attention.alibi_slopes;
-      slope_log2 = load_real<float>(slopes, slopes.offset(block.batch, block.head, 0, 0)) * kLog2E;
+      slope_log2 =
+          load_real<float>(slopes, slopes.offset(block.batch, block.head, 0, 0)) * kLog2E<float>;
       const i32 column = ptx::thread_index() % 4 * 2;
       for (i32 r = 0; r < 2; ++r) {
         position[r] = static_cast<float>(seqlen.shape.position(first_row + 8 * r) - column);
@@ -181,8 +180,8 @@ struct FragmentScores {
 #pragma unroll
     for (i32 i = 0; i < kConfig.kv_rows / 2; ++i) {
       float s = S[i];
-      if constexpr (kConfig.score.softcap) {
-        s = tanh_log2(s * params.softcap_in) * params.softcap_out;
+      if constexpr (kConfig.score.score_mod) {
+        s = modified_log2(params.score_mod, s);
       } else {
         s *= params.scale_log2;
       }

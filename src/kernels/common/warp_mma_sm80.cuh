@@ -20,9 +20,6 @@
 
 namespace fulmen {
 
-inline constexpr float kMinusInfinity = __builtin_bit_cast(float, 0xff800000u);
-inline constexpr float kWarpLog2E = 1.4426950408889634f;
-
 template <i32 kDims, bool kSwizzled>
 struct SwizzledTile {
   static constexpr u32 kVectors = kDims / 8;

@@ -2,12 +2,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // What happens to a warp's scores in mma fragments that depends on nothing but their values and
-// their positions in the sequence, so not on tiles: scale, softcap, ALiBi; and dropout of its
-// probabilities. Used by forward_sm80 and backward_sm80.
+// their positions in the sequence, so not on tiles: scale, score modifier, ALiBi; and dropout of
+// its probabilities. Used by forward_sm80 and backward_sm80.
 #pragma once
 
+#include "kernels/common/fast_score_mod.cuh"
 #include "kernels/common/head.cuh"
-#include "kernels/common/tanh.cuh"
 #include "kernels/common/transpose_quad.cuh"
 #include "kernels/common/warp_mma_sm80.cuh"
 
@@ -24,10 +24,10 @@ struct WarpScores {
   static i32 row(i32 t, i32 h) { return 16 * t + 8 * h + static_cast<i32>(lane_index() / 4); }
   static i32 column(i32 i) { return kConfig.first_column_of(lane_index()) + kConfig.column_of(i); }
 
-  // Scale where config.scales_scores(), softcap, ALiBi; as ForwardSoftmaxSm80 takes scores.
+  // Scale where config.scales_scores(), score modifier, ALiBi; as ForwardSoftmaxSm80 takes scores.
   template <i32 kFloats>
   void map(float (&S)[kTiles][kFloats], i64 first_column) const {
-    if constexpr (kConfig.score.softcap) {
+    if constexpr (kConfig.score.score_mod) {
       cap(S);
     } else if constexpr (kConfig.scales_scores()) {
 #pragma unroll
@@ -47,24 +47,25 @@ struct WarpScores {
     return first >= kConfig.kv_rows - 1 || is_after(first);
   }
 
-  // Whether softcap is a polynomial of all scores of the warp.
+  // Whether the score modifier is a polynomial of all scores of the warp.
   template <i32 kFloats>
   bool is_smooth(const float (&S)[kTiles][kFloats]) const {
-    if constexpr (!kConfig.maps_in_exponent() || !kConfig.score.softcap) return true;
-    return is_below(S, 0.25f * head.map.softcap * ptx::reciprocal(head.map.scale));
+    if constexpr (!kConfig.maps_in_exponent() || !kConfig.score.score_mod) return true;
+    return is_below(S, 0.25f * head.map.outer() * ptx::reciprocal(head.map.scale));
   }
 
-  // Softcap or ALiBi in the exponent of a block that all rows see whole, one-sided and smooth: S
-  // becomes weights.
+  // Score modifier or ALiBi in the exponent of a block that all rows see whole, one-sided and
+  // smooth: S becomes weights.
   template <i32 kFloats, class Softmax>
   void exponentiate_mapped(float (&S)[kTiles][kFloats], const Softmax& softmax,
                            float (&block_sum)[kTiles][2], i64 first_column) const {
-    if constexpr (kConfig.score.softcap) {
-      const float inner = head.map.scale * ptx::reciprocal(head.map.softcap);
+    if constexpr (kConfig.score.score_mod) {
+      const float inner = head.map.scale * ptx::reciprocal(head.map.outer());
       softmax.exponentiate(S, block_sum, true, CappedExponent{{inner, softmax.scale_log2}});
     } else {
       const i32 first = position(first_column);
-      const float slope = is_before(first) ? head.alibi * kWarpLog2E : -head.alibi * kWarpLog2E;
+      const float slope =
+          is_before(first) ? head.alibi * kLog2E<float> : -head.alibi * kLog2E<float>;
       softmax.exponentiate(S, block_sum, true, SlopedExponent{softmax.scale_log2, slope, first});
     }
   }
@@ -89,8 +90,8 @@ struct WarpScores {
   };
 
   // Of tanh.
-  float inner_factor() const { return head.map.scale / head.map.softcap; }
-  float outer_factor() const { return head.map.softcap / nats_per_score(); }
+  float inner_factor() const { return head.map.scale / head.map.outer(); }
+  float outer_factor() const { return head.map.outer() / nats_per_score(); }
 
   // Whether all scores of this warp are at most `most`: true only where the sums of eight squares
   // say so, which are cheaper than a maximum.
@@ -140,7 +141,7 @@ struct WarpScores {
 
   static float cap_tanh(float x) {
     if constexpr (kConfig.dtype == DType::kFloat32) return AccurateMath<float>::tanh(x);
-    return tanh_log2(x * (2 * kWarpLog2E));
+    return tanh_log2(x * (2 * kLog2E<float>));
   }
 
   // Of the warp's first row, beyond column `first_column`.

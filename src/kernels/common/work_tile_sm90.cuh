@@ -45,13 +45,7 @@ constexpr i32 rows_inside(const SeqlenInfo& seqlen, i32 key_block) {
 template <auto kConfig>
 constexpr IntervalMask effective_mask(const IntervalMask& mask) {
   if constexpr (kConfig.score.mask_kind == MaskKind::kNone) return IntervalMask{};
-  if constexpr (kConfig.score.mask_kind == MaskKind::kRight) {
-    IntervalMask upper;
-    upper.causal = mask.causal;
-    upper.window_right = mask.window_right;
-    upper.prefix = mask.prefix;
-    return upper;
-  }
+  if constexpr (kConfig.score.mask_kind == MaskKind::kRight) return mask.right_bounds();
   return mask;
 }
 

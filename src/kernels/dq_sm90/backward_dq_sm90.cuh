@@ -29,9 +29,9 @@ namespace fulmen {
 template <ForwardSm90Config kConfig>
 struct QueryTerms {
   using Scores = float[kConfig.kv_rows / 2];
-  // d score / d (scale dot(q, k)) of every pair, where the cap makes that differ from 1.
+  // d score / d (scale dot(q, k)) of every pair, where a score modifier makes that differ from 1.
   struct Slopes {
-    float of[kConfig.score.softcap ? kConfig.kv_rows / 2 : 1];
+    float of[kConfig.score.score_mod ? kConfig.kv_rows / 2 : 1];
   };
 
   const ForwardParams& params;
@@ -59,11 +59,10 @@ struct QueryTerms {
 
   Slopes slopes(const Scores& dots) const {
     Slopes slopes{};
-    if constexpr (kConfig.score.softcap) {
+    if constexpr (kConfig.score.score_mod) {
 #pragma unroll
       for (i32 i = 0; i < kConfig.kv_rows / 2; ++i) {
-        const float t = tanh_log2(dots[i] * params.softcap_in);
-        slopes.of[i] = 1 - t * t;
+        slopes.of[i] = slope_of(params.score_mod, dots[i]);
       }
     }
     return slopes;
@@ -72,7 +71,7 @@ struct QueryTerms {
   // Scores relative to row_max in large rows, as lse is.
   void shift_large_scores(Scores& S) const {
     if (!kConfig.score.stats || !has_large_scores) return;
-    const LargeScores large(kConfig.maps_scores() ? kLn2 : params.scale);
+    const LargeScores large(kConfig.maps_scores() ? kLn2<float> : params.scale);
 #pragma unroll
     for (i32 i = 0; i < kConfig.kv_rows / 2; ++i) S[i] = large.shifted(S[i], row_max[i / 2 % 2]);
   }
@@ -95,12 +94,12 @@ struct QueryTerms {
     }
   }
 
-  // S = P (dP - delta), and through the cap.
+  // S = P (dP - delta), and through the score modifier.
   void form_ds(Scores& S, const Scores& dP, const Slopes& slopes) const {
 #pragma unroll
     for (i32 i = 0; i < kConfig.kv_rows / 2; ++i) {
       S[i] *= dP[i] - delta[i / 2 % 2];
-      if constexpr (kConfig.score.softcap) S[i] *= slopes.of[i];
+      if constexpr (kConfig.score.score_mod) S[i] *= slopes.of[i];
     }
   }
 };
@@ -177,7 +176,7 @@ struct BackwardDqConsumer {
 #pragma unroll
         for (i32 c = 0; c < 2; ++c) {
           const i32 offset = i / 4 * 8 + c;
-          if (offset < begin || offset >= end) S[i + c] = kNegativeInfinity;
+          if (offset < begin || offset >= end) S[i + c] = -kInfinity<float>;
         }
       }
     }

@@ -90,10 +90,10 @@ struct ForwardSm80Config {
     return checks_sums_at_end() || (lazy_max && score.bias != DType::kNone);
   }
 
-  // Whether softcap or ALiBi, alone, becomes part of the exponent in blocks that all rows see
-  // whole.
+  // Whether score modifier or ALiBi, alone, becomes part of the exponent in blocks that all rows
+  // see whole.
   constexpr bool maps_in_exponent() const {
-    return score.softcap != score.alibi && !score.mask && !scales_scores() && !subtracts_max() &&
+    return score.score_mod != score.alibi && !score.mask && !scales_scores() && !subtracts_max() &&
            dtype != DType::kFloat32;
   }
 

@@ -73,8 +73,8 @@ class RowRangesSm80 {
         const i32 bound = static_cast<i32>(ptx::load_shared(address(16 * t + 8 * h + quad) + end));
 #pragma unroll
         for (i32 f = 2 * h; f < kConfig.warp_columns() / 2; f += 4) {
-          if (is_hidden(kConfig.column_of(f), bound - own)) S[t][f] = kMinusInfinity;
-          if (is_hidden(kConfig.column_of(f + 1), bound - own)) S[t][f + 1] = kMinusInfinity;
+          if (is_hidden(kConfig.column_of(f), bound - own)) S[t][f] = -kInfinity<float>;
+          if (is_hidden(kConfig.column_of(f + 1), bound - own)) S[t][f + 1] = -kInfinity<float>;
         }
       }
     }

@@ -47,8 +47,8 @@ struct ForwardSoftmaxSm80 {
 
   explicit ForwardSoftmaxSm80(float scale)
       : scale(kConfig.scales_scores() ? 1.f : scale),
-        scale_log2(kConfig.scales_scores() ? kWarpLog2E
-                                           : static_cast<float>(scale * 1.4426950408889634)) {}
+        scale_log2(kConfig.scales_scores() ? kLog2E<float>
+                                           : static_cast<float>(scale * kLog2E<double>)) {}
 
   // Nothing seen yet. Of this thread's rows, those from `num_rows` on are none: whatever they get,
   // they never count as fully masked.
@@ -57,7 +57,7 @@ struct ForwardSoftmaxSm80 {
     for (i32 t = 0; t < kTiles; ++t) {
 #pragma unroll
       for (i32 h = 0; h < 2; ++h) {
-        shift[t][h] = row_max[t][h] = 16 * t + 8 * h < num_rows ? kMinusInfinity : 0.f;
+        shift[t][h] = row_max[t][h] = 16 * t + 8 * h < num_rows ? -kInfinity<float> : 0.f;
         sum[t][h] = 0;
       }
     }
@@ -84,7 +84,7 @@ struct ForwardSoftmaxSm80 {
       }
     }
     group.all_reduce(block_max, [](float a, float b) { return ptx::max(a, b); });
-    float grown = kMinusInfinity;
+    float grown = -kInfinity<float>;
 #pragma unroll
     for (i32 t = 0; t < kTiles; ++t) {
 #pragma unroll
@@ -217,7 +217,7 @@ struct ForwardSoftmaxSm80 {
 
     // exp(shift - row_max): what the sum is multiplied by to be that of exp(s - row_max).
     float to_row_max() const {
-      if (shift == kMinusInfinity) return 1;
+      if (shift == -kInfinity<float>) return 1;
       const float product = shift * scale_log2;
       const float rounding = is_folded ? ptx::fma(shift, scale_log2, -product) : 0.f;
       return ptx::exp2((shift - row_max) * scale_log2 - rounding);
@@ -259,7 +259,7 @@ struct ForwardSoftmaxSm80 {
       for (i32 h = 0; h < 2; ++h) {
         const float base = base_of(t, h);
         largest = ptx::max(largest, ptx::max(base, -base));
-        fully_masked = fully_masked || shift[t][h] == kMinusInfinity;
+        fully_masked = fully_masked || shift[t][h] == -kInfinity<float>;
       }
     }
     has_large_max = ptx::any(largest * scale_log2 > 1024);
@@ -267,7 +267,7 @@ struct ForwardSoftmaxSm80 {
   }
 
   // The shift, 0 where nothing was seen, so that -inf - base = -inf.
-  float base_of(i32 t, i32 h) const { return shift[t][h] == kMinusInfinity ? 0.f : shift[t][h]; }
+  float base_of(i32 t, i32 h) const { return shift[t][h] == -kInfinity<float> ? 0.f : shift[t][h]; }
 
   void subtract(Scores& S) const {
 #pragma unroll

@@ -20,7 +20,6 @@ enum class ShiftRule : u8 {
   kFirstBlock,   // no maximum of full blocks at all; a result out of range is computed again
 };
 
-inline constexpr float kNegativeInfinity = __builtin_bit_cast(float, 0xff800000u);
 inline constexpr float kLargestFloat = __builtin_bit_cast(float, 0x7f7fffffu);
 
 struct ForwardSm90Config {
@@ -74,7 +73,7 @@ struct ForwardSm90Config {
 
   // Whether scores go through arithmetic of their own before the softmax sees them.
   constexpr bool maps_scores() const {
-    return score.negative_scale || score.softcap || score.alibi || score.has_pair_terms();
+    return score.negative_scale || score.score_mod || score.alibi || score.has_pair_terms();
   }
 
   // Bytes of shared memory, in the order in which they lie there. Tiles come in chunks of 64
@@ -170,11 +169,6 @@ constexpr void for_each_field(const ForwardSm90Config& config, Each each) {
   each("score", config.score);
 }
 
-// A CUtensorMap: opaque to the kernels, made by the host.
-struct alignas(64) TensorMap {
-  u64 words[16];
-};
-
 // Q: box (64, tile_rows), K: (64, kv_rows), V: (64, kv_rows), O: (64, 64); dims (d, rows, heads,
 // batch), 16-bit elements, 128-byte swizzle, zero fill. Without config.swizzle the boxes of Q, K
 // and V are 8 wide. The map of O is used with stage_output only.
@@ -218,14 +212,13 @@ struct ForwardParams {
   i32 heads_kv;         // divides heads_q
   SequenceShape shape;  // of every batch entry; unused with score.varlen
   IntervalMask mask;
-  float scale_log2;     // softmax scale * log2(e), > 0 unless signed_scale or softcap
+  float scale_log2;     // softmax scale * log2(e), > 0 unless negative_scale or score_mod
   i32 num_q_blocks;     // ceil(q_len / q_rows); unused with score.varlen
   i32 heads_per_group;  // heads that share the L2: their K and V take 32 MB or less
   u32* next_block;      // one counter, 0 before the first launch; every launch leaves it at 0;
                         // null where each thread block has one block of queries
   float scale;          // softmax scale
-  float softcap_in;     // 2 scale / softcap * log2(e)
-  float softcap_out;    // softcap * log2(e)
+  ScoreMod score_mod;
   float kept_scale;     // of probabilities that dropout keeps; 1 without
   IdRange* key_ranges;  // with config.skips_documents: the documents of each block of keys
 

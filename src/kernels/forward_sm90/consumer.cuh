@@ -160,7 +160,7 @@ struct ForwardWarpgroup {
           bool hidden = kMask == MaskKind::kRight && offset >= end;
           if constexpr (kConfig.score.mask_kind == MaskKind::kBoth)
             hidden = hidden || offset < begin;
-          if (hidden) S[i + c] = kNegativeInfinity;
+          if (hidden) S[i + c] = -kInfinity<float>;
         }
       }
     }

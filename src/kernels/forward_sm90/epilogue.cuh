@@ -50,7 +50,7 @@ struct ForwardEpilogue {
     if constexpr (kConfig.score.dropout) inverse *= wg.params.kept_scale;
     if constexpr (kConfig.score.sinks) {
       const ArrayView& sinks = wg.params.attention.sinks;
-      const float sink = load_real<float>(sinks, sinks.offset(0, head, 0, 0)) * kLog2E;
+      const float sink = load_real<float>(sinks, sinks.offset(0, head, 0, 0)) * kLog2E<float>;
       inverse *= ptx::reciprocal(1 + ptx::exp2(sink - softmax.lse_log2(r)));
     }
     return inverse;
@@ -66,10 +66,10 @@ struct ForwardEpilogue {
     };
     const AttentionParams& arrays = wg.params.attention;
     if (arrays.lse.present())
-      store(arrays.lse, 0, is_past_end ? kNegativeInfinity : softmax.lse(r));
+      store(arrays.lse, 0, is_past_end ? -kInfinity<float> : softmax.lse(r));
     if constexpr (kConfig.score.stats) {
       const auto stats = kExactly ? softmax.exact_stats(r, wg.params.scale) : softmax.stats(r);
-      store(arrays.stats, 0, is_past_end ? kNegativeInfinity : stats.row_max);
+      store(arrays.stats, 0, is_past_end ? -kInfinity<float> : stats.row_max);
       store(arrays.stats, 1, is_past_end ? 0.f : stats.row_sum);
     }
   }

@@ -168,7 +168,7 @@ inline void compute_fallback(ForwardWarpgroup<kConfig>& wg,
     scores.apply(S, j * kConfig.kv_rows);
     wg.template apply_mask<MaskKind::kRight>(S, visible, j);
     MarkedKeys<kConfig> hidden;
-    if constexpr (kConfig.score.has_pair_terms()) hidden = {S, kNegativeInfinity};
+    if constexpr (kConfig.score.has_pair_terms()) hidden = {S, -kInfinity<float>};
     if (softmax.template max_exp_sum<true, true>(S, rescale)) scale_rows(O, rescale);
     scores.pairs.drop(S, j * kConfig.kv_rows);
     MarkedKeys<kConfig> dropped;

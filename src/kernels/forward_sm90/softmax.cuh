@@ -22,16 +22,16 @@ struct RowSoftmax {
   using Scores = float[kFloats];
 
   float factor;  // scale log2(e), c above; 1 where scores come in log2
-  float row_max[2] = {kNegativeInfinity, kNegativeInfinity};  // scaled; -inf: nothing seen yet
+  float row_max[2] = {-kInfinity<float>, -kInfinity<float>};  // scaled; -inf: nothing seen yet
   float sum[2] = {0, 0};  // of this thread's columns; of the row after finish()
   float last_sum[2];      // of the last block
 
-  float raw_max[2] = {kNegativeInfinity, kNegativeInfinity};  // kDifferences: unscaled
+  float raw_max[2] = {-kInfinity<float>, -kInfinity<float>};  // kDifferences: unscaled
 
   // m: what exponents are taken from; 0 while nothing was seen, so that exp2(-inf - m) = 0.
-  float shift(i32 row) const { return row_max[row] == kNegativeInfinity ? 0.f : row_max[row]; }
+  float shift(i32 row) const { return row_max[row] == -kInfinity<float> ? 0.f : row_max[row]; }
 
-  float raw_shift(i32 row) const { return raw_max[row] == kNegativeInfinity ? 0.f : raw_max[row]; }
+  float raw_shift(i32 row) const { return raw_max[row] == -kInfinity<float> ? 0.f : raw_max[row]; }
 
   // S = exp2(c S - m); block_sum: its sums over this thread's columns. kDifferences: the exponent
   // is c (S - raw_max), so that equal scores have weight 1 however large they are.
@@ -124,7 +124,7 @@ struct RowSoftmax {
   // where stats are asked for, lse must also be small enough to stand for both of them, and where m
   // is folded into the exponent, its rounding must be small.
   bool in_range(i32 row) const {
-    if (kTracksMaximum && row_max[row] == kNegativeInfinity) return true;
+    if (kTracksMaximum && row_max[row] == -kInfinity<float>) return true;
     if (!kTracksMaximum && !(0x1p-100f <= sum[row] && sum[row] <= 0x1p100f)) return false;
     if constexpr (kConfig.score.stats) return is_within(row_max[row], 1024);
     return kConfig.maps_scores() || !kConfig.folded_scale || is_within(row_max[row], 0x1p24f);
@@ -144,11 +144,11 @@ struct RowSoftmax {
     return {lse(row), sum[row] == 0 ? 0.f : sum[row] == sum[row] ? 1.f : sum[row]};
   }
   RowStats exact_stats(i32 row, float scale) const {
-    if (row_max[row] == kNegativeInfinity) return {row_max[row], sum[row]};
+    if (row_max[row] == -kInfinity<float>) return {row_max[row], sum[row]};
     if constexpr (kConfig.maps_scores()) {
       const float maximum = nats(row_max[row]);
       if (is_saturated(row_max[row])) return {maximum, sum[row]};
-      return {maximum, sum[row] * ptx::exp2(ptx::fma(-maximum, kPerLn2, row_max[row]))};
+      return {maximum, sum[row] * ptx::exp2(ptx::fma(-maximum, kLog2E<float>, row_max[row]))};
     }
     return {raw_max[row] * scale, sum[row]};
   }
@@ -162,12 +162,9 @@ struct RowSoftmax {
   // cut to them (pair_terms.cuh).
   static bool is_saturated(float x) { return x == kLargestFloat || x == -kLargestFloat; }
   static float nats(float x) {
-    if constexpr (kConfig.score.bias != DType::kNone) return is_saturated(x) ? x : x * kLn2;
-    return x * kLn2;
+    if constexpr (kConfig.score.bias != DType::kNone) return is_saturated(x) ? x : x * kLn2<float>;
+    return x * kLn2<float>;
   }
-
-  static constexpr float kLn2 = 0.693147180559945f;
-  static constexpr float kPerLn2 = 1.44269504088896f;
 
   template <bool kDifferences>
   float exponent(float s, float m) const {

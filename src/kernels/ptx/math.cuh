@@ -5,7 +5,7 @@
 // multiply-add, packing of two floats into one register of 16-bit numbers. Used by 16-bit kernels.
 #pragma once
 
-#include "kernels/forward_sm90/config.h"
+#include "kernels/base.cuh"
 #include "kernels/ptx/memory.cuh"
 
 namespace fulmen::ptx {

@@ -12,8 +12,7 @@
 // phase 0: waiting for parity 1 returns at once. PTX ISA 9.0, section 9.7.13.15.
 #pragma once
 
-#include "kernels/base.cuh"
-#include "kernels/forward_sm90/config.h"
+#include "kernels/params.h"
 
 namespace fulmen::ptx {
 

@@ -213,7 +213,7 @@ HeadRows kv_rows_of(const Head<kDType>& head, const ArrayView& array, i64 dim) {
 // Options that act pair by pair, so that a score is more than scale * dot.
 inline bool has_pair_terms(const AttentionParams& p) {
   return p.mask.present() || p.q_ids.present() || p.bias.present() || p.alibi_slopes.present() ||
-         p.score_map.softcap != 0;
+         p.score_map.is_modified();
 }
 
 // The general path from a dot product to a score, -inf where hidden.

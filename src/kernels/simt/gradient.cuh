@@ -44,7 +44,7 @@ struct SimtGradient : Simt<kConfig> {
 
   // G *= d s / d dot.
   void chain(const HeadType& head, const Pairs& dots, Pairs& G) const {
-    if (head.map.softcap == Real(0)) {
+    if (!head.map.is_modified()) {
       Base::each_pair([&](i32 r, i32 c) { G[r][c] *= head.map.scale; });
       return;
     }

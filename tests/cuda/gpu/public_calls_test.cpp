@@ -41,7 +41,7 @@ ForwardSm90Config options_of(unsigned seed) {
   score.stats = true;
   const unsigned group = seed % 4;
   score.varlen = group == 1;
-  score.softcap = score.alibi = score.negative_scale = group == 2;
+  score.score_mod = score.alibi = score.negative_scale = group == 2;
   score.documents = score.mask = score.dropout = group == 3;
   score.bias = group == 3 ? DType::kFloat32 : DType::kNone;
   return config;

@@ -40,7 +40,7 @@ ForwardSm90Config drawn_options(RandomProblem& random, unsigned seed) {
       config.score.negative_scale = config.score.fp32_out = config.score.sinks = true;
       break;
     case 4:
-      config.score.softcap = config.score.stats = config.score.varlen = true;
+      config.score.score_mod = config.score.stats = config.score.varlen = true;
       break;
     case 5:
       config.score.alibi = config.score.sinks = config.score.varlen = true;

@@ -120,7 +120,7 @@ class HopperRequest {
       if (random_.chance(0.6)) options.window_left = random_.number(0, 100);
       if (random_.chance(0.3)) options.chunk = random_.number(1, 100);
     }
-    if (config_.score.softcap) options.softcap = random_.one_of({0.5, 3.0, 30.0});
+    if (config_.score.score_mod) options.softcap = random_.one_of({0.5, 3.0, 30.0});
     if (config_.score.alibi) {
       Tensor& slopes = request.arrays[Array::kAlibiSlopes];
       slopes = random_.array(DType::kFloat32, {batch_, heads_q_});

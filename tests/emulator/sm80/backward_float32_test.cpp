@@ -42,9 +42,9 @@ constexpr BackwardSm80Config config_of() {
   config.split_roles = kKind == Kind::kRoles;
   config.split_sum = config.score.mask = config.score.documents = config.score.alibi = kOptions;
   config.score.bias = kOptions ? DType::kFloat32 : DType::kNone;
-  config.score.softcap = kKind == Kind::kCapped;
+  config.score.score_mod = kKind == Kind::kCapped;
   config.score.dropout = kKind == Kind::kDropout || kKind == Kind::kCapped;
-  config.deterministic = config.score.softcap;
+  config.deterministic = config.score.score_mod;
   config.hopper = !kOptions;
   return config;
 }

@@ -45,7 +45,7 @@ constexpr BackwardSm80Config config_of() {
   }
   config.pair_stages = kKind == Kind::kCapped || kKind == Kind::kBiased ? 1 : 2;
   config.split_sum = kKind != Kind::kPlain;
-  config.score.softcap = kKind == Kind::kCapped;
+  config.score.score_mod = kKind == Kind::kCapped;
   config.score.alibi =
       kKind == Kind::kBiased || (kKind == Kind::kCapped && kDType == DType::kFloat16);
   constexpr bool kOptions = kKind != Kind::kPlain && kKind != Kind::kSinks;

@@ -139,7 +139,7 @@ constexpr ForwardSm80Config config_of() {
   config.score.mask = config.score.documents = config.score.alibi = kOptions;
   config.score.bias = kOptions ? DType::kFloat32 : DType::kNone;
   config.score.dropout = config.score.stats = kOptions;
-  config.score.softcap = kKind == Kind::kCapped;
+  config.score.score_mod = kKind == Kind::kCapped;
   return config;
 }
 

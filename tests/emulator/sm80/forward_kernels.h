@@ -35,7 +35,7 @@ constexpr ForwardSm80Config config_of() {
   config.score.bias = kBias;
   constexpr bool kHasBias = kBias != DType::kNone;
   config.score.mask = config.score.documents = kHasBias || kKind == Kind::kMasked;
-  config.score.softcap = kKind == Kind::kCapped || kKind == Kind::kCappedAndBiased;
+  config.score.score_mod = kKind == Kind::kCapped || kKind == Kind::kCappedAndBiased;
   config.score.alibi = kHasBias || kKind == Kind::kSloped;
   config.score.dropout = kDropout;
   config.fixed_length = config.q_in_registers = kKind == Kind::kDense;

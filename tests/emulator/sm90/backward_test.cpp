@@ -62,7 +62,7 @@ constexpr Kernels kWide{{.dims = 192,
 constexpr ForwardSm90Config kCappedDq = [] {
   ForwardSm90Config config = dq_config(128, 64, MaskKind::kRight, true);
   config.dtype = DType::kFloat16;
-  config.score.negative_scale = config.score.softcap = config.score.alibi = true;
+  config.score.negative_scale = config.score.score_mod = config.score.alibi = true;
   return config;
 }();
 constexpr ForwardSm90Config kPairsDq = [] {
@@ -73,7 +73,7 @@ constexpr ForwardSm90Config kPairsDq = [] {
 }();
 constexpr ForwardSm90Config kWideDq = [] {
   ForwardSm90Config config = dq_config(256, 48, MaskKind::kRight, true);
-  config.score.softcap = config.score.alibi = config.score.dropout = config.score.varlen = true;
+  config.score.score_mod = config.score.alibi = config.score.dropout = config.score.varlen = true;
   return config;
 }();
 constexpr ForwardSm90Config kDocumentsDq = [] {

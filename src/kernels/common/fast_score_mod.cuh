@@ -1,10 +1,12 @@
 // SPDX-FileCopyrightText: fulmen contributors
 // SPDX-License-Identifier: Apache-2.0
 //
-// tanh for softcap, right relatively: a cap of 10000 multiplies whatever error it has near 0, where
-// the scores are. Used by the tensor-core kernels.
+// The function that modifies scores, and its slope, as the tensor-core kernels compute them: a tanh
+// that is right relatively, since a cap of 10000 multiplies whatever error it has near 0, where the
+// scores are. attention/score_mod.cuh defines the function.
 #pragma once
 
+#include "kernels/attention/score_mod.cuh"
 #include "kernels/ptx/math.cuh"
 
 namespace fulmen {
@@ -12,7 +14,7 @@ namespace fulmen {
 // tanh(y) from 2 y log2(e). 1 - 2 / (exp(2 y) + 1) would cancel near 0: there, up to 0.6, a
 // polynomial (least squares, relative error 9e-8).
 inline float tanh_log2(float twice) {
-  const float y = twice * (0.5f * 0.693147180559945f);
+  const float y = twice * (0.5f * kLn2<float>);
   const float square = y * y;
   float tail = ptx::fma(square, 0.0156078190f, -0.0522077642f);
   tail = ptx::fma(square, tail, 0.1331300884f);
@@ -20,6 +22,21 @@ inline float tanh_log2(float twice) {
   const float small = ptx::fma(y * square, tail, y);
   const float large = ptx::fma(-2.f, ptx::reciprocal(ptx::exp2(twice) + 1.f), 1.f);
   return square < 0.36f ? small : large;
+}
+
+// The modified score, in log2, of a dot product.
+inline float modified_log2(const ScoreMod& mod, float dot) {
+  return tanh_log2(dot * mod.inner) * mod.outer;
+}
+// The same; slope is d score / d (scale dot).
+inline float modified_log2(const ScoreMod& mod, float dot, float& slope) {
+  const float t = tanh_log2(dot * mod.inner);
+  slope = 1 - t * t;
+  return t * mod.outer;
+}
+inline float slope_of(const ScoreMod& mod, float dot) {
+  const float t = tanh_log2(dot * mod.inner);
+  return 1 - t * t;
 }
 
 // linear tanh(inner x) / (inner x) for |inner x| <= 1/4, |x| <= 2^60 (minimax, relative error
