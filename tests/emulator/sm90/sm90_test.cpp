@@ -31,7 +31,7 @@ constexpr ForwardSm90Config kCapped{.dtype = DType::kFloat16,
                                     .shift_rule = ShiftRule::kWhenSumGrew,
                                     .stage_output = false,
                                     .score = {.mask_kind = MaskKind::kBoth,
-                                              .softcap = true,
+                                              .score_mod = true,
                                               .sinks = true,
                                               .varlen = true,
                                               .fp32_out = true}};
