@@ -153,7 +153,7 @@ TEST_P(KernelTable, SoftmaxFollowsTheStateOfOneRow) {
                          lanes,
                          kKeys,
                          lanes,
-                         {1, 0, none.data(), nullptr},
+                         {{1, 0}, none.data(), nullptr},
                          row_max.data(),
                          row_sum.data(),
                          rescale.data()});
