@@ -48,6 +48,7 @@ def fakes(tmp_path_factory: pytest.TempPathFactory) -> Path:
         subprocess.run(
             [
                 COMPILER, "-std=c++20", "-O1", "-shared", "-fPIC", f"-I{ROOT / 'src'}",
+                f"-I{ROOT / 'include'}",
                 str(ROOT / "tests" / "cuda" / f"{source}.cpp"), "-o", str(folder / library),
                 f"-Wl,-soname,{library}",
             ],
