@@ -18,7 +18,8 @@ transformers = pytest.importorskip("transformers")
 from test_hf import DECODER, ENCODER, agree, decoder, padded  # noqa: E402
 
 SHORT = {"head_dim": 16, "sliding_window": 6}
-EXPERTS = {"moe_intermediate_size": 32, "num_experts_per_tok": 1}
+# Two a token: the weight of a single one is divided by itself, and its gate learns nothing.
+EXPERTS = {"moe_intermediate_size": 32, "num_experts_per_tok": 2}
 # Decoders: configuration, model, what differs from DECODER.
 FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "Qwen3": ("Qwen3Config", "Qwen3ForCausalLM", {"head_dim": 16}),
