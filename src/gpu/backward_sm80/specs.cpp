@@ -65,18 +65,18 @@ BackwardSm80Config dbias_config(const BackwardSm80Config& config) {
   return reduced;
 }
 
-KernelSpec backward_spec(const char* entry, const std::string& distinction,
+KernelSpec backward_spec(const char* file, const char* entry, const std::string& distinction,
                          const BackwardSm80Config& config) {
   const bool has_precision = config.precision != Precision::kFloat32;
   return spec_of<BackwardSm80Params>(
-      sentence("backward_sm80/", entry), entry,
+      sentence("backward_sm80/", file), entry,
       sentence(has_precision ? name(config.precision) : name(config.dtype), distinction), config);
 }
 
 // A kernel before or after the main one.
 KernelSpec side_spec(const char* entry, const std::string& distinction,
                      const BackwardSm80Config& config) {
-  KernelSpec spec = backward_spec(entry, distinction, config);
+  KernelSpec spec = backward_spec("pre_and_postprocess", entry, distinction, config);
   spec.num_threads = kSideThreads;
   spec.min_blocks = kSideBlocks;
   return spec;
@@ -105,7 +105,7 @@ KernelSpec backward_preprocess_sm80_spec(const Problem& problem,
 
 KernelSpec backward_sm80_spec(const BackwardSm80Config& config) {
   KernelSpec spec = backward_spec(
-      "backward_sm80",
+      "backward_sm80", "backward_sm80",
       sentence("_d", config.d_qk, "_", config.d_v, "_", config.q_rows, "x", config.kv_rows,
                config.dq ? "_dq" : "", config.dk ? "_dk" : "", config.dv ? "_dv" : "",
                name_suffix(config.score),

@@ -2,8 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The backward pass of the sm90 implementation: what it refuses, and the configs, order of work
-// tiles, workspace and parameters that a problem gets on a card. plan.cpp, layout.cpp and
-// params.cpp decide, pure; run.cpp launches the kernels of kernels/backward_sm90 and
+// tiles, workspace and parameters that a problem gets on a card. plan.cpp and layout.cpp
+// decide, pure; run.cpp fills in parameters and launches the kernels of kernels/backward_sm90 and
 // kernels/dq_sm90.
 #pragma once
 
@@ -13,7 +13,6 @@
 #include "gpu/gpu_plan.h"
 #include "gpu/jit/kernel_spec.h"
 #include "kernels/backward_sm90/config.h"
-#include "kernels/dq_sm90/config.h"
 
 namespace fulmen::gpu {
 

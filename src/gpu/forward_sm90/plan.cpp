@@ -2,12 +2,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // From a problem to the options of its config, what the kernel and the copy engine cannot do, and
-// the order of work tiles. Groups of heads were measured on an H100 SXM on 2026-11-28
-// (bench/hopper).
+// the order of work tiles; and its run: pointers, tensor maps, launches. Groups of heads were
+// measured on an H100 SXM on 2026-11-28 (bench/hopper).
 
 #include "gpu/forward_sm90/plan.h"
 
 #include "core/error.h"
+#include "gpu/call.h"
 #include "gpu/params.h"
 
 namespace fulmen::gpu {
@@ -230,6 +231,34 @@ PlanOrRefusal plan_forward_sm90(const Problem& problem, const Gpu& gpu) {
   launch.overlap_previous = true;  // as far as it sets up its barriers
   plan->launches.push_back(std::move(launch));
   return plan;
+}
+
+void ForwardSm90Plan::run(const Call& call) const {
+  if (launches.back().num_blocks == 0) return;
+  const Arrays& arrays = call.problem.arrays;
+  ForwardArguments arguments{{}, params};
+  const auto map = [&](Array array, i32 box_rows, bool swizzle, TensorMap& map) {
+    TensorBox box = tensor_box(arrays[array], box_rows);
+    box.swizzle = swizzle;
+    if (!swizzle) box.box_dims = 8;
+    encode(call.driver, box, map);
+  };
+  map(Array::kQ, config.tile_rows(), config.swizzle, arguments.maps.q);
+  map(Array::kK, config.kv_rows, config.swizzle, arguments.maps.k);
+  map(Array::kV, config.kv_rows, config.swizzle, arguments.maps.v);
+  if (config.stage_output) {
+    TensorBox box = tensor_box(arrays[Array::kO], 64);
+    box.swizzle = config.swizzle;
+    encode(call.driver, box, arguments.maps.o);
+  }
+  bind_params(arguments.params.attention, call.problem, call.faults);
+  arguments.params.kept_scale = static_cast<float>(call.problem.dropout.kept_scale());
+  if (counts_tiles) arguments.params.next_block = reinterpret_cast<u32*>(call.workspace);
+  if (num_key_ranges > 0) {
+    arguments.params.key_ranges = reinterpret_cast<IdRange*>(call.workspace + kKeyRangesOffset);
+    call.launch(0, arguments);
+  }
+  call.launch(call.kernels.size() - 1, arguments);
 }
 
 }  // namespace fulmen::gpu

@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The forward pass of the sm90 implementation: what it refuses, and the config, launches, workspace
-// and parameters that a problem gets on a card. plan.cpp decides, pure; run.cpp launches
+// and parameters that a problem gets on a card. plan.cpp decides, and launches
 // kernels/forward_sm90/forward_sm90.cuh.
 #pragma once
 

@@ -7,7 +7,6 @@
 
 #include "kernels/backward_sm80/dq.cuh"
 #include "kernels/backward_sm80/producer.cuh"
-#include "kernels/backward_sm80/row_store.cuh"
 #include "kernels/ptx/grid.cuh"
 
 namespace fulmen {

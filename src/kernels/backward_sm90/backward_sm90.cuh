@@ -15,7 +15,7 @@
 
 #include "kernels/backward_sm90/consumer.cuh"
 #include "kernels/backward_sm90/consumer_split.cuh"
-#include "kernels/backward_sm90/dq_semaphore.cuh"
+#include "kernels/backward_sm90/dq_accum.cuh"
 #include "kernels/backward_sm90/epilogue.cuh"
 #include "kernels/backward_sm90/producer.cuh"
 

@@ -317,6 +317,19 @@ struct BackwardPreprocessParams {
                                     // sinks, ids
 };
 
+// backward_dq_sm90, whose config is ForwardSm90Config. `forward`: as for forward_sm90, with dq
+// among its arrays; lse_log2, delta and nonfinite as in BackwardParams. Boxes of the maps: Q and dO
+// (64, 64), K and V (64, kv_rows).
+struct BackwardDqParams {
+  BackwardTensorMaps maps;
+  ForwardParams forward;
+  i64 padded_rows_per_head;
+  const float* lse_log2;
+  const float* delta;
+  u32* nonfinite;
+  bool comes_first;  // as in BackwardParams
+};
+
 // The kernel after: gradients of the heads that are marked as not finite, pair by pair.
 struct BackwardFallbackConfig {
   DType dtype = DType::kBFloat16;

@@ -17,6 +17,7 @@
 #include "kernels/common/documents_sm90.cuh"
 #include "kernels/common/sequences.cuh"
 #include "kernels/common/work_tile_sm90.cuh"
+#include "kernels/ptx/thread.cuh"
 
 namespace fulmen {
 
@@ -262,5 +263,60 @@ constexpr DqConversion conversion_of(const BackwardParams& params, const Backwar
           work_tile.q_begin,
           work_tile.shape.q_len};
 }
+
+// The blocks of queries that share a document with each block of keys (DocumentBlocks), which
+// backward_preprocess_sm90 leaves for backward_sm90.
+struct FindDocumentBlocks {
+  const BackwardPreprocessParams& params;
+  u32 lane;
+
+  // Of keys [first, first + count) of a sequence.
+  IdRange ids(const Sequence& sequence, i32 first, i32 count) const {
+    const i32 begin = i32(sequence.kv_begin) + first;
+    const i32 end = i32(sequence.kv_begin) + min(first + count, sequence.shape.kv_len);
+    return ids_of_rows(params.attention.kv_ids, sequence.batch, begin, end, lane);
+  }
+
+  // Of keys from `first` on, by blocks of all of the sequence's queries.
+  DocumentBlocks blocks_of(const Sequence& sequence, i64 index, i32 first) const {
+    const AttentionParams& p = params.attention;
+    const IdRange* const queries =
+        params.query_ranges +
+        first_range(p.packed, p.q_rows, params.q_rows, index, sequence.q_begin);
+    const IdRange all = ids(sequence, first, params.kv_rows);
+    const auto meets = [&](i32 i) { return queries[i].meets(all); };
+    Interval blocks{0, ceil_div(sequence.shape.q_len, params.q_rows)};
+    blocks.end = find_block<true>(blocks, lane, meets) + 1;
+    blocks.begin = find_block<false>(blocks, lane, meets);
+    DocumentBlocks found{i32(blocks.begin), i32(blocks.end), {}, {}};
+#pragma unroll
+    for (i32 warpgroup = 0; warpgroup < 2; ++warpgroup) {
+      const IdRange own = ids(sequence, first + warpgroup * (params.kv_rows - 64), 64);
+      const auto is_one = [&](i32 i) { return queries[i].is_one_with(own); };
+      Interval full = blocks;
+      full.begin = find_block<false>(full, lane, is_one);
+      full.end = find_block<false>(full, lane, [&](i32 i) { return !is_one(i); });
+      found.full_begin[warpgroup] = i32(full.begin);
+      found.full_end[warpgroup] = i32(full.end);
+    }
+    return found;
+  }
+
+  // By all warps of the grid. sequence_at(index): number `index` of the sequences.
+  template <class SequenceAt>
+  void run(u32 warp, u32 warps, const SequenceAt& sequence_at) const {
+    const AttentionParams& p = params.attention;
+    const i64 count = num_key_ranges(p.kv_rows, p.num_sequences, p.packed, params.kv_rows);
+    for (i64 number = warp; number < count; number += warps) {
+      const i64 index = sequence_of_key_range(p, params.kv_rows, number);
+      const Sequence sequence = sequence_at(index);
+      const i64 block = number - first_key_range(p, params.kv_rows, index, sequence.kv_begin);
+      const i64 first = block * params.kv_rows;
+      if (first < 0 || first >= sequence.shape.kv_len) continue;
+      const DocumentBlocks found = blocks_of(sequence, index, i32(first));
+      if (lane == 0) params.document_blocks[number] = found;
+    }
+  }
+};
 
 }  // namespace fulmen

@@ -3,7 +3,7 @@
 //
 // Four words of four neighbouring lanes, a 4 x 4 matrix, transposed by shuffles. A row of a wgmma
 // fragment lies spread over such a quad: this brings neighbours into one lane, or decisions that
-// one lane made to those that they are about. Called by store_output.cuh and pair_terms.cuh.
+// one lane made to those that they are about.
 #pragma once
 
 #include "kernels/ptx/memory.cuh"

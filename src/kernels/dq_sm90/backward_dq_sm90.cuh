@@ -18,7 +18,6 @@
 #include "kernels/common/products_sm90.cuh"
 #include "kernels/common/scores_sm90.cuh"
 #include "kernels/common/store_output.cuh"
-#include "kernels/dq_sm90/config.h"
 #include "kernels/dq_sm90/producer.cuh"
 #include "kernels/forward_sm90/scheduler.cuh"
 #include "kernels/forward_sm90/storage.cuh"

@@ -5,7 +5,7 @@
 // warp that sets rows of K and V past a sequence's end to zero.
 #pragma once
 
-#include "kernels/dq_sm90/config.h"
+#include "kernels/backward_sm90/config.h"
 #include "kernels/forward_sm90/storage.cuh"
 #include "kernels/ptx/tma.cuh"
 

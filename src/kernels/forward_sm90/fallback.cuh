@@ -10,7 +10,6 @@
 
 #include "kernels/common/products_sm90.cuh"
 #include "kernels/forward_sm90/consumer.cuh"
-#include "kernels/forward_sm90/epilogue.cuh"
 #include "kernels/forward_sm90/softmax.cuh"
 #include "kernels/forward_sm90/storage.cuh"
 #include "kernels/ptx/tma.cuh"

@@ -159,7 +159,7 @@ struct RowSoftmax {
   static bool is_within(float x, float limit) { return -limit <= x && x <= limit; }
 
   // Nats, of a score in log2. The largest floats stand for themselves: a bias as large is
-  // cut to them (pair_terms.cuh).
+  // cut to them (scores_sm90.cuh).
   static bool is_saturated(float x) { return x == kLargestFloat || x == -kLargestFloat; }
   static float nats(float x) {
     if constexpr (kConfig.score.bias != DType::kNone) return is_saturated(x) ? x : x * kLn2<float>;

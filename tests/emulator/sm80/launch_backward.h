@@ -10,10 +10,8 @@
 #include "emulator/launch.h"
 #include "emulator/schedules.h"
 #include "emulator/sm80/neutral_arrays.h"
-#include "kernels/backward_sm80/backward_dbias_sm80.cuh"
-#include "kernels/backward_sm80/backward_postprocess_sm80.cuh"
-#include "kernels/backward_sm80/backward_preprocess_sm80.cuh"
 #include "kernels/backward_sm80/backward_sm80.cuh"
+#include "kernels/backward_sm80/pre_and_postprocess.cuh"
 #include "kernels/backward_sm80/scheduler.cuh"
 
 namespace fulmen::test {

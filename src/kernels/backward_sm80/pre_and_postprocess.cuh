@@ -1,23 +1,30 @@
 // SPDX-FileCopyrightText: fulmen contributors
 // SPDX-License-Identifier: Apache-2.0
 //
-// What backward_sm80 needs of every query row (RowStatsSm80), from the softmax that the forward
-// pass kept, sinks, the gradient that arrives through lse, and D = dot(dO, O). Rows of a tile that
-// are past the end of their sequence are filled up so that they count for nothing. Any dtype,
-// stride and alignment. Launched with one block for each of num_q_tiles(), before backward_sm80.
+// The kernels around backward_sm80: backward_preprocess_sm80 before it, backward_postprocess_sm80
+// after it, and backward_dbias_sm80 before or after.
 #pragma once
 
 #include "kernels/backward_sm80/config.h"
 #include "kernels/backward_sm80/dq.cuh"
+#include "kernels/common/array_access.cuh"
 #include "kernels/common/documents_sm80.cuh"
 #include "kernels/common/faults.cuh"
 #include "kernels/common/head.cuh"
 #include "kernels/common/tile_copy_sm80.cuh"
 #include "kernels/common/tile_tasks.cuh"
+#include "kernels/naive/backward_naive.cuh"
 #include "kernels/ptx/grid.cuh"
 #include "kernels/ptx/math.cuh"
 
 namespace fulmen {
+
+// ---- backward_preprocess_sm80 -------------------------------------------------------------------
+
+// What backward_sm80 needs of every query row (RowStatsSm80), from the softmax that the forward
+// pass kept, sinks, the gradient that arrives through lse, and D = dot(dO, O). Rows of a tile that
+// are past the end of their sequence are filled up so that they count for nothing. Any dtype,
+// stride and alignment. Launched with one block for each of num_q_tiles().
 
 inline constexpr i32 kSm80PreprocessThreads = 256;
 inline constexpr i32 kSm80ThreadsPerRow = 8;
@@ -212,6 +219,153 @@ void backward_preprocess_sm80(const BackwardSm80Params& params) {
   }
   u8* const saved = params.row_stats + i64{tile} * kConfig.row_bytes();
   BackwardPreprocessSm80<kConfig>(p, head).run(place.first_row, saved, params.key_bounds + tile);
+}
+
+// ---- backward_postprocess_sm80 ------------------------------------------------------------------
+
+// The float32 sums of dQ become dq. And where backward_sm80 has marked a tile, rows of dq, dk or dv
+// that are not finite are computed again by backward_naive, which reads visible pairs alone: NaN
+// that only hidden pairs hold goes, NaN that belongs there comes back. Launched with
+// sm80_postprocess_blocks().
+
+inline constexpr i32 kSm80PostprocessThreads = 256;
+
+template <BackwardSm80Config kConfig>
+struct BackwardPostprocessSm80 {
+  const BackwardSm80Params& params;
+  const AttentionParams& p;
+
+  explicit BackwardPostprocessSm80(const BackwardSm80Params& params_)
+      : params(params_), p(params_.attention) {}
+
+  static i32 thread() { return static_cast<i32>(ptx::thread_index()); }
+
+  __attribute__((noinline)) static void recompute_dq(const AttentionParams& p,
+                                                     const RowTask& task) {
+    backward_naive_dq_row<kConfig.dtype>(p, task);
+  }
+  __attribute__((noinline)) static void recompute_dkdv(const AttentionParams& p,
+                                                       const RowTask& task) {
+    backward_naive_dkdv_row<kConfig.dtype>(p, task);
+  }
+
+  static bool all_finite(const ArrayView& array, const RowTask& task, i64 chunk, i64 dim) {
+    const i64 first = chunk * kNaiveChunk;
+    const i64 offset = array.offset(task.batch, task.head, task.row, first);
+    float sum = 0;  // of x - x: 0, or NaN
+    for (i64 d = 0; d < min(kNaiveChunk, dim - first); ++d) {
+      const float x = load_real_called<float>(array, offset + d * array.strides[3]);
+      sum += x - x;
+    }
+    return sum == 0;
+  }
+
+  void recompute_rows(const Head<kConfig.dtype>& head, i64 first) const {
+    const Sequence& sequence = head.sequence;
+    const i64 chunks = num_chunks(p.dim_qk);
+    const i64 count = clamp<i64>(sequence.shape.q_len - first, 0, kConfig.q_rows);
+    for (i64 at = thread(); at < count * chunks; at += kSm80PostprocessThreads) {
+      const RowTask task{sequence.batch, head.head, sequence.q_begin + first + at / chunks,
+                         at % chunks};
+      if (!all_finite(p.dq, task, task.chunk, p.dim_qk)) recompute_dq(p, task);
+    }
+  }
+
+  void recompute_keys(const Head<kConfig.dtype>& head, i64 first) const {
+    const Sequence& sequence = head.sequence;
+    const i64 chunks = dkdv_chunks(p);
+    const i64 count = clamp<i64>(sequence.shape.kv_len - first, 0, kConfig.kv_rows);
+    for (i64 at = thread(); at < count * chunks; at += kSm80PostprocessThreads) {
+      const RowTask task{sequence.batch, head.kv_head, sequence.kv_begin + first + at / chunks,
+                         at % chunks};
+      const bool is_dk = task.chunk < dk_chunks(p);
+      const bool finite = is_dk ? all_finite(p.dk, task, task.chunk, p.dim_qk)
+                                : all_finite(p.dv, task, task.chunk - dk_chunks(p), p.dim_v);
+      if (!finite) recompute_dkdv(p, task);
+    }
+  }
+
+  // Tile `number` of queries.
+  void finish_rows(i64 number) const {
+    const i64 num_slots = num_tile_slots(p, p.q_rows, kConfig.q_rows);
+    const i64 batch_head = number / num_slots;
+    const TileTask task{batch_head / p.heads_q, batch_head % p.heads_q, number % num_slots};
+    const TilePlace place = find_tile(p, p.cu_q, task, kConfig.q_rows);
+    if (!p.dq.present() || place.first_row < 0) return;
+    const Head<kConfig.dtype> head(p, place.index, task.head);
+    ConvertDqSm80<kConfig>{head, place.first_row, params.dq_accum + number * kConfig.dq_elems()}
+        .run(kSm80PostprocessThreads / 32);
+    if (params.nonfinite_m_blocks[number] == 0) return;
+    ptx::block_sync();  // all warps -> dq of the tile
+    recompute_rows(head, place.first_row);
+  }
+
+  // Tile `number` of keys.
+  void finish_keys(i64 number) const {
+    const i64 num_slots = num_tile_slots(p, p.kv_rows, kConfig.kv_rows);
+    const i64 batch_head = number / num_slots;
+    const TileTask task{batch_head / p.heads_kv, batch_head % p.heads_kv, number % num_slots};
+    const TilePlace place = find_tile(p, p.cu_kv, task, kConfig.kv_rows);
+    recompute_keys(Head<kConfig.dtype>(p, place.index, task.head * p.group_size()),
+                   place.first_row);
+  }
+
+  // Tiles of keys whose mark is set, of 32 from `first` on.
+  void finish_marked_keys(i64 first) const {
+    const i64 own = first + lane_index();
+    const bool is_marked =
+        own < num_kv_tiles(p, kConfig.kv_rows) && params.nonfinite_n_blocks[own] != 0;
+    u32 marked = ptx::ballot(is_marked);
+    for (i64 number = first; marked != 0; ++number, marked >>= 1) {
+      if ((marked & 1) != 0) finish_keys(number);
+    }
+  }
+
+  void run() const {
+    const i64 block = ptx::block_index();
+    const i64 row_tiles = num_q_tiles(p, kConfig.q_rows);
+    if (block < row_tiles) {
+      finish_rows(row_tiles - 1 - block);  // of the last heads the sums are in the L2 still
+    } else {
+      finish_marked_keys((block - row_tiles) * kSm80MarkedBlocks);
+    }
+  }
+};
+
+template <BackwardSm80Config kConfig>
+void backward_postprocess_sm80(const BackwardSm80Params& params) {
+  if constexpr (kConfig.hopper) ptx::grid_dependency_wait();
+  BackwardPostprocessSm80<kConfig>(params).run();
+}
+
+// ---- backward_dbias_sm80 ------------------------------------------------------------------------
+
+// Zeros to dbias before backward_sm80, for pairs that it never computes; or after it, with
+// config.accumulates_dbias, its float32 sums. Any number of blocks.
+
+inline constexpr i32 kSm80DbiasThreads = 256;
+
+template <BackwardSm80Config kConfig>
+void backward_dbias_sm80(const BackwardSm80Params& params) {
+  const AttentionParams& p = params.attention;
+  const i64(&extents)[4] = p.dbias_extents;
+  const i64 num_rows = extents[0] * extents[1] * extents[2];
+  for (i64 row = ptx::block_index(); row < num_rows; row += ptx::num_blocks()) {
+    const i64 batch_head = row / extents[2];
+    const i64 to =
+        p.dbias.offset(batch_head / extents[1], batch_head % extents[1], row % extents[2], 0);
+    if constexpr (kConfig.tiled_dbias) {
+      u16* const row_to = reinterpret_cast<u16*>(p.dbias.data) + to;
+      for (i64 key = 8 * ptx::thread_index(); key < extents[3]; key += 8 * kSm80DbiasThreads) {
+        ptx::store_global_x4(row_to + key, {});
+      }
+      continue;
+    }
+    for (i64 key = ptx::thread_index(); key < extents[3]; key += kSm80DbiasThreads) {
+      const float x = kConfig.accumulates_dbias ? params.dbias_accum[row * extents[3] + key] : 0.f;
+      store_real(p.dbias, to + key * p.dbias.strides[3], x);
+    }
+  }
 }
 
 }  // namespace fulmen
