@@ -163,6 +163,10 @@ struct BackwardDqConsumer {
     release(shared.v().empty(kv_at));
     kv_at.advance();
   }
+  void skip_blocks(i32& j, i32 begin) {
+#pragma unroll 1
+    for (; j >= begin; --j) skip_block();
+  }
 
   // S = -inf at the keys of block j outside a row's interval.
   void apply_mask(Scores& S, const Interval (&visible)[2], i32 j) const {
@@ -247,8 +251,7 @@ struct BackwardDqConsumer {
     const SeqlenInfo seqlen = seqlen_info(work);
     const Pairs pairs = pairs_of(work, seqlen);
     i32 j = blocks.all_end - 1;
-#pragma unroll 1
-    for (; j >= blocks.end; --j) skip_block();
+    skip_blocks(j, blocks.end);
     shared.q().consumer_wait(q_at);
     shared.q().consumer_wait(dout_at);
     const u32 q = shared.q().address(q_at), dout = shared.q().address(dout_at);
@@ -297,10 +300,7 @@ struct BackwardDqConsumer {
     release(shared.q().empty(q_at));
     release(shared.q().empty(dout_at));
     q_at.advance(2 * kConfig.warpgroups);
-    if constexpr (kConfig.score.mask_kind == MaskKind::kBoth) {
-#pragma unroll 1
-      for (; j >= blocks.all_begin; --j) skip_block();
-    }
+    if constexpr (kConfig.score.mask_kind == MaskKind::kBoth) skip_blocks(j, blocks.all_begin);
     zero_masked_rows(dQ, pairs);
   }
 
