@@ -2,9 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The machine code of the kernels that the tests compile, as a list of hashes.
 
-It proves that a move or a rename changed no instruction:
+It proves that a move or a rename changed no instruction, and shows what another change costs:
 
-    machine_code.py list [FILTER]          compiles; one line a kernel: arch, name, hash
+    machine_code.py list [FILTER]          compiles; one line a kernel: arch, name, hash, registers
+                                           a thread, bytes spilled
     machine_code.py compare OLD [FILTER]   the same, and what the list in the file OLD lacks
 
 Needs build/release (cuda_kernels_test) and the pinned NVRTC of .venv; FILTER is a --gtest_filter.
@@ -26,6 +27,7 @@ import tempfile
 from collections import Counter
 from importlib.metadata import version
 from pathlib import Path
+from typing import NamedTuple
 
 from elftools.elf.constants import SH_FLAGS
 from elftools.elf.elffile import ELFFile
@@ -52,43 +54,60 @@ def hash_of(cubin: Path) -> str:
         return code.hexdigest()[:24]
 
 
-def compiled(chosen: str) -> list[tuple[str, str, str]]:
-    """(arch, name, hash) of each kernel, sorted."""
+class Kernel(NamedTuple):
+    arch: str
+    name: str
+    code: str
+    registers: int
+    spilled_bytes: int
+
+
+def compiled(chosen: str) -> list[Kernel]:
+    """Each kernel, sorted by arch and name."""
     with tempfile.TemporaryDirectory() as folder:
         env = {**os.environ, "FULMEN_KEEP_CUBINS": folder,
                "FULMEN_TEST_NVRTC": str(nvrtc_folder())}  # fmt: skip
         command = [str(PROGRAM), f"--gtest_filter={chosen}"]
         run = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
         if run.returncode != 0:
-            raise SystemExit(run.stdout[-4000:] + run.stderr[-1000:])
+            print(run.stdout[-4000:] + run.stderr[-1000:], file=sys.stderr)
         kernels = []
-        for cubin in Path(folder).iterdir():
-            arch, name = cubin.name.removesuffix(".cubin").split(".", 1)
-            kernels.append((arch, name, hash_of(cubin)))
+        for cubin in Path(folder).glob("*.cubin"):
+            arch, name = cubin.stem.split(".", 1)
+            registers, spilled = map(int, cubin.with_suffix(".use").read_text("utf-8").split())
+            kernels.append(Kernel(arch, name, hash_of(cubin), registers, spilled))
+        if run.returncode != 0 or not kernels:
+            raise SystemExit(f"{PROGRAM.name} --gtest_filter={chosen} failed or compiled nothing")
         return sorted(kernels)
 
 
-def kernels_listed(text: str) -> list[tuple[str, str, str]]:
+def kernels_listed(text: str) -> list[Kernel]:
     kernels = []
     for line in text.splitlines():
         if not line.startswith("#"):
-            arch, name, code = line.split()
-            kernels.append((arch, name, code))
+            arch, name, code, registers, spilled = line.split()
+            kernels.append(Kernel(arch, name, code, int(registers), int(spilled)))
     return kernels
 
 
-def differences(
-    old: list[tuple[str, str, str]], new: list[tuple[str, str, str]]
-) -> list[tuple[str, str, str]]:
+def differences(old: list[Kernel], new: list[Kernel]) -> list[Kernel]:
     """Kernels of `new` whose code no kernel of `old` has, on the same architecture."""
-    known = Counter((arch, code) for arch, _, code in old)
+    known = Counter((kernel.arch, kernel.code) for kernel in old)
     changed = []
-    for arch, name, code in new:
-        if known[arch, code] > 0:
-            known[arch, code] -= 1
+    for kernel in new:
+        if known[kernel.arch, kernel.code] > 0:
+            known[kernel.arch, kernel.code] -= 1
         else:
-            changed.append((arch, name, code))
+            changed.append(kernel)
     return changed
+
+
+def cost(before: Kernel | None, after: Kernel) -> str:
+    """Registers and spills of a kernel, and of the one of that name in the old list."""
+    if before is None:
+        return f"{after.registers} registers, {after.spilled_bytes} bytes spilled; not in the list"
+    return (f"{before.registers} -> {after.registers} registers, "
+            f"{before.spilled_bytes} -> {after.spilled_bytes} bytes spilled")  # fmt: skip
 
 
 def main() -> int:
@@ -100,12 +119,18 @@ def main() -> int:
     old_file = Path(words.pop(0)) if arguments.action == "compare" else None
     new = compiled(words[0] if words else "CompileKernels.*")
     if old_file is None:
-        print(f"# nvidia-cuda-nvrtc {version('nvidia-cuda-nvrtc')}: arch, name, hash of the code")
-        print("\n".join(" ".join(kernel) for kernel in new))
+        nvrtc = version("nvidia-cuda-nvrtc")
+        print(
+            f"# nvidia-cuda-nvrtc {nvrtc}: arch, name, hash of the code, registers, bytes spilled"
+        )
+        print("\n".join(" ".join(map(str, kernel)) for kernel in new))
         return 0
-    changed = differences(kernels_listed(old_file.read_text(encoding="utf-8")), new)
-    for arch, name, _ in changed:
-        print(f"other code: {arch} {name}")
+    old = kernels_listed(old_file.read_text(encoding="utf-8"))
+    of_name = {(kernel.arch, kernel.name): kernel for kernel in old}
+    changed = differences(old, new)
+    for kernel in changed:
+        print(f"other code: {kernel.arch} {kernel.name}:", end=" ")
+        print(cost(of_name.get((kernel.arch, kernel.name)), kernel))
     print(f"{len(new) - len(changed)} of {len(new)} kernels have code of the list")
     return 1 if changed else 0
 

@@ -9,6 +9,7 @@
 // fake one.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdlib>
 #include <fstream>
@@ -57,11 +58,14 @@ std::vector<Job> jobs_of(const Nvrtc& nvrtc, const std::vector<std::vector<Kerne
   return jobs;
 }
 
-// For tools/machine_code.py: the cubin as a file of the folder that FULMEN_KEEP_CUBINS names.
-void keep(const Job& job, const std::string& cubin) {
+// For tools/machine_code.py, in the folder that FULMEN_KEEP_CUBINS names: the cubin, and in a file
+// beside it its registers and the larger of the bytes that it spills and those that it reads again.
+void keep(const Job& job, const std::string& cubin, const ResourceUse& use) {
   if (const char* folder = std::getenv("FULMEN_KEEP_CUBINS")) {
-    std::ofstream(sentence(folder, "/", job.arch, ".", job.spec.name, ".cubin"), std::ios::binary)
-        << cubin;
+    const std::string path = sentence(folder, "/", job.arch, ".", job.spec.name);
+    std::ofstream(path + ".cubin", std::ios::binary) << cubin;
+    std::ofstream(path + ".use") << use.registers << " "
+                                 << std::max(use.spill_store_bytes, use.spill_load_bytes);
   }
 }
 
@@ -69,8 +73,8 @@ void keep(const Job& job, const std::string& cubin) {
 std::string problem_of(const Nvrtc& nvrtc, const Job& job) {
   try {
     const CompiledKernel kernel = compile(nvrtc, job.spec, job.arch);
-    keep(job, kernel.cubin);
     const ResourceUse use = resource_use(kernel.log, kernel.cubin);
+    keep(job, kernel.cubin, use);
     const std::string rejected = gate(job.spec, use);
     if (!rejected.empty()) return rejected;
     if (kernel.cubin.substr(1, 3) != "ELF") return "the code is no ELF file";
