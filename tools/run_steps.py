@@ -54,7 +54,10 @@ def lint(runner: Runner) -> None:
 
 def types(runner: Runner) -> None:
     runner.run([BIN / "mypy", "python/fulmen"])
-    runner.run([BIN / "mypy", *sorted((ROOT / "tools").glob("*.py"))])
+    tools = ROOT / "tools"
+    runner.run(
+        [BIN / "mypy", *sorted(tools.glob("*.py")), *sorted((tools / "pictures").glob("*.py"))]
+    )
 
 
 def sources(runner: Runner) -> None:
