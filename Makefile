@@ -37,11 +37,11 @@ format: ## rewrite C++, CUDA and Python files in the project's format
 	@$(PY) tools/format.py
 
 docs: ## build the documentation into build/site
-	@tools/bootstrap.sh test
+	@tools/bootstrap.sh docs
 	NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --strict --quiet
 
 docs-serve: ## show the documentation at port 8000, rebuilt as files change
-	@tools/bootstrap.sh test
+	@tools/bootstrap.sh docs
 	NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs serve
 
 clean: ## remove everything that these commands wrote

@@ -3,13 +3,14 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # Brings a bare machine to where the Makefile can work: `bootstrap.sh run` for the main job,
-# `bootstrap.sh test` for all checks and tests as well. Missing system packages are installed by apt
-# when the user may (root, or sudo without a password), else named in one line. Then .venv is made,
-# and for `test` the pinned tools of requirements.txt go into it, not compiled, since most of their
-# modules are never imported. Does nothing that is already done.
+# `bootstrap.sh docs` for the documentation alone, `bootstrap.sh test` for all checks and tests as
+# well. Missing system packages are installed by apt when the user may (root, or sudo without a
+# password), else named in one line. Then .venv is made, and the pinned tools of the requirement
+# lists go into it, not compiled, since most of their modules are never imported. Does nothing that
+# is already done.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-purpose="${1:?usage: bootstrap.sh run|test}"
+purpose="${1:?usage: bootstrap.sh run|docs|test}"
 python="${PYTHON:-python3}"
 
 has() { command -v "$1" >/dev/null 2>&1; }
@@ -24,7 +25,7 @@ has_clang() {  # with the run time of its sanitizers
 missing=()
 has "$python" || missing+=(python3)
 has "$python" && "$python" -c 'import venv, ensurepip' 2>/dev/null || missing+=(python3-venv)
-has g++ || missing+=(g++)
+[ "$purpose" = docs ] || has g++ || missing+=(g++)
 if [ "$purpose" = test ]; then
   has gcc || missing+=(gcc)
   { has g++ && has_header gtest/gtest.h; } || missing+=(libgtest-dev)
@@ -51,10 +52,14 @@ fi
 # A virtual environment that was moved or made by a Python that is gone does not start: make it anew.
 .venv/bin/python -c 'import pip' 2>/dev/null || "$python" -m venv --clear .venv
 
-if [ "$purpose" = test ] && ! cmp -s tools/requirements.txt .venv/requirements.installed; then
-  .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-compile -r tools/requirements.txt
-  cp tools/requirements.txt .venv/requirements.installed
-fi
+# The packages of a list, unless this very list is installed.
+install() {
+  cmp -s "tools/$1.txt" ".venv/$1.installed" && return
+  .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-compile -r "tools/$1.txt"
+  cp "tools/$1.txt" ".venv/$1.installed"
+}
+[ "$purpose" = run ] || install requirements-docs
+[ "$purpose" != test ] || install requirements
 
 # Without these the tests of the PyTorch layer are skipped.
 torch=tools/requirements-torch.txt

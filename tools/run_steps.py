@@ -173,6 +173,7 @@ def examples(runner: Runner) -> None:
 
 
 def docs(runner: Runner) -> None:
+    runner.run([PYTHON, "tools/pictures", "--check"])
     quiet = {"NO_MKDOCS_2_WARNING": "1"}
     runner.run([BIN / "mkdocs", "build", "--strict", "--quiet"], env=quiet)
     env = {"FULMEN_PREFIX": str(PREFIX)}
@@ -231,7 +232,7 @@ TESTS = [
     Step("python", "Python tests and cases", python_tests, ("wheel",)),
     Step("verify", "every named case on every implementation", verify, ("wheel",)),
     Step("examples", "C, C++ and Python against the installed package", examples, ("wheel",)),
-    Step("docs", "strict build, code blocks", docs, ("wheel",)),
+    Step("docs", "strict build, pictures, code blocks", docs, ("wheel",)),
     Step("pythons", "the wheel on the oldest and newest CPython", wheel_steps.pythons, ("wheel",)),
 ]  # fmt: skip
 FULL_TESTS = [

@@ -12,6 +12,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from markdown_pages import ROOT
 
+sys.path[:0] = [str(ROOT / "tools"), str(ROOT / "tools" / "pictures")]
+
 
 @pytest.fixture(scope="session")
 def prefix() -> Path:

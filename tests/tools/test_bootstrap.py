@@ -16,7 +16,7 @@ NEEDED = ["bash", "dirname", "env", "seq", "cut", "cmp", "cp"]
 def bare(tmp_path: Path) -> Path:
     """A project with nothing but bootstrap.sh, and a PATH with nothing but a shell's tools."""
     (tmp_path / "tools").mkdir()
-    for name in ("bootstrap.sh", "find_clang.sh", "requirements.txt"):
+    for name in ("bootstrap.sh", "find_clang.sh", "requirements.txt", "requirements-docs.txt"):
         shutil.copy(ROOT / "tools" / name, tmp_path / "tools" / name)
     (tmp_path / "bin").mkdir()
     for name in NEEDED:
@@ -50,6 +50,18 @@ def test_what_is_missing_is_named_in_one_line(bare: Path) -> None:
     for_tests = bootstrap(bare, "test").stderr
     assert for_tests.count("\n") == 1
     assert "python3 python3-venv g++ gcc libgtest-dev libgmock-dev clang-16" in for_tests
+
+
+def test_the_documentation_needs_no_compiler_and_its_own_list_alone(bare: Path) -> None:
+    assert "fulmen needs python3 python3-venv (names" in bootstrap(bare, "docs").stderr
+    (bare / ".venv" / "bin").mkdir(parents=True)
+    program(bare, "python3", "exit 0")
+    shutil.copy(bare / "bin" / "python3", bare / ".venv" / "bin" / "python")
+    (bare / ".venv" / "bin" / "python").write_text(f'#!/bin/sh\necho "$@" >> {bare}/pip.log\n')
+    for _ in range(2):  # the second time there is nothing left to do
+        assert bootstrap(bare, "docs").returncode == 0
+    installed = [line for line in (bare / "pip.log").read_text().splitlines() if "install" in line]
+    assert [line.split()[-1] for line in installed] == ["tools/requirements-docs.txt"]
 
 
 def test_a_python_without_venv_is_seen(bare: Path) -> None:
