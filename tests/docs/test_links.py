@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from markdown_pages import DOCS, ROOT, links, pages
 
+from source_tree import files
+
 FOLDERS = ("bench", "examples", "src", "tests")
 PAGES = [
     *ROOT.glob("*.md"),
@@ -17,6 +19,7 @@ PAGES = [
     *DOCS.glob("decisions/*.md"),
     *(page for folder in FOLDERS for page in sorted((ROOT / folder).rglob("*.md"))),
 ]
+NAMES = ["/" + path.relative_to(ROOT).as_posix() for path in files(ROOT)]
 SITE = [DOCS / language / page for language in ("en", "zh") for page in pages(language)]
 
 
@@ -37,6 +40,24 @@ def test_paths_that_are_named_exist(page: Path) -> None:
         page.read_text(encoding="utf-8"),
     )
     assert [path for path in named if not any(ROOT.glob(path))] == []
+
+
+@pytest.mark.parametrize("page", PAGES + SITE, ids=lambda path: str(path.relative_to(ROOT)))
+def test_files_that_are_named_alone_exist(page: Path) -> None:
+    """`mask.cuh`, `arrays.def` or `gpu/params.cpp`, wherever they lie."""
+    suffixes = "cuh|hpp|h|cpp|py|def|sh|txt|cmake|md|toml|ini|gdb"
+    named = re.findall(rf"`((?:[\w-]+/)*[\w-]+\.(?:{suffixes}))`", page.read_text(encoding="utf-8"))
+    assert [file for file in named if not any(name.endswith(f"/{file}") for name in NAMES)] == []
+
+
+@pytest.mark.parametrize("page", SITE, ids=lambda path: str(path.relative_to(ROOT)))
+def test_programs_of_the_tests_that_are_named_exist(page: Path) -> None:
+    named = set(re.findall(r"\btests/(?:\w+/)*(\w+_test)\b|`(\w+_test)`", page.read_text("utf-8")))
+    lists = "".join(path.read_text("utf-8") for path in (ROOT / "tests").rglob("CMakeLists.txt"))
+    made = set(re.findall(r"add_executable\((\w+_test)\b", lists))
+    made |= {f"{folder}_test" for folder in re.findall(r"fulmen_add_test\((\w+)", lists)}
+    made |= {Path(name).stem for name in NAMES if name.startswith("/tests/")}  # or a file's
+    assert {one or other for one, other in named} <= made
 
 
 def test_the_readme_links_to_what_newcomers_look_for() -> None:
