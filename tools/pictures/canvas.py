@@ -92,12 +92,14 @@ class Picture:
     def box(self, box: Box, role: str = "plain", *, radius: float = 6, dashed: bool = False) -> Box:
         """A rectangle with the fill and the line of a role; dashed: a line alone."""
         name = self._class(f"{role}-dashed" if dashed else f"{role}-box")
-        self._add(drawsvg.Rectangle(*box, rx=radius, class_=name))
+        self._add(drawsvg.Rectangle(*_rounded(*box), rx=radius, class_=name))
         return box
 
     def bar(self, box: Box, role: str, *, radius: float = 3) -> Box:
         """A rectangle of full colour."""
-        self._add(drawsvg.Rectangle(*box, rx=radius, class_=self._class(f"{role}-solid")))
+        self._add(
+            drawsvg.Rectangle(*_rounded(*box), rx=radius, class_=self._class(f"{role}-solid"))
+        )
         return box
 
     def cells(self, at: Point, pitch: float, places: Sequence[tuple[int, int]], kind: str) -> None:
@@ -165,7 +167,7 @@ class Picture:
             options["text_anchor"] = anchor
         if turned:
             options["transform"] = f"rotate(-90 {_number(at[0])} {_number(at[1])})"
-        element = drawsvg.Text("", size, at[0], at[1], **options)
+        element = drawsvg.Text("", size, *_rounded(*at), **options)
         for span in _spans(words, size):
             element.append(span)
         self._add(element)
@@ -279,6 +281,11 @@ def _spans(words: str, size: float) -> list[drawsvg.TSpan]:
         lowered = wanted
         spans.append(drawsvg.TSpan(part, **options))
     return spans
+
+
+def _rounded(*numbers: float) -> list[float]:
+    """As far as an eye sees, and the same on machines whose last bits differ."""
+    return [round(x, 2) for x in numbers]
 
 
 def _number(x: float) -> str:

@@ -47,16 +47,12 @@ def hopper_roles(p: Picture) -> None:
     shared = Box(378, 48, 128, 298)
     p.box(shared, "plain")
     p.text((378, 36), p.say("shared memory", "共享内存"), bold=True)
-    slots = [
-        ("Q_{0}", "q"),
-        ("Q_{1}", "q"),
-        ("K_{7}", "k"),
-        ("K_{6}", "k"),
-        ("V_{7}", "v"),
-        ("V_{6}", "v"),
-    ]
+    next_q = p.say("next Q_{{{}}}", "下一个 Q_{{{}}}")
+    slots = [("Q_{0}", "q"), ("Q_{1}", "q"), (next_q.format(0), "q"), (next_q.format(1), "q")]
+    slots += [("K_{7}", "k"), ("K_{6}", "k"), ("V_{7}", "v"), ("V_{6}", "v")]
     for number, (name, role) in enumerate(slots):
-        at = Box(392, 62 + number * 46 + (number // 2) * 4, 100, 38)
+        gap = 0 if number < 4 else 6 if number < 6 else 12
+        at = Box(392, 56 + number * 34 + gap, 100, 30)
         p.box(at, role)
         p.label(at, name, role=role, bold=True)
     p.arrow([(297, 200), (374, 200)], "ink")
