@@ -8,7 +8,7 @@ It proves that a move or a rename changed no instruction, and shows what another
                                            a thread, bytes spilled
     machine_code.py compare OLD [FILTER]   the same, and what the list in the file OLD lacks
 
-Needs build/release (cuda_kernels_test) and the pinned NVRTC of .venv; FILTER is a --gtest_filter.
+Needs build/release (gpu_kernels_test) and the pinned NVRTC of .venv; FILTER is a --gtest_filter.
 The hash is of the executable sections alone, so names of kernels and files do not matter; `compare`
 pairs kernels by their code, so a renamed kernel counts as the same. Lists say in their first line
 which NVRTC compiled; another one makes other code.
@@ -34,7 +34,7 @@ from elftools.elf.elffile import ELFFile
 
 from source_tree import ROOT
 
-PROGRAM = ROOT / "build" / "release" / "tests" / "cuda" / "cuda_kernels_test"
+PROGRAM = ROOT / "build" / "release" / "tests" / "gpu" / "gpu_kernels_test"
 
 
 def nvrtc_folder() -> Path:

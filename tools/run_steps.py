@@ -120,7 +120,7 @@ def kernels(runner: Runner) -> None:
     if not folders:
         raise StepError("the wheel nvidia-cuda-nvrtc is not in .venv")
     env = {"FULMEN_TEST_NVRTC": str(Path(folders[0]) / "cu13" / "lib")}
-    program = ROOT / "build" / "release" / "tests" / "cuda" / "cuda_kernels_test"
+    program = ROOT / "build" / "release" / "tests" / "gpu" / "gpu_kernels_test"
     runner.run([program, "--gtest_filter=CompileKernels.*"], env=env, show=True)
 
 

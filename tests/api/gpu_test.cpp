@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Calls that name a GPU, in a process that has none, and what needs none; and rng, which a device
-// array exists for, in host memory. Calls on devices are tested in tests/cuda.
+// array exists for, in host memory. Calls on devices are tested in tests/gpu.
 #include <dlfcn.h>
 
 #include "api/refusal.h"

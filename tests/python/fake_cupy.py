@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: fulmen contributors
 # SPDX-License-Identifier: Apache-2.0
-"""A cupy that is none, over the fake driver of tests/cuda: arrays on a device that is not there.
+"""A cupy that is none, over the fake driver of tests/gpu: arrays on a device that is not there.
 
 `install()` puts it where `import cupy` finds it. Its arrays have DLPack of CUDA's device type and
 remember the stream that each export was asked for. Used by the scripts of test_gpu.py, in processes

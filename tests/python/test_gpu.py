@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: fulmen contributors
 # SPDX-License-Identifier: Apache-2.0
-"""GPU calls without a GPU: the fake driver and compiler of tests/cuda, and a cupy that is none.
+"""GPU calls without a GPU: the fake driver and compiler of tests/gpu, and a cupy that is none.
 
 What the driver is asked to launch, on which device and stream, and what is refused before that. No
 kernel runs, so no number is looked at. Each test is a process: a driver is found once.
@@ -49,7 +49,7 @@ def fakes(tmp_path_factory: pytest.TempPathFactory) -> Path:
             [
                 COMPILER, "-std=c++20", "-O1", "-shared", "-fPIC", f"-I{ROOT / 'src'}",
                 f"-I{ROOT / 'include'}",
-                str(ROOT / "tests" / "cuda" / f"{source}.cpp"), "-o", str(folder / library),
+                str(ROOT / "tests" / "gpu" / f"{source}.cpp"), "-o", str(folder / library),
                 f"-Wl,-soname,{library}",
             ],
             check=True,

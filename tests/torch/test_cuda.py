@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The PyTorch layer on an NVIDIA GPU: compiler, CUDA graphs, streams, devices, modes of torch.
 
-Skipped without one. Exactness of the kernels is the matter of fulmen verify and tests/cuda/gpu;
+Skipped without one. Exactness of the kernels is the matter of fulmen verify and tests/gpu/device;
 test_cuda_compat.py has the names of other packages.
 """
 

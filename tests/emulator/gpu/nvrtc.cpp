@@ -6,7 +6,7 @@
 #include <exception>
 #include <memory>
 
-#include "cuda/nvrtc_program.h"
+#include "gpu/nvrtc_program.h"
 #include "emulator/gpu/gpu.h"
 #include "emulator/gpu/host_compiler.h"
 

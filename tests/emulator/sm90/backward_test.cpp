@@ -5,8 +5,8 @@
 // a Problem through the workspace, the tensor maps and the params that a run would launch with.
 #include <cstdlib>
 
-#include "../../cuda/kernels/expect_close.h"
-#include "../../cuda/kernels/hopper_request.h"
+#include "../../gpu/kernels/expect_close.h"
+#include "../../gpu/kernels/hopper_request.h"
 #include "cpu/backend.h"
 #include "emulator/launch.h"
 #include "emulator/schedules.h"

@@ -4,8 +4,8 @@
 // forward_sm90's own text on the host, against the scalar oracle, over drawn problems: from a
 // Problem through the tensor maps and params that a run would launch with. Six configs that
 // between them hold every option.
-#include "../../cuda/kernels/expect_close.h"
-#include "../../cuda/kernels/hopper_request.h"
+#include "../../gpu/kernels/expect_close.h"
+#include "../../gpu/kernels/hopper_request.h"
 #include "cpu/backend.h"
 #include "emulator/launch.h"
 #include "emulator/schedules.h"
