@@ -7,7 +7,6 @@
 #include <new>
 
 #include "api/boundary.h"
-#include "api/handle.h"
 #include "core/log.h"
 #include "core/request.h"
 #include "core/validate.h"

@@ -6,15 +6,25 @@
 // its status and sentence.
 // C structs become core types: Error where a struct was not made by its _init function, or an
 // enumerator or flag is none of those in fulmen.h; all else is validate's.
+// And what a fulmen_plan* points to.
 #pragma once
 
 #include <cstring>
+#include <memory>
 #include <string>
 
 #include "core/error.h"
 #include "core/problem.h"
 #include "fulmen/fulmen.h"
 #include "fulmen/fulmen_experimental.h"
+#include "gpu/backend.h"
+#include "plan/plan.h"
+
+struct fulmen_plan {
+  fulmen::Plan plan;
+  std::shared_ptr<const fulmen::gpu::PreparedPlan> gpu;  // null: for the CPU
+  fulmen::Arrays arrays;                                 // as they were given, for same_layout
+};
 
 namespace fulmen::api {
 
@@ -113,5 +123,13 @@ int number_of(const Enum& value) {
 
 // Cut between characters of UTF-8 where the buffer ends. Throws Error: null with a capacity.
 void copy_text(const std::string& text, char* buffer, size_t capacity, size_t* needed);
+
+// Throws Error. Arrays are not looked at, but for where q is. experiment: may be null.
+fulmen_plan make_plan(const fulmen_problem* problem, const fulmen_tensors* tensors,
+                      const fulmen_operation& operation,
+                      const fulmen_experiment* experiment = nullptr);
+
+// The JSON object of a plan.
+std::string explain(const fulmen_plan& plan);
 
 }  // namespace fulmen::api

@@ -9,7 +9,6 @@
 #include <string>
 
 #include "api/boundary.h"
-#include "api/handle.h"
 #include "cpu/backend.h"
 
 namespace fulmen::api {

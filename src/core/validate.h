@@ -6,6 +6,8 @@
 // overlaps. What fulmen.h says of each array is the table in arrays.h.
 #pragma once
 
+#include <vector>
+
 #include "core/arrays.h"
 #include "core/problem.h"
 
@@ -31,5 +33,22 @@ void apply_options(Problem& problem, const Options& options, const Experiment& e
 // bool. problem: of validate_dense_mask. Throws Error, before anything is written, when visible
 // does not fit or lengths are wrong.
 void dense_mask(const Problem& problem, const Tensor& visible);
+
+// The attention of all rows over some of the keys.
+struct MergePart {
+  Tensor o;    // (batch, head, row, dim)
+  Tensor lse;  // (batch, head, row, 1)
+};
+
+// A merge of partial attentions, checked and in normal form.
+struct MergeProblem {
+  std::vector<MergePart> parts;  // over disjoint keys, at least one
+  Tensor sinks;                  // (1, head, 1, 1), or absent
+  Tensor o;                      // (batch, head, row, dim): written; may be the o of a part
+  Tensor lse;                    // (batch, head, row, 1), or absent: written; may be the lse of one
+};
+
+// Checks arrays as the caller gave them and brings them to normal form. Throws Error.
+MergeProblem validate_merge(MergeProblem given);
 
 }  // namespace fulmen

@@ -2,14 +2,112 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The CPU backend's one entry: what the host can see of lengths is checked before a byte is
-// written, then the planned implementation runs.
+// written, then the planned implementation runs. And which instruction set runs: the best one that
+// was built and is present, or the one that FULMEN_CPU_ISA names, so that every level can be tested
+// on one machine.
 
 #include "cpu/backend.h"
 
+#include <cstdlib>
+#include <cstring>
+
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
+#include "core/error.h"
 #include "core/request.h"
 #include "core/validate.h"
+#include "cpu/kernels.h"
+#include "cpu/thread_pool.h"
 
 namespace fulmen::cpu {
+namespace {
+
+struct Isa {
+  const IsaTables* tables;
+  bool (*present)();
+
+  const char* name() const { return tables->float32.isa; }
+};
+
+#if defined(__x86_64__)
+// __builtin_cpu_supports of clang 16 does not know it by name.
+bool has_f16c() {
+  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+  return __get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0 && (ecx & bit_F16C) != 0;
+}
+
+bool has_avx2() {
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c();
+}
+
+bool has_avx512() {
+  return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+}
+#endif
+
+// Worst first.
+constexpr Isa kIsas[] = {
+    {&kTablesBaseline, [] { return true; }},
+#if defined(__x86_64__)
+    {&kTablesAvx2, has_avx2},
+    {&kTablesAvx512, has_avx512},
+#endif
+};
+
+[[noreturn]] void refuse(const char* asked) {
+  std::string present;
+  std::string built;
+  for (const Isa& isa : kIsas) {
+    built += std::string(built.empty() ? "" : ", ") + isa.name();
+    if (isa.present()) present += std::string(present.empty() ? "" : ", ") + isa.name();
+  }
+  throw Error(Status::kUnsupported,
+              sentence("FULMEN_CPU_ISA is \"", asked, "\"; this processor has ", present, " of ",
+                       built, ", which this library was built with"));
+}
+
+const IsaTables& choose_tables() {
+  const char* const asked = std::getenv("FULMEN_CPU_ISA");
+  const bool any_will_do = !asked || !*asked;
+  const IsaTables* best = nullptr;
+  for (const Isa& isa : kIsas) {
+    if ((any_will_do || std::strcmp(asked, isa.name()) == 0) && isa.present()) best = isa.tables;
+  }
+  if (!best) refuse(asked);
+  return *best;
+}
+
+const IsaTables& tables() {
+  static const IsaTables& chosen = choose_tables();  // tried again after a refusal
+  return chosen;
+}
+
+}  // namespace
+
+template <>
+const Kernels<float>& kernels<float>() {
+  return tables().float32;
+}
+
+template <>
+const Kernels<double>& kernels<double>() {
+  return tables().float64;
+}
+
+CpuDevice cpu_device() {
+  const Kernels<float>& table = kernels<float>();
+  return {table.isa, static_cast<int>(table.vector_bytes), num_threads()};
+}
+
+std::vector<const char*> built_isas() {
+  std::vector<const char*> names;
+  for (const Isa& isa : kIsas) names.push_back(isa.name());
+  return names;
+}
+
 namespace {
 
 PlanCache<Plan>& plan_cache() {

@@ -12,8 +12,8 @@
 #include <string>
 #include <vector>
 
-#include "core/merge_problem.h"
 #include "core/problem.h"
+#include "core/validate.h"
 #include "plan/plan.h"
 
 namespace fulmen::cpu {

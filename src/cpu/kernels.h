@@ -125,7 +125,7 @@ struct Kernels {
 };
 
 // The table in use: chosen once, at the first call, from what the processor has and
-// FULMEN_CPU_ISA; dispatch.cpp. Throws Error when that names what is not there.
+// FULMEN_CPU_ISA; backend.cpp. Throws Error when that names what is not there.
 template <class Real>
 const Kernels<Real>& kernels();
 

@@ -3,12 +3,18 @@
 //
 // Rows of callers' arrays as the tiled kernels want them: taken where they lie when that is the
 // working type with unit stride, else loaded into scratch; and which rows a task works on.
+//
+// The tasks of a tiled pass: blocks of consecutive rows (of q, or of k and v) of every head of
+// every sequence, numbered through. The table of first blocks is made at the start of a run, from
+// lengths that may have changed since the plan.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 #include "core/problem.h"
 #include "cpu/kernels.h"
+#include "plan/plan.h"
 
 namespace fulmen::cpu {
 
@@ -50,6 +56,65 @@ void clear_rows(const Kernels<Real>& kernels, const Destination& destination, i6
     part.data = static_cast<char*>(part.data) + d * part.dim_stride * size_bytes(part.dtype);
     kernels.store_rows({zeros, 0}, rows, min(kAtOnce, dims - d), &one, 0, part);
   }
+}
+
+enum class Side { kQuery, kKey };
+
+// first[s] = number of blocks of the sequences before s; returns the number of all.
+// Blocks cover the rows that a sequence owns, also those past its length, which are zero-filled.
+inline i64 number_blocks(const Problem& problem, Side side, i64 block_rows, i64* first) {
+  i64 blocks = 0;
+  for (i64 index = 0; index < problem.num_sequences; ++index) {
+    const Sequence sequence = problem.sequence(index);
+    first[index] = blocks;
+    blocks += ceil_div(side == Side::kQuery ? sequence.q_slot : sequence.kv_slot, block_rows);
+  }
+  first[problem.num_sequences] = blocks;
+  return blocks;
+}
+
+struct HeadBlock {
+  i64 sequence_index;
+  i64 head;
+  i64 block;       // within its sequence
+  i64 num_blocks;  // of its sequence
+};
+
+inline i64 sequence_of(const i64* first, i64 num_sequences, i64 block) {
+  return std::upper_bound(first, first + num_sequences + 1, block) - first - 1;
+}
+
+// All blocks of a head together, its last block first: with causal masks that one sees most keys,
+// and the longest tasks must not come last.
+inline HeadBlock head_by_head(const Problem& problem, const i64* first, i64 heads, i64 task) {
+  const i64 index = sequence_of(first, problem.num_sequences, task / heads);
+  const i64 num_blocks = first[index + 1] - first[index];
+  const i64 local = task - first[index] * heads;
+  return {index, local / num_blocks, num_blocks - 1 - local % num_blocks, num_blocks};
+}
+
+// Block 0 of every head, then block 1 of every head, and so on.
+inline HeadBlock block_by_block(const Problem& problem, const i64* first, i64 heads, i64 task) {
+  const i64 index = sequence_of(first, problem.num_sequences, task / heads);
+  const i64 local = task - first[index] * heads;
+  return {index, local % heads, local / heads, first[index + 1] - first[index]};
+}
+
+// Slots that a pass is worth: one, on the caller's thread, where waking others would take longer
+// than the work (about 20 microseconds of arithmetic).
+inline int slots_for(const Plan& plan, const Problem& problem, i64 num_tasks) {
+  constexpr double kWorthSharing = 1e6;  // multiply-adds
+  const double pairs = static_cast<double>(problem.q_rows) * static_cast<double>(problem.max_kv) *
+                       static_cast<double>(problem.heads_q) *
+                       static_cast<double>(problem.packed ? 1 : problem.num_sequences);
+  const double adds = pairs * static_cast<double>(problem.dim_qk + problem.dim_v);
+  if (adds < kWorthSharing) return 1;
+  return static_cast<int>(min<i64>(plan.device.num_threads, num_tasks));
+}
+
+// Rows of block `block`, those within `length` of them.
+inline Interval rows_of_block(i64 block, i64 block_rows, i64 length) {
+  return clamped(block * block_rows, (block + 1) * block_rows, length);
 }
 
 }  // namespace fulmen::cpu

@@ -12,8 +12,8 @@
 
 #include "cpu/backend.h"
 #include "cpu/backward_tile.h"
-#include "cpu/head_block.h"
 #include "cpu/libm_math.h"
+#include "cpu/rows.h"
 #include "cpu/thread_pool.h"
 #include "kernels/attention/block_range.cuh"
 #include "kernels/attention/softmax_state.cuh"

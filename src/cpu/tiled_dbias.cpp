@@ -6,7 +6,7 @@
 #include <algorithm>
 
 #include "cpu/backward_tile.h"
-#include "cpu/head_block.h"
+#include "cpu/rows.h"
 #include "kernels/attention/block_range.cuh"
 
 namespace fulmen::cpu {

@@ -10,7 +10,6 @@
 #include <algorithm>
 
 #include "cpu/backend.h"
-#include "cpu/head_block.h"
 #include "cpu/libm_math.h"
 #include "cpu/pair_terms.h"
 #include "cpu/rows.h"

@@ -6,8 +6,8 @@
 
 #include <cstring>
 
-#include "emulator/counters.h"
 #include "emulator/global_memory.h"
+#include "emulator/launch.h"
 #include "emulator/order.h"
 #include "emulator/shared_memory.h"
 #include "emulator/wgmma.h"

@@ -7,7 +7,7 @@
 #pragma once
 
 #include "emulator/block.h"
-#include "emulator/counters.h"
+#include "emulator/launch.h"
 
 namespace fulmen::emulator {
 

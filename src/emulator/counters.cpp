@@ -4,11 +4,11 @@
 // Shared memory has 32 banks of 4 bytes. Of a warp's access, words in one bank come one after the
 // other, the same word for several lanes once: so ncu counts it on an H200, for accesses of 16
 // bytes too (docs/en/contributing/emulator.md). Global memory comes in sectors of 32 bytes.
-#include "emulator/counters.h"
-
 #include <algorithm>
 #include <set>
 #include <utility>
+
+#include "emulator/launch.h"
 
 namespace fulmen::emulator {
 namespace {

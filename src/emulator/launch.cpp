@@ -8,7 +8,6 @@
 #include <atomic>
 
 #include "emulator/block.h"
-#include "emulator/counters.h"
 
 namespace fulmen::emulator {
 namespace {

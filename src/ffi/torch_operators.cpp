@@ -8,8 +8,7 @@
 #include <utility>
 
 #include "ffi/export.h"
-#include "ffi/torch_arguments.h"
-#include "ffi/torch_array.h"
+#include "ffi/torch_abi.h"
 
 namespace fulmen::ffi {
 namespace {

@@ -20,8 +20,7 @@
 #include <vector>
 
 #include "ffi/export.h"
-#include "ffi/torch_arguments.h"
-#include "ffi/torch_array.h"
+#include "ffi/torch_abi.h"
 
 namespace fulmen::ffi {
 namespace {

@@ -7,7 +7,7 @@
 
 #include "core/request.h"
 #include "core/validate.h"
-#include "gpu/prepared_plan.h"
+#include "gpu/implementations.h"
 
 namespace fulmen::gpu {
 namespace {

@@ -11,9 +11,9 @@
 #include <string>
 #include <vector>
 
-#include "core/merge_problem.h"
+#include "core/validate.h"
+#include "gpu/implementations.h"
 #include "gpu/jit/kernel_spec.h"
-#include "gpu/prepared_plan.h"
 #include "kernels/merge/params.h"
 
 namespace fulmen::gpu {

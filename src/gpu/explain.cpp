@@ -14,7 +14,6 @@
 #include "gpu/backend.h"
 #include "gpu/implementations.h"
 #include "gpu/jit/cache.h"
-#include "gpu/prepared_plan.h"
 
 namespace fulmen::gpu {
 namespace {

@@ -42,7 +42,7 @@ struct ScoreOptions {
 
 // Calls each(name, value) for each field in turn. Every config has such a function beside it: the
 // generated text of a kernel sets what is listed here, and the host checks that nothing is missing
-// (gpu/jit/spec_of.h).
+// (gpu/jit/kernel_spec.h).
 template <class Each>
 constexpr void for_each_field(const ScoreOptions& score, Each each) {
   each("mask_kind", score.mask_kind);

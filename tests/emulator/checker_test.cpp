@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "emulator/copies.h"
-#include "emulator/counters.h"
 #include "emulator/global_memory.h"
+#include "emulator/launch.h"
 #include "kernels/ptx/cp_async.cuh"
 #include "kernels/ptx/grid.cuh"
 #include "kernels/ptx/memory.cuh"

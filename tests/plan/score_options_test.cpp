@@ -4,7 +4,7 @@
 // Options of scores: from a problem, in names of kernels, and nested in a config.
 #include <gmock/gmock.h>
 
-#include "gpu/jit/spec_of.h"
+#include "gpu/jit/kernel_spec.h"
 #include "gpu/params.h"
 
 namespace fulmen {

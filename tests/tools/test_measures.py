@@ -143,6 +143,22 @@ def test_private_words(write_tree: WriteTree, monkeypatch: pytest.MonkeyPatch) -
     assert findings[0].sentence == "'mail' in mail_bytes: say work tile"
 
 
+def test_words_of_few_meanings(write_tree: WriteTree, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = "turn turned = transpose: turn_pairs\nplace = where: TilePlace\nplace = put: place_row\n"
+    listed = write_tree({"words.txt": rows}) / "words.txt"
+    monkeypatch.setattr(private_words, "LIST", listed)
+    root = write_tree(
+        {"src/a.h": "void turn_pairs(TilePlace);\nint turned_x, turns;\n"}
+    )
+    assert [str(finding.sentence) for finding in private_words.check(root)] == [
+        "'turned' in turned_x: not one of its names",
+    ]  # fmt: skip
+    listed.write_text(rows + "turn = a round: take_turn\n", encoding="utf-8")
+    assert "'turn' has 2 meanings; it may have 1" in [
+        finding.sentence for finding in private_words.check(write_tree({"src/a.h": ""}))
+    ]
+
+
 def test_a_call_path_names_files_that_exist(tmp_path: Path) -> None:
     (tmp_path / "tools").mkdir()
     (tmp_path / "tools" / "call_path.txt").write_text("# all\nwarm,first a.h\nfirst b.h\n")

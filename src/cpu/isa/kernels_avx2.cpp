@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The kernels for AVX2, FMA and F16C.
-// cmake/isa.cmake gives this file its own flags; dispatch.cpp picks its tables at run time.
+// cmake/isa.cmake gives this file its own flags; backend.cpp picks its tables at run time.
 
 #include "cpu/isa/table.h"
 #include "cpu/kernels.h"

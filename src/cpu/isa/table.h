@@ -2,97 +2,17 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The kernels on rows and panels for this translation unit's instruction set, and its table.
+//
+// Forward softmax of a block of scores, a query row per lane: SoftmaxState (softmax_state.cuh) with
+// every number a vector of rows, natural logarithms. Plain blocks (all visible, no terms beyond the
+// scale) take two passes over the scores; the others one more.
 #pragma once
 
-#include "cpu/isa/softmax.h"
 #include "cpu/isa/vector.h"
 #include "cpu/kernels.h"
 
 namespace fulmen::cpu {
 namespace {
-
-using Half = u16;  // the 16 bits of an f16 or a bf16
-
-typedef Half HalfVector __attribute__((vector_size(kVectorBytes / 2)));
-typedef u32 WordVector __attribute__((vector_size(kVectorBytes)));
-
-// bf16 is the upper half of a float32; rounding adds just under half of what is cut off, or just
-// half where the kept part is odd.
-[[gnu::always_inline]] inline FloatVector widen_bf16(const Half* in) {
-  HalfVector half;
-  __builtin_memcpy(&half, in, sizeof(half));
-  return (FloatVector)(__builtin_convertvector(half, WordVector) << 16);
-}
-
-[[gnu::always_inline]] inline void narrow_bf16(FloatVector value, Half* out) {
-  const WordVector bits = (WordVector)value;
-  const WordVector rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
-  const WordVector quiet_nan = (bits >> 16) | 0x0040u;
-  const WordVector chosen = (bits & 0x7fffffffu) > 0x7f800000u ? quiet_nan : rounded;
-  const HalfVector half = __builtin_convertvector(chosen, HalfVector);
-  __builtin_memcpy(out, &half, sizeof(half));
-}
-
-#if defined(__AVX512F__)
-[[gnu::always_inline]] inline FloatVector widen_f16(const Half* in) {
-  return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(in)));
-}
-[[gnu::always_inline]] inline void narrow_f16(FloatVector value, Half* out) {
-  _mm256_storeu_si256(reinterpret_cast<__m256i*>(out),
-                      _mm512_cvtps_ph(value, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
-}
-#elif defined(__AVX2__)
-[[gnu::always_inline]] inline FloatVector widen_f16(const Half* in) {
-  return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(in)));
-}
-[[gnu::always_inline]] inline void narrow_f16(FloatVector value, Half* out) {
-  _mm_storeu_si128(reinterpret_cast<__m128i*>(out), _mm256_cvtps_ph(value, 0));
-}
-#else
-// The baseline shares its flags with the rest of the library, so the shared functions may be
-// called.
-inline FloatVector widen_f16(const Half* in) {
-  FloatVector value;
-  for (int lane = 0; lane < kWidth<float>; ++lane) value[lane] = to_float(f16{in[lane]});
-  return value;
-}
-inline void narrow_f16(FloatVector value, Half* out) {
-  for (int lane = 0; lane < kWidth<float>; ++lane) out[lane] = to_f16(value[lane]).bits;
-}
-#endif
-
-// kWidth<Real> elements at `in`, of the element type that the tag names.
-struct Float64Element {
-  using Stored = double;
-  static DoubleVector widen(const double* in, double) { return load(in); }
-  static void narrow(DoubleVector value, double* out) { store(out, value); }
-};
-
-struct Float32Element {
-  using Stored = float;
-  static FloatVector widen(const float* in, float) { return load(in); }
-  static void narrow(FloatVector value, float* out) { store(out, value); }
-  static DoubleVector widen(const float* in, double) {
-    DoubleVector value;
-    for (int lane = 0; lane < kWidth<double>; ++lane) value[lane] = static_cast<double>(in[lane]);
-    return value;
-  }
-  static void narrow(DoubleVector value, float* out) {
-    for (int lane = 0; lane < kWidth<double>; ++lane) out[lane] = static_cast<float>(value[lane]);
-  }
-};
-
-struct Float16Element {
-  using Stored = Half;
-  static FloatVector widen(const Half* in, float) { return widen_f16(in); }
-  static void narrow(FloatVector value, Half* out) { narrow_f16(value, out); }
-};
-
-struct BFloat16Element {
-  using Stored = Half;
-  static FloatVector widen(const Half* in, float) { return widen_bf16(in); }
-  static void narrow(FloatVector value, Half* out) { narrow_bf16(value, out); }
-};
 
 template <class Real, class Element>
 void load_rows_of(const Source& source, i64 rows, i64 dims, Real* out, i64 out_stride) {
@@ -278,6 +198,150 @@ void multiply(const Product<Real>& product) {
       multiply_tile<Real, kTileRows>(product, row, panel);
     }
     multiply_rest<Real, kTileRows - 1>(product, row, panel);
+  }
+}
+
+}  // namespace
+
+namespace {
+
+template <class Real>
+[[gnu::always_inline]] inline Vector<Real> modified(Vector<Real> scaled, Real softcap) {
+  return softcap == Real(0) ? scaled : softcap * hyperbolic_tangent(scaled / softcap);
+}
+
+// s + addend; an addend of -inf hides, whatever s is.
+template <class Real>
+[[gnu::always_inline]] inline Vector<Real> with_addend(Vector<Real> s, Vector<Real> addend) {
+  return addend == -kInfinity<Real> ? addend : s + addend;
+}
+
+// The state of kWidth rows.
+template <class Real>
+struct SoftmaxLanes {
+  Vector<Real> row_max;
+  Vector<Real> row_sum;
+
+  Vector<Real> shift() const { return row_max == -kInfinity<Real> ? Vector<Real>{} : row_max; }
+
+  Vector<Real> weight(Vector<Real> s) const { return exponential<Real>(s - shift()); }
+
+  Vector<Real> update(Vector<Real> block_max) {
+    const Vector<Real> new_max = larger(row_max, block_max);
+    const Vector<Real> rescale =
+        new_max == row_max ? broadcast(Real(1)) : exponential<Real>(row_max - new_max);
+    row_max = new_max;
+    row_sum *= rescale;
+    return rescale;
+  }
+};
+
+// Rows [lane, lane + kWidth) of a block. Returns whether a rescale is not 1.
+template <class Real, bool kPlain>
+[[gnu::always_inline]] inline bool softmax_lanes(const SoftmaxBlock<Real>& block, i64 lane) {
+  const ScoreTerms<Real>& terms = block.terms;
+  Real* const scores = block.scores + lane;
+  const Vector<Real> scale = broadcast(terms.map.scale);
+  // s = softcap(scale dot) + addend;  max over j
+  Vector<Real> block_max = broadcast(-kInfinity<Real>);
+  for (i64 j = 0; j < block.keys; ++j) {
+    const i64 at = j * block.stride;
+    Vector<Real> s = load(scores + at) * scale;
+    if constexpr (!kPlain) {
+      s = modified(s, terms.map.softcap);
+      if (terms.addend) s = with_addend<Real>(s, load(terms.addend + lane + at));
+      store(scores + at, s);
+    }
+    block_max = larger(block_max, s);
+  }
+  // m, l <- m, l of the union
+  SoftmaxLanes<Real> state{load(block.row_max + lane), load(block.row_sum + lane)};
+  const Vector<Real> rescale = state.update(block_max);
+  // P = exp(s - m);  l += rowsum P
+  const Vector<Real> shift = state.shift();
+  Vector<Real> sum{};
+  for (i64 j = 0; j < block.keys; ++j) {
+    const i64 at = j * block.stride;
+    const Vector<Real> s = kPlain ? load(scores + at) * scale : load(scores + at);
+    Vector<Real> weight = exponential<Real>(s - shift);
+    sum += weight;
+    if constexpr (!kPlain) {
+      if (terms.keep) weight *= load(terms.keep + lane + at);
+    }
+    store(scores + at, weight);
+  }
+  state.row_sum += sum;
+  store(block.row_max + lane, state.row_max);
+  store(block.row_sum + lane, state.row_sum);
+  store(block.rescale + lane, rescale);
+  return any(rescale != Real(1));
+}
+
+template <class Real>
+bool softmax(const SoftmaxBlock<Real>& block) {
+  const bool plain = block.terms.map.softcap == Real(0) && !block.terms.addend && !block.terms.keep;
+  bool rescales = false;
+  for (i64 lane = 0; lane < block.rows; lane += kWidth<Real>) {
+    const bool changed =
+        plain ? softmax_lanes<Real, true>(block, lane) : softmax_lanes<Real, false>(block, lane);
+    rescales = rescales || changed;
+  }
+  return rescales;
+}
+
+}  // namespace
+
+namespace {
+
+template <class Real>
+[[gnu::always_inline]] inline Vector<Real> at_most_zero(Vector<Real> x) {
+  return x > Real(0) ? Vector<Real>{} : x;  // NaN stays
+}
+
+// Keys [lane, lane + kWidth) of row i.
+template <class Real, bool kPlain>
+[[gnu::always_inline]] inline void gradient_lanes(const GradientBlock<Real>& block, i64 i,
+                                                  i64 lane) {
+  const ScoreTerms<Real>& terms = block.terms;
+  const i64 at = i * block.stride + lane;
+  const Vector<Real> s =
+      modified(load(block.scores + at) * terms.map.scale, kPlain ? 0 : terms.map.softcap);
+  const Vector<Real> addend = !kPlain && terms.addend ? load(terms.addend + at) : Vector<Real>{};
+  const Vector<Real> t = (kPlain ? s : with_addend<Real>(s, addend)) - block.row_max[i];
+  const Vector<Real> weight = exponential<Real>(at_most_zero<Real>(t));
+  Vector<Real> P = weight * block.normalizer[i];
+  // Hidden pairs are 0 even in rows whose statistics are NaN.
+  const auto hidden = addend == -kInfinity<Real>;
+  if constexpr (!kPlain) P = hidden ? Vector<Real>{} : P;
+  const Vector<Real> keep = !kPlain && terms.keep ? load(terms.keep + at) : broadcast(Real(1));
+  store(block.scores + at, kPlain ? P : P * keep);
+  if (!block.dP) return;
+  const Vector<Real> dP = kPlain ? load(block.dP + at) : load(block.dP + at) * keep;
+  Vector<Real> dS = P * (dP - block.delta[i]);
+  if constexpr (!kPlain) {
+    if (block.lse_term) dS += weight * block.lse_term[i];
+    if (terms.map.softcap != Real(0) && block.through_score_mod) {
+      const Vector<Real> tangent = s / terms.map.softcap;
+      dS *= Real(1) - tangent * tangent;
+    }
+    dS = hidden ? Vector<Real>{} : dS;  // a hidden v may have made dP NaN
+  }
+  store(block.dP + at, dS);
+}
+
+template <class Real>
+void gradient(const GradientBlock<Real>& block) {
+  const ScoreTerms<Real>& terms = block.terms;
+  const bool plain =
+      terms.map.softcap == Real(0) && !terms.addend && !terms.keep && !block.lse_term;
+  for (i64 i = 0; i < block.rows; ++i) {
+    for (i64 lane = 0; lane < block.keys; lane += kWidth<Real>) {
+      if (plain) {
+        gradient_lanes<Real, true>(block, i, lane);
+      } else {
+        gradient_lanes<Real, false>(block, i, lane);
+      }
+    }
   }
 }
 

@@ -7,6 +7,11 @@
 // name: these files are compiled with -ffp-contract=off like the rest, so that softmax's exact
 // differences (s - max = 0) hold in every compiler.
 //
+// Elements of memory as vectors, and exp and tanh of a whole vector with the errors that attention
+// needs: exp within 1.5 ulp and exactly 1 at 0, tanh within 3 ulp. NaN stays NaN, exp(-inf) = 0.
+// Arguments of exp are at most 43 (354): those of softmax are a score minus a maximum. exp(x) = 2^n
+// exp(r), n = round(x / ln 2), |r| <= ln(2) / 2, a polynomial for exp(r).
+//
 // Everything under isa/ has internal linkage, and calls no inline function of a shared header: a
 // copy of such a function compiled for AVX-512 could otherwise be the one that the linker keeps for
 // all.
@@ -155,6 +160,170 @@ template <class Mask>
   long long all = 0;
   for (unsigned word = 0; word < kVectorBytes / sizeof(long long); ++word) all |= words[word];
   return all != 0;
+}
+
+using Half = u16;  // the 16 bits of an f16 or a bf16
+
+typedef Half HalfVector __attribute__((vector_size(kVectorBytes / 2)));
+typedef u32 WordVector __attribute__((vector_size(kVectorBytes)));
+
+// bf16 is the upper half of a float32; rounding adds just under half of what is cut off, or just
+// half where the kept part is odd.
+[[gnu::always_inline]] inline FloatVector widen_bf16(const Half* in) {
+  HalfVector half;
+  __builtin_memcpy(&half, in, sizeof(half));
+  return (FloatVector)(__builtin_convertvector(half, WordVector) << 16);
+}
+
+[[gnu::always_inline]] inline void narrow_bf16(FloatVector value, Half* out) {
+  const WordVector bits = (WordVector)value;
+  const WordVector rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+  const WordVector quiet_nan = (bits >> 16) | 0x0040u;
+  const WordVector chosen = (bits & 0x7fffffffu) > 0x7f800000u ? quiet_nan : rounded;
+  const HalfVector half = __builtin_convertvector(chosen, HalfVector);
+  __builtin_memcpy(out, &half, sizeof(half));
+}
+
+#if defined(__AVX512F__)
+[[gnu::always_inline]] inline FloatVector widen_f16(const Half* in) {
+  return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(in)));
+}
+[[gnu::always_inline]] inline void narrow_f16(FloatVector value, Half* out) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(out),
+                      _mm512_cvtps_ph(value, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+}
+#elif defined(__AVX2__)
+[[gnu::always_inline]] inline FloatVector widen_f16(const Half* in) {
+  return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(in)));
+}
+[[gnu::always_inline]] inline void narrow_f16(FloatVector value, Half* out) {
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(out), _mm256_cvtps_ph(value, 0));
+}
+#else
+// The baseline shares its flags with the rest of the library, so the shared functions may be
+// called.
+inline FloatVector widen_f16(const Half* in) {
+  FloatVector value;
+  for (int lane = 0; lane < kWidth<float>; ++lane) value[lane] = to_float(f16{in[lane]});
+  return value;
+}
+inline void narrow_f16(FloatVector value, Half* out) {
+  for (int lane = 0; lane < kWidth<float>; ++lane) out[lane] = to_f16(value[lane]).bits;
+}
+#endif
+
+// kWidth<Real> elements at `in`, of the element type that the tag names.
+struct Float64Element {
+  using Stored = double;
+  static DoubleVector widen(const double* in, double) { return load(in); }
+  static void narrow(DoubleVector value, double* out) { store(out, value); }
+};
+
+struct Float32Element {
+  using Stored = float;
+  static FloatVector widen(const float* in, float) { return load(in); }
+  static void narrow(FloatVector value, float* out) { store(out, value); }
+  static DoubleVector widen(const float* in, double) {
+    DoubleVector value;
+    for (int lane = 0; lane < kWidth<double>; ++lane) value[lane] = static_cast<double>(in[lane]);
+    return value;
+  }
+  static void narrow(DoubleVector value, float* out) {
+    for (int lane = 0; lane < kWidth<double>; ++lane) out[lane] = static_cast<float>(value[lane]);
+  }
+};
+
+struct Float16Element {
+  using Stored = Half;
+  static FloatVector widen(const Half* in, float) { return widen_f16(in); }
+  static void narrow(FloatVector value, Half* out) { narrow_f16(value, out); }
+};
+
+struct BFloat16Element {
+  using Stored = Half;
+  static FloatVector widen(const Half* in, float) { return widen_bf16(in); }
+  static void narrow(FloatVector value, Half* out) { narrow_bf16(value, out); }
+};
+
+// Adding kRound and taking it off rounds to an integer, which the sum's low bits also hold.
+// ln 2 in two parts: n * kLn2High is exact.
+template <class Real>
+struct ExpConstants;
+
+template <>
+struct ExpConstants<float> {
+  static constexpr float kLog2E = 0x1.715476p+0f;
+  static constexpr float kRound = 0x1.8p23f;
+  static constexpr float kLn2High = 0x1.63p-1f;
+  static constexpr float kLn2Low = -2.12194440e-4f;
+  static constexpr float kLowest = -104.0f;  // exp is below half the least number there is: 0
+  static constexpr int kMantissaBits = 23;
+  static constexpr unsigned kRaised = 0x5f800000;  // the bits of 2^64
+  static constexpr float kLower = 0x1p-64f;
+  // exp(r) = 1 + r + r^2 (c0 + c1 r + ...): minimax fit, relative error 3.1e-9 on |r| <= 0.347.
+  static constexpr float kPolynomial[] = {4.999999341e-1f, 1.666652011e-1f, 4.166839422e-2f,
+                                          8.368780515e-3f, 1.381446694e-3f};
+};
+
+template <>
+struct ExpConstants<double> {
+  static constexpr double kLog2E = 0x1.71547652b82fep+0;
+  static constexpr double kRound = 0x1.8p52;
+  static constexpr double kLn2High = 0x1.62e42fefap-1;
+  static constexpr double kLn2Low = 0x1.cf79abc9e3b3ap-40;
+  static constexpr double kLowest = -745.2;
+  static constexpr int kMantissaBits = 52;
+  static constexpr unsigned long long kRaised = 0x5ff0000000000000;  // the bits of 2^512
+  static constexpr double kLower = 0x1p-512;
+  // 1 / n!: the rest of the series is below 2^-57 of the sum.
+  static constexpr double kPolynomial[] = {1.0 / 2,          1.0 / 6,           1.0 / 24,
+                                           1.0 / 120,        1.0 / 720,         1.0 / 5040,
+                                           1.0 / 40320.0,    1.0 / 362880.0,    1.0 / 3628800.0,
+                                           1.0 / 39916800.0, 1.0 / 479001600.0, 1.0 / 6227020800.0};
+};
+
+template <class Real>
+[[gnu::always_inline]] inline Vector<Real> exponential(Vector<Real> x) {
+  using Constants = ExpConstants<Real>;
+  using Bits = typename VectorOf<Real>::Bits;
+  constexpr int kTerms = sizeof(Constants::kPolynomial) / sizeof(Real);
+  const Vector<Real> rounded =
+      multiply_add(x, broadcast(Constants::kLog2E), broadcast(Constants::kRound));
+  const Vector<Real> n = rounded - Constants::kRound;
+  Vector<Real> r = multiply_add(n, broadcast(-Constants::kLn2High), x);
+  r = multiply_add(n, broadcast(-Constants::kLn2Low), r);
+  Vector<Real> p = broadcast(Constants::kPolynomial[kTerms - 1]);
+#pragma GCC unroll 16
+  for (int term = kTerms - 2; term >= 0; --term) {
+    p = multiply_add(p, r, broadcast(Constants::kPolynomial[term]));
+  }
+  p = multiply_add(p * r, r, r) + Real(1);
+  // In two factors, so that results below the normal numbers are rounded, not lost.
+  const Bits power = ((Bits)rounded << Constants::kMantissaBits) + Constants::kRaised;
+  const Vector<Real> value = p * (Vector<Real>)power * Constants::kLower;
+  return x < Constants::kLowest ? Vector<Real>{} : value;
+}
+
+// tanh(x) = x + x^3 q(x^2) near 0, where 1 - 2 / (exp(2x) + 1) would cancel. q: minimax fit,
+// relative error 2.6e-10 on |x| <= 0.65.
+[[gnu::always_inline]] inline FloatVector hyperbolic_tangent(FloatVector x) {
+  constexpr float kPolynomial[] = {-3.333332944e-1f, 1.333315218e-1f,  -5.393994246e-2f,
+                                   2.166340264e-2f,  -8.085625484e-3f, 2.059580041e-3f};
+  const FloatVector magnitude = x < 0.0f ? -x : x;
+  const FloatVector bounded = magnitude > 20.0f ? broadcast(20.0f) : magnitude;
+  const FloatVector z = bounded * bounded;
+  FloatVector q = broadcast(kPolynomial[5]);
+#pragma GCC unroll 8
+  for (int term = 4; term >= 0; --term) q = multiply_add(q, z, broadcast(kPolynomial[term]));
+  const FloatVector near_zero = multiply_add(q * z, bounded, bounded);
+  const FloatVector far = 1.0f - 2.0f / (exponential<float>(bounded + bounded) + 1.0f);
+  const FloatVector value = bounded < 0.6f ? near_zero : far;
+  return x < 0.0f ? -value : value;
+}
+
+[[gnu::always_inline]] inline DoubleVector hyperbolic_tangent(DoubleVector x) {
+  for (int lane = 0; lane < kWidth<double>; ++lane) x[lane] = __builtin_tanh(x[lane]);
+  return x;
 }
 
 }  // namespace

@@ -10,7 +10,7 @@
 #include "core/error.h"
 #include "gpu/call.h"
 #include "gpu/forward_sm80/shapes.h"
-#include "gpu/jit/spec_of.h"
+#include "gpu/jit/kernel_spec.h"
 #include "gpu/params.h"
 #include "kernels/forward_sm80/scheduler.cuh"
 

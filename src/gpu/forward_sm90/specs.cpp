@@ -7,7 +7,7 @@
 #include "core/error.h"
 #include "core/tensor.h"
 #include "gpu/forward_sm90/plan.h"
-#include "gpu/jit/spec_of.h"
+#include "gpu/jit/kernel_spec.h"
 #include "gpu/params.h"
 
 namespace fulmen::gpu {

@@ -25,7 +25,7 @@
 #include <string_view>
 #include <vector>
 
-#include "gpu/driver/shared_library.h"
+#include "gpu/driver/driver.h"
 #include "gpu/jit/kernel_spec.h"
 
 namespace fulmen::gpu {

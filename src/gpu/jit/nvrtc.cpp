@@ -103,7 +103,7 @@ class Attempts {
 };
 
 // Steps 3 to 6 of the search, as names to open.
-std::vector<std::string> places(const NvrtcSearch& search) {
+std::vector<std::string> names_to_open(const NvrtcSearch& search) {
   std::vector<std::string> names = search.candidates;
   for (const char* variable : {"CUDA_HOME", "CUDA_PATH"}) {
     const char* root = std::getenv(variable);
@@ -194,7 +194,7 @@ Nvrtc find_nvrtc(const NvrtcSearch& search) {
   for (const char* name : kSonames) {
     if (attempts.try_one([&] { return Nvrtc::find_loaded(name); }, found)) return found;
   }
-  for (const std::string& name : places(search)) {
+  for (const std::string& name : names_to_open(search)) {
     if (attempts.try_candidate(name, found)) return found;
   }
   throw Error(Status::kNotFound,

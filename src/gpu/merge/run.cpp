@@ -9,8 +9,8 @@
 #include "gpu/backend.h"
 #include "gpu/driver/device.h"
 #include "gpu/driver/launch.h"
+#include "gpu/jit/kernel_spec.h"
 #include "gpu/jit/module.h"
-#include "gpu/jit/spec_of.h"
 #include "gpu/params.h"
 #include "kernels/simt/config.h"
 

@@ -10,7 +10,7 @@
 
 #include "core/error.h"
 #include "gpu/call.h"
-#include "gpu/jit/spec_of.h"
+#include "gpu/jit/kernel_spec.h"
 #include "gpu/params.h"
 #include "kernels/common/tile_tasks.cuh"
 
@@ -48,7 +48,7 @@ void set_row_terms(AttentionParams& params, u8* workspace) {
 }
 
 std::vector<KernelLaunch> naive_forward(const AttentionParams& params) {
-  return {fma_launch(fma_spec("naive/forward_naive", "forward_naive", {.dtype = params.q.dtype}),
+  return {fma_launch(fma_spec("naive/naive", "forward_naive", {.dtype = params.q.dtype}),
                      forward_naive_tasks(params))};
 }
 
@@ -56,7 +56,7 @@ std::vector<KernelLaunch> naive_backward(const AttentionParams& params) {
   std::vector<KernelLaunch> launches;
   const auto add = [&](const char* entry, i64 num_tasks) {
     launches.push_back(
-        fma_launch(fma_spec("naive/backward_naive", entry, {.dtype = params.q.dtype}), num_tasks));
+        fma_launch(fma_spec("naive/naive", entry, {.dtype = params.q.dtype}), num_tasks));
   };
   if (params.dq.present()) add("backward_naive_dq", backward_naive_dq_tasks(params));
   if (dkdv_chunks(params) > 0) add("backward_naive_dkdv", backward_naive_dkdv_tasks(params));
@@ -78,11 +78,11 @@ std::vector<std::vector<KernelSpec>> naive_specs() {
     for (const DType dtype : kFloatTypes) specs.push_back(fma_spec(file, entry, {.dtype = dtype}));
     return specs;
   };
-  return {of_all_dtypes("naive/forward_naive", "forward_naive"),
-          of_all_dtypes("naive/backward_naive", "backward_naive_dq"),
-          of_all_dtypes("naive/backward_naive", "backward_naive_dkdv"),
-          of_all_dtypes("naive/backward_naive", "backward_naive_dbias"),
-          of_all_dtypes("naive/backward_naive", "backward_naive_dsinks")};
+  return {of_all_dtypes("naive/naive", "forward_naive"),
+          of_all_dtypes("naive/naive", "backward_naive_dq"),
+          of_all_dtypes("naive/naive", "backward_naive_dkdv"),
+          of_all_dtypes("naive/naive", "backward_naive_dbias"),
+          of_all_dtypes("naive/naive", "backward_naive_dsinks")};
 }
 
 namespace {

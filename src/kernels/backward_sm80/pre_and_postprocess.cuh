@@ -13,7 +13,7 @@
 #include "kernels/common/head.cuh"
 #include "kernels/common/tile_copy_sm80.cuh"
 #include "kernels/common/tile_tasks.cuh"
-#include "kernels/naive/backward_naive.cuh"
+#include "kernels/naive/naive.cuh"
 #include "kernels/ptx/grid.cuh"
 #include "kernels/ptx/math.cuh"
 

@@ -236,7 +236,7 @@ struct BackwardWarpgroup {
         const float factor = kConfig.maps_scores() ? 1.f : params.scale_log2;
         float shift = -lse.word[e % 2];
         if constexpr (kConfig.shares_halves()) shift += BackwardSm90Config::kHalvesShift;
-        S[i + e] = ptx::exp2_in_place(ptx::fma(S[i + e], factor, shift));
+        S[i + e] = ptx::exp2_volatile(ptx::fma(S[i + e], factor, shift));
       }
     }
   }

@@ -9,7 +9,7 @@
 #pragma once
 
 #include "kernels/backward_sm90/config.h"
-#include "kernels/naive/backward_naive.cuh"
+#include "kernels/naive/naive.cuh"
 #include "kernels/ptx/grid.cuh"
 #include "kernels/ptx/thread.cuh"
 

@@ -5,7 +5,7 @@
 // natural logarithms, no approximations.
 #pragma once
 
-#include "kernels/ptx/libm.cuh"
+#include "kernels/ptx/math.cuh"
 
 namespace fulmen {
 

@@ -80,7 +80,7 @@ struct QueryTerms {
 #pragma unroll
     for (i32 i = 0; i < kConfig.kv_rows / 2; ++i) {
       const float factor = kConfig.maps_scores() ? 1.f : params.scale_log2;
-      S[i] = ptx::exp2_in_place(ptx::fma(S[i], factor, -lse[i / 2 % 2]));
+      S[i] = ptx::exp2_volatile(ptx::fma(S[i], factor, -lse[i / 2 % 2]));
     }
   }
 

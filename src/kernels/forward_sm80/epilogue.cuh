@@ -9,7 +9,7 @@
 
 #include "kernels/common/warp_scores_sm80.cuh"
 #include "kernels/forward_sm80/softmax.cuh"
-#include "kernels/naive/forward_naive.cuh"
+#include "kernels/naive/naive.cuh"
 
 namespace fulmen {
 

@@ -2,7 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Arithmetic that C++ cannot name: approximate exp2, log2 and reciprocal, maximum, fused
-// multiply-add, packing of two floats into one register of 16-bit numbers. Used by 16-bit kernels.
+// multiply-add, packing of two floats into one register of 16-bit numbers, for 16-bit kernels; and
+// exp, log, tanh to full precision, for float32 and float64 ones.
 #pragma once
 
 #include "kernels/base.cuh"
@@ -19,7 +20,7 @@ inline float exp2(float x) {
 
 // The same, kept between the waits and barriers where it is written: a plain exp2 is moved past
 // them, away from the products that it should hide under.
-inline float exp2_in_place(float x) {
+inline float exp2_volatile(float x) {
   float y;
   asm volatile("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
@@ -94,5 +95,22 @@ inline F32x2 unpack(u32 packed) {
   }
   return x;
 }
+
+// The C library's functions, which NVRTC knows without a header (CUDA C++ Programming Guide,
+// mathematical functions: at most 2 ulp here).
+inline float accurate_exp(float x) { return ::expf(x); }
+inline double accurate_exp(double x) { return ::exp(x); }
+inline float accurate_log(float x) { return ::logf(x); }
+inline double accurate_log(double x) { return ::log(x); }
+inline float accurate_tanh(float x) { return ::tanhf(x); }
+inline double accurate_tanh(double x) { return ::tanh(x); }
+
+// max.f32, max.f64: NaN only when both are.
+inline float larger(float a, float b) { return ::fmaxf(a, b); }
+inline double larger(double a, double b) { return ::fmax(a, b); }
+
+// mul.rn: never contracted into a multiply-add.
+inline float rounded_product(float a, float b) { return __fmul_rn(a, b); }
+inline double rounded_product(double a, double b) { return __dmul_rn(a, b); }
 
 }  // namespace fulmen::ptx

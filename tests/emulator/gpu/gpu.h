@@ -18,8 +18,8 @@
 #include <cstddef>
 #include <string>
 
-#include "emulator/counters.h"
 #include "emulator/global_memory.h"
+#include "emulator/launch.h"
 
 namespace fulmen::emulator {
 

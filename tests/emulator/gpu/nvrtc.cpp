@@ -6,9 +6,9 @@
 #include <exception>
 #include <memory>
 
-#include "gpu/nvrtc_program.h"
 #include "emulator/gpu/gpu.h"
 #include "emulator/gpu/host_compiler.h"
+#include "gpu/nvrtc_program.h"
 
 FULMEN_NVRTC int nvrtcVersion(int* major, int* minor) {
   *major = 13;  // of CUDA: what the generated text is written for

@@ -6,7 +6,6 @@
 
 #include "kernels/ptx/cp_async.cuh"
 #include "kernels/ptx/grid.cuh"
-#include "kernels/ptx/libm.cuh"
 #include "kernels/ptx/math.cuh"
 #include "kernels/ptx/memory.cuh"
 #include "kernels/ptx/mma.cuh"

@@ -12,9 +12,9 @@
 #include "cpu/backend.h"
 #include "cpu/random_problem.h"
 #include "cpu/tiled_support.h"
-#include "gpu/kernels/planted.h"
 #include "emulator/sm80/launch_backward.h"
 #include "gpu/forward_sm80/plan.h"
+#include "gpu/kernels/planted.h"
 #include "gpu/params.h"
 
 namespace fulmen::test {

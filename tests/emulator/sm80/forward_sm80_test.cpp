@@ -13,11 +13,11 @@
 #include "cpu/backend.h"
 #include "cpu/random_problem.h"
 #include "cpu/tiled_support.h"
-#include "gpu/kernels/expect_close.h"
-#include "gpu/kernels/planted.h"
 #include "emulator/schedules.h"
 #include "emulator/sm80/forward_kernels.h"
 #include "gpu/forward_sm80/plan.h"
+#include "gpu/kernels/expect_close.h"
+#include "gpu/kernels/planted.h"
 #include "gpu/params.h"
 
 namespace fulmen::test {

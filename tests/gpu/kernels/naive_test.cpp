@@ -3,9 +3,10 @@
 //
 // The naive kernels' own text, run in the emulator, against the scalar oracle over drawn
 // problems.
+#include "kernels/naive/naive.cuh"
+
 #include "against_oracle.h"
 #include "gpu/simt/plan.h"
-#include "kernels/naive/backward_naive.cuh"
 
 namespace fulmen::test {
 namespace {

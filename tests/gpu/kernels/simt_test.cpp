@@ -5,7 +5,7 @@
 // One small tile for each dtype, so that the problems have several blocks in both directions.
 #include "against_oracle.h"
 #include "gpu/simt/plan.h"
-#include "kernels/naive/backward_naive.cuh"
+#include "kernels/naive/naive.cuh"
 #include "kernels/simt/backward_simt_dkdv.cuh"
 #include "kernels/simt/backward_simt_rows.cuh"
 #include "kernels/simt/forward_simt.cuh"

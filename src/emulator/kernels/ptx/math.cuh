@@ -10,10 +10,25 @@
 
 #include "emulator/accesses.h"
 #include "kernels/forward_sm90/config.h"
-#include "kernels/ptx/libm.cuh"
 #include "kernels/ptx/memory.cuh"
 
 namespace fulmen::ptx {
+
+inline float accurate_exp(float x) { return std::exp(x); }
+inline double accurate_exp(double x) { return std::exp(x); }
+inline float accurate_log(float x) { return std::log(x); }
+inline double accurate_log(double x) { return std::log(x); }
+inline float accurate_tanh(float x) { return std::tanh(x); }
+inline double accurate_tanh(double x) { return std::tanh(x); }
+
+// A NaN of either kind counts as missing, and -0 as below 0.
+template <class Real>
+Real larger(Real a, Real b) {
+  if (std::isnan(a) || std::isnan(b)) return std::isnan(a) ? b : a;
+  return a > b || (a == b && !std::signbit(a)) ? a : b;
+}
+inline float rounded_product(float a, float b) { return a * b; }
+inline double rounded_product(double a, double b) { return a * b; }
 
 inline float flush_subnormal(float x) {
   return std::fabs(x) < 0x1p-126f ? std::copysign(0.f, x) : x;
@@ -23,7 +38,7 @@ inline float exp2(float x) {
   emulator::count(&emulator::Counters::exponentials);
   return flush_subnormal(std::exp2(flush_subnormal(x)));
 }
-inline float exp2_in_place(float x) { return exp2(x); }
+inline float exp2_volatile(float x) { return exp2(x); }
 inline float log2(float x) { return std::log2(flush_subnormal(x)); }
 inline float reciprocal(float x) { return flush_subnormal(1.f / flush_subnormal(x)); }
 inline float max(float a, float b) { return larger(a, b); }

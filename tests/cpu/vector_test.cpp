@@ -3,7 +3,7 @@
 //
 // exp and tanh of the vector kernels against the C library, in units of the last place.
 
-#include "cpu/isa/math.h"
+#include "cpu/isa/vector.h"
 
 #include <gtest/gtest.h>
 
