@@ -147,9 +147,7 @@ def test_words_of_few_meanings(write_tree: WriteTree, monkeypatch: pytest.Monkey
     rows = "turn turned = transpose: turn_pairs\nplace = where: TilePlace\nplace = put: place_row\n"
     listed = write_tree({"words.txt": rows}) / "words.txt"
     monkeypatch.setattr(private_words, "LIST", listed)
-    root = write_tree(
-        {"src/a.h": "void turn_pairs(TilePlace);\nint turned_x, turns;\n"}
-    )
+    root = write_tree({"src/a.h": "void turn_pairs(TilePlace);\nint turned_x, turns;\n"})
     assert [str(finding.sentence) for finding in private_words.check(root)] == [
         "'turned' in turned_x: not one of its names",
     ]  # fmt: skip
