@@ -9,10 +9,15 @@
 
 #include "cpu/thread_pool.h"
 
+#include <sched.h>
 #include <unistd.h>
 
+#include <cerrno>
+#include <cmath>
 #include <condition_variable>
 #include <cstdlib>
+#include <fstream>
+#include <limits>
 #include <mutex>
 #include <system_error>
 #include <thread>
@@ -158,18 +163,64 @@ Pool& current_pool() {
   return *pool;
 }
 
-int default_num_threads() {
-  const char* const text = std::getenv("FULMEN_NUM_THREADS");
-  if (!text || !*text)
-    return static_cast<int>(
-        clamp(std::thread::hardware_concurrency(), 1u, static_cast<unsigned>(kMaxThreads)));
-  char* end = nullptr;
-  const long threads = std::strtol(text, &end, 10);
-  if (*end != '\0' || threads < 1 || threads > kMaxThreads) {
-    throw Error(Status::kArgument, sentence("FULMEN_NUM_THREADS is \"", text,
-                                            "\"; allowed is a number from 1 to ", kMaxThreads));
+// Processors in the calling thread's affinity mask; 0 where the system does not say. Masks are as
+// long as the kernel's, which may be longer than cpu_set_t.
+int affine_processors() {
+  for (size_t most = CPU_SETSIZE; most <= (size_t{1} << 20); most *= 2) {
+    cpu_set_t* const mask = CPU_ALLOC(most);
+    if (mask == nullptr) return 0;
+    const size_t bytes = CPU_ALLOC_SIZE(most);
+    const bool is_known = sched_getaffinity(0, bytes, mask) == 0;
+    const int count = is_known ? CPU_COUNT_S(bytes, mask) : 0;
+    CPU_FREE(mask);
+    if (is_known || errno != EINVAL) return count;
   }
-  return static_cast<int>(threads);
+  return 0;
+}
+
+// Microseconds of processor time in a period, over the period: of cpu.max (version 2), or of two
+// files (version 1). Infinite where there is no limit.
+double quota_of(const std::string& folder) {
+  constexpr double kNone = std::numeric_limits<double>::infinity();
+  double quota = 0, period = 0;
+  std::ifstream both(folder + "/cpu.max");
+  if (both >> quota >> period) return period > 0 ? quota / period : kNone;
+  std::ifstream quota_file(folder + "/cpu.cfs_quota_us");
+  std::ifstream period_file(folder + "/cpu.cfs_period_us");
+  const bool is_limited = quota_file >> quota && period_file >> period && quota > 0 && period > 0;
+  return is_limited ? quota / period : kNone;
+}
+
+// The least quota of a group and those above it. A container may see the path of its group from
+// outside and its own group at the top: folders that are not there have no limit.
+double least_quota(const std::string& top, std::string path) {
+  double least = quota_of(top);
+  while (!path.empty()) {
+    least = std::fmin(least, quota_of(top + path));
+    path.resize(path.find_last_of('/'));
+  }
+  return least;
+}
+
+// Lines of /proc/self/cgroup are number:controllers:path; without controllers, version 2.
+double quota_of_process(const std::string& root) {
+  double least = std::numeric_limits<double>::infinity();
+  std::ifstream groups(root + "/proc/self/cgroup");
+  for (std::string line; std::getline(groups, line);) {
+    const size_t first = line.find(':');
+    const size_t second = line.find(':', first + 1);
+    if (second == std::string::npos || line[second + 1] != '/') continue;
+    const std::string controllers = line.substr(first + 1, second - first - 1);
+    const std::string path = line.substr(second + 1);
+    const bool has_cpu = ("," + controllers + ",").find(",cpu,") != std::string::npos;
+    const std::string top = root + "/sys/fs/cgroup";
+    if (controllers.empty()) least = std::fmin(least, least_quota(top, path));
+    if (!has_cpu) continue;
+    for (const std::string& name : {controllers, std::string("cpu")}) {  // the latter may be a link
+      least = std::fmin(least, least_quota(top + "/" + name, path));
+    }
+  }
+  return least;
 }
 
 std::atomic<int> threads_asked{0};  // 0: the default
@@ -182,6 +233,25 @@ struct CallersPool {
 } callers_pool;
 
 }  // namespace
+
+int usable_processors(const std::string& root) {
+  const int affine = affine_processors();
+  const int present = affine > 0 ? affine : static_cast<int>(std::thread::hardware_concurrency());
+  const double quota = std::ceil(quota_of_process(root));
+  return clamp(quota < present ? static_cast<int>(quota) : present, 1, kMaxThreads);
+}
+
+int default_num_threads() {
+  const char* const text = std::getenv("FULMEN_NUM_THREADS");
+  if (!text || !*text) return usable_processors();
+  char* end = nullptr;
+  const long threads = std::strtol(text, &end, 10);
+  if (*end != '\0' || threads < 1 || threads > kMaxThreads) {
+    throw Error(Status::kArgument, sentence("FULMEN_NUM_THREADS is \"", text,
+                                            "\"; allowed is a number from 1 to ", kMaxThreads));
+  }
+  return static_cast<int>(threads);
+}
 
 void set_num_threads(int num_threads) {
   if (num_threads < 0 || num_threads > kMaxThreads) {

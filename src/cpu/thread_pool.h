@@ -8,6 +8,7 @@
 
 #include <atomic>
 #include <functional>
+#include <string>
 
 #include "core/problem.h"
 
@@ -22,6 +23,14 @@ void set_parallel_for(ParallelFor parallel_for, int max_threads, void* user);
 
 // How many slots parallel_for will be called with: the plan sizes scratch by it.
 int num_threads();
+
+// How many threads this process may keep busy: the processors that the calling thread may run on,
+// and no more than the quota of processor time of its control group, rounded up. root stands before
+// /proc and /sys, which tests have their own of.
+int usable_processors(const std::string& root = "");
+
+// FULMEN_NUM_THREADS, else usable_processors. Throws Error for what is no number of threads.
+int default_num_threads();
 
 // Calls body(context, slot) once for each slot in [0, num_slots) and returns when all are done.
 // Exceptions must not leave body. Safe to call from several threads at once and after fork.

@@ -11,6 +11,7 @@
 
 #include "gpu/driver/device.h"
 #include "gpu/driver/launch.h"
+#include "gpu/jit/cache.h"
 #include "support.h"
 
 namespace fulmen::gpu {
@@ -114,6 +115,45 @@ TEST(Prepare, FailuresAreSaidAndTheNextCallTriesAgain) {
   }
   EXPECT_NO_THROW(attempt());
   EXPECT_EQ(current_context(), nullptr);
+}
+
+// Leaves an entry that is whole and no machine code, as a disk full of yesterday's drivers may.
+KernelKey plant_refused_entry(const KernelSpec& spec) {
+  const KernelKey key = kernel_key(spec, "sm_90a", nvrtc().version());
+  const CompiledKernel code{"not what a driver loads", "ptxas info    : Used 32 registers"};
+  EXPECT_EQ(CacheFolder(cache_settings()).store(key, code), "");
+  return key;
+}
+
+TEST(Prepare, AnEntryThatTheDriverRefusesIsCompiledAgainAndReplaced) {
+  const KernelSpec spec = small_spec("refused_entry");
+  const KernelKey key = plant_refused_entry(spec);
+  const int compilations = num_compilations();
+  EXPECT_EQ(prepare(device(0), spec).origin, Origin::kCompiled);
+  EXPECT_EQ(num_compilations(), compilations + 1);
+  std::string problem;
+  const auto entry = CacheFolder(cache_settings()).read(key, problem);
+  ASSERT_NE(entry, nullptr) << problem;
+  EXPECT_EQ(entry->cubin.rfind("cubin sm_90a", 0), 0u);
+}
+
+TEST(Prepare, WhatTheDriverStillRefusesIsCompiledOnce) {
+  const KernelSpec spec = small_spec("refused_twice");
+  plant_refused_entry(spec);
+  const int compilations = num_compilations();
+  const ScopedVariable invalid("FAKE_CUDA_cuModuleLoadData", "200");
+  expect_error(Status::kDevice, {"load the kernel refused_twice", "(200,"},
+               [&] { prepare(device(0), spec); });
+  EXPECT_EQ(num_compilations(), compilations + 1);
+}
+
+TEST(Prepare, AFullDeviceIsNoReasonToCompileAgain) {
+  const KernelSpec spec = small_spec("refused_for_memory");
+  plant_refused_entry(spec);
+  const int compilations = num_compilations();
+  const ScopedVariable full("FAKE_CUDA_cuModuleLoadData", "2");
+  expect_error(Status::kOutOfMemory, {"(2,"}, [&] { prepare(device(0), spec); });
+  EXPECT_EQ(num_compilations(), compilations);
 }
 
 TEST(Prepare, TheGateRejects) {

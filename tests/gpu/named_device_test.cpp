@@ -135,7 +135,7 @@ class Bundle : public testing::Test {
 TEST_F(Bundle, DamageIsFound) {
   expect_load_refused("cannot be read");
   write();
-  const std::string whole = *read_file(path(), false);
+  const std::string whole = *read_file(path(), Trust::kNamed, 1 << 24).bytes;
   for (const std::size_t at : {std::size_t{20}, whole.size() / 2, whole.size() - 1}) {
     std::string changed = whole;
     changed[at] ^= 1;

@@ -18,7 +18,8 @@
 namespace fulmen::gpu {
 namespace {
 
-constexpr std::string_view kMagic = "fulmen bundle 1\n";
+constexpr std::string_view kMagic = "fulmen bundle 2\n";
+constexpr std::uint64_t kMaxBytes = std::uint64_t{4} << 30;
 constexpr std::size_t kKeyBytes = 64;
 constexpr std::size_t kDigestBytes = 32;
 
@@ -76,15 +77,18 @@ class Reader {
   std::string_view rest_;
 };
 
-[[noreturn]] void refuse(const std::string& path, const char* reason) {
+[[noreturn]] void refuse(const std::string& path, const std::string& reason) {
   throw Error(Status::kArgument, sentence("the bundle ", path, " ", reason,
                                           "; make it again (fulmen compile, fulmen_bundle_write)"));
 }
 
 std::map<std::string, KernelCache::Kernel> read_bundle(const std::string& path) {
-  const std::optional<std::string> bytes = read_file(path, false);
-  if (!bytes) refuse(path, "cannot be read");
-  Reader reader(*bytes);
+  const FileContent file = read_file(path, Trust::kNamed, kMaxBytes);
+  if (!file.bytes) {
+    refuse(path,
+           sentence("cannot be read (", file.problem.empty() ? "no such file" : file.problem, ")"));
+  }
+  Reader reader(*file.bytes);
   if (reader.take(kMagic.size()) != kMagic) refuse(path, "is no bundle of kernels");
   const auto digest = reader.take(kDigestBytes);
   if (!digest || bytes_of(sha256(reader.rest())) != *digest) refuse(path, "is damaged");
@@ -97,7 +101,7 @@ std::map<std::string, KernelCache::Kernel> read_bundle(const std::string& path) 
     const auto key = reader.take(kKeyBytes);
     const auto size = reader.number();
     const auto entry = size ? reader.take(*size) : std::nullopt;
-    std::optional<CompiledKernel> kernel = entry ? decode(*entry) : std::nullopt;
+    std::optional<CompiledKernel> kernel = entry ? decode(*entry, *key) : std::nullopt;
     if (!kernel) refuse(path, "is damaged");
     kernel->origin = Origin::kBundle;
     kernels[std::string(*key)] = std::make_shared<const CompiledKernel>(std::move(*kernel));
@@ -123,7 +127,8 @@ void look_at_environment(Bundles& all) {
 void write_bundle(const std::vector<BundleEntry>& entries, const std::string& path) {
   std::map<std::string, std::string> kernels;
   for (const BundleEntry& entry : entries) {
-    kernels[key_of(entry.spec, entry.arch)] = encode(*entry.kernel);
+    const std::string key = key_of(entry.spec, entry.arch);
+    kernels[key] = encode(key, *entry.kernel);
   }
   std::string payload = digest_of_sources() + bytes_of_number(kernels.size());
   for (const auto& [key, bytes] : kernels) {

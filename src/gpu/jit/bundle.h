@@ -4,7 +4,7 @@
 // Machine code of many kernels in one file, made ahead of time, for machines without a compiler.
 // An entry is found by a hash of the kernel's text and architecture, whichever NVRTC made it.
 //
-// File: "fulmen bundle 1\n" | SHA-256 of the rest | SHA-256 of the kernel sources | number of
+// File: "fulmen bundle 2\n" | SHA-256 of the rest | SHA-256 of the kernel sources | number of
 // entries (u64) | for each: its key (64 characters), bytes (u64), the kernel as cache_file.h
 // writes it.
 #pragma once

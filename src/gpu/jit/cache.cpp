@@ -65,6 +65,7 @@ namespace fs = std::filesystem;
 
 constexpr const char* kEntrySuffix = ".kernel";
 constexpr const char* kTemporarySuffix = ".tmp";
+constexpr std::uint64_t kMaxEntryBytes = std::uint64_t{64} << 20;  // no kernel has nearly as many
 constexpr std::chrono::hours kTemporaryAge{1};  // a temporary file this old has lost its writer
 
 struct EntryFile {
@@ -119,14 +120,11 @@ CacheFolder::CacheFolder(CacheSettings settings) : settings_(std::move(settings)
     problem_ = "kernels are kept in memory only: no FULMEN_CACHE_DIR, XDG_CACHE_HOME or HOME";
     return;
   }
-  std::error_code error;
-  if (fs::create_directories(settings_.folder, error)) {
-    fs::permissions(settings_.folder, fs::perms::owner_all, error);
-  }
-  is_open_ = fs::is_directory(settings_.folder, error);
+  const std::string problem = make_own_folder(settings_.folder);
+  is_open_ = problem.empty();
   if (!is_open_) {
-    problem_ = sentence("kernels are kept in memory only: the cache folder ", settings_.folder,
-                        " cannot be made (", error ? error.message() : "it is no folder", ")");
+    problem_ = sentence("kernels are kept in memory only: the cache folder ", settings_.folder, " ",
+                        problem);
   }
 }
 
@@ -138,17 +136,22 @@ std::string CacheFolder::lock_path(const KernelKey& key) const {
   return settings_.folder + "/lock-" + key.digest.substr(0, 2);
 }
 
-std::shared_ptr<const CompiledKernel> CacheFolder::read(const KernelKey& key) const {
-  const std::optional<std::string> bytes = read_file(entry_path(key), true);
-  if (!bytes) return nullptr;
-  std::optional<CompiledKernel> kernel = decode(*bytes);
+std::shared_ptr<const CompiledKernel> CacheFolder::read(const KernelKey& key,
+                                                        std::string& problem) const {
+  const std::string path = entry_path(key);
+  const FileContent content = read_file(path, Trust::kOwn, kMaxEntryBytes);
+  if (!content.bytes) {
+    if (!content.problem.empty()) problem = sentence(path, " is not used: ", content.problem);
+    return nullptr;
+  }
+  std::optional<CompiledKernel> kernel = decode(*content.bytes, key.digest);
   if (kernel) kernel->origin = Origin::kDisk;
   return kernel ? std::make_shared<const CompiledKernel>(std::move(*kernel)) : nullptr;
 }
 
 std::string CacheFolder::store(const KernelKey& key, const CompiledKernel& kernel) const {
   const std::string path = entry_path(key);
-  const std::string problem = write_file_atomically(path, encode(kernel));
+  const std::string problem = write_file_atomically(path, encode(key.digest, kernel));
   if (problem.empty()) {
     evict();
     return "";
@@ -226,17 +229,37 @@ std::shared_ptr<KernelCache::Slot> KernelCache::slot_of(const std::string& diges
   return slot;
 }
 
+KernelCache::Kernel KernelCache::replace(const KernelKey& key, const Kernel& refused,
+                                         const Build& build) {
+  const std::shared_ptr<Slot> slot = slot_of(key.digest);
+  const std::lock_guard lock(slot->mutex);
+  if (slot->kernel == refused) slot->kernel = build_and_store(key, build);
+  return slot->kernel;
+}
+
+KernelCache::Kernel KernelCache::read(const KernelKey& key) {
+  std::string problem;
+  Kernel kernel = folder_.read(key, problem);
+  if (!problem.empty()) set_note("a kernel is compiled again: " + problem);
+  return kernel;
+}
+
 KernelCache::Kernel KernelCache::read_or_build(const KernelKey& key, const Build& build) {
-  if (!folder_.is_open()) return std::make_shared<const CompiledKernel>(build());
-  if (Kernel kernel = folder_.read(key)) return kernel;
+  if (!folder_.is_open()) return build_and_store(key, build);
+  if (Kernel kernel = read(key)) return kernel;
   const FileLock lock(folder_.lock_path(key), kLockPatience);
   if (lock) {
-    if (Kernel kernel = folder_.read(key)) return kernel;  // made by the process we waited for
+    if (Kernel kernel = read(key)) return kernel;  // made by the process we waited for
   } else {
     set_note(sentence("kernels may be compiled more than once: the lock ", folder_.lock_path(key),
                       " was not to be had (", lock.reason(), ")"));
   }
+  return build_and_store(key, build);
+}
+
+KernelCache::Kernel KernelCache::build_and_store(const KernelKey& key, const Build& build) {
   auto kernel = std::make_shared<const CompiledKernel>(build());
+  if (!folder_.is_open()) return kernel;
   const std::string problem = folder_.store(key, *kernel);
   if (!problem.empty()) set_note("kernels are kept in memory only: " + problem);
   return kernel;

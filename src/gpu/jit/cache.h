@@ -5,8 +5,10 @@
 //
 // An entry's name is a hash of everything that its code depends on (sources, generated text,
 // options, architecture, compiler version), so nothing ever goes stale, and old entries are only a
-// matter of space. A damaged entry is built again. A folder that cannot be written leaves the
-// memory half, and note() says so. Any number of threads and processes may use one folder at once.
+// matter of space. A damaged entry is built again, and so is one that the driver refuses, or that
+// somebody else could have written. A folder that cannot be written, or that others may write to,
+// leaves the memory half, and note() says so. Any number of threads and processes may use one
+// folder at once.
 #pragma once
 
 #include <cstdint>
@@ -53,8 +55,9 @@ class CacheFolder {
   bool is_open() const { return is_open_; }
   const std::string& problem() const { return problem_; }
 
-  // Null where there is no such entry, or a damaged one.
-  std::shared_ptr<const CompiledKernel> read(const KernelKey& key) const;
+  // Null where there is no such entry, or a damaged one, or one that may not be used: `problem`
+  // then says why, one sentence.
+  std::shared_ptr<const CompiledKernel> read(const KernelKey& key, std::string& problem) const;
 
   // Writes an entry, and evicts others beyond the limit. Returns what is wrong, "" for nothing.
   std::string store(const KernelKey& key, const CompiledKernel& kernel) const;
@@ -90,6 +93,10 @@ class KernelCache {
   // (the next call tries again).
   Kernel get(const KernelKey& key, const Build& build);
 
+  // Builds a kernel again, on disk too, in place of one that the driver refuses. What another
+  // thread has built meanwhile is taken as it is.
+  Kernel replace(const KernelKey& key, const Kernel& refused, const Build& build);
+
   // Removes every entry, on disk and in memory. Kernels in use stay valid.
   void clear();
 
@@ -105,7 +112,9 @@ class KernelCache {
   };
 
   std::shared_ptr<Slot> slot_of(const std::string& digest);
+  Kernel read(const KernelKey& key);
   Kernel read_or_build(const KernelKey& key, const Build& build);
+  Kernel build_and_store(const KernelKey& key, const Build& build);
   void set_note(const std::string& text);
 
   CacheFolder folder_;

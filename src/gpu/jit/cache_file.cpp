@@ -1,7 +1,8 @@
 // SPDX-FileCopyrightText: fulmen contributors
 // SPDX-License-Identifier: Apache-2.0
 //
-// The file format of cached kernels, POSIX reads and writes that look at every result, and flock.
+// The file format of cached kernels, POSIX reads and writes that look at every result and at whom a
+// file belongs to, and flock.
 
 #include "gpu/jit/cache_file.h"
 
@@ -24,8 +25,9 @@
 namespace fulmen::gpu {
 namespace {
 
-constexpr std::string_view kMagic = "fulmen kernel 1\n";
+constexpr std::string_view kMagic = "fulmen kernel 2\n";
 constexpr std::size_t kDigestBytes = 32;
+constexpr std::size_t kKeyBytes = 64;
 constexpr std::size_t kLengthBytes = 16;
 
 // A file descriptor that closes itself.
@@ -57,9 +59,10 @@ bool write_all(int descriptor, std::string_view bytes) {
 
 }  // namespace
 
-std::string encode(const CompiledKernel& kernel) {
+std::string encode(std::string_view key, const CompiledKernel& kernel) {
   const std::uint64_t lengths[2] = {kernel.log.size(), kernel.cubin.size()};
-  std::string payload(reinterpret_cast<const char*>(lengths), sizeof(lengths));
+  std::string payload(key);
+  payload.append(reinterpret_cast<const char*>(lengths), sizeof(lengths));
   payload += kernel.log;
   payload += kernel.cubin;
   std::string bytes(kMagic);
@@ -67,34 +70,96 @@ std::string encode(const CompiledKernel& kernel) {
   return bytes + payload;
 }
 
-std::optional<CompiledKernel> decode(std::string_view bytes) {
-  if (bytes.size() < kMagic.size() + kDigestBytes + kLengthBytes) return std::nullopt;
+std::optional<CompiledKernel> decode(std::string_view bytes, std::string_view key) {
+  constexpr std::size_t kHead = kKeyBytes + kLengthBytes;
+  if (bytes.size() < kMagic.size() + kDigestBytes + kHead) return std::nullopt;
   if (bytes.substr(0, kMagic.size()) != kMagic) return std::nullopt;
   const std::string_view digest = bytes.substr(kMagic.size(), kDigestBytes);
   const std::string_view payload = bytes.substr(kMagic.size() + kDigestBytes);
   if (bytes_of(sha256(payload)) != digest) return std::nullopt;
+  if (payload.substr(0, kKeyBytes) != key) return std::nullopt;
   std::uint64_t lengths[2];
-  std::memcpy(lengths, payload.data(), sizeof(lengths));
-  const std::string_view content = payload.substr(kLengthBytes);
+  std::memcpy(lengths, payload.data() + kKeyBytes, sizeof(lengths));
+  const std::string_view content = payload.substr(kHead);
   if (lengths[0] > content.size() || content.size() - lengths[0] != lengths[1]) return std::nullopt;
   return CompiledKernel{.cubin = std::string(content.substr(lengths[0])),
                         .log = std::string(content.substr(0, lengths[0]))};
 }
 
-std::optional<std::string> read_file(const std::string& path, bool touch) {
-  const File file(path, O_RDONLY);
+namespace {
+
+bool is_trusted(uid_t owner) { return owner == ::geteuid() || owner == 0; }
+
+// Why a file or folder may be the work of others, one clause; "" when it is its user's own.
+std::string foreign_hand(const struct stat& info) {
+  constexpr mode_t kOthersWrite = S_IWGRP | S_IWOTH;
+  if (!is_trusted(info.st_uid)) {
+    return sentence("it belongs to user ", info.st_uid, ", not to user ", ::geteuid(), " or root");
+  }
+  if ((info.st_mode & kOthersWrite) != 0) {
+    return "others may write to it: take that right away (chmod go-w)";
+  }
+  return "";
+}
+
+// 0, or the error. Makes what is missing from the top down.
+int make_folders(const std::string& path) {
+  for (std::size_t end = path.find('/', 1);; end = path.find('/', end + 1)) {
+    const std::string part = path.substr(0, end);
+    const int error = ::mkdir(part.c_str(), 0700) == 0 ? 0 : errno;
+    struct stat info{};
+    const bool is_there = error == 0 || ::stat(part.c_str(), &info) == 0;
+    if (!is_there) return error;
+    if (end == std::string::npos) return 0;
+  }
+}
+
+}  // namespace
+
+std::string make_own_folder(const std::string& path) {
+  if (const int error = make_folders(path); error != 0) {
+    return sentence("cannot be made (", std::strerror(error), ")");
+  }
+  struct stat link{};
+  if (::lstat(path.c_str(), &link) == 0 && S_ISLNK(link.st_mode) && !is_trusted(link.st_uid)) {
+    return sentence("is not used: it is a link of user ", link.st_uid);
+  }
+  const File folder(path, O_RDONLY | O_DIRECTORY);
   struct stat info{};
-  if (file.descriptor() < 0 || ::fstat(file.descriptor(), &info) != 0) return std::nullopt;
-  std::string bytes(static_cast<std::size_t>(info.st_size), '\0');
+  if (folder.descriptor() < 0 || ::fstat(folder.descriptor(), &info) != 0) {
+    return sentence("cannot be used (", std::strerror(errno), ")");
+  }
+  const std::string hand = foreign_hand(info);
+  return hand.empty() ? "" : "is not used: " + hand;
+}
+
+FileContent read_file(const std::string& path, Trust trust, std::uint64_t limit_bytes) {
+  const File file(path, O_RDONLY | O_NONBLOCK | (trust == Trust::kOwn ? O_NOFOLLOW : 0));
+  struct stat info{};
+  if (file.descriptor() < 0 || ::fstat(file.descriptor(), &info) != 0) {
+    const bool is_link = errno == ELOOP && trust == Trust::kOwn;
+    return {{}, errno == ENOENT ? "" : is_link ? "it is a link" : std::strerror(errno)};
+  }
+  if (!S_ISREG(info.st_mode)) return {{}, "it is no regular file"};
+  if (trust == Trust::kOwn) {
+    if (const std::string hand = foreign_hand(info); !hand.empty()) return {{}, hand};
+  }
+  const auto size = static_cast<std::uint64_t>(info.st_size);
+  if (size > limit_bytes) {
+    return {{}, sentence("it has ", size, " bytes, at most ", limit_bytes, " are read")};
+  }
+  std::string bytes(size, '\0');
   std::size_t at = 0;
   while (at < bytes.size()) {
     const ssize_t got = ::read(file.descriptor(), bytes.data() + at, bytes.size() - at);
     if (got < 0 && errno == EINTR) continue;
-    if (got <= 0) return std::nullopt;
+    if (got < 0) return {{}, std::strerror(errno)};
+    if (got == 0) return {{}, "it was cut short while it was read"};
     at += static_cast<std::size_t>(got);
   }
-  if (touch) ::futimens(file.descriptor(), nullptr);  // a read-only folder simply stays as it is
-  return bytes;
+  // Marked as used now; a read-only folder simply stays as it is.
+  if (trust == Trust::kOwn) ::futimens(file.descriptor(), nullptr);
+  return {std::move(bytes), ""};
 }
 
 std::string write_file_atomically(const std::string& path, std::string_view bytes) {
@@ -116,7 +181,8 @@ std::string write_file_atomically(const std::string& path, std::string_view byte
 // flock, polled, since it has no waiting with a limit. The lock belongs to the open file and not to
 // the process, so it also keeps threads apart.
 FileLock::FileLock(const std::string& path, std::chrono::milliseconds patience)
-    : descriptor_(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600)) {
+    : descriptor_(
+          ::open(path.c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0600)) {
   if (descriptor_ < 0) {
     reason_ = std::strerror(errno);
     return;

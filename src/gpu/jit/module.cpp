@@ -179,6 +179,23 @@ void check_shared_memory(const Device& device, const KernelSpec& spec) {
                        device.facts().name, " has ", available));
 }
 
+// Machine code that the driver cannot load, on a device that works.
+class RefusedCode : public Error {
+ public:
+  using Error::Error;
+};
+
+void check_code(const Driver& driver, CUresult result, const std::string& what) {
+  constexpr CUresult kOfTheCode[] = {kCudaInvalidImage,   kCudaNoBinaryForGpu, kCudaInvalidPtx,
+                                     kCudaUnsupportedPtx, kCudaInvalidSource,  kCudaNotFound};
+  try {
+    driver.check(result, what);
+  } catch (const Error& error) {
+    if (std::ranges::find(kOfTheCode, result) == std::end(kOfTheCode)) throw;
+    throw RefusedCode(error.status(), error.what());
+  }
+}
+
 // 48 KB need no asking; beyond that a kernel opts in.
 constexpr std::size_t kSharedBytesWithoutOptIn = 48 * 1024;
 
@@ -186,8 +203,8 @@ constexpr std::size_t kSharedBytesWithoutOptIn = 48 * 1024;
 void finish(LoadedKernel& kernel, const std::string& what) {
   Driver& driver = kernel.device->driver();
   const KernelSpec& spec = kernel.spec;
-  driver.check(driver->cuModuleGetFunction(&kernel.function, kernel.module, kEntryName),
-               "find the entry of " + what);
+  check_code(driver, driver->cuModuleGetFunction(&kernel.function, kernel.module, kEntryName),
+             "find the entry of " + what);
   if (spec.shared_bytes > kSharedBytesWithoutOptIn) {
     driver.check(driver->cuFuncSetAttribute(kernel.function, kFunctionMaxDynamicSharedBytes,
                                             static_cast<int>(spec.shared_bytes)),
@@ -226,9 +243,11 @@ Slot& slot_of(const Device& device, const std::string& identity) {
 }  // namespace
 
 KernelCache::Kernel compile_or_load(KernelCache& cache, const Nvrtc& nvrtc, const KernelSpec& spec,
-                                    const std::string& arch) {
+                                    const std::string& arch, const KernelCache::Kernel& refused) {
   const KernelKey key = kernel_key(spec, arch, nvrtc.version());
-  KernelCache::Kernel kernel = cache.get(key, [&] { return compile(nvrtc, spec, arch); });
+  const auto build = [&] { return compile(nvrtc, spec, arch); };
+  KernelCache::Kernel kernel =
+      refused == nullptr ? cache.get(key, build) : cache.replace(key, refused, build);
   const std::string reason = gate(spec, parse_log(kernel->log));
   if (!reason.empty()) throw Rejected(reason);
   return kernel;
@@ -251,7 +270,8 @@ LoadedKernel load_module(const Device& device, const KernelSpec& spec,
   kernel.spec = spec;
   kernel.use = resource_use(compiled.log, compiled.cubin);
   kernel.origin = compiled.origin;
-  driver.check(driver->cuModuleLoadData(&kernel.module, compiled.cubin.data()), "load " + what);
+  check_code(driver, driver->cuModuleLoadData(&kernel.module, compiled.cubin.data()),
+             "load " + what);
   try {
     finish(kernel, what);
   } catch (...) {
@@ -261,12 +281,28 @@ LoadedKernel load_module(const Device& device, const KernelSpec& spec,
   return kernel;
 }
 
+namespace {
+
+// Whole as a file, an entry of the cache may still hold what this driver cannot load: it is
+// compiled again, once.
+LoadedKernel compile_and_load(const Device& device, const KernelSpec& spec) {
+  const KernelCache::Kernel compiled = machine_code(spec, device.arch());
+  try {
+    return load_module(device, spec, *compiled);
+  } catch (const RefusedCode&) {
+    if (compiled->origin != Origin::kDisk) throw;
+  }
+  return load_module(device, spec,
+                     *compile_or_load(kernel_cache(), nvrtc(), spec, device.arch(), compiled));
+}
+
+}  // namespace
+
 const LoadedKernel& prepare(const Device& device, const KernelSpec& spec) {
   Slot& slot = slot_of(device, sentence(wrapper_text(spec), spec.shared_bytes));
   const std::lock_guard lock(slot.mutex);
   if (slot.kernel == nullptr) {
-    const auto compiled = machine_code(spec, device.arch());
-    slot.kernel = std::make_unique<const LoadedKernel>(load_module(device, spec, *compiled));
+    slot.kernel = std::make_unique<const LoadedKernel>(compile_and_load(device, spec));
   }
   return *slot.kernel;
 }

@@ -73,9 +73,11 @@ class Rejected : public Error {
   explicit Rejected(const std::string& finding) : Error(Status::kUnsupported, finding) {}
 };
 
-// From the cache, or compiled now. Needs NVRTC, but neither driver nor device. Throws Rejected.
+// From the cache, or compiled now: so in any case where `refused` is what the cache gave and a
+// driver did not take. Needs NVRTC, but neither driver nor device. Throws Rejected.
 KernelCache::Kernel compile_or_load(KernelCache& cache, const Nvrtc& nvrtc, const KernelSpec& spec,
-                                    const std::string& arch);
+                                    const std::string& arch,
+                                    const KernelCache::Kernel& refused = nullptr);
 
 // Likewise by what this process has: a bundle, else its cache and compiler.
 KernelCache::Kernel machine_code(const KernelSpec& spec, const std::string& arch);
