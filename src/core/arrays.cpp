@@ -247,10 +247,12 @@ void check_dtype(const Tensor& tensor, const ArrayRule& rule, DType operand, DTy
 Tensor normal_form(const Tensor& given, const AxisList& list) {
   Tensor normal{given.data, given.dtype, kMaxRank, {1, 1, 1, 1}, {0, 0, 0, 0}};
   const int missing = list.count - given.rank;
+  // Strides that lead to no element count for nothing, however long they are.
+  const bool is_empty = given.empty();
   for (int axis = 0; axis < given.rank; ++axis) {
     const int normal_axis = list.normal_axis[missing + axis];
     normal.shape[normal_axis] = given.shape[axis];
-    normal.strides[normal_axis] = given.shape[axis] > 1               ? given.strides[axis]
+    normal.strides[normal_axis] = given.shape[axis] > 1 && !is_empty  ? given.strides[axis]
                                   : is_dim(list.axes[missing + axis]) ? 1
                                                                       : 0;
   }

@@ -140,12 +140,6 @@ struct Tensor {
 
   bool present() const { return dtype != DType::kNone; }
 
-  i64 num_elements() const {
-    i64 count = 1;
-    for (int axis = 0; axis < rank; ++axis) count *= shape[axis];
-    return count;
-  }
-
   // Also of a tensor that was not checked, whose rank may be any number.
   bool empty() const {
     for (int axis = 0; axis < rank && axis < kMaxRank; ++axis) {
