@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # What the library exports, and where things are installed. Component `devel` is a C and C++
-# package: find_package(fulmen) gives fulmen::fulmen, pkg-config knows fulmen. Component `wheel` is
-# in wheel.cmake.
+# package: find_package(fulmen) gives fulmen::fulmen and, where it was built, fulmen::fulmen_static;
+# pkg-config knows fulmen. Component `wheel` is in wheel.cmake.
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 
@@ -14,16 +14,23 @@ if(UNIX AND NOT APPLE)
   set_property(TARGET fulmen APPEND PROPERTY LINK_DEPENDS ${FULMEN_EXPORTS})
 endif()
 
-if(SKBUILD)  # a wheel is being built
+set(FULMEN_WHEEL "" CACHE STRING "The Python wheel that is being built: fulmen, fulmen-devel or none")
+if(FULMEN_WHEEL)
   include(${CMAKE_CURRENT_LIST_DIR}/wheel.cmake)
+else()
+  set_target_properties(fulmen PROPERTIES
+    VERSION ${PROJECT_VERSION}
+    SOVERSION ${PROJECT_VERSION_MAJOR})  # structs and arrays may grow without a new one
+endif()
+if(FULMEN_WHEEL STREQUAL "fulmen")
   return()
 endif()
 
-set_target_properties(fulmen PROPERTIES
-  VERSION ${PROJECT_VERSION}
-  SOVERSION ${PROJECT_VERSION_MAJOR})  # structs and arrays may grow without a new one
-
-install(TARGETS fulmen EXPORT fulmenTargets
+set(FULMEN_LIBRARIES fulmen)
+if(FULMEN_BUILD_STATIC)
+  list(APPEND FULMEN_LIBRARIES fulmen_static)
+endif()
+install(TARGETS ${FULMEN_LIBRARIES} EXPORT fulmenTargets
   LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT devel
   ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT devel
   RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR} COMPONENT devel)

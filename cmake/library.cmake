@@ -1,7 +1,8 @@
 # SPDX-FileCopyrightText: fulmen contributors
 # SPDX-License-Identifier: Apache-2.0
 #
-# libfulmen: objects by folder of src/, one shared library that exports the C ABI alone.
+# libfulmen: objects by folder of src/, one shared library that exports the C ABI alone, and on
+# request a static one.
 find_package(Threads REQUIRED)
 
 file(GLOB FULMEN_SOURCES CONFIGURE_DEPENDS
@@ -53,3 +54,14 @@ target_link_libraries(fulmen PRIVATE fulmen_objects)
 target_include_directories(fulmen INTERFACE
   $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include> $<INSTALL_INTERFACE:include>)
 add_library(fulmen::fulmen ALIAS fulmen)
+target_compile_features(fulmen INTERFACE $<BUILD_INTERFACE:cxx_std_20>)  # fulmen.hpp
+
+if(FULMEN_BUILD_STATIC)
+  add_library(fulmen_static STATIC $<TARGET_OBJECTS:fulmen_objects>)
+  set_target_properties(fulmen_static PROPERTIES OUTPUT_NAME fulmen LINKER_LANGUAGE CXX)
+  target_link_libraries(fulmen_static PUBLIC Threads::Threads ${CMAKE_DL_LIBS} m)
+  target_include_directories(fulmen_static INTERFACE
+    $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include> $<INSTALL_INTERFACE:include>)
+  target_compile_features(fulmen_static INTERFACE $<BUILD_INTERFACE:cxx_std_20>)
+  add_library(fulmen::fulmen_static ALIAS fulmen_static)
+endif()

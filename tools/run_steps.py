@@ -95,7 +95,7 @@ def build_and_test(runner: Runner, preset: str, *options: str, env: dict[str, st
 
 
 def gcc(runner: Runner) -> None:
-    build_and_test(runner, "release", "-DFULMEN_UNITY=ON", env={})
+    build_and_test(runner, "release", "-DFULMEN_UNITY=ON", "-DFULMEN_BUILD_STATIC=ON", env={})
     runner.run([BIN / "cmake", "--install", "build/release", "--prefix", PREFIX])
     for library in PREFIX.glob("lib*/**/libfulmen.so"):
         runner.run([PYTHON, "tools/check_library.py", library])
@@ -221,7 +221,7 @@ CHECKS = [
 TESTS = [
     Step("gcc", "g++ -Werror, C++ tests", gcc),
     Step("checkers", "the checks see what they should", checkers),
-    Step("wheel", "build, repair, symbols, size, install", wheel_steps.build, ("gcc",)),
+    Step("wheel", "build, repair, glibc, symbols, size, install", wheel_steps.build, ("gcc",)),
     Step("kernels", "GPU kernels compile for every architecture and pass the gate", kernels,
          ("gcc",)),
     Step("asan", "clang++ -Werror, AddressSanitizer and UndefinedBehaviorSanitizer", asan,
@@ -233,7 +233,8 @@ TESTS = [
     Step("verify", "every named case on every implementation", verify, ("wheel",)),
     Step("examples", "C, C++ and Python against the installed package", examples, ("wheel",)),
     Step("docs", "strict build, pictures, code blocks", docs, ("wheel",)),
-    Step("pythons", "the wheel on the oldest and newest CPython", wheel_steps.pythons, ("wheel",)),
+    Step("pythons", "the wheels, without network, on the oldest and newest CPython",
+         wheel_steps.pythons, ("wheel",)),
 ]  # fmt: skip
 FULL_TESTS = [
     *(step for step in TESTS if step.name != "tsan"),

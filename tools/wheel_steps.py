@@ -1,9 +1,10 @@
 # SPDX-FileCopyrightText: fulmen contributors
 # SPDX-License-Identifier: Apache-2.0
-"""The steps of `make test` that make the wheel and try it: build, repair, look inside, install.
+"""The steps of `make test` that make the wheels and try them: build, repair, look inside, install.
 
-The wheel ends in dist/, with the widest manylinux tag that auditwheel finds it meets. It is built
-where the step `gcc` has built: the same sources with the same flags are not compiled a second time.
+They end in dist/ beside the sdist: fulmen, and fulmen-devel for C and C++, with the manylinux tag
+that auditwheel finds they meet, which is no newer than GLIBC_FLOOR. They are built where the step
+`gcc` has built: the same sources with the same flags are not compiled a second time.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import email
 import re
 import shutil
 import sys
+import tarfile
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -27,29 +29,77 @@ DIST = ROOT / "dist"
 CASES_ON_EACH_PYTHON = ["packed", "empty"]  # the command and the binding; other steps do the rest
 PIP = ["-m", "pip", "--quiet", "--disable-pip-version-check"]
 INSTALL = [*PIP, "install", "--no-compile"]  # most modules of NumPy are never imported here
+# Where nothing answers: what pip is given must be enough.
+OFFLINE = {
+    "PIP_NO_INDEX": "1",
+    "http_proxy": "http://127.0.0.1:9",
+    "https_proxy": "http://127.0.0.1:9",
+}
+GLIBC_FLOOR = (2, 34)  # as low as g++ 12 of Debian 12 links (cmake/wheel.cmake)
+LARGEST_BYTES = 6_000_000  # of the wheel fulmen, and of the sdist
 
 
-def the_wheel(folder: Path = DIST) -> Path:
-    wheels = sorted(folder.glob("fulmen-*.whl"))
+def the_wheel(folder: Path = DIST, name: str = "fulmen") -> Path:
+    wheels = sorted(folder.glob(f"{name}-*.whl"))
     if len(wheels) != 1:
-        raise StepError(f"{folder} holds {len(wheels)} wheels of fulmen, expected one")
+        raise StepError(f"{folder} holds {len(wheels)} wheels of {name}, expected one")
     return wheels[0]
 
 
 def build(runner: Runner) -> None:
-    """Source -> wheel -> repaired wheel in dist/, checked and installed into .venv."""
+    """Source -> wheels -> repaired wheels in dist/, checked; fulmen's is installed into .venv."""
     raw = ROOT / "build" / "wheel"
     for folder in (raw, DIST):
         shutil.rmtree(folder, ignore_errors=True)
-    where = "-Cbuild-dir=build/release"
-    runner.run([PYTHON, *PIP, "wheel", "--no-deps", "--wheel-dir", raw, where, "."])
-    runner.run([PYTHON, "-m", "auditwheel", "repair", "--wheel-dir", DIST, the_wheel(raw)])
+    where = f"-Cbuild-dir={ROOT / 'build' / 'release'}"
+    for name, source in (("fulmen", "."), ("fulmen_devel", "./packaging/devel")):
+        runner.run([PYTHON, *PIP, "wheel", "--no-deps", "--wheel-dir", raw, where, source])
+        made = the_wheel(raw, name)
+        runner.run([PYTHON, "-m", "auditwheel", "repair", "--wheel-dir", DIST, made])
+        wheel = the_wheel(DIST, name)
+        runner.say(f"{wheel.name}: {wheel.stat().st_size / 1e6:.2f} MB")
+        check_floor(wheel.name)
+        runner.run([BIN / "check-wheel-contents", wheel])
+        library = runner.run([PYTHON, "tools/check_library.py", _library_of(wheel)])
+        runner.say(library.splitlines()[-1])
     wheel = the_wheel()
-    runner.say(f"{wheel.name}: {wheel.stat().st_size / 1e6:.2f} MB")
-    runner.run([BIN / "check-wheel-contents", wheel])
-    runner.say(runner.run([PYTHON, "tools/check_library.py", _library_of(wheel)]).splitlines()[-1])
+    check_size(wheel)
+    runner.run([PYTHON, "-m", "build", "--sdist", "--no-isolation", "--outdir", DIST, "."])
+    sdist = next(DIST.glob("fulmen-*.tar.gz"))
+    check_size(sdist)
+    with tarfile.open(sdist) as archive:
+        check_sdist(archive.getnames())
     runner.run([PYTHON, *INSTALL, wheel])
     runner.run([PYTHON, *INSTALL, "--force-reinstall", "--no-deps", wheel])
+
+
+def check_floor(name: str) -> None:
+    """A wheel runs where its tag says: no newer glibc than was promised."""
+    versions = [
+        (int(major), int(minor)) for major, minor in re.findall(r"manylinux_(\d+)_(\d+)", name)
+    ]
+    if not versions or min(versions) > GLIBC_FLOOR:
+        raise StepError(f"{name} does not run on glibc {'.'.join(map(str, GLIBC_FLOOR))}")
+
+
+def check_size(file: Path) -> None:
+    if file.stat().st_size >= LARGEST_BYTES:
+        raise StepError(
+            f"{file.name} has {file.stat().st_size} bytes, the limit is {LARGEST_BYTES}"
+        )
+
+
+def check_sdist(names: list[str]) -> None:
+    """What builds the package is there, and the large example is not."""
+    inside = {name.partition("/")[2] for name in names}
+    for needed in ("CMakeLists.txt", "include/fulmen/fulmen.h", "src/api/attention.cpp",
+                   "examples/data/decoder.safetensors", "LICENSE"):  # fmt: skip
+        if needed not in inside:
+            raise StepError(f"the sdist lacks {needed}")
+    if "examples/data/encoder.safetensors" in inside:
+        raise StepError(
+            "the sdist holds examples/data/encoder.safetensors, which nothing there reads"
+        )
 
 
 def _library_of(wheel: Path) -> Path:
@@ -74,15 +124,29 @@ def pythons(runner: Runner) -> None:
 
 
 def _try_on(runner: Runner, wheel: Path, version: tuple[int, int], program: Path) -> str:
-    """Installs a wheel for one Python and runs the command."""
+    """Installs a wheel for one Python, from a folder, and runs the command."""
     name = "{}.{}".format(*version)
-    folder = ROOT / "build" / f"python{name}"
+    folder, packages = ROOT / "build" / f"python{name}", ROOT / "build" / f"packages{name}"
     runner.run([program, "-m", "venv", "--clear", folder])
-    runner.run([folder / "bin" / "python", *INSTALL, wheel])
+    python = folder / "bin" / "python"
+    runner.run([python, *PIP, "download", "--only-binary=:all:", "--dest", packages, wheel])
+    offline: list[str | Path] = [*INSTALL, "--find-links", packages, "--find-links", DIST]
+    runner.run([python, *offline, "fulmen[devel]"], env=OFFLINE)
+    _try_devel(runner, python, folder / "examples")
     for command in ("doctor", "run"):
         runner.run([folder / "bin" / "fulmen", command])
     verified = runner.run([folder / "bin" / "fulmen", "verify", *CASES_ON_EACH_PYTHON])
     return f"CPython {name}: doctor, run, verify: {verified.strip().splitlines()[-1]}"
+
+
+def _try_devel(runner: Runner, python: Path, build: Path) -> None:
+    """The examples in C and C++ against the package that pip has installed."""
+    package = runner.run([python, "-m", "fulmen", "--cmake-dir"]).strip()
+    where = ["-S", "examples", "-B", str(build), f"-Dfulmen_DIR={package}"]
+    runner.run([BIN / "cmake", "-G", "Ninja", *where])
+    runner.run([BIN / "cmake", "--build", build])
+    for program in ("attention_c", "attention_c_static", "attention_cpp"):
+        runner.run([build / program])
 
 
 def _minimum(wheel: Path) -> tuple[int, int]:

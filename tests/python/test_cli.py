@@ -206,6 +206,21 @@ def test_broken_files(command: Any, tmp_path: Path) -> None:
         assert words in command("run", file, code=2)
 
 
+def test_names_in_a_file_do_not_reach_the_terminal(command: Any, tmp_path: Path) -> None:
+    x = np.ones((1, 2, 8, 16), np.float32)
+    escape = "\x1b]0;owned\x07\x1b[31m\x9b2J\r\u202e"
+    shown = r"\x1b]0;owned\x07\x1b[31m\x9b2J\r\u202e"
+    file = tmp_path / "named.safetensors"
+    save_file({f"{escape}.{name}": x for name in "qkv"}, file)
+    assert shown in command("run", file, "--repeat", 1)
+    save_file({f"{escape}.q": x, f"{escape}.k": x}, file)
+    said = command("run", file, code=2)
+    assert r"\x1b]0;owned" in said
+    assert said[:-1].isprintable()
+    save_file({"q": x, "k": x, "v": x}, file, {"causal": escape, "layout": "bhsd"})
+    assert command("run", file, code=2)[:-1].isprintable()
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -309,6 +324,23 @@ def test_version_and_help(command: Any) -> None:
     for words in ("run", "verify", "explain", "doctor"):
         assert words in command("--help")
         assert "usage: fulmen" in command(words, "--help")
+
+
+def test_folders_of_the_package_for_c(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "fulmen_devel", None)  # not installed
+    with pytest.raises(SystemExit) as ended:
+        main(["--cmake-dir"])
+    assert ended.value.code == 2
+    assert "pip install fulmen[devel]" in capsys.readouterr().err
+    packaging = Path(__file__).resolve().parents[2] / "packaging" / "devel"
+    monkeypatch.delitem(sys.modules, "fulmen_devel")
+    monkeypatch.syspath_prepend(str(packaging))
+    assert main(["--cmake-dir", "--include-dir"]) == 0
+    folder = packaging / "fulmen_devel"
+    printed = capsys.readouterr().out.splitlines()
+    assert printed == [str(folder / "lib" / "cmake" / "fulmen"), str(folder / "include")]
 
 
 def test_colour_only_on_a_terminal_that_wants_it() -> None:

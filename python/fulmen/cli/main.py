@@ -26,6 +26,9 @@ COMMANDS = {
     "doctor": "what works here, and what to do about the rest",
 }
 
+# Of the package fulmen_devel, which the extra `devel` installs.
+FOLDERS = {"cmake": "the CMake package, for -Dfulmen_DIR=", "include": "the headers, for -I"}
+
 
 class Parser(argparse.ArgumentParser):
     """Argparse with one sentence for a mistake."""
@@ -39,6 +42,10 @@ def parser(chosen: str | None) -> argparse.ArgumentParser:
     """The arguments of the program, and of the command that is chosen."""
     top = Parser(prog="fulmen", description="Exact attention on real tensors.")
     top.add_argument("--version", action="store_true", help="the version of the package, and end")
+    for folder, holds in FOLDERS.items():
+        top.add_argument(
+            f"--{folder}-dir", action="store_true", help=f"the folder of {holds}, and end"
+        )
     commands = top.add_subparsers(dest="command", metavar="COMMAND", parser_class=Parser)
     for name, summary in COMMANDS.items():
         sub = commands.add_parser(
@@ -77,6 +84,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         sys.stdout.write(f"fulmen {fulmen.__version__}\n")
         return 0
+    asked = [folder for folder in FOLDERS if getattr(arguments, f"{folder}_dir")]
+    if asked:
+        return _print_folders(top, asked)
     if arguments.command is None:
         top.print_help()
         return 2
@@ -93,6 +103,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     except Exception as error:
         return _failed(arguments.command, error)
+
+
+def _print_folders(top: argparse.ArgumentParser, asked: list[str]) -> int:
+    try:
+        devel = import_module("fulmen_devel")
+    except ImportError:
+        top.exit(2, "fulmen: headers and the CMake package are not installed; they come with "
+                 "fulmen-devel: pip install fulmen[devel]\n")  # fmt: skip
+    for folder in asked:
+        sys.stdout.write(getattr(devel, f"{folder}_dir")() + "\n")
+    return 0
 
 
 def _failed(command: str | None, error: Exception) -> int:
@@ -114,9 +135,9 @@ def _is_callers(error: Exception) -> bool:
 def _sentence(error: Exception) -> str:
     from fulmen.errors import Error
 
-    from .output import BadInputError
+    from .output import BadInputError, printable
 
-    text = " ".join(str(error).split())
+    text = printable(" ".join(str(error).split()))
     if isinstance(error, (BadInputError, Error)) and text:
         return text
     return f"{type(error).__name__}: {text}" if text else type(error).__name__

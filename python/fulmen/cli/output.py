@@ -38,7 +38,7 @@ class Output:
 
     def line(self, text: str = "", style: str = "") -> None:
         """One line of text."""
-        self._console.print(text, style=style or None, markup=False)
+        self._console.print(printable(text), style=style or None, markup=False)
 
     def table(
         self,
@@ -80,8 +80,16 @@ class Output:
             yield lambda steps: bar.advance(task, steps)
 
 
+def printable(text: str) -> str:
+    """Text that moves no cursor and changes no colour: names from files are shown, not obeyed."""
+    return "".join(
+        c if c.isprintable() else c.encode("unicode_escape", "backslashreplace").decode()
+        for c in text
+    )
+
+
 def _escaped(cell: str) -> str:
-    return cell.replace("[", "\\[")
+    return printable(cell).replace("[", "\\[")
 
 
 def _finite(value: Any) -> Any:

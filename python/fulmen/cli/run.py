@@ -94,7 +94,8 @@ def main(arguments: argparse.Namespace, output: Output) -> int:
     for one in finished:
         report(one, output)
     if arguments.output is not None:
-        output.line(f"\nresults written to {arguments.output}")
+        output.line()
+        output.line(f"results written to {arguments.output}")
     if output.as_json:
         output.json(as_json(file, finished, arguments.output))
     return int(any(line.get("passed") is False for one in finished for line in one.lines))
