@@ -2,6 +2,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Plans for GPUs that are not here, what plans explain, and machine code in bundles and caches.
+#include <sys/stat.h>
+#include <unistd.h>
+
 #include <filesystem>
 #include <fstream>
 
@@ -146,6 +149,17 @@ TEST_F(Bundle, DamageIsFound) {
   }
   overwrite("something else");
   expect_load_refused("is no bundle");
+}
+
+TEST_F(Bundle, WhatIsNoFileIsRefusedAtOnce) {
+  ASSERT_EQ(::mkfifo(path().c_str(), 0600), 0);
+  ::alarm(20);  // ends the test where a read waits for a writer
+  expect_load_refused("it is no regular file");
+  ::alarm(0);
+  ASSERT_EQ(::unlink(path().c_str()), 0);
+  overwrite("");
+  ASSERT_EQ(::truncate(path().c_str(), off_t{1} << 40), 0);
+  expect_load_refused("it has 1099511627776 bytes");
 }
 
 TEST_F(Bundle, RefusesWhatMakesNone) {
