@@ -25,12 +25,11 @@ constexpr i64 kMaxSpanBytes = i64{1} << 62;
 }
 
 // Strides times extents must not leave 64-bit arithmetic.
-bool spans_too_far(const Tensor& tensor) {
-  if (tensor.empty()) return false;
+bool reaches_too_far(const Tensor& tensor) {
   i64 last = 0;
   for (int axis = 0; axis < tensor.rank; ++axis) {
     i64 reach = 0;
-    if (__builtin_mul_overflow(tensor.shape[axis] - 1, tensor.strides[axis], &reach) ||
+    if (__builtin_mul_overflow(max(tensor.shape[axis] - 1, i64{0}), tensor.strides[axis], &reach) ||
         __builtin_add_overflow(last, reach, &last)) {
       return true;
     }
@@ -224,7 +223,7 @@ void check_layout(const Tensor& tensor, const char* subject, const AxisList& lis
 }
 
 void check_span(const Tensor& tensor, const char* subject) {
-  if (!spans_too_far(tensor)) return;
+  if (tensor.empty() || !reaches_too_far(tensor)) return;
   throw Error(Status::kShape,
               sentence(subject, " reaches 2^62 bytes or more by its shape ", shape_text(tensor),
                        " and strides: no memory is that large"));
@@ -247,14 +246,14 @@ void check_dtype(const Tensor& tensor, const ArrayRule& rule, DType operand, DTy
 Tensor normal_form(const Tensor& given, const AxisList& list) {
   Tensor normal{given.data, given.dtype, kMaxRank, {1, 1, 1, 1}, {0, 0, 0, 0}};
   const int missing = list.count - given.rank;
-  // Strides that lead to no element count for nothing, however long they are.
-  const bool is_empty = given.empty();
+  // Of an empty array any strides will do: they lead to no element, but sums of them must fit.
+  const bool any_strides = given.empty() && reaches_too_far(given);
   for (int axis = 0; axis < given.rank; ++axis) {
     const int normal_axis = list.normal_axis[missing + axis];
     normal.shape[normal_axis] = given.shape[axis];
-    normal.strides[normal_axis] = given.shape[axis] > 1 && !is_empty  ? given.strides[axis]
-                                  : is_dim(list.axes[missing + axis]) ? 1
-                                                                      : 0;
+    normal.strides[normal_axis] = given.shape[axis] > 1 && !any_strides ? given.strides[axis]
+                                  : is_dim(list.axes[missing + axis])   ? 1
+                                                                        : 0;
   }
   return normal;
 }
