@@ -24,10 +24,11 @@ from .array_types import (
     dtype_name,
     is_torch,
 )
-from .errors import ArgumentError, DTypeError, Error, ShapeError
+from .errors import ArgumentError, DTypeError, Error, ShapeError, printable, shown, words
 
 if TYPE_CHECKING:
-    from .options import Layout, Prepared
+    from .layouts import Layout
+    from .options import Prepared
 
 Where = tuple[int, type[NumpyType]]  # the stream and the type of q: what a call runs on
 
@@ -86,7 +87,7 @@ def _numpy_view(x: Array, name: str, is_result: bool) -> tuple[Array, int]:
             f"{name} has the byte order of another machine; {name}.astype({name}.dtype.newbyteorder"
             "('=')) has this one's"
         )
-    if x.dtype.kind not in "fiub":
+    if x.dtype.kind not in "fiub" or x.dtype.itemsize > 8:
         raise DTypeError(
             f"{name} has dtype {x.dtype.name}; fulmen knows float64, float32, float16, bfloat16, "
             "bool, int32 and int64"
@@ -109,6 +110,8 @@ def _dlpack_view(x: Array, name: str, stream: int) -> Any:
             x = x.__dlpack__(stream=stream or LEGACY_DEFAULT_STREAM)
         return import_tvm_ffi().from_dlpack(x)
     except Exception as error:
+        if not hasattr(x, "__dlpack__"):
+            raise DTypeError(f"{name} is {shown(x)}; an array with DLPack is expected") from None
         text = str(error).strip().splitlines() or [type(error).__name__]
         raise DTypeError(
             f"{name} ({type(x).__name__}) cannot be read through DLPack: {text[0]}"
@@ -117,8 +120,10 @@ def _dlpack_view(x: Array, name: str, stream: int) -> Any:
 
 def _exported_workspace(x: Any, stream: int) -> Any:
     """What comes before the arrays of a call: a workspace on a GPU as DLPack has it, else as is."""
-    if isinstance(x, (int, float, str, bytes, np.ndarray)) or x is None:
+    if isinstance(x, (int, float, str, bytes)) or x is None:
         return x
+    if isinstance(x, np.ndarray):
+        return _numpy_view(x, "workspace", True)[0]
     return _dlpack_view(x, "workspace", stream)
 
 
@@ -147,7 +152,7 @@ def call(
         return function(*leading, 0, layout, *arrays)
     except Error as error:
         raise raised_by(error) from None
-    except (BufferError, RuntimeError, TypeError, ValueError):
+    except Exception:
         pass  # an array that DLPack does not take as it is: read-only, bfloat16, or refused
     return call_exported(function, leading, layout, arrays, results, names, NO_STREAM)
 
@@ -204,7 +209,7 @@ def run(
         return arrays[results.start : results.stop]
     except Error as error:
         raise raised_by(error) from None
-    except (BufferError, RuntimeError, TypeError, ValueError):
+    except Exception:
         pass  # as in `call`
     stream = array_type.address(stream, arrays)
     call_exported(function, (*leading, stream), layout, arrays, results, names, stream)
@@ -266,8 +271,8 @@ def check_out(out: Array, out_dtype: Any) -> None:
     """Refuses an `out` that cannot be written to, or is not of `out_dtype`."""
     if out_dtype is not None and dtype_name(out.dtype) != dtype_name(out_dtype):
         raise DTypeError(
-            f"out has dtype {dtype_name(out.dtype)} and out_dtype is {dtype_name(out_dtype)}; give "
-            "one of them"
+            f"out has dtype {dtype_name(out.dtype)} and out_dtype is {shown(out_dtype)}; give one "
+            "of them"
         )
     if isinstance(out, np.ndarray):
         if not out.flags.writeable:
@@ -300,11 +305,11 @@ def _made(
 ) -> tuple[Array, Array, Array]:
     dtype = array_type.dtype(q)
     if out is not None:
-        check_out(out, out_dtype)
         layout.check(out, "out")
+        check_out(out, out_dtype)
         o = out
     else:
-        own = dtype if out_dtype is None else _result_dtype(array_type, dtype, out_dtype)
+        own = dtype if out_dtype is None else result_dtype(array_type, dtype, out_dtype)
         o = array_type.empty((*q.shape[:-1], v.shape[-1]), own, q)
     if not with_lse:
         return o, None, None
@@ -314,12 +319,12 @@ def _made(
     return o, lse, array_type.empty((*rows, 2), sums, q) if with_stats else None
 
 
-def _result_dtype(array_type: type[NumpyType], dtype: Any, asked: Any) -> Any:
+def result_dtype(array_type: type[NumpyType], dtype: Any, asked: Any) -> Any:
     """The dtype of o by name: that of q, or float32."""
     name, own = dtype_name(asked), dtype_name(dtype)
     if name not in (own, "float32"):
         allowed = " and ".join(dict.fromkeys((own, "float32")))
-        raise DTypeError(f"out_dtype is {name} where q is {own}; allowed is {allowed}")
+        raise DTypeError(f"out_dtype is {printable(name)} where q is {own}; allowed is {allowed}")
     return array_type.dtype_named(name)
 
 
@@ -332,16 +337,19 @@ def backward_arrays(
     layout.check(do, "do")
     layout.check(o, "o")
     owners = dict(zip(schema().differentiable_inputs, owners_of(inputs)))
-    names = (need,) if isinstance(need, str) else tuple(need)
+    names = words("need", need, "('q', 'k', 'v')")
     allowed = ", ".join(map(repr, owners))
     if not names:
         raise ArgumentError(f"need names no gradient; at least one of {allowed} is expected")
     for name in names:
         if name not in owners:
-            raise ArgumentError(f"need names {name!r}; allowed are {allowed}")
+            raise ArgumentError(f"need names {shown(name)}; allowed are {allowed}")
         if owners[name] is None:
             raise ArgumentError(f"need names {name!r} and {name} is not given")
-    rank = len(getattr(stats_or_lse, "shape", ()))
+    shape = getattr(stats_or_lse, "shape", None)
+    if not isinstance(shape, tuple):
+        raise DTypeError(f"stats_or_lse is {shown(stats_or_lse)}; stats or lse is expected")
+    rank = len(shape)
     if rank not in (layout.rank - 1, layout.rank):
         raise ShapeError(
             f"stats_or_lse has {rank} axes; lse has {layout.rank - 1} and stats {layout.rank} with "

@@ -218,7 +218,13 @@ def text_of(function: Function, *before: Any) -> str:
 
 
 def raised_by(error: Error) -> Error:
-    """The error of the library without the frames in between, to be raised `from None`."""
+    """The error of the library without the frames in between, to be raised `from None`.
+
+    What it quotes of the caller's, a path say, does nothing to a terminal.
+    """
+    text = str(error)
+    if not text.isprintable():
+        error.args = ("".join(x if x.isprintable() or x == "\n" else repr(x)[1:-1] for x in text),)
     return error.with_traceback(None)
 
 

@@ -16,8 +16,9 @@ from typing import Any
 
 import fulmen
 
-from ._library import library
-from .errors import ArgumentError, Error
+from ._library import library, raised_by
+from .errors import ArgumentError, DTypeError, Error, one_of, shown, text, whole, words
+from .options import names_of
 
 Progress = Callable[[int, int], object]  # (done, total)
 ARRAYS = ("q", "k", "v")
@@ -48,7 +49,7 @@ def warmup(
     >>> shape = (1, 2, 64, 32)
     >>> fulmen.warmup([{"q": shape, "k": shape, "v": shape, "dtype": "float32", "backend": "cpu"}])
     """
-    asked = [_arguments(problem, device, None) for problem in problems]
+    asked = [_arguments(problem, device, None) for problem in _listed(problems)]
     _plans(asked, progress, threads)
 
 
@@ -87,15 +88,17 @@ def compile_bundle(
     Raises:
         fulmen.Error: a problem cannot be planned or compiled for one of them.
     """
-    if not archs:
+    names = words("archs", archs, "('sm_90a', 'a100')")
+    if not names:
         raise ArgumentError("archs is empty; name at least one, such as 'sm_90a'")
-    every = list(problems)
-    asked = [_arguments(problem, None, arch) for arch in archs for problem in every]
+    file = _path(path)
+    every = _listed(problems)
+    asked = [_arguments(problem, None, arch) for arch in names for problem in every]
     if not asked:
         raise ArgumentError("problems is empty; a bundle holds the kernels of at least one")
     plans = _plans(asked, progress, threads)
     handles = [handle for made in plans for handle in made.handles]
-    library().bundle_write(os.fspath(path), *handles)
+    _told(library().bundle_write, file, *handles)
     return len(handles)
 
 
@@ -105,7 +108,33 @@ def load_bundle(path: str | os.PathLike[str]) -> None:
     Raises:
         fulmen.Error: there is no such file, or another version of fulmen made it.
     """
-    library().bundle_load(os.fspath(path))
+    _told(library().bundle_load, _path(path))
+
+
+def _told(function: Callable[..., int], *arguments: Any) -> None:
+    try:
+        function(*arguments)
+    except Error as error:
+        raise raised_by(error) from None
+
+
+def _path(path: Any) -> str:
+    try:
+        return text("path", os.fspath(path), "kernels.bundle")
+    except TypeError:
+        raise DTypeError(f"path is {shown(path)}; the path of a file is expected") from None
+
+
+def _listed(problems: Any) -> list[Mapping[str, Any]]:
+    """The problems, each a mapping by words."""
+    try:
+        every = list(problems)
+    except Exception:  # an iterator of the caller's may raise anything
+        raise DTypeError(f"problems is {shown(problems)}; a list of mappings is expected") from None
+    for problem in every:
+        if not isinstance(problem, Mapping) or not all(isinstance(x, str) for x in problem):
+            raise DTypeError(f"a problem is {shown(problem)}; a mapping of arguments is expected")
+    return every
 
 
 def _arguments(problem: Mapping[str, Any], device: int | None, name: str | None) -> dict[str, Any]:
@@ -117,11 +146,12 @@ def _arguments(problem: Mapping[str, Any], device: int | None, name: str | None)
     if missing:
         raise ArgumentError(f"a problem has q, k and v; this one lacks {' and '.join(missing)}")
     are_shapes = all(isinstance(arguments[name], (tuple, list)) for name in ARRAYS)
-    dtype = arguments.pop("dtype", "float32")
+    dtype = text("dtype", arguments.pop("dtype", "float32"), "bfloat16")
     if are_shapes:
         made = named_dtype(dtype)
         arguments.update({x: phantom(tuple(arguments[x]), made) for x in ARRAYS})
-        if name is None and arguments.get("backend") != "cpu":
+        backend = one_of("backend", arguments.get("backend", "auto"), names_of("backend"))
+        if name is None and backend != "cpu":
             arguments["device"] = 0 if device is None else device
     if name is not None:
         arguments["device_name"] = name
@@ -130,7 +160,7 @@ def _arguments(problem: Mapping[str, Any], device: int | None, name: str | None)
 
 def _plans(asked: list[dict[str, Any]], progress: Progress | None, threads: int) -> list[Any]:
     """Plans of all, made by several threads; the compiler runs without the interpreter lock."""
-    workers = threads or min(os.cpu_count() or 1, MOST_THREADS)
+    workers = whole("threads", threads, 0, 2**16) or min(os.cpu_count() or 1, MOST_THREADS)
     failed: Error | None = None
     plans: dict[int, fulmen.Plan] = {}
     with ThreadPoolExecutor(workers) as pool:

@@ -16,7 +16,7 @@ from typing import Any, Callable
 
 import numpy as np
 
-from .errors import ArgumentError, DTypeError, UnsupportedError
+from .errors import DTypeError, OutOfMemoryError, ShapeError, UnsupportedError, shown, whole
 
 Array = Any
 
@@ -66,7 +66,10 @@ class NumpyType:
     @staticmethod
     def empty(shape: Any, dtype: Any, like: Array) -> Array:
         """Memory for a result, where `like` is."""
-        return np.empty(shape, dtype)
+        try:
+            return np.empty(shape, dtype)
+        except (MemoryError, ValueError):  # as large as no memory, or as no array of NumPy
+            raise OutOfMemoryError(f"a result of shape {tuple(shape)} has no memory") from None
 
     @staticmethod
     def scratch(num_bytes: int, like: Array) -> Array:
@@ -311,13 +314,10 @@ def stream_address(stream: Any) -> int:
         stream = getattr(stream, attribute, stream)
     if isinstance(stream, bool) or not hasattr(stream, "__index__"):
         raise DTypeError(
-            f"stream is {type(stream).__name__}; allowed are None, the address of a CUstream as an "
+            f"stream is {shown(stream)}; allowed are None, the address of a CUstream as an "
             "integer, and a stream of PyTorch or CuPy"
         )
-    address = int(stream)
-    if address < 0:
-        raise ArgumentError(f"stream is {address}; the address of a CUstream is at least 0")
-    return address
+    return whole("stream", stream, 0)
 
 
 def named_dtype(name: str) -> Any:
@@ -328,8 +328,8 @@ def named_dtype(name: str) -> Any:
         return np.dtype(ml_dtypes.bfloat16)
     try:
         return np.dtype(name)
-    except TypeError:
-        raise DTypeError(f"dtype {name} is not one that NumPy or fulmen knows") from None
+    except Exception:  # each text that is none has an error of its own
+        raise DTypeError(f"dtype {shown(name)} is not one that NumPy or fulmen knows") from None
 
 
 def dtype_name(dtype: Any) -> str:
@@ -337,8 +337,12 @@ def dtype_name(dtype: Any) -> str:
     if isinstance(dtype, str):
         return dtype
     if isinstance(dtype, type) or hasattr(dtype, "dtype"):
-        return str(np.dtype(dtype).name)
-    return str(getattr(dtype, "name", str(dtype))).rsplit(".", 1)[-1]
+        try:
+            return str(np.dtype(dtype).name)
+        except Exception:  # an array, or a type of no numbers
+            return shown(dtype)
+    name = getattr(dtype, "name", None)  # of NumPy; torch has its in its text
+    return name if isinstance(name, str) else shown(dtype).rsplit(".", 1)[-1]
 
 
 def is_torch(x: Any) -> bool:
@@ -383,7 +387,12 @@ def torch_checked(arrays: tuple[Array, ...]) -> tuple[Array, ...]:
 
 def phantom(shape: tuple[int, ...], dtype: Any) -> Array:
     """An array of any size that takes no memory: only for calls that read no array."""
-    strides = [np.dtype(dtype).itemsize]
-    for extent in reversed(shape[1:]):
-        strides.insert(0, strides[0] * max(extent, 1))
-    return np.lib.stride_tricks.as_strided(np.empty(1, dtype), shape, strides[-len(shape) :])
+    extents = [whole("an extent of a shape", extent, 0) for extent in shape]
+    size: int = np.dtype(dtype).itemsize
+    strides: list[int] = []
+    for extent in reversed(extents):
+        strides.insert(0, size)
+        size *= max(extent, 1)
+    if size >= 2**62:
+        raise ShapeError(f"a shape is {shown(tuple(extents))}: no memory has 2^62 bytes")
+    return np.lib.stride_tricks.as_strided(np.empty(1, dtype), extents, strides)

@@ -24,8 +24,8 @@ import numpy as np
 
 from ._calls import backward_arrays, forward_results, owners_of, run
 from ._library import library, schema
-from .array_types import Array, array_type_of, is_torch, torch_call
-from .errors import ArgumentError, UnsupportedError
+from .array_types import Array, NumpyType, array_type_of, is_torch, torch_call
+from .errors import ArgumentError, UnsupportedError, flag
 from .keywords import RESULT_KEYWORDS, AttentionKeywords, Options, VarlenOptions, takes
 from .options import Prepared, prepare
 
@@ -91,6 +91,8 @@ def _attention(q: Array, k: Array, v: Array, **options: Any) -> Any:
     return_lse = out = out_dtype = None
     if options:
         return_lse, out, out_dtype = (options.pop(name, None) for name in RESULT_KEYWORDS)
+        if return_lse is not None:
+            return_lse = flag("return_lse", return_lse)
     prepared = prepare(q, k, v, options)
     if "torch" in sys.modules:
         _refuse_gradients("attention", schema().inputs, prepared[1])
@@ -224,7 +226,7 @@ def _forward(
     is_numpy = type(q) is np.ndarray
     results: tuple[Array, ...]
     if is_numpy and not with_lse and out is None and out_dtype is None:  # the fast path
-        results = (np.empty(q.shape[:-1] + inputs[2].shape[-1:], q.dtype), None, None)
+        results = (NumpyType.empty(q.shape[:-1] + inputs[2].shape[-1:], q.dtype, q), None, None)
     else:
         results = forward_results(prepared, with_lse, with_stats, out, out_dtype)
     call = library().forward, (settings.problem,), where, settings.layout.code

@@ -12,14 +12,17 @@ import numpy as np
 
 from ._calls import call
 from ._library import announce_nvrtc, library, schema, text_of
-from .array_types import HOST, Array, array_type_of, dtype_name, named_dtype, phantom
-from .errors import ArgumentError, DTypeError, ShapeError
+from .array_types import HOST, Array, NumpyType, array_type_of, dtype_name, named_dtype, phantom
+from .errors import ArgumentError, ShapeError, one_of, shown, text, whole, words
 from .keywords import Options, takes
 from .masks import Documents, split
-from .options import Settings, prepare
+from .options import Settings, integers, prepare
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
+
+
+OPERATIONS = ("forward", "backward")
 
 
 class Explanation(dict[str, Any]):
@@ -126,20 +129,20 @@ def target_of(device: int | None, device_name: str | None, without: Sequence[str
         DTypeError: not an integer, or not a text.
     """
     names = optimisations()
-    chosen = (without,) if isinstance(without, str) else tuple(without)
+    chosen = set(words("without", without, "('swizzle', 'pipeline')"))
     for name in chosen:
         if name not in names:
-            raise ArgumentError(f"without names {name!r}; allowed are {', '.join(names)}")
-    bits = sum(1 << names.index(name) for name in set(chosen))
-    if device is not None and (isinstance(device, bool) or not isinstance(device, int)):
-        raise DTypeError(
-            f"device is {device!r}; CUDA's number of a GPU is expected, or device_name='h100' for "
-            "one that need not be here"
+            raise ArgumentError(f"without names {shown(name)}; allowed are {', '.join(names)}")
+    bits = sum(1 << names.index(name) for name in chosen)
+    if device is not None:
+        expected = (
+            "CUDA's number of a GPU is expected, or device_name='h100' for one that is not here"
         )
-    if device is not None and device < 0:
-        raise ArgumentError(f"device is {device}; at least 0 is allowed")
-    if device_name is not None and not isinstance(device_name, str):
-        raise DTypeError(f"device_name is {device_name!r}; a text such as 'h100' is expected")
+        device = whole(
+            "device", str(device) if isinstance(device, bool) else device, 0, 2**31, expected
+        )
+    if device_name is not None:
+        text("device_name", device_name, "h100")
     if device is not None or device_name is not None:
         announce_nvrtc()
     return Target(device, device_name, bits)
@@ -177,8 +180,7 @@ def explain(
     >>> fulmen.explain(x, x, x)["implementation"] in ("tiled", "scalar")
     True
     """
-    if operation not in ("forward", "backward"):
-        raise ArgumentError(f"operation is {operation!r}; allowed are 'forward', 'backward'")
+    operation = one_of("operation", operation, OPERATIONS)
     settings, inputs, (_, array_type) = prepare(q, k, v, options)
     if device is None and device_name is None and array_type.device(q) != HOST:
         device = array_type.device(q)
@@ -236,19 +238,20 @@ def dense_mask(
     array([[1, 1, 1, 0],
            [1, 1, 1, 1]])
     """
+    sq, skv = whole("sq", sq), whole("skv", skv)
     for name, rows in (("sq", sq), ("skv", skv)):
         if rows < 0:
             raise ShapeError(f"{name} is {rows}; at least 0 rows are allowed")
     if mask is not None:
         mask = _mask_on_host(mask)
-    bias, q_lengths, kv_lengths, cu_q, cu_kv = (
-        _on_host(x) for x in (bias, q_lengths, kv_lengths, cu_q, cu_kv)
-    )
+    bias = _on_host(bias)
+    q_lengths, kv_lengths = integers(_on_host(q_lengths)), integers(_on_host(kv_lengths))
+    cu_q, cu_kv = integers(_on_host(cu_q)), integers(_on_host(cu_kv))
     parts = {} if mask is None else split(mask)
     visible, q_ids = parts.get("mask"), parts.get("q_ids")
     batch, heads = _batch_and_heads(visible, bias, q_ids, q_lengths, kv_lengths, cu_q)
     q, k = np.empty((batch, heads, sq, 0), np.float32), np.empty((batch, 1, skv, 0), np.float32)
-    v = np.empty((batch, 1, skv, 1), np.float32)
+    v = phantom((batch, 1, skv, 1), np.float32)
     shape: tuple[int, ...] = (batch, heads, sq, skv)
     if cu_q is not None:
         q, k, v = q[0], k[0], v[0]
@@ -260,7 +263,7 @@ def dense_mask(
         "layout": "bhsd" if cu_q is None else "hsd",
     }  # fmt: skip
     settings, inputs, _ = prepare(q, k, v, given)
-    matrix = np.empty(shape, np.uint8)
+    matrix = NumpyType.empty(shape, np.uint8, None)
     call(library().dense_mask, (matrix, settings.problem), settings.layout.code, inputs, range(0))
     seen = matrix.view(np.bool_)
     has_axes = (
@@ -293,16 +296,21 @@ def _batch_and_heads(
     """The extents of the two leading axes that the options bring."""
     batch = heads = 1
     for x in (visible, bias):
-        shape = (1, 1, 1, 1, *np.shape(x))[-4:] if x is not None else (1, 1, 1, 1)
+        shape = (1, 1, 1, 1, *_shape(x))[-4:]
         batch, heads = max(batch, shape[0]), max(heads, shape[1])
     if cu_q is not None:
         return 1, heads
     for lengths in (q_lengths, kv_lengths):
-        if lengths is not None:
-            batch = max(batch, len(lengths))
-    if q_ids is not None and len(np.shape(q_ids)) == 2:
-        batch = max(batch, np.shape(q_ids)[0])
+        batch = max(batch, *_shape(lengths)[:1], 1)
+    if len(_shape(q_ids)) == 2:
+        batch = max(batch, _shape(q_ids)[0])
     return batch, heads
+
+
+def _shape(x: Any) -> tuple[int, ...]:
+    """The shape of an array; () for what is none, which the library refuses by name."""
+    shape = getattr(x, "shape", ())
+    return shape if isinstance(shape, tuple) else ()
 
 
 def build_info() -> dict[str, Any]:
@@ -344,4 +352,4 @@ def device_faults(device: int = 0) -> int:
     Raises:
         fulmen.DeviceError: there is no such GPU.
     """
-    return library().device_faults(device)
+    return library().device_faults(whole("device", device, 0, 2**31))

@@ -10,6 +10,7 @@ help() and inspect read the signatures that `takes` makes of them. What the keyw
 from __future__ import annotations
 
 import ast
+import difflib
 import inspect
 from typing import TYPE_CHECKING, Annotated, Any, Callable, TypedDict, TypeVar
 
@@ -84,6 +85,40 @@ class AttentionKeywords(Options, Results, total=False):
 
 KEYWORDS = frozenset(Options.__annotations__)
 RESULT_KEYWORDS = tuple(Results.__annotations__)
+
+# What other libraries call something that there is here too.
+_ELSEWHERE = {
+    "is_causal": "causal=True; torch's corner is alignment='top_left'",
+    "attn_mask": "mask= a boolean array, or bias= an array that is added to the scores",
+    "attention_mask": "mask= a boolean array, or bias= an array that is added to the scores",
+    "key_padding_mask": "kv_lengths= the keys of each batch entry, or mask= a boolean array",
+    "attn_bias": "bias=",
+    "softmax_scale": "scale=",
+    "sm_scale": "scale=",
+    "window_size": "window=(left, right)",
+    "sliding_window": "window=(left, 0), the row itself not counted",
+    "local_window_size": "window=(left, right)",
+    "logits_soft_cap": "softcap=",
+    "cu_seqlens_q": "cu_q=",
+    "cu_seqlens_k": "cu_kv=",
+    "max_seqlen_q": "max_q=",
+    "max_seqlen_k": "max_kv=",
+    "query_seq_lengths": "q_lengths=",
+    "key_value_seq_lengths": "kv_lengths=",
+    "enable_gqa": "nothing: heads may be any multiple of the heads of k and v",
+    "dropout": "dropout_p=, with rng=(seed, offset)",
+    "dtype": "out_dtype=, or q.astype(...)",
+}
+
+
+def hint(name: str) -> str:
+    """What to write instead of a keyword that there is not."""
+    known = _ELSEWHERE.get(name)
+    close = difflib.get_close_matches(name, KEYWORDS.union(RESULT_KEYWORDS), 1)
+    if known is None and close:
+        known = f"{close[0]}="
+    more = "help(fulmen.attention) lists them"
+    return more if known is None else f"here it is {known}; {more}"
 
 
 def takes(keywords: Any) -> Callable[[F], F]:

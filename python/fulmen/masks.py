@@ -10,11 +10,10 @@ for: nothing else in the package names them.
 
 from __future__ import annotations
 
-import operator
 from dataclasses import dataclass
 from typing import Any
 
-from .errors import ArgumentError, DTypeError
+from .errors import ArgumentError, DTypeError, whole
 
 __all__ = ["Chunks", "Documents", "Prefix", "chunks", "documents", "prefix"]
 
@@ -28,7 +27,7 @@ class Prefix:
     @property
     def options(self) -> dict[str, Any]:
         """By the names of the schema."""
-        return {"prefix": self.n}
+        return {"prefix": whole("n of masks.prefix", self.n)}
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,9 +52,10 @@ class Chunks:
     @property
     def options(self) -> dict[str, Any]:
         """By the names of the schema."""
-        if self.size < 1:
-            raise ArgumentError(f"masks.chunks has size {self.size}; at least 1 is allowed")
-        return {"chunk": self.size}
+        size = whole("size of masks.chunks", self.size)
+        if size < 1:
+            raise ArgumentError(f"masks.chunks has size {size}; at least 1 is allowed")
+        return {"chunk": size}
 
 
 _VALUES = (Prefix, Documents, Chunks)
@@ -70,7 +70,7 @@ def prefix(n: int) -> Prefix:
     >>> prefix(2)
     Prefix(n=2)
     """
-    return Prefix(operator.index(n))
+    return Prefix(whole("n of masks.prefix", n))
 
 
 def documents(q_ids: Any, kv_ids: Any = None) -> Documents:
@@ -97,7 +97,7 @@ def chunks(size: int) -> Chunks:
     >>> chunks(128)
     Chunks(size=128)
     """
-    return Chunks(operator.index(size))
+    return Chunks(whole("size of masks.chunks", size))
 
 
 def split(mask: Any) -> dict[str, Any]:

@@ -11,18 +11,17 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from ._calls import run
+from ._calls import result_dtype, run
 from ._library import library
 from .array_types import (
     Array,
     array_type_of,
-    dtype_name,
     is_torch,
     torch_call,
     torch_checked,
 )
-from .errors import ArgumentError
-from .options import layout_of
+from .errors import ArgumentError, DTypeError, kind_of, shown
+from .layouts import layout_of
 
 
 def merge(
@@ -60,12 +59,18 @@ def merge(
     >>> bool(np.allclose(o, fulmen.attention(q, k, v)))
     True
     """
-    parts = list(parts)
+    try:
+        parts = list(parts)
+    except Exception:  # no list, or an iterator that fails
+        raise DTypeError(f"parts is {shown(parts)}; pairs (o, lse) are expected") from None
     if not parts:
         raise ArgumentError("parts is empty; at least one pair (o, lse) is expected")
     for index, part in enumerate(parts):
         if not isinstance(part, (tuple, list)) or len(part) < 2:
-            raise ArgumentError(f"parts[{index}] is no pair (o, lse), but {type(part).__name__}")
+            raise ArgumentError(f"parts[{index}] is no pair (o, lse), but {kind_of(part)}")
+        for name, x in zip(("o", "lse"), part):
+            if not hasattr(x, "shape"):
+                raise DTypeError(f"{name} of parts[{index}] is {shown(x)}; an array is expected")
     parts = [tuple(part)[:2] for part in parts]
     if is_torch(parts[0][0]):
         merged: tuple[Array, Array] = torch_call("merge")(
@@ -95,7 +100,7 @@ def merge_arrays(
     where = array_type.stream(first, stream), array_type
     shape = axes.check(first, "o of a part")
     own = array_type.dtype(first)
-    dtype = own if out_dtype is None else array_type.dtype_named(dtype_name(out_dtype))
+    dtype = own if out_dtype is None else result_dtype(array_type, own, out_dtype)
     with array_type.on(where[0], first):
         o = array_type.empty(shape, dtype, first)
         lse = array_type.empty(axes.lse_shape(shape), array_type.dtype(first_lse), first)

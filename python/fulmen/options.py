@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The options of a call: from keywords to one value, the bytes of fulmen_problem.
 
-keywords.py lists the keywords; the schema of the library (_library) lists
-the fields that they become, with type, default and what is allowed. Here is only what differs
-between the two: `window=` and `rng=` are two fields each, `mask=` stands for several, `layout=`
-names the axes of arrays and is no field.
+keywords.py lists the keywords; the schema of the library (_library) lists the fields that they
+become, with type, default and what is allowed. Here is only what differs between the two:
+`window=` and `rng=` are two fields each, `mask=` stands for several, `layout=` names the axes of
+arrays and is no field.
 """
 
 from __future__ import annotations
@@ -23,75 +23,27 @@ import numpy as np
 
 from . import masks
 from ._library import announce_nvrtc, schema
-from .array_types import HOST, NO_STREAM, Array, NumpyType, array_type_of, torch_checked
-from .errors import ArgumentError, DTypeError, Error, ShapeError
-from .keywords import KEYWORDS
-
-
-class Layout(NamedTuple):
-    """The axes of q, k, v, o and their gradients, in order."""
-
-    name: str
-    rank: int
-    rows_before_heads: bool
-
-    @property
-    def code(self) -> int:
-        """As the library reads it."""
-        return 2 * self.rank + self.rows_before_heads
-
-    def lse_shape(self, q_shape: tuple[int, ...]) -> tuple[int, ...]:
-        """The shape of lse: (batch, head, row) without the axes that the layout leaves out."""
-        if self.rows_before_heads:
-            return (*q_shape[:-3], q_shape[-2], q_shape[-3])
-        return tuple(q_shape[:-1])
-
-    def check(self, x: Array, name: str) -> tuple[int, ...]:
-        """The shape of x, which must have the axes of the layout."""
-        try:
-            shape: tuple[int, ...] = x.shape
-        except AttributeError:
-            raise DTypeError(
-                f"{name} is {type(x).__name__}, not an array (NumPy, PyTorch, JAX: anything with "
-                "DLPack)"
-            ) from None
-        if len(shape) != self.rank:
-            others = [other.name for other in LAYOUTS.values() if other.rank == len(shape)]
-            nearest = f": layout={' or '.join(map(repr, others))} has that many" if others else ""
-            raise ShapeError(
-                f"{name} has {len(shape)} axes {tuple(shape)}; layout={self.name!r} names "
-                f"{self.rank}{nearest}"
-            )
-        return shape
-
-    def check_all(self, q: Array, k: Array, v: Array) -> None:
-        """Each of the three must have them."""
-        for x, name in ((q, "q"), (k, "k"), (v, "v")):
-            self.check(x, name)
-
-
-LAYOUTS = {
-    "bhsd": Layout("bhsd", 4, False),
-    "bshd": Layout("bshd", 4, True),
-    "hsd": Layout("hsd", 3, False),
-    "shd": Layout("shd", 3, True),
-    "sd": Layout("sd", 2, False),
-}
-
-
-def layout_of(name: Any, packed: bool = False) -> Layout:
-    """The layout with a name; packed sequences have rank 3."""
-    if not isinstance(name, str) or name not in LAYOUTS:
-        raise ArgumentError(f"layout is {name!r}; allowed are {', '.join(map(repr, LAYOUTS))}")
-    if not packed:
-        return LAYOUTS[name]
-    if name == "bhsd":  # the default: packed sequences are (total, heads, dim)
-        name = "shd"
-    if LAYOUTS[name].rank != 3:
-        raise ArgumentError(
-            f"layout is {name!r}; sequences packed by cu_q are 'shd' (total, heads, dim) or 'hsd'"
-        )
-    return LAYOUTS[name]
+from .array_types import (
+    HOST,
+    NO_STREAM,
+    Array,
+    NumpyType,
+    array_type_of,
+    dtype_name,
+    torch_checked,
+)
+from .errors import (
+    ArgumentError,
+    DTypeError,
+    Error,
+    flag,
+    kind_of,
+    one_of,
+    shown,
+    whole,
+)
+from .keywords import KEYWORDS, hint
+from .layouts import Layout, layout_of
 
 
 def option_rows() -> dict[str, dict[str, Any]]:
@@ -178,14 +130,14 @@ def settings_of(given: tuple[tuple[str, Any], ...] = (), packed: bool = False) -
 def _fields(values: dict[str, Any]) -> dict[str, Any]:
     """By the names of the schema, from keywords."""
     if "window" in values:
-        sides = window_sides(values.pop("window"), values.get("causal"))
+        is_causal = flag("causal", values.get("causal", False))
+        sides = window_sides(values.pop("window"), is_causal)
         rows = schema().options
         values.update({x: _integer("window", side, rows[x]) for x, side in sides.items()})
-    if values.get("rng") is not None or values.get("dropout_p"):
-        values["rng_seed"], values["rng_offset"] = philox(
-            values.get("rng"), _real("dropout_p", values.get("dropout_p") or 0.0, {})
-        )
-    values.pop("rng", None)
+    rng, dropout_p = values.pop("rng", None), values.get("dropout_p")
+    dropout_p = 0.0 if dropout_p is None else _real("dropout_p", dropout_p, {})
+    if rng is not None or dropout_p:
+        values["rng_seed"], values["rng_offset"] = philox(rng, dropout_p)
     return values
 
 
@@ -197,9 +149,11 @@ def window_sides(window: Any, causal: Any) -> dict[str, Any]:
         if len(window) != 2:
             raise ArgumentError(f"window has {len(window)} numbers; (left, right) has two")
         left, right = (-1 if side is None else side for side in window)
-    elif isinstance(window, (bool, str)):
-        raise DTypeError(f"window is {window}; None, an integer or (left, right) is expected")
     else:
+        if not isinstance(window, int) or isinstance(window, bool):  # NumPy's, or wrong
+            given = str(window) if isinstance(window, bool) else window
+            expected = "None, an integer or (left, right) is expected"
+            window = whole("window", given, expected=expected)
         left, right = window, (0 if causal and window >= 0 else window)
     return {"window_left": left, "window_right": right}
 
@@ -215,47 +169,40 @@ def philox(rng: Any, dropout_p: float) -> tuple[int, int]:
         return 0, 0
     try:
         seed, offset = (operator.index(number) for number in rng)
-    except (TypeError, ValueError):
-        raise DTypeError(f"rng is {rng!r}; (seed, offset), two integers, is expected") from None
+    except Exception:  # an iterator of the caller's may raise anything
+        raise DTypeError(
+            f"rng is {shown(rng)}; (seed, offset), two integers, is expected"
+        ) from None
     if not 0 <= seed < 2**64 or not 0 <= offset < 2**32:
         raise ArgumentError(
-            f"rng is {(seed, offset)}; the seed is at least 0 and below 2**64, the offset below "
-            "2**32"
+            f"rng is {shown((seed, offset))}; seeds are 0 to 2**64 - 1, offsets 0 to 2**32 - 1"
         )
     return seed, offset
 
 
 def _real(name: str, value: Any, row: dict[str, Any]) -> float:
     if not isinstance(value, Real):
-        raise DTypeError(f"{name} is {type(value).__name__}; a number is expected: float({name})")
-    number = float(value)
+        raise DTypeError(f"{name} is {kind_of(value)}; a number is expected: float({name})")
+    try:
+        number = float(value)
+    except Exception:  # an integer or a fraction that is too large
+        raise ArgumentError(f"{name} is {shown(value)}; a number of float64 is expected") from None
     if math.isnan(number) and row.get("default", 0.0) is None:
         raise ArgumentError(f"{name} is NaN; any number is allowed, and None for 1 / sqrt(dim)")
     return number
 
 
 def _flag(name: str, value: Any, row: dict[str, Any]) -> int:
-    if isinstance(value, (bool, np.bool_)) or (isinstance(value, int) and value in (0, 1)):
-        return int(value)
-    hint = "; alignment='top_left' or 'bottom_right' says which corner" if name == "causal" else ""
-    raise DTypeError(f"{name} is {value!r}; True or False is expected{hint}")
+    corner = "; alignment='top_left' or 'bottom_right' says which corner"
+    return flag(name, value, corner if name == "causal" else "")
 
 
 def _integer(name: str, value: Any, row: dict[str, Any]) -> int:
-    try:
-        number = operator.index(value)
-    except TypeError:
-        raise DTypeError(f"{name} is {value!r}; an integer is expected") from None
-    least, most = (0, 2**64) if row["type"] == "uint64" else (-(2**63), 2**63)
-    if not least <= number < most:
-        raise ArgumentError(f"{name} is {number}; a 64-bit integer is expected")
-    return number
+    return whole(name, value, 0, 2**64) if row["type"] == "uint64" else whole(name, value)
 
 
 def _choice(name: str, value: Any, row: dict[str, Any]) -> int:
-    if isinstance(value, str) and value in row["choices"]:
-        return int(row["choices"].index(value))
-    raise ArgumentError(f"{name} is {value!r}; allowed are {', '.join(map(repr, row['choices']))}")
+    return int(row["choices"].index(one_of(name, value, row["choices"])))
 
 
 _CHECKS: dict[str, Any] = {
@@ -274,7 +221,7 @@ def check_keywords(options: Mapping[str, Any]) -> None:
     """
     for name in options:
         if name not in KEYWORDS:
-            raise TypeError(f"{name!r} is no keyword here; help(fulmen.attention) lists them")
+            raise TypeError(f"{name!r} is no keyword here; {hint(name)}")
 
 
 # A call, as the library reads it: options, inputs, and where it runs. Each call makes one.
@@ -321,7 +268,7 @@ def prepare(q: Array, k: Array, v: Array, options: Mapping[str, Any]) -> Prepare
     layout = settings.layout
     try:
         fits = len(q.shape) == len(k.shape) == len(v.shape) == layout.rank
-    except AttributeError:
+    except (AttributeError, TypeError):
         fits = False
     if not fits:
         layout.check_all(q, k, v)
@@ -342,7 +289,7 @@ def _split(
         index = arrays.at.get(name)
         if index is not None:
             is_list = name in arrays.are_integers and value is not None
-            inputs[index] = _beside(qkv[0], value, on_gpu) if is_list else value
+            inputs[index] = _beside(qkv[0], name, value, on_gpu) if is_list else value
         elif name == "rng" and value is not None and type(value) is not tuple:
             numbers, inputs[arrays.rng] = _rng_array(value, on_gpu)
             values.append((name, numbers))
@@ -369,25 +316,30 @@ def _where(q: Array, stream: Any) -> tuple[tuple[int, type[NumpyType]], bool]:
     return (array_type.stream(q, stream), array_type), on_gpu
 
 
-def _beside(q: Array, x: Any, on_gpu: bool) -> Array:
+def _beside(q: Array, name: str, x: Any, on_gpu: bool) -> Array:
     """Integers as an array; those of a list go where q is, an array of the caller stays."""
-    made = integers(x)
+    made = integers(x, name)
     return made if made is x or not on_gpu else array_type_of(q, "q").moved(made, q)
 
 
 def _rng_array(rng: Any, on_gpu: bool) -> tuple[Any, Array]:
     """What `rng=` says as two numbers, and the array that the library reads instead of them."""
-    if tuple(getattr(rng, "shape", ())) != (2,) or not hasattr(rng, "__dlpack__"):
+    if getattr(rng, "shape", ()) != (2,) or not hasattr(rng, "__dlpack__"):
         return rng, None
     if on_gpu:
         return (0, 0), rng
+    if dtype_name(rng.dtype) not in ("int64", "uint64", "int32", "uint32"):
+        raise DTypeError(f"rng is {kind_of(rng)}; an int64 array of seed and offset is expected")
     seed, offset = (int(number) for number in rng)
     return (seed % 2**64, offset), None
 
 
-def integers(x: Any) -> Array:
+def integers(x: Any, name: str = "an array") -> Array:
     """An array of integers from an array or a list of Python's integers."""
     if not isinstance(x, (list, tuple)):
         return x
-    made = np.asarray(x)
+    try:
+        made = np.asarray(x)
+    except Exception:  # lists of several lengths, tensors of a GPU
+        raise DTypeError(f"{name} is {shown(x)}; a list of integers is expected") from None
     return made if made.size else made.astype(np.int64)

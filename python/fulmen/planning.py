@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 from ._calls import backward_arrays, call, call_exported, forward_results, run
 from ._library import library, schema, text_of
 from .array_types import HOST, NO_STREAM, Array, OtherType, array_type_of
-from .errors import ArgumentError, DTypeError, UnsupportedError
+from .errors import ArgumentError, DTypeError, UnsupportedError, one_of, shown, text, words
 from .functional import Forward, Gradients, finished, handed_over
-from .inspection import Explanation, Target, target_of
+from .inspection import OPERATIONS, Explanation, Target, target_of
 from .keywords import Options, takes
 from .options import Prepared, integers, prepare
 
@@ -91,14 +91,17 @@ class Plan:
         return Explanation.parse(text_of(library().plan_explain, self._handle(operation)))
 
     def _handle(self, operation: str) -> int:
-        if operation not in ("forward", "backward"):
-            raise ArgumentError(f"operation is {operation!r}; allowed are 'forward', 'backward'")
+        operation = one_of("operation", operation, OPERATIONS)
         if operation == "backward" and not self._need:
             raise ArgumentError("the plan was made with need=(): it has no backward pass")
         return self._handles[operation == "backward"]
 
     def _leading(self, operation: int, workspace: Array, rebound: Prepared) -> tuple[Any, ...]:
         size = self._workspace_bytes[operation]
+        if workspace is not None and not hasattr(workspace, "__dlpack__"):
+            raise DTypeError(
+                f"workspace is {shown(workspace)}; a vector of workspace_bytes bytes is expected"
+            )
         if workspace is None and size:
             _, (q, *_), (stream, array_type) = rebound
             if array_type.device(q) != HOST:  # its allocator knows which stream may reuse it
@@ -131,7 +134,7 @@ class Plan:
                     f"{name} is {'missing' if x is None else 'given'} and the plan was made "
                     f"{'with' if x is None else 'without'} it"
                 )
-            inputs[index] = integers(x)
+            inputs[index] = integers(x, name)
         array_type = array_type_of(q, "q")
         return settings, tuple(inputs), (array_type.stream(q, stream), array_type)
 
@@ -251,8 +254,7 @@ def plan(
     """
     if array_type_of(q, "q") is OtherType and out is not None:
         raise UnsupportedError("plan takes out= for NumPy and PyTorch arrays; pass out=None")
-    names = (need,) if isinstance(need, str) else tuple(need)
+    names = words("need", need, "('q', 'k', 'v')")
     target = target_of(device, device_name, without)
-    if not isinstance(tile, str):
-        raise DTypeError(f"tile is {tile!r}; a text such as 'kv_rows=80 stages=2' is expected")
+    tile = text("tile", tile, "kv_rows=80 stages=2")
     return Plan(prepare(q, k, v, options), names, out, out_dtype, target, tile)

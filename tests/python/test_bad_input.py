@@ -40,6 +40,7 @@ BAD: dict[str, tuple[dict[str, Any], type[fulmen.Error], str]] = {
     "q has three axes": ({"q": Q[0]}, SHAPE, "q has 3 axes"),
     "k has three axes": ({"k": KV[0]}, SHAPE, "k has 3 axes"),
     "q is integers": ({"q": Q.astype(np.int32)}, DTYPE, "q is int32"),
+    "q is of long doubles": ({"q": Q.astype(np.longdouble)}, DTYPE, "q has dtype float128"),
     "q is complex": ({"q": Q.astype(np.complex64)}, DTYPE, "q has dtype complex64"),
     "q is uint16": ({"q": Q.astype(np.uint16)}, DTYPE, "q has dtype uint16"),
     "q is text": ({"q": np.full(Q.shape, "x")}, DTYPE, "q has dtype"),
@@ -76,7 +77,8 @@ BAD: dict[str, tuple[dict[str, Any], type[fulmen.Error], str]] = {
     "scale is NaN": ({"scale": NAN}, ARGUMENT, "scale is NaN"),
     "scale is infinite": ({"scale": INF}, ARGUMENT, "scale is inf"),
     "scale is text": ({"scale": "1"}, DTYPE, "scale is str"),
-    "scale is an array": ({"scale": array(1)}, DTYPE, "scale is ndarray"),
+    "scale is an array": ({"scale": array(1)}, DTYPE, "scale is ndarray of float32 (1,)"),
+    "scale is beyond float64": ({"scale": 2**1100}, ARGUMENT, "a number of float64"),
     "softcap is negative": ({"softcap": -1.0}, ARGUMENT, "softcap is -1"),
     "softcap is NaN": ({"softcap": NAN}, ARGUMENT, "softcap is nan"),
     "dropout above 1": ({"dropout_p": 1.5, "rng": (0, 0)}, ARGUMENT, "dropout_p is 1.5"),
@@ -87,6 +89,17 @@ BAD: dict[str, tuple[dict[str, Any], type[fulmen.Error], str]] = {
     "seed is negative": ({"dropout_p": 0.5, "rng": (-1, 0)}, ARGUMENT, "rng is (-1, 0)"),
     "offset is too large": ({"dropout_p": 0.5, "rng": (0, 2**32)}, ARGUMENT, "2**32"),
     # masks
+    "causal is an array": ({"causal": Q}, DTYPE, "causal is ndarray of float32 (2, 4, 6, 8)"),
+    "dropout is an array": ({"dropout_p": Q}, DTYPE, "dropout_p is ndarray"),
+    "rng of floats": ({"dropout_p": 0.5, "rng": np.ones(2)}, DTYPE, "an int64 array"),
+    "backend is an array": ({"backend": Q}, ARGUMENT, "backend is ndarray"),
+    "layout is an array": ({"layout": Q}, ARGUMENT, "layout is ndarray"),
+    "return_lse is an array": ({"return_lse": Q}, DTYPE, "return_lse is ndarray"),
+    "o has no memory": (
+        {"q": np.broadcast_to(Q[:, :, :1], (2, 4, 1 << 50, 8)), "out": None},
+        fulmen.OutOfMemoryError, "has no memory",
+    ),
+    "size of chunks is text": ({"mask": masks.Chunks("x")}, DTYPE, "size of masks.chunks is 'x'"),  # type: ignore[arg-type]
     "causal is text": ({"causal": "top_left"}, DTYPE, "alignment="),
     "alignment is unknown": ({"alignment": "top"}, ARGUMENT, "'top_left'"),
     "window right of the diagonal": (
@@ -94,6 +107,9 @@ BAD: dict[str, tuple[dict[str, Any], type[fulmen.Error], str]] = {
     ),
     "window below -1": ({"window": (-2, 0)}, ARGUMENT, "window_left is -2"),
     "window of three": ({"window": (1, 2, 3)}, ARGUMENT, "window has 3"),
+    "window is an array": (
+        {"causal": True, "window": np.arange(2)}, DTYPE, "window is ndarray of int64 (2,); None",
+    ),
     "window is a float": ({"window": 1.5}, DTYPE, "window is 1.5"),
     "window beyond 64 bits": ({"window": 2**70}, ARGUMENT, "64-bit"),
     "mask does not broadcast": ({"mask": np.ones((6, 8), bool)}, SHAPE, "mask has shape (6, 8)"),
@@ -113,6 +129,11 @@ BAD: dict[str, tuple[dict[str, Any], type[fulmen.Error], str]] = {
     ),
     # arrays beside
     "bias does not broadcast": ({"bias": array(3, 6, 9)}, SHAPE, "bias"),
+    "bias of NumPy's float64": (
+        {"bias": np.zeros((6, 9))}, DTYPE, "or (with float64 q) float64: convert it to float32",
+    ),
+    "bias is a number": ({"bias": 3}, DTYPE, "bias is not an array"),
+    "lengths of several lengths": ({"kv_lengths": [[1], [2, 3]]}, DTYPE, "a list of integers"),
     "bias of another dtype": ({"bias": array(6, 9, dtype=np.float16)}, DTYPE, "bias"),
     "slopes of another length": ({"alibi_slopes": array(3)}, SHAPE, "(head = 4) is needed"),
     "sinks of another length": ({"sinks": array(3)}, SHAPE, "sinks"),
@@ -187,6 +208,9 @@ def judge(error: fulmen.Error, kind: type[fulmen.Error], words: str) -> None:
 GOOD = fulmen.attention_forward(Q, KV, KV)
 BAD_BACKWARD: dict[str, tuple[dict[str, Any], type[fulmen.Error], str]] = {
     "need nothing": ({"need": ()}, ARGUMENT, "gradient"),
+    "need is a number": ({"need": 3}, DTYPE, "need is 3; a list of words such as ('q', 'k', 'v')"),
+    "need holds a number": ({"need": ("q", 3)}, DTYPE, "need is ('q', 3)"),
+    "stats is missing": ({"stats": None}, DTYPE, "stats_or_lse is None"),
     "need is unknown": ({"need": ("w",)}, ARGUMENT, "'w'"),
     "need bias without one": ({"need": ("bias",)}, ARGUMENT, "bias is not given"),
     "need sinks without them": ({"need": "sinks"}, ARGUMENT, "need"),
@@ -215,6 +239,14 @@ def test_backward(name: str) -> None:
 BAD_MERGE: dict[str, tuple[dict[str, Any], type[fulmen.Error], str]] = {
     "no parts": ({"parts": []}, ARGUMENT, "at least one"),
     "a part is an array": ({"parts": [Q]}, ARGUMENT, "parts[0] is no pair"),
+    "parts is a number": ({"parts": 3}, DTYPE, "parts is 3; pairs (o, lse) are expected"),
+    "lse of a part is missing": ({"parts": [(Q, None)]}, DTYPE, "lse of parts[0] is None"),
+    "o of a later part is a list": (
+        {"parts": [(Q, GOOD.lse), ([1.0], GOOD.lse)]}, DTYPE, "o of parts[1] is [1.0]",
+    ),
+    "out_dtype is unknown": (
+        {"parts": [(Q, GOOD.lse)], "out_dtype": "float16"}, DTYPE, "allowed is float32",
+    ),
     "a part without lse": ({"parts": [(Q,)]}, ARGUMENT, "parts[0] is no pair"),
     "parts of other shapes": (
         {"parts": [(Q, GOOD.lse), (Q[:, :, :5], GOOD.lse[:, :, :5])]}, SHAPE, "part",
@@ -236,9 +268,68 @@ def test_merge(name: str) -> None:
     judge(caught.value, error, words)
 
 
-def test_a_word_that_is_no_option() -> None:
-    with pytest.raises(TypeError, match="is_causal"):
-        fulmen.attention_forward(Q, KV, KV, is_causal=True)  # type: ignore[call-arg]
+# Functions beside the attention calls; the class; words of the sentence.
+BAD_BESIDE: dict[str, tuple[Any, type[fulmen.Error], str]] = {
+    "device_name with NUL": (
+        lambda: fulmen.explain(Q, KV, KV, device_name="h1\0"), ARGUMENT, "without NUL",
+    ),
+    "device_name of half a character": (
+        lambda: fulmen.explain(Q, KV, KV, device_name="\ud800"), ARGUMENT, "UTF-8",
+    ),
+    "device beyond 31 bits": (lambda: fulmen.plan(Q, KV, KV, device=2**32), ARGUMENT, "device is"),
+    "operation is an array": (
+        lambda: fulmen.explain(Q, KV, KV, operation=Q), ARGUMENT, "operation is ndarray",  # type: ignore[arg-type]
+    ),
+    "without is a number": (lambda: fulmen.plan(Q, KV, KV, without=3), DTYPE, "without is 3"),  # type: ignore[arg-type]
+    "tile is bytes": (lambda: fulmen.plan(Q, KV, KV, tile=b"x"), DTYPE, "tile is b'x'"),  # type: ignore[arg-type]
+    "workspace is a number": (
+        lambda: fulmen.plan(Q, KV, KV, need=()).forward(Q, KV, KV, workspace=3), DTYPE,
+        "workspace is 3",
+    ),
+    "a prefix of a half": (lambda: masks.prefix(0.5), DTYPE, "n of masks.prefix is 0.5"),  # type: ignore[arg-type]
+    "rows of a matrix are text": (lambda: fulmen.dense_mask("a", 3), DTYPE, "sq is 'a'"),  # type: ignore[arg-type]
+    "a matrix without memory": (
+        lambda: fulmen.dense_mask(1 << 40, 1 << 20), fulmen.OutOfMemoryError, "has no memory",
+    ),
+    "problems is a number": (lambda: fulmen.warmup(3), DTYPE, "problems is 3"),  # type: ignore[arg-type]
+    "a problem is text": (lambda: fulmen.warmup(["q"]), DTYPE, "a problem is 'q'"),  # type: ignore[list-item]
+    "an extent of 22 digits": (
+        lambda: fulmen.warmup([{"q": (1, 1, 10**21, 8), "k": (1,), "v": (1,), "backend": "cpu"}]),
+        ARGUMENT, "a 64-bit integer",
+    ),
+    "a shape beyond memory": (
+        lambda: fulmen.warmup([{"q": (1, 1, 2**62, 8), "k": (1,), "v": (1,), "backend": "cpu"}]),
+        SHAPE, "no memory has 2^62 bytes",
+    ),
+    "path is a number": (lambda: fulmen.load_bundle(3), DTYPE, "path is 3"),  # type: ignore[arg-type]
+    "path obeyed by a terminal": (
+        lambda: fulmen.load_bundle("\x1b[31m"), fulmen.Error, "the bundle \\x1b[31m",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BAD_BESIDE)
+def test_beside(name: str) -> None:
+    call, error, words = BAD_BESIDE[name]
+    with pytest.raises(error) as caught:
+        call()
+    judge(caught.value, type(caught.value) if error is fulmen.Error else error, words)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("is_causal", "here it is causal=True; torch's corner is alignment='top_left'"),
+        ("attn_mask", "mask= a boolean array, or bias= an array that is added"),
+        ("softmax_scale", "here it is scale="),
+        ("casual", "here it is causal="),
+        ("zzz", "help(fulmen.attention) lists them"),
+    ],
+)
+def test_a_word_that_is_no_option(name: str, words: str) -> None:
+    with pytest.raises(TypeError, match=f"'{name}' is no keyword here") as caught:
+        fulmen.attention(Q, KV, KV, **{name: True})
+    assert words in str(caught.value)
 
 
 @pytest.mark.parametrize(

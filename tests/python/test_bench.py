@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fulmen.cli import bench
+from fulmen.cli import ablation, bench
 from fulmen.cli.main import main
-from fulmen.lab.benchmark import cells, fma_peak, machine, page, peers_other, reference, timing
+from fulmen.lab.benchmark import cells, fma_peak, machine, page, peers_other, plots, reference, timing
 from fulmen.lab.benchmark.cells import GRIDS, Cell
 from fulmen.lab.benchmark.reference import Truth
 from fulmen.lab.benchmark.sides import MissingError, NaiveNumpy, Side, Tensors
@@ -36,6 +36,10 @@ def test_a_tiny_grid(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert main([*TINY, "-o", str(tmp_path), "--peers", "naive", "flashinfer"]) == 0
     text = capsys.readouterr().out
     assert "flashinfer is left out" in text
+    assert "forward float32 1x4x96x16 causal" in text
+    assert "GFLOP/s" in text
+    tables = text[: text.index("flashinfer is left out")]
+    assert max(map(len, tables.splitlines())) <= 80
     (path,) = tmp_path.glob("*-cpu-*.jsonl")
     records = [json.loads(line) for line in path.read_text().splitlines()]
     ours = [r for r in records if r["who"] == "fulmen"]
@@ -53,6 +57,15 @@ def test_a_tiny_grid(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         assert math.isclose(r["tflops"], flops / r["p50_ms"] / 1e9, rel_tol=1e-6)
     html = path.with_suffix(".html").read_text()
     assert html.count("<tr") == len(records) + 1
+    assert "GFLOP/s" in html
+    drawn = sorted(path.stem for path in tmp_path.glob("*.svg"))
+    assert drawn == sorted(path.stem for path in tmp_path.glob("*.png"))
+    if drawn:
+        assert len(drawn) >= 4  # forward and backward, full and causal; memory where it is told
+        assert html.count("<svg") == len(drawn)
+    else:
+        assert plots.NO_PLOTS in html
+        assert plots.NO_PLOTS in text
     assert not re.search(r"(src|href)=.?https?:", html)  # one file that loads nothing
 
 
@@ -171,6 +184,14 @@ def test_a_side_that_fails_stops_nothing(capsys: pytest.CaptureFixture[str]) -> 
     )
 
 
+def test_a_cell_says_what_runs_in_it() -> None:
+    told: list[str] = []
+    timer = timing.CpuTimer(2)
+    timer.tell = told.append
+    timer.burst({"a": lambda: None})
+    assert told == ["a, warming up", "a, round 1 of 2", "a, round 2 of 2"]
+
+
 def test_peers_that_are_not_here_say_so() -> None:
     with pytest.raises(MissingError, match="no_such_package does not load"):
         peers_other.load("no_such_package")
@@ -210,11 +231,34 @@ def test_the_page_plots_every_group() -> None:
         for dim in (64, 128) for causal in (False, True) for who in ("fulmen", "naive", "<fa3>")
         for rows in (512, 1024)
     ]  # fmt: skip
-    text = page.page(records, "title <1>", "note")
+    drawn = plots.over_lengths(records)
+    text = page.page(records, "title <1>", "note", drawn, page.columns(records))
     assert text.count("<svg") == 5  # four groups, and memory
-    assert text == page.page(records, "title <1>", "note")
+    assert drawn == plots.over_lengths(records)
+    assert drawn[0].name == "forward-bfloat16-d-64-full"
     assert "<fa3>" not in text
     assert "title &lt;1&gt;" in text
+
+
+def test_the_page_of_an_ablation_plots_the_ladder_and_each_kernel(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
+    base = {**dict.fromkeys(FIELDS), "who": "fulmen", "versions": {"fulmen": "0"}}
+    records = [
+        {**base, "implementation": name, "without": without, "tflops": 100.0 * ratio,
+         "ratio": ratio, "p50_ms": 1.0, "max_error": 1e-3}
+        for name, without, ratio in (
+            ("sm80", "", 1.0), ("sm80", "swizzle", 0.4), ("sm90", "", 1.0), ("sm90", "overlap", 0.9)
+        )
+    ]  # fmt: skip
+    lines = tmp_path / "x.jsonl"
+    drawn = plots.of_optimisations(records)
+    made = page.write(lines, records, "ablation", drawn, ablation.COLUMNS)
+    assert [plot.name for plot in drawn] == ["the-ladder-of-kernels", "sm80-without", "sm90-without"]
+    assert made[0] == "x.html"
+    assert (tmp_path / "x-sm80-without.png").read_bytes().startswith(b"\x89PNG")
+    text = (tmp_path / "x.html").read_text()
+    assert text.count("<svg") == 3
+    assert text.index("of whole") < text.index("p50 ms")
 
 
 @pytest.mark.skipif(shutil.which("ptxas") is None, reason="no assembler of PTX")

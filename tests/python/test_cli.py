@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import subprocess
@@ -15,43 +14,13 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from conftest import program
 from safetensors.numpy import load_file, save_file
 
 import fulmen
-from fulmen.cli.main import main
 
 DATA = Path(__file__).resolve().parents[2] / "examples" / "data"
 DECODER, ENCODER = DATA / "decoder.safetensors", DATA / "encoder.safetensors"
-
-
-def program(*arguments: Any, **environment: str) -> Any:
-    """The program in a process of its own."""
-    return subprocess.run(
-        [sys.executable, "-m", "fulmen", *map(str, arguments)],
-        env={**os.environ, **environment}, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-
-
-@pytest.fixture
-def command(capsys: pytest.CaptureFixture[str]) -> Any:
-    """Runs the program in this process; what it printed, or with code 2 its one sentence."""
-
-    def run(*arguments: Any, code: int = 0) -> Any:
-        try:
-            returned = main([str(word) for word in arguments])
-        except SystemExit as ended:  # argparse
-            returned = int(ended.code or 0)
-        out, err = capsys.readouterr()
-        assert returned == code, out + err
-        if code == 2:
-            assert out == ""
-            assert err.startswith("fulmen")
-            assert err.count("\n") == 1, err
-            return err
-        assert "\x1b" not in out
-        return json.loads(out) if "--json" in arguments else out
-
-    return run
 
 
 def random_file(path: Path, metadata: dict[str, str] | None = None, **changes: Any) -> Path:
@@ -229,8 +198,11 @@ def test_names_in_a_file_do_not_reach_the_terminal(command: Any, tmp_path: Path)
         (("run", "--dtype", "int8"), "int8"),
         (("run", "--prefix", "layer9"), "layer9"),
         (("run", "--repeat", "-1"), "--repeat"),
-        (("run", "--implementation", "sm90"), "host memory"),
-        (("run", "--backend", "cuda"), "host memory"),
+        (("run", "--implementation", "sm90", "--backend", "cpu"), "allowed there are auto, scalar"),
+        (
+            ("run", "--implementation", "tiled", "--backend", "cuda"),
+            "allowed there are auto, naive",
+        ),
         (("run", "-o", "/nowhere/at/all"), "/nowhere/at is no folder"),
         (("run", "-o", "/"), "/ is a folder"),
         (("run", "--only", "q"), "fulmen run: unrecognized arguments: --only"),
@@ -240,6 +212,9 @@ def test_names_in_a_file_do_not_reach_the_terminal(command: Any, tmp_path: Path)
         (("verify", "--backend", "cpu", "--implementation", "simt"), "tiled"),
         (("verify", "--backend", "metal"), "metal"),
         (("explain", "8x8"), "BATCHxHEADSxROWSxDIM"),
+        (("explain", f"1x1x{10**21}x64"), "BATCHxHEADSxROWSxDIM"),
+        (("explain", "1x1x8x64", "--kv-rows", 10**21), "a 64-bit integer"),
+        (("explain", f"1x1x{10**17}x1024"), "no memory has 2^62 bytes"),
         (("explain", "1x3x8x64", "--kv-heads", "2"), "multiple"),
         (("explain", "1x1x8x1000"), "576"),
         (("explain", "1x1x8x64", "--softcap", "-1"), "softcap"),
@@ -267,25 +242,6 @@ def test_explain_a_shape(command: Any) -> None:
     assert found["flops"] == pytest.approx(2.5 * 4 * 128 * 64 * 64 * 131072.0**2)
 
 
-def test_doctor_finds_everything_well(command: Any) -> None:
-    text = command("doctor")
-    assert "everything works" in text
-    found = command("doctor", "--json")
-    assert found["healthy"]
-    states = {f["what"]: f["state"] for f in found["findings"]}
-    assert states["scalar"] == states["tiled"] == states["libfulmen"] == "ok"
-
-
-def test_doctor_says_what_is_wrong(tmp_path: Path) -> None:
-    path = str(tmp_path / "libfulmen.so")
-    done = program("doctor", "--json", FULMEN_LIBRARY=path)
-    assert done.returncode == 1
-    found = json.loads(done.stdout)
-    bad = [f for f in found["findings"] if f["state"] == "problem"]
-    assert [f["what"] for f in bad] == ["libfulmen"]
-    assert path in bad[0]["found"]
-
-
 def test_verify_ends_with_the_counts(command: Any) -> None:
     text = command("verify", "decode_k3?", "--jobs", 2)
     last = text.strip().splitlines()[-1]
@@ -296,6 +252,26 @@ def test_verify_ends_with_the_counts(command: Any) -> None:
     assert found["failed"] == 0
     assert {run["implementation"] for run in found["runs"]} == {"scalar"}
     assert len(found["runs"]) == found["passed"] == int(match[1]) // 2
+
+
+def test_verify_groups_skips_and_ends_with_failures(
+    command: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fulmen.cli import verify
+
+    lines = [
+        ("a", "tiled", "skipped", 0.0, "dim 300 is beyond 256"),
+        ("b", "scalar", "skipped", 0.0, "dim 400 is beyond 256"),
+        ("c", "scalar", "skipped", 0.0, "no masks"),
+        ("d", "scalar", "failed", 2.5, "o: off"),
+    ]
+    monkeypatch.setattr(verify, "run_task", lambda task: lines)
+    text = command("verify", "decode_k31", "--jobs", 1, code=1).strip().splitlines()
+    assert "2 skipped (tiled, scalar): dim 300 is beyond 256" in text
+    assert "1 skipped (scalar): no masks" in text
+    failure = next(index for index, line in enumerate(text) if line.startswith("d "))
+    assert failure > text.index("1 skipped (scalar): no masks")
+    assert text[-1] == "0 passed, 1 failed, 3 skipped"
 
 
 def test_verify_fails_where_a_case_does(command: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -317,6 +293,15 @@ def test_a_process_has_no_traceback_and_the_exit_code(tmp_path: Path) -> None:
     assert done.stderr.count("\n") == 1
     assert "is not a whole safetensors file" in done.stderr
     assert program("explain", "1x1x8x8").returncode == 0
+
+
+def test_a_closed_output_is_one_sentence() -> None:
+    explain = f"{sys.executable} -m fulmen explain 1x1x8x8 >&-"
+    done = subprocess.run(["bash", "-c", explain], stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr == (
+        "fulmen: standard output is closed; send it somewhere, as to /dev/null\n"
+    )
 
 
 def test_version_and_help(command: Any) -> None:

@@ -11,8 +11,10 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 needs_emulator = pytest.mark.skipif(
@@ -37,7 +39,8 @@ def test_a_case_passes():
 
 @needs_emulator
 def test_explain_counts():
-    done = program("explain", "--count", "--implementation", "naive", "1x2x20x16", "--json")
+    words = ("--implementation", "naive", "--dtype", "float32", "1x2x20x16", "--json")
+    done = program("explain", "--count", *words)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     arrays = found["counted"]["arrays"]
@@ -45,6 +48,41 @@ def test_explain_counts():
     assert arrays["k"]["loaded_bytes"] >= 20 * 2 * 20 * 16 * 4  # one thread a row: no tiles
     assert arrays["q"]["stored_bytes"] == arrays["k"]["stored_bytes"] == 0
     assert found["model_bytes"]["naive"] == 4 * (4 * 2 * 20 * 16) + 16 * found["pairs"]
+
+
+@pytest.fixture
+def as_driver(tmp_path: Path) -> dict[str, str]:
+    """What makes a process find the emulator where it looks for libcuda.so.1."""
+    emulator = os.path.abspath(os.environ["FULMEN_EMULATOR"])
+    (tmp_path / "libcuda.so.1").symlink_to(emulator)
+    paths = [str(tmp_path), os.environ.get("LD_LIBRARY_PATH", "")]
+    return {
+        "LD_LIBRARY_PATH": os.pathsep.join(paths),
+        "FULMEN_NVRTC": emulator,
+        "FULMEN_CACHE_LIMIT": "0",
+    }
+
+
+@needs_emulator
+def test_run_copies_a_file_to_the_gpu(as_driver: dict[str, str], tmp_path: Path):
+    x = np.random.default_rng(0).standard_normal((4, 1, 2, 20, 16)).astype(np.float32)
+    tensors = dict(zip(("q", "k", "v", "do"), x))
+    np.savez(tmp_path / "x.npz", **tensors, bias=x[0, :, :, :20, :1] + x[1, :, :, :1, :1],
+             lengths=np.array([17]), causal=True)  # fmt: skip
+    words = ("run", str(tmp_path / "x.npz"), "--repeat", "1", "--implementation", "naive")
+    done = program(*words, **as_driver)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "copied to GPU 0, emulated GPU (sm_90a)" in done.stdout
+    assert "forward: naive on cuda" in done.stdout
+    assert done.stdout.count("within rule") == 6
+
+
+@needs_emulator
+def test_doctor_computes_on_the_gpu(as_driver: dict[str, str]):
+    done = program("doctor", **as_driver)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "everything works, on the CPU and on the GPU" in done.stdout
+    assert "gpu 0 sm90        ok" in done.stdout
 
 
 CLUSTER_OF_TWO = """

@@ -325,13 +325,30 @@ def test_a_machine_without_a_compiler_or_a_device_says_so(python: Any) -> None:
 
 
 def test_doctor(command: Any) -> None:
-    text = command("doctor")
-    for words in ("driver", "gpu 0", "gpu 1", "sm_90", "nvrtc", "cache", "everything works"):
+    """Everything is there, and nothing computes: this GPU is none (test_emulator has one)."""
+    text = command("doctor", code=1)
+    for words in ("driver", "gpu 0", "gpu 1", "sm_90", "nvrtc", "cache", "problems: see above"):
         assert words in text
-    data = json.loads(command("doctor", "--json"))
-    assert data["healthy"]
+    data = json.loads(command("doctor", "--json", code=1))
+    bad = [finding["what"] for finding in data["findings"] if finding["state"] == "problem"]
+    assert bad == [f"gpu 0 {name}" for name in ("naive", "simt", "sm80", "sm90", "auto")]
     broken = command("doctor", code=1, FULMEN_NVRTC="/nowhere/libnvrtc.so")
-    assert "problem" in broken
+    assert "1 problem: see above" in broken
+    assert "everything works" not in broken
+
+
+def test_run_means_the_gpu_where_one_is(command: Any) -> None:
+    """This driver cannot copy, so the sentence shows where `run` wanted to go."""
+    cannot = command("run", "--repeat", 1, code=1)
+    assert cannot == ""
+    said = command("run", "--backend", "cuda", code=2, FAKE_CUDA_DEVICES="0")
+    assert "no GPU to run on" in said
+    text = command("run", "--repeat", 1, FULMEN_NVRTC="/nowhere/libnvrtc.so")
+    assert "on the CPU; GPU 0 is left out: " in text
+    assert "forward: tiled on cpu" in text
+    said = command("run", "--backend", "cuda", code=2, FULMEN_NVRTC="/nowhere/libnvrtc.so")
+    assert "GPU 0 is left out: " in said
+    assert "on the CPU" in command("run", "--repeat", 1, "--implementation", "tiled")
 
 
 def test_explain_command(command: Any) -> None:
@@ -339,6 +356,10 @@ def test_explain_command(command: Any) -> None:
         text = command("explain", "2x8x1024x64", "--dtype", "bfloat16", *words)
         assert "kernel" in text
         assert "roofline" in text
+    text = command("explain", "2x8x1024x64")  # the GPU that is here, and its fast kernels
+    assert "2x8x1024x64 bfloat16, on Fake GPU 0 (sm_90a)" in text
+    assert "forward: sm90 on cuda" in text
+    assert "float32, on the CPU" in command("explain", "2x8x1024x64", "--backend", "cpu")
     data = json.loads(command("explain", "2x8x1024x64", "--device", "a100", "--json"))
     assert data["device"]["name"] == "a100"
     assert "voodoo2" in command("explain", "2x8x1024x64", "--device", "voodoo2", code=2)
@@ -352,7 +373,8 @@ def test_ablation_command(command: Any, tmp_path: Path) -> None:
     switches = {row["without"] for row in rows if row["implementation"] == "sm90"}
     assert {"", "ping_pong", "lazy_rescale", "full_blocks"} <= switches
     assert all(row["registers"] > 0 and row["tensor"] == 0 for row in rows)  # the fake's code
-    assert "without" in command(*words, "--implementation", "sm90")
+    text = command(*words, "--implementation", "sm90")
+    assert "not measured: of whole, p50 ms, TFLOP/s, error; the kernels of h100 are" in text
     assert "--output" in command(*words, "-o", tmp_path, code=2)
     said = command("ablation", "1x2x256x64", "--device", "t4", "--implementation", "sm90", code=2)
     assert "none of sm90" in said

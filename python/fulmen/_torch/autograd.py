@@ -18,8 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..layouts import LAYOUTS
 from ..merging import merge_arrays
-from ..options import LAYOUTS, Settings, names_of
+from ..options import Settings, names_of
 from . import guards, ops
 from .derivatives import (
     backward_cotangents,

@@ -33,7 +33,8 @@ from .._calls import Where, run
 from .._library import announce_nvrtc, raised_by, schema
 from ..array_types import CURRENT_STREAM, NO_STREAM, TorchType, torch_checked
 from ..errors import Error
-from ..options import LAYOUTS, Settings
+from ..layouts import LAYOUTS
+from ..options import Settings
 from . import guards
 
 _schema = schema()

@@ -8,6 +8,7 @@ import argparse
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
+from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,15 +16,16 @@ from typing import Any, NamedTuple
 import fulmen
 from fulmen.array_types import named_dtype, phantom
 from fulmen.inspection import optimisations
+from fulmen.lab.benchmark import page
 from fulmen.lab.benchmark.cells import ITEM_BYTES, Cell
-from fulmen.lab.benchmark.page import figure
-from fulmen.lab.benchmark.records import Record, Run, write_lines
+from fulmen.lab.benchmark.plots import NO_PLOTS, of_optimisations
+from fulmen.lab.benchmark.records import Record, Run, figure, write_lines
 from fulmen.lab.benchmark.reference import Truth
 from fulmen.lab.benchmark.sides import Answer, Fulmen, random_tensors
 from fulmen.lab.benchmark.timing import GpuTimer
 from fulmen.options import implementations
 
-from .arguments import positive, shape_of
+from .arguments import positive, shape_of, why_no_gpu
 from .output import ACCEPTABLE, BadInputError, Output
 
 DESCRIPTION = """\
@@ -33,9 +35,11 @@ code by class) and, on a GPU, its time and error. All answer the same arrays, in
 run. Without a GPU, or with --device NAME, the static part alone.
 """
 CLASSES = ("tensor", "arithmetic", "special", "conversion", "shared", "global", "local")
+MEASURED = (
+    ("of whole", "ratio"), ("p50 ms", "p50_ms"), ("TFLOP/s", "tflops"), ("error", "max_error"),
+)  # fmt: skip
 COLUMNS = (
-    ("kernel", "implementation"), ("without", "without"), ("p50 ms", "p50_ms"),
-    ("TFLOP/s", "tflops"), ("of whole", "ratio"), ("error", "max_error"),
+    ("kernel", "implementation"), ("without", "without"), *MEASURED,
     ("registers", "registers"), ("spilled B", "spill_bytes"), ("shared B", "shared_bytes"),
     ("blocks/SM", "blocks_per_multiprocessor"), *((name, name) for name in CLASSES),
 )  # fmt: skip
@@ -73,7 +77,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--device", metavar="NAME", help="of a GPU that need not be here, such as h100; its "
         "kernels are compiled and not run")  # fmt: skip
     add("--rounds", type=positive, default=5, metavar="N", help="rounds of each rung; 5")
-    add("-o", "--output", type=Path, metavar="FOLDER", help="write DATE-ablation-CARD.jsonl there")
+    add("-o", "--output", type=Path, metavar="FOLDER",
+        help="write DATE-ablation-CARD.jsonl, .html and plots there")  # fmt: skip
 
 
 def main(arguments: argparse.Namespace, output: Output) -> int:
@@ -82,8 +87,9 @@ def main(arguments: argparse.Namespace, output: Output) -> int:
     grid = "ablation-causal" if arguments.causal else "ablation"
     cell = Cell(grid, "forward", arguments.dtype, batch, heads, heads, rows, dim, arguments.causal)
     here = arguments.device is None and bool(fulmen.gpu_info()["devices"])
-    if arguments.output is not None and not here:
-        raise BadInputError("--output writes what a GPU measured; there is none, or it was named")
+    unmeasured = _why_unmeasured(arguments.device)
+    if arguments.output is not None and unmeasured:
+        raise BadInputError(f"--output writes what a GPU measured; {unmeasured}")
     names = arguments.implementation or implementations("cuda")
     target: dict[str, Any] = {"device": 0} if here else {"device_name": arguments.device or "h100"}
     ways = list(product(names, ((), *((one,) for one in optimisations()))))
@@ -91,20 +97,50 @@ def main(arguments: argparse.Namespace, output: Output) -> int:
         found = _rungs(cell, ways, target, lambda: advance(1))
     if not found:
         raise BadInputError(f"none of {', '.join(names)} takes {cell.name} on this GPU")
-    records = _measured(cell, found, arguments.rounds, output) if here else _described(found)
-    if arguments.output is not None:
-        path = write_lines(arguments.output, cell.grid, records)
-        output.line(f"written: {path}")
+    records = _described(found) if unmeasured else _measured(cell, found, arguments, output)
     if output.as_json:
         output.json(records)
-        return 0
     device = found[0].explanation["device"]
     output.line(f"{cell.name} on {device['name']} ({device['arch']})")
+    _report(records, unmeasured, output)
+    if arguments.output is not None:
+        _write(arguments.output, cell, records, output)
+    return 0
+
+
+def _why_unmeasured(named: str | None) -> str:
+    """What keeps the kernels from being timed here; "" where nothing does."""
+    if named is not None:
+        return f"the kernels of {named} are compiled and not run"
+    reason = why_no_gpu(fulmen.gpu_info())
+    if not reason and find_spec("torch") is None:
+        return "a GPU is timed with torch: pip install torch"
+    return reason
+
+
+def _report(records: list[Record], unmeasured: str, output: Output) -> None:
+    """The table, and a line for each kind of column that it lacks."""
     keys = [key for _, key in COLUMNS if any(r.get(key) is not None for r in records)]
     titles = [title for title, key in COLUMNS if key in keys]
     lines = [tuple(figure(r.get(key)) for key in keys) for r in records]
     output.table(titles, lines, lambda line: "" if line[1] else ACCEPTABLE)
-    return 0
+    if unmeasured:
+        what = ", ".join(title for title, _ in MEASURED)
+        output.line(f"not measured: {what}; {unmeasured}")
+    counted = {"registers", *CLASSES} - set(keys)
+    if counted:
+        missing = ", ".join(title for title, key in COLUMNS if key in counted)
+        output.line(f"not known: {missing}; no kernel of these has such instructions, or none was "
+                    "compiled: fulmen doctor says whether NVRTC is there")  # fmt: skip
+
+
+def _write(folder: Path, cell: Cell, records: list[Record], output: Output) -> None:
+    path = write_lines(folder, cell.grid, records)
+    plots = of_optimisations(records)
+    made = page.write(path, records, f"fulmen ablation: {cell.name}", plots, COLUMNS)
+    output.line(f"written: {path}, with {', '.join(made)}")
+    if not plots:
+        output.line(NO_PLOTS)
 
 
 def _rungs(
@@ -137,22 +173,23 @@ def _described(found: list[Rung]) -> list[Record]:
     return [{"implementation": rung.implementation, **rung.static()} for rung in found]
 
 
-def _measured(cell: Cell, found: list[Rung], rounds: int, output: Output) -> list[Record]:
+def _measured(
+    cell: Cell, found: list[Rung], arguments: argparse.Namespace, output: Output
+) -> list[Record]:
     """Times and errors of all, in random order."""
-    try:
-        torch: Any = import_module("torch")
-    except ImportError:
-        raise BadInputError("a GPU is timed with torch; pip install torch") from None
-    run, timer = Run("cuda"), GpuTimer(rounds)
+    torch: Any = import_module("torch")
+    run, timer = Run("cuda"), GpuTimer(arguments.rounds)
     tensors = random_tensors(cell, torch, "cuda")
     truth = Truth(cell, tensors, torch)
     answers: list[tuple[Answer, float]] = []
     with output.progress("running", len(found)) as advance:
         for rung in found:
+            advance(0, " without ".join(filter(None, (rung.implementation, *rung.without))))
             answer = Fulmen(rung.implementation, rung.without).answer(cell, tensors)
             answers.append((answer, truth.error(answer.results(answer.call()))))
             advance(1)
-    times = timer.burst({str(i): answer.call for i, (answer, _) in enumerate(answers)})
+        timer.tell = lambda now: advance(0, f"timing kernel {now} of {len(found)}")
+        times = timer.burst({str(i): answer.call for i, (answer, _) in enumerate(answers)})
     records: list[Record] = []
     whole: dict[str, float] = {}
     for i, (rung, (_, error)) in enumerate(zip(found, answers)):

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Container
 from pathlib import Path
 from typing import Any
@@ -75,6 +76,15 @@ def window(text: str) -> Any:
         raise argparse.ArgumentTypeError(str(error)) from error
 
 
+def why_no_gpu(gpu: dict[str, Any]) -> str:
+    """What keeps calls from a GPU of this machine, by fulmen.gpu_info(); "": nothing does."""
+    if not gpu["devices"]:
+        return str(gpu["driver_reason"] or "the driver finds no device")
+    if gpu["nvrtc"] or gpu["bundle"]:
+        return ""
+    return f"GPU 0 is left out: {gpu['nvrtc_reason']}"
+
+
 def shape_of(text: str) -> tuple[int, ...]:
     """Batch, heads, rows and dim.
 
@@ -82,7 +92,7 @@ def shape_of(text: str) -> tuple[int, ...]:
         BadInputError: SHAPE is not one.
     """
     parts = text.lower().split("x")
-    if len(parts) != 4 or not all(part.isdigit() for part in parts):
+    if len(parts) != 4 or not all(re.fullmatch(r"[0-9]{1,18}", part) for part in parts):
         raise BadInputError(
             f"SHAPE is {text!r}; BATCHxHEADSxROWSxDIM is expected, such as 2x8x1024x64"
         )

@@ -10,17 +10,18 @@ import math
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import fulmen
-from fulmen.lab.benchmark import machine, peers_other, peers_torch
+from fulmen.lab.benchmark import machine, page, peers_other, peers_torch
 from fulmen.lab.benchmark.cells import GRIDS, ITEM_BYTES, Cell
 from fulmen.lab.benchmark.fma_peak import FmaPeak
-from fulmen.lab.benchmark.page import figure, page
-from fulmen.lab.benchmark.records import Run, is_ours, write_lines
+from fulmen.lab.benchmark.plots import NO_PLOTS, over_lengths
+from fulmen.lab.benchmark.records import Run, figure, is_ours, rate_of, write_lines
 from fulmen.lab.benchmark.reference import Truth
 from fulmen.lab.benchmark.sides import (
     Answer,
@@ -39,8 +40,9 @@ from .output import ACCEPTABLE, BadInputError, Output
 
 DESCRIPTION = """\
 Times fulmen and other libraries on the same arrays, in one run, in random order with idle gaps and
-a flushed cache: only ratios within a cell count. Writes one JSON object a line, a table, and a page
-with plots. A library that is not installed is one line; it stops nothing.
+a flushed cache: only ratios within a cell count. With --output one JSON object a line, and a page
+with plots, which are also there as SVG and PNG: they need matplotlib, pip install 'fulmen[bench]'.
+A library that is not installed is one line; it stops nothing.
 """
 # By name; each makes its side when it is asked for.
 PEERS: dict[str, Callable[[], Side]] = {
@@ -88,7 +90,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--tune", type=Path, metavar="FILE", help="instead of a grid: search tiles of the Hopper "
         "forward for --rows and --dims, and write those that beat the rules as JSON")  # fmt: skip
     add("-o", "--output", type=Path, metavar="FOLDER",
-        help="write DATE-GRID-CARD.jsonl and .html there; the name also carries "
+        help="write DATE-GRID-CARD.jsonl, .html and plots there; the name also carries "
         "--implementation and --precision")  # fmt: skip
 
 
@@ -105,15 +107,16 @@ def main(arguments: argparse.Namespace, output: Output) -> int:
         found = []
         bench.compile(cells)
         with output.progress(f"grid {name}", len(cells)) as advance:
+            bench.say = lambda now: advance(0, now)
             for cell in cells:
                 if time.perf_counter() - start > arguments.seconds:
                     output.line(f"stopped after {arguments.seconds:g} s; not timed: {cell.name}")
                     break
                 found += bench.run(cell)
                 advance(1)
+        _tables(found, output)
         for line in bench.missing.values():
             output.line(line)
-        _table(found, output)
         if arguments.output is not None and found:
             named = (*(arguments.implementation or ()), *(arguments.precision or ()))
             _write(arguments.output, "-".join((name, *named)), found, output)
@@ -149,6 +152,7 @@ class Bench:
             BadInputError: no GPU, or no torch to time it with.
         """
         self.backend = backend
+        self.say: Callable[[str], None] = lambda now: None  # told what runs
         self.sustained = arguments.sustained and backend == "cuda"
         self.missing: dict[str, str] = {}
         self.peak: Any = None
@@ -202,6 +206,7 @@ class Bench:
 
     def run(self, cell: Cell) -> list[dict[str, Any]]:
         """The records of a cell: a row a side."""
+        self.timer.tell = lambda now: self.say(f"{cell.name}: {now}")
         device = "cpu" if self.backend == "cpu" else "cuda"
         tensors = random_tensors(cell, self.torch, device)
         truth = Truth(cell, tensors, np if self.torch is None else self.torch)
@@ -262,6 +267,7 @@ class Bench:
         try:
             if cell.option not in side.options:
                 raise MissingError(f"it is not asked for {cell.option} cells")
+            self.timer.tell(f"{side.name}, one call and its error")
             answer = side.answer(cell, tensors)
             answer.call()  # compiled and warm
             result, peak = self.timer.peak(answer.call)
@@ -282,24 +288,39 @@ class Bench:
         self.missing.setdefault(key, f"{side.name}{asked} is left out of {cell.name}: {reason}")
 
 
-def _table(records: list[dict[str, Any]], output: Output) -> None:
-    keys = (
-        "op", "dtype", "d_qk", "seqlen_q", "causal", "option", "case", "who", "implementation",
-        "p50_ms", "p99_ms", "tflops", "gbps", "peak_mib", "max_error",
-    )  # fmt: skip
-    titles = (
-        "op", "dtype", "D", "S", "mask", "option", "case", "who", "implementation", "p50 ms",
-        "p99 ms", "TFLOP/s", "GB/s", "peak MiB", "error",
-    )  # fmt: skip
-    rows = [tuple(figure(record[key]) for key in keys) for record in records]
-    output.table(titles, rows, lambda row: ACCEPTABLE if is_ours(row[7]) else "")
+def _tables(records: list[dict[str, Any]], output: Output) -> None:
+    """One table a cell, in 80 columns; files and --json have every figure."""
+    unit, scale = rate_of(records)
+    titles = ("who", "kernel", "p50 ms", "p99 ms", unit, "peak MiB", "error")
+    for name, found in groupby(records, _cell_name):
+        rows = [
+            (r["who"], r["implementation"], *map(figure, (r["p50_ms"], r["p99_ms"])),
+             figure(r["tflops"] * scale), figure(r["peak_mib"]), _error(r["max_error"]))
+            for r in found
+        ]  # fmt: skip
+        output.line(name)
+        output.table(titles, rows, lambda row: ACCEPTABLE if is_ours(row[0]) else "")
+        output.line()
+
+
+def _cell_name(r: dict[str, Any]) -> str:
+    heads = (
+        str(r["heads_q"]) if r["heads_q"] == r["heads_kv"] else f"{r['heads_q']}/{r['heads_kv']}"
+    )
+    shape = f"{r['batch']}x{heads}x{r['seqlen_q']}x{r['d_qk']}"
+    case = "" if r["case"] == "burst" else r["case"]
+    words = (r["op"], r["dtype"], shape, figure(r["causal"]), r["option"], case)
+    return " ".join(filter(None, words))
+
+
+def _error(error: float | None) -> str:
+    return "" if error is None else f"{error:.1e}"
 
 
 def _write(folder: Path, name: str, records: list[dict[str, Any]], output: Output) -> None:
     path = write_lines(folder, name, records)
-    one = records[0]
-    told = ", ".join(f"{name} {version}" for name, version in one["versions"].items())
-    note = f"{one['card']}, {one['date']}, commit {one['commit']}; {told}"
-    text = page(records, f"fulmen bench: {name}", note)
-    path.with_suffix(".html").write_text(text, encoding="utf-8")
-    output.line(f"written: {path} and {path.with_suffix('.html').name}")
+    plots = over_lengths(records)
+    made = page.write(path, records, f"fulmen bench: {name}", plots, page.columns(records))
+    output.line(f"written: {path}, with {', '.join(made)}")
+    if not plots:
+        output.line(NO_PLOTS)

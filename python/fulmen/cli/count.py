@@ -98,7 +98,8 @@ def _model(
     q, k, v = (tuple(shape[axis] for axis in order) for shape in shapes)
     call = io_model.Call(
         q_rows=q[2], kv_rows=k[2], heads=prod(q[:2]), kv_heads=prod(k[:2]), dim=q[3], dim_v=v[3],
-        size=np.dtype(named_dtype(dtype)).itemsize, pairs=e["pairs"], causal=options["causal"],
+        size=np.dtype(named_dtype(dtype)).itemsize, pairs=e["pairs"],
+        causal=bool(options.get("causal")),
     )  # fmt: skip
     found = {"naive": io_model.naive(call, e["operation"])}
     if tile := e["tile"]:

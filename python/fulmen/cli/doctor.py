@@ -8,13 +8,18 @@ import argparse
 import os
 import platform
 import sys
+from functools import partial
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Callable
 
+import fulmen
+from fulmen.errors import Error
 from fulmen.options import implementations
 
+from .arguments import why_no_gpu
+from .measure import Host
 from .output import ACCEPTABLE, BAD, Output, bytes_text
 
 DESCRIPTION = """\
@@ -39,19 +44,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(arguments: argparse.Namespace, output: Output) -> int:
     """The command."""
-    findings = [*python_findings(), *library_findings(), *device_findings()]
-    if all(state != "problem" for _, state, _ in findings):
-        findings += [computed(name) for name in implementations("cpu")]
-        if any(what == "gpu 0" for what, _, _ in findings):
-            findings += gpu_computed(0)
+    library = outlived("libfulmen", library_findings)
+    findings = [*outlived("python", python_findings), *library]
+    findings += [(name, "", os.environ[name]) for name in VARIABLES if name in os.environ]
+    gpu = "there is no libfulmen"
+    if all(state != "problem" for what, state, _ in library if what == "libfulmen"):
+        devices = outlived("gpu", device_findings)
+        findings += devices
+        for name in implementations("cpu"):
+            findings += outlived(name, partial(computed, name, name, "float32", Host()))
+        found, gpu = gpu_computed()
+        findings += found
     problems = [finding for finding in findings if finding[1] == "problem"]
-    output.table(
-        ("what", "state", "found"),
-        findings,
-        lambda row: {"problem": BAD, "ok": ACCEPTABLE}.get(row[1], ""),
-    )
+    styles = {"problem": BAD, "ok": ACCEPTABLE}
+    widest = max(len(what) for what, _, _ in findings)
+    for what, state, text in findings:
+        output.wrapped(f"{what:<{widest}}  {state:<7}  ", text, styles.get(state, ""))
     output.line()
-    output.line("everything works" if not problems else f"{len(problems)} problems: see above")
+    output.wrapped("", _ending(len(problems), gpu))
     if output.as_json:
         keys = ("what", "state", "found")
         output.json({
@@ -59,6 +69,24 @@ def main(arguments: argparse.Namespace, output: Output) -> int:
             "findings": [dict(zip(keys, finding)) for finding in findings],
         })  # fmt: skip
     return int(bool(problems))
+
+
+def _ending(problems: int, gpu: str) -> str:
+    if problems:
+        return "1 problem: see above" if problems == 1 else f"{problems} problems: see above"
+    if gpu:
+        return f"everything works on the CPU; no GPU calls: {gpu}"
+    return "everything works, on the CPU and on the GPU"
+
+
+def outlived(what: str, look: Callable[[], list[Finding]]) -> list[Finding]:
+    """What is found; a setting that the library refuses is a finding too."""
+    try:
+        return look()
+    except Exception as error:
+        text = " ".join(str(error).split())
+        named = text if isinstance(error, Error) else f"{type(error).__name__}: {text}"
+        return [(what, "problem", named)]
 
 
 def python_findings() -> list[Finding]:
@@ -82,12 +110,7 @@ def python_findings() -> list[Finding]:
 
 def library_findings() -> list[Finding]:
     """The library and what it says of itself and the processor."""
-    import fulmen
-
-    try:
-        info = fulmen.build_info()
-    except fulmen.Error as error:
-        return [("libfulmen", "problem", str(error))]
+    info = fulmen.build_info()
     size = Path(info["library"]).stat().st_size
     findings: list[Finding] = [
         ("libfulmen", "ok", f"{info['version']} {info['library']} ({size / 1e6:.2f} MB)"),
@@ -101,18 +124,12 @@ def library_findings() -> list[Finding]:
             f"{info['library']} is version {info['version']} and the package {fulmen.__version__}: "
             "pip install --force-reinstall fulmen, or unset FULMEN_LIBRARY",
         )  # fmt: skip
-    findings += [(n, "", os.environ[n]) for n in VARIABLES if n in os.environ]
     return findings
 
 
 def device_findings() -> list[Finding]:
     """Driver, GPUs, the compiler of their kernels, and its cache. A machine without is healthy."""
-    import fulmen
-
-    try:
-        info = fulmen.gpu_info()
-    except fulmen.LibraryNotFound:  # said with the library
-        return []
+    info = fulmen.gpu_info()
     has_gpu = bool(info["devices"])
     findings: list[Finding] = []
     if info["driver"]:
@@ -130,8 +147,9 @@ def device_findings() -> list[Finding]:
         findings.append((f"gpu {gpu['index']}", "ok", text))
     if info["nvrtc"]:
         archs = [number for number in info["nvrtc"]["archs"] if number >= 75]
-        text = f"{info['nvrtc']['version']} {info['nvrtc']['path']}, for sm_{archs[0]} to "
-        findings.append(("nvrtc", "ok", f"{text}sm_{archs[-1]}" if archs else text))
+        text = f"{info['nvrtc']['version']} {info['nvrtc']['path']}"
+        text += f", for sm_{archs[0]} to sm_{archs[-1]}" if archs else ", for no GPU of today"
+        findings.append(("nvrtc", "ok", text))
     else:
         needed = has_gpu and not info["bundle"]
         findings.append(("nvrtc", "problem" if needed else "", info["nvrtc_reason"]))
@@ -153,50 +171,49 @@ def _kernel_findings(info: dict[str, Any]) -> list[Finding]:
     return findings
 
 
-def gpu_computed(index: int) -> list[Finding]:
-    """The same check on a GPU, through the first arrays that work there."""
-    from fulmen.lab.cases import Case, run_case
-    from fulmen.lab.cases.gpu_arrays import available, owner
+def gpu_computed() -> tuple[list[Finding], str]:
+    """The same check on the first GPU, and why it was not made; "" where it was."""
+    try:
+        reason = why_no_gpu(fulmen.gpu_info())
+        if reason:
+            return [], reason
+        from fulmen.lab.gpu_memory import memory
 
-    findings: list[Finding] = []
-    for arrays in available():
-        try:
-            owner(arrays)
-        except Exception as error:  # a build without CUDA fails in its own way
-            text = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            findings.append((f"gpu {index} {arrays}", "", f"cannot make arrays there: {text}"))
-            continue
-        case = Case("doctor", heads=2, q_rows=64, dim=64, causal=True, dtype="float16")
-        for name in (*implementations("cuda"), "auto"):
-            outcome = run_case(case, "cuda", name, arrays)
-            state = {"passed": "ok", "failed": "problem"}.get(outcome.status, "")
-            findings.append((f"gpu {index} {name}", state, f"{arrays}: {outcome.message}"))
-        return findings
-    return [*findings, (f"gpu {index}", "", "not tried: no torch, cupy or jax that works there")]
+        place = memory()
+    except Error as error:
+        return [("gpu 0", "problem", f"{type(error).__name__}: {error}")], str(error)
+    findings = []
+    for name in (*implementations("cuda"), "auto"):
+        what = f"gpu 0 {name}"
+        findings += outlived(what, partial(computed, what, name, "float16", place))
+    return findings, ""
 
 
-def computed(implementation: str) -> Finding:
-    """A 64 x 64 forward and backward pass against float64."""
+def computed(what: str, implementation: str, dtype: str, place: Any) -> list[Finding]:
+    """A 64 x 64 forward and backward pass at a place against float64."""
     import numpy as np
 
-    import fulmen
     from fulmen.lab.cases.error_rule import consult, judge
     from fulmen.lab.cases.visible import Options, Problem
 
     rng = np.random.default_rng(0)
-    q, k, v, do = rng.standard_normal((4, 1, 2, 64, 64), dtype=np.float32)
+    drawn = rng.standard_normal((4, 1, 2, 64, 64)).astype(dtype)
     options: Any = {"causal": True, "implementation": implementation}
+    q, k, v, do = (place.put(x) for x in drawn)
     try:
         forward = fulmen.attention_forward(q, k, v, **options)
         back = fulmen.attention_backward(do, q, k, v, forward.o, forward.stats, **options)
-    except fulmen.Error as error:
-        return (implementation, "problem", f"{type(error).__name__}: {error}")
-    oracle = consult(Problem(q, k, v, Options(causal=True), do=do), "float32")
-    got = {"o": forward.o, "lse": forward.lse, "dq": back.dq, "dk": back.dk, "dv": back.dv}
+    except fulmen.UnsupportedError as error:  # an implementation for another card
+        return [(what, "", str(error))]
+    oracle = consult(
+        Problem(drawn[0], drawn[1], drawn[2], Options(causal=True), do=drawn[3]), dtype
+    )
+    arrays = {"o": forward.o, "lse": forward.lse, "dq": back.dq, "dk": back.dk, "dv": back.dv}
+    got = {name: place.get(x) for name, x in arrays.items()}
     for name, x in got.items():
         verdict = judge(name, x, oracle)
         if not verdict.passed:
             advice = "please report it with the output of fulmen doctor --json"
-            return (implementation, "problem", f"{name}: {verdict.message}; {advice}")
-    largest = float(np.abs(forward.o - oracle.reference.o).max())
-    return (implementation, "ok", f"64 x 64 forward and backward, error of o {largest:.1e}")
+            return [(what, "problem", f"{name}: {verdict.message}; {advice}")]
+    largest = float(np.abs(got["o"] - oracle.reference.o).max())
+    return [(what, "ok", f"64 x 64 forward and backward, error of o {largest:.1e}")]

@@ -16,9 +16,9 @@ from .arguments import DTYPES, add_options, options_of, shape_of
 from .output import BadInputError, Output, bytes_text
 
 DESCRIPTION = """\
-Says which implementation a call would use, why, why each other one not, and its arithmetic. SHAPE
-is BATCHxHEADSxROWSxDIM, such as 2x8x1024x64. Nothing runs and no tensor is made; but with --count
-the kernels run in the emulator, which counts what they do.
+Says which implementation a call would use, why, why each other one not, and its arithmetic, on the
+first GPU where one is. SHAPE is BATCHxHEADSxROWSxDIM, such as 2x8x1024x64. Nothing runs and no
+tensor is made; but with --count the kernels run in the emulator, which counts what they do.
 """
 
 
@@ -29,7 +29,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--kv-heads", type=int, help="heads of k and v; as q")
     add("--kv-rows", type=int, help="rows of k and v; as q")
     add("--dim-v", type=int, help="dim of v; as q")
-    add("--dtype", choices=DTYPES, default="float32")
+    add("--dtype", choices=DTYPES, help="default: on a GPU bfloat16, which its fast kernels take, "
+        "on the CPU float32")  # fmt: skip
     add("--layout", choices=("bhsd", "bshd"), default="bhsd", help="order of the axes in memory")
     add("--backward", action="store_true", help="the gradients instead of the forward pass")
     add_options(parser, dropout_p="dropout")
@@ -43,13 +44,16 @@ def main(arguments: argparse.Namespace, output: Output) -> int:
     """The command."""
     if arguments.count:
         count.start()  # before the library looks for a GPU
-    e = explained(arguments)
+    target = _target(arguments)
+    arguments.dtype = arguments.dtype or ("bfloat16" if target else "float32")
+    e = explained(arguments, target)
     found: dict[str, Any] = {}
     if arguments.count:
         found = count.counted(_shapes(arguments), arguments.dtype, _options(arguments), e)
     if output.as_json:
         output.json(e | found)
         return 0
+    output.line(f"{arguments.shape} {arguments.dtype}, {_where(e)}")
     output.line(f"{e['operation']}: {e['implementation']} on {e['backend']}: {e['reason']}")
     readable = {
         "workspace": bytes_text(e["workspace_bytes"]),
@@ -63,7 +67,12 @@ def main(arguments: argparse.Namespace, output: Output) -> int:
     return 0
 
 
-def explained(arguments: argparse.Namespace) -> fulmen.Explanation:
+def _where(e: fulmen.Explanation) -> str:
+    device = e.get("device")
+    return f"on {device['name']} ({device['arch']})" if device else "on the CPU"
+
+
+def explained(arguments: argparse.Namespace, target: dict[str, Any]) -> fulmen.Explanation:
     """The explanation of the library.
 
     Raises:
@@ -77,7 +86,7 @@ def explained(arguments: argparse.Namespace) -> fulmen.Explanation:
         v,
         operation="backward" if arguments.backward else "forward",
         **_options(arguments),
-        **_target(arguments),
+        **target,
     )
 
 
@@ -112,10 +121,11 @@ def _options(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _target(arguments: argparse.Namespace) -> dict[str, Any]:
-    """The GPU that is asked for; a GPU's backend or implementation alone means the first one."""
+    """The GPU that is asked for, else the first one that is here; {} for the CPU."""
     device = arguments.device
-    if device is None:
-        on_gpu = implementations("cuda")
-        is_gpu = arguments.backend == "cuda" or arguments.implementation in on_gpu
-        return {"device": 0} if is_gpu else {}
-    return {"device": int(device)} if device.isdigit() else {"device_name": device}
+    if device is not None:
+        return {"device": int(device)} if device.isdecimal() else {"device_name": device}
+    if arguments.backend == "cpu" or arguments.implementation in implementations("cpu"):
+        return {}
+    is_gpu = arguments.backend == "cuda" or arguments.implementation in implementations("cuda")
+    return {"device": 0} if is_gpu or fulmen.gpu_info()["devices"] else {}

@@ -70,6 +70,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit code.
     """
     argv = sys.argv[1:] if argv is None else argv
+    if sys.stdout is None:  # closed by whoever started us
+        if sys.stderr is not None:
+            sys.stderr.write(
+                "fulmen: standard output is closed; send it somewhere, as to /dev/null\n"
+            )
+        return 2
     chosen = next((word for word in argv if word in COMMANDS), None)
     try:
         top = parser(chosen)

@@ -1,6 +1,9 @@
 # SPDX-FileCopyrightText: fulmen contributors
 # SPDX-License-Identifier: Apache-2.0
-"""Runs a problem through a plan: results, times, and the exact bytes that it takes."""
+"""Runs a problem through a plan: results, times, and the exact bytes that it takes.
+
+The problem is in host memory; where the plan runs is a place, which copies arrays there and back.
+"""
 
 from __future__ import annotations
 
@@ -35,12 +38,28 @@ class Measured:
         return statistics.median(self.seconds)
 
 
+class Host:
+    """The place where arrays are already. A GPU is another: fulmen.lab.gpu_memory.GpuMemory."""
+
+    def put(self, x: Array) -> Array:
+        """The array there."""
+        return x
+
+    def get(self, x: Array) -> Array:
+        """The array in host memory."""
+        return x
+
+    def wait(self) -> None:
+        """Until all work is done."""
+
+
 def run(
     tensors: dict[str, Array],
     options: dict[str, Any],
     need: tuple[str, ...],
     repeat: int,
     advance: Callable[[int], None],
+    place: Any,
 ) -> tuple[dict[str, Array], dict[str, Measured]]:
     """Forward, and backward where gradients are needed.
 
@@ -50,6 +69,7 @@ def run(
         need: the gradients; () for none.
         repeat: how often each is timed; 0: as often as gives a steady median.
         advance: told 1 after each operation.
+        place: where it runs, Host or the like; a time ends when the work there is done.
 
     Returns:
         Results by name (o, lse, dq, ..) and measurements by operation.
@@ -57,31 +77,44 @@ def run(
     Raises:
         fulmen.Error: as fulmen.attention_forward.
     """
-    q, k, v, do = (tensors.get(name) for name in ("q", "k", "v", "do"))
-    plan = fulmen.plan(q, k, v, need=need, **options)
-    forward, seconds = timed(lambda: plan.forward(q, k, v), repeat)
+    q, k, v, do = (
+        None if (x := tensors.get(name)) is None else place.put(x) for name in ("q", "k", "v", "do")
+    )
+    there = {n: place.put(x) if isinstance(x, np.ndarray) else x for n, x in options.items()}
+    plan = fulmen.plan(q, k, v, need=need, **there)
+    forward, seconds = timed(lambda: plan.forward(q, k, v), repeat, place.wait)
     advance(1)
-    results = {"o": forward.o, "lse": forward.lse}
+    results = {"o": place.get(forward.o), "lse": place.get(forward.lse)}
     written = [x for x in forward if x is not None]
     found = {"forward": _measured(plan, "forward", seconds, written, tensors, options)}
     if need:
         saved = forward.o, forward.stats
-        gradients, seconds = timed(lambda: plan.backward(do, q, k, v, *saved), repeat)
+        gradients, seconds = timed(lambda: plan.backward(do, q, k, v, *saved), repeat, place.wait)
         advance(1)
-        named = {n: x for n, x in gradients._asdict().items() if x is not None}
+        named = {n: place.get(x) for n, x in gradients._asdict().items() if x is not None}
         results.update(named)
         outputs = list(named.values())
         found["backward"] = _measured(plan, "backward", seconds, outputs, tensors, options)
     return results, found
 
 
-def timed(work: Callable[[], Any], repeat: int) -> tuple[Any, list[float]]:
-    """The result of the first call, which warms up, and the times of those after it."""
+def timed(
+    work: Callable[[], Any], repeat: int, wait: Callable[[], None]
+) -> tuple[Any, list[float]]:
+    """The result of the first call, which warms up, and the times of those after it.
+
+    Args:
+        work: what is timed.
+        repeat: how often; 0: as often as gives a steady median.
+        wait: returns when work that a call began is done.
+    """
     result = work()
+    wait()
     seconds: list[float] = []
     while True:
         start = time.perf_counter()
         work()
+        wait()
         seconds.append(time.perf_counter() - start)
         done = len(seconds)
         if repeat and done >= repeat:

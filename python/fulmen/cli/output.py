@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import sys
+import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Callable
@@ -19,6 +20,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 ACCEPTABLE, BAD = "green", "bold red"
+FILE_COLUMNS = 100  # of wrapped text where there is no terminal
 
 
 class BadInputError(Exception):
@@ -40,6 +42,15 @@ class Output:
         """One line of text."""
         self._console.print(printable(text), style=style or None, markup=False)
 
+    def wrapped(self, head: str, text: str, style: str = "") -> None:
+        """A head and a text beside it, which goes on below itself where a line is full."""
+        width = self._console.width if self._console.is_terminal else FILE_COLUMNS
+        body = textwrap.wrap(
+            text, max(width - len(head), 40), break_long_words=False, break_on_hyphens=False
+        )
+        for index, part in enumerate(body or [""]):
+            self.line((head if index == 0 else " " * len(head)) + part, style)
+
     def table(
         self,
         columns: Sequence[str],
@@ -55,7 +66,15 @@ class Output:
             table.add_column(column, justify="right" if figures else "left", overflow="fold")
         for row in rows:
             table.add_row(*(_escaped(cell) for cell in row), style=styles(row) or None)
-        self._console.print(table)
+        if self._console.is_terminal:
+            self._console.print(table)
+            return
+        with (
+            self._console.capture() as printed
+        ):  # without the blanks that make columns equally wide
+            self._console.print(table)
+        for line in printed.get().splitlines():
+            self.line(line.rstrip())
 
     def json(self, value: Any) -> None:
         """The result of a command with --json; numbers that are not finite become null."""
@@ -63,21 +82,28 @@ class Output:
         sys.stdout.write("\n")
 
     @contextmanager
-    def progress(self, title: str, total: int) -> Iterator[Callable[[int], None]]:
-        """A bar on the terminal while work lasts; yields a function that advances it."""
+    def progress(self, title: str, total: int) -> Iterator[Callable[..., None]]:
+        """A bar on the terminal while work lasts; yields a function that advances it by so many
+        steps and, given a text too, says beside the bar what runs now.
+        """
         show = self._errors.is_terminal and not self.as_json
         bar = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
             MofNCompleteColumn(),
             TimeRemainingColumn(),
+            TextColumn("{task.fields[now]}"),
             console=self._errors,
             transient=True,
             disable=not show,
         )
         with bar:
-            task = bar.add_task(title, total=total)
-            yield lambda steps: bar.advance(task, steps)
+            task = bar.add_task(title, total=total, now="")
+
+            def advance(steps: int, now: str = "") -> None:
+                bar.update(task, advance=steps, now=now)
+
+            yield advance
 
 
 def printable(text: str) -> str:

@@ -20,10 +20,10 @@ import fulmen
 from fulmen.lab import naive
 from fulmen.lab.cases.error_rule import consult, judge
 from fulmen.lab.cases.visible import Options, Problem
-from fulmen.options import names_of
+from fulmen.options import implementations, names_of
 
 from . import measure, tensor_file
-from .arguments import DTYPES, add_options, new_file
+from .arguments import DTYPES, add_options, new_file, why_no_gpu
 from .output import BadInputError, Output
 from .run_report import Finished, as_json, report, write_results
 from .tensor_file import Array, FileProblem
@@ -32,8 +32,8 @@ LARGEST_PAIRS = 1 << 25  # the oracle is quadratic: beyond this there is no verd
 HEADS_AND_ROWS = ("q", "k", "v", "do", "o", "dq", "dk", "dv")
 
 DESCRIPTION = """\
-Computes attention on the tensors of a safetensors file: time, memory against the naive way, error
-against float64.
+Computes attention on the tensors of a file (safetensors, or NumPy's .npz): time, memory against the
+naive way, error against float64. Where a GPU is, the tensors are copied to it and it runs there.
 
 Tensors [PREFIX.]q, k, v and optionally do, bias, mask, sinks, cu_seqlens or lengths, and references
 o, lse, dq, dk, dv, dbias, dsinks; each prefix is one problem. Metadata: layout, causal, alignment,
@@ -45,14 +45,28 @@ training step of a small character model.
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of the command."""
     add = parser.add_argument
-    add("file", nargs="?", type=Path, metavar="FILE", help="a safetensors file")
-    add("-o", "--output", type=new_file, metavar="FILE", help="write o, lse and gradients there")
+    add(
+        "file",
+        nargs="?",
+        type=Path,
+        metavar="FILE",
+        help="safetensors, .npz, or q.npy with k.npy and v.npy beside it",
+    )
+    add(
+        "-o",
+        "--output",
+        type=new_file,
+        metavar="FILE",
+        help="write o, lse and gradients there, .npz by that ending, else safetensors",
+    )
     add("--prefix", action="append", help="only this problem of the file; may be repeated")
     add("--dtype", choices=DTYPES, help="convert the inputs first")
     add("--layout", help="axes of q, k, v, o: bhsd, bshd, hsd, shd or sd")
     add_options(parser, only=tensor_file.options_of_files())
-    add("--backend", default="auto", help="auto or cpu")
-    add("--implementation", default="auto", help="auto, scalar or tiled")
+    add("--backend", choices=names_of("backend"), default="auto",
+        help="cuda copies the tensors to the first GPU; auto: cuda where a GPU is")  # fmt: skip
+    add("--implementation", choices=names_of("implementation"), default="auto", metavar="NAME",
+        help=f"of {', '.join(names_of('implementation'))}")  # fmt: skip
     add("--precision", choices=names_of("precision"), default="float32",
         help="of float32 products: tf32 and 3xtf32 allow a GPU's tensor cores")  # fmt: skip
     add("--repeat", type=int, default=0, metavar="N", help="times of each operation; 0: enough")
@@ -84,11 +98,13 @@ def main(arguments: argparse.Namespace, output: Output) -> int:
         raise BadInputError(f"--repeat is {arguments.repeat}; at least 0 is allowed")
     file = tensor_file.read(arguments.file or example())
     problems = _chosen(file.problems, arguments.prefix, file.path)
+    place, said = _place(arguments)
     with output.progress("running", 4 * len(problems)) as advance:
-        finished = [run_problem(problem, arguments, advance) for problem in problems]
+        finished = [run_problem(problem, arguments, advance, place) for problem in problems]
     if arguments.output is not None:
         write_results(arguments.output, finished)
     output.line(f"{_shown(file.path)}  {file.metadata.get('model', '')}".rstrip())
+    output.line(said)
     if file.ignored:
         output.line(f"tensors that are not used here: {', '.join(file.ignored)}")
     for one in finished:
@@ -99,6 +115,34 @@ def main(arguments: argparse.Namespace, output: Output) -> int:
     if output.as_json:
         output.json(as_json(file, finished, arguments.output))
     return int(any(line.get("passed") is False for one in finished for line in one.lines))
+
+
+def _place(arguments: argparse.Namespace) -> tuple[Any, str]:
+    """Where the problems run, and the sentence that says so.
+
+    Raises:
+        BadInputError: a GPU is asked for and none can be used, or an implementation of another
+            backend.
+    """
+    backend, name = arguments.backend, arguments.implementation
+    of_cpu, of_gpu = name in implementations("cpu"), name in implementations("cuda")
+    if (backend == "cuda" and of_cpu) or (backend == "cpu" and of_gpu):
+        allowed = ", ".join(("auto", *implementations(backend)))
+        raise BadInputError(
+            f"--implementation is {name} and --backend {backend}; allowed there are {allowed}"
+        )
+    if backend == "cpu" or of_cpu:
+        return measure.Host(), "on the CPU"
+    gpu = fulmen.gpu_info()
+    missing = why_no_gpu(gpu)
+    if missing and (backend == "cuda" or of_gpu):
+        raise BadInputError(f"no GPU to run on: {missing}")
+    if missing:
+        return measure.Host(), f"on the CPU; {missing}" if gpu["devices"] else "on the CPU"
+    from fulmen.lab.gpu_memory import memory
+
+    device = gpu["devices"][0]
+    return memory(), f"copied to GPU {device['index']}, {device['name']} ({device['arch']})"
 
 
 def _chosen(problems: list[FileProblem], names: list[str] | None, path: Path) -> list[FileProblem]:
@@ -116,17 +160,17 @@ def _shown(path: Path) -> str:
         return str(path)
 
 
-def run_problem(problem: FileProblem, arguments: argparse.Namespace, advance: Any) -> Finished:
+def run_problem(
+    problem: FileProblem, arguments: argparse.Namespace, advance: Any, place: Any
+) -> Finished:
     """Runs and judges one problem."""
     tensors, exact = converted(problem.tensors, arguments.dtype)
     options, overridden = options_of(problem, tensors, arguments)
-    call = {n: x for n, x in options.items() if n != "layout"}
-    call.update(layout=options["layout"])
     need: tuple[str, ...] = ()
     if "do" in tensors and not arguments.no_backward:
         need = ("q", "k", "v", *(n for n in ("bias", "sinks") if n in tensors))
     try:
-        results, measured = measure.run(tensors, call, need, arguments.repeat, advance)
+        results, measured = measure.run(tensors, options, need, arguments.repeat, advance, place)
     except fulmen.ArgumentError as error:
         raise BadInputError(f"{problem.name}: {error}" if problem.name else str(error)) from error
     advance(0 if need else 1)
@@ -182,7 +226,7 @@ def options_of(
         axis = -3 if options["layout"] in ("bshd", "shd") else -2
         if rank > 2 and tensors["q"].shape[axis] == tensors["k"].shape[axis]:
             options["q_lengths"] = tensors["lengths"]
-    options.update(backend=arguments.backend, implementation=arguments.implementation)
+    options.update(implementation=arguments.implementation)
     options.update(precision=arguments.precision)
     return options, overridden
 

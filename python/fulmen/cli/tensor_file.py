@@ -1,10 +1,12 @@
 # SPDX-FileCopyrightText: fulmen contributors
 # SPDX-License-Identifier: Apache-2.0
-"""Problems in a safetensors file, and results into one.
+"""Problems in a file of tensors, and results into one: safetensors, or NumPy's .npz and .npy.
 
 Tensors [PREFIX.]q, k, v make one problem a prefix. Beside them, with the same prefix or shared by
 all: do, bias, mask, sinks, cu_seqlens or lengths; and references o, lse, dq, dk, dv, dbias, dsinks.
-Metadata: layout, and what `options_of_files` lists.
+Metadata: layout, and what `options_of_files` lists; in a .npz arrays without axes, such as
+causal=True. A file [PREFIX.]q.npy stands for the files of that kind beside it. NumPy writes
+bfloat16 as two bytes without a type, and so it is read.
 """
 
 from __future__ import annotations
@@ -12,10 +14,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 import numpy.typing as npt
 
+from fulmen.array_types import named_dtype
 from fulmen.options import option_rows
 
 from .output import BadInputError
@@ -50,7 +54,7 @@ def read(path: Path) -> TensorFile:
     """Reads a file.
 
     Raises:
-        BadInputError: it is not there, not a whole safetensors file, or lacks a tensor.
+        BadInputError: it is not there, not a whole file of its kind, or lacks a tensor.
     """
     tensors, metadata = _tensors_of(path)
     prefixes = sorted({name[:-1] for name in tensors if name == "q" or name.endswith(".q")})
@@ -87,16 +91,55 @@ def read(path: Path) -> TensorFile:
 
 
 def _tensors_of(path: Path) -> tuple[dict[str, Array], dict[str, str]]:
-    from safetensors import SafetensorError, safe_open
+    """Tensors and metadata by the kind of file that the name says."""
+    from safetensors import SafetensorError
 
     if not path.is_file():
         raise BadInputError(f"{path} is not a file")
+    kinds = {".npz": ("npz", _of_npz), ".npy": ("npy", _of_npy)}
+    kind, reader = kinds.get(path.suffix.lower(), ("safetensors", _of_safetensors))
     try:
-        with safe_open(str(path), framework="numpy") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
-    except (SafetensorError, OSError, ValueError, TypeError, AttributeError) as error:
+        return reader(path)
+    except BadInputError:
+        raise
+    except (SafetensorError, OSError, ValueError, TypeError, AttributeError, BadZipFile) as error:
         text = " ".join(str(error).split())
-        raise BadInputError(f"{path} is not a whole safetensors file: {text}") from error
+        raise BadInputError(f"{path} is not a whole {kind} file: {text}") from error
+
+
+def _of_safetensors(path: Path) -> tuple[dict[str, Array], dict[str, str]]:
+    from safetensors import safe_open
+
+    with safe_open(str(path), framework="numpy") as file:
+        return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
+
+
+def _of_npz(path: Path) -> tuple[dict[str, Array], dict[str, str]]:
+    with np.load(path, allow_pickle=False) as file:
+        arrays = {name: _typed(file[name]) for name in file.files}
+    words = {name: str(x.item()) for name, x in arrays.items() if x.ndim == 0}
+    return {name: x for name, x in arrays.items() if x.ndim}, words
+
+
+def _of_npy(path: Path) -> tuple[dict[str, Array], dict[str, str]]:
+    prefix, _, name = path.stem.rpartition(".")
+    if name != "q":
+        raise BadInputError(
+            f"{path} is one array; a problem is q.npy with k.npy, v.npy and so on beside it, or "
+            "one .npz file: name q.npy"
+        )
+    found = {}
+    for name in (*INPUTS, *REFERENCES):
+        whole_name = f"{prefix}.{name}" if prefix else name
+        beside = path.with_name(f"{whole_name}.npy")
+        if beside.is_file():
+            found[whole_name] = _typed(np.load(beside, allow_pickle=False))
+    return found, {}
+
+
+def _typed(x: Array) -> Array:
+    """Two bytes without a type are bfloat16."""
+    return x.view(named_dtype("bfloat16")) if x.dtype == np.dtype("V2") else x
 
 
 def _some(names: Any) -> str:
@@ -173,6 +216,9 @@ def write(path: Path, tensors: dict[str, Array], metadata: dict[str, str]) -> No
     from safetensors.numpy import save_file
 
     try:
-        save_file({k: np.ascontiguousarray(x) for k, x in tensors.items()}, str(path), metadata)
+        if path.suffix.lower() == ".npz":
+            np.savez(path, **tensors, **{k: np.array(x) for k, x in metadata.items()})  # type: ignore[arg-type]
+        else:
+            save_file({k: np.ascontiguousarray(x) for k, x in tensors.items()}, str(path), metadata)
     except Exception as error:
         raise BadInputError(f"{path} cannot be written: {' '.join(str(error).split())}") from error

@@ -8,6 +8,7 @@ import argparse
 import math
 import os
 import random
+import re
 import time
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
@@ -261,14 +262,6 @@ def _list(cases: Any, output: Output) -> int:
 
 def _report(lines: list[Line], ways: list[str], seconds: float, output: Output) -> None:
     counts = Counter(line[2] for line in lines)
-    bad = sorted(line for line in lines if line[2] == "failed")
-    if bad:
-        output.table(
-            ("case", "implementation", "of allowed", "what"),
-            [(name, how, f"{ratio:.3g}", said) for name, how, _, ratio, said in bad],
-            lambda _: BAD,
-        )
-        output.line()
     worst = []
     for how in ways:
         mine = [line for line in lines if line[1] == how]
@@ -278,11 +271,16 @@ def _report(lines: list[Line], ways: list[str], seconds: float, output: Output) 
                       f"{ratio:.2f}", name))  # fmt: skip
     columns = ("implementation", "passed", "failed", "skipped", "largest of allowed", "in case")
     output.table(columns, worst)
-    reasons = Counter((line[1], line[4]) for line in lines if line[2] == "skipped")
-    if reasons:
+    _report_skips([line for line in lines if line[2] == "skipped"], output)
+    bad = sorted(line for line in lines if line[2] == "failed")
+    if bad:
         output.line()
-        shown = [(how, str(n), said) for (how, said), n in reasons.most_common(MOST_REASONS)]
-        output.table(("implementation", "skipped", "because"), shown)
+        output.table(
+            ("case", "implementation", "of allowed", "what"),
+            [(name, how, f"{ratio:.3g}", said) for name, how, _, ratio, said in bad],
+            lambda _: BAD,
+        )
+        output.line()
     output.line(f"{len(lines)} runs in {seconds:.1f} s")
     output.line(
         f"{counts['passed']} passed, {counts['failed']} failed, {counts['skipped']} skipped"
@@ -296,3 +294,22 @@ def _report(lines: list[Line], ways: list[str], seconds: float, output: Output) 
                 for line in sorted(lines)
             ],
         })  # fmt: skip
+
+
+def _report_skips(skipped: list[Line], output: Output) -> None:
+    """One line for each reason: how many runs, of whom, and why. Reasons that differ in a number
+    alone are one, of which the commonest text is shown.
+    """
+    groups: dict[str, list[Line]] = {}
+    for line in skipped:
+        groups.setdefault(re.sub(r"\d+", "0", line[4]), []).append(line)
+    if groups:
+        output.line()
+    by_size = sorted(groups.values(), key=len, reverse=True)
+    for group in by_size[:MOST_REASONS]:
+        who = ", ".join(dict.fromkeys(line[1] for line in group))
+        reason = Counter(line[4] for line in group).most_common(1)[0][0]
+        output.line(f"{len(group)} skipped ({who}): {reason}")
+    if len(by_size) > MOST_REASONS:
+        rest = sum(len(group) for group in by_size[MOST_REASONS:])
+        output.line(f"{rest} skipped for {len(by_size) - MOST_REASONS} other reasons")

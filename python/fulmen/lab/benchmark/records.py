@@ -7,6 +7,7 @@ from __future__ import annotations
 import datetime
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,21 @@ class Run:
 def is_ours(who: str) -> bool:
     """Whether a side is fulmen, with whatever it was asked for: "fulmen", "fulmen 3xtf32"."""
     return who.split()[0] == "fulmen"
+
+
+def rate_of(records: Sequence[Record]) -> tuple[str, float]:
+    """The unit that people read the `tflops` of these records in, and the factor to it."""
+    on_cpu = all("isa" in (r["versions"] or {}) for r in records)
+    return ("GFLOP/s", 1e3) if on_cpu else ("TFLOP/s", 1.0)
+
+
+def figure(value: Any) -> str:
+    """A number for people."""
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "causal" if value else "full"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def write_lines(folder: Path, name: str, records: list[Record]) -> Path:

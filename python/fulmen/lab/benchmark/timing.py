@@ -14,7 +14,7 @@ import random
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
@@ -52,25 +52,37 @@ class Times:
         return ordered[min(len(ordered) - 1, int(0.99 * len(ordered)))]
 
 
-class CpuTimer:
-    """Wall time on the CPU."""
+class Timer:
+    """What both timers have: rounds, and who is told which side runs."""
 
     def __init__(self, rounds: int) -> None:
         """With so many rounds."""
         self.rounds = max(rounds, 1)
+        self.tell: Callable[[str], None] = lambda name: None
+
+    def _turns(self, calls: dict[str, Call]) -> Iterator[str]:
+        """Each side once a round, in random order."""
+        for index in range(self.rounds):
+            for name in random.sample(list(calls), len(calls)):
+                self.tell(f"{name}, round {index + 1} of {self.rounds}")
+                yield name
+
+
+class CpuTimer(Timer):
+    """Wall time on the CPU."""
 
     def burst(self, calls: dict[str, Call]) -> dict[str, Times]:
-        """Each side once a round, in random order, until a round takes no longer than the rest."""
+        """Each side once a round, in random order, after a round that warms it up."""
         found = {name: Times() for name in calls}
-        for call in calls.values():
+        for name, call in calls.items():
+            self.tell(f"{name}, warming up")
             call()
-        for _ in range(self.rounds):
-            for name in random.sample(list(calls), len(calls)):
-                start = time.perf_counter()
-                calls[name]()
-                seconds = time.perf_counter() - start
-                found[name].medians.append(seconds)
-                found[name].every.append(seconds)
+        for name in self._turns(calls):
+            start = time.perf_counter()
+            calls[name]()
+            seconds = time.perf_counter() - start
+            found[name].medians.append(seconds)
+            found[name].every.append(seconds)
         return found
 
     def peak(self, call: Call) -> tuple[Any, int | None]:
@@ -89,14 +101,14 @@ class CpuTimer:
         return result, peak
 
 
-class GpuTimer:
+class GpuTimer(Timer):
     """Times by events on the current stream of torch."""
 
     def __init__(self, rounds: int) -> None:
         """On torch's current device."""
+        super().__init__(rounds)
         torch: Any = import_module("torch")
         self.torch = torch
-        self.rounds = max(rounds, 1)
         self._flush = torch.empty(FLUSH_BYTES, dtype=torch.uint8, device="cuda")
         self._heat: list[Any] = []
 
@@ -116,21 +128,21 @@ class GpuTimer:
         """Every side from a cool card: random order, idle gaps, flushed cache."""
         counts = {}
         for name, call in calls.items():
+            self.tell(f"{name}, warming up")
             if (one := self._round(call, 1)[0]) > LONG_SECONDS:
                 counts[name] = 1
                 continue
             one = statistics.median(self._round(call, 3))
             counts[name] = max(3, min(MOST_CALLS, int(VISIT_SECONDS / max(one, 1e-6)) | 1))
         found = {name: Times() for name in calls}
-        for _ in range(self.rounds):
-            for name in random.sample(list(calls), len(calls)):
-                time.sleep(IDLE_SECONDS)
-                if counts[name] > 1:
-                    calls[name]()
-                    calls[name]()
-                seconds = self._round(calls[name], counts[name])
-                found[name].medians.append(statistics.median(seconds))
-                found[name].every += seconds
+        for name in self._turns(calls):
+            time.sleep(IDLE_SECONDS)
+            if counts[name] > 1:
+                calls[name]()
+                calls[name]()
+            seconds = self._round(calls[name], counts[name])
+            found[name].medians.append(statistics.median(seconds))
+            found[name].every += seconds
         return found
 
     def sustained(self, call: Call, estimate: float) -> Times:

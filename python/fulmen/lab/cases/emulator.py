@@ -22,6 +22,7 @@ import numpy as np
 from fulmen import array_types
 from fulmen.errors import Error
 
+from ..gpu_memory import DeviceArray, DeviceType
 from .arrays import Array
 from .case import Case
 
@@ -32,7 +33,6 @@ ADVICE = (
 )
 MOST_ROWS = 300
 MOST_PRODUCTS = 1 << 24  # of one case: pairs of rows, heads and dims
-CODES = {"bfloat16": 4, "bool": 6}  # of DLPack, where NumPy's own differ or are missing
 
 
 class NoEmulatorError(Error):
@@ -70,41 +70,13 @@ def beyond(case: Case) -> str:
     return ""
 
 
-class EmulatedArray:
+class EmulatedArray(DeviceArray):
     """An array in the memory of the emulated GPU."""
 
     def __init__(self, host: Array) -> None:
         """The same memory as `host`, which lies in memory of `empty`."""
+        super().__init__(host, host.ctypes.data)
         self.host = host
-        self.shape = host.shape
-        self.dtype = host.dtype
-        self.size = host.size
-
-    def __dlpack_device__(self) -> tuple[int, int]:
-        """CUDA's first device."""
-        return array_types.GPU_DEVICE_TYPES[0], 0
-
-    def __dlpack__(self, *, stream: Any = None, **_: Any) -> Any:
-        """NumPy's capsule with another device, and with dtypes that NumPy does not export."""
-        code = CODES.get(self.dtype.name)
-        plain = self.host if code is None else self.host.view(f"u{self.dtype.itemsize}")
-        capsule = plain.__dlpack__()
-        get = ctypes.pythonapi.PyCapsule_GetPointer
-        get.restype, get.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
-        tensor = _Tensor.from_address(get(capsule, b"dltensor"))
-        tensor.device_type, tensor.device_index = self.__dlpack_device__()
-        if code is not None:
-            tensor.code = code
-        return capsule
-
-
-class _Tensor(ctypes.Structure):
-    """The beginning of DLPack's DLTensor."""
-
-    _fields_ = (
-        ("data", ctypes.c_void_p), ("device_type", ctypes.c_int32),
-        ("device_index", ctypes.c_int32), ("rank", ctypes.c_int32), ("code", ctypes.c_uint8),
-    )  # fmt: skip
 
 
 def empty(shape: Any, dtype: Any, name: str = "array") -> EmulatedArray:
@@ -125,16 +97,8 @@ def copied(x: Array, name: str = "array") -> EmulatedArray:
     return made
 
 
-class EmulatedType(array_types.CupyType):
+class EmulatedType(DeviceType):
     """How fulmen makes results beside an EmulatedArray."""
-
-    @staticmethod
-    def device(x: Any) -> int:
-        return 0
-
-    @staticmethod
-    def stream(x: Any, asked: Any) -> int:
-        return 0
 
     @staticmethod
     def empty(shape: Any, dtype: Any, like: Any) -> Any:
@@ -147,10 +111,6 @@ class EmulatedType(array_types.CupyType):
     @staticmethod
     def moved(x: Any, like: Any) -> Any:
         return copied(np.asarray(x))
-
-    @staticmethod
-    def on(stream: int, like: Any) -> Any:
-        return nullcontext()
 
 
 class Emulated:

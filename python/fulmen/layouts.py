@@ -1,0 +1,77 @@
+# SPDX-FileCopyrightText: fulmen contributors
+# SPDX-License-Identifier: Apache-2.0
+"""Layouts: what `layout=` names, the axes of q, k, v, o and their gradients, in order."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from .errors import ArgumentError, DTypeError, ShapeError, one_of
+
+Array = Any
+
+
+class Layout(NamedTuple):
+    """The axes of q, k, v, o and their gradients, in order."""
+
+    name: str
+    rank: int
+    rows_before_heads: bool
+
+    @property
+    def code(self) -> int:
+        """As the library reads it."""
+        return 2 * self.rank + self.rows_before_heads
+
+    def lse_shape(self, q_shape: tuple[int, ...]) -> tuple[int, ...]:
+        """The shape of lse: (batch, head, row) without the axes that the layout leaves out."""
+        if self.rows_before_heads:
+            return (*q_shape[:-3], q_shape[-2], q_shape[-3])
+        return tuple(q_shape[:-1])
+
+    def check(self, x: Array, name: str) -> tuple[int, ...]:
+        """The shape of x, which must have the axes of the layout."""
+        try:
+            shape: tuple[int, ...] = x.shape
+            rank = len(shape)
+        except (AttributeError, TypeError):
+            raise DTypeError(
+                f"{name} is {type(x).__name__}, not an array (NumPy, PyTorch, JAX: anything with "
+                "DLPack)"
+            ) from None
+        if rank != self.rank:
+            others = [other.name for other in LAYOUTS.values() if other.rank == rank]
+            nearest = f": layout={' or '.join(map(repr, others))} has that many" if others else ""
+            raise ShapeError(
+                f"{name} has {rank} axes {tuple(shape)}; layout={self.name!r} names "
+                f"{self.rank}{nearest}"
+            )
+        return shape
+
+    def check_all(self, q: Array, k: Array, v: Array) -> None:
+        """Each of the three must have them."""
+        for x, name in ((q, "q"), (k, "k"), (v, "v")):
+            self.check(x, name)
+
+
+LAYOUTS = {
+    "bhsd": Layout("bhsd", 4, False),
+    "bshd": Layout("bshd", 4, True),
+    "hsd": Layout("hsd", 3, False),
+    "shd": Layout("shd", 3, True),
+    "sd": Layout("sd", 2, False),
+}
+
+
+def layout_of(name: Any, packed: bool = False) -> Layout:
+    """The layout with a name; packed sequences have rank 3."""
+    name = one_of("layout", name, LAYOUTS)
+    if not packed:
+        return LAYOUTS[name]
+    if name == "bhsd":  # the default: packed sequences are (total, heads, dim)
+        name = "shd"
+    if LAYOUTS[name].rank != 3:
+        raise ArgumentError(
+            f"layout is {name!r}; sequences packed by cu_q are 'shd' (total, heads, dim) or 'hsd'"
+        )
+    return LAYOUTS[name]
