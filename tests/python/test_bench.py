@@ -18,7 +18,16 @@ import pytest
 
 from fulmen.cli import ablation, bench
 from fulmen.cli.main import main
-from fulmen.lab.benchmark import cells, fma_peak, machine, page, peers_other, plots, reference, timing
+from fulmen.lab.benchmark import (
+    cells,
+    fma_peak,
+    machine,
+    page,
+    peers_other,
+    plots,
+    reference,
+    timing,
+)
 from fulmen.lab.benchmark.cells import GRIDS, Cell
 from fulmen.lab.benchmark.reference import Truth
 from fulmen.lab.benchmark.sides import MissingError, NaiveNumpy, Side, Tensors
@@ -252,9 +261,13 @@ def test_the_page_of_an_ablation_plots_the_ladder_and_each_kernel(tmp_path: Path
     ]  # fmt: skip
     lines = tmp_path / "x.jsonl"
     drawn = plots.of_optimisations(records)
-    made = page.write(lines, records, "ablation", drawn, ablation.COLUMNS)
-    assert [plot.name for plot in drawn] == ["the-ladder-of-kernels", "sm80-without", "sm90-without"]
-    assert made[0] == "x.html"
+    said = page.write(lines, records, "ablation", drawn, ablation.COLUMNS)
+    assert [plot.name for plot in drawn] == [
+        "the-ladder-of-kernels",
+        "sm80-without",
+        "sm90-without",
+    ]
+    assert said == f"written: {lines}, .html and 3 plots as .svg and .png"
     assert (tmp_path / "x-sm80-without.png").read_bytes().startswith(b"\x89PNG")
     text = (tmp_path / "x.html").read_text()
     assert text.count("<svg") == 3

@@ -18,7 +18,7 @@ from fulmen.array_types import named_dtype, phantom
 from fulmen.inspection import optimisations
 from fulmen.lab.benchmark import page
 from fulmen.lab.benchmark.cells import ITEM_BYTES, Cell
-from fulmen.lab.benchmark.plots import NO_PLOTS, of_optimisations
+from fulmen.lab.benchmark.plots import of_optimisations
 from fulmen.lab.benchmark.records import Record, Run, figure, write_lines
 from fulmen.lab.benchmark.reference import Truth
 from fulmen.lab.benchmark.sides import Answer, Fulmen, random_tensors
@@ -137,10 +137,7 @@ def _report(records: list[Record], unmeasured: str, output: Output) -> None:
 def _write(folder: Path, cell: Cell, records: list[Record], output: Output) -> None:
     path = write_lines(folder, cell.grid, records)
     plots = of_optimisations(records)
-    made = page.write(path, records, f"fulmen ablation: {cell.name}", plots, COLUMNS)
-    output.line(f"written: {path}, with {', '.join(made)}")
-    if not plots:
-        output.line(NO_PLOTS)
+    output.line(page.write(path, records, f"fulmen ablation: {cell.name}", plots, COLUMNS))
 
 
 def _rungs(

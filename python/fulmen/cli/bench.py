@@ -20,7 +20,7 @@ import fulmen
 from fulmen.lab.benchmark import machine, page, peers_other, peers_torch
 from fulmen.lab.benchmark.cells import GRIDS, ITEM_BYTES, Cell
 from fulmen.lab.benchmark.fma_peak import FmaPeak
-from fulmen.lab.benchmark.plots import NO_PLOTS, over_lengths
+from fulmen.lab.benchmark.plots import over_lengths
 from fulmen.lab.benchmark.records import Run, figure, is_ours, rate_of, write_lines
 from fulmen.lab.benchmark.reference import Truth
 from fulmen.lab.benchmark.sides import (
@@ -320,7 +320,4 @@ def _error(error: float | None) -> str:
 def _write(folder: Path, name: str, records: list[dict[str, Any]], output: Output) -> None:
     path = write_lines(folder, name, records)
     plots = over_lengths(records)
-    made = page.write(path, records, f"fulmen bench: {name}", plots, page.columns(records))
-    output.line(f"written: {path}, with {', '.join(made)}")
-    if not plots:
-        output.line(NO_PLOTS)
+    output.line(page.write(path, records, f"fulmen bench: {name}", plots, page.columns(records)))

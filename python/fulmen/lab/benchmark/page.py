@@ -61,24 +61,24 @@ def page(
 
 def write(
     lines: Path, records: Sequence[Record], title: str, plots: Sequence[Plot], shown: Columns
-) -> list[str]:
+) -> str:
     """Writes the page of a file of records beside it, and each plot as SVG and as PNG.
 
     Returns:
-        The names of what was written.
+        The line that says what there is now.
     """
     one = records[0]
     told = ", ".join(f"{name} {version}" for name, version in one["versions"].items())
     note = f"{one['card']}, {one['date']}, commit {one['commit']}; {told}"
     made = lines.with_suffix(".html")
     made.write_text(page(records, title, note, plots, shown), encoding="utf-8")
-    names = [made.name]
     for plot in plots:
         drawn = lines.with_name(f"{lines.stem}-{plot.name}.svg")
         drawn.write_text(plot.svg, encoding="utf-8")
         drawn.with_suffix(".png").write_bytes(plot.png)
-        names.append(f"{drawn.stem}.svg and .png")
-    return names
+    if not plots:
+        return f"written: {lines} and .html. {NO_PLOTS}"
+    return f"written: {lines}, .html and {len(plots)} plots as .svg and .png"
 
 
 def _table(records: Sequence[Record], shown: Columns) -> str:
