@@ -238,7 +238,7 @@ void check_dtype(const Tensor& tensor, const ArrayRule& rule, DType operand, DTy
                               : rule.dtypes == DTypes::kSameAs
                                   ? sentence(" where ", name(rule.param), " is ", name(param))
                                   : "";
-    // What NumPy makes where nobody says otherwise is float64.
+    // NumPy's default is float64.
     const bool is_wide = follows_q && tensor.dtype == DType::kFloat64;
     const bool float32_will_do = is_wide && allows(rule.dtypes, DType::kFloat32, operand, param);
     throw Error(Status::kDType, sentence(name(rule.array), " is ", name(tensor.dtype), where,

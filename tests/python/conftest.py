@@ -1,26 +1,15 @@
 # SPDX-FileCopyrightText: fulmen contributors
 # SPDX-License-Identifier: Apache-2.0
-"""The command line for tests: in this process, and in one of its own."""
+"""The command line for tests, in this process."""
 
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from typing import Any
 
 import pytest
 
 from fulmen.cli.main import main
-
-
-def program(*arguments: Any, **environment: str) -> Any:
-    """The program in a process of its own."""
-    return subprocess.run(
-        [sys.executable, "-m", "fulmen", *map(str, arguments)],
-        env={**os.environ, **environment}, capture_output=True, text=True, check=False,
-    )  # fmt: skip
 
 
 @pytest.fixture

@@ -14,10 +14,11 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from conftest import program
+from command_line import program
 from safetensors.numpy import load_file, save_file
 
 import fulmen
+from fulmen.cli.main import main
 
 DATA = Path(__file__).resolve().parents[2] / "examples" / "data"
 DECODER, ENCODER = DATA / "decoder.safetensors", DATA / "encoder.safetensors"

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import program
+from command_line import program
 
 
 def test_doctor_finds_everything_well(command: Any) -> None:
