@@ -38,7 +38,8 @@ format: ## rewrite C++, CUDA and Python files in the project's format
 
 docs: ## build the documentation into build/site
 	@tools/bootstrap.sh docs
-	NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --strict --quiet
+	@NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --strict --quiet
+	@echo "the site: build/site/index.html"
 
 docs-serve: ## show the documentation at port 8000, rebuilt as files change
 	@tools/bootstrap.sh docs
