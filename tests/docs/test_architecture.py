@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from markdown_pages import ROOT, blocks, pages
 
+import check_layers
+
 PAGE = "contributing/architecture.md"
 
 
@@ -47,6 +49,13 @@ def test_every_folder_of_src_is_in_the_tree_and_none_that_is_not_there(language:
         expected |= {f"src/{side}/{name}/" for name in own - families(text)}
         expected.add(f"src/{side}/FAMILY/")
     assert named_folders(text) == expected
+
+
+@pytest.mark.parametrize("language", ["en", "zh"])
+def test_the_layers_are_those_that_are_checked(language: str) -> None:
+    rule = [line.strip() for line in str(check_layers.__doc__).split("\n\n")[1].splitlines()][:4]
+    shown = [block.code for block in blocks(pages(language)[PAGE], "text")]
+    assert any([line.strip() for line in code.splitlines()][:4] == rule for code in shown)
 
 
 @pytest.mark.parametrize("language", ["en", "zh"])

@@ -52,12 +52,16 @@ def test_files_that_are_named_alone_exist(page: Path) -> None:
 
 @pytest.mark.parametrize("page", SITE, ids=lambda path: str(path.relative_to(ROOT)))
 def test_programs_of_the_tests_that_are_named_exist(page: Path) -> None:
-    named = set(re.findall(r"\btests/(?:\w+/)*(\w+_test)\b|`(\w+_test)`", page.read_text("utf-8")))
+    text = page.read_text("utf-8")
+    named = set(re.findall(r"\btests/(?:\w+/)*(\w+_test)\b|`(\w+_test)`", text))
     lists = "".join(path.read_text("utf-8") for path in (ROOT / "tests").rglob("CMakeLists.txt"))
     made = set(re.findall(r"add_executable\((\w+_test)\b", lists))
     made |= {f"{folder}_test" for folder in re.findall(r"fulmen_add_test\((\w+)", lists)}
     made |= {Path(name).stem for name in NAMES if name.startswith("/tests/")}  # or a file's
     assert {one or other for one, other in named} <= made
+    for pattern in re.findall(r"ctest --preset \w+ -R '([\w|]+)'", text):
+        tests = made | set(re.findall(r"add_executable\((\w+)", lists))
+        assert all(any(word in test for test in tests) for word in pattern.split("|")), pattern
 
 
 def test_the_readme_links_to_what_newcomers_look_for() -> None:
