@@ -20,6 +20,8 @@ import layouts
 import masks
 import memory
 import merge
+import precision
+import rates
 import softmax
 from canvas import Picture
 
@@ -27,7 +29,18 @@ DOCS = Path(__file__).resolve().parents[2] / "docs"
 LANGUAGES = ("en", "zh")
 PICTURES = {
     name: drawn
-    for theme in (masks, layouts, softmax, memory, backward, hopper, merge, dropout)
+    for theme in (
+        masks,
+        layouts,
+        softmax,
+        memory,
+        backward,
+        hopper,
+        merge,
+        dropout,
+        precision,
+        rates,
+    )
     for name, drawn in theme.PICTURES.items()
 }
 

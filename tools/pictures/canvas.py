@@ -115,10 +115,17 @@ class Picture:
         if path:
             self._add(drawsvg.Path(path, class_=self._class(kind)))
 
-    def line(self, points: Sequence[Point], role: str = "ink", *, dashed: bool = False) -> None:
+    def line(
+        self,
+        points: Sequence[Point],
+        role: str = "ink",
+        *,
+        dashed: bool = False,
+        bold: bool = False,
+    ) -> None:
         """Straight strokes from point to point."""
         path = "M" + "L".join(f"{_number(x)} {_number(y)}" for x, y in points)
-        name = self._class(f"{role}-dashes" if dashed else f"{role}-line")
+        name = self._class(f"{role}-{'dashes' if dashed else 'stroke' if bold else 'line'}")
         self._add(drawsvg.Path(path, class_=name))
 
     def arrow(
@@ -323,6 +330,7 @@ def _rules(classes: list[str], scheme: int, *, full: bool) -> list[str]:
             "solid": (f"fill: {line}", ""),
             "cell": (f"fill: {line}; stroke: {line}", ROUND),
             "line": (f"stroke: {line}", "fill: none; stroke-width: 1.5; stroke-linejoin: round"),
+            "stroke": (f"stroke: {line}", "fill: none; stroke-width: 2.6; stroke-linejoin: round"),
             "dashes": (f"stroke: {line}", "fill: none; stroke-width: 1.5; stroke-dasharray: 4 4"),
             "head": (f"fill: {line}", ""),
             "text": (f"fill: {words}", ""),
