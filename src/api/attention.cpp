@@ -7,6 +7,7 @@
 #include <new>
 
 #include "api/boundary.h"
+#include "core/arrays.h"
 #include "core/log.h"
 #include "core/request.h"
 #include "core/validate.h"
@@ -60,7 +61,7 @@ void run_once(const fulmen_problem* problem, const fulmen_tensors* tensors, Oper
   cpu::run(*plan, bind(plan->problem, request), workspace.get());
 }
 
-void check_workspace(const Plan& plan, const void* workspace, size_t bytes) {
+void require_workspace(const Plan& plan, const void* workspace, size_t bytes) {
   if (bytes < plan.workspace_bytes) {
     throw Error(Status::kArgument,
                 sentence("workspace_bytes is ", bytes, "; the plan needs ", plan.workspace_bytes));
@@ -91,7 +92,9 @@ void run_plan(const fulmen_plan* handle, Operation operation, const Run& run) {
   const Arrays arrays = to_arrays(run.tensors);
   const Problem problem = same_layout(arrays, handle->arrays) ? bind(plan.problem, arrays)
                                                               : rebind(plan.problem, arrays);
-  check_workspace(plan, run.workspace, run.workspace_bytes);
+  require_workspace(plan, run.workspace, run.workspace_bytes);
+  check_workspace(problem, call_of(operation), run.workspace,
+                  static_cast<i64>(plan.workspace_bytes));
   if (on_gpu) return gpu::run(*handle->gpu, problem, run.workspace, run.stream);
   for (int index = 0; index < kNumArrays; ++index) {
     const auto array = static_cast<Array>(index);

@@ -106,11 +106,15 @@ std::string axes_text(const AxisList& list, const Sizes& sizes, int first) {
 bool is_dim(Axis axis) { return axis == Axis::kDimQk || axis == Axis::kDimV; }
 
 struct AddressRange {
-  const ArrayRule* rule;
   const Tensor* tensor;
   u64 begin;
   u64 end;
 };
+
+AddressRange range_of(const Tensor& tensor) {
+  const u64 begin = reinterpret_cast<u64>(tensor.data);
+  return {&tensor, begin, begin + static_cast<u64>(span_bytes(tensor))};
+}
 
 // Ranges of addresses tell nearly all arrays apart; may_overlap looks closer.
 bool share_bytes(const AddressRange& a, const AddressRange& b) {
@@ -119,17 +123,17 @@ bool share_bytes(const AddressRange& a, const AddressRange& b) {
 
 void check_overlaps(const Problem& problem, Call call) {
   AddressRange ranges[kNumArrays];
+  const ArrayRule* used[kNumArrays];
   int num_ranges = 0;
   for_each_used(problem.arrays, call, [&](const ArrayRule& rule, const Tensor& tensor) {
-    const u64 begin = reinterpret_cast<u64>(tensor.data);
-    const u64 bytes = static_cast<u64>(span_bytes(tensor));
-    ranges[num_ranges++] = {&rule, &tensor, begin, begin + bytes};
+    used[num_ranges] = &rule;
+    ranges[num_ranges++] = range_of(tensor);
   });
   for (int i = 0; i < num_ranges; ++i) {
-    const ArrayRule& out = *ranges[i].rule;
+    const ArrayRule& out = *used[i];
     if (use_of(out, call) != Use::kOutput) continue;
     for (int j = 0; j < num_ranges; ++j) {
-      const ArrayRule& other = *ranges[j].rule;
+      const ArrayRule& other = *used[j];
       const bool was_seen = use_of(other, call) == Use::kOutput && j <= i;
       if (was_seen || !share_bytes(ranges[i], ranges[j])) continue;
       refuse(sentence(name(out.array), " overlaps ", name(other.array),
@@ -229,6 +233,18 @@ void check_span(const Tensor& tensor, const char* subject) {
                        " and strides: no memory is that large"));
 }
 
+void check_layouts(const Arrays& arrays, Call call, bool packed, Pointers pointers) {
+  for (const ArrayRule& rule : rules::kTable) {
+    const Tensor& tensor = arrays[rule.array];
+    if (!tensor.present()) continue;
+    const Use use = use_of(rule, call);
+    const bool is_read = use == Use::kInput || use == Use::kOutput;
+    check_layout(tensor, name(rule.array), rule.list, packed,
+                 is_read ? pointers : Pointers::kUnknown);
+    check_span(tensor, name(rule.array));
+  }
+}
+
 void check_dtype(const Tensor& tensor, const ArrayRule& rule, DType operand, DType param) {
   if (!allows(rule.dtypes, tensor.dtype, operand, param)) {
     const bool follows_q = rule.dtypes != DTypes::kAnyFloat && rule.dtypes != DTypes::kBool &&
@@ -302,6 +318,16 @@ void check_outputs_nest(const Problem& problem, Call call) {
 void check_pointers(Problem& problem, Call call) {
   check_overlaps(problem, call);
   problem.pointer_alignment = pointer_alignment(problem);
+}
+
+void check_workspace(const Problem& problem, Call call, void* workspace, i64 bytes) {
+  const Tensor memory{workspace, DType::kBool, 1, {bytes}, {1}};
+  const AddressRange own = range_of(memory);
+  for_each_used(problem.arrays, call, [&](const ArrayRule& rule, const Tensor& tensor) {
+    if (!share_bytes(own, range_of(tensor))) return;
+    refuse(sentence("workspace, ", bytes, " bytes, overlaps ", name(rule.array),
+                    " in memory; a run needs bytes of its own there, which no array shares"));
+  });
 }
 
 }  // namespace fulmen

@@ -188,6 +188,10 @@ void check_layout(const Tensor& tensor, const char* subject, const AxisList& lis
 // That no address of it leaves 64-bit arithmetic.
 void check_span(const Tensor& tensor, const char* subject);
 
+// Both, of every array that is present, also of those that the call ignores: nobody meets a rank
+// that is none later. Pointers are looked at where the call reads or writes.
+void check_layouts(const Arrays& arrays, Call call, bool packed, Pointers pointers);
+
 // `operand`: the dtype of q; `param`: that of the parameter, for gradients.
 void check_dtype(const Tensor& tensor, const ArrayRule& rule, DType operand, DType param);
 
@@ -209,6 +213,9 @@ void check_outputs_nest(const Problem& problem, Call call);
 
 // That no output overlaps another array. Fills pointer_alignment.
 void check_pointers(Problem& problem, Call call);
+
+// That no array of the call shares a byte with the first `bytes` of its workspace.
+void check_workspace(const Problem& problem, Call call, void* workspace, i64 bytes);
 
 // Bytes from the first to the last byte of a tensor; 0 when it has no elements.
 i64 span_bytes(const Tensor& tensor);

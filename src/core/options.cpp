@@ -72,6 +72,22 @@ ScoreMap<double> score_map(const Options& options, i64 dim_qk) {
   return {std::isnan(options.scale) ? natural : options.scale, options.softcap};
 }
 
+// Kernels have these numbers, and their quotients, in the type of sums: one that is infinite, 0 or
+// without all its digits there would mean another score.
+void check_range(const char* subject, double value, DType sums) {
+  const double most = sums == DType::kFloat64 ? 0x1p1022 : 0x1p126;
+  const double magnitude = std::abs(value);
+  if (value == 0 || (magnitude >= 1 / most && magnitude <= most)) return;
+  refuse(sentence(subject, " is ", value, "; allowed is 0, or ", 1 / most, " to ", most,
+                  " in magnitude, the range of ", name(sums), " sums"));
+}
+
+void check_ranges(const ScoreMap<double>& map, DType sums) {
+  check_range("scale", map.scale, sums);
+  check_range("softcap", map.softcap, sums);
+  if (map.is_modified()) check_range("scale / softcap", map.scale / map.softcap, sums);
+}
+
 // A limit beyond all rows is no limit, exactly: positions stay within 32 bits.
 i32 window_limit(i64 limit) { return limit > kMaxExtent ? kNoLimit : static_cast<i32>(limit); }
 
@@ -206,6 +222,7 @@ void apply_options(Problem& problem, const Options& options, const Experiment& e
   FULMEN_COPY_##normal(kind, name)
 #include "fulmen/options.def"
   problem.score_map = score_map(options, problem.dim_qk);
+  check_ranges(problem.score_map, accumulator(problem.dtype));
   problem.dropout = dropout(problem, options);
   problem.max_q = upper_bound("max_q", options.max_q, problem.q_rows, problem.packed);
   problem.max_kv = upper_bound("max_kv", options.max_kv, problem.kv_rows, problem.packed);

@@ -85,6 +85,7 @@ RequestKey::RequestKey(const Request& request, i64 num_threads) {
 
 Problem rebind(const Problem& problem, const Arrays& arrays) {
   const Call call = call_of(problem.operation);
+  check_layouts(arrays, call, problem.packed, Pointers::kChecked);
   Problem bound = problem;
   for (int index = 0; index < kNumArrays; ++index) {
     const Array array = array_at(index);
@@ -97,7 +98,6 @@ Problem rebind(const Problem& problem, const Arrays& arrays) {
                       " when the plan was made: make a plan for it"));
     }
     if (!given.present()) continue;
-    check_layout(given, name(array), rule.list, problem.packed, Pointers::kChecked);
     Tensor now = normal_form(given, rule.list);
     if (use_of(rule, call) != Use::kOutput) broadcast(now, rule.list, problem);
     check_same(now, problem.arrays[array], given, array);

@@ -140,18 +140,13 @@ Problem checked(const Request& request, Call call, Pointers pointers) {
   problem.operation = request.operation;
   problem.packed = arrays[Array::kCuQ].present();
   problem.dtype = arrays[Array::kQ].dtype;
-  for_each_used(arrays, call, [&](const ArrayRule& rule, const Tensor& tensor) {
-    const bool is_read = use_of(rule, call) != Use::kShape;
-    check_layout(tensor, name(rule.array), rule.list, problem.packed,
-                 is_read ? pointers : Pointers::kUnknown);
-  });
+  check_layouts(arrays, call, problem.packed, pointers);
   for_each_used(arrays, call, [&](const ArrayRule& rule, const Tensor& tensor) {
     // A mask is read from where a bias is -inf, whatever its dtype is beside that of q.
     const bool only_masks = call == Call::kDenseMask && rule.array == Array::kBias;
     if (!only_masks || !is_float(tensor.dtype)) {
       check_dtype(tensor, rule, problem.dtype, arrays[rule.param].dtype);
     }
-    check_span(tensor, name(rule.array));
   });
   measure(problem, arrays, call);
   normalize(problem, arrays, call);

@@ -20,6 +20,7 @@ namespace fulmen::test {
 struct KernelRun {
   emulator::GlobalMemory memory;
   u32 seed;
+  bool together = false;  // all blocks of a kernel at the same time, in any order
 
   // Every tenth, or all by FULMEN_TEST_FULL: the checker looks at every load of slow kernels.
   bool is_checked() const { return seed % 10 == 0 || tests_everything(); }
@@ -30,6 +31,7 @@ struct KernelRun {
                       .threads = static_cast<i32>(threads),
                       .shared_bytes = static_cast<i32>(shared_bytes),
                       .seed = seed,
+                      .together = together,
                       .kernel = name,
                       .check = is_checked(),
                       .memory = is_checked() ? &memory : nullptr},

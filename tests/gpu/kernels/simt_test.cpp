@@ -3,6 +3,8 @@
 //
 // The simt kernels' own text, run in the emulator, against the scalar oracle over drawn problems.
 // One small tile for each dtype, so that the problems have several blocks in both directions.
+#include <set>
+
 #include "against_oracle.h"
 #include "gpu/simt/plan.h"
 #include "kernels/naive/naive.cuh"
@@ -95,6 +97,99 @@ TEST_P(SimtOnHost, BackwardAgreesWithTheOracle) {
 TEST(SimtOnHostPlanted, WhatIsHiddenDoesNotShow) {
   expect_hidden_does_not_show<SimtForward, SimtBackward>();
   expect_hidden_does_not_show<SimtForward, SimtBackwardInPasses>();
+}
+
+// ---- Bits over schedules -----------------------------------------------------------------------
+
+// Two query heads that share 70 keys, five blocks of them, and a bias and sinks.
+Request request_of_several_blocks(RandomProblem& random, DType dtype, unsigned need) {
+  Request request;
+  Arrays& arrays = request.arrays;
+  const auto fill = [&](Array array, DType type, std::vector<i64> shape) {
+    arrays[array] = random.array(type, std::move(shape));
+    random.fill_normal(arrays[array]);
+  };
+  fill(Array::kQ, dtype, {1, 2, 37, 24});
+  fill(Array::kK, dtype, {1, 1, 70, 24});
+  fill(Array::kV, dtype, {1, 1, 70, 16});
+  fill(Array::kBias, accumulator(dtype), {1, 2, 1, 70});
+  fill(Array::kSinks, accumulator(dtype), {2});
+  arrays[Array::kO] = random.array(dtype, {1, 2, 37, 16});
+  arrays[Array::kLse] = random.array(accumulator(dtype), {1, 2, 37});
+  arrays[Array::kStats] = random.array(accumulator(dtype), {1, 2, 37, 2});
+  request.options.scale = kNan;
+  cpu::scalar_forward(validate(request, Pointers::kChecked));
+  return to_backward(random, request, need);
+}
+
+std::string bits_of(const Tensor& tensor) {
+  std::string bits;
+  RandomProblem::for_each(tensor, [&](const i64* at) {
+    bits.append(RandomProblem::address(tensor, at), static_cast<size_t>(size_bytes(tensor.dtype)));
+  });
+  return bits;
+}
+
+// How many different results a gradient has over 20 schedules in which all blocks run together.
+template <DType kDType, bool kAddsDq>
+size_t num_results(Array gradient, unsigned need) {
+  RandomProblem random(11);
+  const Request first = request_of_several_blocks(random, kDType, need);
+  std::set<std::string> results;
+  for (u32 seed = 1; seed <= 20; ++seed) {
+    const Request request = with_fresh_outputs(random, first);
+    KernelRun run{memory_of(request), seed, true};
+    run_backward<kDType, kAddsDq>(
+        gpu::attention_params(validate(request, Pointers::kChecked)), run);
+    results.insert(bits_of(request.arrays[gradient]));
+  }
+  return results.size();
+}
+
+constexpr unsigned kAllGradients = 31;  // bits: q, k, v, bias, sinks
+
+template <DType kDType>
+void expect_repeatable_passes() {
+  for (const Array gradient :
+       {Array::kDQ, Array::kDK, Array::kDV, Array::kDBias, Array::kDSinks}) {
+    EXPECT_EQ((num_results<kDType, false>(gradient, kAllGradients)), 1u) << name(gradient);
+  }
+}
+
+TEST(SimtBits, DeterministicGradientsHaveTheSameInEverySchedule) {
+  expect_repeatable_passes<DType::kFloat32>();
+  expect_repeatable_passes<DType::kFloat64>();
+}
+
+TEST(SimtBits, SumsOfDqByAtomicsDependOnTheSchedule) {
+  EXPECT_GT((num_results<DType::kFloat32, true>(Array::kDQ, kAllGradients)), 1u);
+  EXPECT_GT((num_results<DType::kFloat64, true>(Array::kDQ, kAllGradients)), 1u);
+  EXPECT_EQ((num_results<DType::kFloat32, true>(Array::kDK, kAllGradients)), 1u);
+  EXPECT_EQ((num_results<DType::kFloat64, true>(Array::kDV, kAllGradients)), 1u);
+}
+
+// One bit of `need` for each gradient, in the order of kAllGradients.
+template <DType kDType>
+void expect_same_bits_alone() {
+  const auto result = [](Array gradient, unsigned need) {
+    RandomProblem random(11);
+    const Request request = request_of_several_blocks(random, kDType, need);
+    KernelRun run{memory_of(request), 1, true};
+    run_backward<kDType, false>(gpu::attention_params(validate(request, Pointers::kChecked)), run);
+    return bits_of(request.arrays[gradient]);
+  };
+  unsigned need = 1;
+  for (const Array gradient :
+       {Array::kDQ, Array::kDK, Array::kDV, Array::kDBias, Array::kDSinks}) {
+    EXPECT_EQ(result(gradient, need), result(gradient, kAllGradients)) << name(gradient);
+    need *= 2;
+  }
+}
+
+TEST(SimtBits, DeterministicGradientsAloneAreWhatTheyAreAmongTheOthers) {
+  expect_same_bits_alone<DType::kFloat32>();
+  expect_same_bits_alone<DType::kFloat64>();
+  expect_same_bits_alone<DType::kBFloat16>();
 }
 
 INSTANTIATE_TEST_SUITE_P(Drawn, SimtOnHost, testing::Range(200u, 300u, 25u));

@@ -70,7 +70,7 @@ class Case(Scalars, Tensors):
     gradients: tuple[str, ...] = ("q", "k", "v")  # "bias" and "sinks" are added where they exist
     dlse: bool = False
     check: str = "rule"  # CHECKS
-    need_each: bool = False  # each gradient alone has the bits of all together
+    need_each: bool = False  # each gradient is asked for alone as well: checks.each_alone
     lse_only: bool = False  # backward takes lse instead of stats
     finite_gradients: bool = False  # scores beyond 1e6: gradients are finite, not more
     exact: bool = False  # one visible key: o = v[j]

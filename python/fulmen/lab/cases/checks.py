@@ -2,13 +2,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is checked beside the error rule: bits that must be equal, memory that must be untouched.
 
+What is promised of bits: o and lse have them in every run of equal calls; gradients in every run of
+calls with `deterministic=True`, and of all calls on the CPU, whatever other gradients are asked for.
+
 A `Run` is a case, its call and the implementation; it knows how to call the public functions. Each
 check raises CheckError with one sentence. Called by run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -42,6 +45,11 @@ class Run:
     call: Call
     where: dict[str, str]  # backend and implementation
     memory: Host | OnGpu = field(default_factory=Host)  # of the arrays, when the library gets them
+
+    @property
+    def repeatable(self) -> dict[str, Any]:
+        """What calls ask for so that their gradients have the same bits in every run."""
+        return {} if self.where["backend"] == "cpu" else {"deterministic": True}
 
     def options(self, changes: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """The keyword arguments of a call, with changes; None takes an option away."""
@@ -138,13 +146,31 @@ def one_key_is_exact(run: Run, o: Array) -> None:
                 raise CheckError(f"row {(at.batch, at.head, int(i))} sees one key and is not its v")
 
 
-def each_alone(run: Run, forward: Any, together: dict[str, Array]) -> None:
-    """Each gradient alone has the bits that it has among the others."""
-    for name in run.case.needs:
-        attribute = GRADIENT_OF[name]
-        alone = run.backward(forward, (name,))[attribute]
-        if not same_bits(np.array(alone), np.array(together[attribute])):
-            raise CheckError(f"{attribute} alone differs from {attribute} among the others")
+def alone(
+    run: Run, forward: Any, need: str, changes: Mapping[str, Any] | None = None
+) -> dict[str, Array]:
+    """One gradient by its name; none where the implementation makes it beside others only."""
+    try:
+        return run.backward(forward, (need,), changes)
+    except fulmen.UnsupportedError:
+        return {}
+
+
+def each_alone(run: Run, forward: Any, together: dict[str, Array]) -> Iterator[dict[str, Array]]:
+    """Each gradient alone has the bits that it has among the others, where those are repeatable.
+
+    Yields the results that nobody has judged yet: on a GPU those of `deterministic` calls, and each
+    gradient alone of plain ones.
+    """
+    if run.repeatable:
+        together = run.backward(forward, run.case.needs, run.repeatable)
+        yield together
+    for need in run.case.needs:
+        for attribute, x in alone(run, forward, need, run.repeatable).items():
+            if not same_bits(np.array(x), np.array(together[attribute])):
+                raise CheckError(f"{attribute} alone differs from {attribute} among the others")
+        if run.repeatable:
+            yield alone(run, forward, need)
 
 
 def results(run: Run, changes: Mapping[str, Any] | None = None) -> dict[str, Array]:
@@ -156,13 +182,35 @@ def results(run: Run, changes: Mapping[str, Any] | None = None) -> dict[str, Arr
     return {name: np.array(x) for name, x in found.items()}
 
 
-def same_bits_with(run: Run, others: tuple[Mapping[str, Any], ...]) -> None:
-    """The results keep their bits under each change of the call."""
-    first = results(run)
+def gradients_of(found: dict[str, Array]) -> dict[str, Array]:
+    """Those among results by name."""
+    return {name: x for name, x in found.items() if name.startswith("d")}
+
+
+def keep_bits(found: dict[str, Array], first: dict[str, Array], changes: Mapping[str, Any]) -> None:
+    """Results that two ways to write a call must have to the bit."""
+    for name, x in found.items():
+        if not same_bits(x, first[name]):
+            raise CheckError(f"{name} differs with {dict(changes) or 'the same call again'}")
+
+
+def same_bits_with(run: Run, others: tuple[Mapping[str, Any], ...]) -> Iterator[dict[str, Array]]:
+    """Results keep their bits under each change of the call: gradients, where they are repeatable.
+
+    Yields gradients that nobody has judged yet: on a GPU those of plain calls that are changed, and
+    of `deterministic` ones.
+    """
+    first = results(run, run.repeatable)
+    plain = results(run) if run.repeatable else first
+    if run.repeatable:
+        yield gradients_of(first)
     for changes in others:
-        for name, x in results(run, changes).items():
-            if not same_bits(x, first[name]):
-                raise CheckError(f"{name} differs with {dict(changes) or 'the same call again'}")
+        keep_bits(results(run, {**changes, **run.repeatable}), first, changes)
+        if not run.repeatable:
+            continue
+        found = results(run, changes)
+        keep_bits({name: found[name] for name in ("o", "lse")}, plain, changes)
+        yield gradients_of(found)
 
 
 def other_numbers_with(run: Run, others: tuple[Mapping[str, Any], ...]) -> None:

@@ -136,13 +136,15 @@ def check_rule(run: Run) -> Measured:
     if run.case.exact:
         checks.one_key_is_exact(run, forward.o)
     if run.case.need_each:
-        checks.each_alone(run, forward, gradients)
+        for found in checks.each_alone(run, forward, gradients):
+            yield from measure(run, found)
 
 
 def check_same(run: Run) -> Measured:
     """The rule, and the same bits from every other way to write the call."""
     yield from check_rule(run)
-    checks.same_bits_with(run, run.case.others)
+    for found in checks.same_bits_with(run, run.case.others):
+        yield from measure(run, found)
 
 
 def check_alone(run: Run) -> Measured:
@@ -154,7 +156,7 @@ def check_alone(run: Run) -> Measured:
 def check_repeat(run: Run) -> Measured:
     """Many batch entries that are one and the same: the first obeys the rule, all have its bits."""
     many = checks.repeated(run)
-    for name, x in checks.results(many).items():
+    for name, x in checks.results(many, many.repeatable).items():
         if not (x == x[:1]).all():
             raise CheckError(f"{name} differs between batch entries that are the same")
         yield from measure(run, {name: x[:1]})

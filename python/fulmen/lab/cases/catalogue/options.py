@@ -255,7 +255,9 @@ def bits() -> list[Case]:
         again: Fields = {"dtype": dtype, "check": "same", "others": ({},)}
         rows[f"again_{dtype}"] = {**again, "bias": "1h1k", "sinks": "normal", "causal": True}
         rows[f"again_packed_{dtype}"] = {**again, "q_packed": (20, 3), "kv_packed": (9, 40)}
-        rows[f"deterministic_{dtype}"] = {**again, "others": ({"deterministic": True},) * 2}
+        ordered: Fields = {**again, "others": ({"deterministic": True},) * 2, "need_each": True}
+        rows[f"deterministic_{dtype}"] = {**ordered, "kv_rows": 300}  # several blocks of keys
+        rows[f"deterministic_bias_{dtype}"] = {**ordered, "bias": "1hqk", "sinks": "normal"}
         alone: Fields = {"dtype": dtype, "check": "alone", "batch": 3, "dlse": True}
         rows[f"alone_{dtype}"] = {**alone, "causal": True}
         rows[f"alone_lengths_{dtype}"] = {
@@ -272,6 +274,26 @@ def bits() -> list[Case]:
             "window": (0, 0),
             "inputs": "wide",
         }
+    # The tiles of each head dimension, and the rows from which sums are ordered on Hopper.
+    ordered = {"check": "same", "others": ({},), "need_each": True, "dtype": "bfloat16"}
+    for dim, causal in product((64, 128, 256), (False, True)):
+        rows[f"deterministic_d{dim}_{'causal' if causal else 'full'}"] = {
+            **ordered,
+            "dim": dim,
+            "causal": causal,
+            "q_rows": 300,
+            "kv_rows": 300,
+        }
+        if dim < 256:
+            rows[f"deterministic_long_d{dim}_{'causal' if causal else 'full'}"] = {
+                **ordered,
+                "dim": dim,
+                "causal": causal,
+                "q_rows": 1100,
+                "kv_rows": 1100,
+                "heads": 2,
+                "kv_heads": 1,
+            }
     return table("bits", ("bits",), rows, heads=4, kv_heads=2, q_rows=40, kv_rows=70)
 
 
