@@ -2,13 +2,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Writes what pages quote from other files into the pages, so that it is seen wherever they are.
 
-    docs_tables.py            rewrites every generated part of the pages below docs/
+    docs_tables.py            rewrites every generated part of the README and the pages below docs/
     docs_tables.py --check    names the parts that are not what their sources say (`make check`)
 
 A page holds a part between two comments, the first of which says what it is:
 
     <!-- begin generated: results FILE CASE -->      the table of bench/results/FILE
     <!-- begin generated: records FILE KEY ... -->   these fields of its records, one a line
+    <!-- begin generated: verified FILE LANGUAGE --> what a record of `fulmen verify` says
     <!-- begin generated: c-api -->                  the reference of fulmen.h
     <!-- begin generated: decisions -->              the table of what lies in docs/decisions
     <!-- begin generated: call-path CALL -->         the files of tools/call_path.txt that a warm
@@ -31,6 +32,7 @@ from pathlib import Path
 
 import api_reference
 import results_table
+import verified
 from source_tree import ROOT
 
 DOCS = ROOT / "docs"
@@ -95,6 +97,8 @@ def text_of(what: str) -> str:
         return results_table.table(*words)
     if kind == "records":
         return results_table.listing(*words)
+    if kind == "verified":
+        return verified.sentence(*words)
     if kind == "c-api":
         return api_reference.markdown(api_reference.HEADER.read_text(encoding="utf-8")).rstrip()
     if kind == "call-path":
@@ -128,13 +132,28 @@ def stale_parts(page: str) -> list[str]:
     return stale
 
 
+def pages() -> list[Path]:
+    """What readers see: the README in both languages, and docs/."""
+    return [*sorted(ROOT.glob("README*.md")), *sorted(DOCS.rglob("*.md"))]
+
+
+def say_notes(page: str) -> None:
+    """What is no failure, but should be known of the records that a page quotes."""
+    for match in _PART.finditer(page):
+        kind, *words = match["what"].split()
+        if kind == "verified" and (said := verified.note(words[0])):
+            print(f"docs_tables: note: {said}")
+
+
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Writes generated parts into the pages of docs/.")
+    parser = argparse.ArgumentParser(description="Writes generated parts into the pages.")
     parser.add_argument("--check", action="store_true", help="write nothing; fail where stale")
     check = parser.parse_args().check
     stale = 0
-    for path in sorted(DOCS.rglob("*.md")):
+    for path in pages():
         page = path.read_text(encoding="utf-8")
+        if path.name == "README.md" and path.parent == ROOT:
+            say_notes(page)
         if not check:
             path.write_text(written(page), encoding="utf-8")
             continue

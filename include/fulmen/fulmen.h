@@ -68,6 +68,12 @@ extern "C" {
  * Errors. Every function that can fail returns a fulmen_status. On failure fulmen_last_error()
  * gives one sentence: what was wrong, what was given, what is allowed. Every precondition that the
  * host can see is checked before anything is written. The library never prints and never exits.
+ * Bits. Equal calls give o and lse (and stats) the same bits in every run. Gradients have the same
+ * bits in every run where deterministic is set, and on the CPU always: each of them, whatever other
+ * gradients are asked for, as long as the same implementation makes it. Without it a GPU adds up
+ * dq, and sums of dbias, in the order in which blocks finish: last bits may differ from run to run.
+ * Calls are equal when options, shapes, strides, contents and, on a GPU, the alignment of pointers,
+ * the card and the version of fulmen are.
  * Struct versions. Every struct begins with struct_size, is filled by its _init function and grows
  * only at its end, so that a compiled program keeps working with a later library: _init tells the
  * library the size that the program was compiled with, no more is ever read or written, and fields
@@ -171,7 +177,9 @@ typedef struct fulmen_problem {
 
   /* scores */
   double scale;   /* NaN (default): 1 / sqrt(max(head_dim_qk, 1)). 0, negative: legal */
-  double softcap; /* 0 (default): off; else > 0 */
+  double softcap; /* 0 (default): off; else > 0. It, scale and scale / softcap are refused where
+                     sums have no such number: beyond 2^126 and, but for 0, below 2^-126 in
+                     magnitude; with float64 q beyond 2^1022 and below 2^-1022 */
 
   /* masks; others are arrays: mask, bias, ids, lengths */
   int32_t causal;             /* 0 (default) or 1: row i sees j <= i + shift */
@@ -189,7 +197,7 @@ typedef struct fulmen_problem {
   /* hints and promises */
   int64_t max_q;           /* packed only: no sequence has more query rows; 0 (default): not said */
   int64_t max_kv;          /* packed only: no sequence has more keys; 0 (default): not said */
-  int32_t deterministic;   /* 1: bitwise equal from run to run. The CPU always is */
+  int32_t deterministic;   /* 1: gradients have the same bits in every run: section 1, Bits */
   int32_t batch_invariant; /* 1: bits do not depend on other batch entries. The CPU always is */
 
   /* where and how */
@@ -310,7 +318,8 @@ FULMEN_API void fulmen_plan_destroy(fulmen_plan* plan); /* NULL: nothing happens
 FULMEN_API size_t fulmen_plan_workspace_bytes(const fulmen_plan* plan);
 
 /* Runs a plan of that operation. workspace: at least fulmen_plan_workspace_bytes bytes, any
- * alignment, any contents, used by this run alone; NULL when that is 0. */
+ * alignment, any contents, used by this run alone and shared with no array of it; NULL when that is
+ * 0. */
 FULMEN_API fulmen_status fulmen_forward(const fulmen_plan* plan, const fulmen_tensors* tensors,
                                         void* workspace, size_t workspace_bytes, void* stream);
 FULMEN_API fulmen_status fulmen_backward(const fulmen_plan* plan, const fulmen_tensors* tensors,
@@ -378,8 +387,9 @@ FULMEN_API fulmen_status fulmen_plan_explain(const fulmen_plan* plan, char* buff
 /* "major.minor.patch". Static storage. */
 FULMEN_API const char* fulmen_version(void);
 
-/* One JSON object: {"version", "commit", "compiler", "build_type", "isas": [built], "isa": in use,
- * "threads"}. Same text rules as above. */
+/* One JSON object: {"version", "commit", "kernels": a hash of the text of all GPU kernels,
+ * "compiler", "build_type", "isas": [built], "isa": in use, "threads"}. Same text rules as above.
+ */
 FULMEN_API fulmen_status fulmen_build_info(char* buffer, size_t capacity, size_t* needed);
 
 /* What this header holds, for bindings, as one JSON object:

@@ -143,7 +143,8 @@ def attention(q: Array, k: Array, v: Array, **options: Unpack[AttentionKeywords]
         backend: "auto" (where q is), "cpu" or "cuda"; an error if q is elsewhere.
         implementation: "auto"; on the CPU "scalar" (the float64 oracle) or "tiled"; on a GPU
             "naive", "simt", "sm80" or "sm90"; an error if it cannot.
-        deterministic: bitwise equal from run to run. The CPU always is.
+        deterministic: gradients have the same bits in every run, whatever `need` asks for beside
+            them. The CPU's always have; o and lse have them everywhere.
         batch_invariant: a request's bits do not depend on its neighbours. The CPU always is.
         precision: of the products of float32 q, k and v: "float32", or a permission to use a GPU's
             tensor cores: "3xtf32" (errors like float32's) or "tf32" (inputs rounded to 11

@@ -10,6 +10,7 @@
 
 #include "api/boundary.h"
 #include "cpu/backend.h"
+#include "gpu/jit/bundle.h"
 
 namespace fulmen::api {
 namespace {
@@ -27,9 +28,9 @@ std::string build_info() {
     isas += sentence(isas.empty() ? "\"" : ", \"", isa, "\"");
   }
   return sentence("{\"version\": \"", FULMEN_VERSION, "\", \"commit\": \"", FULMEN_COMMIT,
-                  "\", \"compiler\": \"", kCompiler, "\", \"build_type\": \"", FULMEN_BUILD_TYPE,
-                  "\", \"isas\": [", isas, "], \"isa\": \"", device.isa,
-                  "\", \"threads\": ", device.num_threads, "}");
+                  "\", \"kernels\": \"", gpu::hex(gpu::digest_of_sources()), "\", \"compiler\": \"",
+                  kCompiler, "\", \"build_type\": \"", FULMEN_BUILD_TYPE, "\", \"isas\": [", isas,
+                  "], \"isa\": \"", device.isa, "\", \"threads\": ", device.num_threads, "}");
 }
 
 }  // namespace

@@ -188,8 +188,8 @@ void check_layout(const Tensor& tensor, const char* subject, const AxisList& lis
 // That no address of it leaves 64-bit arithmetic.
 void check_span(const Tensor& tensor, const char* subject);
 
-// Both, of every array that is present, also of those that the call ignores: nobody meets a rank
-// that is none later. Pointers are looked at where the call reads or writes.
+// Both, of every array that is present, also of those that the call ignores: no later code meets a
+// rank that is none later. Pointers are looked at where the call reads or writes.
 void check_layouts(const Arrays& arrays, Call call, bool packed, Pointers pointers);
 
 // `operand`: the dtype of q; `param`: that of the parameter, for gradients.

@@ -137,16 +137,30 @@ struct Head {
 };
 
 // m = max_j s[j], l = sum_j exp(s[j] - m) over visible j.
-State softmax_of(const Head& a, DType stats_dtype) {
+State softmax_of(const Head& a) {
   State state;
   for (i64 j = 0; j < a.kv_len(); ++j) {
     if (a.visible[a.at(j)]) state.row_max = max(state.row_max, a.s[a.at(j)]);
   }
-  state.row_max = round_up(state.row_max, stats_dtype);  // as stats stores it
   for (i64 j = 0; j < a.kv_len(); ++j) {
     if (a.visible[a.at(j)]) state.row_sum += state.weight(a.s[a.at(j)]);
   }
   return state;
+}
+
+// The same as stats keep it: m in their type, not below the true one, and l beside that m, as the
+// backward pass takes its weights. Where numbers of the type lie so far apart that l would vanish,
+// m lies below, and weights above 1 count as 1.
+State kept_state(const Head& a, const State& state, DType stats_dtype) {
+  constexpr double kMostAbove = 64;  // exp(-64) is far from the smallest float32
+  State kept{round_up(state.row_max, stats_dtype), 0};
+  if (kept.row_max - state.row_max > kMostAbove) {
+    kept.row_max = -round_up(-state.row_max, stats_dtype);
+  }
+  for (i64 j = 0; j < a.kv_len(); ++j) {
+    if (a.visible[a.at(j)]) kept.row_sum += std::exp(min(a.s[a.at(j)] - kept.shift(), 0.0));
+  }
+  return kept;
 }
 
 // What the forward pass kept of a row: stats, or the lse alone.
@@ -161,14 +175,14 @@ State saved_state(const Head& a, i64 i) {
   return {lse, lse == -Float64Math::kInfinity ? 0.0 : 1.0};
 }
 
-void store_state(const Head& a, i64 i, const State& state) {
+void store_state(const Head& a, i64 i, const State& state, const State& kept) {
   const Tensor& lse = a.problem.arrays[Array::kLse];
   const Tensor& stats = a.problem.arrays[Array::kStats];
   const i64 row = a.sequence.q_begin + i;
   if (lse.present()) lse.set_real(a.sequence.batch, a.head, row, 0, state.lse());
   if (stats.present()) {
-    stats.set_real(a.sequence.batch, a.head, row, 0, state.row_max);
-    stats.set_real(a.sequence.batch, a.head, row, 1, state.row_sum);
+    stats.set_real(a.sequence.batch, a.head, row, 0, kept.row_max);
+    stats.set_real(a.sequence.batch, a.head, row, 1, kept.row_sum);
   }
 }
 
@@ -232,16 +246,16 @@ void scalar_forward(const Problem& problem) {
       Matrix O(a.q_len(), a.V.cols);
       for (i64 i = 0; i < a.q_len(); ++i) {
         a.attend(i);
-        const State state = softmax_of(a, stats_dtype);
+        const State state = softmax_of(a);
         const double normalizer = state.normalizer(a.sink);
         for (i64 j = 0; j < a.kv_len(); ++j) {
           const size_t at = a.at(j);
           if (!a.visible[at]) continue;
           axpy(state.weight(a.s[at]) * normalizer * a.keep[at], a.V[j], O[i], a.V.cols);
         }
-        store_state(a, i, state);
+        store_state(a, i, state, kept_state(a, state, stats_dtype));
       }
-      for (i64 i = a.q_len(); i < a.sequence.q_slot; ++i) store_state(a, i, State{});
+      for (i64 i = a.q_len(); i < a.sequence.q_slot; ++i) store_state(a, i, {}, {});
       store(problem.arrays[Array::kO], O, a.sequence.batch, head, a.sequence.q_begin,
             a.sequence.q_slot);
     }

@@ -1,8 +1,8 @@
 // SPDX-FileCopyrightText: fulmen contributors
 // SPDX-License-Identifier: Apache-2.0
 //
-// The table, and the way down it, to the first whose kernels pass the gate; and what a deterministic
-// call makes beside what it is asked for.
+// The table, and the way down it, to the first whose kernels pass the gate; and what a
+// deterministic call makes beside what it is asked for.
 
 #include "gpu/implementations.h"
 
@@ -37,9 +37,10 @@ constexpr GpuImplementation kImplementations[] = {
     {Implementation::kNaive, "one thread a row, every option", false, {plan_naive}, {plan_naive}},
 };
 
-// ---- Deterministic gradients on tensor cores -----------------------------------------------------
-// Tiles and kernels follow from which of dq, dk and dv are made, and with them the order of sums. So
-// that a gradient has its bits whatever else is asked for, such calls make all three; those that
+// ---- Deterministic gradients on tensor cores ---------------------------------------------------
+
+// Tiles and kernels follow from which of dq, dk and dv are made, and with them the order of sums.
+// So that a gradient has its bits whatever else is asked for, such calls make all three; those that
 // no caller asked for lie in the workspace.
 
 constexpr Array kGradients[] = {Array::kDQ, Array::kDK, Array::kDV};

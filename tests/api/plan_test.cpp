@@ -10,6 +10,7 @@
 
 #include "api/count_allocations.h"
 #include "api/refusal.h"
+#include "core/arrays.h"
 
 namespace fulmen::test {
 namespace {
@@ -55,6 +56,12 @@ fulmen_status run_forward(const Plan& plan, const TestCall& call, const Workspac
 fulmen_status run_backward(const Plan& plan, const TestCall& call, const Workspace& workspace) {
   return fulmen_backward(plan.get(), &call.tensors, workspace.data(), workspace.bytes, nullptr);
 }
+
+// The members of fulmen_tensors, in the order of Array.
+constexpr Member kMembers[] = {
+#define FULMEN_ARRAY(array, member, ...) &fulmen_tensors::member,
+#include "fulmen/arrays.def"
+};
 
 constexpr Sizes kMedium{.batch = 2, .heads = 4, .q_rows = 37, .kv_rows = 53, .dim_qk = 20};
 
@@ -200,6 +207,10 @@ const Refusal kDifferent[] = {
      [](TestCall& c) { c.tensors.o.data = c.tensors.v.data; },
      FULMEN_ERROR_ARGUMENT,
      {"o overlaps v"}},
+    {"an array that it does not use, of another rank",
+     [](TestCall& c) { c.tensors.dq.rank = -1; },
+     FULMEN_ERROR_SHAPE,
+     {"dq has rank -1", "2 to 4"}},
     {"struct",
      [](TestCall& c) { c.tensors.struct_size = 1; },
      FULMEN_ERROR_ARGUMENT,
@@ -243,6 +254,52 @@ TEST(Plan, RefusesTooLittleWorkspace) {
             FULMEN_ERROR_ARGUMENT);
   EXPECT_THAT(fulmen_last_error(), HasSubstr("stream is not null"));
   EXPECT_TRUE(call.outputs_untouched());
+}
+
+// Every array that a run uses, moved into the workspace: over its first bytes and its last.
+void expect_no_room_for_arrays(const TestCall& call, const Plan& plan, fulmen_operation operation) {
+  const Workspace workspace(plan);
+  const auto run = [&](const fulmen_tensors& tensors) {
+    return operation == FULMEN_OPERATION_FORWARD
+               ? fulmen_forward(plan.get(), &tensors, workspace.data(), workspace.bytes, nullptr)
+               : fulmen_backward(plan.get(), &tensors, workspace.data(), workspace.bytes, nullptr);
+  };
+  ASSERT_EQ(run(call.tensors), FULMEN_OK) << fulmen_last_error();
+  for (const ArrayRule& rule : rules::kTable) {
+    const Member member = kMembers[static_cast<int>(rule.array)];
+    const Call kind = call_of(static_cast<Operation>(operation));
+    if (use_of(rule, kind) == Use::kIgnored || (call.tensors.*member).data == nullptr) continue;
+    for (const size_t at : {size_t{0}, workspace.bytes - 1}) {
+      SCOPED_TRACE(name(rule.array));
+      fulmen_tensors tensors = call.tensors;
+      (tensors.*member).data = workspace.data() + at;
+      EXPECT_EQ(run(tensors), FULMEN_ERROR_ARGUMENT);
+      EXPECT_THAT(fulmen_last_error(), HasSubstr(sentence("overlaps ", name(rule.array))));
+    }
+  }
+}
+
+TEST(Plan, RefusesAWorkspaceThatOverlapsAnArray) {
+  TestCall dense(kMedium);
+  dense.add_backward();
+  dense.input(&T::bias, FULMEN_FLOAT32, {1, 37, 53});
+  dense.output(&T::dbias, FULMEN_FLOAT32, {1, 37, 53});
+  dense.indices(&T::kv_lengths, {53, 20});
+  expect_no_room_for_arrays(dense, forward_plan(dense), FULMEN_OPERATION_FORWARD);
+  expect_no_room_for_arrays(dense, backward_plan(dense), FULMEN_OPERATION_BACKWARD);
+  const TestCall packed = packed_call();
+  expect_no_room_for_arrays(packed, forward_plan(packed), FULMEN_OPERATION_FORWARD);
+}
+
+TEST(Plan, WorkspaceMayLieInMemoryThatNoArrayCounts) {
+  TestCall call(kMedium);
+  const Plan plan = forward_plan(call);
+  const size_t bytes = fulmen_plan_workspace_bytes(plan.get());
+  GuardedMemory memory(bytes + size_of(call.tensors.q));
+  std::memcpy(memory.data() + bytes, call.tensors.q.data, size_of(call.tensors.q));
+  call.tensors.q.data = memory.data() + bytes;
+  EXPECT_EQ(fulmen_forward(plan.get(), &call.tensors, memory.data(), bytes, nullptr), FULMEN_OK)
+      << fulmen_last_error();
 }
 
 }  // namespace

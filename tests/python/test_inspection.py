@@ -5,6 +5,8 @@
 from __future__ import annotations
 
 import json
+from importlib import import_module
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -100,3 +102,10 @@ def test_build_info_names_the_build() -> None:
     assert info["isa"] in info["isas"]
     assert info["threads"] >= 1
     assert info["library"].endswith("so")
+
+
+def test_the_hash_of_the_kernels_is_that_of_the_tree(monkeypatch: pytest.MonkeyPatch) -> None:
+    root = Path(__file__).parents[2]
+    monkeypatch.syspath_prepend(root / "tools")
+    verified = import_module("verified")
+    assert fulmen.build_info()["kernels"] == verified.digest_of_kernels(root)

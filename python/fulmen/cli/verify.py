@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import fulmen
 from fulmen.options import implementations
 
+from . import verify_record
 from .output import BAD, BadInputError, Output
 from .workers import Death, Last, run_all
 
@@ -71,6 +72,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--jobs", type=int, default=0, metavar="N", help="processes; 0: as many as cores")
     add("--seconds", type=float, default=math.inf, metavar="T",
         help="end after T seconds; cases that were not run make the exit code 1")  # fmt: skip
+    add("--record", metavar="FILE", help="write what was found to FILE, as JSON: commit, a hash of "
+        "the kernels' text, card, driver, counts, failures")  # fmt: skip
     add("--list", action="store_true", help="names and notes of the cases, and end")
 
 
@@ -100,6 +103,8 @@ def main(arguments: argparse.Namespace, output: Output) -> int:
     if left:
         output.line(f"{left} of {len(names)} cases not run: the time was over, or a process died")
     _report(lines, [way.name for way in ways], time.monotonic() - start, output)
+    if arguments.record:
+        verify_record.write(arguments.record, arguments.cases, lines, left)
     return int(left > 0 or any(line[2] == "failed" for line in lines))
 
 

@@ -27,15 +27,6 @@ std::string bytes_of_number(std::uint64_t number) {
   return {reinterpret_cast<const char*>(&number), sizeof(number)};
 }
 
-std::string digest_of_sources() {
-  Sha256 hash;
-  for (const SourceFile& file : kernel_sources()) {
-    hash.add_field(file.name);
-    hash.add_field(file.text);
-  }
-  return bytes_of(hash.finish());
-}
-
 // No compiler's version is part of it.
 std::string key_of(const KernelSpec& spec, const std::string& arch) {
   return kernel_key(spec, arch, 0).digest;
@@ -92,7 +83,7 @@ std::map<std::string, KernelCache::Kernel> read_bundle(const std::string& path) 
   if (reader.take(kMagic.size()) != kMagic) refuse(path, "is no bundle of kernels");
   const auto digest = reader.take(kDigestBytes);
   if (!digest || bytes_of(sha256(reader.rest())) != *digest) refuse(path, "is damaged");
-  if (reader.take(kDigestBytes) != digest_of_sources()) {
+  if (reader.take(kDigestBytes) != bytes_of(digest_of_sources())) {
     refuse(path, "was made by another version of fulmen");
   }
   std::map<std::string, KernelCache::Kernel> kernels;
@@ -124,13 +115,22 @@ void look_at_environment(Bundles& all) {
 
 }  // namespace
 
+Sha256::Digest digest_of_sources() {
+  Sha256 hash;
+  for (const SourceFile& file : kernel_sources()) {
+    hash.add_field(file.name);
+    hash.add_field(file.text);
+  }
+  return hash.finish();
+}
+
 void write_bundle(const std::vector<BundleEntry>& entries, const std::string& path) {
   std::map<std::string, std::string> kernels;
   for (const BundleEntry& entry : entries) {
     const std::string key = key_of(entry.spec, entry.arch);
     kernels[key] = encode(key, *entry.kernel);
   }
-  std::string payload = digest_of_sources() + bytes_of_number(kernels.size());
+  std::string payload = bytes_of(digest_of_sources()) + bytes_of_number(kernels.size());
   for (const auto& [key, bytes] : kernels) {
     payload += key + bytes_of_number(bytes.size()) + bytes;
   }

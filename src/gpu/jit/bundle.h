@@ -13,8 +13,12 @@
 #include <vector>
 
 #include "gpu/jit/cache.h"
+#include "gpu/jit/sha256.h"
 
 namespace fulmen::gpu {
+
+// Of the text of all kernels, which no entry outlives: SHA-256 over name and text of each file.
+Sha256::Digest digest_of_sources();
 
 struct BundleEntry {
   KernelSpec spec;

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is checked beside the error rule: bits that must be equal, memory that must be untouched.
 
-What is promised of bits: o and lse have them in every run of equal calls; gradients in every run of
-calls with `deterministic=True`, and of all calls on the CPU, whatever other gradients are asked for.
+What is promised of bits: o and lse have the same in every run of equal calls; gradients in every
+run with `deterministic=True`, and on the CPU, whatever other gradients are asked for.
 
 A `Run` is a case, its call and the implementation; it knows how to call the public functions. Each
 check raises CheckError with one sentence. Called by run.

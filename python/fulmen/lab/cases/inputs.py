@@ -120,6 +120,8 @@ KINDS: dict[str, Draw] = {
     "shift_plus_1e5": _shifted(1e5),
     "huge": _scores(1e6),
     "beyond": _scores(1e8),
+    "vast": _scores(1e12),
+    "spread_50": _scores(50.0),
     "opposed_100": _opposed(100.0),
     "opposed_2e5": _opposed(2e5),
     "zeros": _constant(0.0, 0.0),

@@ -14,8 +14,11 @@ from ..arrays import DTYPES
 from ..case import Case
 from ..inputs import KINDS
 
-OVERFLOWS = {"constant_133120": ("float16",)}  # types that cannot hold the kind
-BEYOND = ("beyond",)  # scores above 1e6: gradients are promised finite, not exact
+OVERFLOWS = {
+    "constant_133120": ("float16",),
+    "vast": ("float16",),
+}  # types that cannot hold the kind
+BEYOND = ("beyond", "vast")  # scores above 1e6: gradients are promised finite, not exact
 
 HIDDEN: dict[str, dict[str, Any]] = {
     "lengths": {"batch": 3, "q_lengths": (9, 0, 4), "kv_lengths": (0, 12, 5), "kv_rows": 12},
@@ -49,6 +52,24 @@ def kinds() -> list[Case]:
         for dtype in DTYPES
         if dtype not in OVERFLOWS.get(kind, ())
         for causal in (False, True)
+    ]
+
+
+def far_apart() -> list[Case]:
+    """One query whose keys lie 50 nats apart: gradients of most keys are subnormal or smaller."""
+    return [
+        Case(
+            f"one_row_spread_50_d{dim}_{dtype}",
+            ("numerics",),
+            inputs="spread_50",
+            dtype=dtype,
+            dim=dim,
+            heads=1,
+            q_rows=1,
+            kv_rows=228,
+        )
+        for dim in (64, 128, 256)
+        for dtype in DTYPES
     ]
 
 
@@ -90,4 +111,4 @@ def visible() -> list[Case]:
     ]
 
 
-CASES = kinds() + hidden() + visible()
+CASES = kinds() + far_apart() + hidden() + visible()

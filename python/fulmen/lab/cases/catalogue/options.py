@@ -274,26 +274,23 @@ def bits() -> list[Case]:
             "window": (0, 0),
             "inputs": "wide",
         }
-    # The tiles of each head dimension, and the rows from which sums are ordered on Hopper.
-    ordered = {"check": "same", "others": ({},), "need_each": True, "dtype": "bfloat16"}
-    for dim, causal in product((64, 128, 256), (False, True)):
-        rows[f"deterministic_d{dim}_{'causal' if causal else 'full'}"] = {
-            **ordered,
+    # The tiles of each head dimension; and more rows than 1,024, from where sums have an order on
+    # Hopper instead of a kernel of their own.
+    shapes = ((64, 200, True), (128, 200, False), (256, 200, True), (64, 1100, True),
+              (128, 1100, False))  # fmt: skip
+    for dim, size, causal in shapes:
+        rows[f"deterministic_d{dim}_s{size}"] = {
+            "dtype": "bfloat16",
+            "check": "same",
+            "others": ({},),
+            "need_each": True,
             "dim": dim,
             "causal": causal,
-            "q_rows": 300,
-            "kv_rows": 300,
+            "heads": 2 if size < 1024 else 1,
+            "kv_heads": 1,
+            "q_rows": size,
+            "kv_rows": size + 90,
         }
-        if dim < 256:
-            rows[f"deterministic_long_d{dim}_{'causal' if causal else 'full'}"] = {
-                **ordered,
-                "dim": dim,
-                "causal": causal,
-                "q_rows": 1100,
-                "kv_rows": 1100,
-                "heads": 2,
-                "kv_heads": 1,
-            }
     return table("bits", ("bits",), rows, heads=4, kv_heads=2, q_rows=40, kv_rows=70)
 
 

@@ -1,0 +1,280 @@
+// SPDX-FileCopyrightText: fulmen contributors
+// SPDX-License-Identifier: Apache-2.0
+//
+// How a good call is drawn.
+
+#include "fuzz/drawn_call.h"
+
+#include <cstring>
+#include <limits>
+
+#include "core/error.h"
+
+namespace fulmen::test {
+namespace {
+
+constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
+
+std::vector<i64> drawn_lengths(Random& random, i64 count, i64 longest) {
+  std::vector<i64> lengths;
+  for (i64 i = 0; i < count; ++i) {
+    lengths.push_back(random.chance(0.2) ? 0 : random.number(0, longest));
+  }
+  return lengths;
+}
+
+i64 sum_of(const std::vector<i64>& lengths) {
+  i64 sum = 0;
+  for (const i64 length : lengths) sum += length;
+  return sum;
+}
+
+i64 longest_of(const std::vector<i64>& lengths) {
+  return lengths.empty() ? 0 : *std::max_element(lengths.begin(), lengths.end());
+}
+
+template <class Struct>
+Struct* between_guards(DrawnCall& call) {
+  return reinterpret_cast<Struct*>(call.add_block(sizeof(Struct)).begin());
+}
+
+}  // namespace
+
+DrawnCall::DrawnCall(u64 seed) : random(seed) {
+  blocks.reserve(64);  // blocks stay where they are
+  problem = between_guards<fulmen_problem>(*this);
+  tensors = between_guards<fulmen_tensors>(*this);
+  fulmen_problem_init(problem);
+  fulmen_tensors_init(tensors);
+  operation = random.chance(0.5) ? Operation::kForward : Operation::kBackward;
+  draw_sizes();
+  draw_arrays();
+  draw_options();
+}
+
+Block& DrawnCall::add_block(size_t bytes) {
+  Block& block = blocks.emplace_back(bytes);
+  std::memset(block.begin(), 0xff, bytes);
+  return block;
+}
+
+std::string DrawnCall::text() const {
+  std::string lines = sentence(name(operation), "\n");
+  for (int index = 0; index < kNumArrays; ++index) {
+    const fulmen_tensor& t = at(static_cast<Array>(index));
+    if (t.data == nullptr && t.rank == 0) continue;
+    lines += sentence("  ", name(static_cast<Array>(index)), ": ", t.data, ", dtype ",
+                      static_cast<int>(t.dtype), ", rank ", t.rank, ", shape");
+    for (const int64_t extent : t.shape) lines += sentence(" ", extent);
+    lines += ", strides";
+    for (const int64_t stride : t.strides) lines += sentence(" ", stride);
+    lines += "\n";
+  }
+  for (const Block& block : blocks) {
+    lines += sentence("  block at ", static_cast<const void*>(block.begin()), ", ", block.bytes,
+                      " bytes\n");
+  }
+  return lines;
+}
+
+void DrawnCall::draw_sizes() {
+  dtype =
+      random.one_of<DType>({DType::kFloat64, DType::kFloat32, DType::kFloat16, DType::kBFloat16});
+  packed = random.chance(0.3);
+  Problem p;
+  p.packed = packed;
+  p.num_sequences = random.number(1, 3);
+  p.heads_kv = random.number(1, 3);
+  p.heads_q = p.heads_kv * random.number(1, 3);
+  p.dim_qk = random.chance(0.1) ? 0 : random.number(1, 20);
+  p.dim_v = random.number(1, 20);
+  p.q_rows = random.chance(0.05) ? 0 : random.number(1, 20);
+  p.kv_rows = random.chance(0.05) ? 0 : random.number(1, 40);
+  if (packed) {
+    q_lengths = drawn_lengths(random, p.num_sequences, 12);
+    kv_lengths = drawn_lengths(random, p.num_sequences, 20);
+    p.q_rows = sum_of(q_lengths) + random.number(0, 2);
+    p.kv_rows = sum_of(kv_lengths) + random.number(0, 2);
+  }
+  sizes = sizes_of(p);
+  if (packed) {
+    sizes[Axis::kMaskQRow] = longest_of(q_lengths);
+    sizes[Axis::kMaskKvRow] = longest_of(kv_lengths);
+  }
+}
+
+void DrawnCall::draw_options() {
+  fulmen_problem& p = *problem;
+  if (random.chance(0.3)) p.scale = random.normal();
+  if (random.chance(0.2)) p.softcap = 0.5 + random.chance(0.5) * 30;
+  p.causal = random.chance(0.4);
+  p.alignment = random.chance(0.3) ? FULMEN_TOP_LEFT : FULMEN_BOTTOM_RIGHT;
+  if (random.chance(0.2)) p.window_left = random.number(0, 9);
+  if (random.chance(0.2)) p.window_right = p.causal ? 0 : random.number(0, 9);
+  if (p.causal && random.chance(0.2)) p.prefix = random.number(0, 9);
+  if (random.chance(0.1)) p.chunk = random.number(1, 9);
+  if (random.chance(0.2)) p.dropout_p = 0.25;
+  if (!has(Array::kRng)) {
+    p.rng_seed = random.word();
+    p.rng_offset = random.word() >> 32;
+  }
+  if (packed && random.chance(0.3)) p.max_q = longest_of(q_lengths) + random.number(1, 3);
+  if (packed && random.chance(0.3)) p.max_kv = longest_of(kv_lengths) + random.number(1, 3);
+  p.deterministic = random.chance(0.2);
+  p.batch_invariant = random.chance(0.2);
+  p.implementation = random.one_of<fulmen_implementation>(
+      {FULMEN_IMPLEMENTATION_AUTO, FULMEN_IMPLEMENTATION_AUTO, FULMEN_SCALAR, FULMEN_TILED});
+}
+
+// Gradients need what they are the gradient of, and come after it in the table.
+bool DrawnCall::is_wanted(const ArrayRule& rule) {
+  switch (rule.array) {
+    case Array::kQ:
+    case Array::kK:
+    case Array::kV:
+    case Array::kO:
+    case Array::kStats:
+    case Array::kDOut:
+    case Array::kDQ:
+      return true;
+    case Array::kCuQ:
+    case Array::kCuKv:
+      return packed;
+    case Array::kQIds:
+      return random.chance(0.2);
+    case Array::kKvIds:
+      return has(Array::kQIds);
+    default:
+      return has(rule.param) ? random.chance(0.6) : rule.param == rule.array && random.chance(0.3);
+  }
+}
+
+void DrawnCall::draw_arrays() {
+  for (const ArrayRule& rule : rules::kTable) {
+    if (is_wanted(rule)) at(rule.array) = drawn(rule);
+  }
+}
+
+DType DrawnCall::dtype_of(const ArrayRule& rule) {
+  const DType wide = accumulator(dtype);
+  switch (rule.dtypes) {
+    case DTypes::kAnyFloat:
+    case DTypes::kT:
+      return dtype;
+    case DTypes::kTOrFloat32:
+      return random.one_of<DType>({dtype, DType::kFloat32});
+    case DTypes::kTOrFloat32OrC:
+      return random.one_of<DType>({dtype, DType::kFloat32, wide});
+    case DTypes::kFloat32OrC:
+      return random.one_of<DType>({DType::kFloat32, wide});
+    case DTypes::kC:
+      return wide;
+    case DTypes::kBool:
+      return DType::kBool;
+    case DTypes::kIndex:
+      return random.one_of<DType>({DType::kInt32, DType::kInt64});
+    case DTypes::kInt64:
+      return DType::kInt64;
+    case DTypes::kSameAs:
+      return static_cast<DType>(at(rule.param).dtype);
+  }
+  return dtype;
+}
+
+std::vector<i64> DrawnCall::shape_of(const ArrayRule& rule) {
+  if (rule.dtypes == DTypes::kSameAs) {
+    const fulmen_tensor& parameter = at(rule.param);
+    return {parameter.shape, parameter.shape + parameter.rank};
+  }
+  std::vector<i64> shape;
+  for (int axis = rule.list.count - max_rank(rule.list, packed); axis < rule.list.count; ++axis) {
+    const bool is_broadcast = axis < rule.list.num_broadcast && random.chance(0.3);
+    shape.push_back(is_broadcast ? 1 : sizes[rule.list.axes[axis]]);
+  }
+  while (static_cast<int>(shape.size()) > rule.list.min_rank && shape[0] == 1 &&
+         random.chance(0.3)) {
+    shape.erase(shape.begin());
+  }
+  return shape;
+}
+
+fulmen_tensor DrawnCall::drawn(const ArrayRule& rule) {
+  const std::vector<i64> shape = shape_of(rule);
+  fulmen_tensor tensor{};
+  const std::vector<int64_t> extents(shape.begin(), shape.end());
+  fulmen_tensor_init(&tensor, nullptr, static_cast<fulmen_dtype>(dtype_of(rule)),
+                     static_cast<int32_t>(shape.size()), extents.data());
+  const bool is_index = rule.dtypes == DTypes::kIndex || rule.dtypes == DTypes::kInt64;
+  const Uses& uses = rule.uses;
+  const bool is_output = uses.by_call[static_cast<int>(call_of(operation))] == Use::kOutput;
+  place(tensor, is_output || operation == Operation::kBackward, is_index);
+  if (!is_output) fill(tensor, rule.array);
+  return tensor;
+}
+
+// Strides and memory. Indices have neither gaps nor an order of axes.
+void DrawnCall::place(fulmen_tensor& tensor, bool is_output, bool is_index) {
+  if (!is_index) {
+    std::vector<int> order;
+    for (int axis = 0; axis < tensor.rank; ++axis) order.push_back(axis);
+    if (tensor.rank > 2 && random.chance(0.4)) std::swap(order[1], order[order.size() - 2]);
+    if (tensor.rank > 1 && random.chance(0.1)) std::swap(order[0], order.back());
+    i64 stride = random.chance(0.1) ? 2 : 1;
+    for (size_t place = order.size(); place-- > 0;) {
+      tensor.strides[order[place]] = stride;
+      stride *= max<i64>(tensor.shape[order[place]], 1);
+      if (random.chance(0.2)) stride += random.number(1, 5);
+    }
+    const bool repeats = !is_output && tensor.rank > 0 && random.chance(0.1);
+    if (repeats) tensor.strides[random.number(0, tensor.rank - 1)] = 0;
+  }
+  i64 last = 0;
+  bool is_empty = false;
+  for (int axis = 0; axis < tensor.rank; ++axis) {
+    is_empty |= tensor.shape[axis] == 0;
+    if (tensor.shape[axis] > 1) last += (tensor.shape[axis] - 1) * tensor.strides[axis];
+  }
+  const i64 elements = is_empty ? 0 : last + 1;
+  const Block& block =
+      add_block(Block::kMarginBytes +
+                static_cast<size_t>(elements * size_bytes(static_cast<DType>(tensor.dtype))));
+  tensor.data = block.begin() + Block::kMarginBytes;
+}
+
+void DrawnCall::fill(const fulmen_tensor& tensor, Array array) {
+  const DType type = static_cast<DType>(tensor.dtype);
+  if (is_index(type)) return fill_index(tensor, array);
+  for_each_element(tensor, [&](char* element) {
+    if (type == DType::kBool) {
+      *element = static_cast<char>(random.chance(0.7));
+    } else {
+      store_real(element, type, random.normal());
+    }
+  });
+}
+
+void DrawnCall::fill_index(const fulmen_tensor& tensor, Array array) {
+  const bool is_q = array == Array::kQLengths || array == Array::kCuQ;
+  const std::vector<i64>& lengths = is_q ? q_lengths : kv_lengths;
+  i64 offset = 0;
+  size_t index = 0;
+  for_each_element(tensor, [&](char* element) {
+    i64 value = random.number(0, 2);  // a document
+    if (array == Array::kCuQ || array == Array::kCuKv) {
+      value = offset;
+      if (index < lengths.size()) offset += lengths[index];
+    } else if (array == Array::kQLengths || array == Array::kKvLengths) {
+      value = random.number(0, packed ? lengths[index] : sizes[is_q ? Axis::kQRow : Axis::kKvRow]);
+    } else if (array == Array::kRng) {
+      value = static_cast<i64>(random.word() >> 32);
+    }
+    ++index;
+    if (static_cast<DType>(tensor.dtype) == DType::kInt64) {
+      store_bytes(element, value);
+    } else {
+      store_bytes(element, static_cast<i32>(value));
+    }
+  });
+}
+
+}  // namespace fulmen::test

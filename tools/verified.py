@@ -1,0 +1,80 @@
+# SPDX-FileCopyrightText: fulmen contributors
+# SPDX-License-Identifier: Apache-2.0
+"""The record of `fulmen verify --backend cuda --record`: as a sentence, and whether it is of the
+kernels that are there.
+
+Used by docs_tables.py, which writes the sentence into the README. A record is renewed on a machine
+with a GPU; that it is of other kernels is said, and no failure.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+from source_tree import ROOT
+
+WORDS = {
+    "en": {
+        "ran": "The named cases on {cards} (`fulmen verify --backend cuda`, {cases}, commit "
+        "{commit}, {date}): {passed} passed, {failed} failed{failures}, {skipped} were refused by "
+        "name.",
+        "all": "every case",
+        "left": "; {not_run} were not run",
+        "card": "an {}",
+    },
+    "zh": {
+        "ran": "{cards} 上的命名用例（`fulmen verify --backend cuda`，{cases}，提交 {commit}，"
+        "{date}）：{passed} 次通过，{failed} 次失败{failures}，{skipped} 次按名字拒绝。",
+        "all": "全部",
+        "left": "；{not_run} 个没有运行",
+        "card": "{}",
+    },
+}
+
+
+def read(name: str) -> dict[str, Any]:
+    """A record of the project."""
+    found: dict[str, Any] = json.loads((ROOT / name).read_text(encoding="utf-8"))
+    return found
+
+
+def digest_of_kernels(root: Path) -> str:
+    """What `fulmen.build_info()["kernels"]` is of a library that is built from this tree."""
+    source = root / "src"
+    paths = [path for suffix in ("cuh", "h") for path in source.glob(f"kernels/**/*.{suffix}")]
+    digest = hashlib.sha256()
+    for name in sorted(path.relative_to(source).as_posix() for path in paths):
+        for field in (name.encode(), (source / name).read_bytes()):
+            digest.update(b"%d:" % len(field) + field)
+    return digest.hexdigest()
+
+
+def sentence(name: str, language: str) -> str:
+    """What a record says, for readers."""
+    record, words = read(name), WORDS[language]
+    failures = ", ".join(f"`{x['case']}` ({x['implementation']})" for x in record["failures"])
+    cases = words["all"] if record["cases"] == "all" else " ".join(record["cases"])
+    if record["not_run"]:
+        cases += words["left"].format(not_run=record["not_run"])
+    return words["ran"].format(
+        cards=", ".join(words["card"].format(card) for card in record["cards"]),
+        cases=cases,
+        commit=record["commit"],
+        date=record["date"],
+        failures=f": {failures}" if failures else "",
+        **{status: f"{record[status]:,}" for status in ("passed", "failed", "skipped")},
+    )
+
+
+def note(name: str) -> str:
+    """Why a record is not of the kernels that are there; "" where it is."""
+    record = read(name)
+    if record["kernels"] == digest_of_kernels(ROOT):
+        return ""
+    return (
+        f"{name} is of the kernels of commit {record['commit']}, not of these: on a GPU, "
+        f"fulmen verify --backend cuda --record {name}"
+    )
