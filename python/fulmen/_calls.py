@@ -24,7 +24,16 @@ from .array_types import (
     dtype_name,
     is_torch,
 )
-from .errors import ArgumentError, DTypeError, Error, ShapeError, printable, shown, words
+from .errors import (
+    ArgumentError,
+    DTypeError,
+    Error,
+    ShapeError,
+    printable,
+    refuse_tracer,
+    shown,
+    words,
+)
 
 if TYPE_CHECKING:
     from .layouts import Layout
@@ -110,6 +119,7 @@ def _dlpack_view(x: Array, name: str, stream: int) -> Any:
             x = x.__dlpack__(stream=stream or LEGACY_DEFAULT_STREAM)
         return import_tvm_ffi().from_dlpack(x)
     except Exception as error:
+        refuse_tracer(x, name)
         if not hasattr(x, "__dlpack__"):
             raise DTypeError(f"{name} is {shown(x)}; an array with DLPack is expected") from None
         text = str(error).strip().splitlines() or [type(error).__name__]

@@ -139,7 +139,8 @@ def _listed(problems: Any) -> list[Mapping[str, Any]]:
 
 def _arguments(problem: Mapping[str, Any], device: int | None, name: str | None) -> dict[str, Any]:
     """The arguments of `fulmen.plan` for a problem."""
-    from .array_types import named_dtype, phantom
+    from .array_types import named_dtype
+    from .layouts import phantom
 
     arguments = {"need": (), **problem}
     missing = [name for name in ARRAYS if name not in arguments]

@@ -16,7 +16,7 @@ from typing import Any, Callable
 
 import numpy as np
 
-from .errors import DTypeError, OutOfMemoryError, ShapeError, UnsupportedError, shown, whole
+from .errors import DTypeError, OutOfMemoryError, UnsupportedError, refuse_tracer, shown, whole
 
 Array = Any
 
@@ -261,6 +261,7 @@ def array_type_of(x: Array, name: str) -> type[NumpyType]:
     known = _TYPES.get(type(x))
     if known is not None:
         return known
+    refuse_tracer(x, name)
     if isinstance(x, np.ndarray):
         found: type[NumpyType] = NumpyType
     elif is_torch(x):
@@ -383,16 +384,3 @@ def torch_checked(arrays: tuple[Array, ...]) -> tuple[Array, ...]:
         if x.is_neg():
             arrays = (*arrays[:index], x.resolve_neg(), *arrays[index + 1 :])
     return arrays
-
-
-def phantom(shape: tuple[int, ...], dtype: Any) -> Array:
-    """An array of any size that takes no memory: only for calls that read no array."""
-    extents = [whole("an extent of a shape", extent, 0) for extent in shape]
-    size: int = np.dtype(dtype).itemsize
-    strides: list[int] = []
-    for extent in reversed(extents):
-        strides.insert(0, size)
-        size *= max(extent, 1)
-    if size >= 2**62:
-        raise ShapeError(f"a shape is {shown(tuple(extents))}: no memory has 2^62 bytes")
-    return np.lib.stride_tricks.as_strided(np.empty(1, dtype), extents, strides)

@@ -11,6 +11,7 @@ works.
 from __future__ import annotations
 
 import operator
+import sys
 from collections.abc import Iterable
 from typing import Any
 
@@ -147,6 +148,20 @@ def whole(
             allowed = f"below {below} is allowed"
         raise ArgumentError(f"{name} is {shown(number)}; {allowed}")
     return number
+
+
+def refuse_tracer(x: Any, name: str) -> None:
+    """Refuses what stands for an array while JAX traces a function: it has no memory yet.
+
+    Raises:
+        DTypeError: x is a tracer.
+    """
+    jax = sys.modules.get("jax")
+    if jax is not None and isinstance(x, jax.core.Tracer):
+        raise DTypeError(
+            f"{name} is a tracer of JAX (jit, grad, vmap); inside of its transformations call "
+            "fulmen.jax.attention, which takes the same options"
+        )
 
 
 def flag(name: str, value: Any, hint: str = "") -> int:

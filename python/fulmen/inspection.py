@@ -12,9 +12,10 @@ import numpy as np
 
 from ._calls import call
 from ._library import announce_nvrtc, library, schema, text_of
-from .array_types import HOST, Array, NumpyType, array_type_of, dtype_name, named_dtype, phantom
+from .array_types import HOST, Array, NumpyType, array_type_of, dtype_name, named_dtype
 from .errors import ArgumentError, ShapeError, one_of, shown, text, whole, words
 from .keywords import Options, takes
+from .layouts import phantom
 from .masks import Documents, split
 from .options import Settings, integers, prepare
 

@@ -7,12 +7,17 @@
 
 The call is one node of XLA's foreign function interface: libfulmen holds the handlers
 (src/ffi/xla_handlers.cpp), nothing else is needed. Options are constants of the traced program;
-arrays may be traced. Under jax.vmap the mapped calls run one after the other.
+arrays may be traced. Under jax.vmap the mapped calls run one after the other. Arrays that are
+sharded by batch or by heads stay so (_jax_sharding), and inside of jax.shard_map each device
+computes its part. A program of jax.export runs with a library that has the same options and arrays;
+another one does not know the names of its calls.
 """
 
 from __future__ import annotations
 
 import ctypes
+import hashlib
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -22,6 +27,7 @@ import numpy as np
 import jax
 
 from . import masks
+from ._jax_sharding import Split, split_over_devices
 from ._library import announce_nvrtc, library, schema
 from .array_types import dtype_name
 from .errors import ArgumentError, DTypeError
@@ -35,17 +41,39 @@ Array = Any
 
 
 @lru_cache(maxsize=1)
-def _registered() -> bool:
-    """Tells XLA the handlers, once for the process."""
+def _targets() -> dict[str, str]:
+    """Tells XLA the handlers, once for the process; the names that it has for them.
+
+    A name carries a digest of the options and arrays that the handler reads by position.
+    """
     handlers = ctypes.CDLL(library().path)
-    for verb in ("forward", "backward"):
+    said = schema()
+    read = repr([(x, row["offset"]) for x, row in said.options.items()]) + repr(said.array_names)
+    digest = hashlib.sha256(read.encode()).hexdigest()[:8]
+    names = {verb: f"fulmen_{verb}_{digest}" for verb in ("forward", "backward")}
+    for verb, name in names.items():
         for platform, ending in (("cpu", "cpu"), ("CUDA", "cuda")):
             handler = getattr(handlers, f"fulmen_xla_{verb}_{ending}")
             capsule = jax.ffi.pycapsule(handler)
-            jax.ffi.register_ffi_target(f"fulmen_{verb}", capsule, platform=platform)
+            jax.ffi.register_ffi_target(name, capsule, platform=platform)
+    _allow_export(names.values())
     if any(device.platform == "gpu" for device in jax.devices()):
         announce_nvrtc()
-    return True
+    return names
+
+
+def _allow_export(names: Iterable[str]) -> None:
+    """Enters the targets where jax.export looks for those that may stand in a saved program.
+
+    JAX has no public way to say so; a JAX that keeps the list elsewhere wants
+    disabled_checks=[jax.export.DisabledSafetyCheck.custom_call(...)], as before.
+    """
+    try:
+        from jax._src.export import _export
+
+        _export._CUSTOM_CALL_TARGETS_GUARANTEED_STABLE.update(names)
+    except (ImportError, AttributeError):
+        pass
 
 
 @takes(JaxOptions)
@@ -71,7 +99,6 @@ def attention(
         fulmen.Error: an option or a number of axes is wrong, while the program is traced. What only
             the run shows is an error of JAX with the same sentence.
     """
-    _registered()
     check_keywords(options)
     for name in Placement.__annotations__:
         if name in options:
@@ -95,6 +122,7 @@ def attention(
         if x.dtype != q.dtype:
             raise DTypeError(f"{name} has dtype {x.dtype}; q has {q.dtype}: {name}.astype(q.dtype)")
     arrays = {name: jnp.asarray(x) for name, x in given.items() if x is not None}
+    arrays = _varying_alike(arrays)
     smooth = {name: arrays.pop(name) for name in schema().differentiable_inputs if name in arrays}
     call = _Call(settings, None if out_dtype is None else dtype_name(out_dtype))
     o, lse = _attend(call, smooth, arrays)
@@ -109,6 +137,81 @@ def _philox(rng: Any) -> Array:
     return jnp.concatenate([jax.random.bits(rng, (2,), jnp.uint32), jnp.zeros(2, jnp.uint32)])
 
 
+def _varying(*arrays: Any) -> frozenset[str]:
+    """The axes of jax.shard_map over which one of the arrays differs from device to device."""
+    typeof = getattr(jax, "typeof", None)
+    if typeof is None:  # a JAX that does not ask
+        return frozenset()
+    types = [typeof(x) for x in arrays]
+    axes = (getattr(x, "manual_axis_type", None) or getattr(x, "mat", x) for x in types)
+    none: frozenset[str] = frozenset()
+    return none.union(*(getattr(x, "varying", getattr(x, "vma", none)) for x in axes))
+
+
+def _type(shape: tuple[int, ...], dtype: Any, varying: frozenset[str]) -> Any:
+    """The type of a result that differs over these axes."""
+    if not varying:
+        return jax.ShapeDtypeStruct(shape, dtype)
+    if hasattr(jax.sharding, "ManualAxisType"):
+        how = jax.sharding.ManualAxisType(varying=varying)
+        where = jax.sharding.NamedSharding(
+            jax.sharding.get_abstract_mesh(), jax.sharding.PartitionSpec()
+        )
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=where, manual_axis_type=how)
+    return jax.ShapeDtypeStruct(shape, dtype, vma=varying)  # JAX 0.6 to 0.9
+
+
+def _varying_alike(arrays: dict[str, Array]) -> dict[str, Array]:
+    """Arrays that differ over the same axes, as inputs of one call must: gradients of what did not
+    differ are then summed over these axes.
+    """
+    every = _varying(*arrays.values())
+
+    def alike(x: Array) -> Array:
+        missing = tuple(sorted(every - _varying(x)))
+        if not missing:
+            return x
+        if hasattr(jax.lax, "pcast"):
+            return jax.lax.pcast(x, missing, to="varying")
+        return jax.lax.pvary(x, missing)
+
+    return {name: alike(x) for name, x in arrays.items()}
+
+
+@lru_cache(maxsize=1024)
+def _operation(
+    settings: Settings, verb: str, given: tuple[Named, ...], made: tuple[Named, ...]
+) -> Any:
+    """A function of arrays with these names, shapes and dtypes that makes those of `made`."""
+    names = schema().array_names
+    attributes = {
+        "options": np.array(settings.words, np.int64),
+        "layout": np.array([settings.layout.code], np.int64),
+        "arrays": np.array([names.index(x.name) for x in (*given, *made)], np.int64),
+    }
+
+    def call(results: Sequence[Any]) -> Callable[..., Any]:
+        def on(*arrays: Any) -> Any:
+            varying = _varying(*arrays)
+            types = tuple(_type(x.shape, x.dtype, varying) for x in results)
+            return tuple(jax.ffi.ffi_call(_targets()[verb], types)(*arrays, **attributes))
+
+        return on
+
+    shapes, of_results = ({x.name: x.shape for x in arrays} for arrays in (given, made))
+    split = Split.of(shapes, of_results, settings.layout, is_whole="rng" in shapes)
+    types = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in made]
+    return jax.jit(jax.custom_batching.sequential_vmap(split_over_devices(call, split, types)))
+
+
+class Named(NamedTuple):
+    """An array of a call, without its numbers."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+
 class _Call(NamedTuple):
     """What is constant in a traced call."""
 
@@ -117,14 +220,11 @@ class _Call(NamedTuple):
 
     def run(self, verb: str, given: dict[str, Array], made: dict[str, Any]) -> dict[str, Array]:
         """Arrays of a call by name -> its results by name."""
-        names = schema().array_names
-        settings = self.settings
-        found = jax.ffi.ffi_call(f"fulmen_{verb}", tuple(made.values()), vmap_method="sequential")(
-            *given.values(),
-            options=np.array(settings.words, np.int64),
-            layout=np.array([settings.layout.code], np.int64),
-            arrays=np.array([names.index(name) for name in (*given, *made)], np.int64),
-        )
+        types = [
+            tuple(Named(name, tuple(x.shape), str(x.dtype)) for name, x in arrays.items())
+            for arrays in (given, made)
+        ]
+        found = _operation(self.settings, verb, *types)(*given.values())
         return dict(zip(made, found))
 
     def forward(self, smooth: Any, fixed: Any, sums: str) -> dict[str, Array]:

@@ -1,12 +1,14 @@
 # SPDX-FileCopyrightText: fulmen contributors
 # SPDX-License-Identifier: Apache-2.0
-"""Layouts: what `layout=` names, the axes of q, k, v, o and their gradients, in order."""
+"""Layouts: what `layout=` names, the axes of q, k, v, o and their gradients, in order; shapes."""
 
 from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from .errors import ArgumentError, DTypeError, ShapeError, one_of
+import numpy as np
+
+from .errors import ArgumentError, DTypeError, ShapeError, one_of, shown, whole
 
 Array = Any
 
@@ -75,3 +77,16 @@ def layout_of(name: Any, packed: bool = False) -> Layout:
             f"layout is {name!r}; sequences packed by cu_q are 'shd' (total, heads, dim) or 'hsd'"
         )
     return LAYOUTS[name]
+
+
+def phantom(shape: tuple[int, ...], dtype: Any) -> Array:
+    """An array of any size that takes no memory: only for calls that read no array."""
+    extents = [whole("an extent of a shape", extent, 0) for extent in shape]
+    size: int = np.dtype(dtype).itemsize
+    strides: list[int] = []
+    for extent in reversed(extents):
+        strides.insert(0, size)
+        size *= max(extent, 1)
+    if size >= 2**62:
+        raise ShapeError(f"a shape is {shown(tuple(extents))}: no memory has 2^62 bytes")
+    return np.lib.stride_tricks.as_strided(np.empty(1, dtype), extents, strides)

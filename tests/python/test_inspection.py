@@ -13,7 +13,7 @@ import pytest
 
 import fulmen
 from fulmen import masks
-from fulmen.array_types import phantom
+from fulmen.layouts import phantom
 
 Q = np.zeros((2, 4, 128, 64), np.float32)
 

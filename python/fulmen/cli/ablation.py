@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import fulmen
-from fulmen.array_types import named_dtype, phantom
+from fulmen.array_types import named_dtype
 from fulmen.inspection import optimisations
 from fulmen.lab.benchmark import page
 from fulmen.lab.benchmark.cells import ITEM_BYTES, Cell
@@ -23,6 +23,7 @@ from fulmen.lab.benchmark.records import Record, Run, figure, write_lines
 from fulmen.lab.benchmark.reference import Truth
 from fulmen.lab.benchmark.sides import Answer, Fulmen, random_tensors
 from fulmen.lab.benchmark.timing import GpuTimer
+from fulmen.layouts import phantom
 from fulmen.options import implementations
 
 from .arguments import positive, shape_of, why_no_gpu

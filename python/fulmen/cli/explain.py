@@ -8,7 +8,8 @@ import argparse
 from typing import Any
 
 import fulmen
-from fulmen.array_types import named_dtype, phantom
+from fulmen.array_types import named_dtype
+from fulmen.layouts import phantom
 from fulmen.options import implementations
 
 from . import count

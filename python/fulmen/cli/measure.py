@@ -15,8 +15,8 @@ from typing import Any, Callable
 import numpy as np
 
 import fulmen
-from fulmen.array_types import phantom
 from fulmen.lab.cases.arrays import Array
+from fulmen.layouts import phantom
 
 ENOUGH_SECONDS = 0.5  # repeats of one operation end here, after at least 3
 MOST_REPEATS = 100

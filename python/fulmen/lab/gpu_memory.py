@@ -18,6 +18,7 @@ import numpy as np
 
 from fulmen import array_types
 from fulmen.errors import DeviceError, LibraryNotFound, OutOfMemoryError
+from fulmen.layouts import phantom
 
 Array = Any  # of NumPy
 
@@ -128,7 +129,7 @@ class GpuMemory:
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> DeviceArray:
         """Memory for an array without gaps."""
-        made = DeviceArray(array_types.phantom(tuple(shape), dtype), 0)
+        made = DeviceArray(phantom(tuple(shape), dtype), 0)
         size = max(made.nbytes, 1)
         free = self._free.setdefault(size, [])
         if not free:
