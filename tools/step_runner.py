@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: fulmen contributors
 # SPDX-License-Identifier: Apache-2.0
-"""Runs named steps, two at a time where neither needs the other, and stops at the first failure.
+"""Runs named steps, three at a time where none needs another, and stops at the first failure.
 
 A step is a function that calls `Runner.run` for its commands. What a command prints goes to
 build/logs/STEP.log; with `show` also to the terminal, as it comes (test runners end with a line
@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TextIO
 
-AT_A_TIME = 2
+AT_A_TIME = 3  # on two cores: while one step links or starts, the others compute
 LINES_OF_LOG_ON_FAILURE = 80
 
 
