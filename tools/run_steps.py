@@ -15,6 +15,7 @@ import argparse
 import importlib.util
 import os
 import platform
+import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -42,6 +43,8 @@ MOST_DRAWN_PROBLEMS = "-Drawn/Tiled*AgreesWithTheOracle/?"
 # compiles a dozen kernels; test-full runs every case, and the covering set in more schedules.
 EMULATED_CASES = ["u08_nan_past_the_lengths", "dim8_v128_float16"]
 SCHEDULES = range(2, 21)
+GOOGLETEST = Path("/usr/src/googletest")  # sources, of the package that libgtest-dev brings
+AARCH64_TESTS = "^(cpu|api|core|plan|kernels|include)_test|^example_"
 PYTEST: list[str | Path] = [PYTHON, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
 
 
@@ -118,6 +121,29 @@ def _clang(runner: Runner) -> tuple[str, list[str]]:
 
 def clang(runner: Runner) -> None:
     build_and_test(runner, "clang", *_clang(runner)[1], env={})
+
+
+def aarch64(runner: Runner) -> None:
+    """Cross-built; its C++ tests and examples run under qemu."""
+    needed = {"g++-aarch64-linux-gnu": shutil.which("aarch64-linux-gnu-g++"),
+              "qemu-user-static": shutil.which("qemu-aarch64-static"),
+              "googletest": GOOGLETEST.is_dir()}  # fmt: skip
+    missing = [package for package, is_there in needed.items() if not is_there]
+    if missing:
+        runner.say(f"skipped: no {', '.join(missing)} (names of Debian packages)")
+        return
+    build = ROOT / "build" / "googletest-aarch64"
+    toolchain = f"-DCMAKE_TOOLCHAIN_FILE={ROOT / 'cmake' / 'aarch64.cmake'}"
+    where = ["-S", str(GOOGLETEST), "-B", str(build), "-DCMAKE_BUILD_TYPE=Release"]
+    runner.run([BIN / "cmake", "-G", "Ninja", *where, toolchain])
+    runner.run([BIN / "cmake", "--build", build, "--parallel", JOBS])
+    runner.run([BIN / "cmake", "--install", build, "--prefix", build / "prefix"])
+    package = f"-DGTest_DIR={build / 'prefix' / 'lib' / 'cmake' / 'GTest'}"
+    runner.run([BIN / "cmake", "--preset", "aarch64", package])
+    runner.run([BIN / "cmake", "--build", "--preset", "aarch64", "--parallel", JOBS])
+    chosen = ["--tests-regex", AARCH64_TESTS, "--parallel", JOBS]
+    env = {"GTEST_FILTER": "-*AgreesWithTheOracle/*"}  # numbers, two hundred times slower
+    runner.run([BIN / "ctest", "--preset", "aarch64", *chosen], env=env, show=True)
 
 
 def kernels(runner: Runner) -> None:
@@ -245,7 +271,11 @@ TESTS = [
     Step("pythons", "the wheels, without network, on the oldest and newest CPython",
          wheel_steps.pythons, ("wheel",)),
 ]  # fmt: skip
-FULL_TESTS = [*TESTS, Step("clang", "optimised by clang++, C++ tests", clang)]
+FULL_TESTS = [
+    *TESTS,
+    Step("clang", "optimised by clang++, C++ tests", clang),
+    Step("aarch64", "cross-built, C++ tests and examples under qemu", aarch64),
+]
 PLANS = {"check": CHECKS, "test": CHECKS + TESTS, "test-full": CHECKS + FULL_TESTS}
 
 

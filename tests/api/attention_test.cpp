@@ -65,8 +65,8 @@ TEST_P(Implementation, ComputesTwoByTwoAsByHand) {
 
 // Strides that no element is behind: sums of them would not fit 64 bits, which UBSan sees.
 TEST_P(Implementation, EmptyArraysMayHaveAnyStrides) {
-  for (const Sizes& sizes : {Sizes{.dim_qk = 0}, Sizes{.dim_v = 0}, Sizes{.q_rows = 0},
-                             Sizes{.kv_rows = 0}, Sizes{.batch = 0}}) {
+  for (const Sizes& sizes :
+       {Sizes{.dim_qk = 0}, Sizes{.q_rows = 0}, Sizes{.kv_rows = 0}, Sizes{.batch = 0}}) {
     TestCall call(sizes);
     call.problem.implementation = GetParam();
     call.add_backward();
