@@ -22,6 +22,7 @@ from .array_types import (
     NumpyType,
     array_type_of,
     dtype_name,
+    in_memory,
     is_torch,
 )
 from .errors import (
@@ -30,6 +31,7 @@ from .errors import (
     Error,
     ShapeError,
     printable,
+    refuse_masked,
     refuse_tracer,
     shown,
     words,
@@ -285,6 +287,7 @@ def check_out(out: Array, out_dtype: Any) -> None:
             "of them"
         )
     if isinstance(out, np.ndarray):
+        refuse_masked("out", out)
         if not out.flags.writeable:
             raise ArgumentError("out is read-only; pass a writable array, or out=None")
     elif type(out).__module__.startswith(("jax", "jaxlib")):
@@ -344,6 +347,9 @@ def backward_arrays(
     """The arrays of a backward call behind the inputs: what it reads, and memory for gradients."""
     settings, inputs, (stream, q_type) = prepared
     layout = settings.layout
+    do, o, stats_or_lse, dlse = in_memory(
+        (do, o, stats_or_lse, dlse), ("do", "o", "stats_or_lse", "dlse")
+    )
     layout.check(do, "do")
     layout.check(o, "o")
     owners = dict(zip(schema().differentiable_inputs, owners_of(inputs)))

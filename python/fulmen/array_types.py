@@ -11,11 +11,13 @@ packages is imported here: an array of one proves that its owner has been.
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any, Callable
 
 import numpy as np
 
+from . import errors
 from .errors import DTypeError, OutOfMemoryError, UnsupportedError, refuse_tracer, shown, whole
 
 Array = Any
@@ -369,18 +371,18 @@ def torch_call(name: str) -> Callable[..., Any]:
     return found
 
 
-def torch_checked(arrays: tuple[Array, ...]) -> tuple[Array, ...]:
-    """Arrays whose memory holds their numbers: DLPack does not tell of torch's negative bit.
+def in_memory(arrays: tuple[Array, ...], names: Sequence[str]) -> tuple[Array, ...]:
+    """Arrays whose memory holds their numbers; DLPack does not tell of torch's negative bit.
 
-    Call it only where torch has been imported.
-
-    Args:
-        arrays: inputs, tensors of torch among them or not.
+    Raises:
+        UnsupportedError: a numpy.ma array or a tensor subclass with a meaning of its own.
     """
-    torch = sys.modules["torch"]
-    for index, x in enumerate(arrays):
-        if x is None or type(x) is np.ndarray or not isinstance(x, torch.Tensor):
+    for index, (x, name) in enumerate(zip(arrays, names)):
+        if x is None or type(x) is np.ndarray:
             continue
-        if x.is_neg():
-            arrays = (*arrays[:index], x.resolve_neg(), *arrays[index + 1 :])
+        errors.refuse_masked(name, x)
+        if is_torch(x):
+            torch_call("computes_itself")(x, name)
+            if x.is_neg():
+                arrays = (*arrays[:index], x.resolve_neg(), *arrays[index + 1 :])
     return arrays

@@ -215,3 +215,17 @@ def text(name: str, value: Any, example: str) -> str:
     if "\0" in value or any("\ud800" <= x <= "\udfff" for x in value):
         raise ArgumentError(f"{name} is {shown(value)}; a text of UTF-8 without NUL is expected")
     return value
+
+
+def refuse_masked(name: str, x: Any) -> None:
+    """Refuses an array of numpy.ma, whose own mask no call reads.
+
+    Raises:
+        UnsupportedError: it is one.
+    """
+    ma = sys.modules.get("numpy.ma")
+    if ma is not None and isinstance(x, ma.MaskedArray):
+        raise UnsupportedError(
+            f"{name} is an array of numpy.ma, whose own mask is not read; {name}.filled(...) is a "
+            f"plain array, and ~numpy.ma.getmaskarray({name}) a boolean one for mask="
+        )

@@ -7,7 +7,6 @@ lse = log(sum over p of exp(lse_p))        o = sum over p of exp(lse_p - lse) o_
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,9 +15,9 @@ from ._library import library
 from .array_types import (
     Array,
     array_type_of,
+    in_memory,
     is_torch,
     torch_call,
-    torch_checked,
 )
 from .errors import ArgumentError, DTypeError, kind_of, shown
 from .layouts import layout_of
@@ -93,8 +92,7 @@ def merge_arrays(
     names = ["sinks", "o", "lse"]
     for index in range(len(parts)):
         names += [f"o of part {index}", f"lse of part {index}"]
-    if "torch" in sys.modules:
-        arrays = torch_checked(arrays)
+    arrays = in_memory(arrays, names[3:])
     first, first_lse = parts[0]
     array_type = array_type_of(first, "o of a part")
     where = array_type.stream(first, stream), array_type

@@ -13,7 +13,6 @@ from __future__ import annotations
 import ctypes
 import math
 import operator
-import sys
 from collections.abc import Mapping
 from functools import lru_cache
 from numbers import Real
@@ -30,7 +29,7 @@ from .array_types import (
     NumpyType,
     array_type_of,
     dtype_name,
-    torch_checked,
+    in_memory,
 )
 from .errors import (
     ArgumentError,
@@ -272,9 +271,7 @@ def prepare(q: Array, k: Array, v: Array, options: Mapping[str, Any]) -> Prepare
         fits = False
     if not fits:
         layout.check_all(q, k, v)
-    if "torch" in sys.modules:
-        inputs = torch_checked(inputs)
-    return settings, inputs, where
+    return settings, in_memory(inputs, schema().inputs), where
 
 
 def _split(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ._calls import backward_arrays, call, call_exported, forward_results, run
 from ._library import library, schema, text_of
-from .array_types import HOST, NO_STREAM, Array, OtherType, array_type_of
+from .array_types import HOST, NO_STREAM, Array, OtherType, array_type_of, in_memory
 from .errors import ArgumentError, DTypeError, UnsupportedError, one_of, shown, text, words
 from .functional import Forward, Gradients, finished, handed_over
 from .inspection import OPERATIONS, Explanation, Target, target_of
@@ -136,7 +136,8 @@ class Plan:
                 )
             inputs[index] = integers(x, name)
         array_type = array_type_of(q, "q")
-        return settings, tuple(inputs), (array_type.stream(q, stream), array_type)
+        checked = in_memory(tuple(inputs), schema().inputs)
+        return settings, checked, (array_type.stream(q, stream), array_type)
 
     def forward(
         self,

@@ -225,3 +225,27 @@ def test_forward_mode_takes_linear_memory() -> None:
     assert max(sizes) <= 6000
     _, expected = torch.func.jvp(lambda q: reference(q, k, v)[0], (q,), (q,))
     torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("order", [1, 2])
+def test_what_an_empty_part_holds_has_no_gradient(order: int) -> None:
+    """A slot that nobody wrote: lse = -inf in some rows, and NaN in o there."""
+    o = [torch.randn(2, 3, 5, 8, dtype=torch.float64, requires_grad=True) for _ in range(2)]
+    lse = [torch.randn(2, 3, 5, dtype=torch.float64) for _ in range(2)]
+    lse[1][:, :, 2:] = -torch.inf
+    lse[1][0, 1] = -torch.inf
+    lse = [x.requires_grad_() for x in lse]
+    empty = lse[1] == -torch.inf
+    poisoned = o[1].detach().masked_fill(empty[..., None], torch.nan).requires_grad_()
+    found = []
+    for part in (o[1], poisoned):
+        leaves = [o[0], lse[0], part, lse[1]]
+        merged = fulmen.merge([(o[0], lse[0]), (part, lse[1])])
+        loss = (merged[0].sin().sum() + merged[1].cos().sum()).double()
+        gradients = torch.autograd.grad(loss, leaves, create_graph=order == 2)
+        if order == 2:
+            gradients = torch.autograd.grad(sum(x.square().sum() for x in gradients), leaves)
+        assert gradients[2][empty].eq(0).all()
+        assert gradients[3][empty].eq(0).all()
+        found.append(gradients)
+    torch.testing.assert_close(found[1], found[0], rtol=0, atol=0)

@@ -19,7 +19,7 @@ from .. import masks
 from .._calls import check_out
 from .._library import schema
 from ..array_types import TORCH_CALLS, dtype_name
-from ..errors import ArgumentError, DTypeError, Error, UnsupportedError
+from ..errors import ArgumentError, DTypeError, Error, UnsupportedError, refuse_masked
 from ..keywords import KEYWORDS
 from ..options import (
     check_keywords,
@@ -28,7 +28,7 @@ from ..options import (
     settings_of,
     window_sides,
 )
-from . import autograd, guards, ops
+from . import autograd, guards, ops, subclasses
 from .fast_path import fast_attention
 from .ops import (
     DIFFERENTIABLE,
@@ -62,7 +62,7 @@ def attention(q: Any, k: Any, v: Any, options: dict[str, Any]) -> Any:
         o = fast_attention(q, k, v, options)
         if o is not None:
             return o
-    inputs, values, own = _sorted(options)
+    inputs, values, own = _sorted(options, q, k)
     return_lse, out = bool(own.get("return_lse")), own.get("out")
     out_dtype = _torch_dtype(own.get("out_dtype"))
     if own.get("stream") is not None:
@@ -79,11 +79,12 @@ def attention(q: Any, k: Any, v: Any, options: dict[str, Any]) -> Any:
     if inputs:
         arrays = _arrays(q, k, v, inputs)
     device = "cuda" if q.is_cuda else "cpu"
+    by_subclass = [name for name, x in inputs.items() if subclasses.computes_itself(x, name)]
     if not is_plainly_eager and torch.is_autocast_enabled(device):
         arrays = _autocast(device, Arrays(*arrays))
     packed = "cu_q" in inputs
     has_modes = not is_plainly_eager and guards.needs_operators()
-    by_operator = has_modes or out is not None or not guards.are_plain(q, k, v)
+    by_operator = has_modes or by_subclass or out is not None or not guards.are_plain(q, k, v)
     if not is_plainly_eager and guards.is_compiling():
         traced = _traced_settings(values, packed, out_dtype)
         return _by_operator(Arrays(*arrays), traced, return_lse, out)
@@ -105,7 +106,9 @@ def attention(q: Any, k: Any, v: Any, options: dict[str, Any]) -> Any:
 _apply_eagerly = super(torch.autograd.Function, autograd.EagerAttention).apply
 
 
-def _sorted(options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+def _sorted(
+    options: dict[str, Any], q: Any, k: Any
+) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
     """The keywords of a call: inputs that are there, options, and what is for this file alone."""
     inputs, values, own = {}, {}, {}
     for name, x in options.items():
@@ -121,6 +124,15 @@ def _sorted(options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any], di
     if own.get("mask") is not None:
         for name, x in _mask_parts(own["mask"]).items():
             (inputs if name in _BEHIND_V or name == "mask" else values)[name] = x
+    for name in ("mask", "bias"):
+        alignment = subclasses.causal_alignment(inputs.get(name))
+        if alignment is not None:
+            x = inputs.pop(name)
+            given = {**inputs, **values}
+            values.update(subclasses.causal_options(x, name, alignment, q, k, given))
+    for name, x in values.items():
+        if isinstance(x, Tensor):
+            _refuse_lost_gradient(name, x)
     return inputs, values, own
 
 
@@ -128,7 +140,7 @@ def _arrays(q: Any, k: Any, v: Any, inputs: dict[str, Any]) -> Any:
     """The inputs as tensors, where there are others than q, k and v."""
     for name in _NUMBER_OR_TENSOR:
         if name in inputs:
-            inputs[name] = _tensor_of(inputs[name], q.device)
+            inputs[name] = _tensor_of(inputs[name], name, q.device)
     _check_addends(inputs)
     return Arrays(q, k, v, **inputs)
 
@@ -186,7 +198,8 @@ def _by_operator(arrays: Any, settings: OpSettings, return_lse: bool, out: Any) 
         o, lse, _ = autograd.DualAttention.apply(settings, *arrays)
         return (o, lse) if return_lse else o
     outputs = WITH_STATS if _records(arrays) else WITH_LSE if return_lse else O_ONLY
-    o, lse, _ = ops.attention(*arrays, *settings, outputs)
+    operator = ops.attention_traced if guards.is_jit_traced() else ops.attention
+    o, lse, _ = operator(*arrays, *settings, outputs)
     return (o, lse) if return_lse else o
 
 
@@ -246,12 +259,21 @@ def _check_addends(given: dict[str, Any]) -> None:
     for name in _ADDENDS:
         if name in given:
             _check_is_tensor(given[name], name)
-    alibi_slopes = given.get("alibi_slopes")
-    if alibi_slopes is not None and alibi_slopes.requires_grad and torch.is_grad_enabled():
-        raise UnsupportedError(
-            "alibi_slopes requires grad and gets none; alibi_slopes.detach() is constant, and the "
-            "same term as bias= has a gradient"
-        )
+    if "alibi_slopes" in given:
+        _refuse_lost_gradient("alibi_slopes", given["alibi_slopes"])
+
+
+_IN_ITS_PLACE = {
+    "alibi_slopes": "alibi_slopes.detach() is constant, and the same term as bias= has a gradient",
+    "scale": "float(scale) is constant, and q * scale with scale=1.0 has a gradient",
+}
+
+
+def _refuse_lost_gradient(name: str, x: Tensor) -> None:
+    """Refuses what is constant for every call and waits for a gradient."""
+    if x.requires_grad and torch.is_grad_enabled():
+        instead = _IN_ITS_PLACE.get(name, f"float({name}) is constant")
+        raise UnsupportedError(f"{name} requires grad and gets none; {instead}")
 
 
 def _check_is_tensor(x: Any, name: str) -> None:
@@ -288,11 +310,12 @@ def _mask_parts(mask: Any) -> dict[str, Any]:
     return masks.split(mask)
 
 
-def _tensor_of(x: Any, device: Any) -> Any:
+def _tensor_of(x: Any, name: str, device: Any) -> Any:
     """Integers or a mask as a tensor: lists and NumPy arrays go to `device`."""
     if x is None or isinstance(x, Tensor):
         return x
     if isinstance(x, (list, tuple, np.ndarray)):
+        refuse_masked(name, x)
         made = torch.as_tensor(integers(x))
         return made.to(device)
     return torch.from_dlpack(x)
@@ -313,5 +336,9 @@ def _rng_of(rng: Any, dropout_p: float, device: Any) -> Any:
     return torch.tensor((seed, offset), dtype=torch.int64, device=device)
 
 
-CALLS: dict[str, Callable[..., Any]] = {"attention": attention, "merge": merge}
+CALLS: dict[str, Callable[..., Any]] = {
+    "attention": attention,
+    "merge": merge,
+    "computes_itself": subclasses.computes_itself,
+}
 TORCH_CALLS.update(CALLS)

@@ -309,12 +309,16 @@ class Merge(torch.autograd.Function):
         delta = _along(do, o, lse, ctx.layout)
         dos, dlses = [], []
         for part, part_lse in zip(os, lses):
+            is_empty = part_lse == -torch.inf  # it took no part: what its o holds is nobody's
+            beside_o = _beside_o(is_empty, ctx.layout).unsqueeze(-1)
             share = _share(part_lse, level)
-            dos.append((_beside_o(share, ctx.layout).unsqueeze(-1) * do).to(part.dtype))
-            found = share * (_along(do, part, lse, ctx.layout) - delta)
+            found = _beside_o(share, ctx.layout).unsqueeze(-1) * do
+            dos.append(found.masked_fill(beside_o, 0.0).to(part.dtype))
+            along = _along(do, part.masked_fill(beside_o, 0.0), lse, ctx.layout)
+            found = share * (along - delta)
             if dlse is not None:
                 found = found + _share(part_lse, lse) * dlse
-            dlses.append(found.to(part_lse.dtype))
+            dlses.append(found.masked_fill(is_empty, 0.0).to(part_lse.dtype))
         dsinks = None
         if sinks is not None and ctx.needs_input_grad[2]:
             per_row = -_share(sink.expand_as(lse), level) * delta

@@ -47,7 +47,10 @@ _known = (
     and hasattr(_forward_ad, "_current_level")
 )
 
-_PLAIN = {torch.Tensor, torch.nn.Parameter}
+PLAIN = {torch.Tensor, torch.nn.Parameter}
+
+# What a subclass has as __torch_function__ that leaves all to __torch_dispatch__ or its memory.
+no_torch_function = found(torch, "_C", "_disabled_torch_function_impl")
 
 
 def needs_operators() -> bool:
@@ -64,12 +67,17 @@ def needs_operators() -> bool:
     )
 
 
+def is_jit_traced() -> bool:
+    """Inside torch.jit.trace."""
+    return _is_tracing is not None and not is_compiling() and _is_tracing() is not None
+
+
 def are_plain(q: Any, k: Any, v: Any) -> bool:
     """Whether the three are tensors without a subclass of their own, q in memory that we reach."""
     return (
-        type(q) in _PLAIN
-        and type(k) in _PLAIN
-        and type(v) in _PLAIN
+        type(q) in PLAIN
+        and type(k) in PLAIN
+        and type(v) in PLAIN
         and (q.is_cpu or q.is_cuda)
         and not (q.is_nested or k.is_nested or v.is_nested)
     )
@@ -80,9 +88,9 @@ def allows_fast_path(q: Any, k: Any, v: Any) -> bool:
     return (
         _known
         and not is_traced()  # first: the compiler knows the answer and goes no further
-        and type(q) in _PLAIN
-        and type(k) in _PLAIN
-        and type(v) in _PLAIN
+        and type(q) in PLAIN
+        and type(k) in PLAIN
+        and type(v) in PLAIN
         and (q.is_cpu or q.is_cuda)
         and not is_autocast()
         and _stack_depth() == 0

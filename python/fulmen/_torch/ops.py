@@ -5,6 +5,7 @@
     attention(arrays, settings, outputs) -> (o, lse or None, stats or None)
     attention_backward(do, dlse, o, stats, arrays, settings, need) -> (dq, dk, dv, dbias, dsinks)
     attention_kernel, attention_backward_kernel    the same without derivatives
+    attention_traced                               attention, for torch.jit.trace
     attention_out(arrays, settings, out=, lse=) -> ()
     merge(os, lses, sinks, layout, out_dtype) -> (o, lse)
     plain, plain_backward, plain_derivable    behind the fast path (fast_path.py)
@@ -19,7 +20,6 @@ that they belong to: o and dq as q, dk as k, dv as v.
 
 from __future__ import annotations
 
-from collections import namedtuple
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -31,20 +31,17 @@ from torch import Tensor
 from .. import _library
 from .._calls import Where, run
 from .._library import announce_nvrtc, raised_by, schema
-from ..array_types import CURRENT_STREAM, NO_STREAM, TorchType, torch_checked
+from ..array_types import CURRENT_STREAM, NO_STREAM, TorchType, in_memory
 from ..errors import Error
 from ..layouts import LAYOUTS
 from ..options import Settings
 from . import guards
+from .reference import Arrays as Arrays
 
 _schema = schema()
 DIFFERENTIABLE = _schema.differentiable
 FLOATING = tuple(getattr(torch, x["name"]) for x in _schema.dtypes if x["kind"] == "float")
 NUM_ARRAYS = len(_schema.inputs)
-
-# Tensor arguments of an operator: the inputs of a call by name; all behind v may be None.
-_of_names: Any = namedtuple  # whose names are known in the run
-Arrays = _of_names("Arrays", _schema.inputs, defaults=(None,) * (NUM_ARRAYS - 3))
 
 _BIAS, _RNG = (_schema.inputs.index(name) for name in ("bias", "rng"))
 _Q_IDS, _KV_IDS = (_schema.inputs.index(name) for name in ("q_ids", "kv_ids"))
@@ -145,7 +142,7 @@ def _prepared(
     if not (q.dim() == k.dim() == v.dim() == layout.rank):
         layout.check_all(q, k, v)
     if q.is_neg() or k.is_neg() or v.is_neg() or (bias is not None and bias.is_neg()):
-        arrays = torch_checked(arrays)
+        arrays = in_memory(arrays, _schema.inputs)
     if arrays[_Q_IDS] is not None and arrays[_KV_IDS] is None:
         arrays = (*arrays[:_KV_IDS], arrays[_Q_IDS], *arrays[_KV_IDS + 1 :])
     return settings, arrays, _ON_GPU if q.is_cuda else _ON_CPU
@@ -217,6 +214,8 @@ _GRADIENTS = f"({', '.join(['Tensor?'] * len(DIFFERENTIABLE))})"
 _SCHEMAS = {
     "attention": _FORWARD,
     "attention_kernel": _FORWARD,
+    # With a tensor in every place too: torch.jit.trace records no other results.
+    "attention_traced": _FORWARD.replace("Tensor?, Tensor?)", "Tensor, Tensor)"),
     "attention_backward": _BACKWARD + _GRADIENTS,
     "attention_backward_kernel": _BACKWARD + _GRADIENTS,
     # The same with a tensor in every place, empty where it is not needed: what the loop that torch
@@ -239,6 +238,7 @@ for _name, _text in _SCHEMAS.items():
 
 attention = torch.ops.fulmen.attention.default
 attention_kernel = torch.ops.fulmen.attention_kernel.default
+attention_traced = torch.ops.fulmen.attention_traced.default
 attention_backward = torch.ops.fulmen.attention_backward.default
 attention_backward_kernel = torch.ops.fulmen.attention_backward_kernel.default
 attention_batched_backward = torch.ops.fulmen.attention_batched_backward.default
@@ -286,6 +286,10 @@ def _attention_kernel(*args: Any) -> tuple[Any, ...]:
 def _forward_fake(*args: Any) -> tuple[Any, ...]:
     arrays, settings, (outputs,) = split(args)
     return forward_results(arrays.q, arrays.v, settings.layout, settings.out_dtype, outputs)
+
+
+def _attention_traced(*args: Any) -> Any:
+    return _without_none(attention(*args), args[0])
 
 
 def _attention_backward(*args: Any) -> Any:
@@ -355,6 +359,7 @@ _FAKES = {
     "plain": _plain_fake,
     "plain_backward": _plain_backward_fake,
 }
+library.impl("attention_traced", _attention_traced, "CompositeImplicitAutograd")
 if not has_kernels():
     _KERNELS["attention_kernel"] = _attention_kernel
     _KERNELS["attention_backward_kernel"] = _attention_backward_kernel

@@ -89,6 +89,8 @@ def drop_factors(dropout_p: float, rng: Tensor, where: Geometry, heads: int) -> 
 # What can be differentiated, by name, axes (batch, head, row, dim); what is behind v may be None.
 _of_names: Any = namedtuple  # whose names are known in the run
 Leaves = _of_names("Leaves", schema().differentiable_inputs)
+# Tensor arguments of an operator: the inputs of a call by name; all behind v may be None.
+Arrays = _of_names("Arrays", schema().inputs, defaults=(None,) * (len(schema().inputs) - 3))
 
 
 def heads_first(x: Any, layout: str) -> Any:
@@ -109,21 +111,20 @@ def as_layout(x: Any, layout: str) -> Any:
     return x.transpose(-3, -2) if layout in ("bshd", "shd") else x
 
 
-def attention_rows(
-    leaves: Any, q: Tensor, meaning: Meaning, arrays: Any, where: Geometry
-) -> tuple[Tensor, Tensor]:
-    """(o, lse) of the rows of `where`, whose queries are q: the equations of the semantics.
+def _seen(where: Geometry) -> Tensor:
+    """The keys that any row sees: (batch or 1, 1, kv_row, 1)."""
+    return where.visible.any(-2).any(1)[:, None, :, None]
 
-    S = softcap(scale * (q K^T)) + bias - slopes * distance;  m = rowmax S;  e = exp(S - m)
-    l = rowsum e;  o = (e / l_total * drop) V;  lse = m + log l
-    """
+
+def scores_of_rows(
+    leaves: Any, q: Tensor, meaning: Meaning, arrays: Any, where: Geometry
+) -> Tensor:
+    """S = softcap(scale * (q K^T)) + bias - slopes * distance, -inf where hidden."""
     options = meaning.options
     dtype = accumulator(q.dtype)
     batch, heads, num_rows, dim = q.shape
     kv_heads = leaves.k.shape[1]
-    seen = where.visible.any(-2).any(1)[:, None, :, None]  # (batch or 1, 1, kv_row, 1)
-    K = leaves.k.to(dtype).masked_fill(~seen, 0.0)
-    V = leaves.v.to(dtype).masked_fill(~seen, 0.0)
+    K = leaves.k.to(dtype).masked_fill(~_seen(where), 0.0)
     scale = 1.0 / math.sqrt(max(dim, 1)) if math.isnan(options.scale) else options.scale
     grouped = q.to(dtype).reshape(batch, kv_heads, heads // kv_heads, num_rows, dim)
     S = scale * (grouped @ K.unsqueeze(2).transpose(-1, -2))
@@ -138,7 +139,22 @@ def attention_rows(
     if arrays.alibi_slopes is not None:
         slopes = arrays.alibi_slopes.to(dtype)[..., None, None]
         S = S - slopes * where.distance
-    S = S.masked_fill(~visible, -math.inf)
+    return S.masked_fill(~visible, -math.inf)
+
+
+def attention_rows(
+    leaves: Any, q: Tensor, meaning: Meaning, arrays: Any, where: Geometry
+) -> tuple[Tensor, Tensor]:
+    """(o, lse) of the rows of `where`, whose queries are q: the equations of the semantics.
+
+    m = rowmax S;  e = exp(S - m);  l = rowsum e;  o = (e / l_total * drop) V;  lse = m + log l
+    """
+    options = meaning.options
+    dtype = accumulator(q.dtype)
+    batch, heads, num_rows, _ = q.shape
+    kv_heads = leaves.k.shape[1]
+    V = leaves.v.to(dtype).masked_fill(~_seen(where), 0.0)
+    S = scores_of_rows(leaves, q, meaning, arrays, where)
     row_max = S.detach().amax(-1, keepdim=True) if S.shape[-1] else S.new_zeros(*S.shape[:-1], 1)
     is_empty = row_max == -math.inf
     row_max = row_max.masked_fill(is_empty, 0.0)

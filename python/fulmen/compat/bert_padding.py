@@ -9,7 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["index_first_axis", "index_put_first_axis", "pad_input", "unpad_input"]
+__all__ = [
+    "index_first_axis",
+    "index_put_first_axis",
+    "pad_input",
+    "unpad_input",
+    "unpad_input_for_concatenated_sequences",
+]
 
 
 def index_first_axis(x: Tensor, indices: Tensor) -> Tensor:
@@ -45,6 +51,30 @@ def unpad_input(
     longest: Any = int(lengths.max()) if lengths.numel() else 0
     rows = index_first_axis(hidden_states.flatten(0, 1), indices)
     return rows, indices, cu_seqlens, longest, used.sum(dim=-1, dtype=torch.int32)
+
+
+def unpad_input_for_concatenated_sequences(
+    hidden_states: Tensor, attention_mask_in_length: Tensor
+) -> tuple[Tensor, Tensor, Tensor, int]:
+    """Packs the rows of batch entries that hold several sequences each, one after the other.
+
+    Args:
+        hidden_states: (batch, row, ...).
+        attention_mask_in_length: (batch, row) integers: the lengths of an entry's sequences among
+            zeros; their sum is how many of its first rows are used.
+
+    Returns:
+        (rows (total, ...), their indices in (batch * row), cu_seqlens (sequences + 1) int32, the
+        longest length).
+    """
+    lengths = attention_mask_in_length
+    row = torch.arange(lengths.shape[-1], device=lengths.device)
+    used = row < lengths.sum(-1, keepdim=True)
+    rows, indices, *_ = unpad_input(hidden_states, used)
+    each = lengths[lengths != 0]
+    cu_seqlens = torch.nn.functional.pad(torch.cumsum(each, 0, dtype=torch.int32), (1, 0))
+    longest: Any = int(each.max()) if each.numel() else 0
+    return rows, indices, cu_seqlens, longest
 
 
 def pad_input(hidden_states: Tensor, indices: Tensor, batch: int, seqlen: int) -> Tensor:

@@ -19,10 +19,13 @@ HERE = "fulmen.compat"
 # Names that are imported -> the module whose public names they show.
 MODULES = {
     "flash_attn": f"{HERE}.flash_attn",
-    "flash_attn.flash_attn_interface": f"{HERE}.flash_attn",
+    "flash_attn.flash_attn_interface": f"{HERE}.flash_interface",
     "flash_attn.bert_padding": f"{HERE}.bert_padding",
+    "flash_attn.cute": f"{HERE}.flash_attn_4",
+    "flash_attn.cute.interface": f"{HERE}.flash_attn_4",
     "flash_attn_interface": f"{HERE}.flash_attn_3",
 }
+_PACKAGES = ("flash_attn", "flash_attn.cute")
 DISTRIBUTIONS = {
     "flash-attn": ("flash_attn", None),
     "flash-attn-3": ("flash_attn_interface", "3.0.0"),
@@ -70,7 +73,7 @@ class _Finder(DistributionFinder, MetaPathFinder):
     ) -> ModuleSpec | None:
         if fullname in MODULES:
             return ModuleSpec(
-                fullname, _Loader(self.version), origin=HERE, is_package=fullname == "flash_attn"
+                fullname, _Loader(self.version), origin=HERE, is_package=fullname in _PACKAGES
             )
         if fullname.startswith("flash_attn."):
             raise ModuleNotFoundError(

@@ -9,9 +9,8 @@
 Arrays are (batch, row, head, dim), packed (row, head, dim); causal and window are aligned
 bottom-right; window_size counts keys to the left and right, -1 without limit; causal with a right
 window means none. Any head dimension to 576 (values 512), float32 and float64 too, on the CPU too.
-What differs, and why, is the table of docs: Migration. Refused by name: S_dmask (the probabilities
-that return_attn_probs gives with dropout), paged caches and rotary embedding inside
-flash_attn_with_kvcache, FP8 descales.
+What differs, and why, is the table of docs: Migration. Refused by name: paged caches and rotary
+embedding inside flash_attn_with_kvcache, FP8 descales.
 """
 
 from __future__ import annotations
@@ -26,8 +25,10 @@ from torch import Tensor
 from .. import attention, attention_varlen
 from ..errors import ArgumentError, UnsupportedError
 from . import bert_padding as bert_padding
+from .dropped import draw, dropped_probabilities
 from .finder import install as _install
 from .finder import uninstall as _uninstall
+from .flash_shared import bound, check_offsets, options_of
 
 __all__ = [
     "bert_padding",
@@ -47,37 +48,20 @@ __version__ = "2.8.3"  # the FlashAttention whose calls these are
 Window = tuple[int, int]
 
 
-def _options(causal: bool, window: Any, alibi_slopes: Any = None, **same: Any) -> dict[str, Any]:
-    """fulmen's options from FlashAttention's, by fulmen's names; `same` mean the same."""
-    left, right = (-1 if side is None else side for side in window)
-    return {
-        "causal": causal,
-        "window": (left, 0 if causal else right),
-        "alibi_slopes": None if alibi_slopes is None else alibi_slopes.detach(),
-        **same,
-    }
-
-
-SAME_WORDS = ("softcap",)  # of score modifiers, in every package; their keywords in fulmen too
-
-
-def same_words(given: dict[str, Any]) -> dict[str, Any]:
-    """The keywords among `given` that another package calls as fulmen does, where they say more
-    than None."""
-    return {name: given[name] for name in SAME_WORDS if given.get(name) is not None}
-
-
-def _returned(found: Any, return_attn_probs: bool, dropout_p: float) -> Any:
-    """o, or (o, lse, None): the third of FA2 is made with dropout alone, and refused there."""
-    if not return_attn_probs:
-        return found
-    if dropout_p > 0:
-        raise UnsupportedError(
-            "return_attn_probs=True with dropout asks for S_dmask, the probabilities, which fulmen "
-            "never makes; with dropout_p=0.0 it returns (o, lse, None)"
-        )
-    o, lse = found
-    return o, lse, None
+def _call(
+    attend: Any, q: Tensor, k: Tensor, rest: tuple[Any, ...], with_probs: bool, options: Any
+) -> Any:
+    """o of attend(q, k, *rest, **options); with_probs: (o, lse, S_dmask), None without dropout."""
+    if not with_probs:
+        return attend(q, k, *rest, **options)
+    if options["dropout_p"] > 0:
+        options["rng"] = draw(q)
+    o, lse = attend(q, k, *rest, return_lse=True, **options)
+    if options["dropout_p"] == 0:
+        return o, lse, None
+    with torch.no_grad():
+        packed = dict(zip(("cu_q", "cu_kv"), rest[1:]))
+        return o, lse, dropped_probabilities(q, k, {**options, **packed})
 
 
 def flash_attn_func(
@@ -96,9 +80,11 @@ def flash_attn_func(
     """FA2's flash_attn_func: q (batch, q_row, head, dim), k and v (batch, kv_row, kv_head, dim).
 
     Returns:
-        o like q; with return_attn_probs (o, lse, None), lse (batch, head, q_row).
+        o like q; with return_attn_probs (o, lse, S_dmask): lse (batch, head, q_row), S_dmask None
+        without dropout, else (batch, head, q_row, kv_row) probabilities up to a factor, negative
+        where they were dropped: the one result here of quadratic size, for tests.
     """
-    options = _options(
+    options = options_of(
         scale=softmax_scale,
         causal=causal,
         window=window_size,
@@ -107,8 +93,7 @@ def flash_attn_func(
         deterministic=deterministic,
         dropout_p=dropout_p,
     )
-    found = attention(q, k, v, layout="bshd", return_lse=return_attn_probs, **options)
-    return _returned(found, return_attn_probs, dropout_p)
+    return _call(attention, q, k, (v,), return_attn_probs, {"layout": "bshd", **options})
 
 
 def flash_attn_varlen_func(
@@ -131,13 +116,15 @@ def flash_attn_varlen_func(
 ) -> Any:
     """FA2's flash_attn_varlen_func: q (total_q, head, dim), k and v (total_k, kv_head, dim).
 
-    max_seqlen_q and max_seqlen_k may be left out, or be tensors; lse is (head, total_q).
+    max_seqlen_q and max_seqlen_k may be left out, or be tensors; lse is (head, total_q), S_dmask
+    (sequence, head, longest q, longest kv).
     """
+    check_offsets(cu_seqlens_q, cu_seqlens_k)
     if block_table is not None:
         raise UnsupportedError(
             "block_table asks for a paged cache, which comes later; gather the pages into k and v"
         )
-    options = _options(
+    options = options_of(
         scale=softmax_scale,
         causal=causal,
         window=window_size,
@@ -146,23 +133,9 @@ def flash_attn_varlen_func(
         deterministic=deterministic,
         dropout_p=dropout_p,
     )
-    found = attention_varlen(
-        q,
-        k,
-        v,
-        cu_seqlens_q,
-        cu_seqlens_k,
-        max_q=_bound(max_seqlen_q),
-        max_kv=_bound(max_seqlen_k),
-        return_lse=return_attn_probs,
-        **options,
-    )
-    return _returned(found, return_attn_probs, dropout_p)
-
-
-def _bound(longest: Any) -> Any:
-    """An upper bound of lengths; a tensor would have to be read on the host, and is not needed."""
-    return None if isinstance(longest, Tensor) else longest
+    options.update(max_q=bound(max_seqlen_q), max_kv=bound(max_seqlen_k))
+    rest = v, cu_seqlens_q, cu_seqlens_k
+    return _call(attention_varlen, q, k, rest, return_attn_probs, options)
 
 
 def _packed_form(
@@ -283,7 +256,7 @@ def flash_attn_with_kvcache(
             lengths = lengths + k.shape[1]
         if cache_batch_idx is not None:
             k_cache, v_cache = k_cache[cache_batch_idx.long()], v_cache[cache_batch_idx.long()]
-        options = _options(
+        options = options_of(
             scale=softmax_scale,
             causal=causal,
             window=window_size,

@@ -17,9 +17,10 @@ from torch import Tensor
 from .. import attention, attention_varlen, masks
 from ..errors import UnsupportedError
 from . import flash_attn as fa2
-from .flash_attn import _bound, _options
+from .flash_shared import bound, check_offsets, flash_attn_combine, options_of
 
 __all__ = [
+    "flash_attn_combine",
     "flash_attn_func",
     "flash_attn_qkvpacked_func",
     "flash_attn_varlen_func",
@@ -64,7 +65,7 @@ def flash_attn_func(
     """FA3's flash_attn_func: o, or (o, lse) with return_attn_probs."""
     del num_splits, pack_gqa, sm_margin
     _refuse(qv=qv, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale)
-    options = _options(
+    options = options_of(
         scale=softmax_scale,
         causal=causal,
         window=window_size,
@@ -143,9 +144,10 @@ def flash_attn_varlen_func(
     return_attn_probs: bool = False,
 ) -> Any:
     """FA3's flash_attn_varlen_func: o, or (o, lse) with return_attn_probs, lse (head, total_q)."""
+    check_offsets(cu_seqlens_q, cu_seqlens_k)
     del num_splits, pack_gqa, sm_margin
     _refuse(qv=qv, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale)
-    options = _options(
+    options = options_of(
         scale=softmax_scale,
         causal=causal,
         window=window_size,
@@ -158,8 +160,8 @@ def flash_attn_varlen_func(
         v,
         cu_seqlens_q,
         cu_seqlens_k,
-        max_q=_bound(max_seqlen_q),
-        max_kv=_bound(max_seqlen_k),
+        max_q=bound(max_seqlen_q),
+        max_kv=bound(max_seqlen_k),
         q_lengths=seqused_q,
         kv_lengths=seqused_k,
         return_lse=return_attn_probs,

@@ -5,28 +5,33 @@
     fulmen.compat.hf.register()
     model = AutoModelForCausalLM.from_pretrained(..., attn_implementation="fulmen")
 
-Two hooks. The mask hook keeps what a mask says as structure (nothing, a padding mask of keys, the
-numbers of packed documents) where it is plain causal, bidirectional or sliding, so that no
-quadratic mask is made; any other pattern, and the prefill of a static cache, become the dense mask
-of transformers' own sdpa. The attention hook reads a mask of four axes as complete, and adds causal
-(bottom-right) and the layer's window to all else.
+Two hooks. The mask hook (hf_masks.py) says what a model's mask is, as structure where it can. The
+attention hook reads a mask of four axes as complete, and adds causal (bottom-right) and the layer's
+window to all else. Every keyword that it receives is read, known to have no effect, or an error.
 """
 
 from __future__ import annotations
 
-from typing import Any, Callable
+import functools
+import warnings
+from typing import Any
 
 import torch
 
 from .. import attention, masks
 from ..errors import ArgumentError, LibraryNotFound, UnsupportedError
-from .flash_attn import same_words
+from .flash_shared import SAME_WORDS, same_words
+from .hf_masks import PackedDocuments, has_interface, mask_hook
 
-__all__ = ["attention_hook", "mask_hook", "register"]
+__all__ = ["WITHOUT_EFFECT", "PackedDocuments", "attention_hook", "mask_hook", "register"]
 
 
 def register(name: str = "fulmen") -> None:
     """Makes `attn_implementation=name` known to transformers. May be called again.
+
+    A model whose attention does not go through transformers' AttentionInterface (Bloom, Falcon, MPT
+    and others: docs, Families of transformers) keeps its own code: it says so in one warning when
+    it is asked for this name, and its config names what it uses instead.
 
     Args:
         name: how models ask for it.
@@ -35,7 +40,7 @@ def register(name: str = "fulmen") -> None:
         fulmen.LibraryNotFound: transformers, 4.56 or later, is not installed.
     """
     try:
-        from transformers import AttentionInterface, AttentionMaskInterface
+        from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
     except ImportError as error:
         raise LibraryNotFound(
             f"transformers with AttentionMaskInterface does not load ({error}); pip install "
@@ -43,6 +48,66 @@ def register(name: str = "fulmen") -> None:
         ) from error
     AttentionInterface.register(name, attention_hook)
     AttentionMaskInterface.register(name, mask_hook)
+    _names.add(name)
+    _watch(PreTrainedModel)
+
+
+_names: set[str] = set()
+_told: set[type] = set()
+
+
+def _watch(models: Any) -> None:
+    """Lets models without the attention interface say that they keep their own code."""
+    original = models.get_correct_attn_implementation
+    if getattr(original, "is_watched", False):
+        return
+
+    @functools.wraps(original)
+    def chosen(self: Any, requested_attention: Any, *args: Any, **keywords: Any) -> Any:
+        if requested_attention not in _names or has_interface(type(self)):
+            return original(self, requested_attention, *args, **keywords)
+        used = original(self, None, *args, **keywords)
+        if type(self) not in _told:
+            _told.add(type(self))
+            warnings.warn(
+                f"{type(self).__name__} has attention code of its own, without transformers' "
+                f"AttentionInterface: fulmen is not called, attn_implementation is {used!r}",
+                stacklevel=2,
+            )
+        return used
+
+    chosen.is_watched = True  # type: ignore[attr-defined]
+    models.get_correct_attn_implementation = chosen
+
+
+# Keywords that models hand to every attention function and that say nothing about attention, or
+# nothing that is not in the other arguments already. Any other keyword is read, or an error.
+WITHOUT_EFFECT = {
+    "position_ids": "positions are in q and k already; the mask hook has read packed ones",
+    "cache_position": "likewise",
+    "cache": "k and v come out of it",
+    "past_key_values": "likewise",
+    "read_index": "where the cache took k and v from, in continuous batching",
+    "write_index": "where it put them",
+    "use_cache": "whether it is kept",
+    "logits_indices": "of the head behind the layers",
+    "logits_processor_args": "likewise",
+    "logits_to_keep": "likewise",
+    "labels": "of the loss",
+    "num_items_in_batch": "of the loss",
+    "output_hidden_states": "what the model returns",
+    "output_router_logits": "likewise",
+    "return_dict": "likewise",
+}
+# What asks for another attention: why it is refused. As unknown keywords are, but in better words.
+_REFUSED = {
+    "indices": "keys chosen per row are not read yet; attn_implementation='eager' has them",
+    "block_indices": "blocks chosen per row are not read yet; attn_implementation='eager' has them",
+    "sinks": "one sink for each row is not read; s_aux, one for each head, is",
+    "block_table": "a paged cache is not read yet; a contiguous one is",
+    "k_cache": "a paged cache is not read yet; a contiguous one is",
+    "v_cache": "a paged cache is not read yet; a contiguous one is",
+}
 
 
 def attention_hook(
@@ -50,7 +115,7 @@ def attention_hook(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
+    attention_mask: torch.Tensor | PackedDocuments | None,
     dropout: float = 0.0,
     scaling: float | None = None,
     is_causal: bool | None = None,
@@ -58,171 +123,189 @@ def attention_hook(
     s_aux: torch.Tensor | None = None,
     position_bias: torch.Tensor | None = None,
     output_attentions: bool | None = False,
+    cu_seq_lens_q: torch.Tensor | None = None,
+    cu_seq_lens_k: torch.Tensor | None = None,
+    max_length_q: Any = None,
+    max_length_k: Any = None,
+    seq_idx: torch.Tensor | None = None,
+    deterministic: bool | None = None,
     **words: Any,
 ) -> tuple[torch.Tensor, None]:
     """What a model's attention layer calls: query (batch, head, q_row, dim), the key and value
     heads not repeated.
 
+    Args:
+        module: the layer; its is_causal is read where the argument is None.
+        query, key, value: (batch, head, row, dim).
+        attention_mask: of the mask hook; or a model's own: (batch, kv_row) of bool or of integers,
+            0 hides a key, or (batch, head, q_row, kv_row), bool or added.
+        dropout: probability in [0, 1].
+        scaling: factor of the scores; None: 1 / sqrt(dim).
+        is_causal: bottom-right; not beside a mask of four axes, which is complete.
+        sliding_window: keys that a row sees, its own included.
+        s_aux: (head,): sinks.
+        position_bias: added to the scores; broadcasts to (batch, head, q_row, kv_row).
+        output_attentions: refused.
+        cu_seq_lens_q, cu_seq_lens_k: (documents + 1,) integers, offsets of packed documents among
+            the rows of all batch entries, one after the other: each is computed as if alone.
+        max_length_q, max_length_k: no document is longer.
+        seq_idx: (batch, row) integers: the document of each token.
+        deterministic: as in fulmen.attention.
+        **words: softcap; those of WITHOUT_EFFECT; others must be None.
+
     Returns:
         (o, None), o (batch, q_row, head, dim) contiguous.
 
     Raises:
-        fulmen.UnsupportedError: the probabilities are asked for; they are never made.
+        fulmen.UnsupportedError: a keyword that fulmen does not read, the probabilities among them,
+            which are never made.
+        fulmen.ArgumentError: a mask, offsets or document numbers that do not fit.
     """
+    _refuse_unread(words)
     if output_attentions:
         raise UnsupportedError(
             "output_attentions=True asks for the attention probabilities, which fulmen never "
             "makes; attn_implementation='eager' does"
         )
-    causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
-    mask: Any = None
-    bias = position_bias
-    window = None
-    if attention_mask is not None and attention_mask.dim() == 4:
-        attention_mask = attention_mask[:, :, :, : key.shape[-2]]
-        causal = False
-        if attention_mask.dtype == torch.bool:
-            mask = attention_mask
-        else:
-            bias = attention_mask if bias is None else bias + attention_mask
-    else:
-        if sliding_window is not None:
-            window = (sliding_window - 1, 0 if causal else sliding_window - 1)
-        if attention_mask is not None:
-            mask = _of_two_axes(attention_mask, query, key)
-    o = attention(
-        query,
-        key,
-        value,
-        scale=scaling,
-        causal=bool(causal),
-        window=window,
-        mask=mask,
-        bias=bias,
-        sinks=s_aux,
-        dropout_p=dropout,
+    options: dict[str, Any] = {
+        "scale": scaling,
+        "causal": bool(getattr(module, "is_causal", True) if is_causal is None else is_causal),
+        "bias": position_bias,
+        "sinks": s_aux,
+        "dropout_p": dropout,
+        "deterministic": bool(deterministic),
         **same_words(words),
-    )
+    }
+    packed = _offsets(cu_seq_lens_q, cu_seq_lens_k, max_length_q, max_length_k)
+    mask: Any = attention_mask
+    is_dense = isinstance(mask, torch.Tensor) and mask.dim() == 4
+    parts: list[Any] = []
+    if is_dense:
+        dense = mask[:, :, :, : key.shape[-2]]
+        options["causal"] = False
+        if dense.dtype == torch.bool:
+            parts.append(dense)
+        else:
+            options["bias"] = dense if position_bias is None else position_bias + dense
+    elif sliding_window is not None:
+        options["window"] = (sliding_window - 1, 0 if options["causal"] else sliding_window - 1)
+    if seq_idx is not None:
+        parts.append(_documents(seq_idx, query, key, "seq_idx"))
+    if packed and not is_dense:
+        if position_bias is not None:
+            raise UnsupportedError(
+                "position_bias is given with cu_seq_lens_q; a bias for packed documents is read "
+                "as part of an attention_mask of four axes"
+            )
+        return _packed(query, key, value, mask, parts, {**packed, **options}), None
+    if packed:
+        parts.append(_numbered(packed, query, key))
+    elif not is_dense and mask is not None:
+        parts.append(_of_two_axes(mask, query, key))
+    o = attention(query, key, value, mask=_one_each(parts), **options)
     return o.transpose(1, 2).contiguous(), None
 
 
-def _of_two_axes(attention_mask: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> Any:
+def _refuse_unread(words: dict[str, Any]) -> None:
+    """Refuses keywords that would be swallowed."""
+    for name, x in words.items():
+        if x is not None and name not in WITHOUT_EFFECT and name not in SAME_WORDS:
+            why = _REFUSED.get(name, "fulmen.compat.hf does not know what it means for attention")
+            raise UnsupportedError(
+                f"{name} is given to the attention of fulmen and not read: {why}"
+            )
+
+
+def _offsets(cu_q: Any, cu_kv: Any, max_q: Any, max_kv: Any) -> dict[str, Any]:
+    """The offsets of packed documents as fulmen.attention has them; empty where there are none."""
+    if cu_q is None and cu_kv is None:
+        return {}
+    if cu_q is None or cu_kv is None:
+        given, missing = ("q", "k") if cu_kv is None else ("k", "q")
+        raise ArgumentError(
+            f"cu_seq_lens_{given} is given without cu_seq_lens_{missing}; packed documents need "
+            "both"
+        )
+    longest = {"max_q": max_q, "max_kv": max_kv}
+    longest = {name: x for name, x in longest.items() if isinstance(x, int)}
+    return {"cu_q": cu_q, "cu_kv": cu_kv, **longest}
+
+
+def _packed(
+    query: Any, key: Any, value: Any, mask: Any, parts: list[Any], options: dict[str, Any]
+) -> Any:
+    """Rows of all batch entries one after the other, cut into documents."""
+    if mask is not None:
+        part = _of_two_axes(mask, query, key)
+        if isinstance(part, torch.Tensor):  # a number for all rows and for the keys that are seen
+            shown = part.flatten(1).to(torch.int32)
+            part = masks.documents(shown.new_ones((query.shape[0], query.shape[-2])), shown)
+        parts = [*parts, part]
+    flat = [masks.documents(x.q_ids.flatten(), x.kv_ids.flatten()) for x in parts]
+    q, k, v = (x.transpose(1, 2).flatten(0, 1) for x in (query, key, value))
+    o = attention(q, k, v, layout="shd", mask=_one_each(flat), **options)
+    return o.unflatten(0, (query.shape[0], query.shape[-2])).contiguous()
+
+
+def _one_each(parts: list[Any]) -> Any:
+    """What `mask=` takes: of document numbers one kind that says what all of them say."""
+    found: Any = None
+    others = []
+    for part in parts:
+        if not isinstance(part, masks.Documents):
+            others.append(part)
+        else:
+            found = part if found is None else _both(found, part)
+    return tuple(others if found is None else [*others, found]) or None
+
+
+def _both(one: masks.Documents, other: masks.Documents) -> masks.Documents:
+    """Numbers that are equal where both are equal."""
+    least = torch.minimum(other.q_ids.min(), other.kv_ids.min())
+    span = torch.maximum(other.q_ids.max(), other.kv_ids.max()) - least + 1
+    return masks.documents(
+        one.q_ids.long() * span + (other.q_ids - least),
+        one.kv_ids.long() * span + (other.kv_ids - least),
+    )
+
+
+def _numbered(packed: dict[str, Any], query: torch.Tensor, key: torch.Tensor) -> Any:
+    """The documents between offsets, for a call whose mask has a row for each row of q."""
+    ids = []
+    for x, offsets in ((query, packed["cu_q"]), (key, packed["cu_kv"])):
+        batch, rows = x.shape[0], x.shape[-2]
+        row = torch.arange(batch * rows, device=x.device, dtype=offsets.dtype)
+        ids.append(torch.bucketize(row, offsets[1:], right=True).view(batch, rows))
+    return masks.documents(*ids)
+
+
+def _documents(ids: torch.Tensor, query: torch.Tensor, key: torch.Tensor, name: str) -> Any:
+    """Document numbers of all keys, the last of which are the rows."""
+    if ids.dim() != 2 or ids.shape[1] != key.shape[-2] or ids.dtype.is_floating_point:
+        raise ArgumentError(
+            f"{name} has shape {tuple(ids.shape)} and dtype {str(ids.dtype)[6:]}; integers "
+            f"(batch, {key.shape[-2]}), one for each key, are expected"
+        )
+    ids = ids.expand(query.shape[0], -1)
+    return masks.documents(ids[:, ids.shape[1] - query.shape[-2] :], ids)
+
+
+def _of_two_axes(attention_mask: Any, query: torch.Tensor, key: torch.Tensor) -> Any:
     """A boolean padding mask of keys, or the numbers of packed documents."""
+    if isinstance(attention_mask, PackedDocuments):
+        return _documents(attention_mask.ids, query, key, "attention_mask")
     if attention_mask.dim() != 2:
         raise ArgumentError(
             f"attention_mask has {attention_mask.dim()} axes; 2 (batch, kv_row) and 4 (batch, "
             "head, q_row, kv_row) are read"
         )
-    if attention_mask.dtype != torch.bool:
-        num_q = query.shape[-2]
-        return masks.documents(attention_mask[:, -num_q:], attention_mask)
+    if attention_mask.dtype.is_floating_point:
+        raise ArgumentError(
+            f"attention_mask (batch, kv_row) has dtype {str(attention_mask.dtype)[6:]}, which may "
+            "be added or count keys; bool or integers, 0 for a hidden key, are read"
+        )
+    attention_mask = attention_mask.to(torch.bool)
     if attention_mask.shape[1] < key.shape[-2]:  # a static cache: what lies beyond is not filled
         missing = key.shape[-2] - attention_mask.shape[1]
         attention_mask = torch.nn.functional.pad(attention_mask, (0, missing))
     return attention_mask[:, None, None, :]
-
-
-def mask_hook(
-    batch_size: int,
-    q_length: int,
-    kv_length: int,
-    q_offset: Any = 0,
-    kv_offset: Any = 0,
-    mask_function: Callable[..., Any] | None = None,
-    attention_mask: torch.Tensor | None = None,
-    use_vmap: bool = False,
-    **kwargs: Any,
-) -> torch.Tensor | None:
-    """What transformers calls once per forward pass and kind of layer.
-
-    Returns:
-        None (nothing but structure), a boolean (batch, kv_length) padding mask, the integers
-        (batch, kv_length) of packed documents, or a boolean mask of four axes.
-    """
-    from transformers.masking_utils import causal_mask_function, sdpa_mask
-
-    function = causal_mask_function if mask_function is None else mask_function
-    plain, documents = _structure(function)
-    is_offset_known = isinstance(q_offset, int) and isinstance(kv_offset, int)
-    is_level = is_offset_known and q_offset + q_length == kv_offset + kv_length
-    if plain == "bidirectional" or (plain is not None and is_level):
-        if documents is None and not use_vmap:
-            return _of_keys(attention_mask, kv_length, kv_offset)
-        is_whole = q_offset == 0 and kv_offset == 0 and attention_mask is None
-        if documents is not None and is_whole and documents.shape[-1] == kv_length:
-            return documents.expand(batch_size, kv_length)
-    kwargs.pop("allow_is_causal_skip", None)
-    kwargs.pop("allow_is_bidirectional_skip", None)
-    dense: torch.Tensor | None = sdpa_mask(
-        batch_size=batch_size,
-        q_length=q_length,
-        kv_length=kv_length,
-        q_offset=q_offset,
-        kv_offset=kv_offset,
-        mask_function=function,
-        attention_mask=attention_mask,
-        allow_is_causal_skip=False,
-        allow_is_bidirectional_skip=False,
-        use_vmap=use_vmap,
-        **kwargs,
-    )
-    return dense
-
-
-def _of_keys(
-    attention_mask: torch.Tensor | None, kv_length: int, kv_offset: Any
-) -> torch.Tensor | None:
-    if attention_mask is None or attention_mask.shape[1] == kv_length:
-        return attention_mask  # cut already: generate() runs the hook twice
-    return attention_mask[:, kv_offset : kv_offset + kv_length]
-
-
-_AND = "and_masks.<locals>.and_mask"
-_REMAPPED = "remap_positions_for_packed_sequence.<locals>.inner_mask"
-_WINDOW = "sliding_window_overlay.<locals>.inner_mask"
-_WINDOW_BOTH = "sliding_window_bidirectional_overlay.<locals>.inner_mask"
-_PACKED = "packed_sequence_mask_function.<locals>.inner_mask"
-
-
-def _structure(function: Any) -> tuple[str | None, torch.Tensor | None]:
-    """("causal", "bidirectional" or None for any other pattern; the numbers of packed documents).
-
-    A window is structure too: the layer's own `sliding_window` says how wide. torch.compile does
-    not let a closure be looked into: there all but the two plain patterns are others.
-    """
-    from transformers.masking_utils import bidirectional_mask_function, causal_mask_function
-
-    if function is causal_mask_function:
-        return "causal", None
-    if function is bidirectional_mask_function:
-        return "bidirectional", None
-    if torch.compiler.is_compiling():
-        return None, None
-    if function.__module__ != causal_mask_function.__module__:
-        return None, None
-    name = function.__qualname__
-    if name == _REMAPPED:  # positions start anew in each document: distances stay what they are
-        return _structure(_closed_over(function, "mask_function"))
-    if name != _AND:
-        return None, None
-    plain: str | None = None
-    documents: torch.Tensor | None = None
-    for part in _closed_over(function, "mask_functions"):
-        inner = getattr(part, "__qualname__", "")
-        if inner in (_WINDOW, _WINDOW_BOTH):
-            continue
-        if inner == _PACKED:
-            found, nested = None, _closed_over(part, "packed_sequence_mask")
-        else:
-            found, nested = _structure(part)
-            if found is None:
-                return None, None
-        if (found and plain) or (nested is not None and documents is not None):
-            return None, None
-        plain = found or plain
-        documents = documents if nested is None else nested
-    return plain, documents
-
-
-def _closed_over(function: Any, name: str) -> Any:
-    return function.__closure__[function.__code__.co_freevars.index(name)].cell_contents

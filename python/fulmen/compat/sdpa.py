@@ -25,7 +25,8 @@ from torch.nn import functional
 
 from .. import attention
 from .._torch.ops import FLOATING
-from ..errors import Error, UnsupportedError
+from .._torch.subclasses import causal_alignment
+from ..errors import ArgumentError, Error, UnsupportedError
 
 __all__ = ["disable", "enable", "is_enabled", "replaced", "scaled_dot_product_attention"]
 
@@ -54,7 +55,7 @@ def scaled_dot_product_attention(
         key: (..., head, kv_row, dim).
         value: (..., head, kv_row, dim_v). Leading axes broadcast.
         attn_mask: boolean (True: look) or float (added; may require grad); broadcasts to
-            (..., head, q_row, kv_row).
+            (..., head, q_row, kv_row). Or a CausalBias of torch.nn.attention.bias.
         dropout_p: probability of dropping, applied whenever it is above 0.
         is_causal: query i sees keys 0 to i; not together with attn_mask.
         scale: None: 1 / sqrt(dim).
@@ -62,6 +63,7 @@ def scaled_dot_product_attention(
 
     Raises:
         fulmen.UnsupportedError: strict mode, and fulmen cannot do it; the text says why.
+        fulmen.ArgumentError: a CausalBias beside is_causal, which torch refuses too.
 
     >>> import torch
     >>> from fulmen.compat.sdpa import scaled_dot_product_attention
@@ -69,6 +71,8 @@ def scaled_dot_product_attention(
     >>> scaled_dot_product_attention(x, x, x, is_causal=True).shape
     torch.Size([1, 2, 3, 4])
     """
+    if is_causal and causal_alignment(attn_mask) is not None:
+        raise ArgumentError("attn_mask is a CausalBias and is_causal=True; the one replaces both")
     reason = _refusal(query, key, value, attn_mask, is_causal, enable_gqa)
     if reason is None:
         if torch.compiler.is_compiling():
@@ -79,8 +83,9 @@ def scaled_dot_product_attention(
             reason = str(error)
     if _is_strict:
         raise UnsupportedError(f"scaled_dot_product_attention: {reason}")
+    mask = _matrix(attn_mask, query.device)
     result: torch.Tensor = _original(
-        query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+        query, key, value, mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
     )
     if reason not in _warned:  # after the call: torch may refuse it too, in its own words
         _warned.add(reason)
@@ -115,6 +120,17 @@ def _refusal(
     return None
 
 
+def _matrix(attn_mask: Any, device: Any) -> Any:
+    """A CausalBias as a boolean tensor: torch would look for its own function, which may be
+    replaced; any other mask as it is."""
+    alignment = causal_alignment(attn_mask)
+    if alignment is None:
+        return attn_mask
+    rows, keys = attn_mask.seq_len_q, attn_mask.seq_len_kv
+    whole = torch.ones(rows, keys, dtype=torch.bool, device=device)
+    return whole.tril(0 if alignment == "top_left" else keys - rows)
+
+
 def _by_fulmen(
     query: Any,
     key: Any,
@@ -137,7 +153,7 @@ def _by_fulmen(
         lead, query, key, value, attn_mask = _four_axes(query, key, value, attn_mask, enable_gqa)
     mask = bias = None
     if attn_mask is not None:
-        if attn_mask.dtype == torch.bool:
+        if attn_mask.dtype == torch.bool or causal_alignment(attn_mask) is not None:
             mask = attn_mask
         else:
             bias = attn_mask
@@ -167,7 +183,8 @@ def _four_axes(
         outer = torch.broadcast_shapes(*(x.shape[:-2] for x in arrays))
         arrays = tuple(x.expand(*outer, *x.shape[-2:]) for x in arrays)
     lead = arrays[0].shape[:-2]
-    if attn_mask is not None and len(lead) > 2 and attn_mask.dim() > 3:
+    is_array = attn_mask is not None and causal_alignment(attn_mask) is None
+    if is_array and len(lead) > 2 and attn_mask.dim() > 3:
         attn_mask = attn_mask.expand(*lead, *attn_mask.shape[-2:])
         attn_mask = attn_mask.reshape(-1, *attn_mask.shape[-3:])
     folded = []

@@ -1,0 +1,81 @@
+# SPDX-FileCopyrightText: fulmen contributors
+# SPDX-License-Identifier: Apache-2.0
+"""What the generations of FlashAttention share: arguments in fulmen's words, checks of offsets, and
+the merge of partial results."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import merge
+from ..errors import ArgumentError
+
+
+def options_of(causal: bool, window: Any, alibi_slopes: Any = None, **same: Any) -> dict[str, Any]:
+    """fulmen's options from FlashAttention's, by fulmen's names; `same` mean the same."""
+    left, right = (-1 if side is None else side for side in window)
+    return {
+        "causal": causal,
+        "window": (left, 0 if causal else right),
+        "alibi_slopes": None if alibi_slopes is None else alibi_slopes.detach(),
+        **same,
+    }
+
+
+SAME_WORDS = ("softcap",)  # of score modifiers, in every package; their keywords in fulmen too
+
+
+def same_words(given: dict[str, Any]) -> dict[str, Any]:
+    """The keywords among `given` that another package calls as fulmen does, where they say more
+    than None."""
+    return {name: given[name] for name in SAME_WORDS if given.get(name) is not None}
+
+
+def check_offsets(*offsets: Any) -> None:
+    """Refuses a longest length in the place of offsets: the order of vLLM's function."""
+    for x, side in zip(offsets, "qk"):
+        if x is None or isinstance(x, int) or getattr(x, "ndim", 1) == 0:
+            raise ArgumentError(
+                f"cu_seqlens_{side} is {x!r}; offsets (sequences + 1,) are expected. "
+                "FlashAttention's order is q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, "
+                "max_seqlen_k, and vLLM's is another: pass them by name"
+            )
+
+
+def bound(longest: Any) -> Any:
+    """An upper bound of lengths; a tensor would have to be read on the host, and is not needed."""
+    return None if isinstance(longest, Tensor) else longest
+
+
+_MOST_PARTS = 32  # of one merge on a GPU
+
+
+def flash_attn_combine(
+    out_partial: Tensor, lse_partial: Tensor, out: Tensor | None = None, out_dtype: Any = None
+) -> tuple[Tensor, Tensor]:
+    """FA3's flash_attn_combine: attention over all keys, from that over disjoint parts of them.
+
+    Args:
+        out_partial: (part, batch, row, head, dim), float32 or the dtype of o.
+        lse_partial: (part, batch, row, head).
+        out: (batch, row, head, dim): o is written here.
+        out_dtype: dtype of o; None: that of out, or of out_partial.
+
+    Returns:
+        (o, lse), lse (batch, row, head); a row that no part saw has o = 0 and lse = -inf.
+    """
+    parts = list(zip(out_partial, lse_partial.transpose(-1, -2)))
+    wide = torch.float64 if out_partial.dtype == torch.float64 else torch.float32
+    is_merged = False
+    while not is_merged:
+        is_merged = len(parts) <= _MOST_PARTS
+        parts = [
+            merge(parts[i : i + _MOST_PARTS], layout="bshd", out_dtype=wide)
+            for i in range(0, len(parts), _MOST_PARTS)
+        ]
+    o, lse = parts[0]
+    o = out.copy_(o) if out is not None else o.to(out_dtype or out_partial.dtype)
+    return o, lse.transpose(-1, -2)
