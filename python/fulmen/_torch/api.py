@@ -28,7 +28,7 @@ from ..options import (
     settings_of,
     window_sides,
 )
-from . import autograd, guards, ops, subclasses
+from . import autograd, guards, ops, sharding, subclasses
 from .fast_path import fast_attention
 from .ops import (
     DIFFERENTIABLE,
@@ -192,6 +192,7 @@ def merge(
 
 def _by_operator(arrays: Any, settings: OpSettings, return_lse: bool, out: Any) -> Any:
     checked(arrays)
+    sharding.enter_rules()
     if out is not None:
         return _into(arrays, settings, return_lse, out)
     if guards.is_transformed():

@@ -60,8 +60,7 @@ class AttentionBackward(torch.autograd.Function):
     def forward(
         settings: OpSettings, need: Any, do: Any, dlse: Any, o: Tensor, stats: Tensor, *arrays: Any
     ) -> Any:
-        kernel = ops.attention_backward_kernel
-        return ops.run_kernel(kernel, do, dlse, o, stats, *arrays, *settings, need)
+        return ops.run_backward_kernel(do, dlse, o, stats, *arrays, *settings, need)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -194,7 +193,7 @@ def _attention_autograd(*args: Any) -> Any:
 def _attention_backward_autograd(do: Any, dlse: Any, o: Tensor, stats: Tensor, *args: Any) -> Any:
     arrays, settings, (need,) = split(args)
     if not records((do, dlse, *arrays)):
-        return ops.run_kernel(ops.attention_backward_kernel, do, dlse, o, stats, *args)
+        return ops.run_backward_kernel(do, dlse, o, stats, *args)
     return AttentionBackward.apply(settings, need, do, dlse, o, stats, *arrays)
 
 

@@ -219,7 +219,7 @@ _SCHEMAS = {
     "attention_backward": _BACKWARD + _GRADIENTS,
     "attention_backward_kernel": _BACKWARD + _GRADIENTS,
     # The same with a tensor in every place, empty where it is not needed: what the loop that torch
-    # runs for is_grads_batched=True can stack.
+    # runs for is_grads_batched=True can stack, and DTensor can place.
     "attention_batched_backward": _BACKWARD + _GRADIENTS.replace("?", ""),
     "attention_out": f"({_ARGUMENTS}, *, Tensor(a!) out, Tensor(b!)? lse) -> ()",
     "merge": (
@@ -265,6 +265,14 @@ def run_kernel(operator: Any, *args: Any) -> Any:
         except RuntimeError:
             _raise_refusal()
             raise
+
+
+def run_backward_kernel(do: Any, dlse: Any, o: Tensor, stats: Tensor, *args: Any) -> Any:
+    """attention_backward_kernel; of DTensors, which want a tensor in every place, the other."""
+    if type(o).__name__ != "DTensor":
+        return run_kernel(attention_backward_kernel, do, dlse, o, stats, *args)
+    found = run_kernel(attention_batched_backward, do, dlse, o, stats, *args)
+    return tuple(x if wanted else None for x, wanted in zip(found, args[-1]))
 
 
 def _raise_refusal() -> None:

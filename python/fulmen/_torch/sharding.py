@@ -16,10 +16,13 @@ import sys
 from functools import lru_cache
 from typing import Any
 
+import torch
+
 from .._library import schema
 from . import ops
 
 
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def enter_rules() -> None:
     """Tells DTensor, once it has been imported, how the operators may be split."""
     if "torch.distributed.tensor" in sys.modules:
@@ -31,7 +34,7 @@ def _enter_rules() -> None:
     from torch.distributed.tensor.experimental import register_sharding
 
     register_sharding(ops.attention_kernel)(_forward)
-    register_sharding(ops.attention_backward_kernel)(_backward)
+    register_sharding(ops.attention_batched_backward)(_backward)
 
 
 def _axis(name: str, x: Any, wanted: str, layout: int) -> int | None:
@@ -123,7 +126,7 @@ def _backward(
         results = []
         for index, wanted in zip(ops.DIFFERENTIABLE, need):
             name, x = arrays._fields[index], arrays[index]
-            place = None
+            place = _placed(None)
             if wanted:
                 split = None if way is None else _axis(name, x, way, settings.layout)
                 place = _placed(split, None if way is None else Partial())

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from .. import attention
+from .. import attention, attention_varlen
 from .._torch.ops import FLOATING
 from .._torch.subclasses import causal_alignment
 from ..errors import ArgumentError, Error, UnsupportedError
@@ -53,7 +53,8 @@ def scaled_dot_product_attention(
     Args:
         query: (..., head, q_row, dim).
         key: (..., head, kv_row, dim).
-        value: (..., head, kv_row, dim_v). Leading axes broadcast.
+        value: (..., head, kv_row, dim_v). Leading axes broadcast. Or all three are jagged nested
+            tensors (batch, head, row, dim), whose sequences have rows of their own number.
         attn_mask: boolean (True: look) or float (added; may require grad); broadcasts to
             (..., head, q_row, kv_row). Or a CausalBias of torch.nn.attention.bias.
         dropout_p: probability of dropping, applied whenever it is above 0.
@@ -99,15 +100,24 @@ def _refusal(
     query: Any, key: Any, value: Any, attn_mask: Any, is_causal: bool, enable_gqa: bool
 ) -> str | None:
     """Why the call goes to torch; None: it does not."""
-    for x, name in ((query, "query"), (key, "key"), (value, "value")):
-        if x.is_nested or x.layout is not torch.strided:
-            return f"{name} is nested or sparse; fulmen.attention_varlen takes packed sequences"
+    arrays = ((query, "query"), (key, "key"), (value, "value"))
+    is_jagged = all(x.layout is torch.jagged for x, _ in arrays)
+    for x, name in arrays:
+        if not is_jagged and (x.is_nested or x.layout is not torch.strided):
+            return f"{name} is nested or sparse, and the three are not jagged alike"
         if x.dtype not in FLOATING:
             return f"{name} has dtype {x.dtype}"
         if x.device.type not in _DEVICES:
             return f"{name} is on {x.device.type}, not on cpu or cuda"
         if x.dim() < 2:
             return f"{name} has {x.dim()} axes"
+    if is_jagged:
+        if attn_mask is not None:
+            return "attn_mask is given with jagged tensors"
+        if not all(x.dim() == 4 and x._ragged_idx == 2 for x, _ in arrays):
+            return "a jagged tensor is not (batch, head, row, dim) with rows of own numbers"
+        if not enable_gqa and not query.shape[1] == key.shape[1] == value.shape[1]:
+            return "jagged tensors have different numbers of heads and enable_gqa is False"
     if query.shape[-1] > _MAX_DIM_QK or value.shape[-1] > _MAX_DIM_V or value.shape[-1] < 1:
         return (
             f"head dimensions are {query.shape[-1]} and {value.shape[-1]}; fulmen has up to "
@@ -141,6 +151,8 @@ def _by_fulmen(
     scale: float | None,
     enable_gqa: bool,
 ) -> Any:
+    if query.is_nested:
+        return _of_jagged(query, key, value, dropout_p, is_causal, scale)
     lead = query.shape[:-2]
     if not (
         query.dim() == 4
@@ -169,6 +181,29 @@ def _by_fulmen(
         dropout_p=dropout_p,
     )
     return o if len(lead) == 2 else o.reshape(*lead, *o.shape[-2:])
+
+
+def _of_jagged(
+    query: Any, key: Any, value: Any, dropout_p: float, is_causal: bool, scale: float | None
+) -> Any:
+    """Jagged tensors (batch, head, row, dim), whose values() are packed sequences."""
+    o = attention_varlen(
+        query.values(),
+        key.values(),
+        value.values(),
+        query.offsets(),
+        key.offsets(),
+        layout="hsd",
+        scale=scale,
+        causal=is_causal,
+        alignment="top_left",
+        dropout_p=dropout_p,
+        q_lengths=query.lengths(),
+        kv_lengths=key.lengths(),
+    )
+    return torch.nested.nested_tensor_from_jagged(
+        o, query.offsets(), lengths=query.lengths(), jagged_dim=2
+    )
 
 
 def _four_axes(

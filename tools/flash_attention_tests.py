@@ -1,0 +1,158 @@
+# SPDX-FileCopyrightText: fulmen contributors
+# SPDX-License-Identifier: Apache-2.0
+"""Runs FlashAttention's own test files against fulmen.compat, from a checkout of that project.
+
+    python tools/flash_attention_tests.py CHECKOUT                all cases, on a GPU
+    python tools/flash_attention_tests.py CHECKOUT --sample 40    40 of each file, on a CPU too
+
+The checkout is read where it lies and nothing of it is kept: the files are copied to a temporary
+folder, where on a machine without a GPU "cuda" becomes "cpu". `flash_attn` and
+`flash_attn_interface` are then fulmen's (fulmen.compat.flash_attn.install). Prints, for each
+generation, how many cases passed, failed, were skipped, and were refused by name because they ask
+for what fulmen does not have (pages, rotary embedding, FP8). einops must be installed, which the
+files import.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import types
+from pathlib import Path
+from typing import Any
+
+# The test file of each generation, in a folder whose other files it imports.
+FILES = {"FA2": "tests/test_flash_attn.py", "FA3": "hopper/test_flash_attn.py"}
+BESIDE = ("padding.py", "test_util.py")
+OUTCOMES = ("passed", "failed", "skipped", "refused")
+AS_IF = (8, 0)  # the compute capability that the files are told of on the CPU
+
+
+def run(checkout: Path, generation: str, sample: int, on_cpu: bool, options: list[str]) -> Any:
+    """The counts of one file by outcome, of all that it has, and the names of what failed."""
+    source = checkout / FILES[generation]
+    with tempfile.TemporaryDirectory() as folder:
+        for path in (source, *(source.parent / name for name in BESIDE)):
+            if path.exists():
+                text = path.read_text()
+                text = text.replace('"cuda"', '"cpu"') if on_cpu else text
+                (Path(folder) / path.name).write_text(text)
+        counts = Path(folder) / "counts.json"
+        settings = {"counts": str(counts), "sample": sample, "on_cpu": on_cpu}
+        environment = {
+            **os.environ,
+            "FULMEN_FLASH_TESTS": json.dumps(settings),
+            "FLASH_ATTENTION_DISABLE_FP8": "TRUE",
+            "PYTHONPATH": os.pathsep.join(
+                [str(Path(__file__).parent), folder, os.environ.get("PYTHONPATH", "")]
+            ),
+        }
+        subprocess.run(
+            [sys.executable, "-m", "pytest", "-p", Path(__file__).stem, "-q", "--tb=line",
+             "-o", "addopts=", "-p", "no:cacheprovider", f"--rootdir={folder}", *options,
+             str(Path(folder) / source.name)],
+            env=environment, check=False, cwd=folder,
+        )  # fmt: skip
+        return json.loads(counts.read_text()) if counts.exists() else None
+
+
+class Counter:
+    """The plugin: fulmen in the place of flash_attn, a sample of the cases, their outcomes."""
+
+    def __init__(self, settings: dict[str, Any]) -> None:
+        self.settings = settings
+        self.found: dict[str, Any] = {"cases": 0, "names": [], **dict.fromkeys(OUTCOMES, 0)}
+
+    def pytest_collection_modifyitems(self, config: Any, items: list[Any]) -> None:
+        self.found["cases"] = len(items)
+        if self.settings["sample"]:
+            number = min(self.settings["sample"], len(items))
+            items[:] = random.Random(0).sample(items, number)
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        if report.when != "call" and report.outcome == "passed":
+            return
+        outcome = report.outcome
+        if outcome == "failed" and "UnsupportedError" in str(report.longrepr):
+            outcome = "refused"
+        self.found[outcome] += 1
+        if outcome == "failed":
+            self.found["names"].append(report.nodeid)
+
+    def pytest_sessionfinish(self) -> None:
+        Path(self.settings["counts"]).write_text(json.dumps(self.found))
+
+
+def pytest_configure(config: Any) -> None:
+    """Makes this file the plugin of the run that `run` starts."""
+    settings = json.loads(os.environ["FULMEN_FLASH_TESTS"])
+    import torch
+
+    import fulmen
+    from fulmen.compat import flash_attn
+
+    flash_attn.install(override=True)
+    _stand_in_for_rotary(fulmen)
+    if settings["on_cpu"]:
+        torch.cuda.get_device_capability = lambda *_: AS_IF  # type: ignore[assignment]
+        torch.cuda.get_device_properties = lambda *_: types.SimpleNamespace(  # type: ignore[assignment]
+            total_memory=2**40, major=AS_IF[0], minor=AS_IF[1], multi_processor_count=108
+        )
+        torch.cuda.synchronize = lambda *_: None  # type: ignore[assignment]
+    config.pluginmanager.register(Counter(settings))
+
+
+def _stand_in_for_rotary(fulmen: Any) -> None:
+    """flash_attn.layers.rotary, which one test of caches imports: refused when it is called."""
+
+    def refused(*_: Any, **__: Any) -> None:
+        raise fulmen.UnsupportedError("rotary embedding is not among fulmen's functions")
+
+    for name in ("flash_attn.layers", "flash_attn.layers.rotary"):
+        module = types.ModuleType(name)
+        module.apply_rotary_emb = refused  # type: ignore[attr-defined]
+        sys.modules[name] = module
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("checkout", type=Path, help="a checkout of FlashAttention")
+    parser.add_argument("--sample", type=int, default=0, help="cases of each file; 0: all")
+    parser.add_argument("--only", choices=FILES, help="one generation")
+    parser.add_argument(
+        "--device", choices=("cpu", "cuda"), help="default: cuda, where there is one"
+    )
+    arguments, options = parser.parse_known_args()
+    import torch
+
+    device = arguments.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    failed = 0
+    for generation, file in FILES.items():
+        if arguments.only not in (None, generation):
+            continue
+        if not (arguments.checkout / file).exists():
+            print(f"{generation}: {arguments.checkout} has no {file}")
+            failed += 1
+            continue
+        sample = arguments.sample
+        found = run(arguments.checkout, generation, sample, device == "cpu", options)
+        if found is None:
+            print(f"{generation}: the tests did not run; the output above says why")
+            failed += 1
+            continue
+        counts = ", ".join(f"{found[name]} {name}" for name in OUTCOMES)
+        print(f"{generation} on {device}: {found['cases']} cases; {counts}")
+        print("\n".join(found["names"]))
+        failed += found["failed"]
+    return int(failed > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
