@@ -17,7 +17,7 @@ help: ## list these commands
 
 run: ## build and install the package into .venv, then compute attention on the shipped example
 	@tools/bootstrap.sh run
-	$(PY) -m pip install --quiet --disable-pip-version-check .
+	@$(PY) tools/install_package.py
 	.venv/bin/fulmen run
 
 test: ## all checks and tests, as continuous integration runs them (ONLY="a b": those steps)
