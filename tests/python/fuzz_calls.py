@@ -21,6 +21,7 @@ import sys
 import time
 import traceback
 from functools import partial
+from importlib.util import find_spec
 from typing import Any, Callable
 
 import numpy as np
@@ -29,6 +30,7 @@ import fulmen
 from fulmen import masks
 from fulmen.lab.cases.placement import root
 
+HAS_TORCH = find_spec("torch") is not None
 HUGE = 1 << 50  # no machine has memory for a result of as many rows
 DTYPES = (
     *("float64", "float32", "float16", "bfloat16", "int8", "int16", "int32", "int64", "uint8"),
@@ -121,7 +123,27 @@ def unaligned(x: Any) -> Any:
 
 
 def good(rng: random.Random) -> Call:
-    """The name of a function and arguments that it takes."""
+    """The name of a function and arguments that it takes: of NumPy or, where it is, of PyTorch."""
+    kind, call = good_of_numpy(rng)
+    if rng.random() < 0.25 and HAS_TORCH and kind not in ("dense_mask", "warmup", *SINGLE):
+        call = {name: as_torch(x) for name, x in call.items()}
+    return kind, call
+
+
+def as_torch(x: Any) -> Any:
+    """An array as a tensor, the arrays of a list of pairs too."""
+    import torch
+
+    if isinstance(x, list) and x and isinstance(x[0], tuple):
+        return [tuple(as_torch(y) for y in part) for part in x]
+    if not isinstance(x, np.ndarray):
+        return x
+    if x.dtype.name == "bfloat16":
+        return torch.from_numpy(x.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(x)
+
+
+def good_of_numpy(rng: random.Random) -> Call:
     dtype = dtype_named(rng.choice(("float64", "float32", "float16", "bfloat16")))
 
     def drawn(*shape: int) -> Any:
