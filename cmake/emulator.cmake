@@ -35,3 +35,37 @@ set(FULMEN_KERNEL_OPTIONS -fsanitize=thread -g1 $<$<NOT:$<CONFIG:Debug>>:-O1>)
 function(fulmen_kernel_sources)
   set_property(SOURCE ${ARGN} APPEND PROPERTY COMPILE_OPTIONS ${FULMEN_KERNEL_OPTIONS})
 endfunction()
+
+# Kernels' text with faults, each of which a test or FULMEN_PLANTED switches on: planted/faults.toml
+# says what and where (tools/plant_faults.py). A program that links fulmen_planted is compiled from
+# it; with FULMEN_AUDIT_KERNELS all programs with kernels are, and count which lines ran.
+option(FULMEN_AUDIT_KERNELS "Plant faults into the kernels of all tests, and count their lines" OFF)
+find_package(Python3 3.11 REQUIRED COMPONENTS Interpreter)
+set(FULMEN_PLANTED_TEXT ${PROJECT_BINARY_DIR}/planted)
+file(GLOB_RECURSE kernel_texts CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/kernels/*.cuh)
+list(FILTER kernel_texts EXCLUDE REGEX "/ptx/")
+string(REPLACE ${PROJECT_SOURCE_DIR}/src/ ${FULMEN_PLANTED_TEXT}/ planted_texts "${kernel_texts}")
+add_custom_command(
+  OUTPUT ${FULMEN_PLANTED_TEXT}/faults.inc BYPRODUCTS ${planted_texts}
+  COMMAND ${Python3_EXECUTABLE} ${PROJECT_SOURCE_DIR}/tools/plant_faults.py
+    --write ${FULMEN_PLANTED_TEXT}
+  DEPENDS ${PROJECT_SOURCE_DIR}/tools/plant_faults.py
+    ${PROJECT_SOURCE_DIR}/tests/emulator/planted/faults.toml ${kernel_texts}
+  COMMENT "Planting faults into the kernels' text")
+add_custom_target(fulmen_planted_text DEPENDS ${FULMEN_PLANTED_TEXT}/faults.inc)
+add_library(fulmen_planted STATIC ${PROJECT_SOURCE_DIR}/tests/emulator/planted/planted.cpp)
+add_dependencies(fulmen_planted fulmen_planted_text)
+target_include_directories(fulmen_planted PRIVATE
+  ${FULMEN_PLANTED_TEXT} PUBLIC ${PROJECT_SOURCE_DIR}/tests)
+target_link_libraries(fulmen_planted PRIVATE fulmen_options)
+# What links `target`, scope INTERFACE, or the target itself, scope PRIVATE.
+function(fulmen_plant target scope)
+  target_include_directories(${target} BEFORE ${scope} ${FULMEN_PLANTED_TEXT})
+  target_link_libraries(${target} ${scope} fulmen_planted)
+  target_compile_options(${target} ${scope} -w)  # each branch but one says nothing
+endfunction()
+if(FULMEN_AUDIT_KERNELS)
+  list(APPEND FULMEN_KERNEL_OPTIONS --coverage -fprofile-abs-path)
+  target_link_options(fulmen_emulator INTERFACE --coverage)
+  fulmen_plant(fulmen_emulator INTERFACE)
+endif()

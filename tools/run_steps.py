@@ -71,6 +71,7 @@ def types(runner: Runner) -> None:
 
 
 def sources(runner: Runner) -> None:
+    runner.run([PYTHON, "tools/plant_faults.py", "--check"])
     for line in runner.run([PYTHON, "tools/check_sources.py"]).splitlines():
         if line.startswith("long file"):
             runner.say(line)
@@ -190,6 +191,12 @@ def emulated(runner: Runner) -> None:
         runner.run([*verify_emulated, *COVERING_CASES], env=seeded)
 
 
+def audited(runner: Runner) -> None:
+    """Faults in the text of GPU kernels, one at a time, and statements that no test reaches."""
+    runner.run([PYTHON, "tools/plant_faults.py"], show=True)
+    runner.run([PYTHON, "tools/kernel_coverage.py"], show=True)
+
+
 def examples(runner: Runner) -> None:
     build = ROOT / "build" / "examples"
     where = ["-S", "examples", "-B", str(build), f"-DCMAKE_PREFIX_PATH={PREFIX}"]
@@ -275,6 +282,7 @@ FULL_TESTS = [
     *TESTS,
     Step("clang", "optimised by clang++, C++ tests", clang),
     Step("aarch64", "cross-built, C++ tests and examples under qemu", aarch64),
+    Step("audited", "no fault planted into a GPU kernel passes, every statement runs", audited),
 ]
 PLANS = {"check": CHECKS, "test": CHECKS + TESTS, "test-full": CHECKS + FULL_TESTS}
 

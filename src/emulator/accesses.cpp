@@ -176,6 +176,7 @@ void on_global(const void* address, u64 bytes, Kind kind, Site site) {
     if (kind != Kind::kRead) fail("writes an input: " + last->name_element(begin));
     return;
   }
+  if (kind == Kind::kAtomic && last->ordered()) kind = Kind::kOrdered;
   const Thread& thread = self();
   const Access access{thread.clock.seen[thread.agent],
                       static_cast<u16>(thread.agent),

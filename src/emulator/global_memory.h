@@ -25,6 +25,7 @@ struct GlobalArray {
   std::array<i64, 4> strides{0, 0, 0, 0};  // in elements; 0: the axis is broadcast
   bool writable = false;
   bool initialised = true;
+  bool ordered = false;  // atomic additions must come in one order, as sums of floats depend on it
   i64 margin_bytes =
       0;  // before and behind it that belong to no other array: touching them is an error
 };
@@ -39,6 +40,7 @@ class GlobalMemory {
 
     const std::string& name() const { return array_.name; }
     bool writable() const { return array_.writable; }
+    bool ordered() const { return array_.ordered; }
     // Whether the bytes belong to elements, none to a gap between rows or to what lies around.
     bool has(const u8* address, u64 bytes) const;
     bool is_near(const u8* address) const;

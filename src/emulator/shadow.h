@@ -21,7 +21,8 @@ namespace fulmen::emulator {
 inline constexpr u32 kGranuleBytes = 16;
 
 struct Access {
-  enum class Kind : u8 { kNone, kRead, kWrite, kAtomic };
+  // kOrdered: an atomic one whose result depends on which came before it.
+  enum class Kind : u8 { kNone, kRead, kWrite, kAtomic, kOrdered };
 
   u32 time = 0;
   u16 agent = 0;
@@ -31,7 +32,7 @@ struct Access {
   bool async = false;  // by the asynchronous proxy
   Site site;
 
-  bool writes() const { return kind == Kind::kWrite || kind == Kind::kAtomic; }
+  bool writes() const { return kind != Kind::kNone && kind != Kind::kRead; }
 };
 
 // Which worlds a world comes after as a whole. Worlds are numbered from launch to launch: its own

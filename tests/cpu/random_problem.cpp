@@ -5,6 +5,8 @@
 
 #include "random_problem.h"
 
+#include <algorithm>
+
 namespace fulmen::test {
 
 Request RandomProblem::draw() {
@@ -142,6 +144,20 @@ Request to_backward(RandomProblem& random, const Request& forward, unsigned need
   return request;
 }
 
+bool RandomProblem::is_intact_around(const Tensor& tensor) const {
+  if (!tensor.present()) return true;
+  const char* const begin = static_cast<const char*>(tensor.data) - kMarginBytes;
+  const auto own = std::find_if(owned_.begin(), owned_.end(), [&](const std::vector<char>& block) {
+    return block.data() == begin;
+  });
+  std::vector<char> around = *own;
+  for_each(tensor, [&](const i64* at) {
+    std::memset(around.data() + (address(tensor, at) - begin), 0xff,
+                static_cast<size_t>(size_bytes(tensor.dtype)));
+  });
+  return std::all_of(around.begin(), around.end(), [](char byte) { return byte == '\xff'; });
+}
+
 Difference compare(const Tensor& a, const Tensor& b) {
   Difference difference;
   RandomProblem::for_each(a, [&](const i64* at) {
@@ -153,7 +169,12 @@ Difference compare(const Tensor& a, const Tensor& b) {
     const double apart = std::isfinite(x) && std::isfinite(y)
                              ? std::fabs(x - y)
                              : std::numeric_limits<double>::infinity();
-    difference.largest = max(difference.largest, apart);
+    if (apart <= difference.largest) return;
+    difference.largest = apart;
+    difference.place.clear();
+    for (int axis = 0; axis < a.rank; ++axis) {
+      difference.place += "[" + std::to_string(at[axis]) + "]";
+    }
   });
   return difference;
 }

@@ -8,9 +8,10 @@
 
 #include <cmath>
 #include <cstring>
+#include <deque>
 #include <limits>
-#include <memory>
 #include <random>
+#include <string>
 #include <vector>
 
 #include "core/problem.h"
@@ -131,10 +132,13 @@ class RandomProblem {
   static constexpr size_t kMarginBytes = 64;
 
   void* memory(size_t bytes) {
-    owned_.push_back(std::make_unique<char[]>(bytes + 2 * kMarginBytes));
-    std::memset(owned_.back().get(), 0xff, bytes + 2 * kMarginBytes);
-    return owned_.back().get() + kMarginBytes;
+    owned_.emplace_back(bytes + 2 * kMarginBytes, '\xff');
+    return owned_.back().data() + kMarginBytes;
   }
+
+  // Whether an array that twin() made was written nowhere but in its elements: what lies around
+  // them and between them is as memory() left it.
+  bool is_intact_around(const Tensor& tensor) const;
 
   // A forward request with q, k, v, o, lse, stats and whatever options the seed draws.
   Request draw();
@@ -144,7 +148,7 @@ class RandomProblem {
   void draw_score_terms(Request& request);
 
   std::mt19937 random_;
-  std::vector<std::unique_ptr<char[]>> owned_;
+  std::deque<std::vector<char>> owned_;
   i64 batch_ = 0, heads_q_ = 0, longest_q_ = 0, longest_kv_ = 0;
   bool packed_ = false;
   DType dtype_ = DType::kNone;
@@ -154,10 +158,11 @@ class RandomProblem {
 Request to_backward(RandomProblem& random, const Request& forward, unsigned need);
 
 // The largest |a - b| over two arrays of the same shape, infinite where one is NaN or infinite and
-// the other is not the same; and the largest finite |b|.
+// the other is not the same, and where; and the largest finite |b|.
 struct Difference {
   double largest = 0;
   double magnitude = 0;
+  std::string place;  // (batch, head, row, dim), as many as the array has axes: "[0][1][17][4]"
 };
 Difference compare(const Tensor& a, const Tensor& b);
 

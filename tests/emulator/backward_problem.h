@@ -5,6 +5,7 @@
 // the error rule of the project lets a 16-bit result lie, row by row.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -24,6 +25,7 @@ struct BackwardShape {
   bool dlse = false;
   bool sinks = false;
   bool huge = false;  // scores of a million, exact where dim_qk is a power of 4
+  bool low = false;   // scores near -100, and all values alike, so that dS cancels nothing
 };
 
 // (batch, head, row, dim), contiguous.
@@ -45,6 +47,11 @@ struct Matrix {
 
 struct Gradients {
   Matrix dq, dk, dv;
+};
+
+// What found gradients are judged by.
+struct Expected {
+  Gradients reference, plain, magnitude;
 };
 
 class BackwardProblem {
@@ -73,6 +80,7 @@ class BackwardProblem {
   DType dtype_;
   BackwardShape shape_;
   IntervalMask mask_;
+  mutable std::optional<Expected> expected_;  // found at the first question
 };
 
 }  // namespace fulmen::test

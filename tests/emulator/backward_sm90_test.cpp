@@ -17,6 +17,7 @@
 #include "backward_kernels.h"
 #include "backward_problem.h"
 #include "emulator/copies.h"
+#include "emulator/global_memory.h"
 #include "emulator/launch.h"
 #include "kernels/backward_sm90/scheduler.cuh"
 #include "schedules.h"
@@ -112,6 +113,7 @@ struct BackwardRun {
   const BackwardCase& chosen;
   const BackwardProblem& problem;
   u32 seed;
+  i32 blocks;  // of backward_sm90; several run at the same time
   const BackwardSm90Config& config = chosen.kernel->config;
   const BackwardShape& shape = chosen.shape;
   Rows q{problem, problem.q, true}, k{problem, problem.k, true}, v{problem, problem.v, true};
@@ -137,9 +139,25 @@ struct BackwardRun {
   Guarded<float> part_sums{to_size(chosen.num_split * (kParts - 1) * part_floats)};
   Guarded<u32> sums{to_size(num_sums + num_counters)};  // counters after the sums
   u32* const counters = sums.data() + num_sums;
+  // What blocks write for each other. Sums of dQ begin as zeros of the kernel before.
+  emulator::GlobalMemory memory{
+      {written("dq_accum", sums.data(), num_sums, config.deterministic),
+       written("part_sums", part_sums.data(), static_cast<i64>(part_sums.size()), false)}};
 
-  BackwardRun(const BackwardCase& chosen_, const BackwardProblem& problem_, u32 seed_)
-      : chosen(chosen_), problem(problem_), seed(seed_) {
+  template <class T>
+  static emulator::GlobalArray written(const char* name, const T* data, i64 count, bool ordered) {
+    return {.name = name,
+            .data = data,
+            .element_bytes = sizeof(T),
+            .extents = {count, 1, 1, 1},
+            .strides = {1, 1, 1, 1},
+            .writable = true,
+            .initialised = false,
+            .ordered = ordered};
+  }
+
+  BackwardRun(const BackwardCase& chosen_, const BackwardProblem& problem_, u32 seed_, i32 blocks_)
+      : chosen(chosen_), problem(problem_), seed(seed_), blocks(blocks_) {
     for (i32 h = 0; h < shape.heads_q; ++h) sinks.push_back(BackwardProblem::sink(h));
   }
 
@@ -213,13 +231,14 @@ struct BackwardRun {
             .comes_first = true};
   }
 
-  emulator::Grid grid(i64 blocks, i32 threads, i32 shared_bytes) const {
-    return {.blocks = blocks,
+  emulator::Grid grid(i64 num_blocks, i32 threads, i32 shared_bytes) {
+    return {.blocks = num_blocks,
             .threads = threads,
             .shared_bytes = shared_bytes,
             .seed = seed,
             .kernel = chosen.name,
-            .check = is_checked(seed)};
+            .check = is_checked(seed),
+            .memory = &memory};
   }
 
   // Of all lines, before they were rounded.
@@ -238,16 +257,15 @@ struct BackwardRun {
       shape.sinks ? chosen.kernel->prepare_with_sinks(prepare) : chosen.kernel->prepare(prepare);
     });
     const BackwardParams main = params();
-    emulator::Grid all =
-        grid(config.deterministic ? 4 : 1, config.threads(), config.shared_bytes());
-    all.together = config.deterministic;
+    emulator::Grid all = grid(blocks, config.threads(), config.shared_bytes());
+    all.together = blocks > 1;
     emulator::launch(all, [&] { chosen.kernel->run(main); });
     return {result(config.dq, dq), result(config.dk, dk), result(config.dv, dv)};
   }
 };
 
 Gradients run(const BackwardCase& chosen, const BackwardProblem& problem, u32 seed) {
-  return BackwardRun(chosen, problem, seed).run();
+  return BackwardRun(chosen, problem, seed, 1).run();
 }
 
 class BackwardSm90 : public ::testing::TestWithParam<BackwardCase> {};
@@ -317,25 +335,80 @@ const BackwardCase kCases[] = {
      &kBackwardD128Stats,
      {.q_len = 130, .kv_len = 130, .dim_qk = 64, .huge = true},
      kCausal},
+    // A key past the end with a score of 0 would outweigh every real one.
+    {"low_63", &kBackwardD64Full, {.q_len = 130, .kv_len = 63, .low = true}},
+    {"low_64", &kBackwardD64Full, {.q_len = 65, .kv_len = 64, .low = true}},
+    {"low_65", &kBackwardD64Full, {.q_len = 63, .kv_len = 65, .low = true}},
+    {"low_127", &kBackwardD64Full, {.q_len = 64, .kv_len = 127, .low = true}},
+    {"low_191", &kBackwardD64Causal, {.q_len = 191, .kv_len = 191, .low = true}, kCausal},
+    {"low_255", &kBackwardD128Full, {.q_len = 65, .kv_len = 255, .low = true}},
 };
 
-// Blocks of keys that four multiprocessors share add to dQ in one order, whoever is first.
-TEST(BackwardSm90Ordered, SumsAreTheSameInEverySchedule) {
-  const BackwardCase cases[] = {
-      {"deterministic", &kBackwardD64Ordered, {.q_len = 140, .kv_len = 640}, kCausal},
-      {"ordered_grouped",
-       &kBackwardD64Ordered,
-       {.q_len = 290, .kv_len = 150, .heads_q = 4, .heads_kv = 2},
-       kPrefix},
-      {"ordered_wide", &kBackwardD128Ordered, {.q_len = 70, .kv_len = 700}}};
-  for (const BackwardCase& chosen : cases) {
-    const BackwardProblem problem(chosen.kernel->config, chosen.shape, chosen.mask);
-    BackwardRun first(chosen, problem, 1), other(chosen, problem, 2);
-    EXPECT_EQ(problem.difference(first.run()), "") << chosen.name;
-    other.run();
-    EXPECT_EQ(first.dq_accum(), other.dq_accum()) << chosen.name;
+// Three multiprocessors take blocks of keys at the same time, in 20 schedules. In deterministic
+// mode they add to dQ in one order, whoever is first. A slot of sums is used again when its dQ has
+// been converted; and the last part of a split block of keys adds the sums of the others in their
+// order. So all bits of dK and dV are the same in every schedule, and those of dQ in deterministic
+// mode.
+class BackwardSm90Together : public ::testing::TestWithParam<BackwardCase> {};
+
+void expect_equal_bits(const Matrix& found, const Matrix& first, const char* name) {
+  for (size_t i = 0; i < found.data.size(); ++i) {
+    const size_t row = i / static_cast<size_t>(found.dims);
+    ASSERT_EQ(found.data[i], first.data[i])
+        << name << ", row " << row << " of all, column " << i % static_cast<size_t>(found.dims);
   }
 }
+
+TEST_P(BackwardSm90Together, BitsAreTheSameInEverySchedule) {
+  const BackwardCase& chosen = GetParam();
+  const BackwardProblem problem(chosen.kernel->config, chosen.shape, chosen.mask);
+  BackwardRun first(chosen, problem, 1, 3);
+  const Gradients expected = first.run();
+  ASSERT_EQ(problem.difference(expected), "");
+  for (u32 seed = 2; seed <= 20; ++seed) {
+    SCOPED_TRACE("seed " + std::to_string(seed));
+    BackwardRun other(chosen, problem, seed, 3);
+    const Gradients found = other.run();
+    expect_equal_bits(found.dk, expected.dk, "dk");
+    expect_equal_bits(found.dv, expected.dv, "dv");
+    if (chosen.kernel->config.deterministic) {
+      EXPECT_EQ(first.dq_accum(), other.dq_accum()) << "sums of dQ";
+    } else {
+      EXPECT_EQ(problem.difference(found), "");
+    }
+    if (HasFailure()) return;
+  }
+}
+
+const BackwardCase kTogether[] = {
+    {"deterministic",
+     &kBackwardD64Ordered,
+     {.q_len = 70, .kv_len = 511, .heads_q = 1, .heads_kv = 1},
+     kCausal},
+    {"ordered_grouped",
+     &kBackwardD64Ordered,
+     {.q_len = 70, .kv_len = 300, .heads_q = 2, .heads_kv = 1},
+     kPrefix},
+    {"ordered_wide",
+     &kBackwardD128Ordered,
+     {.q_len = 60, .kv_len = 400, .heads_q = 1, .heads_kv = 1}},
+    {"slots", &kBackwardD64Full, {.q_len = 70, .kv_len = 100, .heads_q = 6, .heads_kv = 6}, {}, 4},
+    {"parts",
+     &kBackwardD64Full,
+     {.q_len = 200, .kv_len = 100, .heads_q = 2, .heads_kv = 1},
+     {},
+     0,
+     1},
+    {"wide_parts",
+     &kBackwardD128Full,
+     {.q_len = 200, .kv_len = 100, .heads_q = 1, .heads_kv = 1},
+     {},
+     0,
+     1},
+};
+
+INSTANTIATE_TEST_SUITE_P(Cases, BackwardSm90Together, ::testing::ValuesIn(kTogether),
+                         [](const auto& info) { return info.param.name; });
 
 INSTANTIATE_TEST_SUITE_P(Cases, BackwardSm90, ::testing::ValuesIn(kCases),
                          [](const auto& info) { return info.param.name; });

@@ -215,6 +215,40 @@ TEST(Checker, GlobalArrays) {
               HasSubstr("race: "));
 }
 
+// Atomic additions race with no other, unless their sums must come out the same every time: then
+// blocks add one after the other, and wait for all threads of the one before.
+TEST(Checker, AdditionsInOneOrder) {
+  const auto said = [](bool ordered, bool waits, bool meets) {
+    float sum = 0;
+    u32 counter = 0;
+    emulator::GlobalMemory memory(
+        {{.name = "sums", .data = &sum, .element_bytes = 4, .writable = true, .ordered = ordered}});
+    const emulator::Grid grid{.blocks = 3,
+                              .threads = 64,
+                              .shared_bytes = 0,
+                              .seed = 1,
+                              .together = true,
+                              .memory = &memory};
+    try {
+      emulator::launch(grid, [&] {
+        if (waits && thread() == 0) ptx::await(&counter, ptx::block_index());
+        ptx::block_sync();
+        if (thread() == 63) ptx::reduce_add(&sum, 1);
+        if (meets) ptx::block_sync();
+        if (thread() == 0) ptx::announce(&counter);
+      });
+    } catch (const emulator::Error& error) {
+      return std::string(error.what());
+    }
+    return std::string("nothing");
+  };
+  EXPECT_EQ(said(false, false, false), "nothing");
+  EXPECT_EQ(said(true, true, true), "nothing");
+  for (const bool meets : {false, true}) {
+    EXPECT_THAT(said(true, !meets, meets), HasSubstr("race: adds to sums[0]"));
+  }
+}
+
 // Programmatic dependent launch: what the launch before wrote is there for who has waited, and for
 // who hears of that.
 TEST(Checker, LaunchesThatOverlap) {

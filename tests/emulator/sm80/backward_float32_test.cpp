@@ -95,7 +95,8 @@ void expect_agreement(RandomProblem& random, const Request& expected, unsigned s
     if (!actual.arrays[output].present()) continue;
     const Difference difference = compare(actual.arrays[output], expected.arrays[output]);
     EXPECT_LE(difference.largest, kAllowed * max(difference.magnitude, 1.0))
-        << "seed " << seed << ", " << name(output);
+        << "seed " << seed << ", " << name(output) << difference.place;
+    EXPECT_TRUE(random.is_intact_around(actual.arrays[output])) << "seed " << seed;
   }
 }
 
@@ -141,7 +142,8 @@ TEST(BackwardTf32, RoundsFactors) {
     launch<config_of<Precision::kTf32, Kind::kPlain, false>()>(p, seed);
     for (const Array output : kGradients) {
       const Difference difference = compare(actual.arrays[output], expected.arrays[output]);
-      EXPECT_LE(difference.largest, 0x1p-8 * max(difference.magnitude, 1.0)) << name(output);
+      EXPECT_LE(difference.largest, 0x1p-8 * max(difference.magnitude, 1.0))
+          << name(output) << difference.place;
       EXPECT_GT(difference.largest, 0x1p-15) << name(output) << ": nothing was rounded";
     }
   }

@@ -98,8 +98,9 @@ constexpr BackwardSm80Config swap_ab(BackwardSm80Config config, bool hopper) {
   return config;
 }
 
+// Each returns dq_accum.
 template <DType kDType, Kind kKind>
-void launch_kind(const AttentionParams& problem, bool aligned, unsigned seed) {
+std::vector<float> launch_kind(const AttentionParams& problem, bool aligned, unsigned seed) {
   constexpr BackwardSm80Config kAll = config_of<kDType, kKind>();
   const AttentionParams p = with_neutral_arrays(problem, kAll);
   if (p.dropout.enabled()) return launch<with(kAll, 7, true)>(p, seed);
@@ -122,11 +123,11 @@ void launch_kind(const AttentionParams& problem, bool aligned, unsigned seed) {
     }
     if (aligned) return launch<kAligned>(p, seed);
   }
-  launch<kAll>(p, seed);
+  return launch<kAll>(p, seed);
 }
 
 template <DType kDType>
-void launch_dtype(const AttentionParams& p, bool aligned, unsigned seed) {
+std::vector<float> launch_dtype(const AttentionParams& p, bool aligned, unsigned seed) {
   if (p.score_map.softcap != 0) return launch_kind<kDType, Kind::kCapped>(p, aligned, seed);
   if (p.bias.dtype == DType::kFloat32 || p.alibi_slopes.present() || p.score_map.scale <= 0) {
     return launch_kind<kDType, Kind::kBiased>(p, aligned, seed);
@@ -135,27 +136,29 @@ void launch_dtype(const AttentionParams& p, bool aligned, unsigned seed) {
     return launch_kind<kDType, Kind::kPairs>(p, aligned, seed);
   if (p.sinks.present() && p.dlse.present())
     return launch_kind<kDType, Kind::kSinks>(p, aligned, seed);
-  launch_kind<kDType, Kind::kPlain>(p, aligned, seed);
+  return launch_kind<kDType, Kind::kPlain>(p, aligned, seed);
 }
 
-void run(const Request& request, unsigned seed) {
+std::vector<float> run(const Request& request, unsigned seed) {
   const Problem problem = validate(request, Pointers::kChecked);
   const AttentionParams p = gpu::attention_params(problem);
   const bool aligned =
       gpu::has_aligned_rows(problem, Array::kO) && gpu::has_aligned_rows(problem, Array::kDOut);
   if (problem.dtype == DType::kFloat16) return launch_dtype<DType::kFloat16>(p, aligned, seed);
-  launch_dtype<DType::kBFloat16>(p, aligned, seed);
+  return launch_dtype<DType::kBFloat16>(p, aligned, seed);
 }
 
 // P and dS are rounded to 16 bits as well as the results.
-void expect_rounded(const Request& actual, const Request& expected, unsigned seed) {
+void expect_rounded(const RandomProblem& random, const Request& actual, const Request& expected,
+                    unsigned seed) {
   const DType dtype = expected.arrays[Array::kQ].dtype;
   for (const Array output : {Array::kDQ, Array::kDK, Array::kDV, Array::kDBias}) {
     const Tensor& stored = actual.arrays[output];
     if (!stored.present()) continue;
     const Difference difference = compare(stored, expected.arrays[output]);
     EXPECT_LE(difference.largest, 2 * tolerance(dtype, dtype) * max(difference.magnitude, 1.0))
-        << "seed " << seed << ", " << name(output);
+        << "seed " << seed << ", " << name(output) << difference.place;
+    EXPECT_TRUE(random.is_intact_around(stored)) << "seed " << seed << ", " << name(output);
   }
 }
 
@@ -163,7 +166,7 @@ void expect_agreement(RandomProblem& random, const Request& expected, unsigned s
   const Request actual = with_fresh_outputs(random, expected);
   cpu::scalar_backward(validate(expected, Pointers::kChecked));
   run(actual, seed);
-  expect_rounded(actual, expected, seed);
+  expect_rounded(random, actual, expected, seed);
 }
 
 class BackwardSm80 : public testing::TestWithParam<unsigned> {};
@@ -288,7 +291,7 @@ void expect_dbias() {
   cpu::scalar_backward(validate(expected, Pointers::kChecked));
   const Problem problem = validate(actual, Pointers::kChecked);
   launch<kConfig>(with_neutral_arrays(gpu::attention_params(problem), kConfig), 11);
-  expect_rounded(actual, expected, 11);
+  expect_rounded(random, actual, expected, 11);
 }
 TEST(BackwardSm80Bias, IsStoredForEachHead) { expect_dbias<Dbias::kPairs>(); }
 TEST(BackwardSm80Bias, IsCopiedForEachHead) { expect_dbias<Dbias::kTiles>(); }

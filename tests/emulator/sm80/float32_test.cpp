@@ -210,7 +210,7 @@ TEST(ForwardTf32, RoundsNothingButP) {
       std::memcpy(&v, RandomProblem::address(arrays[Array::kV], at), sizeof v);
       largest_v = max(largest_v, std::abs(static_cast<double>(v)));
     });
-    EXPECT_LE(o.largest, 0x1p-11 * largest_v + 1e-5) << "seed " << seed;
+    EXPECT_LE(o.largest, 0x1p-11 * largest_v + 1e-5) << "seed " << seed << ", o" << o.place;
     EXPECT_GT(o.largest, 1e-6) << "seed " << seed << ": tf32 would have rounded P";
   }
 }
@@ -234,7 +234,7 @@ TEST(ForwardFloat32Sums, DoNotDrift) {
   run(actual, 5);
   const Difference o = compare(actual.arrays[Array::kO], expected.arrays[Array::kO]);
   // Tensor cores cut sums off: as in multiply().
-  EXPECT_LE(o.largest, (kProductError<Precision::k3xTf32> + 0x1p-21) * 1.9);
+  EXPECT_LE(o.largest, (kProductError<Precision::k3xTf32> + 0x1p-21) * 1.9) << "o" << o.place;
 }
 
 TEST(ForwardFloat32Planted, WhatIsHiddenDoesNotShow) {

@@ -43,13 +43,19 @@ bool has_16_bits(const Request& request) {
 }
 
 // As expect_close, but P is rounded to 16 bits on its way to O.
-void expect_rounded(const Request& actual, const Request& expected, unsigned seed) {
+void expect_rounded(const RandomProblem& random, const Request& actual, const Request& expected,
+                    unsigned seed) {
   const DType dtype = expected.arrays[Array::kQ].dtype;
   const Tensor& o = actual.arrays[Array::kO];
   const Difference difference = compare(o, expected.arrays[Array::kO]);
   const double allowed = tolerance(dtype, o.dtype) + tolerance(dtype, dtype);
-  EXPECT_LE(difference.largest, allowed * max(difference.magnitude, 1.0)) << "seed " << seed;
+  EXPECT_LE(difference.largest, allowed * max(difference.magnitude, 1.0))
+      << "seed " << seed << ", o" << difference.place;
   expect_close(actual, expected, {Array::kLse}, seed);
+  for (const Array output : {Array::kO, Array::kLse, Array::kStats}) {
+    EXPECT_TRUE(random.is_intact_around(actual.arrays[output]))
+        << "seed " << seed << ", " << name(output);
+  }
 }
 
 // A contiguous array on a multiple of 16 bytes.
@@ -79,7 +85,7 @@ TEST_P(ForwardSm80, AgreesWithTheOracle) {
     const Request actual = with_fresh_outputs(random, expected);
     cpu::scalar_forward(validate(expected, Pointers::kChecked));
     run(actual, seed);
-    expect_rounded(actual, expected, seed);
+    expect_rounded(random, actual, expected, seed);
   }
 }
 
@@ -105,7 +111,7 @@ TEST(ForwardSm80Residues, EveryLengthAroundATile) {
     const Request actual = with_fresh_outputs(random, expected);
     cpu::scalar_forward(validate(expected, Pointers::kChecked));
     run(actual, static_cast<unsigned>(rows));
-    expect_rounded(actual, expected, static_cast<unsigned>(rows));
+    expect_rounded(random, actual, expected, static_cast<unsigned>(rows));
   }
 }
 
@@ -127,7 +133,7 @@ TEST(ForwardSm80Window, RowsMayBeginInAFullBlock) {
     const Request actual = with_fresh_outputs(random, expected);
     cpu::scalar_forward(validate(expected, Pointers::kChecked));
     run(actual, static_cast<unsigned>(left));
-    expect_rounded(actual, expected, static_cast<unsigned>(left));
+    expect_rounded(random, actual, expected, static_cast<unsigned>(left));
   }
 }
 
@@ -149,7 +155,7 @@ TEST(ForwardSm80Window, SomeBlocksMeetNoKey) {
     const Request actual = with_fresh_outputs(random, expected);
     cpu::scalar_forward(validate(expected, Pointers::kChecked));
     run(actual, seed);
-    expect_rounded(actual, expected, seed);
+    expect_rounded(random, actual, expected, seed);
   }
 }
 
@@ -177,7 +183,7 @@ TEST(ForwardSm80Dims, NarrowQueriesWideValues) {
     return config;
   }();
   launch<kConfig>(gpu::attention_params(problem), 9);
-  expect_rounded(actual, expected, 9);
+  expect_rounded(random, actual, expected, 9);
 }
 
 TEST(ForwardSm80Planted, WhatIsHiddenDoesNotShow) {
@@ -187,7 +193,7 @@ TEST(ForwardSm80Planted, WhatIsHiddenDoesNotShow) {
     const Request actual = with_fresh_outputs(random, expected);
     cpu::scalar_forward(validate(expected, Pointers::kChecked));
     run(actual, 7);
-    expect_rounded(actual, expected, 7);
+    expect_rounded(random, actual, expected, 7);
   }
 }
 
@@ -239,7 +245,7 @@ void check_copied_pairs(unsigned seed) {
   EXPECT_TRUE(chosen.pair_aligned && chosen.even_k && chosen.score.mask && chosen.score.documents);
   EXPECT_EQ(chosen.score.bias, kBias);
   launch<kConfig>(gpu::attention_params(problem), seed);
-  expect_rounded(actual, expected, seed);
+  expect_rounded(random, actual, expected, seed);
 }
 
 TEST(ForwardSm80Pairs, RowsAreCopiedInUnits) {
@@ -269,7 +275,38 @@ TEST(ForwardSm80Pairs, BiasHidesNan) {
   const Request actual = with_fresh_outputs(random, expected);
   cpu::scalar_forward(validate(expected, Pointers::kChecked));
   run(actual, 5);
-  expect_rounded(actual, expected, 5);
+  expect_rounded(random, actual, expected, 5);
+}
+
+// A bias that grows by 50 nats from block to block, as the main loop meets them: the sums outgrow
+// the shift again and again, and O must follow it as they do.
+TEST(ForwardSm80Sums, OutputFollowsAShiftThatSumsRaise) {
+  for (const i64 keys : {160, 191}) {
+    RandomProblem random(static_cast<unsigned>(keys));
+    Request expected;
+    Arrays& arrays = expected.arrays;
+    for (const Array array : {Array::kQ, Array::kK, Array::kV, Array::kO}) {
+      const bool of_keys = array == Array::kK || array == Array::kV;
+      arrays[array] = random.array(DType::kBFloat16, {1, 1, of_keys ? keys : 40, 32});
+      if (array != Array::kO) random.fill_normal(arrays[array]);
+    }
+    arrays[Array::kLse] = random.array(DType::kFloat32, {1, 1, 40});
+    arrays[Array::kStats] = random.array(DType::kFloat32, {1, 1, 40, 2});
+    arrays[Array::kBias] = random.array(DType::kFloat32, {1, 1, 1, keys});
+    RandomProblem::for_each(arrays[Array::kBias], [&](const i64* at) {
+      store_real(RandomProblem::address(arrays[Array::kBias], at), DType::kFloat32,
+                 static_cast<double>(-50 * (at[3] / 32)));
+    });
+    expected.options.scale = kNan;
+    const Request actual = with_fresh_outputs(random, expected);
+    cpu::scalar_forward(validate(expected, Pointers::kChecked));
+    run(actual, static_cast<unsigned>(keys));
+    expect_rounded(random, actual, expected, static_cast<unsigned>(keys));
+    for (i64 row = 0; row < 40; ++row) {  // no weight is above 1
+      const i64 sum[4] = {0, 0, row, 1};
+      EXPECT_LE(load_as<float>(RandomProblem::address(actual.arrays[Array::kStats], sum)), keys);
+    }
+  }
 }
 
 // A cap so large that it changes nothing: what tanh is off by is multiplied by it.
@@ -288,7 +325,7 @@ TEST(ForwardSm80Softcap, LargeCapKeepsTheScores) {
     const Request actual = with_fresh_outputs(random, expected);
     cpu::scalar_forward(validate(expected, Pointers::kChecked));
     run(actual, 11);
-    expect_rounded(actual, expected, 11);
+    expect_rounded(random, actual, expected, 11);
   }
 }
 

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <vector>
 
+#include "emulator/global_memory.h"
 #include "emulator/launch.h"
 #include "emulator/schedules.h"
 #include "emulator/sm80/neutral_arrays.h"
@@ -18,8 +19,10 @@ namespace fulmen::test {
 
 // As launched, each grid once the one before it has ended (no kernel of sm80 is a dependent launch,
 // see src/gpu/backward_sm80/plan.cpp), on a workspace that is NaN where zeros are not required.
+// `together`: the main kernel's blocks run at the same time. Returns dq_accum, dQ before rounding.
 template <BackwardSm80Config kConfig>
-void launch(const AttentionParams& p, unsigned seed) {
+std::vector<float> launch(const AttentionParams& p, unsigned seed,
+                          bool together = kConfig.deterministic) {
   const i64 row_tiles_count = num_q_tiles(p, kConfig.q_rows);
   const i64 key_tiles = num_kv_tiles(p, kConfig.kv_rows);
   const auto size = [](i64 count) { return static_cast<size_t>(count); };
@@ -52,12 +55,27 @@ void launch(const AttentionParams& p, unsigned seed) {
                                   &next_n_block,
                                   zeroed_blocks.data(),
                                   head_groups_sm80(p, kConfig, kLines, groups_ahead)};
-  const auto run = [&](i64 blocks, i32 threads, i32 shared_bytes, bool together,
+  // What blocks write for each other.
+  emulator::GlobalMemory memory({{.name = "dq_accum",
+                                  .data = params.dq_accum,
+                                  .element_bytes = sizeof(float),
+                                  .extents = {row_tiles_count, kConfig.dq_elems(), 1, 1},
+                                  .strides = {kConfig.dq_elems(), 1, 1, 1},
+                                  .writable = true,
+                                  .initialised = false,
+                                  .ordered = kConfig.deterministic}});
+  const auto run = [&](i64 blocks, i32 threads, i32 shared_bytes, bool at_once,
                        const auto& kernel) {
-    if (blocks > 0)
-      emulator::launch({static_cast<i32>(blocks), threads, shared_bytes, seed, together,
-                        "backward_sm80", is_sampled(seed)},
-                       kernel);
+    if (blocks == 0) return;
+    emulator::launch({.blocks = blocks,
+                      .threads = threads,
+                      .shared_bytes = shared_bytes,
+                      .seed = seed,
+                      .together = at_once,
+                      .kernel = "backward_sm80",
+                      .check = is_sampled(seed),
+                      .memory = &memory},
+                     kernel);
   };
   const auto run_dbias = [&] {
     run(3, kSm80DbiasThreads, 0, false, [&] { backward_dbias_sm80<kConfig>(params); });
@@ -65,11 +83,12 @@ void launch(const AttentionParams& p, unsigned seed) {
   if (kConfig.dbias && !kConfig.accumulates_dbias) run_dbias();
   run(row_tiles_count, kSm80PreprocessThreads, kConfig.q_rows * 4, false,
       [&] { backward_preprocess_sm80<kConfig>(params); });
-  run(key_tiles, kConfig.threads(), kConfig.shared_bytes(), kConfig.deterministic,
+  run(key_tiles, kConfig.threads(), kConfig.shared_bytes(), together,
       [&] { backward_sm80<kConfig>(params); });
   run(sm80_postprocess_blocks(row_tiles_count, key_tiles), kSm80PostprocessThreads, 0, false,
       [&] { backward_postprocess_sm80<kConfig>(params); });
   if constexpr (kConfig.accumulates_dbias) run_dbias();
+  return {params.dq_accum, params.dq_accum + row_tiles_count * kConfig.dq_elems()};
 }
 
 }  // namespace fulmen::test

@@ -8,6 +8,7 @@
 #include "../../gpu/kernels/expect_close.h"
 #include "../../gpu/kernels/hopper_request.h"
 #include "cpu/backend.h"
+#include "cpu/tiled_support.h"
 #include "emulator/launch.h"
 #include "emulator/schedules.h"
 #include "gpu/backward_sm90/plan.h"
@@ -98,9 +99,15 @@ constexpr Kernels kPairs = kernels_of(kPairsDq);
 constexpr Kernels kWideOptions = kernels_of(kWideDq);
 constexpr Kernels kDocuments = kernels_of(kDocumentsDq);
 
+// The blocks of a grid, which run one after the other or at the same time.
+struct Blocks {
+  i32 most = 1;
+  bool together = false;
+};
+
 template <BackwardSm90Config kConfig>
 void launch(const Problem& problem, const BackwardSm90Config& chosen, BackwardParams params,
-            u32 seed) {
+            u32 seed, const Blocks& blocks) {
   ASSERT_EQ(chosen.dims, kConfig.dims);
   ASSERT_EQ(chosen.score.mask_kind, kConfig.score.mask_kind);
   ASSERT_EQ(chosen.dk, kConfig.dk);
@@ -112,14 +119,14 @@ void launch(const Problem& problem, const BackwardSm90Config& chosen, BackwardPa
                  map_of(arrays[Array::kDOut], kConfig.q_rows),
                  map_of(arrays[Array::kDK], 64),
                  map_of(arrays[Array::kDV], 64)};
-  emulator::launch({1, kConfig.threads(), kConfig.shared_bytes(), seed, false, "backward_sm90",
-                    is_sampled(seed)},
+  emulator::launch({blocks.together ? blocks.most : 1, kConfig.threads(), kConfig.shared_bytes(),
+                    seed, blocks.together, "backward_sm90", is_sampled(seed)},
                    [&] { backward_sm90<kConfig>(params); });
 }
 
 template <ForwardSm90Config kConfig>
 void launch_dq(const Problem& problem, const ForwardSm90Config& chosen, BackwardDqParams params,
-               u32 seed) {
+               u32 seed, const Blocks& blocks) {
   ASSERT_EQ(chosen.d_qk, kConfig.d_qk);
   ASSERT_EQ(chosen.kv_rows, kConfig.kv_rows);
   ASSERT_EQ(chosen.score.mask_kind, kConfig.score.mask_kind);
@@ -128,9 +135,9 @@ void launch_dq(const Problem& problem, const ForwardSm90Config& chosen, Backward
   params.maps.k = map_of(arrays[Array::kK], kConfig.kv_rows);
   params.maps.v = map_of(arrays[Array::kV], kConfig.kv_rows);
   params.maps.dout = map_of(arrays[Array::kDOut], 64);
-  const i64 blocks = min<i64>(gpu::max_work_tiles(problem, kConfig), 2);
-  emulator::launch({static_cast<i32>(blocks), kConfig.threads(), kConfig.shared_bytes(), seed,
-                    false, "backward_sm90", is_sampled(seed)},
+  const i64 count = min<i64>(gpu::max_work_tiles(problem, kConfig), blocks.most);
+  emulator::launch({static_cast<i32>(count), kConfig.threads(), kConfig.shared_bytes(), seed,
+                    blocks.together, "backward_dq_sm90", is_sampled(seed)},
                    [&] { backward_dq_sm90<kConfig>(params); });
 }
 
@@ -144,7 +151,7 @@ void launch_ranges(const ForwardArguments& arguments, i64 count, u32 seed) {
 }
 
 template <Kernels kKernels>
-void run(const Problem& problem, u32 seed) {
+void run(const Problem& problem, u32 seed, const Blocks& blocks = {.most = 2}) {
   const Gpu gpu = gpu_named("h100");
   const gpu::PlanOrRefusal made = gpu::plan_backward_sm90(problem, gpu);
   ASSERT_NE(made.plan, nullptr) << made.refusal;
@@ -171,9 +178,9 @@ void run(const Problem& problem, u32 seed) {
       {2, kPrepare.kThreads, 0, seed, false, "backward_preprocess_sm90", is_sampled(seed)},
       [&] { backward_preprocess_sm90<kPrepare>(prepare); });
   const BackwardParams params = plan.main_of(problem, workspace);
-  launch<kFirst>(problem, *plan.configs.main, params, seed);
+  launch<kFirst>(problem, *plan.configs.main, params, seed, blocks);
   if constexpr (!kFirst.dq) {
-    launch_dq<kKernels.dq>(problem, *plan.configs.dq, plan.dq_of(problem, workspace), seed);
+    launch_dq<kKernels.dq>(problem, *plan.configs.dq, plan.dq_of(problem, workspace), seed, blocks);
   }
   const BackwardFallbackParams fallback = plan.fallback_of(problem, workspace);
   emulator::launch({2, BackwardFallbackConfig::kThreads, 0, seed, false, "backward_fallback_sm90",
@@ -241,6 +248,10 @@ void expect_agreement(const Request& forward, RandomProblem& random, unsigned se
   cpu::scalar_backward(validate(expected, Pointers::kChecked));
   run<kKernels>(validate(actual, Pointers::kChecked), seed);
   expect_close(actual, expected, {Array::kDQ, Array::kDK, Array::kDV}, seed);
+  for (const Array output : {Array::kDQ, Array::kDK, Array::kDV}) {
+    EXPECT_TRUE(random.is_intact_around(actual.arrays[output]))
+        << "seed " << seed << ", " << name(output);
+  }
 }
 
 // Seeds from `first` on, as many as draw these kernels `count` times. `unusual`: values that are
@@ -281,6 +292,30 @@ TEST(Sm90BackwardOnHost, HiddenNanDoesNotShow) {
   expect_agreement<kDeterministic>(501, 2, true);
   expect_agreement<kLengths>(515, 3, false);
   expect_agreement<kPairs>(901, 2, true);
+}
+
+// Blocks that run at the same time, in 20 schedules: nobody adds to another's rows, so that every
+// schedule gives the same bits.
+TEST(Sm90BackwardOnHost, BitsAreTheSameInEverySchedule) {
+  RandomProblem random(231);
+  if (is_small(drawn_request<kDeterministic>(random))) break;
+}
+RandomProblem random(drawn);
+const Request forward = drawn_request<kDeterministic>(random);
+cpu::scalar_forward(validate(forward, Pointers::kChecked));
+Request backward = to_backward(random, forward, 7);
+backward.options.deterministic = true;
+backward.arrays[Array::kStats] = Tensor{};
+Request first;
+for (u32 seed = 1; seed <= 20; ++seed) {
+  const Request actual = with_fresh_outputs(random, backward);
+  run<kDeterministic>(validate(actual, Pointers::kChecked), seed, {3, true});
+  if (seed == 1) first = actual;
+  for (const Array output : {Array::kDQ, Array::kDK, Array::kDV}) {
+    const Difference difference = compare(actual.arrays[output], first.arrays[output]);
+    ASSERT_EQ(difference.largest, 0) << "seed " << seed << ", " << name(output) << difference.place;
+  }
+}
 }
 
 // A block of keys visits the blocks of queries from its first document's first row to its last

@@ -212,7 +212,8 @@ void expect_same_lse(const Request& request, unsigned seed) {
 void expect_close_rows(const Request& actual, const Request& expected, unsigned seed) {
   const DType dtype = expected.arrays[Array::kQ].dtype;
   const Difference o = compare(actual.arrays[Array::kO], expected.arrays[Array::kO]);
-  EXPECT_LE(o.largest, tolerance(dtype, dtype) * max(o.magnitude, 1.0)) << "seed " << seed;
+  EXPECT_LE(o.largest, tolerance(dtype, dtype) * max(o.magnitude, 1.0))
+      << "seed " << seed << ", o" << o.place;
   expect_close(actual, expected, {Array::kLse}, seed);
   expect_same_lse(actual, seed);
 }
@@ -226,6 +227,10 @@ void expect_agreement(const Request& expected, RandomProblem& random, unsigned s
   cpu::scalar_forward(validate(expected, Pointers::kChecked));
   run<kConfig>(validate(actual, Pointers::kChecked), seed);
   expect_close_rows(actual, expected, seed);
+  for (const Array output : {Array::kO, Array::kLse, Array::kStats}) {
+    EXPECT_TRUE(random.is_intact_around(actual.arrays[output]))
+        << "seed " << seed << ", " << name(output);
+  }
 }
 
 template <ForwardSm90Config kConfig>

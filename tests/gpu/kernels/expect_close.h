@@ -18,7 +18,7 @@ inline void expect_close(const Request& actual, const Request& expected,
     const Difference difference = compare(stored, expected.arrays[output]);
     const double allowed = tolerance(expected.arrays[Array::kQ].dtype, stored.dtype);
     EXPECT_LE(difference.largest, allowed * max(difference.magnitude, 1.0))
-        << "seed " << seed << ", " << name(output);
+        << "seed " << seed << ", " << name(output) << difference.place;
   }
 }
 

@@ -1,0 +1,43 @@
+# SPDX-FileCopyrightText: fulmen contributors
+# SPDX-License-Identifier: Apache-2.0
+"""kernel_coverage.py: which statements it finds in the text of a kernel."""
+
+from __future__ import annotations
+
+from kernel_coverage import statements
+
+TEXT = """\
+struct Tile {
+  u32 base;  // no code
+
+  explicit Tile(u32 first) : base{first} {}
+  u32 at(u32 row) const {
+    if constexpr (kConfig.swizzle) return mixed(row);
+    using Word = u32;
+    float sums[4];
+    return base +
+           row;
+  }
+};
+void run(const Tile& tile) {
+  if constexpr (kConfig.dq) {
+    add({1, 2}, tile);  // a call
+  } else {
+    for (int i = 0; i < 4; ++i) {
+      each([&](u32 x) { store(x); });
+    }
+  }
+}
+"""
+
+
+def test_statements_are_those_of_functions_with_code() -> None:
+    found = {s.text: (s.first, s.last) for s in statements(TEXT)}
+    assert found == {
+        "return mixed(row)": (6, 6),
+        "return base + row": (9, 10),
+        "add({1, 2}, tile)": (15, 15),
+        "for (int i = 0; i < 4; ++i)": (17, 17),
+        "each([&](u32 x)": (18, 18),
+        "store(x)": (18, 18),
+    }

@@ -1,0 +1,189 @@
+# SPDX-FileCopyrightText: fulmen contributors
+# SPDX-License-Identifier: Apache-2.0
+"""Lists the statements of GPU kernels that no test of the emulator reaches.
+
+    kernel_coverage.py              builds the preset `audit`, runs its tests, lists
+    kernel_coverage.py --no-run     lists what the last run did not reach
+
+gcov counts the lines of what was compiled. A branch of `if constexpr` that no test's config takes
+makes no code, so that it has no count: statements are found in the text, and one is reached if a
+line of it ran in any instantiation. tests/emulator/unreached.toml says why some cannot be; any
+other statement that is not reached makes the exit code 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import tomllib
+
+from plant_faults import BUILD, INSTRUCTIONS, PROGRAMS, build
+from source_tree import ROOT
+
+KERNELS = ROOT / "src" / "kernels"
+REASONS = ROOT / "tests" / "emulator" / "unreached.toml"
+
+# Statements of which no code is made, or none that is theirs alone.
+_SILENT = re.compile(
+    r"(static_assert|static constexpr|constexpr|using|template|struct|class|enum|friend|case"
+    r"|default|public|private|extern|\[\[maybe_unused\]\] [^=(]*$|(else|do|break|continue)$)\b"
+)
+_CONSTEXPR = re.compile(r"^(else )?if constexpr (?=\()")
+_DECLARATION = re.compile(
+    r"(typename )?[\w:]+(<[^()=]*>)?(::\w+)*[ &*]+\w+(\[[^=]*\])*(, \w+(\[.*\])*)*$"
+)
+_TYPE = re.compile(r"(^|>\s*|\s)(struct|class|union|enum|namespace)\b[^()=]*$")
+
+
+@dataclass(frozen=True)
+class Statement:
+    first: int  # lines, from 1
+    last: int
+    text: str  # on one line
+
+
+def without_comments(text: str) -> str:
+    """Comments and lines of the preprocessor become blanks; lines stay where they are."""
+    text = re.sub(r"//[^\n]*", lambda m: " " * len(m.group()), text)
+    return re.sub(r"(?m)^[ \t]*#[^\n]*", lambda m: " " * len(m.group()), text)
+
+
+def _opens_block(before: str) -> bool:
+    """Whether a brace behind this text opens a block, and not a list of values."""
+    if not before or before[-1] not in " \n":
+        return False
+    return not re.search(r"([=,({?]|\breturn)$", before.rstrip())
+
+
+def _behind_constexpr(said: str) -> str:
+    """What `if constexpr (...)` decides about, "" where that is a block."""
+    while match := _CONSTEXPR.match(said):
+        said = said[match.end() :]
+        depth = 0
+        for at, character in enumerate(said):
+            depth += (character == "(") - (character == ")")
+            if depth == 0:
+                said = said[at + 1 :].strip()
+                break
+    return said
+
+
+def statements(text: str) -> Iterator[Statement]:
+    """Those in bodies of functions, as far as code is made of them."""
+    text = without_comments(text)
+    scopes: list[bool] = []  # of each open block: whether it is in a function
+    values = 0  # open lists of values
+    parentheses = [0]
+    begin = 0  # of the statement
+
+    def statement(end: int) -> Iterator[Statement]:
+        body = text[begin:end]
+        said = _behind_constexpr(" ".join(body.split()))
+        if not (scopes and scopes[-1]) or not re.search(r"\w", said):
+            return
+        if _SILENT.match(said) or _DECLARATION.match(said):
+            return
+        first = text.count("\n", 0, begin + len(body) - len(body.lstrip())) + 1
+        yield Statement(first, text.count("\n", 0, end) + 1, said)
+
+    for at, character in enumerate(text):
+        if character == "{" and values == 0 and _opens_block(text[max(0, at - 80) : at]):
+            head = text[begin:at]
+            yield from statement(at)
+            in_function = bool(scopes and scopes[-1])
+            is_type = _TYPE.search(" ".join(head.split())) is not None
+            scopes.append(in_function or not is_type)
+            parentheses.append(0)
+            begin = at + 1
+        elif character == "{":
+            values += 1
+        elif character == "}" and values > 0:
+            values -= 1
+        elif character == "}":
+            yield from statement(at)
+            scopes.pop()
+            parentheses.pop()
+            begin = at + 1
+        elif character == "(":
+            parentheses[-1] += 1
+        elif character == ")":
+            parentheses[-1] -= 1
+        elif character == ";" and parentheses[-1] <= 0 and values == 0:
+            yield from statement(at)
+            parentheses[-1] = 0
+            begin = at + 1
+
+
+def run_tests() -> None:
+    for old in BUILD.rglob("*.gcda"):
+        old.unlink()
+    for program, folder in PROGRAMS.items():
+        subprocess.run([str(BUILD / folder / program), "--gtest_brief=1"], cwd=ROOT, check=True)
+
+
+def _lines_of(counts: Path) -> list[tuple[str, int, int]]:
+    """File below src/kernels, line and count of one object's instantiations."""
+    command = ["gcov", "--json-format", "--stdout", str(counts)]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True, cwd=counts.parent)
+    found = []
+    for line in shown.stdout.splitlines():
+        for file in json.loads(line)["files"]:
+            path = re.search(r"(?:/planted|/src)/kernels/(.*)", file["file"])
+            if path and "/emulator/" not in file["file"]:
+                found += [(path[1], at["line_number"], at["count"]) for at in file["lines"]]
+    return found
+
+
+def read_counts() -> dict[str, dict[int, int]]:
+    """How often lines ran, of all objects together."""
+    counts: dict[str, dict[int, int]] = defaultdict(lambda: defaultdict(int))
+    objects = [path for path in BUILD.rglob("*.gcda") if "uncounted" not in path.parts]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        for lines in pool.map(_lines_of, objects):
+            for file, line, count in lines:
+                counts[file][line] += count
+    return counts
+
+
+def unreached(counts: dict[str, dict[int, int]]) -> Iterator[tuple[str, Statement]]:
+    for path in sorted(KERNELS.rglob("*.cuh")):
+        name = path.relative_to(KERNELS).as_posix()
+        if name.startswith(INSTRUCTIONS):
+            continue
+        own = counts.get(name, {})
+        for statement in statements(path.read_text(encoding="utf-8")):
+            lines = range(statement.first, statement.last + 1)
+            if not any(own.get(line, 0) for line in lines):
+                yield name, statement
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Lists what no test of the emulator reaches.")
+    parser.add_argument("--no-run", action="store_true", help="judge the counts that are there")
+    if not parser.parse_args().no_run:
+        build()
+        run_tests()
+    reasons = tomllib.loads(REASONS.read_text(encoding="utf-8"))["unreached"]
+    excused = {(reason["file"], reason["text"]) for reason in reasons}
+    found = list(unreached(read_counts()))
+    unknown = [(name, s) for name, s in found if (name, s.text) not in excused]
+    for name, statement in unknown:
+        print(f"src/kernels/{name}:{statement.first}: {statement.text}")
+    for reason in sorted(excused - {(name, s.text) for name, s in found}):
+        print(f"{REASONS.relative_to(ROOT)}: reached, or gone: {reason[0]}: {reason[1]}")
+    print(f"{len(found)} statements are not reached, {len(found) - len(unknown)} of them cannot be")
+    return 1 if unknown else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
