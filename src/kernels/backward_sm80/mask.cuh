@@ -9,6 +9,7 @@
 #include "kernels/attention/block_range.cuh"
 #include "kernels/backward_sm80/storage.cuh"
 #include "kernels/common/documents_sm80.cuh"
+#include "kernels/common/fragments.cuh"
 #include "kernels/common/head.cuh"
 #include "kernels/common/warp_scores_sm80.cuh"
 
@@ -154,31 +155,23 @@ struct BackwardMaskSm80 {
             const PartMask& mask) const {
     if (mask.all) return;
     if (mask.begins) {
-      hide_outside<true>(S, step, part);
+      hide_unseen_keys<true>(S, step, part);
     } else {
-      hide_outside<false>(S, step, part);
+      hide_unseen_keys<false>(S, step, part);
     }
     if constexpr (kConfig.score.documents) documents.hide(S, step, part);
   }
 
  private:
   template <bool kBegins>
-  void hide_outside(typename Step::Scores& S, const Step& step, const Part& part) const {
+  void hide_unseen_keys(typename Step::Scores& S, const Step& step, const Part& part) const {
     const i32 own = part.column + Step::Fragments::column(0);
 #pragma unroll
     for (i32 t = 0; t < Step::kTiles; ++t) {
 #pragma unroll
       for (i32 h = 0; h < 2; ++h) {
         const KeyRangeSm80 seen = columns(step, part.row + Step::Fragments::row(t, h));
-        const i32 begin = seen.begin - own, end = seen.end - own;
-#pragma unroll
-        for (i32 f = 2 * h; f < Step::kFloats; f += 4) {
-#pragma unroll
-          for (i32 e = 0; e < 2; ++e) {
-            const i32 at = 8 * (f / 4) + e;
-            if (at >= end || (kBegins && at < begin)) S[t][f + e] = -kInfinity<float>;
-          }
-        }
+        hide_outside<kBegins>(S[t], h, seen.begin - own, seen.end - own);
       }
     }
   }

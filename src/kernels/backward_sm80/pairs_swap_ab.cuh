@@ -8,6 +8,7 @@
 #pragma once
 
 #include "kernels/backward_sm80/mask.cuh"
+#include "kernels/common/fragments.cuh"
 
 namespace fulmen {
 
@@ -37,9 +38,13 @@ struct BackwardSoftmaxSwapAbSm80 {
     each_query(part, [&](i32 row, i32 f) {
       const KeyRangeSm80 seen = mask.columns(step, row);
       const i32 begin = seen.begin - own, end = seen.end - own;
-      each_key(S, f, [&](float& s, i32 at) {
-        if (at < begin || at >= end) s = -kInfinity<float>;
-      });
+#pragma unroll
+      for (i32 t = 0; t < kTiles; ++t) {
+        hide_in_column(S[t], f, [&](i32 h) {
+          const i32 at = 16 * t + 8 * h;
+          return at < begin || at >= end;
+        });
+      }
     });
   }
 

@@ -275,8 +275,8 @@ __attribute__((always_inline)) inline void backward_sm90(const BackwardParams& p
     }
   } else {
     ptx::setmaxnreg_inc<kConfig.consumer_registers()>();
-    const BackwardWarpgroup<kConfig> own{params, shared, u32(warpgroup) - 1,
-                                         ptx::thread_index() % 128};
+    const BackwardWarpgroup<kConfig> own{
+        {u32(warpgroup) - 1, ptx::thread_index() % 128}, params, shared};
     if constexpr (!kConfig.divides_products()) {
       BackwardConsumer<kConfig>{own}.run();
     } else if (warpgroup == 1) {

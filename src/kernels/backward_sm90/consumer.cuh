@@ -109,7 +109,9 @@ inline void store_ds(const BackwardWeights<kConfig>& dS, u32 ds, u32 warpgroup) 
 }
 
 template <BackwardSm90Config kConfig>
-struct BackwardWarpgroup {
+struct BackwardWarpgroup : ConsumerThread<2, kConfig.ping_pong> {
+  using Thread = ConsumerThread<2, kConfig.ping_pong>;
+  using Thread::first_column, Thread::first_row, Thread::thread, Thread::warpgroup;
   using Shared = BackwardStorage<kConfig>;
   using Scores = BackwardScores<kConfig>;
   using Weights = BackwardWeights<kConfig>;
@@ -120,27 +122,15 @@ struct BackwardWarpgroup {
     u32 kept;
   };
   static constexpr i32 kFloats = kConfig.q_rows / 2;
-  static constexpr u32 kWarpgroupBarrier = 1;  // and 2, one each
-  static constexpr u32 kPingPongBarrier = 3;   // and 4, one each
 
   const BackwardParams& params;
   Shared shared;
-  u32 warpgroup;
-  u32 thread;  // 0 .. 127
   typename Shared::QState at;
   typename Shared::DsState ds_at;
   typename Shared::DOutState dout_at;
   typename Shared::KvState kv_at;
   typename Shared::WorkState work_at;
 
-  void ping_pong_wait() const {
-    if constexpr (kConfig.ping_pong) ptx::bar_sync(kPingPongBarrier + warpgroup, 256);
-  }
-  void ping_pong_arrive() const {
-    if constexpr (kConfig.ping_pong) ptx::bar_arrive(kPingPongBarrier + 1 - warpgroup, 256);
-  }
-  // All threads of the warpgroup.
-  void sync_warpgroup() const { ptx::bar_sync(kWarpgroupBarrier + warpgroup, 128); }
   // By every warp, after it has waited for the products that read the tile.
   template <i32 kBuffers>
   void release(Pipeline<kBuffers> pipeline, PipelineState<kBuffers> cursor) const {
@@ -154,21 +144,13 @@ struct BackwardWarpgroup {
     const SequenceShape shape = kConfig.score.varlen ? shared.read_shape(work_at) : params.shape;
 #pragma unroll
     for (i32 half = 0; half < 2; ++half) {
-      const i32 key = first + i32(thread / 32 * 16 + thread % 32 / 4) + 8 * half;
-      const i32 query = q_block * kConfig.q_rows + i32(thread % 4) * 2;  // of S[0]
+      const i32 key = first + first_row() + 8 * half;
+      const i32 query = q_block * kConfig.q_rows + first_column();
       Interval rows{0, 0};
       if (key < shape.kv_len) {
         rows = visible_rows(effective_mask<kConfig>(params.mask), shape, key);
       }
-      const i32 begin = i32(rows.begin) - query, end = i32(rows.end) - query;
-#pragma unroll
-      for (i32 i = 2 * half; i < kFloats; i += 4) {
-#pragma unroll
-        for (i32 c = 0; c < 2; ++c) {
-          const i32 offset = i / 4 * 8 + c;
-          if (offset < begin || offset >= end) S[i + c] = -kInfinity<float>;
-        }
-      }
+      hide_outside<true>(S, half, i32(rows.begin) - query, i32(rows.end) - query);
     }
   }
 
@@ -176,12 +158,9 @@ struct BackwardWarpgroup {
   void apply_options(Scores& S, Pairs& pairs, i32 first, const BackwardStepInfo& step) const {
     if constexpr (kConfig.maps_scores() || kConfig.score.dropout) {
       const BackwardTile work_tile = shared.read_tile(work_at);
-      const KeyTerms<kConfig> terms{params,
-                                    work_tile,
-                                    work_tile.batch_kv_head / params.heads_kv,
-                                    i32(step.tile),
-                                    first + i32(thread / 32 * 16 + thread % 32 / 4),
-                                    step.q_block() * kConfig.q_rows + i32(thread % 4) * 2};
+      const KeyTerms<kConfig> terms{
+          params,         work_tile,           work_tile.batch_kv_head / params.heads_kv,
+          i32(step.tile), first + first_row(), step.q_block() * kConfig.q_rows + first_column()};
       const bool one_document = !step.is_partial(warpgroup);
       if constexpr (kConfig.maps_scores()) terms.map(S, pairs.slopes, one_document);
       if constexpr (kConfig.score.dropout) pairs.kept = terms.kept();

@@ -9,8 +9,8 @@
 
 #include "kernels/backward_sm90/scheduler.cuh"
 #include "kernels/backward_sm90/storage.cuh"
+#include "kernels/common/fragments.cuh"
 #include "kernels/common/nonfinite_sm90.cuh"
-#include "kernels/common/transpose_quad.cuh"
 #include "kernels/ptx/grid.cuh"
 #include "kernels/ptx/math.cuh"
 #include "kernels/ptx/thread.cuh"

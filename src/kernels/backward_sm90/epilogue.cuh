@@ -70,12 +70,11 @@ struct BackwardEpilogue {
   void write_rows(const Sums& sums, const ArrayView& array, i32 dim, const BackwardTile& work_tile,
                   i32 first) const {
     const BackwardParams& params = wg.params;
-    const u32 thread = wg.thread;
     const i32 batch = batch_of<kConfig>(params, work_tile.batch_kv_head);
     u16* const out = reinterpret_cast<u16*>(array.data);
 #pragma unroll
     for (i32 half = 0; half < 2; ++half) {
-      const i32 key = first + i32(thread / 32 * 16 + thread % 32 / 4) + 8 * half;
+      const i32 key = first + wg.first_row() + 8 * half;
       const i64 at = array.offset(batch, work_tile.batch_kv_head % params.heads_kv,
                                   i64{work_tile.kv_begin} + key, 0);
       store_output_row<kConfig.dtype>(sums, half, out + at, key < work_tile.shape.kv_len, dim);

@@ -31,7 +31,7 @@ struct KeyTerms {
   i32 query;  // of S[0]
 
   // Of element i.
-  constexpr i32 query_of(i32 i) const { return query + i / 4 * 8 + i % 2; }
+  constexpr i32 query_of(i32 i) const { return query + fragment_column(i); }
   constexpr i32 key_of(i32 i) const { return key + i / 2 % 2 * 8; }
 
   // Leaves d score / d (scale dot) in `slopes` where scores are modified. one_document: of all
@@ -89,10 +89,13 @@ struct KeyTerms {
       key_id[half] = load_id(p.kv_ids, p.kv_ids.offset(batch, 0, 0, j));
     }
 #pragma unroll
-    for (i32 i = 0; i < kFloats; ++i) {
-      const i64 row = work_tile.q_begin + min(query_of(i), work_tile.shape.q_len - 1);
-      const i64 id = load_id(p.q_ids, p.q_ids.offset(batch, 0, 0, row));
-      if (id != key_id[i / 2 % 2]) S[i] = -kInfinity<float>;
+    for (i32 i = 0; i < kFloats; i += 4) {
+#pragma unroll
+      for (i32 c = 0; c < 2; ++c) {
+        const i64 row = work_tile.q_begin + min(query_of(i + c), work_tile.shape.q_len - 1);
+        const i64 id = load_id(p.q_ids, p.q_ids.offset(batch, 0, 0, row));
+        hide_in_column(S, i + c, [&](i32 half) { return id != key_id[half]; });
+      }
     }
   }
 

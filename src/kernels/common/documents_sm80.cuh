@@ -6,6 +6,7 @@
 // forward_sm80, backward_sm80 and backward_preprocess_sm80.
 #pragma once
 
+#include "kernels/common/fragments.cuh"
 #include "kernels/common/head.cuh"
 #include "kernels/common/warp_mma_sm80.cuh"
 #include "kernels/ptx/memory.cuh"
@@ -45,10 +46,7 @@ inline void hide_other_documents(float (&S)[kTiles][kFloats], const i64 (&own)[k
       const i64 id = key_id(f + e);
 #pragma unroll
       for (i32 t = 0; t < kTiles; ++t) {
-#pragma unroll
-        for (i32 h = 0; h < 2; ++h) {
-          if (id != own[t][h]) S[t][f + 2 * h + e] = -kInfinity<float>;
-        }
+        hide_in_column(S[t], f + e, [&](i32 h) { return id != own[t][h]; });
       }
     }
   }

@@ -7,6 +7,7 @@
 // different banks. Called by forward_sm80 and backward_sm80.
 #pragma once
 
+#include "kernels/common/fragments.cuh"
 #include "kernels/common/head.cuh"
 #include "kernels/common/warp_mma_sm80.cuh"
 #include "kernels/ptx/cp_async.cuh"
@@ -174,24 +175,19 @@ class PairTiles {
   template <i32 kFloats>
   static void hide_masked_row(float (&S)[kFloats], i32 h, u32 from) {
     if constexpr (kConfig.interleaved) {
-#pragma unroll
-      for (i32 f = 2 * h; f < kFloats; f += 16) {
-        const ptx::U32x2 words = ptx::load_shared_x2(from + static_cast<u32>(f / 16) * 32);
-#pragma unroll
-        for (i32 e = 0; e < 8; ++e) {
-          const u32 byte = 0xffu << e % 4 * 8;
-          if ((words.word[e / 4] & byte) == 0) S[f + e / 2 * 4 + e % 2] = -kInfinity<float>;
-        }
-      }
-      return;
-    }
-    const u32 first = lane_index() % 2 == 0 ? 0xffu : 0xff0000u;
-    const u32 second = first << 8;
-#pragma unroll
-    for (i32 f = 2 * h; f < kFloats; f += 4) {
-      const u32 word = ptx::load_shared(from + static_cast<u32>(f / 4) * 8);
-      if ((word & first) == 0) S[f] = -kInfinity<float>;
-      if ((word & second) == 0) S[f + 1] = -kInfinity<float>;
+      ptx::U32x2 words{};  // of eight floats
+      hide_in_row(S, h, [&](i32 f) {
+        const i32 e = f % 16 / 4 * 2 + f % 2;
+        if (e == 0) words = ptx::load_shared_x2(from + static_cast<u32>(f / 16) * 32);
+        return (words.word[e / 4] & 0xffu << e % 4 * 8) == 0;
+      });
+    } else {
+      const u32 first = lane_index() % 2 == 0 ? 0xffu : 0xff0000u;
+      u32 word = 0;  // of two floats
+      hide_in_row(S, h, [&](i32 f) {
+        if (f % 2 == 0) word = ptx::load_shared(from + static_cast<u32>(f / 4) * 8);
+        return (word & first << f % 2 * 8) == 0;
+      });
     }
   }
 

@@ -4,9 +4,11 @@
 // Rings of buffers in shared memory between one producer and several consumers. Buffer i has two
 // mbarriers: `full` (producer -> consumers: the data has landed) and `empty` (consumers ->
 // producer: it was read). Both sides go round the pipeline in the same order, each with a
-// PipelineState of its own; the phase flips with every round.
+// PipelineState of its own; the phase flips with every round. And the named barriers of the
+// consumers.
 #pragma once
 
+#include "kernels/ptx/thread.cuh"
 #include "kernels/ptx/tma.cuh"
 
 namespace fulmen {
@@ -57,6 +59,51 @@ struct Pipeline {
   // Consumer: waits for the data; says that it was read.
   void consumer_wait(PipelineState<kBuffers> at) const { ptx::mbarrier_wait(full(at), at.phase); }
   void consumer_release(PipelineState<kBuffers> at) const { ptx::mbarrier_arrive(empty(at)); }
+};
+
+// A thread of one of the consumer warpgroups of a thread block.
+template <i32 kWarpgroups, bool kMayPingPong>
+struct ConsumerThread {
+  static_assert(kWarpgroups <= 3);
+  static constexpr bool kPingPong = kMayPingPong && kWarpgroups > 1;
+  static constexpr u32 kPingPongBarrier = 1;   // and on, one for each warpgroup
+  static constexpr u32 kWarpgroupBarrier = 4;  // likewise
+  static constexpr u32 kConsumersBarrier = 7;
+
+  u32 warpgroup;
+  u32 thread;  // 0 .. 127
+
+  // Its first row of a 64-row fragment, the second is 8 further; and its first column.
+  i32 first_row() const { return i32(thread / 32 * 16 + thread % 32 / 4); }
+  i32 first_column() const { return i32(thread % 4 * 2); }
+
+  // Ping-pong: warpgroup w issues its products after warpgroup w - 1, so that the exponentials of
+  // one run under the products of another.
+  void ping_pong_wait() const {
+    if constexpr (kPingPong) ptx::bar_sync(kPingPongBarrier + warpgroup, 256);
+  }
+  void ping_pong_arrive() const {
+    const u32 next = warpgroup + 1 == kWarpgroups ? 0 : warpgroup + 1;
+    if constexpr (kPingPong) ptx::bar_arrive(kPingPongBarrier + next, 256);
+  }
+
+  // All warps have come here: of the warpgroup, which a wgmma synchronises as well; of all.
+  void sync_warpgroup() const { ptx::bar_sync(kWarpgroupBarrier + warpgroup, 128); }
+  void sync_consumers() const { ptx::bar_sync(kConsumersBarrier, 128 * kWarpgroups); }
+
+  // A block of keys that only other warpgroups of the thread block see.
+  template <i32 kBuffers>
+  void skip_block(Pipeline<kBuffers> k, PipelineState<kBuffers> k_at, Pipeline<kBuffers> v,
+                  PipelineState<kBuffers> v_at) const {
+    k.consumer_wait(k_at);
+    ping_pong_wait();
+    ping_pong_arrive();  // before V: with one stage it comes only when the others have read K
+    sync_warpgroup();
+    if (thread == 0) k.consumer_release(k_at);
+    v.consumer_wait(v_at);
+    sync_warpgroup();
+    if (thread == 0) v.consumer_release(v_at);
+  }
 };
 
 }  // namespace fulmen

@@ -12,7 +12,7 @@
 #include "kernels/common/array_access.cuh"
 #include "kernels/common/documents_sm90.cuh"
 #include "kernels/common/fast_score_mod.cuh"
-#include "kernels/common/transpose_quad.cuh"
+#include "kernels/common/fragments.cuh"
 #include "kernels/common/work_tile_sm90.cuh"
 #include "kernels/forward_sm90/config.h"
 #include "kernels/forward_sm90/storage.cuh"
@@ -194,6 +194,18 @@ struct FragmentScores {
     pairs.template apply<kOneDocument>(S, first_key);
   }
 };
+
+// S = -inf at the keys outside a row's interval; first_key: of the thread. kEnds: whether intervals
+// can end in the block.
+template <ForwardSm90Config kConfig, bool kEnds = true>
+inline void hide_keys(float (&S)[kConfig.kv_rows / 2], const Interval (&visible)[2],
+                      i32 first_key) {
+#pragma unroll
+  for (i32 r = 0; r < 2; ++r) {
+    hide_outside<kConfig.score.mask_kind == MaskKind::kBoth, kEnds>(
+        S, r, i32(visible[r].begin) - first_key, i32(visible[r].end) - first_key);
+  }
+}
 
 struct LargeScores {
   float unit;  // of a score, in nats

@@ -6,7 +6,7 @@
 // a block of queries; rows past the end of the sequence are not written.
 #pragma once
 
-#include "kernels/common/transpose_quad.cuh"
+#include "kernels/common/fragments.cuh"
 #include "kernels/forward_sm90/config.h"
 #include "kernels/ptx/math.cuh"
 #include "kernels/ptx/memory.cuh"

@@ -7,8 +7,8 @@
 #pragma once
 
 #include "kernels/common/fast_score_mod.cuh"
+#include "kernels/common/fragments.cuh"
 #include "kernels/common/head.cuh"
-#include "kernels/common/transpose_quad.cuh"
 #include "kernels/common/warp_mma_sm80.cuh"
 
 namespace fulmen {

@@ -105,17 +105,22 @@ struct QueryTerms {
 
 // ---- Consumers: warpgroups of 128 threads, 64 query rows each -----------------------------------
 
+// Whether the products of the next block are issued behind those of one: options leave no registers
+// for a second pair.
 template <ForwardSm90Config kConfig>
-struct BackwardDqConsumer {
+inline constexpr bool kDqLooksAhead = !kConfig.maps_scores() && !kConfig.score.dropout;
+
+template <ForwardSm90Config kConfig>
+struct BackwardDqConsumer
+    : ConsumerThread<kConfig.warpgroups, kConfig.ping_pong && kDqLooksAhead<kConfig>> {
+  static constexpr bool kLooksAhead = kDqLooksAhead<kConfig>;
+  using Thread = ConsumerThread<kConfig.warpgroups, kConfig.ping_pong && kLooksAhead>;
+  using Thread::first_column, Thread::first_row, Thread::ping_pong_arrive, Thread::ping_pong_wait,
+      Thread::thread, Thread::warpgroup;
   using Shared = ForwardStorage<kConfig>;
   using Scores = float[kConfig.kv_rows / 2];
   using Weights = u32[kConfig.kv_rows / 4];
   using Sums = float[kConfig.d_qk / 2];
-  static constexpr u32 kPingPongBarrier = 1;   // and 2, one each
-  static constexpr u32 kWarpgroupBarrier = 3;  // and 4, one each
-  // Options leave no registers for a second pair of products.
-  static constexpr bool kLooksAhead = !kConfig.maps_scores() && !kConfig.score.dropout;
-  static constexpr bool kPingPong = kConfig.ping_pong && kLooksAhead;
   // No part of dO is in registers.
   static constexpr ForwardSm90Config kDOutConfig = [] {
     ForwardSm90Config config = kConfig;
@@ -125,8 +130,6 @@ struct BackwardDqConsumer {
 
   const BackwardDqParams& params;
   Shared shared;
-  u32 warpgroup;
-  u32 thread;  // 0 .. 127
   typename Shared::QState q_at;
   typename Shared::KvState kv_at;
 
@@ -143,45 +146,12 @@ struct BackwardDqConsumer {
     if (thread == 0) ptx::mbarrier_arrive(barrier);
   }
 
-  // Ping-pong: the exponentials of one warpgroup run under the products of the other.
-  void ping_pong_wait() const {
-    if constexpr (kPingPong) ptx::bar_sync(kPingPongBarrier + warpgroup, 256);
-  }
-  void ping_pong_arrive() const {
-    if constexpr (kPingPong) ptx::bar_arrive(kPingPongBarrier + 1 - warpgroup, 256);
-  }
-
-  // A block of keys that only other warpgroups of this thread block see.
-  void skip_block() {
-    ping_pong_wait();
-    ping_pong_arrive();
-    shared.k().consumer_wait(kv_at);
-    shared.v().consumer_wait(kv_at);
-    ptx::bar_sync(kWarpgroupBarrier + warpgroup,
-                  128);  // there is no wgmma here that synchronises them
-    release(shared.k().empty(kv_at));
-    release(shared.v().empty(kv_at));
-    kv_at.advance();
-  }
+  // Blocks of keys from j down to `begin` that only other warpgroups of this thread block see.
   void skip_blocks(i32& j, i32 begin) {
 #pragma unroll 1
-    for (; j >= begin; --j) skip_block();
-  }
-
-  // S = -inf at the keys of block j outside a row's interval.
-  void apply_mask(Scores& S, const Interval (&visible)[2], i32 j) const {
-#pragma unroll
-    for (i32 r = 0; r < 2; ++r) {
-      const i32 column = j * kConfig.kv_rows + i32(thread) % 4 * 2;  // of S[0]
-      const i32 begin = i32(visible[r].begin) - column, end = i32(visible[r].end) - column;
-#pragma unroll
-      for (i32 i = 2 * r; i < kConfig.kv_rows / 2; i += 4) {
-#pragma unroll
-        for (i32 c = 0; c < 2; ++c) {
-          const i32 offset = i / 4 * 8 + c;
-          if (offset < begin || offset >= end) S[i + c] = -kInfinity<float>;
-        }
-      }
+    for (; j >= begin; --j) {
+      this->skip_block(shared.k(), kv_at, shared.v(), kv_at);
+      kv_at.advance();
     }
   }
 
@@ -215,7 +185,8 @@ struct BackwardDqConsumer {
     ptx::wgmma_wait<1>();
     const auto slopes = pairs.terms.slopes(S);
     pairs.scores.template apply<kConfig.skips_documents && !kPartial>(S, j * kConfig.kv_rows);
-    if constexpr (kPartial) apply_mask(S, pairs.visible, j);
+    if constexpr (kPartial)
+      hide_keys<kConfig>(S, pairs.visible, j * kConfig.kv_rows + first_column());
     pairs.terms.shift_large_scores(S);
     pairs.terms.exponentiate(S);
     ptx::wgmma_wait<0>();
@@ -330,8 +301,7 @@ struct BackwardDqConsumer {
       const WorkTile tile = read_work_tile(shared, count);
       const QueryBlock& block = tile.block;
       if (block.q_block < 0) break;
-      const i32 row = block.q_block * kConfig.q_rows() + 64 * i32(warpgroup) +
-                      i32(thread / 32 * 16 + thread % 32 / 4);
+      const i32 row = block.q_block * kConfig.q_rows() + 64 * i32(warpgroup) + first_row();
       const Work work{block, row, count};
       Sums dQ;
       compute(dQ, work, read_key_blocks(shared, count, warpgroup));
@@ -372,7 +342,7 @@ inline void backward_dq_sm90(const BackwardDqParams& params) {
     }
   } else {
     ptx::setmaxnreg_inc<kConfig.consumer_registers()>();
-    BackwardDqConsumer<kConfig>{params, shared, u32(warpgroup), thread}.run();
+    BackwardDqConsumer<kConfig>{{u32(warpgroup), thread}, params, shared}.run();
   }
 }
 

@@ -11,6 +11,7 @@
 
 #include "kernels/attention/mask.cuh"
 #include "kernels/common/documents_sm80.cuh"
+#include "kernels/common/fragments.cuh"
 #include "kernels/common/warp_mma_sm80.cuh"
 #include "kernels/forward_sm80/row_group.cuh"
 #include "kernels/ptx/cp_async.cuh"
@@ -71,11 +72,7 @@ class RowRangesSm80 {
 #pragma unroll
       for (i32 h = 0; h < 2; ++h) {
         const i32 bound = static_cast<i32>(ptx::load_shared(address(16 * t + 8 * h + quad) + end));
-#pragma unroll
-        for (i32 f = 2 * h; f < kConfig.warp_columns() / 2; f += 4) {
-          if (is_hidden(kConfig.column_of(f), bound - own)) S[t][f] = -kInfinity<float>;
-          if (is_hidden(kConfig.column_of(f + 1), bound - own)) S[t][f + 1] = -kInfinity<float>;
-        }
+        hide_in_row(S[t], h, [&](i32 f) { return is_hidden(kConfig.column_of(f), bound - own); });
       }
     }
   }

@@ -19,33 +19,23 @@
 namespace fulmen {
 
 template <ForwardSm90Config kConfig>
-struct ForwardWarpgroup {
+struct ForwardWarpgroup : ConsumerThread<kConfig.warpgroups, kConfig.ping_pong> {
+  using Thread = ConsumerThread<kConfig.warpgroups, kConfig.ping_pong>;
+  using Thread::first_column, Thread::first_row, Thread::kPingPong, Thread::sync_warpgroup,
+      Thread::thread, Thread::warpgroup;
   using Shared = ForwardStorage<kConfig>;
   using Scores = float[kConfig.kv_rows / 2];
 
   const ForwardTensorMaps& maps;
   const ForwardParams& params;
   Shared shared;
-  u32 warpgroup;
-  u32 thread;  // 0 .. 127
   typename Shared::QState q_at;
   typename Shared::KvState k_at, v_at;
   InlineProducer<kConfig> inline_producer{{maps, params, shared}};
 
-  // Ping-pong: warpgroup w issues its products after warpgroup w - 1. Only warpgroup 0 waits for K
-  // and V to land; the ping-pong barriers carry that to the others (measured: 3 to 4 % at d 128).
-  static constexpr bool kPingPong = kConfig.ping_pong && kConfig.warpgroups > 1;
-  static constexpr u32 kPingPongBarrier = 1;   // and on, one each
-  static constexpr u32 kWarpgroupBarrier = 4;  // and on, one each
-  static constexpr u32 kConsumersBarrier = 7;  // of the consumers
+  // Only warpgroup 0 waits for K and V to land; the ping-pong barriers carry that to the others
+  // (measured: 3 to 4 % at d 128).
   bool waits_for_data() const { return !kPingPong || warpgroup == 0; }
-  void ping_pong_wait() const {
-    if constexpr (kPingPong) ptx::bar_sync(kPingPongBarrier + warpgroup, 256);
-  }
-  void ping_pong_arrive() const {
-    const u32 next = warpgroup + 1 == kConfig.warpgroups ? 0 : warpgroup + 1;
-    if constexpr (kPingPong) ptx::bar_arrive(kPingPongBarrier + next, 256);
-  }
 
   // The 64 rows of a warpgroup: of each of its heads those from `row` on in the sequence.
   struct Work {
@@ -81,11 +71,17 @@ struct ForwardWarpgroup {
   }
   void release_k() {
     if (thread == 0) shared.k().consumer_release(k_at);
-    k_at.advance();
-    ++inline_producer.free_k;
+    advance_k();
   }
   void release_v() {
     if (thread == 0) shared.v().consumer_release(v_at);
+    advance_v();
+  }
+  void advance_k() {
+    k_at.advance();
+    ++inline_producer.free_k;
+  }
+  void advance_v() {
     v_at.advance();
     ++inline_producer.free_v;
   }
@@ -109,24 +105,16 @@ struct ForwardWarpgroup {
   i32 first_dim() const { return kConfig.split_dims ? i32(warpgroup) * kConfig.o_dims() : 0; }
   u32 v_tile() const { return shared.v().address(v_at) + first_dim() * kConfig.kv_rows * 2; }
 
-  // All warps of the warpgroup have come here; a wgmma synchronises them as well.
-  void sync_warpgroup() const { ptx::bar_sync(kWarpgroupBarrier + warpgroup, 128); }
-
-  // A block of keys that only other warpgroups of this thread block see.
-  void skip_block() {
-    produce();
-    shared.k().consumer_wait(k_at);
-    ping_pong_wait();
-    ping_pong_arrive();  // before V: with one stage it comes only when the others have read K
-    sync_warpgroup();
-    release_k();
-    shared.v().consumer_wait(v_at);
-    sync_warpgroup();
-    release_v();
+  // Blocks of keys from j down to `begin` that only other warpgroups of this thread block see.
+  void skip_blocks(i32& j, i32 begin) {
+#pragma unroll 1
+    for (; j >= begin; --j) {
+      produce();
+      this->skip_block(shared.k(), k_at, shared.v(), v_at);
+      advance_k();
+      advance_v();
+    }
   }
-
-  // The first row of this thread in its tile; the second is 8 further.
-  i32 first_row() const { return thread / 32 * 16 + thread % 32 / 4; }
 
   // Row r, 0 or 1, of this thread: its number in the sequence, and its head.
   i32 q_row(const Work& work, i32 r) const {
@@ -153,23 +141,7 @@ struct ForwardWarpgroup {
   // S = -inf at the keys of block j outside a row's interval. kMask: which bounds can lie in it.
   template <MaskKind kMask>
   void apply_mask(Scores& S, const Interval (&visible)[2], i32 j) const {
-#pragma unroll
-    for (i32 row = 0; row < 2; ++row) {
-      const i32 column = j * kConfig.kv_rows + i32(thread) % 4 * 2;  // of S[0]
-      const i32 end = i32(visible[row].end) - column;
-      const i32 begin = i32(visible[row].begin) - column;
-#pragma unroll
-      for (i32 i = 2 * row; i < kConfig.kv_rows / 2; i += 4) {
-#pragma unroll
-        for (i32 c = 0; c < 2; ++c) {
-          const i32 offset = i / 4 * 8 + c;
-          bool hidden = kMask == MaskKind::kRight && offset >= end;
-          if constexpr (kConfig.score.mask_kind == MaskKind::kBoth)
-            hidden = hidden || offset < begin;
-          if (hidden) S[i + c] = -kInfinity<float>;
-        }
-      }
-    }
+    hide_keys<kConfig, kMask == MaskKind::kRight>(S, visible, j * kConfig.kv_rows + first_column());
   }
 };
 

@@ -133,9 +133,9 @@ inline void add_nonfinite_values(const ForwardWarpgroup<kConfig>& wg,
     }
     V.add_nonfinite(O, key, sees, kept);
   }
-  ptx::bar_sync(wg.kConsumersBarrier, 128 * kConfig.warpgroups);  // all warps have read V
+  wg.sync_consumers();  // all warps have read V
   V.zero_nonfinite();
-  ptx::bar_sync(wg.kConsumersBarrier, 128 * kConfig.warpgroups);  // all are 0
+  wg.sync_consumers();  // all are 0
 }
 
 template <ForwardSm90Config kConfig>

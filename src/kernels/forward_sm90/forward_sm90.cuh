@@ -130,8 +130,7 @@ struct ForwardConsumer {
   // All blocks of keys of a work tile, from the last to the first.
   void compute_block(const Work& work, const KeyBlocks& blocks) {
     i32 j = blocks.all_end - 1;
-#pragma unroll 1
-    for (; j >= blocks.end; --j) wg.skip_block();
+    wg.skip_blocks(j, blocks.end);
     Rows rows{wg.scores_of(work), {wg.softmax_factor()}};
     Output O;
     Weights P;
@@ -148,8 +147,8 @@ struct ForwardConsumer {
     wg.release_q();
     end(rows, O, P);
     if constexpr (kConfig.score.mask_kind == MaskKind::kBoth) {
-#pragma unroll 1
-      for (j = blocks.begin - 1; j >= blocks.all_begin; --j) wg.skip_block();
+      j = blocks.begin - 1;
+      wg.skip_blocks(j, blocks.all_begin);
     }
     const ForwardEpilogue<kConfig> epilogue{wg};
     epilogue.request_fallback(O, rows.softmax, rows.visible, work);
@@ -211,7 +210,7 @@ inline void forward_sm90(const ForwardArguments& arguments) {
     }
   } else {
     ptx::setmaxnreg_inc<kConfig.consumer_registers()>();
-    ForwardConsumer<kConfig>{{maps, params, shared, u32(warpgroup), thread}}.run();
+    ForwardConsumer<kConfig>{{{u32(warpgroup), thread}, maps, params, shared}}.run();
   }
 }
 
