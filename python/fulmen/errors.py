@@ -170,8 +170,9 @@ def flag(name: str, value: Any, hint: str = "") -> int:
     Raises:
         DTypeError: it is neither.
     """
-    is_numpy = str(getattr(value, "dtype", "")) == "bool" and getattr(value, "shape", 0) == ()
-    if is_numpy or (isinstance(value, int) and value in (0, 1)):
+    if isinstance(value, int) and value in (0, 1):
+        return int(value)
+    if str(getattr(value, "dtype", "")) == "bool" and getattr(value, "shape", 0) == ():
         return int(value)
     raise DTypeError(f"{name} is {shown(value)}; True or False is expected{hint}")
 

@@ -15,6 +15,7 @@ from ._library import library
 from .array_types import (
     Array,
     array_type_of,
+    dtype_name,
     in_memory,
     is_torch,
     torch_call,
@@ -101,7 +102,8 @@ def merge_arrays(
     dtype = own if out_dtype is None else result_dtype(array_type, own, out_dtype)
     with array_type.on(where[0], first):
         o = array_type.empty(shape, dtype, first)
-        lse = array_type.empty(axes.lse_shape(shape), array_type.dtype(first_lse), first)
+        sums = array_type.dtype_named(dtype_name(first_lse.dtype))  # lse may be of another owner
+        lse = array_type.empty(axes.lse_shape(shape), sums, first)
     every = (sinks, o, lse, *arrays)
     results = range(names.index("o"), names.index("lse") + 1)
     found = run(library().merge, (), where, axes.code, every, results, names)

@@ -19,8 +19,17 @@ from .. import masks
 from .._calls import check_out
 from .._library import schema
 from ..array_types import TORCH_CALLS, dtype_name
-from ..errors import ArgumentError, DTypeError, Error, UnsupportedError, refuse_masked
+from ..errors import (
+    ArgumentError,
+    DTypeError,
+    Error,
+    UnsupportedError,
+    flag,
+    refuse_masked,
+    shown,
+)
 from ..keywords import KEYWORDS
+from ..layouts import layout_of
 from ..options import (
     check_keywords,
     integers,
@@ -63,7 +72,8 @@ def attention(q: Any, k: Any, v: Any, options: dict[str, Any]) -> Any:
         if o is not None:
             return o
     inputs, values, own = _sorted(options, q, k)
-    return_lse, out = bool(own.get("return_lse")), own.get("out")
+    asked, out = own.get("return_lse"), own.get("out")
+    return_lse = asked is not None and bool(flag("return_lse", asked))
     out_dtype = _torch_dtype(own.get("out_dtype"))
     if own.get("stream") is not None:
         raise UnsupportedError(
@@ -72,7 +82,7 @@ def attention(q: Any, k: Any, v: Any, options: dict[str, Any]) -> Any:
         )
     if torch.are_deterministic_algorithms_enabled():
         values["deterministic"] = True
-    dropout_p = values.get("dropout_p") or 0.0
+    dropout_p = _probability(values.get("dropout_p"))
     if own.get("rng") is not None or dropout_p > 0.0:
         inputs["rng"] = _rng_of(own.get("rng"), dropout_p, q.device)
     arrays: Any = (q, k, v)
@@ -136,6 +146,11 @@ def _sorted(
     return inputs, values, own
 
 
+def _probability(dropout_p: Any) -> Any:
+    """dropout_p where it is a number; what is none is refused with the other options."""
+    return dropout_p if isinstance(dropout_p, (int, float, np.floating)) else 0.0
+
+
 def _arrays(q: Any, k: Any, v: Any, inputs: dict[str, Any]) -> Any:
     """The inputs as tensors, where there are others than q, k and v."""
     for name in _NUMBER_OR_TENSOR:
@@ -147,7 +162,7 @@ def _arrays(q: Any, k: Any, v: Any, inputs: dict[str, Any]) -> Any:
 
 def _settings(options: dict[str, Any], packed: bool) -> Any:
     """Settings from the keywords of a call that are no arrays; the dropout's rng is a tensor."""
-    if options.get("dropout_p"):
+    if _probability(options.get("dropout_p")) > 0.0:
         options["rng"] = (0, 0)
     try:
         return settings_of(tuple(options.items()), packed)
@@ -184,6 +199,10 @@ def merge(
     if not pairs or any(len(pair) != 2 for pair in pairs):
         raise ArgumentError("parts is a list of pairs (o, lse), at least one")
     os, lses = [o for o, _ in pairs], [lse for _, lse in pairs]
+    for name, x in (*(("an lse", x) for x in lses), *(("an o", x) for x in os), ("sinks", sinks)):
+        if x is not None or name != "sinks":
+            _check_is_tensor(x, name)
+    layout = layout_of(layout).name
     dtype = _torch_dtype(out_dtype)
     if guards.is_transformed():
         return autograd.Merge.apply(layout, dtype, sinks, *os, *lses)  # type: ignore[no-any-return]
@@ -215,6 +234,7 @@ def _records(arrays: Any) -> bool:
 
 
 def _into(arrays: Any, settings: OpSettings, return_lse: bool, out: Any) -> Any:
+    _check_is_tensor(out, "out")
     check_out(out, settings.out_dtype)
     lse = lse_like(arrays.q, settings.layout) if return_lse else None
     ops.attention_out(*arrays, *settings._replace(out_dtype=None), out=out, lse=lse)
@@ -290,7 +310,9 @@ def _torch_dtype(dtype: Any) -> Any:
         return dtype
     found = getattr(torch, dtype_name(dtype), None)
     if not isinstance(found, torch.dtype):
-        raise DTypeError(f"out_dtype is {dtype!r}; None, the dtype of q or float32 is expected")
+        raise DTypeError(
+            f"out_dtype is {shown(dtype)}; None, the dtype of q or float32 is expected"
+        )
     return found
 
 
@@ -317,9 +339,17 @@ def _tensor_of(x: Any, name: str, device: Any) -> Any:
         return x
     if isinstance(x, (list, tuple, np.ndarray)):
         refuse_masked(name, x)
-        made = torch.as_tensor(integers(x))
-        return made.to(device)
-    return torch.from_dlpack(x)
+        made = integers(x, name)
+        try:
+            return torch.as_tensor(made).to(device)
+        except (TypeError, ValueError):
+            raise DTypeError(f"{name} is {shown(x)}; no tensor is made of that") from None
+    if not hasattr(x, "__dlpack__"):
+        raise DTypeError(f"{name} is {shown(x)}; a tensor is expected, or a list of integers")
+    try:
+        return torch.from_dlpack(x)
+    except Exception as error:  # every owner of an array has errors of its own
+        raise DTypeError(f"{name} is {shown(x)}; DLPack does not lend it: {error}") from None
 
 
 def _rng_of(rng: Any, dropout_p: float, device: Any) -> Any:
