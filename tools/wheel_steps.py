@@ -119,6 +119,8 @@ def pythons(runner: Runner) -> None:
     with ThreadPoolExecutor() as pool:  # installing leaves a core idle
         for line in pool.map(partial(_try_on, runner, wheel), *zip(*found.items())):
             runner.say(line)
+    newest = "{}.{}".format(*max(found))
+    _try_devel(runner, ROOT / "build" / f"python{newest}" / "bin" / "python")
     if len(found) < 2:
         runner.say("no second CPython on this machine: oldest and newest are the same one")
 
@@ -132,15 +134,15 @@ def _try_on(runner: Runner, wheel: Path, version: tuple[int, int], program: Path
     runner.run([python, *PIP, "download", "--only-binary=:all:", "--dest", packages, wheel])
     offline: list[str | Path] = [*INSTALL, "--find-links", packages, "--find-links", DIST]
     runner.run([python, *offline, "fulmen[devel]"], env=OFFLINE)
-    _try_devel(runner, python, folder / "examples")
     for command in ("doctor", "run"):
         runner.run([folder / "bin" / "fulmen", command])
     verified = runner.run([folder / "bin" / "fulmen", "verify", *CASES_ON_EACH_PYTHON])
     return f"CPython {name}: doctor, run, verify: {verified.strip().splitlines()[-1]}"
 
 
-def _try_devel(runner: Runner, python: Path, build: Path) -> None:
+def _try_devel(runner: Runner, python: Path) -> None:
     """The examples in C and C++ against the package that pip has installed."""
+    build = ROOT / "build" / "examples-devel"
     package = runner.run([python, "-m", "fulmen", "--cmake-dir"]).strip()
     where = ["-S", "examples", "-B", str(build), f"-Dfulmen_DIR={package}"]
     runner.run([BIN / "cmake", "-G", "Ninja", *where])

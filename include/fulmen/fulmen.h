@@ -484,9 +484,9 @@ typedef enum fulmen_log_level {
 typedef void (*fulmen_log_callback)(fulmen_log_level level, const char* message, void* user);
 FULMEN_API void fulmen_set_log(fulmen_log_callback callback, void* user);
 
-/* How many threads the library's own pool uses. 0 (the start): FULMEN_NUM_THREADS, else one for each
- * processor that the process may use, by its affinity and the quota of its control group. Results
- * do not depend on it. */
+/* How many threads the library's own pool uses. 0 (the start): FULMEN_NUM_THREADS, else one for
+ * each processor that the process may use, by its affinity and the quota of its control group.
+ * Results do not depend on it. */
 FULMEN_API fulmen_status fulmen_set_num_threads(int32_t num_threads);
 
 /* Bring your own pool instead (OpenMP, TBB, torch): parallel_for must call

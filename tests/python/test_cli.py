@@ -58,6 +58,7 @@ def test_real_decoder_in_every_dtype(command: Any, dtype: str, implementation: s
         assert operation["median_seconds"] > 0
 
 
+@pytest.mark.skipif(not ENCODER.exists(), reason="an sdist leaves the large example out")
 @pytest.mark.parametrize("prefix", ["layer0", "layer2", "layer5"])
 def test_real_encoder(command: Any, prefix: str) -> None:
     found = command("run", ENCODER, "--json", "--repeat", 1, "--prefix", prefix)
