@@ -15,7 +15,7 @@ namespace fulmen::test {
 namespace {
 
 // A block of 32 rows; blocks of 32 keys.
-constexpr ForwardSm80Config kConfig = [] {
+constexpr ForwardSm80Config kSmall = [] {
   ForwardSm80Config config;
   config.d_qk = config.d_v = 16;
   config.warps = 2;
@@ -25,13 +25,31 @@ constexpr ForwardSm80Config kConfig = [] {
   return config;
 }();
 constexpr i64 kRows = 32;
+// Rows of all arrays are copied and stored as vectors.
+constexpr ForwardSm80Config kAligned = [] {
+  ForwardSm80Config config = kSmall;
+  config.aligned = true;
+  return config;
+}();
+
+// Contiguous, which aligns rows.
+Tensor rows_of_16(RandomProblem& random, i64 rows) {
+  Tensor tensor;
+  tensor.dtype = DType::kBFloat16;
+  tensor.rank = 4;
+  const i64 shape[] = {1, 1, rows, 16}, strides[] = {16 * rows, 16 * rows, 16, 1};
+  std::copy(shape, shape + 4, tensor.shape);
+  std::copy(strides, strides + 4, tensor.strides);
+  tensor.data = random.memory(static_cast<size_t>(rows * 32));
+  return tensor;
+}
 
 Request request_of(RandomProblem& random, i64 keys) {
   Request request;
   Arrays& arrays = request.arrays;
   for (const Array array : {Array::kQ, Array::kK, Array::kV, Array::kO}) {
     const bool of_keys = array == Array::kK || array == Array::kV;
-    arrays[array] = random.array(DType::kBFloat16, {1, 1, of_keys ? keys : kRows, 16});
+    arrays[array] = rows_of_16(random, of_keys ? keys : kRows);
     if (array != Array::kO) random.fill_normal(arrays[array]);
   }
   arrays[Array::kLse] = random.array(DType::kFloat32, {1, 1, kRows});
@@ -46,6 +64,7 @@ double number(const Request& request, Array array, i64 row, i64 which) {
 }
 
 // As the oracle; and no weight is above 1, so that a backward pass may take row_max from scores.
+template <ForwardSm80Config kConfig>
 void expect_agreement(RandomProblem& random, const Request& expected, i64 keys,
                       const std::string& what) {
   const Request actual = with_fresh_outputs(random, expected);
@@ -54,6 +73,7 @@ void expect_agreement(RandomProblem& random, const Request& expected, i64 keys,
   const Difference o = compare(actual.arrays[Array::kO], expected.arrays[Array::kO]);
   EXPECT_LE(o.largest, 2 * tolerance(DType::kBFloat16, DType::kBFloat16) * max(o.magnitude, 1.0))
       << what << ", o" << o.place;
+  EXPECT_TRUE(random.is_intact_around(actual.arrays[Array::kO])) << what;
   const Difference lse = compare(actual.arrays[Array::kLse], expected.arrays[Array::kLse]);
   EXPECT_LE(lse.largest, 1e-5 * max(lse.magnitude, 1.0)) << what << ", lse" << lse.place;
   for (i64 row = 0; row < kRows; ++row) {
@@ -65,7 +85,8 @@ void expect_agreement(RandomProblem& random, const Request& expected, i64 keys,
 TEST(ForwardSm80Edges, OneKeyLessThanWholeBlocks) {
   for (const i64 keys : {31, 63, 95, 127}) {
     RandomProblem random(static_cast<unsigned>(keys));
-    expect_agreement(random, request_of(random, keys), keys, std::to_string(keys) + " keys");
+    expect_agreement<kSmall>(random, request_of(random, keys), keys,
+                             std::to_string(keys) + " keys");
   }
 }
 
@@ -75,7 +96,18 @@ TEST(ForwardSm80Edges, AWindowBeginsAnywhereInABlock) {
     RandomProblem random(static_cast<unsigned>(left));
     Request request = request_of(random, 128);
     request.options.window_left = left;
-    expect_agreement(random, request, 128, "window_left " + std::to_string(left));
+    expect_agreement<kSmall>(random, request, 128, "window_left " + std::to_string(left));
+  }
+}
+
+TEST(ForwardSm80Edges, RowsPastALengthAreZero) {
+  for (const i64 length : {0, 1, 15, 16, 31}) {
+    RandomProblem random(static_cast<unsigned>(length));
+    Request request = request_of(random, 40);
+    request.arrays[Array::kQLengths] = random.indices(DType::kInt32, {length});
+    const std::string what = std::to_string(length) + " rows";
+    expect_agreement<kSmall>(random, request, 40, what);
+    expect_agreement<kAligned>(random, request, 40, what);
   }
 }
 
@@ -91,7 +123,7 @@ TEST(ForwardSm80Edges, NoScoreIsAboveRowMax) {
   };
   fill(Array::kQ, [](i64) { return 1.; });
   fill(Array::kK, [](i64 key) { return -1.5 * static_cast<double>(key / 32); });
-  expect_agreement(random, request, 128, "growing scores");
+  expect_agreement<kSmall>(random, request, 128, "growing scores");
 }
 
 }  // namespace

@@ -298,24 +298,22 @@ TEST(Sm90BackwardOnHost, HiddenNanDoesNotShow) {
 // schedule gives the same bits.
 TEST(Sm90BackwardOnHost, BitsAreTheSameInEverySchedule) {
   RandomProblem random(231);
-  if (is_small(drawn_request<kDeterministic>(random))) break;
-}
-RandomProblem random(drawn);
-const Request forward = drawn_request<kDeterministic>(random);
-cpu::scalar_forward(validate(forward, Pointers::kChecked));
-Request backward = to_backward(random, forward, 7);
-backward.options.deterministic = true;
-backward.arrays[Array::kStats] = Tensor{};
-Request first;
-for (u32 seed = 1; seed <= 20; ++seed) {
-  const Request actual = with_fresh_outputs(random, backward);
-  run<kDeterministic>(validate(actual, Pointers::kChecked), seed, {3, true});
-  if (seed == 1) first = actual;
-  for (const Array output : {Array::kDQ, Array::kDK, Array::kDV}) {
-    const Difference difference = compare(actual.arrays[output], first.arrays[output]);
-    ASSERT_EQ(difference.largest, 0) << "seed " << seed << ", " << name(output) << difference.place;
+  const Request forward = drawn_request<kDeterministic>(random);
+  cpu::scalar_forward(validate(forward, Pointers::kChecked));
+  Request backward = to_backward(random, forward, 7);
+  backward.options.deterministic = true;
+  backward.arrays[Array::kStats] = Tensor{};
+  Request first;
+  for (u32 seed = 1; seed <= 20; ++seed) {
+    const Request actual = with_fresh_outputs(random, backward);
+    run<kDeterministic>(validate(actual, Pointers::kChecked), seed, {3, true});
+    if (seed == 1) first = actual;
+    for (const Array output : {Array::kDQ, Array::kDK, Array::kDV}) {
+      const Difference difference = compare(actual.arrays[output], first.arrays[output]);
+      ASSERT_EQ(difference.largest, 0)
+          << "seed " << seed << ", " << name(output) << difference.place;
+    }
   }
-}
 }
 
 // A block of keys visits the blocks of queries from its first document's first row to its last
