@@ -74,18 +74,6 @@ struct ForwardSimt : Simt<kConfig> {
   i64 q_row(i32 r) const { return first_row + Base::row(r); }
   i64 num_keys(i64 first_column) const { return head.sequence.shape.kv_len - first_column; }
 
-  // S = scale Q K^T, -inf where the structured masks hide.
-  void mask(Pairs& S, i64 first_column) const {
-#pragma unroll
-    for (i32 r = 0; r < Base::kRows; ++r) {
-      const Limits limits = row_limits(head, q_row(r), first_column);
-#pragma unroll
-      for (i32 c = 0; c < Base::kColumns; ++c) {
-        if (!limits.contains(Base::column(c))) S[r][c] = -Math::kInfinity;
-      }
-    }
-  }
-
   // S = softcap(scale Q K^T) + bias + ALiBi, -inf where hidden: by way of shared memory.
   void score_pairs(Pairs& S, i64 first_column) const {
     i32 row = -1;
@@ -154,7 +142,9 @@ struct ForwardSimt : Simt<kConfig> {
       score_pairs(S, first_column);
     } else {
       Base::each_pair([&](i32 r, i32 c) { S[r][c] = Math::product(S[r][c], head.map.scale); });
-      if (!is_full) mask(S, first_column);
+      if (!is_full) {
+        Base::hide_outside(S, [&](i32 r) { return row_limits(head, q_row(r), first_column); });
+      }
     }
     softmax(S);
     if (!plain) hide(S);

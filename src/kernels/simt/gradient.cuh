@@ -80,15 +80,7 @@ struct SimtGradient : Simt<kConfig> {
       return;
     }
     Base::each_pair([&](i32 r, i32 c) { S[r][c] = Math::product(S[r][c], head.map.scale); });
-    if (is_full) return;
-#pragma unroll
-    for (i32 r = 0; r < Base::kRows; ++r) {
-      const Limits limits = pass.limits(r);
-#pragma unroll
-      for (i32 c = 0; c < Base::kColumns; ++c) {
-        if (!limits.contains(Base::column(c))) S[r][c] = -Math::kInfinity;
-      }
-    }
+    if (!is_full) Base::hide_outside(S, [&](i32 r) { return pass.limits(r); });
   }
 };
 

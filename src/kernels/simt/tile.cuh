@@ -115,6 +115,19 @@ struct Simt {
     }
   }
 
+  // Scores at the columns outside of their row's limits become -inf. limits_of(r): what row r sees.
+  template <class LimitsOf>
+  static void hide_outside(Pairs& S, const LimitsOf& limits_of) {
+#pragma unroll
+    for (i32 r = 0; r < kRows; ++r) {
+      const auto limits = limits_of(r);
+#pragma unroll
+      for (i32 c = 0; c < kColumns; ++c) {
+        if (!limits.contains(column(c))) S[r][c] = -kInfinity<Real>;
+      }
+    }
+  }
+
   static void write_own(const Weights& W, const Pairs& values) {
     each_pair([&](i32 r, i32 c) { own(W, r, c) = values[r][c]; });
   }
