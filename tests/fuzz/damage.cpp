@@ -74,8 +74,9 @@ void spoil_rank(DrawnCall& call, fulmen_tensor& tensor) {
 
 void spoil_extent(DrawnCall& call, fulmen_tensor& tensor) {
   int64_t& extent = tensor.shape[drawn_axis(call, tensor)];
+  const i64 near = clamp<i64>(extent, 0, kMaxExtent);
   extent = call.random.one_of<i64>(
-      {-1, kLeast, 0, 1, extent - 1, extent + 1, kMaxExtent, kMaxExtent + 1, i64{1} << 62, kMost});
+      {-1, kLeast, 0, 1, near - 1, near + 1, kMaxExtent, kMaxExtent + 1, i64{1} << 62, kMost});
 }
 
 void spoil_stride(DrawnCall& call, fulmen_tensor& tensor) {
@@ -91,7 +92,8 @@ void spoil_pointer(DrawnCall& call, fulmen_tensor& tensor) {
   if (call.random.chance(0.3)) {
     tensor.data = nullptr;
   } else if (call.random.chance(0.4)) {
-    tensor.data = static_cast<char*>(tensor.data) - call.random.number(1, 9);
+    const u64 before = static_cast<u64>(call.random.number(1, 9));
+    tensor.data = reinterpret_cast<void*>(reinterpret_cast<u64>(tensor.data) - before);
   } else {  // into the memory of another array
     const Block& block = call.random.one_of<size_t>({0, 1}) == 0
                              ? call.blocks.back()

@@ -6,14 +6,11 @@
 #include "fuzz/drawn_call.h"
 
 #include <cstring>
-#include <limits>
 
 #include "core/error.h"
 
 namespace fulmen::test {
 namespace {
-
-constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 
 std::vector<i64> drawn_lengths(Random& random, i64 count, i64 longest) {
   std::vector<i64> lengths;
