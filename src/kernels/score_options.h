@@ -20,6 +20,13 @@ enum class MaskKind : u8 {
   kBoth,
 };
 
+// On tensor cores the backward pass keeps P and dS times 2^weight_shift: their exponential makes 0
+// of what is below 2^-126, where bfloat16 still has numbers down to 2^-133 and float32 to 2^-149.
+// Sums are divided by it where they are scaled anyway.
+constexpr i32 weight_shift(DType gradient) {
+  return gradient == DType::kBFloat16 ? 16 : gradient == DType::kFloat32 ? 24 : 0;
+}
+
 struct ScoreOptions {
   MaskKind mask_kind = MaskKind::kNone;  // of causal, window, prefix and chunk
   bool mask = false;                     // an array says which pairs are visible

@@ -82,6 +82,9 @@ struct BackwardSm80Config {
   constexpr i32 dq_elems() const { return q_rows * d_qk; }
 
   constexpr bool needs_ds() const { return dq || dk || dbias; }
+  // P and dS are kept times 2^weights_shift(); dbias is dS as it is. sum_scale() undoes it.
+  constexpr i32 weights_shift() const { return dbias ? 0 : weight_shift(dtype); }
+  constexpr float sum_scale() const { return 1.f / static_cast<float>(1 << weights_shift()); }
   // Whether arrays over pairs say what is hidden: then any pair may be.
   constexpr bool hides_pairs() const { return score.mask || score.bias != DType::kNone; }
 
@@ -223,6 +226,7 @@ constexpr void for_each_field(const BackwardSm80Config& config, Each each) {
 
 // What every pair of a query row takes from it:
 //   E = exp(score - row_max) / 2^sum_log2,  P = E share,  dS = E (share dP + offset)
+// all three times 2^config.weights_shift(), which is taken from sum_log2.
 // A row past the end of its sequence has sum_log2 = inf. share is 1 unless config.split_sum.
 struct alignas(16) RowStatsSm80 {
   float row_max;  // in nats

@@ -201,9 +201,9 @@ struct ConvertDqSm80 {
 #pragma unroll
       for (i32 h = 0; h < 2; ++h) {
         const i32 below = 16 * t + 8 * h;
-        store.template run<kConfig.dtype>(dQ[t], h, below, row + below < sequence.q_slot,
-                                          row + below < sequence.shape.q_len,
-                                          static_cast<float>(p.score_map.scale));
+        store.template run<kConfig.dtype>(
+            dQ[t], h, below, row + below < sequence.q_slot, row + below < sequence.shape.q_len,
+            static_cast<float>(p.score_map.scale) * kConfig.sum_scale());
       }
     }
   }

@@ -36,7 +36,6 @@ struct BackwardSm90Config {
   static constexpr i32 kWorkStages = 4;        // work tiles that are published ahead
   static constexpr i32 kConversionRows = 128;  // rows of dQ that are converted at a time
   static constexpr i32 kConsumerWarps = 8;
-  static constexpr i32 kHalvesShift = 14;  // see shares_halves
 
   bool operator==(const BackwardSm90Config&) const = default;
 
@@ -63,10 +62,11 @@ struct BackwardSm90Config {
   // Whether dS is published behind the issue of the dQ before, whose product then hides the
   // fence. With dq_semaphore it would keep the other warpgroup waiting.
   constexpr bool late_ds() const { return dims == 128 && dq && !ping_pong; }
-  // Where products are divided: whether P goes from one warpgroup to the other as float16, three
-  // bits finer than dS will be. P, and so dV and dK, are then 2^kHalvesShift times as large.
-  constexpr bool shares_halves() const { return divides_products() && dtype == DType::kBFloat16; }
-  constexpr float sum_scale() const { return shares_halves() ? 1.f / (1 << kHalvesShift) : 1.f; }
+  // Where products are divided: whether P goes from one warpgroup to the other rounded, as dV takes
+  // it. float16 holds none below 2^-24: there it goes as float32.
+  constexpr bool shares_rounded() const { return divides_products() && dtype == DType::kBFloat16; }
+  // What undoes weight_shift in dQ, dK and dV.
+  constexpr float sum_scale() const { return 1.f / static_cast<float>(1 << weight_shift(dtype)); }
   // Of Q and of dO. The warpgroups are half a step apart, and the next S is asked for early: with
   // two stages of Q the first would wait for a tile that the second has only just made room for.
   constexpr i32 stages() const { return has_large_dims() ? 2 : 3; }
@@ -94,7 +94,7 @@ struct BackwardSm90Config {
   constexpr i32 k_bytes() const { return kv_rows() * dims * 2; }
   constexpr i32 v_bytes() const { return needs_dp() ? k_bytes() : 0; }
   constexpr i32 ds_bytes() const {  // or P, with divides_products()
-    const i32 bytes = divides_products() && !shares_halves() ? 4 : 2;
+    const i32 bytes = divides_products() && !shares_rounded() ? 4 : 2;
     return divides_products() || dq ? q_rows * kv_rows() * bytes : 0;
   }
   constexpr i32 out_bytes() const { return has_large_dims() ? 0 : k_bytes(); }  // dV, then dK
@@ -201,18 +201,19 @@ struct BackwardParams {
   i32 num_parts;        // parts of their queries; only with heads_per_group 1
   i32 dim_qk;           // of dq
   i64 padded_rows_per_head;  // of the two arrays below: see padded_row
-  const float* lse_log2;     // (batch, heads_q, padded q_row): lse log2(e); +inf: P is 0. With
-                          // stats at lse_index(row), and row_max of a large row kLseBlock further
-  const float* delta;  // (batch, heads_q, padded q_row): sum of dO O, less dlse
-  float* dq_accum;     // (slot, query head of the kv head, padded q_row, dims), order of
-                       // fragments; with sequences (batch, heads_q, padded q_row, dims)
-  u32* next_tile;      // work tiles claimed so far
-  u32* done;           // (batch_kv_head): blocks of keys whose share of dQ has arrived
-  u32* freed;          // (batch_kv_head): work tiles that have cleared their part of its slot
-  float* part_sums;    // (split tile, part but the last, warpgroup; dK, dV; 64 * dims): fragments
-  u32* parts_done;     // (split tile, warpgroup): parts whose sums are written
-  u32* dq_semaphore;   // (padded row / q_rows, of all heads): blocks of keys that have added to dQ
-  u32* nonfinite;      // 1 + (batch_kv_head): not 0 where a gradient is not finite; [0]: anywhere
+  const float* lse_log2;     // (batch, heads_q, padded q_row): lse log2(e) - weight_shift;
+                             // +inf: P is 0. With stats at lse_index(row), and row_max of a
+                             // large row kLseBlock further
+  const float* delta;        // (batch, heads_q, padded q_row): sum of dO O, less dlse
+  float* dq_accum;           // (slot, query head of the kv head, padded q_row, dims), order of
+                             // fragments; with sequences (batch, heads_q, padded q_row, dims)
+  u32* next_tile;            // work tiles claimed so far
+  u32* done;                 // (batch_kv_head): blocks of keys whose share of dQ has arrived
+  u32* freed;                // (batch_kv_head): work tiles that have cleared their part of its slot
+  float* part_sums;   // (split tile, part but the last, warpgroup; dK, dV; 64 * dims): fragments
+  u32* parts_done;    // (split tile, warpgroup): parts whose sums are written
+  u32* dq_semaphore;  // (padded row / q_rows, of all heads): blocks of keys that have added to dQ
+  u32* nonfinite;     // 1 + (batch_kv_head): not 0 where a gradient is not finite; [0]: anywhere
   i32 dim_v;
   const KeyBlockInfo*
       key_block_infos;  // (block of keys, in the order of work tiles), with score.varlen

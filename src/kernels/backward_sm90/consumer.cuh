@@ -205,7 +205,7 @@ struct BackwardWarpgroup : ConsumerThread<2, kConfig.ping_pong> {
     }
   }
 
-  // P^T = exp(scale S^T - lse); times 2^kHalvesShift with shares_halves().
+  // P^T = exp(scale S^T - lse)
   void exponentiate(Scores& S) const {
 #pragma unroll
     for (i32 i = 0; i < kFloats; i += 4) {
@@ -213,9 +213,7 @@ struct BackwardWarpgroup : ConsumerThread<2, kConfig.ping_pong> {
 #pragma unroll
       for (i32 e = 0; e < 4; ++e) {
         const float factor = kConfig.maps_scores() ? 1.f : params.scale_log2;
-        float shift = -lse.word[e % 2];
-        if constexpr (kConfig.shares_halves()) shift += BackwardSm90Config::kHalvesShift;
-        S[i + e] = ptx::exp2_volatile(ptx::fma(S[i + e], factor, shift));
+        S[i + e] = ptx::exp2_volatile(ptx::fma(S[i + e], factor, -lse.word[e % 2]));
       }
     }
   }
@@ -256,7 +254,7 @@ struct BackwardWarpgroup : ConsumerThread<2, kConfig.ping_pong> {
 
   // Where products are divided: P^T, times the modifier's slope, to the other warpgroup, 16 bytes
   // at a time. The sign says what dropout drops.
-  static constexpr i32 kPairsPer16Bytes = kConfig.shares_halves() ? 8 : 4;
+  static constexpr i32 kPairsPer16Bytes = kConfig.shares_rounded() ? 8 : 4;
   u32 address_of_p() const { return shared.ds().address(at) + thread * 16; }
   float shared_p(const Scores& P, const Pairs& pairs, i32 i) const {
     float p = P[i];
@@ -272,10 +270,10 @@ struct BackwardWarpgroup : ConsumerThread<2, kConfig.ping_pong> {
       ptx::U32x4 x;
 #pragma unroll
       for (i32 w = 0; w < 4; ++w) {
-        if constexpr (kConfig.shares_halves()) {
+        if constexpr (kConfig.shares_rounded()) {
           const i32 first = i + 2 * w;
           x.word[w] =
-              ptx::pack<DType::kFloat16>(shared_p(P, pairs, first), shared_p(P, pairs, first + 1));
+              ptx::pack<kConfig.dtype>(shared_p(P, pairs, first), shared_p(P, pairs, first + 1));
         } else {
           x.word[w] = __builtin_bit_cast(u32, shared_p(P, pairs, i + w));
         }
@@ -287,8 +285,8 @@ struct BackwardWarpgroup : ConsumerThread<2, kConfig.ping_pong> {
   }
   // Pair number `pair` of 16 bytes.
   static ptx::F32x2 pair_of_p(const ptx::U32x4& shared_pairs, i32 pair) {
-    if constexpr (kConfig.shares_halves())
-      return ptx::unpack<DType::kFloat16>(shared_pairs.word[pair]);
+    if constexpr (kConfig.shares_rounded())
+      return ptx::unpack<kConfig.dtype>(shared_pairs.word[pair]);
     return {{__builtin_bit_cast(float, shared_pairs.word[2 * pair]),
              __builtin_bit_cast(float, shared_pairs.word[2 * pair + 1])}};
   }

@@ -83,7 +83,8 @@ struct DqConverter {
   }
 
   u32 rounded(float x, float y) const {
-    return ptx::pack<kConfig.dtype>(x * params.scale, y * params.scale);
+    const float scale = params.scale * kConfig.sum_scale();
+    return ptx::pack<kConfig.dtype>(x * scale, y * scale);
   }
   // A 16 by 16 fragment from its left and right 8 columns; a lane writes 8 of a row.
   void store(u16* out, i32 rows, i32 u, const float (&left)[4], const float (&right)[4]) const {

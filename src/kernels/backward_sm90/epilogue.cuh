@@ -24,7 +24,7 @@ struct BackwardEpilogue {
 
   // dV or dK, scaled and rounded, to global memory.
   void write_dv(Sums& dV, const BackwardTile& work_tile) const {
-    if constexpr (kConfig.shares_halves()) scale(dV, kConfig.sum_scale());
+    if constexpr (kConfig.sum_scale() != 1) scale(dV, kConfig.sum_scale());
     write(dV, wg.params.maps.dv, wg.params.attention.dv, wg.params.dim_v, work_tile);
   }
   void write_dk(Sums& dK, const BackwardTile& work_tile) const {

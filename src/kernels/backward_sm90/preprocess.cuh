@@ -217,6 +217,7 @@ struct BackwardPreprocess {
   }
 
   void write(const Row& at, const RowStats& stats, float delta) const {
+    constexpr float kShift = static_cast<float>(weight_shift(kConfig.dtype));
     const u32 index = at.index;
     params.delta[index] = at.inside ? delta - stats.dlse : 0.f;
     if constexpr (kConfig.score.stats) {
@@ -230,7 +231,8 @@ struct BackwardPreprocess {
         row_max = top;
       }
       const bool is_large = !sees_nothing && !(-kLargeScore <= row_max && row_max <= kLargeScore);
-      const float total = ptx::fma(is_large ? 0.f : row_max, kLog2E<float>, ptx::log2(row_sum));
+      const float total =
+          ptx::fma(is_large ? 0.f : row_max, kLog2E<float>, ptx::log2(row_sum) - kShift);
       params.lse_log2[lse_index(index)] = sees_nothing ? kInfinity<float> : total;
       params.lse_log2[lse_index(index) + kLseBlock] = is_large ? row_max : 0.f;
     } else {
@@ -240,7 +242,7 @@ struct BackwardPreprocess {
         const float top = ptx::max(total, sink);
         total = top + ptx::log2(ptx::exp2(total - top) + ptx::exp2(sink - top));
       }
-      params.lse_log2[index] = stats.top == -kInfinity<float> ? kInfinity<float> : total;
+      params.lse_log2[index] = stats.top == -kInfinity<float> ? kInfinity<float> : total - kShift;
     }
   }
 

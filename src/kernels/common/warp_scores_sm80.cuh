@@ -94,9 +94,12 @@ struct WarpScores {
   float outer_factor() const { return head.map.outer() / nats_per_score(); }
 
   // Whether all scores of this warp are at most `most`: true only where the sums of eight squares
-  // say so, which are cheaper than a maximum.
+  // say so, which are cheaper than a maximum. Never where `most` is so small that coefficients of
+  // the polynomials, powers of its inverse, are infinite.
   template <i32 kFloats>
   static bool is_below(const float (&S)[kTiles][kFloats], float most) {
+    const float bound = most * most;
+    if (!(bound >= 0x1p-40f)) return false;
     float largest = 0;
     float total = 0;  // NaN where a score is
 #pragma unroll
@@ -110,7 +113,7 @@ struct WarpScores {
         largest = ptx::max(largest, squares);
       }
     }
-    return !ptx::any(!(largest <= min(most * most, 0x1p120f)) || total != total);
+    return !ptx::any(!(largest <= min(bound, 0x1p120f)) || total != total);
   }
 
   // How many nats a score of 1 is.

@@ -279,7 +279,9 @@ struct BackwardDqConsumer
   void write(Sums& dQ, const Work& work) const {
     const SeqlenInfo seqlen = seqlen_info(work);
     const ArrayView& dq = params.forward.attention.dq;
-    const float scale[2] = {params.forward.scale, params.forward.scale};
+    constexpr float kSumScale = 1.f / static_cast<float>(1 << weight_shift(kConfig.dtype));
+    const float factor = params.forward.scale * kSumScale;
+    const float scale[2] = {factor, factor};
     scale_rows(dQ, scale);
 #pragma unroll
     for (i32 r = 0; r < 2; ++r) {

@@ -178,6 +178,8 @@ def scalars() -> list[Case]:
     for cap, dtype in product(CAPS, DTYPES):
         rows[f"cap{cap:g}_{dtype}"] = {"softcap": cap, "dtype": dtype, "inputs": "wide"}
         rows[f"cap{cap:g}_huge_{dtype}"] = {"softcap": cap, "dtype": dtype, "inputs": "huge"}
+    for dtype in DTYPES:  # nothing that the cap divides by itself may overflow
+        rows[f"cap1e-15_of_zeros_{dtype}"] = {"softcap": 1e-15, "dtype": dtype, "inputs": "zeros"}
     return table("scalar", ("numerics",), rows, q_rows=17, kv_rows=20)
 
 
