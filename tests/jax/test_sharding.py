@@ -8,6 +8,7 @@ jax.shard_map too, with the checks that it makes by default. Skipped without JAX
 
 from __future__ import annotations
 
+import os
 import re
 from typing import Any
 
@@ -91,6 +92,17 @@ CASES: dict[str, tuple[dict[str, tuple[int, ...]], dict[str, Spec], dict[str, An
 }  # fmt: skip
 
 
+# In `make test`; the others, which compile as long, in `make test-full`.
+COVERING = (
+    "batch and heads",
+    "one head of keys for all",
+    "bias and sinks of all",
+    "packed, by heads",
+)
+CHOSEN = tuple(CASES) if os.environ.get("FULMEN_TEST_FULL") else COVERING
+IN_SHARD_MAP = ("batch", "batch and heads", "bias and sinks of all")
+
+
 def placed(arrays: Arrays, specs: dict[str, Spec]) -> Arrays:
     return {
         name: jax.device_put(x, NamedSharding(mesh(), PartitionSpec(*specs.get(name, ()))))
@@ -98,7 +110,7 @@ def placed(arrays: Arrays, specs: dict[str, Spec]) -> Arrays:
     }
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", CHOSEN)
 def test_a_program_splits_calls_and_gathers_nothing(name: str) -> None:
     sizes, specs, options, is_summed = CASES[name]
     arrays = drawn(sizes)
@@ -150,7 +162,7 @@ def test_vmap_of_a_sharded_call() -> None:
     np.testing.assert_allclose(found, call(*arrays.values()), atol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["batch", "batch and heads", "bias and sinks of all"])
+@pytest.mark.parametrize("name", IN_SHARD_MAP if CHOSEN != COVERING else IN_SHARD_MAP[-1:])
 def test_the_gradient_inside_of_shard_map(name: str) -> None:
     """With the checks of which arrays differ between devices that shard_map makes by default."""
     sizes, specs, options, _ = CASES[name]

@@ -306,6 +306,13 @@ def test_a_closed_output_is_one_sentence() -> None:
     )
 
 
+def test_a_terminal_without_the_letters(tmp_path: Path) -> None:
+    file = random_file(tmp_path / "x.safetensors", {"model": "\u4eba"})
+    done = program("run", file, "--repeat", 1, PYTHONIOENCODING="ascii")
+    assert done.returncode == 0, done.stderr
+    assert "\\u4eba" in done.stdout
+
+
 def test_version_and_help(command: Any) -> None:
     assert command("--version").strip() == f"fulmen {fulmen.__version__}"
     for words in ("run", "verify", "explain", "doctor"):

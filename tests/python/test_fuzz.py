@@ -17,7 +17,7 @@ import fuzz_calls
 import numpy as np
 import pytest
 
-CALLS = 200_000 if os.environ.get("FULMEN_TEST_FULL") else 3_000
+CALLS = 200_000 if os.environ.get("FULMEN_TEST_FULL") else 1_500
 
 
 def test_only_errors_of_fulmen_come_out(tmp_path: Path) -> None:

@@ -152,6 +152,7 @@ class Bench:
             BadInputError: no GPU, or no torch to time it with.
         """
         self.backend = backend
+        self.output = output
         self.say: Callable[[str], None] = lambda now: None  # told what runs
         self.sustained = arguments.sustained and backend == "cuda"
         self.missing: dict[str, str] = {}
@@ -201,8 +202,10 @@ class Bench:
         if self.backend == "cpu":
             return
         asked = [side for side in self.sides if isinstance(side, Fulmen)]
-        with suppress(fulmen.Error):
-            fulmen.warmup(side.problem(cell) for cell in cells for side in asked)
+        problems = [side.problem(cell) for cell in cells for side in asked]
+        shown = self.output.progress("compiling kernels", len(problems))
+        with shown as advance, suppress(fulmen.Error):
+            fulmen.warmup(problems, progress=lambda done, total: advance(1))
 
     def run(self, cell: Cell) -> list[dict[str, Any]]:
         """The records of a cell: a row a side."""

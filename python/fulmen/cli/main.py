@@ -9,6 +9,7 @@ be used. An error is one sentence on standard error; FULMEN_TRACEBACK=1 shows wh
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -76,6 +77,9 @@ def main(argv: Sequence[str] | None = None) -> int:
                 "fulmen: standard output is closed; send it somewhere, as to /dev/null\n"
             )
         return 2
+    for stream in (sys.stdout, sys.stderr):  # what a terminal cannot show is shown by its number
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     chosen = next((word for word in argv if word in COMMANDS), None)
     try:
         top = parser(chosen)
