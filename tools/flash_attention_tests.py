@@ -3,7 +3,7 @@
 """Runs FlashAttention's own test files against fulmen.compat, from a checkout of that project.
 
     python tools/flash_attention_tests.py CHECKOUT                all cases, on a GPU
-    python tools/flash_attention_tests.py CHECKOUT --sample 40    40 of each file, on a CPU too
+    python tools/flash_attention_tests.py CHECKOUT --sample 6     6 of each test, on a CPU too
 
 The checkout is read where it lies and nothing of it is kept: the files are copied to a temporary
 folder, where on a machine without a GPU "cuda" becomes "cpu". `flash_attn` and
@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import random
 import subprocess
@@ -25,6 +26,8 @@ import tempfile
 import types
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 # The test file of each generation, in a folder whose other files it imports.
 FILES = {"FA2": "tests/test_flash_attn.py", "FA3": "hopper/test_flash_attn.py"}
@@ -61,6 +64,11 @@ def run(checkout: Path, generation: str, sample: int, on_cpu: bool, options: lis
         return json.loads(counts.read_text()) if counts.exists() else None
 
 
+def _names(mark: Any) -> list[str]:
+    names = mark.args[0]
+    return names.split(",") if isinstance(names, str) else list(names)
+
+
 class Counter:
     """The plugin: fulmen in the place of flash_attn, a sample of the cases, their outcomes."""
 
@@ -68,11 +76,27 @@ class Counter:
         self.settings = settings
         self.found: dict[str, Any] = {"cases": 0, "names": [], **dict.fromkeys(OUTCOMES, 0)}
 
-    def pytest_collection_modifyitems(self, config: Any, items: list[Any]) -> None:
-        self.found["cases"] = len(items)
-        if self.settings["sample"]:
-            number = min(self.settings["sample"], len(items))
-            items[:] = random.Random(0).sample(items, number)
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_generate_tests(self, metafunc: Any) -> None:
+        """Draws from the product of a test's parameters, which may have a million rows."""
+        marks = list(metafunc.definition.iter_markers("parametrize"))
+        names = [name.strip() for mark in marks for name in _names(mark)]
+        axes = [list(mark.args[1]) for mark in marks]
+        number = math.prod(len(axis) for axis in axes)
+        self.found["cases"] += number
+        if not marks or not self.settings["sample"] or number <= self.settings["sample"]:
+            return
+        rows = []
+        for index in random.Random(0).sample(range(number), self.settings["sample"]):
+            row: list[Any] = []
+            for mark, axis in zip(marks, axes):
+                own = index % len(axis)
+                row += axis[own] if len(_names(mark)) > 1 else [axis[own]]
+                index //= len(axis)  # noqa: PLW2901  a number written in digits of several bases
+            rows.append(row)
+        others = [x for x in metafunc.definition.own_markers if x.name != "parametrize"]
+        metafunc.definition.own_markers[:] = others
+        metafunc.parametrize(names, rows)
 
     def pytest_runtest_logreport(self, report: Any) -> None:
         if report.when != "call" and report.outcome == "passed":
@@ -124,7 +148,7 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("checkout", type=Path, help="a checkout of FlashAttention")
-    parser.add_argument("--sample", type=int, default=0, help="cases of each file; 0: all")
+    parser.add_argument("--sample", type=int, default=0, help="cases of each test; 0: all")
     parser.add_argument("--only", choices=FILES, help="one generation")
     parser.add_argument(
         "--device", choices=("cpu", "cuda"), help="default: cuda, where there is one"
@@ -143,7 +167,7 @@ def main() -> int:
             continue
         sample = arguments.sample
         found = run(arguments.checkout, generation, sample, device == "cpu", options)
-        if found is None:
+        if found is None or sum(found[name] for name in OUTCOMES) == 0:
             print(f"{generation}: the tests did not run; the output above says why")
             failed += 1
             continue

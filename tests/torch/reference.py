@@ -16,7 +16,11 @@ from fulmen.options import settings_of
 
 
 def reference(q: Any, k: Any, v: Any, **options: Any) -> tuple[Any, Any]:
-    """(o, lse) by the equations of docs/en/concepts/attention.md, in the dtype of q."""
+    """(o, lse) by the equations of docs/en/concepts/attention.md, in the dtype of q.
+
+    keep: what the probabilities are multiplied by, (batch, head, q_row, kv_row).
+    """
+    keep = options.pop("keep", None)
     bias, sinks = options.pop("bias", None), options.pop("sinks", None)
     slopes = options.pop("alibi_slopes", None)
     scale, softcap = options.pop("scale", None), options.pop("softcap", 0.0)
@@ -37,6 +41,7 @@ def reference(q: Any, k: Any, v: Any, **options: Any) -> tuple[Any, Any]:
     lse = torch.logsumexp(s.masked_fill(is_empty[..., None], 0.0), -1)
     total = lse if sinks is None else torch.logaddexp(lse, sinks[:, None].expand_as(lse))
     p = torch.exp(s - total[..., None]).masked_fill(is_empty[..., None], 0.0)
+    p = p if keep is None else p * keep
     return p @ v, lse.masked_fill(is_empty, -torch.inf)
 
 

@@ -265,6 +265,7 @@ def test_another_order_of_arguments_is_an_error_that_names_cu_seqlens_q() -> Non
         ("flash_attn.cute", ["flash_attn_func", "flash_attn_varlen_func"]),
         ("flash_attn.cute.interface", ["flash_attn_func"]),
         ("flash_attn_interface", ["flash_attn_combine", "get_scheduler_metadata"]),
+        ("flash_attn_3", ["flash_attn_func"]),
     ],
 )  # fmt: skip
 def test_imports_find_them(module: str, names: list[str]) -> None:

@@ -24,6 +24,7 @@ MODULES = {
     "flash_attn.cute": f"{HERE}.flash_attn_4",
     "flash_attn.cute.interface": f"{HERE}.flash_attn_4",
     "flash_attn_interface": f"{HERE}.flash_attn_3",
+    "flash_attn_3": f"{HERE}.flash_attn_3",  # diffusers looks for a package of this name
 }
 _PACKAGES = ("flash_attn", "flash_attn.cute")
 DISTRIBUTIONS = {
