@@ -32,6 +32,7 @@ import pytest
 # The test file of each generation, in a folder whose other files it imports.
 FILES = {"FA2": "tests/test_flash_attn.py", "FA3": "hopper/test_flash_attn.py"}
 BESIDE = ("padding.py", "test_util.py")
+README = Path(__file__).resolve().parent.parent / "tests" / "torch" / "README.md"
 OUTCOMES = ("passed", "failed", "skipped", "refused")
 AS_IF = (8, 0)  # the compute capability that the files are told of on the CPU
 
@@ -143,6 +144,20 @@ def _stand_in_for_rotary(fulmen: Any) -> None:
         sys.modules[name] = module
 
 
+def record(generation: str, device: str, sample: int, found: dict[str, Any]) -> None:
+    """Writes the row of one file and device into tests/torch/README.md."""
+    begin, end = (f"<!-- {x} rows of tools/flash_attention_tests.py -->" for x in ("begin", "end"))
+    text = README.read_text()
+    before, rest = text.split(begin)
+    table, behind = rest.split(end)
+    own = f"| {generation} | {device} |"
+    rows = [row for row in table.strip().splitlines() if not row.startswith(own)]
+    counts = " | ".join(f"{found[name]:,}" for name in OUTCOMES)
+    rows.append(f"{own} {found['cases']:,} | {sample or 'all'} | {counts} |")
+    rows[2:] = sorted(rows[2:])
+    README.write_text("\n".join([before + begin, *rows, end + behind]))
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
@@ -153,6 +168,7 @@ def main() -> int:
     parser.add_argument(
         "--device", choices=("cpu", "cuda"), help="default: cuda, where there is one"
     )
+    parser.add_argument("--record", action="store_true", help="write counts into tests/torch")
     arguments, options = parser.parse_known_args()
     import torch
 
@@ -174,6 +190,8 @@ def main() -> int:
         counts = ", ".join(f"{found[name]} {name}" for name in OUTCOMES)
         print(f"{generation} on {device}: {found['cases']} cases; {counts}")
         print("\n".join(found["names"]))
+        if arguments.record:
+            record(generation, device, sample, found)
         failed += found["failed"]
     return int(failed > 0)
 
