@@ -39,11 +39,13 @@ CLASSES = ("tensor", "arithmetic", "special", "conversion", "shared", "global", 
 MEASURED = (
     ("of whole", "ratio"), ("p50 ms", "p50_ms"), ("TFLOP/s", "tflops"), ("error", "max_error"),
 )  # fmt: skip
-COLUMNS = (
-    ("kernel", "implementation"), ("without", "without"), *MEASURED,
+RESOURCES = (
     ("registers", "registers"), ("spilled B", "spill_bytes"), ("shared B", "shared_bytes"),
-    ("blocks/SM", "blocks_per_multiprocessor"), *((name, name) for name in CLASSES),
+    ("blocks/SM", "blocks_per_multiprocessor"),
 )  # fmt: skip
+INSTRUCTIONS = tuple((name, name) for name in CLASSES)
+NAMES = (("kernel", "implementation"), ("without", "without"))
+COLUMNS = (*NAMES, *MEASURED, *RESOURCES, *INSTRUCTIONS)
 
 
 class Rung(NamedTuple):
@@ -120,19 +122,21 @@ def _why_unmeasured(named: str | None) -> str:
 
 
 def _report(records: list[Record], unmeasured: str, output: Output) -> None:
-    """The table, and a line for each kind of column that it lacks."""
-    keys = [key for _, key in COLUMNS if any(r.get(key) is not None for r in records)]
-    titles = [title for title, key in COLUMNS if key in keys]
-    lines = [tuple(figure(r.get(key)) for key in keys) for r in records]
-    output.table(titles, lines, lambda line: "" if line[1] else ACCEPTABLE)
-    if unmeasured:
-        what = ", ".join(title for title, _ in MEASURED)
-        output.line(f"not measured: {what}; {unmeasured}")
-    counted = {"registers", *CLASSES} - set(keys)
-    if counted:
-        missing = ", ".join(title for title, key in COLUMNS if key in counted)
-        output.line(f"not known: {missing}; no kernel of these has such instructions, or none was "
-                    "compiled: fulmen doctor says whether NVRTC is there")  # fmt: skip
+    """A table each of times, of resources and of instructions, or a line that says why not."""
+    uncompiled = "the kernels were not compiled: fulmen doctor says whether NVRTC is there"
+    for columns, why in (
+        (MEASURED, unmeasured),
+        (RESOURCES, uncompiled),
+        (INSTRUCTIONS, uncompiled),
+    ):
+        if all(r.get(key) is None for r in records for _, key in columns):
+            output.line(f"left out: {', '.join(title for title, _ in columns)}; {why}")
+        else:
+            shown = (*NAMES, *columns)
+            lines = [tuple(figure(r.get(key)) for _, key in shown) for r in records]
+            titles = [title for title, _ in shown]
+            output.table(titles, lines, lambda line: "" if line[1] else ACCEPTABLE)
+        output.line()
 
 
 def _write(folder: Path, cell: Cell, records: list[Record], output: Output) -> None:
