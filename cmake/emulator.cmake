@@ -65,7 +65,8 @@ function(fulmen_plant target scope)
   target_compile_options(${target} ${scope} -w)  # each branch but one says nothing
 endfunction()
 if(FULMEN_AUDIT_KERNELS)
-  list(APPEND FULMEN_KERNEL_OPTIONS --coverage -fprofile-abs-path)
+  # Not optimised: no statement goes into another's code.
+  list(APPEND FULMEN_KERNEL_OPTIONS -O0 --coverage -fprofile-abs-path)
   target_link_options(fulmen_emulator INTERFACE --coverage)
   fulmen_plant(fulmen_emulator INTERFACE)
 endif()

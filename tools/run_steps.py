@@ -192,9 +192,8 @@ def emulated(runner: Runner) -> None:
 
 
 def audited(runner: Runner) -> None:
-    """Faults in the text of GPU kernels, one at a time, and statements that no test reaches."""
+    """Faults in the text of GPU kernels, one at a time."""
     runner.run([PYTHON, "tools/plant_faults.py"], show=True)
-    runner.run([PYTHON, "tools/kernel_coverage.py"], show=True)
 
 
 def examples(runner: Runner) -> None:
@@ -282,7 +281,7 @@ FULL_TESTS = [
     *TESTS,
     Step("clang", "optimised by clang++, C++ tests", clang),
     Step("aarch64", "cross-built, C++ tests and examples under qemu", aarch64),
-    Step("audited", "no fault planted into a GPU kernel passes, every statement runs", audited),
+    Step("audited", "no fault planted into a GPU kernel passes the emulator's tests", audited),
 ]
 PLANS = {"check": CHECKS, "test": CHECKS + TESTS, "test-full": CHECKS + FULL_TESTS}
 

@@ -41,3 +41,9 @@ def test_statements_are_those_of_functions_with_code() -> None:
         "each([&](u32 x)": (18, 18),
         "store(x)": (18, 18),
     }
+
+
+def test_a_statement_without_code_is_reached_with_its_block() -> None:
+    text = "void f() {\n  int x = 0;\n  if (y) {\n    g();\n  }\n  h(x);\n}\n"
+    blocks = {s.text: s.block for s in statements(text)}
+    assert blocks["int x = 0"] == blocks["h(x)"] != blocks["g()"]
