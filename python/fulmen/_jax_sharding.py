@@ -50,6 +50,8 @@ class Split(NamedTuple):
         for name in ("q", "k"):
             sizes.update(zip(_axes(name, arguments[name], layout), arguments[name]))
         kept = {x: n for x, n in sizes.items() if x in ("batch", "head", "kv_head")}
+        if kept.get("head", 0) % max(kept.get("kv_head", 1), 1):
+            kept = {}  # the library refuses the call: each device sees it whole
 
         def named(arrays: dict[str, Shape]) -> tuple[tuple[str | None, ...], ...]:
             return tuple(

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
+from jax.custom_batching import sequential_vmap
 
 import jax
 
@@ -201,7 +202,7 @@ def _operation(
     shapes, of_results = ({x.name: x.shape for x in arrays} for arrays in (given, made))
     split = Split.of(shapes, of_results, settings.layout, is_whole="rng" in shapes)
     types = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in made]
-    return jax.jit(jax.custom_batching.sequential_vmap(split_over_devices(call, split, types)))
+    return jax.jit(sequential_vmap(split_over_devices(call, split, types)))
 
 
 class Named(NamedTuple):

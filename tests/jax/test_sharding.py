@@ -145,6 +145,13 @@ def test_heads_that_share_keys_stay_together() -> None:
     np.testing.assert_allclose(call(there), call(arrays), atol=1e-6)
 
 
+def test_a_refusal_of_a_sharded_call_is_the_sentence_of_the_library() -> None:
+    arrays = placed(drawn(shapes(8, 4)), dict.fromkeys("qkv", BATCH))
+    call = jax.jit(lambda q, k, v: fulmen.jax.attention(q[:, :6], k, v))
+    with pytest.raises(Exception, match="multiple"):
+        jax.block_until_ready(call(*arrays.values()))
+
+
 def test_dropout_drops_the_same_entries_however_arrays_are_sharded() -> None:
     arrays = drawn(shapes(8, 4))
     call = jax.jit(
