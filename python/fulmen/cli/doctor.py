@@ -33,6 +33,7 @@ NEIGHBOURS = ("torch", "jax", "cupy", "transformers")
 VARIABLES = (
     *("FULMEN_LIBRARY", "FULMEN_NUM_THREADS", "FULMEN_CPU_ISA"),
     *("FULMEN_NVRTC", "FULMEN_CACHE_DIR", "FULMEN_CACHE_LIMIT", "FULMEN_BUNDLE"),
+    "FULMEN_LOG",
 )
 
 Finding = tuple[str, str, str]  # what, "ok" "problem" or "", text
