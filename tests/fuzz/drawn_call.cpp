@@ -61,7 +61,7 @@ std::string DrawnCall::text() const {
     const fulmen_tensor& t = at(static_cast<Array>(index));
     if (t.data == nullptr && t.rank == 0) continue;
     lines += sentence("  ", name(static_cast<Array>(index)), ": ", t.data, ", dtype ",
-                      static_cast<int>(t.dtype), ", rank ", t.rank, ", shape");
+                      dtype_number(t), ", rank ", t.rank, ", shape");
     for (const int64_t extent : t.shape) lines += sentence(" ", extent);
     lines += ", strides";
     for (const int64_t stride : t.strides) lines += sentence(" ", stride);

@@ -7,6 +7,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cstring>
 #include <random>
 #include <string>
 #include <vector>
@@ -52,6 +53,14 @@ struct Block {
   size_t bytes;
   GuardedMemory memory;
 };
+
+// The number of a tensor's dtype, which damage makes none of the enumeration's: C++ may not load
+// it.
+inline int dtype_number(const fulmen_tensor& tensor) {
+  int number;
+  std::memcpy(&number, &tensor.dtype, sizeof number);
+  return number;
+}
 
 inline constexpr fulmen_tensor fulmen_tensors::* kTensorMembers[] = {
 #define FULMEN_ARRAY(array, member, ...) &fulmen_tensors::member,
