@@ -186,6 +186,7 @@ def emulated(runner: Runner) -> None:
     cases = [] if is_full() else EMULATED_CASES
     found = runner.run([*verify_emulated, *cases], env=env)
     print(found.strip().splitlines()[-1], flush=True)
+    runner.run([*PYTEST, "tests/python/test_emulator.py"], env=env)
     for seed in SCHEDULES if is_full() else ():
         seeded = {**env, "FULMEN_EMULATOR_SEED": str(seed)}
         runner.run([*verify_emulated, *COVERING_CASES], env=seeded)
