@@ -23,24 +23,29 @@ include(cmake/gpu.cmake)          # the GPU run time and the text of its kernels
 # What checks, chooses and launches runs once a call: -O3 would cost a fifth more time to build.
 set(FULMEN_HOST_SOURCES ${FULMEN_SOURCES} ${FULMEN_GPU_SOURCES})
 list(FILTER FULMEN_HOST_SOURCES EXCLUDE REGEX "/src/cpu/")
+set(FULMEN_COMPUTING_SOURCES ${FULMEN_SOURCES} ${FULMEN_ISA_SOURCES})
+list(FILTER FULMEN_COMPUTING_SOURCES INCLUDE REGEX "/src/cpu/")
 if(NOT FULMEN_SANITIZE)
-  set_property(SOURCE ${FULMEN_HOST_SOURCES} APPEND PROPERTY
-    COMPILE_OPTIONS $<$<CONFIG:Release>:-O2>)
+  target_compile_options(fulmen_objects PRIVATE $<$<CONFIG:Release>:-O2>)
+  set_property(SOURCE ${FULMEN_COMPUTING_SOURCES} APPEND PROPERTY
+    COMPILE_OPTIONS $<$<CONFIG:Release>:-O3>)
+endif()
+
+# To build everything once, the standard library's headers are read once for all files that share
+# their options. (Other builds show that every file includes what it uses.)
+if(FULMEN_SANITIZE OR FULMEN_UNITY)
+  set_source_files_properties(${FULMEN_COMPUTING_SOURCES} PROPERTIES SKIP_PRECOMPILE_HEADERS ON)
+  target_precompile_headers(fulmen_objects PRIVATE <algorithm> <array> <atomic> <charconv> <cmath>
+    <cstring> <functional> <map> <memory> <mutex> <optional> <span> <sstream> <string> <vector>)
 endif()
 
 # Builds with sanitizers run for seconds, once: what they run most is optimised a little, the rest
-# not, the standard library's headers are read once for all of it, and the other files of a folder
-# are compiled as one. (Other builds show that every file includes what it uses.)
+# not, and the other files of a folder are compiled as one.
 if(FULMEN_SANITIZE)
-  set(FULMEN_COMPUTING_SOURCES ${FULMEN_SOURCES} ${FULMEN_ISA_SOURCES})
-  list(FILTER FULMEN_COMPUTING_SOURCES INCLUDE REGEX "/src/cpu/")
   set_property(SOURCE ${FULMEN_COMPUTING_SOURCES} APPEND PROPERTY COMPILE_OPTIONS -O1)
   if(FULMEN_SANITIZE MATCHES "address")  # to optimise its checks in tiles takes longer than they do
     set_property(SOURCE ${FULMEN_ISA_SOURCES} APPEND PROPERTY COMPILE_OPTIONS -O0)
   endif()
-  set_source_files_properties(${FULMEN_COMPUTING_SOURCES} PROPERTIES SKIP_PRECOMPILE_HEADERS ON)
-  target_precompile_headers(fulmen_objects PRIVATE <algorithm> <array> <atomic> <charconv> <cmath>
-    <cstring> <functional> <map> <memory> <mutex> <optional> <span> <sstream> <string> <vector>)
   set_target_properties(fulmen_objects PROPERTIES UNITY_BUILD ON UNITY_BUILD_MODE GROUP)
   foreach(source IN LISTS FULMEN_HOST_SOURCES)
     if(NOT source MATCHES "/(torch_operators|bundle)\\.cpp$")  # name what others also name

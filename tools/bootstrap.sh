@@ -4,13 +4,14 @@
 #
 # Brings a bare machine to where the Makefile can work: `bootstrap.sh run` for the main job,
 # `bootstrap.sh docs` for the documentation alone, `bootstrap.sh test` for all checks and tests as
-# well. Missing system packages are installed by apt when the user may (root, or sudo without a
+# well, and after it, while other steps run, `bootstrap.sh torch` for those of the PyTorch layer.
+# Missing system packages are installed by apt when the user may (root, or sudo without a
 # password), else named in one line. Then .venv is made, and the pinned tools of the requirement
 # lists go into it, not compiled, since most of their modules are never imported. Does nothing that
 # is already done.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-purpose="${1:?usage: bootstrap.sh run|docs|test}"
+purpose="${1:?usage: bootstrap.sh run|docs|test|torch}"
 python="${PYTHON:-python3}"
 
 has() { command -v "$1" >/dev/null 2>&1; }
@@ -63,7 +64,7 @@ install() {
 
 # Without these the tests of the PyTorch layer are skipped.
 torch=tools/requirements-torch.txt
-if [ "$purpose" = test ] && ! cmp -s "$torch" .venv/requirements-torch.tried; then
+if [ "$purpose" = torch ] && ! cmp -s "$torch" .venv/requirements-torch.tried; then
   .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-compile -r "$torch" 2>/dev/null ||
     echo "no CPU build of torch to be had here: tests of the PyTorch layer will be skipped"
   cp "$torch" .venv/requirements-torch.tried

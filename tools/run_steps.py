@@ -106,7 +106,9 @@ def build_and_test(runner: Runner, preset: str, *options: str, env: dict[str, st
 
 
 def gcc(runner: Runner) -> None:
-    build_and_test(runner, "release", "-DFULMEN_UNITY=ON", "-DFULMEN_BUILD_STATIC=ON", env={})
+    every_kernel = f"-DFULMEN_EVERY_KERNEL={'ON' if is_full() else 'OFF'}"
+    options = ["-DFULMEN_UNITY=ON", "-DFULMEN_BUILD_STATIC=ON", every_kernel]
+    build_and_test(runner, "release", *options, env={})
     runner.run([BIN / "cmake", "--install", "build/release", "--prefix", PREFIX])
     for library in PREFIX.glob("lib*/**/libfulmen.so"):
         runner.run([PYTHON, "tools/check_library.py", library])
@@ -156,6 +158,12 @@ def kernels(runner: Runner) -> None:
     env = {"FULMEN_TEST_NVRTC": str(Path(folders[0]) / "cu13" / "lib")}
     program = ROOT / "build" / "release" / "tests" / "gpu" / "gpu_kernels_test"
     runner.run([program, "--gtest_filter=CompileKernels.*"], env=env, show=True)
+
+
+def packages(runner: Runner) -> None:
+    """Beside other steps, since to unpack PyTorch keeps one core busy for long."""
+    for line in runner.run([ROOT / "tools" / "bootstrap.sh", "torch"]).splitlines():
+        runner.say(line)
 
 
 def torch_tests(runner: Runner) -> None:
@@ -261,9 +269,11 @@ CHECKS = [
     Step("headers", "each header compiles alone", headers),
 ]
 TESTS = [
+    Step("packages", "PyTorch and what its tests need", packages),
     Step("gcc", "g++ -Werror, C++ tests", gcc),
     Step("checkers", "the checks see what they should", checkers),
-    Step("wheel", "build, repair, glibc, symbols, size, install", wheel_steps.build, ("gcc",)),
+    Step("wheel", "build, repair, glibc, symbols, size, install", wheel_steps.build,
+         ("gcc", "packages")),
     Step("kernels", "GPU kernels compile for every architecture and pass the gate", kernels,
          ("gcc",)),
     Step("asan", "clang++ -Werror, AddressSanitizer and UndefinedBehaviorSanitizer", asan,

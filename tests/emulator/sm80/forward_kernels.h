@@ -50,8 +50,10 @@ constexpr ForwardSm80Config config_of() {
 
 template <DType kDType, Kind kKind, bool kAligned, DType kBias = DType::kNone>
 void launch_kind(const AttentionParams& p, unsigned seed) {
-  if (p.dropout.enabled())
-    return launch<config_of<kDType, kKind, kBias, true, kAligned>()>(p, seed);
+  if constexpr (kHasScoreTerms<kDType>) {
+    if (p.dropout.enabled())
+      return launch<config_of<kDType, kKind, kBias, true, kAligned>()>(p, seed);
+  }
   launch<config_of<kDType, kKind, kBias, false, kAligned>()>(p, seed);
 }
 
@@ -77,14 +79,16 @@ void launch_dtype(const AttentionParams& p, bool aligned, unsigned seed) {
   const bool is_capped = p.score_map.softcap != 0;
   const bool is_sloped = p.alibi_slopes.present();
   const bool is_mixed = is_masked || is_natural || p.o.dtype == DType::kFloat32;
-  if (is_capped && (is_mixed || is_sloped)) {
-    return launch_biased<kDType, Kind::kCappedAndBiased>(p, seed);
+  if constexpr (kHasScoreTerms<kDType>) {
+    if (is_capped && (is_mixed || is_sloped)) {
+      return launch_biased<kDType, Kind::kCappedAndBiased>(p, seed);
+    }
+    if (is_natural || (is_mixed && is_sloped)) {
+      return launch_biased<kDType, Kind::kBiased>(p, seed);
+    }
+    if (is_sloped && !is_capped) return launch_kind<kDType, Kind::kSloped, false>(p, seed);
   }
   if (is_capped) return launch_kind<kDType, Kind::kCapped, false>(p, seed);
-  if (is_natural || (is_mixed && is_sloped)) {
-    return launch_biased<kDType, Kind::kBiased>(p, seed);
-  }
-  if (is_sloped) return launch_kind<kDType, Kind::kSloped, false>(p, seed);
   if (is_masked) return launch_kind<kDType, Kind::kMasked, false>(p, seed);
   if (p.stats.present()) {
     return aligned ? launch_kind<kDType, Kind::kStats, true>(p, seed)

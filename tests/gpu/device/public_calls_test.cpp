@@ -161,14 +161,14 @@ class PublicCalls : public testing::TestWithParam<fulmen_implementation> {
 TEST_P(PublicCalls, ForwardAgreesWithTheOracle) { check(Operation::kForward); }
 TEST_P(PublicCalls, BackwardAgreesWithTheOracle) { check(Operation::kBackward); }
 
-std::string name_of(const testing::TestParamInfo<fulmen_implementation>& info) {
+std::string name_of_implementation(const testing::TestParamInfo<fulmen_implementation>& info) {
   constexpr const char* kNames[] = {"naive", "simt", "sm80", "sm90"};
   return kNames[info.param - FULMEN_NAIVE];
 }
 
 INSTANTIATE_TEST_SUITE_P(All, PublicCalls,
                          testing::Values(FULMEN_NAIVE, FULMEN_SIMT, FULMEN_SM80, FULMEN_SM90),
-                         name_of);
+                         name_of_implementation);
 
 // The same numbers in float64.
 Tensor widened(RandomProblem& random, const Tensor& narrow) {
