@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from conftest import full
 from torch import nested
 from torch.nn import functional
 
@@ -242,6 +243,7 @@ def _in_a_process(rank: int, port: int, expected: Any, q: Any, k: Any, v: Any) -
     distributed.destroy_process_group()
 
 
+@full
 @pytest.mark.skipif(not HAS_PROCESSES, reason="torch.distributed is not built")
 def test_two_processes_compute_what_one_does() -> None:
     with socket.socket() as probe:
