@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from conftest import full
 
 transformers = pytest.importorskip("transformers")
 
@@ -59,6 +60,19 @@ def test_offsets_hold_where_positions_run_on() -> None:
     positions, expected = torch.arange(24)[None], alone(model, ids)
     found = model(input_ids=ids, position_ids=positions, **offsets()).logits
     torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+
+
+@full
+def test_offsets_compile() -> None:
+    """Where the mask hook makes a dense mask of positions that restart, and where it makes none."""
+    torch._dynamo.reset()
+    model, ids = decoder("Llama"), torch.randint(3, 97, (1, 24))
+    expected = alone(model, ids)
+    compiled = torch.compile(lambda **given: model(**given).logits, backend="aot_eager")
+    restarting = torch.cat([torch.arange(b - a) for a, b in zip(CU, CU[1:])])[None]
+    for positions in (torch.arange(24)[None], restarting):
+        found = compiled(input_ids=ids, position_ids=positions, use_cache=False, **offsets())
+        torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
 
 
 def test_offsets_with_gradients_and_a_batch_of_rows() -> None:

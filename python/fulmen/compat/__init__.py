@@ -4,7 +4,8 @@
 
     fulmen.compat.sdpa         torch.nn.functional.scaled_dot_product_attention
     fulmen.compat.flash_impl   the flash backend inside that function, through torch's registry
-    fulmen.compat.flash_attn   flash_attn_func and its family, as FlashAttention 2 and 3 have them
+    fulmen.compat.flash_attn   flash_attn_func and its family, as FlashAttention 2 has them; ..._3
+                               and ..._4 those of its successors, flash_interface what lies below
     fulmen.compat.hf           an attention implementation for Hugging Face transformers
 
 Each keeps names, arguments and meaning of the original and says what it refuses; docs: Migration

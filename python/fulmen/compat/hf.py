@@ -30,7 +30,7 @@ def register(name: str = "fulmen") -> None:
     """Makes `attn_implementation=name` known to transformers. May be called again.
 
     A model whose attention does not go through transformers' AttentionInterface (Bloom, Falcon, MPT
-    and others: docs, Families of transformers) keeps its own code: it says so in one warning when
+    and others: docs, PyTorch and Hugging Face) keeps its own code: it says so in one warning when
     it is asked for this name, and its config names what it uses instead.
 
     Args:

@@ -101,7 +101,7 @@ def _refusal(
 ) -> str | None:
     """Why the call goes to torch; None: it does not."""
     arrays = ((query, "query"), (key, "key"), (value, "value"))
-    is_jagged = all(x.layout is torch.jagged for x, _ in arrays)
+    is_jagged = query.layout is key.layout is value.layout is torch.jagged
     for x, name in arrays:
         if not is_jagged and (x.is_nested or x.layout is not torch.strided):
             return f"{name} is nested or sparse, and the three are not jagged alike"
@@ -114,7 +114,7 @@ def _refusal(
     if is_jagged:
         if attn_mask is not None:
             return "attn_mask is given with jagged tensors"
-        if not all(x.dim() == 4 and x._ragged_idx == 2 for x, _ in arrays):
+        if not all(x.dim() == 4 and getattr(x, "_ragged_idx", 0) == 2 for x, _ in arrays):
             return "a jagged tensor is not (batch, head, row, dim) with rows of own numbers"
         if not enable_gqa and not query.shape[1] == key.shape[1] == value.shape[1]:
             return "jagged tensors have different numbers of heads and enable_gqa is False"
