@@ -19,6 +19,7 @@ import ctypes
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache, partial
+from numbers import Real
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax.numpy as jnp
@@ -31,7 +32,7 @@ from . import masks
 from ._jax_sharding import Split, split_over_devices
 from ._library import announce_nvrtc, library, schema
 from .array_types import dtype_name
-from .errors import ArgumentError, DTypeError
+from .errors import ArgumentError, DTypeError, printable, shown
 from .keywords import JaxOptions, Placement, takes
 from .options import Settings, check_keywords, philox, settings_of
 
@@ -107,7 +108,8 @@ def attention(
     values: dict[str, Any] = {**options}
     if values.get("mask") is not None:
         values.update({"mask": None, **masks.split(values["mask"])})
-    dropout_p, rng = values.get("dropout_p") or 0.0, values.pop("rng", None)
+    given_p, rng = values.get("dropout_p"), values.pop("rng", None)
+    dropout_p = float(given_p) if isinstance(given_p, Real) else 0.0  # or refused by settings_of
     if dropout_p > 0:
         if rng is None:
             raise ArgumentError(
@@ -122,12 +124,25 @@ def attention(
     for x, name in ((k, "k"), (v, "v")):
         if x.dtype != q.dtype:
             raise DTypeError(f"{name} has dtype {x.dtype}; q has {q.dtype}: {name}.astype(q.dtype)")
-    arrays = {name: jnp.asarray(x) for name, x in given.items() if x is not None}
+    arrays = {name: _array(name, x) for name, x in given.items() if x is not None}
     arrays = _varying_alike(arrays)
     smooth = {name: arrays.pop(name) for name in schema().differentiable_inputs if name in arrays}
-    call = _Call(settings, None if out_dtype is None else dtype_name(out_dtype))
+    named = None if out_dtype is None else dtype_name(out_dtype)
+    if named not in (None, q.dtype.name, "float32"):
+        raise DTypeError(
+            f"out_dtype is {printable(named)} where q is {q.dtype.name}; the dtype of q or float32 "
+            "is allowed"
+        )
+    call = _Call(settings, named)
     o, lse = _attend(call, smooth, arrays)
     return (o, lse) if return_lse else o
+
+
+def _array(name: str, x: Any) -> Array:
+    try:
+        return jnp.asarray(x)
+    except (TypeError, ValueError):
+        raise DTypeError(f"{name} is {shown(x)}; an array of numbers is expected") from None
 
 
 def _philox(rng: Any) -> Array:

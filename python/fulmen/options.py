@@ -108,14 +108,26 @@ class Settings(NamedTuple):
         return Settings(bytes(fields), self.layout)
 
 
-@lru_cache(maxsize=1024)
 def settings_of(given: tuple[tuple[str, Any], ...] = (), packed: bool = False) -> Settings:
     """The settings that keywords mean, those that are missing by default.
 
     Args:
         given: (keyword, value) of those that are no arrays; what `mask=` stands for, by field.
         packed: whether the sequences are packed by cu_q and cu_kv.
+
+    Raises:
+        Error: an option is not one that is allowed.
     """
+    try:
+        return _settings_of(given, packed)
+    except Error:
+        raise
+    except TypeError:  # a list among them cannot be memoized
+        return _settings_of.__wrapped__(given, packed)
+
+
+@lru_cache(maxsize=1024)
+def _settings_of(given: tuple[tuple[str, Any], ...], packed: bool) -> Settings:
     values = dict(given)
     layout = layout_of(values.pop("layout", "bhsd"), packed)
     fields = problem_type().from_buffer_copy(schema().template)
@@ -292,13 +304,7 @@ def _split(
             values.append((name, numbers))
         elif name != "stream":
             values.append((name, value))
-    packed = options.get("cu_q") is not None
-    try:
-        settings = settings_of(tuple(values), packed)
-    except Error:
-        raise
-    except TypeError:  # a list among them cannot be memoized
-        settings = settings_of.__wrapped__(tuple(values), packed)
+    settings = settings_of(tuple(values), options.get("cu_q") is not None)
     return settings, tuple(inputs)
 
 

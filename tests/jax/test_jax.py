@@ -123,5 +123,14 @@ def test_what_is_wrong_is_said_in_one_sentence() -> None:
         fulmen.jax.attention(q[0], k, v)
     with pytest.raises(fulmen.DTypeError, match="k"):
         fulmen.jax.attention(q, k.astype(jnp.float16), v)
+    wrong: tuple[tuple[dict[str, Any], str], ...] = (
+        ({"causal": q}, "causal is ArrayImpl of float32"),
+        ({"dropout_p": q}, "dropout_p is ArrayImpl"),
+        ({"bias": "x"}, "bias is 'x'; an array of numbers"),
+        ({"out_dtype": "float16"}, "out_dtype is float16 where q is float32"),
+    )
+    for options, words in wrong:
+        with pytest.raises(fulmen.Error, match=words):
+            fulmen.jax.attention(q, k, v, **options)
     with pytest.raises(Exception, match="heads"):
         jax.block_until_ready(fulmen.jax.attention(q[:, :3], k, v))

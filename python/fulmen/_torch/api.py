@@ -164,12 +164,7 @@ def _settings(options: dict[str, Any], packed: bool) -> Any:
     """Settings from the keywords of a call that are no arrays; the dropout's rng is a tensor."""
     if _probability(options.get("dropout_p")) > 0.0:
         options["rng"] = (0, 0)
-    try:
-        return settings_of(tuple(options.items()), packed)
-    except Error:
-        raise
-    except TypeError:  # a list among them cannot be memoized
-        return settings_of.__wrapped__(tuple(options.items()), packed)
+    return settings_of(tuple(options.items()), packed)
 
 
 def _traced_settings(options: dict[str, Any], packed: bool, out_dtype: Any) -> OpSettings:
