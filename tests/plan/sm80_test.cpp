@@ -55,6 +55,56 @@ Problem backward_problem(Precision precision, i64 dim) {
   return problem;
 }
 
+std::string field_of(const gpu::KernelSpec& spec, const std::string& name) {
+  for (const gpu::ConfigField& field : spec.config) {
+    if (field.name == name) return field.value;
+  }
+  return "";
+}
+
+// Kernels before and after the main one have fewer fields than it, but those that say how much
+// larger P and dS are kept.
+TEST(Sm80Backward, KernelsAgreeOnHowMuchLargerWeightsAre) {
+  int with_dbias = 0, with_roles = 0;
+  for (const DType dtype : {DType::kFloat16, DType::kBFloat16}) {
+    for (const i64 dim : {64, 128, 256}) {
+      for (const bool has_bias : {false, true}) {
+        Problem problem = problem_of(dtype, dim, dim);
+        problem.operation = Operation::kBackward;
+        for (const Array array : {Array::kDOut, Array::kDQ, Array::kDK, Array::kDV}) {
+          problem.arrays[array].dtype = dtype;
+          problem.arrays[array].strides[3] = 1;
+        }
+        for (const Array array : {Array::kBias, Array::kDBias}) {
+          if (has_bias)
+            problem.arrays[array] = {nullptr, dtype, 4, {1, 1, 100, 100}, {0, 0, 100, 1}};
+        }
+        const auto made = plan_backward_sm80(problem, gpu_named("h200"));
+        ASSERT_NE(made.plan, nullptr) << made.refusal;
+        std::string dbias, roles;
+        for (const gpu::KernelLaunch& launch : made.plan->launches) {
+          if (launch.spec.function != "fulmen::backward_sm80") continue;
+          dbias = field_of(launch.spec, "dbias");
+          roles = field_of(launch.spec, "split_roles");
+        }
+        with_dbias += dbias == "true";
+        with_roles += roles == "true";
+        for (const gpu::KernelLaunch& launch : made.plan->launches) {
+          const std::string& function = launch.spec.function;
+          const bool before = function == "fulmen::backward_preprocess_sm80";
+          if (!before && function != "fulmen::backward_postprocess_sm80") continue;
+          EXPECT_EQ(field_of(launch.spec, "dbias"), dbias) << launch.spec.name;
+          if (before && dtype == DType::kFloat16) {
+            EXPECT_EQ(field_of(launch.spec, "split_roles"), roles) << launch.spec.name;
+          }
+        }
+      }
+    }
+  }
+  EXPECT_EQ(with_dbias, 6);
+  EXPECT_GT(with_roles, 0);
+}
+
 TEST(Sm80Float32, IsComputedWherePrecisionPermits) {
   const Gpu& gpu = gpu_named("h100");
   const Problem exact = float32_problem(Precision::kFloat32, 64, 64);

@@ -38,6 +38,8 @@ BackwardSm80Config preprocess_config(const Problem& problem, const BackwardSm80C
   reduced.q_rows = config.q_rows;
   reduced.d_qk = config.d_qk;
   reduced.dq = config.dq;
+  reduced.dbias = config.dbias;  // how much larger P is kept; of float16 also by roles
+  reduced.split_roles = config.split_roles && config.dtype == DType::kFloat16;
   reduced.split_sum = config.split_sum;
   reduced.hopper = config.hopper;
   reduced.aligned = has_aligned_outputs(problem);
@@ -53,6 +55,7 @@ BackwardSm80Config postprocess_config(const BackwardSm80Config& config) {
   reduced.kv_rows = config.kv_rows;
   reduced.dq_rows = config.dq_rows;
   reduced.dq_dims = config.dq_dims;
+  reduced.dbias = config.dbias;  // how much larger dS is kept
   reduced.hopper = config.hopper;
   return reduced;
 }
@@ -95,6 +98,7 @@ KernelSpec backward_preprocess_sm80_spec(const Problem& problem,
   KernelSpec spec =
       side_spec("backward_preprocess_sm80",
                 sentence("_", config.q_rows, config.dq ? sentence("_dq", config.d_qk) : "",
+                         config.dbias ? "_dbias" : "", config.split_roles ? "_split_roles" : "",
                          config.split_sum ? "_split_sum" : "", config.hopper ? "_hopper" : "",
                          name_suffix(config.score), config.aligned ? "" : "_unaligned"),
                 config);
@@ -128,10 +132,11 @@ KernelSpec backward_dbias_sm80_spec(const BackwardSm80Config& config) {
 }
 
 KernelSpec backward_postprocess_sm80_spec(const BackwardSm80Config& config) {
-  return side_spec("backward_postprocess_sm80",
-                   sentence("_d", config.d_qk, "_", config.q_rows, "x", config.kv_rows, "_",
-                            config.dq_rows, "x", config.dq_dims, config.hopper ? "_hopper" : ""),
-                   postprocess_config(config));
+  return side_spec(
+      "backward_postprocess_sm80",
+      sentence("_d", config.d_qk, "_", config.q_rows, "x", config.kv_rows, "_", config.dq_rows, "x",
+               config.dq_dims, config.dbias ? "_dbias" : "", config.hopper ? "_hopper" : ""),
+      postprocess_config(config));
 }
 
 namespace {

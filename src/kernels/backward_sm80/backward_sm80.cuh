@@ -291,14 +291,14 @@ struct BackwardSm80 {
     const KeyBlockSm80 own = own_keys();
     const float kept_scale =
         kConfig.score.dropout ? static_cast<float>(p.dropout.kept_scale()) : 1.f;
-    constexpr float kScale = kConfig.sum_scale();
     if (kConfig.dk && !(kConfig.split_roles && storage.computes_p())) {
-      gradients.template store<kConfig.dk_dims()>(gradients.dK, own, p.dk, p.dim_qk,
-                                                  static_cast<float>(p.score_map.scale) * kScale);
+      gradients.template store<kConfig.dk_dims()>(
+          gradients.dK, own, p.dk, p.dim_qk,
+          static_cast<float>(p.score_map.scale) * kConfig.ds_scale());
     }
     if (kConfig.dv && storage.computes_p()) {
       gradients.template store<kConfig.dv_dims()>(gradients.dv_sums(), own, p.dv, p.dim_v,
-                                                  kept_scale * kScale);
+                                                  kept_scale * kConfig.p_scale());
     }
   }
 };

@@ -82,9 +82,16 @@ struct BackwardSm80Config {
   constexpr i32 dq_elems() const { return q_rows * d_qk; }
 
   constexpr bool needs_ds() const { return dq || dk || dbias; }
-  // P and dS are kept times 2^weights_shift(); dbias is dS as it is. sum_scale() undoes it.
-  constexpr i32 weights_shift() const { return dbias ? 0 : weight_shift(dtype); }
-  constexpr float sum_scale() const { return 1.f / static_cast<float>(1 << weights_shift()); }
+  // dS is kept times 2^ds_shift(); dbias is dS as it is. P likewise, and where one role reads P of
+  // the other as float16, which has nothing below 2^-24, times 2^10.
+  constexpr i32 ds_shift() const { return dbias ? 0 : weight_shift(dtype); }
+  constexpr i32 p_shift() const {
+    return split_roles && dtype == DType::kFloat16 ? 10 : ds_shift();
+  }
+  // What undoes them in sums of dS, in those of P; what makes P that of dS.
+  constexpr float ds_scale() const { return 1.f / static_cast<float>(1 << ds_shift()); }
+  constexpr float p_scale() const { return 1.f / static_cast<float>(1 << p_shift()); }
+  constexpr float p_to_ds() const { return p_scale() / ds_scale(); }
   // Whether arrays over pairs say what is hidden: then any pair may be.
   constexpr bool hides_pairs() const { return score.mask || score.bias != DType::kNone; }
 
@@ -226,7 +233,7 @@ constexpr void for_each_field(const BackwardSm80Config& config, Each each) {
 
 // What every pair of a query row takes from it:
 //   E = exp(score - row_max) / 2^sum_log2,  P = E share,  dS = E (share dP + offset)
-// all three times 2^config.weights_shift(), which is taken from sum_log2.
+// E and P times 2^config.p_shift(), which is taken from sum_log2, dS times 2^config.ds_shift().
 // A row past the end of its sequence has sum_log2 = inf. share is 1 unless config.split_sum.
 struct alignas(16) RowStatsSm80 {
   float row_max;  // in nats

@@ -203,7 +203,7 @@ struct ConvertDqSm80 {
         const i32 below = 16 * t + 8 * h;
         store.template run<kConfig.dtype>(
             dQ[t], h, below, row + below < sequence.q_slot, row + below < sequence.shape.q_len,
-            static_cast<float>(p.score_map.scale) * kConfig.sum_scale());
+            static_cast<float>(p.score_map.scale) * kConfig.ds_scale());
       }
     }
   }

@@ -68,13 +68,14 @@ struct BackwardSoftmaxSwapAbSm80 {
   // dP = dS; weights(t, k, P): P of 16 keys and 16 queries.
   template <class Weights>
   void form_ds(Scores& dP, const Step& step, const Part& part, const Weights& weights) const {
+    constexpr float kToDs = kConfig.p_to_ds();
 #pragma unroll
     for (i32 k = 0; k < kConfig.s_rows / 16; ++k) {
       float offsets[2][2];
 #pragma unroll
       for (i32 i = 0; i < 4; ++i) {
         const i32 row = part.row + query(8 * k + i / 2 * 4 + i % 2);
-        offsets[i / 2][i % 2] = of_row(step, row, kOffset);
+        offsets[i / 2][i % 2] = of_row(step, row, kOffset) * kToDs;
       }
 #pragma unroll
       for (i32 t = 0; t < kTiles; ++t) {
@@ -83,7 +84,8 @@ struct BackwardSoftmaxSwapAbSm80 {
 #pragma unroll
         for (i32 i = 0; i < 8; ++i) {
           float& x = dP[t][8 * k + i];
-          x = P[i] * (x + offsets[i / 4][i % 2]);
+          const float offset = offsets[i / 4][i % 2];
+          x = P[i] * (kToDs == 1 ? x + offset : ptx::fma(kToDs, x, offset));
         }
       }
     }

@@ -145,7 +145,7 @@ struct BackwardPreprocessSm80 {
         sum = total;
       }
     }
-    row.sum_log2 = ptx::log2(sum) - static_cast<float>(kConfig.weights_shift());
+    row.sum_log2 = ptx::log2(sum) - static_cast<float>(kConfig.p_shift());
     if (state.row_max != state.row_max) row.sum_log2 = state.row_max;
     row.offset = saved.dL - row.share * D;
     if (row.sum_log2 != row.sum_log2) row.offset = row.sum_log2;  // NaN reaches every pair

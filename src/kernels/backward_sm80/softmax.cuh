@@ -150,11 +150,17 @@ struct BackwardSoftmaxSm80 {
 
   // dP = dS = P (share dP + offset)
   static void form_ds(float (&dP)[kFloats], const float (&P)[kFloats], const Rows& rows) {
+    constexpr float kToDs = kConfig.p_to_ds();
 #pragma unroll
     for (i32 i = 0; i < kFloats; ++i) {
       const RowStatsSm80& row = rows[i / 2 % 2];
-      dP[i] =
-          P[i] * (kConfig.split_sum ? ptx::fma(row.share, dP[i], row.offset) : dP[i] + row.offset);
+      if constexpr (kConfig.split_sum) {
+        dP[i] = P[i] * ptx::fma(row.share * kToDs, dP[i], row.offset * kToDs);
+      } else if constexpr (kToDs != 1) {
+        dP[i] = P[i] * ptx::fma(kToDs, dP[i], row.offset * kToDs);
+      } else {
+        dP[i] = P[i] * (dP[i] + row.offset);
+      }
     }
   }
   void form_ds(Scores& dP, const Scores& P, const Step& step, const Part& part) const {
