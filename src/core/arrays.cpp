@@ -316,6 +316,10 @@ void check_outputs_nest(const Problem& problem, Call call) {
 }
 
 void check_pointers(Problem& problem, Call call) {
+  alignas(kMaxPointerAlignment) static char nothing[1];  // an offset may be added to its address
+  for (Tensor& tensor : problem.arrays.tensors) {
+    if (tensor.present() && tensor.data == nullptr) tensor.data = nothing;
+  }
   check_overlaps(problem, call);
   problem.pointer_alignment = pointer_alignment(problem);
 }

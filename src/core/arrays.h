@@ -211,7 +211,8 @@ void broadcast(Tensor& normal, const AxisList& list, const Problem& problem);
 // That no two elements of an output are one.
 void check_outputs_nest(const Problem& problem, Call call);
 
-// That no output overlaps another array. Fills pointer_alignment.
+// That no output overlaps another array. Fills pointer_alignment, and pointers of empty arrays that
+// are null.
 void check_pointers(Problem& problem, Call call);
 
 // That no array of the call shares a byte with the first `bytes` of its workspace.

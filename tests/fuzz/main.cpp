@@ -134,7 +134,10 @@ class Case {
     std::memcpy(to, tensor.data, size);
     tensor.data = to;
     note(sentence(name(rule.array), " in the workspace"));
-    const bool is_used = use_of(rule, call_of(call_.operation)) != Use::kIgnored;
+    bool is_used = use_of(rule, call_of(call_.operation)) != Use::kIgnored;
+    for (int axis = 0; axis < rule.list.count; ++axis) {  // 1 may stand for none
+      is_used = is_used && call_.sizes[rule.list.axes[axis]] != 0;
+    }
     return is_used ? sentence("the workspace overlaps ", name(rule.array)) : "";
   }
 
