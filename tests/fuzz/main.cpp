@@ -171,7 +171,6 @@ class Case {
   void run_plan(fulmen_plan* plan) {
     const size_t bytes = fulmen_plan_workspace_bytes(plan);
     const Block& workspace = call_.add_block(bytes);
-    const Block& other = call_.add_block(bytes);
     size_t given = bytes;
     char* at = workspace.begin();
     std::string refused_for;
@@ -188,6 +187,7 @@ class Case {
       spoil();
     }
     if (refused_for.empty()) refused_for = why_refused(call_);
+    const Block& other = call_.add_block(bytes);  // last: no array was moved there
     const auto run = [&](void* memory) {
       return call_.operation == Operation::kForward
                  ? fulmen_forward(plan, call_.tensors, memory, given, nullptr)
