@@ -98,10 +98,16 @@ TYPED_TEST(Conversion, EndsOfTheRange) {
 }
 
 #if defined(__FLT16_MAX__)
+#if defined(__aarch64__)
+using CompilersHalf = __fp16;
+#else
+using CompilersHalf = _Float16;
+#endif
+
 TEST(HalfConversion, AgreesWithTheCompiler) {
   for (u32 pattern = 0; pattern < 65536; ++pattern) {
     const u16 bits = static_cast<u16>(pattern);
-    const float theirs = static_cast<float>(__builtin_bit_cast(_Float16, bits));
+    const float theirs = static_cast<float>(__builtin_bit_cast(CompilersHalf, bits));
     const float ours = to_float(f16{bits});
     if (std::isnan(theirs)) {
       ASSERT_TRUE(std::isnan(ours)) << pattern;
@@ -111,7 +117,7 @@ TEST(HalfConversion, AgreesWithTheCompiler) {
   }
   for (u32 pattern = 0; pattern < 0x7f800000u; pattern += 9973) {  // a prime: all low bits occur
     const float x = __builtin_bit_cast(float, pattern);
-    const u16 theirs = __builtin_bit_cast(u16, static_cast<_Float16>(x));
+    const u16 theirs = __builtin_bit_cast(u16, static_cast<CompilersHalf>(x));
     ASSERT_EQ(to_f16(x).bits, theirs) << x;
   }
 }
