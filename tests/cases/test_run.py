@@ -5,6 +5,7 @@
 The library is replaced by one that computes with the oracle and then makes one mistake.
 """
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -44,7 +45,7 @@ class Library:
         names = {"q": "dq", "k": "dk", "v": "dv", "bias": "dbias", "sinks": "dsinks"}
         found = {n: self.result(n) if key in need else None for key, n in names.items()}
         returned = SimpleNamespace(**found)
-        self.mistake("backward", returned, SimpleNamespace(do=do, q=q, need=need))
+        self.mistake("backward", returned, SimpleNamespace(do=do, q=q, need=need, **options))
         return returned
 
 
@@ -197,3 +198,48 @@ def test_gradients_beyond_the_rule_must_be_finite(library):
 
     library(case, infinite)
     assert "dq: 1 numbers are not finite" in run_case(case).message
+
+
+class AddsInAnyOrder:
+    """Each call has other last bits of dq; `deterministic` ones where it is asked to."""
+
+    def __init__(self, always: bool) -> None:
+        self.always, self.calls = always, 0
+
+    def __call__(self, what, returned, call):
+        if what == "backward" and returned.dq is not None:
+            self.calls += 1
+            if self.always or not getattr(call, "deterministic", False):
+                returned.dq[0, 0, 11, 0] *= np.float32(1 + self.calls * 2.0**-23)
+
+
+SAME = replace(CASE, name="bits", check="same", others=({}, {"window": (-1, 0)}))
+
+
+@pytest.mark.parametrize("case", [CASE, SAME], ids=lambda case: case.check)
+def test_bits_of_gradients_are_those_of_deterministic_calls_on_a_gpu(library, case):
+    library(case, AddsInAnyOrder(always=False))
+    assert run_case(case, "cuda", "simt").status == "passed"
+    outcome = run_case(case, "cpu", "scalar")
+    assert outcome.status == "failed"
+    assert "dq" in outcome.message
+    library(case, AddsInAnyOrder(always=True))
+    assert run_case(case, "cuda", "simt").status == "failed"
+
+
+def test_a_plain_gradient_alone_obeys_the_rule(library):
+    def wrong_alone(what, returned, call):
+        if what == "backward" and call.need == ("k",) and not hasattr(call, "deterministic"):
+            returned.dk[0, 1, 5, 3] += 0.01
+
+    library(CASE, wrong_alone)
+    assert run_case(CASE, "cuda", "simt").message.startswith("dk: error")
+
+
+def test_a_gradient_that_is_made_beside_others_only_is_no_gap(library):
+    def refuses(what, returned, call):
+        if what == "backward" and call.need == ("v",):
+            raise fulmen.UnsupportedError("dv beside others only")
+
+    library(CASE, refuses)
+    assert run_case(CASE, "cuda", "simt").status == "passed"
