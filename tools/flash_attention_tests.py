@@ -124,11 +124,12 @@ def pytest_configure(config: Any) -> None:
     flash_attn.install(override=True)
     _stand_in_for_rotary(fulmen)
     if settings["on_cpu"]:
-        torch.cuda.get_device_capability = lambda *_: AS_IF  # type: ignore[assignment]
-        torch.cuda.get_device_properties = lambda *_: types.SimpleNamespace(  # type: ignore[assignment]
+        cuda: Any = torch.cuda
+        cuda.get_device_capability = lambda *_: AS_IF
+        cuda.get_device_properties = lambda *_: types.SimpleNamespace(
             total_memory=2**40, major=AS_IF[0], minor=AS_IF[1], multi_processor_count=108
         )
-        torch.cuda.synchronize = lambda *_: None  # type: ignore[assignment]
+        cuda.synchronize = lambda *_: None
     config.pluginmanager.register(Counter(settings))
 
 

@@ -96,7 +96,8 @@ def main() -> int:
     LOG.parent.mkdir(parents=True, exist_ok=True)
     print(f"building fulmen: one to twelve minutes; details in {LOG.relative_to(ROOT)}", flush=True)
     pip = [sys.executable, "-m", "pip", "install", "--verbose", "--no-input"]
-    progress, lines = Progress(), deque(maxlen=LINES_OF_LOG_ON_FAILURE)
+    progress = Progress()
+    lines: deque[str] = deque(maxlen=LINES_OF_LOG_ON_FAILURE)
     with LOG.open("w", encoding="utf-8", buffering=1) as log:
 
         def see(line: str) -> None:
