@@ -51,7 +51,7 @@ def build(runner: Runner) -> None:
     raw = ROOT / "build" / "wheel"
     for folder in (raw, DIST):
         shutil.rmtree(folder, ignore_errors=True)
-    where = f"-Cbuild-dir={ROOT / 'build' / 'release'}"
+    where = f"--config-settings=build-dir={ROOT / 'build' / 'release'}"
     for name, source in (("fulmen", "."), ("fulmen_devel", "./packaging/devel")):
         runner.run([PYTHON, *PIP, "wheel", "--no-deps", "--wheel-dir", raw, where, source])
         made = the_wheel(raw, name)
