@@ -1,13 +1,8 @@
 # SPDX-FileCopyrightText: fulmen contributors
 # SPDX-License-Identifier: Apache-2.0
-"""Tests of the PyTorch layer; without torch they are skipped with one line.
-
-FULMEN_TEST_FULL=1 runs what takes longer: every sample, every model, the inductor.
-"""
+"""Tests of the PyTorch layer; without torch they are skipped with one line."""
 
 from __future__ import annotations
-
-import os
 
 import pytest
 
@@ -16,10 +11,7 @@ try:
 except ImportError:
     torch = None  # type: ignore[assignment]
 
-IS_FULL = os.environ.get("FULMEN_TEST_FULL", "") not in ("", "0")
 collect_ignore_glob = [] if torch is not None else ["test_*.py"]
-
-full = pytest.mark.skipif(not IS_FULL, reason="FULMEN_TEST_FULL=1 runs it")
 
 
 def pytest_report_header() -> str:

@@ -13,8 +13,8 @@ from typing import Any
 import grids
 import pytest
 import torch
-from conftest import IS_FULL
 from grids import Case, drawn
+from long_run import IS_FULL
 from reference import inputs, reference
 
 import fulmen

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import IS_FULL
+from long_run import IS_FULL
 from reference import inputs, reference
 from torch import autograd
 

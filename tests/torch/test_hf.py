@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import full
+from long_run import full
 
 transformers = pytest.importorskip("transformers")
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import IS_FULL
+from long_run import IS_FULL
 
 transformers = pytest.importorskip("transformers")
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import full
+from long_run import full
 from reference import inputs, op_settings, reference
 from torch.utils import checkpoint
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import IS_FULL
+from long_run import IS_FULL
 from torch.nn import functional
 
 import fulmen
