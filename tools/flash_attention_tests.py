@@ -4,13 +4,15 @@
 
     python tools/flash_attention_tests.py CHECKOUT                all cases, on a GPU
     python tools/flash_attention_tests.py CHECKOUT --sample 6     6 of each test, on a CPU too
+    python tools/flash_attention_tests.py CHECKOUT --sample 4000 --seconds 500 -n 12
+                                                                  as many as 12 processes finish
 
 The checkout is read where it lies and nothing of it is kept: the files are copied to a temporary
 folder, where on a machine without a GPU "cuda" becomes "cpu". `flash_attn` and
 `flash_attn_interface` are then fulmen's (fulmen.compat.flash_attn.install). Prints, for each
 generation, how many cases passed, failed, were skipped, and were refused by name because they ask
 for what fulmen does not have (pages, rotary embedding, FP8). einops must be installed, which the
-files import.
+files import, and pytest-xdist for `-n`; other options are pytest's too.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ import random
 import subprocess
 import sys
 import tempfile
+import time
 import types
 from pathlib import Path
 from typing import Any
@@ -34,23 +37,23 @@ FILES = {"FA2": "tests/test_flash_attn.py", "FA3": "hopper/test_flash_attn.py"}
 BESIDE = ("padding.py", "test_util.py")
 README = Path(__file__).resolve().parent.parent / "tests" / "torch" / "README.md"
 OUTCOMES = ("passed", "failed", "skipped", "refused")
+TIME_IS_OUT = "the time of --seconds is out"
 AS_IF = (8, 0)  # the compute capability that the files are told of on the CPU
 
 
-def run(checkout: Path, generation: str, sample: int, on_cpu: bool, options: list[str]) -> Any:
+def run(checkout: Path, generation: str, settings: dict[str, Any], options: list[str]) -> Any:
     """The counts of one file by outcome, of all that it has, and the names of what failed."""
     source = checkout / FILES[generation]
     with tempfile.TemporaryDirectory() as folder:
         for path in (source, *(source.parent / name for name in BESIDE)):
             if path.exists():
                 text = path.read_text()
-                text = text.replace('"cuda"', '"cpu"') if on_cpu else text
+                text = text.replace('"cuda"', '"cpu"') if settings["on_cpu"] else text
                 (Path(folder) / path.name).write_text(text)
         counts = Path(folder) / "counts.json"
-        settings = {"counts": str(counts), "sample": sample, "on_cpu": on_cpu}
         environment = {
             **os.environ,
-            "FULMEN_FLASH_TESTS": json.dumps(settings),
+            "FULMEN_FLASH_TESTS": json.dumps({**settings, "counts": str(counts)}),
             "FLASH_ATTENTION_DISABLE_FP8": "TRUE",
             "PYTHONPATH": os.pathsep.join(
                 [str(Path(__file__).parent), folder, os.environ.get("PYTHONPATH", "")]
@@ -76,6 +79,7 @@ class Counter:
     def __init__(self, settings: dict[str, Any]) -> None:
         self.settings = settings
         self.found: dict[str, Any] = {"cases": 0, "names": [], **dict.fromkeys(OUTCOMES, 0)}
+        self.end = time.monotonic() + (self.settings["seconds"] or math.inf)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_generate_tests(self, metafunc: Any) -> None:
@@ -99,18 +103,37 @@ class Counter:
         metafunc.definition.own_markers[:] = others
         metafunc.parametrize(names, rows)
 
+    def pytest_collection_modifyitems(self, items: list[Any]) -> None:
+        """In one order of all tests together, since time may end before the last."""
+        if self.settings["seconds"]:
+            random.Random(0).shuffle(items)
+
+    def pytest_runtest_setup(self) -> None:
+        if time.monotonic() > self.end:
+            pytest.skip(TIME_IS_OUT)
+
     def pytest_runtest_logreport(self, report: Any) -> None:
         if report.when != "call" and report.outcome == "passed":
             return
         outcome = report.outcome
+        if outcome == "skipped" and TIME_IS_OUT in str(report.longrepr):
+            return
         if outcome == "failed" and "UnsupportedError" in str(report.longrepr):
             outcome = "refused"
         self.found[outcome] += 1
         if outcome == "failed":
             self.found["names"].append(report.nodeid)
 
-    def pytest_sessionfinish(self) -> None:
-        Path(self.settings["counts"]).write_text(json.dumps(self.found))
+    def pytest_sessionfinish(self, session: Any) -> None:
+        """A process of xdist says how many cases there are; the one that started it counts."""
+        if hasattr(session.config, "workeroutput"):
+            session.config.workeroutput["cases"] = self.found["cases"]
+        else:
+            Path(self.settings["counts"]).write_text(json.dumps(self.found))
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any) -> None:
+        self.found["cases"] = getattr(node, "workeroutput", self.found)["cases"]
 
 
 def pytest_configure(config: Any) -> None:
@@ -145,7 +168,7 @@ def _stand_in_for_rotary(fulmen: Any) -> None:
         sys.modules[name] = module
 
 
-def record(generation: str, device: str, sample: int, found: dict[str, Any]) -> None:
+def record(generation: str, device: str, sample: str, found: dict[str, Any]) -> None:
     """Writes the row of one file and device into tests/torch/README.md."""
     begin, end = (f"<!-- {x} rows of tools/flash_attention_tests.py -->" for x in ("begin", "end"))
     text = README.read_text()
@@ -154,7 +177,7 @@ def record(generation: str, device: str, sample: int, found: dict[str, Any]) -> 
     own = f"| {generation} | {device} |"
     rows = [row for row in table.strip().splitlines() if not row.startswith(own)]
     counts = " | ".join(f"{found[name]:,}" for name in OUTCOMES)
-    rows.append(f"{own} {found['cases']:,} | {sample or 'all'} | {counts} |")
+    rows.append(f"{own} {found['cases']:,} | {sample} | {counts} |")
     rows[2:] = sorted(rows[2:])
     README.write_text("\n".join([before + begin, *rows, end + behind]))
 
@@ -165,6 +188,7 @@ def main() -> int:
     )
     parser.add_argument("checkout", type=Path, help="a checkout of FlashAttention")
     parser.add_argument("--sample", type=int, default=0, help="cases of each test; 0: all")
+    parser.add_argument("--seconds", type=float, default=0, help="of each file; 0: no limit")
     parser.add_argument("--only", choices=FILES, help="one generation")
     parser.add_argument(
         "--device", choices=("cpu", "cuda"), help="default: cuda, where there is one"
@@ -182,8 +206,9 @@ def main() -> int:
             print(f"{generation}: {arguments.checkout} has no {file}")
             failed += 1
             continue
-        sample = arguments.sample
-        found = run(arguments.checkout, generation, sample, device == "cpu", options)
+        sample, seconds = arguments.sample, arguments.seconds
+        settings = {"sample": sample, "seconds": seconds, "on_cpu": device == "cpu"}
+        found = run(arguments.checkout, generation, settings, options)
         if found is None or sum(found[name] for name in OUTCOMES) == 0:
             print(f"{generation}: the tests did not run; the output above says why")
             failed += 1
@@ -192,7 +217,8 @@ def main() -> int:
         print(f"{generation} on {device}: {found['cases']} cases; {counts}")
         print("\n".join(found["names"]))
         if arguments.record:
-            record(generation, device, sample, found)
+            how = str(sample or "all") + (f", those of {seconds:.0f} s" if seconds else "")
+            record(generation, device, how, found)
         failed += found["failed"]
     return int(failed > 0)
 
