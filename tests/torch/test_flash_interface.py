@@ -274,5 +274,7 @@ def test_imports_find_them(module: str, names: list[str]) -> None:
         found = importlib.import_module(module)
         assert all(callable(getattr(found, name)) or hasattr(getattr(found, name), "apply")
                    for name in names)  # fmt: skip
+        if module == "flash_attn.flash_attn_interface":
+            assert found.USE_TRITON_ROCM is False  # FlashAttention's own tests import it
     finally:
         fa2.uninstall()

@@ -25,6 +25,7 @@ from .flash_attn import *  # noqa: F403  what the original module shows too
 from .flash_shared import bound, check_offsets, options_of
 
 __all__ = [
+    "USE_TRITON_ROCM",
     "FlashAttnFunc",
     "FlashAttnKVPackedFunc",
     "FlashAttnQKVPackedFunc",
@@ -42,6 +43,8 @@ __all__ = [
     "_wrapped_flash_attn_varlen_forward",
 ]
 __all__ += [name for name in public.__all__ if name.startswith("flash_attn_")]
+
+USE_TRITON_ROCM = False  # callers ask which kernels compute: not that project's for ROCm
 
 
 def _get_block_size_n(device: Any, head_dim: int, is_dropout: bool, is_causal: bool) -> int:
