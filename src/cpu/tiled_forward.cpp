@@ -21,6 +21,8 @@
 namespace fulmen::cpu {
 namespace {
 
+constexpr i64 kStripRows = 32;  // a whole number of panels for every instruction set
+
 template <class Real>
 class ForwardBlock {
  public:
@@ -44,8 +46,12 @@ class ForwardBlock {
       const BlockRange blocks =
           visible_column_blocks(problem_.mask, sequence_.shape, rows_, sizes_.columns);
       for (i64 block = blocks.visible.begin; block < blocks.visible.end; ++block) {
-        add_keys(rows_of_block(block, sizes_.columns, sequence_.shape.kv_len),
-                 blocks.is_full(block), block == blocks.visible.begin);
+        load_keys(rows_of_block(block, sizes_.columns, sequence_.shape.kv_len));
+        if (blocks.is_full(block)) {
+          add_pairs(rows_, keys_, true);
+        } else {
+          add_visible_pairs();
+        }
       }
       finish(blocks.visible.size() > 0);
     }
@@ -61,7 +67,7 @@ class ForwardBlock {
     return source_of(problem_.arrays[array], sequence_.batch, head, row);
   }
 
-  // Q^T in panels;  m = -inf, l = 0
+  // Q^T in panels;  m = -inf, l = 0, O = 0
   void start() {
     const View<Real> Q =
         rows_of(kernels_, rows_in(Array::kQ, head_, sequence_.q_begin + rows_.begin), rows_.size(),
@@ -71,75 +77,105 @@ class ForwardBlock {
     const State empty;
     std::fill_n(scratch_.row_max, sizes_.padded_rows, static_cast<Real>(empty.row_max));
     std::fill_n(scratch_.row_sum, sizes_.padded_rows, static_cast<Real>(empty.row_sum));
+    std::fill_n(scratch_.O, rows_.size() * sizes_.padded_dim_v, Real(0));
   }
 
-  void add_keys(Interval keys, bool is_full, bool is_first) {
-    const View<Real> K =
-        rows_of(kernels_, rows_in(Array::kK, kv_head_, sequence_.kv_begin + keys.begin),
-                keys.size(), problem_.dim_qk, Reads::kElements, scratch_.K, sizes_.padded_dim_qk);
-    const View<Real> V =
-        rows_of(kernels_, rows_in(Array::kV, kv_head_, sequence_.kv_begin + keys.begin),
-                keys.size(), problem_.dim_v, Reads::kPanels, scratch_.V, sizes_.padded_dim_v);
+  void load_keys(Interval keys) {
+    keys_ = keys;
+    const auto load = [&](Array array, i64 dims, Reads reads, Real* scratch, i64 stride) {
+      return rows_of(kernels_, rows_in(array, kv_head_, sequence_.kv_begin + keys.begin),
+                     keys.size(), dims, reads, scratch, stride);
+    };
+    K_ = load(Array::kK, problem_.dim_qk, Reads::kElements, scratch_.K, sizes_.padded_dim_qk);
+    V_ = load(Array::kV, problem_.dim_v, Reads::kPanels, scratch_.V, sizes_.padded_dim_v);
+  }
+
+  // The block's visible pairs where interval masks hide some, strip by strip of rows: the keys that
+  // every row of the strip sees, and on both sides of them those that some do. Hidden keys cost
+  // nothing beyond a strip's corners.
+  void add_visible_pairs() {
+    for (i64 begin = rows_.begin; begin < rows_.end; begin += kStripRows) {
+      const Interval strip{begin, min(begin + kStripRows, rows_.end)};
+      const Interval first = visible_columns(problem_.mask, sequence_.shape, strip.begin);
+      const Interval last = visible_columns(problem_.mask, sequence_.shape, strip.end - 1);
+      const Interval some = clamped(max(first.begin, keys_.begin), last.end, keys_.end);
+      const Interval all = clamped(max(last.begin, some.begin), first.end, some.end);
+      if (all.size() <= 0) {
+        add_pairs(strip, some, false);
+        continue;
+      }
+      add_pairs(strip, {some.begin, all.begin}, false);
+      add_pairs(strip, all, true);
+      add_pairs(strip, {all.end, some.end}, false);
+    }
+  }
+
+  // rows: from a multiple of kStripRows within the block on. keys: of the block that is loaded.
+  // is_full: no interval mask hides a pair of them.
+  void add_pairs(Interval rows, Interval keys, bool is_full) {
+    if (keys.size() <= 0) return;
+    const i64 row = rows.begin - rows_.begin;
+    const i64 key = keys.begin - keys_.begin;
     // S^T = K Q^T
     Real* const S = scratch_.scores;
     const i64 stride = sizes_.padded_rows;
     kernels_.multiply({.rows = keys.size(),
-                       .columns = rows_.size(),
+                       .columns = rows.size(),
                        .depth = problem_.dim_qk,
-                       .A = K.data,
-                       .A_row_stride = K.stride,
+                       .A = K_.data + key * K_.stride,
+                       .A_row_stride = K_.stride,
                        .A_depth_stride = 1,
-                       .B = scratch_.Q_lanes,
+                       .B = scratch_.Q_lanes + row * problem_.dim_qk,
                        .B_depth_stride = kernels_.lanes,
                        .B_panel_stride = problem_.dim_qk * kernels_.lanes,
                        .C = S,
                        .C_row_stride = stride});
     // S <- softcap(scale S) + addend;  m, l <- update;  P = exp(S - m)
-    const ScoreTerms<Real> terms = score_terms(keys, is_full);
+    const ScoreTerms<Real> terms = score_terms(rows, keys, is_full);
     const bool rescales = kernels_.softmax({.scores = S,
                                             .stride = stride,
                                             .keys = keys.size(),
-                                            .rows = rows_.size(),
+                                            .rows = rows.size(),
                                             .terms = terms,
-                                            .row_max = scratch_.row_max,
-                                            .row_sum = scratch_.row_sum,
-                                            .rescale = scratch_.rescale});
+                                            .row_max = scratch_.row_max + row,
+                                            .row_sum = scratch_.row_sum + row,
+                                            .rescale = scratch_.rescale + row});
     // O = rescale O + P V
     multiply_visible<Real>(kernels_,
-                           {.rows = rows_.size(),
+                           {.rows = rows.size(),
                             .columns = problem_.dim_v,
                             .depth = keys.size(),
                             .A = S,
                             .A_row_stride = 1,
                             .A_depth_stride = stride,
-                            .B = V.data,
-                            .B_depth_stride = V.stride,
+                            .B = V_.data + key * V_.stride,
+                            .B_depth_stride = V_.stride,
                             .B_panel_stride = kernels_.lanes,
-                            .C = scratch_.O,
+                            .C = scratch_.O + row * sizes_.padded_dim_v,
                             .C_row_stride = sizes_.padded_dim_v,
-                            .accumulates = !is_first,
-                            .row_scale = rescales && !is_first ? scratch_.rescale : nullptr},
+                            .accumulates = true,
+                            .row_scale = rescales ? scratch_.rescale + row : nullptr},
                            {terms.addend, 1, stride}, scratch_.finite_rows, sizes_.padded_dim_v);
   }
 
-  ScoreTerms<Real> score_terms(Interval keys, bool is_full) {
+  ScoreTerms<Real> score_terms(Interval rows, Interval keys, bool is_full) {
     const bool has_addend = !is_full || terms_.adds_everywhere();
     const bool has_keep = problem_.dropout.enabled();
     if (has_addend) {
-      terms_.fill_addend(rows_, keys, scratch_.pair_rows, sizes_.padded_columns);
-      turn_pairs(keys, scratch_.addend);
+      terms_.fill_addend(rows, keys, scratch_.pair_rows, sizes_.padded_columns);
+      turn_pairs(rows, keys, scratch_.addend);
     }
     if (has_keep) {
-      terms_.fill_keep(rows_, keys, scratch_.pair_rows, sizes_.padded_columns);
-      turn_pairs(keys, scratch_.keep);
+      terms_.fill_keep(rows, keys, scratch_.pair_rows, sizes_.padded_columns);
+      turn_pairs(rows, keys, scratch_.keep);
     }
     return {problem_.score_map.as<Real>(), has_addend ? scratch_.addend : nullptr,
             has_keep ? scratch_.keep : nullptr};
   }
 
-  void turn_pairs(Interval keys, Real* lanes) {
-    kernels_.transpose({scratch_.pair_rows, sizes_.padded_columns}, rows_.size(), keys.size(),
-                       lanes, kernels_.lanes, sizes_.padded_rows);
+  void turn_pairs(Interval rows, Interval keys, Real* lanes) {
+    kernels_.transpose({scratch_.pair_rows, sizes_.padded_columns}, rows.size(), keys.size(), lanes,
+                       kernels_.lanes, sizes_.padded_rows);
   }
 
   // o = O / l_total;  lse = m + log l;  stats = (m, l)
@@ -206,8 +242,10 @@ class ForwardBlock {
   i64 kv_head_;
   Sequence sequence_;
   PairTerms<Real> terms_;
-  Interval rows_;   // of the block, within q_len
-  Interval owned_;  // of the block, within the rows that the sequence owns
+  Interval rows_;        // of the block, within q_len
+  Interval owned_;       // of the block, within the rows that the sequence owns
+  Interval keys_{0, 0};  // those that are loaded
+  View<Real> K_{}, V_{};
 };
 
 template <class Real>

@@ -110,17 +110,37 @@ inline void store_rows(View<double> in, i64 rows, i64 dims, const double* factor
 
 namespace {
 
+// Columns [0, dims) of kWidth rows into kWidth lanes of a panel; whole squares only. Returns the
+// columns done.
+template <class Real>
+i64 transpose_squares(View<Real> in, i64 dims, Real* out, i64 depth_stride) {
+  constexpr i64 kStep = kWidth<Real>;
+  i64 d = 0;
+  for (; d + kStep <= dims; d += kStep) {
+    Vector<Real> square[kStep];
+#pragma GCC unroll 16
+    for (i64 lane = 0; lane < kStep; ++lane) square[lane] = load(in.data + lane * in.stride + d);
+    transpose_square<Real>(square);
+#pragma GCC unroll 16
+    for (i64 i = 0; i < kStep; ++i) store(out + (d + i) * depth_stride, square[i]);
+  }
+  return d;
+}
+
 template <class Real>
 void transpose(View<Real> in, i64 rows, i64 dims, Real* out, i64 panel_stride, i64 depth_stride) {
   constexpr i64 kPanel = kLanes<Real>;
+  constexpr i64 kStep = kWidth<Real>;
   for (i64 first = 0; first < rows; first += kPanel, out += panel_stride) {
     const i64 present = rows - first < kPanel ? rows - first : kPanel;
-    for (i64 lane = 0; lane < present; ++lane) {
-      const Real* from = in.data + (first + lane) * in.stride;
-      for (i64 d = 0; d < dims; ++d) out[d * depth_stride + lane] = from[d];
-    }
-    for (i64 lane = present; lane < kPanel; ++lane) {
-      for (i64 d = 0; d < dims; ++d) out[d * depth_stride + lane] = Real(0);
+    for (i64 lane = 0; lane < kPanel; lane += kStep) {
+      const View<Real> some{in.data + (first + lane) * in.stride, in.stride};
+      const i64 count = present - lane < kStep ? present - lane : kStep;
+      i64 d = count == kStep ? transpose_squares(some, dims, out + lane, depth_stride) : 0;
+      for (; d < dims; ++d) {
+        Real* const to = out + d * depth_stride + lane;
+        for (i64 i = 0; i < kStep; ++i) to[i] = i < count ? some.data[i * in.stride + d] : Real(0);
+      }
     }
   }
 }
@@ -143,15 +163,15 @@ bool all_finite(View<Real> in, i64 rows, i64 dims) {
 
 namespace {
 
-template <class Real, int kRows>
+template <class Real, int kVectors, int kRows>
 [[gnu::noinline]] void multiply_tile(const Product<Real>& product, i64 row, i64 panel) {
   constexpr int kStep = kWidth<Real>;
-  Vector<Real> sum[kRows][kTileVectors];
+  Vector<Real> sum[kRows][kVectors];
   Real* const C = product.C + row * product.C_row_stride + panel * kLanes<Real>;
 #pragma GCC unroll 16
   for (int i = 0; i < kRows; ++i) {
 #pragma GCC unroll 4
-    for (int v = 0; v < kTileVectors; ++v) {
+    for (int v = 0; v < kVectors; ++v) {
       sum[i][v] = Vector<Real>{};
       if (product.accumulates) sum[i][v] = load(C + i * product.C_row_stride + v * kStep);
       if (product.row_scale) sum[i][v] *= product.row_scale[row + i];
@@ -160,14 +180,14 @@ template <class Real, int kRows>
   const Real* A = product.A + row * product.A_row_stride;
   const Real* B = product.B + panel * product.B_panel_stride;
   for (i64 k = 0; k < product.depth; ++k) {
-    Vector<Real> b[kTileVectors];
+    Vector<Real> b[kVectors];
 #pragma GCC unroll 4
-    for (int v = 0; v < kTileVectors; ++v) b[v] = load(B + v * kStep);
+    for (int v = 0; v < kVectors; ++v) b[v] = load(B + v * kStep);
 #pragma GCC unroll 16
     for (int i = 0; i < kRows; ++i) {
       const Vector<Real> a = broadcast(A[i * product.A_row_stride]);
 #pragma GCC unroll 4
-      for (int v = 0; v < kTileVectors; ++v) sum[i][v] = multiply_add(a, b[v], sum[i][v]);
+      for (int v = 0; v < kVectors; ++v) sum[i][v] = multiply_add(a, b[v], sum[i][v]);
     }
     A += product.A_depth_stride;
     B += product.B_depth_stride;
@@ -175,29 +195,41 @@ template <class Real, int kRows>
 #pragma GCC unroll 16
   for (int i = 0; i < kRows; ++i) {
 #pragma GCC unroll 4
-    for (int v = 0; v < kTileVectors; ++v) {
+    for (int v = 0; v < kVectors; ++v) {
       store(C + i * product.C_row_stride + v * kStep, sum[i][v]);
     }
   }
 }
 
 // The last rows, fewer than kTileRows.
-template <class Real, int kRows>
+template <class Real, int kVectors, int kRows>
 void multiply_rest(const Product<Real>& product, i64 row, i64 panel) {
   if constexpr (kRows > 0) {
-    if (product.rows - row == kRows) return multiply_tile<Real, kRows>(product, row, panel);
-    multiply_rest<Real, kRows - 1>(product, row, panel);
+    if (product.rows - row == kRows) {
+      return multiply_tile<Real, kVectors, kRows>(product, row, panel);
+    }
+    multiply_rest<Real, kVectors, kRows - 1>(product, row, panel);
   }
 }
 
+template <class Real, int kVectors>
+void multiply_panel(const Product<Real>& product, i64 panel) {
+  i64 row = 0;
+  for (; row + kTileRows <= product.rows; row += kTileRows) {
+    multiply_tile<Real, kVectors, kTileRows>(product, row, panel);
+  }
+  multiply_rest<Real, kVectors, kTileRows - 1>(product, row, panel);
+}
+
+// A last panel of which one vector is wanted is computed only that far.
 template <class Real>
 void multiply(const Product<Real>& product) {
   for (i64 panel = 0; panel * kLanes<Real> < product.columns; ++panel) {
-    i64 row = 0;
-    for (; row + kTileRows <= product.rows; row += kTileRows) {
-      multiply_tile<Real, kTileRows>(product, row, panel);
+    if (product.columns - panel * kLanes<Real> > kWidth<Real>) {
+      multiply_panel<Real, kTileVectors>(product, panel);
+    } else {
+      multiply_panel<Real, 1>(product, panel);
     }
-    multiply_rest<Real, kTileRows - 1>(product, row, panel);
   }
 }
 
@@ -246,14 +278,15 @@ template <class Real, bool kPlain>
   Vector<Real> block_max = broadcast(-kInfinity<Real>);
   for (i64 j = 0; j < block.keys; ++j) {
     const i64 at = j * block.stride;
-    Vector<Real> s = load(scores + at) * scale;
+    Vector<Real> s = load(scores + at);
     if constexpr (!kPlain) {
-      s = modified(s, terms.map.softcap);
+      s = modified(s * scale, terms.map.softcap);
       if (terms.addend) s = with_addend<Real>(s, load(terms.addend + lane + at));
       store(scores + at, s);
     }
     block_max = larger(block_max, s);
   }
+  if constexpr (kPlain) block_max *= scale;  // rounding keeps the order
   // m, l <- m, l of the union
   SoftmaxLanes<Real> state{load(block.row_max + lane), load(block.row_sum + lane)};
   const Vector<Real> rescale = state.update(block_max);
@@ -279,7 +312,8 @@ template <class Real, bool kPlain>
 
 template <class Real>
 bool softmax(const SoftmaxBlock<Real>& block) {
-  const bool plain = block.terms.map.softcap == Real(0) && !block.terms.addend && !block.terms.keep;
+  const bool plain = block.terms.map.softcap == Real(0) && block.terms.map.scale > Real(0) &&
+                     !block.terms.addend && !block.terms.keep;
   bool rescales = false;
   for (i64 lane = 0; lane < block.rows; lane += kWidth<Real>) {
     const bool changed =

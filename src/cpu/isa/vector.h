@@ -17,6 +17,8 @@
 // all.
 #pragma once
 
+#include <utility>
+
 #include "kernels/base.cuh"
 
 #if defined(__SSE2__)
@@ -152,6 +154,32 @@ template <class AnyVector>
 #endif
 #endif
 
+template <int kOffset, class AnyVector, int... kLane>
+[[gnu::always_inline]] inline AnyVector interleaved(AnyVector a, AnyVector b,
+                                                    std::integer_sequence<int, kLane...>) {
+  constexpr int kCount = sizeof...(kLane);
+  return __builtin_shufflevector(a, b, (kOffset + kLane / 2 + kLane % 2 * kCount)...);
+}
+
+// rows[i][j] <-> rows[j][i]. Each step interleaves row i with row i + kWidth / 2 (a perfect
+// shuffle of the whole square), which turns one bit of the column into one bit of the row.
+template <class Real>
+[[gnu::always_inline]] inline void transpose_square(Vector<Real> (&rows)[kWidth<Real>]) {
+  constexpr int kSize = kWidth<Real>;
+  constexpr auto kAll = std::make_integer_sequence<int, kSize>();
+#pragma GCC unroll 4
+  for (int step = 1; step < kSize; step *= 2) {
+    Vector<Real> next[kSize];
+#pragma GCC unroll 8
+    for (int i = 0; i < kSize / 2; ++i) {
+      next[2 * i] = interleaved<0>(rows[i], rows[i + kSize / 2], kAll);
+      next[2 * i + 1] = interleaved<kSize / 2>(rows[i], rows[i + kSize / 2], kAll);
+    }
+#pragma GCC unroll 16
+    for (int i = 0; i < kSize; ++i) rows[i] = next[i];
+  }
+}
+
 // Whether any lane of a comparison holds.
 template <class Mask>
 [[gnu::always_inline]] inline bool any(Mask mask) {
@@ -282,26 +310,45 @@ struct ExpConstants<double> {
                                            1.0 / 39916800.0, 1.0 / 479001600.0, 1.0 / 6227020800.0};
 };
 
+// p 2^n, rounded once, also below the normal numbers. The low bits of `rounded` hold n.
+#if defined(__AVX512F__)
+template <class Real>
+[[gnu::always_inline]] inline Vector<Real> scaled_by_power(Vector<Real> p, Vector<Real> n,
+                                                           Vector<Real>) {
+  if constexpr (sizeof(Real) == sizeof(float)) {
+    return _mm512_scalef_ps(p, n);
+  } else {
+    return _mm512_scalef_pd(p, n);
+  }
+}
+#else
+template <class Real>
+[[gnu::always_inline]] inline Vector<Real> scaled_by_power(Vector<Real> p, Vector<Real>,
+                                                           Vector<Real> rounded) {
+  using Constants = ExpConstants<Real>;
+  using Bits = typename VectorOf<Real>::Bits;
+  // In two factors, so that results below the normal numbers are rounded, not lost.
+  const Bits power = ((Bits)rounded << Constants::kMantissaBits) + Constants::kRaised;
+  return p * (Vector<Real>)power * Constants::kLower;
+}
+#endif
+
 template <class Real>
 [[gnu::always_inline]] inline Vector<Real> exponential(Vector<Real> x) {
   using Constants = ExpConstants<Real>;
-  using Bits = typename VectorOf<Real>::Bits;
   constexpr int kTerms = sizeof(Constants::kPolynomial) / sizeof(Real);
+  const Vector<Real> bounded = larger(x, broadcast(Constants::kLowest));  // NaN stays
   const Vector<Real> rounded =
-      multiply_add(x, broadcast(Constants::kLog2E), broadcast(Constants::kRound));
+      multiply_add(bounded, broadcast(Constants::kLog2E), broadcast(Constants::kRound));
   const Vector<Real> n = rounded - Constants::kRound;
-  Vector<Real> r = multiply_add(n, broadcast(-Constants::kLn2High), x);
+  Vector<Real> r = multiply_add(n, broadcast(-Constants::kLn2High), bounded);
   r = multiply_add(n, broadcast(-Constants::kLn2Low), r);
   Vector<Real> p = broadcast(Constants::kPolynomial[kTerms - 1]);
 #pragma GCC unroll 16
   for (int term = kTerms - 2; term >= 0; --term) {
     p = multiply_add(p, r, broadcast(Constants::kPolynomial[term]));
   }
-  p = multiply_add(p * r, r, r) + Real(1);
-  // In two factors, so that results below the normal numbers are rounded, not lost.
-  const Bits power = ((Bits)rounded << Constants::kMantissaBits) + Constants::kRaised;
-  const Vector<Real> value = p * (Vector<Real>)power * Constants::kLower;
-  return x < Constants::kLowest ? Vector<Real>{} : value;
+  return scaled_by_power<Real>(multiply_add(p * r, r, r) + Real(1), n, rounded);
 }
 
 // tanh(x) = x + x^3 q(x^2) near 0, where 1 - 2 / (exp(2x) + 1) would cancel. q: minimax fit,
