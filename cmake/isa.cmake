@@ -8,11 +8,14 @@ set(FULMEN_ISA_SOURCES ${PROJECT_SOURCE_DIR}/src/cpu/isa/kernels_baseline.cpp)
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64|amd64")
   set(FULMEN_ISA_AVX2 ${PROJECT_SOURCE_DIR}/src/cpu/isa/kernels_avx2.cpp)
   set(FULMEN_ISA_AVX512 ${PROJECT_SOURCE_DIR}/src/cpu/isa/kernels_avx512.cpp)
+  set(FULMEN_ISA_AVX512_BF16 ${PROJECT_SOURCE_DIR}/src/cpu/isa/kernels_avx512bf16.cpp)
   set_source_files_properties(${FULMEN_ISA_AVX2} PROPERTIES
     COMPILE_OPTIONS "-mavx2;-mfma;-mf16c")
   set_source_files_properties(${FULMEN_ISA_AVX512} PROPERTIES
     COMPILE_OPTIONS "-mavx512f;-mavx512bw;-mavx512dq;-mavx512vl;-mfma;-mf16c")
-  list(APPEND FULMEN_ISA_SOURCES ${FULMEN_ISA_AVX2} ${FULMEN_ISA_AVX512})
+  set_source_files_properties(${FULMEN_ISA_AVX512_BF16} PROPERTIES
+    COMPILE_OPTIONS "-mavx512f;-mavx512bw;-mavx512dq;-mavx512vl;-mavx512bf16;-mfma;-mf16c")
+  list(APPEND FULMEN_ISA_SOURCES ${FULMEN_ISA_AVX2} ${FULMEN_ISA_AVX512} ${FULMEN_ISA_AVX512_BF16})
 endif()
 
 # Vectors are passed between functions of one unit only, so the psABI notes do not concern us; the

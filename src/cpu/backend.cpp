@@ -46,6 +46,8 @@ bool has_avx512() {
   return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
          __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
 }
+
+bool has_avx512_bf16() { return has_avx512() && __builtin_cpu_supports("avx512bf16"); }
 #endif
 
 // Worst first.
@@ -54,6 +56,7 @@ constexpr Isa kIsas[] = {
 #if defined(__x86_64__)
     {&kTablesAvx2, has_avx2},
     {&kTablesAvx512, has_avx512},
+    {&kTablesAvx512Bf16, has_avx512_bf16},
 #endif
 };
 
@@ -96,6 +99,8 @@ template <>
 const Kernels<double>& kernels<double>() {
   return tables().float64;
 }
+
+const PairKernels* pair_kernels() { return tables().pairs; }
 
 CpuDevice cpu_device() {
   const Kernels<float>& table = kernels<float>();

@@ -39,17 +39,21 @@ struct View {
   i64 stride;
 };
 
+// Two neighbours in bf16, the first in the low half.
+using Pair = u32;
+
 // C[i][n] = start + sum over k of A[i][k] B[k][n], k rising, one fused multiply-add each where the
-// instruction set has it. B comes in panels of `lanes` columns.
-template <class Real>
+// instruction set has it. B comes in panels of `lanes` columns. Of Pairs, a step of depth is the
+// dot product of two.
+template <class Real, class Element = Real>
 struct Product {
   i64 rows;
   i64 columns;
   i64 depth;
-  const Real* A;
+  const Element* A;
   i64 A_row_stride;
   i64 A_depth_stride;
-  const Real* B;
+  const Element* B;
   i64 B_depth_stride;
   i64 B_panel_stride;
   Real* C;
@@ -124,20 +128,48 @@ struct Kernels {
   void (*gradient)(const GradientBlock<Real>& block);
 };
 
+// The steps of the forward pass in which bf16 is multiplied as it is, two products an instruction.
+// Such instructions take numbers below the normal ones for 0, and a hidden value of inf or NaN
+// would spoil a sum: they are for blocks of ordinary numbers only, 0 or from kLeastOrdinary to the
+// largest finite one. What they lose is then below 2^-126 in a sum of products with weights up
+// to 1.
+struct PairKernels {
+  // out[row][d / 2] = elements d and d + 1, dims and columns up to a multiple of lanes filled with
+  // 0. Returns whether all are ordinary. source: bf16.
+  bool (*pack_columns)(const Source& source, i64 rows, i64 dims, Pair* out, i64 out_stride);
+
+  // out[row / 2][d] = element d of rows `row` and row + 1; likewise.
+  bool (*pack_rows)(const Source& source, i64 rows, i64 dims, Pair* out, i64 out_stride);
+
+  void (*transpose)(View<Pair> in, i64 rows, i64 dims, Pair* out, i64 panel_stride,
+                    i64 depth_stride);
+
+  void (*multiply)(const Product<float, Pair>& product);
+
+  // As softmax of Kernels, but the weights become Pairs of keys, (keys / 2, stride), over the
+  // scores.
+  bool (*softmax)(const SoftmaxBlock<float>& block);
+};
+
 // The table in use: chosen once, at the first call, from what the processor has and
 // FULMEN_CPU_ISA; backend.cpp. Throws Error when that names what is not there.
 template <class Real>
 const Kernels<Real>& kernels();
 
+// Null where the instruction set has no such instructions.
+const PairKernels* pair_kernels();
+
 struct IsaTables {
   Kernels<float> float32;  // also for float16 and bfloat16
   Kernels<double> float64;
+  const PairKernels* pairs = nullptr;
 };
 
 extern const IsaTables kTablesBaseline;
 #if defined(__x86_64__)
 extern const IsaTables kTablesAvx2;
 extern const IsaTables kTablesAvx512;
+extern const IsaTables kTablesAvx512Bf16;
 #endif
 
 }  // namespace fulmen::cpu

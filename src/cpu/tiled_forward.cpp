@@ -30,6 +30,7 @@ class ForwardBlock {
                const HeadBlock& at)
       : problem_(problem),
         kernels_(kernels<Real>()),
+        pairs_(problem.dtype == DType::kBFloat16 ? pair_kernels() : nullptr),
         sizes_(sizes),
         scratch_(scratch),
         index_(at.sequence_index),
@@ -62,6 +63,7 @@ class ForwardBlock {
   // A finished row's few numbers cost nothing, so they are computed in float64.
   using Math = LibmMath<double>;
   using State = SoftmaxState<Math>;
+  static constexpr bool kHasPairs = kDTypeOf<Real> == DType::kFloat32;
 
   Source rows_in(Array array, i64 head, i64 row) const {
     return source_of(problem_.arrays[array], sequence_.batch, head, row);
@@ -69,26 +71,57 @@ class ForwardBlock {
 
   // Q^T in panels;  m = -inf, l = 0, O = 0
   void start() {
-    const View<Real> Q =
-        rows_of(kernels_, rows_in(Array::kQ, head_, sequence_.q_begin + rows_.begin), rows_.size(),
-                problem_.dim_qk, Reads::kElements, scratch_.Q, sizes_.padded_dim_qk);
-    kernels_.transpose(Q, rows_.size(), problem_.dim_qk, scratch_.Q_lanes,
-                       problem_.dim_qk * kernels_.lanes, kernels_.lanes);
+    pairs_fit_ = pairs_ && load_query_pairs();
+    if (!pairs_fit_) load_query_lanes();
     const State empty;
     std::fill_n(scratch_.row_max, sizes_.padded_rows, static_cast<Real>(empty.row_max));
     std::fill_n(scratch_.row_sum, sizes_.padded_rows, static_cast<Real>(empty.row_sum));
     std::fill_n(scratch_.O, rows_.size() * sizes_.padded_dim_v, Real(0));
   }
 
+  void load_query_lanes() {
+    const View<Real> Q =
+        rows_of(kernels_, rows_in(Array::kQ, head_, sequence_.q_begin + rows_.begin), rows_.size(),
+                problem_.dim_qk, Reads::kElements, scratch_.Q, sizes_.padded_dim_qk);
+    kernels_.transpose(Q, rows_.size(), problem_.dim_qk, scratch_.Q_lanes,
+                       problem_.dim_qk * kernels_.lanes, kernels_.lanes);
+    has_query_lanes_ = true;
+  }
+
+  // False where they are not all ordinary.
+  bool load_query_pairs() {
+    const i64 stride = sizes_.padded_dim_qk / 2;
+    const bool ordinary =
+        pairs_->pack_columns(rows_in(Array::kQ, head_, sequence_.q_begin + rows_.begin),
+                             rows_.size(), problem_.dim_qk, scratch_.Q_rows, stride);
+    if (ordinary) {
+      pairs_->transpose({scratch_.Q_rows, stride}, rows_.size(), dim_pairs(), scratch_.Q_pairs,
+                        dim_pairs() * kernels_.lanes, kernels_.lanes);
+    }
+    return ordinary;
+  }
+
   void load_keys(Interval keys) {
     keys_ = keys;
-    const auto load = [&](Array array, i64 dims, Reads reads, Real* scratch, i64 stride) {
-      return rows_of(kernels_, rows_in(array, kv_head_, sequence_.kv_begin + keys.begin),
-                     keys.size(), dims, reads, scratch, stride);
-    };
-    K_ = load(Array::kK, problem_.dim_qk, Reads::kElements, scratch_.K, sizes_.padded_dim_qk);
-    V_ = load(Array::kV, problem_.dim_v, Reads::kPanels, scratch_.V, sizes_.padded_dim_v);
+    in_pairs_ = pairs_fit_ && load_key_pairs();
+    if (in_pairs_) return;
+    if (!has_query_lanes_) load_query_lanes();
+    const i64 row = sequence_.kv_begin + keys.begin;
+    K_ = rows_of(kernels_, rows_in(Array::kK, kv_head_, row), keys.size(), problem_.dim_qk,
+                 Reads::kElements, scratch_.K, sizes_.padded_dim_qk);
+    V_ = rows_of(kernels_, rows_in(Array::kV, kv_head_, row), keys.size(), problem_.dim_v,
+                 Reads::kPanels, scratch_.V, sizes_.padded_dim_v);
   }
+
+  bool load_key_pairs() {
+    const i64 row = sequence_.kv_begin + keys_.begin;
+    return pairs_->pack_columns(rows_in(Array::kK, kv_head_, row), keys_.size(), problem_.dim_qk,
+                                scratch_.K_pairs, sizes_.padded_dim_qk / 2) &&
+           pairs_->pack_rows(rows_in(Array::kV, kv_head_, row), keys_.size(), problem_.dim_v,
+                             scratch_.V_pairs, sizes_.padded_dim_v);
+  }
+
+  i64 dim_pairs() const { return ceil_div(problem_.dim_qk, i64{2}); }
 
   // The block's visible pairs where interval masks hide some, strip by strip of rows: the keys that
   // every row of the strip sees, and on both sides of them those that some do. Hidden keys cost
@@ -98,8 +131,11 @@ class ForwardBlock {
       const Interval strip{begin, min(begin + kStripRows, rows_.end)};
       const Interval first = visible_columns(problem_.mask, sequence_.shape, strip.begin);
       const Interval last = visible_columns(problem_.mask, sequence_.shape, strip.end - 1);
-      const Interval some = clamped(max(first.begin, keys_.begin), last.end, keys_.end);
-      const Interval all = clamped(max(last.begin, some.begin), first.end, some.end);
+      const Interval seen = clamped(max(first.begin, keys_.begin), last.end, keys_.end);
+      const Interval some{even(seen.begin), seen.end};
+      const i64 all_end = clamp<i64>(first.end, some.begin, some.end);
+      const Interval all{even(clamp<i64>(last.begin, some.begin, some.end) + 1),
+                         all_end == keys_.end ? all_end : even(all_end)};
       if (all.size() <= 0) {
         add_pairs(strip, some, false);
         continue;
@@ -110,15 +146,48 @@ class ForwardBlock {
     }
   }
 
+  // Keys stay together in twos, counted from the first of the block.
+  i64 even(i64 key) const { return key - (key - keys_.begin) % 2; }
+
   // rows: from a multiple of kStripRows within the block on. keys: of the block that is loaded.
   // is_full: no interval mask hides a pair of them.
   void add_pairs(Interval rows, Interval keys, bool is_full) {
     if (keys.size() <= 0) return;
     const i64 row = rows.begin - rows_.begin;
-    const i64 key = keys.begin - keys_.begin;
     // S^T = K Q^T
-    Real* const S = scratch_.scores;
-    const i64 stride = sizes_.padded_rows;
+    multiply_scores(rows, keys);
+    // S <- softcap(scale S) + addend;  m, l <- update;  P = exp(S - m)
+    const ScoreTerms<Real> terms = score_terms(rows, keys, is_full);
+    const bool rescales = softmax({.scores = scratch_.scores,
+                                   .stride = sizes_.padded_rows,
+                                   .keys = keys.size(),
+                                   .rows = rows.size(),
+                                   .terms = terms,
+                                   .row_max = scratch_.row_max + row,
+                                   .row_sum = scratch_.row_sum + row,
+                                   .rescale = scratch_.rescale + row});
+    // O = rescale O + P V
+    add_values(rows, keys, terms.addend, rescales ? scratch_.rescale + row : nullptr);
+  }
+
+  void multiply_scores(Interval rows, Interval keys) {
+    const i64 row = rows.begin - rows_.begin;
+    const i64 key = keys.begin - keys_.begin;
+    if constexpr (kHasPairs) {
+      if (in_pairs_) {
+        return pairs_->multiply({.rows = keys.size(),
+                                 .columns = rows.size(),
+                                 .depth = dim_pairs(),
+                                 .A = scratch_.K_pairs + key * (sizes_.padded_dim_qk / 2),
+                                 .A_row_stride = sizes_.padded_dim_qk / 2,
+                                 .A_depth_stride = 1,
+                                 .B = scratch_.Q_pairs + row * dim_pairs(),
+                                 .B_depth_stride = kernels_.lanes,
+                                 .B_panel_stride = dim_pairs() * kernels_.lanes,
+                                 .C = scratch_.scores,
+                                 .C_row_stride = sizes_.padded_rows});
+      }
+    }
     kernels_.multiply({.rows = keys.size(),
                        .columns = rows.size(),
                        .depth = problem_.dim_qk,
@@ -128,34 +197,53 @@ class ForwardBlock {
                        .B = scratch_.Q_lanes + row * problem_.dim_qk,
                        .B_depth_stride = kernels_.lanes,
                        .B_panel_stride = problem_.dim_qk * kernels_.lanes,
-                       .C = S,
-                       .C_row_stride = stride});
-    // S <- softcap(scale S) + addend;  m, l <- update;  P = exp(S - m)
-    const ScoreTerms<Real> terms = score_terms(rows, keys, is_full);
-    const bool rescales = kernels_.softmax({.scores = S,
-                                            .stride = stride,
-                                            .keys = keys.size(),
-                                            .rows = rows.size(),
-                                            .terms = terms,
-                                            .row_max = scratch_.row_max + row,
-                                            .row_sum = scratch_.row_sum + row,
-                                            .rescale = scratch_.rescale + row});
-    // O = rescale O + P V
+                       .C = scratch_.scores,
+                       .C_row_stride = sizes_.padded_rows});
+  }
+
+  bool softmax(const SoftmaxBlock<Real>& block) {
+    if constexpr (kHasPairs) {
+      if (in_pairs_) return pairs_->softmax(block);
+    }
+    return kernels_.softmax(block);
+  }
+
+  void add_values(Interval rows, Interval keys, const Real* addend, const Real* rescale) {
+    const i64 key = keys.begin - keys_.begin;
+    Real* const O = scratch_.O + (rows.begin - rows_.begin) * sizes_.padded_dim_v;
+    if constexpr (kHasPairs) {
+      if (in_pairs_) {
+        return pairs_->multiply({.rows = rows.size(),
+                                 .columns = problem_.dim_v,
+                                 .depth = ceil_div(keys.size(), i64{2}),
+                                 .A = reinterpret_cast<const Pair*>(scratch_.scores),
+                                 .A_row_stride = 1,
+                                 .A_depth_stride = sizes_.padded_rows,
+                                 .B = scratch_.V_pairs + key / 2 * sizes_.padded_dim_v,
+                                 .B_depth_stride = sizes_.padded_dim_v,
+                                 .B_panel_stride = kernels_.lanes,
+                                 .C = O,
+                                 .C_row_stride = sizes_.padded_dim_v,
+                                 .accumulates = true,
+                                 .row_scale = rescale});
+      }
+    }
     multiply_visible<Real>(kernels_,
                            {.rows = rows.size(),
                             .columns = problem_.dim_v,
                             .depth = keys.size(),
-                            .A = S,
+                            .A = scratch_.scores,
                             .A_row_stride = 1,
-                            .A_depth_stride = stride,
+                            .A_depth_stride = sizes_.padded_rows,
                             .B = V_.data + key * V_.stride,
                             .B_depth_stride = V_.stride,
                             .B_panel_stride = kernels_.lanes,
-                            .C = scratch_.O + row * sizes_.padded_dim_v,
+                            .C = O,
                             .C_row_stride = sizes_.padded_dim_v,
                             .accumulates = true,
-                            .row_scale = rescales ? scratch_.rescale + row : nullptr},
-                           {terms.addend, 1, stride}, scratch_.finite_rows, sizes_.padded_dim_v);
+                            .row_scale = rescale},
+                           {addend, 1, sizes_.padded_rows}, scratch_.finite_rows,
+                           sizes_.padded_dim_v);
   }
 
   ScoreTerms<Real> score_terms(Interval rows, Interval keys, bool is_full) {
@@ -235,6 +323,7 @@ class ForwardBlock {
 
   const Problem& problem_;
   const Kernels<Real>& kernels_;
+  const PairKernels* pairs_;  // null where bf16 is not multiplied as it is
   const TileSizes& sizes_;
   const ForwardScratch<Real>& scratch_;
   i64 index_;
@@ -246,6 +335,9 @@ class ForwardBlock {
   Interval owned_;       // of the block, within the rows that the sequence owns
   Interval keys_{0, 0};  // those that are loaded
   View<Real> K_{}, V_{};
+  bool pairs_fit_ = false;  // all of Q is ordinary
+  bool in_pairs_ = false;   // and so are the keys that are loaded
+  bool has_query_lanes_ = false;
 };
 
 template <class Real>

@@ -13,10 +13,13 @@ namespace {
 constexpr i64 kMostLanes = 32;  // float32 with AVX-512
 
 // 96 rows are 16 register tiles of 6 rows and 6, 3 or 24 panels of lanes, for every instruction
-// set; scores (24 KiB in float32), K and V blocks of dimension 64 (16 KiB each) and one panel at
-// work then stay in a second cache of 256 KiB with room to spare.
+// set; scores (48 KiB in float32), K and V blocks of dimension 64 (32 KiB each) and one panel at
+// work then stay in a second cache of 256 KiB with room to spare. Forward, 128 keys a block let the
+// output be loaded, rescaled and stored half as often as 64; the backward pass has four more
+// matrices of a block in use.
 constexpr i64 kTileRows = 96;
-constexpr i64 kTileColumns = 64;
+constexpr i64 kForwardTileColumns = 128;
+constexpr i64 kBackwardTileColumns = 64;
 
 i64 padded(i64 size) { return ceil_div(size, kMostLanes) * kMostLanes; }
 
@@ -24,6 +27,10 @@ i64 num_batches(const Problem& problem) { return problem.packed ? 1 : problem.nu
 
 i64 num_q_rows(const Problem& problem) {
   return num_batches(problem) * problem.heads_q * problem.q_rows;
+}
+
+u32* take_pairs(Arena& arena, const Problem& problem, i64 elements) {
+  return problem.dtype == DType::kBFloat16 ? arena.take<u32>(elements / 2) : nullptr;
 }
 
 template <class Real>
@@ -36,8 +43,10 @@ size_t workspace_bytes(const Problem& problem, Tile tile, int num_slots) {
 }  // namespace
 
 Tile tiled_tile(const Problem& problem, const CpuDevice&) {
+  const i64 columns =
+      problem.operation == Operation::kForward ? kForwardTileColumns : kBackwardTileColumns;
   return {clamp<i64>(padded(problem.max_q), kMostLanes, kTileRows),
-          clamp<i64>(padded(problem.max_kv), kMostLanes, kTileColumns)};
+          clamp<i64>(padded(problem.max_kv), kMostLanes, columns)};
 }
 
 size_t tiled_workspace_bytes(const Problem& problem, Tile tile, const CpuDevice& device) {
@@ -84,7 +93,11 @@ ForwardScratch<Real>::ForwardScratch(Arena& arena, const Problem& problem, const
       addend(arena.take<Real>(sizes.columns * sizes.padded_rows)),
       keep(problem.dropout.enabled() ? arena.take<Real>(sizes.columns * sizes.padded_rows)
                                      : nullptr),
-      finite_rows(arena.take<Real>(sizes.columns * sizes.padded_dim_v)) {}
+      finite_rows(arena.take<Real>(sizes.columns * sizes.padded_dim_v)),
+      Q_rows(take_pairs(arena, problem, sizes.rows * sizes.padded_dim_qk)),
+      Q_pairs(take_pairs(arena, problem, sizes.padded_rows * sizes.padded_dim_qk)),
+      K_pairs(take_pairs(arena, problem, sizes.columns * sizes.padded_dim_qk)),
+      V_pairs(take_pairs(arena, problem, sizes.padded_columns * sizes.padded_dim_v)) {}
 
 template <class Real>
 BackwardShared<Real>::BackwardShared(Arena& arena, const Problem& problem, const TileSizes& sizes)

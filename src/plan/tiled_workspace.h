@@ -73,6 +73,12 @@ struct ForwardScratch {
   Real* addend;       // (columns, rows)
   Real* keep;         // (columns, rows); null without dropout
   Real* finite_rows;  // (columns, dim_v)
+
+  // Of bf16, two numbers in 32 bits; null for other types.
+  u32* Q_rows;   // (rows, dim_qk / 2)
+  u32* Q_pairs;  // (dim_qk / 2, rows) in panels
+  u32* K_pairs;  // (columns, dim_qk / 2)
+  u32* V_pairs;  // (columns / 2, dim_v)
 };
 
 // What all slots share in the forward pass.

@@ -163,8 +163,8 @@ bool all_finite(View<Real> in, i64 rows, i64 dims) {
 
 namespace {
 
-template <class Real, int kVectors, int kRows>
-[[gnu::noinline]] void multiply_tile(const Product<Real>& product, i64 row, i64 panel) {
+template <int kVectors, int kRows, class Real, class Element>
+[[gnu::noinline]] void multiply_tile(const Product<Real, Element>& product, i64 row, i64 panel) {
   constexpr int kStep = kWidth<Real>;
   Vector<Real> sum[kRows][kVectors];
   Real* const C = product.C + row * product.C_row_stride + panel * kLanes<Real>;
@@ -177,15 +177,15 @@ template <class Real, int kVectors, int kRows>
       if (product.row_scale) sum[i][v] *= product.row_scale[row + i];
     }
   }
-  const Real* A = product.A + row * product.A_row_stride;
-  const Real* B = product.B + panel * product.B_panel_stride;
+  const Element* A = product.A + row * product.A_row_stride;
+  const Element* B = product.B + panel * product.B_panel_stride;
   for (i64 k = 0; k < product.depth; ++k) {
-    Vector<Real> b[kVectors];
+    Vector<Element> b[kVectors];
 #pragma GCC unroll 4
     for (int v = 0; v < kVectors; ++v) b[v] = load(B + v * kStep);
 #pragma GCC unroll 16
     for (int i = 0; i < kRows; ++i) {
-      const Vector<Real> a = broadcast(A[i * product.A_row_stride]);
+      const Vector<Element> a = broadcast(A[i * product.A_row_stride]);
 #pragma GCC unroll 4
       for (int v = 0; v < kVectors; ++v) sum[i][v] = multiply_add(a, b[v], sum[i][v]);
     }
@@ -202,33 +202,33 @@ template <class Real, int kVectors, int kRows>
 }
 
 // The last rows, fewer than kTileRows.
-template <class Real, int kVectors, int kRows>
-void multiply_rest(const Product<Real>& product, i64 row, i64 panel) {
+template <int kVectors, int kRows, class Real, class Element>
+void multiply_rest(const Product<Real, Element>& product, i64 row, i64 panel) {
   if constexpr (kRows > 0) {
     if (product.rows - row == kRows) {
-      return multiply_tile<Real, kVectors, kRows>(product, row, panel);
+      return multiply_tile<kVectors, kRows>(product, row, panel);
     }
-    multiply_rest<Real, kVectors, kRows - 1>(product, row, panel);
+    multiply_rest<kVectors, kRows - 1>(product, row, panel);
   }
 }
 
-template <class Real, int kVectors>
-void multiply_panel(const Product<Real>& product, i64 panel) {
+template <int kVectors, class Real, class Element>
+void multiply_panel(const Product<Real, Element>& product, i64 panel) {
   i64 row = 0;
   for (; row + kTileRows <= product.rows; row += kTileRows) {
-    multiply_tile<Real, kVectors, kTileRows>(product, row, panel);
+    multiply_tile<kVectors, kTileRows>(product, row, panel);
   }
-  multiply_rest<Real, kVectors, kTileRows - 1>(product, row, panel);
+  multiply_rest<kVectors, kTileRows - 1>(product, row, panel);
 }
 
 // A last panel of which one vector is wanted is computed only that far.
-template <class Real>
-void multiply(const Product<Real>& product) {
+template <class Real, class Element = Real>
+void multiply(const Product<Real, Element>& product) {
   for (i64 panel = 0; panel * kLanes<Real> < product.columns; ++panel) {
     if (product.columns - panel * kLanes<Real> > kWidth<Real>) {
-      multiply_panel<Real, kTileVectors>(product, panel);
+      multiply_panel<kTileVectors>(product, panel);
     } else {
-      multiply_panel<Real, 1>(product, panel);
+      multiply_panel<1>(product, panel);
     }
   }
 }
@@ -268,8 +268,18 @@ struct SoftmaxLanes {
   }
 };
 
+// Where weights go: over the scores.
+template <class Real>
+struct StoresWeights {
+  static constexpr i64 kKeys = 1;  // at once
+  static void store_keys(const SoftmaxBlock<Real>& block, i64 lane, i64 j,
+                         const Vector<Real>* weights) {
+    store(block.scores + lane + j * block.stride, weights[0]);
+  }
+};
+
 // Rows [lane, lane + kWidth) of a block. Returns whether a rescale is not 1.
-template <class Real, bool kPlain>
+template <class Weights, bool kPlain, class Real>
 [[gnu::always_inline]] inline bool softmax_lanes(const SoftmaxBlock<Real>& block, i64 lane) {
   const ScoreTerms<Real>& terms = block.terms;
   Real* const scores = block.scores + lane;
@@ -293,15 +303,21 @@ template <class Real, bool kPlain>
   // P = exp(s - m);  l += rowsum P
   const Vector<Real> shift = state.shift();
   Vector<Real> sum{};
-  for (i64 j = 0; j < block.keys; ++j) {
-    const i64 at = j * block.stride;
-    const Vector<Real> s = kPlain ? load(scores + at) * scale : load(scores + at);
-    Vector<Real> weight = exponential<Real>(s - shift);
-    sum += weight;
-    if constexpr (!kPlain) {
-      if (terms.keep) weight *= load(terms.keep + lane + at);
+  for (i64 j = 0; j < block.keys; j += Weights::kKeys) {
+    Vector<Real> weights[Weights::kKeys];
+#pragma GCC unroll 2
+    for (i64 some = 0; some < Weights::kKeys; ++some) {
+      weights[some] = Vector<Real>{};
+      if (some > 0 && j + some >= block.keys) break;
+      const i64 at = (j + some) * block.stride;
+      const Vector<Real> s = kPlain ? load(scores + at) * scale : load(scores + at);
+      weights[some] = exponential<Real>(s - shift);
+      sum += weights[some];
+      if constexpr (!kPlain) {
+        if (terms.keep) weights[some] *= load(terms.keep + lane + at);
+      }
     }
-    store(scores + at, weight);
+    Weights::store_keys(block, lane, j, weights);
   }
   state.row_sum += sum;
   store(block.row_max + lane, state.row_max);
@@ -310,17 +326,22 @@ template <class Real, bool kPlain>
   return any(rescale != Real(1));
 }
 
-template <class Real>
-bool softmax(const SoftmaxBlock<Real>& block) {
+template <class Weights, class Real>
+bool softmax_block(const SoftmaxBlock<Real>& block) {
   const bool plain = block.terms.map.softcap == Real(0) && block.terms.map.scale > Real(0) &&
                      !block.terms.addend && !block.terms.keep;
   bool rescales = false;
   for (i64 lane = 0; lane < block.rows; lane += kWidth<Real>) {
-    const bool changed =
-        plain ? softmax_lanes<Real, true>(block, lane) : softmax_lanes<Real, false>(block, lane);
+    const bool changed = plain ? softmax_lanes<Weights, true>(block, lane)
+                               : softmax_lanes<Weights, false>(block, lane);
     rescales = rescales || changed;
   }
   return rescales;
+}
+
+template <class Real>
+bool softmax(const SoftmaxBlock<Real>& block) {
+  return softmax_block<StoresWeights<Real>>(block);
 }
 
 }  // namespace
@@ -385,8 +406,8 @@ namespace {
 
 template <class Real>
 constexpr Kernels<Real> table(const char* isa) {
-  return {isa,           kVectorBytes,    kLanes<Real>,   load_rows,
-          store_rows,    transpose<Real>, multiply<Real>, all_finite<Real>,
+  return {isa,           kVectorBytes,    kLanes<Real>,         load_rows,
+          store_rows,    transpose<Real>, multiply<Real, Real>, all_finite<Real>,
           softmax<Real>, gradient<Real>};
 }
 

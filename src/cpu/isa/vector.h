@@ -62,6 +62,12 @@ struct VectorOf<double> {
   typedef unsigned long long Bits __attribute__((vector_size(kVectorBytes)));
 };
 
+template <>
+struct VectorOf<u32> {
+  typedef u32 Type __attribute__((vector_size(kVectorBytes)));
+  typedef u32 Unaligned __attribute__((vector_size(kVectorBytes), aligned(1), may_alias));
+};
+
 template <class Real>
 using Vector = typename VectorOf<Real>::Type;
 
@@ -179,6 +185,21 @@ template <class Real>
     for (int i = 0; i < kSize; ++i) rows[i] = next[i];
   }
 }
+
+#if defined(__AVX512BF16__)
+// a and b of two bf16 numbers a lane: a0 b0 + a1 b1 + c.
+[[gnu::always_inline]] inline FloatVector multiply_add(Vector<u32> a, Vector<u32> b,
+                                                       FloatVector c) {
+  return _mm512_dpbf16_ps(c, (__m512bh)a, (__m512bh)b);
+}
+
+// Lane by lane, rounded to nearest: `first` in the low half, `second` in the high one.
+[[gnu::always_inline]] inline Vector<u32> pairs_of(FloatVector first, FloatVector second) {
+  const auto one = (Vector<u32>)_mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh(first));
+  const auto other = (Vector<u32>)_mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh(second));
+  return one | other << 16;
+}
+#endif
 
 // Whether any lane of a comparison holds.
 template <class Mask>

@@ -1,0 +1,91 @@
+// SPDX-FileCopyrightText: fulmen contributors
+// SPDX-License-Identifier: Apache-2.0
+//
+// The kernels on pairs of bf16 numbers, for instruction sets that multiply them two at a time, with
+// float32 sums. Scores are S = Q K^T in pairs of dimensions, K as it lies in memory; outputs are
+// P V in pairs of keys, for which V's rows are interleaved and softmax writes its weights in pairs.
+#pragma once
+
+#include "cpu/isa/table.h"
+
+namespace fulmen::cpu {
+namespace {
+
+constexpr i64 kHalfWidth = kVectorBytes / static_cast<i64>(sizeof(Half));
+typedef Half HalvesVector __attribute__((vector_size(kVectorBytes)));
+
+// Collects whether all numbers were 0 or from 2^-64 to the largest finite one.
+struct Ordinary {
+  static constexpr Half kLeast = (127 - 64) << 7;
+  static constexpr Half kInfinity = 0x7f80;
+  HalvesVector odd_ones{};
+
+  void add(HalvesVector bits) {
+    const HalvesVector magnitude = bits & 0x7fff;
+    // Below kLeast, the difference wraps and is large.
+    odd_ones |= (HalvesVector)((magnitude - kLeast >= Half(kInfinity - kLeast)) & (magnitude != 0));
+  }
+  bool holds() const { return !any(odd_ones != 0); }
+};
+
+// kHalfWidth elements of a row from d on; 0 from `dims` on.
+inline HalvesVector load_halves(const Source& source, i64 row, i64 d, i64 dims) {
+  const char* const in = static_cast<const char*>(source.data);
+  const i64 at = row * source.row_stride + d * source.dim_stride;
+  HalvesVector few{};
+  if (source.dim_stride == 1 && d + kHalfWidth <= dims) {
+    __builtin_memcpy(&few, in + at * 2, sizeof(few));
+    return few;
+  }
+  Half each[kHalfWidth] = {};
+  for (i64 i = 0; i < kHalfWidth && d + i < dims; ++i) {
+    __builtin_memcpy(each + i, in + (at + i * source.dim_stride) * 2, sizeof(Half));
+  }
+  __builtin_memcpy(&few, each, sizeof(few));
+  return few;
+}
+
+inline bool pack_columns(const Source& source, i64 rows, i64 dims, Pair* out, i64 out_stride) {
+  Ordinary ordinary;
+  for (i64 row = 0; row < rows; ++row) {
+    for (i64 d = 0; d < dims; d += kHalfWidth) {
+      const HalvesVector bits = load_halves(source, row, d, dims);
+      ordinary.add(bits);
+      store(out + row * out_stride + d / 2, (Vector<u32>)bits);
+    }
+  }
+  return ordinary.holds();
+}
+
+inline bool pack_rows(const Source& source, i64 rows, i64 dims, Pair* out, i64 out_stride) {
+  constexpr auto kAll = std::make_integer_sequence<int, kHalfWidth>();
+  Ordinary ordinary;
+  for (i64 row = 0; row < rows; row += 2) {
+    Pair* const to = out + row / 2 * out_stride;
+    for (i64 d = 0; d < dims; d += kHalfWidth) {
+      const HalvesVector first = load_halves(source, row, d, dims);
+      const HalvesVector second =
+          row + 1 < rows ? load_halves(source, row + 1, d, dims) : HalvesVector{};
+      ordinary.add(first);
+      ordinary.add(second);
+      store(to + d, (Vector<u32>)interleaved<0>(first, second, kAll));
+      store(to + d + kHalfWidth / 2, (Vector<u32>)interleaved<kHalfWidth / 2>(first, second, kAll));
+    }
+  }
+  return ordinary.holds();
+}
+
+struct StoresPairs {
+  static constexpr i64 kKeys = 2;
+  static void store_keys(const SoftmaxBlock<float>& block, i64 lane, i64 j,
+                         const FloatVector* weights) {
+    Pair* const pairs = reinterpret_cast<Pair*>(block.scores);
+    store(pairs + lane + j / 2 * block.stride, pairs_of(weights[0], weights[1]));
+  }
+};
+
+constexpr PairKernels kPairKernels = {pack_columns, pack_rows, transpose<Pair>,
+                                      multiply<float, Pair>, softmax_block<StoresPairs, float>};
+
+}  // namespace
+}  // namespace fulmen::cpu
