@@ -25,7 +25,7 @@ test: ## all checks and tests, as continuous integration runs them (ONLY="a b": 
 	@$(STEPS) test $(ONLY)
 
 test-full: ## the same, and what takes longer
-	@tools/bootstrap.sh test
+	@tools/bootstrap.sh test-full
 	@$(STEPS) test-full $(ONLY)
 
 check: ## the quick half: formatting, linters, types, layer rule, headers, licence lines

@@ -4,14 +4,15 @@
 #
 # Brings a bare machine to where the Makefile can work: `bootstrap.sh run` for the main job,
 # `bootstrap.sh docs` for the documentation alone, `bootstrap.sh test` for all checks and tests as
-# well, and after it, while other steps run, `bootstrap.sh torch` for those of the PyTorch layer.
-# Missing system packages are installed by apt when the user may (root, or sudo without a
-# password), else named in one line. Then .venv is made, and the pinned tools of the requirement
+# well, `bootstrap.sh test-full` for those of AArch64 too, and after it, while other steps run,
+# `bootstrap.sh torch` for those of the PyTorch layer. Missing system packages are installed by apt
+# when the user may (root, or sudo without a password), else named in one line; without those of
+# AArch64 its steps are skipped. Then .venv is made, and the pinned tools of the requirement
 # lists go into it, not compiled, since most of their modules are never imported. Does nothing that
 # is already done.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-purpose="${1:?usage: bootstrap.sh run|docs|test|torch}"
+purpose="${1:?usage: bootstrap.sh run|docs|test|test-full|torch}"
 python="${PYTHON:-python3}"
 
 has() { command -v "$1" >/dev/null 2>&1; }
@@ -23,7 +24,12 @@ has_clang() {  # with the run time of its sanitizers
   [ -n "$clang" ] && [ -e "$("$clang" -print-file-name="libclang_rt.asan-$(uname -m).so")" ]
 }
 
-missing=()
+missing=() wanted=()
+if [ "$purpose" = test-full ]; then
+  purpose=test
+  has aarch64-linux-gnu-g++ || wanted+=(g++-aarch64-linux-gnu)
+  has qemu-aarch64-static || wanted+=(qemu-user-static)
+fi
 has "$python" || missing+=(python3)
 has "$python" && "$python" -c 'import venv, ensurepip' 2>/dev/null || missing+=(python3-venv)
 [ "$purpose" = docs ] || has g++ || missing+=(g++)
@@ -35,19 +41,22 @@ if [ "$purpose" = test ]; then
   { has g++ && has_library boost_context; } || missing+=(libboost-context-dev)
 fi
 
-if [ "${#missing[@]}" -gt 0 ]; then
+if [ "$((${#missing[@]} + ${#wanted[@]}))" -gt 0 ]; then
   apt=()
   if has apt-get && [ "$(id -u)" = 0 ]; then
     apt=(env DEBIAN_FRONTEND=noninteractive apt-get)
   elif has apt-get && has sudo && sudo -n true 2>/dev/null; then
     apt=(sudo -n env DEBIAN_FRONTEND=noninteractive apt-get)
-  else
+  elif [ "${#missing[@]}" -gt 0 ]; then
     echo "fulmen needs ${missing[*]} (names of Debian packages): please install and run again." >&2
     exit 1
   fi
-  echo "installing system packages: ${missing[*]}"
-  "${apt[@]}" update -qq
-  "${apt[@]}" install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
+  if [ "${#apt[@]}" -gt 0 ]; then
+    packages=("${missing[@]}" "${wanted[@]}")
+    echo "installing system packages: ${packages[*]}"
+    "${apt[@]}" update -qq
+    "${apt[@]}" install -y -qq --no-install-recommends "${packages[@]}" >/dev/null
+  fi
 fi
 
 # A virtual environment that was moved or made by a Python that is gone does not start: make it anew.

@@ -15,11 +15,11 @@ import argparse
 import importlib.util
 import os
 import platform
-import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
 
+import aarch64_steps
 import wheel_steps
 from source_tree import ROOT
 from step_runner import Runner, Step, StepError, read_budget, run_all
@@ -43,8 +43,6 @@ MOST_DRAWN_PROBLEMS = "-Drawn/Tiled*AgreesWithTheOracle/?"
 # compiles a dozen kernels; test-full runs every case, and the covering set in more schedules.
 EMULATED_CASES = ["u08_nan_past_the_lengths", "dim8_v128_float16"]
 SCHEDULES = range(2, 21)
-GOOGLETEST = Path("/usr/src/googletest")  # sources, of the package that libgtest-dev brings
-AARCH64_TESTS = "^(cpu|api|core|plan|kernels|include)_test|^example_"
 PYTEST: list[str | Path] = [PYTHON, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
 
 
@@ -72,6 +70,7 @@ def types(runner: Runner) -> None:
 
 def sources(runner: Runner) -> None:
     runner.run([PYTHON, "tools/plant_faults.py", "--check"])
+    runner.run([PYTHON, "tools/kernel_coverage.py", "--check"])
     for line in runner.run([PYTHON, "tools/check_sources.py"]).splitlines():
         if line.startswith("long file"):
             runner.say(line)
@@ -126,28 +125,6 @@ def clang(runner: Runner) -> None:
     build_and_test(runner, "clang", *_clang(runner)[1], env={})
 
 
-def aarch64(runner: Runner) -> None:
-    """Cross-built; its C++ tests and examples run under qemu."""
-    needed = {"g++-aarch64-linux-gnu": shutil.which("aarch64-linux-gnu-g++"),
-              "qemu-user-static": shutil.which("qemu-aarch64-static"),
-              "googletest": GOOGLETEST.is_dir()}  # fmt: skip
-    missing = [package for package, is_there in needed.items() if not is_there]
-    if missing:
-        runner.say(f"skipped: no {', '.join(missing)} (names of Debian packages)")
-        return
-    build = ROOT / "build" / "googletest-aarch64"
-    toolchain = f"-DCMAKE_TOOLCHAIN_FILE={ROOT / 'cmake' / 'aarch64.cmake'}"
-    where = ["-S", str(GOOGLETEST), "-B", str(build), "-DCMAKE_BUILD_TYPE=Release"]
-    runner.run([BIN / "cmake", "-G", "Ninja", *where, toolchain])
-    runner.run([BIN / "cmake", "--build", build, "--parallel", JOBS])
-    runner.run([BIN / "cmake", "--install", build, "--prefix", build / "prefix"])
-    package = f"-DGTest_DIR={build / 'prefix' / 'lib' / 'cmake' / 'GTest'}"
-    runner.run([BIN / "cmake", "--preset", "aarch64", package])
-    runner.run([BIN / "cmake", "--build", "--preset", "aarch64", "--parallel", JOBS])
-    chosen = ["--tests-regex", AARCH64_TESTS, "--parallel", JOBS]
-    runner.run([BIN / "ctest", "--preset", "aarch64", *chosen], show=True)
-
-
 def kernels(runner: Runner) -> None:
     """By the compiler that users have, from its wheel, for each architecture; no GPU is needed."""
     found = importlib.util.find_spec("nvidia")
@@ -200,8 +177,9 @@ def emulated(runner: Runner) -> None:
 
 
 def audited(runner: Runner) -> None:
-    """Faults in the text of GPU kernels, one at a time."""
+    """Faults in the text of GPU kernels, one at a time; and their statements, all of them."""
     runner.run([PYTHON, "tools/plant_faults.py"], show=True)
+    runner.say(runner.run([PYTHON, "tools/kernel_coverage.py"]).strip().splitlines()[-1])
 
 
 def examples(runner: Runner) -> None:
@@ -290,7 +268,13 @@ TESTS = [
 FULL_TESTS = [
     *TESTS,
     Step("clang", "optimised by clang++, C++ tests", clang),
-    Step("aarch64", "cross-built, C++ tests and examples under qemu", aarch64),
+    Step("aarch64", "cross-built, C++ tests and examples under qemu", aarch64_steps.tests),
+    Step(
+        "aarch64-wheel",
+        "its wheel, imported by a Python under qemu",
+        aarch64_steps.wheel,
+        ("aarch64", "wheel"),
+    ),
     Step("audited", "no fault planted into a GPU kernel passes the emulator's tests", audited),
 ]
 PLANS = {"check": CHECKS, "test": CHECKS + TESTS, "test-full": CHECKS + FULL_TESTS}

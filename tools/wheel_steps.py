@@ -4,7 +4,8 @@
 
 They end in dist/ beside the sdist: fulmen, and fulmen-devel for C and C++, with the manylinux tag
 that auditwheel finds they meet, which is no newer than GLIBC_FLOOR. They are built where the step
-`gcc` has built: the same sources with the same flags are not compiled a second time.
+`gcc` has built, with its CMake: the same sources with the same flags are not compiled a second
+time. The sdist is made in an environment that holds what pyproject.toml requires, and no more.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ DIST = ROOT / "dist"
 CASES_ON_EACH_PYTHON = ["packed", "empty"]  # the command and the binding; other steps do the rest
 PIP = ["-m", "pip", "--quiet", "--disable-pip-version-check"]
 INSTALL = [*PIP, "install", "--no-compile"]  # most modules of NumPy are never imported here
+# An environment of pip's own has another CMake, for which all would be compiled again.
+IN_PLACE = ["--no-build-isolation", "--check-build-dependencies"]
 # Where nothing answers: what pip is given must be enough.
 OFFLINE = {
     "PIP_NO_INDEX": "1",
@@ -53,7 +56,8 @@ def build(runner: Runner) -> None:
         shutil.rmtree(folder, ignore_errors=True)
     where = f"--config-settings=build-dir={ROOT / 'build' / 'release'}"
     for name, source in (("fulmen", "."), ("fulmen_devel", "./packaging/devel")):
-        runner.run([PYTHON, *PIP, "wheel", "--no-deps", "--wheel-dir", raw, where, source])
+        how: list[str | Path] = ["--no-deps", *IN_PLACE, "--wheel-dir", raw, where]
+        runner.run([PYTHON, *PIP, "wheel", *how, source])
         made = the_wheel(raw, name)
         runner.run([PYTHON, "-m", "auditwheel", "repair", "--wheel-dir", DIST, made])
         wheel = the_wheel(DIST, name)
@@ -64,7 +68,7 @@ def build(runner: Runner) -> None:
         runner.say(library.splitlines()[-1])
     wheel = the_wheel()
     check_size(wheel)
-    runner.run([PYTHON, "-m", "build", "--sdist", "--no-isolation", "--outdir", DIST, "."])
+    runner.run([PYTHON, "-m", "build", "--sdist", "--outdir", DIST, "."])
     sdist = next(DIST.glob("fulmen-*.tar.gz"))
     check_size(sdist)
     with tarfile.open(sdist) as archive:

@@ -95,3 +95,13 @@ def test_passwordless_sudo_is_used(bare: Path) -> None:
     assert asked == "-n true"
     assert updated.endswith("apt-get update -qq")
     assert installed.endswith("apt-get install -y -qq --no-install-recommends g++")
+
+
+def test_what_aarch64_needs_is_installed_where_it_may_be_and_never_asked_for(bare: Path) -> None:
+    assert "aarch64" not in bootstrap(bare, "test-full").stderr
+    program(bare, "id", "echo 0")
+    program(bare, "apt-get", "exit 0")
+    said = bootstrap(bare, "test-full").stdout.splitlines()[0]
+    assert said.startswith("installing system packages: python3 ")
+    assert said.endswith(" g++-aarch64-linux-gnu qemu-user-static")
+    assert "aarch64" not in bootstrap(bare, "test").stdout

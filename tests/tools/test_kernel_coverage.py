@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from kernel_coverage import statements
+from kernel_coverage import check, read_exceptions, statements
 
 TEXT = """\
 struct Tile {
@@ -47,3 +47,17 @@ def test_a_statement_without_code_is_reached_with_its_block() -> None:
     text = "void f() {\n  int x = 0;\n  if (y) {\n    g();\n  }\n  h(x);\n}\n"
     blocks = {s.text: s.block for s in statements(text)}
     assert blocks["int x = 0"] == blocks["h(x)"] != blocks["g()"]
+
+
+def test_what_the_compiler_computes_is_no_statement() -> None:
+    text = (
+        "struct A {\n  static constexpr Config kOther = [] {\n    Config c = kConfig;\n"
+        "    return c;\n"
+        "  }();\n  int f() { return [] { return 3; }(); }\n};\n"
+    )
+    assert [s.text for s in statements(text)] == ["return []", "return 3"]
+
+
+def test_exceptions_are_statements_with_a_reason() -> None:
+    assert check() == []
+    assert all(why for why in read_exceptions().values())
