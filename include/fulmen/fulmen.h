@@ -195,8 +195,9 @@ typedef struct fulmen_problem {
   uint64_t rng_offset; /* ... and the last word of its counter, below 2^32 */
 
   /* hints and promises */
-  int64_t max_q;           /* packed only: no sequence has more query rows; 0 (default): not said */
-  int64_t max_kv;          /* packed only: no sequence has more keys; 0 (default): not said */
+  int64_t max_q;  /* packed q only: no sequence has more query rows; 0 (default): not said */
+  int64_t max_kv; /* packed k or page_table only: no sequence has more keys, what it has beyond them
+                     is out of range; 0 (default): not said. With page_indptr it must be said */
   int32_t deterministic;   /* 1: gradients have the same bits in every run: section 1, Bits */
   int32_t batch_invariant; /* 1: bits do not depend on other batch entries. The CPU always is */
 
@@ -224,6 +225,33 @@ static inline void fulmen_problem_init(fulmen_problem* problem) {
  * Packed sequences: with cu_q and cu_kv, q is (head, total_q, dim), k and v (kv_head, total_kv,
  * dim), lse (head, total_q); sequence b owns rows cu_q[b] .. cu_q[b + 1] - 1 and its own keys
  * likewise.
+ *
+ * Caches: with page_table, k and v are pools of pages, (page, kv_head, row of the page, dim), each
+ * with strides of its own: any page size from 1 row, both orders of heads and rows, k and v in one
+ * allocation or two. kv_lengths, now required, counts the keys of request b (the rows of the
+ * present call among them: they were appended before). Key j is row j % page_size of pool page
+ * page_table[b, j / page_size], page_size being the extent of k's row axis. Entries at or past
+ * ceil(kv_lengths[b] / page_size), and rows past the length, are never read, whatever they hold.
+ * Pages may stand in any order and be shared between requests. With page_indptr, (batch + 1),
+ * page_table has one axis and request b owns its entries page_indptr[b] .. page_indptr[b + 1] - 1;
+ * max_kv is required then, since only the caller knows what those are. A contiguous cache with an
+ * index of the batch is the same: one page for each entry of the cache, and page_table (batch, 1)
+ * holds the index. q is (batch, head, q_row, dim), padded where q_lengths is given, or packed by
+ * cu_q (cu_kv is left out): chunks of prompts and single new tokens in one call. bias, mask and
+ * kv_ids have a column for each key, at least as many as a request may have: max_kv, or what the
+ * table holds.
+ *
+ * kv_start, with and without pages: left padding. Keys below it are hidden, and a request is its
+ * keys from there on: key kv_start[b] stands at position 0, shift = kv_len - kv_start - q_len, and
+ * prefix, chunk and dropout count from it too. Columns of bias, mask and kv_ids count all keys.
+ * positions: row i stands there instead of at i + shift, for causal, window, chunk and ALiBi alike.
+ * tree: draft tokens. Bit t of row i says whether it sees key kv_len - q_len + t of its request;
+ * earlier keys are visible. It hides beside every other mask. A request has at most 64 query rows
+ * then. With positions, those last q_len keys stand at the positions of their rows too, not at
+ * their own number.
+ *
+ * page_table, page_indptr, kv_start, positions and tree are of forward calls; backward refuses
+ * them. What a device finds out of range (section 8) makes a request empty: o = 0, lse = -inf.
  *
  * dtypes: q, k, v alike, one of the four floating-point types; T below is that type, and C is
  * float64 for float64, else float32. Broadcast means an extent of 1 or the full extent. */
@@ -263,6 +291,14 @@ typedef struct fulmen_tensors {
   fulmen_tensor dv;     /* as v, same dtype */
   fulmen_tensor dbias;  /* as bias, same extents and dtype: summed over the broadcast axes */
   fulmen_tensor dsinks; /* as sinks, same dtype */
+
+  /* inputs of calls over caches: forward only */
+  fulmen_tensor page_table;  /* (batch, page) int32 or int64; with page_indptr (page) */
+  fulmen_tensor page_indptr; /* (batch + 1) int32 or int64, not decreasing */
+  fulmen_tensor kv_start;    /* (batch) int32 or int64: 0 .. the number of keys */
+  fulmen_tensor positions;   /* (q_row) or (batch, q_row); packed (total_q). int32 or int64, of 32
+                                bits */
+  fulmen_tensor tree;        /* likewise; int64 */
 } fulmen_tensors;
 
 FULMEN_API void fulmen_tensors_init_sized(fulmen_tensors* tensors, size_t struct_size);
@@ -350,9 +386,10 @@ FULMEN_API fulmen_status fulmen_merge(const fulmen_merge_part* parts, size_t num
                                       const fulmen_tensor* lse, void* stream);
 
 /* The boolean matrix that the options mean: the definition of their combination. Computed on the
- * CPU, from the extents of q and k and the contents of the arrays that mask (mask, bias, lengths,
- * offsets, ids), which are in host memory. visible: FULMEN_BOOL (batch, head, q_row, kv_row);
- * packed (sequence, head, longest q, longest kv); beyond a sequence's lengths it is false. */
+ * CPU, from the extents of q, k and page_table and the contents of the arrays that mask (mask,
+ * bias, lengths, offsets, ids, kv_start, positions, tree), which are in host memory. visible:
+ * FULMEN_BOOL (batch, head, q_row, kv_row); packed (sequence, head, longest q, longest kv); beyond
+ * a sequence's lengths it is false. */
 FULMEN_API fulmen_status fulmen_dense_mask(const fulmen_problem* problem,
                                            const fulmen_tensors* tensors,
                                            const fulmen_tensor* visible);
@@ -401,15 +438,15 @@ FULMEN_API fulmen_status fulmen_build_info(char* buffer, size_t capacity, size_t
  *    "choices": [names by number] of a choice, "least", "most": of other numbers, "doc"}],
  *  "arrays": [{"name": in fulmen_tensors, "word": what Python calls it, "offset", "axes",
  * "min_rank", "broadcast": how many leading axes may be 1, "dtypes", "role": "input", "result",
- * "upstream" or "gradient", "of": the parameter of a gradient, "differentiable", "replaceable",
- *    "has_head_and_row"}]: inputs, results, inputs of the backward pass, gradients,
- *  "dtypes": [{"name", "number", "bytes", "kind": "float", "bool" or "int"}],
- *  "statuses": [{"name", "number"}], "backends": [names by number],
- *  "implementations": [{"name", "number", "backend"}],
- *  "optimisations": [names by bit], "tile": [{"name", "least", "most"}]: of fulmen_experimental.h}.
- * dtypes of an array: "float", "q" (that of q), "q_or_float32", "q_or_float32_or_sum" (sum: float64
- * for float64, else float32), "float32_or_sum", "sum", "bool", "index" (int32, int64), "int64",
- * "parameter" (that of what it is the gradient of). */
+ * "upstream" or "gradient", "of": the parameter of a gradient, "differentiable", "forward_only":
+ *    backward refuses it, "replaceable", "has_head_and_row"}]: inputs, results, inputs of the
+ * backward pass, gradients, "dtypes": [{"name", "number", "bytes", "kind": "float", "bool" or
+ * "int"}], "statuses": [{"name", "number"}], "backends": [names by number], "implementations":
+ * [{"name", "number", "backend"}], "optimisations": [names by bit], "tile": [{"name", "least",
+ * "most"}]: of fulmen_experimental.h}. dtypes of an array: "float", "q" (that of q),
+ * "q_or_float32", "q_or_float32_or_sum" (sum: float64 for float64, else float32), "float32_or_sum",
+ * "sum", "bool", "index" (int32, int64), "int64", "parameter" (that of what it is the gradient of).
+ */
 FULMEN_API fulmen_status fulmen_schema(char* buffer, size_t capacity, size_t* needed);
 
 /* What this machine has for GPU calls, as one JSON object:
@@ -441,7 +478,8 @@ enum {
   FULMEN_FAULT_KV_OFFSETS = 2,
   FULMEN_FAULT_Q_LENGTHS = 4,
   FULMEN_FAULT_KV_LENGTHS = 8,
-  FULMEN_FAULT_RNG = 16 /* an rng offset outside 32 bits */
+  FULMEN_FAULT_RNG = 16,  /* an rng offset outside 32 bits */
+  FULMEN_FAULT_PAGES = 32 /* an id in page_table that names no page of k and v */
 };
 
 /* The faults that runs on a device recorded since the last such call, which clears them. Waits for

@@ -111,6 +111,7 @@ static_assert(int{kFaultKvOffsets} == FULMEN_FAULT_KV_OFFSETS);
 static_assert(int{kFaultQLengths} == FULMEN_FAULT_Q_LENGTHS);
 static_assert(int{kFaultKvLengths} == FULMEN_FAULT_KV_LENGTHS);
 static_assert(int{kFaultRng} == FULMEN_FAULT_RNG);
+static_assert(int{kFaultPages} == FULMEN_FAULT_PAGES);
 
 void require_path(const char* path, const char* what) {
   if (path == nullptr || *path == '\0') {

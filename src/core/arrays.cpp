@@ -12,7 +12,7 @@ namespace {
 constexpr i64 kMaxSpanBytes = i64{1} << 62;
 
 [[noreturn]] void refuse_rank(const Tensor& tensor, const char* subject, const AxisList& list,
-                              bool packed) {
+                              Packed packed) {
   const int most = max_rank(list, packed);
   const std::string allowed =
       list.min_rank == most ? sentence(most) : sentence(list.min_rank, " to ", most);
@@ -91,12 +91,17 @@ bool allows(DTypes dtypes, DType dtype, DType operand, DType param) {
   return false;
 }
 
+const char* name_in(const Sizes& sizes, Axis axis) {
+  if (sizes.paged && axis == Axis::kPool) return "page";
+  return sizes.paged && axis == Axis::kPoolRow ? "row of the page" : name(axis);
+}
+
 // "(batch = 2, head = 8, q_row = 5, dim_qk = 64)", from axis `first` on.
 std::string axes_text(const AxisList& list, const Sizes& sizes, int first) {
   std::string text = "(";
   for (int axis = first; axis < list.count; ++axis) {
     const i64 extent = sizes[list.axes[axis]];
-    text += sentence(axis > first ? ", " : "", name(list.axes[axis]));
+    text += sentence(axis > first ? ", " : "", name_in(sizes, list.axes[axis]));
     text += extent == kAnyExtent ? " of the longest sequence" : sentence(" = ", extent);
     if (axis < list.num_broadcast && extent != 1) text += " or 1";
   }
@@ -146,7 +151,8 @@ void check_overlaps(const Problem& problem, Call call) {
 // columns of a tile.
 constexpr bool is_read_singly(const ArrayRule& rule) {
   const Axis last = rule.list.axes[rule.list.count - 1];
-  const bool is_single = last == Axis::kHead || last == Axis::kSequence || last == Axis::kOffset;
+  const bool is_single = last == Axis::kHead || last == Axis::kSequence || last == Axis::kOffset ||
+                         last == Axis::kTableEntry || rule.array == Array::kPositions;
   return rule.param == rule.array && (is_single || rule.dtypes == DTypes::kInt64);
 }
 
@@ -179,18 +185,23 @@ i64 pointer_alignment(const Problem& problem) {
 
 Sizes sizes_of(const Problem& problem) {
   Sizes sizes{};
-  sizes[Axis::kBatch] = problem.packed ? 1 : problem.num_sequences;
+  sizes.paged = problem.is_paged();
+  sizes[Axis::kBatch] = problem.packed.q ? 1 : problem.num_sequences;
+  sizes[Axis::kKvBatch] = problem.packed.kv ? 1 : problem.num_sequences;
+  sizes[Axis::kPool] = sizes.paged ? problem.num_pages : sizes[Axis::kKvBatch];
+  sizes[Axis::kPoolRow] = sizes.paged ? problem.page_rows : problem.kv_rows;
   sizes[Axis::kHead] = problem.heads_q;
   sizes[Axis::kKvHead] = problem.heads_kv;
   sizes[Axis::kQRow] = problem.q_rows;
-  sizes[Axis::kKvRow] = problem.kv_rows;
+  sizes[Axis::kKvRow] = sizes.paged ? kAnyExtent : problem.kv_rows;
   sizes[Axis::kDimQk] = problem.dim_qk;
   sizes[Axis::kDimV] = problem.dim_v;
   sizes[Axis::kPair] = 2;
   sizes[Axis::kSequence] = problem.num_sequences;
   sizes[Axis::kOffset] = problem.num_sequences + 1;
-  sizes[Axis::kMaskQRow] = problem.packed ? kAnyExtent : problem.q_rows;
-  sizes[Axis::kMaskKvRow] = problem.packed ? kAnyExtent : problem.kv_rows;
+  sizes[Axis::kMaskQRow] = problem.packed.q ? kAnyExtent : problem.q_rows;
+  sizes[Axis::kMaskKvRow] = problem.packed.kv || sizes.paged ? kAnyExtent : problem.kv_rows;
+  sizes[Axis::kTableEntry] = kAnyExtent;
   return sizes;
 }
 
@@ -202,7 +213,7 @@ std::string shape_text(const Tensor& tensor) {
   return text + ")";
 }
 
-void check_layout(const Tensor& tensor, const char* subject, const AxisList& list, bool packed,
+void check_layout(const Tensor& tensor, const char* subject, const AxisList& list, Packed packed,
                   Pointers pointers) {
   if (tensor.rank < list.min_rank || tensor.rank > max_rank(list, packed)) {
     refuse_rank(tensor, subject, list, packed);
@@ -233,7 +244,7 @@ void check_span(const Tensor& tensor, const char* subject) {
                        " and strides: no memory is that large"));
 }
 
-void check_layouts(const Arrays& arrays, Call call, bool packed, Pointers pointers) {
+void check_layouts(const Arrays& arrays, Call call, Packed packed, Pointers pointers) {
   for (const ArrayRule& rule : rules::kTable) {
     const Tensor& tensor = arrays[rule.array];
     if (!tensor.present()) continue;
@@ -287,8 +298,8 @@ void check_shape(const Tensor& given, const Tensor& normal, const char* subject,
     if (extent == 1 && axis < list.num_broadcast) continue;
     const int first = min(axis, list.count - given.rank);  // leading axes may be left out
     throw Error(Status::kShape, sentence(subject, " has shape ", shape_text(given), " where ",
-                                         axes_text(list, sizes, first),
-                                         " is needed: ", name(list.axes[axis]), " differs"));
+                                         axes_text(list, sizes, first), " is needed: ",
+                                         name_in(sizes, list.axes[axis]), " differs"));
   }
 }
 

@@ -15,11 +15,14 @@
 namespace fulmen {
 
 enum class Axis : u8 {
-  kBatch,  // 1 when packed
+  kBatch,  // 1 when q is packed
   kHead,
   kKvHead,
   kQRow,
-  kKvRow,
+  kPool,     // of k, v: the batch, 1 when they are packed; pages where there is a page table
+  kPoolRow,  // their rows, of a page where there is a page table
+  kKvBatch,  // of other arrays of keys: the batch, 1 when k is packed
+  kKvRow,    // keys
   kDimQk,
   kDimV,
   kPair,      // 2: row max and row sum
@@ -27,14 +30,16 @@ enum class Axis : u8 {
   kOffset,    // kSequence + 1
   kMaskQRow,  // q_row; packed: rows of one sequence
   kMaskKvRow,
+  kTableEntry,  // of a page table
   kCount
 };
 
 inline constexpr int kNumAxes = static_cast<int>(Axis::kCount);
 
 constexpr const char* name(Axis axis) {
-  constexpr const char* kNames[] = {"batch", "head", "kv_head", "q_row",     "kv_row", "dim_qk",
-                                    "dim_v", "pair", "batch",   "batch + 1", "q_row",  "kv_row"};
+  constexpr const char* kNames[] = {"batch",     "head",   "kv_head", "q_row", "batch", "kv_row",
+                                    "batch",     "kv_row", "dim_qk",  "dim_v", "pair",  "batch",
+                                    "batch + 1", "q_row",  "kv_row",  "page"};
   static_assert(sizeof(kNames) / sizeof(kNames[0]) == kNumAxes);
   return kNames[static_cast<int>(axis)];
 }
@@ -102,8 +107,8 @@ namespace rules {
 using enum Axis;
 
 inline constexpr AxisList kQAxes{4, 2, 0, {kBatch, kHead, kQRow, kDimQk}, {0, 1, 2, 3}};
-inline constexpr AxisList kKAxes{4, 2, 0, {kBatch, kKvHead, kKvRow, kDimQk}, {0, 1, 2, 3}};
-inline constexpr AxisList kVAxes{4, 2, 0, {kBatch, kKvHead, kKvRow, kDimV}, {0, 1, 2, 3}};
+inline constexpr AxisList kKAxes{4, 2, 0, {kPool, kKvHead, kPoolRow, kDimQk}, {0, 1, 2, 3}};
+inline constexpr AxisList kVAxes{4, 2, 0, {kPool, kKvHead, kPoolRow, kDimV}, {0, 1, 2, 3}};
 inline constexpr AxisList kOAxes{4, 2, 0, {kBatch, kHead, kQRow, kDimV}, {0, 1, 2, 3}};
 inline constexpr AxisList kLseAxes{3, 1, 0, {kBatch, kHead, kQRow}, {0, 1, 2}};
 inline constexpr AxisList kStatsAxes{4, 2, 0, {kBatch, kHead, kQRow, kPair}, {0, 1, 2, 3}};
@@ -115,7 +120,8 @@ inline constexpr AxisList kLengthAxes{1, 1, 0, {kSequence}, {3}};
 inline constexpr AxisList kOffsetAxes{1, 1, 0, {kOffset}, {3}};
 inline constexpr AxisList kRngAxes{1, 1, 0, {kPair}, {3}};
 inline constexpr AxisList kQIdAxes{2, 1, 1, {kBatch, kQRow}, {0, 3}};
-inline constexpr AxisList kKvIdAxes{2, 1, 1, {kBatch, kKvRow}, {0, 3}};
+inline constexpr AxisList kKvIdAxes{2, 1, 1, {kKvBatch, kKvRow}, {0, 3}};
+inline constexpr AxisList kPageTableAxes{2, 1, 1, {kSequence, kTableEntry}, {0, 3}};
 
 inline constexpr Uses kExtents{{Use::kInput, Use::kInput, Use::kShape}};
 inline constexpr Uses kMasks{{Use::kInput, Use::kInput, Use::kInput}};
@@ -154,8 +160,11 @@ constexpr bool has_head_and_row(const AxisList& list) {
 }
 
 // How many axes of a rule the caller may name: a packed array has no batch axis.
-constexpr int max_rank(const AxisList& list, bool packed) {
-  return list.count - (packed && list.axes[0] == Axis::kBatch ? 1 : 0);
+constexpr int max_rank(const AxisList& list, Packed packed) {
+  const Axis first = list.axes[0];
+  const bool of_keys = first == Axis::kPool || first == Axis::kKvBatch;
+  const bool has_none = first == Axis::kBatch ? packed.q : of_keys && packed.kv;
+  return list.count - (has_none ? 1 : 0);
 }
 
 // ---- One array ---------------------------------------------------------------------------------
@@ -170,6 +179,7 @@ inline constexpr i64 kAnyExtent = -1;
 
 struct Sizes {
   i64 extent[kNumAxes];
+  bool paged;  // k and v are pools of pages
 
   i64& operator[](Axis axis) { return extent[static_cast<int>(axis)]; }
   i64 operator[](Axis axis) const { return extent[static_cast<int>(axis)]; }
@@ -182,7 +192,7 @@ std::string shape_text(const Tensor& tensor);  // "(2, 8, 5, 64)"
 // Below, subject is what sentences call the array.
 
 // Rank, extents, strides; the pointer where `pointers` says so.
-void check_layout(const Tensor& tensor, const char* subject, const AxisList& list, bool packed,
+void check_layout(const Tensor& tensor, const char* subject, const AxisList& list, Packed packed,
                   Pointers pointers);
 
 // That no address of it leaves 64-bit arithmetic.
@@ -190,7 +200,7 @@ void check_span(const Tensor& tensor, const char* subject);
 
 // Both, of every array that is present, also of those that the call ignores: no later code meets a
 // rank that is none later. Pointers are looked at where the call reads or writes.
-void check_layouts(const Arrays& arrays, Call call, bool packed, Pointers pointers);
+void check_layouts(const Arrays& arrays, Call call, Packed packed, Pointers pointers);
 
 // `operand`: the dtype of q; `param`: that of the parameter, for gradients.
 void check_dtype(const Tensor& tensor, const ArrayRule& rule, DType operand, DType param);

@@ -20,7 +20,7 @@ Tensor checked_output(const Problem& problem, const Tensor& visible) {
   if (!visible.present()) {
     throw Error(Status::kArgument, "visible is missing; it is the bool array to write");
   }
-  check_layout(visible, kSubject, kVisibleAxes, false, Pointers::kChecked);
+  check_layout(visible, kSubject, kVisibleAxes, {}, Pointers::kChecked);
   if (visible.dtype != DType::kBool) {
     throw Error(Status::kDType,
                 sentence(kSubject, " is ", name(visible.dtype), "; allowed is bool"));
@@ -28,10 +28,9 @@ Tensor checked_output(const Problem& problem, const Tensor& visible) {
   check_span(visible, kSubject);
   const Tensor normal = normal_form(visible, kVisibleAxes);
   Sizes sizes = sizes_of(problem);
-  if (problem.packed) {
-    sizes[Axis::kMaskQRow] = longest_sequence(problem, Array::kCuQ);
-    sizes[Axis::kMaskKvRow] = longest_sequence(problem, Array::kCuKv);
-  }
+  if (problem.packed.q) sizes[Axis::kMaskQRow] = longest_sequence(problem, Array::kCuQ);
+  if (problem.packed.kv) sizes[Axis::kMaskKvRow] = longest_sequence(problem, Array::kCuKv);
+  if (problem.is_paged()) sizes[Axis::kMaskKvRow] = problem.max_kv;
   check_shape(visible, normal, kSubject, kVisibleAxes, sizes);
   if (may_overlap_itself(normal)) {
     throw Error(Status::kArgument,
@@ -47,18 +46,22 @@ Tensor checked_output(const Problem& problem, const Tensor& visible) {
   return normal;
 }
 
-// Entry masks of one pair: boolean, documents, and a bias of -inf.
-bool passes_arrays(const Problem& problem, const Sequence& sequence, const i64 (&at)[kMaxRank]) {
-  const auto& [index, head, i, j] = at;
+// Entry masks of one pair: boolean, documents, and a bias of -inf. column: with what kv_start
+// hides.
+bool passes_arrays(const Problem& problem, const CacheSequence& sequence,
+                   const i64 (&at)[kMaxRank]) {
+  const auto& [index, head, i, column] = at;
   const Arrays& arrays = problem.arrays;
-  if (problem.has(Array::kMask) && !arrays[Array::kMask].boolean(index, head, i, j)) return false;
+  if (problem.has(Array::kMask) && !arrays[Array::kMask].boolean(index, head, i, column))
+    return false;
   if (problem.has(Array::kQIds)) {
     const i64 q_id = arrays[Array::kQIds].index(sequence.batch, 0, 0, sequence.q_begin + i);
-    const i64 kv_id = arrays[Array::kKvIds].index(sequence.batch, 0, 0, sequence.kv_begin + j);
+    const i64 key = sequence.kv_begin + column - sequence.first_key;
+    const i64 kv_id = arrays[Array::kKvIds].index(sequence.kv_batch, 0, 0, key);
     if (q_id != kv_id) return false;
   }
   if (problem.has(Array::kBias)) {
-    const double bias = arrays[Array::kBias].real(index, head, i, j);
+    const double bias = arrays[Array::kBias].real(index, head, i, column);
     if (bias == -std::numeric_limits<double>::infinity()) return false;
   }
   return true;
@@ -70,16 +73,15 @@ void dense_mask(const Problem& problem, const Tensor& visible) {
   check_lengths(problem);
   const Tensor out = checked_output(problem, visible);
   for (i64 index = 0; index < out.shape[0]; ++index) {
-    const Sequence sequence = problem.sequence(index);
+    const CacheSequence sequence = problem.sequence(index);
     for (i64 head = 0; head < out.shape[1]; ++head) {
       for (i64 i = 0; i < out.shape[2]; ++i) {
-        const bool exists = i < sequence.shape.q_len;
-        const Interval keys =
-            exists ? visible_columns(problem.mask, sequence.shape, i) : Interval{0, 0};
-        for (i64 j = 0; j < out.shape[3]; ++j) {
-          const bool sees =
-              keys.contains(j) && passes_arrays(problem, sequence, {index, head, i, j});
-          store_bytes<u8>(out.address(index, head, i, j), sees ? 1 : 0);
+        for (i64 column = 0; column < out.shape[3]; ++column) {
+          const i64 j = column - sequence.first_key;
+          const bool exists = i < sequence.shape.q_len && 0 <= j && j < sequence.shape.kv_len;
+          const bool sees = exists && problem.sees(sequence, i, j) &&
+                            passes_arrays(problem, sequence, {index, head, i, column});
+          store_bytes<u8>(out.address(index, head, i, column), sees ? 1 : 0);
         }
       }
     }

@@ -130,12 +130,27 @@ Dropout dropout(const Problem& problem, const Options& options) {
           static_cast<u32>(options.rng_offset)};
 }
 
-i64 upper_bound(const char* option, i64 bound, i64 rows, bool packed) {
-  if (bound > 0 && !packed) {
-    refuse(sentence(option, " is ", bound,
-                    " without cu_q and cu_kv; it bounds packed sequences only: leave it 0"));
+i64 upper_bound(const char* option, i64 bound, i64 rows, const char* missing) {
+  if (bound > 0 && missing != nullptr) {
+    refuse(sentence(option, " is ", bound, " without ", missing,
+                    "; it bounds what only they know: leave it 0"));
   }
   return bound > 0 ? min(bound, rows) : rows;
+}
+
+// Upper bounds of the lengths of a sequence. Keys of a cache beyond max_kv do not exist.
+void apply_bounds(Problem& problem, const Options& options) {
+  const bool knows_keys = problem.packed.kv || problem.is_paged();
+  if (problem.has(Array::kPageIndptr) && options.max_kv == 0) {
+    refuse(
+        "max_kv is 0 with page_indptr; only the caller knows how many keys a request may have: "
+        "pass an upper bound");
+  }
+  problem.max_q =
+      upper_bound("max_q", options.max_q, problem.q_rows, problem.packed.q ? nullptr : "cu_q");
+  problem.max_kv = upper_bound("max_kv", options.max_kv, problem.kv_rows,
+                               knows_keys ? nullptr : "cu_kv or page_table");
+  if (problem.is_paged()) problem.kv_rows = problem.max_kv;
 }
 
 // Backend, implementation and device against each other. Automatic means the CPU here: who can look
@@ -224,8 +239,7 @@ void apply_options(Problem& problem, const Options& options, const Experiment& e
   problem.score_map = score_map(options, problem.dim_qk);
   check_ranges(problem.score_map, accumulator(problem.dtype));
   problem.dropout = dropout(problem, options);
-  problem.max_q = upper_bound("max_q", options.max_q, problem.q_rows, problem.packed);
-  problem.max_kv = upper_bound("max_kv", options.max_kv, problem.kv_rows, problem.packed);
+  apply_bounds(problem, options);
   problem.backend = backend_from(options);
   problem.without = without(experiment.without, problem.backend);
   problem.tile = tile(experiment.tile, problem.backend);

@@ -1,8 +1,8 @@
 // SPDX-FileCopyrightText: fulmen contributors
 // SPDX-License-Identifier: Apache-2.0
 //
-// Lengths, offsets and rng where the host can read them: read, and checked before each run. What
-// lengths and offsets mean is in sequence.cuh.
+// Lengths, offsets, page tables, positions and rng where the host can read them: read, and checked
+// before each run. What they mean is in sequence.cuh.
 
 #include "core/problem.h"
 
@@ -68,9 +68,9 @@ void check_offsets(const Problem& problem, const Side& side) {
 void check_counts(const Problem& problem, const Side& side) {
   if (!problem.has(side.lengths)) return;
   for (i64 index = 0; index < problem.num_sequences; ++index) {
-    const i64 rows = problem.packed ? entry(problem, side.offsets, index + 1) -
-                                          entry(problem, side.offsets, index)
-                                    : side.rows;
+    const i64 rows = problem.has(side.offsets) ? entry(problem, side.offsets, index + 1) -
+                                                     entry(problem, side.offsets, index)
+                                               : side.rows;
     const i64 length = entry(problem, side.lengths, index);
     if (length < 0 || length > rows) {
       refuse(sentence(name(side.lengths), "[", index, "] is ", length, ", but sequence ", index,
@@ -89,14 +89,140 @@ void check_mask_extent(const Problem& problem, Array array, int axis, i64 longes
   }
 }
 
+CacheEntry cache_entry(const Problem& problem, i64 index) {
+  const Arrays& arrays = problem.arrays;
+  const bool ragged = problem.has(Array::kPageIndptr);
+  return {.rows = entry_of(arrays[Array::kCuKv], arrays[Array::kKvLengths], index),
+          .page_begin = ragged ? entry(problem, Array::kPageIndptr, index) : 0,
+          .page_end = ragged ? entry(problem, Array::kPageIndptr, index + 1)
+                             : arrays[Array::kPageTable].shape[3],
+          .start = problem.has(Array::kKvStart) ? entry(problem, Array::kKvStart, index) : 0};
+}
+
+// Where query rows stand: numbers of 32 bits, as those of keys are.
+i64 clamped_position(i64 position) { return clamp(position, -kMaxPosition - 1, kMaxPosition); }
+
+void check_page_offsets(const Problem& problem) {
+  if (!problem.has(Array::kPageIndptr)) return;
+  const i64 entries = problem.arrays[Array::kPageTable].shape[3];
+  i64 previous = 0;
+  for (i64 index = 0; index <= problem.num_sequences; ++index) {
+    const i64 offset = entry(problem, Array::kPageIndptr, index);
+    if (index == 0 && offset < 0) {
+      refuse(sentence("page_indptr[0] is ", offset, "; allowed is 0 to ", entries));
+    }
+    if (index > 0 && offset < previous) {
+      refuse(sentence("page_indptr[", index, "] is ", offset, " after ", previous,
+                      "; offsets may stay equal but not decrease"));
+    }
+    if (offset > entries) {
+      refuse(sentence("page_indptr[", index, "] is ", offset, ", but page_table has ", entries,
+                      " entries; allowed is 0 to ", entries));
+    }
+    previous = offset;
+  }
+}
+
+// kv_lengths against the pages of each request, and kv_start against what is there.
+void check_cache_lengths(const Problem& problem) {
+  const CacheLayout layout = problem.cache_layout();
+  for (i64 index = 0; index < problem.num_sequences; ++index) {
+    const CacheEntry at = cache_entry(problem, index);
+    const i64 capacity = capacity_of(layout, at, problem.kv_rows);
+    if (layout.paged && (at.rows.length < 0 || at.rows.length > capacity)) {
+      refuse(sentence("kv_lengths[", index, "] is ", at.rows.length, ", but its pages hold ",
+                      capacity, " keys", capacity == problem.kv_rows ? " (or max_kv says so)" : "",
+                      "; allowed is 0 to ", capacity));
+    }
+    const i64 length = rows_of(at.rows, capacity, false).length;
+    if (at.start < 0 || at.start > length) {
+      refuse(sentence("kv_start[", index, "] is ", at.start, ", but request ", index, " has ",
+                      length, " keys; allowed is 0 to ", length));
+    }
+  }
+}
+
+void check_tree(const Problem& problem) {
+  if (!problem.has(Array::kTree)) return;
+  for (i64 index = 0; index < problem.num_sequences; ++index) {
+    const AxisEntry q =
+        entry_of(problem.arrays[Array::kCuQ], problem.arrays[Array::kQLengths], index);
+    const i64 rows = rows_of(q, problem.q_rows, false).length;
+    if (rows <= kMaxTreeRows) continue;
+    refuse(sentence("request ", index, " has ", rows, " query rows, but tree has bits for ",
+                    kMaxTreeRows, "; allowed is 0 to ", kMaxTreeRows,
+                    ": a boolean mask takes more"));
+  }
+}
+
+void check_positions(const Problem& problem) {
+  const Tensor& positions = problem.arrays[Array::kPositions];
+  if (!positions.present() || positions.dtype == DType::kInt32) return;
+  for (i64 batch = 0; batch < positions.shape[0]; ++batch) {
+    for (i64 row = 0; row < positions.shape[3]; ++row) {
+      const i64 position = positions.index(batch, 0, 0, row);
+      if (position == clamped_position(position)) continue;
+      refuse(sentence("positions has ", position, " at row ", row,
+                      "; allowed is -2147483648 to 2147483647"));
+    }
+  }
+}
+
 }  // namespace
 
-Sequence Problem::sequence(i64 index) const {
+Array Problem::cache_array() const {
+  for (const Array array : kCacheArrays) {
+    if (has(array)) return array;
+  }
+  return Array::kCount;
+}
+
+CacheLayout Problem::cache_layout() const {
+  return {.paged = is_paged(),
+          .page_rows = page_rows,
+          .table_pages = arrays[Array::kPageTable].shape[3],
+          .has_tree = has(Array::kTree)};
+}
+
+CacheSequence Problem::sequence(i64 index) const {
   const bool is_last = index + 1 == num_sequences;
-  const AxisEntry q = entry_of(arrays[Array::kCuQ], arrays[Array::kQLengths], index);
+  const i64 batch = packed.q ? 0 : index;
+  const i64 kv_batch = packed.kv ? 0 : index;
+  const bool bottom_right = alignment == Alignment::kBottomRight;
+  const AxisRows q =
+      rows_of(entry_of(arrays[Array::kCuQ], arrays[Array::kQLengths], index), q_rows, is_last);
+  if (has_caches()) {
+    return cache_sequence_of(cache_layout(), cache_entry(*this, index), kv_rows, batch, kv_batch, q,
+                             is_last, bottom_right);
+  }
   const AxisEntry kv = entry_of(arrays[Array::kCuKv], arrays[Array::kKvLengths], index);
-  return sequence_of(packed ? 0 : index, rows_of(q, q_rows, is_last), rows_of(kv, kv_rows, is_last),
-                     alignment == Alignment::kBottomRight);
+  return {sequence_of(batch, q, rows_of(kv, kv_rows, is_last), bottom_right), kv_batch, 0, 0};
+}
+
+KeyRow Problem::key(const CacheSequence& sequence, i64 j) const {
+  return key_row(cache_layout(), sequence, j, [&](i64 page) {
+    return arrays[Array::kPageTable].index(sequence.kv_batch, 0, 0, page);
+  });
+}
+
+i64 Problem::position(const CacheSequence& sequence, i64 i) const {
+  if (!has(Array::kPositions)) return sequence.shape.position(i);
+  return clamped_position(
+      arrays[Array::kPositions].index(sequence.batch, 0, 0, sequence.q_begin + i));
+}
+
+i64 Problem::key_position(const CacheSequence& sequence, i64 j) const {
+  const i64 draft = j - first_drafted(sequence.shape);
+  const bool is_drafted = has(Array::kTree) && has(Array::kPositions) && draft >= 0;
+  return is_drafted ? position(sequence, draft) : j;
+}
+
+bool Problem::sees(const CacheSequence& sequence, i64 i, i64 j) const {
+  if (has(Array::kTree)) {
+    const i64 word = arrays[Array::kTree].index(sequence.batch, 0, 0, sequence.q_begin + i);
+    if (!tree_shows(sequence.shape, word, j)) return false;
+  }
+  return sees_at(mask, position(sequence, i), key_position(sequence, j), j);
 }
 
 i64 longest_sequence(const Problem& problem, Array offsets) {
@@ -124,12 +250,37 @@ void check_lengths(const Problem& problem) {
   check_offsets(problem, q);
   check_offsets(problem, kv);
   check_counts(problem, q);
-  check_counts(problem, kv);
-  if (!problem.packed) return;
+  if (!problem.is_paged()) check_counts(problem, kv);
+  if (problem.has_caches()) {
+    check_page_offsets(problem);
+    check_cache_lengths(problem);
+    check_positions(problem);
+    check_tree(problem);
+  }
   for (const Array array : {Array::kBias, Array::kMask}) {
     if (!problem.has(array)) continue;
-    check_mask_extent(problem, array, 2, longest_sequence(problem, Array::kCuQ));
-    check_mask_extent(problem, array, 3, longest_sequence(problem, Array::kCuKv));
+    if (problem.packed.q) {
+      check_mask_extent(problem, array, 2, longest_sequence(problem, Array::kCuQ));
+    }
+    if (problem.packed.kv) {
+      check_mask_extent(problem, array, 3, longest_sequence(problem, Array::kCuKv));
+    }
+  }
+}
+
+void check_pages(const Problem& problem) {
+  if (!problem.is_paged()) return;
+  for (i64 index = 0; index < problem.num_sequences; ++index) {
+    const CacheSequence sequence = problem.sequence(index);
+    const Interval used = pages_in_use(problem.cache_layout(), sequence);
+    for (i64 page = used.begin; page < used.end; ++page) {
+      const i64 id = problem.arrays[Array::kPageTable].index(sequence.kv_batch, 0, 0, page);
+      if (!is_bad_page(id, problem.num_pages)) continue;
+      const bool ragged = problem.has(Array::kPageIndptr);
+      refuse(sentence("page_table[", ragged ? "" : sentence(index, ", "), page, "] is ", id,
+                      ", but k and v have ", problem.num_pages, " pages; allowed is 0 to ",
+                      problem.num_pages - 1));
+    }
   }
 }
 

@@ -23,18 +23,16 @@ namespace fulmen {
 // The arrays of a call. Their axes in a Problem:
 //
 //   q, dq            (batch, head, q_row, dim_qk)
-//   k, dk            (batch, kv_head, kv_row, dim_qk)
-//   v, dv            (batch, kv_head, kv_row, dim_v)
-//   o, dout          (batch, head, q_row, dim_v)
-//   lse, dlse        (batch, head, q_row, 1)
-//   stats            (batch, head, q_row, 2)
-//   bias, mask       (batch, head, q_row, kv_row)    broadcast: stride 0
-//   dbias            the same, extents as given: 1 where reduced
-//   alibi_slopes     (batch, head, 1, 1)    broadcast: stride 0
+//   k, dk            (batch, kv_head, kv_row, dim_qk)    pools: (page, kv_head, row of the page,
+//   dim_qk) v, dv            (batch, kv_head, kv_row, dim_v)    likewise o, dout          (batch,
+//   head, q_row, dim_v) lse, dlse        (batch, head, q_row, 1) stats            (batch, head,
+//   q_row, 2) bias, mask       (batch, head, q_row, kv_row)    broadcast: stride 0 dbias the same,
+//   extents as given: 1 where reduced alibi_slopes     (batch, head, 1, 1)    broadcast: stride 0
 //   sinks, dsinks    (1, head, 1, 1)
 //   lengths          (1, 1, 1, sequence)
 //   offsets (cu_)    (1, 1, 1, sequence + 1)
-//   ids              (batch, 1, 1, row)    broadcast: stride 0
+//   ids, positions, tree    (batch, 1, 1, row)    broadcast: stride 0
+//   page_table       (batch, 1, 1, page)    the batch broadcast where there is page_indptr
 //   rng              (1, 1, 1, 2)    seed, offset
 enum class Array : int {
 #define FULMEN_ARRAY(name, ...) name,
@@ -53,6 +51,17 @@ inline constexpr const char* kArrayWords[] = {
 #define FULMEN_ARRAY(name, member, word, ...) word,
 #include "fulmen/arrays.def"
 };
+
+// Those that only calls over caches, drafts and left-padded batches have.
+inline constexpr Array kCacheArrays[] = {Array::kPageTable, Array::kPageIndptr, Array::kKvStart,
+                                         Array::kPositions, Array::kTree};
+
+constexpr bool is_cache_array(Array array) {
+  for (const Array one : kCacheArrays) {
+    if (one == array) return true;
+  }
+  return false;
+}
 
 constexpr const char* name(Array array) { return kArrayMembers[static_cast<int>(array)]; }
 
@@ -83,15 +92,19 @@ struct Problem : OwnOptions {
   Operation operation = Operation::kForward;
   Arrays arrays;
 
-  // Sizes. num_sequences is the batch; when packed, tensor extents of batch are 1.
+  // Sizes. num_sequences is the batch; on a packed side tensor extents of batch are 1.
   i64 num_sequences = 0;
   i64 heads_q = 0;
   i64 heads_kv = 0;
   i64 q_rows = 0;   // extent of the q_row axis: total rows when packed
-  i64 kv_rows = 0;  // likewise
+  i64 kv_rows = 0;  // likewise; with a page table the most keys of a request
   i64 dim_qk = 0;
   i64 dim_v = 0;
-  bool packed = false;
+  Packed packed;
+
+  // Of pools of pages; 0 without a page table.
+  i64 num_pages = 0;
+  i64 page_rows = 0;
 
   // Upper bounds of a sequence's lengths; the extents themselves where nothing better is known.
   i64 max_q = 0;
@@ -113,6 +126,14 @@ struct Problem : OwnOptions {
   i64 kv_head(i64 head) const { return head / group_size(); }
   bool has(Array array) const { return arrays[array].present(); }
 
+  bool is_paged() const { return page_rows > 0; }
+  // Whether there is one of kCacheArrays; which; kCount: none.
+  bool has_caches() const { return cache_array() != Array::kCount; }
+  Array cache_array() const;
+  i64 batch_extent() const {
+    return packed.q ? 1 : num_sequences;
+  }  // of q, o and what is like them
+
   // Whether a plan may depend on lengths, which other batch entries decide too.
   bool may_plan_by_lengths() const { return !batch_invariant; }
   // Whether sums are added up in one order, whatever else runs.
@@ -120,7 +141,17 @@ struct Problem : OwnOptions {
 
   // Reads lengths and offsets from memory. Entries that are out of range count as empty, exactly as
   // on a device; hosts that can see them check them first (check_lengths).
-  Sequence sequence(i64 index) const;
+  CacheSequence sequence(i64 index) const;
+
+  CacheLayout cache_layout() const;
+  // Where key j of a sequence lies in k, v and what is like them. The id of its page was checked.
+  KeyRow key(const CacheSequence& sequence, i64 j) const;
+
+  // Where row i of a sequence stands, and key j, for causal, window, chunk and ALiBi.
+  i64 position(const CacheSequence& sequence, i64 i) const;
+  i64 key_position(const CacheSequence& sequence, i64 j) const;
+  // Whether causal, window, prefix, chunk and tree let row i see key j.
+  bool sees(const CacheSequence& sequence, i64 i, i64 j) const;
 
   // The Philox counter word of a head of a sequence.
   u32 batch_head(i64 sequence, i64 head) const {
@@ -128,9 +159,13 @@ struct Problem : OwnOptions {
   }
 };
 
-// Contents of q_lengths, kv_lengths, cu_q, cu_kv, and bias and mask extents against the longest
-// sequence: for arrays in host memory, before each run. Throws Error.
+// Contents of q_lengths, kv_lengths, cu_q, cu_kv, kv_start, positions and page_indptr, and bias and
+// mask extents against the longest sequence: for arrays in host memory, before each run. Throws
+// Error.
 void check_lengths(const Problem& problem);
+
+// The ids of a page table that requests use; after check_lengths. Throws Error.
+void check_pages(const Problem& problem);
 
 // The seed and offset of the array rng, where one is given and in host memory, before each run.
 // Throws Error.

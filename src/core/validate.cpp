@@ -42,13 +42,40 @@ void check_backward_presence(const Arrays& arrays) {
   refuse("no gradient is asked for; pass at least one of dq, dk, dv, dbias, dsinks");
 }
 
+// The arrays of caches, beside each other and beside packed sequences.
+void check_cache_presence(const Arrays& arrays, Call call) {
+  const auto has = [&arrays](Array array) { return arrays[array].present(); };
+  if (!has(Array::kPageTable)) {
+    require_both(arrays, Array::kCuQ, Array::kCuKv,
+                 "packed sequences need both, or cu_q and a page_table");
+  } else if (has(Array::kCuKv)) {
+    refuse(
+        "cu_kv is given beside page_table; the keys of a request are those of its pages: leave "
+        "cu_kv out, and pass their number in kv_lengths");
+  } else {
+    require(arrays, Array::kKvLengths, "with page_table it holds how many keys each request has");
+  }
+  if (has(Array::kPageIndptr)) {
+    require(arrays, Array::kPageTable, "page_indptr says which of its entries are whose");
+  }
+  if (call != Call::kBackward) return;
+  for (const Array array : kCacheArrays) {
+    if (!has(array)) continue;
+    throw Error(
+        Status::kUnsupported,
+        sentence("backward does not take ", name(array),
+                 "; gradients are of calls over whole arrays: gather the keys into k and v, "
+                 "and use lengths, offsets or a mask"));
+  }
+}
+
 void check_presence(const Arrays& arrays, Call call) {
   require(arrays, Array::kQ, "an array (batch, head, q_row, dim_qk) is needed");
   require(arrays, Array::kK, "an array (batch, kv_head, kv_row, dim_qk) is needed");
   if (call != Call::kDenseMask) {
     require(arrays, Array::kV, "an array (batch, kv_head, kv_row, dim_v) is needed");
   }
-  require_both(arrays, Array::kCuQ, Array::kCuKv, "packed sequences need both");
+  check_cache_presence(arrays, call);
   require_both(arrays, Array::kQIds, Array::kKvIds, "documents need both");
   if (call == Call::kForward) {
     require(arrays, Array::kO, "forward writes an array (batch, head, q_row, dim_v)");
@@ -82,6 +109,30 @@ void check_heads(const Problem& problem) {
                        "; query heads must be a multiple of key/value heads", nearest));
 }
 
+// Of a page table and pools of pages.
+void measure_pages(Problem& problem, const Arrays& arrays, const Tensor& k) {
+  const Tensor& table = arrays[Array::kPageTable];
+  const bool ragged = arrays[Array::kPageIndptr].present();
+  problem.num_pages = k.shape[0];
+  problem.page_rows = k.shape[2];
+  if (problem.page_rows < 1) {
+    throw Error(
+        Status::kShape,
+        sentence("k has pages of 0 rows, shape ", shape_text(arrays[Array::kK]),
+                 "; with page_table it is (page, kv_head, row of the page, dim_qk), with at "
+                 "least 1 row"));
+  }
+  if (ragged ? table.rank != 1 : table.rank != 2 && problem.num_sequences != 1) {
+    throw Error(Status::kShape,
+                sentence("page_table has rank ", table.rank, ragged ? " beside page_indptr" : "",
+                         "; allowed is ",
+                         ragged ? "1: the pages of all requests, one behind the other"
+                                : "2: (batch, page); page_indptr goes with rank 1"));
+  }
+  const i64 entries = table.shape[table.rank - 1];
+  problem.kv_rows = min(entries * problem.page_rows, kMaxExtent);
+}
+
 // The sizes that q, k, v and cu_q define; what disagrees with them is found by check_shape.
 void measure(Problem& problem, const Arrays& arrays, Call call) {
   const auto normal = [&arrays](Array array) {
@@ -89,11 +140,12 @@ void measure(Problem& problem, const Arrays& arrays, Call call) {
   };
   const Tensor q = normal(Array::kQ);
   const Tensor k = normal(Array::kK);
-  problem.num_sequences = problem.packed ? arrays[Array::kCuQ].shape[0] - 1 : q.shape[0];
+  problem.num_sequences = problem.packed.q ? arrays[Array::kCuQ].shape[0] - 1 : q.shape[0];
   problem.heads_q = q.shape[1];
   problem.heads_kv = k.shape[1];
   problem.q_rows = q.shape[2];
   problem.kv_rows = k.shape[2];
+  if (arrays[Array::kPageTable].present()) measure_pages(problem, arrays, k);
   problem.dim_qk = q.shape[3];
   problem.dim_v = call == Call::kDenseMask ? 1 : normal(Array::kV).shape[3];
   if (problem.num_sequences < 0) {
@@ -133,12 +185,34 @@ void broadcast_inputs(Problem& problem, Call call) {
   }
 }
 
+// What has a column for each key must have one for each that a request may have.
+void check_key_extents(const Problem& problem) {
+  for (const Array array : {Array::kBias, Array::kMask, Array::kKvIds}) {
+    const i64 extent = problem.arrays[array].shape[3];
+    if (!problem.has(array) || extent >= problem.max_kv) continue;
+    if (extent == 1 && array != Array::kKvIds) continue;
+    throw Error(
+        Status::kShape,
+        sentence(name(array), " has ", extent, " key columns, but a request may have ",
+                 problem.max_kv, " keys; allowed is ", array == Array::kKvIds ? "" : "1, or ",
+                 problem.max_kv, " or more: max_kv lowers the bound"));
+  }
+}
+
+void check_tree_rows(const Problem& problem) {
+  if (problem.max_q <= kMaxTreeRows) return;
+  throw Error(Status::kShape,
+              sentence("tree is given with up to ", problem.max_q,
+                       " query rows a request; allowed is 0 to ", kMaxTreeRows, ", one bit each",
+                       problem.packed.q ? ": pass max_q" : ": a boolean mask takes more"));
+}
+
 Problem checked(const Request& request, Call call, Pointers pointers) {
   const Arrays& arrays = request.arrays;
   check_presence(arrays, call);
   Problem problem;
   problem.operation = request.operation;
-  problem.packed = arrays[Array::kCuQ].present();
+  problem.packed = {arrays[Array::kCuQ].present(), arrays[Array::kCuKv].present()};
   problem.dtype = arrays[Array::kQ].dtype;
   check_layouts(arrays, call, problem.packed, pointers);
   for_each_used(arrays, call, [&](const ArrayRule& rule, const Tensor& tensor) {
@@ -151,6 +225,8 @@ Problem checked(const Request& request, Call call, Pointers pointers) {
   measure(problem, arrays, call);
   normalize(problem, arrays, call);
   apply_options(problem, request.options, request.experiment);
+  if (problem.is_paged()) check_key_extents(problem);
+  if (problem.has(Array::kTree)) check_tree_rows(problem);
   broadcast_inputs(problem, call);
   check_outputs_nest(problem, call);
   if (pointers == Pointers::kChecked) check_pointers(problem, call);
@@ -198,7 +274,7 @@ void require_lse_dtype(const Tensor& tensor, const std::string& subject) {
 void normalize(Tensor& tensor, const std::string& subject, const AxisList& list,
                const Sizes& sizes) {
   if (!tensor.present()) throw Error(Status::kArgument, sentence(subject, " is missing"));
-  check_layout(tensor, subject.c_str(), list, false, Pointers::kChecked);
+  check_layout(tensor, subject.c_str(), list, {}, Pointers::kChecked);
   check_span(tensor, subject.c_str());
   const Tensor normal = normal_form(tensor, list);
   check_shape(tensor, normal, subject.c_str(), list, sizes);
@@ -207,7 +283,7 @@ void normalize(Tensor& tensor, const std::string& subject, const AxisList& list,
 
 Sizes sizes_of_output(const Tensor& o) {
   if (!o.present()) throw Error(Status::kArgument, "o is missing; it is the array to write");
-  check_layout(o, "o", kOAxes, false, Pointers::kChecked);
+  check_layout(o, "o", kOAxes, {}, Pointers::kChecked);
   const Tensor normal = normal_form(o, kOAxes);
   Sizes sizes{};
   sizes[Axis::kBatch] = normal.shape[0];

@@ -35,6 +35,17 @@ struct Matrix {
   std::vector<double> values;
 };
 
+// Of k or v: the keys of a sequence, wherever they lie.
+Matrix load_keys(const Problem& problem, Array array, const CacheSequence& sequence, i64 kv_head) {
+  const Tensor& tensor = problem.arrays[array];
+  Matrix matrix(sequence.shape.kv_len, tensor.shape[3]);
+  for (i64 j = 0; j < matrix.rows; ++j) {
+    const KeyRow at = problem.key(sequence, j);
+    for (i64 d = 0; d < matrix.cols; ++d) matrix[j][d] = tensor.real(at.batch, kv_head, at.row, d);
+  }
+  return matrix;
+}
+
 Matrix load(const Tensor& tensor, i64 batch, i64 head, i64 begin, i64 rows) {
   Matrix matrix(rows, tensor.shape[3]);
   for (i64 i = 0; i < rows; ++i) {
@@ -73,8 +84,8 @@ struct Head {
         kv_head(p.kv_head(head_index)),
         sequence(p.sequence(sequence_index)),
         Q(load(p.arrays[Array::kQ], sequence.batch, head, sequence.q_begin, q_len())),
-        K(load(p.arrays[Array::kK], sequence.batch, kv_head, sequence.kv_begin, kv_len())),
-        V(load(p.arrays[Array::kV], sequence.batch, kv_head, sequence.kv_begin, kv_len())),
+        K(load_keys(p, Array::kK, sequence, kv_head)),
+        V(load_keys(p, Array::kV, sequence, kv_head)),
         s(static_cast<size_t>(kv_len())),
         slope(s.size()),
         keep(s.size()),
@@ -90,18 +101,22 @@ struct Head {
 
   bool sees(i64 i, i64 j) const {
     const Arrays& arrays = problem.arrays;
-    if (!visible_columns(problem.mask, sequence.shape, i).contains(j)) return false;
-    if (problem.has(Array::kMask) && !arrays[Array::kMask].boolean(index, head, i, j)) return false;
+    if (!problem.sees(sequence, i, j)) return false;
+    if (problem.has(Array::kMask) &&
+        !arrays[Array::kMask].boolean(index, head, i, sequence.first_key + j)) {
+      return false;
+    }
     if (problem.has(Array::kQIds) &&
         arrays[Array::kQIds].index(sequence.batch, 0, 0, sequence.q_begin + i) !=
-            arrays[Array::kKvIds].index(sequence.batch, 0, 0, sequence.kv_begin + j)) {
+            arrays[Array::kKvIds].index(sequence.kv_batch, 0, 0, sequence.kv_begin + j)) {
       return false;
     }
     return bias(i, j) != -Float64Math::kInfinity;
   }
 
   double bias(i64 i, i64 j) const {
-    return problem.has(Array::kBias) ? problem.arrays[Array::kBias].real(index, head, i, j) : 0.0;
+    if (!problem.has(Array::kBias)) return 0;
+    return problem.arrays[Array::kBias].real(index, head, i, sequence.first_key + j);
   }
 
   // s[j] = softcap(scale dot(q, k)) + bias + ALiBi for visible j, and d s / d dot beside it;
@@ -118,7 +133,9 @@ struct Head {
       if (!visible[at(j)]) continue;
       const double capped = map.score<Float64Math>(dot(Q[i], K[j], Q.cols));
       slope[at(j)] = map.slope(capped) * map.scale;
-      s[at(j)] = capped + bias(i, j) + alibi_bias(alibi, sequence.shape.position(i), j);
+      s[at(j)] =
+          capped + bias(i, j) +
+          alibi_bias(alibi, problem.position(sequence, i), problem.key_position(sequence, j));
       const bool kept = problem.dropout.keeps(drawn, static_cast<u32>(j % 8));
       keep[at(j)] = kept ? problem.dropout.kept_scale() : 0.0;
     }
@@ -128,7 +145,7 @@ struct Head {
 
   const Problem& problem;
   i64 index, head, kv_head;
-  Sequence sequence;
+  CacheSequence sequence;
   Matrix Q, K, V;
   double sink = -Float64Math::kInfinity;
   double alibi = 0;
@@ -228,7 +245,7 @@ void row_backward(Head& a, i64 i, const Matrix& O, const Matrix& dO, Matrix& dQ,
 
 void head_backward(Head& a, SharedGradients& out) {
   const Arrays& arrays = a.problem.arrays;
-  const Sequence& at = a.sequence;
+  const CacheSequence& at = a.sequence;
   const Matrix O = load(arrays[Array::kO], at.batch, a.head, at.q_begin, a.q_len());
   const Matrix dO = load(arrays[Array::kDOut], at.batch, a.head, at.q_begin, a.q_len());
   Matrix dQ(a.q_len(), a.Q.cols);
@@ -269,7 +286,7 @@ void scalar_backward(const Problem& problem) {
   Matrix dbias(extent[0] * extent[1] * extent[2], extent[3]);
   Matrix dsinks(problem.heads_q, 1);
   for (i64 index = 0; index < problem.num_sequences; ++index) {
-    const Sequence at = problem.sequence(index);
+    const CacheSequence at = problem.sequence(index);
     for (i64 kv_head = 0; kv_head < problem.heads_kv; ++kv_head) {
       SharedGradients out{Matrix(at.shape.kv_len, problem.dim_qk),
                           Matrix(at.shape.kv_len, problem.dim_v), dbias, dsinks};

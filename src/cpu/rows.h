@@ -106,7 +106,7 @@ inline int slots_for(const Plan& plan, const Problem& problem, i64 num_tasks) {
   constexpr double kWorthSharing = 1e6;  // multiply-adds
   const double pairs = static_cast<double>(problem.q_rows) * static_cast<double>(problem.max_kv) *
                        static_cast<double>(problem.heads_q) *
-                       static_cast<double>(problem.packed ? 1 : problem.num_sequences);
+                       static_cast<double>(problem.batch_extent());
   const double adds = pairs * static_cast<double>(problem.dim_qk + problem.dim_v);
   if (adds < kWorthSharing) return 1;
   return static_cast<int>(min<i64>(plan.device.num_threads, num_tasks));

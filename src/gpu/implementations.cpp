@@ -159,6 +159,9 @@ PlanOrRefusal plan_with(const GpuImplementation& row, const Problem& problem, co
     return sentence("not the one asked for; ", row.merit);
   }
   const Pass& pass = problem.operation == Operation::kForward ? row.forward : row.backward;
+  if (problem.has_caches() && !pass.takes_caches) {
+    return sentence("does not take ", name(problem.cache_array()));
+  }
   PlanOrRefusal made = plan_pass(row, pass, problem, gpu);
   if (made.plan == nullptr) return made;
   std::string refusal = refusal_of(pass, *made.plan, problem, gpu);

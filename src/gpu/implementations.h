@@ -24,6 +24,7 @@ struct Pass {
   // for a problem that leaves some out.
   u32 (*switches)(const Problem& problem, const Gpu& gpu) = nullptr;
   bool chooses_tiles = false;  // a problem may name a tile that is not the table's
+  bool takes_caches = false;   // page_table, page_indptr, kv_start, positions, tree
 };
 
 struct GpuImplementation {

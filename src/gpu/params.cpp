@@ -42,6 +42,8 @@ AttentionParams attention_params(const Problem& problem, u32* faults) {
   p.dropout = problem.dropout;
   p.rng = static_cast<const i64*>(problem.arrays[Array::kRng].data);
   p.packed = problem.packed;
+  p.cache_layout = problem.cache_layout();
+  p.num_pages = problem.num_pages;
   p.bottom_right = problem.alignment == Alignment::kBottomRight;
   p.faults = faults;
   return p;
@@ -96,7 +98,7 @@ ScoreOptions score_options_of(const Problem& problem) {
       .dropout = problem.dropout.enabled(),
       .sinks = problem.has(Array::kSinks),
       .negative_scale = !(problem.score_map.scale > 0),
-      .varlen = problem.packed || problem.has(Array::kQLengths) || problem.has(Array::kKvLengths),
+      .varlen = problem.packed.q || problem.has(Array::kQLengths) || problem.has(Array::kKvLengths),
       .stats = problem.has(Array::kStats),
       .fp32_out = problem.arrays[Array::kO].dtype == DType::kFloat32,
   };

@@ -9,6 +9,7 @@
 #include "kernels/attention/dropout.cuh"
 #include "kernels/attention/mask.cuh"
 #include "kernels/attention/score_mod.cuh"
+#include "kernels/attention/sequence.cuh"
 
 namespace fulmen {
 
@@ -22,16 +23,6 @@ struct ArrayView {
   constexpr i64 offset(i64 a, i64 b, i64 c, i64 d) const {
     return a * strides[0] + b * strides[1] + c * strides[2] + d * strides[3];
   }
-};
-
-// Entries of lengths, offsets and rng that kernels find out of range: bits of *faults, with the
-// numbers of fulmen.h.
-enum Fault : u32 {
-  kFaultQOffsets = 1,
-  kFaultKvOffsets = 2,
-  kFaultQLengths = 4,
-  kFaultKvLengths = 8,
-  kFaultRng = 16,
 };
 
 struct AttentionParams {
@@ -60,11 +51,11 @@ struct AttentionParams {
   ArrayView dsinks;        // (1, head, 1, 1)
   ArrayView row_terms;     // (batch, head, q_row, 4)    in simt's workspace: SavedRow
 
-  i64 num_sequences;  // the batch; when packed, the arrays above have one batch entry
+  i64 num_sequences;  // the batch; arrays of a packed side have one batch entry
   i64 heads_q;
   i64 heads_kv;  // divides heads_q
   i64 q_rows;    // extent of the q_row axis: all sequences together when packed
-  i64 kv_rows;   // likewise
+  i64 kv_rows;   // likewise; with a page table the most keys of a request
   i64 dim_qk;
   i64 dim_v;
   i64 dbias_extents[4];  // 1 where dbias is summed over the axis
@@ -73,14 +64,24 @@ struct AttentionParams {
   ScoreMap<double> score_map;
   Dropout dropout;
   const i64* rng;  // (2) seed, offset in device memory, instead of dropout's; or null
-  bool packed;
+  Packed packed;
   bool bottom_right;  // alignment
   u32* faults;        // one word that kernels set bits in (faults.cuh), or null
+
+  // Of caches; looked at by kernels that are compiled for them (common/cache_head.cuh).
+  ArrayView page_table;   // (batch, 1, 1, page), with page_indptr (1, 1, 1, page)
+  ArrayView page_indptr;  // (1, 1, 1, sequence + 1)
+  ArrayView kv_start;     // (1, 1, 1, sequence)
+  ArrayView positions;    // (batch, 1, 1, q_row)
+  ArrayView tree;         // (batch, 1, 1, q_row)
+  CacheLayout cache_layout;
+  i64 num_pages;  // of k and v
 
   constexpr i64 group_size() const {
     return static_cast<u32>(heads_q) / static_cast<u32>(heads_kv);  // 64-bit divisions are calls
   }
-  constexpr i64 batch_extent() const { return packed ? 1 : num_sequences; }  // of the arrays
+  constexpr i64 batch_extent() const { return packed.q ? 1 : num_sequences; }  // of q, o
+  constexpr i64 kv_batch_extent() const { return packed.kv ? 1 : num_sequences; }
 };
 
 // A CUtensorMap: opaque to the kernels, made by the host.

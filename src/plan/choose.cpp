@@ -15,7 +15,6 @@ namespace {
 
 constexpr std::array kPreference{Implementation::kTiled, Implementation::kScalar};
 
-// Both CPU implementations compute every problem that validate lets through.
 const char* merit(Implementation implementation) {
   return implementation == Implementation::kTiled
              ? "SIMD tiles on all threads, memory linear in the sequence"
@@ -24,15 +23,33 @@ const char* merit(Implementation implementation) {
 
 bool is_forced(const Problem& problem) { return problem.implementation != Implementation::kAuto; }
 
+// What an implementation does not take; kCount: nothing.
+Array refused_array(const Problem& problem, Implementation implementation) {
+  return implementation == Implementation::kTiled ? problem.cache_array() : Array::kCount;
+}
+
+Implementation chosen_for(const Problem& problem) {
+  if (is_forced(problem)) return problem.implementation;
+  for (const Implementation implementation : kPreference) {
+    if (refused_array(problem, implementation) == Array::kCount) return implementation;
+  }
+  return kPreference.back();
+}
+
 }  // namespace
 
 std::vector<Candidate> candidates(const Problem& problem) {
-  const Implementation chosen = is_forced(problem) ? problem.implementation : kPreference.front();
+  const Implementation chosen = chosen_for(problem);
   std::vector<Candidate> list;
   for (const Implementation implementation : kPreference) {
     const bool accepted = implementation == chosen;
+    const Array refused = refused_array(problem, implementation);
     std::string reason = accepted && is_forced(problem) ? "asked for by name; " : "";
-    if (!accepted) reason = sentence(is_forced(problem) ? "not the one asked for" : "slower", "; ");
+    if (refused != Array::kCount) {
+      reason = sentence("does not take ", name(refused), "; ");
+    } else if (!accepted) {
+      reason = sentence(is_forced(problem) ? "not the one asked for" : "slower", "; ");
+    }
     list.push_back({implementation, accepted, reason + merit(implementation)});
   }
   return list;
@@ -42,7 +59,13 @@ Plan choose(const Problem& problem, const CpuDevice& device) {
   Plan plan;
   plan.problem = problem;
   plan.device = device;
-  plan.implementation = is_forced(problem) ? problem.implementation : kPreference.front();
+  plan.implementation = chosen_for(problem);
+  const Array refused = refused_array(problem, plan.implementation);
+  if (refused != Array::kCount) {
+    throw Error(Status::kUnsupported,
+                sentence("implementation ", name(plan.implementation), " does not take ",
+                         name(refused), "; implementation scalar does, and auto finds it"));
+  }
   if (plan.implementation == Implementation::kTiled) {
     plan.tile = tiled_tile(problem, device);
     plan.workspace_bytes = tiled_workspace_bytes(problem, plan.tile, device);
@@ -84,7 +107,7 @@ Cost cost(const Problem& problem) {
   const SequenceShape longest{static_cast<i32>(problem.max_q), static_cast<i32>(problem.max_kv),
                               static_cast<i32>(shift)};
   double pairs = visible_pairs(problem.mask, longest) * static_cast<double>(problem.heads_q);
-  if (!problem.packed) {
+  if (!problem.packed.q) {
     pairs *= static_cast<double>(problem.num_sequences);
   } else if (problem.max_q > 0) {  // as many longest sequences as the rows hold
     pairs *= static_cast<double>(problem.q_rows) / static_cast<double>(problem.max_q);

@@ -23,10 +23,8 @@ constexpr i64 kBackwardTileColumns = 64;
 
 i64 padded(i64 size) { return ceil_div(size, kMostLanes) * kMostLanes; }
 
-i64 num_batches(const Problem& problem) { return problem.packed ? 1 : problem.num_sequences; }
-
 i64 num_q_rows(const Problem& problem) {
-  return num_batches(problem) * problem.heads_q * problem.q_rows;
+  return problem.batch_extent() * problem.heads_q * problem.q_rows;
 }
 
 u32* take_pairs(Arena& arena, const Problem& problem, i64 elements) {
@@ -70,7 +68,7 @@ TileSizes::TileSizes(const Problem& problem, Tile tile)
       padded_dim_v(padded(problem.dim_v)) {}
 
 i64 most_blocks(const Problem& problem, i64 side_rows, i64 block_rows) {
-  if (!problem.packed) return problem.num_sequences * ceil_div(side_rows, block_rows);
+  if (!problem.packed.q) return problem.num_sequences * ceil_div(side_rows, block_rows);
   return side_rows / block_rows + problem.num_sequences;
 }
 

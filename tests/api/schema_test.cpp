@@ -76,8 +76,10 @@ TEST(Schema, NamesChoicesRolesAndBounds) {
         "\"name\": \"FULMEN_ERROR_SHAPE\", \"number\": 2",
         "\"name\": \"bfloat16\", \"number\": 4, \"bytes\": 2, \"kind\": \"float\"",
         "\"kind\": \"limit\"", "\"default\": null",
-        "\"role\": \"result\", \"differentiable\": false, \"replaceable\": false",
-        "\"role\": \"upstream\"", "\"of\": \"sinks\"", "\"name\": \"kv_rows\", \"least\": 16"}) {
+        "\"role\": \"result\", \"differentiable\": false, \"forward_only\": false, "
+        "\"replaceable\": false",
+        "\"forward_only\": true, \"replaceable\": true", "\"role\": \"upstream\"",
+        "\"of\": \"sinks\"", "\"name\": \"kv_rows\", \"least\": 16"}) {
     EXPECT_THAT(text, HasSubstr(part));
   }
 }

@@ -55,7 +55,7 @@ TEST(Sequence, LengthsShortenRowsNotSlots) {
 TEST(Sequence, LastPackedSequenceOwnsTheRest) {
   std::vector<i64> cu_q{0, 2, 2, 5}, cu_kv{0, 0, 4, 6};
   Problem problem = dense(3, 9, 6);
-  problem.packed = true;
+  problem.packed = {true, true};
   problem.arrays[Array::kCuQ] = row(cu_q);
   problem.arrays[Array::kCuKv] = row(cu_kv);
   EXPECT_EQ(problem.sequence(0).q_slot, 2);
@@ -78,7 +78,7 @@ TEST(Sequence, EntriesOutOfRangeAreEmpty) {
   EXPECT_EQ(problem.sequence(1).shape.q_len, 5);
   for (std::vector<i64> offsets : {std::vector<i64>{3, 1}, {-2, 4}, {0, 6}}) {
     Problem packed = dense(1, 5, 7);
-    packed.packed = true;
+    packed.packed = {true, true};
     std::vector<i64> whole{0, 7};
     packed.arrays[Array::kCuQ] = row(offsets);
     packed.arrays[Array::kCuKv] = row(whole);

@@ -100,7 +100,7 @@ struct Together {
     p.q_rows = q.layout.rows;
     p.kv_rows = k.layout.rows;
     p.dim_qk = p.dim_v = q.layout.dims;
-    p.packed = chosen.packed;
+    p.packed = {chosen.packed, chosen.packed};
     p.bottom_right = true;
     return p;
   }

@@ -79,7 +79,7 @@ void DrawnCall::draw_sizes() {
       random.one_of<DType>({DType::kFloat64, DType::kFloat32, DType::kFloat16, DType::kBFloat16});
   packed = random.chance(0.3);
   Problem p;
-  p.packed = packed;
+  p.packed = {packed, packed};
   p.num_sequences = random.number(1, 3);
   p.heads_kv = random.number(1, 3);
   p.heads_q = p.heads_kv * random.number(1, 3);
@@ -141,6 +141,13 @@ bool DrawnCall::is_wanted(const ArrayRule& rule) {
       return random.chance(0.2);
     case Array::kKvIds:
       return has(Array::kQIds);
+    case Array::kPageTable:
+    case Array::kPageIndptr:
+      return false;
+    case Array::kKvStart:
+    case Array::kPositions:
+    case Array::kTree:
+      return operation == Operation::kForward && random.chance(0.15);
     default:
       return has(rule.param) ? random.chance(0.6) : rule.param == rule.array && random.chance(0.3);
   }
@@ -184,7 +191,8 @@ std::vector<i64> DrawnCall::shape_of(const ArrayRule& rule) {
     return {parameter.shape, parameter.shape + parameter.rank};
   }
   std::vector<i64> shape;
-  for (int axis = rule.list.count - max_rank(rule.list, packed); axis < rule.list.count; ++axis) {
+  for (int axis = rule.list.count - max_rank(rule.list, {packed, packed}); axis < rule.list.count;
+       ++axis) {
     const bool is_broadcast = axis < rule.list.num_broadcast && random.chance(0.3);
     shape.push_back(is_broadcast ? 1 : sizes[rule.list.axes[axis]]);
   }

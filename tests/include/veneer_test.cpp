@@ -89,17 +89,23 @@ TEST(Veneer, OptionsArriveUnchanged) {
 // Each member of Tensors, marked by its rank-1 extent, lands in the member of the same name.
 TEST(Veneer, TensorsArriveUnderTheirNames) {
   fulmen::Tensors all;
-  fulmen::Tensor* const ours[] = {
-      &all.q,      &all.k,         &all.v,          &all.bias, &all.mask,  &all.alibi_slopes,
-      &all.sinks,  &all.q_lengths, &all.kv_lengths, &all.cu_q, &all.cu_kv, &all.q_ids,
-      &all.kv_ids, &all.rng,       &all.o,          &all.lse,  &all.stats, &all.dout,
-      &all.dlse,   &all.dq,        &all.dk,         &all.dv,   &all.dbias, &all.dsinks};
+  fulmen::Tensor* const ours[] = {&all.q,          &all.k,           &all.v,
+                                  &all.bias,       &all.mask,        &all.alibi_slopes,
+                                  &all.sinks,      &all.q_lengths,   &all.kv_lengths,
+                                  &all.cu_q,       &all.cu_kv,       &all.q_ids,
+                                  &all.kv_ids,     &all.rng,         &all.o,
+                                  &all.lse,        &all.stats,       &all.dout,
+                                  &all.dlse,       &all.dq,          &all.dk,
+                                  &all.dv,         &all.dbias,       &all.dsinks,
+                                  &all.page_table, &all.page_indptr, &all.kv_start,
+                                  &all.positions,  &all.tree};
   using C = fulmen_tensors;
   fulmen_tensor C::* const theirs[] = {
-      &C::q,      &C::k,         &C::v,          &C::bias, &C::mask,  &C::alibi_slopes,
-      &C::sinks,  &C::q_lengths, &C::kv_lengths, &C::cu_q, &C::cu_kv, &C::q_ids,
-      &C::kv_ids, &C::rng,       &C::o,          &C::lse,  &C::stats, &C::dout,
-      &C::dlse,   &C::dq,        &C::dk,         &C::dv,   &C::dbias, &C::dsinks};
+      &C::q,          &C::k,           &C::v,          &C::bias,      &C::mask,  &C::alibi_slopes,
+      &C::sinks,      &C::q_lengths,   &C::kv_lengths, &C::cu_q,      &C::cu_kv, &C::q_ids,
+      &C::kv_ids,     &C::rng,         &C::o,          &C::lse,       &C::stats, &C::dout,
+      &C::dlse,       &C::dq,          &C::dk,         &C::dv,        &C::dbias, &C::dsinks,
+      &C::page_table, &C::page_indptr, &C::kv_start,   &C::positions, &C::tree};
   static_assert(std::size(ours) == std::size(theirs));
   static_assert(sizeof(C) == sizeof(std::size_t) + std::size(ours) * sizeof(fulmen_tensor));
   for (std::size_t i = 0; i < std::size(ours); ++i) ours[i]->shape[0] = static_cast<int>(i) + 1;

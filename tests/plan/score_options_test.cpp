@@ -35,7 +35,7 @@ TEST(ScoreOptions, SayWhatTheProblemHas) {
   problem.score_map = {-1, 30};
   problem.mask.causal = true;
   problem.dropout.threshold = 1;
-  problem.packed = true;
+  problem.packed = {true, true};
   problem.arrays[Array::kBias].dtype = DType::kFloat16;
   for (const Array array :
        {Array::kMask, Array::kQIds, Array::kAlibiSlopes, Array::kSinks, Array::kStats, Array::kO}) {

@@ -21,8 +21,8 @@ constexpr i64 kBlocksAtATime = 128;  // as many as a large card runs
 constexpr i64 kDbiasBlocks = 4096;
 // Tiles of an axis of all heads.
 i64 tiles_of(const Problem& problem, i64 extent, i64 heads, i64 tile_rows) {
-  const i64 slots = problem.packed ? extent / tile_rows + problem.num_sequences
-                                   : ceil_div(extent, tile_rows) * problem.num_sequences;
+  const i64 slots = problem.packed.q ? extent / tile_rows + problem.num_sequences
+                                     : ceil_div(extent, tile_rows) * problem.num_sequences;
   return slots > 2 * kMaxBlocks / max<i64>(heads, 1) ? 2 * kMaxBlocks : slots * heads;
 }
 
@@ -57,10 +57,10 @@ i64 heads_per_group(const Problem& problem) {
 // all, which backward_preprocess_sm80 zeroes.
 i64 groups_ahead(const Problem& problem, const BackwardSm80Config& config) {
   const i64 heads = heads_per_group(problem);
-  const i64 all = (problem.packed ? 1 : problem.num_sequences) * problem.heads_kv;
+  const i64 all = problem.batch_extent() * problem.heads_kv;
   if (!config.zeroes_dq) return ceil_div(all, heads);
-  const i64 slots = problem.packed ? problem.kv_rows / config.kv_rows + problem.num_sequences
-                                   : ceil_div(problem.kv_rows, config.kv_rows);
+  const i64 slots = problem.packed.kv ? problem.kv_rows / config.kv_rows + problem.num_sequences
+                                      : ceil_div(problem.kv_rows, config.kv_rows);
   return ceil_div(kBlocksAtATime, max<i64>(heads * slots, 1));
 }
 
@@ -100,7 +100,7 @@ Workspace workspace_of(const Problem& problem, const BackwardSm80Config& config)
   const auto aligned = [](i64 bytes) { return ceil_div(bytes, 256) * 256; };
   const i64 m_blocks = tiles_of(problem, problem.q_rows, problem.heads_q, config.q_rows);
   const i64 n_blocks = tiles_of(problem, problem.kv_rows, problem.heads_kv, config.kv_rows);
-  const i64 entries = problem.packed ? 1 : problem.num_sequences;
+  const i64 entries = problem.batch_extent();
   const auto& extents = problem.arrays[Array::kDBias].shape;
   Workspace at;
   at.nonfinite_n_blocks = m_blocks * 4;
@@ -202,7 +202,7 @@ u32 backward_sm80_switches(const Problem&, const Gpu&) {
 
 // Every pair has an element of its own there; sums of several pairs are made in any order.
 bool sm80_makes_dbias(const Problem& problem) {
-  if (!problem.has(Array::kDBias) || problem.packed) return false;
+  if (!problem.has(Array::kDBias) || problem.packed.q) return false;
   const Tensor& dbias = problem.arrays[Array::kDBias];
   if (dbias.shape[2] != problem.q_rows || dbias.shape[3] != problem.kv_rows) return false;
   return !sm80_shares_dbias(problem) || !problem.has_ordered_sums();

@@ -71,7 +71,7 @@ void split_last_tiles(const Problem& problem, const BackwardSm90Configs& configs
 void place_documents(const Problem& problem, const BackwardSm90Configs& configs, i64 at,
                      BackwardSm90Layout& layout) {
   const auto blocks = [&](i64 rows, i64 block_rows) {
-    return num_key_ranges(rows, problem.num_sequences, problem.packed, block_rows);
+    return num_key_ranges(rows, problem.num_sequences, problem.packed.kv, block_rows);
   };
   const bool has_dq = configs.dq && configs.dq->score.documents;
   const bool has_blocks = configs.has_document_blocks();
@@ -119,8 +119,7 @@ BackwardSm90Layout backward_sm90_layout(const Problem& problem, const BackwardSm
   layout.num_conversion_blocks =
       ceil_div(max<i64>(problem.max_q, 1), BackwardSm90Config::kConversionRows);
   layout.padded_rows_per_head = padded_rows_per_head(problem);
-  layout.num_rows =
-      (problem.packed ? 1 : problem.num_sequences) * problem.heads_q * layout.padded_rows_per_head;
+  layout.num_rows = problem.batch_extent() * problem.heads_q * layout.padded_rows_per_head;
   layout.schedule = schedule_of(problem, configs, layout, grid);
   if (has_sums) {
     const i64 slot_rows = layout.num_conversion_blocks * BackwardSm90Config::kConversionRows;

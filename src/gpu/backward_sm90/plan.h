@@ -104,8 +104,8 @@ constexpr i64 rows_up(i64 rows, i64 multiple) { return ceil_div(rows, multiple) 
 // Rows of a head in lse_log2 and delta: every sequence begins at a multiple of kConversionRows.
 inline i64 padded_rows_per_head(const Problem& problem) {
   const i64 rows = rows_up(problem.q_rows, BackwardSm90Config::kConversionRows);
-  return problem.packed ? rows + (problem.num_sequences + 1) * BackwardSm90Config::kConversionRows
-                        : rows;
+  return problem.packed.q ? rows + (problem.num_sequences + 1) * BackwardSm90Config::kConversionRows
+                          : rows;
 }
 
 // Dims of a tile: smaller head dimensions are filled up with zeros.

@@ -89,7 +89,7 @@ std::vector<std::vector<KernelSpec>> backward_sm90_specs() {
       problem.dim_qk = problem.dim_v = dims;
       problem.dtype = variant & 1 ? DType::kFloat16 : DType::kBFloat16;
       problem.arrays[Array::kStats].dtype = variant & 2 ? DType::kFloat32 : DType::kNone;
-      problem.packed = variant & 4;
+      problem.packed = {(variant & 4) != 0, (variant & 4) != 0};
       for (int wanted = 1; wanted < 8; ++wanted) {  // bits: dq, dk, dv
         int bit = 0;
         for (const Array array : {Array::kDQ, Array::kDK, Array::kDV}) {

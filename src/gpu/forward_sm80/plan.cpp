@@ -43,7 +43,7 @@ i32 num_options(const ForwardSm80Config& config) {
 // Whether there is nothing to look up before a block begins, see ForwardSm80Config::fixed_length.
 bool has_fixed_length(const Problem& problem) {
   const bool has_lengths = problem.has(Array::kQLengths) || problem.has(Array::kKvLengths);
-  return !problem.packed && !has_lengths && !problem.has(Array::kRng) &&
+  return !problem.packed.q && !has_lengths && !problem.has(Array::kRng) &&
          problem.mask.is_at_most_causal();
 }
 
@@ -149,7 +149,7 @@ void leave_out(ForwardSm80Config& config, const Problem& problem) {
 // mask they also keep the card busy for a while, so that the last group does not begin when the
 // others are done.
 i32 heads_per_group(const Problem& problem, const Gpu& gpu, const ForwardSm80Config& config) {
-  const i64 heads = max<i64>(1, (problem.packed ? 1 : problem.num_sequences) * problem.heads_q);
+  const i64 heads = max<i64>(1, problem.batch_extent() * problem.heads_q);
   const i64 bytes = max<i64>(1, problem.kv_rows * (problem.dim_qk + problem.dim_v) *
                                     size_bytes(problem.dtype) / problem.group_size());
   i64 wanted = max<i64>(1, static_cast<i64>(gpu.l2_bytes / 2) / bytes);
@@ -193,7 +193,7 @@ std::string refusal_of(const Problem& problem, const Gpu& gpu) {
 }
 
 bool has_too_many_blocks(const Problem& problem, const ForwardSm80Config& config) {
-  const i64 slots = problem.packed
+  const i64 slots = problem.packed.q
                         ? problem.q_rows / config.q_rows() + problem.num_sequences
                         : ceil_div(problem.q_rows, config.q_rows()) * problem.num_sequences;
   return slots > kMaxBlocks / max<i64>(1, problem.heads_q * ceil_div(problem.dim_v, config.d_v));
@@ -375,7 +375,7 @@ std::vector<std::vector<KernelSpec>> forward_sm80_specs(const Gpu& gpu) {
   all.dropout.threshold = 1;
   Problem unaligned = all;
   unaligned.arrays[Array::kQ].strides[3] = 2;
-  unaligned.packed = true;
+  unaligned.packed = {true, true};
   return {specs_of(plain, gpu),     float32_specs_of(plain, gpu),
           specs_of(saving, gpu),    specs_of(capped, gpu),
           specs_of(pairs, gpu),     specs_of(all, gpu),

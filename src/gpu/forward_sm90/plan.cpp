@@ -146,7 +146,7 @@ u32 forward_sm90_switches(const Problem& problem, const Gpu& gpu) {
 
 size_t num_key_ranges(const Problem& problem, const ForwardSm90Config& config) {
   return static_cast<size_t>(fulmen::num_key_ranges(problem.kv_rows, problem.num_sequences,
-                                                    problem.packed, config.kv_rows));
+                                                    problem.packed.kv, config.kv_rows));
 }
 
 i32 heads_per_group(const Problem& problem, const ForwardSm90Config& config, const Gpu& gpu) {
@@ -156,7 +156,7 @@ i32 heads_per_group(const Problem& problem, const ForwardSm90Config& config, con
   const bool varlen = config.score.varlen;
   if (!masked && !varlen && problem.max_kv > kShortRows) return 1;
   const i64 rows =
-      problem.packed || !varlen ? problem.kv_rows : problem.kv_rows * problem.num_sequences;
+      problem.packed.kv || !varlen ? problem.kv_rows : problem.kv_rows * problem.num_sequences;
   const i64 bytes = max<i64>(rows * (problem.dim_qk + problem.dim_v) * 2 / problem.group_size(), 1);
   const i64 fitting = static_cast<i64>(gpu.l2_bytes) * 2 / 3 / bytes;
   const i64 most = clamp<i64>(fitting, 1, masked ? 16 : 2);
@@ -173,8 +173,8 @@ i32 heads_per_group(const Problem& problem, const ForwardSm90Config& config, con
 i64 max_work_tiles(const Problem& problem, const ForwardSm90Config& config) {
   if (problem.q_rows == 0) return 0;  // also when packed: nothing is launched
   const i64 rows = config.q_rows();
-  const i64 of_a_head = problem.packed ? problem.q_rows / rows + problem.num_sequences
-                                       : ceil_div(problem.q_rows, rows) * problem.num_sequences;
+  const i64 of_a_head = problem.packed.q ? problem.q_rows / rows + problem.num_sequences
+                                         : ceil_div(problem.q_rows, rows) * problem.num_sequences;
   return of_a_head * problem.heads_q / config.heads_per_tile;
 }
 

@@ -117,7 +117,7 @@ std::vector<std::vector<KernelSpec>> forward_sm90_specs() {
   plain.score_map.scale = 1;
   plain.num_sequences = 1;
   Problem packed = plain;
-  packed.packed = true;
+  packed.packed = {true, true};
   packed.arrays[Array::kStats].dtype = DType::kFloat32;
   Problem capped = packed;
   capped.score_map = {1, 50};

@@ -60,12 +60,10 @@ constexpr Interval clamped(i64 begin, i64 end, i64 length) {
   return {begin, max(begin, min(end, length))};
 }
 
-// The keys that query row `q_row` (0 <= q_row < q_len) sees.
-constexpr Interval visible_columns(const IntervalMask& mask, const SequenceShape& shape,
-                                   i64 q_row) {
-  const i64 position = shape.position(q_row);
+// The keys, of kv_len, that a query row at `position` sees.
+constexpr Interval visible_columns_at(const IntervalMask& mask, i64 kv_len, i64 position) {
   i64 begin = 0;
-  i64 end = shape.kv_len;
+  i64 end = kv_len;
   if (mask.causal) end = min(end, max<i64>(position + 1, mask.prefix));
   if (mask.window_left != kNoLimit) begin = max(begin, position - mask.window_left);
   if (mask.window_right != kNoLimit) end = min(end, position + mask.window_right + 1);
@@ -74,7 +72,22 @@ constexpr Interval visible_columns(const IntervalMask& mask, const SequenceShape
     begin = max(begin, chunk_begin);
     end = min(end, chunk_begin + mask.chunk);
   }
-  return clamped(begin, end, shape.kv_len);
+  return clamped(begin, end, kv_len);
+}
+
+// The keys that query row `q_row` (0 <= q_row < q_len) sees.
+constexpr Interval visible_columns(const IntervalMask& mask, const SequenceShape& shape,
+                                   i64 q_row) {
+  return visible_columns_at(mask, shape.kv_len, shape.position(q_row));
+}
+
+// Whether a query row at `position` sees key j, which stands at `key_position`: the same mask, pair
+// by pair, where keys do not stand at their own number.
+constexpr bool sees_at(const IntervalMask& mask, i64 position, i64 key_position, i64 j) {
+  if (mask.causal && key_position > position && j >= mask.prefix) return false;
+  if (mask.window_left != kNoLimit && key_position < position - mask.window_left) return false;
+  if (mask.window_right != kNoLimit && key_position > position + mask.window_right) return false;
+  return mask.chunk == 0 || floor_div(position, mask.chunk) == floor_div(key_position, mask.chunk);
 }
 
 // The query rows that see key `kv_row` (0 <= kv_row < kv_len): the same mask, read by column.

@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Which rows belong to which batch entry: dense, padded (lengths) or packed (cumulative offsets).
+// And of caches: which keys of a page table, and where a key lies.
 // Contents of lengths and offsets are clamped, never trusted: an entry that is out of range counts
 // as empty. The host reads them for CPU problems, kernels read them on the device; both come here.
 #pragma once
@@ -9,6 +10,23 @@
 #include "kernels/attention/mask.cuh"
 
 namespace fulmen {
+
+// Which side's sequences lie one behind the other, without a batch axis.
+struct Packed {
+  bool q = false;
+  bool kv = false;
+};
+
+// Entries of lengths, offsets, page tables and rng that are out of range, as bits with the numbers
+// of fulmen.h.
+enum Fault : u32 {
+  kFaultQOffsets = 1,
+  kFaultKvOffsets = 2,
+  kFaultQLengths = 4,
+  kFaultKvLengths = 8,
+  kFaultRng = 16,
+  kFaultPages = 32,
+};
 
 // One batch entry: where its rows start in the arrays, how many there are, and how many count.
 struct Sequence {
@@ -47,6 +65,15 @@ constexpr AxisRows rows_of(const AxisEntry& entry, i64 extent, bool is_last) {
   return rows;
 }
 
+constexpr u32 axis_faults(const AxisEntry& entry, i64 extent, u32 bad_offsets, u32 bad_length) {
+  i64 rows = extent;
+  if (entry.packed) {
+    if (entry.begin < 0 || entry.begin > entry.end || entry.end > extent) return bad_offsets;
+    rows = entry.end - entry.begin;
+  }
+  return entry.has_length && (entry.length < 0 || entry.length > rows) ? bad_length : 0u;
+}
+
 constexpr Sequence sequence_of(i64 batch, const AxisRows& q, const AxisRows& kv,
                                bool bottom_right) {
   const i64 shift = bottom_right ? kv.length - q.length : 0;
@@ -54,6 +81,104 @@ constexpr Sequence sequence_of(i64 batch, const AxisRows& q, const AxisRows& kv,
       batch,    q.begin,
       kv.begin, q.slot,
       kv.slot,  {static_cast<i32>(q.length), static_cast<i32>(kv.length), static_cast<i32>(shift)}};
+}
+
+// ---- Caches ------------------------------------------------------------------------------------
+
+inline constexpr i64 kMaxPosition = 2147483647;  // positions have 32 bits
+inline constexpr i64 kMaxTreeRows = 64;          // query rows of a request with a tree mask
+
+// How the keys of all requests lie.
+struct CacheLayout {
+  bool paged;       // k and v are pools of pages
+  i64 page_rows;    // keys of a page
+  i64 table_pages;  // entries of page_table along its last axis
+  bool has_tree;
+};
+
+// One request. Its keys are counted from kv_start: key 0 is the first that is not hidden as
+// padding; kv_begin is that key's row in k and v or, with a page table, its number in the cache.
+struct CacheSequence : Sequence {
+  i64 kv_batch;    // as batch, of k, v, their ids and the page table
+  i64 first_key;   // kv_start: the column of key 0 in mask and bias
+  i64 first_page;  // its first entry along the last axis of the page table
+};
+
+// What the caller's arrays say of the keys of one request.
+struct CacheEntry {
+  AxisEntry rows;  // cu_kv, kv_lengths
+  i64 page_begin;  // its entries in page_table: [page_begin, page_end)
+  i64 page_end;
+  i64 start;  // kv_start, or 0
+};
+
+// The most keys that the request's pages hold; kv_rows: the most that any request may have.
+constexpr i64 capacity_of(const CacheLayout& layout, const CacheEntry& entry, i64 kv_rows) {
+  if (!layout.paged) return kv_rows;
+  return min(kv_rows, (entry.page_end - entry.page_begin) * layout.page_rows);
+}
+
+// What is wrong with an entry; its request counts as empty then. Ids of pages are looked at apart.
+constexpr u32 cache_faults(const CacheLayout& layout, const CacheEntry& entry, i64 kv_rows) {
+  if (layout.paged && (entry.page_begin < 0 || entry.page_begin > entry.page_end ||
+                       entry.page_end > layout.table_pages)) {
+    return kFaultKvOffsets;
+  }
+  const i64 capacity = capacity_of(layout, entry, kv_rows);
+  const u32 faults = axis_faults(entry.rows, capacity, kFaultKvOffsets, kFaultKvLengths);
+  const i64 length = rows_of(entry.rows, capacity, false).length;
+  const bool bad_start = faults == 0 && (entry.start < 0 || entry.start > length);
+  return bad_start ? u32{kFaultKvLengths} : faults;
+}
+
+// A request whose keys are those of a cache, from kv_start on. q: its rows; a tree mask has bits
+// for 64 of them, a request of more is empty.
+constexpr CacheSequence cache_sequence_of(const CacheLayout& layout, const CacheEntry& entry,
+                                          i64 kv_rows, i64 batch, i64 kv_batch, AxisRows q,
+                                          bool is_last, bool bottom_right) {
+  AxisRows kv{0, 0, 0};
+  i64 start = 0;
+  if (cache_faults(layout, entry, kv_rows) == 0) {
+    start = entry.start;
+    kv = rows_of(entry.rows, capacity_of(layout, entry, kv_rows), is_last);
+    kv.begin += start;
+    kv.length -= start;
+  }
+  if (layout.has_tree && q.length > kMaxTreeRows) q.length = 0;
+  return {sequence_of(batch, q, kv, bottom_right), kv_batch, start,
+          layout.paged ? entry.page_begin : 0};
+}
+
+// Where the rows of a key lie: on the first axis and on the row axis of k, v and what is like them.
+struct KeyRow {
+  i64 batch;  // or page
+  i64 row;
+};
+
+// Key j of a request. page_at(entry): the id in that entry of its page table.
+template <class PageAt>
+constexpr KeyRow key_row(const CacheLayout& layout, const CacheSequence& sequence, i64 j,
+                         const PageAt& page_at) {
+  const i64 row = sequence.kv_begin + j;
+  if (!layout.paged) return {sequence.kv_batch, row};
+  return {page_at(sequence.first_page + row / layout.page_rows), row % layout.page_rows};
+}
+
+// Whether an id names no page. Of entries [begin, end) of a request, those that hold its keys:
+constexpr bool is_bad_page(i64 page, i64 num_pages) { return page < 0 || page >= num_pages; }
+constexpr Interval pages_in_use(const CacheLayout& layout, const CacheSequence& sequence) {
+  const i64 end = sequence.kv_begin + sequence.shape.kv_len;
+  if (!layout.paged || sequence.shape.kv_len == 0) return {0, 0};
+  return {sequence.first_page + sequence.kv_begin / layout.page_rows,
+          sequence.first_page + ceil_div(end, layout.page_rows)};
+}
+
+// The keys whose bits a tree mask has: the last q_len, bit t that of key first_drafted() + t.
+// Earlier keys are visible to all rows.
+constexpr i64 first_drafted(const SequenceShape& shape) { return shape.kv_len - shape.q_len; }
+constexpr bool tree_shows(const SequenceShape& shape, i64 word, i64 j) {
+  const i64 bit = j - first_drafted(shape);
+  return bit < 0 || (static_cast<u64>(word) >> bit & 1) != 0;
 }
 
 }  // namespace fulmen

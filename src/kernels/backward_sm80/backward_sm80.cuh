@@ -316,7 +316,7 @@ void backward_sm80(const BackwardSm80Params& params) {
     block = ptx::load_shared(word);
     ptx::block_sync();  // all threads have read it
   }
-  const u32 num_slots = static_cast<u32>(num_tile_slots(p, p.kv_rows, kConfig.kv_rows));
+  const u32 num_slots = static_cast<u32>(num_kv_slots(p, kConfig.kv_rows));
   const TileTask task = key_task(block, static_cast<u32>(p.batch_extent() * p.heads_kv),
                                  static_cast<u32>(p.heads_kv), num_slots, params.groups.kv_heads);
   const TilePlace place = find_tile(p, p.cu_kv, task, kConfig.kv_rows);

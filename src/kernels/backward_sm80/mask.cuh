@@ -189,9 +189,10 @@ struct BackwardMBlocksSm80 {
       : params(params_),
         p(params_.attention),
         keys(keys_),
-        q_slot(p.packed ? static_cast<i32>(first_slot(keys.sequence.q_begin, index, kConfig.q_rows))
-                        : 0),
-        num_slots(static_cast<i32>(num_tile_slots(p, p.q_rows, kConfig.q_rows))) {}
+        q_slot(p.packed.q
+                   ? static_cast<i32>(first_slot(keys.sequence.q_begin, index, kConfig.q_rows))
+                   : 0),
+        num_slots(static_cast<i32>(num_q_slots(p, kConfig.q_rows))) {}
 
   // The plan counts tiles in 31 bits.
   i32 tile_number(i32 head, i32 block) const {

@@ -206,7 +206,7 @@ void backward_preprocess_sm80(const BackwardSm80Params& params) {
   if constexpr (kConfig.hopper) ptx::grid_dependents_launch();
   record_faults(p, kSm80PreprocessThreads);
   const u32 tile = ptx::block_index();
-  const u32 num_slots = static_cast<u32>(num_tile_slots(p, p.q_rows, kConfig.q_rows));
+  const u32 num_slots = static_cast<u32>(num_q_slots(p, kConfig.q_rows));
   const u32 batch_head = tile / num_slots, heads = static_cast<u32>(p.heads_q);
   const TileTask task{batch_head / heads, batch_head % heads, tile % num_slots};
   const TilePlace place = find_tile(p, p.cu_q, task, kConfig.q_rows);
@@ -287,7 +287,7 @@ struct BackwardPostprocessSm80 {
 
   // Tile `number` of queries.
   void finish_rows(i64 number) const {
-    const i64 num_slots = num_tile_slots(p, p.q_rows, kConfig.q_rows);
+    const i64 num_slots = num_q_slots(p, kConfig.q_rows);
     const i64 batch_head = number / num_slots;
     const TileTask task{batch_head / p.heads_q, batch_head % p.heads_q, number % num_slots};
     const TilePlace place = find_tile(p, p.cu_q, task, kConfig.q_rows);
@@ -302,7 +302,7 @@ struct BackwardPostprocessSm80 {
 
   // Tile `number` of keys.
   void finish_keys(i64 number) const {
-    const i64 num_slots = num_tile_slots(p, p.kv_rows, kConfig.kv_rows);
+    const i64 num_slots = num_kv_slots(p, kConfig.kv_rows);
     const i64 batch_head = number / num_slots;
     const TileTask task{batch_head / p.heads_kv, batch_head % p.heads_kv, number % num_slots};
     const TilePlace place = find_tile(p, p.cu_kv, task, kConfig.kv_rows);

@@ -15,8 +15,8 @@ constexpr HeadGroupsSm80 head_groups_sm80(const AttentionParams& p,
                                           const BackwardSm80Config& config, i64 kv_heads,
                                           i64 ahead) {
   const auto count = [](i64 x) { return static_cast<u32>(x); };
-  const i64 n_blocks = kv_heads * num_tile_slots(p, p.kv_rows, config.kv_rows);
-  const i64 m_blocks = kv_heads * p.group_size() * num_tile_slots(p, p.q_rows, config.q_rows);
+  const i64 n_blocks = kv_heads * num_kv_slots(p, config.kv_rows);
+  const i64 m_blocks = kv_heads * p.group_size() * num_q_slots(p, config.q_rows);
   return {count(kv_heads),
           count(n_blocks),
           count(m_blocks),

@@ -92,7 +92,7 @@ struct SequenceScheduler {
     const auto begins = [&](i64 index) {
       return load_index(offsets, index * offsets.strides[3]) <= row;
     };
-    const Interval rows = rows_of(is_query, p.packed ? last_of_sequences(begins) : batch);
+    const Interval rows = rows_of(is_query, p.packed.q ? last_of_sequences(begins) : batch);
     return rows.begin <= row && row + 32 <= rows.end;
   }
 
@@ -100,7 +100,7 @@ struct SequenceScheduler {
   bool is_owned(bool is_query, i64 batch, i64 row) const {
     const AttentionParams& p = params.attention;
     const ArrayView& offsets = is_query ? p.cu_q : p.cu_kv;
-    return rows_of(is_query, p.packed ? find_sequence(p, offsets, row) : batch).contains(row);
+    return rows_of(is_query, p.packed.q ? find_sequence(p, offsets, row) : batch).contains(row);
   }
 
   void clear_row(const ArrayView& x, i64 batch, i64 heads, i64 row, i32 dims) const {
@@ -166,7 +166,7 @@ struct BackwardPreprocess {
   // The last sequence whose padded rows begin at or before `padded`. All lanes.
   i64 sequence_of(u32 batch, i64 padded) const {
     const AttentionParams& p = params.attention;
-    if (!p.packed) return batch;
+    if (!p.packed.q) return batch;
     return SequenceScheduler{params, i32(ptx::thread_index()) % 32}.last_of_sequences(
         [&](i64 index) {
           return padded_row(true, index, load_index(p.cu_q, index * p.cu_q.strides[3])) <= padded;
@@ -326,7 +326,7 @@ struct BackwardPreprocess {
       if (number != known) {
         const i64 owner = sequence_of(batch, padded);
         sequence = SequenceScheduler{params, 0}.sequence(owner);
-        first = i32(padded - padded_row(params.attention.packed, owner, sequence.q_begin));
+        first = i32(padded - padded_row(params.attention.packed.q, owner, sequence.q_begin));
         known = number;
       }
       if (first >= sequence.shape.q_len) continue;  // no kernel reads them

@@ -131,7 +131,7 @@ constexpr i32 tiles_of_head(const BackwardParams& params, const BackwardTile& wo
 // The entry of the arrays' batch axis.
 template <BackwardSm90Config kConfig>
 constexpr i32 batch_of(const BackwardParams& params, i32 batch_kv_head) {
-  return kConfig.score.varlen && params.attention.packed ? 0 : batch_kv_head / params.heads_kv;
+  return kConfig.score.varlen && params.attention.packed.kv ? 0 : batch_kv_head / params.heads_kv;
 }
 
 // The first row of the kv head's first query head in lse_log2 and delta; that of the next head lies
@@ -142,7 +142,7 @@ constexpr i64 first_padded_row(const BackwardParams& params, i32 batch_kv_head, 
   const i32 head = (batch_kv_head - sequence * params.heads_kv) * params.group_size;
   const i64 q_head = i64{batch_of<kConfig>(params, batch_kv_head)} * params.heads_q + head;
   return q_head * params.padded_rows_per_head +
-         padded_row(kConfig.score.varlen && params.attention.packed, sequence, q_begin);
+         padded_row(kConfig.score.varlen && params.attention.packed.q, sequence, q_begin);
 }
 
 // Blocks of queries that see keys [begin, begin + count).
@@ -282,7 +282,7 @@ struct FindDocumentBlocks {
     const AttentionParams& p = params.attention;
     const IdRange* const queries =
         params.query_ranges +
-        first_range(p.packed, p.q_rows, params.q_rows, index, sequence.q_begin);
+        first_range(p.packed.q, p.q_rows, params.q_rows, index, sequence.q_begin);
     const IdRange all = ids(sequence, first, params.kv_rows);
     const auto meets = [&](i32 i) { return queries[i].meets(all); };
     Interval blocks{0, ceil_div(sequence.shape.q_len, params.q_rows)};
@@ -306,7 +306,7 @@ struct FindDocumentBlocks {
   template <class SequenceAt>
   void run(u32 warp, u32 warps, const SequenceAt& sequence_at) const {
     const AttentionParams& p = params.attention;
-    const i64 count = num_key_ranges(p.kv_rows, p.num_sequences, p.packed, params.kv_rows);
+    const i64 count = num_key_ranges(p.kv_rows, p.num_sequences, p.packed.kv, params.kv_rows);
     for (i64 number = warp; number < count; number += warps) {
       const i64 index = sequence_of_key_range(p, params.kv_rows, number);
       const Sequence sequence = sequence_at(index);

@@ -29,12 +29,12 @@ constexpr i64 first_range(bool packed, i64 rows, i32 block_rows, i64 sequence, i
 }
 constexpr i64 first_key_range(const AttentionParams& p, i32 block_rows, i64 sequence,
                               i64 kv_begin) {
-  return first_range(p.packed, p.kv_rows, block_rows, sequence, kv_begin);
+  return first_range(p.packed.kv, p.kv_rows, block_rows, sequence, kv_begin);
 }
 
 // The sequence that has block number `range`, if any has.
 inline i64 sequence_of_key_range(const AttentionParams& p, i32 block_rows, i64 range) {
-  if (!p.packed) return range / ceil_div(p.kv_rows, block_rows);
+  if (!p.packed.kv) return range / ceil_div(p.kv_rows, block_rows);
   i64 low = 0, high = p.num_sequences - 1;
 #pragma unroll 1
   while (low < high) {  // the last one that begins at or before it
@@ -93,7 +93,7 @@ inline void document_ranges_sm90(const ForwardArguments& arguments) {
   const ForwardParams& params = arguments.params;
   const AttentionParams& p = params.attention;
   const i64 number = i64{ptx::block_index()} * kKeyRangeThreads + ptx::thread_index();
-  if (number >= num_key_ranges(p.kv_rows, p.num_sequences, p.packed, kConfig.kv_rows)) return;
+  if (number >= num_key_ranges(p.kv_rows, p.num_sequences, p.packed.kv, kConfig.kv_rows)) return;
   const i64 sequence = sequence_of_key_range(p, kConfig.kv_rows, number);
   const SeqlenInfo seqlen = seqlen_info_of<kConfig>(params, {0, 0, i32(sequence)});
   const i64 block = number - first_key_range(p, kConfig.kv_rows, sequence, seqlen.kv_begin);

@@ -11,22 +11,13 @@
 
 namespace fulmen {
 
-constexpr u32 axis_faults(const AxisEntry& entry, i64 extent, u32 bad_offsets, u32 bad_length) {
-  i64 rows = extent;
-  if (entry.packed) {
-    if (entry.begin < 0 || entry.begin > entry.end || entry.end > extent) return bad_offsets;
-    rows = entry.end - entry.begin;
-  }
-  return entry.has_length && (entry.length < 0 || entry.length > rows) ? bad_length : 0u;
-}
-
 inline __attribute__((noinline)) void record_faults(const AttentionParams& p, i32 num_threads) {
   if (p.faults == nullptr) return;
   const i64 thread = static_cast<i64>(ptx::block_index()) * num_threads + ptx::thread_index();
   const i64 all_threads = static_cast<i64>(ptx::num_blocks()) * num_threads;
   u32 found = 0;
   if (thread == 0 && p.rng != nullptr && (p.rng[1] < 0 || p.rng[1] >> 32 != 0)) found = kFaultRng;
-  if (p.packed || p.q_lengths.present() || p.kv_lengths.present()) {
+  if (p.packed.q || p.q_lengths.present() || p.kv_lengths.present()) {
     for (i64 i = thread; i < p.num_sequences; i += all_threads) {
       found |=
           axis_faults(axis_entry(p.cu_q, p.q_lengths, i), p.q_rows, kFaultQOffsets, kFaultQLengths);

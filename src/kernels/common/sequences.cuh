@@ -22,7 +22,7 @@ inline AxisEntry axis_entry(const ArrayView& offsets, const ArrayView& lengths, 
 inline Sequence load_sequence(const AttentionParams& p, i64 index) {
   const bool is_last = index + 1 == p.num_sequences;
   return sequence_of(
-      p.packed ? 0 : index, rows_of(axis_entry(p.cu_q, p.q_lengths, index), p.q_rows, is_last),
+      p.packed.q ? 0 : index, rows_of(axis_entry(p.cu_q, p.q_lengths, index), p.q_rows, is_last),
       rows_of(axis_entry(p.cu_kv, p.kv_lengths, index), p.kv_rows, is_last), p.bottom_right);
 }
 

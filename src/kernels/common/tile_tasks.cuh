@@ -12,9 +12,15 @@
 
 namespace fulmen {
 
-// Tiles along one axis of `extent` rows, for one head of one batch entry of the arrays.
-constexpr i64 num_tile_slots(const AttentionParams& p, i64 extent, i64 tile_rows) {
-  return p.packed ? extent / tile_rows + p.num_sequences : ceil_div(extent, tile_rows);
+// Tiles along the axis of query rows, or of keys, for one head of one batch entry of the arrays.
+constexpr i64 num_tile_slots(bool packed, i64 num_sequences, i64 extent, i64 tile_rows) {
+  return packed ? extent / tile_rows + num_sequences : ceil_div(extent, tile_rows);
+}
+constexpr i64 num_q_slots(const AttentionParams& p, i64 tile_rows) {
+  return num_tile_slots(p.packed.q, p.num_sequences, p.q_rows, tile_rows);
+}
+constexpr i64 num_kv_slots(const AttentionParams& p, i64 tile_rows) {
+  return num_tile_slots(p.packed.kv, p.num_sequences, p.kv_rows, tile_rows);
 }
 
 constexpr i64 first_slot(i64 offset, i64 sequence, i64 tile_rows) {
@@ -23,10 +29,10 @@ constexpr i64 first_slot(i64 offset, i64 sequence, i64 tile_rows) {
 
 // Blocks that own query rows of each head, or key rows of each kv_head.
 constexpr i64 num_q_tiles(const AttentionParams& p, i64 tile_rows) {
-  return p.batch_extent() * p.heads_q * num_tile_slots(p, p.q_rows, tile_rows);
+  return p.batch_extent() * p.heads_q * num_q_slots(p, tile_rows);
 }
 constexpr i64 num_kv_tiles(const AttentionParams& p, i64 tile_rows) {
-  return p.batch_extent() * p.heads_kv * num_tile_slots(p, p.kv_rows, tile_rows);
+  return p.kv_batch_extent() * p.heads_kv * num_kv_slots(p, tile_rows);
 }
 
 // What a block works on: heads are neighbours, so that the blocks that run together are about
@@ -77,7 +83,7 @@ struct TilePlace {
 
 inline TilePlace find_tile(const AttentionParams& p, const ArrayView& offsets, const TileTask& task,
                            i64 tile_rows) {
-  if (!p.packed) return {task.batch, task.slot * tile_rows};
+  if (!offsets.present()) return {task.batch, task.slot * tile_rows};
   i64 low = 0;
   i64 high = p.num_sequences - 1;
   while (low < high) {  // the last sequence whose first slot is not beyond ours
@@ -134,7 +140,7 @@ constexpr i64 dkdv_chunks(const AttentionParams& p) {
   return dk_chunks(p) + (p.dv.present() ? num_chunks(p.dim_v) : 0);
 }
 constexpr i64 backward_naive_dkdv_tasks(const AttentionParams& p) {
-  return p.batch_extent() * p.heads_kv * p.kv_rows * dkdv_chunks(p);
+  return p.kv_batch_extent() * p.heads_kv * p.kv_rows * dkdv_chunks(p);
 }
 
 constexpr i64 backward_naive_dbias_tasks(const AttentionParams& p) {

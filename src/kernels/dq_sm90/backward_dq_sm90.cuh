@@ -41,7 +41,7 @@ struct QueryTerms {
 
   QueryTerms(const BackwardDqParams& of, const QueryBlock& block, const SeqlenInfo& seqlen, i32 row)
       : params(of.forward) {
-    const bool packed = kConfig.score.varlen && params.attention.packed;
+    const bool packed = kConfig.score.varlen && params.attention.packed.q;
     const i64 batch_head = (packed ? 0 : i64(block.batch)) * params.heads_q + block.head;
     const i64 first =
         batch_head * of.padded_rows_per_head + padded_row(packed, block.batch, seqlen.q_begin);

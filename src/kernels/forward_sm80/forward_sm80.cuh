@@ -371,7 +371,7 @@ void forward_sm80(const ForwardSm80Params& params) {
     ForwardSm80<kConfig>(head, block.task.slot * kConfig.q_rows(), block.part * kConfig.d_v).run();
     return;
   }
-  if (p.rng != nullptr || p.packed || p.q_lengths.present() || p.kv_lengths.present()) {
+  if (p.rng != nullptr || p.packed.q || p.q_lengths.present() || p.kv_lengths.present()) {
     record_faults(p, kConfig.threads());
   }
   const WorkTileSm80 block = params.scheduler.at(ptx::block_index());

@@ -64,7 +64,7 @@ struct ForwardTileSchedulerSm80 {
     const u32 num_parts = static_cast<u32>(num_v_parts(p, config.d_v));
     const u32 batch_heads = static_cast<u32>(p.batch_extent() * p.heads_q);
     group_heads = max(1u, min(static_cast<u32>(heads_per_group), batch_heads));
-    slots = static_cast<u32>(num_tile_slots(p, p.q_rows, config.q_rows()));
+    slots = static_cast<u32>(num_q_slots(p, config.q_rows()));
     full_groups = batch_heads / group_heads;
     group_blocks = Divisor(max(1u, group_heads * num_parts * slots));
     full_group = Divisor(group_heads * num_parts);

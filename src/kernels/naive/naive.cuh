@@ -25,7 +25,7 @@ namespace fulmen {
 template <DType kDType>
 void forward_naive_row(const AttentionParams& p, const RowTask& task) {
   using Real = typename Head<kDType>::Real;
-  const i64 index = p.packed ? find_sequence(p, p.cu_q, task.row) : task.batch;
+  const i64 index = p.packed.q ? find_sequence(p, p.cu_q, task.row) : task.batch;
   const Head<kDType> head(p, index, task.head);
   const i64 i = task.row - head.sequence.q_begin;
   const bool counts = 0 <= i && i < head.sequence.shape.q_len;
@@ -147,7 +147,7 @@ auto pair_gradient(const Head<kDType>& head, const RowGradient<kDType>& row, i64
 template <DType kDType>
 void backward_naive_dq_row(const AttentionParams& p, const RowTask& task) {
   using Real = typename Head<kDType>::Real;
-  const i64 index = p.packed ? find_sequence(p, p.cu_q, task.row) : task.batch;
+  const i64 index = p.packed.q ? find_sequence(p, p.cu_q, task.row) : task.batch;
   const Head<kDType> head(p, index, task.head);
   const i64 i = task.row - head.sequence.q_begin;
   const i64 first = task.chunk * kNaiveChunk;
@@ -180,7 +180,7 @@ void backward_naive_dkdv_row(const AttentionParams& p, const RowTask& task) {
   const ArrayView& gradient = is_dk ? p.dk : p.dv;
   const i64 first = (is_dk ? task.chunk : task.chunk - dk_chunks(p)) * kNaiveChunk;
   const i64 num_dims = min<i64>(kNaiveChunk, (is_dk ? p.dim_qk : p.dim_v) - first);
-  const i64 index = p.packed ? find_sequence(p, p.cu_kv, task.row) : task.batch;
+  const i64 index = p.packed.kv ? find_sequence(p, p.cu_kv, task.row) : task.batch;
   Real sum[kNaiveChunk] = {};
   for (i64 member = 0; member < p.group_size(); ++member) {
     const Head<kDType> head(p, index, task.head * p.group_size() + member);

@@ -211,7 +211,7 @@ template <FmaConfig kConfig>
 void backward_simt_dkdv(const AttentionParams& p) {
   record_faults(p, kConfig.num_threads);
   const TileTask task = tile_task(ptx::block_index(), p.batch_extent(), p.heads_kv,
-                                  num_tile_slots(p, p.kv_rows, kConfig.rows), false);
+                                  num_kv_slots(p, kConfig.rows), false);
   const TilePlace origin = find_tile(p, p.cu_kv, task, kConfig.rows);
   const Head<kConfig.dtype> first(p, origin.index, task.head * p.group_size());
   if (origin.first_row >= first.sequence.kv_slot) return;

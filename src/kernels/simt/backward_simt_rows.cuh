@@ -70,7 +70,7 @@ void backward_simt_rows(const AttentionParams& p) {
   const RowTask task = row_task(number, 1, p.q_rows, p.heads_q);
   using Real = typename ElementOf<kConfig.dtype>::Real;
   if constexpr (kConfig.adds_dq) clear_dq<Real>(p, task);
-  const i64 index = p.packed ? find_sequence(p, p.cu_q, task.row) : task.batch;
+  const i64 index = p.packed.q ? find_sequence(p, p.cu_q, task.row) : task.batch;
   const Head<kConfig.dtype> head(p, index, task.head);
   const i64 i = task.row - head.sequence.q_begin;
   if (i < 0 || i >= head.sequence.shape.q_len) return;
@@ -234,7 +234,7 @@ template <FmaConfig kConfig>
 void backward_simt_dq(const AttentionParams& p) {
   record_faults(p, kConfig.num_threads);
   const TileTask task = tile_task(ptx::block_index(), p.batch_extent(), p.heads_q,
-                                  num_tile_slots(p, p.q_rows, kConfig.rows), true);
+                                  num_q_slots(p, kConfig.rows), true);
   const TilePlace origin = find_tile(p, p.cu_q, task, kConfig.rows);
   const Head<kConfig.dtype> head(p, origin.index, task.head);
   if (origin.first_row >= head.sequence.q_slot) return;

@@ -206,7 +206,7 @@ template <FmaConfig kConfig>
 void forward_simt(const AttentionParams& p) {
   record_faults(p, kConfig.num_threads);
   const TileTask task = tile_task(ptx::block_index(), p.batch_extent(), p.heads_q,
-                                  num_tile_slots(p, p.q_rows, kConfig.rows), true);
+                                  num_q_slots(p, kConfig.rows), true);
   const TilePlace origin = find_tile(p, p.cu_q, task, kConfig.rows);
   const Head<kConfig.dtype> head(p, origin.index, task.head);
   if (origin.first_row >= head.sequence.q_slot) return;

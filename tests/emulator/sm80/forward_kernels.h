@@ -67,7 +67,7 @@ void launch_biased(const AttentionParams& p, unsigned seed) {
 
 inline bool is_dense(const AttentionParams& p) {
   const IntervalMask& mask = p.mask_options;
-  return p.rng == nullptr && !p.packed && !p.q_lengths.present() && !p.kv_lengths.present() &&
+  return p.rng == nullptr && !p.packed.q && !p.q_lengths.present() && !p.kv_lengths.present() &&
          mask.window_left == kNoLimit && mask.window_right == kNoLimit && mask.prefix == 0 &&
          mask.chunk == 0;
 }

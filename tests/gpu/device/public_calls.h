@@ -13,10 +13,11 @@
 
 namespace fulmen::test {
 
-// Members of fulmen_tensors are in the order of Array.
-static_assert(offsetof(fulmen_tensors, dsinks) ==
-              offsetof(fulmen_tensors, q) +
-                  static_cast<std::size_t>(Array::kDSinks) * sizeof(fulmen_tensor));
+// By Array.
+inline constexpr fulmen_tensor fulmen_tensors::* kMembers[] = {
+#define FULMEN_ARRAY(array, member, ...) &fulmen_tensors::member,
+#include "fulmen/arrays.def"
+};
 
 struct PublicCall {
   fulmen_problem problem;
@@ -40,12 +41,10 @@ struct PublicCall {
     problem.rng_seed = o.rng_seed;
     problem.rng_offset = o.rng_offset;
     problem.implementation = implementation;
-    char* const first = reinterpret_cast<char*>(&tensors.q);
     for (std::size_t index = 0; index < kNumArrays; ++index) {
       const Tensor& tensor = request.arrays.tensors[index];
       if (!tensor.present()) continue;
-      const fulmen_tensor made = view(tensor);
-      std::memcpy(first + index * sizeof(made), &made, sizeof(made));
+      tensors.*kMembers[index] = view(tensor);
     }
   }
 

@@ -42,7 +42,7 @@ TEST(Faults, TheWordCollectsWhatEveryThreadFinds) {
   const i64 rng[2] = {1, i64{1} << 32};
   u32 word = 0;
   AttentionParams p{};
-  p.packed = true;
+  p.packed = {true, true};
   p.num_sequences = 3;
   p.q_rows = 4;
   p.kv_rows = 5;
