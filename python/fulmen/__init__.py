@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from . import errors, masks
     from .ahead import cache_clear, compile_bundle, load_bundle, warmup
+    from .caches import attention_paged
     from .errors import (
         ArgumentError,
         CompileError,
@@ -68,6 +69,7 @@ __all__ = [
     "attention",
     "attention_backward",
     "attention_forward",
+    "attention_paged",
     "attention_varlen",
     "build_info",
     "cache_clear",
@@ -86,6 +88,7 @@ __all__ = [
 
 _MODULES = {
     "ahead": "cache_clear compile_bundle load_bundle warmup",
+    "caches": "attention_paged",
     "errors": (
         "ArgumentError CompileError DTypeError DeviceError Error LibraryNotFound OutOfMemoryError "
         "ShapeError UnsupportedError"

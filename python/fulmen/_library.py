@@ -82,7 +82,8 @@ class Schema:
         array_names: every array of a call, in the order in which calls pass them: inputs, results
             of the forward pass, what comes into the backward pass, gradients.
         inputs: the names of the inputs, q, k and v first.
-        index_inputs: those that hold lengths, offsets and ids.
+        integer_inputs: those that hold lengths, offsets, ids, pages and words.
+        forward_only: the inputs with one of which a call has no backward pass: those of caches.
         results, gradients: where what a forward and a backward call write is in `array_names`.
         differentiable: the index of each input that has a gradient.
         replaceable: the index of each input that a run of a plan may bring anew, by name.
@@ -102,7 +103,10 @@ class Schema:
         num_inputs = roles.count("input")
         inputs = arrays[:num_inputs]
         self.inputs = self.array_names[:num_inputs]
-        self.index_inputs = tuple(x["word"] for x in inputs if x["dtypes"] == "index")
+        self.integer_inputs = tuple(
+            x["word"] for x in inputs if x["dtypes"] in ("index", "int64") and x["word"] != "rng"
+        )
+        self.forward_only = tuple(x["word"] for x in inputs if x["forward_only"])
         self.results = range(num_inputs, num_inputs + roles.count("result"))
         self.gradients = range(roles.index("gradient"), len(roles))
         self.differentiable = tuple(i for i, x in enumerate(inputs) if x["differentiable"])

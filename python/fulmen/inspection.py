@@ -16,7 +16,7 @@ from .array_types import HOST, Array, NumpyType, array_type_of, dtype_name, name
 from .errors import ArgumentError, ShapeError, one_of, shown, text, whole, words
 from .keywords import Options, takes
 from .layouts import phantom
-from .masks import Documents, split
+from .masks import Documents, Tree, split
 from .options import Settings, integers, prepare
 
 if TYPE_CHECKING:
@@ -214,6 +214,8 @@ def dense_mask(
     bias: Array = None,
     q_lengths: Array = None,
     kv_lengths: Array = None,
+    kv_start: Array = None,
+    positions: Array = None,
     cu_q: Array = None,
     cu_kv: Array = None,
 ) -> Array:
@@ -224,6 +226,7 @@ def dense_mask(
         skv: keys; packed, the total.
         causal, alignment, window, mask, bias, q_lengths, kv_lengths: as in `fulmen.attention`; of
             bias only where it is -inf.
+        kv_start, positions: as in `fulmen.attention_paged`.
         cu_q, cu_kv: as in `fulmen.attention_varlen`.
 
     Returns:
@@ -248,9 +251,12 @@ def dense_mask(
     bias = _on_host(bias)
     q_lengths, kv_lengths = integers(_on_host(q_lengths)), integers(_on_host(kv_lengths))
     cu_q, cu_kv = integers(_on_host(cu_q)), integers(_on_host(cu_kv))
+    kv_start, positions = integers(_on_host(kv_start)), integers(_on_host(positions))
     parts = {} if mask is None else split(mask)
-    visible, q_ids = parts.get("mask"), parts.get("q_ids")
-    batch, heads = _batch_and_heads(visible, bias, q_ids, q_lengths, kv_lengths, cu_q)
+    visible = parts.get("mask")
+    of_rows = (parts.get("q_ids"), parts.get("tree"), positions)
+    lengths = (q_lengths, kv_lengths, kv_start)
+    batch, heads = _batch_and_heads((visible, bias), of_rows, lengths, cu_q)
     q, k = np.empty((batch, heads, sq, 0), np.float32), np.empty((batch, 1, skv, 0), np.float32)
     v = phantom((batch, 1, skv, 1), np.float32)
     shape: tuple[int, ...] = (batch, heads, sq, skv)
@@ -260,7 +266,8 @@ def dense_mask(
         shape = (len(spans[0]), heads, *(int(x.max(initial=0)) for x in spans))
     given = {
         "causal": causal, "alignment": alignment, "window": window, "mask": mask, "bias": bias,
-        "q_lengths": q_lengths, "kv_lengths": kv_lengths, "cu_q": cu_q, "cu_kv": cu_kv,
+        "q_lengths": q_lengths, "kv_lengths": kv_lengths, "kv_start": kv_start,
+        "positions": positions, "cu_q": cu_q, "cu_kv": cu_kv,
         "layout": "bhsd" if cu_q is None else "hsd",
     }  # fmt: skip
     settings, inputs, _ = prepare(q, k, v, given)
@@ -283,28 +290,30 @@ def _on_host(x: Any) -> Any:
 def _mask_on_host(mask: Any) -> Any:
     """`mask=` of the attention calls with its arrays in host memory."""
     parts = mask if isinstance(mask, (tuple, list)) else (mask,)
-    return tuple(
-        Documents(_on_host(part.q_ids), _on_host(part.kv_ids))
-        if isinstance(part, Documents)
-        else _on_host(part)
-        for part in parts
-    )
+    return tuple(_part_on_host(part) for part in parts)
+
+
+def _part_on_host(part: Any) -> Any:
+    if isinstance(part, Documents):
+        return Documents(_on_host(part.q_ids), _on_host(part.kv_ids))
+    return Tree(_on_host(part.words)) if isinstance(part, Tree) else _on_host(part)
 
 
 def _batch_and_heads(
-    visible: Array, bias: Array, q_ids: Array, q_lengths: Array, kv_lengths: Array, cu_q: Array
+    of_pairs: Sequence[Array], of_rows: Sequence[Array], lengths: Sequence[Array], cu_q: Array
 ) -> tuple[int, int]:
     """The extents of the two leading axes that the options bring."""
     batch = heads = 1
-    for x in (visible, bias):
+    for x in of_pairs:
         shape = (1, 1, 1, 1, *_shape(x))[-4:]
         batch, heads = max(batch, shape[0]), max(heads, shape[1])
     if cu_q is not None:
         return 1, heads
-    for lengths in (q_lengths, kv_lengths):
-        batch = max(batch, *_shape(lengths)[:1], 1)
-    if len(_shape(q_ids)) == 2:
-        batch = max(batch, _shape(q_ids)[0])
+    for x in lengths:
+        batch = max(batch, *_shape(x)[:1], 1)
+    for x in of_rows:
+        if len(_shape(x)) == 2:
+            batch = max(batch, _shape(x)[0])
     return batch, heads
 
 

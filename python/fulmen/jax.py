@@ -32,14 +32,18 @@ from . import masks
 from ._jax_sharding import Split, split_over_devices
 from ._library import announce_nvrtc, library, schema
 from .array_types import dtype_name
-from .errors import ArgumentError, DTypeError, printable, shown
-from .keywords import JaxOptions, Placement, takes
+from .caches import cache_keywords
+from .errors import ArgumentError, DTypeError, UnsupportedError, printable, shown
+from .keywords import JaxOptions, JaxPagedOptions, Placement, takes
 from .options import Settings, check_keywords, philox, settings_of
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 Array = Any
+
+# With one of these a call is not split over devices.
+WHOLE = ("rng", "page_table")
 
 
 @lru_cache(maxsize=1)
@@ -120,7 +124,7 @@ def attention(
     given = {"q": q, "k": k, "v": v, **inputs, "rng": _philox(rng) if dropout_p > 0 else None}
     values = {x: tuple(y) if isinstance(y, list) else y for x, y in values.items()}
     settings = settings_of(tuple(values.items()), inputs["cu_q"] is not None)
-    settings.layout.check_all(q, k, v)
+    settings.layout.check_all(q, k, v, inputs["page_table"])
     for x, name in ((k, "k"), (v, "v")):
         if x.dtype != q.dtype:
             raise DTypeError(f"{name} has dtype {x.dtype}; q has {q.dtype}: {name}.astype(q.dtype)")
@@ -138,11 +142,63 @@ def attention(
     return (o, lse) if return_lse else o
 
 
+@takes(JaxPagedOptions)
+def attention_paged(
+    q: Array,
+    k_pages: Array,
+    v_pages: Array,
+    page_table: Any,
+    kv_lengths: Array,
+    *,
+    cu_q: Array = None,
+    positions: Array = None,
+    batch_index: Array = None,
+    kv_start: Array = None,
+    return_lse: bool = False,
+    out_dtype: Any = None,
+    **options: Unpack[JaxPagedOptions],
+) -> Any:
+    """`fulmen.attention_paged` on JAX arrays, which may be traced.
+
+    Args:
+        q, k_pages, v_pages, page_table, kv_lengths, cu_q, positions, batch_index, kv_start: as
+            there; so are the options. The words of masks.tree are NumPy's, or uint32 with one more
+            axis of two, low words first.
+        return_lse, out_dtype: as in `fulmen.jax.attention`.
+
+    Returns:
+        o, or (o, lse).
+
+    Raises:
+        fulmen.Error: as `fulmen.jax.attention`; UnsupportedError where a gradient is asked for.
+    """
+    caches = cache_keywords(page_table, kv_lengths, cu_q, positions, batch_index, kv_start)
+    results = {"return_lse": return_lse, "out_dtype": out_dtype}
+    return attention(q, k_pages, v_pages, **caches, **results, **options)
+
+
 def _array(name: str, x: Any) -> Array:
+    if name == "tree":
+        return _words(x)
     try:
         return jnp.asarray(x)
     except (TypeError, ValueError):
         raise DTypeError(f"{name} is {shown(x)}; an array of numbers is expected") from None
+
+
+def _words(x: Any) -> Array:
+    """64-bit words as uint32 with one more axis of two, low words first: as _philox has them."""
+    if isinstance(x, np.ndarray) and x.dtype == np.int64:
+        return jnp.asarray(np.ascontiguousarray(x)[..., None].view(np.uint32))
+    dtype, shape = getattr(x, "dtype", None), getattr(x, "shape", ())
+    if dtype == jnp.uint32 and shape[-1:] == (2,):
+        return x
+    if dtype == jnp.int64:
+        return jax.lax.bitcast_convert_type(x, jnp.uint32)
+    raise DTypeError(
+        f"the words of masks.tree are {shown(x)}; int64 of NumPy is expected, or uint32 of shape "
+        "(..., 2), low words first"
+    )
 
 
 def _philox(rng: Any) -> Array:
@@ -215,7 +271,9 @@ def _operation(
         return on
 
     shapes, of_results = ({x.name: x.shape for x in arrays} for arrays in (given, made))
-    split = Split.of(shapes, of_results, settings.layout, is_whole="rng" in shapes)
+    split = Split.of(
+        shapes, of_results, settings.layout, is_whole=not shapes.keys().isdisjoint(WHOLE)
+    )
     types = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in made]
     return jax.jit(sequential_vmap(split_over_devices(call, split, types)))
 
@@ -264,6 +322,12 @@ def _attend(call: _Call, smooth: dict[str, Array], fixed: dict[str, Array]) -> A
 
 
 def _attend_forward(call: _Call, smooth: Any, fixed: Any) -> Any:
+    said = next((name for name in schema().forward_only if name in fixed), None)
+    if said is not None:
+        raise UnsupportedError(
+            f"{said} is given and a gradient is asked for: calls over caches have no backward "
+            "pass; jax.lax.stop_gradient on q, k, v, bias and sinks leaves it out"
+        )
     found = call.forward(smooth, fixed, "stats")
     return (found["o"], found["lse"]), (smooth, fixed, found["o"], found["stats"])
 

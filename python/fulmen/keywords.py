@@ -33,7 +33,6 @@ class CommonOptions(TypedDict, total=False):
     softcap: Annotated[float, 0.0]
     sinks: Annotated[Array, None]
     q_lengths: Annotated[Array, None]
-    kv_lengths: Annotated[Array, None]
     max_q: Annotated[int | None, None]
     max_kv: Annotated[int | None, None]
     dropout_p: Annotated[float, 0.0]
@@ -45,11 +44,26 @@ class CommonOptions(TypedDict, total=False):
     precision: Annotated[str, "float32"]
 
 
+class KvLengths(TypedDict, total=False):
+    """The keys of each batch entry: an argument of its own in `fulmen.attention_paged`."""
+
+    kv_lengths: Annotated[Array, None]
+
+
 class Offsets(TypedDict, total=False):
     """Where packed sequences begin: arguments of their own in `fulmen.attention_varlen`."""
 
     cu_q: Annotated[Array, None]
     cu_kv: Annotated[Array, None]
+
+
+class Caches(TypedDict, total=False):
+    """Keys in pages, and where queries stand: arguments of `fulmen.attention_paged`."""
+
+    page_table: Annotated[Array, None]
+    page_indptr: Annotated[Array, None]
+    kv_start: Annotated[Array, None]
+    positions: Annotated[Array, None]
 
 
 class Placement(TypedDict, total=False):
@@ -67,15 +81,23 @@ class Results(TypedDict, total=False):
     out_dtype: Annotated[Any, None]
 
 
-class JaxOptions(CommonOptions, Offsets, total=False):
+class JaxOptions(CommonOptions, KvLengths, Offsets, Caches, total=False):
     """Of `fulmen.jax.attention`."""
 
 
-class VarlenOptions(CommonOptions, Placement, total=False):
+class VarlenOptions(CommonOptions, KvLengths, Placement, total=False):
     """Of `fulmen.attention_varlen`."""
 
 
-class Options(CommonOptions, Offsets, Placement, total=False):
+class JaxPagedOptions(CommonOptions, total=False):
+    """Of `fulmen.jax.attention_paged`."""
+
+
+class PagedOptions(CommonOptions, Placement, total=False):
+    """Of `fulmen.attention_paged`."""
+
+
+class Options(CommonOptions, KvLengths, Offsets, Caches, Placement, total=False):
     """Of the other calls."""
 
 
@@ -101,6 +123,11 @@ _ELSEWHERE = {
     "logits_soft_cap": "softcap=",
     "cu_seqlens_q": "cu_q=",
     "cu_seqlens_k": "cu_kv=",
+    "block_table": "page_table=, in fulmen.attention_paged",
+    "cache_seqlens": "kv_lengths=",
+    "cache_batch_idx": "batch_index=, in fulmen.attention_paged",
+    "cache_leftpad": "kv_start=",
+    "q_offset": "positions=, where each query stands",
     "max_seqlen_q": "max_q=",
     "max_seqlen_k": "max_kv=",
     "query_seq_lengths": "q_lengths=",

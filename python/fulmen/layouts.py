@@ -50,10 +50,17 @@ class Layout(NamedTuple):
             )
         return shape
 
-    def check_all(self, q: Array, k: Array, v: Array) -> None:
-        """Each of the three must have them."""
-        for x, name in ((q, "q"), (k, "k"), (v, "v")):
-            self.check(x, name)
+    def check_all(self, q: Array, k: Array, v: Array, page_table: Array = None) -> None:
+        """Each of the three must have them; k and v with a page table those of pools."""
+        self.check(q, "q")
+        of_keys = self if page_table is None else self.of_pools
+        for x, name in ((k, "k"), (v, "v")):
+            of_keys.check(x, name)
+
+    @property
+    def of_pools(self) -> Layout:
+        """The axes of pools of pages: (page, head, row, dim), or (page, row, head, dim)."""
+        return LAYOUTS["bshd" if self.rows_before_heads else "bhsd"]
 
 
 LAYOUTS = {

@@ -13,9 +13,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from .errors import ArgumentError, DTypeError, whole
 
-__all__ = ["Chunks", "Documents", "Prefix", "chunks", "documents", "prefix"]
+__all__ = [
+    "Chunks", "Documents", "Prefix", "Tree", "chunks", "documents", "prefix", "tree",
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -58,7 +62,29 @@ class Chunks:
         return {"chunk": size}
 
 
-_VALUES = (Prefix, Documents, Chunks)
+@dataclass(frozen=True, eq=False)
+class Tree:
+    """Drafts of a tree: bit t of a row's word says whether it sees key kv_len - q_len + t."""
+
+    words: Any  # (q_row,) or (batch, q_row), int64; packed (total_q,)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """By the names of the schema."""
+        words = self.words
+        if isinstance(words, (list, tuple)):
+            words = np.array(words, np.uint64 if _any_above(words) else np.int64)
+        if isinstance(words, np.ndarray) and words.dtype == np.uint64:
+            words = words.view(np.int64)
+        return {"tree": words}
+
+
+def _any_above(words: Any) -> bool:
+    """Whether a list has words with bit 63 set that are no negative numbers."""
+    return any(_any_above(x) if isinstance(x, (list, tuple)) else x >= 2**63 for x in words)
+
+
+_VALUES = (Prefix, Documents, Chunks, Tree)
 
 
 def prefix(n: int) -> Prefix:
@@ -98,6 +124,24 @@ def chunks(size: int) -> Chunks:
     Chunks(size=128)
     """
     return Chunks(whole("size of masks.chunks", size))
+
+
+def tree(words: Any) -> Tree:
+    """Drafts that branch: which of the last q_len keys each of the q_len queries sees.
+
+    Args:
+        words: one int64 a query, of shape (q_row,) or (batch, q_row); packed (total_q,). Bit t of
+            the word of row i is key kv_len - q_len + t; earlier keys are visible. A request has at
+            most 64 queries, which max_q= says where packed ones are more in all. Every other mask
+            must hold too.
+
+    Raises:
+        fulmen.Error: in the call that it is given to.
+
+    >>> tree([0b001, 0b011, 0b101]).words
+    [1, 3, 5]
+    """
+    return Tree(words)
 
 
 def split(mask: Any) -> dict[str, Any]:

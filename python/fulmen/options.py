@@ -254,7 +254,7 @@ def _arrays() -> _Arrays:
     inputs = schema().inputs
     index = {name: i for i, name in enumerate(inputs) if i > 2}
     rng = index.pop("rng")
-    return _Arrays((None,) * (len(inputs) - 3), index, frozenset(schema().index_inputs), rng)
+    return _Arrays((None,) * (len(inputs) - 3), index, frozenset(schema().integer_inputs), rng)
 
 
 def prepare(q: Array, k: Array, v: Array, options: Mapping[str, Any]) -> Prepared:
@@ -282,7 +282,7 @@ def prepare(q: Array, k: Array, v: Array, options: Mapping[str, Any]) -> Prepare
     except (AttributeError, TypeError):
         fits = False
     if not fits:
-        layout.check_all(q, k, v)
+        layout.check_all(q, k, v, options.get("page_table"))
     return settings, in_memory(inputs, schema().inputs), where
 
 

@@ -271,10 +271,11 @@ TorchValue optional_result(TorchArray array) {
 }
 
 void TorchCall::add(ArrayIndex index, const DLTensor& array) {
-  if (index <= kV && array.ndim != layout_.rank) {
+  const int64_t rank = index == kQ ? layout_.rank : kv_rank_;
+  if (index <= kV && array.ndim != rank) {
     throw Refusal{FULMEN_ERROR_SHAPE,
                   std::string(kArrays[index].word) + " has " + std::to_string(array.ndim) +
-                      " axes; the layout of the call names " + std::to_string(layout_.rank)};
+                      " axes; the layout of the call names " + std::to_string(rank)};
   }
   arrays_.add(index, array, {layout_.rows_before_heads, false});
 }
@@ -309,7 +310,7 @@ TorchOperands::TorchOperands(TorchArguments* in) {
 }
 
 TorchCall TorchOperands::call() const {
-  TorchCall result(options_, layout_);
+  TorchCall result(options_, layout_, arrays_[kPageTable].is_given());
   for (size_t index = 0; index < kNumInputs; ++index) {
     if (index == kRng || !arrays_[index].is_given()) continue;
     result.add(static_cast<ArrayIndex>(index), arrays_[index].dlpack());

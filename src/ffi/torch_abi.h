@@ -129,7 +129,9 @@ class TorchArguments {
 // One call of the library: options, arrays, PyTorch's current stream.
 class TorchCall {
  public:
-  TorchCall(const fulmen_problem& problem, Layout layout) : problem_(problem), layout_(layout) {}
+  // has_pools: k and v are pools of pages, which have all axes of fulmen.h whatever q has.
+  TorchCall(const fulmen_problem& problem, Layout layout, bool has_pools = false)
+      : problem_(problem), layout_(layout), kv_rank_(has_pools ? FULMEN_MAX_RANK : layout.rank) {}
 
   bool rows_before_heads() const { return layout_.rows_before_heads; }
 
@@ -146,6 +148,7 @@ class TorchCall {
  private:
   fulmen_problem problem_;
   Layout layout_;
+  int64_t kv_rank_;
   Arrays arrays_;
 };
 

@@ -84,6 +84,7 @@ class XlaCall {
       throw Refusal{FULMEN_ERROR_SHAPE, "an array has more than 4 axes"};
     }
     if (index == kRng) return add_rng(buffer);
+    if (index == kTree) return add_tree(buffer);
     const DLTensor array{buffer.data,
                          device_,
                          static_cast<int32_t>(buffer.rank),
@@ -109,6 +110,16 @@ class XlaCall {
     }
     int64_t two = 2;
     arrays_.add(kRng, {buffer.data, device_, 1, {kDLInt, 64, 1}, &two, nullptr, 0}, {});
+  }
+
+  // uint32[..., 2] are words of int64, as in add_rng.
+  void add_tree(const XlaBuffer& buffer) {
+    const auto rank = static_cast<int32_t>(buffer.rank);
+    if (buffer.dtype != kXlaU32 || rank < 2 || buffer.dims[rank - 1] != 2) {
+      throw Refusal{FULMEN_ERROR_DTYPE, "tree is not uint32[..., 2]: 64-bit words, low half first"};
+    }
+    const DLDataType int64 = {kDLInt, 64, 1};
+    arrays_.add(kTree, {buffer.data, device_, rank - 1, int64, buffer.dims, nullptr, 0}, {});
   }
 
   DLDevice device_;

@@ -12,7 +12,7 @@ import fulmen
 from fulmen.lab.cases import all_cases
 from fulmen.lab.cases.problem import build_call, build_problem
 from fulmen.lab.cases.visible import Options, distance, pair_shape, visible
-from fulmen.masks import Chunks, Documents, Prefix
+from fulmen.masks import Chunks, Documents, Prefix, Tree
 
 INF = float("inf")
 CAUSAL = {"causal": True}
@@ -55,6 +55,19 @@ PICTURES = {
         "1100 1110 0000",
     ),
     "lengths_zero": ({**CAUSAL, "kv_lengths": np.array([0])}, "000 000"),
+    "start": ({"kv_start": np.array([2])}, "00111 00111"),
+    "start_causal": ({**CAUSAL, "kv_start": np.array([2])}, "00110 00111"),
+    "start_top_left": ({**TOP_LEFT, "kv_start": np.array([2])}, "00100 00110"),
+    "start_chunks": ({"masks": (Chunks(2),), "kv_start": np.array([1])}, "00011 00011"),
+    "positions": ({**CAUSAL, "positions": np.array([2, 0, -1])}, "1110 1000 0000"),
+    "positions_window": ({"positions": np.array([3, 0]), "window": (1, 0)}, "00110 10000"),
+    "tree": ({"masks": (Tree(np.array([0b001, 0b010, 0b101])),)}, "11100 11010 11101"),
+    "tree_ahead": ({"masks": (Tree(np.array([0b10, 0b11])),)}, "101 111"),
+    "tree_causal": ({**CAUSAL, "masks": (Tree(np.array([0b11, 0b01])),)}, "110 110"),
+    "tree_positions": (  # the drafts stand at 2 and 2: each sees the other
+        {**CAUSAL, "masks": (Tree(np.array([0b11, 0b11])),), "positions": np.array([2, 2])},
+        "1111 1111",
+    ),
 }
 
 
@@ -88,15 +101,18 @@ def test_distances():
 
 
 MASK_OPTIONS = (
-    "causal", "alignment", "window", "mask", "bias", "q_lengths", "kv_lengths", "cu_q", "cu_kv",
+    "causal", "alignment", "window", "mask", "bias", "q_lengths", "kv_lengths", "kv_start",
+    "positions", "cu_q", "cu_kv",
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("tag", ["mask", "packed", "grid"])
+@pytest.mark.parametrize("tag", ["mask", "packed", "grid", "caches"])
 def test_dense_mask_is_the_same_matrix(tag):
     for case in all_cases():
         if tag not in case.tags or case.check == "refused":
             continue
+        if tag == "caches" and (case.packed or not case.kv_rows):
+            continue  # dense_mask has keys of one kind with the queries
         problem = build_problem(case)
         options = problem.options
         expected = np.zeros(pair_shape(problem), bool)

@@ -15,10 +15,11 @@ import pytest
 
 import fulmen
 from fulmen._library import schema
-from fulmen.keywords import RESULT_KEYWORDS
-from fulmen.masks import chunks, documents, prefix
+from fulmen.keywords import RESULT_KEYWORDS, Caches
+from fulmen.masks import chunks, documents, prefix, tree
 
 WITH_EXAMPLES = (
+    "caches",
     "functional",
     "inspection",
     "masks",
@@ -26,9 +27,9 @@ WITH_EXAMPLES = (
     "planning",
 )
 MODULES = (*WITH_EXAMPLES, "_calls", "options", "errors")
-CALLS = (fulmen.attention, fulmen.attention_varlen, fulmen.attention_forward,
-         fulmen.attention_backward, fulmen.merge, fulmen.plan, fulmen.explain,
-         fulmen.dense_mask)  # fmt: skip
+CALLS = (fulmen.attention, fulmen.attention_varlen, fulmen.attention_paged,
+         fulmen.attention_forward, fulmen.attention_backward, fulmen.merge, fulmen.plan,
+         fulmen.explain, fulmen.dense_mask)  # fmt: skip
 
 
 @pytest.mark.parametrize("name", MODULES)
@@ -57,7 +58,7 @@ def keywords(function: Any) -> dict[str, Any]:
 
 def said_as() -> dict[str, str]:
     """The keyword that says each option and each input of the schema, where it is not its name."""
-    values = (prefix(1), chunks(1), documents([1]))
+    values = (prefix(1), chunks(1), documents([1]), tree([1]))
     return {
         **{name: "mask" for value in values for name in value.options},
         "window_left": "window",
@@ -97,8 +98,13 @@ def test_the_other_calls_share_the_options_of_attention() -> None:
     for function in (fulmen.attention_forward, fulmen.attention_backward, fulmen.plan,
                      fulmen.explain):  # fmt: skip
         assert options.items() <= keywords(function).items()
+    of_caches = dict.fromkeys(Caches.__annotations__)
     found = keywords(fulmen.attention_varlen)
-    assert {**options, **found} == {**found, "cu_q": None, "cu_kv": None}
+    assert {**options, **found} == {**found, "cu_q": None, "cu_kv": None, **of_caches}
+    found = keywords(fulmen.attention_paged)
+    assert {**options, **found} == {
+        **found, "cu_kv": None, "kv_lengths": None, "page_table": None, "page_indptr": None,
+    }  # fmt: skip
     assert not typing.get_type_hints(fulmen.errors.Error)
 
 

@@ -32,6 +32,10 @@ class Case(NamedTuple):
     form: str = ""  # packed tensors: "kv", "qkv"
     new: bool = False  # keys that are appended to a cache
     entries: bool = False  # a cache with more entries than the batch
+    page: int = 0  # rows of a page
+    padded: bool = False  # caches begin behind some rows
+    rotary: float = 0.0  # share of the dimension that is rotated
+    interleaved: bool = False
 
     def __str__(self) -> str:
         return ",".join(f"{name}={x}" for name, x in self._asdict().items() if x)
@@ -93,6 +97,20 @@ def caches() -> Iterator[Case]:
         yield Case(
             rows, (dim, dim), heads, causal, 0.0, window, alibi=alibi, new=new, entries=entries
         )
+
+
+def paged_caches() -> Iterator[Case]:
+    for rows, dim, heads, limit, new, page, rotary, padded in itertools.product(
+        CACHE_ROWS, [32, 59, 64, 128], KV_HEADS, ("no", "causal", "window", "chunk"),
+        FLAGS, (0, 1, 4, 128), (0.0, 0.5, 1.0), FLAGS,
+    ):  # fmt: skip
+        if rotary and not new:
+            continue
+        yield Case(
+            rows, (dim, dim), heads, limit == "causal", 0.0, (19, 6) if limit == "window" else None,
+            45 if limit == "chunk" else 0, new=new, page=page, rotary=rotary, padded=padded,
+            interleaved=dim == 64,
+        )  # fmt: skip
 
 
 def fa3_varlen() -> Iterator[Case]:

@@ -57,6 +57,25 @@ def test_a_language_model_learns_as_with_torchs_attention(tmp_path) -> None:
     assert figure.read_text().count("<polyline") == 4  # two curves in two panels
 
 
+SERVED = {
+    "room for all": [],
+    "few pages": ["--pages", "24", "--page-size", "8", "--most-requests", "6"],
+    "small steps": ["--most-tokens", "24", "--rate", "2000"],
+}
+
+
+@pytest.mark.parametrize("name", SERVED)
+def test_a_server_gives_each_request_the_tokens_that_it_has_alone(name, capsys) -> None:
+    asked = ["--check", "--steps", "12", "--requests", "10", "--new", "10", "--longest", "40"]
+    assert loaded("serve/serve.py").main([*asked, *SERVED[name]]) == 0
+    said = capsys.readouterr().out
+    assert "0 of 10 requests differ" in said
+    assert "tokens/s" in said
+    assert "p99" in said
+    if name == "few pages":
+        assert "0 put back" not in said
+
+
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("sizes", [(5, 5), (64, 64), (65, 130), (200, 63)])
 def test_the_rungs_agree(sizes: tuple[int, int], causal: bool) -> None:

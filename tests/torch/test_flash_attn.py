@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import fulmen
-from fulmen.compat import bert_padding, flash_attn_3
+from fulmen.compat import bert_padding, flash_attn_3, flash_rotary
 from fulmen.compat import flash_attn as fa2
 
 
@@ -121,10 +121,6 @@ def test_slopes_that_wait_for_a_gradient_get_none_as_in_flash_attention() -> Non
 
 def test_what_is_refused_is_refused_by_name() -> None:
     x = torch.zeros(1, 2, 1, 8)
-    with pytest.raises(fulmen.UnsupportedError, match="block_table"):
-        fa2.flash_attn_with_kvcache(x, x, x, block_table=torch.zeros(1, 1, dtype=torch.int32))
-    with pytest.raises(fulmen.UnsupportedError, match="rotary_cos"):
-        fa2.flash_attn_with_kvcache(x, x, x, rotary_cos=x)
     with pytest.raises(fulmen.UnsupportedError, match="q_descale"):
         flash_attn_3.flash_attn_func(x, x, x, q_descale=x)
 
@@ -144,6 +140,8 @@ def test_the_import_hook() -> None:
         assert importlib.import_module("flash_attn_interface").flash_attn_func is (
             flash_attn_3.flash_attn_func
         )
+        rotary = importlib.import_module("flash_attn.layers.rotary")
+        assert rotary.apply_rotary_emb is flash_rotary.apply_rotary_emb
         with pytest.raises(ImportError, match=r"flash_attn\.losses"):
             importlib.import_module("flash_attn.losses")
     finally:

@@ -20,6 +20,7 @@ import layouts
 import masks
 import memory
 import merge
+import pages
 import precision
 import rates
 import softmax
@@ -32,6 +33,7 @@ PICTURES = {
     for theme in (
         masks,
         layouts,
+        pages,
         softmax,
         memory,
         backward,

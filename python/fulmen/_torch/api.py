@@ -54,8 +54,9 @@ from .ops import (
 
 _ADDENDS = ("bias", "alibi_slopes", "sinks")
 _OWN = {"return_lse", "out", "out_dtype", "stream", "rng", "mask"}
+_CACHES = schema().forward_only
 _BEHIND_V = {*schema().optional_inputs} - _OWN
-_NUMBER_OR_TENSOR = ("mask", *schema().index_inputs)  # what may be a list or of NumPy
+_NUMBER_OR_TENSOR = ("mask", *schema().integer_inputs)  # what may be a list or of NumPy
 # The word of each option that fills one: it may be symbolic.
 _WORDS = {x["name"]: x["offset"] // 8 for x in schema().options.values() if x["type"] == "int64"}
 
@@ -93,6 +94,9 @@ def attention(q: Any, k: Any, v: Any, options: dict[str, Any]) -> Any:
     if not is_plainly_eager and torch.is_autocast_enabled(device):
         arrays = _autocast(device, Arrays(*arrays))
     packed = "cu_q" in inputs
+    of_caches = [name for name in _CACHES if name in inputs]
+    if of_caches:
+        _refuse_derivatives(arrays, of_caches[0])
     has_modes = not is_plainly_eager and guards.needs_operators()
     by_operator = has_modes or by_subclass or out is not None or not guards.are_plain(q, k, v)
     if not is_plainly_eager and guards.is_compiling():
@@ -226,6 +230,22 @@ def _records(arrays: Any) -> bool:
         if index < len(arrays) and arrays[index] is not None and arrays[index].requires_grad:
             return True
     return False
+
+
+def _refuse_derivatives(arrays: Any, said: str) -> None:
+    """Refuses derivatives of a call over caches, which has none."""
+    for index in DIFFERENTIABLE if torch.is_grad_enabled() else ():
+        if index < len(arrays) and arrays[index] is not None and arrays[index].requires_grad:
+            name = schema().inputs[index]
+            raise UnsupportedError(
+                f"{name} requires grad and {said} is given: calls over caches have no backward "
+                f"pass; pass {name}.detach(), or call under torch.no_grad()"
+            )
+    if guards.is_transformed():
+        raise UnsupportedError(
+            f"{said} is given inside a transform of torch.func or forward AD: calls over caches "
+            "have no derivatives and no vmap; call outside of it"
+        )
 
 
 def _into(arrays: Any, settings: OpSettings, return_lse: bool, out: Any) -> Any:

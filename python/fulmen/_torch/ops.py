@@ -45,6 +45,7 @@ NUM_ARRAYS = len(_schema.inputs)
 
 _BIAS, _RNG = (_schema.inputs.index(name) for name in ("bias", "rng"))
 _Q_IDS, _KV_IDS = (_schema.inputs.index(name) for name in ("q_ids", "kv_ids"))
+_PAGE_TABLE = _schema.inputs.index("page_table")
 
 
 class OpSettings(NamedTuple):
@@ -140,7 +141,7 @@ def _prepared(
         arrays = (*arrays[:_RNG], None, *arrays[_RNG + 1 :])
     layout = settings.layout
     if not (q.dim() == k.dim() == v.dim() == layout.rank):
-        layout.check_all(q, k, v)
+        layout.check_all(q, k, v, arrays[_PAGE_TABLE])
     if q.is_neg() or k.is_neg() or v.is_neg() or (bias is not None and bias.is_neg()):
         arrays = in_memory(arrays, _schema.inputs)
     if arrays[_Q_IDS] is not None and arrays[_KV_IDS] is None:

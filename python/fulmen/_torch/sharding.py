@@ -5,7 +5,8 @@
 Each device computes its batch entries, or its heads, as a call of its own. What an operator reads
 beside q, k and v is split where it has that axis; the gradient of what is broadcast over it is a
 partial sum. Rows and keys are not split: DTensor gathers them first, as it does whatever else these
-rules do not know. Nor is a call with dropout split, whose pattern is that of the whole call.
+rules do not know. Nor is a call with dropout split, whose pattern is that of the whole call, nor
+one over pages, which any request may use.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ def _even_heads(arrays: Any, layout: int) -> bool:
 def _ways(arrays: Any, layout: int) -> list[str | None]:
     """What may be split along one axis of a mesh: nothing, the batch, the heads."""
     ways: list[str | None] = [None]
-    if arrays.rng is not None:
+    if arrays.rng is not None or arrays.page_table is not None:
         return ways
     if layout // 2 == 4 and arrays.cu_q is None:
         ways.append("batch")

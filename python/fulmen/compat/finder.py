@@ -21,12 +21,14 @@ MODULES = {
     "flash_attn": f"{HERE}.flash_attn",
     "flash_attn.flash_attn_interface": f"{HERE}.flash_interface",
     "flash_attn.bert_padding": f"{HERE}.bert_padding",
+    "flash_attn.layers": f"{HERE}.flash_layers",
+    "flash_attn.layers.rotary": f"{HERE}.flash_rotary",
     "flash_attn.cute": f"{HERE}.flash_attn_4",
     "flash_attn.cute.interface": f"{HERE}.flash_attn_4",
     "flash_attn_interface": f"{HERE}.flash_attn_3",
     "flash_attn_3": f"{HERE}.flash_attn_3",  # diffusers looks for a package of this name
 }
-_PACKAGES = ("flash_attn", "flash_attn.cute")
+_PACKAGES = ("flash_attn", "flash_attn.cute", "flash_attn.layers")
 DISTRIBUTIONS = {
     "flash-attn": ("flash_attn", None),
     "flash-attn-3": ("flash_attn_interface", "3.0.0"),

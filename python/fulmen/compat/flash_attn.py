@@ -9,8 +9,7 @@
 Arrays are (batch, row, head, dim), packed (row, head, dim); causal and window are aligned
 bottom-right; window_size counts keys to the left and right, -1 without limit; causal with a right
 window means none. Any head dimension to 576 (values 512), float32 and float64 too, on the CPU too.
-What differs, and why, is the table of docs: Migration. Refused by name: paged caches and rotary
-embedding inside flash_attn_with_kvcache, FP8 descales.
+Caches in pages of any size. What differs, and why, is the table of docs: Migration.
 """
 
 from __future__ import annotations
@@ -22,12 +21,13 @@ from typing import Any, Callable
 import torch
 from torch import Tensor
 
-from .. import attention, attention_varlen
-from ..errors import ArgumentError, UnsupportedError
+from .. import attention, attention_paged, attention_varlen
+from ..errors import UnsupportedError
 from . import bert_padding as bert_padding
 from .dropped import draw, dropped_probabilities
 from .finder import install as _install
 from .finder import uninstall as _uninstall
+from .flash_cache import Cache, New, lengths_of, rotary_of, with_cache
 from .flash_shared import bound, check_offsets, options_of
 
 __all__ = [
@@ -117,13 +117,10 @@ def flash_attn_varlen_func(
     """FA2's flash_attn_varlen_func: q (total_q, head, dim), k and v (total_k, kv_head, dim).
 
     max_seqlen_q and max_seqlen_k may be left out, or be tensors; lse is (head, total_q), S_dmask
-    (sequence, head, longest q, longest kv).
+    (sequence, head, longest q, longest kv). With block_table (batch, page) k and v are pages (page,
+    row, kv_head, dim), of any number of rows; then there is no gradient and no dropout.
     """
     check_offsets(cu_seqlens_q, cu_seqlens_k)
-    if block_table is not None:
-        raise UnsupportedError(
-            "block_table asks for a paged cache, which comes later; gather the pages into k and v"
-        )
     options = options_of(
         scale=softmax_scale,
         causal=causal,
@@ -134,8 +131,24 @@ def flash_attn_varlen_func(
         dropout_p=dropout_p,
     )
     options.update(max_q=bound(max_seqlen_q), max_kv=bound(max_seqlen_k))
+    if block_table is not None:
+        return _paged(q, k, v, cu_seqlens_q, cu_seqlens_k, block_table, return_attn_probs, options)
     rest = v, cu_seqlens_q, cu_seqlens_k
     return _call(attention_varlen, q, k, rest, return_attn_probs, options)
+
+
+def _paged(
+    q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, cu_k: Tensor, pages: Tensor, with_probs: bool,
+    options: dict[str, Any],
+) -> Any:  # fmt: skip
+    """Packed queries over pages; (o, lse, None) with_probs."""
+    if options.pop("dropout_p") > 0:
+        raise UnsupportedError("dropout_p is above 0 beside block_table; caches have no dropout")
+    del options["deterministic"]  # there is no backward pass
+    found = attention_paged(
+        q, k, v, pages, cu_k.diff(), cu_q=cu_q, return_lse=with_probs, **options
+    )
+    return (*found, None) if with_probs else found
 
 
 def _packed_form(
@@ -232,79 +245,25 @@ def flash_attn_with_kvcache(
     num_splits: int = 0,
     return_softmax_lse: bool = False,
 ) -> Any:
-    """FA2's flash_attn_with_kvcache on contiguous caches (batch, row, kv_head, dim); no gradients.
+    """FA2's flash_attn_with_kvcache: caches (batch, row, kv_head, dim), or pages; no gradients.
 
-    k and v, where given, are written into the caches at cache_seqlens first, in place. num_splits
-    chooses nothing here: results do not depend on it.
-
-    Raises:
-        fulmen.UnsupportedError: pages (block_table), rotary embedding, left padding.
+    k and v, where given, are written into the caches at cache_seqlens first, in place, rotated if
+    rotary_cos is given; what does not fit is not written. num_splits chooses nothing here: results
+    do not depend on it. A page may have any number of rows.
     """
-    del rotary_interleaved, num_splits
-    _refuse_what_comes_later(
-        block_table=block_table,
-        rotary_cos=rotary_cos,
-        rotary_sin=rotary_sin,
-        cache_leftpad=cache_leftpad,
+    del num_splits
+    options = options_of(
+        scale=softmax_scale,
+        causal=causal,
+        window=window_size,
+        softcap=softcap,
+        alibi_slopes=alibi_slopes,
+        return_lse=return_softmax_lse,
     )
-    lengths = cache_seqlens
-    if lengths is not None and not isinstance(lengths, Tensor):
-        lengths = torch.full((q.shape[0],), lengths, dtype=torch.int32, device=q.device)
-    with torch.no_grad():
-        if k is not None:
-            _append(k_cache, v_cache, k, v, lengths, cache_batch_idx)
-            lengths = lengths + k.shape[1]
-        if cache_batch_idx is not None:
-            k_cache, v_cache = k_cache[cache_batch_idx.long()], v_cache[cache_batch_idx.long()]
-        options = options_of(
-            scale=softmax_scale,
-            causal=causal,
-            window=window_size,
-            softcap=softcap,
-            alibi_slopes=alibi_slopes,
-        )
-        return attention(
-            q,
-            k_cache,
-            v_cache,
-            layout="bshd",
-            kv_lengths=None if lengths is None else lengths.clamp(max=k_cache.shape[1]),
-            return_lse=return_softmax_lse,
-            **options,
-        )
-
-
-_ADVICE = {
-    "block_table": "gather the pages into contiguous caches",
-    "rotary_cos": "rotate q and k before the call",
-    "rotary_sin": "rotate q and k before the call",
-    "cache_leftpad": "pass a boolean mask to fulmen.attention",
-}
-
-
-def _refuse_what_comes_later(**given: Any) -> None:
-    for name, value in given.items():
-        if value is not None:
-            raise UnsupportedError(
-                f"{name} of flash_attn_with_kvcache comes later; until then {_ADVICE[name]}"
-            )
-
-
-def _append(
-    k_cache: Tensor, v_cache: Tensor, k: Tensor, v: Any, lengths: Any, entries: Any
-) -> None:
-    """Writes new keys and values behind those that are there; beyond the end nothing is written."""
-    if lengths is None:
-        raise ArgumentError("k is given without cache_seqlens, which says where it goes")
-    if v is None:
-        raise ArgumentError("k is given without v")
-    batch, new = k.shape[:2]
-    rows = lengths.long()[:, None] + torch.arange(new, device=k.device)
-    slots = torch.arange(batch, device=k.device) if entries is None else entries.long()
-    slots = slots[:, None].expand(batch, new)
-    fits = rows < k_cache.shape[1]
-    for cache, fresh in ((k_cache, k), (v_cache, v)):
-        cache[slots[fits], rows[fits]] = fresh[fits].to(cache.dtype)
+    lengths = lengths_of(cache_seqlens, q.shape[0], q.device)
+    cache = Cache(k_cache, v_cache, lengths, block_table, cache_batch_idx, cache_leftpad)
+    rotary = rotary_of(rotary_cos, rotary_sin, rotary_interleaved)
+    return with_cache(q, cache, None if k is None else New(k, v), rotary, None, options)
 
 
 def install(*, version: str = __version__, override: bool = False) -> None:

@@ -3,9 +3,8 @@
 """FlashAttention 3's functions (module flash_attn_interface), with its arguments and returns.
 
 As fulmen.compat.flash_attn has FlashAttention 2's. FA3 has no dropout and no ALiBi; the functions
-return o, or (o, lse) with return_attn_probs. Refused by name: qv, descales (FP8), pages, rotary,
-attention_chunk in flash_attn_with_kvcache. sm_margin, pack_gqa, num_splits and scheduler_metadata
-choose nothing here: results do not depend on them.
+return o, or (o, lse) with return_attn_probs. Refused by name: qv and descales (FP8). sm_margin,
+pack_gqa, num_splits and scheduler_metadata choose nothing here: results do not depend on them.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from torch import Tensor
 
 from .. import attention, attention_varlen, masks
 from ..errors import UnsupportedError
-from . import flash_attn as fa2
+from .flash_cache import Cache, New, lengths_of, rotary_of, with_cache
 from .flash_shared import bound, check_offsets, flash_attn_combine, options_of
 
 __all__ = [
@@ -201,38 +200,27 @@ def flash_attn_with_kvcache(
     sm_margin: int = 0,
     return_softmax_lse: bool = False,
 ) -> Any:
-    """FA3's flash_attn_with_kvcache on contiguous caches; no gradients."""
-    del scheduler_metadata, pack_gqa, sm_margin, max_seqlen_q
-    _refuse(
-        qv=qv,
-        page_table=page_table,
-        cu_seqlens_q=cu_seqlens_q,
-        cu_seqlens_k_new=cu_seqlens_k_new,
-        rotary_seqlens=rotary_seqlens,
-        q_descale=q_descale,
-        k_descale=k_descale,
-        v_descale=v_descale,
-        attention_chunk=attention_chunk or None,
-    )
-    return fa2.flash_attn_with_kvcache(
-        q,
-        k_cache,
-        v_cache,
-        k=k,
-        v=v,
-        rotary_cos=rotary_cos,
-        rotary_sin=rotary_sin,
-        cache_seqlens=cache_seqlens,
-        cache_batch_idx=cache_batch_idx,
-        cache_leftpad=cache_leftpad,
-        softmax_scale=softmax_scale,
+    """FA3's flash_attn_with_kvcache: caches (batch, row, kv_head, dim), or pages; no gradients.
+
+    As FA2's; and packed queries (cu_seqlens_q) and new keys (cu_seqlens_k_new), chunks, and
+    rotary_seqlens, where the first new key of each request stands.
+    """
+    del scheduler_metadata, pack_gqa, sm_margin, num_splits
+    _refuse(qv=qv, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale)
+    options = options_of(
+        scale=softmax_scale,
         causal=causal,
-        window_size=window_size,
+        window=window_size,
         softcap=softcap,
-        rotary_interleaved=rotary_interleaved,
-        num_splits=num_splits,
-        return_softmax_lse=return_softmax_lse,
+        return_lse=return_softmax_lse,
     )
+    options["max_q"] = None if cu_seqlens_q is None else bound(max_seqlen_q)
+    batch = q.shape[0] if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1
+    lengths = lengths_of(cache_seqlens, batch, q.device)
+    cache = Cache(k_cache, v_cache, lengths, page_table, cache_batch_idx, cache_leftpad)
+    new = None if k is None else New(k, v, cu_seqlens_k_new)
+    rotary = rotary_of(rotary_cos, rotary_sin, rotary_interleaved, rotary_seqlens)
+    return with_cache(q, cache, new, rotary, cu_seqlens_q, _chunked(options, attention_chunk))
 
 
 def get_scheduler_metadata(*_: Any, **__: Any) -> None:

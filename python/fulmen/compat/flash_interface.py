@@ -111,7 +111,10 @@ def _flash_attn_varlen_forward(
     check_offsets(cu_seqlens_q, cu_seqlens_k)
     for name, x in (("block_table", block_table), ("leftpad_k", leftpad_k)):
         if x is not None:
-            raise UnsupportedError(f"{name} is given; fulmen takes contiguous keys there")
+            raise UnsupportedError(
+                f"{name} is given; fulmen takes contiguous keys there: flash_attn_varlen_func and "
+                "flash_attn_with_kvcache take caches"
+            )
     found: tuple[Tensor, Tensor, Any, Tensor] = _run(
         q, k, v, dropout_p, return_softmax, layout="shd", scale=softmax_scale, causal=causal,
         window=(window_size_left, window_size_right), softcap=softcap, alibi_slopes=alibi_slopes,

@@ -16,7 +16,7 @@ from typing import Any
 
 from .scores import Scalars
 
-CHECKS = ("rule", "same", "alone", "repeat", "merge", "differs", "refused")
+CHECKS = ("rule", "same", "alone", "repeat", "merge", "differs", "refused", "moved")
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,19 @@ class Tensors:
 
 
 @dataclass(frozen=True)
-class Case(Scalars, Tensors):
+class Caches:
+    """Where the keys and values of caches lie, and where queries stand: pages."""
+
+    page_size: int = 0  # 0: no pages; at least kv_rows: one page is the cache of one request
+    pool: str = "heads_first"  # pages.POOLS: the memory of the two pools
+    csr: bool = False  # the table is one list with offsets
+    shared: int = 0  # this many first keys are those of every request, on the same pages
+    kv_start: tuple[int, ...] = ()
+    positions: str = ""  # problem.POSITIONS
+
+
+@dataclass(frozen=True)
+class Case(Caches, Scalars, Tensors):
     """One problem with a name. Fields that semantics.md defines have its meaning."""
 
     # options that are no scalars
@@ -84,12 +96,15 @@ class Case(Scalars, Tensors):
         if self.q_packed or self.kv_packed:
             self._put("batch", len(self.q_packed))
             self._put("q_rows", sum(self.q_packed) + self.q_tail)
-            self._put("kv_rows", sum(self.kv_packed) + self.kv_tail)
+            if not self.page_size:
+                self._put("kv_rows", sum(self.kv_packed) + self.kv_tail)
         if self.kv_rows < 0:
             self._put("kv_rows", self.q_rows)
         self._put("kv_heads", self.kv_heads or self.heads)
         self._put("dim_v", self.dim_v or self.dim)
-        if len(self.q_packed) != len(self.kv_packed):
+        if self.page_size and not self.kv_lengths:
+            self._put("kv_lengths", (self.kv_rows,) * self.batch)
+        if len(self.q_packed) != len(self.kv_packed) and not self.page_size:
             raise ValueError(f"{self.name}: {len(self.q_packed)} and {len(self.kv_packed)} lengths")
         if self.poison and any(view.startswith("same") for _, view in self.views):
             raise ValueError(f"{self.name}: {self.poison} would be repeated by a stride of 0")

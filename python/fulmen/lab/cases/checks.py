@@ -18,17 +18,21 @@ from typing import Any
 import numpy as np
 
 import fulmen
+from fulmen.masks import Tree
 
 from . import views
 from .arrays import Array, dtype_of, parameter_dtype, same_bits
 from .case import Case
 from .placement import Host, OnGpu, root
-from .problem import Call
+from .problem import Call, build_call
 from .visible import Problem, segments, visible
 
 LARGEST_SNAPSHOT = 1 << 26  # bytes
 # options that may have a batch axis, and their rank when they do
-BATCHED = {"q_lengths": 1, "kv_lengths": 1, "bias": 4, "mask": 4, "alibi_slopes": 2}
+BATCHED = {
+    "q_lengths": 1, "kv_lengths": 1, "bias": 4, "mask": 4, "alibi_slopes": 2,
+    "page_table": 2, "kv_start": 1, "positions": 2,
+}  # fmt: skip
 GRADIENT_OF = {"q": "dq", "k": "dk", "v": "dv", "bias": "dbias", "sinks": "dsinks"}
 
 
@@ -236,9 +240,13 @@ def same_bits_alone(run: Run) -> None:
             x = options.get(name)
             if isinstance(x, np.ndarray) and x.ndim == full_rank and len(x) > 1:
                 options[name] = x[one]
+        if isinstance(options.get("mask"), Tree):
+            options["mask"] = Tree(options["mask"].words[one])
         do = None if call.do is None else call.do[one]
         dlse = None if call.dlse is None else call.dlse[one]
-        alone = Call(call.q[one], call.k[one], call.v[one], do, dlse, options)
+        pools = run.case.page_size > 0
+        k, v = (x if pools else x[one] for x in (call.k, call.v))
+        alone = Call(call.q[one], k, v, do, dlse, options)
         for name, x in results(
             Run(run.case, run.problem, alone, run.where, run.memory), invariant
         ).items():
@@ -246,6 +254,15 @@ def same_bits_alone(run: Run) -> None:
                 continue
             if not same_bits(x, batch[name][one]):
                 raise CheckError(f"{name} of batch entry {b} alone is not what it is in the batch")
+
+
+def same_bits_moved(run: Run) -> None:
+    """A call has the same bits with its pages elsewhere, in other pools and under other tables."""
+    first = results(run)
+    for placement in (1, 2):
+        call = build_call(run.case, run.problem, placement)
+        moved = Run(run.case, run.problem, call, run.where, run.memory)
+        keep_bits(results(moved), first, {"pages": placement})
 
 
 def repeated(run: Run) -> Run:

@@ -65,7 +65,7 @@ def beyond(case: Case) -> str:
     products = case.batch * case.heads * case.q_rows * case.kv_rows * max(case.dim, case.dim_v)
     if max(case.q_rows, case.kv_rows) > MOST_ROWS or products * max(case.repeat, 1) > MOST_PRODUCTS:
         return f"more than {MOST_ROWS} rows or {MOST_PRODUCTS} products take the emulator long"
-    if any(how.startswith("far") for _, how in case.views):
+    if case.pool == "far" or any(how.startswith("far") for _, how in case.views):
         return "arrays over gigabytes are more than the emulator watches"
     return ""
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import fulmen
-from fulmen.masks import Documents
+from fulmen.masks import Documents, Tree
 
 from .arrays import Array
 
@@ -134,7 +134,9 @@ class OnGpu:
         if isinstance(value, Documents):
             kv_ids = None if value.kv_ids is None else self.put(value.kv_ids)
             return Documents(self.put(value.q_ids), kv_ids)
-        if isinstance(value, tuple) and any(isinstance(x, (np.ndarray, Documents)) for x in value):
+        if isinstance(value, Tree):
+            return Tree(self.put(value.words))
+        if isinstance(value, tuple) and not all(isinstance(x, (int, float)) for x in value):
             return tuple(self._option(x) for x in value)
         return value
 

@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 
 from fulmen import masks
-from fulmen.masks import Documents
+from fulmen.masks import Documents, Tree
 
-from . import inputs, views
+from . import inputs, pages, views
 from .arrays import Array, dtype_of, parameter_dtype
 from .case import Case
 from .scores import Scalars
@@ -53,7 +53,7 @@ def shape_of(case: Case, letters: str) -> tuple[int, ...]:
     """A shape from letters: "1h1k" is (1, heads, 1, kv_rows); "n" is too narrow for kv_rows."""
     q_rows, kv_rows = case.q_rows, case.kv_rows
     if case.packed:  # a mask or bias of packed sequences counts from the start of each
-        q_rows, kv_rows = max(case.q_packed), max(case.kv_packed)
+        q_rows, kv_rows = max(case.q_packed), max(case.kv_packed, default=kv_rows)
     sizes = {"b": case.batch, "h": case.heads, "q": q_rows, "k": kv_rows, "1": 1}
     sizes["n"] = case.kv_rows - 5
     return tuple(sizes[letter] for letter in letters)
@@ -103,6 +103,80 @@ def documents(case: Case, rng: np.random.Generator, count: int, per_batch: bool)
     return Documents(q_ids, kv_ids)
 
 
+def q_lens(case: Case) -> tuple[int, ...]:
+    """How many queries each request has."""
+    return case.q_packed or case.q_lengths or (case.q_rows,) * case.batch
+
+
+def by_request(case: Case, rows: list[Array], rest: int, dtype: str) -> Array:
+    """Numbers of each request's queries: packed, or (batch, q_row) with `rest` behind them."""
+    if case.packed:
+        return np.asarray(np.concatenate([*rows, np.full(case.q_tail, rest)]), dtype)
+    found = np.full((case.batch, case.q_rows), rest, dtype)
+    for b, row in enumerate(rows):
+        found[b, : len(row)] = row
+    return found
+
+
+# What the queries of a tree see of its drafts, themselves always; bits beyond them are garbage.
+def _chain(rng: np.random.Generator, n: int) -> Array:
+    return np.tri(n, dtype=bool)
+
+
+def _star(rng: np.random.Generator, n: int) -> Array:
+    return np.asarray(np.eye(n, dtype=bool) | (np.arange(n) == 0))
+
+
+def _branches(rng: np.random.Generator, n: int) -> Array:
+    """Each draft has a parent among those before it, and sees what that one sees."""
+    found = np.eye(n, dtype=bool)
+    for i in range(1, n):
+        found[i] |= found[rng.integers(0, i)]
+    return found
+
+
+def _holes(rng: np.random.Generator, n: int) -> Array:
+    """Any drafts, those behind it too."""
+    return np.asarray(rng.random((n, n)) < 0.5)
+
+
+def _nothing(rng: np.random.Generator, n: int) -> Array:
+    """No draft, not even itself: earlier keys only."""
+    return np.zeros((n, n), bool)
+
+
+TREES = {
+    "chain": _chain, "star": _star, "branches": _branches, "holes": _holes, "nothing": _nothing,
+}  # fmt: skip
+
+
+def tree(case: Case, rng: np.random.Generator, kind: str) -> Tree:
+    """The words of a tree for each request."""
+    rows = []
+    for n in q_lens(case):
+        bits = np.ones((n, 64), bool)
+        bits[:, :n] = TREES[kind](rng, n)
+        powers = np.uint64(1) << np.arange(64, dtype=np.uint64)
+        rows.append((bits * powers).sum(axis=1, dtype=np.uint64).view(np.int64))
+    return Tree(by_request(case, rows, -1, "int64"))
+
+
+def positions(case: Case, rng: np.random.Generator) -> Array | None:
+    """Where queries stand: where they do by default, a little before that, or anywhere."""
+    if not case.positions:
+        return None
+    rows = []
+    for b, n in enumerate(q_lens(case)):
+        length = case.kv_lengths[b] - (case.kv_start[b] if case.kv_start else 0)
+        row = np.arange(n) + length - n
+        if case.positions == "before":
+            row = row - 3
+        elif case.positions == "any":
+            row = rng.integers(-2, length + 3, n)
+        rows.append(row)
+    return by_request(case, rows, 1000, case.offsets)
+
+
 def masks_of(case: Case, rng: np.random.Generator) -> tuple[Any, ...]:
     """The mask values of a case."""
     made: list[Any] = []
@@ -111,6 +185,8 @@ def masks_of(case: Case, rng: np.random.Generator) -> tuple[Any, ...]:
             made.append(bool_mask(case, rng, arguments[0], arguments[1]))
         elif kind == "documents":
             made.append(documents(case, rng, arguments[0], "batch" in arguments[1:]))
+        elif kind == "tree":
+            made.append(tree(case, rng, arguments[0]))
         else:
             made.append(getattr(masks, kind)(*arguments))
     return tuple(made)
@@ -157,6 +233,8 @@ def options_of(case: Case, rng: np.random.Generator) -> Options:
         sinks=sinks,
         q_lengths=np.array(case.q_lengths, np.int32) if case.q_lengths else None,
         kv_lengths=np.array(case.kv_lengths, np.int32) if case.kv_lengths else None,
+        kv_start=np.array(case.kv_start, case.offsets) if case.kv_start else None,
+        positions=positions(case, rng),
         cu_q=offsets_of(case.q_packed, case.offsets),
         cu_kv=offsets_of(case.kv_packed, case.offsets),
         dropout_p=case.dropout_p,
@@ -175,10 +253,11 @@ def tensors_of(case: Case) -> dict[str, str]:
 def build_problem(case: Case) -> Problem:
     """The problem of a case, poison included."""
     batch = () if case.packed else (case.batch,)
+    kv_batch = (case.batch,) if case.page_size else batch
     shapes: dict[str, tuple[int, ...]] = {
         "q": (*batch, case.heads, case.q_rows, case.dim),
-        "k": (*batch, case.kv_heads, case.kv_rows, case.dim),
-        "v": (*batch, case.kv_heads, case.kv_rows, case.dim_v),
+        "k": (*kv_batch, case.kv_heads, case.kv_rows, case.dim),
+        "v": (*kv_batch, case.kv_heads, case.kv_rows, case.dim_v),
         "do": (*batch, case.heads, case.q_rows, case.dim_v),
     }
     seed = seed_of(case.name)
@@ -188,6 +267,9 @@ def build_problem(case: Case) -> Problem:
     for name, view in tensors_of(case).items():
         if view.startswith("same_") and drawn[name].size:
             drawn[name] = np.array(views.VIEWS[view](drawn[name]))
+    if case.shared:
+        for name in ("k", "v"):
+            drawn[name][1:, :, : case.shared] = drawn[name][:1, :, : case.shared]
     with np.errstate(over="ignore"):
         t = {name: x.astype(dtype_of(case.dtype)) for name, x in drawn.items()}
     dlse = rng.standard_normal(shapes["q"][:-1]).astype(parameter_dtype(case.dtype))
@@ -204,8 +286,14 @@ def build_problem(case: Case) -> Problem:
     return problem
 
 
-def build_call(case: Case, problem: Problem) -> Call:
-    """The arguments of the public functions, in the memory that the case asks for."""
+def build_call(case: Case, problem: Problem, placement: int = 0) -> Call:
+    """The arguments of the public functions, in the memory that the case asks for.
+
+    Args:
+        case: what is asked.
+        problem: its arrays.
+        placement: of caches: another number, other pages.
+    """
     options = problem.options
     scalars = [(field.name, getattr(options, field.name)) for field in fields(Scalars)]
     given: dict[str, Any] = {
@@ -217,6 +305,8 @@ def build_call(case: Case, problem: Problem) -> Call:
         "sinks": options.sinks,
         "q_lengths": options.q_lengths,
         "kv_lengths": options.kv_lengths,
+        "kv_start": options.kv_start,
+        "positions": options.positions,
         "cu_q": options.cu_q,
         "cu_kv": options.cu_kv,
     }
@@ -228,10 +318,18 @@ def build_call(case: Case, problem: Problem) -> Call:
     if case.max_rows and case.packed:
         given.update(max_q=max(case.q_packed) + case.max_rows - 1)
         given.update(max_kv=max(case.kv_packed) + case.max_rows - 1)
-    placed = {}
+    placed: dict[str, Array] = {}
+    if case.page_size:
+        seed = seed_of(case.name) + 3 + placement
+        used = inputs.seen_pairs(problem)[0]["k"]
+        placed["k"], placed["v"], table = pages.place(case, problem, used, seed)
+        given.update(table)
+        if case.csr or options.bias is not None or options.masks:
+            given.update(max_kv=max(case.kv_rows, 1))
     for name, view in tensors_of(case).items():
         x = getattr(problem, name)
-        if x is not None:
-            x = views.VIEWS[view](x) if x.size else x
-            placed[name] = x.swapaxes(0, 1) if case.packed else x
+        if x is not None and name not in placed:
+            placed[name] = views.VIEWS[view](x) if x.size else x
+    if case.packed:
+        placed = {name: x.swapaxes(-3, -2) for name, x in placed.items()}
     return Call(placed["q"], placed["k"], placed["v"], placed.get("do"), problem.dlse, given)

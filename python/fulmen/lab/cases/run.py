@@ -153,6 +153,12 @@ def check_alone(run: Run) -> Measured:
     checks.same_bits_alone(run)
 
 
+def check_moved(run: Run) -> Measured:
+    """The rule, and the same bits wherever the pages of caches lie and however many there are."""
+    yield from check_rule(run)
+    checks.same_bits_moved(run)
+
+
 def check_repeat(run: Run) -> Measured:
     """Many batch entries that are one and the same: the first obeys the rule, all have its bits."""
     many = checks.repeated(run)
@@ -184,6 +190,7 @@ CHECKED = {
     "rule": check_rule,
     "same": check_same,
     "alone": check_alone,
+    "moved": check_moved,
     "repeat": check_repeat,
     "differs": check_differs,
     "merge": check_merge,

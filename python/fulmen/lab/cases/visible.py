@@ -4,8 +4,9 @@
 
 visible = row and column inside the lengths AND (causal OR prefix) AND window AND every other mask
 AND bias above -inf. Query i stands at i + shift, with shift = kv_len - q_len for bottom_right and 0
-for top_left: the same shift for causal, window, ALiBi and chunks. Compared with pictures drawn by
-hand and with fulmen.dense_mask in tests/cases/test_visible.py.
+for top_left, or at positions[i]: for causal, window, ALiBi and chunks alike. Keys below kv_start
+are hidden and positions count from it. Compared with pictures drawn by hand and with
+fulmen.dense_mask in tests/cases/test_visible.py.
 """
 
 from __future__ import annotations
@@ -28,14 +29,16 @@ class Options(Scalars):
     """What is asked for beside the tensors; arrays as the caller of fulmen gives them."""
 
     window: tuple[int, int] = (-1, -1)  # left, right; inclusive; -1: no limit
-    masks: tuple[Any, ...] = ()  # bool arrays (true: visible), Prefix, Documents, Chunks
+    masks: tuple[Any, ...] = ()  # bool arrays (true: visible), Prefix, Documents, Chunks, Tree
     bias: Array | None = None  # broadcasts to (batch, head, q_row, kv_row)
     alibi_slopes: Array | None = None  # (head,) or (batch, head)
     sinks: Array | None = None  # (head,)
     q_lengths: Array | None = None  # (batch,)
     kv_lengths: Array | None = None  # (batch,)
+    kv_start: Array | None = None  # (batch,): left padding
+    positions: Array | None = None  # (batch, q_row) or, packed, (q_row of all sequences,)
     cu_q: Array | None = None  # (batch + 1,): packed
-    cu_kv: Array | None = None  # (batch + 1,)
+    cu_kv: Array | None = None  # (batch + 1,); None beside cu_q: k and v of caches are dense
     dropout_p: float = 0.0
     rng: tuple[int, int] = (0, 0)
 
@@ -49,8 +52,8 @@ class Problem:
     """Tensors by their meaning: no strides, no layout, hidden places may hold anything."""
 
     q: Array  # (batch, head, q_row, dim) or, packed, (head, q_row, dim)
-    k: Array  # (batch, kv_head, kv_row, dim) or (kv_head, kv_row, dim)
-    v: Array  # (batch, kv_head, kv_row, dim_v) or (kv_head, kv_row, dim_v)
+    k: Array  # (batch, kv_head, kv_row, dim) or, packed by cu_kv, (kv_head, kv_row, dim)
+    v: Array  # (batch, kv_head, kv_row, dim_v) or, packed by cu_kv, (kv_head, kv_row, dim_v)
     options: Options
     do: Array | None = None  # (batch, head, q_row, dim_v) or (head, q_row, dim_v)
     dlse: Array | None = None  # (batch, head, q_row) or (head, q_row)
@@ -78,21 +81,22 @@ def segments(problem: Problem) -> Iterator[Segment]:
                 yield Segment(b, h, (b, h), (b, h // group))
                 continue
             assert options.cu_q is not None
-            assert options.cu_kv is not None
             rows = slice(int(options.cu_q[b]), int(options.cu_q[b + 1]))
-            columns = slice(int(options.cu_kv[b]), int(options.cu_kv[b + 1]))
-            yield Segment(b, h, (h, rows), (h // group, columns))
+            kv_at: Any = (b, h // group)
+            if options.cu_kv is not None:
+                kv_at = (h // group, slice(int(options.cu_kv[b]), int(options.cu_kv[b + 1])))
+            yield Segment(b, h, (h, rows), kv_at)
 
 
 def pair_shape(problem: Problem) -> tuple[int, int, int, int]:
     """(batch, head, q_row, kv_row); packed: (sequence, head, longest q, longest kv)."""
     options, heads = problem.options, problem.q.shape[-3]
-    if options.cu_q is None or options.cu_kv is None:
-        return problem.q.shape[0], heads, problem.q.shape[2], problem.k.shape[2]
-    longest_q, longest_kv = (
-        int(np.diff(cu).max(initial=0)) for cu in (options.cu_q, options.cu_kv)
-    )
-    return len(options.cu_q) - 1, heads, longest_q, longest_kv
+    kv_rows = problem.k.shape[-2]
+    if options.cu_kv is not None:
+        kv_rows = int(np.diff(options.cu_kv).max(initial=0))
+    if options.cu_q is None:
+        return problem.q.shape[0], heads, problem.q.shape[2], kv_rows
+    return len(options.cu_q) - 1, heads, int(np.diff(options.cu_q).max(initial=0)), kv_rows
 
 
 def pick(x: Array, batch: int, head: int, q_rows: int, kv_rows: int) -> Array:
@@ -109,16 +113,44 @@ def lengths(options: Options, batch: int, q_rows: int, kv_rows: int) -> tuple[in
     return q_len, kv_len
 
 
+def start(options: Options, batch: int) -> int:
+    """The first key of one sequence: keys below it are padding."""
+    return 0 if options.kv_start is None else int(options.kv_start[batch])
+
+
 def positions(options: Options, batch: int, q_rows: int, kv_rows: int) -> Array:
     """Where each query stands among the keys: (q_rows,)."""
+    if options.positions is not None:
+        rows = row_of(options.positions, batch, options.cu_q)
+        return np.asarray(rows[:q_rows], np.int64)
     q_len, kv_len = lengths(options, batch, q_rows, kv_rows)
-    return np.arange(q_rows) + (0 if options.alignment == "top_left" else kv_len - q_len)
+    shift = kv_len - start(options, batch) - q_len
+    return np.arange(q_rows) + (0 if options.alignment == "top_left" else shift)
+
+
+def key_positions(options: Options, batch: int, q_rows: int, kv_rows: int) -> Array:
+    """Where each key stands: (kv_rows,); drafts of a tree stand where their queries do."""
+    found = np.arange(kv_rows) - start(options, batch)
+    is_tree = any(isinstance(mask, fulmen.masks.Tree) for mask in options.masks)
+    if options.positions is not None and is_tree:
+        q_len, kv_len = lengths(options, batch, q_rows, kv_rows)
+        of_rows = positions(options, batch, q_rows, kv_rows)
+        for t in range(max(q_len - kv_len, 0), q_len):
+            found[kv_len - q_len + t] = of_rows[t]
+    return found
 
 
 def distance(options: Options, batch: int, q_rows: int, kv_rows: int) -> Array:
     """How far each key is from each query: (q_rows, kv_rows), never negative."""
     position = positions(options, batch, q_rows, kv_rows)
-    return np.abs(position[:, None] - np.arange(kv_rows))
+    return np.asarray(abs(position[:, None] - key_positions(options, batch, q_rows, kv_rows)))
+
+
+def of_tree(words: Array, draft: Array) -> Array:
+    """Bit `draft` of each row's word; keys before the drafts are visible: (q_rows, kv_rows)."""
+    bits = words.astype(np.int64).view(np.uint64)[:, None]
+    chosen = bits >> np.clip(draft, 0, 63).astype(np.uint64) & np.uint64(1)
+    return np.asarray((draft < 0) | ((draft < 64) & (chosen != 0)))
 
 
 def row_of(ids: Any, batch: int, offsets: Array | None) -> Array:
@@ -136,18 +168,19 @@ def visible(options: Options, batch: int, head: int, q_rows: int, kv_rows: int) 
     q_len, kv_len = lengths(options, batch, q_rows, kv_rows)
     i, j = np.arange(q_rows)[:, None], np.arange(kv_rows)
     position = positions(options, batch, q_rows, kv_rows)[:, None]
-    see: Array = (i < q_len) & (j < kv_len)
+    key = key_positions(options, batch, q_rows, kv_rows)
+    see: Array = (i < q_len) & (j >= start(options, batch)) & (j < kv_len)
     if options.causal:
-        ahead = j <= position
+        ahead = key <= position
         for mask in options.masks:
             if isinstance(mask, fulmen.masks.Prefix):
-                ahead = ahead | (j < mask.n)
+                ahead = ahead | (key < mask.n)
         see &= ahead
     left, right = options.window
     if left >= 0:
-        see &= j >= position - left
+        see &= key >= position - left
     if right >= 0:
-        see &= j <= position + right
+        see &= key <= position + right
     for mask in options.masks:
         if isinstance(mask, fulmen.masks.Prefix):
             continue
@@ -156,7 +189,10 @@ def visible(options: Options, batch: int, head: int, q_rows: int, kv_rows: int) 
             q_ids = row_of(mask.q_ids, batch, options.cu_q)
             see &= q_ids[:, None] == row_of(kv_ids, batch, options.cu_kv)
         elif isinstance(mask, fulmen.masks.Chunks):
-            see &= position // mask.size == j // mask.size
+            see &= position // mask.size == key // mask.size
+        elif isinstance(mask, fulmen.masks.Tree):
+            words = row_of(mask.words, batch, options.cu_q)[:q_rows]
+            see &= of_tree(words, j - (kv_len - q_len))
         else:
             see &= pick(mask, batch, head, q_rows, kv_rows)
     if options.bias is not None:

@@ -3,7 +3,7 @@
 """The named cases: data shared by pytest, `fulmen verify` and bench.
 
 Read the tables in this order: bugs_rows, bugs_numbers, bugs_masks (public bug reports; owed: those
-that wait), lengths, shapes, numbers, memory, options, packed, grid.
+that wait), lengths, shapes, numbers, memory, options, packed, caches, grid.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from . import (
     bugs_masks,
     bugs_numbers,
     bugs_rows,
+    caches,
     grid,
     lengths,
     memory,
@@ -26,7 +27,8 @@ from . import (
 )
 
 TABLES = (
-    bugs_rows, bugs_numbers, bugs_masks, lengths, shapes, numbers, memory, options, packed, grid,
+    bugs_rows, bugs_numbers, bugs_masks, lengths, shapes, numbers, memory, options, packed, caches,
+    grid,
 )  # fmt: skip
 
 

@@ -1,0 +1,144 @@
+# SPDX-FileCopyrightText: fulmen contributors
+# SPDX-License-Identifier: Apache-2.0
+"""Attention over caches: keys and values in pages, found through a table of each request.
+
+Key j of request b is row j % page_size of page page_table[b, j // page_size]. The method is that of
+Kwon et al., Efficient Memory Management for Large Language Model Serving with PagedAttention
+(2023), section 4. The call is `fulmen.attention` with more arrays; it has no backward pass.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .array_types import Array
+from .errors import ArgumentError, DTypeError, kind_of
+from .functional import attention
+from .keywords import PagedOptions, takes
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+
+@takes(PagedOptions)
+def attention_paged(
+    q: Array,
+    k_pages: Array,
+    v_pages: Array,
+    page_table: Any,
+    kv_lengths: Array,
+    *,
+    cu_q: Array = None,
+    positions: Array = None,
+    batch_index: Array = None,
+    kv_start: Array = None,
+    return_lse: bool = False,
+    out: Array = None,
+    out_dtype: Any = None,
+    **options: Unpack[PagedOptions],
+) -> Any:
+    """Attention of queries over caches in pages: decode, drafts, chunks of prompts, all at once.
+
+    Lengths, tables and offsets are read where the call runs, never by the host: they may change
+    between replays of a CUDA graph and between runs of a plan. Rows of a page past a length are
+    never read, nor entries of the table past the last page of a request: both may hold anything.
+
+    Args:
+        q: (batch, head, q_row, dim_qk) in the order that `layout` names; with cu_q (total_q, head,
+            dim_qk). The last query of a request is level with its last key.
+        k_pages: the pool of keys. (page, kv_head, row, dim_qk) with layout "bhsd" and "hsd"; (page,
+            row, kv_head, dim_qk) with "bshd" and "shd", as packed queries are by default. Any page
+            size from 1, any strides.
+        v_pages: the pool of values, likewise with dim_v; its strides are its own.
+        page_table: (batch, page) int32 or int64, the pages of each request in order; or a tuple
+            (indptr, indices): request b has indices[indptr[b]:indptr[b + 1]], and max_kv= is
+            needed; or None: k_pages and v_pages are contiguous caches, one entry a request.
+        kv_lengths: (batch,) keys of each request, those of this call's queries included.
+        cu_q: (batch + 1,): packed queries: request b owns rows cu_q[b] to cu_q[b + 1] - 1.
+        positions: (batch, q_row), or packed (total_q,): where each query stands among the keys, for
+            causal, window, chunks and ALiBi; None: the last query is level with the last key.
+        batch_index: (batch,): contiguous caches: which entry of k_pages and v_pages each request
+            has; beside page_table=None.
+        kv_start: (batch,): left padding: keys below it are hidden and positions count from it.
+        return_lse: return (o, lse).
+        out: as in `attention`.
+        out_dtype: as in `attention`.
+        **options: those of `attention`. mask=fulmen.masks.tree(words) are drafts that branch. A
+            bias or a mask counts keys by their number in the request and reaches to max_kv, or to
+            the width of the table times the page size.
+
+    Returns:
+        As `attention`. A request of length 0 has o = 0 and lse = -inf.
+
+    Raises:
+        fulmen.Error: as `attention`; on the CPU ArgumentError for a length, an offset or a page
+            that is out of range. On a GPU such a request counts as empty, and
+            `fulmen.device_faults` tells.
+        UnsupportedError: a tensor that requires grad.
+
+    >>> import numpy as np, fulmen
+    >>> pool = np.arange(24, dtype=np.float32).reshape(3, 1, 4, 2)  # 3 pages of 4 rows
+    >>> q = np.zeros((1, 1, 1, 2), np.float32)
+    >>> fulmen.attention_paged(q, pool, pool, [[2, 0]], [5])[0, 0]  # page 2, then a row of page 0
+    array([[15.2, 16.2]], dtype=float32)
+    """
+    results = {"return_lse": return_lse, "out": out, "out_dtype": out_dtype}
+    caches = cache_keywords(page_table, kv_lengths, cu_q, positions, batch_index, kv_start)
+    return attention(q, k_pages, v_pages, **caches, **results, **options)
+
+
+def cache_keywords(
+    page_table: Any,
+    kv_lengths: Array,
+    cu_q: Array,
+    positions: Array,
+    batch_index: Array,
+    kv_start: Array,
+) -> dict[str, Any]:
+    """The keywords of `fulmen.attention` that the arguments of `attention_paged` stand for.
+
+    Raises:
+        ArgumentError: kv_lengths is missing, or there are two tables, or none for packed queries.
+    """
+    if kv_lengths is None:
+        raise ArgumentError("kv_lengths is None; the keys of each request, (batch,), are needed")
+    found: dict[str, Any] = {"kv_lengths": kv_lengths}
+    if page_table is not None:
+        if batch_index is not None:
+            raise ArgumentError(
+                "page_table and batch_index are both given; batch_index is for contiguous caches: "
+                "leave one of them None"
+            )
+        if isinstance(page_table, tuple):
+            if len(page_table) != 2:
+                raise ArgumentError(
+                    f"page_table is a tuple of {len(page_table)}; (indptr, indices) has two, and a "
+                    "table of pages is an array or a list"
+                )
+            found["page_indptr"], found["page_table"] = page_table
+        else:
+            found["page_table"] = page_table
+    elif batch_index is not None:
+        found["page_table"] = _column(batch_index)
+    elif cu_q is not None:
+        raise ArgumentError(
+            "cu_q is given without a table of pages; give page_table, or batch_index= for "
+            "contiguous caches"
+        )
+    for name, x in (("cu_q", cu_q), ("positions", positions), ("kv_start", kv_start)):
+        if x is not None:
+            found[name] = x
+    return found
+
+
+def _column(batch_index: Any) -> Array:
+    """A table with one page a request: its entry of a contiguous cache."""
+    if isinstance(batch_index, (list, tuple)):
+        batch_index = np.asarray(batch_index)
+    if len(getattr(batch_index, "shape", ())) != 1:
+        raise DTypeError(
+            f"batch_index is {kind_of(batch_index)}; one integer a request, (batch,), is expected"
+        )
+    return batch_index[:, None]

@@ -1,0 +1,141 @@
+# SPDX-FileCopyrightText: fulmen contributors
+# SPDX-License-Identifier: Apache-2.0
+"""Caches: the keys and values of a problem in the pages of two pools, found through a table.
+
+The oracle knows nothing of pages: a problem has its keys in order. Here each key that some query
+sees is put into the row of a page; every other row of the pools is NaN, and every entry of the
+table that no length reaches is garbage. `seed` changes where pages lie and how many there are, and
+nothing else: results keep their bits. Called by problem.build_call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from . import views
+from .arrays import Array
+from .case import Case
+from .visible import Problem
+
+Shape = tuple[int, ...]  # of a pool: (page, kv_head, row of the page, dim)
+
+
+def _empty(shape: Shape, dtype: Any) -> Array:
+    return np.full(shape, np.nan, dtype)
+
+
+def _heads_first(k: Shape, v: Shape, dtype: Any) -> tuple[Array, Array]:
+    """Two pools; a page has the rows of each head together."""
+    return _empty(k, dtype), _empty(v, dtype)
+
+
+def _rows_first(k: Shape, v: Shape, dtype: Any) -> tuple[Array, Array]:
+    """Two pools; a page has the heads of each row together."""
+    return views.rows_first(_empty(k, dtype)), views.rows_first(_empty(v, dtype))
+
+
+def _interleaved(k: Shape, v: Shape, dtype: Any) -> tuple[Array, Array]:
+    """One pool; each page has its keys, then its values."""
+    pages, heads, rows, dim = k
+    both = _empty((pages, 2, rows, heads, max(dim, v[3])), dtype).swapaxes(2, 3)
+    return both[:, 0, ..., :dim], both[:, 1, ..., : v[3]]
+
+
+def _side_by_side(k: Shape, v: Shape, dtype: Any) -> tuple[Array, Array]:
+    """One pool; each row has its key, then its value."""
+    both = _empty((*k[:3], k[3] + v[3]), dtype)
+    return both[..., : k[3]], both[..., k[3] :]
+
+
+def _layers(k: Shape, v: Shape, dtype: Any) -> tuple[Array, Array]:
+    """Pages of three layers each, of which this is the second: pages lie far apart."""
+    first, second = (_empty((x[0], 3, *x[1:]), dtype)[:, 1] for x in (k, v))
+    return first, second
+
+
+def _far(k: Shape, v: Shape, dtype: Any) -> tuple[Array, Array]:
+    """Pages 2^30 elements apart: the product of page and stride passes 2^32."""
+    return views.far(0)(_empty(k, dtype)), views.far(0)(_empty(v, dtype))
+
+
+Pools = Callable[[Shape, Shape, Any], "tuple[Array, Array]"]
+POOLS: dict[str, Pools] = {
+    "heads_first": _heads_first,
+    "rows_first": _rows_first,
+    "interleaved": _interleaved,
+    "side_by_side": _side_by_side,
+    "layers": _layers,
+    "far": _far,
+}
+
+
+def pages_of(case: Case, rng: np.random.Generator) -> tuple[list[Array], int]:
+    """The pages of each request in order, and how many there are in the pool."""
+    needed = [-(-length // case.page_size) for length in case.kv_lengths]
+    num_shared = case.shared // case.page_size
+    own = sum(max(n - num_shared, 0) for n in needed)
+    num_pages = num_shared + own + int(rng.integers(1, 4))
+    ids = rng.permutation(num_pages)
+    shared, rest = ids[:num_shared], ids[num_shared:]
+    found = []
+    for n in needed:
+        taken, rest = rest[: max(n - num_shared, 0)], rest[max(n - num_shared, 0) :]
+        found.append(np.concatenate([shared[:n], taken]))
+    return found, num_pages
+
+
+def garbage(rng: np.random.Generator, shape: Any, dtype: str) -> Array:
+    """What stands in a table where nobody looks: negative, far too large, or a page."""
+    limits = np.iinfo(np.dtype(dtype))
+    kinds: list[Any] = [-1, 0, limits.min, limits.max]
+    return np.asarray(np.array(kinds, dtype)[rng.integers(0, len(kinds), shape)])
+
+
+def table_of(case: Case, pages: list[Array], rng: np.random.Generator) -> dict[str, Array]:
+    """page_table, padded with garbage; or page_indptr and the list of entries."""
+    if case.csr:  # some requests own more entries than their length needs
+        spare = rng.integers(0, 2, len(pages))
+        entries = [
+            np.concatenate([ids, garbage(rng, extra, case.offsets)])
+            for ids, extra in zip(pages, spare)
+        ]
+        counts = np.cumsum([0, *(len(x) for x in entries)])
+        return {
+            "page_table": np.concatenate(entries).astype(case.offsets),
+            "page_indptr": counts.astype(case.offsets),
+        }
+    width = max(-(-case.kv_rows // case.page_size), 1) + int(rng.integers(0, 3))
+    table = garbage(rng, (len(pages), width), case.offsets)
+    for row, ids in zip(table, pages):
+        row[: len(ids)] = ids
+    return {"page_table": table}
+
+
+def place(
+    case: Case, problem: Problem, used: Array, seed: int
+) -> tuple[Array, Array, dict[str, Array]]:
+    """The pools of keys and of values, (page, kv_head, row, dim), and the table into them.
+
+    Args:
+        case: what is asked.
+        problem: its keys and values in order.
+        used: (batch, kv_head, kv_row), the keys that some query sees.
+        seed: of the placement.
+    """
+    rng = np.random.default_rng(seed)
+    pages, num_pages = pages_of(case, rng)
+    shape_k, shape_v = (
+        (num_pages, case.kv_heads, case.page_size, x.shape[-1]) for x in (problem.k, problem.v)
+    )
+    pools = POOLS[case.pool](shape_k, shape_v, problem.k.dtype)
+    for b, ids in enumerate(pages):
+        rows = np.arange(case.kv_lengths[b])
+        page, row = ids[rows // case.page_size], rows % case.page_size
+        for pool, x in zip(pools, (problem.k, problem.v)):
+            for head in range(case.kv_heads):
+                seen = used[b, head, : len(rows)]
+                pool[page[seen], head, row[seen]] = x[b, head, : len(rows)][seen]
+    return *pools, table_of(case, pages, rng)

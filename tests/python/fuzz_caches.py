@@ -1,0 +1,309 @@
+# SPDX-FileCopyrightText: fulmen contributors
+# SPDX-License-Identifier: Apache-2.0
+"""A fuzzer of caches: what a server does to pages, against contiguous keys in float64.
+
+    python tests/python/fuzz_caches.py --steps 10000              # from a new seed, which it prints
+    python tests/python/fuzz_caches.py --arrays torch --seed 7    # on a GPU
+
+Requests are appended to, forked (they share their pages until one of them writes), cut, freed and
+begun with the full pages of another; in between, some of them are attended to, with one query each,
+with drafts of a tree, or with chunks of queries of many lengths. Each request has its keys and
+values a second time, one after the other: the oracle sees only those, and the error rule judges.
+Rows of the pools that belong to no key are NaN, entries of tables past a length are garbage. The
+end of a line that says FAULT is the command that does the same again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+import fulmen
+from fulmen.lab.cases.arrays import dtype_of
+from fulmen.lab.cases.error_rule import consult, judge
+from fulmen.lab.cases.pages import garbage
+from fulmen.lab.cases.placement import Host
+from fulmen.lab.cases.visible import Options, Problem
+
+MOST_REQUESTS = 8
+MOST_KEYS = 90
+ALIGNMENTS = ("bottom_right", "top_left")
+
+
+@dataclass
+class Request:
+    """One request: its pages, and its keys and values in order."""
+
+    pages: list[int]
+    k: Any  # (key, kv_head, dim)
+    v: Any
+
+    @property
+    def length(self) -> int:
+        return len(self.k)
+
+
+@dataclass
+class World:
+    """Pools of pages and the requests that have them."""
+
+    rng: random.Random
+    numbers: np.random.Generator
+    memory: Any  # of placement: where the library gets the arrays
+    where: dict[str, str]
+    requests: list[Request] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        rng = self.rng
+        self.dtype = rng.choice(("float64", "float32", "float16", "bfloat16"))
+        self.page_size = rng.choice((1, 2, 3, 5, 16, 64))
+        self.group, self.kv_heads = rng.choice((1, 2, 4)), rng.choice((1, 2, 3))
+        self.dim, self.dim_v = rng.choice(((8, 8), (16, 4), (3, 7), (32, 32)))
+        self.is_rows_first = rng.random() < 0.5
+        pages = MOST_REQUESTS * (MOST_KEYS // self.page_size + 1) + 2
+        shape = (pages, self.kv_heads, self.page_size)
+        self.pools = [self.empty((*shape, dim)) for dim in (self.dim, self.dim_v)]
+        self.users = [0] * pages
+
+    def empty(self, shape: tuple[int, ...]) -> Any:
+        """A pool full of NaN, (page, kv_head, row, dim), with one of two orders in memory."""
+        pages, heads, rows, dim = shape
+        in_memory = (pages, rows, heads, dim) if self.is_rows_first else shape
+        pool = np.full(in_memory, np.nan, dtype_of(self.dtype))
+        return pool.swapaxes(1, 2) if self.is_rows_first else pool
+
+    # ---- pages ----
+
+    def take(self) -> int:
+        free = [page for page, users in enumerate(self.users) if users == 0]
+        page = self.rng.choice(free)
+        self.users[page] = 1
+        return page
+
+    def release(self, page: int) -> None:
+        self.users[page] -= 1
+        if self.users[page] == 0:
+            for pool in self.pools:
+                pool[page] = np.nan
+
+    def own_last_page(self, request: Request) -> None:
+        """Before a write: a last page that others have too is copied."""
+        if request.length % self.page_size == 0 or self.users[request.pages[-1]] == 1:
+            return
+        page, rows = self.take(), request.length % self.page_size
+        for pool in self.pools:
+            pool[page, :, :rows] = pool[request.pages[-1], :, :rows]
+        self.release(request.pages[-1])
+        request.pages[-1] = page
+
+    # ---- what a server does ----
+
+    def begin(self) -> str:
+        if len(self.requests) < MOST_REQUESTS:
+            empty = np.zeros((0, self.kv_heads, self.dim + self.dim_v), dtype_of(self.dtype))
+            self.requests.append(Request([], *np.split(empty, [self.dim], -1)))
+        return "begin"
+
+    def append(self) -> str:
+        request = self.rng.choice(self.requests)
+        count = min(self.rng.choice((1, 1, 2, 7, 20)), MOST_KEYS - request.length)
+        self.own_last_page(request)
+        drawn = self.numbers.standard_normal((count, self.kv_heads, self.dim + self.dim_v))
+        k, v = np.split(drawn.astype(dtype_of(self.dtype)), [self.dim], -1)
+        for i in range(count):
+            place, row = divmod(request.length + i, self.page_size)
+            if place == len(request.pages):
+                request.pages.append(self.take())
+            for pool, new in zip(self.pools, (k, v)):
+                pool[request.pages[place], :, row] = new[i]
+        request.k, request.v = np.concatenate([request.k, k]), np.concatenate([request.v, v])
+        return f"append {count}"
+
+    def fork(self) -> str:
+        return self._begun_like(None)
+
+    def share(self) -> str:
+        """A request that begins with the full pages of another."""
+        return self._begun_like(self.page_size)
+
+    def _begun_like(self, multiple: int | None) -> str:
+        if len(self.requests) == MOST_REQUESTS:
+            return "no room"
+        other = self.rng.choice(self.requests)
+        length = other.length if multiple is None else other.length // multiple * multiple
+        pages = other.pages[: -(-length // self.page_size)]
+        for page in pages:
+            self.users[page] += 1
+        self.requests.append(Request(list(pages), other.k[:length], other.v[:length]))
+        return "fork" if multiple is None else "share"
+
+    def cut(self) -> str:
+        """Drafts that were not accepted: the last keys go, what they wrote stays behind."""
+        request = self.rng.choice(self.requests)
+        length = max(request.length - self.rng.choice((1, 3, 30)), 0)
+        keep = -(-length // self.page_size)
+        for page in request.pages[keep:]:
+            self.release(page)
+        request.pages = request.pages[:keep]
+        request.k, request.v = request.k[:length], request.v[:length]
+        return "cut"
+
+    def free(self) -> str:
+        request = self.requests.pop(self.rng.randrange(len(self.requests)))
+        for page in request.pages:
+            self.release(page)
+        if not self.requests:
+            self.begin()
+        return "free"
+
+    # ---- attention ----
+
+    def decode(self) -> str:
+        return self.attend([1] * self.rng.randint(1, 5), packed=False)
+
+    def draft(self) -> str:
+        count = self.rng.randint(1, 9)
+        return self.attend([count] * self.rng.randint(1, 3), packed=False, is_tree=True)
+
+    def chunk(self) -> str:
+        counts = [self.rng.choice((0, 1, 1, 4, 17, 33)) for _ in range(self.rng.randint(1, 5))]
+        return self.attend(counts, packed=True, is_tree=self.rng.random() < 0.2)
+
+    def attend(self, counts: list[int], packed: bool, is_tree: bool = False) -> str:
+        """A call over some requests with so many queries each; what the error rule says of it."""
+        rng = self.rng
+        chosen = [rng.choice(self.requests) for _ in counts]
+        heads, dtype = self.group * self.kv_heads, dtype_of(self.dtype)
+        rows = (sum(counts),) if packed else (len(counts), counts[0])
+        q = self.numbers.standard_normal((*rows[:-1], heads, rows[-1], self.dim)).astype(dtype)
+        lengths = np.array([x.length for x in chosen], np.int32)
+        options = self.drawn_options(counts, rows, lengths, is_tree)
+        if packed:
+            options["cu_q"] = np.cumsum([0, *counts]).astype(np.int32)
+        problem = Problem(q, *self.dense(chosen), Options(kv_lengths=lengths, **options))
+        masks = options.pop("masks", ())
+        given = {"kv_lengths": lengths, **options, **self.table(chosen), **self.where}
+        given["layout"] = "hsd" if packed else "bhsd"
+        if packed and is_tree:  # at most 64 queries a request
+            given["max_q"] = max(counts)
+        if masks:
+            given["mask"] = masks
+        found = self.memory().attention_forward(q, *self.pools, **given)
+        oracle = consult(problem, self.dtype)
+        for name in ("o", "lse"):
+            verdict = judge(name, np.asarray(getattr(found, name)), oracle)
+            if not verdict.passed:
+                return f"FAULT {name}: {verdict.message} with {sorted(given)}"
+        return "attend"
+
+    def drawn_options(self, counts: list[int], rows: Any, lengths: Any, is_tree: bool) -> Any:
+        rng = self.rng
+        found: dict[str, Any] = {"causal": rng.random() < 0.6}
+        if rng.random() < 0.3:
+            found["window"] = (rng.randint(0, 40), 0 if found["causal"] else rng.randint(0, 9))
+        if rng.random() < 0.2:
+            found["softcap"] = 3.0
+        if rng.random() < 0.2:
+            found["alignment"] = rng.choice(ALIGNMENTS)
+        wide = np.float64 if self.dtype == "float64" else np.float32
+        if rng.random() < 0.2:
+            found["sinks"] = self.numbers.standard_normal(self.group * self.kv_heads).astype(wide)
+        if rng.random() < 0.2:
+            found["alibi_slopes"] = self.numbers.random(self.group * self.kv_heads).astype(wide)
+        if rng.random() < 0.2:
+            found["kv_start"] = (lengths * self.numbers.random(len(lengths))).astype(np.int32)
+        if rng.random() < 0.2:
+            found["positions"] = self.numbers.integers(0, MOST_KEYS, rows).astype(np.int64)
+        if is_tree:
+            words = self.numbers.integers(-(2**63), 2**63 - 1, rows, dtype=np.int64)
+            found["masks"] = (fulmen.masks.tree(words),)
+        return found
+
+    def dense(self, chosen: list[Request]) -> tuple[Any, Any]:
+        """Keys and values (request, kv_head, key, dim), zeros behind."""
+        longest = max(x.length for x in chosen)
+        k, v = (np.zeros((len(chosen), self.kv_heads, longest, dim), dtype_of(self.dtype))
+                for dim in (self.dim, self.dim_v))  # fmt: skip
+        for b, request in enumerate(chosen):
+            k[b, :, : request.length] = request.k.swapaxes(0, 1)
+            v[b, :, : request.length] = request.v.swapaxes(0, 1)
+        return k, v
+
+    def table(self, chosen: list[Request]) -> dict[str, Any]:
+        kind = self.rng.choice(("int32", "int64"))
+        rows = [np.array(x.pages, kind) for x in chosen]
+        if self.rng.random() < 0.3:
+            rows = [np.append(x, garbage(self.numbers, self.rng.randint(0, 2), kind)) for x in rows]
+            offsets = np.cumsum([0, *map(len, rows)]).astype(kind)
+            return {"page_table": np.concatenate(rows).astype(kind), "page_indptr": offsets,
+                    "max_kv": MOST_KEYS}  # fmt: skip
+        width = max(map(len, rows)) + self.rng.randint(0, 3)
+        table = garbage(self.numbers, (len(rows), max(width, 1)), kind)
+        for entries, pages in zip(table, rows):
+            entries[: len(pages)] = pages
+        return {"page_table": table}
+
+    def step(self) -> str:
+        """Something that a server does; FAULT and what it was, where a result is wrong."""
+        ways = {
+            self.begin: 2, self.append: 8, self.fork: 2, self.share: 2, self.cut: 2, self.free: 1,
+            self.decode: 6, self.draft: 3, self.chunk: 5,
+        }  # fmt: skip
+        return self.rng.choices(list(ways), list(ways.values()))[0]()
+
+
+def world(seed: int, arrays: str, implementation: str) -> World:
+    """A new one: of the same seed, the same."""
+
+    def memory() -> Any:
+        if arrays == "numpy":
+            return Host()
+        from fulmen.lab.cases.gpu_arrays import placed
+
+        return placed(arrays)
+
+    where = {"implementation": implementation}
+    made = World(random.Random(seed), np.random.default_rng(seed), memory, where)
+    made.begin()
+    return made
+
+
+STEPS_OF_A_WORLD = 60
+
+
+def faults(seed: int, steps: int, arrays: str, implementation: str) -> list[str]:
+    """What was wrong in so many steps, in worlds of 60 steps each."""
+    found: list[str] = []
+    for first in range(0, steps, STEPS_OF_A_WORLD):
+        own = seed + first // STEPS_OF_A_WORLD
+        made = world(own, arrays, implementation)
+        for number in range(min(STEPS_OF_A_WORLD, steps - first)):
+            said = made.step()
+            if said.startswith("FAULT"):
+                again = f"--seed {own} --steps {number + 1} --arrays {arrays}"
+                found.append(f"{said}: {again} --implementation {implementation}")
+    return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--steps", type=int, default=10_000)
+    parser.add_argument("--seed", type=int, default=random.randrange(10**6))
+    parser.add_argument("--arrays", default="numpy", help="numpy, torch, cupy, jax, emulated")
+    parser.add_argument("--implementation", default="auto")
+    asked = parser.parse_args()
+    write = sys.stdout.write
+    write(f"seed {asked.seed}\n")
+    found = faults(asked.seed, asked.steps, asked.arrays, asked.implementation)
+    write("".join(f"{line}\n" for line in found))
+    write(f"{asked.steps} steps, {len(found)} faults\n")
+    return int(bool(found))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
