@@ -70,8 +70,7 @@ def said_as() -> dict[str, str]:
 
 def test_attention_has_the_options_and_arrays_of_the_library() -> None:
     beside = {"device", "device_name"}  # of `plan` and `explain`
-    of_caches = {name for name in schema().inputs if schema().arrays[name]["forward_only"]}
-    named = {*schema().options, *schema().inputs} - {"q", "k", "v"} - beside - of_caches
+    named = {*schema().options, *schema().inputs} - {"q", "k", "v"} - beside
     expected = {said_as().get(name, name) for name in named} | {"layout", "stream"}
     assert set(keywords(fulmen.attention)) == expected | set(RESULT_KEYWORDS)
 

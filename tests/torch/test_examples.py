@@ -66,7 +66,7 @@ SERVED = {
 
 @pytest.mark.parametrize("name", SERVED)
 def test_a_server_gives_each_request_the_tokens_that_it_has_alone(name, capsys) -> None:
-    asked = ["--check", "--steps", "12", "--requests", "10", "--new", "10", "--longest", "40"]
+    asked = ["--check", "--steps", "6", "--requests", "10", "--new", "10", "--longest", "40"]
     assert loaded("serve/serve.py").main([*asked, *SERVED[name]]) == 0
     said = capsys.readouterr().out
     assert "0 of 10 requests differ" in said
