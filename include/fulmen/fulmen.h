@@ -9,7 +9,7 @@
  *   3  The problem             fulmen_problem (options), fulmen_tensors (arrays)
  *   4  Simple call             fulmen_attention, fulmen_attention_backward
  *   5  Plan once, run often    fulmen_plan_create, fulmen_forward, fulmen_backward
- *   6  Beside attention        fulmen_merge, fulmen_dense_mask
+ *   6  Beside attention        fulmen_merge, fulmen_append_kv, fulmen_rotary, fulmen_dense_mask
  *   7  Explanations            fulmen_explain, fulmen_build_info, fulmen_gpu_info, fulmen_schema
  *   8  GPUs                    fulmen_device_faults, fulmen_bundle_write, fulmen_cache_clear
  *   9  Everything owned        fulmen_set_log, fulmen_set_num_threads, fulmen_set_parallel_for
@@ -385,6 +385,83 @@ FULMEN_API fulmen_status fulmen_merge(const fulmen_merge_part* parts, size_t num
                                       const fulmen_tensor* sinks, const fulmen_tensor* o,
                                       const fulmen_tensor* lse, void* stream);
 
+/* New rows for caches of keys and values. fulmen_append_init sets all arrays absent.
+ *
+ * A cache is a pool of pages: row r of page p, (.., p, kv_head, r, dim), is slot p * page_size + r,
+ * page_size being the extent of the row axis (any, from 1). Pools have any strides, those of k and
+ * v apart: pages outermost or heads, k and v in one pool or in two. A contiguous cache is a pool
+ * with one page an entry.
+ *
+ * k and v are (batch, kv_head, row, dim), or packed: (kv_head, total rows, dim) with cu_new, by
+ * which sequence b owns rows cu_new[b] .. cu_new[b + 1] - 1; rows outside are left alone. `row`
+ * below is the row axis of k, also where packed.
+ *
+ * Where row i of request b goes, one of two:
+ *   slots: slots[b, i]; -1: the row is skipped
+ *   page_table: to place p = kv_lengths[b] + i of the request, which is row p % page_size of page
+ *     page_table[b, p / page_size]. With page_indptr the table is of rank 1, and request b has
+ *     entries page_indptr[b] .. page_indptr[b + 1] - 1 of it. kv_lengths count what the cache holds
+ *     before the call; who attends afterwards passes the new lengths.
+ *
+ * Rotary embedding (Su et al., RoFormer, 2021, section 3.4.2), where cos and sin are given: of row
+ * i at position t = positions[b, i], by default kv_lengths[b] + i, each pair (x0, x1) of the first
+ * rotary_dim = 2 * (columns of cos) elements of a head of k and q becomes
+ *
+ *   (x0 cos[t, j] - x1 sin[t, j], x1 cos[t, j] + x0 sin[t, j])
+ *
+ * computed in float32 (float64 for float64) and rounded once. Pair j is elements j and
+ * j + rotary_dim / 2, or 2 j and 2 j + 1 where interleaved is 1. Elements from rotary_dim on are
+ * copied; v never rotates. Tables hold any rule of frequencies; they are the caller's. q is written
+ * to q_out, which may be q itself; its row needs a position only, and is written whatever its slot.
+ *
+ * What does not rotate has the same bits in the cache. Two rows of a call may not have one slot: of
+ * such rows the cache then has elements of either.
+ *
+ * In host memory contents of slots, positions, lengths, tables and offsets are checked before
+ * anything is written. On a GPU the row of an entry that is out of range is not written and a fault
+ * is recorded: FULMEN_FAULT_SLOTS (a slot, or a row beyond the pages of its request),
+ * FULMEN_FAULT_PAGES (a page), FULMEN_FAULT_POSITIONS, FULMEN_FAULT_KV_LENGTHS, and
+ * FULMEN_FAULT_KV_OFFSETS (cu_new, page_indptr: the request counts as empty; where cu_new
+ * decreases, rows of other requests may be left out too). */
+typedef struct fulmen_append {
+  size_t struct_size;
+
+  fulmen_tensor k_cache; /* (page, kv_head, row of the page, dim_qk): written; the dtype of k */
+  fulmen_tensor v_cache; /* (page, kv_head, row of the page, dim_v): written; the dtype of k */
+
+  fulmen_tensor k;      /* (batch, kv_head, row, dim_qk); a floating-point type T */
+  fulmen_tensor v;      /* (batch, kv_head, row, dim_v); T */
+  fulmen_tensor cu_new; /* (batch + 1) int32 or int64: k, v, q are packed, without a batch axis */
+  fulmen_tensor slots;  /* (batch, row), packed (row); int32 or int64 */
+  fulmen_tensor page_table;  /* (batch, page of the request), or (entry); int32 or int64 */
+  fulmen_tensor page_indptr; /* (batch + 1) int32 or int64 */
+  fulmen_tensor kv_lengths;  /* (batch) int32 or int64 */
+
+  fulmen_tensor positions; /* (row) for all requests or (batch, row); int32 or int64 */
+  fulmen_tensor cos;       /* (position, rotary_dim / 2); T, float32, or with float64 k float64 */
+  fulmen_tensor sin;       /* as cos, of its dtype */
+  fulmen_tensor q;         /* (batch, head, row, dim_qk); T; optional, with cos and sin */
+  fulmen_tensor q_out;     /* as q: written; may be q */
+
+  int32_t interleaved; /* 0 (default): pairs (j, j + rotary_dim / 2); 1: (2 j, 2 j + 1) */
+} fulmen_append;
+
+FULMEN_API void fulmen_append_init_sized(fulmen_append* append, size_t struct_size);
+static inline void fulmen_append_init(fulmen_append* append) { /* all absent */
+  fulmen_append_init_sized(append, sizeof(fulmen_append));
+}
+
+/* Runs where k_cache is: with all arrays in the memory of one GPU there, on the stream (NULL: its
+ * default stream), in one kernel that allocates nothing and waits for nothing; NULL on the CPU.
+ * Outputs overlap no other array, but q_out may be q. */
+FULMEN_API fulmen_status fulmen_append_kv(const fulmen_append* append, void* stream);
+
+/* The same rotation alone: x (batch, head, row, dim) into out, which may be x. positions: as above,
+ * or absent: row i is at position i. Its gradient is the rotation by -sin. Runs where x is. */
+FULMEN_API fulmen_status fulmen_rotary(const fulmen_tensor* x, const fulmen_tensor* positions,
+                                       const fulmen_tensor* cos, const fulmen_tensor* sin,
+                                       int32_t interleaved, const fulmen_tensor* out, void* stream);
+
 /* The boolean matrix that the options mean: the definition of their combination. Computed on the
  * CPU, from the extents of q, k and page_table and the contents of the arrays that mask (mask,
  * bias, lengths, offsets, ids, kv_start, positions, tree), which are in host memory. visible:
@@ -431,7 +508,7 @@ FULMEN_API fulmen_status fulmen_build_info(char* buffer, size_t capacity, size_t
 
 /* What this header holds, for bindings, as one JSON object:
  * {"version", "problem": the bytes that fulmen_problem_init writes, as hexadecimal digits,
- *  "sizes": {"problem", "tensors", "tensor", "merge_part"}: of the structs, in bytes,
+ *  "sizes": {"problem", "tensors", "tensor", "merge_part", "append"}: of the structs, in bytes,
  *  "options": [{"name", "type": "float64", "int32", "int64", "uint64" or "text", "offset", "bytes",
  *    "default": null for NaN and NULL, "kind": "real", "flag" (0 or 1), "choice", "limit" (-1:
  *    none), "count", "word" (unsigned), "index" (-1: none) or "text",
@@ -478,8 +555,10 @@ enum {
   FULMEN_FAULT_KV_OFFSETS = 2,
   FULMEN_FAULT_Q_LENGTHS = 4,
   FULMEN_FAULT_KV_LENGTHS = 8,
-  FULMEN_FAULT_RNG = 16,  /* an rng offset outside 32 bits */
-  FULMEN_FAULT_PAGES = 32 /* an id in page_table that names no page of k and v */
+  FULMEN_FAULT_RNG = 16,       /* an rng offset outside 32 bits */
+  FULMEN_FAULT_PAGES = 32,     /* an id in page_table that names no page of k and v */
+  FULMEN_FAULT_SLOTS = 64,     /* a slot of an append outside the cache or the request's pages */
+  FULMEN_FAULT_POSITIONS = 128 /* a position outside the tables of a rotary embedding */
 };
 
 /* The faults that runs on a device recorded since the last such call, which clears them. Waits for

@@ -313,6 +313,45 @@ inline void merge(std::span<const MergePart> parts, const Tensor& o, const Tenso
   check(fulmen_merge(all.data(), all.size(), &sinks, &o, &lse, stream));
 }
 
+// As fulmen_append: arrays that are left out are absent.
+struct Append {
+  Tensor k_cache{}, v_cache{}, k{}, v{}, cu_new{}, slots{}, page_table{}, page_indptr{},
+      kv_lengths{}, positions{}, cos{}, sin{}, q{}, q_out{};
+  bool interleaved = false;
+
+  fulmen_append c() const {
+    fulmen_append made;
+    fulmen_append_init(&made);
+    made.k_cache = k_cache;
+    made.v_cache = v_cache;
+    made.k = k;
+    made.v = v;
+    made.cu_new = cu_new;
+    made.slots = slots;
+    made.page_table = page_table;
+    made.page_indptr = page_indptr;
+    made.kv_lengths = kv_lengths;
+    made.positions = positions;
+    made.cos = cos;
+    made.sin = sin;
+    made.q = q;
+    made.q_out = q_out;
+    made.interleaved = interleaved ? 1 : 0;
+    return made;
+  }
+};
+
+inline void append_kv(const Append& append, void* stream = nullptr) {
+  const fulmen_append made = append.c();
+  check(fulmen_append_kv(&made, stream));
+}
+
+// positions absent: row i is at position i. out may be x.
+inline void rotary(const Tensor& x, const Tensor& positions, const Tensor& cos, const Tensor& sin,
+                   bool interleaved, const Tensor& out, void* stream = nullptr) {
+  check(fulmen_rotary(&x, &positions, &cos, &sin, interleaved ? 1 : 0, &out, stream));
+}
+
 inline void dense_mask(const Problem& problem, const Tensors& tensors, const Tensor& visible) {
   const fulmen_problem p = problem.c();
   const fulmen_tensors t = tensors.c();

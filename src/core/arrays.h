@@ -31,15 +31,22 @@ enum class Axis : u8 {
   kMaskQRow,  // q_row; packed: rows of one sequence
   kMaskKvRow,
   kTableEntry,  // of a page table
+  kCachePage,   // pages of the pools of an append
+  kCacheRow,    // rows of a page
+  kNewRow,      // rows of an append
+  kPosition,    // rows of cos and sin
+  kRotaryPair,  // half of what rotates
   kCount
 };
 
 inline constexpr int kNumAxes = static_cast<int>(Axis::kCount);
 
 constexpr const char* name(Axis axis) {
-  constexpr const char* kNames[] = {"batch",     "head",   "kv_head", "q_row", "batch", "kv_row",
-                                    "batch",     "kv_row", "dim_qk",  "dim_v", "pair",  "batch",
-                                    "batch + 1", "q_row",  "kv_row",  "page"};
+  constexpr const char* kNames[] = {
+      "batch",     "head",     "kv_head",       "q_row", "batch", "kv_row",
+      "batch",     "kv_row",   "dim_qk",        "dim_v", "pair",  "batch",
+      "batch + 1", "q_row",    "kv_row",        "page",  "page",  "row of the page",
+      "row",       "position", "rotary_dim / 2"};
   static_assert(sizeof(kNames) / sizeof(kNames[0]) == kNumAxes);
   return kNames[static_cast<int>(axis)];
 }

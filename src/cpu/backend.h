@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "core/append.h"
 #include "core/problem.h"
 #include "core/validate.h"
 #include "plan/plan.h"
@@ -44,5 +45,10 @@ std::vector<const char*> built_isas();
 // Writes every row of o and, where present, lse. Sums in float64. problem: of validate_merge, its
 // arrays in host memory. Rows are shared among the threads of the pool.
 void merge(const MergeProblem& problem);
+
+// Writes the rows of an append into its caches and rotates, or rotates alone. problem: of
+// validate_append, its arrays in host memory. Checks their contents first: throws Error with
+// nothing written. Rows are shared among the threads of the pool.
+void append(const AppendProblem& problem);
 
 }  // namespace fulmen::cpu

@@ -4,16 +4,20 @@
 // What the GPU backend offers to the C ABI: plan a request, run a plan, do both at once. Requests
 // have their device resolved (driver/device.h). Streams are void*, as in fulmen.h. Thread safe.
 //
-// And fulmen_merge of arrays on a GPU: one small kernel, compiled and kept as all others are.
+// And fulmen_merge, fulmen_append_kv and fulmen_rotary of arrays on a GPU: one small kernel each,
+// compiled and kept as all others are.
 #pragma once
 
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "core/append.h"
 #include "core/validate.h"
 #include "gpu/implementations.h"
 #include "gpu/jit/kernel_spec.h"
+#include "kernels/append/config.h"
+#include "kernels/append/params.h"
 #include "kernels/merge/params.h"
 
 namespace fulmen::gpu {
@@ -51,5 +55,18 @@ MergeParams merge_params(const MergeProblem& problem);
 
 // The kernel for arithmetic in float32 and in float64: what CI compiles.
 std::vector<KernelSpec> merge_specs();
+
+// Likewise of an append or a rotary embedding. problem: of validate_append.
+int device_of(const AppendProblem& problem);
+void append(const AppendProblem& problem, int ordinal, void* stream);
+
+// Which of the kernels it takes, and what that is launched with; its blocks.
+AppendConfig append_config(const AppendProblem& problem);
+AppendParams append_params(const AppendProblem& problem, const AppendConfig& config,
+                           u32* faults = nullptr);
+i64 num_blocks(const AppendParams& params);
+
+// One kernel of each dtype and rotation, in vectors and one element at a time.
+std::vector<KernelSpec> append_specs();
 
 }  // namespace fulmen::gpu

@@ -277,6 +277,52 @@ TEST(SimpleCall, MergeRunsOneKernelWhereItsArraysAre) {
   EXPECT_EQ(seen.config.grid_x, 2u * 4 * 96 / 4);
 }
 
+// 4 new rows of 4 heads of 64 numbers, into 96 pages of 2 rows.
+fulmen_append append_of(DeviceCall& call, int ordinal) {
+  fulmen_append append;
+  fulmen_append_init(&append);
+  append.k_cache = call.add(&fulmen_tensors::dk, FULMEN_FLOAT16, {96, 4, 2, 64}, ordinal);
+  append.v_cache = call.add(&fulmen_tensors::dv, FULMEN_FLOAT16, {96, 4, 2, 64}, ordinal);
+  append.k = call.add(&fulmen_tensors::k, FULMEN_FLOAT16, {4, 4, 1, 64}, ordinal);
+  append.v = call.add(&fulmen_tensors::v, FULMEN_FLOAT16, {4, 4, 1, 64}, ordinal);
+  append.slots = call.add(&fulmen_tensors::q_ids, FULMEN_INT64, {4, 1}, ordinal);
+  return append;
+}
+
+TEST(SimpleCall, AppendRunsOneKernelWhereItsArraysAre) {
+  DeviceCall call(1);
+  fulmen_append append = append_of(call, 1);
+  const int before = num_launches();
+  ASSERT_EQ(fulmen_append_kv(&append, nullptr), FULMEN_OK) << fulmen_last_error();
+  ASSERT_EQ(num_launches(), before + 1);
+  EXPECT_TRUE(is_kernel(last_launch(), "append_float16")) << last_launch().kernel;
+  EXPECT_EQ(last_launch().device, 1);
+  append.k.data = static_cast<char*>(append.k.data) + 2;  // no multiple of 16
+  ASSERT_EQ(fulmen_append_kv(&append, nullptr), FULMEN_OK) << fulmen_last_error();
+  EXPECT_TRUE(is_kernel(last_launch(), "append_float16_elements")) << last_launch().kernel;
+  const fulmen_tensor table = call.add(&fulmen_tensors::mask, FULMEN_FLOAT32, {8, 32}, 1);
+  const fulmen_tensor sine = call.add(&fulmen_tensors::bias, FULMEN_FLOAT32, {8, 32}, 1);
+  ASSERT_EQ(fulmen_rotary(&append.v, nullptr, &table, &sine, 1, &append.v, nullptr), FULMEN_OK)
+      << fulmen_last_error();
+  EXPECT_TRUE(is_kernel(last_launch(), "append_float16_interleaved_table_float32"))
+      << last_launch().kernel;
+  EXPECT_EQ(num_launches(), before + 3);
+}
+
+TEST(SimpleCall, AppendOfArraysInTwoPlacesIsRefused) {
+  DeviceCall call;
+  fulmen_append append = append_of(call, 0);
+  std::vector<char> host(1 << 16);
+  fulmen_tensor k = append.k;
+  append.k.data = host.data();
+  expect_refused(fulmen_append_kv(&append, nullptr), FULMEN_ERROR_ARGUMENT,
+                 {"k is in ordinary host memory"});
+  append.k = k;
+  append.k_cache.data = host.data();
+  expect_refused(fulmen_append_kv(&append, nullptr), FULMEN_ERROR_UNSUPPORTED,
+                 {"fulmen_append_kv", "v_cache", "copy it"});
+}
+
 TEST(SimpleCall, MisalignedArraysGoToAnImplementationThatTakesThem) {
   DeviceCall call(0, FULMEN_BFLOAT16);
   ASSERT_EQ(call.forward(), FULMEN_OK) << fulmen_last_error();

@@ -12,6 +12,7 @@
 namespace {
 
 using testing::Each;
+using testing::ElementsAre;
 using testing::HasSubstr;
 
 constexpr std::int64_t kRows = 3, kKeys = 4, kDim = 2;
@@ -158,6 +159,24 @@ TEST(Veneer, MergeAndDenseMask) {
   fulmen::merge(parts, fulmen::tensor(o, {kRows, kDim}), fulmen::tensor(lse, {kRows}));
   EXPECT_EQ(o, a.o);
   EXPECT_THAT(lse, Each(testing::FloatNear(std::log(8.0f), 1e-6f)));
+
+  float cache[2][1][2][2] = {}, values[2][1][2][2] = {}, turned[2] = {};
+  float row[2] = {1, 2}, cosine[1] = {0}, sine[1] = {1};
+  std::int32_t slot[1] = {3}, position[1] = {0};
+  const fulmen::Tensor cos = fulmen::tensor(cosine, {1, 1}), sin = fulmen::tensor(sine, {1, 1});
+  fulmen::append_kv(
+      {.k_cache = fulmen::tensor(&cache[0][0][0][0], fulmen::DType::kFloat32, {2, 1, 2, 2}),
+       .v_cache = fulmen::tensor(&values[0][0][0][0], fulmen::DType::kFloat32, {2, 1, 2, 2}),
+       .k = fulmen::tensor(row, {1, 2}),
+       .v = fulmen::tensor(row, {1, 2}),
+       .slots = fulmen::tensor(slot, fulmen::DType::kInt32, {1}),
+       .positions = fulmen::tensor(position, fulmen::DType::kInt32, {1}),
+       .cos = cos,
+       .sin = sin});
+  EXPECT_THAT(cache[1][0][1], ElementsAre(-2, 1));
+  EXPECT_THAT(values[1][0][1], ElementsAre(1, 2));
+  fulmen::rotary(fulmen::tensor(row, {1, 2}), {}, cos, sin, true, fulmen::tensor(turned, {1, 2}));
+  EXPECT_THAT(turned, ElementsAre(-2, 1));
 
   bool visible[kRows][kKeys];
   fulmen::dense_mask({.causal = true}, a.tensors(),

@@ -26,6 +26,8 @@ enum Fault : u32 {
   kFaultKvLengths = 8,
   kFaultRng = 16,
   kFaultPages = 32,
+  kFaultSlots = 64,
+  kFaultPositions = 128,
 };
 
 // One batch entry: where its rows start in the arrays, how many there are, and how many count.

@@ -157,6 +157,8 @@ TEST(CompileKernels, Naive) { expect_compile({{naive_specs(), 5}}); }
 
 TEST(CompileKernels, Merge) { expect_compile({{{merge_specs()}, 3}}); }
 
+TEST(CompileKernels, Append) { expect_compile({{{append_specs()}, 1}}); }
+
 // Tiles for the least shared memory of the architectures, so that one list serves all.
 TEST(CompileKernels, Simt) { expect_compile({{simt_specs(64 * 1024), 6}}); }
 

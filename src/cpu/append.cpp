@@ -1,0 +1,149 @@
+// SPDX-FileCopyrightText: fulmen contributors
+// SPDX-License-Identifier: Apache-2.0
+//
+// New rows of keys and values into caches, row by row: pairs of the first rotary_dim elements
+// rotate in float32 (float64 for float64) and are rounded once, all others are copied as they are.
+// A pair is read before it is written, so that q may be rotated in place.
+
+#include "core/append.h"
+
+#include <cstring>
+
+#include "cpu/backend.h"
+#include "cpu/thread_pool.h"
+
+namespace fulmen::cpu {
+namespace {
+
+constexpr i64 kRowsPerTask = 16;  // enough work to claim a task for, few enough to share
+
+// `count` elements that lie one stride apart.
+struct Elements {
+  char* data;
+  i64 stride_bytes;
+  i64 count;
+
+  char* at(i64 index) const { return data + index * stride_bytes; }
+};
+
+Elements elements_of(const Tensor& tensor, i64 a, i64 b, i64 c) {
+  return {tensor.address(a, b, c, 0), tensor.strides[3] * size_bytes(tensor.dtype),
+          tensor.shape[3]};
+}
+
+template <class T>
+void copy_each(const Elements& from, const Elements& to, i64 begin) {
+  for (i64 d = begin; d < from.count; ++d) store_bytes(to.at(d), load_bytes<T>(from.at(d)));
+}
+
+// Elements from `begin` on, bit by bit.
+void copy(const Elements& from, const Elements& to, i64 begin, i64 size) {
+  if (from.data == to.data || begin == from.count) return;  // in place
+  if (from.stride_bytes == size && to.stride_bytes == size) {
+    std::memcpy(to.at(begin), from.at(begin), static_cast<size_t>((from.count - begin) * size));
+  } else if (size == 8) {
+    copy_each<u64>(from, to, begin);
+  } else if (size == 4) {
+    copy_each<u32>(from, to, begin);
+  } else {
+    copy_each<u16>(from, to, begin);
+  }
+}
+
+struct Float64 {
+  using Real = double;
+  using Type = double;
+  static Real widen(Type x) { return x; }
+  static Type narrow(Real x) { return x; }
+};
+struct Float32 {
+  using Real = float;
+  using Type = float;
+  static Real widen(Type x) { return x; }
+  static Type narrow(Real x) { return x; }
+};
+struct Float16 {
+  using Real = float;
+  using Type = f16;
+  static Real widen(Type x) { return to_float(x); }
+  static Type narrow(Real x) { return to_f16(x); }
+};
+struct BFloat16 {
+  using Real = float;
+  using Type = bf16;
+  static Real widen(Type x) { return to_float(x); }
+  static Type narrow(Real x) { return to_bf16(x); }
+};
+
+// (x0, x1) = (x0 cos - x1 sin, x1 cos + x0 sin)
+template <class Element>
+void rotate_pairs(const AppendProblem& problem, const Elements& from, const Elements& to,
+                  i64 position) {
+  using Real = typename Element::Real;
+  using Type = typename Element::Type;
+  const i64 pairs = problem.cos.shape[3];
+  for (i64 j = 0; j < pairs; ++j) {
+    const i64 first = problem.interleaved ? 2 * j : j;
+    const i64 second = problem.interleaved ? 2 * j + 1 : j + pairs;
+    const Real cos = static_cast<Real>(problem.cos.real(0, 0, position, j));
+    const Real sin = static_cast<Real>(problem.sin.real(0, 0, position, j));
+    const Real x0 = Element::widen(load_bytes<Type>(from.at(first)));
+    const Real x1 = Element::widen(load_bytes<Type>(from.at(second)));
+    store_bytes(to.at(first), Element::narrow(x0 * cos - x1 * sin));
+    store_bytes(to.at(second), Element::narrow(x1 * cos + x0 * sin));
+  }
+}
+
+void rotate(const AppendProblem& problem, const Elements& from, const Elements& to, i64 position) {
+  switch (problem.dtype) {
+    case DType::kFloat64:
+      return rotate_pairs<Float64>(problem, from, to, position);
+    case DType::kFloat32:
+      return rotate_pairs<Float32>(problem, from, to, position);
+    case DType::kFloat16:
+      return rotate_pairs<Float16>(problem, from, to, position);
+    default:
+      return rotate_pairs<BFloat16>(problem, from, to, position);
+  }
+}
+
+// position < 0: nothing rotates.
+void write(const AppendProblem& problem, const Elements& from, const Elements& to, i64 position) {
+  if (position >= 0) rotate(problem, from, to, position);
+  copy(from, to, position >= 0 ? problem.rotary_dim() : 0, size_bytes(problem.dtype));
+}
+
+void append_row(const AppendProblem& problem, i64 sequence, i64 row) {
+  const AppendRequest request = request_of(problem, sequence);
+  if (row < request.begin || row >= request.end) return;  // past the last offset
+  const AppendRow to = row_of(problem, request, sequence, row);
+  const i64 batch = problem.cu_new.present() ? 0 : sequence;
+  for (i64 head = 0; to.page >= 0 && head < problem.kv_heads; ++head) {
+    write(problem, elements_of(problem.k, batch, head, row),
+          elements_of(problem.k_cache, to.page, head, to.page_row), to.position);
+    write(problem, elements_of(problem.v, batch, head, row),
+          elements_of(problem.v_cache, to.page, head, to.page_row), -1);
+  }
+  for (i64 head = 0; problem.q.present() && head < problem.heads; ++head) {
+    write(problem, elements_of(problem.q, batch, head, row),
+          elements_of(problem.q_out, batch, head, row), to.position);
+  }
+}
+
+}  // namespace
+
+void append(const AppendProblem& problem) {
+  check_contents(problem);
+  const i64 rows = problem.extents.rows;
+  const i64 all_rows = problem.batch * rows;
+  for_each_task(num_threads(), ceil_div(all_rows, kRowsPerTask), [&](int, i64 task) {
+    const i64 end = min((task + 1) * kRowsPerTask, all_rows);
+    for (i64 number = task * kRowsPerTask; number < end; ++number) {
+      const i64 row = number % rows;
+      const bool packed = problem.cu_new.present();
+      append_row(problem, packed ? find_sequence(problem, row) : number / rows, row);
+    }
+  });
+}
+
+}  // namespace fulmen::cpu

@@ -1,0 +1,172 @@
+// SPDX-FileCopyrightText: fulmen contributors
+// SPDX-License-Identifier: Apache-2.0
+//
+// From a checked append to a launch: which kernel, how its work divides, how many blocks.
+
+#include <iterator>
+#include <map>
+#include <mutex>
+#include <tuple>
+
+#include "gpu/backend.h"
+#include "gpu/driver/device.h"
+#include "gpu/driver/launch.h"
+#include "gpu/jit/kernel_spec.h"
+#include "gpu/jit/module.h"
+#include "gpu/params.h"
+
+namespace fulmen::gpu {
+namespace {
+
+// Pieces of a block: some for each thread, so that few blocks find out where few rows go.
+constexpr i64 kPiecesOfBlock = 1024;
+
+KernelSpec append_spec(const AppendConfig& config) {
+  constexpr const char* kRotations[] = {"", "_halves", "_interleaved"};
+  const bool has_table = config.rotation != Rotation::kNone && config.table != config.dtype;
+  const std::string distinction = sentence(
+      name(config.dtype), kRotations[static_cast<int>(config.rotation)],
+      has_table ? sentence("_table_", name(config.table)) : "", config.vectors ? "" : "_elements");
+  KernelSpec spec = spec_of<AppendParams>("append/append", "append", distinction, config);
+  spec.num_threads = config.num_threads;
+  spec.shared_bytes = kAppendSharedBytes;
+  return spec;
+}
+
+bool is_in_vectors(const Tensor& tensor) {
+  if (!tensor.present()) return true;
+  const i64 size = size_bytes(tensor.dtype);
+  i64 bits = static_cast<i64>(reinterpret_cast<u64>(tensor.data));
+  for (int axis = 0; axis < 3; ++axis) bits |= tensor.strides[axis] * size;
+  return tensor.strides[3] == 1 && bits % 16 == 0;
+}
+
+bool fits_vectors(const AppendProblem& problem) {
+  const i64 lanes = 16 / size_bytes(problem.dtype);
+  const i64 rotated = problem.interleaved ? problem.rotary_dim() : problem.rotary_dim() / 2;
+  if (problem.dim_qk % lanes != 0 || problem.dim_v % lanes != 0 || rotated % lanes != 0)
+    return false;
+  for (const auto member :
+       {&AppendProblem::k_cache, &AppendProblem::v_cache, &AppendProblem::k, &AppendProblem::v,
+        &AppendProblem::cos, &AppendProblem::sin, &AppendProblem::q, &AppendProblem::q_out}) {
+    if (!is_in_vectors(problem.*member)) return false;
+  }
+  return true;
+}
+
+// Loaded kernels live as long as the process, so each is looked up once.
+const LoadedKernel& kernel_for(const Device& device, const AppendConfig& config) {
+  using Key = std::tuple<const Device*, DType, DType, Rotation, bool>;
+  static std::mutex mutex;
+  static std::map<Key, const LoadedKernel*> kernels;
+  const std::lock_guard lock(mutex);
+  const LoadedKernel*& kernel =
+      kernels[{&device, config.dtype, config.table, config.rotation, config.vectors}];
+  if (kernel == nullptr) kernel = &prepare(device, append_spec(config));
+  return *kernel;
+}
+
+i32 checked_pieces(i64 pieces) {
+  if (pieces <= kMaxExtent) return static_cast<i32>(pieces);
+  throw Error(Status::kUnsupported,
+              sentence("a row of k, v and q has ", pieces, " pieces; on a GPU at most ", kMaxExtent,
+                       " are moved by one kernel: append fewer heads a call"));
+}
+
+}  // namespace
+
+AppendConfig append_config(const AppendProblem& problem) {
+  AppendConfig config;
+  config.dtype = problem.dtype;
+  config.table = problem.rotates() ? problem.cos.dtype : problem.dtype;
+  config.rotation = !problem.rotates()    ? Rotation::kNone
+                    : problem.interleaved ? Rotation::kInterleaved
+                                          : Rotation::kHalves;
+  config.vectors = fits_vectors(problem);
+  return config;
+}
+
+AppendParams append_params(const AppendProblem& problem, const AppendConfig& config, u32* faults) {
+  const auto view = [&problem](Tensor AppendProblem::* member) { return view_of(problem.*member); };
+  AppendParams params{};
+  params.k_cache = view(&AppendProblem::k_cache);
+  params.v_cache = view(&AppendProblem::v_cache);
+  params.k = view(&AppendProblem::k);
+  params.v = view(&AppendProblem::v);
+  params.cu_new = view(&AppendProblem::cu_new);
+  params.slots = view(&AppendProblem::slots);
+  params.page_table = view(&AppendProblem::page_table);
+  params.page_indptr = view(&AppendProblem::page_indptr);
+  params.kv_lengths = view(&AppendProblem::kv_lengths);
+  params.positions = view(&AppendProblem::positions);
+  params.cos = view(&AppendProblem::cos);
+  params.sin = view(&AppendProblem::sin);
+  params.q = view(&AppendProblem::q);
+  params.q_out = view(&AppendProblem::q_out);
+  params.extents = problem.extents;
+  params.all_rows = problem.batch * problem.extents.rows;
+  const bool in_one_run = config.rotation == Rotation::kInterleaved && config.lanes() > 1;
+  const i64 rotary_dim = problem.rotary_dim();
+  const i64 rotated = (in_one_run ? rotary_dim : rotary_dim / 2) / config.lanes();
+  const i64 of_head =
+      problem.dim_qk / config.lanes() - (in_one_run ? 0 : rotary_dim / 2 / config.lanes());
+  const i64 of_v_head = problem.dim_v / config.lanes();
+  const i64 kv_pieces = problem.kv_heads * (of_head + of_v_head);
+  params.pieces = checked_pieces(kv_pieces + problem.heads * of_head);
+  params.kv_pieces = static_cast<i32>(kv_pieces);
+  params.k_pieces = static_cast<i32>(problem.kv_heads * of_head);
+  params.pieces_of_head = static_cast<i32>(of_head);
+  params.pieces_of_v_head = static_cast<i32>(of_v_head);
+  params.rotated_of_head = static_cast<i32>(rotated);
+  params.rotary_dim = static_cast<i32>(rotary_dim);
+  params.rows_of_block =
+      static_cast<i32>(clamp<i64>(kPiecesOfBlock / max(params.pieces, 1), 1, kMaxAppendRows));
+  params.faults = faults;
+  return params;
+}
+
+i64 num_blocks(const AppendParams& params) {
+  return ceil_div(params.all_rows, params.rows_of_block);
+}
+
+int device_of(const AppendProblem& problem) {
+  for (const AppendArray& array : kAppendArrays) {
+    const Tensor& tensor = problem.*array.member;
+    if (!tensor.present() || tensor.empty()) continue;
+    const MemorySpace space = memory_space_of(tensor.data);
+    return space.kind == MemorySpace::kDevice ? space.device : -1;
+  }
+  return -1;
+}
+
+void append(const AppendProblem& problem, int ordinal, void* stream) {
+  const Device& device = fulmen::gpu::device(ordinal);
+  device.driver().check_not_forked();
+  for (const AppendArray& array : kAppendArrays) {
+    const Tensor& tensor = problem.*array.member;
+    if (!tensor.present() || tensor.empty()) continue;
+    check_pointer(device, tensor.data, name(array, problem.has_caches()));
+  }
+  const AppendConfig config = append_config(problem);
+  const AppendParams params = append_params(problem, config, device.faults());
+  const LoadedKernel& kernel = kernel_for(device, config);
+  launch(kernel, {num_blocks(params)}, &params, static_cast<CUstream>(stream));
+  device.log_faults();
+}
+
+std::vector<KernelSpec> append_specs() {
+  std::vector<KernelSpec> specs;
+  for (size_t number = 1; number < std::size(kDTypeNames); ++number) {
+    const DType dtype = static_cast<DType>(number);
+    if (!is_float(dtype)) continue;
+    for (const Rotation rotation : {Rotation::kNone, Rotation::kHalves, Rotation::kInterleaved}) {
+      for (const bool vectors : {true, false}) {
+        const DType table = rotation == Rotation::kHalves ? DType::kFloat32 : dtype;
+        specs.push_back(append_spec({dtype, table, rotation, vectors}));
+      }
+    }
+  }
+  return specs;
+}
+
+}  // namespace fulmen::gpu

@@ -1,0 +1,175 @@
+// SPDX-FileCopyrightText: fulmen contributors
+// SPDX-License-Identifier: Apache-2.0
+//
+// New rows of keys and values into paged caches, and the rotary embedding of k and q. A block has
+// some rows; where each goes is found once (rows.cuh), then its threads walk the pieces of all of
+// them: side by side along the head dimension, then heads, then k, v and q. A thread has several
+// pieces in registers before it writes the first, so that enough bytes are on their way; it reads
+// all that it writes, so that q may be rotated in place.
+#pragma once
+
+#include "kernels/append/config.h"
+#include "kernels/append/rows.cuh"
+#include "kernels/ptx/math.cuh"
+#include "kernels/ptx/memory.cuh"
+
+namespace fulmen {
+
+constexpr i32 kPiecesInFlight = 2;  // of a thread
+
+// N elements that lie side by side, or one. As bits: what does not rotate is never converted.
+template <class T, i32 kCount>
+struct Run {
+  static constexpr i32 kVectors = kCount * static_cast<i32>(sizeof(T)) / 16;
+  static constexpr bool kIsWhole = kVectors * 16 == kCount * static_cast<i32>(sizeof(T));
+  T element[kCount];
+};
+
+template <class T, i32 kCount>
+void load_run(Run<T, kCount>& run, const u8* address) {
+  if constexpr (Run<T, kCount>::kIsWhole && kCount > 1) {
+    struct Vectors {
+      ptx::U32x4 vector[Run<T, kCount>::kVectors];
+    } all;
+    for (i32 i = 0; i < Run<T, kCount>::kVectors; ++i) {
+      all.vector[i] = ptx::load_global_x4(reinterpret_cast<const u16*>(address) + 8 * i);
+    }
+    run = __builtin_bit_cast(Run<T, kCount>, all);
+  } else {
+    for (i32 i = 0; i < kCount; ++i) run.element[i] = load_element<T>(address + i * sizeof(T));
+  }
+}
+
+template <class T, i32 kCount>
+void store_run(const Run<T, kCount>& run, u8* address) {
+  if constexpr (Run<T, kCount>::kIsWhole && kCount > 1) {
+    ptx::store_global_x4(reinterpret_cast<u16*>(address), __builtin_bit_cast(ptx::U32x4, run));
+  } else {
+    for (i32 i = 0; i < kCount; ++i) store_element(address + i * sizeof(T), run.element[i]);
+  }
+}
+
+inline double narrow(double x, double) { return x; }
+inline float narrow(float x, float) { return x; }
+inline f16 narrow(float x, f16) { return to_f16(x); }
+inline bf16 narrow(float x, bf16) { return to_bf16(x); }
+
+// (x0, x1) = (x0 cos - x1 sin, x1 cos + x0 sin), no product contracted: as the CPU computes it.
+template <class Real, class T>
+void rotate_pair(T& x0, T& x1, Real cos, Real sin) {
+  const Real a = widen(x0);
+  const Real b = widen(x1);
+  x0 = narrow(ptx::rounded_product(a, cos) - ptx::rounded_product(b, sin), T{});
+  x1 = narrow(ptx::rounded_product(b, cos) + ptx::rounded_product(a, sin), T{});
+}
+
+// One thread's share of one head of one row.
+template <AppendConfig kConfig>
+struct Piece {
+  using T = typename ElementOf<kConfig.dtype>::Type;
+  using Real = typename ElementOf<kConfig.dtype>::Real;
+  using Table = typename ElementOf<kConfig.table>::Type;
+  static constexpr i32 kLanes = kConfig.lanes();
+  static constexpr bool kRotates = kConfig.rotation != Rotation::kNone;
+  // One element at a time, a neighbour is a run of its own, as a half is.
+  static constexpr bool kInOneRun = kConfig.rotation == Rotation::kInterleaved && kLanes > 1;
+  static constexpr i32 kPairs = kInOneRun ? kLanes / 2 : kLanes;
+
+  Run<T, kLanes> first;
+  Run<T, kLanes> second;  // of a piece that rotates: what turns with the first
+  u8* to = nullptr;       // null: nothing is written
+  i64 second_bytes = 0;   // from the first run to the second, where it goes
+  i64 position = -1;      // >= 0: it rotates
+  i32 pair = 0;           // the first of its columns of cos and sin
+
+  // from, to: the head. index: of the piece in the head.
+  void load(const AppendParams& p, const u8* from, i64 from_stride, u8* into, i64 into_stride,
+            i32 index, i32 rotated, i64 row_position) {
+    constexpr i64 kBytes = sizeof(T);
+    i64 d = static_cast<i64>(index) * kLanes;
+    i64 apart = 0;
+    if constexpr (kRotates) {
+      if (index < rotated) {
+        position = row_position;
+        pair = kInOneRun ? static_cast<i32>(d) / 2 : static_cast<i32>(d);
+        if constexpr (!kInOneRun) {
+          const bool halves = kConfig.rotation == Rotation::kHalves;
+          apart = halves ? p.rotary_dim / 2 : 1;
+          if (!halves) d *= 2;
+        }
+      } else if constexpr (!kInOneRun) {
+        d += p.rotary_dim / 2 * (rotated > 0 ? 1 : 0);  // a rotated piece has two runs
+      }
+    }
+    load_run(first, from + d * from_stride * kBytes);
+    if (kRotates && !kInOneRun && apart > 0) {
+      load_run(second, from + (d + apart) * from_stride * kBytes);
+    }
+    to = into + d * into_stride * kBytes;
+    second_bytes = apart * into_stride * kBytes;
+  }
+
+  void rotate(const AppendParams& p) {
+    if (!kRotates || position < 0) return;
+    Run<Table, kPairs> cos, sin;
+    load_run(cos, p.cos.data + p.cos.offset(0, 0, position, pair) * sizeof(Table));
+    load_run(sin, p.sin.data + p.sin.offset(0, 0, position, pair) * sizeof(Table));
+    for (i32 j = 0; j < kPairs; ++j) {
+      T& x0 = kInOneRun ? first.element[2 * j] : first.element[j];
+      T& x1 = kInOneRun ? first.element[2 * j + 1] : second.element[j];
+      rotate_pair<Real>(x0, x1, static_cast<Real>(widen(cos.element[j])),
+                        static_cast<Real>(widen(sin.element[j])));
+    }
+  }
+
+  void store() const {
+    if (to == nullptr) return;
+    store_run(first, to);
+    if (kRotates && second_bytes > 0) store_run(second, to + second_bytes);
+  }
+};
+
+// Piece `index` of a row: of k, of v or of q.
+template <AppendConfig kConfig>
+void load_piece(const AppendParams& p, const RowTarget& at, i32 index, Piece<kConfig>& piece) {
+  constexpr i64 kBytes = size_bytes(kConfig.dtype);
+  const bool is_q = index >= p.kv_pieces;
+  const bool is_v = !is_q && index >= p.k_pieces;
+  if (is_q ? at.position < 0 : at.page < 0) return;
+  const u32 of_head = static_cast<u32>(is_v ? p.pieces_of_v_head : p.pieces_of_head);
+  const u32 in_array = static_cast<u32>(index - (is_q ? p.kv_pieces : is_v ? p.k_pieces : 0));
+  const u32 head = in_array / of_head;
+  const ArrayView& from = is_q ? p.q : is_v ? p.v : p.k;
+  const ArrayView& to = is_q ? p.q_out : is_v ? p.v_cache : p.k_cache;
+  const i64 into =
+      is_q ? to.offset(at.batch, head, at.row, 0) : to.offset(at.page, head, at.page_row, 0);
+  piece.load(p, from.data + from.offset(at.batch, head, at.row, 0) * kBytes, from.strides[3],
+             to.data + into * kBytes, to.strides[3], static_cast<i32>(in_array - head * of_head),
+             is_v ? 0 : p.rotated_of_head, at.position);
+}
+
+template <AppendConfig kConfig>
+void append(const AppendParams& p) {
+  RowTarget* const targets = reinterpret_cast<RowTarget*>(ptx::shared_bytes());
+  const i32 thread = static_cast<i32>(ptx::thread_index());
+  const i64 first_row = static_cast<i64>(ptx::block_index()) * p.rows_of_block;
+  const i32 rows = static_cast<i32>(min<i64>(p.rows_of_block, p.all_rows - first_row));
+  if (thread < rows) find_target(p, first_row + thread, targets[thread]);
+  ptx::block_sync();
+  const i64 all = static_cast<i64>(rows) * p.pieces;
+  for (i64 begin = thread; begin < all; begin += kConfig.num_threads * kPiecesInFlight) {
+    Piece<kConfig> pieces[kPiecesInFlight];
+    for (i32 i = 0; i < kPiecesInFlight; ++i) {
+      const i64 index = begin + i * kConfig.num_threads;
+      if (index >= all) continue;
+      const u32 row = static_cast<u32>(index) / static_cast<u32>(p.pieces);
+      load_piece(p, targets[row], static_cast<i32>(index - static_cast<i64>(row) * p.pieces),
+                 pieces[i]);
+    }
+    for (Piece<kConfig>& piece : pieces) piece.rotate(p);
+    for (const Piece<kConfig>& piece : pieces) piece.store();
+  }
+  record_request_faults(p, kConfig.num_threads);
+}
+
+}  // namespace fulmen

@@ -1,0 +1,43 @@
+// SPDX-FileCopyrightText: fulmen contributors
+// SPDX-License-Identifier: Apache-2.0
+//
+// What the append kernel is launched with: the arrays of fulmen_append_kv as views, and how the
+// work of a row divides into pieces: runs of lanes() elements that one thread reads and writes, or
+// two runs that turn together.
+#pragma once
+
+#include "kernels/attention/append_row.cuh"
+#include "kernels/params.h"
+
+namespace fulmen {
+
+struct AppendParams {
+  ArrayView k_cache;      // (page, kv_head, row of the page, dim_qk)    absent: q alone rotates
+  ArrayView v_cache;      // (page, kv_head, row of the page, dim_v)
+  ArrayView k;            // (batch, kv_head, row, dim_qk)
+  ArrayView v;            // (batch, kv_head, row, dim_v)
+  ArrayView cu_new;       // (1, 1, 1, sequence + 1)
+  ArrayView slots;        // (batch, 1, 1, row)
+  ArrayView page_table;   // (sequence, 1, 1, page of the request), or (1, 1, 1, entry)
+  ArrayView page_indptr;  // (1, 1, 1, sequence + 1)
+  ArrayView kv_lengths;   // (1, 1, 1, sequence)
+  ArrayView positions;    // (batch, 1, 1, row)
+  ArrayView cos;          // (1, 1, position, pair)
+  ArrayView sin;          // (1, 1, position, pair)
+  ArrayView q;            // (batch, head, row, dim_qk)
+  ArrayView q_out;        // (batch, head, row, dim_qk)
+  AppendExtents extents;
+  i64 all_rows;         // of all batch entries
+  i32 rows_of_block;    // at most kMaxAppendRows
+  i32 rotary_dim;       // 0: nothing rotates
+  i32 rotated_of_head;  // pieces of a head of k and q that rotate
+  i32 pieces_of_head;   // all pieces of a head of k and q
+  i32 pieces_of_v_head;
+  i32 k_pieces;  // of a row: those of k come first, then those of v, then those of q
+  i32 kv_pieces;
+  i32 pieces;
+  u32* faults;  // one word that the kernel sets bits in, or null
+};
+static_assert(sizeof(AppendParams) <= 4096);
+
+}  // namespace fulmen

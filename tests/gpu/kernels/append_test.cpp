@@ -1,0 +1,173 @@
+// SPDX-FileCopyrightText: fulmen contributors
+// SPDX-License-Identifier: Apache-2.0
+//
+// The append kernel's own text, run in the emulator over drawn problems: in vectors and one element
+// at a time, with entries out of range, and by strides that leave 32 bits.
+#include "kernels/append/append.cuh"
+
+#include <gtest/gtest.h>
+#include <sys/mman.h>
+
+#include "../../cpu/drawn_append.h"
+#include "emulator/global_memory.h"
+#include "emulator/launch.h"
+#include "emulator/schedules.h"
+#include "gpu/backend.h"
+
+namespace fulmen::test {
+namespace {
+
+emulator::GlobalMemory memory_of(const AppendProblem& problem) {
+  std::vector<emulator::GlobalArray> arrays;
+  for (const AppendArray& array : kAppendArrays) {
+    const Tensor& tensor = problem.*array.member;
+    if (!tensor.present() || tensor.empty()) continue;
+    const bool is_in_place = problem.q.data == problem.q_out.data;
+    if (array.member == &AppendProblem::q && is_in_place) continue;
+    emulator::GlobalArray made;
+    made.name = array.name;
+    made.data = tensor.data;
+    made.element_bytes = size_bytes(tensor.dtype);
+    for (size_t axis = 0; axis < 4; ++axis) {
+      made.extents[axis] = tensor.shape[axis];
+      made.strides[axis] = tensor.strides[axis];
+    }
+    made.writable = array.is_written;
+    made.initialised = !array.is_written || is_in_place;
+    arrays.push_back(made);
+  }
+  return emulator::GlobalMemory(arrays);
+}
+
+struct AppendRun {
+  const AppendProblem& problem;
+  u32 seed;
+  u32 faults = 0;
+
+  template <AppendConfig kConfig>
+  void launch() {
+    const AppendParams params = gpu::append_params(problem, kConfig, &faults);
+    emulator::GlobalMemory memory = memory_of(problem);
+    const bool is_checked = seed % 4 == 0 || tests_everything();
+    emulator::launch({.blocks = gpu::num_blocks(params),
+                      .threads = kConfig.num_threads,
+                      .shared_bytes = kAppendSharedBytes,
+                      .seed = seed,
+                      .kernel = "append",
+                      .check = is_checked,
+                      .memory = is_checked ? &memory : nullptr},
+                     [&] { append<kConfig>(params); });
+  }
+
+  // Fewer threads than on a GPU, so that small problems have several steps.
+  template <DType kDType, DType kTable, Rotation kRotation>
+  void with_vectors(bool vectors) {
+    vectors ? launch<AppendConfig{kDType, kTable, kRotation, true, 64}>()
+            : launch<AppendConfig{kDType, kTable, kRotation, false, 64}>();
+  }
+
+  template <DType kDType>
+  void with_dtype(const AppendConfig& config) {
+    const bool is_float32 = config.table == DType::kFloat32;
+    switch (config.rotation) {
+      case Rotation::kNone:
+        return with_vectors<kDType, kDType, Rotation::kNone>(config.vectors);
+      case Rotation::kHalves:
+        return is_float32 ? with_vectors<kDType, DType::kFloat32, Rotation::kHalves>(config.vectors)
+                          : with_vectors<kDType, kDType, Rotation::kHalves>(config.vectors);
+      default:
+        return is_float32
+                   ? with_vectors<kDType, DType::kFloat32, Rotation::kInterleaved>(config.vectors)
+                   : with_vectors<kDType, kDType, Rotation::kInterleaved>(config.vectors);
+    }
+  }
+
+  void run(const AppendConfig& config) {
+    switch (problem.dtype) {
+      case DType::kFloat64:
+        return with_dtype<DType::kFloat64>(config);
+      case DType::kFloat32:
+        return with_dtype<DType::kFloat32>(config);
+      case DType::kFloat16:
+        return with_dtype<DType::kFloat16>(config);
+      default:
+        return with_dtype<DType::kBFloat16>(config);
+    }
+  }
+};
+
+constexpr unsigned kDrawn = 120;
+
+TEST(AppendKernel, RowsGoWhereTheyShould) {
+  int in_vectors = 0;
+  for (unsigned seed = 0; seed < num_drawn(kDrawn); ++seed) {
+    const bool has_caches = seed % 3 != 0;
+    const DrawnAppend drawn(seed, has_caches);
+    const AppendProblem problem = validate_append(drawn.given, has_caches);
+    AppendRun run{problem, seed};
+    run.run(gpu::append_config(problem));
+    in_vectors += gpu::append_config(problem).vectors;
+    ASSERT_EQ(drawn.wrong(), "") << "seed " << seed;
+    ASSERT_EQ(run.faults, 0u) << "seed " << seed;
+  }
+  EXPECT_GT(in_vectors, 10);
+}
+
+// A page as far away as a large pool's: its bytes are never touched but for one row.
+TEST(AppendKernel, PagesBeyond32BitsOfElements) {
+  constexpr i64 kPageStride = i64{1} << 24, kPages = 300;  // 10 GB, of which a few KB exist
+  const size_t bytes = static_cast<size_t>(kPages * kPageStride * 2);
+  void* const pool = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
+                            MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  ASSERT_NE(pool, MAP_FAILED);
+  std::vector<u16> rows(16, 7);
+  std::vector<i64> slots{kPages * 4 - 1};
+  AppendProblem given;
+  given.k_cache = {pool, DType::kFloat16, 4, {kPages, 1, 4, 8}, {kPageStride, 8, 8, 1}};
+  given.v_cache = given.k_cache;
+  given.v_cache.data = static_cast<u16*>(pool) + 1024;
+  given.k = {rows.data(), DType::kFloat16, 3, {1, 1, 8}, {8, 8, 1}};
+  given.v = {rows.data() + 8, DType::kFloat16, 3, {1, 1, 8}, {8, 8, 1}};
+  given.slots = {slots.data(), DType::kInt64, 1, {1}, {1}};
+  const AppendProblem problem = validate_append(given, true);
+  for (const bool vectors : {true, false}) {
+    u16* const last = static_cast<u16*>(pool) + (kPages - 1) * kPageStride + 3 * 8;
+    last[7] = last[1024 + 7] = 0;
+    const AppendConfig config{DType::kFloat16, DType::kFloat16, Rotation::kNone, vectors};
+    const AppendParams params = gpu::append_params(problem, config);
+    const emulator::Grid grid{.blocks = 1,
+                              .threads = 256,
+                              .shared_bytes = kAppendSharedBytes,
+                              .seed = 1,
+                              .kernel = "append",
+                              .check = false};
+    vectors
+        ? emulator::launch(grid,
+                           [&] { append<AppendConfig{DType::kFloat16, DType::kFloat16}>(params); })
+        : emulator::launch(grid, [&] {
+            append<AppendConfig{DType::kFloat16, DType::kFloat16, Rotation::kNone, false}>(params);
+          });
+    EXPECT_EQ(last[7], 7);
+    EXPECT_EQ(last[1024 + 7], 7);
+  }
+  ::munmap(pool, bytes);
+}
+
+TEST(AppendKernel, EntriesOutOfRangeWriteNothingAndAreRecorded) {
+  u32 seen = 0;
+  for (unsigned seed = 0; seed < num_drawn(kDrawn); ++seed) {
+    const bool has_caches = seed % 3 != 0;
+    const DrawnAppend drawn(seed, has_caches, true);
+    const AppendProblem problem = validate_append(drawn.given, has_caches);
+    AppendRun run{problem, seed};
+    run.run(gpu::append_config(problem));
+    ASSERT_EQ(drawn.wrong(), "") << "seed " << seed;
+    ASSERT_EQ(run.faults, drawn.faults) << "seed " << seed;
+    seen |= run.faults;
+  }
+  EXPECT_EQ(seen,
+            u32{kFaultSlots | kFaultPages | kFaultPositions | kFaultKvLengths | kFaultKvOffsets});
+}
+
+}  // namespace
+}  // namespace fulmen::test
