@@ -146,6 +146,14 @@ def test_explain_says_who_takes_pages() -> None:
     assert said["operation"] == "forward"
 
 
+def test_a_problem_of_pages_is_planned_ahead() -> None:
+    shapes = {"q": (3, HEADS, 1, DIM), "k": (PAGES, KV_HEADS, PAGE, DIM)}
+    fulmen.warmup([{
+        **shapes, "v": shapes["k"], "page_table": np.array(TABLE), "kv_lengths": np.array(LENGTHS),
+        "backend": "cpu",
+    }])  # fmt: skip
+
+
 REFUSALS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "no lengths": ({"kv_lengths": None}, fulmen.ArgumentError, "kv_lengths is None"),
     "two tables": ({"batch_index": [0, 1, 2]}, fulmen.ArgumentError, "batch_index are both given"),

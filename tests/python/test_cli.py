@@ -244,6 +244,16 @@ def test_explain_a_shape(command: Any) -> None:
     assert found["flops"] == pytest.approx(2.5 * 4 * 128 * 64 * 64 * 131072.0**2)
 
 
+def test_explain_keys_in_pages(command: Any) -> None:
+    for layout in ("bhsd", "bshd"):
+        shape = ("4x32x1x128", "--kv-heads", 8, "--kv-rows", 1000, "--page-size", 16)
+        found = command("explain", *shape, "--layout", layout, "--backend", "cpu", "--json")
+        assert found["operation"] == "forward"
+        assert found["bytes"] > 4 * 1008 * 8 * 128 * 2 * 4  # whole pages
+    assert "--page-size" in command("explain", *shape, "--count", code=2)
+    assert "'0'" in command("explain", "1x1x1x8", "--page-size", 0, code=2)
+
+
 def test_verify_ends_with_the_counts(command: Any) -> None:
     text = command("verify", "decode_k3?", "--jobs", 2)
     last = text.strip().splitlines()[-1]

@@ -7,13 +7,15 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+import numpy as np
+
 import fulmen
 from fulmen.array_types import named_dtype
 from fulmen.layouts import phantom
 from fulmen.options import implementations
 
 from . import count
-from .arguments import DTYPES, add_options, options_of, shape_of
+from .arguments import DTYPES, add_options, options_of, positive, shape_of
 from .output import BadInputError, Output, bytes_text
 
 DESCRIPTION = """\
@@ -30,6 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--kv-heads", type=int, help="heads of k and v; as q")
     add("--kv-rows", type=int, help="rows of k and v; as q")
     add("--dim-v", type=int, help="dim of v; as q")
+    add("--page-size", type=positive, metavar="ROWS", help="k and v lie in pages of so many rows")
     add("--dtype", choices=DTYPES, help="default: on a GPU bfloat16, which its fast kernels take, "
         "on the CPU float32")  # fmt: skip
     add("--layout", choices=("bhsd", "bshd"), default="bhsd", help="order of the axes in memory")
@@ -43,6 +46,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(arguments: argparse.Namespace, output: Output) -> int:
     """The command."""
+    if arguments.count and arguments.page_size:
+        raise BadInputError("--count is given with --page-size; it counts calls without pages")
     if arguments.count:
         count.start()  # before the library looks for a GPU
     target = _target(arguments)
@@ -80,15 +85,34 @@ def explained(arguments: argparse.Namespace, target: dict[str, Any]) -> fulmen.E
         BadInputError: SHAPE is not one.
     """
     dtype = named_dtype(arguments.dtype)
-    q, k, v = (phantom(shape, dtype) for shape in _shapes(arguments))
+    shapes, caches = _shapes(arguments), {}
+    if arguments.page_size:
+        caches = _caches(shapes, arguments)
+    q, k, v = (phantom(shape, dtype) for shape in shapes)
     return fulmen.explain(
         q,
         k,
         v,
         operation="backward" if arguments.backward else "forward",
+        **caches,
         **_options(arguments),
         **target,
     )
+
+
+def _caches(shapes: list[tuple[int, ...]], arguments: argparse.Namespace) -> dict[str, Any]:
+    """The table and the lengths of a call whose keys fill pages; k and v in `shapes` are pools."""
+    rows = 1 if arguments.layout == "bshd" else 2  # the axis
+    batch, size = shapes[0][0], arguments.page_size
+    width = -(-shapes[1][rows] // size)
+    for index in (1, 2):
+        pool = [batch * width, *shapes[index][1:]]
+        pool[rows] = size
+        shapes[index] = tuple(pool)
+    return {
+        "page_table": phantom((batch, width), np.int32),
+        "kv_lengths": phantom((batch,), np.int32),
+    }
 
 
 def _shapes(arguments: argparse.Namespace) -> list[tuple[int, ...]]:
