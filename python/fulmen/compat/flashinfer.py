@@ -44,7 +44,7 @@ LOG2E = math.log2(math.e)
 _CHOOSES_NOTHING = {
     "backend", "block_tables", "disable_split_kv", "enable_pdl", "fixed_split_size", "jit_args",
     "jit_kwargs", "kv_data_type", "max_sequence_kv", "max_token_per_sequence", "non_blocking",
-    "o_data_type", "prefix_len_ptr", "q_data_type", "data_type", "rope_scale", "rope_theta",
+    "o_data_type", "q_data_type", "data_type", "rope_scale", "rope_theta",
     "seq_lens", "seq_lens_q", "use_cuda_graph", "use_fp16_qk_reduction", "use_tensor_cores",
 }  # fmt: skip
 
@@ -209,9 +209,11 @@ class BatchDecodeWithPagedKVCacheWrapper(_Wrapper):
         options = self._options
         if window_left is not None:
             options = options._replace(window_left=window_left, causal=window_left >= 0)
+        k, v = _pools(paged_kv_cache, self._kv_layout)
         found = fulmen.attention_paged(
             q[:, None],
-            *_pools(paged_kv_cache, self._kv_layout),
+            k,
+            v,
             **self._caches(),
             layout="bshd",
             sinks=sinks,
@@ -288,9 +290,11 @@ class BatchPrefillWithPagedKVCacheWrapper(_Wrapper):
         options = self._options
         if window_left is not None:
             options = options._replace(window_left=window_left)
+        k, v = _pools(cache, self._kv_layout)
         return fulmen.attention_paged(
             q,
-            *_pools(cache, self._kv_layout),
+            k,
+            v,
             **self._caches(),
             cu_q=self._cu_q,
             sinks=sinks,
@@ -396,9 +400,10 @@ class MultiLevelCascadeAttentionWrapper:
             )
         for level, wrapper in enumerate(self._levels):
             is_last = level + 1 == len(self._levels)
-            own = (x[level] for x in tables)
-            wrapper.plan(*own, num_qo_heads, num_kv_heads, head_dim, page_size,
-                         causal=causal and is_last, **rest)  # fmt: skip
+            cu_q, indptr, indices, last_page_len = (x[level] for x in tables)
+            rest.update(causal=causal and is_last)
+            wrapper.plan(cu_q, indptr, indices, last_page_len, num_qo_heads, num_kv_heads,
+                         head_dim, page_size, **rest)  # fmt: skip
 
     begin_forward = plan
 
