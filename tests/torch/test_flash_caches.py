@@ -21,6 +21,7 @@ from test_flash_grids import DEVICE, DTYPES, cases, compare, options_of
 import fulmen
 from fulmen.compat import flash_attn as fa2
 from fulmen.compat import flash_attn_3 as fa3
+from fulmen.compat import flash_attn_4 as fa4
 from fulmen.compat import flash_rotary
 from fulmen.lab.cases.views import far
 
@@ -169,8 +170,19 @@ def test_packed_queries_over_a_block_table_and_num_splits() -> None:
         wanted = fa2.flash_attn_func(q[None, rows], k[b : b + 1, :length], v[b : b + 1, :length],
                                      causal=True)  # fmt: skip
         torch.testing.assert_close(o[rows], wanted[0])
+    newest, newest_lse = fa4.flash_attn_varlen_func(
+        q, k_pool, v_pool, cu_seqlens_q=cu_q, seqused_k=cu_k.diff(), page_table=table, causal=True,
+        return_lse=True,
+    )  # fmt: skip
+    torch.testing.assert_close((newest, newest_lse), (o, lse))
+    with pytest.raises(fulmen.ArgumentError, match="seqused_k"):
+        fa4.flash_attn_varlen_func(q, k_pool, v_pool, cu_seqlens_q=cu_q, page_table=table)
     one = q[:3, None]
     lengths = torch.tensor([12, 3, 7], dtype=torch.int32)
+    padded, _ = fa4.flash_attn_varlen_func(one, k_pool, v_pool, seqused_k=lengths, page_table=table)
+    torch.testing.assert_close(padded, fa2.flash_attn_with_kvcache(
+        one, k_pool, v_pool, cache_seqlens=lengths, block_table=table
+    ))  # fmt: skip
     found = [
         fa2.flash_attn_with_kvcache(
             one, k_pool, v_pool, cache_seqlens=lengths, block_table=table, num_splits=n

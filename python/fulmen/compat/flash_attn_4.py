@@ -4,7 +4,7 @@
 
 As fulmen.compat.flash_attn has FlashAttention 2's. Both return (o, lse), lse None where neither
 return_lse nor a gradient asks for it; learnable_sink is differentiable. Refused by name: qv,
-gathered and paged keys, score_mod and mask_mod, block sparsity, a window with one negative side.
+gathered keys, score_mod and mask_mod, block sparsity, a window with one negative side.
 num_splits, pack_gqa and scheduler metadata choose nothing here: results do not depend on them.
 """
 
@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import attention, attention_varlen
-from ..errors import UnsupportedError
+from .. import attention, attention_paged, attention_varlen
+from ..errors import ArgumentError, UnsupportedError
 from .flash_shared import bound, check_offsets, flash_attn_combine, options_of
 
 __all__ = ["flash_attn_combine", "flash_attn_func", "flash_attn_varlen_func"]
@@ -130,12 +130,13 @@ def flash_attn_varlen_func(
     """FA4's flash_attn_varlen_func: (o, lse), q (total_q, head, dim), lse (head, total_q).
 
     Without offsets q, k and v are (batch, row, head, dim), and seqused_q and seqused_k their
-    lengths.
+    lengths. With page_table (batch, page) k and v are pages (page, row, kv_head, dim), seqused_k is
+    needed, and there is no gradient.
     """
     del num_splits, pack_gqa, min_seqlen_k, scheduler_metadata, seqlen_k_per_split
     del disable_scheduler_metadata, gather_bwd_recompute_p, gather_bwd_token_chunk
     _refuse(
-        qv=qv, gather_kv_indices=gather_kv_indices, page_table=page_table, score_mod=score_mod,
+        qv=qv, gather_kv_indices=gather_kv_indices, score_mod=score_mod,
         score_mod_bwd=score_mod_bwd, mask_mod=mask_mod, aux_tensors=aux_tensors,
         aux_scalars=aux_scalars, block_sparse_tensors=block_sparse_tensors,
     )  # fmt: skip
@@ -144,6 +145,16 @@ def flash_attn_varlen_func(
         deterministic=deterministic, sinks=learnable_sink, q_lengths=seqused_q,
         kv_lengths=seqused_k,
     )  # fmt: skip
+    if page_table is not None:
+        if seqused_k is None:
+            raise ArgumentError("page_table is given without seqused_k, the keys of each request")
+        layout = "bshd" if cu_seqlens_q is None else "shd"
+        options.update(max_q=bound(max_seqlen_q), max_kv=bound(max_seqlen_k), return_lse=return_lse)
+        lengths = options.pop("kv_lengths")
+        found = attention_paged(
+            q, k, v, page_table, lengths, cu_q=cu_seqlens_q, layout=layout, **options
+        )
+        return _with_lse(found, return_lse)  # type: ignore[no-any-return]
     with_lse = options["return_lse"] = _wants_lse(return_lse, q, k, v, learnable_sink)
     if cu_seqlens_q is None and cu_seqlens_k is None:
         return _with_lse(attention(q, k, v, layout="bshd", **options), with_lse)  # type: ignore[no-any-return]
