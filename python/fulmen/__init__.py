@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from . import errors, masks
     from .ahead import cache_clear, compile_bundle, load_bundle, warmup
+    from .appending import append_kv, rotary, rotary_tables
     from .caches import attention_paged
     from .errors import (
         ArgumentError,
@@ -66,6 +67,7 @@ __all__ = [
     "ShapeError",
     "UnsupportedError",
     "__version__",
+    "append_kv",
     "attention",
     "attention_backward",
     "attention_forward",
@@ -83,10 +85,13 @@ __all__ = [
     "masks",
     "merge",
     "plan",
+    "rotary",
+    "rotary_tables",
     "warmup",
 ]
 
 _MODULES = {
+    "appending": "append_kv rotary rotary_tables",
     "ahead": "cache_clear compile_bundle load_bundle warmup",
     "caches": "attention_paged",
     "errors": (

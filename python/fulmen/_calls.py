@@ -279,19 +279,20 @@ def _launch(
     return tuple(made.get(index) for index in results)
 
 
-def check_out(out: Array, out_dtype: Any) -> None:
-    """Refuses an `out` that cannot be written to, or is not of `out_dtype`."""
+def check_out(out: Array, out_dtype: Any, name: str = "out") -> None:
+    """Refuses an array that cannot be written to, or an `out` that is not of `out_dtype`."""
     if out_dtype is not None and dtype_name(out.dtype) != dtype_name(out_dtype):
         raise DTypeError(
             f"out has dtype {dtype_name(out.dtype)} and out_dtype is {shown(out_dtype)}; give one "
             "of them"
         )
     if isinstance(out, np.ndarray):
-        refuse_masked("out", out)
+        refuse_masked(name, out)
         if not out.flags.writeable:
-            raise ArgumentError("out is read-only; pass a writable array, or out=None")
+            advice = ", or out=None" if name == "out" else ""
+            raise ArgumentError(f"{name} is read-only; pass a writable array{advice}")
     elif type(out).__module__.startswith(("jax", "jaxlib")):
-        raise ArgumentError("out is a JAX array, which cannot be written to; pass out=None")
+        raise ArgumentError(f"{name} is a JAX array, which cannot be written to; pass {name}=None")
 
 
 def forward_results(

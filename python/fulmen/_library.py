@@ -28,7 +28,7 @@ _VERBS = (
 )
 _RARE_VERBS = (  # looked up when they are first asked for
     *("gpu_info", "set_nvrtc_candidates", "cache_clear", "device_faults"),
-    *("bundle_write", "bundle_load"),
+    *("bundle_write", "bundle_load", "append_kv", "rotary"),
     *("keep_options", "add_torch_kernels", "raise_refusal"),
 )
 
@@ -53,6 +53,8 @@ class Library:
     schema: Function
     dense_mask: Function
     merge: Function
+    append_kv: Function
+    rotary: Function
     gpu_info: Function
     set_nvrtc_candidates: Function
     cache_clear: Function

@@ -104,25 +104,8 @@ def cache_keywords(
     """
     if kv_lengths is None:
         raise ArgumentError("kv_lengths is None; the keys of each request, (batch,), are needed")
-    found: dict[str, Any] = {"kv_lengths": kv_lengths}
-    if page_table is not None:
-        if batch_index is not None:
-            raise ArgumentError(
-                "page_table and batch_index are both given; batch_index is for contiguous caches: "
-                "leave one of them None"
-            )
-        if isinstance(page_table, tuple):
-            if len(page_table) != 2:
-                raise ArgumentError(
-                    f"page_table is a tuple of {len(page_table)}; (indptr, indices) has two, and a "
-                    "table of pages is an array or a list"
-                )
-            found["page_indptr"], found["page_table"] = page_table
-        else:
-            found["page_table"] = page_table
-    elif batch_index is not None:
-        found["page_table"] = _column(batch_index)
-    elif cu_q is not None:
+    found = {"kv_lengths": kv_lengths, **table_keywords(page_table, batch_index)}
+    if cu_q is not None and "page_table" not in found:
         raise ArgumentError(
             "cu_q is given without a table of pages; give page_table, or batch_index= for "
             "contiguous caches"
@@ -131,6 +114,29 @@ def cache_keywords(
         if x is not None:
             found[name] = x
     return found
+
+
+def table_keywords(page_table: Any, batch_index: Array) -> dict[str, Any]:
+    """page_table, and page_indptr beside it, from what stands for them; empty: there is no table.
+
+    Raises:
+        ArgumentError: there are two tables.
+    """
+    if page_table is None:
+        return {} if batch_index is None else {"page_table": _column(batch_index)}
+    if batch_index is not None:
+        raise ArgumentError(
+            "page_table and batch_index are both given; batch_index is for contiguous caches: "
+            "leave one of them None"
+        )
+    if not isinstance(page_table, tuple):
+        return {"page_table": page_table}
+    if len(page_table) != 2:
+        raise ArgumentError(
+            f"page_table is a tuple of {len(page_table)}; (indptr, indices) has two, and a "
+            "table of pages is an array or a list"
+        )
+    return dict(zip(("page_indptr", "page_table"), page_table))
 
 
 def _column(batch_index: Any) -> Array:

@@ -92,6 +92,14 @@ void check_failed(fulmen_status status) {
   throw Refusal{status, sentence};
 }
 
+void check_append_failed(fulmen_status status) {
+  std::string sentence = fulmen_last_error();
+  for (const AppendRow& row : kAppendRows) {
+    if (std::string_view(row.word) != row.name) replace_name(&sentence, row.name, row.word);
+  }
+  throw Refusal{status, sentence};
+}
+
 fulmen_tensor view(const char* name, const DLTensor& tensor, ViewOptions options) {
   if (tensor.ndim > FULMEN_MAX_RANK) {
     throw Refusal{FULMEN_ERROR_SHAPE, std::string(name) + " has " + std::to_string(tensor.ndim) +

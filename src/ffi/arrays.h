@@ -24,8 +24,34 @@ struct Refusal {
   std::string sentence;
 };
 
+// The arrays of an append in the order in which bindings pass them: what it writes comes first.
+struct AppendRow {
+  const char* name;  // in fulmen.h
+  const char* word;  // what the caller calls it
+  fulmen_tensor fulmen_append::* member;
+  bool has_head_and_row;  // axes (.., head, row, dim): the layout of the call applies
+};
+
+inline constexpr AppendRow kAppendRows[] = {
+    {"k_cache", "k_pages", &fulmen_append::k_cache, true},
+    {"v_cache", "v_pages", &fulmen_append::v_cache, true},
+    {"q_out", "q_out", &fulmen_append::q_out, true},
+    {"k", "k_new", &fulmen_append::k, true},
+    {"v", "v_new", &fulmen_append::v, true},
+    {"cu_new", "cu_new", &fulmen_append::cu_new, false},
+    {"slots", "slots", &fulmen_append::slots, false},
+    {"page_table", "page_table", &fulmen_append::page_table, false},
+    {"page_indptr", "page_indptr", &fulmen_append::page_indptr, false},
+    {"kv_lengths", "kv_lengths", &fulmen_append::kv_lengths, false},
+    {"positions", "positions", &fulmen_append::positions, false},
+    {"cos", "cos", &fulmen_append::cos, false},
+    {"sin", "sin", &fulmen_append::sin, false},
+    {"q", "q", &fulmen_append::q, true},
+};
+
 // A failed call of the C ABI, with its sentence: arrays are called what the caller calls them.
 void check_failed(fulmen_status status);
+void check_append_failed(fulmen_status status);
 inline void check(fulmen_status status) {
   if (status != FULMEN_OK) check_failed(status);
 }

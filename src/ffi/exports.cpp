@@ -136,22 +136,30 @@ int64_t dense_mask(Arguments in) {
   return 0;
 }
 
-// (stream, reinterpret, layout, sinks, o, lse, then o and lse of each part)
-int64_t merge(Arguments in) {
-  const int64_t stream = in.integer("stream");
-  int64_t bits = in.integer("reinterpret");
-  const bool rows_before_heads = Layout::of(in.integer("layout")).rows_before_heads;
-  Arrays all;
-  const auto next = [&](const char* name, bool layout) {
+// Arrays that follow the numbers of a call, one by one.
+struct NextArray {
+  Arguments& in;
+  int64_t bits;  // of reinterpret
+  bool rows_before_heads;
+  Arrays all{};
+
+  fulmen_tensor operator()(const char* name, bool has_layout) {
     const bool reinterpret = (bits & 1) != 0;
     bits >>= 1;
     fulmen_tensor tensor = all.tensors.q;  // absent
     if (const DLTensor* source = in.array(name); source != nullptr) {
-      tensor = view(name, *source, {rows_before_heads && layout, reinterpret});
+      tensor = view(name, *source, {rows_before_heads && has_layout, reinterpret});
       all.space.add(name, source->device);
     }
     return tensor;
-  };
+  }
+};
+
+// (stream, reinterpret, layout, sinks, o, lse, then o and lse of each part)
+int64_t merge(Arguments in) {
+  const int64_t stream = in.integer("stream");
+  const int64_t bits = in.integer("reinterpret");
+  NextArray next{in, bits, Layout::of(in.integer("layout")).rows_before_heads};
   const fulmen_tensor sinks = next("sinks", false);
   const fulmen_tensor o = next("o", true);
   const fulmen_tensor lse = next("lse", false);
@@ -162,7 +170,40 @@ int64_t merge(Arguments in) {
     part.o = next("o of a part", true);
     part.lse = next("lse of a part", false);
   }
-  check(fulmen_merge(parts.data(), parts.size(), &sinks, &o, &lse, all.stream(stream)));
+  check(fulmen_merge(parts.data(), parts.size(), &sinks, &o, &lse, next.all.stream(stream)));
+  return 0;
+}
+
+// (interleaved, stream, reinterpret, layout, then the arrays of kAppendRows)
+int64_t append_kv(Arguments in) {
+  fulmen_append append;
+  fulmen_append_init(&append);
+  append.interleaved = static_cast<int32_t>(in.integer("interleaved"));
+  const int64_t stream = in.integer("stream");
+  const int64_t bits = in.integer("reinterpret");
+  NextArray next{in, bits, Layout::of(in.integer("layout")).rows_before_heads};
+  for (const AppendRow& row : kAppendRows) {
+    append.*row.member = next(row.word, row.has_head_and_row);
+  }
+  const fulmen_status status = fulmen_append_kv(&append, next.all.stream(stream));
+  if (status != FULMEN_OK) check_append_failed(status);
+  return 0;
+}
+
+// (interleaved, stream, reinterpret, layout, out, x, positions, cos, sin)
+int64_t rotary(Arguments in) {
+  const auto interleaved = static_cast<int32_t>(in.integer("interleaved"));
+  const int64_t stream = in.integer("stream");
+  const int64_t bits = in.integer("reinterpret");
+  NextArray next{in, bits, Layout::of(in.integer("layout")).rows_before_heads};
+  const fulmen_tensor out = next("out", true);
+  const fulmen_tensor x = next("x", true);
+  const fulmen_tensor positions = next("positions", false);
+  const fulmen_tensor cos = next("cos", false);
+  const fulmen_tensor sin = next("sin", false);
+  const fulmen_status status =
+      fulmen_rotary(&x, &positions, &cos, &sin, interleaved, &out, next.all.stream(stream));
+  if (status != FULMEN_OK) check_append_failed(status);
   return 0;
 }
 
@@ -232,6 +273,8 @@ FULMEN_FFI_EXPORT(build_info)
 FULMEN_FFI_EXPORT(schema)
 FULMEN_FFI_EXPORT(dense_mask)
 FULMEN_FFI_EXPORT(merge)
+FULMEN_FFI_EXPORT(append_kv)
+FULMEN_FFI_EXPORT(rotary)
 FULMEN_FFI_EXPORT(gpu_info)
 FULMEN_FFI_EXPORT(set_nvrtc_candidates)
 FULMEN_FFI_EXPORT(cache_clear)

@@ -7,9 +7,15 @@
 //
 //   options   the bytes of a fulmen_problem, without pointers
 //   layout    one number, see Layout
-//   arrays    for each argument, then each result: which row of fulmen/arrays.def it is
+//   arrays    for each argument, then each result: which row of fulmen/arrays.def it is; of an
+//             append or a rotary embedding: which of kAppendRows
+//   interleaved  of those two: one number
+//
+// The caches of an append are arguments and results whose memory is one: XLA copies what was not
+// donated. The handler writes the results.
 
 #include <cstring>
+#include <iterator>
 #include <string>
 #include <string_view>
 
@@ -128,6 +134,60 @@ class XlaCall {
   Arrays arrays_;
 };
 
+fulmen_append append_of(const XlaCallFrame& frame, DLDevice device) {
+  fulmen_append append;
+  fulmen_append_init(&append);
+  const Words interleaved = attribute(frame.attributes, "interleaved");
+  const Words layout = attribute(frame.attributes, "layout");
+  const Words members = attribute(frame.attributes, "arrays");
+  const auto num_arguments = static_cast<size_t>(frame.arguments.size);
+  if (interleaved.size != 1 || layout.size != 1 ||
+      members.size != num_arguments + static_cast<size_t>(frame.results.size)) {
+    throw Refusal{FULMEN_ERROR_INTERNAL, "arrays does not name each argument and result"};
+  }
+  append.interleaved = static_cast<int32_t>(*interleaved.data);
+  for (size_t i = 0; i < members.size; ++i) {  // results last: they take the place of arguments
+    const bool is_result = i >= num_arguments;
+    const XlaBuffers& buffers = is_result ? frame.results : frame.arguments;
+    const size_t item = is_result ? i - num_arguments : i;
+    const auto member = static_cast<size_t>(members.data[i]);
+    if (buffers.types[item] != kXlaIsBuffer || member >= std::size(kAppendRows)) {
+      throw Refusal{FULMEN_ERROR_INTERNAL, "arrays names what is no array"};
+    }
+    const auto& buffer = *static_cast<const XlaBuffer*>(buffers.items[item]);
+    const DLTensor array{
+        buffer.data, device, static_cast<int32_t>(buffer.rank), dtype_of(buffer.dtype), buffer.dims,
+        nullptr,     0};
+    const AppendRow& row = kAppendRows[member];
+    const bool exchanged = Layout::of(*layout.data).rows_before_heads && row.has_head_and_row;
+    append.*row.member = view(row.word, array, {exchanged, false});
+  }
+  return append;
+}
+
+void run_append(const XlaCallFrame& frame, DLDevice device, void* stream) {
+  const fulmen_append append = append_of(frame, device);
+  const fulmen_status status = fulmen_append_kv(&append, stream);
+  if (status != FULMEN_OK) check_append_failed(status);
+}
+
+void run_rotary(const XlaCallFrame& frame, DLDevice device, void* stream) {
+  const fulmen_append a = append_of(frame, device);
+  const fulmen_status status =
+      fulmen_rotary(&a.q, &a.positions, &a.cos, &a.sin, a.interleaved, &a.q_out, stream);
+  if (status != FULMEN_OK) check_append_failed(status);
+}
+
+void run_forward(const XlaCallFrame& frame, DLDevice device, void* stream) {
+  XlaCall(frame, device).run(fulmen_attention, stream);
+}
+
+void run_backward(const XlaCallFrame& frame, DLDevice device, void* stream) {
+  XlaCall(frame, device).run(fulmen_attention_backward, stream);
+}
+
+using Run = void (*)(const XlaCallFrame& frame, DLDevice device, void* stream);
+
 XlaError* refused(const XlaCallFrame& frame, const std::string& sentence) {
   XlaErrorCreate error{sizeof error, nullptr, sentence.c_str(), kXlaInvalidArgument};
   return frame.api->error_create(&error);
@@ -156,7 +216,7 @@ int32_t ordinal(const XlaCallFrame& frame) {
 }
 
 template <bool kOnGpu>
-XlaError* handle(XlaCallFrame* frame, Call call) {
+XlaError* handle(XlaCallFrame* frame, Run run) {
   if (told_version(*frame)) return nullptr;
   try {
     DLDevice device{kDLCPU, 0};
@@ -165,7 +225,7 @@ XlaError* handle(XlaCallFrame* frame, Call call) {
       device = {kDLCUDA, ordinal(*frame)};
       if (XlaError* error = frame->api->stream_get(&stream); error != nullptr) return error;
     }
-    XlaCall(*frame, device).run(call, stream.stream);
+    run(*frame, device, stream.stream);
     return nullptr;
   } catch (const Refusal& refusal) {
     return refused(*frame, refusal.sentence);
@@ -179,12 +239,16 @@ XlaError* handle(XlaCallFrame* frame, Call call) {
 }  // namespace
 }  // namespace fulmen::ffi
 
-#define FULMEN_XLA_EXPORT(name, call, on_gpu)                                                    \
+#define FULMEN_XLA_EXPORT(name, body, on_gpu)                                                    \
   extern "C" FULMEN_API fulmen::ffi::XlaError* fulmen_xla_##name(fulmen::ffi::XlaCallFrame* f) { \
-    return fulmen::ffi::handle<on_gpu>(f, call);                                                 \
+    return fulmen::ffi::handle<on_gpu>(f, fulmen::ffi::body);                                    \
   }
 
-FULMEN_XLA_EXPORT(forward_cpu, fulmen_attention, false)
-FULMEN_XLA_EXPORT(forward_cuda, fulmen_attention, true)
-FULMEN_XLA_EXPORT(backward_cpu, fulmen_attention_backward, false)
-FULMEN_XLA_EXPORT(backward_cuda, fulmen_attention_backward, true)
+FULMEN_XLA_EXPORT(forward_cpu, run_forward, false)
+FULMEN_XLA_EXPORT(forward_cuda, run_forward, true)
+FULMEN_XLA_EXPORT(backward_cpu, run_backward, false)
+FULMEN_XLA_EXPORT(backward_cuda, run_backward, true)
+FULMEN_XLA_EXPORT(append_kv_cpu, run_append, false)
+FULMEN_XLA_EXPORT(append_kv_cuda, run_append, true)
+FULMEN_XLA_EXPORT(rotary_cpu, run_rotary, false)
+FULMEN_XLA_EXPORT(rotary_cuda, run_rotary, true)

@@ -19,6 +19,7 @@ from fulmen.keywords import RESULT_KEYWORDS, Caches
 from fulmen.masks import chunks, documents, prefix, tree
 
 WITH_EXAMPLES = (
+    "appending",
     "caches",
     "functional",
     "inspection",
@@ -29,6 +30,7 @@ WITH_EXAMPLES = (
 MODULES = (*WITH_EXAMPLES, "_calls", "options", "errors")
 CALLS = (fulmen.attention, fulmen.attention_varlen, fulmen.attention_paged,
          fulmen.attention_forward, fulmen.attention_backward, fulmen.merge, fulmen.plan,
+         fulmen.append_kv, fulmen.rotary, fulmen.rotary_tables,
          fulmen.explain, fulmen.dense_mask)  # fmt: skip
 
 

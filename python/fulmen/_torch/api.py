@@ -37,7 +37,7 @@ from ..options import (
     settings_of,
     window_sides,
 )
-from . import autograd, guards, ops, sharding, subclasses
+from . import appending, autograd, guards, ops, sharding, subclasses
 from .fast_path import fast_attention
 from .ops import (
     DIFFERENTIABLE,
@@ -385,6 +385,8 @@ def _rng_of(rng: Any, dropout_p: float, device: Any) -> Any:
 CALLS: dict[str, Callable[..., Any]] = {
     "attention": attention,
     "merge": merge,
+    "append_kv": appending.append_kv,
+    "rotary": appending.rotary,
     "computes_itself": subclasses.computes_itself,
 }
 TORCH_CALLS.update(CALLS)
