@@ -100,19 +100,19 @@ class Decoder(nn.Module):
     @torch.no_grad()
     def step(self, batch: Batch, k_pages, v_pages):
         """Logits of the last token of each request; pools are (layer, page, row, kv_head, dim)."""
-        cos, sin = self.cos[batch.positions], self.sin[batch.positions]
         x = self.tokens(batch.tokens)
         for layer, block in enumerate(self.blocks):
-            k_pool, v_pool = k_pages[layer], v_pages[layer]
+            pools = k_pages[layer], v_pages[layer]
 
-            def attend(q, k, v, k_pool=k_pool, v_pool=v_pool):
-                q, k = rotated(q, cos, sin), rotated(k, cos, sin)
-                for pool, new in ((k_pool, k), (v_pool, v)):
-                    pool.view(-1, KV_HEADS, DIM)[batch.slots] = new.to(pool.dtype)
-                return fulmen.attention_paged(
-                    q, k_pool, v_pool, batch.page_table, batch.kv_lengths,
-                    cu_q=batch.cu_q, causal=True,
+            def attend(q, k, v, pools=pools):
+                # New keys are rotated into their pages, and queries on the way, in one kernel.
+                q = fulmen.append_kv(
+                    *pools, k, v, batch.slots, positions=batch.positions, cos=self.cos,
+                    sin=self.sin, q=q, layout="shd",
                 )  # fmt: skip
+                return fulmen.attention_paged(
+                    q, *pools, batch.page_table, batch.kv_lengths, cu_q=batch.cu_q, causal=True
+                )
 
             x = block(x, attend)
         return self.logits(x[batch.last])

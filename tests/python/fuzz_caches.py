@@ -115,14 +115,33 @@ class World:
         self.own_last_page(request)
         drawn = self.numbers.standard_normal((count, self.kv_heads, self.dim + self.dim_v))
         k, v = np.split(drawn.astype(dtype_of(self.dtype)), [self.dim], -1)
-        for i in range(count):
-            place, row = divmod(request.length + i, self.page_size)
-            if place == len(request.pages):
-                request.pages.append(self.take())
-            for pool, new in zip(self.pools, (k, v)):
-                pool[request.pages[place], :, row] = new[i]
+        while len(request.pages) * self.page_size < request.length + count:
+            request.pages.append(self.take())
+        self.write(request, k, v)
         request.k, request.v = np.concatenate([request.k, k]), np.concatenate([request.v, v])
         return f"append {count}"
+
+    def write(self, request: Request, k: Any, v: Any) -> None:
+        """New rows (row, kv_head, dim) behind the keys of a request, by fulmen.append_kv."""
+        row = request.length + np.arange(len(k))
+        page = np.array(request.pages, np.int64)[row // self.page_size]
+        slots: Any = (page * self.page_size + row % self.page_size)[None]
+        if self.rng.random() < 0.5:
+            slots = (np.array([request.pages], np.int64), np.array([request.length]))
+        new = [x.swapaxes(0, 1)[None] for x in (k, v)]
+        memory = self.memory()
+        if memory.name == "jax":  # whose arrays cannot be written to
+            for pool, x in zip(self.pools, (k, v)):
+                pool[page, :, row % self.page_size] = x
+        elif memory.name == "numpy":
+            fulmen.append_kv(*self.pools, *new, slots)
+        else:
+            arrays = [memory.put(x) for x in (*self.pools, *new)]
+            is_table = isinstance(slots, tuple)
+            slots = tuple(map(memory.put, slots)) if is_table else memory.put(slots)
+            fulmen.append_kv(*arrays, slots)
+            for pool, written in zip(self.pools, arrays):
+                pool[...] = memory.owner.get(written)
 
     def fork(self) -> str:
         return self._begun_like(None)

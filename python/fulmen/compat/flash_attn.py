@@ -248,8 +248,9 @@ def flash_attn_with_kvcache(
     """FA2's flash_attn_with_kvcache: caches (batch, row, kv_head, dim), or pages; no gradients.
 
     k and v, where given, are written into the caches at cache_seqlens first, in place, rotated if
-    rotary_cos is given; what does not fit is not written. num_splits chooses nothing here: results
-    do not depend on it. A page may have any number of rows.
+    rotary_cos is given, by fulmen.append_kv: on the CPU new rows that do not fit are an error, and
+    nothing is written; on a GPU these rows are not written. num_splits chooses nothing here:
+    results do not depend on it. A page may have any number of rows.
     """
     del num_splits
     options = options_of(

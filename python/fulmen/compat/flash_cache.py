@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .. import attention, attention_paged
+from .. import append_kv, attention, attention_paged
 from ..errors import ArgumentError
 from .flash_rotary import rotated, rows_of
 
@@ -71,34 +71,24 @@ def lengths_of(cache_seqlens: Any, batch: int, device: Any) -> Any:
 
 
 def append(cache: Cache, new: New, rotary: Rotary | None) -> Tensor:
-    """Writes new keys and values behind those that are there; the lengths afterwards.
-
-    What does not fit is not written.
-    """
+    """Writes new keys and values behind those that are there; the lengths afterwards."""
     if cache.lengths is None:
         raise ArgumentError("k is given without cache_seqlens, which says where it goes")
     if new.v is None:
         raise ArgumentError("k is given without v")
-    request, number = rows_of(new.k, new.offsets)
-    k = new.k
+    turns: dict[str, Any] = {}
     if rotary is not None:
-        starts = cache.lengths if rotary.starts is None else rotary.starts
-        k = rotated(k, rotary.cos, rotary.sin, starts.long()[request] + number,
-                    rotary.is_interleaved)  # fmt: skip
-    row = cache.lengths.long()[request] + number
-    fits = row < cache.capacity
-    if new.offsets is not None:
-        fits &= torch.arange(len(fits), device=k.device) < new.offsets[-1]
-    if cache.pages is not None:
-        size = cache.k.shape[1]
-        page = cache.pages.long()[request, (row // size).clamp(max=cache.pages.shape[1] - 1)]
-        row = row % size
-    else:
-        page = request if cache.entries is None else cache.entries.long()[request]
-    for x, fresh in ((cache.k, k), (cache.v, new.v)):
-        x[page[fits], row[fits]] = fresh[fits].to(x.dtype)
+        turns = {"cos": rotary.cos, "sin": rotary.sin, "interleaved": rotary.is_interleaved}
+        if rotary.starts is not None:
+            request, number = rows_of(new.k, new.offsets)
+            turns["positions"] = rotary.starts.long()[request] + number
+    append_kv(
+        cache.k, cache.v, new.k, new.v, (cache.pages, cache.lengths), cu_new=new.offsets,
+        batch_index=cache.entries, layout="bshd" if new.offsets is None else "shd", **turns,
+    )  # fmt: skip
     added = new.k.shape[1] if new.offsets is None else new.offsets.diff().to(cache.lengths.dtype)
-    return (cache.lengths + added).clamp(max=cache.capacity)
+    lengths: Tensor = (cache.lengths + added).clamp(max=cache.capacity)
+    return lengths
 
 
 def rotated_queries(q: Tensor, cu_q: Any, cache: Cache, rotary: Rotary, is_ordered: bool) -> Tensor:

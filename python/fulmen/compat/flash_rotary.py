@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from .. import rotary
 from ..errors import ArgumentError, UnsupportedError
 
 __all__ = [
@@ -56,31 +57,10 @@ def rotate_half(x: Tensor, interleaved: bool = False) -> Tensor:
 
 
 def rotated(x: Tensor, cos: Tensor, sin: Tensor, position: Tensor, interleaved: bool) -> Tensor:
-    """Rows rotated by the angles of their positions.
-
-    Args:
-        x: (..., row, head, dim).
-        cos, sin: (position, rotary_dim / 2).
-        position: (..., row); outside the tables the nearest one counts.
-        interleaved: neighbours are pairs, else halves.
-    """
-    half = cos.shape[-1]
-    if sin.shape != cos.shape or 2 * half > x.shape[-1]:
-        raise ArgumentError(
-            f"cos and sin have shapes {tuple(cos.shape)} and {tuple(sin.shape)} for a head "
-            f"dimension of {x.shape[-1]}; both (position, rotary_dim / 2), at most half of it"
-        )
-    wide = torch.float64 if x.dtype == torch.float64 else torch.float32
-    chosen = position.clamp(0, max(cos.shape[0] - 1, 0))
-    c, s = (table.to(wide)[chosen].unsqueeze(-2) for table in (cos, sin))
-    turned, rest = x[..., : 2 * half].to(wide), x[..., 2 * half :]
-    if interleaved:
-        x0, x1 = turned[..., ::2], turned[..., 1::2]
-    else:
-        x0, x1 = turned.chunk(2, -1)
-    parts = x0 * c - x1 * s, x1 * c + x0 * s
-    made = torch.stack(parts, -1).flatten(-2) if interleaved else torch.cat(parts, -1)
-    return torch.cat((made.to(x.dtype), rest), -1) if rest.shape[-1] else made.to(x.dtype)
+    """`fulmen.rotary` of (batch, row, head, dim), or of packed (row, head, dim)."""
+    layout = "bshd" if x.dim() == 4 else "shd"
+    found: Tensor = rotary(x, position, cos, sin, interleaved=interleaved, layout=layout)
+    return found
 
 
 def apply_rotary_emb(
@@ -219,8 +199,8 @@ class RotaryEmbedding(torch.nn.Module):  # type: ignore[misc]
                 raise ArgumentError("seqlen_offset is a tensor and max_seqlen is missing")
             max_seqlen = qkv.shape[1] + seqlen_offset
         cos, sin = self._tables(max_seqlen, qkv.device, qkv.dtype)
-        rotary = {"interleaved": self.interleaved, "seqlen_offsets": seqlen_offset}
+        how = {"interleaved": self.interleaved, "seqlen_offsets": seqlen_offset}
         if kv is None:
-            return apply_rotary_emb_qkv_(qkv, cos, sin, num_heads_q=num_heads_q, **rotary)
-        q = apply_rotary_emb(qkv, cos, sin, **rotary)
-        return q, apply_rotary_emb_kv_(kv, cos, sin, **rotary)
+            return apply_rotary_emb_qkv_(qkv, cos, sin, num_heads_q=num_heads_q, **how)
+        q = apply_rotary_emb(qkv, cos, sin, **how)
+        return q, apply_rotary_emb_kv_(kv, cos, sin, **how)
