@@ -10,36 +10,16 @@ The rotation is that of Su et al., RoFormer: Enhanced Transformer with Rotary Po
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from ._calls import check_out, run
 from ._library import library
 from .array_types import Array, array_type_of, in_memory, is_torch, named_dtype, torch_call
-from .caches import table_keywords
 from .errors import ArgumentError, DTypeError, UnsupportedError, flag, kind_of, shown, whole
 from .layouts import Layout, layout_of
-
-
-class AppendArrays(NamedTuple):
-    """The arrays of `append_kv` in the order in which the library takes them."""
-
-    k_pages: Array
-    v_pages: Array
-    q_out: Array
-    k_new: Array
-    v_new: Array
-    cu_new: Array = None
-    slots: Array = None
-    page_table: Array = None
-    page_indptr: Array = None
-    kv_lengths: Array = None
-    positions: Array = None
-    cos: Array = None
-    sin: Array = None
-    q: Array = None
-
+from .page_tables import AppendArrays, table_keywords
 
 INTEGERS = ("cu_new", "slots", "page_table", "page_indptr", "kv_lengths", "positions")
 

@@ -11,12 +11,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from .array_types import Array
-from .errors import ArgumentError, DTypeError, kind_of
+from .errors import ArgumentError
 from .functional import attention
 from .keywords import PagedOptions, takes
+from .page_tables import table_keywords
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -114,37 +113,3 @@ def cache_keywords(
         if x is not None:
             found[name] = x
     return found
-
-
-def table_keywords(page_table: Any, batch_index: Array) -> dict[str, Any]:
-    """page_table, and page_indptr beside it, from what stands for them; empty: there is no table.
-
-    Raises:
-        ArgumentError: there are two tables.
-    """
-    if page_table is None:
-        return {} if batch_index is None else {"page_table": _column(batch_index)}
-    if batch_index is not None:
-        raise ArgumentError(
-            "page_table and batch_index are both given; batch_index is for contiguous caches: "
-            "leave one of them None"
-        )
-    if not isinstance(page_table, tuple):
-        return {"page_table": page_table}
-    if len(page_table) != 2:
-        raise ArgumentError(
-            f"page_table is a tuple of {len(page_table)}; (indptr, indices) has two, and a "
-            "table of pages is an array or a list"
-        )
-    return dict(zip(("page_indptr", "page_table"), page_table))
-
-
-def _column(batch_index: Any) -> Array:
-    """A table with one page a request: its entry of a contiguous cache."""
-    if isinstance(batch_index, (list, tuple)):
-        batch_index = np.asarray(batch_index)
-    if len(getattr(batch_index, "shape", ())) != 1:
-        raise DTypeError(
-            f"batch_index is {kind_of(batch_index)}; one integer a request, (batch,), is expected"
-        )
-    return batch_index[:, None]

@@ -15,9 +15,7 @@ another one does not know the names of its calls.
 
 from __future__ import annotations
 
-import ctypes
-import hashlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 from numbers import Real
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -29,8 +27,10 @@ from jax.custom_batching import sequential_vmap
 import jax
 
 from . import masks
+from ._jax_appending import append_kv, rotary
 from ._jax_sharding import Split, split_over_devices
-from ._library import announce_nvrtc, library, schema
+from ._jax_targets import targets
+from ._library import schema
 from .array_types import dtype_name
 from .caches import cache_keywords
 from .errors import ArgumentError, DTypeError, UnsupportedError, printable, shown
@@ -40,46 +40,12 @@ from .options import Settings, check_keywords, philox, settings_of
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+__all__ = ["append_kv", "attention", "attention_paged", "rotary"]
+
 Array = Any
 
 # With one of these a call is not split over devices.
 WHOLE = ("rng", "page_table")
-
-
-@lru_cache(maxsize=1)
-def _targets() -> dict[str, str]:
-    """Tells XLA the handlers, once for the process; the names that it has for them.
-
-    A name carries a digest of the options and arrays that the handler reads by position.
-    """
-    handlers = ctypes.CDLL(library().path)
-    said = schema()
-    read = repr([(x, row["offset"]) for x, row in said.options.items()]) + repr(said.array_names)
-    digest = hashlib.sha256(read.encode()).hexdigest()[:8]
-    names = {verb: f"fulmen_{verb}_{digest}" for verb in ("forward", "backward")}
-    for verb, name in names.items():
-        for platform, ending in (("cpu", "cpu"), ("CUDA", "cuda")):
-            handler = getattr(handlers, f"fulmen_xla_{verb}_{ending}")
-            capsule = jax.ffi.pycapsule(handler)
-            jax.ffi.register_ffi_target(name, capsule, platform=platform)
-    _allow_export(names.values())
-    if any(device.platform == "gpu" for device in jax.devices()):
-        announce_nvrtc()
-    return names
-
-
-def _allow_export(names: Iterable[str]) -> None:
-    """Enters the targets where jax.export looks for those that may stand in a saved program.
-
-    JAX has no public way to say so; a JAX that keeps the list elsewhere wants
-    disabled_checks=[jax.export.DisabledSafetyCheck.custom_call(...)], as before.
-    """
-    try:
-        from jax._src.export import _export
-
-        _export._CUSTOM_CALL_TARGETS_GUARANTEED_STABLE.update(names)
-    except (ImportError, AttributeError):
-        pass
 
 
 @takes(JaxOptions)
@@ -266,7 +232,7 @@ def _operation(
         def on(*arrays: Any) -> Any:
             varying = _varying(*arrays)
             types = tuple(_type(x.shape, x.dtype, varying) for x in results)
-            return tuple(jax.ffi.ffi_call(_targets()[verb], types)(*arrays, **attributes))
+            return tuple(jax.ffi.ffi_call(targets()[verb], types)(*arrays, **attributes))
 
         return on
 

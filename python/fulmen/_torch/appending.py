@@ -15,10 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..appending import INTEGERS, AppendArrays, append_arrays, rotary_arrays, written
+from ..appending import INTEGERS, append_arrays, rotary_arrays, written
 from ..array_types import CURRENT_STREAM, NO_STREAM, TorchType
 from ..errors import DTypeError, UnsupportedError, kind_of
 from ..layouts import LAYOUTS, layout_of
+from ..page_tables import AppendArrays
 from . import guards, ops
 
 _WRITTEN = ("k_pages", "v_pages", "q_out")
