@@ -33,6 +33,9 @@ void scalar_backward(const Problem& problem);
 
 // Online softmax over key blocks, SIMD, threads; no allocation.
 void tiled_forward(const Plan& plan, const Problem& problem, void* workspace);
+// Of it, the passes with few rows and many keys (splits_keys): the keys are split among the
+// threads.
+void split_keys_forward(const Plan& plan, const Problem& problem, void* workspace);
 void tiled_backward(const Plan& plan, const Problem& problem, void* workspace);
 
 // The instruction set and the number of threads that a run would use now. Throws Error when

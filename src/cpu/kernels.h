@@ -99,6 +99,35 @@ struct GradientBlock {
   const Real* lse_term;    // (rows) dlse / row_sum; null: no gradient through lse
 };
 
+// All keys of some query rows, a key per lane. Rows of scores have room for a whole number of
+// vectors.
+template <class Real>
+struct FewRowsBlock {
+  Real* scores;  // (rows, stride): dot products in, weights exp(s - m) keep out
+  i64 stride;
+  i64 rows;
+  i64 keys;
+  ScoreTerms<Real> terms;
+  Real* row_max;  // (rows) out
+  Real* row_sum;
+};
+
+// A few query rows against many keys, which are read once and where they lie: unit stride of dims,
+// whose number is a multiple of what a vector holds. Lane: Real, or Pair where numbers of bf16 are
+// multiplied as they are; weights are then Pairs of keys.
+template <class Real, class Lane>
+struct FewRowsKernels {
+  // scores[row][key] = dot(Q[row], keys[key])
+  void (*dot)(const Lane* Q, i64 Q_stride, i64 rows, const Source& keys, i64 count, i64 dims,
+              Real* scores, i64 stride);
+
+  void (*weigh)(const FewRowsBlock<Real>& block);
+
+  // O[row] += sum over keys of weights[row][key] values[key]
+  void (*add)(const Lane* weights, i64 stride, i64 rows, const Source& values, i64 count, i64 dims,
+              Real* O, i64 O_stride);
+};
+
 template <class Real>
 struct Kernels {
   const char* isa;
@@ -126,12 +155,14 @@ struct Kernels {
   bool (*softmax)(const SoftmaxBlock<Real>& block);
 
   void (*gradient)(const GradientBlock<Real>& block);
+
+  FewRowsKernels<Real, Real> few_rows;
 };
 
 // The steps of the forward pass in which bf16 is multiplied as it is, two products an instruction.
 // Such instructions take numbers below the normal ones for 0, and a hidden value of inf or NaN
-// would spoil a sum: they are for blocks of ordinary numbers only, 0 or from kLeastOrdinary to the
-// largest finite one. What they lose is then below 2^-126 in a sum of products with weights up
+// would make a sum NaN: they are for blocks of ordinary numbers only, 0 or from 2^-64 to
+// 2^64 in magnitude. What they lose is then below 2^-126 in a sum of products with weights up
 // to 1.
 struct PairKernels {
   // out[row][d / 2] = elements d and d + 1, dims and columns up to a multiple of lanes filled with
@@ -149,6 +180,8 @@ struct PairKernels {
   // As softmax of Kernels, but the weights become Pairs of keys, (keys / 2, stride), over the
   // scores.
   bool (*softmax)(const SoftmaxBlock<float>& block);
+
+  FewRowsKernels<float, Pair> few_rows;
 };
 
 // The table in use: chosen once, at the first call, from what the processor has and

@@ -10,12 +10,11 @@
 #include <algorithm>
 
 #include "cpu/backend.h"
-#include "cpu/libm_math.h"
 #include "cpu/pair_terms.h"
+#include "cpu/row_results.h"
 #include "cpu/rows.h"
 #include "cpu/thread_pool.h"
 #include "kernels/attention/block_range.cuh"
-#include "kernels/attention/softmax_state.cuh"
 #include "plan/tiled_workspace.h"
 
 namespace fulmen::cpu {
@@ -33,11 +32,11 @@ class ForwardBlock {
         pairs_(problem.dtype == DType::kBFloat16 ? pair_kernels() : nullptr),
         sizes_(sizes),
         scratch_(scratch),
-        index_(at.sequence_index),
         head_(at.head),
         kv_head_(problem.kv_head(at.head)),
         sequence_(problem.sequence(at.sequence_index)),
         terms_(problem, at.sequence_index, sequence_, at.head),
+        results_(problem, sequence_, at.head),
         rows_(rows_of_block(at.block, sizes.rows, sequence_.shape.q_len)),
         owned_(rows_of_block(at.block, sizes.rows, sequence_.q_slot)) {}
 
@@ -54,15 +53,13 @@ class ForwardBlock {
           add_visible_pairs();
         }
       }
-      finish(blocks.visible.size() > 0);
+      results_.store(rows_, blocks.visible.size() > 0, {scratch_.O, sizes_.padded_dim_v},
+                     scratch_.row_max, scratch_.row_sum, scratch_.rescale);
     }
-    clear_rows_past_length();
+    results_.clear({max(owned_.begin, sequence_.shape.q_len + i64{0}), owned_.end});
   }
 
  private:
-  // A finished row's few numbers cost nothing, so they are computed in float64.
-  using Math = LibmMath<double>;
-  using State = SoftmaxState<Math>;
   static constexpr bool kHasPairs = kDTypeOf<Real> == DType::kFloat32;
 
   Source rows_in(Array array, i64 head, i64 row) const {
@@ -73,7 +70,7 @@ class ForwardBlock {
   void start() {
     pairs_fit_ = pairs_ && load_query_pairs();
     if (!pairs_fit_) load_query_lanes();
-    const State empty;
+    const RowState empty;
     std::fill_n(scratch_.row_max, sizes_.padded_rows, static_cast<Real>(empty.row_max));
     std::fill_n(scratch_.row_sum, sizes_.padded_rows, static_cast<Real>(empty.row_sum));
     std::fill_n(scratch_.O, rows_.size() * sizes_.padded_dim_v, Real(0));
@@ -266,71 +263,16 @@ class ForwardBlock {
                        kernels_.lanes, sizes_.padded_rows);
   }
 
-  // o = O / l_total;  lse = m + log l;  stats = (m, l)
-  void finish(bool saw_keys) {
-    Real* const factor = scratch_.rescale;
-    for (i64 i = 0; i < rows_.size(); ++i) {
-      const State state{static_cast<double>(scratch_.row_max[i]),
-                        static_cast<double>(scratch_.row_sum[i])};
-      save(sequence_.q_begin + rows_.begin + i, state);
-      double normalizer = state.normalizer(sink());
-      // Under a sink far above all scores, the factor itself would lose bits below the normal
-      // numbers.
-      constexpr double kTiny = 0x1p-100;
-      if (saw_keys && normalizer != 0 && normalizer < kTiny) {
-        scale_row(i, static_cast<Real>(normalizer / kTiny));
-        normalizer = kTiny;
-      }
-      factor[i] = static_cast<Real>(normalizer);
-    }
-    const Tensor& o = problem_.arrays[Array::kO];
-    const Destination to =
-        destination_of(o, sequence_.batch, head_, sequence_.q_begin + rows_.begin);
-    if (!saw_keys) return clear_rows(kernels_, to, rows_.size(), problem_.dim_v);
-    kernels_.store_rows({scratch_.O, sizes_.padded_dim_v}, rows_.size(), problem_.dim_v, factor, 1,
-                        to);
-  }
-
-  void scale_row(i64 i, Real factor) {
-    Real* const row = scratch_.O + i * sizes_.padded_dim_v;
-    for (i64 d = 0; d < problem_.dim_v; ++d) row[d] *= factor;
-  }
-
-  double sink() const {
-    if (!problem_.has(Array::kSinks)) return -Math::kInfinity;
-    return problem_.arrays[Array::kSinks].real(0, head_, 0, 0);
-  }
-
-  void save(i64 row, const State& state) const {
-    const Tensor& lse = problem_.arrays[Array::kLse];
-    const Tensor& stats = problem_.arrays[Array::kStats];
-    if (lse.present()) lse.set_real(sequence_.batch, head_, row, 0, state.lse());
-    if (stats.present()) {
-      stats.set_real(sequence_.batch, head_, row, 0, state.row_max);
-      stats.set_real(sequence_.batch, head_, row, 1, state.row_sum);
-    }
-  }
-
-  void clear_rows_past_length() {
-    const Interval past{max(owned_.begin, sequence_.shape.q_len + i64{0}), owned_.end};
-    if (past.size() <= 0) return;
-    for (i64 i = past.begin; i < past.end; ++i) save(sequence_.q_begin + i, State{});
-    clear_rows(kernels_,
-               destination_of(problem_.arrays[Array::kO], sequence_.batch, head_,
-                              sequence_.q_begin + past.begin),
-               past.size(), problem_.dim_v);
-  }
-
   const Problem& problem_;
   const Kernels<Real>& kernels_;
   const PairKernels* pairs_;  // null where bf16 is not multiplied as it is
   const TileSizes& sizes_;
   const ForwardScratch<Real>& scratch_;
-  i64 index_;
   i64 head_;
   i64 kv_head_;
   Sequence sequence_;
   PairTerms<Real> terms_;
+  RowResults<Real> results_;
   Interval rows_;        // of the block, within q_len
   Interval owned_;       // of the block, within the rows that the sequence owns
   Interval keys_{0, 0};  // those that are loaded
@@ -356,6 +298,7 @@ void forward(const Plan& plan, const Problem& problem, void* workspace) {
 }  // namespace
 
 void tiled_forward(const Plan& plan, const Problem& problem, void* workspace) {
+  if (splits_keys(problem)) return split_keys_forward(plan, problem, workspace);
   problem.dtype == DType::kFloat64 ? forward<double>(plan, problem, workspace)
                                    : forward<float>(plan, problem, workspace);
 }

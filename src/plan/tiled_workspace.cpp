@@ -21,6 +21,11 @@ constexpr i64 kTileRows = 96;
 constexpr i64 kForwardTileColumns = 128;
 constexpr i64 kBackwardTileColumns = 64;
 
+// Keys of a split: scores of 16 rows are then 64 KiB, and reading the keys takes hundreds of times
+// as long as merging a part.
+constexpr i64 kLeastSplitKeys = 32;
+constexpr i64 kSplitColumns = 1024;
+
 i64 padded(i64 size) { return ceil_div(size, kMostLanes) * kMostLanes; }
 
 i64 num_q_rows(const Problem& problem) {
@@ -33,6 +38,9 @@ u32* take_pairs(Arena& arena, const Problem& problem, i64 elements) {
 
 template <class Real>
 size_t workspace_bytes(const Problem& problem, Tile tile, int num_slots) {
+  if (splits_keys(problem)) {
+    return SplitWorkspace<Real>(nullptr, problem, tile, num_slots).bytes();
+  }
   return problem.operation == Operation::kForward
              ? ForwardWorkspace<Real>(nullptr, problem, tile, num_slots).bytes()
              : BackwardWorkspace<Real>(nullptr, problem, tile, num_slots).bytes();
@@ -40,7 +48,14 @@ size_t workspace_bytes(const Problem& problem, Tile tile, int num_slots) {
 
 }  // namespace
 
+bool splits_keys(const Problem& problem) {
+  const i64 rows = problem.max_q * problem.group_size();
+  return problem.operation == Operation::kForward && 0 < rows && rows <= kMostSplitRows &&
+         problem.max_kv >= kLeastSplitKeys;
+}
+
 Tile tiled_tile(const Problem& problem, const CpuDevice&) {
+  if (splits_keys(problem)) return {problem.max_q * problem.group_size(), kSplitColumns};
   const i64 columns =
       problem.operation == Operation::kForward ? kForwardTileColumns : kBackwardTileColumns;
   return {clamp<i64>(padded(problem.max_q), kMostLanes, kTileRows),
@@ -98,6 +113,28 @@ ForwardScratch<Real>::ForwardScratch(Arena& arena, const Problem& problem, const
       V_pairs(take_pairs(arena, problem, sizes.padded_columns * sizes.padded_dim_v)) {}
 
 template <class Real>
+SplitScratch<Real>::SplitScratch(Arena& arena, const Problem& problem, const TileSizes& sizes)
+    : Q(arena.take<Real>(sizes.rows * sizes.padded_dim_qk)),
+      Q_pairs(take_pairs(arena, problem, sizes.rows * sizes.padded_dim_qk)),
+      scores(arena.take<Real>(sizes.rows * sizes.padded_columns)),
+      addend(arena.take<Real>(sizes.rows * sizes.padded_columns)),
+      keep(problem.dropout.enabled() ? arena.take<Real>(sizes.rows * sizes.padded_columns)
+                                     : nullptr),
+      loaded(arena.take<Real>(kLoadedKeys * max(sizes.padded_dim_qk, sizes.padded_dim_v))),
+      finite_rows(arena.take<Real>(kLoadedKeys * sizes.padded_dim_v)) {}
+
+template <class Real>
+SplitShared<Real>::SplitShared(Arena& arena, const Problem& problem, const TileSizes& sizes)
+    : splits(arena.take<i64>(problem.num_sequences + 1)) {
+  const i64 parts =
+      most_blocks(problem, problem.packed ? problem.kv_rows : problem.max_kv, sizes.columns) *
+      problem.heads_kv * sizes.rows;
+  row_max = arena.take<Real>(parts);
+  row_sum = arena.take<Real>(parts);
+  O = arena.take<Real>(parts * sizes.padded_dim_v);
+}
+
+template <class Real>
 BackwardShared<Real>::BackwardShared(Arena& arena, const Problem& problem, const TileSizes& sizes)
     : q_blocks(arena.take<i64>(problem.num_sequences + 1)),
       kv_blocks(arena.take<i64>(problem.num_sequences + 1)),
@@ -136,6 +173,10 @@ template struct ForwardShared<float>;
 template struct ForwardShared<double>;
 template struct ForwardScratch<float>;
 template struct ForwardScratch<double>;
+template struct SplitShared<float>;
+template struct SplitShared<double>;
+template struct SplitScratch<float>;
+template struct SplitScratch<double>;
 template struct BackwardShared<float>;
 template struct BackwardShared<double>;
 template struct BackwardScratch<float>;

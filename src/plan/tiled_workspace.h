@@ -89,6 +89,40 @@ struct ForwardShared {
   i64* q_blocks;  // (num_sequences + 1): sequence s owns q blocks [q_blocks[s], q_blocks[s + 1])
 };
 
+// Rows that share K and V: up to one vector's lanes.
+inline constexpr i64 kMostSplitRows = 16;
+
+// Whether a forward pass has so few rows on a key/value head, and so many keys, that reading those
+// is its cost: such passes split the keys, and a tile is all rows by the keys of a split.
+bool splits_keys(const Problem& problem);
+
+// One slot's scratch where keys are split. Rows: (head of the group, q_row).
+template <class Real>
+struct SplitScratch {
+  SplitScratch(Arena& arena, const Problem& problem, const TileSizes& sizes);
+
+  static constexpr i64 kLoadedKeys = 64;
+
+  Real* Q;            // (rows, dim_qk)
+  u32* Q_pairs;       // (rows, dim_qk / 2); null for other types than bf16
+  Real* scores;       // (rows, columns)
+  Real* addend;       // (rows, columns)
+  Real* keep;         // (rows, columns); null without dropout
+  Real* loaded;       // (kLoadedKeys, dim_qk or dim_v): of keys that are not read where they lie
+  Real* finite_rows;  // (kLoadedKeys, dim_v)
+};
+
+// What all slots share where keys are split: the parts, (split, kv_head, row).
+template <class Real>
+struct SplitShared {
+  SplitShared(Arena& arena, const Problem& problem, const TileSizes& sizes);
+
+  i64* splits;    // (num_sequences + 1): sequence s owns splits [splits[s], splits[s + 1])
+  Real* row_max;  // (part)
+  Real* row_sum;  // (part)
+  Real* O;        // (part, dim_v); of parts that saw keys
+};
+
 // One slot's scratch in the backward pass.
 template <class Real>
 struct BackwardScratch {
@@ -162,6 +196,9 @@ class TiledWorkspace {
 
 template <class Real>
 using ForwardWorkspace = TiledWorkspace<ForwardShared<Real>, ForwardScratch<Real>>;
+
+template <class Real>
+using SplitWorkspace = TiledWorkspace<SplitShared<Real>, SplitScratch<Real>>;
 
 template <class Real>
 using BackwardWorkspace = TiledWorkspace<BackwardShared<Real>, BackwardScratch<Real>>;

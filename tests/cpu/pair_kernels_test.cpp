@@ -67,7 +67,7 @@ TEST_F(PairKernelTable, KnowOrdinaryNumbers) {
   for (u32 bits = 0; bits < 65536; ++bits) {
     row[bits % 64] = static_cast<u16>(bits);
     const float magnitude = std::fabs(to_float(bf16{static_cast<u16>(bits)}));
-    const bool expected = magnitude == 0 || (magnitude >= 0x1p-64f && std::isfinite(magnitude));
+    const bool expected = magnitude == 0 || (magnitude >= 0x1p-64f && magnitude <= 0x1p64f);
     const Source source{row.data(), DType::kBFloat16, 64, 1};
     EXPECT_EQ(pairs_->pack_columns(source, 1, 64, out.data(), 32), expected) << bits;
     EXPECT_EQ(pairs_->pack_rows(source, 1, 64, out.data(), 64), expected) << bits;

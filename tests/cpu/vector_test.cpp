@@ -3,12 +3,12 @@
 //
 // exp and tanh of the vector kernels against the C library, in units of the last place.
 
-#include "cpu/isa/vector.h"
-
 #include <gtest/gtest.h>
 
 #include <cmath>
 #include <limits>
+
+#include "cpu/isa/exponential.h"
 
 namespace fulmen::cpu {
 namespace {

@@ -6,7 +6,9 @@
 // P V in pairs of keys, for which V's rows are interleaved and softmax writes its weights in pairs.
 #pragma once
 
-#include "cpu/isa/table.h"
+#include "cpu/isa/few_rows.h"
+#include "cpu/isa/products.h"
+#include "cpu/isa/softmax.h"
 
 namespace fulmen::cpu {
 namespace {
@@ -14,16 +16,16 @@ namespace {
 constexpr i64 kHalfWidth = kVectorBytes / static_cast<i64>(sizeof(Half));
 typedef Half HalvesVector __attribute__((vector_size(kVectorBytes)));
 
-// Collects whether all numbers were 0 or from 2^-64 to the largest finite one.
+// Collects whether all numbers were 0 or from 2^-64 to 2^64.
 struct Ordinary {
   static constexpr Half kLeast = (127 - 64) << 7;
-  static constexpr Half kInfinity = 0x7f80;
+  static constexpr Half kMost = (127 + 64) << 7;
   HalvesVector odd_ones{};
 
   void add(HalvesVector bits) {
     const HalvesVector magnitude = bits & 0x7fff;
     // Below kLeast, the difference wraps and is large.
-    odd_ones |= (HalvesVector)((magnitude - kLeast >= Half(kInfinity - kLeast)) & (magnitude != 0));
+    odd_ones |= (HalvesVector)((magnitude - kLeast > Half(kMost - kLeast)) & (magnitude != 0));
   }
   bool holds() const { return !any(odd_ones != 0); }
 };
@@ -82,10 +84,43 @@ struct StoresPairs {
     Pair* const pairs = reinterpret_cast<Pair*>(block.scores);
     store(pairs + lane + j / 2 * block.stride, pairs_of(weights[0], weights[1]));
   }
+  static void store_lanes(float* row, i64 j, FloatVector weights) {
+    const HalvesOfFloats halves = rounded_halves(weights);
+    __builtin_memcpy(reinterpret_cast<char*>(row) + j * 2, &halves, sizeof(halves));
+  }
 };
 
-constexpr PairKernels kPairKernels = {pack_columns, pack_rows, transpose<Pair>,
-                                      multiply<float, Pair>, softmax_block<StoresPairs, float>};
+// bf16 as it is stored: 32 dimensions of a key at a time, two keys of a value.
+struct InPairs {
+  using Real = float;
+  using Lane = Pair;
+  static constexpr i64 kDims = kHalfWidth;
+  static constexpr i64 kBytes = kVectorBytes;
+  static Vector<Pair> read(const char* address) {
+    Vector<Pair> few;
+    __builtin_memcpy(&few, address, sizeof(few));
+    return few;
+  }
+
+  static constexpr int kKeys = 2;
+  static constexpr int kValueVectors = 2;
+  static constexpr i64 kValueBytes = kVectorBytes / 2;
+  static void read_values(const char* row, const char* next, Vector<Pair>* out) {
+    constexpr auto kAll = std::make_integer_sequence<int, kHalfWidth>();
+    const auto first = (HalvesVector)read(row);
+    const auto second = next ? (HalvesVector)read(next) : HalvesVector{};
+    out[0] = (Vector<Pair>)interleaved<0>(first, second, kAll);
+    out[1] = (Vector<Pair>)interleaved<kHalfWidth / 2>(first, second, kAll);
+  }
+};
+
+constexpr PairKernels kPairKernels = {
+    pack_columns,
+    pack_rows,
+    transpose<Pair>,
+    multiply<float, Pair>,
+    softmax_block<StoresPairs, float>,
+    {dot_rows_of<InPairs>, weigh_rows<StoresPairs, float>, add_rows_of<InPairs>}};
 
 }  // namespace
 }  // namespace fulmen::cpu

@@ -7,10 +7,7 @@
 // name: these files are compiled with -ffp-contract=off like the rest, so that softmax's exact
 // differences (s - max = 0) hold in every compiler.
 //
-// Elements of memory as vectors, and exp and tanh of a whole vector with the errors that attention
-// needs: exp within 1.5 ulp and exactly 1 at 0, tanh within 3 ulp. NaN stays NaN, exp(-inf) = 0.
-// Arguments of exp are at most 43 (354): those of softmax are a score minus a maximum. exp(x) = 2^n
-// exp(r), n = round(x / ln 2), |r| <= ln(2) / 2, a polynomial for exp(r).
+// And elements of memory as vectors.
 //
 // Everything under isa/ has internal linkage, and calls no inline function of a shared header: a
 // copy of such a function compiled for AVX-512 could otherwise be the one that the linker keeps for
@@ -44,6 +41,8 @@ constexpr int kVectorBytes = 16;
 constexpr int kTileRows = 6;
 #endif
 constexpr int kTileVectors = 2;
+
+using Half = u16;  // the 16 bits of an f16 or a bf16
 
 template <class Real>
 struct VectorOf;
@@ -193,6 +192,11 @@ template <class Real>
   return _mm512_dpbf16_ps(c, (__m512bh)a, (__m512bh)b);
 }
 
+typedef Half HalvesOfFloats __attribute__((vector_size(kVectorBytes / 2)));
+[[gnu::always_inline]] inline HalvesOfFloats rounded_halves(FloatVector values) {
+  return (HalvesOfFloats)_mm512_cvtneps_pbh(values);
+}
+
 // Lane by lane, rounded to nearest: `first` in the low half, `second` in the high one.
 [[gnu::always_inline]] inline Vector<u32> pairs_of(FloatVector first, FloatVector second) {
   const auto one = (Vector<u32>)_mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh(first));
@@ -210,8 +214,6 @@ template <class Mask>
   for (unsigned word = 0; word < kVectorBytes / sizeof(long long); ++word) all |= words[word];
   return all != 0;
 }
-
-using Half = u16;  // the 16 bits of an f16 or a bf16
 
 typedef Half HalfVector __attribute__((vector_size(kVectorBytes / 2)));
 typedef u32 WordVector __attribute__((vector_size(kVectorBytes)));
@@ -294,104 +296,18 @@ struct BFloat16Element {
   static void narrow(FloatVector value, Half* out) { narrow_bf16(value, out); }
 };
 
-// Adding kRound and taking it off rounds to an integer, which the sum's low bits also hold.
-// ln 2 in two parts: n * kLn2High is exact.
-template <class Real>
-struct ExpConstants;
-
-template <>
-struct ExpConstants<float> {
-  static constexpr float kLog2E = 0x1.715476p+0f;
-  static constexpr float kRound = 0x1.8p23f;
-  static constexpr float kLn2High = 0x1.63p-1f;
-  static constexpr float kLn2Low = -2.12194440e-4f;
-  static constexpr float kLowest = -104.0f;  // exp is below half the least number there is: 0
-  static constexpr int kMantissaBits = 23;
-  static constexpr unsigned kRaised = 0x5f800000;  // the bits of 2^64
-  static constexpr float kLower = 0x1p-64f;
-  // exp(r) = 1 + r + r^2 (c0 + c1 r + ...): minimax fit, relative error 3.1e-9 on |r| <= 0.347.
-  static constexpr float kPolynomial[] = {4.999999341e-1f, 1.666652011e-1f, 4.166839422e-2f,
-                                          8.368780515e-3f, 1.381446694e-3f};
-};
-
-template <>
-struct ExpConstants<double> {
-  static constexpr double kLog2E = 0x1.71547652b82fep+0;
-  static constexpr double kRound = 0x1.8p52;
-  static constexpr double kLn2High = 0x1.62e42fefap-1;
-  static constexpr double kLn2Low = 0x1.cf79abc9e3b3ap-40;
-  static constexpr double kLowest = -745.2;
-  static constexpr int kMantissaBits = 52;
-  static constexpr unsigned long long kRaised = 0x5ff0000000000000;  // the bits of 2^512
-  static constexpr double kLower = 0x1p-512;
-  // 1 / n!: the rest of the series is below 2^-57 of the sum.
-  static constexpr double kPolynomial[] = {1.0 / 2,          1.0 / 6,           1.0 / 24,
-                                           1.0 / 120,        1.0 / 720,         1.0 / 5040,
-                                           1.0 / 40320.0,    1.0 / 362880.0,    1.0 / 3628800.0,
-                                           1.0 / 39916800.0, 1.0 / 479001600.0, 1.0 / 6227020800.0};
-};
-
-// p 2^n, rounded once, also below the normal numbers. The low bits of `rounded` hold n.
-#if defined(__AVX512F__)
-template <class Real>
-[[gnu::always_inline]] inline Vector<Real> scaled_by_power(Vector<Real> p, Vector<Real> n,
-                                                           Vector<Real>) {
-  if constexpr (sizeof(Real) == sizeof(float)) {
-    return _mm512_scalef_ps(p, n);
-  } else {
-    return _mm512_scalef_pd(p, n);
+// visit(Element()) for the element type of that name; of nothing else can Real be computed.
+template <class Real, class Visit>
+[[gnu::always_inline]] inline void with_element(DType dtype, const Visit& visit) {
+  if constexpr (sizeof(Real) == sizeof(double)) {
+    dtype == DType::kFloat64 ? visit(Float64Element()) : visit(Float32Element());
+  } else if (dtype == DType::kFloat32) {
+    visit(Float32Element());
+  } else if (dtype == DType::kFloat16) {
+    visit(Float16Element());
+  } else if (dtype == DType::kBFloat16) {
+    visit(BFloat16Element());
   }
-}
-#else
-template <class Real>
-[[gnu::always_inline]] inline Vector<Real> scaled_by_power(Vector<Real> p, Vector<Real>,
-                                                           Vector<Real> rounded) {
-  using Constants = ExpConstants<Real>;
-  using Bits = typename VectorOf<Real>::Bits;
-  // In two factors, so that results below the normal numbers are rounded, not lost.
-  const Bits power = ((Bits)rounded << Constants::kMantissaBits) + Constants::kRaised;
-  return p * (Vector<Real>)power * Constants::kLower;
-}
-#endif
-
-template <class Real>
-[[gnu::always_inline]] inline Vector<Real> exponential(Vector<Real> x) {
-  using Constants = ExpConstants<Real>;
-  constexpr int kTerms = sizeof(Constants::kPolynomial) / sizeof(Real);
-  const Vector<Real> bounded = larger(x, broadcast(Constants::kLowest));  // NaN stays
-  const Vector<Real> rounded =
-      multiply_add(bounded, broadcast(Constants::kLog2E), broadcast(Constants::kRound));
-  const Vector<Real> n = rounded - Constants::kRound;
-  Vector<Real> r = multiply_add(n, broadcast(-Constants::kLn2High), bounded);
-  r = multiply_add(n, broadcast(-Constants::kLn2Low), r);
-  Vector<Real> p = broadcast(Constants::kPolynomial[kTerms - 1]);
-#pragma GCC unroll 16
-  for (int term = kTerms - 2; term >= 0; --term) {
-    p = multiply_add(p, r, broadcast(Constants::kPolynomial[term]));
-  }
-  return scaled_by_power<Real>(multiply_add(p * r, r, r) + Real(1), n, rounded);
-}
-
-// tanh(x) = x + x^3 q(x^2) near 0, where 1 - 2 / (exp(2x) + 1) would cancel. q: minimax fit,
-// relative error 2.6e-10 on |x| <= 0.65.
-[[gnu::always_inline]] inline FloatVector hyperbolic_tangent(FloatVector x) {
-  constexpr float kPolynomial[] = {-3.333332944e-1f, 1.333315218e-1f,  -5.393994246e-2f,
-                                   2.166340264e-2f,  -8.085625484e-3f, 2.059580041e-3f};
-  const FloatVector magnitude = x < 0.0f ? -x : x;
-  const FloatVector bounded = magnitude > 20.0f ? broadcast(20.0f) : magnitude;
-  const FloatVector z = bounded * bounded;
-  FloatVector q = broadcast(kPolynomial[5]);
-#pragma GCC unroll 8
-  for (int term = 4; term >= 0; --term) q = multiply_add(q, z, broadcast(kPolynomial[term]));
-  const FloatVector near_zero = multiply_add(q * z, bounded, bounded);
-  const FloatVector far = 1.0f - 2.0f / (exponential<float>(bounded + bounded) + 1.0f);
-  const FloatVector value = bounded < 0.6f ? near_zero : far;
-  return x < 0.0f ? -value : value;
-}
-
-[[gnu::always_inline]] inline DoubleVector hyperbolic_tangent(DoubleVector x) {
-  for (int lane = 0; lane < kWidth<double>; ++lane) x[lane] = __builtin_tanh(x[lane]);
-  return x;
 }
 
 }  // namespace

@@ -1,0 +1,180 @@
+// SPDX-FileCopyrightText: fulmen contributors
+// SPDX-License-Identifier: Apache-2.0
+//
+// What happens to a block of scores between its products.
+//
+// Forward softmax, a query row per lane: SoftmaxState (softmax_state.cuh) with every number a
+// vector of rows, natural logarithms. Plain blocks (all visible, no terms beyond a positive scale)
+// read the scores twice and write them once; the others write them twice.
+#pragma once
+
+#include "cpu/isa/exponential.h"
+#include "cpu/isa/vector.h"
+#include "cpu/kernels.h"
+
+namespace fulmen::cpu {
+namespace {
+
+template <class Real>
+[[gnu::always_inline]] inline Vector<Real> modified(Vector<Real> scaled, Real softcap) {
+  return softcap == Real(0) ? scaled : softcap * hyperbolic_tangent(scaled / softcap);
+}
+
+// s + addend; an addend of -inf hides, whatever s is.
+template <class Real>
+[[gnu::always_inline]] inline Vector<Real> with_addend(Vector<Real> s, Vector<Real> addend) {
+  return addend == -kInfinity<Real> ? addend : s + addend;
+}
+
+// The state of kWidth rows.
+template <class Real>
+struct SoftmaxLanes {
+  Vector<Real> row_max;
+  Vector<Real> row_sum;
+
+  Vector<Real> shift() const { return row_max == -kInfinity<Real> ? Vector<Real>{} : row_max; }
+
+  Vector<Real> weight(Vector<Real> s) const { return exponential<Real>(s - shift()); }
+
+  Vector<Real> update(Vector<Real> block_max) {
+    const Vector<Real> new_max = larger(row_max, block_max);
+    const Vector<Real> rescale =
+        new_max == row_max ? broadcast(Real(1)) : exponential<Real>(row_max - new_max);
+    row_max = new_max;
+    row_sum *= rescale;
+    return rescale;
+  }
+};
+
+// Where weights go: over the scores.
+template <class Real>
+struct StoresWeights {
+  static constexpr i64 kKeys = 1;  // at once
+  static void store_keys(const SoftmaxBlock<Real>& block, i64 lane, i64 j,
+                         const Vector<Real>* weights) {
+    store(block.scores + lane + j * block.stride, weights[0]);
+  }
+  static void store_lanes(Real* row, i64 j, Vector<Real> weights) { store(row + j, weights); }
+};
+
+// Rows [lane, lane + kWidth) of a block. Returns whether a rescale is not 1.
+template <class Weights, bool kPlain, class Real>
+[[gnu::always_inline]] inline bool softmax_lanes(const SoftmaxBlock<Real>& block, i64 lane) {
+  const ScoreTerms<Real>& terms = block.terms;
+  Real* const scores = block.scores + lane;
+  const Vector<Real> scale = broadcast(terms.map.scale);
+  // s = softcap(scale dot) + addend;  max over j
+  Vector<Real> block_max = broadcast(-kInfinity<Real>);
+  for (i64 j = 0; j < block.keys; ++j) {
+    const i64 at = j * block.stride;
+    Vector<Real> s = load(scores + at);
+    if constexpr (!kPlain) {
+      s = modified(s * scale, terms.map.softcap);
+      if (terms.addend) s = with_addend<Real>(s, load(terms.addend + lane + at));
+      store(scores + at, s);
+    }
+    block_max = larger(block_max, s);
+  }
+  if constexpr (kPlain) block_max *= scale;  // rounding keeps the order
+  // m, l <- m, l of the union
+  SoftmaxLanes<Real> state{load(block.row_max + lane), load(block.row_sum + lane)};
+  const Vector<Real> rescale = state.update(block_max);
+  // P = exp(s - m);  l += rowsum P
+  const Vector<Real> shift = state.shift();
+  Vector<Real> sum{};
+  for (i64 j = 0; j < block.keys; j += Weights::kKeys) {
+    Vector<Real> weights[Weights::kKeys];
+#pragma GCC unroll 2
+    for (i64 some = 0; some < Weights::kKeys; ++some) {
+      weights[some] = Vector<Real>{};
+      if (some > 0 && j + some >= block.keys) break;
+      const i64 at = (j + some) * block.stride;
+      const Vector<Real> s = kPlain ? load(scores + at) * scale : load(scores + at);
+      weights[some] = exponential<Real>(s - shift);
+      sum += weights[some];
+      if constexpr (!kPlain) {
+        if (terms.keep) weights[some] *= load(terms.keep + lane + at);
+      }
+    }
+    Weights::store_keys(block, lane, j, weights);
+  }
+  state.row_sum += sum;
+  store(block.row_max + lane, state.row_max);
+  store(block.row_sum + lane, state.row_sum);
+  store(block.rescale + lane, rescale);
+  return any(rescale != Real(1));
+}
+
+template <class Weights, class Real>
+bool softmax_block(const SoftmaxBlock<Real>& block) {
+  const bool plain = block.terms.map.softcap == Real(0) && block.terms.map.scale > Real(0) &&
+                     !block.terms.addend && !block.terms.keep;
+  bool rescales = false;
+  for (i64 lane = 0; lane < block.rows; lane += kWidth<Real>) {
+    const bool changed = plain ? softmax_lanes<Weights, true>(block, lane)
+                               : softmax_lanes<Weights, false>(block, lane);
+    rescales = rescales || changed;
+  }
+  return rescales;
+}
+
+template <class Real>
+bool softmax(const SoftmaxBlock<Real>& block) {
+  return softmax_block<StoresWeights<Real>>(block);
+}
+
+template <class Real>
+[[gnu::always_inline]] inline Vector<Real> at_most_zero(Vector<Real> x) {
+  return x > Real(0) ? Vector<Real>{} : x;  // NaN stays
+}
+
+// Keys [lane, lane + kWidth) of row i.
+template <class Real, bool kPlain>
+[[gnu::always_inline]] inline void gradient_lanes(const GradientBlock<Real>& block, i64 i,
+                                                  i64 lane) {
+  const ScoreTerms<Real>& terms = block.terms;
+  const i64 at = i * block.stride + lane;
+  const Vector<Real> s =
+      modified(load(block.scores + at) * terms.map.scale, kPlain ? 0 : terms.map.softcap);
+  const Vector<Real> addend = !kPlain && terms.addend ? load(terms.addend + at) : Vector<Real>{};
+  const Vector<Real> t = (kPlain ? s : with_addend<Real>(s, addend)) - block.row_max[i];
+  const Vector<Real> weight = exponential<Real>(at_most_zero<Real>(t));
+  Vector<Real> P = weight * block.normalizer[i];
+  // Hidden pairs are 0 even in rows whose statistics are NaN.
+  const auto hidden = addend == -kInfinity<Real>;
+  if constexpr (!kPlain) P = hidden ? Vector<Real>{} : P;
+  const Vector<Real> keep = !kPlain && terms.keep ? load(terms.keep + at) : broadcast(Real(1));
+  store(block.scores + at, kPlain ? P : P * keep);
+  if (!block.dP) return;
+  const Vector<Real> dP = kPlain ? load(block.dP + at) : load(block.dP + at) * keep;
+  Vector<Real> dS = P * (dP - block.delta[i]);
+  if constexpr (!kPlain) {
+    if (block.lse_term) dS += weight * block.lse_term[i];
+    if (terms.map.softcap != Real(0) && block.through_score_mod) {
+      const Vector<Real> tangent = s / terms.map.softcap;
+      dS *= Real(1) - tangent * tangent;
+    }
+    dS = hidden ? Vector<Real>{} : dS;  // a hidden v may have made dP NaN
+  }
+  store(block.dP + at, dS);
+}
+
+template <class Real>
+void gradient(const GradientBlock<Real>& block) {
+  const ScoreTerms<Real>& terms = block.terms;
+  const bool plain =
+      terms.map.softcap == Real(0) && !terms.addend && !terms.keep && !block.lse_term;
+  for (i64 i = 0; i < block.rows; ++i) {
+    for (i64 lane = 0; lane < block.keys; lane += kWidth<Real>) {
+      if (plain) {
+        gradient_lanes<Real, true>(block, i, lane);
+      } else {
+        gradient_lanes<Real, false>(block, i, lane);
+      }
+    }
+  }
+}
+
+}  // namespace
+
+}  // namespace fulmen::cpu
