@@ -31,7 +31,7 @@ class BackwardTile {
         sequence_(problem.sequence(sequence_index)) {}
 
   const Kernels<Real>& kernels() const { return kernels_; }
-  const Sequence& sequence() const { return sequence_; }
+  const CacheSequence& sequence() const { return sequence_; }
   const View<Real>& Q() const { return Q_; }
   const View<Real>& K() const { return K_; }
   const View<Real>& dO() const { return dO_; }
@@ -160,7 +160,7 @@ class BackwardTile {
   const BackwardShared<Real>& shared_;
   const BackwardScratch<Real>& scratch_;
   i64 index_;
-  Sequence sequence_;
+  CacheSequence sequence_;
   i64 head_ = 0;
   Interval rows_{0, 0};
   Interval keys_{0, 0};

@@ -19,8 +19,8 @@ constexpr Real kHidden = -std::numeric_limits<Real>::infinity();
 }  // namespace
 
 template <class Real>
-PairTerms<Real>::PairTerms(const Problem& problem, i64 sequence_index, const Sequence& sequence,
-                           i64 head)
+PairTerms<Real>::PairTerms(const Problem& problem, i64 sequence_index,
+                           const CacheSequence& sequence, i64 head)
     : problem_(problem),
       kernels_(kernels<Real>()),
       sequence_(sequence),
@@ -41,32 +41,46 @@ void PairTerms<Real>::fill_addend(Interval rows, Interval columns, Real* out, i6
   for (i64 i = rows.begin; i < rows.end; ++i, out += stride) {
     if (bias.present()) {
       const Tensor row = bias;
-      kernels_.load_rows(
-          {row.address(index_, head_, i, columns.begin), row.dtype, 0, row.strides[3]}, 1,
-          columns.size(), out, stride);
+      kernels_.load_rows({row.address(index_, head_, i, sequence_.first_key + columns.begin),
+                          row.dtype, 0, row.strides[3]},
+                         1, columns.size(), out, stride);
     } else {
       std::fill_n(out, columns.size(), Real(0));
     }
     if (problem_.has(Array::kAlibiSlopes)) {
-      const i64 position = sequence_.shape.position(i);
+      const bool has_tree = problem_.has(Array::kTree);
+      const i64 position = problem_.position(sequence_, i);
       for (i64 j = columns.begin; j < columns.end; ++j) {
-        out[j - columns.begin] += alibi_bias(alibi_slope_, position, j);
+        const i64 key = has_tree ? problem_.key_position(sequence_, j) : j;
+        out[j - columns.begin] += alibi_bias(alibi_slope_, position, key);
       }
     }
     if (problem_.has(Array::kMask)) hide_masked(i, columns, out);
     if (problem_.has(Array::kQIds)) hide_other_documents(i, columns, out);
-    const Interval seen = visible_columns(problem_.mask, sequence_.shape, i);
-    const i64 begin = clamp(seen.begin, columns.begin, columns.end);
-    const i64 end = clamp(seen.end, begin, columns.end);
-    std::fill(out, out + (begin - columns.begin), kHidden<Real>);
-    std::fill(out + (end - columns.begin), out + columns.size(), kHidden<Real>);
+    hide_by_position(i, columns, out);
   }
+}
+
+template <class Real>
+void PairTerms<Real>::hide_by_position(i64 row, Interval columns, Real* out) const {
+  if (problem_.has(Array::kTree)) {
+    for (i64 j = columns.begin; j < columns.end; ++j) {
+      if (!problem_.sees(sequence_, row, j)) out[j - columns.begin] = kHidden<Real>;
+    }
+    return;
+  }
+  const Interval seen =
+      visible_columns_at(problem_.mask, sequence_.shape.kv_len, problem_.position(sequence_, row));
+  const i64 begin = clamp(seen.begin, columns.begin, columns.end);
+  const i64 end = clamp(seen.end, begin, columns.end);
+  std::fill(out, out + (begin - columns.begin), kHidden<Real>);
+  std::fill(out + (end - columns.begin), out + columns.size(), kHidden<Real>);
 }
 
 template <class Real>
 void PairTerms<Real>::hide_masked(i64 row, Interval columns, Real* out) const {
   const Tensor& mask = problem_.arrays[Array::kMask];
-  const char* visible = mask.address(index_, head_, row, columns.begin);
+  const char* visible = mask.address(index_, head_, row, sequence_.first_key + columns.begin);
   for (i64 j = 0; j < columns.size(); ++j, visible += mask.strides[3]) {
     out[j] = *visible != 0 ? out[j] : kHidden<Real>;
   }
@@ -78,7 +92,7 @@ void PairTerms<Real>::hide_other_documents(i64 row, Interval columns, Real* out)
   const Tensor& kv_ids = problem_.arrays[Array::kKvIds];
   const i64 document = q_ids.index(sequence_.batch, 0, 0, sequence_.q_begin + row);
   for (i64 j = columns.begin; j < columns.end; ++j) {
-    const i64 other = kv_ids.index(sequence_.batch, 0, 0, sequence_.kv_begin + j);
+    const i64 other = kv_ids.index(sequence_.kv_batch, 0, 0, sequence_.kv_begin + j);
     if (other != document) out[j - columns.begin] = kHidden<Real>;
   }
 }

@@ -17,7 +17,7 @@ namespace fulmen::cpu {
 template <class Real>
 class PairTerms {
  public:
-  PairTerms(const Problem& problem, i64 sequence_index, const Sequence& sequence, i64 head);
+  PairTerms(const Problem& problem, i64 sequence_index, const CacheSequence& sequence, i64 head);
 
   // Whether even blocks that interval masks leave fully visible have an addend.
   bool adds_everywhere() const { return adds_everywhere_; }
@@ -29,10 +29,11 @@ class PairTerms {
  private:
   void hide_masked(i64 row, Interval columns, Real* out) const;
   void hide_other_documents(i64 row, Interval columns, Real* out) const;
+  void hide_by_position(i64 row, Interval columns, Real* out) const;
 
   const Problem& problem_;
   const Kernels<Real>& kernels_;
-  Sequence sequence_;
+  CacheSequence sequence_;
   i64 index_;
   i64 head_;
   Real alibi_slope_;

@@ -11,6 +11,7 @@
 #include <cmath>
 
 #include "cpu/backend.h"
+#include "cpu/key_rows.h"
 #include "cpu/pair_terms.h"
 #include "cpu/row_results.h"
 #include "cpu/rows.h"
@@ -47,10 +48,9 @@ class Split {
         O_(shared.O + part * sizes.padded_dim_v) {
     if (q_len_ == 0) return;
     const Interval all = rows_of_block(at.block, sizes.columns, sequence_.shape.kv_len);
-    const Interval first = visible_columns(problem.mask, sequence_.shape, 0);
-    const Interval last = visible_columns(problem.mask, sequence_.shape, q_len_ - 1);
-    keys_ = clamped(max(first.begin, all.begin), last.end, all.end);
-    is_full_ = last.begin <= keys_.begin && keys_.end <= first.end;
+    const SeenKeys seen = seen_keys(problem, sequence_, {0, q_len_});
+    keys_ = clamped(max(seen.some.begin, all.begin), seen.some.end, all.end);
+    is_full_ = seen.all.begin <= keys_.begin && keys_.end <= seen.all.end;
   }
 
   void run() {
@@ -71,16 +71,11 @@ class Split {
   static constexpr bool kHasPairs = kDTypeOf<Real> == DType::kFloat32;
   static constexpr i64 kLoadedKeys = SplitScratch<Real>::kLoadedKeys;
 
-  Source keys_in(Array array) const {
-    return source_of(problem_.arrays[array], sequence_.batch, kv_head_,
-                     sequence_.kv_begin + keys_.begin);
-  }
-
   // A row of the group for each head and row of q.
-  template <class Visit>
-  void for_each_head(const Visit& visit) const {
+  template <class Call>
+  void for_each_head(const Call& call) const {
     for (i64 member = 0; member < problem_.group_size(); ++member) {
-      visit(kv_head_ * problem_.group_size() + member, member * q_len_);
+      call(kv_head_ * problem_.group_size() + member, member * q_len_);
     }
   }
 
@@ -129,25 +124,38 @@ class Split {
     });
   }
 
+  bool lies_well(Array array) const {
+    const Tensor& tensor = problem_.arrays[array];
+    return tensor.strides[3] == 1 && tensor.shape[3] % kernels_.lanes == 0;
+  }
+
+  // call(first key within keys_, their number, where they lie)
+  template <class Call>
+  void for_each_run(Array array, const Call& call) const {
+    cpu::for_each_run(
+        problem_, sequence_, array, kv_head_, keys_,
+        [&](i64 key, i64 count, const Source& source) { call(key - keys_.begin, count, source); });
+  }
+
   // The rows where they lie when a kernel can read them there, else loaded chunk by chunk.
-  // visit(first key, rows, number of keys, dims)
-  template <class Visit>
-  void for_each_chunk(Array array, const Visit& visit) const {
-    const Source source = keys_in(array);
+  // call(first key, rows, number of keys, dims)
+  template <class Call>
+  void for_each_chunk(Array array, const Call& call) const {
     const i64 dims = problem_.arrays[array].shape[3];
-    const bool lies_well = source.dim_stride == 1 && dims % kernels_.lanes == 0;
-    const bool must_load = !lies_well || (array == Array::kV && has_addend_);
-    if (!must_load) return visit(i64{0}, source, keys_.size(), dims);
-    const i64 stride = array == Array::kK ? sizes_.padded_dim_qk : sizes_.padded_dim_v;
-    for (i64 key = 0; key < keys_.size(); key += kLoadedKeys) {
-      Source some = source;
-      some.data =
-          static_cast<const char*>(some.data) + key * source.row_stride * size_bytes(source.dtype);
-      const i64 count = min(kLoadedKeys, keys_.size() - key);
-      kernels_.load_rows(some, count, dims, scratch_.loaded, stride);
+    const bool reads_directly = lies_well(array) && !(array == Array::kV && has_addend_);
+    for_each_run(array, [&](i64 key, i64 count, const Source& source) {
+      if (reads_directly) return call(key, source, count, dims);
+      const i64 stride = array == Array::kK ? sizes_.padded_dim_qk : sizes_.padded_dim_v;
       const i64 padded = ceil_div(dims, kernels_.lanes) * kernels_.lanes;
-      visit(key, Source{scratch_.loaded, kDTypeOf<Real>, stride, 1}, count, padded);
-    }
+      for (i64 done = 0; done < count; done += kLoadedKeys) {
+        Source some = source;
+        some.data = static_cast<const char*>(some.data) +
+                    done * source.row_stride * size_bytes(source.dtype);
+        const i64 now = min(kLoadedKeys, count - done);
+        kernels_.load_rows(some, now, dims, scratch_.loaded, stride);
+        call(key + done, Source{scratch_.loaded, kDTypeOf<Real>, stride, 1}, now, padded);
+      }
+    });
   }
 
   void add_visible_values(i64 key, const Source& V, i64 count) const {
@@ -168,15 +176,25 @@ class Split {
                            sizes_.padded_dim_v);
   }
 
-  // Pairs of bf16 are read where they lie.
   bool fits_pairs() const {
-    const auto lies_well = [&](Array array) {
-      const Tensor& tensor = problem_.arrays[array];
-      return tensor.strides[3] == 1 && tensor.shape[3] % kernels_.lanes == 0;
-    };
     constexpr double kMostScale = 0x1p20;  // of what a dot product loses
     return pairs_ && !has_addend_ && std::fabs(problem_.score_map.scale) <= kMostScale &&
            lies_well(Array::kK) && lies_well(Array::kV);
+  }
+
+  // call(first key, their number, where they lie) of the values, twos of keys together: where some
+  // lie in different pages, a copy chunk by chunk.
+  template <class Call>
+  void for_each_even_run(const Call& call) const {
+    bool even = true;
+    for_each_run(Array::kV, [&](i64 key, i64, const Source&) { even = even && key % 2 == 0; });
+    if (even) return for_each_run(Array::kV, call);
+    for (i64 key = 0; key < keys_.size(); key += kLoadedKeys) {
+      const i64 first = keys_.begin + key;
+      const Interval some = clamped(first, first + kLoadedKeys, keys_.end);
+      call(key, some.size(),
+           keys_in_one(problem_, sequence_, Array::kV, kv_head_, some, scratch_.loaded));
+    }
   }
 
   // The same in bf16. False where numbers below the normal ones, which these instructions take for
@@ -190,13 +208,17 @@ class Split {
       ordinary = ordinary && all;
     });
     if (!ordinary) return false;
-    pairs_->few_rows.dot(scratch_.Q_pairs, stride, rows_, keys_in(Array::kK), keys_.size(),
-                         problem_.dim_qk, scratch_.scores, sizes_.padded_columns);
+    for_each_run(Array::kK, [&](i64 key, i64 count, const Source& K) {
+      pairs_->few_rows.dot(scratch_.Q_pairs, stride, rows_, K, count, problem_.dim_qk,
+                           scratch_.scores + key, sizes_.padded_columns);
+    });
     pairs_->few_rows.weigh(weights());
     std::fill_n(O_, rows_ * sizes_.padded_dim_v, Real(0));
-    pairs_->few_rows.add(reinterpret_cast<const Pair*>(scratch_.scores), sizes_.padded_columns,
-                         rows_, keys_in(Array::kV), keys_.size(), problem_.dim_v, O_,
-                         sizes_.padded_dim_v);
+    const Pair* const P = reinterpret_cast<const Pair*>(scratch_.scores);
+    for_each_even_run([&](i64 key, i64 count, const Source& V) {
+      pairs_->few_rows.add(P + key / 2, sizes_.padded_columns, rows_, V, count, problem_.dim_v, O_,
+                           sizes_.padded_dim_v);
+    });
     return has_ordinary_rows();
   }
 
@@ -219,7 +241,7 @@ class Split {
   const SplitScratch<Real>& scratch_;
   i64 index_;
   i64 kv_head_;
-  Sequence sequence_;
+  CacheSequence sequence_;
   i64 q_len_;
   i64 rows_;
   Real* row_max_;
@@ -283,7 +305,7 @@ class MergedRows {
   Real* O_;
   i64 index_;
   i64 head_;
-  Sequence sequence_;
+  CacheSequence sequence_;
   RowResults<Real> results_;
   Real row_max_[kMostSplitRows];
   Real row_sum_[kMostSplitRows];

@@ -10,11 +10,11 @@
 #include <algorithm>
 
 #include "cpu/backend.h"
+#include "cpu/key_rows.h"
 #include "cpu/pair_terms.h"
 #include "cpu/row_results.h"
 #include "cpu/rows.h"
 #include "cpu/thread_pool.h"
-#include "kernels/attention/block_range.cuh"
 #include "plan/tiled_workspace.h"
 
 namespace fulmen::cpu {
@@ -43,17 +43,18 @@ class ForwardBlock {
   void run() {
     if (rows_.size() > 0) {
       start();
-      const BlockRange blocks =
-          visible_column_blocks(problem_.mask, sequence_.shape, rows_, sizes_.columns);
-      for (i64 block = blocks.visible.begin; block < blocks.visible.end; ++block) {
-        load_keys(rows_of_block(block, sizes_.columns, sequence_.shape.kv_len));
-        if (blocks.is_full(block)) {
+      const SeenKeys seen = seen_keys(problem_, sequence_, rows_);
+      const i64 columns = sizes_.columns;
+      for (i64 first = seen.some.begin / columns * columns; first < seen.some.end;
+           first += columns) {
+        load_keys(clamped(first, first + columns, sequence_.shape.kv_len));
+        if (seen.all.begin <= keys_.begin && keys_.end <= seen.all.end) {
           add_pairs(rows_, keys_, true);
         } else {
           add_visible_pairs();
         }
       }
-      results_.store(rows_, blocks.visible.size() > 0, {scratch_.O, sizes_.padded_dim_v},
+      results_.store(rows_, seen.some.size() > 0, {scratch_.O, sizes_.padded_dim_v},
                      scratch_.row_max, scratch_.row_sum, scratch_.rescale);
     }
     results_.clear({max(owned_.begin, sequence_.shape.q_len + i64{0}), owned_.end});
@@ -103,19 +104,21 @@ class ForwardBlock {
     in_pairs_ = pairs_fit_ && load_key_pairs();
     if (in_pairs_) return;
     if (!has_query_lanes_) load_query_lanes();
-    const i64 row = sequence_.kv_begin + keys.begin;
-    K_ = rows_of(kernels_, rows_in(Array::kK, kv_head_, row), keys.size(), problem_.dim_qk,
+    K_ = rows_of(kernels_, keys_in(Array::kK, scratch_.K_copies), keys.size(), problem_.dim_qk,
                  Reads::kElements, scratch_.K, sizes_.padded_dim_qk);
-    V_ = rows_of(kernels_, rows_in(Array::kV, kv_head_, row), keys.size(), problem_.dim_v,
+    V_ = rows_of(kernels_, keys_in(Array::kV, scratch_.V_copies), keys.size(), problem_.dim_v,
                  Reads::kPanels, scratch_.V, sizes_.padded_dim_v);
   }
 
   bool load_key_pairs() {
-    const i64 row = sequence_.kv_begin + keys_.begin;
-    return pairs_->pack_columns(rows_in(Array::kK, kv_head_, row), keys_.size(), problem_.dim_qk,
-                                scratch_.K_pairs, sizes_.padded_dim_qk / 2) &&
-           pairs_->pack_rows(rows_in(Array::kV, kv_head_, row), keys_.size(), problem_.dim_v,
+    return pairs_->pack_columns(keys_in(Array::kK, scratch_.K_copies), keys_.size(),
+                                problem_.dim_qk, scratch_.K_pairs, sizes_.padded_dim_qk / 2) &&
+           pairs_->pack_rows(keys_in(Array::kV, scratch_.V_copies), keys_.size(), problem_.dim_v,
                              scratch_.V_pairs, sizes_.padded_dim_v);
+  }
+
+  Source keys_in(Array array, void* copies) const {
+    return keys_in_one(problem_, sequence_, array, kv_head_, keys_, copies);
   }
 
   i64 dim_pairs() const { return ceil_div(problem_.dim_qk, i64{2}); }
@@ -126,13 +129,13 @@ class ForwardBlock {
   void add_visible_pairs() {
     for (i64 begin = rows_.begin; begin < rows_.end; begin += kStripRows) {
       const Interval strip{begin, min(begin + kStripRows, rows_.end)};
-      const Interval first = visible_columns(problem_.mask, sequence_.shape, strip.begin);
-      const Interval last = visible_columns(problem_.mask, sequence_.shape, strip.end - 1);
-      const Interval seen = clamped(max(first.begin, keys_.begin), last.end, keys_.end);
+      const SeenKeys by_strip = seen_keys(problem_, sequence_, strip);
+      const Interval seen =
+          clamped(max(by_strip.some.begin, keys_.begin), by_strip.some.end, keys_.end);
       const Interval some{even(seen.begin), seen.end};
-      const i64 all_end = clamp<i64>(first.end, some.begin, some.end);
-      const Interval all{even(clamp<i64>(last.begin, some.begin, some.end) + 1),
-                         all_end == keys_.end ? all_end : even(all_end)};
+      const i64 all_begin = clamp<i64>(by_strip.all.begin, some.begin, some.end);
+      const i64 all_end = clamp<i64>(by_strip.all.end, all_begin, some.end);
+      const Interval all{even(all_begin + 1), all_end == keys_.end ? all_end : even(all_end)};
       if (all.size() <= 0) {
         add_pairs(strip, some, false);
         continue;
@@ -270,7 +273,7 @@ class ForwardBlock {
   const ForwardScratch<Real>& scratch_;
   i64 head_;
   i64 kv_head_;
-  Sequence sequence_;
+  CacheSequence sequence_;
   PairTerms<Real> terms_;
   RowResults<Real> results_;
   Interval rows_;        // of the block, within q_len

@@ -15,6 +15,7 @@ namespace {
 
 constexpr std::array kPreference{Implementation::kTiled, Implementation::kScalar};
 
+// Both CPU implementations compute every problem that validate lets through.
 const char* merit(Implementation implementation) {
   return implementation == Implementation::kTiled
              ? "SIMD tiles on all threads, memory linear in the sequence"
@@ -23,17 +24,8 @@ const char* merit(Implementation implementation) {
 
 bool is_forced(const Problem& problem) { return problem.implementation != Implementation::kAuto; }
 
-// What an implementation does not take; kCount: nothing.
-Array refused_array(const Problem& problem, Implementation implementation) {
-  return implementation == Implementation::kTiled ? problem.cache_array() : Array::kCount;
-}
-
 Implementation chosen_for(const Problem& problem) {
-  if (is_forced(problem)) return problem.implementation;
-  for (const Implementation implementation : kPreference) {
-    if (refused_array(problem, implementation) == Array::kCount) return implementation;
-  }
-  return kPreference.back();
+  return is_forced(problem) ? problem.implementation : kPreference.front();
 }
 
 }  // namespace
@@ -43,13 +35,8 @@ std::vector<Candidate> candidates(const Problem& problem) {
   std::vector<Candidate> list;
   for (const Implementation implementation : kPreference) {
     const bool accepted = implementation == chosen;
-    const Array refused = refused_array(problem, implementation);
     std::string reason = accepted && is_forced(problem) ? "asked for by name; " : "";
-    if (refused != Array::kCount) {
-      reason = sentence("does not take ", name(refused), "; ");
-    } else if (!accepted) {
-      reason = sentence(is_forced(problem) ? "not the one asked for" : "slower", "; ");
-    }
+    if (!accepted) reason = sentence(is_forced(problem) ? "not the one asked for" : "slower", "; ");
     list.push_back({implementation, accepted, reason + merit(implementation)});
   }
   return list;
@@ -60,12 +47,6 @@ Plan choose(const Problem& problem, const CpuDevice& device) {
   plan.problem = problem;
   plan.device = device;
   plan.implementation = chosen_for(problem);
-  const Array refused = refused_array(problem, plan.implementation);
-  if (refused != Array::kCount) {
-    throw Error(Status::kUnsupported,
-                sentence("implementation ", name(plan.implementation), " does not take ",
-                         name(refused), "; implementation scalar does, and auto finds it"));
-  }
   if (plan.implementation == Implementation::kTiled) {
     plan.tile = tiled_tile(problem, device);
     plan.workspace_bytes = tiled_workspace_bytes(problem, plan.tile, device);

@@ -21,9 +21,11 @@ constexpr i64 kTileRows = 96;
 constexpr i64 kForwardTileColumns = 128;
 constexpr i64 kBackwardTileColumns = 64;
 
+// Below so many keys without pages, a tile is faster.
+constexpr i64 kLeastSplitKeys = 32;
+
 // Keys of a split: scores of 16 rows are then 64 KiB, and reading the keys takes hundreds of times
 // as long as merging a part.
-constexpr i64 kLeastSplitKeys = 32;
 constexpr i64 kSplitColumns = 1024;
 
 i64 padded(i64 size) { return ceil_div(size, kMostLanes) * kMostLanes; }
@@ -34,6 +36,10 @@ i64 num_q_rows(const Problem& problem) {
 
 u32* take_pairs(Arena& arena, const Problem& problem, i64 elements) {
   return problem.dtype == DType::kBFloat16 ? arena.take<u32>(elements / 2) : nullptr;
+}
+
+char* take_copies(Arena& arena, const Problem& problem, i64 elements) {
+  return problem.is_paged() ? arena.take<char>(elements * size_bytes(problem.dtype)) : nullptr;
 }
 
 template <class Real>
@@ -50,8 +56,9 @@ size_t workspace_bytes(const Problem& problem, Tile tile, int num_slots) {
 
 bool splits_keys(const Problem& problem) {
   const i64 rows = problem.max_q * problem.group_size();
-  return problem.operation == Operation::kForward && 0 < rows && rows <= kMostSplitRows &&
-         problem.max_kv >= kLeastSplitKeys;
+  if (problem.operation != Operation::kForward || rows == 0 || rows > kMostSplitRows) return false;
+  if (problem.may_plan_by_lengths()) return problem.is_paged() || problem.max_kv >= kLeastSplitKeys;
+  return !problem.packed.q && !problem.has(Array::kQLengths);
 }
 
 Tile tiled_tile(const Problem& problem, const CpuDevice&) {
@@ -107,6 +114,8 @@ ForwardScratch<Real>::ForwardScratch(Arena& arena, const Problem& problem, const
       keep(problem.dropout.enabled() ? arena.take<Real>(sizes.columns * sizes.padded_rows)
                                      : nullptr),
       finite_rows(arena.take<Real>(sizes.columns * sizes.padded_dim_v)),
+      K_copies(take_copies(arena, problem, sizes.columns * problem.dim_qk)),
+      V_copies(take_copies(arena, problem, sizes.columns * problem.dim_v)),
       Q_rows(take_pairs(arena, problem, sizes.rows * sizes.padded_dim_qk)),
       Q_pairs(take_pairs(arena, problem, sizes.padded_rows * sizes.padded_dim_qk)),
       K_pairs(take_pairs(arena, problem, sizes.columns * sizes.padded_dim_qk)),
@@ -126,9 +135,10 @@ SplitScratch<Real>::SplitScratch(Arena& arena, const Problem& problem, const Til
 template <class Real>
 SplitShared<Real>::SplitShared(Arena& arena, const Problem& problem, const TileSizes& sizes)
     : splits(arena.take<i64>(problem.num_sequences + 1)) {
-  const i64 parts =
-      most_blocks(problem, problem.packed ? problem.kv_rows : problem.max_kv, sizes.columns) *
-      problem.heads_kv * sizes.rows;
+  const i64 splits = problem.packed.kv
+                         ? problem.kv_rows / sizes.columns + problem.num_sequences
+                         : problem.num_sequences * ceil_div(problem.max_kv, sizes.columns);
+  const i64 parts = splits * problem.heads_kv * sizes.rows;
   row_max = arena.take<Real>(parts);
   row_sum = arena.take<Real>(parts);
   O = arena.take<Real>(parts * sizes.padded_dim_v);

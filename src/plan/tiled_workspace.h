@@ -74,6 +74,10 @@ struct ForwardScratch {
   Real* keep;         // (columns, rows); null without dropout
   Real* finite_rows;  // (columns, dim_v)
 
+  // Keys of several pages, one behind the other, in their own type; null without pages.
+  char* K_copies;  // (columns, dim_qk)
+  char* V_copies;  // (columns, dim_v)
+
   // Of bf16, two numbers in 32 bits; null for other types.
   u32* Q_rows;   // (rows, dim_qk / 2)
   u32* Q_pairs;  // (dim_qk / 2, rows) in panels
@@ -92,8 +96,9 @@ struct ForwardShared {
 // Rows that share K and V: up to one vector's lanes.
 inline constexpr i64 kMostSplitRows = 16;
 
-// Whether a forward pass has so few rows on a key/value head, and so many keys, that reading those
-// is its cost: such passes split the keys, and a tile is all rows by the keys of a split.
+// Whether a forward pass has so few rows on a key/value head that reading keys is its cost: such
+// passes split the keys, and a tile is all rows by the keys of a split. Depends on no page, and of
+// batch-invariant problems on nothing that another request may decide.
 bool splits_keys(const Problem& problem);
 
 // One slot's scratch where keys are split. Rows: (head of the group, q_row).

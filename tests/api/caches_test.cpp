@@ -90,6 +90,7 @@ TEST(Caches, QueriesMayBePacked) {
   CacheSizes sizes;
   sizes.call.q_rows = 5;
   TestCall packed = paged_call(sizes);
+  packed.problem.implementation = FULMEN_SCALAR;
   packed.problem.causal = 1;
   packed.input(&T::q, FULMEN_FLOAT32, {4, 5, 4});
   packed.output(&T::o, FULMEN_FLOAT32, {4, 5, 6});

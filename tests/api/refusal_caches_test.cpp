@@ -116,10 +116,6 @@ const Refusal kPaged[] = {
      [](TestCall& c) { c.indices(&T::tree, {0, 1, 2}).dtype = FULMEN_INT32; },
      FULMEN_ERROR_DTYPE,
      {"tree is int32", "int64"}},
-    {"tiled by name",
-     [](TestCall& c) { c.problem.implementation = FULMEN_TILED; },
-     FULMEN_ERROR_UNSUPPORTED,
-     {"tiled does not take page_table", "scalar"}},
 
     // contents
     {"length beyond the table",

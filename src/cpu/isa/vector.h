@@ -296,17 +296,17 @@ struct BFloat16Element {
   static void narrow(FloatVector value, Half* out) { narrow_bf16(value, out); }
 };
 
-// visit(Element()) for the element type of that name; of nothing else can Real be computed.
-template <class Real, class Visit>
-[[gnu::always_inline]] inline void with_element(DType dtype, const Visit& visit) {
+// call(Element()) for the element type of that name; of nothing else can Real be computed.
+template <class Real, class Call>
+[[gnu::always_inline]] inline void with_element(DType dtype, const Call& call) {
   if constexpr (sizeof(Real) == sizeof(double)) {
-    dtype == DType::kFloat64 ? visit(Float64Element()) : visit(Float32Element());
+    dtype == DType::kFloat64 ? call(Float64Element()) : call(Float32Element());
   } else if (dtype == DType::kFloat32) {
-    visit(Float32Element());
+    call(Float32Element());
   } else if (dtype == DType::kFloat16) {
-    visit(Float16Element());
+    call(Float16Element());
   } else if (dtype == DType::kBFloat16) {
-    visit(BFloat16Element());
+    call(BFloat16Element());
   }
 }
 

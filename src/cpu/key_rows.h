@@ -1,0 +1,92 @@
+// SPDX-FileCopyrightText: fulmen contributors
+// SPDX-License-Identifier: Apache-2.0
+//
+// Where the keys of a sequence lie, and which of them rows see: the one file in which the tiled
+// backend knows page tables, left padding, positions and drafts.
+#pragma once
+
+#include <cstring>
+
+#include "cpu/rows.h"
+
+namespace fulmen::cpu {
+
+// Of k or v, keys [keys.begin, keys.end) in runs that lie one row behind the other: call(first key
+// of the run, their number, where they lie). A run ends with its page.
+template <class Call>
+void for_each_run(const Problem& problem, const CacheSequence& sequence, Array array, i64 kv_head,
+                  Interval keys, const Call& call) {
+  const Tensor& tensor = problem.arrays[array];
+  for (i64 key = keys.begin; key < keys.end;) {
+    const KeyRow at = problem.key(sequence, key);
+    const i64 left = problem.is_paged() ? problem.page_rows - at.row : keys.size();
+    const i64 count = min(left, keys.end - key);
+    call(key, count, source_of(tensor, at.batch, kv_head, at.row));
+    key += count;
+  }
+}
+
+// The same keys as one source: where they lie, or copied from several runs to `copies`, which has
+// room for them.
+inline Source keys_in_one(const Problem& problem, const CacheSequence& sequence, Array array,
+                          i64 kv_head, Interval keys, void* copies) {
+  const Tensor& tensor = problem.arrays[array];
+  const i64 dims = tensor.shape[3];
+  const i64 size = size_bytes(tensor.dtype);
+  Source one{copies, tensor.dtype, dims, 1};
+  for_each_run(
+      problem, sequence, array, kv_head, keys, [&](i64 key, i64 count, const Source& source) {
+        if (count == keys.size()) {
+          one = source;
+          return;
+        }
+        char* to = static_cast<char*>(copies) + (key - keys.begin) * dims * size;
+        for (i64 row = 0; row < count; ++row) {
+          const char* from = static_cast<const char*>(source.data) + row * source.row_stride * size;
+          if (source.dim_stride == 1) {
+            std::memcpy(to, from, static_cast<size_t>(dims * size));
+            to += dims * size;
+            continue;
+          }
+          for (i64 d = 0; d < dims; ++d, to += size) {
+            std::memcpy(to, from + d * source.dim_stride * size, static_cast<size_t>(size));
+          }
+        }
+      });
+  return one;
+}
+
+// Keys that some row of a block sees lie in `some`; all rows see those in `all`, a part of it. By
+// the masks that speak of positions alone.
+struct SeenKeys {
+  Interval some;
+  Interval all;
+};
+
+// rows: not empty, within q_len.
+inline SeenKeys seen_keys(const Problem& problem, const CacheSequence& sequence, Interval rows) {
+  const bool has_tree = problem.has(Array::kTree);
+  const SequenceShape& shape = sequence.shape;
+  if (!has_tree && !problem.has(Array::kPositions)) {  // ends never decrease from row to row
+    const Interval first = visible_columns(problem.mask, shape, rows.begin);
+    const Interval last = visible_columns(problem.mask, shape, rows.end - 1);
+    return {{first.begin, last.end}, clamped(last.begin, first.end, last.end)};
+  }
+  SeenKeys seen{{shape.kv_len, 0}, {0, shape.kv_len}};
+  for (i64 i = rows.begin; i < rows.end; ++i) {
+    const i64 position = problem.position(sequence, i);
+    const Interval row = visible_columns_at(problem.mask, shape.kv_len, position);
+    seen.some = {min(seen.some.begin, row.begin), max(seen.some.end, row.end)};
+    seen.all = {max(seen.all.begin, row.begin), min(seen.all.end, row.end)};
+  }
+  if (has_tree) {  // drafted keys stand at positions of their own: pair by pair
+    const i64 drafted = max<i64>(first_drafted(shape), 0);
+    seen.some = {min(seen.some.begin, drafted), shape.kv_len};
+    seen.all.end = min(seen.all.end, drafted);
+  }
+  seen.some = clamped(seen.some.begin, seen.some.end, shape.kv_len);
+  seen.all = clamped(max(seen.all.begin, seen.some.begin), seen.all.end, seen.some.end);
+  return seen;
+}
+
+}  // namespace fulmen::cpu
