@@ -9,6 +9,7 @@
 
 #include "core/error.h"
 #include "gpu/call.h"
+#include "gpu/decode_sm80/plan.h"
 #include "gpu/forward_sm80/shapes.h"
 #include "gpu/jit/kernel_spec.h"
 #include "gpu/params.h"
@@ -299,6 +300,11 @@ u32 forward_sm80_switches(const Problem&, const Gpu&) {
 }
 
 PlanOrRefusal plan_forward_sm80(const Problem& problem, const Gpu& gpu) {
+  if (prefers_decode_sm80(problem, gpu)) return plan_decode_sm80(problem, gpu);
+  if (problem.has_caches()) {
+    return sentence("takes ", name(problem.cache_array()),
+                    " with 16-byte rows of few queries alone, and without bias and masks of pairs");
+  }
   std::string refusal = refusal_of(problem, gpu);
   if (!refusal.empty()) return refusal;
   std::vector<TileCandidate> compared;

@@ -9,6 +9,7 @@
 
 #include "core/error.h"
 #include "gpu/call.h"
+#include "gpu/decode_sm80/plan.h"
 #include "gpu/params.h"
 
 namespace fulmen::gpu {
@@ -200,8 +201,18 @@ ForwardParams forward_sm90_params(const Problem& problem, const ForwardSm90Confi
   return params;
 }
 
+// Where heads and sequences do not fill the card, unless these kernels were asked for by name.
+static bool leaves_to_decode(const Problem& problem, const Gpu& gpu) {
+  return problem.implementation != Implementation::kSm90 &&
+         problem.num_sequences * problem.heads_kv < gpu.num_multiprocessors &&
+         prefers_decode_sm80(problem, gpu);
+}
+
 PlanOrRefusal plan_forward_sm90(const Problem& problem, const Gpu& gpu) {
   std::string why_not = refusal(problem, gpu);
+  if (why_not.empty() && leaves_to_decode(problem, gpu)) {
+    why_not = "few query rows and long keys: sm80 divides the keys among all multiprocessors";
+  }
   if (!why_not.empty()) return why_not;
   auto plan = std::make_unique<ForwardSm90Plan>();
   const ForwardSm90Config config = forward_sm90_config(problem, gpu, &plan->compared);

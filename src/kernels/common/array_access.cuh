@@ -116,4 +116,10 @@ inline __attribute__((noinline)) i64 load_index(const ArrayView& array, i64 offs
                                       : static_cast<i64>(load_element<i32>(address));
 }
 
+// The same of an array whose elements lie on multiples of their size.
+inline i64 load_aligned_index(const ArrayView& array, i64 offset) {
+  if (array.dtype == DType::kInt64) return reinterpret_cast<const i64*>(array.data)[offset];
+  return reinterpret_cast<const i32*>(array.data)[offset];
+}
+
 }  // namespace fulmen

@@ -60,6 +60,30 @@ inline void announce(u32* counter) {
                : "memory");
 }
 
+// A counter in memory that may hold anything: a stamp of 48 bits, and below it how often threads
+// have arrived there. Whoever shall arrive first makes sure that it bears the launch's own stamp
+// (its lower 16 bits are 0): with another one it counts from 0. The last to arrive leaves it at 0.
+inline void start_counter(u64* counter, u64 stamp) {
+  u64 found;
+  asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(found) : "l"(counter) : "memory");
+  if ((found ^ stamp) >> 16 == 0) return;
+  asm volatile(
+      "{ .reg .b64 old; atom.relaxed.gpu.global.cas.b64 old, [%0], %1, %2; }" ::"l"(counter),
+      "l"(found), "l"(stamp)
+      : "memory");
+}
+
+// atom.acq_rel.gpu.add: announces, and hears of all that was announced there. Returns how many were
+// there before.
+inline u32 arrive(u64* counter) {
+  u64 before;
+  asm volatile("atom.acq_rel.gpu.global.add.u64 %0, [%1], 1;"
+               : "=l"(before)
+               : "l"(counter)
+               : "memory");
+  return static_cast<u32>(before & 0xffff);
+}
+
 // ld.acquire.gpu in a loop: returns once the counter has reached `count`.
 inline void await(const u32* counter, u32 count) {
   u32 x;

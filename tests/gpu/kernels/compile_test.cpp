@@ -23,6 +23,7 @@
 #include "gpu/backend.h"
 #include "gpu/backward_sm80/plan.h"
 #include "gpu/backward_sm90/plan.h"
+#include "gpu/decode_sm80/plan.h"
 #include "gpu/forward_sm80/plan.h"
 #include "gpu/forward_sm90/plan.h"
 #include "gpu/jit/compiler.h"
@@ -166,6 +167,11 @@ TEST(CompileKernels, Simt) { expect_compile({{simt_specs(64 * 1024), 6}}); }
 TEST(CompileKernels, Sm80Forward) {
   expect_compile({{forward_sm80_specs(gpu_named("rtx4090")), 3, kNarrow},
                   {forward_sm80_specs(gpu_named("a100")), 1, {"sm_80"}}});
+}
+
+TEST(CompileKernels, Sm80Decode) {
+  expect_compile({{decode_sm80_specs(gpu_named("rtx4090")), 7, kNarrow},
+                  {decode_sm80_specs(gpu_named("a100")), 3, {"sm_80"}}});
 }
 
 TEST(CompileKernels, Sm80Backward) {

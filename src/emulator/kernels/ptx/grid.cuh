@@ -66,6 +66,20 @@ inline void announce(u32* counter, Site site = Where::current()) {
   emulator::store_unseen(counter, emulator::load_unseen(counter) + 1);
 }
 
+inline void start_counter(u64* counter, u64 stamp, Site site = Where::current()) {
+  emulator::on_global(counter, 8, emulator::Kind::kAtomic, site);
+  if ((emulator::load_unseen(counter) ^ stamp) >> 16 != 0) emulator::store_unseen(counter, stamp);
+}
+
+inline u32 arrive(u64* counter, Site site = Where::current()) {
+  emulator::on_global(counter, 8, emulator::Kind::kAtomic, site);
+  emulator::announce_on(counter);
+  emulator::hear_of(counter);
+  const u64 before = emulator::load_unseen(counter);
+  emulator::store_unseen(counter, before + 1);
+  return static_cast<u32>(before & 0xffff);
+}
+
 class CounterWait final : public emulator::Wait {
  public:
   CounterWait(const u32* counter, u32 count) : counter_(counter), count_(count) {}

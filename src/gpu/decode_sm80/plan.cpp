@@ -1,0 +1,226 @@
+// SPDX-FileCopyrightText: fulmen contributors
+// SPDX-License-Identifier: Apache-2.0
+//
+// Tiles and plans of decode_sm80.
+
+#include "gpu/decode_sm80/plan.h"
+
+#include <atomic>
+#include <random>
+
+#include "core/error.h"
+#include "gpu/call.h"
+#include "gpu/forward_sm80/plan.h"
+#include "gpu/params.h"
+
+namespace fulmen::gpu {
+namespace {
+
+constexpr i64 kMaxDim = 256;
+constexpr i64 kMaxRows = 64;                // of a group of heads: one row tile
+constexpr i64 kFewestKeys = 256;            // below, there is nothing to divide
+constexpr i64 kMostBlocks = i64{1} << 30;   // of keys: they are counted in 31 bits
+constexpr double kSmallestScale = 0x1p-60;  // by which slopes of ALiBi and caps are divided
+constexpr size_t kSpillBytes = 512;         // of the path for rows that met something hidden
+
+// How many splits of a block's keys, and stages of their rings. In order of preference, the first
+// that fits: 128 KB in flight a multiprocessor, by one block, were best on an H200 (2026-11-29).
+struct DecodeShape {
+  i32 splits;
+  i32 stages;
+};
+constexpr DecodeShape kShapes[] = {{8, 2}, {4, 3}, {4, 2}, {4, 1}, {2, 2}, {2, 1}, {1, 2}, {1, 1}};
+
+i64 rows_of_group(const Problem& problem) { return problem.max_q * problem.group_size(); }
+
+i32 rounded_up(i64 dim) { return static_cast<i32>(16 * max<i64>(ceil_div(dim, 16), 1)); }
+
+// Whether more than kv_lengths and page_table says where sequences are.
+bool is_ragged(const Problem& problem) {
+  return problem.packed.q || problem.packed.kv || !problem.has(Array::kKvLengths) ||
+         problem.has(Array::kQLengths) || problem.has(Array::kKvStart) ||
+         problem.has(Array::kPageIndptr);
+}
+
+bool has_aligned_o(const Problem& problem) {
+  const Tensor& o = problem.arrays[Array::kO];
+  const i64 unit = 16 / size_bytes(o.dtype);
+  bool fits = o.strides[3] == 1;
+  for (int axis = 0; axis < 3; ++axis) {
+    fits = fits && (o.shape[axis] <= 1 || o.strides[axis] % unit == 0);
+  }
+  return fits;
+}
+
+// Upper bound of the blocks of keys, over all heads.
+i64 num_key_blocks(const Problem& problem, const DecodeSm80Config& config) {
+  const i64 of_head = ceil_div(problem.max_kv, config.block_keys()) * problem.num_sequences;
+  return of_head * problem.heads_kv;
+}
+
+void set_rows(DecodeSm80Config& config, const Problem& problem) {
+  const i64 rows = rows_of_group(problem);
+  config.row_warps = rows <= 16 ? 1 : rows <= 32 ? 2 : 4;
+  config.kv_rows = config.row_warps == 4 || max(config.d_qk, config.d_v) <= 64 ? 32 : 16;
+}
+
+KernelSpec spec(const DecodeSm80Config& config) {
+  KernelSpec spec = spec_of<DecodeSm80Params>(
+      "decode_sm80/decode_sm80", "decode_sm80",
+      sentence(name(config.dtype), "_d", config.d_qk, "_", config.d_v, "_", config.rows(), "x",
+               config.block_keys(), name_suffix(config.score), config.ragged ? "_ragged" : "",
+               config.paged ? "_paged" : "", config.placed ? "_placed" : "",
+               config.tree ? "_tree" : ""),
+      config);
+  spec.num_threads = config.threads();
+  spec.min_blocks = config.min_blocks;
+  spec.shared_bytes = static_cast<size_t>(config.shared_bytes());
+  spec.shared_bytes_text = "kConfig.shared_bytes()";
+  spec.tensor_cores = true;
+  spec.spill_allowance_bytes = kSpillBytes;
+  return spec;
+}
+
+// Blocks of a launch. As many for every head of k and v, where that leaves few multiprocessors
+// idle: then no block has keys of two heads, and those that share a head end together.
+i64 num_workers(const Problem& problem, const Gpu& gpu, const DecodeSm80Config& config,
+                i64 row_tiles) {
+  const i64 at_once = max<i64>(1, i64{gpu.num_multiprocessors} * config.min_blocks / row_tiles);
+  const i64 even = at_once / problem.heads_kv * problem.heads_kv;
+  const i64 workers = even * 20 >= at_once * 19 ? even : at_once;
+  return clamp<i64>(workers, 1, max<i64>(1, num_key_blocks(problem, config)));
+}
+
+// A number that no memory holds by chance, see ptx::start_counter.
+u64 new_stamp() {
+  static std::atomic<u64> made = (u64{std::random_device()()} << 32) ^ std::random_device()();
+  u64 x = made += 0x9e3779b97f4a7c15;  // splitmix64 (Steele, Lea, Flood, 2014)
+  x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9;
+  x = (x ^ x >> 27) * 0x94d049bb133111eb;
+  return (x ^ x >> 31) << 16 | u64{1} << 63;
+}
+
+// Workspace: counters, then parts.
+class DecodeSm80Plan final : public GpuPlan {
+ public:
+  DecodeSm80Plan(const Problem& problem, const Gpu& gpu, const DecodeSm80Config& config) {
+    params_.attention = attention_params(problem);
+    params_.group = static_cast<i32>(problem.group_size());
+    params_.row_tiles = static_cast<i32>(ceil_div(rows_of_group(problem), config.rows()));
+    params_.stamp = new_stamp();
+    const i64 row_tiles = params_.row_tiles;
+    const i64 grid = num_workers(problem, gpu, config, row_tiles) * row_tiles;
+    parts_at_ = ceil_div(grid * 8, 256) * 256;
+    workspace_bytes = static_cast<size_t>(parts_at_ + grid * 2 * config.part_floats() * 4);
+    tile = {config.rows(), config.block_keys()};
+    alignment_bytes = 16;
+    launches = {{spec(config), problem.num_sequences == 0 && !problem.packed.q ? 0 : grid}};
+  }
+
+  void run(const Call& call) const override {
+    DecodeSm80Params params = params_;
+    bind_params(params.attention, call.problem, call.faults);
+    params.counters = reinterpret_cast<u64*>(call.workspace);
+    params.parts = reinterpret_cast<float*>(call.workspace + parts_at_);
+    call.launch(0, params);
+  }
+
+ private:
+  DecodeSm80Params params_{};  // but for pointers
+  i64 parts_at_;
+};
+
+}  // namespace
+
+std::optional<DecodeSm80Config> decode_sm80_config(const Problem& problem, const Gpu& gpu) {
+  ++config_derivations();
+  DecodeSm80Config config;
+  config.dtype = problem.dtype;
+  config.score = score_options_of(problem);
+  config.score.sinks = false;  // looked up when kernels run
+  config.score.varlen |= problem.has_caches();
+  config.ragged = config.score.varlen && is_ragged(problem);
+  config.paged = problem.is_paged();
+  config.placed = problem.has(Array::kPositions);
+  config.tree = problem.has(Array::kTree);
+  const bool is_last_row = problem.max_q == 1 && !config.placed && !problem.has(Array::kQLengths) &&
+                           !problem.packed.q && problem.alignment == Alignment::kBottomRight;
+  if (is_last_row && problem.mask.is_at_most_causal()) config.score.mask_kind = MaskKind::kNone;
+  config.score.negative_scale = !(problem.score_map.scale > kSmallestScale);
+  config.d_qk = rounded_up(problem.dim_qk);
+  config.d_v = rounded_up(problem.dim_v);
+  set_rows(config, problem);
+  for (const DecodeShape& shape : kShapes) {
+    config.splits = max(1, shape.splits / config.row_warps);
+    config.stages = shape.stages;
+    if (static_cast<size_t>(config.shared_bytes()) <= gpu.shared_bytes_per_block) return config;
+  }
+  return std::nullopt;
+}
+
+bool prefers_decode_sm80(const Problem& problem, const Gpu& gpu) {
+  if (gpu.compute_capability < 80 || problem.without != 0 || problem.tile.given()) return false;
+  if (problem.dtype != DType::kFloat16 && problem.dtype != DType::kBFloat16) return false;
+  for (const Array array : {Array::kMask, Array::kBias, Array::kQIds}) {
+    if (problem.has(array)) return false;
+  }
+  if (problem.dropout.enabled() || !problem.may_plan_by_lengths()) return false;
+  const bool fits = max(problem.dim_qk, problem.dim_v) <= kMaxDim && problem.heads_q > 0 &&
+                    problem.heads_kv > 0 && has_aligned_rows(problem, Array::kV) &&
+                    has_aligned_o(problem);
+  if (!fits || rows_of_group(problem) > kMaxRows || rows_of_group(problem) == 0) return false;
+  if (problem.max_kv < kFewestKeys && !problem.has_caches()) return false;
+  const std::optional<DecodeSm80Config> config = decode_sm80_config(problem, gpu);
+  return config && num_key_blocks(problem, *config) < kMostBlocks;
+}
+
+PlanOrRefusal plan_decode_sm80(const Problem& problem, const Gpu& gpu) {
+  return std::make_unique<DecodeSm80Plan>(problem, gpu, *decode_sm80_config(problem, gpu));
+}
+
+namespace {
+
+constexpr i64 kCompiledDims[][2] = {{64, 64}, {128, 128}, {256, 256}, {96, 96}, {192, 128}};
+
+std::vector<KernelSpec> specs_of(Problem problem, const Gpu& gpu) {
+  std::vector<KernelSpec> specs;
+  const auto add = [&](DType dtype) {
+    problem.dtype = dtype;
+    problem.arrays[Array::kO].dtype = dtype;
+    specs.push_back(spec(*decode_sm80_config(problem, gpu)));
+  };
+  for (const auto& [dim_qk, dim_v] : kCompiledDims) {
+    problem.dim_qk = dim_qk;
+    problem.dim_v = dim_v;
+    for (const DType dtype : {DType::kBFloat16, DType::kFloat16}) add(dtype);
+  }
+  return specs;
+}
+
+}  // namespace
+
+std::vector<std::vector<KernelSpec>> decode_sm80_specs(const Gpu& gpu) {
+  Problem plain;
+  plain.score_map.scale = 1;
+  plain.heads_q = plain.heads_kv = plain.max_q = 1;
+  Problem group = plain;
+  group.heads_q = 16;
+  group.arrays[Array::kKvLengths].dtype = DType::kInt32;
+  Problem drafts = group;
+  drafts.max_q = 4;
+  drafts.mask.causal = true;
+  drafts.arrays[Array::kStats].dtype = DType::kFloat32;
+  Problem all = drafts;
+  all.max_q = 2;
+  all.mask.window_left = 1;
+  all.score_map = {1, 50};
+  all.arrays[Array::kAlibiSlopes].dtype = DType::kFloat32;
+  Problem paged = all;
+  paged.page_rows = 16;
+  paged.arrays[Array::kKvStart].dtype = DType::kInt32;
+  paged.arrays[Array::kTree].dtype = paged.arrays[Array::kPositions].dtype = DType::kInt64;
+  return {specs_of(plain, gpu), specs_of(group, gpu), specs_of(drafts, gpu), specs_of(all, gpu),
+          specs_of(paged, gpu)};
+}
+
+}  // namespace fulmen::gpu

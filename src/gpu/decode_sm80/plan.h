@@ -1,0 +1,30 @@
+// SPDX-FileCopyrightText: fulmen contributors
+// SPDX-License-Identifier: Apache-2.0
+//
+// The forward pass of few query rows over long keys, a form of the sm80 implementation: keys are
+// divided among all multiprocessors. Which problems it is for, and its tiles, are decided here.
+// Pure.
+#pragma once
+
+#include <optional>
+#include <vector>
+
+#include "gpu/gpu_plan.h"
+#include "kernels/decode_sm80/config.h"
+
+namespace fulmen::gpu {
+
+// Whether decode_sm80 takes a problem and is the fastest kernel for it.
+bool prefers_decode_sm80(const Problem& problem, const Gpu& gpu);
+
+// Of such a problem.
+PlanOrRefusal plan_decode_sm80(const Problem& problem, const Gpu& gpu);
+
+// What plan_decode_sm80 compiles for; nothing where no tile fits the card.
+std::optional<DecodeSm80Config> decode_sm80_config(const Problem& problem, const Gpu& gpu);
+
+// One kernel for each set of options, each for several head dimensions, in both dtypes: what CI
+// compiles.
+std::vector<std::vector<KernelSpec>> decode_sm80_specs(const Gpu& gpu);
+
+}  // namespace fulmen::gpu

@@ -1,0 +1,101 @@
+// SPDX-FileCopyrightText: fulmen contributors
+// SPDX-License-Identifier: Apache-2.0
+//
+// What decode_sm80 is compiled to know of a call, and how its shared memory and workspace are laid
+// out. One config serves every length, batch, page size and stride.
+#pragma once
+
+#include "kernels/params.h"
+#include "kernels/score_options.h"
+
+namespace fulmen {
+
+struct DecodeSm80Config {
+  DType dtype = DType::kBFloat16;
+  ScoreOptions score;
+  i32 d_qk = 128;     // as computed with, a multiple of 16: zeros fill shorter rows up
+  i32 d_v = 128;      // likewise
+  i32 row_warps = 1;  // warps that share keys, each with 16 query rows of a row tile
+  i32 splits = 8;     // of a block's keys: each has row_warps warps and a ring of its own
+  i32 kv_rows = 16;   // keys that a split takes at a time, at most 32
+  i32 stages = 2;     // of a ring of K and V in shared memory
+  i32 min_blocks = 1;
+  bool ragged = false;  // more than kv_lengths and page_table says where sequences are
+  bool paged = false;   // k and v are pools of pages
+  bool placed = false;  // an array says where query rows stand
+  bool tree = false;    // an array says which of the last keys a row sees
+
+  constexpr i32 warps() const { return splits * row_warps; }
+  constexpr i32 threads() const { return 32 * warps(); }
+  constexpr i32 split_threads() const { return 32 * row_warps; }
+  constexpr i32 block_keys() const { return splits * kv_rows; }
+  constexpr i32 rows() const { return 16 * row_warps; }  // of all heads of a group
+
+  // Whether scores are in log2 before the softmax, and not dot products.
+  constexpr bool scales_scores() const {
+    return score.score_mod || score.alibi || score.negative_scale;
+  }
+
+  // Shared memory, in this order: the rings; O of every split at the end of a row tile; their
+  // maxima and sums; words of the whole block.
+  constexpr i32 k_bytes() const { return kv_rows * d_qk * 2; }
+  constexpr i32 stage_bytes() const { return kv_rows * (d_qk + d_v) * 2; }
+  constexpr i32 ring_bytes() const { return stages * stage_bytes(); }
+  constexpr i32 exchange_row() const { return d_v + 8; }  // floats; rows begin 8 banks apart
+  constexpr i32 exchange_at() const { return splits * ring_bytes(); }
+  constexpr i32 states_at() const { return exchange_at() + splits * rows() * exchange_row() * 4; }
+  constexpr i32 words_at() const { return states_at() + splits * rows() * 8; }
+  static constexpr i32 num_words() { return 36; }
+  constexpr i32 shared_bytes() const { return words_at() + num_words() * 4; }
+
+  // A partial result in the workspace: of each row O, then maximum and sum.
+  constexpr i32 part_row() const { return d_v + 4; }  // floats
+  constexpr i32 part_floats() const { return rows() * part_row(); }
+};
+
+template <class Each>
+constexpr void for_each_field(const DecodeSm80Config& config, Each each) {
+  each("dtype", config.dtype);
+  each("score", config.score);
+  each("d_qk", config.d_qk);
+  each("d_v", config.d_v);
+  each("row_warps", config.row_warps);
+  each("splits", config.splits);
+  each("kv_rows", config.kv_rows);
+  each("stages", config.stages);
+  each("min_blocks", config.min_blocks);
+  each("ragged", config.ragged);
+  each("paged", config.paged);
+  each("placed", config.placed);
+  each("tree", config.tree);
+}
+
+struct DecodeSm80Params {
+  AttentionParams attention;
+  i32 group;      // heads of q that share one of k and v
+  i32 row_tiles;  // of a head of k and v; divides the grid
+  u64 stamp;      // of the plan, see ptx::start_counter
+  u64* counters;  // (block): how many parts of the row tile that begins in it are there
+  float* parts;   // (block, 2, part_floats()): of a row tile's later keys, of its first
+};
+
+// How blocks of keys are divided among the workers that there are for them: evenly, in order; the
+// first workers have one more where it does not come out even (Osama et al., "Stream-K", 2023).
+struct KeyShares {
+  i32 num_blocks;
+  i32 num_workers;  // 1 .. num_blocks
+
+  constexpr KeyShares(i32 blocks, i32 workers)
+      : num_blocks(blocks), num_workers(max(1, min(blocks, workers))) {}
+
+  constexpr i32 least() const { return num_blocks / num_workers; }
+  constexpr i32 larger() const { return num_blocks % num_workers; }  // workers with one more
+  constexpr i32 begin(i32 worker) const { return worker * least() + min(worker, larger()); }
+  // The worker that has block number `block`.
+  constexpr i32 owner(i32 block) const {
+    const i32 in_larger = larger() * (least() + 1);
+    return block < in_larger ? block / (least() + 1) : larger() + (block - in_larger) / least();
+  }
+};
+
+}  // namespace fulmen

@@ -1,0 +1,137 @@
+// SPDX-FileCopyrightText: fulmen contributors
+// SPDX-License-Identifier: Apache-2.0
+//
+// Attention of few query rows on the tensor cores of every GPU since Ampere, at the speed at which
+// K and V are read: FlashDecoding (Dao, Haziza, Massa, Sizov, 2023). A fixed grid divides the
+// blocks of keys of all sequences evenly, by their true lengths; query rows of all heads that share
+// K and V are the rows of one tile. The splits of a block have keys, a ring of stages in shared
+// memory and a softmax of their own, and meet only at the end of a row tile. A row tile whose keys
+// several blocks have leaves at most two parts a block, which the last of them adds.
+#pragma once
+
+#include "kernels/decode_sm80/consumer.cuh"
+#include "kernels/decode_sm80/epilogue.cuh"
+#include "kernels/decode_sm80/producer.cuh"
+#include "kernels/decode_sm80/scheduler.cuh"
+
+namespace fulmen {
+
+template <DecodeSm80Config kConfig>
+struct DecodeSm80 {
+  const DecodeSm80Params& params;
+  const AttentionParams& p = params.attention;
+  u32 shared = ptx::dynamic_shared();
+  i32 row_tile = static_cast<i32>(ptx::block_index()) % params.row_tiles;
+  i32 worker = static_cast<i32>(ptx::block_index()) / params.row_tiles;
+  i32 workers = static_cast<i32>(ptx::num_blocks()) / params.row_tiles;
+  QueryRows rows{row_tile * kConfig.rows() / params.group,
+                 (row_tile * kConfig.rows() + kConfig.rows() - 1) / params.group};
+  KeyCounts<kConfig> counts{params.attention, rows, shared + kConfig.words_at()};
+
+  void run() {
+    const KeyShares shares(counts.of_head() * static_cast<i32>(p.heads_kv), workers);
+    if (worker < shares.num_workers && shares.num_blocks > 0) attend(shares);
+    if (counts.has_empty()) clear_sequences();
+    if (p.packed.q && row_tile == 0 && worker == 0) clear_rest();
+  }
+
+ private:
+  void attend(const KeyShares& shares) {
+    const i32 of_head = counts.of_head();
+    const i32 begin = shares.begin(worker);
+    const i32 end = shares.begin(worker + 1);
+    KeyCursor<kConfig> cursor{&p, rows, {}, begin / of_head, 0, 0, {}, {}};
+    // Number of the first block of the row tile that the cursor is in.
+    i32 tile_begin = begin - begin % of_head + counts.seek(cursor, begin % of_head);
+
+    const u32 ring_at = shared + Split<kConfig>::number() * kConfig.ring_bytes();
+    DecodeProducerSm80<kConfig> ring(cursor, ring_at, end - begin);
+#pragma unroll
+    for (i32 stage = 0; stage < kConfig.stages; ++stage) {
+      ring.fetch_k(stage);
+      ring.fetch_v(stage);
+    }
+    const DecodeEpilogueSm80<kConfig> epilogue{params, shared, worker};
+    epilogue.start(shares.owner(tile_begin));
+    DecodeConsumerSm80<kConfig> consumer{params};
+    consumer.start(RowTile<kConfig>(params, row_tile, cursor));
+    i32 stage = 0;
+#pragma unroll 1
+    for (i32 block = begin;;) {
+      float S[DecodeConsumerSm80<kConfig>::kFloats];
+      wait_for_oldest();  // cp.async -> K
+      consumer.is_bad |= ring.is_bad(stage);
+      consumer.multiply_q_k(S, ring.k_tile(stage));
+      Split<kConfig>::sync();  // K was read
+      ring.fetch_k(stage);
+      consumer.softmax(S, cursor.first_key(Split<kConfig>::number()));
+      wait_for_oldest();  // cp.async -> V
+      consumer.multiply_p_v(S, ring.v_tile(stage));
+      Split<kConfig>::sync();  // V was read
+      ring.fetch_v(stage);
+      stage = stage + 1 == kConfig.stages ? 0 : stage + 1;
+      const bool ends_tile = ++cursor.block == cursor.blocks.count;
+      if (++block < end && !ends_tile) continue;
+      epilogue.leave(consumer, RowTile<kConfig>(params, row_tile, cursor), shares.owner(tile_begin),
+                     shares.owner(tile_begin + cursor.blocks.count - 1));
+      if (block == end) break;
+      tile_begin += cursor.blocks.count;
+      cursor.next_tile();
+      consumer.start(RowTile<kConfig>(params, row_tile, cursor));
+    }
+  }
+
+  // The split's copies of one tile, of those that are under way the first to begin.
+  static void wait_for_oldest() {
+    ptx::cp_async_wait<2 * kConfig.stages - 1>();
+    Split<kConfig>::sync();
+  }
+
+  // Rows of sequences that see no key: o = 0, lse = -inf.
+  void clear_sequences() const {
+    const i32 warp = worker * kConfig.warps() + static_cast<i32>(warp_index());
+    for (i64 at = warp; at < p.num_sequences; at += workers * kConfig.warps()) {
+      const i32 index = static_cast<i32>(at);
+      if (counts.count_of(index) != 0) continue;
+      const DecodeSequence sequence = decode_sequence<kConfig>(p, index);
+      for (i32 kv_head = 0; kv_head < p.heads_kv; ++kv_head) {
+        clear(RowTile<kConfig>(params, row_tile, kv_head, index, sequence));
+      }
+    }
+  }
+
+  // Rows of a packed q past the last offset.
+  void clear_rest() const {
+    if (warp_index() != 0) return;
+    DecodeSequence rest{};
+    rest.q_begin = rows_in_use();
+    rest.shape.q_len = static_cast<i32>(p.q_rows) - rest.q_begin;
+    for (i32 kv_head = 0; kv_head < p.heads_kv; ++kv_head) {
+      for (i32 tile = 0; tile * kConfig.rows() < rest.shape.q_len * params.group; ++tile) {
+        clear(RowTile<kConfig>(params, tile, kv_head, 0, rest));
+      }
+    }
+  }
+
+  // Of a packed q.
+  i32 rows_in_use() const {
+    const i64 last = load_index(p.cu_q, p.num_sequences * p.cu_q.strides[3]);
+    return static_cast<i32>(clamp<i64>(last, 0, p.q_rows));
+  }
+
+  // All lanes of a warp.
+  static void clear(const RowTile<kConfig>& tile) {
+    constexpr i32 kQuads = kConfig.d_v / 4;
+    const StoreRowTile<kConfig> result{tile};
+    for (i32 n = static_cast<i32>(lane_index()); n < tile.num_rows() * kQuads; n += 32) {
+      result.clear(n / kQuads, n % kQuads);
+    }
+  }
+};
+
+template <DecodeSm80Config kConfig>
+void decode_sm80(const DecodeSm80Params& params) {
+  DecodeSm80<kConfig>{params}.run();
+}
+
+}  // namespace fulmen

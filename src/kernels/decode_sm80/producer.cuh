@@ -1,0 +1,213 @@
+// SPDX-FileCopyrightText: fulmen contributors
+// SPDX-License-Identifier: Apache-2.0
+//
+// The copies of a split's keys and values into its ring, by cp.async of its own warps.
+#pragma once
+
+#include "kernels/decode_sm80/scheduler.cuh"
+#include "kernels/ptx/cp_async.cuh"
+
+namespace fulmen {
+
+// Which of the splits of a block, and who is in it.
+template <DecodeSm80Config kConfig>
+struct Split {
+  static i32 number() { return static_cast<i32>(warp_index()) / kConfig.row_warps; }
+  static i32 row_warp() { return static_cast<i32>(warp_index()) % kConfig.row_warps; }
+  static i32 thread() { return static_cast<i32>(ptx::thread_index()) % kConfig.split_threads(); }
+  static void sync() {
+    if constexpr (kConfig.row_warps == 1) {
+      ptx::warp_sync();
+    } else {
+      ptx::bar_sync(1 + static_cast<u32>(number()), kConfig.split_threads());
+    }
+  }
+};
+
+// Where the rows of K and V are that a thread copies, one behind the other in k and v.
+template <DecodeSm80Config kConfig>
+class ContiguousRows {
+ public:
+  void enter(const KeyCursor<kConfig>& cursor) {
+    const AttentionParams& p = *cursor.p;
+    const i64 row = i64{cursor.sequence.kv_begin} + cursor.first_key(Split<kConfig>::number());
+    k_ = p.k.data + p.k.offset(cursor.kv_batch(), cursor.kv_head, row, 0) * 2;
+    v_ = p.v.data + p.v.offset(cursor.kv_batch(), cursor.kv_head, row, 0) * 2;
+  }
+  void advance(const KeyCursor<kConfig>& cursor) {
+    k_ += kConfig.block_keys() * 2 * cursor.p->k.strides[2];
+    v_ += kConfig.block_keys() * 2 * cursor.p->v.strides[2];
+  }
+  void locate(const KeyCursor<kConfig>&) {}
+  bool is_bad() const { return false; }
+
+  const u8* k(const KeyCursor<kConfig>& cursor, i32 row) const {
+    return k_ + row * 2 * cursor.p->k.strides[2];
+  }
+  const u8* v(const KeyCursor<kConfig>& cursor, i32 row) const {
+    return v_ + row * 2 * cursor.p->v.strides[2];
+  }
+
+ private:
+  const u8* k_ = nullptr;  // of row 0
+  const u8* v_ = nullptr;
+};
+
+// In pools of pages: a lane knows where one row is. The id of its page is read a block ahead.
+template <DecodeSm80Config kConfig>
+class PagedRows {
+ public:
+  void enter(const KeyCursor<kConfig>& cursor) {
+    const AttentionParams& p = *cursor.p;
+    const i64 request = p.page_indptr.present() ? 0 : cursor.index;
+    first_entry_ = p.page_table.offset(request, 0, 0, cursor.sequence.first_page);
+    k_head_ = p.k.data + p.k.offset(0, cursor.kv_head, 0, 0) * 2;
+    v_head_ = p.v.data + p.v.offset(0, cursor.kv_head, 0, 0) * 2;
+    advance(cursor);
+  }
+  void advance(const KeyCursor<kConfig>& cursor) {
+    const AttentionParams& p = *cursor.p;
+    const i32 own_row = static_cast<i32>(lane_index()) % kConfig.kv_rows;
+    const i32 key = cursor.first_key(Split<kConfig>::number()) + own_row;
+    const u32 page_rows = static_cast<u32>(p.cache_layout.page_rows);
+    const u32 in_cache = static_cast<u32>(cursor.sequence.kv_begin + key);
+    const u32 entry = in_cache / page_rows;
+    row_ahead_ = in_cache - entry * page_rows;
+    page_ahead_ = 0;
+    if (cursor.blocks.keys.contains(key)) {
+      page_ahead_ =
+          load_aligned_index(p.page_table, first_entry_ + i64{entry} * p.page_table.strides[3]);
+    }
+  }
+  // What was read ahead is the next block's.
+  void locate(const KeyCursor<kConfig>& cursor) {
+    const AttentionParams& p = *cursor.p;
+    is_bad_ = ptx::any(is_bad_page(page_ahead_, p.num_pages));
+    if (is_bad_ && lane_index() == 0 && p.faults != nullptr) {
+      ptx::set_bits(p.faults, kFaultPages);
+    }
+    const i64 page = is_bad_ ? 0 : page_ahead_;
+    k_ = (page * p.k.strides[0] + row_ahead_ * p.k.strides[2]) * 2;
+    v_ = (page * p.v.strides[0] + row_ahead_ * p.v.strides[2]) * 2;
+  }
+  bool is_bad() const { return is_bad_; }
+
+  const u8* k(const KeyCursor<kConfig>&, i32 row) const { return k_head_ + of_row(k_, row); }
+  const u8* v(const KeyCursor<kConfig>&, i32 row) const { return v_head_ + of_row(v_, row); }
+
+ private:
+  static i64 of_row(i64 offset, i32 row) {
+    const u32 lane = static_cast<u32>(row);
+    const u32 low = static_cast<u32>(ptx::shuffle(static_cast<i32>(offset), lane));
+    return i64{ptx::shuffle(static_cast<i32>(offset >> 32), lane)} << 32 | low;
+  }
+
+  i64 first_entry_ = 0;  // of the request, in the page table
+  const u8* k_head_ = nullptr;
+  const u8* v_head_ = nullptr;
+  i64 page_ahead_ = 0;
+  u32 row_ahead_ = 0;  // of that page
+  i64 k_ = 0;          // bytes from k_head_ to this lane's row
+  i64 v_ = 0;
+  bool is_bad_ = false;
+};
+
+template <DecodeSm80Config kConfig, bool kPaged = kConfig.paged>
+struct KeyRowsKind {
+  using Type = ContiguousRows<kConfig>;
+};
+template <DecodeSm80Config kConfig>
+struct KeyRowsKind<kConfig, true> {
+  using Type = PagedRows<kConfig>;
+};
+
+template <DecodeSm80Config kConfig>
+class DecodeProducerSm80 {
+ public:
+  using KTile = SwizzledTile<kConfig.d_qk, true>;
+  using VTile = SwizzledTile<kConfig.d_v, true>;
+
+  // From the cursor's block on, so many blocks.
+  DecodeProducerSm80(const KeyCursor<kConfig>& cursor, u32 ring, i32 num_blocks)
+      : cursor_(cursor), ring_(ring), left_(num_blocks) {
+    rows_.enter(cursor_);
+  }
+
+  KTile k_tile(i32 stage) const { return {ring_ + stage * kConfig.stage_bytes()}; }
+  VTile v_tile(i32 stage) const { return {k_tile(stage).base + kConfig.k_bytes()}; }
+
+  // Begin to copy K, then V of the next block, if there is one, into a stage whose tile was read,
+  // and close a group of copies.
+  void fetch_k(i32 stage) {
+    if (left_ > 0) {
+      rows_.locate(cursor_);
+      bad_stages_ = rows_.is_bad() ? bad_stages_ | 1u << stage : bad_stages_ & ~(1u << stage);
+      copy(k_tile(stage), cursor_.p->dim_qk, [&](i32 row) { return rows_.k(cursor_, row); });
+    }
+    ptx::cp_async_commit();
+  }
+  void fetch_v(i32 stage) {
+    if (left_ > 0) {
+      copy(v_tile(stage), cursor_.p->dim_v, [&](i32 row) { return rows_.v(cursor_, row); });
+      if (--left_ > 0) advance();
+    }
+    ptx::cp_async_commit();
+  }
+  // Whether the table names pages that do not exist for the keys in a stage: then the request
+  // counts as empty.
+  bool is_bad(i32 stage) const { return kConfig.paged && (bad_stages_ >> stage & 1) != 0; }
+
+ private:
+  // Lanes take neighbouring vectors of a row, some rows at a time.
+  template <i32 kDims>
+  static constexpr i32 lanes_of_row() {
+    i32 lanes = 1;
+    while (lanes < 32 && kDims / 8 % (2 * lanes) == 0) lanes *= 2;
+    return lanes;
+  }
+  // Where there are more threads than that takes, some have nothing to copy.
+  template <i32 kDims>
+  static constexpr i32 rows_at_once() {
+    return min(kConfig.split_threads() / lanes_of_row<kDims>(), kConfig.kv_rows);
+  }
+
+  void advance() {
+    if (++cursor_.block < cursor_.blocks.count) {
+      rows_.advance(cursor_);
+    } else {
+      cursor_.next_tile();
+      rows_.enter(cursor_);
+    }
+  }
+
+  // address_of(row): of the first number of a row of the tile. All lanes together.
+  template <i32 kDims, class AddressOf>
+  void copy(const SwizzledTile<kDims, true>& tile, i64 dims, const AddressOf& address_of) const {
+    constexpr i32 kLanes = lanes_of_row<kDims>();
+    constexpr i32 kRows = rows_at_once<kDims>();
+    static_assert(kConfig.kv_rows % kRows == 0);
+    const i32 first = cursor_.first_key(Split<kConfig>::number());
+    const i32 row = Split<kConfig>::thread() / kLanes;
+    const i32 vector = Split<kConfig>::thread() % kLanes;
+    const i32 vectors = static_cast<i32>(dims) / 8 - vector;
+#pragma unroll
+    for (i32 r = 0; r < kConfig.kv_rows; r += kRows) {
+      const bool is_row = row < kRows && cursor_.blocks.keys.contains(first + r + row);
+      const u8* const from = address_of(r + row) + vector * 16;
+#pragma unroll
+      for (i32 u = 0; u < kDims / 8; u += kLanes) {
+        if (row >= kRows) break;
+        ptx::cp_async_16(tile.address(static_cast<u32>(r + row), static_cast<u32>(u + vector)),
+                         from + u * 16, is_row && u < vectors);
+      }
+    }
+  }
+
+  KeyCursor<kConfig> cursor_;  // of the next copy
+  typename KeyRowsKind<kConfig>::Type rows_;
+  u32 ring_;
+  i32 left_;            // blocks of keys still to be copied
+  u32 bad_stages_ = 0;  // bits
+};
+
+}  // namespace fulmen

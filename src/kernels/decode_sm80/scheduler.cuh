@@ -1,0 +1,360 @@
+// SPDX-FileCopyrightText: fulmen contributors
+// SPDX-License-Identifier: Apache-2.0
+//
+// Which blocks of keys there are, and which of them a block of the grid has. Lengths are read here,
+// by the kernel: no metadata, and a graph may replay with others.
+//
+// Blocks of keys are numbered head by head and in a head sequence by sequence, so that the blocks
+// of the grid that run together read all heads of the same keys: heads of a token lie side by side.
+#pragma once
+
+#include "kernels/common/sequences.cuh"
+#include "kernels/common/warp_mma_sm80.cuh"
+#include "kernels/decode_sm80/config.h"
+#include "kernels/ptx/grid.cuh"
+
+namespace fulmen {
+
+// Keys [begin, end) of a sequence.
+struct Keys {
+  i32 begin;
+  i32 end;
+
+  constexpr bool contains(i32 key) const { return begin <= key && key < end; }
+};
+
+// One sequence: its first row of q and of k, v, with a page table its first entry and the number of
+// its first key; its lengths; what is wrong with it.
+struct DecodeSequence {
+  i32 q_begin;
+  i32 kv_begin;
+  i32 first_page;
+  SequenceShape shape;
+  u32 faults;
+};
+
+inline AxisEntry aligned_axis_entry(const ArrayView& offsets, const ArrayView& lengths, i64 index) {
+  AxisEntry entry{offsets.present(), lengths.present(), 0, 0, 0};
+  if (entry.packed) {
+    entry.begin = load_aligned_index(offsets, index * offsets.strides[3]);
+    entry.end = load_aligned_index(offsets, (index + 1) * offsets.strides[3]);
+  }
+  if (entry.has_length) entry.length = load_aligned_index(lengths, index * lengths.strides[3]);
+  return entry;
+}
+
+// Of arrays that may all be there.
+template <DecodeSm80Config kConfig>
+__attribute__((noinline)) DecodeSequence load_ragged_sequence(const AttentionParams& p, i64 index) {
+  const bool is_last = index + 1 == p.num_sequences;
+  const AxisEntry q = aligned_axis_entry(p.cu_q, p.q_lengths, index);
+  CacheEntry kv{aligned_axis_entry(p.cu_kv, p.kv_lengths, index), 0, p.cache_layout.table_pages, 0};
+  if (kConfig.paged && p.page_indptr.present()) {
+    kv.page_begin = load_aligned_index(p.page_indptr, index * p.page_indptr.strides[3]);
+    kv.page_end = load_aligned_index(p.page_indptr, (index + 1) * p.page_indptr.strides[3]);
+  }
+  if (p.kv_start.present())
+    kv.start = load_aligned_index(p.kv_start, index * p.kv_start.strides[3]);
+  const CacheSequence sequence = cache_sequence_of(
+      p.cache_layout, kv, p.kv_rows, 0, 0, rows_of(q, p.q_rows, is_last), is_last, p.bottom_right);
+  return {static_cast<i32>(sequence.q_begin), static_cast<i32>(sequence.kv_begin),
+          static_cast<i32>(sequence.first_page), sequence.shape,
+          axis_faults(q, p.q_rows, kFaultQOffsets, kFaultQLengths) |
+              cache_faults(p.cache_layout, kv, p.kv_rows)};
+}
+
+// Of kv_lengths alone: a few instructions. At the start of a kernel each is fetched from memory.
+inline DecodeSequence load_sequence_of_length(const AttentionParams& p, i64 index) {
+  const i64 length = load_aligned_index(p.kv_lengths, index * p.kv_lengths.strides[3]);
+  const bool is_bad = length < 0 || length > p.kv_rows;
+  const i32 q_len = static_cast<i32>(p.q_rows);
+  const i32 kv_len = is_bad ? 0 : static_cast<i32>(length);
+  return {0,
+          0,
+          0,
+          {q_len, kv_len, p.bottom_right ? kv_len - q_len : 0},
+          is_bad ? u32{kFaultKvLengths} : 0};
+}
+
+// Sequence number `index`, of no rows behind the last.
+template <DecodeSm80Config kConfig>
+DecodeSequence decode_sequence(const AttentionParams& p, i64 index) {
+  if (index >= p.num_sequences) return {};
+  if constexpr (kConfig.ragged) return load_ragged_sequence<kConfig>(p, index);
+  if constexpr (kConfig.score.varlen) return load_sequence_of_length(p, index);
+  return {0, 0, 0, dense_sequence(p, index).shape, 0};
+}
+
+// Where rows of q and keys stand, for causal, window, chunk and ALiBi; and tree masks.
+template <DecodeSm80Config kConfig>
+struct Positions {
+  const AttentionParams& p;
+  i64 q_batch;
+  const DecodeSequence& sequence;
+
+  Positions(const AttentionParams& params, i32 index, const DecodeSequence& sequence_)
+      : p(params), q_batch(params.packed.q ? 0 : index), sequence(sequence_) {}
+
+  i32 of_row(i32 i) const {
+    if constexpr (kConfig.placed) return static_cast<i32>(entry(p.positions, i));
+    return static_cast<i32>(sequence.shape.position(i));
+  }
+  // Keys stand at their own number, but for those that a tree mask has bits of.
+  i32 of_key(i32 j) const {
+    const i32 drafted = j - static_cast<i32>(first_drafted(sequence.shape));
+    return kConfig.placed && kConfig.tree && drafted >= 0 ? of_row(drafted) : j;
+  }
+  i64 tree(i32 i) const { return entry(p.tree, i); }
+
+  // The keys that row i sees, but for a tree mask.
+  Keys seen_by(i32 i) const {
+    const Interval keys = visible_columns_at(p.mask_options, sequence.shape.kv_len, of_row(i));
+    return {static_cast<i32>(keys.begin), static_cast<i32>(keys.end)};
+  }
+
+ private:
+  i64 entry(const ArrayView& array, i32 i) const {
+    return load_aligned_index(array, array.offset(q_batch, 0, 0, i64{sequence.q_begin} + i));
+  }
+};
+
+// What query rows `first` to `last` of a sequence see: some of them, all of them. Nothing where
+// there are no such rows. With a tree mask all see what lies before the keys that it has bits of.
+struct SeenKeys {
+  Keys some;
+  Keys all;
+};
+
+template <DecodeSm80Config kConfig>
+SeenKeys seen_keys(const AttentionParams& p, i32 index, const DecodeSequence& sequence, i32 first,
+                   i32 last) {
+  const SequenceShape& shape = sequence.shape;
+  if (first > last) return {};
+  SeenKeys seen{{0, shape.kv_len}, {0, shape.kv_len}};
+  if constexpr (kConfig.score.mask_kind != MaskKind::kNone) {
+    const Positions<kConfig> positions(p, index, sequence);
+    seen = {positions.seen_by(first), positions.seen_by(first)};
+    const i32 step = kConfig.placed ? 1 : max(1, last - first);  // ends never decrease by row
+    for (i32 i = first + step; i <= last; i += step) {
+      const Keys keys = positions.seen_by(i);
+      seen.some = {min(seen.some.begin, keys.begin), max(seen.some.end, keys.end)};
+      seen.all = {max(seen.all.begin, keys.begin), min(seen.all.end, keys.end)};
+    }
+    if (seen.some.begin >= seen.some.end) seen.some = {0, 0};
+  }
+  if constexpr (kConfig.tree) {
+    const i32 drafted = static_cast<i32>(max<i64>(0, first_drafted(shape)));
+    seen.some = {min(seen.some.begin, drafted), shape.kv_len};
+    seen.all.end = min(seen.all.end, drafted);
+  }
+  return seen;
+}
+
+// The query rows that are in a row tile of every sequence that has them.
+struct QueryRows {
+  i32 first;
+  i32 last;
+};
+
+// The blocks of keys that some of these rows of a sequence see.
+struct KeyBlocks {
+  Keys keys;
+  i32 first;
+  i32 count;
+};
+
+template <DecodeSm80Config kConfig>
+KeyBlocks key_blocks(const AttentionParams& p, i32 index, const DecodeSequence& sequence,
+                     const QueryRows& rows) {
+  constexpr i32 kKeys = kConfig.block_keys();
+  const i32 last = min(rows.last, sequence.shape.q_len - 1);
+  const Keys keys = seen_keys<kConfig>(p, index, sequence, rows.first, last).some;
+  const i32 first = keys.begin / kKeys;
+  return {keys, first, keys.begin < keys.end ? (keys.end + kKeys - 1) / kKeys - first : 0};
+}
+
+// Sequences, as a warp walks along them: a lane holds one of 32 neighbours. All lanes together.
+template <DecodeSm80Config kConfig>
+class SequenceWindow {
+ public:
+  DecodeSequence at(const AttentionParams& p, i32 index) {
+    if constexpr (!kConfig.score.varlen) return decode_sequence<kConfig>(p, 0);
+    if (index / 32 != number_) {
+      number_ = index / 32;
+      own_ = decode_sequence<kConfig>(p, i64{number_} * 32 + lane_index());
+    }
+    const u32 lane = static_cast<u32>(index) % 32;
+    const SequenceShape& shape = own_.shape;
+    if constexpr (!kConfig.ragged) {
+      const i32 kv_len = ptx::shuffle(shape.kv_len, lane);
+      const i32 q_len = static_cast<i32>(p.q_rows);
+      return {0, 0, 0, {q_len, kv_len, p.bottom_right ? kv_len - q_len : 0}, 0};
+    }
+    return {ptx::shuffle(own_.q_begin, lane),
+            ptx::shuffle(own_.kv_begin, lane),
+            ptx::shuffle(own_.first_page, lane),
+            {ptx::shuffle(shape.q_len, lane), ptx::shuffle(shape.kv_len, lane),
+             ptx::shuffle(shape.shift, lane)},
+            0};
+  }
+
+ private:
+  i32 number_ = -1;  // of the window
+  DecodeSequence own_{};
+};
+
+// A block of keys of one head of k and v in one sequence, and the way to the next.
+template <DecodeSm80Config kConfig>
+struct KeyCursor {
+  const AttentionParams* p;
+  QueryRows rows;
+  SequenceWindow<kConfig> window;
+  i32 kv_head;
+  i32 index;  // of the sequence
+  i32 block;  // of those that it sees, from 0 on
+  DecodeSequence sequence;
+  KeyBlocks blocks;
+
+  void enter() {
+    sequence = window.at(*p, index);
+    blocks = key_blocks<kConfig>(*p, index, sequence, rows);
+  }
+  // The first block of the next sequence that has any; there must be one.
+  void next_tile() {
+    block = 0;
+    do {
+      if (++index == p->num_sequences) {
+        index = 0;
+        ++kv_head;
+      }
+      if constexpr (kConfig.score.varlen) enter();
+    } while (blocks.count == 0);
+  }
+  i64 kv_batch() const { return p->packed.kv ? 0 : index; }
+  // Of the keys that a split takes, in its sequence.
+  i32 first_key(i32 split) const {
+    return (blocks.first + block) * kConfig.block_keys() + split * kConfig.kv_rows;
+  }
+};
+
+// The counts that a block of the grid makes at its start, a thread a sequence, with its words of
+// shared memory. All threads together.
+template <DecodeSm80Config kConfig>
+class KeyCounts {
+ public:
+  // words: 32 for warps, 2 for what is found.
+  KeyCounts(const AttentionParams& p, const QueryRows& rows, u32 words)
+      : p_(p), rows_(rows), words_(words) {
+    if constexpr (!kConfig.score.varlen) {
+      of_head_ = static_cast<i32>(p.num_sequences) * count_of(0);
+      has_empty_ = of_head_ == 0;
+    } else {
+      count_round(0);
+      i32 more = 0;
+      for (i64 index = kConfig.threads() + ptx::thread_index(); index < p.num_sequences;
+           index += kConfig.threads()) {
+        more += counted(index);
+      }
+      of_head_ = of_round_;
+      if (p.num_sequences > kConfig.threads()) {
+        before_own(more, more);
+        of_head_ += more;
+      }
+      if (faults_ != 0 && ptx::block_index() == 0 && p.faults != nullptr) {
+        ptx::set_bits(p.faults, faults_);
+      }
+    }
+  }
+
+  // Of a sequence; of all, for one head of k and v.
+  i32 count_of(i32 index) const {
+    const DecodeSequence sequence = decode_sequence<kConfig>(p_, index);
+    return key_blocks<kConfig>(p_, index, sequence, rows_).count;
+  }
+  i32 of_head() const { return of_head_; }
+  bool has_empty() const { return has_empty_; }  // sequences
+
+  // The cursor goes to block number `wanted` of a head's, below of_head(). Returns the number of
+  // the sequence's first block.
+  i32 seek(KeyCursor<kConfig>& cursor, i32 wanted) {
+    i32 first = 0;
+    if constexpr (!kConfig.score.varlen) {
+      cursor.index = wanted / count_of(0);
+      first = cursor.index * count_of(0);
+    } else {
+      i32 before = 0;  // blocks of the sequences before this round's
+      for (i32 round = 0;; ++round) {
+        if (round > 0) count_round(round);
+        const i32 own = wanted - before - before_own_;
+        if (0 <= own && own < own_) {
+          const i32 index = round * kConfig.threads() + static_cast<i32>(ptx::thread_index());
+          ptx::store_shared(words_ + 32 * 4, static_cast<u32>(index));
+          ptx::store_shared(words_ + 33 * 4, static_cast<u32>(before + before_own_));
+        }
+        before += of_round_;
+        if (before > wanted) break;
+      }
+      ptx::block_sync();  // one thread -> what it found
+      cursor.index = static_cast<i32>(ptx::load_shared(words_ + 32 * 4));
+      first = static_cast<i32>(ptx::load_shared(words_ + 33 * 4));
+    }
+    cursor.block = wanted - first;
+    cursor.enter();
+    return first;
+  }
+
+ private:
+  i32 counted(i64 index) {
+    const DecodeSequence sequence = decode_sequence<kConfig>(p_, index);
+    faults_ |= sequence.faults;
+    const i32 count = key_blocks<kConfig>(p_, static_cast<i32>(index), sequence, rows_).count;
+    has_empty_ |= count == 0 && index < p_.num_sequences;
+    return count;
+  }
+  void count_round(i32 round) {
+    own_ = counted(i64{round} * kConfig.threads() + ptx::thread_index());
+    before_own_ = before_own(own_, of_round_);
+  }
+
+  // The sum of `count` over the threads before this one, and over all. has_empty_ becomes that of
+  // any thread.
+  i32 before_own(i32 count, i32& of_all) {
+    constexpr u32 kEmpty = 0x80000000;  // beside a sum of 31 bits
+    const u32 lane = lane_index();
+    i32 upto = count;
+#pragma unroll
+    for (u32 step = 1; step < 32; step *= 2) {
+      const i32 other = ptx::shuffle(upto, lane >= step ? lane - step : lane);
+      if (lane >= step) upto += other;
+    }
+    const u32 mark = ptx::any(has_empty_) ? kEmpty : 0;
+    ptx::block_sync();  // words of the last round were read
+    if (lane == 31) {
+      ptx::store_shared(words_ + warp_index() * 4, static_cast<u32>(upto) | mark);
+    }
+    ptx::block_sync();  // warps -> their sums
+    i32 before = 0;
+    of_all = 0;
+#pragma unroll
+    for (i32 warp = 0; warp < kConfig.warps(); ++warp) {
+      const u32 word = ptx::load_shared(words_ + warp * 4);
+      const i32 sum = static_cast<i32>(word & ~kEmpty);
+      has_empty_ |= (word & kEmpty) != 0;
+      if (warp < static_cast<i32>(warp_index())) before += sum;
+      of_all += sum;
+    }
+    return before + upto - count;
+  }
+
+  const AttentionParams& p_;
+  QueryRows rows_;
+  u32 words_;
+  i32 of_head_ = 0;
+  bool has_empty_ = false;
+  u32 faults_ = 0;      // of this thread's sequences
+  i32 own_ = 0;         // blocks of this thread's sequence of the round,
+  i32 before_own_ = 0;  // of the threads before it,
+  i32 of_round_ = 0;    // and of all
+};
+
+}  // namespace fulmen

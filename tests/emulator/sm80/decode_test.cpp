@@ -1,0 +1,496 @@
+// SPDX-FileCopyrightText: fulmen contributors
+// SPDX-License-Identifier: Apache-2.0
+//
+// decode_sm80's own text on the host, against the scalar oracle: groups of heads of every size,
+// lengths of every residue, grids that cut row tiles anywhere, options; keys and values that are
+// NaN where no query sees them; and bits that do not depend on which block comes last.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <tuple>
+
+#include "cpu/backend.h"
+#include "cpu/random_problem.h"
+#include "cpu/tiled_support.h"
+#include "emulator/launch.h"
+#include "emulator/schedules.h"
+#include "gpu/kernels/expect_close.h"
+#include "gpu/params.h"
+#include "kernels/decode_sm80/decode_sm80.cuh"
+
+namespace fulmen::test {
+namespace {
+
+struct DecodeShape {
+  i64 batch = 1;
+  i64 heads_kv = 1;
+  i64 group = 1;
+  i64 q_rows = 1;
+  i64 kv_rows = 1;
+  i64 dim_qk = 64;
+  i64 dim_v = 48;
+};
+
+// Rows of 16-byte vectors; what is not filled is NaN.
+Tensor aligned_array(RandomProblem& random, DType dtype, std::vector<i64> shape) {
+  Tensor tensor;
+  tensor.dtype = dtype;
+  tensor.rank = static_cast<int>(shape.size());
+  i64 stride = 1;
+  for (size_t axis = shape.size(); axis-- > 0;) {
+    tensor.shape[axis] = shape[axis];
+    tensor.strides[axis] = stride;
+    stride *= shape[axis];
+  }
+  const u64 memory = reinterpret_cast<u64>(random.memory(static_cast<size_t>(stride) * 4 + 16));
+  tensor.data = reinterpret_cast<void*>((memory + 15) / 16 * 16);
+  return tensor;
+}
+
+void fill_normal_rows(RandomProblem& random, const Tensor& tensor, i64 batch, i64 rows) {
+  RandomProblem::for_each(tensor, [&](const i64* at) {
+    if (at[0] != batch || at[2] >= rows) return;
+    store_real(RandomProblem::address(tensor, at), tensor.dtype, random.normal());
+  });
+}
+
+Request decode_request(RandomProblem& random, DType dtype, const DecodeShape& shape) {
+  Request request;
+  Arrays& arrays = request.arrays;
+  const i64 heads_q = shape.heads_kv * shape.group;
+  arrays[Array::kQ] =
+      aligned_array(random, dtype, {shape.batch, heads_q, shape.q_rows, shape.dim_qk});
+  arrays[Array::kK] =
+      aligned_array(random, dtype, {shape.batch, shape.heads_kv, shape.kv_rows, shape.dim_qk});
+  arrays[Array::kV] =
+      aligned_array(random, dtype, {shape.batch, shape.heads_kv, shape.kv_rows, shape.dim_v});
+  arrays[Array::kO] =
+      aligned_array(random, dtype, {shape.batch, heads_q, shape.q_rows, shape.dim_v});
+  arrays[Array::kLse] =
+      aligned_array(random, DType::kFloat32, {shape.batch, heads_q, shape.q_rows});
+  for (const Array array : {Array::kQ, Array::kK, Array::kV}) random.fill_normal(arrays[array]);
+  request.options.scale = kNan;
+  return request;
+}
+
+// The same outputs elsewhere, on multiples of 16 bytes.
+Request with_own_outputs(RandomProblem& random, const Request& request) {
+  Request own = request;
+  for (const Array array : {Array::kO, Array::kLse, Array::kStats}) {
+    const Tensor& given = request.arrays[array];
+    if (!given.present()) continue;
+    own.arrays[array] = aligned_array(random, given.dtype, {given.shape, given.shape + given.rank});
+  }
+  return own;
+}
+
+constexpr u64 kStamp = 0x5eed00000000;
+
+template <DecodeSm80Config kConfig>
+void decode(const Problem& problem, i32 workers, u32 seed, bool check = true,
+            u32* faults = nullptr) {
+  const AttentionParams p = gpu::attention_params(problem, faults);
+  const i32 group = static_cast<i32>(problem.group_size());
+  const i32 row_tiles = static_cast<i32>(ceil_div(problem.max_q * group, i64{kConfig.rows()}));
+  const i32 grid = workers * row_tiles;
+  std::vector<u64> counters(static_cast<size_t>(grid), ~u64{0});  // workspaces may hold anything
+  counters[0] = kStamp;
+  std::vector<float> parts(static_cast<size_t>(grid) * 2 * kConfig.part_floats() + 4,
+                           std::nanf(""));
+  const u64 first = (reinterpret_cast<u64>(parts.data()) + 15) / 16 * 16;
+  const DecodeSm80Params params{p,      group,           row_tiles,
+                                kStamp, counters.data(), reinterpret_cast<float*>(first)};
+  emulator::launch(
+      {grid, kConfig.threads(), kConfig.shared_bytes(), seed, true, "decode_sm80", check},
+      [&] { decode_sm80<kConfig>(params); });
+  for (const u64 counter : counters) EXPECT_TRUE(counter == kStamp || counter == ~u64{0});
+}
+
+// As expect_close, but P is rounded to 16 bits on its way to O.
+void expect_rounded(const Request& actual, const Request& expected, u32 seed) {
+  const DType dtype = expected.arrays[Array::kQ].dtype;
+  const Tensor& o = actual.arrays[Array::kO];
+  const Difference difference = compare(o, expected.arrays[Array::kO]);
+  const double allowed = tolerance(dtype, o.dtype) + tolerance(dtype, dtype);
+  EXPECT_LE(difference.largest, allowed * max(difference.magnitude, 1.0))
+      << "seed " << seed << ", o" << difference.place;
+  expect_close(actual, expected, {Array::kLse}, seed);
+}
+
+template <DecodeSm80Config kConfig>
+void expect_oracle(RandomProblem& random, const Request& expected, i32 workers, u32 seed,
+                   bool check = true) {
+  const Request actual = with_own_outputs(random, expected);
+  cpu::scalar_forward(validate(expected, Pointers::kChecked));
+  decode<kConfig>(validate(actual, Pointers::kChecked), workers, seed, check);
+  expect_rounded(actual, expected, seed);
+}
+
+constexpr DecodeSm80Config small(i32 rows, i32 splits) {
+  DecodeSm80Config config;
+  config.d_qk = 64;
+  config.d_v = 48;
+  config.row_warps = rows / 16;
+  config.splits = splits;
+  config.kv_rows = config.row_warps == 4 ? 32 : 16;
+  config.score.varlen = true;
+  return config;
+}
+constexpr DecodeSm80Config kPadded = small(16, 2);
+constexpr DecodeSm80Config kSixteen = [] {
+  DecodeSm80Config config = small(16, 3);
+  config.stages = 3;
+  config.ragged = true;
+  config.score.mask_kind = MaskKind::kRight;
+  return config;
+}();
+constexpr DecodeSm80Config kDense = [] {
+  DecodeSm80Config config = small(16, 2);
+  config.score.varlen = false;
+  config.dtype = DType::kFloat16;
+  config.score.fp32_out = true;
+  return config;
+}();
+constexpr DecodeSm80Config kThirtyTwo = [] {
+  DecodeSm80Config config = small(32, 2);
+  config.score.mask_kind = MaskKind::kBoth;
+  return config;
+}();
+constexpr DecodeSm80Config kPaged = [] {
+  DecodeSm80Config config = small(16, 2);
+  config.paged = config.ragged = true;
+  config.score.mask_kind = MaskKind::kRight;
+  return config;
+}();
+constexpr DecodeSm80Config kPagedByLength = [] {
+  DecodeSm80Config config = kPaged;
+  config.ragged = false;
+  return config;
+}();
+constexpr DecodeSm80Config kDrafted = [] {
+  DecodeSm80Config config = small(32, 2);
+  config.paged = config.placed = config.tree = true;
+  config.score.mask_kind = MaskKind::kBoth;
+  config.score.alibi = true;
+  return config;
+}();
+constexpr DecodeSm80Config kSixtyFour = [] {
+  DecodeSm80Config config = small(64, 1);
+  config.score.mask_kind = MaskKind::kBoth;
+  config.score.score_mod = config.score.alibi = config.score.stats = true;
+  return config;
+}();
+
+// Every length around a block of keys, and grids from one block to more than there is work for.
+TEST(DecodeSm80, EveryLength) {
+  for (i64 length = 0; length <= 70; ++length) {
+    const u32 seed = static_cast<u32>(length);
+    RandomProblem random(seed);
+    const i64 group = 1 + length % 8;
+    Request request = decode_request(random, DType::kBFloat16, {2, 2, group, 1, 72});
+    Arrays& arrays = request.arrays;
+    const i64 lengths[] = {length, (length * 31 + 7) % 72};
+    arrays[Array::kKvLengths] = random.indices(DType::kInt32, {lengths[0], lengths[1]});
+    for (const Array array : {Array::kK, Array::kV}) {
+      arrays[array] = random.twin(arrays[array]);  // NaN past the lengths
+      for (i64 batch = 0; batch < 2; ++batch) {
+        fill_normal_rows(random, arrays[array], batch, lengths[batch]);
+      }
+    }
+    expect_oracle<kPadded>(random, request, 1 + static_cast<i32>(length % 9), seed,
+                           is_sampled(seed));
+  }
+}
+
+TEST(DecodeSm80, DenseBatch) {
+  for (const i32 workers : {1, 2, 5, 12, 40}) {
+    RandomProblem random(static_cast<unsigned>(workers));
+    Request request = decode_request(random, DType::kFloat16, {3, 2, 4, 1, 133});
+    request.arrays[Array::kO] = aligned_array(random, DType::kFloat32, {3, 8, 1, 48});
+    expect_oracle<kDense>(random, request, workers, 1);
+  }
+}
+
+// Drafts: several query rows, causal among themselves.
+TEST(DecodeSm80, Drafts) {
+  for (const i64 q_rows : {2, 3, 4, 5}) {
+    RandomProblem random(static_cast<unsigned>(q_rows));
+    Request request = decode_request(random, DType::kBFloat16, {3, 2, 4, q_rows, 150});
+    request.options.causal = true;
+    request.arrays[Array::kKvLengths] = random.indices(DType::kInt64, {150, 2, 97});
+    request.arrays[Array::kQLengths] = random.indices(DType::kInt64, {q_rows, 2, q_rows - 1});
+    request.arrays[Array::kSinks] = aligned_array(random, DType::kFloat32, {8});
+    random.fill_normal(request.arrays[Array::kSinks]);
+    expect_oracle<kSixteen>(random, request, 7, static_cast<u32>(q_rows));
+  }
+}
+
+// Two warps share keys; rows of different windows.
+TEST(DecodeSm80, WindowOfThirtyTwoRows) {
+  for (const i64 left : {0, 5, 40}) {
+    RandomProblem random(static_cast<unsigned>(left));
+    Request request = decode_request(random, DType::kBFloat16, {2, 1, 4, 8, 130});
+    request.options.causal = true;
+    request.options.window_left = left;
+    request.arrays[Array::kKvLengths] = random.indices(DType::kInt32, {130, 61});
+    expect_oracle<kThirtyTwo>(random, request, 3, 1);
+  }
+}
+
+TEST(DecodeSm80, OptionsOfSixtyFourRows) {
+  for (const i64 rows : {13, 20}) {  // one row tile, two
+    RandomProblem random(static_cast<unsigned>(rows));
+    Request request = decode_request(random, DType::kBFloat16, {2, 1, 4, rows, 100});
+    request.options.softcap = 20;
+    request.options.window_left = 50;
+    request.options.window_right = 3;
+    Arrays& arrays = request.arrays;
+    arrays[Array::kKvLengths] = random.indices(DType::kInt32, {100, 3});
+    arrays[Array::kAlibiSlopes] = aligned_array(random, DType::kFloat32, {2, 4});
+    random.fill_normal(arrays[Array::kAlibiSlopes], 0.1);
+    arrays[Array::kStats] = aligned_array(random, DType::kFloat32, {2, 4, rows, 2});
+    expect_oracle<kSixtyFour>(random, request, 2, 1);
+  }
+}
+
+// Packed queries beside packed keys; rows past the last offset are zeros.
+TEST(DecodeSm80, PackedSequences) {
+  RandomProblem random(5);
+  Request request = decode_request(random, DType::kBFloat16, {1, 2, 4, 12, 300});
+  Arrays& arrays = request.arrays;
+  arrays[Array::kCuQ] = random.indices(DType::kInt32, {0, 4, 4, 5, 8, 9});
+  arrays[Array::kCuKv] = random.indices(DType::kInt32, {0, 90, 100, 100, 290, 291});
+  for (const Array array : {Array::kQ, Array::kK, Array::kV, Array::kO, Array::kLse}) {
+    Tensor& tensor = arrays[array];
+    for (int axis = 1; axis < tensor.rank; ++axis) {
+      tensor.shape[axis - 1] = tensor.shape[axis];
+      tensor.strides[axis - 1] = tensor.strides[axis];
+    }
+    --tensor.rank;
+  }
+  request.options.max_q = 4;
+  request.options.causal = true;
+  for (const i32 workers : {1, 4, 11}) {
+    expect_oracle<kSixteen>(random, request, workers, static_cast<u32>(workers));
+  }
+}
+
+// Pools in which the pages of requests lie anywhere and some belong to two; rows that nobody owns
+// are NaN, entries that nobody needs are garbage.
+struct Pools {
+  std::vector<i64> lengths;
+  i64 page_rows;
+  i64 table_width;
+  std::vector<i64> table;  // (request, table_width)
+
+  Pools(RandomProblem& random, i64 page_rows_, std::vector<i64> lengths_)
+      : lengths(std::move(lengths_)), page_rows(page_rows_) {
+    i64 longest = 1;
+    for (const i64 length : lengths) longest = max(longest, length);
+    table_width = ceil_div(longest, page_rows) + 1;
+    std::vector<i64> ids(static_cast<size_t>(num_pages()));
+    for (size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<i64>(i);
+    for (size_t i = ids.size(); i-- > 1;) {
+      std::swap(ids[i], ids[static_cast<size_t>(random.number(0, static_cast<i64>(i)))]);
+    }
+    size_t next = 0;
+    for (size_t request = 0; request < lengths.size(); ++request) {
+      for (i64 page = 0; page < table_width; ++page) {
+        const bool is_used = page * page_rows < lengths[request];
+        table.push_back(is_used ? ids[next++] : random.one_of<i64>({-1, 1 << 30, 7}));
+      }
+    }
+    if (lengths.size() > 1 && lengths[0] > 0 && lengths[1] > 0) {
+      table[static_cast<size_t>(table_width)] = table[0];  // a shared first page
+    }
+  }
+  i64 num_pages() const { return static_cast<i64>(lengths.size()) * table_width; }
+
+  void put_into(RandomProblem& random, Request& request, DType dtype, const DecodeShape& shape) {
+    Arrays& arrays = request.arrays;
+    const i64 pages = num_pages();
+    const auto pool = [&](i64 dim) {
+      return aligned_array(random, dtype, {pages, shape.heads_kv, page_rows, dim});
+    };
+    arrays[Array::kK] = pool(shape.dim_qk);
+    arrays[Array::kV] = pool(shape.dim_v);
+    for (const Array array : {Array::kK, Array::kV}) {
+      for (size_t at = 0; at < table.size(); ++at) {
+        const i64 request_at = static_cast<i64>(at) / table_width;
+        const i64 first = static_cast<i64>(at) % table_width * page_rows;
+        const i64 rows = lengths[static_cast<size_t>(request_at)] - first;
+        if (rows > 0) fill_normal_rows(random, arrays[array], table[at], min(rows, page_rows));
+      }
+    }
+    Tensor ids = random.indices(DType::kInt32, table);
+    ids.rank = 2;
+    ids.shape[0] = static_cast<i64>(lengths.size());
+    ids.shape[1] = ids.strides[0] = table_width;
+    ids.strides[1] = 1;
+    arrays[Array::kPageTable] = ids;
+    arrays[Array::kKvLengths] = random.indices(DType::kInt32, lengths);
+  }
+};
+
+TEST(DecodeSm80, PagesOfEverySize) {
+  for (const i64 page_rows : {1, 3, 16, 17, 64, 200}) {
+    RandomProblem random(static_cast<unsigned>(page_rows));
+    const DecodeShape shape{4, 2, 4, 3, 1};
+    Request request = decode_request(random, DType::kBFloat16, shape);
+    request.options.causal = true;
+    Pools pools(random, page_rows, {77, 130, 0, 5});
+    pools.put_into(random, request, DType::kBFloat16, shape);
+    if (page_rows % 2 == 1) {
+      request.arrays[Array::kKvStart] = random.indices(DType::kInt64, {3, 40, 0, 5});
+    }
+    for (const i32 workers : {1, 3, 14}) {
+      if (page_rows % 2 == 1) {
+        expect_oracle<kPaged>(random, request, workers, 1);
+      } else {
+        expect_oracle<kPagedByLength>(random, request, workers, 1);
+      }
+    }
+  }
+}
+
+TEST(DecodeSm80, PagesByOffsets) {
+  RandomProblem random(4);
+  const DecodeShape shape{3, 1, 2, 1, 1};
+  Request request = decode_request(random, DType::kBFloat16, shape);
+  Pools pools(random, 5, {33, 0, 61});
+  pools.put_into(random, request, DType::kBFloat16, shape);
+  Arrays& arrays = request.arrays;
+  arrays[Array::kPageIndptr] = random.indices(
+      DType::kInt32, {0, pools.table_width, 2 * pools.table_width, 3 * pools.table_width});
+  arrays[Array::kPageTable] = random.indices(DType::kInt64, pools.table);
+  request.options.max_kv = 70;
+  expect_oracle<kPaged>(random, request, 4, 1);
+}
+
+// A request whose table names a page that is none is empty; others are not touched.
+TEST(DecodeSm80, PagesThatDoNotExist) {
+  for (const i64 id : {i64{-1}, i64{1} << 40}) {
+    RandomProblem random(8);
+    const DecodeShape shape{2, 2, 4, 1, 1};
+    Request request = decode_request(random, DType::kBFloat16, shape);
+    Pools pools(random, 16, {90, 100});
+    pools.put_into(random, request, DType::kBFloat16, shape);
+    std::vector<i64> table = pools.table;
+    Request empty = request;
+    empty.arrays[Array::kKvLengths] = random.indices(DType::kInt32, {0, 100});
+    cpu::scalar_forward(validate(empty, Pointers::kChecked));
+    table[3] = id;
+    Tensor& ids = request.arrays[Array::kPageTable];
+    ids.dtype = DType::kInt64;
+    ids.data = random.indices(DType::kInt64, table).data;
+    const Request actual = with_own_outputs(random, request);
+    u32 faults = 0;
+    decode<kPaged>(validate(actual, Pointers::kChecked), 5, 1, true, &faults);
+    EXPECT_EQ(faults, u32{kFaultPages});
+    expect_rounded(actual, empty, 1);
+  }
+}
+
+// A tree of drafts: rows stand where the array says and see what their words say.
+TEST(DecodeSm80, Trees) {
+  for (const i64 q_rows : {1, 5, 8}) {
+    RandomProblem random(static_cast<unsigned>(q_rows));
+    const DecodeShape shape{2, 1, 4, q_rows, 1};
+    Request request = decode_request(random, DType::kBFloat16, shape);
+    Pools pools(random, 16, {70, q_rows + 1});
+    pools.put_into(random, request, DType::kBFloat16, shape);
+    Arrays& arrays = request.arrays;
+    std::vector<i64> words, places;
+    for (i64 at = 0; at < 2 * q_rows; ++at) {
+      const i64 i = at % q_rows;
+      words.push_back(random.number(0, (i64{1} << q_rows) - 1) | i64{1} << i);
+      places.push_back(pools.lengths[static_cast<size_t>(at / q_rows)] - q_rows + i / 2);
+    }
+    for (const auto& [array, values] :
+         {std::pair{Array::kTree, words}, std::pair{Array::kPositions, places}}) {
+      Tensor tensor = random.indices(DType::kInt64, values);
+      tensor.rank = 2;
+      tensor.shape[0] = 2;
+      tensor.shape[1] = tensor.strides[0] = q_rows;
+      tensor.strides[1] = 1;
+      arrays[array] = tensor;
+    }
+    arrays[Array::kAlibiSlopes] = aligned_array(random, DType::kFloat32, {2, 4});
+    random.fill_normal(arrays[Array::kAlibiSlopes], 0.1);
+    request.options.causal = true;
+    request.options.window_left = 50;
+    expect_oracle<kDrafted>(random, request, 3, 1);
+  }
+}
+
+// A value that no query sees is NaN, beside keys that are seen: the row is computed again.
+TEST(DecodeSm80, HiddenNan) {
+  RandomProblem random(3);
+  Request request = decode_request(random, DType::kBFloat16, {1, 1, 2, 2, 64});
+  request.options.causal = true;
+  const i64 last[] = {0, 0, 63, 5};  // only the second row sees it
+  store_real(RandomProblem::address(request.arrays[Array::kV], last), DType::kBFloat16, kNan);
+  const Request actual = with_own_outputs(random, request);
+  cpu::scalar_forward(validate(request, Pointers::kChecked));
+  decode<kSixteen>(validate(actual, Pointers::kChecked), 2, 1);
+  expect_rounded(actual, request, 1);
+}
+
+// Scores far apart between blocks, splits and parts.
+TEST(DecodeSm80, ScoresFarApart) {
+  for (const double factor : {60., -60., 3000.}) {
+    RandomProblem random(9);
+    Request request = decode_request(random, DType::kBFloat16, {1, 1, 4, 1, 200});
+    request.arrays[Array::kKvLengths] = random.indices(DType::kInt32, {200});
+    RandomProblem::for_each(request.arrays[Array::kK], [&](const i64* at) {
+      if (at[2] % 37 != 5) return;
+      char* const to = RandomProblem::address(request.arrays[Array::kK], at);
+      store_real(to, DType::kBFloat16, factor * static_cast<double>(at[2]) / 200 * random.normal());
+    });
+    expect_oracle<kPadded>(random, request, 5, 1);
+  }
+}
+
+// Whichever block comes last adds the parts in the order of their keys.
+TEST(DecodeSm80, BitsDoNotDependOnTheSchedule) {
+  RandomProblem random(11);
+  Request request = decode_request(random, DType::kBFloat16, {2, 2, 4, 1, 250});
+  request.arrays[Array::kKvLengths] = random.indices(DType::kInt64, {250, 249});
+  Request first;
+  for (u32 seed = 1; seed <= 20; ++seed) {
+    const Request actual = with_own_outputs(random, request);
+    decode<kPadded>(validate(actual, Pointers::kChecked), 9, seed, is_checked(seed));
+    if (seed == 1) first = actual;
+    for (const Array array : {Array::kO, Array::kLse}) {
+      const Tensor& one = actual.arrays[array];
+      i64 elements = 1;
+      for (int axis = 0; axis < one.rank; ++axis) elements *= one.shape[axis];
+      EXPECT_EQ(std::memcmp(one.data, first.arrays[array].data,
+                            static_cast<size_t>(elements * size_bytes(one.dtype))),
+                0)
+          << "seed " << seed << ", " << name(array);
+    }
+  }
+}
+
+// The law of the division, for every small number of blocks and workers.
+TEST(KeyShares, CoverEveryBlockOnceAndEvenly) {
+  for (i32 blocks = 1; blocks <= 130; ++blocks) {
+    for (i32 workers = 1; workers <= 140; ++workers) {
+      const KeyShares shares(blocks, workers);
+      EXPECT_LE(shares.num_workers, blocks);
+      EXPECT_EQ(shares.begin(0), 0);
+      EXPECT_EQ(shares.begin(shares.num_workers), blocks);
+      for (i32 worker = 0; worker < shares.num_workers; ++worker) {
+        const i32 size = shares.begin(worker + 1) - shares.begin(worker);
+        EXPECT_TRUE(size == blocks / shares.num_workers || size == blocks / shares.num_workers + 1);
+        for (i32 block = shares.begin(worker); block < shares.begin(worker + 1); ++block) {
+          ASSERT_EQ(shares.owner(block), worker) << blocks << " blocks, " << workers << " workers";
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace fulmen::test

@@ -1,0 +1,106 @@
+// SPDX-FileCopyrightText: fulmen contributors
+// SPDX-License-Identifier: Apache-2.0
+//
+// Which problems decode_sm80 takes, on every card, and what a launch and its workspace are.
+#include <gmock/gmock.h>
+
+#include "gpu/decode_sm80/plan.h"
+#include "gpu/implementations.h"
+
+namespace fulmen {
+namespace {
+
+// 32 query heads over 8.
+Problem decode_problem(i64 batch, i64 q_rows, i64 kv_rows, i64 dim = 128) {
+  Problem problem;
+  problem.backend = Backend::kCuda;
+  problem.dtype = DType::kBFloat16;
+  problem.num_sequences = batch;
+  problem.heads_q = 32;
+  problem.heads_kv = 8;
+  problem.q_rows = problem.max_q = q_rows;
+  problem.kv_rows = problem.max_kv = kv_rows;
+  problem.dim_qk = problem.dim_v = dim;
+  problem.score_map.scale = 1;
+  for (const Array array : {Array::kQ, Array::kK, Array::kV, Array::kO}) {
+    const bool is_q = array == Array::kQ || array == Array::kO;
+    const i64 heads = is_q ? 32 : 8, rows = is_q ? q_rows : kv_rows;
+    problem.arrays[array] = {nullptr,
+                             DType::kBFloat16,
+                             4,
+                             {batch, heads, rows, dim},
+                             {heads * rows * dim, rows * dim, dim, 1}};
+  }
+  return problem;
+}
+
+std::string kernel_of(const Problem& problem, const Gpu& gpu) {
+  for (const gpu::GpuImplementation& row : gpu::gpu_implementations()) {
+    if (auto made = gpu::plan_with(row, problem, gpu); made.plan != nullptr) {
+      return made.plan->launches.back().spec.name;
+    }
+  }
+  return "";
+}
+
+bool decodes(const Problem& problem, const char* card) {
+  return kernel_of(problem, gpu_named(card)).starts_with("decode_sm80");
+}
+
+TEST(DecodeSm80Plan, IsForFewRowsAndLongKeys) {
+  for (const char* card : {"a100", "rtx4090", "h200"}) {
+    EXPECT_TRUE(decodes(decode_problem(1, 1, 4096), card)) << card;
+    EXPECT_TRUE(decodes(decode_problem(1, 16, 4096), card)) << card;
+    EXPECT_FALSE(decodes(decode_problem(1, 17, 4096), card)) << card;  // 68 rows of a group
+    EXPECT_FALSE(decodes(decode_problem(1, 1, 255), card)) << card;
+    EXPECT_FALSE(decodes(decode_problem(1, 1, 4096, 320), card)) << card;
+  }
+  EXPECT_FALSE(decodes(decode_problem(1, 1, 4096), "t4"));
+  EXPECT_TRUE(decodes(decode_problem(64, 1, 4096), "a100"));
+}
+
+// On Hopper sm90 reads as fast where heads and sequences fill the card, unless it is asked for by
+// name.
+TEST(DecodeSm80Plan, LeavesFullCardsToHopper) {
+  EXPECT_TRUE(decodes(decode_problem(16, 1, 4096), "h200"));
+  EXPECT_FALSE(decodes(decode_problem(17, 1, 4096), "h200"));
+  Problem named = decode_problem(1, 1, 4096);
+  named.implementation = Implementation::kSm90;
+  EXPECT_FALSE(decodes(named, "h200"));
+  named.implementation = Implementation::kSm80;
+  EXPECT_TRUE(decodes(named, "h200"));
+}
+
+TEST(DecodeSm80Plan, TakesNoPairsOfArraysNorUnalignedRows) {
+  Problem masked = decode_problem(1, 1, 4096);
+  masked.arrays[Array::kMask] = {nullptr, DType::kBool, 4, {1, 1, 1, 4096}, {0, 0, 0, 1}};
+  EXPECT_FALSE(decodes(masked, "a100"));
+  Problem shifted = decode_problem(1, 1, 4096);
+  shifted.pointer_alignment = 8;
+  EXPECT_FALSE(decodes(shifted, "a100"));
+  Problem invariant = decode_problem(1, 1, 4096);
+  invariant.batch_invariant = true;
+  EXPECT_FALSE(decodes(invariant, "a100"));
+}
+
+// As many workers for every head of k and v; the workspace follows from the grid, not from batch
+// or length.
+TEST(DecodeSm80Plan, WorkspaceFollowsFromTheGrid) {
+  const Gpu gpu = gpu_named("h200");
+  size_t bytes = 0;
+  for (const i64 batch : {1, 16}) {
+    for (const i64 keys : {i64{65536}, i64{1} << 20}) {
+      const gpu::PlanOrRefusal made = gpu::plan_decode_sm80(decode_problem(batch, 1, keys), gpu);
+      ASSERT_NE(made.plan, nullptr);
+      EXPECT_EQ(made.plan->launches[0].num_blocks, 128);
+      EXPECT_EQ(made.plan->zeroed_bytes, 0u);
+      if (bytes == 0) bytes = made.plan->workspace_bytes;
+      EXPECT_EQ(made.plan->workspace_bytes, bytes);
+    }
+  }
+  const gpu::PlanOrRefusal widest = gpu::plan_decode_sm80(decode_problem(4, 16, 65536, 256), gpu);
+  EXPECT_LT(widest.plan->workspace_bytes, size_t{20} << 20);
+}
+
+}  // namespace
+}  // namespace fulmen
