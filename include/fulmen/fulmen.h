@@ -558,7 +558,8 @@ enum {
   FULMEN_FAULT_RNG = 16,       /* an rng offset outside 32 bits */
   FULMEN_FAULT_PAGES = 32,     /* an id in page_table that names no page of k and v */
   FULMEN_FAULT_SLOTS = 64,     /* a slot of an append outside the cache or the request's pages */
-  FULMEN_FAULT_POSITIONS = 128 /* a position outside the tables of a rotary embedding */
+  FULMEN_FAULT_POSITIONS = 128 /* a position outside the tables of a rotary embedding, or of a query
+                                  row outside 32 bits: that counts as the nearest inside */
 };
 
 /* The faults that runs on a device recorded since the last such call, which clears them. Waits for

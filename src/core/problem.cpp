@@ -99,9 +99,6 @@ CacheEntry cache_entry(const Problem& problem, i64 index) {
           .start = problem.has(Array::kKvStart) ? entry(problem, Array::kKvStart, index) : 0};
 }
 
-// Where query rows stand: numbers of 32 bits, as those of keys are.
-i64 clamped_position(i64 position) { return clamp(position, -kMaxPosition - 1, kMaxPosition); }
-
 void check_page_offsets(const Problem& problem) {
   if (!problem.has(Array::kPageIndptr)) return;
   const i64 entries = problem.arrays[Array::kPageTable].shape[3];

@@ -33,8 +33,16 @@ constexpr GpuImplementation kImplementations[] = {
      true,
      {plan_forward_sm80, forward_sm80_switches, false, true},
      {plan_backward_sm80, backward_sm80_switches}},
-    {Implementation::kSimt, "tiles on CUDA cores, every option", false, {plan_simt}, {plan_simt}},
-    {Implementation::kNaive, "one thread a row, every option", false, {plan_naive}, {plan_naive}},
+    {Implementation::kSimt,
+     "tiles on CUDA cores, every option",
+     false,
+     {.plan = plan_simt, .takes_caches = true},
+     {plan_simt}},
+    {Implementation::kNaive,
+     "one thread a row, every option",
+     false,
+     {.plan = plan_naive, .takes_caches = true},
+     {plan_naive}},
 };
 
 // ---- Deterministic gradients on tensor cores ---------------------------------------------------

@@ -68,7 +68,7 @@ struct AttentionParams {
   bool bottom_right;  // alignment
   u32* faults;        // one word that kernels set bits in (faults.cuh), or null
 
-  // Of caches; looked at by kernels that are compiled for them (common/cache_head.cuh).
+  // Of caches; looked at by kernels that are compiled for them (common/head.cuh).
   ArrayView page_table;   // (batch, 1, 1, page), with page_indptr (1, 1, 1, page)
   ArrayView page_indptr;  // (1, 1, 1, sequence + 1)
   ArrayView kv_start;     // (1, 1, 1, sequence)
@@ -81,6 +81,9 @@ struct AttentionParams {
     return static_cast<u32>(heads_q) / static_cast<u32>(heads_kv);  // 64-bit divisions are calls
   }
   constexpr i64 batch_extent() const { return packed.q ? 1 : num_sequences; }  // of q, o
+  constexpr bool has_caches() const {
+    return page_table.present() || kv_start.present() || positions.present() || tree.present();
+  }
   constexpr i64 kv_batch_extent() const { return packed.kv ? 1 : num_sequences; }
 };
 

@@ -143,7 +143,14 @@ class RandomProblem {
   // A forward request with q, k, v, o, lse, stats and whatever options the seed draws.
   Request draw();
 
+  // The same over a cache: pages of 1, 3, 16 or 64 rows in any order, some shared, or left padding
+  // alone; positions, trees, packed queries. What no request may read is NaN, or an id of no page.
+  Request draw_cache();
+
  private:
+  struct CacheRequest;
+  void draw_pages(Request& request, CacheRequest& drawn);
+  void draw_positions(Request& request, const CacheRequest& drawn);
   void draw_masks(Request& request, i64 q_rows, i64 kv_rows);
   void draw_score_terms(Request& request);
 

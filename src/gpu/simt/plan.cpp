@@ -23,6 +23,7 @@ KernelSpec fma_spec(const std::string& file, const std::string& entry, const Fma
                             config.max_dim_v);
   }
   if (config.adds_dq) distinction += "_adds_dq";
+  if (config.caches) distinction += "_caches";
   KernelSpec spec = spec_of<AttentionParams>(file, entry, distinction, config);
   spec.num_threads = config.num_threads;
   return spec;
@@ -48,8 +49,9 @@ void set_row_terms(AttentionParams& params, u8* workspace) {
 }
 
 std::vector<KernelLaunch> naive_forward(const AttentionParams& params) {
-  return {fma_launch(fma_spec("naive/naive", "forward_naive", {.dtype = params.q.dtype}),
-                     forward_naive_tasks(params))};
+  const FmaConfig config{.dtype = params.q.dtype, .caches = params.has_caches()};
+  return {
+      fma_launch(fma_spec("naive/naive", "forward_naive", config), forward_naive_tasks(params))};
 }
 
 std::vector<KernelLaunch> naive_backward(const AttentionParams& params) {
@@ -73,16 +75,19 @@ PlanOrRefusal plan_naive(const Problem& problem, const Gpu&) {
 }
 
 std::vector<std::vector<KernelSpec>> naive_specs() {
-  const auto of_all_dtypes = [](const char* file, const char* entry) {
+  const auto of_all_dtypes = [](const char* file, const char* entry, bool caches = false) {
     std::vector<KernelSpec> specs;
-    for (const DType dtype : kFloatTypes) specs.push_back(fma_spec(file, entry, {.dtype = dtype}));
+    for (const DType dtype : kFloatTypes) {
+      specs.push_back(fma_spec(file, entry, {.dtype = dtype, .caches = caches}));
+    }
     return specs;
   };
   return {of_all_dtypes("naive/naive", "forward_naive"),
           of_all_dtypes("naive/naive", "backward_naive_dq"),
           of_all_dtypes("naive/naive", "backward_naive_dkdv"),
           of_all_dtypes("naive/naive", "backward_naive_dbias"),
-          of_all_dtypes("naive/naive", "backward_naive_dsinks")};
+          of_all_dtypes("naive/naive", "backward_naive_dsinks"),
+          of_all_dtypes("naive/naive", "forward_naive", true)};
 }
 
 namespace {
@@ -199,7 +204,8 @@ KernelSpec dsinks_spec(DType dtype) {
   return spec;
 }
 
-std::vector<KernelLaunch> forward_launches(const AttentionParams& params, const FmaConfig& config) {
+std::vector<KernelLaunch> forward_launches(const AttentionParams& params, FmaConfig config) {
+  config.caches = params.has_caches();
   return {{tiled_spec("forward_simt", "forward_simt", config), num_q_tiles(params, config.rows)}};
 }
 
@@ -290,13 +296,17 @@ std::vector<std::vector<KernelSpec>> simt_specs(std::size_t shared_bytes) {
       if (!specs.empty()) entries.push_back(specs);
     }
   }
-  std::vector<KernelSpec> rows, dsinks;
+  std::vector<KernelSpec> rows, dsinks, caches;
   for (const DType dtype : kFloatTypes) {
     rows.push_back(rows_spec(dtype, false));
     if (size_bytes(dtype) >= 4) rows.push_back(rows_spec(dtype, true));
     dsinks.push_back(dsinks_spec(dtype));
+    auto over_caches = simt_config(dtype, 128, 128, false, shared_bytes);
+    if (!over_caches) continue;
+    over_caches->caches = true;
+    caches.push_back(tiled_spec("forward_simt", "forward_simt", *over_caches));
   }
-  entries.insert(entries.end(), {rows, dsinks});
+  entries.insert(entries.end(), {rows, dsinks, caches});
   return entries;
 }
 

@@ -88,7 +88,11 @@ constexpr Sequence sequence_of(i64 batch, const AxisRows& q, const AxisRows& kv,
 // ---- Caches ------------------------------------------------------------------------------------
 
 inline constexpr i64 kMaxPosition = 2147483647;  // positions have 32 bits
-inline constexpr i64 kMaxTreeRows = 64;          // query rows of a request with a tree mask
+constexpr i64 clamped_position(i64 position) {
+  return clamp(position, -kMaxPosition - 1, kMaxPosition);
+}
+
+inline constexpr i64 kMaxTreeRows = 64;  // query rows of a request with a tree mask
 
 // How the keys of all requests lie.
 struct CacheLayout {
@@ -163,7 +167,9 @@ constexpr KeyRow key_row(const CacheLayout& layout, const CacheSequence& sequenc
                          const PageAt& page_at) {
   const i64 row = sequence.kv_begin + j;
   if (!layout.paged) return {sequence.kv_batch, row};
-  return {page_at(sequence.first_page + row / layout.page_rows), row % layout.page_rows};
+  const u32 rows = static_cast<u32>(layout.page_rows);  // 64-bit divisions are calls
+  return {page_at(sequence.first_page + static_cast<u32>(row) / rows),
+          static_cast<u32>(row) % rows};
 }
 
 // Whether an id names no page. Of entries [begin, end) of a request, those that hold its keys:

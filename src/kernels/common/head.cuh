@@ -8,13 +8,27 @@
 
 #include "kernels/attention/softmax_state.cuh"
 #include "kernels/common/accurate_math.cuh"
-#include "kernels/common/sequences.cuh"
+#include "kernels/common/caches.cuh"
 
 namespace fulmen {
 
-template <DType kDType>
+// How a request is loaded, by whether a kernel is compiled for caches: then it checks the pages too
+// (check_pages), before it looks at a key.
+template <bool kCaches>
+struct Sequences {
+  using Type = Sequence;
+  static Type load(const AttentionParams& p, i64 index) { return load_sequence(p, index); }
+};
+template <>
+struct Sequences<true> {
+  using Type = CacheSequence;
+  static Type load(const AttentionParams& p, i64 index) { return load_cache_sequence(p, index); }
+};
+
+template <DType kDType, bool kCaches = false>
 struct Head {
   using Element = typename ElementOf<kDType>::Type;
+  using SequenceType = typename Sequences<kCaches>::Type;
   using Real = typename ElementOf<kDType>::Real;
   using Math = AccurateMath<Real>;
   using State = SoftmaxState<Math>;
@@ -23,7 +37,7 @@ struct Head {
   i64 index;  // of the sequence
   i64 head;
   i64 kv_head;
-  Sequence sequence;
+  SequenceType sequence;
   ScoreMap<Real> map;
   Dropout dropout;
   Real alibi = 0;
@@ -34,10 +48,10 @@ struct Head {
              static_cast<u32>(head_) / static_cast<u32>(params.group_size())) {}
 
   Head(const AttentionParams& params, i64 index_, i64 head_, i64 kv_head_)
-      : Head(params, index_, head_, kv_head_, load_sequence(params, index_)) {}
+      : Head(params, index_, head_, kv_head_, Sequences<kCaches>::load(params, index_)) {}
 
   Head(const AttentionParams& params, i64 index_, i64 head_, i64 kv_head_,
-       const Sequence& sequence_)
+       const SequenceType& sequence_)
       : p(params),
         index(index_),
         head(head_),
@@ -55,23 +69,43 @@ struct Head {
     if (p.sinks.present()) sink = load_real_called<Real>(p.sinks, p.sinks.offset(0, head, 0, 0));
   }
 
-  Interval columns(i64 i) const { return visible_columns(p.mask_options, sequence.shape, i); }
+  Interval columns(i64 i) const {
+    if constexpr (kCaches) return columns_of_row(p, sequence, i);
+    return visible_columns(p.mask_options, sequence.shape, i);
+  }
+
+  // The blocks of keys that the rows of a block must read.
+  BlockRange key_blocks(Interval rows, i64 block_cols) const {
+    if constexpr (kCaches) return fulmen::key_blocks(p, sequence, rows, block_cols);
+    return visible_column_blocks(p.mask_options, sequence.shape, rows, block_cols);
+  }
+
+  // The column of key j in mask and bias.
+  i64 column(i64 j) const {
+    if constexpr (kCaches) return sequence.first_key + j;
+    return j;
+  }
 
   // Whether the arrays leave a pair visible that the intervals do.
   bool sees(i64 i, i64 j) const {
-    if (p.mask.present() && p.mask.data[p.mask.offset(index, head, i, j)] == 0) return false;
+    if constexpr (kCaches) {
+      if (p.tree.present() && !sees_key(p, sequence, i, j)) return false;
+    }
+    if (p.mask.present() && p.mask.data[p.mask.offset(index, head, i, column(j))] == 0)
+      return false;
     if (p.q_ids.present()) {
       const i64 q_id =
           load_index(p.q_ids, p.q_ids.offset(sequence.batch, 0, 0, sequence.q_begin + i));
       const i64 kv_id =
-          load_index(p.kv_ids, p.kv_ids.offset(sequence.batch, 0, 0, sequence.kv_begin + j));
+          load_index(p.kv_ids, p.kv_ids.offset(kv_batch(), 0, 0, sequence.kv_begin + j));
       if (q_id != kv_id) return false;
     }
     return !p.bias.present() || bias(i, j) != -Math::kInfinity;
   }
 
   Real bias(i64 i, i64 j) const {
-    return p.bias.present() ? load_real<Real>(p.bias, p.bias.offset(index, head, i, j)) : Real(0);
+    return p.bias.present() ? load_real<Real>(p.bias, p.bias.offset(index, head, i, column(j)))
+                            : Real(0);
   }
 
   // Offsets of element 0 of a row.
@@ -79,6 +113,10 @@ struct Head {
     return array.offset(sequence.batch, head, sequence.q_begin + i, 0);
   }
   i64 kv_row(const ArrayView& array, i64 j) const {
+    if constexpr (kCaches) {
+      const KeyRow at = key_row(p, sequence, j);
+      return array.offset(at.batch, kv_head, at.row, 0);
+    }
     return array.offset(sequence.batch, kv_head, sequence.kv_begin + j, 0);
   }
 
@@ -102,7 +140,16 @@ struct Head {
 
   // What bias and ALiBi add.
   Real added(i64 i, i64 j) const {
+    if constexpr (kCaches) {
+      return bias(i, j) +
+             alibi_bias(alibi, row_position(p, sequence, i), key_position(p, sequence, j));
+    }
     return bias(i, j) + alibi_bias(alibi, sequence.shape.position(i), j);
+  }
+
+  i64 kv_batch() const {
+    if constexpr (kCaches) return sequence.kv_batch;
+    return sequence.batch;
   }
 
   // 0 for a dropped pair, 1 / (1 - p) for a kept one.

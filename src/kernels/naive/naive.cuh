@@ -22,17 +22,19 @@
 namespace fulmen {
 
 // o, and from the first chunk's thread lse and stats, of one row.
-template <DType kDType>
+template <DType kDType, bool kCaches = false>
 void forward_naive_row(const AttentionParams& p, const RowTask& task) {
-  using Real = typename Head<kDType>::Real;
+  using HeadType = Head<kDType, kCaches>;
+  using Real = typename HeadType::Real;
   const i64 index = p.packed.q ? find_sequence(p, p.cu_q, task.row) : task.batch;
-  const Head<kDType> head(p, index, task.head);
+  HeadType head(p, index, task.head);
+  if constexpr (kCaches) check_pages(p, head.sequence);
   const i64 i = task.row - head.sequence.q_begin;
   const bool counts = 0 <= i && i < head.sequence.shape.q_len;
   const i64 first = task.chunk * kNaiveChunk;
   const i64 num_dims = min<i64>(kNaiveChunk, p.dim_v - first);
 
-  typename Head<kDType>::State state;
+  typename HeadType::State state;
   Real O[kNaiveChunk] = {};
   const Interval columns = counts ? head.columns(i) : Interval{0, 0};
   for (i64 j = columns.begin; j < columns.end; ++j) {
@@ -72,10 +74,12 @@ i64 naive_task() {
 
 template <FmaConfig kConfig>
 void forward_naive(const AttentionParams& p) {
-  record_faults(p, kConfig.num_threads);
+  kConfig.caches ? record_cache_faults(p, kConfig.num_threads)
+                 : record_faults(p, kConfig.num_threads);
   const i64 task = naive_task<kConfig>();
   if (task >= forward_naive_tasks(p)) return;
-  forward_naive_row<kConfig.dtype>(p, row_task(task, num_chunks(p.dim_v), p.q_rows, p.heads_q));
+  forward_naive_row<kConfig.dtype, kConfig.caches>(
+      p, row_task(task, num_chunks(p.dim_v), p.q_rows, p.heads_q));
 }
 
 // What the backward pass knows of a row: the softmax that the forward pass kept, and

@@ -34,6 +34,23 @@ struct HeadRows {
   }
 };
 
+// The same of the keys of a request of a cache: each wherever its page lies.
+template <class HeadType>
+struct CacheRows {
+  const HeadType& head;
+  const ArrayView& array;
+  i32 dim;
+
+  i64 offset(i64 row) const { return head.kv_row(array, row); }
+  u8* address(i64 row) const { return array.data + offset(row) * size_bytes(array.dtype); }
+  bool in_vectors(i32 count) const {
+    const i64 bytes = count * size_bytes(array.dtype);
+    return array.strides[3] == 1 && dim % count == 0 && array.strides[0] % count == 0 &&
+           array.strides[1] % count == 0 && array.strides[2] % count == 0 &&
+           reinterpret_cast<u64>(array.data) % bytes == 0;
+  }
+};
+
 // Up to kLanes neighbours of any dtype, stride and alignment; the rest 0.
 template <class Real>
 __attribute__((noinline)) SimtVector<Real> load_vector(const ArrayView& array, i64 offset,
@@ -47,8 +64,8 @@ __attribute__((noinline)) SimtVector<Real> load_vector(const ArrayView& array, i
 }
 
 // Elements d .. of row i: at once where the array allows it.
-template <class Real>
-SimtVector<Real> vector_of(const HeadRows& rows, i64 i, i32 d) {
+template <class Real, class Rows>
+SimtVector<Real> vector_of(const Rows& rows, i64 i, i32 d) {
   constexpr i32 kLanes = SimtVector<Real>::kLanes;
   constexpr DType kReal = sizeof(Real) == 8 ? DType::kFloat64 : DType::kFloat32;
   if (rows.array.dtype == kReal && rows.in_vectors(kLanes)) {
@@ -69,6 +86,24 @@ struct SimtRows {
   struct alignas(kLanes * sizeof(Element)) Pack {
     Element lane[kLanes];
   };
+
+  // Rows of a cache, likewise.
+  template <i32 kTileRows, class HeadType, class Tile>
+  static void load(const CacheRows<HeadType>& from, i64 row, i64 count, const Tile& tile) {
+    const i32 present = static_cast<i32>(clamp<i64>(count, 0, kTileRows));
+    if (from.array.dtype != kConfig.real() || !from.in_vectors(kLanes)) {
+      convert<kTileRows>(from, row, present, tile);
+      return;
+    }
+#pragma unroll 1
+    for (i32 at = Base::thread(); at < kTileRows * Tile::kVectors; at += kConfig.num_threads) {
+      const i32 i = at / Tile::kVectors;
+      const i32 v = at % Tile::kVectors;
+      const bool counts = i < present && v * kLanes < from.dim;
+      const u8* const vector = counts ? from.address(row + i) + v * 16 : from.array.data;
+      ptx::copy_vector(&tile.vector(i, v), vector, counts);
+    }
+  }
 
   // Rows [row, row + count) into a tile of kTileRows rows; rows and elements beyond become 0.
   template <i32 kTileRows, class Tile>
@@ -111,8 +146,8 @@ struct SimtRows {
     }
   }
 
-  template <i32 kTileRows, class Tile>
-  static void convert(const HeadRows& from, i64 row, i32 present, const Tile& tile) {
+  template <i32 kTileRows, class Rows, class Tile>
+  static void convert(const Rows& from, i64 row, i32 present, const Tile& tile) {
     const bool packed =
         sizeof(Element) == 2 && from.array.dtype == kConfig.dtype && from.in_vectors(kLanes);
 #pragma unroll 1
@@ -201,26 +236,39 @@ struct SimtRows {
   }
 };
 
-template <DType kDType>
-HeadRows q_rows_of(const Head<kDType>& head, const ArrayView& array, i64 dim) {
-  return {array, head.q_row(array, 0), static_cast<i32>(dim)};
-}
-template <DType kDType>
-HeadRows kv_rows_of(const Head<kDType>& head, const ArrayView& array, i64 dim) {
-  return {array, head.kv_row(array, 0), static_cast<i32>(dim)};
-}
-
 // Options that act pair by pair, so that a score is more than scale * dot.
 inline bool has_pair_terms(const AttentionParams& p) {
   return p.mask.present() || p.q_ids.present() || p.bias.present() || p.alibi_slopes.present() ||
          p.score_map.is_modified();
 }
 
+template <DType kDType, bool kCaches>
+HeadRows q_rows_of(const Head<kDType, kCaches>& head, const ArrayView& array, i64 dim) {
+  return {array, head.q_row(array, 0), static_cast<i32>(dim)};
+}
+template <DType kDType>
+HeadRows kv_rows_of(const Head<kDType>& head, const ArrayView& array, i64 dim) {
+  return {array, head.kv_row(array, 0), static_cast<i32>(dim)};
+}
+template <class HeadType>
+struct KeyRowsOf {
+  using Type = HeadRows;
+};
+template <DType kDType>
+struct KeyRowsOf<Head<kDType, true>> {
+  using Type = CacheRows<Head<kDType, true>>;
+};
+template <DType kDType>
+CacheRows<Head<kDType, true>> kv_rows_of(const Head<kDType, true>& head, const ArrayView& array,
+                                         i64 dim) {
+  return {head, array, static_cast<i32>(dim)};
+}
+
 // The general path from a dot product to a score, -inf where hidden.
-template <DType kDType, class Real>
-__attribute__((noinline)) Real pair_score(const Head<kDType>& head, Real dot, i64 i, i64 j) {
-  const Real capped = head.map.template score<typename Head<kDType>::Math>(dot);
-  return head.sees(i, j) ? capped + head.added(i, j) : -Head<kDType>::Math::kInfinity;
+template <class HeadType, class Real>
+__attribute__((noinline)) Real pair_score(const HeadType& head, Real dot, i64 i, i64 j) {
+  const Real capped = head.map.template score<typename HeadType::Math>(dot);
+  return head.sees(i, j) ? capped + head.added(i, j) : -HeadType::Math::kInfinity;
 }
 
 // d score / d dot, from the dot product itself.
@@ -229,9 +277,8 @@ __attribute__((noinline)) Real pair_slope(const Head<kDType>& head, Real dot) {
   return head.map.slope(head.map.template score<typename Head<kDType>::Math>(dot)) * head.map.scale;
 }
 
-template <DType kDType>
-__attribute__((noinline)) typename Head<kDType>::Real pair_keep(const Head<kDType>& head, i64 i,
-                                                                i64 j) {
+template <class HeadType>
+__attribute__((noinline)) typename HeadType::Real pair_keep(const HeadType& head, i64 i, i64 j) {
   return head.keep(i, j);
 }
 
@@ -241,8 +288,8 @@ struct Limits {
   i32 end;
   bool contains(i32 column) const { return begin <= column && column < end; }
 };
-template <DType kDType>
-__attribute__((noinline)) Limits row_limits(const Head<kDType>& head, i64 i, i64 first) {
+template <class HeadType>
+__attribute__((noinline)) Limits row_limits(const HeadType& head, i64 i, i64 first) {
   if (i >= head.sequence.shape.q_len) return {0, 0};
   const Interval columns = head.columns(i);
   return {static_cast<i32>(columns.begin - first), static_cast<i32>(columns.end - first)};

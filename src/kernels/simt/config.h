@@ -24,6 +24,8 @@ struct FmaConfig {
   // backward_simt_dkdv adds to dQ as well, block after block in any order, once backward_simt_rows
   // has cleared it. Otherwise backward_simt_dq makes dQ, bitwise equal from run to run.
   bool adds_dq = false;
+  // Forward: page_table, kv_start, positions or tree is there.
+  bool caches = false;
 
   constexpr DType real() const {
     return dtype == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32;
@@ -61,6 +63,7 @@ constexpr void for_each_field(const FmaConfig& config, Each each) {
   each("max_dim_qk", config.max_dim_qk);
   each("max_dim_v", config.max_dim_v);
   each("adds_dq", config.adds_dq);
+  each("caches", config.caches);
 }
 
 }  // namespace fulmen

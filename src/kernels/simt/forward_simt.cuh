@@ -24,9 +24,9 @@ __attribute__((noinline)) typename State::Real row_normalizer(typename State::Re
 }
 
 // lse and stats of a row.
-template <DType kDType>
-__attribute__((noinline)) void store_state(const Head<kDType>& head, i64 i,
-                                           typename Head<kDType>::State state) {
+template <class HeadType>
+__attribute__((noinline)) void store_state(const HeadType& head, i64 i,
+                                           typename HeadType::State state) {
   const AttentionParams& p = head.p;
   if (p.lse.present()) store_real(p.lse, head.q_row(p.lse, i), state.lse());
   if (!p.stats.present()) return;
@@ -40,7 +40,7 @@ struct ForwardSimt : Simt<kConfig> {
   using Rows = SimtRows<kConfig>;
   using typename Base::Pairs;
   using typename Base::Real;
-  using HeadType = Head<kConfig.dtype>;
+  using HeadType = Head<kConfig.dtype, kConfig.caches>;
   using Math = typename HeadType::Math;
   using State = typename HeadType::State;
 
@@ -48,7 +48,7 @@ struct ForwardSimt : Simt<kConfig> {
   const HeadType& head;
   i64 first_row;  // of the block, in its sequence
   bool pair_terms;
-  HeadRows k_rows, v_rows;
+  typename KeyRowsOf<HeadType>::Type k_rows, v_rows;
   typename Base::QkRows Q, K;
   typename Base::VRows V;
   typename Base::Weights P;
@@ -60,7 +60,7 @@ struct ForwardSimt : Simt<kConfig> {
       : p(head_.p),
         head(head_),
         first_row(first_row_),
-        pair_terms(has_pair_terms(head_.p)),
+        pair_terms(has_pair_terms(head_.p) || (kConfig.caches && head_.p.tree.present())),
         k_rows(kv_rows_of(head_, p.k, p.dim_qk)),
         v_rows(kv_rows_of(head_, p.v, p.dim_v)) {
     typename Base::Layout layout;
@@ -173,8 +173,7 @@ struct ForwardSimt : Simt<kConfig> {
     const i64 q_len = head.sequence.shape.q_len;
     if (first_row < q_len) {
       const BlockRange range =
-          visible_column_blocks(p.mask_options, head.sequence.shape,
-                                {first_row, min(first_row + kConfig.rows, q_len)}, kConfig.columns);
+          head.key_blocks({first_row, min(first_row + kConfig.rows, q_len)}, kConfig.columns);
       if (range.visible.size() > 0) load_first(range.visible.begin * kConfig.columns);
       for (i64 block = range.visible.begin; block < range.visible.end; ++block) {
         step(block * kConfig.columns, range.is_full(block), block + 1 == range.visible.end);
@@ -204,11 +203,13 @@ struct ForwardSimt : Simt<kConfig> {
 
 template <FmaConfig kConfig>
 void forward_simt(const AttentionParams& p) {
-  record_faults(p, kConfig.num_threads);
+  kConfig.caches ? record_cache_faults(p, kConfig.num_threads)
+                 : record_faults(p, kConfig.num_threads);
   const TileTask task = tile_task(ptx::block_index(), p.batch_extent(), p.heads_q,
                                   num_q_slots(p, kConfig.rows), true);
   const TilePlace origin = find_tile(p, p.cu_q, task, kConfig.rows);
-  const Head<kConfig.dtype> head(p, origin.index, task.head);
+  Head<kConfig.dtype, kConfig.caches> head(p, origin.index, task.head);
+  if constexpr (kConfig.caches) check_pages_of_warp(p, head.sequence);
   if (origin.first_row >= head.sequence.q_slot) return;
   ForwardSimt<kConfig>(head, origin.first_row).run();
 }

@@ -58,12 +58,13 @@ class GeneralKernels : public testing::TestWithParam<Rung> {
   static unsigned need_of(unsigned seed) { return (seed % 31) | 1u << (seed % 3); }
 
   // Compiles every kernel of the drawn problems on all cores, before they are needed one by one.
-  void prepare_all(Operation operation) const {
+  // draw(random, seed): a problem.
+  template <class Draw>
+  void prepare_all(const Draw& draw) const {
     std::map<std::string, gpu::KernelSpec> specs;
     for (unsigned seed = 0; seed < num_seeds(); ++seed) {
       RandomProblem random(seed);
-      Request request = random.draw();
-      if (operation == Operation::kBackward) request = to_backward(random, request, need_of(seed));
+      const Request request = draw(random, seed);
       for (const gpu::KernelLaunch& launch : launches(validate(request, Pointers::kChecked))) {
         specs.emplace(launch.spec.name, launch.spec);
       }
@@ -96,7 +97,7 @@ class GeneralKernels : public testing::TestWithParam<Rung> {
 };
 
 TEST_P(GeneralKernels, ForwardAgreesWithTheOracle) {
-  prepare_all(Operation::kForward);
+  prepare_all([](RandomProblem& random, unsigned) { return random.draw(); });
   for (unsigned seed = 0; seed < num_seeds(); ++seed) {
     RandomProblem random(seed);
     DeviceMemory memory(*device_);
@@ -108,8 +109,23 @@ TEST_P(GeneralKernels, ForwardAgreesWithTheOracle) {
   }
 }
 
+TEST_P(GeneralKernels, CachesAgreeWithTheOracle) {
+  prepare_all([](RandomProblem& random, unsigned) { return random.draw_cache(); });
+  for (unsigned seed = 0; seed < num_seeds(); ++seed) {
+    RandomProblem random(seed);
+    DeviceMemory memory(*device_);
+    const Request expected = random.draw_cache();
+    const Request actual = memory.copy(expected);
+    cpu::scalar_forward(validate(expected, Pointers::kChecked));
+    run(actual, memory);
+    expect_close(memory.fetch(actual), expected, {Array::kO, Array::kLse}, seed);
+  }
+}
+
 TEST_P(GeneralKernels, BackwardAgreesWithTheOracleAndItself) {
-  prepare_all(Operation::kBackward);
+  prepare_all([](RandomProblem& random, unsigned seed) {
+    return to_backward(random, random.draw(), need_of(seed));
+  });
   for (unsigned seed = 0; seed < num_seeds(); ++seed) {
     RandomProblem random(seed);
     DeviceMemory memory(*device_);

@@ -34,6 +34,22 @@ void expect_forward_agrees(unsigned first) {
   }
 }
 
+// Over caches. The kernels are those that are compiled for them.
+template <template <DType> class Forward>
+void expect_caches_agree(unsigned first) {
+  for (unsigned seed = first; seed < first + num_drawn(kProblemsOfATest); ++seed) {
+    RandomProblem random(seed);
+    const Request expected = random.draw_cache();
+    const Request actual = with_fresh_outputs(random, expected);
+    const Problem problem = validate(expected, Pointers::kChecked);
+    check_lengths(problem);
+    check_pages(problem);
+    cpu::scalar_forward(problem);
+    run_on<Forward>(actual, seed);
+    expect_close(actual, expected, {Array::kO, Array::kLse}, seed);
+  }
+}
+
 template <template <DType> class Backward>
 void expect_backward_agrees(unsigned first) {
   for (unsigned seed = first; seed < first + num_drawn(kProblemsOfATest); ++seed) {

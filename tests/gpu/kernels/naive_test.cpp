@@ -11,10 +11,11 @@
 namespace fulmen::test {
 namespace {
 
-template <DType kDType>
+template <DType kDType, bool kCaches = false>
 constexpr FmaConfig config_of() {
   FmaConfig config;
   config.dtype = kDType;
+  config.caches = kCaches;
   return config;
 }
 
@@ -22,6 +23,13 @@ template <DType kDType>
 struct NaiveForward {
   static void run(const AttentionParams& p, KernelRun& run) {
     run.launch(gpu::naive_forward(p).at(0), [&] { forward_naive<config_of<kDType>()>(p); });
+  }
+};
+
+template <DType kDType>
+struct NaiveOverCaches {
+  static void run(const AttentionParams& p, KernelRun& run) {
+    run.launch(gpu::naive_forward(p).at(0), [&] { forward_naive<config_of<kDType, true>()>(p); });
   }
 };
 
@@ -47,6 +55,8 @@ struct NaiveBackward {
 class Naive : public testing::TestWithParam<unsigned> {};
 
 TEST_P(Naive, ForwardAgreesWithTheOracle) { expect_forward_agrees<NaiveForward>(GetParam()); }
+
+TEST_P(Naive, CachesAgreeWithTheOracle) { expect_caches_agree<NaiveOverCaches>(GetParam()); }
 
 TEST_P(Naive, BackwardAgreesWithTheOracle) { expect_backward_agrees<NaiveBackward>(GetParam()); }
 

@@ -16,7 +16,7 @@
 namespace fulmen::test {
 namespace {
 
-template <DType kDType, bool kAddsDq = false>
+template <DType kDType, bool kAddsDq = false, bool kCaches = false>
 constexpr FmaConfig config_of() {
   FmaConfig config;
   config.dtype = kDType;
@@ -25,17 +25,23 @@ constexpr FmaConfig config_of() {
   config.columns = 16;
   config.max_dim_qk = config.max_dim_v = 96;  // drawn dims are at most 80
   config.adds_dq = kAddsDq;
+  config.caches = kCaches;
   return config;
 }
 
-template <DType kDType>
-struct SimtForward {
+template <DType kDType, bool kCaches>
+struct SimtForwardOf {
   static void run(const AttentionParams& p, KernelRun& run) {
-    constexpr FmaConfig kConfig = config_of<kDType>();
+    constexpr FmaConfig kConfig = config_of<kDType, false, kCaches>();
     run.launch(num_q_tiles(p, kConfig.rows), kConfig.num_threads, kConfig.forward_shared_bytes(),
                "forward_simt", [&] { forward_simt<kConfig>(p); });
   }
 };
+
+template <DType kDType>
+struct SimtForward : SimtForwardOf<kDType, false> {};
+template <DType kDType>
+struct SimtOverCaches : SimtForwardOf<kDType, true> {};
 
 template <DType kDType, bool kAddsDq>
 void run_backward(AttentionParams p, KernelRun& run) {
@@ -90,6 +96,8 @@ struct SimtBackwardInPasses {
 class SimtOnHost : public testing::TestWithParam<unsigned> {};
 
 TEST_P(SimtOnHost, ForwardAgreesWithTheOracle) { expect_forward_agrees<SimtForward>(GetParam()); }
+
+TEST_P(SimtOnHost, CachesAgreeWithTheOracle) { expect_caches_agree<SimtOverCaches>(GetParam()); }
 
 TEST_P(SimtOnHost, BackwardAgreesWithTheOracle) {
   expect_backward_agrees<SimtBackward>(GetParam());

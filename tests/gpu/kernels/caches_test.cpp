@@ -1,0 +1,206 @@
+// SPDX-FileCopyrightText: fulmen contributors
+// SPDX-License-Identifier: Apache-2.0
+//
+// The naive and simt kernels over caches, in the emulator: what they make of entries that no host
+// has checked, and pages that lie far apart. Drawn caches are in naive_test.cpp and simt_test.cpp.
+#include <sys/mman.h>
+
+#include "against_oracle.h"
+#include "kernels/naive/naive.cuh"
+#include "kernels/simt/forward_simt.cuh"
+
+namespace fulmen::test {
+namespace {
+
+constexpr FmaConfig kNaive{.caches = true};
+constexpr FmaConfig kSimt{.num_threads = 64,
+                          .rows = 16,
+                          .columns = 16,
+                          .max_dim_qk = 32,
+                          .max_dim_v = 32,
+                          .caches = true};
+
+void run_naive(const AttentionParams& p) {
+  const i64 blocks = ceil_div(forward_naive_tasks(p), kNaive.num_threads);
+  emulator::launch({.blocks = blocks, .threads = kNaive.num_threads, .shared_bytes = 0, .seed = 1},
+                   [&] { forward_naive<kNaive>(p); });
+}
+
+void run_simt(const AttentionParams& p) {
+  emulator::launch({.blocks = num_q_tiles(p, kSimt.rows),
+                    .threads = kSimt.num_threads,
+                    .shared_bytes = kSimt.forward_shared_bytes(),
+                    .seed = 1},
+                   [&] { forward_simt<kSimt>(p); });
+}
+
+constexpr void (*kRuns[])(const AttentionParams& p) = {run_naive, run_simt};
+
+// Three requests of 20 query rows, with 9, 17 and 4 keys on pages of 4 rows.
+struct Cache {
+  RandomProblem random{5};
+  Request request;
+  std::vector<i64> table{3, 0, 6, -1, -1, 1, 9, 2, 8, 4, 7, -1, -1, -1, -1};
+  std::vector<i64> lengths{9, 17, 4};
+
+  Cache() {
+    Arrays& arrays = request.arrays;
+    for (const Array array : {Array::kQ, Array::kO}) arrays[array] = plain({3, 2, 20, 24});
+    for (const Array array : {Array::kK, Array::kV}) arrays[array] = plain({10, 1, 4, 24});
+    for (const Array input : {Array::kQ, Array::kK, Array::kV}) random.fill_normal(arrays[input]);
+    arrays[Array::kLse] = plain({3, 2, 20});
+    request.options.scale = kNan;
+    request.options.causal = true;
+  }
+
+  Tensor plain(std::vector<i64> shape) {
+    Tensor tensor{nullptr, DType::kFloat32, static_cast<int>(shape.size()), {}, {}};
+    i64 elements = 1;
+    for (int axis = tensor.rank; axis-- > 0; elements *= tensor.shape[axis]) {
+      tensor.shape[axis] = shape[static_cast<size_t>(axis)];
+      tensor.strides[axis] = elements;
+    }
+    tensor.data = random.memory(static_cast<size_t>(elements) * sizeof(float));
+    return tensor;
+  }
+
+  Problem problem() {
+    Tensor& pages = request.arrays[Array::kPageTable] = random.indices(DType::kInt64, table);
+    pages.rank = 2;
+    pages.shape[0] = 3;
+    pages.shape[1] = pages.strides[0] = 5;
+    pages.strides[1] = 1;
+    request.arrays[Array::kKvLengths] = random.indices(DType::kInt64, lengths);
+    return validate(request, Pointers::kChecked);
+  }
+
+  // What the runs leave of request `index`: whether all its rows are empty.
+  bool is_empty(i64 index) const {
+    bool empty = true;
+    for (i64 head = 0; head < 2; ++head) {
+      for (i64 i = 0; i < 20; ++i) {
+        const i64 at[kMaxRank] = {index, head, i, 0};
+        const double lse =
+            load_real(RandomProblem::address(request.arrays[Array::kLse], at), DType::kFloat32);
+        const double o =
+            load_real(RandomProblem::address(request.arrays[Array::kO], at), DType::kFloat32);
+        empty = empty && lse == -std::numeric_limits<double>::infinity() && o == 0;
+      }
+    }
+    return empty;
+  }
+};
+
+struct Damage {
+  const char* what;
+  void (*spoil)(Cache& cache);
+  u32 faults;
+};
+
+const Damage kDamages[] = {
+    {"a negative page", [](Cache& c) { c.table[5] = -1; }, kFaultPages},
+    {"a page beyond the pools", [](Cache& c) { c.table[9] = 10; }, kFaultPages},
+    {"a page of 2^40", [](Cache& c) { c.table[7] = i64{1} << 40; }, kFaultPages},
+    {"a length beyond the table", [](Cache& c) { c.lengths[1] = 21; }, kFaultKvLengths},
+    {"a length of 2^40", [](Cache& c) { c.lengths[1] = i64{1} << 40; }, kFaultKvLengths},
+    {"a negative length", [](Cache& c) { c.lengths[1] = -1; }, kFaultKvLengths},
+    {"a start beyond the keys",
+     [](Cache& c) {
+       c.request.arrays[Array::kKvStart] = c.random.indices(DType::kInt32, {0, 18, 0});
+     },
+     kFaultKvLengths},
+    {"a negative start",
+     [](Cache& c) {
+       c.request.arrays[Array::kKvStart] = c.random.indices(DType::kInt32, {0, -1, 0});
+     },
+     kFaultKvLengths},
+};
+
+TEST(CachesOnDevice, ABadEntryMakesItsRequestEmptyAndIsTold) {
+  for (const auto run : kRuns) {
+    for (const Damage& damage : kDamages) {
+      SCOPED_TRACE(damage.what);
+      Cache cache;
+      damage.spoil(cache);
+      u32 faults = 0;
+      run(gpu::attention_params(cache.problem(), &faults));
+      EXPECT_EQ(faults, damage.faults);
+      EXPECT_TRUE(cache.is_empty(1));
+      EXPECT_FALSE(cache.is_empty(0));
+      EXPECT_FALSE(cache.is_empty(2));
+    }
+  }
+}
+
+TEST(CachesOnDevice, BadOffsetsOfPagesAreTold) {
+  for (const auto run : kRuns) {
+    for (const std::vector<i64>& offsets : {std::vector<i64>{0, 3, 2, 4}, {0, 3, 16, 17}}) {
+      Cache cache;
+      cache.problem();
+      cache.request.arrays[Array::kPageTable] = cache.random.indices(DType::kInt32, cache.table);
+      cache.request.arrays[Array::kPageIndptr] = cache.random.indices(DType::kInt32, offsets);
+      cache.request.options.max_kv = 20;
+      u32 faults = 0;
+      run(gpu::attention_params(validate(cache.request, Pointers::kChecked), &faults));
+      EXPECT_EQ(faults & kFaultKvOffsets, kFaultKvOffsets);
+      EXPECT_TRUE(cache.is_empty(1));
+      EXPECT_FALSE(cache.is_empty(0));
+    }
+  }
+}
+
+TEST(CachesOnDevice, EntriesInRangeAreNoFaults) {
+  for (const auto run : kRuns) {
+    Cache cache;
+    cache.request.arrays[Array::kPositions] =
+        cache.random.indices(DType::kInt64, std::vector<i64>(20, -5));
+    u32 faults = 0;
+    run(gpu::attention_params(cache.problem(), &faults));
+    EXPECT_EQ(faults, 0u);
+  }
+}
+
+TEST(CachesOnDevice, APositionBeyond32BitsIsToldAndClamped) {
+  for (const auto run : kRuns) {
+    Cache cache;
+    cache.request.arrays[Array::kPositions] =
+        cache.random.indices(DType::kInt64, std::vector<i64>(20, i64{1} << 62));
+    u32 faults = 0;
+    run(gpu::attention_params(cache.problem(), &faults));
+    EXPECT_EQ(faults, u32{kFaultPositions});
+    EXPECT_FALSE(cache.is_empty(1));
+  }
+}
+
+// Pages lie 6 GiB apart: their numbers times strides are beyond 32 bits, in elements and in bytes.
+TEST(CachesOnDevice, PagesMayLieFarApart) {
+  constexpr i64 kPageBytes = i64{6} << 30;
+  constexpr size_t kBytes = size_t{10} * kPageBytes;
+  Cache near, far;
+  far.request = near.request;
+  void* mapped[2] = {};
+  for (int which = 0; which < 2; ++which) {
+    const Array array = which == 0 ? Array::kK : Array::kV;
+    mapped[which] = mmap(nullptr, kBytes, PROT_READ | PROT_WRITE,
+                         MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    ASSERT_NE(mapped[which], MAP_FAILED);
+    Tensor& tensor = far.request.arrays[array];
+    tensor.data = mapped[which];
+    tensor.strides[0] = kPageBytes / static_cast<i64>(sizeof(float));
+    for (i64 page = 0; page < 10; ++page) {
+      const i64 at[kMaxRank] = {page, 0, 0, 0};
+      std::memcpy(RandomProblem::address(tensor, at),
+                  RandomProblem::address(near.request.arrays[array], at), 4 * 24 * sizeof(float));
+    }
+  }
+  for (const auto run : kRuns) {
+    far.request = with_fresh_outputs(far.random, far.request);
+    run(gpu::attention_params(near.problem()));
+    run(gpu::attention_params(far.problem()));
+    expect_close(far.request, near.request, {Array::kO, Array::kLse}, 0);
+  }
+  for (void* const memory : mapped) munmap(memory, kBytes);
+}
+
+}  // namespace
+}  // namespace fulmen::test
