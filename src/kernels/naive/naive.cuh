@@ -13,6 +13,7 @@
 //   backward_naive_dsinks  for each head
 #pragma once
 
+#include "kernels/common/caches.cuh"
 #include "kernels/common/faults.cuh"
 #include "kernels/common/head.cuh"
 #include "kernels/common/tile_tasks.cuh"

@@ -11,6 +11,7 @@
 // infinities or NaN, guarded_sums skips it altogether.
 #pragma once
 
+#include "kernels/common/caches.cuh"
 #include "kernels/simt/block.cuh"
 #include "kernels/simt/tile.cuh"
 
