@@ -31,6 +31,9 @@ struct DecodeSm80Config {
   constexpr i32 block_keys() const { return splits * kv_rows; }
   constexpr i32 rows() const { return 16 * row_warps; }  // of all heads of a group
 
+  // Whether keys may lie, or rows stand, where only arrays of caches say.
+  constexpr bool caches() const { return ragged || paged || placed || tree; }
+
   // Whether scores are in log2 before the softmax, and not dot products.
   constexpr bool scales_scores() const {
     return score.score_mod || score.alibi || score.negative_scale;

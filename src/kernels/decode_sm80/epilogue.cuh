@@ -120,7 +120,7 @@ struct StoreRowTile {
 
   __attribute__((noinline)) static void recompute(const AttentionParams& p, i64 batch, i64 head,
                                                   i64 row, i64 chunk) {
-    forward_naive_row<kConfig.dtype>(p, {batch, head, row, chunk});
+    forward_naive_row<kConfig.dtype, kConfig.caches()>(p, {batch, head, row, chunk});
   }
 };
 

@@ -304,6 +304,14 @@ struct Pools {
       table[static_cast<size_t>(table_width)] = table[0];  // a shared first page
     }
   }
+  // Key `key` of a request becomes NaN.
+  void set_nan(const Tensor& pool, i64 request, i64 key) const {
+    const i64 page = table[static_cast<size_t>(request * table_width + key / page_rows)];
+    RandomProblem::for_each(pool, [&](const i64* at) {
+      if (at[0] != page || at[2] != key % page_rows) return;
+      store_real(RandomProblem::address(pool, at), pool.dtype, kNan);
+    });
+  }
   i64 num_pages() const { return static_cast<i64>(lengths.size()) * table_width; }
 
   void put_into(RandomProblem& random, Request& request, DType dtype, const DecodeShape& shape) {
@@ -403,7 +411,8 @@ TEST(DecodeSm80, Trees) {
     std::vector<i64> words, places;
     for (i64 at = 0; at < 2 * q_rows; ++at) {
       const i64 i = at % q_rows;
-      words.push_back(random.number(0, (i64{1} << q_rows) - 1) | i64{1} << i);
+      const i64 hidden = q_rows > 1 ? i64{1} << (q_rows - 2) : 0;  // a key that no row sees
+      words.push_back((random.number(0, (i64{1} << q_rows) - 1) | i64{1} << i) & ~hidden);
       places.push_back(pools.lengths[static_cast<size_t>(at / q_rows)] - q_rows + i / 2);
     }
     for (const auto& [array, values] :
@@ -415,6 +424,7 @@ TEST(DecodeSm80, Trees) {
       tensor.strides[1] = 1;
       arrays[array] = tensor;
     }
+    if (q_rows > 1) pools.set_nan(arrays[Array::kV], 0, 70 - 2);
     arrays[Array::kAlibiSlopes] = aligned_array(random, DType::kFloat32, {2, 4});
     random.fill_normal(arrays[Array::kAlibiSlopes], 0.1);
     request.options.causal = true;

@@ -10,7 +10,7 @@ with its sentence; only UnsupportedError skips.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -21,6 +21,7 @@ import fulmen
 
 from . import checks
 from .arithmetic import reference
+from .arrays import Array
 from .case import Case
 from .checks import CheckError, Run
 from .error_rule import Oracle, consult, judge
@@ -36,6 +37,9 @@ class Outcome:
     status: str  # "passed", "failed" or "skipped"
     ratio: float  # the largest error / allowance of all its rows; 0 where nothing was measured
     message: str  # which result and row that was, or what went wrong
+
+
+MOST_BYTES = 32 << 30  # that the arrays of a case may span on a GPU, where gaps are memory
 
 
 @lru_cache(maxsize=4)
@@ -69,6 +73,8 @@ def run_case(
         return Outcome("skipped", 0.0, said)
     problem = problem_of(case)
     call = build_call(case, problem)
+    if arrays != "numpy" and (span := _span_bytes(call.inputs())) > MOST_BYTES:
+        return Outcome("skipped", 0.0, f"its arrays span {span >> 30} GiB of a GPU's memory")
     where = {"backend": backend, "implementation": implementation}
     run = Run(case, problem, call, where, _memory(arrays))
     try:
@@ -94,6 +100,15 @@ def _memory(arrays: str) -> Host | OnGpu:
     from .gpu_arrays import placed
 
     return placed(arrays)
+
+
+def _span_bytes(arrays: Iterable[Array]) -> int:
+    """From the first to the last byte of each, together."""
+    return sum(
+        x.itemsize + sum((n - 1) * abs(s) for n, s in zip(x.shape, x.strides))
+        for x in arrays
+        if x.size
+    )
 
 
 def _beyond(case: Case, arrays: str) -> str:
