@@ -73,8 +73,10 @@ struct StoreRowTile {
     if (is_row && quad == 0) store_statistics(row, state);
     const float all = total.o[0] + total.o[1] + total.o[2] + total.o[3];
     const bool is_bad = counts && dim < p.dim_v && total.sum - total.sum == 0 && all - all != 0;
-    const u32 bad = ptx::ballot(is_bad) >> (lane_index() & 24) & 0xff;
-    if (bad != 0 && quad % 8 == 0) {
+    const u32 bad_lanes = ptx::ballot(is_bad);
+    if (bad_lanes == 0) return;
+    ptx::warp_sync();  // lanes -> what is overwritten below
+    if ((bad_lanes >> (lane_index() & 24) & 0xff) != 0 && quad % 8 == 0) {
       static_assert(kNaiveChunk == 32);
       const i64 query = i64{tile.sequence.q_begin} + tile.query_of(row);
       recompute(p, p.packed.q ? 0 : tile.index, tile.head_of(row), query, quad / 8);

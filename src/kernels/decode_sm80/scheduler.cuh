@@ -102,7 +102,8 @@ struct Positions {
   // Keys stand at their own number, but for those that a tree mask has bits of.
   i32 of_key(i32 j) const {
     const i32 drafted = j - static_cast<i32>(first_drafted(sequence.shape));
-    return kConfig.placed && kConfig.tree && drafted >= 0 ? of_row(drafted) : j;
+    const bool is_drafted = 0 <= drafted && drafted < sequence.shape.q_len;
+    return kConfig.placed && kConfig.tree && is_drafted ? of_row(drafted) : j;
   }
   i64 tree(i32 i) const { return entry(p.tree, i); }
 
