@@ -39,9 +39,9 @@ THREADED = ["--implementation", "tiled"]
 NOT_ABOUT_THREADS = "-*AgreesWithTheOracle/*:VectorMath.*:*KernelTable*"
 # And under AddressSanitizer: ten of the twelve parts of the drawn problems, which `gcc` runs whole.
 MOST_DRAWN_PROBLEMS = "-Drawn/Tiled*AgreesWithTheOracle/?"
-# A case for each thing that only the whole path to a GPU shows: hidden NaN, head dims apart. Each
-# compiles a dozen kernels; test-full runs every case, and the covering set in more schedules.
-EMULATED_CASES = ["u08_nan_past_the_lengths", "dim8_v128_float16"]
+# A case for each thing that only the whole path to a GPU shows: hidden NaN, head dims apart, pages.
+# Each compiles a dozen kernels; test-full runs every case, and the covering set in more schedules.
+EMULATED_CASES = ["u08_nan_past_the_lengths", "dim8_v128_float16", "b06_window_of_each_draft"]
 SCHEDULES = range(2, 21)
 PYTEST: list[str | Path] = [PYTHON, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
 

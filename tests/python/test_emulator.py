@@ -39,6 +39,19 @@ def test_a_case_passes():
 
 
 @needs_emulator
+def test_a_server_s_caches():
+    """The fuzzer of caches: writes, forks and reads of pages by the kernels' own text."""
+    script = Path(__file__).with_name("fuzz_caches.py")
+    words = ("--arrays", "emulated", "--implementation", "naive", "--seed", "3")
+    steps = 500 if os.environ.get("FULMEN_TEST_FULL") else 10
+    done = subprocess.run(
+        [sys.executable, str(script), *words, "--steps", str(steps)],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.stdout.endswith(f"{steps} steps, 0 faults\n"), done.stdout + done.stderr
+
+
+@needs_emulator
 def test_explain_counts():
     words = ("--implementation", "naive", "--dtype", "float32", "1x2x20x16", "--json")
     done = program("explain", "--count", *words)
