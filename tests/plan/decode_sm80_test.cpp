@@ -78,9 +78,22 @@ TEST(DecodeSm80Plan, TakesNoPairsOfArraysNorUnalignedRows) {
   Problem shifted = decode_problem(1, 1, 4096);
   shifted.pointer_alignment = 8;
   EXPECT_FALSE(decodes(shifted, "a100"));
-  Problem invariant = decode_problem(1, 1, 4096);
-  invariant.batch_invariant = true;
-  EXPECT_FALSE(decodes(invariant, "a100"));
+}
+
+// Where bits may not depend on neighbours neither may the kernel, its tile and its cuts.
+TEST(DecodeSm80Plan, ChunksWhereBitsAreARequestsOwn) {
+  const Gpu gpu = gpu_named("h200");
+  for (const i64 batch : {1, 17, 300}) {
+    for (const i64 q_rows : {1, 4}) {
+      Problem problem = decode_problem(batch, q_rows, 4096);
+      problem.batch_invariant = true;
+      EXPECT_TRUE(decodes(problem, "h200"));
+      const auto config = gpu::decode_sm80_config(problem, gpu);
+      ASSERT_TRUE(config);
+      EXPECT_EQ(config->row_warps, 1);
+      EXPECT_EQ(config->chunk_blocks * config->block_keys(), 1024);
+    }
+  }
 }
 
 // As many workers for every head of k and v; the workspace follows from the grid, not from batch

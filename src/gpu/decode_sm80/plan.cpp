@@ -18,7 +18,9 @@ namespace {
 
 constexpr i64 kMaxDim = 256;
 constexpr i64 kMaxRows = 64;                // of a group of heads: one row tile
+constexpr i64 kMaxInvariantRows = 16;       // where the batch may not decide on larger tiles
 constexpr i64 kFewestKeys = 256;            // below, there is nothing to divide
+constexpr i32 kChunkKeys = 1024;            // where bits may not depend on who has which keys
 constexpr i64 kMostBlocks = i64{1} << 30;   // of keys: they are counted in 31 bits
 constexpr double kSmallestScale = 0x1p-60;  // by which slopes of ALiBi and caps are divided
 constexpr size_t kSpillBytes = 512;         // of the path for rows that met something hidden
@@ -58,8 +60,15 @@ i64 num_key_blocks(const Problem& problem, const DecodeSm80Config& config) {
   return of_head * problem.heads_kv;
 }
 
+// Likewise of chunks of keys.
+i64 num_chunks(const Problem& problem, const DecodeSm80Config& config) {
+  const i64 keys = i64{config.block_keys()} * config.chunk_blocks;
+  return ceil_div(problem.max_kv, keys) * problem.num_sequences * problem.heads_kv;
+}
+
+// By the most rows that a request of the batch may have; 16 where bits may not depend on the batch.
 void set_rows(DecodeSm80Config& config, const Problem& problem) {
-  const i64 rows = rows_of_group(problem);
+  const i64 rows = problem.may_plan_by_lengths() ? rows_of_group(problem) : 1;
   config.row_warps = rows <= 16 ? 1 : rows <= 32 ? 2 : 4;
   config.kv_rows = config.row_warps == 4 || max(config.d_qk, config.d_v) <= 64 ? 32 : 16;
 }
@@ -88,7 +97,7 @@ i64 num_workers(const Problem& problem, const Gpu& gpu, const DecodeSm80Config& 
   const i64 at_once = max<i64>(1, i64{gpu.num_multiprocessors} * config.min_blocks / row_tiles);
   const i64 even = at_once / problem.heads_kv * problem.heads_kv;
   const i64 workers = even * 20 >= at_once * 19 ? even : at_once;
-  return clamp<i64>(workers, 1, max<i64>(1, num_key_blocks(problem, config)));
+  return clamp<i64>(workers, 1, max<i64>(1, num_chunks(problem, config)));
 }
 
 // A number that no memory holds by chance, see ptx::start_counter.
@@ -110,8 +119,11 @@ class DecodeSm80Plan final : public GpuPlan {
     params_.stamp = new_stamp();
     const i64 row_tiles = params_.row_tiles;
     const i64 grid = num_workers(problem, gpu, config, row_tiles) * row_tiles;
-    parts_at_ = ceil_div(grid * 8, 256) * 256;
-    workspace_bytes = static_cast<size_t>(parts_at_ + grid * 2 * config.part_floats() * 4);
+    const i64 chunks = num_chunks(problem, config) * row_tiles;
+    const i64 counters = config.has_chunks() ? chunks : grid;
+    const i64 parts = config.has_chunks() ? chunks : 2 * grid;
+    parts_at_ = ceil_div(counters * 8, 256) * 256;
+    workspace_bytes = static_cast<size_t>(parts_at_ + parts * config.part_floats() * 4);
     tile = {config.rows(), config.block_keys()};
     alignment_bytes = 16;
     launches = {{spec(config), problem.num_sequences == 0 && !problem.packed.q ? 0 : grid}};
@@ -153,7 +165,9 @@ std::optional<DecodeSm80Config> decode_sm80_config(const Problem& problem, const
   for (const DecodeShape& shape : kShapes) {
     config.splits = max(1, shape.splits / config.row_warps);
     config.stages = shape.stages;
-    if (static_cast<size_t>(config.shared_bytes()) <= gpu.shared_bytes_per_block) return config;
+    if (static_cast<size_t>(config.shared_bytes()) > gpu.shared_bytes_per_block) continue;
+    if (!problem.may_plan_by_lengths()) config.chunk_blocks = kChunkKeys / config.block_keys();
+    return config;
   }
   return std::nullopt;
 }
@@ -164,12 +178,14 @@ bool prefers_decode_sm80(const Problem& problem, const Gpu& gpu) {
   for (const Array array : {Array::kMask, Array::kBias, Array::kQIds}) {
     if (problem.has(array)) return false;
   }
-  if (problem.dropout.enabled() || !problem.may_plan_by_lengths()) return false;
+  if (problem.dropout.enabled()) return false;
   const bool fits = max(problem.dim_qk, problem.dim_v) <= kMaxDim && problem.heads_q > 0 &&
                     problem.heads_kv > 0 && has_aligned_rows(problem, Array::kV) &&
                     has_aligned_o(problem);
-  if (!fits || rows_of_group(problem) > kMaxRows || rows_of_group(problem) == 0) return false;
-  if (problem.max_kv < kFewestKeys && !problem.has_caches()) return false;
+  const i64 most_rows = problem.may_plan_by_lengths() ? kMaxRows : kMaxInvariantRows;
+  if (!fits || rows_of_group(problem) > most_rows || rows_of_group(problem) == 0) return false;
+  const bool may_be_short = problem.has_caches() || !problem.may_plan_by_lengths();
+  if (problem.max_kv < kFewestKeys && !may_be_short) return false;
   const std::optional<DecodeSm80Config> config = decode_sm80_config(problem, gpu);
   return config && num_key_blocks(problem, *config) < kMostBlocks;
 }

@@ -201,10 +201,12 @@ ForwardParams forward_sm90_params(const Problem& problem, const ForwardSm90Confi
   return params;
 }
 
-// Where heads and sequences do not fill the card, unless these kernels were asked for by name.
+// Where heads and sequences do not fill the card, or must not be counted, unless these kernels were
+// asked for by name.
 static bool leaves_to_decode(const Problem& problem, const Gpu& gpu) {
   return problem.implementation != Implementation::kSm90 &&
-         problem.num_sequences * problem.heads_kv < gpu.num_multiprocessors &&
+         (!problem.may_plan_by_lengths() ||
+          problem.num_sequences * problem.heads_kv < gpu.num_multiprocessors) &&
          prefers_decode_sm80(problem, gpu);
 }
 

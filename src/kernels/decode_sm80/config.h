@@ -20,6 +20,10 @@ struct DecodeSm80Config {
   i32 kv_rows = 16;   // keys that a split takes at a time, at most 32
   i32 stages = 2;     // of a ring of K and V in shared memory
   i32 min_blocks = 1;
+  // Of a chunk of keys, which is what workers divide; chunks begin at multiples of it. More than
+  // one: each makes a part of its own, whoever has it, and bits depend on nothing but the request.
+  // One: a worker's keys of a row tile make one part.
+  i32 chunk_blocks = 1;
   bool ragged = false;  // more than kv_lengths and page_table says where sequences are
   bool paged = false;   // k and v are pools of pages
   bool placed = false;  // an array says where query rows stand
@@ -33,6 +37,8 @@ struct DecodeSm80Config {
 
   // Whether keys may lie, or rows stand, where only arrays of caches say.
   constexpr bool caches() const { return ragged || paged || placed || tree; }
+
+  constexpr bool has_chunks() const { return chunk_blocks > 1; }
 
   // Whether scores are in log2 before the softmax, and not dot products.
   constexpr bool scales_scores() const {
@@ -67,6 +73,7 @@ constexpr void for_each_field(const DecodeSm80Config& config, Each each) {
   each("kv_rows", config.kv_rows);
   each("stages", config.stages);
   each("min_blocks", config.min_blocks);
+  each("chunk_blocks", config.chunk_blocks);
   each("ragged", config.ragged);
   each("paged", config.paged);
   each("placed", config.placed);
@@ -82,22 +89,23 @@ struct DecodeSm80Params {
   float* parts;   // (block, 2, part_floats()): of a row tile's later keys, of its first
 };
 
-// How blocks of keys are divided among the workers that there are for them: evenly, in order; the
-// first workers have one more where it does not come out even (Osama et al., "Stream-K", 2023).
+// How chunks of keys (of one block of keys, or more) are divided among the workers that there are
+// for them: evenly, in order; the first workers have one more where it does not come out even
+// (Osama et al., "Stream-K", 2023).
 struct KeyShares {
-  i32 num_blocks;
-  i32 num_workers;  // 1 .. num_blocks
+  i32 num_chunks;
+  i32 num_workers;  // 1 .. num_chunks
 
-  constexpr KeyShares(i32 blocks, i32 workers)
-      : num_blocks(blocks), num_workers(max(1, min(blocks, workers))) {}
+  constexpr KeyShares(i32 chunks, i32 workers)
+      : num_chunks(chunks), num_workers(max(1, min(chunks, workers))) {}
 
-  constexpr i32 least() const { return num_blocks / num_workers; }
-  constexpr i32 larger() const { return num_blocks % num_workers; }  // workers with one more
+  constexpr i32 least() const { return num_chunks / num_workers; }
+  constexpr i32 larger() const { return num_chunks % num_workers; }  // workers with one more
   constexpr i32 begin(i32 worker) const { return worker * least() + min(worker, larger()); }
-  // The worker that has block number `block`.
-  constexpr i32 owner(i32 block) const {
+  // The worker that has chunk number `chunk`.
+  constexpr i32 owner(i32 chunk) const {
     const i32 in_larger = larger() * (least() + 1);
-    return block < in_larger ? block / (least() + 1) : larger() + (block - in_larger) / least();
+    return chunk < in_larger ? chunk / (least() + 1) : larger() + (chunk - in_larger) / least();
   }
 };
 

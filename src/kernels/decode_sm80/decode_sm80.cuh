@@ -30,7 +30,7 @@ struct DecodeSm80 {
 
   void run() {
     const KeyShares shares(counts.of_head() * static_cast<i32>(p.heads_kv), workers);
-    if (worker < shares.num_workers && shares.num_blocks > 0) attend(shares);
+    if (worker < shares.num_workers && shares.num_chunks > 0) attend(shares);
     if (counts.has_empty()) clear_sequences();
     if (p.packed.q && row_tile == 0 && worker == 0) clear_rest();
   }
@@ -41,7 +41,7 @@ struct DecodeSm80 {
     const i32 begin = shares.begin(worker);
     const i32 end = shares.begin(worker + 1);
     KeyCursor<kConfig> cursor{&p, rows, {}, begin / of_head, 0, 0, {}, {}};
-    // Number of the first block of the row tile that the cursor is in.
+    // Number of the first chunk of the row tile that the cursor is in.
     i32 tile_begin = begin - begin % of_head + counts.seek(cursor, begin % of_head);
 
     const u32 ring_at = shared + Split<kConfig>::number() * kConfig.ring_bytes();
@@ -51,13 +51,13 @@ struct DecodeSm80 {
       ring.fetch_k(stage);
       ring.fetch_v(stage);
     }
-    const DecodeEpilogueSm80<kConfig> epilogue{params, shared, worker};
-    epilogue.start(shares.owner(tile_begin));
+    const DecodeEpilogueSm80<kConfig> epilogue{params, shared};
+    epilogue.start(parts_of(shares, cursor, tile_begin, begin));
     DecodeConsumerSm80<kConfig> consumer{params};
     consumer.start(RowTile<kConfig>(params, row_tile, cursor));
     i32 stage = 0;
 #pragma unroll 1
-    for (i32 block = begin;;) {
+    for (i32 chunk = begin;;) {
       float S[DecodeConsumerSm80<kConfig>::kFloats];
       wait_for_oldest();  // cp.async -> K
       consumer.is_bad |= ring.is_bad(stage);
@@ -70,15 +70,28 @@ struct DecodeSm80 {
       Split<kConfig>::sync();  // V was read
       ring.fetch_v(stage);
       stage = stage + 1 == kConfig.stages ? 0 : stage + 1;
-      const bool ends_tile = ++cursor.block == cursor.blocks.count;
-      if (++block < end && !ends_tile) continue;
-      epilogue.leave(consumer, RowTile<kConfig>(params, row_tile, cursor), shares.owner(tile_begin),
-                     shares.owner(tile_begin + cursor.blocks.count - 1));
-      if (block == end) break;
-      tile_begin += cursor.blocks.count;
-      cursor.next_tile();
+      if (!cursor.blocks.begins_chunk(++cursor.block)) continue;
+      const bool ends_tile = cursor.block == cursor.blocks.count;
+      const i32 ended = chunk++;
+      if (!kConfig.has_chunks() && chunk < end && !ends_tile) continue;
+      epilogue.leave(consumer, RowTile<kConfig>(params, row_tile, cursor),
+                     parts_of(shares, cursor, tile_begin, ended));
+      if (chunk == end) break;
+      if (ends_tile) {
+        tile_begin += cursor.blocks.num_chunks();
+        cursor.next_tile();
+        if (kConfig.has_chunks()) epilogue.start(parts_of(shares, cursor, tile_begin, chunk));
+      }
       consumer.start(RowTile<kConfig>(params, row_tile, cursor));
     }
+  }
+
+  // Of the row tile that the cursor is in, whose first chunk is `tile_begin`; own: with this chunk.
+  DecodeParts parts_of(const KeyShares& shares, const KeyCursor<kConfig>& cursor, i32 tile_begin,
+                       i32 chunk) const {
+    const i32 tile_last = tile_begin + cursor.blocks.num_chunks() - 1;
+    if constexpr (kConfig.has_chunks()) return {chunk, tile_begin, tile_last};
+    return {worker, shares.owner(tile_begin), shares.owner(tile_last)};
   }
 
   // The split's copies of one tile, of those that are under way the first to begin.

@@ -126,6 +126,13 @@ struct StoreRowTile {
   }
 };
 
+// Numbers of the parts of a row tile, and of this block's: those of workers, or of chunks of keys.
+struct DecodeParts {
+  i32 own;
+  i32 first;
+  i32 last;
+};
+
 template <DecodeSm80Config kConfig>
 struct DecodeEpilogueSm80 {
   static constexpr i32 kRows = kConfig.rows();
@@ -133,56 +140,59 @@ struct DecodeEpilogueSm80 {
 
   const DecodeSm80Params& params;
   u32 shared;
-  i32 worker;  // of this block, among those of its row tile
 
-  // Readies the counters of the row tiles that may have parts of this block: that which begins with
-  // worker `first`, and that which begins here.
-  void start(i32 first) const {
+  // Readies the counters of the row tiles that parts of this block may belong to: this one, and
+  // that which begins here.
+  void start(const DecodeParts& parts) const {
     if (ptx::thread_index() != 0) return;
-    ptx::start_counter(counter_of(first), params.stamp);
-    ptx::start_counter(counter_of(worker), params.stamp);
+    ptx::start_counter(counter_of(parts.first), params.stamp);
+    if (!kConfig.has_chunks()) ptx::start_counter(counter_of(parts.own), params.stamp);
   }
 
-  // All warps of the block. Workers first .. last have keys of the row tile.
-  void leave(DecodeConsumerSm80<kConfig>& consumer, const RowTile<kConfig>& tile, i32 first,
-             i32 last) const {
+  // All warps of the block.
+  void leave(DecodeConsumerSm80<kConfig>& consumer, const RowTile<kConfig>& tile,
+             const DecodeParts& parts) const {
     exchange(consumer);
-    const bool is_whole = first == last;
+    const bool is_whole = parts.first == parts.last;
     if (!is_whole) {
-      store_part(tile, worker == first);
-      if (!arrives_last(first, last)) return;
+      store_part(tile, parts);
+      if (!arrives_last(parts)) return;
     }
     const StoreRowTile<kConfig> result{tile};
     for_each_quad(tile, [&](i32 row, i32 quad) {
-      result.store(row, quad, is_whole ? of_splits(row, quad) : of_parts(row, quad, first, last));
+      result.store(row, quad, is_whole ? of_splits(row, quad) : of_parts(row, quad, parts));
     });
     ptx::block_sync();  // O, maxima, sums were read
   }
 
  private:
-  i64 block_of(i32 of_worker) const {
-    return i64{of_worker} * params.row_tiles + ptx::block_index() % params.row_tiles;
+  // Of all row tiles.
+  i64 index_of(i32 part) const {
+    return i64{part} * params.row_tiles + ptx::block_index() % params.row_tiles;
   }
-  u64* counter_of(i32 of_worker) const { return params.counters + block_of(of_worker); }
-  float* part_of(i32 of_worker, bool is_first) const {
-    return params.parts + (2 * block_of(of_worker) + is_first) * kConfig.part_floats();
+  u64* counter_of(i32 part) const { return params.counters + index_of(part); }
+  // A worker may leave the first part of one row tile and a later one of another.
+  float* part_of(i32 part, bool is_first) const {
+    const i64 index = kConfig.has_chunks() ? index_of(part) : 2 * index_of(part) + is_first;
+    return params.parts + index * kConfig.part_floats();
   }
   u32 word() const { return shared + kConfig.words_at(); }
 
-  // All threads: whether their block is the last of the workers that leave a part.
-  bool arrives_last(i32 first, i32 last) const {
+  // All threads: whether their block brings the last part.
+  bool arrives_last(const DecodeParts& parts) const {
     ptx::block_sync();  // all threads -> the part; O, maxima, sums were read
     if (ptx::thread_index() == 0) {
-      const bool is_last = ptx::arrive(counter_of(first)) == static_cast<u32>(last - first);
-      if (is_last) *counter_of(first) = params.stamp;  // for the next run
+      u64* const counter = counter_of(parts.first);
+      const bool is_last = ptx::arrive(counter) == static_cast<u32>(parts.last - parts.first);
+      if (is_last) *counter = params.stamp;  // for the next run
       ptx::store_shared(word(), is_last);
     }
     ptx::block_sync();  // thread 0 -> its answer
     return ptx::load_shared(word()) != 0;
   }
 
-  void store_part(const RowTile<kConfig>& tile, bool is_first) const {
-    float* const part = part_of(worker, is_first);
+  void store_part(const RowTile<kConfig>& tile, const DecodeParts& parts) const {
+    float* const part = part_of(parts.own, parts.own == parts.first);
     for_each_quad(tile, [&](i32 row, i32 quad) {
       if (4 * quad >= kConfig.d_v || row >= kRows) return;
       const DecodePartial x = of_splits(row, quad);
@@ -192,9 +202,10 @@ struct DecodeEpilogueSm80 {
     });
   }
 
-  // Four dims of a row over the keys of all workers.
-  DecodePartial of_parts(i32 row, i32 quad, i32 first, i32 last) const {
+  // Four dims of a row over the keys of all parts.
+  DecodePartial of_parts(i32 row, i32 quad, const DecodeParts& numbers) const {
     constexpr i32 kAtOnce = 16;
+    const i32 first = numbers.first, last = numbers.last;
     const float log2s = score_log2<kConfig>(params.attention);
     const i32 at = min(row, kRows - 1) * kConfig.part_row();
     const i32 dim = min(4 * quad, kConfig.d_v - 4);

@@ -127,9 +127,9 @@ class DecodeProducerSm80 {
   using KTile = SwizzledTile<kConfig.d_qk, true>;
   using VTile = SwizzledTile<kConfig.d_v, true>;
 
-  // From the cursor's block on, so many blocks.
-  DecodeProducerSm80(const KeyCursor<kConfig>& cursor, u32 ring, i32 num_blocks)
-      : cursor_(cursor), ring_(ring), left_(num_blocks) {
+  // From the cursor's block on, so many chunks.
+  DecodeProducerSm80(const KeyCursor<kConfig>& cursor, u32 ring, i32 num_chunks)
+      : cursor_(cursor), ring_(ring), left_(num_chunks) {
     rows_.enter(cursor_);
   }
 
@@ -149,7 +149,9 @@ class DecodeProducerSm80 {
   void fetch_v(i32 stage) {
     if (left_ > 0) {
       copy(v_tile(stage), cursor_.p->dim_v, [&](i32 row) { return rows_.v(cursor_, row); });
-      if (--left_ > 0) advance();
+      ++cursor_.block;
+      if (cursor_.blocks.begins_chunk(cursor_.block)) --left_;
+      if (left_ > 0) advance();
     }
     ptx::cp_async_commit();
   }
@@ -172,7 +174,7 @@ class DecodeProducerSm80 {
   }
 
   void advance() {
-    if (++cursor_.block < cursor_.blocks.count) {
+    if (cursor_.block < cursor_.blocks.count) {
       rows_.advance(cursor_);
     } else {
       cursor_.next_tile();
@@ -206,7 +208,7 @@ class DecodeProducerSm80 {
   KeyCursor<kConfig> cursor_;  // of the next copy
   typename KeyRowsKind<kConfig>::Type rows_;
   u32 ring_;
-  i32 left_;            // blocks of keys still to be copied
+  i32 left_;            // chunks of keys of which something is still to be copied
   u32 bad_stages_ = 0;  // bits
 };
 

@@ -4,7 +4,7 @@
 // Which blocks of keys there are, and which of them a block of the grid has. Lengths are read here,
 // by the kernel: no metadata, and a graph may replay with others.
 //
-// Blocks of keys are numbered head by head and in a head sequence by sequence, so that the blocks
+// Chunks of keys are numbered head by head and in a head sequence by sequence, so that the blocks
 // of the grid that run together read all heads of the same keys: heads of a token lie side by side.
 #pragma once
 
@@ -157,16 +157,30 @@ struct QueryRows {
   i32 last;
 };
 
-// The blocks of keys that some of these rows of a sequence see.
+// The blocks of keys that some of these rows of a sequence see, in chunks that begin at multiples
+// of kChunk blocks.
+template <i32 kChunk>
 struct KeyBlocks {
   Keys keys;
   i32 first;
   i32 count;
+
+  constexpr i32 num_chunks() const {
+    return count == 0 ? 0 : (first + count - 1) / kChunk - first / kChunk + 1;
+  }
+  // Block number `block` of these is the first of a chunk, or behind the last.
+  constexpr bool begins_chunk(i32 block) const {
+    return block == count || (first + block) % kChunk == 0;
+  }
+  // The first of chunk number `chunk`.
+  constexpr i32 block_of(i32 chunk) const {
+    return max(0, (first / kChunk + chunk) * kChunk - first);
+  }
 };
 
 template <DecodeSm80Config kConfig>
-KeyBlocks key_blocks(const AttentionParams& p, i32 index, const DecodeSequence& sequence,
-                     const QueryRows& rows) {
+KeyBlocks<kConfig.chunk_blocks> key_blocks(const AttentionParams& p, i32 index,
+                                           const DecodeSequence& sequence, const QueryRows& rows) {
   constexpr i32 kKeys = kConfig.block_keys();
   const i32 last = min(rows.last, sequence.shape.q_len - 1);
   const Keys keys = seen_keys<kConfig>(p, index, sequence, rows.first, last).some;
@@ -214,7 +228,7 @@ struct KeyCursor {
   i32 index;  // of the sequence
   i32 block;  // of those that it sees, from 0 on
   DecodeSequence sequence;
-  KeyBlocks blocks;
+  KeyBlocks<kConfig.chunk_blocks> blocks;
 
   void enter() {
     sequence = window.at(*p, index);
@@ -238,8 +252,8 @@ struct KeyCursor {
   }
 };
 
-// The counts that a block of the grid makes at its start, a thread a sequence, with its words of
-// shared memory. All threads together.
+// The counts of chunks that a block of the grid makes at its start, a thread a sequence, with words
+// of shared memory. All threads together.
 template <DecodeSm80Config kConfig>
 class KeyCounts {
  public:
@@ -270,20 +284,20 @@ class KeyCounts {
   // Of a sequence; of all, for one head of k and v.
   i32 count_of(i32 index) const {
     const DecodeSequence sequence = decode_sequence<kConfig>(p_, index);
-    return key_blocks<kConfig>(p_, index, sequence, rows_).count;
+    return key_blocks<kConfig>(p_, index, sequence, rows_).num_chunks();
   }
   i32 of_head() const { return of_head_; }
   bool has_empty() const { return has_empty_; }  // sequences
 
-  // The cursor goes to block number `wanted` of a head's, below of_head(). Returns the number of
-  // the sequence's first block.
+  // The cursor goes to chunk number `wanted` of a head's, below of_head(). Returns the number of
+  // the sequence's first chunk.
   i32 seek(KeyCursor<kConfig>& cursor, i32 wanted) {
     i32 first = 0;
     if constexpr (!kConfig.score.varlen) {
       cursor.index = wanted / count_of(0);
       first = cursor.index * count_of(0);
     } else {
-      i32 before = 0;  // blocks of the sequences before this round's
+      i32 before = 0;  // chunks of the sequences before this round's
       for (i32 round = 0;; ++round) {
         if (round > 0) count_round(round);
         const i32 own = wanted - before - before_own_;
@@ -299,8 +313,8 @@ class KeyCounts {
       cursor.index = static_cast<i32>(ptx::load_shared(words_ + 32 * 4));
       first = static_cast<i32>(ptx::load_shared(words_ + 33 * 4));
     }
-    cursor.block = wanted - first;
     cursor.enter();
+    cursor.block = cursor.blocks.block_of(wanted - first);
     return first;
   }
 
@@ -308,7 +322,8 @@ class KeyCounts {
   i32 counted(i64 index) {
     const DecodeSequence sequence = decode_sequence<kConfig>(p_, index);
     faults_ |= sequence.faults;
-    const i32 count = key_blocks<kConfig>(p_, static_cast<i32>(index), sequence, rows_).count;
+    const i32 count =
+        key_blocks<kConfig>(p_, static_cast<i32>(index), sequence, rows_).num_chunks();
     has_empty_ |= count == 0 && index < p_.num_sequences;
     return count;
   }
@@ -353,7 +368,7 @@ class KeyCounts {
   i32 of_head_ = 0;
   bool has_empty_ = false;
   u32 faults_ = 0;      // of this thread's sequences
-  i32 own_ = 0;         // blocks of this thread's sequence of the round,
+  i32 own_ = 0;         // chunks of this thread's sequence of the round,
   i32 before_own_ = 0;  // of the threads before it,
   i32 of_round_ = 0;    // and of all
 };

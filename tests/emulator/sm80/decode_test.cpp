@@ -93,10 +93,13 @@ void decode(const Problem& problem, i32 workers, u32 seed, bool check = true,
   const i32 group = static_cast<i32>(problem.group_size());
   const i32 row_tiles = static_cast<i32>(ceil_div(problem.max_q * group, i64{kConfig.rows()}));
   const i32 grid = workers * row_tiles;
-  std::vector<u64> counters(static_cast<size_t>(grid), ~u64{0});  // workspaces may hold anything
+  const i64 chunks = ceil_div(problem.max_kv, i64{kConfig.block_keys() * kConfig.chunk_blocks}) *
+                     problem.num_sequences * problem.heads_kv * row_tiles;
+  const size_t num_counters = static_cast<size_t>(kConfig.has_chunks() ? chunks : grid);
+  const size_t num_parts = static_cast<size_t>(kConfig.has_chunks() ? chunks : 2 * grid);
+  std::vector<u64> counters(num_counters + 1, ~u64{0});  // workspaces may hold anything
   counters[0] = kStamp;
-  std::vector<float> parts(static_cast<size_t>(grid) * 2 * kConfig.part_floats() + 4,
-                           std::nanf(""));
+  std::vector<float> parts(num_parts * kConfig.part_floats() + 4, std::nanf(""));
   const u64 first = (reinterpret_cast<u64>(parts.data()) + 15) / 16 * 16;
   const DecodeSm80Params params{p,      group,           row_tiles,
                                 kStamp, counters.data(), reinterpret_cast<float*>(first)};
@@ -165,6 +168,12 @@ constexpr DecodeSm80Config kPaged = [] {
 constexpr DecodeSm80Config kPagedByLength = [] {
   DecodeSm80Config config = kPaged;
   config.ragged = false;
+  return config;
+}();
+constexpr DecodeSm80Config kChunks = [] {
+  DecodeSm80Config config = kPagedByLength;
+  config.chunk_blocks = 2;
+  config.score.mask_kind = MaskKind::kBoth;
   return config;
 }();
 constexpr DecodeSm80Config kDrafted = [] {
@@ -373,6 +382,48 @@ TEST(DecodeSm80, PagesByOffsets) {
   arrays[Array::kPageTable] = random.indices(DType::kInt64, pools.table);
   request.options.max_kv = 70;
   expect_oracle<kPaged>(random, request, 4, 1);
+}
+
+// One request of a batch.
+Request request_alone(const Request& batch, i64 index) {
+  Request alone = batch;
+  for (const Array array :
+       {Array::kQ, Array::kO, Array::kLse, Array::kPageTable, Array::kKvLengths}) {
+    Tensor& tensor = alone.arrays[array];
+    const i64 at[kMaxRank] = {index, 0, 0, 0};
+    tensor.data = RandomProblem::address(tensor, at);
+    tensor.shape[0] = 1;
+  }
+  return alone;
+}
+
+// With chunks the bits of a request do not depend on its neighbours, its place or the grid.
+TEST(DecodeSm80, ChunksMakeBitsARequestsOwn) {
+  RandomProblem random(12);
+  const DecodeShape shape{5, 2, 4, 3, 1};
+  Request batch = decode_request(random, DType::kBFloat16, shape);
+  batch.options.causal = true;
+  batch.options.window_left = 150;
+  Pools pools(random, 16, {77, 130, 0, 5, 200});
+  pools.put_into(random, batch, DType::kBFloat16, shape);
+  for (const i32 workers : {1, 4, 13}) {
+    expect_oracle<kChunks>(random, batch, workers, static_cast<u32>(workers));
+    const Request together = with_own_outputs(random, batch);
+    decode<kChunks>(validate(together, Pointers::kChecked), workers, 1);
+    for (i64 index = 0; index < shape.batch; ++index) {
+      const Request one = request_alone(together, index);
+      const Request alone = with_own_outputs(random, one);
+      decode<kChunks>(validate(alone, Pointers::kChecked), 1 + workers % 3, 2, false);
+      for (const Array array : {Array::kO, Array::kLse}) {
+        const Tensor &x = alone.arrays[array], &y = one.arrays[array];
+        i64 elements = 1;
+        for (int axis = 0; axis < x.rank; ++axis) elements *= x.shape[axis];
+        EXPECT_EQ(std::memcmp(x.data, y.data, static_cast<size_t>(elements * size_bytes(x.dtype))),
+                  0)
+            << "request " << index << ", " << workers << " workers, " << name(array);
+      }
+    }
+  }
 }
 
 // A request whose table names a page that is none is empty; others are not touched.
