@@ -20,10 +20,12 @@ inline i64 shared_row(const Problem& problem, const Sequence& sequence, i64 head
 template <class Real>
 class BackwardTile {
  public:
+  // pairs: for products of bf16 as it is, which leave dS in no scratch.dS; null: never those.
   BackwardTile(const Problem& problem, const TileSizes& sizes, const BackwardShared<Real>& shared,
-               const BackwardScratch<Real>& scratch, i64 sequence_index)
+               const BackwardScratch<Real>& scratch, i64 sequence_index, const PairKernels* pairs)
       : problem_(problem),
         kernels_(cpu::kernels<Real>()),
+        pairs_(problem.dtype == DType::kBFloat16 ? pairs : nullptr),
         sizes_(sizes),
         shared_(shared),
         scratch_(scratch),
@@ -32,91 +34,241 @@ class BackwardTile {
 
   const Kernels<Real>& kernels() const { return kernels_; }
   const CacheSequence& sequence() const { return sequence_; }
-  const View<Real>& Q() const { return Q_; }
-  const View<Real>& K() const { return K_; }
-  const View<Real>& dO() const { return dO_; }
 
   void load_keys(i64 kv_head, Interval keys, bool wants_dS) {
+    kv_head_ = kv_head;
     keys_ = keys;
-    const i64 row = sequence_.kv_begin + keys.begin;
-    K_ = load(Array::kK, kv_head, row, keys.size(), Reads::kPanels, scratch_.K,
-              sizes_.padded_dim_qk);
-    transpose(K_, problem_.dim_qk, scratch_.K_lanes);
-    if (!wants_dS) return;
-    const View<Real> V = load(Array::kV, kv_head, row, keys.size(), Reads::kElements, scratch_.V,
-                              sizes_.padded_dim_v);
-    transpose(V, problem_.dim_v, scratch_.V_lanes);
+    wants_dS_ = wants_dS;
+    has_key_lanes_ = false;
+    keys_fit_pairs_ = pairs_ && load_key_pairs();
+    if (!keys_fit_pairs_) load_key_lanes();
   }
 
   void load_queries(i64 head, Interval rows) {
     head_ = head;
     rows_ = rows;
-    const i64 row = sequence_.q_begin + rows.begin;
-    Q_ = load(Array::kQ, head, row, rows.size(), Reads::kPanels, scratch_.Q, sizes_.padded_dim_qk);
-    dO_ = load(Array::kDOut, head, row, rows.size(), Reads::kPanels, scratch_.dO,
-               sizes_.padded_dim_v);
+    in_pairs_ = keys_fit_pairs_ && load_query_pairs();
+    if (in_pairs_) return;
+    if (!has_key_lanes_) load_key_lanes();
+    Q_ = load(Array::kQ, Reads::kPanels, scratch_.Q, sizes_.padded_dim_qk);
+    dO_ = load(Array::kDOut, Reads::kPanels, scratch_.dO, sizes_.padded_dim_v);
   }
 
   // P (with dropout's factor) into scratch.P; dS, where wanted, into scratch.dS.
-  void weigh(bool is_full, bool wants_dS, bool through_score_mod) {
+  void weigh(bool is_full, bool through_score_mod) {
     // S = Q K^T
-    multiply_rows(Q_, problem_.dim_qk, scratch_.K_lanes, scratch_.P);
+    multiply_rows(scratch_.Q_columns, Q_, problem_.dim_qk, scratch_.K_pairs, scratch_.K_lanes,
+                  scratch_.P);
     // dP = dO V^T
-    if (wants_dS) multiply_rows(dO_, problem_.dim_v, scratch_.V_lanes, scratch_.dS);
+    if (wants_dS_) {
+      multiply_rows(scratch_.dO_columns, dO_, problem_.dim_v, scratch_.V_pairs, scratch_.V_lanes,
+                    scratch_.dS);
+    }
     // P = exp(S - m) / l;  dS = P (dP - delta)
-    const PairTerms<Real> pairs(problem_, index_, sequence_, head_);
-    const bool has_addend = !is_full || pairs.adds_everywhere();
-    const bool has_keep = problem_.dropout.enabled();
-    if (has_addend) pairs.fill_addend(rows_, keys_, scratch_.addend, sizes_.padded_columns);
-    if (has_keep) pairs.fill_keep(rows_, keys_, scratch_.keep, sizes_.padded_columns);
-    addend_ = has_addend ? scratch_.addend : nullptr;
-    const i64 row = shared_row(problem_, sequence_, head_, rows_.begin);
-    kernels_.gradient(
-        {.scores = scratch_.P,
-         .dP = wants_dS ? scratch_.dS : nullptr,
-         .stride = sizes_.padded_columns,
-         .rows = rows_.size(),
-         .keys = keys_.size(),
-         .terms = {problem_.score_map.as<Real>(), addend_, has_keep ? scratch_.keep : nullptr},
-         .through_score_mod = through_score_mod,
-         .row_max = shared_.row_max + row,
-         .normalizer = shared_.normalizer + row,
-         .delta = shared_.delta + row,
-         .lse_term = shared_.lse_term ? shared_.lse_term + row : nullptr});
+    const GradientBlock<Real> block = gradient_block(is_full, through_score_mod);
+    if constexpr (kHasPairs) {
+      if (in_pairs_) {
+        return pairs_->gradient(block, scratch_.dS_pairs, sizes_.padded_columns / 2);
+      }
+    }
+    kernels_.gradient(block);
   }
 
-  // C += pairs^T B, a row of C per key: dV = P^T dO, dK = dS^T Q.
-  void multiply_by_queries(const Real* pairs, View<Real> B, i64 dim, Real* C, i64 C_stride,
-                           bool accumulates) const {
-    const Side keys{keys_.size(), 1};
-    const Side queries{rows_.size(), sizes_.padded_columns};
-    multiply_pairs(pairs, keys, queries, B, dim, C, C_stride, accumulates);
+  // dV += P^T dO
+  void add_to_dV(Real* dV, bool accumulates) const {
+    multiply_by_queries(scratch_.P, scratch_.dO_rows, dO_, problem_.dim_v, dV, sizes_.padded_dim_v,
+                        accumulates);
   }
 
-  // C += pairs B, a row of C per query: dQ = dS K.
-  void multiply_by_keys(const Real* pairs, View<Real> B, i64 dim, Real* C, i64 C_stride,
-                        bool accumulates) const {
-    const Side keys{keys_.size(), 1};
-    const Side queries{rows_.size(), sizes_.padded_columns};
-    multiply_pairs(pairs, queries, keys, B, dim, C, C_stride, accumulates);
+  // dK += dS^T Q
+  void add_to_dK(Real* dK, bool accumulates) const {
+    multiply_by_queries(scratch_.dS, scratch_.Q_rows, Q_, problem_.dim_qk, dK, sizes_.padded_dim_qk,
+                        accumulates);
+  }
+
+  // dQ += dS K
+  void add_to_dQ(Real* dQ, bool accumulates) const {
+    const i64 stride = sizes_.padded_dim_qk;
+    if constexpr (kHasPairs) {
+      if (in_pairs_) {
+        return pairs_->multiply({.rows = rows_.size(),
+                                 .columns = problem_.dim_qk,
+                                 .depth = half(keys_.size()),
+                                 .A = scratch_.dS_pairs,
+                                 .A_row_stride = sizes_.padded_columns / 2,
+                                 .A_depth_stride = 1,
+                                 .B = scratch_.K_rows,
+                                 .B_depth_stride = stride,
+                                 .B_panel_stride = kernels_.lanes,
+                                 .C = dQ,
+                                 .C_row_stride = stride,
+                                 .accumulates = accumulates});
+      }
+    }
+    multiply_pairs(scratch_.dS, {rows_.size(), sizes_.padded_columns}, {keys_.size(), 1}, K_,
+                   problem_.dim_qk, dQ, stride, accumulates);
   }
 
  private:
+  static constexpr bool kHasPairs = kDTypeOf<Real> == DType::kFloat32;
+
+  static i64 half(i64 size) { return ceil_div(size, i64{2}); }
+
+  Source source(Array array) const {
+    const bool is_key = array == Array::kK || array == Array::kV;
+    return source_of(problem_.arrays[array], sequence_.batch, is_key ? kv_head_ : head_,
+                     is_key ? sequence_.kv_begin + keys_.begin : sequence_.q_begin + rows_.begin);
+  }
+
+  i64 count(Array array) const {
+    return array == Array::kK || array == Array::kV ? keys_.size() : rows_.size();
+  }
+
+  View<Real> load(Array array, Reads reads, Real* to, i64 stride) const {
+    return rows_of(kernels_, source(array), count(array), problem_.arrays[array].shape[3], reads,
+                   to, stride);
+  }
+
+  void load_key_lanes() {
+    K_ = load(Array::kK, Reads::kPanels, scratch_.K, sizes_.padded_dim_qk);
+    transpose(K_, problem_.dim_qk, scratch_.K_lanes);
+    if (wants_dS_) {
+      transpose(load(Array::kV, Reads::kElements, scratch_.V, sizes_.padded_dim_v), problem_.dim_v,
+                scratch_.V_lanes);
+    }
+    has_key_lanes_ = true;
+  }
+
+  void transpose(View<Real> rows, i64 dim, Real* lanes) const {
+    kernels_.transpose(rows, keys_.size(), dim, lanes, dim * kernels_.lanes, kernels_.lanes);
+  }
+
+  // False where they are not all ordinary; so below.
+  bool pack_columns(Array array, i64 padded_dim, Pair* to) const {
+    return pairs_->pack_columns(source(array), count(array), problem_.arrays[array].shape[3], to,
+                                padded_dim / 2);
+  }
+
+  void pack_rows(Array array, i64 padded_dim, Pair* to) const {
+    pairs_->pack_rows(source(array), count(array), problem_.arrays[array].shape[3], to, padded_dim);
+  }
+
+  void transpose_pairs(const Pair* columns, i64 padded_dim, i64 dim, Pair* lanes) const {
+    pairs_->transpose({columns, padded_dim / 2}, keys_.size(), half(dim), lanes,
+                      half(dim) * kernels_.lanes, kernels_.lanes);
+  }
+
+  bool load_key_pairs() {
+    const i64 dim_qk = sizes_.padded_dim_qk, dim_v = sizes_.padded_dim_v;
+    if (!pack_columns(Array::kK, dim_qk, scratch_.K_columns)) return false;
+    transpose_pairs(scratch_.K_columns, dim_qk, problem_.dim_qk, scratch_.K_pairs);
+    if (!wants_dS_) return true;
+    if (!pack_columns(Array::kV, dim_v, scratch_.V_columns)) return false;
+    transpose_pairs(scratch_.V_columns, dim_v, problem_.dim_v, scratch_.V_pairs);
+    pack_rows(Array::kK, dim_qk, scratch_.K_rows);
+    return true;
+  }
+
+  bool load_query_pairs() {
+    const i64 dim_qk = sizes_.padded_dim_qk, dim_v = sizes_.padded_dim_v;
+    if (!pack_columns(Array::kQ, dim_qk, scratch_.Q_columns)) return false;
+    if (!pack_columns(Array::kDOut, dim_v, scratch_.dO_columns)) return false;
+    if (wants_dS_) pack_rows(Array::kQ, dim_qk, scratch_.Q_rows);
+    pack_rows(Array::kDOut, dim_v, scratch_.dO_rows);
+    return true;
+  }
+
+  GradientBlock<Real> gradient_block(bool is_full, bool through_score_mod) {
+    const PairTerms<Real> terms(problem_, index_, sequence_, head_);
+    const bool has_addend = !is_full || terms.adds_everywhere();
+    const bool has_keep = problem_.dropout.enabled();
+    if (has_addend) terms.fill_addend(rows_, keys_, scratch_.addend, sizes_.padded_columns);
+    if (has_keep) terms.fill_keep(rows_, keys_, scratch_.keep, sizes_.padded_columns);
+    addend_ = has_addend ? scratch_.addend : nullptr;
+    const i64 row = shared_row(problem_, sequence_, head_, rows_.begin);
+    return {.scores = scratch_.P,
+            .dP = wants_dS_ ? scratch_.dS : nullptr,
+            .stride = sizes_.padded_columns,
+            .rows = rows_.size(),
+            .keys = keys_.size(),
+            .terms = {problem_.score_map.as<Real>(), addend_, has_keep ? scratch_.keep : nullptr},
+            .through_score_mod = through_score_mod,
+            .row_max = shared_.row_max + row,
+            .normalizer = shared_.normalizer + row,
+            .delta = shared_.delta + row,
+            .lse_term = shared_.lse_term ? shared_.lse_term + row : nullptr};
+  }
+
+  // C[i][j] = dot(row i, key j), of pairs or of rows and lanes.
+  void multiply_rows(const Pair* pair_rows, View<Real> rows, i64 dim, const Pair* pair_lanes,
+                     const Real* lanes, Real* C) const {
+    if constexpr (kHasPairs) {
+      if (in_pairs_) {
+        const i64 stride = half(ceil_div(dim, kernels_.lanes) * kernels_.lanes);
+        return pairs_->multiply({.rows = rows_.size(),
+                                 .columns = keys_.size(),
+                                 .depth = half(dim),
+                                 .A = pair_rows,
+                                 .A_row_stride = stride,
+                                 .A_depth_stride = 1,
+                                 .B = pair_lanes,
+                                 .B_depth_stride = kernels_.lanes,
+                                 .B_panel_stride = half(dim) * kernels_.lanes,
+                                 .C = C,
+                                 .C_row_stride = sizes_.padded_columns});
+      }
+    }
+    kernels_.multiply({.rows = rows_.size(),
+                       .columns = keys_.size(),
+                       .depth = dim,
+                       .A = rows.data,
+                       .A_row_stride = rows.stride,
+                       .A_depth_stride = 1,
+                       .B = lanes,
+                       .B_depth_stride = kernels_.lanes,
+                       .B_panel_stride = dim * kernels_.lanes,
+                       .C = C,
+                       .C_row_stride = sizes_.padded_columns});
+  }
+
+  // C += weights^T B, a row of C per key.
+  void multiply_by_queries(const Real* weights, const Pair* pair_rows, View<Real> rows, i64 dim,
+                           Real* C, i64 C_stride, bool accumulates) const {
+    if constexpr (kHasPairs) {
+      if (in_pairs_) {
+        return pairs_->multiply({.rows = keys_.size(),
+                                 .columns = dim,
+                                 .depth = half(rows_.size()),
+                                 .A = reinterpret_cast<const Pair*>(weights),
+                                 .A_row_stride = 1,
+                                 .A_depth_stride = sizes_.padded_columns,
+                                 .B = pair_rows,
+                                 .B_depth_stride = C_stride,
+                                 .B_panel_stride = kernels_.lanes,
+                                 .C = C,
+                                 .C_row_stride = C_stride,
+                                 .accumulates = accumulates});
+      }
+    }
+    multiply_pairs(weights, {keys_.size(), 1}, {rows_.size(), sizes_.padded_columns}, rows, dim, C,
+                   C_stride, accumulates);
+  }
+
   // Queries or keys of the tile, as an axis of (q_row, key).
   struct Side {
     i64 size;
     i64 stride;
   };
 
-  // C[i] += sum over j of pairs[i, j] B[j], i along `kept` and j along `summed`, hidden pairs
+  // C[i] += sum over j of weights[i, j] B[j], i along `kept` and j along `summed`, hidden pairs
   // aside.
-  void multiply_pairs(const Real* pairs, Side kept, Side summed, View<Real> B, i64 dim, Real* C,
+  void multiply_pairs(const Real* weights, Side kept, Side summed, View<Real> B, i64 dim, Real* C,
                       i64 C_stride, bool accumulates) const {
     multiply_visible<Real>(kernels_,
                            {.rows = kept.size,
                             .columns = dim,
                             .depth = summed.size,
-                            .A = pairs,
+                            .A = weights,
                             .A_row_stride = kept.stride,
                             .A_depth_stride = summed.stride,
                             .B = B.data,
@@ -128,44 +280,24 @@ class BackwardTile {
                            {addend_, kept.stride, summed.stride}, scratch_.finite_rows, C_stride);
   }
 
-  View<Real> load(Array array, i64 head, i64 row, i64 rows, Reads reads, Real* to,
-                  i64 stride) const {
-    const Tensor& tensor = problem_.arrays[array];
-    return rows_of(kernels_, source_of(tensor, sequence_.batch, head, row), rows, tensor.shape[3],
-                   reads, to, stride);
-  }
-
-  void transpose(View<Real> rows, i64 dim, Real* lanes) const {
-    kernels_.transpose(rows, keys_.size(), dim, lanes, dim * kernels_.lanes, kernels_.lanes);
-  }
-
-  // pairs[i][j] = dot(rows[i], lanes[j])
-  void multiply_rows(View<Real> rows, i64 dim, const Real* lanes, Real* pairs) const {
-    kernels_.multiply({.rows = rows_.size(),
-                       .columns = keys_.size(),
-                       .depth = dim,
-                       .A = rows.data,
-                       .A_row_stride = rows.stride,
-                       .A_depth_stride = 1,
-                       .B = lanes,
-                       .B_depth_stride = kernels_.lanes,
-                       .B_panel_stride = dim * kernels_.lanes,
-                       .C = pairs,
-                       .C_row_stride = sizes_.padded_columns});
-  }
-
   const Problem& problem_;
   const Kernels<Real>& kernels_;
+  const PairKernels* pairs_;
   const TileSizes& sizes_;
   const BackwardShared<Real>& shared_;
   const BackwardScratch<Real>& scratch_;
   i64 index_;
   CacheSequence sequence_;
   i64 head_ = 0;
+  i64 kv_head_ = 0;
   Interval rows_{0, 0};
   Interval keys_{0, 0};
   View<Real> Q_{}, K_{}, dO_{};
   const Real* addend_ = nullptr;
+  bool wants_dS_ = true;
+  bool keys_fit_pairs_ = false;  // all keys are ordinary
+  bool in_pairs_ = false;        // and so are the queries
+  bool has_key_lanes_ = false;
 };
 
 // The gradient of a bias, reduced to the bias's own extents: a pass of its own, only where it is

@@ -159,7 +159,7 @@ struct Kernels {
   FewRowsKernels<Real, Real> few_rows;
 };
 
-// The steps of the forward pass in which bf16 is multiplied as it is, two products an instruction.
+// The steps in which bf16 is multiplied as it is, two products an instruction.
 // Such instructions take numbers below the normal ones for 0, and a hidden value of inf or NaN
 // would make a sum NaN: they are for blocks of ordinary numbers only, 0 or from 2^-64 to
 // 2^64 in magnitude. What they lose is then below 2^-126 in a sum of products with weights up
@@ -180,6 +180,10 @@ struct PairKernels {
   // As softmax of Kernels, but the weights become Pairs of keys, (keys / 2, stride), over the
   // scores.
   bool (*softmax)(const SoftmaxBlock<float>& block);
+
+  // As gradient of Kernels, but P and dS become Pairs of rows, (rows / 2, stride), over the scores
+  // and dP, and dS beside that Pairs of keys, dS_rows (rows, dS_stride).
+  void (*gradient)(const GradientBlock<float>& block, Pair* dS_rows, i64 dS_stride);
 
   FewRowsKernels<float, Pair> few_rows;
 };

@@ -136,7 +136,7 @@ class KeyBlock {
         shared_(shared),
         scratch_(scratch),
         at_(at),
-        tile_(problem, sizes, shared, scratch, at.sequence_index),
+        tile_(problem, sizes, shared, scratch, at.sequence_index, pair_kernels()),
         keys_(rows_of_block(at.block, sizes.columns, tile_.sequence().shape.kv_len)),
         owned_(rows_of_block(at.block, sizes.columns, tile_.sequence().kv_slot)),
         wants_dK_(problem.has(Array::kDK)),
@@ -172,17 +172,11 @@ class KeyBlock {
   void add_queries(i64 head, i64 block, Interval rows, const BlockRange& blocks) {
     tile_.load_queries(head, rows);
     // P = exp(S - m) / l;  dS = P (dP - delta)
-    tile_.weigh(blocks.is_full(at_.block), wants_dS(), true);
+    tile_.weigh(blocks.is_full(at_.block), true);
     // dV += P^T dO
-    if (wants_dV_) {
-      tile_.multiply_by_queries(scratch_.P, tile_.dO(), problem_.dim_v, scratch_.dV,
-                                sizes_.padded_dim_v, has_sums_);
-    }
+    if (wants_dV_) tile_.add_to_dV(scratch_.dV, has_sums_);
     // dK += dS^T Q
-    if (wants_dK_) {
-      tile_.multiply_by_queries(scratch_.dS, tile_.Q(), problem_.dim_qk, scratch_.dK,
-                                sizes_.padded_dim_qk, has_sums_);
-    }
+    if (wants_dK_) tile_.add_to_dK(scratch_.dK, has_sums_);
     has_sums_ = true;
     if (wants_dQ_) add_to_dQ(head, block, rows, blocks.visible);
   }
@@ -195,8 +189,7 @@ class KeyBlock {
     const i64 counter = (shared_.q_blocks[at_.sequence_index] + block) * problem_.heads_q + head;
     const i64 position = at_.block - key_blocks.begin;
     await_order(shared_.sums_of_dQ[counter], position);
-    tile_.multiply_by_keys(scratch_.dS, tile_.K(), problem_.dim_qk, dQ, sizes_.padded_dim_qk,
-                           position > 0);
+    tile_.add_to_dQ(dQ, position > 0);
     if (position + 1 == key_blocks.size()) {
       const Real scale = static_cast<Real>(problem_.score_map.scale);
       tile_.kernels().store_rows({dQ, sizes_.padded_dim_qk}, rows.size(), problem_.dim_qk, &scale,

@@ -74,7 +74,7 @@ void sum_dbias_tile(const Problem& problem, const TileSizes& sizes,
   Real* const sum = scratch.dbias;
   std::fill_n(sum, sizes.rows * sizes.padded_columns, Real(0));
   for (i64 index = at.sequences.begin; index < at.sequences.end; ++index) {
-    BackwardTile<Real> tile(problem, sizes, shared, scratch, index);
+    BackwardTile<Real> tile(problem, sizes, shared, scratch, index, nullptr);
     const SequenceShape& shape = tile.sequence().shape;
     const Interval row_blocks = blocks_of_tile(at.sums_rows, at.rows, sizes.rows, shape.q_len);
     const Interval key_blocks =
@@ -88,7 +88,7 @@ void sum_dbias_tile(const Problem& problem, const TileSizes& sizes,
           const BlockRange blocks = visible_column_blocks(problem.mask, shape, rows, sizes.columns);
           if (!blocks.visible.contains(key_block)) continue;
           tile.load_queries(head, rows);
-          tile.weigh(blocks.is_full(key_block), true, false);
+          tile.weigh(blocks.is_full(key_block), false);
           add_pairs(at, rows, keys, scratch.dS, sum, sizes.padded_columns);
         }
       }

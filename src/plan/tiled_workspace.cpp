@@ -177,7 +177,17 @@ BackwardScratch<Real>::BackwardScratch(Arena& arena, const Problem& problem, con
       dbias(problem.has(Array::kDBias) ? arena.take<Real>(sizes.rows * sizes.padded_columns)
                                        : nullptr),
       finite_rows(arena.take<Real>(max(sizes.rows, sizes.columns) *
-                                   max(sizes.padded_dim_qk, sizes.padded_dim_v))) {}
+                                   max(sizes.padded_dim_qk, sizes.padded_dim_v))),
+      K_columns(take_pairs(arena, problem, sizes.padded_columns * sizes.padded_dim_qk)),
+      V_columns(take_pairs(arena, problem, sizes.padded_columns * sizes.padded_dim_v)),
+      Q_columns(take_pairs(arena, problem, sizes.padded_rows * sizes.padded_dim_qk)),
+      dO_columns(take_pairs(arena, problem, sizes.padded_rows * sizes.padded_dim_v)),
+      K_rows(take_pairs(arena, problem, sizes.padded_columns * sizes.padded_dim_qk)),
+      Q_rows(take_pairs(arena, problem, sizes.padded_rows * sizes.padded_dim_qk)),
+      dO_rows(take_pairs(arena, problem, sizes.padded_rows * sizes.padded_dim_v)),
+      K_pairs(take_pairs(arena, problem, sizes.padded_columns * sizes.padded_dim_qk)),
+      V_pairs(take_pairs(arena, problem, sizes.padded_columns * sizes.padded_dim_v)),
+      dS_pairs(take_pairs(arena, problem, sizes.padded_rows * sizes.padded_columns)) {}
 
 template struct ForwardShared<float>;
 template struct ForwardShared<double>;

@@ -148,6 +148,19 @@ struct BackwardScratch {
   Real* keep;         // (rows, columns); null without dropout
   Real* dbias;        // (rows, columns); null where dbias is not wanted
   Real* finite_rows;  // (rows or columns, dim_qk or dim_v)
+
+  // Of bf16, two numbers in 32 bits; null for other types. x_columns: pairs of columns, (row,
+  // dim / 2); x_rows: pairs of rows, (row / 2, dim).
+  u32* K_columns;
+  u32* V_columns;
+  u32* Q_columns;
+  u32* dO_columns;
+  u32* K_rows;
+  u32* Q_rows;
+  u32* dO_rows;
+  u32* K_pairs;   // (dim_qk / 2, columns) in panels
+  u32* V_pairs;   // (dim_v / 2, columns) in panels
+  u32* dS_pairs;  // (rows, columns / 2)
 };
 
 // What all slots share in the backward pass. Rows are numbered (batch, head, q_row).

@@ -19,7 +19,7 @@ import numpy as np
 import fulmen
 from fulmen.lab.benchmark import machine, page, peers_other, peers_torch
 from fulmen.lab.benchmark.cells import GRIDS, ITEM_BYTES, Cell
-from fulmen.lab.benchmark.fma_peak import FmaPeak
+from fulmen.lab.benchmark.fma_peak import FmaPeak, MatrixProduct
 from fulmen.lab.benchmark.plots import over_lengths
 from fulmen.lab.benchmark.records import Run, figure, is_ours, rate_of, write_lines
 from fulmen.lab.benchmark.reference import Truth
@@ -62,6 +62,7 @@ DEFAULT_PEERS = {
     "cpu": ("fa2", "math", "naive"),
 }
 FMA_PEAK = "multiply-adds alone"  # a call beside the sides of a float32 cell
+PRODUCT = "a matrix product alone"  # likewise, of a cell on the CPU, by torch
 TORCH_CPU_NAME = "torch"  # SDPA on the CPU has one kernel, which torch calls flash attention
 
 
@@ -222,6 +223,10 @@ class Bench:
             if self.backend == "cuda" and cell.dtype == "float32":
                 self.peak = self.peak or FmaPeak(self.torch)
                 calls[FMA_PEAK] = self.peak.launch
+            product = None
+            if self.backend == "cpu" and self.torch is not None and cell.dtype != "float64":
+                product = MatrixProduct(self.torch, cell.dtype)
+                calls[PRODUCT] = product.call
             if cell.graph:
                 calls = {key: self.timer.graphed(call) for key, call in calls.items()}
                 factor = GRAPH_CALLS
@@ -240,6 +245,8 @@ class Bench:
                 if FMA_PEAK in times:
                     rate = self.peak.flops / times[FMA_PEAK].median
                     record["fma_peak_tflops"] = rate / 1e12
+                if product is not None:
+                    record["product_tflops"] = product.flops / times[PRODUCT].median / 1e12
                 if cell.graph:
                     record["host_us"] = self.timer.host_seconds(answer.call) * 1e6
                 found.append(record)
@@ -294,11 +301,14 @@ class Bench:
 def _tables(records: list[dict[str, Any]], output: Output) -> None:
     """One table a cell, in 80 columns; files and --json have every figure."""
     unit, scale = rate_of(records)
-    titles = ("who", "kernel", "p50 ms", "p99 ms", unit, "peak MiB", "error")
+    has_product = any("product_tflops" in r for r in records)
+    share = "% product" if has_product else "peak MiB"
+    titles = ("who", "kernel", "p50 ms", "p99 ms", unit, share, "error")
     for name, found in groupby(records, _cell_name):
         rows = [
             (r["who"], r["implementation"], *map(figure, (r["p50_ms"], r["p99_ms"])),
-             figure(r["tflops"] * scale), figure(r["peak_mib"]), _error(r["max_error"]))
+             figure(r["tflops"] * scale), _share(r) if has_product else figure(r["peak_mib"]),
+             _error(r["max_error"]))
             for r in found
         ]  # fmt: skip
         output.line(name)
@@ -314,6 +324,12 @@ def _cell_name(r: dict[str, Any]) -> str:
     case = "" if r["case"] == "burst" else r["case"]
     words = (r["op"], r["dtype"], shape, figure(r["causal"]), r["option"], case)
     return " ".join(filter(None, words))
+
+
+def _share(r: dict[str, Any]) -> str:
+    """Of the rate of a matrix product in the same run."""
+    product = r.get("product_tflops")
+    return f"{100 * r['tflops'] / product:.0f}" if product else ""
 
 
 def _error(error: float | None) -> str:

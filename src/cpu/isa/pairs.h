@@ -114,12 +114,41 @@ struct InPairs {
   }
 };
 
+// Two rows at a time: P and dS in pairs of rows over the scores and dP, and dS in pairs of keys.
+template <bool kPlain>
+void gradient_pairs_of(const GradientBlock<float>& block, Pair* dS_rows, i64 dS_stride) {
+  Pair* const P = reinterpret_cast<Pair*>(block.scores);
+  Pair* const dS = reinterpret_cast<Pair*>(block.dP);
+  for (i64 i = 0; i < block.rows; i += 2) {
+    for (i64 lane = 0; lane < block.keys; lane += kWidth<float>) {
+      GradientLanes<float> rows[2] = {gradient_lanes<kPlain>(block, i, lane), {}};
+      if (i + 1 < block.rows) rows[1] = gradient_lanes<kPlain>(block, i + 1, lane);
+      store(P + i / 2 * block.stride + lane, pairs_of(rows[0].P, rows[1].P));
+      if (!dS) continue;
+      for (GradientLanes<float>& row : rows) {  // what a pair of keys has past the last is 0
+        for (i64 past = block.keys - lane; past < kWidth<float>; ++past) row.dS[past] = 0;
+      }
+      store(dS + i / 2 * block.stride + lane, pairs_of(rows[0].dS, rows[1].dS));
+      StoresPairs::store_lanes(reinterpret_cast<float*>(dS_rows + i * dS_stride), lane, rows[0].dS);
+      if (i + 1 == block.rows) continue;
+      StoresPairs::store_lanes(reinterpret_cast<float*>(dS_rows + (i + 1) * dS_stride), lane,
+                               rows[1].dS);
+    }
+  }
+}
+
+inline void gradient_pairs(const GradientBlock<float>& block, Pair* dS_rows, i64 dS_stride) {
+  is_plain(block) ? gradient_pairs_of<true>(block, dS_rows, dS_stride)
+                  : gradient_pairs_of<false>(block, dS_rows, dS_stride);
+}
+
 constexpr PairKernels kPairKernels = {
     pack_columns,
     pack_rows,
     transpose<Pair>,
     multiply<float, Pair>,
     softmax_block<StoresPairs, float>,
+    gradient_pairs,
     {dot_rows_of<InPairs>, weigh_rows<StoresPairs, float>, add_rows_of<InPairs>}};
 
 }  // namespace

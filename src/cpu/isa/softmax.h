@@ -128,10 +128,16 @@ template <class Real>
   return x > Real(0) ? Vector<Real>{} : x;  // NaN stays
 }
 
+template <class Real>
+struct GradientLanes {
+  Vector<Real> P;   // times dropout's factor
+  Vector<Real> dS;  // where it is wanted
+};
+
 // Keys [lane, lane + kWidth) of row i.
-template <class Real, bool kPlain>
-[[gnu::always_inline]] inline void gradient_lanes(const GradientBlock<Real>& block, i64 i,
-                                                  i64 lane) {
+template <bool kPlain, class Real>
+[[gnu::always_inline]] inline GradientLanes<Real> gradient_lanes(const GradientBlock<Real>& block,
+                                                                 i64 i, i64 lane) {
   const ScoreTerms<Real>& terms = block.terms;
   const i64 at = i * block.stride + lane;
   const Vector<Real> s =
@@ -144,8 +150,8 @@ template <class Real, bool kPlain>
   const auto hidden = addend == -kInfinity<Real>;
   if constexpr (!kPlain) P = hidden ? Vector<Real>{} : P;
   const Vector<Real> keep = !kPlain && terms.keep ? load(terms.keep + at) : broadcast(Real(1));
-  store(block.scores + at, kPlain ? P : P * keep);
-  if (!block.dP) return;
+  const Vector<Real> kept = kPlain ? P : P * keep;
+  if (!block.dP) return {kept, Vector<Real>{}};
   const Vector<Real> dP = kPlain ? load(block.dP + at) : load(block.dP + at) * keep;
   Vector<Real> dS = P * (dP - block.delta[i]);
   if constexpr (!kPlain) {
@@ -156,25 +162,30 @@ template <class Real, bool kPlain>
     }
     dS = hidden ? Vector<Real>{} : dS;  // a hidden v may have made dP NaN
   }
-  store(block.dP + at, dS);
+  return {kept, dS};
 }
 
 template <class Real>
-void gradient(const GradientBlock<Real>& block) {
+bool is_plain(const GradientBlock<Real>& block) {
   const ScoreTerms<Real>& terms = block.terms;
-  const bool plain =
-      terms.map.softcap == Real(0) && !terms.addend && !terms.keep && !block.lse_term;
+  return terms.map.softcap == Real(0) && !terms.addend && !terms.keep && !block.lse_term;
+}
+
+template <bool kPlain, class Real>
+void gradient_rows(const GradientBlock<Real>& block) {
   for (i64 i = 0; i < block.rows; ++i) {
     for (i64 lane = 0; lane < block.keys; lane += kWidth<Real>) {
-      if (plain) {
-        gradient_lanes<Real, true>(block, i, lane);
-      } else {
-        gradient_lanes<Real, false>(block, i, lane);
-      }
+      const GradientLanes<Real> lanes = gradient_lanes<kPlain>(block, i, lane);
+      store(block.scores + i * block.stride + lane, lanes.P);
+      if (block.dP) store(block.dP + i * block.stride + lane, lanes.dS);
     }
   }
 }
 
-}  // namespace
+template <class Real>
+void gradient(const GradientBlock<Real>& block) {
+  is_plain(block) ? gradient_rows<true>(block) : gradient_rows<false>(block);
+}
 
+}  // namespace
 }  // namespace fulmen::cpu

@@ -92,3 +92,19 @@ class FmaPeak:
         result = getattr(self._driver, name)(*arguments)
         if result != 0:
             raise RuntimeError(f"{name} returned {result}")
+
+
+class MatrixProduct:
+    """torch's own product of two matrices on the CPU: what a library of products reaches there."""
+
+    SIZE = 1024
+
+    def __init__(self, torch: Any, dtype: str) -> None:
+        """Of SIZE by SIZE numbers of a dtype."""
+        made = [torch.randn(self.SIZE, self.SIZE).to(getattr(torch, dtype)) for _ in range(2)]
+        self.call = lambda: torch.matmul(*made)
+
+    @property
+    def flops(self) -> float:
+        """Arithmetic of a call."""
+        return 2.0 * self.SIZE**3
