@@ -16,7 +16,9 @@ from typing import Any
 
 from .scores import Scalars
 
-CHECKS = ("rule", "same", "alone", "repeat", "merge", "differs", "refused", "moved")
+CHECKS = (
+    "rule", "same", "alone", "repeat", "merge", "differs", "refused", "moved", "appended",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)

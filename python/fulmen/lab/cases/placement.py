@@ -47,6 +47,14 @@ class Host:
         """fulmen.merge."""
         return fulmen.merge(parts, **options)
 
+    def append_kv(self, *arrays: Any, **options: Any) -> Any:
+        """fulmen.append_kv: the first two are written."""
+        return fulmen.append_kv(*arrays, **options)
+
+    def rotary(self, *arrays: Any, **options: Any) -> Any:
+        """fulmen.rotary."""
+        return fulmen.rotary(*arrays, **options)
+
     def modified(self) -> str:
         """Which copy of an input was written to; "" where there are none."""
         return ""
@@ -116,6 +124,26 @@ class OnGpu:
         with self.owner.stream():
             moved = [tuple(self.put(x) for x in part) for part in parts]
             return tuple(self.owner.get(x) for x in fulmen.merge(moved, **self.options(options)))
+
+    def append_kv(self, k_pages: Array, v_pages: Array, *arrays: Any, **options: Any) -> Any:
+        """fulmen.append_kv; the pools have afterwards what their copies have, and the gaps too."""
+        with self.owner.stream():
+            blocks = {id(root(x)): self._copied(x) for x in (v_pages, k_pages)}
+            pools = (self._view(x, blocks[id(root(x))]) for x in (k_pages, v_pages))
+            moved = (self._option(x) for x in arrays)
+            try:
+                q = fulmen.append_kv(*pools, *moved, **self.options(options))
+            finally:
+                for block in blocks.values():
+                    self._bring_back(block)
+            return None if q is None else self.owner.get(q)
+
+    def rotary(self, *arrays: Any, **options: Any) -> Array:
+        """fulmen.rotary."""
+        with self.owner.stream():
+            moved = (self.put(x) for x in arrays)
+            found: Array = self.owner.get(fulmen.rotary(*moved, **self.options(options)))
+        return found
 
     def modified(self) -> str:
         """Which copy of an input was written to; "" for none."""

@@ -11,7 +11,7 @@ with its sentence; only UnsupportedError skips.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -19,7 +19,7 @@ import numpy as np
 
 import fulmen
 
-from . import checks
+from . import appended, checks
 from .arithmetic import reference
 from .arrays import Array
 from .case import Case
@@ -85,7 +85,7 @@ def run_case(
                 return Outcome("failed", ratio, message)
             worst = max(worst, (ratio, message))
         checks.unmodified(run, before)
-    except CheckError as failure:
+    except (CheckError, appended.MisplacedError) as failure:
         return Outcome("failed", np.inf, str(failure))
     except fulmen.UnsupportedError as gap:
         return Outcome("skipped", 0.0, str(gap))
@@ -118,7 +118,7 @@ def _beyond(case: Case, arrays: str) -> str:
             reference(case.dtype)
         except NotImplementedError as gap:
             return str(gap)
-    if arrays == "jax" and (case.out or case.check == "refused"):
+    if arrays == "jax" and (case.out or case.check in ("refused", "appended")):
         return "JAX arrays cannot be written to"
     if arrays == "emulated":
         from . import emulator
@@ -195,6 +195,16 @@ def check_merge(run: Run) -> Measured:
     yield from measure(run, {"o": o, "lse": lse})
 
 
+def check_appended(run: Run) -> Measured:
+    """The rule over caches that append_kv filled; and the rotary embedding."""
+    given = run.case, run.problem, run.memory
+    k, v, table = appended.filled(*given)
+    call = replace(run.call, k=k, v=v, options={**run.call.options, **table})
+    forward = replace(run, call=call).forward()
+    yield from measure(run, {"o": forward.o, "lse": forward.lse})
+    yield from appended.rotated(*given)
+
+
 def check_refused(run: Run) -> Measured:
     """A call without a meaning is refused."""
     checks.refused(run)
@@ -210,4 +220,5 @@ CHECKED = {
     "differs": check_differs,
     "merge": check_merge,
     "refused": check_refused,
+    "appended": check_appended,
 }

@@ -3,7 +3,7 @@
 """The named cases: data shared by pytest, `fulmen verify` and bench.
 
 Read the tables in this order: bugs_rows, bugs_numbers, bugs_masks (public bug reports; owed: those
-that wait), lengths, shapes, numbers, memory, options, packed, caches, grid.
+that wait), lengths, shapes, numbers, memory, options, packed, caches, appended, grid.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from functools import lru_cache
 
 from ..case import Case
 from . import (
+    appended,
     bugs_masks,
     bugs_numbers,
     bugs_rows,
@@ -28,7 +29,7 @@ from . import (
 
 TABLES = (
     bugs_rows, bugs_numbers, bugs_masks, lengths, shapes, numbers, memory, options, packed, caches,
-    grid,
+    appended, grid,
 )  # fmt: skip
 
 
