@@ -277,6 +277,7 @@ void DrawnAppend::draw_rotation() {
   interleaved_ = given.interleaved = random_.chance(0.5);
   rotary_dim_ = random_.chance(0.5) ? dim_ / 2 * 2 : 2 * random_.number(1, dim_ / 2);
   if (in_vectors_) rotary_dim_ = interleaved_ ? 16 * random_.number(1, dim_ / 16) : dim_ / 32 * 32;
+  if (random_.chance(0.05)) rotary_dim_ = 0;
   positions_ = 80;
   const bool is_wide = random_.chance(0.6);
   const DType table = is_wide ? DType::kFloat32 : dtype_;

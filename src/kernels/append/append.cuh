@@ -78,7 +78,7 @@ inline AppendRow load_row(const AppendParams& p, const AppendRequest& request, i
       found.faults = kFaultSlots;
     }
   }
-  if (p.rotary_dim == 0) return found;
+  if (!p.cos.present()) return found;
   const bool has_positions = p.positions.present();
   set_position(
       found, has_positions ? load_index(p.positions, p.positions.offset(batch, 0, 0, row)) : place,

@@ -29,7 +29,7 @@ struct AppendParams {
   AppendExtents extents;
   i64 all_rows;         // of all batch entries
   i32 rows_of_block;    // at most kMaxAppendRows
-  i32 rotary_dim;       // 0: nothing rotates
+  i32 rotary_dim;       // elements of a head that rotate; may be 0 beside cos
   i32 rotated_of_head;  // pieces of a head of k and q that rotate
   i32 pieces_of_head;   // all pieces of a head of k and q
   i32 pieces_of_v_head;
