@@ -66,7 +66,10 @@ function(fulmen_plant target scope)
 endfunction()
 if(FULMEN_AUDIT_KERNELS)
   # Not optimised: no statement goes into another's code.
-  list(APPEND FULMEN_KERNEL_OPTIONS -O0 --coverage -fprofile-abs-path)
+  set(counted --coverage -fprofile-abs-path)
+  list(APPEND FULMEN_KERNEL_OPTIONS -O0 ${counted})
+  # The library's copies of functions that host and device share may be those that are linked.
+  target_compile_options(fulmen_objects PRIVATE -O0 ${counted})
   target_link_options(fulmen_emulator INTERFACE --coverage)
   fulmen_plant(fulmen_emulator INTERFACE)
 endif()

@@ -138,9 +138,14 @@ def statements(text: str) -> Iterator[Statement]:
 def run_tests() -> None:
     for old in BUILD.rglob("*.gcda"):
         old.unlink()
-    for program, folder in PROGRAMS.items():
-        command = [str(BUILD / folder / program), f"--gtest_filter=*{NOT_ON_THE_EMULATOR}"]
-        subprocess.run([*command, "--gtest_brief=1"], cwd=ROOT, check=True)
+    programs = [str(BUILD / folder / program) for program, folder in PROGRAMS.items()]
+
+    def run(program: str) -> None:
+        command = [program, f"--gtest_filter=*{NOT_ON_THE_EMULATOR}", "--gtest_brief=1"]
+        subprocess.run(command, cwd=ROOT, check=True)
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:  # counts of shared objects are merged
+        list(pool.map(run, programs))
 
 
 def _lines_of(counts: Path) -> list[tuple[str, int, int]]:

@@ -63,6 +63,27 @@ Request RandomProblem::draw() {
   return request;
 }
 
+Tensor RandomProblem::contiguous(DType dtype, std::vector<i64> shape) {
+  Tensor tensor;
+  tensor.dtype = dtype;
+  tensor.rank = static_cast<int>(shape.size());
+  i64 stride = 1;
+  for (size_t axis = shape.size(); axis-- > 0;) {
+    tensor.shape[axis] = shape[axis];
+    tensor.strides[axis] = stride;
+    stride *= max<i64>(shape[axis], 1);
+  }
+  tensor.data = memory(static_cast<size_t>(stride * size_bytes(dtype)));
+  return tensor;
+}
+
+Tensor RandomProblem::misplaced(const Tensor& tensor) {
+  Tensor other = tensor;
+  other.data = memory(size_of(tensor) + 1) + 1;
+  std::memcpy(other.data, tensor.data, size_of(tensor));
+  return other;
+}
+
 void RandomProblem::draw_masks(Request& request, i64 q_rows, i64 kv_rows) {
   Options& options = request.options;
   Arrays& arrays = request.arrays;
@@ -144,9 +165,20 @@ Request to_backward(RandomProblem& random, const Request& forward, unsigned need
   return request;
 }
 
+Request with_rng_array(RandomProblem& random, const Request& given) {
+  Request request = given;
+  Options& options = request.options;
+  if (options.dropout_p == 0) return request;
+  request.arrays[Array::kRng] = random.indices(
+      DType::kInt64, {static_cast<i64>(options.rng_seed), static_cast<i64>(options.rng_offset)});
+  options.rng_seed = options.rng_offset = 0;
+  return request;
+}
+
 bool RandomProblem::is_intact_around(const Tensor& tensor) const {
   if (!tensor.present()) return true;
-  const char* const begin = static_cast<const char*>(tensor.data) - kMarginBytes;
+  const char* const begin =
+      static_cast<const char*>(tensor.data) - misplacement(tensor) - kMarginBytes;
   const auto own = std::find_if(owned_.begin(), owned_.end(), [&](const std::vector<char>& block) {
     return block.data() == begin;
   });

@@ -71,6 +71,12 @@ class RandomProblem {
     return tensor;
   }
 
+  // The same without gaps, from a multiple of 16 bytes on.
+  Tensor contiguous(DType dtype, std::vector<i64> shape);
+
+  // A copy that begins one byte further, so that no element lies on a multiple of its size.
+  Tensor misplaced(const Tensor& tensor);
+
   void fill_normal(const Tensor& tensor, double spread = 1) {
     for_each(tensor, [&](const i64* at) {
       store_real(address(tensor, at), tensor.dtype, spread * normal());
@@ -116,22 +122,19 @@ class RandomProblem {
     return static_cast<char*>(tensor.data) + index * size_bytes(tensor.dtype);
   }
 
-  // The same array elsewhere, all NaN again: for a second implementation to write.
+  // The same array elsewhere, all NaN again: for a second implementation to write. As far from a
+  // multiple of its element's size.
   Tensor twin(const Tensor& tensor) {
     if (!tensor.present()) return tensor;
-    i64 last = 0;
-    for (int axis = 0; axis < tensor.rank; ++axis) {
-      last += max<i64>(tensor.shape[axis] - 1, 0) * tensor.strides[axis];
-    }
     Tensor other = tensor;
-    other.data = memory(static_cast<size_t>((last + 1) * size_bytes(tensor.dtype)));
+    other.data = memory(size_of(tensor) + misplacement(tensor)) + misplacement(tensor);
     return other;
   }
 
   // Before and behind every array: nobody may touch it.
   static constexpr size_t kMarginBytes = 64;
 
-  void* memory(size_t bytes) {
+  char* memory(size_t bytes) {
     owned_.emplace_back(bytes + 2 * kMarginBytes, '\xff');
     return owned_.back().data() + kMarginBytes;
   }
@@ -148,6 +151,17 @@ class RandomProblem {
   Request draw_cache();
 
  private:
+  // Bytes from the first element to the last.
+  static size_t size_of(const Tensor& tensor) {
+    i64 last = 0;
+    for (int axis = 0; axis < tensor.rank; ++axis) {
+      last += max<i64>(tensor.shape[axis] - 1, 0) * tensor.strides[axis];
+    }
+    return static_cast<size_t>((last + 1) * size_bytes(tensor.dtype));
+  }
+  static size_t misplacement(const Tensor& tensor) {
+    return reinterpret_cast<u64>(tensor.data) % static_cast<u64>(size_bytes(tensor.dtype));
+  }
   struct CacheRequest;
   void draw_pages(Request& request, CacheRequest& drawn);
   void draw_positions(Request& request, const CacheRequest& drawn);
@@ -163,6 +177,9 @@ class RandomProblem {
 
 // Adds dout, the gradients that `need` names by bit (q, k, v, bias, sinks), and dlse by chance.
 Request to_backward(RandomProblem& random, const Request& forward, unsigned need);
+
+// The same call with the two numbers of its dropout in an array, as kernels may find them.
+Request with_rng_array(RandomProblem& random, const Request& given);
 
 // The largest |a - b| over two arrays of the same shape, infinite where one is NaN or infinite and
 // the other is not the same, and where; and the largest finite |b|.

@@ -187,7 +187,8 @@ struct BackwardPreprocessSm80 {
     ptx::block_sync();  // all warps -> D of every row
     if (thread >= kConfig.q_rows) return;
     const float sum = __builtin_bit_cast(float, ptx::load_shared(sums + thread * 4));
-    reinterpret_cast<RowStatsSm80*>(to)[thread] = row_of(saved, sum);
+    const RowStatsSm80 row = row_of(saved, sum);
+    reinterpret_cast<RowStatsSm80*>(to)[thread] = row;
     to += kConfig.q_rows * sizeof(RowStatsSm80);
     const Interval seen = counts ? head.columns(first + thread) : Interval{0, 0};
     reinterpret_cast<KeyRangeSm80*>(to)[thread] = {static_cast<i32>(seen.begin),

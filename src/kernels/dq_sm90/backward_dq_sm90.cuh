@@ -34,7 +34,8 @@ struct QueryTerms {
   };
 
   const ForwardParams& params;
-  float lse[2] = {};              // in log2; of large rows log2(row_sum)
+  float lse[2] = {};              // in log2; of large rows log2(row_sum); past the end inf:
+                                  // by the lse of another row P would have no bound
   float row_max[2] = {};          // of large rows
   bool has_large_scores = false;  // in this warp
   float delta[2] = {};
@@ -49,7 +50,8 @@ struct QueryTerms {
       const i64 at = first + min(row + 8 * r, seqlen.shape.q_len - 1);
       if (seqlen.shape.q_len <= 0) continue;
       delta[r] = of.delta[at];
-      lse[r] = of.lse_log2[kConfig.score.stats ? lse_index(at) : at];
+      const float saved = of.lse_log2[kConfig.score.stats ? lse_index(at) : at];
+      lse[r] = row + 8 * r < seqlen.shape.q_len ? saved : kInfinity<float>;
       if constexpr (kConfig.score.stats) row_max[r] = of.lse_log2[lse_index(at) + kLseBlock];
     }
     if constexpr (kConfig.score.stats)

@@ -294,11 +294,14 @@ struct ForwardSm80 {
     const Interval rows{first_row, min(first_row + kConfig.q_rows(), num_rows())};
     const Interval blocks =
         visible_column_blocks(interval_mask(), head.sequence.shape, rows, kStageColumns).visible;
-    if constexpr (!kConfig.score.documents) return blocks;
-    const Interval keys = loop.producer.documents.key_bounds(
-        {blocks.begin * kStageColumns,
-         min(blocks.end * kStageColumns, i64{head.sequence.shape.kv_len})});
-    return {keys.begin / kStageColumns, ceil_div(keys.end, i64{kStageColumns})};
+    if constexpr (kConfig.score.documents) {
+      const Interval keys = loop.producer.documents.key_bounds(
+          {blocks.begin * kStageColumns,
+           min(blocks.end * kStageColumns, i64{head.sequence.shape.kv_len})});
+      return {keys.begin / kStageColumns, ceil_div(keys.end, i64{kStageColumns})};
+    } else {
+      return blocks;
+    }
   }
 
   // The first copies, and what the rows see.

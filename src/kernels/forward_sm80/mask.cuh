@@ -98,7 +98,6 @@ class DocumentMaskSm80 {
 
   // The part of `keys` outside of which nothing is visible to the block.
   Interval key_bounds(Interval keys) const {
-    if constexpr (!kConfig.score.documents) return keys;
     const i32 num_rows = min(kConfig.q_rows(), head_.sequence.shape.q_len - first_row_);
     return DocumentBoundsSm80<kConfig.dtype, kConfig.threads()>{head_, first_row_, num_rows, own_}
         .find(keys);

@@ -129,6 +129,24 @@ Request plain_request(RandomProblem& random, i64 rows, i64 keys) {
   return request;
 }
 
+// Rows that are copied and read as vectors. By seed: by warps that do all, and in roles.
+TEST(BackwardFloat32Rows, AreVectors) {
+  for (const unsigned seed : {1u, 2u}) {
+    RandomProblem random(seed);
+    Request forward;
+    Arrays& arrays = forward.arrays;
+    for (const Array array : {Array::kQ, Array::kK, Array::kV, Array::kO}) {
+      const bool of_keys = array == Array::kK || array == Array::kV;
+      arrays[array] = random.contiguous(DType::kFloat32, {1, 2, of_keys ? 70 : 60, 48});
+      random.fill_normal(arrays[array]);
+    }
+    arrays[Array::kLse] = random.array(DType::kFloat32, {1, 2, 60});
+    forward.options.scale = kNan;
+    cpu::scalar_forward(validate(forward, Pointers::kChecked));
+    expect_agreement(random, to_backward(random, forward, 7), seed);
+  }
+}
+
 TEST(BackwardTf32, RoundsFactors) {
   for (unsigned seed = 0; seed < 2; ++seed) {
     RandomProblem random(seed);

@@ -169,7 +169,7 @@ void expect_rounded(const RandomProblem& random, const Request& actual, const Re
 void expect_agreement(RandomProblem& random, const Request& expected, unsigned seed) {
   const Request actual = with_fresh_outputs(random, expected);
   cpu::scalar_backward(validate(expected, Pointers::kChecked));
-  run(actual, seed);
+  run(seed % 4 < 2 ? with_rng_array(random, actual) : actual, seed);
   expect_rounded(random, actual, expected, seed);
 }
 
@@ -326,15 +326,43 @@ TEST(BackwardSm80Residues, ScoresFarBelowZero) {
   }
 }
 
-// Scores of a million: only the statistics, apart, say what the weights are.
+// Scores of a million: only the statistics, apart, say what the weights are. By seed: warps that do
+// all, P and dS in registers, warps in roles.
 TEST(BackwardSm80Statistics, HoldForHugeScores) {
-  RandomProblem random(3);
-  Request forward = request_of(random, DType::kBFloat16, 40, 50, 64, 300);
-  forward.options.causal = true;
-  cpu::scalar_forward(validate(forward, Pointers::kChecked));
-  Request expected = to_backward(random, forward, 4);
-  expected.arrays[Array::kStats] = forward.arrays[Array::kStats];
-  expect_agreement(random, expected, 3);
+  for (const unsigned seed : {3u, 1u, 2u}) {
+    RandomProblem random(3);
+    Request forward = request_of(random, DType::kBFloat16, 40, 50, 64, 300);
+    forward.options.causal = true;
+    cpu::scalar_forward(validate(forward, Pointers::kChecked));
+    Request expected = to_backward(random, forward, 7);
+    expected.arrays[Array::kStats] = forward.arrays[Array::kStats];
+    expect_agreement(random, expected, seed);
+  }
+}
+
+// Blocks of keys past a length write zeros: a whole one, and what is left of another.
+TEST(BackwardSm80Residues, KeysPastALength) {
+  for (const unsigned seed : {3u, 1u, 2u}) {
+    RandomProblem random(seed);
+    Request forward = request_of(random, DType::kBFloat16, 40, 100, 64, 1);
+    forward.arrays[Array::kKvLengths] = random.indices(DType::kInt64, {20});
+    cpu::scalar_forward(validate(forward, Pointers::kChecked));
+    expect_agreement(random, to_backward(random, forward, 7), seed);
+  }
+}
+
+// A sink as large as the largest scores, where P holds its share.
+TEST(BackwardSm80Sinks, AreInTheSumOfARow) {
+  for (const unsigned seed : {3u, 1u, 2u}) {
+    RandomProblem random(seed);
+    Request forward = request_of(random, DType::kBFloat16, 40, 50, 64, 1);
+    forward.arrays[Array::kSinks] = random.array(DType::kFloat32, {2});
+    random.fill_normal(forward.arrays[Array::kSinks], 4);
+    cpu::scalar_forward(validate(forward, Pointers::kChecked));
+    Request expected = to_backward(random, forward, 7);
+    expected.arrays[Array::kDLse] = Tensor{};
+    expect_agreement(random, expected, seed);
+  }
 }
 
 }  // namespace

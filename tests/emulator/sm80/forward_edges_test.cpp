@@ -32,24 +32,12 @@ constexpr ForwardSm80Config kAligned = [] {
   return config;
 }();
 
-// Contiguous, which aligns rows.
-Tensor rows_of_16(RandomProblem& random, i64 rows) {
-  Tensor tensor;
-  tensor.dtype = DType::kBFloat16;
-  tensor.rank = 4;
-  const i64 shape[] = {1, 1, rows, 16}, strides[] = {16 * rows, 16 * rows, 16, 1};
-  std::copy(shape, shape + 4, tensor.shape);
-  std::copy(strides, strides + 4, tensor.strides);
-  tensor.data = random.memory(static_cast<size_t>(rows * 32));
-  return tensor;
-}
-
 Request request_of(RandomProblem& random, i64 keys) {
   Request request;
   Arrays& arrays = request.arrays;
   for (const Array array : {Array::kQ, Array::kK, Array::kV, Array::kO}) {
     const bool of_keys = array == Array::kK || array == Array::kV;
-    arrays[array] = rows_of_16(random, of_keys ? keys : kRows);
+    arrays[array] = random.contiguous(DType::kBFloat16, {1, 1, of_keys ? keys : kRows, 16});
     if (array != Array::kO) random.fill_normal(arrays[array]);
   }
   arrays[Array::kLse] = random.array(DType::kFloat32, {1, 1, kRows});

@@ -40,10 +40,11 @@ constexpr ForwardSm80Config config_of() {
   config.score.dropout = kDropout;
   config.fixed_length = config.q_in_registers = kKind == Kind::kDense;
   config.interleaved = (config.score.mask || kDropout) && config.warp_columns() % 32 == 0;
-  if (kKind == Kind::kCapped) {
+  if (kKind == Kind::kCapped || kKind == Kind::kStats) {
     config.single_buffer = true;
     config.stages = 1;
   }
+  config.predicates_copies = kKind == Kind::kStats;
   config.score.stats = kKind != Kind::kPlain;
   return config;
 }
@@ -88,7 +89,10 @@ void launch_dtype(const AttentionParams& p, bool aligned, unsigned seed) {
     }
     if (is_sloped && !is_capped) return launch_kind<kDType, Kind::kSloped, false>(p, seed);
   }
-  if (is_capped) return launch_kind<kDType, Kind::kCapped, false>(p, seed);
+  if (is_capped) {
+    return aligned ? launch_kind<kDType, Kind::kCapped, true>(p, seed)
+                   : launch_kind<kDType, Kind::kCapped, false>(p, seed);
+  }
   if (is_masked) return launch_kind<kDType, Kind::kMasked, false>(p, seed);
   if (p.stats.present()) {
     return aligned ? launch_kind<kDType, Kind::kStats, true>(p, seed)

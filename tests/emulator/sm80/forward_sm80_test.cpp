@@ -58,22 +58,6 @@ void expect_rounded(const RandomProblem& random, const Request& actual, const Re
   }
 }
 
-// A contiguous array on a multiple of 16 bytes.
-Tensor aligned_array(RandomProblem& random, DType dtype, std::vector<i64> shape) {
-  Tensor tensor;
-  tensor.dtype = dtype;
-  tensor.rank = static_cast<int>(shape.size());
-  i64 stride = 1;
-  for (size_t axis = shape.size(); axis-- > 0;) {
-    tensor.shape[axis] = shape[axis];
-    tensor.strides[axis] = stride;
-    stride *= shape[axis];
-  }
-  const u64 memory = reinterpret_cast<u64>(random.memory(static_cast<size_t>(stride) * 4 + 16));
-  tensor.data = reinterpret_cast<void*>((memory + 15) / 16 * 16);
-  return tensor;
-}
-
 class ForwardSm80 : public testing::TestWithParam<unsigned> {};
 
 TEST_P(ForwardSm80, AgreesWithTheOracle) {
@@ -84,7 +68,7 @@ TEST_P(ForwardSm80, AgreesWithTheOracle) {
     if (seed % 2 == 0) expected.arrays[Array::kStats] = Tensor{};
     const Request actual = with_fresh_outputs(random, expected);
     cpu::scalar_forward(validate(expected, Pointers::kChecked));
-    run(actual, seed);
+    run(seed % 4 < 2 ? with_rng_array(random, actual) : actual, seed);
     expect_rounded(random, actual, expected, seed);
   }
 }
@@ -145,7 +129,7 @@ TEST(ForwardSm80Window, SomeBlocksMeetNoKey) {
     Arrays& arrays = expected.arrays;
     for (const Array array : {Array::kQ, Array::kK, Array::kV, Array::kO}) {
       const bool has_keys = array == Array::kK || array == Array::kV;
-      arrays[array] = aligned_array(random, DType::kBFloat16, {1, 1, has_keys ? 30 : 200, 32});
+      arrays[array] = random.contiguous(DType::kBFloat16, {1, 1, has_keys ? 30 : 200, 32});
       if (array != Array::kO) random.fill_normal(arrays[array]);
     }
     arrays[Array::kLse] = random.array(DType::kFloat32, {1, 1, 200});
@@ -166,7 +150,7 @@ TEST(ForwardSm80Dims, NarrowQueriesWideValues) {
   Arrays& arrays = expected.arrays;
   for (const Array array : {Array::kQ, Array::kK, Array::kV, Array::kO}) {
     const bool is_wide = array == Array::kV || array == Array::kO;
-    arrays[array] = aligned_array(random, DType::kFloat16, {1, 2, 40, is_wide ? 128 : 8});
+    arrays[array] = random.contiguous(DType::kFloat16, {1, 2, 40, is_wide ? 128 : 8});
     if (array != Array::kO) random.fill_normal(arrays[array]);
   }
   arrays[Array::kLse] = random.array(DType::kFloat32, {1, 2, 40});
@@ -206,18 +190,18 @@ void check_copied_pairs(unsigned seed) {
   Arrays& arrays = expected.arrays;
   const i64 rows = 75, keys = 144;
   for (const Array array : {Array::kQ, Array::kO}) {
-    arrays[array] = aligned_array(random, kDType, {2, 2, rows, 32});
+    arrays[array] = random.contiguous(kDType, {2, 2, rows, 32});
   }
   for (const Array array : {Array::kK, Array::kV}) {
-    arrays[array] = aligned_array(random, kDType, {2, 1, keys, 32});
+    arrays[array] = random.contiguous(kDType, {2, 1, keys, 32});
   }
   for (const Array array : {Array::kQ, Array::kK, Array::kV}) random.fill_normal(arrays[array]);
   arrays[Array::kLse] = random.array(DType::kFloat32, {2, 2, rows});
-  arrays[Array::kMask] = aligned_array(random, DType::kBool, {2, 1, rows, keys});
+  arrays[Array::kMask] = random.contiguous(DType::kBool, {2, 1, rows, keys});
   RandomProblem::for_each(arrays[Array::kMask], [&](const i64* at) {
     store_bytes<u8>(RandomProblem::address(arrays[Array::kMask], at), random.chance(0.7));
   });
-  arrays[Array::kBias] = aligned_array(random, kBias, {1, 2, rows, keys});
+  arrays[Array::kBias] = random.contiguous(kBias, {1, 2, rows, keys});
   random.fill_normal(arrays[Array::kBias], 2);
   std::vector<i64> q_ids, kv_ids;
   for (i64 i = 0; i < 2 * rows; ++i) q_ids.push_back(i % rows / 40 + (i64{1} << 40));
@@ -326,6 +310,116 @@ TEST(ForwardSm80Softcap, LargeCapKeepsTheScores) {
     cpu::scalar_forward(validate(expected, Pointers::kChecked));
     run(actual, 11);
     expect_rounded(random, actual, expected, 11);
+  }
+}
+
+// One, of each kind of kernel, whose blocks of keys all rows see whole; contiguous or not.
+Request request_of_whole_blocks(RandomProblem& random, DType dtype, bool contiguous) {
+  Request request;
+  Arrays& arrays = request.arrays;
+  for (const Array array : {Array::kQ, Array::kK, Array::kV, Array::kO}) {
+    const bool of_keys = array == Array::kK || array == Array::kV;
+    const std::vector<i64> shape{1, 2, of_keys ? 200 : 70, 32};
+    arrays[array] = contiguous ? random.contiguous(dtype, shape) : random.array(dtype, shape);
+    if (array != Array::kO) random.fill_normal(arrays[array]);
+  }
+  arrays[Array::kLse] = random.array(DType::kFloat32, {1, 2, 70});
+  request.options.scale = kNan;
+  return request;
+}
+
+void expect_agreement(RandomProblem& random, const Request& expected, unsigned seed) {
+  const Request actual = with_fresh_outputs(random, expected);
+  cpu::scalar_forward(validate(expected, Pointers::kChecked));
+  run(actual, seed);
+  expect_rounded(random, actual, expected, seed);
+}
+
+// What is ordinary takes no second main loop: as many products as where every score is 0.
+template <Kind kKind>
+void expect_one_main_loop() {
+  RandomProblem random(16);
+  const Request request = request_of_whole_blocks(random, DType::kBFloat16, false);
+  const auto products = [&](double spread) {
+    random.fill_normal(request.arrays[Array::kK], spread);
+    emulator::Counters counters;
+    constexpr DType kBias = kKind == Kind::kBiased ? DType::kFloat32 : DType::kNone;
+    launch<config_of<DType::kBFloat16, kKind, kBias, false, false>()>(
+        gpu::attention_params(validate(request, Pointers::kChecked)), 16, &counters);
+    return counters.products;
+  };
+  EXPECT_EQ(products(1), products(0));
+}
+
+TEST(ForwardSm80Sums, OrdinaryScoresTakeOneMainLoop) {
+  expect_one_main_loop<Kind::kPlain>();
+  expect_one_main_loop<Kind::kMasked>();
+  expect_one_main_loop<Kind::kBiased>();
+}
+
+// Caps that keep scores, bend them, and flatten them: where a score is small beside the cap, tanh
+// is a polynomial, for a warp by itself or for warps that share rows.
+TEST(ForwardSm80Softcap, EveryCapInWholeBlocks) {
+  for (const bool contiguous : {false, true}) {
+    for (const double cap : {0.5, 3.0, 30.0, 300.0}) {
+      RandomProblem random(12);
+      Request expected = request_of_whole_blocks(random, DType::kBFloat16, contiguous);
+      expected.options.softcap = cap;
+      expect_agreement(random, expected, 12);
+    }
+  }
+}
+
+// Keys before the queries, around them and behind them: slopes of both signs, in the exponent where
+// a block of keys lies on one side of all queries.
+TEST(ForwardSm80Alibi, BlocksOnEitherSideOfTheQueries) {
+  for (const Alignment alignment : {Alignment::kTopLeft, Alignment::kBottomRight}) {
+    RandomProblem random(13);
+    Request expected = request_of_whole_blocks(random, DType::kBFloat16, false);
+    expected.options.alignment = alignment;
+    Tensor& slopes = expected.arrays[Array::kAlibiSlopes];
+    slopes = random.array(DType::kFloat32, {2});
+    for (const i64 head : {0, 1}) {
+      store_real(RandomProblem::address(slopes, &head), DType::kFloat32, head == 0 ? 0.3 : -0.02);
+    }
+    expect_agreement(random, expected, 13);
+  }
+}
+
+// Statistics with copies that look at every row, and K and V in one buffer: lengths that end within
+// a block and with one.
+TEST(ForwardSm80Statistics, EveryRowIsLookedAt) {
+  for (const bool contiguous : {false, true}) {
+    for (const i64 length : {200, 130, 128, 1}) {
+      RandomProblem random(14);
+      Request expected = request_of_whole_blocks(random, DType::kFloat16, contiguous);
+      expected.arrays[Array::kStats] = random.array(DType::kFloat32, {1, 2, 70, 2});
+      expected.arrays[Array::kKvLengths] = random.indices(DType::kInt32, {length});
+      expect_agreement(random, expected, static_cast<unsigned>(length));
+    }
+  }
+}
+
+// Numbers of documents at addresses that are no multiple of their size.
+TEST(ForwardSm80Documents, NumbersMayLieAnywhere) {
+  for (const DType dtype : {DType::kInt32, DType::kInt64}) {
+    RandomProblem random(15);
+    Request expected = request_of_whole_blocks(random, DType::kBFloat16, false);
+    for (const auto& [ids, rows] : {std::pair{Array::kQIds, 70}, std::pair{Array::kKvIds, 200}}) {
+      std::vector<i64> numbers(1, 0);  // in front of the others
+      for (i64 i = 0; i < rows; ++i) numbers.push_back(i / 40 + (rows == 70 ? 1 : 0));
+      Tensor tensor = random.indices(dtype, numbers);
+      std::memmove(static_cast<char*>(tensor.data) + 1,
+                   static_cast<char*>(tensor.data) + size_bytes(dtype),
+                   static_cast<size_t>(rows * size_bytes(dtype)));
+      tensor.data = static_cast<char*>(tensor.data) + 1;
+      tensor.rank = 2;
+      tensor.shape[0] = 1;
+      tensor.shape[1] = tensor.strides[0] = rows;
+      tensor.strides[1] = 1;
+      expected.arrays[ids] = tensor;
+    }
+    expect_agreement(random, expected, 15);
   }
 }
 

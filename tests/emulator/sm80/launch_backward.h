@@ -63,7 +63,14 @@ std::vector<float> launch(const AttentionParams& p, unsigned seed,
                                   .strides = {kConfig.dq_elems(), 1, 1, 1},
                                   .writable = true,
                                   .initialised = false,
-                                  .ordered = kConfig.deterministic}});
+                                  .ordered = kConfig.deterministic},
+                                 {.name = "row_stats",
+                                  .data = params.row_stats,
+                                  .element_bytes = sizeof(float),
+                                  .extents = {row_tiles_count, kConfig.row_bytes() / 4, 1, 1},
+                                  .strides = {kConfig.row_bytes() / 4, 1, 1, 1},
+                                  .writable = true,
+                                  .initialised = false}});
   const auto run = [&](i64 blocks, i32 threads, i32 shared_bytes, bool at_once,
                        const auto& kernel) {
     if (blocks == 0) return;

@@ -12,13 +12,18 @@
 namespace fulmen::test {
 
 template <ForwardSm80Config kConfig>
-void launch(const AttentionParams& given, unsigned seed) {
+void launch(const AttentionParams& given, unsigned seed, emulator::Counters* counters = nullptr) {
   const AttentionParams p = with_neutral_arrays(given, kConfig);
   const ForwardSm80Params params{p, {p, kConfig, 2}};
   const i64 blocks = num_forward_sm80_blocks(p, kConfig);
   if (blocks == 0) return;
-  emulator::launch({static_cast<i32>(blocks), kConfig.threads(), kConfig.forward_shared_bytes(),
-                    seed, false, "forward_sm80", is_sampled(seed)},
+  emulator::launch({.blocks = blocks,
+                    .threads = kConfig.threads(),
+                    .shared_bytes = kConfig.forward_shared_bytes(),
+                    .seed = seed,
+                    .kernel = "forward_sm80",
+                    .check = is_sampled(seed),
+                    .counters = counters},
                    [&] { forward_sm80<kConfig>(params); });
 }
 

@@ -87,7 +87,7 @@ constexpr ForwardSm90Config kCausalDocuments{
     .kv_rows = 48,
     .shift_rule = ShiftRule::kWhenSumGrew,
     .skips_documents = true,
-    .score = {.mask_kind = MaskKind::kRight, .documents = true}};
+    .score = {.mask_kind = MaskKind::kRight, .bias = DType::kFloat16, .documents = true}};
 
 constexpr ForwardSm90Config kFolded{.d_qk = 64,
                                     .d_v = 64,
@@ -161,9 +161,11 @@ constexpr ForwardSm90Config kTextbook = [] {
   return config;
 }();
 
+// Returns how many products of matrices it took, if they are to be counted.
 template <ForwardSm90Config kConfig>
-void run(const Problem& problem, u32 seed) {
+u64 run(const Problem& problem, u32 seed, bool counts = false, u32* faults = nullptr) {
   u32 next_block = 0;
+  emulator::Counters counters;
   const auto map = [&](Array array, i32 box_rows) {
     gpu::TensorBox box = gpu::tensor_box(problem.arrays[array], box_rows);
     box.swizzle = kConfig.swizzle;
@@ -175,6 +177,7 @@ void run(const Problem& problem, u32 seed) {
                     map(Array::kV, kConfig.kv_rows), map(Array::kO, 64)};
   arguments.params = gpu::forward_sm90_params(problem, kConfig, gpu_named("h100"));
   arguments.params.next_block = &next_block;
+  arguments.params.attention.faults = faults;
   std::vector<IdRange> key_ranges(gpu::num_key_ranges(problem, kConfig));
   arguments.params.key_ranges = key_ranges.data();
   if (kConfig.skips_documents) {
@@ -184,10 +187,16 @@ void run(const Problem& problem, u32 seed) {
         [&] { document_ranges_sm90<kConfig>(arguments); });
   }
   const i64 blocks = min<i64>(gpu::max_work_tiles(problem, kConfig), 2);
-  emulator::launch({static_cast<i32>(blocks), kConfig.threads(), kConfig.shared_bytes(), seed,
-                    false, "forward_sm90", is_sampled(seed)},
+  emulator::launch({.blocks = blocks,
+                    .threads = kConfig.threads(),
+                    .shared_bytes = kConfig.shared_bytes(),
+                    .seed = seed,
+                    .kernel = "forward_sm90",
+                    .check = is_sampled(seed),
+                    .counters = counts ? &counters : nullptr},
                    [&] { forward_sm90<kConfig>(arguments); });
   EXPECT_EQ(next_block, 0u) << "the next launch would begin elsewhere";
+  return counters.products;
 }
 
 // What stats say of a row's lse.
@@ -225,7 +234,8 @@ void expect_agreement(const Request& expected, RandomProblem& random, unsigned s
     actual.arrays[output] = random.twin(expected.arrays[output]);
   }
   cpu::scalar_forward(validate(expected, Pointers::kChecked));
-  run<kConfig>(validate(actual, Pointers::kChecked), seed);
+  const Request given = seed % 2 == 0 ? with_rng_array(random, actual) : actual;
+  run<kConfig>(validate(given, Pointers::kChecked), seed);
   expect_close_rows(actual, expected, seed);
   for (const Array output : {Array::kO, Array::kLse, Array::kStats}) {
     EXPECT_TRUE(random.is_intact_around(actual.arrays[output]))
@@ -239,6 +249,19 @@ void expect_agreement(unsigned first, unsigned count) {
     RandomProblem random(seed);
     expect_agreement<kConfig>(HopperRequest(random, kConfig, 300).request, random, seed);
   }
+}
+
+// What is ordinary takes no second attempt: as many products as where every score is 0.
+template <ForwardSm90Config kConfig>
+void expect_one_attempt(unsigned seed) {
+  RandomProblem random(seed);
+  const Request request = HopperRequest(random, kConfig, 200).request;
+  const auto products = [&](double spread) {
+    random.fill_normal(request.arrays[Array::kK], spread);
+    random.fill_normal(request.arrays[Array::kV]);
+    return run<kConfig>(validate(request, Pointers::kChecked), seed, true);
+  };
+  EXPECT_EQ(products(1), products(0)) << "seed " << seed;
 }
 
 // Keys and values that are NaN or infinite, seen by some rows of a block and hidden from others.
@@ -256,6 +279,79 @@ TEST(Sm90OnHost, SignedScaleSequencesStats) { expect_agreement<kSigned>(1, 12); 
 TEST(Sm90OnHost, SoftcapSinksWideOutput) { expect_agreement<kCapped>(101, 12); }
 TEST(Sm90OnHost, AlibiSinksOneStage) { expect_agreement<kBiased>(201, 12); }
 TEST(Sm90OnHost, StagedOutputOddDims) { expect_agreement<kStaged>(301, 12); }
+
+TEST(Sm90OnHost, OrdinaryScoresTakeOneAttempt) {
+  for (const unsigned seed : {3201u, 3202u, 3203u}) {
+    expect_one_attempt<kSigned>(seed);
+    expect_one_attempt<kCapped>(seed);
+    expect_one_attempt<kBiased>(seed);
+    expect_one_attempt<kStaged>(seed);
+    expect_one_attempt<kPairs>(seed);
+    expect_one_attempt<kDocuments>(seed);
+    expect_one_attempt<kCausalDocuments>(seed);
+    expect_one_attempt<kFolded>(seed);
+  }
+}
+
+// More sequences than a warp has lanes. Only those from the 32nd on have a second block of rows.
+Request request_of_sequences(RandomProblem& random, const ForwardSm90Config& config) {
+  constexpr i64 kSequences = 40;
+  Request request;
+  std::vector<i64> cu_q{0}, cu_kv{0};
+  for (i64 sequence = 0; sequence < kSequences; ++sequence) {
+    cu_q.push_back(cu_q.back() + (sequence < 34 ? sequence % 3 : 70 + sequence));
+    cu_kv.push_back(cu_kv.back() + sequence % 4 * 9);
+  }
+  Arrays& arrays = request.arrays;
+  arrays[Array::kCuQ] = random.indices(DType::kInt32, cu_q);
+  arrays[Array::kCuKv] = random.indices(DType::kInt32, cu_kv);
+  for (const Array array : {Array::kQ, Array::kK, Array::kV, Array::kO}) {
+    const bool of_keys = array == Array::kK || array == Array::kV;
+    const DType dtype =
+        array == Array::kO && config.score.fp32_out ? DType::kFloat32 : config.dtype;
+    arrays[array] = random.contiguous(dtype, {2, of_keys ? cu_kv.back() : cu_q.back(), 64});
+    if (array != Array::kO) random.fill_normal(arrays[array]);
+  }
+  arrays[Array::kLse] = random.contiguous(DType::kFloat32, {2, cu_q.back()});
+  request.options.scale = kNan;
+  request.options.causal = config.score.mask_kind != MaskKind::kNone;
+  if (config.score.score_mod) request.options.softcap = 3;
+  if (config.score.sinks) {
+    arrays[Array::kSinks] = random.array(DType::kFloat32, {2});
+    random.fill_normal(arrays[Array::kSinks]);
+  }
+  return request;
+}
+
+TEST(Sm90OnHost, MoreSequencesThanLanes) {
+  RandomProblem random(1);
+  const Request request = request_of_sequences(random, kCapped);
+  expect_agreement<kCapped>(request, random, 1);
+}
+
+// Lengths, offsets and rng that are out of range: as nothing is there, and the host hears of it.
+TEST(Sm90OnHost, InvalidEntriesAreRecorded) {
+  for (const u32 bad : {0u, u32{kFaultQOffsets}, u32{kFaultKvOffsets}, u32{kFaultRng}}) {
+    RandomProblem random(2);
+    Request request = request_of_sequences(random, kDocuments);
+    Arrays& arrays = request.arrays;
+    const i64 q_rows = arrays[Array::kQ].shape[1], kv_rows = arrays[Array::kK].shape[1];
+    arrays[Array::kBias] = random.array(DType::kBFloat16, {1, 1, 1, 1});
+    random.fill_normal(arrays[Array::kBias]);
+    const auto zeros = [](i64 count) { return std::vector<i64>(static_cast<size_t>(count), 0); };
+    arrays[Array::kQIds] = random.indices(DType::kInt32, zeros(q_rows));
+    arrays[Array::kKvIds] = random.indices(DType::kInt32, zeros(kv_rows));
+    request.options.dropout_p = 0.5;
+    arrays[Array::kRng] =
+        random.indices(DType::kInt64, {7, bad == kFaultRng ? i64{1} << 32 : i64{7}});
+    // Of sequence 35, which the second lane group looks at: its rows end before they begin.
+    if (bad == kFaultQOffsets) static_cast<i32*>(arrays[Array::kCuQ].data)[36] = 3;
+    if (bad == kFaultKvOffsets) static_cast<i32*>(arrays[Array::kCuKv].data)[36] = 1 << 20;
+    u32 faults = 0;
+    run<kDocuments>(validate(request, Pointers::kChecked), 2, false, &faults);
+    EXPECT_EQ(faults, bad);
+  }
+}
 
 TEST(Sm90OnHost, HeadsShareTiles) {
   expect_agreement<kFourHeads>(2201, 8);

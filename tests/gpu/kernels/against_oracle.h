@@ -7,6 +7,8 @@
 // since g++ gives templates over unnamed namespaces one name in all files.
 #pragma once
 
+#include <functional>
+
 #include "cpu/backend.h"
 #include "kernel_support.h"
 #include "planted.h"
@@ -29,7 +31,7 @@ void expect_forward_agrees(unsigned first) {
     const Request expected = random.draw();
     const Request actual = with_fresh_outputs(random, expected);
     cpu::scalar_forward(validate(expected, Pointers::kChecked));
-    run_on<Forward>(actual, seed);
+    run_on<Forward>(seed % 2 == 0 ? with_rng_array(random, actual) : actual, seed);
     expect_close(actual, expected, {Array::kO, Array::kLse}, seed);
   }
 }
@@ -60,7 +62,7 @@ void expect_backward_agrees(unsigned first) {
     const Request expected = to_backward(random, forward, need);
     const Request actual = with_fresh_outputs(random, expected);
     cpu::scalar_backward(validate(expected, Pointers::kChecked));
-    run_on<Backward>(actual, seed);
+    run_on<Backward>(seed % 2 == 0 ? with_rng_array(random, actual) : actual, seed);
     expect_close(actual, expected, outputs_of(Operation::kBackward), seed);
   }
 }
@@ -80,6 +82,83 @@ void expect_hidden_does_not_show() {
     cpu::scalar_backward(validate(gradients, Pointers::kChecked));
     run_on<Backward>(others, 7);
     expect_close(others, gradients, outputs_of(Operation::kBackward), 7);
+  }
+}
+
+// A problem of two heads that share their keys; rows are vectors of 16 bytes.
+inline Request small_request(RandomProblem& random, DType dtype, i64 rows, i64 keys, i64 dim) {
+  Request request;
+  Arrays& arrays = request.arrays;
+  for (const Array array : {Array::kQ, Array::kK, Array::kV, Array::kO}) {
+    const bool of_keys = array == Array::kK || array == Array::kV;
+    arrays[array] = random.contiguous(dtype, {1, of_keys ? 1 : 2, of_keys ? keys : rows, dim});
+    if (array != Array::kO) random.fill_normal(arrays[array]);
+  }
+  arrays[Array::kLse] = random.array(accumulator(dtype), {1, 2, rows});
+  arrays[Array::kStats] = random.array(accumulator(dtype), {1, 2, rows, 2});
+  request.options.scale = kNan;
+  return request;
+}
+
+template <template <DType> class Forward, template <DType> class Backward>
+void expect_both_agree(RandomProblem& random, const Request& expected, unsigned need,
+                       const std::function<void(const Request&)>& spoil = {}) {
+  const Request actual = with_fresh_outputs(random, expected);
+  cpu::scalar_forward(validate(expected, Pointers::kChecked));
+  run_on<Forward>(actual, 1);
+  expect_close(actual, expected, {Array::kO, Array::kLse}, 1);
+
+  const Request gradients = to_backward(random, expected, need);
+  if (spoil) spoil(gradients);
+  const Request others = with_fresh_outputs(random, gradients);
+  cpu::scalar_backward(validate(gradients, Pointers::kChecked));
+  run_on<Backward>(others, 1);
+  expect_close(others, gradients, outputs_of(Operation::kBackward), 1);
+}
+
+// Rows of q and dout that see no key may hold anything.
+template <template <DType> class Forward, template <DType> class Backward>
+void expect_rows_without_keys_do_not_show() {
+  for (const DType dtype : {DType::kFloat64, DType::kFloat32, DType::kBFloat16}) {
+    RandomProblem random(8);
+    Request request = small_request(random, dtype, 40, 20, 24);
+    request.options.causal = true;  // the first 20 rows see nothing
+    const auto plant = [](const Tensor& tensor, i64 row, double value) {
+      const i64 at[4] = {0, 1, row, 3};
+      store_real(RandomProblem::address(tensor, at), tensor.dtype, value);
+    };
+    plant(request.arrays[Array::kQ], 7, kNan);
+    expect_both_agree<Forward, Backward>(random, request, 7, [&](const Request& gradients) {
+      plant(gradients.arrays[Array::kDOut], 11, std::numeric_limits<double>::infinity());
+      plant(gradients.arrays[Array::kDOut], 18, kNan);
+    });
+  }
+}
+
+// A bias that is the same for all keys, all rows, or all heads: its gradient is their sum.
+template <template <DType> class Forward, template <DType> class Backward>
+void expect_sums_of_dbias() {
+  const std::vector<i64> shapes[] = {{1, 2, 40, 1}, {1, 2, 1, 50}, {1, 1, 40, 50}, {1, 1, 1, 1}};
+  for (const std::vector<i64>& shape : shapes) {
+    RandomProblem random(9);
+    Request request = small_request(random, DType::kFloat32, 40, 50, 24);
+    request.arrays[Array::kBias] = random.array(DType::kFloat32, shape);
+    random.fill_normal(request.arrays[Array::kBias]);
+    expect_both_agree<Forward, Backward>(random, request, 15);
+  }
+}
+
+// Arrays at addresses that are no multiple of an element's size.
+template <template <DType> class Forward, template <DType> class Backward>
+void expect_arrays_may_lie_anywhere() {
+  for (const DType dtype : {DType::kFloat64, DType::kFloat32, DType::kFloat16, DType::kBFloat16}) {
+    RandomProblem random(10);
+    Request request = small_request(random, dtype, 30, 40, 24);
+    for (int array = 0; array < kNumArrays; ++array) {
+      Tensor& tensor = request.arrays[static_cast<Array>(array)];
+      if (tensor.present()) tensor = random.misplaced(tensor);
+    }
+    expect_both_agree<Forward, Backward>(random, request, 7);
   }
 }
 

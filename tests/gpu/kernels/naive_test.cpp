@@ -64,6 +64,14 @@ TEST(NaivePlanted, WhatIsHiddenDoesNotShow) {
   expect_hidden_does_not_show<NaiveForward, NaiveBackward>();
 }
 
+TEST(NaivePlanted, RowsWithoutKeysDoNotShow) {
+  expect_rows_without_keys_do_not_show<NaiveForward, NaiveBackward>();
+}
+
+TEST(NaiveArrays, SumsOfDbias) { expect_sums_of_dbias<NaiveForward, NaiveBackward>(); }
+
+TEST(NaiveArrays, MayLieAnywhere) { expect_arrays_may_lie_anywhere<NaiveForward, NaiveBackward>(); }
+
 INSTANTIATE_TEST_SUITE_P(Drawn, Naive, testing::Range(0u, 100u, 25u));
 
 }  // namespace

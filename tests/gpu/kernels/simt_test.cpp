@@ -108,6 +108,41 @@ TEST(SimtOnHostPlanted, WhatIsHiddenDoesNotShow) {
   expect_hidden_does_not_show<SimtForward, SimtBackwardInPasses>();
 }
 
+TEST(SimtOnHostPlanted, RowsWithoutKeysDoNotShow) {
+  expect_rows_without_keys_do_not_show<SimtForward, SimtBackward>();
+}
+
+TEST(SimtOnHostArrays, SumsOfDbias) { expect_sums_of_dbias<SimtForward, SimtBackward>(); }
+
+TEST(SimtOnHostArrays, MayLieAnywhere) {
+  expect_arrays_may_lie_anywhere<SimtForward, SimtBackward>();
+}
+
+// As many vectors as a row of the tile has, and threads that are a multiple of them.
+template <DType kDType>
+struct SimtWholeRows {
+  static void run(const AttentionParams& p, KernelRun& run) {
+    constexpr FmaConfig kConfig = [] {
+      FmaConfig config = config_of<kDType>();
+      config.max_dim_qk = config.max_dim_v = 64;
+      return config;
+    }();
+    run.launch(num_q_tiles(p, kConfig.rows), kConfig.num_threads, kConfig.forward_shared_bytes(),
+               "forward_simt", [&] { forward_simt<kConfig>(p); });
+  }
+};
+
+TEST(SimtOnHostArrays, WholeRowsAreCopied) {
+  for (const DType dtype : {DType::kFloat64, DType::kFloat32}) {
+    RandomProblem random(12);
+    const Request expected = small_request(random, dtype, 35, 40, 64);
+    const Request actual = with_fresh_outputs(random, expected);
+    cpu::scalar_forward(validate(expected, Pointers::kChecked));
+    run_on<SimtWholeRows>(actual, 1);
+    expect_close(actual, expected, {Array::kO, Array::kLse}, 1);
+  }
+}
+
 // ---- Bits over schedules -----------------------------------------------------------------------
 
 // Bits of `need`, in this order.
