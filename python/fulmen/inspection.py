@@ -355,8 +355,9 @@ def gpu_info() -> dict[str, Any]:
 def device_faults(device: int = 0) -> int:
     """The faults that runs on a GPU recorded since the last such call, which clears them, as bits.
 
-    Kernels read lengths, offsets and a device rng themselves: an entry that is out of range counts
-    as empty, and leaves a bit here: q offsets 1, kv offsets 2, q lengths 4, kv lengths 8, rng 16.
+    Kernels read lengths, offsets, pages and a device rng themselves: an entry that is out of range
+    counts as empty, and leaves a bit here: q offsets 1, kv offsets 2, q lengths 4, kv lengths 8,
+    rng 16, pages 32; of appends slots 64 and positions 128.
     Waits for nothing: synchronise the stream of the runs first.
 
     Raises:

@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Every implementation through the C ABI on a real GPU, forward and backward, simple calls and
-// planned runs, against the scalar oracle; and merge. The problems are small, so that
+// planned runs, against the scalar oracle; merge and append. The problems are small, so that
 // compute-sanitizer can watch them: run it over --gtest_filter='*PublicCalls*' with its tools
 // memcheck, initcheck and racecheck. Skipped without a GPU. FULMEN_TEST_SEEDS sets how many
 // problems are drawn (12).
@@ -15,10 +15,12 @@
 #include <functional>
 #include <thread>
 
+#include "../../cpu/drawn_append.h"
 #include "../../cpu/tiled_support.h"
 #include "../kernels/hopper_request.h"
 #include "cpu/backend.h"
 #include "device_memory.h"
+#include "gpu/backend.h"
 #include "gpu/jit/compiler.h"
 
 namespace fulmen::test {
@@ -234,6 +236,33 @@ TEST(PublicCallsOfMerge, AgreeWithFloat64) {
   const FoundDevice found = find_device();
   if (found.device == nullptr) GTEST_SKIP() << found.reason;
   for (unsigned seed = 0; seed < num_seeds(); ++seed) expect_merge(*found.device, seed);
+}
+
+// The caches and q as they were drawn, written by the kernel, and brought back.
+void expect_append(const gpu::Device& device, unsigned seed) {
+  const bool has_caches = seed % 3 != 0;
+  const DrawnAppend drawn(seed, has_caches, seed % 2 == 1);
+  DeviceMemory memory(device);
+  AppendProblem there = drawn.given;
+  for (const AppendArray& array : kAppendArrays) {
+    Tensor& tensor = there.*array.member;
+    const bool is_in_place =
+        array.member == &AppendProblem::q_out && drawn.given.q.data == drawn.given.q_out.data;
+    tensor = is_in_place ? there.q : memory.copy(tensor);
+  }
+  gpu::append(validate_append(there, has_caches), device.ordinal(), nullptr);
+  for (const AppendArray& array : kAppendArrays) {
+    if (array.is_written) there.*array.member = memory.fetch(there.*array.member);
+  }
+  EXPECT_EQ(drawn.wrong_after(there), "") << "seed " << seed;
+  EXPECT_EQ(device.take_faults(), drawn.faults) << "seed " << seed;
+}
+
+TEST(PublicCallsOfAppend, RowsGoWhereTheyShould) {
+  const FoundDevice found = find_device();
+  if (found.device == nullptr) GTEST_SKIP() << found.reason;
+  found.device->take_faults();
+  for (unsigned seed = 0; seed < 5 * num_seeds(); ++seed) expect_append(*found.device, seed);
 }
 
 }  // namespace
