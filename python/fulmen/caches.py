@@ -83,9 +83,13 @@ def attention_paged(
     >>> fulmen.attention_paged(q, pool, pool, [[2, 0]], [5])[0, 0]  # page 2, then a row of page 0
     array([[15.2, 16.2]], dtype=float32)
     """
-    results = {"return_lse": return_lse, "out": out, "out_dtype": out_dtype}
-    caches = cache_keywords(page_table, kv_lengths, cu_q, positions, batch_index, kv_start)
-    return attention(q, k_pages, v_pages, **caches, **results, **options)
+    given = cache_keywords(page_table, kv_lengths, cu_q, positions, batch_index, kv_start)
+    if return_lse is not False:
+        given["return_lse"] = return_lse
+    for name, x in (("out", out), ("out_dtype", out_dtype)):
+        if x is not None:
+            given[name] = x
+    return attention(q, k_pages, v_pages, **given, **options)
 
 
 def cache_keywords(
