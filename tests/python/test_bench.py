@@ -22,16 +22,16 @@ from fulmen.cli.main import main
 from fulmen.lab.benchmark import (
     cells,
     fma_peak,
+    loading,
     machine,
     page,
-    peers_other,
     plots,
     reference,
     timing,
 )
 from fulmen.lab.benchmark.cells import GRIDS, Cell
 from fulmen.lab.benchmark.reference import Truth
-from fulmen.lab.benchmark.sides import MissingError, NaiveNumpy, Side, Tensors
+from fulmen.lab.benchmark.sides import NaiveNumpy, Side, Tensors
 
 TINY = ["bench", "--grid", "cpu", "--rows", "96", "--dims", "16", "--rounds", "2"]
 FIELDS = {
@@ -204,8 +204,8 @@ def test_a_cell_says_what_runs_in_it() -> None:
 
 
 def test_peers_that_are_not_here_say_so() -> None:
-    with pytest.raises(MissingError, match="no_such_package does not load"):
-        peers_other.load("no_such_package")
+    with pytest.raises(loading.MissingError, match="no_such_package does not load"):
+        loading.load("no_such_package")
 
 
 def test_the_budget_ends_a_grid(capsys: pytest.CaptureFixture[str]) -> None:

@@ -53,6 +53,11 @@ class Cell:
         return (self.rows, *drawn)
 
     @property
+    def kv_rows(self) -> int:
+        """Keys of a sequence, at most."""
+        return self.rows
+
+    @property
     def is_joined(self) -> bool:
         """Whether its sequences lie one after the other in one."""
         return self.option in ("packed", "documents")

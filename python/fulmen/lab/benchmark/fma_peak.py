@@ -12,6 +12,8 @@ from __future__ import annotations
 import ctypes
 from typing import Any
 
+from .driver import Kernel
+
 CHAINS = 8
 STEPS = 16  # of each chain in the body of the loop
 ITERATIONS = 2000
@@ -64,34 +66,18 @@ class FmaPeak:
         Raises:
             RuntimeError: the driver does not take the kernel.
         """
-        self._torch = torch
-        self._driver = ctypes.CDLL("libcuda.so.1")
-        module, self._kernel = ctypes.c_void_p(), ctypes.c_void_p()
+        self._kernel = Kernel(torch, source(), "fma_peak")
         blocks = BLOCKS_PER_MULTIPROCESSOR
         blocks *= torch.cuda.get_device_properties(None).multi_processor_count
         self._blocks = blocks
         self._out = torch.empty(blocks * THREADS, dtype=torch.float32, device="cuda")
-        self._call("cuModuleLoadData", ctypes.byref(module), source().encode())
-        self._call("cuModuleGetFunction", ctypes.byref(self._kernel), module, b"fma_peak")
-        values = (
-            ctypes.c_uint64(self._out.data_ptr()), ctypes.c_float(0.999), ctypes.c_float(0.5)
-        )  # fmt: skip
-        self._values = values
-        self._pointers = (ctypes.c_void_p * 3)(*(ctypes.addressof(x) for x in values))
+        out = ctypes.c_uint64(self._out.data_ptr())
+        self._values = (out, ctypes.c_float(0.999), ctypes.c_float(0.5))
         self.flops = 2.0 * blocks * THREADS * ITERATIONS * CHAINS * STEPS
 
     def launch(self) -> None:
         """Enqueues the kernel on torch's current stream."""
-        stream = ctypes.c_void_p(self._torch.cuda.current_stream().cuda_stream)
-        shape = (self._blocks, 1, 1, THREADS, 1, 1, 0)
-        self._call(
-            "cuLaunchKernel", self._kernel, *map(ctypes.c_uint, shape), stream, self._pointers, None
-        )
-
-    def _call(self, name: str, *arguments: Any) -> None:
-        result = getattr(self._driver, name)(*arguments)
-        if result != 0:
-            raise RuntimeError(f"{name} returned {result}")
+        self._kernel.launch(self._blocks, THREADS, self._values)
 
 
 class MatrixProduct:

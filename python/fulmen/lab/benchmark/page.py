@@ -27,7 +27,10 @@ th { border-bottom: 2px solid #888; position: sticky; top: 0; background: #fff; 
 td.text, th.text { text-align: left; } tr.ours td { background: #f3f7ff; }
 p.note { color: #555; }
 """
-TEXTS = ("op", "dtype", "causal", "option", "case", "who", "implementation", "without")
+TEXTS = (
+    *("op", "dtype", "causal", "option", "case", "who", "implementation", "without"),
+    *("shape", "read_by"),
+)
 Columns = Sequence[tuple[str, str]]  # a title, and the key of a record
 
 

@@ -6,25 +6,12 @@ xFormers. FlashAttention-3 comes from its package, or from the path of a build o
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import Any
 
 from .cells import OPTIONS, WINDOW, Cell
+from .loading import MissingError, flash_attention_3_operators, load
 from .peers_torch import autograd_answer, leaves
-from .sides import Answer, MissingError, Side, Tensors, offsets, on_gpu
-
-
-def load(module: str) -> Any:
-    """A module of a peer.
-
-    Raises:
-        MissingError: it does not import.
-    """
-    try:
-        return import_module(module)
-    except Exception as error:  # a package of another build fails in many ways
-        text = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise MissingError(f"{module} does not load: {text}") from error
+from .sides import Answer, Side, Tensors, offsets, on_gpu
 
 
 def rows_first(tensors: Tensors) -> Tensors:
@@ -51,18 +38,7 @@ class FlashAttention3Operators(Side):
 
     def __init__(self, path: str) -> None:
         """From the path of _C.so of flash_attn_3."""
-        torch: Any = import_module("torch")
-        before = set(torch._C._dispatch_get_all_op_names())
-        try:
-            torch.ops.load_library(path)
-        except (OSError, RuntimeError) as error:
-            text = str(error).strip().splitlines()[0]
-            raise MissingError(f"{path} does not load: {text}") from error
-        new = set(torch._C._dispatch_get_all_op_names()) - before
-        spaces = sorted({name.split("::")[0] for name in new if name.endswith("::fwd")})
-        if not spaces:
-            raise MissingError(f"{path} brings no operator called fwd")
-        self.operators = getattr(torch.ops, spaces[0])
+        self.operators = flash_attention_3_operators(path)
 
     def answer(self, cell: Cell, tensors: Tensors) -> Answer:
         import torch

@@ -7,7 +7,8 @@ from __future__ import annotations
 from typing import Any
 
 from .cells import Cell
-from .sides import NAIVE_BYTES, Answer, MissingError, Side, Tensors
+from .loading import MissingError, first_line, torch_attention
+from .sides import NAIVE_BYTES, Answer, Side, Tensors
 
 
 def autograd_answer(o: Any, inputs: tuple[Any, ...], do: Any, implementation: str) -> Answer:
@@ -45,19 +46,8 @@ class Sdpa(Side):
 
     def answer(self, cell: Cell, tensors: Tensors) -> Answer:
         import torch
-        from torch.nn.attention import SDPBackend, sdpa_kernel
-        from torch.nn.functional import scaled_dot_product_attention
 
-        backend = getattr(SDPBackend, self.backend, None)
-        if backend is None:
-            raise MissingError(f"torch {torch.__version__} has no {self.backend}")
-
-        def forward(q: Any, k: Any, v: Any) -> Any:
-            with sdpa_kernel([backend]):
-                return scaled_dot_product_attention(
-                    q, k, v, is_causal=cell.causal, enable_gqa=cell.heads != cell.kv_heads
-                )
-
+        forward = torch_attention(self.backend, cell.causal, cell.heads != cell.kv_heads)
         try:
             if cell.op == "forward":
                 q, k, v = tensors.q, tensors.k, tensors.v
@@ -68,7 +58,7 @@ class Sdpa(Side):
             inputs = leaves(moved)
             return autograd_answer(forward(*inputs), inputs, moved.do, self.name)
         except RuntimeError as error:
-            raise MissingError(_first_line(error)) from error
+            raise MissingError(first_line(error)) from error
 
 
 class Flex(Side):
@@ -123,7 +113,3 @@ class NaiveTorch(Side):
             return Answer(lambda: forward(q, k, v), lambda o: (o,), "torch")
         inputs = leaves(tensors)
         return autograd_answer(forward(*inputs), inputs, tensors.do, "torch")
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -104,6 +104,21 @@ def _finished(pyplot: Any, figure: Any, title: str) -> Plot:
     return Plot(name, svg[svg.index("<svg") :], image.getvalue())
 
 
+def of_caches(records: Sequence[Record]) -> list[Plot]:
+    """The bandwidth of each side, one plot a cell; [] without matplotlib."""
+    pyplot = _pyplot()
+    if pyplot is None:
+        return []
+    made = []
+    for shape in dict.fromkeys(r["shape"] for r in records):
+        of_cell = [r for r in records if r["shape"] == shape and r["case"] != "sustained"]
+        bars = [(f"{r['who']} {r['implementation']}", r["gbps"]) for r in of_cell]
+        read = of_cell[0]
+        bars.append(("a plain read", read["gbps"] * read["p50_ms"] / read["read_ms"]))
+        made.append(_bars(pyplot, shape, "GB/s", bars))
+    return made
+
+
 def _group(r: Record) -> tuple[str, str, int, bool]:
     return r["op"], r["dtype"], r["d_qk"], r["causal"]
 

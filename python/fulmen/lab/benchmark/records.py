@@ -39,7 +39,7 @@ class Run:
             "grid": cell.grid, "op": cell.op, "who": who,
             "implementation": implementation, "dtype": cell.dtype, "batch": cell.batch,
             "heads_q": cell.heads, "heads_kv": cell.kv_heads, "seqlen_q": cell.rows,
-            "seqlen_kv": cell.rows, "d_qk": cell.dim, "d_v": cell.dim, "causal": cell.causal,
+            "seqlen_kv": cell.kv_rows, "d_qk": cell.dim, "d_v": cell.dim, "causal": cell.causal,
             "option": cell.option, "case": case,
             "p50_ms": seconds * 1e3, "p99_ms": times.p99 / calls * 1e3,
             "tflops": cell.flops / seconds / 1e12, "gbps": cell.array_bytes / seconds / 1e9,

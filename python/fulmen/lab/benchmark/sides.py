@@ -18,12 +18,9 @@ import numpy as np
 import fulmen
 
 from .cells import DOCUMENT, HUGE, OPTIONS, WINDOW, Cell
+from .loading import MissingError
 
 NAIVE_BYTES = 1 << 35  # score matrices beyond this are not tried
-
-
-class MissingError(Exception):
-    """A side that cannot answer here, with the reason in one clause."""
 
 
 @dataclass

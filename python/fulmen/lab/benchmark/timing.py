@@ -168,8 +168,8 @@ class GpuTimer(Timer):
         mean = before.elapsed_time(after) / 1e3 / count
         return Times([mean], [mean])
 
-    def graphed(self, call: Call) -> Call:
-        """A replay of GRAPH_CALLS calls, for calls that are shorter than their launch.
+    def graphed(self, call: Call, count: int = GRAPH_CALLS) -> Call:
+        """A replay of so many calls, for calls that are shorter than their launch.
 
         Raises:
             RuntimeError: the call cannot be captured.
@@ -184,7 +184,7 @@ class GpuTimer(Timer):
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            for _ in range(GRAPH_CALLS):
+            for _ in range(count):
                 call()
         replay: Call = graph.replay
         return replay

@@ -1,0 +1,124 @@
+# SPDX-FileCopyrightText: fulmen contributors
+# SPDX-License-Identifier: Apache-2.0
+"""The grids of caches, as data: few query rows over long keys, contiguous or in pages.
+
+Such a call reads every key and value once and does little else, so a cell counts bytes, and is
+measured by the time of a plain read of as many.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product
+
+from .cells import ITEM_BYTES, Cell
+
+HEADS = 32
+GROUP = 4  # query heads that share keys
+DIM = 128
+SHORTEST, LONGEST, DRAWN = 128, 8192, 128  # keys of drawn requests, and how many requests
+
+
+@dataclass(frozen=True)
+class CacheCell(Cell):
+    """Requests with caches of their own; `rows` are the query rows of each, the last ones."""
+
+    graph: bool = True
+    kv_lengths: tuple[int, ...] = ()  # keys of each request
+    page: int = 0  # rows of a page; 0: every request has one array of its own
+
+    @property
+    def kv_rows(self) -> int:
+        return max(self.kv_lengths)
+
+    @property
+    def is_even(self) -> bool:
+        """Whether all requests are of one length, which the shapes tell."""
+        return min(self.kv_lengths) == self.kv_rows
+
+    @property
+    def pages(self) -> tuple[int, ...]:
+        """How many pages each request has."""
+        return tuple(-(-keys // self.page) for keys in self.kv_lengths)
+
+    @property
+    def shape(self) -> str:
+        """As a table says it: requests x keys, rows of drafts, heads, head dim."""
+        keys = str(self.kv_rows) if self.is_even else f"{min(self.kv_lengths)}..{self.kv_rows}"
+        drafts = f"q {self.rows}" if self.rows > 1 else ""
+        page = f"page {self.page}" if self.page else ""
+        heads = f"heads {self.heads}/{self.kv_heads}"
+        words = (f"{self.batch}x{keys}", drafts, heads, f"D {self.dim}", page)
+        return " ".join(filter(None, words))
+
+    @property
+    def name(self) -> str:
+        return f"{self.grid} {self.dtype} {self.shape}"
+
+    @property
+    def flops(self) -> float:
+        """4 H D for each visible pair."""
+        hidden = self.rows * (self.rows - 1) // 2 if self.causal else 0
+        pairs = sum(self.rows * keys - hidden for keys in self.kv_lengths)
+        return 4.0 * self.heads * self.dim * pairs
+
+    @property
+    def array_bytes(self) -> int:
+        """Bytes of q, o and the keys and values that are present, each read or written once."""
+        q = self.batch * self.rows * self.heads * self.dim
+        kv = sum(self.kv_lengths) * self.kv_heads * self.dim
+        return (2 * q + 2 * kv) * ITEM_BYTES[self.dtype]
+
+
+def drawn_lengths() -> tuple[int, ...]:
+    """Keys of requests that came at different times, the same in every run."""
+    draw = random.Random(LONGEST)
+    return tuple(draw.randint(SHORTEST, LONGEST) for _ in range(DRAWN))
+
+
+# Query rows, and keys of each request; several rows are drafts, causal among themselves.
+CASES: tuple[tuple[int, tuple[int, ...]], ...] = (
+    (1, (4096,)),
+    (1, (65536,)),
+    (1, (8192,) * 8),
+    (1, (8192,) * 32),
+    (1, (4096,) * 128),
+    (1, drawn_lengths()),
+    (4, (32768,) * 8),
+)
+
+
+@dataclass(frozen=True)
+class CacheGrid:
+    """The cases, by head dim, heads that share keys and page size."""
+
+    name: str
+    pages: tuple[int, ...]
+    backend: str = "cuda"
+    dtype: str = "bfloat16"
+
+    def cells(
+        self,
+        rows: Sequence[int] | None,
+        dims: Sequence[int] | None,
+        dtype: str | None,
+        groups: Sequence[int] | None = None,
+        pages: Sequence[int] | None = None,
+    ) -> Iterator[CacheCell]:
+        """Cells in order; `rows` leaves those whose longest request has so many keys."""
+        choices = (groups or (GROUP,), dims or (DIM,), pages or self.pages)
+        for group, dim, page in product(*choices):
+            for q_rows, keys in CASES:
+                if max(keys) in (rows or (max(keys),)):
+                    yield CacheCell(
+                        self.name, "forward", dtype or self.dtype, len(keys), HEADS,
+                        HEADS // group, q_rows, dim, q_rows > 1,
+                        kv_lengths=keys, page=page,
+                    )  # fmt: skip
+
+
+CACHE_GRIDS: dict[str, CacheGrid] = {
+    grid.name: grid for grid in (CacheGrid("decode", (0,)), CacheGrid("paged", (16, 64, 1)))
+}
