@@ -15,25 +15,36 @@ namespace {
 
 class TiledForward : public testing::TestWithParam<unsigned> {};
 
+void expect_agreement(RandomProblem& random, const Request& expected, unsigned seed) {
+  const Request actual = with_fresh_outputs(random, expected);
+  cpu::scalar_forward(validate(expected, Pointers::kChecked));
+  run_tiled(random, actual, 2);
+  for (const Array output : {Array::kO, Array::kLse}) {
+    const Tensor& stored = actual.arrays[output];
+    const Difference difference = compare(stored, expected.arrays[output]);
+    // Where bf16 is multiplied as it is, weights are rounded to it, whatever o is stored in.
+    const DType computed = expected.arrays[Array::kQ].dtype;
+    const bool rounds_weights =
+        output == Array::kO && computed == DType::kBFloat16 && cpu::pair_kernels();
+    const double allowed = tolerance(computed, rounds_weights ? computed : stored.dtype);
+    EXPECT_LE(difference.largest, allowed * max(difference.magnitude, 1.0))
+        << "seed " << seed << ", " << name(output);
+  }
+}
+
 TEST_P(TiledForward, AgreesWithTheOracle) {
   for (unsigned part = 0; part < 50; ++part) {
     const unsigned seed = GetParam() * 50 + part;
     RandomProblem random(seed);
-    const Request expected = random.draw();
-    const Request actual = with_fresh_outputs(random, expected);
-    cpu::scalar_forward(validate(expected, Pointers::kChecked));
-    run_tiled(random, actual, 2);
-    for (const Array output : {Array::kO, Array::kLse}) {
-      const Tensor& stored = actual.arrays[output];
-      const Difference difference = compare(stored, expected.arrays[output]);
-      // Where bf16 is multiplied as it is, weights are rounded to it, whatever o is stored in.
-      const DType computed = expected.arrays[Array::kQ].dtype;
-      const bool rounds_weights =
-          output == Array::kO && computed == DType::kBFloat16 && cpu::pair_kernels();
-      const double allowed = tolerance(computed, rounds_weights ? computed : stored.dtype);
-      EXPECT_LE(difference.largest, allowed * max(difference.magnitude, 1.0))
-          << "seed " << seed << ", " << name(output);
-    }
+    expect_agreement(random, random.draw(), seed);
+  }
+}
+
+TEST_P(TiledForward, AgreesWithTheOracleOverCaches) {
+  for (unsigned part = 0; part < 50; ++part) {
+    const unsigned seed = 5000 + GetParam() * 50 + part;
+    RandomProblem random(seed);
+    expect_agreement(random, random.draw_cache(), seed);
   }
 }
 
