@@ -283,3 +283,20 @@ def test_many_threads_at_once() -> None:
     for thread in threads:
         thread.join()
     assert not wrong
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32, np.float16, ml_dtypes.bfloat16])
+@pytest.mark.parametrize(
+    ("heads", "rows", "options"), [(2, 1, {}), (8, 2, {"causal": True, "window": (1500, 0)})]
+)
+def test_few_rows_over_keys_of_several_splits(
+    dtype: Any, heads: int, rows: int, options: dict[str, Any]
+) -> None:
+    draw = np.random.default_rng(0)
+    q = draw.standard_normal((1, heads, rows, 64)).astype(dtype)
+    k, v = (draw.standard_normal((1, 2, 2500, 64)).astype(dtype) for _ in range(2))
+    got, want = (
+        fulmen.attention(q, k, v, implementation=name, **options) for name in ("tiled", "scalar")
+    )
+    near = {np.float64: 1e-14, np.float32: 1e-6}.get(dtype, 2e-3)
+    np.testing.assert_allclose(np.asarray(got, np.float64), np.asarray(want, np.float64), atol=near)
