@@ -4,6 +4,7 @@
 // The choice: implementations in order of preference, each with what it refuses. And what a problem
 // costs in arithmetic and in bytes: the two sides of its roofline.
 
+#include <algorithm>
 #include <array>
 
 #include "core/error.h"
@@ -80,6 +81,18 @@ double distinct_bytes(const Tensor& tensor) {
   return count;
 }
 
+// Of pools, the rows of as many keys as requests may have at most: what is moved of them.
+double moved_bytes(const Problem& problem, Array array) {
+  const Tensor& tensor = problem.arrays[array];
+  const double all = distinct_bytes(tensor);
+  if (!problem.is_paged() || (array != Array::kK && array != Array::kV)) return all;
+  const double keys =
+      static_cast<double>(problem.num_sequences) * static_cast<double>(problem.max_kv);
+  const double row = static_cast<double>(tensor.shape[1] * tensor.shape[3]) *
+                     static_cast<double>(size_bytes(tensor.dtype));
+  return std::min(all, keys * row);
+}
+
 }  // namespace
 
 Cost cost(const Problem& problem) {
@@ -97,7 +110,9 @@ Cost cost(const Problem& problem) {
   total.pairs = pairs;
   const double passes = problem.operation == Operation::kForward ? 1.0 : 2.5;
   total.flops = passes * 2.0 * pairs * static_cast<double>(problem.dim_qk + problem.dim_v);
-  for (const Tensor& tensor : problem.arrays.tensors) total.bytes += distinct_bytes(tensor);
+  for (int index = 0; index < kNumArrays; ++index) {
+    total.bytes += moved_bytes(problem, static_cast<Array>(index));
+  }
   return total;
 }
 

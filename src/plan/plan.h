@@ -53,7 +53,7 @@ std::vector<Candidate> candidates(const Problem& problem);
 struct Cost {
   double pairs = 0;  // visible (query row, key) pairs, over all heads and sequences
   double flops = 0;  // 2 (dim_qk + dim_v) a pair forward, 2.5 times as much backward
-  double bytes = 0;  // every array that is present, read or written once
+  double bytes = 0;  // every array that is present, read or written once; of pools what is used
 };
 Cost cost(const Problem& problem);
 

@@ -44,7 +44,7 @@ i32 num_options(const ForwardSm80Config& config) {
 // Whether there is nothing to look up before a block begins, see ForwardSm80Config::fixed_length.
 bool has_fixed_length(const Problem& problem) {
   const bool has_lengths = problem.has(Array::kQLengths) || problem.has(Array::kKvLengths);
-  return !problem.packed.q && !has_lengths && !problem.has(Array::kRng) &&
+  return !problem.packed.q && !has_lengths && !problem.has(Array::kRng) && !problem.has_caches() &&
          problem.mask.is_at_most_causal();
 }
 
@@ -67,6 +67,7 @@ ForwardSm80Config options_of(const Problem& problem) {
   config.pair_aligned = has_aligned_pairs(problem);
   config.aligned = has_aligned_rows(problem, Array::kO);
   config.fixed_length = has_fixed_length(problem);
+  config.caches = problem.has_caches();
   return config;
 }
 
@@ -173,7 +174,7 @@ KernelSpec spec(const ForwardSm80Config& config) {
                name_suffix(config.score),
                has_pairs && !config.pair_aligned ? "_unaligned_pairs" : "",
                config.aligned ? "" : "_unaligned", pads ? "_padded" : "",
-               config.fixed_length ? "_fixed_length" : ""),
+               config.fixed_length ? "_fixed_length" : "", config.caches ? "_caches" : ""),
       config);
   spec.num_threads = config.threads();
   spec.min_blocks = config.min_blocks;
@@ -301,9 +302,11 @@ u32 forward_sm80_switches(const Problem&, const Gpu&) {
 
 PlanOrRefusal plan_forward_sm80(const Problem& problem, const Gpu& gpu) {
   if (prefers_decode_sm80(problem, gpu)) return plan_decode_sm80(problem, gpu);
-  if (problem.has_caches()) {
-    return sentence("takes ", name(problem.cache_array()),
-                    " with 16-byte rows of few queries alone, and without bias and masks of pairs");
+  for (const Array array :
+       {Array::kPositions, Array::kTree, Array::kBias, Array::kMask, Array::kQIds}) {
+    if (!problem.has_caches() || !problem.has(array)) continue;
+    return sentence("takes ", name(problem.cache_array()), " without ", name(array),
+                    " beside more than a few queries");
   }
   std::string refusal = refusal_of(problem, gpu);
   if (!refusal.empty()) return refusal;
@@ -382,10 +385,13 @@ std::vector<std::vector<KernelSpec>> forward_sm80_specs(const Gpu& gpu) {
   Problem unaligned = all;
   unaligned.arrays[Array::kQ].strides[3] = 2;
   unaligned.packed = {true, true};
-  return {specs_of(plain, gpu),     float32_specs_of(plain, gpu),
-          specs_of(saving, gpu),    specs_of(capped, gpu),
-          specs_of(pairs, gpu),     specs_of(all, gpu),
-          specs_of(unaligned, gpu), float32_specs_of(unaligned, gpu)};
+  Problem over_caches = plain;
+  over_caches.arrays[Array::kKvStart].dtype = DType::kInt32;
+  return {specs_of(plain, gpu),      float32_specs_of(plain, gpu),
+          specs_of(saving, gpu),     specs_of(capped, gpu),
+          specs_of(pairs, gpu),      specs_of(all, gpu),
+          specs_of(unaligned, gpu),  float32_specs_of(unaligned, gpu),
+          specs_of(over_caches, gpu)};
 }
 
 }  // namespace fulmen::gpu

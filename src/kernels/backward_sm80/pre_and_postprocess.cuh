@@ -156,7 +156,7 @@ struct BackwardPreprocessSm80 {
   KeyRangeSm80 key_bounds_of(i64 first) const {
     const i32 count = min(o.num_rows - static_cast<i32>(first), kConfig.q_rows);
     if (count <= 0) return {0, 0};
-    const DocumentBoundsSm80<kConfig.dtype, kSm80PreprocessThreads> documents{
+    const DocumentBoundsSm80<Head<kConfig.dtype>, kSm80PreprocessThreads> documents{
         head, static_cast<i32>(first), count, ptx::dynamic_shared()};
     const Interval bounds =
         documents.find({head.columns(first).begin, head.columns(first + count - 1).end});

@@ -13,12 +13,12 @@
 
 namespace fulmen {
 
-template <DType kDType>
-inline i64 document_offset(const Head<kDType>& head, i64 key) {
-  return head.p.kv_ids.offset(head.sequence.batch, 0, 0, head.sequence.kv_begin + key);
+template <class HeadType>
+inline i64 document_offset(const HeadType& head, i64 key) {
+  return head.p.kv_ids.offset(head.kv_batch(), 0, 0, head.sequence.kv_begin + key);
 }
-template <DType kDType>
-inline i64 document_of_row(const Head<kDType>& head, i64 row) {
+template <class HeadType>
+inline i64 document_of_row(const HeadType& head, i64 row) {
   const ArrayView& ids = head.p.q_ids;
   return load_index(ids, ids.offset(head.sequence.batch, 0, 0, head.sequence.q_begin + row));
 }
@@ -62,9 +62,9 @@ inline void join_lanes(i32& begin, i32& end) {
 }
 
 // All threads of a block of kThreads together.
-template <DType kDType, i32 kThreads>
+template <class HeadType, i32 kThreads>
 struct DocumentBoundsSm80 {
-  const Head<kDType>& head;
+  const HeadType& head;
   i32 first_row, num_rows;  // of the block
   u32 shared;               // 8 bytes for each warp
 

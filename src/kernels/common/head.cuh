@@ -162,6 +162,10 @@ struct Head {
   }
 };
 
+// That of a config with a member of its own for caches.
+template <auto kConfig>
+using HeadOf = Head<kConfig.dtype, kConfig.caches>;
+
 // What the forward pass kept of a row's softmax, as the backward kernels read it: stats, or the lse
 // alone (then row_max = lse and row_sum = 1, which is exact for ordinary lse).
 //

@@ -95,12 +95,20 @@ inline void copy_rows(const SwizzledTile<kDims, kSwizzled>& tile,
   }
 }
 
+template <i32 kRows, i32 kThreads, i32 kDims, bool kSwizzled, i32 kElementBytes, bool kInterleaved,
+          class HeadType, bool kAligned>
+class CacheCopy;
+
 // The same for an array whose rows are 16-byte vectors on multiples of 16 bytes, tile after tile:
 // what does not change from one to the next is found once. Neighbouring threads copy the vectors of
 // a row that change places with each other, kDims / (8 kGroup) times.
 template <i32 kRows, i32 kThreads, i32 kDims, bool kSwizzled, i32 kElementBytes, bool kInterleaved>
 class VectorCopy {
  public:
+  template <class HeadType, bool kAligned>
+  using OverCache =
+      CacheCopy<kRows, kThreads, kDims, kSwizzled, kElementBytes, kInterleaved, HeadType, kAligned>;
+
   VectorCopy(const ArrayView& array, i64 offset, i64 rows, i64 dims)
       : data_(array.data + (offset + own_row() * array.strides[2]) * kElementBytes + vector() * 16),
         row_bytes_(array.strides[2] * kElementBytes),
@@ -178,6 +186,10 @@ class VectorCopy {
 template <i32 kRows, i32 kThreads, i32 kDims, bool kSwizzled, i32 kElementBytes, bool kInterleaved>
 class ElementCopy {
  public:
+  template <class HeadType, bool kAligned>
+  using OverCache =
+      CacheCopy<kRows, kThreads, kDims, kSwizzled, kElementBytes, kInterleaved, HeadType, kAligned>;
+
   ElementCopy(const ArrayView& array, i64 offset, i64 rows, i64 dims)
       : source_(array, offset, rows, dims) {}
   void start(const SwizzledTile<kDims, kSwizzled>& tile, i32 first) const {
@@ -217,5 +229,80 @@ template <bool kAligned, i32 kRows, i32 kThreads, i32 kDims, bool kSwizzled, i32
           bool kInterleaved = false>
 using TileCopy = typename CopyKind<kAligned>::template Type<kRows, kThreads, kDims, kSwizzled,
                                                             kElementBytes, kInterleaved>;
+
+// The same for the keys of a request of a cache, each row of which is found by itself. HeadType:
+// common/head.cuh.
+template <i32 kRows, i32 kThreads, i32 kDims, bool kSwizzled, i32 kElementBytes, bool kInterleaved,
+          class HeadType, bool kAligned>
+class CacheCopy {
+ public:
+  CacheCopy(const HeadType& head, const ArrayView& array, i32 first_dim, i64 rows, i64 dims)
+      : head_(head), array_(array), first_dim_(first_dim), source_(array, 0, rows, dims) {}
+
+  void start(const SwizzledTile<kDims, kSwizzled>& tile, i32 first) const {
+    const i32 own = static_cast<i32>(ptx::thread_index());
+    const i32 own_row = own / kGroup, own_vector = own % kGroup;
+#pragma unroll
+    for (i32 r = 0; r < kRows; r += kRowsAtOnce) {
+      const i32 row = r + own_row;
+      if (row >= kRows) break;
+      const i32 from = first + source_row<kInterleaved>(row);
+      const bool present = from < source_.num_rows;
+      ElementRows<kElementBytes> key = source_;
+      if (present) key.data = address(from);
+#pragma unroll
+      for (i32 u = own_vector; u < kDims / 8; u += kGroup) {
+        const bool counts = present && u * kVectorElems < source_.dim;
+        if constexpr (kAligned) {
+          ptx::cp_async_16(tile.address(row, u), counts ? key.data + u * 16 : array_.data, counts);
+        } else {
+          ptx::store_shared_x4(tile.address(row, u),
+                               counts ? gather_vector(key, 0, u * kVectorElems) : ptx::U32x4{});
+        }
+      }
+    }
+  }
+  void start_last(const SwizzledTile<kDims, kSwizzled>& tile, i32 first) {
+    start(tile, first);
+    next_ = first - kRows;
+  }
+  void seek(i32 first) { next_ = first; }
+  template <bool kPredicated>
+  void start_next(const SwizzledTile<kDims, kSwizzled>& tile) {
+    start(tile, next_);
+    next_ -= kRows;
+  }
+
+ private:
+  static constexpr i32 kGroup = SwizzledTile<kDims, kSwizzled>::kGroup;
+  static constexpr i32 kRowsAtOnce = kThreads / kGroup;
+  static constexpr i32 kVectorElems = 16 / kElementBytes;
+
+  // Of a key's dim first_dim_.
+  const u8* address(i32 key) const {
+    return array_.data +
+           (head_.kv_row(array_, key) + first_dim_ * array_.strides[3]) * kElementBytes;
+  }
+
+  const HeadType& head_;
+  const ArrayView& array_;
+  i32 first_dim_;
+  ElementRows<kElementBytes> source_;  // its extents
+  i32 next_ = 0;
+};
+
+// Copies of keys: as those of other rows, or over a cache.
+template <bool kCaches>
+struct KeyCopyKind;
+template <>
+struct KeyCopyKind<false> {
+  template <class Copy, class HeadType, bool kAligned>
+  using Type = Copy;
+};
+template <>
+struct KeyCopyKind<true> {
+  template <class Copy, class HeadType, bool kAligned>
+  using Type = typename Copy::template OverCache<HeadType, kAligned>;
+};
 
 }  // namespace fulmen

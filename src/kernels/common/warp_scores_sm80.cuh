@@ -18,7 +18,7 @@ struct WarpScores {
   static constexpr i32 kColumns = kConfig.warp_columns();
   static constexpr i32 kTiles = kConfig.row_tiles;
 
-  const Head<kConfig.dtype>& head;
+  const HeadOf<kConfig>& head;
   i64 warp_row;  // first row of this warp in its sequence
 
   static i32 row(i32 t, i32 h) { return 16 * t + 8 * h + static_cast<i32>(lane_index() / 4); }
@@ -185,7 +185,7 @@ struct WarpScores {
 
 template <ForwardSm80Config kConfig>
 struct WarpDropout {
-  const Head<kConfig.dtype>& head;
+  const HeadOf<kConfig>& head;
   i64 warp_row;  // first row of this warp in its sequence
 
   // Decides 8 columns with one draw: those of lane q of a quad, or, where they lie spread over the

@@ -57,6 +57,7 @@ struct ForwardSm80Config {
   // products follow them a burst of copies keeps ldmatrix waiting.
   bool predicates_copies = false;
   bool fixed_length = false;  // no lengths, offsets, rng, windows, prefix or chunks
+  bool caches = false;  // keys are found by a page table, or lie behind those that kv_start hides
   bool pair_aligned = false;  // rows of mask and bias are 16-byte vectors at multiples of 16 bytes
 
   // Ablation.
@@ -167,6 +168,9 @@ struct ForwardSm80Config {
     if (single_buffer && (stages > 1 || stage_blocks > 1 || score.has_pair_terms())) {
       return "a single buffer has one stage of one block and no arrays over pairs";
     }
+    if (caches && (fixed_length || score.has_pair_terms())) {
+      return "caches have lengths, and no arrays over pairs here";
+    }
     if (predicates_copies && !single_buffer) return "predicated copies need a single buffer";
     if (interleaved && warp_columns() % 32 != 0) return "interleaved keys come in groups of 32";
     if (q_in_registers && (is_float32 || single_buffer)) {
@@ -197,6 +201,7 @@ constexpr void for_each_field(const ForwardSm80Config& config, Each each) {
   each("even_k", config.even_k);
   each("predicates_copies", config.predicates_copies);
   each("fixed_length", config.fixed_length);
+  each("caches", config.caches);
   each("pair_aligned", config.pair_aligned);
   each("swizzle", config.swizzle);
   each("full_blocks", config.full_blocks);

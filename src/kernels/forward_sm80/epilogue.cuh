@@ -15,7 +15,7 @@ namespace fulmen {
 
 template <ForwardSm80Config kConfig>
 struct StoreFloat32OutputSm80 {
-  const Head<kConfig.dtype>& head;
+  const HeadOf<kConfig>& head;
   i32 warp_row;   // the warp's first
   i32 first_dim;  // of V and O
 
@@ -57,7 +57,7 @@ struct StoreOutputSm80 {
   using Output = float[kConfig.row_tiles][kConfig.warp_dims() / 2];
   using Group = RowGroupSm80<kConfig>;
 
-  const Head<kConfig.dtype>& head;
+  const HeadOf<kConfig>& head;
   i32 warp_row;   // the warp's first
   i32 first_dim;  // of V and O
   u32 shared;     // Q's tile, K and V behind it
@@ -155,7 +155,7 @@ struct ForwardEpilogueSm80 {
   using Output = float[kTiles][kConfig.warp_dims() / 2];
   using State = typename ForwardSoftmaxSm80<kConfig>::State;
 
-  const Head<kConfig.dtype>& head;
+  const HeadOf<kConfig>& head;
   i32 warp_row;   // the warp's first, in its sequence
   i32 first_dim;  // of V and O
   u32 shared;     // Q's tile
@@ -254,7 +254,7 @@ struct ForwardEpilogueSm80 {
     }
   }
   __attribute__((noinline)) static void naive_chunk(const AttentionParams& p, const RowTask& task) {
-    forward_naive_row<kConfig.dtype>(p, task);
+    forward_naive_row<kConfig.dtype, kConfig.caches>(p, task);
   }
 
   void store_statistics(i64 i, const State& state) const {

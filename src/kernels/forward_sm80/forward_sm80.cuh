@@ -125,7 +125,7 @@ struct ForwardMainloopSm80 {
   using Group = RowGroupSm80<kConfig>;
   static constexpr i32 kTiles = kConfig.row_tiles;
 
-  const Head<kConfig.dtype>& head;
+  const HeadOf<kConfig>& head;
   i32 warp_row;  // the warp's first, in its sequence
   ForwardProducerSm80<kConfig> producer;
   Group group;
@@ -135,7 +135,7 @@ struct ForwardMainloopSm80 {
   bool is_smooth = true;  // softcap has been a polynomial so far
 
   // For the block's queries from `first_row` on, dims of V from `first_dim` on.
-  ForwardMainloopSm80(const Head<kConfig.dtype>& head_, i32 first_row, i32 first_dim, u32 shared)
+  ForwardMainloopSm80(const HeadOf<kConfig>& head_, i32 first_row, i32 first_dim, u32 shared)
       : head(head_),
         warp_row(first_row + static_cast<i32>(Group::first_row())),
         producer(head_, first_row, first_dim, shared),
@@ -243,13 +243,13 @@ struct ForwardSm80 {
   static_assert(kConfig.why_invalid()[0] == 0);
 
   const AttentionParams& p;
-  const Head<kConfig.dtype>& head;
+  const HeadOf<kConfig>& head;
   i32 first_row;  // of the block, in its sequence
   i32 first_dim;  // of V and O
   u32 shared = ptx::dynamic_shared();
   ForwardMainloopSm80<kConfig> loop;
 
-  ForwardSm80(const Head<kConfig.dtype>& head_, i64 first_row_, i64 first_dim_)
+  ForwardSm80(const HeadOf<kConfig>& head_, i64 first_row_, i64 first_dim_)
       : p(head_.p),
         head(head_),
         first_row(static_cast<i32>(first_row_)),
@@ -369,17 +369,20 @@ void forward_sm80(const ForwardSm80Params& params) {
   const AttentionParams& p = params.attention;
   if constexpr (kConfig.fixed_length) {
     const WorkTileSm80 block = params.scheduler.at(ptx::block_index());
-    const Head<kConfig.dtype> head(p, block.task.batch, block.task.head, block.kv_head,
-                                   dense_sequence(p, block.task.batch));
+    const HeadOf<kConfig> head(p, block.task.batch, block.task.head, block.kv_head,
+                               dense_sequence(p, block.task.batch));
     ForwardSm80<kConfig>(head, block.task.slot * kConfig.q_rows(), block.part * kConfig.d_v).run();
     return;
   }
-  if (p.rng != nullptr || p.packed.q || p.q_lengths.present() || p.kv_lengths.present()) {
+  if constexpr (kConfig.caches) {
+    record_cache_faults(p, kConfig.threads());
+  } else if (p.rng != nullptr || p.packed.q || p.q_lengths.present() || p.kv_lengths.present()) {
     record_faults(p, kConfig.threads());
   }
   const WorkTileSm80 block = params.scheduler.at(ptx::block_index());
   const TilePlace place = find_tile(p, p.cu_q, block.task, kConfig.q_rows());
-  const Head<kConfig.dtype> head(p, place.index, block.task.head, block.kv_head);
+  HeadOf<kConfig> head(p, place.index, block.task.head, block.kv_head);
+  if constexpr (kConfig.caches) check_pages_of_warp(p, head.sequence);
   if (place.first_row >= head.sequence.q_slot) return;
   ForwardSm80<kConfig>(head, place.first_row, block.part * kConfig.d_v).run();
 }

@@ -88,7 +88,7 @@ class DocumentMaskSm80 {
 
   // `shared`: ids_bytes() for each stage; `own_shared`: 8 bytes for each
   // row of each warp.
-  DocumentMaskSm80(const Head<kConfig.dtype>& head, i32 first_row, u32 shared, u32 stage_bytes,
+  DocumentMaskSm80(const HeadOf<kConfig>& head, i32 first_row, u32 shared, u32 stage_bytes,
                    u32 own_shared)
       : head_(head),
         first_row_(first_row),
@@ -99,7 +99,7 @@ class DocumentMaskSm80 {
   // The part of `keys` outside of which nothing is visible to the block.
   Interval key_bounds(Interval keys) const {
     const i32 num_rows = min(kConfig.q_rows(), head_.sequence.shape.q_len - first_row_);
-    return DocumentBoundsSm80<kConfig.dtype, kConfig.threads()>{head_, first_row_, num_rows, own_}
+    return DocumentBoundsSm80<HeadOf<kConfig>, kConfig.threads()>{head_, first_row_, num_rows, own_}
         .find(keys);
   }
 
@@ -195,7 +195,7 @@ class DocumentMaskSm80 {
     return static_cast<i32>(ptx::load_shared(from));
   }
 
-  const Head<kConfig.dtype>& head_;
+  const HeadOf<kConfig>& head_;
   i32 first_row_;                 // of the block
   u32 shared_;                    // numbers of the keys of a stage
   u32 stage_bytes_;               // between one stage's and the next's

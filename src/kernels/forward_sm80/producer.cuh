@@ -20,29 +20,34 @@ struct ForwardProducerSm80 {
   template <i32 kRows, i32 kDims, bool kInterleaved = kConfig.interleaved>
   using Copy = TileCopy<kConfig.aligned, kRows, kConfig.threads(), kConfig.words(kDims),
                         kConfig.swizzle, kConfig.element_bytes(), kInterleaved>;
+  using HeadType = HeadOf<kConfig>;
+  template <i32 kDims>
+  using KeyCopy =
+      typename KeyCopyKind<kConfig.caches>::template Type<Copy<kConfig.stage_columns(), kDims>,
+                                                          HeadType, kConfig.aligned>;
   static constexpr i32 kStageBlocks = kConfig.stage_blocks;
   static constexpr i32 kStageColumns = kConfig.stage_columns();
   static constexpr i32 kAhead = kConfig.stages - 1;
   static constexpr bool kPredicated = kConfig.predicates_copies;
 
-  const Head<kConfig.dtype>& head;
+  const HeadType& head;
   u32 shared;  // Q's tile
   i32 first_row;
-  Copy<kStageColumns, kConfig.d_qk> k_copy;
-  Copy<kStageColumns, kConfig.d_v> v_copy;
+  KeyCopy<kConfig.d_qk> k_copy;
+  KeyCopy<kConfig.d_v> v_copy;
   PairTiles<kConfig.pairs()> pairs;
   DocumentMaskSm80<kConfig> documents;
   i32 begin = 0;       // the block of keys that comes last
   i32 next_block = 0;  // of K, with a single buffer
 
   // For queries from `first_row` on, dims of V from `first_dim` on.
-  ForwardProducerSm80(const Head<kConfig.dtype>& head_, i32 first_row_, i32 first_dim, u32 shared_)
+  ForwardProducerSm80(const HeadOf<kConfig>& head_, i32 first_row_, i32 first_dim, u32 shared_)
       : head(head_),
         shared(shared_),
         first_row(first_row_),
-        k_copy(head.p.k, head.kv_row(head.p.k, 0), head.sequence.shape.kv_len, dim_qk()),
-        v_copy(head.p.v, head.kv_row(head.p.v, 0) + first_dim * head.p.v.strides[3],
-               head.sequence.shape.kv_len, kConfig.even_k ? kConfig.d_v : head.p.dim_v - first_dim),
+        k_copy(key_copy<kConfig.d_qk>(head.p.k, 0, dim_qk())),
+        v_copy(key_copy<kConfig.d_v>(head.p.v, first_dim,
+                                     kConfig.even_k ? kConfig.d_v : head.p.dim_v - first_dim)),
         pairs(head.p, head.sequence.shape, head.index, head.head, first_row),
         documents(head_, first_row, pair_tile(0) + kConfig.pairs().bytes(), kConfig.pair_bytes(),
                   shared + kConfig.own_ids_at()) {}
@@ -124,6 +129,17 @@ struct ForwardProducerSm80 {
   }
 
  private:
+  // Of the keys' rows, dims from `first_dim` on.
+  template <i32 kDims>
+  KeyCopy<kDims> key_copy(const ArrayView& array, i32 first_dim, i64 dims) const {
+    const i64 num_rows = head.sequence.shape.kv_len;
+    if constexpr (kConfig.caches) {
+      return {head, array, first_dim, num_rows, dims};
+    } else {
+      return {array, head.kv_row(array, 0) + first_dim * array.strides[3], num_rows, dims};
+    }
+  }
+
   i64 dim_qk() const { return kConfig.even_k ? kConfig.d_qk : head.p.dim_qk; }
 
   void fetch_last_k(i32 block) {
