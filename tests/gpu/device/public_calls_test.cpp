@@ -69,6 +69,20 @@ class PublicCalls : public testing::TestWithParam<fulmen_implementation> {
     }
   }
 
+  // Over a cache: for tensor cores what sm80 takes beside it.
+  Request draw_over_cache(RandomProblem& random) const {
+    for (;;) {
+      Request request = random.draw_cache();
+      if (GetParam() < FULMEN_SM80) return request;
+      if (size_bytes(request.arrays[Array::kQ].dtype) != 2) continue;
+      for (const Array array : {Array::kPositions, Array::kTree, Array::kBias, Array::kMask,
+                                Array::kQIds, Array::kKvIds}) {
+        request.arrays[array] = {};
+      }
+      return request;
+    }
+  }
+
   // Compiles on all cores what the calls would compile one by one.
   void make_plans(const std::vector<Request>& requests) const {
     std::atomic<std::size_t> next{0};
@@ -127,12 +141,13 @@ class PublicCalls : public testing::TestWithParam<fulmen_implementation> {
     }
   }
 
-  void check(Operation operation) const {
+  template <class Draw>
+  void check(Operation operation, const Draw& draw_one) const {
     std::vector<std::unique_ptr<RandomProblem>> owners;
     std::vector<Request> requests;
     for (unsigned seed = 0; seed < num_seeds(); ++seed) {
       RandomProblem& random = *owners.emplace_back(std::make_unique<RandomProblem>(seed));
-      Request request = draw(random, seed);
+      Request request = draw_one(random, seed);
       cpu::scalar_forward(validate(request, Pointers::kChecked));
       if (operation == Operation::kBackward) {
         const bool only_qkv = GetParam() == FULMEN_SM90 || seed % 4 == 0;
@@ -160,8 +175,16 @@ class PublicCalls : public testing::TestWithParam<fulmen_implementation> {
   const gpu::Device* device_ = nullptr;
 };
 
-TEST_P(PublicCalls, ForwardAgreesWithTheOracle) { check(Operation::kForward); }
-TEST_P(PublicCalls, BackwardAgreesWithTheOracle) { check(Operation::kBackward); }
+TEST_P(PublicCalls, ForwardAgreesWithTheOracle) {
+  check(Operation::kForward, [this](auto& random, unsigned seed) { return draw(random, seed); });
+}
+TEST_P(PublicCalls, BackwardAgreesWithTheOracle) {
+  check(Operation::kBackward, [this](auto& random, unsigned seed) { return draw(random, seed); });
+}
+TEST_P(PublicCalls, CachesAgreeWithTheOracle) {
+  if (GetParam() == FULMEN_SM90) GTEST_SKIP() << "sm90 takes no caches";
+  check(Operation::kForward, [this](auto& random, unsigned) { return draw_over_cache(random); });
+}
 
 std::string name_of_implementation(const testing::TestParamInfo<fulmen_implementation>& info) {
   constexpr const char* kNames[] = {"naive", "simt", "sm80", "sm90"};
