@@ -92,10 +92,10 @@ def append_kv(
             k_pages, v_pages, k_new, v_new, named, interleaved, layout, stream
         )
     axes = layout_of(layout, cu_new is not None)
-    named = {name: _integers(name, x) for name, x in named.items()}
-    arrays = AppendArrays(k_pages, v_pages, None, k_new, v_new, **named)
-    written(arrays, axes)
+    written(k_pages, v_pages, k_new, v_new, axes)
     array_type = array_type_of(k_pages, "k_pages")
+    named = {name: _integers(name, x, k_pages) for name, x in named.items()}
+    arrays = AppendArrays(k_pages, v_pages, None, k_new, v_new, **named)
     where = array_type.stream(k_pages, stream), array_type
     q_out = None
     if q is not None:
@@ -151,11 +151,11 @@ def _own_entries(lengths: Any) -> Array:
         raise DTypeError(f"kv_lengths is {kind_of(lengths)}; one integer a request is expected")
     if is_torch(lengths):
         return lengths.new_ones(lengths.shape).cumsum(0).sub_(1)[:, None]
-    return np.arange(lengths.shape[0])[:, None]
+    return [[entry] for entry in range(lengths.shape[0])]
 
 
-def _integers(name: str, x: Any) -> Any:
-    """An array of integers, also from a list of Python's."""
+def _integers(name: str, x: Any, like: Array) -> Any:
+    """An array of integers; from a list of Python's one where `like` is."""
     if not isinstance(x, (list, tuple)) or name not in INTEGERS:
         return x
     try:
@@ -164,12 +164,12 @@ def _integers(name: str, x: Any) -> Any:
         made = None
     if made is None or (made.dtype.kind not in "iu" and made.size > 0):
         raise DTypeError(f"{name} is {shown(x)}; an array of integers is expected")
-    return made.astype(np.int64)
+    return array_type_of(like, name).moved(made.astype(np.int64), like)
 
 
-def written(arrays: AppendArrays, axes: Layout) -> None:
+def written(k_pages: Array, v_pages: Array, k_new: Array, v_new: Array, axes: Layout) -> None:
     """Refuses caches that cannot be written to, and arrays with other axes than the layout's."""
-    for x, name in ((arrays.k_pages, "k_pages"), (arrays.v_pages, "v_pages")):
+    for x, name in ((k_pages, "k_pages"), (v_pages, "v_pages")):
         if type(x).__module__.startswith(("jax", "jaxlib")):
             raise UnsupportedError(
                 f"{name} is a JAX array, which cannot be written to; fulmen.jax.append_kv takes "
@@ -177,7 +177,7 @@ def written(arrays: AppendArrays, axes: Layout) -> None:
             )
         axes.of_pools.check(x, name)
         check_out(x, None, name)
-    for x, name in ((arrays.k_new, "k_new"), (arrays.v_new, "v_new")):
+    for x, name in ((k_new, "k_new"), (v_new, "v_new")):
         axes.check(x, name)
 
 
@@ -225,7 +225,9 @@ def rotary(
         return torch_call("rotary")(x, positions, cos, sin, interleaved, layout, stream)
     axes = layout_of(layout)
     axes.check(x, "x")
-    return rotary_arrays(x, _integers("positions", positions), cos, sin, interleaved, axes, stream)
+    return rotary_arrays(
+        x, _integers("positions", positions, x), cos, sin, interleaved, axes, stream
+    )
 
 
 def rotary_arrays(

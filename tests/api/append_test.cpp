@@ -4,8 +4,7 @@
 // fulmen_append_kv and fulmen_rotary through the C ABI: by hand, and what they refuse.
 #include <gmock/gmock.h>
 
-#include <cmath>
-#include <limits>
+#include <algorithm>
 
 #include "api/refusal.h"
 
@@ -44,8 +43,9 @@ struct Call {
     for (float* array : {k_cache, v_cache}) std::fill(array, array + 24, kEmpty);
     std::fill(q_out, q_out + 8, kEmpty);
     for (int i = 0; i < 12; ++i) {  // position t: a quarter turn, t times
-      cos[i] = std::array{1.f, 0.f, -1.f, 0.f}[i / 2 % 4];
-      sin[i] = std::array{0.f, 1.f, 0.f, -1.f}[i / 2 % 4];
+      constexpr float kSine[] = {0, 1, 0, -1, 0};
+      sin[i] = kSine[i / 2 % 4];
+      cos[i] = kSine[i / 2 % 4 + 1];
     }
     fulmen_append_init(&append);
     append.k_cache = tensor(k_cache, FULMEN_FLOAT32, {3, 1, 2, 4});

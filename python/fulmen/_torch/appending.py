@@ -60,7 +60,7 @@ def append_kv(
     arrays = AppendArrays(k_pages, v_pages, None, k_new, v_new, **named)
     for x, name in ((k_new, "k_new"), (v_new, "v_new")):
         _tensor(name, x, k_pages.device)
-    written(arrays, axes)
+    written(k_pages, v_pages, k_new, v_new, axes)
     if arrays.q is not None:
         axes.check(arrays.q, "q")
         arrays = arrays._replace(q_out=torch.empty_like(arrays.q))
