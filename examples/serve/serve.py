@@ -79,7 +79,7 @@ def report(console, server, requests):
 
 def parsed(arguments):
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--steps", type=int, default=400, help="of training")
+    parser.add_argument("--steps", type=int, default=300, help="of training")
     parser.add_argument("--prompt", help="answer this one, and end")
     parser.add_argument("--requests", type=int, default=64, help="of the load test")
     parser.add_argument("--rate", type=float, default=0.0, help="arrivals a second; 0: all at once")

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from long_run import full
 
 import fulmen
 from fulmen._torch import ops
@@ -114,7 +115,7 @@ def test_opcheck() -> None:
     torch.library.opcheck(ops.attention, (*arrays, *settings, 2), test_utils=checks)
 
 
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=full)])
 def test_one_graph_for_all_lengths(backend: str) -> None:
     """Without a break, and lengths, tables and words are read in the run."""
 
