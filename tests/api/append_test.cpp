@@ -180,7 +180,7 @@ void remove(fulmen_tensor& tensor) {
   tensor.rank = 0;
 }
 
-const AppendRefusal kRefusals[] = {
+const AppendRefusal kAppendRefusals[] = {
     {[](Call& c) { c.append.struct_size = 0; }, FULMEN_ERROR_ARGUMENT, {"append.struct_size is 0"}},
     {[](Call& c) { c.append.k.struct_size = 3; }, FULMEN_ERROR_ARGUMENT, {"k.struct_size is 3"}},
     {[](Call& c) { remove(c.append.k_cache); }, FULMEN_ERROR_ARGUMENT, {"k_cache is missing"}},
@@ -307,7 +307,7 @@ const AppendRefusal kRefusals[] = {
 };
 
 TEST(AppendKv, RefusesWithNothingWritten) {
-  for (const AppendRefusal& row : kRefusals) {
+  for (const AppendRefusal& row : kAppendRefusals) {
     SCOPED_TRACE(row.words[0]);
     Call call;
     call.add_slots();

@@ -40,6 +40,13 @@ def test_failures_and_what_was_not_run_are_named(record) -> None:
     assert "bug u0*; 3 were not run" in said
 
 
+def test_what_found_no_memory_is_counted_apart(record) -> None:
+    wrong = {"case": "u01_x", "implementation": "simt", "message": "o differs"}
+    crowded = {"case": "u02_x", "implementation": "simt", "message": "OutOfMemoryError: none"}
+    said = verified.sentence(record(failed=2, failures=[wrong, crowded]), "en")
+    assert "1 failed: `u01_x` (simt), 12 were refused by name; 1 found no memory" in said
+
+
 def test_a_record_of_other_kernels_is_noted(record, tmp_path: Path) -> None:
     kernel = tmp_path / "src" / "kernels" / "a.cuh"
     kernel.parent.mkdir(parents=True)

@@ -29,7 +29,7 @@ none: every case. On a GPU the arrays of a case are copied there with their stri
 arrays of PyTorch, CuPy or JAX; with --backend emulator the kernels run on the CPU, under a checker,
 in the library that FULMEN_EMULATOR names (docs: contributing/emulator). A case that an
 implementation refuses by name counts as skipped. The last line is 'N passed, N failed, N skipped';
-the exit code is 1 if any failed.
+the exit code is 1 if any failed. What found no memory beside other processes runs again, alone.
 """
 STALLED_SECONDS = 300  # no case takes as long, compiling included
 MOST_REASONS = 20  # why cases were skipped: the commonest
@@ -74,6 +74,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="end after T seconds; cases that were not run make the exit code 1")  # fmt: skip
     add("--record", metavar="FILE", help="write what was found to FILE, as JSON: commit, a hash of "
         "the kernels' text, card, driver, counts, failures")  # fmt: skip
+    add("--again", metavar="FILE", help="run what failed in the record FILE, of these kernels, and "
+        "put what is found in its place there")  # fmt: skip
     add("--list", action="store_true", help="names and notes of the cases, and end")
 
 
@@ -93,19 +95,39 @@ def main(arguments: argparse.Namespace, output: Output) -> int:
     start = time.monotonic()
     until = start + arguments.seconds
     lines: list[Line] = []
-    names = [case.name for case in _order(cases, ways)]
+    failures = _failures(arguments)
+    tasks = _tasks([case.name for case in _order(cases, ways)], ways, failures)
+    names = [task.name for task in tasks]
     left = len(names)
     with output.progress("verifying", left) as advance:
-        for done, found in results(names, ways, _jobs(arguments.jobs, ways), until):
+        for done, found in results(tasks, _jobs(arguments.jobs, ways), until):
             lines += found
             left -= done
             advance(done)
     if left:
         output.line(f"{left} of {len(names)} cases not run: the time was over, or a process died")
     _report(lines, [way.name for way in ways], time.monotonic() - start, output)
+    if arguments.again:
+        verify_record.amend(arguments.again, lines)
     if arguments.record:
         verify_record.write(arguments.record, arguments.cases, lines, left)
     return int(left > 0 or any(line[2] == "failed" for line in lines))
+
+
+def _failures(arguments: argparse.Namespace) -> set[tuple[str, str]] | None:
+    """Cases and ways that failed in the record that --again names; None without.
+
+    Raises:
+        BadInputError: it cannot be read, or is of other kernels.
+    """
+    if not arguments.again:
+        return None
+    if arguments.record or arguments.cases:
+        raise BadInputError("--again runs what its record names: leave out CASE and --record")
+    try:
+        return verify_record.failures(arguments.again)
+    except (OSError, ValueError) as error:
+        raise BadInputError(f"--again: {error}") from error
 
 
 def _order(cases: Sequence[Any], ways: list[Way]) -> Sequence[Any]:
@@ -116,7 +138,11 @@ def _order(cases: Sequence[Any], ways: list[Way]) -> Sequence[Any]:
     if not any(way.backend == "cuda" for way in ways):
         return cases
     mixed = random.Random(0).sample(cases, len(cases))
-    return sorted(mixed, key=lambda case: not any(how.startswith("far") for _, how in case.views))
+    return sorted(mixed, key=lambda case: not _is_wide(case))
+
+
+def _is_wide(case: Any) -> bool:
+    return case.pool == "far" or any(how.startswith("far") for _, how in case.views)
 
 
 def _ways(arguments: argparse.Namespace) -> list[Way]:
@@ -192,18 +218,23 @@ class Task(NamedTuple):
     ways: list[Way]
 
 
-def results(
-    names: list[str], ways: list[Way], jobs: int, until: float
-) -> Iterator[tuple[int, list[Line]]]:
+def _tasks(names: list[str], ways: list[Way], failures: set[tuple[str, str]] | None) -> list[Task]:
+    if failures is None:
+        return [
+            Task(name, [way for way in ways if index % way.every == 0])
+            for index, name in enumerate(names)
+        ]
+    tasks = [Task(name, [way for way in ways if (name, way.name) in failures]) for name in names]
+    return [task for task in tasks if task.ways]
+
+
+def results(tasks: list[Task], jobs: int, until: float) -> Iterator[tuple[int, list[Line]]]:
     """Numbers of cases that are done and their lines, as they come until a time.
 
     A case whose process dies, or loses its GPU, is run again, each way in a process of its own, so
-    that the way that does it is the one that fails.
+    that the way that does it is the one that fails. What found no memory is run again when all
+    other processes have ended, one after the other.
     """
-    tasks = deque(
-        Task(name, [way for way in ways if index % way.every == 0])
-        for index, name in enumerate(names)
-    )
     if jobs <= 1:
         for task in tasks:
             if time.monotonic() > until:
@@ -211,25 +242,45 @@ def results(
             result = run_task(task)
             yield 1, result.result if isinstance(result, Last) else result
         return
-    pending = Counter(task.name for task in tasks)
+    crowded: list[Task] = []
+    for done, ended, lines in _side_by_side(tasks, jobs, until):
+        kept = [line for line in lines if not _found_no_memory(line)]
+        if len(kept) < len(lines):
+            again = {line[1] for line in lines if line not in kept}
+            crowded.append(Task(ended.name, [way for way in ended.ways if way.name in again]))
+        yield done * (len(kept) == len(lines)), kept
+    for _, _, lines in _side_by_side(crowded, 1, until):
+        yield 1, lines
+
+
+def _found_no_memory(line: Line) -> bool:
+    return line[2] == "failed" and line[4].startswith("OutOfMemoryError")
+
+
+def _side_by_side(
+    tasks: list[Task], jobs: int, until: float
+) -> Iterator[tuple[int, Task, list[Line]]]:
+    """Whether a case is done, the task that ended and its lines."""
+    waiting = deque(tasks)
+    pending = Counter(task.name for task in waiting)
     found = run_all(
         run_task,
-        lambda: tasks.popleft() if tasks else None,
+        lambda: waiting.popleft() if waiting else None,
         jobs,
-        start=partial(_start, min(jobs, len(tasks))),
+        start=partial(_start, max(1, min(jobs, len(waiting)))),
         stalled_seconds=STALLED_SECONDS,
         until=until,
     )
     for task, result in found:
         if isinstance(result, (Death, Last)) and len(task.ways) > 1:
-            tasks.extendleft(Task(task.name, [way]) for way in task.ways)
+            waiting.extendleft(Task(task.name, [way]) for way in task.ways)
             pending[task.name] += len(task.ways) - 1
             continue
         lines = result.result if isinstance(result, Last) else result
         if isinstance(result, Death):
             lines = [(task.name, task.ways[0].name, "failed", math.inf, result.reason)]
         pending[task.name] -= 1
-        yield int(pending[task.name] == 0), lines
+        yield int(pending[task.name] == 0), task, lines
 
 
 def _start(jobs: int) -> None:

@@ -36,6 +36,45 @@ def counts(statuses: Iterable[str]) -> dict[str, int]:
     return {status: found[status] for status in STATUSES}
 
 
+def failures(path: str) -> set[tuple[str, str]]:
+    """Case and implementation of each failure in a record.
+
+    Raises:
+        OSError: the file cannot be read.
+        ValueError: it is no record, or one of other kernels.
+    """
+    record = json.loads(Path(path).read_text(encoding="utf-8"))
+    kernels = fulmen.build_info()["kernels"]
+    if record.get("kernels") != kernels:
+        raise ValueError(f"{path} is of other kernels than this build; run every case again")
+    return {(each["case"], each["implementation"]) for each in record["failures"]}
+
+
+def amend(path: str, lines: Sequence[tuple[str, str, str, float, str]]) -> None:
+    """Puts what a later run found in the place of failures of a record.
+
+    Args:
+        path: of the record, which is replaced.
+        lines: as of write(), of runs that the record has as failures.
+    """
+    record = json.loads(Path(path).read_text(encoding="utf-8"))
+    found = {(name, how): (status, said) for name, how, status, _, said in lines}
+    for (_, how), (status, _) in found.items():
+        for part in (record, record["implementations"][how]):
+            part["failed"] -= 1
+            part[status] += 1
+    kept = []
+    for failure in record["failures"]:
+        status, said = found.get(
+            (failure["case"], failure["implementation"]), ("failed", failure["message"])
+        )
+        if status == "failed":
+            kept.append({**failure, "message": said})
+    record["failures"] = kept
+    record["run_again"] = record.get("run_again", 0) + len(found)
+    Path(path).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+
+
 def write(
     path: str, asked: Sequence[str], lines: Sequence[tuple[str, str, str, float, str]], left: int
 ) -> None:
