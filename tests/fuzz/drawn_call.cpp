@@ -6,6 +6,7 @@
 #include "fuzz/drawn_call.h"
 
 #include <cstring>
+#include <limits>
 
 #include "core/error.h"
 
@@ -258,6 +259,22 @@ void DrawnCall::fill(const fulmen_tensor& tensor, Array array) {
   });
 }
 
+// Of any sequence; kv_lengths are drawn before whatever asks for it.
+i64 DrawnCall::fewest_keys() {
+  if (!has(Array::kKvLengths)) {
+    return packed ? *std::min_element(kv_lengths.begin(), kv_lengths.end()) : sizes[Axis::kKvRow];
+  }
+  const fulmen_tensor& lengths = at(Array::kKvLengths);
+  i64 fewest = std::numeric_limits<i64>::max();
+  for_each_element(lengths, [&](const char* element) {
+    i64 length = 0;
+    std::memcpy(&length, element,
+                static_cast<size_t>(size_bytes(static_cast<DType>(lengths.dtype))));
+    fewest = min(fewest, length);
+  });
+  return fewest;
+}
+
 void DrawnCall::fill_index(const fulmen_tensor& tensor, Array array) {
   const bool is_q = array == Array::kQLengths || array == Array::kCuQ;
   const std::vector<i64>& lengths = is_q ? q_lengths : kv_lengths;
@@ -270,6 +287,8 @@ void DrawnCall::fill_index(const fulmen_tensor& tensor, Array array) {
       if (index < lengths.size()) offset += lengths[index];
     } else if (array == Array::kQLengths || array == Array::kKvLengths) {
       value = random.number(0, packed ? lengths[index] : sizes[is_q ? Axis::kQRow : Axis::kKvRow]);
+    } else if (array == Array::kKvStart) {
+      value = random.number(0, min<i64>(2, fewest_keys()));
     } else if (array == Array::kRng) {
       value = static_cast<i64>(random.word() >> 32);
     }

@@ -105,6 +105,7 @@ class DrawnCall {
   void place(fulmen_tensor& tensor, bool is_output, bool is_index);
   void fill(const fulmen_tensor& tensor, Array array);
   void fill_index(const fulmen_tensor& tensor, Array array);
+  i64 fewest_keys();
 };
 
 // Calls visit(address) for each element; the tensor lies in memory.
