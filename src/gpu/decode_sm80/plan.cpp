@@ -6,7 +6,8 @@
 #include "gpu/decode_sm80/plan.h"
 
 #include <atomic>
-#include <random>
+#include <chrono>
+#include <cstdint>
 
 #include "core/error.h"
 #include "gpu/call.h"
@@ -100,10 +101,13 @@ i64 num_workers(const Problem& problem, const Gpu& gpu, const DecodeSm80Config& 
   return clamp<i64>(workers, 1, max<i64>(1, num_chunks(problem, config)));
 }
 
-// A number that no memory holds by chance, see ptx::start_counter.
+// A number that no memory holds by chance, see ptx::start_counter: splitmix64 (Steele, Lea, Flood,
+// 2014) of the time and place of this process and of how many were made.
 u64 new_stamp() {
-  static std::atomic<u64> made = (u64{std::random_device()()} << 32) ^ std::random_device()();
-  u64 x = made += 0x9e3779b97f4a7c15;  // splitmix64 (Steele, Lea, Flood, 2014)
+  static std::atomic<u64> made =
+      static_cast<u64>(std::chrono::system_clock::now().time_since_epoch().count()) ^
+      reinterpret_cast<std::uintptr_t>(&made) << 20;
+  u64 x = made += 0x9e3779b97f4a7c15;
   x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9;
   x = (x ^ x >> 27) * 0x94d049bb133111eb;
   return (x ^ x >> 31) << 16 | u64{1} << 63;
