@@ -18,10 +18,15 @@ PAGES = [*ROOT.glob("*.md"), *DOCS.rglob("*.md"), *(ROOT / "bench").rglob("*.md"
 
 
 def anchors(page: Path) -> set[str]:
-    """Of the headings of a page, as code hosts and the site make them."""
+    """Of the headings of a page, as code hosts and the site make them; and of what the site makes
+    from docstrings, by its name.
+    """
     text = without_code_fences(page.read_text(encoding="utf-8"))
     titles = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", title.lower()).strip().replace(" ", "-") for title in titles}
+    made = set(re.findall(r"^::: (\S+)$", text, re.MULTILINE))
+    return made | {
+        re.sub(r"[^\w\- ]", "", title.lower()).strip().replace(" ", "-") for title in titles
+    }
 
 
 def without_code_fences(text: str) -> str:
