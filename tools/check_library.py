@@ -4,8 +4,8 @@
 
 Exported are the C ABI (fulmen_*) and the binding (__tvm_ffi_fulmen_*) alone; needed are the C and
 C++ run-time libraries alone, and no symbol of a tensor library or driver is left undefined; the
-soname has the major version alone; stripped it stays under 3.5 MB. Run by `make test` on the library
-that is installed and on the one inside the wheel.
+soname has the major version alone; stripped it stays under 3.5 MB. Run by `make test` on the
+library that is installed and on the one inside the wheel.
 """
 
 from __future__ import annotations
