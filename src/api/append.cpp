@@ -26,13 +26,13 @@ constexpr fulmen_tensor fulmen_append::* kAppendMembers[] = {
     &fulmen_append::q,          &fulmen_append::q_out};
 static_assert(std::size(kAppendMembers) == std::size(kAppendArrays));
 
-constexpr fulmen_append all_absent() {
+constexpr fulmen_append no_append() {
   fulmen_append append{};
   append.struct_size = sizeof(fulmen_append);
   for (const auto member : kAppendMembers) append.*member = absent_tensor();
   return append;
 }
-constexpr fulmen_append kAbsentAppend = all_absent();
+constexpr fulmen_append kAbsentAppend = no_append();
 
 bool to_flag(int32_t interleaved) {
   if (interleaved == 0 || interleaved == 1) return interleaved == 1;
@@ -49,10 +49,6 @@ void run(const AppendProblem& given, bool has_caches, void* stream) {
   }
   require_no_stream(stream);
   cpu::append(problem);
-}
-
-Tensor optional_tensor(const fulmen_tensor* tensor, const char* subject) {
-  return tensor == nullptr ? Tensor{} : to_tensor(*tensor, subject);
 }
 
 }  // namespace

@@ -218,6 +218,10 @@ Tensor to_tensor(const fulmen_tensor& tensor, const char* subject) {
   return is_present(tensor, subject) ? present_tensor(tensor, subject) : Tensor{};
 }
 
+Tensor optional_tensor(const fulmen_tensor* tensor, const char* subject) {
+  return tensor == nullptr ? Tensor{} : to_tensor(*tensor, subject);
+}
+
 Options to_options(const fulmen_problem* problem) {
   constexpr const char* kInit = "fulmen_problem_init";
   require_struct(problem, "problem", kInit);

@@ -102,6 +102,7 @@ void require_pointer(const void* pointer, const char* subject, const char* what)
 void require_no_stream(const void* stream);
 
 Tensor to_tensor(const fulmen_tensor& tensor, const char* subject);
+Tensor optional_tensor(const fulmen_tensor* tensor, const char* subject);  // null: absent
 Options to_options(const fulmen_problem* problem);
 Arrays to_arrays(const fulmen_tensors* tensors);
 Operation to_operation(const fulmen_operation& operation);

@@ -16,10 +16,6 @@ namespace {
 constexpr const char* kTensorInit = "fulmen_tensor_init";
 constexpr const char* kPartInit = "fulmen_merge_part_init";
 
-Tensor optional_tensor(const fulmen_tensor* tensor, const char* subject) {
-  return tensor == nullptr ? Tensor{} : to_tensor(*tensor, subject);
-}
-
 constexpr fulmen_merge_part kAbsentPart = {sizeof(fulmen_merge_part), absent_tensor(),
                                            absent_tensor()};
 

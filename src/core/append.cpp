@@ -195,11 +195,6 @@ void check_rotary_dim(const AppendProblem& problem, bool has_caches) {
                        problem.dim_qk, "; at most ", problem.dim_qk / 2, " columns are allowed"));
 }
 
-bool is_same(const Tensor& a, const Tensor& b) {
-  return a.data == b.data && std::equal(a.shape, a.shape + kMaxRank, b.shape) &&
-         std::equal(a.strides, a.strides + kMaxRank, b.strides);
-}
-
 void check_overlaps(AppendProblem& problem, bool has_caches) {
   for_each_given(problem, has_caches, [&](const Given& out) {
     if (!out.is_written) return;

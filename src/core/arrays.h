@@ -242,6 +242,9 @@ i64 span_bytes(const Tensor& tensor);
 // not be decided within a bounded search.
 bool may_overlap(const Tensor& a, const Tensor& b);
 
+// Whether they are one array: of equal dtype and strides, in the same place.
+bool is_same(const Tensor& a, const Tensor& b);
+
 // True when two different indices of `tensor` are the same element; likewise when undecided.
 bool may_overlap_itself(const Tensor& tensor);
 

@@ -7,6 +7,7 @@
 // the remaining terms can reach, and their greatest common divisor). Interleaved views, such as the
 // three parts of one (batch, row, 3, head, dim) array, are told apart; ranges alone could not.
 
+#include <algorithm>
 #include <numeric>
 
 #include "core/arrays.h"
@@ -117,6 +118,12 @@ bool may_overlap(const Tensor& a, const Tensor& b) {
   }
   const i64 difference = b_base + (b_span - b_size) - a_base;
   return sums.reach(difference - (a_size - 1), difference + (b_size - 1));
+}
+
+bool is_same(const Tensor& a, const Tensor& b) {
+  return a.data == b.data && a.dtype == b.dtype &&
+         std::equal(a.shape, a.shape + kMaxRank, b.shape) &&
+         std::equal(a.strides, a.strides + kMaxRank, b.strides);
 }
 
 bool may_overlap_itself(const Tensor& tensor) {

@@ -293,12 +293,6 @@ Sizes sizes_of_output(const Tensor& o) {
   return sizes;
 }
 
-bool is_same(const Tensor& a, const Tensor& b) {
-  return a.data == b.data && a.dtype == b.dtype &&
-         std::equal(a.shape, a.shape + kMaxRank, b.shape) &&
-         std::equal(a.strides, a.strides + kMaxRank, b.strides);
-}
-
 void require_disjoint(const Tensor& out, const char* subject, const Tensor& other,
                       const std::string& other_subject, bool may_be_same) {
   if (!other.present() || !may_overlap(out, other)) return;

@@ -186,7 +186,7 @@ void run_backward(const XlaCallFrame& frame, DLDevice device, void* stream) {
   XlaCall(frame, device).run(fulmen_attention_backward, stream);
 }
 
-using Run = void (*)(const XlaCallFrame& frame, DLDevice device, void* stream);
+using XlaRun = void (*)(const XlaCallFrame& frame, DLDevice device, void* stream);
 
 XlaError* refused(const XlaCallFrame& frame, const std::string& sentence) {
   XlaErrorCreate error{sizeof error, nullptr, sentence.c_str(), kXlaInvalidArgument};
@@ -216,7 +216,7 @@ int32_t ordinal(const XlaCallFrame& frame) {
 }
 
 template <bool kOnGpu>
-XlaError* handle(XlaCallFrame* frame, Run run) {
+XlaError* handle(XlaCallFrame* frame, XlaRun run) {
   if (told_version(*frame)) return nullptr;
   try {
     DLDevice device{kDLCPU, 0};
