@@ -36,7 +36,10 @@ def test_a_clean_library_passes(tmp_path: Path) -> None:
             "leaves cuInit undefined",
         ),
         ("int TVMFFIErrorSet(void); int fulmen_a(void) { return TVMFFIErrorSet(); }", "undefined"),
-        ("const char fulmen_fat[3000000] = {1};", "the limit is"),
+        (
+            f"const char fulmen_fat[{check_library.MAX_STRIPPED_BYTES}] = {{1}};",
+            "the limit is",
+        ),
     ],
 )
 def test_each_fault_is_seen(text: str, said: str, tmp_path: Path) -> None:
