@@ -202,7 +202,8 @@ def docs(runner: Runner) -> None:
     runner.run([BIN / "mkdocs", "build", "--strict", "--quiet"], env=quiet)
     env = {"FULMEN_PREFIX": str(PREFIX)}
     runner.run([*PYTEST, "tests/docs"], env=env, show=True)
-    runner.run([*PYTEST, "--markdown-docs", "docs/en", "README.md"], show=True)
+    blocks = ["--markdown-docs", "--markdown-docs-syntax=superfences"]
+    runner.run([*PYTEST, *blocks, "docs/en", "README.md"], show=True)
 
 
 def _sanitized(

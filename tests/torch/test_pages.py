@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-BLOCK = re.compile(r"^```\{\.python \.notest\}\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(r"^```\{\.python notest\}\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 PAGES = {name: (ROOT / "docs/en" / name).read_text() for name in ("pytorch.md", "migration.md")}
 BLOCKS = [(name, code) for name, text in PAGES.items() for code in BLOCK.findall(text)]
 
