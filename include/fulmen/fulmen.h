@@ -113,7 +113,10 @@ typedef enum fulmen_dtype {
   FULMEN_BFLOAT16 = 4,
   FULMEN_BOOL = 5, /* one byte, 0 is false, all else true */
   FULMEN_INT32 = 6,
-  FULMEN_INT64 = 7
+  FULMEN_INT64 = 7,
+  FULMEN_FLOAT8_E4M3 = 8, /* OCP's e4m3: up to 448, NaN, no infinity. Of quantised k and v alone, */
+  FULMEN_FLOAT8_E5M2 = 9, /* as the next two: up to 57344, infinities, NaN */
+  FULMEN_INT8 = 10
 } fulmen_dtype;
 
 #define FULMEN_MAX_RANK 4
@@ -253,8 +256,15 @@ static inline void fulmen_problem_init(fulmen_problem* problem) {
  * page_table, page_indptr, kv_start, positions and tree are of forward calls; backward refuses
  * them. What a device finds out of range (section 8) makes a request empty: o = 0, lse = -inf.
  *
- * dtypes: q, k, v alike, one of the four floating-point types; T below is that type, and C is
- * float64 for float64, else float32. Broadcast means an extent of 1 or the full extent. */
+ * Quantised keys and values, of forward calls: k and v of one of the three 8-bit types, with q of
+ * float32, float16 or bfloat16. Their values are k_scale * k and v_scale * v, where a scale that is
+ * absent is 1: numbers per tensor, batch entry or page, head, row, by the extents that are not 1.
+ * Scales of hidden keys, and of rows that are never read, may be anything. All that this header
+ * says of k and v, it says of these values.
+ *
+ * dtypes: q, k, v alike, one of the four floating-point types, but for quantised k and v; T below
+ * is the type of q, and C is float64 for float64, else float32. Broadcast means an extent of 1 or
+ * the full extent. */
 typedef struct fulmen_tensors {
   size_t struct_size;
 
@@ -299,6 +309,11 @@ typedef struct fulmen_tensors {
   fulmen_tensor positions;   /* (q_row) or (batch, q_row); packed (total_q). int32 or int64, of 32
                                 bits */
   fulmen_tensor tree;        /* likewise; int64 */
+
+  /* of quantised k and v: forward only */
+  fulmen_tensor k_scale; /* float32, broadcast to (batch, kv_head, kv_row, 1), or where there is a
+                            page_table to (page, kv_head, row of the page, 1) */
+  fulmen_tensor v_scale; /* likewise */
 } fulmen_tensors;
 
 FULMEN_API void fulmen_tensors_init_sized(fulmen_tensors* tensors, size_t struct_size);

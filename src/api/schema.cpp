@@ -130,7 +130,7 @@ std::string array_json(const ArrayRule& rule, size_t offset, bool replaceable) {
   row.raw("axes", axes.done()).number("min_rank", rule.list.min_rank);
   row.number("broadcast", rule.list.num_broadcast).text("dtypes", fulmen::name(rule.dtypes));
   row.text("role", role_of(rule)).boolean("differentiable", is_differentiable(rule.array));
-  row.boolean("forward_only", is_cache_array(rule.array));
+  row.boolean("forward_only", is_forward_only(rule.array));
   row.boolean("replaceable", replaceable).boolean("has_head_and_row", has_head_and_row(rule.list));
   if (rule.param == rule.array) return row.raw("of", "null").done();
   return row.text("of", kArrayWords[static_cast<size_t>(rule.param)]).done();
@@ -146,7 +146,7 @@ std::string arrays_json() {
 }
 
 std::string dtypes_json() {
-  constexpr const char* kClasses[] = {"none", "float", "bool", "int"};
+  constexpr const char* kClasses[] = {"none", "float", "bool", "int", "quantised"};
   Json list("[]");
   for (size_t number = 1; number < std::size(kDTypeNames); ++number) {
     Json row("{}");

@@ -41,8 +41,10 @@ const char* allowed_text(DTypes dtypes) {
   switch (dtypes) {
     case DTypes::kAnyFloat:
       return "float64, float32, float16 or bfloat16";
-    case DTypes::kT:
-      return "the dtype of q";
+    case DTypes::kTOrQuantised:
+      return "the dtype of q, or (with q of 32 or 16 bits) float8_e4m3fn, float8_e5m2 or int8";
+    case DTypes::kOfK:
+      return "the dtype of k";
     case DTypes::kTOrFloat32:
       return "the dtype of q, or float32";
     case DTypes::kTOrFloat32OrC:
@@ -57,20 +59,32 @@ const char* allowed_text(DTypes dtypes) {
       return "int32 or int64";
     case DTypes::kInt64:
       return "int64";
+    case DTypes::kFloat32:
+      return "float32";
     case DTypes::kSameAs:
       return "the dtype of what it is the gradient of";
   }
   return "";
 }
 
-bool allows(DTypes dtypes, DType dtype, DType operand, DType param) {
+// What the dtypes of a call depend on.
+struct Operands {
+  DType q;
+  DType k;
+  DType param;  // what a gradient is the gradient of
+};
+
+bool allows(DTypes dtypes, DType dtype, const Operands& operands) {
+  const DType operand = operands.q;
   const DType wide = accumulator(operand);
   const bool is_float32 = dtype == DType::kFloat32;
   switch (dtypes) {
     case DTypes::kAnyFloat:
       return is_float(dtype);
-    case DTypes::kT:
-      return dtype == operand;
+    case DTypes::kTOrQuantised:
+      return dtype == operand || (is_quantised(dtype) && operand != DType::kFloat64);
+    case DTypes::kOfK:
+      return dtype == operands.k;
     case DTypes::kTOrFloat32:
       return dtype == operand || is_float32;
     case DTypes::kTOrFloat32OrC:
@@ -85,10 +99,30 @@ bool allows(DTypes dtypes, DType dtype, DType operand, DType param) {
       return is_index(dtype);
     case DTypes::kInt64:
       return dtype == DType::kInt64;
+    case DTypes::kFloat32:
+      return is_float32;
     case DTypes::kSameAs:
-      return dtype == param;
+      return dtype == operands.param;
   }
   return false;
+}
+
+// The array whose dtype decides what a rule allows; kCount: none.
+Array followed_by(const ArrayRule& rule) {
+  switch (rule.dtypes) {
+    case DTypes::kAnyFloat:
+    case DTypes::kBool:
+    case DTypes::kIndex:
+    case DTypes::kInt64:
+    case DTypes::kFloat32:
+      return Array::kCount;
+    case DTypes::kOfK:
+      return Array::kK;
+    case DTypes::kSameAs:
+      return rule.param;
+    default:
+      return Array::kQ;
+  }
 }
 
 const char* name_in(const Sizes& sizes, Axis axis) {
@@ -202,6 +236,7 @@ Sizes sizes_of(const Problem& problem) {
   sizes[Axis::kMaskQRow] = problem.packed.q ? kAnyExtent : problem.q_rows;
   sizes[Axis::kMaskKvRow] = problem.packed.kv || sizes.paged ? kAnyExtent : problem.kv_rows;
   sizes[Axis::kTableEntry] = kAnyExtent;
+  sizes[Axis::kOne] = 1;
   return sizes;
 }
 
@@ -256,22 +291,22 @@ void check_layouts(const Arrays& arrays, Call call, Packed packed, Pointers poin
   }
 }
 
-void check_dtype(const Tensor& tensor, const ArrayRule& rule, DType operand, DType param) {
-  if (!allows(rule.dtypes, tensor.dtype, operand, param)) {
-    const bool follows_q = rule.dtypes != DTypes::kAnyFloat && rule.dtypes != DTypes::kBool &&
-                           rule.dtypes != DTypes::kIndex && rule.dtypes != DTypes::kInt64 &&
-                           rule.dtypes != DTypes::kSameAs;
-    const std::string where = follows_q ? sentence(" where q is ", name(operand))
-                              : rule.dtypes == DTypes::kSameAs
-                                  ? sentence(" where ", name(rule.param), " is ", name(param))
-                                  : "";
-    // NumPy's default is float64.
-    const bool is_wide = follows_q && tensor.dtype == DType::kFloat64;
-    const bool float32_will_do = is_wide && allows(rule.dtypes, DType::kFloat32, operand, param);
-    throw Error(Status::kDType, sentence(name(rule.array), " is ", name(tensor.dtype), where,
-                                         "; allowed is ", allowed_text(rule.dtypes),
-                                         float32_will_do ? ": convert it to float32" : ""));
-  }
+void check_dtype(const ArrayRule& rule, const Arrays& arrays) {
+  const Tensor& tensor = arrays[rule.array];
+  const Operands operands{arrays[Array::kQ].dtype, arrays[Array::kK].dtype,
+                          arrays[rule.param].dtype};
+  if (allows(rule.dtypes, tensor.dtype, operands)) return;
+  const Array follows = followed_by(rule);
+  const std::string where = follows == Array::kCount ? ""
+                                                     : sentence(" where ", name(follows), " is ",
+                                                                name(arrays[follows].dtype));
+  // NumPy's default is float64.
+  const bool is_wide =
+      (follows == Array::kQ || follows == Array::kK) && tensor.dtype == DType::kFloat64;
+  const bool float32_will_do = is_wide && allows(rule.dtypes, DType::kFloat32, operands);
+  throw Error(Status::kDType, sentence(name(rule.array), " is ", name(tensor.dtype), where,
+                                       "; allowed is ", allowed_text(rule.dtypes),
+                                       float32_will_do ? ": convert it to float32" : ""));
 }
 
 Tensor normal_form(const Tensor& given, const AxisList& list) {

@@ -36,6 +36,7 @@ enum class Axis : u8 {
   kNewRow,      // rows of an append
   kPosition,    // rows of cos and sin
   kRotaryPair,  // half of what rotates
+  kOne,         // 1: of all dims
   kCount
 };
 
@@ -43,10 +44,10 @@ inline constexpr int kNumAxes = static_cast<int>(Axis::kCount);
 
 constexpr const char* name(Axis axis) {
   constexpr const char* kNames[] = {
-      "batch",     "head",     "kv_head",       "q_row", "batch", "kv_row",
-      "batch",     "kv_row",   "dim_qk",        "dim_v", "pair",  "batch",
-      "batch + 1", "q_row",    "kv_row",        "page",  "page",  "row of the page",
-      "row",       "position", "rotary_dim / 2"};
+      "batch",     "head",     "kv_head",        "q_row",   "batch", "kv_row",
+      "batch",     "kv_row",   "dim_qk",         "dim_v",   "pair",  "batch",
+      "batch + 1", "q_row",    "kv_row",         "page",    "page",  "row of the page",
+      "row",       "position", "rotary_dim / 2", "all dims"};
   static_assert(sizeof(kNames) / sizeof(kNames[0]) == kNumAxes);
   return kNames[static_cast<int>(axis)];
 }
@@ -54,7 +55,8 @@ constexpr const char* name(Axis axis) {
 // T is the dtype of q; C is float64 for float64, else float32.
 enum class DTypes : u8 {
   kAnyFloat,       // q itself
-  kT,              // T
+  kTOrQuantised,   // T, or where T is not float64 an 8-bit type
+  kOfK,            // that of k
   kTOrFloat32,     // T, float32
   kTOrFloat32OrC,  // T, float32, C
   kFloat32OrC,     // float32, C
@@ -62,14 +64,24 @@ enum class DTypes : u8 {
   kBool,
   kIndex,  // int32, int64
   kInt64,
+  kFloat32,
   kSameAs,  // that of the array that it is the gradient of
 };
 
 // What the schema calls them.
 constexpr const char* name(DTypes dtypes) {
-  constexpr const char* kNames[] = {
-      "float", "q",     "q_or_float32", "q_or_float32_or_sum", "float32_or_sum", "sum", "bool",
-      "index", "int64", "parameter"};
+  constexpr const char* kNames[] = {"float",
+                                    "q_or_quantised",
+                                    "k",
+                                    "q_or_float32",
+                                    "q_or_float32_or_sum",
+                                    "float32_or_sum",
+                                    "sum",
+                                    "bool",
+                                    "index",
+                                    "int64",
+                                    "float32",
+                                    "parameter"};
   return kNames[static_cast<int>(dtypes)];
 }
 
@@ -130,6 +142,8 @@ inline constexpr AxisList kQIdAxes{2, 1, 1, {kBatch, kQRow}, {0, 3}};
 inline constexpr AxisList kKvIdAxes{2, 1, 1, {kKvBatch, kKvRow}, {0, 3}};
 inline constexpr AxisList kPageTableAxes{2, 1, 1, {kSequence, kTableEntry}, {0, 3}};
 
+inline constexpr AxisList kScaleAxes{4, 1, 3, {kPool, kKvHead, kPoolRow, kOne}, {0, 1, 2, 3}};
+
 inline constexpr Uses kExtents{{Use::kInput, Use::kInput, Use::kShape}};
 inline constexpr Uses kMasks{{Use::kInput, Use::kInput, Use::kInput}};
 inline constexpr Uses kInputs{{Use::kInput, Use::kInput, Use::kIgnored}};
@@ -163,7 +177,7 @@ void for_each_used(const Arrays& arrays, Call call, const Action& action) {
 // Whether the axes end with (head, row, dim), which layouts of bindings exchange.
 constexpr bool has_head_and_row(const AxisList& list) {
   const Axis last = list.axes[list.count - 1];
-  return last == Axis::kDimQk || last == Axis::kDimV;
+  return last == Axis::kDimQk || last == Axis::kDimV || last == Axis::kOne;
 }
 
 // How many axes of a rule the caller may name: a packed array has no batch axis.
@@ -209,8 +223,8 @@ void check_span(const Tensor& tensor, const char* subject);
 // rank that is none later. Pointers are looked at where the call reads or writes.
 void check_layouts(const Arrays& arrays, Call call, Packed packed, Pointers pointers);
 
-// `operand`: the dtype of q; `param`: that of the parameter, for gradients.
-void check_dtype(const Tensor& tensor, const ArrayRule& rule, DType operand, DType param);
+// Beside the other arrays of the call, whose dtypes its own depends on.
+void check_dtype(const ArrayRule& rule, const Arrays& arrays);
 
 // Four axes, those of problem.h. Axes of extent 1 get stride 0, but dim axes stride 1, so
 // that a single column counts as contiguous. Extents stay as given.

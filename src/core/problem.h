@@ -34,6 +34,7 @@ namespace fulmen {
 //   ids, positions, tree    (batch, 1, 1, row)    broadcast: stride 0
 //   page_table       (batch, 1, 1, page)    the batch broadcast where there is page_indptr
 //   rng              (1, 1, 1, 2)    seed, offset
+//   k_scale, v_scale    as k and v, but dim 1    broadcast: stride 0
 enum class Array : int {
 #define FULMEN_ARRAY(name, ...) name,
 #include "fulmen/arrays.def"
@@ -61,6 +62,14 @@ constexpr bool is_cache_array(Array array) {
     if (one == array) return true;
   }
   return false;
+}
+
+// Those that quantised k and v have.
+inline constexpr Array kScaleArrays[] = {Array::kKScale, Array::kVScale};
+
+// Whether only forward calls take it.
+constexpr bool is_forward_only(Array array) {
+  return is_cache_array(array) || array == Array::kKScale || array == Array::kVScale;
 }
 
 constexpr const char* name(Array array) { return kArrayMembers[static_cast<int>(array)]; }
@@ -110,7 +119,7 @@ struct Problem : OwnOptions {
   i64 max_q = 0;
   i64 max_kv = 0;
 
-  DType dtype = DType::kNone;    // of q, k, v
+  DType dtype = DType::kNone;    // of q; of k, v too, unless they are quantised
   ScoreMap<double> score_map{};  // scale, softcap
   IntervalMask mask;
   Dropout dropout;
@@ -125,6 +134,9 @@ struct Problem : OwnOptions {
   i64 group_size() const { return heads_kv == 0 ? 1 : heads_q / heads_kv; }
   i64 kv_head(i64 head) const { return head / group_size(); }
   bool has(Array array) const { return arrays[array].present(); }
+
+  DType kv_dtype() const { return arrays[Array::kK].dtype; }
+  bool is_quantised() const { return fulmen::is_quantised(kv_dtype()); }
 
   bool is_paged() const { return page_rows > 0; }
   // Whether there is one of kCacheArrays; which; kCount: none.
@@ -146,6 +158,9 @@ struct Problem : OwnOptions {
   CacheLayout cache_layout() const;
   // Where key j of a sequence lies in k, v and what is like them. The id of its page was checked.
   KeyRow key(const CacheSequence& sequence, i64 j) const;
+
+  // What an element of k or v at such a place is multiplied by; 1 where they have no scales.
+  double kv_scale(Array array, const KeyRow& at, i64 kv_head) const;
 
   // Where row i of a sequence stands, and key j, for causal, window, chunk and ALiBi.
   i64 position(const CacheSequence& sequence, i64 i) const;

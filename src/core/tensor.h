@@ -19,7 +19,7 @@
 
 namespace fulmen {
 
-enum class DTypeClass : u8 { kNone, kFloat, kBool, kInt };
+enum class DTypeClass : u8 { kNone, kFloat, kBool, kInt, kQuantised };
 
 // By number; 0 is kNone.
 inline constexpr const char* kDTypeNames[] = {
@@ -34,13 +34,15 @@ inline constexpr DTypeClass kDTypeClasses[] = {
 };
 
 // The table against the type that kernels have.
-#define FULMEN_DTYPE(name, code, text, bytes, ...)           \
+#define FULMEN_DTYPE(name, code, text, bytes, kind, ...)     \
   static_assert(int{code} == static_cast<int>(DType::name)); \
-  static_assert(size_bytes(DType::name) == bytes);
+  static_assert(size_bytes(DType::name) == bytes);           \
+  static_assert(is_quantised(DType::name) == (DTypeClass::kind == DTypeClass::kQuantised));
 #include "fulmen/enums.def"
 
 constexpr const char* name(DType dtype) { return kDTypeNames[static_cast<int>(dtype)]; }
 
+// What q may be, and all that is computed with.
 constexpr bool is_float(DType dtype) {
   return kDTypeClasses[static_cast<int>(dtype)] == DTypeClass::kFloat;
 }
@@ -67,7 +69,7 @@ void store_bytes(void* address, T value) {
   std::memcpy(address, &value, sizeof(T));
 }
 
-// One floating-point element, exact.
+// One floating-point or quantised element, exact.
 inline double load_real(const void* address, DType dtype) {
   switch (dtype) {
     case DType::kFloat64:
@@ -78,6 +80,12 @@ inline double load_real(const void* address, DType dtype) {
       return static_cast<double>(to_float(load_bytes<f16>(address)));
     case DType::kBFloat16:
       return static_cast<double>(to_float(load_bytes<bf16>(address)));
+    case DType::kFloat8E4M3:
+      return static_cast<double>(to_float(load_bytes<e4m3>(address)));
+    case DType::kFloat8E5M2:
+      return static_cast<double>(to_float(load_bytes<e5m2>(address)));
+    case DType::kInt8:
+      return static_cast<double>(to_float(load_bytes<int8>(address)));
     default:
       return 0.0;
   }
@@ -103,7 +111,7 @@ inline double round_up(double x, DType dtype) {
   return static_cast<double>(std::nextafter(nearest, std::numeric_limits<float>::infinity()));
 }
 
-// One floating-point element, rounded to nearest, ties to even.
+// One element, rounded to nearest, ties to even; a quantised one to the nearest that there is.
 inline void store_real(void* address, DType dtype, double value) {
   switch (dtype) {
     case DType::kFloat64:
@@ -117,6 +125,15 @@ inline void store_real(void* address, DType dtype, double value) {
       break;
     case DType::kBFloat16:
       store_bytes(address, to_bf16(narrow_to_odd(value)));
+      break;
+    case DType::kFloat8E4M3:
+      store_bytes(address, to_e4m3(narrow_to_odd(value)));
+      break;
+    case DType::kFloat8E5M2:
+      store_bytes(address, to_e5m2(narrow_to_odd(value)));
+      break;
+    case DType::kInt8:
+      store_bytes(address, to_int8(narrow_to_odd(value)));
       break;
     default:
       break;

@@ -69,6 +69,21 @@ void check_cache_presence(const Arrays& arrays, Call call) {
   }
 }
 
+// Scales are of quantised k and v, and both are of forward calls.
+void check_quantised(const Arrays& arrays, Call call) {
+  const DType dtype = arrays[Array::kK].dtype;
+  for (const Array scale : kScaleArrays) {
+    if (!arrays[scale].present() || is_quantised(dtype)) continue;
+    refuse(sentence(name(scale), " is given where k is ", name(dtype),
+                    "; scales are of float8_e4m3fn, float8_e5m2 and int8: leave it out"));
+  }
+  if (call != Call::kBackward || !is_quantised(dtype)) return;
+  throw Error(Status::kUnsupported,
+              sentence("backward does not take k and v of ", name(dtype),
+                       "; gradients are of float32 and 16-bit numbers: pass scale * k in the dtype "
+                       "of q"));
+}
+
 void check_presence(const Arrays& arrays, Call call) {
   require(arrays, Array::kQ, "an array (batch, head, q_row, dim_qk) is needed");
   require(arrays, Array::kK, "an array (batch, kv_head, kv_row, dim_qk) is needed");
@@ -76,6 +91,7 @@ void check_presence(const Arrays& arrays, Call call) {
     require(arrays, Array::kV, "an array (batch, kv_head, kv_row, dim_v) is needed");
   }
   check_cache_presence(arrays, call);
+  check_quantised(arrays, call);
   require_both(arrays, Array::kQIds, Array::kKvIds, "documents need both");
   if (call == Call::kForward) {
     require(arrays, Array::kO, "forward writes an array (batch, head, q_row, dim_v)");
@@ -219,7 +235,7 @@ Problem checked(const Request& request, Call call, Pointers pointers) {
     // A mask is read from where a bias is -inf, whatever its dtype is beside that of q.
     const bool only_masks = call == Call::kDenseMask && rule.array == Array::kBias;
     if (!only_masks || !is_float(tensor.dtype)) {
-      check_dtype(tensor, rule, problem.dtype, arrays[rule.param].dtype);
+      check_dtype(rule, arrays);
     }
   });
   measure(problem, arrays, call);

@@ -41,7 +41,10 @@ Matrix load_keys(const Problem& problem, Array array, const CacheSequence& seque
   Matrix matrix(sequence.shape.kv_len, tensor.shape[3]);
   for (i64 j = 0; j < matrix.rows; ++j) {
     const KeyRow at = problem.key(sequence, j);
-    for (i64 d = 0; d < matrix.cols; ++d) matrix[j][d] = tensor.real(at.batch, kv_head, at.row, d);
+    const double scale = problem.kv_scale(array, at, kv_head);
+    for (i64 d = 0; d < matrix.cols; ++d) {
+      matrix[j][d] = scale * tensor.real(at.batch, kv_head, at.row, d);
+    }
   }
   return matrix;
 }

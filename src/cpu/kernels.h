@@ -17,12 +17,15 @@
 
 namespace fulmen::cpu {
 
-// Rows of some caller's array. Any dtype, any strides (in elements), any alignment.
+// Rows of some caller's array. Any dtype, any strides (in elements), any alignment. The values of a
+// quantised row are its elements times its scale, a float32; without scales, the elements.
 struct Source {
   const void* data;
   DType dtype;
   i64 row_stride;
   i64 dim_stride;
+  const char* scales = nullptr;
+  i64 scale_stride = 0;
 };
 
 struct Destination {
@@ -134,7 +137,8 @@ struct Kernels {
   i64 vector_bytes;
   i64 lanes;
 
-  // out[row][d] = the element, exactly; columns from dims up to a multiple of lanes become 0.
+  // out[row][d] = the value, rounded where it has a scale; columns from dims up to a multiple of
+  // lanes become 0.
   void (*load_rows)(const Source& source, i64 rows, i64 dims, Real* out, i64 out_stride);
 
   // The element = rows_in[row][d] * factor[row * factor_stride], rounded once.

@@ -11,23 +11,33 @@
 
 namespace fulmen::cpu {
 
+// Rows of k or v, with their scales.
+inline Source key_source(const Problem& problem, Array array, const KeyRow& at, i64 kv_head) {
+  Source source = source_of(problem.arrays[array], at.batch, kv_head, at.row);
+  const Tensor& scales = problem.arrays[array == Array::kK ? Array::kKScale : Array::kVScale];
+  if (scales.present()) {
+    source.scales = scales.address(at.batch, kv_head, at.row, 0);
+    source.scale_stride = scales.strides[2];
+  }
+  return source;
+}
+
 // Of k or v, keys [keys.begin, keys.end) in runs that lie one row behind the other: call(first key
 // of the run, their number, where they lie). A run ends with its page.
 template <class Call>
 void for_each_run(const Problem& problem, const CacheSequence& sequence, Array array, i64 kv_head,
                   Interval keys, const Call& call) {
-  const Tensor& tensor = problem.arrays[array];
   for (i64 key = keys.begin; key < keys.end;) {
     const KeyRow at = problem.key(sequence, key);
     const i64 left = problem.is_paged() ? problem.page_rows - at.row : keys.size();
     const i64 count = min(left, keys.end - key);
-    call(key, count, source_of(tensor, at.batch, kv_head, at.row));
+    call(key, count, key_source(problem, array, at, kv_head));
     key += count;
   }
 }
 
-// The same keys as one source: where they lie, or copied from several runs to `copies`, which has
-// room for them.
+// The same keys, which are not quantised, as one source: where they lie, or copied from several
+// runs to `copies`, which has room for them.
 inline Source keys_in_one(const Problem& problem, const CacheSequence& sequence, Array array,
                           i64 kv_head, Interval keys, void* copies) {
   const Tensor& tensor = problem.arrays[array];

@@ -25,6 +25,14 @@ inline Source source_of(const Tensor& tensor, i64 batch, i64 head, i64 row) {
   return {tensor.address(batch, head, row, 0), tensor.dtype, tensor.strides[2], tensor.strides[3]};
 }
 
+// The rows of a source from one of them on.
+inline Source rows_from(Source source, i64 row) {
+  source.data =
+      static_cast<const char*>(source.data) + row * source.row_stride * size_bytes(source.dtype);
+  if (source.scales) source.scales += row * source.scale_stride * static_cast<i64>(sizeof(float));
+  return source;
+}
+
 inline Destination destination_of(const Tensor& tensor, i64 batch, i64 head, i64 row) {
   return {tensor.address(batch, head, row, 0), tensor.dtype, tensor.strides[2], tensor.strides[3]};
 }

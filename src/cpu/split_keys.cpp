@@ -35,7 +35,7 @@ class Split {
         const SplitScratch<Real>& scratch, const HeadBlock& at, i64 part)
       : problem_(problem),
         kernels_(kernels<Real>()),
-        pairs_(problem.dtype == DType::kBFloat16 ? pair_kernels() : nullptr),
+        pairs_(problem.kv_dtype() == DType::kBFloat16 ? pair_kernels() : nullptr),
         sizes_(sizes),
         scratch_(scratch),
         index_(at.sequence_index),
@@ -148,9 +148,7 @@ class Split {
       const i64 stride = array == Array::kK ? sizes_.padded_dim_qk : sizes_.padded_dim_v;
       const i64 padded = ceil_div(dims, kernels_.lanes) * kernels_.lanes;
       for (i64 done = 0; done < count; done += kLoadedKeys) {
-        Source some = source;
-        some.data = static_cast<const char*>(some.data) +
-                    done * source.row_stride * size_bytes(source.dtype);
+        const Source some = rows_from(source, done);
         const i64 now = min(kLoadedKeys, count - done);
         kernels_.load_rows(some, now, dims, scratch_.loaded, stride);
         call(key + done, Source{scratch_.loaded, kDTypeOf<Real>, stride, 1}, now, padded);

@@ -29,7 +29,7 @@ class ForwardBlock {
                const HeadBlock& at)
       : problem_(problem),
         kernels_(kernels<Real>()),
-        pairs_(problem.dtype == DType::kBFloat16 ? pair_kernels() : nullptr),
+        pairs_(problem.kv_dtype() == DType::kBFloat16 ? pair_kernels() : nullptr),
         sizes_(sizes),
         scratch_(scratch),
         head_(at.head),
@@ -104,10 +104,23 @@ class ForwardBlock {
     in_pairs_ = pairs_fit_ && load_key_pairs();
     if (in_pairs_) return;
     if (!has_query_lanes_) load_query_lanes();
-    K_ = rows_of(kernels_, keys_in(Array::kK, scratch_.K_copies), keys.size(), problem_.dim_qk,
-                 Reads::kElements, scratch_.K, sizes_.padded_dim_qk);
-    V_ = rows_of(kernels_, keys_in(Array::kV, scratch_.V_copies), keys.size(), problem_.dim_v,
-                 Reads::kPanels, scratch_.V, sizes_.padded_dim_v);
+    K_ = key_rows(Array::kK, Reads::kElements, scratch_.K, sizes_.padded_dim_qk);
+    V_ = key_rows(Array::kV, Reads::kPanels, scratch_.V, sizes_.padded_dim_v);
+  }
+
+  // Where they lie, or loaded run by run.
+  View<Real> key_rows(Array array, Reads reads, Real* scratch, i64 stride) const {
+    const i64 dims = problem_.arrays[array].shape[3];
+    View<Real> rows{scratch, stride};
+    for_each_run(problem_, sequence_, array, kv_head_, keys_,
+                 [&](i64 key, i64 count, const Source& source) {
+                   Real* const to = scratch + (key - keys_.begin) * stride;
+                   if (count < keys_.size()) {
+                     return kernels_.load_rows(source, count, dims, to, stride);
+                   }
+                   rows = rows_of(kernels_, source, count, dims, reads, to, stride);
+                 });
+    return rows;
   }
 
   bool load_key_pairs() {

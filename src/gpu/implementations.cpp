@@ -170,6 +170,9 @@ PlanOrRefusal plan_with(const GpuImplementation& row, const Problem& problem, co
   if (problem.has_caches() && !pass.takes_caches) {
     return sentence("does not take ", name(problem.cache_array()));
   }
+  if (problem.is_quantised() && !pass.takes_quantised) {
+    return sentence("does not take k and v of ", name(problem.kv_dtype()));
+  }
   PlanOrRefusal made = plan_pass(row, pass, problem, gpu);
   if (made.plan == nullptr) return made;
   std::string refusal = refusal_of(pass, *made.plan, problem, gpu);

@@ -1,10 +1,11 @@
 // SPDX-FileCopyrightText: fulmen contributors
 // SPDX-License-Identifier: Apache-2.0
 //
-// The only prelude of the kernels: integers of known width, the two 16-bit floating-point types and
-// their conversions to and from float32. Every file under src/kernels and src/core starts from it.
-// Plain C++20 without a single #include, so that the same text compiles with g++, clang, NVRTC and
-// nvcc. f16 and bf16 are storage: arithmetic happens in float32 or float64.
+// The only prelude of the kernels: integers of known width, the 16-bit floating-point types, the
+// 8-bit types of quantised keys and values, and their conversions to and from float32. Every file
+// under src/kernels and src/core starts from it. Plain C++20 without a single #include, so that the
+// same text compiles with g++, clang, NVRTC and nvcc. Narrow types are storage: arithmetic happens
+// in float32 or float64.
 #pragma once
 
 namespace fulmen {
@@ -19,15 +20,32 @@ using i64 = long long;
 static_assert(sizeof(u16) == 2 && sizeof(u32) == 4 && sizeof(u64) == 8);
 
 // Element types of arrays, as the host names them and kernels are told.
-enum class DType : u8 { kNone, kFloat64, kFloat32, kFloat16, kBFloat16, kBool, kInt32, kInt64 };
+enum class DType : u8 {
+  kNone,
+  kFloat64,
+  kFloat32,
+  kFloat16,
+  kBFloat16,
+  kBool,
+  kInt32,
+  kInt64,
+  kFloat8E4M3,
+  kFloat8E5M2,
+  kInt8,
+};
 
 // How products of float32 numbers are computed: as they are; of inputs rounded to tf32 (11
 // significant bits); of inputs split into two tf32 numbers, three products for one.
 enum class Precision : u8 { kFloat32, kTf32, k3xTf32 };
 
 constexpr i64 size_bytes(DType dtype) {
-  constexpr i64 kSizes[] = {0, 8, 4, 2, 2, 1, 4, 8};
+  constexpr i64 kSizes[] = {0, 8, 4, 2, 2, 1, 4, 8, 1, 1, 1};
   return kSizes[static_cast<int>(dtype)];
+}
+
+// What only k and v may be: their values are these numbers times scales.
+constexpr bool is_quantised(DType dtype) {
+  return dtype == DType::kFloat8E4M3 || dtype == DType::kFloat8E5M2 || dtype == DType::kInt8;
 }
 
 struct f16 {
@@ -36,6 +54,19 @@ struct f16 {
 
 struct bf16 {
   u16 bits;
+};
+
+// The 8-bit types of the Open Compute Project (OFP8, revision 1.0): sign, exponent, fraction.
+struct e4m3 {  // 4 and 3 bits: up to 448, NaN where all seven are set, no infinity
+  u8 bits;
+};
+
+struct e5m2 {  // 5 and 2 bits: the upper half of an f16
+  u8 bits;
+};
+
+struct int8 {
+  signed char value;
 };
 
 // Real is float or double.
@@ -111,6 +142,57 @@ constexpr f16 to_f16(float x) {
   }
   const u32 rebased = magnitude - 0x38000000u;
   return with_sign((rebased + 0x0fffu + ((rebased >> 13) & 1u)) >> 13);
+}
+
+constexpr float to_float(e4m3 x) {
+  const u32 sign = static_cast<u32>(x.bits & 0x80u) << 24;
+  const u32 magnitude = x.bits & 0x7fu;
+  if (magnitude == 0x7fu) return __builtin_bit_cast(float, sign | 0x7fc00000u);
+  if (magnitude < 0x08u) {  // zero, subnormal: an integer multiple of 2^-9
+    const float value = static_cast<float>(magnitude) * 0x1p-9f;
+    return sign ? -value : value;
+  }
+  return __builtin_bit_cast(float, sign | ((magnitude << 20) + 0x3c000000u));
+}
+
+constexpr float to_float(e5m2 x) {
+  return to_float(f16{static_cast<u16>(static_cast<u32>(x.bits) << 8)});
+}
+
+constexpr float to_float(int8 x) { return static_cast<float>(x.value); }
+
+// x in 8 bits: its sign, an exponent, kFraction bits. Rounds to nearest, ties to even; what is
+// beyond kMost, the pattern of the largest number, becomes that, infinities too; NaN stays NaN.
+template <int kFraction, u32 kMost>
+constexpr u8 to_8_bits(float x) {
+  constexpr u32 kBias = (1u << (6 - kFraction)) - 1u;
+  constexpr u32 kDropped = 23 - kFraction;
+  constexpr u32 kFirstNormal = (128u - kBias) << 23;
+  const u32 bits = __builtin_bit_cast(u32, x);
+  const u32 sign = bits >> 24 & 0x80u;
+  const u32 magnitude = bits & 0x7fffffffu;
+  if (magnitude > 0x7f800000u) return static_cast<u8>(sign | 0x7fu);
+  if (magnitude < kFirstNormal) {  // added to a number whose last bit is that of the result
+    constexpr u32 kUnit = kFirstNormal + (kDropped << 23);
+    const float sum = __builtin_bit_cast(float, magnitude) + __builtin_bit_cast(float, kUnit);
+    return static_cast<u8>(sign | (__builtin_bit_cast(u32, sum) - kUnit));
+  }
+  const u32 rebased = magnitude - kFirstNormal + 0x00800000u;
+  const u32 half = (1u << (kDropped - 1)) - 1u;
+  const u32 rounded = (rebased + half + (rebased >> kDropped & 1u)) >> kDropped;
+  return static_cast<u8>(sign | min(rounded, kMost));
+}
+
+// How quantising writes numbers: the nearest that there is, so nothing overflows.
+constexpr e4m3 to_e4m3(float x) { return {to_8_bits<3, 0x7eu>(x)}; }  // up to 448
+constexpr e5m2 to_e5m2(float x) { return {to_8_bits<2, 0x7bu>(x)}; }  // up to 57344
+
+// Up to 127 in magnitude, ties to even; NaN becomes 0: there is none.
+constexpr int8 to_int8(float x) {
+  constexpr float kUnit = 0x1.8p23f;  // the last bit of a float beside it is 1
+  if (x != x) return {0};
+  const float nearest = clamp(x, -127.0f, 127.0f) + kUnit;
+  return {static_cast<signed char>(nearest - kUnit)};
 }
 
 }  // namespace fulmen

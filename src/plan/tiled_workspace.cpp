@@ -35,11 +35,12 @@ i64 num_q_rows(const Problem& problem) {
 }
 
 u32* take_pairs(Arena& arena, const Problem& problem, i64 elements) {
-  return problem.dtype == DType::kBFloat16 ? arena.take<u32>(elements / 2) : nullptr;
+  return problem.kv_dtype() == DType::kBFloat16 ? arena.take<u32>(elements / 2) : nullptr;
 }
 
-char* take_copies(Arena& arena, const Problem& problem, i64 elements) {
-  return problem.is_paged() ? arena.take<char>(elements * size_bytes(problem.dtype)) : nullptr;
+u16* take_copies(Arena& arena, const Problem& problem, i64 elements) {
+  const bool is_copied = problem.is_paged() && problem.kv_dtype() == DType::kBFloat16;
+  return is_copied ? arena.take<u16>(elements) : nullptr;
 }
 
 template <class Real>

@@ -74,15 +74,14 @@ struct ForwardScratch {
   Real* keep;         // (columns, rows); null without dropout
   Real* finite_rows;  // (columns, dim_v)
 
-  // Keys of several pages, one behind the other, in their own type; null without pages.
-  char* K_copies;  // (columns, dim_qk)
-  char* V_copies;  // (columns, dim_v)
-
-  // Of bf16, two numbers in 32 bits; null for other types.
-  u32* Q_rows;   // (rows, dim_qk / 2)
-  u32* Q_pairs;  // (dim_qk / 2, rows) in panels
-  u32* K_pairs;  // (columns, dim_qk / 2)
-  u32* V_pairs;  // (columns / 2, dim_v)
+  // Of bf16, null for other types: keys of several pages, one behind the other, null without pages;
+  // and two numbers in 32 bits.
+  u16* K_copies;  // (columns, dim_qk)
+  u16* V_copies;  // (columns, dim_v)
+  u32* Q_rows;    // (rows, dim_qk / 2)
+  u32* Q_pairs;   // (dim_qk / 2, rows) in panels
+  u32* K_pairs;   // (columns, dim_qk / 2)
+  u32* V_pairs;   // (columns / 2, dim_v)
 };
 
 // What all slots share in the forward pass.

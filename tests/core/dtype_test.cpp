@@ -66,11 +66,13 @@ INSTANTIATE_TEST_SUITE_P(Narrow, StoreReal, testing::Values(DType::kFloat16, DTy
                          [](const auto& info) { return std::string(name(info.param)); });
 
 TEST(LoadReal, ReadsBackWhatWasStored) {
-  for (const DType dtype : {DType::kFloat64, DType::kFloat32, DType::kFloat16, DType::kBFloat16}) {
+  for (const DType dtype : {DType::kFloat64, DType::kFloat32, DType::kFloat16, DType::kBFloat16,
+                            DType::kFloat8E4M3, DType::kFloat8E5M2, DType::kInt8}) {
+    const double value = dtype == DType::kInt8 ? -3.0 : -1.5;
     alignas(8) char memory[16] = {};
     char* const unaligned = memory + 1;
-    store_real(unaligned, dtype, -1.5);
-    EXPECT_EQ(load_real(unaligned, dtype), -1.5) << name(dtype);
+    store_real(unaligned, dtype, value);
+    EXPECT_EQ(load_real(unaligned, dtype), value) << name(dtype);
     EXPECT_EQ(unaligned[size_bytes(dtype)], 0) << name(dtype);
   }
 }
@@ -109,6 +111,10 @@ TEST(DTypes, AreWhatTheyAreCalled) {
   EXPECT_FALSE(is_float(DType::kBool));
   EXPECT_TRUE(is_index(DType::kInt64));
   EXPECT_FALSE(is_index(DType::kFloat64));
+  EXPECT_STREQ(name(DType::kFloat8E4M3), "float8_e4m3fn");
+  EXPECT_TRUE(is_quantised(DType::kInt8));
+  EXPECT_FALSE(is_index(DType::kInt8));
+  EXPECT_FALSE(is_float(DType::kFloat8E5M2));
 }
 
 }  // namespace

@@ -38,6 +38,37 @@ TEST_P(KernelTable, WidensEvery16BitNumberExactly) {
   }
 }
 
+TEST_P(KernelTable, WidensEvery8BitNumberExactly) {
+  std::vector<u8> bits(256);
+  for (size_t i = 0; i < bits.size(); ++i) bits[i] = static_cast<u8>(i);
+  std::vector<float> wide(bits.size());
+  for (const DType dtype : {DType::kFloat8E4M3, DType::kFloat8E5M2, DType::kInt8}) {
+    GetParam()->load_rows({bits.data(), dtype, 0, 1}, 1, 256, wide.data(), 256);
+    for (size_t i = 0; i < bits.size(); ++i) {
+      const double expected = load_real(&bits[i], dtype);
+      EXPECT_TRUE(static_cast<double>(wide[i]) == expected ||
+                  (std::isnan(wide[i]) && std::isnan(expected)))
+          << name(dtype) << " " << i;
+      EXPECT_EQ(std::signbit(wide[i]), std::signbit(expected)) << name(dtype) << " " << i;
+    }
+  }
+}
+
+TEST_P(KernelTable, MultipliesQuantisedRowsByTheirScales) {
+  const std::vector<u8> bits{0x38, 0xb8, 0x40, 0x01, 0x7f, 0x30};  // 1, -1, 2, 2^-9, NaN, 0.5
+  const float scales[] = {2, -8, 0.5f};
+  std::vector<float> wide(2 * 64);
+  GetParam()->load_rows(
+      {bits.data(), DType::kFloat8E4M3, 3, 1, reinterpret_cast<const char*>(scales), 1}, 2, 3,
+      wide.data(), 64);
+  EXPECT_EQ(wide[0], 2);
+  EXPECT_EQ(wide[1], -2);
+  EXPECT_EQ(wide[2], 4);
+  EXPECT_EQ(wide[64], -0x1p-6f);
+  EXPECT_TRUE(std::isnan(wide[65]));
+  EXPECT_EQ(wide[66], -4);
+}
+
 TEST_P(KernelTable, NarrowsLikeBase) {
   std::vector<float> wide;
   for (u32 i = 0; i < 65536; ++i) {  // every exponent, and fractions around every rounding

@@ -165,6 +165,51 @@ Request to_backward(RandomProblem& random, const Request& forward, unsigned need
   return request;
 }
 
+namespace {
+
+// Of one key of `rows`: whether it was never written.
+bool is_unused(const Tensor& rows, const i64* at) {
+  i64 first[kMaxRank];
+  std::copy(at, at + kMaxRank, first);
+  first[rows.rank - 1] = 0;
+  return std::isnan(load_real(RandomProblem::address(rows, first), rows.dtype));
+}
+
+}  // namespace
+
+Request quantised(RandomProblem& random, const Request& given) {
+  Request request = given;
+  if (given.arrays[Array::kQ].dtype == DType::kFloat64) return request;
+  const DType dtype = random.one_of({DType::kFloat8E4M3, DType::kFloat8E5M2, DType::kInt8});
+  const double spread = dtype == DType::kInt8 ? 40 : random.one_of({0.05, 1.0, 100.0});
+  for (const auto& [array, scale_array] :
+       {std::pair{Array::kK, Array::kKScale}, std::pair{Array::kV, Array::kVScale}}) {
+    const Tensor& wide = given.arrays[array];
+    std::vector<i64> shape(wide.shape, wide.shape + wide.rank);
+    const Tensor narrow = random.array(dtype, shape);
+    for (i64& extent : shape) extent = random.chance(0.5) ? 1 : extent;
+    shape[static_cast<size_t>(wide.rank) - 2] = wide.shape[wide.rank - 2];  // the rows
+    shape.back() = 1;
+    const Tensor scales = random.array(DType::kFloat32, shape);
+    const auto scale_at = [&](const i64* at) {
+      i64 place[kMaxRank];
+      for (int axis = 0; axis < kMaxRank; ++axis) {
+        place[axis] = axis < scales.rank && scales.shape[axis] > 1 ? at[axis] : 0;
+      }
+      return RandomProblem::address(scales, place);
+    };
+    RandomProblem::for_each(wide, [&](const i64* at) {
+      if (is_unused(wide, at)) return;
+      store_real(RandomProblem::address(narrow, at), dtype, spread * random.normal());
+      const double scale = std::fabs(random.normal()) / spread;
+      store_real(scale_at(at), DType::kFloat32, scale);
+    });
+    request.arrays[array] = narrow;
+    request.arrays[scale_array] = scales;
+  }
+  return request;
+}
+
 Request with_rng_array(RandomProblem& random, const Request& given) {
   Request request = given;
   Options& options = request.options;

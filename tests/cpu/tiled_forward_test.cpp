@@ -48,6 +48,15 @@ TEST_P(TiledForward, AgreesWithTheOracleOverCaches) {
   }
 }
 
+TEST_P(TiledForward, AgreesWithTheOracleOfQuantisedKeys) {
+  for (unsigned part = 0; part < 20; ++part) {
+    const unsigned seed = 9000 + GetParam() * 20 + part;
+    RandomProblem random(seed);
+    const Request wide = part % 2 == 0 ? random.draw() : random.draw_cache();
+    expect_agreement(random, quantised(random, wide), seed);
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Drawn, TiledForward, testing::Range(0u, 12u));
 
 TEST(TiledForward, HasTheSameBitsOnAnyNumberOfThreads) {

@@ -7,6 +7,7 @@
 #pragma once
 
 #include "cpu/isa/exponential.h"
+#include "cpu/isa/products.h"
 #include "cpu/isa/softmax.h"
 #include "cpu/isa/vector.h"
 #include "cpu/kernels.h"
@@ -219,11 +220,47 @@ void add_rows_of(const typename Operand::Lane* weights, i64 stride, i64 rows, co
   }
 }
 
+// scores[row][key] = scale[key] scores[row][key]
+template <class Real>
+void scale_scores(Real* scores, i64 stride, i64 rows, const Source& keys, i64 count) {
+  for (i64 key = 0; key < count; ++key) {
+    const Real scale = scale_of(keys, key);
+    for (i64 row = 0; row < rows; ++row) scores[row * stride + key] *= scale;
+  }
+}
+
+// As add_rows_of, with weights that take on the scales of the values, a chunk of keys at a time.
+template <class Operand>
+void add_scaled_rows(const typename Operand::Real* weights, i64 stride, i64 rows, Source values,
+                     i64 count, i64 dims, typename Operand::Real* O, i64 O_stride) {
+  using Real = typename Operand::Real;
+  constexpr i64 kRows = 8;
+  for (i64 first = 0; first < count; first += kChunk) {
+    const i64 keys = min(kChunk, count - first);
+    for (i64 row = 0; row < rows; row += kRows) {
+      const i64 some = min(kRows, rows - row);
+      Real scaled[kRows * kChunk];
+      for (i64 i = 0; i < some; ++i) {
+        for (i64 key = 0; key < keys; ++key) {
+          scaled[i * kChunk + key] =
+              weights[(row + i) * stride + first + key] * scale_of(values, first + key);
+        }
+      }
+      Source chunk = values;
+      chunk.data = static_cast<const char*>(values.data) + first * values.row_stride;
+      add_rows_of<Operand>(scaled, kChunk, some, chunk, keys, dims, O + row * O_stride, O_stride);
+    }
+  }
+}
+
 template <class Real>
 void dot_rows(const Real* Q, i64 Q_stride, i64 rows, const Source& keys, i64 count, i64 dims,
               Real* scores, i64 stride) {
   with_element<Real>(keys.dtype, [&]<class Element>(Element) {
     dot_rows_of<Widened<Real, Element>>(Q, Q_stride, rows, keys, count, dims, scores, stride);
+    if constexpr (kIsQuantised<Element>) {
+      if (keys.scales) scale_scores<Real>(scores, stride, rows, keys, count);
+    }
   });
 }
 
@@ -231,7 +268,13 @@ template <class Real>
 void add_rows(const Real* weights, i64 stride, i64 rows, const Source& values, i64 count, i64 dims,
               Real* O, i64 O_stride) {
   with_element<Real>(values.dtype, [&]<class Element>(Element) {
-    add_rows_of<Widened<Real, Element>>(weights, stride, rows, values, count, dims, O, O_stride);
+    using Operand = Widened<Real, Element>;
+    if constexpr (kIsQuantised<Element>) {
+      if (values.scales) {
+        return add_scaled_rows<Operand>(weights, stride, rows, values, count, dims, O, O_stride);
+      }
+    }
+    add_rows_of<Operand>(weights, stride, rows, values, count, dims, O, O_stride);
   });
 }
 

@@ -11,6 +11,23 @@
 namespace fulmen::cpu {
 namespace {
 
+// What the elements of a quantised row are multiplied by.
+inline float scale_of(const Source& source, i64 row) {
+  float scale = 1;
+  const i64 at = row * source.scale_stride * static_cast<i64>(sizeof(float));
+  if (source.scales) __builtin_memcpy(&scale, source.scales + at, sizeof(scale));
+  return scale;
+}
+
+// kWidth values of a row, from their elements.
+template <class Real, class Element>
+[[gnu::always_inline]] inline Vector<Real> values_of(const typename Element::Stored* few,
+                                                     [[maybe_unused]] float scale) {
+  const Vector<Real> elements = Element::widen(few, Real());
+  if constexpr (kIsQuantised<Element>) return elements * scale;
+  return elements;
+}
+
 template <class Real, class Element>
 void load_rows_of(const Source& source, i64 rows, i64 dims, Real* out, i64 out_stride) {
   using Stored = typename Element::Stored;
@@ -20,12 +37,13 @@ void load_rows_of(const Source& source, i64 rows, i64 dims, Real* out, i64 out_s
   for (i64 row = 0; row < rows; ++row) {
     const char* in = static_cast<const char*>(source.data) + row * source.row_stride * kSize;
     Real* to = out + row * out_stride;
+    const float scale = kIsQuantised<Element> ? scale_of(source, row) : 1.0f;
     i64 d = 0;
     if (source.dim_stride == 1) {
       for (; d + kStep <= dims; d += kStep) {
         Stored few[kStep];
         __builtin_memcpy(few, in + d * kSize, sizeof(few));
-        store(to + d, Element::widen(few, Real()));
+        store(to + d, values_of<Real, Element>(few, scale));
       }
     }
     for (; d < padded; d += kStep) {
@@ -33,7 +51,7 @@ void load_rows_of(const Source& source, i64 rows, i64 dims, Real* out, i64 out_s
       for (i64 i = 0; i < kStep && d + i < dims; ++i) {
         __builtin_memcpy(few + i, in + (d + i) * source.dim_stride * kSize, sizeof(Stored));
       }
-      store(to + d, Element::widen(few, Real()));
+      store(to + d, values_of<Real, Element>(few, scale));
     }
   }
 }
@@ -72,7 +90,9 @@ template <class Real>
 void store_rows(View<Real> in, i64 rows, i64 dims, const Real* factor, i64 factor_stride,
                 const Destination& to) {
   with_element<Real>(to.dtype, [&]<class Element>(Element) {
-    store_rows_of<Real, Element>(in, rows, dims, factor, factor_stride, to);
+    if constexpr (!kIsQuantised<Element>) {
+      store_rows_of<Real, Element>(in, rows, dims, factor, factor_stride, to);
+    }
   });
 }
 

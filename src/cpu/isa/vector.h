@@ -296,6 +296,51 @@ struct BFloat16Element {
   static void narrow(FloatVector value, Half* out) { narrow_bf16(value, out); }
 };
 
+// Bytes of quantised elements, one in the low end of each lane.
+[[gnu::always_inline]] inline WordVector widen_bytes(const u8* in) {
+  typedef u8 ByteVector __attribute__((vector_size(kVectorBytes / 4)));
+  ByteVector few;
+  __builtin_memcpy(&few, in, sizeof(few));
+  return __builtin_convertvector(few, WordVector);
+}
+
+struct Float8E4M3Element {
+  using Stored = u8;
+  static FloatVector widen(const u8* in, float) {
+    const WordVector bits = widen_bytes(in);
+    const WordVector magnitude = bits & 0x7fu;
+    const WordVector normal = (magnitude << 20) + 0x3c000000u;
+    // Below 2^-6, a number of that exponent without its leading 1.
+    const FloatVector subnormal = (FloatVector)(normal + 0x00800000u) - 0x1p-6f;
+    const WordVector number = magnitude < 8u ? (WordVector)subnormal : normal;
+    const WordVector nan = WordVector{} + 0x7fc00000u;
+    return (FloatVector)((magnitude == 0x7fu ? nan : number) | (bits & 0x80u) << 24);
+  }
+};
+
+struct Float8E5M2Element {
+  using Stored = u8;
+  static FloatVector widen(const u8* in, float) {
+    const HalfVector halves = __builtin_convertvector(widen_bytes(in) << 8, HalfVector);
+    Half few[kWidth<float>];
+    __builtin_memcpy(few, &halves, sizeof(few));
+    return widen_f16(few);
+  }
+};
+
+struct Int8Element {
+  using Stored = u8;
+  static FloatVector widen(const u8* in, float) {
+    typedef int IntVector __attribute__((vector_size(kVectorBytes)));
+    const IntVector signed_ones = (IntVector)(widen_bytes(in) << 24) >> 24;
+    return __builtin_convertvector(signed_ones, FloatVector);
+  }
+};
+
+// Quantised elements have scales, and nothing is stored in them.
+template <class Element>
+constexpr bool kIsQuantised = sizeof(typename Element::Stored) == 1;
+
 // call(Element()) for the element type of that name; of nothing else can Real be computed.
 template <class Real, class Call>
 [[gnu::always_inline]] inline void with_element(DType dtype, const Call& call) {
@@ -307,6 +352,12 @@ template <class Real, class Call>
     call(Float16Element());
   } else if (dtype == DType::kBFloat16) {
     call(BFloat16Element());
+  } else if (dtype == DType::kFloat8E4M3) {
+    call(Float8E4M3Element());
+  } else if (dtype == DType::kFloat8E5M2) {
+    call(Float8E5M2Element());
+  } else if (dtype == DType::kInt8) {
+    call(Int8Element());
   }
 }
 
