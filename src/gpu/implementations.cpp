@@ -36,12 +36,12 @@ constexpr GpuImplementation kImplementations[] = {
     {Implementation::kSimt,
      "tiles on CUDA cores, every option",
      false,
-     {.plan = plan_simt, .takes_caches = true},
+     {.plan = plan_simt, .takes_caches = true, .takes_quantised = true},
      {plan_simt}},
     {Implementation::kNaive,
      "one thread a row, every option",
      false,
-     {.plan = plan_naive, .takes_caches = true},
+     {.plan = plan_naive, .takes_caches = true, .takes_quantised = true},
      {plan_naive}},
 };
 

@@ -77,6 +77,10 @@ struct AttentionParams {
   CacheLayout cache_layout;
   i64 num_pages;  // of k and v
 
+  // Of quantised k and v; looked at by kernels that are compiled for them. As k and v, but dim 1.
+  ArrayView k_scale;
+  ArrayView v_scale;
+
   constexpr i64 group_size() const {
     return static_cast<u32>(heads_q) / static_cast<u32>(heads_kv);  // 64-bit divisions are calls
   }

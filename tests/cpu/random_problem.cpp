@@ -177,10 +177,8 @@ bool is_unused(const Tensor& rows, const i64* at) {
 
 }  // namespace
 
-Request quantised(RandomProblem& random, const Request& given) {
+Request quantised(RandomProblem& random, const Request& given, DType dtype) {
   Request request = given;
-  if (given.arrays[Array::kQ].dtype == DType::kFloat64) return request;
-  const DType dtype = random.one_of({DType::kFloat8E4M3, DType::kFloat8E5M2, DType::kInt8});
   const double spread = dtype == DType::kInt8 ? 40 : random.one_of({0.05, 1.0, 100.0});
   for (const auto& [array, scale_array] :
        {std::pair{Array::kK, Array::kKScale}, std::pair{Array::kV, Array::kVScale}}) {

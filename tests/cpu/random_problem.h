@@ -178,10 +178,9 @@ class RandomProblem {
 // Adds dout, the gradients that `need` names by bit (q, k, v, bias, sinks), and dlse by chance.
 Request to_backward(RandomProblem& random, const Request& forward, unsigned need);
 
-// The same forward call over keys and values of 8 bits, with scales of drawn extents; of float64,
-// which has none, the call as it is. What was NaN stays unused: where the type has no NaN, its
-// scale is.
-Request quantised(RandomProblem& random, const Request& given);
+// The same forward call over keys and values of a type of 8 bits, with scales of drawn extents.
+// What was NaN stays so, by its scale where the type has none.
+Request quantised(RandomProblem& random, const Request& given, DType dtype);
 
 // The same call with the two numbers of its dropout in an array, as kernels may find them.
 Request with_rng_array(RandomProblem& random, const Request& given);

@@ -53,7 +53,9 @@ TEST_P(TiledForward, AgreesWithTheOracleOfQuantisedKeys) {
     const unsigned seed = 9000 + GetParam() * 20 + part;
     RandomProblem random(seed);
     const Request wide = part % 2 == 0 ? random.draw() : random.draw_cache();
-    expect_agreement(random, quantised(random, wide), seed);
+    if (wide.arrays[Array::kQ].dtype == DType::kFloat64) continue;
+    const DType dtype = random.one_of({DType::kFloat8E4M3, DType::kFloat8E5M2, DType::kInt8});
+    expect_agreement(random, quantised(random, wide, dtype), seed);
   }
 }
 

@@ -24,6 +24,7 @@ KernelSpec fma_spec(const std::string& file, const std::string& entry, const Fma
   }
   if (config.adds_dq) distinction += "_adds_dq";
   if (config.caches) distinction += "_caches";
+  if (config.quantised != DType::kNone) distinction += sentence("_", name(config.quantised));
   KernelSpec spec = spec_of<AttentionParams>(file, entry, distinction, config);
   spec.num_threads = config.num_threads;
   return spec;
@@ -48,8 +49,24 @@ void set_row_terms(AttentionParams& params, u8* workspace) {
   params.row_terms = {workspace, {params.heads_q * rows * 4, rows * 4, 4, 1}, real};
 }
 
+namespace {
+
+// What the kernels of the forward pass are compiled to know of k and v.
+void set_keys(FmaConfig& config, const AttentionParams& params) {
+  config.caches = params.has_caches();
+  if (is_quantised(params.k.dtype)) config.quantised = params.k.dtype;
+}
+
+// Each type of quantised keys once, beside the types of q that go with them.
+constexpr DType kQuantisedPairs[][2] = {{DType::kFloat32, DType::kFloat8E4M3},
+                                        {DType::kFloat16, DType::kFloat8E5M2},
+                                        {DType::kBFloat16, DType::kInt8}};
+
+}  // namespace
+
 std::vector<KernelLaunch> naive_forward(const AttentionParams& params) {
-  const FmaConfig config{.dtype = params.q.dtype, .caches = params.has_caches()};
+  FmaConfig config{.dtype = params.q.dtype};
+  set_keys(config, params);
   return {
       fma_launch(fma_spec("naive/naive", "forward_naive", config), forward_naive_tasks(params))};
 }
@@ -82,12 +99,18 @@ std::vector<std::vector<KernelSpec>> naive_specs() {
     }
     return specs;
   };
+  std::vector<KernelSpec> quantised;
+  for (const auto& [dtype, kv_dtype] : kQuantisedPairs) {
+    quantised.push_back(fma_spec("naive/naive", "forward_naive",
+                                 {.dtype = dtype, .caches = true, .quantised = kv_dtype}));
+  }
   return {of_all_dtypes("naive/naive", "forward_naive"),
           of_all_dtypes("naive/naive", "backward_naive_dq"),
           of_all_dtypes("naive/naive", "backward_naive_dkdv"),
           of_all_dtypes("naive/naive", "backward_naive_dbias"),
           of_all_dtypes("naive/naive", "backward_naive_dsinks"),
-          of_all_dtypes("naive/naive", "forward_naive", true)};
+          of_all_dtypes("naive/naive", "forward_naive", true),
+          quantised};
 }
 
 namespace {
@@ -205,7 +228,7 @@ KernelSpec dsinks_spec(DType dtype) {
 }
 
 std::vector<KernelLaunch> forward_launches(const AttentionParams& params, FmaConfig config) {
-  config.caches = params.has_caches();
+  set_keys(config, params);
   return {{tiled_spec("forward_simt", "forward_simt", config), num_q_tiles(params, config.rows)}};
 }
 
@@ -306,7 +329,15 @@ std::vector<std::vector<KernelSpec>> simt_specs(std::size_t shared_bytes) {
     over_caches->caches = true;
     caches.push_back(tiled_spec("forward_simt", "forward_simt", *over_caches));
   }
-  entries.insert(entries.end(), {rows, dsinks, caches});
+  std::vector<KernelSpec> quantised;
+  for (const auto& [dtype, kv_dtype] : kQuantisedPairs) {
+    auto config = simt_config(dtype, 128, 128, false, shared_bytes);
+    if (!config) continue;
+    config->caches = dtype == DType::kBFloat16;
+    config->quantised = kv_dtype;
+    quantised.push_back(tiled_spec("forward_simt", "forward_simt", *config));
+  }
+  entries.insert(entries.end(), {rows, dsinks, caches, quantised});
   return entries;
 }
 

@@ -59,11 +59,30 @@ struct ElementOf<DType::kBFloat16> {
   using Real = float;
 };
 
+template <>
+struct ElementOf<DType::kFloat8E4M3> {
+  using Type = e4m3;
+  using Real = float;
+};
+template <>
+struct ElementOf<DType::kFloat8E5M2> {
+  using Type = e5m2;
+  using Real = float;
+};
+template <>
+struct ElementOf<DType::kInt8> {
+  using Type = int8;
+  using Real = float;
+};
+
 // From elements to the type that is computed with.
 inline double widen(double x) { return x; }
 inline float widen(float x) { return x; }
 inline float widen(f16 x) { return to_float(x); }
 inline float widen(bf16 x) { return to_float(x); }
+inline float widen(e4m3 x) { return to_float(x); }
+inline float widen(e5m2 x) { return to_float(x); }
+inline float widen(int8 x) { return to_float(x); }
 
 // dtype known at run time only.
 template <class Real>

@@ -25,9 +25,13 @@ struct Sequences<true> {
   static Type load(const AttentionParams& p, i64 index) { return load_cache_sequence(p, index); }
 };
 
-template <DType kDType, bool kCaches = false>
+// kKvDType: that of k and v, which are quantised where it is not that of q.
+template <DType kDType, bool kCaches = false, DType kKvDType = kDType>
 struct Head {
+  static constexpr bool kHasCaches = kCaches;
+  static constexpr bool kIsQuantised = is_quantised(kKvDType);
   using Element = typename ElementOf<kDType>::Type;
+  using KvElement = typename ElementOf<kKvDType>::Type;
   using SequenceType = typename Sequences<kCaches>::Type;
   using Real = typename ElementOf<kDType>::Real;
   using Math = AccurateMath<Real>;
@@ -123,17 +127,34 @@ struct Head {
   Real dot_qk(i64 i, i64 j) const {
     const i64 q = q_row(p.q, i);
     const i64 k = kv_row(p.k, j);
+    const Real scale = kv_scale(p.k_scale, j);
     Real sum = 0;
     for (i64 d = 0; d < p.dim_qk; ++d) {
-      sum += element(p.q, q + d * p.q.strides[3]) * element(p.k, k + d * p.k.strides[3]);
+      const Real value = kv_element(p.k, k + d * p.k.strides[3]) * scale;
+      sum += element(p.q, q + d * p.q.strides[3]) * value;
     }
     return sum;
   }
 
-  // An element of q, k or v, whose dtype the kernel knows.
+  // An element of q, k or v, whose dtype the kernel knows; of k and v, where they are quantised,
+  // its value is that times the scale of its key.
   Real element(const ArrayView& array, i64 offset) const {
-    constexpr i64 kBytes = sizeof(Element);
-    return widen(load_element<Element>(array.data + offset * kBytes));
+    return element_of<Element>(array, offset);
+  }
+  Real kv_element(const ArrayView& array, i64 offset) const {
+    return element_of<KvElement>(array, offset);
+  }
+  Real kv_scale(const ArrayView& scales, i64 j) const {
+    if constexpr (kIsQuantised) {
+      if (scales.present()) return element_of<float>(scales, kv_row(scales, j));
+    }
+    return Real(1);
+  }
+
+  template <class Stored>
+  static Real element_of(const ArrayView& array, i64 offset) {
+    constexpr i64 kBytes = sizeof(Stored);
+    return widen(load_element<Stored>(array.data + offset * kBytes));
   }
 
   Real capped_score(i64 i, i64 j) const { return map.template score<Math>(dot_qk(i, j)); }

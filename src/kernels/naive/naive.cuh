@@ -23,9 +23,9 @@
 namespace fulmen {
 
 // o, and from the first chunk's thread lse and stats, of one row.
-template <DType kDType, bool kCaches = false>
+template <DType kDType, bool kCaches = false, DType kKvDType = kDType>
 void forward_naive_row(const AttentionParams& p, const RowTask& task) {
-  using HeadType = Head<kDType, kCaches>;
+  using HeadType = Head<kDType, kCaches, kKvDType>;
   using Real = typename HeadType::Real;
   const i64 index = p.packed.q ? find_sequence(p, p.cu_q, task.row) : task.batch;
   HeadType head(p, index, task.head);
@@ -46,8 +46,10 @@ void forward_naive_row(const AttentionParams& p, const RowTask& task) {
     state.row_sum += weight;
     const Real kept = weight * head.keep(i, j);
     const i64 v = head.kv_row(p.v, j) + first * p.v.strides[3];
+    const Real scale = head.kv_scale(p.v_scale, j);
     for (i32 d = 0; d < kNaiveChunk; ++d) {  // O = rescale O + P V
-      if (d < num_dims) O[d] = O[d] * rescale + kept * head.element(p.v, v + d * p.v.strides[3]);
+      if (d >= num_dims) continue;
+      O[d] = O[d] * rescale + kept * (head.kv_element(p.v, v + d * p.v.strides[3]) * scale);
     }
   }
 
@@ -79,7 +81,7 @@ void forward_naive(const AttentionParams& p) {
                  : record_faults(p, kConfig.num_threads);
   const i64 task = naive_task<kConfig>();
   if (task >= forward_naive_tasks(p)) return;
-  forward_naive_row<kConfig.dtype, kConfig.caches>(
+  forward_naive_row<kConfig.dtype, kConfig.caches, kConfig.kv_dtype()>(
       p, row_task(task, num_chunks(p.dim_v), p.q_rows, p.heads_q));
 }
 

@@ -51,6 +51,43 @@ struct CacheRows {
   }
 };
 
+// Keys or values of 8 bits, with their scales.
+template <class HeadType, class Rows_>
+struct QuantisedRows {
+  using Real = typename HeadType::Real;
+  using Element = typename HeadType::KvElement;
+
+  Rows_ rows;
+  const HeadType& head;
+  const ArrayView& scales;
+
+  // The values of elements d .. of a row, as many as a vector holds; those past the last are 0.
+  // packed: rows.in_vectors of as many.
+  SimtVector<Real> values(i64 row, i32 d, bool packed) const {
+    constexpr i32 kLanes = SimtVector<Real>::kLanes;
+    struct alignas(kLanes) Pack {
+      Element lane[kLanes];
+    };
+    SimtVector<Real> value{};
+    if (packed) {
+      const Pack pack = reinterpret_cast<const Pack*>(rows.address(row))[d / kLanes];
+#pragma unroll
+      for (i32 m = 0; m < kLanes; ++m) value.lane[m] = widen(pack.lane[m]);
+    } else {
+      const i64 first = rows.offset(row);
+#pragma unroll
+      for (i32 m = 0; m < kLanes; ++m) {
+        const i64 at = first + (d + m) * rows.array.strides[3];
+        if (d + m < rows.dim) value.lane[m] = head.kv_element(rows.array, at);
+      }
+    }
+    const Real scale = head.kv_scale(scales, row);
+#pragma unroll
+    for (i32 m = 0; m < kLanes; ++m) value.lane[m] *= scale;
+    return value;
+  }
+};
+
 // Up to kLanes neighbours of any dtype, stride and alignment; the rest 0.
 template <class Real>
 __attribute__((noinline)) SimtVector<Real> load_vector(const ArrayView& array, i64 offset,
@@ -102,6 +139,24 @@ struct SimtRows {
       const bool counts = i < present && v * kLanes < from.dim;
       const u8* const vector = counts ? from.address(row + i) + v * 16 : from.array.data;
       ptx::copy_vector(&tile.vector(i, v), vector, counts);
+    }
+  }
+
+  // Quantised rows, likewise: values go into the tile.
+  template <i32 kTileRows, class HeadType, class Rows, class Tile>
+  static void load(const QuantisedRows<HeadType, Rows>& from, i64 row, i64 count,
+                   const Tile& tile) {
+    const i32 present = static_cast<i32>(clamp<i64>(count, 0, kTileRows));
+    const bool packed = from.rows.in_vectors(kLanes);
+#pragma unroll 1
+    for (i32 at = Base::thread(); at < kTileRows * Tile::kVectors; at += kConfig.num_threads) {
+      const i32 i = at / Tile::kVectors;
+      const i32 v = at % Tile::kVectors;
+      Vector value{};
+      if (i < present && v * kLanes < from.rows.dim) {
+        value = from.values(row + i, v * kLanes, packed);
+      }
+      tile.vector(i, v) = value;
     }
   }
 
@@ -242,27 +297,39 @@ inline bool has_pair_terms(const AttentionParams& p) {
          p.score_map.is_modified();
 }
 
-template <DType kDType, bool kCaches>
-HeadRows q_rows_of(const Head<kDType, kCaches>& head, const ArrayView& array, i64 dim) {
+template <class HeadType>
+HeadRows q_rows_of(const HeadType& head, const ArrayView& array, i64 dim) {
   return {array, head.q_row(array, 0), static_cast<i32>(dim)};
 }
 template <DType kDType>
 HeadRows kv_rows_of(const Head<kDType>& head, const ArrayView& array, i64 dim) {
   return {array, head.kv_row(array, 0), static_cast<i32>(dim)};
 }
-template <class HeadType>
+
+// Keys and values as a forward kernel reads them: in a cache, quantised, neither or both.
+template <class HeadType, bool kCaches = HeadType::kHasCaches,
+          bool kQuantised = HeadType::kIsQuantised>
 struct KeyRowsOf {
   using Type = HeadRows;
+  static Type make(const HeadType& head, const ArrayView& array, const ArrayView&, i64 dim) {
+    return {array, head.kv_row(array, 0), static_cast<i32>(dim)};
+  }
 };
-template <DType kDType>
-struct KeyRowsOf<Head<kDType, true>> {
-  using Type = CacheRows<Head<kDType, true>>;
+template <class HeadType>
+struct KeyRowsOf<HeadType, true, false> {
+  using Type = CacheRows<HeadType>;
+  static Type make(const HeadType& head, const ArrayView& array, const ArrayView&, i64 dim) {
+    return {head, array, static_cast<i32>(dim)};
+  }
 };
-template <DType kDType>
-CacheRows<Head<kDType, true>> kv_rows_of(const Head<kDType, true>& head, const ArrayView& array,
-                                         i64 dim) {
-  return {head, array, static_cast<i32>(dim)};
-}
+template <class HeadType, bool kCaches>
+struct KeyRowsOf<HeadType, kCaches, true> {
+  using Rows = KeyRowsOf<HeadType, kCaches, false>;
+  using Type = QuantisedRows<HeadType, typename Rows::Type>;
+  static Type make(const HeadType& head, const ArrayView& array, const ArrayView& scales, i64 dim) {
+    return {Rows::make(head, array, scales, dim), head, scales};
+  }
+};
 
 // The general path from a dot product to a score, -inf where hidden.
 template <class HeadType, class Real>

@@ -11,7 +11,7 @@
 namespace fulmen {
 
 struct FmaConfig {
-  DType dtype = DType::kFloat32;  // of q, k, v
+  DType dtype = DType::kFloat32;  // of q; of k, v too, unless they are quantised
   i32 num_threads = 128;          // of a block
 
   // simt only. A block owns `rows` rows (of queries, or of keys in the pass for dK and dV) and
@@ -26,6 +26,10 @@ struct FmaConfig {
   bool adds_dq = false;
   // Forward: page_table, kv_start, positions or tree is there.
   bool caches = false;
+  // Forward: the type of k and v where it has 8 bits.
+  DType quantised = DType::kNone;
+
+  constexpr DType kv_dtype() const { return quantised == DType::kNone ? dtype : quantised; }
 
   constexpr DType real() const {
     return dtype == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32;
@@ -64,6 +68,7 @@ constexpr void for_each_field(const FmaConfig& config, Each each) {
   each("max_dim_v", config.max_dim_v);
   each("adds_dq", config.adds_dq);
   each("caches", config.caches);
+  each("quantised", config.quantised);
 }
 
 }  // namespace fulmen

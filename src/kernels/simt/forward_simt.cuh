@@ -41,7 +41,8 @@ struct ForwardSimt : Simt<kConfig> {
   using Rows = SimtRows<kConfig>;
   using typename Base::Pairs;
   using typename Base::Real;
-  using HeadType = Head<kConfig.dtype, kConfig.caches>;
+  using HeadType = Head<kConfig.dtype, kConfig.caches, kConfig.kv_dtype()>;
+  using KeyRows = KeyRowsOf<HeadType>;
   using Math = typename HeadType::Math;
   using State = typename HeadType::State;
 
@@ -49,7 +50,7 @@ struct ForwardSimt : Simt<kConfig> {
   const HeadType& head;
   i64 first_row;  // of the block, in its sequence
   bool pair_terms;
-  typename KeyRowsOf<HeadType>::Type k_rows, v_rows;
+  typename KeyRows::Type k_rows, v_rows;
   typename Base::QkRows Q, K;
   typename Base::VRows V;
   typename Base::Weights P;
@@ -62,8 +63,8 @@ struct ForwardSimt : Simt<kConfig> {
         head(head_),
         first_row(first_row_),
         pair_terms(has_pair_terms(head_.p) || (kConfig.caches && head_.p.tree.present())),
-        k_rows(kv_rows_of(head_, p.k, p.dim_qk)),
-        v_rows(kv_rows_of(head_, p.v, p.dim_v)) {
+        k_rows(KeyRows::make(head_, p.k, p.k_scale, p.dim_qk)),
+        v_rows(KeyRows::make(head_, p.v, p.v_scale, p.dim_v)) {
     typename Base::Layout layout;
     Q = layout.template tile<typename Base::QkRows>(kConfig.rows);
     K = layout.template tile<typename Base::QkRows>(kConfig.columns);
@@ -209,7 +210,7 @@ void forward_simt(const AttentionParams& p) {
   const TileTask task = tile_task(ptx::block_index(), p.batch_extent(), p.heads_q,
                                   num_q_slots(p, kConfig.rows), true);
   const TilePlace origin = find_tile(p, p.cu_q, task, kConfig.rows);
-  Head<kConfig.dtype, kConfig.caches> head(p, origin.index, task.head);
+  typename ForwardSimt<kConfig>::HeadType head(p, origin.index, task.head);
   if constexpr (kConfig.caches) check_pages_of_warp(p, head.sequence);
   if (origin.first_row >= head.sequence.q_slot) return;
   ForwardSimt<kConfig>(head, origin.first_row).run();
