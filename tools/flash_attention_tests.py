@@ -11,7 +11,7 @@ The checkout is read where it lies and nothing of it is kept: the files are copi
 folder, where on a machine without a GPU "cuda" becomes "cpu". `flash_attn` and
 `flash_attn_interface` are then fulmen's (fulmen.compat.flash_attn.install). Prints, for each
 generation, how many cases passed, failed, were skipped, and were refused by name because they ask
-for what fulmen does not have (pages, rotary embedding, FP8). einops must be installed, which the
+for what fulmen does not have (FP8). einops must be installed, which the
 files import, and pytest-xdist for `-n`; other options are pytest's too.
 """
 
@@ -122,7 +122,10 @@ class Counter:
             outcome = "refused"
         self.found[outcome] += 1
         if outcome == "failed":
-            self.found["names"].append(report.nodeid)
+            crash = getattr(report.longrepr, "reprcrash", None)
+            reason = (crash.message if crash else str(report.longrepr)).splitlines()[0]
+            self.found["names"].append(f"{report.nodeid}: {reason[:160]}")
+            print(f"\n{self.found['names'][-1]}", file=sys.__stdout__, flush=True)
 
     def pytest_sessionfinish(self, session: Any) -> None:
         """A process of xdist says how many cases there are; the one that started it counts."""
@@ -141,11 +144,9 @@ def pytest_configure(config: Any) -> None:
     settings = json.loads(os.environ["FULMEN_FLASH_TESTS"])
     import torch
 
-    import fulmen
     from fulmen.compat import flash_attn
 
     flash_attn.install(override=True)
-    _stand_in_for_rotary(fulmen)
     if settings["on_cpu"]:
         cuda: Any = torch.cuda
         cuda.get_device_capability = lambda *_: AS_IF
@@ -154,18 +155,6 @@ def pytest_configure(config: Any) -> None:
         )
         cuda.synchronize = lambda *_: None
     config.pluginmanager.register(Counter(settings))
-
-
-def _stand_in_for_rotary(fulmen: Any) -> None:
-    """flash_attn.layers.rotary, which one test of caches imports: refused when it is called."""
-
-    def refused(*_: Any, **__: Any) -> None:
-        raise fulmen.UnsupportedError("rotary embedding is not among fulmen's functions")
-
-    for name in ("flash_attn.layers", "flash_attn.layers.rotary"):
-        module = types.ModuleType(name)
-        module.apply_rotary_emb = refused  # type: ignore[attr-defined]
-        sys.modules[name] = module
 
 
 def record(generation: str, device: str, sample: str, found: dict[str, Any]) -> None:

@@ -119,8 +119,7 @@ class Plan:
     ) -> Prepared:
         settings, planned, _ = self._prepared
         inputs = [q, k, v, *planned[3:]]
-        for name, x in zip("qkv", (q, k, v)):
-            self._layout.check(x, name)
+        self._layout.check_all(q, k, v, planned[schema().inputs.index("page_table")])
         replaceable = schema().replaceable
         for name, x in arrays.items():
             index = replaceable.get(name)

@@ -112,6 +112,17 @@ def test_packed_queries_are_rows_first_as_their_pages_are() -> None:
         first += n
 
 
+def test_a_plan_of_packed_queries_runs() -> None:
+    rows = RNG.standard_normal((6, HEADS, DIM)).astype(np.float32)
+    pages = [x.swapaxes(1, 2) for x in pools()]
+    given = {"cu_q": np.array([0, 3, 4, 6]), "kv_lengths": np.array(LENGTHS), "causal": True}
+    plan = fulmen.plan(rows, *pages, need=(), layout="shd", page_table=np.array(TABLE), **given)
+    wanted = fulmen.attention_paged(
+        rows, *pages, TABLE, given.pop("kv_lengths"), implementation="scalar", **given
+    )
+    close(plan.forward(rows, *pages).o, wanted)
+
+
 def test_drafts_and_positions() -> None:
     q, (k, v) = queries(3), pools()
     chain = fulmen.masks.tree([[0b001, 0b011, 0b111]] * 3)

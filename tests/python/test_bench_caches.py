@@ -21,10 +21,25 @@ from fulmen.cli import cache_bench
 from fulmen.cli.main import main
 from fulmen.cli.output import BadInputError, Output
 from fulmen.lab.benchmark import cache_cells, page, peers_caches, plots, read_peak, timing
+from fulmen.lab.benchmark.append_cells import APPEND_GRIDS, AppendCell
+from fulmen.lab.benchmark.append_sides import AppendTruth, FulmenAppend, IndexCopy, random_rows
 from fulmen.lab.benchmark.cache_cells import CACHE_GRIDS, CacheCell
-from fulmen.lab.benchmark.cache_sides import CacheTruth, FulmenCaches, pages_of, random_caches
+from fulmen.lab.benchmark.cache_sides import (
+    CacheTruth,
+    FulmenApart,
+    FulmenCaches,
+    pages_of,
+    random_caches,
+)
 from fulmen.lab.benchmark.loading import MissingError
 from fulmen.lab.benchmark.records import Run
+
+
+def mixed_cell() -> CacheCell:
+    return CacheCell(
+        "test", "forward", "float32", 4, 4, 2, 3, 8, True,
+        kv_lengths=(9, 5, 3, 8), q_lengths=(1, 1, 3, 2), page=4,
+    )  # fmt: skip
 
 
 def cell_of(rows: int, keys: tuple[int, ...], page: int, dtype: str = "float32") -> CacheCell:
@@ -55,6 +70,19 @@ def test_grids_are_what_the_documentation_says() -> None:
     assert {(c.kv_heads, c.dim, c.dtype, c.page) for c in asked} == {
         (heads, dim, "float16", 32) for heads in (32, 2) for dim in (64, 256)
     }
+
+    mixed = list(CACHE_GRIDS["mixed"].cells(None, None, None))
+    assert [(c.batch, c.rows, sum(c.q_rows), c.page) for c in mixed] == [
+        (66, 2048, 64 + 4096, 16), (2, 2048, 4096, 16), (64, 1, 64, 16),
+    ]  # fmt: skip
+    assert [c.shape.split(" heads")[0] for c in mixed] == [
+        "66x8192 q 1, 2 chunks of 2048", "2x8192 q 1, 2 chunks of 2048", "64x8192",
+    ]  # fmt: skip
+    append = list(APPEND_GRIDS["append"].cells(None, None, None))
+    assert [(c.rows, c.option) for c in append] == [
+        (64, ""), (1024, ""), (16384, ""), (64, "rotary"), (1024, "rotary"), (16384, "rotary"),
+    ]  # fmt: skip
+    assert [c.array_bytes for c in append[::3]] == [64 * 8192, 64 * (8192 + 16384)]
 
 
 def test_bytes_and_arithmetic() -> None:
@@ -126,10 +154,50 @@ def test_sides_are_right_or_say_what_they_lack(
         got = answer.results(answer.call())
         assert truth.error(got) < 1e-5, side.name
         wrong = got[0].clone()
-        wrong[truth.request, rows - 1, truth.head, 3] += 0.5
+        request, head = next(iter(truth.wanted))
+        wrong[request, rows - 1, head, 3] += 0.5
         assert math.isclose(truth.error((wrong,)), 0.5, abs_tol=1e-4)
-        wrong[truth.request, rows - 1, truth.head, 3] = math.nan
+        wrong[request, rows - 1, head, 3] = math.nan
         assert math.isnan(truth.error((wrong,)))
+
+
+def test_a_mixed_cell_whole_and_in_two_halves(shims: None) -> None:
+    import torch
+
+    cell = mixed_cell()
+    caches = random_caches(cell, torch, "cpu")
+    truth = CacheTruth(cell, caches, torch)
+    assert {request for request, _ in truth.wanted} >= {2}  # the longest chunk
+    sides = (FulmenCaches(), FulmenApart(), peers_caches.FlashAttention3Caches(None, False),
+             peers_caches.FlashAttention3Caches(None, True), peers_caches.FlashAttention4Caches(),
+             peers_caches.FlashInferCaches())  # fmt: skip
+    for side in sides:
+        answer = side.answer(cell, caches)
+        got = answer.results(answer.call())
+        assert truth.error(got) < 1e-5, side.name
+        got[0][2] = math.nan
+        assert math.isnan(truth.error(got)), side.name
+    with pytest.raises(MissingError, match="no packed queries"):
+        peers_caches.FlashAttention2Caches().answer(cell, caches)
+    with pytest.raises(MissingError, match="of one kind"):
+        FulmenApart().answer(cell_of(1, (3, 4), 4), caches)
+    fulmen.warmup([{**FulmenCaches().problem(cell), "backend": "cpu"}])
+
+
+@pytest.mark.parametrize("option", ["", "rotary"])
+def test_appended_rows(option: str) -> None:
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    cell = AppendCell("test", "append", "float32", 1, 4, 2, 37, 8, False, option=option, page=4)
+    rows = random_rows(cell, torch, "cpu")
+    truth = AppendTruth(cell, rows, torch)
+    for side in (FulmenAppend(), IndexCopy()):
+        if option not in side.options:
+            continue
+        answer = side.answer(cell, rows)
+        assert truth.error(answer.results(answer.call())) < 1e-6, side.name
+        got = answer.results(answer.call())
+        got[0].view(-1, 2, 8)[rows.slots[5], 1, 3] = math.nan
+        assert math.isnan(truth.error(got)), side.name
 
 
 @pytest.mark.parametrize("page_size", [0, 4])
@@ -205,9 +273,15 @@ def test_records_tables_and_page(tmp_path: Path, capsys: pytest.CaptureFixture[s
 
 def test_refusals(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "--grid", "cpu", "--page-sizes", "16"]) == 2
-    assert "--page-sizes is for --grid decode and paged, not cpu" in capsys.readouterr().err
+    assert (
+        "--page-sizes is for --grid decode, paged, mixed, append, not cpu"
+        in capsys.readouterr().err
+    )
     assert main(["bench", "--grid", "forward", "--groups", "1"]) == 2
-    assert "--groups is for --grid decode and paged, not forward" in capsys.readouterr().err
+    assert (
+        "--groups is for --grid decode, paged, mixed, append, not forward"
+        in capsys.readouterr().err
+    )
     assert main(["bench", "--grid", "decode", "--page-sizes", "16"]) == 2
     assert "--grid decode has no pages; --grid paged has" in capsys.readouterr().err
     assert main(["bench", "--grid", "decode", "--groups", "3"]) == 2

@@ -213,6 +213,13 @@ def test_u73_a_length_beyond_its_pages() -> None:
     table = torch.tensor([[2]], dtype=torch.int32)
     with pytest.raises(fulmen.ArgumentError, match="kv_lengths"):
         fulmen.attention_paged(pool[:1, :1], pool, pool, table, [17], layout="bshd")
+    for pages in (table, None):  # flash-attention#2709; without a table an entry has 16 rows
+        lengths = torch.tensor([17], dtype=torch.int32)
+        cache = pool if pages is not None else pool[:1]
+        with pytest.raises(fulmen.ArgumentError, match="kv_lengths"):
+            fa2.flash_attn_with_kvcache(
+                pool[:1, :1], cache, cache, cache_seqlens=lengths, block_table=pages
+            )
 
 
 def test_u99_new_keys_and_any_number_of_splits() -> None:

@@ -16,7 +16,8 @@ import numpy as np
 
 import fulmen
 from fulmen.lab.benchmark import page, peers_other, peers_torch
-from fulmen.lab.benchmark.cache_cells import CACHE_GRIDS, HEADS
+from fulmen.lab.benchmark.append_cells import APPEND_GRIDS, AppendGrid
+from fulmen.lab.benchmark.cache_cells import CACHE_GRIDS, HEADS, CacheGrid
 from fulmen.lab.benchmark.cells import GRIDS, ITEM_BYTES, Cell
 from fulmen.lab.benchmark.fma_peak import FmaPeak, MatrixProduct
 from fulmen.lab.benchmark.loading import MissingError
@@ -27,6 +28,8 @@ from fulmen.lab.benchmark.sides import Fulmen, NaiveNumpy, Side, random_tensors
 from fulmen.lab.benchmark.timing import Times
 from fulmen.options import implementations, names_of
 
+from .append_bench import PEERS as APPEND_PEERS
+from .append_bench import AppendBench
 from .arguments import positive
 from .benches import Benches, error_text
 from .cache_bench import PEERS as CACHE_PEERS
@@ -50,6 +53,7 @@ DEFAULT_PEERS = {
     "cuda": ("cudnn", "fa2", "fa3", "fa4", "efficient", "flashinfer", "xformers", "naive"),
     "cpu": ("fa2", "math", "naive"),
 }
+SERVING_GRIDS: dict[str, CacheGrid | AppendGrid] = {**CACHE_GRIDS, **APPEND_GRIDS}
 FMA_PEAK = "multiply-adds alone"  # a call beside the sides of a float32 cell
 PRODUCT = "a matrix product alone"  # likewise, of a cell on the CPU, by torch
 TORCH_CPU_NAME = "torch"  # SDPA on the CPU has one kernel, which torch calls flash attention
@@ -64,21 +68,22 @@ A library that is not installed is one line; it stops nothing.
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of the command."""
     add = parser.add_argument
-    add("--grid", choices=(*GRIDS, *CACHE_GRIDS), action="append",
-        help="forward, options, backward, training, float32, small, decode, paged (GPU), cpu; "
-        "default: forward where a GPU is, else cpu")  # fmt: skip
+    add("--grid", choices=(*GRIDS, *SERVING_GRIDS), action="append",
+        help="forward, options, backward, training, float32, small, decode, paged, mixed, append "
+        "(GPU), cpu; default: forward where a GPU is, else cpu")  # fmt: skip
     add("--backend", choices=("auto", "cpu", "cuda"), default="auto", help="of the default grid")
     add("--rows", type=positive, nargs="+", metavar="S", help="these sequence lengths")
     add("--dims", type=positive, nargs="+", metavar="D", help="these head dims")
     add("--groups", type=positive, nargs="+", metavar="G",
-        help="decode, paged: query heads that share keys; 4")  # fmt: skip
-    add("--page-sizes", type=positive, nargs="+", metavar="P", help="paged: these; 16 64 1")
+        help="of caches: query heads that share keys; 4")  # fmt: skip
+    add("--page-sizes", type=positive, nargs="+", metavar="P",
+        help="paged: these; 16 64 1; mixed, append: 16")  # fmt: skip
     add("--dtype", choices=tuple(ITEM_BYTES), help="instead of the grid's")
     add("--implementation", action="extend", nargs="+", choices=names_of("implementation"),
         metavar="NAME", help="of fulmen; several are several rows; auto")  # fmt: skip
     add("--precision", action="extend", nargs="+", choices=names_of("precision"), metavar="NAME",
         help="of float32 products: float32, tf32, 3xtf32; several are several rows")  # fmt: skip
-    every = tuple(dict.fromkeys((*PEERS, *CACHE_PEERS)))
+    every = tuple(dict.fromkeys((*PEERS, *CACHE_PEERS, *APPEND_PEERS)))
     add("--peers", nargs="*", choices=every, metavar="NAME",
         help=f"others beside fulmen, of {', '.join(every)}; without names: none")  # fmt: skip
     add("--fa3-operators", metavar="PATH", help="FlashAttention-3 from its shared library")
@@ -143,18 +148,19 @@ def _asked(
         BadInputError: words that the grid does not know, or heads that do not divide.
     """
     a = arguments
-    if name in CACHE_GRIDS:
-        grid = CACHE_GRIDS[name]
+    if name in SERVING_GRIDS:
+        grid = SERVING_GRIDS[name]
         if a.page_sizes and grid.pages == (0,):
             raise BadInputError(f"--grid {name} has no pages; --grid paged has")
         for group in a.groups or ():
             if HEADS % group:
                 raise BadInputError(f"{HEADS} query heads cannot share keys {group} to one")
         cells = list(grid.cells(a.rows, a.dims, a.dtype, a.groups, a.page_sizes))
-        return CacheBench(grid.backend, arguments, output), cells
+        bench = AppendBench if name in APPEND_GRIDS else CacheBench
+        return bench(grid.backend, arguments, output), cells
     for flag, given in (("--groups", a.groups), ("--page-sizes", a.page_sizes)):
         if given:
-            raise BadInputError(f"{flag} is for --grid {' and '.join(CACHE_GRIDS)}, not {name}")
+            raise BadInputError(f"{flag} is for --grid {', '.join(SERVING_GRIDS)}, not {name}")
     chosen = GRIDS[name]
     return Bench(chosen.backend, a, output), list(chosen.cells(a.rows, a.dims, a.dtype))
 

@@ -12,7 +12,12 @@ from itertools import groupby
 from typing import Any
 
 from fulmen.lab.benchmark import peers_caches
-from fulmen.lab.benchmark.cache_sides import CacheTruth, FulmenCaches, random_caches
+from fulmen.lab.benchmark.cache_sides import (
+    CacheTruth,
+    FulmenApart,
+    FulmenCaches,
+    random_caches,
+)
 from fulmen.lab.benchmark.loading import MissingError
 from fulmen.lab.benchmark.plots import Plot, of_caches
 from fulmen.lab.benchmark.read_peak import ReadPeak
@@ -51,7 +56,9 @@ class CacheBench(Benches):
         if arguments.precision:
             raise BadInputError("--precision is for float32; caches are timed in 16 bits")
         known = ("auto", *implementations(self.backend))
-        return [FulmenCaches(x) for x in arguments.implementation or ["auto"] if x in known]
+        asked = [x for x in arguments.implementation or ["auto"] if x in known]
+        is_mixed = "mixed" in (arguments.grid or ())
+        return [side(x) for x in asked for side in (FulmenCaches, FulmenApart)[: 1 + is_mixed]]
 
     def peer(self, name: str, fa3_path: str | None) -> Side:
         if name not in PEERS:

@@ -87,7 +87,7 @@ def append(cache: Cache, new: New, rotary: Rotary | None) -> Tensor:
         batch_index=cache.entries, layout="bshd" if new.offsets is None else "shd", **turns,
     )  # fmt: skip
     added = new.k.shape[1] if new.offsets is None else new.offsets.diff().to(cache.lengths.dtype)
-    lengths: Tensor = (cache.lengths + added).clamp(max=cache.capacity)
+    lengths: Tensor = cache.lengths + added
     return lengths
 
 
@@ -132,8 +132,6 @@ def with_cache(
         lengths = cache.lengths
         if new is not None:
             lengths = append(cache, new, rotary)
-        elif lengths is not None:
-            lengths = lengths.clamp(max=cache.capacity)
         return _attended(q, cache._replace(lengths=lengths), cu_q, options)
 
 

@@ -27,11 +27,17 @@ class CacheCell(Cell):
 
     graph: bool = True
     kv_lengths: tuple[int, ...] = ()  # keys of each request
+    q_lengths: tuple[int, ...] = ()  # query rows of each, packed; (): `rows` each
     page: int = 0  # rows of a page; 0: every request has one array of its own
 
     @property
     def kv_rows(self) -> int:
         return max(self.kv_lengths)
+
+    @property
+    def q_rows(self) -> tuple[int, ...]:
+        """Query rows of each request."""
+        return self.q_lengths or (self.rows,) * self.batch
 
     @property
     def is_even(self) -> bool:
@@ -48,6 +54,9 @@ class CacheCell(Cell):
         """As a table says it: requests x keys, rows of drafts, heads, head dim."""
         keys = str(self.kv_rows) if self.is_even else f"{min(self.kv_lengths)}..{self.kv_rows}"
         drafts = f"q {self.rows}" if self.rows > 1 else ""
+        if self.q_lengths:
+            ones = self.q_lengths.count(1)
+            drafts = f"q 1, {len(self.q_lengths) - ones} chunks of {self.rows}"
         page = f"page {self.page}" if self.page else ""
         heads = f"heads {self.heads}/{self.kv_heads}"
         words = (f"{self.batch}x{keys}", drafts, heads, f"D {self.dim}", page)
@@ -60,14 +69,16 @@ class CacheCell(Cell):
     @property
     def flops(self) -> float:
         """4 H D for each visible pair."""
-        hidden = self.rows * (self.rows - 1) // 2 if self.causal else 0
-        pairs = sum(self.rows * keys - hidden for keys in self.kv_lengths)
+        pairs = sum(
+            rows * keys - (rows * (rows - 1) // 2 if self.causal else 0)
+            for rows, keys in zip(self.q_rows, self.kv_lengths)
+        )
         return 4.0 * self.heads * self.dim * pairs
 
     @property
     def array_bytes(self) -> int:
         """Bytes of q, o and the keys and values that are present, each read or written once."""
-        q = self.batch * self.rows * self.heads * self.dim
+        q = sum(self.q_rows) * self.heads * self.dim
         kv = sum(self.kv_lengths) * self.kv_heads * self.dim
         return (2 * q + 2 * kv) * ITEM_BYTES[self.dtype]
 
@@ -79,14 +90,21 @@ def drawn_lengths() -> tuple[int, ...]:
 
 
 # Query rows, and keys of each request; several rows are drafts, causal among themselves.
-CASES: tuple[tuple[int, tuple[int, ...]], ...] = (
-    (1, (4096,)),
-    (1, (65536,)),
-    (1, (8192,) * 8),
-    (1, (8192,) * 32),
-    (1, (4096,) * 128),
-    (1, drawn_lengths()),
-    (4, (32768,) * 8),
+CASES: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...] = (
+    ((1,), (4096,)),
+    ((1,), (65536,)),
+    ((1,), (8192,) * 8),
+    ((1,), (8192,) * 32),
+    ((1,), (4096,) * 128),
+    ((1,), drawn_lengths()),
+    ((4,), (32768,) * 8),
+)
+# A step of a server: requests that decode beside chunks of prompts; decoding alone; chunks alone.
+DECODES, CHUNKS = (1,) * 64, (2048,) * 2
+MIXED: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...] = (
+    (DECODES + CHUNKS, (8192,) * 66),
+    (CHUNKS, (8192,) * 2),
+    ((1,), (8192,) * 64),
 )
 
 
@@ -98,6 +116,7 @@ class CacheGrid:
     pages: tuple[int, ...]
     backend: str = "cuda"
     dtype: str = "bfloat16"
+    cases: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...] = CASES
 
     def cells(
         self,
@@ -110,15 +129,20 @@ class CacheGrid:
         """Cells in order; `rows` leaves those whose longest request has so many keys."""
         choices = (groups or (GROUP,), dims or (DIM,), pages or self.pages)
         for group, dim, page in product(*choices):
-            for q_rows, keys in CASES:
+            for q_rows, keys in self.cases:
                 if max(keys) in (rows or (max(keys),)):
                     yield CacheCell(
                         self.name, "forward", dtype or self.dtype, len(keys), HEADS,
-                        HEADS // group, q_rows, dim, q_rows > 1,
-                        kv_lengths=keys, page=page,
+                        HEADS // group, max(q_rows), dim, max(q_rows) > 1, kv_lengths=keys,
+                        q_lengths=q_rows if len(q_rows) > 1 else (), page=page,
                     )  # fmt: skip
 
 
 CACHE_GRIDS: dict[str, CacheGrid] = {
-    grid.name: grid for grid in (CacheGrid("decode", (0,)), CacheGrid("paged", (16, 64, 1)))
+    grid.name: grid
+    for grid in (
+        CacheGrid("decode", (0,)),
+        CacheGrid("paged", (16, 64, 1)),
+        CacheGrid("mixed", (16,), cases=MIXED),
+    )
 }

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any
 
@@ -22,14 +22,16 @@ LAYOUT = "bshd"  # heads inside a token, as servers have them
 
 @dataclass
 class Caches(Tensors):
-    """q and o are (request, row, head, dim); k and v (request, row, kv_head, dim), or in pages
-    (page, row, kv_head, dim), found through the table. Integers are int32, where q is.
+    """q and o are (request, row, head, dim), or packed (row, head, dim); k and v (request, row,
+    kv_head, dim), or in pages (page, row, kv_head, dim), found through the table. Integers are
+    int32, where q is.
     """
 
     lengths: Any  # (request,) keys present
     table: Any  # (request, page); None: contiguous
     indptr: Any  # (request + 1,): the pages of request r are pages[indptr[r] : indptr[r + 1]]
     pages: Any
+    cu_q: Any  # (request + 1,) of packed queries; None: (request, row, ...)
 
 
 def pages_of(cell: CacheCell) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -68,8 +70,10 @@ def random_caches(cell: CacheCell, torch: Any, device: str) -> Caches:
         table, indptr, pages = map(integers, pages_of(cell))
         stored = (len(pages), cell.page)
     k, v = (normal(*stored, cell.kv_heads, cell.dim) for _ in range(2))
-    q = normal(cell.batch, cell.rows, cell.heads, cell.dim)
-    return Caches(q, k, v, None, integers(cell.kv_lengths), table, indptr, pages)
+    packed = bool(cell.q_lengths)
+    q = normal(*((sum(cell.q_rows),) if packed else (cell.batch, cell.rows)), cell.heads, cell.dim)
+    cu_q = integers([0, *accumulate(cell.q_rows)]) if packed else None
+    return Caches(q, k, v, None, integers(cell.kv_lengths), table, indptr, pages, cu_q)
 
 
 class FulmenCaches(Side):
@@ -81,10 +85,12 @@ class FulmenCaches(Side):
         """By the name of an implementation."""
         self.asked = implementation
 
-    def _options(self, cell: CacheCell, lengths: Any, table: Any) -> dict[str, Any]:
+    def _options(self, cell: CacheCell, lengths: Any, table: Any, cu_q: Any) -> dict[str, Any]:
         options: dict[str, Any] = {
             "causal": cell.causal, "layout": LAYOUT, "implementation": self.asked,
         }  # fmt: skip
+        if cu_q is not None:
+            options.update(cu_q=cu_q, max_q=cell.rows, layout="shd")
         if cell.page:
             return {**options, "page_table": table, "kv_lengths": lengths}
         return options if cell.is_even else {**options, "kv_lengths": lengths}
@@ -97,16 +103,19 @@ class FulmenCaches(Side):
             stored = (len(pages), cell.page)
         kv = (*stored, cell.kv_heads, cell.dim)
         lengths = np.asarray(cell.kv_lengths, np.int32)
+        rows, cu_q = (cell.batch, cell.rows), None
+        if cell.q_lengths:
+            rows, cu_q = (sum(cell.q_rows),), np.asarray([0, *accumulate(cell.q_rows)], np.int32)
         return {
-            "q": (cell.batch, cell.rows, cell.heads, cell.dim), "k": kv, "v": kv, "need": (),
-            "dtype": cell.dtype, **self._options(cell, lengths, table),
+            "q": (*rows, cell.heads, cell.dim), "k": kv, "v": kv, "need": (),
+            "dtype": cell.dtype, **self._options(cell, lengths, table, cu_q),
         }  # fmt: skip
 
     def answer(self, cell: Any, tensors: Any) -> Answer:
         import torch
 
         q, k, v = tensors.q, tensors.k, tensors.v
-        options = self._options(cell, tensors.lengths, tensors.table)
+        options = self._options(cell, tensors.lengths, tensors.table, tensors.cu_q)
         out = torch.empty_like(q)
         try:
             plan = fulmen.plan(q, k, v, need=(), out=out, **options)
@@ -122,32 +131,88 @@ class FulmenCaches(Side):
         )
 
 
+class FulmenApart(FulmenCaches):
+    """A mixed cell in two plans, one after the other: the requests of one row, then the chunks."""
+
+    name = "fulmen apart"
+
+    def answer(self, cell: Any, tensors: Any) -> Answer:
+        import torch
+
+        t = tensors
+        if not cell.q_lengths or min(cell.q_rows) == cell.rows:
+            raise MissingError("its requests are of one kind")
+        ones = cell.q_rows.count(1)  # they come first
+        halves = []
+        for requests in (slice(None, ones), slice(ones, None)):
+            part = replace(
+                cell, batch=len(cell.q_rows[requests]), rows=max(cell.q_rows[requests]),
+                q_lengths=cell.q_rows[requests], kv_lengths=cell.kv_lengths[requests],
+            )  # fmt: skip
+            rows = slice(ones) if requests.start is None else slice(ones, None)
+            cu_q = torch.as_tensor([0, *accumulate(part.q_rows)], device=t.q.device)
+            half = replace(
+                t, q=t.q[rows], lengths=t.lengths[requests], table=t.table[requests],
+                cu_q=cu_q.to(torch.int32),
+            )  # fmt: skip
+            halves.append(super().answer(part, half))
+        one, other = halves
+
+        def call() -> tuple[Any, Any]:
+            return one.call(), other.call()
+
+        names = " + ".join(dict.fromkeys(half.implementation for half in halves))
+        return Answer(
+            call, lambda x: (torch.cat([y.o for y in x]),), names,
+            sum(half.extra_bytes for half in halves),
+        )  # fmt: skip
+
+
 class CacheTruth:
-    """o of one (request, head) in float64."""
+    """o of one (request, head) in float64, and of one of those with the most rows."""
 
     def __init__(self, cell: CacheCell, caches: Caches, torch: Any) -> None:
         """Computed where the caches are."""
+        self.begins = [0, *accumulate(cell.q_rows)] if cell.q_lengths else None
         choose = random.Random(cell.name)
-        self.request, self.head = choose.randrange(cell.batch), choose.randrange(cell.heads)
-        keys = cell.kv_lengths[self.request]
-        kv_head = self.head * cell.kv_heads // cell.heads
-        k, v = (self._rows(x, caches.table)[:keys, kv_head].double() for x in (caches.k, caches.v))
-        s = cell.dim**-0.5 * (self._one(caches.q) @ k.T)
+        requests = {choose.randrange(cell.batch), cell.q_rows.index(cell.rows)}
+        self.wanted = {
+            (request, head): self._attended(cell, caches, torch, request, head)
+            for request in sorted(requests)
+            for head in (choose.randrange(cell.heads),)
+        }
+
+    def _attended(
+        self, cell: CacheCell, caches: Caches, torch: Any, request: int, head: int
+    ) -> Any:
+        keys, rows = cell.kv_lengths[request], cell.q_rows[request]
+        kv_head = head * cell.kv_heads // cell.heads
+        k, v = (
+            self._keys(x, caches.table, request)[:keys, kv_head].double()
+            for x in (caches.k, caches.v)
+        )
+        s = cell.dim**-0.5 * (self._rows(caches.q, request, head) @ k.T)
         if cell.causal:
-            row = torch.arange(cell.rows, device=s.device)[:, None]
-            hidden = torch.arange(keys, device=s.device) > row + keys - cell.rows
+            row = torch.arange(rows, device=s.device)[:, None]
+            hidden = torch.arange(keys, device=s.device) > row + keys - rows
             s = s.masked_fill(hidden, float("-inf"))
-        self.o = torch.softmax(s, -1) @ v
+        return torch.softmax(s, -1) @ v
 
-    def _one(self, x: Any) -> Any:
-        return x[self.request, :, self.head].double()
+    def _rows(self, x: Any, request: int, head: int) -> Any:
+        """q or o of a request."""
+        if self.begins is None:
+            return x[request, :, head].double()
+        begin, end = self.begins[request : request + 2]
+        return x[begin:end, head].double()
 
-    def _rows(self, x: Any, table: Any) -> Any:
-        """Keys or values of the request, in order."""
-        if table is None:
-            return x[self.request]
-        return x[table[self.request].long()].flatten(0, 1)
+    def _keys(self, x: Any, table: Any, request: int) -> Any:
+        """Keys or values of a request, in order."""
+        return x[request] if table is None else x[table[request].long()].flatten(0, 1)
 
     def error(self, got: tuple[Any, ...]) -> float:
         """The largest |o - truth|; NaN where a result is not finite."""
-        return float(abs(self._one(got[0]) - self.o).max())
+        found = [
+            abs(self._rows(got[0], request, head) - o).max()
+            for (request, head), o in self.wanted.items()
+        ]
+        return float(sum(found) * 0 + max(found))

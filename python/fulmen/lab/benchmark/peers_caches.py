@@ -73,7 +73,7 @@ class FlashAttention3Caches(Side):
         def forward(cell: CacheCell, t: Caches, **given: Any) -> Any:
             o = module.flash_attn_with_kvcache(
                 t.q, t.k, t.v, cache_seqlens=t.lengths, page_table=t.table, causal=cell.causal,
-                **given,
+                cu_seqlens_q=t.cu_q, max_seqlen_q=most_rows(cell), **given,
             )  # fmt: skip
             return o[0] if isinstance(o, tuple) else o
 
@@ -84,7 +84,8 @@ class FlashAttention3Caches(Side):
         def schedule(cell: CacheCell, t: Caches) -> Any:
             return module.get_scheduler_metadata(
                 cell.batch, cell.rows, longest(cell), cell.heads, cell.kv_heads, cell.dim,
-                t.lengths, t.q.dtype, page_size=cell.page or None, causal=cell.causal,
+                t.lengths, t.q.dtype, cu_seqlens_q=t.cu_q, page_size=cell.page or None,
+                causal=cell.causal,
             )  # fmt: skip
 
         return schedule
@@ -95,7 +96,7 @@ class FlashAttention3Caches(Side):
             return operators.fwd(
                 t.q, t.k, t.v, softmax_scale=cell.dim**-0.5, is_causal=cell.causal,
                 window_size_left=-1, window_size_right=-1, num_splits=0, seqused_k=t.lengths,
-                page_table=t.table, **given,
+                page_table=t.table, cu_seqlens_q=t.cu_q, max_seqlen_q=most_rows(cell), **given,
             )[0]  # fmt: skip
 
         return forward
@@ -105,11 +106,16 @@ class FlashAttention3Caches(Side):
         def schedule(cell: CacheCell, t: Caches) -> Any:
             return operators.get_scheduler_metadata(
                 cell.batch, cell.rows, longest(cell), cell.heads, cell.kv_heads, cell.dim,
-                cell.dim, t.q.dtype, t.lengths, None, None, None, None, None, cell.page or None, 0,
-                cell.causal, -1, -1, 0, False, 0, None, 0,
+                cell.dim, t.q.dtype, t.lengths, t.cu_q, None, None, None, None,
+                cell.page or None, 0, cell.causal, -1, -1, 0, False, 0, None, 0,
             )  # fmt: skip
 
         return schedule
+
+
+def most_rows(cell: CacheCell) -> int | None:
+    """Of a packed request; None where queries are not packed."""
+    return cell.rows if cell.q_lengths else None
 
 
 def longest(cell: CacheCell) -> int:
@@ -128,6 +134,8 @@ class FlashAttention2Caches(Side):
 
     def answer(self, cell: Any, tensors: Any) -> Answer:
         t, function = tensors, self.function
+        if cell.q_lengths:
+            raise MissingError("its caches take no packed queries")
         return Answer(
             lambda: function(
                 t.q, t.k, t.v, cache_seqlens=t.lengths, block_table=t.table, causal=cell.causal
@@ -152,7 +160,8 @@ class FlashAttention4Caches(Side):
 
             def call() -> Any:
                 return module.flash_attn_varlen_func(
-                    t.q, t.k, t.v, seqused_k=t.lengths, page_table=t.table, causal=cell.causal,
+                    t.q, t.k, t.v, cu_seqlens_q=t.cu_q, max_seqlen_q=most_rows(cell),
+                    seqused_k=t.lengths, page_table=t.table, causal=cell.causal,
                     max_seqlen_k=cell.kv_rows,
                 )  # fmt: skip
 
@@ -192,8 +201,9 @@ class FlashInferCaches(Side):
         else:
             wrapper = self.module.BatchPrefillWithPagedKVCacheWrapper(scratch, "NHD", backend="fa2")
             rows = torch.arange(cell.batch + 1, dtype=torch.int32, device=t.q.device) * cell.rows
+            rows = rows if t.cu_q is None else t.cu_q
             wrapper.plan(rows, *common, causal=cell.causal, **dtypes)
-        q = t.q.flatten(0, 1)
+        q = t.q.reshape(-1, *shape[-2:])
         return Answer(
             lambda: wrapper.run(q, (t.k, t.v)), lambda o: (o.reshape(shape),), "flashinfer fa2"
         )
