@@ -103,7 +103,8 @@ class FulmenCaches(Side):
             stored = (len(pages), cell.page)
         kv = (*stored, cell.kv_heads, cell.dim)
         lengths = np.asarray(cell.kv_lengths, np.int32)
-        rows, cu_q = (cell.batch, cell.rows), None
+        rows: tuple[int, ...] = (cell.batch, cell.rows)
+        cu_q = None
         if cell.q_lengths:
             rows, cu_q = (sum(cell.q_rows),), np.asarray([0, *accumulate(cell.q_rows)], np.int32)
         return {
