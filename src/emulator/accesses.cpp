@@ -6,6 +6,7 @@
 
 #include <cstring>
 
+#include "emulator/cluster.h"
 #include "emulator/global_memory.h"
 #include "emulator/launch.h"
 #include "emulator/order.h"
@@ -17,15 +18,17 @@ namespace {
 
 constexpr u32 kMbarrierBytes = 8;
 
-// "sK[3], byte 12" or "shared byte 1036".
-std::string name_shared(u32 offset) {
+// "sK[3], byte 12" or "shared byte 1036", and of which block where it is not the running one.
+std::string name_shared(const Block& owner, u32 offset) {
+  std::string name = "shared byte " + std::to_string(offset);
   for (const SharedArray& array : world().grid->shared_arrays) {
     if (offset < array.begin || offset - array.begin >= array.bytes) continue;
     const u32 byte = offset - array.begin;
-    return array.name + "[" + std::to_string(byte / array.row_bytes) + "], byte " +
+    name = array.name + "[" + std::to_string(byte / array.row_bytes) + "], byte " +
            std::to_string(byte % array.row_bytes);
+    break;
   }
-  return "shared byte " + std::to_string(offset);
+  return &owner == current_block ? name : name + " of block " + std::to_string(owner.index);
 }
 
 const char* verb(Kind kind) {
@@ -68,9 +71,8 @@ void remember_value(const void* address, u64 bytes, std::string complaint) {
   same = {address, {begin, begin + bytes}, std::move(complaint)};
 }
 
-void on_shared_as(const Engine& engine, bool async, const std::string& subject, u32 offset,
-                  u32 bytes, Kind kind, Site site) {
-  Block& here = block();
+void on_shared_as(const Engine& engine, bool async, const std::string& subject, Block& here,
+                  u32 offset, u32 bytes, Kind kind, Site site) {
   if (u64{offset} + bytes > here.shared_bytes) {
     fail("out of bounds: " + subject + verb(kind) + " shared bytes " + std::to_string(offset) +
          " to " + std::to_string(u64{offset} + bytes - 1) + " of " +
@@ -84,7 +86,7 @@ void on_shared_as(const Engine& engine, bool async, const std::string& subject, 
                                                       static_cast<u32>(world().random()));
     if (finding.fault == Fault::kNone) return;
     const u32 first = static_cast<u32>(std::countr_zero(finding.bytes));
-    const std::string what = name_shared(static_cast<u32>(number) * kGranuleBytes + first);
+    const std::string what = name_shared(here, static_cast<u32>(number) * kGranuleBytes + first);
     std::string complaint = describe(finding, subject, what, kind);
     if (!may_be_same_value(finding, kind, async)) fail(complaint);
     remember_value(here.shared + offset, bytes, std::move(complaint));
@@ -96,14 +98,17 @@ Engine running_thread() {
   return {thread.agent, thread.clock.seen[thread.agent], thread.clock};
 }
 
-void touch_shared(u32 offset, u32 bytes, Kind kind, Site site) {
+void touch_shared(const Engine& who, Block& owner, u32 offset, u32 bytes, Kind kind, Site site) {
   check_same_value();
   at(site);
-  on_shared_as(running_thread(), false, "", offset, bytes, kind, site);
+  on_shared_as(who, false, "", owner, offset, bytes, kind, site);
   if (kind == Kind::kWrite && checking()) {
-    block().layouts[offset / kLayoutBytes] = Layout::kUnknown;
+    owner.layouts[offset / kLayoutBytes] = Layout::kUnknown;
   }
 }
+
+// The warp among all that run together.
+u32 warp_of_world() { return self().agent / kWarpSize; }
 
 }  // namespace
 
@@ -120,19 +125,30 @@ void check_same_value() {
 
 void on_shared(u32 offset, u32 bytes, Kind kind, Site site) {
   if (Counters* counters = world().grid->counters) {
-    counters->shared_access(offset, bytes, {self().warp(), self().lane(), site});
+    counters->shared_access(offset, bytes, {warp_of_world(), self().lane(), site});
   }
-  touch_shared(offset, bytes, kind, site);
+  touch_shared(running_thread(), block(), offset, bytes, kind, site);
 }
 
-void on_mbarrier(u32 offset, Kind kind, Site site) {
-  touch_shared(offset, kMbarrierBytes, kind, site);
+void on_cluster(const Location& to, u32 bytes, Kind kind, Site site) {
+  const u32 offset = to.address - kSharedBase;
+  if (to.block == current_block) return on_shared(offset, bytes, kind, site);
+  reach(to, kind, site);
+  count(kind == Kind::kRead ? &Counters::cluster_loaded_bytes : &Counters::cluster_stored_bytes,
+        bytes);
+  touch_shared(running_thread(), *to.block, offset, bytes, kind, site);
 }
 
-void set_layout(u32 offset, u32 bytes, Layout layout) {
+void on_mbarrier(const Location& at, Kind kind, Site site, const Engine* init) {
+  const Engine who = init != nullptr ? *init : running_thread();
+  touch_shared(who, *at.block, at.address - kSharedBase, kMbarrierBytes, kind, site);
+}
+
+void set_layout(const Location& to, u32 bytes, Layout layout) {
   if (!checking()) return;
+  const u32 offset = to.address - kSharedBase;
   for (u32 at = offset; at < offset + bytes; at += kLayoutBytes) {
-    block().layouts[at / kLayoutBytes] = layout;
+    to.block->layouts[at / kLayoutBytes] = layout;
   }
 }
 
@@ -141,15 +157,21 @@ void expect_layout(const Engine& engine, u32 offset, Layout layout, Site site) {
   if (found == Layout::kUnknown || found == layout) return;
   at(site);
   const auto adverb = [](Layout l) { return l == Layout::kSwizzled ? " with" : " without"; };
-  fail("wrong swizzle: " + world().name_agent(engine.agent) + " reads " + name_shared(offset) +
-       adverb(layout) + " the 128-byte swizzle, a copy wrote it" + adverb(found));
+  fail("wrong swizzle: " + world().name_agent(engine.agent) + " reads " +
+       name_shared(block(), offset) + adverb(layout) + " the 128-byte swizzle, a copy wrote it" +
+       adverb(found));
 }
 
 void on_shared_by(const Engine& engine, bool async, u32 offset, u32 bytes, Kind kind, Site site) {
+  on_cluster_by(engine, async, own(kSharedBase + offset), bytes, kind, site);
+}
+
+void on_cluster_by(const Engine& engine, bool async, const Location& to, u32 bytes, Kind kind,
+                   Site site) {
   at(site);
   const std::string subject =
       checking() ? world().name_agent(engine.agent) + " " : std::string("an engine ");
-  on_shared_as(engine, async, subject, offset, bytes, kind, site);
+  on_shared_as(engine, async, subject, *to.block, to.address - kSharedBase, bytes, kind, site);
 }
 
 void on_global(const void* address, u64 bytes, Kind kind, Site site) {
@@ -169,7 +191,7 @@ void on_global(const void* address, u64 bytes, Kind kind, Site site) {
   at(site);
   if (Counters* counters = world().grid->counters) {
     counters->global_access(last->name(), reinterpret_cast<u64>(begin), bytes, kind != Kind::kRead,
-                            {self().warp(), self().lane(), site});
+                            {warp_of_world(), self().lane(), site});
   }
   if (!checking()) return;
   if (!last->writable()) {

@@ -35,15 +35,19 @@ void store_unseen(T* pointer, T x) {
 
 // By the running thread. `offset` counts from the first byte of shared memory.
 void on_shared(u32 offset, u32 bytes, Kind kind, Site site);
-void on_mbarrier(u32 offset, Kind kind, Site site);  // the same, by no load or store
+void on_cluster(const Location& at, u32 bytes, Kind kind, Site site);  // and of any block's
+// By no load or store; init: as which agent.
+void on_mbarrier(const Location& at, Kind kind, Site site, const Engine* init = nullptr);
 void on_global(const void* address, u64 bytes, Kind kind, Site site);
 void on_pointer(const void* address, u64 bytes, Kind kind, Site site);  // wherever that is
 
 // async: the engine works in the asynchronous proxy.
 void on_shared_by(const Engine& engine, bool async, u32 offset, u32 bytes, Kind kind, Site site);
+void on_cluster_by(const Engine& engine, bool async, const Location& at, u32 bytes, Kind kind,
+                   Site site);
 
 // What a copy made of a part of shared memory; unknown once a thread has written there.
-void set_layout(u32 offset, u32 bytes, Layout layout);
+void set_layout(const Location& at, u32 bytes, Layout layout);
 // An engine reads the kilobyte of this byte as a matrix of the layout.
 void expect_layout(const Engine& engine, u32 offset, Layout layout, Site site);
 

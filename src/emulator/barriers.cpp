@@ -27,22 +27,44 @@ constexpr const char* kBarrierNames[kNumNamedBarriers] = {
     "barrier 6",  "barrier 7",  "barrier 8",  "barrier 9", "barrier 10", "barrier 11",
     "barrier 12", "barrier 13", "barrier 14", "barrier 15"};
 
-Mbarrier& mbarrier_at(u32 address) {
-  const auto found = block().mbarriers.find(address);
-  if (found == block().mbarriers.end()) {
-    fail("no mbarrier was made at shared address " + std::to_string(address));
-  }
+// "shared address 1024", and of which block where it is not the running thread's.
+std::string name_of(const Location& barrier) {
+  const std::string name = "shared address " + std::to_string(barrier.address);
+  if (barrier.block == current_block) return name;
+  return name + " of block " + std::to_string(barrier.block->index);
+}
+
+Mbarrier& mbarrier_at(const Location& at) {
+  const auto found = at.block->mbarriers.find(at.address);
+  if (found == at.block->mbarriers.end()) fail("no mbarrier was made at " + name_of(at));
   return found->second;
+}
+
+// What a block brings to a barrier.
+Arrivals& arrivals_of(Mbarrier& barrier, const Block& origin, const Location& at) {
+  return &origin == at.block ? barrier.own : barrier.others;
+}
+
+void finish_phase(Arrivals& arrivals, u32 phase) {
+  if (arrivals.copies > 0) arrivals.arriving.seen.raise(arrivals.agent, arrivals.copies);
+  arrivals.over[phase % 2] = std::exchange(arrivals.arriving, {});
 }
 
 void finish_phase_if_complete(Mbarrier& barrier, Ending ending) {
   if (barrier.pending != 0 || barrier.bytes != 0) return;
   if (barrier.endings.size() == kKeptEndings) barrier.endings.pop_front();
   barrier.endings.push_back(ending);
-  if (barrier.copies > 0) barrier.arriving.seen.raise(barrier.agent, barrier.copies);
-  barrier.over[barrier.phase % 2] = std::exchange(barrier.arriving, {});
+  finish_phase(barrier.own, barrier.phase);
+  finish_phase(barrier.others, barrier.phase);
   ++barrier.phase;
   barrier.pending = barrier.arrivals;
+}
+
+// A phase that another block ends is known to be over by who has waited for it, though nothing else
+// is known of that block to those who wait without .cluster.
+Ending ending_by_others(Mbarrier& barrier) {
+  if (barrier.phase_agent == kNoAgent) barrier.phase_agent = world().new_engine("an mbarrier");
+  return {barrier.phase_agent, barrier.phase + 1};
 }
 
 // The phase that the running thread can mean by a parity: the first one that it does not know to
@@ -61,7 +83,7 @@ class MbarrierWait final : public Wait {
   MbarrierWait(u32 address, u32 parity)
       : address_(address),
         parity_(parity),
-        barrier_(mbarrier_at(address)),
+        barrier_(mbarrier_at(own(address))),
         meant_(phase_meant(barrier_, parity)) {}
 
   // Two phases on, the parity is the same again: who comes so late waits for another phase.
@@ -78,7 +100,8 @@ class MbarrierWait final : public Wait {
            std::to_string(parity_) + ": phase " + std::to_string(barrier_.phase) + " lacks " +
            std::to_string(barrier_.pending) + " of " + std::to_string(barrier_.arrivals) +
            " arrivals and " + std::to_string(barrier_.bytes) + " bytes; so far it was reached by " +
-           name_warps(barrier_.arrived_warps);
+           name_warps(barrier_.arrived_warps) +
+           (barrier_.reached_by_others ? " and by other blocks" : "");
   }
 
  private:
@@ -100,70 +123,88 @@ void named_barrier_sync(u32 id, u32 threads) {
 }
 
 void mbarrier_init(u32 address, u32 arrivals, Site site) {
-  shared_at(address, 8, 8);
-  on_mbarrier(address - kSharedBase, Kind::kWrite, site);
+  bytes_at(own(address), 8, 8);
+  Thread& thread = self();
+  if (thread.init_agent == kNoAgent) {
+    thread.init_agent = world().new_engine(world().name_agent(thread.agent));
+  }
+  const Engine init{thread.init_agent, ++thread.inits, thread.clock};
+  on_mbarrier(own(address), Kind::kWrite, site, &init);
+  thread.clock.seen.raise(thread.init_agent, thread.inits);
   if (arrivals == 0) fail("an mbarrier for 0 arrivals");
   Mbarrier& barrier = block().mbarriers[address];
   barrier = {};
   barrier.arrivals = barrier.pending = arrivals;
-  barrier.made_by = self().index;
+  barrier.made_by = thread.index;
 }
 
 void mbarrier_fence_init() {
+  self().fenced_inits = self().inits;
   for (auto& [address, barrier] : block().mbarriers) {
     if (barrier.made_by == self().index) barrier.known_to_engine = true;
   }
 }
 
-void mbarrier_arrive(u32 address, Site site) {
-  Mbarrier& barrier = mbarrier_at(address);
-  on_mbarrier(address - kSharedBase, Kind::kAtomic, site);
+void mbarrier_arrive(const Location& at, Site site) {
+  reach(at, Kind::kAtomic, site);
+  Mbarrier& barrier = mbarrier_at(at);
+  on_mbarrier(at, Kind::kAtomic, site);
   if (barrier.pending == 0) {
     fail("more than " + std::to_string(barrier.arrivals) +
-         " arrivals in one phase of the mbarrier at shared address " + std::to_string(address));
+         " arrivals in one phase of the mbarrier at " + name_of(at));
   }
   const Thread& thread = self();
-  const Ending ending{thread.agent, thread.clock.seen[thread.agent]};
-  hand_over(barrier.arriving);
+  const bool is_own = at.block == current_block;
+  const Ending ending =
+      is_own ? Ending{thread.agent, thread.clock.seen[thread.agent]} : ending_by_others(barrier);
+  hand_over(arrivals_of(barrier, block(), at).arriving);
   --barrier.pending;
-  barrier.arrived_warps |= 1u << thread.warp();
+  if (is_own) barrier.arrived_warps |= 1u << thread.warp();
+  barrier.reached_by_others |= !is_own;
   finish_phase_if_complete(barrier, ending);
 }
 
-void mbarrier_expect_bytes(u32 address, u32 bytes) { mbarrier_at(address).bytes += bytes; }
+void mbarrier_expect_bytes(const Location& at, u32 bytes) {
+  if (at.block != current_block) expect_running(*at.block);
+  mbarrier_at(at).bytes += bytes;
+}
 
-u32 mbarrier_count_copy(u32 address) {
-  Mbarrier& barrier = mbarrier_at(address);
+Engine mbarrier_engine(const Location& at) {
+  Mbarrier& barrier = mbarrier_at(at);
   if (checking() && !barrier.known_to_engine) {
-    fail("missing fence.mbarrier_init: a copy counts towards the mbarrier at shared address " +
-         std::to_string(address));
+    fail("missing fence.mbarrier_init: a copy counts towards the mbarrier at " + name_of(at));
   }
-  if (barrier.agent == kNoAgent) {
-    barrier.agent =
-        world().new_engine("a copy to the mbarrier at shared address " + std::to_string(address));
+  Arrivals& arrivals = arrivals_of(barrier, block(), at);
+  if (arrivals.agent == kNoAgent) {
+    arrivals.agent = world().new_engine("a copy to the mbarrier at " + name_of(at));
   }
-  return ++barrier.copies;
+  return {arrivals.agent, ++arrivals.copies, self().clock};
 }
 
-Engine mbarrier_engine(u32 address, u32 number) {
-  return {mbarrier_at(address).agent, number, self().clock};
-}
-
-void mbarrier_complete_bytes(u32 address, u32 bytes) {
-  Mbarrier& barrier = mbarrier_at(address);
+void mbarrier_complete_bytes(const Location& at, const Block& origin, u32 bytes) {
+  expect_running(*at.block);
+  Mbarrier& barrier = mbarrier_at(at);
   barrier.bytes -= bytes;
-  finish_phase_if_complete(barrier, {barrier.agent, barrier.copies});
+  const bool is_own = &origin == at.block;
+  barrier.reached_by_others |= !is_own;
+  finish_phase_if_complete(
+      barrier, is_own ? Ending{barrier.own.agent, barrier.own.copies} : ending_by_others(barrier));
 }
 
-void mbarrier_wait(u32 address, u32 parity, Site site) {
+void mbarrier_wait(u32 address, u32 parity, bool cluster, Site site) {
   if (parity > 1) fail("an mbarrier has no parity " + std::to_string(parity));
-  const Mbarrier& barrier = mbarrier_at(address);
-  on_mbarrier(address - kSharedBase, Kind::kAtomic, site);
+  const Mbarrier& barrier = mbarrier_at(own(address));
+  on_mbarrier(own(address), Kind::kAtomic, site);
   count(&Counters::barrier_waits);
   const MbarrierWait phase(address, parity);
   wait(phase);
   if (phase.is_late()) fail(phase.lateness());
-  if (barrier.phase > 0) take_over(barrier.over[parity]);
+  if (barrier.phase == 0 || !checking()) return;
+  take_over(barrier.own.over[parity]);
+  if (cluster) take_over(barrier.others.over[parity]);
+  if (barrier.phase_agent != kNoAgent) {
+    self().clock.seen.raise(barrier.phase_agent, barrier.phase);
+  }
 }
 
 }  // namespace fulmen::emulator

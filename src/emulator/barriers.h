@@ -5,7 +5,7 @@
 // kernels/ptx/thread.cuh and tma.cuh call.
 #pragma once
 
-#include "emulator/accesses.h"
+#include "emulator/cluster.h"
 
 namespace fulmen::emulator {
 
@@ -14,11 +14,14 @@ void named_barrier_sync(u32 id, u32 threads);
 
 void mbarrier_init(u32 address, u32 arrivals, Site site);
 void mbarrier_fence_init();  // for the barriers that this thread has made
-void mbarrier_arrive(u32 address, Site site);
-void mbarrier_expect_bytes(u32 address, u32 bytes);  // before the arrival of the same thread
-u32 mbarrier_count_copy(u32 address);                // a copy is asked for: its number
-Engine mbarrier_engine(u32 address, u32 number);
-void mbarrier_complete_bytes(u32 address, u32 bytes);
-void mbarrier_wait(u32 address, u32 parity, Site site);
+void mbarrier_arrive(const Location& barrier, Site site);
+void mbarrier_expect_bytes(const Location& barrier, u32 bytes);  // before the thread arrives
+
+// A copy is asked for by the running thread, that counts towards a barrier: its engine.
+Engine mbarrier_engine(const Location& barrier);
+void mbarrier_complete_bytes(const Location& barrier, const Block& origin, u32 bytes);
+
+// cluster: with the order that arrivals and copies of other blocks bring (.acquire.cluster).
+void mbarrier_wait(u32 address, u32 parity, bool cluster, Site site);
 
 }  // namespace fulmen::emulator

@@ -143,6 +143,11 @@ struct Thread {
   u32 stores_committed = 0;      // number of the last committed one
   std::set<u32> stores_running;  // numbers of those not complete
   u32 store_agent = kNoAgent;    // the engine's, for this thread
+  u32 init_agent = kNoAgent;     // its mbarrier.init, each at a time of its own
+  u32 inits = 0;
+  u32 fenced_inits = 0;      // covered by fence.mbarrier_init
+  u64 cluster_arrivals = 0;  // at the barrier of the cluster
+  u64 cluster_waits = 0;
 
   u32 warp() const { return index / kWarpSize; }
   u32 lane() const { return index % kWarpSize; }
@@ -155,6 +160,14 @@ struct Ending {
   u32 time;
 };
 
+// Arrivals and copies that count towards an mbarrier, of one origin.
+struct Arrivals {
+  u32 agent = kNoAgent;       // its copies
+  u32 copies = 0;             // so many asked for
+  Clock arriving;             // of this phase
+  std::array<Clock, 2> over;  // of the last two phases, by parity
+};
+
 // Phases are counted, so that the parity of one names it.
 struct Mbarrier {
   u32 arrivals = 0;  // that make a phase
@@ -163,11 +176,11 @@ struct Mbarrier {
   u32 phase = 0;
   u32 arrived_warps = 0;  // since it was made
   u32 made_by = 0;
+  bool reached_by_others = false;
   bool known_to_engine = false;  // fence_mbarrier_init
-  u32 agent = kNoAgent;          // copies that count towards it
-  u32 copies = 0;                // so many asked for
-  Clock arriving;                // of this phase
-  std::array<Clock, 2> over;     // of the last two phases, by parity
+  Arrivals own;                  // of its block
+  Arrivals others;               // of other blocks of the cluster
+  u32 phase_agent = kNoAgent;    // whose time is the number of phases, where others end them
   std::deque<Ending> endings;    // of the last phases, the newest last
 };
 
@@ -203,12 +216,36 @@ enum class Layout : u8 { kUnknown, kSwizzled, kPlain };
 inline constexpr u32 kLayoutBytes = 1024;
 
 struct World;
+struct Block;
+
+// The blocks of a cluster, and their barrier: threads that have ended need not come to it.
+struct Cluster {
+  std::vector<Block*> blocks;
+  u32 running = 0;  // threads that have not ended
+  u32 missing = 0;  // of those, who have not arrived in this round
+  u64 round = 0;
+  Clock arriving;
+  std::array<Clock, 2> over;  // of the last two rounds
+};
+
+// The last access of an agent of another block to a block's shared memory.
+struct FarAccess {
+  u32 time = 0;
+  Access::Kind kind = Access::Kind::kNone;
+  Site site;
+};
 
 struct Block {
   World* world = nullptr;
   u32 index = 0;
   u32 num_blocks = 0;
-  std::vector<u8> memory;  // shared lies in it, on a multiple of 1,024
+  Cluster* cluster = nullptr;
+  u32 rank = 0;                             // in the cluster
+  u32 begin_agent = kNoAgent;               // seen by who knows that the block has begun
+  u32 num_ended = 0;                        // threads
+  Clock at_end;                             // what those have seen
+  std::map<u32, FarAccess> far_accesses{};  // by agent
+  std::vector<u8> memory;                   // shared lies in it, on a multiple of 1,024
   u8* shared = nullptr;
   u32 shared_bytes = 0;
   std::vector<Granule> shadow;
@@ -219,6 +256,16 @@ struct Block {
   std::array<Meeting, kNumNamedBarriers> named_barriers;
   std::map<u32, Mbarrier> mbarriers;  // by shared address
   Thread* running = nullptr;
+
+  bool has_ended() const { return num_ended == threads.size(); }
+};
+
+// A byte of shared memory, of the running thread's block or of another one of its cluster.
+struct Location {
+  Block* block;
+  u32 address;
+
+  Location operator+(u32 bytes) const { return {block, address + bytes}; }
 };
 
 // Work of the copy engine. Every eighth is late: it is done when all threads wait and not before.
@@ -234,6 +281,7 @@ struct World {
   u32 number = 0;  // worlds are numbered on, from launch to launch
   Earlier before;
   std::vector<std::unique_ptr<Block>> blocks;
+  std::vector<std::unique_ptr<Cluster>> clusters;
   std::vector<Copy> copies;  // asked for, not done
   std::mt19937 random;
   u32 num_thread_agents = 0;
@@ -262,6 +310,9 @@ void wait(const Wait& wait);
 
 // Leaves a copy to the copy engine.
 void ask_for_copy(std::function<void()> run);
+
+// What becomes of a cluster and of a block when the running thread ends: its last act.
+void leave_cluster();
 
 // Comes to a meeting of `threads` threads. `instruction` names it in a report. ordered: what those
 // who come did before is done for those who leave.

@@ -1,7 +1,7 @@
 // SPDX-FileCopyrightText: fulmen contributors
 // SPDX-License-Identifier: Apache-2.0
 //
-// The tensor copy engine, and cp.async.
+// The copy engine, and cp.async.
 
 #include "emulator/copies.h"
 
@@ -37,6 +37,35 @@ void for_each_element(const HostTensorMap& map, u32 shared, const BoxOrigin& ori
       move(map.swizzled ? swizzled_128(address) : address, element(map, origin, row, column));
     }
   }
+}
+
+// The engine of a copy that lands in a block of the cluster, and the checker's view of that.
+Engine begin_copy(const Location& to, u32 num_bytes, const Location& barrier, bool async,
+                  Site site) {
+  at(site);
+  expect_reachable(*barrier.block);
+  const Engine engine = mbarrier_engine(barrier);
+  on_cluster_by(engine, async, to, num_bytes, Kind::kWrite, site);
+  if (to.block != current_block) note_far_access(*to.block, engine, Kind::kWrite, site);
+  return engine;
+}
+
+// A box into one block; what it reads was looked at.
+void load_box(const Location& to, const HostTensorMap& map, const Location& barrier,
+              const BoxOrigin& origin, Site site) {
+  const u32 num_bytes = box_bytes(map);
+  bytes_at(to, num_bytes, 128);
+  begin_copy(to, num_bytes, barrier, true, site);
+  set_layout(to, num_bytes, map.swizzled ? Layout::kSwizzled : Layout::kPlain);
+  ask_for_copy([=, origin_block = current_block] {
+    expect_running(*to.block);
+    for_each_element(map, to.address, origin, [&](u32 address, const u8* source) {
+      u16 x = 0;
+      if (source != nullptr) std::memcpy(&x, source, sizeof(x));
+      std::memcpy(bytes_at({to.block, address}, sizeof(x), sizeof(x)), &x, sizeof(x));
+    });
+    mbarrier_complete_bytes(barrier, *origin_block, num_bytes);
+  });
 }
 
 // The checker's view of a box in global memory: its rows, as far as they are in range.
@@ -81,19 +110,79 @@ TensorMap encode(const HostTensorMap& map) {
 void tensor_load(u32 shared, const TensorMap& encoded, u32 barrier, const BoxOrigin& origin,
                  Site site) {
   const HostTensorMap map = decode(encoded);
-  shared_at(shared, box_bytes(map), 128);
-  const Engine engine = mbarrier_engine(barrier, mbarrier_count_copy(barrier));
-  on_shared_by(engine, true, shared - kSharedBase, box_bytes(map), Kind::kWrite, site);
-  set_layout(shared - kSharedBase, box_bytes(map),
-             map.swizzled ? Layout::kSwizzled : Layout::kPlain);
   on_rows(map, origin, Kind::kRead, site);
-  ask_for_copy([=] {
-    for_each_element(map, shared, origin, [](u32 address, const u8* source) {
-      u16 x = 0;
-      if (source != nullptr) std::memcpy(&x, source, sizeof(x));
-      store_raw(address, x);
-    });
-    mbarrier_complete_bytes(barrier, box_bytes(map));
+  load_box(own(shared), map, own(barrier), origin, site);
+}
+
+void tensor_load_multicast(u32 shared, const TensorMap& encoded, u32 barrier,
+                           const BoxOrigin& origin, u32 ranks, Site site) {
+  const HostTensorMap map = decode(encoded);
+  const std::vector<Block*>& blocks = block().cluster->blocks;
+  if (ranks == 0 || ranks >> blocks.size() != 0) {
+    fail("multicast to blocks of bits " + std::to_string(ranks) + ", of a cluster of " +
+         std::to_string(blocks.size()));
+  }
+  on_rows(map, origin, Kind::kRead, site);
+  for (u32 rank = 0; rank < blocks.size(); ++rank) {
+    if ((ranks >> rank & 1) == 0) continue;
+    load_box({blocks[rank], shared}, map, {blocks[rank], barrier}, origin, site);
+  }
+}
+
+void bulk_load(u32 shared, const void* source, u32 num_bytes, u32 barrier, Site site) {
+  if (reinterpret_cast<u64>(source) % 16 != 0 || num_bytes % 16 != 0) {
+    fail("cp.async.bulk from an address or of a size that is not a multiple of 16");
+  }
+  u8* const to = shared_at(shared, num_bytes, 16);
+  begin_copy(own(shared), num_bytes, own(barrier), true, site);
+  on_global(source, num_bytes, Kind::kRead, site);
+  ask_for_copy([=, origin = current_block] {
+    std::memcpy(to, source, num_bytes);
+    mbarrier_complete_bytes(own(barrier), *origin, num_bytes);
+  });
+}
+
+namespace {
+
+struct FarCopy {
+  Location to;
+  Location barrier;
+  u8* bytes;
+
+  FarCopy(u32 address, u32 barrier_, u32 num_bytes, u32 alignment)
+      : to(in_cluster(address)),
+        barrier(in_cluster(barrier_)),
+        bytes(bytes_at(to, num_bytes, alignment)) {
+    if (to.block != barrier.block) fail("a copy to one block counts towards a barrier of another");
+    count_far_bytes(to, &Counters::cluster_stored_bytes, num_bytes);
+  }
+};
+
+}  // namespace
+
+void bulk_store_cluster(u32 address, u32 source, u32 num_bytes, u32 barrier, Site site) {
+  if (num_bytes % 16 != 0) fail("cp.async.bulk of a size that is not a multiple of 16");
+  const FarCopy copy(address, barrier, num_bytes, 16);
+  const u8* const from = shared_at(source, num_bytes, 16);
+  const Engine engine = begin_copy(copy.to, num_bytes, copy.barrier, true, site);
+  on_cluster_by(engine, true, own(source), num_bytes, Kind::kRead, site);
+  note_far_access(block(), engine, Kind::kRead, site);
+  ask_for_copy([=, origin = current_block] {
+    expect_running(*copy.to.block);
+    std::memcpy(copy.bytes, from, num_bytes);
+    mbarrier_complete_bytes(copy.barrier, *origin, num_bytes);
+  });
+}
+
+void store_async(u32 address, const void* words, u32 num_bytes, u32 barrier, Site site) {
+  const FarCopy copy(address, barrier, num_bytes, num_bytes);
+  begin_copy(copy.to, num_bytes, copy.barrier, false, site);
+  std::array<u8, 16> bytes;
+  copy_bytes(bytes.data(), words, num_bytes);
+  ask_for_copy([=, origin = current_block] {
+    expect_running(*copy.to.block);
+    std::memcpy(copy.bytes, bytes.data(), num_bytes);
+    mbarrier_complete_bytes(copy.barrier, *origin, num_bytes);
   });
 }
 

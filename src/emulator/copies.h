@@ -1,9 +1,9 @@
 // SPDX-FileCopyrightText: fulmen contributors
 // SPDX-License-Identifier: Apache-2.0
 //
-// The tensor copy engine: boxes of a 4-dimensional tensor of 16-bit elements, 64 columns with or
+// The copy engine. Boxes of a 4-dimensional tensor of 16-bit elements, 64 columns with or
 // without the 128-byte swizzle, or 8 without. A copy is only noted when asked for; the scheduler
-// carries it out at some later time, in any order.
+// carries it out at some later time, in any order. The same for bulk copies and st.async.
 //
 // And cp.async: copies of 4, 8 or 16 bytes that a thread asks for and waits for itself. The source
 // is read when the copy is asked for. Half of the copies land at once, half as late as the thread's
@@ -38,9 +38,18 @@ TensorMap encode(const HostTensorMap& map);
 HostTensorMap decode(const TensorMap& map);
 
 void tensor_load(u32 shared, const TensorMap& map, u32 barrier, const BoxOrigin& origin, Site site);
+// Into every block of the cluster whose rank is a bit of `ranks`.
+void tensor_load_multicast(u32 shared, const TensorMap& map, u32 barrier, const BoxOrigin& origin,
+                           u32 ranks, Site site);
 void tensor_store(const TensorMap& map, u32 shared, const BoxOrigin& origin, Site site);
 void tensor_store_commit();
 void tensor_store_wait();  // for all committed stores of this thread
+
+// cp.async.bulk from global memory; from shared memory to a block of the cluster; st.async. They
+// count towards the barrier, which is in the block that they land in.
+void bulk_load(u32 shared, const void* source, u32 num_bytes, u32 barrier, Site site);
+void bulk_store_cluster(u32 address, u32 source, u32 num_bytes, u32 barrier, Site site);
+void store_async(u32 address, const void* words, u32 num_bytes, u32 barrier, Site site);
 
 // Zeros where `global` is null.
 void thread_copy(u32 shared, const u8* global, u32 num_bytes, Site site);

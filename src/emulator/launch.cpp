@@ -1,8 +1,9 @@
 // SPDX-FileCopyrightText: fulmen contributors
 // SPDX-License-Identifier: Apache-2.0
 //
-// Makes worlds of blocks and runs them one after the other: one block to a world, or all blocks in
-// one. On one thread of the host, so that what blocks add to or count together comes in one order.
+// Makes worlds of blocks and runs them one after the other: a cluster to a world (of one block, if
+// the launch says nothing), or all blocks in one. On one thread of the host, so that what blocks
+// add to or count together comes in one order.
 #include "emulator/launch.h"
 
 #include <atomic>
@@ -13,6 +14,7 @@ namespace fulmen::emulator {
 namespace {
 
 constexpr u32 kSharedAlignment = 1024;
+constexpr i32 kMaxClusterBlocks = 8;  // of a portable cluster
 
 std::unique_ptr<Block> make_block(World& world, const Grid& grid, i64 index) {
   auto block = std::make_unique<Block>();
@@ -26,6 +28,7 @@ std::unique_ptr<Block> make_block(World& world, const Grid& grid, i64 index) {
   block->shared = block->memory.data() + (kSharedAlignment - misalignment) % kSharedAlignment;
   if (grid.check) block->shadow.resize((block->shared_bytes + kGranuleBytes - 1) / kGranuleBytes);
   if (grid.check) block->layouts.resize(block->shared_bytes / kLayoutBytes + 1);
+  block->begin_agent = world.new_engine("the start of block " + std::to_string(index));
   block->threads.resize(threads);
   for (u32 i = 0; i < threads; ++i) {
     Thread& thread = block->threads[i];
@@ -33,10 +36,23 @@ std::unique_ptr<Block> make_block(World& world, const Grid& grid, i64 index) {
     thread.index = i;
     thread.agent = static_cast<u32>(world.blocks.size()) * threads + i;
     thread.clock.seen.raise(thread.agent, 1);
+    thread.clock.seen.raise(block->begin_agent, 1);
   }
   block->warps.resize(threads / kWarpSize);
   block->warpgroups.resize((threads + kWarpgroupSize - 1) / kWarpgroupSize);
   return block;
+}
+
+void join_cluster(World& world, Block& block) {
+  if (block.index % static_cast<u32>(world.grid->cluster_size) == 0) {
+    world.clusters.push_back(std::make_unique<Cluster>());
+  }
+  Cluster& cluster = *world.clusters.back();
+  block.cluster = &cluster;
+  block.rank = static_cast<u32>(cluster.blocks.size());
+  cluster.blocks.push_back(&block);
+  cluster.running += static_cast<u32>(block.threads.size());
+  cluster.missing = cluster.running;
 }
 
 // A launch, for one that overlaps it.
@@ -49,7 +65,9 @@ struct Last {
 class Launch {
  public:
   Launch(const Grid& grid, const std::function<void()>& kernel)
-      : grid_(grid), kernel_(kernel), num_worlds_(grid.together ? 1 : grid.blocks) {
+      : grid_(grid),
+        kernel_(kernel),
+        num_worlds_(grid.together ? 1 : grid.blocks / grid.cluster_size) {
     const u32 first = worlds_so_far.fetch_add(static_cast<u32>(num_worlds_)) + 1;
     before_ = {.first = first, .over = first};
     if (!grid.overlaps) return;
@@ -73,10 +91,11 @@ class Launch {
     world.before = before_;
     world.announced_by = &announced_by_;
     world.random.seed(grid_.seed + static_cast<u32>(number));
-    const i64 blocks = grid_.together ? grid_.blocks : 1;
+    const i64 blocks = grid_.together ? grid_.blocks : grid_.cluster_size;
     world.num_thread_agents = static_cast<u32>(blocks * grid_.threads);
     for (i64 i = 0; i < blocks; ++i) {
-      world.blocks.push_back(make_block(world, grid_, number + i));
+      world.blocks.push_back(make_block(world, grid_, number * blocks + i));
+      join_cluster(world, *world.blocks.back());
     }
     world.before.agent = world.new_engine("the launches before");
     run_world(world, kernel_);
@@ -100,6 +119,12 @@ void launch(const Grid& grid, const std::function<void()>& kernel) {
   if (grid.threads <= 0 || grid.threads > 1024 || grid.threads % 32 != 0) {
     throw Error("emulator: a block of " + std::to_string(grid.threads) +
                 " threads; a multiple of 32 up to 1,024 works");
+  }
+  const i32 cluster = grid.cluster_size;
+  if (cluster < 1 || cluster > kMaxClusterBlocks || grid.blocks % cluster != 0) {
+    throw Error("emulator: " + std::to_string(grid.blocks) + " blocks in clusters of " +
+                std::to_string(cluster) + "; 1 to " + std::to_string(kMaxClusterBlocks) +
+                " that divide the grid work");
   }
   Launch(grid, kernel).run();
 }

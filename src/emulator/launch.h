@@ -59,6 +59,8 @@ struct Counters {
   u64 conversions = 0;   // packs of two
   u64 barrier_waits = 0;
   u64 shuffles = 0;
+  u64 cluster_loaded_bytes = 0;  // from shared memory of another block of the cluster
+  u64 cluster_stored_bytes = 0;  // to it, by stores and by copies
 
   // Who touches memory, and where in the kernel's text.
   struct Who {
@@ -108,12 +110,14 @@ struct Grid {
   std::vector<SharedArray> shared_arrays = {};
   Counters* counters = nullptr;  // what the launch did is added here; blocks run one by one
   bool overlaps = false;         // may begin before the launch before it has ended
+  i32 cluster_size = 1;  // blocks of a cluster, which always run together; 8 at most, as portable
 };
 
 // `kernel` is called once for every thread; it is the body of the entry, its arguments captured.
-// Throws Error when an instruction is misused, when the checker finds something, or when all
-// threads wait and nothing can wake them: the message then says what each warp waits for, and who
-// has come. After an Error the stacks of the launch are abandoned, no destructor on them runs.
+// Throws Error when a grid is none that a GPU would run, when an instruction is misused, when the
+// checker finds something, or when all threads wait and nothing can wake them: the message then
+// says what each warp waits for, and who has come. After an Error the stacks of the launch are
+// abandoned, no destructor on them runs.
 void launch(const Grid& grid, const std::function<void()>& kernel);
 
 }  // namespace fulmen::emulator

@@ -128,6 +128,7 @@ class Scheduler {
     if (!thread.stores_running.empty() || !waited) {  // no other thread can wait for them
       fail("the thread ends before its tensor stores have");
     }
+    leave_cluster();
     thread.done = true;
     ++num_done_;
   }

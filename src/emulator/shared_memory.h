@@ -7,24 +7,13 @@
 
 #include <cstring>
 
-#include "emulator/accesses.h"
+#include "emulator/cluster.h"
 
 namespace fulmen::emulator {
 
 // `bytes` bytes at `address`, which must be a multiple of `alignment`.
 inline u8* shared_at(u32 address, u32 bytes, u32 alignment) {
-  const u32 size = block().shared_bytes;
-  const u64 end = u64{address} + bytes;
-  if (address < kSharedBase || end > u64{kSharedBase} + size) {
-    fail(std::to_string(bytes) + " bytes at shared address " + std::to_string(address) +
-         ", which begins at " + std::to_string(kSharedBase) + " and has " + std::to_string(size) +
-         " bytes");
-  }
-  if (address % alignment != 0) {
-    fail("shared address " + std::to_string(address) + " is not a multiple of " +
-         std::to_string(alignment));
-  }
-  return block().shared + (address - kSharedBase);
+  return bytes_at(own(address), bytes, alignment);
 }
 
 // By an engine, whose accesses are checked as a whole.
@@ -51,6 +40,24 @@ void store_shared(u32 address, const T& x, Site site = Where::current()) {
   shared_at(address, sizeof(T), sizeof(T));
   on_shared(address - kSharedBase, sizeof(T), Kind::kWrite, site);
   store_raw(address, x);
+}
+
+// The same of any block of the cluster.
+template <class T>
+T load_cluster(u32 address, Site site) {
+  const Location from = in_cluster(address);
+  const u8* const bytes = bytes_at(from, sizeof(T), sizeof(T));
+  on_cluster(from, sizeof(T), Kind::kRead, site);
+  T x;
+  copy_bytes(&x, bytes, sizeof(T));
+  return x;
+}
+template <class T>
+void store_cluster(u32 address, const T& x, Site site) {
+  const Location to = in_cluster(address);
+  u8* const bytes = bytes_at(to, sizeof(T), sizeof(T));
+  on_cluster(to, sizeof(T), Kind::kWrite, site);
+  copy_bytes(bytes, &x, sizeof(T));
 }
 
 // Where a byte lies under the 128-byte swizzle: 16-byte vectors of a 128-byte row are exchanged by

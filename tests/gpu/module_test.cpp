@@ -192,6 +192,17 @@ TEST(Launch, PassesItsShapeOnTheCallersStream) {
   EXPECT_EQ(current_context(), nullptr);
 }
 
+TEST(Launch, ClustersThatNotEveryCardTakes) {
+  const LoadedKernel& kernel = prepare(device(0), small_spec("launched"));
+  const int launches = num_calls("cuLaunchKernelEx");
+  for (const LaunchShape& shape : {LaunchShape{32, 16}, LaunchShape{10, 4}, LaunchShape{8, 0}}) {
+    const std::string size = sentence("blocks in clusters of ", shape.cluster_size);
+    expect_error(Status::kUnsupported, {size.c_str(), "1 to 8 that divide the blocks work"},
+                 [&] { launch(kernel, shape, nullptr, nullptr); });
+  }
+  EXPECT_EQ(num_calls("cuLaunchKernelEx"), launches);
+}
+
 TEST(Launch, NothingToDoLaunchesNothing) {
   const LoadedKernel& kernel = prepare(device(0), small_spec("launched"));
   const int launches = num_calls("cuLaunchKernelEx");

@@ -103,7 +103,7 @@ def test_doctor_computes_on_the_gpu(as_driver: dict[str, str]):
     assert re.search("^gpu 0 sm90 +ok ", done.stdout, re.MULTILINE)
 
 
-CLUSTER_OF_TWO = """
+CLUSTERS = """
 import ctypes, os
 
 class Attribute(ctypes.Structure):
@@ -114,21 +114,25 @@ class Config(ctypes.Structure):
                 ("attributes", ctypes.POINTER(Attribute)), ("num_attributes", ctypes.c_uint)]
 
 driver = ctypes.CDLL(os.environ["FULMEN_EMULATOR"])
-attribute = Attribute(4, 0, (2, 1, 1))
-config = Config((2, 1, 1, 32, 1, 1, 0), None, ctypes.pointer(attribute), 1)
-result = driver.cuLaunchKernelEx(ctypes.byref(config), None, None, None)
-said = ctypes.c_char_p()
-driver.cuGetErrorString(result, ctypes.byref(said))
-print(result, said.value.decode())
+for cluster in ((2, 2, 1), (16, 1, 1)):
+    attribute = Attribute(4, 0, cluster)
+    config = Config((16, 1, 1, 32, 1, 1, 0), None, ctypes.pointer(attribute), 1)
+    kernel = (ctypes.c_void_p * 8)(), (ctypes.c_void_p * 1)()
+    result = driver.cuLaunchKernelEx(ctypes.byref(config), *kernel, None)
+    said = ctypes.c_char_p()
+    driver.cuGetErrorString(result, ctypes.byref(said))
+    print(result, said.value.decode())
 """
 
 
 @needs_emulator
-def test_clusters_are_refused_by_name():
+def test_clusters_that_are_refused():
     done = subprocess.run(
-        [sys.executable, "-c", CLUSTER_OF_TWO], capture_output=True, text=True, check=False
+        [sys.executable, "-c", CLUSTERS], capture_output=True, text=True, check=False
     )
-    assert done.stdout == "719 clusters of thread blocks are not emulated\n", done.stderr
+    said = done.stdout.splitlines()
+    assert said[0] == "719 a cluster has blocks in y or z", done.stderr
+    assert said[1].startswith("719 emulator: 16 blocks in clusters of 16; 1 to 8"), done.stderr
 
 
 def test_without_an_emulator():

@@ -23,6 +23,7 @@ MOST_FLOPS = 1e10  # the emulator takes about a second for 1e8
 COUNTED = (
     *("products", "product_flops", "exponentials", "conversions"),
     *("barrier_waits", "shuffles"),
+    *("cluster_loaded_bytes", "cluster_stored_bytes"),
 )
 
 
@@ -125,4 +126,4 @@ def report(found: dict[str, Any], output: Output) -> None:
          for x in counters["shared"]],
     )  # fmt: skip
     for name in COUNTED:
-        output.line(f"  {name.replace('_', ' '):<15}{counters[name]:.6g}")
+        output.line(f"  {name.replace('_', ' '):<22}{counters[name]:.6g}")

@@ -19,6 +19,13 @@ void launch(const LoadedKernel& kernel, const LaunchShape& shape, const void* pa
                 sentence(kernel.spec.name, " would need ", shape.num_blocks,
                          " blocks; a launch has at most ", kMaxBlocks, ": split the batch"));
   }
+  const unsigned cluster = shape.cluster_size;
+  if (cluster < 1 || cluster > kMaxClusterSize || shape.num_blocks % cluster != 0) {
+    throw Error(Status::kUnsupported,
+                sentence(kernel.spec.name, " would have ", shape.num_blocks,
+                         " blocks in clusters of ", cluster, "; 1 to ", kMaxClusterSize,
+                         " that divide the blocks work on every card with clusters"));
+  }
   CUlaunchAttribute attributes[2] = {};
   CUlaunchConfig config{};
   config.grid_x = static_cast<unsigned>(shape.num_blocks);
@@ -28,10 +35,10 @@ void launch(const LoadedKernel& kernel, const LaunchShape& shape, const void* pa
   config.shared_bytes = static_cast<unsigned>(kernel.spec.shared_bytes);
   config.stream = stream;
   config.attributes = attributes;
-  if (shape.cluster_size > 1) {
+  if (cluster > 1) {
     CUlaunchAttribute& attribute = attributes[config.num_attributes++];
     attribute.id = kLaunchClusterDimension;
-    attribute.value.cluster = {shape.cluster_size, 1, 1};
+    attribute.value.cluster = {cluster, 1, 1};
   }
   if (shape.overlap_previous) {
     CUlaunchAttribute& attribute = attributes[config.num_attributes++];

@@ -45,9 +45,12 @@ struct KernelSpec {
   bool is_ablation = false;  // made to measure what leaving something out costs: nothing rejects it
 };
 
+// Blocks of a cluster that every GPU with clusters takes; more are not portable.
+inline constexpr unsigned kMaxClusterSize = 8;
+
 struct LaunchShape {
   std::int64_t num_blocks = 0;    // in x; 0: nothing is launched
-  unsigned cluster_size = 1;      // blocks of a cluster, 1 .. 8
+  unsigned cluster_size = 1;      // blocks of a cluster, 1 .. kMaxClusterSize; divides num_blocks
   bool overlap_previous = false;  // may start while the kernel before it in the stream drains
 };
 

@@ -4,9 +4,15 @@
 // What blocks of a grid, and neighbouring grids of a stream, do with each other: sums in global
 // memory, counters that announce them, the hand-over between two kernels. Accesses go to the L2,
 // which all multiprocessors share. PTX ISA 9.0, sections 9.7.9, 9.7.13.
+//
+// And clusters, from Hopper on: blocks that run at the same time on neighbouring multiprocessors
+// and reach each other's shared memory. map_shared() makes an address of another block's; one of a
+// block's own is good for the same functions. A block may be reached once it is known to have begun
+// (a barrier of the cluster, even a relaxed one, says so) and until it ends: who reaches there must
+// be waited for. PTX ISA 9.0, sections 9.7.9.22, 9.7.13.4.
 #pragma once
 
-#include "kernels/base.cuh"
+#include "kernels/ptx/memory.cuh"
 
 namespace fulmen::ptx {
 
@@ -128,6 +134,63 @@ inline void add_vector_to(double* sums, const double (&x)[2]) {
 // red.relaxed.sys.global.or: bits that stay set in a word of pinned memory, for the host to read.
 inline void set_bits(u32* word, u32 bits) {
   asm volatile("red.relaxed.sys.global.or.b32 [%0], %1;" ::"l"(word), "r"(bits) : "memory");
+}
+
+// %cluster_ctarank, %cluster_nctarank: which block of its cluster, of how many.
+inline u32 cluster_rank() {
+  u32 rank;
+  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return rank;
+}
+inline u32 cluster_size() {
+  u32 size;
+  asm volatile("mov.u32 %0, %%cluster_nctarank;" : "=r"(size));
+  return size;
+}
+
+// mapa: where an address of this block's shared memory lies in that of block `rank`.
+inline u32 map_shared(u32 address, u32 rank) {
+  u32 mapped;
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(mapped) : "r"(address), "r"(rank));
+  return mapped;
+}
+
+// barrier.cluster.arrive, .wait: all threads of all blocks that have not ended, whole warps. What
+// was done before an arrival comes before what is done after the wait; relaxed: that a block has
+// begun, and mbarriers before fence_mbarrier_init, alone.
+inline void cluster_arrive() {
+  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+}
+inline void cluster_arrive_relaxed() {
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+}
+inline void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
+inline void cluster_sync() {
+  cluster_arrive();
+  cluster_wait();
+}
+
+// ld.shared::cluster / st.shared::cluster
+inline u32 load_cluster(u32 address) {
+  u32 x;
+  asm volatile("ld.shared::cluster.b32 %0, [%1];" : "=r"(x) : "r"(address) : "memory");
+  return x;
+}
+inline U32x4 load_cluster_x4(u32 address) {
+  U32x4 x;
+  asm volatile("ld.shared::cluster.v4.b32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(x.word[0]), "=r"(x.word[1]), "=r"(x.word[2]), "=r"(x.word[3])
+               : "r"(address)
+               : "memory");
+  return x;
+}
+inline void store_cluster(u32 address, u32 x) {
+  asm volatile("st.shared::cluster.b32 [%0], %1;" ::"r"(address), "r"(x) : "memory");
+}
+inline void store_cluster_x4(u32 address, U32x4 x) {
+  asm volatile("st.shared::cluster.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(x.word[0]),
+               "r"(x.word[1]), "r"(x.word[2]), "r"(x.word[3])
+               : "memory");
 }
 
 }  // namespace fulmen::ptx

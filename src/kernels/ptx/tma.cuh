@@ -10,9 +10,12 @@
 // bytes. A phase ends when all expected threads have arrived and all expected bytes have landed;
 // the parity of the phase tells a waiter whether the one it means is over. A fresh barrier is in
 // phase 0: waiting for parity 1 returns at once. PTX ISA 9.0, section 9.7.13.15.
+//
+// Both also between the blocks of a cluster (kernels/ptx/grid.cuh).
 #pragma once
 
 #include "kernels/params.h"
+#include "kernels/ptx/memory.cuh"
 
 namespace fulmen::ptx {
 
@@ -118,6 +121,75 @@ inline void tma_prefetch(const TensorMap& map, i32 dim, i32 row, i32 head, i32 b
   asm volatile("cp.async.bulk.prefetch.tensor.4d.L2.global [%0, {%1, %2, %3, %4}];" ::"l"(&map),
                "r"(dim), "r"(row), "r"(head), "r"(batch)
                : "memory");
+}
+
+// mbarrier.arrive, mbarrier.arrive.expect_tx on a barrier of any block: what this thread has done
+// comes before whoever waits for it with mbarrier_wait_cluster.
+inline void mbarrier_arrive_cluster(u32 barrier) {
+  asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(barrier)
+               : "memory");
+}
+inline void mbarrier_arrive_expect_cluster(u32 barrier, u32 bytes) {
+  asm volatile(
+      "mbarrier.arrive.expect_tx.release.cluster.shared::cluster.b64 _, [%0], %1;" ::"r"(barrier),
+      "r"(bytes)
+      : "memory");
+}
+
+// mbarrier.try_wait.acquire.cluster in a loop, on a barrier of this block: as mbarrier_wait, and
+// what other blocks did before they arrived or their copies landed is seen.
+inline void mbarrier_wait_cluster(u32 barrier, u32 parity) {
+  asm volatile(
+      "{\n"
+      ".reg .pred done;\n"
+      "WAIT:\n"
+      "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n"
+      "@done bra DONE;\n"
+      "bra WAIT;\n"
+      "DONE:\n"
+      "}" ::"r"(barrier),
+      "r"(parity)
+      : "memory");
+}
+
+// st.async: the store lands some time later, and its bytes count towards `barrier`, of the same
+// block as the address.
+inline void store_async(u32 address, u32 x, u32 barrier) {
+  asm volatile(
+      "st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(address),
+      "r"(x), "r"(barrier)
+      : "memory");
+}
+inline void store_async_x4(u32 address, U32x4 x, u32 barrier) {
+  asm volatile(
+      "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1, %2, %3, %4}, "
+      "[%5];" ::"r"(address),
+      "r"(x.word[0]), "r"(x.word[1]), "r"(x.word[2]), "r"(x.word[3]), "r"(barrier)
+      : "memory");
+}
+
+// cp.async.bulk, from this block's shared memory to that of another: `bytes` at `source` land at
+// `address` and count towards `barrier`, of the same block as the address. All three are multiples
+// of 16. The source may be written again once they have landed.
+inline void bulk_store_cluster(u32 address, u32 source, u32 bytes, u32 barrier) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%0], [%1], %2, "
+      "[%3];" ::"r"(address),
+      "r"(source), "r"(bytes), "r"(barrier)
+      : "memory");
+}
+
+// As tma_load, for several blocks: bit r of `ranks` is block r of the cluster, in which the box
+// lands at the same place as `shared` here, and counts towards the barrier at the place of
+// `barrier`.
+inline void tma_load_multicast(u32 shared, const TensorMap& map, u32 barrier, i32 dim, i32 row,
+                               i32 head, i32 batch, u32 ranks) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes"
+      ".multicast::cluster [%0], [%1, {%3, %4, %5, %6}], [%2], %7;" ::"r"(shared),
+      "l"(&map), "r"(barrier), "r"(dim), "r"(row), "r"(head), "r"(batch),
+      "h"(static_cast<u16>(ranks))
+      : "memory");
 }
 
 }  // namespace fulmen::ptx

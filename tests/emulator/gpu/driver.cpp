@@ -39,7 +39,7 @@ CUresult release(CUdeviceptr pointer) {
 
 // A Hopper or an older card, as in plan/gpu.cpp's table.
 int attribute_of(int attribute) {
-  const int capability = emulator::setting("FULMEN_EMULATOR_CAPABILITY", 90);
+  const int capability = emulator::capability();
   switch (attribute) {
     case kAttributeComputeMajor:
       return capability / 10;

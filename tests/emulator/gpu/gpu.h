@@ -24,6 +24,7 @@
 namespace fulmen::emulator {
 
 int setting(const char* variable, int otherwise);
+inline int capability() { return setting("FULMEN_EMULATOR_CAPABILITY", 90); }
 
 // Compiled kernels are text: this, and the path of a shared library.
 inline constexpr const char* kImagePrefix = "emulated kernel ";
@@ -41,6 +42,7 @@ struct LaunchRequest {
   i64 blocks;
   i32 threads;
   i32 shared_bytes;
+  i32 cluster_size;
   bool may_overlap;  // begin before the launch before it has ended, if nothing is done in between
 };
 // Runs it to its end. Throws Error with what the checker found.

@@ -96,7 +96,8 @@ void run(const LaunchRequest& request) {
           .check = check && !gpu().counting,
           .memory = check || gpu().counting ? memory_of(gpu()) : nullptr,
           .counters = gpu().counting ? &gpu().counters : nullptr,
-          .overlaps = request.may_overlap && after_kernel},
+          .overlaps = request.may_overlap && after_kernel,
+          .cluster_size = request.cluster_size},
          [&] { request.thread(request.params); });
 }
 
@@ -135,7 +136,9 @@ std::string as_json(const Counters& counters) {
       << ", \"exponentials\": " << counters.exponentials
       << ", \"conversions\": " << counters.conversions
       << ", \"barrier_waits\": " << counters.barrier_waits
-      << ", \"shuffles\": " << counters.shuffles << '}';
+      << ", \"shuffles\": " << counters.shuffles
+      << ", \"cluster_loaded_bytes\": " << counters.cluster_loaded_bytes
+      << ", \"cluster_stored_bytes\": " << counters.cluster_stored_bytes << '}';
   return out.str();
 }
 

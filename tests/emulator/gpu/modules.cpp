@@ -40,12 +40,14 @@ const CUlaunchAttribute* find(const CUlaunchConfig& config, int id) {
   return nullptr;
 }
 
-// docs/decisions/0024-the-emulator-refuses-clusters.md
-void refuse_clusters(const CUlaunchConfig& config) {
+// Blocks of a cluster.
+int cluster_size(const CUlaunchConfig& config) {
   const CUlaunchAttribute* const found = find(config, kLaunchClusterDimension);
-  if (found == nullptr) return;
+  if (found == nullptr) return 1;
   const auto& [x, y, z] = found->value.cluster;
-  if (x * y * z > 1) throw emulator::Error("clusters of thread blocks are not emulated");
+  if (y != 1 || z != 1) throw emulator::Error("a cluster has blocks in y or z");
+  if (x > 1 && emulator::capability() < 90) throw emulator::Error("the GPU has no clusters");
+  return static_cast<int>(x);
 }
 
 // Programmatic dependent launch.
@@ -109,10 +111,9 @@ FULMEN_DRIVER(cuOccupancyMaxActiveBlocksPerMultiprocessor, int* blocks, CUfuncti
 FULMEN_DRIVER(cuLaunchKernelEx, const CUlaunchConfig* config, CUfunction function, void** params,
               void**) {
   try {
-    refuse_clusters(*config);
     emulator::run({function->kernel, function->thread, params[0], config->grid_x,
                    static_cast<int>(config->block_x), static_cast<int>(config->shared_bytes),
-                   may_overlap(*config)});
+                   cluster_size(*config), may_overlap(*config)});
     return kCudaSuccess;
   } catch (const emulator::Error& error) {
     const std::lock_guard lock(mutex);

@@ -191,6 +191,24 @@ void add_copies(std::vector<ProbeRun>& runs) {
   add_store("TMA store, across the end", across);
 }
 
+void add_clusters(std::vector<ProbeRun>& runs) {
+  const std::pair<const char*, Probe> probes[] = {
+      {"ld.shared::cluster", Probe::kClusterAccess},
+      {"st.shared::cluster", Probe::kClusterStore},
+      {"st.async", Probe::kClusterStoreAsync},
+      {"cp.async.bulk to shared::cluster", Probe::kClusterBulk},
+      {"TMA multicast", Probe::kClusterMulticast}};
+  const std::size_t tensor_words = 80 * 40 * 3 * 2 / 2;  // kProbeExtents
+  for (const auto& [name, probe] : probes) {
+    for (const i32 blocks : {2, 3, 8}) {
+      const std::string sized = std::string(name) + ", cluster of " + std::to_string(blocks);
+      runs.push_back({sized, probe, ProbeFamily::kCluster, random_words(22, tensor_words),
+                      512 * static_cast<std::size_t>(blocks), blocks,
+                      probe == Probe::kClusterMulticast ? 64u : 0u, 0});
+    }
+  }
+}
+
 }  // namespace
 
 std::vector<ProbeRun> probe_runs() {
@@ -214,6 +232,7 @@ std::vector<ProbeRun> probe_runs() {
   add_wgmma(runs, {"wgmma n128, registers", Probe::kWgmmaRegisters, DType::kFloat16, 64});
   add_wgmma(runs, {"wgmma n64, no swizzle", Probe::kWgmmaPlain, DType::kBFloat16, 32});
   add_copies(runs);
+  add_clusters(runs);
   return runs;
 }
 

@@ -70,7 +70,7 @@ class Words {
 };
 
 KernelSpec spec_of(ProbeFamily family) {
-  constexpr const char* kNames[] = {"kWarp", "kWarpgroup", "kCopies"};
+  constexpr const char* kNames[] = {"kWarp", "kWarpgroup", "kCopies", "kCluster"};
   const char* const name = kNames[static_cast<int>(family)];
   KernelSpec spec;
   spec.name = sentence("probe_", static_cast<int>(family));
@@ -103,7 +103,11 @@ class Runner {
       const bool stores = probe.probe == Probe::kTensorStore;
       gpu::encode(device_.driver(), box_of(probe, stores ? out.data() : in.data()), params.map);
     }
-    gpu::launch(kernel(probe.family), {.num_blocks = 1}, &params, nullptr);
+    const bool is_cluster = probe.family == ProbeFamily::kCluster;
+    const i64 blocks = is_cluster ? probe.count : 1;
+    gpu::launch(kernel(probe.family),
+                {.num_blocks = blocks, .cluster_size = static_cast<unsigned>(blocks)}, &params,
+                nullptr);
     return out.fetch(probe.out_words);
   }
 

@@ -304,11 +304,99 @@ inline void probe_copies(const ProbeParams& p) {
   }
 }
 
+constexpr u32 kProbeBlockWords = 512;
+
+// A fresh barrier in every block, which the blocks of the cluster know of.
+inline void start_cluster(u32 barrier, u32 arrivals, u32 bytes) {
+  if (ptx::thread_index() == 0) {
+    ptx::mbarrier_init(barrier, arrivals);
+    ptx::fence_mbarrier_init();
+    if (bytes > 0) ptx::mbarrier_arrive_expect(barrier, bytes);
+  }
+  ptx::fence_proxy_async();
+  ptx::block_sync();
+  ptx::cluster_arrive_relaxed();
+  ptx::cluster_wait();
+}
+
+inline void probe_cluster_access(u32 own, u32* out) {
+  const u32 thread = ptx::thread_index(), rank = ptx::cluster_rank(), size = ptx::cluster_size();
+  ptx::cluster_sync();
+  const u32 next = ptx::map_shared(own, (rank + 1) % size);
+  const u32 after = ptx::map_shared(own, (rank + 2) % size);
+  out[thread] = thread % 2 == 0 ? rank : size;
+  out[128 + thread] = ptx::load_cluster(next + 4 * (127 - thread));
+  if (thread < 32) {
+    const ptx::U32x4 x = ptx::load_cluster_x4(after + 16 * thread);
+    for (u32 i = 0; i < 4; ++i) out[256 + 4 * thread + i] = x.word[i];
+  }
+  out[384 + thread] = ptx::load_cluster(ptx::map_shared(own, rank) + 4 * thread);
+  ptx::cluster_sync();
+}
+
+// Sends 128 words to the block before and 64 vectors to the one behind.
+inline void probe_cluster_messages(const ProbeParams& p, u32 own, u32* out) {
+  const bool counts_arrivals = p.probe == Probe::kClusterStore;
+  const u32 thread = ptx::thread_index(), rank = ptx::cluster_rank(), size = ptx::cluster_size();
+  const u32 barrier = own + 16384, inbox = own + 4096;
+  start_cluster(barrier, counts_arrivals ? 256 : 1, counts_arrivals ? 0 : 1536);
+  const u32 before = (rank + size - 1) % size, behind = (rank + 1) % size;
+  const u32 words = ptx::map_shared(inbox + 4 * thread, before);
+  const u32 vectors = ptx::map_shared(inbox + 512 + 16 * thread, behind);
+  const u32 first = ptx::map_shared(barrier, before), second = ptx::map_shared(barrier, behind);
+  const u32 x = ptx::load_shared(own + 4 * thread);
+  const ptx::U32x4 x4 = ptx::load_shared_x4(own + 16 * (thread % 64));
+  if (counts_arrivals) {
+    ptx::store_cluster(words, x);
+    ptx::mbarrier_arrive_cluster(first);
+    if (thread < 64) ptx::store_cluster_x4(vectors, x4);
+    ptx::mbarrier_arrive_cluster(second);
+  } else if (p.probe == Probe::kClusterStoreAsync) {
+    ptx::store_async(words, x, first);
+    if (thread < 64) ptx::store_async_x4(vectors, x4, second);
+  } else if (thread == 0) {
+    ptx::bulk_store_cluster(words, own, 512, first);
+    ptx::bulk_store_cluster(vectors, own, 1024, second);
+  }
+  ptx::mbarrier_wait_cluster(barrier, 0);
+  for (u32 i = thread; i < 384; i += 128) out[i] = ptx::load_shared(inbox + 4 * i);
+  ptx::cluster_sync();
+}
+
+inline void probe_cluster_multicast(const ProbeParams& p, u32 own, u32* out) {
+  const u32 thread = ptx::thread_index(), rank = ptx::cluster_rank(), size = ptx::cluster_size();
+  const u32 barrier = own + 16384, box = own + 4096, all = (1u << size) - 1;
+  constexpr u32 kBytes = 128 * kProbeBoxRows;
+  start_cluster(barrier, 1, rank % 2 == 0 ? 2 * kBytes : kBytes);
+  if (thread == 0 && rank == 1) {
+    ptx::tma_load_multicast(box, p.map, barrier, 0, 2, 1, 0, all & 0x5555);
+    ptx::tma_load_multicast(box + kBytes, p.map, barrier, 16, 30, 2, 1, all);
+  }
+  ptx::mbarrier_wait_cluster(barrier, 0);
+  for (u32 i = thread; i < kBytes / 4; i += 128) {  // the first into every second block alone
+    out[i] = ptx::load_shared(box + kBytes + 4 * i) ^
+             (rank % 2 == 0 ? 3 * ptx::load_shared(box + 4 * i) : 0);
+  }
+  ptx::cluster_sync();
+}
+
+inline void probe_cluster(const ProbeParams& p) {
+  const u32 own = ptx::dynamic_shared();
+  for (u32 word = ptx::thread_index(); word < 256; word += 128) {
+    ptx::store_shared(own + 4 * word, p.in[16 * ptx::cluster_rank() + word]);
+  }
+  u32* const out = p.out + kProbeBlockWords * ptx::block_index();
+  if (p.probe == Probe::kClusterAccess) return probe_cluster_access(own, out);
+  if (p.probe == Probe::kClusterMulticast) return probe_cluster_multicast(p, own, out);
+  probe_cluster_messages(p, own, out);
+}
+
 template <ProbeConfig kConfig>
 void probe(const ProbeParams& params) {
   if constexpr (kConfig.family == ProbeFamily::kWarp) probe_warp(params);
   if constexpr (kConfig.family == ProbeFamily::kWarpgroup) probe_warpgroup(params);
   if constexpr (kConfig.family == ProbeFamily::kCopies) probe_copies(params);
+  if constexpr (kConfig.family == ProbeFamily::kCluster) probe_cluster(params);
 }
 
 }  // namespace fulmen

@@ -40,9 +40,15 @@ enum class Probe : i32 {
   kTensorLoadPlain,  // 8 columns
   kTensorStore,      // 64 columns, 128-byte swizzle, into `out`
   kBulkLoad,
+  // A cluster: 512 words, of which block r takes those from 16 r on; 512 words of every block.
+  kClusterAccess,  // ranks, then words of the next block and of the one after it
+  kClusterStore,   // st.shared::cluster, mbarrier.arrive
+  kClusterStoreAsync,
+  kClusterBulk,
+  kClusterMulticast,  // a box of the tensor that the words are, for every second block, for all
 };
 
-enum class ProbeFamily : i32 { kWarp, kWarpgroup, kCopies };
+enum class ProbeFamily : i32 { kWarp, kWarpgroup, kCopies, kCluster };
 
 struct ProbeConfig {
   ProbeFamily family;
@@ -53,7 +59,7 @@ struct ProbeParams {
   const u32* in;
   u32* out;
   Probe probe;
-  i32 count;  // of products, numbers or boxes
+  i32 count;  // of products, numbers or boxes; of blocks of a cluster
 };
 
 inline constexpr i32 kProbeBoxRows = 16;

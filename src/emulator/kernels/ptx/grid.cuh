@@ -9,7 +9,9 @@
 #include <string>
 
 #include "emulator/accesses.h"
+#include "emulator/cluster.h"
 #include "emulator/order.h"
+#include "kernels/ptx/memory.cuh"
 
 namespace fulmen::ptx {
 
@@ -122,6 +124,31 @@ void add_vector_to(Real* sums, const Real (&x)[kCount], Site site = Where::curre
 inline void set_bits(u32* word, u32 bits, Site site = Where::current()) {
   emulator::on_global(word, 4, emulator::Kind::kAtomic, site);
   emulator::store_unseen(word, emulator::load_unseen(word) | bits);
+}
+
+inline u32 cluster_rank() { return emulator::block().rank; }
+inline u32 cluster_size() { return static_cast<u32>(emulator::block().cluster->blocks.size()); }
+inline u32 map_shared(u32 address, u32 rank) { return emulator::map_shared(address, rank); }
+
+inline void cluster_arrive() { emulator::cluster_arrive(true); }
+inline void cluster_arrive_relaxed() { emulator::cluster_arrive(false); }
+inline void cluster_wait() { emulator::cluster_wait(); }
+inline void cluster_sync() {
+  cluster_arrive();
+  cluster_wait();
+}
+
+inline u32 load_cluster(u32 address, Site site = Where::current()) {
+  return emulator::load_cluster<u32>(address, site);
+}
+inline U32x4 load_cluster_x4(u32 address, Site site = Where::current()) {
+  return emulator::load_cluster<U32x4>(address, site);
+}
+inline void store_cluster(u32 address, u32 x, Site site = Where::current()) {
+  emulator::store_cluster(address, x, site);
+}
+inline void store_cluster_x4(u32 address, U32x4 x, Site site = Where::current()) {
+  emulator::store_cluster(address, x, site);
 }
 
 }  // namespace fulmen::ptx

@@ -5,13 +5,12 @@
 // src/kernels/ptx/tma.cuh declares. Advice for caches is ignored.
 #pragma once
 
-#include <cstring>
-
 #include "emulator/barriers.h"
 #include "emulator/copies.h"
 #include "emulator/order.h"
 #include "emulator/shared_memory.h"
 #include "kernels/forward_sm90/config.h"
+#include "kernels/ptx/memory.cuh"
 
 namespace fulmen::ptx {
 
@@ -20,14 +19,14 @@ inline void mbarrier_init(u32 barrier, u32 arrivals, Site site = Where::current(
 }
 inline void fence_mbarrier_init() { emulator::mbarrier_fence_init(); }
 inline void mbarrier_arrive(u32 barrier, Site site = Where::current()) {
-  emulator::mbarrier_arrive(barrier, site);
+  emulator::mbarrier_arrive(emulator::own(barrier), site);
 }
 inline void mbarrier_arrive_expect(u32 barrier, u32 bytes, Site site = Where::current()) {
-  emulator::mbarrier_expect_bytes(barrier, bytes);
-  emulator::mbarrier_arrive(barrier, site);
+  emulator::mbarrier_expect_bytes(emulator::own(barrier), bytes);
+  emulator::mbarrier_arrive(emulator::own(barrier), site);
 }
 inline void mbarrier_wait(u32 barrier, u32 parity, Site site = Where::current()) {
-  emulator::mbarrier_wait(barrier, parity, site);
+  emulator::mbarrier_wait(barrier, parity, false, site);
 }
 
 inline void prefetch_tensormap(const TensorMap&) {}
@@ -55,21 +54,35 @@ inline void fence_proxy_async() { emulator::fence_proxy(); }
 
 inline void bulk_load(u32 shared, const void* source, u32 bytes, u32 barrier,
                       Site site = Where::current()) {
-  if (reinterpret_cast<u64>(source) % 16 != 0 || bytes % 16 != 0) {
-    emulator::fail("cp.async.bulk from an address or of a size that is not a multiple of 16");
-  }
-  u8* const to = emulator::shared_at(shared, bytes, 16);
-  const emulator::Engine engine =
-      emulator::mbarrier_engine(barrier, emulator::mbarrier_count_copy(barrier));
-  emulator::on_shared_by(engine, true, shared - emulator::kSharedBase, bytes,
-                         emulator::Kind::kWrite, site);
-  emulator::on_global(source, bytes, emulator::Kind::kRead, site);
-  emulator::ask_for_copy([=] {
-    std::memcpy(to, source, bytes);
-    emulator::mbarrier_complete_bytes(barrier, bytes);
-  });
+  emulator::bulk_load(shared, source, bytes, barrier, site);
 }
 
 inline void tma_prefetch(const TensorMap&, i32, i32, i32, i32) {}
+
+inline void mbarrier_arrive_cluster(u32 barrier, Site site = Where::current()) {
+  emulator::mbarrier_arrive(emulator::in_cluster(barrier), site);
+}
+inline void mbarrier_arrive_expect_cluster(u32 barrier, u32 bytes, Site site = Where::current()) {
+  emulator::mbarrier_expect_bytes(emulator::in_cluster(barrier), bytes);
+  emulator::mbarrier_arrive(emulator::in_cluster(barrier), site);
+}
+inline void mbarrier_wait_cluster(u32 barrier, u32 parity, Site site = Where::current()) {
+  emulator::mbarrier_wait(barrier, parity, true, site);
+}
+
+inline void store_async(u32 address, u32 x, u32 barrier, Site site = Where::current()) {
+  emulator::store_async(address, &x, sizeof(x), barrier, site);
+}
+inline void store_async_x4(u32 address, U32x4 x, u32 barrier, Site site = Where::current()) {
+  emulator::store_async(address, &x, sizeof(x), barrier, site);
+}
+inline void bulk_store_cluster(u32 address, u32 source, u32 bytes, u32 barrier,
+                               Site site = Where::current()) {
+  emulator::bulk_store_cluster(address, source, bytes, barrier, site);
+}
+inline void tma_load_multicast(u32 shared, const TensorMap& map, u32 barrier, i32 dim, i32 row,
+                               i32 head, i32 batch, u32 ranks, Site site = Where::current()) {
+  emulator::tensor_load_multicast(shared, map, barrier, {dim, row, head, batch}, ranks, site);
+}
 
 }  // namespace fulmen::ptx
