@@ -9,7 +9,7 @@ export PYTHON
 PY := .venv/bin/python
 STEPS := $(PY) tools/run_steps.py
 
-.PHONY: help run test test-full check format docs docs-serve clean
+.PHONY: help run course test test-full check format docs docs-serve clean
 .DEFAULT_GOAL := help
 
 help: ## list these commands
@@ -19,6 +19,10 @@ run: ## build and install the package into .venv, then compute attention on the 
 	@tools/bootstrap.sh run
 	@$(PY) tools/install_package.py
 	.venv/bin/fulmen run
+
+course: ## build the emulator that the course's kernels run on, once; then: .venv/bin/fulmen learn
+	@tools/bootstrap.sh course
+	@$(PY) tools/build_course.py
 
 test: ## all checks and tests, as continuous integration runs them (ONLY="a b": those steps)
 	@tools/bootstrap.sh test

@@ -3,6 +3,7 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # Brings a bare machine to where the Makefile can work: `bootstrap.sh run` for the main job,
+# `bootstrap.sh course` for the emulator of the course,
 # `bootstrap.sh docs` for the documentation alone, `bootstrap.sh test` for all checks and tests as
 # well, `bootstrap.sh test-full` for those of AArch64 too, and after it, while other steps run,
 # `bootstrap.sh torch` for those of the PyTorch layer. Missing system packages are installed by apt
@@ -12,7 +13,7 @@
 # is already done.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-purpose="${1:?usage: bootstrap.sh run|docs|test|test-full|torch}"
+purpose="${1:?usage: bootstrap.sh run|course|docs|test|test-full|torch}"
 python="${PYTHON:-python3}"
 
 has() { command -v "$1" >/dev/null 2>&1; }
@@ -33,12 +34,14 @@ fi
 has "$python" || missing+=(python3)
 has "$python" && "$python" -c 'import venv, ensurepip' 2>/dev/null || missing+=(python3-venv)
 [ "$purpose" = docs ] || has g++ || missing+=(g++)
+needs_boost() { { has g++ && has_library boost_context; } || missing+=(libboost-context-dev); }
+[ "$purpose" != course ] || needs_boost
 if [ "$purpose" = test ]; then
   has gcc || missing+=(gcc)
   { has g++ && has_header gtest/gtest.h; } || missing+=(libgtest-dev)
   { has g++ && has_header gmock/gmock.h; } || missing+=(libgmock-dev)
   has_clang || missing+=(clang-16 libclang-rt-16-dev)
-  { has g++ && has_library boost_context; } || missing+=(libboost-context-dev)
+  needs_boost
 fi
 
 if [ "$((${#missing[@]} + ${#wanted[@]}))" -gt 0 ]; then
@@ -68,7 +71,8 @@ install() {
   .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-compile -r "tools/$1.txt"
   cp "tools/$1.txt" ".venv/$1.installed"
 }
-[ "$purpose" = run ] || install requirements-docs
+[ "$purpose" != course ] || install requirements-course
+[ "$purpose" = run ] || [ "$purpose" = course ] || install requirements-docs
 [ "$purpose" != test ] || install requirements
 
 # Without these the tests of the PyTorch layer are skipped.

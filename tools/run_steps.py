@@ -66,6 +66,8 @@ def types(runner: Runner) -> None:
     runner.run(
         [BIN / "mypy", *sorted(tools.glob("*.py")), *sorted((tools / "pictures").glob("*.py"))]
     )
+    course = ROOT / "course"
+    runner.run([BIN / "mypy", *sorted(course.glob("*.py")), *sorted(course.glob("ch*/chapter.py"))])
 
 
 def sources(runner: Runner) -> None:
@@ -162,10 +164,14 @@ def verify(runner: Runner) -> None:
     print(runner.run([BIN / "fulmen", "verify"]).strip().splitlines()[-1], flush=True)
 
 
+EMULATED_GPU = "build/release/tests/emulator/gpu/libfulmen_emulated_gpu.so"
+ON_EMULATOR = {"FULMEN_EMULATOR": str(ROOT / EMULATED_GPU),
+               "FULMEN_EMULATOR_CACHE": str(ROOT / "build" / "emulator")}  # fmt: skip
+
+
 def emulated(runner: Runner) -> None:
     """GPU kernels through the public path, on the emulator: plan, cache, compiler, launch."""
-    gpu = ROOT / "build" / "release" / "tests" / "emulator" / "gpu" / "libfulmen_emulated_gpu.so"
-    env = {"FULMEN_EMULATOR": str(gpu), "FULMEN_EMULATOR_CACHE": str(ROOT / "build" / "emulator")}
+    env = ON_EMULATOR
     verify_emulated: list[str | Path] = [BIN / "fulmen", "verify", "--backend", "emulator"]
     cases = [] if is_full() else EMULATED_CASES
     found = runner.run([*verify_emulated, *cases], env=env)
@@ -174,6 +180,13 @@ def emulated(runner: Runner) -> None:
     for seed in SCHEDULES if is_full() else ():
         seeded = {**env, "FULMEN_EMULATOR_SEED": str(seed)}
         runner.run([*verify_emulated, *COVERING_CASES], env=seeded)
+
+
+def course(runner: Runner) -> None:
+    """Exercises fail as they stand, solutions pass; test-full runs every chapter's program too."""
+    sample = [] if is_full() else ["--sample"]
+    found = runner.run([PYTHON, "tools/check_course.py", *sample], env=ON_EMULATOR)
+    runner.say(f"{len(found.splitlines())} chapters without a fault")
 
 
 def audited(runner: Runner) -> None:
@@ -259,6 +272,7 @@ TESTS = [
     Step("tsan", "ThreadSanitizer", tsan, ("wheel",)),
     Step("torch", "PyTorch, Hugging Face, flash-attn names", torch_tests, ("wheel",)),
     Step("emulated", "named cases on GPU kernels, which the CPU emulates", emulated, ("wheel",)),
+    Step("course", "its programs, exercises and solutions, on the emulator", course, ("wheel",)),
     Step("python", "Python tests and cases", python_tests, ("wheel",)),
     Step("verify", "every named case on every implementation", verify, ("wheel",)),
     Step("examples", "C, C++ and Python against the installed package", examples, ("wheel",)),

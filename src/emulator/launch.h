@@ -55,8 +55,9 @@ struct Counters {
   std::map<std::string, SharedSite> shared;  // ld.shared, st.shared, ldmatrix, stmatrix, by line
   u64 products = 0;                          // matrix instructions of warps or warpgroups
   u64 product_flops = 0;
-  u64 exponentials = 0;  // of threads, as all below
-  u64 conversions = 0;   // packs of two
+  u64 multiply_adds = 0;  // fma of threads, as all below
+  u64 exponentials = 0;
+  u64 conversions = 0;  // packs of two
   u64 barrier_waits = 0;
   u64 shuffles = 0;
   u64 cluster_loaded_bytes = 0;  // from shared memory of another block of the cluster

@@ -17,7 +17,7 @@ SHOWN = re.compile(
 PAGES = [*ROOT.glob("*.md"), *DOCS.rglob("*.md"), *(ROOT / "bench").rglob("*.md"),
          *(ROOT / "examples").rglob("*.md")]  # fmt: skip
 # What stands for something else in a usage line, and what running text leaves out.
-MEANT = {"SHAPE": "1x2x8x64", "GPU": "sm_90a", "NAME": "forward", "OPTIONS": ""}
+MEANT = {"SHAPE": "1x2x8x64", "GPU": "sm_90a", "NAME": "forward", "OPTIONS": "", "CHAPTER": "1"}
 LEFT_OUT = {"compile": ["--arch", "sm_90a", "-o", "FILE"], "explain": ["1x2x8x64"]}
 
 

@@ -17,6 +17,7 @@ import backward
 import dropout
 import hopper
 import layouts
+import lessons
 import masks
 import memory
 import merge
@@ -38,6 +39,7 @@ PICTURES = {
         memory,
         backward,
         hopper,
+        lessons,
         merge,
         dropout,
         precision,

@@ -21,7 +21,7 @@ from .output import BadInputError, Output, bytes_text
 
 MOST_FLOPS = 1e10  # the emulator takes about a second for 1e8
 COUNTED = (
-    *("products", "product_flops", "exponentials", "conversions"),
+    *("products", "product_flops", "multiply_adds", "exponentials", "conversions"),
     *("barrier_waits", "shuffles"),
     *("cluster_loaded_bytes", "cluster_stored_bytes"),
 )

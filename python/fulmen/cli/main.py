@@ -24,6 +24,7 @@ COMMANDS = {
     "ablation": "every optimisation of the GPU kernels off, one at a time: what it buys",
     "explain": "the implementation that a shape would get, why, and what it costs",
     "compile": "GPU kernels ahead of time, without a GPU, in one file",
+    "learn": "the chapters of the course, their kernels and the tests of their exercises",
     "doctor": "what works here, and what to do about the rest",
 }
 

@@ -133,6 +133,7 @@ std::string as_json(const Counters& counters) {
   write_shared(out, counters);
   out << "], \"products\": " << counters.products
       << ", \"product_flops\": " << counters.product_flops
+      << ", \"multiply_adds\": " << counters.multiply_adds
       << ", \"exponentials\": " << counters.exponentials
       << ", \"conversions\": " << counters.conversions
       << ", \"barrier_waits\": " << counters.barrier_waits

@@ -42,7 +42,10 @@ inline float exp2_volatile(float x) { return exp2(x); }
 inline float log2(float x) { return std::log2(flush_subnormal(x)); }
 inline float reciprocal(float x) { return flush_subnormal(1.f / flush_subnormal(x)); }
 inline float max(float a, float b) { return larger(a, b); }
-inline float fma(float a, float b, float c) { return std::fma(a, b, c); }
+inline float fma(float a, float b, float c) {
+  emulator::count(&emulator::Counters::multiply_adds);
+  return std::fma(a, b, c);
+}
 inline float mul(float a, float b) { return a * b; }
 
 template <DType kDType>
