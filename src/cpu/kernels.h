@@ -115,20 +115,29 @@ struct FewRowsBlock {
   Real* row_sum;
 };
 
-// A few query rows against many keys, which are read once and where they lie: unit stride of dims,
-// whose number is a multiple of what a vector holds. Lane: Real, or Pair where numbers of bf16 are
-// multiplied as they are; weights are then Pairs of keys.
+// Rows of k or v wherever each lies; unit stride of dims.
+struct KeyList {
+  const void* const* rows;
+  DType dtype;
+  i64 count;
+};
+
+// A few query rows against many keys, which are read once and where they lie; the number of dims is
+// a multiple of lanes. Lane: Real, or Pair where numbers of bf16 are multiplied as they are;
+// weights are then Pairs of keys.
 template <class Real, class Lane>
 struct FewRowsKernels {
-  // scores[row][key] = dot(Q[row], keys[key])
-  void (*dot)(const Lane* Q, i64 Q_stride, i64 rows, const Source& keys, i64 count, i64 dims,
-              Real* scores, i64 stride);
+  // Q (rows, lanes of dims) as dot takes it; out has room for a power of 2 of rows.
+  void (*arrange)(const Lane* Q, i64 Q_stride, i64 rows, i64 lanes, Lane* out);
+
+  // scores[row][key] = dot(Q[row], keys[key]);  keys up to a whole number of vectors are written.
+  void (*dot)(const Lane* Q, i64 rows, const KeyList& keys, i64 dims, Real* scores, i64 stride);
 
   void (*weigh)(const FewRowsBlock<Real>& block);
 
   // O[row] += sum over keys of weights[row][key] values[key]
-  void (*add)(const Lane* weights, i64 stride, i64 rows, const Source& values, i64 count, i64 dims,
-              Real* O, i64 O_stride);
+  void (*add)(const Lane* weights, i64 stride, i64 rows, const KeyList& values, i64 dims, Real* O,
+              i64 O_stride);
 };
 
 template <class Real>
@@ -190,6 +199,10 @@ struct PairKernels {
   void (*gradient)(const GradientBlock<float>& block, Pair* dS_rows, i64 dS_stride);
 
   FewRowsKernels<float, Pair> few_rows;
+
+  // Whether every row of sums is finite, and so large somewhere that what was lost below 2^-126 is
+  // beyond its last digit. dims: a multiple of lanes.
+  bool (*are_ordinary)(View<float> sums, i64 rows, i64 dims);
 };
 
 // The table in use: chosen once, at the first call, from what the processor has and

@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 
 #include "cpu/backend.h"
 #include "cpu/key_rows.h"
@@ -84,7 +85,7 @@ class Split {
   }
 
   void load_terms() {
-    const i64 stride = sizes_.padded_columns;
+    const i64 stride = scratch_.stride;
     for_each_head([&](i64 head, i64 row) {
       const PairTerms<Real> pairs(problem_, index_, sequence_, head);
       has_addend_ = !is_full_ || pairs.adds_everywhere();
@@ -94,84 +95,146 @@ class Split {
     });
   }
 
-  FewRowsBlock<Real> weights() const {
-    return {.scores = scratch_.scores,
-            .stride = sizes_.padded_columns,
-            .rows = rows_,
-            .keys = keys_.size(),
-            .terms = {problem_.score_map.as<Real>(), has_addend_ ? scratch_.addend : nullptr,
-                      scratch_.keep},
-            .row_max = row_max_,
-            .row_sum = row_sum_};
+  // A row after the other; meanwhile the first values come from memory.
+  template <class Kernels>
+  void weigh(const Kernels& few_rows, const KeyList* values) const {
+    for (i64 row = 0; row < rows_; ++row) {
+      if (values) fetch_values(*values, row);
+      const i64 at = row * scratch_.stride;
+      few_rows.weigh(
+          {.scores = scratch_.scores + at,
+           .stride = scratch_.stride,
+           .rows = 1,
+           .keys = keys_.size(),
+           .terms = {problem_.score_map.as<Real>(), has_addend_ ? scratch_.addend + at : nullptr,
+                     scratch_.keep ? scratch_.keep + at : nullptr},
+           .row_max = row_max_ + row,
+           .row_sum = row_sum_ + row});
+    }
+  }
+
+  // Of the values, part `part` of those that memory can give while weights are computed.
+  void fetch_values(const KeyList& values, i64 part) const {
+    constexpr i64 kBytes = 8192, kLine = 64;
+    const i64 row_bytes = problem_.dim_v * size_bytes(values.dtype);
+    const i64 some = ceil_div(kBytes, row_bytes);
+    for (i64 key = part * some; key < min((part + 1) * some, values.count); ++key) {
+      const char* const row = static_cast<const char*>(values.rows[key]);
+      for (i64 at = 0; at < row_bytes; at += kLine) __builtin_prefetch(row + at);
+    }
   }
 
   // S = Q K^T;  P = exp(S - m);  O = P V
   void add_keys() {
+    const FewRowsKernels<Real, Real>& few_rows = kernels_.few_rows;
+    const i64 dim_qk = padded(problem_.dim_qk);
     for_each_head([&](i64 head, i64 row) {
       kernels_.load_rows(queries_in(head), q_len_, problem_.dim_qk,
                          scratch_.Q + row * sizes_.padded_dim_qk, sizes_.padded_dim_qk);
     });
-    for_each_chunk(Array::kK, [&](i64 key, const Source& K, i64 count, i64 dims) {
-      kernels_.few_rows.dot(scratch_.Q, sizes_.padded_dim_qk, rows_, K, count, dims,
-                            scratch_.scores + key, sizes_.padded_columns);
+    few_rows.arrange(scratch_.Q, sizes_.padded_dim_qk, rows_, dim_qk, scratch_.Q_lanes);
+    for_each_list(Array::kK, [&](i64 key, const KeyList& keys) {
+      few_rows.dot(scratch_.Q_lanes, rows_, keys, dim_qk, scratch_.scores + key, scratch_.stride);
     });
-    kernels_.few_rows.weigh(weights());
+    if (lies_well(Array::kK)) scale_by(Array::kK);
+    if (has_addend_ || !lies_well(Array::kV)) {
+      weigh(few_rows, nullptr);
+    } else {
+      const KeyList values = list(Array::kV);
+      weigh(few_rows, &values);
+    }
     std::fill_n(O_, rows_ * sizes_.padded_dim_v, Real(0));
-    for_each_chunk(Array::kV, [&](i64 key, const Source& V, i64 count, i64 dims) {
-      if (has_addend_) return add_visible_values(key, V, count);
-      kernels_.few_rows.add(scratch_.scores + key, sizes_.padded_columns, rows_, V, count, dims, O_,
-                            sizes_.padded_dim_v);
+    if (has_addend_) return add_visible_values();
+    if (lies_well(Array::kV)) scale_by(Array::kV);
+    for_each_list(Array::kV, [&](i64 key, const KeyList& values) {
+      few_rows.add(scratch_.scores + key, scratch_.stride, rows_, values, padded(problem_.dim_v),
+                   O_, sizes_.padded_dim_v);
     });
   }
+
+  i64 padded(i64 dims) const { return ceil_div(dims, kernels_.lanes) * kernels_.lanes; }
 
   bool lies_well(Array array) const {
     const Tensor& tensor = problem_.arrays[array];
-    return tensor.strides[3] == 1 && tensor.shape[3] % kernels_.lanes == 0;
+    return tensor.strides[3] == 1 && tensor.shape[3] == padded(tensor.shape[3]);
   }
 
-  // call(first key within keys_, their number, where they lie)
-  template <class Call>
-  void for_each_run(Array array, const Call& call) const {
-    cpu::for_each_run(
-        problem_, sequence_, array, kv_head_, keys_,
-        [&](i64 key, i64 count, const Source& source) { call(key - keys_.begin, count, source); });
+  // Keys of the split where they lie.
+  KeyList list(Array array) const {
+    i64 listed = 0;
+    for_each_run(problem_, sequence_, array, kv_head_, keys_,
+                 [&](i64, i64 count, const Source& source) {
+                   list_rows(source, count, scratch_.key_rows + listed);
+                   listed += count;
+                 });
+    return {scratch_.key_rows, problem_.arrays[array].dtype, listed};
   }
 
-  // The rows where they lie when a kernel can read them there, else loaded chunk by chunk.
-  // call(first key, rows, number of keys, dims)
+  // Scores or weights, times what the elements of quantised keys or values are multiplied by.
+  void scale_by(Array array) const {
+    if (!problem_.has(array == Array::kK ? Array::kKScale : Array::kVScale)) return;
+    for_each_run(problem_, sequence_, array, kv_head_, keys_,
+                 [&](i64 first, i64 count, const Source& source) {
+                   for (i64 i = 0; i < count; ++i) {
+                     float scale;
+                     std::memcpy(&scale, rows_from(source, i).scales, sizeof(scale));
+                     Real* const key = scratch_.scores + first - keys_.begin + i;
+                     for (i64 row = 0; row < rows_; ++row) key[row * scratch_.stride] *= scale;
+                   }
+                 });
+  }
+
+  static void list_rows(const Source& source, i64 count, const void** rows) {
+    const i64 bytes = source.row_stride * size_bytes(source.dtype);
+    for (i64 key = 0; key < count; ++key) {
+      rows[key] = static_cast<const char*>(source.data) + key * bytes;
+    }
+  }
+
+  // call(first key within keys_, the keys): all where they lie when a kernel can read them there,
+  // else loaded chunk by chunk.
   template <class Call>
-  void for_each_chunk(Array array, const Call& call) const {
-    const i64 dims = problem_.arrays[array].shape[3];
-    const bool reads_directly = lies_well(array) && !(array == Array::kV && has_addend_);
-    for_each_run(array, [&](i64 key, i64 count, const Source& source) {
-      if (reads_directly) return call(key, source, count, dims);
-      const i64 stride = array == Array::kK ? sizes_.padded_dim_qk : sizes_.padded_dim_v;
-      const i64 padded = ceil_div(dims, kernels_.lanes) * kernels_.lanes;
-      for (i64 done = 0; done < count; done += kLoadedKeys) {
-        const Source some = rows_from(source, done);
-        const i64 now = min(kLoadedKeys, count - done);
-        kernels_.load_rows(some, now, dims, scratch_.loaded, stride);
-        call(key + done, Source{scratch_.loaded, kDTypeOf<Real>, stride, 1}, now, padded);
-      }
+  void for_each_list(Array array, const Call& call) const {
+    if (lies_well(array)) return call(0, list(array));
+    for_each_chunk(array, [&](i64 key, i64 count, View<Real> rows) {
+      list_rows({rows.data, kDTypeOf<Real>, rows.stride, 1}, count, scratch_.key_rows);
+      call(key, KeyList{scratch_.key_rows, kDTypeOf<Real>, count});
     });
   }
 
-  void add_visible_values(i64 key, const Source& V, i64 count) const {
-    multiply_visible<Real>(kernels_,
-                           {.rows = rows_,
-                            .columns = problem_.dim_v,
-                            .depth = count,
-                            .A = scratch_.scores + key,
-                            .A_row_stride = sizes_.padded_columns,
-                            .A_depth_stride = 1,
-                            .B = static_cast<const Real*>(V.data),
-                            .B_depth_stride = V.row_stride,
-                            .B_panel_stride = kernels_.lanes,
-                            .C = O_,
-                            .C_row_stride = sizes_.padded_dim_v,
-                            .accumulates = true},
-                           {scratch_.addend + key, sizes_.padded_columns, 1}, scratch_.finite_rows,
-                           sizes_.padded_dim_v);
+  // call(first key within keys_, their number, loaded rows)
+  template <class Call>
+  void for_each_chunk(Array array, const Call& call) const {
+    const i64 stride = array == Array::kK ? sizes_.padded_dim_qk : sizes_.padded_dim_v;
+    for_each_run(
+        problem_, sequence_, array, kv_head_, keys_, [&](i64 key, i64 count, const Source& source) {
+          for (i64 done = 0; done < count; done += kLoadedKeys) {
+            const Source some = rows_from(source, done);
+            const i64 now = min(kLoadedKeys, count - done);
+            kernels_.load_rows(some, now, problem_.arrays[array].shape[3], scratch_.loaded, stride);
+            call(key - keys_.begin + done, now, View<Real>{scratch_.loaded, stride});
+          }
+        });
+  }
+
+  void add_visible_values() const {
+    for_each_chunk(Array::kV, [&](i64 key, i64 count, View<Real> V) {
+      multiply_visible<Real>(kernels_,
+                             {.rows = rows_,
+                              .columns = problem_.dim_v,
+                              .depth = count,
+                              .A = scratch_.scores + key,
+                              .A_row_stride = scratch_.stride,
+                              .A_depth_stride = 1,
+                              .B = V.data,
+                              .B_depth_stride = V.stride,
+                              .B_panel_stride = kernels_.lanes,
+                              .C = O_,
+                              .C_row_stride = sizes_.padded_dim_v,
+                              .accumulates = true},
+                             {scratch_.addend + key, scratch_.stride, 1}, scratch_.finite_rows,
+                             sizes_.padded_dim_v);
+    });
   }
 
   bool fits_pairs() const {
@@ -180,24 +243,10 @@ class Split {
            lies_well(Array::kK) && lies_well(Array::kV);
   }
 
-  // call(first key, their number, where they lie) of the values, twos of keys together: where some
-  // lie in different pages, a copy chunk by chunk.
-  template <class Call>
-  void for_each_even_run(const Call& call) const {
-    bool even = true;
-    for_each_run(Array::kV, [&](i64 key, i64, const Source&) { even = even && key % 2 == 0; });
-    if (even) return for_each_run(Array::kV, call);
-    for (i64 key = 0; key < keys_.size(); key += kLoadedKeys) {
-      const i64 first = keys_.begin + key;
-      const Interval some = clamped(first, first + kLoadedKeys, keys_.end);
-      call(key, some.size(),
-           keys_in_one(problem_, sequence_, Array::kV, kv_head_, some, scratch_.loaded));
-    }
-  }
-
   // The same in bf16. False where numbers below the normal ones, which these instructions take for
   // 0, or inf and NaN could have made a difference: nothing is lost then, all is computed again.
   bool add_keys_in_pairs() const {
+    const FewRowsKernels<float, Pair>& few_rows = pairs_->few_rows;
     const i64 stride = sizes_.padded_dim_qk / 2;
     bool ordinary = true;
     for_each_head([&](i64 head, i64 row) {
@@ -206,30 +255,15 @@ class Split {
       ordinary = ordinary && all;
     });
     if (!ordinary) return false;
-    for_each_run(Array::kK, [&](i64 key, i64 count, const Source& K) {
-      pairs_->few_rows.dot(scratch_.Q_pairs, stride, rows_, K, count, problem_.dim_qk,
-                           scratch_.scores + key, sizes_.padded_columns);
-    });
-    pairs_->few_rows.weigh(weights());
+    few_rows.arrange(scratch_.Q_pairs, stride, rows_, problem_.dim_qk / 2, scratch_.Q_pair_lanes);
+    few_rows.dot(scratch_.Q_pair_lanes, rows_, list(Array::kK), problem_.dim_qk, scratch_.scores,
+                 scratch_.stride);
+    const KeyList values = list(Array::kV);
+    weigh(few_rows, &values);
     std::fill_n(O_, rows_ * sizes_.padded_dim_v, Real(0));
-    const Pair* const P = reinterpret_cast<const Pair*>(scratch_.scores);
-    for_each_even_run([&](i64 key, i64 count, const Source& V) {
-      pairs_->few_rows.add(P + key / 2, sizes_.padded_columns, rows_, V, count, problem_.dim_v, O_,
-                           sizes_.padded_dim_v);
-    });
-    return has_ordinary_rows();
-  }
-
-  // Every row of O is finite, and so large somewhere that what was lost below 2^-126 is beyond its
-  // last digit.
-  bool has_ordinary_rows() const {
-    for (i64 row = 0; row < rows_; ++row) {
-      const Real* const O = O_ + row * sizes_.padded_dim_v;
-      Real largest = 0;
-      for (i64 d = 0; d < problem_.dim_v; ++d) largest = max(largest, std::fabs(O[d]));
-      if (problem_.dim_v > 0 && largest < Real(0x1p-80)) return false;
-    }
-    return kernels_.all_finite({O_, sizes_.padded_dim_v}, rows_, problem_.dim_v);
+    few_rows.add(reinterpret_cast<const Pair*>(scratch_.scores), scratch_.stride, rows_, values,
+                 problem_.dim_v, O_, sizes_.padded_dim_v);
+    return pairs_->are_ordinary({O_, sizes_.padded_dim_v}, rows_, problem_.dim_v);
   }
 
   const Problem& problem_;

@@ -124,12 +124,15 @@ ForwardScratch<Real>::ForwardScratch(Arena& arena, const Problem& problem, const
 
 template <class Real>
 SplitScratch<Real>::SplitScratch(Arena& arena, const Problem& problem, const TileSizes& sizes)
-    : Q(arena.take<Real>(sizes.rows * sizes.padded_dim_qk)),
+    : stride(sizes.padded_columns + kMostLanes),
+      Q(arena.take<Real>(sizes.rows * sizes.padded_dim_qk)),
+      Q_lanes(arena.take<Real>(kMostSplitRows * sizes.padded_dim_qk)),
       Q_pairs(take_pairs(arena, problem, sizes.rows * sizes.padded_dim_qk)),
-      scores(arena.take<Real>(sizes.rows * sizes.padded_columns)),
-      addend(arena.take<Real>(sizes.rows * sizes.padded_columns)),
-      keep(problem.dropout.enabled() ? arena.take<Real>(sizes.rows * sizes.padded_columns)
-                                     : nullptr),
+      Q_pair_lanes(take_pairs(arena, problem, kMostSplitRows * sizes.padded_dim_qk)),
+      scores(arena.take<Real>(sizes.rows * stride)),
+      addend(arena.take<Real>(sizes.rows * stride)),
+      keep(problem.dropout.enabled() ? arena.take<Real>(sizes.rows * stride) : nullptr),
+      key_rows(arena.take<const void*>(sizes.columns)),
       loaded(arena.take<Real>(kLoadedKeys * max(sizes.padded_dim_qk, sizes.padded_dim_v))),
       finite_rows(arena.take<Real>(kLoadedKeys * sizes.padded_dim_v)) {}
 

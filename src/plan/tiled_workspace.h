@@ -107,13 +107,18 @@ struct SplitScratch {
 
   static constexpr i64 kLoadedKeys = 64;
 
-  Real* Q;            // (rows, dim_qk)
-  u32* Q_pairs;       // (rows, dim_qk / 2); null for other types than bf16
-  Real* scores;       // (rows, columns)
-  Real* addend;       // (rows, columns)
-  Real* keep;         // (rows, columns); null without dropout
-  Real* loaded;       // (kLoadedKeys, dim_qk or dim_v): of keys that are not read where they lie
-  Real* finite_rows;  // (kLoadedKeys, dim_v)
+  i64 stride;  // of rows of scores: whole vectors, and no power of 2, whose rows would share sets
+
+  Real* Q;                // (rows, dim_qk)
+  Real* Q_lanes;          // (rows up to a power of 2, dim_qk), as dot takes it
+  u32* Q_pairs;           // (rows, dim_qk / 2); null for other types than bf16
+  u32* Q_pair_lanes;      // likewise
+  Real* scores;           // (rows, columns)
+  Real* addend;           // (rows, columns)
+  Real* keep;             // (rows, columns); null without dropout
+  const void** key_rows;  // (columns): where keys or values lie
+  Real* loaded;           // (kLoadedKeys, dim_qk or dim_v): of those that are not read there
+  Real* finite_rows;      // (kLoadedKeys, dim_v)
 };
 
 // What all slots share where keys are split: the parts, (split, kv_head, row).

@@ -6,7 +6,8 @@
 // P V in pairs of keys, for which V's rows are interleaved and softmax writes its weights in pairs.
 #pragma once
 
-#include "cpu/isa/few_rows.h"
+#include "cpu/isa/few_row_scores.h"
+#include "cpu/isa/few_row_values.h"
 #include "cpu/isa/products.h"
 #include "cpu/isa/softmax.h"
 
@@ -94,6 +95,7 @@ struct StoresPairs {
 struct InPairs {
   using Real = float;
   using Lane = Pair;
+  static constexpr bool kWidens = false;
   static constexpr i64 kDims = kHalfWidth;
   static constexpr i64 kBytes = kVectorBytes;
   static Vector<Pair> read(const char* address) {
@@ -142,14 +144,29 @@ inline void gradient_pairs(const GradientBlock<float>& block, Pair* dS_rows, i64
                   : gradient_pairs_of<false>(block, dS_rows, dS_stride);
 }
 
-constexpr PairKernels kPairKernels = {
-    pack_columns,
-    pack_rows,
-    transpose<Pair>,
-    multiply<float, Pair>,
-    softmax_block<StoresPairs, float>,
-    gradient_pairs,
-    {dot_rows_of<InPairs>, weigh_rows<StoresPairs, float>, add_rows_of<InPairs>}};
+inline bool are_ordinary(View<float> sums, i64 rows, i64 dims) {
+  constexpr float kLeast = 0x1p-80f;
+  if (!all_finite(sums, rows, dims)) return false;
+  for (i64 row = 0; row < rows; ++row) {
+    FloatVector largest{};
+    for (i64 d = 0; d < dims; d += kWidth<float>) {
+      const FloatVector x = load(sums.data + row * sums.stride + d);
+      largest = larger(largest, larger(x, -x));
+    }
+    if (!any(largest >= kLeast)) return false;
+  }
+  return true;
+}
+
+constexpr PairKernels kPairKernels = {pack_columns,
+                                      pack_rows,
+                                      transpose<Pair>,
+                                      multiply<float, Pair>,
+                                      softmax_block<StoresPairs, float>,
+                                      gradient_pairs,
+                                      {arrange_rows<Pair>, dot_rows_of<InPairs>,
+                                       weigh_rows<StoresPairs, float>, add_rows_of<InPairs>},
+                                      are_ordinary};
 
 }  // namespace
 }  // namespace fulmen::cpu

@@ -166,6 +166,53 @@ template <int kOffset, class AnyVector, int... kLane>
   return __builtin_shufflevector(a, b, (kOffset + kLane / 2 + kLane % 2 * kCount)...);
 }
 
+// Lanes 0, 2, 4, ... of a, then those of b; and lanes 1, 3, 5, ...
+template <class AnyVector, int... kLane>
+[[gnu::always_inline]] inline AnyVector every_other(AnyVector a, AnyVector b, int offset,
+                                                    std::integer_sequence<int, kLane...>) {
+  return offset == 0 ? __builtin_shufflevector(a, b, (2 * kLane)...)
+                     : __builtin_shufflevector(a, b, (2 * kLane + 1)...);
+}
+template <class Real>
+[[gnu::always_inline]] inline Vector<Real> evens(Vector<Real> a, Vector<Real> b) {
+  return every_other(a, b, 0, std::make_integer_sequence<int, kWidth<Real>>());
+}
+template <class Real>
+[[gnu::always_inline]] inline Vector<Real> odds(Vector<Real> a, Vector<Real> b) {
+  return every_other(a, b, 1, std::make_integer_sequence<int, kWidth<Real>>());
+}
+
+// kCount lanes of memory, over and over; any alignment. A load alone does it.
+template <int kCount, class Lane>
+[[gnu::always_inline]] inline Vector<Lane> repeated(const void* address) {
+  constexpr int kBytes = kCount * static_cast<int>(sizeof(Lane));
+  if constexpr (kBytes == kVectorBytes) {
+    return load(static_cast<const Lane*>(address));
+  } else if constexpr (kBytes == 4) {
+    u32 few;
+    __builtin_memcpy(&few, address, sizeof(few));
+    typedef u32 Words __attribute__((vector_size(kVectorBytes)));
+    return (Vector<Lane>)(few - Words{});
+  } else if constexpr (kBytes == 8) {
+    unsigned long long few;
+    __builtin_memcpy(&few, address, sizeof(few));
+    typedef unsigned long long Words __attribute__((vector_size(kVectorBytes)));
+    return (Vector<Lane>)(few - Words{});
+#if defined(__AVX512F__)
+  } else if constexpr (kBytes == 16) {
+    return (Vector<Lane>)_mm512_broadcast_i32x4(
+        _mm_loadu_si128(static_cast<const __m128i*>(address)));
+  } else {
+    return (Vector<Lane>)_mm512_broadcast_i64x4(
+        _mm256_loadu_si256(static_cast<const __m256i*>(address)));
+#elif defined(__AVX2__)
+  } else {
+    return (Vector<Lane>)_mm256_broadcastsi128_si256(
+        _mm_loadu_si128(static_cast<const __m128i*>(address)));
+#endif
+  }
+}
+
 // rows[i][j] <-> rows[j][i]. Each step interleaves row i with row i + kWidth / 2 (a perfect
 // shuffle of the whole square), which turns one bit of the column into one bit of the row.
 template <class Real>
