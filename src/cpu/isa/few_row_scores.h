@@ -8,6 +8,7 @@
 // few_row_values.h for P V.
 #pragma once
 
+#include "cpu/isa/elements.h"
 #include "cpu/isa/exponential.h"
 #include "cpu/isa/softmax.h"
 #include "cpu/isa/vector.h"

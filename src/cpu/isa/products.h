@@ -5,6 +5,7 @@
 // register tiles.
 #pragma once
 
+#include "cpu/isa/elements.h"
 #include "cpu/isa/vector.h"
 #include "cpu/kernels.h"
 
