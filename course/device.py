@@ -26,6 +26,7 @@ EMULATOR = Path(
     os.environ.get("FULMEN_EMULATOR")
     or ROOT / "build" / "course" / "tests" / "emulator" / "gpu" / "libfulmen_emulated_gpu.so"
 )
+SOURCES = ROOT / "src" / "emulator"
 
 # CUDA's numbers of attributes: of a device, and of a function.
 MAJOR, MINOR = 75, 76
@@ -218,10 +219,13 @@ class Emulator(Device):
         """Loads what `make course` has built.
 
         Raises:
-            DeviceError: it has not.
+            DeviceError: it has not, or of other sources, whose kernels would not fit.
         """
         if not EMULATOR.is_file():
             raise DeviceError("the emulator is not built: run `make course` once")
+        sources = (path for ending in ("h", "cpp") for path in SOURCES.glob(f"*.{ending}"))
+        if max(path.stat().st_mtime for path in sources) > EMULATOR.stat().st_mtime:
+            raise DeviceError("the emulator is older than its sources: run `make course` again")
         library = ctypes.CDLL(str(EMULATOR))
         library.fulmen_emulator_allocate.restype = ctypes.c_void_p
         library.fulmen_emulator_counted.restype = ctypes.c_char_p

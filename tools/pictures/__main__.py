@@ -21,6 +21,7 @@ import lessons
 import masks
 import memory
 import merge
+import orders
 import pages
 import precision
 import rates
@@ -40,6 +41,7 @@ PICTURES = {
         backward,
         hopper,
         lessons,
+        orders,
         merge,
         dropout,
         precision,
