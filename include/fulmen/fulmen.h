@@ -468,7 +468,8 @@ static inline void fulmen_append_init(fulmen_append* append) { /* all absent */
 
 /* Runs where k_cache is: with all arrays in the memory of one GPU there, on the stream (NULL: its
  * default stream), in one kernel that allocates nothing and waits for nothing; NULL on the CPU.
- * Outputs overlap no other array, but q_out may be q. */
+ * Outputs overlap no other array, but q_out may be q, and v_cache may be k_cache counted from
+ * another page: no page may then be of K in one slot and of V in another. */
 FULMEN_API fulmen_status fulmen_append_kv(const fulmen_append* append, void* stream);
 
 /* The same rotation alone: x (batch, head, row, dim) into out, which may be x. positions: as above,

@@ -195,7 +195,21 @@ void check_rotary_dim(const AppendProblem& problem, bool has_caches) {
                        problem.dim_qk, "; at most ", problem.dim_qk / 2, " columns are allowed"));
 }
 
+// Whether two pools are one memory counted from different pages, as caches have it whose tables
+// keep the pages of K and V apart: what a call writes is for its slots to say.
+bool are_pages_apart(const Tensor& a, const Tensor& b) {
+  const bool are_alike = std::equal(a.shape, a.shape + kMaxRank, b.shape) &&
+                         std::equal(a.strides, a.strides + kMaxRank, b.strides);
+  const i64 page = a.strides[0] * size_bytes(a.dtype);
+  const i64 distance =
+      static_cast<i64>(reinterpret_cast<u64>(a.data) - reinterpret_cast<u64>(b.data));
+  return are_alike && page != 0 && distance != 0 && distance % page == 0;
+}
+
 void check_overlaps(AppendProblem& problem, bool has_caches) {
+  const auto is_pool = [&problem](const Tensor* tensor) {
+    return tensor == &problem.k_cache || tensor == &problem.v_cache;
+  };
   for_each_given(problem, has_caches, [&](const Given& out) {
     if (!out.is_written) return;
     if (may_overlap_itself(*out.tensor)) {
@@ -205,6 +219,8 @@ void check_overlaps(AppendProblem& problem, bool has_caches) {
       if (other.tensor == out.tensor || !may_overlap(*out.tensor, *other.tensor)) return;
       const bool may_be_same = out.tensor == &problem.q_out && other.tensor == &problem.q;
       if (may_be_same && is_same(*out.tensor, *other.tensor)) return;
+      const bool are_pools = is_pool(out.tensor) && is_pool(other.tensor);
+      if (are_pools && are_pages_apart(*out.tensor, *other.tensor)) return;
       refuse(sentence(
           out.name, " overlaps ", other.name, " in memory; allowed is ",
           may_be_same ? "the same array, with equal strides, or another" : "another array"));

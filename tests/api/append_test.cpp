@@ -80,6 +80,18 @@ struct Call {
   static constexpr float kEmpty = -77;
 };
 
+// One memory whose pages are of K and of V in turn, as a server may hold them: v is k, a page on.
+TEST(AppendKv, PoolsCountedFromDifferentPagesAreTaken) {
+  Call c;
+  c.append.k_cache.shape[0] = c.append.v_cache.shape[0] = 2;
+  c.append.v_cache.data = c.k_cache + 2 * 4;
+  c.slots[0] = 1;
+  c.add_slots();
+  ASSERT_EQ(c.run(), FULMEN_OK) << fulmen_last_error();
+  EXPECT_THAT(c.row(c.k_cache, 1), ElementsAre(1, 2, 3, 4));
+  EXPECT_THAT(c.row(c.k_cache, 3), ElementsAre(11, 12, 13, 14));
+}
+
 TEST(AppendKv, ToSlots) {
   Call call;
   call.add_slots();
@@ -288,6 +300,9 @@ const AppendRefusal kAppendRefusals[] = {
      FULMEN_ERROR_ARGUMENT,
      {"k_cache has strides by which"}},
     {[](Call& c) { c.append.v_cache.data = c.append.k_cache.data; },
+     FULMEN_ERROR_ARGUMENT,
+     {"k_cache overlaps v_cache"}},
+    {[](Call& c) { c.append.v_cache.data = static_cast<float*>(c.append.k_cache.data) + 1; },
      FULMEN_ERROR_ARGUMENT,
      {"k_cache overlaps v_cache"}},
     {[](Call& c) { c.append.q_out.data = c.append.k.data; },

@@ -151,7 +151,7 @@ def test_a_model_that_wants_a_mask_of_four_axes_gets_one() -> None:
 
 def test_unknown_keywords_are_refused_by_name() -> None:
     x = torch.randn(1, 2, 5, 8)
-    for name in ("flavour", "block_table", "indices", "sinks"):
+    for name in ("flavour", "indices", "sinks"):
         with pytest.raises(fulmen.UnsupportedError, match=f"^{name} is given"):
             hf.attention_hook(torch.nn.Module(), x, x, x, None, **{name: x})
     known = dict.fromkeys(hf.WITHOUT_EFFECT, x)

@@ -14,11 +14,11 @@ from __future__ import annotations
 
 import functools
 import warnings
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-from .. import attention, masks
+from .. import append_kv, attention, attention_paged, masks
 from ..errors import ArgumentError, LibraryNotFound, UnsupportedError
 from .flash_shared import SAME_WORDS, same_words
 from .hf_masks import PackedDocuments, has_interface, mask_hook
@@ -34,7 +34,8 @@ def register(name: str = "fulmen") -> None:
     it is asked for this name, and its config names what it uses instead.
 
     Args:
-        name: how models ask for it.
+        name: how models ask for it. Continuous batching wants "flash" in it, and decodes from its
+            pages on a GPU where a 2 or 3 follows: "fulmen_flash_3".
 
     Raises:
         fulmen.LibraryNotFound: transformers, 4.56 or later, is not installed.
@@ -50,6 +51,8 @@ def register(name: str = "fulmen") -> None:
     AttentionMaskInterface.register(name, mask_hook)
     _names.add(name)
     _watch(PreTrainedModel)
+    if "flash" in name:
+        _watch_flash()
 
 
 _names: set[str] = set()
@@ -80,6 +83,29 @@ def _watch(models: Any) -> None:
     models.get_correct_attn_implementation = chosen
 
 
+def _watch_flash() -> None:
+    """Gives transformers the functions that it looks for behind a name with "flash" in it."""
+    from transformers import modeling_flash_attention_utils as utils
+
+    from . import flash_attn
+    from .bert_padding import pad_input, unpad_input
+
+    original = utils._lazy_imports
+    if getattr(original, "is_watched", False):
+        return
+    functions = (flash_attn.flash_attn_func, flash_attn.flash_attn_varlen_func,
+                 flash_attn.flash_attn_with_kvcache, pad_input, unpad_input)  # fmt: skip
+
+    @functools.wraps(original)
+    def imports(implementation: Any, *args: Any, **keywords: Any) -> Any:
+        if implementation in _names:
+            return functions
+        return original(implementation, *args, **keywords)
+
+    imports.is_watched = True  # type: ignore[attr-defined]
+    utils._lazy_imports = imports
+
+
 # Keywords that models hand to every attention function and that say nothing about attention, or
 # nothing that is not in the other arguments already. Any other keyword is read, or an error.
 WITHOUT_EFFECT = {
@@ -104,9 +130,6 @@ _REFUSED = {
     "indices": "keys chosen per row are not read yet; attn_implementation='eager' has them",
     "block_indices": "blocks chosen per row are not read yet; attn_implementation='eager' has them",
     "sinks": "one sink for each row is not read; s_aux, one for each head, is",
-    "block_table": "a paged cache is not read yet; a contiguous one is",
-    "k_cache": "a paged cache is not read yet; a contiguous one is",
-    "v_cache": "a paged cache is not read yet; a contiguous one is",
 }
 
 
@@ -128,6 +151,9 @@ def attention_hook(
     max_length_q: Any = None,
     max_length_k: Any = None,
     seq_idx: torch.Tensor | None = None,
+    block_table: torch.Tensor | None = None,
+    k_cache: torch.Tensor | None = None,
+    v_cache: torch.Tensor | None = None,
     deterministic: bool | None = None,
     **words: Any,
 ) -> tuple[torch.Tensor, None]:
@@ -150,6 +176,10 @@ def attention_hook(
             the rows of all batch entries, one after the other: each is computed as if alone.
         max_length_q, max_length_k: no document is longer.
         seq_idx: (batch, row) integers: the document of each token.
+        block_table: (request, page) integers: of continuous batching, where each request decodes
+            one row. key and value, (1, kv_head, request, dim), are then new: they are written
+            behind the keys that cu_seq_lens_k counts beside them, and seen with those.
+        k_cache, v_cache: (page, row, kv_head, dim): the pools that block_table points into.
         deterministic: as in fulmen.attention.
         **words: softcap; those of WITHOUT_EFFECT; others must be None.
 
@@ -176,6 +206,9 @@ def attention_hook(
         "deterministic": bool(deterministic),
         **same_words(words),
     }
+    if not (block_table is None and k_cache is None and v_cache is None):
+        pools = _Pools(block_table, k_cache, v_cache, cu_seq_lens_k, attention_mask)
+        return _decoded(query, key, value, pools, sliding_window, options), None
     packed = _offsets(cu_seq_lens_q, cu_seq_lens_k, max_length_q, max_length_k)
     mask: Any = attention_mask
     is_dense = isinstance(mask, torch.Tensor) and mask.dim() == 4
@@ -204,6 +237,39 @@ def attention_hook(
         parts.append(_of_two_axes(mask, query, key))
     o = attention(query, key, value, mask=_one_each(parts), **options)
     return o.transpose(1, 2).contiguous(), None
+
+
+class _Pools(NamedTuple):
+    """What the attention hook is given of a paged cache; mask is None in continuous batching."""
+
+    table: torch.Tensor | None
+    k: torch.Tensor | None
+    v: torch.Tensor | None
+    cu_kv: torch.Tensor | None  # (request + 1,), the new row of each included
+    mask: Any
+
+
+def _decoded(
+    query: Any, key: Any, value: Any, pools: _Pools, window: int | None, options: dict[str, Any]
+) -> Any:
+    """One new row of each request, written into its pages: o of (1, request, head, dim)."""
+    if pools.table is None or pools.k is None or pools.v is None or pools.cu_kv is None:
+        raise ArgumentError(
+            "a paged cache is block_table, k_cache, v_cache and cu_seq_lens_k together; one of "
+            "them is missing"
+        )
+    if pools.mask is not None or options["bias"] is not None:
+        raise UnsupportedError("a mask or a position_bias is not read beside block_table")
+    q, k, v = (x.transpose(1, 2).flatten(0, 1)[:, None] for x in (query, key, value))
+    page_rows = pools.k.shape[1]
+    present = pools.cu_kv.diff()[: len(q)] - 1  # -1: a request that only fills a graph
+    page = pools.table.gather(1, (present.clamp(min=0) // page_rows).long()[:, None])[:, 0]
+    slots = torch.where(present < 0, -1, page * page_rows + present % page_rows)
+    append_kv(pools.k, pools.v, k, v, slots[:, None], layout="bshd")
+    if window is not None:
+        options["window"] = (window - 1, 0)
+    o = attention_paged(q, pools.k, pools.v, pools.table, present + 1, layout="bshd", **options)
+    return o.view(query.shape[0], query.shape[2], *o.shape[-2:])
 
 
 def _refuse_unread(words: dict[str, Any]) -> None:
