@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: fulmen contributors
 # SPDX-License-Identifier: Apache-2.0
-"""fulmen.compat.hf in transformers' continuous batching: packed prompts, and decoding from pages."""
+"""fulmen.compat.hf in transformers' continuous batching: packed prompts, decoding from pages."""
 
 from __future__ import annotations
 
