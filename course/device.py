@@ -269,7 +269,7 @@ def nvrtc_at(path: str) -> Any:
 
 
 def compiled(nvrtc: Any, path: Path, constants: dict[str, int | str], arch: str) -> bytes:
-    """The machine code of a kernel's file.
+    """The machine code of a kernel's file, which may include headers of its folder.
 
     Raises:
         DeviceError: with what the compiler says.
@@ -277,12 +277,15 @@ def compiled(nvrtc: Any, path: Path, constants: dict[str, int | str], arch: str)
     defines = "".join(f"#define {name} {value}\n" for name, value in constants.items())
     text = f'// {path.stem}\n{defines}#include "{path.name}"\n'  # the emulator reads its name there
     program = ctypes.c_void_p()
-    names = (ctypes.c_char_p * 1)(path.name.encode())
-    headers = (ctypes.c_char_p * 1)(path.read_bytes())
+    files = [path, *sorted(path.parent.glob("*.cuh"))]
+    names = (ctypes.c_char_p * len(files))(*(file.name.encode() for file in files))
+    headers = (ctypes.c_char_p * len(files))(*(file.read_bytes() for file in files))
     options = [f"-arch={arch}{'a' if arch == 'sm_90' else ''}", "-std=c++20", "-default-device",
                f"-I{ROOT / 'src'}"]  # fmt: skip
     words = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
-    nvrtc.nvrtcCreateProgram(ctypes.byref(program), text.encode(), b"kernel.cu", 1, headers, names)
+    nvrtc.nvrtcCreateProgram(
+        ctypes.byref(program), text.encode(), b"kernel.cu", len(files), headers, names
+    )
     failed = nvrtc.nvrtcCompileProgram(program, len(options), words)
     said = _asked(nvrtc, "ProgramLog" if failed else "CUBIN", program)
     nvrtc.nvrtcDestroyProgram(ctypes.byref(program))

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import backward
 import dropout
+import fragments
 import hopper
 import layouts
 import lessons
@@ -42,6 +43,7 @@ PICTURES = {
         hopper,
         lessons,
         orders,
+        fragments,
         merge,
         dropout,
         precision,
