@@ -13,6 +13,8 @@
 
 #if defined(__x86_64__)
 #include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 #endif
 
 #include "core/error.h"
@@ -48,6 +50,24 @@ bool has_avx512() {
 }
 
 bool has_avx512_bf16() { return has_avx512() && __builtin_cpu_supports("avx512bf16"); }
+
+// Tiles are large, so Linux wants to be asked before a process uses them: once, for all threads.
+bool tiles_are_granted() {
+  constexpr long kRequestPermission = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM
+  return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+}
+
+// The processor has tiles and their products of bf16, the system saves them, and a product comes
+// out right: a hypervisor may show what it does not run.
+bool has_amx() {
+  constexpr unsigned kTiles = 1u << 24 | 1u << 22;  // of leaf 7: AMX-TILE, AMX-BF16
+  constexpr unsigned kSaved = 1u << 17 | 1u << 18;  // of XCR0: TILECFG, TILEDATA
+  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+  if (!has_avx512_bf16() || !__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx)) return false;
+  if ((edx & kTiles) != kTiles) return false;
+  asm volatile("xgetbv" : "=a"(eax), "=d"(edx) : "c"(0));
+  return (eax & kSaved) == kSaved && tiles_are_granted() && kTablesAmx.works();
+}
 #endif
 
 // Worst first.
@@ -57,6 +77,7 @@ constexpr Isa kIsas[] = {
     {&kTablesAvx2, has_avx2},
     {&kTablesAvx512, has_avx512},
     {&kTablesAvx512Bf16, has_avx512_bf16},
+    {&kTablesAmx, has_amx},
 #endif
 };
 

@@ -33,6 +33,7 @@ class BackwardTile {
         sequence_(problem.sequence(sequence_index)) {}
 
   const Kernels<Real>& kernels() const { return kernels_; }
+  const PairKernels* pairs() const { return pairs_; }  // null where there are none
   const CacheSequence& sequence() const { return sequence_; }
 
   void load_keys(i64 kv_head, Interval keys, bool wants_dS) {

@@ -203,6 +203,26 @@ struct PairKernels {
   // Whether every row of sums is finite, and so large somewhere that what was lost below 2^-126 is
   // beyond its last digit. dims: a multiple of lanes.
   bool (*are_ordinary)(View<float> sums, i64 rows, i64 dims);
+
+  // Called by a thread before and after some calls of multiply; null: nothing to do.
+  void (*enter)() = nullptr;
+  void (*leave)() = nullptr;
+};
+
+// Around the multiplications of a task.
+class PairTask {
+ public:
+  explicit PairTask(const PairKernels* kernels) : kernels_(kernels) {
+    if (kernels_ && kernels_->enter) kernels_->enter();
+  }
+  ~PairTask() {
+    if (kernels_ && kernels_->leave) kernels_->leave();
+  }
+  PairTask(const PairTask&) = delete;
+  PairTask& operator=(const PairTask&) = delete;
+
+ private:
+  const PairKernels* kernels_;
 };
 
 // The table in use: chosen once, at the first call, from what the processor has and
@@ -217,6 +237,7 @@ struct IsaTables {
   Kernels<float> float32;  // also for float16 and bfloat16
   Kernels<double> float64;
   const PairKernels* pairs = nullptr;
+  bool (*works)() = nullptr;  // a check of the processor's own results; null: none is needed
 };
 
 extern const IsaTables kTablesBaseline;
@@ -224,6 +245,7 @@ extern const IsaTables kTablesBaseline;
 extern const IsaTables kTablesAvx2;
 extern const IsaTables kTablesAvx512;
 extern const IsaTables kTablesAvx512Bf16;
+extern const IsaTables kTablesAmx;
 #endif
 
 }  // namespace fulmen::cpu

@@ -144,6 +144,7 @@ class KeyBlock {
         wants_dQ_(problem.has(Array::kDQ)) {}
 
   void run() {
+    const PairTask task(tile_.pairs());
     if (keys_.size() > 0) {
       tile_.load_keys(at_.head, keys_, wants_dS());
       for (i64 member = 0; member < problem_.group_size(); ++member) {

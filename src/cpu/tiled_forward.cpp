@@ -41,6 +41,7 @@ class ForwardBlock {
         owned_(rows_of_block(at.block, sizes.rows, sequence_.q_slot)) {}
 
   void run() {
+    const PairTask task(pairs_);
     if (rows_.size() > 0) {
       start();
       const SeenKeys seen = seen_keys(problem_, sequence_, rows_);

@@ -230,23 +230,38 @@ template <class Real>
   }
 }
 
+// Two bf16 numbers a lane: a b + c of both; and float32 lanes rounded to nearest, alone or as
+// pairs, `first` in the low half and `second` in the high one. What has no instruction for them is
+// for tests.
+typedef Half HalvesOfFloats __attribute__((vector_size(kVectorBytes / 2)));
 #if defined(__AVX512BF16__)
-// a and b of two bf16 numbers a lane: a0 b0 + a1 b1 + c.
 [[gnu::always_inline]] inline FloatVector multiply_add(Vector<u32> a, Vector<u32> b,
                                                        FloatVector c) {
   return _mm512_dpbf16_ps(c, (__m512bh)a, (__m512bh)b);
 }
-
-typedef Half HalvesOfFloats __attribute__((vector_size(kVectorBytes / 2)));
 [[gnu::always_inline]] inline HalvesOfFloats rounded_halves(FloatVector values) {
   return (HalvesOfFloats)_mm512_cvtneps_pbh(values);
 }
-
-// Lane by lane, rounded to nearest: `first` in the low half, `second` in the high one.
 [[gnu::always_inline]] inline Vector<u32> pairs_of(FloatVector first, FloatVector second) {
   const auto one = (Vector<u32>)_mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh(first));
   const auto other = (Vector<u32>)_mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh(second));
   return one | other << 16;
+}
+#else
+[[gnu::always_inline]] inline FloatVector multiply_add(Vector<u32> a, Vector<u32> b,
+                                                       FloatVector c) {
+  const FloatVector low = multiply_add((FloatVector)(a << 16), (FloatVector)(b << 16), c);
+  return multiply_add((FloatVector)(a & 0xffff0000u), (FloatVector)(b & 0xffff0000u), low);
+}
+[[gnu::always_inline]] inline Vector<u32> rounded_words(FloatVector values) {  // none is NaN
+  const auto bits = (Vector<u32>)values;
+  return (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+}
+[[gnu::always_inline]] inline HalvesOfFloats rounded_halves(FloatVector values) {
+  return __builtin_convertvector(rounded_words(values), HalvesOfFloats);
+}
+[[gnu::always_inline]] inline Vector<u32> pairs_of(FloatVector first, FloatVector second) {
+  return rounded_words(first) | rounded_words(second) << 16;
 }
 #endif
 
