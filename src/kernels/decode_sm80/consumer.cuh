@@ -31,6 +31,13 @@ struct RowTile {
         first(row_tile * kConfig.rows()),
         sequence(sequence_) {}
 
+  // The same rows of another head of the block.
+  RowTile with_head(i32 head) const {
+    RowTile tile = *this;
+    tile.kv_head += head;
+    return tile;
+  }
+
   i32 head_of(i32 row) const { return kv_head * group + (first + row) % group; }
   i32 query_of(i32 row) const { return (first + row) / group; }
   // Rows that the arrays have here, and those that count.
@@ -78,7 +85,8 @@ struct DecodeConsumerSm80 {
     return 16 * Split<kConfig>::row_warp() + static_cast<i32>(lane_index()) / 4 + 8 * h;
   }
 
-  void start(const RowTile<kConfig>& tile) {
+  void start(const RowTile<kConfig>& tile_of_block) {
+    const RowTile<kConfig> tile = tile_of_block.with_head(Split<kConfig>::head());
     const AttentionParams& p = params.attention;
     const SequenceShape& shape = tile.sequence.shape;
 #pragma unroll

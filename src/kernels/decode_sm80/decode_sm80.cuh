@@ -29,7 +29,7 @@ struct DecodeSm80 {
   KeyCounts<kConfig> counts{params.attention, rows, shared + kConfig.words_at()};
 
   void run() {
-    const KeyShares shares(counts.of_head() * static_cast<i32>(p.heads_kv), workers);
+    const KeyShares shares(counts.of_head() * (static_cast<i32>(p.heads_kv) / kConfig.kv_heads), workers);
     if (worker < shares.num_workers && shares.num_chunks > 0) attend(shares);
     if (counts.has_empty()) clear_sequences();
     if (p.packed.q && row_tile == 0 && worker == 0) clear_rest();
@@ -40,7 +40,7 @@ struct DecodeSm80 {
     const i32 of_head = counts.of_head();
     const i32 begin = shares.begin(worker);
     const i32 end = shares.begin(worker + 1);
-    KeyCursor<kConfig> cursor{&p, rows, {}, begin / of_head, 0, 0, {}, {}};
+    KeyCursor<kConfig> cursor{&p, rows, {}, begin / of_head * kConfig.kv_heads, 0, 0, {}, {}};
     // Number of the first chunk of the row tile that the cursor is in.
     i32 tile_begin = begin - begin % of_head + counts.seek(cursor, begin % of_head);
 
@@ -64,7 +64,7 @@ struct DecodeSm80 {
       consumer.multiply_q_k(S, ring.k_tile(stage));
       Split<kConfig>::sync();  // K was read
       ring.fetch_k(stage);
-      consumer.softmax(S, cursor.first_key(Split<kConfig>::number()));
+      consumer.softmax(S, cursor.first_key(Split<kConfig>::of_keys()));
       wait_for_oldest();  // cp.async -> V
       consumer.multiply_p_v(S, ring.v_tile(stage));
       Split<kConfig>::sync();  // V was read

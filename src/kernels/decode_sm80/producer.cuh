@@ -9,10 +9,12 @@
 
 namespace fulmen {
 
-// Which of the splits of a block, and who is in it.
+// Which of the rings of a block, whose it is, and who is in it.
 template <DecodeSm80Config kConfig>
 struct Split {
   static i32 number() { return static_cast<i32>(warp_index()) / kConfig.row_warps; }
+  static i32 of_keys() { return number() % kConfig.splits; }
+  static i32 head() { return number() / kConfig.splits; }  // of the block's
   static i32 row_warp() { return static_cast<i32>(warp_index()) % kConfig.row_warps; }
   static i32 thread() { return static_cast<i32>(ptx::thread_index()) % kConfig.split_threads(); }
   static void sync() {
@@ -30,9 +32,10 @@ class ContiguousRows {
  public:
   void enter(const KeyCursor<kConfig>& cursor) {
     const AttentionParams& p = *cursor.p;
-    const i64 row = i64{cursor.sequence.kv_begin} + cursor.first_key(Split<kConfig>::number());
-    k_ = p.k.data + p.k.offset(cursor.kv_batch(), cursor.kv_head, row, 0) * 2;
-    v_ = p.v.data + p.v.offset(cursor.kv_batch(), cursor.kv_head, row, 0) * 2;
+    const i32 head = cursor.kv_head + Split<kConfig>::head();
+    const i64 row = i64{cursor.sequence.kv_begin} + cursor.first_key(Split<kConfig>::of_keys());
+    k_ = p.k.data + p.k.offset(cursor.kv_batch(), head, row, 0) * 2;
+    v_ = p.v.data + p.v.offset(cursor.kv_batch(), head, row, 0) * 2;
   }
   void advance(const KeyCursor<kConfig>& cursor) {
     k_ += kConfig.block_keys() * 2 * cursor.p->k.strides[2];
@@ -61,14 +64,15 @@ class PagedRows {
     const AttentionParams& p = *cursor.p;
     const i64 request = p.page_indptr.present() ? 0 : cursor.index;
     first_entry_ = p.page_table.offset(request, 0, 0, cursor.sequence.first_page);
-    k_head_ = p.k.data + p.k.offset(0, cursor.kv_head, 0, 0) * 2;
-    v_head_ = p.v.data + p.v.offset(0, cursor.kv_head, 0, 0) * 2;
+    const i32 head = cursor.kv_head + Split<kConfig>::head();
+    k_head_ = p.k.data + p.k.offset(0, head, 0, 0) * 2;
+    v_head_ = p.v.data + p.v.offset(0, head, 0, 0) * 2;
     advance(cursor);
   }
   void advance(const KeyCursor<kConfig>& cursor) {
     const AttentionParams& p = *cursor.p;
     const i32 own_row = static_cast<i32>(lane_index()) % kConfig.kv_rows;
-    const i32 key = cursor.first_key(Split<kConfig>::number()) + own_row;
+    const i32 key = cursor.first_key(Split<kConfig>::of_keys()) + own_row;
     const u32 page_rows = static_cast<u32>(p.cache_layout.page_rows);
     const u32 in_cache = static_cast<u32>(cursor.sequence.kv_begin + key);
     const u32 entry = in_cache / page_rows;
@@ -188,7 +192,7 @@ class DecodeProducerSm80 {
     constexpr i32 kLanes = lanes_of_row<kDims>();
     constexpr i32 kRows = rows_at_once<kDims>();
     static_assert(kConfig.kv_rows % kRows == 0);
-    const i32 first = cursor_.first_key(Split<kConfig>::number());
+    const i32 first = cursor_.first_key(Split<kConfig>::of_keys());
     const i32 row = Split<kConfig>::thread() / kLanes;
     const i32 vector = Split<kConfig>::thread() % kLanes;
     const i32 vectors = static_cast<i32>(dims) / 8 - vector;

@@ -224,8 +224,8 @@ struct KeyCursor {
   const AttentionParams* p;
   QueryRows rows;
   SequenceWindow<kConfig> window;
-  i32 kv_head;
-  i32 index;  // of the sequence
+  i32 kv_head;  // the first of the block's
+  i32 index;    // of the sequence
   i32 block;  // of those that it sees, from 0 on
   DecodeSequence sequence;
   KeyBlocks<kConfig.chunk_blocks> blocks;
@@ -240,7 +240,7 @@ struct KeyCursor {
     do {
       if (++index == p->num_sequences) {
         index = 0;
-        ++kv_head;
+        kv_head += kConfig.kv_heads;
       }
       if constexpr (kConfig.score.varlen) enter();
     } while (blocks.count == 0);
