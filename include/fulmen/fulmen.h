@@ -254,7 +254,8 @@ static inline void fulmen_problem_init(fulmen_problem* problem) {
  * their own number.
  *
  * page_table, page_indptr, kv_start, positions and tree are of forward calls; backward refuses
- * them. What a device finds out of range (section 8) makes a request empty: o = 0, lse = -inf.
+ * them. What a device finds out of range (section 8) makes a request empty: o = 0, lse = -inf; a
+ * page that k and v do not have, those of its query rows that see one of its keys.
  *
  * Quantised keys and values, of forward calls: k and v of one of the three 8-bit types, with q of
  * float32, float16 or bfloat16. Their values are k_scale * k and v_scale * v, where a scale that is

@@ -11,21 +11,7 @@
 
 namespace fulmen {
 
-struct AppendProblem {
-  Tensor k_cache;      // (page, kv_head, row of the page, dim_qk): written
-  Tensor v_cache;      // (page, kv_head, row of the page, dim_v): written
-  Tensor k;            // (batch, kv_head, row, dim_qk)    batch is 1 when packed
-  Tensor v;            // (batch, kv_head, row, dim_v)
-  Tensor cu_new;       // (1, 1, 1, sequence + 1)
-  Tensor slots;        // (batch, 1, 1, row)
-  Tensor page_table;   // (sequence, 1, 1, page of the request), or (1, 1, 1, entry)
-  Tensor page_indptr;  // (1, 1, 1, sequence + 1)
-  Tensor kv_lengths;   // (1, 1, 1, sequence)
-  Tensor positions;    // (batch, 1, 1, row)
-  Tensor cos;          // (1, 1, position, pair)
-  Tensor sin;          // (1, 1, position, pair)
-  Tensor q;            // (batch, head, row, dim_qk)
-  Tensor q_out;        // (batch, head, row, dim_qk): written; may be q
+struct AppendProblem : AppendArrays<Tensor> {
   bool interleaved = false;
 
   DType dtype = DType::kNone;  // of k, v and q
@@ -42,27 +28,31 @@ struct AppendProblem {
 };
 
 // Each array of an append, with its name in fulmen.h.
-struct AppendArray {
+template <class Array>
+struct AppendArrayOf {
   const char* name;
-  Tensor AppendProblem::* member;
+  Array AppendArrays<Array>::* member;
   bool is_written;
 };
-inline constexpr AppendArray kAppendArrays[] = {
-    {"k_cache", &AppendProblem::k_cache, true},
-    {"v_cache", &AppendProblem::v_cache, true},
-    {"k", &AppendProblem::k, false},
-    {"v", &AppendProblem::v, false},
-    {"cu_new", &AppendProblem::cu_new, false},
-    {"slots", &AppendProblem::slots, false},
-    {"page_table", &AppendProblem::page_table, false},
-    {"page_indptr", &AppendProblem::page_indptr, false},
-    {"kv_lengths", &AppendProblem::kv_lengths, false},
-    {"positions", &AppendProblem::positions, false},
-    {"cos", &AppendProblem::cos, false},
-    {"sin", &AppendProblem::sin, false},
-    {"q", &AppendProblem::q, false},
-    {"q_out", &AppendProblem::q_out, true},
+template <class Array>
+inline constexpr AppendArrayOf<Array> kAppendArraysOf[] = {
+    {"k_cache", &AppendArrays<Array>::k_cache, true},
+    {"v_cache", &AppendArrays<Array>::v_cache, true},
+    {"k", &AppendArrays<Array>::k, false},
+    {"v", &AppendArrays<Array>::v, false},
+    {"cu_new", &AppendArrays<Array>::cu_new, false},
+    {"slots", &AppendArrays<Array>::slots, false},
+    {"page_table", &AppendArrays<Array>::page_table, false},
+    {"page_indptr", &AppendArrays<Array>::page_indptr, false},
+    {"kv_lengths", &AppendArrays<Array>::kv_lengths, false},
+    {"positions", &AppendArrays<Array>::positions, false},
+    {"cos", &AppendArrays<Array>::cos, false},
+    {"sin", &AppendArrays<Array>::sin, false},
+    {"q", &AppendArrays<Array>::q, false},
+    {"q_out", &AppendArrays<Array>::q_out, true},
 };
+using AppendArray = AppendArrayOf<Tensor>;
+inline constexpr auto& kAppendArrays = kAppendArraysOf<Tensor>;
 
 // What sentences call an array: of a rotary embedding alone, q is x and q_out is out.
 const char* name(const AppendArray& array, bool has_caches);

@@ -186,14 +186,14 @@ CacheSequence Problem::sequence(i64 index) const {
   const i64 batch = packed.q ? 0 : index;
   const i64 kv_batch = packed.kv ? 0 : index;
   const bool bottom_right = alignment == Alignment::kBottomRight;
-  const AxisRows q =
-      rows_of(entry_of(arrays[Array::kCuQ], arrays[Array::kQLengths], index), q_rows, is_last);
+  const AxisEntry q = entry_of(arrays[Array::kCuQ], arrays[Array::kQLengths], index);
   if (has_caches()) {
-    return cache_sequence_of(cache_layout(), cache_entry(*this, index), kv_rows, batch, kv_batch, q,
-                             is_last, bottom_right);
+    return cache_sequence_of(cache_layout(), q, q_rows, cache_entry(*this, index), kv_rows, batch,
+                             kv_batch, is_last, bottom_right);
   }
   const AxisEntry kv = entry_of(arrays[Array::kCuKv], arrays[Array::kKvLengths], index);
-  return {sequence_of(batch, q, rows_of(kv, kv_rows, is_last), bottom_right), kv_batch, 0, 0};
+  const AxisRows rows = rows_of(q, q_rows, is_last);
+  return {sequence_of(batch, rows, rows_of(kv, kv_rows, is_last), bottom_right), kv_batch, 0, 0, 0};
 }
 
 KeyRow Problem::key(const CacheSequence& sequence, i64 j) const {

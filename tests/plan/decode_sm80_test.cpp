@@ -59,11 +59,14 @@ TEST(DecodeSm80Plan, IsForFewRowsAndLongKeys) {
   EXPECT_TRUE(decodes(decode_problem(64, 1, 4096), "a100"));
 }
 
-// On Hopper sm90 reads as fast where heads and sequences fill the card, unless it is asked for by
-// name.
+// On Hopper sm90 takes more than a few rows where heads and sequences fill the card, and what it is
+// asked for by name.
 TEST(DecodeSm80Plan, LeavesFullCardsToHopper) {
-  EXPECT_TRUE(decodes(decode_problem(16, 1, 4096), "h200"));
-  EXPECT_FALSE(decodes(decode_problem(17, 1, 4096), "h200"));
+  EXPECT_TRUE(decodes(decode_problem(17, 1, 4096), "h200"));
+  EXPECT_TRUE(decodes(decode_problem(17, 4, 4096), "h200"));
+  EXPECT_TRUE(decodes(decode_problem(16, 5, 4096), "h200"));
+  EXPECT_FALSE(decodes(decode_problem(17, 5, 4096), "h200"));
+  EXPECT_FALSE(decodes(decode_problem(17, 1, 1023), "h200"));
   Problem named = decode_problem(1, 1, 4096);
   named.implementation = Implementation::kSm90;
   EXPECT_FALSE(decodes(named, "h200"));
@@ -88,10 +91,9 @@ TEST(DecodeSm80Plan, ChunksWhereBitsAreARequestsOwn) {
       Problem problem = decode_problem(batch, q_rows, 4096);
       problem.batch_invariant = true;
       EXPECT_TRUE(decodes(problem, "h200"));
-      const auto config = gpu::decode_sm80_config(problem, gpu);
-      ASSERT_TRUE(config);
-      EXPECT_EQ(config->row_warps, 1);
-      EXPECT_EQ(config->chunk_blocks * config->block_keys(), 1024);
+      const DecodeSm80Config config = gpu::decode_sm80_config(problem, gpu);
+      EXPECT_EQ(config.row_warps, 1);
+      EXPECT_EQ(config.chunk_blocks * config.block_keys(), 1024);
     }
   }
 }

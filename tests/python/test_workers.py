@@ -10,9 +10,9 @@ import os
 import signal
 import time
 from collections import deque
-from typing import Any, Callable
+from typing import Any, Callable, NamedTuple
 
-from fulmen.cli.workers import Death, Last, run_all
+from fulmen.cli.workers import Death, Last, Waiting, run_all
 
 
 def outcomes(run: Callable[[Any], Any], tasks: list[Any], stalled: float = math.inf,
@@ -50,3 +50,45 @@ def test_what_is_left_at_the_end_of_the_time_is_given_up() -> None:
     begun = time.monotonic()
     assert outcomes(time.sleep, [3600, 3600], until=begun + 0.5) == []
     assert time.monotonic() - begun < 60
+
+
+class Sized(NamedTuple):
+    number: int
+    bytes: int
+
+
+def test_tasks_that_run_together_have_room() -> None:
+    tasks = [Sized(number, number * 7 % 5 * 3) for number in range(40)]
+    waiting = Waiting(tasks, 20)
+    running: list[Sized] = []
+    seen = []
+    while (task := waiting.take()) or running:
+        if task is None or len(running) == 6:
+            waiting.end(running.pop(0))
+        if task is not None:
+            running.append(task)
+            seen.append(task)
+        assert sum(each.bytes for each in running) <= 20
+    assert sorted(seen) == tasks
+    assert seen[:2] == tasks[:2]
+
+
+def test_a_task_that_is_too_large_for_the_room_runs_alone() -> None:
+    waiting = Waiting([Sized(0, 9), Sized(1, 30), Sized(2, 8), Sized(3, 0)], 10)
+    first = waiting.take()
+    assert first == Sized(0, 9)
+    assert waiting.take() == Sized(3, 0)
+    assert waiting.take() is None  # 30 never fit, 8 do not now
+    waiting.end(first)
+    large = waiting.take()
+    assert large == Sized(1, 30)
+    assert waiting.take() is None
+    waiting.end(large)
+    assert waiting.take() == Sized(2, 8)
+
+
+def test_tasks_without_memory_never_wait() -> None:
+    waiting = Waiting([Sized(0, 30), Sized(1, 1), Sized(2, 0)], 10)
+    assert [waiting.take(), waiting.take(), waiting.take()] == [Sized(0, 30), Sized(2, 0), None]
+    waiting.put_first([Sized(3, 0)])
+    assert waiting.take() == Sized(3, 0)

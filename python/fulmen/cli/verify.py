@@ -10,7 +10,7 @@ import os
 import random
 import re
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -20,7 +20,7 @@ from fulmen.options import implementations
 
 from . import verify_record
 from .output import BAD, BadInputError, Output
-from .workers import Death, Last, run_all
+from .workers import Death, Last, Waiting, run_all
 
 DESCRIPTION = """\
 Runs the named cases through every implementation of the backends that are here and judges each row
@@ -29,8 +29,10 @@ none: every case. On a GPU the arrays of a case are copied there with their stri
 arrays of PyTorch, CuPy or JAX; with --backend emulator the kernels run on the CPU, under a checker,
 in the library that FULMEN_EMULATOR names (docs: contributing/emulator). A case that an
 implementation refuses by name counts as skipped. The last line is 'N passed, N failed, N skipped';
-the exit code is 1 if any failed. What found no memory beside other processes runs again, alone.
+the exit code is 1 if any failed. Cases over gigabytes of a GPU begin while there is memory for them;
+what found none beside other processes runs again, alone.
 """
+PROCESS_BYTES = 3 << 29  # of a GPU's memory: a context, kernels, small arrays
 STALLED_SECONDS = 300  # no case takes as long, compiling included
 MOST_REASONS = 20  # why cases were skipped: the commonest
 SAMPLE = 20  # one case in so many runs with each further kind of GPU arrays
@@ -96,11 +98,11 @@ def main(arguments: argparse.Namespace, output: Output) -> int:
     until = start + arguments.seconds
     lines: list[Line] = []
     failures = _failures(arguments)
-    tasks = _tasks([case.name for case in _order(cases, ways)], ways, failures)
+    tasks = _tasks(_order(cases, ways), ways, failures)
     names = [task.name for task in tasks]
     left = len(names)
     with output.progress("verifying", left) as advance:
-        for done, found in results(tasks, _jobs(arguments.jobs, ways), until):
+        for done, found in results(tasks, _jobs(arguments.jobs, ways), until, _free_bytes(ways)):
             lines += found
             left -= done
             advance(done)
@@ -216,19 +218,39 @@ class Task(NamedTuple):
 
     name: str
     ways: list[Way]
+    bytes: int = 0  # of a GPU's memory that its arrays take, if more than a process has anyway
 
 
-def _tasks(names: list[str], ways: list[Way], failures: set[tuple[str, str]] | None) -> list[Task]:
-    if failures is None:
-        return [
-            Task(name, [way for way in ways if index % way.every == 0])
-            for index, name in enumerate(names)
-        ]
-    tasks = [Task(name, [way for way in ways if (name, way.name) in failures]) for name in names]
-    return [task for task in tasks if task.ways]
+def _tasks(
+    cases: Sequence[Any], ways: list[Way], failures: set[tuple[str, str]] | None
+) -> list[Task]:
+    from fulmen.lab.cases.run import gpu_bytes
+
+    tasks = []
+    for index, case in enumerate(cases):
+        if failures is None:
+            chosen = [way for way in ways if index % way.every == 0]
+        else:
+            chosen = [way for way in ways if (case.name, way.name) in failures]
+        on_gpu = any(way.backend == "cuda" for way in chosen)
+        if chosen:
+            tasks.append(
+                Task(case.name, chosen, gpu_bytes(case) if on_gpu and _is_wide(case) else 0)
+            )
+    return tasks
 
 
-def results(tasks: list[Task], jobs: int, until: float) -> Iterator[tuple[int, list[Line]]]:
+def _free_bytes(ways: list[Way]) -> float:
+    """What processes may take together of the memory of the GPU that the cases run on."""
+    from fulmen.lab.cases.gpu_arrays import owner
+
+    kinds = {way.arrays for way in ways if way.backend == "cuda"} - {"jax"}
+    return min((owner(kind).free_bytes() for kind in kinds), default=math.inf)
+
+
+def results(
+    tasks: list[Task], jobs: int, until: float, free_bytes: float = math.inf
+) -> Iterator[tuple[int, list[Line]]]:
     """Numbers of cases that are done and their lines, as they come until a time.
 
     A case whose process dies, or loses its GPU, is run again, each way in a process of its own, so
@@ -243,13 +265,14 @@ def results(tasks: list[Task], jobs: int, until: float) -> Iterator[tuple[int, l
             yield 1, result.result if isinstance(result, Last) else result
         return
     crowded: list[Task] = []
-    for done, ended, lines in _side_by_side(tasks, jobs, until):
+    room = free_bytes - jobs * PROCESS_BYTES
+    for done, ended, lines in _side_by_side(tasks, jobs, until, room):
         kept = [line for line in lines if not _found_no_memory(line)]
         if len(kept) < len(lines):
             again = {line[1] for line in lines if line not in kept}
-            crowded.append(Task(ended.name, [way for way in ended.ways if way.name in again]))
+            crowded.append(ended._replace(ways=[way for way in ended.ways if way.name in again]))
         yield done * (len(kept) == len(lines)), kept
-    for _, _, lines in _side_by_side(crowded, 1, until):
+    for _, _, lines in _side_by_side(crowded, 1, until, 0):
         yield 1, lines
 
 
@@ -258,22 +281,23 @@ def _found_no_memory(line: Line) -> bool:
 
 
 def _side_by_side(
-    tasks: list[Task], jobs: int, until: float
+    tasks: list[Task], jobs: int, until: float, room: float
 ) -> Iterator[tuple[int, Task, list[Line]]]:
     """Whether a case is done, the task that ended and its lines."""
-    waiting = deque(tasks)
-    pending = Counter(task.name for task in waiting)
+    waiting = Waiting(tasks, room)
+    pending = Counter(task.name for task in tasks)
     found = run_all(
         run_task,
-        lambda: waiting.popleft() if waiting else None,
+        waiting.take,
         jobs,
-        start=partial(_start, max(1, min(jobs, len(waiting)))),
+        start=partial(_start, max(1, min(jobs, len(tasks)))),
         stalled_seconds=STALLED_SECONDS,
         until=until,
     )
     for task, result in found:
+        waiting.end(task)
         if isinstance(result, (Death, Last)) and len(task.ways) > 1:
-            waiting.extendleft(Task(task.name, [way]) for way in task.ways)
+            waiting.put_first(task._replace(ways=[way]) for way in task.ways)
             pending[task.name] += len(task.ways) - 1
             continue
         lines = result.result if isinstance(result, Last) else result
@@ -293,7 +317,7 @@ def _start(jobs: int) -> None:
 def run_task(task: Task) -> list[Line] | Last:
     """Runs a case by name: what a process does. Last: with a fault that its GPU does not forget."""
     from fulmen.lab.cases import find, run_case
-    from fulmen.lab.cases.gpu_arrays import is_lost
+    from fulmen.lab.cases.gpu_arrays import is_lost, release
 
     lines = []
     for case in find(task.name):
@@ -305,6 +329,8 @@ def run_task(task: Task) -> list[Line] | Last:
             )
             if outcome.status == "failed" and is_lost(way.arrays):
                 return Last(lines)
+            if task.bytes:
+                release(way.arrays)
     return lines
 
 

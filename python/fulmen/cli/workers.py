@@ -12,7 +12,7 @@ import math
 import multiprocessing
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from multiprocessing.connection import Connection, wait
 from typing import Any, NamedTuple
 
@@ -74,6 +74,34 @@ def _serve(pipe: Connection, run: Callable[[Any], Any], start: Callable[[], None
         except EOFError:  # nothing more to do
             return
         pipe.send(run(task))
+
+
+class Waiting:
+    """Tasks in order; each has `bytes` of memory that all of them share while it runs."""
+
+    def __init__(self, tasks: Iterable[Any], room: float) -> None:
+        """room: bytes that there are for those that run together."""
+        self.tasks = list(tasks)
+        self.room = room
+        self.running = 0
+
+    def take(self) -> Any:
+        """The first whose memory is left, or None. One that is too large for the room runs alone."""
+        for index, task in enumerate(self.tasks):
+            if not task.bytes or task.bytes <= self.room or not self.running:
+                self.room -= task.bytes
+                self.running += bool(task.bytes)
+                return self.tasks.pop(index)
+        return None
+
+    def end(self, task: Any) -> None:
+        """A task that was taken has given its memory back."""
+        self.room += task.bytes
+        self.running -= bool(task.bytes)
+
+    def put_first(self, tasks: Iterable[Any]) -> None:
+        """More to do, before all others."""
+        self.tasks[:0] = tasks
 
 
 def run_all(

@@ -87,22 +87,10 @@ AppendConfig append_config(const AppendProblem& problem) {
 }
 
 AppendParams append_params(const AppendProblem& problem, const AppendConfig& config, u32* faults) {
-  const auto view = [&problem](Tensor AppendProblem::* member) { return view_of(problem.*member); };
   AppendParams params{};
-  params.k_cache = view(&AppendProblem::k_cache);
-  params.v_cache = view(&AppendProblem::v_cache);
-  params.k = view(&AppendProblem::k);
-  params.v = view(&AppendProblem::v);
-  params.cu_new = view(&AppendProblem::cu_new);
-  params.slots = view(&AppendProblem::slots);
-  params.page_table = view(&AppendProblem::page_table);
-  params.page_indptr = view(&AppendProblem::page_indptr);
-  params.kv_lengths = view(&AppendProblem::kv_lengths);
-  params.positions = view(&AppendProblem::positions);
-  params.cos = view(&AppendProblem::cos);
-  params.sin = view(&AppendProblem::sin);
-  params.q = view(&AppendProblem::q);
-  params.q_out = view(&AppendProblem::q_out);
+  for (size_t i = 0; i < std::size(kAppendArrays); ++i) {
+    params.*kAppendArraysOf<ArrayView>[i].member = view_of(problem.*kAppendArrays[i].member);
+  }
   params.extents = problem.extents;
   params.all_rows = problem.batch * problem.extents.rows;
   const bool in_one_run = config.rotation == Rotation::kInterleaved && config.lanes() > 1;

@@ -108,22 +108,16 @@ KernelSpec backward_preprocess_sm80_spec(const Problem& problem,
 }
 
 KernelSpec backward_sm80_spec(const BackwardSm80Config& config) {
-  KernelSpec spec = backward_spec(
-      "backward_sm80", "backward_sm80",
-      sentence("_d", config.d_qk, "_", config.d_v, "_", config.q_rows, "x", config.kv_rows,
-               config.dq ? "_dq" : "", config.dk ? "_dk" : "", config.dv ? "_dv" : "",
-               name_suffix(config.score),
-               config.dbias ? sentence("_dbias", dbias_suffix(config)) : "",
-               config.pair_aligned || !config.hides_pairs() ? "" : "_unaligned_pairs",
-               config.split_sum ? "_split_sum" : "", config.deterministic ? "_deterministic" : "",
-               config.aligned ? "" : "_unaligned"),
-      config);
-  spec.num_threads = config.threads();
+  const std::string distinction = sentence(
+      "_d", config.d_qk, "_", config.d_v, "_", config.q_rows, "x", config.kv_rows,
+      config.dq ? "_dq" : "", config.dk ? "_dk" : "", config.dv ? "_dv" : "",
+      name_suffix(config.score), config.dbias ? sentence("_dbias", dbias_suffix(config)) : "",
+      config.pair_aligned || !config.hides_pairs() ? "" : "_unaligned_pairs",
+      config.split_sum ? "_split_sum" : "", config.deterministic ? "_deterministic" : "",
+      config.aligned ? "" : "_unaligned");
+  KernelSpec spec = on_tensor_cores(
+      backward_spec("backward_sm80", "backward_sm80", distinction, config), config, kSpillBytes);
   spec.min_blocks = config.min_blocks;
-  spec.shared_bytes = static_cast<size_t>(config.shared_bytes());
-  spec.shared_bytes_text = "kConfig.shared_bytes()";
-  spec.tensor_cores = true;
-  spec.spill_allowance_bytes = kSpillBytes;
   return spec;
 }
 

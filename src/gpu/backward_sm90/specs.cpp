@@ -43,14 +43,9 @@ KernelSpec backward_sm90_spec(const BackwardSm90Config& config) {
                config.deterministic ? "_deterministic" : "",
                config.ping_pong ? "" : "_no_ping_pong", "_r", config.register_dims,
                config.early_dv ? "" : "_late_dv", config.staggered ? "" : "_not_staggered");
-  KernelSpec spec =
-      spec_of<BackwardParams>("backward_sm90/backward_sm90", "backward_sm90", distinction, config);
-  spec.num_threads = config.threads();
-  spec.shared_bytes = static_cast<std::size_t>(config.shared_bytes());
-  spec.shared_bytes_text = "kConfig.shared_bytes()";
-  spec.tensor_cores = true;
-  spec.spill_allowance_bytes = config.divides_products() ? kDividedSpillBytes : kSpillBytes;
-  return spec;
+  return on_tensor_cores(
+      spec_of<BackwardParams>("backward_sm90/backward_sm90", "backward_sm90", distinction, config),
+      config, config.divides_products() ? kDividedSpillBytes : kSpillBytes);
 }
 
 // Its config is the forward's, and so are the fields.

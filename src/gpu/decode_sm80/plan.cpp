@@ -18,8 +18,9 @@ namespace fulmen::gpu {
 namespace {
 
 constexpr i64 kMaxDim = 256;
-constexpr i64 kMaxRows = 64;                // of a group of heads: one row tile
-constexpr i64 kMaxInvariantRows = 16;       // where the batch may not decide on larger tiles
+constexpr i64 kMaxRows = 64;           // of a group of heads: one row tile
+constexpr i64 kMaxInvariantRows = 16;  // where the batch may not decide on larger tiles
+constexpr i64 kFewestBlockKeys = 16;
 constexpr i64 kFewestKeys = 256;            // below, there is nothing to divide
 constexpr i32 kChunkKeys = 1024;            // where bits may not depend on who has which keys
 constexpr i64 kMostBlocks = i64{1} << 30;   // of keys: they are counted in 31 bits
@@ -27,7 +28,8 @@ constexpr double kSmallestScale = 0x1p-60;  // by which slopes of ALiBi and caps
 constexpr size_t kSpillBytes = 512;         // of the path for rows that met something hidden
 
 // How many splits of a block's keys, and stages of their rings. In order of preference, the first
-// that fits: 128 KB in flight a multiprocessor, by one block, were best on an H200 (2026-11-29).
+// that fits; the last does on every card: 128 KB in flight a multiprocessor, by one block, were
+// best on an H200 (2026-11-29).
 struct DecodeShape {
   i32 splits;
   i32 stages;
@@ -55,16 +57,12 @@ bool has_aligned_o(const Problem& problem) {
   return fits;
 }
 
-// Upper bound of the blocks of keys, over all heads.
-i64 num_key_blocks(const Problem& problem, const DecodeSm80Config& config) {
-  const i64 of_head = ceil_div(problem.max_kv, config.block_keys()) * problem.num_sequences;
-  return of_head * problem.heads_kv;
-}
-
-// Likewise of chunks of keys.
-i64 num_chunks(const Problem& problem, const DecodeSm80Config& config) {
-  const i64 keys = i64{config.block_keys()} * config.chunk_blocks;
+// Upper bound of the chunks of so many keys, over all heads.
+i64 num_chunks(const Problem& problem, i64 keys) {
   return ceil_div(problem.max_kv, keys) * problem.num_sequences * problem.heads_kv;
+}
+i64 num_chunks(const Problem& problem, const DecodeSm80Config& config) {
+  return num_chunks(problem, i64{config.block_keys()} * config.chunk_blocks);
 }
 
 // By the most rows that a request of the batch may have; 16 where bits may not depend on the batch.
@@ -75,19 +73,15 @@ void set_rows(DecodeSm80Config& config, const Problem& problem) {
 }
 
 KernelSpec spec(const DecodeSm80Config& config) {
-  KernelSpec spec = spec_of<DecodeSm80Params>(
-      "decode_sm80/decode_sm80", "decode_sm80",
-      sentence(name(config.dtype), "_d", config.d_qk, "_", config.d_v, "_", config.rows(), "x",
-               config.block_keys(), name_suffix(config.score), config.ragged ? "_ragged" : "",
-               config.paged ? "_paged" : "", config.placed ? "_placed" : "",
-               config.tree ? "_tree" : ""),
-      config);
-  spec.num_threads = config.threads();
+  const std::string distinction = sentence(
+      name(config.dtype), "_d", config.d_qk, "_", config.d_v, "_", config.rows(), "x",
+      config.block_keys(), name_suffix(config.score), config.ragged ? "_ragged" : "",
+      config.paged ? "_paged" : "", config.placed ? "_placed" : "", config.tree ? "_tree" : "",
+      config.has_chunks() ? sentence("_chunks", config.chunk_blocks) : "");
+  KernelSpec spec = on_tensor_cores(
+      spec_of<DecodeSm80Params>("decode_sm80/decode_sm80", "decode_sm80", distinction, config),
+      config, kSpillBytes);
   spec.min_blocks = config.min_blocks;
-  spec.shared_bytes = static_cast<size_t>(config.shared_bytes());
-  spec.shared_bytes_text = "kConfig.shared_bytes()";
-  spec.tensor_cores = true;
-  spec.spill_allowance_bytes = kSpillBytes;
   return spec;
 }
 
@@ -148,7 +142,7 @@ class DecodeSm80Plan final : public GpuPlan {
 
 }  // namespace
 
-std::optional<DecodeSm80Config> decode_sm80_config(const Problem& problem, const Gpu& gpu) {
+DecodeSm80Config decode_sm80_config(const Problem& problem, const Gpu& gpu) {
   ++config_derivations();
   DecodeSm80Config config;
   config.dtype = problem.dtype;
@@ -169,11 +163,10 @@ std::optional<DecodeSm80Config> decode_sm80_config(const Problem& problem, const
   for (const DecodeShape& shape : kShapes) {
     config.splits = max(1, shape.splits / config.row_warps);
     config.stages = shape.stages;
-    if (static_cast<size_t>(config.shared_bytes()) > gpu.shared_bytes_per_block) continue;
-    if (!problem.may_plan_by_lengths()) config.chunk_blocks = kChunkKeys / config.block_keys();
-    return config;
+    if (static_cast<size_t>(config.shared_bytes()) <= gpu.shared_bytes_per_block) break;
   }
-  return std::nullopt;
+  if (!problem.may_plan_by_lengths()) config.chunk_blocks = kChunkKeys / config.block_keys();
+  return config;
 }
 
 bool prefers_decode_sm80(const Problem& problem, const Gpu& gpu) {
@@ -190,12 +183,11 @@ bool prefers_decode_sm80(const Problem& problem, const Gpu& gpu) {
   if (!fits || rows_of_group(problem) > most_rows || rows_of_group(problem) == 0) return false;
   const bool may_be_short = problem.has_caches() || !problem.may_plan_by_lengths();
   if (problem.max_kv < kFewestKeys && !may_be_short) return false;
-  const std::optional<DecodeSm80Config> config = decode_sm80_config(problem, gpu);
-  return config && num_key_blocks(problem, *config) < kMostBlocks;
+  return num_chunks(problem, kFewestBlockKeys) < kMostBlocks;
 }
 
 PlanOrRefusal plan_decode_sm80(const Problem& problem, const Gpu& gpu) {
-  return std::make_unique<DecodeSm80Plan>(problem, gpu, *decode_sm80_config(problem, gpu));
+  return std::make_unique<DecodeSm80Plan>(problem, gpu, decode_sm80_config(problem, gpu));
 }
 
 namespace {
@@ -207,7 +199,7 @@ std::vector<KernelSpec> specs_of(Problem problem, const Gpu& gpu) {
   const auto add = [&](DType dtype) {
     problem.dtype = dtype;
     problem.arrays[Array::kO].dtype = dtype;
-    specs.push_back(spec(*decode_sm80_config(problem, gpu)));
+    specs.push_back(spec(decode_sm80_config(problem, gpu)));
   };
   for (const auto& [dim_qk, dim_v] : kCompiledDims) {
     problem.dim_qk = dim_qk;

@@ -6,7 +6,6 @@
 // Pure.
 #pragma once
 
-#include <optional>
 #include <vector>
 
 #include "gpu/gpu_plan.h"
@@ -20,8 +19,8 @@ bool prefers_decode_sm80(const Problem& problem, const Gpu& gpu);
 // Of such a problem.
 PlanOrRefusal plan_decode_sm80(const Problem& problem, const Gpu& gpu);
 
-// What plan_decode_sm80 compiles for; nothing where no tile fits the card.
-std::optional<DecodeSm80Config> decode_sm80_config(const Problem& problem, const Gpu& gpu);
+// What plan_decode_sm80 compiles for.
+DecodeSm80Config decode_sm80_config(const Problem& problem, const Gpu& gpu);
 
 // One kernel for each set of options, each for several head dimensions, in both dtypes: what CI
 // compiles.

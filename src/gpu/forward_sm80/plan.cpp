@@ -125,7 +125,7 @@ std::string passed_over(const Sm80Shape& shape, const ForwardSm80Config& config,
   } else if (problem.max_kv / (problem.mask.causal ? 2 : 1) > shape.max_keys) {
     return sentence("is for ", shape.max_keys, " keys a query at most");
   }
-  const size_t bytes = static_cast<size_t>(config.forward_shared_bytes());
+  const size_t bytes = static_cast<size_t>(config.shared_bytes());
   const size_t total = static_cast<size_t>(shape.min_blocks) * (bytes + kReservedSharedBytes);
   if (bytes > gpu.shared_bytes_per_block || total > gpu.shared_bytes_per_multiprocessor) {
     return sentence("needs ", bytes, " bytes of shared memory for each of ", shape.min_blocks,
@@ -166,22 +166,17 @@ i32 heads_per_group(const Problem& problem, const Gpu& gpu, const ForwardSm80Con
 KernelSpec spec(const ForwardSm80Config& config) {
   const bool has_pairs = config.score.mask || config.score.bias != DType::kNone;
   const bool pads = config.aligned && !config.even_k && !config.predicates_copies;
-  KernelSpec spec = spec_of<ForwardSm80Params>(
-      "forward_sm80/forward_sm80", "forward_sm80",
-      sentence(config.dtype == DType::kFloat32 ? name(config.precision) : name(config.dtype), "_d",
-               config.d_qk, "_", config.d_v, "_", config.q_rows(), "x", config.kv_rows,
-               config.warps_n > 1 ? sentence("_warps_n", config.warps_n) : "",
-               name_suffix(config.score),
-               has_pairs && !config.pair_aligned ? "_unaligned_pairs" : "",
-               config.aligned ? "" : "_unaligned", pads ? "_padded" : "",
-               config.fixed_length ? "_fixed_length" : "", config.caches ? "_caches" : ""),
-      config);
-  spec.num_threads = config.threads();
+  const std::string distinction = sentence(
+      config.dtype == DType::kFloat32 ? name(config.precision) : name(config.dtype), "_d",
+      config.d_qk, "_", config.d_v, "_", config.q_rows(), "x", config.kv_rows,
+      config.warps_n > 1 ? sentence("_warps_n", config.warps_n) : "", name_suffix(config.score),
+      has_pairs && !config.pair_aligned ? "_unaligned_pairs" : "",
+      config.aligned ? "" : "_unaligned", pads ? "_padded" : "",
+      config.fixed_length ? "_fixed_length" : "", config.caches ? "_caches" : "");
+  KernelSpec spec = on_tensor_cores(
+      spec_of<ForwardSm80Params>("forward_sm80/forward_sm80", "forward_sm80", distinction, config),
+      config, kSpillBytes);
   spec.min_blocks = config.min_blocks;
-  spec.shared_bytes = static_cast<size_t>(config.forward_shared_bytes());
-  spec.shared_bytes_text = "kConfig.forward_shared_bytes()";
-  spec.tensor_cores = true;
-  spec.spill_allowance_bytes = kSpillBytes;
   return spec;
 }
 

@@ -201,12 +201,17 @@ ForwardParams forward_sm90_params(const Problem& problem, const ForwardSm90Confi
   return params;
 }
 
-// Where heads and sequences do not fill the card, or must not be counted, unless these kernels were
-// asked for by name.
+// Few rows of heads that share keys over long keys; else where heads and sequences do not fill the
+// card, or must not be counted; unless these kernels were asked for by name. With a full card this
+// kernel took 256 us where decode_sm80 took 247 (32 x 8k), 497 and 482 (128 x 4k, H200,
+// 2026-11-29).
 static bool leaves_to_decode(const Problem& problem, const Gpu& gpu) {
+  constexpr i64 kFewRows = 16, kManyKeys = 1024;
+  const bool is_read_bound =
+      problem.max_q * problem.group_size() <= kFewRows && problem.max_kv >= kManyKeys;
+  const bool fills_card = problem.num_sequences * problem.heads_kv >= gpu.num_multiprocessors;
   return problem.implementation != Implementation::kSm90 &&
-         (!problem.may_plan_by_lengths() ||
-          problem.num_sequences * problem.heads_kv < gpu.num_multiprocessors) &&
+         (is_read_bound || !problem.may_plan_by_lengths() || !fills_card) &&
          prefers_decode_sm80(problem, gpu);
 }
 

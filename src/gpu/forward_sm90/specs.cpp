@@ -40,14 +40,9 @@ std::size_t spill_allowance(const ForwardSm90Config& config) {
 }  // namespace
 
 KernelSpec forward_sm90_spec(const ForwardSm90Config& config) {
-  KernelSpec spec = spec_of<ForwardArguments>("forward_sm90/forward_sm90", "forward_sm90",
-                                              distinction(config), config);
-  spec.num_threads = config.threads();
-  spec.shared_bytes = static_cast<std::size_t>(config.shared_bytes());
-  spec.shared_bytes_text = "kConfig.shared_bytes()";
-  spec.tensor_cores = true;
-  spec.spill_allowance_bytes = spill_allowance(config);
-  return spec;
+  return on_tensor_cores(spec_of<ForwardArguments>("forward_sm90/forward_sm90", "forward_sm90",
+                                                   distinction(config), config),
+                         config, spill_allowance(config));
 }
 
 KernelSpec sm90_key_ranges_spec(const ForwardSm90Config& config) {

@@ -153,4 +153,16 @@ KernelSpec spec_of(const std::string& file, const std::string& entry,
   return spec;
 }
 
+// What a kernel on the tensor cores takes, whose config has threads() and shared_bytes().
+template <class Config>
+KernelSpec on_tensor_cores(KernelSpec spec, const Config& config,
+                           std::size_t spill_allowance_bytes) {
+  spec.num_threads = config.threads();
+  spec.shared_bytes = static_cast<std::size_t>(config.shared_bytes());
+  spec.shared_bytes_text = "kConfig.shared_bytes()";
+  spec.tensor_cores = true;
+  spec.spill_allowance_bytes = spill_allowance_bytes;
+  return spec;
+}
+
 }  // namespace fulmen::gpu

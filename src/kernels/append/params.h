@@ -11,21 +11,7 @@
 
 namespace fulmen {
 
-struct AppendParams {
-  ArrayView k_cache;      // (page, kv_head, row of the page, dim_qk)    absent: q alone rotates
-  ArrayView v_cache;      // (page, kv_head, row of the page, dim_v)
-  ArrayView k;            // (batch, kv_head, row, dim_qk)
-  ArrayView v;            // (batch, kv_head, row, dim_v)
-  ArrayView cu_new;       // (1, 1, 1, sequence + 1)
-  ArrayView slots;        // (batch, 1, 1, row)
-  ArrayView page_table;   // (sequence, 1, 1, page of the request), or (1, 1, 1, entry)
-  ArrayView page_indptr;  // (1, 1, 1, sequence + 1)
-  ArrayView kv_lengths;   // (1, 1, 1, sequence)
-  ArrayView positions;    // (batch, 1, 1, row)
-  ArrayView cos;          // (1, 1, position, pair)
-  ArrayView sin;          // (1, 1, position, pair)
-  ArrayView q;            // (batch, head, row, dim_qk)
-  ArrayView q_out;        // (batch, head, row, dim_qk)
+struct AppendParams : AppendArrays<ArrayView> {
   AppendExtents extents;
   i64 all_rows;         // of all batch entries
   i32 rows_of_block;    // at most kMaxAppendRows

@@ -11,6 +11,25 @@
 
 namespace fulmen {
 
+// The arrays of an append: tensors on the host, views in kernels.
+template <class Array>
+struct AppendArrays {
+  Array k_cache;      // (page, kv_head, row of the page, dim_qk): written; absent: q alone rotates
+  Array v_cache;      // (page, kv_head, row of the page, dim_v): written
+  Array k;            // (batch, kv_head, row, dim_qk)    batch is 1 when packed
+  Array v;            // (batch, kv_head, row, dim_v)
+  Array cu_new;       // (1, 1, 1, sequence + 1)
+  Array slots;        // (batch, 1, 1, row)
+  Array page_table;   // (sequence, 1, 1, page of the request), or (1, 1, 1, entry)
+  Array page_indptr;  // (1, 1, 1, sequence + 1)
+  Array kv_lengths;   // (1, 1, 1, sequence)
+  Array positions;    // (batch, 1, 1, row)
+  Array cos;          // (1, 1, position, pair)
+  Array sin;          // (1, 1, position, pair)
+  Array q;            // (batch, head, row, dim_qk)
+  Array q_out;        // (batch, head, row, dim_qk): written; may be q
+};
+
 struct AppendExtents {
   i64 sequences = 0;  // the batch; when packed, the arrays have one batch entry
   i64 rows = 0;       // of k: of all sequences together when packed

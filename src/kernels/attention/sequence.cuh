@@ -3,8 +3,8 @@
 //
 // Which rows belong to which batch entry: dense, padded (lengths) or packed (cumulative offsets).
 // And of caches: which keys of a page table, and where a key lies.
-// Contents of lengths and offsets are clamped, never trusted: an entry that is out of range counts
-// as empty. The host reads them for CPU problems, kernels read them on the device; both come here.
+// Contents of lengths and offsets are never trusted: an entry that is out of range counts as empty.
+// The host reads them for CPU problems, kernels read them on the device; both come here.
 #pragma once
 
 #include "kernels/attention/mask.cuh"
@@ -63,7 +63,9 @@ constexpr AxisRows rows_of(const AxisEntry& entry, i64 extent, bool is_last) {
     if (!valid) return {0, 0, 0};
     rows = {entry.begin, (is_last ? extent : entry.end) - entry.begin, entry.end - entry.begin};
   }
-  if (entry.has_length) rows.length = clamp<i64>(entry.length, 0, rows.length);
+  if (entry.has_length) {
+    rows.length = 0 <= entry.length && entry.length <= rows.length ? entry.length : 0;
+  }
   return rows;
 }
 
@@ -108,6 +110,7 @@ struct CacheSequence : Sequence {
   i64 kv_batch;    // as batch, of k, v, their ids and the page table
   i64 first_key;   // kv_start: the column of key 0 in mask and bias
   i64 first_page;  // its first entry along the last axis of the page table
+  u32 faults;      // what is wrong with its entries, but for ids of pages and positions
 };
 
 // What the caller's arrays say of the keys of one request.
@@ -137,27 +140,33 @@ constexpr u32 cache_faults(const CacheLayout& layout, const CacheEntry& entry, i
   return bad_start ? u32{kFaultKvLengths} : faults;
 }
 
-// A request whose keys are those of a cache, from kv_start on. q: its rows; a tree mask has bits
-// for 64 of them, a request of more is empty.
-constexpr CacheSequence cache_sequence_of(const CacheLayout& layout, const CacheEntry& entry,
-                                          i64 kv_rows, i64 batch, i64 kv_batch, AxisRows q,
-                                          bool is_last, bool bottom_right) {
-  AxisRows kv{0, 0, 0};
+// A request whose keys are those of a cache, from kv_start on. q: what is said of its rows; a tree
+// mask has bits for 64 of them, a request of more is empty.
+constexpr CacheSequence cache_sequence_of(const CacheLayout& layout, const AxisEntry& q, i64 q_rows,
+                                          const CacheEntry& entry, i64 kv_rows, i64 batch,
+                                          i64 kv_batch, bool is_last, bool bottom_right) {
+  u32 faults = axis_faults(q, q_rows, kFaultQOffsets, kFaultQLengths);
+  const u32 of_keys = cache_faults(layout, entry, kv_rows);
+  AxisRows rows = rows_of(q, q_rows, is_last);
+  AxisRows keys{0, 0, 0};
   i64 start = 0;
-  if (cache_faults(layout, entry, kv_rows) == 0) {
+  if (of_keys == 0) {
     start = entry.start;
-    kv = rows_of(entry.rows, capacity_of(layout, entry, kv_rows), is_last);
-    kv.begin += start;
-    kv.length -= start;
+    keys = rows_of(entry.rows, capacity_of(layout, entry, kv_rows), is_last);
+    keys.begin += start;
+    keys.length -= start;
   }
-  if (layout.has_tree && q.length > kMaxTreeRows) q.length = 0;
-  return {sequence_of(batch, q, kv, bottom_right), kv_batch, start,
-          layout.paged ? entry.page_begin : 0};
+  if (layout.has_tree && rows.length > kMaxTreeRows) {
+    rows.length = 0;
+    faults |= q.has_length ? kFaultQLengths : kFaultQOffsets;
+  }
+  return {sequence_of(batch, rows, keys, bottom_right), kv_batch, start,
+          layout.paged ? entry.page_begin : 0, faults | of_keys};
 }
 
 // Where the rows of a key lie: on the first axis and on the row axis of k, v and what is like them.
 struct KeyRow {
-  i64 batch;  // or page
+  i64 batch;  // or page, of which the table's word is not checked yet
   i64 row;
 };
 

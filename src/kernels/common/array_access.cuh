@@ -141,4 +141,12 @@ inline i64 load_aligned_index(const ArrayView& array, i64 offset) {
   return reinterpret_cast<const i32*>(array.data)[offset];
 }
 
+// How those read an index that are told: as a call; or inline, where arrays are aligned.
+struct AnyIndex {
+  static i64 load(const ArrayView& array, i64 offset) { return load_index(array, offset); }
+};
+struct AlignedIndex {
+  static i64 load(const ArrayView& array, i64 offset) { return load_aligned_index(array, offset); }
+};
+
 }  // namespace fulmen

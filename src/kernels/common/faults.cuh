@@ -1,8 +1,8 @@
 // SPDX-FileCopyrightText: fulmen contributors
 // SPDX-License-Identifier: Apache-2.0
 //
-// Entries of lengths, offsets and rng that are out of range: kernels clamp them (sequence.cuh), and
-// every kernel of a call tells the host so. The threads of a grid look at one sequence each.
+// Entries of lengths, offsets and rng that are out of range: they count as empty (sequence.cuh),
+// and every kernel of a call tells the host so. The threads of a grid look at one sequence each.
 #pragma once
 
 #include "kernels/common/sequences.cuh"
@@ -11,12 +11,18 @@
 
 namespace fulmen {
 
+// An offset of dropout beyond 32 bits. By all threads of the grid.
+inline void record_rng_fault(const AttentionParams& p) {
+  if (ptx::block_index() != 0 || ptx::thread_index() != 0) return;
+  if (p.rng != nullptr && (p.rng[1] < 0 || p.rng[1] >> 32 != 0)) ptx::set_bits(p.faults, kFaultRng);
+}
+
 inline __attribute__((noinline)) void record_faults(const AttentionParams& p, i32 num_threads) {
   if (p.faults == nullptr) return;
   const i64 thread = static_cast<i64>(ptx::block_index()) * num_threads + ptx::thread_index();
   const i64 all_threads = static_cast<i64>(ptx::num_blocks()) * num_threads;
+  record_rng_fault(p);
   u32 found = 0;
-  if (thread == 0 && p.rng != nullptr && (p.rng[1] < 0 || p.rng[1] >> 32 != 0)) found = kFaultRng;
   if (p.packed.q || p.q_lengths.present() || p.kv_lengths.present()) {
     for (i64 i = thread; i < p.num_sequences; i += all_threads) {
       found |=

@@ -12,8 +12,7 @@
 
 namespace fulmen {
 
-// How a request is loaded, by whether a kernel is compiled for caches: then it checks the pages too
-// (check_pages), before it looks at a key.
+// How a request is loaded, by whether a kernel is compiled for caches.
 template <bool kCaches>
 struct Sequences {
   using Type = Sequence;
@@ -117,11 +116,23 @@ struct Head {
     return array.offset(sequence.batch, head, sequence.q_begin + i, 0);
   }
   i64 kv_row(const ArrayView& array, i64 j) const {
-    if constexpr (kCaches) {
-      const KeyRow at = key_row(p, sequence, j);
-      return array.offset(at.batch, kv_head, at.row, 0);
-    }
+    if constexpr (kCaches) return kv_row(array, key_row(p, sequence, j));
     return array.offset(sequence.batch, kv_head, sequence.kv_begin + j, 0);
+  }
+  // Of a key with a page.
+  i64 kv_row(const ArrayView& array, const KeyRow& key) const {
+    return array.offset(key.batch, kv_head, key.row, 0);
+  }
+
+  // Whether row i sees a key that has no page: then it is empty.
+  bool sees_no_page(i64 i) const {
+    if constexpr (kCaches) {
+      const Interval seen = columns(i);
+      for (i64 j = seen.begin; j < seen.end; ++j) {
+        if (!has_page(p, key_row(p, sequence, j)) && sees(i, j)) return true;
+      }
+    }
+    return false;
   }
 
   Real dot_qk(i64 i, i64 j) const {

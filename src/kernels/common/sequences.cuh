@@ -9,13 +9,14 @@
 
 namespace fulmen {
 
-inline AxisEntry axis_entry(const ArrayView& offsets, const ArrayView& lengths, i64 index) {
+template <class Index = AnyIndex>
+AxisEntry axis_entry(const ArrayView& offsets, const ArrayView& lengths, i64 index) {
   AxisEntry entry{offsets.present(), lengths.present(), 0, 0, 0};
   if (entry.packed) {
-    entry.begin = load_index(offsets, index * offsets.strides[3]);
-    entry.end = load_index(offsets, (index + 1) * offsets.strides[3]);
+    entry.begin = Index::load(offsets, index * offsets.strides[3]);
+    entry.end = Index::load(offsets, (index + 1) * offsets.strides[3]);
   }
-  if (entry.has_length) entry.length = load_index(lengths, index * lengths.strides[3]);
+  if (entry.has_length) entry.length = Index::load(lengths, index * lengths.strides[3]);
   return entry;
 }
 

@@ -99,6 +99,27 @@ template <i32 kRows, i32 kThreads, i32 kDims, bool kSwizzled, i32 kElementBytes,
           class HeadType, bool kAligned>
 class CacheCopy;
 
+// Tile after tile towards row 0: that which begins at row `first`, then those at first - kRows, ...
+// Copy::start(tile, first) copies one.
+template <class Copy, i32 kRows>
+class DescendingCopy {
+ public:
+  template <class Tile>
+  void start_last(const Tile& tile, i32 first) {
+    seek(first);
+    start_next<true>(tile);
+  }
+  void seek(i32 first) { next_ = first; }
+  template <bool kPredicated, class Tile>
+  void start_next(const Tile& tile) {
+    static_cast<const Copy*>(this)->start(tile, next_);
+    next_ -= kRows;
+  }
+
+ private:
+  i32 next_ = 0;
+};
+
 // The same for an array whose rows are 16-byte vectors on multiples of 16 bytes, tile after tile:
 // what does not change from one to the next is found once. Neighbouring threads copy the vectors of
 // a row that change places with each other, kDims / (8 kGroup) times.
@@ -184,7 +205,9 @@ class VectorCopy {
 
 // The same for any array.
 template <i32 kRows, i32 kThreads, i32 kDims, bool kSwizzled, i32 kElementBytes, bool kInterleaved>
-class ElementCopy {
+class ElementCopy
+    : public DescendingCopy<
+          ElementCopy<kRows, kThreads, kDims, kSwizzled, kElementBytes, kInterleaved>, kRows> {
  public:
   template <class HeadType, bool kAligned>
   using OverCache =
@@ -195,20 +218,9 @@ class ElementCopy {
   void start(const SwizzledTile<kDims, kSwizzled>& tile, i32 first) const {
     copy_rows<kRows, kThreads, kInterleaved>(tile, source_, first);
   }
-  void start_last(const SwizzledTile<kDims, kSwizzled>& tile, i32 first) {
-    start(tile, first);
-    next_ = first - kRows;
-  }
-  void seek(i32 first) { next_ = first; }
-  template <bool kPredicated>
-  void start_next(const SwizzledTile<kDims, kSwizzled>& tile) {
-    start(tile, next_);
-    next_ -= kRows;
-  }
 
  private:
   ElementRows<kElementBytes> source_;
-  i32 next_ = 0;
 };
 
 template <bool kAligned>
@@ -234,10 +246,18 @@ using TileCopy = typename CopyKind<kAligned>::template Type<kRows, kThreads, kDi
 // common/head.cuh.
 template <i32 kRows, i32 kThreads, i32 kDims, bool kSwizzled, i32 kElementBytes, bool kInterleaved,
           class HeadType, bool kAligned>
-class CacheCopy {
+class CacheCopy : public DescendingCopy<CacheCopy<kRows, kThreads, kDims, kSwizzled, kElementBytes,
+                                                  kInterleaved, HeadType, kAligned>,
+                                        kRows> {
  public:
-  CacheCopy(const HeadType& head, const ArrayView& array, i32 first_dim, i64 rows, i64 dims)
-      : head_(head), array_(array), first_dim_(first_dim), source_(array, 0, rows, dims) {}
+  // of_no_page: words in place of a key's without a page, of which the host is told.
+  CacheCopy(const HeadType& head, const ArrayView& array, i32 first_dim, i64 rows, i64 dims,
+            u32 of_no_page)
+      : head_(head),
+        array_(array),
+        first_dim_(first_dim),
+        of_no_page_(of_no_page),
+        source_(array, 0, rows, dims) {}
 
   void start(const SwizzledTile<kDims, kSwizzled>& tile, i32 first) const {
     const i32 own = static_cast<i32>(ptx::thread_index());
@@ -248,12 +268,18 @@ class CacheCopy {
       if (row >= kRows) break;
       const i32 from = first + source_row<kInterleaved>(row);
       const bool present = from < source_.num_rows;
+      const KeyRow row_of_key = present ? key_row(head_.p, head_.sequence, from) : KeyRow{0, 0};
+      const bool is_there = has_page(head_.p, row_of_key);
+      if (!is_there) record_bad_page(head_.p);
       ElementRows<kElementBytes> key = source_;
-      if (present) key.data = address(from);
+      if (present && is_there) key.data = address(row_of_key);
 #pragma unroll
       for (i32 u = own_vector; u < kDims / 8; u += kGroup) {
         const bool counts = present && u * kVectorElems < source_.dim;
-        if constexpr (kAligned) {
+        if (!is_there) {
+          const u32 x = counts ? of_no_page_ : 0;
+          ptx::store_shared_x4(tile.address(row, u), {{x, x, x, x}});
+        } else if constexpr (kAligned) {
           ptx::cp_async_16(tile.address(row, u), counts ? key.data + u * 16 : array_.data, counts);
         } else {
           ptx::store_shared_x4(tile.address(row, u),
@@ -262,16 +288,6 @@ class CacheCopy {
       }
     }
   }
-  void start_last(const SwizzledTile<kDims, kSwizzled>& tile, i32 first) {
-    start(tile, first);
-    next_ = first - kRows;
-  }
-  void seek(i32 first) { next_ = first; }
-  template <bool kPredicated>
-  void start_next(const SwizzledTile<kDims, kSwizzled>& tile) {
-    start(tile, next_);
-    next_ -= kRows;
-  }
 
  private:
   static constexpr i32 kGroup = SwizzledTile<kDims, kSwizzled>::kGroup;
@@ -279,7 +295,7 @@ class CacheCopy {
   static constexpr i32 kVectorElems = 16 / kElementBytes;
 
   // Of a key's dim first_dim_.
-  const u8* address(i32 key) const {
+  const u8* address(const KeyRow& key) const {
     return array_.data +
            (head_.kv_row(array_, key) + first_dim_ * array_.strides[3]) * kElementBytes;
   }
@@ -287,8 +303,8 @@ class CacheCopy {
   const HeadType& head_;
   const ArrayView& array_;
   i32 first_dim_;
+  u32 of_no_page_;
   ElementRows<kElementBytes> source_;  // its extents
-  i32 next_ = 0;
 };
 
 // Copies of keys: as those of other rows, or over a cache.

@@ -42,6 +42,9 @@ struct DecodeSm80Config {
 
   constexpr bool has_chunks() const { return chunk_blocks > 1; }
 
+  // Whether a row may not see a key that another row of its tile does.
+  constexpr bool hides_keys() const { return score.mask_kind != MaskKind::kNone || tree; }
+
   // Whether scores are in log2 before the softmax, and not dot products.
   constexpr bool scales_scores() const {
     return score.score_mod || score.alibi || score.negative_scale;

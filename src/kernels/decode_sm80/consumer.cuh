@@ -47,8 +47,7 @@ struct RowTile {
   }
   bool counts(i32 row) const { return row < num_rows() && query_of(row) < sequence.shape.q_len; }
   i64 offset(const ArrayView& array, i32 row, i32 dim) const {
-    return array.offset(p.packed.q ? 0 : index, head_of(row), i64{sequence.q_begin} + query_of(row),
-                        dim);
+    return array.offset(sequence.batch, head_of(row), i64{sequence.q_begin} + query_of(row), dim);
   }
 };
 
@@ -75,7 +74,6 @@ struct DecodeConsumerSm80 {
   i32 position[2];
   Keys visible[2];
   i64 tree[2];
-  i32 index;  // of the sequence
   DecodeSequence sequence;
   Keys full;    // keys that all rows of the tile see
   bool is_bad;  // a key has no page
@@ -91,12 +89,10 @@ struct DecodeConsumerSm80 {
     const SequenceShape& shape = tile.sequence.shape;
 #pragma unroll
     for (float& x : O) x = 0;
-    index = tile.index;
     sequence = tile.sequence;
     is_bad = false;
-    const Positions<kConfig> positions(p, tile.index, tile.sequence);
     const i32 last = min(tile.query_of(tile.num_rows() - 1), shape.q_len - 1);
-    full = seen_keys<kConfig>(p, tile.index, tile.sequence, tile.query_of(0), last).all;
+    full = seen_keys<kConfig>(p, sequence, tile.query_of(0), last).all;
 #pragma unroll
     for (i32 h = 0; h < 2; ++h) {
       const i32 row = row_of(h);
@@ -105,10 +101,12 @@ struct DecodeConsumerSm80 {
       maximum[h] = -kInfinity<float>;
       sum[h] = 0;
       visible[h] = {0, counts ? shape.kv_len : 0};
-      if (kConfig.score.mask_kind != MaskKind::kNone && counts) visible[h] = positions.seen_by(i);
-      if constexpr (kConfig.tree) tree[h] = counts ? positions.tree(i) : 0;
+      if (kConfig.score.mask_kind != MaskKind::kNone && counts) {
+        visible[h] = keys_seen_by<kConfig>(p, sequence, i);
+      }
+      if constexpr (kConfig.tree) tree[h] = counts ? tree_word<AlignedIndex>(p, sequence, i) : 0;
       if constexpr (kConfig.score.alibi || kConfig.tree) {
-        position[h] = counts ? positions.of_row(i) : 0;
+        position[h] = counts ? row_position<kConfig>(p, sequence, i) : 0;
       }
       if constexpr (kConfig.score.alibi) {
         const i64 slope = p.alibi_slopes.offset(tile.index, tile.head_of(row), 0, 0);
@@ -227,9 +225,7 @@ struct DecodeConsumerSm80 {
     if constexpr (!kConfig.placed) return visible[h].contains(j);
     return sees_at(params.attention.mask_options, position[h], position_of_key(j), j);
   }
-  i32 position_of_key(i32 j) const {
-    return Positions<kConfig>(params.attention, index, sequence).of_key(j);
-  }
+  i32 position_of_key(i32 j) const { return key_position<kConfig>(params.attention, sequence, j); }
 
   // A maximum follows its row when that grew by more than 2^8, by vote of the warp (Milakov and
   // Gimelshein 2018; the threshold: FlashAttention-4).

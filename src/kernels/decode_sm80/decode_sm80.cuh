@@ -29,10 +29,12 @@ struct DecodeSm80 {
   KeyCounts<kConfig> counts{params.attention, rows, shared + kConfig.words_at()};
 
   void run() {
-    const KeyShares shares(counts.of_head() * (static_cast<i32>(p.heads_kv) / kConfig.kv_heads), workers);
+    const KeyShares shares(counts.of_head() * (static_cast<i32>(p.heads_kv) / kConfig.kv_heads),
+                           workers);
     if (worker < shares.num_workers && shares.num_chunks > 0) attend(shares);
     if (counts.has_empty()) clear_sequences();
     if (p.packed.q && row_tile == 0 && worker == 0) clear_rest();
+    if constexpr (kConfig.placed) record_position_faults<AlignedIndex>(p, kConfig.threads());
   }
 
  private:

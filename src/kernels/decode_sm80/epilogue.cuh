@@ -5,7 +5,9 @@
 // part of it, which goes to the workspace. The block that brings the last part adds all of them, in
 // the order of their keys, so that equal calls give equal bits. A hidden key has weight 0, and 0
 // times NaN is NaN: rows of O that come out NaN or infinite though their sum is finite have met
-// something hidden, and are computed again by forward_naive.
+// something hidden, and are computed again by forward_naive; so are those of a row tile some of
+// whose keys have no page. Where rows see all keys of their tile, the former is no concern, and
+// the latter are empty; such kernels compile in half the time.
 #pragma once
 
 #include "kernels/attention/softmax_state.cuh"
@@ -57,7 +59,7 @@ struct StoreRowTile {
     const AttentionParams& p = tile.p;
     const i32 dim = 4 * quad;
     const bool is_row = row < tile.num_rows();
-    const bool counts = tile.counts(row) && !(total.sum < 0);
+    const bool counts = tile.counts(row) && (kConfig.hides_keys() || !(total.sum < 0));
     const State state = counts ? State{total.maximum * score_nats<kConfig>(p), total.sum} : State{};
     float sink = -kInfinity<float>;
     if (p.sinks.present() && is_row) {
@@ -71,15 +73,10 @@ struct StoreRowTile {
       store_o(tile.offset(p.o, row, dim), o);
     }
     if (is_row && quad == 0) store_statistics(row, state);
-    const float all = total.o[0] + total.o[1] + total.o[2] + total.o[3];
-    const bool is_bad = counts && dim < p.dim_v && total.sum - total.sum == 0 && all - all != 0;
-    const u32 bad_lanes = ptx::ballot(is_bad);
-    if (bad_lanes == 0) return;
-    ptx::warp_sync();  // lanes -> what is overwritten below
-    if ((bad_lanes >> (lane_index() & 24) & 0xff) != 0 && quad % 8 == 0) {
-      static_assert(kNaiveChunk == 32);
-      const i64 query = i64{tile.sequence.q_begin} + tile.query_of(row);
-      recompute(p, p.packed.q ? 0 : tile.index, tile.head_of(row), query, quad / 8);
+    if constexpr (kConfig.hides_keys()) {
+      const float all = total.o[0] + total.o[1] + total.o[2] + total.o[3];
+      const bool is_odd = all - all != 0 || total.sum < 0;
+      recompute_if(counts && dim < p.dim_v && total.sum - total.sum == 0 && is_odd, row, quad);
     }
   }
 
@@ -90,6 +87,17 @@ struct StoreRowTile {
   }
 
  private:
+  // All lanes of a warp together.
+  void recompute_if(bool is_bad, i32 row, i32 quad) const {
+    const u32 bad_lanes = ptx::ballot(is_bad);
+    if (bad_lanes == 0) return;
+    ptx::warp_sync();  // lanes -> what is overwritten below
+    if ((bad_lanes >> (lane_index() & 24) & 0xff) == 0 || quad % 8 != 0) return;
+    static_assert(kNaiveChunk == 32);
+    const i64 query = i64{tile.sequence.q_begin} + tile.query_of(row);
+    recompute(tile.p, {tile.sequence.batch, tile.head_of(row), query, quad / 8});
+  }
+
   void store_o(i64 offset, const float (&o)[4]) const {
     const AttentionParams& p = tile.p;
     if constexpr (kConfig.score.fp32_out) {
@@ -120,9 +128,8 @@ struct StoreRowTile {
     }
   }
 
-  __attribute__((noinline)) static void recompute(const AttentionParams& p, i64 batch, i64 head,
-                                                  i64 row, i64 chunk) {
-    forward_naive_row<kConfig.dtype, kConfig.caches()>(p, {batch, head, row, chunk});
+  __attribute__((noinline)) static void recompute(const AttentionParams& p, const RowTask& task) {
+    forward_naive_row<kConfig.dtype, kConfig.caches()>(p, task);
   }
 };
 

@@ -198,7 +198,8 @@ class DecodeProducerSm80 {
     const i32 vectors = static_cast<i32>(dims) / 8 - vector;
 #pragma unroll
     for (i32 r = 0; r < kConfig.kv_rows; r += kRows) {
-      const bool is_row = row < kRows && cursor_.blocks.keys.contains(first + r + row);
+      const bool is_row =
+          row < kRows && !rows_.is_bad() && cursor_.blocks.keys.contains(first + r + row);
       const u8* const from = address_of(r + row) + vector * 16;
 #pragma unroll
       for (i32 u = 0; u < kDims / 8; u += kLanes) {

@@ -8,7 +8,7 @@
 // of the grid that run together read all heads of the same keys: heads of a token lie side by side.
 #pragma once
 
-#include "kernels/common/sequences.cuh"
+#include "kernels/common/caches.cuh"
 #include "kernels/common/warp_mma_sm80.cuh"
 #include "kernels/decode_sm80/config.h"
 #include "kernels/ptx/grid.cuh"
@@ -23,9 +23,10 @@ struct Keys {
   constexpr bool contains(i32 key) const { return begin <= key && key < end; }
 };
 
-// One sequence: its first row of q and of k, v, with a page table its first entry and the number of
-// its first key; its lengths; what is wrong with it.
+// One sequence: where it is in arrays of q; its first row of q and of k, v, with a page table its
+// first entry and the number of its first key; its lengths; what is wrong with it.
 struct DecodeSequence {
+  i32 batch;
   i32 q_begin;
   i32 kv_begin;
   i32 first_page;
@@ -33,47 +34,30 @@ struct DecodeSequence {
   u32 faults;
 };
 
-inline AxisEntry aligned_axis_entry(const ArrayView& offsets, const ArrayView& lengths, i64 index) {
-  AxisEntry entry{offsets.present(), lengths.present(), 0, 0, 0};
-  if (entry.packed) {
-    entry.begin = load_aligned_index(offsets, index * offsets.strides[3]);
-    entry.end = load_aligned_index(offsets, (index + 1) * offsets.strides[3]);
-  }
-  if (entry.has_length) entry.length = load_aligned_index(lengths, index * lengths.strides[3]);
-  return entry;
-}
-
 // Of arrays that may all be there.
 template <DecodeSm80Config kConfig>
 __attribute__((noinline)) DecodeSequence load_ragged_sequence(const AttentionParams& p, i64 index) {
-  const bool is_last = index + 1 == p.num_sequences;
-  const AxisEntry q = aligned_axis_entry(p.cu_q, p.q_lengths, index);
-  CacheEntry kv{aligned_axis_entry(p.cu_kv, p.kv_lengths, index), 0, p.cache_layout.table_pages, 0};
-  if (kConfig.paged && p.page_indptr.present()) {
-    kv.page_begin = load_aligned_index(p.page_indptr, index * p.page_indptr.strides[3]);
-    kv.page_end = load_aligned_index(p.page_indptr, (index + 1) * p.page_indptr.strides[3]);
-  }
-  if (p.kv_start.present())
-    kv.start = load_aligned_index(p.kv_start, index * p.kv_start.strides[3]);
-  const CacheSequence sequence = cache_sequence_of(
-      p.cache_layout, kv, p.kv_rows, 0, 0, rows_of(q, p.q_rows, is_last), is_last, p.bottom_right);
-  return {static_cast<i32>(sequence.q_begin), static_cast<i32>(sequence.kv_begin),
-          static_cast<i32>(sequence.first_page), sequence.shape,
-          axis_faults(q, p.q_rows, kFaultQOffsets, kFaultQLengths) |
-              cache_faults(p.cache_layout, kv, p.kv_rows)};
+  const CacheSequence sequence = load_cache_sequence<AlignedIndex>(p, index);
+  return {static_cast<i32>(sequence.batch),
+          static_cast<i32>(sequence.q_begin),
+          static_cast<i32>(sequence.kv_begin),
+          static_cast<i32>(sequence.first_page),
+          sequence.shape,
+          sequence.faults};
+}
+
+inline DecodeSequence sequence_of_length(const AttentionParams& p, i32 index, i32 kv_len,
+                                         u32 faults) {
+  const i32 q_len = static_cast<i32>(p.q_rows);
+  return {index, 0, 0, 0, {q_len, kv_len, p.bottom_right ? kv_len - q_len : 0}, faults};
 }
 
 // Of kv_lengths alone: a few instructions. At the start of a kernel each is fetched from memory.
 inline DecodeSequence load_sequence_of_length(const AttentionParams& p, i64 index) {
-  const i64 length = load_aligned_index(p.kv_lengths, index * p.kv_lengths.strides[3]);
+  const i64 length = AlignedIndex::load(p.kv_lengths, index * p.kv_lengths.strides[3]);
   const bool is_bad = length < 0 || length > p.kv_rows;
-  const i32 q_len = static_cast<i32>(p.q_rows);
-  const i32 kv_len = is_bad ? 0 : static_cast<i32>(length);
-  return {0,
-          0,
-          0,
-          {q_len, kv_len, p.bottom_right ? kv_len - q_len : 0},
-          is_bad ? u32{kFaultKvLengths} : 0};
+  return sequence_of_length(p, static_cast<i32>(index), is_bad ? 0 : static_cast<i32>(length),
+                            is_bad ? u32{kFaultKvLengths} : 0);
 }
 
 // Sequence number `index`, of no rows behind the last.
@@ -82,42 +66,29 @@ DecodeSequence decode_sequence(const AttentionParams& p, i64 index) {
   if (index >= p.num_sequences) return {};
   if constexpr (kConfig.ragged) return load_ragged_sequence<kConfig>(p, index);
   if constexpr (kConfig.score.varlen) return load_sequence_of_length(p, index);
-  return {0, 0, 0, dense_sequence(p, index).shape, 0};
+  return sequence_of_length(p, static_cast<i32>(index), static_cast<i32>(p.kv_rows), 0);
 }
 
-// Where rows of q and keys stand, for causal, window, chunk and ALiBi; and tree masks.
+// Where rows of q and keys stand: that of caches.cuh, which is not even asked where a kernel is
+// compiled for no such arrays.
 template <DecodeSm80Config kConfig>
-struct Positions {
-  const AttentionParams& p;
-  i64 q_batch;
-  const DecodeSequence& sequence;
+i32 row_position(const AttentionParams& p, const DecodeSequence& sequence, i32 i) {
+  if constexpr (!kConfig.placed) return static_cast<i32>(sequence.shape.position(i));
+  return static_cast<i32>(row_position<AlignedIndex>(p, sequence, i));
+}
+template <DecodeSm80Config kConfig>
+i32 key_position(const AttentionParams& p, const DecodeSequence& sequence, i32 j) {
+  if constexpr (!kConfig.placed || !kConfig.tree) return j;
+  return static_cast<i32>(key_position<AlignedIndex>(p, sequence, j));
+}
 
-  Positions(const AttentionParams& params, i32 index, const DecodeSequence& sequence_)
-      : p(params), q_batch(params.packed.q ? 0 : index), sequence(sequence_) {}
-
-  i32 of_row(i32 i) const {
-    if constexpr (kConfig.placed) return static_cast<i32>(entry(p.positions, i));
-    return static_cast<i32>(sequence.shape.position(i));
-  }
-  // Keys stand at their own number, but for those that a tree mask has bits of.
-  i32 of_key(i32 j) const {
-    const i32 drafted = j - static_cast<i32>(first_drafted(sequence.shape));
-    const bool is_drafted = 0 <= drafted && drafted < sequence.shape.q_len;
-    return kConfig.placed && kConfig.tree && is_drafted ? of_row(drafted) : j;
-  }
-  i64 tree(i32 i) const { return entry(p.tree, i); }
-
-  // The keys that row i sees, but for a tree mask.
-  Keys seen_by(i32 i) const {
-    const Interval keys = visible_columns_at(p.mask_options, sequence.shape.kv_len, of_row(i));
-    return {static_cast<i32>(keys.begin), static_cast<i32>(keys.end)};
-  }
-
- private:
-  i64 entry(const ArrayView& array, i32 i) const {
-    return load_aligned_index(array, array.offset(q_batch, 0, 0, i64{sequence.q_begin} + i));
-  }
-};
+// The keys that row i sees, but for a tree mask.
+template <DecodeSm80Config kConfig>
+Keys keys_seen_by(const AttentionParams& p, const DecodeSequence& sequence, i32 i) {
+  const i64 position = row_position<kConfig>(p, sequence, i);
+  const Interval keys = visible_columns_at(p.mask_options, sequence.shape.kv_len, position);
+  return {static_cast<i32>(keys.begin), static_cast<i32>(keys.end)};
+}
 
 // What query rows `first` to `last` of a sequence see: some of them, all of them. Nothing where
 // there are no such rows. With a tree mask all see what lies before the keys that it has bits of.
@@ -127,17 +98,15 @@ struct SeenKeys {
 };
 
 template <DecodeSm80Config kConfig>
-SeenKeys seen_keys(const AttentionParams& p, i32 index, const DecodeSequence& sequence, i32 first,
-                   i32 last) {
+SeenKeys seen_keys(const AttentionParams& p, const DecodeSequence& sequence, i32 first, i32 last) {
   const SequenceShape& shape = sequence.shape;
   if (first > last) return {};
   SeenKeys seen{{0, shape.kv_len}, {0, shape.kv_len}};
   if constexpr (kConfig.score.mask_kind != MaskKind::kNone) {
-    const Positions<kConfig> positions(p, index, sequence);
-    seen = {positions.seen_by(first), positions.seen_by(first)};
+    seen.some = seen.all = keys_seen_by<kConfig>(p, sequence, first);
     const i32 step = kConfig.placed ? 1 : max(1, last - first);  // ends never decrease by row
     for (i32 i = first + step; i <= last; i += step) {
-      const Keys keys = positions.seen_by(i);
+      const Keys keys = keys_seen_by<kConfig>(p, sequence, i);
       seen.some = {min(seen.some.begin, keys.begin), max(seen.some.end, keys.end)};
       seen.all = {max(seen.all.begin, keys.begin), min(seen.all.end, keys.end)};
     }
@@ -160,7 +129,7 @@ struct QueryRows {
 // The blocks of keys that some of these rows of a sequence see, in chunks that begin at multiples
 // of kChunk blocks.
 template <i32 kChunk>
-struct KeyBlocks {
+struct ChunkedBlocks {
   Keys keys;
   i32 first;
   i32 count;
@@ -179,11 +148,12 @@ struct KeyBlocks {
 };
 
 template <DecodeSm80Config kConfig>
-KeyBlocks<kConfig.chunk_blocks> key_blocks(const AttentionParams& p, i32 index,
-                                           const DecodeSequence& sequence, const QueryRows& rows) {
+ChunkedBlocks<kConfig.chunk_blocks> chunked_blocks(const AttentionParams& p,
+                                                   const DecodeSequence& sequence,
+                                                   const QueryRows& rows) {
   constexpr i32 kKeys = kConfig.block_keys();
   const i32 last = min(rows.last, sequence.shape.q_len - 1);
-  const Keys keys = seen_keys<kConfig>(p, index, sequence, rows.first, last).some;
+  const Keys keys = seen_keys<kConfig>(p, sequence, rows.first, last).some;
   const i32 first = keys.begin / kKeys;
   return {keys, first, keys.begin < keys.end ? (keys.end + kKeys - 1) / kKeys - first : 0};
 }
@@ -193,7 +163,7 @@ template <DecodeSm80Config kConfig>
 class SequenceWindow {
  public:
   DecodeSequence at(const AttentionParams& p, i32 index) {
-    if constexpr (!kConfig.score.varlen) return decode_sequence<kConfig>(p, 0);
+    if constexpr (!kConfig.score.varlen) return decode_sequence<kConfig>(p, index);
     if (index / 32 != number_) {
       number_ = index / 32;
       own_ = decode_sequence<kConfig>(p, i64{number_} * 32 + lane_index());
@@ -201,11 +171,10 @@ class SequenceWindow {
     const u32 lane = static_cast<u32>(index) % 32;
     const SequenceShape& shape = own_.shape;
     if constexpr (!kConfig.ragged) {
-      const i32 kv_len = ptx::shuffle(shape.kv_len, lane);
-      const i32 q_len = static_cast<i32>(p.q_rows);
-      return {0, 0, 0, {q_len, kv_len, p.bottom_right ? kv_len - q_len : 0}, 0};
+      return sequence_of_length(p, index, ptx::shuffle(shape.kv_len, lane), 0);
     }
-    return {ptx::shuffle(own_.q_begin, lane),
+    return {p.packed.q ? 0 : index,
+            ptx::shuffle(own_.q_begin, lane),
             ptx::shuffle(own_.kv_begin, lane),
             ptx::shuffle(own_.first_page, lane),
             {ptx::shuffle(shape.q_len, lane), ptx::shuffle(shape.kv_len, lane),
@@ -226,13 +195,13 @@ struct KeyCursor {
   SequenceWindow<kConfig> window;
   i32 kv_head;  // the first of the block's
   i32 index;    // of the sequence
-  i32 block;  // of those that it sees, from 0 on
+  i32 block;    // of those that it sees, from 0 on
   DecodeSequence sequence;
-  KeyBlocks<kConfig.chunk_blocks> blocks;
+  ChunkedBlocks<kConfig.chunk_blocks> blocks;
 
   void enter() {
     sequence = window.at(*p, index);
-    blocks = key_blocks<kConfig>(*p, index, sequence, rows);
+    blocks = chunked_blocks<kConfig>(*p, sequence, rows);
   }
   // The first block of the next sequence that has any; there must be one.
   void next_tile() {
@@ -242,6 +211,7 @@ struct KeyCursor {
         index = 0;
         kv_head += kConfig.kv_heads;
       }
+      sequence.batch = index;  // lengths are all the same
       if constexpr (kConfig.score.varlen) enter();
     } while (blocks.count == 0);
   }
@@ -284,7 +254,7 @@ class KeyCounts {
   // Of a sequence; of all, for one head of k and v.
   i32 count_of(i32 index) const {
     const DecodeSequence sequence = decode_sequence<kConfig>(p_, index);
-    return key_blocks<kConfig>(p_, index, sequence, rows_).num_chunks();
+    return chunked_blocks<kConfig>(p_, sequence, rows_).num_chunks();
   }
   i32 of_head() const { return of_head_; }
   bool has_empty() const { return has_empty_; }  // sequences
@@ -322,8 +292,7 @@ class KeyCounts {
   i32 counted(i64 index) {
     const DecodeSequence sequence = decode_sequence<kConfig>(p_, index);
     faults_ |= sequence.faults;
-    const i32 count =
-        key_blocks<kConfig>(p_, static_cast<i32>(index), sequence, rows_).num_chunks();
+    const i32 count = chunked_blocks<kConfig>(p_, sequence, rows_).num_chunks();
     has_empty_ |= count == 0 && index < p_.num_sequences;
     return count;
   }

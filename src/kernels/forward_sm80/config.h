@@ -137,7 +137,7 @@ struct ForwardSm80Config {
   constexpr i32 exchange_at() const { return row_ranges_at() + row_range_bytes(); }
   constexpr i32 repeat_at() const { return exchange_at() + exchange_bytes(); }
   // O goes over all of it.
-  constexpr i32 forward_shared_bytes() const {
+  constexpr i32 shared_bytes() const {
     return max(repeat_at() + 16,
                aligned && dtype != DType::kFloat32 ? q_rows() * max(d_qk, d_v) * 2 : 0);
   }

@@ -381,8 +381,7 @@ void forward_sm80(const ForwardSm80Params& params) {
   }
   const WorkTileSm80 block = params.scheduler.at(ptx::block_index());
   const TilePlace place = find_tile(p, p.cu_q, block.task, kConfig.q_rows());
-  HeadOf<kConfig> head(p, place.index, block.task.head, block.kv_head);
-  if constexpr (kConfig.caches) check_pages_of_warp(p, head.sequence);
+  const HeadOf<kConfig> head(p, place.index, block.task.head, block.kv_head);
   if (place.first_row >= head.sequence.q_slot) return;
   ForwardSm80<kConfig>(head, place.first_row, block.part * kConfig.d_v).run();
 }

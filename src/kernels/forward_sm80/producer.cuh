@@ -45,9 +45,10 @@ struct ForwardProducerSm80 {
       : head(head_),
         shared(shared_),
         first_row(first_row_),
-        k_copy(key_copy<kConfig.d_qk>(head.p.k, 0, dim_qk())),
+        k_copy(key_copy<kConfig.d_qk>(head.p.k, 0, dim_qk(), 0)),
         v_copy(key_copy<kConfig.d_v>(head.p.v, first_dim,
-                                     kConfig.even_k ? kConfig.d_v : head.p.dim_v - first_dim)),
+                                     kConfig.even_k ? kConfig.d_v : head.p.dim_v - first_dim,
+                                     kValueOfNoPage)),
         pairs(head.p, head.sequence.shape, head.index, head.head, first_row),
         documents(head_, first_row, pair_tile(0) + kConfig.pairs().bytes(), kConfig.pair_bytes(),
                   shared + kConfig.own_ids_at()) {}
@@ -129,12 +130,12 @@ struct ForwardProducerSm80 {
   }
 
  private:
-  // Of the keys' rows, dims from `first_dim` on.
+  // Of the keys' rows, dims from `first_dim` on; of_no_page: words in place of those without.
   template <i32 kDims>
-  KeyCopy<kDims> key_copy(const ArrayView& array, i32 first_dim, i64 dims) const {
+  KeyCopy<kDims> key_copy(const ArrayView& array, i32 first_dim, i64 dims, u32 of_no_page) const {
     const i64 num_rows = head.sequence.shape.kv_len;
     if constexpr (kConfig.caches) {
-      return {head, array, first_dim, num_rows, dims};
+      return {head, array, first_dim, num_rows, dims, of_no_page};
     } else {
       return {array, head.kv_row(array, 0) + first_dim * array.strides[3], num_rows, dims};
     }

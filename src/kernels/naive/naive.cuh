@@ -28,8 +28,7 @@ void forward_naive_row(const AttentionParams& p, const RowTask& task) {
   using HeadType = Head<kDType, kCaches, kKvDType>;
   using Real = typename HeadType::Real;
   const i64 index = p.packed.q ? find_sequence(p, p.cu_q, task.row) : task.batch;
-  HeadType head(p, index, task.head);
-  if constexpr (kCaches) check_pages(p, head.sequence);
+  const HeadType head(p, index, task.head);
   const i64 i = task.row - head.sequence.q_begin;
   const bool counts = 0 <= i && i < head.sequence.shape.q_len;
   const i64 first = task.chunk * kNaiveChunk;
@@ -37,7 +36,11 @@ void forward_naive_row(const AttentionParams& p, const RowTask& task) {
 
   typename HeadType::State state;
   Real O[kNaiveChunk] = {};
-  const Interval columns = counts ? head.columns(i) : Interval{0, 0};
+  Interval columns = counts ? head.columns(i) : Interval{0, 0};
+  if (kCaches && p.cache_layout.paged && counts && head.sees_no_page(i)) {
+    record_bad_page(p);
+    columns = {0, 0};
+  }
   for (i64 j = columns.begin; j < columns.end; ++j) {
     if (!head.sees(i, j)) continue;
     const Real s = head.capped_score(i, j) + head.added(i, j);

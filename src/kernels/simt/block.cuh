@@ -26,6 +26,12 @@ struct HeadRows {
 
   i64 offset(i64 row) const { return first + row * array.strides[2]; }
   u8* address(i64 row) const { return array.data + offset(row) * size_bytes(array.dtype); }
+  bool find(i64 row, i64& at) const {
+    at = offset(row);
+    return true;
+  }
+  template <class Vector>
+  void put_no_page(Vector&) const {}
   // Whether every `count` neighbours lie on a multiple of their size.
   bool in_vectors(i32 count) const {
     const i64 bytes = count * size_bytes(array.dtype);
@@ -40,9 +46,21 @@ struct CacheRows {
   const HeadType& head;
   const ArrayView& array;
   i32 dim;
+  u32 of_no_page;  // words in place of a row without a page
 
-  i64 offset(i64 row) const { return head.kv_row(array, row); }
-  u8* address(i64 row) const { return array.data + offset(row) * size_bytes(array.dtype); }
+  // Whether there is a page for a row; if not, the host is told.
+  bool find(i64 row, i64& offset) const {
+    const KeyRow key = key_row(head.p, head.sequence, row);
+    const bool is_there = has_page(head.p, key);
+    if (!is_there) record_bad_page(head.p);
+    offset = is_there ? head.kv_row(array, key) : 0;
+    return is_there;
+  }
+  template <class Vector>
+  void put_no_page(Vector& vector) const {
+    u32* const words = reinterpret_cast<u32*>(&vector);
+    for (u32 i = 0; i < sizeof(Vector) / 4; ++i) words[i] = of_no_page;
+  }
   bool in_vectors(i32 count) const {
     const i64 bytes = count * size_bytes(array.dtype);
     return array.strides[3] == 1 && dim % count == 0 && array.strides[0] % count == 0 &&
@@ -69,12 +87,17 @@ struct QuantisedRows {
       Element lane[kLanes];
     };
     SimtVector<Real> value{};
+    i64 first = 0;
+    if (!rows.find(row, first)) {
+      rows.put_no_page(value);
+      return value;
+    }
     if (packed) {
-      const Pack pack = reinterpret_cast<const Pack*>(rows.address(row))[d / kLanes];
+      static_assert(sizeof(Element) == 1);
+      const Pack pack = reinterpret_cast<const Pack*>(rows.array.data + first)[d / kLanes];
 #pragma unroll
       for (i32 m = 0; m < kLanes; ++m) value.lane[m] = widen(pack.lane[m]);
     } else {
-      const i64 first = rows.offset(row);
 #pragma unroll
       for (i32 m = 0; m < kLanes; ++m) {
         const i64 at = first + (d + m) * rows.array.strides[3];
@@ -100,15 +123,20 @@ __attribute__((noinline)) SimtVector<Real> load_vector(const ArrayView& array, i
   return value;
 }
 
-// Elements d .. of row i: at once where the array allows it.
+// Elements d .. of the row whose element 0 is at `offset`: at once where the array allows it.
 template <class Real, class Rows>
-SimtVector<Real> vector_of(const Rows& rows, i64 i, i32 d) {
+SimtVector<Real> vector_at(const Rows& rows, i64 offset, i32 d) {
   constexpr i32 kLanes = SimtVector<Real>::kLanes;
   constexpr DType kReal = sizeof(Real) == 8 ? DType::kFloat64 : DType::kFloat32;
   if (rows.array.dtype == kReal && rows.in_vectors(kLanes)) {
-    return reinterpret_cast<const SimtVector<Real>*>(rows.address(i))[d / kLanes];
+    const u8* const row = rows.array.data + offset * static_cast<i64>(sizeof(Real));
+    return reinterpret_cast<const SimtVector<Real>*>(row)[d / kLanes];
   }
-  return load_vector<Real>(rows.array, rows.offset(i) + d * rows.array.strides[3], rows.dim - d);
+  return load_vector<Real>(rows.array, offset + d * rows.array.strides[3], rows.dim - d);
+}
+template <class Real>
+SimtVector<Real> vector_of(const HeadRows& rows, i64 i, i32 d) {
+  return vector_at<Real>(rows, rows.offset(i), d);
 }
 
 template <FmaConfig kConfig>
@@ -137,8 +165,13 @@ struct SimtRows {
       const i32 i = at / Tile::kVectors;
       const i32 v = at % Tile::kVectors;
       const bool counts = i < present && v * kLanes < from.dim;
-      const u8* const vector = counts ? from.address(row + i) + v * 16 : from.array.data;
-      ptx::copy_vector(&tile.vector(i, v), vector, counts);
+      i64 offset = 0;
+      if (counts && !from.find(row + i, offset)) {
+        from.put_no_page(tile.vector(i, v));
+      } else {
+        const u8* const vector = from.array.data + offset * static_cast<i64>(sizeof(Real)) + v * 16;
+        ptx::copy_vector(&tile.vector(i, v), counts ? vector : from.array.data, counts);
+      }
     }
   }
 
@@ -211,12 +244,16 @@ struct SimtRows {
       const i32 v = at % Tile::kVectors;
       Vector value{};
       if (i < present && v * kLanes < from.dim) {
-        if (packed) {
-          const Pack pack = reinterpret_cast<const Pack*>(from.address(row + i))[v];
+        i64 offset = 0;
+        if (!from.find(row + i, offset)) {
+          from.put_no_page(value);
+        } else if (packed) {
+          const u8* const elements = from.array.data + offset * static_cast<i64>(sizeof(Element));
+          const Pack pack = reinterpret_cast<const Pack*>(elements)[v];
 #pragma unroll
           for (i32 m = 0; m < kLanes; ++m) value.lane[m] = widen(pack.lane[m]);
         } else {
-          value = vector_of<Real>(from, row + i, v * kLanes);
+          value = vector_at<Real>(from, offset, v * kLanes);
         }
       }
       tile.vector(i, v) = value;
@@ -307,27 +344,30 @@ HeadRows kv_rows_of(const Head<kDType>& head, const ArrayView& array, i64 dim) {
 }
 
 // Keys and values as a forward kernel reads them: in a cache, quantised, neither or both.
+// of_no_page: words in place of a row without a page.
 template <class HeadType, bool kCaches = HeadType::kHasCaches,
           bool kQuantised = HeadType::kIsQuantised>
 struct KeyRowsOf {
   using Type = HeadRows;
-  static Type make(const HeadType& head, const ArrayView& array, const ArrayView&, i64 dim) {
+  static Type make(const HeadType& head, const ArrayView& array, const ArrayView&, i64 dim, u32) {
     return {array, head.kv_row(array, 0), static_cast<i32>(dim)};
   }
 };
 template <class HeadType>
 struct KeyRowsOf<HeadType, true, false> {
   using Type = CacheRows<HeadType>;
-  static Type make(const HeadType& head, const ArrayView& array, const ArrayView&, i64 dim) {
-    return {head, array, static_cast<i32>(dim)};
+  static Type make(const HeadType& head, const ArrayView& array, const ArrayView&, i64 dim,
+                   u32 of_no_page) {
+    return {head, array, static_cast<i32>(dim), of_no_page};
   }
 };
 template <class HeadType, bool kCaches>
 struct KeyRowsOf<HeadType, kCaches, true> {
   using Rows = KeyRowsOf<HeadType, kCaches, false>;
   using Type = QuantisedRows<HeadType, typename Rows::Type>;
-  static Type make(const HeadType& head, const ArrayView& array, const ArrayView& scales, i64 dim) {
-    return {Rows::make(head, array, scales, dim), head, scales};
+  static Type make(const HeadType& head, const ArrayView& array, const ArrayView& scales, i64 dim,
+                   u32 of_no_page) {
+    return {Rows::make(head, array, scales, dim, of_no_page), head, scales};
   }
 };
 

@@ -24,6 +24,11 @@ __attribute__((noinline)) typename State::Real row_normalizer(typename State::Re
   return State{row_max, row_sum}.normalizer(sink);
 }
 
+template <class HeadType>
+__attribute__((noinline)) bool sees_no_page(const HeadType& head, i64 i) {
+  return i < head.sequence.shape.q_len && head.sees_no_page(i);
+}
+
 // lse and stats of a row.
 template <class HeadType>
 __attribute__((noinline)) void store_state(const HeadType& head, i64 i,
@@ -63,8 +68,8 @@ struct ForwardSimt : Simt<kConfig> {
         head(head_),
         first_row(first_row_),
         pair_terms(has_pair_terms(head_.p) || (kConfig.caches && head_.p.tree.present())),
-        k_rows(KeyRows::make(head_, p.k, p.k_scale, p.dim_qk)),
-        v_rows(KeyRows::make(head_, p.v, p.v_scale, p.dim_v)) {
+        k_rows(KeyRows::make(head_, p.k, p.k_scale, p.dim_qk, 0)),
+        v_rows(KeyRows::make(head_, p.v, p.v_scale, p.dim_v, kValueOfNoPage)) {
     typename Base::Layout layout;
     Q = layout.template tile<typename Base::QkRows>(kConfig.rows);
     K = layout.template tile<typename Base::QkRows>(kConfig.columns);
@@ -184,9 +189,20 @@ struct ForwardSimt : Simt<kConfig> {
     store_rows();
   }
 
+  // Rows that saw a key without a page: this thread's part of O is NaN.
+  void empty_rows_of_no_page() {
+#pragma unroll
+    for (i32 r = 0; r < Base::kRows; ++r) {
+      if (O[r][0].lane[0] == O[r][0].lane[0] || !sees_no_page(head, q_row(r))) continue;
+      state[r] = State{};
+      for (auto& vector : O[r]) vector = {};
+    }
+  }
+
   // O / l; lse and stats.
   void store_rows() {
     const i64 slot = head.sequence.q_slot - first_row;
+    if constexpr (kConfig.caches) empty_rows_of_no_page();
 #pragma unroll
     for (i32 r = 0; r < Base::kRows; ++r) state[r].row_sum = Base::row_sum(state[r].row_sum);
     Rows::template store<kConfig.max_dim_v>(
@@ -210,8 +226,7 @@ void forward_simt(const AttentionParams& p) {
   const TileTask task = tile_task(ptx::block_index(), p.batch_extent(), p.heads_q,
                                   num_q_slots(p, kConfig.rows), true);
   const TilePlace origin = find_tile(p, p.cu_q, task, kConfig.rows);
-  typename ForwardSimt<kConfig>::HeadType head(p, origin.index, task.head);
-  if constexpr (kConfig.caches) check_pages_of_warp(p, head.sequence);
+  const typename ForwardSimt<kConfig>::HeadType head(p, origin.index, task.head);
   if (origin.first_row >= head.sequence.q_slot) return;
   ForwardSimt<kConfig>(head, origin.first_row).run();
 }

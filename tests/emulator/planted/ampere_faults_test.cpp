@@ -62,7 +62,7 @@ std::string complaint(const char* fault, i64 q_rows = 70, i64 kv_rows = 100) {
   try {
     emulator::launch({.blocks = blocks,
                       .threads = kConfig.threads(),
-                      .shared_bytes = static_cast<i32>(kConfig.forward_shared_bytes()),
+                      .shared_bytes = static_cast<i32>(kConfig.shared_bytes()),
                       .seed = 1,
                       .kernel = "forward_sm80",
                       .memory = &memory,

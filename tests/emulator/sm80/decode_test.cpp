@@ -188,6 +188,11 @@ constexpr DecodeSm80Config kDrafted = [] {
   config.score.alibi = true;
   return config;
 }();
+constexpr DecodeSm80Config kPlaced = [] {
+  DecodeSm80Config config = kPagedByLength;
+  config.placed = config.tree = true;
+  return config;
+}();
 constexpr DecodeSm80Config kSixtyFour = [] {
   DecodeSm80Config config = small(64, 1);
   config.score.mask_kind = MaskKind::kBoth;
@@ -444,27 +449,107 @@ TEST(DecodeSm80, ChunksMakeBitsARequestsOwn) {
   }
 }
 
-// A request whose table names a page that is none is empty; others are not touched.
+// Rows that see a key without a page are empty, all others what they are: row i of the first
+// request sees keys up to 87 + i, and page 11 holds those from 88 on.
 TEST(DecodeSm80, PagesThatDoNotExist) {
+  constexpr double kNothing = -std::numeric_limits<double>::infinity();
   for (const i64 id : {i64{-1}, i64{1} << 40}) {
-    RandomProblem random(8);
-    const DecodeShape shape{2, 2, 4, 1, 1};
-    Request request = decode_request(random, DType::kBFloat16, shape);
-    Pools pools(random, 16, {90, 100});
-    pools.put_into(random, request, DType::kBFloat16, shape);
-    std::vector<i64> table = pools.table;
+    for (const size_t entry : {size_t{3}, size_t{11}}) {
+      RandomProblem random(8);
+      const DecodeShape shape{2, 2, 4, 3, 1};
+      Request request = decode_request(random, DType::kBFloat16, shape);
+      request.options.causal = true;
+      Pools pools(random, 8, {90, 100});
+      pools.put_into(random, request, DType::kBFloat16, shape);
+      cpu::scalar_forward(validate(request, Pointers::kChecked));
+      const Request expected = request;
+      const i64 first = entry == 3 ? 0 : 1;  // of the rows that see its keys
+      RandomProblem::for_each(expected.arrays[Array::kO], [&](const i64* at) {
+        if (at[0] != 0 || at[2] < first) return;
+        store_real(RandomProblem::address(expected.arrays[Array::kO], at), DType::kBFloat16, 0);
+      });
+      RandomProblem::for_each(expected.arrays[Array::kLse], [&](const i64* at) {
+        if (at[0] != 0 || at[2] < first) return;
+        store_real(RandomProblem::address(expected.arrays[Array::kLse], at), DType::kFloat32,
+                   kNothing);
+      });
+      std::vector<i64> table = pools.table;
+      table[entry] = id;
+      Tensor& ids = request.arrays[Array::kPageTable];
+      ids.dtype = DType::kInt64;
+      ids.data = random.indices(DType::kInt64, table).data;
+      const Request actual = with_own_outputs(random, request);
+      u32 faults = 0;
+      decode<kPaged>(validate(actual, Pointers::kChecked), 5, 1, true, &faults);
+      EXPECT_EQ(faults, u32{kFaultPages});
+      expect_rounded(actual, expected, 1);
+    }
+  }
+}
+
+// Entries that no request can have: it is empty, and the host is told.
+TEST(DecodeSm80, EntriesOutOfRange) {
+  struct Entry {
+    Array array;
+    i64 value;
+    u32 fault;
+  };
+  for (const Entry& entry : {Entry{Array::kKvLengths, -1, kFaultKvLengths},
+                             {Array::kKvLengths, 151, kFaultKvLengths},
+                             {Array::kQLengths, -1, kFaultQLengths},
+                             {Array::kQLengths, 5, kFaultQLengths},
+                             {Array::kKvStart, 98, kFaultKvLengths}}) {
+    RandomProblem random(6);
+    Request request = decode_request(random, DType::kBFloat16, {3, 2, 4, 4, 150});
+    request.options.causal = true;
+    Arrays& arrays = request.arrays;
+    arrays[Array::kKvLengths] = random.indices(DType::kInt64, {150, 97, 60});
+    arrays[Array::kQLengths] = random.indices(DType::kInt64, {4, 4, 2});
+    arrays[Array::kKvStart] = random.indices(DType::kInt64, {0, 3, 0});
     Request empty = request;
-    empty.arrays[Array::kKvLengths] = random.indices(DType::kInt32, {0, 100});
+    empty.arrays[Array::kKvStart] = random.indices(DType::kInt64, {0, 0, 0});
+    if (entry.array == Array::kQLengths) {
+      empty.arrays[Array::kQLengths] = random.indices(DType::kInt64, {4, 0, 2});
+    } else {
+      empty.arrays[Array::kKvLengths] = random.indices(DType::kInt64, {150, 0, 60});
+    }
     cpu::scalar_forward(validate(empty, Pointers::kChecked));
-    table[3] = id;
-    Tensor& ids = request.arrays[Array::kPageTable];
-    ids.dtype = DType::kInt64;
-    ids.data = random.indices(DType::kInt64, table).data;
+    static_cast<i64*>(arrays[entry.array].data)[1] = entry.value;
     const Request actual = with_own_outputs(random, request);
     u32 faults = 0;
-    decode<kPaged>(validate(actual, Pointers::kChecked), 5, 1, true, &faults);
-    EXPECT_EQ(faults, u32{kFaultPages});
+    decode<kSixteen>(validate(actual, Pointers::kChecked), 4, 1, true, &faults);
+    EXPECT_EQ(faults, entry.fault);
     expect_rounded(actual, empty, 1);
+  }
+}
+
+// A position beyond 32 bits counts as the nearest inside.
+TEST(DecodeSm80, PositionsBeyond32Bits) {
+  for (const i64 position : {i64{1} << 62, -(i64{1} << 40)}) {
+    RandomProblem random(7);
+    const DecodeShape shape{2, 1, 4, 2, 1};
+    Request request = decode_request(random, DType::kBFloat16, shape);
+    Pools pools(random, 16, {70, 33});
+    pools.put_into(random, request, DType::kBFloat16, shape);
+    request.options.causal = true;
+    Arrays& arrays = request.arrays;
+    const i64 nearest = position > 0 ? kMaxPosition : -kMaxPosition - 1;
+    const auto put = [&](Array array, std::vector<i64> values) {
+      Tensor& tensor = arrays[array] = random.indices(DType::kInt64, std::move(values));
+      tensor.rank = 2;
+      tensor.shape[0] = tensor.shape[1] = tensor.strides[0] = 2;
+      tensor.strides[1] = 1;
+    };
+    put(Array::kTree, {3, 3, 3, 3});
+    put(Array::kPositions, {30, nearest, 3, 4});
+    cpu::scalar_forward(validate(request, Pointers::kChecked));
+    const Request expected = request;
+    put(Array::kPositions, {30, position, 3, 4});
+    const Request actual = with_own_outputs(random, request);
+    u32 faults = 0;
+    decode<kPlaced>(validate(actual, Pointers::kChecked), 3, 1, true, &faults);
+    EXPECT_EQ(faults, u32{kFaultPositions});
+    expect_rounded(actual, expected, 1);
   }
 }
 

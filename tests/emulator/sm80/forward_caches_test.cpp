@@ -126,20 +126,55 @@ TEST(ForwardSm80OverCaches, PagesOfVectorsAgreeWithTheOracle) {
   }
 }
 
-TEST(ForwardSm80OverCaches, ABadPageMakesItsRequestEmpty) {
+// Row i of the first request sees keys up to i + 10; the second page holds those from 16 on.
+template <ForwardSm80Config kConfig>
+void expect_rows_without_a_page_are_empty() {
+  constexpr double kNothing = -std::numeric_limits<double>::infinity();
   RandomProblem random(3);
-  const Request request = request_of(random, 16, 50);
-  static_cast<i32*>(request.arrays[Array::kPageTable].data)[1] = 1 << 20;
-  u32 faults = 0;
-  launch<config_over_caches<true>()>(
-      gpu::attention_params(validate(request, Pointers::kChecked), &faults), 1);
-  EXPECT_EQ(faults, u32{kFaultPages});
-  const auto lse = [&](i64 index) {
-    const i64 at[kMaxRank] = {index, 3, 39, 0};
-    return load_real(RandomProblem::address(request.arrays[Array::kLse], at), DType::kFloat32);
-  };
-  EXPECT_EQ(lse(0), -std::numeric_limits<double>::infinity());
-  EXPECT_GT(lse(1), -100);
+  const Request expected = request_of(random, 16, 50);
+  cpu::scalar_forward(validate(expected, Pointers::kChecked));
+  for (i64 head = 0; head < 4; ++head) {
+    for (i64 row = 6; row < 40; ++row) {
+      for (i64 dim = 0; dim < 48; ++dim) {
+        const i64 at[kMaxRank] = {0, head, row, dim};
+        store_real(RandomProblem::address(expected.arrays[Array::kO], at), DType::kBFloat16, 0);
+      }
+      const i64 at[kMaxRank] = {0, head, row, 0};
+      store_real(RandomProblem::address(expected.arrays[Array::kLse], at), DType::kFloat32,
+                 kNothing);
+    }
+  }
+  for (const i32 id : {-1, 1 << 20}) {
+    const Request actual = with_fresh_outputs(random, expected);
+    static_cast<i32*>(actual.arrays[Array::kPageTable].data)[1] = id;
+    u32 faults = 0;
+    launch<kConfig>(gpu::attention_params(validate(actual, Pointers::kChecked), &faults), 1);
+    EXPECT_EQ(faults, u32{kFaultPages});
+    expect_agreement(actual, expected, sentence("page ", id));
+  }
+}
+
+TEST(ForwardSm80OverCaches, ABadPageEmptiesTheRowsThatSeeIt) {
+  expect_rows_without_a_page_are_empty<config_over_caches<true>()>();
+  expect_rows_without_a_page_are_empty<config_of_one_buffer()>();
+}
+
+// Lengths that are out of range count as 0.
+TEST(ForwardSm80OverCaches, ABadLengthMakesItsRequestEmpty) {
+  RandomProblem random(4);
+  const Request expected = request_of(random, 16, 50);
+  i32* const length_of = static_cast<i32*>(expected.arrays[Array::kKvLengths].data);
+  static_cast<i32*>(expected.arrays[Array::kKvStart].data)[1] = length_of[1] = 0;
+  cpu::scalar_forward(validate(expected, Pointers::kChecked));
+  for (const i32 length : {-1, 1 << 20}) {
+    const Request actual = with_fresh_outputs(random, expected);
+    length_of[1] = length;
+    u32 faults = 0;
+    launch<config_over_caches<true>()>(
+        gpu::attention_params(validate(actual, Pointers::kChecked), &faults), 1);
+    EXPECT_EQ(faults, u32{kFaultKvLengths});
+    expect_agreement(actual, expected, sentence("length ", length));
+  }
 }
 
 }  // namespace

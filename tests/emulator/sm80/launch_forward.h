@@ -19,7 +19,7 @@ void launch(const AttentionParams& given, unsigned seed, emulator::Counters* cou
   if (blocks == 0) return;
   emulator::launch({.blocks = blocks,
                     .threads = kConfig.threads(),
-                    .shared_bytes = kConfig.forward_shared_bytes(),
+                    .shared_bytes = kConfig.shared_bytes(),
                     .seed = seed,
                     .kernel = "forward_sm80",
                     .check = is_sampled(seed),

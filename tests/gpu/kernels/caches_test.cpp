@@ -74,19 +74,26 @@ struct Cache {
     return validate(request, Pointers::kChecked);
   }
 
-  // What the runs leave of request `index`: whether all its rows are empty.
-  bool is_empty(i64 index) const {
+  double result(Array array, i64 index, i64 head, i64 i, i64 dim) const {
+    const i64 at[kMaxRank] = {index, head, i, dim};
+    return load_real(RandomProblem::address(request.arrays[array], at), DType::kFloat32);
+  }
+
+  // What the runs leave of a row: whether it is empty.
+  bool is_empty(i64 index, i64 i) const {
     bool empty = true;
     for (i64 head = 0; head < 2; ++head) {
-      for (i64 i = 0; i < 20; ++i) {
-        const i64 at[kMaxRank] = {index, head, i, 0};
-        const double lse =
-            load_real(RandomProblem::address(request.arrays[Array::kLse], at), DType::kFloat32);
-        const double o =
-            load_real(RandomProblem::address(request.arrays[Array::kO], at), DType::kFloat32);
-        empty = empty && lse == -std::numeric_limits<double>::infinity() && o == 0;
+      empty = empty &&
+              result(Array::kLse, index, head, i, 0) == -std::numeric_limits<double>::infinity();
+      for (i64 dim = 0; dim < 24; ++dim) {
+        empty = empty && result(Array::kO, index, head, i, dim) == 0;
       }
     }
+    return empty;
+  }
+  bool is_empty(i64 index) const {
+    bool empty = true;
+    for (i64 i = 0; i < 20; ++i) empty = empty && is_empty(index, i);
     return empty;
   }
 };
@@ -98,9 +105,6 @@ struct Damage {
 };
 
 const Damage kDamages[] = {
-    {"a negative page", [](Cache& c) { c.table[5] = -1; }, kFaultPages},
-    {"a page beyond the pools", [](Cache& c) { c.table[9] = 10; }, kFaultPages},
-    {"a page of 2^40", [](Cache& c) { c.table[7] = i64{1} << 40; }, kFaultPages},
     {"a length beyond the table", [](Cache& c) { c.lengths[1] = 21; }, kFaultKvLengths},
     {"a length of 2^40", [](Cache& c) { c.lengths[1] = i64{1} << 40; }, kFaultKvLengths},
     {"a negative length", [](Cache& c) { c.lengths[1] = -1; }, kFaultKvLengths},
@@ -114,7 +118,51 @@ const Damage kDamages[] = {
        c.request.arrays[Array::kKvStart] = c.random.indices(DType::kInt32, {0, -1, 0});
      },
      kFaultKvLengths},
+    {"a negative number of rows",
+     [](Cache& c) {
+       c.request.arrays[Array::kQLengths] = c.random.indices(DType::kInt32, {20, -1, 20});
+     },
+     kFaultQLengths},
+    {"more rows than there are",
+     [](Cache& c) {
+       c.request.arrays[Array::kQLengths] = c.random.indices(DType::kInt64, {20, 21, 20});
+     },
+     kFaultQLengths},
 };
+
+// Of a key without a page: rows that see it are empty, all others are what they are.
+TEST(CachesOnDevice, ABadPageEmptiesTheRowsThatSeeIt) {
+  struct Page {
+    size_t entry;  // of the table, of request 1
+    i64 id;
+  };
+  for (const auto run : kRuns) {
+    Cache whole;
+    run(gpu::attention_params(whole.problem()));
+    for (const Page& page : {Page{5, -1}, Page{9, 10}, Page{7, i64{1} << 40}}) {
+      SCOPED_TRACE(page.entry);
+      Cache cache;
+      cache.table[page.entry] = page.id;
+      u32 faults = 0;
+      run(gpu::attention_params(cache.problem(), &faults));
+      EXPECT_EQ(faults, u32{kFaultPages});
+      const i64 first = 4 * static_cast<i64>(page.entry - 5);  // of the keys without
+      for (i64 i = 0; i < 20; ++i) {
+        const i64 last = i - 3;  // of the keys that row i sees
+        EXPECT_EQ(cache.is_empty(1, i), last < 0 || last >= first) << i;
+        for (const i64 index : {0, 1, 2}) {
+          if (cache.is_empty(index, i)) continue;
+          EXPECT_NEAR(cache.result(Array::kO, index, 1, i, 23),
+                      whole.result(Array::kO, index, 1, i, 23), 1e-5);
+          EXPECT_NEAR(cache.result(Array::kLse, index, 1, i, 0),
+                      whole.result(Array::kLse, index, 1, i, 0), 1e-5);
+        }
+      }
+      EXPECT_FALSE(cache.is_empty(0));
+      EXPECT_FALSE(cache.is_empty(2));
+    }
+  }
+}
 
 TEST(CachesOnDevice, ABadEntryMakesItsRequestEmptyAndIsTold) {
   for (const auto run : kRuns) {

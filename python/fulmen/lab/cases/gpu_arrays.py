@@ -71,6 +71,15 @@ class Torch:
         view.copy_(self.contiguous(x))
         return view
 
+    def free_bytes(self) -> int:
+        """Of the GPU's memory, what no process has."""
+        free: int = self.torch.cuda.mem_get_info()[0]
+        return free
+
+    def release(self) -> None:
+        """Gives memory that no array has back to the GPU."""
+        self.torch.cuda.empty_cache()
+
     def get(self, x: Any) -> Array:
         """A NumPy copy, after all work on the stream."""
         host = x.detach().contiguous().cpu()
@@ -102,6 +111,15 @@ class Cupy:
             return memory
 
         cupy.cuda.set_allocator(filled)
+        self.pool = pool
+
+    def free_bytes(self) -> int:
+        """Of the GPU's memory, what no process has."""
+        return int(self.cupy.cuda.runtime.memGetInfo()[0])
+
+    def release(self) -> None:
+        """Gives memory that no array has back to the GPU."""
+        self.pool.free_all_blocks()
 
     def stream(self) -> Any:
         """A context in which calls go to this owner's stream."""
@@ -180,6 +198,12 @@ def placed(name: str) -> OnGpu:
 def available() -> list[str]:
     """Which owners are installed; whether they see a GPU shows when they are made."""
     return [name for name in PACKAGES if find_spec(name) is not None]
+
+
+def release(name: str) -> None:
+    """Gives memory that no array of an owner has back to the GPU; JAX does so itself, or not."""
+    if name in PACKAGES and owner(name).has_strides:
+        owner(name).release()
 
 
 def is_lost(name: str) -> bool:

@@ -94,6 +94,12 @@ def run_case(
     return Outcome("passed", *worst)
 
 
+def gpu_bytes(case: Case) -> int:
+    """What the arrays of a case take of a GPU's memory, where gaps are memory; 0: it does not run."""
+    span = _span_bytes(build_call(case, problem_of(case)).inputs())
+    return span if span <= MOST_BYTES else 0
+
+
 def _memory(arrays: str) -> Host | OnGpu:
     if arrays == "numpy":
         return Host()
