@@ -56,7 +56,8 @@ class ContiguousRows {
   const u8* v_ = nullptr;
 };
 
-// In pools of pages: a lane knows where one row is. The id of its page is read a block ahead.
+// In pools of pages: a lane knows where one row is. The id of its page is read a block ahead, and
+// asked for in the L2 some blocks before that: from memory it would come too late.
 template <DecodeSm80Config kConfig>
 class PagedRows {
  public:
@@ -67,21 +68,14 @@ class PagedRows {
     const i32 head = cursor.kv_head + Split<kConfig>::head();
     k_head_ = p.k.data + p.k.offset(0, head, 0, 0) * 2;
     v_head_ = p.v.data + p.v.offset(0, head, 0, 0) * 2;
-    advance(cursor);
+    read_ahead(cursor);
+    const i32 lane = static_cast<i32>(lane_index());  // some of each of the next blocks
+    constexpr i32 kLanes = 32 / kBlocksAhead;
+    prefetch(cursor, 1 + lane / kLanes, lane % kLanes * (kConfig.kv_rows / kLanes));
   }
   void advance(const KeyCursor<kConfig>& cursor) {
-    const AttentionParams& p = *cursor.p;
-    const i32 own_row = static_cast<i32>(lane_index()) % kConfig.kv_rows;
-    const i32 key = cursor.first_key(Split<kConfig>::of_keys()) + own_row;
-    const u32 page_rows = static_cast<u32>(p.cache_layout.page_rows);
-    const u32 in_cache = static_cast<u32>(cursor.sequence.kv_begin + key);
-    const u32 entry = in_cache / page_rows;
-    row_ahead_ = in_cache - entry * page_rows;
-    page_ahead_ = 0;
-    if (cursor.blocks.keys.contains(key)) {
-      page_ahead_ =
-          load_aligned_index(p.page_table, first_entry_ + i64{entry} * p.page_table.strides[3]);
-    }
+    read_ahead(cursor);
+    prefetch(cursor, kBlocksAhead, own_row());
   }
   // What was read ahead is the next block's.
   void locate(const KeyCursor<kConfig>& cursor) {
@@ -100,6 +94,40 @@ class PagedRows {
   const u8* v(const KeyCursor<kConfig>&, i32 row) const { return v_head_ + of_row(v_, row); }
 
  private:
+  static constexpr i32 kBlocksAhead = 8;
+
+  static i32 own_row() { return static_cast<i32>(lane_index()) % kConfig.kv_rows; }
+  static i32 key_of(const KeyCursor<kConfig>& cursor, i32 row) {
+    return cursor.first_key(Split<kConfig>::of_keys()) + row;
+  }
+  static u32 page_rows(const KeyCursor<kConfig>& cursor) {
+    return static_cast<u32>(cursor.p->cache_layout.page_rows);
+  }
+  // Where the table has the page of a row of the cache.
+  i64 entry_of(const KeyCursor<kConfig>& cursor, u32 page) const {
+    return first_entry_ + i64{page} * cursor.p->page_table.strides[3];
+  }
+
+  void read_ahead(const KeyCursor<kConfig>& cursor) {
+    const i32 key = key_of(cursor, own_row());
+    const u32 in_cache = static_cast<u32>(cursor.sequence.kv_begin + key);
+    const u32 page = in_cache / page_rows(cursor);
+    row_ahead_ = in_cache - page * page_rows(cursor);
+    page_ahead_ = 0;
+    if (cursor.blocks.keys.contains(key)) {
+      page_ahead_ = AlignedIndex::load(cursor.p->page_table, entry_of(cursor, page));
+    }
+  }
+  // Of the keys `blocks` blocks further, that of row `row`.
+  void prefetch(const KeyCursor<kConfig>& cursor, i32 blocks, i32 row) const {
+    const i32 key = key_of(cursor, row) + blocks * kConfig.block_keys();
+    if (!cursor.blocks.keys.contains(key)) return;
+    const u32 page = static_cast<u32>(cursor.sequence.kv_begin + key) / page_rows(cursor);
+    const ArrayView& table = cursor.p->page_table;
+    const i64 bytes = table.dtype == DType::kInt64 ? 8 : 4;
+    ptx::prefetch_l2(table.data + entry_of(cursor, page) * bytes);
+  }
+
   static i64 of_row(i64 offset, i32 row) {
     const u32 lane = static_cast<u32>(row);
     const u32 low = static_cast<u32>(ptx::shuffle(static_cast<i32>(offset), lane));

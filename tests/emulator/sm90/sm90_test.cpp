@@ -353,6 +353,33 @@ TEST(Sm90OnHost, InvalidEntriesAreRecorded) {
   }
 }
 
+// A length that is out of range counts as 0.
+TEST(Sm90OnHost, InvalidLengthsAreEmpty) {
+  for (const Array array : {Array::kQLengths, Array::kKvLengths}) {
+    for (const i64 bad : {i64{-1}, i64{1} << 40}) {
+      RandomProblem random(3);
+      Request expected = request_of_sequences(random, kCapped);
+      Arrays& arrays = expected.arrays;
+      std::vector<i64> lengths;
+      const i32* const offsets = static_cast<const i32*>(
+          arrays[array == Array::kQLengths ? Array::kCuQ : Array::kCuKv].data);
+      for (i64 i = 0; i < 40; ++i) lengths.push_back(i == 35 ? 0 : offsets[i + 1] - offsets[i]);
+      arrays[array] = random.indices(DType::kInt64, lengths);
+      cpu::scalar_forward(validate(expected, Pointers::kChecked));
+      Request actual = expected;
+      for (const Array output : {Array::kO, Array::kLse}) {
+        actual.arrays[output] = random.twin(arrays[output]);
+      }
+      lengths[35] = bad;
+      actual.arrays[array] = random.indices(DType::kInt64, lengths);
+      u32 faults = 0;
+      run<kCapped>(validate(actual, Pointers::kChecked), 2, false, &faults);
+      EXPECT_EQ(faults, u32{array == Array::kQLengths ? kFaultQLengths : kFaultKvLengths});
+      expect_close_rows(actual, expected, 2);
+    }
+  }
+}
+
 TEST(Sm90OnHost, HeadsShareTiles) {
   expect_agreement<kFourHeads>(2201, 8);
   expect_agreement<kEightHeads>(2301, 8);
