@@ -29,8 +29,8 @@ none: every case. On a GPU the arrays of a case are copied there with their stri
 arrays of PyTorch, CuPy or JAX; with --backend emulator the kernels run on the CPU, under a checker,
 in the library that FULMEN_EMULATOR names (docs: contributing/emulator). A case that an
 implementation refuses by name counts as skipped. The last line is 'N passed, N failed, N skipped';
-the exit code is 1 if any failed. Cases over gigabytes of a GPU begin while there is memory for them;
-what found none beside other processes runs again, alone.
+the exit code is 1 if any failed. Cases over gigabytes of a GPU begin while there is memory for
+them; what found none beside other processes runs again, alone.
 """
 PROCESS_BYTES = 3 << 29  # of a GPU's memory: a context, kernels, small arrays
 STALLED_SECONDS = 300  # no case takes as long, compiling included
@@ -224,7 +224,7 @@ class Task(NamedTuple):
 def _tasks(
     cases: Sequence[Any], ways: list[Way], failures: set[tuple[str, str]] | None
 ) -> list[Task]:
-    from fulmen.lab.cases.run import gpu_bytes
+    from fulmen.lab.cases import gpu_bytes
 
     tasks = []
     for index, case in enumerate(cases):

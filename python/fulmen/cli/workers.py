@@ -86,7 +86,7 @@ class Waiting:
         self.running = 0
 
     def take(self) -> Any:
-        """The first whose memory is left, or None. One that is too large for the room runs alone."""
+        """The first whose memory is left, or None; one too large for the room runs alone."""
         for index, task in enumerate(self.tasks):
             if not task.bytes or task.bytes <= self.room or not self.running:
                 self.room -= task.bytes

@@ -235,4 +235,22 @@ auto lse_gradient(const Head<kDType>& head, i64 i) {
   });
 }
 
+// The general path from a dot product to a score, -inf where hidden.
+template <class HeadType, class Real>
+__attribute__((noinline)) Real pair_score(const HeadType& head, Real dot, i64 i, i64 j) {
+  const Real capped = head.map.template score<typename HeadType::Math>(dot);
+  return head.sees(i, j) ? capped + head.added(i, j) : -HeadType::Math::kInfinity;
+}
+
+// d score / d dot, from the dot product itself.
+template <DType kDType, class Real>
+__attribute__((noinline)) Real pair_slope(const Head<kDType>& head, Real dot) {
+  return head.map.slope(head.map.template score<typename Head<kDType>::Math>(dot)) * head.map.scale;
+}
+
+template <class HeadType>
+__attribute__((noinline)) typename HeadType::Real pair_keep(const HeadType& head, i64 i, i64 j) {
+  return head.keep(i, j);
+}
+
 }  // namespace fulmen

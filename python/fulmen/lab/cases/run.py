@@ -95,7 +95,7 @@ def run_case(
 
 
 def gpu_bytes(case: Case) -> int:
-    """What the arrays of a case take of a GPU's memory, where gaps are memory; 0: it does not run."""
+    """What its arrays take of a GPU's memory, where gaps are memory; 0: it does not run there."""
     span = _span_bytes(build_call(case, problem_of(case)).inputs())
     return span if span <= MOST_BYTES else 0
 
