@@ -14,7 +14,7 @@ if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64|amd64")
   set_source_files_properties(${FULMEN_ISA_AVX512} PROPERTIES
     COMPILE_OPTIONS "-mavx512f;-mavx512bw;-mavx512dq;-mavx512vl;-mfma;-mf16c")
   set_source_files_properties(${FULMEN_ISA_AVX512_BF16} PROPERTIES
-    COMPILE_OPTIONS 
+    COMPILE_OPTIONS
     "-mavx512f;-mavx512bw;-mavx512dq;-mavx512vl;-mavx512bf16;-mfma;-mf16c;-mamx-tile;-mamx-bf16")
   list(APPEND FULMEN_ISA_SOURCES ${FULMEN_ISA_AVX2} ${FULMEN_ISA_AVX512} ${FULMEN_ISA_AVX512_BF16})
 endif()

@@ -21,13 +21,12 @@ namespace fulmen::cpu {
 namespace {
 
 constexpr i64 kTile = 16;  // rows, and lanes of a row
-constexpr int kPanelTiles = static_cast<int>(kLanes<float> / kTile);
-static_assert(kPanelTiles * kTile == kLanes<float> && kPanelTiles <= 2);
+constexpr int kPanelTiles = kLanes<float> > kTile ? 2 : 1;
 
 constexpr i64 kStripRows = 2 * kTile;
 
 // Depth that is multiplied at once. Where A lies with its rows side by side (weights), so much of a
-// strip is turned first: 8 KiB, read again for each panel of B.
+// strip is transposed first: 8 KiB, read again for each panel of B.
 constexpr i64 kStripDepth = 64;
 
 // Rows of A, a row of 16 lanes every `stride`.
@@ -43,6 +42,7 @@ struct Strip {
 template <class Tiles, int kRows, int kColumns>
 [[gnu::noinline]] void multiply_tiles(const Product<float, Pair>& product, const Strip& strip,
                                       i64 panel) {
+  static_assert(kColumns * kTile <= kLanes<float>);
   constexpr i64 kPairBytes = sizeof(Pair);
   const i64 C_bytes = product.C_row_stride * kPairBytes;
   float* const C = product.C + strip.row * product.C_row_stride + panel * kLanes<float>;
@@ -119,17 +119,17 @@ inline void scale_rows(const Product<float, Pair>& product, i64 rows) {
 template <class Tiles>
 void multiply_whole_tiles(const Product<float, Pair>& product, i64 rows, i64 depth) {
   if (product.accumulates && product.row_scale) scale_rows(product, rows);
-  const bool turns = product.A_depth_stride != 1;
-  alignas(64) Pair turned[kStripRows * kStripDepth];
+  const bool transposes = product.A_depth_stride != 1;
+  alignas(64) Pair transposed[kStripRows * kStripDepth];
   for (i64 row = 0; row < rows; row += kStripRows) {
     const i64 count = min(kStripRows, rows - row);
     for (i64 first = 0; first < depth; first += kStripDepth) {
       const Pair* const A = product.A + row * product.A_row_stride + first * product.A_depth_stride;
       Strip strip{A, product.A_row_stride, row, first, min(kStripDepth, depth - first)};
-      if (turns) {
-        transpose<Pair>({A, product.A_depth_stride}, strip.depth, count, turned, kLanes<Pair>,
+      if (transposes) {
+        transpose<Pair>({A, product.A_depth_stride}, strip.depth, count, transposed, kLanes<Pair>,
                         kStripDepth);
-        strip.A = turned;
+        strip.A = transposed;
         strip.stride = kStripDepth;
       }
       count > kTile ? multiply_strip<Tiles, 2>(product, strip)
