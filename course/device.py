@@ -31,6 +31,7 @@ SOURCES = ROOT / "src" / "emulator"
 # CUDA's numbers of attributes: of a device, and of a function.
 MAJOR, MINOR = 75, 76
 NUM_REGISTERS, MAX_SHARED_BYTES = 4, 8
+TENSOR_MAP_BYTES, TYPE_FLOAT16, SWIZZLE_128B, PROMOTE_TO_128B = 128, 6, 3, 2
 
 ERRORS = 3  # of a compiler, that are shown
 
@@ -188,6 +189,19 @@ class Device:
         self.call("cuModuleLoadData", ctypes.byref(module), image)
         self.call("cuModuleGetFunction", ctypes.byref(function), module, b"fulmen_kernel")
         return Kernel(self, function)
+
+    def tensor_map(self, array: Buffer, box_rows: int) -> bytes:
+        """How the copy engine finds boxes of rows of a (row, 64) array of float16, swizzled."""
+        rows, dim = array.initial.shape
+        extents = (ctypes.c_uint64 * 4)(dim, rows, 1, 1)
+        strides = (ctypes.c_uint64 * 3)(2 * dim, 2 * dim * rows, 2 * dim * rows)
+        box, steps = (ctypes.c_uint * 4)(dim, box_rows, 1, 1), (ctypes.c_uint * 4)(1, 1, 1, 1)
+        memory = ctypes.create_string_buffer(2 * TENSOR_MAP_BYTES)  # the map lies on 64 bytes
+        begin = -ctypes.addressof(memory) % 64
+        self.call("cuTensorMapEncodeTiled", ctypes.byref(memory, begin), TYPE_FLOAT16, 4,
+                  ctypes.c_void_p(array.address), extents, strides, box, steps, 0, SWIZZLE_128B,
+                  PROMOTE_TO_128B, 0)  # fmt: skip
+        return memory.raw[begin : begin + TENSOR_MAP_BYTES]
 
     def synchronize(self) -> None:
         """Waits until everything is done."""

@@ -62,6 +62,11 @@ class Counters:
         )
 
     @property
+    def products(self) -> int:
+        """Instructions of tensor cores, of warps or warpgroups."""
+        return int(self._found.get("products", 0))
+
+    @property
     def exponentials(self) -> int:
         """Calls of exp2."""
         return int(self._found.get("exponentials", 0))
@@ -92,7 +97,7 @@ class Lesson:
 
     def __init__(self, device: Device, output: Output, quiet: bool = False) -> None:
         """`quiet`: nothing is printed, for exercises, which end in one sentence."""
-        self.device, self._output, self._quiet = device, output, quiet
+        self.device, self.output, self._quiet = device, output, quiet
         self.wrong: list[str] = []  # a sentence each
         self.lines: list[dict[str, Any]] = []  # for --json
         self._rng = np.random.default_rng(0)
@@ -109,7 +114,7 @@ class Lesson:
     def say(self, text: str = "") -> None:
         """A line of text."""
         if not self._quiet:
-            self._output.line(text)
+            self.output.line(text)
 
     # Running
 

@@ -34,7 +34,8 @@ from fulmen.cli.output import Output
 
 MOST_LINES = 120  # of a kernel
 SAMPLED_CHAPTERS = (3,)
-ARCHITECTURES = ("sm_80", "sm_90")
+ARCHITECTURES = ("sm_80", "sm_90")  # of a chapter that names none
+Texts = list[tuple[Path, dict[str, int | str]]]
 
 
 def long_kernels(number: int) -> list[str]:
@@ -58,7 +59,7 @@ def wrong_exercises(number: int, device: Emulator, output: Output) -> list[str]:
     return said
 
 
-def refused(texts: list[tuple[Path, dict[str, int | str]]]) -> list[str]:
+def refused(texts: Texts, architectures: tuple[str, ...]) -> list[str]:
     """Of kernels' files and their constants, those that NVRTC does not compile.
 
     Not to be called where the emulator is loaded: NVRTC would take it for the driver.
@@ -68,7 +69,7 @@ def refused(texts: list[tuple[Path, dict[str, int | str]]]) -> list[str]:
         return []
     library, said = nvrtc_at(nvrtc["path"]), []
     for path, constants in texts:
-        for arch in ARCHITECTURES:
+        for arch in architectures:
             try:
                 compiled(library, path, constants, arch)
             except DeviceError as error:
@@ -88,7 +89,9 @@ def check(number: int, device: Emulator, output: Output, sample: bool) -> list[s
             said.append(str(error))
     if not sample:
         with ProcessPoolExecutor(1, get_context("spawn")) as process:
-            said += process.submit(refused, device.compiled).result()
+            module = learn.module_of(number)
+            architectures = getattr(module, "ARCHITECTURES", ARCHITECTURES)
+            said += process.submit(refused, device.compiled, architectures).result()
     return [re.sub(r"\s+", " ", sentence) for sentence in said]
 
 

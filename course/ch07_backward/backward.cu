@@ -83,6 +83,7 @@ void gradients(const Params& p) {
     load(Q, p.q + first * DIM, ROWS * DIM);
     load(dO, p.dout + first * DIM, ROWS * DIM);
     ptx::block_sync();  // the tiles are whole
+#pragma unroll 1
     for (i32 r = 0; r < ROWS; ++r) {
       dS[r * KEYS + thread] =
           meet(key, Q + r * DIM, dO + r * DIM, p.lse[first + r], p.delta[first + r], p.scale);
