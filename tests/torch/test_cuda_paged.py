@@ -1,7 +1,8 @@
 # SPDX-FileCopyrightText: fulmen contributors
 # SPDX-License-Identifier: Apache-2.0
-"""Caches in pages on an NVIDIA GPU: graphs replayed while requests come and go, streams, sizes beyond
-32 bits. Skipped without one.
+"""Caches in pages on an NVIDIA GPU: replays while requests come and go, streams, neighbours, sizes.
+
+Skipped without one.
 """
 
 from __future__ import annotations
