@@ -176,24 +176,24 @@ class Lesson:
     def check_attention(
         self, found: dict[str, Array], q: Array, k: Array, v: Array, **options: Any
     ) -> None:
-        """Judges o, lse, dq, dk, dv of one head by the project's error rule, row by row.
+        """Judges o, lse, dq, dk, dv by the project's error rule, row by row.
 
         Args:
             found: the results by these names; lse without its last axis.
-            q: (row, dim), float32 or float16
-            k: (key, dim)
-            v: (key, dim)
+            q: (row, dim) or (batch, head, row, dim), float32 or float16
+            k: (key, dim) or with the same axes before
+            v: (key, dim) likewise
             **options: causal and the like; do where gradients are judged.
         """
         do = options.pop("do", None)
-        arrays = [x[None, None] for x in (q, k, v)]
+        arrays = [_with_heads(x, 2) for x in (q, k, v)]
         problem = Problem(
             arrays[0], arrays[1], arrays[2], Options(**options),
-            do=None if do is None else do[None, None],
+            do=None if do is None else _with_heads(do, 2),
         )  # fmt: skip
         oracle = consult(problem, q.dtype.name)
         for name, got in found.items():
-            self._judged(name, judge(name, got[None, None], oracle))
+            self._judged(name, judge(name, _with_heads(got, 1 if name == "lse" else 2), oracle))
 
     def check_product(self, name: str, got: Array, a: Array, b: Array) -> None:
         """Judges a matrix product, got = a b, by the same rule."""
@@ -245,3 +245,8 @@ class Lesson:
             if logarithmic and largest > smallest:
                 part = 0.1 + 0.9 * math.log(value / smallest) / math.log(largest / smallest)
             self.say(f"  {label:>{width}} {'#' * max(round(BAR * part), 1):<{BAR}} {value:,.6g}")
+
+
+def _with_heads(x: Array, axes: int) -> Array:
+    """With a batch entry and a head before its last axes, if it has those alone."""
+    return x[None, None] if x.ndim == axes else x
