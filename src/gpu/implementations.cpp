@@ -31,7 +31,7 @@ constexpr GpuImplementation kImplementations[] = {
     {Implementation::kSm80,
      "tensor cores by mma.sync, every option",
      true,
-     {plan_forward_sm80, forward_sm80_switches, false, true},
+     {plan_forward_sm80, forward_sm80_switches, false, true, true},
      {plan_backward_sm80, backward_sm80_switches}},
     {Implementation::kSimt,
      "tiles on CUDA cores, every option",

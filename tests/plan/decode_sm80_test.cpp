@@ -83,6 +83,40 @@ TEST(DecodeSm80Plan, TakesNoPairsOfArraysNorUnalignedRows) {
   EXPECT_FALSE(decodes(shifted, "a100"));
 }
 
+Problem quantised_problem(DType dtype, i64 dim = 128) {
+  Problem problem = decode_problem(1, 1, 4096, dim);
+  for (const Array array : {Array::kK, Array::kV}) problem.arrays[array].dtype = dtype;
+  problem.arrays[Array::kKScale] = {nullptr, DType::kFloat32, 4, {1, 8, 4096, 1}, {0, 0, 1, 0}};
+  return problem;
+}
+
+// Of 8 bits a vector has 16 elements; few keys too, since no other kernel on tensor cores takes
+// them.
+TEST(DecodeSm80Plan, TakesKeysOfEightBits) {
+  for (const DType dtype : {DType::kFloat8E4M3, DType::kFloat8E5M2, DType::kInt8}) {
+    for (const char* card : {"a100", "rtx4090", "h200"}) {
+      EXPECT_TRUE(decodes(quantised_problem(dtype), card)) << card;
+      EXPECT_TRUE(decodes(quantised_problem(dtype, 80), card)) << card;
+      EXPECT_FALSE(decodes(quantised_problem(dtype, 72), card)) << card;
+    }
+    Problem few = quantised_problem(dtype);
+    few.max_kv = few.kv_rows = 5;
+    EXPECT_TRUE(decodes(few, "h200"));
+    Problem wide = quantised_problem(dtype);
+    wide.dtype = DType::kFloat32;
+    for (const Array array : {Array::kQ, Array::kO}) wide.arrays[array].dtype = DType::kFloat32;
+    EXPECT_FALSE(decodes(wide, "h200"));
+    Problem shifted = quantised_problem(dtype);
+    shifted.arrays[Array::kK].strides[1] += 8;
+    EXPECT_FALSE(decodes(shifted, "h200"));
+    const DecodeSm80Config config =
+        gpu::decode_sm80_config(quantised_problem(dtype, 80), gpu_named("h200"));
+    EXPECT_EQ(config.quantised, dtype);
+    EXPECT_TRUE(config.scaled);
+    EXPECT_EQ(config.d_qk, 96);
+  }
+}
+
 // Where bits may not depend on neighbours neither may the kernel, its tile and its cuts.
 TEST(DecodeSm80Plan, ChunksWhereBitsAreARequestsOwn) {
   const Gpu gpu = gpu_named("h200");

@@ -38,7 +38,9 @@ constexpr DecodeShape kShapes[] = {{8, 2}, {4, 3}, {4, 2}, {4, 1}, {2, 2}, {2, 1
 
 i64 rows_of_group(const Problem& problem) { return problem.max_q * problem.group_size(); }
 
-i32 rounded_up(i64 dim) { return static_cast<i32>(16 * max<i64>(ceil_div(dim, 16), 1)); }
+i32 rounded_up(i64 dim, i64 unit) {
+  return static_cast<i32>(unit * max<i64>(ceil_div(dim, unit), 1));
+}
 
 // Whether more than kv_lengths and page_table says where sequences are.
 bool is_ragged(const Problem& problem) {
@@ -69,12 +71,14 @@ i64 num_chunks(const Problem& problem, const DecodeSm80Config& config) {
 void set_rows(DecodeSm80Config& config, const Problem& problem) {
   const i64 rows = problem.may_plan_by_lengths() ? rows_of_group(problem) : 1;
   config.row_warps = rows <= 16 ? 1 : rows <= 32 ? 2 : 4;
-  config.kv_rows = config.row_warps == 4 || max(config.d_qk, config.d_v) <= 64 ? 32 : 16;
+  const bool is_narrow = max(config.d_qk, config.d_v) <= 64 || config.is_quantised();
+  config.kv_rows = config.row_warps == 4 || is_narrow ? 32 : 16;
 }
 
 KernelSpec spec(const DecodeSm80Config& config) {
   const std::string distinction = sentence(
-      name(config.dtype), "_d", config.d_qk, "_", config.d_v, "_", config.rows(), "x",
+      name(config.dtype), config.is_quantised() ? sentence("_", name(config.quantised)) : "",
+      config.scaled ? "_scaled" : "", "_d", config.d_qk, "_", config.d_v, "_", config.rows(), "x",
       config.block_keys(), name_suffix(config.score), config.ragged ? "_ragged" : "",
       config.paged ? "_paged" : "", config.placed ? "_placed" : "", config.tree ? "_tree" : "",
       config.has_chunks() ? sentence("_chunks", config.chunk_blocks) : "");
@@ -146,6 +150,8 @@ DecodeSm80Config decode_sm80_config(const Problem& problem, const Gpu& gpu) {
   ++config_derivations();
   DecodeSm80Config config;
   config.dtype = problem.dtype;
+  if (problem.is_quantised()) config.quantised = problem.kv_dtype();
+  config.scaled = problem.has(Array::kKScale) || problem.has(Array::kVScale);
   config.score = score_options_of(problem);
   config.score.sinks = false;  // looked up when kernels run
   config.score.varlen |= problem.has_caches();
@@ -157,8 +163,8 @@ DecodeSm80Config decode_sm80_config(const Problem& problem, const Gpu& gpu) {
                            !problem.packed.q && problem.alignment == Alignment::kBottomRight;
   if (is_last_row && problem.mask.is_at_most_causal()) config.score.mask_kind = MaskKind::kNone;
   config.score.negative_scale = !(problem.score_map.scale > kSmallestScale);
-  config.d_qk = rounded_up(problem.dim_qk);
-  config.d_v = rounded_up(problem.dim_v);
+  config.d_qk = rounded_up(problem.dim_qk, config.dim_unit());
+  config.d_v = rounded_up(problem.dim_v, config.dim_unit());
   set_rows(config, problem);
   for (const DecodeShape& shape : kShapes) {
     config.splits = max(1, shape.splits / config.row_warps);
@@ -181,7 +187,8 @@ bool prefers_decode_sm80(const Problem& problem, const Gpu& gpu) {
                     has_aligned_o(problem);
   const i64 most_rows = problem.may_plan_by_lengths() ? kMaxRows : kMaxInvariantRows;
   if (!fits || rows_of_group(problem) > most_rows || rows_of_group(problem) == 0) return false;
-  const bool may_be_short = problem.has_caches() || !problem.may_plan_by_lengths();
+  const bool may_be_short =
+      problem.has_caches() || problem.is_quantised() || !problem.may_plan_by_lengths();
   if (problem.max_kv < kFewestKeys && !may_be_short) return false;
   return num_chunks(problem, kFewestBlockKeys) < kMostBlocks;
 }
@@ -231,8 +238,16 @@ std::vector<std::vector<KernelSpec>> decode_sm80_specs(const Gpu& gpu) {
   paged.page_rows = 16;
   paged.arrays[Array::kKvStart].dtype = DType::kInt32;
   paged.arrays[Array::kTree].dtype = paged.arrays[Array::kPositions].dtype = DType::kInt64;
-  return {specs_of(plain, gpu), specs_of(group, gpu), specs_of(drafts, gpu), specs_of(all, gpu),
-          specs_of(paged, gpu)};
+  std::vector<std::vector<KernelSpec>> entries{specs_of(plain, gpu), specs_of(group, gpu),
+                                               specs_of(drafts, gpu), specs_of(all, gpu),
+                                               specs_of(paged, gpu)};
+  for (const DType dtype : {DType::kFloat8E4M3, DType::kFloat8E5M2, DType::kInt8}) {
+    Problem quantised = dtype == DType::kFloat8E5M2 ? paged : group;
+    quantised.arrays[Array::kK].dtype = quantised.arrays[Array::kV].dtype = dtype;
+    if (dtype != DType::kInt8) quantised.arrays[Array::kVScale].dtype = DType::kFloat32;
+    entries.push_back(specs_of(quantised, gpu));
+  }
+  return entries;
 }
 
 }  // namespace fulmen::gpu

@@ -250,12 +250,16 @@ bool has_aligned_pairs(const Problem& problem) {
 }
 
 bool has_aligned_rows(const Problem& problem, Array last) {
-  const i64 unit = 16 / size_bytes(problem.dtype);  // elements
+  const auto elements = [](DType dtype) { return 16 / size_bytes(dtype); };
+  const i64 unit = elements(problem.is_quantised() ? problem.kv_dtype() : problem.dtype);
   const auto is_aligned = [&](Array array) {
     const Tensor& tensor = problem.arrays[array];
-    bool fits = tensor.dtype == problem.dtype && tensor.strides[3] == 1;
+    const bool is_kv = array == Array::kK || array == Array::kV;
+    bool fits = tensor.dtype == (is_kv ? problem.kv_dtype() : problem.dtype);
+    fits = fits && tensor.strides[3] == 1;
     for (int axis = 0; axis < 3; ++axis) {
-      fits = fits && (tensor.shape[axis] <= 1 || tensor.strides[axis] % unit == 0);
+      fits =
+          fits && (tensor.shape[axis] <= 1 || tensor.strides[axis] % elements(tensor.dtype) == 0);
     }
     return fits;
   };
@@ -302,6 +306,10 @@ PlanOrRefusal plan_forward_sm80(const Problem& problem, const Gpu& gpu) {
     if (!problem.has_caches() || !problem.has(array)) continue;
     return sentence("takes ", name(problem.cache_array()), " without ", name(array),
                     " beside more than a few queries");
+  }
+  if (problem.is_quantised()) {
+    return sentence("takes k and v of ", name(problem.kv_dtype()),
+                    " beside few queries of 16 bits, in rows of 16-byte vectors");
   }
   std::string refusal = refusal_of(problem, gpu);
   if (!refusal.empty()) return refusal;

@@ -2,11 +2,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Accumulators of mma and wgmma as a thread holds them: two rows, 8 apart, of 16, and of every 8
-// columns two neighbours. Float i is of row i / 2 % 2. Scores that become -inf; and words that the
-// four lanes of a row exchange.
+// columns two neighbours. Float i is of row i / 2 % 2. Scores that become -inf; words that the
+// four lanes of a row exchange; operands of 8 bits.
 #pragma once
 
 #include "kernels/base.cuh"
+#include "kernels/ptx/math.cuh"
 #include "kernels/ptx/memory.cuh"
 #include "kernels/ptx/thread.cuh"
 
@@ -65,6 +66,67 @@ inline void transpose_quad(ptx::U32x4& x) {
       (upper ? x.word[i] : x.word[i + distance]) = received;
     }
   }
+}
+
+// ---- Numbers of 8 bits -------------------------------------------------------------------------
+
+// Four 8-bit numbers of keys or values become two registers of 16-bit ones, for products: bytes 0
+// and 2, bytes 1 and 3. Sign and magnitude of a floating-point number are moved to where the wider
+// type has them, and a multiplication by a power of two makes up for the other bias; it is exact,
+// subnormal numbers too. An int8 is put into the last bits of a number whose unit in the last place
+// is 1, from which that number is taken away.
+struct WidenedPairs {
+  u32 even;
+  u32 odd;
+};
+
+// What of these bytes comes out finite though it is NaN or infinite: not 0 under kLostBits.
+constexpr u32 kLostBits = 0x80808080;
+template <DType kFrom, DType kTo>
+constexpr u32 lost(u32 bytes) {
+  if constexpr (kFrom == DType::kFloat8E4M3) return (bytes & 0x7f7f7f7f) + 0x01010101;
+  if constexpr (kFrom == DType::kFloat8E5M2 && kTo == DType::kBFloat16) {
+    return (bytes & 0x7f7f7f7f) + 0x04040404;
+  }
+  return 0;
+}
+template <DType kFrom, DType kTo>
+constexpr bool may_lose() {
+  return lost<kFrom, kTo>(0) != 0;
+}
+
+// The same number in both halves of a register.
+constexpr u32 in_both(u32 bits) { return bits << 16 | bits; }
+
+template <DType kTo>
+WidenedPairs widen_int8(u32 bytes) {
+  if constexpr (kTo == DType::kFloat16) {  // 1024 + 128 + x, an ulp of 1
+    constexpr u32 kThousand = in_both(0x6400), kAway = in_both(0xe480);
+    const u32 biased = bytes ^ 0x80808080;
+    return {ptx::add_pairs<kTo>((biased & 0x00ff00ff) | kThousand, kAway),
+            ptx::add_pairs<kTo>((biased >> 8 & 0x00ff00ff) | kThousand, kAway)};
+  }
+  // 128 + the last seven bits; less 128, or 256 for a negative number.
+  constexpr u32 k128 = in_both(0x4300), kAway = in_both(0xc300);
+  const u32 next = bytes >> 8;
+  return {ptx::add_pairs<kTo>((bytes & 0x007f007f) | k128, (bytes & 0x00800080) | kAway),
+          ptx::add_pairs<kTo>((next & 0x007f007f) | k128, (next & 0x00800080) | kAway)};
+}
+
+template <DType kFrom, DType kTo>
+WidenedPairs widen_bytes(u32 bytes) {
+  if constexpr (kFrom == DType::kInt8) return widen_int8<kTo>(bytes);
+  if constexpr (kFrom == DType::kFloat8E5M2 && kTo == DType::kFloat16) {
+    return {bytes << 8 & 0xff00ff00, bytes & 0xff00ff00};
+  }
+  constexpr bool kHasFourBits = kFrom == DType::kFloat8E4M3;  // of exponent; else five
+  constexpr i32 kShift = (kTo == DType::kFloat16 ? 7 : 4) + (kHasFourBits ? 0 : 1);
+  constexpr u32 kSign = in_both(0x8000), kMagnitude = in_both(0x7f << kShift);
+  // 2^8; 2^120, 2^112: the difference of the biases.
+  constexpr u32 kFactor = in_both(kTo == DType::kFloat16 ? 0x5c00 : kHasFourBits ? 0x7b80 : 0x7780);
+  const u32 even = (bytes << 8 & kSign) | (bytes << kShift & kMagnitude);
+  const u32 odd = (bytes & kSign) | (bytes >> (8 - kShift) & kMagnitude);
+  return {ptx::multiply_pairs<kTo>(even, kFactor), ptx::multiply_pairs<kTo>(odd, kFactor)};
 }
 
 }  // namespace fulmen

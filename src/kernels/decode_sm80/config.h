@@ -11,7 +11,9 @@
 namespace fulmen {
 
 struct DecodeSm80Config {
-  DType dtype = DType::kBFloat16;
+  DType dtype = DType::kBFloat16;  // of q and o; of k, v too, unless they are quantised
+  DType quantised = DType::kNone;  // the type of k and v where it has 8 bits
+  bool scaled = false;             // a number for some of them says what they are multiplied by
   ScoreOptions score;
   i32 d_qk = 128;     // as computed with, a multiple of 16: zeros fill shorter rows up
   i32 d_v = 128;      // likewise
@@ -37,13 +39,29 @@ struct DecodeSm80Config {
   constexpr i32 block_keys() const { return splits * kv_rows; }
   constexpr i32 rows() const { return 16 * row_warps; }  // of all heads of a group
 
+  constexpr bool is_quantised() const { return quantised != DType::kNone; }
+  constexpr DType kv_dtype() const { return is_quantised() ? quantised : dtype; }
+  constexpr i32 kv_bytes() const { return is_quantised() ? 1 : 2; }
+  // Of a row of a tile of K or V with so many dims: 16 bits.
+  constexpr i32 words(i32 dims) const { return dims * kv_bytes() / 2; }
+  // Elements of 16 bytes, dims that a fragment of a tile has: d_qk and d_v are multiples of it.
+  constexpr i32 vector() const { return 16 / kv_bytes(); }
+  constexpr i32 dim_unit() const { return is_quantised() ? 32 : 16; }
+
   // Whether keys may lie, or rows stand, where only arrays of caches say.
   constexpr bool caches() const { return ragged || paged || placed || tree; }
 
   constexpr bool has_chunks() const { return chunk_blocks > 1; }
 
-  // Whether a row may not see a key that another row of its tile does.
+  // Whether a row may not see a key that another row of its tile does; whether rows may have to be
+  // computed again, since they met such a key or one that products cannot tell.
   constexpr bool hides_keys() const { return score.mask_kind != MaskKind::kNone || tree; }
+  constexpr bool may_recompute() const {
+    const bool is_bf16 = dtype == DType::kBFloat16;
+    const bool loses = quantised == DType::kFloat8E4M3 ||
+                       (quantised == DType::kFloat8E5M2 && is_bf16);  // NaN: common/fragments.cuh
+    return hides_keys() || loses || (scaled && !is_bf16);  // P times a scale may leave f16
+  }
 
   // Whether scores are in log2 before the softmax, and not dot products.
   constexpr bool scales_scores() const {
@@ -52,8 +70,10 @@ struct DecodeSm80Config {
 
   // Shared memory, in this order: the rings; O of every split at the end of a row tile; their
   // maxima and sums; words of the whole block.
-  constexpr i32 k_bytes() const { return kv_rows * d_qk * 2; }
-  constexpr i32 stage_bytes() const { return kv_rows * (d_qk + d_v) * 2; }
+  // A stage: K, V, and the scales of both.
+  constexpr i32 k_bytes() const { return kv_rows * d_qk * kv_bytes(); }
+  constexpr i32 scales_at() const { return kv_rows * (d_qk + d_v) * kv_bytes(); }
+  constexpr i32 stage_bytes() const { return scales_at() + (scaled ? kv_rows * 8 : 0); }
   constexpr i32 ring_bytes() const { return stages * stage_bytes(); }
   constexpr i32 exchange_row() const { return d_v + 8; }  // floats; rows begin 8 banks apart
   constexpr i32 exchange_at() const { return rings() * ring_bytes(); }
@@ -70,6 +90,8 @@ struct DecodeSm80Config {
 template <class Each>
 constexpr void for_each_field(const DecodeSm80Config& config, Each each) {
   each("dtype", config.dtype);
+  each("quantised", config.quantised);
+  each("scaled", config.scaled);
   each("score", config.score);
   each("d_qk", config.d_qk);
   each("d_v", config.d_v);

@@ -6,6 +6,7 @@
 #pragma once
 
 #include "kernels/common/fast_score_mod.cuh"
+#include "kernels/common/fragments.cuh"
 #include "kernels/decode_sm80/producer.cuh"
 
 namespace fulmen {
@@ -77,6 +78,7 @@ struct DecodeConsumerSm80 {
   DecodeSequence sequence;
   Keys full;    // keys that all rows of the tile see
   bool is_bad;  // a key has no page
+  u32 lost;     // NaN and infinities of 8 bits, under kLostBits
 
   // This lane's row of half h, in the row tile.
   static i32 row_of(i32 h) {
@@ -91,6 +93,7 @@ struct DecodeConsumerSm80 {
     for (float& x : O) x = 0;
     sequence = tile.sequence;
     is_bad = false;
+    lost = 0;
     const i32 last = min(tile.query_of(tile.num_rows() - 1), shape.q_len - 1);
     full = seen_keys<kConfig>(p, sequence, tile.query_of(0), last).all;
 #pragma unroll
@@ -117,10 +120,11 @@ struct DecodeConsumerSm80 {
   }
 
   // S = Q K^T
-  void multiply_q_k(float (&S)[kFloats], const typename Producer::KTile& k) const {
+  void multiply_q_k(float (&S)[kFloats], const typename Producer::KTile& k) {
 #pragma unroll
     for (float& s : S) s = 0;
     const auto keys = right_rows(k);
+    if constexpr (kConfig.is_quantised()) return multiply_bytes(S, keys);
 #pragma unroll
     for (i32 step = 0; step < kConfig.d_qk / 16; ++step) {
 #pragma unroll
@@ -152,6 +156,18 @@ struct DecodeConsumerSm80 {
     }
   }
 
+  // Columns of S by the scales of their keys, of K before the softmax, of V after it.
+  static void scale(float (&S)[kFloats], u32 scales) {
+#pragma unroll
+    for (i32 f = 0; f < kFloats; f += 4) {
+      const ptx::F32x2 x = ptx::load_shared_f32x2(scales + static_cast<u32>(column(0, f)) * 4);
+      S[f] *= x.word[0];
+      S[f + 1] *= x.word[1];
+      S[f + 2] *= x.word[0];
+      S[f + 3] *= x.word[1];
+    }
+  }
+
   // O += P V, P in S
   void multiply_p_v(const float (&S)[kFloats], const typename Producer::VTile& v) {
     const auto values = right_columns(v);
@@ -167,15 +183,76 @@ struct DecodeConsumerSm80 {
         }
       }
 #pragma unroll
-      for (i32 n = 0; n < kConfig.d_v / 16; ++n) {
+      for (i32 n = 0; n < kConfig.words(kConfig.d_v) / 16; ++n) {
         const ptx::U32x4 b = ptx::ldmatrix_x4_trans(values.at(n, 16 * k));
+        if constexpr (kConfig.is_quantised()) {
+          multiply_bytes(&O[16 * n], P, b);
+          continue;
+        }
         ptx::mma_m16n8k16<kConfig.dtype>(&O[8 * n], P.word, b.word[0], b.word[1]);
         ptx::mma_m16n8k16<kConfig.dtype>(&O[8 * n + 4], P.word, b.word[2], b.word[3]);
       }
     }
   }
 
+  // Calls store(dim, x, y) for neighbouring dims of O of this lane's row of half h.
+  template <class Store>
+  void each_pair_of_dims(i32 h, const Store& store) const {
+    const i32 lane = static_cast<i32>(lane_index() % 4);
+    if constexpr (kConfig.is_quantised()) {  // even dims, then odd ones: multiply_bytes
+#pragma unroll
+      for (i32 n = 0; n < kConfig.d_v / 16; ++n) {
+        const float* const even = &O[8 * n + 2 * h];
+        store(16 * n + 4 * lane, even[0], even[4]);
+        store(16 * n + 4 * lane + 2, even[1], even[5]);
+      }
+      return;
+    }
+#pragma unroll
+    for (i32 n = 0; n < kConfig.d_v / 8; ++n) {
+      store(8 * n + 2 * lane, O[4 * n + 2 * h], O[4 * n + 2 * h + 1]);
+    }
+  }
+
  private:
+  WidenedPairs widened(u32 bytes) {
+    if constexpr (may_lose<kConfig.kv_dtype(), kConfig.dtype>()) {
+      lost |= fulmen::lost<kConfig.kv_dtype(), kConfig.dtype>(bytes);
+    }
+    return widen_bytes<kConfig.kv_dtype(), kConfig.dtype>(bytes);
+  }
+
+  // S = Q K^T of bytes. A matrix of ldmatrix has 8 keys and 16 dims, of which a lane gets four
+  // neighbours: the two even ones and the two odd ones are what it has in a fragment, see load_q.
+  template <class Rows>
+  void multiply_bytes(float (&S)[kFloats], const Rows& keys) {
+#pragma unroll
+    for (i32 step = 0; step < kConfig.d_qk / 32; ++step) {
+#pragma unroll
+      for (i32 n = 0; n < kConfig.kv_rows / 16; ++n) {
+        const ptx::U32x4 b = ptx::ldmatrix_x4(keys.at(step, 16 * n));
+#pragma unroll
+        for (i32 i = 0; i < 4; ++i) {
+          const WidenedPairs k = widened(b.word[i]);
+          ptx::mma_m16n8k16<kConfig.dtype>(&S[8 * n + i / 2 * 4], Q[2 * step + i % 2].word, k.even,
+                                           k.odd);
+        }
+      }
+    }
+  }
+
+  // O += P V over 16 keys and 32 dims of bytes. Transposed as if neighbouring dims were one number,
+  // the even dims and the odd dims of 16 are the columns of two fragments.
+  void multiply_bytes(float* sums, const ptx::U32x4& P, const ptx::U32x4& b) {
+#pragma unroll
+    for (i32 half = 0; half < 2; ++half) {
+      const WidenedPairs first = widened(b.word[2 * half]);
+      const WidenedPairs last = widened(b.word[2 * half + 1]);
+      ptx::mma_m16n8k16<kConfig.dtype>(sums + 8 * half, P.word, first.even, last.even);
+      ptx::mma_m16n8k16<kConfig.dtype>(sums + 8 * half + 4, P.word, first.odd, last.odd);
+    }
+  }
+
   void load_q(const RowTile<kConfig>& tile, i32 row, i32 h, bool counts) {
     const AttentionParams& p = params.attention;
     const u8* const q = p.q.data + (counts ? tile.offset(p.q, row, 0) * 2 : 0);
@@ -183,11 +260,21 @@ struct DecodeConsumerSm80 {
     for (i32 k = 0; k < kConfig.d_qk / 16; ++k) {
 #pragma unroll
       for (i32 part = 0; part < 2; ++part) {
-        const i32 dim = 16 * k + 8 * part + 2 * static_cast<i32>(lane_index() % 4);
-        Q[k].word[h + 2 * part] =
-            counts && dim < p.dim_qk ? *reinterpret_cast<const u32*>(q + dim * 2) : 0;
+        Q[k].word[h + 2 * part] = counts ? load_pair_of_q(q, 16 * k, part) : 0;
       }
     }
+  }
+  // Two numbers from the 16 dims from `first` on: those that a fragment of K has.
+  u32 load_pair_of_q(const u8* q, i32 first, i32 part) const {
+    const i32 lane = static_cast<i32>(lane_index() % 4);
+    const i64 dim_qk = params.attention.dim_qk;
+    if constexpr (kConfig.is_quantised()) {
+      const i32 dim = first + 4 * lane + part;
+      const u16* const at = reinterpret_cast<const u16*>(q) + dim;
+      return dim < dim_qk ? u32{at[0]} | u32{at[2]} << 16 : 0;  // dim_qk is a multiple of 16
+    }
+    const i32 dim = first + 8 * part + 2 * lane;
+    return dim < dim_qk ? *reinterpret_cast<const u32*>(q + dim * 2) : 0;
   }
 
   static i32 column(i32 first, i32 f) {

@@ -64,10 +64,12 @@ struct DecodeSm80 {
       wait_for_oldest();  // cp.async -> K
       consumer.is_bad |= ring.is_bad(stage);
       consumer.multiply_q_k(S, ring.k_tile(stage));
+      if constexpr (kConfig.scaled) consumer.scale(S, ring.k_scales(stage));
       Split<kConfig>::sync();  // K was read
       ring.fetch_k(stage);
       consumer.softmax(S, cursor.first_key(Split<kConfig>::of_keys()));
       wait_for_oldest();  // cp.async -> V
+      if constexpr (kConfig.scaled) consumer.scale(S, ring.v_scales(stage));
       consumer.multiply_p_v(S, ring.v_tile(stage));
       Split<kConfig>::sync();  // V was read
       ring.fetch_v(stage);

@@ -6,8 +6,9 @@
 // the order of their keys, so that equal calls give equal bits. A hidden key has weight 0, and 0
 // times NaN is NaN: rows of O that come out NaN or infinite though their sum is finite have met
 // something hidden, and are computed again by forward_naive; so are those of a row tile some of
-// whose keys have no page. Where rows see all keys of their tile, the former is no concern, and
-// the latter are empty; such kernels compile in half the time.
+// whose keys have no page or, of 8 bits, no finite value. Where rows see all keys of their tile,
+// the former is no concern, and those without a page are empty: kernels for that compile in half
+// the time.
 #pragma once
 
 #include "kernels/attention/softmax_state.cuh"
@@ -19,7 +20,7 @@
 namespace fulmen {
 
 // Four neighbouring dims of a row over some of its keys: the sum of exp2(log2s (s - maximum)) v,
-// and the row's own; a sum of -1 where some of them have no page.
+// and the row's own; a sum of -1 where some of them have no page, or no finite value.
 struct DecodePartial {
   float maximum = -kInfinity<float>;
   float sum = 0;
@@ -59,7 +60,7 @@ struct StoreRowTile {
     const AttentionParams& p = tile.p;
     const i32 dim = 4 * quad;
     const bool is_row = row < tile.num_rows();
-    const bool counts = tile.counts(row) && (kConfig.hides_keys() || !(total.sum < 0));
+    const bool counts = tile.counts(row) && (kConfig.may_recompute() || !(total.sum < 0));
     const State state = counts ? State{total.maximum * score_nats<kConfig>(p), total.sum} : State{};
     float sink = -kInfinity<float>;
     if (p.sinks.present() && is_row) {
@@ -73,7 +74,7 @@ struct StoreRowTile {
       store_o(tile.offset(p.o, row, dim), o);
     }
     if (is_row && quad == 0) store_statistics(row, state);
-    if constexpr (kConfig.hides_keys()) {
+    if constexpr (kConfig.may_recompute()) {
       const float all = total.o[0] + total.o[1] + total.o[2] + total.o[3];
       const bool is_odd = all - all != 0 || total.sum < 0;
       recompute_if(counts && dim < p.dim_v && total.sum - total.sum == 0 && is_odd, row, quad);
@@ -129,7 +130,7 @@ struct StoreRowTile {
   }
 
   __attribute__((noinline)) static void recompute(const AttentionParams& p, const RowTask& task) {
-    forward_naive_row<kConfig.dtype, kConfig.caches()>(p, task);
+    forward_naive_row<kConfig.dtype, kConfig.caches(), kConfig.kv_dtype()>(p, task);
   }
 };
 
@@ -265,20 +266,18 @@ struct DecodeEpilogueSm80 {
   // Every warp puts its O, maxima and sums into shared memory.
   void exchange(DecodeConsumerSm80<kConfig>& consumer) const {
     const i32 ring = Split<kConfig>::number();
-    const i32 column = 2 * static_cast<i32>(lane_index() % 4);
+    const bool is_lost = ptx::any((consumer.lost & kLostBits) != 0);
 #pragma unroll
     for (i32 h = 0; h < 2; ++h) {
       const i32 row = consumer.row_of(h);
       float sum = consumer.sum[h];
       sum += ptx::shuffle_xor(sum, 1);
       sum += ptx::shuffle_xor(sum, 2);
-      if (consumer.is_bad) sum = -1;
-      if (column == 0) store_pair(state_of(ring, row), consumer.maximum[h], sum);
-#pragma unroll
-      for (i32 n = 0; n < kConfig.d_v / 8; ++n) {
-        store_pair(exchange_row(ring, row) + (8 * n + column) * 4, consumer.O[4 * n + 2 * h],
-                   consumer.O[4 * n + 2 * h + 1]);
-      }
+      if (consumer.is_bad || is_lost) sum = -1;
+      if (lane_index() % 4 == 0) store_pair(state_of(ring, row), consumer.maximum[h], sum);
+      consumer.each_pair_of_dims(h, [&](i32 dim, float x, float y) {
+        store_pair(exchange_row(ring, row) + static_cast<u32>(dim) * 4, x, y);
+      });
     }
     ptx::block_sync();  // warps -> O, maxima, sums
   }

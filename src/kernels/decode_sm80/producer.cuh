@@ -26,6 +26,12 @@ struct Split {
   }
 };
 
+// Of the rows that a split takes at a time, the one whose page, and whose scales, a lane finds.
+template <DecodeSm80Config kConfig>
+i32 own_row() {
+  return static_cast<i32>(lane_index()) % kConfig.kv_rows;
+}
+
 // Where the rows of K and V are that a thread copies, one behind the other in k and v.
 template <DecodeSm80Config kConfig>
 class ContiguousRows {
@@ -34,26 +40,36 @@ class ContiguousRows {
     const AttentionParams& p = *cursor.p;
     const i32 head = cursor.kv_head + Split<kConfig>::head();
     const i64 row = i64{cursor.sequence.kv_begin} + cursor.first_key(Split<kConfig>::of_keys());
-    k_ = p.k.data + p.k.offset(cursor.kv_batch(), head, row, 0) * 2;
-    v_ = p.v.data + p.v.offset(cursor.kv_batch(), head, row, 0) * 2;
+    k_ = p.k.data + p.k.offset(cursor.kv_batch(), head, row, 0) * kBytes;
+    v_ = p.v.data + p.v.offset(cursor.kv_batch(), head, row, 0) * kBytes;
+    first_ = row;
   }
   void advance(const KeyCursor<kConfig>& cursor) {
-    k_ += kConfig.block_keys() * 2 * cursor.p->k.strides[2];
-    v_ += kConfig.block_keys() * 2 * cursor.p->v.strides[2];
+    k_ += kConfig.block_keys() * kBytes * cursor.p->k.strides[2];
+    v_ += kConfig.block_keys() * kBytes * cursor.p->v.strides[2];
+    first_ += kConfig.block_keys();
   }
   void locate(const KeyCursor<kConfig>&) {}
   bool is_bad() const { return false; }
 
   const u8* k(const KeyCursor<kConfig>& cursor, i32 row) const {
-    return k_ + row * 2 * cursor.p->k.strides[2];
+    return k_ + row * kBytes * cursor.p->k.strides[2];
   }
   const u8* v(const KeyCursor<kConfig>& cursor, i32 row) const {
-    return v_ + row * 2 * cursor.p->v.strides[2];
+    return v_ + row * kBytes * cursor.p->v.strides[2];
+  }
+  // The scale of this lane's row.
+  const u8* scale(const KeyCursor<kConfig>& cursor, const ArrayView& scales) const {
+    const i32 head = cursor.kv_head + Split<kConfig>::head();
+    return scales.data + scales.offset(cursor.kv_batch(), head, first_ + own_row<kConfig>(), 0) * 4;
   }
 
  private:
+  static constexpr i32 kBytes = kConfig.kv_bytes();
+
   const u8* k_ = nullptr;  // of row 0
   const u8* v_ = nullptr;
+  i64 first_ = 0;  // row 0 itself
 };
 
 // In pools of pages: a lane knows where one row is. The id of its page is read a block ahead, and
@@ -66,8 +82,8 @@ class PagedRows {
     const i64 request = p.page_indptr.present() ? 0 : cursor.index;
     first_entry_ = p.page_table.offset(request, 0, 0, cursor.sequence.first_page);
     const i32 head = cursor.kv_head + Split<kConfig>::head();
-    k_head_ = p.k.data + p.k.offset(0, head, 0, 0) * 2;
-    v_head_ = p.v.data + p.v.offset(0, head, 0, 0) * 2;
+    k_head_ = p.k.data + p.k.offset(0, head, 0, 0) * kBytes;
+    v_head_ = p.v.data + p.v.offset(0, head, 0, 0) * kBytes;
     read_ahead(cursor);
     const i32 lane = static_cast<i32>(lane_index());  // some of each of the next blocks
     constexpr i32 kLanes = 32 / kBlocksAhead;
@@ -75,7 +91,7 @@ class PagedRows {
   }
   void advance(const KeyCursor<kConfig>& cursor) {
     read_ahead(cursor);
-    prefetch(cursor, kBlocksAhead, own_row());
+    prefetch(cursor, kBlocksAhead, own_row<kConfig>());
   }
   // What was read ahead is the next block's.
   void locate(const KeyCursor<kConfig>& cursor) {
@@ -84,19 +100,23 @@ class PagedRows {
     if (is_bad_ && lane_index() == 0 && p.faults != nullptr) {
       ptx::set_bits(p.faults, kFaultPages);
     }
-    const i64 page = is_bad_ ? 0 : page_ahead_;
-    k_ = (page * p.k.strides[0] + row_ahead_ * p.k.strides[2]) * 2;
-    v_ = (page * p.v.strides[0] + row_ahead_ * p.v.strides[2]) * 2;
+    at_ = {is_bad_ ? 0 : page_ahead_, i64{row_ahead_}};
+    k_ = p.k.offset(at_.batch, 0, at_.row, 0) * kBytes;
+    v_ = p.v.offset(at_.batch, 0, at_.row, 0) * kBytes;
   }
   bool is_bad() const { return is_bad_; }
 
   const u8* k(const KeyCursor<kConfig>&, i32 row) const { return k_head_ + of_row(k_, row); }
   const u8* v(const KeyCursor<kConfig>&, i32 row) const { return v_head_ + of_row(v_, row); }
+  const u8* scale(const KeyCursor<kConfig>& cursor, const ArrayView& scales) const {
+    const i32 head = cursor.kv_head + Split<kConfig>::head();
+    return scales.data + scales.offset(at_.batch, head, at_.row, 0) * 4;
+  }
 
  private:
   static constexpr i32 kBlocksAhead = 8;
+  static constexpr i32 kBytes = kConfig.kv_bytes();
 
-  static i32 own_row() { return static_cast<i32>(lane_index()) % kConfig.kv_rows; }
   static i32 key_of(const KeyCursor<kConfig>& cursor, i32 row) {
     return cursor.first_key(Split<kConfig>::of_keys()) + row;
   }
@@ -109,7 +129,7 @@ class PagedRows {
   }
 
   void read_ahead(const KeyCursor<kConfig>& cursor) {
-    const i32 key = key_of(cursor, own_row());
+    const i32 key = key_of(cursor, own_row<kConfig>());
     const u32 in_cache = static_cast<u32>(cursor.sequence.kv_begin + key);
     const u32 page = in_cache / page_rows(cursor);
     row_ahead_ = in_cache - page * page_rows(cursor);
@@ -139,6 +159,7 @@ class PagedRows {
   const u8* v_head_ = nullptr;
   i64 page_ahead_ = 0;
   u32 row_ahead_ = 0;  // of that page
+  KeyRow at_{};        // of the block that is copied
   i64 k_ = 0;          // bytes from k_head_ to this lane's row
   i64 v_ = 0;
   bool is_bad_ = false;
@@ -156,17 +177,20 @@ struct KeyRowsKind<kConfig, true> {
 template <DecodeSm80Config kConfig>
 class DecodeProducerSm80 {
  public:
-  using KTile = SwizzledTile<kConfig.d_qk, true>;
-  using VTile = SwizzledTile<kConfig.d_v, true>;
+  using KTile = SwizzledTile<kConfig.words(kConfig.d_qk), true>;
+  using VTile = SwizzledTile<kConfig.words(kConfig.d_v), true>;
 
   // From the cursor's block on, so many chunks.
   DecodeProducerSm80(const KeyCursor<kConfig>& cursor, u32 ring, i32 num_chunks)
       : cursor_(cursor), ring_(ring), left_(num_chunks) {
     rows_.enter(cursor_);
+    if constexpr (kConfig.scaled) put_ones();
   }
 
   KTile k_tile(i32 stage) const { return {ring_ + stage * kConfig.stage_bytes()}; }
   VTile v_tile(i32 stage) const { return {k_tile(stage).base + kConfig.k_bytes()}; }
+  u32 k_scales(i32 stage) const { return k_tile(stage).base + kConfig.scales_at(); }
+  u32 v_scales(i32 stage) const { return k_scales(stage) + kConfig.kv_rows * 4; }
 
   // Begin to copy K, then V of the next block, if there is one, into a stage whose tile was read,
   // and close a group of copies.
@@ -175,12 +199,14 @@ class DecodeProducerSm80 {
       rows_.locate(cursor_);
       bad_stages_ = rows_.is_bad() ? bad_stages_ | 1u << stage : bad_stages_ & ~(1u << stage);
       copy(k_tile(stage), cursor_.p->dim_qk, [&](i32 row) { return rows_.k(cursor_, row); });
+      if constexpr (kConfig.scaled) copy_scale(cursor_.p->k_scale, k_scales(stage));
     }
     ptx::cp_async_commit();
   }
   void fetch_v(i32 stage) {
     if (left_ > 0) {
       copy(v_tile(stage), cursor_.p->dim_v, [&](i32 row) { return rows_.v(cursor_, row); });
+      if constexpr (kConfig.scaled) copy_scale(cursor_.p->v_scale, v_scales(stage));
       ++cursor_.block;
       if (cursor_.blocks.begins_chunk(cursor_.block)) --left_;
       if (left_ > 0) advance();
@@ -214,6 +240,26 @@ class DecodeProducerSm80 {
     }
   }
 
+  // Where there are none: until the end.
+  void put_ones() const {
+    if (Split<kConfig>::thread() >= kConfig.kv_rows) return;
+    constexpr u32 kOne = __builtin_bit_cast(u32, 1.f);
+#pragma unroll
+    for (i32 stage = 0; stage < kConfig.stages; ++stage) {
+      const u32 at = static_cast<u32>(Split<kConfig>::thread()) * 4;
+      if (!cursor_.p->k_scale.present()) ptx::store_shared(k_scales(stage) + at, kOne);
+      if (!cursor_.p->v_scale.present()) ptx::store_shared(v_scales(stage) + at, kOne);
+    }
+  }
+  void copy_scale(const ArrayView& scales, u32 to) const {
+    const i32 row = Split<kConfig>::thread();
+    if (row >= kConfig.kv_rows || !scales.present()) return;
+    const i32 key = cursor_.first_key(Split<kConfig>::of_keys()) + row;
+    const bool is_there = !rows_.is_bad() && cursor_.blocks.keys.contains(key);
+    const u8* const from = is_there ? rows_.scale(cursor_, scales) : scales.data;
+    ptx::cp_async_small<4>(to + static_cast<u32>(row) * 4, from, is_there);
+  }
+
   // address_of(row): of the first number of a row of the tile. All lanes together.
   template <i32 kDims, class AddressOf>
   void copy(const SwizzledTile<kDims, true>& tile, i64 dims, const AddressOf& address_of) const {
@@ -223,7 +269,7 @@ class DecodeProducerSm80 {
     const i32 first = cursor_.first_key(Split<kConfig>::of_keys());
     const i32 row = Split<kConfig>::thread() / kLanes;
     const i32 vector = Split<kConfig>::thread() % kLanes;
-    const i32 vectors = static_cast<i32>(dims) / 8 - vector;
+    const i32 vectors = static_cast<i32>(dims) / kConfig.vector() - vector;
 #pragma unroll
     for (i32 r = 0; r < kConfig.kv_rows; r += kRows) {
       const bool is_row =

@@ -96,6 +96,29 @@ inline F32x2 unpack(u32 packed) {
   return x;
 }
 
+// mul.rn.f16x2 / fma.rn.bf16x2, add.rn.f16x2 / fma.rn.bf16x2: both halves of a register, subnormal
+// numbers kept.
+template <DType kDType>
+inline u32 multiply_pairs(u32 a, u32 b) {
+  u32 y;
+  if constexpr (kDType == DType::kBFloat16) {
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(y) : "r"(a), "r"(b), "r"(0x80008000u));
+  } else {
+    asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(y) : "r"(a), "r"(b));
+  }
+  return y;
+}
+template <DType kDType>
+inline u32 add_pairs(u32 a, u32 b) {
+  u32 y;
+  if constexpr (kDType == DType::kBFloat16) {
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(y) : "r"(a), "r"(0x3f803f80u), "r"(b));
+  } else {
+    asm("add.rn.f16x2 %0, %1, %2;" : "=r"(y) : "r"(a), "r"(b));
+  }
+  return y;
+}
+
 // The C library's functions, which NVRTC knows without a header (CUDA C++ Programming Guide,
 // mathematical functions: at most 2 ulp here).
 inline float accurate_exp(float x) { return ::expf(x); }

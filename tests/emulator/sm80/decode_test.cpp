@@ -84,6 +84,34 @@ Request with_own_outputs(RandomProblem& random, const Request& request) {
   return own;
 }
 
+// The same call over keys and values of 8 bits; scaled: each key and head with a scale, or each
+// head.
+Request with_bytes(RandomProblem& random, const Request& given, DType dtype, bool scaled) {
+  Request request = given;
+  const double spread = dtype == DType::kInt8 ? 40 : dtype == DType::kFloat8E4M3 ? 20 : 1;
+  for (const auto& [array, scale_array] :
+       {std::pair{Array::kK, Array::kKScale}, std::pair{Array::kV, Array::kVScale}}) {
+    const Tensor& wide = given.arrays[array];
+    std::vector<i64> shape(wide.shape, wide.shape + wide.rank);
+    const Tensor narrow = aligned_array(random, dtype, shape);
+    shape.back() = 1;
+    if (array == Array::kV) shape[0] = 1;
+    const Tensor scales = aligned_array(random, DType::kFloat32, shape);
+    RandomProblem::for_each(wide, [&](const i64* at) {
+      const double x = load_real(RandomProblem::address(wide, at), wide.dtype);
+      const bool is_used = x == x;
+      if (is_used) store_real(RandomProblem::address(narrow, at), dtype, spread * x);
+      const i64 scale_at[kMaxRank] = {array == Array::kV ? 0 : at[0], at[1], at[2], 0};
+      const double scale = std::fabs(random.normal()) / spread;
+      if (is_used) store_real(RandomProblem::address(scales, scale_at), DType::kFloat32, scale);
+    });
+    request.arrays[array] = narrow;
+    if (scaled) request.arrays[scale_array] = scales;
+  }
+  if (!scaled) request.options.scale = 0.125 / spread;
+  return request;
+}
+
 constexpr u64 kStamp = 0x5eed00000000;
 
 template <DecodeSm80Config kConfig>
@@ -193,6 +221,17 @@ constexpr DecodeSm80Config kPlaced = [] {
   config.placed = config.tree = true;
   return config;
 }();
+constexpr DecodeSm80Config of_bytes(DecodeSm80Config config, DType dtype, DType quantised,
+                                    bool scaled) {
+  config.dtype = dtype;
+  config.quantised = quantised;
+  config.scaled = scaled;
+  config.kv_rows = 32;
+  config.d_v = 64;
+  return config;
+}
+constexpr DType kE4M3 = DType::kFloat8E4M3, kE5M2 = DType::kFloat8E5M2, kInt8 = DType::kInt8;
+constexpr DType kF16 = DType::kFloat16, kBF16 = DType::kBFloat16;
 constexpr DecodeSm80Config kSixtyFour = [] {
   DecodeSm80Config config = small(64, 1);
   config.score.mask_kind = MaskKind::kBoth;
@@ -584,6 +623,67 @@ TEST(DecodeSm80, Trees) {
     request.options.causal = true;
     request.options.window_left = 50;
     expect_oracle<kDrafted>(random, request, 3, 1);
+  }
+}
+
+// Keys and values of 8 bits: a request of every page form and length, and drafts.
+template <DType kDType, DType kQuantised, bool kScaled>
+void expect_bytes(i64 page_rows) {
+  RandomProblem random(static_cast<unsigned>(page_rows));
+  const DecodeShape shape{4, 2, 4, 2, 1};
+  Request wide = decode_request(random, kDType, shape);
+  wide.options.causal = true;
+  Pools pools(random, page_rows, {77, 130, 0, 5});
+  pools.put_into(random, wide, kDType, shape);
+  const Request request = with_bytes(random, wide, kQuantised, kScaled);
+  for (const i32 workers : {1, 3, 14}) {
+    expect_oracle<of_bytes(kPagedByLength, kDType, kQuantised, kScaled)>(random, request, workers,
+                                                                         1);
+  }
+}
+
+TEST(DecodeSm80, PagesOfBytes) {
+  for (const i64 page_rows : {1, 3, 16, 64}) {
+    expect_bytes<kBF16, kE4M3, true>(page_rows);
+    expect_bytes<kF16, kE4M3, true>(page_rows);
+    expect_bytes<kBF16, kE5M2, false>(page_rows);
+    expect_bytes<kF16, kE5M2, true>(page_rows);
+    expect_bytes<kBF16, kInt8, true>(page_rows);
+    expect_bytes<kF16, kInt8, false>(page_rows);
+  }
+}
+
+TEST(DecodeSm80, LengthsOfBytes) {
+  for (i64 length = 0; length <= 70; length += 7) {
+    RandomProblem random(static_cast<unsigned>(length));
+    Request wide = decode_request(random, kBF16, {2, 2, 1 + length % 8, 1, 72});
+    wide.arrays[Array::kKvLengths] = random.indices(DType::kInt32, {length, 72 - length});
+    expect_oracle<of_bytes(kPadded, kBF16, kE4M3, true)>(
+        random, with_bytes(random, wide, kE4M3, true), 1 + static_cast<i32>(length % 9), 1);
+    expect_oracle<of_bytes(kPadded, kBF16, kInt8, false)>(
+        random, with_bytes(random, wide, kInt8, false), 3, 1);
+  }
+}
+
+// NaN and infinities of 8 bits, which widening loses: rows that see one, and rows that do not.
+TEST(DecodeSm80, BytesThatAreNotFinite) {
+  for (const Array array : {Array::kK, Array::kV}) {
+    for (const DType dtype : {kE4M3, kE5M2}) {
+      RandomProblem random(3);
+      Request wide = decode_request(random, kBF16, {1, 1, 2, 2, 64});
+      wide.options.causal = true;
+      Request request = with_bytes(random, wide, dtype, false);
+      const i64 last[] = {0, 0, 63, 5};  // only the second row sees it
+      *reinterpret_cast<u8*>(RandomProblem::address(request.arrays[array], last)) = 0x7f;
+      const Request actual = with_own_outputs(random, request);
+      cpu::scalar_forward(validate(request, Pointers::kChecked));
+      if (dtype == kE4M3) {
+        decode<of_bytes(kSixteen, kBF16, kE4M3, false)>(validate(actual, Pointers::kChecked), 2, 1);
+      } else {
+        decode<of_bytes(kSixteen, kBF16, kE5M2, false)>(validate(actual, Pointers::kChecked), 2, 1);
+      }
+      expect_rounded(actual, request, 1);
+    }
   }
 }
 

@@ -59,6 +59,22 @@ inline u32 pack(float low, float high) {
   return converted<kDType>(high) << 16 | converted<kDType>(low);
 }
 
+template <DType kDType>
+float half_of(u32 pair, i32 half) {
+  const u16 bits = static_cast<u16>(pair >> 16 * half);
+  return kDType == DType::kBFloat16 ? to_float(bf16{bits}) : to_float(f16{bits});
+}
+template <DType kDType>
+inline u32 multiply_pairs(u32 a, u32 b) {
+  return converted<kDType>(half_of<kDType>(a, 1) * half_of<kDType>(b, 1)) << 16 |
+         converted<kDType>(half_of<kDType>(a, 0) * half_of<kDType>(b, 0));
+}
+template <DType kDType>
+inline u32 add_pairs(u32 a, u32 b) {
+  return converted<kDType>(half_of<kDType>(a, 1) + half_of<kDType>(b, 1)) << 16 |
+         converted<kDType>(half_of<kDType>(a, 0) + half_of<kDType>(b, 0));
+}
+
 inline float abs(float x) { return __builtin_fabsf(x); }
 
 template <DType kDType>
