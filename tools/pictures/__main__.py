@@ -17,6 +17,7 @@ import backward
 import dropout
 import fragments
 import hopper
+import latent
 import layouts
 import lessons
 import masks
@@ -44,6 +45,7 @@ PICTURES = {
         lessons,
         orders,
         fragments,
+        latent,
         merge,
         dropout,
         precision,
