@@ -430,8 +430,13 @@ FULMEN_API fulmen_status fulmen_merge(const fulmen_merge_part* parts, size_t num
  * copied; v never rotates. Tables hold any rule of frequencies; they are the caller's. q is written
  * to q_out, which may be q itself; its row needs a position only, and is written whatever its slot.
  *
- * What does not rotate has the same bits in the cache. Two rows of a call may not have one slot: of
- * such rows the cache then has elements of either.
+ * Quantised caches: k_cache and v_cache of one of the three 8-bit types, where T is not float64.
+ * Then x / scale is stored, the nearest number of the type: ties to even, what is beyond the
+ * largest becomes that, NaN stays NaN but 0 in int8. x is in float32, after its rotation; the scale
+ * is that of the place, with k_scale and v_scale as attention reads them; absent: 1.
+ *
+ * Else what does not rotate has the same bits in the cache. Two rows of a call may not have one
+ * slot: of such rows the cache then has elements of either.
  *
  * In host memory contents of slots, positions, lengths, tables and offsets are checked before
  * anything is written. On a GPU the row of an entry that is out of range is not written and a fault
@@ -442,8 +447,9 @@ FULMEN_API fulmen_status fulmen_merge(const fulmen_merge_part* parts, size_t num
 typedef struct fulmen_append {
   size_t struct_size;
 
-  fulmen_tensor k_cache; /* (page, kv_head, row of the page, dim_qk): written; the dtype of k */
-  fulmen_tensor v_cache; /* (page, kv_head, row of the page, dim_v): written; the dtype of k */
+  fulmen_tensor k_cache; /* (page, kv_head, row of the page, dim_qk): written; T, or 8 bits */
+  fulmen_tensor
+      v_cache; /* (page, kv_head, row of the page, dim_v): written; the dtype of k_cache */
 
   fulmen_tensor k;      /* (batch, kv_head, row, dim_qk); a floating-point type T */
   fulmen_tensor v;      /* (batch, kv_head, row, dim_v); T */
@@ -460,6 +466,9 @@ typedef struct fulmen_append {
   fulmen_tensor q_out;     /* as q: written; may be q */
 
   int32_t interleaved; /* 0 (default): pairs (j, j + rotary_dim / 2); 1: (2 j, 2 j + 1) */
+
+  fulmen_tensor k_scale; /* float32, broadcast to (page, kv_head, row of the page, 1) */
+  fulmen_tensor v_scale; /* likewise */
 } fulmen_append;
 
 FULMEN_API void fulmen_append_init_sized(fulmen_append* append, size_t struct_size);

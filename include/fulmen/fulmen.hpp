@@ -318,6 +318,7 @@ struct Append {
   Tensor k_cache{}, v_cache{}, k{}, v{}, cu_new{}, slots{}, page_table{}, page_indptr{},
       kv_lengths{}, positions{}, cos{}, sin{}, q{}, q_out{};
   bool interleaved = false;
+  Tensor k_scale{}, v_scale{};
 
   fulmen_append c() const {
     fulmen_append made;
@@ -337,6 +338,8 @@ struct Append {
     made.q = q;
     made.q_out = q_out;
     made.interleaved = interleaved ? 1 : 0;
+    made.k_scale = k_scale;
+    made.v_scale = v_scale;
     return made;
   }
 };

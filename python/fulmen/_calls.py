@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -58,7 +59,7 @@ class _Writable:
 
 def _exported(
     arrays: tuple[Array, ...], results: range, names: Sequence[str], stream: int
-) -> tuple[int, list[Any]]:
+) -> tuple[bytes | int, list[Any]]:
     """Arrays as DLPack takes them; those at `results` are written.
 
     Args:
@@ -68,31 +69,28 @@ def _exported(
         stream: the address of the stream that will read arrays of a GPU: it waits for them.
 
     Returns:
-        The bits of `reinterpret` (src/ffi/export.h) and a view of each array.
+        Dtypes that the views do not have (src/ffi/export.h), or 0, and a view of each array.
 
     Raises:
         ArgumentError: a result is read-only.
         DTypeError: an array cannot be read.
     """
-    bits = 0
+    own = bytearray(len(arrays))
     views: list[Any] = []
     for index, (x, name) in enumerate(zip(arrays, names)):
         view = x
         if isinstance(x, np.ndarray):
-            view, reinterpreted = _numpy_view(x, name, index in results)
-            bits |= reinterpreted << index
+            view, own[index] = _numpy_view(x, name, index in results)
         elif x is not None:
             view = _dlpack_view(x, name, stream)
         views.append(view)
-    return bits, views
+    return bytes(own) if any(own) else 0, views
 
 
 def _numpy_view(x: Array, name: str, is_result: bool) -> tuple[Array, int]:
-    bits = 0
-    if x.dtype.name == "bfloat16":
-        x, bits = x.view(np.uint16), 1
-    elif x.dtype == np.bool_:
-        x, bits = x.view(np.uint8), 1
+    own = _own_dtypes().get(x.dtype.name, 0)
+    if own:
+        x = x.view(np.uint8 if x.itemsize == 1 else np.uint16)
     if not x.dtype.isnative:
         raise DTypeError(
             f"{name} has the byte order of another machine; {name}.astype({name}.dtype.newbyteorder"
@@ -100,8 +98,8 @@ def _numpy_view(x: Array, name: str, is_result: bool) -> tuple[Array, int]:
         )
     if x.dtype.kind not in "fiub" or x.dtype.itemsize > 8:
         raise DTypeError(
-            f"{name} has dtype {x.dtype.name}; fulmen knows float64, float32, float16, bfloat16, "
-            "bool, int32 and int64"
+            f"{name} has dtype {x.dtype.name}; fulmen knows "
+            + ", ".join(row["name"] for row in schema().dtypes)
         )
     if any(stride % x.itemsize for stride in x.strides):
         raise ArgumentError(
@@ -112,7 +110,16 @@ def _numpy_view(x: Array, name: str, is_result: bool) -> tuple[Array, int]:
         if is_result:
             raise ArgumentError(f"{name} is to be written and is read-only; pass a writable array")
         x = np.asarray(_Writable(x))
-    return x, bits
+    return x, own
+
+
+@lru_cache(maxsize=1)
+def _own_dtypes() -> dict[str, int]:
+    """The numbers of the dtypes that NumPy's DLPack has no code for: those that are not its own."""
+    return {x["name"]: x["number"] for x in schema().dtypes if x["name"] not in _OF_DLPACK}
+
+
+_OF_DLPACK = {"float64", "float32", "float16", "int64", "int32", "int8"}
 
 
 def _dlpack_view(x: Array, name: str, stream: int) -> Any:
@@ -179,10 +186,10 @@ def call_exported(
     stream: int,
 ) -> int:
     """As `call`, with views of the arrays that `stream` may read when it comes to them."""
-    bits, views = _exported(arrays, results, names or schema().array_names, stream)
+    own, views = _exported(arrays, results, names or schema().array_names, stream)
     leading = tuple(_exported_workspace(x, stream) for x in leading)
     try:
-        return function(*leading, bits, layout, *views)
+        return function(*leading, own, layout, *views)
     except Error as error:
         raise raised_by(error) from None
 

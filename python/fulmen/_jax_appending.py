@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from functools import lru_cache, partial
+from numbers import Real
 from typing import Any
 
 import jax.numpy as jnp
@@ -14,7 +15,7 @@ from jax.custom_batching import sequential_vmap
 import jax
 
 from ._jax_targets import targets
-from .appending import placement
+from .appending import SCALES, placement
 from .errors import DTypeError, UnsupportedError, flag, shown
 from .layouts import layout_of
 from .page_tables import AppendArrays
@@ -36,6 +37,8 @@ def append_kv(
     sin: Array = None,
     interleaved: bool = False,
     q: Array = None,
+    k_scale: Any = None,
+    v_scale: Any = None,
     layout: str = "bhsd",
 ) -> tuple[Array, ...]:
     """`fulmen.append_kv` on JAX arrays, which may be traced: returns the caches with the new rows.
@@ -45,7 +48,7 @@ def append_kv(
 
     Args:
         k_pages, v_pages, k_new, v_new, slots, cu_new, positions, batch_index: as there.
-        cos, sin, interleaved, q, layout: as there.
+        cos, sin, interleaved, q, k_scale, v_scale, layout: as there.
 
     Returns:
         (k_pages, v_pages), or with q (k_pages, v_pages, q).
@@ -55,7 +58,7 @@ def append_kv(
             only the run shows is an error of JAX with the same sentence.
     """
     named = placement(slots, batch_index, cu_new)
-    named.update(positions=positions, cos=cos, sin=sin, q=q)
+    named.update(positions=positions, cos=cos, sin=sin, q=q, k_scale=k_scale, v_scale=v_scale)
     axes = layout_of(layout, cu_new is not None)
     given = AppendArrays(k_pages, v_pages, None, k_new, v_new, **named)
     arrays = {n: _array(n, x) for n, x in zip(given._fields, given) if x is not None}
@@ -68,8 +71,16 @@ def append_kv(
     return tuple(call(*arrays.values()))
 
 
+def scale_array(x: Any) -> Array:
+    """Scales as an array of an axis at least, from a number or an array."""
+    made = jnp.asarray(x, jnp.float32 if isinstance(x, Real) else None)
+    return made.reshape(1) if made.ndim == 0 else made
+
+
 def _array(name: str, x: Any) -> Array:
     try:
+        if name in SCALES:
+            return scale_array(x)
         return jnp.asarray(x)
     except (TypeError, ValueError):
         raise DTypeError(f"{name} is {shown(x)}; an array of numbers is expected") from None

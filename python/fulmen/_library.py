@@ -85,7 +85,10 @@ class Schema:
             of the forward pass, what comes into the backward pass, gradients.
         inputs: the names of the inputs, q, k and v first.
         integer_inputs: those that hold lengths, offsets, ids, pages and words.
-        forward_only: the inputs with one of which a call has no backward pass: those of caches.
+        quantised: the names of the dtypes that only keys and values may have.
+        scales: those that keys and values of 8 bits are multiplied by, which may be numbers.
+        forward_only: the inputs with one of which a call has no backward pass: those of caches, and
+            scales.
         results, gradients: where what a forward and a backward call write is in `array_names`.
         differentiable: the index of each input that has a gradient.
         replaceable: the index of each input that a run of a plan may bring anew, by name.
@@ -108,6 +111,8 @@ class Schema:
         self.integer_inputs = tuple(
             x["word"] for x in inputs if x["dtypes"] in ("index", "int64") and x["word"] != "rng"
         )
+        self.quantised = tuple(x["name"] for x in self.dtypes if x["kind"] == "quantised")
+        self.scales = tuple(x["word"] for x in inputs if x["dtypes"] == "float32")
         self.forward_only = tuple(x["word"] for x in inputs if x["forward_only"])
         self.results = range(num_inputs, num_inputs + roles.count("result"))
         self.gradients = range(roles.index("gradient"), len(roles))

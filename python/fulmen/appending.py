@@ -16,11 +16,12 @@ import numpy as np
 
 from ._calls import check_out, run
 from ._library import library
-from .array_types import Array, array_type_of, in_memory, is_torch, named_dtype, torch_call
+from .array_types import Array, array_type_of, in_memory, is_torch, named_dtype, scales, torch_call
 from .errors import ArgumentError, DTypeError, UnsupportedError, flag, kind_of, shown, whole
 from .layouts import Layout, layout_of
 from .page_tables import AppendArrays, table_keywords
 
+SCALES = ("k_scale", "v_scale")
 INTEGERS = ("cu_new", "slots", "page_table", "page_indptr", "kv_lengths", "positions")
 
 
@@ -38,6 +39,8 @@ def append_kv(
     sin: Array = None,
     interleaved: bool = False,
     q: Array = None,
+    k_scale: Any = None,
+    v_scale: Any = None,
     layout: str = "bhsd",
     stream: Any = None,
 ) -> Any:
@@ -65,6 +68,9 @@ def append_kv(
         sin: likewise.
         interleaved: elements 2 j and 2 j + 1 are a pair, instead of j and j + rotary_dim / 2.
         q: (batch, head, row, dim_qk), rows as in k_new: rotated too.
+        k_scale, v_scale: of quantised caches, float8_e4m3fn, float8_e5m2 or int8, as `attention`
+            reads them. x / scale is stored, x being rotated before: the nearest number of the type,
+            ties to even, its largest for what is beyond it; NaN stays, and is 0 in int8. None: 1.
         layout: the axes of k_new, v_new and q, in order, as in `attention`.
         stream: as in `attention`.
 
@@ -85,7 +91,7 @@ def append_kv(
     [[0.0, 0.0], [1.0, 1.0]]
     """
     named = placement(slots, batch_index, cu_new)
-    named.update(positions=positions, cos=cos, sin=sin, q=q)
+    named.update(positions=positions, cos=cos, sin=sin, q=q, k_scale=k_scale, v_scale=v_scale)
     interleaved = bool(flag("interleaved", interleaved))
     if is_torch(k_pages):
         return torch_call("append_kv")(
@@ -155,7 +161,9 @@ def _own_entries(lengths: Any) -> Array:
 
 
 def _integers(name: str, x: Any, like: Array) -> Any:
-    """An array of integers; from a list of Python's one where `like` is."""
+    """An array of integers; from a list of Python's one where `like` is. Scales from a number."""
+    if name in SCALES and x is not None:
+        return scales(x, like)
     if not isinstance(x, (list, tuple)) or name not in INTEGERS:
         return x
     try:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
+from numbers import Real
 from typing import Any, Callable
 
 import numpy as np
@@ -324,11 +325,12 @@ def stream_address(stream: Any) -> int:
 
 
 def named_dtype(name: str) -> Any:
-    """The NumPy dtype with a name, bfloat16 included."""
-    if name == "bfloat16":
+    """The NumPy dtype with a name, those of ml_dtypes included."""
+    if name.startswith(("bfloat16", "float8_")):
         import ml_dtypes
 
-        return np.dtype(ml_dtypes.bfloat16)
+        if hasattr(ml_dtypes, name):
+            return np.dtype(getattr(ml_dtypes, name))
     try:
         return np.dtype(name)
     except Exception:  # each text that is none has an error of its own
@@ -346,6 +348,13 @@ def dtype_name(dtype: Any) -> str:
             return shown(dtype)
     name = getattr(dtype, "name", None)  # of NumPy; torch has its in its text
     return name if isinstance(name, str) else shown(dtype).rsplit(".", 1)[-1]
+
+
+def scales(x: Any, like: Array) -> Array:
+    """Scales as an array of an axis at least: from a number where `like` is, or an array."""
+    if isinstance(x, Real):
+        return array_type_of(like, "q").moved(np.full(1, x, np.float32), like)
+    return x.reshape(1) if getattr(x, "shape", None) == () else x
 
 
 def is_torch(x: Any) -> bool:

@@ -105,11 +105,12 @@ def _attention(q: Array, k: Array, v: Array, **options: Any) -> Any:
 def attention(q: Array, k: Array, v: Array, **options: Unpack[AttentionKeywords]) -> Any:
     """Exact attention: softmax(scale * q k^T, masked) v.
 
-    Arrays are NumPy's (bfloat16 of ml_dtypes included) or have DLPack (PyTorch, JAX, CuPy); any
+    Arrays are NumPy's (those of ml_dtypes included) or have DLPack (PyTorch, JAX, CuPy); any
     strides are taken as they are, 0 included. q, k and v have one dtype of float64, float32,
-    float16 and bfloat16. `heads` is a multiple of `kv_heads` (GQA, MQA). The call runs where q is:
-    on the CPU, or on the NVIDIA GPU whose memory holds it; all arrays are in one place, lists of
-    integers are moved there.
+    float16 and bfloat16; or k and v are quantised, float8_e4m3fn, float8_e5m2 or int8, beside q of
+    32 or 16 bits: their values are k_scale * k and v_scale * v. `heads` is a multiple of `kv_heads`
+    (GQA, MQA). The call runs where q is: on the CPU, or on the NVIDIA GPU whose memory holds it;
+    all arrays are in one place, lists of integers are moved there.
 
     Args:
         q: (batch, head, q_row, dim_qk) in the order that `layout` names; dim_qk 0 to 576.
@@ -151,6 +152,9 @@ def attention(q: Array, k: Array, v: Array, **options: Unpack[AttentionKeywords]
         precision: of the products of float32 q, k and v: "float32", or a permission to use a GPU's
             tensor cores: "3xtf32" (errors like float32's) or "tf32" (inputs rounded to 11
             significant bits). Where no kernel uses it products are exact; `explain` says which.
+        k_scale, v_scale: of quantised k and v: a number, or a float32 array that broadcasts to k
+            and has 1 as its last axis: (kv_head, 1, 1) in "bhsd", one a head. None: 1. They have no
+            gradients, nor has a call with such k and v.
         stream: on a GPU the address of a CUstream, or a stream of PyTorch or CuPy; None: the
             current stream of PyTorch or CuPy, and for JAX the stream that JAX lends. The call
             returns when its work is enqueued. None on the CPU.

@@ -27,7 +27,7 @@ from jax.custom_batching import sequential_vmap
 import jax
 
 from . import masks
-from ._jax_appending import append_kv, rotary
+from ._jax_appending import append_kv, rotary, scale_array
 from ._jax_sharding import Split, split_over_devices
 from ._jax_targets import targets
 from ._library import schema
@@ -92,7 +92,7 @@ def attention(
     settings = settings_of(tuple(values.items()), inputs["cu_q"] is not None)
     settings.layout.check_all(q, k, v, inputs["page_table"])
     for x, name in ((k, "k"), (v, "v")):
-        if x.dtype != q.dtype:
+        if x.dtype != q.dtype and x.dtype.name not in schema().quantised:
             raise DTypeError(f"{name} has dtype {x.dtype}; q has {q.dtype}: {name}.astype(q.dtype)")
     arrays = {name: _array(name, x) for name, x in given.items() if x is not None}
     arrays = _varying_alike(arrays)
@@ -147,6 +147,8 @@ def _array(name: str, x: Any) -> Array:
     if name == "tree":
         return _words(x)
     try:
+        if name in schema().scales:
+            return scale_array(x)
         return jnp.asarray(x)
     except (TypeError, ValueError):
         raise DTypeError(f"{name} is {shown(x)}; an array of numbers is expected") from None
@@ -288,11 +290,13 @@ def _attend(call: _Call, smooth: dict[str, Array], fixed: dict[str, Array]) -> A
 
 
 def _attend_forward(call: _Call, smooth: Any, fixed: Any) -> Any:
-    said = next((name for name in schema().forward_only if name in fixed), None)
+    said = next((f"{name} is given" for name in schema().forward_only if name in fixed), None)
+    if smooth["k"].dtype.name in schema().quantised:
+        said = f"k has dtype {smooth['k'].dtype}"
     if said is not None:
         raise UnsupportedError(
-            f"{said} is given and a gradient is asked for: calls over caches have no backward "
-            "pass; jax.lax.stop_gradient on q, k, v, bias and sinks leaves it out"
+            f"{said} and a gradient is asked for: such calls have no backward pass; "
+            "jax.lax.stop_gradient on q, k, v, bias and sinks leaves it out"
         )
     found = call.forward(smooth, fixed, "stats")
     return (found["o"], found["lse"]), (smooth, fixed, found["o"], found["stats"])

@@ -42,6 +42,8 @@ class CommonOptions(TypedDict, total=False):
     deterministic: Annotated[bool, False]
     batch_invariant: Annotated[bool, False]
     precision: Annotated[str, "float32"]
+    k_scale: Annotated[float | Array | None, None]
+    v_scale: Annotated[float | Array | None, None]
 
 
 class KvLengths(TypedDict, total=False):
@@ -134,6 +136,8 @@ _ELSEWHERE = {
     "key_value_seq_lengths": "kv_lengths=",
     "enable_gqa": "nothing: heads may be any multiple of the heads of k and v",
     "dropout": "dropout_p=, with rng=(seed, offset)",
+    "k_descale": "k_scale=",
+    "v_descale": "v_scale=",
     "dtype": "out_dtype=, or q.astype(...)",
 }
 

@@ -30,6 +30,7 @@ from .array_types import (
     array_type_of,
     dtype_name,
     in_memory,
+    scales,
 )
 from .errors import (
     ArgumentError,
@@ -246,6 +247,7 @@ class _Arrays(NamedTuple):
     absent: tuple[None, ...]  # of the inputs behind q, k and v
     at: dict[str, int]  # of each among the inputs; rng may be numbers and is not here
     are_integers: frozenset[str]
+    scales: frozenset[str]  # what may be a number
     rng: int
 
 
@@ -254,7 +256,9 @@ def _arrays() -> _Arrays:
     inputs = schema().inputs
     index = {name: i for i, name in enumerate(inputs) if i > 2}
     rng = index.pop("rng")
-    return _Arrays((None,) * (len(inputs) - 3), index, frozenset(schema().integer_inputs), rng)
+    said = schema()
+    integers = frozenset(said.integer_inputs)
+    return _Arrays((None,) * (len(inputs) - 3), index, integers, frozenset(said.scales), rng)
 
 
 def prepare(q: Array, k: Array, v: Array, options: Mapping[str, Any]) -> Prepared:
@@ -297,8 +301,12 @@ def _split(
     for name, value in options.items():
         index = arrays.at.get(name)
         if index is not None:
-            is_list = name in arrays.are_integers and value is not None
-            inputs[index] = _beside(qkv[0], name, value, on_gpu) if is_list else value
+            if value is not None and name in arrays.are_integers:
+                inputs[index] = _beside(qkv[0], name, value, on_gpu)
+            elif value is not None and name in arrays.scales:
+                inputs[index] = scales(value, qkv[0])
+            else:
+                inputs[index] = value
         elif name == "rng" and value is not None and type(value) is not tuple:
             numbers, inputs[arrays.rng] = _rng_array(value, on_gpu)
             values.append((name, numbers))

@@ -31,6 +31,8 @@ class AppendArrays(NamedTuple):
     cos: Array = None
     sin: Array = None
     q: Array = None
+    k_scale: Array = None
+    v_scale: Array = None
 
 
 def table_keywords(page_table: Any, batch_index: Array) -> dict[str, Any]:

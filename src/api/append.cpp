@@ -23,7 +23,8 @@ constexpr fulmen_tensor fulmen_append::* kAppendMembers[] = {
     &fulmen_append::v,          &fulmen_append::cu_new,      &fulmen_append::slots,
     &fulmen_append::page_table, &fulmen_append::page_indptr, &fulmen_append::kv_lengths,
     &fulmen_append::positions,  &fulmen_append::cos,         &fulmen_append::sin,
-    &fulmen_append::q,          &fulmen_append::q_out};
+    &fulmen_append::q,          &fulmen_append::q_out,       &fulmen_append::k_scale,
+    &fulmen_append::v_scale};
 static_assert(std::size(kAppendMembers) == std::size(kAppendArrays));
 
 constexpr fulmen_append no_append() {

@@ -28,12 +28,13 @@ constexpr AxisList kSlotAxes{2, 1, 0, {kBatch, kNewRow}, {0, 3}};
 constexpr AxisList kPositionAxes{2, 1, 1, {kBatch, kNewRow}, {0, 3}};
 constexpr AxisList kTable{2, 2, 0, {kSequence, kTableEntry}, {0, 3}};
 constexpr AxisList kFlatTable{1, 1, 0, {kTableEntry}, {3}};
+constexpr AxisList kScales{4, 1, 3, {kCachePage, kKvHead, kCacheRow, kOne}, {0, 1, 2, 3}};
 constexpr AxisList kRotaryTable{2, 2, 0, {kPosition, kRotaryPair}, {2, 3}};
 
 // In the order of kAppendArrays.
-constexpr AxisList kLists[] = {kPoolK,       kPoolV,       kNewK,    kNewV,    kOffsets,
-                               kSlotAxes,    kTable,       kOffsets, kLengths, kPositionAxes,
-                               kRotaryTable, kRotaryTable, kNewQ,    kNewQ};
+constexpr AxisList kLists[] = {
+    kPoolK,   kPoolV,        kNewK,        kNewV,        kOffsets, kSlotAxes, kTable,  kOffsets,
+    kLengths, kPositionAxes, kRotaryTable, kRotaryTable, kNewQ,    kNewQ,     kScales, kScales};
 static_assert(std::size(kLists) == std::size(kAppendArrays));
 
 // One array of a call, with all that is said of it.
@@ -117,6 +118,24 @@ void require_dtype(const Given& given, bool is_allowed, const std::string& allow
               sentence(given.name, " is ", name(given.tensor->dtype), "; allowed is ", allowed));
 }
 
+void check_cache_dtypes(const AppendProblem& problem) {
+  const DType dtype = problem.dtype, stored = problem.k_cache.dtype;
+  if (stored != dtype && (!is_quantised(stored) || dtype == DType::kFloat64)) {
+    throw Error(Status::kDType,
+                sentence("k_cache is ", name(stored), " where k is ", name(dtype),
+                         "; allowed is the dtype of k, or (with k of 32 or 16 bits) float8_e4m3fn, "
+                         "float8_e5m2 or int8"));
+  }
+  if (problem.v_cache.dtype != stored) {
+    throw Error(Status::kDType, sentence("v_cache is ", name(problem.v_cache.dtype),
+                                         "; allowed is the dtype of k_cache, ", name(stored)));
+  }
+  const bool has_k_scale = problem.k_scale.present();
+  if (is_quantised(stored) || !(has_k_scale || problem.v_scale.present())) return;
+  refuse(sentence(has_k_scale ? "k_scale" : "v_scale", " is given where k_cache is ", name(stored),
+                  "; scales are of float8_e4m3fn, float8_e5m2 and int8: leave it out"));
+}
+
 void check_dtypes(AppendProblem& problem, bool has_caches) {
   const char* const operand = has_caches ? "k" : "x";
   const DType dtype = (has_caches ? problem.k : problem.q).dtype;
@@ -125,10 +144,14 @@ void check_dtypes(AppendProblem& problem, bool has_caches) {
     throw Error(Status::kDType,
                 sentence(operand, " is ", name(dtype), "; allowed is a floating-point type"));
   }
+  if (has_caches) check_cache_dtypes(problem);
   for_each_given(problem, has_caches, [&](const Given& given) {
     const DType own = given.tensor->dtype;
     const Tensor* const tensor = given.tensor;
-    if (tensor == &problem.cos) {
+    if (tensor == &problem.k_cache || tensor == &problem.v_cache) return;
+    if (given.list.axes[given.list.count - 1] == kOne) {
+      require_dtype(given, own == DType::kFloat32, "float32");
+    } else if (tensor == &problem.cos) {
       const bool is_allowed = own == dtype || own == DType::kFloat32;
       require_dtype(given, is_allowed,
                     sentence("the dtype of ", operand, ", ", name(dtype), ", or float32"));
@@ -183,6 +206,7 @@ Sizes measure(AppendProblem& problem, bool has_caches) {
   sizes[kCacheRow] = extents.page_size;
   sizes[kTableEntry] = extents.columns;
   sizes[kPosition] = extents.positions;
+  sizes[kOne] = 1;
   sizes[kRotaryPair] = problem.rotates() ? problem.cos.shape[1] : 0;
   return sizes;
 }

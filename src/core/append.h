@@ -14,7 +14,7 @@ namespace fulmen {
 struct AppendProblem : AppendArrays<Tensor> {
   bool interleaved = false;
 
-  DType dtype = DType::kNone;  // of k, v and q
+  DType dtype = DType::kNone;  // of k, v and q; of the caches too, unless they are quantised
   AppendExtents extents;
   i64 batch = 0;  // of k, v and q
   i64 kv_heads = 0;
@@ -24,6 +24,7 @@ struct AppendProblem : AppendArrays<Tensor> {
 
   bool has_caches() const { return k_cache.present(); }
   bool rotates() const { return cos.present(); }
+  bool quantises() const { return is_quantised(k_cache.dtype); }
   i64 rotary_dim() const { return rotates() ? 2 * cos.shape[3] : 0; }
 };
 
@@ -50,6 +51,8 @@ inline constexpr AppendArrayOf<Array> kAppendArraysOf[] = {
     {"sin", &AppendArrays<Array>::sin, false},
     {"q", &AppendArrays<Array>::q, false},
     {"q_out", &AppendArrays<Array>::q_out, true},
+    {"k_scale", &AppendArrays<Array>::k_scale, false},
+    {"v_scale", &AppendArrays<Array>::v_scale, false},
 };
 using AppendArray = AppendArrayOf<Tensor>;
 inline constexpr auto& kAppendArrays = kAppendArraysOf<Tensor>;

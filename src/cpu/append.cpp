@@ -2,7 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // New rows of keys and values into caches, row by row: pairs of the first rotary_dim elements
-// rotate in float32 (float64 for float64) and are rounded once, all others are copied as they are.
+// rotate in float32 (float64 for float64) and are rounded once, all others are copied as they are;
+// of quantised caches all are divided by a scale and rounded, once too.
 // A pair is read before it is written, so that q may be rotated in place.
 
 #include "core/append.h"
@@ -75,10 +76,25 @@ struct BFloat16 {
   static Type narrow(Real x) { return to_bf16(x); }
 };
 
-// (x0, x1) = (x0 cos - x1 sin, x1 cos + x0 sin)
-template <class Element>
-void rotate_pairs(const AppendProblem& problem, const Elements& from, const Elements& to,
-                  i64 position) {
+// Calls call(Element()) for the type of k, v and q.
+template <class Call>
+void with_element(DType dtype, const Call& call) {
+  switch (dtype) {
+    case DType::kFloat64:
+      return call(Float64());
+    case DType::kFloat32:
+      return call(Float32());
+    case DType::kFloat16:
+      return call(Float16());
+    default:
+      return call(BFloat16());
+  }
+}
+
+// (x0, x1) = (x0 cos - x1 sin, x1 cos + x0 sin);  put(d, element d) of each.
+template <class Element, class Put>
+void rotate_pairs(const AppendProblem& problem, const Elements& from, i64 position,
+                  const Put& put) {
   using Real = typename Element::Real;
   using Type = typename Element::Type;
   const i64 pairs = problem.cos.shape[3];
@@ -89,28 +105,55 @@ void rotate_pairs(const AppendProblem& problem, const Elements& from, const Elem
     const Real sin = static_cast<Real>(problem.sin.real(0, 0, position, j));
     const Real x0 = Element::widen(load_bytes<Type>(from.at(first)));
     const Real x1 = Element::widen(load_bytes<Type>(from.at(second)));
-    store_bytes(to.at(first), Element::narrow(x0 * cos - x1 * sin));
-    store_bytes(to.at(second), Element::narrow(x1 * cos + x0 * sin));
-  }
-}
-
-void rotate(const AppendProblem& problem, const Elements& from, const Elements& to, i64 position) {
-  switch (problem.dtype) {
-    case DType::kFloat64:
-      return rotate_pairs<Float64>(problem, from, to, position);
-    case DType::kFloat32:
-      return rotate_pairs<Float32>(problem, from, to, position);
-    case DType::kFloat16:
-      return rotate_pairs<Float16>(problem, from, to, position);
-    default:
-      return rotate_pairs<BFloat16>(problem, from, to, position);
+    put(first, x0 * cos - x1 * sin);
+    put(second, x1 * cos + x0 * sin);
   }
 }
 
 // position < 0: nothing rotates.
 void write(const AppendProblem& problem, const Elements& from, const Elements& to, i64 position) {
-  if (position >= 0) rotate(problem, from, to, position);
+  if (position >= 0) {
+    with_element(problem.dtype, [&]<class Element>(Element) {
+      rotate_pairs<Element>(problem, from, position, [&](i64 d, typename Element::Real x) {
+        store_bytes(to.at(d), Element::narrow(x));
+      });
+    });
+  }
   copy(from, to, position >= 0 ? problem.rotary_dim() : 0, size_bytes(problem.dtype));
+}
+
+void store_quantised(char* address, DType dtype, float x) {
+  switch (dtype) {
+    case DType::kFloat8E4M3:
+      return store_bytes(address, to_e4m3(x));
+    case DType::kFloat8E5M2:
+      return store_bytes(address, to_e5m2(x));
+    default:
+      return store_bytes(address, to_int8(x));
+  }
+}
+
+// The same into a quantised cache.
+void quantise(const AppendProblem& problem, const Elements& from, const Elements& to, float scale,
+              i64 position) {
+  const DType stored = problem.k_cache.dtype;
+  const auto put = [&](i64 d, float x) { store_quantised(to.at(d), stored, x / scale); };
+  with_element(problem.dtype, [&]<class Element>(Element) {
+    if constexpr (sizeof(typename Element::Real) == sizeof(float)) {
+      if (position >= 0) rotate_pairs<Element>(problem, from, position, put);
+      for (i64 d = position >= 0 ? problem.rotary_dim() : 0; d < from.count; ++d) {
+        put(d, Element::widen(load_bytes<typename Element::Type>(from.at(d))));
+      }
+    }
+  });
+}
+
+void append_head(const AppendProblem& problem, const Elements& from, const Tensor& cache,
+                 const Tensor& scales, const AppendRow& to, i64 head, i64 position) {
+  const Elements place = elements_of(cache, to.page, head, to.page_row);
+  if (!problem.quantises()) return write(problem, from, place, position);
+  const double scale = scales.present() ? scales.real(to.page, head, to.page_row, 0) : 1.0;
+  quantise(problem, from, place, static_cast<float>(scale), position);
 }
 
 void append_row(const AppendProblem& problem, i64 sequence, i64 row) {
@@ -119,10 +162,10 @@ void append_row(const AppendProblem& problem, i64 sequence, i64 row) {
   const AppendRow to = row_of(problem, request, sequence, row);
   const i64 batch = problem.cu_new.present() ? 0 : sequence;
   for (i64 head = 0; to.page >= 0 && head < problem.kv_heads; ++head) {
-    write(problem, elements_of(problem.k, batch, head, row),
-          elements_of(problem.k_cache, to.page, head, to.page_row), to.position);
-    write(problem, elements_of(problem.v, batch, head, row),
-          elements_of(problem.v_cache, to.page, head, to.page_row), -1);
+    append_head(problem, elements_of(problem.k, batch, head, row), problem.k_cache, problem.k_scale,
+                to, head, to.position);
+    append_head(problem, elements_of(problem.v, batch, head, row), problem.v_cache, problem.v_scale,
+                to, head, -1);
   }
   for (i64 head = 0; problem.q.present() && head < problem.heads; ++head) {
     write(problem, elements_of(problem.q, batch, head, row),

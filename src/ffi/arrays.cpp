@@ -41,13 +41,12 @@ std::string dtype_text(DLDataType dtype) {
   return kind + std::to_string(dtype.bits);
 }
 
-fulmen_dtype dtype_of(const char* name, DLDataType dtype, bool reinterpret) {
+fulmen_dtype dtype_of(const char* name, DLDataType dtype, uint8_t number) {
   const int bits = dtype.lanes == 1 ? dtype.bits : 0;
   for (const DTypeRow& row : kDTypes) {
-    if (dtype.code == row.dlpack.code && bits == row.dlpack.bits) return row.number;
+    const bool is_this = number == 0 ? dtype.code == row.dlpack.code : number == row.number;
+    if (is_this && bits == row.dlpack.bits) return row.number;
   }
-  if (dtype.code == kDLUInt && reinterpret && bits == 16) return FULMEN_BFLOAT16;
-  if (dtype.code == kDLUInt && reinterpret && bits == 8) return FULMEN_BOOL;
   throw Refusal{FULMEN_ERROR_DTYPE, std::string(name) + " has dtype " + dtype_text(dtype) +
                                         "; fulmen knows " + known_dtypes()};
 }
@@ -105,7 +104,7 @@ fulmen_tensor view(const char* name, const DLTensor& tensor, ViewOptions options
     throw Refusal{FULMEN_ERROR_SHAPE, std::string(name) + " has " + std::to_string(tensor.ndim) +
                                           " axes; at most 4 are allowed"};
   }
-  const fulmen_dtype dtype = dtype_of(name, tensor.dtype, options.reinterpret);
+  const fulmen_dtype dtype = dtype_of(name, tensor.dtype, options.dtype);
   char* data = static_cast<char*>(tensor.data);
   if (data != nullptr) data += tensor.byte_offset;
   fulmen_tensor result;
@@ -113,10 +112,18 @@ fulmen_tensor view(const char* name, const DLTensor& tensor, ViewOptions options
   if (tensor.strides != nullptr) {
     for (int axis = 0; axis < tensor.ndim; ++axis) result.strides[axis] = tensor.strides[axis];
   }
-  if (options.rows_before_heads && tensor.ndim >= 3) {
-    std::swap(result.shape[tensor.ndim - 3], result.shape[tensor.ndim - 2]);
-    std::swap(result.strides[tensor.ndim - 3], result.strides[tensor.ndim - 2]);
+  if (!options.rows_before_heads || tensor.ndim < 2) return result;
+  if (tensor.ndim == 2) {  // (head, dim): of any row
+    result.rank = 3;
+    result.shape[2] = result.shape[1];
+    result.strides[2] = result.strides[1];
+    result.shape[1] = result.shape[0];
+    result.strides[1] = result.strides[0];
+    result.shape[0] = 1;
+    result.strides[0] = 0;
   }
+  std::swap(result.shape[result.rank - 3], result.shape[result.rank - 2]);
+  std::swap(result.strides[result.rank - 3], result.strides[result.rank - 2]);
   return result;
 }
 

@@ -47,6 +47,8 @@ inline constexpr AppendRow kAppendRows[] = {
     {"cos", "cos", &fulmen_append::cos, false},
     {"sin", "sin", &fulmen_append::sin, false},
     {"q", "q", &fulmen_append::q, true},
+    {"k_scale", "k_scale", &fulmen_append::k_scale, true},
+    {"v_scale", "v_scale", &fulmen_append::v_scale, true},
 };
 
 // A failed call of the C ABI, with its sentence: arrays are called what the caller calls them.
@@ -92,7 +94,8 @@ struct ArrayRow {
 };
 
 constexpr bool names_head_and_row(std::string_view axes) {
-  return axes == "kQAxes" || axes == "kKAxes" || axes == "kVAxes" || axes == "kOAxes";
+  return axes == "kQAxes" || axes == "kKAxes" || axes == "kVAxes" || axes == "kOAxes" ||
+         axes == "kScaleAxes";
 }
 
 inline constexpr ArrayRow kArrays[] = {
@@ -126,7 +129,8 @@ struct Layout {
 // What the caller knows of an array and DLPack does not.
 struct ViewOptions {
   bool rows_before_heads = false;  // axes (..., row, head, dim): exchanged where the array has them
-  bool reinterpret = false;        // uint16 holds bfloat16, uint8 holds bool: NumPy exports neither
+  uint8_t dtype = 0;  // a number of fulmen_dtype, of as many bits: NumPy exports integers instead
+                      // of bfloat16, bool and 8-bit floating-point numbers; 0: what DLPack says
 };
 
 // Throws Refusal, naming the array: a dtype that fulmen does not know, too many axes.

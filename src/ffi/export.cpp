@@ -106,6 +106,14 @@ TVMFFIByteArray Arguments::content(const char* name) {
   }
 }
 
+OwnDTypes Arguments::own_dtypes() {
+  if (!empty() && next_->type_index == kTVMFFIInt) {
+    integer("dtypes");
+    return OwnDTypes({nullptr, 0});
+  }
+  return OwnDTypes(content("dtypes"));
+}
+
 std::string Arguments::text(const char* name) {
   if (!empty() && (next_->type_index == kTVMFFITensor || next_->type_index == kTVMFFIDLTensorPtr)) {
     const Bytes source = host_bytes(name);
@@ -126,13 +134,13 @@ Planned Arguments::planned() {
 
 Arrays Arguments::read(bool with_pointers) {
   Arrays result;
-  const int64_t reinterpret = integer("reinterpret");
+  OwnDTypes dtypes = own_dtypes();
   const bool rows_before_heads = Layout::of(integer("layout")).rows_before_heads;
   for (size_t index = 0; index < kNumArrays; ++index) {
     const ArrayRow& row = kArrays[index];
+    const ViewOptions options{rows_before_heads, dtypes.next()};
     const DLTensor* source = array(row.word);
     if (source == nullptr) continue;
-    const ViewOptions options{rows_before_heads, ((reinterpret >> index) & 1) != 0};
     if (with_pointers) {
       result.add(static_cast<ArrayIndex>(index), *source, options);
     } else {

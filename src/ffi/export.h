@@ -10,8 +10,10 @@
 //   experiment  without (int), tile (str or None)
 //   stream    int: a CUstream as its address; kCurrentStream: the one that the caller's framework
 //             has told tvm-ffi (PyTorch does, by the tensors of the call). Ignored on the CPU
-//   arrays    reinterpret (int: bit i for array i), layout (int, see Layout), then the arrays of
-//             fulmen/arrays.def in its order; None is absent, and so is all beyond the last one
+//   arrays    dtypes (0, or bytes: ViewOptions::dtype of each array), layout (int, see Layout),
+//   then
+//             the arrays of fulmen/arrays.def in its order; None is absent, and so is all beyond
+//             the last one
 #pragma once
 
 #include <string>
@@ -37,6 +39,21 @@ struct Planned {
   std::string tile;
 };
 
+// What ViewOptions::dtype is of one array after the other.
+class OwnDTypes {
+ public:
+  explicit OwnDTypes(TVMFFIByteArray numbers) : numbers_(numbers) {}
+
+  uint8_t next() {
+    if (at_ >= numbers_.size) return 0;
+    return static_cast<uint8_t>(numbers_.data[at_++]);
+  }
+
+ private:
+  TVMFFIByteArray numbers_;
+  size_t at_ = 0;
+};
+
 class Arguments {
  public:
   Arguments(const TVMFFIAny* args, int32_t num_args) : next_(args), end_(args + num_args) {}
@@ -51,6 +68,7 @@ class Arguments {
 
   Bytes host_bytes(const char* name);  // a vector of bytes that the host reads or writes
   Bytes bytes(const char* name, MemorySpace* space);  // one anywhere; its memory space is added
+  OwnDTypes own_dtypes();
   std::string text(const char* name);  // str, bytes, a vector of bytes of the host, or None: ""
   fulmen_problem options();
   Planned planned();

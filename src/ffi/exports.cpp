@@ -129,7 +129,7 @@ int64_t schema(Arguments in) {
 int64_t dense_mask(Arguments in) {
   const DLTensor* matrix = in.array("visible");
   if (matrix == nullptr) throw Refusal{FULMEN_ERROR_ARGUMENT, "visible is not given"};
-  const fulmen_tensor visible = view("visible", *matrix, {false, true});
+  const fulmen_tensor visible = view("visible", *matrix, {false, FULMEN_BOOL});
   const fulmen_problem problem = in.options();
   const Arrays arrays = in.arrays();
   check(fulmen_dense_mask(&problem, &arrays.tensors, &visible));
@@ -139,27 +139,26 @@ int64_t dense_mask(Arguments in) {
 // Arrays that follow the numbers of a call, one by one.
 struct NextArray {
   Arguments& in;
-  int64_t bits;  // of reinterpret
+  OwnDTypes dtypes;
   bool rows_before_heads;
   Arrays all{};
 
   fulmen_tensor operator()(const char* name, bool has_layout) {
-    const bool reinterpret = (bits & 1) != 0;
-    bits >>= 1;
+    const uint8_t dtype = dtypes.next();
     fulmen_tensor tensor = all.tensors.q;  // absent
     if (const DLTensor* source = in.array(name); source != nullptr) {
-      tensor = view(name, *source, {rows_before_heads && has_layout, reinterpret});
+      tensor = view(name, *source, {rows_before_heads && has_layout, dtype});
       all.space.add(name, source->device);
     }
     return tensor;
   }
 };
 
-// (stream, reinterpret, layout, sinks, o, lse, then o and lse of each part)
+// (stream, dtypes, layout, sinks, o, lse, then o and lse of each part)
 int64_t merge(Arguments in) {
   const int64_t stream = in.integer("stream");
-  const int64_t bits = in.integer("reinterpret");
-  NextArray next{in, bits, Layout::of(in.integer("layout")).rows_before_heads};
+  const OwnDTypes dtypes = in.own_dtypes();
+  NextArray next{in, dtypes, Layout::of(in.integer("layout")).rows_before_heads};
   const fulmen_tensor sinks = next("sinks", false);
   const fulmen_tensor o = next("o", true);
   const fulmen_tensor lse = next("lse", false);
@@ -174,14 +173,14 @@ int64_t merge(Arguments in) {
   return 0;
 }
 
-// (interleaved, stream, reinterpret, layout, then the arrays of kAppendRows)
+// (interleaved, stream, dtypes, layout, then the arrays of kAppendRows)
 int64_t append_kv(Arguments in) {
   fulmen_append append;
   fulmen_append_init(&append);
   append.interleaved = static_cast<int32_t>(in.integer("interleaved"));
   const int64_t stream = in.integer("stream");
-  const int64_t bits = in.integer("reinterpret");
-  NextArray next{in, bits, Layout::of(in.integer("layout")).rows_before_heads};
+  const OwnDTypes dtypes = in.own_dtypes();
+  NextArray next{in, dtypes, Layout::of(in.integer("layout")).rows_before_heads};
   for (const AppendRow& row : kAppendRows) {
     append.*row.member = next(row.word, row.has_head_and_row);
   }
@@ -190,12 +189,12 @@ int64_t append_kv(Arguments in) {
   return 0;
 }
 
-// (interleaved, stream, reinterpret, layout, out, x, positions, cos, sin)
+// (interleaved, stream, dtypes, layout, out, x, positions, cos, sin)
 int64_t rotary(Arguments in) {
   const auto interleaved = static_cast<int32_t>(in.integer("interleaved"));
   const int64_t stream = in.integer("stream");
-  const int64_t bits = in.integer("reinterpret");
-  NextArray next{in, bits, Layout::of(in.integer("layout")).rows_before_heads};
+  const OwnDTypes dtypes = in.own_dtypes();
+  NextArray next{in, dtypes, Layout::of(in.integer("layout")).rows_before_heads};
   const fulmen_tensor out = next("out", true);
   const fulmen_tensor x = next("x", true);
   const fulmen_tensor positions = next("positions", false);

@@ -277,7 +277,7 @@ void TorchCall::add(ArrayIndex index, const DLTensor& array) {
                   std::string(kArrays[index].word) + " has " + std::to_string(array.ndim) +
                       " axes; the layout of the call names " + std::to_string(rank)};
   }
-  arrays_.add(index, array, {layout_.rows_before_heads, false});
+  arrays_.add(index, array, {layout_.rows_before_heads, 0});
 }
 
 void TorchCall::run(fulmen_status (*function)(const fulmen_problem*, const fulmen_tensors*,

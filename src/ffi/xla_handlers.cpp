@@ -98,7 +98,7 @@ class XlaCall {
                          buffer.dims,
                          nullptr,
                          0};
-    arrays_.add(index, array, {layout_.rows_before_heads, false});
+    arrays_.add(index, array, {layout_.rows_before_heads, 0});
   }
 
   // uint32[4] are the words of int64[2], seed and offset: JAX has no int64 unless it is asked to.
@@ -160,7 +160,7 @@ fulmen_append append_of(const XlaCallFrame& frame, DLDevice device) {
         nullptr,     0};
     const AppendRow& row = kAppendRows[member];
     const bool exchanged = Layout::of(*layout.data).rows_before_heads && row.has_head_and_row;
-    append.*row.member = view(row.word, array, {exchanged, false});
+    append.*row.member = view(row.word, array, {exchanged, 0});
   }
   return append;
 }

@@ -263,7 +263,25 @@ const AppendRefusal kAppendRefusals[] = {
      {"v is float16", "dtype of k, float32"}},
     {[](Call& c) { c.append.k_cache.dtype = FULMEN_FLOAT16; },
      FULMEN_ERROR_DTYPE,
-     {"k_cache is float16"}},
+     {"k_cache is float16 where k is float32", "the dtype of k", "float8_e4m3fn"}},
+    {[](Call& c) { c.append.v_cache.dtype = FULMEN_INT8; },
+     FULMEN_ERROR_DTYPE,
+     {"v_cache is int8", "the dtype of k_cache, float32"}},
+    {[](Call& c) { c.append.k_scale = tensor(c.cos, FULMEN_FLOAT32, {1}); },
+     FULMEN_ERROR_ARGUMENT,
+     {"k_scale is given where k_cache is float32", "int8"}},
+    {[](Call& c) {
+       c.append.k_cache.dtype = c.append.v_cache.dtype = FULMEN_INT8;
+       c.append.v_scale = tensor(c.cos, FULMEN_FLOAT16, {1});
+     },
+     FULMEN_ERROR_DTYPE,
+     {"v_scale is float16", "float32"}},
+    {[](Call& c) {
+       c.append.k_cache.dtype = c.append.v_cache.dtype = FULMEN_INT8;
+       c.append.k_scale = tensor(c.cos, FULMEN_FLOAT32, {3, 1});
+     },
+     FULMEN_ERROR_SHAPE,
+     {"k_scale has shape (3, 1)", "row of the page = 2 or 1"}},
     {[](Call& c) { c.append.slots.dtype = FULMEN_FLOAT32; },
      FULMEN_ERROR_DTYPE,
      {"slots is float32", "int32 or int64"}},

@@ -7,7 +7,7 @@
 
 #include "core/error.h"
 #include "cpu/backend.h"
-#include "drawn_append.h"
+#include "quantised_append.h"
 
 namespace fulmen::test {
 namespace {
@@ -18,6 +18,22 @@ TEST(Append, RowsGoWhereTheyShould) {
     cpu::append(validate_append(drawn.given, true));
     ASSERT_EQ(drawn.wrong(), "") << "seed " << seed;
   }
+}
+
+TEST(Append, QuantisesWhatItRotated) {
+  int quantised = 0;
+  for (unsigned seed = 0; seed < 120; ++seed) {
+    const DrawnAppend drawn(seed, true);
+    if (drawn.given.k.dtype == DType::kFloat64) continue;
+    ++quantised;
+    for (const DType stored : {DType::kFloat8E4M3, DType::kFloat8E5M2, DType::kInt8}) {
+      const QuantisedAppend call(seed, drawn.given, stored);
+      cpu::append(validate_append(call.wide, true));
+      cpu::append(validate_append(call.given, true));
+      ASSERT_EQ(call.wrong(call.given), "") << "seed " << seed;
+    }
+  }
+  EXPECT_GT(quantised, 60);
 }
 
 TEST(Append, ARotaryEmbeddingAlone) {

@@ -157,7 +157,8 @@ def test_refusals() -> None:
     with pytest.raises(fulmen.ArgumentError, match=r"kv_lengths\[0\] is 9"):
         fulmen.append_kv(**{**given, "slots": (given["slots"][0], torch.tensor([9, 0]))})
     with pytest.raises(
-        fulmen.DTypeError, match="k_pages is bfloat16; allowed is the dtype of k_new"
+        fulmen.DTypeError,
+        match="k_pages is bfloat16 where k_new is float32; allowed is the dtype of k_new",
     ):
         fulmen.append_kv(**{**given, "k_pages": given["k_pages"].bfloat16()})
     assert torch.equal(given["k_pages"], before) or given["k_pages"].isnan().all()

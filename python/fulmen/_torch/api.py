@@ -43,6 +43,7 @@ from .ops import (
     DIFFERENTIABLE,
     FLOATING,
     O_ONLY,
+    QUANTISED,
     WITH_LSE,
     WITH_STATS,
     Arrays,
@@ -54,7 +55,8 @@ from .ops import (
 
 _ADDENDS = ("bias", "alibi_slopes", "sinks")
 _OWN = {"return_lse", "out", "out_dtype", "stream", "rng", "mask"}
-_CACHES = schema().forward_only
+_FORWARD_ONLY = schema().forward_only
+_SCALES = schema().scales
 _BEHIND_V = {*schema().optional_inputs} - _OWN
 _NUMBER_OR_TENSOR = ("mask", *schema().integer_inputs)  # what may be a list or of NumPy
 # The word of each option that fills one: it may be symbolic.
@@ -94,9 +96,11 @@ def attention(q: Any, k: Any, v: Any, options: dict[str, Any]) -> Any:
     if not is_plainly_eager and torch.is_autocast_enabled(device):
         arrays = _autocast(device, Arrays(*arrays))
     packed = "cu_q" in inputs
-    of_caches = [name for name in _CACHES if name in inputs]
-    if of_caches:
-        _refuse_derivatives(arrays, of_caches[0])
+    forward_only = [name for name in _FORWARD_ONLY if name in inputs]
+    if forward_only:
+        _refuse_derivatives(arrays, f"{forward_only[0]} is given")
+    elif isinstance(k, Tensor) and k.dtype in QUANTISED:
+        _refuse_derivatives(arrays, f"k has dtype {str(k.dtype)[6:]}")
     has_modes = not is_plainly_eager and guards.needs_operators()
     by_operator = has_modes or by_subclass or out is not None or not guards.are_plain(q, k, v)
     if not is_plainly_eager and guards.is_compiling():
@@ -160,6 +164,10 @@ def _arrays(q: Any, k: Any, v: Any, inputs: dict[str, Any]) -> Any:
     for name in _NUMBER_OR_TENSOR:
         if name in inputs:
             inputs[name] = _tensor_of(inputs[name], name, q.device)
+    for name in _SCALES:
+        if name in inputs:
+            inputs[name] = appending.scale_tensor(name, inputs[name], q.device)
+            _refuse_lost_gradient(name, inputs[name])
     _check_addends(inputs)
     return Arrays(q, k, v, **inputs)
 
@@ -233,18 +241,18 @@ def _records(arrays: Any) -> bool:
 
 
 def _refuse_derivatives(arrays: Any, said: str) -> None:
-    """Refuses derivatives of a call over caches, which has none."""
+    """Refuses derivatives of a call over caches or quantised keys, which has none."""
     for index in DIFFERENTIABLE if torch.is_grad_enabled() else ():
         if index < len(arrays) and arrays[index] is not None and arrays[index].requires_grad:
             name = schema().inputs[index]
             raise UnsupportedError(
-                f"{name} requires grad and {said} is given: calls over caches have no backward "
-                f"pass; pass {name}.detach(), or call under torch.no_grad()"
+                f"{name} requires grad and {said}: such calls have no backward pass; pass "
+                f"{name}.detach(), or call under torch.no_grad()"
             )
     if guards.is_transformed():
         raise UnsupportedError(
-            f"{said} is given inside a transform of torch.func or forward AD: calls over caches "
-            "have no derivatives and no vmap; call outside of it"
+            f"{said} inside a transform of torch.func or forward AD: such calls have no "
+            "derivatives and no vmap; call outside of it"
         )
 
 
@@ -265,7 +273,9 @@ def _autocast(device: str, arrays: Any) -> Any:
     dtype = torch.get_autocast_dtype(device)
     if bias is not None and bias.dtype not in (dtype, torch.float32):
         bias = bias.to(dtype)
-    return arrays._replace(q=q.to(dtype), k=k.to(dtype), v=v.to(dtype), bias=bias)
+    if k.dtype not in QUANTISED:
+        k, v = k.to(dtype), v.to(dtype)
+    return arrays._replace(q=q.to(dtype), k=k, v=v, bias=bias)
 
 
 def checked(arrays: Sequence[Any]) -> None:
@@ -277,10 +287,11 @@ def checked(arrays: Sequence[Any]) -> None:
                 f"{name} is a nested tensor; fulmen.attention_varlen takes its values() and, as "
                 "cu_q and cu_kv, its offsets()"
             )
-        if x.dtype not in FLOATING:
+        if x.dtype not in FLOATING and (name == "q" or x.dtype not in QUANTISED):
+            allowed = FLOATING if name == "q" else FLOATING + QUANTISED
             raise DTypeError(
-                f"{name} has dtype {str(x.dtype)[6:]}; allowed are float64, float32, float16, "
-                "bfloat16"
+                f"{name} has dtype {str(x.dtype)[6:]}; allowed are "
+                + ", ".join(str(dtype)[6:] for dtype in allowed)
             )
         if x.layout != torch.strided:
             raise UnsupportedError(f"{name} has layout {x.layout}; {name}.to_dense() is strided")

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..appending import INTEGERS, append_arrays, rotary_arrays, written
+from ..appending import INTEGERS, SCALES, append_arrays, rotary_arrays, written
 from ..array_types import CURRENT_STREAM, NO_STREAM, TorchType
 from ..errors import DTypeError, UnsupportedError, kind_of
 from ..layouts import LAYOUTS, layout_of
@@ -56,7 +56,12 @@ def append_kv(
     """`fulmen.append_kv` of tensors. named: the arrays behind v_new."""
     _refuse_stream(stream)
     axes = layout_of(layout, named["cu_new"] is not None)
-    named = {name: _tensor(name, x, k_pages.device) for name, x in named.items()}
+    named = {
+        name: scale_tensor(name, x, k_pages.device)
+        if name in SCALES
+        else _tensor(name, x, k_pages.device)
+        for name, x in named.items()
+    }
     arrays = AppendArrays(k_pages, v_pages, None, k_new, v_new, **named)
     for x, name in ((k_new, "k_new"), (v_new, "v_new")):
         _tensor(name, x, k_pages.device)
@@ -90,6 +95,14 @@ def _tensor(name: str, x: Any, device: Any) -> Any:
     except Exception:
         raise DTypeError(f"{name} is {kind_of(x)}; a tensor is expected") from None
     return made.long() if name in INTEGERS and made.numel() == 0 else made
+
+
+def scale_tensor(name: str, x: Any, device: Any) -> Any:
+    """Scales as a tensor of an axis at least: from a number on `device`, or an array."""
+    if isinstance(x, (int, float)):
+        return torch.full((1,), x, dtype=torch.float32, device=device)
+    made = _tensor(name, x, device)
+    return made.reshape(1) if made is not None and made.dim() == 0 else made
 
 
 def _refuse_stream(stream: Any) -> None:

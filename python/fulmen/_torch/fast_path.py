@@ -50,6 +50,8 @@ def fast_attention(q: Tensor, k: Tensor, v: Tensor, options: dict[str, Any]) -> 
     if number == 0:
         return None
     records = (q.requires_grad or k.requires_grad or v.requires_grad) and torch.is_grad_enabled()
+    if records and k.dtype in ops.QUANTISED:  # refused by name
+        return None
     try:
         if q.device == k.device == v.device:  # else the dispatcher asks the device of any of them
             if records:

@@ -42,11 +42,13 @@ def _axis(name: str, x: Any, wanted: str, layout: int) -> int | None:
     """Where an array of the call has its batch or its heads; None: it is broadcast over them."""
     row = schema().arrays[name]
     rank = layout // 2
-    if row["has_head_and_row"]:
+    if row["has_head_and_row"] and not row["broadcast"]:
         if wanted == "batch":
             return 0 if rank == 4 else None
         return rank - 2 if layout & 1 else rank - 3
     axes = list(row["axes"])
+    if row["has_head_and_row"] and layout & 1:
+        axes[1], axes[2] = axes[2], axes[1]
     named = {"kv_head": "head"}
     places = [named.get(axis, axis) for axis in axes[len(axes) - x.ndim :]]
     if wanted not in places:

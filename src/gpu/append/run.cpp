@@ -24,8 +24,10 @@ constexpr i64 kPiecesOfBlock = 1024;
 KernelSpec append_spec(const AppendConfig& config) {
   constexpr const char* kRotations[] = {"", "_halves", "_interleaved"};
   const bool has_table = config.rotation != Rotation::kNone && config.table != config.dtype;
+  const bool quantises = config.quantised != DType::kNone;
   const std::string distinction = sentence(
-      name(config.dtype), kRotations[static_cast<int>(config.rotation)],
+      name(config.dtype), quantises ? sentence("_", name(config.quantised)) : "",
+      kRotations[static_cast<int>(config.rotation)],
       has_table ? sentence("_table_", name(config.table)) : "", config.vectors ? "" : "_elements");
   KernelSpec spec = spec_of<AppendParams>("append/append", "append", distinction, config);
   spec.num_threads = config.num_threads;
@@ -56,12 +58,12 @@ bool fits_vectors(const AppendProblem& problem) {
 
 // Loaded kernels live as long as the process, so each is looked up once.
 const LoadedKernel& kernel_for(const Device& device, const AppendConfig& config) {
-  using Key = std::tuple<const Device*, DType, DType, Rotation, bool>;
+  using Key = std::tuple<const Device*, DType, DType, DType, Rotation, bool>;
   static std::mutex mutex;
   static std::map<Key, const LoadedKernel*> kernels;
   const std::lock_guard lock(mutex);
-  const LoadedKernel*& kernel =
-      kernels[{&device, config.dtype, config.table, config.rotation, config.vectors}];
+  const LoadedKernel*& kernel = kernels[{&device, config.dtype, config.quantised, config.table,
+                                         config.rotation, config.vectors}];
   if (kernel == nullptr) kernel = &prepare(device, append_spec(config));
   return *kernel;
 }
@@ -78,6 +80,7 @@ i32 checked_pieces(i64 pieces) {
 AppendConfig append_config(const AppendProblem& problem) {
   AppendConfig config;
   config.dtype = problem.dtype;
+  if (problem.quantises()) config.quantised = problem.k_cache.dtype;
   config.table = problem.rotates() ? problem.cos.dtype : problem.dtype;
   config.rotation = !problem.rotates()    ? Rotation::kNone
                     : problem.interleaved ? Rotation::kInterleaved
@@ -150,10 +153,19 @@ std::vector<KernelSpec> append_specs() {
     for (const Rotation rotation : {Rotation::kNone, Rotation::kHalves, Rotation::kInterleaved}) {
       for (const bool vectors : {true, false}) {
         const DType table = rotation == Rotation::kHalves ? DType::kFloat32 : dtype;
-        specs.push_back(append_spec({dtype, table, rotation, vectors}));
+        specs.push_back(append_spec(
+            {.dtype = dtype, .table = table, .rotation = rotation, .vectors = vectors}));
       }
     }
   }
+  const auto add_quantised = [&specs](DType dtype, DType quantised, Rotation rotation,
+                                      bool vectors) {
+    specs.push_back(append_spec(
+        {.dtype = dtype, .quantised = quantised, .rotation = rotation, .vectors = vectors}));
+  };
+  add_quantised(DType::kFloat16, DType::kFloat8E4M3, Rotation::kHalves, true);
+  add_quantised(DType::kBFloat16, DType::kFloat8E5M2, Rotation::kNone, false);
+  add_quantised(DType::kFloat32, DType::kInt8, Rotation::kInterleaved, true);
   return specs;
 }
 

@@ -156,18 +156,34 @@ void store_run(const Run<T, kCount>& run, u8* address) {
   }
 }
 
+// Elements of a byte.
+template <class T, i32 kCount>
+void store_few(const Run<T, kCount>& run, u8* address) {
+  static_assert(sizeof(T) == 1);
+  if constexpr (kCount == 8) {
+    store_element(address, __builtin_bit_cast(u64, run));
+  } else if constexpr (kCount == 4) {
+    store_element(address, __builtin_bit_cast(u32, run));
+  } else {
+    for (i32 i = 0; i < kCount; ++i) store_element(address + i, run.element[i]);
+  }
+}
+
 inline double narrow(double x, double) { return x; }
 inline float narrow(float x, float) { return x; }
 inline f16 narrow(float x, f16) { return to_f16(x); }
 inline bf16 narrow(float x, bf16) { return to_bf16(x); }
+inline e4m3 narrow(float x, e4m3) { return to_e4m3(x); }
+inline e5m2 narrow(float x, e5m2) { return to_e5m2(x); }
+inline int8 narrow(float x, int8) { return to_int8(x); }
 
 // (x0, x1) = (x0 cos - x1 sin, x1 cos + x0 sin), no product contracted: as the CPU computes it.
-template <class Real, class T>
-void rotate_pair(T& x0, T& x1, Real cos, Real sin) {
-  const Real a = widen(x0);
-  const Real b = widen(x1);
-  x0 = narrow(ptx::rounded_product(a, cos) - ptx::rounded_product(b, sin), T{});
-  x1 = narrow(ptx::rounded_product(b, cos) + ptx::rounded_product(a, sin), T{});
+template <class Real>
+void rotate_pair(Real& x0, Real& x1, Real cos, Real sin) {
+  const Real a = x0;
+  const Real b = x1;
+  x0 = ptx::rounded_product(a, cos) - ptx::rounded_product(b, sin);
+  x1 = ptx::rounded_product(b, cos) + ptx::rounded_product(a, sin);
 }
 
 // One thread's share of one head of one row.
@@ -176,6 +192,8 @@ struct Piece {
   using T = typename ElementOf<kConfig.dtype>::Type;
   using Real = typename ElementOf<kConfig.dtype>::Real;
   using Table = typename ElementOf<kConfig.table>::Type;
+  using Cached = typename ElementOf<kConfig.cache_dtype()>::Type;
+  static constexpr bool kQuantises = kConfig.quantised != DType::kNone;
   static constexpr i32 kLanes = kConfig.lanes();
   static constexpr bool kRotates = kConfig.rotation != Rotation::kNone;
   // One element at a time, a neighbour is a run of its own, as a half is.
@@ -189,10 +207,16 @@ struct Piece {
   i64 position = -1;      // >= 0: it rotates
   i32 pair = 0;           // the first of its columns of cos and sin
 
+  // Of a quantised cache.
+  bool is_quantised = false;
+  Real scale = 1;  // what elements are divided by
+  Run<Cached, kLanes> first_stored, second_stored;
+
   // from, to: the head. index: of the piece in the head.
   void load(const AppendParams& p, const u8* from, i64 from_stride, u8* into, i64 into_stride,
             i32 index, i32 rotated, i64 row_position) {
     constexpr i64 kBytes = sizeof(T);
+    const i64 into_bytes = is_quantised ? static_cast<i64>(sizeof(Cached)) : kBytes;
     i64 d = static_cast<i64>(index) * kLanes;
     i64 apart = 0;
     if constexpr (kRotates) {
@@ -212,25 +236,64 @@ struct Piece {
     if (kRotates && !kInOneRun && apart > 0) {
       load_run(second, from + (d + apart) * from_stride * kBytes);
     }
-    to = into + d * into_stride * kBytes;
-    second_bytes = apart * into_stride * kBytes;
+    to = into + d * into_stride * into_bytes;
+    second_bytes = apart * into_stride * into_bytes;
   }
 
-  void rotate(const AppendParams& p) {
+  // call(j, cos, sin) for each pair of elements: 2 j and 2 j + 1 of the first run, or j of both.
+  template <class Call>
+  void each_pair(const AppendParams& p, const Call& call) const {
     if (!kRotates || position < 0) return;
     Run<Table, kPairs> cos, sin;
     load_run(cos, p.cos.data + p.cos.offset(0, 0, position, pair) * sizeof(Table));
     load_run(sin, p.sin.data + p.sin.offset(0, 0, position, pair) * sizeof(Table));
     for (i32 j = 0; j < kPairs; ++j) {
+      call(j, static_cast<Real>(widen(cos.element[j])), static_cast<Real>(widen(sin.element[j])));
+    }
+  }
+
+  void rotate(const AppendParams& p) {
+    if constexpr (kQuantises) {
+      if (is_quantised) return quantise(p);
+    }
+    each_pair(p, [&](i32 j, Real cos, Real sin) {
       T& x0 = kInOneRun ? first.element[2 * j] : first.element[j];
       T& x1 = kInOneRun ? first.element[2 * j + 1] : second.element[j];
-      rotate_pair<Real>(x0, x1, static_cast<Real>(widen(cos.element[j])),
-                        static_cast<Real>(widen(sin.element[j])));
+      Real a = widen(x0), b = widen(x1);
+      rotate_pair(a, b, cos, sin);
+      x0 = narrow(a, T{});
+      x1 = narrow(b, T{});
+    });
+  }
+
+  // Rotated, then divided, then rounded once.
+  void quantise(const AppendParams& p) {
+    const bool has_second = second_bytes > 0;
+    Real a[kLanes], b[kLanes] = {};
+    for (i32 j = 0; j < kLanes; ++j) {
+      a[j] = widen(first.element[j]);
+      if (has_second) b[j] = widen(second.element[j]);
+    }
+    each_pair(p, [&](i32 j, Real cos, Real sin) {
+      Real& x0 = kInOneRun ? a[2 * j] : a[j];
+      Real& x1 = kInOneRun ? a[2 * j + 1] : b[j];
+      rotate_pair(x0, x1, cos, sin);
+    });
+    for (i32 j = 0; j < kLanes; ++j) {
+      first_stored.element[j] = narrow(a[j] / scale, Cached{});
+      second_stored.element[j] = narrow(b[j] / scale, Cached{});
     }
   }
 
   void store() const {
     if (to == nullptr) return;
+    if constexpr (kQuantises) {
+      if (is_quantised) {
+        store_few(first_stored, to);
+        if (second_bytes > 0) store_few(second_stored, to + second_bytes);
+        return;
+      }
+    }
     store_run(first, to);
     if (kRotates && second_bytes > 0) store_run(second, to + second_bytes);
   }
@@ -240,6 +303,7 @@ struct Piece {
 template <AppendConfig kConfig>
 void load_piece(const AppendParams& p, const RowTarget& at, i32 index, Piece<kConfig>& piece) {
   constexpr i64 kBytes = size_bytes(kConfig.dtype);
+  constexpr i64 kCacheBytes = size_bytes(kConfig.cache_dtype());
   const bool is_q = index >= p.kv_pieces;
   const bool is_v = !is_q && index >= p.k_pieces;
   if (is_q ? at.position < 0 : at.page < 0) return;
@@ -250,9 +314,18 @@ void load_piece(const AppendParams& p, const RowTarget& at, i32 index, Piece<kCo
   const ArrayView& to = is_q ? p.q_out : is_v ? p.v_cache : p.k_cache;
   const i64 into =
       is_q ? to.offset(at.batch, head, at.row, 0) : to.offset(at.page, head, at.page_row, 0);
+  if constexpr (Piece<kConfig>::kQuantises) {
+    const ArrayView& scales = is_v ? p.v_scale : p.k_scale;
+    piece.is_quantised = !is_q;
+    if (!is_q && scales.present()) {
+      const i64 scale = scales.offset(at.page, head, at.page_row, 0);
+      piece.scale = load_element<float>(scales.data + scale * static_cast<i64>(sizeof(float)));
+    }
+  }
   piece.load(p, from.data + from.offset(at.batch, head, at.row, 0) * kBytes, from.strides[3],
-             to.data + into * kBytes, to.strides[3], static_cast<i32>(in_array - head * of_head),
-             is_v ? 0 : p.rotated_of_head, at.position);
+             to.data + into * (is_q ? kBytes : kCacheBytes), to.strides[3],
+             static_cast<i32>(in_array - head * of_head), is_v ? 0 : p.rotated_of_head,
+             at.position);
 }
 
 template <AppendConfig kConfig>

@@ -12,12 +12,14 @@ namespace fulmen {
 enum class Rotation : u8 { kNone, kHalves, kInterleaved };
 
 struct AppendConfig {
-  DType dtype = DType::kFloat16;  // of new rows, of q and of caches
-  DType table = DType::kFloat32;  // of cos and sin
+  DType dtype = DType::kFloat16;   // of new rows, of q and of caches that are not quantised
+  DType quantised = DType::kNone;  // of the caches, where they have 8 bits
+  DType table = DType::kFloat32;   // of cos and sin
   Rotation rotation = Rotation::kNone;
   bool vectors = true;  // 16 bytes at a time; else one element, with any strides and alignment
   i32 num_threads = 256;
 
+  constexpr DType cache_dtype() const { return quantised == DType::kNone ? dtype : quantised; }
   constexpr i32 lanes() const {  // elements that a thread moves at once
     return vectors ? 16 / static_cast<i32>(size_bytes(dtype)) : 1;
   }
@@ -31,6 +33,7 @@ inline constexpr i32 kAppendSharedBytes = kMaxAppendRows * kRowTargetBytes;
 template <class Each>
 constexpr void for_each_field(const AppendConfig& config, Each each) {
   each("dtype", config.dtype);
+  each("quantised", config.quantised);
   each("table", config.table);
   each("rotation", config.rotation);
   each("vectors", config.vectors);

@@ -28,6 +28,8 @@ struct AppendArrays {
   Array sin;          // (1, 1, position, pair)
   Array q;            // (batch, head, row, dim_qk)
   Array q_out;        // (batch, head, row, dim_qk): written; may be q
+  Array k_scale;      // (page, kv_head, row of the page, 1)    broadcast: extent 1, stride 0
+  Array v_scale;      // likewise
 };
 
 struct AppendExtents {

@@ -8,7 +8,8 @@
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 
-#include "../../cpu/drawn_append.h"
+#include "../../cpu/quantised_append.h"
+#include "cpu/backend.h"
 #include "emulator/global_memory.h"
 #include "emulator/launch.h"
 #include "emulator/schedules.h"
@@ -60,10 +61,30 @@ struct AppendRun {
   }
 
   // Fewer threads than on a GPU, so that small problems have several steps.
-  template <DType kDType, DType kTable, Rotation kRotation>
+  template <DType kDType, DType kTable, Rotation kRotation, DType kQuantised = DType::kNone>
   void with_vectors(bool vectors) {
-    vectors ? launch<AppendConfig{kDType, kTable, kRotation, true, 64}>()
-            : launch<AppendConfig{kDType, kTable, kRotation, false, 64}>();
+    vectors ? launch<AppendConfig{kDType, kQuantised, kTable, kRotation, true, 64}>()
+            : launch<AppendConfig{kDType, kQuantised, kTable, kRotation, false, 64}>();
+  }
+
+  // A choice of combinations; false: not among them.
+  bool run_quantised(const AppendConfig& config) {
+    using enum DType;
+    const auto is = [&](DType dtype, DType stored, DType table, Rotation rotation) {
+      return config.dtype == dtype && config.quantised == stored && config.rotation == rotation &&
+             (config.table == table || rotation == Rotation::kNone);
+    };
+    const bool vectors = config.vectors;
+    if (is(kFloat16, kFloat8E4M3, kFloat32, Rotation::kHalves)) {
+      with_vectors<kFloat16, kFloat32, Rotation::kHalves, kFloat8E4M3>(vectors);
+    } else if (is(kBFloat16, kFloat8E5M2, kFloat32, Rotation::kInterleaved)) {
+      with_vectors<kBFloat16, kFloat32, Rotation::kInterleaved, kFloat8E5M2>(vectors);
+    } else if (is(kFloat32, kInt8, kFloat32, Rotation::kNone)) {
+      with_vectors<kFloat32, kFloat32, Rotation::kNone, kInt8>(vectors);
+    } else {
+      return false;
+    }
+    return true;
   }
 
   template <DType kDType>
@@ -113,6 +134,25 @@ TEST(AppendKernel, RowsGoWhereTheyShould) {
   EXPECT_GT(in_vectors, 10);
 }
 
+TEST(AppendKernel, QuantisesAsTheCpuDoes) {
+  int compared = 0, in_vectors = 0;
+  for (unsigned seed = 0; compared < static_cast<int>(num_drawn(60)); ++seed) {
+    const DrawnAppend drawn(seed, true);
+    if (drawn.given.k.dtype == DType::kFloat64) continue;
+    for (const DType stored : {DType::kFloat8E4M3, DType::kFloat8E5M2, DType::kInt8}) {
+      QuantisedAppend call(seed, drawn.given, stored);
+      const AppendProblem on_device = validate_append(call.with_fresh_caches(), true);
+      AppendRun run{on_device, seed};
+      if (!run.run_quantised(gpu::append_config(on_device))) continue;
+      ++compared;
+      in_vectors += gpu::append_config(on_device).vectors;
+      cpu::append(validate_append(call.wide, true));
+      ASSERT_EQ(call.wrong(on_device), "") << "seed " << seed;
+    }
+  }
+  EXPECT_GT(in_vectors, 2);
+}
+
 // A page as far away as a large pool's: its bytes are never touched but for one row.
 TEST(AppendKernel, PagesBeyond32BitsOfElements) {
   constexpr i64 kPageStride = i64{1} << 24, kPages = 300;  // 10 GB, of which a few KB exist
@@ -133,7 +173,8 @@ TEST(AppendKernel, PagesBeyond32BitsOfElements) {
   for (const bool vectors : {true, false}) {
     u16* const last = static_cast<u16*>(pool) + (kPages - 1) * kPageStride + 3 * 8;
     last[7] = last[1024 + 7] = 0;
-    const AppendConfig config{DType::kFloat16, DType::kFloat16, Rotation::kNone, vectors};
+    const AppendConfig config{
+        .dtype = DType::kFloat16, .table = DType::kFloat16, .vectors = vectors};
     const AppendParams params = gpu::append_params(problem, config);
     const emulator::Grid grid{.blocks = 1,
                               .threads = 256,
@@ -142,10 +183,14 @@ TEST(AppendKernel, PagesBeyond32BitsOfElements) {
                               .kernel = "append",
                               .check = false};
     vectors
-        ? emulator::launch(grid,
-                           [&] { append<AppendConfig{DType::kFloat16, DType::kFloat16}>(params); })
+        ? emulator::launch(
+              grid,
+              [&] {
+                append<AppendConfig{.dtype = DType::kFloat16, .table = DType::kFloat16}>(params);
+              })
         : emulator::launch(grid, [&] {
-            append<AppendConfig{DType::kFloat16, DType::kFloat16, Rotation::kNone, false}>(params);
+            append<AppendConfig{
+                .dtype = DType::kFloat16, .table = DType::kFloat16, .vectors = false}>(params);
           });
     EXPECT_EQ(last[7], 7);
     EXPECT_EQ(last[1024 + 7], 7);
