@@ -41,7 +41,7 @@ def cache_per_token(p: Picture) -> None:
         p.text((100, y + 42), notes[name], role="soft", size=12)
         width = 190 * (1 + math.log2(intensity)) / (1 + math.log2(256))
         p.bar(Box(420, y, width, 24), "q")
-        p.text((420 + width + 8, y + 17), f"{intensity:.0f}", size=12.5)
+        p.text((690, y + 17), f"{intensity:.0f}", size=12.5, anchor="end")
     x = 420 + 190 * (1 + math.log2(RIDGE)) / (1 + math.log2(256))
     p.line([(x, 82), (x, 330)], "hot", dashed=True)
     words = p.say("an H200 can do {:.0f}", "H200 能做 {:.0f}").format(RIDGE)
