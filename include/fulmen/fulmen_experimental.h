@@ -1,9 +1,10 @@
 /* SPDX-FileCopyrightText: fulmen contributors
  * SPDX-License-Identifier: Apache-2.0
  *
- * fulmen: what experiments with GPU kernels need, and no program does: kernels without one of their
- * ideas, to measure what it buys, and tiles of the caller's, to search for better ones. Results
- * stay right. Unlike fulmen.h, this header may change with every version.
+ * fulmen: what experiments need, and no program does: GPU kernels without one of their ideas, to
+ * measure what it buys, and tiles of the caller's, to search for better ones; results stay right.
+ * And loops that a CPU's rates are measured by. Unlike fulmen.h, this header may change with every
+ * version.
  */
 #ifndef FULMEN_FULMEN_EXPERIMENTAL_H_
 #define FULMEN_FULMEN_EXPERIMENTAL_H_
@@ -54,6 +55,21 @@ FULMEN_API fulmen_status fulmen_plan_create_experimental(const fulmen_problem* p
                                                          fulmen_operation operation,
                                                          const fulmen_experiment* experiment,
                                                          fulmen_plan** plan);
+
+/* Loops of the CPU's instruction set in use (fulmen_build_info) that do one thing as fast as it
+ * can. */
+typedef enum fulmen_cpu_loop {
+  FULMEN_LOOP_MULTIPLY_ADDS = 1, /* of float32, in registers */
+  FULMEN_LOOP_PAIR_PRODUCTS = 2, /* of bfloat16, in registers: FULMEN_ERROR_UNSUPPORTED where the
+                                    instruction set has no such products */
+  FULMEN_LOOP_READ = 3           /* of a buffer, each thread its part, in order */
+} fulmen_cpu_loop;
+
+/* Runs a loop `steps` times on each of the threads that a call would use, and returns when all are
+ * done. buffer, bytes: what FULMEN_LOOP_READ reads; else NULL, 0. done: the floating-point
+ * operations, or bytes read, of all threads together. The caller takes the time. */
+FULMEN_API fulmen_status fulmen_cpu_run_loop(fulmen_cpu_loop loop, int64_t steps,
+                                             const void* buffer, int64_t bytes, int64_t* done);
 
 #ifdef __cplusplus
 } /* extern "C" */

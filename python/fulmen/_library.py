@@ -28,7 +28,7 @@ _VERBS = (
 )
 _RARE_VERBS = (  # looked up when they are first asked for
     *("gpu_info", "set_nvrtc_candidates", "cache_clear", "device_faults"),
-    *("bundle_write", "bundle_load", "append_kv", "rotary"),
+    *("bundle_write", "bundle_load", "append_kv", "rotary", "cpu_run_loop"),
     *("keep_options", "add_torch_kernels", "raise_refusal"),
 )
 
@@ -61,6 +61,7 @@ class Library:
     bundle_write: Function
     bundle_load: Function
     device_faults: Function
+    cpu_run_loop: Function
     keep_options: Function
     add_torch_kernels: Function
     raise_refusal: Function

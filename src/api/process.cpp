@@ -19,6 +19,7 @@
 #include "api/boundary.h"
 #include "core/error.h"
 #include "core/log.h"
+#include "cpu/backend.h"
 #include "cpu/thread_pool.h"
 #include "gpu/backend.h"
 #include "kernels/params.h"
@@ -106,6 +107,9 @@ void forward_parallel_for(i64 n, cpu::Body body, void* context, void*) {
 
 namespace {
 
+static_assert(static_cast<int>(cpu::Loop::kMultiplyAdds) == FULMEN_LOOP_MULTIPLY_ADDS);
+static_assert(static_cast<int>(cpu::Loop::kPairProducts) == FULMEN_LOOP_PAIR_PRODUCTS);
+static_assert(static_cast<int>(cpu::Loop::kRead) == FULMEN_LOOP_READ);
 static_assert(int{kFaultQOffsets} == FULMEN_FAULT_Q_OFFSETS);
 static_assert(int{kFaultKvOffsets} == FULMEN_FAULT_KV_OFFSETS);
 static_assert(int{kFaultQLengths} == FULMEN_FAULT_Q_LENGTHS);
@@ -174,6 +178,26 @@ fulmen_status fulmen_set_parallel_for(fulmen_parallel_for parallel_for, int32_t 
     caller().parallel_for = parallel_for;
     caller().parallel_user = user;
     fulmen::cpu::set_parallel_for(fulmen::api::forward_parallel_for, max_threads, nullptr);
+  });
+}
+
+fulmen_status fulmen_cpu_run_loop(fulmen_cpu_loop loop, int64_t steps, const void* buffer,
+                                  int64_t bytes, int64_t* done) {
+  return guarded([&] {
+    if (loop < FULMEN_LOOP_MULTIPLY_ADDS || loop > FULMEN_LOOP_READ) {
+      throw Error(Status::kArgument,
+                  sentence("loop is ", static_cast<int>(loop),
+                           "; allowed is 1 (multiply-adds), 2 (pair products) or 3 (read)"));
+    }
+    if (steps < 0 || bytes < 0) {
+      throw Error(Status::kArgument, sentence("steps is ", steps, " and bytes ", bytes,
+                                              "; allowed are numbers from 0 on"));
+    }
+    fulmen::api::require_pointer(done, "done", "the address of an int64_t");
+    if (loop == FULMEN_LOOP_READ && bytes > 0) {
+      fulmen::api::require_pointer(buffer, "buffer", "the address of `bytes` bytes");
+    }
+    *done = fulmen::cpu::run_loop(static_cast<fulmen::cpu::Loop>(loop), steps, buffer, bytes);
   });
 }
 

@@ -8,6 +8,7 @@
 
 #include "cpu/backend.h"
 
+#include <atomic>
 #include <cstdlib>
 #include <cstring>
 
@@ -122,6 +123,29 @@ const Kernels<double>& kernels<double>() {
 }
 
 const PairKernels* pair_kernels() { return tables().pairs; }
+
+const IsaLoops& isa_loops() { return tables().loops; }
+
+i64 run_loop(Loop loop, i64 steps, const void* buffer, i64 bytes) {
+  const IsaLoops& loops = isa_loops();
+  const int threads = num_threads();
+  std::atomic<i64> done{0};
+  if (loop == Loop::kPairProducts && !loops.pair_products) {
+    throw Error(Status::kUnsupported, sentence("the instruction set in use, ", kernels<float>().isa,
+                                               ", has no products of bfloat16"));
+  }
+  const i64 part = bytes / threads / loops.read_bytes * loops.read_bytes;
+  for_each_task(threads, threads, [&](int, i64 thread) {
+    if (loop == Loop::kMultiplyAdds) done += loops.multiply_adds(steps);
+    if (loop == Loop::kPairProducts) done += loops.pair_products(steps);
+    if (loop != Loop::kRead) return;
+    for (i64 step = 0; step < steps; ++step) {
+      loops.read(static_cast<const char*>(buffer) + thread * part, part);
+      done += part;
+    }
+  });
+  return done;
+}
 
 CpuDevice cpu_device() {
   const Kernels<float>& table = kernels<float>();

@@ -42,6 +42,12 @@ void tiled_backward(const Plan& plan, const Problem& problem, void* workspace);
 // FULMEN_CPU_ISA names an instruction set that was not built or is not present.
 CpuDevice cpu_device();
 
+// A loop of the instruction set that a run would use, `steps` times on each of its threads, over
+// bytes of buffer for kRead. Returns the floating-point operations, or the bytes read. Throws Error
+// where the instruction set has no such loop.
+enum class Loop { kMultiplyAdds = 1, kPairProducts = 2, kRead = 3 };
+i64 run_loop(Loop loop, i64 steps, const void* buffer, i64 bytes);
+
 // Names of the instruction sets that were built, best last.
 std::vector<const char*> built_isas();
 

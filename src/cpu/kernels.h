@@ -225,6 +225,18 @@ class PairTask {
   const PairKernels* kernels_;
 };
 
+// Loops that do one thing as fast as the instruction set can, on the calling thread.
+struct IsaLoops {
+  // Multiply-adds of float32 in registers, and products of bf16, null where there are none. Return
+  // the floating-point operations.
+  i64 (*multiply_adds)(i64 steps);
+  i64 (*pair_products)(i64 steps);
+
+  // Reads `bytes`, a multiple of read_bytes.
+  void (*read)(const char* from, i64 bytes);
+  i64 read_bytes;
+};
+
 // The table in use: chosen once, at the first call, from what the processor has and
 // FULMEN_CPU_ISA; backend.cpp. Throws Error when that names what is not there.
 template <class Real>
@@ -232,10 +244,12 @@ const Kernels<Real>& kernels();
 
 // Null where the instruction set has no such instructions.
 const PairKernels* pair_kernels();
+const IsaLoops& isa_loops();
 
 struct IsaTables {
   Kernels<float> float32;  // also for float16 and bfloat16
   Kernels<double> float64;
+  IsaLoops loops;
   const PairKernels* pairs = nullptr;
   bool (*works)() = nullptr;  // a check of the processor's own results; null: none is needed
 };

@@ -357,7 +357,7 @@ void split_keys(const Plan& plan, const Problem& problem, void* workspace) {
   const i64 parts = shared.splits[problem.num_sequences] * problem.heads_kv;
   for_each_task(slots_for(plan, problem, parts), parts, [&](int slot, i64 task) {
     const SplitScratch<Real> scratch = memory.scratch(slot);
-    const HeadBlock at = head_by_head(problem, shared.splits, problem.heads_kv, task);
+    const HeadBlock at = block_by_block(problem, shared.splits, problem.heads_kv, task);
     const i64 part =
         first_part(problem, sizes, shared.splits[at.sequence_index] + at.block, at.head);
     Split<Real>(problem, sizes, shared, scratch, at, part).run();

@@ -256,6 +256,16 @@ int64_t device_faults(Arguments in) {
   return faults;
 }
 
+// (loop, steps, buffer: uint8) -> floating-point operations, or bytes read
+int64_t cpu_run_loop(Arguments in) {
+  const auto loop = static_cast<fulmen_cpu_loop>(in.integer("loop"));
+  const int64_t steps = in.integer("steps");
+  const Bytes buffer = in.host_bytes("buffer");
+  int64_t done = 0;
+  check(fulmen_cpu_run_loop(loop, steps, buffer.data, static_cast<int64_t>(buffer.size), &done));
+  return done;
+}
+
 }  // namespace
 }  // namespace fulmen::ffi
 
@@ -280,3 +290,4 @@ FULMEN_FFI_EXPORT(cache_clear)
 FULMEN_FFI_EXPORT(bundle_write)
 FULMEN_FFI_EXPORT(bundle_load)
 FULMEN_FFI_EXPORT(device_faults)
+FULMEN_FFI_EXPORT(cpu_run_loop)

@@ -129,6 +129,39 @@ bool has_driver() { return ::dlopen("libcuda.so.1", RTLD_NOW) != nullptr; }
 
 bool is_loaded(const char* name) { return ::dlopen(name, RTLD_NOW | RTLD_NOLOAD) != nullptr; }
 
+TEST(CpuLoops, SayWhatTheyDid) {
+  int64_t done = 0, twice = 0;
+  ASSERT_EQ(fulmen_cpu_run_loop(FULMEN_LOOP_MULTIPLY_ADDS, 10, nullptr, 0, &done), FULMEN_OK);
+  ASSERT_EQ(fulmen_cpu_run_loop(FULMEN_LOOP_MULTIPLY_ADDS, 20, nullptr, 0, &twice), FULMEN_OK);
+  EXPECT_GT(done, 0);
+  EXPECT_EQ(twice, 2 * done);
+  const std::vector<char> buffer(1 << 16, 'x');
+  ASSERT_EQ(fulmen_cpu_run_loop(FULMEN_LOOP_READ, 3, buffer.data(), 1 << 16, &done), FULMEN_OK);
+  EXPECT_LE(done, 3 << 16);  // each thread whole steps of its part
+  const bool has_pairs =
+      fulmen_cpu_run_loop(FULMEN_LOOP_PAIR_PRODUCTS, 10, nullptr, 0, &twice) == FULMEN_OK;
+  if (has_pairs) {
+    EXPECT_GT(twice, 0);
+  } else {
+    EXPECT_THAT(fulmen_last_error(), HasSubstr("has no products of bfloat16"));
+  }
+}
+
+TEST(CpuLoops, RefuseWhatIsNone) {
+  int64_t done = -1;
+  const auto refused = [&](int loop, int64_t steps, int64_t bytes, int64_t* to) {
+    EXPECT_EQ(fulmen_cpu_run_loop(static_cast<fulmen_cpu_loop>(loop), steps, nullptr, bytes, to),
+              FULMEN_ERROR_ARGUMENT);
+    EXPECT_EQ(done, -1);
+    return std::string(fulmen_last_error());
+  };
+  EXPECT_THAT(refused(4, 1, 0, &done), HasSubstr("loop is 4; allowed is 1"));
+  EXPECT_THAT(refused(1, -1, 0, &done), HasSubstr("steps is -1"));
+  EXPECT_THAT(refused(3, 1, -5, &done), HasSubstr("bytes -5"));
+  EXPECT_THAT(refused(3, 1, 64, &done), HasSubstr("buffer"));
+  EXPECT_THAT(refused(1, 1, 0, nullptr), HasSubstr("done"));
+}
+
 TEST(NoGpu, CallsOnTheCpuLoadNoDriver) {
   TestCall call;
   ASSERT_EQ(call.forward(), FULMEN_OK);

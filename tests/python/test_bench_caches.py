@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import shutil
 import subprocess
@@ -274,12 +275,12 @@ def test_records_tables_and_page(tmp_path: Path, capsys: pytest.CaptureFixture[s
 def test_refusals(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "--grid", "cpu", "--page-sizes", "16"]) == 2
     assert (
-        "--page-sizes is for --grid decode, paged, mixed, append, not cpu"
+        "--page-sizes is for --grid decode, paged, mixed, cpu-decode, append, not cpu"
         in capsys.readouterr().err
     )
     assert main(["bench", "--grid", "forward", "--groups", "1"]) == 2
     assert (
-        "--groups is for --grid decode, paged, mixed, append, not forward"
+        "--groups is for --grid decode, paged, mixed, cpu-decode, append, not forward"
         in capsys.readouterr().err
     )
     assert main(["bench", "--grid", "decode", "--page-sizes", "16"]) == 2
@@ -321,3 +322,25 @@ def test_the_kernels_of_reads_assemble(tmp_path: Path) -> None:
         text.write_text(source)
         made = text.with_suffix(".cubin")
         subprocess.run(["ptxas", "-arch", arch, str(text), "-o", str(made)], check=True)
+
+
+def test_a_tiny_grid_on_the_cpu(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("torch")
+    grid = CACHE_GRIDS["cpu-decode"]
+    assert (grid.backend, grid.pages, grid.groups) == ("cpu", (0, 16), (1, 4, 8))
+    tiny = cache_cells.CacheGrid("cpu-decode", (0, 16), "cpu", cases=(((1,), (40, 40)),))
+    monkeypatch.setitem(CACHE_GRIDS, "cpu-decode", tiny)
+    assert main(["bench", "--grid", "cpu-decode", "--rounds", "2", "--json"]) == 0
+    records = json.loads(capsys.readouterr().out)
+    assert {r["who"] for r in records} == {"fulmen", "torch", "torch grouped"}
+    assert [r["page"] for r in records if r["who"] == "fulmen"] == [0, 16]
+    for r in records:
+        assert r["case"] == "burst"
+        assert r["max_error"] < 0.05  # of bfloat16
+        assert 0 < r["of_read"] <= r["of_bound"]
+        assert math.isclose(
+            r["of_bound"],
+            max(r["read_ms"], r["tflops"] * r["p50_ms"] / r["peak_tflops"]) / r["p50_ms"],
+        )

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 import fulmen
-from fulmen.lab.benchmark import page, peers_other, peers_torch
+from fulmen.lab.benchmark import cpu_peaks, page, peers_onnx, peers_other, peers_torch
 from fulmen.lab.benchmark.append_cells import APPEND_GRIDS, AppendGrid
 from fulmen.lab.benchmark.cache_cells import CACHE_GRIDS, HEADS, CacheGrid
 from fulmen.lab.benchmark.cells import GRIDS, ITEM_BYTES, Cell
@@ -32,8 +32,8 @@ from .append_bench import PEERS as APPEND_PEERS
 from .append_bench import AppendBench
 from .arguments import positive
 from .benches import Benches, error_text
+from .cache_bench import CPU_PEERS, CacheBench
 from .cache_bench import PEERS as CACHE_PEERS
-from .cache_bench import CacheBench
 from .output import ACCEPTABLE, BadInputError, Output
 
 # By name; each makes its side when it is asked for.
@@ -47,14 +47,17 @@ PEERS: dict[str, Callable[[], Side]] = {
     "fa4": lambda: peers_other.FlashAttention("fa4", "flash_attn.cute"),
     "flashinfer": peers_other.FlashInfer,
     "xformers": peers_other.Xformers,
+    "ort-mha": lambda: peers_onnx.OnnxRuntime("ort-mha", "MultiHeadAttention"),
+    "ort-gqa": lambda: peers_onnx.OnnxRuntime("ort-gqa", "GroupQueryAttention"),
     "naive": peers_torch.NaiveTorch,
 }
 DEFAULT_PEERS = {
     "cuda": ("cudnn", "fa2", "fa3", "fa4", "efficient", "flashinfer", "xformers", "naive"),
-    "cpu": ("fa2", "math", "naive"),
+    "cpu": ("fa2", "math", "ort-mha", "ort-gqa", "naive"),
 }
 SERVING_GRIDS: dict[str, CacheGrid | AppendGrid] = {**CACHE_GRIDS, **APPEND_GRIDS}
 FMA_PEAK = "multiply-adds alone"  # a call beside the sides of a float32 cell
+LOOP = "products in registers alone"  # of a cell on the CPU
 PRODUCT = "a matrix product alone"  # likewise, of a cell on the CPU, by torch
 TORCH_CPU_NAME = "torch"  # SDPA on the CPU has one kernel, which torch calls flash attention
 DESCRIPTION = """\
@@ -70,7 +73,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--grid", choices=(*GRIDS, *SERVING_GRIDS), action="append",
         help="forward, options, backward, training, float32, small, decode, paged, mixed, append "
-        "(GPU), cpu; default: forward where a GPU is, else cpu")  # fmt: skip
+        "(GPU), cpu, cpu-decode; default: forward where a GPU is, else cpu")  # fmt: skip
     add("--backend", choices=("auto", "cpu", "cuda"), default="auto", help="of the default grid")
     add("--rows", type=positive, nargs="+", metavar="S", help="these sequence lengths")
     add("--dims", type=positive, nargs="+", metavar="D", help="these head dims")
@@ -83,7 +86,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME", help="of fulmen; several are several rows; auto")  # fmt: skip
     add("--precision", action="extend", nargs="+", choices=names_of("precision"), metavar="NAME",
         help="of float32 products: float32, tf32, 3xtf32; several are several rows")  # fmt: skip
-    every = tuple(dict.fromkeys((*PEERS, *CACHE_PEERS, *APPEND_PEERS)))
+    every = tuple(dict.fromkeys((*PEERS, *CACHE_PEERS, *CPU_PEERS, *APPEND_PEERS)))
     add("--peers", nargs="*", choices=every, metavar="NAME",
         help=f"others beside fulmen, of {', '.join(every)}; without names: none")  # fmt: skip
     add("--fa3-operators", metavar="PATH", help="FlashAttention-3 from its shared library")
@@ -210,26 +213,35 @@ class Bench(Benches):
         if self.backend == "cuda" and cell.dtype == "float32":
             self.peak = self.peak or FmaPeak(self.torch)
             return {FMA_PEAK: self.peak.launch}
-        if self.backend == "cpu" and self.torch is not None and cell.dtype != "float64":
+        if self.backend == "cuda" or cell.dtype == "float64":
+            return {}
+        self.loop = cpu_peaks.arithmetic(cell.dtype)
+        found: dict[str, Callable[[], Any]] = {LOOP: self.loop.call}
+        if self.torch is not None:
             self.peak = MatrixProduct(self.torch, cell.dtype)
-            return {PRODUCT: self.peak.call}
-        return {}
+            found[PRODUCT] = self.peak.call
+        return found
 
     def beside_ceilings(self, cell: Any, mine: Times, times: dict[str, Times]) -> dict[str, Any]:
         told = ((FMA_PEAK, "fma_peak_tflops"), (PRODUCT, "product_tflops"))
-        return {
+        found = {
             key: self.peak.flops / times[name].median / 1e12 for name, key in told if name in times
         }
+        if LOOP in times:
+            found["peak_tflops"] = self.loop.amount / times[LOOP].median / 1e12
+        return found
 
     def tables(self, records: list[dict[str, Any]]) -> Iterator[tuple[str, Any, Any]]:
         unit, scale = rate_of(records)
-        has_product = any("product_tflops" in r for r in records)
-        share = "% product" if has_product else "peak MiB"
-        titles = ("who", "kernel", "p50 ms", "p99 ms", unit, share, "error")
+        has_peak = any("peak_tflops" in r for r in records)
+        shares = ("% peak", "% gemm") if has_peak else ("peak MiB",)
+        titles = ("who", "kernel", "p50 ms", "p99 ms", unit, *shares, "error")
         for name, found in groupby(records, _cell_name):
             yield name, titles, [
                 (r["who"], r["implementation"], *map(figure, (r["p50_ms"], r["p99_ms"])),
-                 figure(r["tflops"] * scale), _share(r) if has_product else figure(r["peak_mib"]),
+                 figure(r["tflops"] * scale),
+                 *((_share(r, "peak_tflops"), _share(r, "product_tflops")) if has_peak
+                   else (figure(r["peak_mib"]),)),
                  error_text(r["max_error"]))
                 for r in found
             ]  # fmt: skip
@@ -251,10 +263,9 @@ def _cell_name(r: dict[str, Any]) -> str:
     return " ".join(filter(None, words))
 
 
-def _share(r: dict[str, Any]) -> str:
-    """Of the rate of a matrix product in the same run."""
-    product = r.get("product_tflops")
-    return f"{100 * r['tflops'] / product:.0f}" if product else ""
+def _share(r: dict[str, Any], of: str) -> str:
+    """Of a rate in the same run: that of products in registers, or of a matrix product."""
+    return f"{100 * r['tflops'] / r[of]:.0f}" if r.get(of) else ""
 
 
 def _write(

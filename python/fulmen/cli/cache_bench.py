@@ -1,7 +1,7 @@
 # SPDX-FileCopyrightText: fulmen contributors
 # SPDX-License-Identifier: Apache-2.0
-"""The grids of caches in `fulmen bench`: each call one replay of a CUDA graph after a flush of the
-L2, among plain reads of as many bytes.
+"""The grids of caches in `fulmen bench`, among plain reads of as many bytes: on a GPU each call one
+replay of a CUDA graph after a flush of the L2; on the CPU also among products in registers.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 from typing import Any
 
-from fulmen.lab.benchmark import peers_caches
+from fulmen.lab.benchmark import cpu_peaks, peers_caches
 from fulmen.lab.benchmark.cache_sides import (
     CacheTruth,
     FulmenApart,
@@ -40,6 +40,11 @@ PEERS: dict[str, Callable[[Any], Side]] = {
     "flashinfer": lambda path: peers_caches.FlashInferCaches(),
     "cudnn-paged": lambda path: peers_caches.CudnnPages(),
 }
+CPU_PEERS: dict[str, Callable[[Any], Side]] = {
+    "fa2": lambda path: peers_caches.SdpaCaches("torch", "FLASH_ATTENTION"),
+    "torch-grouped": lambda path: peers_caches.GroupedSdpaCaches(),
+}
+LOOP = "products in registers alone"
 READ = "plain read: "  # what its names begin with, among the sides
 
 
@@ -50,7 +55,12 @@ class CacheBench(Benches):
 
     @property
     def defaults(self) -> tuple[str, ...]:
-        return tuple(PEERS)
+        return tuple(self.known)
+
+    @property
+    def known(self) -> dict[str, Callable[[Any], Side]]:
+        """The peers of the backend."""
+        return CPU_PEERS if self.backend == "cpu" else PEERS
 
     def ours(self, arguments: argparse.Namespace) -> list[Any]:
         if arguments.precision:
@@ -61,33 +71,45 @@ class CacheBench(Benches):
         return [side(x) for x in asked for side in (FulmenCaches, FulmenApart)[: 1 + is_mixed]]
 
     def peer(self, name: str, fa3_path: str | None) -> Side:
-        if name not in PEERS:
-            raise MissingError(f"caches are timed beside {', '.join(PEERS)}")
-        return PEERS[name](fa3_path)
+        if self.torch is None:
+            raise MissingError("torch is not installed")
+        if name not in self.known:
+            raise MissingError(f"caches are timed beside {', '.join(self.known)}")
+        return self.known[name](fa3_path)
 
     def inputs(self, cell: Any) -> tuple[Any, Any]:
         caches = random_caches(cell, self.torch, self.device)
         return caches, CacheTruth(cell, caches, self.torch)
 
     def ceilings(self, cell: Any) -> dict[str, Callable[[], Any]]:
+        if not cell.graph:  # on the CPU
+            read, self.loop = cpu_peaks.reading(cell.array_bytes), cpu_peaks.arithmetic(cell.dtype)
+            return {READ + "in order": read.call, LOOP: self.loop.call}
         self.peak = self.peak or ReadPeak(self.torch)
         return {READ + name: call for name, call in self.peak.calls(cell.array_bytes).items()}
 
     def beside_ceilings(self, cell: Any, mine: Times, times: dict[str, Times]) -> dict[str, Any]:
         read = min((name for name in times if name.startswith(READ)), key=lambda n: times[n].median)
-        return {
+        found = {
             "shape": cell.shape, "page": cell.page, "kv_total": sum(cell.kv_lengths),
             "read_ms": times[read].median * 1e3, "read_by": read[len(READ) :],
             "of_read": times[read].median / mine.median,
         }  # fmt: skip
+        if LOOP in times:  # the least time in which it can be computed
+            found["peak_tflops"] = self.loop.amount / times[LOOP].median / 1e12
+            computed = cell.flops / found["peak_tflops"] / 1e12
+            found["of_bound"] = max(times[read].median, computed) / mine.median
+        return found
 
     def tables(self, records: list[dict[str, Any]]) -> Iterator[tuple[str, Any, Any]]:
-        titles = ("who", "kernel", "us", "p99 us", "GB/s", "% of read", "error")
+        bound = "of_bound" if any("of_bound" in r for r in records) else "of_read"
+        percent = "% of bound" if bound == "of_bound" else "% of read"
+        titles = ("who", "kernel", "us", "p99 us", "GB/s", percent, "error")
         for (shape, read), found in groupby(records, lambda r: (r["shape"], r["read_ms"])):
             each = list(found)
             rows = [
                 (r["who"], r["implementation"], f"{r['p50_ms'] * 1e3:.1f}",
-                 f"{r['p99_ms'] * 1e3:.1f}", f"{r['gbps']:.0f}", f"{100 * r['of_read']:.0f}",
+                 f"{r['p99_ms'] * 1e3:.1f}", f"{r['gbps']:.0f}", f"{100 * r[bound]:.0f}",
                  error_text(r["max_error"]))
                 for r in each
             ]  # fmt: skip

@@ -9,6 +9,6 @@
 
 namespace fulmen::cpu {
 
-const IsaTables kTablesAvx2 = {table<float>("avx2"), table<double>("avx2")};
+const IsaTables kTablesAvx2 = {table<float>("avx2"), table<double>("avx2"), kLoops};
 
 }  // namespace fulmen::cpu

@@ -9,6 +9,6 @@
 
 namespace fulmen::cpu {
 
-const IsaTables kTablesAvx512 = {table<float>("avx512"), table<double>("avx512")};
+const IsaTables kTablesAvx512 = {table<float>("avx512"), table<double>("avx512"), kLoops};
 
 }  // namespace fulmen::cpu

@@ -83,12 +83,39 @@ bool tiles_agree_with_vectors() {
   return __builtin_memcmp(by_tiles, by_vectors, sizeof(by_tiles)) == 0;
 }
 
+// Of tiles in registers, of ordinary numbers: with zeros some processors run faster.
+i64 tile_products(i64 steps) {
+  Pair numbers[kTile * kTile];
+  for (i64 i = 0; i < kTile * kTile; ++i) {
+    numbers[i] = 0x3f003e80u + static_cast<Pair>(i * 0x00050003);
+  }
+  AmxTiles::configure();
+  AmxTiles::load<4>(numbers, 64);
+  AmxTiles::load<5>(numbers, 64);
+  AmxTiles::load<6>(numbers, 64);
+  AmxTiles::load<7>(numbers, 64);
+  for (i64 step = 0; step < steps; ++step) {
+    AmxTiles::multiply_add<0, 4, 6>();
+    AmxTiles::multiply_add<1, 4, 7>();
+    AmxTiles::multiply_add<2, 5, 6>();
+    AmxTiles::multiply_add<3, 5, 7>();
+  }
+  AmxTiles::release();
+  return steps * 4 * kTile * kTile * kTile * 4;
+}
+
+constexpr IsaLoops with_products(i64 (*products)(i64)) {
+  IsaLoops loops = kLoops;
+  loops.pair_products = products;
+  return loops;
+}
+
 }  // namespace
 
 const IsaTables kTablesAvx512Bf16 = {table<float>("avx512bf16"), table<double>("avx512bf16"),
-                                     &kPairKernels};
+                                     with_products(pair_products), &kPairKernels};
 
-const IsaTables kTablesAmx = {table<float>("amx"), table<double>("amx"), &kAmxKernels,
-                              tiles_agree_with_vectors};
+const IsaTables kTablesAmx = {table<float>("amx"), table<double>("amx"),
+                              with_products(tile_products), &kAmxKernels, tiles_agree_with_vectors};
 
 }  // namespace fulmen::cpu

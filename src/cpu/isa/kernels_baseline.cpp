@@ -17,6 +17,6 @@ constexpr const char* kIsa = "neon";
 constexpr const char* kIsa = "generic";
 #endif
 
-const IsaTables kTablesBaseline = {table<float>(kIsa), table<double>(kIsa)};
+const IsaTables kTablesBaseline = {table<float>(kIsa), table<double>(kIsa), kLoops};
 
 }  // namespace fulmen::cpu

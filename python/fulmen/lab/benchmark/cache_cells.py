@@ -116,6 +116,7 @@ class CacheGrid:
     pages: tuple[int, ...]
     backend: str = "cuda"
     dtype: str = "bfloat16"
+    groups: tuple[int, ...] = (GROUP,)
     cases: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...] = CASES
 
     def cells(
@@ -127,13 +128,14 @@ class CacheGrid:
         pages: Sequence[int] | None = None,
     ) -> Iterator[CacheCell]:
         """Cells in order; `rows` leaves those whose longest request has so many keys."""
-        choices = (groups or (GROUP,), dims or (DIM,), pages or self.pages)
+        choices = (groups or self.groups, dims or (DIM,), pages or self.pages)
         for group, dim, page in product(*choices):
             for q_rows, keys in self.cases:
                 if max(keys) in (rows or (max(keys),)):
                     yield CacheCell(
                         self.name, "forward", dtype or self.dtype, len(keys), HEADS,
-                        HEADS // group, max(q_rows), dim, max(q_rows) > 1, kv_lengths=keys,
+                        HEADS // group, max(q_rows), dim, max(q_rows) > 1,
+                        graph=self.backend == "cuda", kv_lengths=keys,
                         q_lengths=q_rows if len(q_rows) > 1 else (), page=page,
                     )  # fmt: skip
 
@@ -144,5 +146,6 @@ CACHE_GRIDS: dict[str, CacheGrid] = {
         CacheGrid("decode", (0,)),
         CacheGrid("paged", (16, 64, 1)),
         CacheGrid("mixed", (16,), cases=MIXED),
+        CacheGrid("cpu-decode", (0, 16), "cpu", groups=(1, 4, 8), cases=(((1,), (8192,) * 4),)),
     )
 }

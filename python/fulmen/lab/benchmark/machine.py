@@ -15,7 +15,7 @@ import fulmen
 
 PACKAGES = (
     *("torch", "triton", "flash-attn-3", "flash-attn-4", "flash-attn", "flashinfer-python"),
-    *("xformers", "numpy"),
+    *("xformers", "onnxruntime", "numpy"),
 )
 
 

@@ -43,6 +43,21 @@ class SdpaCaches(Side):
         return Answer(lambda: forward(q, k, v), lambda o: (o.transpose(1, 2),), self.name)
 
 
+class GroupedSdpaCaches(Side):
+    """The same with the heads of a group as rows of one: each key is read once."""
+
+    name = "torch grouped"
+
+    def answer(self, cell: Any, tensors: Any) -> Answer:
+        if cell.page or not cell.is_even or cell.rows > 1:
+            raise MissingError("it takes one row over contiguous caches of one length")
+        shape = tensors.q.shape
+        q = tensors.q.reshape(cell.batch, cell.kv_heads, -1, cell.dim)
+        k, v = (x.transpose(1, 2) for x in (tensors.k, tensors.v))
+        forward = torch_attention("FLASH_ATTENTION", False, False)
+        return Answer(lambda: forward(q, k, v), lambda o: (o.reshape(shape),), self.name)
+
+
 class FlashAttention3Caches(Side):
     """FlashAttention-3 over caches, from its package or the path of its operators.
 
