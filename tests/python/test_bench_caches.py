@@ -288,6 +288,7 @@ def test_refusals(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "--grid", "decode", "--groups", "3"]) == 2
     assert "32 query heads cannot share keys 3 to one" in capsys.readouterr().err
     bench = cache_bench.CacheBench.__new__(cache_bench.CacheBench)
+    bench.backend, bench.torch = "cuda", object()
     bench.backend, bench.missing, bench.sides = "cuda", {}, []
     with pytest.raises(BadInputError, match="--precision is for float32"):
         bench.ours(argparse.Namespace(precision=["tf32"], implementation=None))
