@@ -22,7 +22,12 @@ from fulmen.layouts import phantom
 
 Array = Any  # of NumPy
 
-CODES = {"bfloat16": 4, "bool": 6}  # of DLPack, where NumPy's own differ or are missing
+CODES = {
+    "bfloat16": 4,
+    "bool": 6,
+    "float8_e4m3fn": 10,
+    "float8_e5m2": 12,
+}  # of DLPack, where NumPy's own differ or are missing
 OUT_OF_MEMORY = 2  # CUresult
 
 

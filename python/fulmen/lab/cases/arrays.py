@@ -22,7 +22,13 @@ HAS_LONG_DOUBLE = np.finfo(np.longdouble).eps < np.finfo(np.float64).eps
 
 def dtype_of(name: str) -> np.dtype[Any]:
     """The NumPy dtype with this name."""
-    return np.dtype(ml_dtypes.bfloat16) if name == "bfloat16" else np.dtype(name)
+    lent = name == "bfloat16" or name.startswith("float8")
+    return np.dtype(getattr(ml_dtypes, name)) if lent else np.dtype(name)
+
+
+def unused(dtype: Any) -> Any:
+    """What stands where nobody may look: NaN, or the largest of integers."""
+    return np.iinfo(dtype).max if np.dtype(dtype).kind in "iu" else np.nan
 
 
 def is_16bit(dtype: np.dtype[Any]) -> bool:

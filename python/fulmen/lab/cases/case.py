@@ -29,6 +29,8 @@ class Tensors:
     tags: tuple[str, ...] = ()
     note: str = ""  # what is special, or the public report
     dtype: str = "float32"
+    kv_dtype: str = ""  # of k and v; "": as dtype. Others have 8 bits: quantised.MOST
+    scales: str = ""  # quantised.SCALES
 
     # shapes
     batch: int = 1

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from . import views
-from .arrays import Array
+from .arrays import Array, unused
 from .case import Case
 from .visible import Problem
 
@@ -24,7 +24,7 @@ Shape = tuple[int, ...]  # of a pool: (page, kv_head, row of the page, dim)
 
 
 def _empty(shape: Shape, dtype: Any) -> Array:
-    return np.full(shape, np.nan, dtype)
+    return np.full(shape, unused(dtype), dtype)
 
 
 def _heads_first(k: Shape, v: Shape, dtype: Any) -> tuple[Array, Array]:
@@ -117,7 +117,8 @@ def table_of(case: Case, pages: list[Array], rng: np.random.Generator) -> dict[s
 def place(
     case: Case, problem: Problem, used: Array, seed: int
 ) -> tuple[Array, Array, dict[str, Array]]:
-    """The pools of keys and of values, (page, kv_head, row, dim), and the table into them.
+    """The pools of keys and of values, (page, kv_head, row, dim), and the table into them; beside
+    it the pools of scales where each row has its own.
 
     Args:
         case: what is asked.
@@ -127,15 +128,22 @@ def place(
     """
     rng = np.random.default_rng(seed)
     pages, num_pages = pages_of(case, rng)
-    shape_k, shape_v = (
-        (num_pages, case.kv_heads, case.page_size, x.shape[-1]) for x in (problem.k, problem.v)
-    )
-    pools = POOLS[case.pool](shape_k, shape_v, problem.k.dtype)
+    sources = {"k": problem.k, "v": problem.v}
+    for name, kept in problem.stored.items():
+        sources[name] = kept.numbers
+        if kept.has_rows and kept.scale is not None:
+            sources[f"{name}_scale"] = kept.scale
+    shapes = {
+        name: (num_pages, case.kv_heads, case.page_size, x.shape[-1]) for name, x in sources.items()
+    }
+    k, v = POOLS[case.pool](shapes["k"], shapes["v"], sources["k"].dtype)
+    scales = {name: _empty(shapes[name], np.float32) for name in sources if name not in ("k", "v")}
+    pools = {"k": k, "v": v, **scales}
     for b, ids in enumerate(pages):
         rows = np.arange(case.kv_lengths[b])
         page, row = ids[rows // case.page_size], rows % case.page_size
-        for pool, x in zip(pools, (problem.k, problem.v)):
+        for name, x in sources.items():
             for head in range(case.kv_heads):
                 seen = used[b, head, : len(rows)]
-                pool[page[seen], head, row[seen]] = x[b, head, : len(rows)][seen]
-    return *pools, table_of(case, pages, rng)
+                pools[name][page[seen], head, row[seen]] = x[b, head, : len(rows)][seen]
+    return k, v, {**table_of(case, pages, rng), **scales}

@@ -18,7 +18,7 @@ import numpy as np
 from fulmen import masks
 from fulmen.masks import Documents, Tree
 
-from . import inputs, pages, views
+from . import inputs, pages, quantised, views
 from .arrays import Array, dtype_of, parameter_dtype
 from .case import Case
 from .scores import Scalars
@@ -281,9 +281,25 @@ def build_problem(case: Case) -> Problem:
         do=t["do"] if case.gradients else None,
         dlse=dlse if case.dlse else None,
     )
+    for name in ("k", "v") if case.kv_dtype else ():
+        problem.stored[name] = quantised.stored(drawn[name], case.kv_dtype, case.scales)
+        setattr(problem, name, problem.stored[name].values)
     if case.poison:
         inputs.plant(problem, case.poison, seed + 2)
+    for name, kept in problem.stored.items():
+        quantised.plant_nan(kept, getattr(problem, name))
     return problem
+
+
+def scales_of(case: Case, problem: Problem) -> dict[str, Array]:
+    """k_scale and v_scale; of pages whose rows have scales of their own, pages.place has them."""
+    found = {}
+    for name, kept in problem.stored.items():
+        scale = kept.scale
+        if scale is None or (case.page_size and kept.has_rows):
+            continue
+        found[f"{name}_scale"] = scale
+    return found
 
 
 def build_call(case: Case, problem: Problem, placement: int = 0) -> Call:
@@ -318,6 +334,7 @@ def build_call(case: Case, problem: Problem, placement: int = 0) -> Call:
     if case.max_rows and case.packed:
         given.update(max_q=max(case.q_packed) + case.max_rows - 1)
         given.update(max_kv=max(case.kv_packed) + case.max_rows - 1)
+    given.update(scales_of(case, problem))
     placed: dict[str, Array] = {}
     if case.page_size:
         seed = seed_of(case.name) + 3 + placement
@@ -327,9 +344,13 @@ def build_call(case: Case, problem: Problem, placement: int = 0) -> Call:
         if case.csr or options.bias is not None or options.masks:
             given.update(max_kv=max(case.kv_rows, 1))
     for name, view in tensors_of(case).items():
-        x = getattr(problem, name)
+        kept = problem.stored.get(name)
+        x = getattr(problem, name) if kept is None else kept.numbers
         if x is not None and name not in placed:
             placed[name] = views.VIEWS[view](x) if x.size else x
     if case.packed:
         placed = {name: x.swapaxes(-3, -2) for name, x in placed.items()}
+        for name in ("k_scale", "v_scale"):
+            if name in given and given[name].ndim > 2:
+                given[name] = given[name].swapaxes(-3, -2)
     return Call(placed["q"], placed["k"], placed["v"], placed.get("do"), problem.dlse, given)

@@ -124,6 +124,8 @@ def _beyond(case: Case, arrays: str) -> str:
             reference(case.dtype)
         except NotImplementedError as gap:
             return str(gap)
+    if arrays == "cupy" and case.kv_dtype.startswith("float8"):
+        return "CuPy has no floating-point numbers of 8 bits"
     if arrays == "jax" and (case.out or case.check in ("refused", "appended")):
         return "JAX arrays cannot be written to"
     if arrays == "emulated":

@@ -15,13 +15,13 @@ from typing import Any
 
 import numpy as np
 
-from .arrays import Array
+from .arrays import Array, unused
 
 NO_RESERVE = 0x4000  # MAP_NORESERVE of Linux: address space without a claim to memory
 
 
 def _buffer(elements: int, dtype: np.dtype[Any]) -> Array:
-    return np.full(elements, np.nan, dtype)
+    return np.full(elements, unused(dtype), dtype)
 
 
 def contiguous(x: Array) -> Array:

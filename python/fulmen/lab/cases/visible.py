@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,6 +21,7 @@ import numpy as np
 import fulmen
 
 from .arrays import Array
+from .quantised import Stored
 from .scores import Scalars
 
 
@@ -57,6 +58,7 @@ class Problem:
     options: Options
     do: Array | None = None  # (batch, head, q_row, dim_v) or (head, q_row, dim_v)
     dlse: Array | None = None  # (batch, head, q_row) or (head, q_row)
+    stored: dict[str, Stored] = field(default_factory=dict)  # of "k" and "v", where quantised
 
 
 class Segment(NamedTuple):

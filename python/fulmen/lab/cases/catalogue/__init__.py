@@ -3,7 +3,8 @@
 """The named cases: data shared by pytest, `fulmen verify` and bench.
 
 Read the tables in this order: bugs_rows, bugs_numbers, bugs_masks (public bug reports; owed: those
-that wait), lengths, shapes, numbers, memory, options, packed, caches, appended, grid.
+that wait), lengths, shapes, numbers, memory, options, packed, caches, appended,
+quantised, grid.
 """
 
 from __future__ import annotations
@@ -24,12 +25,13 @@ from . import (
     numbers,
     options,
     packed,
+    quantised,
     shapes,
 )
 
 TABLES = (
     bugs_rows, bugs_numbers, bugs_masks, lengths, shapes, numbers, memory, options, packed, caches,
-    appended, grid,
+    appended, quantised, grid,
 )  # fmt: skip
 
 

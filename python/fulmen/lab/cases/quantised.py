@@ -1,0 +1,66 @@
+# SPDX-FileCopyrightText: fulmen contributors
+# SPDX-License-Identifier: Apache-2.0
+"""Keys and values of 8 bits: what a problem's numbers are stored as, and the scales beside them.
+
+The oracle knows nothing of it: the problem has the values, scale times stored, exact in float64.
+Scales are the largest magnitude of what shares one over the largest number of the type, as a cache
+would have them; for no scales at all the numbers are stored as they are. Called by problem.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from .arrays import Array, dtype_of
+
+MOST = {"float8_e4m3fn": 448.0, "float8_e5m2": 57344.0, "int8": 127.0}
+SCALES = ("", "tensor", "head", "row")
+
+
+@dataclass
+class Stored:
+    """Of k or v: its numbers of 8 bits, and their scales."""
+
+    numbers: Array  # as k
+    scale: Array | None  # broadcasts to them
+
+    @property
+    def values(self) -> Array:
+        """Exact, in float64."""
+        values = self.numbers.astype(np.float64)
+        return values if self.scale is None else self.scale.astype(np.float64) * values
+
+    @property
+    def has_rows(self) -> bool:
+        """Whether each row has a scale."""
+        return self.scale is not None and self.scale.ndim == self.numbers.ndim
+
+
+def stored(x: Array, dtype: str, scales: str) -> Stored:
+    """Numbers as a cache of that type has them, with scales by a word of SCALES."""
+    scale: Any = None
+    if scales:
+        axes = {"tensor": tuple(range(x.ndim)), "row": (x.ndim - 1,)}
+        of_head = tuple(axis for axis in range(x.ndim) if axis != x.ndim - 3)
+        largest = np.abs(x).max(axis=axes.get(scales, of_head), keepdims=True, initial=0.0)
+        scale = np.where(largest > 0, largest / MOST[dtype], 1.0).astype(np.float32)
+        scale = scale if scales == "row" else scale.reshape(scale.shape[-3:])
+    ratio = x * 8 if scale is None else x / scale
+    ratio = np.clip(ratio, -MOST[dtype], MOST[dtype])
+    ratio = np.rint(ratio) if dtype == "int8" else ratio
+    return Stored(ratio.astype(dtype_of(dtype)), scale)
+
+
+def plant_nan(kept: Stored, values: Array) -> None:
+    """Makes NaN of what is NaN among the values; of integers, by the scale of the row."""
+    dirty = np.isnan(values)
+    if kept.numbers.dtype != np.int8:
+        kept.numbers[dirty] = np.nan
+    elif dirty.any():
+        if not kept.has_rows or not (dirty.any(axis=-1) == dirty.all(axis=-1)).all():
+            raise ValueError("int8 has no NaN: only whole rows with scales of their own can be")
+        assert kept.scale is not None
+        kept.scale[dirty.any(axis=-1)] = np.nan
