@@ -215,6 +215,9 @@ def docs(runner: Runner) -> None:
     runner.run([BIN / "mkdocs", "build", "--strict", "--quiet"], env=quiet)
     env = {"FULMEN_PREFIX": str(PREFIX)}
     runner.run([*PYTEST, "tests/docs"], env=env, show=True)
+    pages = [] if is_full() else ["course"]
+    looked_at = runner.run([PYTHON, "tools/check_site.py", *pages])
+    runner.say(looked_at.strip().splitlines()[-1])
     blocks = ["--markdown-docs", "--markdown-docs-syntax=superfences"]
     runner.run([*PYTEST, *blocks, "docs/en", "README.md"], show=True)
 
