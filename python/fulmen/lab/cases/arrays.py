@@ -8,6 +8,7 @@ arrays; the rest of the cases names types as text ("float64", "float32", "float1
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import ml_dtypes
@@ -57,3 +58,22 @@ def ulp(x: Array, dtype: np.dtype[Any]) -> Array:
 def same_bits(a: Array, b: Array) -> bool:
     """Whether two arrays have the same shape, type and bytes: NaN equals NaN, -0 is not 0."""
     return a.shape == b.shape and a.dtype == b.dtype and a.tobytes() == b.tobytes()
+
+
+@dataclass
+class Stored:
+    """Of k or v: its numbers of 8 bits, and their scales."""
+
+    numbers: Array  # as k
+    scale: Array | None  # broadcasts to them
+
+    @property
+    def values(self) -> Array:
+        """Exact, in float64."""
+        values = self.numbers.astype(np.float64)
+        return values if self.scale is None else self.scale.astype(np.float64) * values
+
+    @property
+    def has_rows(self) -> bool:
+        """Whether each row has a scale."""
+        return self.scale is not None and self.scale.ndim == self.numbers.ndim

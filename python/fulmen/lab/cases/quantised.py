@@ -9,34 +9,14 @@ would have them; for no scales at all the numbers are stored as they are. Called
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from .arrays import Array, dtype_of
+from .arrays import Array, Stored, dtype_of
 
 MOST = {"float8_e4m3fn": 448.0, "float8_e5m2": 57344.0, "int8": 127.0}
 SCALES = ("", "tensor", "head", "row")
-
-
-@dataclass
-class Stored:
-    """Of k or v: its numbers of 8 bits, and their scales."""
-
-    numbers: Array  # as k
-    scale: Array | None  # broadcasts to them
-
-    @property
-    def values(self) -> Array:
-        """Exact, in float64."""
-        values = self.numbers.astype(np.float64)
-        return values if self.scale is None else self.scale.astype(np.float64) * values
-
-    @property
-    def has_rows(self) -> bool:
-        """Whether each row has a scale."""
-        return self.scale is not None and self.scale.ndim == self.numbers.ndim
 
 
 def stored(x: Array, dtype: str, scales: str) -> Stored:

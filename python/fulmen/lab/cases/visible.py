@@ -20,8 +20,7 @@ import numpy as np
 
 import fulmen
 
-from .arrays import Array
-from .quantised import Stored
+from .arrays import Array, Stored
 from .scores import Scalars
 
 
