@@ -133,7 +133,7 @@ std::vector<gpu::BundleEntry> entries_of(const fulmen_plan* plan, size_t index) 
                          "] is for the CPU, which compiles nothing; make it with "
                          "device_name, such as sm_90a"));
   }
-  return gpu::bundle_entries(*plan->gpu);
+  return gpu::bundle_entries(*plan->gpu, plan->plan.problem);
 }
 
 }  // namespace

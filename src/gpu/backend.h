@@ -69,4 +69,8 @@ i64 num_blocks(const AppendParams& params);
 // One kernel of each dtype and rotation, in vectors and one element at a time.
 std::vector<KernelSpec> append_specs();
 
+// Every kernel that an append may take whose rows are of one dtype and whose caches are of another,
+// quantised one, or of the same.
+std::vector<KernelSpec> append_specs_of(DType dtype, DType cache_dtype);
+
 }  // namespace fulmen::gpu

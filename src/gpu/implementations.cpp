@@ -11,6 +11,7 @@
 
 #include "core/arrays.h"
 #include "core/error.h"
+#include "gpu/backend.h"
 #include "gpu/backward_sm80/plan.h"
 #include "gpu/backward_sm90/plan.h"
 #include "gpu/call.h"
@@ -335,12 +336,16 @@ PreparedPlan prepare_plan(const Problem& problem, const Gpu& gpu) {
   return prepare_on(problem, gpu, nullptr);
 }
 
-std::vector<BundleEntry> bundle_entries(const PreparedPlan& prepared) {
+std::vector<BundleEntry> bundle_entries(const PreparedPlan& prepared, const Problem& problem) {
   const std::string arch = arch_name(prepared.gpu.compute_capability);
   std::vector<BundleEntry> entries;
-  for (const KernelLaunch& launch : prepared.decision->launches) {
-    entries.push_back({launch.spec, arch, machine_code(launch.spec, arch)});
-  }
+  const auto add = [&](const KernelSpec& spec) {
+    entries.push_back({spec, arch, machine_code(spec, arch)});
+  };
+  for (const KernelLaunch& launch : prepared.decision->launches) add(launch.spec);
+  if (!problem.has_caches()) return entries;
+  for (const KernelSpec& spec : append_specs_of(problem.dtype, problem.kv_dtype())) add(spec);
+  for (const KernelSpec& spec : merge_specs()) add(spec);
   return entries;
 }
 

@@ -82,7 +82,8 @@ PreparedPlan prepare_plan(const Problem& problem, const Gpu& gpu);
 // The plan as JSON, with what there is to say of the cache.
 std::string explain(const PreparedPlan& prepared);
 
-// The machine code of a plan, for a bundle.
-std::vector<BundleEntry> bundle_entries(const PreparedPlan& prepared);
+// The machine code of a plan, for a bundle; where its problem is over caches, that of appends to
+// them and of merges as well.
+std::vector<BundleEntry> bundle_entries(const PreparedPlan& prepared, const Problem& problem);
 
 }  // namespace fulmen::gpu

@@ -169,4 +169,25 @@ std::vector<KernelSpec> append_specs() {
   return specs;
 }
 
+std::vector<KernelSpec> append_specs_of(DType dtype, DType cache_dtype) {
+  AppendConfig config{.dtype = dtype, .table = dtype};
+  if (cache_dtype != dtype) config.quantised = cache_dtype;
+  std::vector<KernelSpec> specs;
+  for (const bool vectors : {true, false}) {
+    config.vectors = vectors;
+    config.rotation = Rotation::kNone;
+    config.table = dtype;
+    specs.push_back(append_spec(config));
+    for (const Rotation rotation : {Rotation::kHalves, Rotation::kInterleaved}) {
+      config.rotation = rotation;
+      config.table = dtype;
+      specs.push_back(append_spec(config));
+      if (accumulator(dtype) == dtype) continue;  // the table may be float32 beside 16 bits
+      config.table = DType::kFloat32;
+      specs.push_back(append_spec(config));
+    }
+  }
+  return specs;
+}
+
 }  // namespace fulmen::gpu
