@@ -116,6 +116,21 @@ void add_operands(Arrays& arrays, const Extents& extents, DType dtype, Words& wo
   }
 }
 
+// Pools of pages of so many rows instead of k and v, with a table of as many keys; left padding.
+void add_caches(Arrays& arrays, const Extents& extents, DType dtype, Words& words) {
+  const i64 sequences = extents.packed > 0 ? extents.packed : extents.batch;
+  if (words.flag("kv_start")) arrays[Array::kKvStart] = tensor(DType::kInt32, {sequences});
+  const i64 page_rows = words.integer("page", 0);
+  if (page_rows == 0) return;
+  const i64 pages = ceil_div(extents.kv_rows, page_rows);
+  for (const auto& [array, dim] :
+       {std::pair{Array::kK, extents.dim_qk}, std::pair{Array::kV, extents.dim_v}}) {
+    arrays[array] = tensor(dtype, {sequences * pages, extents.heads_kv, page_rows, dim});
+  }
+  arrays[Array::kPageTable] = tensor(DType::kInt32, {sequences, pages});
+  arrays[Array::kCuKv] = {};
+}
+
 // Arrays that change scores or hide pairs.
 void add_terms(Arrays& arrays, const Extents& extents, DType dtype, Words& words) {
   const i64 sequences = extents.packed > 0 ? extents.packed : extents.batch;
@@ -204,6 +219,7 @@ Problem problem_of(const std::string& text, const std::string& row) {
   extents.packed = words.integer("packed", 0);
   extents.batch = words.integer("batch", 1);
   add_operands(request.arrays, extents, dtype, words);
+  add_caches(request.arrays, extents, dtype, words);
   add_terms(request.arrays, extents, dtype, words);
   add_results(request.arrays, extents, dtype, request.operation, words);
   request.options = options_of(words);

@@ -5,6 +5,9 @@
 // and not a measurement.
 #include <gmock/gmock.h>
 
+#include <numeric>
+
+#include "core/error.h"
 #include "gpu/forward_sm90/plan.h"
 
 namespace fulmen::gpu {
@@ -90,6 +93,79 @@ TEST(Sm90Forward, DocumentsTakeWorkspaceForTheirRanges) {
   EXPECT_EQ(plan_forward_sm90(problem, gpu).plan->workspace_bytes,
             ForwardSm90Plan::kKeyRangesOffset + ranges * sizeof(IdRange));
   EXPECT_LE(without, ForwardSm90Plan::kKeyRangesOffset) << "the counter lies before the ranges";
+}
+
+// No box of the copy engine lies in two pages, or in two blocks of keys.
+TEST(Sm90Forward, BoxesDividePagesAndBlocksOfKeys) {
+  for (const i32 kv_rows : {48, 64, 80, 112, 128, 176}) {
+    for (i64 page_rows = 1; page_rows <= 600; ++page_rows) {
+      AttentionParams p{};
+      p.cache_layout.page_rows = page_rows;
+      const i32 rows = key_box_rows(p, kv_rows);
+      EXPECT_EQ(rows, std::gcd(page_rows, i64{kv_rows}));
+      p.kv_start.dtype = DType::kInt32;  // begins anywhere
+      EXPECT_EQ(key_box_rows(p, kv_rows), 1);
+    }
+  }
+}
+
+TEST(Sm90Forward, TakesCachesWithoutTermsOfPairs) {
+  Problem problem = problem_of(8, 32, 8, 2048, 8192, 128);
+  problem.page_rows = 16;
+  problem.num_pages = 100;
+  problem.arrays[Array::kPageTable].dtype = DType::kInt32;
+  for (const Array array : {Array::kQ, Array::kK, Array::kV, Array::kO}) {
+    problem.arrays[array].strides[3] = 1;
+  }
+  EXPECT_EQ(plan_forward_sm90(problem, kGpu).refusal, "");
+  for (const Array array :
+       {Array::kPositions, Array::kTree, Array::kBias, Array::kMask, Array::kQIds}) {
+    Problem other = problem;
+    other.arrays[array].dtype = DType::kInt32;
+    EXPECT_EQ(plan_forward_sm90(other, kGpu).refusal,
+              sentence("takes page_table without ", name(array)));
+  }
+  Problem none = problem;
+  none.num_pages = 0;
+  EXPECT_EQ(plan_forward_sm90(none, kGpu).refusal, "needs at least one page");
+  Problem many = problem;
+  many.num_pages = i64{1} << 31;
+  EXPECT_EQ(plan_forward_sm90(many, kGpu).refusal, "counts pages and their rows in 31 bits");
+  Problem ablation = problem;  // a warp of its own looks up pages, and boxes are swizzled
+  ablation.without = static_cast<u32>(Optimisation::kWarpSpecialisation) |
+                     static_cast<u32>(Optimisation::kSwizzle);
+  EXPECT_EQ(forward_sm90_switches(problem, kGpu) & ablation.without, 0u);
+}
+
+// Single rows beside chunks, over pages, on a part of the card; not where these kernels were asked
+// for by name, nor where all rows of a request fit decode_sm80's row tile anyway.
+TEST(Sm90Forward, ChunksAndSingleRowsAreTwoKernels) {
+  Problem problem = problem_of(66, 32, 8, 4160, 8192, 128);
+  problem.packed.q = true;
+  problem.max_q = 2048;
+  problem.page_rows = 16;
+  problem.num_pages = 100;
+  problem.arrays[Array::kPageTable].dtype = problem.arrays[Array::kCuQ].dtype = DType::kInt32;
+  for (const Array array : {Array::kQ, Array::kK, Array::kV, Array::kO}) {
+    problem.arrays[array].dtype = DType::kBFloat16;
+    problem.arrays[array].strides[3] = 1;
+  }
+  const PlanOrRefusal made = plan_forward_sm90(problem, kGpu);
+  ASSERT_NE(made.plan, nullptr) << made.refusal;
+  const std::vector<KernelLaunch>& launches = made.plan->launches;
+  ASSERT_EQ(launches.size(), 2u);
+  EXPECT_THAT(launches[0].spec.name, testing::StartsWith("decode_sm80"));
+  EXPECT_LT(launches[0].num_blocks, kGpu.num_multiprocessors);
+  EXPECT_FALSE(launches[0].overlap_previous);
+  EXPECT_THAT(launches[1].spec.name, testing::StartsWith("forward_sm90"));
+  EXPECT_TRUE(launches[1].overlap_previous);
+  EXPECT_EQ(made.plan->zeroed_bytes, sizeof(u32));
+  EXPECT_GT(made.plan->workspace_bytes, kWorkspaceAlignment);
+  problem.implementation = Implementation::kSm90;
+  EXPECT_EQ(plan_forward_sm90(problem, kGpu).plan->launches.size(), 1u);
+  problem.implementation = Implementation::kAuto;
+  problem.max_q = 16;
+  EXPECT_EQ(plan_forward_sm90(problem, kGpu).plan, nullptr);
 }
 
 }  // namespace

@@ -81,6 +81,7 @@ KernelSpec spec(const DecodeSm80Config& config) {
       config.scaled ? "_scaled" : "", "_d", config.d_qk, "_", config.d_v, "_", config.rows(), "x",
       config.block_keys(), name_suffix(config.score), config.ragged ? "_ragged" : "",
       config.paged ? "_paged" : "", config.placed ? "_placed" : "", config.tree ? "_tree" : "",
+      config.mixed ? "_mixed" : "",
       config.has_chunks() ? sentence("_chunks", config.chunk_blocks) : "");
   KernelSpec spec = on_tensor_cores(
       spec_of<DecodeSm80Params>("decode_sm80/decode_sm80", "decode_sm80", distinction, config),
@@ -195,6 +196,12 @@ bool prefers_decode_sm80(const Problem& problem, const Gpu& gpu) {
 
 PlanOrRefusal plan_decode_sm80(const Problem& problem, const Gpu& gpu) {
   return std::make_unique<DecodeSm80Plan>(problem, gpu, decode_sm80_config(problem, gpu));
+}
+
+std::unique_ptr<GpuPlan> plan_decode_beside(const Problem& problem, const Gpu& gpu) {
+  DecodeSm80Config config = decode_sm80_config(problem, gpu);
+  config.mixed = true;
+  return std::make_unique<DecodeSm80Plan>(problem, gpu, config);
 }
 
 namespace {

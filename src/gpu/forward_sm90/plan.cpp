@@ -60,6 +60,9 @@ ForwardSm90Config options_of(const Problem& problem) {
   config.d_v = config.split_dims ? static_cast<i32>(128 * ceil_div(problem.dim_v, 128))
                                  : product_width(problem.dim_v);
   config.score = score_options_of(problem);
+  config.caches = problem.has_caches();
+  config.paged = problem.is_paged();
+  config.score.varlen |= config.caches;
   if (config.score.score_mod) config.score.negative_scale = false;  // the modifier takes any scale
   config.skips_documents = config.score.documents;
   config.stage_output = !config.score.varlen && !config.score.fp32_out;
@@ -72,13 +75,29 @@ void leave_out(ForwardSm90Config& config, const Problem& problem) {
   const auto keeps = [&problem](Optimisation each) { return !leaves_out(problem, each); };
   if (!keeps(Optimisation::kPipeline)) config.stages = 1;
   if (!keeps(Optimisation::kLazyRescale)) config.shift_rule = ShiftRule::kEveryBlock;
-  config.specialised &= keeps(Optimisation::kWarpSpecialisation);
-  config.swizzle &= keeps(Optimisation::kSwizzle);
+  config.specialised &= config.paged || keeps(Optimisation::kWarpSpecialisation);
+  config.swizzle &= config.paged || keeps(Optimisation::kSwizzle);
   config.overlap &= keeps(Optimisation::kOverlap);
   config.ping_pong &= keeps(Optimisation::kPingPong);
   config.folded_scale &= keeps(Optimisation::kFoldedScale);
   config.longest_first &= keeps(Optimisation::kBlockOrder);
   config.skip_full_masks &= keeps(Optimisation::kFullBlocks);
+}
+
+std::string refusal_of_caches(const Problem& problem) {
+  if (!problem.has_caches()) return "";
+  for (const Array array :
+       {Array::kPositions, Array::kTree, Array::kBias, Array::kMask, Array::kQIds}) {
+    if (!problem.has(array)) continue;
+    return sentence("takes ", name(problem.cache_array()), " without ", name(array));
+  }
+  if (!problem.is_paged()) return "";
+  if (problem.num_pages == 0) return "needs at least one page";
+  const i64 entries = problem.arrays[Array::kPageTable].shape[3];
+  if (max(max(problem.num_pages, problem.page_rows), entries) >= kMaxCount) {
+    return "counts pages and their rows in 31 bits";
+  }
+  return "";
 }
 
 // Whatever its config may be; "" where there is one.
@@ -97,6 +116,8 @@ std::string refusal(const Problem& problem, const Gpu& gpu) {
       problem.num_sequences > kMaxCount) {
     return "counts rows in 31 bits";
   }
+  std::string cache_refusal = refusal_of_caches(problem);
+  if (!cache_refusal.empty()) return cache_refusal;
   for (const Array array : {Array::kQ, Array::kK, Array::kV, Array::kO}) {
     const std::string refusal = sm90_layout_refusal(problem, array);
     if (!refusal.empty()) return refusal;
@@ -201,17 +222,17 @@ ForwardParams forward_sm90_params(const Problem& problem, const ForwardSm90Confi
   return params;
 }
 
-// Few rows of heads that share keys over long keys; else where heads and sequences do not fill the
-// card, or must not be counted; unless these kernels were asked for by name. With a full card this
-// kernel took 256 us where decode_sm80 took 247 (32 x 8k), 497 and 482 (128 x 4k, H200,
-// 2026-11-29).
+// Few rows of heads that share keys over long keys, and over caches, whose lengths differ; else
+// where heads and sequences do not fill the card, or must not be counted; unless these kernels were
+// asked for by name. With a full card this kernel took 256 us where decode_sm80 took 247 (32 x 8k),
+// 497 and 482 (128 x 4k, H200, 2026-11-29).
 static bool leaves_to_decode(const Problem& problem, const Gpu& gpu) {
   constexpr i64 kFewRows = 16, kManyKeys = 1024;
   const bool is_read_bound =
       problem.max_q * problem.group_size() <= kFewRows && problem.max_kv >= kManyKeys;
   const bool fills_card = problem.num_sequences * problem.heads_kv >= gpu.num_multiprocessors;
   return problem.implementation != Implementation::kSm90 &&
-         (is_read_bound || !problem.may_plan_by_lengths() || !fills_card) &&
+         (is_read_bound || problem.has_caches() || !problem.may_plan_by_lengths() || !fills_card) &&
          prefers_decode_sm80(problem, gpu);
 }
 
@@ -222,7 +243,8 @@ PlanOrRefusal plan_forward_sm90(const Problem& problem, const Gpu& gpu) {
   }
   if (!why_not.empty()) return why_not;
   auto plan = std::make_unique<ForwardSm90Plan>();
-  const ForwardSm90Config config = forward_sm90_config(problem, gpu, &plan->compared);
+  ForwardSm90Config config = forward_sm90_config(problem, gpu, &plan->compared);
+  config.mixed = mixes_with_decode(problem, gpu);
   if (problem.tile.given() && !config.valid()) {
     return sentence(
         "a tile of ", config.q_rows(), " x ", config.kv_rows, " with ", config.stages,
@@ -248,6 +270,7 @@ PlanOrRefusal plan_forward_sm90(const Problem& problem, const Gpu& gpu) {
   launch.num_blocks = min<i64>(work_tiles, gpu.num_multiprocessors);
   launch.overlap_previous = true;  // as far as it sets up its barriers
   plan->launches.push_back(std::move(launch));
+  if (config.mixed) return beside_decode(std::move(plan), problem, gpu);
   return plan;
 }
 
@@ -262,8 +285,10 @@ void ForwardSm90Plan::run(const Call& call) const {
     encode(call.driver, box, map);
   };
   map(Array::kQ, config.tile_rows(), config.swizzle, arguments.maps.q);
-  map(Array::kK, config.kv_rows, config.swizzle, arguments.maps.k);
-  map(Array::kV, config.kv_rows, config.swizzle, arguments.maps.v);
+  const i32 key_rows =
+      config.paged ? key_box_rows(params.attention, config.kv_rows) : config.kv_rows;
+  map(Array::kK, key_rows, config.swizzle, arguments.maps.k);
+  map(Array::kV, key_rows, config.swizzle, arguments.maps.v);
   if (config.stage_output) {
     TensorBox box = tensor_box(arrays[Array::kO], 64);
     box.swizzle = config.swizzle;

@@ -18,7 +18,11 @@ std::string distinction(const ForwardSm90Config& config) {
   const i32 heads = config.heads_per_tile;
   return sentence(name(config.dtype), "_d", config.d_qk, "_", config.d_v, "_",
                   64 * config.q_tiles(), "x", config.kv_rows,
-                  heads == 1 ? "" : sentence("_heads", heads), name_suffix(config.score));
+                  heads == 1 ? "" : sentence("_heads", heads), name_suffix(config.score),
+                  config.paged    ? "_paged"
+                  : config.caches ? "_caches"
+                                  : "",
+                  config.mixed ? "_mixed" : "");
 }
 
 // Bounds of the visible keys and what options keep of a row are spilled around the loops, not in
@@ -126,6 +130,12 @@ std::vector<std::vector<KernelSpec>> forward_sm90_specs() {
     pairs.arrays[array].dtype = DType::kInt32;
   }
   pairs.dropout.threshold = 1;
+  Problem left_padded = plain;
+  left_padded.arrays[Array::kKvStart].dtype = DType::kInt32;
+  Problem paged = capped;
+  paged.packed.kv = false;
+  paged.page_rows = 16;
+  paged.arrays[Array::kPageTable].dtype = DType::kInt32;
   const IntervalMask causal{.causal = true};
   const IntervalMask window{.causal = true, .window_left = 100};
   return {specs_of_sizes(plain, {}),
@@ -137,7 +147,10 @@ std::vector<std::vector<KernelSpec>> forward_sm90_specs() {
           specs_of_sizes(capped, window),
           specs_of_sizes(sloped, causal),
           specs_of_sizes(pairs, causal),
-          specs_of_sizes(pairs, causal, 1)};
+          specs_of_sizes(pairs, causal, 1),
+          specs_of_sizes(left_padded, causal),
+          specs_of_sizes(paged, causal),
+          specs_of_sizes(paged, window)};
 }
 
 }  // namespace fulmen::gpu

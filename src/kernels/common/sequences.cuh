@@ -32,6 +32,13 @@ inline Sequence dense_sequence(const AttentionParams& p, i64 index) {
   return sequence_of(index, {0, p.q_rows, p.q_rows}, {0, p.kv_rows, p.kv_rows}, p.bottom_right);
 }
 
+// Of calls that mix requests of few query rows with others: those whose rows of a group of heads
+// are few have a kernel of their own, decode_sm80, and forward_sm90 has the others.
+inline constexpr i32 kFewRows = 16;
+inline bool has_few_rows(const AttentionParams& p, i64 q_len) {
+  return q_len * p.group_size() <= kFewRows;
+}
+
 // The sequence that owns a row of a packed array: the last one that begins at or before it. With
 // offsets out of order the answer is some sequence, and the caller must check that it owns the row.
 inline i64 find_sequence(const AttentionParams& p, const ArrayView& offsets, i64 row) {

@@ -6,7 +6,7 @@
 #pragma once
 
 #include "kernels/base.cuh"
-#include "kernels/common/sequences.cuh"
+#include "kernels/common/caches.cuh"
 #include "kernels/forward_sm90/config.h"
 
 namespace fulmen {
@@ -24,16 +24,23 @@ struct SeqlenInfo {
   i32 kv_begin;  // in k, v
   i32 q_slot;    // rows of o from q_begin on that are written: zeros past q_len
   SequenceShape shape;
+  i32 kv_batch;  // as batch, of k and v; of pools, the first entry along the page table's last axis
 };
 
 template <ForwardSm90Config kConfig>
 inline SeqlenInfo seqlen_info_of(const ForwardParams& params, const QueryBlock& block) {
+  if constexpr (kConfig.caches) {
+    const CacheSequence sequence = load_cache_sequence(params.attention, block.batch);
+    return {i32(sequence.batch),    i32(sequence.q_begin),
+            i32(sequence.kv_begin), i32(sequence.q_slot),
+            sequence.shape,         i32(kConfig.paged ? sequence.first_page : sequence.kv_batch)};
+  }
   if constexpr (kConfig.score.varlen) {
     const Sequence sequence = load_sequence(params.attention, block.batch);
-    return {i32(sequence.batch), i32(sequence.q_begin), i32(sequence.kv_begin),
-            i32(sequence.q_slot), sequence.shape};
+    return {i32(sequence.batch),  i32(sequence.q_begin), i32(sequence.kv_begin),
+            i32(sequence.q_slot), sequence.shape,        i32(sequence.batch)};
   }
-  return {block.batch, 0, 0, params.shape.q_len, params.shape};
+  return {block.batch, 0, 0, params.shape.q_len, params.shape, block.batch};
 }
 
 // Rows of a block of keys that are inside the sequence.

@@ -31,6 +31,7 @@ struct DecodeSm80Config {
   bool paged = false;   // k and v are pools of pages
   bool placed = false;  // an array says where query rows stand
   bool tree = false;    // an array says which of the last keys a row sees
+  bool mixed = false;  // requests that have more than kFewRows are left to a kernel beside this one
 
   constexpr i32 rings() const { return kv_heads * splits; }
   constexpr i32 warps() const { return rings() * row_warps; }
@@ -106,6 +107,7 @@ constexpr void for_each_field(const DecodeSm80Config& config, Each each) {
   each("paged", config.paged);
   each("placed", config.placed);
   each("tree", config.tree);
+  each("mixed", config.mixed);
 }
 
 struct DecodeSm80Params {

@@ -148,6 +148,7 @@ struct DecodeSm80 {
 
 template <DecodeSm80Config kConfig>
 void decode_sm80(const DecodeSm80Params& params) {
+  if constexpr (kConfig.mixed) ptx::grid_dependents_launch();  // the kernel beside this one
   DecodeSm80<kConfig>{params}.run();
 }
 

@@ -64,6 +64,11 @@ inline DecodeSequence load_sequence_of_length(const AttentionParams& p, i64 inde
 template <DecodeSm80Config kConfig>
 DecodeSequence decode_sequence(const AttentionParams& p, i64 index) {
   if (index >= p.num_sequences) return {};
+  if constexpr (kConfig.mixed) {
+    DecodeSequence sequence = load_ragged_sequence<kConfig>(p, index);
+    if (!has_few_rows(p, sequence.shape.q_len)) sequence.shape.q_len = 0;
+    return sequence;
+  }
   if constexpr (kConfig.ragged) return load_ragged_sequence<kConfig>(p, index);
   if constexpr (kConfig.score.varlen) return load_sequence_of_length(p, index);
   return sequence_of_length(p, static_cast<i32>(index), static_cast<i32>(p.kv_rows), 0);

@@ -49,6 +49,10 @@ struct ForwardSm90Config {
   bool folded_scale = true;     // ablation: exp2(s c - m c) as one multiply-add
 
   bool skips_documents = false;  // blocks of keys of other documents are left out
+  bool caches = false;           // requests over caches: left padding and pages
+  bool paged = false;            // k and v are pools of pages, looked up by a warp that loads
+  bool mixed = false;            // requests of at most kFewRows are left to decode_sm80, which runs
+                                 // beside this kernel
   ScoreOptions score;
 
   constexpr i32 q_tiles() const { return split_dims ? 1 : warpgroups; }  // of 64 query rows
@@ -135,6 +139,13 @@ struct ForwardSm90Config {
       return "heads share a tile without ALiBi, bias, mask, documents, dropout and staged O";
     }
     if (skips_documents && !score.documents) return "there are no documents to skip";
+    if (caches && (!score.varlen || score.has_pair_terms())) {
+      return "caches have lengths, and no bias, mask and documents";
+    }
+    if (mixed && !caches) return "kernels run side by side over caches";
+    if (paged && (!caches || !specialised || !swizzle)) {
+      return "pages are of caches, looked up by a warp of its own, and swizzled";
+    }
     if (stage_output && (score.varlen || score.fp32_out)) {
       return "TMA stores O in 16 bits and of sequences that are alike";
     }
@@ -166,18 +177,35 @@ constexpr void for_each_field(const ForwardSm90Config& config, Each each) {
   each("longest_first", config.longest_first);
   each("folded_scale", config.folded_scale);
   each("skips_documents", config.skips_documents);
+  each("caches", config.caches);
+  each("paged", config.paged);
+  each("mixed", config.mixed);
   each("score", config.score);
 }
 
 // Q: box (64, tile_rows), K: (64, kv_rows), V: (64, kv_rows), O: (64, 64); dims (d, rows, heads,
 // batch), 16-bit elements, 128-byte swizzle, zero fill. Without config.swizzle the boxes of Q, K
-// and V are 8 wide. The map of O is used with stage_output only.
+// and V are 8 wide. The map of O is used with stage_output only. Of pools of pages the boxes of K
+// and V are (64, key_box_rows()), and their dims (d, row of the page, head, page).
 struct ForwardTensorMaps {
   TensorMap q;
   TensorMap k;
   TensorMap v;
   TensorMap o;
 };
+
+// Rows of a box of K and V in pools of pages: they divide a page and a block of keys, so that no
+// box lies in two pages. Left padding begins anywhere in a page.
+constexpr i32 key_box_rows(const AttentionParams& p, i32 kv_rows) {
+  if (p.kv_start.present()) return 1;
+  i32 rows = kv_rows;
+  for (i32 rest = static_cast<i32>(p.cache_layout.page_rows); rest != 0;) {
+    const i32 next = rows % rest;  // Euclid's algorithm
+    rows = rest;
+    rest = next;
+  }
+  return rows;
+}
 
 // The documents that a block of rows can belong to, as an interval of ids.
 struct IdRange {

@@ -189,6 +189,24 @@ struct ForwardEpilogue {
     return inverse;
   }
 
+  // Whether a row sees a key whose entry names no page: it is empty then.
+  bool sees_bad_page(const Work& work, const SeqlenInfo& seqlen, i32 q_row) const {
+    if (ptx::load_shared(wg.shared.bad_page(work.count)) == 0) return false;
+    const Interval visible =
+        visible_columns(effective_mask<kConfig>(wg.params.mask), seqlen.shape, q_row);
+    const AttentionParams& p = wg.params.attention;
+    const u32 page_rows = u32(p.cache_layout.page_rows);
+    const i64 entries = p.page_table.offset(work.block.batch, 0, 0, seqlen.kv_batch);
+    const u32 end = u32(seqlen.kv_begin + i32(visible.end) - 1) / page_rows;
+    bool found = false;
+#pragma unroll 1
+    for (u32 i = u32(seqlen.kv_begin + i32(visible.begin)) / page_rows; i <= end && !found; ++i) {
+      found = is_bad_page(load_aligned_index(p.page_table, entries + i * p.page_table.strides[3]),
+                          p.num_pages);
+    }
+    return found && visible.size() > 0;
+  }
+
   // lse and stats of a row: by one thread of its quad. kExactly: in the fallback.
   template <bool kExactly>
   void write_row(const RowSoftmax<kConfig>& softmax, i32 r, const Work& work,
@@ -218,6 +236,7 @@ struct ForwardEpilogue {
     for (i32 r = 0; r < 2; ++r) {
       const i32 q_row = wg.q_row(work, r);
       if constexpr (kConfig.score.varlen) is_past_end[r] = q_row >= seqlen.shape.q_len;
+      if constexpr (kConfig.paged) is_past_end[r] |= sees_bad_page(work, seqlen, q_row);
       inverse[r] = normalizer(softmax, r, wg.head(work, r));
       if (wg.thread % 4 == 0 && wg.first_dim() == 0 && q_row < seqlen.q_slot) {
         write_row<kExactly>(softmax, r, work, seqlen, q_row, is_past_end[r]);

@@ -16,6 +16,7 @@
 #include "kernels/common/products_sm90.cuh"
 #include "kernels/forward_sm90/consumer.cuh"
 #include "kernels/forward_sm90/fallback.cuh"
+#include "kernels/forward_sm90/paged_producer.cuh"
 #include "kernels/forward_sm90/producer.cuh"
 #include "kernels/forward_sm90/scheduler.cuh"
 #include "kernels/forward_sm90/softmax.cuh"
@@ -197,12 +198,17 @@ inline void forward_sm90(const ForwardArguments& arguments) {
     shared.init();
   }
   ptx::block_sync();
-  ptx::grid_dependency_wait();  // up to here, the kernel before this one may still run
+  // Up to here, the kernel before this one may still run; decode_sm80 beside it to the end.
+  if constexpr (!kConfig.mixed) ptx::grid_dependency_wait();
   ptx::grid_dependents_launch();
   if (warpgroup == kConfig.warpgroups) {
     ptx::setmaxnreg_dec<kConfig.producer_registers()>();
-    if (thread == 0) {
-      if constexpr (kConfig.specialised) ForwardProducer<kConfig>{maps, params, shared}.run();
+    if (kConfig.paged ? warp == 0 : thread == 0) {
+      if constexpr (kConfig.paged) {
+        PagedProducer<kConfig>{{maps, params, shared}}.run();
+      } else if constexpr (kConfig.specialised) {
+        ForwardProducer<kConfig>{maps, params, shared}.run();
+      }
     } else if (warp == 1) {
       ForwardScheduler<kConfig>{params, shared, thread % 32}.run();
     } else if (kConfig.score.varlen && warp == 2) {
@@ -212,6 +218,7 @@ inline void forward_sm90(const ForwardArguments& arguments) {
     ptx::setmaxnreg_inc<kConfig.consumer_registers()>();
     ForwardConsumer<kConfig>{{{u32(warpgroup), thread}, maps, params, shared}}.run();
   }
+  if constexpr (kConfig.mixed) ptx::grid_dependency_wait();  // what follows waits for both
 }
 
 }  // namespace fulmen

@@ -38,7 +38,7 @@ struct ForwardProducer {
   void load_k(i32 block, i32 head, const SeqlenInfo& seqlen) {
     shared.k().producer_acquire(k_at);
     load(maps.k, shared.k().address(k_at), shared.k().full(k_at), kConfig.d_qk, kConfig.kv_rows,
-         seqlen.kv_begin + block * kConfig.kv_rows, head, seqlen.batch, ptx::kEvictLast);
+         seqlen.kv_begin + block * kConfig.kv_rows, head, seqlen.kv_batch, ptx::kEvictLast);
     k_at.advance();
   }
 
@@ -48,7 +48,7 @@ struct ForwardProducer {
     const u32 barrier = ends_inside ? shared.landed(v_at) : shared.v().full(v_at);
     shared.v().producer_acquire(v_at, barrier);
     load(maps.v, shared.v().address(v_at), barrier, kConfig.d_v, kConfig.kv_rows,
-         seqlen.kv_begin + block * kConfig.kv_rows, head, seqlen.batch, ptx::kEvictLast);
+         seqlen.kv_begin + block * kConfig.kv_rows, head, seqlen.kv_batch, ptx::kEvictLast);
     v_at.advance();
   }
 

@@ -91,7 +91,9 @@ class TileOrder {
   // Blocks of the rows that a sequence owns, those past its length included.
   u32 num_blocks(i32 sequence) const {
     if (sequence >= params_.batch) return 0;
-    return u32(ceil_div(load_sequence(params_.attention, sequence).q_slot, kConfig.q_rows()));
+    const Sequence of = load_sequence(params_.attention, sequence);
+    if (kConfig.mixed && has_few_rows(params_.attention, of.shape.q_len)) return 0;
+    return u32(ceil_div(of.q_slot, kConfig.q_rows()));
   }
 
   // Which of sequences first .. first + 31 have block q_block_.
@@ -236,6 +238,7 @@ struct ForwardScheduler {
     if (lane == 0) {
       write_seqlen_info(shared, count, seqlen);
       ptx::store_shared(shared.failed(count), 0);
+      if constexpr (kConfig.paged) ptx::store_shared(shared.bad_page(count), 0);
       ptx::store_shared_x4(shared.work_tile(count),
                            {{u32(next.block.q_block), u32(next.block.head), u32(next.block.batch),
                              u32(next.is_fallback)}});
@@ -262,6 +265,10 @@ struct ForwardScheduler {
 #pragma unroll 1
     for (i32 i = ptx::block_index() * 32 + lane; kConfig.score.varlen && i < params.batch;
          i += ptx::num_blocks() * 32) {
+      if constexpr (kConfig.caches) {
+        found |= load_cache_sequence(p, i).faults;
+        continue;
+      }
       found |=
           axis_faults(axis_entry(p.cu_q, p.q_lengths, i), p.q_rows, kFaultQOffsets, kFaultQLengths);
       found |= axis_faults(axis_entry(p.cu_kv, p.kv_lengths, i), p.kv_rows, kFaultKvOffsets,

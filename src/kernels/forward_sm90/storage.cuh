@@ -53,10 +53,12 @@ struct ForwardStorage {
   // Work tile number `count` lies in slot count % 2. scheduler -> producer, consumers: `published`,
   // it is written. producer -> scheduler: `nearly_loaded`, time to claim the next one. consumers ->
   // scheduler: `done`, it is computed, and `failed` is set if a row left the range of float32.
+  // producer -> consumers, with the keys: `bad_page`, an entry of the page table names no page.
   constexpr u32 work_tile(u32 count) const {
     return base + kWorkTiles + count % 2 * kWorkTileBytes;
   }
   constexpr u32 failed(u32 count) const { return work_tile(count) + 16; }
+  constexpr u32 bad_page(u32 count) const { return work_tile(count) + 20; }
   constexpr u32 key_blocks(u32 count, u32 warpgroup) const {
     return work_tile(count) + 32 + 32 * warpgroup;
   }
@@ -142,8 +144,9 @@ inline void write_seqlen_info(const ForwardStorage<kConfig>& shared, u32 count,
     const u32 slot = shared.seqlen_info(count);
     ptx::store_shared_x4(
         slot, {{u32(seqlen.batch), u32(seqlen.q_begin), u32(seqlen.kv_begin), u32(seqlen.q_slot)}});
-    ptx::store_shared_x4(slot + 16, {{u32(seqlen.shape.q_len), u32(seqlen.shape.kv_len),
-                                      u32(seqlen.shape.shift), 0}});
+    ptx::store_shared_x4(
+        slot + 16, {{u32(seqlen.shape.q_len), u32(seqlen.shape.kv_len), u32(seqlen.shape.shift),
+                     kConfig.caches ? u32(seqlen.kv_batch) : 0}});
   }
 }
 
@@ -158,7 +161,8 @@ inline SeqlenInfo read_seqlen_info(const ForwardStorage<kConfig>& shared,
             i32(rows.word[1]),
             i32(rows.word[2]),
             i32(rows.word[3]),
-            {i32(shape.word[0]), i32(shape.word[1]), i32(shape.word[2])}};
+            {i32(shape.word[0]), i32(shape.word[1]), i32(shape.word[2])},
+            kConfig.caches ? i32(shape.word[3]) : i32(rows.word[0])};
   }
   return seqlen_info_of<kConfig>(params, block);
 }

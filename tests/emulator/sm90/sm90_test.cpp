@@ -4,15 +4,8 @@
 // forward_sm90's own text on the host, against the scalar oracle, over drawn problems: from a
 // Problem through the tensor maps and params that a run would launch with. Six configs that
 // between them hold every option.
-#include "../../gpu/kernels/expect_close.h"
 #include "../../gpu/kernels/hopper_request.h"
-#include "cpu/backend.h"
-#include "emulator/launch.h"
-#include "emulator/schedules.h"
-#include "gpu/forward_sm90/plan.h"
-#include "kernels/common/documents_sm90.cuh"
-#include "kernels/forward_sm90/forward_sm90.cuh"
-#include "tensor_map.h"
+#include "launch_forward.h"
 
 namespace fulmen::test {
 namespace {
@@ -161,88 +154,6 @@ constexpr ForwardSm90Config kTextbook = [] {
   return config;
 }();
 
-// Returns how many products of matrices it took, if they are to be counted.
-template <ForwardSm90Config kConfig>
-u64 run(const Problem& problem, u32 seed, bool counts = false, u32* faults = nullptr) {
-  u32 next_block = 0;
-  emulator::Counters counters;
-  const auto map = [&](Array array, i32 box_rows) {
-    gpu::TensorBox box = gpu::tensor_box(problem.arrays[array], box_rows);
-    box.swizzle = kConfig.swizzle;
-    if (!kConfig.swizzle && array != Array::kO) box.box_dims = 8;
-    return map_of(box);
-  };
-  ForwardArguments arguments{};
-  arguments.maps = {map(Array::kQ, kConfig.tile_rows()), map(Array::kK, kConfig.kv_rows),
-                    map(Array::kV, kConfig.kv_rows), map(Array::kO, 64)};
-  arguments.params = gpu::forward_sm90_params(problem, kConfig, gpu_named("h100"));
-  arguments.params.next_block = &next_block;
-  arguments.params.attention.faults = faults;
-  std::vector<IdRange> key_ranges(gpu::num_key_ranges(problem, kConfig));
-  arguments.params.key_ranges = key_ranges.data();
-  if (kConfig.skips_documents) {
-    const i64 blocks = ceil_div(static_cast<i64>(key_ranges.size()), kKeyRangeThreads);
-    emulator::launch(
-        {static_cast<i32>(blocks), kKeyRangeThreads, 0, seed, false, "document_ranges_sm90"},
-        [&] { document_ranges_sm90<kConfig>(arguments); });
-  }
-  const i64 blocks = min<i64>(gpu::max_work_tiles(problem, kConfig), 2);
-  emulator::launch({.blocks = blocks,
-                    .threads = kConfig.threads(),
-                    .shared_bytes = kConfig.shared_bytes(),
-                    .seed = seed,
-                    .kernel = "forward_sm90",
-                    .check = is_sampled(seed),
-                    .counters = counts ? &counters : nullptr},
-                   [&] { forward_sm90<kConfig>(arguments); });
-  EXPECT_EQ(next_block, 0u) << "the next launch would begin elsewhere";
-  return counters.products;
-}
-
-// What stats say of a row's lse.
-void expect_same_lse(const Request& request, unsigned seed) {
-  const Tensor& lse = request.arrays[Array::kLse];
-  const Tensor& stats = request.arrays[Array::kStats];
-  if (!stats.present()) return;
-  RandomProblem::for_each(lse, [&](const i64* at) {
-    i64 place[4] = {at[0], at[1], lse.rank == 2 ? 0 : at[2], 0};
-    const double row_max = load_real(RandomProblem::address(stats, place), DType::kFloat32);
-    place[lse.rank] = 1;
-    const double row_sum = load_real(RandomProblem::address(stats, place), DType::kFloat32);
-    const double expected = load_real(RandomProblem::address(lse, at), DType::kFloat32);
-    const double found = row_max + std::log(row_sum);
-    const bool same = found == expected || (std::isnan(found) && std::isnan(expected));
-    EXPECT_TRUE(same || std::abs(found - expected) < 1e-5 * (1 + std::abs(expected)))
-        << "seed " << seed << ": " << row_max << ", " << row_sum << " for " << expected;
-  });
-}
-
-// O is as wrong as probabilities rounded to 16 bits make it, however wide it is stored.
-void expect_close_rows(const Request& actual, const Request& expected, unsigned seed) {
-  const DType dtype = expected.arrays[Array::kQ].dtype;
-  const Difference o = compare(actual.arrays[Array::kO], expected.arrays[Array::kO]);
-  EXPECT_LE(o.largest, tolerance(dtype, dtype) * max(o.magnitude, 1.0))
-      << "seed " << seed << ", o" << o.place;
-  expect_close(actual, expected, {Array::kLse}, seed);
-  expect_same_lse(actual, seed);
-}
-
-template <ForwardSm90Config kConfig>
-void expect_agreement(const Request& expected, RandomProblem& random, unsigned seed) {
-  Request actual = expected;
-  for (const Array output : {Array::kO, Array::kLse, Array::kStats}) {
-    actual.arrays[output] = random.twin(expected.arrays[output]);
-  }
-  cpu::scalar_forward(validate(expected, Pointers::kChecked));
-  const Request given = seed % 2 == 0 ? with_rng_array(random, actual) : actual;
-  run<kConfig>(validate(given, Pointers::kChecked), seed);
-  expect_close_rows(actual, expected, seed);
-  for (const Array output : {Array::kO, Array::kLse, Array::kStats}) {
-    EXPECT_TRUE(random.is_intact_around(actual.arrays[output]))
-        << "seed " << seed << ", " << name(output);
-  }
-}
-
 template <ForwardSm90Config kConfig>
 void expect_agreement(unsigned first, unsigned count) {
   for (unsigned seed = first; seed < first + num_drawn(count); ++seed) {
@@ -259,7 +170,7 @@ void expect_one_attempt(unsigned seed) {
   const auto products = [&](double spread) {
     random.fill_normal(request.arrays[Array::kK], spread);
     random.fill_normal(request.arrays[Array::kV]);
-    return run<kConfig>(validate(request, Pointers::kChecked), seed, true);
+    return run_forward<kConfig>(validate(request, Pointers::kChecked), seed, true);
   };
   EXPECT_EQ(products(1), products(0)) << "seed " << seed;
 }
@@ -348,7 +259,7 @@ TEST(Sm90OnHost, InvalidEntriesAreRecorded) {
     if (bad == kFaultQOffsets) static_cast<i32*>(arrays[Array::kCuQ].data)[36] = 3;
     if (bad == kFaultKvOffsets) static_cast<i32*>(arrays[Array::kCuKv].data)[36] = 1 << 20;
     u32 faults = 0;
-    run<kDocuments>(validate(request, Pointers::kChecked), 2, false, &faults);
+    run_forward<kDocuments>(validate(request, Pointers::kChecked), 2, false, &faults);
     EXPECT_EQ(faults, bad);
   }
 }
@@ -373,7 +284,7 @@ TEST(Sm90OnHost, InvalidLengthsAreEmpty) {
       lengths[35] = bad;
       actual.arrays[array] = random.indices(DType::kInt64, lengths);
       u32 faults = 0;
-      run<kCapped>(validate(actual, Pointers::kChecked), 2, false, &faults);
+      run_forward<kCapped>(validate(actual, Pointers::kChecked), 2, false, &faults);
       EXPECT_EQ(faults, u32{array == Array::kQLengths ? kFaultQLengths : kFaultKvLengths});
       expect_close_rows(actual, expected, 2);
     }
