@@ -125,6 +125,11 @@ TEST(Sm90Forward, TakesCachesWithoutTermsOfPairs) {
     EXPECT_EQ(plan_forward_sm90(other, kGpu).refusal,
               sentence("takes page_table without ", name(array)));
   }
+  Problem odd = problem;
+  odd.page_rows = 17;
+  EXPECT_THAT(plan_forward_sm90(odd, kGpu).refusal, testing::HasSubstr("copy each row apart"));
+  odd.implementation = Implementation::kSm90;
+  EXPECT_EQ(plan_forward_sm90(odd, kGpu).refusal, "");
   Problem none = problem;
   none.num_pages = 0;
   EXPECT_EQ(plan_forward_sm90(none, kGpu).refusal, "needs at least one page");

@@ -16,7 +16,6 @@
 #include "kernels/common/products_sm90.cuh"
 #include "kernels/forward_sm90/consumer.cuh"
 #include "kernels/forward_sm90/fallback.cuh"
-#include "kernels/forward_sm90/paged_producer.cuh"
 #include "kernels/forward_sm90/producer.cuh"
 #include "kernels/forward_sm90/scheduler.cuh"
 #include "kernels/forward_sm90/softmax.cuh"

@@ -3,11 +3,14 @@
 //
 // The producer of forward_sm90: one thread that starts the TMA loads of Q, K and V in the order in
 // which the consumers use them, as soon as a buffer is free; and the warp that sets rows of V past
-// a sequence's end to zero. InlineProducer does the same from a thread of a consumer (ablation).
+// a sequence's end to zero. PagedProducer is a warp that finds K and V in pools of pages,
+// InlineProducer a thread of a consumer (ablation).
 #pragma once
 
 #include "kernels/common/products_sm90.cuh"
 #include "kernels/forward_sm90/storage.cuh"
+#include "kernels/ptx/grid.cuh"
+#include "kernels/ptx/thread.cuh"
 #include "kernels/ptx/tma.cuh"
 
 namespace fulmen {
@@ -93,6 +96,171 @@ struct ForwardProducer {
       load_block(block, read_seqlen_info(shared, params, block, count),
                  ptx::load_shared(shared.key_blocks(count, 0) + 16),
                  ptx::load_shared(shared.key_blocks(count, 0) + 20) - 1);
+    }
+  }
+};
+
+// Entries of the page table for the boxes of a block of keys that a lane has, every 32nd, as they
+// come from memory: nothing waits for them yet.
+template <ForwardSm90Config kConfig>
+struct PageEntries {
+  static constexpr i32 kMost = ceil_div(kConfig.kv_rows, 32);
+
+  u32 low[kMost];
+  u32 high[kMost];  // of entries of 64 bits
+  i32 row[kMost];   // of the page; -1: no such box, -2: past the last key
+
+  PageEntries(const AttentionParams& p, const QueryBlock& q, const SeqlenInfo& seqlen, i32 block,
+              i32 box_rows) {
+    const ArrayView& table = p.page_table;
+    const u32 page_rows = static_cast<u32>(p.cache_layout.page_rows);
+    const i64 first_entry = table.offset(q.batch, 0, 0, seqlen.kv_batch);
+#pragma unroll
+    for (i32 i = 0; i < kMost; ++i) {
+      const i32 tile_row = first_row(i, box_rows);
+      const i32 key = block * kConfig.kv_rows + tile_row;
+      const u32 in_cache = static_cast<u32>(seqlen.kv_begin + key);
+      const u32 entry = in_cache / page_rows;
+      row[i] = static_cast<i32>(in_cache - entry * page_rows);
+      low[i] = high[i] = 0;
+      if (tile_row >= kConfig.kv_rows) {
+        row[i] = -1;
+      } else if (block < 0 || key >= seqlen.shape.kv_len) {
+        row[i] = -2;
+      } else {
+        const i64 at = first_entry + i64{entry} * table.strides[3];
+        if (table.dtype == DType::kInt64) {
+          low[i] = reinterpret_cast<const u32*>(table.data)[2 * at];
+          high[i] = reinterpret_cast<const u32*>(table.data)[2 * at + 1];
+        } else {
+          low[i] = reinterpret_cast<const u32*>(table.data)[at];
+        }
+      }
+    }
+  }
+
+  i64 id(i32 i, bool has_64_bits) const {
+    if (!has_64_bits) return static_cast<i32>(low[i]);
+    return static_cast<i64>(u64{high[i]} << 32 | low[i]);
+  }
+
+  // In the tile.
+  static i32 first_row(i32 i, i32 box_rows) {
+    return (static_cast<i32>(ptx::thread_index() % 32) + 32 * i) * box_rows;
+  }
+};
+
+// The boxes themselves. Those past the last key are of the page behind the last, where the copy
+// engine finds zeros, and so are those whose entry names no page.
+template <ForwardSm90Config kConfig>
+struct PageBoxes {
+  static constexpr i32 kMost = PageEntries<kConfig>::kMost;
+
+  i32 page[kMost];
+  i32 row[kMost];       // of the page; negative: no such box
+  bool is_bad = false;  // an entry names no page
+
+  PageBoxes(const AttentionParams& p, const PageEntries<kConfig>& entries) {
+    const bool has_64_bits = p.page_table.dtype == DType::kInt64;
+#pragma unroll
+    for (i32 i = 0; i < kMost; ++i) {
+      const bool is_present = entries.row[i] >= 0;
+      const i64 id = is_present ? entries.id(i, has_64_bits) : p.num_pages;
+      const bool is_page = !is_bad_page(id, p.num_pages);
+      is_bad |= is_present && !is_page;
+      page[i] = static_cast<i32>(is_page ? id : p.num_pages);
+      row[i] = entries.row[i] == -2 ? 0 : entries.row[i];
+    }
+  }
+};
+
+// The producer over pools of pages: a warp whose lanes look up entries of the page table and hand
+// the boxes of a block of keys to the copy engine. Lane 0 speaks to the other warps.
+template <ForwardSm90Config kConfig>
+struct PagedProducer {
+  using Entries = PageEntries<kConfig>;
+  using Boxes = PageBoxes<kConfig>;
+
+  ForwardProducer<kConfig> producer;
+  const AttentionParams& p = producer.params.attention;
+  i32 box_rows = key_box_rows(p, kConfig.kv_rows);
+
+  static bool leads() { return ptx::thread_index() % 32 == 0; }
+
+  // After the barrier was told how many bytes come.
+  void load(const TensorMap& map, u32 tile, u32 barrier, i32 dims, const Boxes& boxes,
+            i32 head) const {
+    ptx::warp_sync();
+#pragma unroll
+    for (i32 i = 0; i < Boxes::kMost; ++i) {
+      if (boxes.row[i] < 0) continue;
+      producer.load(map, tile + Entries::first_row(i, box_rows) * 128, barrier, dims,
+                    kConfig.kv_rows, boxes.row[i], head, boxes.page[i], ptx::kEvictLast);
+    }
+  }
+
+  void load_k(const Boxes& boxes, i32 head) {
+    const auto ring = producer.shared.k();
+    if (leads()) ring.producer_acquire(producer.k_at);
+    load(producer.maps.k, ring.address(producer.k_at), ring.full(producer.k_at), kConfig.d_qk,
+         boxes, head);
+    producer.k_at.advance();
+  }
+
+  void load_v(const Boxes& boxes, i32 head, bool ends_inside) {
+    const auto ring = producer.shared.v();
+    const u32 barrier =
+        ends_inside ? producer.shared.landed(producer.v_at) : ring.full(producer.v_at);
+    if (leads()) ring.producer_acquire(producer.v_at, barrier);
+    load(producer.maps.v, ring.address(producer.v_at), barrier, kConfig.d_v, boxes, head);
+    producer.v_at.advance();
+  }
+
+  // The boxes of a block of work tile number `count`.
+  Boxes boxes_of(const Entries& entries, u32 count) const {
+    const Boxes boxes(p, entries);
+    if (ptx::any(boxes.is_bad) && leads()) {
+      ptx::store_shared(producer.shared.bad_page(count), 1);
+      if (p.faults != nullptr) ptx::set_bits(p.faults, kFaultPages);
+    }
+    return boxes;
+  }
+
+  // In the order of ForwardProducer. Entries come a block ahead: they arrive while the copies of
+  // the block before them wait for their buffers.
+  void load_block(const QueryBlock& block, const SeqlenInfo& seqlen, i32 first, i32 last,
+                  u32 count) {
+    const i32 head = producer.kv_head(block);
+    const auto ends_inside = [&](i32 j) {
+      return rows_inside<kConfig>(seqlen, j) < kConfig.kv_rows;
+    };
+    Boxes above = boxes_of({p, block, seqlen, last, box_rows}, count);
+    Entries entries{p, block, seqlen, last - 1, box_rows};
+    if (leads() && last <= first + 1) ptx::mbarrier_arrive(producer.shared.nearly_loaded());
+    load_k(above, head);
+    if (leads()) producer.load_q(block, seqlen);
+#pragma unroll 1
+    for (i32 j = last - 1; j >= first; --j) {
+      const Boxes boxes = boxes_of(entries, count);
+      entries = {p, block, seqlen, j - 1, box_rows};
+      if (leads() && j == first + 1) ptx::mbarrier_arrive(producer.shared.nearly_loaded());
+      load_k(boxes, head);
+      load_v(above, head, ends_inside(j + 1));
+      above = boxes;
+    }
+    load_v(above, head, ends_inside(first));
+  }
+
+  void run() {
+    const auto& shared = producer.shared;
+#pragma unroll 1
+    for (u32 count = 0;; ++count) {
+      ptx::mbarrier_wait(shared.published(count), shared.parity(count));
+      const QueryBlock block = read_work_tile(shared, count).block;
+      if (block.q_block < 0) return;
+      const KeyBlocks blocks = read_key_blocks(shared, count, 0);
+      load_block(block, read_seqlen_info(shared, producer.params, block, count), blocks.all_begin,
+                 blocks.all_end - 1, count);
     }
   }
 };
