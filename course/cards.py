@@ -12,7 +12,9 @@ from typing import NamedTuple
 
 THREADS, BLOCKS, REGISTERS, SHARED_BYTES = 2048, 32, 65536, 233472
 RESERVED_BYTES = 1024  # of shared memory, by the system, for each block
+SHARED_AT_ONCE = 128  # bytes that a block's share is a multiple of
 REGISTERS_AT_ONCE = 256  # a warp gets its registers in such pieces
+PARTS = 4  # of a multiprocessor, each of which has as many warps and registers
 
 
 class Card(NamedTuple):
@@ -43,7 +45,7 @@ def occupancy(threads: int, shared_bytes: int, registers: int = 0) -> int:
         registers: of a thread; 0 where they are not known, and then they bound nothing.
     """
     by_threads = THREADS // threads
-    by_shared = SHARED_BYTES // (shared_bytes + RESERVED_BYTES)
-    of_warp = -(-32 * registers // REGISTERS_AT_ONCE) * REGISTERS_AT_ONCE
-    by_registers = REGISTERS // (of_warp * threads // 32) if registers else BLOCKS
-    return min(by_threads, by_shared, by_registers, BLOCKS)
+    share = -(-shared_bytes // SHARED_AT_ONCE) * SHARED_AT_ONCE + RESERVED_BYTES
+    of_warp = max(-(-32 * registers // REGISTERS_AT_ONCE), 1) * REGISTERS_AT_ONCE
+    warps = REGISTERS // PARTS // of_warp * PARTS
+    return min(by_threads, SHARED_BYTES // share, warps // (threads // 32), BLOCKS)

@@ -139,8 +139,9 @@ class Lesson:
             return
         seconds = self.device.seconds(call)
         self.lines.append({"what": what, "seconds": seconds, "flops": flops, "bytes": num_bytes})
-        self.say(f"  {what}: {seconds_text(seconds)}, {flops / seconds / 1e12:.3g} TFLOP/s, "
-                 f"{num_bytes / seconds / 1e9:.4g} GB/s")  # fmt: skip
+        rate = f", {flops / seconds / 1e12:.3g} TFLOP/s" if flops else ""
+        moved = f", {num_bytes / seconds / 1e9:.4g} GB/s"
+        self.say(f"  {what}: {seconds_text(seconds)}{rate}{moved}")
 
     # What should be
 
