@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: fulmen contributors
 # SPDX-License-Identifier: Apache-2.0
-"""check_course.py names an exercise that is solved already, a solution that fails, a long kernel."""
+"""check_course.py names solved exercises, solutions that fail and kernels that are too long."""
 
 from pathlib import Path
 from typing import Any
