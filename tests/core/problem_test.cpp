@@ -75,7 +75,7 @@ TEST(Sequence, EntriesOutOfRangeAreEmpty) {
   Problem problem = dense(2, 5, 7);
   problem.arrays[Array::kQLengths] = row(lengths);
   EXPECT_EQ(problem.sequence(0).shape.q_len, 0);
-  EXPECT_EQ(problem.sequence(1).shape.q_len, 5);
+  EXPECT_EQ(problem.sequence(1).shape.q_len, 0);
   for (std::vector<i64> offsets : {std::vector<i64>{3, 1}, {-2, 4}, {0, 6}}) {
     Problem packed = dense(1, 5, 7);
     packed.packed = {true, true};
