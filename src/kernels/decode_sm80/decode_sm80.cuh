@@ -50,7 +50,9 @@ struct DecodeSm80 {
     DecodeProducerSm80<kConfig> ring(cursor, ring_at, end - begin);
 #pragma unroll
     for (i32 stage = 0; stage < kConfig.stages; ++stage) {
+      ring.find_k();
       ring.fetch_k(stage);
+      ring.find_v();
       ring.fetch_v(stage);
     }
     const DecodeEpilogueSm80<kConfig> epilogue{params, shared};
@@ -61,6 +63,7 @@ struct DecodeSm80 {
 #pragma unroll 1
     for (i32 chunk = begin;;) {
       float S[DecodeConsumerSm80<kConfig>::kFloats];
+      ring.find_k();
       wait_for_oldest();  // cp.async -> K
       consumer.is_bad |= ring.is_bad(stage);
       consumer.multiply_q_k(S, ring.k_tile(stage));
@@ -68,6 +71,7 @@ struct DecodeSm80 {
       Split<kConfig>::sync();  // K was read
       ring.fetch_k(stage);
       consumer.softmax(S, cursor.first_key(Split<kConfig>::of_keys()));
+      ring.find_v();
       wait_for_oldest();  // cp.async -> V
       if constexpr (kConfig.scaled) consumer.scale(S, ring.v_scales(stage));
       consumer.multiply_p_v(S, ring.v_tile(stage));

@@ -72,8 +72,7 @@ class ContiguousRows {
   i64 first_ = 0;  // row 0 itself
 };
 
-// In pools of pages: a lane knows where one row is. The id of its page is read a block ahead, and
-// asked for in the L2 some blocks before that: from memory it would come too late.
+// In pools of pages: a lane knows where one row is. The id of its page is read a block ahead.
 template <DecodeSm80Config kConfig>
 class PagedRows {
  public:
@@ -84,23 +83,20 @@ class PagedRows {
     const i32 head = cursor.kv_head + Split<kConfig>::head();
     k_head_ = p.k.data + p.k.offset(0, head, 0, 0) * kBytes;
     v_head_ = p.v.data + p.v.offset(0, head, 0, 0) * kBytes;
-    read_ahead(cursor);
-    const i32 lane = static_cast<i32>(lane_index());  // some of each of the next blocks
-    constexpr i32 kLanes = 32 / kBlocksAhead;
-    prefetch(cursor, 1 + lane / kLanes, lane % kLanes * (kConfig.kv_rows / kLanes));
+    at_ = look_up(cursor, 0);
+    ahead_ = look_up(cursor, kConfig.block_keys());
   }
   void advance(const KeyCursor<kConfig>& cursor) {
-    read_ahead(cursor);
-    prefetch(cursor, kBlocksAhead, own_row<kConfig>());
+    at_ = ahead_;
+    ahead_ = look_up(cursor, kConfig.block_keys());
   }
-  // What was read ahead is the next block's.
   void locate(const KeyCursor<kConfig>& cursor) {
     const AttentionParams& p = *cursor.p;
-    is_bad_ = ptx::any(is_bad_page(page_ahead_, p.num_pages));
-    if (is_bad_ && lane_index() == 0 && p.faults != nullptr) {
-      ptx::set_bits(p.faults, kFaultPages);
+    is_bad_ = ptx::any(is_bad_page(at_.batch, p.num_pages));
+    if (is_bad_) {
+      if (lane_index() == 0) record_bad_page(p);
+      at_.batch = 0;
     }
-    at_ = {is_bad_ ? 0 : page_ahead_, i64{row_ahead_}};
     k_ = p.k.offset(at_.batch, 0, at_.row, 0) * kBytes;
     v_ = p.v.offset(at_.batch, 0, at_.row, 0) * kBytes;
   }
@@ -114,38 +110,21 @@ class PagedRows {
   }
 
  private:
-  static constexpr i32 kBlocksAhead = 8;
   static constexpr i32 kBytes = kConfig.kv_bytes();
 
-  static i32 key_of(const KeyCursor<kConfig>& cursor, i32 row) {
-    return cursor.first_key(Split<kConfig>::of_keys()) + row;
-  }
-  static u32 page_rows(const KeyCursor<kConfig>& cursor) {
-    return static_cast<u32>(cursor.p->cache_layout.page_rows);
-  }
-  // Where the table has the page of a row of the cache.
-  i64 entry_of(const KeyCursor<kConfig>& cursor, u32 page) const {
-    return first_entry_ + i64{page} * cursor.p->page_table.strides[3];
-  }
-
-  void read_ahead(const KeyCursor<kConfig>& cursor) {
-    const i32 key = key_of(cursor, own_row<kConfig>());
+  // Of this lane's row of the cursor's block, or `further` keys on; page 0 where there is no key.
+  KeyRow look_up(const KeyCursor<kConfig>& cursor, i32 further) const {
+    const AttentionParams& p = *cursor.p;
+    const i32 key = cursor.first_key(Split<kConfig>::of_keys()) + own_row<kConfig>() + further;
+    const u32 page_rows = static_cast<u32>(p.cache_layout.page_rows);
     const u32 in_cache = static_cast<u32>(cursor.sequence.kv_begin + key);
-    const u32 page = in_cache / page_rows(cursor);
-    row_ahead_ = in_cache - page * page_rows(cursor);
-    page_ahead_ = 0;
+    const u32 entry = in_cache / page_rows;
+    KeyRow found{0, i64{in_cache - entry * page_rows}};
     if (cursor.blocks.keys.contains(key)) {
-      page_ahead_ = AlignedIndex::load(cursor.p->page_table, entry_of(cursor, page));
+      found.batch =
+          AlignedIndex::load(p.page_table, first_entry_ + i64{entry} * p.page_table.strides[3]);
     }
-  }
-  // Of the keys `blocks` blocks further, that of row `row`.
-  void prefetch(const KeyCursor<kConfig>& cursor, i32 blocks, i32 row) const {
-    const i32 key = key_of(cursor, row) + blocks * kConfig.block_keys();
-    if (!cursor.blocks.keys.contains(key)) return;
-    const u32 page = static_cast<u32>(cursor.sequence.kv_begin + key) / page_rows(cursor);
-    const ArrayView& table = cursor.p->page_table;
-    const i64 bytes = table.dtype == DType::kInt64 ? 8 : 4;
-    ptx::prefetch_l2(table.data + entry_of(cursor, page) * bytes);
+    return found;
   }
 
   static i64 of_row(i64 offset, i32 row) {
@@ -157,10 +136,9 @@ class PagedRows {
   i64 first_entry_ = 0;  // of the request, in the page table
   const u8* k_head_ = nullptr;
   const u8* v_head_ = nullptr;
-  i64 page_ahead_ = 0;
-  u32 row_ahead_ = 0;  // of that page
-  KeyRow at_{};        // of the block that is copied
-  i64 k_ = 0;          // bytes from k_head_ to this lane's row
+  KeyRow at_{};     // this lane's row of the block that is copied,
+  KeyRow ahead_{};  // and of the next
+  i64 k_ = 0;       // bytes from k_head_ to this lane's row
   i64 v_ = 0;
   bool is_bad_ = false;
 };
@@ -192,20 +170,28 @@ class DecodeProducerSm80 {
   u32 k_scales(i32 stage) const { return k_tile(stage).base + kConfig.scales_at(); }
   u32 v_scales(i32 stage) const { return k_scales(stage) + kConfig.kv_rows * 4; }
 
-  // Begin to copy K, then V of the next block, if there is one, into a stage whose tile was read,
-  // and close a group of copies.
+  // Find the rows of K, then of V of the next block, if there is one: while others still arrive.
+  void find_k() {
+    if (left_ == 0) return;
+    rows_.locate(cursor_);
+    find<KTile::kVectors>(k_from_, [&](i32 row) { return rows_.k(cursor_, row); });
+  }
+  void find_v() {
+    if (left_ == 0) return;
+    find<VTile::kVectors>(v_from_, [&](i32 row) { return rows_.v(cursor_, row); });
+  }
+  // Begin to copy them into a stage whose tile was read, and close a group of copies.
   void fetch_k(i32 stage) {
     if (left_ > 0) {
-      rows_.locate(cursor_);
       bad_stages_ = rows_.is_bad() ? bad_stages_ | 1u << stage : bad_stages_ & ~(1u << stage);
-      copy(k_tile(stage), cursor_.p->dim_qk, [&](i32 row) { return rows_.k(cursor_, row); });
+      copy(k_tile(stage), cursor_.p->dim_qk, k_from_);
       if constexpr (kConfig.scaled) copy_scale(cursor_.p->k_scale, k_scales(stage));
     }
     ptx::cp_async_commit();
   }
   void fetch_v(i32 stage) {
     if (left_ > 0) {
-      copy(v_tile(stage), cursor_.p->dim_v, [&](i32 row) { return rows_.v(cursor_, row); });
+      copy(v_tile(stage), cursor_.p->dim_v, v_from_);
       if constexpr (kConfig.scaled) copy_scale(cursor_.p->v_scale, v_scales(stage));
       ++cursor_.block;
       if (cursor_.blocks.begins_chunk(cursor_.block)) --left_;
@@ -219,17 +205,16 @@ class DecodeProducerSm80 {
 
  private:
   // Lanes take neighbouring vectors of a row, some rows at a time.
-  template <i32 kDims>
-  static constexpr i32 lanes_of_row() {
+  static constexpr i32 lanes_of_row(i32 vectors) {
     i32 lanes = 1;
-    while (lanes < 32 && kDims / 8 % (2 * lanes) == 0) lanes *= 2;
+    while (lanes < 32 && vectors % (2 * lanes) == 0) lanes *= 2;
     return lanes;
   }
   // Where there are more threads than that takes, some have nothing to copy.
-  template <i32 kDims>
-  static constexpr i32 rows_at_once() {
-    return min(kConfig.split_threads() / lanes_of_row<kDims>(), kConfig.kv_rows);
+  static constexpr i32 rows_at_once(i32 vectors) {
+    return min(kConfig.split_threads() / lanes_of_row(vectors), kConfig.kv_rows);
   }
+  static constexpr i32 passes(i32 vectors) { return kConfig.kv_rows / rows_at_once(vectors); }
 
   void advance() {
     if (cursor_.block < cursor_.blocks.count) {
@@ -260,32 +245,46 @@ class DecodeProducerSm80 {
     ptx::cp_async_small<4>(to + static_cast<u32>(row) * 4, from, is_there);
   }
 
-  // address_of(row): of the first number of a row of the tile. All lanes together.
-  template <i32 kDims, class AddressOf>
-  void copy(const SwizzledTile<kDims, true>& tile, i64 dims, const AddressOf& address_of) const {
-    constexpr i32 kLanes = lanes_of_row<kDims>();
-    constexpr i32 kRows = rows_at_once<kDims>();
+  // from: this thread's vector of its row of every pass. address_of(row): of the first number of a
+  // row of the tile. All lanes together.
+  template <i32 kVectors, class AddressOf>
+  static void find(const u8* (&from)[passes(kVectors)], const AddressOf& address_of) {
+    constexpr i32 kLanes = lanes_of_row(kVectors);
+    const i32 row = Split<kConfig>::thread() / kLanes;
+    const i32 vector = Split<kConfig>::thread() % kLanes;
+#pragma unroll
+    for (i32 pass = 0; pass < passes(kVectors); ++pass) {
+      from[pass] = address_of(pass * rows_at_once(kVectors) + row) + vector * 16;
+    }
+  }
+
+  template <i32 kDims>
+  void copy(const SwizzledTile<kDims, true>& tile, i64 dims,
+            const u8* const (&from)[passes(kDims / 8)]) const {
+    constexpr i32 kLanes = lanes_of_row(kDims / 8);
+    constexpr i32 kRows = rows_at_once(kDims / 8);
     static_assert(kConfig.kv_rows % kRows == 0);
     const i32 first = cursor_.first_key(Split<kConfig>::of_keys());
     const i32 row = Split<kConfig>::thread() / kLanes;
     const i32 vector = Split<kConfig>::thread() % kLanes;
     const i32 vectors = static_cast<i32>(dims) / kConfig.vector() - vector;
 #pragma unroll
-    for (i32 r = 0; r < kConfig.kv_rows; r += kRows) {
-      const bool is_row =
-          row < kRows && !rows_.is_bad() && cursor_.blocks.keys.contains(first + r + row);
-      const u8* const from = address_of(r + row) + vector * 16;
+    for (i32 pass = 0; pass < passes(kDims / 8); ++pass) {
+      if (row >= kRows) break;
+      const i32 at = pass * kRows + row;
+      const bool is_row = !rows_.is_bad() && cursor_.blocks.keys.contains(first + at);
 #pragma unroll
       for (i32 u = 0; u < kDims / 8; u += kLanes) {
-        if (row >= kRows) break;
-        ptx::cp_async_16(tile.address(static_cast<u32>(r + row), static_cast<u32>(u + vector)),
-                         from + u * 16, is_row && u < vectors);
+        ptx::cp_async_16(tile.address(static_cast<u32>(at), static_cast<u32>(u + vector)),
+                         from[pass] + u * 16, is_row && u < vectors);
       }
     }
   }
 
   KeyCursor<kConfig> cursor_;  // of the next copy
   typename KeyRowsKind<kConfig>::Type rows_;
+  const u8* k_from_[passes(KTile::kVectors)];
+  const u8* v_from_[passes(VTile::kVectors)];
   u32 ring_;
   i32 left_;            // chunks of keys of which something is still to be copied
   u32 bad_stages_ = 0;  // bits

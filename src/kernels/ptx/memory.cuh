@@ -95,11 +95,6 @@ inline U32x4 ldmatrix_x4(u32 row_address) {
   return x;
 }
 
-// prefetch.global.L2: what is there will be read soon.
-inline void prefetch_l2(const u8* pointer) {
-  asm volatile("prefetch.global.L2 [%0];" ::"l"(pointer));
-}
-
 // ld.global.v4: 16 bytes, aligned.
 inline U32x4 load_global_x4(const u16* pointer) {
   U32x4 x;

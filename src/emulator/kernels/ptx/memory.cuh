@@ -55,8 +55,6 @@ inline U32x4 ldmatrix_x4(u32 row_address, Site site = Where::current()) {
   return {{words[0], words[1], words[2], words[3]}};
 }
 
-inline void prefetch_l2(const u8*) {}
-
 inline U32x4 load_global_x4(const u16* pointer, Site site = Where::current()) {
   if (reinterpret_cast<u64>(pointer) % sizeof(U32x4) != 0) {
     emulator::fail("ld.global.v4 from an address that is not a multiple of 16");
