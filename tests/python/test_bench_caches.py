@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 import fulmen
-from fulmen.cli import cache_bench
+from fulmen.cli import bench, cache_bench
 from fulmen.cli.main import main
 from fulmen.cli.output import BadInputError, Output
 from fulmen.lab.benchmark import cache_cells, page, peers_caches, plots, read_peak, timing
@@ -332,7 +332,7 @@ def test_a_tiny_grid_on_the_cpu(
     grid = CACHE_GRIDS["cpu-decode"]
     assert (grid.backend, grid.pages, grid.groups) == ("cpu", (0, 16), (1, 4, 8))
     tiny = cache_cells.CacheGrid("cpu-decode", (0, 16), "cpu", cases=(((1,), (40, 40)),))
-    monkeypatch.setitem(CACHE_GRIDS, "cpu-decode", tiny)
+    monkeypatch.setitem(bench.SERVING_GRIDS, "cpu-decode", tiny)
     assert main(["bench", "--grid", "cpu-decode", "--rounds", "2", "--json"]) == 0
     records = json.loads(capsys.readouterr().out)
     assert {r["who"] for r in records} == {"fulmen", "torch", "torch grouped"}
