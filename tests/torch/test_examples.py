@@ -81,13 +81,27 @@ def test_a_server_gives_each_request_the_tokens_that_it_has_alone(name, capsys) 
 def test_the_rungs_agree(sizes: tuple[int, int], causal: bool) -> None:
     q_rows, kv_rows = sizes
     q, k, v = (torch.randn(2, 3, rows, 16) for rows in (q_rows, kv_rows, kv_rows))
-    chunked = rung("chunked").attention(q, k, v, causal, chunk=32)
+    chunked = rung("chunked").attention(q, k, v, causal, block_m=48, block_n=32)
     torch.testing.assert_close(
         chunked, fulmen.attention(q, k, v, causal=causal), atol=1e-5, rtol=1e-5
     )
     if q_rows <= kv_rows or not causal:  # softmax of a row that sees nothing is NaN
         naive = rung("naive").attention(q, k, v, causal)
         torch.testing.assert_close(chunked, naive, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_chunks_of_padded_sequences_and_16_bits(dtype: torch.dtype) -> None:
+    q, k, v = (torch.randn(3, 2, 70, 16).to(dtype) for _ in range(3))
+    lengths = torch.tensor([70, 33, 0])
+    k[1, :, 33:] = v[2] = 1e4  # padding that a mask must hide
+    for causal in (False, True):
+        got = rung("chunked").attention(q, k, v, causal, 32, 16, lengths)
+        expected = fulmen.attention(q.double(), k.double(), v.double(), causal=causal,
+                                    alignment="top_left", kv_lengths=lengths)  # fmt: skip
+        assert got.dtype == dtype
+        bound = 1e-5 if dtype == torch.float32 else 4 * torch.finfo(dtype).eps
+        torch.testing.assert_close(got.double(), expected, atol=bound, rtol=bound)
 
 
 def test_the_rungs_stand_in_one_table(tmp_path) -> None:
