@@ -3,8 +3,9 @@
 """FlashAttention 3's functions (module flash_attn_interface), with its arguments and returns.
 
 As fulmen.compat.flash_attn has FlashAttention 2's. FA3 has no dropout and no ALiBi; the functions
-return o, or (o, lse) with return_attn_probs. Refused by name: qv and descales (FP8). sm_margin,
-pack_gqa, num_splits and scheduler_metadata choose nothing here: results do not depend on them.
+return o, or (o, lse) with return_attn_probs. k and v may have 8 bits, with k_descale and v_descale,
+beside q of 16 bits. Refused by name: qv and q_descale (q of 8 bits). sm_margin, pack_gqa,
+num_splits and scheduler_metadata choose nothing here: results do not depend on them.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from torch import Tensor
 from .. import attention, attention_varlen, masks
 from ..errors import UnsupportedError
 from .flash_cache import Cache, New, lengths_of, rotary_of, with_cache
-from .flash_shared import bound, check_offsets, flash_attn_combine, options_of
+from .flash_shared import bound, check_offsets, flash_attn_combine, options_of, scales_of
 
 __all__ = [
     "flash_attn_combine",
@@ -63,13 +64,14 @@ def flash_attn_func(
 ) -> Any:
     """FA3's flash_attn_func: o, or (o, lse) with return_attn_probs."""
     del num_splits, pack_gqa, sm_margin
-    _refuse(qv=qv, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale)
+    _refuse(qv=qv, q_descale=q_descale)
     options = options_of(
         scale=softmax_scale,
         causal=causal,
         window=window_size,
         softcap=softcap,
         deterministic=deterministic,
+        **scales_of(True, k_descale=k_descale, v_descale=v_descale),
     )
     return attention(
         q, k, v, layout="bshd", return_lse=return_attn_probs, **_chunked(options, attention_chunk)
@@ -145,13 +147,14 @@ def flash_attn_varlen_func(
     """FA3's flash_attn_varlen_func: o, or (o, lse) with return_attn_probs, lse (head, total_q)."""
     check_offsets(cu_seqlens_q, cu_seqlens_k)
     del num_splits, pack_gqa, sm_margin
-    _refuse(qv=qv, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale)
+    _refuse(qv=qv, q_descale=q_descale)
     options = options_of(
         scale=softmax_scale,
         causal=causal,
         window=window_size,
         softcap=softcap,
         deterministic=deterministic,
+        **scales_of(False, k_descale=k_descale, v_descale=v_descale),
     )
     return attention_varlen(
         q,
@@ -206,7 +209,7 @@ def flash_attn_with_kvcache(
     rotary_seqlens, where the first new key of each request stands.
     """
     del scheduler_metadata, pack_gqa, sm_margin, num_splits
-    _refuse(qv=qv, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale)
+    _refuse(qv=qv, q_descale=q_descale)
     options = options_of(
         scale=softmax_scale,
         causal=causal,
@@ -214,6 +217,8 @@ def flash_attn_with_kvcache(
         softcap=softcap,
         return_lse=return_softmax_lse,
     )
+    is_whole = page_table is None and cache_batch_idx is None and cu_seqlens_q is None
+    options.update(scales_of(is_whole, k_descale=k_descale, v_descale=v_descale))
     options["max_q"] = None if cu_seqlens_q is None else bound(max_seqlen_q)
     batch = q.shape[0] if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1
     lengths = lengths_of(cache_seqlens, batch, q.device)

@@ -70,7 +70,9 @@ def lengths_of(cache_seqlens: Any, batch: int, device: Any) -> Any:
     return torch.full((batch,), cache_seqlens, dtype=torch.int32, device=device)
 
 
-def append(cache: Cache, new: New, rotary: Rotary | None) -> Tensor:
+def append(
+    cache: Cache, new: New, rotary: Rotary | None, scales: dict[str, Any] | None = None
+) -> Tensor:
     """Writes new keys and values behind those that are there; the lengths afterwards."""
     if cache.lengths is None:
         raise ArgumentError("k is given without cache_seqlens, which says where it goes")
@@ -85,6 +87,7 @@ def append(cache: Cache, new: New, rotary: Rotary | None) -> Tensor:
     append_kv(
         cache.k, cache.v, new.k, new.v, (cache.pages, cache.lengths), cu_new=new.offsets,
         batch_index=cache.entries, layout="bshd" if new.offsets is None else "shd", **turns,
+        **(scales or {}),
     )  # fmt: skip
     added = new.k.shape[1] if new.offsets is None else new.offsets.diff().to(cache.lengths.dtype)
     lengths: Tensor = cache.lengths + added
@@ -131,7 +134,8 @@ def with_cache(
             q = rotated_queries(q, cu_q, cache, rotary, is_ordered)
         lengths = cache.lengths
         if new is not None:
-            lengths = append(cache, new, rotary)
+            scales = {x: options[x] for x in ("k_scale", "v_scale") if x in options}
+            lengths = append(cache, new, rotary, scales)
         return _attended(q, cache._replace(lengths=lengths), cu_q, options)
 
 

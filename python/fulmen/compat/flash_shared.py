@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from .. import merge
-from ..errors import ArgumentError
+from ..errors import ArgumentError, UnsupportedError
 
 
 def options_of(causal: bool, window: Any, alibi_slopes: Any = None, **same: Any) -> dict[str, Any]:
@@ -23,6 +23,30 @@ def options_of(causal: bool, window: Any, alibi_slopes: Any = None, **same: Any)
         "alibi_slopes": None if alibi_slopes is None else alibi_slopes.detach(),
         **same,
     }
+
+
+def scales_of(of_batch: bool, **descales: Any) -> dict[str, Any]:
+    """k_scale and v_scale from k_descale and v_descale, (batch, kv_head), beside k of 8 bits.
+
+    Args:
+        of_batch: k is (batch, row, kv_head, dim). Packed keys and pages have no axis of the batch:
+            there all sequences share the numbers of each head, as an expanded tensor shows.
+    """
+    found = {}
+    for name, x in descales.items():
+        if x is None:
+            continue
+        if of_batch:
+            found[name.replace("descale", "scale")] = x[:, None, :, None]
+        elif x.shape[0] == 1 or x.stride(0) == 0:
+            found[name.replace("descale", "scale")] = x[0, :, None]
+        else:
+            raise UnsupportedError(
+                f"{name} has numbers of each sequence, and keys that are packed or in pages have "
+                "no axis for them: expand one row of (kv_head,) over the batch, or pass a scale a "
+                "page or row to fulmen.attention_paged(k_scale=)"
+            )
+    return found
 
 
 SAME_WORDS = ("softcap",)  # of score modifiers, in every package; their keywords in fulmen too

@@ -11,7 +11,8 @@ Caches are pairs of (page, row, kv_head, dim) with "NHD", (page, kv_head, row, d
 one tensor with an axis of two behind the pages. lse is base 2, (row, head), as theirs is. plan
 schedules nothing: it keeps what it is given, so that it may also be called once and its tensors
 changed in place. The workspace is not used. Refused by name: positional encodings (rotate before),
-custom masks that are no drafts (fulmen.masks.tree in fulmen.attention_paged), FP4 and FP8 scales.
+custom masks that are no drafts (fulmen.masks.tree in fulmen.attention_paged), FP4. Caches of 8 bits
+are taken as they are, with k_scale and v_scale of run.
 """
 
 from __future__ import annotations
