@@ -145,6 +145,9 @@ bool DrawnCall::is_wanted(const ArrayRule& rule) {
     case Array::kPageTable:
     case Array::kPageIndptr:
       return false;
+    case Array::kKScale:
+    case Array::kVScale:
+      return is_quantised(static_cast<DType>(at(Array::kK).dtype)) && random.chance(0.6);
     case Array::kKvStart:
     case Array::kPositions:
     case Array::kTree:
@@ -164,8 +167,16 @@ DType DrawnCall::dtype_of(const ArrayRule& rule) {
   const DType wide = accumulator(dtype);
   switch (rule.dtypes) {
     case DTypes::kAnyFloat:
-    case DTypes::kT:
       return dtype;
+    case DTypes::kTOrQuantised:
+      if (operation == Operation::kBackward || dtype == DType::kFloat64) return dtype;
+      return random.chance(0.7)
+                 ? dtype
+                 : random.one_of<DType>({DType::kFloat8E4M3, DType::kFloat8E5M2, DType::kInt8});
+    case DTypes::kOfK:
+      return static_cast<DType>(at(Array::kK).dtype);
+    case DTypes::kFloat32:
+      return DType::kFloat32;
     case DTypes::kTOrFloat32:
       return random.one_of<DType>({dtype, DType::kFloat32});
     case DTypes::kTOrFloat32OrC:

@@ -99,14 +99,16 @@ TEST(Veneer, TensorsArriveUnderTheirNames) {
                                   &all.dlse,       &all.dq,          &all.dk,
                                   &all.dv,         &all.dbias,       &all.dsinks,
                                   &all.page_table, &all.page_indptr, &all.kv_start,
-                                  &all.positions,  &all.tree};
+                                  &all.positions,  &all.tree,        &all.k_scale,
+                                  &all.v_scale};
   using C = fulmen_tensors;
   fulmen_tensor C::* const theirs[] = {
       &C::q,          &C::k,           &C::v,          &C::bias,      &C::mask,  &C::alibi_slopes,
       &C::sinks,      &C::q_lengths,   &C::kv_lengths, &C::cu_q,      &C::cu_kv, &C::q_ids,
       &C::kv_ids,     &C::rng,         &C::o,          &C::lse,       &C::stats, &C::dout,
       &C::dlse,       &C::dq,          &C::dk,         &C::dv,        &C::dbias, &C::dsinks,
-      &C::page_table, &C::page_indptr, &C::kv_start,   &C::positions, &C::tree};
+      &C::page_table, &C::page_indptr, &C::kv_start,   &C::positions, &C::tree,  &C::k_scale,
+      &C::v_scale};
   static_assert(std::size(ours) == std::size(theirs));
   static_assert(sizeof(C) == sizeof(std::size_t) + std::size(ours) * sizeof(fulmen_tensor));
   for (std::size_t i = 0; i < std::size(ours); ++i) ours[i]->shape[0] = static_cast<int>(i) + 1;

@@ -134,7 +134,7 @@ def with_cache(
             q = rotated_queries(q, cu_q, cache, rotary, is_ordered)
         lengths = cache.lengths
         if new is not None:
-            scales = {x: options[x] for x in ("k_scale", "v_scale") if x in options}
+            scales = {x: y for x, y in options.items() if x in ("k_scale", "v_scale")}
             lengths = append(cache, new, rotary, scales)
         return _attended(q, cache._replace(lengths=lengths), cu_q, options)
 
