@@ -67,6 +67,8 @@ TEST(DecodeSm80Plan, LeavesFullCardsToHopper) {
   EXPECT_TRUE(decodes(decode_problem(16, 5, 4096), "h200"));
   EXPECT_FALSE(decodes(decode_problem(17, 5, 4096), "h200"));
   EXPECT_FALSE(decodes(decode_problem(17, 1, 1023), "h200"));
+  EXPECT_TRUE(decodes(decode_problem(16, 1, 4096, 256), "h200"));
+  EXPECT_FALSE(decodes(decode_problem(17, 1, 4096, 256), "h200"));
   Problem named = decode_problem(1, 1, 4096);
   named.implementation = Implementation::kSm90;
   EXPECT_FALSE(decodes(named, "h200"));
@@ -81,6 +83,18 @@ TEST(DecodeSm80Plan, TakesNoPairsOfArraysNorUnalignedRows) {
   Problem shifted = decode_problem(1, 1, 4096);
   shifted.pointer_alignment = 8;
   EXPECT_FALSE(decodes(shifted, "a100"));
+}
+
+// In pages twice the keys a step, where a card has the shared memory for it.
+TEST(DecodeSm80Plan, TakesMoreKeysAtATimeInPages) {
+  Problem problem = decode_problem(1, 1, 4096);
+  EXPECT_EQ(gpu::decode_sm80_config(problem, gpu_named("h200")).kv_rows, 16);
+  problem.page_rows = 16;
+  const DecodeSm80Config config = gpu::decode_sm80_config(problem, gpu_named("h200"));
+  EXPECT_EQ(config.kv_rows, 32);
+  EXPECT_EQ(config.splits, 8);
+  EXPECT_EQ(config.stages, 1);
+  EXPECT_EQ(gpu::decode_sm80_config(problem, gpu_named("rtx4090")).kv_rows, 16);
 }
 
 Problem quantised_problem(DType dtype, i64 dim = 128) {

@@ -25,6 +25,7 @@ constexpr i64 kFewestKeys = 256;            // below, there is nothing to divide
 constexpr i32 kChunkKeys = 1024;            // where bits may not depend on who has which keys
 constexpr i64 kMostBlocks = i64{1} << 30;   // of keys: they are counted in 31 bits
 constexpr double kSmallestScale = 0x1p-60;  // by which slopes of ALiBi and caps are divided
+constexpr size_t kWideSpillBytes = 2048;    // Q and O take 192 of a thread's 255 registers
 constexpr size_t kSpillBytes = 512;         // of the path for rows that met something hidden
 
 // How many splits of a block's keys, and stages of their rings. In order of preference, the first
@@ -35,6 +36,10 @@ struct DecodeShape {
   i32 stages;
 };
 constexpr DecodeShape kShapes[] = {{8, 2}, {4, 3}, {4, 2}, {4, 1}, {2, 2}, {2, 1}, {1, 2}, {1, 1}};
+// In pages half as many steps, of twice the keys, look up half as often: 1 to 2 % at d 128 in pages
+// of 16 rows, 2 to 3 in pages of one.
+constexpr DecodeShape kPagedShape{8, 1};
+constexpr i32 kPagedRows = 32;
 
 i64 rows_of_group(const Problem& problem) { return problem.max_q * problem.group_size(); }
 
@@ -75,6 +80,31 @@ void set_rows(DecodeSm80Config& config, const Problem& problem) {
   config.kv_rows = config.row_warps == 4 || is_narrow ? 32 : 16;
 }
 
+bool fits(const DecodeSm80Config& config, const Gpu& gpu) {
+  return static_cast<size_t>(config.shared_bytes()) <= gpu.shared_bytes_per_block;
+}
+
+void set_shape(DecodeSm80Config& config, const Gpu& gpu) {
+  for (const DecodeShape& shape : kShapes) {
+    config.splits = max(1, shape.splits / config.row_warps);
+    config.stages = shape.stages;
+    if (fits(config, gpu)) return;
+  }
+}
+
+// Where it is for a config and fits the card, which has it then.
+bool has_paged_shape(DecodeSm80Config& config, const Gpu& gpu) {
+  DecodeSm80Config paged = config;
+  paged.splits = kPagedShape.splits;
+  paged.stages = kPagedShape.stages;
+  paged.kv_rows = kPagedRows;
+  const bool is_wide = max(config.d_qk, config.d_v) > 64;
+  const bool takes = config.paged && config.row_warps == 1 && !config.is_quantised() && is_wide &&
+                     fits(paged, gpu);
+  if (takes) config = paged;
+  return takes;
+}
+
 KernelSpec spec(const DecodeSm80Config& config) {
   const std::string distinction = sentence(
       name(config.dtype), config.is_quantised() ? sentence("_", name(config.quantised)) : "",
@@ -85,7 +115,7 @@ KernelSpec spec(const DecodeSm80Config& config) {
       config.has_chunks() ? sentence("_chunks", config.chunk_blocks) : "");
   KernelSpec spec = on_tensor_cores(
       spec_of<DecodeSm80Params>("decode_sm80/decode_sm80", "decode_sm80", distinction, config),
-      config, kSpillBytes);
+      config, max(config.d_qk, config.d_v) > 128 ? kWideSpillBytes : kSpillBytes);
   spec.min_blocks = config.min_blocks;
   return spec;
 }
@@ -167,11 +197,7 @@ DecodeSm80Config decode_sm80_config(const Problem& problem, const Gpu& gpu) {
   config.d_qk = rounded_up(problem.dim_qk, config.dim_unit());
   config.d_v = rounded_up(problem.dim_v, config.dim_unit());
   set_rows(config, problem);
-  for (const DecodeShape& shape : kShapes) {
-    config.splits = max(1, shape.splits / config.row_warps);
-    config.stages = shape.stages;
-    if (static_cast<size_t>(config.shared_bytes()) <= gpu.shared_bytes_per_block) break;
-  }
+  if (!has_paged_shape(config, gpu)) set_shape(config, gpu);
   if (!problem.may_plan_by_lengths()) config.chunk_blocks = kChunkKeys / config.block_keys();
   return config;
 }

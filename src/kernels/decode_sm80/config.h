@@ -19,7 +19,6 @@ struct DecodeSm80Config {
   i32 d_v = 128;      // likewise
   i32 row_warps = 1;  // warps that share keys, each with 16 query rows of a row tile
   i32 splits = 8;     // of a block's keys: each has row_warps warps and a ring of its own
-  i32 kv_heads = 1;   // that a block takes at once, each with splits of its own
   i32 kv_rows = 16;   // keys that a split takes at a time, at most 32
   i32 stages = 2;     // of a ring of K and V in shared memory
   i32 min_blocks = 1;
@@ -33,8 +32,7 @@ struct DecodeSm80Config {
   bool tree = false;    // an array says which of the last keys a row sees
   bool mixed = false;  // requests that have more than kFewRows are left to a kernel beside this one
 
-  constexpr i32 rings() const { return kv_heads * splits; }
-  constexpr i32 warps() const { return rings() * row_warps; }
+  constexpr i32 warps() const { return splits * row_warps; }
   constexpr i32 threads() const { return 32 * warps(); }
   constexpr i32 split_threads() const { return 32 * row_warps; }
   constexpr i32 block_keys() const { return splits * kv_rows; }
@@ -77,15 +75,15 @@ struct DecodeSm80Config {
   constexpr i32 stage_bytes() const { return scales_at() + (scaled ? kv_rows * 8 : 0); }
   constexpr i32 ring_bytes() const { return stages * stage_bytes(); }
   constexpr i32 exchange_row() const { return d_v + 8; }  // floats; rows begin 8 banks apart
-  constexpr i32 exchange_at() const { return rings() * ring_bytes(); }
-  constexpr i32 states_at() const { return exchange_at() + rings() * rows() * exchange_row() * 4; }
-  constexpr i32 words_at() const { return states_at() + rings() * rows() * 8; }
+  constexpr i32 exchange_at() const { return splits * ring_bytes(); }
+  constexpr i32 states_at() const { return exchange_at() + splits * rows() * exchange_row() * 4; }
+  constexpr i32 words_at() const { return states_at() + splits * rows() * 8; }
   static constexpr i32 num_words() { return 36; }
   constexpr i32 shared_bytes() const { return words_at() + num_words() * 4; }
 
-  // A partial result in the workspace: of each row of each head O, then maximum and sum.
+  // A partial result in the workspace: of each row O, then maximum and sum.
   constexpr i32 part_row() const { return d_v + 4; }  // floats
-  constexpr i32 part_floats() const { return kv_heads * rows() * part_row(); }
+  constexpr i32 part_floats() const { return rows() * part_row(); }
 };
 
 template <class Each>
@@ -98,7 +96,6 @@ constexpr void for_each_field(const DecodeSm80Config& config, Each each) {
   each("d_v", config.d_v);
   each("row_warps", config.row_warps);
   each("splits", config.splits);
-  each("kv_heads", config.kv_heads);
   each("kv_rows", config.kv_rows);
   each("stages", config.stages);
   each("min_blocks", config.min_blocks);

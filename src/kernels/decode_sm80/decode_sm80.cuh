@@ -29,8 +29,7 @@ struct DecodeSm80 {
   KeyCounts<kConfig> counts{params.attention, rows, shared + kConfig.words_at()};
 
   void run() {
-    const KeyShares shares(counts.of_head() * (static_cast<i32>(p.heads_kv) / kConfig.kv_heads),
-                           workers);
+    const KeyShares shares(counts.of_head() * static_cast<i32>(p.heads_kv), workers);
     if (worker < shares.num_workers && shares.num_chunks > 0) attend(shares);
     if (counts.has_empty()) clear_sequences();
     if (p.packed.q && row_tile == 0 && worker == 0) clear_rest();
@@ -42,7 +41,7 @@ struct DecodeSm80 {
     const i32 of_head = counts.of_head();
     const i32 begin = shares.begin(worker);
     const i32 end = shares.begin(worker + 1);
-    KeyCursor<kConfig> cursor{&p, rows, {}, begin / of_head * kConfig.kv_heads, 0, 0, {}, {}};
+    KeyCursor<kConfig> cursor{&p, rows, {}, begin / of_head, 0, 0, {}, {}};
     // Number of the first chunk of the row tile that the cursor is in.
     i32 tile_begin = begin - begin % of_head + counts.seek(cursor, begin % of_head);
 
@@ -50,9 +49,7 @@ struct DecodeSm80 {
     DecodeProducerSm80<kConfig> ring(cursor, ring_at, end - begin);
 #pragma unroll
     for (i32 stage = 0; stage < kConfig.stages; ++stage) {
-      ring.find_k();
       ring.fetch_k(stage);
-      ring.find_v();
       ring.fetch_v(stage);
     }
     const DecodeEpilogueSm80<kConfig> epilogue{params, shared};
@@ -63,15 +60,13 @@ struct DecodeSm80 {
 #pragma unroll 1
     for (i32 chunk = begin;;) {
       float S[DecodeConsumerSm80<kConfig>::kFloats];
-      ring.find_k();
       wait_for_oldest();  // cp.async -> K
       consumer.is_bad |= ring.is_bad(stage);
       consumer.multiply_q_k(S, ring.k_tile(stage));
       if constexpr (kConfig.scaled) consumer.scale(S, ring.k_scales(stage));
       Split<kConfig>::sync();  // K was read
       ring.fetch_k(stage);
-      consumer.softmax(S, cursor.first_key(Split<kConfig>::of_keys()));
-      ring.find_v();
+      consumer.softmax(S, cursor.first_key(Split<kConfig>::number()));
       wait_for_oldest();  // cp.async -> V
       if constexpr (kConfig.scaled) consumer.scale(S, ring.v_scales(stage));
       consumer.multiply_p_v(S, ring.v_tile(stage));

@@ -166,10 +166,9 @@ struct DecodeEpilogueSm80 {
       store_part(tile, parts);
       if (!arrives_last(parts)) return;
     }
-    for_each_quad(tile, [&](i32 head, i32 row, i32 quad) {
-      const RowTile<kConfig> of_head = tile.with_head(head);
-      StoreRowTile<kConfig>{of_head}.store(
-          row, quad, is_whole ? of_splits(head, row, quad) : of_parts(head, row, quad, parts));
+    const StoreRowTile<kConfig> result{tile};
+    for_each_quad(tile, [&](i32 row, i32 quad) {
+      result.store(row, quad, is_whole ? of_splits(row, quad) : of_parts(row, quad, parts));
     });
     ptx::block_sync();  // O, maxima, sums were read
   }
@@ -202,21 +201,21 @@ struct DecodeEpilogueSm80 {
 
   void store_part(const RowTile<kConfig>& tile, const DecodeParts& parts) const {
     float* const part = part_of(parts.own, parts.own == parts.first);
-    for_each_quad(tile, [&](i32 head, i32 row, i32 quad) {
+    for_each_quad(tile, [&](i32 row, i32 quad) {
       if (4 * quad >= kConfig.d_v || row >= kRows) return;
-      const DecodePartial x = of_splits(head, row, quad);
-      float* const to = part + (head * kRows + row) * kConfig.part_row();
+      const DecodePartial x = of_splits(row, quad);
+      float* const to = part + row * kConfig.part_row();
       ptx::store_l2_x4(to + 4 * quad, {{x.o[0], x.o[1], x.o[2], x.o[3]}});
       if (quad == 0) ptx::store_l2_x4(to + kConfig.d_v, {{x.maximum, x.sum, 0, 0}});
     });
   }
 
-  // Four dims of a row of a head over the keys of all parts.
-  DecodePartial of_parts(i32 head, i32 row, i32 quad, const DecodeParts& numbers) const {
+  // Four dims of a row over the keys of all parts.
+  DecodePartial of_parts(i32 row, i32 quad, const DecodeParts& numbers) const {
     constexpr i32 kAtOnce = 16;
     const i32 first = numbers.first, last = numbers.last;
     const float log2s = score_log2<kConfig>(params.attention);
-    const i32 at = (head * kRows + min(row, kRows - 1)) * kConfig.part_row();
+    const i32 at = min(row, kRows - 1) * kConfig.part_row();
     const i32 dim = min(4 * quad, kConfig.d_v - 4);
     DecodePartial total;
 #pragma unroll 1
@@ -238,26 +237,23 @@ struct DecodeEpilogueSm80 {
     return total;
   }
 
-  // Calls action(head, row, quad) for all quads of all rows of all heads of the block; whole warps
-  // together, so that some rows are beyond the tile's.
+  // Calls action(row, quad) for all quads of all rows; whole warps together, so that some rows are
+  // beyond the tile's.
   template <class Action>
   static void for_each_quad(const RowTile<kConfig>& tile, const Action& action) {
-    const i32 of_head = tile.num_rows() * kQuads;
-    const i32 all = kConfig.kv_heads * of_head;
+    const i32 all = tile.num_rows() * kQuads;
 #pragma unroll 1
     for (i32 n = static_cast<i32>(ptx::thread_index()); n - static_cast<i32>(lane_index()) < all;
          n += kConfig.threads()) {
-      const i32 head = min(n / of_head, kConfig.kv_heads - 1);
-      const i32 of_tile = n - head * of_head;
-      action(head, of_tile / kQuads, of_tile % kQuads);
+      action(n / kQuads, n % kQuads);
     }
   }
 
-  u32 exchange_row(i32 ring, i32 row) const {
-    return shared + kConfig.exchange_at() + (ring * kRows + row) * kConfig.exchange_row() * 4;
+  u32 exchange_row(i32 split, i32 row) const {
+    return shared + kConfig.exchange_at() + (split * kRows + row) * kConfig.exchange_row() * 4;
   }
-  u32 state_of(i32 ring, i32 row) const {
-    return shared + kConfig.states_at() + (ring * kRows + row) * 8;
+  u32 state_of(i32 split, i32 row) const {
+    return shared + kConfig.states_at() + (split * kRows + row) * 8;
   }
   static void store_pair(u32 address, float x, float y) {
     ptx::store_shared_x2(address, {{__builtin_bit_cast(u32, x), __builtin_bit_cast(u32, y)}});
@@ -265,7 +261,7 @@ struct DecodeEpilogueSm80 {
 
   // Every warp puts its O, maxima and sums into shared memory.
   void exchange(DecodeConsumerSm80<kConfig>& consumer) const {
-    const i32 ring = Split<kConfig>::number();
+    const i32 split = Split<kConfig>::number();
     const bool is_lost = ptx::any((consumer.lost & kLostBits) != 0);
 #pragma unroll
     for (i32 h = 0; h < 2; ++h) {
@@ -274,24 +270,23 @@ struct DecodeEpilogueSm80 {
       sum += ptx::shuffle_xor(sum, 1);
       sum += ptx::shuffle_xor(sum, 2);
       if (consumer.is_bad || is_lost) sum = -1;
-      if (lane_index() % 4 == 0) store_pair(state_of(ring, row), consumer.maximum[h], sum);
+      if (lane_index() % 4 == 0) store_pair(state_of(split, row), consumer.maximum[h], sum);
       consumer.each_pair_of_dims(h, [&](i32 dim, float x, float y) {
-        store_pair(exchange_row(ring, row) + static_cast<u32>(dim) * 4, x, y);
+        store_pair(exchange_row(split, row) + static_cast<u32>(dim) * 4, x, y);
       });
     }
     ptx::block_sync();  // warps -> O, maxima, sums
   }
 
-  // Four dims of a row of a head over the keys of all splits.
-  DecodePartial of_splits(i32 head, i32 row, i32 quad) const {
+  // Four dims of a row over the keys of all splits.
+  DecodePartial of_splits(i32 row, i32 quad) const {
     row = min(row, kRows - 1);
     quad = min(quad, kConfig.d_v / 4 - 1);
     DecodePartial parts[kConfig.splits];
 #pragma unroll
     for (i32 split = 0; split < kConfig.splits; ++split) {
-      const i32 ring = head * kConfig.splits + split;
-      const ptx::F32x2 state = ptx::load_shared_f32x2(state_of(ring, row));
-      const ptx::U32x4 o = ptx::load_shared_x4(exchange_row(ring, row) + quad * 16);
+      const ptx::F32x2 state = ptx::load_shared_f32x2(state_of(split, row));
+      const ptx::U32x4 o = ptx::load_shared_x4(exchange_row(split, row) + quad * 16);
       parts[split] = {state.word[0], state.word[1], {}};
 #pragma unroll
       for (i32 i = 0; i < 4; ++i) parts[split].o[i] = __builtin_bit_cast(float, o.word[i]);

@@ -9,12 +9,10 @@
 
 namespace fulmen {
 
-// Which of the rings of a block, whose it is, and who is in it.
+// Which of the splits of a block, and who is in it.
 template <DecodeSm80Config kConfig>
 struct Split {
   static i32 number() { return static_cast<i32>(warp_index()) / kConfig.row_warps; }
-  static i32 of_keys() { return number() % kConfig.splits; }
-  static i32 head() { return number() / kConfig.splits; }  // of the block's
   static i32 row_warp() { return static_cast<i32>(warp_index()) % kConfig.row_warps; }
   static i32 thread() { return static_cast<i32>(ptx::thread_index()) % kConfig.split_threads(); }
   static void sync() {
@@ -38,10 +36,9 @@ class ContiguousRows {
  public:
   void enter(const KeyCursor<kConfig>& cursor) {
     const AttentionParams& p = *cursor.p;
-    const i32 head = cursor.kv_head + Split<kConfig>::head();
-    const i64 row = i64{cursor.sequence.kv_begin} + cursor.first_key(Split<kConfig>::of_keys());
-    k_ = p.k.data + p.k.offset(cursor.kv_batch(), head, row, 0) * kBytes;
-    v_ = p.v.data + p.v.offset(cursor.kv_batch(), head, row, 0) * kBytes;
+    const i64 row = i64{cursor.sequence.kv_begin} + cursor.first_key(Split<kConfig>::number());
+    k_ = p.k.data + p.k.offset(cursor.kv_batch(), cursor.kv_head, row, 0) * kBytes;
+    v_ = p.v.data + p.v.offset(cursor.kv_batch(), cursor.kv_head, row, 0) * kBytes;
     first_ = row;
   }
   void advance(const KeyCursor<kConfig>& cursor) {
@@ -60,8 +57,8 @@ class ContiguousRows {
   }
   // The scale of this lane's row.
   const u8* scale(const KeyCursor<kConfig>& cursor, const ArrayView& scales) const {
-    const i32 head = cursor.kv_head + Split<kConfig>::head();
-    return scales.data + scales.offset(cursor.kv_batch(), head, first_ + own_row<kConfig>(), 0) * 4;
+    return scales.data +
+           scales.offset(cursor.kv_batch(), cursor.kv_head, first_ + own_row<kConfig>(), 0) * 4;
   }
 
  private:
@@ -80,23 +77,29 @@ class PagedRows {
     const AttentionParams& p = *cursor.p;
     const i64 request = p.page_indptr.present() ? 0 : cursor.index;
     first_entry_ = p.page_table.offset(request, 0, 0, cursor.sequence.first_page);
-    const i32 head = cursor.kv_head + Split<kConfig>::head();
-    k_head_ = p.k.data + p.k.offset(0, head, 0, 0) * kBytes;
-    v_head_ = p.v.data + p.v.offset(0, head, 0, 0) * kBytes;
-    at_ = look_up(cursor, 0);
-    ahead_ = look_up(cursor, kConfig.block_keys());
+    k_head_ = p.k.data + p.k.offset(0, cursor.kv_head, 0, 0) * kBytes;
+    v_head_ = p.v.data + p.v.offset(0, cursor.kv_head, 0, 0) * kBytes;
+    advance(cursor);
   }
   void advance(const KeyCursor<kConfig>& cursor) {
-    at_ = ahead_;
-    ahead_ = look_up(cursor, kConfig.block_keys());
+    const AttentionParams& p = *cursor.p;
+    const i32 key = cursor.first_key(Split<kConfig>::number()) + own_row<kConfig>();
+    const u32 page_rows = static_cast<u32>(p.cache_layout.page_rows);
+    const u32 in_cache = static_cast<u32>(cursor.sequence.kv_begin + key);
+    const u32 entry = in_cache / page_rows;
+    row_ahead_ = in_cache - entry * page_rows;
+    page_ahead_ = 0;
+    if (cursor.blocks.keys.contains(key)) {
+      page_ahead_ =
+          AlignedIndex::load(p.page_table, first_entry_ + i64{entry} * p.page_table.strides[3]);
+    }
   }
+  // What was read ahead is the next block's.
   void locate(const KeyCursor<kConfig>& cursor) {
     const AttentionParams& p = *cursor.p;
-    is_bad_ = ptx::any(is_bad_page(at_.batch, p.num_pages));
-    if (is_bad_) {
-      if (lane_index() == 0) record_bad_page(p);
-      at_.batch = 0;
-    }
+    is_bad_ = ptx::any(is_bad_page(page_ahead_, p.num_pages));
+    if (is_bad_ && lane_index() == 0) record_bad_page(p);
+    at_ = {is_bad_ ? 0 : page_ahead_, i64{row_ahead_}};
     k_ = p.k.offset(at_.batch, 0, at_.row, 0) * kBytes;
     v_ = p.v.offset(at_.batch, 0, at_.row, 0) * kBytes;
   }
@@ -105,27 +108,11 @@ class PagedRows {
   const u8* k(const KeyCursor<kConfig>&, i32 row) const { return k_head_ + of_row(k_, row); }
   const u8* v(const KeyCursor<kConfig>&, i32 row) const { return v_head_ + of_row(v_, row); }
   const u8* scale(const KeyCursor<kConfig>& cursor, const ArrayView& scales) const {
-    const i32 head = cursor.kv_head + Split<kConfig>::head();
-    return scales.data + scales.offset(at_.batch, head, at_.row, 0) * 4;
+    return scales.data + scales.offset(at_.batch, cursor.kv_head, at_.row, 0) * 4;
   }
 
  private:
   static constexpr i32 kBytes = kConfig.kv_bytes();
-
-  // Of this lane's row of the cursor's block, or `further` keys on; page 0 where there is no key.
-  KeyRow look_up(const KeyCursor<kConfig>& cursor, i32 further) const {
-    const AttentionParams& p = *cursor.p;
-    const i32 key = cursor.first_key(Split<kConfig>::of_keys()) + own_row<kConfig>() + further;
-    const u32 page_rows = static_cast<u32>(p.cache_layout.page_rows);
-    const u32 in_cache = static_cast<u32>(cursor.sequence.kv_begin + key);
-    const u32 entry = in_cache / page_rows;
-    KeyRow found{0, i64{in_cache - entry * page_rows}};
-    if (cursor.blocks.keys.contains(key)) {
-      found.batch =
-          AlignedIndex::load(p.page_table, first_entry_ + i64{entry} * p.page_table.strides[3]);
-    }
-    return found;
-  }
 
   static i64 of_row(i64 offset, i32 row) {
     const u32 lane = static_cast<u32>(row);
@@ -136,9 +123,10 @@ class PagedRows {
   i64 first_entry_ = 0;  // of the request, in the page table
   const u8* k_head_ = nullptr;
   const u8* v_head_ = nullptr;
-  KeyRow at_{};     // this lane's row of the block that is copied,
-  KeyRow ahead_{};  // and of the next
-  i64 k_ = 0;       // bytes from k_head_ to this lane's row
+  i64 page_ahead_ = 0;
+  u32 row_ahead_ = 0;  // of that page
+  KeyRow at_{};        // of the block that is copied
+  i64 k_ = 0;          // bytes from k_head_ to this lane's row
   i64 v_ = 0;
   bool is_bad_ = false;
 };
@@ -170,28 +158,20 @@ class DecodeProducerSm80 {
   u32 k_scales(i32 stage) const { return k_tile(stage).base + kConfig.scales_at(); }
   u32 v_scales(i32 stage) const { return k_scales(stage) + kConfig.kv_rows * 4; }
 
-  // Find the rows of K, then of V of the next block, if there is one: while others still arrive.
-  void find_k() {
-    if (left_ == 0) return;
-    rows_.locate(cursor_);
-    find<KTile::kVectors>(k_from_, [&](i32 row) { return rows_.k(cursor_, row); });
-  }
-  void find_v() {
-    if (left_ == 0) return;
-    find<VTile::kVectors>(v_from_, [&](i32 row) { return rows_.v(cursor_, row); });
-  }
-  // Begin to copy them into a stage whose tile was read, and close a group of copies.
+  // Begin to copy K, then V of the next block, if there is one, into a stage whose tile was read,
+  // and close a group of copies.
   void fetch_k(i32 stage) {
     if (left_ > 0) {
+      rows_.locate(cursor_);
       bad_stages_ = rows_.is_bad() ? bad_stages_ | 1u << stage : bad_stages_ & ~(1u << stage);
-      copy(k_tile(stage), cursor_.p->dim_qk, k_from_);
+      copy(k_tile(stage), cursor_.p->dim_qk, [&](i32 row) { return rows_.k(cursor_, row); });
       if constexpr (kConfig.scaled) copy_scale(cursor_.p->k_scale, k_scales(stage));
     }
     ptx::cp_async_commit();
   }
   void fetch_v(i32 stage) {
     if (left_ > 0) {
-      copy(v_tile(stage), cursor_.p->dim_v, v_from_);
+      copy(v_tile(stage), cursor_.p->dim_v, [&](i32 row) { return rows_.v(cursor_, row); });
       if constexpr (kConfig.scaled) copy_scale(cursor_.p->v_scale, v_scales(stage));
       ++cursor_.block;
       if (cursor_.blocks.begins_chunk(cursor_.block)) --left_;
@@ -205,16 +185,17 @@ class DecodeProducerSm80 {
 
  private:
   // Lanes take neighbouring vectors of a row, some rows at a time.
-  static constexpr i32 lanes_of_row(i32 vectors) {
+  template <i32 kDims>
+  static constexpr i32 lanes_of_row() {
     i32 lanes = 1;
-    while (lanes < 32 && vectors % (2 * lanes) == 0) lanes *= 2;
+    while (lanes < 32 && kDims / 8 % (2 * lanes) == 0) lanes *= 2;
     return lanes;
   }
   // Where there are more threads than that takes, some have nothing to copy.
-  static constexpr i32 rows_at_once(i32 vectors) {
-    return min(kConfig.split_threads() / lanes_of_row(vectors), kConfig.kv_rows);
+  template <i32 kDims>
+  static constexpr i32 rows_at_once() {
+    return min(kConfig.split_threads() / lanes_of_row<kDims>(), kConfig.kv_rows);
   }
-  static constexpr i32 passes(i32 vectors) { return kConfig.kv_rows / rows_at_once(vectors); }
 
   void advance() {
     if (cursor_.block < cursor_.blocks.count) {
@@ -239,52 +220,38 @@ class DecodeProducerSm80 {
   void copy_scale(const ArrayView& scales, u32 to) const {
     const i32 row = Split<kConfig>::thread();
     if (row >= kConfig.kv_rows || !scales.present()) return;
-    const i32 key = cursor_.first_key(Split<kConfig>::of_keys()) + row;
+    const i32 key = cursor_.first_key(Split<kConfig>::number()) + row;
     const bool is_there = !rows_.is_bad() && cursor_.blocks.keys.contains(key);
     const u8* const from = is_there ? rows_.scale(cursor_, scales) : scales.data;
     ptx::cp_async_small<4>(to + static_cast<u32>(row) * 4, from, is_there);
   }
 
-  // from: this thread's vector of its row of every pass. address_of(row): of the first number of a
-  // row of the tile. All lanes together.
-  template <i32 kVectors, class AddressOf>
-  static void find(const u8* (&from)[passes(kVectors)], const AddressOf& address_of) {
-    constexpr i32 kLanes = lanes_of_row(kVectors);
-    const i32 row = Split<kConfig>::thread() / kLanes;
-    const i32 vector = Split<kConfig>::thread() % kLanes;
-#pragma unroll
-    for (i32 pass = 0; pass < passes(kVectors); ++pass) {
-      from[pass] = address_of(pass * rows_at_once(kVectors) + row) + vector * 16;
-    }
-  }
-
-  template <i32 kDims>
-  void copy(const SwizzledTile<kDims, true>& tile, i64 dims,
-            const u8* const (&from)[passes(kDims / 8)]) const {
-    constexpr i32 kLanes = lanes_of_row(kDims / 8);
-    constexpr i32 kRows = rows_at_once(kDims / 8);
+  // address_of(row): of the first number of a row of the tile. All lanes together.
+  template <i32 kDims, class AddressOf>
+  void copy(const SwizzledTile<kDims, true>& tile, i64 dims, const AddressOf& address_of) const {
+    constexpr i32 kLanes = lanes_of_row<kDims>();
+    constexpr i32 kRows = rows_at_once<kDims>();
     static_assert(kConfig.kv_rows % kRows == 0);
-    const i32 first = cursor_.first_key(Split<kConfig>::of_keys());
+    const i32 first = cursor_.first_key(Split<kConfig>::number());
     const i32 row = Split<kConfig>::thread() / kLanes;
     const i32 vector = Split<kConfig>::thread() % kLanes;
     const i32 vectors = static_cast<i32>(dims) / kConfig.vector() - vector;
 #pragma unroll
-    for (i32 pass = 0; pass < passes(kDims / 8); ++pass) {
-      if (row >= kRows) break;
-      const i32 at = pass * kRows + row;
-      const bool is_row = !rows_.is_bad() && cursor_.blocks.keys.contains(first + at);
+    for (i32 r = 0; r < kConfig.kv_rows; r += kRows) {
+      const bool is_row =
+          row < kRows && !rows_.is_bad() && cursor_.blocks.keys.contains(first + r + row);
+      const u8* const from = address_of(r + row) + vector * 16;
 #pragma unroll
       for (i32 u = 0; u < kDims / 8; u += kLanes) {
-        ptx::cp_async_16(tile.address(static_cast<u32>(at), static_cast<u32>(u + vector)),
-                         from[pass] + u * 16, is_row && u < vectors);
+        if (row >= kRows) break;
+        ptx::cp_async_16(tile.address(static_cast<u32>(r + row), static_cast<u32>(u + vector)),
+                         from + u * 16, is_row && u < vectors);
       }
     }
   }
 
   KeyCursor<kConfig> cursor_;  // of the next copy
   typename KeyRowsKind<kConfig>::Type rows_;
-  const u8* k_from_[passes(KTile::kVectors)];
-  const u8* v_from_[passes(VTile::kVectors)];
   u32 ring_;
   i32 left_;            // chunks of keys of which something is still to be copied
   u32 bad_stages_ = 0;  // bits

@@ -198,9 +198,9 @@ struct KeyCursor {
   const AttentionParams* p;
   QueryRows rows;
   SequenceWindow<kConfig> window;
-  i32 kv_head;  // the first of the block's
-  i32 index;    // of the sequence
-  i32 block;    // of those that it sees, from 0 on
+  i32 kv_head;
+  i32 index;  // of the sequence
+  i32 block;  // of those that it sees, from 0 on
   DecodeSequence sequence;
   ChunkedBlocks<kConfig.chunk_blocks> blocks;
 
@@ -214,7 +214,7 @@ struct KeyCursor {
     do {
       if (++index == p->num_sequences) {
         index = 0;
-        kv_head += kConfig.kv_heads;
+        ++kv_head;
       }
       sequence.batch = index;  // lengths are all the same
       if constexpr (kConfig.score.varlen) enter();

@@ -122,7 +122,7 @@ void decode(const Problem& problem, i32 workers, u32 seed, bool check = true,
   const i32 row_tiles = static_cast<i32>(ceil_div(problem.max_q * group, i64{kConfig.rows()}));
   const i32 grid = workers * row_tiles;
   const i64 chunks = ceil_div(problem.max_kv, i64{kConfig.block_keys() * kConfig.chunk_blocks}) *
-                     problem.num_sequences * (problem.heads_kv / kConfig.kv_heads) * row_tiles;
+                     problem.num_sequences * problem.heads_kv * row_tiles;
   const size_t num_counters = static_cast<size_t>(kConfig.has_chunks() ? chunks : grid);
   const size_t num_parts = static_cast<size_t>(kConfig.has_chunks() ? chunks : 2 * grid);
   std::vector<u64> counters(num_counters + 1, ~u64{0});  // workspaces may hold anything
@@ -198,9 +198,10 @@ constexpr DecodeSm80Config kPagedByLength = [] {
   config.ragged = false;
   return config;
 }();
-constexpr DecodeSm80Config kHeadsTogether = [] {
+constexpr DecodeSm80Config kPagedInOneStage = [] {
   DecodeSm80Config config = kPagedByLength;
-  config.kv_heads = 2;
+  config.kv_rows = 32;
+  config.stages = 1;
   return config;
 }();
 constexpr DecodeSm80Config kChunks = [] {
@@ -414,21 +415,9 @@ TEST(DecodeSm80, PagesOfEverySize) {
         expect_oracle<kPaged>(random, request, workers, 1);
       } else {
         expect_oracle<kPagedByLength>(random, request, workers, 1);
+        expect_oracle<kPagedInOneStage>(random, request, workers, 1);
       }
     }
-  }
-}
-
-// A block takes two of four heads of K and V at a time.
-TEST(DecodeSm80, HeadsTogether) {
-  for (const i32 workers : {1, 2, 3, 14, 50}) {
-    RandomProblem random(static_cast<unsigned>(workers));
-    const DecodeShape shape{4, 4, 3, 2, 1};
-    Request request = decode_request(random, DType::kBFloat16, shape);
-    request.options.causal = true;
-    Pools pools(random, 16, {77, 130, 0, 5});
-    pools.put_into(random, request, DType::kBFloat16, shape);
-    expect_oracle<kHeadsTogether>(random, request, workers, 1);
   }
 }
 
