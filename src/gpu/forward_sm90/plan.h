@@ -32,16 +32,6 @@ class ForwardSm90Plan final : public GpuPlan {
   void run(const Call& call) const override;
 };
 
-// ---- Mixed batches (mixed.cpp)
-// -------------------------------------------------------------------
-
-// Whether requests of few rows are computed by decode_sm80 beside the others.
-bool mixes_with_decode(const Problem& problem, const Gpu& gpu);
-
-// The plan of such a problem; `chunks`: that of the others.
-std::unique_ptr<GpuPlan> beside_decode(std::unique_ptr<GpuPlan> chunks, const Problem& problem,
-                                       const Gpu& gpu);
-
 // ---- What the backward pass and the tests ask as well ------------------------------------------
 
 // Why the copy engine cannot read or write an array; "" when it can.
