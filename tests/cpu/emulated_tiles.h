@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Tiles in plain C++, with the arithmetic of AMX-BF16: numbers below the normal ones are 0,
-// products of even and of odd elements are summed apart. The text of cpu/isa/tile_products.h is
+// products of even and of odd elements are summed apart. The text of cpu/isa/pairs.h is
 // compiled over them for two widths of vectors, so that it is tested on machines without such
 // instructions.
 #pragma once

@@ -3,7 +3,7 @@
 //
 // Emulated tiles beside the vectors of AVX-512, whose flags tests/CMakeLists.txt gives this file.
 
-#include "cpu/isa/tile_products.h"
+#include "cpu/isa/pairs.h"
 #include "emulated_tiles.h"
 
 namespace fulmen::cpu {

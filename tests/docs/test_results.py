@@ -10,7 +10,7 @@ from markdown_pages import ROOT
 
 RESULTS = ROOT / "bench" / "results"
 FILES = sorted(RESULTS.glob("*.jsonl"))
-SHORT_CARDS = {"h100", "h200", "zen3", "zen4", "cpu"}
+SHORT_CARDS = {"h100", "h200", "zen3", "zen4", "zen5", "cpu"}
 ROWS = re.findall(
     r"^\| ([a-z0-9, -]+) \|", (RESULTS / "README.md").read_text("utf-8"), re.MULTILINE
 )

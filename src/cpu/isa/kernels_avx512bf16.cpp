@@ -7,7 +7,6 @@
 
 #include "cpu/isa/pairs.h"
 #include "cpu/isa/table.h"
-#include "cpu/isa/tile_products.h"
 #include "cpu/kernels.h"
 
 namespace fulmen::cpu {
