@@ -92,11 +92,18 @@ struct BFloat16Element {
 };
 
 // Bytes of quantised elements, one in the low end of each lane.
+// g++ makes scalar code of the conversion.
 [[gnu::always_inline]] inline WordVector widen_bytes(const u8* in) {
+#if defined(__AVX512F__)
+  return (WordVector)_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(in)));
+#elif defined(__AVX2__)
+  return (WordVector)_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(in)));
+#else
   typedef u8 ByteVector __attribute__((vector_size(kVectorBytes / 4)));
   ByteVector few;
   __builtin_memcpy(&few, in, sizeof(few));
   return __builtin_convertvector(few, WordVector);
+#endif
 }
 
 struct Float8E4M3Element {
@@ -116,10 +123,13 @@ struct Float8E4M3Element {
 struct Float8E5M2Element {
   using Stored = u8;
   static FloatVector widen(const u8* in, float) {
-    const HalfVector halves = __builtin_convertvector(widen_bytes(in) << 8, HalfVector);
-    Half few[kWidth<float>];
-    __builtin_memcpy(few, &halves, sizeof(few));
-    return widen_f16(few);
+    const WordVector bits = widen_bytes(in);
+    const WordVector magnitude = bits & 0x7fu;
+    const WordVector normal = (magnitude << 21) + 0x38000000u;
+    const FloatVector subnormal = (FloatVector)(normal + 0x00800000u) - 0x1p-14f;
+    const WordVector number = magnitude < 4u ? (WordVector)subnormal : normal;
+    const WordVector special = (magnitude << 21) + 0x70000000u;  // infinity, NaN
+    return (FloatVector)((magnitude >= 0x7cu ? special : number) | (bits & 0x80u) << 24);
   }
 };
 
