@@ -25,8 +25,9 @@ constexpr i64 kFewestKeys = 256;            // below, there is nothing to divide
 constexpr i32 kChunkKeys = 1024;            // where bits may not depend on who has which keys
 constexpr i64 kMostBlocks = i64{1} << 30;   // of keys: they are counted in 31 bits
 constexpr double kSmallestScale = 0x1p-60;  // by which slopes of ALiBi and caps are divided
-constexpr size_t kWideSpillBytes = 2048;    // Q and O take 192 of a thread's 255 registers
-constexpr size_t kSpillBytes = 512;         // of the path for rows that met something hidden
+constexpr size_t kWideSpillBytes =
+    4096;                            // Q and O take 192 of 255 registers: 2,364 with all options
+constexpr size_t kSpillBytes = 512;  // of the path for rows that met something hidden
 
 // How many splits of a block's keys, and stages of their rings. In order of preference, the first
 // that fits; the last does on every card: 128 KB in flight a multiprocessor, by one block, were
