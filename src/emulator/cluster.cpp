@@ -46,7 +46,7 @@ void hand_over_relaxed(Clock& to) {
   if (thread.init_agent != kNoAgent) to.seen.raise(thread.init_agent, thread.fenced_inits);
 }
 
-std::string verb(Kind kind) {
+std::string does(Kind kind) {
   return kind == Kind::kRead ? " reads" : kind == Kind::kWrite ? " writes" : " adds to";
 }
 
@@ -54,7 +54,7 @@ std::string verb(Kind kind) {
 void expect_done(const Block& block) {
   for (const auto& [agent, access] : block.far_accesses) {
     if (block.at_end.seen[agent] >= access.time) continue;
-    fail("the block may end before " + world().name_agent(agent) + verb(access.kind) +
+    fail("the block may end before " + world().name_agent(agent) + does(access.kind) +
          " its shared memory at " + access.site.text() + ": it has waited for no word of that");
   }
 }
