@@ -19,12 +19,12 @@
 namespace fulmen::cpu {
 namespace {
 
-float number(i64 i) { return to_float(to_bf16(std::sin(static_cast<float>(i)))); }
+float sine(i64 i) { return to_float(to_bf16(std::sin(static_cast<float>(i)))); }
 
 // Pairs, and what they stand for.
 struct Pairs {
   Pairs(i64 count, i64 step) {
-    for (i64 i = 0; i < 2 * count; ++i) numbers.push_back(static_cast<double>(number(step * i)));
+    for (i64 i = 0; i < 2 * count; ++i) numbers.push_back(static_cast<double>(sine(step * i)));
     for (size_t i = 0; i < numbers.size(); i += 2) pairs.push_back(bits(i) | bits(i + 1) << 16);
   }
   Pair bits(size_t i) const { return to_bf16(static_cast<float>(numbers[i])).bits; }
@@ -51,7 +51,7 @@ void check(const PairKernels& kernels, i64 lanes, const Shape& shape) {
   for (i64 i = 0; i < shape.rows; ++i) {
     scale.push_back(0.25f * static_cast<float>(i % 5));
     for (i64 n = 0; n < panels * lanes; ++n) {
-      C[static_cast<size_t>(i * C_stride + n)] = number(i + 7 * n);
+      C[static_cast<size_t>(i * C_stride + n)] = sine(i + 7 * n);
     }
   }
   const std::vector<float> before = C;

@@ -168,7 +168,7 @@ def test_a_million_keys() -> None:
     o = fulmen.attention_paged(q, k, v, table, lengths, layout="bshd")
     rows, values = (x[table[0].long()].flatten(0, 1)[: keys - 5, 0].double() for x in (k, v))
     wanted = torch.softmax(q[0, 0].double() @ rows.T * DIM**-0.5, -1) @ values
-    assert abs(o[0, 0].double() - wanted).max() < 2e-3
+    assert (abs(o[0, 0].double() - wanted) <= 0.01 + 0.01 * abs(wanted)).all()
 
 
 @pytest.mark.parametrize("rows", [1, 100])

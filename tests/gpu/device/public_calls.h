@@ -29,17 +29,8 @@ struct PublicCall {
     const Options& o = request.options;
     fulmen_problem_init(&problem);
     fulmen_tensors_init(&tensors);
-    problem.scale = o.scale;
-    problem.softcap = o.softcap;
-    problem.causal = o.causal;
-    problem.alignment = static_cast<fulmen_alignment>(o.alignment);
-    problem.window_left = o.window_left;
-    problem.window_right = o.window_right;
-    problem.prefix = o.prefix;
-    problem.chunk = o.chunk;
-    problem.dropout_p = o.dropout_p;
-    problem.rng_seed = o.rng_seed;
-    problem.rng_offset = o.rng_offset;
+#define FULMEN_OPTION(kind, type, name, ...) problem.name = static_cast<type>(o.name);
+#include "fulmen/options.def"
     problem.implementation = implementation;
     for (std::size_t index = 0; index < kNumArrays; ++index) {
       const Tensor& tensor = request.arrays.tensors[index];

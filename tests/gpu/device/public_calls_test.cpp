@@ -79,6 +79,11 @@ class PublicCalls : public testing::TestWithParam<fulmen_implementation> {
                                 Array::kQIds, Array::kKvIds}) {
         request.arrays[array] = {};
       }
+      const bool is_paged = request.arrays[Array::kPageTable].present();
+      if (GetParam() == FULMEN_SM90 && is_paged) {  // pages of an even number of rows, no padding
+        if (request.arrays[Array::kK].shape[2] % 2 != 0) continue;
+        request.arrays[Array::kKvStart] = {};
+      }
       return request;
     }
   }
@@ -182,7 +187,6 @@ TEST_P(PublicCalls, BackwardAgreesWithTheOracle) {
   check(Operation::kBackward, [this](auto& random, unsigned seed) { return draw(random, seed); });
 }
 TEST_P(PublicCalls, CachesAgreeWithTheOracle) {
-  if (GetParam() == FULMEN_SM90) GTEST_SKIP() << "sm90 takes no caches";
   check(Operation::kForward, [this](auto& random, unsigned) { return draw_over_cache(random); });
 }
 
