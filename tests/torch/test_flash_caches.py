@@ -222,6 +222,17 @@ def test_u73_a_length_beyond_its_pages() -> None:
             )
 
 
+def test_fa3_s_cache_batch_idx_chooses_rows_of_the_table() -> None:
+    pool = torch.randn(5, 4, 2, 8)
+    table = torch.tensor([[0, 1], [4, 2], [3, 3]], dtype=torch.int32)
+    q, rows = torch.randn(2, 1, 4, 8), torch.tensor([1, 0], dtype=torch.int32)
+    lengths = torch.tensor([7, 5], dtype=torch.int32)
+    given: dict[str, Any] = {"cache_seqlens": lengths, "causal": True}
+    o = fa3.flash_attn_with_kvcache(q, pool, pool, page_table=table, cache_batch_idx=rows, **given)
+    wanted = fa3.flash_attn_with_kvcache(q, pool, pool, page_table=table[[1, 0]], **given)
+    assert torch.equal(o, wanted)
+
+
 def test_u99_new_keys_and_any_number_of_splits() -> None:
     found = []
     for splits in (0, 1, 2, 5):

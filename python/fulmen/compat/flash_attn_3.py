@@ -222,6 +222,8 @@ def flash_attn_with_kvcache(
     options["max_q"] = None if cu_seqlens_q is None else bound(max_seqlen_q)
     batch = q.shape[0] if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1
     lengths = lengths_of(cache_seqlens, batch, q.device)
+    if page_table is not None and cache_batch_idx is not None:  # which row of the table each has
+        page_table, cache_batch_idx = page_table.index_select(0, cache_batch_idx), None
     cache = Cache(k_cache, v_cache, lengths, page_table, cache_batch_idx, cache_leftpad)
     new = None if k is None else New(k, v, cu_seqlens_k_new)
     rotary = rotary_of(rotary_cos, rotary_sin, rotary_interleaved, rotary_seqlens)
