@@ -179,7 +179,7 @@ TEST(Quantised, VisibleNaNIsSeen) {
   }
 }
 
-const Refusal kRows[] = {
+const Refusal kRefused[] = {
     {"scales of numbers that are not quantised",
      [](TestCall& c) { c.input(&T::k_scale, FULMEN_FLOAT32, {1}); },
      FULMEN_ERROR_ARGUMENT,
@@ -219,7 +219,7 @@ const Refusal kRows[] = {
 };
 
 TEST(RefusalOfQuantised, ByCallsAndPlans) {
-  for (const Refusal& row : kRows) {
+  for (const Refusal& row : kRefused) {
     expect_call_refuses(row);
     expect_plan_refuses(row);
   }

@@ -15,7 +15,7 @@
 namespace fulmen::test {
 namespace {
 
-constexpr float kInf = std::numeric_limits<float>::infinity();
+constexpr float kEndless = std::numeric_limits<float>::infinity();
 
 // OFP8, table 1. `most`: the pattern of the largest number.
 double decode_8_bits(u32 bits, int fraction_bits, u32 most) {
@@ -78,10 +78,10 @@ TYPED_TEST(QuantisedType, DownIsToNearestTiesToEven) {
         EXPECT_EQ(TypeParam::up(TypeParam::down(sign * x)), sign * TypeParam::up(magnitude)) << x;
       };
       expect(low, bits);
-      expect(std::nextafter(low, kInf), bits);
+      expect(std::nextafter(low, kEndless), bits);
       expect(std::nextafter(middle, 0.0f), bits);
       expect(middle, bits % 2 == 0 ? bits : bits + 1);
-      expect(std::nextafter(middle, kInf), bits + 1);
+      expect(std::nextafter(middle, kEndless), bits + 1);
       expect(std::nextafter(high, 0.0f), bits + 1);
     }
   }
@@ -89,7 +89,7 @@ TYPED_TEST(QuantisedType, DownIsToNearestTiesToEven) {
 
 TYPED_TEST(QuantisedType, SaturatesAndKeepsNaN) {
   const float most = TypeParam::up(TypeParam::kMost);
-  for (const float x : {most, std::nextafter(most, kInf), 2 * most, 1e30f, kInf}) {
+  for (const float x : {most, std::nextafter(most, kEndless), 2 * most, 1e30f, kEndless}) {
     EXPECT_EQ(TypeParam::up(TypeParam::down(x)), most) << x;
     EXPECT_EQ(TypeParam::up(TypeParam::down(-x)), -most) << x;
   }
@@ -106,12 +106,12 @@ TYPED_TEST(QuantisedType, SaturatesAndKeepsNaN) {
 }
 
 TEST(QuantisedTypes, HaveTheRangesThatTheyAreKnownFor) {
-  EXPECT_EQ(to_float(to_e4m3(kInf)), 448.0f);
+  EXPECT_EQ(to_float(to_e4m3(kEndless)), 448.0f);
   EXPECT_EQ(to_float(e4m3{0x01}), 0x1p-9f);
-  EXPECT_EQ(to_float(to_e5m2(kInf)), 57344.0f);
+  EXPECT_EQ(to_float(to_e5m2(kEndless)), 57344.0f);
   EXPECT_EQ(to_float(e5m2{0x01}), 0x1p-16f);
-  EXPECT_EQ(to_float(e5m2{0xfc}), -kInf);
-  EXPECT_EQ(to_int8(-kInf).value, -127);
+  EXPECT_EQ(to_float(e5m2{0xfc}), -kEndless);
+  EXPECT_EQ(to_int8(-kEndless).value, -127);
 }
 
 }  // namespace
