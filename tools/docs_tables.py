@@ -97,6 +97,8 @@ def text_of(what: str) -> str:
         return results_table.table(*words)
     if kind == "records":
         return results_table.listing(*words)
+    if kind == "caches":
+        return results_table.caches(*words)
     if kind == "verified":
         return verified.sentence(*words)
     if kind == "c-api":

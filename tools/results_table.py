@@ -92,6 +92,23 @@ def listing(name: str, *keys: str) -> str:
     return "\n".join(table)
 
 
+def caches(name: str) -> str:
+    """A row a cell of caches, a column a party: microseconds, the fastest bold; a plain read first."""
+    rows = read(name)
+    names = parties(rows)
+    said = f"us, medians; {rows[0]['card']}, {rows[0]['dtype']}, `bench/results/{name}`"
+    heads = ["requests x keys", "a plain read", *names]
+    lines = [said, "", "| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
+    for shape in dict.fromkeys(row["shape"] for row in rows):
+        of_cell = {row["who"]: row["p50_ms"] * 1e3 for row in rows if row["shape"] == shape}
+        read_us = next(row["read_ms"] for row in rows if row["shape"] == shape) * 1e3
+        best = min(of_cell.values())
+        texts = ["-" if who not in of_cell else f"{of_cell[who]:.1f}" for who in names]
+        bold = [f"**{x}**" if of_cell.get(who) == best else x for who, x in zip(names, texts)]
+        lines.append(f"| {shape} | {read_us:.1f} | " + " | ".join(bold) + " |")
+    return "\n".join(lines)
+
+
 if __name__ == "__main__":
     if "--columns" in sys.argv:
         print(listing(sys.argv[1], *sys.argv[3:]))
