@@ -6,6 +6,7 @@
 #include "fuzz/damage.h"
 
 #include <cstring>
+#include <iterator>
 #include <limits>
 
 #include "core/error.h"
@@ -24,7 +25,7 @@ bool is_present(const fulmen_tensor& tensor) { return tensor.data != nullptr || 
 // Bytes from the first to the last that a tensor says it has, -1 where no memory is as large.
 i64 reach_of(const fulmen_tensor& tensor) {
   const int dtype = dtype_number(tensor);
-  if (dtype < 1 || dtype > 7) return -1;
+  if (dtype < 1 || dtype >= static_cast<int>(std::size(kDTypeNames))) return -1;
   i64 last = 0;
   for (int axis = 0; axis < tensor.rank; ++axis) {
     i64 reach = 0;
