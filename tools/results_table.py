@@ -93,7 +93,7 @@ def listing(name: str, *keys: str) -> str:
 
 
 def caches(name: str) -> str:
-    """A row a cell of caches, a column a party: microseconds, the fastest bold; a plain read first."""
+    """A row a cell of caches, a column a party, in microseconds; the fastest is bold."""
     rows = read(name)
     names = parties(rows)
     said = f"us, medians; {rows[0]['card']}, {rows[0]['dtype']}, `bench/results/{name}`"
