@@ -184,9 +184,10 @@ fulmen_status fulmen_set_parallel_for(fulmen_parallel_for parallel_for, int32_t 
 fulmen_status fulmen_cpu_run_loop(fulmen_cpu_loop loop, int64_t steps, const void* buffer,
                                   int64_t bytes, int64_t* done) {
   return guarded([&] {
-    if (loop < FULMEN_LOOP_MULTIPLY_ADDS || loop > FULMEN_LOOP_READ) {
+    const int number = fulmen::api::number_of(loop);
+    if (number < FULMEN_LOOP_MULTIPLY_ADDS || number > FULMEN_LOOP_READ) {
       throw Error(Status::kArgument,
-                  sentence("loop is ", static_cast<int>(loop),
+                  sentence("loop is ", number,
                            "; allowed is 1 (multiply-adds), 2 (pair products) or 3 (read)"));
     }
     if (steps < 0 || bytes < 0) {
