@@ -100,21 +100,20 @@ struct ForwardProducer {
   }
 };
 
-// Entries of the page table for the boxes of a block of keys that a lane has, every 32nd, as they
-// come from memory: nothing waits for them yet.
+// The boxes of a block of keys that a lane has: every 32nd. Those past the last key are of the page
+// behind the last, where the copy engine finds zeros, and so are those whose entry names no page.
 template <ForwardSm90Config kConfig>
-struct PageEntries {
+struct PageBoxes {
   static constexpr i32 kMost = ceil_div(kConfig.kv_rows, 32);
 
-  u32 low[kMost];
-  u32 high[kMost];  // of entries of 64 bits
-  i32 row[kMost];   // of the page; -1: no such box, -2: past the last key
+  i32 page[kMost];
+  i32 row[kMost];       // of the page
+  bool is_bad = false;  // an entry names no page
 
-  PageEntries(const AttentionParams& p, const QueryBlock& q, const SeqlenInfo& seqlen, i32 block,
-              i32 box_rows) {
-    const ArrayView& table = p.page_table;
+  PageBoxes(const AttentionParams& p, const QueryBlock& q, const SeqlenInfo& seqlen, i32 block,
+            i32 box_rows) {
     const u32 page_rows = static_cast<u32>(p.cache_layout.page_rows);
-    const i64 first_entry = table.offset(q.batch, 0, 0, seqlen.kv_batch);
+    const i64 first_entry = p.page_table.offset(q.batch, 0, 0, seqlen.kv_batch);
 #pragma unroll
     for (i32 i = 0; i < kMost; ++i) {
       const i32 tile_row = first_row(i, box_rows);
@@ -122,26 +121,16 @@ struct PageEntries {
       const u32 in_cache = static_cast<u32>(seqlen.kv_begin + key);
       const u32 entry = in_cache / page_rows;
       row[i] = static_cast<i32>(in_cache - entry * page_rows);
-      low[i] = high[i] = 0;
-      if (tile_row >= kConfig.kv_rows) {
-        row[i] = -1;
-      } else if (block < 0 || key >= seqlen.shape.kv_len) {
-        row[i] = -2;
+      page[i] = static_cast<i32>(p.num_pages);
+      if (tile_row >= kConfig.kv_rows || key >= seqlen.shape.kv_len) continue;
+      const i64 id =
+          load_aligned_index(p.page_table, first_entry + i64{entry} * p.page_table.strides[3]);
+      if (is_bad_page(id, p.num_pages)) {
+        is_bad = true;
       } else {
-        const i64 at = first_entry + i64{entry} * table.strides[3];
-        if (table.dtype == DType::kInt64) {
-          low[i] = reinterpret_cast<const u32*>(table.data)[2 * at];
-          high[i] = reinterpret_cast<const u32*>(table.data)[2 * at + 1];
-        } else {
-          low[i] = reinterpret_cast<const u32*>(table.data)[at];
-        }
+        page[i] = static_cast<i32>(id);
       }
     }
-  }
-
-  i64 id(i32 i, bool has_64_bits) const {
-    if (!has_64_bits) return static_cast<i32>(low[i]);
-    return static_cast<i64>(u64{high[i]} << 32 | low[i]);
   }
 
   // In the tile.
@@ -150,35 +139,11 @@ struct PageEntries {
   }
 };
 
-// The boxes themselves. Those past the last key are of the page behind the last, where the copy
-// engine finds zeros, and so are those whose entry names no page.
-template <ForwardSm90Config kConfig>
-struct PageBoxes {
-  static constexpr i32 kMost = PageEntries<kConfig>::kMost;
-
-  i32 page[kMost];
-  i32 row[kMost];       // of the page; negative: no such box
-  bool is_bad = false;  // an entry names no page
-
-  PageBoxes(const AttentionParams& p, const PageEntries<kConfig>& entries) {
-    const bool has_64_bits = p.page_table.dtype == DType::kInt64;
-#pragma unroll
-    for (i32 i = 0; i < kMost; ++i) {
-      const bool is_present = entries.row[i] >= 0;
-      const i64 id = is_present ? entries.id(i, has_64_bits) : p.num_pages;
-      const bool is_page = !is_bad_page(id, p.num_pages);
-      is_bad |= is_present && !is_page;
-      page[i] = static_cast<i32>(is_page ? id : p.num_pages);
-      row[i] = entries.row[i] == -2 ? 0 : entries.row[i];
-    }
-  }
-};
-
 // The producer over pools of pages: a warp whose lanes look up entries of the page table and hand
-// the boxes of a block of keys to the copy engine. Lane 0 speaks to the other warps.
+// the boxes of a block of keys to the copy engine, one box a page or several. Lane 0 speaks to the
+// other warps.
 template <ForwardSm90Config kConfig>
 struct PagedProducer {
-  using Entries = PageEntries<kConfig>;
   using Boxes = PageBoxes<kConfig>;
 
   ForwardProducer<kConfig> producer;
@@ -193,9 +158,10 @@ struct PagedProducer {
     ptx::warp_sync();
 #pragma unroll
     for (i32 i = 0; i < Boxes::kMost; ++i) {
-      if (boxes.row[i] < 0) continue;
-      producer.load(map, tile + Entries::first_row(i, box_rows) * 128, barrier, dims,
-                    kConfig.kv_rows, boxes.row[i], head, boxes.page[i], ptx::kEvictLast);
+      const i32 row = Boxes::first_row(i, box_rows);
+      if (row >= kConfig.kv_rows) continue;
+      producer.load(map, tile + row * 128, barrier, dims, kConfig.kv_rows, boxes.row[i], head,
+                    boxes.page[i], ptx::kEvictLast);
     }
   }
 
@@ -216,9 +182,9 @@ struct PagedProducer {
     producer.v_at.advance();
   }
 
-  // The boxes of a block of work tile number `count`.
-  Boxes boxes_of(const Entries& entries, u32 count) const {
-    const Boxes boxes(p, entries);
+  // The boxes of block j of work tile number `count`, whose rows see nothing if one is bad.
+  Boxes find_boxes(const QueryBlock& block, const SeqlenInfo& seqlen, i32 j, u32 count) const {
+    const Boxes boxes(p, block, seqlen, j, box_rows);
     if (ptx::any(boxes.is_bad) && leads()) {
       ptx::store_shared(producer.shared.bad_page(count), 1);
       if (p.faults != nullptr) ptx::set_bits(p.faults, kFaultPages);
@@ -226,23 +192,20 @@ struct PagedProducer {
     return boxes;
   }
 
-  // In the order of ForwardProducer. Entries come a block ahead: they arrive while the copies of
-  // the block before them wait for their buffers.
+  // In the order of ForwardProducer.
   void load_block(const QueryBlock& block, const SeqlenInfo& seqlen, i32 first, i32 last,
                   u32 count) {
     const i32 head = producer.kv_head(block);
     const auto ends_inside = [&](i32 j) {
       return rows_inside<kConfig>(seqlen, j) < kConfig.kv_rows;
     };
-    Boxes above = boxes_of({p, block, seqlen, last, box_rows}, count);
-    Entries entries{p, block, seqlen, last - 1, box_rows};
+    Boxes above = find_boxes(block, seqlen, last, count);
     if (leads() && last <= first + 1) ptx::mbarrier_arrive(producer.shared.nearly_loaded());
     load_k(above, head);
     if (leads()) producer.load_q(block, seqlen);
 #pragma unroll 1
     for (i32 j = last - 1; j >= first; --j) {
-      const Boxes boxes = boxes_of(entries, count);
-      entries = {p, block, seqlen, j - 1, box_rows};
+      const Boxes boxes = find_boxes(block, seqlen, j, count);
       if (leads() && j == first + 1) ptx::mbarrier_arrive(producer.shared.nearly_loaded());
       load_k(boxes, head);
       load_v(above, head, ends_inside(j + 1));
