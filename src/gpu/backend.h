@@ -63,7 +63,7 @@ void append(const AppendProblem& problem, int ordinal, void* stream);
 // Which of the kernels it takes, and what that is launched with; its blocks.
 AppendConfig append_config(const AppendProblem& problem);
 AppendParams append_params(const AppendProblem& problem, const AppendConfig& config,
-                           u32* faults = nullptr);
+                           FaultBytes* faults = nullptr);
 i64 num_blocks(const AppendParams& params);
 
 // One kernel of each dtype and rotation, in vectors and one element at a time.

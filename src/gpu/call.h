@@ -23,7 +23,7 @@ struct Call {
   const Driver& driver;
   std::span<const PreparedKernel> kernels;  // in the order of GpuPlan::launches
   char* workspace;                          // at a multiple of 256; null where the plan needs none
-  u32* faults;                              // kernels set bits of Fault in it
+  FaultBytes* faults;                       // of the device
   CUstream stream;
 
   // Enqueues kernel number `index`; `params` is read before this returns.

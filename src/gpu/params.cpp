@@ -22,7 +22,7 @@ void for_each_view(Params& p, const Action& action) {
 
 }  // namespace
 
-AttentionParams attention_params(const Problem& problem, u32* faults) {
+AttentionParams attention_params(const Problem& problem, FaultBytes* faults) {
   AttentionParams p{};
   for_each_view(p, [&problem](ArrayView& view, Array array) {
     const Tensor& tensor = problem.arrays[array];
@@ -49,7 +49,7 @@ AttentionParams attention_params(const Problem& problem, u32* faults) {
   return p;
 }
 
-void bind_params(AttentionParams& params, const Problem& problem, u32* faults) {
+void bind_params(AttentionParams& params, const Problem& problem, FaultBytes* faults) {
   for_each_view(params, [&problem](ArrayView& view, Array array) {
     if (view.present()) view.data = static_cast<u8*>(problem.arrays[array].data);
   });
@@ -58,7 +58,7 @@ void bind_params(AttentionParams& params, const Problem& problem, u32* faults) {
   params.faults = faults;
 }
 
-AttentionParams side_gradient_params(const Problem& problem, u32* faults) {
+AttentionParams side_gradient_params(const Problem& problem, FaultBytes* faults) {
   AttentionParams params = attention_params(problem, faults);
   params.dq = params.dk = params.dv = ArrayView{};
   return params;

@@ -21,17 +21,17 @@ inline ArrayView view_of(const Tensor& tensor) {
           tensor.dtype};
 }
 
-// Pointers and strides are those of the problem's arrays. faults: a word that kernels set bits in,
+// Pointers and strides are those of the problem's arrays. faults: where kernels report them,
 // or null.
-AttentionParams attention_params(const Problem& problem, u32* faults = nullptr);
+AttentionParams attention_params(const Problem& problem, FaultBytes* faults = nullptr);
 
 // What changes from run to run of a plan: pointers of the arrays that `params` has, numbers of
 // dropout, and faults.
-void bind_params(AttentionParams& params, const Problem& problem, u32* faults);
+void bind_params(AttentionParams& params, const Problem& problem, FaultBytes* faults);
 
 // attention_params() without dq, dk and dv: for the general kernels of dbias and dsinks beside a
 // faster one of those three.
-AttentionParams side_gradient_params(const Problem& problem, u32* faults = nullptr);
+AttentionParams side_gradient_params(const Problem& problem, FaultBytes* faults = nullptr);
 
 // Every option that the problem has. A family whose kernels look one up at run time, or have no
 // need of it, sets it back, so that fewer kernels are compiled.

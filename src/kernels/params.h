@@ -65,8 +65,8 @@ struct AttentionParams {
   Dropout dropout;
   const i64* rng;  // (2) seed, offset in device memory, instead of dropout's; or null
   Packed packed;
-  bool bottom_right;  // alignment
-  u32* faults;        // one word that kernels set bits in (faults.cuh), or null
+  bool bottom_right;   // alignment
+  FaultBytes* faults;  // of the device (common/faults.cuh), or null
 
   // Of caches; looked at by kernels that are compiled for them (common/head.cuh).
   ArrayView page_table;   // (batch, 1, 1, page), with page_indptr (1, 1, 1, page)

@@ -179,7 +179,7 @@ TEST(Fault, ForkedProcessesAreTold) {
   fulmen_plan_destroy(plan);
 }
 
-TEST(Fault, TheWordOfADeviceIsReadAndCleared) {
+TEST(Fault, TheBytesOfADeviceAreReadAndCleared) {
   DeviceCall call(1);
   std::vector<std::string> logged;
   fulmen_set_log(
@@ -189,7 +189,7 @@ TEST(Fault, TheWordOfADeviceIsReadAndCleared) {
         }
       },
       &logged);
-  *device(1).faults() = kFaultKvLengths | kFaultRng;
+  device(1).faults()->met[3] = device(1).faults()->met[4] = 1;
   EXPECT_EQ(call.forward(), FULMEN_OK);
   EXPECT_EQ(call.forward(), FULMEN_OK);
   fulmen_set_log(nullptr, nullptr);

@@ -89,7 +89,8 @@ AppendConfig append_config(const AppendProblem& problem) {
   return config;
 }
 
-AppendParams append_params(const AppendProblem& problem, const AppendConfig& config, u32* faults) {
+AppendParams append_params(const AppendProblem& problem, const AppendConfig& config,
+                           FaultBytes* faults) {
   AppendParams params{};
   for (size_t i = 0; i < std::size(kAppendArrays); ++i) {
     params.*kAppendArraysOf<ArrayView>[i].member = view_of(problem.*kAppendArrays[i].member);

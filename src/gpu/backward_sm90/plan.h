@@ -88,7 +88,7 @@ class BackwardSm90Plan final : public GpuPlan {
 
   // With the pointers of a run, but for tensor maps.
   BackwardPreprocessParams preprocess_of(const Problem& problem, char* workspace,
-                                         u32* faults) const;
+                                         FaultBytes* faults) const;
   BackwardParams main_of(const Problem& problem, char* workspace) const;
   BackwardDqParams dq_of(const Problem& problem, char* workspace) const;
   ForwardArguments query_ranges_of(const Problem& problem, char* workspace) const;

@@ -152,7 +152,7 @@ void BackwardSm90Plan::set_params(const Problem& problem, const Gpu& gpu) {
 }
 
 BackwardPreprocessParams BackwardSm90Plan::preprocess_of(const Problem& problem, char* workspace,
-                                                         u32* faults) const {
+                                                         FaultBytes* faults) const {
   BackwardPreprocessParams params = preprocess;
   bind_params(params.attention, problem, faults);
   Workspace(layout, workspace).bind(params);

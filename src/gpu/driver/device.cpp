@@ -11,6 +11,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <new>
 
 #include "core/error.h"
 #include "core/log.h"
@@ -150,6 +151,14 @@ void add_peaks(Gpu& gpu, double memory_khz, double bus_bits) {
   gpu.bandwidth = bandwidth > 0 ? bandwidth : like.bandwidth;
 }
 
+// Kernels may set the bytes meanwhile. read: of one byte.
+template <class Read>
+u32 bits_of(FaultBytes& faults, Read read) {
+  FaultBytes seen;
+  for (i32 i = 0; i < kNumFaults; ++i) seen.met[i] = read(std::atomic_ref<u8>(faults.met[i]));
+  return seen.bits();
+}
+
 }  // namespace
 
 Device::Device(Driver& driver, int ordinal) : driver_(driver) {
@@ -188,11 +197,10 @@ Device::Device(Driver& driver, int ordinal) : driver_(driver) {
   driver.check(driver->cuDevicePrimaryCtxRetain(&context_, handle),
                sentence("open a context on device ", ordinal, " (", name, ")"));
   const CurrentContext current(*this);
-  void* word = nullptr;
-  driver.check(driver->cuMemHostAlloc(&word, sizeof(u32), kHostPortable | kHostMapped),
-               sentence("pin a word of memory for device ", ordinal));
-  faults_ = static_cast<u32*>(word);
-  *faults_ = 0;
+  void* pinned = nullptr;
+  driver.check(driver->cuMemHostAlloc(&pinned, sizeof(FaultBytes), kHostPortable | kHostMapped),
+               sentence("pin memory for the faults of device ", ordinal));
+  faults_ = new (pinned) FaultBytes{};
   open_pool();
 }
 
@@ -215,11 +223,11 @@ std::string Device::arch() const { return arch_name(facts_.compute_capability); 
 
 u32 Device::take_faults() const {
   logged_faults_ = 0;
-  return std::atomic_ref<u32>(*faults_).exchange(0);
+  return bits_of(*faults_, [](std::atomic_ref<u8> met) { return met.exchange(0); });
 }
 
 void Device::log_faults() const {
-  const u32 faults = std::atomic_ref<u32>(*faults_).load(std::memory_order_relaxed);
+  const u32 faults = bits_of(*faults_, [](std::atomic_ref<u8> met) { return met.load(); });
   if (faults == 0 || !log_is_on() || logged_faults_.exchange(faults) == faults) return;
   log(LogLevel::kWarning,
       sentence("an earlier run on device ", ordinal(), " met lengths, offsets or an rng out of ",

@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Where memory is, as the CUDA driver says, and from it where a call runs; and one GPU: its facts,
-// read once, its word of faults, and its primary context, the one that PyTorch, CuPy and the CUDA
+// read once, its bytes of faults, and its primary context, the one that PyTorch, CuPy and the CUDA
 // runtime share. The caller's current device and context are never changed: work that needs a
 // context pushes ours and pops it again. Thread safe.
 #pragma once
@@ -70,9 +70,8 @@ class Device {
   // Where workspaces of simple calls come from; null where the device has no such pools.
   CUmemoryPool pool() const { return pool_; }
 
-  // One word of pinned memory that kernels set bits of Fault in (kernels/params.h) and the host
-  // reads without waiting for them.
-  u32* faults() const { return faults_; }
+  // In pinned memory: kernels set them, and the host reads them without waiting for kernels.
+  FaultBytes* faults() const { return faults_; }
   u32 take_faults() const;  // reads and clears
 
   // Tells the log of faults that it was not told of yet.
@@ -84,8 +83,8 @@ class Device {
   void open_pool();
 
   CUmemoryPool pool_ = nullptr;
-  CUcontext context_ = nullptr;  // retained, and kept until the process ends
-  u32* faults_ = nullptr;        // likewise
+  CUcontext context_ = nullptr;   // retained, and kept until the process ends
+  FaultBytes* faults_ = nullptr;  // likewise
   mutable std::atomic<u32> logged_faults_{0};
 };
 

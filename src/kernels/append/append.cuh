@@ -11,6 +11,7 @@
 #include "kernels/append/config.h"
 #include "kernels/append/params.h"
 #include "kernels/common/array_access.cuh"
+#include "kernels/common/faults.cuh"
 #include "kernels/ptx/grid.cuh"
 #include "kernels/ptx/math.cuh"
 #include "kernels/ptx/memory.cuh"
@@ -104,10 +105,10 @@ inline void find_target(const AppendParams& p, i64 number, RowTarget& target) {
   target.page = found.page;
   target.page_row = found.page_row;
   target.position = found.position;
-  if (found.faults != 0 && p.faults != nullptr) ptx::set_bits(p.faults, found.faults);
+  report(p.faults, found.faults);
 }
 
-// The threads of the grid look at one request each, for the faults of the host's word.
+// The threads of the grid look at one request each, for the faults that the host hears of.
 inline void record_request_faults(const AppendParams& p, i32 num_threads) {
   const bool has_numbers = p.cu_new.present() || p.page_indptr.present() || p.kv_lengths.present();
   if (p.faults == nullptr || !has_numbers) return;
@@ -117,7 +118,7 @@ inline void record_request_faults(const AppendParams& p, i32 num_threads) {
        i < p.extents.sequences; i += all_threads) {
     found |= load_request(p, i).faults;
   }
-  if (found != 0) ptx::set_bits(p.faults, found);
+  report(p.faults, found);
 }
 
 // ---- What is moved -----------------------------------------------------------------------------

@@ -22,7 +22,7 @@ struct AppendParams : AppendArrays<ArrayView> {
   i32 k_pieces;  // of a row: those of k come first, then those of v, then those of q
   i32 kv_pieces;
   i32 pieces;
-  u32* faults;  // one word that the kernel sets bits in, or null
+  FaultBytes* faults;  // of the device, or null
 };
 static_assert(sizeof(AppendParams) <= 4096);
 

@@ -29,6 +29,19 @@ enum Fault : u32 {
   kFaultSlots = 64,
   kFaultPositions = 128,
 };
+constexpr i32 kNumFaults = 8;
+
+// Faults that kernels met, in memory which the host reads meanwhile: a byte each, 1 once it was
+// met. Stores of bytes disturb no others, and host and device need no atomics in common.
+struct FaultBytes {
+  u8 met[kNumFaults];
+
+  constexpr u32 bits() const {
+    u32 all = 0;
+    for (i32 i = 0; i < kNumFaults; ++i) all |= met[i] != 0 ? 1u << i : 0;
+    return all;
+  }
+};
 
 // One batch entry: where its rows start in the arrays, how many there are, and how many count.
 struct Sequence {

@@ -47,9 +47,7 @@ inline bool has_page(const AttentionParams& p, const KeyRow& key) {
   return !p.cache_layout.paged || !is_bad_page(key.batch, p.num_pages);
 }
 constexpr u32 kValueOfNoPage = ~0u;  // NaN in every floating-point type
-inline void record_bad_page(const AttentionParams& p) {
-  if (p.faults != nullptr) ptx::set_bits(p.faults, kFaultPages);
-}
+inline void record_bad_page(const AttentionParams& p) { report(p.faults, kFaultPages); }
 
 // Where query row i of a request stands, and key j, for causal, window, chunk and ALiBi.
 template <class Index = AnyIndex, class SequenceType>
@@ -119,7 +117,7 @@ void record_position_faults(const AttentionParams& p, i32 num_threads) {
         Index::load(p.positions, p.positions.offset(i / p.q_rows, 0, 0, i % p.q_rows));
     is_outside |= position != clamped_position(position);
   }
-  if (is_outside) ptx::set_bits(p.faults, kFaultPositions);
+  if (is_outside) report(p.faults, kFaultPositions);
 }
 
 // record_faults for calls over caches, but for ids of pages, which those find that read them.
@@ -133,7 +131,7 @@ inline __attribute__((noinline)) void record_cache_faults(const AttentionParams&
   for (i64 i = thread; i < p.num_sequences; i += all_threads) {
     found |= load_cache_sequence(p, i).faults;
   }
-  if (found != 0) ptx::set_bits(p.faults, found);
+  report(p.faults, found);
   record_position_faults(p, num_threads);
 }
 

@@ -11,10 +11,19 @@
 
 namespace fulmen {
 
+// Tells the host of the faults whose bits are set; null: of none.
+inline void report(FaultBytes* faults, u32 found) {
+  if (faults == nullptr || found == 0) return;
+#pragma unroll
+  for (i32 i = 0; i < kNumFaults; ++i) {
+    if (found >> i & 1) ptx::set_flag(&faults->met[i]);
+  }
+}
+
 // An offset of dropout beyond 32 bits. By all threads of the grid.
 inline void record_rng_fault(const AttentionParams& p) {
   if (ptx::block_index() != 0 || ptx::thread_index() != 0) return;
-  if (p.rng != nullptr && (p.rng[1] < 0 || p.rng[1] >> 32 != 0)) ptx::set_bits(p.faults, kFaultRng);
+  if (p.rng != nullptr && (p.rng[1] < 0 || p.rng[1] >> 32 != 0)) report(p.faults, kFaultRng);
 }
 
 inline __attribute__((noinline)) void record_faults(const AttentionParams& p, i32 num_threads) {
@@ -31,7 +40,7 @@ inline __attribute__((noinline)) void record_faults(const AttentionParams& p, i3
                            kFaultKvLengths);
     }
   }
-  if (found != 0) ptx::set_bits(p.faults, found);
+  report(p.faults, found);
 }
 
 }  // namespace fulmen

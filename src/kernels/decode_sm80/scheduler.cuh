@@ -250,9 +250,7 @@ class KeyCounts {
         before_own(more, more);
         of_head_ += more;
       }
-      if (faults_ != 0 && ptx::block_index() == 0 && p.faults != nullptr) {
-        ptx::set_bits(p.faults, faults_);
-      }
+      if (ptx::block_index() == 0) report(p.faults, faults_);
     }
   }
 

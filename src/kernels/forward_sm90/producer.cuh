@@ -187,7 +187,7 @@ struct PagedProducer {
     const Boxes boxes(p, block, seqlen, j, box_rows);
     if (ptx::any(boxes.is_bad) && leads()) {
       ptx::store_shared(producer.shared.bad_page(count), 1);
-      if (p.faults != nullptr) ptx::set_bits(p.faults, kFaultPages);
+      record_bad_page(p);
     }
     return boxes;
   }

@@ -274,7 +274,7 @@ struct ForwardScheduler {
       found |= axis_faults(axis_entry(p.cu_kv, p.kv_lengths, i), p.kv_rows, kFaultKvOffsets,
                            kFaultKvLengths);
     }
-    if (found != 0) ptx::set_bits(p.faults, found);
+    report(p.faults, found);
   }
 
   void run() {

@@ -131,9 +131,14 @@ inline void add_vector_to(double* sums, const double (&x)[2]) {
   for (i32 i = 0; i < 2; ++i) add_to(sums + i, x[i]);
 }
 
-// red.relaxed.sys.global.or: bits that stay set in a word of pinned memory, for the host to read.
+// red.relaxed.gpu.global.or: bits that stay set in a word.
 inline void set_bits(u32* word, u32 bits) {
-  asm volatile("red.relaxed.sys.global.or.b32 [%0], %1;" ::"l"(word), "r"(bits) : "memory");
+  asm volatile("red.relaxed.gpu.global.or.b32 [%0], %1;" ::"l"(word), "r"(bits) : "memory");
+}
+
+// st.relaxed.sys.global: 1 in a byte of pinned memory, for the host to read.
+inline void set_flag(u8* flag) {
+  asm volatile("st.relaxed.sys.global.u8 [%0], %1;" ::"l"(flag), "r"(1) : "memory");
 }
 
 // %cluster_ctarank, %cluster_nctarank: which block of its cluster, of how many.

@@ -116,7 +116,7 @@ constexpr u64 kStamp = 0x5eed00000000;
 
 template <DecodeSm80Config kConfig>
 void decode(const Problem& problem, i32 workers, u32 seed, bool check = true,
-            u32* faults = nullptr) {
+            FaultBytes* faults = nullptr) {
   const AttentionParams p = gpu::attention_params(problem, faults);
   const i32 group = static_cast<i32>(problem.group_size());
   const i32 row_tiles = static_cast<i32>(ceil_div(problem.max_q * group, i64{kConfig.rows()}));
@@ -507,9 +507,9 @@ TEST(DecodeSm80, PagesThatDoNotExist) {
       ids.dtype = DType::kInt64;
       ids.data = random.indices(DType::kInt64, table).data;
       const Request actual = with_own_outputs(random, request);
-      u32 faults = 0;
+      FaultBytes faults{};
       decode<kPaged>(validate(actual, Pointers::kChecked), 5, 1, true, &faults);
-      EXPECT_EQ(faults, u32{kFaultPages});
+      EXPECT_EQ(faults.bits(), u32{kFaultPages});
       expect_rounded(actual, expected, 1);
     }
   }
@@ -544,9 +544,9 @@ TEST(DecodeSm80, EntriesOutOfRange) {
     cpu::scalar_forward(validate(empty, Pointers::kChecked));
     static_cast<i64*>(arrays[entry.array].data)[1] = entry.value;
     const Request actual = with_own_outputs(random, request);
-    u32 faults = 0;
+    FaultBytes faults{};
     decode<kSixteen>(validate(actual, Pointers::kChecked), 4, 1, true, &faults);
-    EXPECT_EQ(faults, entry.fault);
+    EXPECT_EQ(faults.bits(), entry.fault);
     expect_rounded(actual, empty, 1);
   }
 }
@@ -574,9 +574,9 @@ TEST(DecodeSm80, PositionsBeyond32Bits) {
     const Request expected = request;
     put(Array::kPositions, {30, position, 3, 4});
     const Request actual = with_own_outputs(random, request);
-    u32 faults = 0;
+    FaultBytes faults{};
     decode<kPlaced>(validate(actual, Pointers::kChecked), 3, 1, true, &faults);
-    EXPECT_EQ(faults, u32{kFaultPositions});
+    EXPECT_EQ(faults.bits(), u32{kFaultPositions});
     expect_rounded(actual, expected, 1);
   }
 }

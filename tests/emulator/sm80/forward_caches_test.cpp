@@ -147,9 +147,9 @@ void expect_rows_without_a_page_are_empty() {
   for (const i32 id : {-1, 1 << 20}) {
     const Request actual = with_fresh_outputs(random, expected);
     static_cast<i32*>(actual.arrays[Array::kPageTable].data)[1] = id;
-    u32 faults = 0;
+    FaultBytes faults{};
     launch<kConfig>(gpu::attention_params(validate(actual, Pointers::kChecked), &faults), 1);
-    EXPECT_EQ(faults, u32{kFaultPages});
+    EXPECT_EQ(faults.bits(), u32{kFaultPages});
     expect_agreement(actual, expected, sentence("page ", id));
   }
 }
@@ -169,10 +169,10 @@ TEST(ForwardSm80OverCaches, ABadLengthMakesItsRequestEmpty) {
   for (const i32 length : {-1, 1 << 20}) {
     const Request actual = with_fresh_outputs(random, expected);
     length_of[1] = length;
-    u32 faults = 0;
+    FaultBytes faults{};
     launch<config_over_caches<true>()>(
         gpu::attention_params(validate(actual, Pointers::kChecked), &faults), 1);
-    EXPECT_EQ(faults, u32{kFaultKvLengths});
+    EXPECT_EQ(faults.bits(), u32{kFaultKvLengths});
     expect_agreement(actual, expected, sentence("length ", length));
   }
 }

@@ -287,9 +287,9 @@ struct TwoRequests {
   }
 
   u32 faults_of_run() {
-    u32 faults = 0;
+    FaultBytes faults{};
     run_forward<kCausalPages>(validate(request, Pointers::kChecked), 1, false, &faults);
-    return faults;
+    return faults.bits();
   }
   double lse(i64 index, i64 row) const {
     const i64 at[kMaxRank] = {index, 3, row, 0};

@@ -18,7 +18,8 @@ namespace fulmen::test {
 
 // Returns how many products of matrices it took, if they are to be counted.
 template <ForwardSm90Config kConfig>
-u64 run_forward(const Problem& problem, u32 seed, bool counts = false, u32* faults = nullptr) {
+u64 run_forward(const Problem& problem, u32 seed, bool counts = false,
+                FaultBytes* faults = nullptr) {
   u32 next_block = 0;
   emulator::Counters counters;
   const auto map = [&](Array array, i32 box_rows) {

@@ -258,9 +258,9 @@ TEST(Sm90OnHost, InvalidEntriesAreRecorded) {
     // Of sequence 35, which the second lane group looks at: its rows end before they begin.
     if (bad == kFaultQOffsets) static_cast<i32*>(arrays[Array::kCuQ].data)[36] = 3;
     if (bad == kFaultKvOffsets) static_cast<i32*>(arrays[Array::kCuKv].data)[36] = 1 << 20;
-    u32 faults = 0;
+    FaultBytes faults{};
     run_forward<kDocuments>(validate(request, Pointers::kChecked), 2, false, &faults);
-    EXPECT_EQ(faults, bad);
+    EXPECT_EQ(faults.bits(), bad);
   }
 }
 
@@ -283,9 +283,9 @@ TEST(Sm90OnHost, InvalidLengthsAreEmpty) {
       }
       lengths[35] = bad;
       actual.arrays[array] = random.indices(DType::kInt64, lengths);
-      u32 faults = 0;
+      FaultBytes faults{};
       run_forward<kCapped>(validate(actual, Pointers::kChecked), 2, false, &faults);
-      EXPECT_EQ(faults, u32{array == Array::kQLengths ? kFaultQLengths : kFaultKvLengths});
+      EXPECT_EQ(faults.bits(), u32{array == Array::kQLengths ? kFaultQLengths : kFaultKvLengths});
       expect_close_rows(actual, expected, 2);
     }
   }

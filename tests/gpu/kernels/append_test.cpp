@@ -43,7 +43,7 @@ emulator::GlobalMemory memory_of(const AppendProblem& problem) {
 struct AppendRun {
   const AppendProblem& problem;
   u32 seed;
-  u32 faults = 0;
+  FaultBytes faults{};
 
   template <AppendConfig kConfig>
   void launch() {
@@ -129,7 +129,7 @@ TEST(AppendKernel, RowsGoWhereTheyShould) {
     run.run(gpu::append_config(problem));
     in_vectors += gpu::append_config(problem).vectors;
     ASSERT_EQ(drawn.wrong(), "") << "seed " << seed;
-    ASSERT_EQ(run.faults, 0u) << "seed " << seed;
+    ASSERT_EQ(run.faults.bits(), 0u) << "seed " << seed;
   }
   EXPECT_GT(in_vectors, 10);
 }
@@ -207,8 +207,8 @@ TEST(AppendKernel, EntriesOutOfRangeWriteNothingAndAreRecorded) {
     AppendRun run{problem, seed};
     run.run(gpu::append_config(problem));
     ASSERT_EQ(drawn.wrong(), "") << "seed " << seed;
-    ASSERT_EQ(run.faults, drawn.faults) << "seed " << seed;
-    seen |= run.faults;
+    ASSERT_EQ(run.faults.bits(), drawn.faults) << "seed " << seed;
+    seen |= run.faults.bits();
   }
   EXPECT_EQ(seen,
             u32{kFaultSlots | kFaultPages | kFaultPositions | kFaultKvLengths | kFaultKvOffsets});

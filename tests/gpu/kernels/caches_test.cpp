@@ -143,9 +143,9 @@ TEST(CachesOnDevice, ABadPageEmptiesTheRowsThatSeeIt) {
       SCOPED_TRACE(page.entry);
       Cache cache;
       cache.table[page.entry] = page.id;
-      u32 faults = 0;
+      FaultBytes faults{};
       run(gpu::attention_params(cache.problem(), &faults));
-      EXPECT_EQ(faults, u32{kFaultPages});
+      EXPECT_EQ(faults.bits(), u32{kFaultPages});
       const i64 first = 4 * static_cast<i64>(page.entry - 5);  // of the keys without
       for (i64 i = 0; i < 20; ++i) {
         const i64 last = i - 3;  // of the keys that row i sees
@@ -170,9 +170,9 @@ TEST(CachesOnDevice, ABadEntryMakesItsRequestEmptyAndIsTold) {
       SCOPED_TRACE(damage.what);
       Cache cache;
       damage.spoil(cache);
-      u32 faults = 0;
+      FaultBytes faults{};
       run(gpu::attention_params(cache.problem(), &faults));
-      EXPECT_EQ(faults, damage.faults);
+      EXPECT_EQ(faults.bits(), damage.faults);
       EXPECT_TRUE(cache.is_empty(1));
       EXPECT_FALSE(cache.is_empty(0));
       EXPECT_FALSE(cache.is_empty(2));
@@ -188,9 +188,9 @@ TEST(CachesOnDevice, BadOffsetsOfPagesAreTold) {
       cache.request.arrays[Array::kPageTable] = cache.random.indices(DType::kInt32, cache.table);
       cache.request.arrays[Array::kPageIndptr] = cache.random.indices(DType::kInt32, offsets);
       cache.request.options.max_kv = 20;
-      u32 faults = 0;
+      FaultBytes faults{};
       run(gpu::attention_params(validate(cache.request, Pointers::kChecked), &faults));
-      EXPECT_EQ(faults & kFaultKvOffsets, kFaultKvOffsets);
+      EXPECT_EQ(faults.bits() & kFaultKvOffsets, kFaultKvOffsets);
       EXPECT_TRUE(cache.is_empty(1));
       EXPECT_FALSE(cache.is_empty(0));
     }
@@ -202,9 +202,9 @@ TEST(CachesOnDevice, EntriesInRangeAreNoFaults) {
     Cache cache;
     cache.request.arrays[Array::kPositions] =
         cache.random.indices(DType::kInt64, std::vector<i64>(20, -5));
-    u32 faults = 0;
+    FaultBytes faults{};
     run(gpu::attention_params(cache.problem(), &faults));
-    EXPECT_EQ(faults, 0u);
+    EXPECT_EQ(faults.bits(), 0u);
   }
 }
 
@@ -213,9 +213,9 @@ TEST(CachesOnDevice, APositionBeyond32BitsIsToldAndClamped) {
     Cache cache;
     cache.request.arrays[Array::kPositions] =
         cache.random.indices(DType::kInt64, std::vector<i64>(20, i64{1} << 62));
-    u32 faults = 0;
+    FaultBytes faults{};
     run(gpu::attention_params(cache.problem(), &faults));
-    EXPECT_EQ(faults, u32{kFaultPositions});
+    EXPECT_EQ(faults.bits(), u32{kFaultPositions});
     EXPECT_FALSE(cache.is_empty(1));
   }
 }

@@ -36,11 +36,11 @@ TEST(Faults, LengthsNegativeOrBeyondTheRows) {
 }
 
 // Numbers and offsets stay where the kernel finds them: on the host, in this process.
-TEST(Faults, TheWordCollectsWhatEveryThreadFinds) {
+TEST(Faults, TheBytesCollectWhatEveryThreadFinds) {
   i32 q_lengths[3] = {4, -1, 2};
   i64 cu_kv[4] = {0, 3, 2, 5};
   const i64 rng[2] = {1, i64{1} << 32};
-  u32 word = 0;
+  FaultBytes faults{};
   AttentionParams p{};
   p.packed = {true, true};
   p.num_sequences = 3;
@@ -51,10 +51,10 @@ TEST(Faults, TheWordCollectsWhatEveryThreadFinds) {
   p.rng = rng;
   const emulator::Grid grid{.blocks = 2, .threads = 32, .shared_bytes = 0, .seed = 1};
   emulator::launch(grid, [&] { record_faults(p, 32); });  // nobody to tell
-  EXPECT_EQ(word, 0u);
-  p.faults = &word;
+  EXPECT_EQ(faults.bits(), 0u);
+  p.faults = &faults;
   emulator::launch(grid, [&] { record_faults(p, 32); });
-  EXPECT_EQ(word, u32{kFaultQLengths | kFaultKvOffsets | kFaultRng});
+  EXPECT_EQ(faults.bits(), u32{kFaultQLengths | kFaultKvOffsets | kFaultRng});
 }
 
 }  // namespace

@@ -126,6 +126,11 @@ inline void set_bits(u32* word, u32 bits, Site site = Where::current()) {
   emulator::store_unseen(word, emulator::load_unseen(word) | bits);
 }
 
+inline void set_flag(u8* flag, Site site = Where::current()) {
+  emulator::on_global(flag, 1, emulator::Kind::kAtomic, site);
+  emulator::store_unseen(flag, u8{1});
+}
+
 inline u32 cluster_rank() { return emulator::block().rank; }
 inline u32 cluster_size() { return static_cast<u32>(emulator::block().cluster->blocks.size()); }
 inline u32 map_shared(u32 address, u32 rank) { return emulator::map_shared(address, rank); }
