@@ -2,10 +2,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // How long the host is busy with one call through C, on a GPU: B 1, H 8, S 128, D 64, where the
-// kernel is shorter than its launch. Calls are made in bursts with a wait between them, so that the
-// driver's queue is never full. Beside them, what the driver alone takes: a launch of an empty
-// kernel with parameters of several sizes, a question about a pointer, the current context.
-// host.py builds and runs it.
+// kernel is shorter than its launch, and one row of 32 heads over a cache of 4,096 keys. Calls are
+// made in bursts with a wait between them, so that the driver's queue is never full. Beside them,
+// what the driver alone takes: a launch of an empty kernel with parameters of several sizes, a
+// question about a pointer, the current context, memory from its pool and back. host.py builds and
+// runs it.
 //
 //   host calls            one JSON object a line: case, operation, implementation, dtype, times
 //   host first            the first forward and backward call of this process, and the second
@@ -73,9 +74,12 @@ struct Call {
   fulmen_problem problem;
   fulmen_tensors tensors;
 
-  Call(fulmen_dtype dtype, int64_t rows) {
+  Call() {
     fulmen_problem_init(&problem);
     fulmen_tensors_init(&tensors);
+  }
+
+  Call(fulmen_dtype dtype, int64_t rows) : Call() {
     using Member = fulmen_tensor fulmen_tensors::*;
     for (const Member member :
          {&fulmen_tensors::q, &fulmen_tensors::k, &fulmen_tensors::v, &fulmen_tensors::o,
@@ -93,6 +97,10 @@ struct Call {
                              shape.data()));
   }
 };
+
+void copy_to(const fulmen_tensor& tensor, const void* source, size_t bytes) {
+  cuda("cuMemcpyHtoD_v2", reinterpret_cast<DevicePointer>(tensor.data), source, bytes);
+}
 
 // Microseconds of one call, from bursts.
 template <class Function>
@@ -139,19 +147,16 @@ std::string chosen_for(const Call& call, const Operation& operation) {
   return std::string(at, std::strcspn(at, "\""));
 }
 
-void measure_operation(fulmen_dtype dtype, const Operation& operation, void* stream) {
-  const char* const dtype_name = dtype == FULMEN_FLOAT32 ? "float32" : "bfloat16";
-  Call call(dtype, 128);
-  if (operation.of_plan == FULMEN_OPERATION_FORWARD) {
-    fulmen_tensor_init(&call.tensors.stats, nullptr, FULMEN_FLOAT32, 0, nullptr);
-  }
+// `of`: what call it is, where that is not one of whole sequences.
+void measure_call(const Call& call, const char* dtype_name, const Operation& operation,
+                  const std::string& of, void* stream) {
   fulmen_plan* plan = nullptr;
   check(fulmen_plan_create(&call.problem, &call.tensors, operation.of_plan, &plan));
   const size_t bytes = fulmen_plan_workspace_bytes(plan);
   void* const workspace = bytes == 0 ? nullptr : reinterpret_cast<void*>(allocate(bytes));
   const std::string implementation = chosen_for(call, operation);
-  const auto what = [&](const char* path) {
-    return said(path, operation.name, implementation.c_str(), dtype_name);
+  const auto what = [&](const std::string& path) {
+    return said((path + of).c_str(), operation.name, implementation.c_str(), dtype_name);
   };
   check(operation.simple(&call.problem, &call.tensors, stream));
   measure(what("host time of a call, C, simple call"),
@@ -159,6 +164,43 @@ void measure_operation(fulmen_dtype dtype, const Operation& operation, void* str
   measure(what("host time of a call, C, planned run"),
           [&] { operation.planned(plan, &call.tensors, workspace, bytes, stream); });
   fulmen_plan_destroy(plan);
+}
+
+void measure_operation(fulmen_dtype dtype, const Operation& operation, void* stream) {
+  Call call(dtype, 128);
+  if (operation.of_plan == FULMEN_OPERATION_FORWARD) {
+    fulmen_tensor_init(&call.tensors.stats, nullptr, FULMEN_FLOAT32, 0, nullptr);
+  }
+  measure_call(call, dtype == FULMEN_FLOAT32 ? "float32" : "bfloat16", operation, "", stream);
+}
+
+// One row over a cache: contiguous, with a length, in pages of 16 rows.
+void measure_decode(void* stream) {
+  constexpr int64_t kKeys = 4096, kPage = 16, kPages = kKeys / kPage;
+  static int32_t pages[kPages];
+  for (int32_t i = 0; i < kPages; ++i) pages[i] = i;
+  const int32_t length = kKeys;
+  for (const char* const of : {", decode", ", decode with a length", ", decode in pages"}) {
+    Call call;
+    const bool is_paged = std::strstr(of, "pages") != nullptr;
+    const int64_t entries = is_paged ? kPages : 1, rows = is_paged ? kPage : kKeys;
+    fulmen_tensors& arrays = call.tensors;
+    for (fulmen_tensor* const x : {&arrays.q, &arrays.o}) {
+      Call::put(*x, FULMEN_BFLOAT16, {1, 32, 1, 128});
+    }
+    for (fulmen_tensor* const x : {&arrays.k, &arrays.v}) {
+      Call::put(*x, FULMEN_BFLOAT16, {entries, 8, rows, 128});
+    }
+    if (is_paged || std::strstr(of, "length") != nullptr) {
+      Call::put(arrays.kv_lengths, FULMEN_INT32, {1});
+      copy_to(arrays.kv_lengths, &length, sizeof length);
+    }
+    if (is_paged) {
+      Call::put(arrays.page_table, FULMEN_INT32, {1, kPages});
+      copy_to(arrays.page_table, pages, sizeof pages);
+    }
+    measure_call(call, "bfloat16", kForward, of, stream);
+  }
 }
 
 // One thread that returns at once, with that many bytes of parameters.
@@ -196,6 +238,13 @@ void measure_driver(void* stream) {
   const auto current = driver_function<void**>("cuCtxGetCurrent");
   void* context = nullptr;
   measure(said("driver alone, the current context", "", "", ""), [&] { current(&context); });
+  const auto take = driver_function<DevicePointer*, size_t, void*>("cuMemAllocAsync");
+  const auto give = driver_function<DevicePointer, void*>("cuMemFreeAsync");
+  measure(said("driver alone, memory from its pool and back", "", "", ""), [&] {
+    DevicePointer memory = 0;
+    take(&memory, size_t{1} << 22, stream);
+    give(memory, stream);
+  });
 }
 
 void measure_calls() {
@@ -205,6 +254,7 @@ void measure_calls() {
     measure_operation(dtype, kForward, stream);
     measure_operation(dtype, kBackward, stream);
   }
+  measure_decode(stream);
   measure_driver(stream);
 }
 

@@ -11,7 +11,16 @@ from typing import TYPE_CHECKING, Any
 
 from ._calls import backward_arrays, call, call_exported, forward_results, run
 from ._library import library, schema, text_of
-from .array_types import HOST, NO_STREAM, Array, OtherType, array_type_of, in_memory
+from .array_types import (
+    HOST,
+    NO_STREAM,
+    Array,
+    OtherType,
+    array_type_of,
+    in_memory,
+    is_torch,
+    torch_call,
+)
 from .errors import ArgumentError, DTypeError, UnsupportedError, one_of, shown, text, words
 from .functional import Forward, Gradients, finished, handed_over
 from .inspection import OPERATIONS, Explanation, Target, target_of
@@ -58,6 +67,10 @@ class Plan:
             arrays = inputs + backward_arrays(prepared, o, o, stats, None, need)
             self._handles.append(self._create(BACKWARD, (*beside[:-1], None), arrays))
         self._workspace_bytes = [library().plan_workspace_bytes(h) for h in self._handles]
+        given = {name: x for name, x in zip(schema().inputs, inputs) if x is not None}
+        self._others = {name: given[name] for name in schema().optional_inputs if name in given}
+        self._replaceable = self._others.keys() & schema().replaceable.keys()
+        self._fast: tuple[Any, ...] | None = None  # of the fast path, from its first run on
 
     def _create(self, operation: int, beside: tuple[Any, ...], arrays: tuple[Array, ...]) -> int:
         lib = library()
@@ -96,6 +109,16 @@ class Plan:
             raise ArgumentError("the plan was made with need=(): it has no backward pass")
         return self._handles[operation == "backward"]
 
+    def _own_workspace(self, like: Array) -> Array:
+        """Of this thread in host memory, for one run after the other; None where none is needed."""
+        if not self.workspace_bytes:
+            return None
+        workspace = getattr(self._threads, "workspace", None)
+        if workspace is None:
+            workspace = array_type_of(like, "q").scratch(self.workspace_bytes, like)
+            self._threads.workspace = workspace
+        return workspace
+
     def _leading(self, operation: int, workspace: Array, rebound: Prepared) -> tuple[Any, ...]:
         size = self._workspace_bytes[operation]
         if workspace is not None and not hasattr(workspace, "__dlpack__"):
@@ -108,17 +131,14 @@ class Plan:
                 with array_type.on(stream, q):
                     workspace = array_type.scratch(size, q)
             else:
-                workspace = getattr(self._threads, "workspace", None)
-                if workspace is None:
-                    workspace = array_type.scratch(self.workspace_bytes, q)
-                    self._threads.workspace = workspace
+                workspace = self._own_workspace(q)
         return self._handles[operation], workspace
 
     def _rebound(
         self, q: Array, k: Array, v: Array, stream: Any, arrays: dict[str, Array]
     ) -> Prepared:
         settings, planned, _ = self._prepared
-        inputs = [q, k, v, *planned[3:]]
+        inputs = [*in_memory((q, k, v), schema().inputs), *planned[3:]]
         self._layout.check_all(q, k, v, planned[schema().inputs.index("page_table")])
         replaceable = schema().replaceable
         for name, x in arrays.items():
@@ -133,10 +153,26 @@ class Plan:
                     f"{name} is {'missing' if x is None else 'given'} and the plan was made "
                     f"{'with' if x is None else 'without'} it"
                 )
-            inputs[index] = integers(x, name)
+            (inputs[index],) = in_memory((integers(x, name),), (name,))
         array_type = array_type_of(q, "q")
-        checked = in_memory(tuple(inputs), schema().inputs)
-        return settings, checked, (array_type.stream(q, stream), array_type)
+        return settings, tuple(inputs), (array_type.stream(q, stream), array_type)
+
+    def _forward_fast(
+        self,
+        qkv: tuple[Array, Array, Array],
+        others: dict[str, Array],
+        out: Array,
+        workspace: Array,
+    ) -> Any:
+        """(o, lse, stats) by one step of PyTorch's dispatcher; None where that has no such step."""
+        if self._fast is None:
+            which = torch_call("which_of")(self._others)
+            self._fast = which, self._handles[FORWARD], self._layout.code, bool(self._need)
+        if self._fast[0] is None:
+            return None
+        if workspace is None and not qkv[0].is_cuda:
+            workspace = self._own_workspace(qkv[0])
+        return torch_call("planned")(self._fast, qkv, others.values(), out, workspace)
 
     def forward(
         self,
@@ -166,6 +202,11 @@ class Plan:
         Raises:
             ArgumentError: an array does not agree with the plan.
         """
+        may_be_fast = stream is None and self._out_dtype is None and is_torch(q)
+        if may_be_fast and arrays.keys() <= self._replaceable:
+            found = self._forward_fast((q, k, v), {**self._others, **arrays}, out, workspace)
+            if found is not None:
+                return Forward(*found)
         rebound = self._rebound(q, k, v, stream, arrays)
         _, inputs, where = rebound
         results = forward_results(rebound, True, bool(self._need), out, self._out_dtype)

@@ -22,7 +22,24 @@ namespace {
   throw Refusal{FULMEN_ERROR_DTYPE, std::string(name) + " is not " + expected};
 }
 
+Bytes bytes_of(const char* name, const DLTensor& source) {
+  if (source.ndim != 1 || source.dtype.bits != 8) {
+    throw Refusal{FULMEN_ERROR_ARGUMENT, std::string(name) + " is not a vector of bytes"};
+  }
+  return {static_cast<char*>(source.data) + source.byte_offset,
+          static_cast<size_t>(source.shape[0])};
+}
+
 }  // namespace
+
+Bytes workspace_of(const DLTensor* vector, const MemorySpace& arrays) {
+  if (vector == nullptr) return {};
+  MemorySpace space;
+  space.add("workspace", vector->device);
+  const Bytes found = bytes_of("workspace", *vector);
+  if (found.data == nullptr || space.device() == arrays.device()) return found;
+  throw Refusal{FULMEN_ERROR_ARGUMENT, "workspace is not where the arrays of the call are"};
+}
 
 const TVMFFIAny& Arguments::take(const char* name) {
   if (empty()) refuse(name, "given");
@@ -62,21 +79,12 @@ const DLTensor* Arguments::array(const char* name) {
   }
 }
 
-Bytes Arguments::bytes(const char* name, MemorySpace* space) {
+Bytes Arguments::host_bytes(const char* name) {
   const DLTensor* source = array(name);
   if (source == nullptr) return {};
-  if (source->ndim != 1 || source->dtype.bits != 8) {
-    throw Refusal{FULMEN_ERROR_ARGUMENT, std::string(name) + " is not a vector of bytes"};
-  }
-  space->add(name, source->device);
-  return {static_cast<char*>(source->data) + source->byte_offset,
-          static_cast<size_t>(source->shape[0])};
-}
-
-Bytes Arguments::host_bytes(const char* name) {
   MemorySpace space;
-  const Bytes result = bytes(name, &space);
-  if (!space.on_gpu()) return result;
+  space.add(name, source->device);
+  if (!space.on_gpu()) return bytes_of(name, *source);
   throw Refusal{FULMEN_ERROR_ARGUMENT, std::string(name) + " is not in host memory"};
 }
 

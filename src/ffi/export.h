@@ -31,6 +31,10 @@ struct Bytes {
   size_t size = 0;
 };
 
+// The workspace of a run over arrays in `arrays`; null: none. Throws Refusal: it is no vector of
+// bytes, or elsewhere.
+Bytes workspace_of(const DLTensor* vector, const MemorySpace& arrays);
+
 // A plan that is to be made: options with their texts, and an experiment.
 struct Planned {
   fulmen_problem problem;
@@ -67,7 +71,6 @@ class Arguments {
   const DLTensor* array(const char* name);  // null: None, or no argument left
 
   Bytes host_bytes(const char* name);  // a vector of bytes that the host reads or writes
-  Bytes bytes(const char* name, MemorySpace* space);  // one anywhere; its memory space is added
   OwnDTypes own_dtypes();
   std::string text(const char* name);  // str, bytes, a vector of bytes of the host, or None: ""
   fulmen_problem options();

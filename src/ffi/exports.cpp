@@ -70,13 +70,10 @@ using Run = fulmen_status (*)(const fulmen_plan*, const fulmen_tensors*, void*, 
 
 int64_t run(Arguments in, Run function) {
   const fulmen_plan* plan = in.plan();
-  MemorySpace workspace_space;
-  const Bytes workspace = in.bytes("workspace", &workspace_space);
+  const DLTensor* vector = in.array("workspace");
   const int64_t stream = in.integer("stream");
   const Arrays arrays = in.arrays();
-  if (workspace.data != nullptr && workspace_space.device() != arrays.space.device()) {
-    throw Refusal{FULMEN_ERROR_ARGUMENT, "workspace is not where the arrays of the call are"};
-  }
+  const Bytes workspace = workspace_of(vector, arrays.space);
   check(function(plan, &arrays.tensors, workspace.data, workspace.size, arrays.stream(stream)));
   return 0;
 }

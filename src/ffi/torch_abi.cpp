@@ -15,6 +15,7 @@
 #include <utility>
 
 #include "ffi/arrays.h"
+#include "ffi/export.h"
 
 namespace fulmen::ffi {
 namespace {
@@ -68,6 +69,7 @@ const TorchAbi* found() {
   int32_t* dtype = abi.dtypes;
 #define FULMEN_DTYPE(name, number, text, ...) torch.ask(dtype++, "aoti_torch_dtype_" text);
 #include "fulmen/enums.def"
+  torch.ask(&abi.uint8, "aoti_torch_dtype_uint8");
   torch.ask(&abi.cpu, "aoti_torch_device_type_cpu");
   torch.ask(&abi.cuda, "aoti_torch_device_type_cuda");
   Finder("libtorch_cuda.so").find(&abi.get_cuda_stream, "aoti_torch_get_current_cuda_stream");
@@ -90,6 +92,7 @@ DLDataType dlpack_dtype(int32_t dtype) {
   for (size_t i = 0; i < kNumDTypes; ++i) {
     if (torch.dtypes[i] == dtype) return kDTypes[i].dlpack;
   }
+  if (dtype == torch.uint8) return {kDLUInt, 8, 1};
   throw Refusal{FULMEN_ERROR_DTYPE, "a tensor is of none of " + known_dtypes()};
 }
 
@@ -243,6 +246,15 @@ TorchArray zero_beside(const DLTensor& x) {
   return made;
 }
 
+TorchArray empty_bytes(size_t count, int32_t device) {
+  auto extent = static_cast<int64_t>(count);
+  DLTensor vector = {};
+  vector.ndim = 1;
+  vector.shape = &extent;
+  const DLDevice where = device < 0 ? DLDevice{kDLCPU, 0} : DLDevice{kDLCUDA, device};
+  return empty(Extents(vector, 1), torch_abi()->uint8, where);
+}
+
 TorchValue TorchArguments::optional(TorchValue otherwise) {
   const auto* held = reinterpret_cast<const TorchValue*>(*next_++);
   if (held == nullptr) return otherwise;
@@ -265,6 +277,20 @@ TorchValue TorchArguments::bits(size_t count) {
   return result;
 }
 
+std::vector<TorchArray> TorchArguments::arrays() {
+  const auto list = reinterpret_cast<TorchList>(*next_++);
+  size_t size = 0;
+  torch_abi()->list_size(list, &size);
+  std::vector<TorchArray> found;
+  for (size_t i = 0; i < size; ++i) {
+    TorchValue item = 0;
+    torch_abi()->list_get_item(list, i, &item);
+    found.emplace_back(item);
+  }
+  torch_abi()->delete_list(list);
+  return found;
+}
+
 TorchValue optional_result(TorchArray array) {
   if (!array.is_given()) return 0;
   return reinterpret_cast<TorchValue>(new TorchValue(array.released()));
@@ -280,12 +306,26 @@ void TorchCall::add(ArrayIndex index, const DLTensor& array) {
   arrays_.add(index, array, {layout_.rows_before_heads, 0});
 }
 
+void* TorchCall::stream() const {
+  void* found = nullptr;
+  if (arrays_.space.on_gpu()) torch_abi()->get_cuda_stream(arrays_.space.device(), &found);
+  return found;
+}
+
 void TorchCall::run(fulmen_status (*function)(const fulmen_problem*, const fulmen_tensors*,
                                               void*)) {
   arrays_.resolve_device(&problem_);
-  void* stream = nullptr;
-  if (arrays_.space.on_gpu()) torch_abi()->get_cuda_stream(arrays_.space.device(), &stream);
-  check(function(&problem_, &arrays_.tensors, stream));
+  check(function(&problem_, &arrays_.tensors, stream()));
+}
+
+void TorchCall::run(const fulmen_plan* plan, const TorchArray& given) {
+  const MemorySpace& space = arrays_.space;
+  const size_t needed = given.is_given() ? 0 : fulmen_plan_workspace_bytes(plan);
+  const TorchArray made = needed == 0 ? TorchArray() : empty_bytes(needed, space.device());
+  const TorchArray& memory = given.is_given() ? given : made;
+  const DLTensor vector = memory.is_given() ? memory.dlpack() : DLTensor{};
+  const Bytes workspace = workspace_of(memory.is_given() ? &vector : nullptr, space);
+  check(fulmen_forward(plan, &arrays_.tensors, workspace.data, workspace.size, stream()));
 }
 
 fulmen_problem TorchArguments::options() {
@@ -299,43 +339,12 @@ fulmen_problem TorchArguments::options() {
   return problem_of(words, size * sizeof(int64_t));
 }
 
-TorchOperands::TorchOperands(TorchArguments* in) {
-  arrays_.reserve(kNumInputs);
-  for (size_t index = 0; index < kNumInputs; ++index) {
-    arrays_.push_back(index <= kV ? in->array() : in->optional_array());
-  }
-  options_ = in->options();
-  layout_ = Layout::of(in->integer());
-  out_dtype_ = static_cast<int32_t>(in->optional(static_cast<TorchValue>(kSameDtype)));
-}
-
-TorchCall TorchOperands::call() const {
-  TorchCall result(options_, layout_, arrays_[kPageTable].is_given());
-  for (size_t index = 0; index < kNumInputs; ++index) {
-    if (index == kRng || !arrays_[index].is_given()) continue;
-    result.add(static_cast<ArrayIndex>(index), arrays_[index].dlpack());
-  }
-  if (arrays_[kQIds].is_given() && !arrays_[kKvIds].is_given()) {
-    result.add(kKvIds, arrays_[kQIds].dlpack());
-  }
-  add_rng(&result);
-  return result;
-}
-
-// Seed and offset: an array on a GPU, numbers in host memory.
-void TorchOperands::add_rng(TorchCall* call) const {
-  if (!arrays_[kRng].is_given()) {
-    if (options_.dropout_p <= 0) return;
-    throw Refusal{FULMEN_ERROR_ARGUMENT, "dropout_p is above 0 and rng is missing"};
-  }
-  const DLTensor rng = arrays_[kRng].dlpack();
-  if (rng.device.device_type == kDLCUDA) return call->add(kRng, rng);
-  if (rng.ndim != 1 || rng.shape[0] != 2 || rng.dtype.code != kDLInt || rng.dtype.bits != 64) {
-    throw Refusal{FULMEN_ERROR_DTYPE, "rng is not int64[2]: seed and offset"};
-  }
-  const auto* numbers = static_cast<const int64_t*>(rng.data);
-  call->set_philox(static_cast<uint64_t>(numbers[0]),
-                   static_cast<uint64_t>(numbers[rng.strides[0]]));
+TorchOptions TorchOptions::read(TorchArguments* in) {
+  TorchOptions found = {};
+  found.problem = in->options();
+  found.layout = Layout::of(in->integer());
+  found.out_dtype = static_cast<int32_t>(in->optional(static_cast<TorchValue>(kSameDtype)));
+  return found;
 }
 
 }  // namespace fulmen::ffi

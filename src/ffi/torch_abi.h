@@ -6,9 +6,9 @@
 // the process has loaded. Nothing is linked, no header of PyTorch is needed. Documented there in
 // torch/csrc/stable/c/shim.h and torch/csrc/inductor/aoti_torch/c/shim.h; whole since PyTorch 2.10.
 //
-// The arguments of a kernel, in the order of its schema: each is read once, and then ours. Those
-// that the operators of python/fulmen/_torch/ops.py share are read at once: the inputs, options,
-// layout, out_dtype.
+// The arguments of a kernel, in the order of its schema: each is read once, and then ours. The
+// inputs of a call, which come first in all operators of python/fulmen/_torch/ops.py, and options,
+// layout and out_dtype, which follow in most, are read at once.
 #pragma once
 
 #include <cstddef>
@@ -61,6 +61,7 @@ struct TorchAbi {
   int32_t (*get_cuda_stream)(int32_t device_index, void** stream);  // null: PyTorch without CUDA
 
   int32_t dtypes[kNumDTypes];  // its numbers of those of kDTypes
+  int32_t uint8;               // of workspaces
   int32_t cpu, cuda;           // and of kinds of devices
 };
 
@@ -108,6 +109,8 @@ enum class Sums { kLse, kStats };
 TorchArray empty_sums(const DLTensor& q, bool rows_before_heads, Sums kind);
 // One zero, of the dtype and on the device of x.
 TorchArray zero_beside(const DLTensor& x);
+// A vector of bytes on the GPU with that number of CUDA's, or in host memory: -1.
+TorchArray empty_bytes(size_t count, int32_t device);
 
 class TorchArguments {
  public:
@@ -119,6 +122,7 @@ class TorchArguments {
   int64_t integer() { return static_cast<int64_t>(*next_++); }
   double real();
   bool flag() { return (*next_++ & 0xff) != 0; }
+  std::vector<TorchArray> arrays();
   TorchValue bits(size_t count);  // of a list of flags, the first lowest
   fulmen_problem options();       // of a list of integers: the bytes of a fulmen_problem
 
@@ -144,8 +148,12 @@ class TorchCall {
   }
 
   void run(fulmen_status (*function)(const fulmen_problem*, const fulmen_tensors*, void*));
+  // By a plan for the forward pass; without a workspace it comes from PyTorch's allocator.
+  void run(const fulmen_plan* plan, const TorchArray& workspace);
 
  private:
+  void* stream() const;
+
   fulmen_problem problem_;
   Layout layout_;
   int64_t kv_rank_;
@@ -155,23 +163,15 @@ class TorchCall {
 // As a result of a type with `?`; one that is not given is None.
 TorchValue optional_result(TorchArray array);
 
-// Arrays, options, layout and out_dtype as the operators have them.
-class TorchOperands {
- public:
-  explicit TorchOperands(TorchArguments* in);
+// The options of a call: as words among the arguments, or kept under a number.
+struct TorchOptions {
+  fulmen_problem problem;
+  Layout layout;
+  int32_t out_dtype;  // PyTorch's number, or kSameDtype; of no meaning where options are kept
 
-  const TorchArray& operator[](ArrayIndex index) const { return arrays_[index]; }
-  // Throws Refusal: an array that is not allowed.
-  TorchCall call() const;
-  int32_t out_dtype() const { return out_dtype_; }  // PyTorch's number, or kSameDtype
-
- private:
-  void add_rng(TorchCall* call) const;
-
-  std::vector<TorchArray> arrays_;
-  fulmen_problem options_;
-  Layout layout_;
-  int32_t out_dtype_;
+  static TorchOptions read(TorchArguments* in);
+  // Throws Refusal: no call was kept under that number (torch_sdpa_node.cpp).
+  static const TorchOptions& kept(double number);
 };
 
 // How a kernel of PyTorch's dispatcher says no: by an exception that PyTorch turns into Python's

@@ -25,16 +25,11 @@
 namespace fulmen::ffi {
 namespace {
 
-struct KeptCall {
-  fulmen_problem problem;
-  Layout layout;
-};
-
 // Any thread may add and read.
 class KeptOptions {
  public:
   // Their number; 0 where there is no more room.
-  int64_t add(const KeptCall& kept) {
+  int64_t add(const TorchOptions& kept) {
     const std::lock_guard lock(adding_);
     const size_t index = size_.load(std::memory_order_relaxed);
     if (index == all_.size()) return 0;
@@ -43,7 +38,7 @@ class KeptOptions {
     return kFirst + static_cast<int64_t>(index);
   }
 
-  const KeptCall& at(double number) const {
+  const TorchOptions& at(double number) const {
     const double index = number - static_cast<double>(kFirst);
     if (index >= 0 && index < static_cast<double>(size_.load(std::memory_order_acquire))) {
       return all_[static_cast<size_t>(index)];
@@ -56,7 +51,7 @@ class KeptOptions {
   static constexpr int64_t kFirst = 2;  // above every probability
 
   std::mutex adding_;
-  std::array<KeptCall, 1024> all_;
+  std::array<TorchOptions, 1024> all_ = {};
   std::atomic<size_t> size_ = 0;
 };
 
@@ -65,13 +60,13 @@ KeptOptions kept_options;
 // (options, layout) -> their number, or 0
 int64_t keep_options(Arguments in) {
   const fulmen_problem problem = in.options();
-  return kept_options.add({problem, Layout::of(in.integer("layout"))});
+  return kept_options.add({problem, Layout::of(in.integer("layout")), kSameDtype});
 }
 
 // Of q, k and v at the head of the stack, o instead of q, and stats where it is wanted.
 void attend(TorchValue* stack, double number, TorchValue* stats_result) {
   const TorchArray q(stack[0]), k(stack[1]), v(stack[2]);
-  const KeptCall& kept = kept_options.at(number);
+  const TorchOptions& kept = kept_options.at(number);
   TorchCall call(kept.problem, kept.layout);
   const DLTensor q_array = q.dlpack(), v_array = v.dlpack();
   call.add(kQ, q_array);
@@ -107,7 +102,7 @@ void plain_backward(TorchValue* stack) {
   constexpr ArrayIndex kIndices[] = {kDOut, kQ, kK, kV, kO, kStats};
   std::vector<TorchArray> arrays;
   for (size_t i = 0; i < std::size(kIndices); ++i) arrays.emplace_back(stack[i]);
-  const KeptCall& kept = kept_options.at(number_of(stack[6]));
+  const TorchOptions& kept = kept_options.at(number_of(stack[6]));
   TorchCall call(kept.problem, kept.layout);
   const TorchValue need = stack[7];
   for (size_t i = 0; i < std::size(kIndices); ++i) call.add(kIndices[i], arrays[i].dlpack());
@@ -151,6 +146,8 @@ constexpr char kForward[] = "_scaled_dot_product_fused_attention_overrideable";
 constexpr char kBackward[] = "_scaled_dot_product_fused_attention_overrideable_backward";
 
 }  // namespace
+
+const TorchOptions& TorchOptions::kept(double number) { return kept_options.at(number); }
 
 bool add_sdpa_node(const char* key, const char* autograd_key) {
   return add_kernel("fulmen", key, "plain", boxed<plain>) &&

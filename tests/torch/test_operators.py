@@ -225,7 +225,10 @@ def test_vmap_one_by_one_where_the_batch_cannot_hold_it() -> None:
 @pytest.mark.skipif(not ops.has_kernels(), reason="this PyTorch is older than 2.10")
 def test_opcheck_of_the_operators_behind_the_fast_path() -> None:
     q, k, v = inputs(grad=False)
-    number = fast_path.number_of((False,))
+    way = fast_path.way_of((False, ()))
+    assert way is not None
+    assert way.is_plain
+    number = way.number
     torch.library.opcheck(torch.ops.fulmen.plain.default, (q, k, v, number))
     made = fulmen.attention_forward(q, k, v)
     leaves = [x.requires_grad_() for x in (q, k, v)]

@@ -38,7 +38,7 @@ from ..options import (
     window_sides,
 )
 from . import appending, autograd, guards, ops, sharding, subclasses
-from .fast_path import fast_attention
+from .fast_path import fast_attention, fast_planned, which_of
 from .ops import (
     DIFFERENTIABLE,
     FLOATING,
@@ -395,6 +395,8 @@ def _rng_of(rng: Any, dropout_p: float, device: Any) -> Any:
 
 CALLS: dict[str, Callable[..., Any]] = {
     "attention": attention,
+    "planned": fast_planned,
+    "which_of": which_of,
     "merge": merge,
     "append_kv": appending.append_kv,
     "rotary": appending.rotary,

@@ -8,7 +8,7 @@
     attention_traced                               attention, for torch.jit.trace
     attention_out(arrays, settings, out=, lse=) -> ()
     merge(os, lses, sinks, layout, out_dtype) -> (o, lse)
-    plain, plain_backward, plain_derivable    behind the fast path (fast_path.py)
+    plain, plain_backward, plain_derivable, kept, planned    behind the fast path (fast_path.py)
 
 `arrays` are the inputs of the schema and `settings` three values: the options as 64-bit words, the
 code of the layout, the dtype of o. The Autograd kernels are in autograd.py; they end in
@@ -235,8 +235,22 @@ _SCHEMAS = {
         "-> (Tensor, Tensor, Tensor)",
     ),
 }
+# No compiler and no mode sees these. `others` are inputs behind v, `which` says of each its index
+# among the inputs, 8 bits each.
+_EAGER_ARGUMENTS = "Tensor q, Tensor k, Tensor v, Tensor[] others, int which"
+_EAGER = {
+    "kept": (
+        f"({_EAGER_ARGUMENTS}, int options, int outputs, Tensor(a!)? out) -> (Tensor?, Tensor?)"
+    ),
+    "planned": (
+        f"({_EAGER_ARGUMENTS}, int plan, int layout, int outputs, Tensor(a!)? out, "
+        "Tensor(b!)? workspace) -> (Tensor?, Tensor?, Tensor?)"
+    ),
+}
 for _name, _text in _SCHEMAS.items():
     library.define(_name + _text, tags=(torch.Tag.pt2_compliant_tag,))
+for _name, _text in _EAGER.items():
+    library.define(_name + _text)
 
 attention = torch.ops.fulmen.attention.default
 attention_kernel = torch.ops.fulmen.attention_kernel.default
@@ -370,6 +384,10 @@ _FAKES = {
     "plain_backward": _plain_backward_fake,
 }
 library.impl("attention_traced", _attention_traced, "CompositeImplicitAutograd")
+_BELOW_AUTOGRAD = (
+    *("attention_kernel", "attention_backward_kernel", "plain", "plain_backward"),
+    *_EAGER,
+)
 if not has_kernels():
     _KERNELS["attention_kernel"] = _attention_kernel
     _KERNELS["attention_backward_kernel"] = _attention_backward_kernel
@@ -378,7 +396,7 @@ if torch.version.cuda is not None:
 for _key in ("CPU", "CUDA"):
     for _name, _kernel in _KERNELS.items():
         library.impl(_name, _kernel, _key)
-    for _name in ("attention_kernel", "attention_backward_kernel", "plain", "plain_backward"):
+    for _name in _BELOW_AUTOGRAD:
         library.impl(_name, torch.library.fallthrough_kernel, f"Autograd{_key}")
 for _name, _fake in _FAKES.items():
     torch.library.register_fake(f"fulmen::{_name}", _fake, lib=library)
