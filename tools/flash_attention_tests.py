@@ -11,8 +11,8 @@ The checkout is read where it lies and nothing of it is kept: the files are copi
 folder, where on a machine without a GPU "cuda" becomes "cpu". `flash_attn` and
 `flash_attn_interface` are then fulmen's (fulmen.compat.flash_attn.install). Prints, for each
 generation, how many cases passed, failed, were skipped, and were refused by name because they ask
-for what fulmen does not have (FP8). einops must be installed, which the
-files import, and pytest-xdist for `-n`; other options are pytest's too.
+for what fulmen does not have (FP8); then each reason why one did not pass, and how often. einops
+must be installed, which the files import, and pytest-xdist for `-n`; other options are pytest's.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import json
 import math
 import os
 import random
+import re
 import subprocess
 import sys
 import tempfile
@@ -42,7 +43,7 @@ AS_IF = (8, 0)  # the compute capability that the files are told of on the CPU
 
 
 def run(checkout: Path, generation: str, settings: dict[str, Any], options: list[str]) -> Any:
-    """The counts of one file by outcome, of all that it has, and the names of what failed."""
+    """The counts of one file by outcome, of all that it has, and why those that did not pass."""
     source = checkout / FILES[generation]
     with tempfile.TemporaryDirectory() as folder:
         for path in (source, *(source.parent / name for name in BESIDE)):
@@ -78,7 +79,7 @@ class Counter:
 
     def __init__(self, settings: dict[str, Any]) -> None:
         self.settings = settings
-        self.found: dict[str, Any] = {"cases": 0, "names": [], **dict.fromkeys(OUTCOMES, 0)}
+        self.found: dict[str, Any] = {"cases": 0, "reasons": {}, **dict.fromkeys(OUTCOMES, 0)}
         self.end = time.monotonic() + (self.settings["seconds"] or math.inf)
 
     @pytest.hookimpl(tryfirst=True)
@@ -121,11 +122,16 @@ class Counter:
         if outcome == "failed" and "UnsupportedError" in str(report.longrepr):
             outcome = "refused"
         self.found[outcome] += 1
-        if outcome == "failed":
+        if outcome in ("failed", "refused"):
             crash = getattr(report.longrepr, "reprcrash", None)
-            reason = (crash.message if crash else str(report.longrepr)).splitlines()[0]
-            self.found["names"].append(f"{report.nodeid}: {reason[:160]}")
-            print(f"\n{self.found['names'][-1]}", file=sys.__stdout__, flush=True)
+            said = (crash.message if crash else str(report.longrepr)).strip() or "no message"
+            test = report.nodeid.split("::")[-1]
+            # Numbers differ from case to case; of a failed comparison the reason is which one.
+            reason = f"{outcome}: {test.split('[')[0]}: {re.sub(r'[0-9.e+-]{3,}', '#', said[:300])}"
+            seen = self.found["reasons"].setdefault(reason, {"count": 0, "first": test})
+            seen["count"] += 1
+            if seen["count"] == 1:
+                print(f"\n{test}: {said[:300]}", file=sys.__stdout__, flush=True)
 
     def pytest_sessionfinish(self, session: Any) -> None:
         """A process of xdist says how many cases there are; the one that started it counts."""
@@ -204,7 +210,8 @@ def main() -> int:
             continue
         counts = ", ".join(f"{found[name]} {name}" for name in OUTCOMES)
         print(f"{generation} on {device}: {found['cases']} cases; {counts}")
-        print("\n".join(found["names"]))
+        for reason, seen in sorted(found["reasons"].items()):
+            print(f"{seen['count']} {reason!r}, first {seen['first']}")
         if arguments.record:
             how = str(sample or "all") + (f", those of {seconds:.0f} s" if seconds else "")
             record(generation, device, how, found)

@@ -53,7 +53,14 @@ def register(name: str = "fulmen") -> None:
     _watch(PreTrainedModel)
     if "flash" in name:
         _watch_flash()
+        functions = AttentionInterface()
+        if f"{_PAGED}flash_attention_2" in functions.valid_keys():
+            AttentionInterface.register(_PAGED + name, functions[f"{_PAGED}flash_attention_2"])
 
+
+# In front of the name in continuous batching where transformers (5.17, others before 5.24) has a
+# function of its own for it, which moves keys and values and calls those of _watch_flash.
+_PAGED = "paged|"
 
 _names: set[str] = set()
 _told: set[type] = set()
@@ -98,7 +105,7 @@ def _watch_flash() -> None:
 
     @functools.wraps(original)
     def imports(implementation: Any, *args: Any, **keywords: Any) -> Any:
-        if implementation in _names:
+        if str(implementation).removeprefix(_PAGED) in _names:
             return functions
         return original(implementation, *args, **keywords)
 
