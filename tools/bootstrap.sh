@@ -6,14 +6,15 @@
 # `bootstrap.sh course` for the emulator of the course,
 # `bootstrap.sh docs` for the documentation alone, `bootstrap.sh test` for all checks and tests as
 # well, `bootstrap.sh test-full` for those of AArch64 too, and after it, while other steps run,
-# `bootstrap.sh torch` for those of the PyTorch layer. Missing system packages are installed by apt
+# `bootstrap.sh torch` for those of the PyTorch layer and `bootstrap.sh triton` for those of the
+# Triton rungs. Missing system packages are installed by apt
 # when the user may (root, or sudo without a password), else named in one line; without those of
 # AArch64 its steps are skipped. Then .venv is made, and the pinned tools of the requirement
 # lists go into it, not compiled, since most of their modules are never imported. Does nothing that
 # is already done.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-purpose="${1:?usage: bootstrap.sh run|course|docs|test|test-full|torch}"
+purpose="${1:?usage: bootstrap.sh run|course|docs|test|test-full|torch|triton}"
 python="${PYTHON:-python3}"
 
 has() { command -v "$1" >/dev/null 2>&1; }
@@ -75,10 +76,13 @@ install() {
 [ "$purpose" = run ] || [ "$purpose" = course ] || install requirements-docs
 [ "$purpose" != test ] || install requirements
 
-# Without these the tests of the PyTorch layer are skipped.
-torch=tools/requirements-torch.txt
-if [ "$purpose" = torch ] && ! cmp -s "$torch" .venv/requirements-torch.tried; then
-  .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-compile -r "$torch" 2>/dev/null ||
-    echo "no CPU build of torch to be had here: tests of the PyTorch layer will be skipped"
-  cp "$torch" .venv/requirements-torch.tried
-fi
+# A list without which tests are skipped; what its second word says is printed then.
+try_to_install() {
+  cmp -s "tools/requirements-$1.txt" ".venv/requirements-$1.tried" && return
+  .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-compile \
+    -r "tools/requirements-$1.txt" 2>/dev/null || echo "$2 will be skipped"
+  cp "tools/requirements-$1.txt" ".venv/requirements-$1.tried"
+}
+[ "$purpose" != torch ] ||
+  try_to_install torch "no CPU build of torch to be had here: tests of the PyTorch layer"
+[ "$purpose" != triton ] || try_to_install triton "no Triton to be had here: tests of its rungs"

@@ -141,8 +141,9 @@ def kernels(runner: Runner) -> None:
 
 def packages(runner: Runner) -> None:
     """Beside other steps, since to unpack PyTorch keeps one core busy for long."""
-    for line in runner.run([ROOT / "tools" / "bootstrap.sh", "torch"]).splitlines():
-        runner.say(line)
+    for purpose in ("torch", "triton") if is_full() else ("torch",):
+        for line in runner.run([ROOT / "tools" / "bootstrap.sh", purpose]).splitlines():
+            runner.say(line)
 
 
 def torch_tests(runner: Runner) -> None:

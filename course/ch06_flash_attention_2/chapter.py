@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 from functools import partial
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,9 @@ TITLE = "FlashAttention-2"
 HERE = Path(__file__).parent
 DIM, KEYS, THREADS = version_1.DIM, 16, 32
 WINDOW = 20  # of exercise 1
+# Of exercise 3: rows, heads, multiprocessors, bytes of shared memory; and tiles to choose from.
+PROBLEMS = ((128, 4, 4, 4096), (128, 1, 4, 10000), (128, 4, 8, 2048))
+TILES = tuple(product((32, 64, 128), (8, 16, 32, 64)))
 LOG2_E = math.log2(math.e)
 
 
@@ -47,17 +51,20 @@ def run(lesson: Lesson) -> None:
 
 def compiled(lesson: Lesson, path: Path, **constants: int) -> Kernel:
     """A kernel of this chapter."""
-    return lesson.device.compile(path, KEYS=KEYS, DIM=DIM, THREADS=THREADS, **constants)
+    return lesson.device.compile(
+        path, **{"KEYS": KEYS, "DIM": DIM, "THREADS": THREADS, **constants}
+    )
 
 
 def attention(
-    lesson: Lesson, kernel: Kernel, q: Array, k: Array, v: Array, **options: object
-) -> Counters:
-    """Runs a kernel with flash_2.cu's parameters and judges it."""
+    lesson: Lesson, kernel: Kernel, q: Array, k: Array, v: Array, rows: int = THREADS,
+    keys: int = KEYS, **options: object
+) -> Counters:  # fmt: skip
+    """Runs a kernel with flash_2.cu's parameters and judges it; rows of a block, keys of a tile."""
     n, device = len(q), lesson.device
     arrays = [device.array(name, x) for name, x in (("q", q), ("k", k), ("v", v))]
     o, lse = device.empty("o", (n, DIM)), device.empty("lse", n)
-    attend = partial(kernel.launch, n // THREADS, THREADS, 2 * 4 * KEYS * DIM, *arrays, o, lse, n,
+    attend = partial(kernel.launch, n // rows, rows, 2 * 4 * keys * DIM, *arrays, o, lse, n,
                      LOG2_E / math.sqrt(DIM))  # fmt: skip
     found = lesson.run(attend, clear=(o, lse))
     lesson.check_attention({"o": o.get(), "lse": lse.get()}, q, k, v, **options)
@@ -103,4 +110,28 @@ def test_of_waves(lesson: Lesson, path: Path) -> None:
         lesson.require(abs(got - part) < 1e-4, f"filled{places} is {got:.4f}, not {part}")
 
 
-EXERCISES = (test_of_window, test_of_waves)
+def test_of_tiles(lesson: Lesson, path: Path) -> None:
+    """Exercise 3: of the tiles that are allowed none moves less, or waits less."""
+    choose = function_of(path, "tile")
+    for problem in PROBLEMS:
+        n, heads, multiprocessors, shared_bytes = problem
+        allowed = [
+            (r, c)
+            for r, c in TILES
+            if heads * (n // r) >= multiprocessors and 2 * 4 * c * DIM <= shared_bytes
+        ]
+        rows, keys = choose(*problem)
+        said = f"tile{problem} is {rows, keys}"
+        if (rows, keys) not in allowed:
+            lesson.require(False, f"{said}, which is not allowed there")
+            continue
+        kernel = compiled(lesson, HERE / "flash_2.cu", CAUSAL=0, THREADS=rows, KEYS=keys)
+        q, k, v = lesson.draw(3, n, DIM)
+        found = attention(lesson, kernel, q, k, v, rows, keys)
+        loaded, least = found.loaded("k", "v"), min(4 * 2 * (n // r) * n * DIM for r, _ in allowed)
+        lesson.require(loaded == least, f"{said}: {loaded} bytes loaded; {least} would do")
+        waits, least = found.barrier_waits, n * min(2 * n // c for _, c in allowed)
+        lesson.require(waits == least, f"{said}: {waits} waits at barriers; {least} would do")
+
+
+EXERCISES = (test_of_window, test_of_waves, test_of_tiles)

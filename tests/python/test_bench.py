@@ -233,6 +233,33 @@ def test_grids_are_what_the_documentation_says() -> None:
     assert cell.array_bytes == 4 * 2 * 10 * 4 * 2
 
 
+def test_heads_and_sequences_of_a_grid_may_be_named(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [1024, 2048, 4096, 8192, 16384]
+    asked = list(GRIDS["forward"].cells(rows, [64, 128], None, [8, 16, 32]))
+    assert len(asked) == 2 * 30  # two masks
+    assert {c.batch * c.rows for c in asked} == {16384}
+    assert {(c.dim, c.heads, c.kv_heads) for c in asked} == {
+        (dim, heads, heads) for dim in (64, 128) for heads in (8, 16, 32)
+    }
+    grouped = GRIDS["training"].cells([4096], [64], None, [8], 3)
+    assert {(c.option, c.kv_heads) for c in grouped if c.option in ("", "grouped")} == {
+        ("", 8), ("grouped", 2)
+    }  # fmt: skip
+    assert {(c.batch, c.heads) for c in GRIDS["small"].cells(None, None, None, [4], 2)} == {(2, 4)}
+    assert main([*TINY, "--heads", "2", "3", "--batch", "2", "--peers", "--json"]) == 0
+    records = json.loads(capsys.readouterr().out)
+    assert {(r["batch"], r["heads_q"], r["heads_kv"]) for r in records} == {(2, 2, 2), (2, 3, 3)}
+
+
+@pytest.mark.parametrize("flag", ["--heads", "--batch"])
+@pytest.mark.parametrize("grid", ["options", "decode", "append"])
+def test_grids_that_are_lists_have_their_own_heads(
+    grid: str, flag: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["bench", "--grid", grid, flag, "2"]) == 2
+    assert f"{flag} is for --grid forward, backward" in capsys.readouterr().err
+
+
 def test_the_page_plots_every_group() -> None:
     pytest.importorskip("matplotlib", reason="matplotlib is not installed")
     base = dict.fromkeys(FIELDS)

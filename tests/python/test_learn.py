@@ -58,6 +58,11 @@ def test_chapters_are_listed_with_their_pages(tmp_path: Path) -> None:
         (["--exercise", "1"], "--exercise is given without a chapter"),
         (["1", "--solution"], "--solution is given without --exercise"),
         (["1", "--exercise", "1", "--on", "gpu"], "exercises are tested on the emulator"),
+        (["1", "--causal"], "--causal is for fulmen learn compare"),
+        (["--shape", "8", "16", "1"], "--shape is for fulmen learn compare"),
+        (["compare", "--exercise", "1"], "--exercise is of a chapter, and compare is none"),
+        (["compare", "--on", "emulator"], "compare takes times: on a GPU where one is"),
+        (["compare", "--shape", "8", "0", "1"], "'0', where a whole number of at least 1"),
     ],
 )
 def test_what_it_cannot_follow_is_one_sentence(words: list[str], sentence: str) -> None:

@@ -13,8 +13,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from long_run import IS_FULL
 
 import fulmen
+from fulmen.cli.main import main
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 SCRIPTS = ["training/packing.py", "training/planned.py", "training/gpt.py",
@@ -104,21 +106,71 @@ def test_chunks_of_padded_sequences_and_16_bits(dtype: torch.dtype) -> None:
         torch.testing.assert_close(got.double(), expected, atol=bound, rtol=bound)
 
 
-def test_the_rungs_stand_in_one_table(tmp_path) -> None:
-    table = tmp_path / "table.jsonl"
-    sizes = ["--rows", "40", "--heads", "2", "--dim", "16", "--seconds", "0.001"]
-    assert rung("compare").main([*sizes, "--causal", "-o", str(table)]) == 0
-    lines = [json.loads(line) for line in table.read_text().splitlines()]
-    assert {"naive", "chunked", "torch"} < {line["who"] for line in lines}
-    assert all(line["max_error"] < 1e-5 for line in lines)
+@pytest.fixture
+def compare(tmp_path, capsys, monkeypatch):
+    """Runs `fulmen learn compare` in the checkout; its code, its text and its records."""
+    monkeypatch.chdir(EXAMPLES.parent)
+
+    def run(*words: str):
+        code = main(["learn", "compare", "--rounds", "1", *words, "-o", str(tmp_path)])
+        found = capsys.readouterr()
+        lines = [line for path in tmp_path.glob("*.jsonl") for line in path.open()]
+        return code, found.out + found.err, [json.loads(line) for line in lines]
+
+    return run
 
 
-@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="no triton")
-def test_the_triton_rung() -> None:
+def test_the_rungs_stand_in_one_table(compare) -> None:
+    code, text, records = compare("--shape", "40", "16", "2", "--shape", "24", "32", "3")
+    assert code == 0
+    asked = {(r["seqlen_q"], r["d_qk"], r["heads_q"], r["op"]) for r in records}
+    assert asked == {(40, 16, 2, "forward"), (40, 16, 2, "backward"),
+                     (24, 32, 3, "forward"), (24, 32, 3, "backward")}  # fmt: skip
+    assert {r["who"] for r in records} >= {"fulmen", "naive", "chunked", "torch"}
+    assert all(r["max_error"] < (1e-5 if r["dtype"] == "float32" else 0.05) for r in records)
+    assert "an H200 needs" in text
+    assert "x naive" in text
+    if not torch.cuda.is_available():
+        assert "triton is left out: it runs on a GPU" in text
+        assert "chunked is left out of backward" in text
+
+
+def test_a_table_of_one_mask_and_type_without_gradients(compare) -> None:
+    words = "--shape", "40", "16", "2", "--causal", "--forward", "--dtype", "float16"
+    code, _, records = compare(*words)
+    assert code == 0
+    assert {(r["op"], r["causal"], r["dtype"]) for r in records} == {("forward", True, "float16")}
+
+
+def test_a_matrix_that_does_not_fit_is_one_line(compare, monkeypatch) -> None:
+    monkeypatch.setattr(importlib.import_module("course.compare"), "_free_bytes", lambda on_gpu: 9)
+    code, text, records = compare("--shape", "40", "16", "2", "--forward")
+    assert code == 0
+    assert "its score matrices would take" in text
+    assert "naive" not in {r["who"] for r in records}
+
+
+NO_TRITON = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="no triton")
+SIZES = ("70,70", "1,33", "130,65", "33,1") if IS_FULL else ("70,70", "65,30")
+
+
+@NO_TRITON
+def test_the_triton_rungs_obey_the_error_rule() -> None:
+    command = [sys.executable, str(Path(__file__).with_name("triton_rungs.py")), *SIZES]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    found = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(found) == 16 * len(SIZES)  # o and gradients, two masks, two types
+    assert not [x for x in found if not x["passed"]]
+
+
+@NO_TRITON
+@pytest.mark.parametrize("name", ["triton_forward", "triton_backward"])
+def test_a_triton_rung_as_a_script(name: str) -> None:
     env = {**os.environ}
     if not torch.cuda.is_available():
         env["TRITON_INTERPRET"] = "1"
-    command = [sys.executable, str(EXAMPLES / "ladder" / "triton_forward.py")]
+    command = [sys.executable, str(EXAMPLES / "ladder" / f"{name}.py")]
     done = subprocess.run(command, capture_output=True, text=True, env=env, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "difference" in done.stdout

@@ -18,7 +18,7 @@ import fulmen
 from fulmen.lab.benchmark import cpu_peaks, page, peers_onnx, peers_other, peers_torch
 from fulmen.lab.benchmark.append_cells import APPEND_GRIDS, AppendGrid
 from fulmen.lab.benchmark.cache_cells import CACHE_GRIDS, HEADS, CacheGrid
-from fulmen.lab.benchmark.cells import GRIDS, ITEM_BYTES, Cell
+from fulmen.lab.benchmark.cells import GRIDS, ITEM_BYTES, Cell, Grid
 from fulmen.lab.benchmark.fma_peak import FmaPeak, MatrixProduct
 from fulmen.lab.benchmark.loading import MissingError
 from fulmen.lab.benchmark.plots import Plot, over_lengths
@@ -77,6 +77,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--backend", choices=("auto", "cpu", "cuda"), default="auto", help="of the default grid")
     add("--rows", type=positive, nargs="+", metavar="S", help="these sequence lengths")
     add("--dims", type=positive, nargs="+", metavar="D", help="these head dims")
+    add("--heads", type=positive, nargs="+", metavar="H", help="so many heads; 2048 / head dim")
+    add("--batch", type=positive, metavar="B", help="so many sequences; 16384 / their length")
     add("--groups", type=positive, nargs="+", metavar="G",
         help="of caches: query heads that share keys; 4")  # fmt: skip
     add("--page-sizes", type=positive, nargs="+", metavar="P",
@@ -129,7 +131,7 @@ def main(arguments: argparse.Namespace, output: Output) -> int:
             output.line(line)
         if arguments.output is not None and found:
             named = (*(arguments.implementation or ()), *(arguments.precision or ()))
-            _write(bench, arguments.output, "-".join((name, *named)), found, output)
+            write(bench, arguments.output, "-".join((name, *named)), found, output)
         records += found
     if output.as_json:
         output.json(records)
@@ -151,6 +153,11 @@ def _asked(
         BadInputError: words that the grid does not know, or heads that do not divide.
     """
     a = arguments
+    if not isinstance(GRIDS.get(name), Grid):
+        for flag, given in (("--heads", a.heads), ("--batch", a.batch)):
+            if given:
+                products = ", ".join(x for x, grid in GRIDS.items() if isinstance(grid, Grid))
+                raise BadInputError(f"{flag} is for --grid {products}, not {name}")
     if name in SERVING_GRIDS:
         grid = SERVING_GRIDS[name]
         if a.page_sizes and grid.pages == (0,):
@@ -165,7 +172,11 @@ def _asked(
         if given:
             raise BadInputError(f"{flag} is for --grid {', '.join(SERVING_GRIDS)}, not {name}")
     chosen = GRIDS[name]
-    return Bench(chosen.backend, a, output), list(chosen.cells(a.rows, a.dims, a.dtype))
+    if isinstance(chosen, Grid):
+        cells = list(chosen.cells(a.rows, a.dims, a.dtype, a.heads, a.batch))
+    else:
+        cells = list(chosen.cells(a.rows, a.dims, a.dtype))
+    return Bench(chosen.backend, a, output), cells
 
 
 def _tune(arguments: argparse.Namespace, output: Output) -> int:
@@ -236,7 +247,7 @@ class Bench(Benches):
         has_peak = any("peak_tflops" in r for r in records)
         shares = ("% peak", "% gemm") if has_peak else ("peak MiB",)
         titles = ("who", "kernel", "p50 ms", "p99 ms", unit, *shares, "error")
-        for name, found in groupby(records, _cell_name):
+        for name, found in groupby(records, cell_name):
             yield name, titles, [
                 (r["who"], r["implementation"], *map(figure, (r["p50_ms"], r["p99_ms"])),
                  figure(r["tflops"] * scale),
@@ -253,7 +264,8 @@ class Bench(Benches):
         return page.columns(records)
 
 
-def _cell_name(r: dict[str, Any]) -> str:
+def cell_name(r: dict[str, Any]) -> str:
+    """What tables call the cell of a record."""
     heads = (
         str(r["heads_q"]) if r["heads_q"] == r["heads_kv"] else f"{r['heads_q']}/{r['heads_kv']}"
     )
@@ -268,8 +280,9 @@ def _share(r: dict[str, Any], of: str) -> str:
     return f"{100 * r['tflops'] / r[of]:.0f}" if r.get(of) else ""
 
 
-def _write(
+def write(
     bench: Benches, folder: Path, name: str, records: list[dict[str, Any]], output: Output
 ) -> None:
+    """Writes records as lines and as a page, and says so."""
     path, title = write_lines(folder, name, records), f"fulmen bench: {name}"
     output.line(page.write(path, records, title, bench.plots(records), bench.columns(records)))

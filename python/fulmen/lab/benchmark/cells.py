@@ -115,17 +115,26 @@ class Grid:
     options: tuple[str, ...] = ("",)
 
     def cells(
-        self, rows: Sequence[int] | None, dims: Sequence[int] | None, dtype: str | None
+        self,
+        rows: Sequence[int] | None,
+        dims: Sequence[int] | None,
+        dtype: str | None,
+        heads: Sequence[int] | None = None,
+        batch: int | None = None,
     ) -> Iterator[Cell]:
         """The cells, long ones first: they tell most."""
         lengths = sorted(rows or self.rows, reverse=True)
-        for s, d, op, causal, option in product(
-            lengths, dims or self.dims, self.ops, (False, True), self.options
-        ):
+        for s, d, h, op, causal, option in product(
+            lengths, dims or self.dims, heads or (self.heads,), self.ops, (False, True),
+            self.options,
+        ):  # fmt: skip
             cell = cell_of(self.name, op, dtype or self.dtype, s, d, causal, option)
             if self.heads:
-                cell = replace(cell, batch=1, heads=self.heads, kv_heads=self.heads)
-            yield replace(cell, graph=self.graph)
+                cell = replace(cell, batch=1)
+            if h:
+                shared = max(h // GROUP, 1) if option == "grouped" else h
+                cell = replace(cell, heads=h, kv_heads=shared)
+            yield replace(cell, graph=self.graph, batch=batch or cell.batch)
 
 
 @dataclass(frozen=True)
