@@ -13,7 +13,13 @@ struct RandomProblem::CacheRequest {
   std::vector<i64> q_lengths, kv_lengths;
   i64 q_rows;  // extent of q
   bool has_tree;
+  bool is_plain;  // q, k, v, o as the copy engine takes them
 };
+
+Tensor RandomProblem::draw_array(const CacheRequest& drawn, DType dtype,
+                                 const std::vector<i64>& shape) {
+  return drawn.is_plain ? contiguous(dtype, shape) : array(dtype, shape);
+}
 
 // k, v, page_table (and page_indptr): each key of each request on a page of its own, but that
 // requests may share their first pages.
@@ -27,7 +33,7 @@ void RandomProblem::draw_pages(Request& request, CacheRequest& drawn) {
   std::shuffle(free.begin(), free.end(), random_);
   for (const auto& [array_of, dim] :
        {std::pair{Array::kK, drawn.dim_qk}, std::pair{Array::kV, drawn.dim_v}}) {
-    arrays[array_of] = array(dtype_, {num_pages, drawn.heads_kv, page_rows, dim});
+    arrays[array_of] = draw_array(drawn, dtype_, {num_pages, drawn.heads_kv, page_rows, dim});
   }
   const auto fill_key = [&](i64 page, i64 row) {
     for (const Array array_of : {Array::kK, Array::kV}) {
@@ -95,13 +101,14 @@ void RandomProblem::draw_positions(Request& request, const CacheRequest& drawn) 
   arrays[Array::kPositions] = per_row(indices(one_of({DType::kInt32, DType::kInt64}), positions));
 }
 
-Request RandomProblem::draw_cache() {
+Request RandomProblem::draw_cache(bool is_plain) {
   Request request;
   Arrays& arrays = request.arrays;
   dtype_ = one_of({DType::kFloat32, DType::kFloat16, DType::kBFloat16, DType::kFloat64});
   batch_ = number(1, 3);
   packed_ = chance(0.4);
-  CacheRequest drawn{number(1, 40), number(1, 40), number(1, 2), {}, {}, 0, chance(0.3)};
+  const auto draw_dim = [&] { return is_plain ? 8 * number(1, 5) : number(1, 40); };
+  CacheRequest drawn{draw_dim(), draw_dim(), number(1, 2), {}, {}, 0, chance(0.3), is_plain};
   heads_q_ = drawn.heads_kv * number(1, 3);
   longest_q_ = drawn.has_tree ? number(1, 20) : number(1, 40);
   longest_kv_ = number(0, 140);
@@ -123,8 +130,10 @@ Request RandomProblem::draw_cache() {
   if (paged) {
     draw_pages(request, drawn);
   } else {
-    arrays[Array::kK] = array(dtype_, {batch_, drawn.heads_kv, longest_kv_, drawn.dim_qk});
-    arrays[Array::kV] = array(dtype_, {batch_, drawn.heads_kv, longest_kv_, drawn.dim_v});
+    for (const auto& [array_of, dim] :
+         {std::pair{Array::kK, drawn.dim_qk}, std::pair{Array::kV, drawn.dim_v}}) {
+      arrays[array_of] = draw_array(drawn, dtype_, {batch_, drawn.heads_kv, longest_kv_, dim});
+    }
     for (const Array input : {Array::kK, Array::kV}) fill_normal(arrays[input]);
   }
   arrays[Array::kKvLengths] = indices(DType::kInt32, drawn.kv_lengths);
@@ -139,9 +148,9 @@ Request RandomProblem::draw_cache() {
                    : std::vector<i64>{batch_, heads_q_, drawn.q_rows, dim};
   };
   const DType sums = accumulator(dtype_);
-  arrays[Array::kQ] = array(dtype_, shape(drawn.dim_qk));
+  arrays[Array::kQ] = draw_array(drawn, dtype_, shape(drawn.dim_qk));
   fill_normal(arrays[Array::kQ]);
-  arrays[Array::kO] = array(chance(0.2) ? DType::kFloat32 : dtype_, shape(drawn.dim_v));
+  arrays[Array::kO] = draw_array(drawn, chance(0.2) ? DType::kFloat32 : dtype_, shape(drawn.dim_v));
   std::vector<i64> rows = shape(2);
   arrays[Array::kStats] = array(sums, rows);
   rows.pop_back();

@@ -148,7 +148,8 @@ class RandomProblem {
 
   // The same over a cache: pages of 1, 3, 16 or 64 rows in any order, some shared, or left padding
   // alone; positions, trees, packed queries. What no request may read is NaN, or an id of no page.
-  Request draw_cache();
+  // is_plain: q, k, v, o without gaps and with dims in steps of 8.
+  Request draw_cache(bool is_plain = false);
 
  private:
   // Bytes from the first element to the last.
@@ -163,6 +164,7 @@ class RandomProblem {
     return reinterpret_cast<u64>(tensor.data) % static_cast<u64>(size_bytes(tensor.dtype));
   }
   struct CacheRequest;
+  Tensor draw_array(const CacheRequest& drawn, DType dtype, const std::vector<i64>& shape);
   void draw_pages(Request& request, CacheRequest& drawn);
   void draw_positions(Request& request, const CacheRequest& drawn);
   void draw_masks(Request& request, i64 q_rows, i64 kv_rows);

@@ -72,17 +72,12 @@ class PublicCalls : public testing::TestWithParam<fulmen_implementation> {
   // Over a cache: for tensor cores what sm80 takes beside it.
   Request draw_over_cache(RandomProblem& random) const {
     for (;;) {
-      Request request = random.draw_cache();
+      Request request = random.draw_cache(GetParam() == FULMEN_SM90);
       if (GetParam() < FULMEN_SM80) return request;
       if (size_bytes(request.arrays[Array::kQ].dtype) != 2) continue;
       for (const Array array : {Array::kPositions, Array::kTree, Array::kBias, Array::kMask,
                                 Array::kQIds, Array::kKvIds}) {
         request.arrays[array] = {};
-      }
-      const bool is_paged = request.arrays[Array::kPageTable].present();
-      if (GetParam() == FULMEN_SM90 && is_paged) {  // pages of an even number of rows, no padding
-        if (request.arrays[Array::kK].shape[2] % 2 != 0) continue;
-        request.arrays[Array::kKvStart] = {};
       }
       return request;
     }
