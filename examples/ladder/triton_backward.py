@@ -42,7 +42,7 @@ TILES = [
 ]  # fmt: skip
 
 
-@triton.autotune(triton_forward.tiles(TILES), key=["DIM", "IS_CAUSAL"])
+@triton_forward.searched(TILES)
 @triton.jit
 def gradient_of_q(Q, K, V, Out, dOut, Lse, dQ, D, num_q, num_kv, scale, scale_log2,
                   DIM: tl.constexpr, IS_CAUSAL: tl.constexpr, BLOCK_Q: tl.constexpr,
@@ -80,7 +80,7 @@ def gradient_of_q(Q, K, V, Out, dOut, Lse, dQ, D, num_q, num_kv, scale, scale_lo
     tl.store(dQ + q_at, (scale * dq).to(dQ.dtype.element_ty), mask=inside)
 
 
-@triton.autotune(triton_forward.tiles(TILES), key=["DIM", "IS_CAUSAL"])
+@triton_forward.searched(TILES)
 @triton.jit
 def gradient_of_kv(Q, K, V, dOut, Lse, D, dK, dV, num_q, num_kv, scale, scale_log2,
                    DIM: tl.constexpr, IS_CAUSAL: tl.constexpr, BLOCK_Q: tl.constexpr,

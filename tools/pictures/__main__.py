@@ -15,6 +15,7 @@ from pathlib import Path
 
 import backward
 import dropout
+import flow
 import fragments
 import hopper
 import latent
@@ -45,6 +46,7 @@ PICTURES = {
         lessons,
         orders,
         fragments,
+        flow,
         latent,
         merge,
         dropout,

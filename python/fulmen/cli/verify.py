@@ -18,7 +18,8 @@ from typing import Any, NamedTuple
 import fulmen
 from fulmen.options import implementations
 
-from . import verify_record
+from . import gradient_errors, verify_record
+from .arguments import positive
 from .output import BAD, BadInputError, Output
 from .workers import Death, Last, Waiting, run_all
 
@@ -30,7 +31,7 @@ arrays of PyTorch, CuPy or JAX; with --backend emulator the kernels run on the C
 in the library that FULMEN_EMULATOR names (docs: contributing/emulator). A case that an
 implementation refuses by name counts as skipped. The last line is 'N passed, N failed, N skipped';
 the exit code is 1 if any failed. Cases over gigabytes of a GPU begin while there is memory for
-them; what found none beside other processes runs again, alone.
+them; what found none runs again, alone. With --gradient-errors drawn shapes are judged instead.
 """
 PROCESS_BYTES = 3 << 29  # of a GPU's memory: a context, kernels, small arrays
 STALLED_SECONDS = 300  # no case takes as long, compiling included
@@ -78,6 +79,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "the kernels' text, card, driver, counts, failures")  # fmt: skip
     add("--again", metavar="FILE", help="run what failed in the record FILE, of these kernels, and "
         "put what is found in its place there")  # fmt: skip
+    add("--gradient-errors", type=positive, metavar="N", help="over N drawn shapes, as a table")
     add("--list", action="store_true", help="names and notes of the cases, and end")
 
 
@@ -94,20 +96,21 @@ def main(arguments: argparse.Namespace, output: Output) -> int:
     if arguments.list:
         return _list(cases, output)
     ways = _ways(arguments)
+    if arguments.gradient_errors:
+        return gradient_errors.main(arguments, ways, output)
     start = time.monotonic()
     until = start + arguments.seconds
     lines: list[Line] = []
     failures = _failures(arguments)
     tasks = _tasks(_order(cases, ways), ways, failures)
-    names = [task.name for task in tasks]
-    left = len(names)
+    left = len(tasks)
     with output.progress("verifying", left) as advance:
         for done, found in results(tasks, _jobs(arguments.jobs, ways), until, _free_bytes(ways)):
             lines += found
             left -= done
             advance(done)
     if left:
-        output.line(f"{left} of {len(names)} cases not run: the time was over, or a process died")
+        output.line(f"{left} of {len(tasks)} cases not run: the time was over, or a process died")
     _report(lines, [way.name for way in ways], time.monotonic() - start, output)
     if arguments.again:
         verify_record.amend(arguments.again, lines)

@@ -18,13 +18,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .case import Case
     from .catalogue import all_cases, find
-    from .run import Outcome, gpu_bytes, run_case
+    from .error_rule import judge
+    from .run import Outcome, gpu_bytes, results, run_case
 
-__all__ = ["Case", "Outcome", "all_cases", "find", "gpu_bytes", "run_case"]
+__all__ = ["Case", "Outcome", "all_cases", "find", "gpu_bytes", "judge", "results", "run_case"]
 
 _MODULES = {
     "Case": "case", "Outcome": "run", "all_cases": "catalogue", "find": "catalogue",
-    "gpu_bytes": "run", "run_case": "run",
+    "gpu_bytes": "run", "judge": "error_rule", "results": "run", "run_case": "run",
 }  # fmt: skip
 
 

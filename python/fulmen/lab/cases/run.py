@@ -94,6 +94,28 @@ def run_case(
     return Outcome("passed", *worst)
 
 
+def results(
+    case: Case, backend: str = "cpu", implementation: str = "scalar", arrays: str = "numpy"
+) -> tuple[dict[str, Array], Oracle]:
+    """What an implementation gives for a case, by name in the axes of the oracle, and the oracle's.
+
+    Args:
+        case: one that asks for gradients.
+        backend: as in fulmen.attention.
+        implementation: as in fulmen.attention.
+        arrays: as in run_case.
+
+    Raises:
+        fulmen.Error: as fulmen.attention_forward and fulmen.attention_backward.
+    """
+    problem = problem_of(case)
+    where = {"backend": backend, "implementation": implementation}
+    run = Run(case, problem, build_call(case, problem), where, _memory(arrays))
+    forward = run.forward()
+    got = {"o": forward.o, "lse": forward.lse, **run.backward(forward, case.needs)}
+    return {n: checks.head_major(n, x, case.packed) for n, x in got.items()}, oracle_of(case)
+
+
 def gpu_bytes(case: Case) -> int:
     """What its arrays take of a GPU's memory, where gaps are memory; 0: it does not run there."""
     span = _span_bytes(build_call(case, problem_of(case)).inputs())
