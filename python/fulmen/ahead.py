@@ -3,8 +3,10 @@
 """GPU kernels before they are needed: compiled into the cache, or into a file for other machines.
 
 A problem is a mapping of the arguments of `fulmen.attention_forward`, and `need` for gradients. Its
-arrays may be shapes: {"q": (1, 8, 4096, 64), "k": ..., "v": ..., "dtype": "bfloat16"}. A config of
-a kernel depends on no length: one problem of a kind stands for all lengths of it.
+arrays may be shapes: {"q": (1, 8, 4096, 64), "k": ..., "v": ..., "dtype": "bfloat16"}, with
+"kv_dtype" where k and v are quantised. A config of a kernel depends on no length: one problem of a
+kind stands for all lengths of it. Kernels of `fulmen.append_kv` are in bundles of problems over
+caches; a call whose slots are all -1 compiles one and writes nothing.
 """
 
 from __future__ import annotations
@@ -36,7 +38,8 @@ def warmup(
 
     Args:
         problems: mappings of the arguments of `fulmen.attention_forward`: q, k, v as arrays, or as
-            shapes with "dtype"; options; and "need" for gradients, as in `fulmen.plan`.
+            shapes with "dtype" and "kv_dtype"; options; and "need" for gradients, as in
+            `fulmen.plan`.
         device: CUDA's number of the GPU for problems given as shapes; None: 0, unless the problem
             says backend="cpu". Arrays on a GPU say it themselves.
         progress: called with (done, total) after each problem, in this thread.
@@ -148,9 +151,11 @@ def _arguments(problem: Mapping[str, Any], device: int | None, name: str | None)
         raise ArgumentError(f"a problem has q, k and v; this one lacks {' and '.join(missing)}")
     are_shapes = all(isinstance(arguments[name], (tuple, list)) for name in ARRAYS)
     dtype = text("dtype", arguments.pop("dtype", "float32"), "bfloat16")
+    kv_dtype = text("kv_dtype", arguments.pop("kv_dtype", dtype), "float8_e4m3fn")
     if are_shapes:
-        made = named_dtype(dtype)
-        arguments.update({x: phantom(tuple(arguments[x]), made) for x in ARRAYS})
+        dtypes = [named_dtype(name) for name in (dtype, kv_dtype, kv_dtype)]
+        shapes = [tuple(arguments[name]) for name in ARRAYS]
+        arguments.update(zip(ARRAYS, map(phantom, shapes, dtypes)))
         backend = one_of("backend", arguments.get("backend", "auto"), names_of("backend"))
         if name is None and backend != "cpu":
             arguments["device"] = 0 if device is None else device

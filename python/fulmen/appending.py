@@ -116,11 +116,15 @@ def append_arrays(
 ) -> Any:
     """`append_kv` of arrays of any type that are written in place."""
     every = AppendArrays(*in_memory(tuple(arrays), AppendArrays._fields))
-    results = range(3)
-    found = run(
-        library().append_kv, (interleaved,), where, axes.code, every, results, every._fields
-    )
-    return found[2]
+    return append_in_memory(every, interleaved, axes, where)
+
+
+def append_in_memory(
+    arrays: AppendArrays, interleaved: bool, axes: Layout, where: tuple[int, Any]
+) -> Any:
+    """The same where memory is known to hold the numbers of each array."""
+    call = library().append_kv, (interleaved,), where, axes.code
+    return run(*call, arrays, range(3), arrays._fields)[2]
 
 
 def placement(slots: Any, batch_index: Array, cu_new: Array) -> dict[str, Any]:

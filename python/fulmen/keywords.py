@@ -99,6 +99,10 @@ class PagedOptions(CommonOptions, Placement, total=False):
     """Of `fulmen.attention_paged`."""
 
 
+# What asks for bits of a request that none of its neighbours changes.
+INVARIANT = {"batch_invariant": True}
+
+
 class Options(CommonOptions, KvLengths, Offsets, Caches, Placement, total=False):
     """Of the other calls."""
 

@@ -96,4 +96,5 @@ def phantom(shape: tuple[int, ...], dtype: Any) -> Array:
         size *= max(extent, 1)
     if size >= 2**62:
         raise ShapeError(f"a shape is {shown(tuple(extents))}: no memory has 2^62 bytes")
-    return np.lib.stride_tricks.as_strided(np.empty(1, dtype), extents, strides)
+    words = np.empty(1, f"u{np.dtype(dtype).itemsize}")  # NumPy's own: it knows no float8_e5m2
+    return np.lib.stride_tricks.as_strided(words, extents, strides).view(dtype)

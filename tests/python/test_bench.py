@@ -29,7 +29,7 @@ from fulmen.lab.benchmark import (
     reference,
     timing,
 )
-from fulmen.lab.benchmark.cells import GRIDS, Cell
+from fulmen.lab.benchmark.cells import GRIDS, Asked, Cell
 from fulmen.lab.benchmark.reference import Truth
 from fulmen.lab.benchmark.sides import NaiveNumpy, Side, Tensors
 
@@ -217,17 +217,17 @@ def test_the_budget_ends_a_grid(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_grids_are_what_the_documentation_says() -> None:
-    forward = list(GRIDS["forward"].cells(None, None, None))
+    forward = list(GRIDS["forward"].cells())
     assert len(forward) == 36
     assert {c.batch * c.rows for c in forward} == {16384}
     assert {c.heads * c.dim for c in forward} == {2048}
-    assert {c.op for c in GRIDS["backward"].cells(None, None, None)} == {"backward"}
-    options = list(GRIDS["options"].cells(None, None, None))
+    assert {c.op for c in GRIDS["backward"].cells()} == {"backward"}
+    options = list(GRIDS["options"].cells())
     assert {c.option for c in options} == {"", "window", "packed", "grouped", "documents"}
     (packed,) = (c for c in options if c.option == "packed")
     assert len(packed.lengths) == 16
     assert max(packed.lengths) == 4096
-    assert {c.dim for c in GRIDS["options"].cells([4096], None, "float16")} == {64, 128, 256}
+    assert {c.dim for c in GRIDS["options"].cells(Asked([4096], None, "float16"))} == {64, 128, 256}
     cell = Cell("x", "forward", "bfloat16", 1, 2, 2, 10, 4, False)
     assert cell.flops == 4 * 2 * 100 * 4
     assert cell.array_bytes == 4 * 2 * 10 * 4 * 2
@@ -235,17 +235,17 @@ def test_grids_are_what_the_documentation_says() -> None:
 
 def test_heads_and_sequences_of_a_grid_may_be_named(capsys: pytest.CaptureFixture[str]) -> None:
     rows = [1024, 2048, 4096, 8192, 16384]
-    asked = list(GRIDS["forward"].cells(rows, [64, 128], None, [8, 16, 32]))
+    asked = list(GRIDS["forward"].cells(Asked(rows, [64, 128], heads=[8, 16, 32])))
     assert len(asked) == 2 * 30  # two masks
     assert {c.batch * c.rows for c in asked} == {16384}
     assert {(c.dim, c.heads, c.kv_heads) for c in asked} == {
         (dim, heads, heads) for dim in (64, 128) for heads in (8, 16, 32)
     }
-    grouped = GRIDS["training"].cells([4096], [64], None, [8], 3)
+    grouped = GRIDS["training"].cells(Asked([4096], [64], heads=[8], batch=3))
     assert {(c.option, c.kv_heads) for c in grouped if c.option in ("", "grouped")} == {
         ("", 8), ("grouped", 2)
     }  # fmt: skip
-    assert {(c.batch, c.heads) for c in GRIDS["small"].cells(None, None, None, [4], 2)} == {(2, 4)}
+    assert {(c.batch, c.heads) for c in GRIDS["small"].cells(Asked(heads=[4], batch=2))} == {(2, 4)}
     assert main([*TINY, "--heads", "2", "3", "--batch", "2", "--peers", "--json"]) == 0
     records = json.loads(capsys.readouterr().out)
     assert {(r["batch"], r["heads_q"], r["heads_kv"]) for r in records} == {(2, 2, 2), (2, 3, 3)}

@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +26,17 @@ from fulmen.lab.benchmark import cache_cells, page, peers_caches, plots, read_pe
 from fulmen.lab.benchmark.append_cells import APPEND_GRIDS, AppendCell
 from fulmen.lab.benchmark.append_sides import AppendTruth, FulmenAppend, IndexCopy, random_rows
 from fulmen.lab.benchmark.cache_cells import CACHE_GRIDS, CacheCell
+from fulmen.lab.benchmark.cache_ratios import ratios
 from fulmen.lab.benchmark.cache_sides import (
     CacheTruth,
     FulmenApart,
     FulmenCaches,
+    FulmenCascade,
+    FulmenInvariant,
     pages_of,
     random_caches,
 )
+from fulmen.lab.benchmark.cells import Asked
 from fulmen.lab.benchmark.loading import MissingError
 from fulmen.lab.benchmark.records import Run
 
@@ -43,6 +48,13 @@ def mixed_cell() -> CacheCell:
     )  # fmt: skip
 
 
+def cascade_cell() -> CacheCell:
+    return CacheCell(
+        "test", "forward", "float32", 3, 4, 2, 1, 8, False,
+        kv_lengths=(69, 73, 68), page=4, shared=64,
+    )  # fmt: skip
+
+
 def cell_of(rows: int, keys: tuple[int, ...], page: int, dtype: str = "float32") -> CacheCell:
     return CacheCell(
         "test", "forward", dtype, len(keys), 4, 2, rows, 8, rows > 1, kv_lengths=keys, page=page
@@ -50,10 +62,10 @@ def cell_of(rows: int, keys: tuple[int, ...], page: int, dtype: str = "float32")
 
 
 def test_grids_are_what_the_documentation_says() -> None:
-    decode = list(CACHE_GRIDS["decode"].cells(None, None, None))
+    decode = list(CACHE_GRIDS["decode"].cells())
     assert [(c.batch, c.kv_rows, c.rows) for c in decode] == [
         (1, 4096, 1), (1, 65536, 1), (8, 8192, 1), (32, 8192, 1), (128, 4096, 1),
-        (128, max(cache_cells.drawn_lengths()), 1), (8, 32768, 4),
+        (128, max(cache_cells.drawn_lengths()), 1), (8, 32768, 1), (8, 32768, 4),
     ]  # fmt: skip
     assert {(c.heads, c.kv_heads, c.dim, c.dtype, c.page) for c in decode} == {
         (32, 8, 128, "bfloat16", 0)
@@ -64,22 +76,28 @@ def test_grids_are_what_the_documentation_says() -> None:
     assert 128 <= min(drawn) < 512
     assert 7680 < max(drawn) <= 8192
     assert drawn == cache_cells.drawn_lengths()
-    paged = list(CACHE_GRIDS["paged"].cells(None, None, None))
-    assert [c.page for c in paged] == [16] * 7 + [64] * 7 + [1] * 7
-    asked = list(CACHE_GRIDS["paged"].cells([8192], [64, 256], "float16", [1, 16], [32]))
+    paged = list(CACHE_GRIDS["paged"].cells())
+    assert [c.page for c in paged] == [16] * 8 + [64] * 8 + [1] * 8
+    asked = list(CACHE_GRIDS["paged"].cells(Asked([8192], [64, 256], "float16", [1, 16], [32])))
     assert len(asked) == 8
     assert {(c.kv_heads, c.dim, c.dtype, c.page) for c in asked} == {
         (heads, dim, "float16", 32) for heads in (32, 2) for dim in (64, 256)
     }
 
-    mixed = list(CACHE_GRIDS["mixed"].cells(None, None, None))
+    mixed = list(CACHE_GRIDS["mixed"].cells())
     assert [(c.batch, c.rows, sum(c.q_rows), c.page) for c in mixed] == [
         (66, 2048, 64 + 4096, 16), (2, 2048, 4096, 16), (64, 1, 64, 16),
     ]  # fmt: skip
     assert [c.shape.split(" heads")[0] for c in mixed] == [
         "66x8192 q 1, 2 chunks of 2048", "2x8192 q 1, 2 chunks of 2048", "64x8192",
     ]  # fmt: skip
-    append = list(APPEND_GRIDS["append"].cells(None, None, None))
+    (cascade,) = CACHE_GRIDS["cascade"].cells()
+    assert (cascade.batch, cascade.kv_rows, cascade.shared, cascade.page) == (64, 16896, 16384, 16)
+    narrow = list(CACHE_GRIDS["decode"].cells(Asked(dtype="int8")))
+    assert {(c.dtype, c.kv_dtype, c.shape.endswith("D 128 int8")) for c in narrow} == {
+        ("bfloat16", "int8", True)
+    }
+    append = list(APPEND_GRIDS["append"].cells())
     assert [(c.rows, c.option) for c in append] == [
         (64, ""), (1024, ""), (16384, ""), (64, "rotary"), (1024, "rotary"), (16384, "rotary"),
     ]  # fmt: skip
@@ -105,6 +123,18 @@ def test_pages_are_shuffled_and_no_request_shares_one() -> None:
     for row, begin, end in zip(table, indptr, indptr[1:]):
         assert np.array_equal(row[: end - begin], pages[begin:end])
         assert set(row[end - begin :]) <= {pages[begin]}
+
+
+def test_shared_pages_are_counted_once() -> None:
+    cell = cascade_cell()
+    table, indptr, pages = pages_of(cell)
+    assert cell.num_pages == 16 + 2 + 3 + 1
+    assert sorted(set(pages)) == list(range(cell.num_pages))
+    assert (table[:, :16] == table[0, :16]).all()
+    assert list(np.diff(indptr)) == [18, 19, 17]
+    own = (64 + 5 + 9 + 4) * 2 * 8
+    assert cell.array_bytes == 4 * (2 * (3 * 4 * 8) + 2 * own)
+    assert "3x68..73 64 shared heads" in cell.shape
 
 
 @pytest.fixture
@@ -185,6 +215,39 @@ def test_a_mixed_cell_whole_and_in_two_halves(shims: None) -> None:
     fulmen.warmup([{**FulmenCaches().problem(cell), "backend": "cpu"}])
 
 
+def test_a_prefix_apart_and_merged(shims: None) -> None:
+    import torch
+
+    cell = cascade_cell()
+    caches = random_caches(cell, torch, "cpu")
+    truth = CacheTruth(cell, caches, torch)
+    for side in (FulmenCaches(), FulmenCascade(), peers_caches.FlashInferCascade()):
+        answer = side.answer(cell, caches)
+        assert truth.error(answer.results(answer.call())) < 1e-5, side.name
+    for side in (FulmenCascade(), peers_caches.FlashInferCascade()):
+        with pytest.raises(MissingError, match="shared pages"):
+            side.answer(cell_of(1, (3, 4), 4), caches)
+    fulmen.warmup([{**x, "backend": "cpu"} for x in FulmenCascade().problem(cell)])
+
+
+@pytest.mark.parametrize("dtype", cache_cells.QUANTISED_BYTES)
+@pytest.mark.parametrize("page_size", [0, 4])
+def test_quantised_caches(shims: None, dtype: str, page_size: int) -> None:
+    import torch
+
+    cell = replace(cell_of(1, (9, 20), page_size), option=dtype)
+    assert cell.array_bytes == 4 * 2 * (2 * 4 * 8) + 2 * 29 * 2 * 8
+    caches = random_caches(cell, torch, "cpu")
+    assert str(caches.k.dtype) == f"torch.{dtype}"
+    truth = CacheTruth(cell, caches, torch)
+    for side in (FulmenCaches(), FulmenInvariant(), peers_caches.FlashInferCaches()):
+        if dtype not in side.options or (side.name == "flashinfer" and not page_size):
+            continue
+        answer = side.answer(cell, caches)
+        assert truth.error(answer.results(answer.call())) < 1e-5, side.name
+    fulmen.warmup([{**FulmenCaches().problem(cell), "backend": "cpu"}])
+
+
 @pytest.mark.parametrize("option", ["", "rotary"])
 def test_appended_rows(option: str) -> None:
     torch = pytest.importorskip("torch", reason="torch is not installed")
@@ -230,6 +293,7 @@ def cache_bench_on_the_cpu() -> cache_bench.CacheBench:
     import torch
 
     bench = cache_bench.CacheBench.__new__(cache_bench.CacheBench)
+    bench.grid = CACHE_GRIDS["decode"]
     bench.backend = bench.device = "cpu"
     bench.output = Output(False)
     bench.say = lambda now: None
@@ -261,6 +325,7 @@ def test_records_tables_and_page(tmp_path: Path, capsys: pytest.CaptureFixture[s
         assert r["max_error"] < 1e-5
     tables = list(bench.tables(records))
     assert [len(rows) for _, _, rows in tables] == [2, 1]
+    assert tables[0][2][0][5] == f"{records[0]['p50_ms'] / records[0]['read_ms']:.3f}"
     assert "101x128..8192 heads 4/2 D 8 page 64; a plain read" in tables[1][0]
     for title, columns, rows in tables:
         bench.output.line(title)
@@ -272,24 +337,53 @@ def test_records_tables_and_page(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert text.count("<svg") == (0 if plots.NO_PLOTS in text else 2)
 
 
+def test_ratios_are_of_cells_that_differ_in_one_thing() -> None:
+    common = {"heads_kv": 8, "d_qk": 128, "dtype": "bfloat16", "case": "graph", "causal": False}
+    made = []
+
+    def add(who: str, ms: float, gbps: float = 1.0, **members: Any) -> None:
+        cell = {
+            "batch": 8, "seqlen_q": 1, "seqlen_kv": 32, "kv_total": 256, "page": 16, "option": "",
+            "is_even": True, "packed": False, **members,
+        }  # fmt: skip
+        shape = " ".join(str(cell[name]) for name in ("kv_total", "seqlen_q", "page", "option"))
+        made.append({**common, **cell, "who": who, "p50_ms": ms, "gbps": gbps, "shape": shape})
+
+    add("fulmen", 2.0, 4.0)
+    add("fulmen invariant", 3.0)
+    add("fa3", 1.0)
+    add("fulmen", 2.2, seqlen_q=4, causal=True)
+    add("fulmen", 2.4, page=1)
+    add("fulmen", 1.0, option="int8")
+    add("fulmen", 1.8, 3.2, kv_total=200, is_even=False)
+    assert [(x.what, round(x.times, 6)) for x in ratios(made)] == [
+        ("4 query rows, of one", 1.1), ("page 1, of page 16", 1.2),
+        ("caches of bfloat16, of int8", 2.0), ("drawn lengths, of equal ones a byte", 1.25),
+        ("fulmen invariant, of fulmen", 1.5),
+    ]  # fmt: skip
+
+
 def test_refusals(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "--grid", "cpu", "--page-sizes", "16"]) == 2
     assert (
-        "--page-sizes is for --grid decode, paged, mixed, cpu-decode, append, not cpu"
+        "--page-sizes is for --grid decode, paged, mixed, cascade, cpu-decode, append, not cpu"
         in capsys.readouterr().err
     )
     assert main(["bench", "--grid", "forward", "--groups", "1"]) == 2
     assert (
-        "--groups is for --grid decode, paged, mixed, cpu-decode, append, not forward"
+        "--groups is for --grid decode, paged, mixed, cascade, cpu-decode, append, not forward"
         in capsys.readouterr().err
     )
     assert main(["bench", "--grid", "decode", "--page-sizes", "16"]) == 2
     assert "--grid decode has no pages; --grid paged has" in capsys.readouterr().err
+    assert main(["bench", "--grid", "append", "--dtype", "int8"]) == 2
+    assert "int8 is for --grid decode, paged, mixed, not append" in capsys.readouterr().err
     assert main(["bench", "--grid", "decode", "--groups", "3"]) == 2
     assert "32 query heads cannot share keys 3 to one" in capsys.readouterr().err
     bench = cache_bench.CacheBench.__new__(cache_bench.CacheBench)
     bench.backend, bench.torch = "cuda", object()
     bench.backend, bench.missing, bench.sides = "cuda", {}, []
+    bench.grid = CACHE_GRIDS["decode"]
     with pytest.raises(BadInputError, match="--precision is for float32"):
         bench.ours(argparse.Namespace(precision=["tf32"], implementation=None))
     for name, reason in (

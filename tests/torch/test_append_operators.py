@@ -169,3 +169,27 @@ def test_numpy_and_torch_agree() -> None:
     x = np.random.default_rng(0).standard_normal((1, 2, 3, 8)).astype(np.float32)
     found = fulmen.rotary(torch.from_numpy(x), [1, 2, 3], cos, sin)
     assert np.array_equal(found.numpy(), fulmen.rotary(x, [1, 2, 3], cos, sin))
+
+
+def test_an_eager_append_goes_without_the_operator_where_nothing_watches(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refused(*_: Any) -> None:
+        raise AssertionError("the operator was called")
+
+    given, by_operator = call(), call()
+    for name in ("k_new", "v_new"):
+        by_operator[name] = given[name]
+    monkeypatch.setattr(appending, "_is_read_and_plain", lambda _: False)
+    fulmen.append_kv(**by_operator)
+    monkeypatch.undo()
+    monkeypatch.setattr(appending, "append_operator", refused)
+    scale = torch.ones((), requires_grad=True)
+    product = given["k_pages"] * scale  # keeps the pages for its backward pass
+    fulmen.append_kv(**given)
+    for name in ("k_pages", "v_pages"):
+        torch.testing.assert_close(given[name], by_operator[name], rtol=0, atol=0, equal_nan=True)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        product.sum().backward()
+    with pytest.raises(AssertionError, match="the operator"):  # it writes through a negative view
+        fulmen.append_kv(**{**call(), "k_pages": torch._neg_view(torch.zeros(5, 2, 4, 8))})

@@ -213,6 +213,10 @@ def merge(
     dtype = _torch_dtype(out_dtype)
     if guards.is_transformed():
         return autograd.Merge.apply(layout, dtype, sinks, *os, *lses)  # type: ignore[no-any-return]
+    every = (*os, *lses) if sinks is None else (*os, *lses, sinks)
+    are_plain = all(type(x) in guards.PLAIN for x in every)
+    if are_plain and guards.allows_fast_path(*os[:1] * 3) and not autograd.records(every):
+        return autograd.merge(os, lses, sinks, layout, dtype)  # without the operator's frames
     return ops.merge(os, lses, sinks, layout, dtype)  # type: ignore[no-any-return]
 
 

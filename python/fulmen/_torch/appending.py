@@ -15,7 +15,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..appending import INTEGERS, SCALES, append_arrays, rotary_arrays, written
+from ..appending import (
+    INTEGERS,
+    SCALES,
+    append_arrays,
+    append_in_memory,
+    rotary_arrays,
+    written,
+)
 from ..array_types import CURRENT_STREAM, NO_STREAM, TorchType
 from ..errors import DTypeError, UnsupportedError, kind_of
 from ..layouts import LAYOUTS, layout_of
@@ -69,8 +76,25 @@ def append_kv(
     if arrays.q is not None:
         axes.check(arrays.q, "q")
         arrays = arrays._replace(q_out=torch.empty_like(arrays.q))
-    append_operator(*arrays, interleaved, axes.name)
+    if _is_read_and_plain(arrays):  # without the operator's two frames in Python
+        append_in_memory(arrays, interleaved, axes, (_stream_of(k_pages), TorchType))
+        torch.autograd.graph.increment_version((k_pages, v_pages))
+    else:
+        append_operator(*arrays, interleaved, axes.name)
     return arrays.q_out
+
+
+def _is_read_and_plain(arrays: AppendArrays) -> bool:
+    """Whether nothing watches the call and no array of it records a gradient."""
+    if not guards.allows_fast_path(arrays.k_pages, arrays.v_pages, arrays.k_new):
+        return False
+    records = torch.is_grad_enabled()
+    for x in arrays:
+        if x is None:
+            continue
+        if type(x) not in guards.PLAIN or x.is_neg() or (records and x.requires_grad):
+            return False
+    return True
 
 
 def rotary(
@@ -116,8 +140,12 @@ def _refuse_stream(stream: Any) -> None:
 def _append(*args: Any) -> None:
     *arrays, interleaved, layout = args
     found = AppendArrays(*arrays)
-    stream = CURRENT_STREAM if found.k_pages.is_cuda else NO_STREAM
-    append_arrays(found, interleaved, LAYOUTS[layout], (stream, TorchType))
+    where = _stream_of(found.k_pages), TorchType
+    append_arrays(found, interleaved, LAYOUTS[layout], where)
+
+
+def _stream_of(x: Tensor) -> int:
+    return CURRENT_STREAM if x.is_cuda else NO_STREAM
 
 
 def _append_autograd(*args: Any) -> None:

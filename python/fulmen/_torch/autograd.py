@@ -354,9 +354,10 @@ def _along(do: Tensor, o: Tensor, lse: Tensor, layout: str) -> Tensor:
     return _beside_o((do.to(lse.dtype) * o.to(lse.dtype)).sum(-1), layout)
 
 
-def _merge(
+def merge(
     os: list[Tensor], lses: list[Tensor], sinks: Any, layout: str, out_dtype: Any
 ) -> tuple[Tensor, Tensor]:
+    """The merge of plain tensors, which records nothing."""
     os = [x.resolve_neg() for x in os]
     return merge_arrays(list(zip(os, lses)), sinks, layout, out_dtype)
 
@@ -382,5 +383,5 @@ ops.library.impl("attention_out", _attention_out_autograd, "Autograd")
 ops.library.impl("merge", _merge_autograd, "Autograd")
 ops.library.impl("plain_derivable", _derivable_gradients, "CompositeImplicitAutograd")
 for _key in ("CPU", "CUDA"):
-    ops.library.impl("merge", _merge, _key)
+    ops.library.impl("merge", merge, _key)
 torch.library.register_fake("fulmen::merge", _merge_fake, lib=ops.library)

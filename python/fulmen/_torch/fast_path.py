@@ -42,11 +42,7 @@ class Way(NamedTuple):
     number: int  # under which the library keeps the options
     which: int  # the places of the tensors behind v
     outputs: int  # as the operators have it (ops.py)
-
-    @property
-    def is_plain(self) -> bool:
-        """q, k and v alone, and o alone."""
-        return self.which == 0 and self.outputs == ops.O_ONLY
+    is_plain: bool  # q, k and v alone, and o alone
 
 
 # By (is_deterministic, names of tensors, *other keywords): asked on every call, quicker than
@@ -81,7 +77,7 @@ def fast_attention(q: Tensor, k: Tensor, v: Tensor, options: dict[str, Any]) -> 
         return None
     if torch.is_grad_enabled():
         records = q.requires_grad or k.requires_grad or v.requires_grad
-        if records and (not way.is_plain or others or k.dtype in ops.QUANTISED):
+        if records and (not way.is_plain or k.dtype in ops.QUANTISED):
             return None
         for x in others.values():
             if x.requires_grad:
@@ -89,7 +85,7 @@ def fast_attention(q: Tensor, k: Tensor, v: Tensor, options: dict[str, Any]) -> 
     else:
         records = False
     try:
-        if others or not way.is_plain:
+        if not way.is_plain:
             return _with_others(q, k, v, others, way)
         if q.device == k.device == v.device:  # else the dispatcher asks the device of any of them
             if records:
@@ -184,5 +180,5 @@ def way_of(key: tuple[Any, ...]) -> Way | None:
                 return None
             ops.kept_settings[number] = settings
             outputs = ops.WITH_LSE if return_lse else ops.O_ONLY
-            _ways[key] = Way(number, which or 0, outputs)
+            _ways[key] = Way(number, which or 0, outputs, not names and not return_lse)
     return _ways[key]

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from itertools import groupby
 from typing import Any
 
+import fulmen
 from fulmen.lab.benchmark.append_sides import (
     AppendTruth,
     FlashInferAppend,
@@ -18,24 +21,24 @@ from fulmen.lab.benchmark.append_sides import (
     IndexCopy,
     random_rows,
 )
-from fulmen.lab.benchmark.cells import Cell
 from fulmen.lab.benchmark.loading import MissingError
-from fulmen.lab.benchmark.plots import Plot, of_caches
+from fulmen.lab.benchmark.plots import of_caches
 from fulmen.lab.benchmark.records import figure
 from fulmen.lab.benchmark.sides import Side
 from fulmen.lab.benchmark.timing import Times
 
-from .benches import Benches, error_text
+from .benches import ServingBench, error_text
 
 PEERS: dict[str, Callable[[], Side]] = {"torch": IndexCopy, "flashinfer": FlashInferAppend}
 COPY = "a copy"
 EMPTY = "an empty graph"
 
 
-class AppendBench(Benches):
+class AppendBench(ServingBench):
     """Sides that write rows into pages."""
 
-    graph_calls = 1  # a second one would find its rows in the L2
+    plots = staticmethod(of_caches)
+    figures = (("copy ms", "read_ms"), ("of copy", "of_read"), ("empty graph ms", "empty_ms"))
 
     @property
     def defaults(self) -> tuple[str, ...]:
@@ -49,8 +52,15 @@ class AppendBench(Benches):
             raise MissingError(f"appended rows are timed beside {', '.join(PEERS)}")
         return PEERS[name]()
 
-    def compile(self, cells: Sequence[Cell]) -> None:
-        """Nothing: the first call of a cell compiles its one kernel."""
+    def compile(self, cells: Sequence[Any]) -> None:
+        """The kernels of cells, each by a call for one row: whose they are says no length."""
+        every = dict.fromkeys(replace(cell, rows=1) for cell in cells)
+        ours: Any = self.sides[0]
+        with self.output.progress("compiling kernels", len(every)) as advance:
+            for cell in every:
+                with suppress(fulmen.Error):  # it says so in its own cell
+                    ours.answer(cell, random_rows(cell, self.torch, self.device)).call()
+                advance(1)
 
     def inputs(self, cell: Any) -> tuple[Any, Any]:
         rows = random_rows(cell, self.torch, self.device)
@@ -84,14 +94,3 @@ class AppendBench(Benches):
             ]  # fmt: skip
             told = f"a copy {figure(copy * 1e3)} us, an empty graph {figure(empty * 1e3)}"
             yield f"{each[0]['dtype']} {shape}; {told}", titles, rows
-
-    def plots(self, records: list[dict[str, Any]]) -> list[Plot]:
-        return of_caches(records)
-
-    def columns(self, records: list[dict[str, Any]]) -> Sequence[tuple[str, str]]:
-        return (
-            ("dtype", "dtype"), ("cell", "shape"), ("who", "who"),
-            ("implementation", "implementation"), ("p50 ms", "p50_ms"), ("p99 ms", "p99_ms"),
-            ("copy ms", "read_ms"), ("of copy", "of_read"), ("empty graph ms", "empty_ms"),
-            ("host us", "host_us"), ("error", "max_error"),
-        )  # fmt: skip

@@ -17,8 +17,8 @@ import numpy as np
 import fulmen
 from fulmen.lab.benchmark import cpu_peaks, page, peers_onnx, peers_other, peers_torch
 from fulmen.lab.benchmark.append_cells import APPEND_GRIDS, AppendGrid
-from fulmen.lab.benchmark.cache_cells import CACHE_GRIDS, HEADS, CacheGrid
-from fulmen.lab.benchmark.cells import GRIDS, ITEM_BYTES, Cell, Grid
+from fulmen.lab.benchmark.cache_cells import CACHE_GRIDS, HEADS, QUANTISED_BYTES, CacheGrid
+from fulmen.lab.benchmark.cells import GRIDS, ITEM_BYTES, Asked, Cell, Grid
 from fulmen.lab.benchmark.fma_peak import FmaPeak, MatrixProduct
 from fulmen.lab.benchmark.loading import MissingError
 from fulmen.lab.benchmark.plots import Plot, over_lengths
@@ -72,8 +72,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of the command."""
     add = parser.add_argument
     add("--grid", choices=(*GRIDS, *SERVING_GRIDS), action="append",
-        help="forward, options, backward, training, float32, small, decode, paged, mixed, append "
-        "(GPU), cpu, cpu-decode; default: forward where a GPU is, else cpu")  # fmt: skip
+        help="forward, options, backward, training, float32, small, decode, paged, mixed, cascade, "
+        "append (GPU), cpu, cpu-decode; default: forward where a GPU is, else cpu")  # fmt: skip
     add("--backend", choices=("auto", "cpu", "cuda"), default="auto", help="of the default grid")
     add("--rows", type=positive, nargs="+", metavar="S", help="these sequence lengths")
     add("--dims", type=positive, nargs="+", metavar="D", help="these head dims")
@@ -82,8 +82,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--groups", type=positive, nargs="+", metavar="G",
         help="of caches: query heads that share keys; 4")  # fmt: skip
     add("--page-sizes", type=positive, nargs="+", metavar="P",
-        help="paged: these; 16 64 1; mixed, append: 16")  # fmt: skip
-    add("--dtype", choices=tuple(ITEM_BYTES), help="instead of the grid's")
+        help="paged: these; 16 64 1; mixed, cascade, append: 16")  # fmt: skip
+    add("--dtype", choices=(*ITEM_BYTES, *QUANTISED_BYTES), nargs="+", metavar="NAME",
+        help=f"instead of the grid's: {', '.join(ITEM_BYTES)}; of caches on a GPU also "
+        f"{', '.join(QUANTISED_BYTES)}")  # fmt: skip
     add("--implementation", action="extend", nargs="+", choices=names_of("implementation"),
         metavar="NAME", help="of fulmen; several are several rows; auto")  # fmt: skip
     add("--precision", action="extend", nargs="+", choices=names_of("precision"), metavar="NAME",
@@ -158,6 +160,13 @@ def _asked(
             if given:
                 products = ", ".join(x for x, grid in GRIDS.items() if isinstance(grid, Grid))
                 raise BadInputError(f"{flag} is for --grid {products}, not {name}")
+    dtypes = a.dtype or [None]
+    narrow = [dtype for dtype in dtypes if dtype in QUANTISED_BYTES]
+    takes_narrow = name in CACHE_GRIDS and CACHE_GRIDS[name].backend == "cuda"
+    if narrow and (not takes_narrow or "cascade" in CACHE_GRIDS[name].ways):
+        raise BadInputError(f"{narrow[0]} is for --grid decode, paged, mixed, not {name}")
+    common = Asked(a.rows, a.dims, None, a.groups, a.page_sizes, a.heads, a.batch)
+    asked = [common._replace(dtype=dtype) for dtype in dtypes]
     if name in SERVING_GRIDS:
         grid = SERVING_GRIDS[name]
         if a.page_sizes and grid.pages == (0,):
@@ -165,18 +174,13 @@ def _asked(
         for group in a.groups or ():
             if HEADS % group:
                 raise BadInputError(f"{HEADS} query heads cannot share keys {group} to one")
-        cells = list(grid.cells(a.rows, a.dims, a.dtype, a.groups, a.page_sizes))
         bench = AppendBench if name in APPEND_GRIDS else CacheBench
-        return bench(grid.backend, arguments, output), cells
+        return bench(grid, a, output), [cell for x in asked for cell in grid.cells(x)]
     for flag, given in (("--groups", a.groups), ("--page-sizes", a.page_sizes)):
         if given:
             raise BadInputError(f"{flag} is for --grid {', '.join(SERVING_GRIDS)}, not {name}")
     chosen = GRIDS[name]
-    if isinstance(chosen, Grid):
-        cells = list(chosen.cells(a.rows, a.dims, a.dtype, a.heads, a.batch))
-    else:
-        cells = list(chosen.cells(a.rows, a.dims, a.dtype))
-    return Bench(chosen.backend, a, output), cells
+    return Bench(chosen, a, output), [cell for x in asked for cell in chosen.cells(x)]
 
 
 def _tune(arguments: argparse.Namespace, output: Output) -> int:

@@ -9,6 +9,7 @@ import gc
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from itertools import product
 from typing import Any
 
 import fulmen
@@ -29,13 +30,14 @@ class Benches(ABC):
 
     graph_calls = GRAPH_CALLS
 
-    def __init__(self, backend: str, arguments: argparse.Namespace, output: Output) -> None:
-        """Loads the peers; those that do not load are listed with the reason.
+    def __init__(self, grid: Any, arguments: argparse.Namespace, output: Output) -> None:
+        """For a grid; loads the peers; those that do not load are listed with the reason.
 
         Raises:
             BadInputError: no GPU, or no torch to time it with.
         """
-        self.backend = backend
+        self.grid = grid
+        self.backend = backend = grid.backend
         self.device = "cpu" if backend == "cpu" else "cuda"
         self.output = output
         self.say: Callable[[str], None] = lambda now: None  # told what runs
@@ -115,11 +117,18 @@ class Benches(ABC):
         """Compiles the GPU kernels of cells, many at once; what fails says so in its own cell."""
         if self.backend == "cpu":
             return
-        asked: list[Any] = [side for side in self.sides if is_ours(side.name)]
-        problems = [side.problem(cell) for cell in cells for side in asked]
+        problems = list(self._problems(cells))
         shown = self.output.progress("compiling kernels", len(problems))
         with shown as advance, suppress(fulmen.Error):
             fulmen.warmup(problems, progress=lambda done, total: advance(1))
+
+    def _problems(self, cells: Sequence[Cell]) -> Iterator[dict[str, Any]]:
+        """What is compiled for cells; a side answers one by a call or by several."""
+        asked: list[Any] = [side for side in self.sides if is_ours(side.name)]
+        for cell, side in product(cells, asked):
+            with suppress(MissingError):
+                made = side.problem(cell)
+                yield from made if isinstance(made, list) else [made]
 
     def run(self, cell: Cell) -> list[dict[str, Any]]:
         """The records of a cell: a row a side."""
@@ -196,6 +205,20 @@ class Benches(ABC):
         asked = f" {getattr(side, 'asked', '')}" if is_ours(side.name) else ""
         key = f"{side.name}{asked} {reason}"
         self.missing.setdefault(key, f"{side.name}{asked} is left out of {cell.name}: {reason}")
+
+
+class ServingBench(Benches):
+    """Benches of a server's calls, which do little else than move bytes."""
+
+    graph_calls = 1  # a second one would find its bytes in the L2
+    figures: Sequence[tuple[str, str]]  # columns of the page that are of such benches alone
+
+    def columns(self, records: list[dict[str, Any]]) -> Sequence[tuple[str, str]]:
+        return (
+            ("dtype", "dtype"), ("cell", "shape"), ("who", "who"),
+            ("implementation", "implementation"), ("p50 ms", "p50_ms"), ("p99 ms", "p99_ms"),
+            *self.figures, ("host us", "host_us"), ("error", "max_error"),
+        )  # fmt: skip
 
 
 def error_text(error: float | None) -> str:

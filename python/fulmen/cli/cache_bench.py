@@ -7,26 +7,22 @@ replay of a CUDA graph after a flush of the L2; on the CPU also among products i
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from itertools import groupby
 from typing import Any
 
 from fulmen.lab.benchmark import cpu_peaks, peers_caches
-from fulmen.lab.benchmark.cache_sides import (
-    CacheTruth,
-    FulmenApart,
-    FulmenCaches,
-    random_caches,
-)
+from fulmen.lab.benchmark.cache_ratios import ratios
+from fulmen.lab.benchmark.cache_sides import WAYS, CacheTruth, FulmenCaches, random_caches
 from fulmen.lab.benchmark.loading import MissingError
-from fulmen.lab.benchmark.plots import Plot, of_caches
+from fulmen.lab.benchmark.plots import of_caches
 from fulmen.lab.benchmark.read_peak import ReadPeak
 from fulmen.lab.benchmark.records import figure
 from fulmen.lab.benchmark.sides import Side
 from fulmen.lab.benchmark.timing import Times
 from fulmen.options import implementations
 
-from .benches import Benches, error_text
+from .benches import ServingBench, error_text
 from .output import BadInputError
 
 # By name; each makes its side from the path of the operators of FlashAttention-3, or None.
@@ -38,6 +34,7 @@ PEERS: dict[str, Callable[[Any], Side]] = {
     "fa3+meta": lambda path: peers_caches.FlashAttention3Caches(path, True),
     "fa4": lambda path: peers_caches.FlashAttention4Caches(),
     "flashinfer": lambda path: peers_caches.FlashInferCaches(),
+    "flashinfer-cascade": lambda path: peers_caches.FlashInferCascade(),
     "cudnn-paged": lambda path: peers_caches.CudnnPages(),
 }
 CPU_PEERS: dict[str, Callable[[Any], Side]] = {
@@ -48,14 +45,18 @@ LOOP = "products in registers alone"
 READ = "plain read: "  # what its names begin with, among the sides
 
 
-class CacheBench(Benches):
+class CacheBench(ServingBench):
     """Sides over caches."""
 
-    graph_calls = 1  # a second one would find the cache in the L2
+    plots = staticmethod(of_caches)
+    figures = (
+        ("GB/s", "gbps"), ("of read", "of_read"), ("read ms", "read_ms"), ("read by", "read_by"),
+    )  # fmt: skip
 
     @property
     def defaults(self) -> tuple[str, ...]:
-        return tuple(self.known)
+        is_cascade = "cascade" in self.grid.ways
+        return tuple(x for x in self.known if is_cascade or x != "flashinfer-cascade")
 
     @property
     def known(self) -> dict[str, Callable[[Any], Side]]:
@@ -67,8 +68,8 @@ class CacheBench(Benches):
             raise BadInputError("--precision is for float32; caches are timed in 16 bits")
         known = ("auto", *implementations(self.backend))
         asked = [x for x in arguments.implementation or ["auto"] if x in known]
-        is_mixed = "mixed" in (arguments.grid or ())
-        return [side(x) for x in asked for side in (FulmenCaches, FulmenApart)[: 1 + is_mixed]]
+        ways = [FulmenCaches, *(WAYS[name] for name in self.grid.ways)]
+        return [side(x) for x in asked for side in ways]
 
     def peer(self, name: str, fa3_path: str | None) -> Side:
         if self.torch is None:
@@ -92,6 +93,7 @@ class CacheBench(Benches):
         read = min((name for name in times if name.startswith(READ)), key=lambda n: times[n].median)
         found = {
             "shape": cell.shape, "page": cell.page, "kv_total": sum(cell.kv_lengths),
+            "is_even": cell.is_even, "packed": bool(cell.q_lengths),
             "read_ms": times[read].median * 1e3, "read_by": read[len(READ) :],
             "of_read": times[read].median / mine.median,
         }  # fmt: skip
@@ -102,27 +104,20 @@ class CacheBench(Benches):
         return found
 
     def tables(self, records: list[dict[str, Any]]) -> Iterator[tuple[str, Any, Any]]:
-        bound = "of_bound" if any("of_bound" in r for r in records) else "of_read"
-        percent = "% of bound" if bound == "of_bound" else "% of read"
-        titles = ("who", "kernel", "us", "p99 us", "GB/s", percent, "error")
-        for (shape, read), found in groupby(records, lambda r: (r["shape"], r["read_ms"])):
-            each = list(found)
+        has_bound = any("of_bound" in r for r in records)
+        share = "% of bound" if has_bound else "x read"
+        titles = ("who", "kernel", "us", "p99 us", "GB/s", share, "error")
+        for (shape, read), group in groupby(records, lambda r: (r["shape"], r["read_ms"])):
+            each = list(group)
             rows = [
                 (r["who"], r["implementation"], f"{r['p50_ms'] * 1e3:.1f}",
-                 f"{r['p99_ms'] * 1e3:.1f}", f"{r['gbps']:.0f}", f"{100 * r[bound]:.0f}",
+                 f"{r['p99_ms'] * 1e3:.1f}", f"{r['gbps']:.0f}",
+                 f"{100 * r['of_bound']:.0f}" if has_bound else f"{1 / r['of_read']:.3f}",
                  error_text(r["max_error"]))
                 for r in each
             ]  # fmt: skip
             told = f"a plain read {figure(read * 1e3)} us"
             yield f"{each[0]['dtype']} {shape}; {told}", titles, rows
-
-    def plots(self, records: list[dict[str, Any]]) -> list[Plot]:
-        return of_caches(records)
-
-    def columns(self, records: list[dict[str, Any]]) -> Sequence[tuple[str, str]]:
-        return (
-            ("dtype", "dtype"), ("cell", "shape"), ("who", "who"),
-            ("implementation", "implementation"), ("p50 ms", "p50_ms"), ("p99 ms", "p99_ms"),
-            ("GB/s", "gbps"), ("of read", "of_read"), ("read ms", "read_ms"),
-            ("read by", "read_by"), ("host us", "host_us"), ("error", "max_error"),
-        )  # fmt: skip
+        found = [(x.what, x.shape, f"{x.times:.3f}") for x in ratios(records)]
+        if found:
+            yield "ratios within this run", ("times of", "cell", "ratio"), found

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import fulmen
-from fulmen.lab.benchmark.cells import GRIDS, Cell
+from fulmen.lab.benchmark.cells import GRIDS, Asked, Cell
 from fulmen.lab.benchmark.records import Run
 from fulmen.lab.benchmark.sides import random_tensors
 from fulmen.lab.benchmark.timing import GpuTimer
@@ -72,7 +72,7 @@ class Found(NamedTuple):
 def kinds(rows: Sequence[int] | None, dims: Sequence[int] | None) -> list[Kind]:
     """The classes of the forward grid, as far as these lengths and head dims are in it."""
     groups: dict[tuple[int, bool, bool], list[Cell]] = {}
-    for cell in GRIDS["forward"].cells(rows or (512, 1024, 4096, 16384), dims, None):
+    for cell in GRIDS["forward"].cells(Asked(rows or (512, 1024, 4096, 16384), dims)):
         groups.setdefault((cell.dim, cell.causal, cell.rows <= SHORT), []).append(cell)
     return [Kind(*key, tuple(cells)) for key, cells in groups.items()]
 

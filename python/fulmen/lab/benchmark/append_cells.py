@@ -8,11 +8,11 @@ that does nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
 
-from .cells import ITEM_BYTES, Cell
+from .cells import EVERYTHING, ITEM_BYTES, Asked, Cell
 
 HEADS = 32
 GROUP = 4  # query heads that share keys
@@ -59,22 +59,16 @@ class AppendGrid:
     pages: tuple[int, ...]
     backend: str = "cuda"
 
-    def cells(
-        self,
-        rows: Sequence[int] | None,
-        dims: Sequence[int] | None,
-        dtype: str | None,
-        groups: Sequence[int] | None = None,
-        pages: Sequence[int] | None = None,
-    ) -> Iterator[AppendCell]:
-        """Cells in order; `rows` are numbers of new rows."""
+    def cells(self, asked: Asked = EVERYTHING) -> Iterator[AppendCell]:
+        """Cells in order; rows asked for are numbers of new rows."""
         choices = product(
-            groups or (GROUP,), dims or (DIM,), pages or self.pages, ("", ROTARY), rows or TOKENS
-        )
+            asked.groups or (GROUP,), asked.dims or (DIM,), asked.pages or self.pages, ("", ROTARY),
+            asked.rows or TOKENS,
+        )  # fmt: skip
         for group, dim, page, option, count in choices:
             yield AppendCell(
-                self.name, "append", dtype or DTYPE, 1, HEADS, HEADS // group, count, dim, False,
-                option=option, page=page,
+                self.name, "append", asked.dtype or DTYPE, 1, HEADS, HEADS // group, count, dim,
+                False, option=option, page=page,
             )  # fmt: skip
 
 

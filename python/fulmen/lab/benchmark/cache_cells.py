@@ -9,15 +9,17 @@ measured by the time of a plain read of as many.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
 
-from .cells import ITEM_BYTES, Cell
+from .cells import EVERYTHING, ITEM_BYTES, Asked, Cell
 
 HEADS = 32
 GROUP = 4  # query heads that share keys
 DIM = 128
+# Caches of 8 bits, an option of cells whose queries have the dtype of the grid: bytes of a number.
+QUANTISED_BYTES = {"float8_e4m3fn": 1, "float8_e5m2": 1, "int8": 1}
 SHORTEST, LONGEST, DRAWN = 128, 8192, 128  # keys of drawn requests, and how many requests
 
 
@@ -29,6 +31,12 @@ class CacheCell(Cell):
     kv_lengths: tuple[int, ...] = ()  # keys of each request
     q_lengths: tuple[int, ...] = ()  # query rows of each, packed; (): `rows` each
     page: int = 0  # rows of a page; 0: every request has one array of its own
+    shared: int = 0  # keys at the beginning that all requests have in the same pages
+
+    @property
+    def kv_dtype(self) -> str:
+        """The dtype of the caches."""
+        return self.option or self.dtype
 
     @property
     def kv_rows(self) -> int:
@@ -50,6 +58,11 @@ class CacheCell(Cell):
         return tuple(-(-keys // self.page) for keys in self.kv_lengths)
 
     @property
+    def num_pages(self) -> int:
+        """How many pages there are, each once."""
+        return sum(self.pages) - (self.batch - 1) * (self.shared // self.page)
+
+    @property
     def shape(self) -> str:
         """As a table says it: requests x keys, rows of drafts, heads, head dim."""
         keys = str(self.kv_rows) if self.is_even else f"{min(self.kv_lengths)}..{self.kv_rows}"
@@ -59,7 +72,8 @@ class CacheCell(Cell):
             drafts = f"q 1, {len(self.q_lengths) - ones} chunks of {self.rows}"
         page = f"page {self.page}" if self.page else ""
         heads = f"heads {self.heads}/{self.kv_heads}"
-        words = (f"{self.batch}x{keys}", drafts, heads, f"D {self.dim}", page)
+        shared = f"{self.shared} shared" if self.shared else ""
+        words = (f"{self.batch}x{keys}", shared, drafts, heads, f"D {self.dim}", page, self.option)
         return " ".join(filter(None, words))
 
     @property
@@ -78,9 +92,10 @@ class CacheCell(Cell):
     @property
     def array_bytes(self) -> int:
         """Bytes of q, o and the keys and values that are present, each read or written once."""
-        q = sum(self.q_rows) * self.heads * self.dim
-        kv = sum(self.kv_lengths) * self.kv_heads * self.dim
-        return (2 * q + 2 * kv) * ITEM_BYTES[self.dtype]
+        q = sum(self.q_rows) * self.heads * self.dim * ITEM_BYTES[self.dtype]
+        keys = sum(self.kv_lengths) - (self.batch - 1) * self.shared
+        sizes = {**ITEM_BYTES, **QUANTISED_BYTES}
+        return 2 * q + 2 * keys * self.kv_heads * self.dim * sizes[self.kv_dtype]
 
 
 def drawn_lengths() -> tuple[int, ...]:
@@ -97,6 +112,7 @@ CASES: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...] = (
     ((1,), (8192,) * 32),
     ((1,), (4096,) * 128),
     ((1,), drawn_lengths()),
+    ((1,), (32768,) * 8),
     ((4,), (32768,) * 8),
 )
 # A step of a server: requests that decode beside chunks of prompts; decoding alone; chunks alone.
@@ -106,6 +122,9 @@ MIXED: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...] = (
     (CHUNKS, (8192,) * 2),
     ((1,), (8192,) * 64),
 )
+# Requests with one prompt: its keys, and those that each has behind them.
+PROMPT, OWN = 16384, 512
+CASCADE = (((1,), (PROMPT + OWN,) * 64),)
 
 
 @dataclass(frozen=True)
@@ -118,34 +137,32 @@ class CacheGrid:
     dtype: str = "bfloat16"
     groups: tuple[int, ...] = (GROUP,)
     cases: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...] = CASES
+    shared: int = 0
+    ways: tuple[str, ...] = ()  # of fulmen, beside its one call: see cache_sides.WAYS
 
-    def cells(
-        self,
-        rows: Sequence[int] | None,
-        dims: Sequence[int] | None,
-        dtype: str | None,
-        groups: Sequence[int] | None = None,
-        pages: Sequence[int] | None = None,
-    ) -> Iterator[CacheCell]:
-        """Cells in order; `rows` leaves those whose longest request has so many keys."""
-        choices = (groups or self.groups, dims or (DIM,), pages or self.pages)
+    def cells(self, asked: Asked = EVERYTHING) -> Iterator[CacheCell]:
+        """Cells in order; rows asked for leave those whose longest request has so many keys."""
+        choices = (asked.groups or self.groups, asked.dims or (DIM,), asked.pages or self.pages)
+        option = asked.dtype if asked.dtype in QUANTISED_BYTES else ""
+        dtype = (not option and asked.dtype) or self.dtype
         for group, dim, page in product(*choices):
             for q_rows, keys in self.cases:
-                if max(keys) in (rows or (max(keys),)):
+                if max(keys) in (asked.rows or (max(keys),)):
                     yield CacheCell(
-                        self.name, "forward", dtype or self.dtype, len(keys), HEADS,
-                        HEADS // group, max(q_rows), dim, max(q_rows) > 1,
-                        graph=self.backend == "cuda", kv_lengths=keys,
-                        q_lengths=q_rows if len(q_rows) > 1 else (), page=page,
+                        self.name, "forward", dtype, len(keys), HEADS, HEADS // group, max(q_rows),
+                        dim, max(q_rows) > 1, graph=self.backend == "cuda", option=option,
+                        kv_lengths=keys, q_lengths=q_rows if len(q_rows) > 1 else (), page=page,
+                        shared=self.shared,
                     )  # fmt: skip
 
 
 CACHE_GRIDS: dict[str, CacheGrid] = {
     grid.name: grid
     for grid in (
-        CacheGrid("decode", (0,)),
-        CacheGrid("paged", (16, 64, 1)),
-        CacheGrid("mixed", (16,), cases=MIXED),
+        CacheGrid("decode", (0,), ways=("invariant",)),
+        CacheGrid("paged", (16, 64, 1), ways=("invariant",)),
+        CacheGrid("mixed", (16,), cases=MIXED, ways=("apart",)),
+        CacheGrid("cascade", (16,), cases=CASCADE, shared=PROMPT, ways=("cascade",)),
         CacheGrid("cpu-decode", (0, 16), "cpu", groups=(1, 4, 8), cases=(((1,), (8192,) * 4),)),
     )
 }

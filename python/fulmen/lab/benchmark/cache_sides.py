@@ -5,19 +5,23 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from itertools import accumulate
+from itertools import accumulate, islice
 from typing import Any
 
 import numpy as np
 
 import fulmen
+from fulmen.keywords import INVARIANT
 
-from .cache_cells import CacheCell
+from .cache_cells import QUANTISED_BYTES, CacheCell
 from .loading import MissingError
 from .sides import Answer, Side, Tensors
 
 LAYOUT = "bshd"  # heads inside a token, as servers have them
+SCALE_OF = {"float8_e4m3fn": 0.5, "float8_e5m2": 0.5, "int8": 4 / 127}  # of normal numbers
+PARTS = 8  # of shared keys, so that few row tiles fill a card
 
 
 @dataclass
@@ -32,23 +36,26 @@ class Caches(Tensors):
     indptr: Any  # (request + 1,): the pages of request r are pages[indptr[r] : indptr[r + 1]]
     pages: Any
     cu_q: Any  # (request + 1,) of packed queries; None: (request, row, ...)
+    scale: Any = None  # (kv_head, 1) float32 of quantised k and v, of both alike
 
 
 def pages_of(cell: CacheCell) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The table, the offsets and the list of the pages of a cell: shuffled, none of them shared.
+    """The table, the offsets and the list of the pages of a cell: shuffled; those of keys that all
+    requests share come first in every list, the others are of one request each.
 
     Entries of the table past a request's last page are its first one: some libraries look there.
     """
-    counts = cell.pages
-    shuffled = list(range(sum(counts)))
+    shuffled = list(range(cell.num_pages))
     random.Random(0).shuffle(shuffled)
-    pages = np.asarray(shuffled, np.int32)
-    indptr = np.asarray([0, *accumulate(counts)], np.int32)
-    table = np.empty((cell.batch, max(counts)), np.int32)
-    for row, begin, end in zip(table, indptr, indptr[1:]):
-        row[:] = pages[begin]
-        row[: end - begin] = pages[begin:end]
-    return table, indptr, pages
+    common = cell.shared // cell.page
+    shared, own = shuffled[:common], iter(shuffled[common:])
+    lists = [[*shared, *islice(own, count - common)] for count in cell.pages]
+    table = np.empty((cell.batch, max(cell.pages)), np.int32)
+    for row, pages in zip(table, lists):
+        row[:] = pages[0]
+        row[: len(pages)] = pages
+    indptr = np.asarray([0, *accumulate(cell.pages)], np.int32)
+    return table, indptr, np.asarray([page for pages in lists for page in pages], np.int32)
 
 
 def random_caches(cell: CacheCell, torch: Any, device: str) -> Caches:
@@ -62,33 +69,51 @@ def random_caches(cell: CacheCell, torch: Any, device: str) -> Caches:
     def integers(x: Any) -> Any:
         return torch.as_tensor(x, dtype=torch.int32, device=device)
 
+    def stored_as(x: Any) -> Any:
+        if not cell.option:
+            return x
+        x = x.float() / SCALE_OF[cell.option]
+        return (x.round().clamp(-127, 127) if cell.option == "int8" else x).to(
+            getattr(torch, cell.option)
+        )
+
     table: Any = None
     indptr: Any = None
     pages: Any = None
     stored = (cell.batch, cell.kv_rows)
     if cell.page:
         table, indptr, pages = map(integers, pages_of(cell))
-        stored = (len(pages), cell.page)
-    k, v = (normal(*stored, cell.kv_heads, cell.dim) for _ in range(2))
+        stored = (cell.num_pages, cell.page)
+    k, v = (stored_as(normal(*stored, cell.kv_heads, cell.dim)) for _ in range(2))
     packed = bool(cell.q_lengths)
     q = normal(*((sum(cell.q_rows),) if packed else (cell.batch, cell.rows)), cell.heads, cell.dim)
     cu_q = integers([0, *accumulate(cell.q_rows)]) if packed else None
-    return Caches(q, k, v, None, integers(cell.kv_lengths), table, indptr, pages, cu_q)
+    scale = None
+    if cell.option:
+        scale = torch.full((cell.kv_heads, 1), SCALE_OF[cell.option], device=device)
+    return Caches(q, k, v, None, integers(cell.kv_lengths), table, indptr, pages, cu_q, scale)
 
 
 class FulmenCaches(Side):
     """A plan of this package, with a workspace and a result of its own."""
 
     name = "fulmen"
+    options = ("", *QUANTISED_BYTES)
+    asked_beside: Mapping[str, Any] = {}
 
     def __init__(self, implementation: str = "auto") -> None:
         """By the name of an implementation."""
         self.asked = implementation
 
-    def _options(self, cell: CacheCell, lengths: Any, table: Any, cu_q: Any) -> dict[str, Any]:
+    def _options(
+        self, cell: CacheCell, lengths: Any, table: Any, cu_q: Any, scale: Any
+    ) -> dict[str, Any]:
         options: dict[str, Any] = {
             "causal": cell.causal, "layout": LAYOUT, "implementation": self.asked,
+            **self.asked_beside,
         }  # fmt: skip
+        if cell.option:
+            options.update(k_scale=scale, v_scale=scale)
         if cu_q is not None:
             options.update(cu_q=cu_q, max_q=cell.rows, layout="shd")
         if cell.page:
@@ -99,24 +124,27 @@ class FulmenCaches(Side):
         """A cell as `fulmen.warmup` takes it."""
         table, stored = None, (cell.batch, cell.kv_rows)
         if cell.page:
-            table, _, pages = pages_of(cell)
-            stored = (len(pages), cell.page)
+            table, _, _ = pages_of(cell)
+            stored = (cell.num_pages, cell.page)
         kv = (*stored, cell.kv_heads, cell.dim)
         lengths = np.asarray(cell.kv_lengths, np.int32)
         rows: tuple[int, ...] = (cell.batch, cell.rows)
         cu_q = None
         if cell.q_lengths:
             rows, cu_q = (sum(cell.q_rows),), np.asarray([0, *accumulate(cell.q_rows)], np.int32)
+        scale = np.ones((cell.kv_heads, 1), np.float32)
         return {
             "q": (*rows, cell.heads, cell.dim), "k": kv, "v": kv, "need": (),
-            "dtype": cell.dtype, **self._options(cell, lengths, table, cu_q),
+            "dtype": cell.dtype, "kv_dtype": cell.kv_dtype,
+            **self._options(cell, lengths, table, cu_q, scale),
         }  # fmt: skip
 
     def answer(self, cell: Any, tensors: Any) -> Answer:
         import torch
 
-        q, k, v = tensors.q, tensors.k, tensors.v
-        options = self._options(cell, tensors.lengths, tensors.table, tensors.cu_q)
+        t = tensors
+        q, k, v = t.q, t.k, t.v
+        options = self._options(cell, t.lengths, t.table, t.cu_q, t.scale)
         out = torch.empty_like(q)
         try:
             plan = fulmen.plan(q, k, v, need=(), out=out, **options)
@@ -130,6 +158,76 @@ class FulmenCaches(Side):
             plan.explain()["implementation"],
             size,
         )
+
+
+class FulmenInvariant(FulmenCaches):
+    """The same whose bits do not depend on the other requests."""
+
+    name = "fulmen invariant"
+    asked_beside = INVARIANT
+
+
+class FulmenCascade(Side):
+    """Keys that all requests share, then those of each, and one merge.
+
+    The rows of all requests are those of one over the shared keys, which are divided into parts.
+    """
+
+    name = "fulmen cascade"
+
+    def __init__(self, implementation: str = "auto") -> None:
+        """By the name of an implementation."""
+        self.asked = implementation
+
+    def _calls(
+        self, cell: CacheCell, table: Any, integers: Callable[[list[int]], Any]
+    ) -> list[tuple[Any, dict[str, Any]]]:
+        """The tables and options of the two calls: of the parts, and of the own keys."""
+        if not cell.shared or cell.shared % (PARTS * cell.page) or cell.rows > 1:
+            raise MissingError(f"it takes one row over {PARTS} parts of shared pages")
+        common = cell.shared // cell.page
+        own = [keys - cell.shared for keys in cell.kv_lengths]
+        said = {"layout": LAYOUT, "implementation": self.asked}
+        parts = table[0, :common].reshape(PARTS, -1)
+        return [
+            (parts, {**said, "kv_lengths": integers([cell.shared // PARTS] * PARTS)}),
+            (table[:, common:], {**said, "kv_lengths": integers(own)}),
+        ]
+
+    def problem(self, cell: CacheCell) -> list[dict[str, Any]]:
+        """The two calls of a cell as `fulmen.warmup` takes them."""
+        table, _, _ = pages_of(cell)
+        kv = (cell.num_pages, cell.page, cell.kv_heads, cell.dim)
+        calls = self._calls(cell, table, lambda x: np.asarray(x, np.int32))
+        shapes = ((PARTS, cell.batch), (cell.batch, 1))
+        return [
+            {"q": (*rows, cell.heads, cell.dim), "k": kv, "v": kv, "need": (),
+             "dtype": cell.dtype, "page_table": pages, **options}
+            for rows, (pages, options) in zip(shapes, calls)
+        ]  # fmt: skip
+
+    def answer(self, cell: Any, tensors: Any) -> Answer:
+        import torch
+
+        t = tensors
+        calls = self._calls(cell, t.table, lambda x: torch.tensor(x, device=t.q.device).int())
+        q = t.q.transpose(0, 1)  # one request of all rows
+        rows = (q.expand(PARTS, *q.shape[1:]), t.q)
+        runs = []
+        for x, (pages, options) in zip(rows, calls):
+            plan = fulmen.plan(x, t.k, t.v, need=(), page_table=pages.contiguous(), **options)
+            runs.append((plan, x))
+
+        def call() -> Any:
+            (of_parts, part_lse, _), own = (plan.forward(x, t.k, t.v) for plan, x in runs)
+            parts = [
+                (o.unsqueeze(1), lse.transpose(0, 1).unsqueeze(-1))
+                for o, lse in zip(of_parts, part_lse)
+            ]
+            return fulmen.merge([*parts, (own.o, own.lse)], layout=LAYOUT)
+
+        names = dict.fromkeys(plan.explain()["implementation"] for plan, _ in runs)
+        return Answer(call, lambda x: (x[0],), " + ".join((*names, "merge")))
 
 
 class FulmenApart(FulmenCaches):
@@ -169,6 +267,14 @@ class FulmenApart(FulmenCaches):
         )  # fmt: skip
 
 
+# By the name that a grid has for it (cache_cells.CacheGrid.ways).
+WAYS: dict[str, Callable[[str], Side]] = {
+    "invariant": FulmenInvariant,
+    "apart": FulmenApart,
+    "cascade": FulmenCascade,
+}
+
+
 class CacheTruth:
     """o of one (request, head) in float64, and of one of those with the most rows."""
 
@@ -193,6 +299,8 @@ class CacheTruth:
             self._keys(x, caches.table, request)[:keys, kv_head].double()
             for x in (caches.k, caches.v)
         )
+        if caches.scale is not None:
+            k, v = (float(caches.scale[kv_head]) * x for x in (k, v))
         s = cell.dim**-0.5 * (self._rows(caches.q, request, head) @ k.T)
         if cell.causal:
             row = torch.arange(rows, device=s.device)[:, None]

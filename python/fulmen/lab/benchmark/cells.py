@@ -8,6 +8,7 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
+from typing import NamedTuple
 
 TOKENS = 16384  # batch * rows of the GPU grids: enough to fill a card
 WIDTH = 2048  # heads * dim of the GPU grids
@@ -91,6 +92,21 @@ class Cell:
         return elements * ITEM_BYTES[self.dtype]
 
 
+class Asked(NamedTuple):
+    """What of a grid is asked for; None: all that it has."""
+
+    rows: Sequence[int] | None = None
+    dims: Sequence[int] | None = None
+    dtype: str | None = None
+    groups: Sequence[int] | None = None  # query heads that share keys, of caches
+    pages: Sequence[int] | None = None  # rows of a page, of caches
+    heads: Sequence[int] | None = None  # of whole sequences
+    batch: int | None = None  # of whole sequences
+
+
+EVERYTHING = Asked()
+
+
 def cell_of(grid: str, op: str, dtype: str, rows: int, dim: int, causal: bool, option: str) -> Cell:
     """A cell of TOKENS and WIDTH."""
     heads = kv_heads = max(WIDTH // dim, 1)
@@ -114,27 +130,20 @@ class Grid:
     graph: bool = False
     options: tuple[str, ...] = ("",)
 
-    def cells(
-        self,
-        rows: Sequence[int] | None,
-        dims: Sequence[int] | None,
-        dtype: str | None,
-        heads: Sequence[int] | None = None,
-        batch: int | None = None,
-    ) -> Iterator[Cell]:
+    def cells(self, asked: Asked = EVERYTHING) -> Iterator[Cell]:
         """The cells, long ones first: they tell most."""
-        lengths = sorted(rows or self.rows, reverse=True)
+        lengths = sorted(asked.rows or self.rows, reverse=True)
         for s, d, h, op, causal, option in product(
-            lengths, dims or self.dims, heads or (self.heads,), self.ops, (False, True),
-            self.options,
+            lengths, asked.dims or self.dims, asked.heads or (self.heads,), self.ops,
+            (False, True), self.options,
         ):  # fmt: skip
-            cell = cell_of(self.name, op, dtype or self.dtype, s, d, causal, option)
+            cell = cell_of(self.name, op, asked.dtype or self.dtype, s, d, causal, option)
             if self.heads:
                 cell = replace(cell, batch=1)
             if h:
                 shared = max(h // GROUP, 1) if option == "grouped" else h
                 cell = replace(cell, heads=h, kv_heads=shared)
-            yield replace(cell, graph=self.graph, batch=batch or cell.batch)
+            yield replace(cell, graph=self.graph, batch=asked.batch or cell.batch)
 
 
 @dataclass(frozen=True)
@@ -145,12 +154,11 @@ class Listed:
     backend: str
     entries: tuple[tuple[int, int, str, str], ...]
 
-    def cells(
-        self, rows: Sequence[int] | None, dims: Sequence[int] | None, dtype: str | None
-    ) -> Iterator[Cell]:
+    def cells(self, asked: Asked = EVERYTHING) -> Iterator[Cell]:
         """Those of the lengths, head dims and dtype asked for, in order."""
         for s, d, option, named in self.entries:
-            if s in (rows or (s,)) and d in (dims or (d,)) and named == (dtype or named):
+            is_asked = s in (asked.rows or (s,)) and d in (asked.dims or (d,))
+            if is_asked and named == (asked.dtype or named):
                 yield cell_of(self.name, "forward", named, s, d, True, option)
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from importlib import import_module
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from .cache_cells import CacheCell
@@ -194,6 +195,7 @@ class FlashInferCaches(Side):
     """FlashInfer's wrappers over pages: decoding with its tensor cores, and prefill for drafts."""
 
     name = "flashinfer"
+    options = ("", "float8_e4m3fn", "float8_e5m2")
 
     def __init__(self) -> None:
         """From its package."""
@@ -219,6 +221,45 @@ class FlashInferCaches(Side):
             rows = rows if t.cu_q is None else t.cu_q
             wrapper.plan(rows, *common, causal=cell.causal, **dtypes)
         q = t.q.reshape(-1, *shape[-2:])
+        scale = None if t.scale is None else float(t.scale[0])
+        return Answer(
+            lambda: wrapper.run(q, (t.k, t.v), k_scale=scale, v_scale=scale),
+            lambda o: (o.reshape(shape),),
+            "flashinfer fa2",
+        )
+
+
+class FlashInferCascade(Side):
+    """FlashInfer's cascade: the shared pages are a level of their own."""
+
+    name = "flashinfer cascade"
+
+    def __init__(self) -> None:
+        """From its package."""
+        self.wrapper = load("flashinfer").MultiLevelCascadeAttentionWrapper
+
+    def answer(self, cell: Any, tensors: Any) -> Answer:
+        torch: Any = import_module("torch")
+        if not cell.shared or cell.rows > 1:
+            raise MissingError("it takes one row over shared pages")
+        t, common = tensors, cell.shared // cell.page
+        scratch = torch.empty(WORKSPACE, dtype=torch.uint8, device=t.q.device)
+
+        def integers(x: list[int]) -> Any:
+            return torch.tensor(x, dtype=torch.int32, device=t.q.device)
+
+        own = [count - common for count in cell.pages]
+        last = (t.lengths - 1) % cell.page + 1
+        wrapper = self.wrapper(2, scratch, "NHD")
+        wrapper.plan(
+            [integers([0, cell.batch]), integers([*range(cell.batch + 1)])],
+            [integers([0, common]), integers([0, *accumulate(own)])],
+            [t.table[0, :common].contiguous(), torch.cat([
+                row[common:count] for row, count in zip(t.table, cell.pages)])],
+            [integers([cell.page]), last],
+            cell.heads, cell.kv_heads, cell.dim, cell.page, q_data_type=t.q.dtype,
+        )  # fmt: skip
+        q, shape = t.q.flatten(0, 1), t.q.shape
         return Answer(
             lambda: wrapper.run(q, (t.k, t.v)), lambda o: (o.reshape(shape),), "flashinfer fa2"
         )

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 import fulmen
+from fulmen.keywords import INVARIANT
 from fulmen.masks import Tree
 
 from . import views
@@ -229,9 +230,8 @@ def other_numbers_with(run: Run, others: tuple[Mapping[str, Any], ...]) -> None:
 
 
 def same_bits_alone(run: Run) -> None:
-    """Each batch entry alone has the bits that it has in the batch, under batch_invariant."""
-    invariant = {"batch_invariant": True}
-    batch = results(run, invariant)
+    """Each batch entry alone has the bits that it has in the batch, where that is asked for."""
+    batch = results(run, INVARIANT)
     for b in range(run.case.batch):
         one = slice(b, b + 1)
         call = run.call
@@ -248,7 +248,7 @@ def same_bits_alone(run: Run) -> None:
         k, v = (x if pools else x[one] for x in (call.k, call.v))
         alone = Call(call.q[one], k, v, do, dlse, options)
         for name, x in results(
-            Run(run.case, run.problem, alone, run.where, run.memory), invariant
+            Run(run.case, run.problem, alone, run.where, run.memory), INVARIANT
         ).items():
             if name in ("dbias", "dsinks"):  # sums over the batch
                 continue
