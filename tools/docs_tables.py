@@ -9,6 +9,7 @@ A page holds a part between two comments, the first of which says what it is:
 
     <!-- begin generated: results FILE CASE -->      the table of bench/results/FILE
     <!-- begin generated: records FILE KEY ... -->   these fields of its records, one a line
+    <!-- begin generated: rungs FILE -->             a row a rung, its times by shape
     <!-- begin generated: verified FILE LANGUAGE --> what a record of `fulmen verify` says
     <!-- begin generated: c-api -->                  the reference of fulmen.h
     <!-- begin generated: decisions -->              the table of what lies in docs/decisions
@@ -97,6 +98,8 @@ def text_of(what: str) -> str:
         return results_table.table(*words)
     if kind == "records":
         return results_table.listing(*words)
+    if kind == "rungs":
+        return results_table.rungs(*words)
     if kind == "caches":
         return results_table.caches(*words)
     if kind == "verified":

@@ -5,9 +5,10 @@
     results_table.py FILE.jsonl [CASE]               prints one Markdown table
     results_table.py FILE.jsonl --columns KEY ...    prints chosen fields, a record a line
 
-In the first, a row a sequence length, a column an (operation, head dim, mask), in a cell the rate
-of each party, in the order of `parties`; the fastest is bold. Where a party has several
-implementations of a cell, the fastest counts. Used by docs_tables.py.
+In the first, a row a sequence length (and a number of heads, where a head dim has several), a
+column an (operation, head dim, mask), in a cell the rate of each party, in the order of `parties`;
+the fastest is bold. Where a party has several implementations of a cell, the fastest counts. Used
+by docs_tables.py.
 """
 
 from __future__ import annotations
@@ -46,12 +47,19 @@ def cell(rows: list[Row], names: list[str], factor: float) -> str:
     return " / ".join(f"**{text}**" if b else text for text, b in zip(texts, bold))
 
 
+def line(row: Row, with_heads: bool) -> tuple[int, int]:
+    return (row["heads_q"] if with_heads else 0), row["seqlen_q"]
+
+
 def table(name: str, case: str = "burst") -> str:
     """The Markdown table of a file, with a line above that says what it is."""
     rows = [row for row in read(name) if row["case"] == case]
     names = parties(rows)
     columns = sorted({column(row) for row in rows}, key=lambda c: (c[0] != "forward", *c[1:]))
-    lengths = sorted({row["seqlen_q"] for row in rows})
+    with_heads = len({(row["d_qk"], row["heads_q"]) for row in rows}) > len(
+        {row["d_qk"] for row in rows}
+    )
+    lengths = sorted({line(row, with_heads) for row in rows})
     small = max(row["tflops"] for row in rows) < 1
     factor, unit = (1e3, "GFLOP/s") if small else (1.0, "TFLOP/s")
     one = rows[0]
@@ -61,13 +69,13 @@ def table(name: str, case: str = "burst") -> str:
         f"{op + ' ' if several else ''}D{dim} {'causal' if causal else 'full'}"
         for op, dim, causal in columns
     ]
-    lines = [said, "", "| S | " + " | ".join(heads) + " |", "|---" * (len(heads) + 1) + "|"]
-    for length in lengths:
-        cells = [
-            cell([r for r in rows if r["seqlen_q"] == length and column(r) == c], names, factor)
-            for c in columns
-        ]
-        lines.append(f"| {length} | " + " | ".join(cells) + " |")
+    first = "heads x S" if with_heads else "S"
+    lines = [said, "", f"| {first} | " + " | ".join(heads) + " |", "|---" * (len(heads) + 1) + "|"]
+    for count, length in lengths:
+        mine = [row for row in rows if line(row, with_heads) == (count, length)]
+        cells = [cell([row for row in mine if column(row) == c], names, factor) for c in columns]
+        label = f"{count} x {length}" if with_heads else str(length)
+        lines.append(f"| {label} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 
@@ -90,6 +98,29 @@ def listing(name: str, *keys: str) -> str:
     table = [said, "", "| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
     table += ["| " + " | ".join(text_of(row.get(key)) for key in keys) + " |" for row in rows]
     return "\n".join(table)
+
+
+def rungs(name: str) -> str:
+    """A row a rung, a column an (operation, rows, head dim, heads), in milliseconds."""
+    rows = read(name)
+    names = list(dict.fromkeys((row["who"], row["implementation"]) for row in rows))
+    shapes = list(dict.fromkeys(_shape(row) for row in rows))
+    said = f"ms, medians; {rows[0]['card']}, {rows[0]['dtype']}, `bench/results/{name}`"
+    heads = ["rung", *(f"{op} {s}, {d}, {h}" for op, s, d, h in shapes)]
+    lines = [said, "", "| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
+    of_cell = {(row["who"], row["implementation"], *_shape(row)): row["p50_ms"] for row in rows}
+    for who, kernel in names:
+        label = f"fulmen {kernel}" if who == "fulmen" else who
+        times = [of_cell.get((who, kernel, *shape)) for shape in shapes]
+        best = [min(t for key, t in of_cell.items() if key[2:] == shape) for shape in shapes]
+        texts = ["-" if t is None else f"{t:.4g}" for t in times]
+        cells = [f"**{x}**" if t == b else x for x, t, b in zip(texts, times, best)]
+        lines.append(f"| {label} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def _shape(row: Row) -> tuple[str, int, int, int]:
+    return row["op"], row["seqlen_q"], row["d_qk"], row["heads_q"]
 
 
 def caches(name: str) -> str:
