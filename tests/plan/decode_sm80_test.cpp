@@ -68,7 +68,8 @@ TEST(DecodeSm80Plan, LeavesFullCardsToHopper) {
   EXPECT_FALSE(decodes(decode_problem(17, 5, 4096), "h200"));
   EXPECT_FALSE(decodes(decode_problem(17, 1, 1023), "h200"));
   EXPECT_TRUE(decodes(decode_problem(16, 1, 4096, 256), "h200"));
-  EXPECT_FALSE(decodes(decode_problem(17, 1, 4096, 256), "h200"));
+  EXPECT_TRUE(decodes(decode_problem(17, 2, 4096, 256), "h200"));
+  EXPECT_FALSE(decodes(decode_problem(17, 3, 4096, 256), "h200"));
   Problem named = decode_problem(1, 1, 4096);
   named.implementation = Implementation::kSm90;
   EXPECT_FALSE(decodes(named, "h200"));
@@ -146,12 +147,42 @@ TEST(DecodeSm80Plan, ChunksWhereBitsAreARequestsOwn) {
   }
 }
 
+// A cluster for every row tile, where such clusters are half of the card or more; and pairs where
+// lengths differ.
+TEST(DecodeSm80Plan, ClustersForFewRowTiles) {
+  const auto launch = [](const Problem& problem, const char* card) {
+    const gpu::PlanOrRefusal made = gpu::plan_decode_sm80(problem, gpu_named(card));
+    const gpu::KernelLaunch& first = made.plan->launches[0];
+    EXPECT_EQ(first.num_blocks % first.cluster_size, 0);
+    return std::pair<i64, unsigned>{first.num_blocks, first.cluster_size};
+  };
+  EXPECT_EQ(launch(decode_problem(1, 1, 4096), "h200"), std::pair(i64{64}, 8u));
+  EXPECT_EQ(launch(decode_problem(8, 1, 65536), "h200"), std::pair(i64{128}, 2u));
+  EXPECT_EQ(launch(decode_problem(2, 1, 4096), "h200"), std::pair(i64{64}, 4u));
+  EXPECT_EQ(launch(decode_problem(3, 1, 4096), "h200"), std::pair(i64{96}, 4u));
+  EXPECT_EQ(launch(decode_problem(8, 1, 4096, 256), "h200").second, 1u);
+  EXPECT_EQ(launch(decode_problem(9, 1, 4096), "h200"), std::pair(i64{128}, 1u));
+  EXPECT_EQ(launch(decode_problem(1, 1, 4096), "a100").second, 1u);
+  EXPECT_EQ(launch(decode_problem(1, 3, 4096), "h200"), std::pair(i64{64}, 8u));
+  EXPECT_EQ(launch(decode_problem(1, 5, 4096), "h200").second, 1u);
+  Problem other = decode_problem(8, 1, 4096);
+  other.batch_invariant = true;
+  EXPECT_EQ(launch(other, "h200").second, 1u);
+  for (const auto& [batch, size] : {std::pair{1, 8u}, {2, 1u}, {4, 2u}, {8, 2u}}) {
+    other = decode_problem(batch, 1, 4096);
+    other.page_rows = 16;
+    other.arrays[Array::kKvLengths].dtype = DType::kInt32;
+    EXPECT_EQ(launch(other, "h200").second, size) << batch;
+    EXPECT_EQ(gpu::decode_sm80_config(other, gpu_named("h200")).whole, batch == 1);
+  }
+}
+
 // As many workers for every head of k and v; the workspace follows from the grid, not from batch
 // or length.
 TEST(DecodeSm80Plan, WorkspaceFollowsFromTheGrid) {
   const Gpu gpu = gpu_named("h200");
   size_t bytes = 0;
-  for (const i64 batch : {1, 16}) {
+  for (const i64 batch : {9, 16}) {
     for (const i64 keys : {i64{65536}, i64{1} << 20}) {
       const gpu::PlanOrRefusal made = gpu::plan_decode_sm80(decode_problem(batch, 1, keys), gpu);
       ASSERT_NE(made.plan, nullptr);

@@ -41,6 +41,9 @@ constexpr DecodeShape kShapes[] = {{8, 2}, {4, 3}, {4, 2}, {4, 1}, {2, 2}, {2, 1
 // of 16 rows, 2 to 3 in pages of one.
 constexpr DecodeShape kPagedShape{8, 1};
 constexpr i32 kPagedRows = 32;
+// Eight warps at d 256 where O of eight splits fits beside their rings: 136 us instead of 138 at
+// 8 x 8k, in pages of 16 rows 140 instead of 145.
+constexpr DecodeShape kWideShape{8, 1};
 
 i64 rows_of_group(const Problem& problem) { return problem.max_q * problem.group_size(); }
 
@@ -73,6 +76,33 @@ i64 num_chunks(const Problem& problem, const DecodeSm80Config& config) {
   return num_chunks(problem, i64{config.block_keys()} * config.chunk_blocks);
 }
 
+i64 num_row_tiles(const Problem& problem, const DecodeSm80Config& config) {
+  return ceil_div(rows_of_group(problem), config.rows());
+}
+
+// Whether no length says how keys are to be divided: a cluster takes every row tile whole.
+bool has_equal_row_tiles(const Problem& problem, const DecodeSm80Config& config) {
+  return !config.ragged && !config.placed && (problem.num_sequences == 1 || !config.score.varlen);
+}
+
+// How many blocks share the keys of a row tile inside a cluster, where that was faster on an H200
+// (2026-11-29): as many as a card holds at once with a cluster for every row tile. An H200 holds 66
+// clusters of 2, 30 of 4, 15 of 8. Half of its multiprocessors read as fast as all. Where lengths
+// differ clusters divide the keys as blocks do, and only pairs were faster.
+i32 cluster_size(const Problem& problem, const Gpu& gpu, const DecodeSm80Config& config) {
+  const bool was_timed = !config.is_quantised() && config.row_warps == 1 &&
+                         max(config.d_qk, config.d_v) <= 128 && problem.may_plan_by_lengths();
+  const i64 row_tiles = problem.num_sequences * problem.heads_kv;
+  if (gpu.compute_capability != 90 || !was_timed || num_row_tiles(problem, config) > 1) return 1;
+  for (const i64 size : {8, 4, 2}) {
+    const i64 at_once = gpu.num_multiprocessors * (size == 2 ? 10 : 9) / 10 / size;
+    const bool fills_half = 2 * size * row_tiles >= gpu.num_multiprocessors * 9 / 10;
+    if (row_tiles > at_once || !fills_half) continue;
+    return size == 2 || has_equal_row_tiles(problem, config) ? static_cast<i32>(size) : 1;
+  }
+  return 1;
+}
+
 // By the most rows that a request of the batch may have; 16 where bits may not depend on the batch.
 void set_rows(DecodeSm80Config& config, const Problem& problem) {
   const i64 rows = problem.may_plan_by_lengths() ? rows_of_group(problem) : 1;
@@ -86,6 +116,9 @@ bool fits(const DecodeSm80Config& config, const Gpu& gpu) {
 }
 
 void set_shape(DecodeSm80Config& config, const Gpu& gpu) {
+  config.splits = kWideShape.splits;
+  config.stages = kWideShape.stages;
+  if (config.transposed && max(config.d_qk, config.d_v) > 128 && fits(config, gpu)) return;
   for (const DecodeShape& shape : kShapes) {
     config.splits = max(1, shape.splits / config.row_warps);
     config.stages = shape.stages;
@@ -113,7 +146,9 @@ KernelSpec spec(const DecodeSm80Config& config) {
       config.block_keys(), name_suffix(config.score), config.ragged ? "_ragged" : "",
       config.paged ? "_paged" : "", config.placed ? "_placed" : "", config.tree ? "_tree" : "",
       config.mixed ? "_mixed" : "",
-      config.has_chunks() ? sentence("_chunks", config.chunk_blocks) : "");
+      config.has_chunks() ? sentence("_chunks", config.chunk_blocks) : "",
+      config.cluster > 1 ? sentence("_cluster", config.cluster) : "", config.whole ? "_whole" : "",
+      config.one_query ? "_single" : "", config.transposed ? "_transposed" : "");
   KernelSpec spec = on_tensor_cores(
       spec_of<DecodeSm80Params>("decode_sm80/decode_sm80", "decode_sm80", distinction, config),
       config, max(config.d_qk, config.d_v) > 128 ? kWideSpillBytes : kSpillBytes);
@@ -121,10 +156,12 @@ KernelSpec spec(const DecodeSm80Config& config) {
   return spec;
 }
 
-// Blocks of a launch. As many for every head of k and v, where that leaves few multiprocessors
-// idle: then no block has keys of two heads, and those that share a head end together.
+// Blocks of a launch for each row tile of a head, or clusters. As many for every head of k and v,
+// where that leaves few multiprocessors idle: then no block has keys of two heads, and those that
+// share a head end together. A cluster for every row tile, where there are clusters.
 i64 num_workers(const Problem& problem, const Gpu& gpu, const DecodeSm80Config& config,
                 i64 row_tiles) {
+  if (config.cluster > 1) return problem.num_sequences * problem.heads_kv;
   const i64 at_once = max<i64>(1, i64{gpu.num_multiprocessors} * config.min_blocks / row_tiles);
   const i64 even = at_once / problem.heads_kv * problem.heads_kv;
   const i64 workers = even * 20 >= at_once * 19 ? even : at_once;
@@ -149,18 +186,21 @@ class DecodeSm80Plan final : public GpuPlan {
   DecodeSm80Plan(const Problem& problem, const Gpu& gpu, const DecodeSm80Config& config) {
     params_.attention = attention_params(problem);
     params_.group = static_cast<i32>(problem.group_size());
-    params_.row_tiles = static_cast<i32>(ceil_div(rows_of_group(problem), config.rows()));
+    params_.row_tiles = static_cast<i32>(num_row_tiles(problem, config));
     params_.stamp = new_stamp();
+    params_.unit = score_unit(config, problem.score_map.scale);
     const i64 row_tiles = params_.row_tiles;
-    const i64 grid = num_workers(problem, gpu, config, row_tiles) * row_tiles;
+    const i64 workers = num_workers(problem, gpu, config, row_tiles) * row_tiles;
     const i64 chunks = num_chunks(problem, config) * row_tiles;
-    const i64 counters = config.has_chunks() ? chunks : grid;
-    const i64 parts = config.has_chunks() ? chunks : 2 * grid;
+    const i64 grid = workers * config.cluster;
+    const i64 counters = config.whole ? 0 : config.has_chunks() ? chunks : grid;
+    const i64 parts = config.whole ? 0 : config.has_chunks() ? chunks : 2 * workers;
     parts_at_ = ceil_div(counters * 8, 256) * 256;
     workspace_bytes = static_cast<size_t>(parts_at_ + parts * config.part_floats() * 4);
     tile = {config.rows(), config.block_keys()};
     alignment_bytes = 16;
-    launches = {{spec(config), problem.num_sequences == 0 && !problem.packed.q ? 0 : grid}};
+    launches = {{spec(config), problem.num_sequences == 0 && !problem.packed.q ? 0 : grid,
+                 static_cast<unsigned>(config.cluster)}};
   }
 
   void run(const Call& call) const override {
@@ -194,13 +234,19 @@ DecodeSm80Config decode_sm80_config(const Problem& problem, const Gpu& gpu) {
   const bool is_last_row = problem.max_q == 1 && !config.placed && !problem.has(Array::kQLengths) &&
                            !problem.packed.q && problem.alignment == Alignment::kBottomRight;
   if (is_last_row && problem.mask.is_at_most_causal()) config.score.mask_kind = MaskKind::kNone;
+  config.converts = config.quantised == DType::kFloat8E4M3 && gpu.compute_capability >= 89;
+  config.one_query = problem.max_q == 1 && !problem.packed.q;
   config.score.negative_scale = !(problem.score_map.scale > kSmallestScale);
   config.d_qk = rounded_up(problem.dim_qk, config.dim_unit());
   config.d_v = rounded_up(problem.dim_v, config.dim_unit());
   set_rows(config, problem);
+  config.transposed = config.row_warps == 1 && rows_of_group(problem) <= 8;
   if (!has_paged_shape(config, gpu)) set_shape(config, gpu);
   if (!problem.may_plan_by_lengths()) config.chunk_blocks = kChunkKeys / config.block_keys();
-  return config;
+  DecodeSm80Config together = config;
+  together.cluster = cluster_size(problem, gpu, config);
+  together.whole = together.cluster > 1 && has_equal_row_tiles(problem, config);
+  return fits(together, gpu) ? together : config;
 }
 
 bool prefers_decode_sm80(const Problem& problem, const Gpu& gpu) {
@@ -228,6 +274,8 @@ PlanOrRefusal plan_decode_sm80(const Problem& problem, const Gpu& gpu) {
 std::unique_ptr<GpuPlan> plan_decode_beside(const Problem& problem, const Gpu& gpu) {
   DecodeSm80Config config = decode_sm80_config(problem, gpu);
   config.mixed = true;
+  config.cluster = 1;  // the other kernel may leave no neighbours free
+  config.whole = false;
   return std::make_unique<DecodeSm80Plan>(problem, gpu, config);
 }
 
@@ -272,9 +320,13 @@ std::vector<std::vector<KernelSpec>> decode_sm80_specs(const Gpu& gpu) {
   paged.page_rows = 16;
   paged.arrays[Array::kKvStart].dtype = DType::kInt32;
   paged.arrays[Array::kTree].dtype = paged.arrays[Array::kPositions].dtype = DType::kInt64;
-  std::vector<std::vector<KernelSpec>> entries{specs_of(plain, gpu), specs_of(group, gpu),
-                                               specs_of(drafts, gpu), specs_of(all, gpu),
-                                               specs_of(paged, gpu)};
+  Problem split = group;  // in clusters, where there are any
+  split.heads_q = 32;
+  split.heads_kv = 8;
+  split.num_sequences = 1;
+  std::vector<std::vector<KernelSpec>> entries{specs_of(split, gpu), specs_of(plain, gpu),
+                                               specs_of(group, gpu), specs_of(drafts, gpu),
+                                               specs_of(all, gpu),   specs_of(paged, gpu)};
   for (const DType dtype : {DType::kFloat8E4M3, DType::kFloat8E5M2, DType::kInt8}) {
     Problem quantised = dtype == DType::kFloat8E5M2 ? paged : group;
     quantised.arrays[Array::kK].dtype = quantised.arrays[Array::kV].dtype = dtype;

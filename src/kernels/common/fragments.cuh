@@ -70,63 +70,54 @@ inline void transpose_quad(ptx::U32x4& x) {
 
 // ---- Numbers of 8 bits -------------------------------------------------------------------------
 
-// Four 8-bit numbers of keys or values become two registers of 16-bit ones, for products: bytes 0
-// and 2, bytes 1 and 3. Sign and magnitude of a floating-point number are moved to where the wider
-// type has them, and a multiplication by a power of two makes up for the other bias; it is exact,
-// subnormal numbers too. An int8 is put into the last bits of a number whose unit in the last place
-// is 1, from which that number is taken away.
+// Four 8-bit numbers of keys or values become two registers of float16, which holds every one of
+// them, for products: bytes 0 and 1, 2 and 3, or bytes 0 and 2, 1 and 3. An e5m2 is the upper half
+// of a float16. Cards since Ada convert an e4m3 themselves; elsewhere its sign and magnitude are
+// moved to where float16 has them, and a multiplication by 2^8 makes up for the other bias (exact,
+// subnormal numbers too), which makes 480 of NaN. An int8 is put into the last bits of 1024 + 128,
+// whose unit in the last place is 1, and that is taken away.
 struct WidenedPairs {
-  u32 even;
-  u32 odd;
+  u32 first;
+  u32 second;
 };
+enum class BytePairs { kNeighbours, kAlternate };
 
-// What of these bytes comes out finite though it is NaN or infinite: not 0 under kLostBits.
+// Whether an e4m3 among these bytes is NaN: not 0 under kLostBits.
 constexpr u32 kLostBits = 0x80808080;
-template <DType kFrom, DType kTo>
-constexpr u32 lost(u32 bytes) {
-  if constexpr (kFrom == DType::kFloat8E4M3) return (bytes & 0x7f7f7f7f) + 0x01010101;
-  if constexpr (kFrom == DType::kFloat8E5M2 && kTo == DType::kBFloat16) {
-    return (bytes & 0x7f7f7f7f) + 0x04040404;
-  }
-  return 0;
-}
-template <DType kFrom, DType kTo>
-constexpr bool may_lose() {
-  return lost<kFrom, kTo>(0) != 0;
-}
+constexpr u32 lost_e4m3(u32 bytes) { return (bytes & 0x7f7f7f7f) + 0x01010101; }
 
 // The same number in both halves of a register.
 constexpr u32 in_both(u32 bits) { return bits << 16 | bits; }
 
-template <DType kTo>
-WidenedPairs widen_int8(u32 bytes) {
-  if constexpr (kTo == DType::kFloat16) {  // 1024 + 128 + x, an ulp of 1
-    constexpr u32 kThousand = in_both(0x6400), kAway = in_both(0xe480);
-    const u32 biased = bytes ^ 0x80808080;
-    return {ptx::add_pairs<kTo>((biased & 0x00ff00ff) | kThousand, kAway),
-            ptx::add_pairs<kTo>((biased >> 8 & 0x00ff00ff) | kThousand, kAway)};
-  }
-  // 128 + the last seven bits; less 128, or 256 for a negative number.
-  constexpr u32 k128 = in_both(0x4300), kAway = in_both(0xc300);
-  const u32 next = bytes >> 8;
-  return {ptx::add_pairs<kTo>((bytes & 0x007f007f) | k128, (bytes & 0x00800080) | kAway),
-          ptx::add_pairs<kTo>((next & 0x007f007f) | k128, (next & 0x00800080) | kAway)};
+inline WidenedPairs shift_e4m3(u32 bytes) {  // alternate
+  constexpr u32 kSign = in_both(0x8000), kMagnitude = in_both(0x3f80), k256 = in_both(0x5c00);
+  const u32 even = (bytes << 8 & kSign) | (bytes << 7 & kMagnitude);
+  const u32 odd = (bytes & kSign) | (bytes >> 1 & kMagnitude);
+  return {ptx::multiply_pairs<DType::kFloat16>(even, k256),
+          ptx::multiply_pairs<DType::kFloat16>(odd, k256)};
 }
 
-template <DType kFrom, DType kTo>
+// kConverts: whether the card has cvt.rn.f16x2.e4m3x2.
+template <DType kFrom, BytePairs kPairs, bool kConverts>
 WidenedPairs widen_bytes(u32 bytes) {
-  if constexpr (kFrom == DType::kInt8) return widen_int8<kTo>(bytes);
-  if constexpr (kFrom == DType::kFloat8E5M2 && kTo == DType::kFloat16) {
-    return {bytes << 8 & 0xff00ff00, bytes & 0xff00ff00};
+  constexpr bool kNext = kPairs == BytePairs::kNeighbours;
+  constexpr u32 kOtherPairs = 0x3120;  // bytes 1 and 2 swapped
+  if constexpr (kFrom == DType::kInt8) {
+    constexpr u32 kThousand = 0x64646464, kAway = in_both(0xe480);
+    const u32 biased = bytes ^ 0x80808080;
+    return {ptx::add_pairs<DType::kFloat16>(
+                ptx::permute(biased, kThousand, kNext ? 0x4140 : 0x4240), kAway),
+            ptx::add_pairs<DType::kFloat16>(
+                ptx::permute(biased, kThousand, kNext ? 0x4342 : 0x4341), kAway)};
+  } else if constexpr (kFrom == DType::kFloat8E5M2) {
+    return {ptx::permute(bytes, 0, kNext ? 0x1404 : 0x2404),
+            ptx::permute(bytes, 0, kNext ? 0x3424 : 0x3414)};
+  } else if constexpr (kConverts) {
+    const ptx::U32x2 pairs = ptx::widen_e4m3(kNext ? bytes : ptx::permute(bytes, 0, kOtherPairs));
+    return {pairs.word[0], pairs.word[1]};
+  } else {
+    return shift_e4m3(kNext ? ptx::permute(bytes, 0, kOtherPairs) : bytes);
   }
-  constexpr bool kHasFourBits = kFrom == DType::kFloat8E4M3;  // of exponent; else five
-  constexpr i32 kShift = (kTo == DType::kFloat16 ? 7 : 4) + (kHasFourBits ? 0 : 1);
-  constexpr u32 kSign = in_both(0x8000), kMagnitude = in_both(0x7f << kShift);
-  // 2^8; 2^120, 2^112: the difference of the biases.
-  constexpr u32 kFactor = in_both(kTo == DType::kFloat16 ? 0x5c00 : kHasFourBits ? 0x7b80 : 0x7780);
-  const u32 even = (bytes << 8 & kSign) | (bytes << kShift & kMagnitude);
-  const u32 odd = (bytes & kSign) | (bytes >> (8 - kShift) & kMagnitude);
-  return {ptx::multiply_pairs<kTo>(even, kFactor), ptx::multiply_pairs<kTo>(odd, kFactor)};
 }
 
 }  // namespace fulmen

@@ -14,6 +14,7 @@ struct DecodeSm80Config {
   DType dtype = DType::kBFloat16;  // of q and o; of k, v too, unless they are quantised
   DType quantised = DType::kNone;  // the type of k and v where it has 8 bits
   bool scaled = false;             // a number for some of them says what they are multiplied by
+  bool converts = false;           // e4m3 by the card itself, which has an instruction for it
   ScoreOptions score;
   i32 d_qk = 128;     // as computed with, a multiple of 16: zeros fill shorter rows up
   i32 d_v = 128;      // likewise
@@ -22,6 +23,12 @@ struct DecodeSm80Config {
   i32 kv_rows = 16;   // keys that a split takes at a time, at most 32
   i32 stages = 2;     // of a ring of K and V in shared memory
   i32 min_blocks = 1;
+  // Blocks that take a block of keys together, each with splits of its own, and add their results
+  // up inside a cluster (from Hopper on).
+  i32 cluster = 1;
+  bool whole = false;  // as many workers as heads of k and v in all sequences, each has one whole
+  bool one_query = false;   // a row tile has one query row of every head of a group
+  bool transposed = false;  // of its rows 8 at most are used: products have them as columns
   // Of a chunk of keys, which is what workers divide; chunks begin at multiples of it. More than
   // one: each makes a part of its own, whoever has it, and bits depend on nothing but the request.
   // One: a worker's keys of a row tile make one part.
@@ -35,11 +42,19 @@ struct DecodeSm80Config {
   constexpr i32 warps() const { return splits * row_warps; }
   constexpr i32 threads() const { return 32 * warps(); }
   constexpr i32 split_threads() const { return 32 * row_warps; }
-  constexpr i32 block_keys() const { return splits * kv_rows; }
+  constexpr i32 block_keys() const { return cluster * splits * kv_rows; }
   constexpr i32 rows() const { return 16 * row_warps; }  // of all heads of a group
+  constexpr i32 used_rows() const { return transposed ? 8 : rows(); }
 
   constexpr bool is_quantised() const { return quantised != DType::kNone; }
   constexpr DType kv_dtype() const { return is_quantised() ? quantised : dtype; }
+  // Of the operands of products: float16 holds every number of 8 bits.
+  constexpr DType product_dtype() const { return is_quantised() ? DType::kFloat16 : dtype; }
+  // Rows of Q become float16 by a power of two of their own.
+  constexpr bool narrows_q() const { return product_dtype() != dtype; }
+  // P is larger by this power of two: float16 ends at 2^16, below it loses bits from 2^-14 on.
+  constexpr i32 weight_log2() const { return is_quantised() ? 6 : 0; }
+  constexpr bool loses_nan() const { return quantised == DType::kFloat8E4M3 && !converts; }
   constexpr i32 kv_bytes() const { return is_quantised() ? 1 : 2; }
   // Of a row of a tile of K or V with so many dims: 16 bits.
   constexpr i32 words(i32 dims) const { return dims * kv_bytes() / 2; }
@@ -55,35 +70,42 @@ struct DecodeSm80Config {
   // Whether a row may not see a key that another row of its tile does; whether rows may have to be
   // computed again, since they met such a key or one that products cannot tell.
   constexpr bool hides_keys() const { return score.mask_kind != MaskKind::kNone || tree; }
-  constexpr bool may_recompute() const {
-    const bool is_bf16 = dtype == DType::kBFloat16;
-    const bool loses = quantised == DType::kFloat8E4M3 ||
-                       (quantised == DType::kFloat8E5M2 && is_bf16);  // NaN: common/fragments.cuh
-    return hides_keys() || loses || (scaled && !is_bf16);  // P times a scale may leave f16
-  }
+  constexpr bool may_recompute() const { return hides_keys() || loses_nan(); }
 
   // Whether scores are in log2 before the softmax, and not dot products.
   constexpr bool scales_scores() const {
     return score.score_mod || score.alibi || score.negative_scale;
   }
 
+  // Blocks of a cluster add up slices of a row tile, each its own: 32 dims of a row.
+  constexpr i32 row_slices() const { return (d_v + 31) / 32; }
+  constexpr i32 most_slices() const { return (used_rows() * row_slices() + cluster - 1) / cluster; }
+  static constexpr i32 slice_bytes() { return 32 * 4 + 16; }  // then maximum and sum of the row
+
   // Shared memory, in this order: the rings; O of every split at the end of a row tile; their
-  // maxima and sums; words of the whole block.
-  // A stage: K, V, and the scales of both.
+  // maxima and sums; words of the whole block; in a cluster an mbarrier, and this block's slices as
+  // every block has them. A stage: K, V, and the scales of both.
   constexpr i32 k_bytes() const { return kv_rows * d_qk * kv_bytes(); }
   constexpr i32 scales_at() const { return kv_rows * (d_qk + d_v) * kv_bytes(); }
   constexpr i32 stage_bytes() const { return scales_at() + (scaled ? kv_rows * 8 : 0); }
   constexpr i32 ring_bytes() const { return stages * stage_bytes(); }
-  constexpr i32 exchange_row() const { return d_v + 8; }  // floats; rows begin 8 banks apart
+  // Floats; the rows that lanes store together begin 8 banks apart.
+  constexpr i32 exchange_row() const { return d_v + (transposed ? 4 : 8); }
   constexpr i32 exchange_at() const { return splits * ring_bytes(); }
-  constexpr i32 states_at() const { return exchange_at() + splits * rows() * exchange_row() * 4; }
-  constexpr i32 words_at() const { return states_at() + splits * rows() * 8; }
+  constexpr i32 states_at() const {
+    return exchange_at() + splits * used_rows() * exchange_row() * 4;
+  }
+  constexpr i32 words_at() const { return states_at() + splits * used_rows() * 8; }
   static constexpr i32 num_words() { return 36; }
-  constexpr i32 shared_bytes() const { return words_at() + num_words() * 4; }
+  constexpr i32 barrier_at() const { return words_at() + num_words() * 4; }
+  constexpr i32 slices_at() const { return barrier_at() + 16; }
+  constexpr i32 shared_bytes() const {
+    return cluster == 1 ? barrier_at() : slices_at() + cluster * most_slices() * slice_bytes();
+  }
 
-  // A partial result in the workspace: of each row O, then maximum and sum.
-  constexpr i32 part_row() const { return d_v + 4; }  // floats
-  constexpr i32 part_floats() const { return rows() * part_row(); }
+  // A partial result in the workspace: of each row O, then maximum and sum, once for each slice.
+  constexpr i32 part_row() const { return d_v + 4 * row_slices(); }  // floats
+  constexpr i32 part_floats() const { return used_rows() * part_row(); }
 };
 
 template <class Each>
@@ -91,6 +113,7 @@ constexpr void for_each_field(const DecodeSm80Config& config, Each each) {
   each("dtype", config.dtype);
   each("quantised", config.quantised);
   each("scaled", config.scaled);
+  each("converts", config.converts);
   each("score", config.score);
   each("d_qk", config.d_qk);
   each("d_v", config.d_v);
@@ -99,6 +122,10 @@ constexpr void for_each_field(const DecodeSm80Config& config, Each each) {
   each("kv_rows", config.kv_rows);
   each("stages", config.stages);
   each("min_blocks", config.min_blocks);
+  each("cluster", config.cluster);
+  each("whole", config.whole);
+  each("one_query", config.one_query);
+  each("transposed", config.transposed);
   each("chunk_blocks", config.chunk_blocks);
   each("ragged", config.ragged);
   each("paged", config.paged);
@@ -107,13 +134,25 @@ constexpr void for_each_field(const DecodeSm80Config& config, Each each) {
   each("mixed", config.mixed);
 }
 
+// What dot products count in, as exponents of powers of two and of e; or, where a kernel has mapped
+// them, powers of two.
+struct ScoreUnit {
+  float log2s;
+  float nats;
+};
+constexpr ScoreUnit score_unit(const DecodeSm80Config& config, double scale) {
+  if (config.scales_scores()) return {1, kLn2<float>};
+  return {static_cast<float>(scale * kLog2E<double>), static_cast<float>(scale)};
+}
+
 struct DecodeSm80Params {
   AttentionParams attention;
-  i32 group;      // heads of q that share one of k and v
-  i32 row_tiles;  // of a head of k and v; divides the grid
-  u64 stamp;      // of the plan, see ptx::start_counter
-  u64* counters;  // (block): how many parts of the row tile that begins in it are there
-  float* parts;   // (block, 2, part_floats()): of a row tile's later keys, of its first
+  i32 group;       // heads of q that share one of k and v
+  i32 row_tiles;   // of a head of k and v; divides the grid
+  u64 stamp;       // of the plan, see ptx::start_counter
+  u64* counters;   // (block): how many parts of the row tile that begins in it are there
+  float* parts;    // (cluster, 2, part_floats()): of a row tile's later keys, of its first
+  ScoreUnit unit;  // of scores, before the softmax
 };
 
 // How chunks of keys (of one block of keys, or more) are divided among the workers that there are

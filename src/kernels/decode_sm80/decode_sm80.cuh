@@ -7,6 +7,9 @@
 // K and V are the rows of one tile. The splits of a block have keys, a ring of stages in shared
 // memory and a softmax of their own, and meet only at the end of a row tile. A row tile whose keys
 // several blocks have leaves at most two parts a block, which the last of them adds.
+//
+// The blocks of a cluster work as one: all of this is then true of clusters instead of blocks, and
+// their splits meet at the end of a row tile through distributed shared memory.
 #pragma once
 
 #include "kernels/decode_sm80/consumer.cuh"
@@ -21,39 +24,68 @@ struct DecodeSm80 {
   const DecodeSm80Params& params;
   const AttentionParams& p = params.attention;
   u32 shared = ptx::dynamic_shared();
-  i32 row_tile = static_cast<i32>(ptx::block_index()) % params.row_tiles;
-  i32 worker = static_cast<i32>(ptx::block_index()) / params.row_tiles;
-  i32 workers = static_cast<i32>(ptx::num_blocks()) / params.row_tiles;
-  QueryRows rows{row_tile * kConfig.rows() / params.group,
-                 (row_tile * kConfig.rows() + kConfig.rows() - 1) / params.group};
-  KeyCounts<kConfig> counts{params.attention, rows, shared + kConfig.words_at()};
+  i32 cluster = static_cast<i32>(ptx::block_index()) / kConfig.cluster;
+  i32 row_tile = kConfig.whole ? 0 : cluster % params.row_tiles;
+  DecodeEpilogueSm80<kConfig> epilogue{params, shared, row_tile};
+  QueryRows rows = kConfig.one_query
+                       ? QueryRows{0, 0}
+                       : QueryRows{row_tile * kConfig.rows() / params.group,
+                                   (row_tile * kConfig.rows() + kConfig.rows() - 1) / params.group};
 
   void run() {
-    const KeyShares shares(counts.of_head() * static_cast<i32>(p.heads_kv), workers);
-    if (worker < shares.num_workers && shares.num_chunks > 0) attend(shares);
-    if (counts.has_empty()) clear_sequences();
-    if (p.packed.q && row_tile == 0 && worker == 0) clear_rest();
+    if constexpr (kConfig.whole) return attend_whole();
+    KeyCounts<kConfig> counts(p, rows, shared + kConfig.words_at());
+    const KeyShares shares(counts.of_head() * static_cast<i32>(p.heads_kv), workers());
+    if (worker() < shares.num_workers && shares.num_chunks > 0) attend_share(counts, shares);
     if constexpr (kConfig.placed) record_position_faults<AlignedIndex>(p, kConfig.threads());
+    if (cluster_rank<kConfig>() != 0) return;
+    if (counts.has_empty()) clear_sequences(counts);
+    if (p.packed.q && row_tile == 0 && worker() == 0) clear_rest();
   }
 
  private:
-  void attend(const KeyShares& shares) {
+  i32 worker() const { return cluster / params.row_tiles; }
+  i32 workers() const {
+    return static_cast<i32>(ptx::num_blocks()) / kConfig.cluster / params.row_tiles;
+  }
+
+  // A head of K and V in a sequence.
+  void attend_whole() {
+    const i32 sequences = static_cast<i32>(p.num_sequences);
+    const i32 kv_head = sequences == 1 ? cluster : cluster / sequences;
+    KeyCursor<kConfig> cursor{&p, rows, {}, kv_head, cluster - kv_head * sequences, 0, {}, {}};
+    cursor.sequence = decode_sequence<kConfig>(p, cursor.index);
+    cursor.blocks = chunked_blocks<kConfig>(p, cursor.sequence, rows);
+    if (cursor.blocks.count > 0) attend(KeyShares(1, 1), cursor, 0, cursor.blocks.num_chunks(), 0);
+    if (cluster_rank<kConfig>() != 0) return;
+    if (cursor.blocks.count == 0 && warp_index() == 0) {
+      clear(RowTile<kConfig>(params, row_tile, kv_head, cursor.index, cursor.sequence));
+    }
+    if (ptx::thread_index() == 0) report(p.faults, cursor.sequence.faults);
+  }
+
+  void attend_share(KeyCounts<kConfig>& counts, const KeyShares& shares) {
     const i32 of_head = counts.of_head();
-    const i32 begin = shares.begin(worker);
-    const i32 end = shares.begin(worker + 1);
+    const i32 begin = shares.begin(worker());
+    const i32 end = shares.begin(worker() + 1);
     KeyCursor<kConfig> cursor{&p, rows, {}, begin / of_head, 0, 0, {}, {}};
     // Number of the first chunk of the row tile that the cursor is in.
-    i32 tile_begin = begin - begin % of_head + counts.seek(cursor, begin % of_head);
+    const i32 tile_begin = begin - begin % of_head + counts.seek(cursor, begin % of_head);
+    attend(shares, cursor, begin, end, tile_begin);
+  }
 
+  // Chunks [begin, end), from the cursor on, in a row tile whose first chunk is `tile_begin`.
+  void attend(const KeyShares& shares, KeyCursor<kConfig>& cursor, i32 begin, i32 end,
+              i32 tile_begin) {
     const u32 ring_at = shared + Split<kConfig>::number() * kConfig.ring_bytes();
     DecodeProducerSm80<kConfig> ring(cursor, ring_at, end - begin);
-#pragma unroll
-    for (i32 stage = 0; stage < kConfig.stages; ++stage) {
+#pragma unroll 1
+    for (i32 stage = 0; stage < kConfig.stages; ++stage) {  // once in the text, which is fetched
       ring.fetch_k(stage);
       ring.fetch_v(stage);
     }
-    const DecodeEpilogueSm80<kConfig> epilogue{params, shared};
-    epilogue.start(parts_of(shares, cursor, tile_begin, begin));
+    epilogue.join_cluster();
+    if constexpr (!kConfig.whole) epilogue.start(parts_of(shares, cursor, tile_begin, begin));
     DecodeConsumerSm80<kConfig> consumer{params};
     consumer.start(RowTile<kConfig>(params, row_tile, cursor));
     i32 stage = 0;
@@ -66,9 +98,9 @@ struct DecodeSm80 {
       if constexpr (kConfig.scaled) consumer.scale(S, ring.k_scales(stage));
       Split<kConfig>::sync();  // K was read
       ring.fetch_k(stage);
-      consumer.softmax(S, cursor.first_key(Split<kConfig>::number()));
+      consumer.softmax(S, cursor.first_key(Split<kConfig>::of_keys()));
       wait_for_oldest();  // cp.async -> V
-      if constexpr (kConfig.scaled) consumer.scale(S, ring.v_scales(stage));
+      if constexpr (kConfig.scaled) consumer.scale_weights(S, ring.v_scales(stage));
       consumer.multiply_p_v(S, ring.v_tile(stage));
       Split<kConfig>::sync();  // V was read
       ring.fetch_v(stage);
@@ -79,7 +111,8 @@ struct DecodeSm80 {
       if (!kConfig.has_chunks() && chunk < end && !ends_tile) continue;
       epilogue.leave(consumer, RowTile<kConfig>(params, row_tile, cursor),
                      parts_of(shares, cursor, tile_begin, ended));
-      if (chunk == end) break;
+      if (kConfig.whole || chunk == end) break;
+      epilogue.release();
       if (ends_tile) {
         tile_begin += cursor.blocks.num_chunks();
         cursor.next_tile();
@@ -92,9 +125,10 @@ struct DecodeSm80 {
   // Of the row tile that the cursor is in, whose first chunk is `tile_begin`; own: with this chunk.
   DecodeParts parts_of(const KeyShares& shares, const KeyCursor<kConfig>& cursor, i32 tile_begin,
                        i32 chunk) const {
+    if constexpr (kConfig.whole) return {};
     const i32 tile_last = tile_begin + cursor.blocks.num_chunks() - 1;
     if constexpr (kConfig.has_chunks()) return {chunk, tile_begin, tile_last};
-    return {worker, shares.owner(tile_begin), shares.owner(tile_last)};
+    return {worker(), shares.owner(tile_begin), shares.owner(tile_last)};
   }
 
   // The split's copies of one tile, of those that are under way the first to begin.
@@ -104,9 +138,9 @@ struct DecodeSm80 {
   }
 
   // Rows of sequences that see no key: o = 0, lse = -inf.
-  void clear_sequences() const {
-    const i32 warp = worker * kConfig.warps() + static_cast<i32>(warp_index());
-    for (i64 at = warp; at < p.num_sequences; at += workers * kConfig.warps()) {
+  void clear_sequences(const KeyCounts<kConfig>& counts) const {
+    const i32 warp = worker() * kConfig.warps() + static_cast<i32>(warp_index());
+    for (i64 at = warp; at < p.num_sequences; at += workers() * kConfig.warps()) {
       const i32 index = static_cast<i32>(at);
       if (counts.count_of(index) != 0) continue;
       const DecodeSequence sequence = decode_sequence<kConfig>(p, index);

@@ -13,6 +13,8 @@ namespace fulmen {
 template <DecodeSm80Config kConfig>
 struct Split {
   static i32 number() { return static_cast<i32>(warp_index()) / kConfig.row_warps; }
+  // Of those of all blocks of the cluster.
+  static i32 of_keys() { return cluster_rank<kConfig>() * kConfig.splits + number(); }
   static i32 row_warp() { return static_cast<i32>(warp_index()) % kConfig.row_warps; }
   static i32 thread() { return static_cast<i32>(ptx::thread_index()) % kConfig.split_threads(); }
   static void sync() {
@@ -36,7 +38,7 @@ class ContiguousRows {
  public:
   void enter(const KeyCursor<kConfig>& cursor) {
     const AttentionParams& p = *cursor.p;
-    const i64 row = i64{cursor.sequence.kv_begin} + cursor.first_key(Split<kConfig>::number());
+    const i64 row = i64{cursor.sequence.kv_begin} + cursor.first_key(Split<kConfig>::of_keys());
     k_ = p.k.data + p.k.offset(cursor.kv_batch(), cursor.kv_head, row, 0) * kBytes;
     v_ = p.v.data + p.v.offset(cursor.kv_batch(), cursor.kv_head, row, 0) * kBytes;
     first_ = row;
@@ -83,7 +85,7 @@ class PagedRows {
   }
   void advance(const KeyCursor<kConfig>& cursor) {
     const AttentionParams& p = *cursor.p;
-    const i32 key = cursor.first_key(Split<kConfig>::number()) + own_row<kConfig>();
+    const i32 key = cursor.first_key(Split<kConfig>::of_keys()) + own_row<kConfig>();
     const u32 page_rows = static_cast<u32>(p.cache_layout.page_rows);
     const u32 in_cache = static_cast<u32>(cursor.sequence.kv_begin + key);
     const u32 entry = in_cache / page_rows;
@@ -164,14 +166,16 @@ class DecodeProducerSm80 {
     if (left_ > 0) {
       rows_.locate(cursor_);
       bad_stages_ = rows_.is_bad() ? bad_stages_ | 1u << stage : bad_stages_ & ~(1u << stage);
-      copy(k_tile(stage), cursor_.p->dim_qk, [&](i32 row) { return rows_.k(cursor_, row); });
+      copy(k_tile(stage), cursor_.p->dim_qk, cursor_.p->k.strides[2] * kConfig.kv_bytes(),
+           [&](i32 row) { return rows_.k(cursor_, row); });
       if constexpr (kConfig.scaled) copy_scale(cursor_.p->k_scale, k_scales(stage));
     }
     ptx::cp_async_commit();
   }
   void fetch_v(i32 stage) {
     if (left_ > 0) {
-      copy(v_tile(stage), cursor_.p->dim_v, [&](i32 row) { return rows_.v(cursor_, row); });
+      copy(v_tile(stage), cursor_.p->dim_v, cursor_.p->v.strides[2] * kConfig.kv_bytes(),
+           [&](i32 row) { return rows_.v(cursor_, row); });
       if constexpr (kConfig.scaled) copy_scale(cursor_.p->v_scale, v_scales(stage));
       ++cursor_.block;
       if (cursor_.blocks.begins_chunk(cursor_.block)) --left_;
@@ -198,7 +202,7 @@ class DecodeProducerSm80 {
   }
 
   void advance() {
-    if (cursor_.block < cursor_.blocks.count) {
+    if (kConfig.whole || cursor_.block < cursor_.blocks.count) {
       rows_.advance(cursor_);
     } else {
       cursor_.next_tile();
@@ -220,7 +224,7 @@ class DecodeProducerSm80 {
   void copy_scale(const ArrayView& scales, u32 to) const {
     const i32 row = Split<kConfig>::thread();
     if (row >= kConfig.kv_rows || !scales.present()) return;
-    const i32 key = cursor_.first_key(Split<kConfig>::number()) + row;
+    const i32 key = cursor_.first_key(Split<kConfig>::of_keys()) + row;
     const bool is_there = !rows_.is_bad() && cursor_.blocks.keys.contains(key);
     const u8* const from = is_there ? rows_.scale(cursor_, scales) : scales.data;
     ptx::cp_async_small<4>(to + static_cast<u32>(row) * 4, from, is_there);
@@ -228,25 +232,32 @@ class DecodeProducerSm80 {
 
   // address_of(row): of the first number of a row of the tile. All lanes together.
   template <i32 kDims, class AddressOf>
-  void copy(const SwizzledTile<kDims, true>& tile, i64 dims, const AddressOf& address_of) const {
+  void copy(const SwizzledTile<kDims, true>& tile, i64 dims, i64 step,
+            const AddressOf& address_of) const {
     constexpr i32 kLanes = lanes_of_row<kDims>();
     constexpr i32 kRows = rows_at_once<kDims>();
     static_assert(kConfig.kv_rows % kRows == 0);
-    const i32 first = cursor_.first_key(Split<kConfig>::number());
     const i32 row = Split<kConfig>::thread() / kLanes;
     const i32 vector = Split<kConfig>::thread() % kLanes;
     const i32 vectors = static_cast<i32>(dims) / kConfig.vector() - vector;
+    // Few instructions for a row: one comparison, and one addition where rows are a step apart.
+    const Keys& keys = cursor_.blocks.keys;
+    const u32 first =
+        static_cast<u32>(cursor_.first_key(Split<kConfig>::of_keys()) + row - keys.begin);
+    const bool has_rows = row < kRows && !rows_.is_bad() && 0 < vectors;
+    const u32 count = static_cast<u32>(has_rows ? keys.end - keys.begin : 0);
+    const u8* from = address_of(row) + vector * 16;
 #pragma unroll
     for (i32 r = 0; r < kConfig.kv_rows; r += kRows) {
-      const bool is_row =
-          row < kRows && !rows_.is_bad() && cursor_.blocks.keys.contains(first + r + row);
-      const u8* const from = address_of(r + row) + vector * 16;
+      if (kConfig.paged) from = address_of(r + row) + vector * 16;
+      const bool is_row = first + static_cast<u32>(r) < count;
 #pragma unroll
       for (i32 u = 0; u < kDims / 8; u += kLanes) {
         if (row >= kRows) break;
         ptx::cp_async_16(tile.address(static_cast<u32>(r + row), static_cast<u32>(u + vector)),
-                         from + u * 16, is_row && u < vectors);
+                         from + u * 16, is_row && (u == 0 || u < vectors));
       }
+      from += kRows * step;
     }
   }
 

@@ -15,6 +15,13 @@
 
 namespace fulmen {
 
+// Which block of the cluster.
+template <DecodeSm80Config kConfig>
+i32 cluster_rank() {
+  if constexpr (kConfig.cluster == 1) return 0;
+  return static_cast<i32>(ptx::cluster_rank());
+}
+
 // Keys [begin, end) of a sequence.
 struct Keys {
   i32 begin;

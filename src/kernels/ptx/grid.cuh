@@ -144,19 +144,19 @@ inline void set_flag(u8* flag) {
 // %cluster_ctarank, %cluster_nctarank: which block of its cluster, of how many.
 inline u32 cluster_rank() {
   u32 rank;
-  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
   return rank;
 }
 inline u32 cluster_size() {
   u32 size;
-  asm volatile("mov.u32 %0, %%cluster_nctarank;" : "=r"(size));
+  asm("mov.u32 %0, %%cluster_nctarank;" : "=r"(size));
   return size;
 }
 
 // mapa: where an address of this block's shared memory lies in that of block `rank`.
 inline u32 map_shared(u32 address, u32 rank) {
   u32 mapped;
-  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(mapped) : "r"(address), "r"(rank));
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(mapped) : "r"(address), "r"(rank));
   return mapped;
 }
 

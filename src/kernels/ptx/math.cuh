@@ -11,6 +11,23 @@
 
 namespace fulmen::ptx {
 
+// prmt: byte i of the result is byte number (selector >> 4 i & 7) of a, then b.
+inline u32 permute(u32 a, u32 b, u32 selector) {
+  u32 y;
+  asm("prmt.b32 %0, %1, %2, %3;" : "=r"(y) : "r"(a), "r"(b), "r"(selector));
+  return y;
+}
+
+// cvt.rn.f16x2.e4m3x2, since Ada: bytes 0 and 1, bytes 2 and 3, exactly; NaN too.
+inline U32x2 widen_e4m3(u32 bytes) {
+  U32x2 y;
+  asm("{.reg .b16 low, high; mov.b32 {low, high}, %2; cvt.rn.f16x2.e4m3x2 %0, low; "
+      "cvt.rn.f16x2.e4m3x2 %1, high;}"
+      : "=r"(y.word[0]), "=r"(y.word[1])
+      : "r"(bytes));
+  return y;
+}
+
 // ex2.approx.ftz: 2^x, relative error 2^-22; 2^-inf = 0; results below 2^-126 become 0.
 inline float exp2(float x) {
   float y;

@@ -33,6 +33,14 @@ inline U32x4 ldmatrix_x4_trans(u32 row_address) {
   return x;
 }
 
+// movmatrix.trans: an 8 x 8 matrix of 16-bit numbers, of which lane l has row l / 4, columns
+// 2 (l % 4) and + 1, transposed.
+inline u32 transpose_matrix(u32 x) {
+  u32 y;
+  asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(y) : "r"(x));
+  return y;
+}
+
 // mma.sync.aligned.m16n8k16.row.col
 template <DType kDType>
 inline void mma_m16n8k16(float* d, const u32 (&a)[4], u32 b0, u32 b1) {

@@ -12,6 +12,7 @@
 #include "cpu/backend.h"
 #include "cpu/random_problem.h"
 #include "cpu/tiled_support.h"
+#include "emulator/global_memory.h"
 #include "emulator/launch.h"
 #include "emulator/schedules.h"
 #include "gpu/kernels/expect_close.h"
@@ -120,20 +121,41 @@ void decode(const Problem& problem, i32 workers, u32 seed, bool check = true,
   const AttentionParams p = gpu::attention_params(problem, faults);
   const i32 group = static_cast<i32>(problem.group_size());
   const i32 row_tiles = static_cast<i32>(ceil_div(problem.max_q * group, i64{kConfig.rows()}));
-  const i32 grid = workers * row_tiles;
+  const i32 grid = workers * row_tiles * kConfig.cluster;
   const i64 chunks = ceil_div(problem.max_kv, i64{kConfig.block_keys() * kConfig.chunk_blocks}) *
                      problem.num_sequences * problem.heads_kv * row_tiles;
   const size_t num_counters = static_cast<size_t>(kConfig.has_chunks() ? chunks : grid);
-  const size_t num_parts = static_cast<size_t>(kConfig.has_chunks() ? chunks : 2 * grid);
+  const size_t num_parts =
+      static_cast<size_t>(kConfig.has_chunks() ? chunks : 2 * grid / kConfig.cluster);
   std::vector<u64> counters(num_counters + 1, ~u64{0});  // workspaces may hold anything
   counters[0] = kStamp;
   std::vector<float> parts(num_parts * kConfig.part_floats() + 4, std::nanf(""));
   const u64 first = (reinterpret_cast<u64>(parts.data()) + 15) / 16 * 16;
-  const DecodeSm80Params params{p,      group,           row_tiles,
-                                kStamp, counters.data(), reinterpret_cast<float*>(first)};
-  emulator::launch(
-      {grid, kConfig.threads(), kConfig.shared_bytes(), seed, true, "decode_sm80", check},
-      [&] { decode_sm80<kConfig>(params); });
+  const DecodeSm80Params params{p,
+                                group,
+                                row_tiles,
+                                kStamp,
+                                counters.data(),
+                                reinterpret_cast<float*>(first),
+                                score_unit(kConfig, problem.score_map.scale)};
+  emulator::GlobalMemory memory(
+      {{.name = "parts",
+        .data = params.parts,
+        .element_bytes = 4,
+        .extents = {1, 1, 1, static_cast<i64>(num_parts) * kConfig.part_floats()},
+        .strides = {0, 0, 0, 1},
+        .writable = true,
+        .initialised = false}});
+  emulator::launch({.blocks = grid,
+                    .threads = kConfig.threads(),
+                    .shared_bytes = kConfig.shared_bytes(),
+                    .seed = seed,
+                    .together = true,
+                    .kernel = "decode_sm80",
+                    .check = check,
+                    .memory = check ? &memory : nullptr,
+                    .cluster_size = kConfig.cluster},
+                   [&] { decode_sm80<kConfig>(params); });
   for (const u64 counter : counters) EXPECT_TRUE(counter == kStamp || counter == ~u64{0});
 }
 
@@ -210,6 +232,29 @@ constexpr DecodeSm80Config kChunks = [] {
   config.score.mask_kind = MaskKind::kBoth;
   return config;
 }();
+// In clusters, which keep at most two parts of a row tile in memory, or none.
+constexpr DecodeSm80Config kPair = [] {
+  DecodeSm80Config config = kPadded;
+  config.cluster = 2;
+  return config;
+}();
+constexpr DecodeSm80Config kPagedPair = [] {
+  DecodeSm80Config config = kPagedByLength;
+  config.cluster = 2;
+  return config;
+}();
+constexpr DecodeSm80Config kFour = [] {
+  DecodeSm80Config config = kDense;
+  config.cluster = 4;
+  config.splits = 1;
+  return config;
+}();
+// A query row of a few heads; and a cluster for every row tile, which needs no schedule.
+constexpr DecodeSm80Config with_one_query(DecodeSm80Config config, bool whole = false) {
+  config.one_query = config.transposed = true;
+  config.whole = whole;
+  return config;
+}
 constexpr DecodeSm80Config kDrafted = [] {
   DecodeSm80Config config = small(32, 2);
   config.paged = config.placed = config.tree = true;
@@ -223,10 +268,11 @@ constexpr DecodeSm80Config kPlaced = [] {
   return config;
 }();
 constexpr DecodeSm80Config of_bytes(DecodeSm80Config config, DType dtype, DType quantised,
-                                    bool scaled) {
+                                    bool scaled, bool converts = false) {
   config.dtype = dtype;
   config.quantised = quantised;
   config.scaled = scaled;
+  config.converts = converts;
   config.kv_rows = 32;
   config.d_v = 64;
   return config;
@@ -267,6 +313,55 @@ TEST(DecodeSm80, DenseBatch) {
     Request request = decode_request(random, DType::kFloat16, {3, 2, 4, 1, 133});
     request.arrays[Array::kO] = aligned_array(random, DType::kFloat32, {3, 8, 1, 48});
     expect_oracle<kDense>(random, request, workers, 1);
+  }
+}
+
+// Clusters: every length around a block of keys of one, of which some blocks see nothing; row tiles
+// of one cluster and of several.
+TEST(DecodeSm80, ClustersOfEveryLength) {
+  for (i64 length = 0; length <= 140; length += tests_everything() ? 1 : 7) {
+    const u32 seed = static_cast<u32>(length);
+    RandomProblem random(seed);
+    Request request = decode_request(random, DType::kBFloat16, {2, 2, 1 + length % 8, 1, 144});
+    Arrays& arrays = request.arrays;
+    const i64 lengths[] = {length, (length * 31 + 7) % 144};
+    arrays[Array::kKvLengths] = random.indices(DType::kInt32, {lengths[0], lengths[1]});
+    for (const Array array : {Array::kK, Array::kV}) {
+      arrays[array] = random.twin(arrays[array]);  // NaN past the lengths
+      for (i64 batch = 0; batch < 2; ++batch) {
+        fill_normal_rows(random, arrays[array], batch, lengths[batch]);
+      }
+    }
+    expect_oracle<kPair>(random, request, 1 + static_cast<i32>(length % 5), seed);
+    expect_oracle<with_one_query(kPair)>(random, request, 1 + static_cast<i32>(length % 5), seed);
+    expect_oracle<with_one_query(kPair, true)>(random, request, 4, seed);
+  }
+}
+
+// A length that the cache has not: its request is empty, and the host is told.
+TEST(DecodeSm80, ClustersReportLengths) {
+  RandomProblem random(1);
+  Request request = decode_request(random, DType::kBFloat16, {2, 2, 4, 1, 144});
+  request.arrays[Array::kKvLengths] = random.indices(DType::kInt32, {0, 70});
+  const Request expected = request;
+  request.arrays[Array::kKvLengths] = random.indices(DType::kInt32, {145, 70});
+  const Request actual = with_own_outputs(random, request);
+  cpu::scalar_forward(validate(expected, Pointers::kChecked));
+  FaultBytes faults{};
+  decode<with_one_query(kPair, true)>(validate(actual, Pointers::kChecked), 4, 1, true, &faults);
+  EXPECT_EQ(faults.bits(), u32{kFaultKvLengths});
+  expect_rounded(actual, expected, 1);
+}
+
+TEST(DecodeSm80, ClustersOfADenseBatch) {
+  for (const i32 workers : {1, 3, 6}) {
+    for (const i64 rows : {1, 5}) {  // one row tile, two
+      RandomProblem random(static_cast<unsigned>(workers));
+      Request request = decode_request(random, DType::kFloat16, {3, 2, 4, rows, 133});
+      request.arrays[Array::kO] = aligned_array(random, DType::kFloat32, {3, 8, rows, 48});
+      expect_oracle<kFour>(random, request, workers, 1);
+      if (rows == 1) expect_oracle<with_one_query(kFour, true)>(random, request, 6, 1);
+    }
   }
 }
 
@@ -418,6 +513,7 @@ TEST(DecodeSm80, PagesOfEverySize) {
         expect_oracle<kPagedInOneStage>(random, request, workers, 1);
       }
     }
+    if (page_rows % 2 == 0) expect_oracle<kPagedPair>(random, request, 3, 1);
   }
 }
 
@@ -616,7 +712,7 @@ TEST(DecodeSm80, Trees) {
 }
 
 // Keys and values of 8 bits: a request of every page form and length, and drafts.
-template <DType kDType, DType kQuantised, bool kScaled>
+template <DType kDType, DType kQuantised, bool kScaled, bool kConverts = false>
 void expect_bytes(i64 page_rows) {
   RandomProblem random(static_cast<unsigned>(page_rows));
   const DecodeShape shape{4, 2, 4, 2, 1};
@@ -626,15 +722,15 @@ void expect_bytes(i64 page_rows) {
   pools.put_into(random, wide, kDType, shape);
   const Request request = with_bytes(random, wide, kQuantised, kScaled);
   for (const i32 workers : {1, 3, 14}) {
-    expect_oracle<of_bytes(kPagedByLength, kDType, kQuantised, kScaled)>(random, request, workers,
-                                                                         1);
+    expect_oracle<of_bytes(kPagedByLength, kDType, kQuantised, kScaled, kConverts)>(random, request,
+                                                                                    workers, 1);
   }
 }
 
 TEST(DecodeSm80, PagesOfBytes) {
   for (const i64 page_rows : {1, 3, 16, 64}) {
     expect_bytes<kBF16, kE4M3, true>(page_rows);
-    expect_bytes<kF16, kE4M3, true>(page_rows);
+    expect_bytes<kF16, kE4M3, true, true>(page_rows);
     expect_bytes<kBF16, kE5M2, false>(page_rows);
     expect_bytes<kF16, kE5M2, true>(page_rows);
     expect_bytes<kBF16, kInt8, true>(page_rows);
@@ -647,14 +743,39 @@ TEST(DecodeSm80, LengthsOfBytes) {
     RandomProblem random(static_cast<unsigned>(length));
     Request wide = decode_request(random, kBF16, {2, 2, 1 + length % 8, 1, 72});
     wide.arrays[Array::kKvLengths] = random.indices(DType::kInt32, {length, 72 - length});
-    expect_oracle<of_bytes(kPadded, kBF16, kE4M3, true)>(
+    expect_oracle<with_one_query(of_bytes(kPadded, kBF16, kE4M3, true, true))>(
         random, with_bytes(random, wide, kE4M3, true), 1 + static_cast<i32>(length % 9), 1);
     expect_oracle<of_bytes(kPadded, kBF16, kInt8, false)>(
         random, with_bytes(random, wide, kInt8, false), 3, 1);
   }
 }
 
-// NaN and infinities of 8 bits, which widening loses: rows that see one, and rows that do not.
+// Queries beyond the ends of float16, and scales that differ by more than it has room for.
+TEST(DecodeSm80, BytesOfFarQueriesAndScales) {
+  for (const double factor : {0x1p100, 0x1p-100}) {
+    RandomProblem random(5);
+    Request wide = decode_request(random, kBF16, {2, 2, 3, 1, 72});
+    wide.arrays[Array::kKvLengths] = random.indices(DType::kInt32, {72, 40});
+    const Tensor& q = wide.arrays[Array::kQ];
+    RandomProblem::for_each(q, [&](const i64* at) {
+      char* const element = RandomProblem::address(q, at);
+      const double row = at[1] % 2 == 0 ? factor : 1;  // beside rows of another size
+      store_real(element, q.dtype, load_real(element, q.dtype) * row);
+    });
+    Request request = with_bytes(random, wide, kE4M3, true);
+    const Tensor& v_scale = request.arrays[Array::kVScale];
+    RandomProblem::for_each(v_scale, [&](const i64* at) {
+      char* const element = RandomProblem::address(v_scale, at);
+      const double size = at[2] == 50 ? 0x1p40 : at[2] % 8 == 0 ? 0x1p-40 : 0x1p20;
+      store_real(element, v_scale.dtype, load_real(element, v_scale.dtype) * size);
+    });
+    request.options.scale = 0.1 / factor;
+    expect_oracle<with_one_query(of_bytes(kPadded, kBF16, kE4M3, true, true))>(random, request, 3,
+                                                                               1);
+  }
+}
+
+// NaN and infinities of 8 bits: rows that see one, and rows that do not.
 TEST(DecodeSm80, BytesThatAreNotFinite) {
   for (const Array array : {Array::kK, Array::kV}) {
     for (const DType dtype : {kE4M3, kE5M2}) {
@@ -667,7 +788,11 @@ TEST(DecodeSm80, BytesThatAreNotFinite) {
       const Request actual = with_own_outputs(random, request);
       cpu::scalar_forward(validate(request, Pointers::kChecked));
       if (dtype == kE4M3) {
+        const Request converted = with_own_outputs(random, request);
         decode<of_bytes(kSixteen, kBF16, kE4M3, false)>(validate(actual, Pointers::kChecked), 2, 1);
+        decode<of_bytes(kSixteen, kBF16, kE4M3, false, true)>(
+            validate(converted, Pointers::kChecked), 2, 1);
+        expect_rounded(converted, request, 1);
       } else {
         decode<of_bytes(kSixteen, kBF16, kE5M2, false)>(validate(actual, Pointers::kChecked), 2, 1);
       }
@@ -704,15 +829,15 @@ TEST(DecodeSm80, ScoresFarApart) {
   }
 }
 
-// Whichever block comes last adds the parts in the order of their keys.
-TEST(DecodeSm80, BitsDoNotDependOnTheSchedule) {
+template <DecodeSm80Config kConfig>
+void expect_same_bits_in_every_schedule(i32 workers) {
   RandomProblem random(11);
   Request request = decode_request(random, DType::kBFloat16, {2, 2, 4, 1, 250});
   request.arrays[Array::kKvLengths] = random.indices(DType::kInt64, {250, 249});
   Request first;
   for (u32 seed = 1; seed <= 20; ++seed) {
     const Request actual = with_own_outputs(random, request);
-    decode<kPadded>(validate(actual, Pointers::kChecked), 9, seed, is_checked(seed));
+    decode<kConfig>(validate(actual, Pointers::kChecked), workers, seed, is_checked(seed));
     if (seed == 1) first = actual;
     for (const Array array : {Array::kO, Array::kLse}) {
       const Tensor& one = actual.arrays[array];
@@ -724,6 +849,12 @@ TEST(DecodeSm80, BitsDoNotDependOnTheSchedule) {
           << "seed " << seed << ", " << name(array);
     }
   }
+}
+
+// Whichever block comes last adds the parts in the order of their keys.
+TEST(DecodeSm80, BitsDoNotDependOnTheSchedule) {
+  expect_same_bits_in_every_schedule<kPadded>(9);
+  expect_same_bits_in_every_schedule<kPair>(5);
 }
 
 // The law of the division, for every small number of blocks and workers.

@@ -170,8 +170,10 @@ TEST(CompileKernels, Sm80Forward) {
 }
 
 TEST(CompileKernels, Sm80Decode) {
-  expect_compile({{decode_sm80_specs(gpu_named("rtx4090")), 7, kNarrow},
-                  {decode_sm80_specs(gpu_named("a100")), 3, {"sm_80"}}});
+  expect_compile({{decode_sm80_specs(gpu_named("rtx4090")), 7, {"sm_89", "sm_120a", "sm_90a"}},
+                  {decode_sm80_specs(gpu_named("rtx3090")), 5, {"sm_86"}},
+                  {decode_sm80_specs(gpu_named("a100")), 3, {"sm_80"}},
+                  {decode_sm80_specs(gpu_named("h200")), 9, kHopper}});
 }
 
 TEST(CompileKernels, Sm80Backward) {

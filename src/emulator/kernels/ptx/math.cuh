@@ -75,6 +75,24 @@ inline u32 add_pairs(u32 a, u32 b) {
          converted<kDType>(half_of<kDType>(a, 0) + half_of<kDType>(b, 0));
 }
 
+inline u32 permute(u32 a, u32 b, u32 selector) {
+  u32 y = 0;
+  for (u32 i = 0; i < 4; ++i) {
+    const u32 number = selector >> 4 * i & 7;
+    y |= ((number < 4 ? a >> 8 * number : b >> 8 * (number - 4)) & 0xff) << 8 * i;
+  }
+  return y;
+}
+inline U32x2 widen_e4m3(u32 bytes) {
+  emulator::count(&emulator::Counters::conversions, 2);
+  U32x2 y{};
+  for (u32 i = 0; i < 4; ++i) {
+    const e4m3 x{static_cast<u8>(bytes >> 8 * i)};
+    y.word[i / 2] |= converted<DType::kFloat16>(to_float(x)) << 16 * (i % 2);
+  }
+  return y;
+}
+
 inline float abs(float x) { return __builtin_fabsf(x); }
 
 template <DType kDType>

@@ -18,6 +18,15 @@ inline U32x4 ldmatrix_x4_trans(u32 row_address, Site site = Where::current()) {
   return {{words[0], words[1], words[2], words[3]}};
 }
 
+inline u32 transpose_matrix(u32 x) {
+  const auto& words = emulator::exchange("movmatrix", x);
+  const u32 row = emulator::self().lane() / 4, column = emulator::self().lane() % 4 * 2;
+  const auto number = [&](u32 i) {
+    return static_cast<u32>(words[4 * (column + i) + row / 2]) >> row % 2 * 16 & 0xffff;
+  };
+  return number(1) << 16 | number(0);
+}
+
 // Those of all lanes.
 inline const auto& exchange_operands(const u32 (&a)[4], u32 b0, u32 b1, i64 flops) {
   const u32 lane = emulator::self().lane();

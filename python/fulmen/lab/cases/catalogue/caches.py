@@ -252,6 +252,24 @@ def promises() -> list[Case]:
     return caches("promise", rows, **shape)
 
 
+def shared() -> list[Case]:
+    """Row tiles so few that clusters of multiprocessors share each on Hopper.
+
+    With 132 of them eight heads of keys of a request, or of eight requests; two where a card with
+    four is emulated.
+    """
+    rows: dict[str, Fields] = {}
+    for n, (batch, kv_heads) in enumerate(((1, 8), (8, 8), (1, 2), (2, 1))):
+        for m, (q_rows, page_size) in enumerate(product((1, 3), (0, 16))):
+            lengths = [(300, 0, 17, 256, 129, 1, 299, 64)[i % 8] for i in range(batch)]
+            rows[f"b{batch}_h{kv_heads}_q{q_rows}_page{page_size}"] = {
+                "batch": batch, "heads": 4 * kv_heads, "kv_heads": kv_heads, "q_rows": q_rows,
+                "page_size": page_size, "dtype": ("float16", "bfloat16")[(n + m) % 2],
+                "kv_lengths": tuple(lengths) if m else (), "causal": q_rows > 1, "dim": 64,
+            }  # fmt: skip
+    return caches("shared", rows, kv_rows=300)
+
+
 BUGS = [
     Case("u08_nan_in_unused_slots", ("bug", "caches"), "flash-attention#1745", batch=2, heads=1,
          q_rows=1, kv_rows=3, dim=64, kv_lengths=(1, 3), page_size=3, dtype="float16",
@@ -300,4 +318,7 @@ BUGS = [
          dtype="bfloat16", gradients=()),
 ]  # fmt: skip
 
-CASES = BUGS + residues() + memory() + shapes() + options() + trees() + mixed() + promises()
+CASES = [
+    *BUGS, *residues(), *memory(), *shapes(), *options(), *trees(), *mixed(), *promises(),
+    *shared(),
+]  # fmt: skip
