@@ -72,7 +72,7 @@ class Words {
 };
 
 DType dtype_named(const std::string& text) {
-  for (int i = 0; i <= static_cast<int>(DType::kInt64); ++i) {
+  for (size_t i = 0; i < std::size(kDTypeNames); ++i) {
     if (text == name(static_cast<DType>(i))) return static_cast<DType>(i);
   }
   throw Error(Status::kArgument, "no dtype " + text);
@@ -116,9 +116,17 @@ void add_operands(Arrays& arrays, const Extents& extents, DType dtype, Words& wo
   }
 }
 
-// Pools of pages of so many rows instead of k and v, with a table of as many keys; left padding.
+// Pools of pages of so many rows instead of k and v, with a table of as many keys; left padding;
+// keys and values of another dtype, with a scale a head.
 void add_caches(Arrays& arrays, const Extents& extents, DType dtype, Words& words) {
   const i64 sequences = extents.packed > 0 ? extents.packed : extents.batch;
+  if (const std::string quantised = words.text("kv"); !quantised.empty()) {
+    dtype = arrays[Array::kK].dtype = arrays[Array::kV].dtype = dtype_named(quantised);
+  }
+  if (words.flag("scales")) {
+    const Tensor scales = tensor(DType::kFloat32, {extents.heads_kv, 1, 1});
+    arrays[Array::kKScale] = arrays[Array::kVScale] = scales;
+  }
   if (words.flag("kv_start")) arrays[Array::kKvStart] = tensor(DType::kInt32, {sequences});
   const i64 page_rows = words.integer("page", 0);
   if (page_rows == 0) return;

@@ -9,7 +9,9 @@ Requests are appended to, forked (they share their pages until one of them write
 begun with the full pages of another; in between, some of them are attended to, with one query each,
 with drafts of a tree, or with chunks of queries of many lengths. Each request has its keys and
 values a second time, one after the other: the oracle sees only those, and the error rule judges.
-Rows of the pools that belong to no key are NaN, entries of tables past a length are garbage. The
+Pools may be of 8 bits, with scales for all, for a head or for a row: powers of two, so that
+quotients are exact. Rows of the pools that belong to no key are NaN (of int8 their scales, where
+they have some), entries of tables past a length are garbage. The
 end of a line that says FAULT is the command that does the same again.
 """
 
@@ -28,11 +30,17 @@ from fulmen.lab.cases.arrays import dtype_of
 from fulmen.lab.cases.error_rule import consult, judge
 from fulmen.lab.cases.pages import garbage
 from fulmen.lab.cases.placement import Host
+from fulmen.lab.cases.quantised import MOST
 from fulmen.lab.cases.visible import Options, Problem
 
 MOST_REQUESTS = 8
 MOST_KEYS = 90
 ALIGNMENTS = ("bottom_right", "top_left")
+
+
+def unused(dtype: Any) -> Any:
+    """What stands where no key is: NaN, or of integers a number that no key has."""
+    return -128 if np.dtype(dtype) == np.int8 else np.nan
 
 
 @dataclass
@@ -65,17 +73,48 @@ class World:
         self.group, self.kv_heads = rng.choice((1, 2, 4)), rng.choice((1, 2, 3))
         self.dim, self.dim_v = rng.choice(((8, 8), (16, 4), (3, 7), (32, 32)))
         self.is_rows_first = rng.random() < 0.5
+        self.kv_dtype = self.dtype
+        if self.dtype != "float64" and rng.random() < 0.4:
+            self.kv_dtype = rng.choice(tuple(MOST))
         pages = MOST_REQUESTS * (MOST_KEYS // self.page_size + 1) + 2
         shape = (pages, self.kv_heads, self.page_size)
-        self.pools = [self.empty((*shape, dim)) for dim in (self.dim, self.dim_v)]
+        self.pools = [self.empty((*shape, dim), self.kv_dtype) for dim in (self.dim, self.dim_v)]
+        self.scales = self.drawn_scales(shape) if self.is_quantised else []
         self.users = [0] * pages
 
-    def empty(self, shape: tuple[int, ...]) -> Any:
+    @property
+    def is_quantised(self) -> bool:
+        return self.kv_dtype != self.dtype
+
+    @property
+    def of_rows(self) -> list[Any]:
+        """What has a row for each row of a page: pools, and scales where rows have their own."""
+        return self.pools + [x for x in self.scales if np.ndim(x) == 4]
+
+    def empty(self, shape: tuple[int, ...], dtype: str) -> Any:
         """A pool full of NaN, (page, kv_head, row, dim), with one of two orders in memory."""
         pages, heads, rows, dim = shape
         in_memory = (pages, rows, heads, dim) if self.is_rows_first else shape
-        pool = np.full(in_memory, np.nan, dtype_of(self.dtype))
+        pool = np.full(in_memory, unused(dtype_of(dtype)), dtype_of(dtype))
         return pool.swapaxes(1, 2) if self.is_rows_first else pool
+
+    def powers(self, shape: Any) -> Any:
+        """Scales; normal numbers fit beside the least."""
+        least = {"int8": -4, "float8_e4m3fn": -6, "float8_e5m2": -9}[self.kv_dtype]
+        return np.exp2(self.numbers.integers(least, 1, shape)).astype(np.float32)
+
+    def drawn_scales(self, shape: tuple[int, ...]) -> list[Any]:
+        """Of K and of V: a number, one a head, or one a row."""
+        kind = self.rng.choice(("tensor", "head", "row"))
+        if kind == "row":
+            return [self.empty((*shape, 1), "float32") for _ in self.pools]
+        drawn = [self.powers((self.kv_heads, 1, 1) if kind == "head" else ()) for _ in self.pools]
+        return drawn if kind == "head" else [float(x) for x in drawn]
+
+    @property
+    def values(self) -> Any:
+        """The dtype in which the keys and values of requests are exact."""
+        return np.float64 if self.is_quantised else dtype_of(self.dtype)
 
     # ---- pages ----
 
@@ -88,15 +127,15 @@ class World:
     def release(self, page: int) -> None:
         self.users[page] -= 1
         if self.users[page] == 0:
-            for pool in self.pools:
-                pool[page] = np.nan
+            for pool in self.of_rows:
+                pool[page] = unused(pool.dtype)
 
     def own_last_page(self, request: Request) -> None:
         """Before a write: a last page that others have too is copied."""
         if request.length % self.page_size == 0 or self.users[request.pages[-1]] == 1:
             return
         page, rows = self.take(), request.length % self.page_size
-        for pool in self.pools:
+        for pool in self.of_rows:
             pool[page, :, :rows] = pool[request.pages[-1], :, :rows]
         self.release(request.pages[-1])
         request.pages[-1] = page
@@ -105,7 +144,7 @@ class World:
 
     def begin(self) -> str:
         if len(self.requests) < MOST_REQUESTS:
-            empty = np.zeros((0, self.kv_heads, self.dim + self.dim_v), dtype_of(self.dtype))
+            empty = np.zeros((0, self.kv_heads, self.dim + self.dim_v), self.values)
             self.requests.append(Request([], *np.split(empty, [self.dim], -1)))
         return "begin"
 
@@ -117,31 +156,60 @@ class World:
         k, v = np.split(drawn.astype(dtype_of(self.dtype)), [self.dim], -1)
         while len(request.pages) * self.page_size < request.length + count:
             request.pages.append(self.take())
-        self.write(request, k, v)
+        k, v = self.write(request, k, v)
         request.k, request.v = np.concatenate([request.k, k]), np.concatenate([request.v, v])
         return f"append {count}"
 
-    def write(self, request: Request, k: Any, v: Any) -> None:
-        """New rows (row, kv_head, dim) behind the keys of a request, by fulmen.append_kv."""
+    def stored(self, x: Any, scale: Any) -> tuple[Any, Any]:
+        """Rows (row, kv_head, dim) as a pool has them, and the values that they stand for."""
+        most, dtype = MOST[self.kv_dtype], dtype_of(self.kv_dtype)
+        ratio = np.clip(x.astype(np.float32) / scale, -most, most)
+        made = (np.rint(ratio) if self.kv_dtype == "int8" else ratio).astype(dtype)
+        return made, made.astype(np.float64) * scale
+
+    def write(self, request: Request, k: Any, v: Any) -> tuple[Any, Any]:
+        """New rows (row, kv_head, dim) behind the keys of a request, by fulmen.append_kv.
+
+        Returns:
+            What they are worth when they are read.
+        """
         row = request.length + np.arange(len(k))
         page = np.array(request.pages, np.int64)[row // self.page_size]
         slots: Any = (page * self.page_size + row % self.page_size)[None]
         if self.rng.random() < 0.5:
             slots = (np.array([request.pages], np.int64), np.array([request.length]))
+        stored, values = (k, v), (k, v)
+        if self.is_quantised:
+            at = (page, slice(None), row % self.page_size)
+            own = [self.scale_of_rows(x, at) for x in self.scales]
+            stored, values = zip(*(self.stored(x, scale) for x, scale in zip((k, v), own)))
         new = [x.swapaxes(0, 1)[None] for x in (k, v)]
         memory = self.memory()
+        scales = dict(zip(("k_scale", "v_scale"), self.scales))
         if memory.name == "jax":  # whose arrays cannot be written to
-            for pool, x in zip(self.pools, (k, v)):
+            for pool, x in zip(self.pools, stored):
                 pool[page, :, row % self.page_size] = x
         elif memory.name == "numpy":
-            fulmen.append_kv(*self.pools, *new, slots)
+            fulmen.append_kv(*self.pools, *new, slots, **scales)
         else:
             arrays = [memory.put(x) for x in (*self.pools, *new)]
             is_table = isinstance(slots, tuple)
             slots = tuple(map(memory.put, slots)) if is_table else memory.put(slots)
-            fulmen.append_kv(*arrays, slots)
+            scales = {
+                name: memory.put(x) if isinstance(x, np.ndarray) else x
+                for name, x in scales.items()
+            }
+            fulmen.append_kv(*arrays, slots, **scales)
             for pool, written in zip(self.pools, arrays):
                 pool[...] = memory.owner.get(written)
+        return values
+
+    def scale_of_rows(self, scale: Any, at: Any) -> Any:
+        """The scales of new rows as they go with (row, kv_head, dim); rows of their own are new."""
+        if np.ndim(scale) == 4:
+            scale[at] = self.powers((len(at[0]), self.kv_heads, 1))
+            return scale[at]
+        return np.reshape(scale, (-1, 1)) if np.ndim(scale) else scale
 
     def fork(self) -> str:
         return self._begun_like(None)
@@ -207,6 +275,7 @@ class World:
         problem = Problem(q, *self.dense(chosen), Options(kv_lengths=lengths, **options))
         masks = options.pop("masks", ())
         given = {"kv_lengths": lengths, **options, **self.table(chosen), **self.where}
+        given.update(zip(("k_scale", "v_scale"), self.scales))
         given["layout"] = "hsd" if packed else "bhsd"
         if packed and is_tree:  # at most 64 queries a request
             given["max_q"] = max(counts)
@@ -246,7 +315,7 @@ class World:
     def dense(self, chosen: list[Request]) -> tuple[Any, Any]:
         """Keys and values (request, kv_head, key, dim), zeros behind."""
         longest = max(x.length for x in chosen)
-        k, v = (np.zeros((len(chosen), self.kv_heads, longest, dim), dtype_of(self.dtype))
+        k, v = (np.zeros((len(chosen), self.kv_heads, longest, dim), self.values)
                 for dim in (self.dim, self.dim_v))  # fmt: skip
         for b, request in enumerate(chosen):
             k[b, :, : request.length] = request.k.swapaxes(0, 1)

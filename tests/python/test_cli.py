@@ -19,6 +19,7 @@ from safetensors.numpy import load_file, save_file
 
 import fulmen
 from fulmen.cli.main import main
+from fulmen.lab.cases.arrays import dtype_of
 
 DATA = Path(__file__).resolve().parents[2] / "examples" / "data"
 DECODER, ENCODER = DATA / "decoder.safetensors", DATA / "encoder.safetensors"
@@ -139,6 +140,27 @@ def test_every_tensor_that_a_file_may_hold(command: Any, tmp_path: Path) -> None
     judged = {line["result"]: line["passed"] for line in problem["accuracy"]}
     assert judged == dict.fromkeys(("o", "lse", "dq", "dk", "dv", "dbias", "dsinks"), True)
     assert "lengths [8, 5]" in problem["options"]
+
+
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2", "int8"])
+@pytest.mark.parametrize("q_dtype", [np.float32, ml_dtypes.bfloat16])
+def test_keys_and_values_of_8_bits(command: Any, tmp_path: Path, dtype: str, q_dtype: Any) -> None:
+    rng = np.random.default_rng(2)
+    q = rng.standard_normal((4, 5, 16)).astype(q_dtype)
+    numbers = rng.standard_normal((2, 2, 9, 16)) * 40
+    k, v = (np.rint(x).astype(dtype_of(dtype)) for x in numbers)
+    scale = np.full((2, 1, 1), 0.02, np.float32)
+    file = random_file(tmp_path / "8.safetensors", {}, q=q, k=k, v=v, k_scale=scale, v_scale=scale)
+    (problem,) = command("run", file, "--json", "--repeat", 1)["problems"]
+    assert (problem["dtype"], problem["kv_dtype"]) == (np.dtype(q_dtype).name, dtype)
+    assert {x["result"]: x["passed"] for x in problem["accuracy"]} == {"o": True, "lse": True}
+    assert f"k and v {dtype}" in command("run", file, "--repeat", 1)
+    (wide,) = command("run", file, "--json", "--repeat", 1, "--dtype", "float32")["problems"]
+    assert (wide["dtype"], wide["kv_dtype"]) == ("float32", dtype)
+    random_file(tmp_path / "do.safetensors", {}, q=q, k=k, v=v, do=q)
+    refused = command("run", tmp_path / "do.safetensors", code=2)
+    assert f"k is {dtype}, of which there are no gradients" in " ".join(refused.split())
+    command("run", tmp_path / "do.safetensors", "--no-backward", "--repeat", 1)
 
 
 def test_broken_files(command: Any, tmp_path: Path) -> None:

@@ -43,3 +43,14 @@ def test_it_sees_a_page_in_the_wrong_place(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(fuzz_caches.World, "table", wrong)
     assert any("FAULT" in said for said in fuzz_caches.faults(20, 120, "numpy", "auto"))
+
+
+def test_it_sees_a_wrong_value_of_8_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    stored = fuzz_caches.World.stored
+
+    def wrong(self: Any, x: Any, scale: Any) -> Any:
+        numbers, values = stored(self, x, scale)
+        return numbers, 1.5 * values
+
+    monkeypatch.setattr(fuzz_caches.World, "stored", wrong)
+    assert any("FAULT" in said for said in fuzz_caches.faults(20, 300, "numpy", "auto"))

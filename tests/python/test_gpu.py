@@ -386,6 +386,11 @@ def test_compile_command(command: Any, tmp_path: Path) -> None:
     data = json.loads(command("compile", *words, "--forward-only", "-o", path, "--json"))
     assert data["bytes"] == path.stat().st_size > 0
     assert data["plans"] == 8  # two masks, two lengths, two architectures
+    paged = (*words, "--forward-only", "--mask", "full", "-o", path, "--json")
+    asked = ("--page-size", 1, "--page-size", 16, "--kv-dtype", "float8_e4m3fn")
+    with_pages = json.loads(command("compile", *paged, *asked))
+    assert with_pages["plans"] == 20  # 2 architectures: 2 lengths, and over 2 sizes of 2 dtypes
+    assert with_pages["bytes"] > data["bytes"]  # the kernels that append rows and merge
     assert "--dim is -1" in command("compile", "--arch", "a100", "--dim", -1, "-o", path, code=2)
 
 

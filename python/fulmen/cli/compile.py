@@ -10,10 +10,13 @@ import time
 from itertools import product
 from typing import Any
 
+import numpy as np
+
 import fulmen
+from fulmen.lab.cases.quantised import MOST
 from fulmen.options import implementations
 
-from .arguments import DTYPES, new_file
+from .arguments import DTYPES, new_file, positive
 from .output import BadInputError, Output, bytes_text
 
 DESCRIPTION = """\
@@ -23,6 +26,7 @@ depends on head dims, dtype and the kind of mask, and on no length, batch or num
 """
 # Lengths of a prompt and of a decode step: where a plan chooses between kernels, by both.
 LENGTHS = ((4096, 4096), (1, 4096))
+NORMAL_PAGE = 16
 MASKS: dict[str, dict[str, Any]] = {
     "full": {},
     "causal": {"causal": True},
@@ -40,6 +44,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--dtype", choices=DTYPES, action="append", help="bfloat16 and float16")
     add("--mask", choices=tuple(MASKS), action="append", help="full and causal")
     add("--forward-only", action="store_true", help="no gradients")
+    add(
+        "--page-size",
+        type=positive,
+        action="append",
+        metavar="P",
+        help="also over caches in pages of P rows, with the kernels that append rows and merge",
+    )
+    add("--kv-dtype", choices=tuple(MOST), action="append",
+        help="also such caches, of 8 bits, in pages of 16 or of --page-size")  # fmt: skip
     add("--implementation", default="auto", choices=("auto", *implementations("cuda")))
 
 
@@ -88,4 +101,21 @@ def _problems(arguments: argparse.Namespace) -> list[dict[str, Any]]:
             "implementation": arguments.implementation,
             "need": ("q", "k", "v") if gradients else (),
         })  # fmt: skip
+    pages = arguments.page_size or ([NORMAL_PAGE] if arguments.kv_dtype else [])
+    for dim, dtype, page, narrow in product(
+        dims, dtypes, pages, [None, *(arguments.kv_dtype or ())]
+    ):
+        problems += [_over_pages(dim, dtype, page, narrow, rows) for rows, _ in LENGTHS]
     return problems
+
+
+def _over_pages(dim: int, dtype: str, page: int, narrow: str | None, rows: int) -> dict[str, Any]:
+    """The last rows of a request whose keys lie in pages."""
+    pages = -(-LENGTHS[0][1] // page)
+    pool = (pages, 8, page, dim)
+    scales = {} if narrow is None else {"k_scale": 1.0, "v_scale": 1.0}
+    return {
+        "q": (1, 8, rows, dim), "k": pool, "v": pool, "dtype": dtype, "kv_dtype": narrow or dtype,
+        "causal": True, "page_table": np.zeros((1, pages), np.int32),
+        "kv_lengths": np.zeros(1, np.int32), **scales,
+    }  # fmt: skip

@@ -19,6 +19,7 @@ import numpy as np
 import fulmen
 from fulmen.lab import naive
 from fulmen.lab.cases.error_rule import consult, judge
+from fulmen.lab.cases.quantised import MOST
 from fulmen.lab.cases.visible import Options, Problem
 from fulmen.options import implementations, names_of
 
@@ -165,6 +166,11 @@ def run_problem(
 ) -> Finished:
     """Runs and judges one problem."""
     tensors, exact = converted(problem.tensors, arguments.dtype)
+    if "do" in tensors and not arguments.no_backward and is_quantised(tensors["k"]):
+        raise BadInputError(
+            f"k is {tensors['k'].dtype.name}, of which there are no gradients; leave do out, or "
+            "add --no-backward"
+        )
     options, overridden = options_of(problem, tensors, arguments)
     need: tuple[str, ...] = ()
     if "do" in tensors and not arguments.no_backward:
@@ -176,7 +182,7 @@ def run_problem(
     advance(0 if need else 1)
     if not need:
         tensors = {n: x for n, x in tensors.items() if n != "do"}
-    said = oracle_problem(tensors, options)
+    said = oracle_problem(values_of(tensors), options)
     references = problem.references if exact and not overridden else {}
     lines = judged(said, results, references, options)
     advance(1)
@@ -187,7 +193,7 @@ def run_problem(
 
 
 def converted(tensors: dict[str, Array], dtype: str | None) -> tuple[dict[str, Array], bool]:
-    """The inputs in another dtype, and whether they are the same numbers."""
+    """The inputs in another dtype but k and v of 8 bits, and whether they are the same numbers."""
     if dtype is None:
         return tensors, True
     from fulmen.array_types import named_dtype
@@ -195,12 +201,26 @@ def converted(tensors: dict[str, Array], dtype: str | None) -> tuple[dict[str, A
     made, exact = {}, True
     for name, x in tensors.items():
         made[name] = x
-        if name in ("q", "k", "v", "do", "bias", "sinks"):
+        if name in ("q", "k", "v", "do", "bias", "sinks") and not is_quantised(x):
             wanted = named_dtype("float64" if dtype == "float64" else "float32")
             made[name] = x.astype(wanted if name == "sinks" else named_dtype(dtype))
             same = made[name].astype(np.float64) == x.astype(np.float64)
             exact = exact and bool(np.all(same | np.isnan(x.astype(np.float64))))
     return made, exact
+
+
+def is_quantised(x: Array) -> bool:
+    """Whether an array is of a dtype of 8 bits, which keys and values alone may have."""
+    return x.dtype.name in MOST
+
+
+def values_of(tensors: dict[str, Array]) -> dict[str, Array]:
+    """The tensors with the values of quantised k and v, in float64."""
+    found = dict(tensors)
+    for name, scale in zip(("k", "v"), tensor_file.SCALES):
+        if is_quantised(tensors[name]):
+            found[name] = tensors[name].astype(np.float64) * found.pop(scale, 1.0)
+    return found
 
 
 def options_of(
@@ -216,7 +236,7 @@ def options_of(
     rank = tensors["q"].ndim
     guess = {4: "bhsd", 3: "shd" if "cu_seqlens" in tensors else "hsd", 2: "sd"}.get(rank, "bhsd")
     options["layout"] = arguments.layout or options.get("layout", guess)
-    for name in ("bias", "mask", "sinks"):
+    for name in ("bias", "mask", "sinks", *tensor_file.SCALES):
         if name in tensors:
             options[name] = tensors[name]
     if "cu_seqlens" in tensors:

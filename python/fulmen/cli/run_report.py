@@ -35,7 +35,9 @@ def report(one: Finished, output: Output) -> None:
     axes = f"{one.options['layout']}"
     shapes = ", ".join(f"{n} {'x'.join(map(str, one.tensors[n].shape))}" for n in "qkv")
     name = f"{one.name}: " if one.name else ""
-    output.line(f"{name}{shapes} ({axes}), {one.tensors['q'].dtype.name}; {_options_text(one)}")
+    dtype, of_kv = (one.tensors[n].dtype.name for n in "qk")
+    dtypes = dtype if of_kv == dtype else f"{dtype}, k and v {of_kv}"
+    output.line(f"{name}{shapes} ({axes}), {dtypes}; {_options_text(one)}")
     for operation, m in one.measured.items():
         e = m.explanation
         output.line(f"{operation}: {e['implementation']} on {e['backend']}: {e['reason']}")
@@ -112,6 +114,7 @@ def as_json(file: Any, finished: list[Finished], written: Path | None) -> dict[s
             {
                 "name": one.name,
                 "dtype": one.tensors["q"].dtype.name,
+                "kv_dtype": one.tensors["k"].dtype.name,
                 "layout": one.options["layout"],
                 "shapes": {n: list(x.shape) for n, x in one.tensors.items()},
                 "options": _options_text(one),

@@ -2,8 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Problems in a file of tensors, and results into one: safetensors, or NumPy's .npz and .npy.
 
-Tensors [PREFIX.]q, k, v make one problem a prefix. Beside them, with the same prefix or shared by
-all: do, bias, mask, sinks, cu_seqlens or lengths; and references o, lse, dq, dk, dv, dbias, dsinks.
+Tensors [PREFIX.]q, k, v make one problem a prefix; k and v may be of 8 bits (F8_E4M3, F8_E5M2, I8),
+with k_scale and v_scale. Beside them, with the same prefix or shared by all: do, bias, mask, sinks,
+cu_seqlens or lengths; and references o, lse, dq, dk, dv, dbias, dsinks.
 Metadata: layout, and what `options_of_files` lists; in a .npz arrays without axes, such as
 causal=True. A file [PREFIX.]q.npy stands for the files of that kind beside it. NumPy writes
 bfloat16 as two bytes without a type, and so it is read.
@@ -26,7 +27,10 @@ from .output import BadInputError
 
 Array = npt.NDArray[Any]
 
-INPUTS = ("q", "k", "v", "do", "bias", "mask", "sinks", "cu_seqlens", "lengths")
+SCALES = ("k_scale", "v_scale")
+INPUTS = ("q", "k", "v", "do", "bias", "mask", "sinks", "cu_seqlens", "lengths", *SCALES)
+# What safetensors has no type of NumPy for.
+_EIGHT_BITS = {"F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2"}
 REFERENCES = ("o", "lse", "dq", "dk", "dv", "dbias", "dsinks")
 
 
@@ -108,10 +112,18 @@ def _tensors_of(path: Path) -> tuple[dict[str, Array], dict[str, str]]:
 
 
 def _of_safetensors(path: Path) -> tuple[dict[str, Array], dict[str, str]]:
-    from safetensors import safe_open
+    from safetensors import deserialize, safe_open
 
     with safe_open(str(path), framework="numpy") as file:
-        return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
+        dtypes = {name: file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118
+        found = {name: file.get_tensor(name) for name in dtypes if dtypes[name] not in _EIGHT_BITS}
+        metadata = file.metadata() or {}
+    if len(found) < len(dtypes):
+        for name, x in deserialize(path.read_bytes()):
+            if x["dtype"] in _EIGHT_BITS:
+                dtype = named_dtype(_EIGHT_BITS[x["dtype"]])
+                found[name] = np.frombuffer(x["data"], dtype).reshape(x["shape"])
+    return found, metadata
 
 
 def _of_npz(path: Path) -> tuple[dict[str, Array], dict[str, str]]:
