@@ -176,3 +176,27 @@ def test_what_is_refused_is_refused_by_name() -> None:
         prefill.plan(torch.tensor([0, 1]), *plan, custom_mask=torch.ones(1))
     with pytest.raises(fulmen.UnsupportedError, match="scale_k"):
         flashinfer.single_prefill_with_kv_cache(q, q, q, scale_k=torch.ones(1))
+
+
+@pytest.mark.parametrize("kv_layout", ["NHD", "HND"])
+@pytest.mark.parametrize("page_size", [1, 4])
+def test_appended_rows_lie_behind_the_keys_of_their_requests(
+    page_size: int, kv_layout: str
+) -> None:
+    requests, pool, (indptr, indices, last) = paged(page_size, kv_layout)
+    expected = pool.clone()
+    counts = torch.tensor([3, 0, 4, 1], device=DEVICE)  # the last keys of each, written anew
+    append_indptr = torch.cat([counts.new_zeros(1), counts.cumsum(0)]).int()
+    lengths = torch.tensor(LENGTHS, device=DEVICE).int()
+    batch_indices, positions = flashinfer.get_batch_indices_positions(append_indptr, lengths, 8)
+    assert batch_indices.tolist() == [0, 0, 0, 2, 2, 2, 2, 3]
+    assert positions.tolist() == [6, 7, 8, 0, 1, 2, 3, 32]
+    new = torch.cat([own[:, n - count :] for own, n, count in zip(requests, LENGTHS, counts)], 1)
+    for b, position in zip(batch_indices.tolist(), positions.tolist()):
+        page = indices[indptr[b] + position // page_size]
+        pool.select(2 if kv_layout == "NHD" else 3, position % page_size)[page] = torch.nan
+    assert not torch.equal(torch.isnan(pool), torch.isnan(expected))
+    flashinfer.append_paged_kv_cache(
+        new[0], new[1], batch_indices, positions, pool, indices, indptr, last, kv_layout
+    )
+    torch.testing.assert_close(pool, expected, rtol=0, atol=0, equal_nan=True)

@@ -32,6 +32,8 @@ __all__ = [
     "BatchPrefillWithPagedKVCacheWrapper",
     "BatchPrefillWithRaggedKVCacheWrapper",
     "MultiLevelCascadeAttentionWrapper",
+    "append_paged_kv_cache",
+    "get_batch_indices_positions",
     "merge_state",
     "merge_state_in_place",
     "merge_states",
@@ -489,6 +491,47 @@ def merge_states(v: Tensor, s: Tensor) -> tuple[Tensor, Tensor]:
     parts = [(o, x.transpose(0, 1) / LOG2E) for o, x in zip(v.unbind(1), s.unbind(1))]
     o, lse = fulmen.merge(parts, layout="shd")
     return o, lse.transpose(0, 1) * LOG2E
+
+
+def append_paged_kv_cache(
+    append_key: Tensor,
+    append_value: Tensor,
+    batch_indices: Tensor,
+    positions: Tensor,
+    paged_kv_cache: Any,
+    kv_indices: Tensor,
+    kv_indptr: Tensor,
+    kv_last_page_len: Tensor,
+    kv_layout: str = "NHD",
+) -> None:
+    """Writes new rows (row, kv_head, dim) into the cache: each behind so many keys of its request.
+
+    Nothing is read by the host. kv_last_page_len says nothing that positions do not.
+    """
+    k, v = _pools(paged_kv_cache, _layout(kv_layout))
+    size = k.shape[1]
+    place = kv_indptr[batch_indices.long()] + positions // size
+    slots = kv_indices[place.long()].long() * size + positions % size
+    cu_new = torch.arange(2, device=slots.device, dtype=torch.int64) * len(append_key)
+    fulmen.append_kv(k, v, append_key, append_value, slots, cu_new=cu_new, layout="shd")
+
+
+def get_batch_indices_positions(
+    append_indptr: Tensor, seq_lens: Tensor, nnz: int
+) -> tuple[Tensor, Tensor]:
+    """Of `nnz` new rows, the request of each and its place among the keys of that request.
+
+    Args:
+        append_indptr: (request + 1,): request r has rows append_indptr[r] to append_indptr[r + 1].
+        seq_lens: (request,): keys of each, new ones included.
+        nnz: the last of append_indptr.
+    """
+    counts = append_indptr[1:] - append_indptr[:-1]
+    requests = torch.arange(len(counts), device=counts.device, dtype=counts.dtype)
+    batch_indices = requests.repeat_interleave(counts, output_size=nnz)
+    behind = (seq_lens - append_indptr[1:])[batch_indices.long()]
+    rows = torch.arange(nnz, device=counts.device, dtype=counts.dtype)
+    return batch_indices.int(), (rows + behind).int()
 
 
 def merge_state(v_a: Tensor, s_a: Tensor, v_b: Tensor, s_b: Tensor) -> tuple[Tensor, Tensor]:
