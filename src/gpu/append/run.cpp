@@ -146,18 +146,33 @@ void append(const AppendProblem& problem, int ordinal, void* stream) {
   device.log_faults();
 }
 
+namespace {
+
+// What rows may turn by: nothing, or either kind of pairs by a table of either dtype.
+template <class Each>
+void for_each_rotation(DType dtype, const Each& each) {
+  each(Rotation::kNone, dtype);
+  for (const Rotation rotation : {Rotation::kHalves, Rotation::kInterleaved}) {
+    each(rotation, dtype);
+    if (dtype != DType::kFloat32) each(rotation, DType::kFloat32);
+  }
+}
+
+}  // namespace
+
 std::vector<KernelSpec> append_specs() {
   std::vector<KernelSpec> specs;
   for (size_t number = 1; number < std::size(kDTypeNames); ++number) {
     const DType dtype = static_cast<DType>(number);
     if (!is_float(dtype)) continue;
-    for (const Rotation rotation : {Rotation::kNone, Rotation::kHalves, Rotation::kInterleaved}) {
+    for_each_rotation(dtype, [&](Rotation rotation, DType table) {
+      const DType only = rotation == Rotation::kHalves ? DType::kFloat32 : dtype;
+      if (table != only) return;  // each kind of pairs by one table: half as many to compile
       for (const bool vectors : {true, false}) {
-        const DType table = rotation == Rotation::kHalves ? DType::kFloat32 : dtype;
         specs.push_back(append_spec(
             {.dtype = dtype, .table = table, .rotation = rotation, .vectors = vectors}));
       }
-    }
+    });
   }
   const auto add_quantised = [&specs](DType dtype, DType quantised, Rotation rotation,
                                       bool vectors) {
@@ -171,23 +186,17 @@ std::vector<KernelSpec> append_specs() {
 }
 
 std::vector<KernelSpec> append_specs_of(DType dtype, DType cache_dtype) {
-  AppendConfig config{.dtype = dtype, .table = dtype};
+  AppendConfig config{.dtype = dtype};
   if (cache_dtype != dtype) config.quantised = cache_dtype;
   std::vector<KernelSpec> specs;
-  for (const bool vectors : {true, false}) {
-    config.vectors = vectors;
-    config.rotation = Rotation::kNone;
-    config.table = dtype;
-    specs.push_back(append_spec(config));
-    for (const Rotation rotation : {Rotation::kHalves, Rotation::kInterleaved}) {
-      config.rotation = rotation;
-      config.table = dtype;
-      specs.push_back(append_spec(config));
-      if (accumulator(dtype) == dtype) continue;  // the table may be float32 beside 16 bits
-      config.table = DType::kFloat32;
+  for_each_rotation(dtype, [&](Rotation rotation, DType table) {
+    config.rotation = rotation;
+    config.table = table;
+    for (const bool vectors : {true, false}) {
+      config.vectors = vectors;
       specs.push_back(append_spec(config));
     }
-  }
+  });
   return specs;
 }
 
