@@ -154,10 +154,11 @@ def _by_torch(attention: Callable[..., Any], q: Any, k: Any, v: Any, causal: boo
 def account(cell: Cell) -> str:
     """What a cell asks of a card: operations, bytes with the matrix and in tiles, least times."""
     rows, size = cell.rows, ITEM_BYTES[cell.dtype]
-    pairs = rows * (rows + 1) // 2 if cell.causal else rows * rows
     call = io_model.Call(rows, rows, cell.heads, cell.kv_heads, cell.dim, cell.dim, size,
-                         cell.heads * pairs, cell.causal)  # fmt: skip
-    matrix = io_model.naive(call, cell.op)
+                         cell.heads * rows * rows, cell.causal)  # fmt: skip
+    arrays = io_model.naive(call._replace(pairs=0), cell.op)
+    # naive.py makes whole matrices, in the type of the inputs.
+    matrix = arrays + (io_model.naive(call, cell.op) - arrays) * size // io_model.FLOAT_BYTES
     tiles = io_model.tiled(call, cell.op, TILE, TILE)
     rate = H200.float32_flops if size > 2 else H200.flops
     least = [cell.flops / rate, *(moved / H200.bytes_per_second for moved in (matrix, tiles))]
