@@ -69,8 +69,9 @@ def append_kv(
         interleaved: elements 2 j and 2 j + 1 are a pair, instead of j and j + rotary_dim / 2.
         q: (batch, head, row, dim_qk), rows as in k_new: rotated too.
         k_scale, v_scale: of quantised caches, float8_e4m3fn, float8_e5m2 or int8, as `attention`
-            reads them. x / scale is stored, x being rotated before: the nearest number of the type,
-            ties to even, its largest for what is beyond it; NaN stays, and is 0 in int8. None: 1.
+            reads them: given, never computed from the rows. x / scale is stored, x being rotated
+            before: the nearest number of the type, ties to even, its largest for what is beyond it;
+            NaN stays, and is 0 in int8. None: 1.
         layout: the axes of k_new, v_new and q, in order, as in `attention`.
         stream: as in `attention`.
 
@@ -91,6 +92,12 @@ def append_kv(
     [[0.0, 0.0], [1.0, 1.0]]
     """
     named = placement(slots, batch_index, cu_new)
+    for name, x in zip(SCALES, (k_scale, v_scale)):
+        if isinstance(x, str):
+            raise UnsupportedError(
+                f"{name} is {shown(x)}; scales are given, append_kv computes none: pass a number, "
+                "or a float32 array such as the largest magnitudes of rows over 448"
+            )
     named.update(positions=positions, cos=cos, sin=sin, q=q, k_scale=k_scale, v_scale=v_scale)
     interleaved = bool(flag("interleaved", interleaved))
     if is_torch(k_pages):

@@ -32,6 +32,7 @@ from fulmen.lab.benchmark.cache_sides import (
     FulmenApart,
     FulmenCaches,
     FulmenCascade,
+    FulmenHeadsFirst,
     FulmenInvariant,
     pages_of,
     random_caches,
@@ -240,7 +241,8 @@ def test_quantised_caches(shims: None, dtype: str, page_size: int) -> None:
     caches = random_caches(cell, torch, "cpu")
     assert str(caches.k.dtype) == f"torch.{dtype}"
     truth = CacheTruth(cell, caches, torch)
-    for side in (FulmenCaches(), FulmenInvariant(), peers_caches.FlashInferCaches()):
+    sides = (FulmenCaches(), FulmenInvariant(), FulmenHeadsFirst(), peers_caches.FlashInferCaches())
+    for side in sides:
         if dtype not in side.options or (side.name == "flashinfer" and not page_size):
             continue
         answer = side.answer(cell, caches)

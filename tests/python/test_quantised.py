@@ -136,6 +136,11 @@ def test_refusals() -> None:
         fulmen.DTypeError, match="v is float32 where k is int8; allowed is the dtype of k"
     ):
         fulmen.attention(x, k, x)
+    pool = np.zeros((1, 1, 4, 8), np.int8)
+    row = np.ones((1, 1, 1, 8), np.float32)
+    with pytest.raises(fulmen.UnsupportedError, match="append_kv computes none: pass a number"):
+        fulmen.append_kv(pool, pool.copy(), row, row, [[0]], v_scale="row")
+    assert not pool.any()
     with pytest.raises(fulmen.ArgumentError, match="k_scale is given where k is float32"):
         fulmen.attention(x, x, x, k_scale=2.0)
     with pytest.raises(fulmen.DTypeError, match="v_scale is float64; allowed is float32"):

@@ -159,8 +159,8 @@ class CacheGrid:
 CACHE_GRIDS: dict[str, CacheGrid] = {
     grid.name: grid
     for grid in (
-        CacheGrid("decode", (0,), ways=("invariant",)),
-        CacheGrid("paged", (16, 64, 1), ways=("invariant",)),
+        CacheGrid("decode", (0,), ways=("invariant", "hnd")),
+        CacheGrid("paged", (16, 64, 1), ways=("invariant", "hnd")),
         CacheGrid("mixed", (16,), cases=MIXED, ways=("apart",)),
         CacheGrid("cascade", (16,), cases=CASCADE, shared=PROMPT, ways=("cascade",)),
         CacheGrid("cpu-decode", (0, 16), "cpu", groups=(1, 4, 8), cases=(((1,), (8192,) * 4),)),

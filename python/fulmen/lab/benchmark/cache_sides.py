@@ -167,6 +167,16 @@ class FulmenInvariant(FulmenCaches):
     asked_beside = INVARIANT
 
 
+class FulmenHeadsFirst(FulmenCaches):
+    """The same over caches whose heads lie outside of rows in memory."""
+
+    name = "fulmen hnd"
+
+    def answer(self, cell: Any, tensors: Any) -> Answer:
+        k, v = (x.transpose(1, 2).contiguous().transpose(1, 2) for x in (tensors.k, tensors.v))
+        return super().answer(cell, replace(tensors, k=k, v=v))
+
+
 class FulmenCascade(Side):
     """Keys that all requests share, then those of each, and one merge.
 
@@ -270,6 +280,7 @@ class FulmenApart(FulmenCaches):
 # By the name that a grid has for it (cache_cells.CacheGrid.ways).
 WAYS: dict[str, Callable[[str], Side]] = {
     "invariant": FulmenInvariant,
+    "hnd": FulmenHeadsFirst,
     "apart": FulmenApart,
     "cascade": FulmenCascade,
 }
