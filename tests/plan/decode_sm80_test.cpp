@@ -86,9 +86,12 @@ TEST(DecodeSm80Plan, TakesNoPairsOfArraysNorUnalignedRows) {
   EXPECT_FALSE(decodes(shifted, "a100"));
 }
 
-// In pages twice the keys a step, where a card has the shared memory for it.
-TEST(DecodeSm80Plan, TakesMoreKeysAtATimeInPages) {
-  Problem problem = decode_problem(1, 1, 4096);
+// With rows as columns, and in pages, twice the keys a step, where a card has the shared memory for
+// it and every block two such steps.
+TEST(DecodeSm80Plan, TakesMoreKeysAtATime) {
+  EXPECT_EQ(gpu::decode_sm80_config(decode_problem(1, 1, 4096), gpu_named("h200")).kv_rows, 32);
+  EXPECT_EQ(gpu::decode_sm80_config(decode_problem(1, 1, 4095), gpu_named("h200")).kv_rows, 16);
+  Problem problem = decode_problem(16, 3, 4096);
   EXPECT_EQ(gpu::decode_sm80_config(problem, gpu_named("h200")).kv_rows, 16);
   problem.page_rows = 16;
   const DecodeSm80Config config = gpu::decode_sm80_config(problem, gpu_named("h200"));
@@ -160,7 +163,7 @@ TEST(DecodeSm80Plan, ClustersForFewRowTiles) {
   EXPECT_EQ(launch(decode_problem(8, 1, 65536), "h200"), std::pair(i64{128}, 2u));
   EXPECT_EQ(launch(decode_problem(2, 1, 4096), "h200"), std::pair(i64{64}, 4u));
   EXPECT_EQ(launch(decode_problem(3, 1, 4096), "h200"), std::pair(i64{96}, 4u));
-  EXPECT_EQ(launch(decode_problem(8, 1, 4096, 256), "h200").second, 1u);
+  EXPECT_EQ(launch(decode_problem(8, 1, 4096, 256), "h200"), std::pair(i64{128}, 2u));
   EXPECT_EQ(launch(decode_problem(9, 1, 4096), "h200"), std::pair(i64{128}, 1u));
   EXPECT_EQ(launch(decode_problem(1, 1, 4096), "a100").second, 1u);
   EXPECT_EQ(launch(decode_problem(1, 3, 4096), "h200"), std::pair(i64{64}, 8u));
@@ -168,13 +171,35 @@ TEST(DecodeSm80Plan, ClustersForFewRowTiles) {
   Problem other = decode_problem(8, 1, 4096);
   other.batch_invariant = true;
   EXPECT_EQ(launch(other, "h200").second, 1u);
-  for (const auto& [batch, size] : {std::pair{1, 8u}, {2, 1u}, {4, 2u}, {8, 2u}}) {
+  for (const auto& [batch, size] : {std::pair{1, 8u}, {2, 1u}, {4, 1u}, {8, 2u}}) {
     other = decode_problem(batch, 1, 4096);
     other.page_rows = 16;
     other.arrays[Array::kKvLengths].dtype = DType::kInt32;
     EXPECT_EQ(launch(other, "h200").second, size) << batch;
     EXPECT_EQ(gpu::decode_sm80_config(other, gpu_named("h200")).whole, batch == 1);
   }
+}
+
+// Fewer row tiles are taken whole where there is little to read; else clusters divide their keys,
+// so large that few parts are to be added.
+TEST(DecodeSm80Plan, ClustersOfHeadsThatDoNotFillTheCard) {
+  const auto launch = [](i64 heads_kv, i64 keys, DType dtype = DType::kBFloat16) {
+    Problem problem = decode_problem(1, 1, keys);
+    problem.heads_q = 4 * heads_kv;
+    problem.heads_kv = heads_kv;
+    for (const Array array : {Array::kK, Array::kV}) problem.arrays[array].dtype = dtype;
+    const gpu::PlanOrRefusal made = gpu::plan_decode_sm80(problem, gpu_named("h200"));
+    const gpu::KernelLaunch& first = made.plan->launches[0];
+    return std::pair<i64, unsigned>{first.num_blocks, first.cluster_size};
+  };
+  for (const i64 heads : {1, 2, 4}) EXPECT_EQ(launch(heads, 8192), std::pair(8 * heads, 8u));
+  EXPECT_EQ(launch(1, 65536), std::pair(i64{112}, 8u));
+  EXPECT_EQ(launch(1, 8193), std::pair(i64{72}, 8u));  // blocks of 1,024 keys
+  EXPECT_EQ(launch(2, 8193), std::pair(i64{112}, 4u));
+  EXPECT_EQ(launch(4, 8193), std::pair(i64{128}, 2u));
+  EXPECT_EQ(launch(8, 16385, DType::kInt8), std::pair(i64{128}, 1u));
+  EXPECT_EQ(launch(8, 16384, DType::kInt8), std::pair(i64{64}, 8u));
+  EXPECT_EQ(launch(4, 65536, DType::kInt8), std::pair(i64{132}, 1u));
 }
 
 // As many workers for every head of k and v; the workspace follows from the grid, not from batch

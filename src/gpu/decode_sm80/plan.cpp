@@ -21,6 +21,7 @@ constexpr i64 kMaxDim = 256;
 constexpr i64 kMaxRows = 64;           // of a group of heads: one row tile
 constexpr i64 kMaxInvariantRows = 16;  // where the batch may not decide on larger tiles
 constexpr i64 kFewestBlockKeys = 16;
+constexpr i64 kMostParts = 17;              // of a row tile whose keys clusters divide
 constexpr i64 kFewestKeys = 256;            // below, there is nothing to divide
 constexpr i32 kChunkKeys = 1024;            // where bits may not depend on who has which keys
 constexpr i64 kMostBlocks = i64{1} << 30;   // of keys: they are counted in 31 bits
@@ -29,21 +30,19 @@ constexpr size_t kWideSpillBytes =
     4096;                            // Q and O take 192 of 255 registers: 2,364 with all options
 constexpr size_t kSpillBytes = 512;  // of the path for rows that met something hidden
 
-// How many splits of a block's keys, and stages of their rings. In order of preference, the first
-// that fits; the last does on every card: 128 KB in flight a multiprocessor, by one block, were
-// best on an H200 (2026-11-29).
+// How many splits of a block's keys, stages of their rings, and keys that a split takes at a time,
+// 0: as many as else. In order of preference, the first that fits; the last does on every card:
+// 128 KB in flight a multiprocessor, by one block, were best on an H200 (2026-11-29).
 struct DecodeShape {
   i32 splits;
   i32 stages;
+  i32 kv_rows = 0;
 };
 constexpr DecodeShape kShapes[] = {{8, 2}, {4, 3}, {4, 2}, {4, 1}, {2, 2}, {2, 1}, {1, 2}, {1, 1}};
-// In pages half as many steps, of twice the keys, look up half as often: 1 to 2 % at d 128 in pages
-// of 16 rows, 2 to 3 in pages of one.
-constexpr DecodeShape kPagedShape{8, 1};
-constexpr i32 kPagedRows = 32;
-// Eight warps at d 256 where O of eight splits fits beside their rings: 136 us instead of 138 at
-// 8 x 8k, in pages of 16 rows 140 instead of 145.
-constexpr DecodeShape kWideShape{8, 1};
+// Half as many steps, of twice the keys, at d 128: in pages they look up half as often (1 to 3 %),
+// else, with rows as columns, up to 3 %. Eight warps instead of four at d 256 (2 to 4 %). Three
+// stages of bytes (1 to 3 %).
+constexpr DecodeShape kLongShape{8, 1, 32}, kWideShape{8, 1}, kByteShape{8, 3};
 
 i64 rows_of_group(const Problem& problem) { return problem.max_q * problem.group_size(); }
 
@@ -85,58 +84,112 @@ bool has_equal_row_tiles(const Problem& problem, const DecodeSm80Config& config)
   return !config.ragged && !config.placed && (problem.num_sequences == 1 || !config.score.varlen);
 }
 
-// How many blocks share the keys of a row tile inside a cluster, where that was faster on an H200
-// (2026-11-29): as many as a card holds at once with a cluster for every row tile. An H200 holds 66
-// clusters of 2, 30 of 4, 15 of 8. Half of its multiprocessors read as fast as all. Where lengths
-// differ clusters divide the keys as blocks do, and only pairs were faster.
-i32 cluster_size(const Problem& problem, const Gpu& gpu, const DecodeSm80Config& config) {
-  const bool was_timed = !config.is_quantised() && config.row_warps == 1 &&
-                         max(config.d_qk, config.d_v) <= 128 && problem.may_plan_by_lengths();
-  const i64 row_tiles = problem.num_sequences * problem.heads_kv;
-  if (gpu.compute_capability != 90 || !was_timed || num_row_tiles(problem, config) > 1) return 1;
-  for (const i64 size : {8, 4, 2}) {
-    const i64 at_once = gpu.num_multiprocessors * (size == 2 ? 10 : 9) / 10 / size;
-    const bool fills_half = 2 * size * row_tiles >= gpu.num_multiprocessors * 9 / 10;
-    if (row_tiles > at_once || !fills_half) continue;
-    return size == 2 || has_equal_row_tiles(problem, config) ? static_cast<i32>(size) : 1;
-  }
-  return 1;
-}
-
-// By the most rows that a request of the batch may have; 16 where bits may not depend on the batch.
-void set_rows(DecodeSm80Config& config, const Problem& problem) {
-  const i64 rows = problem.may_plan_by_lengths() ? rows_of_group(problem) : 1;
-  config.row_warps = rows <= 16 ? 1 : rows <= 32 ? 2 : 4;
-  const bool is_narrow = max(config.d_qk, config.d_v) <= 64 || config.is_quantised();
-  config.kv_rows = config.row_warps == 4 || is_narrow ? 32 : 16;
-}
-
 bool fits(const DecodeSm80Config& config, const Gpu& gpu) {
   return static_cast<size_t>(config.shared_bytes()) <= gpu.shared_bytes_per_block;
 }
 
-void set_shape(DecodeSm80Config& config, const Gpu& gpu) {
-  config.splits = kWideShape.splits;
-  config.stages = kWideShape.stages;
-  if (config.transposed && max(config.d_qk, config.d_v) > 128 && fits(config, gpu)) return;
-  for (const DecodeShape& shape : kShapes) {
-    config.splits = max(1, shape.splits / config.row_warps);
-    config.stages = shape.stages;
-    if (fits(config, gpu)) return;
-  }
+// Clusters that a card holds at once: an H200 66 of 2, 30 of 4, 15 of 8.
+i64 clusters_at_once(const Gpu& gpu, i64 size) {
+  return gpu.num_multiprocessors * (size <= 2 ? 10 : 9) / 10 / size;
+}
+// Whether so many blocks are that many tenths of the multiprocessors.
+bool are_tenths(i64 blocks, const Gpu& gpu, i64 tenths) {
+  return 10 * blocks >= tenths * gpu.num_multiprocessors;
 }
 
-// Where it is for a config and fits the card, which has it then.
-bool has_paged_shape(DecodeSm80Config& config, const Gpu& gpu) {
-  DecodeSm80Config paged = config;
-  paged.splits = kPagedShape.splits;
-  paged.stages = kPagedShape.stages;
-  paged.kv_rows = kPagedRows;
-  const bool is_wide = max(config.d_qk, config.d_v) > 64;
-  const bool takes = config.paged && config.row_warps == 1 && !config.is_quantised() && is_wide &&
-                     fits(paged, gpu);
-  if (takes) config = paged;
-  return takes;
+// The blocks of a cluster that takes every row tile whole, where that was faster on an H200
+// (2026-11-29): as many as the card holds at once. Half of its multiprocessors read as fast as all,
+// but for bytes, which want all products; fewer do where there is little to read.
+i32 whole_cluster_size(const Problem& problem, const Gpu& gpu, const DecodeSm80Config& config) {
+  constexpr i64 kFewBytes = i64{4} << 20;  // of a row tile
+  if (!has_equal_row_tiles(problem, config)) return 1;
+  const i64 row_tiles = problem.num_sequences * problem.heads_kv;
+  for (const i64 size : {8, 4, 2}) {
+    if (row_tiles > clusters_at_once(gpu, size)) continue;
+    const bool is_half = are_tenths(2 * size * row_tiles, gpu, 9);
+    const bool is_all = are_tenths(size * row_tiles, gpu, 9);
+    const i64 bytes = problem.max_kv * (config.d_qk + config.d_v) * config.kv_bytes();
+    const bool takes = is_all || (is_half && !config.is_quantised()) || bytes <= kFewBytes;
+    return takes ? static_cast<i32>(size) : 1;
+  }
+  return 1;
+}
+
+// Of clusters that divide the keys as blocks do: so large that a row tile has few parts; one or two
+// for each where lengths differ. Pages want all multiprocessors.
+i32 cluster_size(const Problem& problem, const Gpu& gpu, const DecodeSm80Config& config) {
+  constexpr i64 kFewRowTiles = 8;
+  if (config.is_quantised()) return 1;
+  const i64 row_tiles = problem.num_sequences * problem.heads_kv;
+  for (const i64 size : {2, 4, 8}) {
+    const i64 at_once = clusters_at_once(gpu, size);
+    const bool are_few = row_tiles < kFewRowTiles && at_once <= kMostParts * row_tiles;
+    const bool is_one_each = row_tiles <= at_once && are_tenths(size * row_tiles, gpu, 9);
+    const bool is_half = row_tiles <= at_once && 2 * row_tiles >= at_once * 9 / 10 && size < 8;
+    if (are_few || is_one_each || (is_half && !config.paged)) return static_cast<i32>(size);
+  }
+  return 1;
+}
+
+void set_cluster(DecodeSm80Config& config, const Problem& problem, const Gpu& gpu) {
+  const bool may_be_in_clusters =
+      gpu.compute_capability == 90 && (config.row_warps == 1 || config.transposed) &&
+      problem.may_plan_by_lengths() && num_row_tiles(problem, config) == 1;
+  if (!may_be_in_clusters || problem.num_sequences * problem.heads_kv == 0) return;
+  DecodeSm80Config together = config;
+  together.cluster = whole_cluster_size(problem, gpu, config);
+  together.whole = together.cluster > 1;
+  if (!together.whole) together.cluster = cluster_size(problem, gpu, config);
+  if (fits(together, gpu)) config = together;
+}
+
+// By the most rows that a request of the batch may have; 16 where bits may not depend on the batch.
+void set_rows(DecodeSm80Config& config, const Problem& problem) {
+  config.transposed = rows_of_group(problem) <= 8;
+  const bool may_grow = problem.may_plan_by_lengths();
+  const i64 tiles = may_grow ? ceil_div(rows_of_group(problem), config.rows_of_warp()) : 1;
+  config.row_warps = tiles <= 1 ? 1 : tiles <= 2 ? 2 : 4;
+  const bool is_narrow = max(config.d_qk, config.d_v) <= 64 || config.is_quantised();
+  config.kv_rows = config.row_warps == 4 || is_narrow ? 32 : 16;
+}
+
+// Whether a shape fits the card; then the config has it.
+bool takes_shape(DecodeSm80Config& config, const DecodeShape& shape, const Gpu& gpu) {
+  DecodeSm80Config shaped = config;
+  shaped.splits = max(1, shape.splits / config.row_warps);
+  shaped.stages = shape.stages;
+  if (shape.kv_rows != 0) shaped.kv_rows = shape.kv_rows;
+  if (!fits(shaped, gpu)) return false;
+  config = shaped;
+  return true;
+}
+
+// The shape and the cluster. Steps of twice the keys where every block has two of them, and every
+// cluster.
+void set_shape(DecodeSm80Config& config, const Problem& problem, const Gpu& gpu) {
+  const i32 dim = max(config.d_qk, config.d_v);
+  const bool is_one_warp = config.row_warps == 1;
+  const auto takes = [&](const DecodeShape& shape) { return takes_shape(config, shape, gpu); };
+  bool is_set = false;
+  if (config.is_quantised()) {
+    if (is_one_warp && takes(kShapes[0])) {
+      set_cluster(config, problem, gpu);
+      if (config.cluster == 1) takes(kByteShape);
+      return;
+    }
+  } else if (dim > 128) {
+    is_set = config.transposed && is_one_warp && takes(kWideShape);
+  } else if (dim > 64 && is_one_warp && (config.paged || config.transposed)) {
+    const DecodeSm80Config before = config;
+    if (takes(kLongShape)) {
+      set_cluster(config, problem, gpu);
+      const bool divides = config.cluster > 1 && !config.whole;
+      if (problem.max_kv >= (divides ? 2 * kMostParts : 2) * config.block_keys()) return;
+      config = before;
+    }
+  }
+  for (const DecodeShape& shape : kShapes) is_set = is_set || takes(shape);
+  set_cluster(config, problem, gpu);
 }
 
 KernelSpec spec(const DecodeSm80Config& config) {
@@ -158,11 +211,16 @@ KernelSpec spec(const DecodeSm80Config& config) {
 
 // Blocks of a launch for each row tile of a head, or clusters. As many for every head of k and v,
 // where that leaves few multiprocessors idle: then no block has keys of two heads, and those that
-// share a head end together. A cluster for every row tile, where there are clusters.
+// share a head end together. One for every row tile, where such clusters are half of the card.
 i64 num_workers(const Problem& problem, const Gpu& gpu, const DecodeSm80Config& config,
                 i64 row_tiles) {
-  if (config.cluster > 1) return problem.num_sequences * problem.heads_kv;
-  const i64 at_once = max<i64>(1, i64{gpu.num_multiprocessors} * config.min_blocks / row_tiles);
+  const i64 all_row_tiles = problem.num_sequences * problem.heads_kv;
+  const i64 blocks = i64{gpu.num_multiprocessors} * config.min_blocks / row_tiles;
+  const i64 at_once =
+      config.cluster > 1 ? clusters_at_once(gpu, config.cluster) : max<i64>(1, blocks);
+  const bool is_one_each =
+      config.whole || (config.cluster > 1 && 2 * all_row_tiles >= at_once * 9 / 10);
+  if (is_one_each) return all_row_tiles;
   const i64 even = at_once / problem.heads_kv * problem.heads_kv;
   const i64 workers = even * 20 >= at_once * 19 ? even : at_once;
   return clamp<i64>(workers, 1, max<i64>(1, num_chunks(problem, config)));
@@ -240,13 +298,9 @@ DecodeSm80Config decode_sm80_config(const Problem& problem, const Gpu& gpu) {
   config.d_qk = rounded_up(problem.dim_qk, config.dim_unit());
   config.d_v = rounded_up(problem.dim_v, config.dim_unit());
   set_rows(config, problem);
-  config.transposed = config.row_warps == 1 && rows_of_group(problem) <= 8;
-  if (!has_paged_shape(config, gpu)) set_shape(config, gpu);
+  set_shape(config, problem, gpu);
   if (!problem.may_plan_by_lengths()) config.chunk_blocks = kChunkKeys / config.block_keys();
-  DecodeSm80Config together = config;
-  together.cluster = cluster_size(problem, gpu, config);
-  together.whole = together.cluster > 1 && has_equal_row_tiles(problem, config);
-  return fits(together, gpu) ? together : config;
+  return config;
 }
 
 bool prefers_decode_sm80(const Problem& problem, const Gpu& gpu) {

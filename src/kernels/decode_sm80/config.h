@@ -28,7 +28,7 @@ struct DecodeSm80Config {
   i32 cluster = 1;
   bool whole = false;  // as many workers as heads of k and v in all sequences, each has one whole
   bool one_query = false;   // a row tile has one query row of every head of a group
-  bool transposed = false;  // of its rows 8 at most are used: products have them as columns
+  bool transposed = false;  // row warps have 8 rows, which are the columns of products
   // Of a chunk of keys, which is what workers divide; chunks begin at multiples of it. More than
   // one: each makes a part of its own, whoever has it, and bits depend on nothing but the request.
   // One: a worker's keys of a row tile make one part.
@@ -43,8 +43,8 @@ struct DecodeSm80Config {
   constexpr i32 threads() const { return 32 * warps(); }
   constexpr i32 split_threads() const { return 32 * row_warps; }
   constexpr i32 block_keys() const { return cluster * splits * kv_rows; }
-  constexpr i32 rows() const { return 16 * row_warps; }  // of all heads of a group
-  constexpr i32 used_rows() const { return transposed ? 8 : rows(); }
+  constexpr i32 rows_of_warp() const { return transposed ? 8 : 16; }
+  constexpr i32 rows() const { return rows_of_warp() * row_warps; }  // of all heads of a group
 
   constexpr bool is_quantised() const { return quantised != DType::kNone; }
   constexpr DType kv_dtype() const { return is_quantised() ? quantised : dtype; }
@@ -79,7 +79,7 @@ struct DecodeSm80Config {
 
   // Blocks of a cluster add up slices of a row tile, each its own: 32 dims of a row.
   constexpr i32 row_slices() const { return (d_v + 31) / 32; }
-  constexpr i32 most_slices() const { return (used_rows() * row_slices() + cluster - 1) / cluster; }
+  constexpr i32 most_slices() const { return (rows() * row_slices() + cluster - 1) / cluster; }
   static constexpr i32 slice_bytes() { return 32 * 4 + 16; }  // then maximum and sum of the row
 
   // Shared memory, in this order: the rings; O of every split at the end of a row tile; their
@@ -92,10 +92,8 @@ struct DecodeSm80Config {
   // Floats; the rows that lanes store together begin 8 banks apart.
   constexpr i32 exchange_row() const { return d_v + (transposed ? 4 : 8); }
   constexpr i32 exchange_at() const { return splits * ring_bytes(); }
-  constexpr i32 states_at() const {
-    return exchange_at() + splits * used_rows() * exchange_row() * 4;
-  }
-  constexpr i32 words_at() const { return states_at() + splits * used_rows() * 8; }
+  constexpr i32 states_at() const { return exchange_at() + splits * rows() * exchange_row() * 4; }
+  constexpr i32 words_at() const { return states_at() + splits * rows() * 8; }
   static constexpr i32 num_words() { return 36; }
   constexpr i32 barrier_at() const { return words_at() + num_words() * 4; }
   constexpr i32 slices_at() const { return barrier_at() + 16; }
@@ -105,7 +103,7 @@ struct DecodeSm80Config {
 
   // A partial result in the workspace: of each row O, then maximum and sum, once for each slice.
   constexpr i32 part_row() const { return d_v + 4 * row_slices(); }  // floats
-  constexpr i32 part_floats() const { return used_rows() * part_row(); }
+  constexpr i32 part_floats() const { return rows() * part_row(); }
 };
 
 template <class Each>

@@ -15,6 +15,7 @@
 #include "kernels/decode_sm80/consumer.cuh"
 #include "kernels/decode_sm80/epilogue.cuh"
 #include "kernels/decode_sm80/producer.cuh"
+#include "kernels/decode_sm80/result.cuh"
 #include "kernels/decode_sm80/scheduler.cuh"
 
 namespace fulmen {

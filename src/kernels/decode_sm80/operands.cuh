@@ -44,9 +44,9 @@ struct RowTile {
   i32 query_of(i32 row) const { return kConfig.one_query ? 0 : (first + row) / group; }
   // Rows that the arrays have here, and those that count.
   i32 num_rows() const {
-    if constexpr (kConfig.one_query) return min(kConfig.used_rows(), group);
+    if constexpr (kConfig.one_query) return min(kConfig.rows(), group);
     const i32 queries = p.packed.q ? sequence.shape.q_len : static_cast<i32>(p.q_rows);
-    return max(0, min(kConfig.used_rows(), queries * group - first));
+    return max(0, min(kConfig.rows(), queries * group - first));
   }
   bool counts(i32 row) const {
     return row < num_rows() && (kOneRow || query_of(row) < sequence.shape.q_len);
@@ -66,11 +66,9 @@ struct DecodeLayout {
 
   // This lane's two rows of the row tile: of S and O, and the row of Q that it loads.
   static i32 row_of(i32 h) {
-    return kTransposed ? 2 * static_cast<i32>(lane_index() % 4) + h : row_of_q(h);
+    return kTransposed ? first_row() + 2 * static_cast<i32>(lane_index() % 4) + h : row_of_q(h);
   }
-  static i32 row_of_q(i32 h) {
-    return 16 * Split<kConfig>::row_warp() + static_cast<i32>(lane_index()) / 4 + 8 * h;
-  }
+  static i32 row_of_q(i32 h) { return first_row() + static_cast<i32>(lane_index()) / 4 + 8 * h; }
   // Which of the two float f of S or O belongs to.
   static constexpr i32 half_of(i32 f) { return kTransposed ? f % 2 : f / 2 % 2; }
 
@@ -133,6 +131,8 @@ struct DecodeLayout {
   }
 
  private:
+  static i32 first_row() { return kConfig.rows_of_warp() * Split<kConfig>::row_warp(); }
+
   static constexpr i32 kLanesBegin = kTransposed ? 4 : 1;
   static constexpr i32 kLanesEnd = kTransposed ? 32 : 4;
 };
@@ -191,7 +191,7 @@ struct DecodeQueries {
     const float factor = inverse_of_power(__builtin_bit_cast(float, power));
     if constexpr (kConfig.transposed) {
       for (i32 row = 0; row < 2; ++row) {
-        const u32 lane = 4 * static_cast<u32>(Layout::row_of(row));
+        const u32 lane = 8 * (lane_index() % 4) + 4 * static_cast<u32>(row);
         unit[row] = __builtin_bit_cast(float, ptx::shuffle(static_cast<i32>(power), lane));
       }
     } else {

@@ -79,13 +79,13 @@ inline void start_counter(u64* counter, u64 stamp) {
       : "memory");
 }
 
-// atom.acq_rel.gpu.add: announces, and hears of all that was announced there. Returns how many were
-// there before.
-inline u32 arrive(u64* counter) {
+// atom.acq_rel.gpu.add: announces `count`, and hears of all that was announced there. Returns how
+// many were there before.
+inline u32 arrive(u64* counter, u32 count) {
   u64 before;
-  asm volatile("atom.acq_rel.gpu.global.add.u64 %0, [%1], 1;"
+  asm volatile("atom.acq_rel.gpu.global.add.u64 %0, [%1], %2;"
                : "=l"(before)
-               : "l"(counter)
+               : "l"(counter), "l"(u64{count})
                : "memory");
   return static_cast<u32>(before & 0xffff);
 }

@@ -73,12 +73,12 @@ inline void start_counter(u64* counter, u64 stamp, Site site = Where::current())
   if ((emulator::load_unseen(counter) ^ stamp) >> 16 != 0) emulator::store_unseen(counter, stamp);
 }
 
-inline u32 arrive(u64* counter, Site site = Where::current()) {
+inline u32 arrive(u64* counter, u32 count, Site site = Where::current()) {
   emulator::on_global(counter, 8, emulator::Kind::kAtomic, site);
   emulator::announce_on(counter);
   emulator::hear_of(counter);
   const u64 before = emulator::load_unseen(counter);
-  emulator::store_unseen(counter, before + 1);
+  emulator::store_unseen(counter, before + count);
   return static_cast<u32>(before & 0xffff);
 }
 
