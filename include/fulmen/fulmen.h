@@ -9,7 +9,8 @@
  *   3  The problem             fulmen_problem (options), fulmen_tensors (arrays)
  *   4  Simple call             fulmen_attention, fulmen_attention_backward
  *   5  Plan once, run often    fulmen_plan_create, fulmen_forward, fulmen_backward
- *   6  Beside attention        fulmen_merge, fulmen_append_kv, fulmen_rotary, fulmen_dense_mask
+ *   6  Beside attention        fulmen_merge, fulmen_append_kv, fulmen_rotary, fulmen_dense_mask,
+ *                              fulmen_expression_create
  *   7  Explanations            fulmen_explain, fulmen_build_info, fulmen_gpu_info, fulmen_schema
  *   8  GPUs                    fulmen_device_faults, fulmen_bundle_write, fulmen_cache_clear
  *   9  Everything owned        fulmen_set_log, fulmen_set_num_threads, fulmen_set_parallel_for
@@ -212,6 +213,18 @@ typedef struct fulmen_problem {
                                  kernel does, products are float32. Refused for other dtypes */
   const char* device_name;    /* NULL (default), or a GPU that need not be here: "h100", "sm_90a": a
                                  plan for it compiles and explains, and does not run */
+
+  /* a score and a mask of the caller's: section 6 */
+  uint64_t expression; /* 0 (default): none; else of fulmen_expression_create */
+  double scalar0;      /* the values of its scalars, in the order of their names; 0 (default) where
+                          it has fewer. Runs of a plan take those of the plan */
+  double scalar1;
+  double scalar2;
+  double scalar3;
+  double scalar4;
+  double scalar5;
+  double scalar6;
+  double scalar7;
 } fulmen_problem;
 
 /* All options at their defaults. _sized: for other languages, which say how large a struct they
@@ -315,6 +328,27 @@ typedef struct fulmen_tensors {
   fulmen_tensor k_scale; /* float32, broadcast to (batch, kv_head, kv_row, 1), or where there is a
                             page_table to (page, kv_head, row of the page, 1) */
   fulmen_tensor v_scale; /* likewise */
+
+  /* what the expression of the problem reads, in the order of its names: floating-point, int32,
+     int64 or bool, an axis for each index, of any extent from 1 */
+  fulmen_tensor capture0;
+  fulmen_tensor capture1;
+  fulmen_tensor capture2;
+  fulmen_tensor capture3;
+  fulmen_tensor capture4;
+  fulmen_tensor capture5;
+  fulmen_tensor capture6;
+  fulmen_tensor capture7;
+
+  /* results of the backward pass: as capture0 .. capture7, of floating-point ones, same dtype */
+  fulmen_tensor dcapture0;
+  fulmen_tensor dcapture1;
+  fulmen_tensor dcapture2;
+  fulmen_tensor dcapture3;
+  fulmen_tensor dcapture4;
+  fulmen_tensor dcapture5;
+  fulmen_tensor dcapture6;
+  fulmen_tensor dcapture7;
 } fulmen_tensors;
 
 FULMEN_API void fulmen_tensors_init_sized(fulmen_tensors* tensors, size_t struct_size);
@@ -496,6 +530,42 @@ FULMEN_API fulmen_status fulmen_rotary(const fulmen_tensor* x, const fulmen_tens
 FULMEN_API fulmen_status fulmen_dense_mask(const fulmen_problem* problem,
                                            const fulmen_tensors* tensors,
                                            const fulmen_tensor* visible);
+
+/* Scores and masks of the caller's own, as text. score gives s', what s of section 1 becomes after
+ * bias and ALiBi; mask is true where row i sees key j, beside every other mask. NULL: none; at
+ * least one is given. In both:
+ *
+ *   i, j              the query row and the key, counted in their sequence
+ *   p                 the position of row i: i + shift, or what positions says
+ *   b, h, hk          the batch entry or sequence, the query head, its key/value head
+ *   q_len, kv_len     of the sequence
+ *   s                 the score; not in a mask
+ *   name[i, j]        an element of capture n, the n-th of `captures`: an index for each axis, none
+ *                     (name) of one element. An index out of range counts as the nearest inside
+ *   $name             scalar n of the problem, the n-th of `scalars`: another value, the same plan
+ *   + - * / // %      and comparisons (< <= > >= == !=, also a <= b < c), and, or, not, numbers,
+ *                     true, false, parentheses; let name = value; in front gives a value a name
+ *   min max abs exp log tanh sqrt floor, clamp(x, least, most), select(condition, a, b)
+ *
+ *   score: "s + table[h, clamp(j - p, -w, w) + 128]"      mask: "doc[i] == doc[j] and j <= p"
+ *
+ * Floats are computed in the type of sums. Integers have 64 bits and wrap; // and % are theirs and
+ * round towards minus infinity, and are 0 where the divisor is; floor gives an integer. A mask is
+ * decided first: what s' is for a hidden pair does not matter, NaN of a visible pair stays NaN.
+ * Derivatives are exact, of s' with respect to s and to each floating-point capture (dcapture0 ..):
+ * comparisons, floor and integers have 0; abs 0 at 0; min and max at a tie that of the first; clamp
+ * 1 inside, 0 outside and at its ends; select that of its branch. Of a capture they are summed over
+ * all visible pairs in float64 and rounded once.
+ *
+ * At most 256 operations each, 8 captures, 8 scalars. *expression: for fulmen_problem.expression,
+ * the same for equal texts and names, in every process; it holds until as many calls of destroy.
+ * What is not in the language is FULMEN_ERROR_ARGUMENT with its column and a caret. On the CPU
+ * alone so far; a GPU refuses an expression. */
+FULMEN_API fulmen_status fulmen_expression_create(const char* score, const char* mask,
+                                                  const char* const* captures, size_t num_captures,
+                                                  const char* const* scalars, size_t num_scalars,
+                                                  uint64_t* expression);
+FULMEN_API void fulmen_expression_destroy(uint64_t expression); /* 0: nothing happens */
 
 /* ------------------------------------------------------------------------------------------------
  * 7  Explanations

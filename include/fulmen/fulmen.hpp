@@ -28,6 +28,7 @@
 #include <stdexcept>
 #include <string>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 namespace fulmen {
@@ -231,6 +232,34 @@ struct Problem {
 #include <fulmen/options.def>
     return p;
   }
+};
+
+// ---- Scores and masks of the caller's own ------------------------------------------------------
+
+// Texts, as fulmen_expression_create has them; what they read is capture0 .. of Tensors and scalar0
+// .. of Problem, in the order of the names:
+//   fulmen::Expression alibi("s - slope[h] * abs(p - j)", nullptr, {"slope"});
+//   fulmen::attention({.expression = alibi.number()}, {.q = q, .k = k, .v = v, .o = o,
+//                                                      .capture0 = slopes});
+class Expression {
+ public:
+  explicit Expression(const char* score, const char* mask = nullptr,
+                      std::initializer_list<const char*> captures = {},
+                      std::initializer_list<const char*> scalars = {}) {
+    check(fulmen_expression_create(score, mask, captures.begin(), captures.size(), scalars.begin(),
+                                   scalars.size(), &number_));
+  }
+  ~Expression() { fulmen_expression_destroy(number_); }
+  Expression(Expression&& other) noexcept : number_(std::exchange(other.number_, 0)) {}
+  Expression& operator=(Expression&& other) noexcept {
+    std::swap(number_, other.number_);
+    return *this;
+  }
+
+  std::uint64_t number() const noexcept { return number_; }
+
+ private:
+  std::uint64_t number_ = 0;
 };
 
 // ---- Calls -------------------------------------------------------------------------------------

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         ShapeError,
         UnsupportedError,
     )
+    from .expressions import Score, score
     from .functional import (
         Forward,
         Gradients,
@@ -64,6 +65,7 @@ __all__ = [
     "LibraryNotFound",
     "OutOfMemoryError",
     "Plan",
+    "Score",
     "ShapeError",
     "UnsupportedError",
     "__version__",
@@ -87,6 +89,7 @@ __all__ = [
     "plan",
     "rotary",
     "rotary_tables",
+    "score",
     "warmup",
 ]
 
@@ -98,6 +101,7 @@ _MODULES = {
         "ArgumentError CompileError DTypeError DeviceError Error LibraryNotFound OutOfMemoryError "
         "ShapeError UnsupportedError"
     ),
+    "expressions": "Score score",
     "functional": (
         "Forward Gradients attention attention_backward attention_forward attention_varlen"
     ),

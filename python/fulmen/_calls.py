@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ._library import Function, import_tvm_ffi, raised_by, schema
+from ._library import Function, captures_of, import_tvm_ffi, raised_by, schema
 from .array_types import (
     GPU_DEVICE_TYPES,
     NO_STREAM,
@@ -360,7 +360,7 @@ def backward_arrays(
     )
     layout.check(do, "do")
     layout.check(o, "o")
-    owners = dict(zip(schema().differentiable_inputs, owners_of(inputs)))
+    owners = owners_of(prepared)
     names = words("need", need, "('q', 'k', 'v')")
     allowed = ", ".join(map(repr, owners))
     if not names:
@@ -388,6 +388,19 @@ def backward_arrays(
     return (o, lse, stats, do, dlse, *gradients)
 
 
-def owners_of(inputs: tuple[Array, ...]) -> list[Array]:
-    """What each gradient of a call is the gradient of, in the order of the gradients."""
-    return [inputs[index] for index in schema().differentiable]
+def owners_of(prepared: Prepared) -> dict[str, Array]:
+    """What each gradient of a call is the gradient of, by name, in the order of the gradients."""
+    settings, inputs, _ = prepared
+    own, first = _differentiable()
+    owners = {name: inputs[index] for name, index in own}
+    if inputs[first] is not None:
+        owners.update(zip(captures_of(settings.fields().expression), inputs[first:]))
+    return owners
+
+
+@lru_cache(maxsize=1)
+def _differentiable() -> tuple[tuple[tuple[str, int], ...], int]:
+    """Name and index of each input that has a gradient, and where those of expressions begin."""
+    every = zip(schema().differentiable_inputs, schema().differentiable)
+    own = tuple((name, index) for name, index in every if not name.startswith("capture"))
+    return own, schema().inputs.index("capture0")

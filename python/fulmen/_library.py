@@ -14,7 +14,7 @@ import os
 import sys
 import threading
 from collections.abc import Iterator
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any, Callable
 
 from .errors import STATUS_ERRORS, Error, LibraryNotFound
@@ -29,6 +29,7 @@ _VERBS = (
 _RARE_VERBS = (  # looked up when they are first asked for
     *("gpu_info", "set_nvrtc_candidates", "cache_clear", "device_faults"),
     *("bundle_write", "bundle_load", "append_kv", "rotary", "cpu_run_loop"),
+    "expression_create",
     *("keep_options", "add_torch_kernels", "raise_refusal"),
 )
 
@@ -62,6 +63,7 @@ class Library:
     bundle_load: Function
     device_faults: Function
     cpu_run_loop: Function
+    expression_create: Function
     keep_options: Function
     add_torch_kernels: Function
     raise_refusal: Function
@@ -227,6 +229,36 @@ def text_of(function: Function, *before: Any) -> str:
         if needed <= room:
             return buffer.tobytes()[: needed - 1].decode()
         room = needed
+
+
+@cache
+def expression_number(
+    score: str | None, mask: str | None, captures: tuple[str, ...], scalars: tuple[str, ...]
+) -> int:
+    """The number of a score and a mask as texts, which are kept for the life of the process.
+
+    Args:
+        score, mask: in the language of fulmen.h, section 6.
+        captures, scalars: the names of the arrays and of the numbers that they read.
+
+    Raises:
+        Error: a text is not in the language.
+    """
+    try:
+        made = library().expression_create(score, mask, ",".join(captures), ",".join(scalars))
+    except Error as error:
+        raise raised_by(error) from None
+    number = int(made) % 2**64
+    _captures[number] = captures
+    return number
+
+
+_captures: dict[int, tuple[str, ...]] = {}
+
+
+def captures_of(number: int) -> tuple[str, ...]:
+    """The names of the arrays that an expression of this process reads, in their order."""
+    return _captures.get(number, ())
 
 
 def raised_by(error: Error) -> Error:

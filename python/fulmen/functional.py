@@ -51,6 +51,7 @@ class Gradients(NamedTuple):
     dv: Array = None  # as v
     dbias: Array = None  # as bias: summed over the axes that were broadcast
     dsinks: Array = None  # as sinks
+    dcaptures: dict[str, Array] | None = None  # what an expression reads, by name
 
 
 def declares(implementation: Callable[..., Any]) -> Callable[[F], F]:
@@ -124,6 +125,8 @@ def attention(q: Array, k: Array, v: Array, **options: Unpack[AttentionKeywords]
             both included, None or -1 for no limit; an integer w is (w, 0) when causal, else (w, w).
         mask: a boolean array that broadcasts to (batch, head, q_row, kv_row), True: visible; a
             value of fulmen.masks; or a tuple of these, which must all hold.
+        score: what a score becomes: a text, `fulmen.score` of one with the arrays that it reads. On
+            the CPU so far. `mask` takes such texts too, alone or as fulmen.masks.expression.
         bias: added to the scores; broadcasts to (batch, head, q_row, kv_row); the dtype of q,
             float32, or float64 for float64. -inf hides.
         alibi_slopes: (head,) or (batch, head): subtracts slope * |i + shift - j|; constants.
@@ -293,13 +296,14 @@ def attention_backward(
         q, k, v: as in the forward call.
         o: the result of the forward call.
         stats_or_lse: its stats; or its lse, which is accurate for |lse| < 1000.
-        need: which gradients to compute, of "q", "k", "v", "bias" and "sinks"; at least one.
+        need: which gradients to compute, of "q", "k", "v", "bias", "sinks" and the names of arrays
+            that an expression reads; at least one.
         dlse: the gradient that arrives through lse, as lse; None: none.
         **options: the same as in the forward call, rng included.
 
     Returns:
-        Gradients(dq, dk, dv, dbias, dsinks), each with the shape and dtype of what it belongs to;
-        None where not needed.
+        Gradients(dq, dk, dv, dbias, dsinks, dcaptures), each with the shape and dtype of what it
+        belongs to, those of an expression's arrays by name; None where not needed.
 
     Raises:
         fulmen.Error: as `attention`; ArgumentError when `need` names what is not there.
@@ -315,7 +319,7 @@ def attention_backward(
     settings, inputs, where = prepared
     arrays = inputs + backward_arrays(prepared, do, o, stats_or_lse, dlse, need)
     call = library().backward, (settings.problem,), where, settings.layout.code
-    return finished(inputs, run(*call, arrays, schema().gradients))
+    return finished(prepared, run(*call, arrays, schema().gradients))
 
 
 def handed_over(q: Array, results: tuple[Array, ...], out: Array) -> tuple[Array, ...]:
@@ -325,11 +329,13 @@ def handed_over(q: Array, results: tuple[Array, ...], out: Array) -> tuple[Array
     return (o if out is None else out), lse, stats
 
 
-def finished(inputs: tuple[Array, ...], gradients: tuple[Array, ...]) -> Gradients:
+def finished(prepared: Prepared, gradients: tuple[Array, ...]) -> Gradients:
     """Gradients in the types of what they belong to."""
-    return Gradients(
-        *(
-            None if x is None else array_type_of(owner, "").result(x, owner)
-            for x, owner in zip(gradients, owners_of(inputs))
-        )
-    )
+    owners = owners_of(prepared)
+    found = [
+        None if x is None else array_type_of(owner, "").result(x, owner)
+        for x, owner in zip(gradients, owners.values())
+    ]
+    own = len(Gradients._fields) - 1
+    captures = {name: x for name, x in zip([*owners][own:], found[own:]) if x is not None}
+    return Gradients(*found[:own], captures or None)

@@ -16,7 +16,7 @@ from .array_types import HOST, Array, NumpyType, array_type_of, dtype_name, name
 from .errors import ArgumentError, ShapeError, one_of, shown, text, whole, words
 from .keywords import Options, takes
 from .layouts import phantom
-from .masks import Documents, Tree, split
+from .masks import Documents, Expression, Tree, split
 from .options import Settings, integers, prepare
 
 if TYPE_CHECKING:
@@ -218,6 +218,8 @@ def dense_mask(
     positions: Array = None,
     cu_q: Array = None,
     cu_kv: Array = None,
+    batch: int = 1,
+    heads: int = 1,
 ) -> Array:
     """The boolean matrix that the options mean: the definition of their combination.
 
@@ -228,6 +230,7 @@ def dense_mask(
             bias only where it is -inf.
         kv_start, positions: as in `fulmen.attention_paged`.
         cu_q, cu_kv: as in `fulmen.attention_varlen`.
+        batch, heads: at least so many, for masks that are texts with b or h.
 
     Returns:
         A NumPy array, computed on the CPU from host copies of arrays that are on a GPU:
@@ -256,7 +259,9 @@ def dense_mask(
     visible = parts.get("mask")
     of_rows = (parts.get("q_ids"), parts.get("tree"), positions)
     lengths = (q_lengths, kv_lengths, kv_start)
-    batch, heads = _batch_and_heads((visible, bias), of_rows, lengths, cu_q)
+    least = whole("batch", batch, 1), whole("heads", heads, 1)
+    of_arrays = _batch_and_heads((visible, bias), of_rows, lengths, cu_q)
+    batch, heads = (max(sizes) for sizes in zip(least, of_arrays))
     q, k = np.empty((batch, heads, sq, 0), np.float32), np.empty((batch, 1, skv, 0), np.float32)
     v = phantom((batch, 1, skv, 1), np.float32)
     shape: tuple[int, ...] = (batch, heads, sq, skv)
@@ -296,6 +301,8 @@ def _mask_on_host(mask: Any) -> Any:
 def _part_on_host(part: Any) -> Any:
     if isinstance(part, Documents):
         return Documents(_on_host(part.q_ids), _on_host(part.kv_ids))
+    if isinstance(part, Expression):
+        return Expression(part.text, {name: _on_host(x) for name, x in part.captures.items()})
     return Tree(_on_host(part.words)) if isinstance(part, Tree) else _on_host(part)
 
 

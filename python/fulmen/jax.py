@@ -26,11 +26,11 @@ from jax.custom_batching import sequential_vmap
 
 import jax
 
-from . import masks
+from . import expressions, masks
 from ._jax_appending import append_kv, rotary, scale_array
 from ._jax_sharding import Split, split_over_devices
 from ._jax_targets import targets
-from ._library import schema
+from ._library import expression_number, schema
 from .array_types import dtype_name
 from .caches import cache_keywords
 from .errors import ArgumentError, DTypeError, UnsupportedError, printable, shown
@@ -44,7 +44,7 @@ __all__ = ["append_kv", "attention", "attention_paged", "rotary"]
 
 Array = Any
 
-# With one of these a call is not split over devices.
+# With one of these, or an expression, a call is not split over devices.
 WHOLE = ("rng", "page_table")
 
 
@@ -65,7 +65,8 @@ def attention(
         rng: (seed, offset), or a key of jax.random, which may be traced: fresh draws in each step.
 
     Returns:
-        o, or (o, lse); differentiable in q, k, v, bias and sinks.
+        o, or (o, lse); differentiable in q, k, v, bias, sinks and the floating-point arrays that
+        `score` reads.
 
     Raises:
         fulmen.Error: an option or a number of axes is wrong, while the program is traced. What only
@@ -78,6 +79,8 @@ def attention(
     values: dict[str, Any] = {**options}
     if values.get("mask") is not None:
         values.update({"mask": None, **masks.split(values["mask"])})
+    texts = values.pop("score", None), values.pop("expressions", ())
+    values.update(expressions.resolved(*texts, expression_number))
     given_p, rng = values.get("dropout_p"), values.pop("rng", None)
     dropout_p = float(given_p) if isinstance(given_p, Real) else 0.0  # or refused by settings_of
     if dropout_p > 0:
@@ -96,7 +99,11 @@ def attention(
             raise DTypeError(f"{name} has dtype {x.dtype}; q has {q.dtype}: {name}.astype(q.dtype)")
     arrays = {name: _array(name, x) for name, x in given.items() if x is not None}
     arrays = _varying_alike(arrays)
-    smooth = {name: arrays.pop(name) for name in schema().differentiable_inputs if name in arrays}
+    smooth = {
+        name: arrays.pop(name)
+        for name in schema().differentiable_inputs
+        if name in arrays and jnp.issubdtype(arrays[name].dtype, jnp.floating)
+    }
     named = None if out_dtype is None else dtype_name(out_dtype)
     if named not in (None, q.dtype.name, "float32"):
         raise DTypeError(
@@ -239,9 +246,8 @@ def _operation(
         return on
 
     shapes, of_results = ({x.name: x.shape for x in arrays} for arrays in (given, made))
-    split = Split.of(
-        shapes, of_results, settings.layout, is_whole=not shapes.keys().isdisjoint(WHOLE)
-    )
+    is_whole = not shapes.keys().isdisjoint(WHOLE) or settings.fields().expression != 0
+    split = Split.of(shapes, of_results, settings.layout, is_whole)
     types = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in made]
     return jax.jit(sequential_vmap(split_over_devices(call, split, types)))
 

@@ -28,6 +28,7 @@ class CommonOptions(TypedDict, total=False):
     alignment: Annotated[str, "bottom_right"]
     window: Annotated[int | tuple[int | None, int | None] | None, None]
     mask: Annotated[Any, None]
+    score: Annotated[Any, None]
     bias: Annotated[Array, None]
     alibi_slopes: Annotated[Array, None]
     softcap: Annotated[float, 0.0]
@@ -121,6 +122,9 @@ _ELSEWHERE = {
     "attention_mask": "mask= a boolean array, or bias= an array that is added to the scores",
     "key_padding_mask": "kv_lengths= the keys of each batch entry, or mask= a boolean array",
     "attn_bias": "bias=",
+    "score_mod": "score= a text, in fulmen's own language",
+    "mask_mod": "mask= a text, in fulmen's own language",
+    "block_mask": "mask= a text, in fulmen's own language",
     "softmax_scale": "scale=",
     "sm_scale": "scale=",
     "window_size": "window=(left, right)",

@@ -16,9 +16,11 @@ from typing import Any
 import numpy as np
 
 from .errors import ArgumentError, DTypeError, whole
+from .errors import text as errors_text
 
 __all__ = [
-    "Chunks", "Documents", "Prefix", "Tree", "chunks", "documents", "prefix", "tree",
+    "Chunks", "Documents", "Expression", "Prefix", "Tree",
+    "chunks", "documents", "expression", "prefix", "tree",
 ]  # fmt: skip
 
 
@@ -77,6 +79,14 @@ class Tree:
         if isinstance(words, np.ndarray) and words.dtype == np.uint64:
             words = words.view(np.int64)
         return {"tree": words}
+
+
+@dataclass(frozen=True, eq=False)
+class Expression:
+    """A mask as text; made by `fulmen.masks.expression`."""
+
+    text: str
+    captures: dict[str, Any]  # what it reads, by name
 
 
 def _any_above(words: Any) -> bool:
@@ -144,8 +154,26 @@ def tree(words: Any) -> Tree:
     return Tree(words)
 
 
+def expression(text: str, **captures: Any) -> Expression:
+    """A mask as text: true where a row sees a key. A str alone is one that reads no array.
+
+    Args:
+        text: as in `fulmen.score`, without s.
+        **captures: as there.
+
+    Raises:
+        fulmen.Error: in the call that it is given to.
+
+    >>> expression("doc[i] == doc[j] and j <= p", doc=[0, 0, 1]).text
+    'doc[i] == doc[j] and j <= p'
+    """
+    return Expression(errors_text("text of a mask", text, "j <= p"), captures)
+
+
 def split(mask: Any) -> dict[str, Any]:
     """The options and arrays that `mask=` stands for, by name; each kind of mask at most once.
+
+    Those that are texts are a tuple, "expressions", which fulmen.expressions resolves.
 
     Raises:
         ArgumentError: two of one kind.
@@ -153,14 +181,18 @@ def split(mask: Any) -> dict[str, Any]:
     """
     found: dict[str, Any] = {}
     for part in mask if isinstance(mask, (tuple, list)) else (mask,):
+        if isinstance(part, (str, Expression)):
+            made = expression(part) if isinstance(part, str) else part
+            found["expressions"] = (*found.get("expressions", ()), made)
+            continue
         if isinstance(part, _VALUES):
             named = part.options
         elif hasattr(part, "__dlpack__"):
             named = {"mask": part}
         else:
             raise DTypeError(
-                f"mask holds {type(part).__name__}; allowed are a boolean array and the values of "
-                "fulmen.masks"
+                f"mask holds {type(part).__name__}; allowed are a boolean array, the values of "
+                "fulmen.masks and a str"
             )
         if any(name in found for name in named):
             said = "boolean arrays; AND them first" if "mask" in named else type(part).__name__

@@ -20,8 +20,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from . import masks
-from ._library import announce_nvrtc, schema
+from . import expressions, masks
+from ._library import announce_nvrtc, expression_number, schema
 from .array_types import (
     HOST,
     NO_STREAM,
@@ -296,6 +296,10 @@ def _split(
     """Settings and inputs from the keywords of a call."""
     if options.get("mask") is not None:
         options = {**options, "mask": None, **masks.split(options["mask"])}
+    if "score" in options or "expressions" in options:
+        options = dict(options)
+        texts = options.pop("score", None), options.pop("expressions", ())
+        options.update(expressions.resolved(*texts, expression_number))
     arrays = _arrays()
     inputs, values = list(qkv), []
     for name, value in options.items():

@@ -248,7 +248,7 @@ class Plan:
         arrays_of_run = inputs + backward_arrays(rebound, do, o, stats, None, self._need)
         leading = self._leading(BACKWARD, workspace, rebound)
         call_on = library().plan_backward, leading, where, self._layout.code
-        return finished(inputs, run(*call_on, arrays_of_run, schema().gradients))
+        return finished(rebound, run(*call_on, arrays_of_run, schema().gradients))
 
 
 @takes(Options)

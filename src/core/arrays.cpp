@@ -61,6 +61,8 @@ const char* allowed_text(DTypes dtypes) {
       return "int64";
     case DTypes::kFloat32:
       return "float32";
+    case DTypes::kAnyNumber:
+      return "float64, float32, float16, bfloat16, int32, int64 or bool";
     case DTypes::kSameAs:
       return "the dtype of what it is the gradient of";
   }
@@ -101,6 +103,8 @@ bool allows(DTypes dtypes, DType dtype, const Operands& operands) {
       return dtype == DType::kInt64;
     case DTypes::kFloat32:
       return is_float32;
+    case DTypes::kAnyNumber:
+      return !is_quantised(dtype);
     case DTypes::kSameAs:
       return dtype == operands.param;
   }
@@ -115,6 +119,7 @@ Array followed_by(const ArrayRule& rule) {
     case DTypes::kIndex:
     case DTypes::kInt64:
     case DTypes::kFloat32:
+    case DTypes::kAnyNumber:
       return Array::kCount;
     case DTypes::kOfK:
       return Array::kK;
@@ -187,7 +192,8 @@ constexpr bool is_read_singly(const ArrayRule& rule) {
   const Axis last = rule.list.axes[rule.list.count - 1];
   const bool is_single = last == Axis::kHead || last == Axis::kSequence || last == Axis::kOffset ||
                          last == Axis::kTableEntry || rule.array == Array::kPositions;
-  return rule.param == rule.array && (is_single || rule.dtypes == DTypes::kInt64);
+  const bool is_captured = last == Axis::kCaptured;
+  return is_captured || (rule.param == rule.array && (is_single || rule.dtypes == DTypes::kInt64));
 }
 
 // By Array: asked in every call.
@@ -237,6 +243,7 @@ Sizes sizes_of(const Problem& problem) {
   sizes[Axis::kMaskKvRow] = problem.packed.kv || sizes.paged ? kAnyExtent : problem.kv_rows;
   sizes[Axis::kTableEntry] = kAnyExtent;
   sizes[Axis::kOne] = 1;
+  sizes[Axis::kCaptured] = kAnyExtent;
   return sizes;
 }
 

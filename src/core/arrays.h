@@ -37,6 +37,7 @@ enum class Axis : u8 {
   kPosition,    // rows of cos and sin
   kRotaryPair,  // half of what rotates
   kOne,         // 1: of all dims
+  kCaptured,    // of an array that an expression reads: any
   kCount
 };
 
@@ -44,10 +45,10 @@ inline constexpr int kNumAxes = static_cast<int>(Axis::kCount);
 
 constexpr const char* name(Axis axis) {
   constexpr const char* kNames[] = {
-      "batch",     "head",     "kv_head",        "q_row",   "batch", "kv_row",
-      "batch",     "kv_row",   "dim_qk",         "dim_v",   "pair",  "batch",
-      "batch + 1", "q_row",    "kv_row",         "page",    "page",  "row of the page",
-      "row",       "position", "rotary_dim / 2", "all dims"};
+      "batch",     "head",     "kv_head",        "q_row",    "batch", "kv_row",
+      "batch",     "kv_row",   "dim_qk",         "dim_v",    "pair",  "batch",
+      "batch + 1", "q_row",    "kv_row",         "page",     "page",  "row of the page",
+      "row",       "position", "rotary_dim / 2", "all dims", "index"};
   static_assert(sizeof(kNames) / sizeof(kNames[0]) == kNumAxes);
   return kNames[static_cast<int>(axis)];
 }
@@ -65,7 +66,8 @@ enum class DTypes : u8 {
   kIndex,  // int32, int64
   kInt64,
   kFloat32,
-  kSameAs,  // that of the array that it is the gradient of
+  kAnyNumber,  // what an expression may read: floats, integers, bool
+  kSameAs,     // that of the array that it is the gradient of
 };
 
 // What the schema calls them.
@@ -81,6 +83,7 @@ constexpr const char* name(DTypes dtypes) {
                                     "index",
                                     "int64",
                                     "float32",
+                                    "number",
                                     "parameter"};
   return kNames[static_cast<int>(dtypes)];
 }
@@ -142,6 +145,8 @@ inline constexpr AxisList kQIdAxes{2, 1, 1, {kBatch, kQRow}, {0, 3}};
 inline constexpr AxisList kKvIdAxes{2, 1, 1, {kKvBatch, kKvRow}, {0, 3}};
 inline constexpr AxisList kPageTableAxes{2, 1, 1, {kSequence, kTableEntry}, {0, 3}};
 
+inline constexpr AxisList kCaptureAxes{
+    4, 0, 0, {kCaptured, kCaptured, kCaptured, kCaptured}, {0, 1, 2, 3}};
 inline constexpr AxisList kScaleAxes{4, 1, 3, {kPool, kKvHead, kPoolRow, kOne}, {0, 1, 2, 3}};
 
 inline constexpr Uses kExtents{{Use::kInput, Use::kInput, Use::kShape}};

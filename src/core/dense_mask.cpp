@@ -80,7 +80,8 @@ void dense_mask(const Problem& problem, const Tensor& visible) {
           const i64 j = column - sequence.first_key;
           const bool exists = i < sequence.shape.q_len && 0 <= j && j < sequence.shape.kv_len;
           const bool sees = exists && problem.sees(sequence, i, j) &&
-                            passes_arrays(problem, sequence, {index, head, i, column});
+                            passes_arrays(problem, sequence, {index, head, i, column}) &&
+                            problem.expression_shows(sequence, index, head, i, j);
           store_bytes<u8>(out.address(index, head, i, column), sees ? 1 : 0);
         }
       }

@@ -5,6 +5,7 @@
 // fulmen/options.def and fulmen/enums.def. fulmen.h documents each.
 #pragma once
 
+#include <array>
 #include <iterator>
 #include <limits>
 #include <span>
@@ -135,6 +136,13 @@ struct Options {
       static_cast<OptionTypeOf<OptionKind::kind, type>>(initial);
 #include "fulmen/options.def"
 };
+
+// The values of an expression's scalars.
+inline constexpr int kNumScalars = 8;
+inline std::array<double, kNumScalars> scalars_of(const Options& options) {
+  return {options.scalar0, options.scalar1, options.scalar2, options.scalar3,
+          options.scalar4, options.scalar5, options.scalar6, options.scalar7};
+}
 
 // What the table says of an option whose type here is T.
 template <class T>

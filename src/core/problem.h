@@ -10,6 +10,7 @@
 #pragma once
 
 #include <array>
+#include <memory>
 
 #include "core/options.h"
 #include "core/tensor.h"
@@ -19,6 +20,10 @@
 #include "kernels/attention/sequence.cuh"
 
 namespace fulmen {
+
+namespace expression {
+struct Program;
+}
 
 // The arrays of a call. Their axes in a Problem:
 //
@@ -35,6 +40,7 @@ namespace fulmen {
 //   page_table       (batch, 1, 1, page)    the batch broadcast where there is page_indptr
 //   rng              (1, 1, 1, 2)    seed, offset
 //   k_scale, v_scale    as k and v, but dim 1    broadcast: stride 0
+//   captures, their gradients    axes as given, missing leading ones 1
 enum class Array : int {
 #define FULMEN_ARRAY(name, ...) name,
 #include "fulmen/arrays.def"
@@ -66,6 +72,16 @@ constexpr bool is_cache_array(Array array) {
 
 // Those that quantised k and v have.
 inline constexpr Array kScaleArrays[] = {Array::kKScale, Array::kVScale};
+
+// What an expression reads, in the order of its names, and their gradients.
+inline constexpr int kNumCaptures =
+    static_cast<int>(Array::kO) - static_cast<int>(Array::kCapture0);
+constexpr Array capture(int index) {
+  return static_cast<Array>(static_cast<int>(Array::kCapture0) + index);
+}
+constexpr Array capture_gradient(int index) {
+  return static_cast<Array>(static_cast<int>(Array::kDCapture0) + index);
+}
 
 // Whether only forward calls take it.
 constexpr bool is_forward_only(Array array) {
@@ -122,6 +138,8 @@ struct Problem : OwnOptions {
   DType dtype = DType::kNone;    // of q; of k, v too, unless they are quantised
   ScoreMap<double> score_map{};  // scale, softcap
   IntervalMask mask;
+  std::shared_ptr<const expression::Program> program;  // null: no expression
+  std::array<double, kNumScalars> scalars{};           // of the expression
   Dropout dropout;
   Backend backend = Backend::kCpu;  // kCpu or kCuda
   u32 without = 0;                  // of Optimisation
@@ -137,6 +155,12 @@ struct Problem : OwnOptions {
 
   DType kv_dtype() const { return arrays[Array::kK].dtype; }
   bool is_quantised() const { return fulmen::is_quantised(kv_dtype()); }
+
+  bool has_score_expression() const;
+  bool has_mask_expression() const;
+  bool wants_captures() const;  // whether a gradient of what it reads is asked for
+  // Whether the mask of the expression shows row i of a head key j.
+  bool expression_shows(const CacheSequence& sequence, i64 index, i64 head, i64 i, i64 j) const;
 
   bool is_paged() const { return page_rows > 0; }
   // Whether there is one of kCacheArrays; which; kCount: none.

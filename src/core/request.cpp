@@ -31,6 +31,15 @@ u64 rng_kind(const Options& options) {
   return (is_zero ? 0u : 1u) | (is_word ? 0u : 2u);
 }
 
+// What validation says of the scalars of an expression: which are there, and which are no numbers.
+u64 scalar_kinds(const Options& options) {
+  u64 kinds = 0;
+  for (const double value : scalars_of(options)) {
+    kinds = kinds << 2 | (value != 0 ? 1u : 0u) | (value - value != 0 ? 2u : 0u);
+  }
+  return kinds;
+}
+
 constexpr Array array_at(int index) { return static_cast<Array>(index); }
 
 // An array of a run against the same array of the plan.
@@ -62,7 +71,8 @@ RequestKey::RequestKey(const Request& request, i64 num_threads) {
   if constexpr (OptionUse::use == OptionUse::kPlan) put(word_of(request.options.name));
 #include "fulmen/options.def"
   put_signed(num_threads);
-  put(static_cast<u64>(request.operation) | rng_kind(request.options) << 1);
+  put(static_cast<u64>(request.operation) | rng_kind(request.options) << 1 |
+      scalar_kinds(request.options) << 8);
   u64 pointers = 0;
   for (int index = 0; index < kNumArrays; ++index) {
     const Tensor& tensor = request.arrays.tensors[static_cast<std::size_t>(index)];
@@ -128,6 +138,7 @@ Problem bind(const Problem& problem, const Request& request) {
     bound.dropout.seed = request.options.rng_seed;
     bound.dropout.offset = static_cast<u32>(request.options.rng_offset);
   }
+  if (bound.program != nullptr) bound.scalars = scalars_of(request.options);
   return bound;
 }
 

@@ -36,10 +36,11 @@ void check_backward_presence(const Arrays& arrays) {
   };
   needs(Array::kDBias, Array::kBias);
   needs(Array::kDSinks, Array::kSinks);
-  for (const Array gradient : {Array::kDQ, Array::kDK, Array::kDV, Array::kDBias, Array::kDSinks}) {
-    if (arrays[gradient].present()) return;
+  for (int n = 0; n < kNumCaptures; ++n) needs(capture_gradient(n), capture(n));
+  for (const ArrayRule& rule : rules::kTable) {
+    if (rule.param != rule.array && arrays[rule.array].present()) return;
   }
-  refuse("no gradient is asked for; pass at least one of dq, dk, dv, dbias, dsinks");
+  refuse("no gradient is asked for; pass at least one of dq, dk, dv, dbias, dsinks, dcapture0 ..");
 }
 
 // The arrays of caches, beside each other and beside packed sequences.
@@ -241,6 +242,7 @@ Problem checked(const Request& request, Call call, Pointers pointers) {
   measure(problem, arrays, call);
   normalize(problem, arrays, call);
   apply_options(problem, request.options, request.experiment);
+  apply_expression(problem, request);
   if (problem.is_paged()) check_key_extents(problem);
   if (problem.has(Array::kTree)) check_tree_rows(problem);
   broadcast_inputs(problem, call);

@@ -6,11 +6,13 @@
 // compared with it; read it first. Slow on purpose, O(kv_len dim) memory.
 // Source of the backward pass: Dao et al., FlashAttention (2022), appendix B.2.
 
+#include <array>
 #include <cmath>
 #include <limits>
 #include <vector>
 
 #include "core/problem.h"
+#include "core/program.h"
 #include "core/tensor.h"
 #include "cpu/backend.h"
 #include "cpu/libm_math.h"
@@ -21,6 +23,7 @@ namespace {
 
 using Float64Math = LibmMath<double>;
 using State = SoftmaxState<Float64Math>;
+using expression::Program;
 
 // A float64 copy of the rows of one head: loaded from an array of any dtype and strides, stored
 // back with one rounding.
@@ -91,11 +94,16 @@ struct Head {
         V(load_keys(p, Array::kV, sequence, kv_head)),
         s(static_cast<size_t>(kv_len())),
         slope(s.size()),
+        own_slope(s.size(), 1.0),
         keep(s.size()),
         visible(s.size()) {
     if (p.has(Array::kSinks)) sink = p.arrays[Array::kSinks].real(0, head, 0, 0);
     if (p.has(Array::kAlibiSlopes)) {
       alibi = p.arrays[Array::kAlibiSlopes].real(index, head, 0, 0);
+    }
+    if (p.has_score_expression()) {
+      unmodified.resize(s.size());
+      values.resize(p.program->steps.size());
     }
   }
 
@@ -114,7 +122,8 @@ struct Head {
             arrays[Array::kKvIds].index(sequence.kv_batch, 0, 0, sequence.kv_begin + j)) {
       return false;
     }
-    return bias(i, j) != -Float64Math::kInfinity;
+    if (bias(i, j) == -Float64Math::kInfinity) return false;
+    return problem.expression_shows(sequence, index, head, i, j);
   }
 
   double bias(i64 i, i64 j) const {
@@ -122,8 +131,8 @@ struct Head {
     return problem.arrays[Array::kBias].real(index, head, i, sequence.first_key + j);
   }
 
-  // s[j] = softcap(scale dot(q, k)) + bias + ALiBi for visible j, and d s / d dot beside it;
-  // keep[j] = 0 or 1 / (1 - p).
+  // s[j] = softcap(scale dot(q, k)) + bias + ALiBi for visible j, and d s / d dot beside it; where
+  // a score was written by the user, s'(s) and its slope. keep[j] = 0 or 1 / (1 - p).
   void attend(i64 i) {
     const ScoreMap<double>& map = problem.score_map;
     Philox4x32 drawn{};
@@ -139,10 +148,26 @@ struct Head {
       s[at(j)] =
           capped + bias(i, j) +
           alibi_bias(alibi, problem.position(sequence, i), problem.key_position(sequence, j));
+      if (problem.has_score_expression()) {
+        const Program& program = *problem.program;
+        evaluate(i, j, program.slope_goal);
+        own_slope[at(j)] = value(program.slope);
+        slope[at(j)] *= own_slope[at(j)];
+        unmodified[at(j)] = s[at(j)];
+        s[at(j)] = value(program.score);
+      }
       const bool kept = problem.dropout.keeps(drawn, static_cast<u32>(j % 8));
       keep[at(j)] = kept ? problem.dropout.kept_scale() : 0.0;
     }
   }
+
+  // The steps of a goal for a visible pair, from s[j] or, once attended, from what it was.
+  void evaluate(i64 i, i64 j, const expression::Goal& goal, bool is_attended = false) {
+    expression::Operands operands = expression::operands_of(problem, sequence, index, head, i, j);
+    operands.s = is_attended ? unmodified[at(j)] : s[at(j)];
+    expression::evaluate(*problem.program, goal, operands, values.data());
+  }
+  double value(i32 step) const { return values[static_cast<size_t>(step)].real; }
 
   static size_t at(i64 j) { return static_cast<size_t>(j); }
 
@@ -152,8 +177,10 @@ struct Head {
   Matrix Q, K, V;
   double sink = -Float64Math::kInfinity;
   double alibi = 0;
-  std::vector<double> s, slope, keep;  // (kv_len), of the row attended last
-  std::vector<char> visible;           // (kv_len)
+  std::vector<double> s, slope, own_slope, keep;  // (kv_len), of the row attended last
+  std::vector<char> visible;                      // (kv_len)
+  std::vector<double> unmodified;                 // (kv_len): s where s' is the user's
+  std::vector<expression::Value> values;          // of the steps of an expression
 };
 
 // m = max_j s[j], l = sum_j exp(s[j] - m) over visible j.
@@ -206,11 +233,51 @@ void store_state(const Head& a, i64 i, const State& state, const State& kept) {
   }
 }
 
-// dK, dV of a kv_head, summed over its heads; dbias and dsinks of the whole problem.
+// What the expression reads: the gradient of each array, contiguous.
+using CaptureGradients = std::array<std::vector<double>, kNumCaptures>;
+
+// dK, dV of a kv_head, summed over its heads; dbias, dsinks and what is captured, of the whole
+// problem.
 struct SharedGradients {
   Matrix dK, dV;
   Matrix &dbias, &dsinks;
+  CaptureGradients& captures;
 };
+
+CaptureGradients zero_captures(const Problem& problem) {
+  CaptureGradients all;
+  for (int index = 0; index < kNumCaptures; ++index) {
+    const Tensor& out = problem.arrays[capture_gradient(index)];
+    if (!out.present()) continue;
+    all[static_cast<size_t>(index)].resize(static_cast<size_t>(expression::num_elements(out)));
+  }
+  return all;
+}
+
+// dC[what pair (i, j) read] += dS d s' / d C
+void add_captures(Head& a, i64 i, i64 j, double dS, CaptureGradients& out) {
+  if (!a.problem.has_score_expression()) return;
+  for (const expression::Derivative& one : a.problem.program->derivatives) {
+    const expression::Step& read = a.problem.program->step(one.read);
+    std::vector<double>& sum = out[static_cast<size_t>(read.index)];
+    if (sum.empty()) continue;
+    a.evaluate(i, j, one.goal, true);
+    const Tensor& out_tensor = a.problem.arrays[capture_gradient(read.index)];
+    const i64 element =
+        expression::offset_of(read, a.values.data(), expression::contiguous(out_tensor));
+    sum[static_cast<size_t>(element)] += dS * a.value(one.value);
+  }
+}
+
+void store_captures(const Problem& problem, const CaptureGradients& gradients) {
+  for (int index = 0; index < kNumCaptures; ++index) {
+    const Tensor& out = problem.arrays[capture_gradient(index)];
+    const std::vector<double>& sum = gradients[static_cast<size_t>(index)];
+    for (size_t element = 0; element < sum.size(); ++element) {
+      expression::store_element(out, static_cast<i64>(element), sum[element]);
+    }
+  }
+}
 
 // Where pair (i, j) of a head adds up in dbias: axes of extent 1 are summed over.
 double& dbias_at(const Head& a, Matrix& dbias, i64 i, i64 j) {
@@ -241,7 +308,8 @@ void row_backward(Head& a, i64 i, const Matrix& O, const Matrix& dO, Matrix& dQ,
     axpy(P * a.keep[at], dO[i], out.dV[j], a.V.cols);
     axpy(dX, a.K[j], dQ[i], a.K.cols);
     axpy(dX, a.Q[i], out.dK[j], a.Q.cols);
-    if (a.problem.has(Array::kDBias)) dbias_at(a, out.dbias, i, j) += dS;
+    if (a.problem.has(Array::kDBias)) dbias_at(a, out.dbias, i, j) += dS * a.own_slope[at];
+    add_captures(a, i, j, dS, out.captures);
   }
   if (a.problem.has(Array::kDSinks)) out.dsinks[a.head][0] -= state.sink_share(a.sink) * D;
 }
@@ -288,11 +356,12 @@ void scalar_backward(const Problem& problem) {
   const i64* extent = dbias_out.shape;
   Matrix dbias(extent[0] * extent[1] * extent[2], extent[3]);
   Matrix dsinks(problem.heads_q, 1);
+  CaptureGradients captures = zero_captures(problem);
   for (i64 index = 0; index < problem.num_sequences; ++index) {
     const CacheSequence at = problem.sequence(index);
     for (i64 kv_head = 0; kv_head < problem.heads_kv; ++kv_head) {
       SharedGradients out{Matrix(at.shape.kv_len, problem.dim_qk),
-                          Matrix(at.shape.kv_len, problem.dim_v), dbias, dsinks};
+                          Matrix(at.shape.kv_len, problem.dim_v), dbias, dsinks, captures};
       for (i64 member = 0; member < problem.group_size(); ++member) {
         Head a(problem, index, kv_head * problem.group_size() + member);
         head_backward(a, out);
@@ -301,6 +370,7 @@ void scalar_backward(const Problem& problem) {
       store(problem.arrays[Array::kDV], out.dV, at.batch, kv_head, at.kv_begin, at.kv_slot);
     }
   }
+  store_captures(problem, captures);
   for (i64 row = 0; row < dbias.rows; ++row) {
     const i64 batch_head = row / extent[2];
     for (i64 j = 0; j < dbias.cols; ++j) {

@@ -35,6 +35,7 @@ class BackwardTile {
   const Kernels<Real>& kernels() const { return kernels_; }
   const PairKernels* pairs() const { return pairs_; }  // null where there are none
   const CacheSequence& sequence() const { return sequence_; }
+  const Real* addend() const { return addend_; }  // of the tile, -inf where hidden; null: nowhere
 
   void load_keys(i64 kv_head, Interval keys, bool wants_dS) {
     kv_head_ = kv_head;
@@ -55,8 +56,12 @@ class BackwardTile {
     dO_ = load(Array::kDOut, Reads::kPanels, scratch_.dO, sizes_.padded_dim_v);
   }
 
+  // What dS is the gradient of: scale dot(q, k), the score that bias is part of, or what the user's
+  // expression makes of that. Of the last, s is left in scratch.slope.
+  enum class Of { kDot, kScore, kMapped };
+
   // P (with dropout's factor) into scratch.P; dS, where wanted, into scratch.dS.
-  void weigh(bool is_full, bool through_score_mod) {
+  void weigh(bool is_full, Of of) {
     // S = Q K^T
     multiply_rows(scratch_.Q_columns, Q_, problem_.dim_qk, scratch_.K_pairs, scratch_.K_lanes,
                   scratch_.P);
@@ -66,7 +71,7 @@ class BackwardTile {
                     scratch_.dS);
     }
     // P = exp(S - m) / l;  dS = P (dP - delta)
-    const GradientBlock<Real> block = gradient_block(is_full, through_score_mod);
+    const GradientBlock<Real> block = gradient_block(is_full, of);
     if constexpr (kHasPairs) {
       if (in_pairs_) {
         return pairs_->gradient(block, scratch_.dS_pairs, sizes_.padded_columns / 2);
@@ -179,25 +184,44 @@ class BackwardTile {
     return true;
   }
 
-  GradientBlock<Real> gradient_block(bool is_full, bool through_score_mod) {
-    const PairTerms<Real> terms(problem_, index_, sequence_, head_);
+  GradientBlock<Real> gradient_block(bool is_full, Of of) {
+    const PairTerms<Real> terms(problem_, index_, sequence_, head_, scratch_.steps);
     const bool has_addend = !is_full || terms.adds_everywhere();
     const bool has_keep = problem_.dropout.enabled();
     if (has_addend) terms.fill_addend(rows_, keys_, scratch_.addend, sizes_.padded_columns);
     if (has_keep) terms.fill_keep(rows_, keys_, scratch_.keep, sizes_.padded_columns);
     addend_ = has_addend ? scratch_.addend : nullptr;
+    ScoreTerms<Real> score{problem_.score_map.as<Real>(), addend_,
+                           has_keep ? scratch_.keep : nullptr};
+    if (terms.has_score()) score = map_scores(terms, score, of);
+    const bool has_slope = terms.has_score() && of != Of::kMapped;
     const i64 row = shared_row(problem_, sequence_, head_, rows_.begin);
     return {.scores = scratch_.P,
             .dP = wants_dS_ ? scratch_.dS : nullptr,
             .stride = sizes_.padded_columns,
             .rows = rows_.size(),
             .keys = keys_.size(),
-            .terms = {problem_.score_map.as<Real>(), addend_, has_keep ? scratch_.keep : nullptr},
-            .through_score_mod = through_score_mod,
+            .terms = score,
+            .through_score_mod = of == Of::kDot,
             .row_max = shared_.row_max + row,
             .normalizer = shared_.normalizer + row,
             .delta = shared_.delta + row,
-            .lse_term = shared_.lse_term ? shared_.lse_term + row : nullptr};
+            .lse_term = shared_.lse_term ? shared_.lse_term + row : nullptr,
+            .slope = has_slope ? scratch_.slope : nullptr};
+  }
+
+  ScoreTerms<Real> map_scores(const PairTerms<Real>& terms, const ScoreTerms<Real>& score, Of of) {
+    const ScoreBlock<Real> block{.scores = scratch_.P,
+                                 .addend = addend_,
+                                 .slope = scratch_.slope,
+                                 .stride = sizes_.padded_columns,
+                                 .rows = rows_.size(),
+                                 .columns = keys_.size(),
+                                 .terms = score,
+                                 .starts = of == Of::kDot     ? ScoreStart::kSlope
+                                           : of == Of::kScore ? ScoreStart::kOne
+                                                              : ScoreStart::kScore};
+    return terms.map_scores(block, rows_, keys_, Lanes::kKeys, of != Of::kMapped);
   }
 
   // C[i][j] = dot(row i, key j), of pairs or of rows and lanes.
@@ -294,7 +318,7 @@ class BackwardTile {
   Interval rows_{0, 0};
   Interval keys_{0, 0};
   View<Real> Q_{}, K_{}, dO_{};
-  const Real* addend_ = nullptr;
+  Real* addend_ = nullptr;
   bool wants_dS_ = true;
   bool keys_fit_pairs_ = false;  // all keys are ordinary
   bool in_pairs_ = false;        // and so are the queries
@@ -334,5 +358,19 @@ template <class Real>
 void sum_dbias_tile(const Problem& problem, const TileSizes& sizes,
                     const BackwardShared<Real>& shared, const BackwardScratch<Real>& scratch,
                     const DBiasTile& at);
+
+// Gradients of what an expression reads: a pass of its own too, in tiled_captures.cpp. The first
+// returns the number of its tasks, which then add one after the other.
+template <class Real>
+i64 start_captures(const Problem& problem, const TileSizes& sizes,
+                   const BackwardShared<Real>& shared);
+
+template <class Real>
+void add_captures_tile(const Problem& problem, const TileSizes& sizes,
+                       const BackwardShared<Real>& shared, const BackwardScratch<Real>& scratch,
+                       i64 task);
+
+template <class Real>
+void store_captures(const Problem& problem, const BackwardShared<Real>& shared);
 
 }  // namespace fulmen::cpu

@@ -12,6 +12,7 @@
 // up to a multiple of `lanes`, and what lies in the padding is written, never used.
 #pragma once
 
+#include "core/program.h"
 #include "core/tensor.h"
 #include "kernels/attention/score_mod.cuh"
 
@@ -95,12 +96,32 @@ struct GradientBlock {
   i64 rows;
   i64 keys;
   ScoreTerms<Real> terms;
-  bool through_score_mod;  // dS is with respect to scale dot(q, k); else to the modified score
-  const Real* row_max;     // (rows) what is subtracted from scores
-  const Real* normalizer;  // (rows) what weights are multiplied by
-  const Real* delta;       // (rows) rowsum(dO O)
-  const Real* lse_term;    // (rows) dlse / row_sum; null: no gradient through lse
+  bool through_score_mod;       // dS is with respect to scale dot(q, k); else to the modified score
+  const Real* row_max;          // (rows) what is subtracted from scores
+  const Real* normalizer;       // (rows) what weights are multiplied by
+  const Real* delta;            // (rows) rowsum(dO O)
+  const Real* lse_term;         // (rows) dlse / row_sum; null: no gradient through lse
+  const Real* slope = nullptr;  // (rows, stride): what dS is multiplied by; null: 1
 };
+
+// What is kept beside scores that a user's expression goes on from: d s / d (scale dot), 1, or s.
+enum class ScoreStart { kSlope, kOne, kScore };
+
+// Those scores.
+template <class Real>
+struct ScoreBlock {
+  Real* scores;  // (rows, stride): dot products in, s out
+  Real* addend;  // likewise, or null: as that of ScoreTerms in, 0 or -inf out
+  Real* slope;   // likewise, or null: what `starts` says out
+  i64 stride;
+  i64 rows;
+  i64 columns;
+  ScoreTerms<Real> terms;  // its map
+  ScoreStart starts = ScoreStart::kSlope;
+};
+
+using expression::kStepBytes;
+using expression::kStepLanes;
 
 // All keys of some query rows, a key per lane. Rows of scores have room for a whole number of
 // vectors.
@@ -168,6 +189,11 @@ struct Kernels {
   bool (*softmax)(const SoftmaxBlock<Real>& block);
 
   void (*gradient)(const GradientBlock<Real>& block);
+
+  void (*start_scores)(const ScoreBlock<Real>& block);
+
+  // The values of steps list[0 .. count), none of which is a leaf, from those that they take.
+  void (*run_steps)(const expression::Step* steps, const i32* list, i64 count, char* slots);
 
   FewRowsKernels<Real, Real> few_rows;
 };

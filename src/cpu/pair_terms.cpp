@@ -20,15 +20,17 @@ constexpr Real kHidden = -std::numeric_limits<Real>::infinity();
 
 template <class Real>
 PairTerms<Real>::PairTerms(const Problem& problem, i64 sequence_index,
-                           const CacheSequence& sequence, i64 head)
+                           const CacheSequence& sequence, i64 head, char* steps)
     : problem_(problem),
       kernels_(kernels<Real>()),
       sequence_(sequence),
       index_(sequence_index),
       head_(head),
+      steps_(steps),
       alibi_slope_(0),
       adds_everywhere_(problem.has(Array::kBias) || problem.has(Array::kMask) ||
-                       problem.has(Array::kQIds) || problem.has(Array::kAlibiSlopes)) {
+                       problem.has(Array::kQIds) || problem.has(Array::kAlibiSlopes) ||
+                       problem.has_mask_expression()) {
   if (problem.has(Array::kAlibiSlopes)) {
     const Tensor& slopes = problem.arrays[Array::kAlibiSlopes];
     alibi_slope_ = static_cast<Real>(slopes.real(sequence_index, head, 0, 0));
@@ -37,6 +39,7 @@ PairTerms<Real>::PairTerms(const Problem& problem, i64 sequence_index,
 
 template <class Real>
 void PairTerms<Real>::fill_addend(Interval rows, Interval columns, Real* out, i64 stride) const {
+  Real* const first = out;
   const Tensor& bias = problem_.arrays[Array::kBias];
   for (i64 i = rows.begin; i < rows.end; ++i, out += stride) {
     if (bias.present()) {
@@ -59,6 +62,20 @@ void PairTerms<Real>::fill_addend(Interval rows, Interval columns, Real* out, i6
     if (problem_.has(Array::kQIds)) hide_other_documents(i, columns, out);
     hide_by_position(i, columns, out);
   }
+  if (problem_.has_mask_expression()) {
+    ExpressionTile<Real>(problem_, sequence_, index_, head_, steps_)
+        .hide(rows, columns, first, stride);
+  }
+}
+
+template <class Real>
+ScoreTerms<Real> PairTerms<Real>::map_scores(const ScoreBlock<Real>& block, Interval rows,
+                                             Interval columns, Lanes lanes,
+                                             bool wants_slope) const {
+  kernels_.start_scores(block);
+  ExpressionTile<Real>(problem_, sequence_, index_, head_, steps_)
+      .map(rows, columns, lanes, block.scores, wants_slope ? block.slope : nullptr, block.stride);
+  return {{Real(1), Real(0)}, block.addend, block.terms.keep};
 }
 
 template <class Real>

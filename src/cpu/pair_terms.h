@@ -10,6 +10,7 @@
 #include <limits>
 
 #include "core/problem.h"
+#include "cpu/expression_tile.h"
 #include "cpu/kernels.h"
 
 namespace fulmen::cpu {
@@ -17,10 +18,19 @@ namespace fulmen::cpu {
 template <class Real>
 class PairTerms {
  public:
-  PairTerms(const Problem& problem, i64 sequence_index, const CacheSequence& sequence, i64 head);
+  // steps: scratch of an expression; null without one.
+  PairTerms(const Problem& problem, i64 sequence_index, const CacheSequence& sequence, i64 head,
+            char* steps);
 
   // Whether even blocks that interval masks leave fully visible have an addend.
   bool adds_everywhere() const { return adds_everywhere_; }
+
+  bool has_score() const { return problem_.has_score_expression(); }
+
+  // What the user's score goes on from and what it makes of it, over dot products, so that nothing
+  // but what hides is left to be added: terms to compute with from there.
+  ScoreTerms<Real> map_scores(const ScoreBlock<Real>& block, Interval rows, Interval columns,
+                              Lanes lanes, bool wants_slope) const;
 
   // out[i - rows.begin][j - columns.begin], row-major; within the sequence's lengths.
   void fill_addend(Interval rows, Interval columns, Real* out, i64 stride) const;
@@ -36,6 +46,7 @@ class PairTerms {
   CacheSequence sequence_;
   i64 index_;
   i64 head_;
+  char* steps_;
   Real alibi_slope_;
   bool adds_everywhere_;
 };

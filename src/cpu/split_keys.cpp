@@ -87,7 +87,7 @@ class Split {
   void load_terms() {
     const i64 stride = scratch_.stride;
     for_each_head([&](i64 head, i64 row) {
-      const PairTerms<Real> pairs(problem_, index_, sequence_, head);
+      const PairTerms<Real> pairs(problem_, index_, sequence_, head, scratch_.steps);
       has_addend_ = !is_full_ || pairs.adds_everywhere();
       const Interval rows{0, q_len_};
       if (has_addend_) pairs.fill_addend(rows, keys_, scratch_.addend + row * stride, stride);
@@ -95,21 +95,39 @@ class Split {
     });
   }
 
+  // The user's score of all rows, where there is one; what is left to be done with scores.
+  ScoreMap<Real> map_scores() const {
+    if (!problem_.has_score_expression()) return problem_.score_map.as<Real>();
+    for_each_head([&](i64 head, i64 row) {
+      const i64 at = row * scratch_.stride;
+      const PairTerms<Real> pairs(problem_, index_, sequence_, head, scratch_.steps);
+      pairs.map_scores({.scores = scratch_.scores + at,
+                        .addend = has_addend_ ? scratch_.addend + at : nullptr,
+                        .slope = nullptr,
+                        .stride = scratch_.stride,
+                        .rows = q_len_,
+                        .columns = keys_.size(),
+                        .terms = {problem_.score_map.as<Real>(), nullptr, nullptr}},
+                       {0, q_len_}, keys_, Lanes::kKeys, false);
+    });
+    return {Real(1), Real(0)};
+  }
+
   // A row after the other; meanwhile the first values come from memory.
   template <class Kernels>
   void weigh(const Kernels& few_rows, const KeyList* values) const {
+    const ScoreMap<Real> map = map_scores();
     for (i64 row = 0; row < rows_; ++row) {
       if (values) fetch_values(*values, row);
       const i64 at = row * scratch_.stride;
-      few_rows.weigh(
-          {.scores = scratch_.scores + at,
-           .stride = scratch_.stride,
-           .rows = 1,
-           .keys = keys_.size(),
-           .terms = {problem_.score_map.as<Real>(), has_addend_ ? scratch_.addend + at : nullptr,
-                     scratch_.keep ? scratch_.keep + at : nullptr},
-           .row_max = row_max_ + row,
-           .row_sum = row_sum_ + row});
+      few_rows.weigh({.scores = scratch_.scores + at,
+                      .stride = scratch_.stride,
+                      .rows = 1,
+                      .keys = keys_.size(),
+                      .terms = {map, has_addend_ ? scratch_.addend + at : nullptr,
+                                scratch_.keep ? scratch_.keep + at : nullptr},
+                      .row_max = row_max_ + row,
+                      .row_sum = row_sum_ + row});
     }
   }
 

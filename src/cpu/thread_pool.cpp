@@ -287,4 +287,16 @@ void parallel_for(int num_slots, Body body, void* context) {
   for (i64 slot = 0; slot < num_slots; ++slot) body(context, slot);
 }
 
+void await_order(i64& counter, i64 position) {
+  constexpr int kSpins = 1000;
+  const std::atomic_ref<i64> shared(counter);
+  for (int spin = 0; shared.load(std::memory_order_acquire) != position; ++spin) {
+    if (spin > kSpins) std::this_thread::yield();
+  }
+}
+
+void advance_order(i64& counter, i64 next) {
+  std::atomic_ref<i64>(counter).store(next, std::memory_order_release);
+}
+
 }  // namespace fulmen::cpu

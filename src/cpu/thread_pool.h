@@ -55,4 +55,12 @@ void for_each_task(int num_slots, i64 num_tasks, const Task& task) {
       &shared);
 }
 
+// Several tasks add to one accumulator, each exactly once, in a fixed order, so that the sum has
+// the same bits whichever thread comes first: one waits until `counter` is its position, and sets
+// it to the next one. A task may only wait for tasks of lower number: those were claimed before it
+// (for_each_task), so the lowest unfinished one never waits, and there is progress on any number of
+// threads.
+void await_order(i64& counter, i64 position);
+void advance_order(i64& counter, i64 next);
+
 }  // namespace fulmen::cpu

@@ -7,9 +7,6 @@
 // is ahead waits, so the result has the same bits on any number of threads.
 // Source: Dao, FlashAttention-2 (2023), algorithm 2.
 
-#include <atomic>
-#include <thread>
-
 #include "cpu/backend.h"
 #include "cpu/backward_tile.h"
 #include "cpu/libm_math.h"
@@ -110,22 +107,6 @@ void store_dsinks(const Problem& problem, const BackwardShared<Real>& shared) {
   }
 }
 
-// Several tasks add to one accumulator, each exactly once, in a fixed order, so that the sum has
-// the same bits whichever thread comes first. A task may only wait for tasks of lower number: those
-// were claimed before it (for_each_task), so the lowest unfinished one never waits, and there is
-// progress on any number of threads.
-void await_order(i64& counter, i64 position) {
-  constexpr int kSpins = 1000;
-  const std::atomic_ref<i64> shared(counter);
-  for (int spin = 0; shared.load(std::memory_order_acquire) != position; ++spin) {
-    if (spin > kSpins) std::this_thread::yield();
-  }
-}
-
-void advance_order(i64& counter, i64 next) {
-  std::atomic_ref<i64>(counter).store(next, std::memory_order_release);
-}
-
 template <class Real>
 class KeyBlock {
  public:
@@ -173,7 +154,7 @@ class KeyBlock {
   void add_queries(i64 head, i64 block, Interval rows, const BlockRange& blocks) {
     tile_.load_queries(head, rows);
     // P = exp(S - m) / l;  dS = P (dP - delta)
-    tile_.weigh(blocks.is_full(at_.block), true);
+    tile_.weigh(blocks.is_full(at_.block), BackwardTile<Real>::Of::kDot);
     // dV += P^T dO
     if (wants_dV_) tile_.add_to_dV(scratch_.dV, has_sums_);
     // dK += dS^T Q
@@ -267,6 +248,13 @@ void backward(const Plan& plan, const Problem& problem, void* workspace) {
       const BackwardScratch<Real> scratch = memory.scratch(slot);
       sum_dbias_tile(problem, sizes, shared, scratch, tiles.at(task));
     });
+  }
+  if (problem.wants_captures()) {
+    const i64 tiles = start_captures(problem, sizes, shared);
+    for_each_task(slots_for(plan, problem, tiles), tiles, [&](int slot, i64 task) {
+      add_captures_tile(problem, sizes, shared, memory.scratch(slot), task);
+    });
+    store_captures(problem, shared);
   }
   if (problem.has(Array::kDSinks)) store_dsinks(problem, shared);
 }

@@ -88,7 +88,7 @@ void sum_dbias_tile(const Problem& problem, const TileSizes& sizes,
           const BlockRange blocks = visible_column_blocks(problem.mask, shape, rows, sizes.columns);
           if (!blocks.visible.contains(key_block)) continue;
           tile.load_queries(head, rows);
-          tile.weigh(blocks.is_full(key_block), false);
+          tile.weigh(blocks.is_full(key_block), BackwardTile<Real>::Of::kScore);
           add_pairs(at, rows, keys, scratch.dS, sum, sizes.padded_columns);
         }
       }

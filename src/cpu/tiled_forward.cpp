@@ -35,7 +35,7 @@ class ForwardBlock {
         head_(at.head),
         kv_head_(problem.kv_head(at.head)),
         sequence_(problem.sequence(at.sequence_index)),
-        terms_(problem, at.sequence_index, sequence_, at.head),
+        terms_(problem, at.sequence_index, sequence_, at.head, scratch.steps),
         results_(problem, sequence_, at.head),
         rows_(rows_of_block(at.block, sizes.rows, sequence_.shape.q_len)),
         owned_(rows_of_block(at.block, sizes.rows, sequence_.q_slot)) {}
@@ -271,8 +271,18 @@ class ForwardBlock {
       terms_.fill_keep(rows, keys, scratch_.pair_rows, sizes_.padded_columns);
       turn_pairs(rows, keys, scratch_.keep);
     }
-    return {problem_.score_map.as<Real>(), has_addend ? scratch_.addend : nullptr,
-            has_keep ? scratch_.keep : nullptr};
+    const ScoreTerms<Real> terms{problem_.score_map.as<Real>(),
+                                 has_addend ? scratch_.addend : nullptr,
+                                 has_keep ? scratch_.keep : nullptr};
+    if (!terms_.has_score()) return terms;
+    return terms_.map_scores({.scores = scratch_.scores,
+                              .addend = has_addend ? scratch_.addend : nullptr,
+                              .slope = nullptr,
+                              .stride = sizes_.padded_rows,
+                              .rows = keys.size(),
+                              .columns = rows.size(),
+                              .terms = terms},
+                             rows, keys, Lanes::kRows, false);
   }
 
   void turn_pairs(Interval rows, Interval keys, Real* lanes) {

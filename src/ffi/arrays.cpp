@@ -158,15 +158,21 @@ void MemorySpace::add(const char* name, DLDevice device) {
 void Arrays::add(ArrayIndex index, const DLTensor& array, ViewOptions options) {
   const ArrayRow& row = kArrays[index];
   options.rows_before_heads = options.rows_before_heads && row.has_head_and_row;
-  tensors.*row.member = view(row.word, array, options);
+  fulmen_tensor& tensor = tensors.*row.member;
+  tensor = view(row.word, array, options);
+  if (row.is_captured && tensor.rank == 0) {  // without a pointer it would count as absent
+    tensor.rank = 1;
+    tensor.shape[0] = tensor.strides[0] = 1;
+  }
   space.add(row.word, array.device);
 }
 
 void Arrays::add_extents(ArrayIndex index, const DLTensor& array, ViewOptions options) {
-  const ArrayRow& row = kArrays[index];
-  options.rows_before_heads = options.rows_before_heads && row.has_head_and_row;
-  tensors.*row.member = view(row.word, array, options);
-  (tensors.*row.member).data = nullptr;
+  Arrays anywhere;
+  anywhere.add(index, array, options);
+  const auto member = kArrays[index].member;
+  tensors.*member = anywhere.tensors.*member;
+  (tensors.*member).data = nullptr;
 }
 
 void Arrays::resolve_device(fulmen_problem* problem) const {

@@ -91,6 +91,7 @@ struct ArrayRow {
   ArrayUse use;
   ArrayIndex parameter;   // of a gradient: what it is the gradient of
   bool has_head_and_row;  // axes (.., head, row, dim): the layout of the call applies
+  bool is_captured;       // by an expression: of any axes, none included
 };
 
 constexpr bool names_head_and_row(std::string_view axes) {
@@ -100,7 +101,13 @@ constexpr bool names_head_and_row(std::string_view axes) {
 
 inline constexpr ArrayRow kArrays[] = {
 #define FULMEN_ARRAY(name, member, word, axes, dtypes, use, run, parameter) \
-  {#member, word, &fulmen_tensors::member, ArrayUse::use, parameter, names_head_and_row(#axes)},
+  {#member,                                                                 \
+   word,                                                                    \
+   &fulmen_tensors::member,                                                 \
+   ArrayUse::use,                                                           \
+   parameter,                                                               \
+   names_head_and_row(#axes),                                               \
+   std::string_view(#axes) == "kCaptureAxes"},
 #include "fulmen/arrays.def"
 };
 

@@ -131,6 +131,11 @@ std::string Arguments::text(const char* name) {
   return source.data == nullptr ? std::string() : std::string(source.data, source.size);
 }
 
+std::optional<std::string> Arguments::optional_text(const char* name) {
+  if (!empty() && next_->type_index == kTVMFFINone) return ++next_, std::nullopt;
+  return text(name);
+}
+
 Planned Arguments::planned() {
   Planned result;
   result.problem = options();

@@ -16,6 +16,7 @@
 //             the last one
 #pragma once
 
+#include <optional>
 #include <string>
 
 #include "ffi/abi.h"
@@ -73,6 +74,7 @@ class Arguments {
   Bytes host_bytes(const char* name);  // a vector of bytes that the host reads or writes
   OwnDTypes own_dtypes();
   std::string text(const char* name);  // str, bytes, a vector of bytes of the host, or None: ""
+  std::optional<std::string> optional_text(const char* name);  // likewise; None: none
   fulmen_problem options();
   Planned planned();
   Arrays arrays();

@@ -6,7 +6,9 @@
 // number. An error is raised in Python under the name of its status; python/fulmen/errors.py has
 // the one table from these names to classes. The interpreter lock is released during a call.
 
+#include <algorithm>
 #include <cstring>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -131,6 +133,36 @@ int64_t dense_mask(Arguments in) {
   const Arrays arrays = in.arrays();
   check(fulmen_dense_mask(&problem, &arrays.tensors, &visible));
   return 0;
+}
+
+// Names with commas between.
+std::vector<std::string> names_in(const std::string& text) {
+  std::vector<std::string> names;
+  for (size_t begin = 0; begin < text.size();) {
+    const size_t end = std::min(text.find(',', begin), text.size());
+    names.push_back(text.substr(begin, end - begin));
+    begin = end + 1;
+  }
+  return names;
+}
+
+std::vector<const char*> pointers_to(const std::vector<std::string>& names) {
+  std::vector<const char*> pointers;
+  for (const std::string& name : names) pointers.push_back(name.c_str());
+  return pointers;
+}
+
+// (score, mask, names of captures, names of scalars) -> the number of the expression
+int64_t expression_create(Arguments in) {
+  const std::optional<std::string> score = in.optional_text("score");
+  const std::optional<std::string> mask = in.optional_text("mask");
+  const std::vector<std::string> captures = names_in(in.text("captures"));
+  const std::vector<std::string> scalars = names_in(in.text("scalars"));
+  uint64_t number = 0;
+  check(fulmen_expression_create(score ? score->c_str() : nullptr, mask ? mask->c_str() : nullptr,
+                                 pointers_to(captures).data(), captures.size(),
+                                 pointers_to(scalars).data(), scalars.size(), &number));
+  return static_cast<int64_t>(number);
 }
 
 // Arrays that follow the numbers of a call, one by one.
@@ -279,6 +311,7 @@ FULMEN_FFI_EXPORT(build_info)
 FULMEN_FFI_EXPORT(schema)
 FULMEN_FFI_EXPORT(dense_mask)
 FULMEN_FFI_EXPORT(merge)
+FULMEN_FFI_EXPORT(expression_create)
 FULMEN_FFI_EXPORT(append_kv)
 FULMEN_FFI_EXPORT(rotary)
 FULMEN_FFI_EXPORT(gpu_info)

@@ -171,6 +171,7 @@ PlanOrRefusal plan_with(const GpuImplementation& row, const Problem& problem, co
   if (problem.has_caches() && !pass.takes_caches) {
     return sentence("does not take ", name(problem.cache_array()));
   }
+  if (problem.program != nullptr) return "does not take an expression (score, mask)";
   if (problem.is_quantised() && !pass.takes_quantised) {
     return sentence("does not take k and v of ", name(problem.kv_dtype()));
   }

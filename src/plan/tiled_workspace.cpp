@@ -7,6 +7,8 @@
 
 #include <cstdint>
 
+#include "core/program.h"
+
 namespace fulmen {
 namespace {
 
@@ -41,6 +43,11 @@ u32* take_pairs(Arena& arena, const Problem& problem, i64 elements) {
 u16* take_copies(Arena& arena, const Problem& problem, i64 elements) {
   const bool is_copied = problem.is_paged() && problem.kv_dtype() == DType::kBFloat16;
   return is_copied ? arena.take<u16>(elements) : nullptr;
+}
+
+char* take_steps(Arena& arena, const Problem& problem) {
+  if (problem.program == nullptr) return nullptr;
+  return arena.take<char>(expression::scratch_bytes(*problem.program));
 }
 
 template <class Real>
@@ -115,6 +122,7 @@ ForwardScratch<Real>::ForwardScratch(Arena& arena, const Problem& problem, const
       keep(problem.dropout.enabled() ? arena.take<Real>(sizes.columns * sizes.padded_rows)
                                      : nullptr),
       finite_rows(arena.take<Real>(sizes.columns * sizes.padded_dim_v)),
+      steps(take_steps(arena, problem)),
       K_copies(take_copies(arena, problem, sizes.columns * problem.dim_qk)),
       V_copies(take_copies(arena, problem, sizes.columns * problem.dim_v)),
       Q_rows(take_pairs(arena, problem, sizes.rows * sizes.padded_dim_qk)),
@@ -134,7 +142,8 @@ SplitScratch<Real>::SplitScratch(Arena& arena, const Problem& problem, const Til
       keep(problem.dropout.enabled() ? arena.take<Real>(sizes.rows * stride) : nullptr),
       key_rows(arena.take<const void*>(sizes.columns)),
       loaded(arena.take<Real>(kLoadedKeys * max(sizes.padded_dim_qk, sizes.padded_dim_v))),
-      finite_rows(arena.take<Real>(kLoadedKeys * sizes.padded_dim_v)) {}
+      finite_rows(arena.take<Real>(kLoadedKeys * sizes.padded_dim_v)),
+      steps(take_steps(arena, problem)) {}
 
 template <class Real>
 SplitShared<Real>::SplitShared(Arena& arena, const Problem& problem, const TileSizes& sizes)
@@ -160,7 +169,19 @@ BackwardShared<Real>::BackwardShared(Arena& arena, const Problem& problem, const
       dQ(problem.has(Array::kDQ) ? arena.take<Real>(num_q_rows(problem) * sizes.padded_dim_qk)
                                  : nullptr),
       sums_of_dQ(
-          arena.take<i64>(most_blocks(problem, problem.q_rows, sizes.rows) * problem.heads_q)) {}
+          arena.take<i64>(most_blocks(problem, problem.q_rows, sizes.rows) * problem.heads_q)),
+      captures(),
+      tiles(nullptr),
+      captures_order(nullptr) {
+  if (!problem.wants_captures()) return;
+  tiles = arena.take<i64>(problem.num_sequences + 1);
+  captures_order = arena.take<i64>(static_cast<i64>(problem.program->derivatives.size()));
+  for (int index = 0; index < kNumCaptures; ++index) {
+    const Tensor& gradient = problem.arrays[capture_gradient(index)];
+    if (gradient.present())
+      captures[index] = arena.take<double>(expression::num_elements(gradient));
+  }
+}
 
 template <class Real>
 BackwardScratch<Real>::BackwardScratch(Arena& arena, const Problem& problem, const TileSizes& sizes)
@@ -182,6 +203,11 @@ BackwardScratch<Real>::BackwardScratch(Arena& arena, const Problem& problem, con
                                        : nullptr),
       finite_rows(arena.take<Real>(max(sizes.rows, sizes.columns) *
                                    max(sizes.padded_dim_qk, sizes.padded_dim_v))),
+      steps(take_steps(arena, problem)),
+      slope(problem.has_score_expression() ? arena.take<Real>(sizes.rows * sizes.padded_columns)
+                                           : nullptr),
+      elements(problem.wants_captures() ? arena.take<i64>(sizes.rows * sizes.padded_columns)
+                                        : nullptr),
       K_columns(take_pairs(arena, problem, sizes.padded_columns * sizes.padded_dim_qk)),
       V_columns(take_pairs(arena, problem, sizes.padded_columns * sizes.padded_dim_v)),
       Q_columns(take_pairs(arena, problem, sizes.padded_rows * sizes.padded_dim_qk)),

@@ -73,6 +73,7 @@ struct ForwardScratch {
   Real* addend;       // (columns, rows)
   Real* keep;         // (columns, rows); null without dropout
   Real* finite_rows;  // (columns, dim_v)
+  char* steps;        // of an expression; null without one
 
   // Of bf16, null for other types: keys of several pages, one behind the other, null without pages;
   // and two numbers in 32 bits.
@@ -119,6 +120,7 @@ struct SplitScratch {
   const void** key_rows;  // (columns): where keys or values lie
   Real* loaded;           // (kLoadedKeys, dim_qk or dim_v): of those that are not read there
   Real* finite_rows;      // (kLoadedKeys, dim_v)
+  char* steps;            // of an expression; null without one
 };
 
 // What all slots share where keys are split: the parts, (split, kv_head, row).
@@ -152,6 +154,9 @@ struct BackwardScratch {
   Real* keep;         // (rows, columns); null without dropout
   Real* dbias;        // (rows, columns); null where dbias is not wanted
   Real* finite_rows;  // (rows or columns, dim_qk or dim_v)
+  char* steps;        // of an expression; null without one
+  Real* slope;        // (rows, columns): d s' / d dot, or s; null without a score of the user's
+  i64* elements;      // (rows, columns): what pairs read; null where no such gradient is wanted
 
   // Of bf16, two numbers in 32 bits; null for other types. x_columns: pairs of columns, (row,
   // dim / 2); x_rows: pairs of rows, (row / 2, dim).
@@ -181,6 +186,11 @@ struct BackwardShared {
   double* sink_term;  // (row); null where dsinks is not wanted
   Real* dQ;           // (row, dim_qk); null where dq is not wanted
   i64* sums_of_dQ;    // (q block, head): key blocks that have added to dQ
+
+  // Of gradients of what an expression reads; null where none is wanted.
+  double* captures[kNumCaptures];  // one element behind the other
+  i64* tiles;                      // (num_sequences + 1): sequence s owns tiles [tiles[s], ..)
+  i64* captures_order;             // (derivative): tiles that have added
 };
 
 // Shared and slots, one after the other.

@@ -23,7 +23,9 @@ void run_tiled(RandomProblem& random, const Request& request, int num_threads) {
 
 std::vector<Array> outputs_of(Operation operation) {
   if (operation == Operation::kForward) return {Array::kO, Array::kLse, Array::kStats};
-  return {Array::kDQ, Array::kDK, Array::kDV, Array::kDBias, Array::kDSinks};
+  std::vector<Array> all{Array::kDQ, Array::kDK, Array::kDV, Array::kDBias, Array::kDSinks};
+  for (int index = 0; index < kNumCaptures; ++index) all.push_back(capture_gradient(index));
+  return all;
 }
 
 Request with_fresh_outputs(RandomProblem& random, const Request& request) {

@@ -46,6 +46,7 @@ DrawnCall::DrawnCall(u64 seed) : random(seed) {
   fulmen_tensors_init(tensors);
   operation = random.chance(0.5) ? Operation::kForward : Operation::kBackward;
   draw_sizes();
+  if (random.chance(0.3)) draw_expression();
   draw_arrays();
   draw_options();
 }
@@ -124,6 +125,19 @@ void DrawnCall::draw_options() {
       {FULMEN_IMPLEMENTATION_AUTO, FULMEN_IMPLEMENTATION_AUTO, FULMEN_SCALAR, FULMEN_TILED});
 }
 
+void DrawnCall::draw_expression() {
+  constexpr const char* kNames[] = {"table", "ids"};
+  constexpr const char* kScalars[] = {"x"};
+  has_two_captures = random.chance(0.5);
+  const char* const score =
+      random.one_of<const char*>({"s + table[h, j - p] * $x",
+                                  "tanh(s * $x) + exp(-abs(table[b, j]))", "s - table[i, 0] / $x"});
+  const char* const mask = has_two_captures ? "ids[i] == ids[j] or j <= p" : "j <= p + 3";
+  fulmen_expression_create(score, random.chance(0.5) || has_two_captures ? mask : nullptr, kNames,
+                           has_two_captures ? 2 : 1, kScalars, 1, &problem->expression);
+  if (problem->expression != 0) problem->scalar0 = 0.5;
+}
+
 // Gradients need what they are the gradient of, and come after it in the table.
 bool DrawnCall::is_wanted(const ArrayRule& rule) {
   switch (rule.array) {
@@ -145,6 +159,12 @@ bool DrawnCall::is_wanted(const ArrayRule& rule) {
     case Array::kPageTable:
     case Array::kPageIndptr:
       return false;
+    case Array::kCapture0:
+      return problem->expression != 0;
+    case Array::kCapture1:
+      return problem->expression != 0 && has_two_captures;
+    case Array::kDCapture0:
+      return has(Array::kCapture0) && random.chance(0.6);
     case Array::kKScale:
     case Array::kVScale:
       return is_quantised(static_cast<DType>(at(Array::kK).dtype)) && random.chance(0.6);
@@ -153,6 +173,7 @@ bool DrawnCall::is_wanted(const ArrayRule& rule) {
     case Array::kTree:
       return operation == Operation::kForward && random.chance(0.15);
     default:
+      if (rule.list.axes[0] == Axis::kCaptured) return false;
       return has(rule.param) ? random.chance(0.6) : rule.param == rule.array && random.chance(0.3);
   }
 }
@@ -185,6 +206,10 @@ DType DrawnCall::dtype_of(const ArrayRule& rule) {
       return random.one_of<DType>({DType::kFloat32, wide});
     case DTypes::kC:
       return wide;
+    case DTypes::kAnyNumber:
+      return random.one_of<DType>(rule.array == Array::kCapture0
+                                      ? std::initializer_list<DType>{dtype, DType::kFloat32, wide}
+                                      : std::initializer_list<DType>{DType::kInt32, DType::kInt64});
     case DTypes::kBool:
       return DType::kBool;
     case DTypes::kIndex:
@@ -201,6 +226,11 @@ std::vector<i64> DrawnCall::shape_of(const ArrayRule& rule) {
   if (rule.dtypes == DTypes::kSameAs) {
     const fulmen_tensor& parameter = at(rule.param);
     return {parameter.shape, parameter.shape + parameter.rank};
+  }
+  if (rule.list.axes[0] == Axis::kCaptured) {
+    const i64 first = random.number(1, 4);
+    return rule.array == Array::kCapture0 ? std::vector<i64>{first, random.number(1, 30)}
+                                          : std::vector<i64>{first};
   }
   std::vector<i64> shape;
   for (int axis = rule.list.count - max_rank(rule.list, {packed, packed}); axis < rule.list.count;

@@ -87,6 +87,7 @@ class DrawnCall {
   Random random;
   Operation operation = Operation::kForward;
   bool packed = false;
+  bool has_two_captures = false;  // of the expression, where there is one
   Sizes sizes{};
   DType dtype = DType::kFloat32;
   std::vector<i64> q_lengths, kv_lengths;  // of packed sequences
@@ -98,6 +99,7 @@ class DrawnCall {
  private:
   void draw_sizes();
   void draw_options();
+  void draw_expression();
   void draw_arrays();
   bool is_wanted(const ArrayRule& rule);
   DType dtype_of(const ArrayRule& rule);

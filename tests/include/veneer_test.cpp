@@ -100,15 +100,29 @@ TEST(Veneer, TensorsArriveUnderTheirNames) {
                                   &all.dv,         &all.dbias,       &all.dsinks,
                                   &all.page_table, &all.page_indptr, &all.kv_start,
                                   &all.positions,  &all.tree,        &all.k_scale,
-                                  &all.v_scale};
+                                  &all.v_scale,    &all.capture0,    &all.capture1,
+                                  &all.capture2,   &all.capture3,    &all.capture4,
+                                  &all.capture5,   &all.capture6,    &all.capture7,
+                                  &all.dcapture0,  &all.dcapture1,   &all.dcapture2,
+                                  &all.dcapture3,  &all.dcapture4,   &all.dcapture5,
+                                  &all.dcapture6,  &all.dcapture7};
   using C = fulmen_tensors;
-  fulmen_tensor C::* const theirs[] = {
-      &C::q,          &C::k,           &C::v,          &C::bias,      &C::mask,  &C::alibi_slopes,
-      &C::sinks,      &C::q_lengths,   &C::kv_lengths, &C::cu_q,      &C::cu_kv, &C::q_ids,
-      &C::kv_ids,     &C::rng,         &C::o,          &C::lse,       &C::stats, &C::dout,
-      &C::dlse,       &C::dq,          &C::dk,         &C::dv,        &C::dbias, &C::dsinks,
-      &C::page_table, &C::page_indptr, &C::kv_start,   &C::positions, &C::tree,  &C::k_scale,
-      &C::v_scale};
+  fulmen_tensor C::* const theirs[] = {&C::q,          &C::k,           &C::v,
+                                       &C::bias,       &C::mask,        &C::alibi_slopes,
+                                       &C::sinks,      &C::q_lengths,   &C::kv_lengths,
+                                       &C::cu_q,       &C::cu_kv,       &C::q_ids,
+                                       &C::kv_ids,     &C::rng,         &C::o,
+                                       &C::lse,        &C::stats,       &C::dout,
+                                       &C::dlse,       &C::dq,          &C::dk,
+                                       &C::dv,         &C::dbias,       &C::dsinks,
+                                       &C::page_table, &C::page_indptr, &C::kv_start,
+                                       &C::positions,  &C::tree,        &C::k_scale,
+                                       &C::v_scale,    &C::capture0,    &C::capture1,
+                                       &C::capture2,   &C::capture3,    &C::capture4,
+                                       &C::capture5,   &C::capture6,    &C::capture7,
+                                       &C::dcapture0,  &C::dcapture1,   &C::dcapture2,
+                                       &C::dcapture3,  &C::dcapture4,   &C::dcapture5,
+                                       &C::dcapture6,  &C::dcapture7};
   static_assert(std::size(ours) == std::size(theirs));
   static_assert(sizeof(C) == sizeof(std::size_t) + std::size(ours) * sizeof(fulmen_tensor));
   for (std::size_t i = 0; i < std::size(ours); ++i) ours[i]->shape[0] = static_cast<int>(i) + 1;
@@ -116,6 +130,28 @@ TEST(Veneer, TensorsArriveUnderTheirNames) {
   EXPECT_EQ(c.struct_size, sizeof(fulmen_tensors));
   for (std::size_t i = 0; i < std::size(ours); ++i) {
     EXPECT_EQ((c.*theirs[i]).shape[0], static_cast<int>(i) + 1);
+  }
+}
+
+TEST(Veneer, ExpressionsAreOfTexts) {
+  Arrays arrays;
+  std::vector<float> bias = {0, 1, 0, 2};
+  fulmen::Tensors tensors = arrays.tensors();
+  tensors.capture0 = fulmen::tensor(bias, {kKeys});
+  const fulmen::Expression added("s + $factor * bias[j]", "j > 0", {"bias"}, {"factor"});
+  fulmen::attention({.expression = added.number(), .scalar0 = 0.5}, tensors);
+  const std::vector<float> found = arrays.o;
+  for (float& x : bias) x /= 2;
+  bias[0] = -std::numeric_limits<float>::infinity();
+  tensors.capture0 = {};
+  tensors.bias = fulmen::tensor(bias, {kKeys});
+  fulmen::attention({}, tensors);
+  EXPECT_THAT(arrays.o, testing::Pointwise(testing::FloatNear(1e-6f), found));
+  try {
+    fulmen::Expression("s +");
+    FAIL();
+  } catch (const fulmen::Error& error) {
+    EXPECT_THAT(error.what(), HasSubstr("at column 4"));
   }
 }
 

@@ -201,13 +201,13 @@ def test_gradients_each_alone_and_from_lse() -> None:
     assert every.dsinks.shape == sinks.shape
     for name in names:
         alone = fulmen.attention_backward(*call, forward.stats, need=name, **options)
-        for other, x, y in zip(names, alone, every):
+        for other, x, y in zip(names, alone, every[:5]):
             if other == name:
                 np.testing.assert_array_equal(x, y)
             else:
                 assert x is None
     from_lse = fulmen.attention_backward(*call, forward.lse, need=names, **options)
-    for x, y in zip(from_lse, every):
+    for x, y in zip(from_lse[:5], every[:5]):
         np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-5)
 
 

@@ -114,7 +114,8 @@ BAD: dict[str, tuple[dict[str, Any], type[fulmen.Error], str]] = {
     "window beyond 64 bits": ({"window": 2**70}, ARGUMENT, "64-bit"),
     "mask does not broadcast": ({"mask": np.ones((6, 8), bool)}, SHAPE, "mask has shape (6, 8)"),
     "mask is not boolean": ({"mask": np.ones((6, 9), F32)}, DTYPE, "mask is float32"),
-    "mask is text": ({"mask": "causal"}, DTYPE, "mask holds str"),
+    "mask is text": ({"mask": "causal"}, ARGUMENT, "mask has the unknown name 'causal'"),
+    "mask is a number": ({"mask": 3}, DTYPE, "mask holds int"),
     "mask has five axes": ({"mask": np.ones((1,) * 5, bool)}, SHAPE, "mask has 5 axes"),
     "two boolean masks": ({"mask": (np.ones((6, 9), bool),) * 2}, ARGUMENT, "two boolean"),
     "two prefixes": (
@@ -200,7 +201,8 @@ def judge(error: fulmen.Error, kind: type[fulmen.Error], words: str) -> None:
     text = str(error)
     assert type(error) is kind, text
     assert words in text
-    assert "\n" not in text
+    # Of a score or mask in text a sentence, its line and a caret.
+    assert text.count("\n") == (2 if text.endswith("^") else 0)
     assert len(text.split()) >= 5
     assert not text.endswith(".")
 

@@ -67,6 +67,11 @@ def said_as() -> dict[str, str]:
         "window_right": "window",
         "rng_seed": "rng",
         "rng_offset": "rng",
+        **{
+            name: "score"
+            for name in (*schema().options, *schema().inputs)
+            if name.startswith(("expression", "scalar", "capture"))
+        },
     }
 
 

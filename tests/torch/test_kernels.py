@@ -58,11 +58,11 @@ def test_both_kernels_give_the_same(name: str, dtype: Any) -> None:
         expected = ops._attention_kernel(*args, outputs)
         same(ops.attention_kernel(*args, outputs), expected)
     o, _, stats = expected
-    need = [True, False, True, True, True]
+    need = [True, False, True, True, True, *[False] * (len(ops.DIFFERENTIABLE) - 5)]
     lse = torch.randn(o.shape[:-1], dtype=stats.dtype)
     for do, dlse in ((torch.randn_like(o), None), (None, lse), (torch.randn_like(o), lse)):
         given = (do, dlse, o, stats, *args)
-        wanted = [*need[:3], "bias" in arrays, "sinks" in arrays]
+        wanted = [*need[:3], "bias" in arrays, "sinks" in arrays, *need[5:]]
         expected = ops._attention_backward_kernel(*given, wanted)
         same(ops.attention_backward_kernel(*given, need), expected)
 
@@ -74,7 +74,14 @@ def test_packed_rows_first_and_lse_of_a_caller() -> None:
     expected = ops._attention_kernel(*args, 3)
     same(ops.attention_kernel(*args, 3), expected)
     o, lse, _ = expected
-    given = (torch.randn_like(o), None, o, lse, *args, [True, True, True, False, False])
+    given = (
+        torch.randn_like(o),
+        None,
+        o,
+        lse,
+        *args,
+        [x < 3 for x in range(len(ops.DIFFERENTIABLE))],
+    )
     same(ops.attention_backward_kernel(*given), ops._attention_backward_kernel(*given))
 
 

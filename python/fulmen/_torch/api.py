@@ -15,9 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .. import masks
+from .. import expressions, masks
 from .._calls import check_out
-from .._library import schema
+from .._library import expression_number, schema
 from ..array_types import TORCH_CALLS, dtype_name
 from ..errors import (
     ArgumentError,
@@ -54,10 +54,11 @@ from .ops import (
 )
 
 _ADDENDS = ("bias", "alibi_slopes", "sinks")
-_OWN = {"return_lse", "out", "out_dtype", "stream", "rng", "mask"}
+_OWN = {"return_lse", "out", "out_dtype", "stream", "rng", "mask", "score"}
 _FORWARD_ONLY = schema().forward_only
 _SCALES = schema().scales
 _BEHIND_V = {*schema().optional_inputs} - _OWN
+_CAPTURES = tuple(name for name in schema().optional_inputs if name.startswith("capture"))
 _NUMBER_OR_TENSOR = ("mask", *schema().integer_inputs)  # what may be a list or of NumPy
 # The word of each option that fills one: it may be symbolic.
 _WORDS = {x["name"]: x["offset"] // 8 for x in schema().options.values() if x["type"] == "int64"}
@@ -139,9 +140,11 @@ def _sorted(
             values[name] = x
         else:
             check_keywords({name: x})
-    if own.get("mask") is not None:
-        for name, x in _mask_parts(own["mask"]).items():
-            (inputs if name in _BEHIND_V or name == "mask" else values)[name] = x
+    parts = {} if own.get("mask") is None else _mask_parts(own["mask"])
+    texts = own.get("score"), parts.pop("expressions", ())
+    parts.update(expressions.resolved(*texts, _number_of))
+    for name, x in parts.items():
+        (inputs if name in _BEHIND_V or name == "mask" else values)[name] = x
     for name in ("mask", "bias"):
         alignment = subclasses.causal_alignment(inputs.get(name))
         if alignment is not None:
@@ -154,6 +157,12 @@ def _sorted(
     return inputs, values, own
 
 
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _number_of(*texts: Any) -> int:
+    """Of an expression; where a compiler traces, the library is asked once."""
+    return expression_number(*texts)
+
+
 def _probability(dropout_p: Any) -> Any:
     """dropout_p where it is a number; what is none is refused with the other options."""
     return dropout_p if isinstance(dropout_p, (int, float, np.floating)) else 0.0
@@ -164,12 +173,24 @@ def _arrays(q: Any, k: Any, v: Any, inputs: dict[str, Any]) -> Any:
     for name in _NUMBER_OR_TENSOR:
         if name in inputs:
             inputs[name] = _tensor_of(inputs[name], name, q.device)
+    for name in _CAPTURES:
+        if name in inputs:
+            inputs[name] = _captured_tensor(name, inputs[name], q.device)
     for name in _SCALES:
         if name in inputs:
             inputs[name] = appending.scale_tensor(name, inputs[name], q.device)
             _refuse_lost_gradient(name, inputs[name])
     _check_addends(inputs)
     return Arrays(q, k, v, **inputs)
+
+
+def _captured_tensor(name: str, x: Any, device: Any) -> Any:
+    """What an expression reads as a tensor; NumPy arrays and lists go to `device`."""
+    if isinstance(x, np.ndarray):
+        refuse_masked(name, x)
+        x = torch.as_tensor(x).to(device)
+    _check_is_tensor(x, name)
+    return x.resolve_neg()
 
 
 def _settings(options: dict[str, Any], packed: bool) -> Any:

@@ -28,6 +28,7 @@ from .derivatives import (
     forward_tangents,
     mapped_backward,
     mapped_forward,
+    refuse_expression,
 )
 from .ops import (
     DIFFERENTIABLE,
@@ -49,6 +50,7 @@ def _meaning(settings: OpSettings) -> Meaning:
     """Settings of an operator, to be read by name."""
     own = ops.settings_of(settings)
     options = own.fields()
+    refuse_expression(settings)
     is_top_left = names_of("alignment")[options.alignment] == "top_left"
     return Meaning(options, own.layout.name, is_top_left, settings.out_dtype)
 

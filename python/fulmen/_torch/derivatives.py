@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from .._library import schema
+from ..errors import UnsupportedError
 from .geometry import Geometry, geometry_of
 from .reference import Leaves, Meaning, accumulator, as_layout, attention_rows, heads_first
 
@@ -307,8 +308,25 @@ def _one_by_one(function: Any, info: Any, dims: Any, leading: tuple[Any, ...], a
     return stacked, tuple(None if x is None else 0 for x in stacked)
 
 
+_EXPRESSION = schema().options["expression"]["offset"] // 8
+
+
+def refuse_expression(settings: Any) -> None:
+    """Refuses what is composed of operations of torch for a call with a text of the user's.
+
+    Raises:
+        UnsupportedError: settings, of an operator, have an expression.
+    """
+    if settings.options[_EXPRESSION] != 0:
+        raise UnsupportedError(
+            "score and mask texts have first derivatives in reverse mode alone, and no vmap: leave "
+            "create_graph, torch.func and forward mode out, or write the terms as bias="
+        )
+
+
 def mapped_forward(function: Any, info: Any, settings: Any, arrays: Any, dims: Any) -> Any:
     """The vmap rule of Attention; settings are those of the operators."""
+    refuse_expression(settings)
     if not _foldable(settings, arrays, dims):
         return _one_by_one(function, info, dims, (settings,), arrays)
     size = info.batch_size

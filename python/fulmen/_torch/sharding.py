@@ -6,7 +6,8 @@ Each device computes its batch entries, or its heads, as a call of its own. What
 beside q, k and v is split where it has that axis; the gradient of what is broadcast over it is a
 partial sum. Rows and keys are not split: DTensor gathers them first, as it does whatever else these
 rules do not know. Nor is a call with dropout split, whose pattern is that of the whole call, nor
-one over pages, which any request may use.
+one over pages, which any request may use, nor one with an expression, which knows its heads and
+batch entries by number.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ import torch
 
 from .._library import schema
 from . import ops
+
+_EXPRESSION = schema().options["expression"]["offset"] // 8
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
@@ -70,9 +73,12 @@ def _even_heads(arrays: Any, layout: int) -> bool:
     return all(math.prod(c) > kv_heads or kv_heads % math.prod(c) == 0 for c in chosen)
 
 
-def _ways(arrays: Any, layout: int) -> list[str | None]:
+def _ways(arrays: Any, settings: Any) -> list[str | None]:
     """What may be split along one axis of a mesh: nothing, the batch, the heads."""
     ways: list[str | None] = [None]
+    layout = settings.layout
+    if settings.options[_EXPRESSION] != 0:
+        return ways
     if arrays.rng is not None or arrays.page_table is not None:
         return ways
     if layout // 2 == 4 and arrays.cu_q is None:
@@ -107,7 +113,7 @@ def _of_rows(way: str | None, layout: int) -> Any:
 def _forward(*args: Any) -> list[tuple[list[Any], list[Any]]]:
     arrays, settings, (outputs,) = ops.split(args)
     rules = []
-    for way in _ways(arrays, settings.layout):
+    for way in _ways(arrays, settings):
         o, lse = _of_rows(way, settings.layout)
         has_lse, has_stats = outputs in (ops.WITH_LSE, ops.WITH_STATS), outputs >= ops.WITH_STATS
         results = [o, lse if has_lse else None, lse if has_stats else None]
@@ -123,7 +129,7 @@ def _backward(
 
     arrays, settings, (need,) = ops.split(args)
     rules = []
-    for way in _ways(arrays, settings.layout):
+    for way in _ways(arrays, settings):
         of_o, of_lse = _of_rows(way, settings.layout)
         inputs = _inputs(arrays, way, settings.layout)
         results = []

@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fulmen.array_types import named_dtype
+from fulmen.keywords import KEYWORDS
 from fulmen.options import option_rows
 
 from .output import BadInputError
@@ -162,7 +163,11 @@ def _some(names: Any) -> str:
 
 def _numbers() -> list[str]:
     rows = option_rows().items()
-    return [name for name, row in rows if row["kind"] == "real" and name != "dropout_p"]
+    return [
+        name
+        for name, row in rows
+        if row["kind"] == "real" and name in KEYWORDS and name != "dropout_p"
+    ]
 
 
 def options_of_files() -> tuple[str, ...]:

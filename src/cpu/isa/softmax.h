@@ -123,6 +123,34 @@ bool softmax(const SoftmaxBlock<Real>& block) {
   return softmax_block<StoresWeights<Real>>(block);
 }
 
+// s = softcap(scale dot) + addend over the dot products, and what hides apart: the addend becomes 0
+// or -inf.
+template <class Real>
+void start_scores(const ScoreBlock<Real>& block) {
+  const ScoreTerms<Real>& terms = block.terms;
+  const Real cap = terms.map.softcap;
+  for (i64 row = 0; row < block.rows; ++row) {
+    for (i64 lane = 0; lane < block.columns; lane += kWidth<Real>) {
+      const i64 at = row * block.stride + lane;
+      const Vector<Real> capped = modified(load(block.scores + at) * terms.map.scale, cap);
+      Vector<Real> addend{};
+      if (block.addend) {
+        addend = load(block.addend + at);
+        const auto is_hidden = addend == -kInfinity<Real>;
+        store(block.addend + at, is_hidden ? addend : Vector<Real>{});
+        addend = is_hidden ? Vector<Real>{} : addend;
+      }
+      const Vector<Real> s = capped + addend;
+      store(block.scores + at, s);
+      if (!block.slope) continue;
+      const bool is_capped = cap != Real(0) && block.starts == ScoreStart::kSlope;
+      const Vector<Real> tangent = is_capped ? capped / cap : Vector<Real>{};
+      const Vector<Real> slope = Real(1) - tangent * tangent;
+      store(block.slope + at, block.starts == ScoreStart::kScore ? s : slope);
+    }
+  }
+}
+
 template <class Real>
 [[gnu::always_inline]] inline Vector<Real> at_most_zero(Vector<Real> x) {
   return x > Real(0) ? Vector<Real>{} : x;  // NaN stays
@@ -160,6 +188,7 @@ template <bool kPlain, class Real>
       const Vector<Real> tangent = s / terms.map.softcap;
       dS *= Real(1) - tangent * tangent;
     }
+    if (block.slope) dS *= load(block.slope + at);
     dS = hidden ? Vector<Real>{} : dS;  // a hidden v may have made dP NaN
   }
   return {kept, dS};
@@ -168,7 +197,8 @@ template <bool kPlain, class Real>
 template <class Real>
 bool is_plain(const GradientBlock<Real>& block) {
   const ScoreTerms<Real>& terms = block.terms;
-  return terms.map.softcap == Real(0) && !terms.addend && !terms.keep && !block.lse_term;
+  return terms.map.softcap == Real(0) && !terms.addend && !terms.keep && !block.lse_term &&
+         !block.slope;
 }
 
 template <bool kPlain, class Real>

@@ -5,6 +5,7 @@
 // as fast as it can, which rates are measured by.
 #pragma once
 
+#include "cpu/isa/expression_steps.h"
 #include "cpu/isa/few_row_scores.h"
 #include "cpu/isa/few_row_values.h"
 #include "cpu/isa/products.h"
@@ -27,6 +28,8 @@ constexpr Kernels<Real> table(const char* isa) {
       all_finite<Real>,
       softmax<Real>,
       gradient<Real>,
+      start_scores<Real>,
+      run_steps<Real>,
       {arrange_rows<Real>, dot_rows<Real>, weigh_rows<StoresWeights<Real>, Real>, add_rows<Real>}};
 }
 

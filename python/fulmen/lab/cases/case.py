@@ -78,6 +78,7 @@ class Case(Caches, Scalars, Tensors):
     kv_tail: int = 0
     offsets: str = "int32"  # the type of cu_q and cu_kv
     max_rows: int = 0  # 0: not given; else max_q and max_kv are this much above the true ones
+    expression: str = ""  # expressions.EXPRESSIONS
     dropout_p: float = 0.0
     rng: tuple[int, int] = (0, 0)
     precision: str = ""  # of float32 products: "" for the default

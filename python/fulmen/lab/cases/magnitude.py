@@ -110,7 +110,7 @@ def head_magnitude(
     dp = ar.dot(do, v.T) * head.drop
     dlse = np.zeros_like(delta) if problem.dlse is None else abs(ar.cast(problem.dlse[at.q_at]))
     ds = p * (dp + delta[:, None]) + p_keys * dlse[:, None]
-    ds = np.where(head.visible, ds, ar.number(0))
+    ds = np.where(head.visible, ds, ar.number(0)) * abs(head.own)
     # chain = 1 - t^2 cancels when the cap saturates: with absolute values it is 1 + t^2
     dx = ds * (2 - head.chain)
     scale = abs(ar.number(problem.options.scale_for(q.shape[1])))
@@ -133,7 +133,7 @@ def delta_squares(
     """
     q, k = ar.cast(problem.q[at.q_at]), ar.cast(problem.k[at.kv_at])
     scale = ar.number(problem.options.scale_for(q.shape[1]))
-    ds = np.where(head.visible, head.p * error[:, None], ar.number(0))
+    ds = np.where(head.visible, head.p * error[:, None], ar.number(0)) * head.own
     dx = ds * head.chain
     bias = problem.options.bias
     if bias is not None and bias.shape[-1] == 1 and ds.shape[1]:
@@ -223,7 +223,10 @@ def magnitudes(
             head = attend(problem, at, ar)
             itself = Probabilities(head.p, head.p_keys, head.p_sink)
             terms.add(at, *head_magnitude(problem, at, head, itself, ar))
-            s = np.where(head.visible, score_magnitude(problem, at, ar), ar.number(0))
+            s = score_magnitude(problem, at, ar)
+            if problem.options.expression:  # each step of it rounds by its own size
+                s = s * np.maximum(abs(head.own), 1) + abs(head.s)
+            s = np.where(head.visible, s, ar.number(0))
             log_l = np.log(np.where(head.visible, head.e, ar.number(0)).sum(axis=1))
             sees_any = head.visible.any(axis=1)
             terms.lse[at.q_at] = (head.p_keys * s).sum(axis=1) + np.where(sees_any, abs(log_l), 0)

@@ -17,9 +17,19 @@ import numpy as np
 
 from .arithmetic import Arithmetic
 from .arrays import Array
+from .expressions import EXPRESSIONS
 from .philox import drop_factors
 from .scores import modified
-from .visible import Problem, Segment, distance, pair_shape, pick, segments, visible
+from .visible import (
+    Problem,
+    Segment,
+    distance,
+    pair_shape,
+    pairs_of,
+    pick,
+    segments,
+    visible,
+)
 
 
 class Results(NamedTuple):
@@ -45,6 +55,7 @@ class Head:
     p_keys: Array  # p without the sink: d lse / d s
     p_sink: Array  # (q_row,)
     chain: Array  # d modified(x) / d x
+    own: Array  # d s' / d s of a score that the user wrote, else 1
     drop: Array  # 0, or 1 over the share that is kept
     top_up: Array  # (q_row,)  exp(m - max(m, sink))
     l_total: Array  # (q_row,)  relative to max(m, sink)
@@ -69,6 +80,18 @@ def attend(problem: Problem, at: Segment, ar: Arithmetic) -> Head:
         slope = ar.cast(np.atleast_2d(options.alibi_slopes))
         slope = slope[at.batch if len(slope) > 1 else 0, at.head]
         s = s - slope * ar.cast(distance(options, at.batch, num_q, num_k))
+
+    # s' = f(s)
+    own = np.ones_like(s)
+    value = EXPRESSIONS[options.expression].value if options.expression else None
+    if value is not None:
+        read = {
+            name: x if np.asarray(x).dtype.kind in "iub" else ar.cast(x)
+            for name, x in options.captures.items()
+        }
+        pairs = pairs_of(options, (at.batch, at.head), options.group, num_q, num_k)
+        s, own = value(s, pairs._replace(captures=read))
+        own = np.where(see, own, ar.number(1))
 
     # m, e = exp(s - m), l; a row that sees nothing has m = -inf and subtracts 0 instead
     s = np.where(see, s, ar.number(-np.inf))
@@ -97,6 +120,7 @@ def attend(problem: Problem, at: Segment, ar: Arithmetic) -> Head:
         p_keys=np.where(see, e / nonzero(l_keys)[:, None], zero),
         p_sink=e_sink / nonzero(l_total),
         chain=chain,
+        own=own,
         drop=drop,
         top_up=top_up,
         l_total=l_total,
@@ -142,7 +166,7 @@ def gradients(problem: Problem, at: Segment, head: Head, o: Array, ar: Arithmeti
         ds = head.p * (dp - (delta - dlse)[:, None])
     else:
         ds = head.p * (dp - delta[:, None]) + head.p_keys * dlse[:, None]
-    ds = np.where(head.visible, ds, ar.number(0))
+    ds = np.where(head.visible, ds, ar.number(0)) * head.own
     dx = ar.round(ds * head.chain)
     scale = ar.number(problem.options.scale_for(q.shape[1]))
     kept = ar.round(head.p * head.drop)

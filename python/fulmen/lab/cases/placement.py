@@ -10,12 +10,14 @@ outside shows. Called by checks; gpu_arrays knows the owners of GPU memory.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
 import fulmen
-from fulmen.masks import Documents, Tree
+from fulmen.expressions import Score
+from fulmen.masks import Documents, Expression, Tree
 
 from .arrays import Array
 
@@ -117,7 +119,9 @@ class OnGpu:
                 o, saved = self.put(o), self.put(saved)
             do, q, k, v = (self.put(x) for x in (do, q, k, v))
             found = fulmen.attention_backward(do, q, k, v, o, saved, **self.options(options))
-            return type(found)(*(None if x is None else self.owner.get(x) for x in found))
+            return found._replace(
+                **{name: self.owner.get(x) for name, x in found._asdict().items() if x is not None}
+            )
 
     def merge(self, parts: Any, **options: Any) -> Any:
         """fulmen.merge."""
@@ -162,6 +166,9 @@ class OnGpu:
         if isinstance(value, Documents):
             kv_ids = None if value.kv_ids is None else self.put(value.kv_ids)
             return Documents(self.put(value.q_ids), kv_ids)
+        if isinstance(value, (Score, Expression)):
+            moved = {name: self.put(x) for name, x in value.captures.items()}
+            return replace(value, captures=moved)
         if isinstance(value, Tree):
             return Tree(self.put(value.words))
         if isinstance(value, tuple) and not all(isinstance(x, (int, float)) for x in value):

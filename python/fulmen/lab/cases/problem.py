@@ -9,18 +9,21 @@ The seed is the name of the case.
 
 from __future__ import annotations
 
+import re
 import zlib
 from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
 
+import fulmen
 from fulmen import masks
 from fulmen.masks import Documents, Tree
 
 from . import inputs, pages, quantised, views
 from .arrays import Array, dtype_of, parameter_dtype
 from .case import Case
+from .expressions import EXPRESSIONS
 from .scores import Scalars
 from .visible import Options, Problem
 
@@ -207,6 +210,14 @@ def offsets_of(lengths: tuple[int, ...], dtype: str) -> Array | None:
     return np.concatenate([[0], np.cumsum(lengths)]).astype(dtype) if lengths else None
 
 
+def captures_of(case: Case, rng: np.random.Generator) -> dict[str, Any]:
+    """What the expression of a case reads."""
+    made = EXPRESSIONS[case.expression].captures(case, rng) if case.expression else {}
+    kind = parameter_dtype(case.dtype)
+    return {name: x.astype(kind) if np.asarray(x).dtype == float and np.ndim(x) else x
+            for name, x in made.items()}  # fmt: skip
+
+
 def options_of(case: Case, rng: np.random.Generator) -> Options:
     """The options of a case with their arrays."""
     parameters = parameter_dtype(case.dtype)
@@ -237,8 +248,11 @@ def options_of(case: Case, rng: np.random.Generator) -> Options:
         positions=positions(case, rng),
         cu_q=offsets_of(case.q_packed, case.offsets),
         cu_kv=offsets_of(case.kv_packed, case.offsets),
+        expression=case.expression,
+        captures=captures_of(case, rng),
         dropout_p=case.dropout_p,
         rng=case.rng,
+        group=case.heads // max(case.kv_heads, 1),
     )
 
 
@@ -302,6 +316,23 @@ def scales_of(case: Case, problem: Problem) -> dict[str, Array]:
     return found
 
 
+def texts_of(options: Options) -> dict[str, Any]:
+    """`score` and the mask of the expression of a case, each with what it reads."""
+    if not options.expression:
+        return {}
+    made = EXPRESSIONS[options.expression]
+    found: dict[str, Any] = {}
+    for name, text, make in (
+        ("score", made.score, fulmen.score),
+        ("mask", made.mask, masks.expression),
+    ):
+        if text:
+            words = set(re.findall(r"\w+", text))
+            read = {name: x for name, x in options.captures.items() if name in words}
+            found[name] = make(text, **read)
+    return found
+
+
 def build_call(case: Case, problem: Problem, placement: int = 0) -> Call:
     """The arguments of the public functions, in the memory that the case asks for.
 
@@ -312,10 +343,13 @@ def build_call(case: Case, problem: Problem, placement: int = 0) -> Call:
     """
     options = problem.options
     scalars = [(field.name, getattr(options, field.name)) for field in fields(Scalars)]
+    texts = texts_of(options)
+    every_mask = (*options.masks, *([texts["mask"]] if "mask" in texts else []))
     given: dict[str, Any] = {
         **{name: value for name, value in scalars if value != getattr(Scalars, name)},
         "window": case.window,
-        "mask": options.masks[0] if len(options.masks) == 1 else (options.masks or None),
+        "mask": every_mask[0] if len(every_mask) == 1 else (every_mask or None),
+        "score": texts.get("score"),
         "bias": options.bias,
         "alibi_slopes": options.alibi_slopes,
         "sinks": options.sinks,

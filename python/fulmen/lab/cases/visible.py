@@ -21,6 +21,7 @@ import numpy as np
 import fulmen
 
 from .arrays import Array, Stored
+from .expressions import EXPRESSIONS, Pairs
 from .scores import Scalars
 
 
@@ -39,8 +40,11 @@ class Options(Scalars):
     positions: Array | None = None  # (batch, q_row) or, packed, (q_row of all sequences,)
     cu_q: Array | None = None  # (batch + 1,): packed
     cu_kv: Array | None = None  # (batch + 1,); None beside cu_q: k and v of caches are dense
+    expression: str = ""  # expressions.EXPRESSIONS
+    captures: dict[str, Any] = field(default_factory=dict)  # what it reads
     dropout_p: float = 0.0
     rng: tuple[int, int] = (0, 0)
+    group: int = 1  # heads of q to one of k
 
     def scale_for(self, dim: int) -> float:
         """The scale of the scores."""
@@ -164,6 +168,22 @@ def row_of(ids: Any, batch: int, offsets: Array | None) -> Array:
     return np.asarray(ids)
 
 
+def pairs_of(options: Options, at: tuple[int, int], group: int, q_rows: int, kv_rows: int) -> Pairs:
+    """What an expression knows of the pairs of one head; at: batch, head."""
+    batch, head = at
+    q_len, kv_len = lengths(options, batch, q_rows, kv_rows)
+    first = start(options, batch)
+    return Pairs(
+        *(batch, head, head // max(group, 1)),
+        i=np.arange(q_rows)[:, None],
+        j=np.arange(kv_rows) - first,
+        p=positions(options, batch, q_rows, kv_rows)[:, None],
+        q_len=q_len,
+        kv_len=kv_len - first,
+        captures=options.captures,
+    )
+
+
 def visible(options: Options, batch: int, head: int, q_rows: int, kv_rows: int) -> Array:
     """Which keys each query of one head sees: (q_rows, kv_rows) bool."""
     q_len, kv_len = lengths(options, batch, q_rows, kv_rows)
@@ -198,4 +218,7 @@ def visible(options: Options, batch: int, head: int, q_rows: int, kv_rows: int) 
             see &= pick(mask, batch, head, q_rows, kv_rows)
     if options.bias is not None:
         see &= pick(options.bias, batch, head, q_rows, kv_rows) != -np.inf
+    shows = EXPRESSIONS[options.expression].shows if options.expression else None
+    if shows is not None:
+        see &= shows(pairs_of(options, (batch, head), options.group, q_rows, kv_rows))
     return see

@@ -4,7 +4,7 @@
 
 Read the tables in this order: bugs_rows, bugs_numbers, bugs_masks (public bug reports; owed: those
 that wait), lengths, shapes, numbers, memory, options, packed, caches, decodes, appended, quantised,
-grid.
+expressions, grid.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from . import (
     bugs_rows,
     caches,
     decodes,
+    expressions,
     grid,
     lengths,
     memory,
@@ -32,7 +33,7 @@ from . import (
 
 TABLES = (
     bugs_rows, bugs_numbers, bugs_masks, lengths, shapes, numbers, memory, options, packed, caches,
-    decodes, appended, quantised, grid,
+    decodes, appended, quantised, expressions, grid,
 )  # fmt: skip
 
 

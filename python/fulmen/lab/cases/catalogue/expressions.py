@@ -1,0 +1,62 @@
+# SPDX-FileCopyrightText: fulmen contributors
+# SPDX-License-Identifier: Apache-2.0
+"""Scores and masks that users write: each text over shapes, layouts of sequences and dtypes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..arrays import DTYPES
+from ..case import Case
+from ..expressions import EXPRESSIONS
+from .options import ALL_SCORE_OPTIONS
+
+Fields = dict[str, Any]
+
+SHAPES: dict[str, Fields] = {
+    "square": {"q_rows": 37, "kv_rows": 37, "heads": 3},
+    "chunk": {"q_rows": 9, "kv_rows": 70, "batch": 2, "heads": 4, "kv_heads": 2},
+    "row": {"q_rows": 1, "kv_rows": 150, "heads": 4, "kv_heads": 1, "batch": 2},
+}
+LENGTHS: dict[str, Fields] = {
+    "padded": {
+        "batch": 3, "q_rows": 12, "kv_rows": 40, "q_lengths": (12, 5, 0), "kv_lengths": (40, 17, 9),
+    },
+    "packed": {"q_packed": (5, 0, 20), "kv_packed": (9, 4, 33), "q_tail": 2, "kv_tail": 1},
+    "pages": {
+        "batch": 2, "q_rows": 3, "kv_rows": 50, "kv_lengths": (50, 33), "page_size": 16,
+        "heads": 4, "kv_heads": 2, "gradients": (),
+    },
+}  # fmt: skip
+BESIDE: dict[str, Fields] = {
+    "bias": {"expression": "both", "bias": "1hqk", "masks": (("bool", "b11k", 0.8),)},
+    "scores": {"expression": "relative", **ALL_SCORE_OPTIONS, "causal": True},
+    "sinks": {"expression": "mixed", "sinks": "normal", "dlse": True},
+    "dropout": {"expression": "alibi", "dropout_p": 0.25, "rng": (5, 6)},
+    "window": {"expression": "dilated", "window": (20, 3), "bias": "qk"},
+    "hidden": {"expression": "both", "poison": "nan_hidden"},
+    "nan": {"expression": "both", "poison": "nan_k"},
+}
+
+
+def _cases() -> list[Case]:
+    found = []
+    for n, name in enumerate(EXPRESSIONS):
+        for m, (shape, fields) in enumerate(SHAPES.items()):
+            kind = DTYPES[(n + m) % 4]
+            found.append(_case(f"{name}_{shape}", {**fields, "dtype": kind, "expression": name}))
+    for n, name in enumerate(("both", "documents", "temperature", "sinks_and_window")):
+        for m, (shape, fields) in enumerate(LENGTHS.items()):
+            kind = DTYPES[(n + m) % 4]
+            found.append(_case(f"{name}_{shape}", {**fields, "dtype": kind, "expression": name}))
+    for n, (name, fields) in enumerate(BESIDE.items()):
+        where = {"q_rows": 20, "kv_rows": 29, "batch": 2, "heads": 4, "kv_heads": 2}
+        found.append(_case(f"beside_{name}", {**where, "dtype": DTYPES[n % 4], **fields}))
+    return found
+
+
+def _case(name: str, fields: Fields) -> Case:
+    return Case(f"expression_{name}", ("expression",), **{"dim": 8, **fields})
+
+
+CASES = tuple(_cases())

@@ -1,0 +1,240 @@
+// SPDX-FileCopyrightText: fulmen contributors
+// SPDX-License-Identifier: Apache-2.0
+//
+// Steps of a user's expression over kStepLanes pairs at once: each is one loop over arrays, which
+// the compiler makes vectors of. What they mean is core/program_values.cpp's word.
+#pragma once
+
+#include "cpu/isa/exponential.h"
+#include "cpu/kernels.h"
+
+namespace fulmen::cpu {
+namespace {
+
+using expression::Op;
+using expression::Step;
+using expression::Type;
+
+// The values of a step; nothing else lies there while it has this type.
+template <class T>
+T* lanes_of(char* slots, i32 step) {
+  return static_cast<T*>(__builtin_assume_aligned(slots + step * kStepBytes, 64));
+}
+
+template <class Result, class T, class Function>
+[[gnu::always_inline]] inline void each(char* slots, i32 out, const Step& step,
+                                        const Function& function) {
+  Result* __restrict const to = lanes_of<Result>(slots, out);
+  const T* const a = lanes_of<T>(slots, step.args[0]);
+  const T* const b = lanes_of<T>(slots, step.args[step.num_args > 1 ? 1 : 0]);
+  for (i64 lane = 0; lane < kStepLanes; ++lane) to[lane] = function(a[lane], b[lane]);
+}
+
+template <class T>
+[[gnu::always_inline]] inline void select_lanes(char* slots, i32 out, const Step& step) {
+  T* __restrict const to = lanes_of<T>(slots, out);
+  const u8* const condition = lanes_of<u8>(slots, step.args[0]);
+  const T* const a = lanes_of<T>(slots, step.args[1]);
+  const T* const b = lanes_of<T>(slots, step.args[2]);
+  for (i64 lane = 0; lane < kStepLanes; ++lane) to[lane] = condition[lane] ? a[lane] : b[lane];
+}
+
+template <class T>
+[[gnu::always_inline]] inline void clamp_lanes(char* slots, i32 out, const Step& step) {
+  T* __restrict const to = lanes_of<T>(slots, out);
+  const T* const x = lanes_of<T>(slots, step.args[0]);
+  const T* const low = lanes_of<T>(slots, step.args[1]);
+  const T* const high = lanes_of<T>(slots, step.args[2]);
+  for (i64 lane = 0; lane < kStepLanes; ++lane) {
+    const T raised = x[lane] < low[lane] ? low[lane] : x[lane];
+    to[lane] = high[lane] < x[lane] && !(x[lane] < low[lane]) ? high[lane] : raised;
+  }
+}
+
+template <class T>
+void compare_lanes(char* slots, i32 out, const Step& step) {
+  switch (step.op) {
+    case Op::kLess:
+      return each<u8, T>(slots, out, step, [](T a, T b) { return static_cast<u8>(a < b); });
+    case Op::kLessEqual:
+      return each<u8, T>(slots, out, step, [](T a, T b) { return static_cast<u8>(a <= b); });
+    case Op::kEqual:
+      return each<u8, T>(slots, out, step, [](T a, T b) { return static_cast<u8>(a == b); });
+    default:
+      return each<u8, T>(slots, out, step, [](T a, T b) { return static_cast<u8>(a != b); });
+  }
+}
+
+inline void logical_lanes(char* slots, i32 out, const Step& step) {
+  switch (step.op) {
+    case Op::kAnd:
+      return each<u8, u8>(slots, out, step, [](u8 a, u8 b) { return static_cast<u8>(a & b); });
+    case Op::kOr:
+      return each<u8, u8>(slots, out, step, [](u8 a, u8 b) { return static_cast<u8>(a | b); });
+    case Op::kNot:
+      return each<u8, u8>(slots, out, step, [](u8 a, u8) { return static_cast<u8>(a ^ 1); });
+    case Op::kSelect:
+      return select_lanes<u8>(slots, out, step);
+    default:
+      return compare_lanes<u8>(slots, out, step);
+  }
+}
+
+constexpr i64 step_quotient(i64 a, i64 b) {
+  if (b == 0) return 0;
+  if (b == -1) return static_cast<i64>(0 - static_cast<u64>(a));
+  return a / b - (a % b != 0 && (a < 0) != (b < 0) ? 1 : 0);
+}
+
+constexpr i64 step_remainder(i64 a, i64 b) {
+  const u64 whole = static_cast<u64>(step_quotient(a, b)) * static_cast<u64>(b);
+  return b == 0 ? 0 : static_cast<i64>(static_cast<u64>(a) - whole);
+}
+
+// Sums and products of 64 bits wrap.
+void integer_lanes(char* slots, i32 out, const Step& step) {
+  switch (step.op) {
+    case Op::kAdd:
+      return each<u64, u64>(slots, out, step, [](u64 a, u64 b) { return a + b; });
+    case Op::kSubtract:
+      return each<u64, u64>(slots, out, step, [](u64 a, u64 b) { return a - b; });
+    case Op::kMultiply:
+      return each<u64, u64>(slots, out, step, [](u64 a, u64 b) { return a * b; });
+    case Op::kFloorDivide:
+      return each<i64, i64>(slots, out, step, [](i64 a, i64 b) { return step_quotient(a, b); });
+    case Op::kModulo:
+      return each<i64, i64>(slots, out, step, [](i64 a, i64 b) { return step_remainder(a, b); });
+    case Op::kNegate:
+      return each<u64, u64>(slots, out, step, [](u64 a, u64) { return 0 - a; });
+    case Op::kMin:
+      return each<i64, i64>(slots, out, step, [](i64 a, i64 b) { return b < a ? b : a; });
+    case Op::kMax:
+      return each<i64, i64>(slots, out, step, [](i64 a, i64 b) { return a < b ? b : a; });
+    case Op::kAbs:
+      return each<i64, i64>(slots, out, step, [](i64 a, i64) {
+        return a < 0 ? static_cast<i64>(0 - static_cast<u64>(a)) : a;
+      });
+    case Op::kClamp:
+      return clamp_lanes<i64>(slots, out, step);
+    case Op::kSelect:
+      return select_lanes<i64>(slots, out, step);
+    default:
+      return;
+  }
+}
+
+// Of exp, tanh: a vector at a time. Beyond what exponential() takes, the standard library's.
+template <class Real>
+void exponential_lanes(char* slots, i32 out, const Step& step) {
+  constexpr Real kMost = 43;
+  const Real* const a = lanes_of<Real>(slots, step.args[0]);
+  Real* const to = lanes_of<Real>(slots, out);
+  for (i64 lane = 0; lane < kStepLanes; lane += kWidth<Real>) {
+    const Vector<Real> x = load(a + lane);
+    store(to + lane, exponential<Real>(x > kMost ? Vector<Real>{} : x));
+    if (!any(x > kMost)) continue;
+    for (i64 some = lane; some < lane + kWidth<Real>; ++some) {
+      if (a[some] > kMost)
+        to[some] = static_cast<Real>(__builtin_exp(static_cast<double>(a[some])));
+    }
+  }
+}
+
+template <class Real>
+void tangent_lanes(char* slots, i32 out, const Step& step) {
+  const Real* const a = lanes_of<Real>(slots, step.args[0]);
+  Real* const to = lanes_of<Real>(slots, out);
+  for (i64 lane = 0; lane < kStepLanes; lane += kWidth<Real>) {
+    store(to + lane, hyperbolic_tangent(load(a + lane)));
+  }
+}
+
+template <class Real>
+i64 step_floor(Real x) {
+  const double below = __builtin_floor(static_cast<double>(x));
+  if (below != below) return 0;
+  if (below >= 0x1p63) return __LONG_LONG_MAX__;
+  return below < -0x1p63 ? -__LONG_LONG_MAX__ - 1 : static_cast<i64>(below);
+}
+
+template <class Real>
+void function_lanes(char* slots, i32 out, const Step& step) {
+  switch (step.op) {
+    case Op::kExp:
+      return exponential_lanes<Real>(slots, out, step);
+    case Op::kTanh:
+      return tangent_lanes<Real>(slots, out, step);
+    case Op::kLog:
+      return each<Real, Real>(slots, out, step, [](Real a, Real) {
+        return static_cast<Real>(__builtin_log(static_cast<double>(a)));
+      });
+    case Op::kSqrt:
+      return each<Real, Real>(slots, out, step, [](Real a, Real) {
+        return sizeof(Real) == 4 ? static_cast<Real>(__builtin_sqrtf(static_cast<float>(a)))
+                                 : static_cast<Real>(__builtin_sqrt(static_cast<double>(a)));
+      });
+    default:
+      return;
+  }
+}
+
+template <class Real>
+void float_lanes(char* slots, i32 out, const Step& step) {
+  switch (step.op) {
+    case Op::kAdd:
+      return each<Real, Real>(slots, out, step, [](Real a, Real b) { return a + b; });
+    case Op::kSubtract:
+      return each<Real, Real>(slots, out, step, [](Real a, Real b) { return a - b; });
+    case Op::kMultiply:
+      return each<Real, Real>(slots, out, step, [](Real a, Real b) { return a * b; });
+    case Op::kDivide:
+      return each<Real, Real>(slots, out, step, [](Real a, Real b) { return a / b; });
+    case Op::kNegate:
+      return each<Real, Real>(slots, out, step, [](Real a, Real) { return -a; });
+    case Op::kMin:
+      return each<Real, Real>(slots, out, step, [](Real a, Real b) {
+        const Real less = b < a ? b : a;
+        return b != b ? b : less;
+      });
+    case Op::kMax:
+      return each<Real, Real>(slots, out, step, [](Real a, Real b) {
+        const Real more = a < b ? b : a;
+        return b != b ? b : more;
+      });
+    case Op::kAbs:
+      return each<Real, Real>(slots, out, step, [](Real a, Real) { return a < 0 ? -a : a + 0; });
+    case Op::kClamp:
+      return clamp_lanes<Real>(slots, out, step);
+    case Op::kSelect:
+      return select_lanes<Real>(slots, out, step);
+    case Op::kToFloat:
+      return each<Real, i64>(slots, out, step, [](i64 a, i64) { return static_cast<Real>(a); });
+    default:
+      return function_lanes<Real>(slots, out, step);
+  }
+}
+
+template <class Real>
+void run_steps(const Step* steps, const i32* list, i64 count, char* slots) {
+  for (i64 index = 0; index < count; ++index) {
+    const i32 out = list[index];
+    const Step& step = steps[out];
+    const bool is_of_floats = step.operand == Type::kFloat;
+    if (step.op == Op::kFloor) {
+      each<i64, Real>(slots, out, step, [](Real a, Real) { return step_floor(a); });
+    } else if (step.type == Type::kFloat) {
+      float_lanes<Real>(slots, out, step);
+    } else if (step.type == Type::kInt) {
+      integer_lanes(slots, out, step);
+    } else if (is_of_floats) {
+      compare_lanes<Real>(slots, out, step);
+    } else if (step.operand == Type::kInt) {
+      compare_lanes<i64>(slots, out, step);
+    } else {
+      logical_lanes(slots, out, step);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace fulmen::cpu
