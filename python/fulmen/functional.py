@@ -338,4 +338,4 @@ def finished(prepared: Prepared, gradients: tuple[Array, ...]) -> Gradients:
     ]
     own = len(Gradients._fields) - 1
     captures = {name: x for name, x in zip([*owners][own:], found[own:]) if x is not None}
-    return Gradients(*found[:own], captures or None)
+    return Gradients(*found[:own])._replace(dcaptures=captures or None)
