@@ -174,13 +174,17 @@ def _asked(
         for group in a.groups or ():
             if HEADS % group:
                 raise BadInputError(f"{HEADS} query heads cannot share keys {group} to one")
-        bench = AppendBench if name in APPEND_GRIDS else CacheBench
-        return bench(grid, a, output), [cell for x in asked for cell in grid.cells(x)]
+        bench = (
+            CacheBench(grid, a, output)
+            if isinstance(grid, CacheGrid)
+            else AppendBench(grid.backend, a, output)
+        )
+        return bench, [cell for x in asked for cell in grid.cells(x)]
     for flag, given in (("--groups", a.groups), ("--page-sizes", a.page_sizes)):
         if given:
             raise BadInputError(f"{flag} is for --grid {', '.join(SERVING_GRIDS)}, not {name}")
     chosen = GRIDS[name]
-    return Bench(chosen, a, output), [cell for x in asked for cell in chosen.cells(x)]
+    return Bench(chosen.backend, a, output), [cell for x in asked for cell in chosen.cells(x)]
 
 
 def _tune(arguments: argparse.Namespace, output: Output) -> int:

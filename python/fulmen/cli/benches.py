@@ -30,14 +30,13 @@ class Benches(ABC):
 
     graph_calls = GRAPH_CALLS
 
-    def __init__(self, grid: Any, arguments: argparse.Namespace, output: Output) -> None:
-        """For a grid; loads the peers; those that do not load are listed with the reason.
+    def __init__(self, backend: str, arguments: argparse.Namespace, output: Output) -> None:
+        """Loads the peers; those that do not load are listed with the reason.
 
         Raises:
             BadInputError: no GPU, or no torch to time it with.
         """
-        self.grid = grid
-        self.backend = backend = grid.backend
+        self.backend = backend
         self.device = "cpu" if backend == "cpu" else "cuda"
         self.output = output
         self.say: Callable[[str], None] = lambda now: None  # told what runs

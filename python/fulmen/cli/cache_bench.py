@@ -12,6 +12,7 @@ from itertools import groupby
 from typing import Any
 
 from fulmen.lab.benchmark import cpu_peaks, peers_caches
+from fulmen.lab.benchmark.cache_cells import CacheGrid
 from fulmen.lab.benchmark.cache_ratios import ratios
 from fulmen.lab.benchmark.cache_sides import WAYS, CacheTruth, FulmenCaches, random_caches
 from fulmen.lab.benchmark.loading import MissingError
@@ -23,7 +24,7 @@ from fulmen.lab.benchmark.timing import Times
 from fulmen.options import implementations
 
 from .benches import ServingBench, error_text
-from .output import BadInputError
+from .output import BadInputError, Output
 
 # By name; each makes its side from the path of the operators of FlashAttention-3, or None.
 PEERS: dict[str, Callable[[Any], Side]] = {
@@ -52,6 +53,11 @@ class CacheBench(ServingBench):
     figures = (
         ("GB/s", "gbps"), ("of read", "of_read"), ("read ms", "read_ms"), ("read by", "read_by"),
     )  # fmt: skip
+
+    def __init__(self, grid: CacheGrid, arguments: argparse.Namespace, output: Output) -> None:
+        """For a grid, which says in what ways fulmen is called."""
+        self.grid = grid
+        super().__init__(grid.backend, arguments, output)
 
     @property
     def defaults(self) -> tuple[str, ...]:

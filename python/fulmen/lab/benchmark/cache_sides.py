@@ -222,13 +222,15 @@ class FulmenCascade(Side):
         t = tensors
         calls = self._calls(cell, t.table, lambda x: torch.tensor(x, device=t.q.device).int())
         q = t.q.transpose(0, 1)  # one request of all rows
-        rows = (q.expand(PARTS, *q.shape[1:]), t.q)
+        # A copy for each part: the copy engine reads no array that was broadcast.
+        copies = torch.empty((PARTS, *q.shape[1:]), dtype=q.dtype, device=q.device)
         runs = []
-        for x, (pages, options) in zip(rows, calls):
+        for x, (pages, options) in zip((copies, t.q), calls):
             plan = fulmen.plan(x, t.k, t.v, need=(), page_table=pages.contiguous(), **options)
             runs.append((plan, x))
 
         def call() -> Any:
+            copies.copy_(q)
             (of_parts, part_lse, _), own = (plan.forward(x, t.k, t.v) for plan, x in runs)
             parts = [
                 (o.unsqueeze(1), lse.transpose(0, 1).unsqueeze(-1))
