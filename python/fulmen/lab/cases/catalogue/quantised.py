@@ -70,6 +70,12 @@ def paged() -> dict[str, Fields]:
             "kv_dtype": kv_dtype, "dtype": dtype, "scales": SCALES[1 + (n + 1) % 3],
             "q_packed": (1, 33, 4), "kv_lengths": (70, 40, 4), "causal": True,
         }  # fmt: skip
+    for n, ((kv_dtype, dtype), kv_heads) in enumerate(product(PAIRS, (2, 8))):
+        made[f"shared_{kv_dtype}_{dtype}_h{kv_heads}"] = {  # few row tiles, shared by clusters
+            "kv_dtype": kv_dtype, "dtype": dtype, "scales": SCALES[n % 4], "batch": 1,
+            "q_rows": 1 + n % 3, "heads": 4 * kv_heads, "kv_heads": kv_heads, "dim": 64,
+            "kv_rows": 300, "kv_lengths": (299 - n,), "page_size": (16, 0)[n % 2], "causal": True,
+        }  # fmt: skip
     return made
 
 
