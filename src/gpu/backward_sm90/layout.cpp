@@ -61,7 +61,8 @@ void split_last_tiles(const Problem& problem, const BackwardSm90Configs& configs
   if (split == 0) return;
   const i64 all_sums = layout.num_rows * config.dims * 4;
   layout.part_bytes = split * 2 * config.kv_rows() * config.dims * 4;
-  const i64 most = min(kMaxParts, 1 + (all_sums - layout.counters_at) / layout.part_bytes);
+  const i64 room = (all_sums - layout.counters_at) / layout.part_bytes;
+  const i64 most = min(kMaxParts, !config.paired ? 1 + room : room > 0 ? kMaxParts : 1);
   const i64 steps = ceil_div(problem.max_q, config.q_rows) * problem.group_size();
   layout.num_parts = best_num_parts(split, steps, most, grid);
   if (layout.num_parts > 1) layout.num_split = split;
@@ -109,7 +110,9 @@ BackwardSchedule schedule_of(const Problem& problem, const BackwardSm90Configs& 
 
 BackwardSm90Layout backward_sm90_layout(const Problem& problem, const BackwardSm90Configs& configs,
                                         const Gpu& gpu) {
-  const i64 grid = gpu.num_multiprocessors;
+  // Thread blocks, or pairs of them.
+  const i64 blocks_of_tile = configs.main ? configs.main->blocks_of_tile() : 1;
+  const i64 grid = gpu.num_multiprocessors / blocks_of_tile;
   const bool varlen = configs.preprocess.score.varlen;
   const bool has_sums = configs.main && configs.main->dq;
   BackwardSm90Layout layout{};
@@ -129,11 +132,16 @@ BackwardSm90Layout backward_sm90_layout(const Problem& problem, const BackwardSm
     layout.counters_at = sum_rows * tile_dims(problem) * 4;
   }
   split_last_tiles(problem, configs, grid, layout);
+  // Parts of pairs add to the same sums, which begin at 0.
+  const bool paired = configs.main && configs.main->paired;
+  const i64 added_at = layout.counters_at;
+  if (paired && layout.num_split > 0) layout.counters_at += layout.part_bytes;
   // One or the other: what is split is not deterministic.
   const bool ordered = has_sums && configs.main->deterministic;
   const i64 semaphores = ordered ? layout.num_rows / configs.main->q_rows : 0;
+  layout.num_part_counters = 2 * blocks_of_tile * layout.num_split;
   const i64 counters = BackwardSm90Layout::kLaunches + 1 + 3 * layout.num_batch_kv_heads +
-                       2 * layout.num_split + semaphores;
+                       layout.num_part_counters + semaphores;
   layout.zeroed_bytes = layout.counters_at + rows_up(counters * 4, 16);
   layout.lse_at = layout.zeroed_bytes;
   layout.delta_at = layout.lse_at + layout.num_rows * (configs.preprocess.score.stats ? 8 : 4);
@@ -141,7 +149,12 @@ BackwardSm90Layout backward_sm90_layout(const Problem& problem, const BackwardSm
   const i64 num_key_blocks = varlen ? problem.num_sequences * layout.num_kv_blocks : 0;
   place_documents(problem, configs,
                   layout.key_blocks_at + num_key_blocks * i64{sizeof(KeyBlockInfo)}, layout);
-  layout.workspace_bytes = layout.part_sums_at + (layout.num_parts - 1) * layout.part_bytes;
+  layout.workspace_bytes = layout.part_sums_at;
+  if (paired) {
+    layout.part_sums_at = added_at;
+  } else {
+    layout.workspace_bytes += (layout.num_parts - 1) * layout.part_bytes;
+  }
   return layout;
 }
 

@@ -53,8 +53,9 @@ struct BackwardSm90Layout {
   i64 num_rows;   // of lse_log2 and delta, of all heads
   i64 num_split;  // work tiles, as in BackwardParams
   i64 num_parts = 1;
-  i64 part_bytes;    // of the sums of one part of each
-  i64 zeroed_bytes;  // sums of dQ and counters
+  i64 part_bytes;         // of the sums of one part of each
+  i64 num_part_counters;  // words of parts_done
+  i64 zeroed_bytes;       // sums of dQ and counters
   i64 counters_at;
   i64 lse_at;
   i64 delta_at;

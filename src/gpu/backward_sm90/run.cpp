@@ -92,7 +92,7 @@ class Workspace {
     params.freed = params.done + layout_.num_batch_kv_heads;
     params.nonfinite = nonfinite();
     params.parts_done = params.nonfinite + 1 + layout_.num_batch_kv_heads;
-    params.dq_semaphore = params.parts_done + 2 * layout_.num_split;
+    params.dq_semaphore = params.parts_done + layout_.num_part_counters;
     params.key_block_infos = at<KeyBlockInfo>(layout_.key_blocks_at);
     params.document_blocks = at<DocumentBlocks>(layout_.document_blocks_at);
   }
@@ -204,7 +204,7 @@ void BackwardSm90Plan::run(const Call& call) const {
     BackwardParams params = main_of(problem, call.workspace);
     map(call, Array::kQ, configs.main->q_rows, params.maps.q);
     map(call, Array::kK, configs.main->kv_rows(), params.maps.k);
-    map(call, Array::kV, configs.main->kv_rows(), params.maps.v);
+    map(call, Array::kV, configs.main->kv_rows_of_block(), params.maps.v);
     map(call, Array::kDOut, configs.main->q_rows, params.maps.dout);
     map(call, Array::kDK, 64, params.maps.dk);
     map(call, Array::kDV, 64, params.maps.dv);

@@ -40,7 +40,7 @@ KernelSpec backward_sm90_spec(const BackwardSm90Config& config) {
   const std::string distinction =
       sentence(name(config.dtype), "_d", config.dims, name_suffix(config.score),
                config.dq ? "" : "_no_dq", config.dk ? "" : "_no_dk", config.dv ? "" : "_no_dv",
-               config.deterministic ? "_deterministic" : "",
+               config.deterministic ? "_deterministic" : "", config.paired ? "_paired" : "",
                config.ping_pong ? "" : "_no_ping_pong", "_r", config.register_dims,
                config.early_dv ? "" : "_late_dv", config.staggered ? "" : "_not_staggered");
   return on_tensor_cores(

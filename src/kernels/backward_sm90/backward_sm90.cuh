@@ -14,6 +14,7 @@
 #pragma once
 
 #include "kernels/backward_sm90/consumer.cuh"
+#include "kernels/backward_sm90/consumer_paired.cuh"
 #include "kernels/backward_sm90/consumer_split.cuh"
 #include "kernels/backward_sm90/dq_accum.cuh"
 #include "kernels/backward_sm90/epilogue.cuh"
@@ -248,42 +249,70 @@ struct BackwardConsumer {
   }
 };
 
-// Always inlined: a call would serialise the products (C7510).
+// Always inlined, these too: a call would serialise the products (C7510).
+template <BackwardSm90Config kConfig>
+__attribute__((always_inline)) inline void backward_producers(
+    const BackwardParams& params, const BackwardStorage<kConfig>& shared) {
+  const u32 thread = ptx::thread_index();
+  [[maybe_unused]] const i32 warp = ptx::broadcast(i32(thread / 32));
+  ptx::setmaxnreg_dec<kConfig.producer_registers()>();
+  if (thread == 0) {
+    BackwardProducer<kConfig>{params, shared}.run();
+    ptx::grid_dependency_wait();  // so that the end of this grid is the end of those before
+  } else if (thread == 32) {
+    DqSemaphoreRelease<kConfig>{params, shared}.run();
+  } else if (thread == 64) {
+    BackwardDOutProducer<kConfig>{params, shared}.run();
+  } else if (kConfig.deterministic && thread == 96) {
+    DqSemaphoreAcquire<kConfig>{params, shared}.run();
+  } else if (kConfig.paired && thread == 96) {
+    BackwardDsSender<kConfig>{shared}.run();
+  } else if (kConfig.score.varlen && warp == 3) {
+    BackwardTailZeroFill<kConfig>{params, shared, thread % 32}.run();
+  }
+}
+
+template <BackwardSm90Config kConfig>
+__attribute__((always_inline)) inline void backward_consumers(const BackwardWarpgroup<kConfig>& own,
+                                                              bool is_first) {
+  ptx::setmaxnreg_inc<kConfig.consumer_registers()>();
+  if constexpr (!kConfig.divides_products()) {
+    BackwardConsumer<kConfig>{own}.run();
+  } else if constexpr (kConfig.paired) {
+    if (is_first) {
+      BackwardPairedConsumer<kConfig>{own}.template run<false>();
+    } else {
+      BackwardPairedConsumer<kConfig>{own}.template run<true>();
+    }
+  } else if (is_first) {
+    BackwardDividedConsumer<kConfig>{own}.template run<false>();
+  } else {
+    BackwardDividedConsumer<kConfig>{own}.template run<true>();
+  }
+}
+
 template <BackwardSm90Config kConfig>
 __attribute__((always_inline)) inline void backward_sm90(const BackwardParams& params) {
   static_assert(kConfig.valid());
   const BackwardStorage<kConfig> shared{ptx::dynamic_shared()};
   const i32 warpgroup = ptx::broadcast(ptx::thread_index() / 128);
-  const i32 warp = ptx::broadcast(ptx::thread_index() / 32);
   if (ptx::thread_index() == 0) shared.init();
-  ptx::block_sync();
+  if constexpr (kConfig.paired) {
+    ptx::cluster_sync();
+  } else {
+    ptx::block_sync();
+  }
   if (params.comes_first) ptx::grid_dependency_wait();
   ptx::grid_dependents_launch();
   if (warpgroup == 0) {
-    ptx::setmaxnreg_dec<kConfig.producer_registers()>();
-    if (ptx::thread_index() == 0) {
-      BackwardProducer<kConfig>{params, shared}.run();
-      ptx::grid_dependency_wait();  // so that the end of this grid is the end of those before
-    } else if (ptx::thread_index() == 32) {
-      DqSemaphoreRelease<kConfig>{params, shared}.run();
-    } else if (ptx::thread_index() == 64) {
-      BackwardDOutProducer<kConfig>{params, shared}.run();
-    } else if (kConfig.deterministic && ptx::thread_index() == 96) {
-      DqSemaphoreAcquire<kConfig>{params, shared}.run();
-    } else if (kConfig.score.varlen && warp == 3) {
-      BackwardTailZeroFill<kConfig>{params, shared, ptx::thread_index() % 32}.run();
-    }
+    backward_producers<kConfig>(params, shared);
   } else {
-    ptx::setmaxnreg_inc<kConfig.consumer_registers()>();
-    const BackwardWarpgroup<kConfig> own{
-        {u32(warpgroup) - 1, ptx::thread_index() % 128}, params, shared};
-    if constexpr (!kConfig.divides_products()) {
-      BackwardConsumer<kConfig>{own}.run();
-    } else if (warpgroup == 1) {
-      BackwardDividedConsumer<kConfig>{own}.template run<false>();
-    } else {
-      BackwardDividedConsumer<kConfig>{own}.template run<true>();
-    }
+    backward_consumers<kConfig>({{u32(warpgroup) - 1, ptx::thread_index() % 128}, params, shared},
+                                warpgroup == 1);
+  }
+  if constexpr (kConfig.paired) {  // until then the other block may reach here
+    ptx::warp_sync();
+    ptx::cluster_sync();
   }
 }
 

@@ -24,6 +24,8 @@ struct BackwardSm90Config {
                                // which a row sees all keys up to one
   i32 register_dims = 0;  // so many dims of K stay in registers, since every product reads them
                           // again; and of V, with divides_products()
+  bool paired = false;    // clusters of two thread blocks, 64 keys each, walk over the same queries
+                          // and make dQ of both together, half of the columns each (256 dims)
   bool ping_pong = true;  // ablation: one warpgroup at a time issues its products
   bool early_dv = true;   // ablation: dV += P^T dO is issued before dS is formed (q_rows 64)
   bool staggered = true;  // ablation: without a mask, blocks of keys begin at different queries
@@ -33,6 +35,7 @@ struct BackwardSm90Config {
   ScoreOptions score;
 
   static constexpr i32 kDsStages = 2;
+  static constexpr i32 kPStages = 2;
   static constexpr i32 kWorkStages = 4;        // work tiles that are published ahead
   static constexpr i32 kConversionRows = 128;  // rows of dQ that are converted at a time
   static constexpr i32 kConsumerWarps = 8;
@@ -47,17 +50,18 @@ struct BackwardSm90Config {
 
   // dQ of a step is 64 rows of a warpgroup, or half of the columns of all.
   constexpr bool dq_by_rows() const { return q_rows == 128; }
-  constexpr i32 dq_floats() const { return q_rows * dims / 256; }  // of a thread
+  // of a thread
+  constexpr i32 dq_floats() const { return q_rows * dims / 256 / blocks_of_tile(); }
 
-  // Above 128 dims one of dK and dV fills the registers of a warpgroup, and nothing is left for dQ,
-  // which backward_dq_sm90 makes. Where both are wanted the warpgroups have the same 64 keys and
-  // divide the products: one makes P and dV, the other dS and dK. Else they have 64 keys each.
+  // Above 128 dims one of dK and dV fills the registers of a warpgroup, and nothing is left for dQ
+  // of 64 keys, which backward_dq_sm90 makes unless blocks are paired. Where both are wanted the
+  // warpgroups have the same 64 keys and divide the products: one makes P and dV, the other dS and
+  // dK. Else they have 64 keys each.
   constexpr bool has_large_dims() const { return dims > 128; }
   constexpr bool divides_products() const { return has_large_dims() && dk && dv; }
-  constexpr i32 kv_rows() const { return divides_products() ? 64 : 128; }
-  constexpr i32 first_key(u32 warpgroup) const {
-    return divides_products() ? 0 : 64 * i32(warpgroup);
-  }
+  constexpr i32 blocks_of_tile() const { return paired ? 2 : 1; }  // thread blocks on a work tile
+  constexpr i32 kv_rows() const { return divides_products() && !paired ? 64 : 128; }
+  constexpr i32 kv_rows_of_block() const { return divides_products() ? 64 : 128; }
   constexpr bool needs_dp() const { return dq || dk; }  // dV alone takes P alone
   // Whether dS is published behind the issue of the dQ before, whose product then hides the
   // fence. With dq_semaphore it would keep the other warpgroup waiting.
@@ -91,18 +95,22 @@ struct BackwardSm90Config {
 
   // Bytes of shared memory, in the order in which they lie there.
   constexpr i32 q_bytes() const { return q_rows * dims * 2; }
-  constexpr i32 k_bytes() const { return kv_rows() * dims * 2; }
-  constexpr i32 v_bytes() const { return needs_dp() ? k_bytes() : 0; }
-  constexpr i32 ds_bytes() const {  // or P, with divides_products()
-    const i32 bytes = divides_products() && !shares_rounded() ? 4 : 2;
-    return divides_products() || dq ? q_rows * kv_rows() * bytes : 0;
+  // Of K and V; where blocks are paired, of half of their columns: of K both blocks' keys, for dQ.
+  constexpr i32 k_bytes() const { return kv_rows() * dims / blocks_of_tile() * 2; }
+  constexpr i32 v_bytes() const {
+    return needs_dp() ? kv_rows_of_block() * dims / blocks_of_tile() * 2 : 0;
+  }
+  constexpr i32 ds_bytes() const { return dq ? q_rows * kv_rows() * 2 : 0; }
+  constexpr i32 p_bytes() const {
+    return divides_products() ? q_rows * 64 * (shares_rounded() ? 2 : 4) : 0;
   }
   constexpr i32 out_bytes() const { return has_large_dims() ? 0 : k_bytes(); }  // dV, then dK
   constexpr i32 lse_bytes() const { return q_rows * (score.stats ? 8 : 4); }    // lse_log2
   constexpr i32 delta_bytes() const { return q_rows * 4; }
   constexpr i32 shared_bytes() const {
     return k_bytes() + v_bytes() + (stages() + dout_stages()) * q_bytes() + kDsStages * ds_bytes() +
-           out_bytes() + stages() * lse_bytes() + dout_stages() * delta_bytes() + 768;
+           kPStages * p_bytes() + out_bytes() + stages() * lse_bytes() +
+           dout_stages() * delta_bytes() + 768;
   }
 
   // Why no kernel can have this config; "" where one can.
@@ -114,7 +122,11 @@ struct BackwardSm90Config {
     if (q_rows != 64 && !(q_rows == 128 && dims == 64))
       return "only 64 dims have 128 queries a step";
     if (dims == 64 && q_rows == 64 && dq) return "dQ of 64 dims is made of 128 queries a step";
-    if (has_large_dims() && dq) return "above 128 dims registers leave no room for dQ";
+    if (has_large_dims() && dq && !paired) return "above 128 dims registers leave no room for dQ";
+    if (paired && (dims != 256 || !dq || !dk || !dv || deterministic || score.varlen ||
+                   register_dims != 128 || dtype != DType::kBFloat16)) {
+      return "paired blocks make all gradients of 256 dims in bfloat16, half of K in registers";
+    }
     if (deterministic && (!dq || staggered || score.varlen || score.mask_kind == MaskKind::kBoth)) {
       return "an order of sums needs dQ, no stagger, sequences that are alike, no left bound";
     }
@@ -138,14 +150,15 @@ constexpr void for_each_field(const BackwardSm90Config& config, Each each) {
   each("dv", config.dv);
   each("deterministic", config.deterministic);
   each("register_dims", config.register_dims);
+  each("paired", config.paired);
   each("ping_pong", config.ping_pong);
   each("early_dv", config.early_dv);
   each("staggered", config.staggered);
   each("score", config.score);
 }
 
-// Q, dO: box (64, q_rows), K, V: (64, kv_rows), dK, dV: (64, 64); dims (d, rows, heads, batch),
-// 16-bit elements, 128-byte swizzle, zero fill.
+// Q, dO: box (64, q_rows), K: (64, kv_rows), V: (64, kv_rows_of_block), dK, dV: (64, 64); dims (d,
+// rows, heads, batch), 16-bit elements, 128-byte swizzle, zero fill.
 struct BackwardTensorMaps {
   TensorMap q;
   TensorMap k;
@@ -210,8 +223,9 @@ struct BackwardParams {
   u32* next_tile;            // work tiles claimed so far
   u32* done;                 // (batch_kv_head): blocks of keys whose share of dQ has arrived
   u32* freed;                // (batch_kv_head): work tiles that have cleared their part of its slot
-  float* part_sums;   // (split tile, part but the last, warpgroup; dK, dV; 64 * dims): fragments
-  u32* parts_done;    // (split tile, warpgroup): parts whose sums are written
+  float* part_sums;   // (split tile, part but the last, warpgroup; dK, dV; 64 * dims): fragments;
+                      // of pairs (split tile, block, warpgroup; 64 * dims), of all parts, from 0 on
+  u32* parts_done;    // (split tile, block, warpgroup): parts whose sums are there
   u32* dq_semaphore;  // (padded row / q_rows, of all heads): blocks of keys that have added to dQ
   u32* nonfinite;     // 1 + (batch_kv_head): not 0 where a gradient is not finite; [0]: anywhere
   i32 dim_v;

@@ -76,10 +76,10 @@ inline void issue_keys_by_dims(BackwardSums<kConfig>& sums, const BackwardWeight
   ptx::wgmma_commit();
 }
 
-// This warpgroup's part of dQ = dS K: its 64 rows, or its half of the columns.
+// This warpgroup's part of dQ = dS K: its 64 rows, or its half of the columns (that the block has).
 template <BackwardSm90Config kConfig>
 inline void issue_queries_by_dims(float (&dQ)[kConfig.dq_floats()], u32 ds, u32 k, u32 warpgroup) {
-  static_assert(kConfig.dims == (kConfig.dq_by_rows() ? 64 : 128));
+  static_assert(kConfig.dims == (kConfig.dq_by_rows() ? 64 : 128 * kConfig.blocks_of_tile()));
   const u32 a = ptx::wgmma_descriptor(ds + (kConfig.dq_by_rows() ? warpgroup * 64 * 128 : 0), 16);
   const u32 b = ptx::wgmma_descriptor(
       k + (kConfig.dq_by_rows() ? 0 : warpgroup * kConfig.kv_rows() * 128), 16);
@@ -130,14 +130,25 @@ struct BackwardWarpgroup : ConsumerThread<2, kConfig.ping_pong> {
   typename Shared::DOutState dout_at;
   typename Shared::KvState kv_at;
   typename Shared::WorkState work_at;
+  typename Shared::PState p_at;
 
   // By every warp, after it has waited for the products that read the tile.
   template <i32 kBuffers>
   void release(Pipeline<kBuffers> pipeline, PipelineState<kBuffers> cursor) const {
     if (thread % 32 == 0) pipeline.consumer_release(cursor);
   }
+  // What both blocks of a pair fill: to both.
+  template <i32 kBuffers>
+  void release_to_pair(Pipeline<kBuffers> pipeline, PipelineState<kBuffers> cursor) const {
+    const u32 lane = thread % 32;
+    if (lane < 2) ptx::mbarrier_arrive_read(ptx::map_shared(pipeline.empty(cursor), lane));
+  }
 
   typename Shared::DOutState dout_state() const { return Shared::dout_state(at, dout_at); }
+  typename Shared::PState p_state() const {
+    if constexpr (kConfig.paired) return p_at;
+    return {at.index, at.phase};
+  }
 
   // S^T = -inf where the interval mask hides the pair; `first`: the warpgroup's first key.
   void apply_mask(Scores& S, i32 first, i32 q_block) const {
@@ -255,7 +266,7 @@ struct BackwardWarpgroup : ConsumerThread<2, kConfig.ping_pong> {
   // Where products are divided: P^T, times the modifier's slope, to the other warpgroup, 16 bytes
   // at a time. The sign says what dropout drops.
   static constexpr i32 kPairsPer16Bytes = kConfig.shares_rounded() ? 8 : 4;
-  u32 address_of_p() const { return shared.ds().address(at) + thread * 16; }
+  u32 address_of_p() const { return shared.p().address(p_state()) + thread * 16; }
   float shared_p(const Scores& P, const Pairs& pairs, i32 i) const {
     float p = P[i];
     if constexpr (kConfig.score.score_mod) p *= pairs.slopes[i];
@@ -264,7 +275,7 @@ struct BackwardWarpgroup : ConsumerThread<2, kConfig.ping_pong> {
   }
   void share_p(const Scores& P, const Pairs& pairs) const {
     const u32 address = address_of_p();
-    ptx::mbarrier_wait(shared.ds().empty(at), at.phase ^ 1);
+    ptx::mbarrier_wait(shared.p().empty(p_state()), p_state().phase ^ 1);
 #pragma unroll
     for (i32 i = 0; i < kFloats; i += kPairsPer16Bytes) {
       ptx::U32x4 x;
@@ -281,7 +292,7 @@ struct BackwardWarpgroup : ConsumerThread<2, kConfig.ping_pong> {
       ptx::store_shared_x4(address + i / kPairsPer16Bytes * 2048, x);
     }
     ptx::warp_sync();
-    if (thread % 32 == 0) ptx::mbarrier_arrive(shared.ds().full(at));
+    if (thread % 32 == 0) ptx::mbarrier_arrive(shared.p().full(p_state()));
   }
   // Pair number `pair` of 16 bytes.
   static ptx::F32x2 pair_of_p(const ptx::U32x4& shared_pairs, i32 pair) {
@@ -294,7 +305,7 @@ struct BackwardWarpgroup : ConsumerThread<2, kConfig.ping_pong> {
   void form_shared_ds(Weights& dS, const Scores& dP) const {
     const u32 address = address_of_p();
     const u32 deltas = shared.delta(dout_state()) + thread % 4 * 8;
-    shared.ds().consumer_wait(at);
+    shared.p().consumer_wait(p_state());
 #pragma unroll
     for (i32 i = 0; i < kFloats; i += kPairsPer16Bytes) {
       const ptx::U32x4 x16 = ptx::load_shared_x4(address + i / kPairsPer16Bytes * 2048);
@@ -311,7 +322,7 @@ struct BackwardWarpgroup : ConsumerThread<2, kConfig.ping_pong> {
       }
     }
     ptx::warp_sync();
-    release(shared.ds(), at);
+    release(shared.p(), p_state());
   }
   // P (dP - delta), where the sign of `p` says what dropout drops.
   float times_difference(float p, float dp, float delta) const {
@@ -334,15 +345,20 @@ struct BackwardWarpgroup : ConsumerThread<2, kConfig.ping_pong> {
 
   // dQ = dS K of a step; then, when the product is done, to the sums.
   void issue_dq(float (&dQ)[kConfig.dq_floats()], typename Shared::DsState of) const {
-    shared.ds().consumer_wait(of);
+    wait_full<kConfig>(shared.ds(), of);
     issue_queries_by_dims<kConfig>(dQ, shared.ds().address(of), shared.k().address(kv_at),
                                    warpgroup);
   }
   void finish_dq(const float (&dQ)[kConfig.dq_floats()], typename Shared::DsState of,
                  u32 tile) const {
-    release(shared.ds(), of);
+    if constexpr (kConfig.paired) {
+      release_to_pair(shared.ds(), of);
+    } else {
+      release(shared.ds(), of);
+    }
     if constexpr (kConfig.deterministic) shared.dq_semaphore().consumer_wait(of);
-    float* part = dq_tile<kConfig>(params, tile) + warpgroup * DqConverter<kConfig>::kPartFloats;
+    float* part = dq_tile<kConfig>(params, tile) +
+                  (first_dq_part<kConfig>() + warpgroup) * DqConverter<kConfig>::kPartFloats;
     add_dq<kConfig>(dQ, part, thread);
     if constexpr (kConfig.deterministic) {
       ptx::warp_sync();

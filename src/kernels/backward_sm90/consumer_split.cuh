@@ -15,6 +15,22 @@
 
 namespace fulmen {
 
+// dK (kDk) or dV of a work tile; marks the head if it is not finite. Also of pairs
+// (consumer_paired.cuh).
+template <bool kDk, BackwardSm90Config kConfig>
+inline void write_divided_sums(const BackwardWarpgroup<kConfig>& wg, BackwardSums<kConfig>& sums,
+                               const BackwardTile& work_tile) {
+  if constexpr (kConfig.hides_pairs()) {
+    mark_nonfinite(wg.params.nonfinite, work_tile.batch_kv_head, probe(sums));
+  }
+  const BackwardEpilogue<kConfig> epilogue{wg};
+  if constexpr (kDk) {
+    epilogue.write_dk(sums, work_tile);
+  } else {
+    epilogue.write_dv(sums, work_tile);
+  }
+}
+
 template <BackwardSm90Config kConfig>
 struct BackwardDividedConsumer {
   using Warpgroup = BackwardWarpgroup<kConfig>;
@@ -151,16 +167,7 @@ struct BackwardDividedConsumer {
       ptx::warp_sync();
       if (wg.thread % 32 == 0) ptx::mbarrier_arrive(wg.shared.dq_added(wg.work_at));
       // The work tile is read again: only the sums stay in registers during the steps.
-      const BackwardTile done = wg.shared.read_tile(wg.work_at);
-      if constexpr (kConfig.hides_pairs()) {
-        mark_nonfinite(wg.params.nonfinite, done.batch_kv_head, probe(sums));
-      }
-      const BackwardEpilogue<kConfig> epilogue{wg};
-      if constexpr (kDk) {
-        epilogue.write_dk(sums, done);
-      } else {
-        epilogue.write_dv(sums, done);
-      }
+      write_divided_sums<kDk>(wg, sums, wg.shared.read_tile(wg.work_at));
       wg.sync_warpgroup();
       if (wg.thread == 0) wg.shared.work().consumer_release(wg.work_at);
       wg.work_at.advance();

@@ -19,8 +19,9 @@
 namespace fulmen {
 
 // Sums of one query head are tiles of q_rows * dims floats, one for each block of queries:
-// first the part of warpgroup 0, then of warpgroup 1; in a part float4 j of thread t at 512 j + 4
-// t. Number of the first tile of a kv head's first query head, and of tiles of a query head.
+// first the part of warpgroup 0, then of warpgroup 1, of 64 rows and columns; of a pair first those
+// of its first block; in a part float4 j of thread t at 512 j + 4 t. Number of the first tile of a
+// kv head's first query head, and of tiles of a query head.
 template <BackwardSm90Config kConfig>
 constexpr u32 first_dq_tile(const BackwardParams& params, i32 batch_kv_head, i32 q_begin) {
   if constexpr (kConfig.score.varlen) {
@@ -39,6 +40,13 @@ constexpr float* dq_tile(const BackwardParams& params, u32 tile) {
   return params.dq_accum + u64(tile) * (kConfig.q_rows * kConfig.dims);
 }
 
+// Number of the block's first part in a tile.
+template <BackwardSm90Config kConfig>
+inline u32 first_dq_part() {
+  if constexpr (kConfig.paired) return 2 * ptx::cluster_rank();
+  return 0;
+}
+
 // Whether a later kv head uses the same slot.
 template <BackwardSm90Config kConfig>
 constexpr bool is_reused(const BackwardParams& params, i32 batch_kv_head) {
@@ -55,13 +63,14 @@ inline void add_dq(const float (&dQ)[kConfig.dq_floats()], float* part, u32 thre
   }
 }
 
-// dQ = scale * sums, rounded, of kConversionRows rows of one head, by all consumer warps.
+// dQ = scale * sums, rounded, of kConversionRows rows of one head, by all consumer warps; of a pair
+// each block has the parts to which it adds.
 template <BackwardSm90Config kConfig>
 struct DqConverter {
-  static constexpr i32 kPartFloats = kConfig.q_rows * kConfig.dims / 2;
+  static constexpr i32 kPartFloats = 64 * 64;
   static constexpr i32 kPairs = kPartFloats / 1024;  // of 8 columns, in a part
-  static constexpr i32 kFragments =
-      BackwardSm90Config::kConversionRows * kConfig.dims / 256;  // 16 by 16
+  static constexpr i32 kFragments =                  // 16 by 16
+      BackwardSm90Config::kConversionRows * kConfig.dims / 256 / kConfig.blocks_of_tile();
   static constexpr i32 kSteps = kFragments / BackwardSm90Config::kConsumerWarps;
 
   const BackwardParams& params;
@@ -70,16 +79,20 @@ struct DqConverter {
 
   // Fragment `step` of this warp: its offset in the sums, and its first row and column of dQ.
   i32 fragment(i32 step) const { return step * BackwardSm90Config::kConsumerWarps + warp; }
+  static constexpr i32 part(i32 u) { return u / 4 / kPairs; }  // among those of the block
   i32 offset(i32 u) const {
-    return u / 4 / kPairs * kPartFloats + u / 4 % kPairs * 1024 + u % 4 * 128 + lane * 4;
+    const i32 tile = part(u) / 2;
+    return tile * kConfig.q_rows * kConfig.dims +
+           (i32(first_dq_part<kConfig>()) + part(u) % 2) * kPartFloats + u / 4 % kPairs * 1024 +
+           u % 4 * 128 + lane * 4;
   }
   i32 row(i32 u) const {
-    const i32 part = u / 4 / kPairs;
-    return part / 2 * kConfig.q_rows + (kConfig.dq_by_rows() ? part % 2 * 64 : 0) + u % 4 * 16;
+    return part(u) / 2 * kConfig.q_rows + (kConfig.dq_by_rows() ? part(u) % 2 * 64 : 0) +
+           u % 4 * 16;
   }
   i32 column(i32 u) const {
-    const i32 part = u / 4 / kPairs;
-    return (kConfig.dq_by_rows() ? 0 : part % 2 * (kConfig.dims / 2)) + u / 4 % kPairs * 16;
+    const i32 of_tile = i32(first_dq_part<kConfig>()) + part(u) % 2;
+    return (kConfig.dq_by_rows() ? 0 : of_tile * 64) + u / 4 % kPairs * 16;
   }
 
   u32 rounded(float x, float y) const {

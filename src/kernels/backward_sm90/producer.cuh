@@ -4,7 +4,8 @@
 // The producers of backward_sm90, two threads that start TMA loads: one count work loads,
 // publishes them, and loads K, and Q with lse for every step; the other loads V, and dO with delta.
 // One thread with 24 registers could not do both in the time that the consumers take for a step.
-// And the warp that sets rows past a sequence's end to zero in loads that have landed.
+// Of a pair of blocks each loads half of the columns of Q and dO, for both, and the first claims
+// for both. And the warp that sets rows past a sequence's end to zero in loads that have landed.
 #pragma once
 
 #include "kernels/backward_sm90/dq_accum.cuh"
@@ -33,14 +34,35 @@ struct BackwardLoads {
   }
   // Q or dO of a step.
   void load_queries(const TensorMap& map, u32 tile, u32 full, const BackwardStep& step) const {
-    load(map, tile, full, kConfig.q_rows, work_tile.q_begin + step.q_block * kConfig.q_rows,
-         kv_head * params.group_size + step.head, batch);
+    const i32 row = work_tile.q_begin + step.q_block * kConfig.q_rows;
+    const i32 head = kv_head * params.group_size + step.head;
+    if constexpr (!kConfig.paired) {
+      load(map, tile, full, kConfig.q_rows, row, head, batch);
+    } else {
+      const i32 first = half_of_columns();
+#pragma unroll
+      for (i32 d = first; d < first + kConfig.dims / 2; d += 64) {
+        ptx::tma_load_multicast(tile + d * kConfig.q_rows * 2, map, full, d, row, head, batch, 3);
+      }
+    }
   }
   // K or V.
   i32 first_key() const { return work_tile.kv_block * kConfig.kv_rows(); }
   void load_keys(const TensorMap& map, u32 tile, u32 full) const {
     load(map, tile, full, kConfig.kv_rows(), work_tile.kv_begin + first_key(), kv_head, batch);
   }
+  // Of a pair: `rows` rows from key `first` of the work tile on, of the half of the columns that
+  // begins at `column`.
+  void load_half_of_keys(const TensorMap& map, u32 tile, u32 full, i32 rows, i32 first,
+                         i32 column) const {
+#pragma unroll
+    for (i32 d = 0; d < kConfig.dims / 2; d += 64) {
+      ptx::tma_load(tile + d * rows * 2, map, full, column + d,
+                    work_tile.kv_begin + first_key() + first, kv_head, batch);
+    }
+  }
+  static i32 half_of_columns() { return i32(ptx::cluster_rank()) * (kConfig.dims / 2); }
+  static i32 other_half() { return i32(ptx::cluster_rank() ^ 1) * (kConfig.dims / 2); }
   void prefetch_keys(const TensorMap& map) const {
 #pragma unroll
     for (i32 d = 0; d < kConfig.dims; d += 64) {
@@ -81,7 +103,7 @@ struct BackwardProducer {
     i32 begin, count;
   };
   Full full_blocks(const BackwardTile& work_tile, u32 warpgroup) const {
-    const i32 key = work_tile.kv_block * kConfig.kv_rows() + kConfig.first_key(warpgroup);
+    const i32 key = work_tile.kv_block * kConfig.kv_rows() + first_key<kConfig>(warpgroup);
     if (key + 64 > work_tile.shape.kv_len) return {0, 0};
     Interval full = query_blocks_of_keys<kConfig>(params.mask, work_tile.shape, key, 64).full;
     if constexpr (kConfig.score.documents) {
@@ -97,7 +119,22 @@ struct BackwardProducer {
     const u32 full = loads.landing_of_keys(k.full(kv_at), shared.k_landed());
     ptx::mbarrier_wait(k.empty(kv_at), kv_at.phase ^ 1);
     ptx::mbarrier_arrive_expect(full, kConfig.k_bytes());
-    loads.load_keys(params.maps.k, k.address(kv_at), full);
+    if constexpr (kConfig.paired) {
+      loads.load_half_of_keys(params.maps.k, k.address(kv_at), full, kConfig.kv_rows(), 0,
+                              loads.half_of_columns());
+    } else {
+      loads.load_keys(params.maps.k, k.address(kv_at), full);
+    }
+  }
+
+  // Of a pair: the columns of K that registers hold come first, in a buffer of Q.
+  void load_k_for_registers(const BackwardLoads<kConfig>& loads) {
+    const auto q = shared.q();
+    wait_empty<kConfig>(q, at);
+    ptx::mbarrier_arrive_expect(q.full(at), kConfig.k_bytes());
+    loads.load_half_of_keys(params.maps.k, q.address(at), q.full(at), kConfig.kv_rows(), 0,
+                            loads.other_half());
+    at.advance();
   }
 
   void load_tile(const BackwardTile& work_tile, const QueryBlockRange& range) {
@@ -107,8 +144,9 @@ struct BackwardProducer {
     if (kConfig.dq && !kConfig.score.varlen && work_tile.batch_kv_head >= params.num_accum_slots) {
       // wait until the sums in its slot are cleared
       ptx::await(params.freed + work_tile.batch_kv_head - params.num_accum_slots,
-                 params.num_kv_blocks);
+                 params.num_kv_blocks * kConfig.blocks_of_tile());
     }
+    if constexpr (kConfig.paired) load_k_for_registers(loads);
     const Full full[2] = {full_blocks(work_tile, 0), full_blocks(work_tile, 1)};
     const u32 first_tile =
         first_dq_tile<kConfig>(params, work_tile.batch_kv_head, work_tile.q_begin);
@@ -129,7 +167,7 @@ struct BackwardProducer {
               ? first_tile + u32(step.head) * dq_tiles_of_head<kConfig>(params) + u32(step.q_block)
               : u32(loads.kv_head * params.group_size + step.head);
       const u32 kept = loads.kept(step);
-      ptx::mbarrier_wait(q.empty(at), at.phase ^ 1);
+      wait_empty<kConfig>(q, at);
       shared.write_step(at, {tile, flags});
       ptx::mbarrier_arrive_expect(q_full, kConfig.q_bytes() + kConfig.lse_bytes());
       loads.load_queries(params.maps.q, q.address(at), q_full, step);
@@ -157,13 +195,33 @@ struct BackwardProducer {
     return work;
   }
 
+  // The next index of the grid's counter.
+  i32 claim(PipelineState<1>& claim_at) const {
+    if constexpr (!kConfig.paired) return ptx::atomic_add(params.next_tile, 1);
+    const auto claim = shared.claim();
+    i32 index;
+    if (ptx::cluster_rank() == 0) {
+      index = ptx::atomic_add(params.next_tile, 1);
+      ptx::mbarrier_wait_cluster(claim.empty(claim_at), claim_at.phase ^ 1);
+      ptx::store_cluster(ptx::map_shared(claim.address(claim_at), 1), u32(index));
+      ptx::mbarrier_arrive_cluster(ptx::map_shared(claim.full(claim_at), 1));
+    } else {
+      ptx::mbarrier_wait_cluster(claim.full(claim_at), claim_at.phase);
+      index = i32(ptx::load_shared(claim.address(claim_at)));
+      ptx::mbarrier_arrive_cluster(ptx::map_shared(claim.empty(claim_at), 0));
+    }
+    claim_at.advance();
+    return index;
+  }
+
   void run() {
     typename Shared::WorkState work_at;
+    PipelineState<1> claim_at;
     const BackwardTileCount count = backward_tile_count<kConfig>(params);
 #pragma unroll 1
     for (;;) {
       // Claimed late, so that longest-first balances.
-      const i32 index = ptx::atomic_add(params.next_tile, 1);
+      const i32 index = claim(claim_at);
       BackwardWork work = next_work(count, index);
       QueryBlockRange range{};
       if (index < count.of_tiles()) {
@@ -193,21 +251,39 @@ struct BackwardDOutProducer {
     const auto v = shared.v();
     const u32 full = loads.landing_of_keys(v.full(kv_at), shared.v_landed());
     ptx::mbarrier_wait(v.empty(kv_at), kv_at.phase ^ 1);
-    ptx::mbarrier_arrive_expect(full, kConfig.k_bytes());
-    loads.load_keys(params.maps.v, v.address(kv_at), full);
+    ptx::mbarrier_arrive_expect(full, kConfig.v_bytes());
+    if constexpr (kConfig.paired) {
+      loads.load_half_of_keys(params.maps.v, v.address(kv_at), full, kConfig.kv_rows_of_block(),
+                              first_key<kConfig>(0), loads.half_of_columns());
+    } else {
+      loads.load_keys(params.maps.v, v.address(kv_at), full);
+    }
+  }
+
+  // Of a pair: the columns of V that registers hold come first, in a buffer of dO.
+  void load_v_for_registers(const BackwardLoads<kConfig>& loads) {
+    const auto dout = shared.dout();
+    wait_empty<kConfig>(dout, at);
+    ptx::mbarrier_arrive_expect(dout.full(at), kConfig.v_bytes());
+    loads.load_half_of_keys(params.maps.v, dout.address(at), dout.full(at),
+                            kConfig.kv_rows_of_block(), first_key<kConfig>(0), loads.other_half());
+    at.advance();
   }
 
   void load_tile(const BackwardTile& work_tile) {
     const BackwardLoads<kConfig> loads{params, work_tile};
     const QueryBlockRange range = query_block_range<kConfig>(params, work_tile);
     if constexpr (kConfig.needs_dp()) loads.prefetch_keys(params.maps.v);
+    if constexpr (kConfig.paired) {
+      if (range.num_steps > 0) load_v_for_registers(loads);
+    }
     const auto dout = shared.dout();
     BackwardStep step(range);
 #pragma unroll 1
     for (i32 left = range.num_steps; left > 0; --left, step.advance(range)) {
       const u32 full = loads.landing_of_queries(dout.full(at), shared.dout_landed(at), step);
       const u32 kept = loads.kept(step);
-      ptx::mbarrier_wait(dout.empty(at), at.phase ^ 1);
+      wait_empty<kConfig>(dout, at);
       ptx::mbarrier_arrive_expect(full, kConfig.q_bytes() + kConfig.delta_bytes());
       loads.load_queries(params.maps.dout, dout.address(at), full, step);
       ptx::bulk_load(shared.delta(at), params.delta + kept, kConfig.delta_bytes(), full);

@@ -17,6 +17,7 @@
 #include "kernels/common/documents_sm90.cuh"
 #include "kernels/common/sequences.cuh"
 #include "kernels/common/work_tile_sm90.cuh"
+#include "kernels/ptx/grid.cuh"
 #include "kernels/ptx/thread.cuh"
 
 namespace fulmen {
@@ -30,6 +31,13 @@ struct BackwardTile {
   SequenceShape shape;
   i32 part = 0;  // of its queries, in a split tile
 };
+
+// First key of a warpgroup in its work tile.
+template <BackwardSm90Config kConfig>
+inline i32 first_key(u32 warpgroup) {
+  if constexpr (kConfig.paired) return 64 * i32(ptx::cluster_rank());
+  return kConfig.divides_products() ? 0 : 64 * i32(warpgroup);
+}
 
 template <BackwardSm90Config kConfig>
 inline i32 num_whole_tiles(const BackwardParams& params) {
@@ -118,14 +126,15 @@ constexpr i32 split_number(const BackwardParams& params, const BackwardTile& wor
   return params.num_split - from_end;
 }
 
-// Indices whose dQ goes to the work tile's kv head.
+// How often blocks announce that their share of a work tile's dQ has arrived, of all work tiles
+// whose dQ goes to its kv head.
 template <BackwardSm90Config kConfig>
 constexpr i32 tiles_of_head(const BackwardParams& params, const BackwardTile& work_tile) {
-  if constexpr (!kConfig.splits()) return work_tile.num_kv_blocks;
+  if constexpr (!kConfig.splits()) return work_tile.num_kv_blocks * kConfig.blocks_of_tile();
   const i32 behind =
       (params.num_batch_kv_heads() - 1 - work_tile.batch_kv_head) * work_tile.num_kv_blocks;
   const i32 split = min(max(params.num_split - behind, 0), work_tile.num_kv_blocks);
-  return work_tile.num_kv_blocks + split * (params.num_parts - 1);
+  return (work_tile.num_kv_blocks + split * (params.num_parts - 1)) * kConfig.blocks_of_tile();
 }
 
 // The entry of the arrays' batch axis.

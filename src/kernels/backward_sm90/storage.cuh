@@ -38,17 +38,37 @@ struct BackwardStepInfo {
   }
 };
 
-// In this order: K, V, Q, dO, dS, dV and dK on their way out, lse, delta, work tiles, barriers.
+// A buffer is full, or empty again; of a pair, by what either block has done.
+template <BackwardSm90Config kConfig, i32 kBuffers>
+inline void wait_full(Pipeline<kBuffers> pipeline, PipelineState<kBuffers> at) {
+  if constexpr (kConfig.paired) {
+    ptx::mbarrier_wait_copies(pipeline.full(at), at.phase);
+  } else {
+    pipeline.consumer_wait(at);
+  }
+}
+template <BackwardSm90Config kConfig, i32 kBuffers>
+inline void wait_empty(Pipeline<kBuffers> pipeline, PipelineState<kBuffers> at) {
+  if constexpr (kConfig.paired) {
+    ptx::mbarrier_wait_copies(pipeline.empty(at), at.phase ^ 1);
+  } else {
+    ptx::mbarrier_wait(pipeline.empty(at), at.phase ^ 1);
+  }
+}
+
+// In this order: K, V, Q, dO, dS, P, dV and dK on their way out, lse, delta, work tiles, barriers.
 template <BackwardSm90Config kConfig>
 struct BackwardStorage {
   u32 base;
 
   static constexpr i32 kStages = kConfig.stages();
   static constexpr i32 kDsStages = BackwardSm90Config::kDsStages;
+  static constexpr i32 kPStages = BackwardSm90Config::kPStages;
   static constexpr i32 kDOutStages = kConfig.dout_stages();
   using QState = PipelineState<kStages>;
   using DOutState = PipelineState<kDOutStages>;
   using DsState = PipelineState<kDsStages>;
+  using PState = PipelineState<kPStages>;
   using KvState = PipelineState<1>;
   using WorkState = PipelineState<BackwardSm90Config::kWorkStages>;
 
@@ -56,7 +76,8 @@ struct BackwardStorage {
   static constexpr u32 kQ = kV + kConfig.v_bytes();
   static constexpr u32 kDO = kQ + kStages * kConfig.q_bytes();
   static constexpr u32 kDS = kDO + kDOutStages * kConfig.q_bytes();
-  static constexpr u32 kOut = kDS + kDsStages * kConfig.ds_bytes();
+  static constexpr u32 kP = kDS + kDsStages * kConfig.ds_bytes();
+  static constexpr u32 kOut = kP + kPStages * kConfig.p_bytes();
   static constexpr u32 kLse = kOut + kConfig.out_bytes();
   static constexpr u32 kDelta = kLse + kStages * kConfig.lse_bytes();
   static constexpr u32 kWork = kDelta + kDOutStages * kConfig.delta_bytes();
@@ -73,7 +94,10 @@ struct BackwardStorage {
   static constexpr u32 kDqSemaphoreBarriers = kLandedBarriers + 16 + 16 * kStages;
   static constexpr u32 kDqReleasedBarriers =
       kDqSemaphoreBarriers + Pipeline<kDsStages>::kBarrierBytes;
-  static_assert(kDqReleasedBarriers + 8 * kDsStages <= u32(kConfig.shared_bytes()));
+  static constexpr u32 kPBarriers = kDqReleasedBarriers + 8 * kDsStages;
+  static constexpr u32 kDsWrittenBarriers = kPBarriers + Pipeline<kPStages>::kBarrierBytes;
+  static constexpr u32 kClaim = kDsWrittenBarriers + 8 * kDsStages;
+  static_assert(kClaim + 16 + Pipeline<1>::kBarrierBytes <= u32(kConfig.shared_bytes()));
 
   // With as many stages of dO as of Q both have the same state.
   static constexpr DOutState dout_state(QState at, DOutState dout_at) {
@@ -86,7 +110,7 @@ struct BackwardStorage {
 
   // producers -> consumers -> producers
   constexpr Pipeline<1> k() const { return {base, u32(kConfig.k_bytes()), base + kBarriers}; }
-  constexpr Pipeline<1> v() const { return {base + kV, u32(kConfig.k_bytes()), base + kVBarriers}; }
+  constexpr Pipeline<1> v() const { return {base + kV, u32(kConfig.v_bytes()), base + kVBarriers}; }
   // Q comes with `lse`, dO with `delta`.
   constexpr Pipeline<kStages> q() const {
     return {base + kQ, u32(kConfig.q_bytes()), base + kQBarriers};
@@ -100,11 +124,18 @@ struct BackwardStorage {
   }
   // Two words that come with Q: what step this is (BackwardStepInfo).
   constexpr u32 step(QState at) const { return base + kSteps + 8 * at.index; }
-  // both warpgroups, 64 keys each -> both: dS, for dQ; where products are divided, the first
-  // warpgroup -> the second: P
+  // both warpgroups, 64 keys each, or both blocks of a pair -> both: dS, for dQ
   constexpr Pipeline<kDsStages> ds() const {
     return {base + kDS, u32(kConfig.ds_bytes()), base + kDSBarriers};
   }
+  // where products are divided, the first warpgroup -> the second: P
+  constexpr Pipeline<kPStages> p() const {
+    return {base + kP, u32(kConfig.p_bytes()), base + kPBarriers};
+  }
+  // of a pair: second warpgroup -> BackwardDsSender: this block's half of dS is written
+  constexpr u32 ds_written(DsState at) const { return base + kDsWrittenBarriers + 8 * at.index; }
+  // the producer of a pair's first block -> that of its second: an index of the grid's counter
+  constexpr Pipeline<1> claim() const { return {base + kClaim, 16, base + kClaim + 16}; }
   // a warpgroup -> TMA: dV, then dK, of its 64 keys
   constexpr u32 out(u32 warpgroup) const { return base + kOut + warpgroup * kConfig.k_bytes() / 2; }
   // producer -> all other roles
@@ -137,18 +168,30 @@ struct BackwardStorage {
   void init() const {
     constexpr i32 kWarps =
         BackwardSm90Config::kConsumerWarps / (kConfig.divides_products() ? 2 : 1);
-    k().init(kWarps);
+    constexpr i32 kReaders = BackwardSm90Config::kConsumerWarps * kConfig.blocks_of_tile();
+    k().init(kConfig.dq ? BackwardSm90Config::kConsumerWarps : kWarps);
     v().init(kWarps);
-    q().init(BackwardSm90Config::kConsumerWarps);
-    dout().init(BackwardSm90Config::kConsumerWarps);
-    // two warpgroups, a producer, dQ release; tail zero-fill or dQ acquire
-    work().init(kConfig.score.varlen || kConfig.deterministic ? 5 : 4);
+    q().init(kReaders);
+    dout().init(kReaders);
+    // two warpgroups, a producer, dQ release; tail zero-fill, dQ acquire or the sender of dS
+    work().init(kConfig.score.varlen || kConfig.deterministic || kConfig.paired ? 5 : 4);
     if constexpr (kConfig.score.varlen) {
       for (u32 i = 0; i < 2 + 2 * kStages; ++i) ptx::mbarrier_init(k_landed() + 8 * i, 1);
     }
     for (i32 i = 0; i < kDsStages; ++i) {
-      ptx::mbarrier_init(ds().full(DsState{u32(i)}), kWarps);
-      ptx::mbarrier_init(ds().empty(DsState{u32(i)}), kWarps);
+      // from a pair: the senders of both blocks
+      ptx::mbarrier_init(ds().full(DsState{u32(i)}), kConfig.paired ? 2 : kWarps);
+      ptx::mbarrier_init(ds().empty(DsState{u32(i)}), kReaders);
+    }
+    if constexpr (kConfig.divides_products()) {
+      for (i32 i = 0; i < kPStages; ++i) {
+        ptx::mbarrier_init(p().full(PState{u32(i)}), kWarps);
+        ptx::mbarrier_init(p().empty(PState{u32(i)}), kWarps);
+      }
+    }
+    if constexpr (kConfig.paired) {
+      for (i32 i = 0; i < kDsStages; ++i) ptx::mbarrier_init(ds_written(DsState{u32(i)}), kWarps);
+      claim().init(1);
     }
     if constexpr (kConfig.deterministic) {
       dq_semaphore().init(BackwardSm90Config::kConsumerWarps);

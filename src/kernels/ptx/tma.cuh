@@ -136,6 +136,22 @@ inline void mbarrier_arrive_expect_cluster(u32 barrier, u32 bytes) {
       : "memory");
 }
 
+// The same without a scope, which a fence of all of the GPU's memory would be needed for: between
+// copies of the engine alone. An arrival says that this thread has read what will be overwritten,
+// and announced bytes come by a copy.
+inline void mbarrier_arrive_read(u32 barrier) {
+  asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+inline void mbarrier_arrive_expect_copy(u32 barrier, u32 bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cluster.b64 _, [%0], %1;" ::"r"(barrier),
+               "r"(bytes)
+               : "memory");
+}
+
+// As mbarrier_wait, on a barrier of this block at which other blocks arrive so, and to which their
+// copies count.
+inline void mbarrier_wait_copies(u32 barrier, u32 parity) { mbarrier_wait(barrier, parity); }
+
 // mbarrier.try_wait.acquire.cluster in a loop, on a barrier of this block: as mbarrier_wait, and
 // what other blocks did before they arrived or their copies landed is seen.
 inline void mbarrier_wait_cluster(u32 barrier, u32 parity) {

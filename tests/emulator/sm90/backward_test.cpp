@@ -60,6 +60,13 @@ constexpr Kernels kWide{{.dims = 192,
                          .score = {.mask_kind = MaskKind::kBoth, .stats = true}},
                         dq_config(192, 64, MaskKind::kBoth, true)};
 
+constexpr Kernels kPaired{{.dims = 256,
+                           .register_dims = 128,
+                           .paired = true,
+                           .score = {.mask_kind = MaskKind::kRight, .stats = true}}};
+constexpr Kernels kPairedFull{
+    {.dims = 256, .register_dims = 128, .paired = true, .score = {.stats = true}}};
+
 // Every option of a score, in three sets. The forward's config of dQ says which.
 constexpr ForwardSm90Config kCappedDq = [] {
   ForwardSm90Config config = dq_config(128, 64, MaskKind::kRight, true);
@@ -117,13 +124,29 @@ void launch(const Problem& problem, const BackwardSm90Config& chosen, BackwardPa
   const Arrays& arrays = problem.arrays;
   params.maps = {map_of(arrays[Array::kQ], kConfig.q_rows),
                  map_of(arrays[Array::kK], kConfig.kv_rows()),
-                 map_of(arrays[Array::kV], kConfig.kv_rows()),
+                 map_of(arrays[Array::kV], kConfig.kv_rows_of_block()),
                  map_of(arrays[Array::kDOut], kConfig.q_rows),
                  map_of(arrays[Array::kDK], 64),
                  map_of(arrays[Array::kDV], 64)};
-  emulator::launch({blocks.together ? blocks.most : 1, kConfig.threads(), kConfig.shared_bytes(),
-                    seed, blocks.together, "backward_sm90", is_sampled(seed)},
-                   [&] { backward_sm90<kConfig>(params); });
+  // The last two work tiles in two parts, which a plan does where there are many.
+  std::vector<float> part_sums(kConfig.paired ? size_t{2 * 4 * 64} * kConfig.dims + 4 : 0);
+  std::vector<u32> parts_done(8);
+  if constexpr (kConfig.paired && kConfig.splits()) {
+    params.num_split = min(2, params.num_batch_kv_heads() * params.num_kv_blocks);
+    params.num_parts = 2;
+    params.part_sums = part_sums.data() + (16 - reinterpret_cast<u64>(part_sums.data()) % 16) / 4;
+    params.parts_done = parts_done.data();
+  }
+  constexpr i32 kPerTile = kConfig.blocks_of_tile();
+  emulator::Grid grid{(blocks.together ? blocks.most : 1) * kPerTile,
+                      kConfig.threads(),
+                      kConfig.shared_bytes(),
+                      seed,
+                      blocks.together,
+                      "backward_sm90",
+                      is_sampled(seed)};
+  grid.cluster_size = kPerTile;
+  emulator::launch(grid, [&] { backward_sm90<kConfig>(params); });
 }
 
 template <ForwardSm90Config kConfig>
@@ -236,7 +259,8 @@ void plant_rows_without_keys(const Request& request) {
 }
 
 template <Kernels kKernels>
-void expect_agreement(const Request& forward, RandomProblem& random, unsigned seed, bool unusual) {
+void expect_agreement(const Request& forward, RandomProblem& random, unsigned seed, bool unusual,
+                      const Blocks& blocks = {.most = 2}) {
   constexpr BackwardSm90Config kConfig = kKernels.first;
   cpu::scalar_forward(validate(forward, Pointers::kChecked));
   Request expected = to_backward(random, forward, 7);
@@ -251,7 +275,7 @@ void expect_agreement(const Request& forward, RandomProblem& random, unsigned se
   }
   cpu::scalar_backward(validate(expected, Pointers::kChecked));
   const Request given = seed % 2 == 0 ? with_rng_array(random, actual) : actual;
-  const bool fell_back = run<kKernels>(validate(given, Pointers::kChecked), seed);
+  const bool fell_back = run<kKernels>(validate(given, Pointers::kChecked), seed, blocks);
   if constexpr (!kConfig.score.varlen) {  // there, rows without keys hold NaN
     EXPECT_TRUE(unusual || !fell_back) << "seed " << seed << ": finite scores left float32";
   }
@@ -271,7 +295,7 @@ bool is_for(const Request& forward, RandomProblem& random) {
   const BackwardSm90Config chosen =
       *gpu::backward_sm90_configs(validate(backward, Pointers::kChecked)).main;
   return chosen.dims == kConfig.dims && chosen.dq == kConfig.dq &&
-         chosen.score.mask_kind == kConfig.score.mask_kind &&
+         chosen.paired == kConfig.paired && chosen.score.mask_kind == kConfig.score.mask_kind &&
          chosen.score.varlen == kConfig.score.varlen;
 }
 
@@ -325,6 +349,32 @@ TEST(Sm90BackwardOnHost, BlocksOfKeysForOtherRows) {
     request.options.prefix = 0;
     request.options.window_right = kNoLimit;
   });
+}
+
+// Blocks in pairs, which plans choose from so many keys on; few queries, so that it is quick. Every
+// run is checked. The seeds are those of the first such problems: one of 700 is.
+template <Kernels kKernels>
+void expect_agreement_of_pairs(unsigned seed, i64 keys, const Blocks& blocks, bool unusual) {
+  for (;; ++seed) {
+    RandomProblem random(seed);
+    const Request request = drawn_request<kKernels>(random, keys + 60);
+    const Tensor &q = request.arrays[Array::kQ], &k = request.arrays[Array::kK];
+    if (q.rank != 4 || q.shape[0] * q.shape[1] > 2) continue;
+    if (q.shape[2] > 200 || k.shape[2] <= keys || !is_for<kKernels>(request, random)) continue;
+    if (unusual) plant_unusual(request, random);
+    return expect_agreement<kKernels>(request, random, seed / 4 * 4 + 1, unusual, blocks);
+  }
+}
+
+TEST(Sm90BackwardOnHost, PairsOfBlocks) {
+  expect_agreement_of_pairs<kPaired>(1975, 512, {1, false}, true);
+  expect_agreement_of_pairs<kPairedFull>(1770, 256, {1, false}, false);
+}
+
+// Three pairs at the same time, and work tiles whose dQ another pair makes 16-bit.
+TEST(Sm90BackwardOnHost, PairsOfBlocksTogether) {
+  expect_agreement_of_pairs<kPaired>(1975, 512, {3, true}, false);
+  expect_agreement_of_pairs<kPairedFull>(1929, 256, {3, true}, false);
 }
 
 // A document of 70 rows, then another: of whole blocks some are of one document, one is of both.

@@ -66,10 +66,19 @@ inline void mbarrier_arrive_expect_cluster(u32 barrier, u32 bytes, Site site = W
   emulator::mbarrier_expect_bytes(emulator::in_cluster(barrier), bytes);
   emulator::mbarrier_arrive(emulator::in_cluster(barrier), site);
 }
+inline void mbarrier_arrive_read(u32 barrier, Site site = Where::current()) {
+  mbarrier_arrive_cluster(barrier, site);
+}
+inline void mbarrier_arrive_expect_copy(u32 barrier, u32 bytes, Site site = Where::current()) {
+  mbarrier_arrive_expect_cluster(barrier, bytes, site);
+}
 inline void mbarrier_wait_cluster(u32 barrier, u32 parity, Site site = Where::current()) {
   emulator::mbarrier_wait(barrier, parity, true, site);
 }
 
+inline void mbarrier_wait_copies(u32 barrier, u32 parity, Site site = Where::current()) {
+  mbarrier_wait_cluster(barrier, parity, site);
+}
 inline void store_async(u32 address, u32 x, u32 barrier, Site site = Where::current()) {
   emulator::store_async(address, &x, sizeof(x), barrier, site);
 }
