@@ -97,9 +97,11 @@ class Builder {
 
 // ---- Many pairs --------------------------------------------------------------------------------
 
-// Pairs that a step is computed for at once. Their values lie one behind the other, floats in the
-// type of sums, integers as i64, booleans as bytes, and step n begins at n * kStepBytes.
-inline constexpr i64 kStepLanes = 64;
+// The most pairs that a step is computed for at once, and what their number is a multiple of.
+// Values lie one behind the other, floats in the type of sums, integers as i64, booleans as bytes,
+// and step n begins at n * kStepBytes.
+inline constexpr i64 kStepLanes = 128;
+inline constexpr i64 kStepUnit = 32;
 inline constexpr i64 kStepBytes = kStepLanes * static_cast<i64>(sizeof(i64));
 
 // ---- One pair ----------------------------------------------------------------------------------

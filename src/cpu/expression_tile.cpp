@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <span>
 
 #include "plan/tiled_workspace.h"
 
@@ -20,19 +21,17 @@ using expression::Variable;
 
 namespace {
 
-constexpr i64 kLanesAtOnce = kStepLanes;
-
 // Elements at offsets, each as To.
 template <class From, class To, class Convert>
-void gather_as(const Tensor& tensor, const i64* offsets, To* to, const Convert& convert) {
+void gather_as(const Tensor& tensor, std::span<const i64> offsets, To* to, const Convert& convert) {
   const char* const data = static_cast<const char*>(tensor.data);
-  for (i64 lane = 0; lane < kLanesAtOnce; ++lane) {
-    to[lane] = convert(load_bytes<From>(data + offsets[lane] * static_cast<i64>(sizeof(From))));
+  for (const i64 offset : offsets) {
+    *to++ = convert(load_bytes<From>(data + offset * static_cast<i64>(sizeof(From))));
   }
 }
 
 template <class Real>
-void gather_floats(const Tensor& tensor, const i64* offsets, Real* to) {
+void gather_floats(const Tensor& tensor, std::span<const i64> offsets, Real* to) {
   const auto exact = [](auto x) { return static_cast<Real>(x); };
   const auto widened = [](auto x) { return static_cast<Real>(to_float(x)); };
   switch (tensor.dtype) {
@@ -47,13 +46,13 @@ void gather_floats(const Tensor& tensor, const i64* offsets, Real* to) {
   }
 }
 
-void gather_integers(const Tensor& tensor, const i64* offsets, i64* to) {
+void gather_integers(const Tensor& tensor, std::span<const i64> offsets, i64* to) {
   const auto exact = [](auto x) { return static_cast<i64>(x); };
   tensor.dtype == DType::kInt64 ? gather_as<i64>(tensor, offsets, to, exact)
                                 : gather_as<i32>(tensor, offsets, to, exact);
 }
 
-void gather_bools(const Tensor& tensor, const i64* offsets, u8* to) {
+void gather_bools(const Tensor& tensor, std::span<const i64> offsets, u8* to) {
   gather_as<u8>(tensor, offsets, to, [](u8 x) { return static_cast<u8>(x != 0); });
 }
 
@@ -108,25 +107,33 @@ void ExpressionTile<Real>::fill_variable(i32 step, const Strip& strip) {
   const auto value_at = [&](i64 index) {
     return is_position ? problem_.position(sequence_, index) : index;
   };
-  if (!is_along) return std::fill_n(to, kStepLanes, value_at(strip.across)), void();
-  for (i64 lane = 0; lane < kStepLanes; ++lane) {
+  const i64 count = strip.count();
+  if (!is_along) return std::fill_n(to, count, value_at(strip.across)), void();
+  for (i64 lane = 0; lane < count; ++lane) {
     to[lane] = value_at(min(strip.along.begin + lane, strip.along.end - 1));
   }
 }
 
 template <class Real>
-void ExpressionTile<Real>::read(i32 step) {
+void ExpressionTile<Real>::read(i32 step, i64 count) {
   const Step& one = program_.step(step);
   const Tensor& tensor = problem_.arrays[capture(one.index)];
-  alignas(64) i64 offsets[kStepLanes] = {};
+  alignas(64) i64 all[kStepLanes];
+  i64 common = 0;  // of indices that are one for the head
   for (int index = 0; index < one.num_args; ++index) {
+    if (program_.step(one.args[index]).on != 0) continue;
     const int axis = kMaxRank - one.num_args + index;
-    const i64 last = tensor.shape[axis] - 1, stride = tensor.strides[axis];
-    const i64* const given = lanes_of<i64>(one.args[index]);
-    for (i64 lane = 0; lane < kStepLanes; ++lane) {
-      offsets[lane] += clamp<i64>(given[lane], 0, last) * stride;
-    }
+    common += clamp<i64>(values_[one.args[index]].integer, 0, tensor.shape[axis] - 1) *
+              tensor.strides[axis];
   }
+  std::fill_n(all, count, common);
+  for (int index = 0; index < one.num_args; ++index) {
+    if (program_.step(one.args[index]).on == 0) continue;
+    const int axis = kMaxRank - one.num_args + index;
+    kernels_.add_offsets(lanes_of<i64>(one.args[index]), tensor.shape[axis] - 1,
+                         tensor.strides[axis], all, count);
+  }
+  const std::span<const i64> offsets(all, static_cast<size_t>(count));
   if (one.type == Type::kFloat) return gather_floats(tensor, offsets, lanes_of<Real>(step));
   if (one.type == Type::kInt) return gather_integers(tensor, offsets, lanes_of<i64>(step));
   gather_bools(tensor, offsets, lanes_of<u8>(step));
@@ -140,12 +147,13 @@ void ExpressionTile<Real>::run(const std::vector<i32>& list, const Strip& strip)
     const bool is_end = index == count;
     if (!is_end && program_.step(list[static_cast<size_t>(index)]).op > Op::kRead) continue;
     if (index > begin) {
-      kernels_.run_steps(program_.steps.data(), list.data() + begin, index - begin, slots_);
+      kernels_.run_steps(program_.steps.data(), list.data() + begin, index - begin, slots_,
+                         strip.count());
     }
     begin = index + 1;
     if (is_end) break;
     const i32 leaf = list[static_cast<size_t>(index)];
-    program_.step(leaf).op == Op::kRead ? read(leaf) : fill_variable(leaf, strip);
+    program_.step(leaf).op == Op::kRead ? read(leaf, strip.count()) : fill_variable(leaf, strip);
   }
 }
 
@@ -193,7 +201,8 @@ void ExpressionTile<Real>::map(Interval rows, Interval keys, Lanes lanes, Real* 
       [&](i64 row, i64 column, i64 count) {
         if (s_ < 0) return;
         std::copy_n(scores + row * stride + column, count, lanes_of<Real>(s_));
-        std::fill(lanes_of<Real>(s_) + count, lanes_of<Real>(s_) + kStepLanes, Real(0));
+        const i64 beyond = -count & (kStepUnit - 1);
+        std::fill_n(lanes_of<Real>(s_) + count, beyond, Real(0));
       },
       [&](i64 row, i64 column, i64 count) {
         std::copy_n(lanes_of<Real>(program_.score), count, scores + row * stride + column);

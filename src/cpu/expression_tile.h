@@ -37,6 +37,8 @@ class ExpressionTile {
     Lanes lanes;
     i64 across;  // the row, or the key, that all have
     Interval along;
+
+    i64 count() const { return ceil_div(along.size(), kStepUnit) * kStepUnit; }  // computed
   };
 
   template <class Load, class Store>
@@ -45,7 +47,7 @@ class ExpressionTile {
   void run_constant(const std::vector<i32>& list);
   void run(const std::vector<i32>& list, const Strip& strip);
   void fill_variable(i32 step, const Strip& strip);
-  void read(i32 step);
+  void read(i32 step, i64 count);
   template <class T>
   T* lanes_of(i32 step) const {
     return reinterpret_cast<T*>(slots_ + step * kStepBytes);

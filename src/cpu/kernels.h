@@ -122,6 +122,7 @@ struct ScoreBlock {
 
 using expression::kStepBytes;
 using expression::kStepLanes;
+using expression::kStepUnit;
 
 // All keys of some query rows, a key per lane. Rows of scores have room for a whole number of
 // vectors.
@@ -193,7 +194,12 @@ struct Kernels {
   void (*start_scores)(const ScoreBlock<Real>& block);
 
   // The values of steps list[0 .. count), none of which is a leaf, from those that they take.
-  void (*run_steps)(const expression::Step* steps, const i32* list, i64 count, char* slots);
+  // lanes: a multiple of kStepUnit, up to kStepLanes.
+  void (*run_steps)(const expression::Step* steps, const i32* list, i64 count, char* slots,
+                    i64 lanes);
+
+  // offsets += index clamped to [0, last], times stride.
+  void (*add_offsets)(const i64* index, i64 last, i64 stride, i64* offsets, i64 lanes);
 
   FewRowsKernels<Real, Real> few_rows;
 };

@@ -1,8 +1,8 @@
 // SPDX-FileCopyrightText: fulmen contributors
 // SPDX-License-Identifier: Apache-2.0
 //
-// Steps of a user's expression over kStepLanes pairs at once: each is one loop over arrays, which
-// the compiler makes vectors of. What they mean is core/program_values.cpp's word.
+// Steps of a user's expression over up to kStepLanes pairs at once: each is one loop over arrays,
+// which the compiler makes vectors of. What they mean is core/program_values.cpp's word.
 #pragma once
 
 #include "cpu/isa/exponential.h"
@@ -15,44 +15,58 @@ using expression::Op;
 using expression::Step;
 using expression::Type;
 
+// The values of all steps.
+struct StepSlots {
+  char* data;
+  i64 lanes;  // that are computed: a multiple of kStepUnit
+};
+
 // The values of a step; nothing else lies there while it has this type.
 template <class T>
-T* lanes_of(char* slots, i32 step) {
-  return static_cast<T*>(__builtin_assume_aligned(slots + step * kStepBytes, 64));
+T* lanes_of(const StepSlots& slots, i32 step) {
+  return static_cast<T*>(__builtin_assume_aligned(slots.data + step * kStepBytes, 64));
+}
+
+// call(lane) for each, in loops of a known length.
+template <class Call>
+[[gnu::always_inline]] inline void each_lane(i64 lanes, const Call& call) {
+  for (i64 first = 0; first < lanes; first += kStepUnit) {
+    for (i64 lane = first; lane < first + kStepUnit; ++lane) call(lane);
+  }
 }
 
 template <class Result, class T, class Function>
-[[gnu::always_inline]] inline void each(char* slots, i32 out, const Step& step,
+[[gnu::always_inline]] inline void each(const StepSlots& slots, i32 out, const Step& step,
                                         const Function& function) {
   Result* __restrict const to = lanes_of<Result>(slots, out);
   const T* const a = lanes_of<T>(slots, step.args[0]);
   const T* const b = lanes_of<T>(slots, step.args[step.num_args > 1 ? 1 : 0]);
-  for (i64 lane = 0; lane < kStepLanes; ++lane) to[lane] = function(a[lane], b[lane]);
+  each_lane(slots.lanes, [=](i64 lane) { to[lane] = function(a[lane], b[lane]); });
 }
 
 template <class T>
-[[gnu::always_inline]] inline void select_lanes(char* slots, i32 out, const Step& step) {
+[[gnu::always_inline]] inline void select_lanes(const StepSlots& slots, i32 out, const Step& step) {
   T* __restrict const to = lanes_of<T>(slots, out);
   const u8* const condition = lanes_of<u8>(slots, step.args[0]);
   const T* const a = lanes_of<T>(slots, step.args[1]);
   const T* const b = lanes_of<T>(slots, step.args[2]);
-  for (i64 lane = 0; lane < kStepLanes; ++lane) to[lane] = condition[lane] ? a[lane] : b[lane];
+  each_lane(slots.lanes, [=](i64 lane) { to[lane] = condition[lane] ? a[lane] : b[lane]; });
 }
 
 template <class T>
-[[gnu::always_inline]] inline void clamp_lanes(char* slots, i32 out, const Step& step) {
+[[gnu::always_inline]] inline void clamp_lanes(const StepSlots& slots, i32 out, const Step& step) {
   T* __restrict const to = lanes_of<T>(slots, out);
   const T* const x = lanes_of<T>(slots, step.args[0]);
   const T* const low = lanes_of<T>(slots, step.args[1]);
   const T* const high = lanes_of<T>(slots, step.args[2]);
-  for (i64 lane = 0; lane < kStepLanes; ++lane) {
+  each_lane(slots.lanes, [=](i64 lane) {
     const T raised = x[lane] < low[lane] ? low[lane] : x[lane];
     to[lane] = high[lane] < x[lane] && !(x[lane] < low[lane]) ? high[lane] : raised;
-  }
+  });
 }
 
 template <class T>
-void compare_lanes(char* slots, i32 out, const Step& step) {
+void compare_lanes(const StepSlots& slots, i32 out, const Step& step) {
   switch (step.op) {
     case Op::kLess:
       return each<u8, T>(slots, out, step, [](T a, T b) { return static_cast<u8>(a < b); });
@@ -65,7 +79,7 @@ void compare_lanes(char* slots, i32 out, const Step& step) {
   }
 }
 
-inline void logical_lanes(char* slots, i32 out, const Step& step) {
+inline void logical_lanes(const StepSlots& slots, i32 out, const Step& step) {
   switch (step.op) {
     case Op::kAnd:
       return each<u8, u8>(slots, out, step, [](u8 a, u8 b) { return static_cast<u8>(a & b); });
@@ -92,7 +106,7 @@ constexpr i64 step_remainder(i64 a, i64 b) {
 }
 
 // Sums and products of 64 bits wrap.
-void integer_lanes(char* slots, i32 out, const Step& step) {
+void integer_lanes(const StepSlots& slots, i32 out, const Step& step) {
   switch (step.op) {
     case Op::kAdd:
       return each<u64, u64>(slots, out, step, [](u64 a, u64 b) { return a + b; });
@@ -125,11 +139,11 @@ void integer_lanes(char* slots, i32 out, const Step& step) {
 
 // Of exp, tanh: a vector at a time. Beyond what exponential() takes, the standard library's.
 template <class Real>
-void exponential_lanes(char* slots, i32 out, const Step& step) {
+void exponential_lanes(const StepSlots& slots, i32 out, const Step& step) {
   constexpr Real kMost = 43;
   const Real* const a = lanes_of<Real>(slots, step.args[0]);
   Real* const to = lanes_of<Real>(slots, out);
-  for (i64 lane = 0; lane < kStepLanes; lane += kWidth<Real>) {
+  for (i64 lane = 0; lane < slots.lanes; lane += kWidth<Real>) {
     const Vector<Real> x = load(a + lane);
     store(to + lane, exponential<Real>(x > kMost ? Vector<Real>{} : x));
     if (!any(x > kMost)) continue;
@@ -141,10 +155,10 @@ void exponential_lanes(char* slots, i32 out, const Step& step) {
 }
 
 template <class Real>
-void tangent_lanes(char* slots, i32 out, const Step& step) {
+void tangent_lanes(const StepSlots& slots, i32 out, const Step& step) {
   const Real* const a = lanes_of<Real>(slots, step.args[0]);
   Real* const to = lanes_of<Real>(slots, out);
-  for (i64 lane = 0; lane < kStepLanes; lane += kWidth<Real>) {
+  for (i64 lane = 0; lane < slots.lanes; lane += kWidth<Real>) {
     store(to + lane, hyperbolic_tangent(load(a + lane)));
   }
 }
@@ -158,7 +172,7 @@ i64 step_floor(Real x) {
 }
 
 template <class Real>
-void function_lanes(char* slots, i32 out, const Step& step) {
+void function_lanes(const StepSlots& slots, i32 out, const Step& step) {
   switch (step.op) {
     case Op::kExp:
       return exponential_lanes<Real>(slots, out, step);
@@ -179,7 +193,7 @@ void function_lanes(char* slots, i32 out, const Step& step) {
 }
 
 template <class Real>
-void float_lanes(char* slots, i32 out, const Step& step) {
+void float_lanes(const StepSlots& slots, i32 out, const Step& step) {
   switch (step.op) {
     case Op::kAdd:
       return each<Real, Real>(slots, out, step, [](Real a, Real b) { return a + b; });
@@ -215,7 +229,8 @@ void float_lanes(char* slots, i32 out, const Step& step) {
 }
 
 template <class Real>
-void run_steps(const Step* steps, const i32* list, i64 count, char* slots) {
+void run_steps(const Step* steps, const i32* list, i64 count, char* data, i64 lanes) {
+  const StepSlots slots{data, lanes};
   for (i64 index = 0; index < count; ++index) {
     const i32 out = list[index];
     const Step& step = steps[out];
@@ -234,6 +249,13 @@ void run_steps(const Step* steps, const i32* list, i64 count, char* slots) {
       logical_lanes(slots, out, step);
     }
   }
+}
+
+inline void add_offsets(const i64* index, i64 last, i64 stride, i64* offsets, i64 lanes) {
+  each_lane(lanes, [=](i64 lane) {
+    const i64 raised = index[lane] < 0 ? 0 : index[lane];
+    offsets[lane] += (raised > last ? last : raised) * stride;
+  });
 }
 
 }  // namespace

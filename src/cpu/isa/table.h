@@ -30,6 +30,7 @@ constexpr Kernels<Real> table(const char* isa) {
       gradient<Real>,
       start_scores<Real>,
       run_steps<Real>,
+      add_offsets,
       {arrange_rows<Real>, dot_rows<Real>, weigh_rows<StoresWeights<Real>, Real>, add_rows<Real>}};
 }
 
