@@ -23,6 +23,9 @@ PlanOrRefusal plan_decode_sm80(const Problem& problem, const Gpu& gpu);
 // multiprocessors as `gpu` has. The kernel launched next must not wait for it before its own end.
 std::unique_ptr<GpuPlan> plan_decode_beside(const Problem& problem, const Gpu& gpu);
 
+// Whether rows of o are 16-byte vectors.
+bool has_aligned_o(const Problem& problem);
+
 // What plan_decode_sm80 compiles for.
 DecodeSm80Config decode_sm80_config(const Problem& problem, const Gpu& gpu);
 

@@ -235,8 +235,8 @@ struct KeyCursor {
 };
 
 // The counts of chunks that a block of the grid makes at its start, a thread a sequence, with words
-// of shared memory. All threads together.
-template <DecodeSm80Config kConfig>
+// of shared memory. All threads of the block together.
+template <DecodeSm80Config kConfig, i32 kThreads = kConfig.threads()>
 class KeyCounts {
  public:
   // words: 32 for warps, 2 for what is found.
@@ -248,12 +248,12 @@ class KeyCounts {
     } else {
       count_round(0);
       i32 more = 0;
-      for (i64 index = kConfig.threads() + ptx::thread_index(); index < p.num_sequences;
-           index += kConfig.threads()) {
+      for (i64 index = kThreads + ptx::thread_index(); index < p.num_sequences;
+           index += kThreads) {
         more += counted(index);
       }
       of_head_ = of_round_;
-      if (p.num_sequences > kConfig.threads()) {
+      if (p.num_sequences > kThreads) {
         before_own(more, more);
         of_head_ += more;
       }
@@ -282,7 +282,7 @@ class KeyCounts {
         if (round > 0) count_round(round);
         const i32 own = wanted - before - before_own_;
         if (0 <= own && own < own_) {
-          const i32 index = round * kConfig.threads() + static_cast<i32>(ptx::thread_index());
+          const i32 index = round * kThreads + static_cast<i32>(ptx::thread_index());
           ptx::store_shared(words_ + 32 * 4, static_cast<u32>(index));
           ptx::store_shared(words_ + 33 * 4, static_cast<u32>(before + before_own_));
         }
@@ -307,7 +307,7 @@ class KeyCounts {
     return count;
   }
   void count_round(i32 round) {
-    own_ = counted(i64{round} * kConfig.threads() + ptx::thread_index());
+    own_ = counted(i64{round} * kThreads + ptx::thread_index());
     before_own_ = before_own(own_, of_round_);
   }
 
@@ -331,7 +331,7 @@ class KeyCounts {
     i32 before = 0;
     of_all = 0;
 #pragma unroll
-    for (i32 warp = 0; warp < kConfig.warps(); ++warp) {
+    for (i32 warp = 0; warp < kThreads / 32; ++warp) {
       const u32 word = ptx::load_shared(words_ + warp * 4);
       const i32 sum = static_cast<i32>(word & ~kEmpty);
       has_empty_ |= (word & kEmpty) != 0;

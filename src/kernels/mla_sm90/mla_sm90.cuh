@@ -1,0 +1,314 @@
+// SPDX-FileCopyrightText: fulmen contributors
+// SPDX-License-Identifier: Apache-2.0
+//
+// Attention over a latent cache on Hopper (multi-head latent attention: DeepSeek-V2, 2024): one
+// head of keys of 576 numbers, whose first 512 are the values, for all query heads. Rows of all
+// heads and query positions are the rows of a tile; a fixed grid divides the blocks of keys of all
+// sequences evenly (decode_sm80/scheduler.cuh). A warp copies each key once, for both products; two
+// warpgroups have half of the keys of a block for the scores and half of the dims for the output
+// (consumer.cuh). combine_mla adds up what several blocks have of one row tile.
+// Must hold: sm_90a, launched with threads() threads and shared_bytes() bytes.
+#pragma once
+
+#include "kernels/decode_sm80/scheduler.cuh"
+#include "kernels/forward_sm90/config.h"
+#include "kernels/mla_sm90/consumer.cuh"
+#include "kernels/mla_sm90/epilogue.cuh"
+#include "kernels/mla_sm90/producer.cuh"
+
+namespace fulmen {
+
+template <MlaSm90Config kConfig>
+struct MlaSm90 {
+  static constexpr DecodeSm80Config kSchedule = kConfig.schedule;
+  using Cursor = KeyCursor<kSchedule>;
+  using Tile = RowTile<kSchedule>;
+  using Counts = KeyCounts<kSchedule, MlaSm90Config::threads()>;
+
+  const MlaSm90Arguments& arguments;
+  const AttentionParams& p = arguments.attention;
+  MlaStorage shared{ptx::dynamic_shared()};
+  i32 row_tile = static_cast<i32>(ptx::block_index()) % arguments.row_tiles;
+  i32 worker = static_cast<i32>(ptx::block_index()) / arguments.row_tiles;
+  i32 workers = static_cast<i32>(ptx::num_blocks()) / arguments.row_tiles;
+  QueryRows rows{row_tile * MlaSm90Config::kRows / arguments.group,
+                 (row_tile * MlaSm90Config::kRows + MlaSm90Config::kRows - 1) / arguments.group};
+  Counts counts{p, rows, shared.words()};
+
+  void run() {
+    if (ptx::thread_index() == 0) {
+      ptx::prefetch_tensormap(arguments.kv);
+      shared.init();
+    }
+    ptx::block_sync();
+    ptx::grid_dependents_launch();
+    const KeyShares shares(counts.of_head() * static_cast<i32>(p.heads_kv), workers);
+    if (worker < shares.num_workers && shares.num_chunks > 0) attend(shares);
+    if (counts.has_empty()) clear_sequences();
+    if (p.packed.q && row_tile == 0 && worker == 0) clear_rest();
+  }
+
+ private:
+  void attend(const KeyShares& shares) {
+    const i32 of_head = counts.of_head();
+    const i32 begin = shares.begin(worker), end = shares.begin(worker + 1);
+    Cursor cursor{&p, rows, {}, begin / of_head, 0, 0, {}, {}};
+    const i32 tile_begin = begin - begin % of_head + counts.seek(cursor, begin % of_head);
+    const i32 warpgroup = ptx::broadcast(ptx::thread_index() / 128);
+    if (warpgroup == 2) {
+      ptx::setmaxnreg_dec<MlaSm90Config::producer_registers()>();
+      if (ptx::broadcast(ptx::thread_index() / 32 % 4) != 0) return;
+      const i32 box_rows = kSchedule.paged ? key_box_rows(p, MlaSm90Config::kKeys) : MlaSm90Config::kKeys;
+      MlaProducer<kConfig>{arguments, shared, box_rows}.run(cursor, end - begin);
+      return;
+    }
+    ptx::setmaxnreg_inc<MlaSm90Config::consumer_registers()>();
+    consume(shares, cursor, tile_begin, warpgroup);
+  }
+
+  void consume(const KeyShares& shares, Cursor& cursor, i32 tile_begin, i32 warpgroup) {
+    const i32 end = shares.begin(worker + 1);
+    MlaConsumer<kConfig> consumer{p, shared, warpgroup, ptx::thread_index() % 128,
+                                  score_log2<kSchedule>(p)};
+    u32 count = 0;
+#pragma unroll 1
+    for (i32 block = shares.begin(worker);; ++count) {
+      const Tile tile(arguments.group, p, row_tile * MlaSm90Config::kRows, cursor.kv_head,
+                      cursor.index, cursor.sequence);
+      consumer.start(tile);
+      const i32 num_blocks = min(cursor.blocks.count - cursor.block, end - block);
+      i32 first = cursor.first_key(warpgroup);
+      if (warpgroup == 0) {
+        consumer.begin(first);
+        first += kSchedule.block_keys();
+      }
+#pragma unroll 1
+      for (i32 n = warpgroup == 0; n < num_blocks; ++n, first += kSchedule.block_keys()) {
+        consumer.step(first);
+      }
+      if (warpgroup == 0) consumer.end();
+      leave(consumer, tile, count,
+            {worker, shares.owner(tile_begin),
+             shares.owner(tile_begin + cursor.blocks.num_chunks() - 1)});
+      block += num_blocks;
+      if (block == end) break;
+      tile_begin += cursor.blocks.num_chunks();
+      cursor.next_tile();
+    }
+  }
+
+  // Row tile number `count` of this block.
+  void leave(MlaConsumer<kConfig>& consumer, const Tile& tile, u32 count,
+             const DecodeParts& parts) const {
+    const i32 half = consumer.half;
+    const i32 row[2] = {consumer.row_of(0), consumer.row_of(1)};
+    MlaRow found[2];
+    const bool is_bad = ptx::load_shared(shared.bad(count)) != 0;
+#pragma unroll
+    for (i32 h = 0; h < 2; ++h) {
+      float sum = consumer.sum[h];
+      sum += ptx::shuffle_xor(sum, 1);
+      sum += ptx::shuffle_xor(sum, 2);
+      consumer.sum[h] = sum;
+      if (lane_index() % 4 == 0) {
+        ptx::store_shared(shared.sum(half, row[h]), __builtin_bit_cast(u32, sum));
+      }
+    }
+    MlaConsumer<kConfig>::sync_both();
+#pragma unroll
+    for (i32 h = 0; h < 2; ++h) {
+      const u32 other = ptx::load_shared(shared.sum(1 - half, row[h]));
+      const float sum = consumer.sum[h] + __builtin_bit_cast(float, other);
+      found[h] = {consumer.maximum[h], is_bad ? -1.f : sum};
+    }
+    if (parts.first == parts.last) {
+      const MlaStore<kConfig> store(tile, row, found);
+      if (half == 0) store.store_statistics();
+      u32 bad = 0;
+#pragma unroll
+      for (i32 n = 0; n < MlaSm90Config::kHalfDims / 16; ++n) {
+        const float* const o = consumer.O + 8 * n;
+        bad |= store.store({o[0], o[1], o[2], o[3], o[4], o[5], o[6], o[7]},
+                           half * MlaSm90Config::kHalfDims + 16 * n);
+      }
+      store.recompute_bad(bad, half * MlaSm90Config::kHalfDims, MlaSm90Config::kHalfDims);
+      return;
+    }
+    float* const part = MlaParts<kConfig>{arguments, row_tile}.part(parts.own, parts.own == parts.first);
+#pragma unroll
+    for (i32 n = 0; n < MlaSm90Config::kHalfDims / 8; ++n) {
+      const float* const o = consumer.O + 4 * n;
+      ptx::store_l2_x4(part + MlaParts<kConfig>::quad(half, n, consumer.thread),
+                       {{o[0], o[1], o[2], o[3]}});
+    }
+    if (half != 0 || lane_index() % 4 != 0) return;
+#pragma unroll
+    for (i32 h = 0; h < 2; ++h) {
+      float* const state = part + MlaParts<kConfig>::state(row[h]);
+      state[0] = found[h].maximum;
+      state[1] = found[h].sum;
+    }
+  }
+
+  // Rows of sequences that see no key: o = 0, lse = -inf.
+  void clear_sequences() const {
+    constexpr i32 kWarps = MlaSm90Config::threads() / 32;
+    for (i64 at = worker * kWarps + static_cast<i32>(warp_index()); at < p.num_sequences;
+         at += workers * kWarps) {
+      const i32 index = static_cast<i32>(at);
+      if (counts.count_of(index) != 0) continue;
+      const DecodeSequence sequence = decode_sequence<kSchedule>(p, index);
+      for (i32 kv_head = 0; kv_head < p.heads_kv; ++kv_head) {
+        clear({arguments.group, p, row_tile * MlaSm90Config::kRows, kv_head, index, sequence});
+      }
+    }
+  }
+
+  // Rows of a packed q past the last offset.
+  void clear_rest() const {
+    if (warp_index() != 0) return;
+    const i64 last = load_index(p.cu_q, p.num_sequences * p.cu_q.strides[3]);
+    DecodeSequence rest{};
+    rest.q_begin = static_cast<i32>(clamp<i64>(last, 0, p.q_rows));
+    rest.shape.q_len = static_cast<i32>(p.q_rows) - rest.q_begin;
+    const i32 num_rows = rest.shape.q_len * arguments.group;
+    for (i32 kv_head = 0; kv_head < p.heads_kv; ++kv_head) {
+      for (i32 first = 0; first < num_rows; first += MlaSm90Config::kRows) {
+        clear({arguments.group, p, first, kv_head, 0, rest});
+      }
+    }
+  }
+
+  // All lanes of a warp.
+  static void clear(const Tile& tile) {
+    constexpr i32 kQuads = kSchedule.d_v / 4;
+    const StoreRowTile<kSchedule> result{tile};
+    for (i32 n = static_cast<i32>(lane_index()); n < tile.num_rows() * kQuads; n += 32) {
+      result.clear(n / kQuads, n % kQuads);
+    }
+  }
+};
+
+template <MlaSm90Config kConfig>
+void mla_sm90(const MlaSm90Arguments& arguments) {
+  MlaSm90<kConfig>{arguments}.run();
+}
+
+// Adds up the parts of the row tile that a worker of mla_sm90 began and did not end, in the order
+// of their keys. A block has some of the dims of one such tile.
+template <MlaSm90Config kConfig>
+struct CombineMla {
+  static constexpr DecodeSm80Config kSchedule = kConfig.schedule;
+  static constexpr i32 kPairs = MlaSm90Config::kHalfDims / 16;  // of a warpgroup: 16 dims
+
+  const MlaSm90Arguments& arguments;
+  const AttentionParams& p = arguments.attention;
+  i32 slice = static_cast<i32>(ptx::block_index()) % arguments.slices;
+  i32 row_tile = static_cast<i32>(ptx::block_index()) / arguments.slices % arguments.row_tiles;
+  i32 worker = static_cast<i32>(ptx::block_index()) / arguments.slices / arguments.row_tiles;
+  i32 workers = static_cast<i32>(ptx::num_blocks()) / arguments.slices / arguments.row_tiles;
+  QueryRows rows{row_tile * MlaSm90Config::kRows / arguments.group,
+                 (row_tile * MlaSm90Config::kRows + MlaSm90Config::kRows - 1) / arguments.group};
+  MlaParts<kConfig> parts{arguments, row_tile};
+
+  void run() {
+    KeyCounts<kSchedule, MlaSm90Config::combine_threads()> counts(p, rows, ptx::dynamic_shared());
+    const i32 of_head = counts.of_head();
+    const KeyShares shares(of_head * static_cast<i32>(p.heads_kv), workers);
+    if (worker >= shares.num_workers || shares.num_chunks == 0) return;
+    const i32 begin = shares.begin(worker), end = shares.begin(worker + 1);
+    KeyCursor<kSchedule> cursor{&p, rows, {}, (end - 1) / of_head, 0, 0, {}, {}};
+    const i32 tile_begin = end - 1 - (end - 1) % of_head + counts.seek(cursor, (end - 1) % of_head);
+    const i32 tile_last = tile_begin + cursor.blocks.num_chunks() - 1;
+    if (tile_begin < begin || tile_last < end) return;
+    ptx::grid_dependency_wait();
+    add_parts(cursor, shares.owner(tile_last));
+  }
+
+ private:
+  void add_parts(const KeyCursor<kSchedule>& cursor, i32 last) const {
+    const RowTile<kSchedule> tile(arguments.group, p, row_tile * MlaSm90Config::kRows,
+                                  cursor.kv_head, cursor.index, cursor.sequence);
+    const u32 thread = ptx::thread_index();
+    const i32 row[2] = {static_cast<i32>(thread / 32 * 16 + thread % 32 / 4),
+                        static_cast<i32>(thread / 32 * 16 + thread % 32 / 4 + 8)};
+    const float log2s = score_log2<kSchedule>(p);
+    MlaRow total[2];
+#pragma unroll
+    for (i32 h = 0; h < 2; ++h) total[h] = sum_of_row(row[h], last, log2s);
+    const MlaStore<kConfig> store(tile, row, total);
+    if (slice == 0) store.store_statistics();
+    const i32 own = 2 * kPairs / arguments.slices;
+    u32 bad = 0;
+#pragma unroll 1
+    for (i32 pair = slice * own; pair < (slice + 1) * own; ++pair) {
+      float O[8];
+      sum_of_dims(O, pair, row, total, last, log2s);
+      bad |= store.store(O, 16 * pair);
+    }
+    store.recompute_bad(bad, slice * own * 16, own * 16);
+  }
+
+  const float* part(i32 of_worker) const { return parts.part(of_worker, of_worker == worker); }
+  static float weight_of(float maximum, float top, float log2s) {
+    return ptx::exp2((maximum - (top == -kInfinity<float> ? 0.f : top)) * log2s);
+  }
+
+  MlaRow sum_of_row(i32 row, i32 last, float log2s) const {
+    MlaRow total{-kInfinity<float>, 0};
+#pragma unroll 8
+    for (i32 from = worker; from <= last; ++from) {
+      total.maximum = ptx::max(total.maximum, ptx::load_l2(part(from) + parts.state(row)));
+    }
+    bool is_bad = false;
+#pragma unroll 8
+    for (i32 from = worker; from <= last; ++from) {
+      const float* const state = part(from) + parts.state(row);
+      const float sum = ptx::load_l2(state + 1);
+      is_bad |= sum < 0;
+      total.sum += sum * weight_of(ptx::load_l2(state), total.maximum, log2s);
+    }
+    if (is_bad) total.sum = -1;
+    return total;
+  }
+
+  // Sixteen dims, number `pair` of all, of a thread's two rows.
+  void sum_of_dims(float (&O)[8], i32 pair, const i32 (&row)[2], const MlaRow (&total)[2], i32 last,
+                   float log2s) const {
+    constexpr i32 kAtOnce = 8;
+#pragma unroll
+    for (float& o : O) o = 0;
+    const i32 half = pair / kPairs, n = pair % kPairs * 2;
+    const i64 at = MlaParts<kConfig>::quad(half, n, ptx::thread_index());
+    const i64 next = MlaParts<kConfig>::quad(half, n + 1, ptx::thread_index());
+#pragma unroll 1
+    for (i32 first = worker; first <= last; first += kAtOnce) {
+      ptx::F32x4 o[kAtOnce][2];
+      float weights[kAtOnce][2];
+#pragma unroll
+      for (i32 i = 0; i < kAtOnce; ++i) {  // those behind the last: the last again, with weight 0
+        const float* const from = part(min(first + i, last));
+        o[i][0] = ptx::load_l2_x4(from + at);
+        o[i][1] = ptx::load_l2_x4(from + next);
+#pragma unroll
+        for (i32 h = 0; h < 2; ++h) {
+          const float maximum = ptx::load_l2(from + parts.state(row[h]));
+          weights[i][h] =
+              first + i <= last ? weight_of(maximum, total[h].maximum, log2s) : 0.f;
+        }
+      }
+#pragma unroll
+      for (i32 i = 0; i < kAtOnce; ++i) {
+#pragma unroll
+        for (i32 f = 0; f < 8; ++f) O[f] += weights[i][f / 2 % 2] * o[i][f / 4].word[f % 4];
+      }
+    }
+  }
+};
+
+template <MlaSm90Config kConfig>
+void combine_mla(const MlaSm90Arguments& arguments) {
+  CombineMla<kConfig>{arguments}.run();
+}
+
+}  // namespace fulmen
