@@ -41,11 +41,12 @@ struct MlaSm90Config {
   static constexpr i32 producer_registers() { return 40; }
 
   // Shared memory, in this order: Q, the two halves of a block of keys, P, the reference of every
-  // row of P, sums of the rows of each warpgroup, words (KeyCounts has 36 of them), barriers.
+  // row of P and which of them grew, sums of the rows of each warpgroup, words (KeyCounts has 36 of them), barriers.
   static constexpr i32 keys_at() { return kTiles * kTileBytes; }
   static constexpr i32 p_at() { return keys_at() + 2 * kTiles * kTileBytes; }
   static constexpr i32 references_at() { return p_at() + kTileBytes; }
-  static constexpr i32 sums_at() { return references_at() + kRows * 4; }
+  static constexpr i32 grew_at() { return references_at() + kRows * 4; }
+  static constexpr i32 sums_at() { return grew_at() + 32; }
   static constexpr i32 words_at() { return sums_at() + 2 * kRows * 4; }
   static constexpr i32 bad_at() { return words_at() + DecodeSm80Config::num_words() * 4; }
   static constexpr i32 barriers_at() { return bad_at() + 16; }

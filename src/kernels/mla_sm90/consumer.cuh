@@ -75,26 +75,36 @@ struct MlaConsumer {
     Scores S;
     issue_scores(S);
     ptx::wgmma_wait<0>();
-    release(half, 2);
-    clear_tail(first);
-    softmax(S, first);
-    publish_and_multiply(S);
+    const float before[2] = {maximum[0], maximum[1]};
+    settle(S, first);
+    publish_and_multiply(S, follow(before));
   }
 
-  // A half from key `first` on, after P of the half before it.
-  void step(i32 first) {
+  // Half 0 of a later block, from key `first` on. The product with P of the block before it comes
+  // first: what it frees of half 1 is what the other warpgroup waits for.
+  void step_first(i32 first) {
+    Scores S;
+    multiply_other();
+    issue_scores(S);
+    ptx::wgmma_wait<1>();
+    release(1 - half, half);
+    ptx::wgmma_wait<0>();
+    const float before[2] = {maximum[0], maximum[1]};
+    settle(S, first);
+    publish_and_multiply(S, follow(before));
+  }
+
+  // Half 1 of a block. The product with P of half 0 runs under the softmax.
+  void step_second(i32 first) {
     Scores S;
     issue_scores(S);
     multiply_other();
     ptx::wgmma_wait<1>();
-    release(half, 2);
-    clear_tail(first);
     const float before[2] = {maximum[0], maximum[1]};
-    softmax(S, first);
+    settle(S, first);
     ptx::wgmma_wait<0>();
     release(1 - half, half);
-    follow(before);
-    publish_and_multiply(S);
+    publish_and_multiply(S, follow(before));
   }
 
   // P of half 1 of the last block.
@@ -160,14 +170,17 @@ struct MlaConsumer {
   // O += P V with P of the other's half, which was published, and its reference taken over.
   void multiply_other() {
     ptx::bar_sync(kPublished + 1 - half, 256);
-    const float before[2] = {maximum[0], maximum[1]};
+    const ptx::U32x4 grew = ptx::load_shared_x4(shared.grew(1 - half));
+    if ((grew.word[0] | grew.word[1] | grew.word[2] | grew.word[3]) != 0) {
+      ptx::wgmma_wait<0>();  // whose wait would else be everywhere (the assembler's C7517)
+      const float before[2] = {maximum[0], maximum[1]};
 #pragma unroll
-    for (i32 h = 0; h < 2; ++h) {
-      maximum[h] = __builtin_bit_cast(float, ptx::load_shared(shared.reference(row_of(h))));
+      for (i32 h = 0; h < 2; ++h) {
+        maximum[h] = __builtin_bit_cast(float, ptx::load_shared(shared.reference(row_of(h))));
+        sum[h] *= factor(before[h], maximum[h]);
+      }
+      follow(before);
     }
-    follow(before);
-#pragma unroll
-    for (i32 h = 0; h < 2; ++h) sum[h] *= before[h] == maximum[h] ? 1 : factor(before[h], maximum[h]);
     const MlaTile P = shared.p(), V = shared.keys(1 - half, half * MlaSm90Config::kHalfTiles);
     ptx::wgmma_fence();
 #pragma unroll
@@ -178,7 +191,7 @@ struct MlaConsumer {
   }
 
   // P for the other, and O += P V with it.
-  void publish_and_multiply(const Scores& S) {
+  void publish_and_multiply(const Scores& S, bool grew) {
     u32 P[MlaSm90Config::kKeys / 4];
 #pragma unroll
     for (i32 i = 0; i < MlaSm90Config::kKeys / 4; ++i) {
@@ -206,11 +219,19 @@ struct MlaConsumer {
         ptx::store_shared(shared.reference(row_of(h)), __builtin_bit_cast(u32, maximum[h]));
       }
     }
+    if (lane_index() == 0) ptx::store_shared(shared.grew(half) + thread / 32 * 4, grew);
     ptx::fence_proxy_async();
     ptx::bar_arrive(kPublished + half, 256);
     ptx::wgmma_wait<0>();
     release(half, half);
     phase ^= 1;
+  }
+
+  // P in S, once S is there.
+  void settle(Scores& S, i32 first) {
+    release(half, 2);
+    clear_tail(first);
+    softmax(S, first);
   }
 
   // Rows of the half past the sequence's end become 0: a probability of 0 times whatever lies
@@ -277,14 +298,16 @@ struct MlaConsumer {
   }
 
   float factor(float before, float now) const {
+    if (before == now) return 1;
     return before == -kInfinity<float> ? 0.f : ptx::exp2((before - now) * log2s);
   }
-  // O becomes relative to `maximum`.
-  void follow(const float (&before)[2]) {
-    if (!ptx::any(before[0] != maximum[0] || before[1] != maximum[1])) return;
+  // O becomes relative to `maximum`, of all rows of a warp; whether some of them grew.
+  bool follow(const float (&before)[2]) {
+    if (!ptx::any(before[0] != maximum[0] || before[1] != maximum[1])) return false;
     const float factors[2] = {factor(before[0], maximum[0]), factor(before[1], maximum[1])};
 #pragma unroll
     for (i32 f = 0; f < kFloats; ++f) O[f] *= factors[f / 2 % 2];
+    return true;
   }
 };
 

@@ -80,13 +80,15 @@ struct MlaSm90 {
       i32 first = cursor.first_key(warpgroup);
       if (warpgroup == 0) {
         consumer.begin(first);
-        first += kSchedule.block_keys();
-      }
 #pragma unroll 1
-      for (i32 n = warpgroup == 0; n < num_blocks; ++n, first += kSchedule.block_keys()) {
-        consumer.step(first);
+        for (i32 n = 1; n < num_blocks; ++n) consumer.step_first(first += kSchedule.block_keys());
+        consumer.end();
+      } else {
+#pragma unroll 1
+        for (i32 n = 0; n < num_blocks; ++n, first += kSchedule.block_keys()) {
+          consumer.step_second(first);
+        }
       }
-      if (warpgroup == 0) consumer.end();
       leave(consumer, tile, count,
             {worker, shares.owner(tile_begin),
              shares.owner(tile_begin + cursor.blocks.num_chunks() - 1)});
@@ -275,32 +277,42 @@ struct CombineMla {
   // Sixteen dims, number `pair` of all, of a thread's two rows.
   void sum_of_dims(float (&O)[8], i32 pair, const i32 (&row)[2], const MlaRow (&total)[2], i32 last,
                    float log2s) const {
-    constexpr i32 kAtOnce = 8;
 #pragma unroll
     for (float& o : O) o = 0;
-    const i32 half = pair / kPairs, n = pair % kPairs * 2;
-    const i64 at = MlaParts<kConfig>::quad(half, n, ptx::thread_index());
-    const i64 next = MlaParts<kConfig>::quad(half, n + 1, ptx::thread_index());
+    i32 from = worker;
 #pragma unroll 1
-    for (i32 first = worker; first <= last; first += kAtOnce) {
-      ptx::F32x4 o[kAtOnce][2];
-      float weights[kAtOnce][2];
+    for (; from + 7 <= last; from += 8) add<8>(O, pair, row, total, from, log2s);
+#pragma unroll 1
+    for (; from + 1 <= last; from += 2) add<2>(O, pair, row, total, from, log2s);
+    if (from == last) add<1>(O, pair, row, total, from, log2s);
+  }
+
+  // So many parts from `first` on, all read before the first is added.
+  template <i32 kCount>
+  void add(float (&O)[8], i32 pair, const i32 (&row)[2], const MlaRow (&total)[2], i32 first,
+           float log2s) const {
+    const i64 at = MlaParts<kConfig>::quad(pair / kPairs, pair % kPairs * 2, ptx::thread_index());
+    const i64 next = at + 512;
+    ptx::F32x4 o[kCount][2];
+    float weights[kCount][2];
 #pragma unroll
-      for (i32 i = 0; i < kAtOnce; ++i) {  // those behind the last: the last again, with weight 0
-        const float* const from = part(min(first + i, last));
-        o[i][0] = ptx::load_l2_x4(from + at);
-        o[i][1] = ptx::load_l2_x4(from + next);
+    for (i32 i = 0; i < kCount; ++i) {
+      const float* const from = part(first + i);
+      o[i][0] = ptx::load_l2_x4(from + at);
+      o[i][1] = ptx::load_l2_x4(from + next);
 #pragma unroll
-        for (i32 h = 0; h < 2; ++h) {
-          const float maximum = ptx::load_l2(from + parts.state(row[h]));
-          weights[i][h] =
-              first + i <= last ? weight_of(maximum, total[h].maximum, log2s) : 0.f;
+      for (i32 h = 0; h < 2; ++h) weights[i][h] = ptx::load_l2(from + parts.state(row[h]));
+    }
+#pragma unroll
+    for (i32 i = 0; i < kCount; ++i) {
+#pragma unroll
+      for (i32 h = 0; h < 2; ++h) {
+        const float weight = weight_of(weights[i][h], total[h].maximum, log2s);
+#pragma unroll
+        for (i32 f = 2 * h; f < 8; f += 4) {
+          O[f] += weight * o[i][f / 4].word[f % 4];
+          O[f + 1] += weight * o[i][f / 4].word[f % 4 + 1];
         }
-      }
-#pragma unroll
-      for (i32 i = 0; i < kAtOnce; ++i) {
-#pragma unroll
-        for (i32 f = 0; f < 8; ++f) O[f] += weights[i][f / 2 % 2] * o[i][f / 4].word[f % 4];
       }
     }
   }

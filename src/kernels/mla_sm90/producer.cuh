@@ -11,10 +11,13 @@
 
 namespace fulmen {
 
-// Where one box of keys lies: coordinates of the copy engine.
-struct MlaBox {
-  i32 row;
-  i32 batch;
+// Where the boxes of a half lie that a lane has: coordinates of the copy engine, as they come from
+// memory. A row of -1: past the last key.
+template <i32 kCount>
+struct MlaBoxes {
+  i32 row[kCount];
+  i64 batch[kCount];  // or page
+  i32 kv_head;
 };
 
 template <MlaSm90Config kConfig>
@@ -31,38 +34,58 @@ struct MlaProducer {
   // Of this lane, in a half; kKeys or more: there is none.
   i32 first_row(i32 n) const { return (lane() + 32 * n) * box_rows; }
 
-  // Boxes past the last key lie behind the array, where the copy engine finds zeros.
-  MlaBox box_of(const KeyCursor<kSchedule>& cursor, i32 key, bool& is_bad) const {
+  using Boxes = MlaBoxes<kBoxes>;
+
+  Boxes boxes_of(const KeyCursor<kSchedule>& cursor, i32 half) const {
     const AttentionParams& p = arguments.attention;
-    const bool is_there = key < cursor.sequence.shape.kv_len;
-    if constexpr (!kSchedule.paged) {
-      const i32 batch = static_cast<i32>(cursor.kv_batch());
-      return {is_there ? cursor.sequence.kv_begin + key : static_cast<i32>(p.kv_rows), batch};
+    Boxes boxes;
+    boxes.kv_head = cursor.kv_head;
+#pragma unroll
+    for (i32 n = 0; n < kBoxes; ++n) {
+      const i32 key = cursor.first_key(half) + min(first_row(n), kKeys);
+      const bool is_there = key < cursor.sequence.shape.kv_len;
+      if constexpr (!kSchedule.paged) {
+        boxes.row[n] = is_there ? cursor.sequence.kv_begin + key : -1;
+        boxes.batch[n] = cursor.kv_batch();
+        continue;
+      }
+      boxes.row[n] = -1;
+      if (!is_there) continue;
+      const i64 request = p.page_indptr.present() ? 0 : cursor.index;
+      const u32 page_rows = static_cast<u32>(p.cache_layout.page_rows);
+      const u32 in_cache = static_cast<u32>(cursor.sequence.kv_begin + key);
+      const u32 entry = in_cache / page_rows;
+      boxes.row[n] = static_cast<i32>(in_cache - entry * page_rows);
+      boxes.batch[n] = AlignedIndex::load(
+          p.page_table,
+          p.page_table.offset(request, 0, 0, i64{cursor.sequence.first_page} + entry));
     }
-    const i32 no_page = static_cast<i32>(p.num_pages);
-    if (!is_there) return {0, no_page};
-    const i64 request = p.page_indptr.present() ? 0 : cursor.index;
-    const u32 page_rows = static_cast<u32>(p.cache_layout.page_rows);
-    const u32 in_cache = static_cast<u32>(cursor.sequence.kv_begin + key);
-    const u32 entry = in_cache / page_rows;
-    const i64 at = p.page_table.offset(request, 0, 0, i64{cursor.sequence.first_page} + entry);
-    const i64 id = AlignedIndex::load(p.page_table, at);
-    if (is_bad_page(id, p.num_pages)) {
-      is_bad = true;
-      return {0, no_page};
-    }
-    return {static_cast<i32>(in_cache - entry * page_rows), static_cast<i32>(id)};
+    return boxes;
   }
 
-  // phase: of the barriers of the half, which flips with every block of keys.
-  void load_half(const KeyCursor<kSchedule>& cursor, i32 half, u32 phase, u32 count) const {
-    MlaBox boxes[kBoxes];
+  // Boxes past the last key, and those whose entry names no page, lie behind the array, where the
+  // copy engine finds zeros. Whether there is one of the latter.
+  bool check(Boxes& boxes) const {
+    const AttentionParams& p = arguments.attention;
     bool is_bad = false;
 #pragma unroll
     for (i32 n = 0; n < kBoxes; ++n) {
-      boxes[n] = box_of(cursor, cursor.first_key(half) + min(first_row(n), kKeys), is_bad);
+      const bool is_past = boxes.row[n] < 0;
+      if constexpr (!kSchedule.paged) {
+        if (is_past) boxes.row[n] = static_cast<i32>(p.kv_rows);
+        continue;
+      }
+      const bool is_page = !is_past && !is_bad_page(boxes.batch[n], p.num_pages);
+      is_bad |= !is_past && !is_page;
+      if (!is_page) boxes.batch[n] = p.num_pages;
+      if (is_past) boxes.row[n] = 0;
     }
-    is_bad = ptx::any(is_bad);
+    return kSchedule.paged && ptx::any(is_bad);
+  }
+
+  // phase: of the barriers of the half, which flips with every block of keys.
+  void load_half(Boxes& boxes, i32 half, u32 phase, u32 count) const {
+    const bool is_bad = check(boxes);
 #pragma unroll 1
     for (i32 n = 0; n < MlaSm90Config::kTiles; ++n) {
       const i32 tile = MlaStorage::tile_at(half, n);
@@ -77,21 +100,30 @@ struct MlaProducer {
         const i32 row = first_row(box);
         if (row >= kKeys) continue;
         ptx::tma_load(shared.keys(half, tile).base + row * 128, arguments.kv,
-                      shared.full(half, tile), tile * MlaSm90Config::kColumns, boxes[box].row,
-                      cursor.kv_head, boxes[box].batch);
+                      shared.full(half, tile), tile * MlaSm90Config::kColumns, boxes.row[box],
+                      boxes.kv_head, static_cast<i32>(boxes.batch[box]));
       }
     }
   }
 
+  // Pages of a half are looked up before the copies of the half before it wait for their tiles.
   void run(KeyCursor<kSchedule>& cursor, i32 num_blocks) const {
     u32 count = 0;  // of row tiles
     if (lane() == 0) ptx::store_shared(shared.bad(0), 0);
+    Boxes next = boxes_of(cursor, 0);
 #pragma unroll 1
     for (i32 n = 0; n < num_blocks; ++n) {
-      load_half(cursor, 0, n % 2, count);
-      load_half(cursor, 1, n % 2, count);
-      if (++cursor.block < cursor.blocks.count || n + 1 == num_blocks) continue;
-      cursor.next_tile();
+      Boxes boxes = next;
+      next = boxes_of(cursor, 1);
+      load_half(boxes, 0, n % 2, count);
+      boxes = next;
+      const bool ends_tile = ++cursor.block == cursor.blocks.count;
+      if (n + 1 < num_blocks) {
+        if (ends_tile) cursor.next_tile();
+        next = boxes_of(cursor, 0);
+      }
+      load_half(boxes, 1, n % 2, count);
+      if (!ends_tile) continue;
       ++count;
       // The consumers have left row tile count - 3: they have read all blocks of count - 2.
       if (lane() == 0) ptx::store_shared(shared.bad(count), 0);

@@ -37,6 +37,8 @@ struct MlaStorage {
   constexpr MlaTile p() const { return {base + Config::p_at()}; }
   // Of P's rows: what its exponents are relative to.
   constexpr u32 reference(i32 row) const { return base + Config::references_at() + row * 4; }
+  // Of the warps that made P of a half: whether a reference grew.
+  constexpr u32 grew(i32 half) const { return base + Config::grew_at() + half * 16; }
   constexpr u32 sum(i32 warpgroup, i32 row) const {
     return base + Config::sums_at() + (warpgroup * Config::kRows + row) * 4;
   }
