@@ -48,6 +48,7 @@ if TYPE_CHECKING:
         explain,
         gpu_info,
     )
+    from .latent import attention_mla
     from .merging import merge
     from .planning import Plan, plan
 
@@ -73,6 +74,7 @@ __all__ = [
     "attention",
     "attention_backward",
     "attention_forward",
+    "attention_mla",
     "attention_paged",
     "attention_varlen",
     "build_info",
@@ -106,6 +108,7 @@ _MODULES = {
         "Forward Gradients attention attention_backward attention_forward attention_varlen"
     ),
     "inspection": "Explanation build_info dense_mask device_faults explain gpu_info",
+    "latent": "attention_mla",
     "merging": "merge",
     "planning": "Plan plan",
 }

@@ -7,6 +7,7 @@
 #include "core/error.h"
 #include "core/tensor.h"
 #include "gpu/forward_sm90/plan.h"
+#include "gpu/mla_sm90/plan.h"
 #include "gpu/jit/kernel_spec.h"
 #include "gpu/params.h"
 
@@ -150,7 +151,8 @@ std::vector<std::vector<KernelSpec>> forward_sm90_specs() {
           specs_of_sizes(pairs, causal, 1),
           specs_of_sizes(left_padded, causal),
           specs_of_sizes(paged, causal),
-          specs_of_sizes(paged, window)};
+          specs_of_sizes(paged, window),
+          mla_sm90_specs()};
 }
 
 }  // namespace fulmen::gpu

@@ -51,9 +51,10 @@ KernelSpec main_spec(const MlaSm90Config& config, const std::string& distinction
 
 KernelSpec combine_spec(const MlaSm90Config& config, const std::string& distinction) {
   KernelSpec spec =
-      spec_of<MlaSm90Arguments>("mla_sm90/mla_sm90", "combine_mla", distinction, config);
+      spec_of<MlaSm90Arguments>("mla_sm90/combine", "combine_mla", distinction, config);
   spec.num_threads = MlaSm90Config::combine_threads();
-  spec.shared_bytes = DecodeSm80Config::num_words() * 4;
+  spec.min_blocks = 2;
+  spec.shared_bytes = MlaSm90Config::combine_bytes();
   return spec;
 }
 
@@ -81,8 +82,9 @@ class MlaSm90Plan final : public GpuPlan {
     const bool is_empty = problem.num_sequences == 0 && !problem.packed.q;
     const std::string distinction = distinction_of(config);
     launches.push_back({main_spec(config, distinction), is_empty ? 0 : grid});
-    launches.push_back(
-        {combine_spec(config, distinction), workers > 1 && !is_empty ? grid * arguments_.slices : 0});
+    const i64 combined = arguments_.by_sequence ? problem.num_sequences * problem.heads_kv : workers;
+    launches.push_back({combine_spec(config, distinction),
+                        workers > 1 && !is_empty ? combined * row_tiles * arguments_.slices : 0});
     launches.back().overlap_previous = true;
     launches.insert(launches.end(), otherwise_->launches.begin(), otherwise_->launches.end());
   }
@@ -135,12 +137,13 @@ MlaSm90Arguments mla_sm90_arguments(const Problem& problem, i64 num_workers) {
   arguments.attention = attention_params(problem);
   arguments.group = static_cast<i32>(problem.group_size());
   arguments.row_tiles = static_cast<i32>(num_row_tiles(problem));
-  // Blocks that add parts, as many as multiprocessors and more: each sequence may have parts.
-  const i64 tiles = max<i64>(1, problem.num_sequences * problem.heads_kv * arguments.row_tiles);
+  arguments.workers = static_cast<i32>(num_workers);
+  const i64 sequences = max<i64>(1, problem.num_sequences * problem.heads_kv);
+  arguments.by_sequence = sequences < num_workers;
+  // Twice as many blocks as an H200 has multiprocessors, where they have as much to add.
+  const i64 tiles = min(sequences, num_workers) * arguments.row_tiles;
   arguments.slices = 4;
-  while (arguments.slices < kMostSlices && arguments.slices * min(tiles, num_workers) < 264) {
-    arguments.slices *= 2;
-  }
+  while (arguments.slices < kMostSlices && arguments.slices * tiles < 264) arguments.slices *= 2;
   return arguments;
 }
 

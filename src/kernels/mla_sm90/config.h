@@ -36,7 +36,7 @@ struct MlaSm90Config {
 
   // Two warpgroups and one, of which a warp copies.
   static constexpr i32 threads() { return 3 * 128; }
-  static constexpr i32 combine_threads() { return 128; }
+  static constexpr i32 combine_threads() { return 4 * 128; }
   static constexpr i32 consumer_registers() { return 232; }
   static constexpr i32 producer_registers() { return 40; }
 
@@ -52,6 +52,11 @@ struct MlaSm90Config {
   static constexpr i32 barriers_at() { return bad_at() + 16; }
   static constexpr i32 num_barriers() { return 2 * (kTiles + 3); }
   static constexpr i32 shared_bytes() { return barriers_at() + num_barriers() * 8; }
+
+  // Shared memory of combine_mla: words, the sums of all rows, O of all groups but one.
+  static constexpr i32 combine_totals_at() { return DecodeSm80Config::num_words() * 4; }
+  static constexpr i32 combine_sums_at() { return combine_totals_at() + kRows * 8; }
+  static constexpr i32 combine_bytes() { return combine_sums_at() + (combine_threads() - 128) * 32; }
 
   // A partial result in the workspace: O as the registers of the warpgroups have it, then maximum
   // and sum of every row.
@@ -71,7 +76,11 @@ struct MlaSm90Arguments {
   AttentionParams attention;
   i32 group;      // heads of q that share one of k and v
   i32 row_tiles;  // of a head of k and v; divides the grid
-  i32 slices;     // blocks that add up the parts of one row tile; divides 32
+  i32 workers;    // blocks of mla_sm90 of a row tile
+  // combine_mla: blocks for the parts of one row tile, which divide 16; whether there is one such
+  // for each sequence and head of keys, or for each worker.
+  i32 slices;
+  bool by_sequence;
   float* parts;   // (block, 2, part_floats()): of a row tile's later keys, of its first
 };
 

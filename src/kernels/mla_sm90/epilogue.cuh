@@ -12,6 +12,13 @@
 
 namespace fulmen {
 
+// The query rows of a row tile.
+template <MlaSm90Config kConfig>
+QueryRows query_rows_of(const MlaSm90Arguments& arguments, i32 row_tile) {
+  constexpr i32 kRows = MlaSm90Config::kRows;
+  return {row_tile * kRows / arguments.group, (row_tile * kRows + kRows - 1) / arguments.group};
+}
+
 // Maximum of a row's scores, and the sum of their exponentials; negative: some of its keys have no
 // page.
 struct MlaRow {

@@ -31,8 +31,7 @@ struct MlaSm90 {
   i32 row_tile = static_cast<i32>(ptx::block_index()) % arguments.row_tiles;
   i32 worker = static_cast<i32>(ptx::block_index()) / arguments.row_tiles;
   i32 workers = static_cast<i32>(ptx::num_blocks()) / arguments.row_tiles;
-  QueryRows rows{row_tile * MlaSm90Config::kRows / arguments.group,
-                 (row_tile * MlaSm90Config::kRows + MlaSm90Config::kRows - 1) / arguments.group};
+  QueryRows rows = query_rows_of<kConfig>(arguments, row_tile);
   Counts counts{p, rows, shared.words()};
 
   void run() {
@@ -194,133 +193,6 @@ struct MlaSm90 {
 template <MlaSm90Config kConfig>
 void mla_sm90(const MlaSm90Arguments& arguments) {
   MlaSm90<kConfig>{arguments}.run();
-}
-
-// Adds up the parts of the row tile that a worker of mla_sm90 began and did not end, in the order
-// of their keys. A block has some of the dims of one such tile.
-template <MlaSm90Config kConfig>
-struct CombineMla {
-  static constexpr DecodeSm80Config kSchedule = kConfig.schedule;
-  static constexpr i32 kPairs = MlaSm90Config::kHalfDims / 16;  // of a warpgroup: 16 dims
-
-  const MlaSm90Arguments& arguments;
-  const AttentionParams& p = arguments.attention;
-  i32 slice = static_cast<i32>(ptx::block_index()) % arguments.slices;
-  i32 row_tile = static_cast<i32>(ptx::block_index()) / arguments.slices % arguments.row_tiles;
-  i32 worker = static_cast<i32>(ptx::block_index()) / arguments.slices / arguments.row_tiles;
-  i32 workers = static_cast<i32>(ptx::num_blocks()) / arguments.slices / arguments.row_tiles;
-  QueryRows rows{row_tile * MlaSm90Config::kRows / arguments.group,
-                 (row_tile * MlaSm90Config::kRows + MlaSm90Config::kRows - 1) / arguments.group};
-  MlaParts<kConfig> parts{arguments, row_tile};
-
-  void run() {
-    KeyCounts<kSchedule, MlaSm90Config::combine_threads()> counts(p, rows, ptx::dynamic_shared());
-    const i32 of_head = counts.of_head();
-    const KeyShares shares(of_head * static_cast<i32>(p.heads_kv), workers);
-    if (worker >= shares.num_workers || shares.num_chunks == 0) return;
-    const i32 begin = shares.begin(worker), end = shares.begin(worker + 1);
-    KeyCursor<kSchedule> cursor{&p, rows, {}, (end - 1) / of_head, 0, 0, {}, {}};
-    const i32 tile_begin = end - 1 - (end - 1) % of_head + counts.seek(cursor, (end - 1) % of_head);
-    const i32 tile_last = tile_begin + cursor.blocks.num_chunks() - 1;
-    if (tile_begin < begin || tile_last < end) return;
-    ptx::grid_dependency_wait();
-    add_parts(cursor, shares.owner(tile_last));
-  }
-
- private:
-  void add_parts(const KeyCursor<kSchedule>& cursor, i32 last) const {
-    const RowTile<kSchedule> tile(arguments.group, p, row_tile * MlaSm90Config::kRows,
-                                  cursor.kv_head, cursor.index, cursor.sequence);
-    const u32 thread = ptx::thread_index();
-    const i32 row[2] = {static_cast<i32>(thread / 32 * 16 + thread % 32 / 4),
-                        static_cast<i32>(thread / 32 * 16 + thread % 32 / 4 + 8)};
-    const float log2s = score_log2<kSchedule>(p);
-    MlaRow total[2];
-#pragma unroll
-    for (i32 h = 0; h < 2; ++h) total[h] = sum_of_row(row[h], last, log2s);
-    const MlaStore<kConfig> store(tile, row, total);
-    if (slice == 0) store.store_statistics();
-    const i32 own = 2 * kPairs / arguments.slices;
-    u32 bad = 0;
-#pragma unroll 1
-    for (i32 pair = slice * own; pair < (slice + 1) * own; ++pair) {
-      float O[8];
-      sum_of_dims(O, pair, row, total, last, log2s);
-      bad |= store.store(O, 16 * pair);
-    }
-    store.recompute_bad(bad, slice * own * 16, own * 16);
-  }
-
-  const float* part(i32 of_worker) const { return parts.part(of_worker, of_worker == worker); }
-  static float weight_of(float maximum, float top, float log2s) {
-    return ptx::exp2((maximum - (top == -kInfinity<float> ? 0.f : top)) * log2s);
-  }
-
-  MlaRow sum_of_row(i32 row, i32 last, float log2s) const {
-    MlaRow total{-kInfinity<float>, 0};
-#pragma unroll 8
-    for (i32 from = worker; from <= last; ++from) {
-      total.maximum = ptx::max(total.maximum, ptx::load_l2(part(from) + parts.state(row)));
-    }
-    bool is_bad = false;
-#pragma unroll 8
-    for (i32 from = worker; from <= last; ++from) {
-      const float* const state = part(from) + parts.state(row);
-      const float sum = ptx::load_l2(state + 1);
-      is_bad |= sum < 0;
-      total.sum += sum * weight_of(ptx::load_l2(state), total.maximum, log2s);
-    }
-    if (is_bad) total.sum = -1;
-    return total;
-  }
-
-  // Sixteen dims, number `pair` of all, of a thread's two rows.
-  void sum_of_dims(float (&O)[8], i32 pair, const i32 (&row)[2], const MlaRow (&total)[2], i32 last,
-                   float log2s) const {
-#pragma unroll
-    for (float& o : O) o = 0;
-    i32 from = worker;
-#pragma unroll 1
-    for (; from + 7 <= last; from += 8) add<8>(O, pair, row, total, from, log2s);
-#pragma unroll 1
-    for (; from + 1 <= last; from += 2) add<2>(O, pair, row, total, from, log2s);
-    if (from == last) add<1>(O, pair, row, total, from, log2s);
-  }
-
-  // So many parts from `first` on, all read before the first is added.
-  template <i32 kCount>
-  void add(float (&O)[8], i32 pair, const i32 (&row)[2], const MlaRow (&total)[2], i32 first,
-           float log2s) const {
-    const i64 at = MlaParts<kConfig>::quad(pair / kPairs, pair % kPairs * 2, ptx::thread_index());
-    const i64 next = at + 512;
-    ptx::F32x4 o[kCount][2];
-    float weights[kCount][2];
-#pragma unroll
-    for (i32 i = 0; i < kCount; ++i) {
-      const float* const from = part(first + i);
-      o[i][0] = ptx::load_l2_x4(from + at);
-      o[i][1] = ptx::load_l2_x4(from + next);
-#pragma unroll
-      for (i32 h = 0; h < 2; ++h) weights[i][h] = ptx::load_l2(from + parts.state(row[h]));
-    }
-#pragma unroll
-    for (i32 i = 0; i < kCount; ++i) {
-#pragma unroll
-      for (i32 h = 0; h < 2; ++h) {
-        const float weight = weight_of(weights[i][h], total[h].maximum, log2s);
-#pragma unroll
-        for (i32 f = 2 * h; f < 8; f += 4) {
-          O[f] += weight * o[i][f / 4].word[f % 4];
-          O[f + 1] += weight * o[i][f / 4].word[f % 4 + 1];
-        }
-      }
-    }
-  }
-};
-
-template <MlaSm90Config kConfig>
-void combine_mla(const MlaSm90Arguments& arguments) {
-  CombineMla<kConfig>{arguments}.run();
 }
 
 }  // namespace fulmen
