@@ -83,7 +83,9 @@ def attention_mla(
     if page_table is not None or batch_index is not None or kv_start is not None:
         return attention_paged(q, kv, v, page_table, kv_lengths, **beside, **results, **options)
     if cu_q is not None:
-        raise ArgumentError("cu_q is given without page_table; packed queries need a table of pages")
+        raise ArgumentError(
+            "cu_q is given without page_table; packed queries need a table of pages"
+        )
     given = {name: x for name, x in results.items() if x is not None and x is not False}
     if kv_lengths is not None:
         given["kv_lengths"] = kv_lengths

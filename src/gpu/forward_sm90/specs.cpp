@@ -7,8 +7,8 @@
 #include "core/error.h"
 #include "core/tensor.h"
 #include "gpu/forward_sm90/plan.h"
-#include "gpu/mla_sm90/plan.h"
 #include "gpu/jit/kernel_spec.h"
+#include "gpu/mla_sm90/plan.h"
 #include "gpu/params.h"
 
 namespace fulmen::gpu {

@@ -69,8 +69,8 @@ class MlaSm90Plan final : public GpuPlan {
   MlaSm90Plan(const Problem& problem, const Gpu& gpu, std::unique_ptr<GpuPlan> otherwise)
       : otherwise_(std::move(otherwise)) {
     const i64 row_tiles = num_row_tiles(problem);
-    const i64 workers = clamp<i64>(gpu.num_multiprocessors / row_tiles, 1,
-                                   max<i64>(1, num_blocks(problem)));
+    const i64 workers =
+        clamp<i64>(gpu.num_multiprocessors / row_tiles, 1, max<i64>(1, num_blocks(problem)));
     arguments_ = mla_sm90_arguments(problem, workers);
     const MlaSm90Config config = mla_sm90_config(problem);
     const i64 grid = workers * row_tiles;
@@ -82,7 +82,8 @@ class MlaSm90Plan final : public GpuPlan {
     const bool is_empty = problem.num_sequences == 0 && !problem.packed.q;
     const std::string distinction = distinction_of(config);
     launches.push_back({main_spec(config, distinction), is_empty ? 0 : grid});
-    const i64 combined = arguments_.by_sequence ? problem.num_sequences * problem.heads_kv : workers;
+    const i64 combined =
+        arguments_.by_sequence ? problem.num_sequences * problem.heads_kv : workers;
     launches.push_back({combine_spec(config, distinction),
                         workers > 1 && !is_empty ? combined * row_tiles * arguments_.slices : 0});
     launches.back().overlap_previous = true;
@@ -121,10 +122,10 @@ MlaSm90Config mla_sm90_config(const Problem& problem) {
   schedule.score = score_options_of(problem);
   schedule.score.sinks = false;  // looked up when kernels run
   schedule.score.varlen |= problem.has_caches();
-  schedule.ragged = schedule.score.varlen &&
-                    (problem.packed.q || problem.packed.kv || !problem.has(Array::kKvLengths) ||
-                     problem.has(Array::kQLengths) || problem.has(Array::kKvStart) ||
-                     problem.has(Array::kPageIndptr));
+  schedule.ragged =
+      schedule.score.varlen && (problem.packed.q || problem.packed.kv ||
+                                !problem.has(Array::kKvLengths) || problem.has(Array::kQLengths) ||
+                                problem.has(Array::kKvStart) || problem.has(Array::kPageIndptr));
   schedule.paged = problem.is_paged();
   const bool is_last_row = problem.max_q == 1 && !problem.has(Array::kQLengths) &&
                            !problem.packed.q && problem.alignment == Alignment::kBottomRight;
@@ -163,9 +164,9 @@ bool prefers_mla_sm90(const Problem& problem, const Gpu& gpu) {
   if (rows_of_group(problem) == 0 || num_blocks(problem) >= kMostBlocks) return false;
   const i64 page_rows = problem.page_rows;
   const bool has_boxes =
-      !problem.is_paged() || (problem.num_pages > 0 && !problem.has(Array::kKvStart) &&
-                              page_rows % kFewestBoxRows == 0 &&
-                              max(problem.num_pages, page_rows) < 0x7fffffff);
+      !problem.is_paged() ||
+      (problem.num_pages > 0 && !problem.has(Array::kKvStart) && page_rows % kFewestBoxRows == 0 &&
+       max(problem.num_pages, page_rows) < 0x7fffffff);
   return has_boxes && problem.kv_rows > 0 && problem.kv_rows < 0x7fffff00 &&
          has_values_in_keys(problem) && has_aligned_rows(problem, Array::kV) &&
          has_aligned_o(problem) && sm90_layout_refusal(problem, Array::kK).empty();

@@ -248,8 +248,7 @@ class KeyCounts {
     } else {
       count_round(0);
       i32 more = 0;
-      for (i64 index = kThreads + ptx::thread_index(); index < p.num_sequences;
-           index += kThreads) {
+      for (i64 index = kThreads + ptx::thread_index(); index < p.num_sequences; index += kThreads) {
         more += counted(index);
       }
       of_head_ = of_round_;

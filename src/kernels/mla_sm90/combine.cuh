@@ -1,8 +1,9 @@
 // SPDX-FileCopyrightText: fulmen contributors
 // SPDX-License-Identifier: Apache-2.0
 //
-// Adds up the parts of a row tile that several workers of mla_sm90 have, in the order of their keys. A block has some of the dims of one such tile; groups of 128 threads, each as a
-// warpgroup of mla_sm90 has the tile, take every fourth part.
+// Adds up the parts of a row tile that several workers of mla_sm90 have, in the order of their
+// keys. A block has some of the dims of one such tile; groups of 128 threads, each as a warpgroup
+// of mla_sm90 has the tile, take every fourth part.
 #pragma once
 
 #include "kernels/decode_sm80/scheduler.cuh"
@@ -106,14 +107,14 @@ struct CombineMla {
     }
 #pragma unroll
     for (u32 step = 1; step < kLanes; step *= 2) {
-      total = merged(total, {ptx::shuffle_xor(total.maximum, step),
-                             ptx::shuffle_xor(total.sum, step)});
+      total =
+          merged(total, {ptx::shuffle_xor(total.maximum, step), ptx::shuffle_xor(total.sum, step)});
       is_bad |= ptx::shuffle_xor(static_cast<u32>(is_bad), step) != 0;
     }
     if (lane == 0) {
       const float sum = is_bad ? -1.f : total.sum;
-      ptx::store_shared_x2(total_at(row), {{__builtin_bit_cast(u32, total.maximum),
-                                            __builtin_bit_cast(u32, sum)}});
+      ptx::store_shared_x2(
+          total_at(row), {{__builtin_bit_cast(u32, total.maximum), __builtin_bit_cast(u32, sum)}});
     }
     ptx::block_sync();  // rows -> their sums
   }

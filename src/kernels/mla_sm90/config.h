@@ -41,7 +41,8 @@ struct MlaSm90Config {
   static constexpr i32 producer_registers() { return 40; }
 
   // Shared memory, in this order: Q, the two halves of a block of keys, P, the reference of every
-  // row of P and which of them grew, sums of the rows of each warpgroup, words (KeyCounts has 36 of them), barriers.
+  // row of P and which of them grew, sums of the rows of each warpgroup, words (KeyCounts has 36 of
+  // them), barriers.
   static constexpr i32 keys_at() { return kTiles * kTileBytes; }
   static constexpr i32 p_at() { return keys_at() + 2 * kTiles * kTileBytes; }
   static constexpr i32 references_at() { return p_at() + kTileBytes; }
@@ -56,7 +57,9 @@ struct MlaSm90Config {
   // Shared memory of combine_mla: words, the sums of all rows, O of all groups but one.
   static constexpr i32 combine_totals_at() { return DecodeSm80Config::num_words() * 4; }
   static constexpr i32 combine_sums_at() { return combine_totals_at() + kRows * 8; }
-  static constexpr i32 combine_bytes() { return combine_sums_at() + (combine_threads() - 128) * 32; }
+  static constexpr i32 combine_bytes() {
+    return combine_sums_at() + (combine_threads() - 128) * 32;
+  }
 
   // A partial result in the workspace: O as the registers of the warpgroups have it, then maximum
   // and sum of every row.
@@ -81,7 +84,7 @@ struct MlaSm90Arguments {
   // for each sequence and head of keys, or for each worker.
   i32 slices;
   bool by_sequence;
-  float* parts;   // (block, 2, part_floats()): of a row tile's later keys, of its first
+  float* parts;  // (block, 2, part_floats()): of a row tile's later keys, of its first
 };
 
 }  // namespace fulmen

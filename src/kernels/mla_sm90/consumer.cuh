@@ -143,7 +143,8 @@ struct MlaConsumer {
       for (i32 i = 0; i < kAtOnce; ++i) {
         const u32 at = static_cast<u32>((n + i) * 256 + first);
         const u32 unit = at % kUnits;
-        ptx::store_shared_x4(shared.q(static_cast<i32>(unit / 8)).unit(at / kUnits, unit % 8), x[i]);
+        ptx::store_shared_x4(shared.q(static_cast<i32>(unit / 8)).unit(at / kUnits, unit % 8),
+                             x[i]);
       }
     }
     ptx::fence_proxy_async();

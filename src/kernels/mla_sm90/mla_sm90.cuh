@@ -57,7 +57,8 @@ struct MlaSm90 {
     if (warpgroup == 2) {
       ptx::setmaxnreg_dec<MlaSm90Config::producer_registers()>();
       if (ptx::broadcast(ptx::thread_index() / 32 % 4) != 0) return;
-      const i32 box_rows = kSchedule.paged ? key_box_rows(p, MlaSm90Config::kKeys) : MlaSm90Config::kKeys;
+      const i32 box_rows =
+          kSchedule.paged ? key_box_rows(p, MlaSm90Config::kKeys) : MlaSm90Config::kKeys;
       MlaProducer<kConfig>{arguments, shared, box_rows}.run(cursor, end - begin);
       return;
     }
@@ -135,7 +136,8 @@ struct MlaSm90 {
       store.recompute_bad(bad, half * MlaSm90Config::kHalfDims, MlaSm90Config::kHalfDims);
       return;
     }
-    float* const part = MlaParts<kConfig>{arguments, row_tile}.part(parts.own, parts.own == parts.first);
+    float* const part =
+        MlaParts<kConfig>{arguments, row_tile}.part(parts.own, parts.own == parts.first);
 #pragma unroll
     for (i32 n = 0; n < MlaSm90Config::kHalfDims / 8; ++n) {
       const float* const o = consumer.O + 4 * n;
