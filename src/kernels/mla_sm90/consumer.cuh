@@ -27,6 +27,9 @@ struct MlaConsumer {
   using Scores = float[MlaSm90Config::kKeys / 2];
   using Tile = RowTile<kSchedule>;
 
+  // Of K, before the product with the other's P: the last, and those of this warpgroup's dims.
+  static constexpr i32 kFirstTiles = 1 + MlaSm90Config::kHalfTiles;
+
   // Named barriers: P of a half is there, for both warpgroups; both have come; those of one have.
   static constexpr u32 kPublished = 1;
   static constexpr u32 kBoth = 3;
@@ -70,41 +73,26 @@ struct MlaConsumer {
     load_q(tile);
   }
 
-  // Half 0 of the first block: nothing of the other is there yet.
+  // Half 0 of the first block of a row tile: nothing of the other is there yet.
   void begin(i32 first) {
     Scores S;
-    issue_scores(S);
+    issue_scores<0, kFirstTiles>(S);
+    issue_scores<kFirstTiles, MlaSm90Config::kTiles>(S);
     ptx::wgmma_wait<0>();
-    const float before[2] = {maximum[0], maximum[1]};
-    settle(S, first);
-    publish_and_multiply(S, follow(before));
+    finish(S, first);
   }
 
-  // Half 0 of a later block, from key `first` on. The product with P of the block before it comes
-  // first: what it frees of half 1 is what the other warpgroup waits for.
-  void step_first(i32 first) {
+  // A half of a block, from key `first` on. The product with the other's P comes as soon as its
+  // own tiles of K are done with: what it frees is what the other needs to end its next scores.
+  void step(i32 first) {
     Scores S;
+    issue_scores<0, kFirstTiles>(S);
     multiply_other();
-    issue_scores(S);
+    issue_scores<kFirstTiles, MlaSm90Config::kTiles>(S);
     ptx::wgmma_wait<1>();
     release(1 - half, half);
     ptx::wgmma_wait<0>();
-    const float before[2] = {maximum[0], maximum[1]};
-    settle(S, first);
-    publish_and_multiply(S, follow(before));
-  }
-
-  // Half 1 of a block. The product with P of half 0 runs under the softmax.
-  void step_second(i32 first) {
-    Scores S;
-    issue_scores(S);
-    multiply_other();
-    ptx::wgmma_wait<1>();
-    const float before[2] = {maximum[0], maximum[1]};
-    settle(S, first);
-    ptx::wgmma_wait<0>();
-    release(1 - half, half);
-    publish_and_multiply(S, follow(before));
+    finish(S, first);
   }
 
   // P of half 1 of the last block.
@@ -119,43 +107,51 @@ struct MlaConsumer {
   }
 
  private:
-  // Q of a row tile: zeros where there are no rows.
+  // Q of a row tile, a row by a warp: zeros where there are none.
   void load_q(const Tile& tile) const {
     constexpr i32 kUnits = MlaSm90Config::kDims / 8;
-    constexpr i32 kEach = MlaSm90Config::kRows * kUnits / 256;
-    constexpr i32 kAtOnce = 6;
-    static_assert(kEach % kAtOnce == 0);
-    const i32 first = static_cast<i32>(thread) + 128 * half;
+    constexpr i32 kEach = ceil_div(kUnits, 32);  // of a lane
+    constexpr i32 kRows = 4;                     // at once
+    const i32 lane = static_cast<i32>(lane_index());
+    const i32 first = 8 * (4 * half + static_cast<i32>(thread / 32));
 #pragma unroll 1
-    for (i32 n = 0; n < kEach; n += kAtOnce) {
-      ptx::U32x4 x[kAtOnce];
+    for (i32 row = first; row < first + 8; row += kRows) {
+      ptx::U32x4 x[kRows][kEach];
 #pragma unroll
-      for (i32 i = 0; i < kAtOnce; ++i) {
-        const i32 at = (n + i) * 256 + first;
-        const i32 row = at / kUnits;
-        x[i] = {{0, 0, 0, 0}};
-        if (tile.counts(row)) {
-          x[i] = *reinterpret_cast<const ptx::U32x4*>(p.q.data +
-                                                      tile.offset(p.q, row, at % kUnits * 8) * 2);
+      for (i32 r = 0; r < kRows; ++r) {
+        const bool counts = tile.counts(row + r);
+        const u8* const from = p.q.data + (counts ? tile.offset(p.q, row + r, 0) * 2 : 0);
+#pragma unroll
+        for (i32 i = 0; i < kEach; ++i) {
+          x[r][i] = {{0, 0, 0, 0}};
+          const i32 unit = lane + 32 * i;
+          if (counts && unit < kUnits) {
+            x[r][i] = *reinterpret_cast<const ptx::U32x4*>(from + unit * 16);
+          }
         }
       }
 #pragma unroll
-      for (i32 i = 0; i < kAtOnce; ++i) {
-        const u32 at = static_cast<u32>((n + i) * 256 + first);
-        const u32 unit = at % kUnits;
-        ptx::store_shared_x4(shared.q(static_cast<i32>(unit / 8)).unit(at / kUnits, unit % 8),
-                             x[i]);
+      for (i32 r = 0; r < kRows; ++r) {
+#pragma unroll
+        for (i32 i = 0; i < kEach; ++i) {
+          const i32 unit = lane + 32 * i;
+          if (unit >= kUnits) continue;
+          ptx::store_shared_x4(shared.q(unit / 8).unit(static_cast<u32>(row + r),
+                                                       static_cast<u32>(unit % 8)),
+                               x[r][i]);
+        }
       }
     }
     ptx::fence_proxy_async();
     sync_both();
   }
 
-  // S = Q K^T, as tiles of K land.
+  // S (+)= Q K^T over some tiles of K, as they land.
+  template <i32 kBegin, i32 kEnd>
   void issue_scores(Scores& S) const {
     ptx::wgmma_fence();
 #pragma unroll
-    for (i32 n = 0; n < MlaSm90Config::kTiles; ++n) {
+    for (i32 n = kBegin; n < kEnd; ++n) {
       const i32 tile = MlaStorage::tile_at(half, n);
       ptx::mbarrier_wait(shared.full(half, tile), phase);
       const MlaTile Q = shared.q(tile), K = shared.keys(half, tile);
@@ -191,13 +187,19 @@ struct MlaConsumer {
     ptx::wgmma_commit();
   }
 
-  // P for the other, and O += P V with it.
-  void publish_and_multiply(const Scores& S, bool grew) {
+  // P of the scores, for the other, and O += P V with it.
+  void finish(Scores& S, i32 first) {
+    const float before[2] = {maximum[0], maximum[1]};
+    release(half, 2);
+    clear_tail(first);
+    softmax(S, first);
+    const bool grew = follow(before);
     u32 P[MlaSm90Config::kKeys / 4];
 #pragma unroll
     for (i32 i = 0; i < MlaSm90Config::kKeys / 4; ++i) {
       P[i] = ptx::pack<kDType>(S[2 * i], S[2 * i + 1]);
     }
+    publish(P, grew);
     const MlaTile V = shared.keys(half, half * MlaSm90Config::kHalfTiles);
     ptx::wgmma_fence();
 #pragma unroll
@@ -206,12 +208,17 @@ struct MlaConsumer {
       ptx::wgmma_rs<kDType, true>(O, a[0], a[1], a[2], a[3], V.columns(k), true);
     }
     ptx::wgmma_commit();
+    ptx::wgmma_wait<0>();
+    release(half, half);
+    phase ^= 1;
+  }
+
+  void publish(const u32 (&P)[MlaSm90Config::kKeys / 4], bool grew) const {
 #pragma unroll
     for (i32 k = 0; k < MlaSm90Config::kKeys / 16; ++k) {
-      const u32* const a = P + 4 * k;
       const u32 row = thread / 32 * 16 + thread % 16;
       ptx::stmatrix_x4(shared.p().unit(row, static_cast<u32>(2 * k) + thread % 32 / 16),
-                       {{a[0], a[1], a[2], a[3]}});
+                       {{P[4 * k], P[4 * k + 1], P[4 * k + 2], P[4 * k + 3]}});
     }
     ptx::warp_sync();  // lanes have read the other's reference
 #pragma unroll
@@ -223,16 +230,6 @@ struct MlaConsumer {
     if (lane_index() == 0) ptx::store_shared(shared.grew(half) + thread / 32 * 4, grew);
     ptx::fence_proxy_async();
     ptx::bar_arrive(kPublished + half, 256);
-    ptx::wgmma_wait<0>();
-    release(half, half);
-    phase ^= 1;
-  }
-
-  // P in S, once S is there.
-  void settle(Scores& S, i32 first) {
-    release(half, 2);
-    clear_tail(first);
-    softmax(S, first);
   }
 
   // Rows of the half past the sequence's end become 0: a probability of 0 times whatever lies

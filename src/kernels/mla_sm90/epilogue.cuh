@@ -36,6 +36,7 @@ struct MlaStore {
   i32 rows[2];
   State states[2];
   float factors[2];
+  i64 o_at[2];  // of the row's first dim
   bool counts[2];
 
   MlaStore(const RowTile<kSchedule>& tile, const i32 (&rows_)[2], const MlaRow (&found)[2])
@@ -51,6 +52,7 @@ struct MlaStore {
       if (p.sinks.present() && rows[h] < tile.num_rows()) {
         sink = load_real_called<float>(p.sinks, p.sinks.offset(0, tile.head_of(rows[h]), 0, 0));
       }
+      o_at[h] = tile.offset(p.o, rows[h], 0);
       factors[h] = counts[h] ? states[h].normalizer(sink) : 0.f;
     }
   }
@@ -82,7 +84,7 @@ struct MlaStore {
       if (rows[h] >= result.tile.num_rows()) continue;
 #pragma unroll
       for (float& each : o) each = counts[h] ? each * factors[h] : 0.f;
-      result.store_o(result.tile.offset(result.tile.p.o, rows[h], dim), o);
+      result.store_o(o_at[h] + dim, o);
     }
     return bad;
   }

@@ -80,15 +80,13 @@ struct MlaSm90 {
       i32 first = cursor.first_key(warpgroup);
       if (warpgroup == 0) {
         consumer.begin(first);
-#pragma unroll 1
-        for (i32 n = 1; n < num_blocks; ++n) consumer.step_first(first += kSchedule.block_keys());
-        consumer.end();
-      } else {
-#pragma unroll 1
-        for (i32 n = 0; n < num_blocks; ++n, first += kSchedule.block_keys()) {
-          consumer.step_second(first);
-        }
+        first += kSchedule.block_keys();
       }
+#pragma unroll 1
+      for (i32 n = warpgroup == 0; n < num_blocks; ++n, first += kSchedule.block_keys()) {
+        consumer.step(first);
+      }
+      if (warpgroup == 0) consumer.end();
       leave(consumer, tile, count,
             {worker, shares.owner(tile_begin),
              shares.owner(tile_begin + cursor.blocks.num_chunks() - 1)});
