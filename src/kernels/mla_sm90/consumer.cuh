@@ -136,9 +136,9 @@ struct MlaConsumer {
         for (i32 i = 0; i < kEach; ++i) {
           const i32 unit = lane + 32 * i;
           if (unit >= kUnits) continue;
-          ptx::store_shared_x4(shared.q(unit / 8).unit(static_cast<u32>(row + r),
-                                                       static_cast<u32>(unit % 8)),
-                               x[r][i]);
+          ptx::store_shared_x4(
+              shared.q(unit / 8).unit(static_cast<u32>(row + r), static_cast<u32>(unit % 8)),
+              x[r][i]);
         }
       }
     }
