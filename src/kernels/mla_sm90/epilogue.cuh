@@ -101,9 +101,10 @@ struct MlaStore {
       if (lanes == 0) continue;
       ptx::warp_sync();  // lanes -> what is overwritten below
       if ((lanes >> (lane_index() & 28) & 0xf) == 0) continue;
-      const i32 chunks = dims / kNaiveChunk;
+      constexpr i32 kChunk = static_cast<i32>(kNaiveChunk);
+      const i32 chunks = dims / kChunk;
       for (i32 n = static_cast<i32>(lane_index() % 4); n < chunks; n += 4) {
-        result.recompute_chunk(rows[h], first / kNaiveChunk + n);
+        result.recompute_chunk(rows[h], first / kChunk + n);
       }
     }
   }
