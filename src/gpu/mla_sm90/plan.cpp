@@ -136,6 +136,7 @@ MlaSm90Config mla_sm90_config(const Problem& problem) {
 MlaSm90Arguments mla_sm90_arguments(const Problem& problem, i64 num_workers) {
   MlaSm90Arguments arguments{};
   arguments.attention = attention_params(problem);
+  arguments.unit = score_unit(mla_schedule(), problem.score_map.scale);
   arguments.group = static_cast<i32>(problem.group_size());
   arguments.row_tiles = static_cast<i32>(num_row_tiles(problem));
   arguments.workers = static_cast<i32>(num_workers);

@@ -32,8 +32,8 @@ struct RowTile {
           const DecodeSequence& sequence_)
       : RowTile(params.attention, params.unit, params.group, row_tile * kConfig.rows(), kv_head_,
                 index_, sequence_) {}
-  RowTile(const AttentionParams& p_, const ScoreUnit& unit_, i32 group_, i32 first_row, i32 kv_head_,
-          i32 index_, const DecodeSequence& sequence_)
+  RowTile(const AttentionParams& p_, const ScoreUnit& unit_, i32 group_, i32 first_row,
+          i32 kv_head_, i32 index_, const DecodeSequence& sequence_)
       : p(p_),
         unit(unit_),
         group(group_),

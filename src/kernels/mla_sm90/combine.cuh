@@ -27,7 +27,7 @@ struct CombineMla {
   i32 number = static_cast<i32>(ptx::block_index()) / arguments.slices / arguments.row_tiles;
   QueryRows rows = query_rows_of<kConfig>(arguments, row_tile);
   MlaParts<kConfig> parts{arguments, row_tile};
-  float log2s = score_log2<kSchedule>(p);
+  float log2s = arguments.unit.log2s;
 
   void run() {
     Counts counts(p, rows, shared);
@@ -69,8 +69,8 @@ struct CombineMla {
   static u32 thread() { return ptx::thread_index() % 128; }
 
   void add_parts(const KeyCursor<kSchedule>& cursor, i32 first, i32 last) const {
-    const RowTile<kSchedule> tile(arguments.group, p, row_tile * Config::kRows, cursor.kv_head,
-                                  cursor.index, cursor.sequence);
+    const RowTile<kSchedule> tile(p, arguments.unit, arguments.group, row_tile * Config::kRows,
+                                  cursor.kv_head, cursor.index, cursor.sequence);
     sum_rows(first, last);
     const i32 first_row = static_cast<i32>(thread() / 32 * 16 + thread() % 32 / 4);
     const i32 row[2] = {first_row, first_row + 8};

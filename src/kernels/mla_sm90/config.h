@@ -77,9 +77,10 @@ constexpr void for_each_field(const MlaSm90Config& config, Each each) {
 struct MlaSm90Arguments {
   TensorMap kv;
   AttentionParams attention;
-  i32 group;      // heads of q that share one of k and v
-  i32 row_tiles;  // of a head of k and v; divides the grid
-  i32 workers;    // blocks of mla_sm90 of a row tile
+  ScoreUnit unit;  // of scores, before the softmax
+  i32 group;       // heads of q that share one of k and v
+  i32 row_tiles;   // of a head of k and v; divides the grid
+  i32 workers;     // blocks of mla_sm90 of a row tile
   // combine_mla: blocks for the parts of one row tile, which divide 16; whether there is one such
   // for each sequence and head of keys, or for each worker.
   i32 slices;

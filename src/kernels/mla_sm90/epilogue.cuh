@@ -46,8 +46,7 @@ struct MlaStore {
     for (i32 h = 0; h < 2; ++h) {
       const bool is_bad = found[h].sum < 0;
       counts[h] = tile.counts(rows[h]) && (kSchedule.may_recompute() || !is_bad);
-      states[h] =
-          counts[h] ? State{found[h].maximum * score_nats<kSchedule>(p), found[h].sum} : State{};
+      states[h] = counts[h] ? State{found[h].maximum * tile.unit.nats, found[h].sum} : State{};
       float sink = -kInfinity<float>;
       if (p.sinks.present() && rows[h] < tile.num_rows()) {
         sink = load_real_called<float>(p.sinks, p.sinks.offset(0, tile.head_of(rows[h]), 0, 0));

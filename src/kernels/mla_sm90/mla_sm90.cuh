@@ -69,12 +69,12 @@ struct MlaSm90 {
   void consume(const KeyShares& shares, Cursor& cursor, i32 tile_begin, i32 warpgroup) {
     const i32 end = shares.begin(worker + 1);
     MlaConsumer<kConfig> consumer{p, shared, warpgroup, ptx::thread_index() % 128,
-                                  score_log2<kSchedule>(p)};
+                                  arguments.unit.log2s};
     u32 count = 0;
 #pragma unroll 1
     for (i32 block = shares.begin(worker);; ++count) {
-      const Tile tile(arguments.group, p, row_tile * MlaSm90Config::kRows, cursor.kv_head,
-                      cursor.index, cursor.sequence);
+      const Tile tile(p, arguments.unit, arguments.group, row_tile * MlaSm90Config::kRows,
+                      cursor.kv_head, cursor.index, cursor.sequence);
       consumer.start(tile);
       const i32 num_blocks = min(cursor.blocks.count - cursor.block, end - block);
       i32 first = cursor.first_key(warpgroup);
@@ -160,7 +160,8 @@ struct MlaSm90 {
       if (counts.count_of(index) != 0) continue;
       const DecodeSequence sequence = decode_sequence<kSchedule>(p, index);
       for (i32 kv_head = 0; kv_head < p.heads_kv; ++kv_head) {
-        clear({arguments.group, p, row_tile * MlaSm90Config::kRows, kv_head, index, sequence});
+        clear({p, arguments.unit, arguments.group, row_tile * MlaSm90Config::kRows, kv_head, index,
+               sequence});
       }
     }
   }
@@ -175,7 +176,7 @@ struct MlaSm90 {
     const i32 num_rows = rest.shape.q_len * arguments.group;
     for (i32 kv_head = 0; kv_head < p.heads_kv; ++kv_head) {
       for (i32 first = 0; first < num_rows; first += MlaSm90Config::kRows) {
-        clear({arguments.group, p, first, kv_head, 0, rest});
+        clear({p, arguments.unit, arguments.group, first, kv_head, 0, rest});
       }
     }
   }
