@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from . import errors, masks
     from .ahead import cache_clear, compile_bundle, load_bundle, warmup
     from .appending import append_kv, rotary, rotary_tables
-    from .caches import attention_paged
+    from .caches import attention_mla, attention_paged
     from .errors import (
         ArgumentError,
         CompileError,
@@ -48,7 +48,6 @@ if TYPE_CHECKING:
         explain,
         gpu_info,
     )
-    from .latent import attention_mla
     from .merging import merge
     from .planning import Plan, plan
 
@@ -98,7 +97,7 @@ __all__ = [
 _MODULES = {
     "appending": "append_kv rotary rotary_tables",
     "ahead": "cache_clear compile_bundle load_bundle warmup",
-    "caches": "attention_paged",
+    "caches": "attention_mla attention_paged",
     "errors": (
         "ArgumentError CompileError DTypeError DeviceError Error LibraryNotFound OutOfMemoryError "
         "ShapeError UnsupportedError"
@@ -108,7 +107,6 @@ _MODULES = {
         "Forward Gradients attention attention_backward attention_forward attention_varlen"
     ),
     "inspection": "Explanation build_info dense_mask device_faults explain gpu_info",
-    "latent": "attention_mla",
     "merging": "merge",
     "planning": "Plan plan",
 }

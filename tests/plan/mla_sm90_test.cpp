@@ -80,10 +80,10 @@ TEST(MlaSm90Plan, FillsTheCard) {
   EXPECT_THAT(many->launches[2].spec.name, testing::StartsWith("forward_sm80"));
   const auto one = latent_plan(latent_problem(1, 16, 1, 4096));
   EXPECT_EQ(one->launches[0].num_blocks, 32);  // blocks of 128 keys
-  EXPECT_EQ(one->launches[1].num_blocks, 16);
+  EXPECT_EQ(one->launches[1].num_blocks, 32);
   EXPECT_EQ(one->workspace_bytes, static_cast<size_t>(2 * 32 * MlaSm90Config::part_floats()) * 4);
   const auto short_keys = latent_plan(latent_problem(8, 64, 1, 128));
-  EXPECT_EQ(short_keys->launches[1].num_blocks, 8 * 16);
+  EXPECT_EQ(short_keys->launches[1].num_blocks, 8 * 32);
 }
 
 }  // namespace

@@ -55,8 +55,8 @@ def test_batch_index_and_left_padding():
     found = fulmen.attention_mla(
         Q, KV, None, np.array([20, 20]), dim_v=64, scale=SCALE, batch_index=entries
     )
-    np.testing.assert_allclose(found, fulmen.attention_mla(Q, KV[::-1].copy(), dim_v=64, scale=SCALE),
-                               rtol=1e-5, atol=1e-5)  # fmt: skip
+    turned = fulmen.attention_mla(Q, KV[::-1].copy(), dim_v=64, scale=SCALE)
+    np.testing.assert_allclose(found, turned, rtol=1e-5, atol=1e-5)
     starts = np.array([6, 0])
     found = fulmen.attention_mla(
         Q, KV, None, np.array([20, 20]), dim_v=64, scale=SCALE, kv_start=starts

@@ -20,7 +20,7 @@ def cache_of(lengths: list[int], page: int, dim: int, device: str) -> tuple[torc
     pages = [-(-n // page) for n in lengths]
     pool = torch.full((sum(pages) + 2, page, 1, dim), torch.nan, dtype=torch.bfloat16)
     order = torch.randperm(sum(pages) + 2)
-    table = torch.full((len(lengths), max(max(pages), 1)), 10**8, dtype=torch.int32)
+    table = torch.full((len(lengths), max(*pages, 1)), 10**8, dtype=torch.int32)
     first = 0
     for b, n in enumerate(lengths):
         ids = order[first : first + pages[b]]

@@ -13,8 +13,8 @@ from typing import Any
 
 from torch import Tensor
 
+from ..caches import attention_mla
 from ..errors import UnsupportedError
-from ..latent import attention_mla
 
 __all__ = ["flash_mla_with_kvcache", "get_mla_metadata"]
 

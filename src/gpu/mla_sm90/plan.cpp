@@ -21,7 +21,6 @@ namespace {
 constexpr double kSmallestScale = 0x1p-60;
 constexpr size_t kSpillBytes = 512;  // of the path for rows that met something hidden
 constexpr i64 kFewestBoxRows = 8;    // of pages: for less the copy engine is asked too often
-constexpr i64 kMostSlices = 16;      // of 32 dims
 constexpr i64 kMostBlocks = i64{1} << 30;
 
 i64 rows_of_group(const Problem& problem) { return problem.max_q * problem.group_size(); }
@@ -145,7 +144,9 @@ MlaSm90Arguments mla_sm90_arguments(const Problem& problem, i64 num_workers) {
   // Twice as many blocks as an H200 has multiprocessors, where they have as much to add.
   const i64 tiles = min(sequences, num_workers) * arguments.row_tiles;
   arguments.slices = 4;
-  while (arguments.slices < kMostSlices && arguments.slices * tiles < 264) arguments.slices *= 2;
+  // Of 16 dims, or the 32 in which rows are computed again.
+  const i64 most = mla_sm90_config(problem).schedule.may_recompute() ? 16 : 32;
+  while (arguments.slices < most && arguments.slices * tiles < 264) arguments.slices *= 2;
   return arguments;
 }
 

@@ -78,11 +78,20 @@ struct CombineMla {
     const MlaStore<kConfig> store(tile, row, total);
     if (slice == 0 && group() == 0) store.store_statistics();
     const i32 own = 2 * kPairs / arguments.slices;
+    float O[8];
+    if (!kSchedule.may_recompute() && last - first < kGroups) {
+      // Few parts: each group has dims of its own.
+#pragma unroll 1
+      for (i32 pair = slice * own + group(); pair < (slice + 1) * own; pair += kGroups) {
+        sum_of_dims<1>(O, pair, row, total, first, last);
+        store.store(O, 16 * pair);
+      }
+      return;
+    }
     u32 bad = 0;
 #pragma unroll 1
     for (i32 pair = slice * own; pair < (slice + 1) * own; ++pair) {
-      float O[8];
-      sum_of_dims(O, pair, row, total, first, last);
+      sum_of_dims<kGroups>(O, pair, row, total, first, last);
       if (of_groups(O)) bad |= store.store(O, 16 * pair);
     }
     if (group() == 0) store.recompute_bad(bad, slice * own * 16, own * 16);
@@ -128,30 +137,31 @@ struct CombineMla {
     return {found.word[0], found.word[1]};
   }
 
-  // Sixteen dims, number `pair` of all, of a thread's two rows, over the parts of its group.
+  // Sixteen dims, number `pair` of all, of a thread's two rows, over the parts that it has: every
+  // kStep-th, from that of its group on.
+  template <i32 kStep>
   void sum_of_dims(float (&O)[8], i32 pair, const i32 (&row)[2], const MlaRow (&total)[2],
                    i32 first, i32 last) const {
 #pragma unroll
     for (float& o : O) o = 0;
     const i64 at = parts.quad(pair / kPairs, pair % kPairs * 2, thread());
-    i32 from = first + group();
+    i32 from = first + (kStep == 1 ? 0 : group());
 #pragma unroll 1
-    for (; from + kGroups <= last; from += 2 * kGroups) {
-      add<2>(O, at, row, total, from, first);
+    for (; from + kStep <= last; from += 2 * kStep) {
+      add<2, kStep>(O, at, row, total, from, first);
     }
-#pragma unroll 1
-    for (; from <= last; from += kGroups) add<1>(O, at, row, total, from, first);
+    if (from <= last) add<1, kStep>(O, at, row, total, from, first);
   }
 
-  // So many parts of a group from `begin` on, all read before the first is added.
-  template <i32 kCount>
+  // So many of these parts from `begin` on, all read before the first is added.
+  template <i32 kCount, i32 kStep>
   void add(float (&O)[8], i64 at, const i32 (&row)[2], const MlaRow (&total)[2], i32 begin,
            i32 first) const {
     ptx::F32x4 o[kCount][2];
     float weights[kCount][2];
 #pragma unroll
     for (i32 i = 0; i < kCount; ++i) {
-      const i32 number_of = begin + i * kGroups;
+      const i32 number_of = begin + i * kStep;
       const float* const from = parts.part(number_of, number_of == first);
       o[i][0] = ptx::load_l2_x4(from + at);
       o[i][1] = ptx::load_l2_x4(from + at + 512);

@@ -81,7 +81,7 @@ struct MlaSm90Arguments {
   i32 group;       // heads of q that share one of k and v
   i32 row_tiles;   // of a head of k and v; divides the grid
   i32 workers;     // blocks of mla_sm90 of a row tile
-  // combine_mla: blocks for the parts of one row tile, which divide 16; whether there is one such
+  // combine_mla: blocks for the parts of one row tile, which divide 32; whether there is one such
   // for each sequence and head of keys, or for each worker.
   i32 slices;
   bool by_sequence;

@@ -1,7 +1,7 @@
 # SPDX-FileCopyrightText: fulmen contributors
 # SPDX-License-Identifier: Apache-2.0
-"""Latent attention (DeepSeek-V2, 2024): keys of 576 numbers whose first 512 are the values, one head
-of them for all query heads, in pages and as one page for each request.
+"""Latent attention (DeepSeek-V2, 2024): keys of 576 numbers whose first 512 are the values, one
+head of them for all query heads, in pages and as one page for each request.
 
 Row counts stand at both ends of a tile of 64 rows, lengths at those of halves and blocks of keys.
 """
