@@ -14,7 +14,7 @@
 #pragma once
 
 #include "kernels/common/accurate_math.cuh"
-#include "kernels/decode_sm80/consumer.cuh"
+#include "kernels/decode_sm80/operands.cuh"
 #include "kernels/mla_sm90/storage.cuh"
 
 namespace fulmen {

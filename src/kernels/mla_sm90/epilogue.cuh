@@ -4,10 +4,10 @@
 // What becomes of a row tile: its result, where one block had all its keys; else a part of it,
 // which goes to the workspace as the registers have it, and combine_mla adds the parts in the order
 // of their keys. A hidden key has weight 0, and 0 times NaN is NaN: rows that come out so are
-// computed again by forward_naive (kernels/decode_sm80/epilogue.cuh).
+// computed again by forward_naive (kernels/decode_sm80/result.cuh).
 #pragma once
 
-#include "kernels/decode_sm80/epilogue.cuh"
+#include "kernels/decode_sm80/result.cuh"
 #include "kernels/mla_sm90/config.h"
 
 namespace fulmen {

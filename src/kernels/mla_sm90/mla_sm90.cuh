@@ -87,9 +87,8 @@ struct MlaSm90 {
         consumer.step(first);
       }
       if (warpgroup == 0) consumer.end();
-      leave(consumer, tile, count,
-            {worker, shares.owner(tile_begin),
-             shares.owner(tile_begin + cursor.blocks.num_chunks() - 1)});
+      leave(consumer, tile, count, shares.owner(tile_begin),
+            shares.owner(tile_begin + cursor.blocks.num_chunks() - 1));
       block += num_blocks;
       if (block == end) break;
       tile_begin += cursor.blocks.num_chunks();
@@ -97,9 +96,9 @@ struct MlaSm90 {
     }
   }
 
-  // Row tile number `count` of this block.
-  void leave(MlaConsumer<kConfig>& consumer, const Tile& tile, u32 count,
-             const DecodeParts& parts) const {
+  // Row tile number `count` of this block, whose keys workers from `first_owner` on have.
+  void leave(MlaConsumer<kConfig>& consumer, const Tile& tile, u32 count, i32 first_owner,
+             i32 last_owner) const {
     const i32 half = consumer.half;
     const i32 row[2] = {consumer.row_of(0), consumer.row_of(1)};
     MlaRow found[2];
@@ -121,7 +120,7 @@ struct MlaSm90 {
       const float sum = consumer.sum[h] + __builtin_bit_cast(float, other);
       found[h] = {consumer.maximum[h], is_bad ? -1.f : sum};
     }
-    if (parts.first == parts.last) {
+    if (first_owner == last_owner) {
       const MlaStore<kConfig> store(tile, row, found);
       if (half == 0) store.store_statistics();
       u32 bad = 0;
@@ -134,8 +133,7 @@ struct MlaSm90 {
       store.recompute_bad(bad, half * MlaSm90Config::kHalfDims, MlaSm90Config::kHalfDims);
       return;
     }
-    float* const part =
-        MlaParts<kConfig>{arguments, row_tile}.part(parts.own, parts.own == parts.first);
+    float* const part = MlaParts<kConfig>{arguments, row_tile}.part(worker, worker == first_owner);
 #pragma unroll
     for (i32 n = 0; n < MlaSm90Config::kHalfDims / 8; ++n) {
       const float* const o = consumer.O + 4 * n;
