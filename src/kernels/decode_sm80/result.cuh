@@ -113,7 +113,8 @@ struct StoreRowTile {
     }
   }
 
-  // Dims from kNaiveChunk * chunk on.
+  static constexpr i32 kChunkDims = static_cast<i32>(kNaiveChunk);
+  // Dims from kChunkDims * chunk on.
   void recompute_chunk(i32 row, i32 chunk) const {
     const i64 query = i64{tile.sequence.q_begin} + tile.query_of(row);
     recompute(tile.p, {tile.sequence.batch, tile.head_of(row), query, chunk});

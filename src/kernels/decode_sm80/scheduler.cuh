@@ -236,7 +236,7 @@ struct KeyCursor {
 
 // The counts of chunks that a block of the grid makes at its start, a thread a sequence, with words
 // of shared memory. All threads of the block together.
-template <DecodeSm80Config kConfig, i32 kThreads = kConfig.threads()>
+template <DecodeSm80Config kConfig, i32 kThreads>
 class KeyCounts {
  public:
   // words: 32 for warps, 2 for what is found.

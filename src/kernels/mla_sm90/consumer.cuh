@@ -109,9 +109,9 @@ struct MlaConsumer {
  private:
   // Q of a row tile, a row by a warp: zeros where there are none.
   void load_q(const Tile& tile) const {
-    constexpr i32 kUnits = MlaSm90Config::kDims / 8;
-    constexpr i32 kEach = ceil_div(kUnits, 32);  // of a lane
-    constexpr i32 kRows = 4;                     // at once
+    constexpr i32 kVectors = MlaSm90Config::kDims / 8;
+    constexpr i32 kEach = ceil_div(kVectors, 32);  // of a lane
+    constexpr i32 kRows = 4;                       // at once
     const i32 lane = static_cast<i32>(lane_index());
     const i32 first = 8 * (4 * half + static_cast<i32>(thread / 32));
 #pragma unroll 1
@@ -125,7 +125,7 @@ struct MlaConsumer {
         for (i32 i = 0; i < kEach; ++i) {
           x[r][i] = {{0, 0, 0, 0}};
           const i32 unit = lane + 32 * i;
-          if (counts && unit < kUnits) {
+          if (counts && unit < kVectors) {
             x[r][i] = *reinterpret_cast<const ptx::U32x4*>(from + unit * 16);
           }
         }
@@ -135,7 +135,7 @@ struct MlaConsumer {
 #pragma unroll
         for (i32 i = 0; i < kEach; ++i) {
           const i32 unit = lane + 32 * i;
-          if (unit >= kUnits) continue;
+          if (unit >= kVectors) continue;
           ptx::store_shared_x4(
               shared.q(unit / 8).unit(static_cast<u32>(row + r), static_cast<u32>(unit % 8)),
               x[r][i]);

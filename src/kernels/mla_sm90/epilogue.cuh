@@ -4,7 +4,7 @@
 // What becomes of a row tile: its result, where one block had all its keys; else a part of it,
 // which goes to the workspace as the registers have it, and combine_mla adds the parts in the order
 // of their keys. A hidden key has weight 0, and 0 times NaN is NaN: rows that come out so are
-// computed again by forward_naive (kernels/decode_sm80/result.cuh).
+// computed again, as results of decode_sm80 are.
 #pragma once
 
 #include "kernels/decode_sm80/result.cuh"
@@ -100,7 +100,7 @@ struct MlaStore {
       if (lanes == 0) continue;
       ptx::warp_sync();  // lanes -> what is overwritten below
       if ((lanes >> (lane_index() & 28) & 0xf) == 0) continue;
-      constexpr i32 kChunk = static_cast<i32>(kNaiveChunk);
+      constexpr i32 kChunk = StoreRowTile<kSchedule>::kChunkDims;
       const i32 chunks = dims / kChunk;
       for (i32 n = static_cast<i32>(lane_index() % 4); n < chunks; n += 4) {
         result.recompute_chunk(rows[h], first / kChunk + n);
