@@ -125,11 +125,17 @@ TEST(Sm90Forward, TakesCachesWithoutTermsOfPairs) {
     EXPECT_EQ(plan_forward_sm90(other, kGpu).refusal,
               sentence("takes page_table without ", name(array)));
   }
+  EXPECT_FALSE(forward_sm90_config(problem, kGpu).gathers);
   Problem odd = problem;
   odd.page_rows = 17;
-  EXPECT_THAT(plan_forward_sm90(odd, kGpu).refusal, testing::HasSubstr("copy each row apart"));
-  odd.implementation = Implementation::kSm90;
   EXPECT_EQ(plan_forward_sm90(odd, kGpu).refusal, "");
+  EXPECT_TRUE(forward_sm90_config(odd, kGpu).gathers);
+  odd.dim_qk = 100;
+  EXPECT_THAT(plan_forward_sm90(odd, kGpu).refusal,
+              testing::HasSubstr("that of k a multiple of 8"));
+  Problem padded = problem;
+  padded.arrays[Array::kKvStart].dtype = DType::kInt32;
+  EXPECT_TRUE(forward_sm90_config(padded, kGpu).gathers);
   Problem none = problem;
   none.num_pages = 0;
   EXPECT_EQ(plan_forward_sm90(none, kGpu).refusal, "needs at least one page");

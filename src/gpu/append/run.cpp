@@ -18,8 +18,8 @@
 namespace fulmen::gpu {
 namespace {
 
-// Pieces of a block: some for each thread, so that few blocks find out where few rows go.
-constexpr i64 kPiecesOfBlock = 1024;
+// Blocks, as long as there are rows: as many as large GPUs have at once.
+constexpr i64 kManyBlocks = 512;
 
 KernelSpec append_spec(const AppendConfig& config) {
   constexpr const char* kRotations[] = {"", "_halves", "_interleaved"};
@@ -32,6 +32,7 @@ KernelSpec append_spec(const AppendConfig& config) {
   KernelSpec spec = spec_of<AppendParams>("append/append", "append", distinction, config);
   spec.num_threads = config.num_threads;
   spec.shared_bytes = kAppendSharedBytes;
+  if (config.vectors) spec.min_blocks = 4;  // many bytes on their way
   return spec;
 }
 
@@ -43,6 +44,11 @@ bool is_in_vectors(const Tensor& tensor) {
   return tensor.strides[3] == 1 && bits % 16 == 0;
 }
 
+bool is_aligned(const Tensor& tensor) {
+  return !tensor.present() ||
+         reinterpret_cast<u64>(tensor.data) % static_cast<u64>(size_bytes(tensor.dtype)) == 0;
+}
+
 bool fits_vectors(const AppendProblem& problem) {
   const i64 lanes = 16 / size_bytes(problem.dtype);
   const i64 rotated = problem.interleaved ? problem.rotary_dim() : problem.rotary_dim() / 2;
@@ -52,6 +58,11 @@ bool fits_vectors(const AppendProblem& problem) {
        {&AppendProblem::k_cache, &AppendProblem::v_cache, &AppendProblem::k, &AppendProblem::v,
         &AppendProblem::cos, &AppendProblem::sin, &AppendProblem::q, &AppendProblem::q_out}) {
     if (!is_in_vectors(problem.*member)) return false;
+  }
+  for (const auto member :
+       {&AppendProblem::cu_new, &AppendProblem::slots, &AppendProblem::page_table,
+        &AppendProblem::page_indptr, &AppendProblem::kv_lengths, &AppendProblem::positions}) {
+    if (!is_aligned(problem.*member)) return false;
   }
   return true;
 }
@@ -111,8 +122,11 @@ AppendParams append_params(const AppendProblem& problem, const AppendConfig& con
   params.pieces_of_v_head = static_cast<i32>(of_v_head);
   params.rotated_of_head = static_cast<i32>(rotated);
   params.rotary_dim = static_cast<i32>(rotary_dim);
-  params.rows_of_block =
-      static_cast<i32>(clamp<i64>(kPiecesOfBlock / max(params.pieces, 1), 1, kMaxAppendRows));
+  const i64 pieces = max(params.pieces, 1);
+  params.threads_of_row = static_cast<i32>(ceil_div(pieces, ceil_div(pieces, config.movers())));
+  const i64 fitting = config.movers() / params.threads_of_row * config.rows_of_thread();
+  params.rows_of_block = static_cast<i32>(
+      clamp<i64>(params.all_rows / kManyBlocks, 1, min<i64>(fitting, kMaxAppendRows)));
   params.faults = faults;
   return params;
 }

@@ -57,6 +57,16 @@ bool is_ragged(const Problem& problem) {
          problem.has(Array::kPageIndptr);
 }
 
+bool has_aligned_o(const Problem& problem) {
+  const Tensor& o = problem.arrays[Array::kO];
+  const i64 unit = 16 / size_bytes(o.dtype);
+  bool fits = o.strides[3] == 1;
+  for (int axis = 0; axis < 3; ++axis) {
+    fits = fits && (o.shape[axis] <= 1 || o.strides[axis] % unit == 0);
+  }
+  return fits;
+}
+
 // Upper bound of the chunks of so many keys, over all heads.
 i64 num_chunks(const Problem& problem, i64 keys) {
   return ceil_div(problem.max_kv, keys) * problem.num_sequences * problem.heads_kv;
@@ -231,10 +241,14 @@ u64 new_stamp() {
 // Workspace: counters, then parts.
 class DecodeSm80Plan final : public GpuPlan {
  public:
-  DecodeSm80Plan(const Problem& problem, const Gpu& gpu, const DecodeSm80Config& config) {
+  // part: what is left of `gpu` beside another kernel.
+  DecodeSm80Plan(const Problem& problem, const Gpu& gpu, const DecodeSm80Config& config,
+                 const Gpu& part) {
     params_.attention = attention_params(problem);
     params_.group = static_cast<i32>(problem.group_size());
     params_.row_tiles = static_cast<i32>(num_row_tiles(problem, config));
+    params_.workers_beside =
+        static_cast<i32>(num_workers(problem, part, config, params_.row_tiles));
     params_.stamp = new_stamp();
     params_.unit = score_unit(config, problem.score_map.scale);
     const i64 row_tiles = params_.row_tiles;
@@ -265,16 +279,6 @@ class DecodeSm80Plan final : public GpuPlan {
 };
 
 }  // namespace
-
-bool has_aligned_o(const Problem& problem) {
-  const Tensor& o = problem.arrays[Array::kO];
-  const i64 unit = 16 / size_bytes(o.dtype);
-  bool fits = o.strides[3] == 1;
-  for (int axis = 0; axis < 3; ++axis) {
-    fits = fits && (o.shape[axis] <= 1 || o.strides[axis] % unit == 0);
-  }
-  return fits;
-}
 
 DecodeSm80Config decode_sm80_config(const Problem& problem, const Gpu& gpu) {
   ++config_derivations();
@@ -322,15 +326,18 @@ bool prefers_decode_sm80(const Problem& problem, const Gpu& gpu) {
 }
 
 PlanOrRefusal plan_decode_sm80(const Problem& problem, const Gpu& gpu) {
-  return std::make_unique<DecodeSm80Plan>(problem, gpu, decode_sm80_config(problem, gpu));
+  return std::make_unique<DecodeSm80Plan>(problem, gpu, decode_sm80_config(problem, gpu), gpu);
 }
 
-std::unique_ptr<GpuPlan> plan_decode_beside(const Problem& problem, const Gpu& gpu) {
+std::unique_ptr<GpuPlan> plan_decode_beside(const Problem& problem, const Gpu& gpu,
+                                            int multiprocessors) {
   DecodeSm80Config config = decode_sm80_config(problem, gpu);
   config.mixed = true;
   config.cluster = 1;  // the other kernel may leave no neighbours free
   config.whole = false;
-  return std::make_unique<DecodeSm80Plan>(problem, gpu, config);
+  Gpu part = gpu;
+  part.num_multiprocessors = multiprocessors;
+  return std::make_unique<DecodeSm80Plan>(problem, gpu, config, part);
 }
 
 namespace {

@@ -19,12 +19,11 @@ bool prefers_decode_sm80(const Problem& problem, const Gpu& gpu);
 // Of such a problem.
 PlanOrRefusal plan_decode_sm80(const Problem& problem, const Gpu& gpu);
 
-// The same beside a kernel that has the requests of more than kFewRows rows of a group, on as many
-// multiprocessors as `gpu` has. The kernel launched next must not wait for it before its own end.
-std::unique_ptr<GpuPlan> plan_decode_beside(const Problem& problem, const Gpu& gpu);
-
-// Whether rows of o are 16-byte vectors.
-bool has_aligned_o(const Problem& problem);
+// The same beside a kernel that has the requests of more than kFewRows rows of a group: on so many
+// multiprocessors where there may be such, else on all. The kernel launched next must not wait for
+// it before its own end.
+std::unique_ptr<GpuPlan> plan_decode_beside(const Problem& problem, const Gpu& gpu,
+                                            int multiprocessors);
 
 // What plan_decode_sm80 compiles for.
 DecodeSm80Config decode_sm80_config(const Problem& problem, const Gpu& gpu);

@@ -10,8 +10,6 @@
 #include "core/error.h"
 #include "gpu/call.h"
 #include "gpu/decode_sm80/plan.h"
-#include "gpu/forward_sm80/plan.h"
-#include "gpu/mla_sm90/plan.h"
 #include "gpu/params.h"
 #include "kernels/common/sequences.cuh"
 
@@ -74,6 +72,16 @@ ForwardSm90Config options_of(const Problem& problem) {
   return config;
 }
 
+// Whether warps copy the rows of pages themselves, since boxes would have so few that asking for
+// them takes longer than the products. Boxes of 8 rows and rows by themselves: d 64 286 us and 301,
+// d 128 399 and 409, d 256 383 and 368; boxes of 4 at d 128 569 and 409 (2,048 rows over 8k keys,
+// H200, 2026-11-29).
+bool gathers_rows(const Problem& problem, const ForwardSm90Config& config) {
+  const bool is_wide = max(config.d_qk, config.d_v) > 128 && problem.dim_qk % kElements == 0;
+  return config.paged &&
+         key_box_rows(attention_params(problem), config.kv_rows) < (is_wide ? 16 : 8);
+}
+
 void leave_out(ForwardSm90Config& config, const Problem& problem) {
   const auto keeps = [&problem](Optimisation each) { return !leaves_out(problem, each); };
   if (!keeps(Optimisation::kPipeline)) config.stages = 1;
@@ -99,6 +107,14 @@ std::string refusal_of_caches(const Problem& problem) {
   const i64 entries = problem.arrays[Array::kPageTable].shape[3];
   if (max(max(problem.num_pages, problem.page_rows), entries) >= kMaxCount) {
     return "counts pages and their rows in 31 bits";
+  }
+  const bool by_rows = problem.page_rows % 8 != 0 || problem.has(Array::kKvStart);
+  if (by_rows && (problem.dim_qk % kElements != 0 || max(problem.dim_qk, problem.dim_v) > 256)) {
+    return sentence(
+        "copies rows of small pages, and of pages with left padding, only where head dimensions "
+        "are "
+        "up to 256 and that of k a multiple of ",
+        kElements, "; they are ", problem.dim_qk, " and ", problem.dim_v);
   }
   return "";
 }
@@ -153,6 +169,7 @@ ForwardSm90Config forward_sm90_config(const Problem& problem, const Gpu& gpu,
                                       std::vector<TileCandidate>* compared) {
   ++config_derivations();
   ForwardSm90Config config = with_tile(options_of(problem), problem, gpu, compared);
+  config.gathers = gathers_rows(problem, config);
   leave_out(config, problem);
   return config;
 }
@@ -298,34 +315,15 @@ bool mixes_with_decode(const Problem& problem, const Gpu& gpu) {
 // The plan of such a problem; `chunks`: that of the others.
 std::unique_ptr<GpuPlan> beside_decode(std::unique_ptr<GpuPlan> chunks, const Problem& problem,
                                        const Gpu& gpu) {
-  Gpu part = gpu;
-  part.num_multiprocessors =
-      static_cast<int>(gpu.num_multiprocessors * kDecodeShare[0] / kDecodeShare[1]);
-  return std::make_unique<MixedPlan>(plan_decode_beside(of_few_rows(problem), part),
-                                     std::move(chunks));
+  const i64 share = gpu.num_multiprocessors * kDecodeShare[0] / kDecodeShare[1];
+  return std::make_unique<MixedPlan>(
+      plan_decode_beside(of_few_rows(problem), gpu, static_cast<int>(share)), std::move(chunks));
 }
 
 }  // namespace
 
-// Whether the copy engine would be asked for every row apart: 2,048 rows over 8k keys in pages of
-// one row took 3,074 us, in pages of 8 rows 660, sm80 in pages of 16 1,756 (d 128, H200,
-// 2026-11-29).
-static bool copies_single_rows(const Problem& problem) {
-  if (!problem.is_paged() || problem.implementation == Implementation::kSm90) return false;
-  return problem.page_rows % 2 != 0 || problem.has(Array::kKvStart);
-}
-
 PlanOrRefusal plan_forward_sm90(const Problem& problem, const Gpu& gpu) {
-  if (prefers_mla_sm90(problem, gpu)) {
-    PlanOrRefusal otherwise = plan_forward_sm80(problem, gpu);
-    if (otherwise.plan == nullptr) return otherwise;
-    return plan_mla_sm90(problem, gpu, std::move(otherwise.plan));
-  }
   std::string why_not = refusal(problem, gpu);
-  if (why_not.empty() && copies_single_rows(problem)) {
-    why_not =
-        "pages of an odd number of rows, or left padding in pages: it would copy each row apart";
-  }
   if (why_not.empty() && leaves_to_decode(problem, gpu)) {
     why_not = "few query rows and long keys: sm80 divides the keys among all multiprocessors";
   }

@@ -6,10 +6,11 @@
 
 #include "core/error.h"
 #include "core/tensor.h"
+#include "gpu/decode_sm80/plan.h"
 #include "gpu/forward_sm90/plan.h"
 #include "gpu/jit/kernel_spec.h"
-#include "gpu/mla_sm90/plan.h"
 #include "gpu/params.h"
+#include "kernels/common/sequences.cuh"
 
 namespace fulmen::gpu {
 namespace {
@@ -20,7 +21,8 @@ std::string distinction(const ForwardSm90Config& config) {
   return sentence(name(config.dtype), "_d", config.d_qk, "_", config.d_v, "_",
                   64 * config.q_tiles(), "x", config.kv_rows,
                   heads == 1 ? "" : sentence("_heads", heads), name_suffix(config.score),
-                  config.paged    ? "_paged"
+                  config.gathers  ? "_paged_by_rows"
+                  : config.paged  ? "_paged"
                   : config.caches ? "_caches"
                                   : "",
                   config.mixed ? "_mixed" : "");
@@ -110,6 +112,27 @@ std::vector<KernelSpec> specs_of_decoding_and_documents(const Problem& problem) 
   return specs;
 }
 
+// Both kernels of calls in which chunks of prompts and single rows meet.
+std::vector<KernelSpec> specs_of_mixed(Problem problem) {
+  const Gpu gpu = gpu_named("h100");
+  problem.heads_kv = 8;
+  problem.heads_q = 32;
+  problem.num_sequences = 4;
+  problem.dtype = problem.arrays[Array::kO].dtype = DType::kBFloat16;
+  std::vector<KernelSpec> specs;
+  for (const i64 dim : {64, 128, 256}) {
+    problem.dim_qk = problem.dim_v = dim;
+    problem.q_rows = problem.kv_rows = problem.max_q = problem.max_kv = 4096;
+    ForwardSm90Config config = forward_sm90_config(problem, gpu);
+    config.mixed = true;
+    specs.push_back(forward_sm90_spec(config));
+    problem.max_q = kFewRows / problem.group_size();
+    specs.push_back(
+        plan_decode_beside(problem, gpu, gpu.num_multiprocessors)->launches.front().spec);
+  }
+  return specs;
+}
+
 }  // namespace
 
 std::vector<std::vector<KernelSpec>> forward_sm90_specs() {
@@ -137,6 +160,15 @@ std::vector<std::vector<KernelSpec>> forward_sm90_specs() {
   paged.packed.kv = false;
   paged.page_rows = 16;
   paged.arrays[Array::kPageTable].dtype = DType::kInt32;
+  Problem mixed = plain;
+  mixed.packed.q = true;
+  mixed.page_rows = 16;
+  mixed.mask.causal = true;
+  for (const Array array : {Array::kPageTable, Array::kCuQ, Array::kKvLengths}) {
+    mixed.arrays[array].dtype = DType::kInt32;
+  }
+  Problem paged_by_rows = paged;
+  paged_by_rows.page_rows = 1;
   const IntervalMask causal{.causal = true};
   const IntervalMask window{.causal = true, .window_left = 100};
   return {specs_of_sizes(plain, {}),
@@ -151,8 +183,8 @@ std::vector<std::vector<KernelSpec>> forward_sm90_specs() {
           specs_of_sizes(pairs, causal, 1),
           specs_of_sizes(left_padded, causal),
           specs_of_sizes(paged, causal),
-          specs_of_sizes(paged, window),
-          mla_sm90_specs()};
+          specs_of_sizes(paged_by_rows, window),
+          specs_of_mixed(mixed)};
 }
 
 }  // namespace fulmen::gpu

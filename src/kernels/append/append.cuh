@@ -1,11 +1,10 @@
 // SPDX-FileCopyrightText: fulmen contributors
 // SPDX-License-Identifier: Apache-2.0
 //
-// New rows of keys and values into paged caches, and the rotary embedding of k and q. A block has
-// some rows; where each comes from and goes is found once, by one thread a row; then its threads
-// walk the pieces of all of them: side by side along the head dimension, then heads, then k, v and
-// q. A thread has several pieces in registers before it writes the first, so that enough bytes are
-// on their way; it reads all that it writes, so that q may be rotated in place.
+// New rows of keys and values into paged caches, and the rotary embedding of k and q. Threads stand
+// side by side along the pieces of a row: along the head dimension, then heads, then k, v and q. A
+// thread asks for the same piece of several rows at once; while they come, a warp of its own finds
+// where they go. A thread reads all that it writes, so that q may be rotated in place.
 #pragma once
 
 #include "kernels/append/config.h"
@@ -31,29 +30,32 @@ struct RowTarget {
 };
 static_assert(sizeof(RowTarget) == kRowTargetBytes);
 
-inline AppendRequest load_request(const AppendParams& p, i64 sequence) {
+template <class Index>
+AppendRequest load_request(const AppendParams& p, i64 sequence) {
   AppendRequest request{0, p.extents.rows, 0, p.extents.columns, 0, 0};
   if (p.cu_new.present()) {
-    request.begin = load_index(p.cu_new, sequence * p.cu_new.strides[3]);
-    request.end = load_index(p.cu_new, (sequence + 1) * p.cu_new.strides[3]);
+    request.begin = Index::load(p.cu_new, sequence * p.cu_new.strides[3]);
+    request.end = Index::load(p.cu_new, (sequence + 1) * p.cu_new.strides[3]);
   }
   if (p.page_indptr.present()) {
-    request.table_begin = load_index(p.page_indptr, sequence * p.page_indptr.strides[3]);
-    request.table_end = load_index(p.page_indptr, (sequence + 1) * p.page_indptr.strides[3]);
+    request.table_begin = Index::load(p.page_indptr, sequence * p.page_indptr.strides[3]);
+    request.table_end = Index::load(p.page_indptr, (sequence + 1) * p.page_indptr.strides[3]);
   }
   if (p.kv_lengths.present()) {
-    request.length = load_index(p.kv_lengths, sequence * p.kv_lengths.strides[3]);
+    request.length = Index::load(p.kv_lengths, sequence * p.kv_lengths.strides[3]);
   }
   return checked(request, p.extents, p.page_table.present());
 }
 
 // The last sequence that begins at or before a row; the caller checks that it owns the row.
-inline i64 sequence_of_row(const AppendParams& p, i64 row) {
+template <class Index>
+i64 sequence_of_row(const AppendParams& p, i64 row) {
   i64 low = 0;
   i64 high = p.extents.sequences - 1;
+#pragma unroll 1
   while (low < high) {
     const i64 middle = (low + high + 1) / 2;
-    if (load_index(p.cu_new, middle * p.cu_new.strides[3]) <= row) {
+    if (Index::load(p.cu_new, middle * p.cu_new.strides[3]) <= row) {
       low = middle;
     } else {
       high = middle - 1;
@@ -62,68 +64,87 @@ inline i64 sequence_of_row(const AppendParams& p, i64 row) {
   return low;
 }
 
-// Where a row of a request that holds it goes.
-inline AppendRow load_row(const AppendParams& p, const AppendRequest& request, i64 sequence,
-                          i64 batch, i64 row) {
-  const i64 place = request.length + row - request.begin;
+// Where the row goes that stands at `place` of its request.
+template <class Index>
+AppendRow row_in_table(const AppendParams& p, const AppendRequest& request, i64 sequence,
+                       i64 place) {
   AppendRow found;
-  if (p.slots.present()) {
-    found = row_at_slot(load_index(p.slots, p.slots.offset(batch, 0, 0, row)), p.extents);
-  } else if (p.page_table.present()) {
-    const i64 column = request.table_begin + place / p.extents.page_size;
-    if (column < request.table_end) {
-      const i64 table = p.page_indptr.present() ? 0 : sequence;
-      const i64 page = load_index(p.page_table, p.page_table.offset(table, 0, 0, column));
-      found = row_at_page(page, place, p.extents);
-    } else {
-      found.faults = kFaultSlots;
-    }
+  const i64 column = request.table_begin + place / p.extents.page_size;
+  if (column >= request.table_end) {
+    found.faults = kFaultSlots;
+    return found;
   }
-  if (!p.cos.present()) return found;
-  const bool has_positions = p.positions.present();
-  set_position(
-      found, has_positions ? load_index(p.positions, p.positions.offset(batch, 0, 0, row)) : place,
-      p.extents);
-  return found;
+  const i64 table = p.page_indptr.present() ? 0 : sequence;
+  const i64 page = Index::load(p.page_table, p.page_table.offset(table, 0, 0, column));
+  return row_at_page(page, place, p.extents);
 }
 
-// Row `number` of all batch entries.
-inline void find_target(const AppendParams& p, i64 number, RowTarget& target) {
-  const bool packed = p.cu_new.present();
-  const i64 batch = packed ? 0 : number / p.extents.rows;
-  const i64 row = number - batch * p.extents.rows;
+// A row of all batch entries: which one of which entry.
+struct RowNumber {
+  i64 batch = 0;
+  i64 row;
+
+  RowNumber(const AppendParams& p, i64 number) : row(number) {
+    if (p.cu_new.present()) return;
+    batch = number / p.extents.rows;
+    row = number - batch * p.extents.rows;
+  }
+
+  // The one `count` rows further, by steps, which are few: a division takes longer.
+  RowNumber plus(const AppendParams& p, i32 count) const {
+    RowNumber next = *this;
+    next.row += count;
+#pragma unroll 1
+    while (!p.cu_new.present() && next.row >= p.extents.rows) {
+      next.row -= p.extents.rows;
+      ++next.batch;
+    }
+    return next;
+  }
+};
+
+// Where a row goes. What depends on no other number is asked for first: each answer takes as long
+// as all of them together.
+template <class Index>
+void find_target(const AppendParams& p, const RowNumber& number, RowTarget& target) {
+  const auto [batch, row] = number;
+  const auto of_row = [&](const ArrayView& array) {
+    return array.present() ? Index::load(array, array.offset(batch, 0, 0, row)) : -1;
+  };
+  const i64 slot = of_row(p.slots);
+  const i64 position = of_row(p.positions);
   AppendRow found;
   if (p.extents.sequences > 0) {
-    const i64 sequence = packed ? sequence_of_row(p, row) : batch;
-    const AppendRequest request = load_request(p, sequence);
+    const i64 sequence = p.cu_new.present() ? sequence_of_row<Index>(p, row) : batch;
+    const AppendRequest request = load_request<Index>(p, sequence);
     if (request.faults == 0 && row >= request.begin && row < request.end) {
-      found = load_row(p, request, sequence, batch, row);
+      const i64 place = request.length + row - request.begin;
+      if (p.slots.present()) {
+        found = row_at_slot(slot, p.extents);
+      } else if (p.page_table.present()) {
+        found = row_in_table<Index>(p, request, sequence, place);
+      }
+      if (p.cos.present()) set_position(found, p.positions.present() ? position : place, p.extents);
     }
   }
-  target.batch = batch;
-  target.row = row;
-  target.page = found.page;
-  target.page_row = found.page_row;
-  target.position = found.position;
+  target = {batch, row, found.page, found.page_row, found.position};
   report(p.faults, found.faults);
 }
 
-// The threads of the grid look at one request each, for the faults that the host hears of.
-inline void record_request_faults(const AppendParams& p, i32 num_threads) {
+// Some threads of the grid look at one request each, for the faults that the host hears of.
+template <class Index>
+void record_request_faults(const AppendParams& p, i64 thread, i64 all_threads) {
   const bool has_numbers = p.cu_new.present() || p.page_indptr.present() || p.kv_lengths.present();
   if (p.faults == nullptr || !has_numbers) return;
-  const i64 all_threads = static_cast<i64>(ptx::num_blocks()) * num_threads;
   u32 found = 0;
-  for (i64 i = static_cast<i64>(ptx::block_index()) * num_threads + ptx::thread_index();
-       i < p.extents.sequences; i += all_threads) {
-    found |= load_request(p, i).faults;
+#pragma unroll 1
+  for (i64 i = thread; i < p.extents.sequences; i += all_threads) {
+    found |= load_request<Index>(p, i).faults;
   }
   report(p.faults, found);
 }
 
 // ---- What is moved -----------------------------------------------------------------------------
-
-constexpr i32 kPiecesInFlight = 2;  // of a thread
 
 // N elements that lie side by side, or one. As bits: what does not rotate is never converted.
 template <class T, i32 kCount>
@@ -170,14 +191,6 @@ void store_few(const Run<T, kCount>& run, u8* address) {
   }
 }
 
-inline double narrow(double x, double) { return x; }
-inline float narrow(float x, float) { return x; }
-inline f16 narrow(float x, f16) { return to_f16(x); }
-inline bf16 narrow(float x, bf16) { return to_bf16(x); }
-inline e4m3 narrow(float x, e4m3) { return to_e4m3(x); }
-inline e5m2 narrow(float x, e5m2) { return to_e5m2(x); }
-inline int8 narrow(float x, int8) { return to_int8(x); }
-
 // (x0, x1) = (x0 cos - x1 sin, x1 cos + x0 sin), no product contracted: as the CPU computes it.
 template <class Real>
 void rotate_pair(Real& x0, Real& x1, Real cos, Real sin) {
@@ -187,7 +200,7 @@ void rotate_pair(Real& x0, Real& x1, Real cos, Real sin) {
   x1 = ptx::rounded_product(b, cos) + ptx::rounded_product(a, sin);
 }
 
-// One thread's share of one head of one row.
+// One thread's share of one head: the same of several rows.
 template <AppendConfig kConfig>
 struct Piece {
   using T = typename ElementOf<kConfig.dtype>::Type;
@@ -197,160 +210,190 @@ struct Piece {
   static constexpr bool kQuantises = kConfig.quantised != DType::kNone;
   static constexpr i32 kLanes = kConfig.lanes();
   static constexpr bool kRotates = kConfig.rotation != Rotation::kNone;
+  static constexpr bool kHalves = kConfig.rotation == Rotation::kHalves;
   // One element at a time, a neighbour is a run of its own, as a half is.
   static constexpr bool kInOneRun = kConfig.rotation == Rotation::kInterleaved && kLanes > 1;
   static constexpr i32 kPairs = kInOneRun ? kLanes / 2 : kLanes;
 
-  Run<T, kLanes> first;
-  Run<T, kLanes> second;  // of a piece that rotates: what turns with the first
-  u8* to = nullptr;       // null: nothing is written
-  i64 second_bytes = 0;   // from the first run to the second, where it goes
-  i64 position = -1;      // >= 0: it rotates
-  i32 pair = 0;           // the first of its columns of cos and sin
+  // What it has of one row.
+  struct Row {
+    Run<T, kLanes> first;
+    Run<T, kLanes> second;  // of a piece that rotates: what turns with the first
+    Run<Table, kPairs> cos, sin;
+    u8* to = nullptr;  // null: nothing is written
+    Real scale = 1;    // what elements of a quantised cache are divided by
+  };
 
-  // Of a quantised cache.
-  bool is_quantised = false;
-  Real scale = 1;  // what elements are divided by
-  Run<Cached, kLanes> first_stored, second_stored;
+  const AppendParams& p;
+  bool is_q;
+  bool is_v;
+  bool is_rotated = false;
+  i32 head;
+  i32 dim;        // of the head, where the first run begins
+  i32 apart = 0;  // dims from the first run to the second
 
-  // from, to: the head. index: of the piece in the head.
-  void load(const AppendParams& p, const u8* from, i64 from_stride, u8* into, i64 into_stride,
-            i32 index, i32 rotated, i64 row_position) {
-    constexpr i64 kBytes = sizeof(T);
-    const i64 into_bytes = is_quantised ? static_cast<i64>(sizeof(Cached)) : kBytes;
-    i64 d = static_cast<i64>(index) * kLanes;
-    i64 apart = 0;
-    if constexpr (kRotates) {
-      if (index < rotated) {
-        position = row_position;
-        pair = kInOneRun ? static_cast<i32>(d) / 2 : static_cast<i32>(d);
-        if constexpr (!kInOneRun) {
-          const bool halves = kConfig.rotation == Rotation::kHalves;
-          apart = halves ? p.rotary_dim / 2 : 1;
-          if (!halves) d *= 2;
-        }
-      } else if constexpr (!kInOneRun) {
-        d += p.rotary_dim / 2 * (rotated > 0 ? 1 : 0);  // a rotated piece has two runs
+  // Piece `index` of a row: of k, of v or of q.
+  Piece(const AppendParams& params, i32 index) : p(params) {
+    is_q = index >= p.kv_pieces;
+    is_v = !is_q && index >= p.k_pieces;
+    const u32 of_head = static_cast<u32>(is_v ? p.pieces_of_v_head : p.pieces_of_head);
+    const u32 in_array = static_cast<u32>(index - (is_q ? p.kv_pieces : is_v ? p.k_pieces : 0));
+    head = static_cast<i32>(in_array / of_head);
+    const i32 in_head = static_cast<i32>(in_array) - head * static_cast<i32>(of_head);
+    dim = in_head * kLanes;
+    if (!kRotates || is_v) return;
+    is_rotated = in_head < p.rotated_of_head;
+    if (kInOneRun) return;
+    if (is_rotated) {
+      apart = kHalves ? p.rotary_dim / 2 : 1;
+      if (!kHalves) dim *= 2;
+    } else if (p.rotated_of_head > 0) {
+      dim += p.rotary_dim / 2;  // a rotated piece has two runs
+    }
+  }
+
+  const ArrayView& source() const { return is_q ? p.q : is_v ? p.v : p.k; }
+  const ArrayView& cache() const { return is_q ? p.q_out : is_v ? p.v_cache : p.k_cache; }
+  i64 bytes_of_stored() const { return kQuantises && !is_q ? sizeof(Cached) : sizeof(T); }
+
+  void load(Row& row, const RowNumber& number) const {
+    const ArrayView& from = source();
+    const u8* const at =
+        from.data + from.offset(number.batch, head, number.row, dim) * i64{sizeof(T)};
+    load_run(row.first, at);
+    if (kRotates && apart > 0) load_run(row.second, at + apart * from.strides[3] * i64{sizeof(T)});
+  }
+
+  // Where it goes, and how it turns.
+  void aim(Row& row, const RowTarget& at) const {
+    if (is_q ? at.position < 0 : at.page < 0) return;
+    const i64 offset = is_q ? cache().offset(at.batch, head, at.row, dim)
+                            : cache().offset(at.page, head, at.page_row, dim);
+    row.to = cache().data + offset * bytes_of_stored();
+    if constexpr (kQuantises) {
+      const ArrayView& scales = is_v ? p.v_scale : p.k_scale;
+      if (!is_q && scales.present()) {
+        const i64 element = scales.offset(at.page, head, at.page_row, 0);
+        row.scale = load_element<float>(scales.data + element * i64{sizeof(float)});
       }
     }
-    load_run(first, from + d * from_stride * kBytes);
-    if (kRotates && !kInOneRun && apart > 0) {
-      load_run(second, from + (d + apart) * from_stride * kBytes);
-    }
-    to = into + d * into_stride * into_bytes;
-    second_bytes = apart * into_stride * into_bytes;
+    if (!kRotates || !is_rotated) return;
+    const i32 pair = kHalves ? dim : dim / 2;
+    load_run(row.cos, p.cos.data + p.cos.offset(0, 0, at.position, pair) * i64{sizeof(Table)});
+    load_run(row.sin, p.sin.data + p.sin.offset(0, 0, at.position, pair) * i64{sizeof(Table)});
   }
 
-  // call(j, cos, sin) for each pair of elements: 2 j and 2 j + 1 of the first run, or j of both.
-  template <class Call>
-  void each_pair(const AppendParams& p, const Call& call) const {
-    if (!kRotates || position < 0) return;
-    Run<Table, kPairs> cos, sin;
-    load_run(cos, p.cos.data + p.cos.offset(0, 0, position, pair) * sizeof(Table));
-    load_run(sin, p.sin.data + p.sin.offset(0, 0, position, pair) * sizeof(Table));
+  // Each pair of elements with its cos and sin.
+  template <class X, class Rotate>
+  static void each_pair(const Row& row, X* first, X* second, const Rotate& rotate) {
+#pragma unroll
     for (i32 j = 0; j < kPairs; ++j) {
-      call(j, static_cast<Real>(widen(cos.element[j])), static_cast<Real>(widen(sin.element[j])));
+      rotate(kInOneRun ? first[2 * j] : first[j], kInOneRun ? first[2 * j + 1] : second[j],
+             static_cast<Real>(widen(row.cos.element[j])),
+             static_cast<Real>(widen(row.sin.element[j])));
     }
   }
 
-  void rotate(const AppendParams& p) {
+  void store(Row& row) const {
+    if (row.to == nullptr) return;
+    u8* const second_to = row.to + apart * cache().strides[3] * bytes_of_stored();
     if constexpr (kQuantises) {
-      if (is_quantised) return quantise(p);
+      if (!is_q) return store_quantised(row, second_to);
     }
-    each_pair(p, [&](i32 j, Real cos, Real sin) {
-      T& x0 = kInOneRun ? first.element[2 * j] : first.element[j];
-      T& x1 = kInOneRun ? first.element[2 * j + 1] : second.element[j];
-      Real a = widen(x0), b = widen(x1);
-      rotate_pair(a, b, cos, sin);
-      x0 = narrow(a, T{});
-      x1 = narrow(b, T{});
-    });
+    if (kRotates && is_rotated) {
+      each_pair(row, row.first.element, row.second.element, [](T& x0, T& x1, Real c, Real s) {
+        Real a = widen(x0), b = widen(x1);
+        rotate_pair(a, b, c, s);
+        x0 = narrow(a, T{});
+        x1 = narrow(b, T{});
+      });
+    }
+    store_run(row.first, row.to);
+    if (kRotates && apart > 0) store_run(row.second, second_to);
   }
 
   // Rotated, then divided, then rounded once.
-  void quantise(const AppendParams& p) {
-    const bool has_second = second_bytes > 0;
-    Real a[kLanes], b[kLanes] = {};
+  void store_quantised(const Row& row, u8* second_to) const {
+    Real a[kLanes], b[kLanes];
+#pragma unroll
     for (i32 j = 0; j < kLanes; ++j) {
-      a[j] = widen(first.element[j]);
-      if (has_second) b[j] = widen(second.element[j]);
+      a[j] = widen(row.first.element[j]);
+      b[j] = apart > 0 ? Real(widen(row.second.element[j])) : Real(0);
     }
-    each_pair(p, [&](i32 j, Real cos, Real sin) {
-      Real& x0 = kInOneRun ? a[2 * j] : a[j];
-      Real& x1 = kInOneRun ? a[2 * j + 1] : b[j];
-      rotate_pair(x0, x1, cos, sin);
-    });
+    if (kRotates && is_rotated) {
+      each_pair(row, a, b, [](Real& x0, Real& x1, Real c, Real s) { rotate_pair(x0, x1, c, s); });
+    }
+    Run<Cached, kLanes> first_stored, second_stored;
+#pragma unroll
     for (i32 j = 0; j < kLanes; ++j) {
-      first_stored.element[j] = narrow(a[j] / scale, Cached{});
-      second_stored.element[j] = narrow(b[j] / scale, Cached{});
+      first_stored.element[j] = narrow(a[j] / row.scale, Cached{});
+      second_stored.element[j] = narrow(b[j] / row.scale, Cached{});
     }
-  }
-
-  void store() const {
-    if (to == nullptr) return;
-    if constexpr (kQuantises) {
-      if (is_quantised) {
-        store_few(first_stored, to);
-        if (second_bytes > 0) store_few(second_stored, to + second_bytes);
-        return;
-      }
-    }
-    store_run(first, to);
-    if (kRotates && second_bytes > 0) store_run(second, to + second_bytes);
+    store_few(first_stored, row.to);
+    if (apart > 0) store_few(second_stored, second_to);
   }
 };
 
-// Piece `index` of a row: of k, of v or of q.
+// The warp that finds where the rows of a block go, one row a lane, and then looks for faults of
+// requests.
 template <AppendConfig kConfig>
-void load_piece(const AppendParams& p, const RowTarget& at, i32 index, Piece<kConfig>& piece) {
-  constexpr i64 kBytes = size_bytes(kConfig.dtype);
-  constexpr i64 kCacheBytes = size_bytes(kConfig.cache_dtype());
-  const bool is_q = index >= p.kv_pieces;
-  const bool is_v = !is_q && index >= p.k_pieces;
-  if (is_q ? at.position < 0 : at.page < 0) return;
-  const u32 of_head = static_cast<u32>(is_v ? p.pieces_of_v_head : p.pieces_of_head);
-  const u32 in_array = static_cast<u32>(index - (is_q ? p.kv_pieces : is_v ? p.k_pieces : 0));
-  const u32 head = in_array / of_head;
-  const ArrayView& from = is_q ? p.q : is_v ? p.v : p.k;
-  const ArrayView& to = is_q ? p.q_out : is_v ? p.v_cache : p.k_cache;
-  const i64 into =
-      is_q ? to.offset(at.batch, head, at.row, 0) : to.offset(at.page, head, at.page_row, 0);
-  if constexpr (Piece<kConfig>::kQuantises) {
-    const ArrayView& scales = is_v ? p.v_scale : p.k_scale;
-    piece.is_quantised = !is_q;
-    if (!is_q && scales.present()) {
-      const i64 scale = scales.offset(at.page, head, at.page_row, 0);
-      piece.scale = load_element<float>(scales.data + scale * static_cast<i64>(sizeof(float)));
+void find_targets(const AppendParams& p, const RowNumber& first, i32 rows, RowTarget* targets) {
+  using Index = IndexLoads<kConfig.vectors>;  // then those arrays are aligned, too
+  const i32 lane = static_cast<i32>(ptx::thread_index() % kMaxAppendRows);
+  if (lane < rows) find_target<Index>(p, first.plus(p, lane), targets[lane]);
+  ptx::block_sync();
+  record_request_faults<Index>(p, i64{ptx::block_index()} * kMaxAppendRows + lane,
+                               i64{ptx::num_blocks()} * kMaxAppendRows);
+}
+
+// The other warps, `thread` of kConfig.movers().
+template <AppendConfig kConfig>
+void move_rows(const AppendParams& p, const RowNumber& first, i32 rows, const RowTarget* targets,
+               i32 thread) {
+  constexpr i32 kRows = kConfig.rows_in_flight();
+  const i32 own_row = static_cast<i32>(u32(thread) / u32(p.threads_of_row));
+  const i32 rows_at_once = kConfig.movers() / p.threads_of_row;
+  const i32 first_index = thread - own_row * p.threads_of_row;
+  bool waits = true;  // for targets
+#pragma unroll 1
+  for (i32 index = first_index;; index += p.threads_of_row) {
+    const Piece<kConfig> piece(p, index);
+    const bool is_inside = index < p.pieces && own_row < rows_at_once;
+#pragma unroll 1
+    for (i32 begin = own_row; waits || begin < rows; begin += kRows * rows_at_once) {
+      typename Piece<kConfig>::Row each[kRows];
+#pragma unroll
+      for (i32 i = 0; i < kRows; ++i) {
+        const i32 row = begin + i * rows_at_once;
+        if (is_inside && row < rows) piece.load(each[i], first.plus(p, row));
+      }
+      if (waits) ptx::block_sync();
+      waits = false;
+      if (!is_inside) return;
+#pragma unroll
+      for (i32 i = 0; i < kRows; ++i) {
+        const i32 row = begin + i * rows_at_once;
+        if (row < rows) piece.aim(each[i], targets[row]);
+      }
+#pragma unroll
+      for (i32 i = 0; i < kRows; ++i) piece.store(each[i]);
     }
+    if (!is_inside) return;
   }
-  piece.load(p, from.data + from.offset(at.batch, head, at.row, 0) * kBytes, from.strides[3],
-             to.data + into * (is_q ? kBytes : kCacheBytes), to.strides[3],
-             static_cast<i32>(in_array - head * of_head), is_v ? 0 : p.rotated_of_head,
-             at.position);
 }
 
 template <AppendConfig kConfig>
 void append(const AppendParams& p) {
   RowTarget* const targets = reinterpret_cast<RowTarget*>(ptx::shared_bytes());
-  const i32 thread = static_cast<i32>(ptx::thread_index());
   const i64 first_row = static_cast<i64>(ptx::block_index()) * p.rows_of_block;
+  const RowNumber first(p, first_row);
   const i32 rows = static_cast<i32>(min<i64>(p.rows_of_block, p.all_rows - first_row));
-  if (thread < rows) find_target(p, first_row + thread, targets[thread]);
-  ptx::block_sync();
-  const i64 all = static_cast<i64>(rows) * p.pieces;
-  for (i64 begin = thread; begin < all; begin += kConfig.num_threads * kPiecesInFlight) {
-    Piece<kConfig> pieces[kPiecesInFlight];
-    for (i32 i = 0; i < kPiecesInFlight; ++i) {
-      const i64 index = begin + i * kConfig.num_threads;
-      if (index >= all) continue;
-      const u32 row = static_cast<u32>(index) / static_cast<u32>(p.pieces);
-      load_piece(p, targets[row], static_cast<i32>(index - static_cast<i64>(row) * p.pieces),
-                 pieces[i]);
-    }
-    for (Piece<kConfig>& piece : pieces) piece.rotate(p);
-    for (const Piece<kConfig>& piece : pieces) piece.store();
+  const i32 thread = static_cast<i32>(ptx::thread_index());
+  if (thread < kMaxAppendRows) {
+    find_targets<kConfig>(p, first, rows, targets);
+  } else {
+    move_rows<kConfig>(p, first, rows, targets, thread - kMaxAppendRows);
   }
-  record_request_faults(p, kConfig.num_threads);
 }
 
 }  // namespace fulmen

@@ -15,6 +15,7 @@ struct AppendParams : AppendArrays<ArrayView> {
   AppendExtents extents;
   i64 all_rows;         // of all batch entries
   i32 rows_of_block;    // at most kMaxAppendRows
+  i32 threads_of_row;   // each has one of its pieces, or some
   i32 rotary_dim;       // elements of a head that rotate; may be 0 beside cos
   i32 rotated_of_head;  // pieces of a head of k and q that rotate
   i32 pieces_of_head;   // all pieces of a head of k and q

@@ -84,6 +84,15 @@ inline float widen(e4m3 x) { return to_float(x); }
 inline float widen(e5m2 x) { return to_float(x); }
 inline float widen(int8 x) { return to_float(x); }
 
+// And back, rounded.
+inline double narrow(double x, double) { return x; }
+inline float narrow(float x, float) { return x; }
+inline f16 narrow(float x, f16) { return to_f16(x); }
+inline bf16 narrow(float x, bf16) { return to_bf16(x); }
+inline e4m3 narrow(float x, e4m3) { return to_e4m3(x); }
+inline e5m2 narrow(float x, e5m2) { return to_e5m2(x); }
+inline int8 narrow(float x, int8) { return to_int8(x); }
+
 // dtype known at run time only.
 template <class Real>
 Real load_real(const ArrayView& array, i64 offset) {
@@ -148,5 +157,9 @@ struct AnyIndex {
 struct AlignedIndex {
   static i64 load(const ArrayView& array, i64 offset) { return load_aligned_index(array, offset); }
 };
+template <bool kAligned>
+struct IndexLoads : AnyIndex {};
+template <>
+struct IndexLoads<true> : AlignedIndex {};
 
 }  // namespace fulmen

@@ -6,6 +6,7 @@
 #pragma once
 
 #include "kernels/base.cuh"
+#include "kernels/common/array_access.cuh"
 #include "kernels/common/caches.cuh"
 #include "kernels/forward_sm90/config.h"
 
@@ -41,6 +42,20 @@ inline SeqlenInfo seqlen_info_of(const ForwardParams& params, const QueryBlock& 
             i32(sequence.q_slot), sequence.shape,        i32(sequence.batch)};
   }
   return {block.batch, 0, 0, params.shape.q_len, params.shape, block.batch};
+}
+
+// The entry of the page table for a key, and its row in that page. The key is in the sequence.
+struct PageRow {
+  i64 id;
+  i32 row;
+};
+inline PageRow page_of_key(const AttentionParams& p, const QueryBlock& q, const SeqlenInfo& seqlen,
+                           i32 key) {
+  const u32 page_rows = static_cast<u32>(p.cache_layout.page_rows);
+  const u32 in_cache = static_cast<u32>(seqlen.kv_begin + key);
+  const u32 entry = in_cache / page_rows;
+  const i64 at = p.page_table.offset(q.batch, 0, 0, seqlen.kv_batch + i64{entry});
+  return {load_aligned_index(p.page_table, at), static_cast<i32>(in_cache - entry * page_rows)};
 }
 
 // Rows of a block of keys that are inside the sequence.

@@ -151,6 +151,8 @@ struct DecodeSm80Params {
   u64* counters;   // (block): how many parts of the row tile that begins in it are there
   float* parts;    // (cluster, 2, part_floats()): of a row tile's later keys, of its first
   ScoreUnit unit;  // of scores, before the softmax
+  // Blocks for each row tile where another kernel has chunks of prompts beside; of config.mixed.
+  i32 workers_beside;
 };
 
 // How chunks of keys (of one block of keys, or more) are divided among the workers that there are

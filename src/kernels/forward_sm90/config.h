@@ -53,6 +53,7 @@ struct ForwardSm90Config {
   bool paged = false;            // k and v are pools of pages, looked up by a warp that loads
   bool mixed = false;            // requests of at most kFewRows are left to decode_sm80, which runs
                                  // beside this kernel
+  bool gathers = false;          // pages of so few rows that warps copy each row themselves
   ScoreOptions score;
 
   constexpr i32 q_tiles() const { return split_dims ? 1 : warpgroups; }  // of 64 query rows
@@ -87,16 +88,20 @@ struct ForwardSm90Config {
   constexpr i32 k_bytes() const { return kv_rows * chunked(d_qk) * 2; }
   constexpr i32 v_bytes() const { return kv_rows * chunked(d_v) * 2; }
   constexpr i32 o_bytes() const { return stage_output ? 64 * q_tiles() * chunked(d_v) * 2 : 0; }
+  constexpr i32 found_bytes() const { return gathers ? 2 * 16 * kv_rows : 0; }  // of two blocks
   constexpr i32 work_tile_bytes() const { return 32 * (1 + warpgroups + (score.varlen ? 1 : 0)); }
   constexpr i32 shared_bytes() const {
     return num_q_slots() * q_bytes() + stages * (k_bytes() + v_bytes()) + o_bytes() +
-           barrier_bytes();
+           found_bytes() + barrier_bytes();
   }
   constexpr i32 barrier_bytes() const {  // and two work tiles
-    return 2 * work_tile_bytes() + 48 + 16 * (num_q_slots() + 2 * stages) +
-           (score.varlen ? 8 * stages : 0);
+    return 2 * work_tile_bytes() + 48 + 16 * (num_q_slots() + 2 * stages + (gathers ? 2 : 0)) +
+           (fills_tails() ? 8 * stages : 0);
   }
   static constexpr i32 chunked(i32 dim) { return (dim + 63) / 64 * 64; }
+
+  // Whether a warp sets rows of V past the end of a sequence to zero.
+  constexpr bool fills_tails() const { return score.varlen && !gathers; }
 
   // Widths of a product of a warpgroup (ptx/mma.cuh).
   static constexpr bool is_product_width(i32 n) {
@@ -146,6 +151,7 @@ struct ForwardSm90Config {
     if (paged && (!caches || !specialised || !swizzle)) {
       return "pages are of caches, looked up by a warp of its own, and swizzled";
     }
+    if (gathers && !paged) return "rows are gathered from pages";
     if (stage_output && (score.varlen || score.fp32_out)) {
       return "TMA stores O in 16 bits and of sequences that are alike";
     }
@@ -180,6 +186,7 @@ constexpr void for_each_field(const ForwardSm90Config& config, Each each) {
   each("caches", config.caches);
   each("paged", config.paged);
   each("mixed", config.mixed);
+  each("gathers", config.gathers);
   each("score", config.score);
 }
 

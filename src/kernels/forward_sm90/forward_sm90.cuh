@@ -16,6 +16,7 @@
 #include "kernels/common/products_sm90.cuh"
 #include "kernels/forward_sm90/consumer.cuh"
 #include "kernels/forward_sm90/fallback.cuh"
+#include "kernels/forward_sm90/paged_producer.cuh"
 #include "kernels/forward_sm90/producer.cuh"
 #include "kernels/forward_sm90/scheduler.cuh"
 #include "kernels/forward_sm90/softmax.cuh"
@@ -203,15 +204,27 @@ inline void forward_sm90(const ForwardArguments& arguments) {
   if (warpgroup == kConfig.warpgroups) {
     ptx::setmaxnreg_dec<kConfig.producer_registers()>();
     if (kConfig.paged ? warp == 0 : thread == 0) {
-      if constexpr (kConfig.paged) {
-        PagedProducer<kConfig>{{maps, params, shared}}.run();
+      if constexpr (kConfig.gathers) {
+        RowProducer<kConfig, false>{{maps, params, shared}}.run();
+      } else if constexpr (kConfig.paged) {
+        PagedProducer<kConfig, false>{{maps, params, shared}}.run();
       } else if constexpr (kConfig.specialised) {
         ForwardProducer<kConfig>{maps, params, shared}.run();
       }
     } else if (warp == 1) {
       ForwardScheduler<kConfig>{params, shared, thread % 32}.run();
-    } else if (kConfig.score.varlen && warp == 2) {
-      ForwardTailZeroFill<kConfig>{params, shared}.run();
+    } else if (warp == 2) {
+      if constexpr (kConfig.gathers) {
+        RowFinder<kConfig>{params, shared}.run();
+      } else if constexpr (kConfig.score.varlen) {
+        ForwardTailZeroFill<kConfig>{params, shared}.run();
+      }
+    } else if (warp == 3) {
+      if constexpr (kConfig.gathers) {
+        RowProducer<kConfig, true>{{maps, params, shared}}.run();
+      } else if constexpr (kConfig.paged) {
+        PagedProducer<kConfig, true>{{maps, params, shared}}.run();
+      }
     }
   } else {
     ptx::setmaxnreg_inc<kConfig.consumer_registers()>();

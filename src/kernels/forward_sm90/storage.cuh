@@ -14,24 +14,27 @@
 
 namespace fulmen {
 
-// In this order: Q, K, V, O, two work tiles, barriers.
+// In this order: Q, K, V, O, addresses of rows of pages, two work tiles, barriers.
 template <ForwardSm90Config kConfig>
 struct ForwardStorage {
   u32 base;
 
   using QState = PipelineState<kConfig.num_q_slots()>;
   using KvState = PipelineState<kConfig.stages>;
+  using FoundState = PipelineState<2>;
   static constexpr u32 kK = kConfig.num_q_slots() * kConfig.q_bytes();
   static constexpr u32 kV = kK + kConfig.stages * kConfig.k_bytes();
   static constexpr u32 kO = kV + kConfig.stages * kConfig.v_bytes();
-  static constexpr u32 kWorkTiles = kO + kConfig.o_bytes();
+  static constexpr u32 kFound = kO + kConfig.o_bytes();
+  static constexpr u32 kWorkTiles = kFound + kConfig.found_bytes();
   static constexpr u32 kWorkTileBytes = kConfig.work_tile_bytes();
   static constexpr u32 kBarriers = kWorkTiles + 2 * kWorkTileBytes;
   static constexpr u32 kQBarriers = kBarriers + 48;
   static constexpr u32 kKBarriers = kQBarriers + Pipeline<kConfig.num_q_slots()>::kBarrierBytes;
   static constexpr u32 kVBarriers = kKBarriers + Pipeline<kConfig.stages>::kBarrierBytes;
   static constexpr u32 kLanded = kVBarriers + Pipeline<kConfig.stages>::kBarrierBytes;
-  static_assert(kLanded + (kConfig.score.varlen ? 8 * kConfig.stages : 0) ==
+  static constexpr u32 kFoundBarriers = kLanded + (kConfig.fills_tails() ? 8 * kConfig.stages : 0);
+  static_assert(kFoundBarriers + (kConfig.gathers ? Pipeline<2>::kBarrierBytes : 0) ==
                 u32(kConfig.shared_bytes()));
 
   // Whether a slot of Q serves one warpgroup in this work tile and another in the next. Then every
@@ -49,6 +52,10 @@ struct ForwardStorage {
     return {base + kV, u32(kConfig.v_bytes()), base + kVBarriers};
   }
   constexpr u32 o() const { return base + kO; }
+  // Addresses of rows of K, then of V.
+  constexpr Pipeline<2> found() const {
+    return {base + kFound, u32(16 * kConfig.kv_rows), base + kFoundBarriers};
+  }
 
   // Work tile number `count` lies in slot count % 2. scheduler -> producer, consumers: `published`,
   // it is written. producer -> scheduler: `nearly_loaded`, time to claim the next one. consumers ->
@@ -77,12 +84,13 @@ struct ForwardStorage {
     v().init(kConfig.warpgroups);
     for (u32 slot = 0; slot < 2; ++slot) {
       ptx::mbarrier_init(published(slot), 1);
-      ptx::mbarrier_init(done(slot), 4 * kConfig.warpgroups + (kConfig.score.varlen ? 1 : 0));
+      ptx::mbarrier_init(done(slot), 4 * kConfig.warpgroups + (kConfig.fills_tails() ? 1 : 0));
     }
-    for (u32 stage = 0; kConfig.score.varlen && stage < u32(kConfig.stages); ++stage) {
+    for (u32 stage = 0; kConfig.fills_tails() && stage < u32(kConfig.stages); ++stage) {
       ptx::mbarrier_init(landed({stage, 0}), 1);
     }
     ptx::mbarrier_init(nearly_loaded(), 1);
+    if constexpr (kConfig.gathers) found().init(2);
     ptx::fence_mbarrier_init();
   }
 };
@@ -177,6 +185,23 @@ inline KeyBlocks read_key_blocks(const ForwardStorage<kConfig>& shared, u32 coun
           ptx::broadcast(own.word[2]),
           ptx::broadcast(own.word[3]),
           ptx::broadcast(ptx::load_shared(slot + 20))};
+}
+
+// Calls for each work tile, with the blocks of keys of the whole thread block and the sequence. By
+// all lanes of a warp, which have read the tile then.
+template <ForwardSm90Config kConfig, class Call>
+void each_work_tile(const ForwardStorage<kConfig>& shared, const ForwardParams& params,
+                    const Call& call) {
+#pragma unroll 1
+  for (u32 count = 0;; ++count) {
+    ptx::mbarrier_wait(shared.published(count), shared.parity(count));
+    const QueryBlock block = read_work_tile(shared, count).block;
+    if (block.q_block < 0) return;
+    const KeyBlocks blocks = read_key_blocks(shared, count, 0);
+    const SeqlenInfo seqlen = read_seqlen_info(shared, params, block, count);
+    ptx::warp_sync();
+    call(block, blocks, seqlen, count);
+  }
 }
 
 }  // namespace fulmen

@@ -22,6 +22,11 @@ constexpr ForwardSm90Config kCausalPages{
     .caches = true,
     .paged = true,
     .score = {.mask_kind = MaskKind::kRight, .varlen = true, .stats = true}};
+// The same where warps copy single rows.
+constexpr ForwardSm90Config by_rows(ForwardSm90Config config) {
+  config.gathers = true;
+  return config;
+}
 constexpr ForwardSm90Config kWindowedPages{.dtype = DType::kFloat16,
                                            .d_qk = 96,
                                            .d_v = 80,
@@ -81,7 +86,7 @@ class CacheRequest {
     }
     draw_queries();
     config.paged ? draw_pages() : draw_rows();
-    if (!config.paged || random.chance(0.3)) {
+    if (!config.paged || (config.gathers && random.chance(0.3))) {
       std::vector<i64> starts;
       for (const i64 length : lengths_) starts.push_back(random.number(0, length));
       request.arrays[Array::kKvStart] = random.indices(DType::kInt64, starts);
@@ -127,6 +132,7 @@ class CacheRequest {
       arrays[Array::kQLengths] = random_.indices(DType::kInt64, q_lengths_);
     }
     dim_qk_ = random_.number(1, config_.d_qk);
+    if (config_.gathers) dim_qk_ = 8 * ceil_div(dim_qk_, 8);
     dim_v_ = 8 * random_.number(1, config_.d_v / 8);
     arrays[Array::kQ] = of_queries(config_.dtype, dim_qk_);
     random_.fill_normal(arrays[Array::kQ]);
@@ -174,7 +180,9 @@ class CacheRequest {
   }
 
   void draw_pages() {
-    const i64 rows = random_.one_of<i64>({1, 3, 16, 48, 64, 256});
+    // A box has at least one row in 32 of a block's.
+    const i64 rows = config_.gathers ? random_.one_of<i64>({1, 3, 8, 48, 256})
+                                     : random_.one_of<i64>({8, 16, 48, 64, 256});
     const i64 width = ceil_div(longest_, rows) + random_.number(0, 2);
     const i64 num_pages = batch_ * width + 2;
     draw_pools(num_pages, rows);
@@ -255,6 +263,14 @@ TEST(Sm90OverCaches, CausalPages) { expect_agreement<kCausalPages>(1, 40); }
 TEST(Sm90OverCaches, WindowsSinksAlibi) { expect_agreement<kWindowedPages>(101, 20); }
 TEST(Sm90OverCaches, HeadsShareTiles) { expect_agreement<kPagesOfFourHeads>(201, 20); }
 TEST(Sm90OverCaches, WideHeads) { expect_agreement<kWidePages>(301, 5); }
+TEST(Sm90OverCaches, CausalRows) { expect_agreement<by_rows(kCausalPages)>(501, 40); }
+TEST(Sm90OverCaches, WindowsSinksAlibiByRows) {
+  expect_agreement<by_rows(kWindowedPages)>(601, 20);
+}
+TEST(Sm90OverCaches, HeadsShareTilesByRows) {
+  expect_agreement<by_rows(kPagesOfFourHeads)>(701, 20);
+}
+TEST(Sm90OverCaches, WideHeadsByRows) { expect_agreement<by_rows(kWidePages)>(801, 5); }
 TEST(Sm90OverCaches, LeftPadding) { expect_agreement<kLeftPadding>(401, 20); }
 
 // Two requests of 40 query rows and as many keys as `lengths` say, in pages of 16 rows.
@@ -286,9 +302,10 @@ struct TwoRequests {
     request.options.causal = true;
   }
 
+  template <ForwardSm90Config kConfig>
   u32 faults_of_run() {
     FaultBytes faults{};
-    run_forward<kCausalPages>(validate(request, Pointers::kChecked), 1, false, &faults);
+    run_forward<kConfig>(validate(request, Pointers::kChecked), 1, false, &faults);
     return faults.bits();
   }
   double lse(i64 index, i64 row) const {
@@ -300,18 +317,21 @@ struct TwoRequests {
 TEST(Sm90OverCaches, LengthsOfEveryResidue) {
   for (i64 length = 60; length < 60 + (tests_everything() ? 72 : 20); ++length) {
     TwoRequests two({length, 192 - length});
-    expect_agreement<kCausalPages>(two.request, two.random, static_cast<unsigned>(length));
+    const unsigned seed = static_cast<unsigned>(length);
+    expect_agreement<kCausalPages>(two.request, two.random, seed);
+    expect_agreement<by_rows(kCausalPages)>(two.request, two.random, seed);
   }
 }
 
 // Of 50 keys rows 22 and on see those of the third page.
-TEST(Sm90OverCaches, RowsThatSeeABadPageAreEmpty) {
+template <ForwardSm90Config kConfig>
+void expect_empty_rows_of_bad_pages() {
   for (const i64 bad : {i64{-1}, i64{25}, i64{1} << 30}) {
     TwoRequests two({50, 192});
     i32* const table = static_cast<i32*>(two.request.arrays[Array::kPageTable].data);
     table[2] = static_cast<i32>(bad);
     table[4] = -7;  // of no keys
-    EXPECT_EQ(two.faults_of_run(), u32{kFaultPages});
+    EXPECT_EQ(two.faults_of_run<kConfig>(), u32{kFaultPages});
     const double nothing = -std::numeric_limits<double>::infinity();
     for (i64 row = 0; row < 40; ++row) {
       EXPECT_EQ(two.lse(0, row) == nothing, row >= 22) << row;
@@ -324,15 +344,20 @@ TEST(Sm90OverCaches, RowsThatSeeABadPageAreEmpty) {
   }
 }
 
+TEST(Sm90OverCaches, RowsThatSeeABadPageAreEmpty) {
+  expect_empty_rows_of_bad_pages<kCausalPages>();
+  expect_empty_rows_of_bad_pages<by_rows(kCausalPages)>();
+}
+
 TEST(Sm90OverCaches, BadLengthsAndStartsAreRecorded) {
   TwoRequests good({50, 192});
-  EXPECT_EQ(good.faults_of_run(), 0u);
+  EXPECT_EQ(good.faults_of_run<kCausalPages>(), 0u);
   TwoRequests longer({50, 193});
-  EXPECT_EQ(longer.faults_of_run(), u32{kFaultKvLengths});
+  EXPECT_EQ(longer.faults_of_run<kCausalPages>(), u32{kFaultKvLengths});
   EXPECT_EQ(longer.lse(1, 0), -std::numeric_limits<double>::infinity());
   TwoRequests late({50, 192});
   late.request.arrays[Array::kKvStart] = late.random.indices(DType::kInt32, {51, 3});
-  EXPECT_EQ(late.faults_of_run(), u32{kFaultKvLengths});
+  EXPECT_EQ(late.faults_of_run<by_rows(kCausalPages)>(), u32{kFaultKvLengths});
   EXPECT_EQ(late.lse(0, 0), -std::numeric_limits<double>::infinity());
 }
 
@@ -358,6 +383,7 @@ TEST(Sm90OverCaches, PagesMayLieFarApart) {
     }
   }
   expect_agreement<kCausalPages>(two.request, two.random, 1);
+  expect_agreement<by_rows(kCausalPages)>(two.request, two.random, 1);
   for (void* each : mapped) munmap(each, kBytes);
 }
 

@@ -33,7 +33,9 @@ void run_decodes(const Problem& problem, u32 seed) {
                                 1,
                                 kStamp,
                                 counters.data(),
-                                reinterpret_cast<float*>(first)};
+                                reinterpret_cast<float*>(first),
+                                score_unit(kDecodes, problem.score_map.scale),
+                                kWorkers - 1};
   emulator::launch(
       {kWorkers, kDecodes.threads(), kDecodes.shared_bytes(), seed, true, "decode_sm80"},
       [&] { decode_sm80<kDecodes>(params); });

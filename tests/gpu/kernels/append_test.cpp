@@ -47,7 +47,8 @@ struct AppendRun {
 
   template <AppendConfig kConfig>
   void launch() {
-    const AppendParams params = gpu::append_params(problem, kConfig, &faults);
+    AppendParams params = gpu::append_params(problem, kConfig, &faults);
+    params.rows_of_block = 1 + static_cast<i32>(seed % 5);  // few rows have blocks of their own
     emulator::GlobalMemory memory = memory_of(problem);
     const bool is_checked = seed % 4 == 0 || tests_everything();
     emulator::launch({.blocks = gpu::num_blocks(params),

@@ -22,7 +22,6 @@ from . import (
     decodes,
     expressions,
     grid,
-    latent,
     lengths,
     memory,
     numbers,
@@ -34,7 +33,7 @@ from . import (
 
 TABLES = (
     bugs_rows, bugs_numbers, bugs_masks, lengths, shapes, numbers, memory, options, packed, caches,
-    decodes, latent, appended, quantised, expressions, grid,
+    decodes, appended, quantised, expressions, grid,
 )  # fmt: skip
 
 
