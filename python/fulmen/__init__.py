@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from . import errors, masks
     from .ahead import cache_clear, compile_bundle, load_bundle, warmup
     from .appending import append_kv, rotary, rotary_tables
-    from .caches import attention_paged
+    from .caches import attention_mla, attention_paged
     from .errors import (
         ArgumentError,
         CompileError,
@@ -73,6 +73,7 @@ __all__ = [
     "attention",
     "attention_backward",
     "attention_forward",
+    "attention_mla",
     "attention_paged",
     "attention_varlen",
     "build_info",
@@ -96,7 +97,7 @@ __all__ = [
 _MODULES = {
     "appending": "append_kv rotary rotary_tables",
     "ahead": "cache_clear compile_bundle load_bundle warmup",
-    "caches": "attention_paged",
+    "caches": "attention_mla attention_paged",
     "errors": (
         "ArgumentError CompileError DTypeError DeviceError Error LibraryNotFound OutOfMemoryError "
         "ShapeError UnsupportedError"

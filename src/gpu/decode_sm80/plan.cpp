@@ -57,16 +57,6 @@ bool is_ragged(const Problem& problem) {
          problem.has(Array::kPageIndptr);
 }
 
-bool has_aligned_o(const Problem& problem) {
-  const Tensor& o = problem.arrays[Array::kO];
-  const i64 unit = 16 / size_bytes(o.dtype);
-  bool fits = o.strides[3] == 1;
-  for (int axis = 0; axis < 3; ++axis) {
-    fits = fits && (o.shape[axis] <= 1 || o.strides[axis] % unit == 0);
-  }
-  return fits;
-}
-
 // Upper bound of the chunks of so many keys, over all heads.
 i64 num_chunks(const Problem& problem, i64 keys) {
   return ceil_div(problem.max_kv, keys) * problem.num_sequences * problem.heads_kv;
@@ -279,6 +269,16 @@ class DecodeSm80Plan final : public GpuPlan {
 };
 
 }  // namespace
+
+bool has_aligned_o(const Problem& problem) {
+  const Tensor& o = problem.arrays[Array::kO];
+  const i64 unit = 16 / size_bytes(o.dtype);
+  bool fits = o.strides[3] == 1;
+  for (int axis = 0; axis < 3; ++axis) {
+    fits = fits && (o.shape[axis] <= 1 || o.strides[axis] % unit == 0);
+  }
+  return fits;
+}
 
 DecodeSm80Config decode_sm80_config(const Problem& problem, const Gpu& gpu) {
   ++config_derivations();

@@ -25,6 +25,9 @@ PlanOrRefusal plan_decode_sm80(const Problem& problem, const Gpu& gpu);
 std::unique_ptr<GpuPlan> plan_decode_beside(const Problem& problem, const Gpu& gpu,
                                             int multiprocessors);
 
+// Whether rows of o are 16-byte vectors.
+bool has_aligned_o(const Problem& problem);
+
 // What plan_decode_sm80 compiles for.
 DecodeSm80Config decode_sm80_config(const Problem& problem, const Gpu& gpu);
 

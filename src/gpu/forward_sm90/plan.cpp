@@ -10,6 +10,8 @@
 #include "core/error.h"
 #include "gpu/call.h"
 #include "gpu/decode_sm80/plan.h"
+#include "gpu/forward_sm80/plan.h"
+#include "gpu/mla_sm90/plan.h"
 #include "gpu/params.h"
 #include "kernels/common/sequences.cuh"
 
@@ -323,6 +325,11 @@ std::unique_ptr<GpuPlan> beside_decode(std::unique_ptr<GpuPlan> chunks, const Pr
 }  // namespace
 
 PlanOrRefusal plan_forward_sm90(const Problem& problem, const Gpu& gpu) {
+  if (prefers_mla_sm90(problem, gpu)) {
+    PlanOrRefusal otherwise = plan_forward_sm80(problem, gpu);
+    if (otherwise.plan == nullptr) return otherwise;
+    return plan_mla_sm90(problem, gpu, std::move(otherwise.plan));
+  }
   std::string why_not = refusal(problem, gpu);
   if (why_not.empty() && leaves_to_decode(problem, gpu)) {
     why_not = "few query rows and long keys: sm80 divides the keys among all multiprocessors";

@@ -9,6 +9,7 @@
 #include "gpu/decode_sm80/plan.h"
 #include "gpu/forward_sm90/plan.h"
 #include "gpu/jit/kernel_spec.h"
+#include "gpu/mla_sm90/plan.h"
 #include "gpu/params.h"
 #include "kernels/common/sequences.cuh"
 
@@ -184,7 +185,8 @@ std::vector<std::vector<KernelSpec>> forward_sm90_specs() {
           specs_of_sizes(left_padded, causal),
           specs_of_sizes(paged, causal),
           specs_of_sizes(paged_by_rows, window),
-          specs_of_mixed(mixed)};
+          specs_of_mixed(mixed),
+          mla_sm90_specs()};
 }
 
 }  // namespace fulmen::gpu

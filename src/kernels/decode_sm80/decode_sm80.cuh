@@ -35,7 +35,7 @@ struct DecodeSm80 {
 
   void run() {
     if constexpr (kConfig.whole) return attend_whole();
-    KeyCounts<kConfig> counts(p, rows, shared + kConfig.words_at());
+    KeyCounts<kConfig, kConfig.threads()> counts(p, rows, shared + kConfig.words_at());
     const KeyShares shares(counts.of_head() * static_cast<i32>(p.heads_kv), workers());
     if (worker() < shares.num_workers && shares.num_chunks > 0) attend_share(counts, shares);
     if constexpr (kConfig.placed) record_position_faults<AlignedIndex>(p, kConfig.threads());
@@ -71,7 +71,7 @@ struct DecodeSm80 {
     if (ptx::thread_index() == 0) report(p.faults, cursor.sequence.faults);
   }
 
-  void attend_share(KeyCounts<kConfig>& counts, const KeyShares& shares) {
+  void attend_share(KeyCounts<kConfig, kConfig.threads()>& counts, const KeyShares& shares) {
     const i32 of_head = counts.of_head();
     const i32 begin = shares.begin(worker());
     const i32 end = shares.begin(worker() + 1);
@@ -145,7 +145,7 @@ struct DecodeSm80 {
   }
 
   // Rows of sequences that see no key: o = 0, lse = -inf.
-  void clear_sequences(const KeyCounts<kConfig>& counts) const {
+  void clear_sequences(const KeyCounts<kConfig, kConfig.threads()>& counts) const {
     const i32 warp = worker() * kConfig.warps() + static_cast<i32>(warp_index());
     for (i64 at = warp; at < p.num_sequences; at += workers() * kConfig.warps()) {
       const i32 index = static_cast<i32>(at);

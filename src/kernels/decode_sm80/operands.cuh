@@ -30,12 +30,16 @@ struct RowTile {
       : RowTile(params, row_tile, cursor.kv_head, cursor.index, cursor.sequence) {}
   RowTile(const DecodeSm80Params& params, i32 row_tile, i32 kv_head_, i32 index_,
           const DecodeSequence& sequence_)
-      : p(params.attention),
-        unit(params.unit),
-        group(params.group),
+      : RowTile(params.attention, params.unit, params.group, row_tile * kConfig.rows(), kv_head_,
+                index_, sequence_) {}
+  RowTile(const AttentionParams& p_, const ScoreUnit& unit_, i32 group_, i32 first_row,
+          i32 kv_head_, i32 index_, const DecodeSequence& sequence_)
+      : p(p_),
+        unit(unit_),
+        group(group_),
         kv_head(kv_head_),
         index(index_),
-        first(row_tile * kConfig.rows()),
+        first(first_row),
         sequence(sequence_) {}
 
   i32 head_of(i32 row) const {

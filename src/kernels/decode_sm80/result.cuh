@@ -83,18 +83,6 @@ struct StoreRowTile {
     if (quad == 0) store_statistics(row, State{});
   }
 
- private:
-  // All lanes of a warp together.
-  void recompute_if(bool is_bad, i32 row, i32 quad) const {
-    const u32 bad_lanes = ptx::ballot(is_bad);
-    if (bad_lanes == 0) return;
-    ptx::warp_sync();  // lanes -> what is overwritten below
-    if ((bad_lanes >> (lane_index() & 24) & 0xff) == 0 || quad % 8 != 0) return;
-    static_assert(kNaiveChunk == 32);
-    const i64 query = i64{tile.sequence.q_begin} + tile.query_of(row);
-    recompute(tile.p, {tile.sequence.batch, tile.head_of(row), query, quad / 8});
-  }
-
   void store_o(i64 offset, const float (&o)[4]) const {
     const AttentionParams& p = tile.p;
     if constexpr (kConfig.score.fp32_out) {
@@ -123,6 +111,24 @@ struct StoreRowTile {
       store_element(p.stats.data + at * 4, saved.row_max);
       store_element(p.stats.data + (at + p.stats.strides[3]) * 4, saved.row_sum);
     }
+  }
+
+  static constexpr i32 kChunkDims = static_cast<i32>(kNaiveChunk);
+  // Dims from kChunkDims * chunk on.
+  void recompute_chunk(i32 row, i32 chunk) const {
+    const i64 query = i64{tile.sequence.q_begin} + tile.query_of(row);
+    recompute(tile.p, {tile.sequence.batch, tile.head_of(row), query, chunk});
+  }
+
+ private:
+  // All lanes of a warp together.
+  void recompute_if(bool is_bad, i32 row, i32 quad) const {
+    const u32 bad_lanes = ptx::ballot(is_bad);
+    if (bad_lanes == 0) return;
+    ptx::warp_sync();  // lanes -> what is overwritten below
+    if ((bad_lanes >> (lane_index() & 24) & 0xff) == 0 || quad % 8 != 0) return;
+    static_assert(kNaiveChunk == 32);
+    recompute_chunk(row, quad / 8);
   }
 
   __attribute__((noinline)) static void recompute(const AttentionParams& p, const RowTask& task) {

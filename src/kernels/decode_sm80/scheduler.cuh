@@ -235,8 +235,8 @@ struct KeyCursor {
 };
 
 // The counts of chunks that a block of the grid makes at its start, a thread a sequence, with words
-// of shared memory. All threads together.
-template <DecodeSm80Config kConfig>
+// of shared memory. All threads of the block together.
+template <DecodeSm80Config kConfig, i32 kThreads>
 class KeyCounts {
  public:
   // words: 32 for warps, 2 for what is found.
@@ -248,12 +248,11 @@ class KeyCounts {
     } else {
       count_round(0);
       i32 more = 0;
-      for (i64 index = kConfig.threads() + ptx::thread_index(); index < p.num_sequences;
-           index += kConfig.threads()) {
+      for (i64 index = kThreads + ptx::thread_index(); index < p.num_sequences; index += kThreads) {
         more += counted(index);
       }
       of_head_ = of_round_;
-      if (p.num_sequences > kConfig.threads()) {
+      if (p.num_sequences > kThreads) {
         before_own(more, more);
         of_head_ += more;
       }
@@ -269,6 +268,23 @@ class KeyCounts {
   i32 of_head() const { return of_head_; }
   bool has_empty() const { return has_empty_; }  // sequences
 
+  // Number of the first chunk of a sequence, among those of a head.
+  i32 begin_of(i32 index) {
+    if constexpr (!kConfig.score.varlen) return index * count_of(0);
+    i32 before = 0;  // chunks of the sequences before this round's
+    const i32 last_round = index / kThreads;
+    for (i32 round = 0; round < last_round; ++round) {
+      if (round > 0) count_round(round);
+      before += of_round_;
+    }
+    if (last_round > 0) count_round(last_round);
+    if (index % kThreads == static_cast<i32>(ptx::thread_index())) {
+      ptx::store_shared(words_ + 33 * 4, static_cast<u32>(before + before_own_));
+    }
+    ptx::block_sync();  // one thread -> what it found
+    return static_cast<i32>(ptx::load_shared(words_ + 33 * 4));
+  }
+
   // The cursor goes to chunk number `wanted` of a head's, below of_head(). Returns the number of
   // the sequence's first chunk.
   i32 seek(KeyCursor<kConfig>& cursor, i32 wanted) {
@@ -282,7 +298,7 @@ class KeyCounts {
         if (round > 0) count_round(round);
         const i32 own = wanted - before - before_own_;
         if (0 <= own && own < own_) {
-          const i32 index = round * kConfig.threads() + static_cast<i32>(ptx::thread_index());
+          const i32 index = round * kThreads + static_cast<i32>(ptx::thread_index());
           ptx::store_shared(words_ + 32 * 4, static_cast<u32>(index));
           ptx::store_shared(words_ + 33 * 4, static_cast<u32>(before + before_own_));
         }
@@ -307,7 +323,7 @@ class KeyCounts {
     return count;
   }
   void count_round(i32 round) {
-    own_ = counted(i64{round} * kConfig.threads() + ptx::thread_index());
+    own_ = counted(i64{round} * kThreads + ptx::thread_index());
     before_own_ = before_own(own_, of_round_);
   }
 
@@ -331,7 +347,7 @@ class KeyCounts {
     i32 before = 0;
     of_all = 0;
 #pragma unroll
-    for (i32 warp = 0; warp < kConfig.warps(); ++warp) {
+    for (i32 warp = 0; warp < kThreads / 32; ++warp) {
       const u32 word = ptx::load_shared(words_ + warp * 4);
       const i32 sum = static_cast<i32>(word & ~kEmpty);
       has_empty_ |= (word & kEmpty) != 0;

@@ -110,6 +110,11 @@ def _one_hot(rng: np.random.Generator, t: dict[str, Array], scale: float) -> Non
     t["k"][..., :rows, :] = t["q"][..., :heads, :rows, :]
 
 
+def _latent(rng: np.random.Generator, t: dict[str, Array], scale: float) -> None:
+    """Values that are the first dims of the keys: latent attention."""
+    t["v"][...] = t["k"][..., : t["v"].shape[-1]]
+
+
 KINDS: dict[str, Draw] = {
     "normal": _normal,
     "wide": _wide,
@@ -134,6 +139,7 @@ KINDS: dict[str, Draw] = {
     "uneven_do": _uneven,
     "ones_do": _ones_do,
     "one_hot": _one_hot,
+    "latent": _latent,
 }
 
 

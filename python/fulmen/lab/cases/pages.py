@@ -50,6 +50,12 @@ def _side_by_side(k: Shape, v: Shape, dtype: Any) -> tuple[Array, Array]:
     return both[..., : k[3]], both[..., k[3] :]
 
 
+def _latent(k: Shape, v: Shape, dtype: Any) -> tuple[Array, Array]:
+    """One pool of keys; the first dims of each are its value: inputs of that name."""
+    pool = _rows_first(k, v, dtype)[0]
+    return pool, pool[..., : v[3]]
+
+
 def _layers(k: Shape, v: Shape, dtype: Any) -> tuple[Array, Array]:
     """Pages of three layers each, of which this is the second: pages lie far apart."""
     first, second = (_empty((x[0], 3, *x[1:]), dtype)[:, 1] for x in (k, v))
@@ -68,6 +74,7 @@ POOLS: dict[str, Pools] = {
     "interleaved": _interleaved,
     "side_by_side": _side_by_side,
     "layers": _layers,
+    "latent": _latent,
     "far": _far,
 }
 

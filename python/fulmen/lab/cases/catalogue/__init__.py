@@ -22,6 +22,7 @@ from . import (
     decodes,
     expressions,
     grid,
+    latent,
     lengths,
     memory,
     numbers,
@@ -33,7 +34,7 @@ from . import (
 
 TABLES = (
     bugs_rows, bugs_numbers, bugs_masks, lengths, shapes, numbers, memory, options, packed, caches,
-    decodes, appended, quantised, expressions, grid,
+    decodes, latent, appended, quantised, expressions, grid,
 )  # fmt: skip
 
 

@@ -1,0 +1,200 @@
+// SPDX-FileCopyrightText: fulmen contributors
+// SPDX-License-Identifier: Apache-2.0
+//
+// Plans of mla_sm90.
+
+#include "gpu/mla_sm90/plan.h"
+
+#include <algorithm>
+
+#include "core/error.h"
+#include "gpu/call.h"
+#include "gpu/decode_sm80/plan.h"
+#include "gpu/forward_sm80/plan.h"
+#include "gpu/forward_sm90/plan.h"
+#include "gpu/params.h"
+#include "kernels/forward_sm90/config.h"
+
+namespace fulmen::gpu {
+namespace {
+
+constexpr double kSmallestScale = 0x1p-60;
+constexpr size_t kSpillBytes = 512;  // of the path for rows that met something hidden
+constexpr i64 kFewestBoxRows = 8;    // of pages: for less the copy engine is asked too often
+constexpr i64 kMostBlocks = i64{1} << 30;
+
+i64 rows_of_group(const Problem& problem) { return problem.max_q * problem.group_size(); }
+
+i64 num_blocks(const Problem& problem) {
+  return ceil_div(problem.max_kv, i64{mla_schedule().block_keys()}) * problem.num_sequences *
+         problem.heads_kv;
+}
+
+i64 num_row_tiles(const Problem& problem) {
+  return max<i64>(1, ceil_div(rows_of_group(problem), i64{MlaSm90Config::kRows}));
+}
+
+// Whether K's elements and V's are in the same places once their pointers are equal.
+bool has_values_in_keys(const Problem& problem) {
+  const Tensor& k = problem.arrays[Array::kK];
+  const Tensor& v = problem.arrays[Array::kV];
+  return k.dtype == v.dtype && std::equal(k.shape, k.shape + 3, v.shape) &&
+         std::equal(std::begin(k.strides), std::end(k.strides), v.strides);
+}
+
+KernelSpec main_spec(const MlaSm90Config& config, const std::string& distinction) {
+  return on_tensor_cores(
+      spec_of<MlaSm90Arguments>("mla_sm90/mla_sm90", "mla_sm90", distinction, config), config,
+      kSpillBytes);
+}
+
+KernelSpec combine_spec(const MlaSm90Config& config, const std::string& distinction) {
+  KernelSpec spec =
+      spec_of<MlaSm90Arguments>("mla_sm90/combine", "combine_mla", distinction, config);
+  spec.num_threads = MlaSm90Config::combine_threads();
+  spec.min_blocks = 2;
+  spec.shared_bytes = MlaSm90Config::combine_bytes();
+  return spec;
+}
+
+std::string distinction_of(const MlaSm90Config& config) {
+  const DecodeSm80Config& schedule = config.schedule;
+  return sentence(name(schedule.dtype), name_suffix(schedule.score),
+                  schedule.ragged ? "_ragged" : "", schedule.paged ? "_paged" : "");
+}
+
+class MlaSm90Plan final : public GpuPlan {
+ public:
+  MlaSm90Plan(const Problem& problem, const Gpu& gpu, std::unique_ptr<GpuPlan> otherwise)
+      : otherwise_(std::move(otherwise)) {
+    const i64 row_tiles = num_row_tiles(problem);
+    const i64 workers =
+        clamp<i64>(gpu.num_multiprocessors / row_tiles, 1, max<i64>(1, num_blocks(problem)));
+    arguments_ = mla_sm90_arguments(problem, workers);
+    const MlaSm90Config config = mla_sm90_config(problem);
+    const i64 grid = workers * row_tiles;
+    tile = {MlaSm90Config::kRows, mla_schedule().block_keys()};
+    alignment_bytes = max<i64>(16, otherwise_->alignment_bytes);
+    zeroed_bytes = otherwise_->zeroed_bytes;
+    workspace_bytes = max(static_cast<size_t>(2 * grid * MlaSm90Config::part_floats()) * 4,
+                          otherwise_->workspace_bytes);
+    const bool is_empty = problem.num_sequences == 0 && !problem.packed.q;
+    const std::string distinction = distinction_of(config);
+    launches.push_back({main_spec(config, distinction), is_empty ? 0 : grid});
+    const i64 combined =
+        arguments_.by_sequence ? problem.num_sequences * problem.heads_kv : workers;
+    launches.push_back({combine_spec(config, distinction),
+                        workers > 1 && !is_empty ? combined * row_tiles * arguments_.slices : 0});
+    launches.back().overlap_previous = true;
+    launches.insert(launches.end(), otherwise_->launches.begin(), otherwise_->launches.end());
+  }
+
+  void run(const Call& call) const override {
+    const Arrays& arrays = call.problem.arrays;
+    if (arrays[Array::kK].data != arrays[Array::kV].data) {
+      return otherwise_->run({call.problem, call.driver, call.kernels.subspan(2), call.workspace,
+                              call.faults, call.stream});
+    }
+    MlaSm90Arguments arguments = arguments_;
+    bind_params(arguments.attention, call.problem, call.faults);
+    arguments.parts = reinterpret_cast<float*>(call.workspace);
+    const i32 box_rows = call.problem.is_paged()
+                             ? key_box_rows(arguments.attention, MlaSm90Config::kKeys)
+                             : MlaSm90Config::kKeys;
+    encode(call.driver, tensor_box(arrays[Array::kK], box_rows), arguments.kv);
+    call.launch(0, arguments);
+    call.launch(1, arguments);
+  }
+
+ private:
+  std::unique_ptr<GpuPlan> otherwise_;
+  MlaSm90Arguments arguments_{};  // but for pointers
+};
+
+}  // namespace
+
+MlaSm90Config mla_sm90_config(const Problem& problem) {
+  ++config_derivations();
+  MlaSm90Config config;
+  DecodeSm80Config& schedule = config.schedule;
+  schedule.dtype = problem.dtype;
+  schedule.score = score_options_of(problem);
+  schedule.score.sinks = false;  // looked up when kernels run
+  schedule.score.varlen |= problem.has_caches();
+  schedule.ragged =
+      schedule.score.varlen && (problem.packed.q || problem.packed.kv ||
+                                !problem.has(Array::kKvLengths) || problem.has(Array::kQLengths) ||
+                                problem.has(Array::kKvStart) || problem.has(Array::kPageIndptr));
+  schedule.paged = problem.is_paged();
+  const bool is_last_row = problem.max_q == 1 && !problem.has(Array::kQLengths) &&
+                           !problem.packed.q && problem.alignment == Alignment::kBottomRight;
+  if (is_last_row && problem.mask.is_at_most_causal()) schedule.score.mask_kind = MaskKind::kNone;
+  return config;
+}
+
+MlaSm90Arguments mla_sm90_arguments(const Problem& problem, i64 num_workers) {
+  MlaSm90Arguments arguments{};
+  arguments.attention = attention_params(problem);
+  arguments.unit = score_unit(mla_schedule(), problem.score_map.scale);
+  arguments.group = static_cast<i32>(problem.group_size());
+  arguments.row_tiles = static_cast<i32>(num_row_tiles(problem));
+  arguments.workers = static_cast<i32>(num_workers);
+  const i64 sequences = max<i64>(1, problem.num_sequences * problem.heads_kv);
+  arguments.by_sequence = sequences < num_workers;
+  // Twice as many blocks as an H200 has multiprocessors, where they have as much to add.
+  const i64 tiles = min(sequences, num_workers) * arguments.row_tiles;
+  arguments.slices = 4;
+  // Of 16 dims, or the 32 in which rows are computed again.
+  const i64 most = mla_sm90_config(problem).schedule.may_recompute() ? 16 : 32;
+  while (arguments.slices < most && arguments.slices * tiles < 264) arguments.slices *= 2;
+  return arguments;
+}
+
+bool prefers_mla_sm90(const Problem& problem, const Gpu& gpu) {
+  if (gpu.compute_capability != 90 || problem.without != 0 || problem.tile.given()) return false;
+  if (problem.dtype != DType::kFloat16 && problem.dtype != DType::kBFloat16) return false;
+  constexpr DecodeSm80Config kSchedule = mla_schedule();
+  if (problem.dim_qk != kSchedule.d_qk || problem.dim_v != kSchedule.d_v) return false;
+  for (const Array array : {Array::kMask, Array::kBias, Array::kQIds, Array::kAlibiSlopes,
+                            Array::kPositions, Array::kTree}) {
+    if (problem.has(array)) return false;
+  }
+  if (problem.dropout.enabled() || problem.score_map.is_modified() || problem.batch_invariant ||
+      problem.is_quantised() || !(problem.score_map.scale > kSmallestScale)) {
+    return false;
+  }
+  if (rows_of_group(problem) == 0 || num_blocks(problem) >= kMostBlocks) return false;
+  const i64 page_rows = problem.page_rows;
+  const bool has_boxes =
+      !problem.is_paged() ||
+      (problem.num_pages > 0 && !problem.has(Array::kKvStart) && page_rows % kFewestBoxRows == 0 &&
+       max(problem.num_pages, page_rows) < 0x7fffffff);
+  return has_boxes && problem.kv_rows > 0 && problem.kv_rows < 0x7fffff00 &&
+         has_values_in_keys(problem) && has_aligned_rows(problem, Array::kV) &&
+         has_aligned_o(problem) && sm90_layout_refusal(problem, Array::kK).empty();
+}
+
+std::unique_ptr<GpuPlan> plan_mla_sm90(const Problem& problem, const Gpu& gpu,
+                                       std::unique_ptr<GpuPlan> otherwise) {
+  return std::make_unique<MlaSm90Plan>(problem, gpu, std::move(otherwise));
+}
+
+std::vector<KernelSpec> mla_sm90_specs() {
+  std::vector<KernelSpec> specs;
+  const auto add = [&specs](const MlaSm90Config& config) {
+    specs.push_back(main_spec(config, distinction_of(config)));
+    specs.push_back(combine_spec(config, distinction_of(config)));
+  };
+  MlaSm90Config config;
+  add(config);
+  config.schedule.dtype = DType::kFloat16;
+  config.schedule.score.varlen = config.schedule.paged = true;
+  add(config);
+  config.schedule.dtype = DType::kBFloat16;
+  config.schedule.ragged = config.schedule.score.stats = config.schedule.score.fp32_out = true;
+  config.schedule.score.mask_kind = MaskKind::kRight;
+  add(config);
+  return specs;
+}
+
+}  // namespace fulmen::gpu

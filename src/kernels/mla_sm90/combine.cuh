@@ -1,0 +1,222 @@
+// SPDX-FileCopyrightText: fulmen contributors
+// SPDX-License-Identifier: Apache-2.0
+//
+// Adds up the parts of a row tile that several workers of mla_sm90 have, in the order of their
+// keys. A block has some of the dims of one such tile; groups of 128 threads, each as a warpgroup
+// of mla_sm90 has the tile, take every fourth part.
+#pragma once
+
+#include "kernels/decode_sm80/scheduler.cuh"
+#include "kernels/mla_sm90/epilogue.cuh"
+
+namespace fulmen {
+
+template <MlaSm90Config kConfig>
+struct CombineMla {
+  using Config = MlaSm90Config;
+  static constexpr DecodeSm80Config kSchedule = kConfig.schedule;
+  static constexpr i32 kPairs = Config::kHalfDims / 16;  // of a warpgroup: 16 dims
+  static constexpr i32 kGroups = Config::combine_threads() / 128;
+  static constexpr i32 kLanes = Config::combine_threads() / Config::kRows;  // of a row
+
+  const MlaSm90Arguments& arguments;
+  const AttentionParams& p = arguments.attention;
+  u32 shared = ptx::dynamic_shared();
+  i32 slice = static_cast<i32>(ptx::block_index()) % arguments.slices;
+  i32 row_tile = static_cast<i32>(ptx::block_index()) / arguments.slices % arguments.row_tiles;
+  i32 number = static_cast<i32>(ptx::block_index()) / arguments.slices / arguments.row_tiles;
+  QueryRows rows = query_rows_of<kConfig>(arguments, row_tile);
+  MlaParts<kConfig> parts{arguments, row_tile};
+  float log2s = arguments.unit.log2s;
+
+  void run() {
+    Counts counts(p, rows, shared);
+    const KeyShares shares(counts.of_head() * static_cast<i32>(p.heads_kv), arguments.workers);
+    if (shares.num_chunks == 0) return;
+    KeyCursor<kSchedule> cursor{&p, rows, {}, 0, 0, 0, {}, {}};
+    const i32 tile_begin = arguments.by_sequence ? find_sequence(counts, cursor)
+                                                 : find_tile_of_worker(counts, shares, cursor);
+    if (tile_begin < 0 || cursor.blocks.count == 0) return;
+    const i32 first = shares.owner(tile_begin);
+    const i32 last = shares.owner(tile_begin + cursor.blocks.num_chunks() - 1);
+    if (first == last || (!arguments.by_sequence && first != number)) return;
+    ptx::grid_dependency_wait();
+    add_parts(cursor, first, last);
+  }
+
+ private:
+  using Counts = KeyCounts<kSchedule, Config::combine_threads()>;
+
+  // The row tile of sequence and head `number`: its first chunk.
+  i32 find_sequence(Counts& counts, KeyCursor<kSchedule>& cursor) const {
+    const i32 sequences = static_cast<i32>(p.num_sequences);
+    cursor.kv_head = number / sequences;
+    cursor.index = number % sequences;
+    cursor.enter();
+    return cursor.kv_head * counts.of_head() + counts.begin_of(cursor.index);
+  }
+  // The row tile that worker `number` has the last key of, or -1.
+  i32 find_tile_of_worker(Counts& counts, const KeyShares& shares,
+                          KeyCursor<kSchedule>& cursor) const {
+    if (number >= shares.num_workers) return -1;
+    const i32 last = shares.begin(number + 1) - 1;
+    const i32 in_head = last % counts.of_head();
+    cursor.kv_head = last / counts.of_head();
+    return last - in_head + counts.seek(cursor, in_head);
+  }
+
+  static i32 group() { return static_cast<i32>(ptx::thread_index()) / 128; }
+  static u32 thread() { return ptx::thread_index() % 128; }
+
+  void add_parts(const KeyCursor<kSchedule>& cursor, i32 first, i32 last) const {
+    const RowTile<kSchedule> tile(p, arguments.unit, arguments.group, row_tile * Config::kRows,
+                                  cursor.kv_head, cursor.index, cursor.sequence);
+    sum_rows(first, last);
+    const i32 first_row = static_cast<i32>(thread() / 32 * 16 + thread() % 32 / 4);
+    const i32 row[2] = {first_row, first_row + 8};
+    const MlaRow total[2] = {total_of(row[0]), total_of(row[1])};
+    const MlaStore<kConfig> store(tile, row, total);
+    if (slice == 0 && group() == 0) store.store_statistics();
+    const i32 own = 2 * kPairs / arguments.slices;
+    float O[8];
+    if (!kSchedule.may_recompute() && last - first < kGroups) {
+      // Few parts: each group has dims of its own.
+#pragma unroll 1
+      for (i32 pair = slice * own + group(); pair < (slice + 1) * own; pair += kGroups) {
+        sum_of_dims<1>(O, pair, row, total, first, last);
+        store.store(O, 16 * pair);
+      }
+      return;
+    }
+    u32 bad = 0;
+#pragma unroll 1
+    for (i32 pair = slice * own; pair < (slice + 1) * own; ++pair) {
+      sum_of_dims<kGroups>(O, pair, row, total, first, last);
+      if (of_groups(O)) bad |= store.store(O, 16 * pair);
+    }
+    if (group() == 0) store.recompute_bad(bad, slice * own * 16, own * 16);
+  }
+
+  float weight_of(float maximum, float top) const {
+    return ptx::exp2((maximum - (top == -kInfinity<float> ? 0.f : top)) * log2s);
+  }
+
+  // Of all rows, a row by kLanes neighbouring threads. They meet in shared memory.
+  void sum_rows(i32 first, i32 last) const {
+    const i32 row = static_cast<i32>(ptx::thread_index()) / kLanes;
+    const i32 lane = static_cast<i32>(ptx::thread_index()) % kLanes;
+    MlaRow total{-kInfinity<float>, 0};
+    bool is_bad = false;
+#pragma unroll 4
+    for (i32 from = first + lane; from <= last; from += kLanes) {
+      const float* const state = parts.part(from, from == first) + parts.state(row);
+      const float maximum = ptx::load_l2(state), sum = ptx::load_l2(state + 1);
+      is_bad |= sum < 0;
+      total = merged(total, {maximum, sum});
+    }
+#pragma unroll
+    for (u32 step = 1; step < kLanes; step *= 2) {
+      total =
+          merged(total, {ptx::shuffle_xor(total.maximum, step), ptx::shuffle_xor(total.sum, step)});
+      is_bad |= ptx::shuffle_xor(static_cast<u32>(is_bad), step) != 0;
+    }
+    if (lane == 0) {
+      const float sum = is_bad ? -1.f : total.sum;
+      ptx::store_shared_x2(
+          total_at(row), {{__builtin_bit_cast(u32, total.maximum), __builtin_bit_cast(u32, sum)}});
+    }
+    ptx::block_sync();  // rows -> their sums
+  }
+  MlaRow merged(const MlaRow& a, const MlaRow& b) const {
+    const float top = ptx::max(a.maximum, b.maximum);
+    return {top, a.sum * weight_of(a.maximum, top) + b.sum * weight_of(b.maximum, top)};
+  }
+  u32 total_at(i32 row) const { return shared + Config::combine_totals_at() + row * 8; }
+  MlaRow total_of(i32 row) const {
+    const ptx::F32x2 found = ptx::load_shared_f32x2(total_at(row));
+    return {found.word[0], found.word[1]};
+  }
+
+  // Sixteen dims, number `pair` of all, of a thread's two rows, over the parts that it has: every
+  // kStep-th, from that of its group on.
+  template <i32 kStep>
+  void sum_of_dims(float (&O)[8], i32 pair, const i32 (&row)[2], const MlaRow (&total)[2],
+                   i32 first, i32 last) const {
+#pragma unroll
+    for (float& o : O) o = 0;
+    const i64 at = parts.quad(pair / kPairs, pair % kPairs * 2, thread());
+    i32 from = first + (kStep == 1 ? 0 : group());
+#pragma unroll 1
+    for (; from + kStep <= last; from += 2 * kStep) {
+      add<2, kStep>(O, at, row, total, from, first);
+    }
+    if (from <= last) add<1, kStep>(O, at, row, total, from, first);
+  }
+
+  // So many of these parts from `begin` on, all read before the first is added.
+  template <i32 kCount, i32 kStep>
+  void add(float (&O)[8], i64 at, const i32 (&row)[2], const MlaRow (&total)[2], i32 begin,
+           i32 first) const {
+    ptx::F32x4 o[kCount][2];
+    float weights[kCount][2];
+#pragma unroll
+    for (i32 i = 0; i < kCount; ++i) {
+      const i32 number_of = begin + i * kStep;
+      const float* const from = parts.part(number_of, number_of == first);
+      o[i][0] = ptx::load_l2_x4(from + at);
+      o[i][1] = ptx::load_l2_x4(from + at + 512);
+#pragma unroll
+      for (i32 h = 0; h < 2; ++h) weights[i][h] = ptx::load_l2(from + parts.state(row[h]));
+    }
+#pragma unroll
+    for (i32 i = 0; i < kCount; ++i) {
+#pragma unroll
+      for (i32 h = 0; h < 2; ++h) {
+        const float weight = weight_of(weights[i][h], total[h].maximum);
+#pragma unroll
+        for (i32 f = 2 * h; f < 8; f += 4) {
+          O[f] += weight * o[i][f / 4].word[f % 4];
+          O[f + 1] += weight * o[i][f / 4].word[f % 4 + 1];
+        }
+      }
+    }
+  }
+
+  // Adds the sums of all groups; in group 0, the others return false.
+  bool of_groups(float (&O)[8]) const {
+    const auto at = [&](i32 of_group) {
+      return shared + Config::combine_sums_at() +
+             ((of_group - 1) * 128 + static_cast<i32>(thread())) * 32;
+    };
+    if (group() != 0) {
+#pragma unroll
+      for (i32 f = 0; f < 8; f += 4) {
+        ptx::U32x4 x;
+#pragma unroll
+        for (i32 i = 0; i < 4; ++i) x.word[i] = __builtin_bit_cast(u32, O[f + i]);
+        ptx::store_shared_x4(at(group()) + f * 4, x);
+      }
+    }
+    ptx::block_sync();  // groups -> their sums
+    if (group() == 0) {
+#pragma unroll
+      for (i32 other = 1; other < kGroups; ++other) {
+#pragma unroll
+        for (i32 f = 0; f < 8; f += 4) {
+          const ptx::U32x4 x = ptx::load_shared_x4(at(other) + f * 4);
+#pragma unroll
+          for (i32 i = 0; i < 4; ++i) O[f + i] += __builtin_bit_cast(float, x.word[i]);
+        }
+      }
+    }
+    ptx::block_sync();  // they were read
+    return group() == 0;
+  }
+};
+
+template <MlaSm90Config kConfig>
+void combine_mla(const MlaSm90Arguments& arguments) {
+  CombineMla<kConfig>{arguments}.run();
+}
+
+}  // namespace fulmen
