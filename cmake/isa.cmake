@@ -17,6 +17,11 @@ if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64|amd64")
     COMPILE_OPTIONS
     "-mavx512f;-mavx512bw;-mavx512dq;-mavx512vl;-mavx512bf16;-mfma;-mf16c;-mamx-tile;-mamx-bf16")
   list(APPEND FULMEN_ISA_SOURCES ${FULMEN_ISA_AVX2} ${FULMEN_ISA_AVX512} ${FULMEN_ISA_AVX512_BF16})
+elseif(CMAKE_SYSTEM_PROCESSOR MATCHES "aarch64|arm64")
+  set(FULMEN_ISA_NEON_BF16 ${PROJECT_SOURCE_DIR}/src/cpu/isa/kernels_neonbf16.cpp)
+  set_source_files_properties(${FULMEN_ISA_NEON_BF16} PROPERTIES
+    COMPILE_OPTIONS "-march=armv8.2-a+bf16")
+  list(APPEND FULMEN_ISA_SOURCES ${FULMEN_ISA_NEON_BF16})
 endif()
 
 # Vectors are passed between functions of one unit only, so the psABI notes do not concern us; the

@@ -16,6 +16,8 @@
 #include <cpuid.h>
 #include <sys/syscall.h>
 #include <unistd.h>
+#elif defined(__aarch64__)
+#include <sys/auxv.h>
 #endif
 
 #include "core/error.h"
@@ -69,6 +71,11 @@ bool has_amx() {
   asm volatile("xgetbv" : "=a"(eax), "=d"(edx) : "c"(0));
   return (eax & kSaved) == kSaved && tiles_are_granted() && kTablesAmx.works();
 }
+#elif defined(__aarch64__)
+bool has_neon_bf16() {
+  constexpr unsigned long kBf16 = 1ul << 14;  // HWCAP2_BF16
+  return (getauxval(AT_HWCAP2) & kBf16) != 0;
+}
 #endif
 
 // Worst first.
@@ -79,6 +86,8 @@ constexpr Isa kIsas[] = {
     {&kTablesAvx512, has_avx512},
     {&kTablesAvx512Bf16, has_avx512_bf16},
     {&kTablesAmx, has_amx},
+#elif defined(__aarch64__)
+    {&kTablesNeonBf16, has_neon_bf16},
 #endif
 };
 

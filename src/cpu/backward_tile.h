@@ -63,12 +63,12 @@ class BackwardTile {
   // P (with dropout's factor) into scratch.P; dS, where wanted, into scratch.dS.
   void weigh(bool is_full, Of of) {
     // S = Q K^T
-    multiply_rows(scratch_.Q_columns, Q_, problem_.dim_qk, scratch_.K_pairs, scratch_.K_lanes,
-                  scratch_.P);
+    multiply_rows({scratch_.Q_columns, sizes_.padded_dim_qk / 2}, Q_, problem_.dim_qk,
+                  scratch_.K_pairs, scratch_.K_lanes, scratch_.P);
     // dP = dO V^T
     if (wants_dS_) {
-      multiply_rows(scratch_.dO_columns, dO_, problem_.dim_v, scratch_.V_pairs, scratch_.V_lanes,
-                    scratch_.dS);
+      multiply_rows({scratch_.dO_columns, sizes_.padded_dim_v / 2}, dO_, problem_.dim_v,
+                    scratch_.V_pairs, scratch_.V_lanes, scratch_.dS);
     }
     // P = exp(S - m) / l;  dS = P (dP - delta)
     const GradientBlock<Real> block = gradient_block(is_full, of);
@@ -225,16 +225,15 @@ class BackwardTile {
   }
 
   // C[i][j] = dot(row i, key j), of pairs or of rows and lanes.
-  void multiply_rows(const Pair* pair_rows, View<Real> rows, i64 dim, const Pair* pair_lanes,
+  void multiply_rows(View<Pair> pair_rows, View<Real> rows, i64 dim, const Pair* pair_lanes,
                      const Real* lanes, Real* C) const {
     if constexpr (kHasPairs) {
       if (in_pairs_) {
-        const i64 stride = half(ceil_div(dim, kernels_.lanes) * kernels_.lanes);
         return pairs_->multiply({.rows = rows_.size(),
                                  .columns = keys_.size(),
                                  .depth = half(dim),
-                                 .A = pair_rows,
-                                 .A_row_stride = stride,
+                                 .A = pair_rows.data,
+                                 .A_row_stride = pair_rows.stride,
                                  .A_depth_stride = 1,
                                  .B = pair_lanes,
                                  .B_depth_stride = kernels_.lanes,

@@ -142,6 +142,12 @@ struct KeyList {
   const void* const* rows;
   DType dtype;
   i64 count;
+  i64 offset = 0;  // bytes from each of them to what is meant
+
+  // Rows that will be wanted next, asked for meanwhile.
+  const void* const* ahead = nullptr;
+  i64 num_ahead = 0;  // at most count
+  i64 ahead_offset = 0;
 };
 
 // A few query rows against many keys, which are read once and where they lie; the number of dims is
@@ -292,6 +298,8 @@ extern const IsaTables kTablesAvx2;
 extern const IsaTables kTablesAvx512;
 extern const IsaTables kTablesAvx512Bf16;
 extern const IsaTables kTablesAmx;
+#elif defined(__aarch64__)
+extern const IsaTables kTablesNeonBf16;
 #endif
 
 }  // namespace fulmen::cpu

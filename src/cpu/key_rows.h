@@ -99,4 +99,57 @@ inline SeenKeys seen_keys(const Problem& problem, const CacheSequence& sequence,
   return seen;
 }
 
+// Rows of `heads` heads: of head h, those of the first h * head_bytes further on.
+struct HeadRows {
+  const void* const* rows;  // of the first head
+  DType dtype;
+  i64 count;
+  i64 row_bytes;
+  i64 heads;
+  i64 head_bytes;
+  i64 at_once;  // keys of a step
+
+  // From what is multiplied to what is asked for: about 8 KiB, which memory gives a core in the
+  // time that it takes to answer.
+  i64 steps_ahead() const {
+    constexpr i64 kBytesAhead = 8192;
+    return max<i64>(1, kBytesAhead / (at_once * max<i64>(1, row_bytes)));
+  }
+
+  // What step `step` reads; no rows past the last step.
+  KeyList step(i64 step) const {
+    const i64 key = min(step / heads * at_once, count);
+    return {rows + key, dtype, min(at_once, count - key), step % heads * head_bytes};
+  }
+};
+
+// Keys or values of neighbouring heads, read where they lie and nearly in the order of memory: a
+// few keys at a time, of those head by head. What a later step reads is asked for meanwhile, in
+// that order. Read head by head instead, heads inside a token are pieces of 256 bytes a token
+// apart, which no prefetching of a processor follows and which meet in few sets of a first cache.
+// call(head, first key, keys)
+template <class Call>
+void walk(const HeadRows& in, const Call& call) {
+  const i64 steps = ceil_div(in.count, in.at_once) * in.heads;
+  for (i64 step = 0; step < steps; ++step) {
+    KeyList keys = in.step(step);
+    const KeyList then = in.step(step + in.steps_ahead());
+    keys.ahead = then.rows;
+    keys.num_ahead = then.count;
+    keys.ahead_offset = then.offset;
+    call(step % in.heads, step / in.heads * in.at_once, keys);
+  }
+}
+
+// Asks for what a step reads, before a walk begins: of the first steps, which a second cache holds.
+inline void fetch_step(const HeadRows& in, i64 step) {
+  constexpr i64 kLine = 64, kBytes = 65536;
+  if (step * in.at_once * in.row_bytes >= kBytes) return;
+  const KeyList keys = in.step(step);
+  for (i64 key = 0; key < keys.count; ++key) {
+    const char* const row = static_cast<const char*>(keys.rows[key]) + keys.offset;
+    for (i64 at = 0; at < in.row_bytes; at += kLine) __builtin_prefetch(row + at);
+  }
+}
+
 }  // namespace fulmen::cpu

@@ -2,10 +2,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Forward attention of few query rows and many keys, as in decoding, where reading K and V is the
-// cost: a task is one split of the keys of one key/value head, for all rows of all heads of its
-// group, so that every key is read once; then the parts of each row are merged, in the order of the
-// splits, so that neither threads nor other requests change a bit. A split's scores are held whole:
-// one maximum, no rescaling. Source: Dao, Haziza, Massa, Sizov, "Flash-Decoding" (2023).
+// cost: a task is one split of the keys of some neighbouring key/value heads, for all rows of all
+// heads of their groups, so that every key is read once, and in the order of memory; then the parts
+// of each row are merged, in the order of the splits, so that neither threads nor other requests
+// change a bit. A split's scores are held whole: one maximum, no rescaling. Source: Dao, Haziza,
+// Massa, Sizov, "Flash-Decoding" (2023).
 
 #include <algorithm>
 #include <cmath>
@@ -13,8 +14,8 @@
 
 #include "cpu/backend.h"
 #include "cpu/key_rows.h"
+#include "cpu/merged_rows.h"
 #include "cpu/pair_terms.h"
-#include "cpu/row_results.h"
 #include "cpu/rows.h"
 #include "cpu/thread_pool.h"
 #include "plan/tiled_workspace.h"
@@ -22,61 +23,68 @@
 namespace fulmen::cpu {
 namespace {
 
-// Of a split, counted over all sequences, and a key/value head: its first row among the parts.
-i64 first_part(const Problem& problem, const TileSizes& sizes, i64 split, i64 kv_head) {
-  return (split * problem.heads_kv + kv_head) * sizes.rows;
-}
-
 template <class Real>
 class Split {
  public:
-  // at.head: a key/value head; at.block: the split within its sequence. part: its first row among
-  // the parts.
+  // at.block: the split within its sequence. kv_heads: as many as lie beside each other, at most.
+  // part: the first row of the first of them among the parts.
   Split(const Problem& problem, const TileSizes& sizes, const SplitShared<Real>& shared,
-        const SplitScratch<Real>& scratch, const HeadBlock& at, i64 part)
+        const SplitScratch<Real>& scratch, const HeadBlock& at, Interval kv_heads, i64 part)
       : problem_(problem),
         kernels_(kernels<Real>()),
         pairs_(problem.kv_dtype() == DType::kBFloat16 ? pair_kernels() : nullptr),
         sizes_(sizes),
+        shared_(shared),
         scratch_(scratch),
         index_(at.sequence_index),
-        kv_head_(at.head),
+        kv_heads_(kv_heads),
         sequence_(problem.sequence(at.sequence_index)),
         q_len_(sequence_.shape.q_len),
         rows_(q_len_ * problem.group_size()),
-        row_max_(shared.row_max + part),
-        row_sum_(shared.row_sum + part),
-        O_(shared.O + part * sizes.padded_dim_v) {
+        part_(part) {
     if (q_len_ == 0) return;
     const Interval all = rows_of_block(at.block, sizes.columns, sequence_.shape.kv_len);
     const SeenKeys seen = seen_keys(problem, sequence_, {0, q_len_});
     keys_ = clamped(max(seen.some.begin, all.begin), seen.some.end, all.end);
-    is_full_ = seen.all.begin <= keys_.begin && keys_.end <= seen.all.end;
+    const bool is_full = seen.all.begin <= keys_.begin && keys_.end <= seen.all.end;
+    has_addend_ =
+        !is_full || PairTerms<Real>(problem, index_, sequence_, 0, scratch.steps).adds_everywhere();
   }
 
   void run() {
-    if (keys_.size() <= 0) {
-      const RowState empty;
-      std::fill_n(row_max_, rows_, static_cast<Real>(empty.row_max));
-      std::fill_n(row_sum_, rows_, static_cast<Real>(empty.row_sum));
-      return;
-    }
-    load_terms();
+    if (keys_.size() <= 0) return see_nothing();
     if constexpr (kHasPairs) {
-      if (fits_pairs() && add_keys_in_pairs()) return;
+      if (fits_pairs()) return add_keys_in_pairs();
     }
-    add_keys();
+    add_keys(kv_heads_);
   }
 
  private:
   static constexpr bool kHasPairs = kDTypeOf<Real> == DType::kFloat32;
   static constexpr i64 kLoadedKeys = SplitScratch<Real>::kLoadedKeys;
 
+  Real* row_max(i64 kv_head) const { return shared_.row_max + part_of(kv_head); }
+  Real* row_sum(i64 kv_head) const { return shared_.row_sum + part_of(kv_head); }
+  Real* O(i64 kv_head) const { return shared_.O + part_of(kv_head) * sizes_.padded_dim_v; }
+  i64 part_of(i64 kv_head) const { return part_ + (kv_head - kv_heads_.begin) * sizes_.rows; }
+
+  Real* scores(i64 kv_head) const {
+    return scratch_.scores + (kv_head - kv_heads_.begin) * sizes_.rows * scratch_.stride;
+  }
+
+  void see_nothing() const {
+    const RowState empty;
+    for (i64 head = kv_heads_.begin; head < kv_heads_.end; ++head) {
+      std::fill_n(row_max(head), rows_, static_cast<Real>(empty.row_max));
+      std::fill_n(row_sum(head), rows_, static_cast<Real>(empty.row_sum));
+    }
+  }
+
   // A row of the group for each head and row of q.
   template <class Call>
-  void for_each_head(const Call& call) const {
+  void for_each_head(i64 kv_head, const Call& call) const {
     for (i64 member = 0; member < problem_.group_size(); ++member) {
-      call(kv_head_ * problem_.group_size() + member, member * q_len_);
+      call(kv_head * problem_.group_size() + member, member * q_len_);
     }
   }
 
@@ -84,11 +92,78 @@ class Split {
     return source_of(problem_.arrays[Array::kQ], sequence_.batch, head, sequence_.q_begin);
   }
 
-  void load_terms() {
+  // S = Q K^T;  P = exp(S - m);  O = P V
+  void add_keys(Interval kv_heads) const {
+    const FewRowsKernels<Real, Real>& few_rows = kernels_.few_rows;
+    const i64 dim_qk = padded(problem_.dim_qk);
+    for (i64 kv_head = kv_heads.begin; kv_head < kv_heads.end; ++kv_head) {
+      for_each_head(kv_head, [&](i64 head, i64 row) {
+        kernels_.load_rows(queries_in(head), q_len_, problem_.dim_qk,
+                           scratch_.Q + row * sizes_.padded_dim_qk, sizes_.padded_dim_qk);
+      });
+      few_rows.arrange(scratch_.Q, sizes_.padded_dim_qk, rows_, dim_qk, Q_lanes(kv_head));
+    }
+    for_each_list(Array::kK, kv_heads, [&](i64 kv_head, i64 key, const KeyList& keys) {
+      few_rows.dot(Q_lanes(kv_head), rows_, keys, dim_qk, scores(kv_head) + key, scratch_.stride);
+    });
+    weigh(few_rows, kv_heads);
+    if (has_addend_) return;  // and has added the values
+    for_each_list(Array::kV, kv_heads, [&](i64 kv_head, i64 key, const KeyList& values) {
+      few_rows.add(scores(kv_head) + key, scratch_.stride, rows_, values, padded(problem_.dim_v),
+                   O(kv_head), sizes_.padded_dim_v);
+    });
+  }
+
+  Real* Q_lanes(i64 kv_head) const {
+    return scratch_.Q_lanes + (kv_head - kv_heads_.begin) * kMostSplitRows * sizes_.padded_dim_qk;
+  }
+
+  Pair* Q_pair_lanes(i64 kv_head) const {
+    const i64 lanes = kMostSplitRows * (sizes_.padded_dim_qk / 2);
+    return scratch_.Q_pair_lanes + (kv_head - kv_heads_.begin) * lanes;
+  }
+
+  // Head after head; meanwhile the first values come from memory.
+  template <class Kernels>
+  void weigh(const Kernels& few_rows, Interval kv_heads) const {
+    const bool lies = lies_well(Array::kV);
+    const HeadRows values = lies ? list(Array::kV, kv_heads) : HeadRows{};
+    i64 weighed = 0;
+    for (i64 kv_head = kv_heads.begin; kv_head < kv_heads.end; ++kv_head) {
+      if (lies_well(Array::kK)) scale_by(Array::kK, kv_head);
+      load_terms(kv_head);
+      const ScoreMap<Real> map = map_scores(kv_head);
+      for (i64 row = 0; row < rows_; ++row) {
+        if (lies) fetch_step(values, weighed++);
+        weigh_row(few_rows, kv_head, row, map);
+      }
+      std::fill_n(O(kv_head), rows_ * sizes_.padded_dim_v, Real(0));
+      if (has_addend_) {
+        add_visible_values(kv_head);
+      } else if (lies) {
+        scale_by(Array::kV, kv_head);
+      }
+    }
+  }
+
+  template <class Kernels>
+  void weigh_row(const Kernels& few_rows, i64 kv_head, i64 row, const ScoreMap<Real>& map) const {
+    const i64 at = row * scratch_.stride;
+    few_rows.weigh({.scores = scores(kv_head) + at,
+                    .stride = scratch_.stride,
+                    .rows = 1,
+                    .keys = keys_.size(),
+                    .terms = {map, has_addend_ ? scratch_.addend + at : nullptr,
+                              scratch_.keep ? scratch_.keep + at : nullptr},
+                    .row_max = row_max(kv_head) + row,
+                    .row_sum = row_sum(kv_head) + row});
+  }
+
+  void load_terms(i64 kv_head) const {
+    if (!has_addend_ && !scratch_.keep) return;
     const i64 stride = scratch_.stride;
-    for_each_head([&](i64 head, i64 row) {
+    for_each_head(kv_head, [&](i64 head, i64 row) {
       const PairTerms<Real> pairs(problem_, index_, sequence_, head, scratch_.steps);
-      has_addend_ = !is_full_ || pairs.adds_everywhere();
       const Interval rows{0, q_len_};
       if (has_addend_) pairs.fill_addend(rows, keys_, scratch_.addend + row * stride, stride);
       if (scratch_.keep) pairs.fill_keep(rows, keys_, scratch_.keep + row * stride, stride);
@@ -96,12 +171,12 @@ class Split {
   }
 
   // The user's score of all rows, where there is one; what is left to be done with scores.
-  ScoreMap<Real> map_scores() const {
+  ScoreMap<Real> map_scores(i64 kv_head) const {
     if (!problem_.has_score_expression()) return problem_.score_map.as<Real>();
-    for_each_head([&](i64 head, i64 row) {
+    for_each_head(kv_head, [&](i64 head, i64 row) {
       const i64 at = row * scratch_.stride;
       const PairTerms<Real> pairs(problem_, index_, sequence_, head, scratch_.steps);
-      pairs.map_scores({.scores = scratch_.scores + at,
+      pairs.map_scores({.scores = scores(kv_head) + at,
                         .addend = has_addend_ ? scratch_.addend + at : nullptr,
                         .slope = nullptr,
                         .stride = scratch_.stride,
@@ -113,63 +188,6 @@ class Split {
     return {Real(1), Real(0)};
   }
 
-  // A row after the other; meanwhile the first values come from memory.
-  template <class Kernels>
-  void weigh(const Kernels& few_rows, const KeyList* values) const {
-    const ScoreMap<Real> map = map_scores();
-    for (i64 row = 0; row < rows_; ++row) {
-      if (values) fetch_values(*values, row);
-      const i64 at = row * scratch_.stride;
-      few_rows.weigh({.scores = scratch_.scores + at,
-                      .stride = scratch_.stride,
-                      .rows = 1,
-                      .keys = keys_.size(),
-                      .terms = {map, has_addend_ ? scratch_.addend + at : nullptr,
-                                scratch_.keep ? scratch_.keep + at : nullptr},
-                      .row_max = row_max_ + row,
-                      .row_sum = row_sum_ + row});
-    }
-  }
-
-  // Of the values, part `part` of those that memory can give while weights are computed.
-  void fetch_values(const KeyList& values, i64 part) const {
-    constexpr i64 kBytes = 8192, kLine = 64;
-    const i64 row_bytes = problem_.dim_v * size_bytes(values.dtype);
-    const i64 some = ceil_div(kBytes, row_bytes);
-    for (i64 key = part * some; key < min((part + 1) * some, values.count); ++key) {
-      const char* const row = static_cast<const char*>(values.rows[key]);
-      for (i64 at = 0; at < row_bytes; at += kLine) __builtin_prefetch(row + at);
-    }
-  }
-
-  // S = Q K^T;  P = exp(S - m);  O = P V
-  void add_keys() {
-    const FewRowsKernels<Real, Real>& few_rows = kernels_.few_rows;
-    const i64 dim_qk = padded(problem_.dim_qk);
-    for_each_head([&](i64 head, i64 row) {
-      kernels_.load_rows(queries_in(head), q_len_, problem_.dim_qk,
-                         scratch_.Q + row * sizes_.padded_dim_qk, sizes_.padded_dim_qk);
-    });
-    few_rows.arrange(scratch_.Q, sizes_.padded_dim_qk, rows_, dim_qk, scratch_.Q_lanes);
-    for_each_list(Array::kK, [&](i64 key, const KeyList& keys) {
-      few_rows.dot(scratch_.Q_lanes, rows_, keys, dim_qk, scratch_.scores + key, scratch_.stride);
-    });
-    if (lies_well(Array::kK)) scale_by(Array::kK);
-    if (has_addend_ || !lies_well(Array::kV)) {
-      weigh(few_rows, nullptr);
-    } else {
-      const KeyList values = list(Array::kV);
-      weigh(few_rows, &values);
-    }
-    std::fill_n(O_, rows_ * sizes_.padded_dim_v, Real(0));
-    if (has_addend_) return add_visible_values();
-    if (lies_well(Array::kV)) scale_by(Array::kV);
-    for_each_list(Array::kV, [&](i64 key, const KeyList& values) {
-      few_rows.add(scratch_.scores + key, scratch_.stride, rows_, values, padded(problem_.dim_v),
-                   O_, sizes_.padded_dim_v);
-    });
-  }
-
   i64 padded(i64 dims) const { return ceil_div(dims, kernels_.lanes) * kernels_.lanes; }
 
   bool lies_well(Array array) const {
@@ -178,25 +196,47 @@ class Split {
   }
 
   // Keys of the split where they lie.
-  KeyList list(Array array) const {
+  HeadRows list(Array array, Interval kv_heads) const {
     i64 listed = 0;
-    for_each_run(problem_, sequence_, array, kv_head_, keys_,
+    for_each_run(problem_, sequence_, array, kv_heads.begin, keys_,
                  [&](i64, i64 count, const Source& source) {
                    list_rows(source, count, scratch_.key_rows + listed);
                    listed += count;
                  });
-    return {scratch_.key_rows, problem_.arrays[array].dtype, listed};
+    const Tensor& tensor = problem_.arrays[array];
+    const i64 size = size_bytes(tensor.dtype);
+    return {.rows = scratch_.key_rows,
+            .dtype = tensor.dtype,
+            .count = listed,
+            .row_bytes = tensor.shape[3] * size,
+            .heads = kv_heads.size(),
+            .head_bytes = tensor.strides[1] * size,
+            .at_once = keys_at_once(tensor, kv_heads)};
+  }
+
+  // One head, behind each other: a third of a first cache. Inside a token: a vector of keys, or
+  // where a core has arithmetic to spare half of one, since tokens that are a multiple of 4 KiB
+  // apart share few sets of a first cache, which hold 8 to 12 of them.
+  i64 keys_at_once(const Tensor& tensor, Interval kv_heads) const {
+    constexpr i64 kVector = 16;
+    constexpr i64 kBytes = 16384;
+    const i64 row_bytes = tensor.shape[3] * size_bytes(tensor.dtype);
+    if (kv_heads.size() == 1)
+      return max(kBytes / max<i64>(1, row_bytes) / kVector, i64{1}) * kVector;
+    const bool widens = tensor.dtype != kDTypeOf<Real> && !pairs_;
+    const i64 few_rows = widens ? 1 : 4;
+    return rows_ <= few_rows ? kVector / 2 : kVector;
   }
 
   // Scores or weights, times what the elements of quantised keys or values are multiplied by.
-  void scale_by(Array array) const {
+  void scale_by(Array array, i64 kv_head) const {
     if (!problem_.has(array == Array::kK ? Array::kKScale : Array::kVScale)) return;
-    for_each_run(problem_, sequence_, array, kv_head_, keys_,
+    for_each_run(problem_, sequence_, array, kv_head, keys_,
                  [&](i64 first, i64 count, const Source& source) {
                    for (i64 i = 0; i < count; ++i) {
                      float scale;
                      std::memcpy(&scale, rows_from(source, i).scales, sizeof(scale));
-                     Real* const key = scratch_.scores + first - keys_.begin + i;
+                     Real* const key = scores(kv_head) + first - keys_.begin + i;
                      for (i64 row = 0; row < rows_; ++row) key[row * scratch_.stride] *= scale;
                    }
                  });
@@ -209,23 +249,29 @@ class Split {
     }
   }
 
-  // call(first key within keys_, the keys): all where they lie when a kernel can read them there,
-  // else loaded chunk by chunk.
+  // call(kv_head, first key within keys_, the keys): where they lie when a kernel can read them
+  // there, else loaded chunk by chunk.
   template <class Call>
-  void for_each_list(Array array, const Call& call) const {
-    if (lies_well(array)) return call(0, list(array));
-    for_each_chunk(array, [&](i64 key, i64 count, View<Real> rows) {
-      list_rows({rows.data, kDTypeOf<Real>, rows.stride, 1}, count, scratch_.key_rows);
-      call(key, KeyList{scratch_.key_rows, kDTypeOf<Real>, count});
-    });
+  void for_each_list(Array array, Interval kv_heads, const Call& call) const {
+    if (lies_well(array)) {
+      return walk(list(array, kv_heads), [&](i64 head, i64 key, const KeyList& keys) {
+        call(kv_heads.begin + head, key, keys);
+      });
+    }
+    for (i64 kv_head = kv_heads.begin; kv_head < kv_heads.end; ++kv_head) {
+      for_each_chunk(array, kv_head, [&](i64 key, i64 count, View<Real> rows) {
+        list_rows({rows.data, kDTypeOf<Real>, rows.stride, 1}, count, scratch_.key_rows);
+        call(kv_head, key, KeyList{scratch_.key_rows, kDTypeOf<Real>, count});
+      });
+    }
   }
 
   // call(first key within keys_, their number, loaded rows)
   template <class Call>
-  void for_each_chunk(Array array, const Call& call) const {
+  void for_each_chunk(Array array, i64 kv_head, const Call& call) const {
     const i64 stride = array == Array::kK ? sizes_.padded_dim_qk : sizes_.padded_dim_v;
     for_each_run(
-        problem_, sequence_, array, kv_head_, keys_, [&](i64 key, i64 count, const Source& source) {
+        problem_, sequence_, array, kv_head, keys_, [&](i64 key, i64 count, const Source& source) {
           for (i64 done = 0; done < count; done += kLoadedKeys) {
             const Source some = rows_from(source, done);
             const i64 now = min(kLoadedKeys, count - done);
@@ -235,19 +281,19 @@ class Split {
         });
   }
 
-  void add_visible_values() const {
-    for_each_chunk(Array::kV, [&](i64 key, i64 count, View<Real> V) {
+  void add_visible_values(i64 kv_head) const {
+    for_each_chunk(Array::kV, kv_head, [&](i64 key, i64 count, View<Real> V) {
       multiply_visible<Real>(kernels_,
                              {.rows = rows_,
                               .columns = problem_.dim_v,
                               .depth = count,
-                              .A = scratch_.scores + key,
+                              .A = scores(kv_head) + key,
                               .A_row_stride = scratch_.stride,
                               .A_depth_stride = 1,
                               .B = V.data,
                               .B_depth_stride = V.stride,
                               .B_panel_stride = kernels_.lanes,
-                              .C = O_,
+                              .C = O(kv_head),
                               .C_row_stride = sizes_.padded_dim_v,
                               .accumulates = true},
                              {scratch_.addend + key, scratch_.stride, 1}, scratch_.finite_rows,
@@ -261,105 +307,66 @@ class Split {
            lies_well(Array::kK) && lies_well(Array::kV);
   }
 
-  // The same in bf16. False where numbers below the normal ones, which these instructions take for
-  // 0, or inf and NaN could have made a difference: nothing is lost then, all is computed again.
-  bool add_keys_in_pairs() const {
+  // The same in bf16. Heads in which numbers below the normal ones, which these instructions take
+  // for 0, or inf and NaN could have made a difference are computed again, each by itself: what
+  // other heads hold changes no bit of one.
+  void add_keys_in_pairs() const {
     const FewRowsKernels<float, Pair>& few_rows = pairs_->few_rows;
     const i64 stride = sizes_.padded_dim_qk / 2;
-    bool ordinary = true;
-    for_each_head([&](i64 head, i64 row) {
-      const bool all = pairs_->pack_columns(queries_in(head), q_len_, problem_.dim_qk,
-                                            scratch_.Q_pairs + row * stride, stride);
-      ordinary = ordinary && all;
+    u64 odd = 0;  // a bit for each head of which a query is not ordinary
+    for (i64 kv_head = kv_heads_.begin; kv_head < kv_heads_.end; ++kv_head) {
+      for_each_head(kv_head, [&](i64 head, i64 row) {
+        const bool all = pairs_->pack_columns(queries_in(head), q_len_, problem_.dim_qk,
+                                              scratch_.Q_pairs + row * stride, stride);
+        if (!all) odd |= bit_of(kv_head);
+      });
+      few_rows.arrange(scratch_.Q_pairs, stride, rows_, problem_.dim_qk / 2, Q_pair_lanes(kv_head));
+    }
+    for_each_list(Array::kK, kv_heads_, [&](i64 kv_head, i64 key, const KeyList& keys) {
+      few_rows.dot(Q_pair_lanes(kv_head), rows_, keys, problem_.dim_qk, scores(kv_head) + key,
+                   scratch_.stride);
     });
-    if (!ordinary) return false;
-    few_rows.arrange(scratch_.Q_pairs, stride, rows_, problem_.dim_qk / 2, scratch_.Q_pair_lanes);
-    few_rows.dot(scratch_.Q_pair_lanes, rows_, list(Array::kK), problem_.dim_qk, scratch_.scores,
-                 scratch_.stride);
-    const KeyList values = list(Array::kV);
-    weigh(few_rows, &values);
-    std::fill_n(O_, rows_ * sizes_.padded_dim_v, Real(0));
-    few_rows.add(reinterpret_cast<const Pair*>(scratch_.scores), scratch_.stride, rows_, values,
-                 problem_.dim_v, O_, sizes_.padded_dim_v);
-    return pairs_->are_ordinary({O_, sizes_.padded_dim_v}, rows_, problem_.dim_v);
+    weigh(few_rows, kv_heads_);
+    for_each_list(Array::kV, kv_heads_, [&](i64 kv_head, i64 key, const KeyList& values) {
+      few_rows.add(reinterpret_cast<const Pair*>(scores(kv_head)) + key / 2, scratch_.stride, rows_,
+                   values, problem_.dim_v, O(kv_head), sizes_.padded_dim_v);
+    });
+    for (i64 kv_head = kv_heads_.begin; kv_head < kv_heads_.end; ++kv_head) {
+      const View<float> sums{O(kv_head), sizes_.padded_dim_v};
+      const bool fits = !(odd & bit_of(kv_head));
+      if (fits && pairs_->are_ordinary(sums, rows_, problem_.dim_v)) continue;
+      add_keys({kv_head, kv_head + 1});
+    }
   }
+
+  u64 bit_of(i64 kv_head) const { return u64{1} << (kv_head - kv_heads_.begin); }
 
   const Problem& problem_;
   const Kernels<Real>& kernels_;
   const PairKernels* pairs_;
   const TileSizes& sizes_;
+  const SplitShared<Real>& shared_;
   const SplitScratch<Real>& scratch_;
   i64 index_;
-  i64 kv_head_;
+  Interval kv_heads_;
   CacheSequence sequence_;
   i64 q_len_;
   i64 rows_;
-  Real* row_max_;
-  Real* row_sum_;
-  Real* O_;
+  i64 part_;
   Interval keys_{0, 0};
-  bool is_full_ = true;
   bool has_addend_ = false;
 };
 
-// The rows of one head of one sequence from their parts, in the order of the splits.
-template <class Real>
-class MergedRows {
- public:
-  MergedRows(const Problem& problem, const TileSizes& sizes, const SplitShared<Real>& shared,
-             const SplitScratch<Real>& scratch, i64 index, i64 head)
-      : problem_(problem),
-        sizes_(sizes),
-        shared_(shared),
-        O_(scratch.loaded),
-        index_(index),
-        head_(head),
-        sequence_(problem.sequence(index)),
-        results_(problem, sequence_, head) {}
-
-  void run() {
-    const i64 q_len = sequence_.shape.q_len;
-    bool saw_keys = false;
-    for (i64 i = 0; i < q_len; ++i) saw_keys = merge_row(i) || saw_keys;
-    Real factor[kMostSplitRows];
-    results_.store({0, q_len}, saw_keys, {O_, sizes_.padded_dim_v}, row_max_, row_sum_, factor);
-    results_.clear({q_len, sequence_.q_slot});
+// Key/value heads of a task: fewer where threads would have nothing to do. No bit depends on it.
+i64 heads_together(const Plan& plan, const Problem& problem, i64 splits) {
+  constexpr i64 kTasksOfThread = 4;
+  i64 heads = most_heads_together(problem);
+  while (heads > 1 &&
+         splits * ceil_div(problem.heads_kv, heads) < kTasksOfThread * plan.device.num_threads) {
+    heads = ceil_div(heads, i64{2});
   }
-
- private:
-  // Whether some split saw keys of row i.
-  bool merge_row(i64 i) {
-    Real* const O = O_ + i * sizes_.padded_dim_v;
-    std::fill_n(O, sizes_.padded_dim_v, Real(0));
-    RowState state;
-    for (i64 split = shared_.splits[index_]; split < shared_.splits[index_ + 1]; ++split) {
-      const i64 part = first_part(problem_, sizes_, split, problem_.kv_head(head_)) +
-                       head_ % problem_.group_size() * sequence_.shape.q_len + i;
-      const RowState other{static_cast<double>(shared_.row_max[part]),
-                           static_cast<double>(shared_.row_sum[part])};
-      if (other.row_sum == 0) continue;  // saw nothing, and wrote no O
-      const RowState::MergeFactors factors = state.merge(other);
-      const Real mine = static_cast<Real>(factors.mine);
-      const Real theirs = static_cast<Real>(factors.other);
-      const Real* const from = shared_.O + part * sizes_.padded_dim_v;
-      for (i64 d = 0; d < problem_.dim_v; ++d) O[d] = O[d] * mine + from[d] * theirs;
-    }
-    row_max_[i] = static_cast<Real>(state.row_max);
-    row_sum_[i] = static_cast<Real>(state.row_sum);
-    return state.row_sum != 0;
-  }
-
-  const Problem& problem_;
-  const TileSizes& sizes_;
-  const SplitShared<Real>& shared_;
-  Real* O_;
-  i64 index_;
-  i64 head_;
-  CacheSequence sequence_;
-  RowResults<Real> results_;
-  Real row_max_[kMostSplitRows];
-  Real row_sum_[kMostSplitRows];
-};
+  return heads;
+}
 
 template <class Real>
 void split_keys(const Plan& plan, const Problem& problem, void* workspace) {
@@ -372,14 +379,19 @@ void split_keys(const Plan& plan, const Problem& problem, void* workspace) {
     shared.splits[index + 1] = shared.splits[index] + ceil_div(keys, sizes.columns);
   }
 
-  const i64 parts = shared.splits[problem.num_sequences] * problem.heads_kv;
-  for_each_task(slots_for(plan, problem, parts), parts, [&](int slot, i64 task) {
-    const SplitScratch<Real> scratch = memory.scratch(slot);
-    const HeadBlock at = block_by_block(problem, shared.splits, problem.heads_kv, task);
-    const i64 part =
-        first_part(problem, sizes, shared.splits[at.sequence_index] + at.block, at.head);
-    Split<Real>(problem, sizes, shared, scratch, at, part).run();
-  });
+  const i64 splits = shared.splits[problem.num_sequences];
+  const i64 heads = heads_together(plan, problem, splits);
+  const i64 groups = ceil_div(problem.heads_kv, heads);
+  for_each_task(
+      slots_for(plan, problem, splits * groups), splits * groups, [&](int slot, i64 task) {
+        const SplitScratch<Real> scratch = memory.scratch(slot);
+        const HeadBlock at = block_by_block(problem, shared.splits, groups, task);
+        const i64 first = at.head * heads;
+        const i64 part =
+            first_part(problem, sizes, shared.splits[at.sequence_index] + at.block, first);
+        const Interval kv_heads{first, min(first + heads, problem.heads_kv)};
+        Split<Real>(problem, sizes, shared, scratch, at, kv_heads, part).run();
+      });
 
   const i64 merges = problem.num_sequences * problem.heads_q;
   for_each_task(slots_for(plan, problem, merges), merges, [&](int slot, i64 task) {

@@ -101,7 +101,11 @@ inline constexpr i64 kMostSplitRows = 16;
 // batch-invariant problems on nothing that another request may decide.
 bool splits_keys(const Problem& problem);
 
-// One slot's scratch where keys are split. Rows: (head of the group, q_row).
+// How many neighbouring key/value heads a task takes at most: those that lie beside each other in a
+// token, so that memory is read in order.
+i64 most_heads_together(const Problem& problem);
+
+// One slot's scratch where keys are split. Rows: (key/value head, head of the group, q_row).
 template <class Real>
 struct SplitScratch {
   SplitScratch(Arena& arena, const Problem& problem, const TileSizes& sizes);
@@ -110,14 +114,14 @@ struct SplitScratch {
 
   i64 stride;  // of rows of scores: whole vectors, and no power of 2, whose rows would share sets
 
-  Real* Q;                // (rows, dim_qk)
-  Real* Q_lanes;          // (rows up to a power of 2, dim_qk), as dot takes it
-  u32* Q_pairs;           // (rows, dim_qk / 2); null for other types than bf16
-  u32* Q_pair_lanes;      // likewise
+  Real* Q;                // (rows of a head, dim_qk)
+  Real* Q_lanes;          // (heads, rows up to a power of 2, dim_qk), as dot takes it
+  u32* Q_pairs;           // (rows of a head, dim_qk / 2); null for other types than bf16
+  u32* Q_pair_lanes;      // as Q_lanes
   Real* scores;           // (rows, columns)
-  Real* addend;           // (rows, columns)
-  Real* keep;             // (rows, columns); null without dropout
-  const void** key_rows;  // (columns): where keys or values lie
+  Real* addend;           // (rows of a head, columns)
+  Real* keep;             // (rows of a head, columns); null without dropout
+  const void** key_rows;  // (columns): where keys or values of the first head lie
   Real* loaded;           // (kLoadedKeys, dim_qk or dim_v): of those that are not read there
   Real* finite_rows;      // (kLoadedKeys, dim_v)
   char* steps;            // of an expression; null without one

@@ -94,10 +94,9 @@ template <class Real, int kRows>
   }
 }
 
-// Rows are asked for so many bytes before they are wanted: longer than memory takes, and less than
-// a first cache.
-constexpr i64 kBytesAhead = 8192;
 constexpr i64 kLine = 64;  // bytes that memory gives at once
+
+inline void fetch_line(const char* address) { __builtin_prefetch(address); }
 
 // Numbers that several rows of q share are widened once, so many dimensions at a time.
 constexpr i64 kWidenedDims = 128;
@@ -138,7 +137,7 @@ struct KeysAtOnce {
 #pragma GCC unroll 2
         for (int g = 0; g < kGroups; ++g) sums[g][j] = multiply_add(k, q[g][v], sums[g][j]);
       }
-      if constexpr (!kWidensFirst) fetch<kVectors * kPartBytes>(j, at);
+      if constexpr (!kWidensFirst) fetch<kVectors * kPartBytes>(j, at + ahead_offset);
     }
   }
 
@@ -147,27 +146,29 @@ struct KeysAtOnce {
   [[gnu::always_inline]] inline void fetch(int j, i64 at) const {
     if constexpr (kBytes >= kLine) {
 #pragma GCC unroll 8
-      for (i64 more = 0; more < kBytes; more += kLine) __builtin_prefetch(ahead[j] + at + more);
+      for (i64 more = 0; more < kBytes; more += kLine) fetch_line(ahead[j] + at + more);
     } else {
       constexpr int kShared = kLine / kBytes;
-      if (j % kShared == at % kLine / kBytes) __builtin_prefetch(ahead[j] + at);
+      if (j % kShared == at / kBytes % kShared) fetch_line(ahead[j] + at);
     }
   }
 
-  // in: kKeys rows of the operand; vectors: of each group.
+  // in: kKeys rows of the operand, which begins `offset` bytes behind; vectors: of each group.
   [[gnu::always_inline]] inline void add(const Lane* Q, i64 group_lanes, const char* const* in,
-                                         i64 vectors) {
+                                         i64 offset, i64 vectors) {
 #pragma GCC unroll 2
     for (int first = 0; first < kKeys; first += kKeys / kGroups) {
       i64 v = 0;
       for (; v + kSteps <= vectors; v += kSteps) {
-        multiply<kSteps>(Q + v * kKeys, group_lanes, in, v * kPartBytes, first);
+        multiply<kSteps>(Q + v * kKeys, group_lanes, in, offset + v * kPartBytes, first);
       }
-      for (; v < vectors; ++v) multiply<1>(Q + v * kKeys, group_lanes, in, v * kPartBytes, first);
+      for (; v < vectors; ++v) {
+        multiply<1>(Q + v * kKeys, group_lanes, in, offset + v * kPartBytes, first);
+      }
     }
   }
 
-  void dot(const Lane* Q, const char* const* in, i64 lanes) {
+  void dot(const Lane* Q, const char* const* in, i64 offset, i64 lanes) {
 #pragma GCC unroll 2
     for (int g = 0; g < kGroups; ++g) {
 #pragma GCC unroll 16
@@ -179,11 +180,13 @@ struct KeysAtOnce {
       for (int j = 0; j < kKeys; ++j) rows[j] = reinterpret_cast<const char*>(wide[j]);
       for (i64 done = 0; done < lanes; done += kWidenedDims) {
         const i64 some = min(kWidenedDims, lanes - done);
-        for (int j = 0; j < kKeys; ++j) widen(in[j], ahead[j], done, some, wide[j]);
-        add(Q + done * kRows, lanes * kRows, rows, some / kPart);
+        for (int j = 0; j < kKeys; ++j) {
+          widen(in[j] + offset, ahead[j] + offset + ahead_offset, done, some, wide[j]);
+        }
+        add(Q + done * kRows, lanes * kRows, rows, 0, some / kPart);
       }
     } else {
-      add(Q, lanes * kRows, in, lanes / kPart);
+      add(Q, lanes * kRows, in, offset, lanes / kPart);
     }
 #pragma GCC unroll 2
     for (int g = 0; g < kGroups; ++g) sum_parts<Real, kRows>(sums[g]);
@@ -193,11 +196,12 @@ struct KeysAtOnce {
     for (i64 d = 0; d < count; d += kKeys) {
       const i64 at = (first + d) / kKeys * Operand::kBytes;
       store(out + d, Operand::read(row + at));
-      if (at % kLine == 0) __builtin_prefetch(row_ahead + at);
+      if (at % kLine == 0) fetch_line(row_ahead + at);
     }
   }
 
-  const char* const* ahead;  // kKeys rows that are asked for
+  const char* const* ahead;  // kKeys rows that are asked for,
+  i64 ahead_offset;          // so many bytes further on than those that are multiplied
   Vector<Real> sums[kGroups][kKeys];
 };
 
@@ -207,19 +211,24 @@ void dot_rows_together(const typename Operand::Lane* Q, i64 rows, const KeyList&
   using Keys = KeysAtOnce<Operand, kRows, kGroups>;
   constexpr i64 kKeys = Keys::kKeys;
   const auto list = reinterpret_cast<const char* const*>(keys.rows);
-  const i64 row_bytes = lanes / kKeys * Operand::kBytes;
-  const i64 keys_ahead = max<i64>(1, kBytesAhead / max<i64>(1, kKeys * row_bytes)) * kKeys;
+  const auto ahead = reinterpret_cast<const char* const*>(keys.ahead);
   for (i64 key = 0; key < keys.count; key += kKeys) {
+    const i64 present = min(kKeys, keys.count - key);
+    const bool asks = key + present <= keys.num_ahead;
     const char* const* in = list + key;
-    const char* last[kKeys];
-    if (key + kKeys > keys.count) {  // the last key again, into the padding
-      for (i64 j = 0; j < kKeys; ++j) last[j] = list[min(key + j, keys.count - 1)];
-      in = last;
-    }
-    const i64 ahead = min(key + keys_ahead, keys.count - kKeys);
     Keys some;
-    some.ahead = ahead > key ? list + ahead : in;
-    some.dot(Q, in, lanes);
+    some.ahead = asks ? ahead + key : in;
+    some.ahead_offset = asks ? keys.ahead_offset - keys.offset : 0;
+    const char* last[2][kKeys];
+    if (present < kKeys) {  // the last key again, into the padding
+      for (i64 j = 0; j < kKeys; ++j) {
+        last[0][j] = in[min(j, present - 1)];
+        last[1][j] = some.ahead[min(j, present - 1)];
+      }
+      in = last[0];
+      some.ahead = last[1];
+    }
+    some.dot(Q, in, keys.offset, lanes);
 #pragma GCC unroll 16
     for (int row = 0; row < kGroups * kRows; ++row) {
       if (row < rows) store(scores + row * stride + key, some.sums[row / kRows][row % kRows]);
@@ -295,9 +304,10 @@ void weigh_rows(const FewRowsBlock<Real>& block) {
     const Real* const addend = block.terms.addend ? block.terms.addend + at : nullptr;
     const Real row_max = finish_scores(s, block.keys, block.terms.map, addend);
     const Real shift = row_max == -kInfinity<Real> ? Real(0) : row_max;
+    const Weights weight_of(broadcast(Real(1)), broadcast(shift));
     Vector<Real> sum{};
     for (i64 j = 0; j < block.keys; j += kStep) {
-      Vector<Real> weight = exponential<Real>(load(s + j) - shift);
+      Vector<Real> weight = weight_of.of(load(s + j));
       sum += weight;
       if (block.terms.keep) {
         weight *= load(block.terms.keep + at + j);

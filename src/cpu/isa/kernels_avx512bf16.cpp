@@ -103,12 +103,6 @@ i64 tile_products(i64 steps) {
   return steps * 4 * kTile * kTile * kTile * 4;
 }
 
-constexpr IsaLoops with_products(i64 (*products)(i64)) {
-  IsaLoops loops = kLoops;
-  loops.pair_products = products;
-  return loops;
-}
-
 }  // namespace
 
 const IsaTables kTablesAvx512Bf16 = {table<float>("avx512bf16"), table<double>("avx512bf16"),

@@ -79,7 +79,19 @@ inline bool pack_rows(const Source& source, i64 rows, i64 dims, Pair* out, i64 o
   return ordinary.holds();
 }
 
-struct StoresPairs {
+#if defined(__AVX512F__)
+struct PairWeights : StoresWeights<float> {
+  using StoresWeights::StoresWeights;
+  FloatVector of(FloatVector s) const {
+    return power_of_2((s * scale - shift) * ExpConstants<float>::kLog2E);
+  }
+};
+#else
+using PairWeights = StoresWeights<float>;
+#endif
+
+struct StoresPairs : PairWeights {
+  using PairWeights::PairWeights;
   static constexpr i64 kKeys = 2;
   static void store_keys(const SoftmaxBlock<float>& block, i64 lane, i64 j,
                          const FloatVector* weights) {
@@ -168,6 +180,28 @@ constexpr PairKernels kPairKernels = {pack_columns,
                                       {arrange_rows<Pair>, dot_rows_of<InPairs>,
                                        weigh_rows<StoresPairs, float>, add_rows_of<InPairs>},
                                       are_ordinary};
+
+// What a product has beside its first `rows` rows by its first `depth`, which are done.
+inline void multiply_beside(const Product<float, Pair>& product, i64 rows, i64 depth) {
+  Product<float, Pair> rest = product;
+  if (depth < product.depth) {
+    rest.rows = rows;
+    rest.depth = product.depth - depth;
+    rest.A += depth * product.A_depth_stride;
+    rest.B += depth * product.B_depth_stride;
+    rest.accumulates = true;
+    rest.row_scale = nullptr;
+    multiply<float, Pair>(rest);
+  }
+  if (rows < product.rows) {
+    rest = product;
+    rest.rows = product.rows - rows;
+    rest.A += rows * product.A_row_stride;
+    rest.C += rows * product.C_row_stride;
+    if (rest.row_scale) rest.row_scale += rows;
+    multiply<float, Pair>(rest);
+  }
+}
 
 // Products by an instruction on tiles, as AMX has it: 16 rows of 64 bytes, one multiplication of 16
 // x 32 by 32 x 16 numbers. A step of two by two sums takes two tiles of A and two of B for four
@@ -303,24 +337,7 @@ void multiply_by_tiles(const Product<float, Pair>& product) {
   const i64 depth = product.depth / kTile * kTile;
   if (rows == 0 || depth == 0) return multiply<float, Pair>(product);
   multiply_whole_tiles<Tiles>(product, rows, depth);
-  Product<float, Pair> rest = product;
-  if (depth < product.depth) {
-    rest.rows = rows;
-    rest.depth = product.depth - depth;
-    rest.A += depth * product.A_depth_stride;
-    rest.B += depth * product.B_depth_stride;
-    rest.accumulates = true;
-    rest.row_scale = nullptr;
-    multiply<float, Pair>(rest);
-  }
-  if (rows < product.rows) {
-    rest = product;
-    rest.rows = product.rows - rows;
-    rest.A += rows * product.A_row_stride;
-    rest.C += rows * product.C_row_stride;
-    if (rest.row_scale) rest.row_scale += rows;
-    multiply<float, Pair>(rest);
-  }
+  multiply_beside(product, rows, depth);
 }
 
 // The kernels of an instruction set, with products by tiles.

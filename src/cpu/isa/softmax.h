@@ -34,8 +34,6 @@ struct SoftmaxLanes {
 
   Vector<Real> shift() const { return row_max == -kInfinity<Real> ? Vector<Real>{} : row_max; }
 
-  Vector<Real> weight(Vector<Real> s) const { return exponential<Real>(s - shift()); }
-
   Vector<Real> update(Vector<Real> block_max) {
     const Vector<Real> new_max = larger(row_max, block_max);
     const Vector<Real> rescale =
@@ -46,9 +44,14 @@ struct SoftmaxLanes {
   }
 };
 
-// Where weights go: over the scores.
+// What weights are, exp(scale s - shift), and where they go: over the scores.
 template <class Real>
 struct StoresWeights {
+  StoresWeights(Vector<Real> scale, Vector<Real> shift) : scale(scale), shift(shift) {}
+  Vector<Real> of(Vector<Real> s) const { return exponential<Real>(s * scale - shift); }
+  Vector<Real> scale;
+  Vector<Real> shift;
+
   static constexpr i64 kKeys = 1;  // at once
   static void store_keys(const SoftmaxBlock<Real>& block, i64 lane, i64 j,
                          const Vector<Real>* weights) {
@@ -80,7 +83,7 @@ template <class Weights, bool kPlain, class Real>
   SoftmaxLanes<Real> state{load(block.row_max + lane), load(block.row_sum + lane)};
   const Vector<Real> rescale = state.update(block_max);
   // P = exp(s - m);  l += rowsum P
-  const Vector<Real> shift = state.shift();
+  const Weights weight(kPlain ? scale : broadcast(Real(1)), state.shift());
   Vector<Real> sum{};
   for (i64 j = 0; j < block.keys; j += Weights::kKeys) {
     Vector<Real> weights[Weights::kKeys];
@@ -89,8 +92,7 @@ template <class Weights, bool kPlain, class Real>
       weights[some] = Vector<Real>{};
       if (some > 0 && j + some >= block.keys) break;
       const i64 at = (j + some) * block.stride;
-      const Vector<Real> s = kPlain ? load(scores + at) * scale : load(scores + at);
-      weights[some] = exponential<Real>(s - shift);
+      weights[some] = weight.of(load(scores + at));
       sum += weights[some];
       if constexpr (!kPlain) {
         if (terms.keep) weights[some] *= load(terms.keep + lane + at);

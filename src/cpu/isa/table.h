@@ -88,6 +88,12 @@ inline void read_all(const char* from, i64 bytes) {
 
 constexpr IsaLoops kLoops = {multiply_adds, nullptr, read_all, kVectorBytes * 8};
 
+constexpr IsaLoops with_products(i64 (*products)(i64)) {
+  IsaLoops loops = kLoops;
+  loops.pair_products = products;
+  return loops;
+}
+
 }  // namespace
 
 }  // namespace fulmen::cpu

@@ -234,6 +234,7 @@ template <class Real>
 // pairs, `first` in the low half and `second` in the high one. What has no instruction for them is
 // for tests.
 typedef Half HalvesOfFloats __attribute__((vector_size(kVectorBytes / 2)));
+typedef Half HalvesOfVector __attribute__((vector_size(kVectorBytes)));
 #if defined(__AVX512BF16__)
 [[gnu::always_inline]] inline FloatVector multiply_add(Vector<u32> a, Vector<u32> b,
                                                        FloatVector c) {
@@ -242,10 +243,20 @@ typedef Half HalvesOfFloats __attribute__((vector_size(kVectorBytes / 2)));
 [[gnu::always_inline]] inline HalvesOfFloats rounded_halves(FloatVector values) {
   return (HalvesOfFloats)_mm512_cvtneps_pbh(values);
 }
-[[gnu::always_inline]] inline Vector<u32> pairs_of(FloatVector first, FloatVector second) {
-  const auto one = (Vector<u32>)_mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh(first));
-  const auto other = (Vector<u32>)_mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh(second));
-  return one | other << 16;
+[[gnu::always_inline]] inline HalvesOfVector rounded_halves(FloatVector first, FloatVector second) {
+  return (HalvesOfVector)_mm512_cvtne2ps_pbh(second, first);
+}
+#elif defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
+[[gnu::always_inline]] inline FloatVector multiply_add(Vector<u32> a, Vector<u32> b,
+                                                       FloatVector c) {
+  return (FloatVector)vbfdotq_f32((float32x4_t)c, (bfloat16x8_t)a, (bfloat16x8_t)b);
+}
+[[gnu::always_inline]] inline HalvesOfFloats rounded_halves(FloatVector values) {
+  return (HalvesOfFloats)vcvt_bf16_f32((float32x4_t)values);
+}
+[[gnu::always_inline]] inline HalvesOfVector rounded_halves(FloatVector first, FloatVector second) {
+  return (HalvesOfVector)vcvtq_high_bf16_f32(vcvtq_low_bf16_f32((float32x4_t)first),
+                                             (float32x4_t)second);
 }
 #else
 [[gnu::always_inline]] inline FloatVector multiply_add(Vector<u32> a, Vector<u32> b,
@@ -260,10 +271,24 @@ typedef Half HalvesOfFloats __attribute__((vector_size(kVectorBytes / 2)));
 [[gnu::always_inline]] inline HalvesOfFloats rounded_halves(FloatVector values) {
   return __builtin_convertvector(rounded_words(values), HalvesOfFloats);
 }
-[[gnu::always_inline]] inline Vector<u32> pairs_of(FloatVector first, FloatVector second) {
-  return rounded_words(first) | rounded_words(second) << 16;
-}
 #endif
+
+// Lanes of the two halves of a vector in turn.
+template <int... kLane>
+[[gnu::always_inline]] inline HalvesOfVector interleaved_halves(
+    HalvesOfVector all, std::integer_sequence<int, kLane...>) {
+  constexpr int kCount = sizeof...(kLane);
+  return __builtin_shufflevector(all, all, (kLane / 2 + kLane % 2 * (kCount / 2))...);
+}
+
+[[gnu::always_inline]] inline Vector<u32> pairs_of(FloatVector first, FloatVector second) {
+#if defined(__AVX512BF16__) || defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
+  return (Vector<u32>)interleaved_halves(rounded_halves(first, second),
+                                         std::make_integer_sequence<int, 2 * kWidth<float>>());
+#else
+  return rounded_words(first) | rounded_words(second) << 16;
+#endif
+}
 
 // Whether any lane of a comparison holds.
 template <class Mask>

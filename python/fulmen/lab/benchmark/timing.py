@@ -5,7 +5,9 @@
 A card's clock follows its power: a kernel timed after a slow one runs faster, by up to 30 %. So all
 sides of a cell are timed in random order, in several rounds, with an idle gap and two warm calls
 before each round (burst), or each from an equally hot card (sustained). The L2 cache is flushed
-before each call. On the CPU sides follow one another in random order.
+before each call. On the CPU threads of a library go on looking for work after its calls, for
+milliseconds, on processors that the next side needs: there too an idle gap and a warm call precede
+each side's round.
 """
 
 from __future__ import annotations
@@ -72,18 +74,27 @@ class CpuTimer(Timer):
     """Wall time on the CPU."""
 
     def burst(self, calls: dict[str, Call]) -> dict[str, Times]:
-        """Each side once a round, in random order, after a round that warms it up."""
-        found = {name: Times() for name in calls}
+        """Each side in random order: an idle gap, a call that wakes its threads, the timed ones."""
+        counts = {}
         for name, call in calls.items():
             self.tell(f"{name}, warming up")
             call()
+            one = self._seconds(call)
+            counts[name] = max(1, min(MOST_CALLS, int(VISIT_SECONDS / max(one, 1e-6)) | 1))
+        found = {name: Times() for name in calls}
         for name in self._turns(calls):
-            start = time.perf_counter()
+            time.sleep(IDLE_SECONDS)
             calls[name]()
-            seconds = time.perf_counter() - start
-            found[name].medians.append(seconds)
-            found[name].every.append(seconds)
+            seconds = [self._seconds(calls[name]) for _ in range(counts[name])]
+            found[name].medians.append(statistics.median(seconds))
+            found[name].every += seconds
         return found
+
+    @staticmethod
+    def _seconds(call: Call) -> float:
+        start = time.perf_counter()
+        call()
+        return time.perf_counter() - start
 
     def peak(self, call: Call) -> tuple[Any, int | None]:
         """The result of a call, and the most that NumPy held at once beside what it had.
