@@ -14,8 +14,8 @@
 
 #include "cpu/backend.h"
 #include "cpu/key_rows.h"
-#include "cpu/merged_rows.h"
 #include "cpu/pair_terms.h"
+#include "cpu/row_results.h"
 #include "cpu/rows.h"
 #include "cpu/thread_pool.h"
 #include "plan/tiled_workspace.h"
@@ -205,27 +205,15 @@ class Split {
                  });
     const Tensor& tensor = problem_.arrays[array];
     const i64 size = size_bytes(tensor.dtype);
+    const bool widens = tensor.dtype != kDTypeOf<Real> && !pairs_;
+    const bool has_few_rows = rows_ <= (widens ? 1 : 4);
     return {.rows = scratch_.key_rows,
             .dtype = tensor.dtype,
             .count = listed,
             .row_bytes = tensor.shape[3] * size,
             .heads = kv_heads.size(),
             .head_bytes = tensor.strides[1] * size,
-            .at_once = keys_at_once(tensor, kv_heads)};
-  }
-
-  // One head, behind each other: a third of a first cache. Inside a token: a vector of keys, or
-  // where a core has arithmetic to spare half of one, since tokens that are a multiple of 4 KiB
-  // apart share few sets of a first cache, which hold 8 to 12 of them.
-  i64 keys_at_once(const Tensor& tensor, Interval kv_heads) const {
-    constexpr i64 kVector = 16;
-    constexpr i64 kBytes = 16384;
-    const i64 row_bytes = tensor.shape[3] * size_bytes(tensor.dtype);
-    if (kv_heads.size() == 1)
-      return max(kBytes / max<i64>(1, row_bytes) / kVector, i64{1}) * kVector;
-    const bool widens = tensor.dtype != kDTypeOf<Real> && !pairs_;
-    const i64 few_rows = widens ? 1 : 4;
-    return rows_ <= few_rows ? kVector / 2 : kVector;
+            .at_once = keys_at_once(kv_heads.size(), tensor.shape[3] * size, has_few_rows)};
   }
 
   // Scores or weights, times what the elements of quantised keys or values are multiplied by.
