@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -54,12 +55,23 @@ def digest_of_kernels(root: Path) -> str:
     return digest.hexdigest()
 
 
+MOST_NAMED = 5
+
+
+def listed(failures: list[dict[str, Any]]) -> str:
+    """Failures by name; many of them by what they say."""
+    if len(failures) <= MOST_NAMED:
+        return ", ".join(f"`{x['case']}` ({x['implementation']})" for x in failures)
+    counts = Counter(str(x["message"]) for x in failures)
+    return ", ".join(f"{count} x `{message}`" for message, count in counts.most_common())
+
+
 def sentence(name: str, language: str) -> str:
     """What a record says, for readers."""
     record, words = read(name), WORDS[language]
     wrong = [x for x in record["failures"] if not x["message"].startswith("OutOfMemoryError")]
     crowded = len(record["failures"]) - len(wrong)
-    failures = ", ".join(f"`{x['case']}` ({x['implementation']})" for x in wrong)
+    failures = listed(wrong)
     cases = words["all"] if record["cases"] == "all" else " ".join(record["cases"])
     if record["not_run"]:
         cases += words["left"].format(not_run=record["not_run"])

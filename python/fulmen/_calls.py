@@ -279,11 +279,12 @@ def _launch(
         next(iter(made.values())).__dlpack__(stream=stream)
 
     from_dlpack = sys.modules["jax"].dlpack.from_dlpack
-    for index in results:
-        if arrays[index] is not None:
+    asked = arrays[results.start : results.stop]  # trailing ones may be left out
+    for index, memory in enumerate(asked):
+        if memory is not None:
             enqueue = behind_first if made else first
-            made[index] = from_dlpack(_JaxResult(arrays[index], enqueue))
-    return tuple(made.get(index) for index in results)
+            made[index] = from_dlpack(_JaxResult(memory, enqueue))
+    return tuple(made.get(index) for index in range(len(asked)))
 
 
 def check_out(out: Array, out_dtype: Any, name: str = "out") -> None:

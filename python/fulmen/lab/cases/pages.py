@@ -114,7 +114,9 @@ def table_of(case: Case, pages: list[Array], rng: np.random.Generator) -> dict[s
             "page_table": np.concatenate(entries).astype(case.offsets),
             "page_indptr": counts.astype(case.offsets),
         }
-    width = max(-(-case.kv_rows // case.page_size), 1) + int(rng.integers(0, 3))
+    # As wide wherever pages lie: the width bounds the keys, and plans go by bounds.
+    spare_width = np.random.default_rng([case.page_size, *case.kv_lengths]).integers(0, 3)
+    width = max(-(-case.kv_rows // case.page_size), 1) + int(spare_width)
     table = garbage(rng, (len(pages), width), case.offsets)
     for row, ids in zip(table, pages):
         row[: len(ids)] = ids
