@@ -184,7 +184,8 @@ void add_launches(const Problem& problem, const Gpu& gpu, BackwardSm90Plan& plan
       {backward_preprocess_spec(configs.preprocess),
        i64{gpu.num_multiprocessors} * BackwardPreprocessConfig::kBlocksPerMultiprocessor});
   const auto add = [&](KernelSpec spec, i64 num_blocks, unsigned cluster_size = 1) {
-    const i64 most = gpu.num_multiprocessors / cluster_size * cluster_size;
+    const i64 cluster = cluster_size;
+    const i64 most = gpu.num_multiprocessors / cluster * cluster;
     launches.push_back({std::move(spec), min<i64>(num_blocks * cluster_size, most), cluster_size});
     launches.back().overlap_previous = true;
   };
