@@ -276,7 +276,8 @@ class _Call(NamedTuple):
         return dict(zip(made, found))
 
     def forward(self, smooth: Any, fixed: Any, sums: str) -> dict[str, Array]:
-        q, v = smooth["q"], smooth["v"]
+        arrays = {**smooth, **fixed}
+        q, v = arrays["q"], arrays["v"]
         dtype = q.dtype if self.out_dtype is None else jnp.dtype(self.out_dtype)
         wide = jnp.float64 if q.dtype == jnp.float64 else jnp.float32
         rows = self.settings.layout.lse_shape(q.shape)
@@ -286,7 +287,7 @@ class _Call(NamedTuple):
         }
         if sums == "stats":
             made["stats"] = jax.ShapeDtypeStruct((*rows, 2), wide)
-        return self.run("forward", {**smooth, **fixed}, made)
+        return self.run("forward", arrays, made)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -297,8 +298,9 @@ def _attend(call: _Call, smooth: dict[str, Array], fixed: dict[str, Array]) -> A
 
 def _attend_forward(call: _Call, smooth: Any, fixed: Any) -> Any:
     said = next((f"{name} is given" for name in schema().forward_only if name in fixed), None)
-    if smooth["k"].dtype.name in schema().quantised:
-        said = f"k has dtype {smooth['k'].dtype}"
+    k = {**smooth, **fixed}["k"]
+    if k.dtype.name in schema().quantised:
+        said = f"k has dtype {k.dtype}"
     if said is not None:
         raise UnsupportedError(
             f"{said} and a gradient is asked for: such calls have no backward pass; "

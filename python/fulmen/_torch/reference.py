@@ -88,7 +88,8 @@ def drop_factors(dropout_p: float, rng: Tensor, where: Geometry, heads: int) -> 
 
 # What can be differentiated, by name, axes (batch, head, row, dim); what is behind v may be None.
 _of_names: Any = namedtuple  # whose names are known in the run
-Leaves = _of_names("Leaves", schema().differentiable_inputs)
+_leaf_names = schema().differentiable_inputs
+Leaves = _of_names("Leaves", _leaf_names, defaults=(None,) * (len(_leaf_names) - 3))
 # Tensor arguments of an operator: the inputs of a call by name; all behind v may be None.
 Arrays = _of_names("Arrays", schema().inputs, defaults=(None,) * (len(schema().inputs) - 3))
 

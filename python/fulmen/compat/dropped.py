@@ -59,7 +59,7 @@ def dropped_probabilities(q: Tensor, k: Tensor, options: dict[str, Any]) -> Tens
     arrays = Arrays(q, k, k, alibi_slopes=options["alibi_slopes"], **lengths)
     batch, heads, rows, dim = q.shape
     where = geometry_of(arrays, meaning, batch, rows, k.shape[2], slice(0, rows))
-    S = scores_of_rows(Leaves(q, k, None, None, None), q, meaning, arrays, where)
+    S = scores_of_rows(Leaves(q, k, None), q, meaning, arrays, where)
     tile = block_keys(q.device, dim, True, options["causal"])
     maxima = torch.stack([x.amax(-1) for x in S.split(tile, -1)], -1)
     running = maxima.flip(-1).cummax(-1).values.flip(-1)
