@@ -86,6 +86,28 @@ struct CaptureTile {
   bool is_full;
 };
 
+// Whose turn it is to add to an array: tasks in order, and in a task the derivatives that read it.
+struct CaptureTurn {
+  size_t order;  // number of the first of these derivatives
+  i64 position;
+
+  CaptureTurn(const Problem& problem, size_t number, i64 task) {
+    const std::vector<Derivative>& derivatives = problem.program->derivatives;
+    const auto array_of = [&](size_t each) {
+      return problem.program->step(derivatives[each].read).index;
+    };
+    i64 before = 0, all = 0;
+    order = number;
+    for (size_t each = 0; each < derivatives.size(); ++each) {
+      if (array_of(each) != array_of(number)) continue;
+      if (each < order) order = each;
+      before += each < number;
+      ++all;
+    }
+    position = task * all + before;
+  }
+};
+
 CaptureTile tile_of(const Problem& problem, const TileSizes& sizes, const i64* first, i64 task) {
   const i64 index = sequence_of(first, problem.num_sequences, task);
   const SequenceShape shape = problem.sequence(index).shape;
@@ -150,9 +172,10 @@ void add_captures_tile(const Problem& problem, const TileSizes& sizes,
       multiply_by(scratch.dS, tile.addend(), terms);
       reduce(terms, read.on);
     }
-    await_order(shared.captures_order[number], task);
+    const CaptureTurn turn(problem, number, task);
+    await_order(shared.captures_order[turn.order], turn.position);
     if (at.is_visible) scatter(terms, sums);
-    advance_order(shared.captures_order[number], task + 1);
+    advance_order(shared.captures_order[turn.order], turn.position + 1);
   }
 }
 
