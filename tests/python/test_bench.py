@@ -163,9 +163,12 @@ def test_the_naive_way_is_right_too() -> None:
 
 def test_sides_take_turns_in_random_order(monkeypatch: pytest.MonkeyPatch) -> None:
     order: list[str] = []
+    monkeypatch.setattr(timing.time, "sleep", lambda seconds: order.append("|"))
     timer = timing.CpuTimer(20)
     found = timer.burst({name: (lambda name=name: order.append(name)) for name in "abc"})
-    rounds = ["".join(order[i : i + 3]) for i in range(3, len(order), 3)]
+    visits = "".join(order).split("|")[1:]  # each after an idle gap, with a call that warms up
+    assert all(len(visit) > 1 and set(visit) == {visit[0]} for visit in visits)
+    rounds = ["".join(visit[0] for visit in visits[i : i + 3]) for i in range(0, len(visits), 3)]
     assert all(sorted(names) == ["a", "b", "c"] for names in rounds)
     assert len(set(rounds)) > 2
     assert {len(times.medians) for times in found.values()} == {20}
