@@ -115,6 +115,30 @@ Request with_bytes(RandomProblem& random, const Request& given, DType dtype, boo
 
 constexpr u64 kStamp = 0x5eed00000000;
 
+// What the blocks of a grid write, of which each waits for others' parts.
+emulator::GlobalMemory written_by(const Problem& problem, std::vector<float>& parts) {
+  std::vector<emulator::GlobalArray> arrays;
+  const auto add = [&arrays](const char* name, const void* data, i64 element_bytes, auto& extents,
+                             auto& strides) {
+    emulator::GlobalArray array{name, data, element_bytes};
+    std::copy_n(extents, 4, array.extents.begin());
+    std::copy_n(strides, 4, array.strides.begin());
+    array.writable = true;
+    array.initialised = false;
+    arrays.push_back(array);
+  };
+  for (const Array output : {Array::kO, Array::kLse, Array::kStats}) {
+    const Tensor& tensor = problem.arrays[output];
+    if (tensor.present()) {
+      add(name(output), tensor.data, size_bytes(tensor.dtype), tensor.shape, tensor.strides);
+    }
+  }
+  const i64 extents[] = {1, 1, 1, static_cast<i64>(parts.size())}, strides[] = {0, 0, 0, 1};
+  add("parts", parts.data(), 4, extents, strides);
+  return emulator::GlobalMemory(arrays);
+}
+
+// Of odd seeds all blocks run at the same time, else one after the other.
 template <DecodeSm80Config kConfig>
 void decode(const Problem& problem, i32 workers, u32 seed, bool check = true,
             FaultBytes* faults = nullptr) {
@@ -138,19 +162,12 @@ void decode(const Problem& problem, i32 workers, u32 seed, bool check = true,
                                 counters.data(),
                                 reinterpret_cast<float*>(first),
                                 score_unit(kConfig, problem.score_map.scale)};
-  emulator::GlobalMemory memory(
-      {{.name = "parts",
-        .data = params.parts,
-        .element_bytes = 4,
-        .extents = {1, 1, 1, static_cast<i64>(num_parts) * kConfig.part_floats()},
-        .strides = {0, 0, 0, 1},
-        .writable = true,
-        .initialised = false}});
+  emulator::GlobalMemory memory = written_by(problem, parts);
   emulator::launch({.blocks = grid,
                     .threads = kConfig.threads(),
                     .shared_bytes = kConfig.shared_bytes(),
                     .seed = seed,
-                    .together = true,
+                    .together = seed % 2 == 1,
                     .kernel = "decode_sm80",
                     .check = check,
                     .memory = check ? &memory : nullptr,
@@ -168,6 +185,23 @@ void expect_rounded(const Request& actual, const Request& expected, u32 seed) {
   EXPECT_LE(difference.largest, allowed * max(difference.magnitude, 1.0))
       << "seed " << seed << ", o" << difference.place;
   expect_close(actual, expected, {Array::kLse}, seed);
+}
+
+// The maximum of a row covers every score, and with the sum gives the row's lse.
+void expect_statistics(const Request& actual, const Request& expected) {
+  RandomProblem::for_each(expected.arrays[Array::kLse], [&](const i64* at) {
+    const auto statistic = [&](const Request& request, i64 which) {
+      const i64 place[kMaxRank] = {at[0], at[1], at[2], which};
+      return load_real(RandomProblem::address(request.arrays[Array::kStats], place),
+                       DType::kFloat32);
+    };
+    const double lse =
+        load_real(RandomProblem::address(expected.arrays[Array::kLse], at), DType::kFloat32);
+    const double largest = statistic(expected, 0);
+    EXPECT_GE(statistic(actual, 0), largest - 1e-5 * std::abs(largest));
+    const double found = statistic(actual, 0) + std::log(statistic(actual, 1));
+    EXPECT_TRUE(found == lse || std::abs(found - lse) <= 1e-5 * max(std::abs(lse), 1.0));
+  });
 }
 
 template <DecodeSm80Config kConfig>
@@ -218,6 +252,11 @@ constexpr DecodeSm80Config kPaged = [] {
 constexpr DecodeSm80Config kPagedByLength = [] {
   DecodeSm80Config config = kPaged;
   config.ragged = false;
+  return config;
+}();
+constexpr DecodeSm80Config kPagedWhole = [] {
+  DecodeSm80Config config = kPagedByLength;
+  config.score.mask_kind = MaskKind::kNone;
   return config;
 }();
 constexpr DecodeSm80Config kPagedInOneStage = [] {
@@ -411,7 +450,11 @@ TEST(DecodeSm80, OptionsOfSixtyFourRows) {
     arrays[Array::kAlibiSlopes] = aligned_array(random, DType::kFloat32, {2, 4});
     random.fill_normal(arrays[Array::kAlibiSlopes], 0.1);
     arrays[Array::kStats] = aligned_array(random, DType::kFloat32, {2, 4, rows, 2});
-    expect_oracle<kSixtyFour>(random, request, 2, 1);
+    cpu::scalar_forward(validate(request, Pointers::kChecked));
+    const Request actual = with_own_outputs(random, request);
+    decode<kSixtyFour>(validate(actual, Pointers::kChecked), 2, 1);
+    expect_rounded(actual, request, 1);
+    expect_statistics(actual, request);
   }
 }
 
@@ -619,6 +662,30 @@ TEST(DecodeSm80, PagesThatDoNotExist) {
   }
 }
 
+// Where rows see all keys of their request it is empty, and no other, whatever is copied to the
+// same place behind it.
+TEST(DecodeSm80, APageThatDoesNotExistIsNoOtherRequests) {
+  for (const i32 workers : {1, 3}) {
+    RandomProblem random(8);
+    const DecodeShape shape{3, 2, 4, 1, 1};
+    Request request = decode_request(random, DType::kBFloat16, shape);
+    Pools pools(random, 8, {90, 40, 100});
+    pools.put_into(random, request, DType::kBFloat16, shape);
+    Request expected = request;
+    static_cast<i32*>(expected.arrays[Array::kKvLengths].data)[0] = 0;
+    cpu::scalar_forward(validate(expected, Pointers::kChecked));
+    static_cast<i32*>(expected.arrays[Array::kKvLengths].data)[0] = 90;
+    std::vector<i64> table = pools.table;
+    table[3] = -1;
+    request.arrays[Array::kPageTable].data = random.indices(DType::kInt32, table).data;
+    const Request actual = with_own_outputs(random, request);
+    FaultBytes faults{};
+    decode<kPagedWhole>(validate(actual, Pointers::kChecked), workers, 1, true, &faults);
+    EXPECT_EQ(faults.bits(), u32{kFaultPages});
+    expect_rounded(actual, expected, 1);
+  }
+}
+
 // Entries that no request can have: it is empty, and the host is told.
 TEST(DecodeSm80, EntriesOutOfRange) {
   struct Entry {
@@ -653,6 +720,34 @@ TEST(DecodeSm80, EntriesOutOfRange) {
     EXPECT_EQ(faults.bits(), entry.fault);
     expect_rounded(actual, empty, 1);
   }
+}
+
+// The same where lengths are all that there is.
+TEST(DecodeSm80, LengthsOutOfRange) {
+  for (const i64 length : {i64{-1}, i64{41}, i64{1} << 40}) {
+    RandomProblem random(6);
+    Request request = decode_request(random, DType::kBFloat16, {3, 1, 4, 1, 40});
+    Tensor& lengths = request.arrays[Array::kKvLengths];
+    lengths = random.indices(DType::kInt64, {40, 0, 17});
+    cpu::scalar_forward(validate(request, Pointers::kChecked));
+    static_cast<i64*>(lengths.data)[1] = length;
+    const Request actual = with_own_outputs(random, request);
+    FaultBytes faults{};
+    decode<kPadded>(validate(actual, Pointers::kChecked), 2, 1, true, &faults);
+    EXPECT_EQ(faults.bits(), u32{kFaultKvLengths});
+    expect_rounded(actual, request, 1);
+  }
+}
+
+// More sequences than a block has threads to count them, some without keys.
+TEST(DecodeSm80, MoreSequencesThanThreads) {
+  RandomProblem random(8);
+  Request request = decode_request(random, DType::kBFloat16, {150, 1, 2, 1, 40});
+  std::vector<i64> lengths(150);
+  for (i64& length : lengths) length = random.chance(0.2) ? 0 : random.number(1, 40);
+  request.arrays[Array::kKvLengths] = random.indices(DType::kInt32, lengths);
+  static_assert(kPadded.threads() < 75);
+  expect_oracle<kPadded>(random, request, 7, 1);
 }
 
 // A position beyond 32 bits counts as the nearest inside.
@@ -755,6 +850,10 @@ TEST(DecodeSm80, LengthsOfBytes) {
         random, with_bytes(random, wide, kE4M3, true), 1 + static_cast<i32>(length % 9), 1);
     expect_oracle<of_bytes(kPadded, kBF16, kInt8, false)>(
         random, with_bytes(random, wide, kInt8, false), 3, 1);
+    if (length % 2 != 0) continue;
+    Request of_keys = with_bytes(random, wide, kE4M3, true);
+    of_keys.arrays[Array::kVScale] = {};
+    expect_oracle<of_bytes(kPadded, kBF16, kE4M3, true)>(random, of_keys, 2, 1);
   }
 }
 

@@ -41,6 +41,13 @@ constexpr ForwardSm80Config config_of_one_buffer() {
   return config;
 }
 
+// Blocks of their own for the first 32 dims of V and for those behind.
+constexpr ForwardSm80Config config_of_parts() {
+  ForwardSm80Config config = config_over_caches<true>();
+  config.d_v = 32;
+  return config;
+}
+
 void expect_agreement(const Request& actual, const Request& expected, const std::string& what) {
   const Difference o = compare(actual.arrays[Array::kO], expected.arrays[Array::kO]);
   EXPECT_LE(o.largest, 2 * tolerance(DType::kBFloat16, DType::kBFloat16) * max(o.magnitude, 1.0))
@@ -122,6 +129,7 @@ TEST(ForwardSm80OverCaches, PagesOfVectorsAgreeWithTheOracle) {
       const Request request = request_of(random, page_rows, length);
       expect_agreement<config_over_caches<true>()>(random, request, 2, what);
       expect_agreement<config_of_one_buffer()>(random, request, 2, what);
+      if (page_rows == 16) expect_agreement<config_of_parts()>(random, request, 2, what);
     }
   }
 }
