@@ -59,6 +59,13 @@ std::vector<SourceFile> reachable_sources(const std::vector<SourceFile>& files,
   return reached;
 }
 
+// Turing holds 1,024 threads on a multiprocessor, every later one at least 1,536.
+static std::string min_blocks_text(const KernelSpec& spec) {
+  const int most_on_turing = std::max(1, 1024 / spec.num_threads);
+  if (spec.min_blocks <= most_on_turing) return sentence(spec.min_blocks);
+  return sentence("__CUDA_ARCH__ == 750 ? ", most_on_turing, " : ", spec.min_blocks);
+}
+
 std::string wrapper_text(const KernelSpec& spec) {
   std::string fields;
   for (const ConfigField& field : spec.config) {
@@ -75,8 +82,8 @@ std::string wrapper_text(const KernelSpec& spec) {
                   ") == ", spec.params_bytes,
                   ", \"host and device disagree on the parameters\");\n", shared_assert,
                   "\nextern \"C\" __global__ void __launch_bounds__(", spec.num_threads, ", ",
-                  spec.min_blocks, ")\n", kEntryName, "(const __grid_constant__ ", spec.params_type,
-                  " params) {\n  ", spec.function, "<kConfig>(params);\n}\n");
+                  min_blocks_text(spec), ")\n", kEntryName, "(const __grid_constant__ ",
+                  spec.params_type, " params) {\n  ", spec.function, "<kConfig>(params);\n}\n");
 }
 
 namespace {

@@ -35,6 +35,24 @@ TEST(Faults, LengthsNegativeOrBeyondTheRows) {
   EXPECT_EQ(axis_faults({true, true, 2, 7, 6}, 10, 1, 4), 4u);
 }
 
+// A tree mask has bits for 64 rows: a request of more is empty.
+TEST(Faults, MoreRowsThanATreeHasBitsOf) {
+  CacheLayout layout{};
+  layout.has_tree = true;
+  const CacheEntry keys{{false, false, 0, 0, 0}, 0, 0, 0};
+  for (const i64 rows : {64, 65}) {
+    const bool is_more = rows > 64;
+    for (const bool has_length : {false, true}) {
+      const AxisEntry q{false, has_length, 0, 0, rows};
+      const CacheSequence found = cache_sequence_of(layout, q, rows, keys, 100, 0, 0, true, true);
+      EXPECT_EQ(found.shape.q_len, is_more ? 0 : rows);
+      EXPECT_EQ(found.shape.kv_len, 100);
+      const u32 fault = has_length ? kFaultQLengths : kFaultQOffsets;
+      EXPECT_EQ(found.faults, is_more ? fault : 0u);
+    }
+  }
+}
+
 // Numbers and offsets stay where the kernel finds them: on the host, in this process.
 TEST(Faults, TheBytesCollectWhatEveryThreadFinds) {
   i32 q_lengths[3] = {4, -1, 2};
