@@ -86,12 +86,12 @@ struct CaptureTile {
   bool is_full;
 };
 
-// Whose turn it is to add to an array: tasks in order, and in a task the derivatives that read it.
-struct CaptureTurn {
+// When an addition to an array comes: tasks in order, and in a task the derivatives that read it.
+struct CapturePlace {
   size_t order;  // number of the first of these derivatives
   i64 position;
 
-  CaptureTurn(const Problem& problem, size_t number, i64 task) {
+  CapturePlace(const Problem& problem, size_t number, i64 task) {
     const std::vector<Derivative>& derivatives = problem.program->derivatives;
     const auto array_of = [&](size_t each) {
       return problem.program->step(derivatives[each].read).index;
@@ -172,10 +172,10 @@ void add_captures_tile(const Problem& problem, const TileSizes& sizes,
       multiply_by(scratch.dS, tile.addend(), terms);
       reduce(terms, read.on);
     }
-    const CaptureTurn turn(problem, number, task);
-    await_order(shared.captures_order[turn.order], turn.position);
+    const CapturePlace place(problem, number, task);
+    await_order(shared.captures_order[place.order], place.position);
     if (at.is_visible) scatter(terms, sums);
-    advance_order(shared.captures_order[turn.order], turn.position + 1);
+    advance_order(shared.captures_order[place.order], place.position + 1);
   }
 }
 
