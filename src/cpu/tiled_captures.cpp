@@ -87,11 +87,11 @@ struct CaptureTile {
 };
 
 // When an addition to an array comes: tasks in order, and in a task the derivatives that read it.
-struct CapturePlace {
+struct CapturePosition {
   size_t order;  // number of the first of these derivatives
   i64 position;
 
-  CapturePlace(const Problem& problem, size_t number, i64 task) {
+  CapturePosition(const Problem& problem, size_t number, i64 task) {
     const std::vector<Derivative>& derivatives = problem.program->derivatives;
     const auto array_of = [&](size_t each) {
       return problem.program->step(derivatives[each].read).index;
@@ -172,7 +172,7 @@ void add_captures_tile(const Problem& problem, const TileSizes& sizes,
       multiply_by(scratch.dS, tile.addend(), terms);
       reduce(terms, read.on);
     }
-    const CapturePlace place(problem, number, task);
+    const CapturePosition place(problem, number, task);
     await_order(shared.captures_order[place.order], place.position);
     if (at.is_visible) scatter(terms, sums);
     advance_order(shared.captures_order[place.order], place.position + 1);
