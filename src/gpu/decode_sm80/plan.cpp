@@ -50,13 +50,6 @@ i32 rounded_up(i64 dim, i64 unit) {
   return static_cast<i32>(unit * max<i64>(ceil_div(dim, unit), 1));
 }
 
-// Whether more than kv_lengths and page_table says where sequences are.
-bool is_ragged(const Problem& problem) {
-  return problem.packed.q || problem.packed.kv || !problem.has(Array::kKvLengths) ||
-         problem.has(Array::kQLengths) || problem.has(Array::kKvStart) ||
-         problem.has(Array::kPageIndptr);
-}
-
 // Upper bound of the chunks of so many keys, over all heads.
 i64 num_chunks(const Problem& problem, i64 keys) {
   return ceil_div(problem.max_kv, keys) * problem.num_sequences * problem.heads_kv;
@@ -270,6 +263,12 @@ class DecodeSm80Plan final : public GpuPlan {
 
 }  // namespace
 
+bool is_ragged(const Problem& problem) {
+  return problem.packed.q || problem.packed.kv || !problem.has(Array::kKvLengths) ||
+         problem.has(Array::kQLengths) || problem.has(Array::kKvStart) ||
+         problem.has(Array::kPageIndptr);
+}
+
 bool has_aligned_o(const Problem& problem) {
   const Tensor& o = problem.arrays[Array::kO];
   const i64 unit = 16 / size_bytes(o.dtype);
@@ -293,9 +292,8 @@ DecodeSm80Config decode_sm80_config(const Problem& problem, const Gpu& gpu) {
   config.paged = problem.is_paged();
   config.placed = problem.has(Array::kPositions);
   config.tree = problem.has(Array::kTree);
-  const bool is_last_row = problem.max_q == 1 && !config.placed && !problem.has(Array::kQLengths) &&
-                           !problem.packed.q && problem.alignment == Alignment::kBottomRight;
-  if (is_last_row && problem.mask.is_at_most_causal()) config.score.mask_kind = MaskKind::kNone;
+  if (is_last_row(problem) && problem.mask.is_at_most_causal())
+    config.score.mask_kind = MaskKind::kNone;
   config.converts = config.quantised == DType::kFloat8E4M3 && gpu.compute_capability >= 89;
   config.one_query = problem.max_q == 1 && !problem.packed.q;
   config.score.negative_scale = !(problem.score_map.scale > kSmallestScale);

@@ -25,6 +25,15 @@ PlanOrRefusal plan_decode_sm80(const Problem& problem, const Gpu& gpu);
 std::unique_ptr<GpuPlan> plan_decode_beside(const Problem& problem, const Gpu& gpu,
                                             int multiprocessors);
 
+// Whether more than kv_lengths and page_table says where sequences are.
+bool is_ragged(const Problem& problem);
+
+// Whether a sequence has one query row, level with its last key: causal hides nothing of it.
+inline bool is_last_row(const Problem& problem) {
+  return problem.max_q == 1 && !problem.has(Array::kPositions) && !problem.has(Array::kQLengths) &&
+         !problem.packed.q && problem.alignment == Alignment::kBottomRight;
+}
+
 // Whether rows of o are 16-byte vectors.
 bool has_aligned_o(const Problem& problem);
 

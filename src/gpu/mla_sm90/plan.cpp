@@ -121,14 +121,10 @@ MlaSm90Config mla_sm90_config(const Problem& problem) {
   schedule.score = score_options_of(problem);
   schedule.score.sinks = false;  // looked up when kernels run
   schedule.score.varlen |= problem.has_caches();
-  schedule.ragged =
-      schedule.score.varlen && (problem.packed.q || problem.packed.kv ||
-                                !problem.has(Array::kKvLengths) || problem.has(Array::kQLengths) ||
-                                problem.has(Array::kKvStart) || problem.has(Array::kPageIndptr));
+  schedule.ragged = schedule.score.varlen && is_ragged(problem);
   schedule.paged = problem.is_paged();
-  const bool is_last_row = problem.max_q == 1 && !problem.has(Array::kQLengths) &&
-                           !problem.packed.q && problem.alignment == Alignment::kBottomRight;
-  if (is_last_row && problem.mask.is_at_most_causal()) schedule.score.mask_kind = MaskKind::kNone;
+  if (is_last_row(problem) && problem.mask.is_at_most_causal())
+    schedule.score.mask_kind = MaskKind::kNone;
   return config;
 }
 
