@@ -225,6 +225,9 @@ typedef struct fulmen_problem {
   double scalar5;
   double scalar6;
   double scalar7;
+
+  /* sparse attention */
+  int32_t slots; /* 1: page_table holds the slot of each key; 0 (default): pages */
 } fulmen_problem;
 
 /* All options at their defaults. _sized: for other languages, which say how large a struct they
@@ -256,6 +259,11 @@ static inline void fulmen_problem_init(fulmen_problem* problem) {
  * cu_q (cu_kv is left out): chunks of prompts and single new tokens in one call. bias, mask and
  * kv_ids have a column for each key, at least as many as a request may have: max_kv, or what the
  * table holds.
+ *
+ * Sparse attention: with the option slots, page_table holds rows of the pools instead of pages, one
+ * for each key: key j of request b is slot page_table[b, j] = page * page_size + row, in any order,
+ * and where that is -1 the key is hidden. A request is then one query row with the keys that were
+ * chosen for it: rows of the same request are batch entries of q_row 1 beside the same pools.
  *
  * kv_start, with and without pages: left padding. Keys below it are hidden, and a request is its
  * keys from there on: key kv_start[b] stands at position 0, shift = kv_len - kv_start - q_len, and
@@ -652,7 +660,7 @@ enum {
   FULMEN_FAULT_Q_LENGTHS = 4,
   FULMEN_FAULT_KV_LENGTHS = 8,
   FULMEN_FAULT_RNG = 16,       /* an rng offset outside 32 bits */
-  FULMEN_FAULT_PAGES = 32,     /* an id in page_table that names no page of k and v */
+  FULMEN_FAULT_PAGES = 32,     /* an id in page_table that names no page or slot of k and v */
   FULMEN_FAULT_SLOTS = 64,     /* a slot of an append outside the cache or the request's pages */
   FULMEN_FAULT_POSITIONS = 128 /* a position outside the tables of a rotary embedding, or of a query
                                   row outside 32 bits: that counts as the nearest inside */

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from . import errors, masks
     from .ahead import cache_clear, compile_bundle, load_bundle, warmup
     from .appending import append_kv, rotary, rotary_tables
-    from .caches import attention_mla, attention_paged
+    from .caches import attention_paged
     from .errors import (
         ArgumentError,
         CompileError,
@@ -48,6 +48,7 @@ if TYPE_CHECKING:
         explain,
         gpu_info,
     )
+    from .latent import MlaForm, attention_mla, mla_form
     from .merging import merge
     from .planning import Plan, plan
 
@@ -63,6 +64,7 @@ __all__ = [
     "Forward",
     "Gradients",
     "LibraryNotFound",
+    "MlaForm",
     "OutOfMemoryError",
     "Plan",
     "Score",
@@ -87,6 +89,7 @@ __all__ = [
     "load_bundle",
     "masks",
     "merge",
+    "mla_form",
     "plan",
     "rotary",
     "rotary_tables",
@@ -97,7 +100,7 @@ __all__ = [
 _MODULES = {
     "appending": "append_kv rotary rotary_tables",
     "ahead": "cache_clear compile_bundle load_bundle warmup",
-    "caches": "attention_mla attention_paged",
+    "caches": "attention_paged",
     "errors": (
         "ArgumentError CompileError DTypeError DeviceError Error LibraryNotFound OutOfMemoryError "
         "ShapeError UnsupportedError"
@@ -107,6 +110,7 @@ _MODULES = {
         "Forward Gradients attention attention_backward attention_forward attention_varlen"
     ),
     "inspection": "Explanation build_info dense_mask device_faults explain gpu_info",
+    "latent": "MlaForm attention_mla mla_form",
     "merging": "merge",
     "planning": "Plan plan",
 }

@@ -32,10 +32,10 @@ from ._jax_sharding import Split, split_over_devices
 from ._jax_targets import targets
 from ._library import expression_number, schema
 from .array_types import dtype_name
-from .caches import cache_keywords
 from .errors import ArgumentError, DTypeError, UnsupportedError, printable, shown
 from .keywords import JaxOptions, JaxPagedOptions, Placement, takes
 from .options import Settings, check_keywords, philox, settings_of
+from .page_tables import cache_keywords
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

@@ -43,6 +43,7 @@ class CommonOptions(TypedDict, total=False):
     deterministic: Annotated[bool, False]
     batch_invariant: Annotated[bool, False]
     precision: Annotated[str, "float32"]
+    slots: Annotated[bool, False]
     k_scale: Annotated[float | Array | None, None]
     v_scale: Annotated[float | Array | None, None]
 

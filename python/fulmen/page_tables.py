@@ -35,6 +35,33 @@ class AppendArrays(NamedTuple):
     v_scale: Array = None
 
 
+def cache_keywords(
+    page_table: Any,
+    kv_lengths: Array,
+    cu_q: Array,
+    positions: Array,
+    batch_index: Array,
+    kv_start: Array,
+) -> dict[str, Any]:
+    """The keywords of `fulmen.attention` that the arguments of `attention_paged` stand for.
+
+    Raises:
+        ArgumentError: kv_lengths is missing, or there are two tables, or none for packed queries.
+    """
+    if kv_lengths is None:
+        raise ArgumentError("kv_lengths is None; the keys of each request, (batch,), are needed")
+    found = {"kv_lengths": kv_lengths, **table_keywords(page_table, batch_index)}
+    if cu_q is not None and "page_table" not in found:
+        raise ArgumentError(
+            "cu_q is given without a table of pages; give page_table, or batch_index= for "
+            "contiguous caches"
+        )
+    for name, x in (("cu_q", cu_q), ("positions", positions), ("kv_start", kv_start)):
+        if x is not None:
+            found[name] = x
+    return found
+
+
 def table_keywords(page_table: Any, batch_index: Array) -> dict[str, Any]:
     """page_table, and page_indptr beside it, from what stands for them; empty: there is no table.
 

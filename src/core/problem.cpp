@@ -176,9 +176,10 @@ Array Problem::cache_array() const {
 
 CacheLayout Problem::cache_layout() const {
   return {.paged = is_paged(),
-          .page_rows = page_rows,
+          .page_rows = entry_keys(),
           .table_pages = arrays[Array::kPageTable].shape[3],
-          .has_tree = has(Array::kTree)};
+          .has_tree = has(Array::kTree),
+          .slot_rows = slots ? static_cast<u32>(page_rows) : 0};
 }
 
 CacheSequence Problem::sequence(i64 index) const {
@@ -224,7 +225,15 @@ bool Problem::sees(const CacheSequence& sequence, i64 i, i64 j) const {
     const i64 word = arrays[Array::kTree].index(sequence.batch, 0, 0, sequence.q_begin + i);
     if (!tree_shows(sequence.shape, word, j)) return false;
   }
+  if (slots && has_no_slot(cache_layout(), key(sequence, j))) return false;
   return sees_at(mask, position(sequence, i), key_position(sequence, j), j);
+}
+
+bool Problem::misses_slots(const CacheSequence& sequence) const {
+  for (i64 j = 0; slots && j < sequence.shape.kv_len; ++j) {
+    if (has_no_slot(cache_layout(), key(sequence, j))) return true;
+  }
+  return false;
 }
 
 i64 longest_sequence(const Problem& problem, Array offsets) {
@@ -277,11 +286,13 @@ void check_pages(const Problem& problem) {
     const Interval used = pages_in_use(problem.cache_layout(), sequence);
     for (i64 page = used.begin; page < used.end; ++page) {
       const i64 id = problem.arrays[Array::kPageTable].index(sequence.kv_batch, 0, 0, page);
-      if (!is_bad_page(id, problem.num_pages)) continue;
+      const i64 entries = problem.num_pages * (problem.slots ? problem.page_rows : 1);
+      if (!is_bad_page(id, entries) || (problem.slots && id == kNoSlot)) continue;
       const bool ragged = problem.has(Array::kPageIndptr);
       refuse(sentence("page_table[", ragged ? "" : sentence(index, ", "), page, "] is ", id,
-                      ", but k and v have ", problem.num_pages, " pages; allowed is 0 to ",
-                      problem.num_pages - 1));
+                      ", but k and v have ", entries, problem.slots ? " slots" : " pages",
+                      "; allowed is 0 to ", entries - 1,
+                      problem.slots ? ", and -1 for a key that is hidden" : ""));
     }
   }
 }

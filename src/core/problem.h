@@ -37,7 +37,7 @@ struct Program;
 //   lengths          (1, 1, 1, sequence)
 //   offsets (cu_)    (1, 1, 1, sequence + 1)
 //   ids, positions, tree    (batch, 1, 1, row)    broadcast: stride 0
-//   page_table       (batch, 1, 1, page)    the batch broadcast where there is page_indptr
+//   page_table       (batch, 1, 1, page or slot)    the batch broadcast where there is page_indptr
 //   rng              (1, 1, 1, 2)    seed, offset
 //   k_scale, v_scale    as k and v, but dim 1    broadcast: stride 0
 //   captures, their gradients    axes as given, missing leading ones 1
@@ -163,6 +163,8 @@ struct Problem : OwnOptions {
   bool expression_shows(const CacheSequence& sequence, i64 index, i64 head, i64 i, i64 j) const;
 
   bool is_paged() const { return page_rows > 0; }
+  i64 entry_keys() const { return slots ? 1 : page_rows; }  // of an entry of page_table
+  bool misses_slots(const CacheSequence& sequence) const;   // whether some key of it has none
   // Whether there is one of kCacheArrays; which; kCount: none.
   bool has_caches() const { return cache_array() != Array::kCount; }
   Array cache_array() const;

@@ -127,7 +127,7 @@ void check_heads(const Problem& problem) {
 }
 
 // Of a page table and pools of pages.
-void measure_pages(Problem& problem, const Arrays& arrays, const Tensor& k) {
+void measure_pages(Problem& problem, const Arrays& arrays, const Tensor& k, bool slots) {
   const Tensor& table = arrays[Array::kPageTable];
   const bool ragged = arrays[Array::kPageIndptr].present();
   problem.num_pages = k.shape[0];
@@ -147,11 +147,13 @@ void measure_pages(Problem& problem, const Arrays& arrays, const Tensor& k) {
                                 : "2: (batch, page); page_indptr goes with rank 1"));
   }
   const i64 entries = table.shape[table.rank - 1];
-  problem.kv_rows = min(entries * problem.page_rows, kMaxExtent);
+  problem.kv_rows = min(entries * (slots ? 1 : problem.page_rows), kMaxExtent);
+  if (slots && problem.num_pages == 0) problem.kv_rows = 0;
 }
 
 // The sizes that q, k, v and cu_q define; what disagrees with them is found by check_shape.
-void measure(Problem& problem, const Arrays& arrays, Call call) {
+void measure(Problem& problem, const Request& request, Call call) {
+  const Arrays& arrays = request.arrays;
   const auto normal = [&arrays](Array array) {
     return normal_form(arrays[array], rule_of(array).list);
   };
@@ -162,7 +164,9 @@ void measure(Problem& problem, const Arrays& arrays, Call call) {
   problem.heads_kv = k.shape[1];
   problem.q_rows = q.shape[2];
   problem.kv_rows = k.shape[2];
-  if (arrays[Array::kPageTable].present()) measure_pages(problem, arrays, k);
+  if (arrays[Array::kPageTable].present()) {
+    measure_pages(problem, arrays, k, request.options.slots);
+  }
   problem.dim_qk = q.shape[3];
   problem.dim_v = call == Call::kDenseMask ? 1 : normal(Array::kV).shape[3];
   if (problem.num_sequences < 0) {
@@ -224,6 +228,15 @@ void check_tree_rows(const Problem& problem) {
                        problem.packed.q ? ": pass max_q" : ": a boolean mask takes more"));
 }
 
+void check_slots(const Request& request, Call call) {
+  if (!request.options.slots) return;
+  require(request.arrays, Array::kPageTable, "with slots = 1 it holds one for each key");
+  if (call != Call::kDenseMask) return;
+  throw Error(Status::kUnsupported,
+              "slots is 1; a dense mask has the keys that options hide, not those without a slot: "
+              "leave it 0, and hide columns where page_table is -1");
+}
+
 Problem checked(const Request& request, Call call, Pointers pointers) {
   const Arrays& arrays = request.arrays;
   check_presence(arrays, call);
@@ -239,7 +252,8 @@ Problem checked(const Request& request, Call call, Pointers pointers) {
       check_dtype(rule, arrays);
     }
   });
-  measure(problem, arrays, call);
+  check_slots(request, call);
+  measure(problem, request, call);
   normalize(problem, arrays, call);
   apply_options(problem, request.options, request.experiment);
   apply_expression(problem, request);

@@ -43,7 +43,7 @@ Matrix load_keys(const Problem& problem, Array array, const CacheSequence& seque
   const Tensor& tensor = problem.arrays[array];
   Matrix matrix(sequence.shape.kv_len, tensor.shape[3]);
   for (i64 j = 0; j < matrix.rows; ++j) {
-    const KeyRow at = problem.key(sequence, j);
+    const KeyRow at = readable(problem.cache_layout(), problem.key(sequence, j));
     const double scale = problem.kv_scale(array, at, kv_head);
     for (i64 d = 0; d < matrix.cols; ++d) {
       matrix[j][d] = scale * tensor.real(at.batch, kv_head, at.row, d);

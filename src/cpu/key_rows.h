@@ -23,13 +23,16 @@ inline Source key_source(const Problem& problem, Array array, const KeyRow& at, 
 }
 
 // Of k or v, keys [keys.begin, keys.end) in runs that lie one row behind the other: call(first key
-// of the run, their number, where they lie). A run ends with its page.
+// of the run, their number, where they lie). A run ends with its page; a key in a slot is one.
 template <class Call>
 void for_each_run(const Problem& problem, const CacheSequence& sequence, Array array, i64 kv_head,
                   Interval keys, const Call& call) {
+  const CacheLayout layout = problem.cache_layout();
   for (i64 key = keys.begin; key < keys.end;) {
-    const KeyRow at = problem.key(sequence, key);
-    const i64 left = problem.is_paged() ? problem.page_rows - at.row : keys.size();
+    const KeyRow at = readable(layout, problem.key(sequence, key));
+    const i64 left = problem.slots        ? 1
+                     : problem.is_paged() ? problem.page_rows - at.row
+                                          : keys.size();
     const i64 count = min(left, keys.end - key);
     call(key, count, key_source(problem, array, at, kv_head));
     key += count;

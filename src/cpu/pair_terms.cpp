@@ -30,7 +30,7 @@ PairTerms<Real>::PairTerms(const Problem& problem, i64 sequence_index,
       alibi_slope_(0),
       adds_everywhere_(problem.has(Array::kBias) || problem.has(Array::kMask) ||
                        problem.has(Array::kQIds) || problem.has(Array::kAlibiSlopes) ||
-                       problem.has_mask_expression()) {
+                       problem.has_mask_expression() || problem.misses_slots(sequence)) {
   if (problem.has(Array::kAlibiSlopes)) {
     const Tensor& slopes = problem.arrays[Array::kAlibiSlopes];
     alibi_slope_ = static_cast<Real>(slopes.real(sequence_index, head, 0, 0));
@@ -80,7 +80,7 @@ ScoreTerms<Real> PairTerms<Real>::map_scores(const ScoreBlock<Real>& block, Inte
 
 template <class Real>
 void PairTerms<Real>::hide_by_position(i64 row, Interval columns, Real* out) const {
-  if (problem_.has(Array::kTree)) {
+  if (problem_.has(Array::kTree) || problem_.slots) {
     for (i64 j = columns.begin; j < columns.end; ++j) {
       if (!problem_.sees(sequence_, row, j)) out[j - columns.begin] = kHidden<Real>;
     }

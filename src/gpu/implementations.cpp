@@ -37,12 +37,12 @@ constexpr GpuImplementation kImplementations[] = {
     {Implementation::kSimt,
      "tiles on CUDA cores, every option",
      false,
-     {.plan = plan_simt, .takes_caches = true, .takes_quantised = true},
+     {.plan = plan_simt, .takes_caches = true, .takes_quantised = true, .takes_slots = true},
      {plan_simt}},
     {Implementation::kNaive,
      "one thread a row, every option",
      false,
-     {.plan = plan_naive, .takes_caches = true, .takes_quantised = true},
+     {.plan = plan_naive, .takes_caches = true, .takes_quantised = true, .takes_slots = true},
      {plan_naive}},
 };
 
@@ -171,6 +171,7 @@ PlanOrRefusal plan_with(const GpuImplementation& row, const Problem& problem, co
   if (problem.has_caches() && !pass.takes_caches) {
     return sentence("does not take ", name(problem.cache_array()));
   }
+  if (problem.slots && !pass.takes_slots) return "does not take a page_table of slots";
   if (problem.program != nullptr) return "does not take an expression (score, mask)";
   if (problem.is_quantised() && !pass.takes_quantised) {
     return sentence("does not take k and v of ", name(problem.kv_dtype()));

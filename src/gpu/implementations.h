@@ -26,6 +26,7 @@ struct Pass {
   bool chooses_tiles = false;    // a problem may name a tile that is not the table's
   bool takes_caches = false;     // page_table, page_indptr, kv_start, positions, tree
   bool takes_quantised = false;  // k and v of 8 bits, k_scale, v_scale
+  bool takes_slots = false;      // a page_table of slots
 };
 
 struct GpuImplementation {

@@ -174,6 +174,35 @@ const Refusal kPaged[] = {
      [](TestCall& c) { c.indices(&T::positions, {0, int64_t{1} << 31, 0}); },
      FULMEN_ERROR_ARGUMENT,
      {"positions has 2147483648 at row 1", "2147483647"}},
+
+    // slots
+    {"slots without a table",
+     [](TestCall& c) {
+       c.problem.slots = 1;
+       c.remove(&T::page_table);
+     },
+     FULMEN_ERROR_ARGUMENT,
+     {"page_table is missing", "slots = 1"}},
+    {"more keys than slots",
+     [](TestCall& c) { c.problem.slots = 1; },
+     FULMEN_ERROR_ARGUMENT,
+     {"kv_lengths[0] is 7", "hold 4 keys"}},
+    {"slot beyond the pool",
+     [](TestCall& c) {
+       c.problem.slots = 1;
+       c.indices(&T::kv_lengths, {3, 0, 2});
+       set_entry(c, 0, 2, 27);
+     },
+     FULMEN_ERROR_ARGUMENT,
+     {"page_table[0, 2] is 27", "27 slots", "0 to 26, and -1"}},
+    {"slot -2",
+     [](TestCall& c) {
+       c.problem.slots = 1;
+       c.indices(&T::kv_lengths, {3, 0, 2});
+       set_entry(c, 2, 1, -2);
+     },
+     FULMEN_ERROR_ARGUMENT,
+     {"page_table[2, 1] is -2", "0 to 26, and -1"}},
 };
 
 TEST(Refusal, OfCallsOverCaches) {
@@ -183,6 +212,24 @@ TEST(Refusal, OfCallsOverCaches) {
     row.spoil(call);
     expect_refused(call, row, call.forward());
   }
+}
+
+TEST(Refusal, OfSlots) {
+  TestCall call = paged_call();
+  call.problem.slots = 1;
+  fulmen_tensor visible;
+  const int64_t shape[] = {3, 4, 3, 4};
+  char none[3 * 4 * 3 * 4] = {};
+  ASSERT_EQ(fulmen_tensor_init(&visible, none, FULMEN_BOOL, 4, shape), FULMEN_OK);
+  EXPECT_EQ(fulmen_dense_mask(&call.problem, &call.tensors, &visible), FULMEN_ERROR_UNSUPPORTED);
+  EXPECT_THAT(fulmen_last_error(), HasSubstr("slots is 1; a dense mask"));
+
+  call.problem.implementation = FULMEN_SM80;
+  call.problem.device_name = "h100";
+  fulmen_plan* plan = nullptr;
+  EXPECT_EQ(fulmen_plan_create(&call.problem, &call.tensors, FULMEN_OPERATION_FORWARD, &plan),
+            FULMEN_ERROR_UNSUPPORTED);
+  EXPECT_THAT(fulmen_last_error(), HasSubstr("sm80: does not take a page_table of slots"));
 }
 
 TEST(Refusal, OfTreesOfMoreThan64Rows) {

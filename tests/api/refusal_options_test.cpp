@@ -126,6 +126,7 @@ const Refusal kRows[] = {
      [](TestCall& c) { c.problem.batch_invariant = -1; },
      FULMEN_ERROR_ARGUMENT,
      {"batch_invariant is -1"}},
+    {"slots 2", [](TestCall& c) { c.problem.slots = 2; }, FULMEN_ERROR_ARGUMENT, {"slots is 2"}},
     {"precision 3",
      [](TestCall& c) { c.problem.precision = static_cast<fulmen_precision>(3); },
      FULMEN_ERROR_ARGUMENT,

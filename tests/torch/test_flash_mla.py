@@ -7,8 +7,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fulmen.compat.flash_mla import flash_mla_with_kvcache, get_mla_metadata
-from fulmen.errors import UnsupportedError
+from fulmen.compat.flash_mla import (
+    flash_mla_sparse_fwd,
+    flash_mla_with_kvcache,
+    get_mla_metadata,
+)
+from fulmen.errors import ArgumentError, UnsupportedError
 
 SCALE = 192**-0.5
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
@@ -67,12 +71,93 @@ def test_against_float64(
         torch.testing.assert_close(lse[b].double(), expected_lse, atol=1e-3, rtol=1e-4)
 
 
+def chosen(rows: int, topk: int, slots: int, device: str) -> torch.Tensor:
+    """Slots in any order, -1 and numbers past the cache for none; row 0 has none at all."""
+    indices = torch.randint(0, slots, (rows, topk))
+    indices[torch.rand(rows, topk) < 0.2] = -1
+    indices[torch.rand(rows, topk) < 0.1] = slots + 7
+    indices[0] = -1
+    return indices.to(torch.int32).to(device)
+
+
+def sparse_row(
+    q: torch.Tensor, keys: list[torch.Tensor], dim_v: int, sink: torch.Tensor | None
+) -> tuple[torch.Tensor, ...]:
+    """(o, max, lse) of one query row (head, dim) over its keys, in float64."""
+    k = torch.cat(keys).double()
+    if len(k) == 0:
+        none = q.new_full(q.shape[:1], -torch.inf, dtype=torch.float64)
+        return q.new_zeros(q.shape[0], dim_v, dtype=torch.float64), none, none
+    s = q.double() @ k.T * SCALE
+    lse = s.logsumexp(-1)
+    total = lse if sink is None else torch.logaddexp(lse, sink.double())
+    return (s - total[:, None]).exp() @ k[:, :dim_v], s.amax(-1), lse
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(
+    ("heads", "q_rows", "page", "topk", "dims"),
+    [(64, 1, 64, 64, (576, 512)), (128, 2, 2, 128, (576, 512)), (8, 4, 53, 37, (72, 64))],
+)
+def test_sparse_decoding(
+    heads: int, q_rows: int, page: int, topk: int, dims: tuple[int, int], device: str
+):
+    torch.manual_seed(topk)
+    q = torch.randn(2, q_rows, heads, dims[0]).to(torch.bfloat16).to(device)
+    pools = [torch.randn(n, page, 1, dims[0]).to(torch.bfloat16).to(device) for n in (5, 3)]
+    lists = [chosen(2 * q_rows, n, len(pool) * page, device) for n, pool in zip((topk, 11), pools)]
+    lengths = torch.tensor([topk, topk // 2], dtype=torch.int32, device=device)
+    sink = torch.randn(heads, device=device)
+    for given in ({}, {"topk_length": lengths}, {"attn_sink": sink}, {"extra": True}):
+        with_extra = given.pop("extra", False)
+        extra = {}
+        if with_extra:
+            extra = {
+                "extra_k_cache": pools[1],
+                "extra_indices_in_kvcache": lists[1].view(2, q_rows, -1),
+            }
+        o, lse = flash_mla_with_kvcache(
+            q, pools[0], None, None, dims[1], None, None, SCALE,
+            indices=lists[0].view(2, q_rows, topk), **given, **extra,
+        )  # fmt: skip
+        for row in range(2 * q_rows):
+            b, i = divmod(row, q_rows)
+            most = int(lengths[b]) if "topk_length" in given else topk
+            keys = [
+                pool.view(-1, dims[0])[slots[(slots >= 0) & (slots < len(pool) * page)].long()]
+                for pool, slots in zip(pools, (lists[0][row, :most], lists[1][row]))
+            ]
+            wanted = sparse_row(q[b, i], keys if with_extra else keys[:1], dims[1],
+                                given.get("attn_sink"))  # fmt: skip
+            torch.testing.assert_close(o[b, i].double(), wanted[0], atol=0.015, rtol=0.01)
+            torch.testing.assert_close(lse[b, :, i].double(), wanted[2], atol=1e-3, rtol=1e-4)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_sparse_prefill(device: str):
+    torch.manual_seed(3)
+    heads, rows, topk, dim, dim_v = 4, 9, 40, 72, 64
+    q = torch.randn(rows, heads, dim).to(torch.bfloat16).to(device)
+    kv = torch.randn(100, 1, dim).to(torch.bfloat16).to(device)
+    indices = chosen(rows, topk, 100, device)
+    lengths = torch.arange(rows, dtype=torch.int32, device=device) * 5
+    sink = torch.randn(heads, device=device)
+    found = flash_mla_sparse_fwd(q, kv, indices[:, None], SCALE, dim_v, sink, lengths)
+    for i in range(rows):
+        slots = indices[i, : int(lengths[i])]
+        keys = kv[slots[(slots >= 0) & (slots < 100)].long(), 0]
+        wanted = sparse_row(q[i], [keys], dim_v, sink)
+        for x, y in zip(found, wanted):
+            torch.testing.assert_close(x[i].double(), y, atol=0.015, rtol=0.01)
+
+
 def test_refusals():
     q, pool = torch.randn(1, 1, 2, 72), torch.randn(2, 4, 1, 72)
     given = (q, pool, torch.zeros(1, 2, dtype=torch.int32), torch.tensor([5]), 64)
     with pytest.raises(UnsupportedError, match="is_fp8_kvcache is True"):
         flash_mla_with_kvcache(*given, is_fp8_kvcache=True)
-    with pytest.raises(UnsupportedError, match="indices is given"):
-        flash_mla_with_kvcache(*given, indices=torch.zeros(1, 1, 4, dtype=torch.int32))
-    with pytest.raises(UnsupportedError, match="attn_sink is given"):
-        flash_mla_with_kvcache(*given, attn_sink=torch.zeros(2))
+    indices = torch.zeros(1, 1, 4, dtype=torch.int32)
+    with pytest.raises(ArgumentError, match="causal is given beside indices"):
+        flash_mla_with_kvcache(*given, causal=True, indices=indices)
+    with pytest.raises(UnsupportedError, match="kv has 2 heads"):
+        flash_mla_sparse_fwd(q[0], torch.randn(4, 2, 72), indices[0], 1.0)

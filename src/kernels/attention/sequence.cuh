@@ -112,10 +112,13 @@ inline constexpr i64 kMaxTreeRows = 64;  // query rows of a request with a tree 
 // How the keys of all requests lie.
 struct CacheLayout {
   bool paged;       // k and v are pools of pages
-  i64 page_rows;    // keys of a page
+  i64 page_rows;    // keys of an entry of page_table: those of a page, or 1 where it holds slots
   i64 table_pages;  // entries of page_table along its last axis
   bool has_tree;
+  u32 slot_rows;  // page_table holds slots: rows of a page; else 0
 };
+
+inline constexpr i64 kNoSlot = -1;  // of a key that is hidden
 
 // One request. Its keys are counted from kv_start: key 0 is the first that is not hidden as
 // padding; kv_begin is that key's row in k and v or, with a page table, its number in the cache.
@@ -183,12 +186,28 @@ struct KeyRow {
   i64 row;
 };
 
+constexpr KeyRow row_at_slot(const CacheLayout& layout, i64 slot) {
+  if (slot < 0) return {slot, 0};
+  const u64 rows = layout.slot_rows;
+  return {static_cast<i64>(static_cast<u64>(slot) / rows),
+          static_cast<i64>(static_cast<u64>(slot) % rows)};
+}
+
+// Whether there is no slot for a key: it is hidden. It may be read at any other place.
+constexpr bool has_no_slot(const CacheLayout& layout, const KeyRow& key) {
+  return layout.slot_rows > 0 && key.batch == kNoSlot;
+}
+constexpr KeyRow readable(const CacheLayout& layout, const KeyRow& key) {
+  return has_no_slot(layout, key) ? KeyRow{0, 0} : key;
+}
+
 // Key j of a request. page_at(entry): the id in that entry of its page table.
 template <class PageAt>
 constexpr KeyRow key_row(const CacheLayout& layout, const CacheSequence& sequence, i64 j,
                          const PageAt& page_at) {
   const i64 row = sequence.kv_begin + j;
   if (!layout.paged) return {sequence.kv_batch, row};
+  if (layout.slot_rows > 0) return row_at_slot(layout, page_at(sequence.first_page + row));
   const u32 rows = static_cast<u32>(layout.page_rows);  // 64-bit divisions are calls
   return {page_at(sequence.first_page + static_cast<u32>(row) / rows),
           static_cast<u32>(row) % rows};

@@ -40,6 +40,11 @@ inline KeyRow key_row(const AttentionParams& p, const CacheSequence& sequence, i
   });
 }
 
+// The same for a read.
+inline KeyRow readable_row(const AttentionParams& p, const CacheSequence& sequence, i64 j) {
+  return readable(p.cache_layout, key_row(p, sequence, j));
+}
+
 // Whether a key has a page. A row that sees one without is empty, whatever else it sees: kernels
 // that copy tiles put zeros for such a key and NaN for its value, which shows in O, and then ask
 // which keys the row saw.

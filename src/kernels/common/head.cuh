@@ -93,6 +93,9 @@ struct Head {
   bool sees(i64 i, i64 j) const {
     if constexpr (kCaches) {
       if (p.tree.present() && !sees_key(p, sequence, i, j)) return false;
+      if (p.cache_layout.slot_rows > 0 && has_no_slot(p.cache_layout, key_row(p, sequence, j))) {
+        return false;
+      }
     }
     if (p.mask.present() && p.mask.data[p.mask.offset(index, head, i, column(j))] == 0)
       return false;
@@ -116,7 +119,7 @@ struct Head {
     return array.offset(sequence.batch, head, sequence.q_begin + i, 0);
   }
   i64 kv_row(const ArrayView& array, i64 j) const {
-    if constexpr (kCaches) return kv_row(array, key_row(p, sequence, j));
+    if constexpr (kCaches) return kv_row(array, readable_row(p, sequence, j));
     return array.offset(sequence.batch, kv_head, sequence.kv_begin + j, 0);
   }
   // Of a key with a page.

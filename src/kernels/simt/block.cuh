@@ -50,7 +50,7 @@ struct CacheRows {
 
   // Whether there is a page for a row; if not, the host is told.
   bool find(i64 row, i64& offset) const {
-    const KeyRow key = key_row(head.p, head.sequence, row);
+    const KeyRow key = readable_row(head.p, head.sequence, row);
     const bool is_there = has_page(head.p, key);
     if (!is_there) record_bad_page(head.p);
     offset = is_there ? head.kv_row(array, key) : 0;

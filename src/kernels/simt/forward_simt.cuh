@@ -67,7 +67,9 @@ struct ForwardSimt : Simt<kConfig> {
       : p(head_.p),
         head(head_),
         first_row(first_row_),
-        pair_terms(has_pair_terms(head_.p) || (kConfig.caches && head_.p.tree.present())),
+        pair_terms(
+            has_pair_terms(head_.p) ||
+            (kConfig.caches && (head_.p.tree.present() || head_.p.cache_layout.slot_rows > 0))),
         k_rows(KeyRows::make(head_, p.k, p.k_scale, p.dim_qk, 0)),
         v_rows(KeyRows::make(head_, p.v, p.v_scale, p.dim_v, kValueOfNoPage)) {
     typename Base::Layout layout;

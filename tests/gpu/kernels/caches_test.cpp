@@ -164,6 +164,42 @@ TEST(CachesOnDevice, ABadPageEmptiesTheRowsThatSeeIt) {
   }
 }
 
+TEST(CachesOnDevice, KeysWithoutASlotAreHidden) {
+  const std::vector<i64> sparse{3, -1, 0, -1, 9, 7, -1, 12, 39, -1, -1, -1, -1, -1, -1};
+  const auto slots = [](std::vector<i64> table, std::vector<i64> lengths) {
+    Cache cache;
+    cache.request.options.slots = true;
+    cache.request.options.causal = false;
+    cache.table = std::move(table);
+    cache.lengths = std::move(lengths);
+    return cache;
+  };
+  for (const auto run : kRuns) {
+    Cache cache = slots(sparse, {5, 5, 4});
+    Cache whole = slots({9, 3, 0, -9, -9, 39, 12, 7, -9, -9, -9, -9, -9, -9, -9}, {3, 3, 0});
+    FaultBytes faults{};
+    run(gpu::attention_params(cache.problem(), &faults));
+    run(gpu::attention_params(whole.problem(), &faults));
+    EXPECT_EQ(faults.bits(), 0u);
+    for (const i64 index : {0, 1}) {
+      EXPECT_FALSE(cache.is_empty(index));
+      for (const Array array : {Array::kO, Array::kLse}) {
+        EXPECT_NEAR(cache.result(array, index, 1, 19, 0), whole.result(array, index, 1, 19, 0),
+                    1e-5);
+      }
+    }
+    EXPECT_TRUE(cache.is_empty(2));
+    for (const i64 bad : {i64{40}, i64{-2}, i64{1} << 40}) {
+      Cache damaged = slots(sparse, {5, 5, 4});
+      damaged.table[8] = bad;
+      run(gpu::attention_params(damaged.problem(), &faults));
+      EXPECT_EQ(faults.bits(), u32{kFaultPages});
+      EXPECT_TRUE(damaged.is_empty(1));
+      EXPECT_FALSE(damaged.is_empty(0));
+    }
+  }
+}
+
 TEST(CachesOnDevice, ABadEntryMakesItsRequestEmptyAndIsTold) {
   for (const auto run : kRuns) {
     for (const Damage& damage : kDamages) {

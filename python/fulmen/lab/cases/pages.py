@@ -94,6 +94,13 @@ def pages_of(case: Case, rng: np.random.Generator) -> tuple[list[Array], int]:
     return found, num_pages
 
 
+def slots_of(case: Case, rng: np.random.Generator) -> tuple[list[Array], int]:
+    """The slot of each key of each request, and how many pages there are in the pool."""
+    num_pages = -(-sum(case.kv_lengths) // case.page_size) + int(rng.integers(1, 4))
+    slots = rng.permutation(num_pages * case.page_size)
+    return np.split(slots, np.cumsum(case.kv_lengths))[:-1], num_pages
+
+
 def garbage(rng: np.random.Generator, shape: Any, dtype: str) -> Array:
     """What stands in a table where nobody looks: negative, far too large, or a page."""
     limits = np.iinfo(np.dtype(dtype))
@@ -102,7 +109,7 @@ def garbage(rng: np.random.Generator, shape: Any, dtype: str) -> Array:
 
 
 def table_of(case: Case, pages: list[Array], rng: np.random.Generator) -> dict[str, Array]:
-    """page_table, padded with garbage; or page_indptr and the list of entries."""
+    """page_table, padded with garbage; or page_indptr and the list of entries: pages or slots."""
     if case.csr:  # some requests own more entries than their length needs
         spare = rng.integers(0, 2, len(pages))
         entries = [
@@ -116,7 +123,8 @@ def table_of(case: Case, pages: list[Array], rng: np.random.Generator) -> dict[s
         }
     # As wide wherever pages lie: the width bounds the keys, and plans go by bounds.
     spare_width = np.random.default_rng([case.page_size, *case.kv_lengths]).integers(0, 3)
-    width = max(-(-case.kv_rows // case.page_size), 1) + int(spare_width)
+    keys = 1 if case.slots else case.page_size
+    width = max(-(-case.kv_rows // keys), 1) + int(spare_width)
     table = garbage(rng, (len(pages), width), case.offsets)
     for row, ids in zip(table, pages):
         row[: len(ids)] = ids
@@ -136,7 +144,7 @@ def place(
         seed: of the placement.
     """
     rng = np.random.default_rng(seed)
-    pages, num_pages = pages_of(case, rng)
+    entries, num_pages = (slots_of if case.slots else pages_of)(case, rng)
     sources = {"k": problem.k, "v": problem.v}
     for name, kept in problem.stored.items():
         sources[name] = kept.numbers
@@ -148,11 +156,17 @@ def place(
     k, v = POOLS[case.pool](shapes["k"], shapes["v"], sources["k"].dtype)
     scales = {name: _empty(shapes[name], np.float32) for name in sources if name not in ("k", "v")}
     pools = {"k": k, "v": v, **scales}
-    for b, ids in enumerate(pages):
+    for b, ids in enumerate(entries):
         rows = np.arange(case.kv_lengths[b])
-        page, row = ids[rows // case.page_size], rows % case.page_size
+        if case.slots:
+            page, row = np.divmod(ids, case.page_size)
+        else:
+            page, row = ids[rows // case.page_size], rows % case.page_size
         for name, x in sources.items():
             for head in range(case.kv_heads):
                 seen = used[b, head, : len(rows)]
                 pools[name][page[seen], head, row[seen]] = x[b, head, : len(rows)][seen]
-    return k, v, {**table_of(case, pages, rng), **scales}
+    if problem.options.slotless is not None:
+        missing = problem.options.slotless
+        entries = [np.where(missing[b, : len(ids)], -1, ids) for b, ids in enumerate(entries)]
+    return k, v, {**table_of(case, entries, rng), **scales}

@@ -245,6 +245,7 @@ def options_of(case: Case, rng: np.random.Generator) -> Options:
         q_lengths=np.array(case.q_lengths, np.int32) if case.q_lengths else None,
         kv_lengths=np.array(case.kv_lengths, np.int32) if case.kv_lengths else None,
         kv_start=np.array(case.kv_start, case.offsets) if case.kv_start else None,
+        slotless=rng.random((case.batch, case.kv_rows)) < 0.25 if case.slots else None,
         positions=positions(case, rng),
         cu_q=offsets_of(case.q_packed, case.offsets),
         cu_kv=offsets_of(case.kv_packed, case.offsets),
@@ -369,6 +370,8 @@ def build_call(case: Case, problem: Problem, placement: int = 0) -> Call:
         given.update(max_q=max(case.q_packed) + case.max_rows - 1)
         given.update(max_kv=max(case.kv_packed) + case.max_rows - 1)
     given.update(scales_of(case, problem))
+    if case.slots:
+        given.update(slots=True)
     placed: dict[str, Array] = {}
     if case.page_size:
         seed = seed_of(case.name) + 3 + placement

@@ -5,8 +5,8 @@
 visible = row and column inside the lengths AND (causal OR prefix) AND window AND every other mask
 AND bias above -inf. Query i stands at i + shift, with shift = kv_len - q_len for bottom_right and 0
 for top_left, or at positions[i]: for causal, window, ALiBi and chunks alike. Keys below kv_start
-are hidden and positions count from it. Compared with pictures drawn by hand and with
-fulmen.dense_mask in tests/cases/test_visible.py.
+are hidden and positions count from it, and keys without a slot. Compared with pictures drawn by
+hand and with fulmen.dense_mask in tests/cases/test_visible.py.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ class Options(Scalars):
     q_lengths: Array | None = None  # (batch,)
     kv_lengths: Array | None = None  # (batch,)
     kv_start: Array | None = None  # (batch,): left padding
+    slotless: Array | None = None  # (batch, kv_row) bool: keys without a slot
     positions: Array | None = None  # (batch, q_row) or, packed, (q_row of all sequences,)
     cu_q: Array | None = None  # (batch + 1,): packed
     cu_kv: Array | None = None  # (batch + 1,); None beside cu_q: k and v of caches are dense
@@ -216,6 +217,8 @@ def visible(options: Options, batch: int, head: int, q_rows: int, kv_rows: int) 
             see &= of_tree(words, j - (kv_len - q_len))
         else:
             see &= pick(mask, batch, head, q_rows, kv_rows)
+    if options.slotless is not None:
+        see &= ~options.slotless[batch]
     if options.bias is not None:
         see &= pick(options.bias, batch, head, q_rows, kv_rows) != -np.inf
     shows = EXPRESSIONS[options.expression].shows if options.expression else None

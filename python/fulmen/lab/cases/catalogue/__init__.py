@@ -30,11 +30,12 @@ from . import (
     packed,
     quantised,
     shapes,
+    sparse,
 )
 
 TABLES = (
     bugs_rows, bugs_numbers, bugs_masks, lengths, shapes, numbers, memory, options, packed, caches,
-    decodes, latent, appended, quantised, expressions, grid,
+    decodes, latent, sparse, appended, quantised, expressions, grid,
 )  # fmt: skip
 
 
