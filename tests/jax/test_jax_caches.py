@@ -55,6 +55,21 @@ def test_compiled_and_eager() -> None:
     close(eager, gathered(*given, causal=True))
 
 
+def test_slots() -> None:
+    given = problem()
+    slots, lengths = np.array([[9, -1, 31, 0]] * 3, np.int32), np.array([4, 2, 0], np.int32)
+
+    @jax.jit
+    def attend(q: Any, k: Any, v: Any, table: Any, lengths: Any) -> Any:
+        return fulmen.jax.attention_paged(q, k, v, table, lengths, slots=True)
+
+    whole = [np.asarray(x) for x in given]
+    wanted = fulmen.attention_paged(*whole, slots, lengths, slots=True)
+    close(attend(*given, slots, lengths), wanted)
+    k, v = (x.swapaxes(1, 2).reshape(32, 2, 8)[[9, 31, 0]].swapaxes(0, 1)[None] for x in whole[1:])
+    close(wanted[:1], fulmen.attention(whole[0][:1], k, v))
+
+
 def test_packed_lists_of_pages_and_positions() -> None:
     q, k, v = problem()
     rows = q.swapaxes(1, 2).reshape(6, 4, 8)
