@@ -4,14 +4,15 @@
 
 from __future__ import annotations
 
-import gc
 import math
 import os
 import signal
 import time
 from collections import deque
+from functools import partial
 from typing import Any, Callable, NamedTuple
 
+from fulmen.cli import verify
 from fulmen.cli.workers import Death, Last, Waiting, run_all
 
 
@@ -19,7 +20,7 @@ def outcomes(run: Callable[[Any], Any], tasks: list[Any], stalled: float = math.
              until: float = math.inf) -> Any:  # fmt: skip
     left = deque(tasks)
     next_task = lambda: left.popleft() if left else None  # noqa: E731
-    found = run_all(run, next_task, 2, start=gc.collect, stalled_seconds=stalled, until=until)
+    found = run_all(run, next_task, 2, start=abs, stalled_seconds=stalled, until=until)
     return sorted(found)
 
 
@@ -92,3 +93,15 @@ def test_tasks_without_memory_never_wait() -> None:
     assert [waiting.take(), waiting.take(), waiting.take()] == [Sized(0, 30), Sized(2, 0), None]
     waiting.put_first([Sized(3, 0)])
     assert waiting.take() == Sized(3, 0)
+
+
+def test_processes_are_dealt_out_over_gpus() -> None:
+    tasks = iter(["CUDA_VISIBLE_DEVICES"] * 2)
+    found = run_all(
+        os.getenv,
+        lambda: next(tasks, None),
+        2,
+        start=partial(verify._start, 2, ["3", "5"]),
+        stalled_seconds=60,
+    )
+    assert sorted(result for _, result in found) == ["3", "5"]

@@ -293,7 +293,7 @@ def _side_by_side(
         run_task,
         waiting.take,
         jobs,
-        start=partial(_start, max(1, min(jobs, len(tasks)))),
+        start=partial(_start, max(1, min(jobs, len(tasks))), _gpus(tasks)),
         stalled_seconds=STALLED_SECONDS,
         until=until,
     )
@@ -310,7 +310,19 @@ def _side_by_side(
         yield int(pending[task.name] == 0), task, lines
 
 
-def _start(jobs: int) -> None:
+def _gpus(tasks: list[Task]) -> list[str]:
+    """The GPUs that processes share, as CUDA_VISIBLE_DEVICES names them."""
+    if not any(way.backend == "cuda" for task in tasks for way in task.ways):
+        return []
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible:
+        return visible.split(",")
+    return [str(device) for device in range(len(fulmen.gpu_info()["devices"]))]
+
+
+def _start(jobs: int, gpus: list[str], before: int) -> None:
+    if len(gpus) > 1:  # dealt out; each process has one
+        os.environ["CUDA_VISIBLE_DEVICES"] = gpus[before % len(gpus)]
     cores = os.cpu_count() or 1
     os.environ.setdefault("FULMEN_NUM_THREADS", str(max(cores // jobs, 2)))
     # One process of many: PyTorch and JAX take memory as they need it, not all of it at once.

@@ -8,11 +8,13 @@ executor of concurrent.futures ends at the first death.
 
 from __future__ import annotations
 
+import itertools
 import math
 import multiprocessing
 import signal
 import time
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from multiprocessing.connection import Connection, wait
 from typing import Any, NamedTuple
 
@@ -109,7 +111,7 @@ def run_all(
     next_task: Callable[[], Any],
     jobs: int,
     *,
-    start: Callable[[], None],
+    start: Callable[[int], None],
     stalled_seconds: float,
     until: float = math.inf,
 ) -> Iterator[tuple[Any, Any]]:
@@ -120,14 +122,15 @@ def run_all(
         next_task: the next one to begin, or None while there is none: more may follow when a result
             has been seen.
         jobs: processes at once.
-        start: what a process does first.
+        start: what a process does first; given how many there were before it.
         stalled_seconds: a task that takes longer is ended with its process.
         until: of time.monotonic: when all that is left is given up.
     """
     workers: list[Worker] = []
+    before = itertools.count()
     try:
         while len(workers) < jobs and (task := next_task()) is not None:
-            workers.append(Worker(run, start))
+            workers.append(Worker(run, partial(start, next(before))))
             workers[-1].give(task)
         while workers and time.monotonic() < until:
             for worker, result in _finished(workers, stalled_seconds):
@@ -139,7 +142,8 @@ def run_all(
                 if following is None or is_over:
                     worker.end()
                 if following is not None:
-                    workers.append(Worker(run, start) if is_over else worker)
+                    fresh = Worker(run, partial(start, next(before))) if is_over else worker
+                    workers.append(fresh)
                     workers[-1].give(following)
     finally:
         for worker in workers:
