@@ -39,6 +39,7 @@ BESIDE = ("padding.py", "test_util.py")
 README = Path(__file__).resolve().parent.parent / "tests" / "torch" / "README.md"
 OUTCOMES = ("passed", "failed", "skipped", "refused")
 TIME_IS_OUT = "the time of --seconds is out"
+NOT_RUN = "not run"  # for that reason
 AS_IF = (8, 0)  # the compute capability that the files are told of on the CPU
 
 
@@ -79,7 +80,8 @@ class Counter:
 
     def __init__(self, settings: dict[str, Any]) -> None:
         self.settings = settings
-        self.found: dict[str, Any] = {"cases": 0, "reasons": {}, **dict.fromkeys(OUTCOMES, 0)}
+        self.found: dict[str, Any] = dict.fromkeys(("cases", NOT_RUN, *OUTCOMES), 0)
+        self.found["reasons"] = {}
         self.end = time.monotonic() + (self.settings["seconds"] or math.inf)
 
     @pytest.hookimpl(tryfirst=True)
@@ -118,6 +120,7 @@ class Counter:
             return
         outcome = report.outcome
         if outcome == "skipped" and TIME_IS_OUT in str(report.longrepr):
+            self.found[NOT_RUN] += 1
             return
         if outcome == "failed" and "UnsupportedError" in str(report.longrepr):
             outcome = "refused"
@@ -209,7 +212,8 @@ def main() -> int:
             failed += 1
             continue
         counts = ", ".join(f"{found[name]} {name}" for name in OUTCOMES)
-        print(f"{generation} on {device}: {found['cases']} cases; {counts}")
+        late = f", {found[NOT_RUN]} not run: {TIME_IS_OUT}" if found[NOT_RUN] else ""
+        print(f"{generation} on {device}: {found['cases']} cases; {counts}{late}")
         for reason, seen in sorted(found["reasons"].items()):
             print(f"{seen['count']} {reason!r}, first {seen['first']}")
         if arguments.record:

@@ -281,8 +281,8 @@ static inline void fulmen_problem_init(fulmen_problem* problem) {
  * Quantised keys and values, of forward calls: k and v of one of the three 8-bit types, with q of
  * float32, float16 or bfloat16. Their values are k_scale * k and v_scale * v, where a scale that is
  * absent is 1: numbers per tensor, batch entry or page, head, row, by the extents that are not 1.
- * Scales of hidden keys, and of rows that are never read, may be anything. All that this header
- * says of k and v, it says of these values.
+ * Scales of hidden keys, and of rows that are never read, may be anything; one that is seen and not
+ * finite makes its values NaN. All that this header says of k and v, it says of these values.
  *
  * dtypes: q, k, v alike, one of the four floating-point types, but for quantised k and v; T below
  * is the type of q, and C is float64 for float64, else float32. Broadcast means an extent of 1 or

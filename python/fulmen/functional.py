@@ -157,8 +157,8 @@ def attention(q: Array, k: Array, v: Array, **options: Unpack[AttentionKeywords]
             tensor cores: "3xtf32" (errors like float32's) or "tf32" (inputs rounded to 11
             significant bits). Where no kernel uses it products are exact; `explain` says which.
         k_scale, v_scale: of quantised k and v: a number, or a float32 array that broadcasts to k
-            and has 1 as its last axis: (kv_head, 1, 1) in "bhsd", one a head. None: 1. They have no
-            gradients, nor has a call with such k and v.
+            and has 1 as its last axis: (kv_head, 1, 1) in "bhsd", one a head. None: 1. What is not
+            finite makes NaN. They have no gradients, nor has a call with such k and v.
         stream: on a GPU the address of a CUstream, or a stream of PyTorch or CuPy; None: the
             current stream of PyTorch or CuPy, and for JAX the stream that JAX lends. The call
             returns when its work is enqueued. None on the CPU.

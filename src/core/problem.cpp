@@ -7,6 +7,7 @@
 #include "core/problem.h"
 
 #include "core/error.h"
+#include "kernels/attention/kv_scale.cuh"
 
 namespace fulmen {
 namespace {
@@ -205,7 +206,7 @@ KeyRow Problem::key(const CacheSequence& sequence, i64 j) const {
 
 double Problem::kv_scale(Array array, const KeyRow& at, i64 kv_head) const {
   const Tensor& scale = arrays[array == Array::kK ? Array::kKScale : Array::kVScale];
-  return scale.present() ? scale.real(at.batch, kv_head, at.row, 0) : 1.0;
+  return scale.present() ? fulmen::kv_scale(scale.real(at.batch, kv_head, at.row, 0)) : 1.0;
 }
 
 i64 Problem::position(const CacheSequence& sequence, i64 i) const {

@@ -10,7 +10,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 
 #include "cpu/backend.h"
 #include "cpu/key_rows.h"
@@ -18,6 +17,7 @@
 #include "cpu/row_results.h"
 #include "cpu/rows.h"
 #include "cpu/thread_pool.h"
+#include "kernels/attention/kv_scale.cuh"
 #include "plan/tiled_workspace.h"
 
 namespace fulmen::cpu {
@@ -222,8 +222,7 @@ class Split {
     for_each_run(problem_, sequence_, array, kv_head, keys_,
                  [&](i64 first, i64 count, const Source& source) {
                    for (i64 i = 0; i < count; ++i) {
-                     float scale;
-                     std::memcpy(&scale, rows_from(source, i).scales, sizeof(scale));
+                     const float scale = kv_scale(load_bytes<float>(rows_from(source, i).scales));
                      Real* const key = scores(kv_head) + first - keys_.begin + i;
                      for (i64 row = 0; row < rows_; ++row) key[row * scratch_.stride] *= scale;
                    }

@@ -18,8 +18,10 @@ end of a line that says FAULT is the command that does the same again.
 from __future__ import annotations
 
 import argparse
+import math
 import random
 import sys
+import time
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -384,12 +386,20 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=random.randrange(10**6))
     parser.add_argument("--arrays", default="numpy", help="numpy, torch, cupy, jax, emulated")
     parser.add_argument("--implementation", default="auto")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="begin nothing after that")
     asked = parser.parse_args()
     write = sys.stdout.write
     write(f"seed {asked.seed}\n")
-    found = faults(asked.seed, asked.steps, asked.arrays, asked.implementation)
+    end = time.monotonic() + asked.seconds
+    found: list[str] = []
+    made = 0
+    while made < asked.steps and time.monotonic() < end:
+        steps = min(STEPS_OF_A_WORLD, asked.steps - made)
+        own = asked.seed + made // STEPS_OF_A_WORLD
+        found += faults(own, steps, asked.arrays, asked.implementation)
+        made += steps
     write("".join(f"{line}\n" for line in found))
-    write(f"{asked.steps} steps, {len(found)} faults\n")
+    write(f"{made} steps, {len(found)} faults\n")
     return int(bool(found))
 
 

@@ -8,6 +8,7 @@
 #include "cpu/isa/elements.h"
 #include "cpu/isa/vector.h"
 #include "cpu/kernels.h"
+#include "kernels/attention/kv_scale.cuh"
 
 namespace fulmen::cpu {
 namespace {
@@ -17,7 +18,7 @@ inline float scale_of(const Source& source, i64 row) {
   float scale = 1;
   const i64 at = row * source.scale_stride * static_cast<i64>(sizeof(float));
   if (source.scales) __builtin_memcpy(&scale, source.scales + at, sizeof(scale));
-  return scale;
+  return kv_scale(scale);
 }
 
 // kWidth values of a row, from their elements.

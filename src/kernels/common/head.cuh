@@ -6,6 +6,7 @@
 // Formulas and names are those of semantics and of the CPU's oracle (attention_scalar.cpp).
 #pragma once
 
+#include "kernels/attention/kv_scale.cuh"
 #include "kernels/attention/softmax_state.cuh"
 #include "kernels/common/accurate_math.cuh"
 #include "kernels/common/caches.cuh"
@@ -160,7 +161,7 @@ struct Head {
   }
   Real kv_scale(const ArrayView& scales, i64 j) const {
     if constexpr (kIsQuantised) {
-      if (scales.present()) return element_of<float>(scales, kv_row(scales, j));
+      if (scales.present()) return fulmen::kv_scale(element_of<float>(scales, kv_row(scales, j)));
     }
     return Real(1);
   }

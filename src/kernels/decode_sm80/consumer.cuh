@@ -22,7 +22,7 @@ struct DecodeConsumerSm80 {
   float O[kOFloats];
   DecodeQueries<kConfig> Q;
   float maximum[2], sum[2];  // of this lane's two rows; sum: of this lane's keys alone
-  float v_unit;              // of O, a power of two
+  float v_unit[2];           // of O, powers of two
   float alibi[2];
   i32 position[2];
   Keys visible[2];
@@ -45,7 +45,6 @@ struct DecodeConsumerSm80 {
     sequence = tile.sequence;
     is_bad = false;
     lost = 0;
-    v_unit = kConfig.scaled ? __builtin_bit_cast(float, kSmallestPower) : 1;
     const i32 last = min(tile.query_of(tile.num_rows() - 1), shape.q_len - 1);
     full = seen_keys<kConfig>(p, sequence, tile.query_of(0), last).all;
 #pragma unroll
@@ -55,6 +54,7 @@ struct DecodeConsumerSm80 {
       const bool counts = tile.counts(row);
       maximum[h] = -kInfinity<float>;
       sum[h] = 0;
+      v_unit[h] = kConfig.scaled ? __builtin_bit_cast(float, kSmallestPower) : 1;
       visible[h] = {0, counts ? shape.kv_len : 0};
       if (kConfig.score.mask_kind != MaskKind::kNone && counts) {
         visible[h] = keys_seen_by<kConfig>(p, sequence, i);
@@ -121,23 +121,26 @@ struct DecodeConsumerSm80 {
   // Columns of S by the scales of their keys.
   static void scale(float (&S)[kFloats], u32 scales) {
     float x[kFloats];
-    Layout::load_columns(x, scales);
+    Layout::load_scales(x, scales);
 #pragma unroll
     for (i32 f = 0; f < kFloats; ++f) S[f] *= x[f];
   }
 
-  // Columns of P by the scales of their values, in units of a power of two that follows the largest
-  // of them: so P stays within float16.
+  // Columns of P by the scales of their values, each row in units of a power of two that follows
+  // the largest product: so they stay within float16, whatever the scales of other rows' keys are.
   void scale_weights(float (&P)[kFloats], u32 scales) {
     float x[kFloats];
-    Layout::load_columns(x, scales);
-    float top = 0;
+    Layout::load_scales(x, scales);
+    float top[2] = {0, 0};
 #pragma unroll
-    for (i32 f = 0; f < kFloats; ++f) top = ptx::max(top, ptx::abs(x[f]));
-    if (ptx::any(top >= 2 * v_unit)) follow_scales(top);
-    const float factor = inverse_of_power(v_unit);
+    for (i32 f = 0; f < kFloats; ++f) {
+      P[f] *= x[f];
+      top[Layout::half_of(f)] = ptx::max(top[Layout::half_of(f)], ptx::abs(P[f]));
+    }
+    if (ptx::any(leaves_unit(top[0], 0) || leaves_unit(top[1], 1))) follow_products(top);
+    const float factors[] = {inverse_of_power(v_unit[0]), inverse_of_power(v_unit[1])};
 #pragma unroll
-    for (i32 f = 0; f < kFloats; ++f) P[f] *= x[f] * factor;
+    for (i32 f = 0; f < kFloats; ++f) P[f] *= factors[Layout::half_of(f)];
   }
 
   // O += P V, P in S
@@ -249,13 +252,29 @@ struct DecodeConsumerSm80 {
     }
   }
 
-  void follow_scales(float top) {
-    const u32 power = __builtin_bit_cast(u32, Layout::over_row(top, Layout::largest)) & 0x7f800000;
-    const float now = __builtin_bit_cast(float, max(kSmallestPower, min(power, kLargestPower)));
-    const float factor = v_unit * inverse_of_power(now);
-    v_unit = now;
+  bool leaves_unit(float product, i32 h) const { return product >= 0x1p15f * v_unit[h]; }
+  // All lanes of a warp. A weight of 1 and a scale leave room for weights that exceed it.
+  void follow_products(const float (&top)[2]) {
 #pragma unroll
-    for (i32 f = 0; f < kOFloats; ++f) O[f] *= factor;
+    for (i32 h = 0; h < 2; ++h) {
+      const float largest = Layout::over_row(top[h], Layout::largest);
+      const float weight = 1 << kConfig.weight_log2();
+      if (leaves_unit(largest, h)) rescale_O(h, 1.f, largest / weight);
+    }
+  }
+
+  // O of the row of half h times `factor`, from now on in units of a power of two, that of `size`.
+  void rescale_O(i32 h, float factor, float size) {
+    if constexpr (kConfig.scaled) {
+      const u32 power = __builtin_bit_cast(u32, size) & 0x7f800000;
+      const float now = __builtin_bit_cast(float, max(kSmallestPower, min(power, kLargestPower)));
+      factor = factor * v_unit[h] * inverse_of_power(now);
+      v_unit[h] = now;
+    }
+#pragma unroll
+    for (i32 f = 0; f < kOFloats; ++f) {
+      if (Layout::half_of(f) == h) O[f] *= factor;
+    }
   }
 
   // Scores in log2, where dot products do not serve.
@@ -314,10 +333,7 @@ struct DecodeConsumerSm80 {
           maximum[h] == -kInfinity<float> ? 0.f : ptx::exp2((maximum[h] - now) * log2s[h]);
       maximum[h] = now;
       sum[h] *= factor;
-#pragma unroll
-      for (i32 f = 0; f < kOFloats; ++f) {
-        if (Layout::half_of(f) == h) O[f] *= factor;
-      }
+      rescale_O(h, factor, v_unit[h] * factor);
     }
   }
 };

@@ -241,7 +241,6 @@ struct DecodeEpilogueSm80 {
     const i32 split = Split<kConfig>::number();
     const bool is_lost = ptx::any((consumer.lost & kLostBits) != 0);
     constexpr float kWeightUnit = 1.f / (1 << kConfig.weight_log2());
-    const float unit = kWeightUnit * (kConfig.scaled ? consumer.v_unit : 1);
     float sums[2];
 #pragma unroll
     for (i32 h = 0; h < 2; ++h) {
@@ -253,6 +252,7 @@ struct DecodeEpilogueSm80 {
       const i32 row = DecodeLayout<kConfig>::row_of(h);
       if (row >= num_rows) continue;
       const float maximum = consumer.maximum[h] * consumer.row_unit(h);
+      const float unit = kWeightUnit * (kConfig.scaled ? consumer.v_unit[h] : 1);
       if (DecodeLayout<kConfig>::is_first_of_row()) store(state_of(split, row), maximum, sums[h]);
       const u32 at = exchange_row(split, row);
       consumer.each_dim(h, [&](i32 dim, auto... x) {

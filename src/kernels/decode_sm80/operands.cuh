@@ -7,6 +7,7 @@
 // columns, S^T = K Q^T and O^T += V^T P^T: half the products, and half the registers of O.
 #pragma once
 
+#include "kernels/attention/kv_scale.cuh"
 #include "kernels/common/fragments.cuh"
 #include "kernels/decode_sm80/producer.cuh"
 
@@ -94,17 +95,17 @@ struct DecodeLayout {
     if constexpr (kTransposed) return first + f / 4 * 16 + f / 2 % 2 * 8 + lane / 4;
     return first + f / 4 * 8 + 2 * (lane % 4) + f % 2;
   }
-  // Numbers that lie beside keys, for every float of S.
-  static void load_columns(float (&x)[kFloats], u32 from) {
+  // Scales of keys, for every float of S.
+  static void load_scales(float (&x)[kFloats], u32 from) {
 #pragma unroll
     for (i32 f = 0; f < kFloats; f += kTransposed ? 2 : 4) {
       const u32 at = from + static_cast<u32>(column(0, f)) * 4;
       if constexpr (kTransposed) {
-        x[f] = x[f + 1] = __builtin_bit_cast(float, ptx::load_shared(at));
+        x[f] = x[f + 1] = kv_scale(__builtin_bit_cast(float, ptx::load_shared(at)));
       } else {
         const ptx::F32x2 pair = ptx::load_shared_f32x2(at);
-        x[f] = x[f + 2] = pair.word[0];
-        x[f + 1] = x[f + 3] = pair.word[1];
+        x[f] = x[f + 2] = kv_scale(pair.word[0]);
+        x[f + 1] = x[f + 3] = kv_scale(pair.word[1]);
       }
     }
   }

@@ -268,18 +268,12 @@ class KeyCounts {
   i32 of_head() const { return of_head_; }
   bool has_empty() const { return has_empty_; }  // sequences
 
-  // Number of the first chunk of a sequence, among those of a head.
+  // Number of the first chunk of a sequence, one of the first kThreads, among those of a head.
+  // Before seek().
   i32 begin_of(i32 index) {
     if constexpr (!kConfig.score.varlen) return index * count_of(0);
-    i32 before = 0;  // chunks of the sequences before this round's
-    const i32 last_round = index / kThreads;
-    for (i32 round = 0; round < last_round; ++round) {
-      if (round > 0) count_round(round);
-      before += of_round_;
-    }
-    if (last_round > 0) count_round(last_round);
-    if (index % kThreads == static_cast<i32>(ptx::thread_index())) {
-      ptx::store_shared(words_ + 33 * 4, static_cast<u32>(before + before_own_));
+    if (index == static_cast<i32>(ptx::thread_index())) {
+      ptx::store_shared(words_ + 33 * 4, static_cast<u32>(before_own_));
     }
     ptx::block_sync();  // one thread -> what it found
     return static_cast<i32>(ptx::load_shared(words_ + 33 * 4));

@@ -323,6 +323,17 @@ constexpr DecodeSm80Config of_bytes(DecodeSm80Config config, DType dtype, DType 
   config.d_v = 64;
   return config;
 }
+// Scores in log2 before the softmax.
+constexpr DecodeSm80Config kMapped = [] {
+  DecodeSm80Config config = small(16, 2);
+  config.score.score_mod = config.score.alibi = true;
+  return config;
+}();
+constexpr DecodeSm80Config kTreeAlone = [] {
+  DecodeSm80Config config = kPagedByLength;
+  config.tree = true;
+  return config;
+}();
 constexpr DType kE4M3 = DType::kFloat8E4M3, kE5M2 = DType::kFloat8E5M2, kInt8 = DType::kInt8;
 constexpr DType kF16 = DType::kFloat16, kBF16 = DType::kBFloat16;
 constexpr DecodeSm80Config kSixtyFour = [] {
@@ -814,6 +825,23 @@ TEST(DecodeSm80, Trees) {
   }
 }
 
+// Without positions: rows and drafts stand at the end of the keys.
+TEST(DecodeSm80, TreesAtTheEnd) {
+  RandomProblem random(4);
+  const DecodeShape shape{2, 1, 4, 3, 1};
+  Request request = decode_request(random, DType::kBFloat16, shape);
+  Pools pools(random, 16, {70, 20});
+  pools.put_into(random, request, DType::kBFloat16, shape);
+  Tensor& words = request.arrays[Array::kTree];
+  words = random.indices(DType::kInt64, {7, 7, 5, 1, 6, 7});  // 4: a draft beyond the row
+  words.rank = 2;
+  words.shape[0] = 2;
+  words.shape[1] = words.strides[0] = 3;
+  words.strides[1] = 1;
+  request.options.causal = true;
+  expect_oracle<kTreeAlone>(random, request, 3, 1);
+}
+
 // Keys and values of 8 bits: a request of every page form and length, and drafts.
 template <DType kDType, DType kQuantised, bool kScaled, bool kConverts = false>
 void expect_bytes(i64 page_rows) {
@@ -880,6 +908,80 @@ TEST(DecodeSm80, BytesOfFarQueriesAndScales) {
     expect_oracle<with_one_query(of_bytes(kPadded, kBF16, kE4M3, true, true))>(random, request, 3,
                                                                                1);
   }
+}
+
+TEST(DecodeSm80, BytesBesideMappedScores) {
+  RandomProblem random(5);
+  Request wide = decode_request(random, kBF16, {2, 2, 3, 1, 72});
+  Arrays& arrays = wide.arrays;
+  arrays[Array::kKvLengths] = random.indices(DType::kInt32, {72, 40});
+  arrays[Array::kAlibiSlopes] = aligned_array(random, DType::kFloat32, {2, 6});
+  random.fill_normal(arrays[Array::kAlibiSlopes], 0.1);
+  wide.options.softcap = 3;
+  expect_oracle<of_bytes(kMapped, kBF16, kE4M3, true, true)>(
+      random, with_bytes(random, wide, kE4M3, true), 3, 1);
+}
+
+void set_scale(const Request& request, Array array, i64 key, double value) {
+  const i64 at[kMaxRank] = {0, 0, key, 0};
+  const Tensor& scales = request.arrays[array];
+  store_real(RandomProblem::address(scales, at), scales.dtype, value);
+}
+
+// A scale that is infinite or NaN makes NaN of its values, for rows that see the key.
+TEST(DecodeSm80, ScalesOfBytesThatAreNotFinite) {
+  for (const Array array : {Array::kKScale, Array::kVScale}) {
+    for (const double scale : {kInfinity<double>, -kInfinity<double>, kNan}) {
+      RandomProblem random(3);
+      Request wide = decode_request(random, kBF16, {1, 1, 4, 2, 64});
+      wide.options.causal = true;
+      const Request request = with_bytes(random, wide, kInt8, true);
+      set_scale(request, array, 63, scale);  // only the second row sees it
+      expect_oracle<of_bytes(kSixteen, kBF16, kInt8, true)>(random, request, 2, 1);
+    }
+  }
+}
+
+// A row's results do not know how large the scales of keys are that only another row sees.
+TEST(DecodeSm80, ScalesOfKeysThatOtherRowsSee) {
+  RandomProblem random(3);
+  Request wide = decode_request(random, kBF16, {1, 1, 4, 2, 64});
+  wide.options.causal = true;
+  Request request = with_bytes(random, wide, kInt8, true);
+  set_scale(request, Array::kVScale, 63, 1e35);
+  Request actual = with_own_outputs(random, request);
+  cpu::scalar_forward(validate(request, Pointers::kChecked));
+  decode<of_bytes(kSixteen, kBF16, kInt8, true)>(validate(actual, Pointers::kChecked), 2, 1);
+  expect_rounded(actual, request, 1);
+  for (Request* const outputs : {&actual, &request}) outputs->arrays[Array::kO].shape[2] = 1;
+  expect_rounded(actual, request, 1);
+}
+
+// Values of far larger scales, and then keys beside which those before count for nothing.
+TEST(DecodeSm80, ScalesOfKeysThatNoLongerCount) {
+  RandomProblem random(3);
+  Request wide = decode_request(random, kBF16, {1, 1, 4, 1, 96});
+  const auto fill = [&](Array array, const auto& value) {
+    const Tensor& tensor = wide.arrays[array];
+    RandomProblem::for_each(tensor, [&](const i64* at) {
+      store_real(RandomProblem::address(tensor, at), tensor.dtype, value(at[2]));
+    });
+  };
+  fill(Array::kQ, [](i64) { return 1; });
+  fill(Array::kK, [](i64 key) { return key < 64 ? -1 : 1; });
+  wide.options.scale = 2;
+  wide.arrays[Array::kKvLengths] = random.indices(DType::kInt32, {96});
+  const Request request = with_bytes(random, wide, kInt8, true);
+  for (i64 key = 0; key < 96; ++key) {
+    set_scale(request, Array::kKScale, key, 1. / 40);
+    set_scale(request, Array::kVScale, key, key < 64 ? 0x1p40 : 0x1p-10);
+  }
+  Request actual = with_own_outputs(random, request);
+  cpu::scalar_forward(validate(request, Pointers::kChecked));
+  decode<with_one_query(of_bytes(kPadded, kBF16, kInt8, true))>(
+      validate(actual, Pointers::kChecked), 1, 1);
+  const Difference difference = compare(actual.arrays[Array::kO], request.arrays[Array::kO]);
+  EXPECT_LE(difference.largest, 0.01 * difference.magnitude) << difference.place;
 }
 
 // NaN and infinities of 8 bits: rows that see one, and rows that do not.

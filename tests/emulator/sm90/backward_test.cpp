@@ -66,6 +66,10 @@ constexpr Kernels kPaired{{.dims = 256,
                            .score = {.mask_kind = MaskKind::kRight, .stats = true}}};
 constexpr Kernels kPairedFull{
     {.dims = 256, .register_dims = 128, .paired = true, .score = {.stats = true}}};
+// dQ and dK, which at 256 dims have one stage of dO.
+constexpr Kernels kKeysAlone{
+    {.dims = 256, .dq = false, .dv = false, .score = {.mask_kind = MaskKind::kRight}},
+    dq_config(256, 48, MaskKind::kRight, false)};
 
 // Every option of a score, in three sets. The forward's config of dQ says which.
 constexpr ForwardSm90Config kCappedDq = [] {
@@ -127,7 +131,7 @@ void launch(const Problem& problem, const BackwardSm90Config& chosen, BackwardPa
                  map_of(arrays[Array::kV], kConfig.kv_rows_of_block()),
                  map_of(arrays[Array::kDOut], kConfig.q_rows),
                  map_of(arrays[Array::kDK], 64),
-                 map_of(arrays[Array::kDV], 64)};
+                 kConfig.dv ? map_of(arrays[Array::kDV], 64) : TensorMap{}};
   // The last two work tiles in two parts, which a plan does where there are many.
   std::vector<float> part_sums(kConfig.paired ? size_t{2 * 4 * 64} * kConfig.dims + 4 : 0);
   std::vector<u32> parts_done(8);
@@ -269,8 +273,11 @@ void expect_agreement(const Request& forward, RandomProblem& random, unsigned se
   if (kKernels.dq.score.sinks) expected.arrays[Array::kDLse] = Tensor{};  // not together
   if (!kConfig.score.stats) expected.arrays[Array::kStats] = Tensor{};
   if (kConfig.score.stats) expected.arrays[Array::kStats] = forward.arrays[Array::kStats];
+  if (!kConfig.dv) expected.arrays[Array::kDV] = Tensor{};
   Request actual = expected;
-  for (const Array output : {Array::kDQ, Array::kDK, Array::kDV}) {
+  std::vector<Array> outputs{Array::kDQ, Array::kDK};
+  if (kConfig.dv) outputs.push_back(Array::kDV);
+  for (const Array output : outputs) {
     actual.arrays[output] = random.twin(expected.arrays[output]);
   }
   cpu::scalar_backward(validate(expected, Pointers::kChecked));
@@ -279,8 +286,8 @@ void expect_agreement(const Request& forward, RandomProblem& random, unsigned se
   if constexpr (!kConfig.score.varlen) {  // there, rows without keys hold NaN
     EXPECT_TRUE(unusual || !fell_back) << "seed " << seed << ": finite scores left float32";
   }
-  expect_close(actual, expected, {Array::kDQ, Array::kDK, Array::kDV}, seed);
-  for (const Array output : {Array::kDQ, Array::kDK, Array::kDV}) {
+  expect_close(actual, expected, outputs, seed);
+  for (const Array output : outputs) {
     EXPECT_TRUE(random.is_intact_around(actual.arrays[output]))
         << "seed " << seed << ", " << name(output);
   }
@@ -292,6 +299,7 @@ bool is_for(const Request& forward, RandomProblem& random) {
   constexpr BackwardSm90Config kConfig = kKernels.first;
   Request backward = to_backward(random, forward, 7);
   backward.options.deterministic = !kConfig.dq;
+  if (!kConfig.dv) backward.arrays[Array::kDV] = Tensor{};
   const BackwardSm90Config chosen =
       *gpu::backward_sm90_configs(validate(backward, Pointers::kChecked)).main;
   return chosen.dims == kConfig.dims && chosen.dq == kConfig.dq &&
@@ -316,6 +324,7 @@ void expect_agreement(unsigned first, int count, bool unusual) {
 TEST(Sm90BackwardOnHost, DqByQueries) {
   expect_agreement<kDeterministic>(201, 4, false);
   expect_agreement<kWide>(301, 3, false);
+  expect_agreement<kKeysAlone>(401, 2, false);
 }
 
 TEST(Sm90BackwardOnHost, Options) {

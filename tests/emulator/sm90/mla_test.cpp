@@ -218,6 +218,15 @@ TEST(MlaSm90, AllKeysOfEqualLengths) {
   expect_latent<kAllKeys>(random, request, 5, 3);
 }
 
+// More workers than row tiles, so that each has a block that adds up its parts.
+TEST(MlaSm90, SinksOfEqualLengths) {
+  RandomProblem random(6);
+  Request request = latent_request(random, kAllKeys, {{200, 200, 200}, 8, 2});
+  Tensor& sinks = request.arrays[Array::kSinks] = latent_array(random, DType::kFloat32, {8});
+  random.fill_normal(sinks);
+  expect_latent<kAllKeys>(random, request, 9, 3);
+}
+
 // Packed queries, some of no request, over pages of 8 rows, of which a window shows some.
 TEST(MlaSm90, PackedQueries) {
   RandomProblem random(3);

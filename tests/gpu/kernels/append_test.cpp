@@ -199,6 +199,41 @@ TEST(AppendKernel, PagesBeyond32BitsOfElements) {
   ::munmap(pool, bytes);
 }
 
+// Of four rows behind the six of a request, two have a place in its table of two pages: the others
+// go nowhere, and the host is told. Of float32, four elements of int8 at a time.
+TEST(AppendKernel, RowsBeyondTheTableGoNowhere) {
+  constexpr i64 kDims = 16;
+  alignas(16) float rows[4][kDims];
+  for (i64 row = 0; row < 4; ++row) {
+    for (i64 d = 0; d < kDims; ++d) rows[row][d] = static_cast<float>(10 * row + d - 20);
+  }
+  alignas(16) signed char pools[2][2][4][kDims];  // k and v
+  std::memset(pools, 77, sizeof(pools));
+  std::vector<i64> table{1, 0}, lengths{6};
+  AppendProblem given;
+  given.k = {rows, DType::kFloat32, 4, {1, 1, 4, kDims}, {0, 0, kDims, 1}};
+  given.v = given.k;
+  given.k_cache = {pools[0], DType::kInt8, 4, {2, 1, 4, kDims}, {4 * kDims, 0, kDims, 1}};
+  given.v_cache = given.k_cache;
+  given.v_cache.data = pools[1];
+  given.page_table = {table.data(), DType::kInt64, 2, {1, 2}, {2, 1}};
+  given.kv_lengths = {lengths.data(), DType::kInt64, 1, {1}, {1}};
+  const AppendProblem problem = validate_append(given, true);
+  const AppendConfig config = gpu::append_config(problem);
+  EXPECT_TRUE(config.vectors);
+  AppendRun run{problem, 4};
+  ASSERT_TRUE(run.run_quantised(config));
+  EXPECT_EQ(run.faults.bits(), u32{kFaultSlots});
+  for (const auto& pool : pools) {
+    for (i64 row = 0; row < 8; ++row) {
+      for (i64 d = 0; d < kDims; ++d) {
+        const bool is_new = row == 2 || row == 3;  // of page 0, the request's second
+        EXPECT_EQ(pool[row / 4][row % 4][d], is_new ? 10 * (row - 2) + d - 20 : 77);
+      }
+    }
+  }
+}
+
 TEST(AppendKernel, EntriesOutOfRangeWriteNothingAndAreRecorded) {
   u32 seen = 0;
   for (unsigned seed = 0; seed < num_drawn(kDrawn); ++seed) {

@@ -12,20 +12,25 @@
 namespace fulmen::test {
 namespace {
 
-constexpr FmaConfig kNaive{.caches = true};
-constexpr FmaConfig kSimt{.num_threads = 64,
-                          .rows = 16,
-                          .columns = 16,
-                          .max_dim_qk = 32,
-                          .max_dim_v = 32,
-                          .caches = true};
+constexpr FmaConfig naive_of(DType quantised) { return {.caches = true, .quantised = quantised}; }
+constexpr FmaConfig simt_of(DType quantised) {
+  return {.num_threads = 64,
+          .rows = 16,
+          .columns = 16,
+          .max_dim_qk = 32,
+          .max_dim_v = 32,
+          .caches = true,
+          .quantised = quantised};
+}
 
+template <FmaConfig kNaive>
 void run_naive(const AttentionParams& p) {
   const i64 blocks = ceil_div(forward_naive_tasks(p), kNaive.num_threads);
   emulator::launch({.blocks = blocks, .threads = kNaive.num_threads, .shared_bytes = 0, .seed = 1},
                    [&] { forward_naive<kNaive>(p); });
 }
 
+template <FmaConfig kSimt>
 void run_simt(const AttentionParams& p) {
   emulator::launch({.blocks = num_q_tiles(p, kSimt.rows),
                     .threads = kSimt.num_threads,
@@ -34,28 +39,34 @@ void run_simt(const AttentionParams& p) {
                    [&] { forward_simt<kSimt>(p); });
 }
 
-constexpr void (*kRuns[])(const AttentionParams& p) = {run_naive, run_simt};
+using KernelCall = void (*)(const AttentionParams& p);
+constexpr KernelCall kRuns[] = {run_naive<naive_of(DType::kNone)>, run_simt<simt_of(DType::kNone)>};
 
-// Three requests of 20 query rows, with 9, 17 and 4 keys on pages of 4 rows.
+// Three requests of 20 query rows, with 9, 17 and 4 keys on pages of 4 rows: of float32 or int8,
+// with elements side by side or apart.
 struct Cache {
   RandomProblem random{5};
   Request request;
   std::vector<i64> table{3, 0, 6, -1, -1, 1, 9, 2, 8, 4, 7, -1, -1, -1, -1};
   std::vector<i64> lengths{9, 17, 4};
 
-  Cache() {
+  explicit Cache(DType kv_dtype = DType::kFloat32, i64 element_stride = 1) {
     Arrays& arrays = request.arrays;
     for (const Array array : {Array::kQ, Array::kO}) arrays[array] = plain({3, 2, 20, 24});
-    for (const Array array : {Array::kK, Array::kV}) arrays[array] = plain({10, 1, 4, 24});
-    for (const Array input : {Array::kQ, Array::kK, Array::kV}) random.fill_normal(arrays[input]);
+    for (const Array array : {Array::kK, Array::kV}) {
+      arrays[array] = plain({10, 1, 4, 24}, kv_dtype, element_stride);
+    }
+    for (const Array input : {Array::kQ, Array::kK, Array::kV}) {
+      random.fill_normal(arrays[input], arrays[input].dtype == DType::kInt8 ? 3 : 1);
+    }
     arrays[Array::kLse] = plain({3, 2, 20});
     request.options.scale = kNan;
     request.options.causal = true;
   }
 
-  Tensor plain(std::vector<i64> shape) {
-    Tensor tensor{nullptr, DType::kFloat32, static_cast<int>(shape.size()), {}, {}};
-    i64 elements = 1;
+  Tensor plain(std::vector<i64> shape, DType dtype = DType::kFloat32, i64 element_stride = 1) {
+    Tensor tensor{nullptr, dtype, static_cast<int>(shape.size()), {}, {}};
+    i64 elements = element_stride;
     for (int axis = tensor.rank; axis-- > 0; elements *= tensor.shape[axis]) {
       tensor.shape[axis] = shape[static_cast<size_t>(axis)];
       tensor.strides[axis] = elements;
@@ -136,12 +147,21 @@ TEST(CachesOnDevice, ABadPageEmptiesTheRowsThatSeeIt) {
     size_t entry;  // of the table, of request 1
     i64 id;
   };
-  for (const auto run : kRuns) {
-    Cache whole;
+  struct Kind {
+    KernelCall run;
+    DType dtype;
+    i64 element_stride;
+  };
+  for (const auto& [run, dtype, element_stride] :
+       {Kind{kRuns[0], DType::kFloat32, 1}, Kind{kRuns[1], DType::kFloat32, 1},
+        Kind{kRuns[1], DType::kFloat32, 2},
+        Kind{run_naive<naive_of(DType::kInt8)>, DType::kInt8, 1},
+        Kind{run_simt<simt_of(DType::kInt8)>, DType::kInt8, 1}}) {
+    Cache whole(dtype, element_stride);
     run(gpu::attention_params(whole.problem()));
     for (const Page& page : {Page{5, -1}, Page{9, 10}, Page{7, i64{1} << 40}}) {
       SCOPED_TRACE(page.entry);
-      Cache cache;
+      Cache cache(dtype, element_stride);
       cache.table[page.entry] = page.id;
       FaultBytes faults{};
       run(gpu::attention_params(cache.problem(), &faults));

@@ -69,9 +69,11 @@ class Stored:
 
     @property
     def values(self) -> Array:
-        """Exact, in float64."""
+        """Exact, in float64; NaN where the scale is not finite."""
         values = self.numbers.astype(np.float64)
-        return values if self.scale is None else self.scale.astype(np.float64) * values
+        if self.scale is None:
+            return values
+        return np.where(np.isfinite(self.scale), self.scale.astype(np.float64), np.nan) * values
 
     @property
     def has_rows(self) -> bool:

@@ -30,7 +30,7 @@ class Tensors:
     note: str = ""  # what is special, or the public report
     dtype: str = "float32"
     kv_dtype: str = ""  # of k and v; "": as dtype. Others have 8 bits: quantised.MOST
-    scales: str = ""  # quantised.SCALES
+    scales: str = ""  # quantised.SCALES, and quantised.ODD
 
     # shapes
     batch: int = 1

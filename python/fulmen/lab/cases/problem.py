@@ -297,12 +297,12 @@ def build_problem(case: Case) -> Problem:
         dlse=dlse if case.dlse else None,
     )
     for name in ("k", "v") if case.kv_dtype else ():
-        problem.stored[name] = quantised.stored(drawn[name], case.kv_dtype, case.scales)
+        problem.stored[name] = quantised.stored(drawn[name], name, case.kv_dtype, case.scales)
         setattr(problem, name, problem.stored[name].values)
     if case.poison:
         inputs.plant(problem, case.poison, seed + 2)
-    for name, kept in problem.stored.items():
-        quantised.plant_nan(kept, getattr(problem, name))
+        for name, kept in problem.stored.items():
+            quantised.plant_nan(kept, getattr(problem, name))
     return problem
 
 

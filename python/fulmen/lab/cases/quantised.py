@@ -9,6 +9,7 @@ would have them; for no scales at all the numbers are stored as they are. Called
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -17,10 +18,22 @@ from .arrays import Array, Stored, dtype_of
 
 MOST = {"float8_e4m3fn": 448.0, "float8_e5m2": 57344.0, "int8": 127.0}
 SCALES = ("", "tensor", "head", "row")
+# What becomes of some scales, numbers stay as they are.
+ODD: dict[str, Callable[[Array], Any]] = {
+    "zero": lambda scale: 0.0,
+    "negative": lambda scale: -scale,
+    "infinite": lambda scale: np.where(np.arange(scale.size) % 2, -np.inf, np.inf),
+    "nan": lambda scale: np.nan,
+    "far": lambda scale: scale * np.float32(2.0**60),
+}
 
 
-def stored(x: Array, dtype: str, scales: str) -> Stored:
-    """Numbers as a cache of that type has them, with scales by a word of SCALES."""
+def stored(x: Array, name: str, dtype: str, scales: str) -> Stored:
+    """Numbers of k or v as a cache of that type has them, with scales by a word of SCALES.
+
+    After the word may stand the name of k or v and a word of ODD: "row v far".
+    """
+    scales, _, odd = scales.partition(" ")
     scale: Any = None
     if scales:
         axes = {"tensor": tuple(range(x.ndim)), "row": (x.ndim - 1,)}
@@ -31,6 +44,9 @@ def stored(x: Array, dtype: str, scales: str) -> Stored:
     ratio = x * 8 if scale is None else x / scale
     ratio = np.clip(ratio, -MOST[dtype], MOST[dtype])
     ratio = np.rint(ratio) if dtype == "int8" else ratio
+    if odd and odd.split()[0] == name:
+        some = scale.reshape(-1)[scale.size // 2 :: 7]
+        some[...] = ODD[odd.split()[1]](some)
     return Stored(ratio.astype(dtype_of(dtype)), scale)
 
 

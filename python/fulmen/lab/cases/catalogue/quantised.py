@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from itertools import product
 
-from ..quantised import MOST, SCALES
+from ..quantised import MOST, ODD, SCALES
 from .options import Fields, table
 
 QUERIES = ("float32", "float16", "bfloat16")
@@ -79,6 +79,21 @@ def paged() -> dict[str, Fields]:
     return made
 
 
+def odd_scales() -> dict[str, Fields]:
+    """Some scales 0, negative, infinite, NaN or far larger than others, of rows or of heads."""
+    made: dict[str, Fields] = {}
+    for n, (array, odd) in enumerate(product("kv", ODD)):
+        for m, (kv_dtype, dtype) in enumerate(PAIRS):
+            if odd == "far" and (array == "k" or dtype == "float16"):
+                continue  # scores and values of 1e18
+            made[f"scale_{array}_{odd}_{kv_dtype}_{dtype}"] = {
+                "kv_dtype": kv_dtype, "dtype": dtype, "heads": 8, "dim": 64, "causal": True,
+                "scales": f"{('row', 'row', 'head')[(m + n) % 3]} {array} {odd}",
+                "q_rows": (1, 5)[(n + m) % 2], "page_size": (16, 0)[(n + m // 2) % 2],
+            }  # fmt: skip
+    return made
+
+
 COMMON: Fields = {"batch": 2, "heads": 4, "kv_heads": 2, "kv_rows": 70, "gradients": ()}
 PAGED: Fields = {
     **COMMON, "batch": 3, "q_rows": 5, "kv_lengths": (70, 0, 34), "page_size": 16, "causal": False,
@@ -87,4 +102,5 @@ PAGED: Fields = {
 CASES = [
     *table("quantised", ("quantised",), whole(), **COMMON),
     *table("quantised_caches", ("quantised", "caches"), paged(), **PAGED),
+    *table("quantised", ("quantised", "caches"), odd_scales(), **{**PAGED, "kv_heads": 2}),
 ]
