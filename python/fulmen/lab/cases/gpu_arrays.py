@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from .arrays import Array
+from .arrays import Array, dtype_of
 from .emulator import Emulated
 from .placement import OnGpu
 
@@ -83,10 +83,10 @@ class Torch:
     def get(self, x: Any) -> Array:
         """A NumPy copy, after all work on the stream."""
         host = x.detach().contiguous().cpu()
-        if host.dtype == self.torch.bfloat16:
-            import ml_dtypes
-
-            return np.array(host.view(self.torch.int16).numpy().view(ml_dtypes.bfloat16))
+        name = str(host.dtype).removeprefix("torch.")
+        if name == "bfloat16" or name.startswith("float8"):  # those that NumPy has not
+            bits = self.torch.uint8 if host.itemsize == 1 else self.torch.int16
+            return np.array(host.view(bits).numpy().view(dtype_of(name)))
         return np.array(host.numpy())
 
 
