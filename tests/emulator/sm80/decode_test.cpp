@@ -945,7 +945,7 @@ TEST(DecodeSm80, ScalesOfBytesThatAreNotFinite) {
 // A row's results do not know how large the scales of keys are that only another row sees.
 TEST(DecodeSm80, ScalesOfKeysThatOtherRowsSee) {
   RandomProblem random(3);
-  Request wide = decode_request(random, kBF16, {1, 1, 4, 2, 64});
+  Request wide = decode_request(random, kBF16, {1, 1, 8, 2, 64});
   wide.options.causal = true;
   Request request = with_bytes(random, wide, kInt8, true);
   set_scale(request, Array::kVScale, 63, 1e35);
