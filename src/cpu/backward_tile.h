@@ -20,12 +20,16 @@ inline i64 shared_row(const Problem& problem, const Sequence& sequence, i64 head
 template <class Real>
 class BackwardTile {
  public:
-  // pairs: for products of bf16 as it is, which leave dS in no scratch.dS; null: never those.
+  // pairs: for products of bf16 as it is, which leave dS in no scratch.dS; null: never those. dO
+  // may be float32.
   BackwardTile(const Problem& problem, const TileSizes& sizes, const BackwardShared<Real>& shared,
                const BackwardScratch<Real>& scratch, i64 sequence_index, const PairKernels* pairs)
       : problem_(problem),
         kernels_(cpu::kernels<Real>()),
-        pairs_(problem.dtype == DType::kBFloat16 ? pairs : nullptr),
+        pairs_(problem.dtype == DType::kBFloat16 &&
+                       problem.arrays[Array::kDOut].dtype == problem.dtype
+                   ? pairs
+                   : nullptr),
         sizes_(sizes),
         shared_(shared),
         scratch_(scratch),

@@ -76,5 +76,31 @@ TEST(TiledBackward, GivesEachGradientAloneWithTheSameBits) {
   }
 }
 
+// Whose upper and lower halves would both be ordinary numbers of 16 bits.
+TEST(TiledBackward, ReadsOnesOfFloat32BesideKeysOf16Bits) {
+  int runs = 0;
+  for (unsigned seed = 4000; seed < 4400; ++seed) {
+    RandomProblem random(seed);
+    const Request expected = drawn_backward(random, kAll);
+    const Tensor& dO = expected.arrays[Array::kDOut];
+    if (dO.dtype == expected.arrays[Array::kQ].dtype || dO.dtype != DType::kFloat32) continue;
+    RandomProblem::for_each(dO, [&](const i64* at) {
+      store_real(RandomProblem::address(dO, at), dO.dtype, at[2] % 2 == 0 ? 1.0 : -1.0);
+    });
+    const Request actual = with_fresh_outputs(random, expected);
+    cpu::scalar_backward(validate(expected, Pointers::kChecked));
+    run_tiled(random, actual, 2);
+    ++runs;
+    for (const Array output : {Array::kDQ, Array::kDK, Array::kDV}) {
+      const Difference difference = compare(actual.arrays[output], expected.arrays[output]);
+      const double allowed =
+          tolerance(expected.arrays[Array::kQ].dtype, actual.arrays[output].dtype);
+      EXPECT_LE(difference.largest, 2 * allowed * max(difference.magnitude, 1.0))
+          << "seed " << seed << ", " << name(output);
+    }
+  }
+  EXPECT_GT(runs, 10);
+}
+
 }  // namespace
 }  // namespace fulmen::test
