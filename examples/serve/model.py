@@ -98,7 +98,7 @@ class Decoder(nn.Module):
 
     # --8<-- [start:step]
     @torch.no_grad()
-    def step(self, batch: Batch, k_pages, v_pages):
+    def step(self, batch: Batch, k_pages, v_pages, invariant=False):
         """Logits of the last token of each request; pools are (layer, page, row, kv_head, dim)."""
         x = self.tokens(batch.tokens)
         for layer, block in enumerate(self.blocks):
@@ -111,8 +111,9 @@ class Decoder(nn.Module):
                     sin=self.sin, q=q, layout="shd",
                 )  # fmt: skip
                 return fulmen.attention_paged(
-                    q, *pools, batch.page_table, batch.kv_lengths, cu_q=batch.cu_q, causal=True
-                )
+                    q, *pools, batch.page_table, batch.kv_lengths, cu_q=batch.cu_q, causal=True,
+                    batch_invariant=invariant,
+                )  # fmt: skip
 
             x = block(x, attend)
         return self.logits(x[batch.last])

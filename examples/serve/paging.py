@@ -32,14 +32,18 @@ class Pages:
         """The number of a prefix that ends with a full page: equal numbers, equal tokens."""
         return self.prefixes.setdefault((before, tuple(tokens)), len(self.prefixes) + 1)
 
-    def shared(self, tokens: list[int]) -> list[int]:
-        """The known pages that `tokens` begin with, now used once more; not the last token's."""
+    def shared(self, tokens: list[int], multiple: int = 1) -> list[int]:
+        """The known pages that `tokens` begin with, now used once more; not the last token's.
+
+        As many as hold a multiple of so many tokens.
+        """
         found, before = [], 0
         for first in range(0, len(tokens) - self.page_size, self.page_size):
             before = self.prefix(before, tokens[first : first + self.page_size])
             if before not in self.known:
                 break
             found.append(self.known[before])
+        del found[len(found) * self.page_size // multiple * multiple // self.page_size :]
         for page in found:
             self.users[page] += 1
             self.unused.pop(page, None)

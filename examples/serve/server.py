@@ -5,6 +5,11 @@
 A step has room for so many tokens: one for each request that is generating, the rest for chunks of
 prompts. Requests come and go between steps; one that finds no page waits, and if nothing else
 helps the youngest gives its pages back and starts over later.
+
+An invariant server gives a request the bits that it would have alone, in every dtype: a step always
+has the same number of rows, so that a matrix product is the same one for each row; a prompt is
+computed in chunks that begin and end where they would alone, and so is shared; what was generated is
+computed one token at a time again; attention is asked for bits that no neighbour changes.
 """
 
 from __future__ import annotations
@@ -18,6 +23,9 @@ from model import DIM, KV_HEADS, LAYERS, Batch, Decoder
 from paging import NoPageError, Pages
 
 
+CHUNK = 64  # tokens of a prompt at a time, of an invariant server: a multiple of its pages
+
+
 @dataclass
 class Request:
     prompt: list[int]
@@ -28,6 +36,12 @@ class Request:
     num_cached: int = 0  # tokens whose keys and values are in pages
     num_shared: int = 0  # of these, tokens that another request had brought there
     times: list[float] = field(default_factory=list)  # when each new token came
+
+    def next_rows(self) -> int:
+        """Rows that are computed at once where bits must be those of the request alone."""
+        if self.num_cached >= len(self.prompt):
+            return 1
+        return min(CHUNK - self.num_cached % CHUNK, len(self.prompt) - self.num_cached)
 
     @property
     def new(self) -> list[int]:
@@ -40,7 +54,10 @@ class Request:
 
 class Server:
     def __init__(self, model: Decoder, num_pages=256, page_size=16, most_requests=32,
-                 most_tokens=256, dtype=torch.float32):  # fmt: skip
+                 most_tokens=256, dtype=torch.float32, invariant=False):  # fmt: skip
+        if invariant and (CHUNK % page_size or most_tokens < max(CHUNK, most_requests)):
+            raise ValueError(f"an invariant server has chunks of {CHUNK} tokens, whole pages")
+        self.invariant = invariant
         self.model, self.most_requests, self.most_tokens = model, most_requests, most_tokens
         self.device = model.tokens.weight.device
         shape = (LAYERS, num_pages, page_size, KV_HEADS, DIM)
@@ -69,12 +86,16 @@ class Server:
         chosen = self._choose()
         if not chosen:
             return []
-        logits = self.model.step(self._batch(chosen), self.k_pages, self.v_pages)
+        batch = self._batch(chosen)
+        logits = self.model.step(batch, self.k_pages, self.v_pages, self.invariant)
         best = logits.argmax(-1).tolist()
         self.num_steps += 1
         for (request, count), token in zip(chosen, best):
             request.num_cached += count
-            self.pages.learn(request.tokens, request.pages, request.num_cached)
+            known = min(
+                request.num_cached, len(request.prompt if self.invariant else request.tokens)
+            )
+            self.pages.learn(request.tokens, request.pages, known)
             if request.num_cached == len(request.tokens):
                 request.tokens.append(token)
                 request.times.append(self.now())
@@ -111,7 +132,7 @@ class Server:
                 room -= self._grant(request, room, chosen)
         while self.waiting and len(self.running) < self.most_requests and room > 0:
             request = self.waiting[0]
-            request.pages = self.pages.shared(request.tokens)
+            request.pages = self.pages.shared(request.tokens, CHUNK if self.invariant else 1)
             request.num_cached = len(request.pages) * self.pages.page_size
             request.num_shared = request.num_cached
             self.running.append(self.waiting.popleft())
@@ -126,6 +147,8 @@ class Server:
     def _grant(self, request: Request, room: int, chosen: dict[int, int], may_preempt=True) -> int:
         """Up to `room` next tokens of a request, for which pages are there; how many."""
         wanted = min(len(request.tokens) - request.num_cached, room)
+        if self.invariant:  # all of its next rows, or none
+            wanted = request.next_rows() if request.next_rows() <= room else 0
         size = self.pages.page_size
         while wanted > 0 and len(request.pages) * size < request.num_cached + wanted:
             try:
@@ -135,7 +158,7 @@ class Server:
                 if may_preempt and youngest is not request and id(youngest) not in chosen:
                     self._preempt(youngest)
                     continue
-                wanted = len(request.pages) * size - request.num_cached
+                wanted = 0 if self.invariant else len(request.pages) * size - request.num_cached
         if wanted > 0:
             chosen[id(request)] = wanted
         elif may_preempt and room > 0 and not chosen and request is self.running[-1]:
@@ -163,7 +186,18 @@ class Server:
             lengths.append(rows.stop)
             cu_q.append(len(tokens))
         width = max(len(request.pages) for request, _ in chosen)
+        if self.invariant:  # as many rows, requests and pages as there may be, in every step
+            width = len(self.pages.users)
+            idle = self.most_requests - len(chosen)
+            rows = self.most_tokens - len(tokens)
+            tokens, positions = tokens + [0] * rows, positions + [0] * rows
+            slots, lengths, cu_q = (
+                slots + [-1] * rows,
+                lengths + [0] * idle,
+                cu_q + cu_q[-1:] * idle,
+            )
         table = [request.pages + [-1] * (width - len(request.pages)) for request, _ in chosen]
+        table += [[-1] * width] * (len(cu_q) - 1 - len(table))
 
         def made(x, dtype=torch.int32):
             return torch.tensor(x, dtype=dtype, device=self.device)

@@ -78,6 +78,51 @@ def test_a_server_gives_each_request_the_tokens_that_it_has_alone(name, capsys) 
         assert "0 put back" not in said
 
 
+def logits_by_request(model, prompts, invariant: bool, together: bool):
+    """Bits of the logits of every new token of each request, of one server or of one each."""
+    from server import Request, Server
+
+    found = {tuple(prompt): [] for prompt in prompts}
+
+    class Watched(Server):
+        def _batch(self, chosen):
+            self.chosen = [request for request, _ in chosen]
+            return super()._batch(chosen)
+
+    for group in [prompts] if together else [[prompt] for prompt in prompts]:
+        server = Watched(model, 24, 16, 3, 64, torch.bfloat16, invariant)
+
+        class Recorded:
+            tokens = model.tokens
+
+            def step(self, *asked, server=server):
+                logits = model.step(*asked)
+                for request, row in zip(server.chosen, logits):
+                    found[tuple(request.prompt)].append(row.view(torch.int16).tolist())
+                return logits
+
+        server.model = Recorded()
+        server.run([Request(prompt, 5) for prompt in group])
+    return {prompt: rows[-5:] for prompt, rows in found.items()}  # those that became tokens
+
+
+def test_a_server_in_16_bits_gives_each_request_the_bits_of_one_of_its_own() -> None:
+    loaded("serve/serve.py")  # its folder is on the path from here on
+    from model import Decoder
+
+    torch.manual_seed(0)
+    model = Decoder(40).bfloat16()
+    for weight in model.parameters():  # scores and logits that vary
+        if weight.dim() == 2:
+            torch.nn.init.normal_(weight, std=0.3)
+    first = torch.randint(40, (150,)).tolist()  # two chunks that others share, and a part
+    prompts = [first, first[:130] + [1, 2, 3], [5, 6, 7], torch.randint(40, (70,)).tolist()]
+    alone = logits_by_request(model, prompts, True, together=False)
+    assert logits_by_request(model, prompts, True, together=True) == alone
+    assert all(len(rows) == 5 for rows in alone.values())
+    assert len({str(rows) for rows in alone.values()}) == len(prompts)
+
+
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("sizes", [(5, 5), (64, 64), (65, 130), (200, 63)])
 def test_the_rungs_agree(sizes: tuple[int, int], causal: bool) -> None:
