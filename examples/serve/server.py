@@ -8,8 +8,8 @@ helps the youngest gives its pages back and starts over later.
 
 An invariant server gives a request the bits that it would have alone, in every dtype: a step always
 has the same number of rows, so that a matrix product is the same one for each row; a prompt is
-computed in chunks that begin and end where they would alone, and so is shared; what was generated is
-computed one token at a time again; attention is asked for bits that no neighbour changes.
+computed in chunks that begin and end where they would alone, and so is shared; what was generated
+is computed one token at a time again; attention is asked for bits that no neighbour changes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from dataclasses import dataclass, field
 import torch
 from model import DIM, KV_HEADS, LAYERS, Batch, Decoder
 from paging import NoPageError, Pages
-
 
 CHUNK = 64  # tokens of a prompt at a time, of an invariant server: a multiple of its pages
 

@@ -274,9 +274,15 @@ static inline void fulmen_problem_init(fulmen_problem* problem) {
  * then. With positions, those last q_len keys stand at the positions of their rows too, not at
  * their own number.
  *
- * page_table, page_indptr, kv_start, positions and tree are of forward calls; backward refuses
- * them. What a device finds out of range (section 8) makes a request empty: o = 0, lse = -inf; a
- * page that k and v do not have, those of its query rows that see one of its keys.
+ * kv_shared, with page_table: a prompt that all requests have. The caller says that the first
+ * kv_shared[b] keys of request b lie in the pages of the first request that has any keys; what is
+ * computed is the same without it. A GPU then reads these keys once for the rows of all requests
+ * instead of once a request, as far as the fewest that a request names, and as all query rows stand
+ * behind them; fulmen_explain tells whether. On the CPU the tables are compared.
+ *
+ * page_table, page_indptr, kv_start, kv_shared, positions and tree are of forward calls; backward
+ * refuses them. What a device finds out of range (section 8) makes a request empty: o = 0, lse =
+ * -inf; a page that k and v do not have, those of its query rows that see one of its keys.
  *
  * Quantised keys and values, of forward calls: k and v of one of the three 8-bit types, with q of
  * float32, float16 or bfloat16. Their values are k_scale * k and v_scale * v, where a scale that is
@@ -357,6 +363,9 @@ typedef struct fulmen_tensors {
   fulmen_tensor dcapture5;
   fulmen_tensor dcapture6;
   fulmen_tensor dcapture7;
+
+  /* input of calls over pages: forward only */
+  fulmen_tensor kv_shared; /* (batch) or (1), int32 or int64: 0 or more */
 } fulmen_tensors;
 
 FULMEN_API void fulmen_tensors_init_sized(fulmen_tensors* tensors, size_t struct_size);

@@ -32,6 +32,7 @@ def attention_paged(
     positions: Array = None,
     batch_index: Array = None,
     kv_start: Array = None,
+    kv_shared: Array = None,
     return_lse: bool = False,
     out: Array = None,
     out_dtype: Any = None,
@@ -60,6 +61,10 @@ def attention_paged(
         batch_index: (batch,): contiguous caches: which entry of k_pages and v_pages each request
             has; beside page_table=None.
         kv_start: (batch,): left padding: keys below it are hidden and positions count from it.
+        kv_shared: (batch,) or (1,), or an int: so many first keys of each request lie in the same
+            pages of page_table as those of the first request that has any. o is the same without
+            it; a GPU then reads them once for all requests. Read where the call runs, as lengths
+            are: as far as the fewest that a request names, and as all its queries stand behind.
         return_lse: return (o, lse).
         out: as in `attention`.
         out_dtype: as in `attention`.
@@ -85,7 +90,9 @@ def attention_paged(
     >>> fulmen.attention_paged(q, pool, pool, [[2, 0]], [5])[0, 0]  # page 2, then a row of page 0
     array([[15.2, 16.2]], dtype=float32)
     """
-    given = cache_keywords(page_table, kv_lengths, cu_q, positions, batch_index, kv_start)
+    given = cache_keywords(
+        page_table, kv_lengths, cu_q, positions, batch_index, kv_start, kv_shared
+    )
     if return_lse is not False:
         given["return_lse"] = return_lse
     for name, x in (("out", out), ("out_dtype", out_dtype)):

@@ -135,8 +135,8 @@ def attention(q: Array, k: Array, v: Array, **options: Unpack[AttentionKeywords]
         q_lengths: (batch,) integers: rows from there on give o = 0 and lse = -inf.
         kv_lengths: (batch,) integers: keys from there on are hidden.
         cu_q, cu_kv, max_q, max_kv: packed sequences, as in `attention_varlen`.
-        page_table, page_indptr, kv_start, positions: caches, as in `attention_paged`, where a table
-            of rank 1 is a list of pages with the offsets page_indptr.
+        page_table, page_indptr, kv_start, kv_shared, positions: caches, as in `attention_paged`,
+            where a table of rank 1 is a list of pages with the offsets page_indptr.
         slots: page_table has a row of the pools for each key, -1 where it is hidden.
         dropout_p: probability in [0, 1] that an entry is dropped; the kept are scaled up.
         rng: (seed, offset), seed below 2**64, offset below 2**32; required with dropout_p > 0. Or

@@ -127,6 +127,7 @@ def attention_paged(
     positions: Array = None,
     batch_index: Array = None,
     kv_start: Array = None,
+    kv_shared: Array = None,
     return_lse: bool = False,
     out_dtype: Any = None,
     **options: Unpack[JaxPagedOptions],
@@ -134,9 +135,9 @@ def attention_paged(
     """`fulmen.attention_paged` on JAX arrays, which may be traced.
 
     Args:
-        q, k_pages, v_pages, page_table, kv_lengths, cu_q, positions, batch_index, kv_start: as
-            there; so are the options. The words of masks.tree are NumPy's, or uint32 with one more
-            axis of two, low words first.
+        q, k_pages, v_pages, page_table, kv_lengths, cu_q, positions, batch_index, kv_start,
+            kv_shared: as there; so are the options. The words of masks.tree are NumPy's, or uint32
+            with one more axis of two, low words first.
         return_lse, out_dtype: as in `fulmen.jax.attention`.
 
     Returns:
@@ -145,7 +146,9 @@ def attention_paged(
     Raises:
         fulmen.Error: as `fulmen.jax.attention`; UnsupportedError where a gradient is asked for.
     """
-    caches = cache_keywords(page_table, kv_lengths, cu_q, positions, batch_index, kv_start)
+    caches = cache_keywords(
+        page_table, kv_lengths, cu_q, positions, batch_index, kv_start, kv_shared
+    )
     results = {"return_lse": return_lse, "out_dtype": out_dtype}
     return attention(q, k_pages, v_pages, **caches, **results, **options)
 

@@ -67,6 +67,7 @@ class Caches(TypedDict, total=False):
     page_table: Annotated[Array, None]
     page_indptr: Annotated[Array, None]
     kv_start: Annotated[Array, None]
+    kv_shared: Annotated[Array, None]
     positions: Annotated[Array, None]
 
 

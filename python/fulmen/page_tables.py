@@ -42,6 +42,7 @@ def cache_keywords(
     positions: Array,
     batch_index: Array,
     kv_start: Array,
+    kv_shared: Array = None,
 ) -> dict[str, Any]:
     """The keywords of `fulmen.attention` that the arguments of `attention_paged` stand for.
 
@@ -56,6 +57,9 @@ def cache_keywords(
             "cu_q is given without a table of pages; give page_table, or batch_index= for "
             "contiguous caches"
         )
+    if kv_shared is not None:
+        is_number = isinstance(kv_shared, (int, np.integer))
+        found["kv_shared"] = [int(kv_shared)] if is_number else kv_shared
     for name, x in (("cu_q", cu_q), ("positions", positions), ("kv_start", kv_start)):
         if x is not None:
             found[name] = x

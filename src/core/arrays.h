@@ -139,6 +139,7 @@ inline constexpr AxisList kScoreAxes{
 inline constexpr AxisList kSlopeAxes{2, 1, 1, {kSequence, kHead}, {0, 1}};
 inline constexpr AxisList kSinkAxes{1, 1, 0, {kHead}, {1}};
 inline constexpr AxisList kLengthAxes{1, 1, 0, {kSequence}, {3}};
+inline constexpr AxisList kSharedAxes{1, 1, 1, {kSequence}, {3}};
 inline constexpr AxisList kOffsetAxes{1, 1, 0, {kOffset}, {3}};
 inline constexpr AxisList kRngAxes{1, 1, 0, {kPair}, {3}};
 inline constexpr AxisList kQIdAxes{2, 1, 1, {kBatch, kQRow}, {0, 3}};

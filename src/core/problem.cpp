@@ -280,6 +280,36 @@ void check_lengths(const Problem& problem) {
   }
 }
 
+namespace {
+
+// kv_shared: not negative, and that the first pages of all requests are those of the first one that
+// has any keys.
+void check_shared(const Problem& problem) {
+  if (!problem.has(Array::kKvShared)) return;
+  const Tensor& table = problem.arrays[Array::kPageTable];
+  i64 first = -1;
+  for (i64 index = 0; index < problem.num_sequences; ++index) {
+    const i64 shared = entry(problem, Array::kKvShared, index);
+    if (shared < 0)
+      refuse(sentence("kv_shared[", index, "] is ", shared, "; allowed is 0 or more"));
+    const CacheSequence sequence = problem.sequence(index);
+    if (!shares_keys(sequence.shape)) continue;
+    if (first < 0) first = index;
+    const CacheSequence other = problem.sequence(first);
+    const i64 keys = min(shared_keys(sequence.shape, shared), i64{other.shape.kv_len});
+    for (i64 page = 0; page < ceil_div(keys, problem.entry_keys()); ++page) {
+      const i64 id = table.index(sequence.kv_batch, 0, 0, sequence.first_page + page);
+      const i64 wanted = table.index(other.kv_batch, 0, 0, other.first_page + page);
+      if (id == wanted) continue;
+      refuse(sentence("kv_shared says that request ", index, " has the first ", keys,
+                      " keys of request ", first, ", but its page ", page, " is ", id, ", not ",
+                      wanted, "; leave kv_shared out, or say fewer"));
+    }
+  }
+}
+
+}  // namespace
+
 void check_pages(const Problem& problem) {
   if (!problem.is_paged()) return;
   for (i64 index = 0; index < problem.num_sequences; ++index) {
@@ -296,6 +326,7 @@ void check_pages(const Problem& problem) {
                       problem.slots ? ", and -1 for a key that is hidden" : ""));
     }
   }
+  check_shared(problem);
 }
 
 }  // namespace fulmen

@@ -34,7 +34,7 @@ struct Program;
 //   q_row, 2) bias, mask       (batch, head, q_row, kv_row)    broadcast: stride 0 dbias the same,
 //   extents as given: 1 where reduced alibi_slopes     (batch, head, 1, 1)    broadcast: stride 0
 //   sinks, dsinks    (1, head, 1, 1)
-//   lengths          (1, 1, 1, sequence)
+//   lengths          (1, 1, 1, sequence)    of kv_shared broadcast: stride 0
 //   offsets (cu_)    (1, 1, 1, sequence + 1)
 //   ids, positions, tree    (batch, 1, 1, row)    broadcast: stride 0
 //   page_table       (batch, 1, 1, page or slot)    the batch broadcast where there is page_indptr
@@ -61,7 +61,7 @@ inline constexpr const char* kArrayWords[] = {
 
 // Those that only calls over caches, drafts and left-padded batches have.
 inline constexpr Array kCacheArrays[] = {Array::kPageTable, Array::kPageIndptr, Array::kKvStart,
-                                         Array::kPositions, Array::kTree};
+                                         Array::kKvShared,  Array::kPositions,  Array::kTree};
 
 constexpr bool is_cache_array(Array array) {
   for (const Array one : kCacheArrays) {

@@ -59,6 +59,9 @@ void check_cache_presence(const Arrays& arrays, Call call) {
   if (has(Array::kPageIndptr)) {
     require(arrays, Array::kPageTable, "page_indptr says which of its entries are whose");
   }
+  if (has(Array::kKvShared)) {
+    require(arrays, Array::kPageTable, "kv_shared says which of its pages all requests have");
+  }
   if (call != Call::kBackward) return;
   for (const Array array : kCacheArrays) {
     if (!has(array)) continue;

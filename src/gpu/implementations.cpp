@@ -15,6 +15,7 @@
 #include "gpu/backward_sm80/plan.h"
 #include "gpu/backward_sm90/plan.h"
 #include "gpu/call.h"
+#include "gpu/cascade/plan.h"
 #include "gpu/forward_sm80/plan.h"
 #include "gpu/forward_sm90/plan.h"
 #include "gpu/jit/module.h"
@@ -126,6 +127,9 @@ class AllGradientsPlan final : public GpuPlan {
 
 PlanOrRefusal plan_pass(const GpuImplementation& row, const Pass& pass, const Problem& problem,
                         const Gpu& gpu) {
+  if (row.tensor_cores && problem.has(Array::kKvShared)) {
+    if (auto cascade = plan_cascade(problem, gpu, pass.plan)) return cascade;
+  }
   if (!row.tensor_cores || !misses_gradients(problem)) return pass.plan(problem, gpu);
   const Problem all = with_all_gradients(problem);
   PlanOrRefusal made = pass.plan(all, gpu);

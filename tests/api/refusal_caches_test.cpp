@@ -108,6 +108,17 @@ const Refusal kPaged[] = {
      [](TestCall& c) { c.indices(&T::kv_start, {0, 0}); },
      FULMEN_ERROR_SHAPE,
      {"kv_start has shape (2)", "batch = 3"}},
+    {"kv_shared of another batch",
+     [](TestCall& c) { c.indices(&T::kv_shared, {0, 0}); },
+     FULMEN_ERROR_SHAPE,
+     {"kv_shared has shape (2)", "batch = 3"}},
+    {"kv_shared without pages",
+     [](TestCall& c) {
+       c.remove(&T::page_table);
+       c.indices(&T::kv_shared, {1});
+     },
+     FULMEN_ERROR_ARGUMENT,
+     {"page_table is missing", "kv_shared"}},
     {"positions of another row count",
      [](TestCall& c) { c.indices(&T::positions, {0, 1}); },
      FULMEN_ERROR_SHAPE,
@@ -166,6 +177,14 @@ const Refusal kPaged[] = {
      [](TestCall& c) { c.indices(&T::kv_start, {8, 0, 0}); },
      FULMEN_ERROR_ARGUMENT,
      {"kv_start[0] is 8", "7 keys", "0 to 7"}},
+    {"negative kv_shared",
+     [](TestCall& c) { c.indices(&T::kv_shared, {0, 0, -2}); },
+     FULMEN_ERROR_ARGUMENT,
+     {"kv_shared[2] is -2", "0 or more"}},
+    {"kv_shared of pages that differ",
+     [](TestCall& c) { c.indices(&T::kv_shared, {4}); },
+     FULMEN_ERROR_ARGUMENT,
+     {"kv_shared says that request", "leave kv_shared out"}},
     {"negative kv_start",
      [](TestCall& c) { c.indices(&T::kv_start, {0, 0, -2}); },
      FULMEN_ERROR_ARGUMENT,
@@ -264,11 +283,13 @@ TEST(Refusal, OfTreesOfMoreThan64Rows) {
 }
 
 TEST(Refusal, OfGradientsOverCaches) {
-  for (const Member member : {&T::page_table, &T::kv_start, &T::positions, &T::tree}) {
+  for (const Member member :
+       {&T::page_table, &T::kv_start, &T::kv_shared, &T::positions, &T::tree}) {
     TestCall call;
     call.add_backward();
     call.indices(member, {0, 0, 0});
-    if (member == &T::page_table) call.indices(&T::kv_lengths, {0, 0});
+    if (member == &T::kv_shared) call.indices(&T::page_table, {0, 0, 0});
+    if (call.tensors.page_table.dtype != 0) call.indices(&T::kv_lengths, {0, 0});
     EXPECT_EQ(call.backward(), FULMEN_ERROR_UNSUPPORTED);
     EXPECT_THAT(fulmen_last_error(), HasSubstr("backward does not take"));
     EXPECT_TRUE(call.outputs_untouched());

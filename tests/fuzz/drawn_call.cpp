@@ -158,6 +158,7 @@ bool DrawnCall::is_wanted(const ArrayRule& rule) {
       return has(Array::kQIds);
     case Array::kPageTable:
     case Array::kPageIndptr:
+    case Array::kKvShared:
       return false;
     case Array::kCapture0:
       return problem->expression != 0;

@@ -113,3 +113,12 @@ def test_refusals() -> None:
         fulmen.jax.attention_paged(q, k[0], v, TABLE, LENGTHS)
     with pytest.raises(fulmen.UnsupportedError, match="page_table"):
         jax.grad(lambda x: fulmen.jax.attention_paged(x, k, v, TABLE, LENGTHS).sum())(q)
+
+
+def test_keys_that_requests_share() -> None:
+    given = problem()
+    said = np.array([0], np.int32)
+    found = jax.jit(
+        lambda *x: fulmen.jax.attention_paged(*x, TABLE, LENGTHS, causal=True, kv_shared=said)
+    )(*given)
+    close(found, gathered(*given, causal=True))

@@ -253,7 +253,7 @@ class World:
     # ---- attention ----
 
     def decode(self) -> str:
-        return self.attend([1] * self.rng.randint(1, 5), packed=False)
+        return self.attend([1] * self.rng.choice((1, 2, 3, 5, 9, 12)), packed=False)
 
     def draft(self) -> str:
         count = self.rng.randint(1, 9)
@@ -283,6 +283,8 @@ class World:
             given["max_q"] = max(counts)
         if masks:
             given["mask"] = masks
+        if rng.random() < 0.4:
+            given["kv_shared"] = np.array([self.shared(chosen)], np.int32)
         found = self.memory().attention_forward(q, *self.pools, **given)
         oracle = consult(problem, self.dtype)
         for name in ("o", "lse"):
@@ -323,6 +325,15 @@ class World:
             k[b, :, : request.length] = request.k.swapaxes(0, 1)
             v[b, :, : request.length] = request.v.swapaxes(0, 1)
         return k, v
+
+    def shared(self, chosen: list[Request]) -> int:
+        """How many first keys these requests may say that they share: some of what they do."""
+        lists = [x.pages for x in chosen if x.length]
+        common = 0
+        while len({x[common] for x in lists if len(x) > common}) == 1:
+            common += 1
+        most = common * self.page_size
+        return most if self.rng.random() < 0.7 else self.rng.randint(0, most)
 
     def table(self, chosen: list[Request]) -> dict[str, Any]:
         kind = self.rng.choice(("int32", "int64"))

@@ -81,6 +81,21 @@ def test_contiguous_caches_with_and_without_an_index() -> None:
                                           v[b : b + 1, :, start:])[0])  # fmt: skip
 
 
+@pytest.mark.parametrize("said", [6, [6], [6, 0, 6], np.array([400]), np.int64(0)])
+def test_keys_that_requests_share_are_said_and_change_nothing(said: Any) -> None:
+    q, (k, v) = queries(), pools()
+    table, lengths = np.array([[7, 2, 8], [-1, 99, 0], [7, 2, 1]]), np.array([9, 0, 8])
+    wanted = fulmen.attention_paged(q, k, v, table, lengths, causal=True, return_lse=True)
+    found = fulmen.attention_paged(
+        q, k, v, table, lengths, causal=True, return_lse=True, kv_shared=said
+    )
+    assert all(np.array_equal(x, y) for x, y in zip(found, wanted))
+    given = {"page_table": table, "kv_lengths": lengths, "causal": True}
+    plan = fulmen.plan(q, k, v, need=(), kv_shared=np.array([0]), **given)
+    run = plan.forward(q, k, v, kv_shared=np.array([6]))
+    assert np.array_equal(run.o, wanted[0])
+
+
 @pytest.mark.parametrize("layout", ["bhsd", "bshd", "hsd", "shd"])
 def test_layouts(layout: str) -> None:
     q, (k, v) = queries(), pools()
@@ -187,6 +202,13 @@ REFUSALS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
         {"page_table": [[7, 2, 9], [0] * 3, [0] * 3]}, fulmen.ArgumentError, "page_table",
     ),
     "start behind the end": ({"kv_start": [12, 0, 0]}, fulmen.ArgumentError, "kv_start"),
+    "pages that differ": (
+        {"page_table": [[7, 2, 8], [-1] * 3, [6, 3, 3]], "kv_shared": 8}, fulmen.ArgumentError,
+        "kv_shared says that request 2 has the first",
+    ),
+    "fewer than none": ({"kv_shared": [-1]}, fulmen.ArgumentError, "kv_shared.0. is -1"),
+    "said by two": ({"kv_shared": [1, 2]}, fulmen.ShapeError, "kv_shared"),
+    "shared fractions": ({"kv_shared": [0.5]}, fulmen.DTypeError, "kv_shared"),
     "words of 32 bits": (
         {"mask": fulmen.masks.tree(np.zeros((3, 2), np.int32))}, fulmen.DTypeError, "tree",
     ),

@@ -216,7 +216,7 @@ def test_a_mixed_cell_whole_and_in_two_halves(shims: None) -> None:
     fulmen.warmup([{**FulmenCaches().problem(cell), "backend": "cpu"}])
 
 
-def test_a_prefix_apart_and_merged(shims: None) -> None:
+def test_keys_that_requests_share(shims: None) -> None:
     import torch
 
     cell = cascade_cell()
@@ -225,10 +225,11 @@ def test_a_prefix_apart_and_merged(shims: None) -> None:
     for side in (FulmenCaches(), FulmenCascade(), peers_caches.FlashInferCascade()):
         answer = side.answer(cell, caches)
         assert truth.error(answer.results(answer.call())) < 1e-5, side.name
-    for side in (FulmenCascade(), peers_caches.FlashInferCascade()):
-        with pytest.raises(MissingError, match="shared pages"):
-            side.answer(cell_of(1, (3, 4), 4), caches)
-    fulmen.warmup([{**x, "backend": "cpu"} for x in FulmenCascade().problem(cell)])
+    with pytest.raises(MissingError, match="share no keys"):
+        FulmenCascade().answer(cell_of(1, (3, 4), 4), caches)
+    with pytest.raises(MissingError, match="shared pages"):
+        peers_caches.FlashInferCascade().answer(cell_of(1, (3, 4), 4), caches)
+    fulmen.warmup([{**FulmenCascade().problem(cell), "backend": "cpu"}])
 
 
 @pytest.mark.parametrize("dtype", cache_cells.QUANTISED_BYTES)

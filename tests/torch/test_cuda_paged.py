@@ -28,8 +28,9 @@ class Server:
     request's last page are garbage.
     """
 
-    def __init__(self, rows: int, seed: int) -> None:
-        """With so many query rows at most; 1 unless they are packed."""
+    def __init__(self, rows: int, seed: int, shares: bool = False) -> None:
+        """With so many query rows at most; 1 unless they are packed. shares: a common prompt."""
+        self.shares = shares
         self.draw = random.Random(seed)
         self.rows = rows
         count = REQUESTS * TABLE + 3
@@ -40,6 +41,7 @@ class Server:
         self.table = torch.zeros(REQUESTS, TABLE, dtype=torch.int32, device="cuda")
         self.lengths = torch.zeros(REQUESTS, dtype=torch.int32, device="cuda")
         self.cu_q = torch.zeros(REQUESTS + 1, dtype=torch.int32, device="cuda")
+        self.shared = torch.zeros(1, dtype=torch.int32, device="cuda")
         total = REQUESTS * rows
         self.q = torch.randn(total, HEADS, DIM, device="cuda", dtype=torch.bfloat16)
 
@@ -54,6 +56,8 @@ class Server:
             length = draw.choice(
                 (0, 1, PAGE, PAGE + 1, TABLE * PAGE, draw.randint(1, TABLE * PAGE))
             )
+            if self.shares:
+                length = length and max(length, draw.choice((2, 9)) * PAGE)
             used = -(-length // PAGE)
             pages = [free.pop() for _ in range(used)]
             table[b, :used] = torch.tensor(pages, dtype=torch.int64)
@@ -61,6 +65,12 @@ class Server:
                 seen[page, : length - number * PAGE] = True
             lengths.append(length)
             counts.append(draw.randint(0, min(self.rows, length)))
+        if self.shares:
+            begun = [b for b in range(REQUESTS) if lengths[b]]
+            common = min((lengths[b] // PAGE for b in begun), default=0)
+            common = draw.randint(0, common)
+            table[begun, :common] = table[begun[:1], :common]
+            self.shared.fill_(draw.randint(max(common * PAGE - 3, 0), common * PAGE))
         seen = seen.cuda()[..., None, None]
         for pool, memory in ((self.k, self.memory[0]), (self.v, self.memory[1])):
             pool.copy_(torch.where(seen, memory, torch.nan))
@@ -76,6 +86,8 @@ class Server:
             packed = {"cu_q": self.cu_q, "max_q": self.rows, "layout": "shd"}
         else:
             q, packed = q[:, None], {"layout": "bshd"}
+        if self.shares:
+            packed.update(kv_shared=self.shared, implementation="sm80")  # however few keys
         return fulmen.attention_paged(
             q, self.k, self.v, self.table, self.lengths, causal=True, return_lse=True, **packed
         )
@@ -98,9 +110,9 @@ class Server:
         return (p @ v).transpose(0, 1), rows
 
 
-@pytest.mark.parametrize("rows", [1, 40])
-def test_replays_follow_requests_that_come_and_go(rows: int) -> None:
-    server = Server(rows, rows)
+@pytest.mark.parametrize(("rows", "shares"), [(1, False), (40, False), (1, True)])
+def test_replays_follow_requests_that_come_and_go(rows: int, shares: bool) -> None:
+    server = Server(rows, rows, shares)
     server.step()
     side = torch.cuda.Stream()
     with torch.cuda.stream(side):

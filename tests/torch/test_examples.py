@@ -116,7 +116,7 @@ def test_a_server_in_16_bits_gives_each_request_the_bits_of_one_of_its_own() -> 
         if weight.dim() == 2:
             torch.nn.init.normal_(weight, std=0.3)
     first = torch.randint(40, (150,)).tolist()  # two chunks that others share, and a part
-    prompts = [first, first[:130] + [1, 2, 3], [5, 6, 7], torch.randint(40, (70,)).tolist()]
+    prompts = [first, [*first[:130], 1, 2, 3], [5, 6, 7], torch.randint(40, (70,)).tolist()]
     alone = logits_by_request(model, prompts, True, together=False)
     assert logits_by_request(model, prompts, True, together=True) == alone
     assert all(len(rows) == 5 for rows in alone.values())

@@ -69,6 +69,16 @@ def test_packed_queries_indices_padding_and_lists() -> None:
     torch.testing.assert_close(found, wanted)
 
 
+def test_keys_that_requests_share() -> None:
+    q, k, v, table, lengths = problem()
+    said = torch.zeros(1, dtype=torch.int32, device=DEVICE)
+    call = torch.compile(fulmen.attention_paged, fullgraph=True, backend="aot_eager")
+    wanted = fulmen.attention_paged(q, k, v, table, lengths, causal=True)
+    for attend in (fulmen.attention_paged, call):
+        found = attend(q, k, v, table, lengths, causal=True, kv_shared=said)
+        assert torch.equal(found, wanted)
+
+
 @pytest.mark.parametrize("name", ["q", "k", "v", "sinks"])
 def test_what_requires_grad_is_refused_by_name(name: str) -> None:
     q, k, v, table, lengths = problem()

@@ -122,12 +122,11 @@ class Benches(ABC):
             fulmen.warmup(problems, progress=lambda done, total: advance(1))
 
     def _problems(self, cells: Sequence[Cell]) -> Iterator[dict[str, Any]]:
-        """What is compiled for cells; a side answers one by a call or by several."""
+        """What is compiled for cells."""
         asked: list[Any] = [side for side in self.sides if is_ours(side.name)]
         for cell, side in product(cells, asked):
             with suppress(MissingError):
-                made = side.problem(cell)
-                yield from made if isinstance(made, list) else [made]
+                yield side.problem(cell)
 
     def run(self, cell: Cell) -> list[dict[str, Any]]:
         """The records of a cell: a row a side."""

@@ -222,6 +222,16 @@ constexpr Interval pages_in_use(const CacheLayout& layout, const CacheSequence& 
           sequence.first_page + ceil_div(end, layout.page_rows)};
 }
 
+// The first keys of a request that others have too, where its kv_shared says `shared`: as far as
+// all of its query rows stand behind them. Requests without rows or keys say nothing of what is
+// shared.
+constexpr bool shares_keys(const SequenceShape& shape) {
+  return shape.q_len > 0 && shape.kv_len > 0;
+}
+constexpr i64 shared_keys(const SequenceShape& shape, i64 shared) {
+  return max<i64>(0, min<i64>(shared, shape.kv_len - shape.q_len));
+}
+
 // The keys whose bits a tree mask has: the last q_len, bit t that of key first_drafted() + t.
 // Earlier keys are visible to all rows.
 constexpr i64 first_drafted(const SequenceShape& shape) { return shape.kv_len - shape.q_len; }

@@ -23,6 +23,7 @@
 #include "gpu/backend.h"
 #include "gpu/backward_sm80/plan.h"
 #include "gpu/backward_sm90/plan.h"
+#include "gpu/cascade/plan.h"
 #include "gpu/decode_sm80/plan.h"
 #include "gpu/forward_sm80/plan.h"
 #include "gpu/forward_sm90/plan.h"
@@ -157,6 +158,8 @@ void expect_compile(const std::vector<Group>& groups) {
 TEST(CompileKernels, Naive) { expect_compile({{naive_specs(), 5}}); }
 
 TEST(CompileKernels, Merge) { expect_compile({{{merge_specs()}, 3}}); }
+
+TEST(CompileKernels, Cascade) { expect_compile({{{cascade_specs()}, 1}}); }
 
 TEST(CompileKernels, Append) { expect_compile({{{append_specs()}, 1}}); }
 

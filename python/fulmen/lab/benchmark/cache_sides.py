@@ -21,7 +21,6 @@ from .sides import Answer, Side, Tensors
 
 LAYOUT = "bshd"  # heads inside a token, as servers have them
 SCALE_OF = {"float8_e4m3fn": 0.5, "float8_e5m2": 0.5, "int8": 4 / 127}  # of normal numbers
-PARTS = 8  # of shared keys, so that few row tiles fill a card
 
 
 @dataclass
@@ -177,69 +176,18 @@ class FulmenHeadsFirst(FulmenCaches):
         return super().answer(cell, replace(tensors, k=k, v=v))
 
 
-class FulmenCascade(Side):
-    """Keys that all requests share, then those of each, and one merge.
-
-    The rows of all requests are those of one over the shared keys, which are divided into parts.
-    """
+class FulmenCascade(FulmenCaches):
+    """The same call, which says how many keys all requests share."""
 
     name = "fulmen cascade"
 
-    def __init__(self, implementation: str = "auto") -> None:
-        """By the name of an implementation."""
-        self.asked = implementation
-
-    def _calls(
-        self, cell: CacheCell, table: Any, integers: Callable[[list[int]], Any]
-    ) -> list[tuple[Any, dict[str, Any]]]:
-        """The tables and options of the two calls: of the parts, and of the own keys."""
-        if not cell.shared or cell.shared % (PARTS * cell.page) or cell.rows > 1:
-            raise MissingError(f"it takes one row over {PARTS} parts of shared pages")
-        common = cell.shared // cell.page
-        own = [keys - cell.shared for keys in cell.kv_lengths]
-        said = {"layout": LAYOUT, "implementation": self.asked}
-        parts = table[0, :common].reshape(PARTS, -1)
-        return [
-            (parts, {**said, "kv_lengths": integers([cell.shared // PARTS] * PARTS)}),
-            (table[:, common:], {**said, "kv_lengths": integers(own)}),
-        ]
-
-    def problem(self, cell: CacheCell) -> list[dict[str, Any]]:
-        """The two calls of a cell as `fulmen.warmup` takes them."""
-        table, _, _ = pages_of(cell)
-        kv = (cell.num_pages, cell.page, cell.kv_heads, cell.dim)
-        calls = self._calls(cell, table, lambda x: np.asarray(x, np.int32))
-        shapes = ((PARTS, cell.batch), (cell.batch, 1))
-        return [
-            {"q": (*rows, cell.heads, cell.dim), "k": kv, "v": kv, "need": (),
-             "dtype": cell.dtype, "page_table": pages, **options}
-            for rows, (pages, options) in zip(shapes, calls)
-        ]  # fmt: skip
-
-    def answer(self, cell: Any, tensors: Any) -> Answer:
-        import torch
-
-        t = tensors
-        calls = self._calls(cell, t.table, lambda x: torch.tensor(x, device=t.q.device).int())
-        q = t.q.transpose(0, 1)  # one request of all rows
-        # A copy for each part: the copy engine reads no array that was broadcast.
-        copies = torch.empty((PARTS, *q.shape[1:]), dtype=q.dtype, device=q.device)
-        runs = []
-        for x, (pages, options) in zip((copies, t.q), calls):
-            plan = fulmen.plan(x, t.k, t.v, need=(), page_table=pages.contiguous(), **options)
-            runs.append((plan, x))
-
-        def call() -> Any:
-            copies.copy_(q)
-            (of_parts, part_lse, _), own = (plan.forward(x, t.k, t.v) for plan, x in runs)
-            parts = [
-                (o.unsqueeze(1), lse.transpose(0, 1).unsqueeze(-1))
-                for o, lse in zip(of_parts, part_lse)
-            ]
-            return fulmen.merge([*parts, (own.o, own.lse)], layout=LAYOUT)
-
-        names = dict.fromkeys(plan.explain()["implementation"] for plan, _ in runs)
-        return Answer(call, lambda x: (x[0],), " + ".join((*names, "merge")))
+    def _options(
+        self, cell: CacheCell, lengths: Any, table: Any, cu_q: Any, scale: Any
+    ) -> dict[str, Any]:
+        if not cell.shared:
+            raise MissingError("its requests share no keys")
+        said = lengths[:1] * 0 + cell.shared  # where the lengths are
+        return {**super()._options(cell, lengths, table, cu_q, scale), "kv_shared": said}
 
 
 class FulmenApart(FulmenCaches):

@@ -57,6 +57,7 @@ class Caches:
     csr: bool = False  # the table is one list with offsets
     slots: bool = False  # the table has a slot for each key, and about a quarter of them has none
     shared: int = 0  # this many first keys are those of every request, on the same pages
+    kv_shared: tuple[int, ...] = ()  # what the call says of `shared`: one number, or one a request
     kv_start: tuple[int, ...] = ()
     positions: str = ""  # problem.POSITIONS
 

@@ -378,6 +378,8 @@ def build_call(case: Case, problem: Problem, placement: int = 0) -> Call:
         used = inputs.seen_pairs(problem)[0]["k"]
         placed["k"], placed["v"], table = pages.place(case, problem, used, seed)
         given.update(table)
+        if case.kv_shared:
+            given.update(kv_shared=np.array(case.kv_shared, case.offsets))
         if case.csr or options.bias is not None or options.masks:
             given.update(max_kv=max(case.kv_rows, 1))
     for name, view in tensors_of(case).items():

@@ -3,8 +3,8 @@
 """The named cases: data shared by pytest, `fulmen verify` and bench.
 
 Read the tables in this order: bugs_rows, bugs_numbers, bugs_masks (public bug reports; owed: those
-that wait), lengths, shapes, numbers, memory, options, packed, caches, decodes, appended, quantised,
-expressions, grid.
+that wait), lengths, shapes, numbers, memory, options, packed, caches, decodes, cascades, latent,
+sparse, appended, quantised, expressions, grid.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from . import (
     bugs_numbers,
     bugs_rows,
     caches,
+    cascades,
     decodes,
     expressions,
     grid,
@@ -35,7 +36,7 @@ from . import (
 
 TABLES = (
     bugs_rows, bugs_numbers, bugs_masks, lengths, shapes, numbers, memory, options, packed, caches,
-    decodes, latent, sparse, appended, quantised, expressions, grid,
+    decodes, cascades, latent, sparse, appended, quantised, expressions, grid,
 )  # fmt: skip
 
 
