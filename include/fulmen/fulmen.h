@@ -117,8 +117,12 @@ typedef enum fulmen_dtype {
   FULMEN_INT64 = 7,
   FULMEN_FLOAT8_E4M3 = 8, /* OCP's e4m3: up to 448, NaN, no infinity. Of quantised k and v alone, */
   FULMEN_FLOAT8_E5M2 = 9, /* as the next two: up to 57344, infinities, NaN */
-  FULMEN_INT8 = 10
+  FULMEN_INT8 = 10,
+  FULMEN_UINT8 = 11 /* bytes: of caches of records alone */
 } fulmen_dtype;
+
+/* Records of latent attention: the bytes of a row of such a cache. fulmen_tensors says the rest. */
+enum { FULMEN_MLA_656 = 656, FULMEN_MLA_584 = 584 };
 
 #define FULMEN_MAX_RANK 4
 
@@ -289,6 +293,15 @@ static inline void fulmen_problem_init(fulmen_problem* problem) {
  * absent is 1: numbers per tensor, batch entry or page, head, row, by the extents that are not 1.
  * Scales of hidden keys, and of rows that are never read, may be anything; one that is seen and not
  * finite makes its values NaN. All that this header says of k and v, it says of these values.
+ *
+ * Records, of forward calls too: k of FULMEN_UINT8 whose last axis has 656 or 584 bytes is a cache
+ * of latent attention as DeepSeek's models keep it, beside q of float32, float16 or bfloat16 with
+ * 576 or 512 numbers, and v the first dim_v bytes of the same rows, a view of k. Little-endian: 656
+ * (576 numbers): 512 e4m3; 4 float32, the scales of each 128 of them; 64 bfloat16 584 (512
+ * numbers): 448 e4m3, 64 bfloat16; and behind all rows of a page, for each 8 bytes, the scales of
+ * each 64, 2^(byte - 127), and one unused. Rows of a page are 584 bytes apart by the strides: the
+ * page is rows * 576, then rows * 8 bytes. Without a page_table a batch entry is one. k_scale and
+ * v_scale are absent. The scale of a record is multiplied as it is, whatever it is.
  *
  * dtypes: q, k, v alike, one of the four floating-point types, but for quantised k and v; T below
  * is the type of q, and C is float64 for float64, else float32. Broadcast means an extent of 1 or
@@ -485,6 +498,11 @@ FULMEN_API fulmen_status fulmen_merge(const fulmen_merge_part* parts, size_t num
  * Then x / scale is stored, the nearest number of the type: ties to even, what is beyond the
  * largest becomes that, NaN stays NaN but 0 in int8. x is in float32, after its rotation; the scale
  * is that of the place, with k_scale and v_scale as attention reads them; absent: 1.
+ *
+ * Records: k_cache of FULMEN_UINT8 with 656 or 584 bytes, k with 576 or 512 numbers of which the
+ * last 64 are those that rotate (cos has 32 columns), v and v_cache absent. What comes before is
+ * divided, group by group, by the smallest power of two that makes the largest at most 448, from
+ * 2^-13 on, and stored as e4m3. On the CPU; a GPU refuses them.
  *
  * Else what does not rotate has the same bits in the cache. Two rows of a call may not have one
  * slot: of such rows the cache then has elements of either.

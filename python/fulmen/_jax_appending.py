@@ -60,6 +60,10 @@ def append_kv(
     named = placement(slots, batch_index, cu_new)
     named.update(positions=positions, cos=cos, sin=sin, q=q, k_scale=k_scale, v_scale=v_scale)
     axes = layout_of(layout, cu_new is not None)
+    if v_pages is None:
+        raise UnsupportedError(
+            "v_pages is None; records of latent attention are written in place, by fulmen.append_kv"
+        )
     given = AppendArrays(k_pages, v_pages, None, k_new, v_new, **named)
     arrays = {n: _array(n, x) for n, x in zip(given._fields, given) if x is not None}
     for name in ("k_pages", "v_pages"):

@@ -19,7 +19,7 @@ from ._library import library
 from .array_types import Array, array_type_of, in_memory, is_torch, named_dtype, scales, torch_call
 from .errors import ArgumentError, DTypeError, UnsupportedError, flag, kind_of, shown, whole
 from .layouts import Layout, layout_of
-from .page_tables import AppendArrays, table_keywords
+from .page_tables import AppendArrays, as_records, is_records, table_keywords
 
 SCALES = ("k_scale", "v_scale")
 INTEGERS = ("cu_new", "slots", "page_table", "page_indptr", "kv_lengths", "positions")
@@ -51,10 +51,14 @@ def append_kv(
     Args:
         k_pages: the pool of keys: (page, kv_head, row, dim_qk) with layout "bhsd" and "hsd", (page,
             row, kv_head, dim_qk) with "bshd" and "shd". Written; any strides.
-        v_pages: the pool of values, likewise with dim_v. Written.
+            Records of latent attention are bytes, 656 or 584 in the place of dim_qk = 576 or 512,
+            as `attention_mla` reads them: numbers before the last 64 are stored as float8_e4m3fn,
+            each 128 or 64 by the smallest power of two that they fit, and the last 64 rotate. On
+            the CPU.
+        v_pages: the pool of values, likewise with dim_v. Written. None of records.
         k_new: (batch, kv_head, row, dim_qk) in the order that `layout` names; with cu_new (total,
             kv_head, dim_qk).
-        v_new: likewise with dim_v.
+        v_new: likewise with dim_v. None of records.
         slots: (batch, row), or packed (total,), int32 or int64: row r of page p is slot
             p * page_size + r; -1 skips a row. Or a tuple (page_table, kv_lengths) as
             `attention_paged` takes them, with kv_lengths the keys present before: rows go behind
@@ -100,6 +104,8 @@ def append_kv(
             )
     named.update(positions=positions, cos=cos, sin=sin, q=q, k_scale=k_scale, v_scale=v_scale)
     interleaved = bool(flag("interleaved", interleaved))
+    if hasattr(k_pages, "shape") and hasattr(k_new, "shape"):
+        k_pages = as_records(k_pages, k_new.shape[-1])
     if is_torch(k_pages):
         return torch_call("append_kv")(
             k_pages, v_pages, k_new, v_new, named, interleaved, layout, stream
@@ -188,7 +194,8 @@ def _integers(name: str, x: Any, like: Array) -> Any:
 
 def written(k_pages: Array, v_pages: Array, k_new: Array, v_new: Array, axes: Layout) -> None:
     """Refuses caches that cannot be written to, and arrays with other axes than the layout's."""
-    for x, name in ((k_pages, "k_pages"), (v_pages, "v_pages")):
+    values = () if v_pages is None and is_records(k_pages) else ((v_pages, "v_pages"),)
+    for x, name in ((k_pages, "k_pages"), *values):
         if type(x).__module__.startswith(("jax", "jaxlib")):
             raise UnsupportedError(
                 f"{name} is a JAX array, which cannot be written to; fulmen.jax.append_kv takes "
@@ -197,7 +204,8 @@ def written(k_pages: Array, v_pages: Array, k_new: Array, v_new: Array, axes: La
         axes.of_pools.check(x, name)
         check_out(x, None, name)
     for x, name in ((k_new, "k_new"), (v_new, "v_new")):
-        axes.check(x, name)
+        if x is not None or values:
+            axes.check(x, name)
 
 
 def rotary(

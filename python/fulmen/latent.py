@@ -19,7 +19,7 @@ from .functional import attention
 from .keywords import PagedOptions, takes
 from .layouts import LAYOUTS
 from .merging import merge
-from .page_tables import cache_keywords
+from .page_tables import MOST_RECORD_VALUES, as_records, cache_keywords, is_records
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -59,7 +59,9 @@ def attention_mla(
             is 576 for DeepSeek's models.
         kv: the cache: a pool of pages (page, kv_head, row, dim) as k_pages of `attention_paged`;
             without page_table (batch, kv_head, kv_row, dim). kv_head is 1 for DeepSeek's models.
-            An array whose slices are views: NumPy's, PyTorch's, CuPy's.
+            An array whose slices are views: NumPy's, PyTorch's, CuPy's. Or records, as FlashMLA
+            has them: bytes, of uint8, int8 or float8_e4m3fn, 656 in the place of dim = 576, or 584
+            in that of 512: `fulmen.append_kv` writes them.
         page_table: as in `attention_paged`; None without pages.
         kv_lengths: (batch,) keys of each request, those of this call's queries included; None
             without pages: all rows.
@@ -102,7 +104,8 @@ def attention_mla(
     >>> fulmen.attention_mla(q, cache, dim_v=4, indices=[[[3, -1, 0]]])[0, 1]
     array([[0.5, 0. , 0. , 0.5]], dtype=float32)
     """
-    dim = kv.shape[-1]
+    kv = as_records(kv, q.shape[-1])
+    dim = MOST_RECORD_VALUES if is_records(kv) else kv.shape[-1]
     if not 1 <= dim_v <= dim:
         raise ShapeError(f"dim_v is {dim_v}; rows of kv have {dim} numbers: allowed is 1 to {dim}")
     beside: dict[str, Any] = {"cu_q": cu_q, "batch_index": batch_index, "kv_start": kv_start}
@@ -114,7 +117,8 @@ def attention_mla(
         )
         lists = [_Chosen("", kv, indices, topk_lengths)]
         if extra_kv is not None or extra_indices is not None:
-            lists.append(_Chosen("extra_", extra_kv, extra_indices, extra_topk_lengths))
+            other = None if extra_kv is None else as_records(extra_kv, q.shape[-1])
+            lists.append(_Chosen("extra_", other, extra_indices, extra_topk_lengths))
         elif extra_topk_lengths is not None:
             raise ArgumentError("extra_topk_lengths is given without extra_indices; pass both")
         return _sparse(q, lists, dim_v, return_lse, out_dtype, dict(options))

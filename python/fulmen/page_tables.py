@@ -10,8 +10,25 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .array_types import Array
+from .array_types import Array, array_type_of, dtype_name
 from .errors import ArgumentError, DTypeError, kind_of
+
+RECORDS = {656: 576, 584: 512}  # caches of latent attention: bytes of a row, and its numbers
+MOST_RECORD_VALUES = 512  # of them that may be values, the first ones
+
+
+def as_records(cache: Array, dim: int) -> Array:
+    """A cache whose rows are records of `dim` numbers as the library takes it: of uint8."""
+    if RECORDS.get(cache.shape[-1]) != dim:
+        return cache
+    if dtype_name(cache.dtype) not in ("int8", "float8_e4m3fn"):
+        return cache
+    return cache.view(array_type_of(cache, "a cache").dtype_named("uint8"))
+
+
+def is_records(cache: Array) -> bool:
+    """Whether rows of a cache are records."""
+    return dtype_name(cache.dtype) == "uint8"
 
 
 class AppendArrays(NamedTuple):

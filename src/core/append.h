@@ -8,6 +8,7 @@
 
 #include "core/tensor.h"
 #include "kernels/attention/append_row.cuh"
+#include "kernels/attention/mla_record.cuh"
 
 namespace fulmen {
 
@@ -25,7 +26,10 @@ struct AppendProblem : AppendArrays<Tensor> {
   bool has_caches() const { return k_cache.present(); }
   bool rotates() const { return cos.present(); }
   bool quantises() const { return is_quantised(k_cache.dtype); }
+  bool has_records() const { return is_record(k_cache.dtype); }
   i64 rotary_dim() const { return rotates() ? 2 * cos.shape[3] : 0; }
+  // The first element that rotates.
+  i64 rotary_begin() const { return has_records() ? dim_qk - rotary_dim() : 0; }
 };
 
 // Each array of an append, with its name in fulmen.h.

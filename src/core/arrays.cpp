@@ -42,7 +42,8 @@ const char* allowed_text(DTypes dtypes) {
     case DTypes::kAnyFloat:
       return "float64, float32, float16 or bfloat16";
     case DTypes::kTOrQuantised:
-      return "the dtype of q, or (with q of 32 or 16 bits) float8_e4m3fn, float8_e5m2 or int8";
+      return "the dtype of q, or (with q of 32 or 16 bits) float8_e4m3fn, float8_e5m2, int8, or "
+             "uint8 for records";
     case DTypes::kOfK:
       return "the dtype of k";
     case DTypes::kTOrFloat32:
@@ -104,7 +105,7 @@ bool allows(DTypes dtypes, DType dtype, const Operands& operands) {
     case DTypes::kFloat32:
       return is_float32;
     case DTypes::kAnyNumber:
-      return !is_quantised(dtype);
+      return !is_quantised(dtype);  // nor bytes
     case DTypes::kSameAs:
       return dtype == operands.param;
   }

@@ -243,6 +243,11 @@ void check_shape(const Tensor& given, const Tensor& normal, const char* subject,
 // Gives broadcast axes of an input their full extent (their stride is 0 already).
 void broadcast(Tensor& normal, const AxisList& list, const Problem& problem);
 
+// The sizes of a cache of records, whose last axis is the bytes of a row; and that they lie as they
+// must. dims: how many numbers a row has, by the array `rows`.
+Sizes with_records(Sizes sizes, i64 dims, const char* rows, const char* cache);
+void check_records(const Tensor& cache, const char* subject, i64 dims);
+
 // ---- Where arrays lie --------------------------------------------------------------------------
 
 // That no two elements of an output are one.

@@ -209,6 +209,12 @@ double Problem::kv_scale(Array array, const KeyRow& at, i64 kv_head) const {
   return scale.present() ? fulmen::kv_scale(scale.real(at.batch, kv_head, at.row, 0)) : 1.0;
 }
 
+RecordRow<const u8> Problem::record(Array array, const KeyRow& at, i64 kv_head) const {
+  const Tensor& tensor = arrays[array];
+  const char* const page = tensor.address(at.batch, kv_head, 0, 0);
+  return {dim_qk, reinterpret_cast<const u8*>(page), at.row, tensor.shape[2], tensor.strides[2]};
+}
+
 i64 Problem::position(const CacheSequence& sequence, i64 i) const {
   if (!has(Array::kPositions)) return sequence.shape.position(i);
   return clamped_position(

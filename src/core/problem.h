@@ -16,6 +16,7 @@
 #include "core/tensor.h"
 #include "kernels/attention/dropout.cuh"
 #include "kernels/attention/mask.cuh"
+#include "kernels/attention/mla_record.cuh"
 #include "kernels/attention/score_mod.cuh"
 #include "kernels/attention/sequence.cuh"
 
@@ -154,6 +155,8 @@ struct Problem : OwnOptions {
   bool has(Array array) const { return arrays[array].present(); }
 
   DType kv_dtype() const { return arrays[Array::kK].dtype; }
+  bool has_records() const { return is_record(kv_dtype()); }
+  i64 dims(Array array) const { return array == Array::kK ? dim_qk : dim_v; }  // of k or v
   bool is_quantised() const { return fulmen::is_quantised(kv_dtype()); }
 
   bool has_score_expression() const;
@@ -187,6 +190,8 @@ struct Problem : OwnOptions {
 
   // What an element of k or v at such a place is multiplied by; 1 where they have no scales.
   double kv_scale(Array array, const KeyRow& at, i64 kv_head) const;
+  // Of records.
+  RecordRow<const u8> record(Array array, const KeyRow& at, i64 kv_head) const;
 
   // Where row i of a sequence stands, and key j, for causal, window, chunk and ALiBi.
   i64 position(const CacheSequence& sequence, i64 i) const;

@@ -77,7 +77,7 @@ void check_cache_presence(const Arrays& arrays, Call call) {
 void check_quantised(const Arrays& arrays, Call call) {
   const DType dtype = arrays[Array::kK].dtype;
   for (const Array scale : kScaleArrays) {
-    if (!arrays[scale].present() || is_quantised(dtype)) continue;
+    if (!arrays[scale].present() || (is_quantised(dtype) && !is_record(dtype))) continue;
     refuse(sentence(name(scale), " is given where k is ", name(dtype),
                     "; scales are of float8_e4m3fn, float8_e5m2 and int8: leave it out"));
   }
@@ -179,6 +179,16 @@ void measure(Problem& problem, const Request& request, Call call) {
   check_heads(problem);
 }
 
+// Of records: v lies in k.
+void check_values_in_records(const Problem& problem) {
+  const Tensor& k = problem.arrays[Array::kK];
+  const Tensor& v = problem.arrays[Array::kV];
+  if (!v.present() || std::equal(std::begin(k.strides), std::end(k.strides), v.strides)) return;
+  refuse(
+      "v has other strides than k; of records it is the first dim_v bytes of the same rows: a view "
+      "of k");
+}
+
 void check_gradient_shape(const Arrays& arrays, const ArrayRule& rule, const Tensor& normal) {
   const Tensor parameter = normal_form(arrays[rule.param], rule_of(rule.param).list);
   for (int axis = 0; axis < kMaxRank; ++axis) {
@@ -195,7 +205,9 @@ void normalize(Problem& problem, const Arrays& arrays, Call call) {
   for_each_used(arrays, call, [&](const ArrayRule& rule, const Tensor& given) {
     Tensor& normal = problem.arrays[rule.array];
     normal = normal_form(given, rule.list);
-    check_shape(given, normal, name(rule.array), rule.list, sizes);
+    const bool has_records = rule.array == Array::kK && is_record(given.dtype);
+    check_shape(given, normal, name(rule.array), rule.list,
+                has_records ? with_records(sizes, problem.dim_qk, "q", "k") : sizes);
     if (rule.param != rule.array) check_gradient_shape(arrays, rule, normal);
   });
 }
@@ -258,6 +270,10 @@ Problem checked(const Request& request, Call call, Pointers pointers) {
   check_slots(request, call);
   measure(problem, request, call);
   normalize(problem, arrays, call);
+  if (problem.has_records()) {
+    check_records(problem.arrays[Array::kK], "k", problem.dim_qk);
+    check_values_in_records(problem);
+  }
   apply_options(problem, request.options, request.experiment);
   apply_expression(problem, request);
   if (problem.is_paged()) check_key_extents(problem);

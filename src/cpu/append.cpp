@@ -8,6 +8,7 @@
 
 #include "core/append.h"
 
+#include <cmath>
 #include <cstring>
 
 #include "cpu/backend.h"
@@ -39,7 +40,7 @@ void copy_each(const Elements& from, const Elements& to, i64 begin) {
 
 // Elements from `begin` on, bit by bit.
 void copy(const Elements& from, const Elements& to, i64 begin, i64 size) {
-  if (from.data == to.data || begin == from.count) return;  // in place
+  if (from.data == to.data || begin >= from.count) return;  // in place
   if (from.stride_bytes == size && to.stride_bytes == size) {
     std::memcpy(to.at(begin), from.at(begin), static_cast<size_t>((from.count - begin) * size));
   } else if (size == 8) {
@@ -99,8 +100,8 @@ void rotate_pairs(const AppendProblem& problem, const Elements& from, i64 positi
   using Type = typename Element::Type;
   const i64 pairs = problem.cos.shape[3];
   for (i64 j = 0; j < pairs; ++j) {
-    const i64 first = problem.interleaved ? 2 * j : j;
-    const i64 second = problem.interleaved ? 2 * j + 1 : j + pairs;
+    const i64 first = problem.rotary_begin() + (problem.interleaved ? 2 * j : j);
+    const i64 second = first + (problem.interleaved ? 1 : pairs);
     const Real cos = static_cast<Real>(problem.cos.real(0, 0, position, j));
     const Real sin = static_cast<Real>(problem.sin.real(0, 0, position, j));
     const Real x0 = Element::widen(load_bytes<Type>(from.at(first)));
@@ -119,7 +120,11 @@ void write(const AppendProblem& problem, const Elements& from, const Elements& t
       });
     });
   }
-  copy(from, to, position >= 0 ? problem.rotary_dim() : 0, size_bytes(problem.dtype));
+  Elements before = from;  // of those that rotate
+  before.count = position >= 0 ? problem.rotary_begin() : 0;
+  copy(before, to, 0, size_bytes(problem.dtype));
+  const i64 behind = problem.rotary_begin() + problem.rotary_dim();
+  copy(from, to, position >= 0 ? behind : 0, size_bytes(problem.dtype));
 }
 
 void store_quantised(char* address, DType dtype, float x) {
@@ -148,6 +153,44 @@ void quantise(const AppendProblem& problem, const Elements& from, const Elements
   });
 }
 
+// A record: groups of e4m3 with a scale each, then what rotates as bfloat16.
+void write_record(const AppendProblem& problem, const Elements& from, const AppendRow& to, i64 head,
+                  i64 position) {
+  float x[kRecord656.dims];
+  with_element(problem.dtype, [&]<class Element>(Element) {
+    for (i64 d = 0; d < from.count; ++d) {
+      x[d] = static_cast<float>(Element::widen(load_bytes<typename Element::Type>(from.at(d))));
+    }
+    if (position < 0) return;
+    rotate_pairs<Element>(problem, from, position, [&](i64 d, typename Element::Real value) {
+      x[d] = static_cast<float>(value);
+    });
+  });
+  const Tensor& cache = problem.k_cache;
+  char* const page = cache.address(to.page, head, 0, 0);
+  const RecordRow<u8> place(problem.dim_qk, reinterpret_cast<u8*>(page), to.page_row,
+                            cache.shape[2], cache.strides[2]);
+  const RecordLayout& layout = place.layout;
+  for (i64 group = 0; group < layout.stored() / layout.group; ++group) {
+    const float* const of_group = x + group * layout.group;
+    float largest = 0;
+    for (i64 d = 0; d < layout.group; ++d) largest = std::fmax(largest, std::fabs(of_group[d]));
+    const u32 exponent = record_exponent(largest);
+    const float scale = power_of(static_cast<u8>(exponent));
+    for (i64 d = 0; d < layout.group; ++d) {
+      place.stored[group * layout.group + d] = to_e4m3(of_group[d] / scale).bits;
+    }
+    if (layout.has_page_scales()) {
+      place.scales[group] = static_cast<u8>(exponent);
+    } else {
+      store_bytes(place.scales + 4 * group, scale);
+    }
+  }
+  for (i64 d = 0; d < kRecordRotary; ++d) {
+    store_bytes(place.rotary + 2 * d, to_bf16(x[layout.stored() + d]));
+  }
+}
+
 void append_head(const AppendProblem& problem, const Elements& from, const Tensor& cache,
                  const Tensor& scales, const AppendRow& to, i64 head, i64 position) {
   const Elements place = elements_of(cache, to.page, head, to.page_row);
@@ -162,6 +205,10 @@ void append_row(const AppendProblem& problem, i64 sequence, i64 row) {
   const AppendRow to = row_of(problem, request, sequence, row);
   const i64 batch = problem.cu_new.present() ? 0 : sequence;
   for (i64 head = 0; to.page >= 0 && head < problem.kv_heads; ++head) {
+    if (problem.has_records()) {
+      write_record(problem, elements_of(problem.k, batch, head, row), to, head, to.position);
+      continue;
+    }
     append_head(problem, elements_of(problem.k, batch, head, row), problem.k_cache, problem.k_scale,
                 to, head, to.position);
     append_head(problem, elements_of(problem.v, batch, head, row), problem.v_cache, problem.v_scale,

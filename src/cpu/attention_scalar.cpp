@@ -41,9 +41,14 @@ struct Matrix {
 // Of k or v: the keys of a sequence, wherever they lie.
 Matrix load_keys(const Problem& problem, Array array, const CacheSequence& sequence, i64 kv_head) {
   const Tensor& tensor = problem.arrays[array];
-  Matrix matrix(sequence.shape.kv_len, tensor.shape[3]);
+  Matrix matrix(sequence.shape.kv_len, problem.dims(array));
   for (i64 j = 0; j < matrix.rows; ++j) {
     const KeyRow at = readable(problem.cache_layout(), problem.key(sequence, j));
+    if (problem.has_records()) {
+      const RecordRow<const u8> record = problem.record(array, at, kv_head);
+      for (i64 d = 0; d < matrix.cols; ++d) matrix[j][d] = record_number<double>(record, d);
+      continue;
+    }
     const double scale = problem.kv_scale(array, at, kv_head);
     for (i64 d = 0; d < matrix.cols; ++d) {
       matrix[j][d] = scale * tensor.real(at.batch, kv_head, at.row, d);

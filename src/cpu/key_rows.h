@@ -22,8 +22,31 @@ inline Source key_source(const Problem& problem, Array array, const KeyRow& at, 
   return source;
 }
 
+// The record of a key.
+inline RecordRow<const u8> record_of(const Problem& problem, const CacheSequence& sequence,
+                                     Array array, i64 kv_head, i64 key) {
+  return problem.record(array, readable(problem.cache_layout(), problem.key(sequence, key)),
+                        kv_head);
+}
+
+// The numbers of a record, then zeros.
+template <class Real>
+void load_record(const RecordRow<const u8>& record, i64 dims, Real* to, i64 padded_dims) {
+  const RecordLayout& layout = record.layout;
+  for (i64 first = 0; first < dims && first < layout.stored(); first += layout.group) {
+    const Real scale = static_cast<Real>(record_scale(record, first / layout.group));
+    const i64 end = min(first + layout.group, dims);
+    for (i64 d = first; d < end; ++d) {
+      to[d] = static_cast<Real>(to_float(e4m3{record.stored[d]})) * scale;
+    }
+  }
+  for (i64 d = layout.stored(); d < dims; ++d) to[d] = record_number<Real>(record, d);
+  std::fill(to + dims, to + padded_dims, Real(0));
+}
+
 // Of k or v, keys [keys.begin, keys.end) in runs that lie one row behind the other: call(first key
 // of the run, their number, where they lie). A run ends with its page; a key in a slot is one.
+// Not of records.
 template <class Call>
 void for_each_run(const Problem& problem, const CacheSequence& sequence, Array array, i64 kv_head,
                   Interval keys, const Call& call) {
@@ -37,6 +60,46 @@ void for_each_run(const Problem& problem, const CacheSequence& sequence, Array a
     call(key, count, key_source(problem, array, at, kv_head));
     key += count;
   }
+}
+
+// Where keys are loaded to.
+template <class Real>
+struct LoadedRows {
+  Real* rows;
+  i64 stride;
+};
+
+// Records one by one.
+template <class Real>
+void load_records(const Problem& problem, const CacheSequence& sequence, Array array, i64 kv_head,
+                  Interval keys, const LoadedRows<Real>& to) {
+  for (i64 key = keys.begin; key < keys.end; ++key) {
+    load_record(record_of(problem, sequence, array, kv_head, key), problem.dims(array),
+                to.rows + (key - keys.begin) * to.stride, to.stride);
+  }
+}
+
+// Keys in the working type, some at a time: call(first key, their number).
+template <class Real, class Call>
+void for_each_loaded(const Problem& problem, const CacheSequence& sequence,
+                     const Kernels<Real>& kernels, Array array, i64 kv_head, Interval keys,
+                     i64 at_once, const LoadedRows<Real>& to, const Call& call) {
+  if (problem.has_records()) {
+    for (i64 first = keys.begin; first < keys.end; first += at_once) {
+      const Interval some{first, min(first + at_once, keys.end)};
+      load_records(problem, sequence, array, kv_head, some, to);
+      call(first, some.size());
+    }
+    return;
+  }
+  for_each_run(
+      problem, sequence, array, kv_head, keys, [&](i64 key, i64 count, const Source& source) {
+        for (i64 done = 0; done < count; done += at_once) {
+          const i64 now = min(at_once, count - done);
+          kernels.load_rows(rows_from(source, done), now, problem.dims(array), to.rows, to.stride);
+          call(key + done, now);
+        }
+      });
 }
 
 // The same keys, which are not quantised, as one source: where they lie, or copied from several

@@ -192,7 +192,8 @@ class Split {
 
   bool lies_well(Array array) const {
     const Tensor& tensor = problem_.arrays[array];
-    return tensor.strides[3] == 1 && tensor.shape[3] == padded(tensor.shape[3]);
+    return !problem_.has_records() && tensor.strides[3] == 1 &&
+           tensor.shape[3] == padded(tensor.shape[3]);
   }
 
   // Keys of the split where they lie.
@@ -257,15 +258,10 @@ class Split {
   template <class Call>
   void for_each_chunk(Array array, i64 kv_head, const Call& call) const {
     const i64 stride = array == Array::kK ? sizes_.padded_dim_qk : sizes_.padded_dim_v;
-    for_each_run(
-        problem_, sequence_, array, kv_head, keys_, [&](i64 key, i64 count, const Source& source) {
-          for (i64 done = 0; done < count; done += kLoadedKeys) {
-            const Source some = rows_from(source, done);
-            const i64 now = min(kLoadedKeys, count - done);
-            kernels_.load_rows(some, now, problem_.arrays[array].shape[3], scratch_.loaded, stride);
-            call(key - keys_.begin + done, now, View<Real>{scratch_.loaded, stride});
-          }
-        });
+    for_each_loaded<Real>(problem_, sequence_, kernels_, array, kv_head, keys_, kLoadedKeys,
+                          {scratch_.loaded, stride}, [&](i64 key, i64 count) {
+                            call(key - keys_.begin, count, View<Real>{scratch_.loaded, stride});
+                          });
   }
 
   void add_visible_values(i64 kv_head) const {

@@ -111,8 +111,12 @@ class ForwardBlock {
 
   // Where they lie, or loaded run by run.
   View<Real> key_rows(Array array, Reads reads, Real* scratch, i64 stride) const {
-    const i64 dims = problem_.arrays[array].shape[3];
+    const i64 dims = problem_.dims(array);
     View<Real> rows{scratch, stride};
+    if (problem_.has_records()) {
+      load_records<Real>(problem_, sequence_, array, kv_head_, keys_, {scratch, stride});
+      return rows;
+    }
     for_each_run(problem_, sequence_, array, kv_head_, keys_,
                  [&](i64 key, i64 count, const Source& source) {
                    Real* const to = scratch + (key - keys_.begin) * stride;

@@ -32,6 +32,7 @@ enum class DType : u8 {
   kFloat8E4M3,
   kFloat8E5M2,
   kInt8,
+  kUint8,
 };
 
 // How products of float32 numbers are computed: as they are; of inputs rounded to tf32 (11
@@ -39,13 +40,15 @@ enum class DType : u8 {
 enum class Precision : u8 { kFloat32, kTf32, k3xTf32 };
 
 constexpr i64 size_bytes(DType dtype) {
-  constexpr i64 kSizes[] = {0, 8, 4, 2, 2, 1, 4, 8, 1, 1, 1};
+  constexpr i64 kSizes[] = {0, 8, 4, 2, 2, 1, 4, 8, 1, 1, 1, 1};
   return kSizes[static_cast<int>(dtype)];
 }
 
-// What only k and v may be: their values are these numbers times scales.
+// What only k and v may be: their values are these numbers times scales; bytes are records, which
+// hold their own (attention/mla_record.cuh).
 constexpr bool is_quantised(DType dtype) {
-  return dtype == DType::kFloat8E4M3 || dtype == DType::kFloat8E5M2 || dtype == DType::kInt8;
+  return dtype == DType::kFloat8E4M3 || dtype == DType::kFloat8E5M2 || dtype == DType::kInt8 ||
+         dtype == DType::kUint8;
 }
 
 struct f16 {

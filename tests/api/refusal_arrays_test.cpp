@@ -116,7 +116,7 @@ const Refusal kRows[] = {
     {"dtype number 42",
      [](TestCall& c) { set_number(c.tensors.q.dtype, 42); },
      FULMEN_ERROR_DTYPE,
-     {"q has dtype number 42", "1 to 10"}},
+     {"q has dtype number 42", "1 to 11"}},
     {"dtype number 0",
      [](TestCall& c) { set_number(c.tensors.v.dtype, 0); },
      FULMEN_ERROR_DTYPE,

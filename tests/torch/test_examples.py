@@ -20,7 +20,7 @@ from fulmen.cli.main import main
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 SCRIPTS = ["training/packing.py", "training/planned.py", "training/gpt.py",
-           "huggingface/swap.py"]  # fmt: skip
+           "huggingface/swap.py", "huggingface/latent.py"]  # fmt: skip
 
 
 def loaded(script: str):

@@ -7,6 +7,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+import fulmen
 from fulmen.compat.flash_mla import (
     flash_mla_sparse_fwd,
     flash_mla_with_kvcache,
@@ -154,10 +155,32 @@ def test_sparse_prefill(device: str):
 def test_refusals():
     q, pool = torch.randn(1, 1, 2, 72), torch.randn(2, 4, 1, 72)
     given = (q, pool, torch.zeros(1, 2, dtype=torch.int32), torch.tensor([5]), 64)
-    with pytest.raises(UnsupportedError, match="is_fp8_kvcache is True"):
+    with pytest.raises(ArgumentError, match="is_fp8_kvcache is True and k_cache is torch"):
         flash_mla_with_kvcache(*given, is_fp8_kvcache=True)
     indices = torch.zeros(1, 1, 4, dtype=torch.int32)
     with pytest.raises(ArgumentError, match="causal is given beside indices"):
         flash_mla_with_kvcache(*given, causal=True, indices=indices)
     with pytest.raises(UnsupportedError, match="kv has 2 heads"):
         flash_mla_sparse_fwd(q[0], torch.randn(4, 2, 72), indices[0], 1.0)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("size", [656, 584])
+def test_records(size: int, device: str):
+    """Written on the CPU by append_kv, read as FlashMLA reads them."""
+    torch.manual_seed(size)
+    dims = {656: 576, 584: 512}[size]
+    rows = torch.randn(1, 40, 1, dims).to(torch.bfloat16)
+    pool = torch.zeros(5, 8, 1, size, dtype=torch.uint8).view(torch.float8_e4m3fn)
+    fulmen.append_kv(pool, None, rows, None, torch.arange(40)[None], layout="bshd")
+    pool = pool.to(device)
+    q = torch.randn(2, 1, 16, dims).to(torch.bfloat16).to(device)
+    indices = chosen(2, 12, 40, device)
+    o, lse = flash_mla_with_kvcache(
+        q, pool, None, None, 512, None, None, SCALE, False, True, indices[:, None]
+    )
+    for b in range(2):
+        keys = rows[0, indices[b][(indices[b] >= 0) & (indices[b] < 40)].long().cpu(), 0]
+        wanted = sparse_row(q[b, 0], [keys.to(device)], 512, None)
+        torch.testing.assert_close(o[b, 0].double(), wanted[0], atol=0.15, rtol=0.1)
+        torch.testing.assert_close(lse[b, :, 0].double(), wanted[2], atol=0.1, rtol=0.05)

@@ -30,7 +30,7 @@ from ..page_tables import AppendArrays
 from . import guards, ops
 
 _WRITTEN = ("k_pages", "v_pages", "q_out")
-_NEEDED = ("k_pages", "v_pages", "k_new", "v_new")
+_NEEDED = ("k_pages", "k_new")
 
 
 def _argument(index: int, name: str) -> str:
@@ -78,7 +78,7 @@ def append_kv(
         arrays = arrays._replace(q_out=torch.empty_like(arrays.q))
     if _is_read_and_plain(arrays):  # without the operator's two frames in Python
         append_in_memory(arrays, interleaved, axes, (_stream_of(k_pages), TorchType))
-        torch.autograd.graph.increment_version((k_pages, v_pages))
+        torch.autograd.graph.increment_version(k_pages if v_pages is None else (k_pages, v_pages))
     else:
         append_operator(*arrays, interleaved, axes.name)
     return arrays.q_out
@@ -86,7 +86,8 @@ def append_kv(
 
 def _is_read_and_plain(arrays: AppendArrays) -> bool:
     """Whether nothing watches the call and no array of it records a gradient."""
-    if not guards.allows_fast_path(arrays.k_pages, arrays.v_pages, arrays.k_new):
+    second = arrays.k_new if arrays.v_pages is None else arrays.v_pages
+    if not guards.allows_fast_path(arrays.k_pages, second, arrays.k_new):
         return False
     records = torch.is_grad_enabled()
     for x in arrays:

@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """FlashMLA's calls (module flash_mla), dense and sparse, with its arguments and returns.
 
-Any number of heads and of new rows, pages of any size, any topk, 16-bit numbers. get_mla_metadata()
-has nothing to compute: lengths are read where the call runs, and results do not depend on what it
-returns. A negative index, and one past the cache, is a key that is hidden, as there. Refused by
-name: caches of 8-bit records.
+Any number of heads and of new rows, pages of any size, any topk, caches of 16-bit numbers and of
+records of 656 and 584 bytes. get_mla_metadata() has nothing to compute: lengths are read where the
+call runs, and results do not depend on what it returns. A negative index, and one past the cache,
+is a key that is hidden, as there.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..errors import UnsupportedError
+from ..errors import ArgumentError, UnsupportedError
 from ..functional import attention_forward
 from ..latent import attention_mla
 
@@ -65,7 +65,7 @@ def flash_mla_with_kvcache(
         num_splits: not read.
         softmax_scale: None: dim**-0.5.
         causal: new row i sees keys up to its own; not beside indices.
-        is_fp8_kvcache: refused.
+        is_fp8_kvcache: caches are records, whose dtype is one of 8 bits.
         indices: (batch, q_row, topk) int32: slots, page * rows of a page + row.
         attn_sink: (head,): one more logit in each row's denominator.
         extra_k_cache: a second pool.
@@ -78,13 +78,14 @@ def flash_mla_with_kvcache(
         without the sink.
 
     Raises:
-        UnsupportedError: a cache of 8-bit records.
+        ArgumentError: is_fp8_kvcache is not what k_cache is.
         fulmen.Error: as `fulmen.attention_mla`.
     """
     del tile_scheduler_metadata, num_splits
-    if is_fp8_kvcache:
-        raise UnsupportedError(
-            "is_fp8_kvcache is True; fulmen.compat.flash_mla reads caches of 16-bit numbers"
+    if is_fp8_kvcache != (k_cache.dtype.itemsize == 1):
+        raise ArgumentError(
+            f"is_fp8_kvcache is {is_fp8_kvcache} and k_cache is {k_cache.dtype}; records are of "
+            "torch.float8_e4m3fn, int8 or uint8, with 656 or 584 bytes a row"
         )
     if indices is None:
         dense: dict[str, Any] = {"page_table": block_table, "kv_lengths": cache_seqlens}

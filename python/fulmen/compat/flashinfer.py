@@ -26,13 +26,16 @@ from torch import Tensor
 import fulmen
 
 from ..errors import ArgumentError, UnsupportedError
+from .flashinfer_mla import BatchMLAPagedAttentionWrapper, append_paged_mla_kv_cache
 
 __all__ = [
     "BatchDecodeWithPagedKVCacheWrapper",
+    "BatchMLAPagedAttentionWrapper",
     "BatchPrefillWithPagedKVCacheWrapper",
     "BatchPrefillWithRaggedKVCacheWrapper",
     "MultiLevelCascadeAttentionWrapper",
     "append_paged_kv_cache",
+    "append_paged_mla_kv_cache",
     "get_batch_indices_positions",
     "merge_state",
     "merge_state_in_place",

@@ -146,6 +146,12 @@ int device_of(const AppendProblem& problem) {
 }
 
 void append(const AppendProblem& problem, int ordinal, void* stream) {
+  if (problem.has_records()) {
+    throw Error(
+        Status::kUnsupported,
+        "k_cache is uint8, records, on a GPU; fulmen_append_kv writes records in host memory "
+        "so far: write there, or into a cache of the dtype of k");
+  }
   const Device& device = fulmen::gpu::device(ordinal);
   device.driver().check_not_forked();
   for (const AppendArray& array : kAppendArrays) {

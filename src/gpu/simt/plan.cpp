@@ -60,7 +60,8 @@ void set_keys(FmaConfig& config, const AttentionParams& params) {
 // Each type of quantised keys once, beside the types of q that go with them.
 constexpr DType kQuantisedPairs[][2] = {{DType::kFloat32, DType::kFloat8E4M3},
                                         {DType::kFloat16, DType::kFloat8E5M2},
-                                        {DType::kBFloat16, DType::kInt8}};
+                                        {DType::kBFloat16, DType::kInt8},
+                                        {DType::kBFloat16, DType::kUint8}};
 
 }  // namespace
 

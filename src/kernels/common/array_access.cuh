@@ -75,6 +75,12 @@ struct ElementOf<DType::kInt8> {
   using Real = float;
 };
 
+template <>
+struct ElementOf<DType::kUint8> {  // the numbers of a record that have scales
+  using Type = e4m3;
+  using Real = float;
+};
+
 // From elements to the type that is computed with.
 inline double widen(double x) { return x; }
 inline float widen(float x) { return x; }

@@ -7,6 +7,7 @@
 #pragma once
 
 #include "kernels/attention/kv_scale.cuh"
+#include "kernels/attention/mla_record.cuh"
 #include "kernels/attention/softmax_state.cuh"
 #include "kernels/common/accurate_math.cuh"
 #include "kernels/common/caches.cuh"
@@ -30,6 +31,7 @@ template <DType kDType, bool kCaches = false, DType kKvDType = kDType>
 struct Head {
   static constexpr bool kHasCaches = kCaches;
   static constexpr bool kIsQuantised = is_quantised(kKvDType);
+  static constexpr bool kHasRecords = is_record(kKvDType);
   using Element = typename ElementOf<kDType>::Type;
   using KvElement = typename ElementOf<kKvDType>::Type;
   using SequenceType = typename Sequences<kCaches>::Type;
@@ -139,15 +141,32 @@ struct Head {
     return false;
   }
 
+  // The numbers of key or value j, scales and all.
+  struct Elements {
+    const ArrayView& array;
+    i64 first;
+    Real scale;
+    Real operator[](i64 d) const {
+      return element_of<KvElement>(array, first + d * array.strides[3]) * scale;
+    }
+  };
+  struct Record {
+    RecordRow<const u8> place;
+    Real operator[](i64 d) const { return record_number<Real>(place, d); }
+  };
+  auto numbers(const ArrayView& array, const ArrayView& scales, i64 j) const {
+    if constexpr (is_record(kKvDType)) {
+      return Record{record(array, j)};
+    } else {
+      return Elements{array, kv_row(array, j), kv_scale(scales, j)};
+    }
+  }
+
   Real dot_qk(i64 i, i64 j) const {
     const i64 q = q_row(p.q, i);
-    const i64 k = kv_row(p.k, j);
-    const Real scale = kv_scale(p.k_scale, j);
+    const auto k = numbers(p.k, p.k_scale, j);
     Real sum = 0;
-    for (i64 d = 0; d < p.dim_qk; ++d) {
-      const Real value = kv_element(p.k, k + d * p.k.strides[3]) * scale;
-      sum += element(p.q, q + d * p.q.strides[3]) * value;
-    }
+    for (i64 d = 0; d < p.dim_qk; ++d) sum += element(p.q, q + d * p.q.strides[3]) * k[d];
     return sum;
   }
 
@@ -170,6 +189,18 @@ struct Head {
   static Real element_of(const ArrayView& array, i64 offset) {
     constexpr i64 kBytes = sizeof(Stored);
     return widen(load_element<Stored>(array.data + offset * kBytes));
+  }
+
+  // Of a cache of records: rows of the page that has key j.
+  RecordRow<const u8> record(const ArrayView& array, i64 j) const {
+    KeyRow at{kv_batch(), sequence.kv_begin + j};
+    i64 rows = p.kv_rows;
+    if constexpr (kCaches) {
+      at = readable_row(p, sequence, j);
+      if (p.cache_layout.paged) rows = max<i64>(p.cache_layout.slot_rows, p.cache_layout.page_rows);
+    }
+    const u8* const page = array.data + array.offset(at.batch, kv_head, 0, 0);
+    return {p.dim_qk, page, at.row, rows, array.strides[2]};
   }
 
   Real capped_score(i64 i, i64 j) const { return map.template score<Math>(dot_qk(i, j)); }

@@ -48,11 +48,9 @@ void forward_naive_row(const AttentionParams& p, const RowTask& task) {
     const Real weight = state.weight(s);
     state.row_sum += weight;
     const Real kept = weight * head.keep(i, j);
-    const i64 v = head.kv_row(p.v, j) + first * p.v.strides[3];
-    const Real scale = head.kv_scale(p.v_scale, j);
+    const auto v = head.numbers(p.v, p.v_scale, j);
     for (i32 d = 0; d < kNaiveChunk; ++d) {  // O = rescale O + P V
-      if (d >= num_dims) continue;
-      O[d] = O[d] * rescale + kept * (head.kv_element(p.v, v + d * p.v.strides[3]) * scale);
+      if (d < num_dims) O[d] = O[d] * rescale + kept * v[first + d];
     }
   }
 

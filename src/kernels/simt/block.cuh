@@ -69,7 +69,7 @@ struct CacheRows {
   }
 };
 
-// Keys or values of 8 bits, with their scales.
+// Keys or values of 8 bits, with their scales, or records.
 template <class HeadType, class Rows_>
 struct QuantisedRows {
   using Real = typename HeadType::Real;
@@ -90,6 +90,11 @@ struct QuantisedRows {
     i64 first = 0;
     if (!rows.find(row, first)) {
       rows.put_no_page(value);
+      return value;
+    }
+    if constexpr (HeadType::kHasRecords) {
+      const auto numbers = head.numbers(rows.array, scales, row);
+      for (i32 m = 0; m < min(kLanes, rows.dim - d); ++m) value.lane[m] = numbers[d + m];
       return value;
     }
     if (packed) {

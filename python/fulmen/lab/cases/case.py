@@ -55,6 +55,7 @@ class Caches:
     page_size: int = 0  # 0: no pages; at least kv_rows: one page is the cache of one request
     pool: str = "heads_first"  # pages.POOLS: the memory of the two pools
     csr: bool = False  # the table is one list with offsets
+    records: int = 0  # bytes of a row: records.LAYOUTS
     slots: bool = False  # the table has a slot for each key, and about a quarter of them has none
     shared: int = 0  # this many first keys are those of every request, on the same pages
     kv_shared: tuple[int, ...] = ()  # what the call says of `shared`: one number, or one a request

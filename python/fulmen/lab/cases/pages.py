@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from . import views
+from . import records, views
 from .arrays import Array, unused
 from .case import Case
 from .visible import Problem
@@ -101,6 +101,23 @@ def slots_of(case: Case, rng: np.random.Generator) -> tuple[list[Array], int]:
     return np.split(slots, np.cumsum(case.kv_lengths))[:-1], num_pages
 
 
+def places_of(case: Case, entries: Array, length: int) -> tuple[Array, Array]:
+    """Page and row of each key of a request."""
+    if case.slots:
+        page, row = np.divmod(entries, case.page_size)
+        return page, row
+    rows = np.arange(length)
+    return entries[rows // case.page_size], rows % case.page_size
+
+
+def seen_entries(problem: Problem, entries: list[Array]) -> list[Array]:
+    """The entries of each request, without those of keys that have no slot."""
+    missing = problem.options.slotless
+    if missing is None:
+        return entries
+    return [np.where(missing[b, : len(ids)], -1, ids) for b, ids in enumerate(entries)]
+
+
 def garbage(rng: np.random.Generator, shape: Any, dtype: str) -> Array:
     """What stands in a table where nobody looks: negative, far too large, or a page."""
     limits = np.iinfo(np.dtype(dtype))
@@ -131,6 +148,24 @@ def table_of(case: Case, pages: list[Array], rng: np.random.Generator) -> dict[s
     return {"page_table": table}
 
 
+def place_records(
+    case: Case,
+    problem: Problem,
+    entries: list[Array],
+    num_pages: int,
+    used: Array,
+    rng: np.random.Generator,
+) -> tuple[Array, Array, dict[str, Array]]:
+    """As `place`, of records: one pool of bytes, NaN where nobody looks."""
+    assert problem.records is not None
+    pool = np.full((num_pages, 1, case.page_size, case.records), records.UNUSED, np.uint8)
+    for b, ids in enumerate(entries):
+        page, row = places_of(case, ids, case.kv_lengths[b])
+        for j in np.flatnonzero(used[b, 0, : case.kv_lengths[b]]):
+            records.put(pool[page[j], 0], row[j], problem.records[b, 0, j])
+    return pool, pool[..., : case.dim_v], table_of(case, seen_entries(problem, entries), rng)
+
+
 def place(
     case: Case, problem: Problem, used: Array, seed: int
 ) -> tuple[Array, Array, dict[str, Array]]:
@@ -145,6 +180,8 @@ def place(
     """
     rng = np.random.default_rng(seed)
     entries, num_pages = (slots_of if case.slots else pages_of)(case, rng)
+    if problem.records is not None:
+        return place_records(case, problem, entries, num_pages, used, rng)
     sources = {"k": problem.k, "v": problem.v}
     for name, kept in problem.stored.items():
         sources[name] = kept.numbers
@@ -158,15 +195,9 @@ def place(
     pools = {"k": k, "v": v, **scales}
     for b, ids in enumerate(entries):
         rows = np.arange(case.kv_lengths[b])
-        if case.slots:
-            page, row = np.divmod(ids, case.page_size)
-        else:
-            page, row = ids[rows // case.page_size], rows % case.page_size
+        page, row = places_of(case, ids, len(rows))
         for name, x in sources.items():
             for head in range(case.kv_heads):
                 seen = used[b, head, : len(rows)]
                 pools[name][page[seen], head, row[seen]] = x[b, head, : len(rows)][seen]
-    if problem.options.slotless is not None:
-        missing = problem.options.slotless
-        entries = [np.where(missing[b, : len(ids)], -1, ids) for b, ids in enumerate(entries)]
-    return k, v, {**table_of(case, entries, rng), **scales}
+    return k, v, {**table_of(case, seen_entries(problem, entries), rng), **scales}

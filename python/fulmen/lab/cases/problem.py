@@ -20,7 +20,7 @@ import fulmen
 from fulmen import masks
 from fulmen.masks import Documents, Tree
 
-from . import inputs, pages, quantised, views
+from . import inputs, pages, quantised, records, views
 from .arrays import Array, dtype_of, parameter_dtype
 from .case import Case
 from .expressions import EXPRESSIONS
@@ -299,6 +299,9 @@ def build_problem(case: Case) -> Problem:
     for name in ("k", "v") if case.kv_dtype else ():
         problem.stored[name] = quantised.stored(drawn[name], name, case.kv_dtype, case.scales)
         setattr(problem, name, problem.stored[name].values)
+    if case.records:
+        problem.records, problem.k = records.record(drawn["k"], case.records)
+        problem.v = problem.k[..., : case.dim_v]
     if case.poison:
         inputs.plant(problem, case.poison, seed + 2)
         for name, kept in problem.stored.items():

@@ -84,4 +84,27 @@ def packed() -> list[Case]:
     return sparse("packed", rows, heads=4, dim=32, causal=True)
 
 
-CASES = latent() + options() + packed()
+RECORD_KINDS: dict[str, Fields] = {"656": {"records": 656}, "584": {"records": 584, "dim": 512}}
+
+
+def of_records() -> list[Case]:
+    """Records of both layouts, dense and sparse: heads, pages, lengths at the ends of tiles."""
+    rows: dict[str, Fields] = {}
+    for kind, fields in RECORD_KINDS.items():
+        for n, (heads, page, length) in enumerate(
+            ((1, 64, 65), (16, 1, 31), (64, 16, 64), (128, 5, 129))
+        ):
+            shape: Fields = {
+                **fields, "heads": heads, "page_size": page, "kv_rows": length,
+                "kv_lengths": (length, 0, length - 1),
+                "dtype": ("bfloat16", "float16", "float32")[n % 3],
+            }  # fmt: skip
+            rows[f"{kind}_heads{heads}"] = {**shape, "slots": n % 2 == 0}
+            rows[f"{kind}_rows_heads{heads}"] = {
+                **shape, "slots": n % 2 == 1, "q_rows": 1 + 2 * (n % 2), "causal": n % 2 == 0,
+                "sinks": "normal", "dim_v": (512, 500)[n % 2], "pool": "heads_first",
+            }  # fmt: skip
+    return sparse("records", rows, batch=3, **LATENT)
+
+
+CASES = latent() + options() + packed() + of_records()

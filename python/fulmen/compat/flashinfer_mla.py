@@ -1,0 +1,158 @@
+# SPDX-FileCopyrightText: fulmen contributors
+# SPDX-License-Identifier: Apache-2.0
+"""FlashInfer's wrapper and function for latent attention (flashinfer.mla), with its arguments.
+
+ckv_cache (page, row, 512) and kpe_cache (page, row, 64) are the two parts of one cache of 576
+numbers a row, as vLLM and SGLang allocate them: views whose rows lie one behind the other. lse is
+base 2 unless `return_lse_base_on_e` says otherwise.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import fulmen
+
+from ..errors import ArgumentError, UnsupportedError
+
+__all__ = ["BatchMLAPagedAttentionWrapper", "append_paged_mla_kv_cache"]
+
+LOG2E = math.log2(math.e)
+
+
+def _one_cache(ckv: Tensor, kpe: Tensor) -> Tensor:
+    """(page, row, 1, 576) of the two parts of a cache.
+
+    Raises:
+        UnsupportedError: they are not two parts of the same rows.
+    """
+    latent, size = ckv.shape[-1], ckv.element_size()
+    is_one = (
+        ckv.dtype == kpe.dtype
+        and ckv.shape[:2] == kpe.shape[:2]
+        and ckv.stride() == kpe.stride()
+        and ckv.stride(-1) == 1
+        and kpe.data_ptr() - ckv.data_ptr() == latent * size
+    )
+    if not is_one:
+        raise UnsupportedError(
+            "ckv_cache and kpe_cache are two arrays; fulmen reads a row of the cache once: "
+            f"allocate (page, row, {latent + kpe.shape[-1]}) and pass cache[..., :{latent}] and "
+            f"cache[..., {latent}:]"
+        )
+    shape = (*ckv.shape[:2], 1, latent + kpe.shape[-1])
+    return ckv.as_strided(shape, (*ckv.stride()[:2], 0, 1))
+
+
+class BatchMLAPagedAttentionWrapper:
+    """FlashInfer's wrapper of the same name: absorbed queries over pages of latent rows."""
+
+    def __init__(
+        self,
+        float_workspace_buffer: Any = None,
+        use_cuda_graph: bool = False,
+        qo_indptr: Any = None,
+        kv_indptr: Any = None,
+        kv_indices: Any = None,
+        kv_len_arr: Any = None,
+        backend: str = "auto",
+    ) -> None:
+        """The workspace says the device; buffers for CUDA graphs are not needed."""
+        del use_cuda_graph, qo_indptr, kv_indptr, kv_indices, kv_len_arr, backend
+        self.device = getattr(float_workspace_buffer, "device", None)
+
+    def plan(
+        self,
+        qo_indptr: Tensor,
+        kv_indptr: Tensor,
+        kv_indices: Tensor,
+        kv_len_arr: Tensor,
+        num_heads: int,
+        head_dim_ckv: int,
+        head_dim_kpe: int,
+        page_size: int,
+        causal: bool,
+        sm_scale: float,
+        q_data_type: Any = None,
+        kv_data_type: Any = None,
+        use_profiler: bool = False,
+    ) -> None:
+        """Keeps the tables: request b has queries qo_indptr[b] to qo_indptr[b + 1] - 1 and
+        kv_len_arr[b] keys on pages kv_indices[kv_indptr[b]:kv_indptr[b + 1]].
+        """
+        del num_heads, head_dim_ckv, head_dim_kpe, q_data_type, kv_data_type, use_profiler
+        given = (qo_indptr, kv_indptr, kv_indices, kv_len_arr)
+        moved = [x if self.device is None else x.to(self.device) for x in given]
+        self._cu_q, self._indptr, self._indices, self._lengths = moved
+        self._options = {
+            "causal": causal, "scale": sm_scale,
+            "max_kv": max(kv_indices.numel() * page_size, 1),
+        }  # fmt: skip
+
+    def run(
+        self,
+        q_nope: Tensor,
+        q_pe: Tensor,
+        ckv_cache: Tensor,
+        kpe_cache: Tensor,
+        out: Tensor | None = None,
+        lse: Tensor | None = None,
+        return_lse: bool = False,
+        profiler_buffer: Any = None,
+        kv_len: Tensor | None = None,
+        page_table: Tensor | None = None,
+        return_lse_base_on_e: bool = False,
+    ) -> Any:
+        """o (row, head, 512), or (o, lse (row, head)), of q_nope (row, head, 512) and q_pe.
+
+        Raises:
+            ArgumentError: kv_len or page_table is given: they are of plan.
+            UnsupportedError: the caches are not two parts of one.
+            fulmen.Error: as `fulmen.attention_mla`.
+        """
+        del profiler_buffer
+        if kv_len is not None or page_table is not None:
+            name = "page_table" if kv_len is None else "kv_len"
+            raise ArgumentError(f"{name} is given to run; plan takes the pages and their keys")
+        cache = _one_cache(ckv_cache, kpe_cache)
+        o, natural = fulmen.attention_mla(
+            torch.cat([q_nope, q_pe], dim=-1), cache, (self._indptr, self._indices), self._lengths,
+            dim_v=ckv_cache.shape[-1], cu_q=self._cu_q, return_lse=True, **self._options,
+        )  # fmt: skip
+        o = o if out is None else out.copy_(o)
+        if not return_lse:
+            return o
+        sums = natural.transpose(0, 1) * (1.0 if return_lse_base_on_e else LOG2E)
+        return o, sums if lse is None else lse.copy_(sums)
+
+    forward = run
+
+
+def append_paged_mla_kv_cache(
+    append_ckv: Tensor,
+    append_kpe: Tensor,
+    batch_indices: Tensor,
+    positions: Tensor,
+    ckv_cache: Tensor,
+    kpe_cache: Tensor,
+    kv_indices: Tensor,
+    kv_indptr: Tensor,
+    kv_last_page_len: Tensor,
+) -> None:
+    """Writes new rows (row, 512) and (row, 64) into the cache, behind so many of their request.
+
+    Nothing is read by the host. kv_last_page_len says nothing that positions do not.
+    """
+    del kv_last_page_len
+    size = ckv_cache.shape[1]
+    place = kv_indptr[batch_indices.long()] + positions // size
+    slots = kv_indices[place.long()].long() * size + positions % size
+    cu_new = torch.arange(2, device=slots.device, dtype=torch.int64) * len(append_ckv)
+    fulmen.append_kv(
+        ckv_cache[:, :, None], kpe_cache[:, :, None], append_ckv[:, None], append_kpe[:, None],
+        slots, cu_new=cu_new, layout="shd",
+    )  # fmt: skip
