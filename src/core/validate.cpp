@@ -184,9 +184,7 @@ void check_values_in_records(const Problem& problem) {
   const Tensor& k = problem.arrays[Array::kK];
   const Tensor& v = problem.arrays[Array::kV];
   if (!v.present() || std::equal(std::begin(k.strides), std::end(k.strides), v.strides)) return;
-  refuse(
-      "v has other strides than k; of records it is the first dim_v bytes of the same rows: a view "
-      "of k");
+  refuse("v has other strides than k; of records it is a view of k: the first bytes of its rows");
 }
 
 void check_gradient_shape(const Arrays& arrays, const ArrayRule& rule, const Tensor& normal) {
