@@ -127,9 +127,11 @@ void set_cluster(DecodeSm80Config& config, const Problem& problem, const Gpu& gp
 }
 
 // By the most rows that a request of the batch may have; 16 where bits may not depend on the batch.
+// As columns 8, beyond 128 dims 16, by two warps: O of 16 rows takes half of the registers there.
 void set_rows(DecodeSm80Config& config, const Problem& problem) {
-  config.transposed = rows_of_group(problem) <= 8;
+  const bool is_wide = max(config.d_qk, config.d_v) > 128;
   const bool may_grow = problem.may_plan_by_lengths();
+  config.transposed = rows_of_group(problem) <= (is_wide && may_grow ? 16 : 8);
   const i64 tiles = may_grow ? ceil_div(rows_of_group(problem), config.rows_of_warp()) : 1;
   config.row_warps = tiles <= 1 ? 1 : tiles <= 2 ? 2 : 4;
   const bool is_narrow = max(config.d_qk, config.d_v) <= 64 || config.is_quantised();

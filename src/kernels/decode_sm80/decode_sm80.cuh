@@ -116,8 +116,11 @@ struct DecodeSm80 {
       const bool ends_tile = cursor.block == cursor.blocks.count;
       const i32 ended = chunk++;
       if (!kConfig.has_chunks() && chunk < end && !ends_tile) continue;
-      epilogue.leave(consumer, RowTile<kConfig>(params, row_tile, cursor),
-                     parts_of(shares, cursor, tile_begin, ended));
+      DecodeParts parts = parts_of(shares, cursor, tile_begin, ended);
+      if constexpr (kConfig.has_chunks()) {
+        parts.brought = ends_tile || chunk == end ? chunk - max(begin, tile_begin) : 0;
+      }
+      epilogue.leave(consumer, RowTile<kConfig>(params, row_tile, cursor), parts);
       if (kConfig.whole || chunk == end) break;
       epilogue.release();
       if (ends_tile) {
