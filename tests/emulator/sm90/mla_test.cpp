@@ -221,8 +221,8 @@ TEST(MlaSm90, AllKeysOfEqualLengths) {
 // More workers than row tiles, so that each has a block that adds up its parts.
 TEST(MlaSm90, SinksOfEqualLengths) {
   RandomProblem random(6);
-  Request request = latent_request(random, kAllKeys, {{200, 200, 200}, 8, 2});
-  Tensor& sinks = request.arrays[Array::kSinks] = latent_array(random, DType::kFloat32, {8});
+  Request request = latent_request(random, kAllKeys, {{200, 200, 200}, 32, 2});
+  Tensor& sinks = request.arrays[Array::kSinks] = latent_array(random, DType::kFloat32, {32});
   random.fill_normal(sinks);
   expect_latent<kAllKeys>(random, request, 9, 3);
 }
