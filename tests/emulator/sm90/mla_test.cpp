@@ -257,9 +257,9 @@ TEST(MlaSm90, ManySequences) {
 TEST(MlaSm90, AKeyWithoutAPageEmptiesTheRowsThatSeeIt) {
   for (const i64 workers : {2, 3}) {  // the first request's keys in one part, in two
     RandomProblem random(4);
-    Request request = latent_request(random, kCausalLatents, {{130, 70}, 16, 1, 2, 16});
+    Request request = latent_request(random, kCausalLatents, {{150, 70}, 16, 1, 2, 16});
     const Tensor& table = request.arrays[Array::kPageTable];
-    static_cast<i32*>(table.data)[8] = -1;  // of the last rows of the first request
+    static_cast<i32*>(table.data)[9] = -1;  // of the last rows of the first request
     FaultBytes faults{};
     attend<kCausalLatents>(validate(request, Pointers::kChecked), workers, 6, &faults);
     RandomProblem::for_each(request.arrays[Array::kLse], [&](const i64* at) {
