@@ -230,6 +230,10 @@ typedef struct fulmen_problem {
   double scalar6;
   double scalar7;
 
+  /* lists of blocks: the array blocks */
+  int64_t block_q;  /* query rows of a block: a multiple of 64; 0 (default) without the array */
+  int64_t block_kv; /* keys of a block, likewise */
+
   /* sparse attention */
   int32_t slots; /* 1: page_table holds the slot of each key; 0 (default): pages */
 } fulmen_problem;
@@ -379,6 +383,13 @@ typedef struct fulmen_tensors {
 
   /* input of calls over pages: forward only */
   fulmen_tensor kv_shared; /* (batch) or (1), int32 or int64: 0 or more */
+
+  /* block-sparse attention, of forward and backward calls: rows of a sequence in blocks of block_q,
+     its keys in blocks of block_kv. A row sees the keys of the blocks that the list of its own
+     block names, as far as every other mask shows them. Entries may be in any order and stand
+     twice; -1 names none, so that lists may be of any length up to that of the longest. */
+  fulmen_tensor blocks; /* (batch or 1, head or kv_head or 1, ceil(q_row / block_q), entry); packed
+                           (sequence or 1, .., ceil(max_q / block_q), entry). int32 or int64 */
 } fulmen_tensors;
 
 FULMEN_API void fulmen_tensors_init_sized(fulmen_tensors* tensors, size_t struct_size);
@@ -566,6 +577,18 @@ FULMEN_API fulmen_status fulmen_dense_mask(const fulmen_problem* problem,
                                            const fulmen_tensors* tensors,
                                            const fulmen_tensor* visible);
 
+/* The same by blocks of block_q query rows and block_kv keys, at least 1 of each and counted in
+ * their sequence, without looking at every pair: kinds, FULMEN_INT8 (batch, head, q_block,
+ * kv_block), becomes 0 where a block has no visible pair, 2 where all are, and 1 for some, or where
+ * the ends of the block do not tell. Masks of the caller's own are evaluated on intervals. exact:
+ * what would be 1 is looked at pair by pair. Blocks and pairs beyond a sequence's lengths count as
+ * not there; there are ceil(max_q / block_q) by ceil(max_kv / block_kv) blocks, max_q and max_kv
+ * being the extents where the problem does not say them. With kv_start keys count from there. */
+FULMEN_API fulmen_status fulmen_block_map(const fulmen_problem* problem,
+                                          const fulmen_tensors* tensors, int64_t block_q,
+                                          int64_t block_kv, int32_t exact,
+                                          const fulmen_tensor* kinds);
+
 /* Scores and masks of the caller's own, as text. score gives s', what s of section 1 becomes after
  * bias and ALiBi; mask is true where row i sees key j, beside every other mask. NULL: none; at
  * least one is given. In both:
@@ -686,11 +709,12 @@ enum {
   FULMEN_FAULT_KV_OFFSETS = 2,
   FULMEN_FAULT_Q_LENGTHS = 4,
   FULMEN_FAULT_KV_LENGTHS = 8,
-  FULMEN_FAULT_RNG = 16,       /* an rng offset outside 32 bits */
-  FULMEN_FAULT_PAGES = 32,     /* an id in page_table that names no page or slot of k and v */
-  FULMEN_FAULT_SLOTS = 64,     /* a slot of an append outside the cache or the request's pages */
-  FULMEN_FAULT_POSITIONS = 128 /* a position outside the tables of a rotary embedding, or of a query
-                                  row outside 32 bits: that counts as the nearest inside */
+  FULMEN_FAULT_RNG = 16,        /* an rng offset outside 32 bits */
+  FULMEN_FAULT_PAGES = 32,      /* an id in page_table that names no page or slot of k and v */
+  FULMEN_FAULT_SLOTS = 64,      /* a slot of an append outside the cache or the request's pages */
+  FULMEN_FAULT_POSITIONS = 128, /* a position outside the tables of a rotary embedding, or of a
+                                   query row outside 32 bits: that counts as the nearest inside */
+  FULMEN_FAULT_BLOCKS = 512     /* an id in blocks that names no block of keys */
 };
 
 /* The faults that runs on a device recorded since the last such call, which clears them. Waits for

@@ -390,6 +390,14 @@ inline void dense_mask(const Problem& problem, const Tensors& tensors, const Ten
   check(fulmen_dense_mask(&p, &t, &visible));
 }
 
+// kinds (batch, head, q_block, kv_block) int8: 0 no visible pair, 2 all visible, 1 some or unknown.
+inline void block_map(const Problem& problem, const Tensors& tensors, std::int64_t block_q,
+                      std::int64_t block_kv, bool exact, const Tensor& kinds) {
+  const fulmen_problem p = problem.c();
+  const fulmen_tensors t = tensors.c();
+  check(fulmen_block_map(&p, &t, block_q, block_kv, exact ? 1 : 0, &kinds));
+}
+
 inline std::string explain(const Problem& problem, const Tensors& tensors,
                            Operation operation = Operation::kForward) {
   return Plan(problem, tensors, operation).explain();

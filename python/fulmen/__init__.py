@@ -40,22 +40,17 @@ if TYPE_CHECKING:
         attention_forward,
         attention_varlen,
     )
-    from .inspection import (
-        Explanation,
-        build_info,
-        dense_mask,
-        device_faults,
-        explain,
-        gpu_info,
-    )
+    from .inspection import Explanation, build_info, device_faults, explain, gpu_info
     from .latent import MlaForm, attention_mla, mla_form
     from .merging import merge
     from .planning import Plan, plan
+    from .visibility import BlockMap, block_map, dense_mask
 
     __version__: str
 
 __all__ = [
     "ArgumentError",
+    "BlockMap",
     "CompileError",
     "DTypeError",
     "DeviceError",
@@ -78,6 +73,7 @@ __all__ = [
     "attention_mla",
     "attention_paged",
     "attention_varlen",
+    "block_map",
     "build_info",
     "cache_clear",
     "compile_bundle",
@@ -109,10 +105,11 @@ _MODULES = {
     "functional": (
         "Forward Gradients attention attention_backward attention_forward attention_varlen"
     ),
-    "inspection": "Explanation build_info dense_mask device_faults explain gpu_info",
+    "inspection": "Explanation build_info device_faults explain gpu_info",
     "latent": "MlaForm attention_mla mla_form",
     "merging": "merge",
     "planning": "Plan plan",
+    "visibility": "BlockMap block_map dense_mask",
 }
 _HOME = {name: module for module, names in _MODULES.items() for name in names.split()}
 

@@ -29,7 +29,7 @@ _VERBS = (
 _RARE_VERBS = (  # looked up when they are first asked for
     *("gpu_info", "set_nvrtc_candidates", "cache_clear", "device_faults"),
     *("bundle_write", "bundle_load", "append_kv", "rotary", "cpu_run_loop"),
-    "expression_create",
+    *("expression_create", "block_map"),
     *("keep_options", "add_torch_kernels", "raise_refusal"),
 )
 

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: fulmen contributors
 # SPDX-License-Identifier: Apache-2.0
-"""What the library would do, and what it is: explanations, masks as matrices, build, GPUs."""
+"""What the library would do, and what it is: explanations, build, GPUs."""
 
 from __future__ import annotations
 
@@ -12,12 +12,11 @@ import numpy as np
 
 from ._calls import call
 from ._library import announce_nvrtc, library, schema, text_of
-from .array_types import HOST, Array, NumpyType, array_type_of, dtype_name, named_dtype
-from .errors import ArgumentError, ShapeError, one_of, shown, text, whole, words
+from .array_types import HOST, Array, dtype_name, named_dtype
+from .errors import ArgumentError, one_of, shown, text, whole, words
 from .keywords import Options, takes
 from .layouts import phantom
-from .masks import Documents, Expression, Tree, split
-from .options import Settings, integers, prepare
+from .options import Settings, prepare
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -203,133 +202,6 @@ def explain(
     return Explanation.parse(text_of(explained))
 
 
-def dense_mask(
-    sq: int,
-    skv: int,
-    *,
-    causal: bool = False,
-    alignment: str = "bottom_right",
-    window: int | tuple[int | None, int | None] | None = None,
-    mask: Any = None,
-    bias: Array = None,
-    q_lengths: Array = None,
-    kv_lengths: Array = None,
-    kv_start: Array = None,
-    positions: Array = None,
-    cu_q: Array = None,
-    cu_kv: Array = None,
-    batch: int = 1,
-    heads: int = 1,
-) -> Array:
-    """The boolean matrix that the options mean: the definition of their combination.
-
-    Args:
-        sq: query rows; packed, the total.
-        skv: keys; packed, the total.
-        causal, alignment, window, mask, bias, q_lengths, kv_lengths: as in `fulmen.attention`; of
-            bias only where it is -inf.
-        kv_start, positions: as in `fulmen.attention_paged`.
-        cu_q, cu_kv: as in `fulmen.attention_varlen`.
-        batch, heads: at least so many, for masks that are texts with b or h.
-
-    Returns:
-        A NumPy array, computed on the CPU from host copies of arrays that are on a GPU:
-        (sq, skv), True where visible; (batch, head, sq, skv) when an option has a batch or head
-        axis; packed (sequence, 1, longest q, longest kv).
-
-    Raises:
-        fulmen.Error: as `fulmen.attention`. Quadratic in memory: for tests and pictures.
-
-    >>> import fulmen
-    >>> fulmen.dense_mask(2, 4, causal=True).astype(int)
-    array([[1, 1, 1, 0],
-           [1, 1, 1, 1]])
-    """
-    sq, skv = whole("sq", sq), whole("skv", skv)
-    for name, rows in (("sq", sq), ("skv", skv)):
-        if rows < 0:
-            raise ShapeError(f"{name} is {rows}; at least 0 rows are allowed")
-    if mask is not None:
-        mask = _mask_on_host(mask)
-    bias = _on_host(bias)
-    q_lengths, kv_lengths = integers(_on_host(q_lengths)), integers(_on_host(kv_lengths))
-    cu_q, cu_kv = integers(_on_host(cu_q)), integers(_on_host(cu_kv))
-    kv_start, positions = integers(_on_host(kv_start)), integers(_on_host(positions))
-    parts = {} if mask is None else split(mask)
-    visible = parts.get("mask")
-    of_rows = (parts.get("q_ids"), parts.get("tree"), positions)
-    lengths = (q_lengths, kv_lengths, kv_start)
-    least = whole("batch", batch, 1), whole("heads", heads, 1)
-    of_arrays = _batch_and_heads((visible, bias), of_rows, lengths, cu_q)
-    batch, heads = (max(sizes) for sizes in zip(least, of_arrays))
-    q, k = np.empty((batch, heads, sq, 0), np.float32), np.empty((batch, 1, skv, 0), np.float32)
-    v = phantom((batch, 1, skv, 1), np.float32)
-    shape: tuple[int, ...] = (batch, heads, sq, skv)
-    if cu_q is not None:
-        q, k, v = q[0], k[0], v[0]
-        spans = [np.diff(np.asarray(x)) for x in (cu_q, cu_kv)]
-        shape = (len(spans[0]), heads, *(int(x.max(initial=0)) for x in spans))
-    given = {
-        "causal": causal, "alignment": alignment, "window": window, "mask": mask, "bias": bias,
-        "q_lengths": q_lengths, "kv_lengths": kv_lengths, "kv_start": kv_start,
-        "positions": positions, "cu_q": cu_q, "cu_kv": cu_kv,
-        "layout": "bhsd" if cu_q is None else "hsd",
-    }  # fmt: skip
-    settings, inputs, _ = prepare(q, k, v, given)
-    matrix = NumpyType.empty(shape, np.uint8, None)
-    call(library().dense_mask, (matrix, settings.problem), settings.layout.code, inputs, range(0))
-    seen = matrix.view(np.bool_)
-    has_axes = (
-        batch * heads > 1
-        or cu_q is not None
-        or any(len(getattr(x, "shape", ())) > 2 for x in (visible, bias))
-    )
-    return seen if has_axes else seen[0, 0]
-
-
-def _on_host(x: Any) -> Any:
-    """An array in host memory, copied there from a GPU if need be; lists and None as they are."""
-    return array_type_of(x, "an array").on_host(x) if hasattr(x, "__dlpack__") else x
-
-
-def _mask_on_host(mask: Any) -> Any:
-    """`mask=` of the attention calls with its arrays in host memory."""
-    parts = mask if isinstance(mask, (tuple, list)) else (mask,)
-    return tuple(_part_on_host(part) for part in parts)
-
-
-def _part_on_host(part: Any) -> Any:
-    if isinstance(part, Documents):
-        return Documents(_on_host(part.q_ids), _on_host(part.kv_ids))
-    if isinstance(part, Expression):
-        return Expression(part.text, {name: _on_host(x) for name, x in part.captures.items()})
-    return Tree(_on_host(part.words)) if isinstance(part, Tree) else _on_host(part)
-
-
-def _batch_and_heads(
-    of_pairs: Sequence[Array], of_rows: Sequence[Array], lengths: Sequence[Array], cu_q: Array
-) -> tuple[int, int]:
-    """The extents of the two leading axes that the options bring."""
-    batch = heads = 1
-    for x in of_pairs:
-        shape = (1, 1, 1, 1, *_shape(x))[-4:]
-        batch, heads = max(batch, shape[0]), max(heads, shape[1])
-    if cu_q is not None:
-        return 1, heads
-    for x in lengths:
-        batch = max(batch, *_shape(x)[:1], 1)
-    for x in of_rows:
-        if len(_shape(x)) == 2:
-            batch = max(batch, _shape(x)[0])
-    return batch, heads
-
-
-def _shape(x: Any) -> tuple[int, ...]:
-    """The shape of an array; () for what is none, which the library refuses by name."""
-    shape = getattr(x, "shape", ())
-    return shape if isinstance(shape, tuple) else ()
-
-
 def build_info() -> dict[str, Any]:
     """What this libfulmen is: version, commit, compiler, build_type, isas, isa in use, threads.
 
@@ -364,7 +236,7 @@ def device_faults(device: int = 0) -> int:
 
     Kernels read lengths, offsets, pages and a device rng themselves: an entry that is out of range
     counts as empty, and leaves a bit here: q offsets 1, kv offsets 2, q lengths 4, kv lengths 8,
-    rng 16, pages 32; of appends slots 64 and positions 128.
+    rng 16, pages 32, lists of blocks 512; of appends slots 64 and positions 128.
     Waits for nothing: synchronise the stream of the runs first.
 
     Raises:

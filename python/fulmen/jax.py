@@ -45,7 +45,7 @@ __all__ = ["append_kv", "attention", "attention_paged", "rotary"]
 Array = Any
 
 # With one of these, or an expression, a call is not split over devices.
-WHOLE = ("rng", "page_table")
+WHOLE = ("rng", "page_table", "blocks")
 
 
 @takes(JaxOptions)

@@ -19,8 +19,8 @@ from .errors import ArgumentError, DTypeError, whole
 from .errors import text as errors_text
 
 __all__ = [
-    "Chunks", "Documents", "Expression", "Prefix", "Tree",
-    "chunks", "documents", "expression", "prefix", "tree",
+    "Blocks", "Chunks", "Documents", "Expression", "Prefix", "Tree",
+    "blocks", "chunks", "documents", "expression", "prefix", "tree",
 ]  # fmt: skip
 
 
@@ -82,6 +82,19 @@ class Tree:
 
 
 @dataclass(frozen=True, eq=False)
+class Blocks:
+    """Lists of blocks; made by `fulmen.masks.blocks`."""
+
+    lists: Any  # (batch or 1, head or kv_head or 1, q_block, entry), int32 or int64; -1: none
+    size: tuple[int, int]  # query rows and keys of a block
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """By the names of the schema."""
+        return {"blocks": self.lists, "block_q": self.size[0], "block_kv": self.size[1]}
+
+
+@dataclass(frozen=True, eq=False)
 class Expression:
     """A mask as text; made by `fulmen.masks.expression`."""
 
@@ -94,7 +107,7 @@ def _any_above(words: Any) -> bool:
     return any(_any_above(x) if isinstance(x, (list, tuple)) else x >= 2**63 for x in words)
 
 
-_VALUES = (Prefix, Documents, Chunks, Tree)
+_VALUES = (Prefix, Documents, Chunks, Tree, Blocks)
 
 
 def prefix(n: int) -> Prefix:
@@ -152,6 +165,42 @@ def tree(words: Any) -> Tree:
     [1, 3, 5]
     """
     return Tree(words)
+
+
+def blocks(lists: Any, size: int | tuple[int, int] = 128) -> Blocks:
+    """Block-sparse attention: for each block of query rows, the blocks of keys that it sees.
+
+    What is not listed is not computed: time goes with the number of listed blocks. Rows and keys
+    are counted in their sequence, and every other mask of the call must hold too.
+
+    Args:
+        lists: (batch or 1, head or kv_head or 1, q_block, entry), int32 or int64: the ids of blocks
+            of keys, in any order, -1 where a list has fewer; leading axes may be left out. One list
+            for each of ceil(q_row / rows) blocks; packed, ceil(max_q / rows). A capture of a CUDA
+            graph reads them in every replay.
+        size: rows and keys of a block, each a multiple of 64, or one number for both.
+
+    Raises:
+        fulmen.Error: in the call that it is given to.
+
+    >>> blocks([[0, -1], [0, 1]], 64).size
+    (64, 64)
+    """
+    if isinstance(size, (tuple, list)):
+        if len(size) != 2:
+            raise ArgumentError(f"size has {len(size)} numbers; (rows, keys) has two")
+        rows, keys = size
+    else:
+        rows = keys = size
+    name = "size of masks.blocks"
+    return Blocks(lists, (_block_size(name, rows), _block_size(name, keys)))
+
+
+def _block_size(name: str, size: Any) -> int:
+    number: int = whole(name, size)
+    if number < 64 or number % 64:
+        raise ArgumentError(f"{name} is {number}; a multiple of 64 is allowed")
+    return number
 
 
 def expression(text: str, **captures: Any) -> Expression:

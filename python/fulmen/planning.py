@@ -194,7 +194,7 @@ class Plan:
                 the arrays are; None: from the allocator of the type of q.
             stream: as in `fulmen.attention`.
             **arrays: bias, mask (boolean array), alibi_slopes, sinks, q_lengths, kv_lengths, cu_q,
-                cu_kv, rng (array) in place of those that the plan was made with.
+                cu_kv, rng (array), blocks (lists) in place of those that the plan was made with.
 
         Returns:
             Forward(o, lse, stats); stats is None for a plan with need=().

@@ -5,6 +5,7 @@
 
 #include "api/boundary.h"
 #include "core/arrays.h"
+#include "core/block_map.h"
 #include "core/validate.h"
 #include "cpu/backend.h"
 #include "gpu/backend.h"
@@ -49,13 +50,13 @@ void require_merge_on_host(const MergeProblem& given) {
 }
 
 // Of q, k and v only extents count, wherever they are.
-void require_masks_on_host(const Request& request, const Tensor& visible) {
-  constexpr const char* kCall = "fulmen_dense_mask";
+void require_masks_on_host(const Request& request, const Tensor& out, const char* out_name,
+                           const char* call) {
   for (const ArrayRule& rule : rules::kTable) {
     if (use_of(rule, Call::kDenseMask) != Use::kInput) continue;
-    gpu::require_host(request.arrays[rule.array], name(rule.array), kCall);
+    gpu::require_host(request.arrays[rule.array], name(rule.array), call);
   }
-  gpu::require_host(visible, "visible", kCall);
+  gpu::require_host(out, out_name, call);
 }
 
 }  // namespace
@@ -89,6 +90,19 @@ fulmen_status fulmen_merge(const fulmen_merge_part* parts, size_t num_parts,
   });
 }
 
+fulmen_status fulmen_block_map(const fulmen_problem* problem, const fulmen_tensors* tensors,
+                               int64_t block_q, int64_t block_kv, int32_t exact,
+                               const fulmen_tensor* kinds) {
+  return guarded([&] {
+    require_struct(kinds, "kinds", fulmen::api::kTensorInit);
+    const fulmen::Request request =
+        fulmen::api::to_request(problem, tensors, fulmen::Operation::kForward);
+    const fulmen::Tensor map = fulmen::api::to_tensor(*kinds, "kinds");
+    fulmen::api::require_masks_on_host(request, map, "kinds", "fulmen_block_map");
+    fulmen::block_map(fulmen::validate_dense_mask(request), {block_q, block_kv}, exact != 0, map);
+  });
+}
+
 fulmen_status fulmen_dense_mask(const fulmen_problem* problem, const fulmen_tensors* tensors,
                                 const fulmen_tensor* visible) {
   return guarded([&] {
@@ -96,7 +110,7 @@ fulmen_status fulmen_dense_mask(const fulmen_problem* problem, const fulmen_tens
     const fulmen::Request request =
         fulmen::api::to_request(problem, tensors, fulmen::Operation::kForward);
     const fulmen::Tensor matrix = fulmen::api::to_tensor(*visible, "visible");
-    fulmen::api::require_masks_on_host(request, matrix);
+    fulmen::api::require_masks_on_host(request, matrix, "visible", "fulmen_dense_mask");
     fulmen::dense_mask(fulmen::validate_dense_mask(request), matrix);
   });
 }

@@ -192,7 +192,8 @@ void check_overlaps(const Problem& problem, Call call) {
 constexpr bool is_read_singly(const ArrayRule& rule) {
   const Axis last = rule.list.axes[rule.list.count - 1];
   const bool is_single = last == Axis::kHead || last == Axis::kSequence || last == Axis::kOffset ||
-                         last == Axis::kTableEntry || rule.array == Array::kPositions;
+                         last == Axis::kTableEntry || last == Axis::kListEntry ||
+                         rule.array == Array::kPositions;
   const bool is_captured = last == Axis::kCaptured;
   return is_captured || (rule.param == rule.array && (is_single || rule.dtypes == DTypes::kInt64));
 }
@@ -245,6 +246,7 @@ Sizes sizes_of(const Problem& problem) {
   sizes[Axis::kTableEntry] = kAnyExtent;
   sizes[Axis::kOne] = 1;
   sizes[Axis::kCaptured] = kAnyExtent;
+  sizes[Axis::kListHead] = sizes[Axis::kListRow] = sizes[Axis::kListEntry] = kAnyExtent;
   return sizes;
 }
 

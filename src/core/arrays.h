@@ -38,6 +38,9 @@ enum class Axis : u8 {
   kRotaryPair,  // half of what rotates
   kOne,         // 1: of all dims
   kCaptured,    // of an array that an expression reads: any
+  kListHead,    // heads of lists of blocks: those of q, of k, or 1
+  kListRow,     // blocks of query rows
+  kListEntry,   // of a list: any
   kCount
 };
 
@@ -48,7 +51,8 @@ constexpr const char* name(Axis axis) {
       "batch",     "head",     "kv_head",        "q_row",    "batch", "kv_row",
       "batch",     "kv_row",   "dim_qk",         "dim_v",    "pair",  "batch",
       "batch + 1", "q_row",    "kv_row",         "page",     "page",  "row of the page",
-      "row",       "position", "rotary_dim / 2", "all dims", "index"};
+      "row",       "position", "rotary_dim / 2", "all dims", "index", "head or kv_head",
+      "q_block",   "entry"};
   static_assert(sizeof(kNames) / sizeof(kNames[0]) == kNumAxes);
   return kNames[static_cast<int>(axis)];
 }
@@ -148,6 +152,8 @@ inline constexpr AxisList kPageTableAxes{2, 1, 1, {kSequence, kTableEntry}, {0, 
 
 inline constexpr AxisList kCaptureAxes{
     4, 0, 0, {kCaptured, kCaptured, kCaptured, kCaptured}, {0, 1, 2, 3}};
+inline constexpr AxisList kBlockAxes{
+    4, 2, 1, {kSequence, kListHead, kListRow, kListEntry}, {0, 1, 2, 3}};
 inline constexpr AxisList kScaleAxes{4, 1, 3, {kPool, kKvHead, kPoolRow, kOne}, {0, 1, 2, 3}};
 
 inline constexpr Uses kExtents{{Use::kInput, Use::kInput, Use::kShape}};

@@ -46,31 +46,28 @@ Tensor checked_output(const Problem& problem, const Tensor& visible) {
   return normal;
 }
 
-// Entry masks of one pair: boolean, documents, and a bias of -inf. column: with what kv_start
-// hides.
-bool passes_arrays(const Problem& problem, const CacheSequence& sequence,
-                   const i64 (&at)[kMaxRank]) {
-  const auto& [index, head, i, column] = at;
-  const Arrays& arrays = problem.arrays;
-  if (problem.has(Array::kMask) && !arrays[Array::kMask].boolean(index, head, i, column))
-    return false;
-  if (problem.has(Array::kQIds)) {
+}  // namespace
+
+bool Problem::shows(const CacheSequence& sequence, i64 index, i64 head, i64 i, i64 j) const {
+  const i64 column = sequence.first_key + j;  // of what has one for each key, hidden ones included
+  if (!sees(sequence, i, j)) return false;
+  if (has(Array::kMask) && !arrays[Array::kMask].boolean(index, head, i, column)) return false;
+  if (has(Array::kQIds)) {
     const i64 q_id = arrays[Array::kQIds].index(sequence.batch, 0, 0, sequence.q_begin + i);
-    const i64 key = sequence.kv_begin + column - sequence.first_key;
-    const i64 kv_id = arrays[Array::kKvIds].index(sequence.kv_batch, 0, 0, key);
+    const i64 kv_id = arrays[Array::kKvIds].index(sequence.kv_batch, 0, 0, sequence.kv_begin + j);
     if (q_id != kv_id) return false;
   }
-  if (problem.has(Array::kBias)) {
+  if (has(Array::kBias)) {
     const double bias = arrays[Array::kBias].real(index, head, i, column);
     if (bias == -std::numeric_limits<double>::infinity()) return false;
   }
-  return true;
+  if (has(Array::kBlocks) && !lists_block(index, head, i / block_q, j / block_kv)) return false;
+  return expression_shows(sequence, index, head, i, j);
 }
-
-}  // namespace
 
 void dense_mask(const Problem& problem, const Tensor& visible) {
   check_lengths(problem);
+  check_blocks(problem);
   const Tensor out = checked_output(problem, visible);
   for (i64 index = 0; index < out.shape[0]; ++index) {
     const CacheSequence sequence = problem.sequence(index);
@@ -79,9 +76,7 @@ void dense_mask(const Problem& problem, const Tensor& visible) {
         for (i64 column = 0; column < out.shape[3]; ++column) {
           const i64 j = column - sequence.first_key;
           const bool exists = i < sequence.shape.q_len && 0 <= j && j < sequence.shape.kv_len;
-          const bool sees = exists && problem.sees(sequence, i, j) &&
-                            passes_arrays(problem, sequence, {index, head, i, column}) &&
-                            problem.expression_shows(sequence, index, head, i, j);
+          const bool sees = exists && problem.shows(sequence, index, head, i, j);
           store_bytes<u8>(out.address(index, head, i, column), sees ? 1 : 0);
         }
       }

@@ -42,6 +42,7 @@ struct Program;
 //   rng              (1, 1, 1, 2)    seed, offset
 //   k_scale, v_scale    as k and v, but dim 1    broadcast: stride 0
 //   captures, their gradients    axes as given, missing leading ones 1
+//   blocks           (batch, head or kv_head or 1, q_block, entry)    the batch broadcast
 enum class Array : int {
 #define FULMEN_ARRAY(name, ...) name,
 #include "fulmen/arrays.def"
@@ -165,6 +166,13 @@ struct Problem : OwnOptions {
   // Whether the mask of the expression shows row i of a head key j.
   bool expression_shows(const CacheSequence& sequence, i64 index, i64 head, i64 i, i64 j) const;
 
+  // Whether there are lists of blocks or the mask of an expression, which know blocks as a whole.
+  bool has_kinds() const { return has(Array::kBlocks) || has_mask_expression(); }
+  // Whether the lists name a block of keys for a block of rows, of this sequence and head.
+  bool lists_block(i64 index, i64 head, i64 q_block, i64 kv_block) const;
+  // Whether row i of a head sees key j, which are there: by every mask.
+  bool shows(const CacheSequence& sequence, i64 index, i64 head, i64 i, i64 j) const;
+
   bool is_paged() const { return page_rows > 0; }
   i64 entry_keys() const { return slots ? 1 : page_rows; }  // of an entry of page_table
   bool misses_slots(const CacheSequence& sequence) const;   // whether some key of it has none
@@ -212,6 +220,9 @@ void check_lengths(const Problem& problem);
 
 // The ids of a page table that requests use; after check_lengths. Throws Error.
 void check_pages(const Problem& problem);
+
+// The entries of the lists of blocks; before each run, where they are in host memory. Throws Error.
+void check_blocks(const Problem& problem);
 
 // The seed and offset of the array rng, where one is given and in host memory, before each run.
 // Throws Error.

@@ -274,6 +274,7 @@ Problem checked(const Request& request, Call call, Pointers pointers) {
   }
   apply_options(problem, request.options, request.experiment);
   apply_expression(problem, request);
+  apply_blocks(problem, request);
   if (problem.is_paged()) check_key_extents(problem);
   if (problem.has(Array::kTree)) check_tree_rows(problem);
   broadcast_inputs(problem, call);

@@ -31,6 +31,9 @@ void apply_options(Problem& problem, const Options& options, const Experiment& e
 // The expression of a call for the arrays that it reads: fills program and scalars. Throws Error.
 void apply_expression(Problem& problem, const Request& request);
 
+// Lists of blocks beside the sizes of the problem. Throws Error.
+void apply_blocks(Problem& problem, const Request& request);
+
 // The boolean matrix that masks and arrays mean together, entry by entry: quadratic in memory.
 // Writes visible (batch, head, q_row, kv_row), packed (sequence, head, longest q, longest kv):
 // bool. problem: of validate_dense_mask. Throws Error, before anything is written, when visible

@@ -115,22 +115,6 @@ struct Head {
   i64 q_len() const { return sequence.shape.q_len; }
   i64 kv_len() const { return sequence.shape.kv_len; }
 
-  bool sees(i64 i, i64 j) const {
-    const Arrays& arrays = problem.arrays;
-    if (!problem.sees(sequence, i, j)) return false;
-    if (problem.has(Array::kMask) &&
-        !arrays[Array::kMask].boolean(index, head, i, sequence.first_key + j)) {
-      return false;
-    }
-    if (problem.has(Array::kQIds) &&
-        arrays[Array::kQIds].index(sequence.batch, 0, 0, sequence.q_begin + i) !=
-            arrays[Array::kKvIds].index(sequence.kv_batch, 0, 0, sequence.kv_begin + j)) {
-      return false;
-    }
-    if (bias(i, j) == -Float64Math::kInfinity) return false;
-    return problem.expression_shows(sequence, index, head, i, j);
-  }
-
   double bias(i64 i, i64 j) const {
     if (!problem.has(Array::kBias)) return 0;
     return problem.arrays[Array::kBias].real(index, head, i, sequence.first_key + j);
@@ -146,7 +130,7 @@ struct Head {
         drawn = problem.dropout.draw(static_cast<u32>(j / 8), static_cast<u32>(i),
                                      problem.batch_head(index, head));
       }
-      visible[at(j)] = sees(i, j);
+      visible[at(j)] = problem.shows(sequence, index, head, i, j);
       if (!visible[at(j)]) continue;
       const double capped = map.score<Float64Math>(dot(Q[i], K[j], Q.cols));
       slope[at(j)] = map.slope(capped) * map.scale;

@@ -199,6 +199,7 @@ std::shared_ptr<const Plan> plan_of(const Request& request) {
 void run(const Plan& plan, const Problem& problem, void* workspace) {
   check_lengths(problem);
   check_pages(problem);
+  check_blocks(problem);
   if (!problem.has(Array::kRng)) return run_planned(plan, problem, workspace);
   Problem drawn = problem;
   read_rng(drawn);

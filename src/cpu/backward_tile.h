@@ -50,6 +50,12 @@ class BackwardTile {
     if (!keys_fit_pairs_) load_key_lanes();
   }
 
+  // Whether the lists of blocks or the mask of an expression hide all of these pairs.
+  bool is_empty(i64 head, Interval rows, Interval keys) const {
+    const PairTerms<Real> terms(problem_, index_, sequence_, head, scratch_.steps);
+    return terms.kind(rows, keys) == BlockKind::kEmpty;
+  }
+
   void load_queries(i64 head, Interval rows) {
     head_ = head;
     rows_ = rows;
@@ -65,6 +71,7 @@ class BackwardTile {
   enum class Of { kDot, kScore, kMapped };
 
   // P (with dropout's factor) into scratch.P; dS, where wanted, into scratch.dS.
+  // is_full: no interval mask hides a pair.
   void weigh(bool is_full, Of of) {
     // S = Q K^T
     multiply_rows({scratch_.Q_columns, sizes_.padded_dim_qk / 2}, Q_, problem_.dim_qk,
@@ -190,7 +197,7 @@ class BackwardTile {
 
   GradientBlock<Real> gradient_block(bool is_full, Of of) {
     const PairTerms<Real> terms(problem_, index_, sequence_, head_, scratch_.steps);
-    const bool has_addend = !is_full || terms.adds_everywhere();
+    const bool has_addend = !is_full || terms.adds(terms.kind(rows_, keys_));
     const bool has_keep = problem_.dropout.enabled();
     if (has_addend) terms.fill_addend(rows_, keys_, scratch_.addend, sizes_.padded_columns);
     if (has_keep) terms.fill_keep(rows_, keys_, scratch_.keep, sizes_.padded_columns);

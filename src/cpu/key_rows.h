@@ -1,12 +1,13 @@
 // SPDX-FileCopyrightText: fulmen contributors
 // SPDX-License-Identifier: Apache-2.0
 //
-// Where the keys of a sequence lie, and which of them rows see: the one file in which the tiled
-// backend knows page tables, left padding, positions and drafts.
+// Where the keys of a sequence lie: the one file in which the tiled backend knows page tables.
+// Which of them rows see is core/block_map.h's word.
 #pragma once
 
 #include <cstring>
 
+#include "core/block_map.h"
 #include "cpu/rows.h"
 
 namespace fulmen::cpu {
@@ -130,39 +131,6 @@ inline Source keys_in_one(const Problem& problem, const CacheSequence& sequence,
         }
       });
   return one;
-}
-
-// Keys that some row of a block sees lie in `some`; all rows see those in `all`, a part of it. By
-// the masks that speak of positions alone.
-struct SeenKeys {
-  Interval some;
-  Interval all;
-};
-
-// rows: not empty, within q_len.
-inline SeenKeys seen_keys(const Problem& problem, const CacheSequence& sequence, Interval rows) {
-  const bool has_tree = problem.has(Array::kTree);
-  const SequenceShape& shape = sequence.shape;
-  if (!has_tree && !problem.has(Array::kPositions)) {  // ends never decrease from row to row
-    const Interval first = visible_columns(problem.mask, shape, rows.begin);
-    const Interval last = visible_columns(problem.mask, shape, rows.end - 1);
-    return {{first.begin, last.end}, clamped(last.begin, first.end, last.end)};
-  }
-  SeenKeys seen{{shape.kv_len, 0}, {0, shape.kv_len}};
-  for (i64 i = rows.begin; i < rows.end; ++i) {
-    const i64 position = problem.position(sequence, i);
-    const Interval row = visible_columns_at(problem.mask, shape.kv_len, position);
-    seen.some = {min(seen.some.begin, row.begin), max(seen.some.end, row.end)};
-    seen.all = {max(seen.all.begin, row.begin), min(seen.all.end, row.end)};
-  }
-  if (has_tree) {  // drafted keys stand at positions of their own: pair by pair
-    const i64 drafted = max<i64>(first_drafted(shape), 0);
-    seen.some = {min(seen.some.begin, drafted), shape.kv_len};
-    seen.all.end = min(seen.all.end, drafted);
-  }
-  seen.some = clamped(seen.some.begin, seen.some.end, shape.kv_len);
-  seen.all = clamped(max(seen.all.begin, seen.some.begin), seen.all.end, seen.some.end);
-  return seen;
 }
 
 // Rows of `heads` heads: of head h, those of the first h * head_bytes further on.

@@ -28,13 +28,19 @@ PairTerms<Real>::PairTerms(const Problem& problem, i64 sequence_index,
       head_(head),
       steps_(steps),
       alibi_slope_(0),
-      adds_everywhere_(problem.has(Array::kBias) || problem.has(Array::kMask) ||
-                       problem.has(Array::kQIds) || problem.has(Array::kAlibiSlopes) ||
-                       problem.has_mask_expression() || problem.misses_slots(sequence)) {
+      adds_everywhere_(adds_everywhere(problem, sequence)) {
   if (problem.has(Array::kAlibiSlopes)) {
     const Tensor& slopes = problem.arrays[Array::kAlibiSlopes];
     alibi_slope_ = static_cast<Real>(slopes.real(sequence_index, head, 0, 0));
   }
+}
+
+template <class Real>
+BlockKind PairTerms<Real>::kind(Interval rows, Interval columns) const {
+  const HeadOfSequence at{problem_, sequence_, index_, head_};
+  const BlockKind by_lists = kind_by_lists(at, rows, columns);
+  if (by_lists == BlockKind::kEmpty) return by_lists;
+  return both(by_lists, kind_by_expression(at, rows, columns, steps_));
 }
 
 template <class Real>
@@ -61,8 +67,10 @@ void PairTerms<Real>::fill_addend(Interval rows, Interval columns, Real* out, i6
     if (problem_.has(Array::kMask)) hide_masked(i, columns, out);
     if (problem_.has(Array::kQIds)) hide_other_documents(i, columns, out);
     hide_by_position(i, columns, out);
+    if (problem_.has(Array::kBlocks)) hide_by_lists(i, columns, out);
   }
-  if (problem_.has_mask_expression()) {
+  const HeadOfSequence at{problem_, sequence_, index_, head_};
+  if (kind_by_expression(at, rows, columns, steps_) != BlockKind::kFull) {
     ExpressionTile<Real>(problem_, sequence_, index_, head_, steps_)
         .hide(rows, columns, first, stride);
   }
@@ -92,6 +100,18 @@ void PairTerms<Real>::hide_by_position(i64 row, Interval columns, Real* out) con
   const i64 end = clamp(seen.end, begin, columns.end);
   std::fill(out, out + (begin - columns.begin), kHidden<Real>);
   std::fill(out + (end - columns.begin), out + columns.size(), kHidden<Real>);
+}
+
+template <class Real>
+void PairTerms<Real>::hide_by_lists(i64 row, Interval columns, Real* out) const {
+  for (i64 j = columns.begin; j < columns.end;) {
+    const i64 block = j / problem_.block_kv;
+    const i64 end = min((block + 1) * problem_.block_kv, columns.end);
+    if (!problem_.lists_block(index_, head_, row / problem_.block_q, block)) {
+      std::fill(out + (j - columns.begin), out + (end - columns.begin), kHidden<Real>);
+    }
+    j = end;
+  }
 }
 
 template <class Real>

@@ -9,6 +9,7 @@
 #include <cmath>
 #include <limits>
 
+#include "core/block_map.h"
 #include "core/problem.h"
 #include "cpu/expression_tile.h"
 #include "cpu/kernels.h"
@@ -22,8 +23,14 @@ class PairTerms {
   PairTerms(const Problem& problem, i64 sequence_index, const CacheSequence& sequence, i64 head,
             char* steps);
 
-  // Whether even blocks that interval masks leave fully visible have an addend.
-  bool adds_everywhere() const { return adds_everywhere_; }
+  // What the lists of blocks and the mask of an expression leave of a box.
+  BlockKind kind(Interval rows, Interval columns) const;
+
+  // Whether boxes that interval masks leave fully visible have an addend, if they are of that kind.
+  bool adds(BlockKind kind) const { return adds_everywhere_ || kind != BlockKind::kFull; }
+  static bool may_add(const Problem& problem, const CacheSequence& sequence) {  // of any kind
+    return adds_everywhere(problem, sequence) || problem.has_kinds();
+  }
 
   bool has_score() const { return problem_.has_score_expression(); }
 
@@ -37,9 +44,15 @@ class PairTerms {
   void fill_keep(Interval rows, Interval columns, Real* out, i64 stride) const;
 
  private:
+  static bool adds_everywhere(const Problem& problem, const CacheSequence& sequence) {
+    return problem.has(Array::kBias) || problem.has(Array::kMask) || problem.has(Array::kQIds) ||
+           problem.has(Array::kAlibiSlopes) || problem.misses_slots(sequence);
+  }
+
   void hide_masked(i64 row, Interval columns, Real* out) const;
   void hide_other_documents(i64 row, Interval columns, Real* out) const;
   void hide_by_position(i64 row, Interval columns, Real* out) const;
+  void hide_by_lists(i64 row, Interval columns, Real* out) const;
 
   const Problem& problem_;
   const Kernels<Real>& kernels_;
@@ -53,6 +66,21 @@ class PairTerms {
 
 extern template class PairTerms<float>;
 extern template class PairTerms<double>;
+
+// Whether lists of blocks and the mask of an expression leave some head a pair of all rows and
+// these keys, which may be none.
+template <class Real>
+bool sees_some(const Problem& problem, i64 sequence_index, const CacheSequence& sequence,
+               Interval kv_heads, Interval columns, char* steps) {
+  if (!problem.has_kinds() || columns.size() <= 0) return true;
+  const i64 group = problem.group_size();
+  const Interval rows{0, sequence.shape.q_len};
+  for (i64 head = kv_heads.begin * group; head < kv_heads.end * group; ++head) {
+    const PairTerms<Real> pairs(problem, sequence_index, sequence, head, steps);
+    if (pairs.kind(rows, columns) != BlockKind::kEmpty) return true;
+  }
+  return false;
+}
 
 // Which pairs of a product (row i of C, depth k) are hidden: addend[i * row_stride + k *
 // depth_stride] = -inf. A null addend hides nothing.

@@ -47,8 +47,8 @@ class Split {
     const SeenKeys seen = seen_keys(problem, sequence_, {0, q_len_});
     keys_ = clamped(max(seen.some.begin, all.begin), seen.some.end, all.end);
     const bool is_full = seen.all.begin <= keys_.begin && keys_.end <= seen.all.end;
-    has_addend_ =
-        !is_full || PairTerms<Real>(problem, index_, sequence_, 0, scratch.steps).adds_everywhere();
+    has_addend_ = !is_full || PairTerms<Real>::may_add(problem, sequence_);
+    if (!sees_some<Real>(problem, index_, sequence_, kv_heads, keys_, scratch.steps)) keys_ = {};
   }
 
   void run() {

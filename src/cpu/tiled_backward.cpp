@@ -7,6 +7,8 @@
 // is ahead waits, so the result has the same bits on any number of threads.
 // Source: Dao, FlashAttention-2 (2023), algorithm 2.
 
+#include <algorithm>
+
 #include "cpu/backend.h"
 #include "cpu/backward_tile.h"
 #include "cpu/libm_math.h"
@@ -147,31 +149,35 @@ class KeyBlock {
       const Interval rows = rows_of_block(block, sizes_.rows, sequence.shape.q_len);
       const BlockRange blocks =
           visible_column_blocks(problem_.mask, sequence.shape, rows, sizes_.columns);
-      if (blocks.visible.contains(at_.block)) add_queries(head, block, rows, blocks);
+      if (!blocks.visible.contains(at_.block)) continue;
+      const bool is_empty = tile_.is_empty(head, rows, keys_);
+      if (!is_empty) add_queries(head, rows, blocks.is_full(at_.block));
+      if (wants_dQ_) add_to_dQ(head, block, rows, blocks.visible, is_empty);
     }
   }
 
-  void add_queries(i64 head, i64 block, Interval rows, const BlockRange& blocks) {
+  void add_queries(i64 head, Interval rows, bool is_full) {
     tile_.load_queries(head, rows);
     // P = exp(S - m) / l;  dS = P (dP - delta)
-    tile_.weigh(blocks.is_full(at_.block), BackwardTile<Real>::Of::kDot);
+    tile_.weigh(is_full, BackwardTile<Real>::Of::kDot);
     // dV += P^T dO
     if (wants_dV_) tile_.add_to_dV(scratch_.dV, has_sums_);
     // dK += dS^T Q
     if (wants_dK_) tile_.add_to_dK(scratch_.dK, has_sums_);
     has_sums_ = true;
-    if (wants_dQ_) add_to_dQ(head, block, rows, blocks.visible);
   }
 
-  // dQ += dS K, when all earlier key blocks have added theirs; the last one stores dq.
-  void add_to_dQ(i64 head, i64 block, Interval rows, Interval key_blocks) {
+  // dQ += dS K, 0 of an empty block, when all earlier key blocks have added theirs; the last one
+  // stores dq.
+  void add_to_dQ(i64 head, i64 block, Interval rows, Interval key_blocks, bool is_empty) {
     const Sequence& sequence = tile_.sequence();
     const i64 row = shared_row(problem_, sequence, head, rows.begin);
     Real* const dQ = shared_.dQ + row * sizes_.padded_dim_qk;
     const i64 counter = (shared_.q_blocks[at_.sequence_index] + block) * problem_.heads_q + head;
     const i64 position = at_.block - key_blocks.begin;
     await_order(shared_.sums_of_dQ[counter], position);
-    tile_.add_to_dQ(dQ, position > 0);
+    if (!is_empty) tile_.add_to_dQ(dQ, position > 0);
+    if (is_empty && position == 0) std::fill_n(dQ, rows.size() * sizes_.padded_dim_qk, Real(0));
     if (position + 1 == key_blocks.size()) {
       const Real scale = static_cast<Real>(problem_.score_map.scale);
       tile_.kernels().store_rows({dQ, sizes_.padded_dim_qk}, rows.size(), problem_.dim_qk, &scale,

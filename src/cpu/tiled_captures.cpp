@@ -151,8 +151,9 @@ template <class Real>
 void add_captures_tile(const Problem& problem, const TileSizes& sizes,
                        const BackwardShared<Real>& shared, const BackwardScratch<Real>& scratch,
                        i64 task) {
-  const CaptureTile at = tile_of(problem, sizes, shared.tiles, task);
+  CaptureTile at = tile_of(problem, sizes, shared.tiles, task);
   BackwardTile<Real> tile(problem, sizes, shared, scratch, at.index, nullptr);
+  if (at.is_visible) at.is_visible = !tile.is_empty(at.head, at.rows, at.keys);
   if (at.is_visible) {
     tile.load_keys(problem.kv_head(at.head), at.keys, true);
     tile.load_queries(at.head, at.rows);

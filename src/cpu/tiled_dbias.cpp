@@ -86,7 +86,9 @@ void sum_dbias_tile(const Problem& problem, const TileSizes& sizes,
         for (i64 row_block = row_blocks.begin; row_block < row_blocks.end; ++row_block) {
           const Interval rows = rows_of_block(row_block, sizes.rows, shape.q_len);
           const BlockRange blocks = visible_column_blocks(problem.mask, shape, rows, sizes.columns);
-          if (!blocks.visible.contains(key_block)) continue;
+          if (!blocks.visible.contains(key_block) || tile.is_empty(head, rows, keys)) {
+            continue;
+          }
           tile.load_queries(head, rows);
           tile.weigh(blocks.is_full(key_block), BackwardTile<Real>::Of::kScore);
           add_pairs(at, rows, keys, scratch.dS, sum, sizes.padded_columns);

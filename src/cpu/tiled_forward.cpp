@@ -48,12 +48,8 @@ class ForwardBlock {
       const i64 columns = sizes_.columns;
       for (i64 first = seen.some.begin / columns * columns; first < seen.some.end;
            first += columns) {
-        load_keys(clamped(first, first + columns, sequence_.shape.kv_len));
-        if (seen.all.begin <= keys_.begin && keys_.end <= seen.all.end) {
-          add_pairs(rows_, keys_, true);
-        } else {
-          add_visible_pairs();
-        }
+        const Interval keys = clamped(first, first + columns, sequence_.shape.kv_len);
+        if (terms_.kind(rows_, keys) != BlockKind::kEmpty) add_keys(keys, seen);
       }
       results_.store(rows_, seen.some.size() > 0, {scratch_.O, sizes_.padded_dim_v},
                      scratch_.row_max, scratch_.row_sum, scratch_.rescale);
@@ -107,6 +103,15 @@ class ForwardBlock {
     if (!has_query_lanes_) load_query_lanes();
     K_ = key_rows(Array::kK, Reads::kElements, scratch_.K, sizes_.padded_dim_qk);
     V_ = key_rows(Array::kV, Reads::kPanels, scratch_.V, sizes_.padded_dim_v);
+  }
+
+  void add_keys(Interval keys, const SeenKeys& seen) {
+    load_keys(keys);
+    if (seen.all.begin <= keys.begin && keys.end <= seen.all.end) {
+      add_pairs(rows_, keys, true);
+    } else {
+      add_visible_pairs();
+    }
   }
 
   // Where they lie, or loaded run by run.
@@ -171,11 +176,13 @@ class ForwardBlock {
   // is_full: no interval mask hides a pair of them.
   void add_pairs(Interval rows, Interval keys, bool is_full) {
     if (keys.size() <= 0) return;
+    const BlockKind kind = terms_.kind(rows, keys);
+    if (kind == BlockKind::kEmpty) return;
     const i64 row = rows.begin - rows_.begin;
     // S^T = K Q^T
     multiply_scores(rows, keys);
     // S <- softcap(scale S) + addend;  m, l <- update;  P = exp(S - m)
-    const ScoreTerms<Real> terms = score_terms(rows, keys, is_full);
+    const ScoreTerms<Real> terms = score_terms(rows, keys, !is_full || terms_.adds(kind));
     const bool rescales = softmax({.scores = scratch_.scores,
                                    .stride = sizes_.padded_rows,
                                    .keys = keys.size(),
@@ -264,8 +271,7 @@ class ForwardBlock {
                            sizes_.padded_dim_v);
   }
 
-  ScoreTerms<Real> score_terms(Interval rows, Interval keys, bool is_full) {
-    const bool has_addend = !is_full || terms_.adds_everywhere();
+  ScoreTerms<Real> score_terms(Interval rows, Interval keys, bool has_addend) {
     const bool has_keep = problem_.dropout.enabled();
     if (has_addend) {
       terms_.fill_addend(rows, keys, scratch_.pair_rows, sizes_.padded_columns);

@@ -135,6 +135,20 @@ int64_t dense_mask(Arguments in) {
   return 0;
 }
 
+// (kinds: int8, options, block_q, block_kv, exact, arrays)
+int64_t block_map(Arguments in) {
+  const DLTensor* map = in.array("kinds");
+  if (map == nullptr) throw Refusal{FULMEN_ERROR_ARGUMENT, "kinds is not given"};
+  const fulmen_tensor kinds = view("kinds", *map, {false, FULMEN_INT8});
+  const fulmen_problem problem = in.options();
+  const int64_t block_q = in.integer("block_q");
+  const int64_t block_kv = in.integer("block_kv");
+  const int64_t exact = in.integer("exact");
+  const Arrays arrays = in.arrays();
+  check(fulmen_block_map(&problem, &arrays.tensors, block_q, block_kv, exact != 0, &kinds));
+  return 0;
+}
+
 // Names with commas between.
 std::vector<std::string> names_in(const std::string& text) {
   std::vector<std::string> names;
@@ -309,6 +323,7 @@ FULMEN_FFI_EXPORT(plan_explain)
 FULMEN_FFI_EXPORT(explain)
 FULMEN_FFI_EXPORT(build_info)
 FULMEN_FFI_EXPORT(schema)
+FULMEN_FFI_EXPORT(block_map)
 FULMEN_FFI_EXPORT(dense_mask)
 FULMEN_FFI_EXPORT(merge)
 FULMEN_FFI_EXPORT(expression_create)

@@ -38,13 +38,21 @@ constexpr GpuImplementation kImplementations[] = {
     {Implementation::kSimt,
      "tiles on CUDA cores, every option",
      false,
-     {.plan = plan_simt, .takes_caches = true, .takes_quantised = true, .takes_slots = true},
-     {plan_simt}},
+     {.plan = plan_simt,
+      .takes_caches = true,
+      .takes_quantised = true,
+      .takes_slots = true,
+      .takes_blocks = true},
+     {.plan = plan_simt, .takes_blocks = true}},
     {Implementation::kNaive,
      "one thread a row, every option",
      false,
-     {.plan = plan_naive, .takes_caches = true, .takes_quantised = true, .takes_slots = true},
-     {plan_naive}},
+     {.plan = plan_naive,
+      .takes_caches = true,
+      .takes_quantised = true,
+      .takes_slots = true,
+      .takes_blocks = true},
+     {.plan = plan_naive, .takes_blocks = true}},
 };
 
 // ---- Deterministic gradients on tensor cores ---------------------------------------------------
@@ -177,6 +185,7 @@ PlanOrRefusal plan_with(const GpuImplementation& row, const Problem& problem, co
   }
   if (problem.slots && !pass.takes_slots) return "does not take a page_table of slots";
   if (problem.program != nullptr) return "does not take an expression (score, mask)";
+  if (problem.has(Array::kBlocks) && !pass.takes_blocks) return "does not take lists of blocks";
   if (problem.is_quantised() && !pass.takes_quantised) {
     return sentence("does not take k and v of ", name(problem.kv_dtype()));
   }

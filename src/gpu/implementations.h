@@ -27,6 +27,7 @@ struct Pass {
   bool takes_caches = false;     // page_table, page_indptr, kv_start, positions, tree
   bool takes_quantised = false;  // k and v of 8 bits, k_scale, v_scale
   bool takes_slots = false;      // a page_table of slots
+  bool takes_blocks = false;     // lists of blocks
 };
 
 struct GpuImplementation {

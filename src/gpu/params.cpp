@@ -44,6 +44,14 @@ AttentionParams attention_params(const Problem& problem, FaultBytes* faults) {
   p.packed = problem.packed;
   p.cache_layout = problem.cache_layout();
   p.num_pages = problem.num_pages;
+  if (problem.has(Array::kBlocks)) {
+    p.lists_by_pair = true;
+    p.block_q = problem.block_q;
+    p.block_kv = problem.block_kv;
+    p.num_key_blocks = ceil_div(problem.max_kv, problem.block_kv);
+    p.list_heads = problem.arrays[Array::kBlocks].shape[1];
+    p.list_entries = problem.arrays[Array::kBlocks].shape[3];
+  }
   p.bottom_right = problem.alignment == Alignment::kBottomRight;
   p.faults = faults;
   return p;

@@ -77,6 +77,15 @@ struct AttentionParams {
   CacheLayout cache_layout;
   i64 num_pages;  // of k and v
 
+  // Lists of blocks (common/block_lists.cuh).
+  ArrayView blocks;  // (sequence, head or kv_head or 1, q_block, entry)
+  i64 block_q;
+  i64 block_kv;
+  i64 num_key_blocks;
+  i64 list_heads;
+  i64 list_entries;
+  bool lists_by_pair;  // asked pair by pair; false: only tiles of listed blocks are met
+
   // Of quantised k and v; looked at by kernels that are compiled for them. As k and v, but dim 1.
   ArrayView k_scale;
   ArrayView v_scale;

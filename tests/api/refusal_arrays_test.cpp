@@ -36,6 +36,30 @@ const Refusal kRows[] = {
      FULMEN_ERROR_ARGUMENT,
      {"kv_ids is given without q_ids"}},
 
+    // lists of blocks
+    {"blocks without sizes",
+     [](TestCall& c) { set_shape(c.indices(&T::blocks, {0}), {1, 1}); },
+     FULMEN_ERROR_ARGUMENT,
+     {"block_q is 0 beside blocks", "multiple of 64"}},
+    {"a size without blocks",
+     [](TestCall& c) { c.problem.block_kv = 64; },
+     FULMEN_ERROR_ARGUMENT,
+     {"block_kv is 64 without blocks"}},
+    {"a size that is no multiple of 64",
+     [](TestCall& c) {
+       set_shape(c.indices(&T::blocks, {0}), {1, 1});
+       c.problem.block_q = c.problem.block_kv = 96;
+     },
+     FULMEN_ERROR_ARGUMENT,
+     {"block_q is 96 where a multiple of 64 is allowed"}},
+    {"more lists than blocks of rows",
+     [](TestCall& c) {
+       set_shape(c.indices(&T::blocks, {0, 0}), {2, 1});
+       c.problem.block_q = c.problem.block_kv = 64;
+     },
+     FULMEN_ERROR_SHAPE,
+     {"blocks has 2 lists a head", "need 1"}},
+
     // ranks, extents, strides, pointers
     {"rank 1 q",
      [](TestCall& c) { c.tensors.q.rank = 1; },

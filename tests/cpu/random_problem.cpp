@@ -208,6 +208,26 @@ Request quantised(RandomProblem& random, const Request& given, DType dtype) {
   return request;
 }
 
+Request with_blocks(RandomProblem& random, const Request& given) {
+  Request request = given;
+  const Problem problem = validate(given, Pointers::kChecked);
+  request.options.block_q = random.one_of<i64>({64, 128});
+  request.options.block_kv = random.one_of<i64>({64, 128});
+  const i64 rows = ceil_div(problem.max_q, request.options.block_q);
+  const i64 keys = ceil_div(problem.max_kv, request.options.block_kv);
+  Tensor lists = random.array(random.one_of({DType::kInt32, DType::kInt64}),
+                              {random.chance(0.5) ? 1 : problem.num_sequences,
+                               random.one_of({i64{1}, problem.heads_kv, problem.heads_q}), rows,
+                               random.number(0, keys + 1)});
+  RandomProblem::for_each(lists, [&](const i64* at) {
+    const i64 id = random.chance(0.3) ? -1 : random.number(-1, keys - 1);
+    char* const to = RandomProblem::address(lists, at);
+    lists.dtype == DType::kInt32 ? store_bytes(to, static_cast<i32>(id)) : store_bytes(to, id);
+  });
+  request.arrays[Array::kBlocks] = lists;
+  return request;
+}
+
 Request with_rng_array(RandomProblem& random, const Request& given) {
   Request request = given;
   Options& options = request.options;

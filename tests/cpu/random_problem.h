@@ -184,6 +184,10 @@ Request to_backward(RandomProblem& random, const Request& forward, unsigned need
 // What was NaN stays so, by its scale where the type has none.
 Request quantised(RandomProblem& random, const Request& given, DType dtype);
 
+// The same call with lists of blocks of 64 or 128 rows and keys, of drawn extents: entries in any
+// order, some twice, some -1.
+Request with_blocks(RandomProblem& random, const Request& given);
+
 // The same call with the two numbers of its dropout in an array, as kernels may find them.
 Request with_rng_array(RandomProblem& random, const Request& given);
 

@@ -105,7 +105,8 @@ TEST(Veneer, TensorsArriveUnderTheirNames) {
                                   &all.capture5,   &all.capture6,    &all.capture7,
                                   &all.dcapture0,  &all.dcapture1,   &all.dcapture2,
                                   &all.dcapture3,  &all.dcapture4,   &all.dcapture5,
-                                  &all.dcapture6,  &all.dcapture7,   &all.kv_shared};
+                                  &all.dcapture6,  &all.dcapture7,   &all.kv_shared,
+                                  &all.blocks};
   using C = fulmen_tensors;
   fulmen_tensor C::* const theirs[] = {&C::q,          &C::k,           &C::v,
                                        &C::bias,       &C::mask,        &C::alibi_slopes,
@@ -122,7 +123,8 @@ TEST(Veneer, TensorsArriveUnderTheirNames) {
                                        &C::capture5,   &C::capture6,    &C::capture7,
                                        &C::dcapture0,  &C::dcapture1,   &C::dcapture2,
                                        &C::dcapture3,  &C::dcapture4,   &C::dcapture5,
-                                       &C::dcapture6,  &C::dcapture7,   &C::kv_shared};
+                                       &C::dcapture6,  &C::dcapture7,   &C::kv_shared,
+                                       &C::blocks};
   static_assert(std::size(ours) == std::size(theirs));
   static_assert(sizeof(C) == sizeof(std::size_t) + std::size(ours) * sizeof(fulmen_tensor));
   for (std::size_t i = 0; i < std::size(ours); ++i) ours[i]->shape[0] = static_cast<int>(i) + 1;
@@ -221,6 +223,26 @@ TEST(Veneer, MergeAndDenseMask) {
                      fulmen::tensor(visible, fulmen::DType::kBool, {kRows, kKeys}));
   EXPECT_FALSE(visible[0][2]);
   EXPECT_TRUE(visible[2][3]);
+
+  std::int8_t kinds[kRows][kKeys];
+  fulmen::block_map({.causal = true}, a.tensors(), 1, 1, false,
+                    fulmen::tensor(kinds, fulmen::DType::kInt8, {1, 1, kRows, kKeys}));
+  EXPECT_EQ(kinds[0][2], 0);
+  EXPECT_EQ(kinds[2][3], 2);
+}
+
+TEST(Veneer, ListsOfBlocks) {
+  Arrays a;
+  fulmen::attention({}, a.tensors());
+  const Arrays whole = a;
+  std::int32_t lists[1] = {0};
+  fulmen::Tensors tensors = a.tensors();
+  tensors.blocks = fulmen::tensor(lists, {1, 1});
+  fulmen::attention({.block_q = 64, .block_kv = 64}, tensors);
+  EXPECT_EQ(a.o, whole.o);
+  lists[0] = -1;
+  fulmen::attention({.block_q = 64, .block_kv = 64}, tensors);
+  for (const float& x : a.o) EXPECT_EQ(x, 0);
 }
 
 TEST(Veneer, FailuresAreTheClassOfTheirStatus) {

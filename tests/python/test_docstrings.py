@@ -16,7 +16,7 @@ import pytest
 import fulmen
 from fulmen._library import schema
 from fulmen.keywords import RESULT_KEYWORDS, Caches
-from fulmen.masks import chunks, documents, prefix, tree
+from fulmen.masks import blocks, chunks, documents, prefix, tree
 
 WITH_EXAMPLES = (
     "appending",
@@ -26,12 +26,13 @@ WITH_EXAMPLES = (
     "masks",
     "merging",
     "planning",
+    "visibility",
 )
 MODULES = (*WITH_EXAMPLES, "_calls", "options", "errors")
 CALLS = (fulmen.attention, fulmen.attention_varlen, fulmen.attention_paged,
          fulmen.attention_forward, fulmen.attention_backward, fulmen.merge, fulmen.plan,
          fulmen.append_kv, fulmen.rotary, fulmen.rotary_tables,
-         fulmen.explain, fulmen.dense_mask)  # fmt: skip
+         fulmen.explain, fulmen.block_map, fulmen.dense_mask)  # fmt: skip
 
 
 @pytest.mark.parametrize("name", MODULES)
@@ -60,7 +61,7 @@ def keywords(function: Any) -> dict[str, Any]:
 
 def said_as() -> dict[str, str]:
     """The keyword that says each option and each input of the schema, where it is not its name."""
-    values = (prefix(1), chunks(1), documents([1]), tree([1]))
+    values = (prefix(1), chunks(1), documents([1]), tree([1]), blocks([[0]]))
     return {
         **{name: "mask" for value in values for name in value.options},
         "window_left": "window",

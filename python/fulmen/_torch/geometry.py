@@ -63,6 +63,22 @@ def _packed_side(index: Tensor, offsets: Tensor) -> _Side:
     return _Side(position, length, torch.where(inside, sequence, -1))
 
 
+def _listed(lists: Tensor, options: Any, i: Tensor, j: Tensor, sequence: Any) -> Tensor:
+    """Whether lists of blocks name the block of each pair: (batch or 1, lists, row, kv_row)."""
+    lists = lists.to(torch.int64).reshape((1,) * (4 - lists.dim()) + tuple(lists.shape))
+    row = (i // options.block_q).clamp(max=max(lists.shape[2] - 1, 0))
+    if sequence is None:
+        lists = lists[:, :, row]
+    else:  # packed: (row, lists, entry)
+        own = sequence.clamp(min=0) if lists.shape[0] > 1 else torch.zeros_like(sequence)
+        lists = lists[own, :, row].transpose(0, 1).unsqueeze(0)
+    key = j // options.block_kv
+    named = torch.zeros(*lists.shape[:3], key.shape[0], dtype=torch.bool, device=lists.device)
+    for entry in lists.unbind(3):
+        named |= entry.unsqueeze(3) == key
+    return named
+
+
 def geometry_of(
     arrays: Any, meaning: Meaning, batch: int, num_q: int, num_kv: int, rows: slice
 ) -> Geometry:
@@ -95,6 +111,12 @@ def geometry_of(
         same = q_ids == kv_ids.reshape(*kv_ids.shape[:-1], 1, kv_ids.shape[-1])
         visible = visible & (same.unsqueeze(1) if same.dim() == 3 else same)
     visible = visible.reshape((1,) * (4 - visible.dim()) + tuple(visible.shape))
+    if arrays.blocks is not None:
+        layout = meaning.layout
+        heads = arrays.q.shape[layout.index("h")] if "h" in layout else 1
+        sequence = q_side.sequence if arrays.cu_q is not None else None
+        listed = _listed(arrays.blocks, meaning.options, q_position, kv_position, sequence)
+        visible = visible & listed.repeat_interleave(heads // listed.shape[1], 1)
     where = Geometry(
         batch,
         rows,

@@ -7,7 +7,7 @@ beside q, k and v is split where it has that axis; the gradient of what is broad
 partial sum. Rows and keys are not split: DTensor gathers them first, as it does whatever else these
 rules do not know. Nor is a call with dropout split, whose pattern is that of the whole call, nor
 one over pages, which any request may use, nor one with an expression, which knows its heads and
-batch entries by number.
+batch entries by number, nor one with lists of blocks, whose heads are those of q or of k.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def _ways(arrays: Any, settings: Any) -> list[str | None]:
     layout = settings.layout
     if settings.options[_EXPRESSION] != 0:
         return ways
-    if arrays.rng is not None or arrays.page_table is not None:
+    if any(x is not None for x in (arrays.rng, arrays.page_table, arrays.blocks)):
         return ways
     if layout // 2 == 4 and arrays.cu_q is None:
         ways.append("batch")

@@ -7,6 +7,7 @@
     fulmen.compat.flash_attn   flash_attn_func and its family, as FlashAttention 2 has them; ..._3
                                and ..._4 those of its successors, flash_interface what lies below
     fulmen.compat.flash_mla    flash_mla_with_kvcache, as FlashMLA has it
+    fulmen.compat.flex         flex_attention with its score_mod and BlockMask, as torch has it
     fulmen.compat.hf           an attention implementation for Hugging Face transformers
 
 Each keeps names, arguments and meaning of the original and says what it refuses; docs: Migration

@@ -156,7 +156,7 @@ size_t shared_bytes_of(const FmaConfig& config, bool backward) {
 }  // namespace
 
 std::optional<FmaConfig> simt_config(DType dtype, i64 dim_qk, i64 dim_v, bool backward,
-                                     size_t shared_bytes) {
+                                     size_t shared_bytes, i64 most_rows) {
   ++config_derivations();
   const auto fits = [&](const FmaConfig& config, size_t num_blocks) {
     return num_blocks * shared_bytes_of(config, backward) <= shared_bytes;
@@ -170,6 +170,7 @@ std::optional<FmaConfig> simt_config(DType dtype, i64 dim_qk, i64 dim_v, bool ba
   const auto choose = [&](const auto& shapes) -> std::optional<FmaConfig> {
     for (const TileShape& shape : shapes) {
       const FmaConfig config = config_with(shape, dtype, dim_qk, dim_v);
+      if (shape.rows > most_rows) continue;
       const bool is_last = shape.rows == std::end(shapes)[-1].rows;
       if (fits(config, 1) && (is_last || has_registers(config))) return config;
     }
@@ -189,6 +190,12 @@ size_t simt_workspace_bytes(DType dtype, i64 rows) {
 }
 
 namespace {
+
+// A tile lies in one block of lists, whose sizes are multiples of 64.
+i64 most_rows_of(const Problem& problem) {
+  constexpr i64 kOfAny = 128, kOfLists = 64;
+  return problem.has(Array::kBlocks) ? kOfLists : kOfAny;
+}
 
 // Throws Error kUnsupported where there is none.
 FmaConfig existing_config(DType dtype, i64 dim_qk, i64 dim_v, bool backward,
@@ -273,7 +280,7 @@ std::vector<KernelLaunch> simt_backward(const AttentionParams& params, size_t sh
 std::string simt_refusal(const Problem& problem, const Gpu& gpu) {
   const bool backward = problem.operation == Operation::kBackward;
   if (simt_config(problem.dtype, problem.dim_qk, problem.dim_v, backward,
-                  gpu.shared_bytes_per_block)) {
+                  gpu.shared_bytes_per_block, most_rows_of(problem))) {
     return "";
   }
   return sentence("its narrowest tiles need more than the ", gpu.shared_bytes_per_block,
@@ -283,10 +290,12 @@ std::string simt_refusal(const Problem& problem, const Gpu& gpu) {
 
 PlanOrRefusal plan_simt(const Problem& problem, const Gpu& gpu) {
   const bool backward = problem.operation == Operation::kBackward;
-  const std::optional<FmaConfig> config = simt_config(problem.dtype, problem.dim_qk, problem.dim_v,
-                                                      backward, gpu.shared_bytes_per_block);
+  const std::optional<FmaConfig> config =
+      simt_config(problem.dtype, problem.dim_qk, problem.dim_v, backward,
+                  gpu.shared_bytes_per_block, most_rows_of(problem));
   if (!config) return simt_refusal(problem, gpu);
   auto plan = std::make_unique<FmaPlan>(problem);
+  plan->params.lists_by_pair = false;
   plan->tile = {config->rows, config->columns};
   if (!backward) {
     plan->launches = forward_launches(plan->params, *config);

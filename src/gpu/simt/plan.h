@@ -51,9 +51,10 @@ std::vector<std::vector<KernelSpec>> naive_specs();
 PlanOrRefusal plan_simt(const Problem& problem, const Gpu& gpu);
 
 // The tile of a pass: side, rows, columns and dims as kernels are compiled for them; the widest
-// that fits `shared_bytes` of a block, or nothing where not even the narrowest does.
+// that fits `shared_bytes` of a block and has up to most_rows rows, or nothing where not even the
+// narrowest does.
 std::optional<FmaConfig> simt_config(DType dtype, i64 dim_qk, i64 dim_v, bool backward,
-                                     size_t shared_bytes);
+                                     size_t shared_bytes, i64 most_rows = 128);
 
 // Why there is none for a problem; "" where there is one.
 std::string simt_refusal(const Problem& problem, const Gpu& gpu);

@@ -28,8 +28,9 @@ enum Fault : u32 {
   kFaultPages = 32,
   kFaultSlots = 64,
   kFaultPositions = 128,
+  kFaultBlocks = 512,
 };
-constexpr i32 kNumFaults = 8;
+constexpr i32 kNumFaults = 10;
 
 // Faults that kernels met, in memory which the host reads meanwhile: a byte each, 1 once it was
 // met. Stores of bytes disturb no others, and host and device need no atomics in common.
@@ -239,5 +240,20 @@ constexpr bool tree_shows(const SequenceShape& shape, i64 word, i64 j) {
   const i64 bit = j - first_drafted(shape);
   return bit < 0 || (static_cast<u64>(word) >> bit & 1) != 0;
 }
+
+// ---- Lists of blocks ---------------------------------------------------------------------------
+
+// Block-sparse attention: a list for each block of query rows names the blocks of keys that those
+// rows see. Entries come in any order and may repeat; -1 names none, and what names no block counts
+// as that.
+//
+// The list of a query head, of `lists` ones: its own, that of its key/value head, or the only one.
+constexpr i64 list_of_head(i64 head, i64 heads_q, i64 lists) {
+  return lists == 1
+             ? 0
+             : static_cast<u32>(head) / (static_cast<u32>(heads_q) / static_cast<u32>(lists));
+}
+
+constexpr bool is_bad_block(i64 id, i64 num_blocks) { return id < -1 || id >= num_blocks; }
 
 }  // namespace fulmen

@@ -10,6 +10,7 @@
 #include "kernels/attention/mla_record.cuh"
 #include "kernels/attention/softmax_state.cuh"
 #include "kernels/common/accurate_math.cuh"
+#include "kernels/common/block_lists.cuh"
 #include "kernels/common/caches.cuh"
 
 namespace fulmen {
@@ -109,6 +110,7 @@ struct Head {
           load_index(p.kv_ids, p.kv_ids.offset(kv_batch(), 0, 0, sequence.kv_begin + j));
       if (q_id != kv_id) return false;
     }
+    if (p.lists_by_pair && !lists_pair(p, index, head, i, j)) return false;
     return !p.bias.present() || bias(i, j) != -Math::kInfinity;
   }
 

@@ -9,6 +9,7 @@
 // Launched with one block for each (slot of keys, batch, kv_head).
 #pragma once
 
+#include "kernels/common/block_lists.cuh"
 #include "kernels/ptx/grid.cuh"
 #include "kernels/simt/gradient.cuh"
 
@@ -96,8 +97,9 @@ struct BackwardSimtDkDv : SimtGradient<kConfig> {
     }
   }
 
-  // dO of this block is on its way; leaves with dO of the next one on its way.
-  void step(const HeadType& head, i64 first_column, bool is_full, bool is_last) {
+  // dO of this block is on its way; leaves with dO of the next one, if it is not the last, on its
+  // way.
+  void step(const HeadType& head, i64 first_column, bool is_full, i64 next_column, bool is_last) {
     const bool plain = is_full && !pair_terms;
     const i64 num_queries = head.sequence.shape.q_len - first_column;
     const i32 depth = static_cast<i32>(min<i64>(kConfig.columns, num_queries));
@@ -129,7 +131,7 @@ struct BackwardSimtDkDv : SimtGradient<kConfig> {
     ptx::warp_sync();  // P of the warp's rows is there
     if (p.dv.present()) add<kConfig.max_dim_v>(dO, depth, plain, dV);  // dV += P^T dO
     ptx::block_sync();                                                 // all are done with dO and P
-    if (!is_last) load_dout(head, first_column + kConfig.columns);
+    if (!is_last) load_dout(head, next_column);
     if (!p.dk.present() && !kConfig.adds_dq) return;
     Base::write_own(this->factors, dP);
     ptx::warp_sync();  // dX of the warp's rows is there
@@ -184,11 +186,18 @@ struct BackwardSimtDkDv : SimtGradient<kConfig> {
     const SequenceShape& shape = head.sequence.shape;
     const Interval keys{first_row, min(first_row + kConfig.rows, i64{shape.kv_len})};
     const BlockRange range = visible_row_blocks(p.mask_options, shape, keys, kConfig.columns);
-    if (range.visible.size() <= 0) return;
+    const i64 end = range.visible.end;
+    const auto next = [&](i64 block) {
+      return next_row_tile<kConfig.columns>(head, first_row, block, end);
+    };
+    i64 block = next(range.visible.begin);
+    if (block >= end) return;
     ptx::block_sync();  // all are done with dO of the head before
-    load_dout(head, range.visible.begin * kConfig.columns);
-    for (i64 block = range.visible.begin; block < range.visible.end; ++block) {
-      step(head, block * kConfig.columns, range.is_full(block), block + 1 == range.visible.end);
+    load_dout(head, block * kConfig.columns);
+    for (i64 then = block; block < end; block = then) {
+      then = next(block + 1);
+      step(head, block * kConfig.columns, range.is_full(block), then * kConfig.columns,
+           then >= end);
     }
   }
 

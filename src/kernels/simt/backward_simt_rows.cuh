@@ -20,6 +20,7 @@
 // dbias_tiles.
 #pragma once
 
+#include "kernels/common/block_lists.cuh"
 #include "kernels/common/faults.cuh"
 #include "kernels/common/head.cuh"
 #include "kernels/common/tile_tasks.cuh"
@@ -183,10 +184,10 @@ struct BackwardSimtDq : SimtGradient<kConfig> {
     }
   }
 
-  // V of this block is on its way; leaves with V of the next one on its way.
-  void step(i64 first_column, bool is_full, bool is_last) {
+  // V of this block is on its way; leaves with V of the next one, if it is not the last, on its
+  // way.
+  void step(i64 first_column, bool is_full, i64 next_column, bool is_last) {
     const bool plain = is_full && !pair_terms;
-    const i64 next_column = first_column + kConfig.columns;
     Pairs S, dP;
     ptx::wait_for_copies();
     ptx::block_sync();  // V is there, and all are done with K
@@ -219,9 +220,15 @@ struct BackwardSimtDq : SimtGradient<kConfig> {
       const BlockRange range = visible_column_blocks(
           p.mask_options, shape, {first_row, min(first_row + kConfig.rows, i64{shape.q_len})},
           kConfig.columns);
-      if (range.visible.size() > 0) load_first(range.visible.begin * kConfig.columns);
-      for (i64 block = range.visible.begin; block < range.visible.end; ++block) {
-        step(block * kConfig.columns, range.is_full(block), block + 1 == range.visible.end);
+      const i64 end = range.visible.end;
+      const auto next = [&](i64 block) {
+        return next_key_tile<kConfig.columns>(head, first_row, block, end);
+      };
+      i64 block = next(range.visible.begin);
+      if (block < end) load_first(block * kConfig.columns);
+      for (i64 then = block; block < end; block = then) {
+        then = next(block + 1);
+        step(block * kConfig.columns, range.is_full(block), then * kConfig.columns, then >= end);
       }
     }
     Rows::template store<kConfig.max_dim_qk>(
@@ -310,7 +317,9 @@ struct BackwardSimtDbias : SimtGradient<kConfig> {
     const i64 own = column / kConfig.columns;
     const Interval wanted = sums_columns ? range.visible : Interval{own, own + 1};
     for (i64 block = wanted.begin; block < wanted.end; ++block) {
-      if (range.visible.contains(block)) add_tile(head, i, block * kConfig.columns);
+      if (!range.visible.contains(block)) continue;
+      const bool is_listed = next_key_tile<kConfig.columns>(head, i, block, block + 1) == block;
+      if (is_listed) add_tile(head, i, block * kConfig.columns);
     }
   }
 

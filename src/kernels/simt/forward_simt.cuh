@@ -11,6 +11,7 @@
 // infinities or NaN, guarded_sums skips it altogether.
 #pragma once
 
+#include "kernels/common/block_lists.cuh"
 #include "kernels/common/caches.cuh"
 #include "kernels/simt/block.cuh"
 #include "kernels/simt/tile.cuh"
@@ -138,10 +139,10 @@ struct ForwardSimt : Simt<kConfig> {
     });
   }
 
-  // K of this block is on its way; leaves with K of the next one on its way.
-  void step(i64 first_column, bool is_full, bool is_last) {
+  // K of this block is on its way; leaves with K of the next one, if it is not the last, on its
+  // way.
+  void step(i64 first_column, bool is_full, i64 next_column, bool is_last) {
     const bool plain = is_full && !pair_terms;
-    const i64 next_column = first_column + kConfig.columns;
     Pairs S;
     ptx::wait_for_copies();
     ptx::block_sync();  // K is there, and all are done with V
@@ -183,9 +184,15 @@ struct ForwardSimt : Simt<kConfig> {
     if (first_row < q_len) {
       const BlockRange range =
           head.key_blocks({first_row, min(first_row + kConfig.rows, q_len)}, kConfig.columns);
-      if (range.visible.size() > 0) load_first(range.visible.begin * kConfig.columns);
-      for (i64 block = range.visible.begin; block < range.visible.end; ++block) {
-        step(block * kConfig.columns, range.is_full(block), block + 1 == range.visible.end);
+      const i64 end = range.visible.end;
+      const auto next = [&](i64 block) {
+        return next_key_tile<kConfig.columns>(head, first_row, block, end);
+      };
+      i64 block = next(range.visible.begin);
+      if (block < end) load_first(block * kConfig.columns);
+      for (i64 then = block; block < end; block = then) {
+        then = next(block + 1);
+        step(block * kConfig.columns, range.is_full(block), then * kConfig.columns, then >= end);
       }
     }
     store_rows();

@@ -41,7 +41,8 @@ template <template <DType> class Forward>
 void expect_caches_agree(unsigned first) {
   for (unsigned seed = first; seed < first + num_drawn(kProblemsOfATest); ++seed) {
     RandomProblem random(seed);
-    const Request expected = random.draw_cache();
+    Request expected = random.draw_cache();
+    if (seed % 4 == 3) expected = with_blocks(random, expected);
     const Request actual = with_fresh_outputs(random, expected);
     const Problem problem = validate(expected, Pointers::kChecked);
     check_lengths(problem);
@@ -64,6 +65,24 @@ void expect_backward_agrees(unsigned first) {
     cpu::scalar_backward(validate(expected, Pointers::kChecked));
     run_on<Backward>(seed % 2 == 0 ? with_rng_array(random, actual) : actual, seed);
     expect_close(actual, expected, outputs_of(Operation::kBackward), seed);
+  }
+}
+
+// Lists of blocks beside whatever else is drawn.
+template <template <DType> class Forward, template <DType> class Backward>
+void expect_lists_agree() {
+  for (unsigned seed = 300; seed < 300 + num_drawn(12); ++seed) {
+    RandomProblem random(seed);
+    const Request expected = with_blocks(random, random.draw());
+    const Request actual = with_fresh_outputs(random, expected);
+    cpu::scalar_forward(validate(expected, Pointers::kChecked));
+    run_on<Forward>(actual, seed);
+    expect_close(actual, expected, {Array::kO, Array::kLse}, seed);
+    const Request gradients = to_backward(random, expected, 31);
+    const Request others = with_fresh_outputs(random, gradients);
+    cpu::scalar_backward(validate(gradients, Pointers::kChecked));
+    run_on<Backward>(others, seed);
+    expect_close(others, gradients, outputs_of(Operation::kBackward), seed);
   }
 }
 

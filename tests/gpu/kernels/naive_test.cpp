@@ -60,6 +60,37 @@ TEST_P(Naive, CachesAgreeWithTheOracle) { expect_caches_agree<NaiveOverCaches>(G
 
 TEST_P(Naive, BackwardAgreesWithTheOracle) { expect_backward_agrees<NaiveBackward>(GetParam()); }
 
+TEST(NaiveLists, AgreeWithTheOracle) { expect_lists_agree<NaiveForward, NaiveBackward>(); }
+
+// Ids that name no block count as absent, and the host is told.
+TEST(NaiveLists, RecordWhatIsOutOfRange) {
+  RandomProblem random(11);
+  Request expected = small_request(random, DType::kFloat32, 70, 130, 8);
+  expected.options.block_q = expected.options.block_kv = 64;
+  Request actual = with_fresh_outputs(random, expected);
+  const auto lists = [&](const std::vector<i64>& ids) {
+    Tensor tensor = random.indices(DType::kInt32, ids);
+    tensor.rank = 2;
+    tensor.shape[0] = 2;
+    tensor.shape[1] = 3;
+    tensor.strides[0] = 3;
+    tensor.strides[1] = 1;
+    return tensor;
+  };
+  expected.arrays[Array::kBlocks] = lists({0, -1, -1, 2, -1, -1});
+  cpu::scalar_forward(validate(expected, Pointers::kChecked));
+  for (const bool is_bad : {false, true}) {
+    actual.arrays[Array::kBlocks] = lists(is_bad ? std::vector<i64>{0, 3, -2, 2, -1, -1}
+                                                 : std::vector<i64>{0, -1, -1, 2, 2, -1});
+    FaultBytes faults{};
+    AttentionParams p = gpu::attention_params(validate(actual, Pointers::kChecked), &faults);
+    KernelRun run{memory_of(actual), 11};
+    NaiveForward<DType::kFloat32>::run(p, run);
+    expect_close(actual, expected, {Array::kO, Array::kLse}, 11);
+    EXPECT_EQ(faults.bits(), is_bad ? u32{kFaultBlocks} : 0u);
+  }
+}
+
 TEST(NaivePlanted, WhatIsHiddenDoesNotShow) {
   expect_hidden_does_not_show<NaiveForward, NaiveBackward>();
 }

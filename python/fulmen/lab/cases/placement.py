@@ -17,7 +17,7 @@ import numpy as np
 
 import fulmen
 from fulmen.expressions import Score
-from fulmen.masks import Documents, Expression, Tree
+from fulmen.masks import Blocks, Documents, Expression, Tree
 
 from .arrays import Array
 
@@ -171,6 +171,8 @@ class OnGpu:
             return replace(value, captures=moved)
         if isinstance(value, Tree):
             return Tree(self.put(value.words))
+        if isinstance(value, Blocks):
+            return Blocks(self.put(value.lists), value.size)
         if isinstance(value, tuple) and not all(isinstance(x, (int, float)) for x in value):
             return tuple(self._option(x) for x in value)
         return value

@@ -20,7 +20,7 @@ import fulmen
 from fulmen import masks
 from fulmen.masks import Documents, Tree
 
-from . import inputs, pages, quantised, records, views
+from . import block_lists, inputs, pages, quantised, records, views
 from .arrays import Array, dtype_of, parameter_dtype
 from .case import Case
 from .expressions import EXPRESSIONS
@@ -190,6 +190,8 @@ def masks_of(case: Case, rng: np.random.Generator) -> tuple[Any, ...]:
             made.append(documents(case, rng, arguments[0], "batch" in arguments[1:]))
         elif kind == "tree":
             made.append(tree(case, rng, arguments[0]))
+        elif kind == "blocks":
+            made.append(masks.blocks(block_lists.draw(rng, case, *arguments), arguments[0]))
         else:
             made.append(getattr(masks, kind)(*arguments))
     return tuple(made)
@@ -254,6 +256,7 @@ def options_of(case: Case, rng: np.random.Generator) -> Options:
         dropout_p=case.dropout_p,
         rng=case.rng,
         group=case.heads // max(case.kv_heads, 1),
+        heads=case.heads,
     )
 
 

@@ -20,6 +20,7 @@ import numpy as np
 
 import fulmen
 
+from . import block_lists
 from .arrays import Array, Stored
 from .expressions import EXPRESSIONS, Pairs
 from .scores import Scalars
@@ -30,7 +31,7 @@ class Options(Scalars):
     """What is asked for beside the tensors; arrays as the caller of fulmen gives them."""
 
     window: tuple[int, int] = (-1, -1)  # left, right; inclusive; -1: no limit
-    masks: tuple[Any, ...] = ()  # bool arrays (true: visible), Prefix, Documents, Chunks, Tree
+    masks: tuple[Any, ...] = ()  # bool arrays (true: visible), values of fulmen.masks
     bias: Array | None = None  # broadcasts to (batch, head, q_row, kv_row)
     alibi_slopes: Array | None = None  # (head,) or (batch, head)
     sinks: Array | None = None  # (head,)
@@ -46,6 +47,7 @@ class Options(Scalars):
     dropout_p: float = 0.0
     rng: tuple[int, int] = (0, 0)
     group: int = 1  # heads of q to one of k
+    heads: int = 1  # of q
 
     def scale_for(self, dim: int) -> float:
         """The scale of the scores."""
@@ -216,6 +218,9 @@ def visible(options: Options, batch: int, head: int, q_rows: int, kv_rows: int) 
         elif isinstance(mask, fulmen.masks.Tree):
             words = row_of(mask.words, batch, options.cu_q)[:q_rows]
             see &= of_tree(words, j - (kv_len - q_len))
+        elif isinstance(mask, fulmen.masks.Blocks):
+            first = start(options, batch)
+            see &= block_lists.shows(mask, batch, head, options.heads, i, j - first)
         else:
             see &= pick(mask, batch, head, q_rows, kv_rows)
     if options.slotless is not None:

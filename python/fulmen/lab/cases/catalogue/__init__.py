@@ -15,6 +15,7 @@ from functools import lru_cache
 from ..case import Case
 from . import (
     appended,
+    block_lists,
     bugs_masks,
     bugs_numbers,
     bugs_rows,
@@ -36,7 +37,7 @@ from . import (
 
 TABLES = (
     bugs_rows, bugs_numbers, bugs_masks, lengths, shapes, numbers, memory, options, packed, caches,
-    decodes, cascades, latent, sparse, appended, quantised, expressions, grid,
+    decodes, cascades, latent, sparse, appended, quantised, expressions, block_lists, grid,
 )  # fmt: skip
 
 
