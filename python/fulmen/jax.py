@@ -15,7 +15,7 @@ another one does not know the names of its calls.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
 from numbers import Real
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -35,12 +35,12 @@ from .array_types import dtype_name
 from .errors import ArgumentError, DTypeError, UnsupportedError, printable, shown
 from .keywords import JaxOptions, JaxPagedOptions, Placement, takes
 from .options import Settings, check_keywords, philox, settings_of
-from .page_tables import cache_keywords
+from .page_tables import NO_TABLE, cache_keywords, check_dim_v
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-__all__ = ["append_kv", "attention", "attention_paged", "rotary"]
+__all__ = ["append_kv", "attention", "attention_mla", "attention_paged", "rotary"]
 
 Array = Any
 
@@ -72,6 +72,19 @@ def attention(
         fulmen.Error: an option or a number of axes is wrong, while the program is traced. What only
             the run shows is an error of JAX with the same sentence.
     """
+    return _traced(q, k, v, None, return_lse, out_dtype, options)
+
+
+def _traced(
+    q: Array,
+    k: Array,
+    v: Array | None,
+    dim_v: int | None,
+    return_lse: bool,
+    out_dtype: Any,
+    options: Mapping[str, Any],
+) -> Any:
+    """A call as a node of XLA; with dim_v v is the first dims of k and not an array of its own."""
     check_keywords(options)
     for name in Placement.__annotations__:
         if name in options:
@@ -93,8 +106,8 @@ def attention(
     given = {"q": q, "k": k, "v": v, **inputs, "rng": _philox(rng) if dropout_p > 0 else None}
     values = {x: tuple(y) if isinstance(y, list) else y for x, y in values.items()}
     settings = settings_of(tuple(values.items()), inputs["cu_q"] is not None)
-    settings.layout.check_all(q, k, v, inputs["page_table"])
-    for x, name in ((k, "k"), (v, "v")):
+    settings.layout.check_all(q, k, k if v is None else v, inputs["page_table"])
+    for x, name in ((k, "k"), (k if v is None else v, "v")):
         if x.dtype != q.dtype and x.dtype.name not in schema().quantised:
             raise DTypeError(f"{name} has dtype {x.dtype}; q has {q.dtype}: {name}.astype(q.dtype)")
     arrays = {name: _array(name, x) for name, x in given.items() if x is not None}
@@ -110,7 +123,7 @@ def attention(
             f"out_dtype is {printable(named)} where q is {q.dtype.name}; the dtype of q or float32 "
             "is allowed"
         )
-    call = _Call(settings, named)
+    call = _Call(settings, named, dim_v)
     o, lse = _attend(call, smooth, arrays)
     return (o, lse) if return_lse else o
 
@@ -151,6 +164,42 @@ def attention_paged(
     )
     results = {"return_lse": return_lse, "out_dtype": out_dtype}
     return attention(q, k_pages, v_pages, **caches, **results, **options)
+
+
+@takes(JaxPagedOptions)
+def attention_mla(
+    q: Array,
+    kv: Array,
+    page_table: Any = None,
+    kv_lengths: Array = None,
+    *,
+    dim_v: int = 512,
+    cu_q: Array = None,
+    batch_index: Array = None,
+    kv_start: Array = None,
+    return_lse: bool = False,
+    out_dtype: Any = None,
+    **options: Unpack[JaxPagedOptions],
+) -> Any:
+    """`fulmen.attention_mla` on JAX arrays, which may be traced: no slice of the cache is made.
+
+    Args:
+        q, kv, page_table, kv_lengths, dim_v, cu_q, batch_index, kv_start, options: as there.
+        return_lse, out_dtype: as in `fulmen.jax.attention`.
+
+    Returns:
+        o, or (o, lse); without pages differentiable in q and kv.
+
+    Raises:
+        fulmen.Error: as `fulmen.jax.attention_paged`.
+    """
+    check_dim_v(kv.shape[-1], dim_v)
+    caches: dict[str, Any] = {} if kv_lengths is None else {"kv_lengths": kv_lengths}
+    if page_table is not None or batch_index is not None or kv_start is not None:
+        caches = cache_keywords(page_table, kv_lengths, cu_q, None, batch_index, kv_start)
+    elif cu_q is not None:
+        raise ArgumentError(NO_TABLE)
+    return _traced(q, kv, None, dim_v, return_lse, out_dtype, {**caches, **options})
 
 
 def _array(name: str, x: Any) -> Array:
@@ -230,7 +279,11 @@ def _varying_alike(arrays: dict[str, Array]) -> dict[str, Array]:
 
 @lru_cache(maxsize=1024)
 def _operation(
-    settings: Settings, verb: str, given: tuple[Named, ...], made: tuple[Named, ...]
+    settings: Settings,
+    dim_v: int | None,
+    verb: str,
+    given: tuple[Named, ...],
+    made: tuple[Named, ...],
 ) -> Any:
     """A function of arrays with these names, shapes and dtypes that makes those of `made`."""
     names = schema().array_names
@@ -239,6 +292,8 @@ def _operation(
         "layout": np.array([settings.layout.code], np.int64),
         "arrays": np.array([names.index(x.name) for x in (*given, *made)], np.int64),
     }
+    if dim_v is not None:
+        attributes["dim_v"] = np.array([dim_v], np.int64)
 
     def call(results: Sequence[Any]) -> Callable[..., Any]:
         def on(*arrays: Any) -> Any:
@@ -268,6 +323,7 @@ class _Call(NamedTuple):
 
     settings: Settings
     out_dtype: str | None
+    dim_v: int | None  # of a v that is the first dims of k
 
     def run(self, verb: str, given: dict[str, Array], made: dict[str, Any]) -> dict[str, Array]:
         """Arrays of a call by name -> its results by name."""
@@ -275,17 +331,19 @@ class _Call(NamedTuple):
             tuple(Named(name, tuple(x.shape), str(x.dtype)) for name, x in arrays.items())
             for arrays in (given, made)
         ]
-        found = _operation(self.settings, verb, *types)(*given.values())
+        dim_v = None if "v" in given else self.dim_v
+        found = _operation(self.settings, dim_v, verb, *types)(*given.values())
         return dict(zip(made, found))
 
     def forward(self, smooth: Any, fixed: Any, sums: str) -> dict[str, Array]:
         arrays = {**smooth, **fixed}
-        q, v = arrays["q"], arrays["v"]
+        q = arrays["q"]
+        dim_v = arrays["v"].shape[-1] if self.dim_v is None else self.dim_v
         dtype = q.dtype if self.out_dtype is None else jnp.dtype(self.out_dtype)
         wide = jnp.float64 if q.dtype == jnp.float64 else jnp.float32
         rows = self.settings.layout.lse_shape(q.shape)
         made = {
-            "o": jax.ShapeDtypeStruct((*q.shape[:-1], v.shape[-1]), dtype),
+            "o": jax.ShapeDtypeStruct((*q.shape[:-1], dim_v), dtype),
             "lse": jax.ShapeDtypeStruct(rows, wide),
         }
         if sums == "stats":
@@ -316,9 +374,14 @@ def _attend_forward(call: _Call, smooth: Any, fixed: Any) -> Any:
 def _attend_backward(call: _Call, saved: Any, cotangents: Any) -> Any:
     smooth, fixed, o, stats = saved
     do, dlse = cotangents
-    given = {**smooth, **fixed, "o": o, "stats": stats, "do": do, "dlse": dlse}
-    made = {f"d{name}": jax.ShapeDtypeStruct(x.shape, x.dtype) for name, x in smooth.items()}
+    apart = dict(smooth)
+    if call.dim_v is not None:
+        apart["v"] = smooth["k"][..., : call.dim_v]
+    given = {**apart, **fixed, "o": o, "stats": stats, "do": do, "dlse": dlse}
+    made = {f"d{name}": jax.ShapeDtypeStruct(x.shape, x.dtype) for name, x in apart.items()}
     found = call.run("backward", given, made)
+    if call.dim_v is not None:
+        found["dk"] = found["dk"].at[..., : call.dim_v].add(found["dv"])
     return {name: found[f"d{name}"] for name in smooth}, None
 
 

@@ -19,7 +19,14 @@ from .functional import attention
 from .keywords import PagedOptions, takes
 from .layouts import LAYOUTS
 from .merging import merge
-from .page_tables import MOST_RECORD_VALUES, as_records, cache_keywords, is_records
+from .page_tables import (
+    MOST_RECORD_VALUES,
+    NO_TABLE,
+    as_records,
+    cache_keywords,
+    check_dim_v,
+    is_records,
+)
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -59,9 +66,10 @@ def attention_mla(
             is 576 for DeepSeek's models.
         kv: the cache: a pool of pages (page, kv_head, row, dim) as k_pages of `attention_paged`;
             without page_table (batch, kv_head, kv_row, dim). kv_head is 1 for DeepSeek's models.
-            An array whose slices are views: NumPy's, PyTorch's, CuPy's. Or records, as FlashMLA
-            has them: bytes, of uint8, int8 or float8_e4m3fn, 656 in the place of dim = 576, or 584
-            in that of 512: `fulmen.append_kv` writes them.
+            An array whose slices are views: NumPy's, PyTorch's, CuPy's; for JAX's
+            `fulmen.jax.attention_mla`, which makes no slice. Or records, as FlashMLA has them:
+            bytes, of uint8, int8 or float8_e4m3fn, 656 in the place of dim = 576, or 584 in that
+            of 512: `fulmen.append_kv` writes them.
         page_table: as in `attention_paged`; None without pages.
         kv_lengths: (batch,) keys of each request, those of this call's queries included; None
             without pages: all rows.
@@ -105,9 +113,7 @@ def attention_mla(
     array([[0.5, 0. , 0. , 0.5]], dtype=float32)
     """
     kv = as_records(kv, q.shape[-1])
-    dim = MOST_RECORD_VALUES if is_records(kv) else kv.shape[-1]
-    if not 1 <= dim_v <= dim:
-        raise ShapeError(f"dim_v is {dim_v}; rows of kv have {dim} numbers: allowed is 1 to {dim}")
+    check_dim_v(kv.shape[-1] if not is_records(kv) else MOST_RECORD_VALUES, dim_v)
     beside: dict[str, Any] = {"cu_q": cu_q, "batch_index": batch_index, "kv_start": kv_start}
     results: dict[str, Any] = {"return_lse": return_lse, "out": out, "out_dtype": out_dtype}
     if indices is not None:
@@ -135,9 +141,7 @@ def attention_mla(
         given.update(cache_keywords(page_table, kv_lengths, cu_q, None, batch_index, kv_start))
         return attention(q, kv, v, **given, **options)
     if cu_q is not None:
-        raise ArgumentError(
-            "cu_q is given without page_table; packed queries need a table of pages"
-        )
+        raise ArgumentError(NO_TABLE)
     if kv_lengths is not None:
         given["kv_lengths"] = kv_lengths
     return attention(q, kv, v, **given, **options)

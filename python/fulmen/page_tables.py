@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .array_types import Array, array_type_of, dtype_name
-from .errors import ArgumentError, DTypeError, kind_of
+from .errors import ArgumentError, DTypeError, ShapeError, kind_of
 
 RECORDS = {656: 576, 584: 512}  # caches of latent attention: bytes of a row, and its numbers
 MOST_RECORD_VALUES = 512  # of them that may be values, the first ones
@@ -50,6 +50,15 @@ class AppendArrays(NamedTuple):
     q: Array = None
     k_scale: Array = None
     v_scale: Array = None
+
+
+NO_TABLE = "cu_q is given without page_table; packed queries need a table of pages"
+
+
+def check_dim_v(dim: int, dim_v: int) -> None:
+    """Refuses values that are more than the `dim` numbers of a row."""
+    if not 1 <= dim_v <= dim:
+        raise ShapeError(f"dim_v is {dim_v}; rows of kv have {dim} numbers: allowed is 1 to {dim}")
 
 
 def cache_keywords(

@@ -10,6 +10,7 @@
 //   arrays    for each argument, then each result: which row of fulmen/arrays.def it is; of an
 //             append or a rotary embedding: which of kAppendRows
 //   interleaved  of those two: one number
+//   dim_v     one number, of a call whose v is the first dims of k
 //
 // The caches of an append are arguments and results whose memory is one: XLA copies what was not
 // donated. The handler writes the results.
@@ -35,7 +36,8 @@ struct Words {
   size_t size = 0;
 };
 
-Words attribute(const XlaAttributes& attributes, const char* name) {
+// Nothing where there is none of that name.
+Words attribute_if_any(const XlaAttributes& attributes, const char* name) {
   for (int64_t i = 0; i < attributes.size; ++i) {
     const XlaText& text = *attributes.names[i];
     if (std::string_view(text.data, text.size) != name) continue;
@@ -43,6 +45,11 @@ Words attribute(const XlaAttributes& attributes, const char* name) {
     if (attributes.types[i] != kXlaIsArray || array->dtype != kXlaS64) break;
     return {static_cast<const int64_t*>(array->data), array->size};
   }
+  return {};
+}
+
+Words attribute(const XlaAttributes& attributes, const char* name) {
+  if (const Words found = attribute_if_any(attributes, name); found.data != nullptr) return found;
   throw Refusal{FULMEN_ERROR_ARGUMENT, std::string(name) + " is not a vector of int64"};
 }
 
@@ -62,6 +69,8 @@ class XlaCall {
     problem_ = problem_of(options.data, options.size * sizeof(int64_t));
     const Words layout = attribute(frame.attributes, "layout");
     if (layout.size == 1) layout_ = Layout::of(*layout.data);
+    const Words dim_v = attribute_if_any(frame.attributes, "dim_v");
+    if (dim_v.size == 1) dim_v_ = *dim_v.data;
     const Words indices = attribute(frame.attributes, "arrays");
     const auto num_arguments = static_cast<size_t>(frame.arguments.size);
     if (indices.size != num_arguments + static_cast<size_t>(frame.results.size)) {
@@ -99,6 +108,22 @@ class XlaCall {
                          nullptr,
                          0};
     arrays_.add(index, array, {layout_.rows_before_heads, 0});
+    if (index == kK && dim_v_ > 0) add_first_dims(array);
+  }
+
+  // v: the first dims of k.
+  void add_first_dims(DLTensor v) {
+    int64_t shape[kMaxRank], strides[kMaxRank];
+    int64_t stride = 1;
+    for (int32_t axis = v.ndim; axis-- > 0;) {
+      shape[axis] = v.shape[axis];
+      strides[axis] = stride;
+      stride *= shape[axis];
+    }
+    shape[v.ndim - 1] = dim_v_;
+    v.shape = shape;
+    v.strides = strides;
+    arrays_.add(kV, v, {layout_.rows_before_heads, 0});
   }
 
   // uint32[4] are the words of int64[2], seed and offset: JAX has no int64 unless it is asked to.
@@ -131,6 +156,7 @@ class XlaCall {
   DLDevice device_;
   fulmen_problem problem_;
   Layout layout_;
+  int64_t dim_v_ = 0;  // of a v that is the first dims of k
   Arrays arrays_;
 };
 

@@ -122,3 +122,31 @@ def test_keys_that_requests_share() -> None:
         lambda *x: fulmen.jax.attention_paged(*x, TABLE, LENGTHS, causal=True, kv_shared=said)
     )(*given)
     close(found, gathered(*given, causal=True))
+
+
+def test_latents_are_no_copy() -> None:
+    q, kv = problem()[:2]
+
+    def attend(q: Any, kv: Any) -> Any:
+        return fulmen.jax.attention_mla(q, kv, TABLE, LENGTHS, dim_v=5, causal=True)
+
+    wanted = gathered(q, kv, kv, causal=True)[..., :5]
+    close(jax.jit(attend)(q, kv), wanted)
+    assert "slice" not in str(jax.make_jaxpr(attend)(q, kv))
+    close(attend(q, kv), wanted)
+    with pytest.raises(fulmen.ShapeError, match="dim_v is 9"):
+        fulmen.jax.attention_mla(q, kv, TABLE, LENGTHS, dim_v=9)
+
+
+def test_gradients_of_latents_are_those_of_a_slice() -> None:
+    q, kv = problem()[:2]
+    q = jnp.concatenate([q, q, q])[:8]
+
+    def of_latents(q: Any, kv: Any) -> Any:
+        return (fulmen.jax.attention_mla(q, kv, dim_v=5, causal=True) ** 2).sum()
+
+    def of_slices(q: Any, kv: Any) -> Any:
+        return (fulmen.jax.attention(q, kv, kv[..., :5], causal=True) ** 2).sum()
+
+    for found, wanted in zip(*(jax.grad(f, (0, 1))(q, kv) for f in (of_latents, of_slices))):
+        close(found, wanted)
