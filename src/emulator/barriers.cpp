@@ -191,6 +191,12 @@ void mbarrier_complete_bytes(const Location& at, const Block& origin, u32 bytes)
       barrier, is_own ? Ending{barrier.own.agent, barrier.own.copies} : ending_by_others(barrier));
 }
 
+bool mbarrier_test(u32 address, u32 parity, Site site) {
+  if (parity > 1) fail("an mbarrier has no parity " + std::to_string(parity));
+  on_mbarrier(own(address), Kind::kAtomic, site);
+  return MbarrierWait(address, parity).over();
+}
+
 void mbarrier_wait(u32 address, u32 parity, bool cluster, Site site) {
   if (parity > 1) fail("an mbarrier has no parity " + std::to_string(parity));
   const Mbarrier& barrier = mbarrier_at(own(address));

@@ -22,6 +22,7 @@ Engine mbarrier_engine(const Location& barrier);
 void mbarrier_complete_bytes(const Location& barrier, const Block& origin, u32 bytes);
 
 // cluster: with the order that arrivals and copies of other blocks bring (.acquire.cluster).
+bool mbarrier_test(u32 address, u32 parity, Site site);  // tells nothing but whether it is over
 void mbarrier_wait(u32 address, u32 parity, bool cluster, Site site);
 
 }  // namespace fulmen::emulator

@@ -76,14 +76,14 @@ TEST(MlaSm90Plan, FillsTheCard) {
   const auto many = latent_plan(latent_problem(128, 128, 1, 4096));  // two row tiles
   ASSERT_EQ(many->launches.size(), 3u);
   EXPECT_EQ(many->launches[0].num_blocks, 132);
-  EXPECT_EQ(many->launches[1].num_blocks, 66 * 2 * 4);  // each worker may leave one to add
+  EXPECT_EQ(many->launches[1].num_blocks, 66 * 2);  // each worker may leave one to add
   EXPECT_THAT(many->launches[2].spec.name, testing::StartsWith("forward_sm80"));
   const auto one = latent_plan(latent_problem(1, 16, 1, 4096));
-  EXPECT_EQ(one->launches[0].num_blocks, 32);  // blocks of 128 keys
-  EXPECT_EQ(one->launches[1].num_blocks, 32);
-  EXPECT_EQ(one->workspace_bytes, static_cast<size_t>(2 * 32 * MlaSm90Config::part_floats()) * 4);
+  EXPECT_EQ(one->launches[0].num_blocks, 86);  // blocks of 48 keys
+  EXPECT_EQ(one->launches[1].num_blocks, 64);
+  EXPECT_EQ(one->workspace_bytes, static_cast<size_t>(2 * 86 * MlaSm90Config::part_floats()) * 4);
   const auto short_keys = latent_plan(latent_problem(8, 64, 1, 128));
-  EXPECT_EQ(short_keys->launches[1].num_blocks, 8 * 32);
+  EXPECT_EQ(short_keys->launches[1].num_blocks, 8 * 16);
 }
 
 }  // namespace

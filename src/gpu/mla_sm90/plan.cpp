@@ -52,7 +52,7 @@ KernelSpec combine_spec(const MlaSm90Config& config, const std::string& distinct
   KernelSpec spec =
       spec_of<MlaSm90Arguments>("mla_sm90/combine", "combine_mla", distinction, config);
   spec.num_threads = MlaSm90Config::combine_threads();
-  spec.min_blocks = 2;
+  spec.min_blocks = 1;
   spec.shared_bytes = MlaSm90Config::combine_bytes();
   return spec;
 }
@@ -137,12 +137,12 @@ MlaSm90Arguments mla_sm90_arguments(const Problem& problem, i64 num_workers) {
   arguments.workers = static_cast<i32>(num_workers);
   const i64 sequences = max<i64>(1, problem.num_sequences * problem.heads_kv);
   arguments.by_sequence = sequences < num_workers;
-  // Twice as many blocks as an H200 has multiprocessors, where they have as much to add.
+  // As many blocks as an H200 has multiprocessors, where they have as much to add.
   const i64 tiles = min(sequences, num_workers) * arguments.row_tiles;
-  arguments.slices = 4;
-  // Of 16 dims, or the 32 in which rows are computed again.
-  const i64 most = mla_sm90_config(problem).schedule.may_recompute() ? 16 : 32;
-  while (arguments.slices < most && arguments.slices * tiles < 264) arguments.slices *= 2;
+  arguments.slices = 1;
+  // Of 8 dims, or the 32 in which rows are computed again.
+  const i64 most = mla_sm90_config(problem).schedule.may_recompute() ? 16 : 64;
+  while (arguments.slices < most && arguments.slices * tiles < 128) arguments.slices *= 2;
   return arguments;
 }
 

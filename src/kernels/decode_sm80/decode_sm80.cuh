@@ -13,6 +13,7 @@
 #pragma once
 
 #include "kernels/decode_sm80/consumer.cuh"
+#include "kernels/decode_sm80/empty_rows.cuh"
 #include "kernels/decode_sm80/epilogue.cuh"
 #include "kernels/decode_sm80/producer.cuh"
 #include "kernels/decode_sm80/result.cuh"
@@ -28,6 +29,7 @@ struct DecodeSm80 {
   i32 cluster = static_cast<i32>(ptx::block_index()) / kConfig.cluster;
   i32 row_tile = kConfig.whole ? 0 : cluster % params.row_tiles;
   DecodeEpilogueSm80<kConfig> epilogue{params, shared, row_tile};
+  EmptyRows<kConfig> empty{p, params.unit, params.group, row_tile};
   QueryRows rows = kConfig.one_query
                        ? QueryRows{0, 0}
                        : QueryRows{row_tile * kConfig.rows() / params.group,
@@ -40,8 +42,10 @@ struct DecodeSm80 {
     if (worker() < shares.num_workers && shares.num_chunks > 0) attend_share(counts, shares);
     if constexpr (kConfig.placed) record_position_faults<AlignedIndex>(p, kConfig.threads());
     if (cluster_rank<kConfig>() != 0) return;
-    if (counts.has_empty()) clear_sequences(counts);
-    if (p.packed.q && row_tile == 0 && worker() == 0) clear_rest();
+    if (counts.has_empty()) {
+      empty.clear_sequences(counts, worker(), workers(), kConfig.warps());
+    }
+    if (p.packed.q && row_tile == 0 && worker() == 0) empty.clear_rest();
   }
 
  private:
@@ -66,7 +70,7 @@ struct DecodeSm80 {
     if (cursor.blocks.count > 0) attend(KeyShares(1, 1), cursor, 0, cursor.blocks.num_chunks(), 0);
     if (cluster_rank<kConfig>() != 0) return;
     if (cursor.blocks.count == 0 && warp_index() == 0) {
-      clear(RowTile<kConfig>(params, row_tile, kv_head, cursor.index, cursor.sequence));
+      empty.clear(row_tile, kv_head, cursor.index, cursor.sequence);
     }
     if (ptx::thread_index() == 0) report(p.faults, cursor.sequence.faults);
   }
@@ -145,47 +149,6 @@ struct DecodeSm80 {
   static void wait_for_oldest() {
     ptx::cp_async_wait<2 * kConfig.stages - 1>();
     Split<kConfig>::sync();
-  }
-
-  // Rows of sequences that see no key: o = 0, lse = -inf.
-  void clear_sequences(const KeyCounts<kConfig, kConfig.threads()>& counts) const {
-    const i32 warp = worker() * kConfig.warps() + static_cast<i32>(warp_index());
-    for (i64 at = warp; at < p.num_sequences; at += workers() * kConfig.warps()) {
-      const i32 index = static_cast<i32>(at);
-      if (counts.count_of(index) != 0) continue;
-      const DecodeSequence sequence = decode_sequence<kConfig>(p, index);
-      for (i32 kv_head = 0; kv_head < p.heads_kv; ++kv_head) {
-        clear(RowTile<kConfig>(params, row_tile, kv_head, index, sequence));
-      }
-    }
-  }
-
-  // Rows of a packed q past the last offset.
-  void clear_rest() const {
-    if (warp_index() != 0) return;
-    DecodeSequence rest{};
-    rest.q_begin = rows_in_use();
-    rest.shape.q_len = static_cast<i32>(p.q_rows) - rest.q_begin;
-    for (i32 kv_head = 0; kv_head < p.heads_kv; ++kv_head) {
-      for (i32 tile = 0; tile * kConfig.rows() < rest.shape.q_len * params.group; ++tile) {
-        clear(RowTile<kConfig>(params, tile, kv_head, 0, rest));
-      }
-    }
-  }
-
-  // Of a packed q.
-  i32 rows_in_use() const {
-    const i64 last = load_index(p.cu_q, p.num_sequences * p.cu_q.strides[3]);
-    return static_cast<i32>(clamp<i64>(last, 0, p.q_rows));
-  }
-
-  // All lanes of a warp.
-  static void clear(const RowTile<kConfig>& tile) {
-    constexpr i32 kQuads = kConfig.d_v / 4;
-    const StoreRowTile<kConfig> result{tile};
-    for (i32 n = static_cast<i32>(lane_index()); n < tile.num_rows() * kQuads; n += 32) {
-      result.clear(n / kQuads, n % kQuads);
-    }
   }
 };
 

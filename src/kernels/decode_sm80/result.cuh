@@ -119,6 +119,13 @@ struct StoreRowTile {
     const i64 query = i64{tile.sequence.q_begin} + tile.query_of(row);
     recompute(tile.p, {tile.sequence.batch, tile.head_of(row), query, chunk});
   }
+  // The same behind setmaxnreg: of numbers, since all threads of an H200 computed one and the same
+  // task where they had the address of a RowTask (NVRTC 13.0).
+  __attribute__((noinline)) static void recompute(const AttentionParams& p, i64 batch, i64 head,
+                                                  i64 row, i64 chunk) {
+    forward_naive_row<kConfig.dtype, kConfig.caches(), kConfig.kv_dtype()>(
+        p, {batch, head, row, chunk});
+  }
 
  private:
   // All lanes of a warp together.

@@ -2,8 +2,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Adds up the parts of a row tile that several workers of mla_sm90 have, in the order of their
-// keys. A block has some of the dims of one such tile; groups of 128 threads, each as a warpgroup
-// of mla_sm90 has the tile, take every fourth part.
+// keys. A block has some of the dims of one such tile, and eight groups of 128 threads, each as a
+// warpgroup of mla_sm90 has the tile. Where parts are few, groups have dims of their own; else each
+// takes every eighth part, and they meet in shared memory.
 #pragma once
 
 #include "kernels/decode_sm80/scheduler.cuh"
@@ -15,7 +16,7 @@ template <MlaSm90Config kConfig>
 struct CombineMla {
   using Config = MlaSm90Config;
   static constexpr DecodeSm80Config kSchedule = kConfig.schedule;
-  static constexpr i32 kPairs = Config::kHalfDims / 16;  // of a warpgroup: 16 dims
+  static constexpr i32 kEights = kSchedule.d_v / 8;  // of 8 dims
   static constexpr i32 kGroups = Config::combine_threads() / 128;
   static constexpr i32 kLanes = Config::combine_threads() / Config::kRows;  // of a row
 
@@ -31,7 +32,8 @@ struct CombineMla {
 
   void run() {
     Counts counts(p, rows, shared);
-    const KeyShares shares(counts.of_head() * static_cast<i32>(p.heads_kv), arguments.workers);
+    const KeyShares shares =
+        mla_shares(counts.of_head() * static_cast<i32>(p.heads_kv), arguments.workers);
     if (shares.num_chunks == 0) return;
     KeyCursor<kSchedule> cursor{&p, rows, {}, 0, 0, 0, {}, {}};
     const i32 tile_begin = arguments.by_sequence ? find_sequence(counts, cursor)
@@ -71,48 +73,65 @@ struct CombineMla {
   void add_parts(const KeyCursor<kSchedule>& cursor, i32 first, i32 last) const {
     const RowTile<kSchedule> tile(p, arguments.unit, arguments.group, row_tile * Config::kRows,
                                   cursor.kv_head, cursor.index, cursor.sequence);
-    sum_rows(first, last);
+    sum_rows(tile, first, last);
     const i32 first_row = static_cast<i32>(thread() / 32 * 16 + thread() % 32 / 4);
     const i32 row[2] = {first_row, first_row + 8};
-    const MlaRow total[2] = {total_of(row[0]), total_of(row[1])};
-    const MlaStore<kConfig> store(tile, row, total);
-    if (slice == 0 && group() == 0) store.store_statistics();
-    const i32 own = 2 * kPairs / arguments.slices;
-    float O[8];
-    if (!kSchedule.may_recompute() && last - first < kGroups) {
-      // Few parts: each group has dims of its own.
+    float top[2];
+    MlaRowEnd ends[2];
+#pragma unroll
+    for (i32 h = 0; h < 2; ++h) {
+      const ptx::U32x4 x = ptx::load_shared_x4(total_at(row[h]));
+      top[h] = __builtin_bit_cast(float, x.word[0]);
+      ends[h] = {__builtin_bit_cast(float, x.word[1]), __builtin_bit_cast(float, x.word[2])};
+    }
+    const MlaStore<kConfig> store(tile, row, ends);
+    const i32 own = kEights / arguments.slices;
+    if (!kSchedule.may_recompute() && last - first < kGroups && own % (2 * kGroups) == 0) {
+      const i32 of_group = own / kGroups, begin = slice * own + group() * of_group;
 #pragma unroll 1
-      for (i32 pair = slice * own + group(); pair < (slice + 1) * own; pair += kGroups) {
-        sum_of_dims<1>(O, pair, row, total, first, last);
-        store.store(O, 16 * pair);
+      for (i32 unit = begin; unit < begin + of_group; unit += 2) {
+        float O[2][4];
+        sum_of_dims<2, 1>(O, unit, row, top, first, last);
+        store.store(O[0], 8 * unit);
+        store.store(O[1], 8 * unit + 8);
       }
       return;
     }
     u32 bad = 0;
 #pragma unroll 1
-    for (i32 pair = slice * own; pair < (slice + 1) * own; ++pair) {
-      sum_of_dims<kGroups>(O, pair, row, total, first, last);
-      if (of_groups(O)) bad |= store.store(O, 16 * pair);
+    for (i32 unit = slice * own; unit < (slice + 1) * own; ++unit) {
+      float O[1][4];
+      sum_of_dims<1, kGroups>(O, unit, row, top, first, last);
+      if (of_groups(O[0])) bad |= store.store(O[0], 8 * unit);
     }
-    if (group() == 0) store.recompute_bad(bad, slice * own * 16, own * 16);
+    if (group() == 0) store.recompute_bad(bad, slice * own * 8, own * 8);
   }
 
   float weight_of(float maximum, float top) const {
     return ptx::exp2((maximum - (top == -kInfinity<float> ? 0.f : top)) * log2s);
   }
 
-  // Of all rows, a row by kLanes neighbouring threads. They meet in shared memory.
-  void sum_rows(i32 first, i32 last) const {
+  // Of all rows, a row by kLanes neighbouring threads: maxima and ends go to shared memory.
+  void sum_rows(const RowTile<kSchedule>& tile, i32 first, i32 last) const {
     const i32 row = static_cast<i32>(ptx::thread_index()) / kLanes;
     const i32 lane = static_cast<i32>(ptx::thread_index()) % kLanes;
     MlaRow total{-kInfinity<float>, 0};
     bool is_bad = false;
-#pragma unroll 4
-    for (i32 from = first + lane; from <= last; from += kLanes) {
-      const float* const state = parts.part(from, from == first) + parts.state(row);
-      const float maximum = ptx::load_l2(state), sum = ptx::load_l2(state + 1);
-      is_bad |= sum < 0;
-      total = merged(total, {maximum, sum});
+    constexpr i32 kParts = 5;  // at once
+#pragma unroll 1
+    for (i32 from = first + lane; from <= last; from += kParts * kLanes) {
+      ptx::F32x2 found[kParts];
+#pragma unroll
+      for (i32 i = 0; i < kParts; ++i) {
+        const i32 at = min(from + i * kLanes, last);
+        found[i] = ptx::load_l2_x2(parts.part(at, at == first) + parts.state(row));
+      }
+#pragma unroll
+      for (i32 i = 0; i < kParts; ++i) {
+        if (from + i * kLanes > last) continue;
+        is_bad |= found[i].word[1] < 0;
+        total = merged(total, {found[i].word[0], found[i].word[1]});
+      }
     }
 #pragma unroll
     for (u32 step = 1; step < kLanes; step *= 2) {
@@ -121,9 +140,11 @@ struct CombineMla {
       is_bad |= ptx::shuffle_xor(static_cast<u32>(is_bad), step) != 0;
     }
     if (lane == 0) {
-      const float sum = is_bad ? -1.f : total.sum;
-      ptx::store_shared_x2(
-          total_at(row), {{__builtin_bit_cast(u32, total.maximum), __builtin_bit_cast(u32, sum)}});
+      const MlaRow found{total.maximum, is_bad ? -1.f : total.sum};
+      const MlaRowEnd end = end_row<kConfig>(tile, row, found, slice == 0);
+      ptx::store_shared_x4(total_at(row), {{__builtin_bit_cast(u32, total.maximum),
+                                            __builtin_bit_cast(u32, end.factor),
+                                            __builtin_bit_cast(u32, end.sum), 0}});
     }
     ptx::block_sync();  // rows -> their sums
   }
@@ -131,82 +152,74 @@ struct CombineMla {
     const float top = ptx::max(a.maximum, b.maximum);
     return {top, a.sum * weight_of(a.maximum, top) + b.sum * weight_of(b.maximum, top)};
   }
-  u32 total_at(i32 row) const { return shared + Config::combine_totals_at() + row * 8; }
-  MlaRow total_of(i32 row) const {
-    const ptx::F32x2 found = ptx::load_shared_f32x2(total_at(row));
-    return {found.word[0], found.word[1]};
-  }
+  u32 total_at(i32 row) const { return shared + Config::combine_totals_at() + row * 16; }
 
-  // Sixteen dims, number `pair` of all, of a thread's two rows, over the parts that it has: every
+  // Units of dims from `unit` on, of a thread's two rows, over the parts that it has: every
   // kStep-th, from that of its group on.
-  template <i32 kStep>
-  void sum_of_dims(float (&O)[8], i32 pair, const i32 (&row)[2], const MlaRow (&total)[2],
+  template <i32 kCount, i32 kStep>
+  void sum_of_dims(float (&O)[kCount][4], i32 unit, const i32 (&row)[2], const float (&top)[2],
                    i32 first, i32 last) const {
 #pragma unroll
-    for (float& o : O) o = 0;
-    const i64 at = parts.quad(pair / kPairs, pair % kPairs * 2, thread());
+    for (i32 i = 0; i < kCount * 4; ++i) O[i / 4][i % 4] = 0;
+    const i64 at = MlaParts<kConfig>::quad(unit, thread());
+    constexpr i32 kParts = kCount == 1 ? 5 : 2;  // at once
     i32 from = first + (kStep == 1 ? 0 : group());
 #pragma unroll 1
-    for (; from + kStep <= last; from += 2 * kStep) {
-      add<2, kStep>(O, at, row, total, from, first);
+    for (; from + (kParts - 1) * kStep <= last; from += kParts * kStep) {
+      add<kCount, kParts, kStep>(O, at, row, top, from, first);
     }
-    if (from <= last) add<1, kStep>(O, at, row, total, from, first);
+#pragma unroll 1
+    for (; from <= last; from += kStep) add<kCount, 1, kStep>(O, at, row, top, from, first);
   }
 
   // So many of these parts from `begin` on, all read before the first is added.
-  template <i32 kCount, i32 kStep>
-  void add(float (&O)[8], i64 at, const i32 (&row)[2], const MlaRow (&total)[2], i32 begin,
+  template <i32 kCount, i32 kParts, i32 kStep>
+  void add(float (&O)[kCount][4], i64 at, const i32 (&row)[2], const float (&top)[2], i32 begin,
            i32 first) const {
-    ptx::F32x4 o[kCount][2];
-    float weights[kCount][2];
+    ptx::F32x4 o[kParts][kCount];
+    float maxima[kParts][2];
 #pragma unroll
-    for (i32 i = 0; i < kCount; ++i) {
+    for (i32 i = 0; i < kParts; ++i) {
       const i32 number_of = begin + i * kStep;
       const float* const from = parts.part(number_of, number_of == first);
-      o[i][0] = ptx::load_l2_x4(from + at);
-      o[i][1] = ptx::load_l2_x4(from + at + 512);
 #pragma unroll
-      for (i32 h = 0; h < 2; ++h) weights[i][h] = ptx::load_l2(from + parts.state(row[h]));
+      for (i32 n = 0; n < kCount; ++n) o[i][n] = ptx::load_l2_x4(from + at + n * 512);
+#pragma unroll
+      for (i32 h = 0; h < 2; ++h) maxima[i][h] = ptx::load_l2(from + parts.state(row[h]));
     }
 #pragma unroll
-    for (i32 i = 0; i < kCount; ++i) {
+    for (i32 i = 0; i < kParts; ++i) {
 #pragma unroll
       for (i32 h = 0; h < 2; ++h) {
-        const float weight = weight_of(weights[i][h], total[h].maximum);
+        const float weight = weight_of(maxima[i][h], top[h]);
 #pragma unroll
-        for (i32 f = 2 * h; f < 8; f += 4) {
-          O[f] += weight * o[i][f / 4].word[f % 4];
-          O[f + 1] += weight * o[i][f / 4].word[f % 4 + 1];
+        for (i32 n = 0; n < kCount; ++n) {
+          O[n][2 * h] += weight * o[i][n].word[2 * h];
+          O[n][2 * h + 1] += weight * o[i][n].word[2 * h + 1];
         }
       }
     }
   }
 
   // Adds the sums of all groups; in group 0, the others return false.
-  bool of_groups(float (&O)[8]) const {
+  bool of_groups(float (&O)[4]) const {
     const auto at = [&](i32 of_group) {
       return shared + Config::combine_sums_at() +
-             ((of_group - 1) * 128 + static_cast<i32>(thread())) * 32;
+             ((of_group - 1) * 128 + static_cast<i32>(thread())) * 16;
     };
     if (group() != 0) {
+      ptx::U32x4 x;
 #pragma unroll
-      for (i32 f = 0; f < 8; f += 4) {
-        ptx::U32x4 x;
-#pragma unroll
-        for (i32 i = 0; i < 4; ++i) x.word[i] = __builtin_bit_cast(u32, O[f + i]);
-        ptx::store_shared_x4(at(group()) + f * 4, x);
-      }
+      for (i32 i = 0; i < 4; ++i) x.word[i] = __builtin_bit_cast(u32, O[i]);
+      ptx::store_shared_x4(at(group()), x);
     }
     ptx::block_sync();  // groups -> their sums
     if (group() == 0) {
 #pragma unroll
       for (i32 other = 1; other < kGroups; ++other) {
+        const ptx::U32x4 x = ptx::load_shared_x4(at(other));
 #pragma unroll
-        for (i32 f = 0; f < 8; f += 4) {
-          const ptx::U32x4 x = ptx::load_shared_x4(at(other) + f * 4);
-#pragma unroll
-          for (i32 i = 0; i < 4; ++i) O[f + i] += __builtin_bit_cast(float, x.word[i]);
-        }
+        for (i32 i = 0; i < 4; ++i) O[i] += __builtin_bit_cast(float, x.word[i]);
       }
     }
     ptx::block_sync();  // they were read

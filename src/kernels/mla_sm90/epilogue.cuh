@@ -8,7 +8,7 @@
 #pragma once
 
 #include "kernels/decode_sm80/result.cuh"
-#include "kernels/mla_sm90/config.h"
+#include "kernels/mla_sm90/storage.cuh"
 
 namespace fulmen {
 
@@ -19,6 +19,18 @@ QueryRows query_rows_of(const MlaSm90Arguments& arguments, i32 row_tile) {
   return {row_tile * kRows / arguments.group, (row_tile * kRows + kRows - 1) / arguments.group};
 }
 
+template <MlaSm90Config kConfig>
+RowTile<kConfig.schedule> tile_of(const MlaSm90Arguments& arguments, i32 row_tile,
+                                  const MlaTask& task) {
+  return {arguments.attention,
+          arguments.unit,
+          arguments.group,
+          row_tile * MlaSm90Config::kRows,
+          task.kv_head,
+          task.index,
+          {task.batch, task.q_begin, task.kv_begin, task.first_page, task.shape, 0}};
+}
+
 // Maximum of a row's scores, and the sum of their exponentials; negative: some of its keys have no
 // page.
 struct MlaRow {
@@ -26,65 +38,62 @@ struct MlaRow {
   float sum;
 };
 
+// What a row's sums of values are multiplied by in the end, 0: they count for nothing; and the sum
+// of its weights, negative as above.
+struct MlaRowEnd {
+  float factor;
+  float sum;
+};
+
+// Of a row all of whose keys are known; its statistics are stored where `stores`.
+template <MlaSm90Config kConfig>
+MlaRowEnd end_row(const RowTile<kConfig.schedule>& tile, i32 row, const MlaRow& found,
+                  bool stores) {
+  using State = SoftmaxState<AccurateMath<float>>;
+  const bool counts = tile.counts(row) && (kConfig.schedule.may_recompute() || !(found.sum < 0));
+  const State state = counts ? State{found.maximum * tile.unit.nats, found.sum} : State{};
+  float sink = -kInfinity<float>;
+  if (tile.p.sinks.present() && row < tile.num_rows()) {
+    sink = load_real_called<float>(tile.p.sinks, tile.p.sinks.offset(0, tile.head_of(row), 0, 0));
+  }
+  if (stores && row < tile.num_rows()) {
+    StoreRowTile<kConfig.schedule>{tile}.store_statistics(row, state);
+  }
+  return {counts ? state.normalizer(sink) : 0.f, counts ? found.sum : 0.f};
+}
+
 // Dims of O as a thread of a warpgroup has them: of two rows, h, two neighbours of every eight.
 template <MlaSm90Config kConfig>
 struct MlaStore {
   static constexpr DecodeSm80Config kSchedule = kConfig.schedule;
-  using State = SoftmaxState<AccurateMath<float>>;
 
   StoreRowTile<kSchedule> result;
   i32 rows[2];
-  State states[2];
-  float factors[2];
+  MlaRowEnd ends[2];
   i64 o_at[2];  // of the row's first dim
-  bool counts[2];
 
-  MlaStore(const RowTile<kSchedule>& tile, const i32 (&rows_)[2], const MlaRow (&found)[2])
-      : result{tile}, rows{rows_[0], rows_[1]} {
-    const AttentionParams& p = tile.p;
+  MlaStore(const RowTile<kSchedule>& tile, const i32 (&rows_)[2], const MlaRowEnd (&ends_)[2])
+      : result{tile}, rows{rows_[0], rows_[1]}, ends{ends_[0], ends_[1]} {
 #pragma unroll
-    for (i32 h = 0; h < 2; ++h) {
-      const bool is_bad = found[h].sum < 0;
-      counts[h] = tile.counts(rows[h]) && (kSchedule.may_recompute() || !is_bad);
-      states[h] = counts[h] ? State{found[h].maximum * tile.unit.nats, found[h].sum} : State{};
-      float sink = -kInfinity<float>;
-      if (p.sinks.present() && rows[h] < tile.num_rows()) {
-        sink = load_real_called<float>(p.sinks, p.sinks.offset(0, tile.head_of(rows[h]), 0, 0));
-      }
-      o_at[h] = tile.offset(p.o, rows[h], 0);
-      factors[h] = counts[h] ? states[h].normalizer(sink) : 0.f;
-    }
+    for (i32 h = 0; h < 2; ++h) o_at[h] = tile.offset(tile.p.o, rows[h], 0);
   }
 
-  void store_statistics() const {
-    if (lane_index() % 4 != 0) return;
+  // Eight dims from `first` on, of both rows: float32 sums. Returns whether some that count are NaN
+  // or infinite, bit h.
+  u32 store(const float (&O)[4], i32 first) const {
+    // Neighbouring lanes exchange a pair, so that each has four neighbouring dims of one row.
+    const i32 h = static_cast<i32>(lane_index() % 2);
+    const float x = ptx::shuffle_xor(h != 0 ? O[0] : O[2], 1);
+    const float y = ptx::shuffle_xor(h != 0 ? O[1] : O[3], 1);
+    float o[4] = {h != 0 ? x : O[0], h != 0 ? y : O[1], h != 0 ? O[2] : x, h != 0 ? O[3] : y};
+    const float factor = h != 0 ? ends[1].factor : ends[0].factor;
+    const float all = o[0] + o[1] + o[2] + o[3];
+    const u32 bad = factor != 0 && all - all != 0 ? 1u << h : 0;
+    if ((h != 0 ? rows[1] : rows[0]) >= result.tile.num_rows()) return bad;
 #pragma unroll
-    for (i32 h = 0; h < 2; ++h) {
-      if (rows[h] < result.tile.num_rows()) result.store_statistics(rows[h], states[h]);
-    }
-  }
-
-  // Sixteen dims from `first` on, of both rows: O as float32 sums, four of the first eight dims,
-  // then four of the others. Returns whether some that count are NaN or infinite, bit h.
-  u32 store(const float (&O)[8], i32 first) const {
-    const bool is_odd_lane = lane_index() % 2 != 0;
-    const i32 dim = first + (is_odd_lane ? 8 : 0) + static_cast<i32>(lane_index() % 4 / 2) * 4;
-    u32 bad = 0;
-#pragma unroll
-    for (i32 h = 0; h < 2; ++h) {
-      // Neighbouring lanes exchange a pair, so that each has four neighbouring dims.
-      const float x0 = O[2 * h], y0 = O[2 * h + 1], x1 = O[4 + 2 * h], y1 = O[5 + 2 * h];
-      const float x = ptx::shuffle_xor(is_odd_lane ? x0 : x1, 1);
-      const float y = ptx::shuffle_xor(is_odd_lane ? y0 : y1, 1);
-      float o[4] = {is_odd_lane ? x : x0, is_odd_lane ? y : y0, is_odd_lane ? x1 : x,
-                    is_odd_lane ? y1 : y};
-      const float all = o[0] + o[1] + o[2] + o[3];
-      if (counts[h] && all - all != 0) bad |= 1u << h;
-      if (rows[h] >= result.tile.num_rows()) continue;
-#pragma unroll
-      for (float& each : o) each = counts[h] ? each * factors[h] : 0.f;
-      result.store_o(o_at[h] + dim, o);
-    }
+    for (float& each : o) each = factor != 0 ? each * factor : 0.f;
+    const i32 dim = first + static_cast<i32>(lane_index() % 4 / 2) * 4;
+    result.store_o((h != 0 ? o_at[1] : o_at[0]) + dim, o);
     return bad;
   }
 
@@ -94,8 +103,8 @@ struct MlaStore {
     if constexpr (!kSchedule.may_recompute()) return;
 #pragma unroll
     for (i32 h = 0; h < 2; ++h) {
-      const float sum = states[h].row_sum;
-      const bool is_bad = counts[h] && sum - sum == 0 && ((bad >> h & 1) != 0 || sum < 0);
+      const float sum = ends[h].sum;
+      const bool is_bad = sum - sum == 0 && ((bad >> h & 1) != 0 || sum < 0);
       const u32 lanes = ptx::ballot(is_bad);
       if (lanes == 0) continue;
       ptx::warp_sync();  // lanes -> what is overwritten below
@@ -103,7 +112,9 @@ struct MlaStore {
       constexpr i32 kChunk = StoreRowTile<kSchedule>::kChunkDims;
       const i32 chunks = dims / kChunk;
       for (i32 n = static_cast<i32>(lane_index() % 4); n < chunks; n += 4) {
-        result.recompute_chunk(rows[h], first / kChunk + n);
+        const RowTile<kSchedule>& tile = result.tile;
+        result.recompute(tile.p, tile.sequence.batch, tile.head_of(rows[h]),
+                         i64{tile.sequence.q_begin} + tile.query_of(rows[h]), first / kChunk + n);
       }
     }
   }
@@ -120,10 +131,8 @@ struct MlaParts {
     const i64 index = 2 * (i64{worker} * arguments.row_tiles + row_tile) + is_first;
     return arguments.parts + index * MlaSm90Config::part_floats();
   }
-  // Four numbers of a thread of a warpgroup: of eight dims, number `n` of the warpgroup's.
-  static i64 quad(i32 half, i32 n, u32 thread) {
-    return ((half * (MlaSm90Config::kHalfDims / 8) + n) * 128 + static_cast<i32>(thread)) * 4;
-  }
+  // Four numbers of a thread of a warpgroup: of eight dims, number `n` of all.
+  static i64 quad(i32 n, u32 thread) { return (n * 128 + static_cast<i32>(thread)) * 4; }
   static i64 state(i32 row) { return MlaSm90Config::states_at() + 2 * row; }
 };
 

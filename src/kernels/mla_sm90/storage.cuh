@@ -1,11 +1,12 @@
 // SPDX-FileCopyrightText: fulmen contributors
 // SPDX-License-Identifier: Apache-2.0
 //
-// Shared memory of mla_sm90: Q, a block of keys in two halves, P, and what says that they are
-// there. A tile is 64 rows of 64 columns, of 16 bits, swizzled as wgmma and the copy engine have
-// it.
+// Shared memory of mla_sm90: blocks of keys, P, and what says that they are there. A tile is 64
+// rows of 64 columns, of 16 bits, swizzled as wgmma and the copy engine have it.
 #pragma once
 
+#include "kernels/common/pipeline_sm90.cuh"
+#include "kernels/decode_sm80/scheduler.cuh"
 #include "kernels/mla_sm90/config.h"
 #include "kernels/ptx/memory.cuh"
 #include "kernels/ptx/mma.cuh"
@@ -26,52 +27,122 @@ struct MlaTile {
   }
 };
 
+// What a block has of a row tile: the producer finds out, all others read it.
+struct MlaTask {
+  i32 kv_head;
+  i32 index;  // of the sequence
+  i32 first_key;
+  i32 num_blocks;  // of keys
+  i32 batch;
+  i32 q_begin;
+  i32 kv_begin;
+  i32 first_page;
+  SequenceShape shape;
+  i32 is_whole;  // no other block has keys of this row tile
+  i32 is_first;  // no block has keys before these
+  i32 is_last;   // of this block
+  Keys seen;     // by some row of the tile; the last member
+};
+
 struct MlaStorage {
   using Config = MlaSm90Config;
   u32 base;
 
-  constexpr MlaTile q(i32 tile) const { return {base + tile * Config::kTileBytes}; }
-  constexpr MlaTile keys(i32 half, i32 tile) const {
-    return {base + Config::keys_at() + (half * Config::kTiles + tile) * Config::kTileBytes};
+  constexpr MlaTile keys(u32 stage, i32 tile) const {
+    return {base + (static_cast<i32>(stage) * (Config::kTiles + 1) + tile) * Config::kTileBytes};
   }
-  constexpr MlaTile p() const { return {base + Config::p_at()}; }
-  // Of P's rows: what its exponents are relative to.
-  constexpr u32 reference(i32 row) const { return base + Config::references_at() + row * 4; }
-  // Of the warps that made P of a half: whether a reference grew.
-  constexpr u32 grew(i32 half) const { return base + Config::grew_at() + half * 16; }
-  constexpr u32 sum(i32 warpgroup, i32 row) const {
-    return base + Config::sums_at() + (warpgroup * Config::kRows + row) * 4;
+  // Of those that are not in registers.
+  constexpr MlaTile q(i32 tile) const {
+    return {base + Config::q_at() + (tile - Config::kRegisterTiles) * Config::kRowTileBytes};
+  }
+  constexpr MlaTile p(u32 buffer) const {
+    return {base + Config::p_at() + buffer * Config::kRowTileBytes};
+  }
+  // Before the product with P: what a row of O is multiplied by, where a row of its warp is.
+  constexpr u32 factor(u32 buffer, i32 row) const {
+    return base + Config::factors_at() + (static_cast<i32>(buffer) * Config::kRows + row) * 4;
+  }
+  constexpr u32 grew(u32 buffer, i32 warp) const {
+    return base + Config::grew_at() + buffer * 16 + warp * 4;
+  }
+  // MlaRowEnd
+  constexpr u32 end(i32 row) const { return base + Config::ends_at() + row * 8; }
+  constexpr u32 visible(i32 row) const { return base + Config::visible_at() + row * 8; }
+  constexpr u32 task(u32 count) const {
+    return base + Config::tasks_at() + count % Config::kTasks * 64;
   }
   constexpr u32 words() const { return base + Config::words_at(); }
-  // Producer -> consumers, with the keys: some key of row tile number `count` of this block has no
-  // page.
-  constexpr u32 bad(u32 count) const { return base + Config::bad_at() + count % 4 * 4; }
 
-  // Copy engine -> consumers: a tile of a half has landed.
-  constexpr u32 full(i32 half, i32 tile) const {
-    return base + Config::barriers_at() + (half * Config::kTiles + tile) * 8;
+  // Producer -> others: a task is there.
+  constexpr u32 task_full(u32 count) const {
+    return barrier(Config::kStages * (Config::kPieces + 2) +
+                   static_cast<i32>(count % Config::kTasks));
   }
-  // Consumers -> producer: tiles of a half were read: 0 and 1: the four that a warpgroup sums; 2:
-  // the last, which is of keys alone.
-  constexpr u32 empty(i32 half, i32 group) const {
-    return base + Config::barriers_at() + (2 * Config::kTiles + half * 3 + group) * 8;
+  // Copy engine -> scores: two tiles have landed; with the last two of values the ninth.
+  constexpr u32 full(u32 stage, i32 piece) const {
+    return barrier(static_cast<i32>(stage) * Config::kPieces + piece);
   }
-
-  // The order in which the tiles of a half come and are read: in that in which they become free.
-  // The last; those that its own warpgroup sums; the others.
-  static constexpr i32 tile_at(i32 half, i32 n) {
-    if (n == 0) return Config::kTiles - 1;
-    return n <= Config::kHalfTiles ? half * Config::kHalfTiles + n - 1
-                                   : (1 - half) * Config::kHalfTiles + n - 1 - Config::kHalfTiles;
+  // Values -> producer: half of the values were read.
+  constexpr u32 empty(u32 stage, i32 half) const {
+    return barrier(Config::kStages * Config::kPieces + 2 * static_cast<i32>(stage) + half);
   }
-  static constexpr i32 group_of(i32 tile) { return tile / Config::kHalfTiles; }
+  // Scores -> values: P is there; ends of rows are.
+  constexpr u32 p_full(u32 buffer) const { return last_barrier(static_cast<i32>(buffer)); }
+  constexpr u32 ends_full() const { return last_barrier(4); }
+  // Values -> scores: they were read.
+  constexpr u32 p_empty(u32 buffer) const { return last_barrier(2 + static_cast<i32>(buffer)); }
+  constexpr u32 ends_empty() const { return last_barrier(5); }
 
   void init() const {
-    for (i32 half = 0; half < 2; ++half) {
-      for (i32 tile = 0; tile < Config::kTiles; ++tile) ptx::mbarrier_init(full(half, tile), 1);
-      for (i32 group = 0; group < 3; ++group) ptx::mbarrier_init(empty(half, group), 4);
+    for (u32 stage = 0; stage < Config::kStages; ++stage) {
+      for (i32 piece = 0; piece < Config::kPieces; ++piece) {
+        ptx::mbarrier_init(full(stage, piece), 1);
+      }
+      for (i32 half = 0; half < 2; ++half) ptx::mbarrier_init(empty(stage, half), 4);
     }
+    for (u32 task = 0; task < Config::kTasks; ++task) ptx::mbarrier_init(task_full(task), 1);
+    for (u32 buffer = 0; buffer < Config::kPBuffers; ++buffer) {
+      ptx::mbarrier_init(p_full(buffer), 4);
+      ptx::mbarrier_init(p_empty(buffer), 8);
+    }
+    ptx::mbarrier_init(ends_full(), 4);
+    ptx::mbarrier_init(ends_empty(), 8);
     ptx::fence_mbarrier_init();
+  }
+
+  void store_task(u32 count, const MlaTask& x) const {
+    const auto words = __builtin_bit_cast(TaskWords, x);
+    ptx::store_shared(bad(count), 0);
+#pragma unroll
+    for (i32 i = 0; i < kTaskWords; ++i) ptx::store_shared(task(count) + i * 4, words.word[i]);
+    ptx::mbarrier_arrive(task_full(count));
+  }
+  MlaTask load_task(u32 count) const {
+    ptx::mbarrier_wait(task_full(count), count / Config::kTasks % 2);
+    TaskWords words;
+#pragma unroll
+    for (i32 i = 0; i < kTaskWords; ++i) words.word[i] = ptx::load_shared(task(count) + i * 4);
+    return __builtin_bit_cast(MlaTask, words);
+  }
+  Keys seen(u32 count) const {
+    const u32 at = task(count) + static_cast<u32>(sizeof(MlaTask) - sizeof(Keys));
+    return {static_cast<i32>(ptx::load_shared(at)), static_cast<i32>(ptx::load_shared(at + 4))};
+  }
+  // Some key of the task has no page: known with the keys.
+  constexpr u32 bad(u32 count) const {
+    return base + Config::bad_at() + count % Config::kTasks * 4;
+  }
+
+ private:
+  static constexpr i32 kTaskWords = sizeof(MlaTask) / 4;
+  struct TaskWords {
+    u32 word[kTaskWords];
+  };
+  static_assert(sizeof(MlaTask) <= 64);
+
+  constexpr u32 barrier(i32 number) const { return base + Config::barriers_at() + number * 8; }
+  constexpr u32 last_barrier(i32 number) const {
+    return barrier(Config::num_barriers() - 6 + number);
   }
 };
 

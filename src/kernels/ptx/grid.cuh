@@ -41,6 +41,14 @@ inline F32x4 load_l2_x4(const float* pointer) {
                : "memory");
   return x;
 }
+inline F32x2 load_l2_x2(const float* pointer) {
+  F32x2 x;
+  asm volatile("ld.global.cg.v2.f32 {%0, %1}, [%2];"
+               : "=f"(x.word[0]), "=f"(x.word[1])
+               : "l"(pointer)
+               : "memory");
+  return x;
+}
 inline float load_l2(const float* pointer) {
   float x;
   asm volatile("ld.global.cg.f32 %0, [%1];" : "=f"(x) : "l"(pointer) : "memory");

@@ -55,6 +55,19 @@ inline void mbarrier_wait(u32 barrier, u32 parity) {
       : "memory");
 }
 
+// mbarrier.test_wait: whether the phase of this parity is over. Who then reads what it tells of
+// waits for it all the same.
+inline bool mbarrier_test(u32 barrier, u32 parity) {
+  u32 is_over;
+  asm volatile(
+      "{ .reg .pred over; mbarrier.test_wait.parity.shared::cta.b64 over, [%1], %2;"
+      " selp.u32 %0, 1, 0, over; }"
+      : "=r"(is_over)
+      : "r"(barrier), "r"(parity)
+      : "memory");
+  return is_over != 0;
+}
+
 // prefetch.tensormap
 inline void prefetch_tensormap(const TensorMap& map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");

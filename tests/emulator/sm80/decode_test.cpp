@@ -32,22 +32,6 @@ struct DecodeShape {
   i64 dim_v = 48;
 };
 
-// Rows of 16-byte vectors; what is not filled is NaN.
-Tensor aligned_array(RandomProblem& random, DType dtype, std::vector<i64> shape) {
-  Tensor tensor;
-  tensor.dtype = dtype;
-  tensor.rank = static_cast<int>(shape.size());
-  i64 stride = 1;
-  for (size_t axis = shape.size(); axis-- > 0;) {
-    tensor.shape[axis] = shape[axis];
-    tensor.strides[axis] = stride;
-    stride *= shape[axis];
-  }
-  const u64 memory = reinterpret_cast<u64>(random.memory(static_cast<size_t>(stride) * 4 + 16));
-  tensor.data = reinterpret_cast<void*>((memory + 15) / 16 * 16);
-  return tensor;
-}
-
 void fill_normal_rows(RandomProblem& random, const Tensor& tensor, i64 batch, i64 rows) {
   RandomProblem::for_each(tensor, [&](const i64* at) {
     if (at[0] != batch || at[2] >= rows) return;
@@ -59,16 +43,13 @@ Request decode_request(RandomProblem& random, DType dtype, const DecodeShape& sh
   Request request;
   Arrays& arrays = request.arrays;
   const i64 heads_q = shape.heads_kv * shape.group;
-  arrays[Array::kQ] =
-      aligned_array(random, dtype, {shape.batch, heads_q, shape.q_rows, shape.dim_qk});
+  arrays[Array::kQ] = random.contiguous(dtype, {shape.batch, heads_q, shape.q_rows, shape.dim_qk});
   arrays[Array::kK] =
-      aligned_array(random, dtype, {shape.batch, shape.heads_kv, shape.kv_rows, shape.dim_qk});
+      random.contiguous(dtype, {shape.batch, shape.heads_kv, shape.kv_rows, shape.dim_qk});
   arrays[Array::kV] =
-      aligned_array(random, dtype, {shape.batch, shape.heads_kv, shape.kv_rows, shape.dim_v});
-  arrays[Array::kO] =
-      aligned_array(random, dtype, {shape.batch, heads_q, shape.q_rows, shape.dim_v});
-  arrays[Array::kLse] =
-      aligned_array(random, DType::kFloat32, {shape.batch, heads_q, shape.q_rows});
+      random.contiguous(dtype, {shape.batch, shape.heads_kv, shape.kv_rows, shape.dim_v});
+  arrays[Array::kO] = random.contiguous(dtype, {shape.batch, heads_q, shape.q_rows, shape.dim_v});
+  arrays[Array::kLse] = random.contiguous(DType::kFloat32, {shape.batch, heads_q, shape.q_rows});
   for (const Array array : {Array::kQ, Array::kK, Array::kV}) random.fill_normal(arrays[array]);
   request.options.scale = kNan;
   return request;
@@ -80,7 +61,7 @@ Request with_own_outputs(RandomProblem& random, const Request& request) {
   for (const Array array : {Array::kO, Array::kLse, Array::kStats}) {
     const Tensor& given = request.arrays[array];
     if (!given.present()) continue;
-    own.arrays[array] = aligned_array(random, given.dtype, {given.shape, given.shape + given.rank});
+    own.arrays[array] = random.contiguous(given.dtype, {given.shape, given.shape + given.rank});
   }
   return own;
 }
@@ -94,10 +75,10 @@ Request with_bytes(RandomProblem& random, const Request& given, DType dtype, boo
        {std::pair{Array::kK, Array::kKScale}, std::pair{Array::kV, Array::kVScale}}) {
     const Tensor& wide = given.arrays[array];
     std::vector<i64> shape(wide.shape, wide.shape + wide.rank);
-    const Tensor narrow = aligned_array(random, dtype, shape);
+    const Tensor narrow = random.contiguous(dtype, shape);
     shape.back() = 1;
     if (array == Array::kV) shape[0] = 1;
-    const Tensor scales = aligned_array(random, DType::kFloat32, shape);
+    const Tensor scales = random.contiguous(DType::kFloat32, shape);
     RandomProblem::for_each(wide, [&](const i64* at) {
       const double x = load_real(RandomProblem::address(wide, at), wide.dtype);
       const bool is_used = x == x;
@@ -368,7 +349,7 @@ TEST(DecodeSm80, DenseBatch) {
   for (const i32 workers : {1, 2, 5, 12, 40}) {
     RandomProblem random(static_cast<unsigned>(workers));
     Request request = decode_request(random, DType::kFloat16, {3, 2, 4, 1, 133});
-    request.arrays[Array::kO] = aligned_array(random, DType::kFloat32, {3, 8, 1, 48});
+    request.arrays[Array::kO] = random.contiguous(DType::kFloat32, {3, 8, 1, 48});
     expect_oracle<kDense>(random, request, workers, 1);
   }
 }
@@ -415,7 +396,7 @@ TEST(DecodeSm80, ClustersOfADenseBatch) {
     for (const i64 rows : {1, 5}) {  // one row tile, two
       RandomProblem random(static_cast<unsigned>(workers));
       Request request = decode_request(random, DType::kFloat16, {3, 2, 4, rows, 133});
-      request.arrays[Array::kO] = aligned_array(random, DType::kFloat32, {3, 8, rows, 48});
+      request.arrays[Array::kO] = random.contiguous(DType::kFloat32, {3, 8, rows, 48});
       expect_oracle<kFour>(random, request, workers, 1);
       if (rows == 1) expect_oracle<with_one_query(kFour, true)>(random, request, 6, 1);
     }
@@ -430,7 +411,7 @@ TEST(DecodeSm80, Drafts) {
     request.options.causal = true;
     request.arrays[Array::kKvLengths] = random.indices(DType::kInt64, {150, 2, 97});
     request.arrays[Array::kQLengths] = random.indices(DType::kInt64, {q_rows, 2, q_rows - 1});
-    request.arrays[Array::kSinks] = aligned_array(random, DType::kFloat32, {8});
+    request.arrays[Array::kSinks] = random.contiguous(DType::kFloat32, {8});
     random.fill_normal(request.arrays[Array::kSinks]);
     expect_oracle<kSixteen>(random, request, 7, static_cast<u32>(q_rows));
     if (q_rows <= 4) expect_oracle<kTwoColumns>(random, request, 7, static_cast<u32>(q_rows));
@@ -458,9 +439,9 @@ TEST(DecodeSm80, OptionsOfSixtyFourRows) {
     request.options.window_right = 3;
     Arrays& arrays = request.arrays;
     arrays[Array::kKvLengths] = random.indices(DType::kInt32, {100, 3});
-    arrays[Array::kAlibiSlopes] = aligned_array(random, DType::kFloat32, {2, 4});
+    arrays[Array::kAlibiSlopes] = random.contiguous(DType::kFloat32, {2, 4});
     random.fill_normal(arrays[Array::kAlibiSlopes], 0.1);
-    arrays[Array::kStats] = aligned_array(random, DType::kFloat32, {2, 4, rows, 2});
+    arrays[Array::kStats] = random.contiguous(DType::kFloat32, {2, 4, rows, 2});
     cpu::scalar_forward(validate(request, Pointers::kChecked));
     const Request actual = with_own_outputs(random, request);
     decode<kSixtyFour>(validate(actual, Pointers::kChecked), 2, 1);
@@ -534,7 +515,7 @@ struct Pools {
     Arrays& arrays = request.arrays;
     const i64 pages = num_pages();
     const auto pool = [&](i64 dim) {
-      return aligned_array(random, dtype, {pages, shape.heads_kv, page_rows, dim});
+      return random.contiguous(dtype, {pages, shape.heads_kv, page_rows, dim});
     };
     arrays[Array::kK] = pool(shape.dim_qk);
     arrays[Array::kV] = pool(shape.dim_v);
@@ -817,7 +798,7 @@ TEST(DecodeSm80, Trees) {
       arrays[array] = tensor;
     }
     if (q_rows > 1) pools.set_nan(arrays[Array::kV], 0, 70 - 2);
-    arrays[Array::kAlibiSlopes] = aligned_array(random, DType::kFloat32, {2, 4});
+    arrays[Array::kAlibiSlopes] = random.contiguous(DType::kFloat32, {2, 4});
     random.fill_normal(arrays[Array::kAlibiSlopes], 0.1);
     request.options.causal = true;
     request.options.window_left = 50;

@@ -51,21 +51,6 @@ constexpr MlaSm90Config kPackedLatents = [] {
 }();
 constexpr MlaSm90Config kAllKeys{};
 
-Tensor latent_array(RandomProblem& random, DType dtype, std::vector<i64> shape) {
-  Tensor tensor;
-  tensor.dtype = dtype;
-  tensor.rank = static_cast<int>(shape.size());
-  i64 stride = 1;
-  for (size_t axis = shape.size(); axis-- > 0;) {
-    tensor.shape[axis] = shape[axis];
-    tensor.strides[axis] = stride;
-    stride *= shape[axis];
-  }
-  const u64 memory = reinterpret_cast<u64>(random.memory(static_cast<size_t>(stride) * 4 + 16));
-  tensor.data = reinterpret_cast<void*>((memory + 15) / 16 * 16);
-  return tensor;
-}
-
 // Rows `first` to `last` of an entry or page become numbers; each row `growth` times the one
 // before, so that maxima grow.
 void fill_rows(RandomProblem& random, const Tensor& keys, i64 entry, i64 rows, double growth) {
@@ -82,8 +67,8 @@ void add_pages(RandomProblem& random, Request& request, const LatentShape& shape
   const i64 longest = *std::max_element(shape.lengths.begin(), shape.lengths.end());
   const i64 width = max<i64>(1, ceil_div(longest, shape.page_rows));
   Arrays& arrays = request.arrays;
-  arrays[Array::kK] = latent_array(
-      random, dtype, {batch * width, shape.heads_kv, shape.page_rows, MlaSm90Config::kDims});
+  arrays[Array::kK] = random.contiguous(
+      dtype, {batch * width, shape.heads_kv, shape.page_rows, MlaSm90Config::kDims});
   std::vector<i64> table(static_cast<size_t>(batch * width), i64{1} << 30);
   for (i64 b = 0; b < batch; ++b) {
     const i64 length = shape.lengths[static_cast<size_t>(b)];
@@ -113,7 +98,7 @@ Request latent_request(RandomProblem& random, const MlaSm90Config& config, const
     std::vector<i64> extents{batch, shape.heads, shape.q_rows};
     if (is_packed) extents = {shape.heads, all_rows};
     extents.insert(extents.end(), dims.begin(), dims.end());
-    return latent_array(random, dtype, extents);
+    return random.contiguous(dtype, extents);
   };
   const DType o_dtype = schedule.score.fp32_out ? DType::kFloat32 : schedule.dtype;
   arrays[Array::kQ] = of_queries(schedule.dtype, {MlaSm90Config::kDims});
@@ -126,7 +111,7 @@ Request latent_request(RandomProblem& random, const MlaSm90Config& config, const
   } else {
     const i64 rows = *std::max_element(shape.lengths.begin(), shape.lengths.end());
     arrays[Array::kK] =
-        latent_array(random, schedule.dtype, {batch, shape.heads_kv, rows, MlaSm90Config::kDims});
+        random.contiguous(schedule.dtype, {batch, shape.heads_kv, rows, MlaSm90Config::kDims});
     for (i64 b = 0; b < batch; ++b) {
       fill_rows(random, arrays[Array::kK], b, shape.lengths[static_cast<size_t>(b)], growth);
     }
@@ -151,6 +136,7 @@ Request latent_request(RandomProblem& random, const MlaSm90Config& config, const
 template <MlaSm90Config kConfig>
 void attend(const Problem& problem, i64 workers, u32 seed, FaultBytes* faults = nullptr) {
   MlaSm90Arguments arguments = gpu::mla_sm90_arguments(problem, workers);
+  arguments.slices = workers % 2 == 0 ? 8 : 2;
   const i64 grid = workers * arguments.row_tiles;
   std::vector<float> parts(static_cast<size_t>(2 * grid * MlaSm90Config::part_floats()) + 4,
                            std::nanf(""));
@@ -180,8 +166,7 @@ void expect_latent(RandomProblem& random, const Request& expected, i64 workers, 
   for (const Array array : {Array::kO, Array::kLse, Array::kStats}) {
     const Tensor& given = expected.arrays[array];
     if (!given.present()) continue;
-    actual.arrays[array] =
-        latent_array(random, given.dtype, {given.shape, given.shape + given.rank});
+    actual.arrays[array] = random.contiguous(given.dtype, {given.shape, given.shape + given.rank});
   }
   cpu::scalar_forward(validate(expected, Pointers::kChecked));
   attend<kConfig>(validate(actual, Pointers::kChecked), workers, seed);
@@ -212,6 +197,24 @@ TEST(MlaSm90, RowsOfEveryCount) {
   }
 }
 
+// Keys that no row sees are NaN, before those of a window and behind those of the first rows.
+TEST(MlaSm90, WhatNoRowSeesIsNaN) {
+  for (const bool is_first : {true, false}) {
+    RandomProblem random(6);
+    Request request = latent_request(random, kPackedLatents, {{200, 130}, 24, 1, 0, 8, {2, 3}});
+    if (is_first) request.options.alignment = Alignment::kTopLeft;
+    request.options.window_left = 20;
+    RandomProblem::for_each(request.arrays[Array::kK], [&](const i64* at) {
+      const i64 key = (request.arrays[Array::kK].shape[0] - 1 - at[0]) % 25 * 8 + at[2];
+      const i64 length = at[0] >= 25 ? 200 : 130;
+      if (is_first ? key < 3 : key >= length - 23) return;
+      store_real(RandomProblem::address(request.arrays[Array::kK], at), DType::kBFloat16,
+                 std::nan(""));
+    });
+    expect_latent<kPackedLatents>(random, request, 2, 3);
+  }
+}
+
 TEST(MlaSm90, AllKeysOfEqualLengths) {
   RandomProblem random(2);
   const Request request = latent_request(random, kAllKeys, {{200, 200, 200}, 8, 2});
@@ -222,7 +225,7 @@ TEST(MlaSm90, AllKeysOfEqualLengths) {
 TEST(MlaSm90, SinksOfEqualLengths) {
   RandomProblem random(6);
   Request request = latent_request(random, kAllKeys, {{200, 200, 200}, 32, 2});
-  Tensor& sinks = request.arrays[Array::kSinks] = latent_array(random, DType::kFloat32, {32});
+  Tensor& sinks = request.arrays[Array::kSinks] = random.contiguous(DType::kFloat32, {32});
   random.fill_normal(sinks, 5);
   expect_latent<kAllKeys>(random, request, 9, 3);
 }

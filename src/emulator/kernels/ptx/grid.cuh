@@ -45,6 +45,10 @@ inline F32x4 load_l2_x4(const float* pointer, Site site = Where::current()) {
   emulator::on_global(pointer, 16, emulator::Kind::kRead, site);
   return emulator::load_unseen(reinterpret_cast<const F32x4*>(pointer));
 }
+inline F32x2 load_l2_x2(const float* pointer, Site site = Where::current()) {
+  emulator::on_global(pointer, 8, emulator::Kind::kRead, site);
+  return emulator::load_unseen(reinterpret_cast<const F32x2*>(pointer));
+}
 inline float load_l2(const float* pointer, Site site = Where::current()) {
   emulator::on_global(pointer, 4, emulator::Kind::kRead, site);
   return emulator::load_unseen(pointer);

@@ -29,6 +29,10 @@ inline void mbarrier_wait(u32 barrier, u32 parity, Site site = Where::current())
   emulator::mbarrier_wait(barrier, parity, false, site);
 }
 
+inline bool mbarrier_test(u32 barrier, u32 parity, Site site = Where::current()) {
+  return emulator::mbarrier_test(barrier, parity, site);
+}
+
 inline void prefetch_tensormap(const TensorMap&) {}
 
 inline void tma_load(u32 shared, const TensorMap& map, u32 barrier, i32 dim, i32 row, i32 head,
