@@ -896,7 +896,7 @@ TEST(DecodeSm80, BytesBesideMappedScores) {
   Request wide = decode_request(random, kBF16, {2, 2, 3, 1, 72});
   Arrays& arrays = wide.arrays;
   arrays[Array::kKvLengths] = random.indices(DType::kInt32, {72, 40});
-  arrays[Array::kAlibiSlopes] = aligned_array(random, DType::kFloat32, {2, 6});
+  arrays[Array::kAlibiSlopes] = random.contiguous(DType::kFloat32, {2, 6});
   random.fill_normal(arrays[Array::kAlibiSlopes], 0.1);
   wide.options.softcap = 3;
   expect_oracle<of_bytes(kMapped, kBF16, kE4M3, true, true)>(
