@@ -115,7 +115,7 @@ typedef enum fulmen_dtype {
   FULMEN_BOOL = 5, /* one byte, 0 is false, all else true */
   FULMEN_INT32 = 6,
   FULMEN_INT64 = 7,
-  FULMEN_FLOAT8_E4M3 = 8, /* OCP's e4m3: up to 448, NaN, no infinity. Of quantised k and v alone, */
+  FULMEN_FLOAT8_E4M3 = 8, /* OCP's e4m3: up to 448, NaN, no infinity. Of q, k and v alone, */
   FULMEN_FLOAT8_E5M2 = 9, /* as the next two: up to 57344, infinities, NaN */
   FULMEN_INT8 = 10,
   FULMEN_UINT8 = 11 /* bytes: of caches of records alone */
@@ -292,11 +292,12 @@ static inline void fulmen_problem_init(fulmen_problem* problem) {
  * refuses them. What a device finds out of range (section 8) makes a request empty: o = 0, lse =
  * -inf; a page that k and v do not have, those of its query rows that see one of its keys.
  *
- * Quantised keys and values, of forward calls: k and v of one of the three 8-bit types, with q of
- * float32, float16 or bfloat16. Their values are k_scale * k and v_scale * v, where a scale that is
- * absent is 1: numbers per tensor, batch entry or page, head, row, by the extents that are not 1.
- * Scales of hidden keys, and of rows that are never read, may be anything; one that is seen and not
- * finite makes its values NaN. All that this header says of k and v, it says of these values.
+ * Quantised arrays, of forward calls: k and v of one of the three 8-bit types, with q of float32,
+ * float16 or bfloat16, or of the same 8-bit type. Their values are q_scale * q, k_scale * k and
+ * v_scale * v, where a scale that is absent is 1: numbers per tensor, batch entry or page, head,
+ * row, by the extents that are not 1; of v also per dim, then for all rows. Scales of hidden keys,
+ * and of rows that are never read, may be anything; one that is seen and not finite makes its
+ * values NaN. All that this header says of q, k and v, it says of these values.
  *
  * Records, of forward calls too: k of FULMEN_UINT8 whose last axis has 656 or 584 bytes is a cache
  * of latent attention as DeepSeek's models keep it, beside q of float32, float16 or bfloat16 with
@@ -307,9 +308,9 @@ static inline void fulmen_problem_init(fulmen_problem* problem) {
  * page is rows * 576, then rows * 8 bytes. Without a page_table a batch entry is one. k_scale and
  * v_scale are absent. The scale of a record is multiplied as it is, whatever it is.
  *
- * dtypes: q, k, v alike, one of the four floating-point types, but for quantised k and v; T below
- * is the type of q, and C is float64 for float64, else float32. Broadcast means an extent of 1 or
- * the full extent. */
+ * dtypes: q, k, v alike, one of the four floating-point types, but for quantised ones; T below is
+ * the type of q, or where q is quantised that of o: float32, float16 or bfloat16. C is float64 for
+ * float64, else float32. Broadcast means an extent of 1 or the full extent. */
 typedef struct fulmen_tensors {
   size_t struct_size;
 
@@ -358,7 +359,7 @@ typedef struct fulmen_tensors {
   /* of quantised k and v: forward only */
   fulmen_tensor k_scale; /* float32, broadcast to (batch, kv_head, kv_row, 1), or where there is a
                             page_table to (page, kv_head, row of the page, 1) */
-  fulmen_tensor v_scale; /* likewise */
+  fulmen_tensor v_scale; /* likewise; or one for each dim: to (batch, kv_head, 1, dim_v) */
 
   /* what the expression of the problem reads, in the order of its names: floating-point, int32,
      int64 or bool, an axis for each index, of any extent from 1 */
@@ -390,6 +391,9 @@ typedef struct fulmen_tensors {
      twice; -1 names none, so that lists may be of any length up to that of the longest. */
   fulmen_tensor blocks; /* (batch or 1, head or kv_head or 1, ceil(q_row / block_q), entry); packed
                            (sequence or 1, .., ceil(max_q / block_q), entry). int32 or int64 */
+
+  /* input of quantised calls: forward only */
+  fulmen_tensor q_scale; /* of quantised q: float32, broadcast to (batch, head, q_row, 1) */
 } fulmen_tensors;
 
 FULMEN_API void fulmen_tensors_init_sized(fulmen_tensors* tensors, size_t struct_size);

@@ -287,6 +287,10 @@ def _launch(
     return tuple(made.get(index) for index in range(len(asked)))
 
 
+# What o may be where q is quantised; the first one where nothing is said.
+OF_QUANTISED = ("bfloat16", "float16", "float32")
+
+
 def check_out(out: Array, out_dtype: Any, name: str = "out") -> None:
     """Refuses an array that cannot be written to, or an `out` that is not of `out_dtype`."""
     if out_dtype is not None and dtype_name(out.dtype) != dtype_name(out_dtype):
@@ -331,7 +335,7 @@ def _made(
         check_out(out, out_dtype)
         o = out
     else:
-        own = dtype if out_dtype is None else result_dtype(array_type, dtype, out_dtype)
+        own = result_dtype(array_type, dtype, out_dtype)
         o = array_type.empty((*q.shape[:-1], v.shape[-1]), own, q)
     if not with_lse:
         return o, None, None
@@ -342,10 +346,14 @@ def _made(
 
 
 def result_dtype(array_type: type[NumpyType], dtype: Any, asked: Any) -> Any:
-    """The dtype of o by name: that of q, or float32."""
-    name, own = dtype_name(asked), dtype_name(dtype)
-    if name not in (own, "float32"):
-        allowed = " and ".join(dict.fromkeys((own, "float32")))
+    """The dtype of o by its name or None: that of q, or float32; OF_QUANTISED of quantised q."""
+    own = dtype_name(dtype)
+    choices = OF_QUANTISED if own in schema().quantised else tuple(dict.fromkeys((own, "float32")))
+    if asked is None and choices[0] == own:
+        return dtype
+    name = choices[0] if asked is None else dtype_name(asked)
+    if name not in choices:
+        allowed = " and ".join((", ".join(choices[:-1]), choices[-1])[len(choices) == 1 :])
         raise DTypeError(f"out_dtype is {printable(name)} where q is {own}; allowed is {allowed}")
     return array_type.dtype_named(name)
 

@@ -88,8 +88,8 @@ class Schema:
             of the forward pass, what comes into the backward pass, gradients.
         inputs: the names of the inputs, q, k and v first.
         integer_inputs: those that hold lengths, offsets, ids, pages and words.
-        quantised: the names of the dtypes that only keys and values may have.
-        scales: those that keys and values of 8 bits are multiplied by, which may be numbers.
+        quantised: the names of the dtypes that only queries, keys and values may have.
+        scales: those that arrays of 8 bits are multiplied by, which may be numbers.
         forward_only: the inputs with one of which a call has no backward pass: those of caches, and
             scales.
         results, gradients: where what a forward and a backward call write is in `array_names`.

@@ -109,9 +109,10 @@ def attention(q: Array, k: Array, v: Array, **options: Unpack[AttentionKeywords]
     Arrays are NumPy's (those of ml_dtypes included) or have DLPack (PyTorch, JAX, CuPy); any
     strides are taken as they are, 0 included. q, k and v have one dtype of float64, float32,
     float16 and bfloat16; or k and v are quantised, float8_e4m3fn, float8_e5m2 or int8, beside q of
-    32 or 16 bits: their values are k_scale * k and v_scale * v. `heads` is a multiple of `kv_heads`
-    (GQA, MQA). The call runs where q is: on the CPU, or on the NVIDIA GPU whose memory holds it;
-    all arrays are in one place, lists of integers are moved there.
+    32 or 16 bits, or of the same 8: their values are q_scale * q, k_scale * k and v_scale * v.
+    `heads` is a multiple of `kv_heads` (GQA, MQA). The call runs where q is: on the CPU, or on the
+    NVIDIA GPU whose memory holds it; all arrays are in one place, lists of integers are moved
+    there.
 
     Args:
         q: (batch, head, q_row, dim_qk) in the order that `layout` names; dim_qk 0 to 576.
@@ -146,7 +147,8 @@ def attention(q: Array, k: Array, v: Array, **options: Unpack[AttentionKeywords]
             (batch, head, q_row), without the axes that the layout leaves out.
         return_lse: return (o, lse).
         out: array to write o into, of any strides; it may not overlap an input.
-        out_dtype: dtype of o: that of q (None), or float32.
+        out_dtype: dtype of o: that of q (None), or float32; with quantised q bfloat16 (None),
+            float16 or float32.
         backend: "auto" (where q is), "cpu" or "cuda"; an error if q is elsewhere.
         implementation: "auto"; on the CPU "scalar" (the float64 oracle) or "tiled"; on a GPU
             "naive", "simt", "sm80" or "sm90"; an error if it cannot.
@@ -156,9 +158,10 @@ def attention(q: Array, k: Array, v: Array, **options: Unpack[AttentionKeywords]
         precision: of the products of float32 q, k and v: "float32", or a permission to use a GPU's
             tensor cores: "3xtf32" (errors like float32's) or "tf32" (inputs rounded to 11
             significant bits). Where no kernel uses it products are exact; `explain` says which.
-        k_scale, v_scale: of quantised k and v: a number, or a float32 array that broadcasts to k
-            and has 1 as its last axis: (kv_head, 1, 1) in "bhsd", one a head. None: 1. What is not
-            finite makes NaN. They have no gradients, nor has a call with such k and v.
+        q_scale, k_scale, v_scale: of quantised q, k and v: a number, or a float32 array that
+            broadcasts to it and has 1 as its last axis: (kv_head, 1, 1) in "bhsd", one a head. Of v
+            also one for each dim: (kv_head, 1, dim_v). None: 1. What is not finite makes
+            NaN. They have no gradients, nor has a call with quantised arrays.
         stream: on a GPU the address of a CUstream, or a stream of PyTorch or CuPy; None: the
             current stream of PyTorch or CuPy, and for JAX the stream that JAX lends. The call
             returns when its work is enqueued. None on the CPU.
@@ -236,7 +239,8 @@ def _forward(
     q = inputs[0]
     is_numpy = type(q) is np.ndarray
     results: tuple[Array, ...]
-    if is_numpy and not with_lse and out is None and out_dtype is None:  # the fast path
+    is_plain = is_numpy and q.dtype.itemsize > 1  # of 8 bits: quantised
+    if is_plain and not with_lse and out is None and out_dtype is None:  # the fast path
         results = (NumpyType.empty(q.shape[:-1] + inputs[2].shape[-1:], q.dtype, q), None, None)
     else:
         results = forward_results(prepared, with_lse, with_stats, out, out_dtype)

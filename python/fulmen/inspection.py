@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from ._calls import call
+from ._calls import call, result_dtype
 from ._library import announce_nvrtc, library, schema, text_of
 from .array_types import HOST, Array, dtype_name, named_dtype
 from .errors import ArgumentError, one_of, shown, text, whole, words
@@ -188,7 +188,8 @@ def explain(
     layout = settings.layout
     dtype = named_dtype(dtype_name(array_type.dtype(q)))
     rows, sums = layout.lse_shape(tuple(q.shape)), np.float64 if dtype.char == "d" else np.float32
-    o = phantom((*q.shape[:-1], v.shape[-1]), dtype)
+    o_dtype = result_dtype(array_type, array_type.dtype(q), None)
+    o = phantom((*q.shape[:-1], v.shape[-1]), named_dtype(dtype_name(o_dtype)))
     arrays = (*inputs, o, phantom(rows, sums), None)
     if operation == "backward":
         gradients = (phantom(tuple(x.shape), dtype) for x in (q, k, v))

@@ -27,12 +27,13 @@ from jax.custom_batching import sequential_vmap
 import jax
 
 from . import expressions, masks
+from ._calls import result_dtype
 from ._jax_appending import append_kv, rotary, scale_array
 from ._jax_sharding import Split, split_over_devices
 from ._jax_targets import targets
 from ._library import expression_number, schema
-from .array_types import dtype_name
-from .errors import ArgumentError, DTypeError, UnsupportedError, printable, shown
+from .array_types import NumpyType
+from .errors import ArgumentError, DTypeError, UnsupportedError, shown
 from .keywords import JaxOptions, JaxPagedOptions, Placement, takes
 from .options import Settings, check_keywords, philox, settings_of
 from .page_tables import NO_TABLE, cache_keywords, check_dim_v
@@ -117,13 +118,7 @@ def _traced(
         for name in schema().differentiable_inputs
         if name in arrays and jnp.issubdtype(arrays[name].dtype, jnp.floating)
     }
-    named = None if out_dtype is None else dtype_name(out_dtype)
-    if named not in (None, q.dtype.name, "float32"):
-        raise DTypeError(
-            f"out_dtype is {printable(named)} where q is {q.dtype.name}; the dtype of q or float32 "
-            "is allowed"
-        )
-    call = _Call(settings, named, dim_v)
+    call = _Call(settings, np.dtype(result_dtype(NumpyType, q.dtype, out_dtype)).name, dim_v)
     o, lse = _attend(call, smooth, arrays)
     return (o, lse) if return_lse else o
 
@@ -322,7 +317,7 @@ class _Call(NamedTuple):
     """What is constant in a traced call."""
 
     settings: Settings
-    out_dtype: str | None
+    out_dtype: str
     dim_v: int | None  # of a v that is the first dims of k
 
     def run(self, verb: str, given: dict[str, Array], made: dict[str, Any]) -> dict[str, Array]:
@@ -339,7 +334,7 @@ class _Call(NamedTuple):
         arrays = {**smooth, **fixed}
         q = arrays["q"]
         dim_v = arrays["v"].shape[-1] if self.dim_v is None else self.dim_v
-        dtype = q.dtype if self.out_dtype is None else jnp.dtype(self.out_dtype)
+        dtype = jnp.dtype(self.out_dtype)
         wide = jnp.float64 if q.dtype == jnp.float64 else jnp.float32
         rows = self.settings.layout.lse_shape(q.shape)
         made = {

@@ -44,6 +44,7 @@ class CommonOptions(TypedDict, total=False):
     batch_invariant: Annotated[bool, False]
     precision: Annotated[str, "float32"]
     slots: Annotated[bool, False]
+    q_scale: Annotated[float | Array | None, None]
     k_scale: Annotated[float | Array | None, None]
     v_scale: Annotated[float | Array | None, None]
 
@@ -146,6 +147,7 @@ _ELSEWHERE = {
     "key_value_seq_lengths": "kv_lengths=",
     "enable_gqa": "nothing: heads may be any multiple of the heads of k and v",
     "dropout": "dropout_p=, with rng=(seed, offset)",
+    "q_descale": "q_scale=",
     "k_descale": "k_scale=",
     "v_descale": "v_scale=",
     "dtype": "out_dtype=, or q.astype(...)",

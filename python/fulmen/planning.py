@@ -17,6 +17,7 @@ from .array_types import (
     Array,
     OtherType,
     array_type_of,
+    dtype_name,
     in_memory,
     is_torch,
     torch_call,
@@ -61,6 +62,8 @@ class Plan:
         problem = target.settings(settings).problem
         beside = (problem, *target[1:], tile or None)
         results = forward_results(prepared, True, bool(need), out, out_dtype)
+        if dtype_name(inputs[0].dtype) in schema().quantised:
+            self._out_dtype = dtype_name(results[0].dtype)  # not that of q: the long way
         self._handles = [self._create(FORWARD, beside, inputs + results)]
         if need:
             o, _, stats = results

@@ -39,15 +39,16 @@ bool reaches_too_far(const Tensor& tensor) {
 
 const char* allowed_text(DTypes dtypes) {
   switch (dtypes) {
-    case DTypes::kAnyFloat:
-      return "float64, float32, float16 or bfloat16";
+    case DTypes::kFloatOrQuantised:
+      return "float64, float32, float16 or bfloat16, or with k and v of the same float8_e4m3fn, "
+             "float8_e5m2 or int8";
     case DTypes::kTOrQuantised:
       return "the dtype of q, or (with q of 32 or 16 bits) float8_e4m3fn, float8_e5m2, int8, or "
              "uint8 for records";
     case DTypes::kOfK:
       return "the dtype of k";
     case DTypes::kTOrFloat32:
-      return "the dtype of q, or float32";
+      return "the dtype of q, or float32; with q of 8 bits float32, float16 or bfloat16";
     case DTypes::kTOrFloat32OrC:
       return "the dtype of q, float32, or (with float64 q) float64";
     case DTypes::kFloat32OrC:
@@ -73,22 +74,25 @@ const char* allowed_text(DTypes dtypes) {
 // What the dtypes of a call depend on.
 struct Operands {
   DType q;
+  DType t;  // T
   DType k;
   DType param;  // what a gradient is the gradient of
 };
 
 bool allows(DTypes dtypes, DType dtype, const Operands& operands) {
-  const DType operand = operands.q;
+  const DType operand = operands.t;
   const DType wide = accumulator(operand);
   const bool is_float32 = dtype == DType::kFloat32;
   switch (dtypes) {
-    case DTypes::kAnyFloat:
-      return is_float(dtype);
+    case DTypes::kFloatOrQuantised:
+      return is_float(dtype) || (is_quantised(dtype) && !is_record(dtype));
     case DTypes::kTOrQuantised:
+      if (is_quantised(operands.q)) return dtype == operands.q;
       return dtype == operand || (is_quantised(dtype) && operand != DType::kFloat64);
     case DTypes::kOfK:
       return dtype == operands.k;
     case DTypes::kTOrFloat32:
+      if (is_quantised(operands.q)) return is_float(dtype) && dtype != DType::kFloat64;
       return dtype == operand || is_float32;
     case DTypes::kTOrFloat32OrC:
       return dtype == operand || is_float32 || dtype == wide;
@@ -115,7 +119,7 @@ bool allows(DTypes dtypes, DType dtype, const Operands& operands) {
 // The array whose dtype decides what a rule allows; kCount: none.
 Array followed_by(const ArrayRule& rule) {
   switch (rule.dtypes) {
-    case DTypes::kAnyFloat:
+    case DTypes::kFloatOrQuantised:
     case DTypes::kBool:
     case DTypes::kIndex:
     case DTypes::kInt64:
@@ -245,6 +249,7 @@ Sizes sizes_of(const Problem& problem) {
   sizes[Axis::kMaskKvRow] = problem.packed.kv || sizes.paged ? kAnyExtent : problem.kv_rows;
   sizes[Axis::kTableEntry] = kAnyExtent;
   sizes[Axis::kOne] = 1;
+  sizes[Axis::kChannel] = problem.dim_v;
   sizes[Axis::kCaptured] = kAnyExtent;
   sizes[Axis::kListHead] = sizes[Axis::kListRow] = sizes[Axis::kListEntry] = kAnyExtent;
   return sizes;
@@ -303,7 +308,7 @@ void check_layouts(const Arrays& arrays, Call call, Packed packed, Pointers poin
 
 void check_dtype(const ArrayRule& rule, const Arrays& arrays) {
   const Tensor& tensor = arrays[rule.array];
-  const Operands operands{arrays[Array::kQ].dtype, arrays[Array::kK].dtype,
+  const Operands operands{arrays[Array::kQ].dtype, computed_dtype(arrays), arrays[Array::kK].dtype,
                           arrays[rule.param].dtype};
   if (allows(rule.dtypes, tensor.dtype, operands)) return;
   const Array follows = followed_by(rule);

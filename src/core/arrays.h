@@ -37,6 +37,7 @@ enum class Axis : u8 {
   kPosition,    // rows of cos and sin
   kRotaryPair,  // half of what rotates
   kOne,         // 1: of all dims
+  kChannel,     // dim_v of a scale
   kCaptured,    // of an array that an expression reads: any
   kListHead,    // heads of lists of blocks: those of q, of k, or 1
   kListRow,     // blocks of query rows
@@ -48,24 +49,25 @@ inline constexpr int kNumAxes = static_cast<int>(Axis::kCount);
 
 constexpr const char* name(Axis axis) {
   constexpr const char* kNames[] = {
-      "batch",     "head",     "kv_head",        "q_row",    "batch", "kv_row",
-      "batch",     "kv_row",   "dim_qk",         "dim_v",    "pair",  "batch",
-      "batch + 1", "q_row",    "kv_row",         "page",     "page",  "row of the page",
-      "row",       "position", "rotary_dim / 2", "all dims", "index", "head or kv_head",
-      "q_block",   "entry"};
+      "batch",          "head",     "kv_head",         "q_row",  "batch",
+      "kv_row",         "batch",    "kv_row",          "dim_qk", "dim_v",
+      "pair",           "batch",    "batch + 1",       "q_row",  "kv_row",
+      "page",           "page",     "row of the page", "row",    "position",
+      "rotary_dim / 2", "all dims", "dim_v",           "index",  "head or kv_head",
+      "q_block",        "entry"};
   static_assert(sizeof(kNames) / sizeof(kNames[0]) == kNumAxes);
   return kNames[static_cast<int>(axis)];
 }
 
-// T is the dtype of q; C is float64 for float64, else float32.
+// T is the dtype of q, of o where q is quantised; C is float64 for float64, else float32.
 enum class DTypes : u8 {
-  kAnyFloat,       // q itself
-  kTOrQuantised,   // T, or where T is not float64 an 8-bit type
-  kOfK,            // that of k
-  kTOrFloat32,     // T, float32
-  kTOrFloat32OrC,  // T, float32, C
-  kFloat32OrC,     // float32, C
-  kC,              // C
+  kFloatOrQuantised,  // q itself
+  kTOrQuantised,      // T, or where T is not float64 an 8-bit type; that of q where q has one
+  kOfK,               // that of k
+  kTOrFloat32,        // T, float32
+  kTOrFloat32OrC,     // T, float32, C
+  kFloat32OrC,        // float32, C
+  kC,                 // C
   kBool,
   kIndex,  // int32, int64
   kInt64,
@@ -76,7 +78,7 @@ enum class DTypes : u8 {
 
 // What the schema calls them.
 constexpr const char* name(DTypes dtypes) {
-  constexpr const char* kNames[] = {"float",
+  constexpr const char* kNames[] = {"float_or_quantised",
                                     "q_or_quantised",
                                     "k",
                                     "q_or_float32",
@@ -154,7 +156,9 @@ inline constexpr AxisList kCaptureAxes{
     4, 0, 0, {kCaptured, kCaptured, kCaptured, kCaptured}, {0, 1, 2, 3}};
 inline constexpr AxisList kBlockAxes{
     4, 2, 1, {kSequence, kListHead, kListRow, kListEntry}, {0, 1, 2, 3}};
+inline constexpr AxisList kQScaleAxes{4, 1, 3, {kBatch, kHead, kQRow, kOne}, {0, 1, 2, 3}};
 inline constexpr AxisList kScaleAxes{4, 1, 3, {kPool, kKvHead, kPoolRow, kOne}, {0, 1, 2, 3}};
+inline constexpr AxisList kVScaleAxes{4, 1, 4, {kPool, kKvHead, kPoolRow, kChannel}, {0, 1, 2, 3}};
 
 inline constexpr Uses kExtents{{Use::kInput, Use::kInput, Use::kShape}};
 inline constexpr Uses kMasks{{Use::kInput, Use::kInput, Use::kInput}};
@@ -189,7 +193,8 @@ void for_each_used(const Arrays& arrays, Call call, const Action& action) {
 // Whether the axes end with (head, row, dim), which layouts of bindings exchange.
 constexpr bool has_head_and_row(const AxisList& list) {
   const Axis last = list.axes[list.count - 1];
-  return last == Axis::kDimQk || last == Axis::kDimV || last == Axis::kOne;
+  return last == Axis::kDimQk || last == Axis::kDimV || last == Axis::kOne ||
+         last == Axis::kChannel;
 }
 
 // How many axes of a rule the caller may name: a packed array has no batch axis.
@@ -235,6 +240,9 @@ void check_span(const Tensor& tensor, const char* subject);
 // rank that is none later. Pointers are looked at where the call reads or writes.
 void check_layouts(const Arrays& arrays, Call call, Packed packed, Pointers pointers);
 
+// T, above: of o where q is quantised.
+DType computed_dtype(const Arrays& arrays);
+
 // Beside the other arrays of the call, whose dtypes its own depends on.
 void check_dtype(const ArrayRule& rule, const Arrays& arrays);
 
@@ -253,6 +261,10 @@ void broadcast(Tensor& normal, const AxisList& list, const Problem& problem);
 // must. dims: how many numbers a row has, by the array `rows`.
 Sizes with_records(Sizes sizes, i64 dims, const char* rows, const char* cache);
 void check_records(const Tensor& cache, const char* subject, i64 dims);
+
+// Scales where numbers of 8 bits are, and each of these in calls that take them.
+void check_quantised(const Arrays& arrays, Call call);
+void check_channel_scales(const Problem& problem);
 
 // ---- Where arrays lie --------------------------------------------------------------------------
 

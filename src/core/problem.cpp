@@ -204,9 +204,15 @@ KeyRow Problem::key(const CacheSequence& sequence, i64 j) const {
   });
 }
 
-double Problem::kv_scale(Array array, const KeyRow& at, i64 kv_head) const {
+double Problem::kv_scale(Array array, const KeyRow& at, i64 kv_head, i64 d) const {
   const Tensor& scale = arrays[array == Array::kK ? Array::kKScale : Array::kVScale];
-  return scale.present() ? fulmen::kv_scale(scale.real(at.batch, kv_head, at.row, 0)) : 1.0;
+  if (!scale.present()) return 1;
+  return fulmen::kv_scale(scale.real(at.batch, kv_head, at.row, array == Array::kK ? 0 : d));
+}
+
+double Problem::q_scale(i64 batch, i64 head, i64 row) const {
+  const Tensor& scale = arrays[Array::kQScale];
+  return scale.present() ? fulmen::kv_scale(scale.real(batch, head, row, 0)) : 1.0;
 }
 
 RecordRow<const u8> Problem::record(Array array, const KeyRow& at, i64 kv_head) const {

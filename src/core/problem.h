@@ -40,7 +40,8 @@ struct Program;
 //   ids, positions, tree    (batch, 1, 1, row)    broadcast: stride 0
 //   page_table       (batch, 1, 1, page or slot)    the batch broadcast where there is page_indptr
 //   rng              (1, 1, 1, 2)    seed, offset
-//   k_scale, v_scale    as k and v, but dim 1    broadcast: stride 0
+//   q_scale, k_scale, v_scale    as q, k and v, but dim 1, or of v one for each dim    broadcast:
+//   stride 0
 //   captures, their gradients    axes as given, missing leading ones 1
 //   blocks           (batch, head or kv_head or 1, q_block, entry)    the batch broadcast
 enum class Array : int {
@@ -72,8 +73,11 @@ constexpr bool is_cache_array(Array array) {
   return false;
 }
 
-// Those that quantised k and v have.
-inline constexpr Array kScaleArrays[] = {Array::kKScale, Array::kVScale};
+// Those that quantised q, k and v have, in this order.
+inline constexpr Array kScaleArrays[] = {Array::kQScale, Array::kKScale, Array::kVScale};
+constexpr bool is_scale_array(Array array) {
+  return array == Array::kQScale || array == Array::kKScale || array == Array::kVScale;
+}
 
 // What an expression reads, in the order of its names, and their gradients.
 inline constexpr int kNumCaptures =
@@ -87,7 +91,7 @@ constexpr Array capture_gradient(int index) {
 
 // Whether only forward calls take it.
 constexpr bool is_forward_only(Array array) {
-  return is_cache_array(array) || array == Array::kKScale || array == Array::kVScale;
+  return is_cache_array(array) || is_scale_array(array);
 }
 
 constexpr const char* name(Array array) { return kArrayMembers[static_cast<int>(array)]; }
@@ -137,7 +141,7 @@ struct Problem : OwnOptions {
   i64 max_q = 0;
   i64 max_kv = 0;
 
-  DType dtype = DType::kNone;    // of q; of k, v too, unless they are quantised
+  DType dtype = DType::kNone;    // of q, k and v that are not quantised; else of o
   ScoreMap<double> score_map{};  // scale, softcap
   IntervalMask mask;
   std::shared_ptr<const expression::Program> program;  // null: no expression
@@ -156,9 +160,13 @@ struct Problem : OwnOptions {
   bool has(Array array) const { return arrays[array].present(); }
 
   DType kv_dtype() const { return arrays[Array::kK].dtype; }
+  DType q_dtype() const { return arrays[Array::kQ].dtype; }
   bool has_records() const { return is_record(kv_dtype()); }
   i64 dims(Array array) const { return array == Array::kK ? dim_qk : dim_v; }  // of k or v
   bool is_quantised() const { return fulmen::is_quantised(kv_dtype()); }
+  bool has_quantised_q() const { return fulmen::is_quantised(q_dtype()); }
+  // Whether v has a scale for each dim.
+  bool has_channel_scales() const { return arrays[Array::kVScale].strides[3] != 0; }
 
   bool has_score_expression() const;
   bool has_mask_expression() const;
@@ -196,8 +204,9 @@ struct Problem : OwnOptions {
   // Where key j of a sequence lies in k, v and what is like them. The id of its page was checked.
   KeyRow key(const CacheSequence& sequence, i64 j) const;
 
-  // What an element of k or v at such a place is multiplied by; 1 where they have no scales.
-  double kv_scale(Array array, const KeyRow& at, i64 kv_head) const;
+  // What element d of k or v at such a place is multiplied by, and q; 1 where they have no scales.
+  double kv_scale(Array array, const KeyRow& at, i64 kv_head, i64 d) const;
+  double q_scale(i64 batch, i64 head, i64 row) const;
   // Of records.
   RecordRow<const u8> record(Array array, const KeyRow& at, i64 kv_head) const;
 

@@ -73,21 +73,6 @@ void check_cache_presence(const Arrays& arrays, Call call) {
   }
 }
 
-// Scales are of quantised k and v, and both are of forward calls.
-void check_quantised(const Arrays& arrays, Call call) {
-  const DType dtype = arrays[Array::kK].dtype;
-  for (const Array scale : kScaleArrays) {
-    if (!arrays[scale].present() || (is_quantised(dtype) && !is_record(dtype))) continue;
-    refuse(sentence(name(scale), " is given where k is ", name(dtype),
-                    "; scales are of float8_e4m3fn, float8_e5m2 and int8: leave it out"));
-  }
-  if (call != Call::kBackward || !is_quantised(dtype)) return;
-  throw Error(Status::kUnsupported,
-              sentence("backward does not take k and v of ", name(dtype),
-                       "; gradients are of float32 and 16-bit numbers: pass scale * k in the dtype "
-                       "of q"));
-}
-
 void check_presence(const Arrays& arrays, Call call) {
   require(arrays, Array::kQ, "an array (batch, head, q_row, dim_qk) is needed");
   require(arrays, Array::kK, "an array (batch, kv_head, kv_row, dim_qk) is needed");
@@ -256,7 +241,7 @@ Problem checked(const Request& request, Call call, Pointers pointers) {
   Problem problem;
   problem.operation = request.operation;
   problem.packed = {arrays[Array::kCuQ].present(), arrays[Array::kCuKv].present()};
-  problem.dtype = arrays[Array::kQ].dtype;
+  problem.dtype = computed_dtype(arrays);
   check_layouts(arrays, call, problem.packed, pointers);
   for_each_used(arrays, call, [&](const ArrayRule& rule, const Tensor& tensor) {
     // A mask is read from where a bias is -inf, whatever its dtype is beside that of q.
@@ -278,6 +263,7 @@ Problem checked(const Request& request, Call call, Pointers pointers) {
   if (problem.is_paged()) check_key_extents(problem);
   if (problem.has(Array::kTree)) check_tree_rows(problem);
   broadcast_inputs(problem, call);
+  check_channel_scales(problem);
   check_outputs_nest(problem, call);
   if (pointers == Pointers::kChecked) check_pointers(problem, call);
   return problem;

@@ -40,7 +40,6 @@ struct Matrix {
 
 // Of k or v: the keys of a sequence, wherever they lie.
 Matrix load_keys(const Problem& problem, Array array, const CacheSequence& sequence, i64 kv_head) {
-  const Tensor& tensor = problem.arrays[array];
   Matrix matrix(sequence.shape.kv_len, problem.dims(array));
   for (i64 j = 0; j < matrix.rows; ++j) {
     const KeyRow at = readable(problem.cache_layout(), problem.key(sequence, j));
@@ -49,9 +48,9 @@ Matrix load_keys(const Problem& problem, Array array, const CacheSequence& seque
       for (i64 d = 0; d < matrix.cols; ++d) matrix[j][d] = record_number<double>(record, d);
       continue;
     }
-    const double scale = problem.kv_scale(array, at, kv_head);
     for (i64 d = 0; d < matrix.cols; ++d) {
-      matrix[j][d] = scale * tensor.real(at.batch, kv_head, at.row, d);
+      const double scale = problem.kv_scale(array, at, kv_head, d);
+      matrix[j][d] = scale * problem.arrays[array].real(at.batch, kv_head, at.row, d);
     }
   }
   return matrix;
@@ -63,6 +62,16 @@ Matrix load(const Tensor& tensor, i64 batch, i64 head, i64 begin, i64 rows) {
     for (i64 d = 0; d < matrix.cols; ++d) matrix[i][d] = tensor.real(batch, head, begin + i, d);
   }
   return matrix;
+}
+
+Matrix load_queries(const Problem& problem, const CacheSequence& sequence, i64 head) {
+  const i64 begin = sequence.q_begin;
+  Matrix Q = load(problem.arrays[Array::kQ], sequence.batch, head, begin, sequence.shape.q_len);
+  for (i64 i = 0; i < Q.rows; ++i) {
+    const double scale = problem.q_scale(sequence.batch, head, begin + i);
+    for (i64 d = 0; d < Q.cols; ++d) Q[i][d] *= scale;
+  }
+  return Q;
 }
 
 // Rows past the matrix, up to `slot`, are zero-filled. An absent tensor is not wanted.
@@ -94,7 +103,7 @@ struct Head {
         head(head_index),
         kv_head(p.kv_head(head_index)),
         sequence(p.sequence(sequence_index)),
-        Q(load(p.arrays[Array::kQ], sequence.batch, head, sequence.q_begin, q_len())),
+        Q(load_queries(p, sequence, head)),
         K(load_keys(p, Array::kK, sequence, kv_head)),
         V(load_keys(p, Array::kV, sequence, kv_head)),
         s(static_cast<size_t>(kv_len())),

@@ -12,15 +12,13 @@
 
 namespace fulmen::cpu {
 
-// Rows of k or v, with their scales.
+// Rows of k or v, with their scales; those of v for each dim are for o (row_results.h).
 inline Source key_source(const Problem& problem, Array array, const KeyRow& at, i64 kv_head) {
-  Source source = source_of(problem.arrays[array], at.batch, kv_head, at.row);
-  const Tensor& scales = problem.arrays[array == Array::kK ? Array::kKScale : Array::kVScale];
-  if (scales.present()) {
-    source.scales = scales.address(at.batch, kv_head, at.row, 0);
-    source.scale_stride = scales.strides[2];
-  }
-  return source;
+  const bool by_row = array == Array::kK || !problem.has_channel_scales();
+  return source_of(
+      problem.arrays[array],
+      by_row ? problem.arrays[array == Array::kK ? Array::kKScale : Array::kVScale] : Tensor{},
+      at.batch, kv_head, at.row);
 }
 
 // The record of a key.

@@ -20,7 +20,7 @@ using RowState = SoftmaxState<LibmMath<double>>;
 template <class Real>
 class RowResults {
  public:
-  RowResults(const Problem& problem, const Sequence& sequence, i64 head)
+  RowResults(const Problem& problem, const CacheSequence& sequence, i64 head)
       : problem_(problem), kernels_(kernels<Real>()), sequence_(sequence), head_(head) {}
 
   // o = O / l_total;  lse = m + log l;  stats = (m, l).  O may be changed; factor: scratch of as
@@ -31,6 +31,7 @@ class RowResults {
       const RowState state{static_cast<double>(row_max[i]), static_cast<double>(row_sum[i])};
       save(rows.begin + i, state);
       double normalizer = state.normalizer(sink());
+      if (normalizer != 0) scale_channels(const_cast<Real*>(O.data) + i * O.stride);
       // Under a sink far above all scores, the factor itself would lose bits below the normal
       // numbers.
       constexpr double kTiny = 0x1p-100;
@@ -62,6 +63,15 @@ class RowResults {
     for (i64 d = 0; d < problem_.dim_v; ++d) row[d] *= factor;
   }
 
+  // The scales of v where they are of its dims.
+  void scale_channels(Real* row) const {
+    if (!problem_.has_channel_scales()) return;
+    const KeyRow any{sequence_.kv_batch, 0};
+    for (i64 d = 0; d < problem_.dim_v; ++d) {
+      row[d] *= static_cast<Real>(problem_.kv_scale(Array::kV, any, problem_.kv_head(head_), d));
+    }
+  }
+
   double sink() const {
     if (!problem_.has(Array::kSinks)) return -LibmMath<double>::kInfinity;
     return problem_.arrays[Array::kSinks].real(0, head_, 0, 0);
@@ -80,7 +90,7 @@ class RowResults {
 
   const Problem& problem_;
   const Kernels<Real>& kernels_;
-  Sequence sequence_;
+  CacheSequence sequence_;
   i64 head_;
 };
 

@@ -25,6 +25,20 @@ inline Source source_of(const Tensor& tensor, i64 batch, i64 head, i64 row) {
   return {tensor.address(batch, head, row, 0), tensor.dtype, tensor.strides[2], tensor.strides[3]};
 }
 
+// The same of quantised rows, with their scales where there are any.
+inline Source source_of(const Tensor& tensor, const Tensor& scales, i64 batch, i64 head, i64 row) {
+  Source source = source_of(tensor, batch, head, row);
+  if (scales.present()) {
+    source.scales = scales.address(batch, head, row, 0);
+    source.scale_stride = scales.strides[2];
+  }
+  return source;
+}
+
+inline Source query_source(const Problem& problem, i64 batch, i64 head, i64 row) {
+  return source_of(problem.arrays[Array::kQ], problem.arrays[Array::kQScale], batch, head, row);
+}
+
 // The rows of a source from one of them on.
 inline Source rows_from(Source source, i64 row) {
   source.data =

@@ -89,7 +89,7 @@ class Split {
   }
 
   Source queries_in(i64 head) const {
-    return source_of(problem_.arrays[Array::kQ], sequence_.batch, head, sequence_.q_begin);
+    return query_source(problem_, sequence_.batch, head, sequence_.q_begin);
   }
 
   // S = Q K^T;  P = exp(S - m);  O = P V
@@ -219,9 +219,9 @@ class Split {
 
   // Scores or weights, times what the elements of quantised keys or values are multiplied by.
   void scale_by(Array array, i64 kv_head) const {
-    if (!problem_.has(array == Array::kK ? Array::kKScale : Array::kVScale)) return;
     for_each_run(problem_, sequence_, array, kv_head, keys_,
                  [&](i64 first, i64 count, const Source& source) {
+                   if (source.scales == nullptr) return;
                    for (i64 i = 0; i < count; ++i) {
                      const float scale = kv_scale(load_bytes<float>(rows_from(source, i).scales));
                      Real* const key = scores(kv_head) + first - keys_.begin + i;

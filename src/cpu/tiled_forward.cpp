@@ -60,8 +60,8 @@ class ForwardBlock {
  private:
   static constexpr bool kHasPairs = kDTypeOf<Real> == DType::kFloat32;
 
-  Source rows_in(Array array, i64 head, i64 row) const {
-    return source_of(problem_.arrays[array], sequence_.batch, head, row);
+  Source queries() const {
+    return query_source(problem_, sequence_.batch, head_, sequence_.q_begin + rows_.begin);
   }
 
   // Q^T in panels;  m = -inf, l = 0, O = 0
@@ -75,9 +75,8 @@ class ForwardBlock {
   }
 
   void load_query_lanes() {
-    const View<Real> Q =
-        rows_of(kernels_, rows_in(Array::kQ, head_, sequence_.q_begin + rows_.begin), rows_.size(),
-                problem_.dim_qk, Reads::kElements, scratch_.Q, sizes_.padded_dim_qk);
+    const View<Real> Q = rows_of(kernels_, queries(), rows_.size(), problem_.dim_qk,
+                                 Reads::kElements, scratch_.Q, sizes_.padded_dim_qk);
     kernels_.transpose(Q, rows_.size(), problem_.dim_qk, scratch_.Q_lanes,
                        problem_.dim_qk * kernels_.lanes, kernels_.lanes);
     has_query_lanes_ = true;
@@ -87,8 +86,7 @@ class ForwardBlock {
   bool load_query_pairs() {
     const i64 stride = sizes_.padded_dim_qk / 2;
     const bool ordinary =
-        pairs_->pack_columns(rows_in(Array::kQ, head_, sequence_.q_begin + rows_.begin),
-                             rows_.size(), problem_.dim_qk, scratch_.Q_rows, stride);
+        pairs_->pack_columns(queries(), rows_.size(), problem_.dim_qk, scratch_.Q_rows, stride);
     if (ordinary) {
       pairs_->transpose({scratch_.Q_rows, stride}, rows_.size(), dim_pairs(), scratch_.Q_pairs,
                         dim_pairs() * kernels_.lanes, kernels_.lanes);

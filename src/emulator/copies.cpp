@@ -15,7 +15,7 @@ namespace fulmen::emulator {
 namespace {
 
 u32 box_bytes(const HostTensorMap& map) {
-  return static_cast<u32>(map.box_rows * map.box_columns) * 2;
+  return static_cast<u32>(map.box_rows * map.box_columns) * map.element_bytes();
 }
 
 // One element of the tensor, or null if it is out of range.
@@ -33,7 +33,8 @@ template <class Move>
 void for_each_element(const HostTensorMap& map, u32 shared, const BoxOrigin& origin, Move move) {
   for (i32 row = 0; row < map.box_rows; ++row) {
     for (i32 column = 0; column < map.box_columns; ++column) {
-      const u32 address = shared + static_cast<u32>(row * map.box_columns + column) * 2;
+      const u32 at = static_cast<u32>(row * map.box_columns + column);
+      const u32 address = shared + at * map.element_bytes();
       move(map.swizzled ? swizzled_128(address) : address, element(map, origin, row, column));
     }
   }
@@ -60,9 +61,10 @@ void load_box(const Location& to, const HostTensorMap& map, const Location& barr
   ask_for_copy([=, origin_block = current_block] {
     expect_running(*to.block);
     for_each_element(map, to.address, origin, [&](u32 address, const u8* source) {
+      const u32 size = map.element_bytes();
       u16 x = 0;
-      if (source != nullptr) std::memcpy(&x, source, sizeof(x));
-      std::memcpy(bytes_at({to.block, address}, sizeof(x), sizeof(x)), &x, sizeof(x));
+      if (source != nullptr) std::memcpy(&x, source, size);
+      std::memcpy(bytes_at({to.block, address}, size, size), &x, size);
     });
     mbarrier_complete_bytes(barrier, *origin_block, num_bytes);
   });
@@ -74,7 +76,8 @@ void on_rows(const HostTensorMap& map, const BoxOrigin& origin, Kind kind, Site 
   if (columns <= 0 || origin.dim < 0) return;
   for (i32 row = 0; row < map.box_rows; ++row) {
     const u8* const begin = element(map, origin, row, 0);
-    if (begin != nullptr) on_global(begin, static_cast<u64>(columns) * 2, kind, site);
+    if (begin != nullptr)
+      on_global(begin, static_cast<u64>(columns) * map.element_bytes(), kind, site);
   }
 }
 
@@ -207,9 +210,9 @@ void tensor_store(const TensorMap& encoded, u32 shared, const BoxOrigin& origin,
   on_rows(map, origin, Kind::kWrite, site);
   thread.stores_running.insert(number);
   ask_for_copy([=, &thread] {
-    for_each_element(map, shared, origin, [](u32 address, u8* target) {
-      const u16 x = load_raw<u16>(address);
-      if (target != nullptr) std::memcpy(target, &x, sizeof(x));
+    for_each_element(map, shared, origin, [&map](u32 address, u8* target) {
+      const u32 size = map.element_bytes();
+      if (target != nullptr) std::memcpy(target, shared_at(address, size, size), size);
     });
     thread.stores_running.erase(number);
   });

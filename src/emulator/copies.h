@@ -1,9 +1,9 @@
 // SPDX-FileCopyrightText: fulmen contributors
 // SPDX-License-Identifier: Apache-2.0
 //
-// The copy engine. Boxes of a 4-dimensional tensor of 16-bit elements, 64 columns with or
-// without the 128-byte swizzle, or 8 without. A copy is only noted when asked for; the scheduler
-// carries it out at some later time, in any order. The same for bulk copies and st.async.
+// The copy engine. Boxes of a 4-dimensional tensor of elements of 16 or 8 bits, rows of 128 bytes
+// with or without the 128-byte swizzle, or of 16 without. A copy is only noted when asked for; the
+// scheduler carries it out at some later time, in any order. The same for bulk copies and st.async.
 //
 // And cp.async: copies of 4, 8 or 16 bytes that a thread asks for and waits for itself. The source
 // is read when the copy is asked for. Half of the copies land at once, half as late as the thread's
@@ -23,6 +23,8 @@ struct HostTensorMap {
   i32 box_rows;
   i32 box_columns = 64;
   bool swizzled = true;
+
+  u32 element_bytes() const { return static_cast<u32>(strides_bytes[0]); }
 };
 static_assert(sizeof(HostTensorMap) <= sizeof(TensorMap));
 

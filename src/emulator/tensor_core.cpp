@@ -11,7 +11,6 @@
 namespace fulmen::emulator {
 namespace {
 
-constexpr i32 kKeptBits = 25;                                // behind the largest exponent
 constexpr short kNoExponent = -1000;                         // of 0, which aligns nothing
 constexpr short kNotFinite = 8000;                           // of infinity and NaN, times 0 too
 constexpr short kLeastExponent = -100, kMostExponent = 120;  // that the short way takes
@@ -24,12 +23,12 @@ short exponent(float x, short least = -126) {
   return x == 0 ? kNoExponent : std::max(exact, least);
 }
 
-// To float32, towards zero.
-float cut_off(double x) {
+// To float32, towards zero, and of that to the bits of a mask.
+float cut_off(double x, u32 mask) {
   const float nearest = static_cast<float>(x);
   const u32 bits = __builtin_bit_cast(u32, nearest);
   const bool beyond = std::fabs(static_cast<double>(nearest)) > std::fabs(x);
-  return __builtin_bit_cast(float, bits - (beyond ? 1u : 0u));
+  return __builtin_bit_cast(float, (bits - (beyond ? 1u : 0u)) & mask);
 }
 
 }  // namespace
@@ -66,15 +65,15 @@ float TensorCoreMatrix::exact_sum(const float* a, u32 column, float c) const {
     largest = std::max(largest, exponent(a[k], least_exponent_) + exponents_[k][column]);
   }
   if (!std::isfinite(plain)) return static_cast<float>(plain);
-  if (largest < kNoExponent / 2) return c;
-  const auto aligned = [largest](double x) {
-    return std::trunc(std::ldexp(x, kKeptBits - largest));
+  if (largest < kNoExponent / 2) return c;  // all are 0
+  const auto aligned = [this, largest](double x) {
+    return std::trunc(std::ldexp(x, kept_bits_ - largest));
   };
   double sum = aligned(c);
   for (u32 k = 0; k < depth_; ++k) {
     sum += aligned(static_cast<double>(a[k]) * numbers_[k][column]);
   }
-  return cut_off(std::ldexp(sum, largest - kKeptBits));
+  return cut_off(std::ldexp(sum, largest - kept_bits_), sum_mask_);
 }
 
 void TensorCoreMatrix::row(const float* a, const float* c, float* d) const {
@@ -88,7 +87,7 @@ void TensorCoreMatrix::row(const float* a, const float* c, float* d) const {
   std::array<i32, kMostColumns> first, second;
   for (u32 n = 0; n < columns_; ++n) {
     const i32 aligned = std::max<i32>(largest[n], kLeastExponent);
-    scale[n] = __builtin_bit_cast(float, static_cast<u32>(127 + kKeptBits - aligned) << 23);
+    scale[n] = __builtin_bit_cast(float, static_cast<u32>(127 + kept_bits_ - aligned) << 23);
     first[n] = static_cast<i32>(c[n] * scale[n]);
     second[n] = 0;
   }
@@ -102,7 +101,8 @@ void TensorCoreMatrix::row(const float* a, const float* c, float* d) const {
     }
   }
   for (u32 n = 0; n < columns_; ++n) {
-    d[n] = cut_off((static_cast<double>(first[n]) + second[n]) / static_cast<double>(scale[n]));
+    d[n] = cut_off((static_cast<double>(first[n]) + second[n]) / static_cast<double>(scale[n]),
+                   sum_mask_);
   }
 }
 

@@ -1,7 +1,8 @@
 // SPDX-FileCopyrightText: fulmen contributors
 // SPDX-License-Identifier: Apache-2.0
 //
-// wgmma m64nNk16: descriptors and fragments of PTX ISA 9.0, section 9.7.15, decoded.
+// wgmma m64nNk16, and m64nNk32 of e4m3: descriptors and fragments of PTX ISA 9.0, section 9.7.15,
+// decoded.
 #include "emulator/wgmma.h"
 
 #include <bit>
@@ -15,13 +16,19 @@ namespace fulmen::emulator {
 namespace {
 
 constexpr u32 kRows = 64;
-constexpr u32 kDepth = 16;
+constexpr u32 kMaxDepth = 32;
+constexpr u32 kDepthBytes = 32;  // of a row of an operand
 constexpr u32 kMaxColumns = 256;
 constexpr u32 kGroupBytes = 1024;  // 8 rows of 128 bytes, the unit of the swizzle
-constexpr u32 kChunkColumns = 64;  // 16-bit elements of a 128-byte row
+constexpr u32 kChunkBytes = 128;   // of a swizzled row
 
-float widen(u16 bits, DType dtype) {
-  return dtype == DType::kBFloat16 ? to_float(bf16{bits}) : to_float(f16{bits});
+u32 depth(DType dtype) { return kDepthBytes / static_cast<u32>(size_bytes(dtype)); }
+
+// The number in the low bits of a word.
+float element(u32 word, DType dtype) {
+  if (dtype == DType::kFloat8E4M3) return to_float(e4m3{static_cast<u8>(word)});
+  const u16 half = static_cast<u16>(word);
+  return dtype == DType::kBFloat16 ? to_float(bf16{half}) : to_float(f16{half});
 }
 
 // A matrix in shared memory, in one of two layouts.
@@ -43,18 +50,22 @@ struct Descriptor {
     }
   }
 
-  // Of element `column` of row `row`. Swizzled: rows of 64, further columns `leading_bytes` away.
-  // Else groups of 8 columns, 8 rows of which lie together.
-  u32 address(u32 row, u32 column) const {
+  // Of byte `at` of row `row`. Swizzled: rows of 128 bytes, further ones `leading_bytes` away. Else
+  // groups of 16 bytes, 8 rows of which lie together.
+  u32 address(u32 row, u32 at) const {
     if (!swizzled) {
       const u32 rows = transposed ? leading_bytes : stride_bytes;
       const u32 columns = transposed ? stride_bytes : leading_bytes;
-      return start + row / 8 * rows + column / 8 * columns + row % 8 * 16 + column % 8 * 2;
+      return start + row / 8 * rows + at / 16 * columns + row % 8 * 16 + at % 16;
     }
-    return swizzled_128(start + column / kChunkColumns * leading_bytes + row / 8 * kGroupBytes +
-                        row % 8 * 128 + column % kChunkColumns * 2);
+    return swizzled_128(start + at / kChunkBytes * leading_bytes + row / 8 * kGroupBytes +
+                        row % 8 * kChunkBytes + at % kChunkBytes);
   }
-  u16 load(u32 row, u32 column) const { return load_raw<u16>(address(row, column)); }
+  float load(u32 row, u32 column, DType dtype) const {
+    const u32 size = static_cast<u32>(size_bytes(dtype));
+    const u32 at = address(row, column * size);
+    return element(size == 1 ? load_raw<u8>(at) : load_raw<u16>(at), dtype);
+  }
 };
 
 // One product of all 128 threads, gathered from their parts.
@@ -77,9 +88,9 @@ class WarpgroupProduct {
     load_b();
     for (u32 row = 0; row < kRows; ++row) {
       float d[kMaxColumns];
-      for (u32 n = 0; n < any_.columns; ++n) d[n] = any_.accumulate ? element(row, n) : 0;
+      for (u32 n = 0; n < any_.columns; ++n) d[n] = any_.accumulate ? sum(row, n) : 0;
       b_.row(a_[row], d, d);
-      for (u32 n = 0; n < any_.columns; ++n) element(row, n) = d[n];
+      for (u32 n = 0; n < any_.columns; ++n) sum(row, n) = d[n];
     }
   }
 
@@ -88,39 +99,43 @@ class WarpgroupProduct {
     if (any_.a_in_registers) return load_a_from_registers();
     const Descriptor shared(any_.a[0], any_.upper, false);
     for (u32 row = 0; row < kRows; ++row) {
-      for (u32 k = 0; k < kDepth; ++k) a_[row][k] = widen(shared.load(row, k), any_.dtype);
+      for (u32 k = 0; k < depth_; ++k) a_[row][k] = shared.load(row, k, any_.dtype);
     }
   }
 
+  // A word has neighbours of a row; four threads have 16 bytes of it.
   void load_a_from_registers() {
+    const u32 size = static_cast<u32>(size_bytes(any_.dtype));
     for (u32 row = 0; row < kRows; ++row) {
-      for (u32 k = 0; k < kDepth; ++k) {
-        const u32 thread = row / 16 * 32 + row % 8 * 4 + k % 8 / 2;
-        const u32 word = parts_[thread]->a[k / 8 * 2 + row % 16 / 8];
-        a_[row][k] = widen(static_cast<u16>(k % 2 == 0 ? word : word >> 16), any_.dtype);
+      for (u32 k = 0; k < depth_; ++k) {
+        const u32 byte = k * size;
+        const u32 thread = row / 16 * 32 + row % 8 * 4 + byte % 16 / 4;
+        const u32 word = parts_[thread]->a[byte / 16 * 2 + row % 16 / 8];
+        a_[row][k] = element(word >> byte % 4 * 8, any_.dtype);
       }
     }
   }
 
   void load_b() {
     const Descriptor shared(any_.b, any_.upper, any_.transpose_b);
-    for (u32 k = 0; k < kDepth; ++k) {
+    for (u32 k = 0; k < depth_; ++k) {
       for (u32 n = 0; n < any_.columns; ++n) {
-        const u16 x = any_.transpose_b ? shared.load(k, n) : shared.load(n, k);
-        b_.set(k, n, widen(x, any_.dtype));
+        b_.set(k, n,
+               any_.transpose_b ? shared.load(k, n, any_.dtype) : shared.load(n, k, any_.dtype));
       }
     }
   }
 
   // Of the accumulator.
-  float& element(u32 row, u32 n) const {
+  float& sum(u32 row, u32 n) const {
     const u32 thread = row / 16 * 32 + row % 8 * 4 + n % 8 / 2;
     return parts_[thread]->accumulator[n / 8 * 4 + row % 16 / 8 * 2 + n % 2];
   }
 
   const std::array<const Product*, kWarpgroupSize>& parts_;
   const Product& any_;
-  float a_[kRows][kDepth];
+  const u32 depth_ = depth(any_.dtype);
+  float a_[kRows][kMaxDepth];
   TensorCoreMatrix b_;
 };
 
@@ -146,23 +161,23 @@ void run_oldest_group(Thread* threads) {
 // Operands in shared memory, as the checker sees them: read by the warpgroup's engine once all four
 // warps have issued the product, ordered after what all of them are ordered after.
 void read_operands(const Product& product, const Engine& engine) {
-  const auto read = [&](u32 word, bool transposed, u32 rows, u32 columns) {
+  const auto read = [&](u32 word, bool transposed, u32 rows, u32 bytes) {
     const Descriptor matrix(word, product.upper, transposed);
     expect_layout(engine, matrix.address(0, 0) - kSharedBase,
                   matrix.swizzled ? Layout::kSwizzled : Layout::kPlain, product.site);
     for (u32 row = 0; row < rows; ++row) {
-      for (u32 column = 0; column < columns; column += 8) {
-        const u32 address = matrix.address(row, column);
+      for (u32 byte = 0; byte < bytes; byte += 16) {
+        const u32 address = matrix.address(row, byte);
         shared_at(address, 16, 16);
         on_shared_by(engine, true, address - kSharedBase, 16, Kind::kRead, product.site);
       }
     }
   };
-  if (!product.a_in_registers) read(product.a[0], false, kRows, kDepth);
+  if (!product.a_in_registers) read(product.a[0], false, kRows, kDepthBytes);
   if (product.transpose_b) {
-    read(product.b, true, kDepth, product.columns);
+    read(product.b, true, depth(product.dtype), product.columns * 2);
   } else {
-    read(product.b, false, product.columns, kDepth);
+    read(product.b, false, product.columns, kDepthBytes);
   }
 }
 
@@ -232,7 +247,7 @@ void wgmma_issue(const Product& product) {
   ++own.issued;
   if (self().index % kWarpgroupSize == 0) {
     count(&Counters::products);
-    count(&Counters::product_flops, u64{2} * kRows * product.columns * kDepth);
+    count(&Counters::product_flops, u64{2} * kRows * product.columns * depth(product.dtype));
   }
   if (checking()) {
     order_registers(product, own.issued);

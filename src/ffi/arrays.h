@@ -96,7 +96,7 @@ struct ArrayRow {
 
 constexpr bool names_head_and_row(std::string_view axes) {
   return axes == "kQAxes" || axes == "kKAxes" || axes == "kVAxes" || axes == "kOAxes" ||
-         axes == "kScaleAxes";
+         axes == "kQScaleAxes" || axes == "kScaleAxes" || axes == "kVScaleAxes";
 }
 
 inline constexpr ArrayRow kArrays[] = {

@@ -28,7 +28,7 @@ constexpr GpuImplementation kImplementations[] = {
     {Implementation::kSm90,
      "Hopper's copy engine and asynchronous tensor cores",
      true,
-     {plan_forward_sm90, forward_sm90_switches, true, true},
+     {plan_forward_sm90, forward_sm90_switches, true, true, true},
      {plan_backward_sm90, backward_sm90_switches}},
     {Implementation::kSm80,
      "tensor cores by mma.sync, every option",

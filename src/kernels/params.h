@@ -86,7 +86,9 @@ struct AttentionParams {
   i64 list_entries;
   bool lists_by_pair;  // asked pair by pair; false: only tiles of listed blocks are met
 
-  // Of quantised k and v; looked at by kernels that are compiled for them. As k and v, but dim 1.
+  // Of quantised q, k and v; looked at by kernels that are compiled for them. As these, but dim 1,
+  // or of v stride 0 along the rows.
+  ArrayView q_scale;
   ArrayView k_scale;
   ArrayView v_scale;
 

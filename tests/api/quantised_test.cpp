@@ -1,7 +1,7 @@
 // SPDX-FileCopyrightText: fulmen contributors
 // SPDX-License-Identifier: Apache-2.0
 //
-// Keys and values of 8 bits through the C interface: the same results as those of the numbers that
+// Arrays of 8 bits through the C interface: the same results as those of the numbers that
 // they stand for, scales of every extent, over pages too; hidden ones may hold anything; and what
 // is refused.
 #include <gmock/gmock.h>
@@ -65,7 +65,11 @@ void dequantise(const fulmen_tensor& from, const fulmen_tensor& scale, const ful
 
 // The scalar implementation gives the same bits, the tiled one nearly.
 void expect_same_as_dequantised(TestCall& call, TestCall& wide) {
-  wide.tensors.q = call.tensors.q;
+  if (call.tensors.q.dtype == FULMEN_FLOAT32) {
+    wide.tensors.q = call.tensors.q;
+  } else {
+    dequantise(call.tensors.q, call.tensors.q_scale, wide.tensors.q);
+  }
   dequantise(call.tensors.k, call.tensors.k_scale, wide.tensors.k);
   dequantise(call.tensors.v, call.tensors.v_scale, wide.tensors.v);
   for (TestCall* one : {&call, &wide}) {
@@ -98,6 +102,21 @@ TEST(Quantised, IsTheNumbersTimesTheirScales) {
       add_scale(call, &T::k_scale, shape);
       add_scale(call, &T::v_scale, shape);
       call.problem.causal = wide.problem.causal = 1;
+      expect_same_as_dequantised(call, wide);
+    }
+  }
+}
+
+TEST(Quantised, QueriesAreToo) {
+  const Shape shapes[] = {{1}, {4, 1, 1}, {2, 1, 3, 1}, {2, 4, 3, 1}};
+  for (const fulmen_dtype dtype : kTypes) {
+    for (const Shape& shape : shapes) {
+      TestCall call, wide;
+      const Sizes& s = call.sizes;
+      quantise(call, dtype);
+      call.input(&T::q, dtype, {s.batch, s.heads, s.q_rows, s.dim_qk});
+      add_scale(call, &T::q_scale, shape);
+      add_scale(call, &T::v_scale, {s.kv_heads, 1, s.dim_v});
       expect_same_as_dequantised(call, wide);
     }
   }
@@ -191,10 +210,24 @@ const Refusal kRefused[] = {
      },
      FULMEN_ERROR_DTYPE,
      {"v is float8_e4m3fn where k is int8", "the dtype of k"}},
-    {"q of 8 bits",
+    {"q of 8 bits beside k of others",
      [](TestCall& c) { c.tensors.q.dtype = FULMEN_FLOAT8_E4M3; },
      FULMEN_ERROR_DTYPE,
-     {"q is float8_e4m3fn", "float64, float32, float16 or bfloat16"}},
+     {"k is float32 where q is float8_e4m3fn", "the dtype of q"}},
+    {"q of 8 bits beside k of other 8 bits",
+     [](TestCall& c) {
+       quantise(c, FULMEN_INT8);
+       c.tensors.q.dtype = FULMEN_FLOAT8_E4M3;
+     },
+     FULMEN_ERROR_DTYPE,
+     {"k is int8 where q is float8_e4m3fn", "the dtype of q"}},
+    {"scales of q that is not quantised",
+     [](TestCall& c) {
+       quantise(c, FULMEN_INT8);
+       c.input(&T::q_scale, FULMEN_FLOAT32, {1});
+     },
+     FULMEN_ERROR_ARGUMENT,
+     {"q_scale is given where q is float32", "leave it out"}},
     {"half scales",
      [](TestCall& c) {
        quantise(c, FULMEN_INT8);
@@ -212,10 +245,17 @@ const Refusal kRefused[] = {
     {"scales of channels",
      [](TestCall& c) {
        quantise(c, FULMEN_INT8);
-       c.input(&T::v_scale, FULMEN_FLOAT32, {2, 1, 6});
+       c.input(&T::k_scale, FULMEN_FLOAT32, {2, 1, 4});
      },
      FULMEN_ERROR_SHAPE,
-     {"v_scale has shape (2, 1, 6)", "all dims = 1"}},
+     {"k_scale has shape (2, 1, 4)", "all dims = 1"}},
+    {"scales of rows and channels",
+     [](TestCall& c) {
+       quantise(c, FULMEN_INT8);
+       c.input(&T::v_scale, FULMEN_FLOAT32, {5, 6});
+     },
+     FULMEN_ERROR_SHAPE,
+     {"v_scale has an extent of 6 along dim_v", "allowed is one of them"}},
 };
 
 TEST(RefusalOfQuantised, ByCallsAndPlans) {
@@ -241,6 +281,18 @@ TEST(RefusalOfQuantised, OfGradients) {
                     nullptr,
                     FULMEN_ERROR_UNSUPPORTED,
                     {"backward does not take k and v of float8_e5m2", "pass scale * k"}};
+  expect_refused(call, row, call.backward());
+}
+
+TEST(RefusalOfQuantised, OfGradientsOfQ) {
+  TestCall call;
+  call.add_backward();
+  quantise(call, FULMEN_FLOAT8_E4M3);
+  call.tensors.q.dtype = FULMEN_FLOAT8_E4M3;
+  const Refusal row{"gradients",
+                    nullptr,
+                    FULMEN_ERROR_UNSUPPORTED,
+                    {"backward does not take q, k and v of float8_e4m3fn", "pass scale * q"}};
   expect_refused(call, row, call.backward());
 }
 

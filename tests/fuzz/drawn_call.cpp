@@ -188,7 +188,7 @@ void DrawnCall::draw_arrays() {
 DType DrawnCall::dtype_of(const ArrayRule& rule) {
   const DType wide = accumulator(dtype);
   switch (rule.dtypes) {
-    case DTypes::kAnyFloat:
+    case DTypes::kFloatOrQuantised:
       return dtype;
     case DTypes::kTOrQuantised:
       if (operation == Operation::kBackward || dtype == DType::kFloat64) return dtype;

@@ -42,6 +42,22 @@ def test_compiled_programs(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", TYPES)
+def test_queries_of_8_bits(name: str) -> None:
+    q, k, v = jnp.asarray(RNG.standard_normal((3, 1, 2, 7, 16)) * 30, jnp.float32).astype(name)
+    by_dim = jnp.asarray(RNG.random((2, 1, 16)), jnp.float32)
+    scales = {"q_scale": 0.125, "k_scale": 0.25}
+    found = jax.jit(lambda *x: fulmen.jax.attention(*x, v_scale=by_dim, **scales))(q, k, v)
+    host = [np.asarray(x) for x in (q, k, v)]
+    wanted = fulmen.attention(*host, v_scale=np.asarray(by_dim), **scales)
+    assert found.dtype == jnp.bfloat16
+    np.testing.assert_array_equal(np.asarray(found), wanted)
+    wide = fulmen.jax.attention(q, k, v, out_dtype="float32")
+    assert wide.dtype == jnp.float32
+    with pytest.raises(fulmen.DTypeError, match="out_dtype is float64 where q is"):
+        fulmen.jax.attention(q, k, v, out_dtype="float64")
+
+
+@pytest.mark.parametrize("name", TYPES)
 def test_append(name: str) -> None:
     x = RNG.standard_normal((1, 1, 2, 8)).astype(np.float32) * 9
     pools = [np.zeros((2, 1, 4, 8), jnp.dtype(name)) for _ in range(2)]

@@ -163,6 +163,18 @@ def test_keys_and_values_of_8_bits(command: Any, tmp_path: Path, dtype: str, q_d
     command("run", tmp_path / "do.safetensors", "--no-backward", "--repeat", 1)
 
 
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "int8"])
+def test_queries_of_8_bits(command: Any, tmp_path: Path, dtype: str) -> None:
+    numbers = np.random.default_rng(3).standard_normal((3, 2, 9, 16)) * 40
+    q, k, v = (np.rint(x).astype(dtype_of(dtype)) for x in numbers)
+    scales = {"q_scale": np.full(1, 0.02, np.float32), "k_scale": np.full(1, 0.02, np.float32),
+              "v_scale": np.linspace(0.01, 0.03, 16, dtype=np.float32)}  # fmt: skip
+    file = random_file(tmp_path / "8.safetensors", {}, q=q, k=k, v=v, **scales)
+    (problem,) = command("run", file, "--json", "--repeat", 1)["problems"]
+    assert (problem["dtype"], problem["kv_dtype"]) == (dtype, dtype)
+    assert {x["result"]: x["passed"] for x in problem["accuracy"]} == {"o": True, "lse": True}
+
+
 def test_broken_files(command: Any, tmp_path: Path) -> None:
     whole = DECODER.read_bytes()
     x = np.ones((1, 2, 8, 16), np.float32)

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: fulmen contributors
 # SPDX-License-Identifier: Apache-2.0
-"""Keys and values of 8 bits with NumPy: their values are those of ml_dtypes, times scales."""
+"""Arrays of 8 bits with NumPy: their values are those of ml_dtypes, times scales."""
 
 from __future__ import annotations
 
@@ -89,6 +89,35 @@ def test_pages_and_packed_sequences(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", TYPES)
+@pytest.mark.parametrize("rows", [1, 40])
+def test_queries_of_8_bits(name: str, rows: int) -> None:
+    """The same as of the numbers that they stand for; o in what may be asked for."""
+    q, k, v = (
+        stored(name, (2, 4, rows, 32)),
+        stored(name, (2, 2, 9, 32)),
+        stored(name, (2, 2, 9, 8)),
+    )
+    wide = [x.astype(np.float32) for x in (q, k, v)]
+    for q_shape, v_shape in (((1,), (8,)), ((4, 1, 1), (2, 1, 8)), ((2, 4, rows, 1), (2, 1, 1, 8))):
+        q_scale, v_scale = (RNG.random(s).astype(np.float32) * 0.01 for s in (q_shape, v_shape))
+        scales = {"q_scale": q_scale, "k_scale": 0.5, "v_scale": v_scale, "causal": True}
+        found = fulmen.attention(q, k, v, out_dtype="float32", **scales)
+        wanted = fulmen.attention(wide[0] * q_scale, wide[1] * 0.5, wide[2] * v_scale, causal=True)
+        np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
+        for o in ("bfloat16", "float16"):
+            narrow = fulmen.attention(q, k, v, out_dtype=o, **scales)
+            assert narrow.dtype == (np.float16 if o == "float16" else dtype_of(o))
+            np.testing.assert_array_equal(narrow, found.astype(narrow.dtype))
+    assert fulmen.attention(q, k, v).dtype == dtype_of("bfloat16")
+    assert fulmen.attention_forward(q, k, v).lse.dtype == np.float32
+    assert "forward" in str(fulmen.explain(q, k, v))
+    plan = fulmen.plan(q, k, v, need=(), out_dtype="float16")
+    np.testing.assert_array_equal(
+        plan.forward(q, k, v).o, fulmen.attention(q, k, v, out_dtype="float16")
+    )
+
+
+@pytest.mark.parametrize("name", TYPES)
 def test_append_rounds_as_ml_dtypes_does(name: str) -> None:
     """To nearest, ties to even, and to the largest number beyond it."""
     dtype = dtype_of(name)
@@ -150,6 +179,19 @@ def test_refusals() -> None:
         fulmen.attention(x, k, k, k_scale=np.ones((3, 1), np.float32))
     with pytest.raises(TypeError, match="k_scale="):
         fulmen.attention(x, k, k, k_descale=1.0)
+    with pytest.raises(fulmen.DTypeError, match="k is float32 where q is int8"):
+        fulmen.attention(k, x, x)
+    with pytest.raises(fulmen.DTypeError, match="out_dtype is float64 where q is int8; allowed is"):
+        fulmen.attention(k, k, k, out_dtype="float64")
+    with pytest.raises(fulmen.ArgumentError, match="q_scale is given where q is float32"):
+        fulmen.attention(x, k, k, q_scale=2.0)
+    with pytest.raises(fulmen.ShapeError, match="v_scale has an extent of 8 along dim_v beside"):
+        fulmen.attention(x, k, k, v_scale=np.ones((4, 8), np.float32))
+    with pytest.raises(TypeError, match="q_scale="):
+        fulmen.attention(x, k, k, q_descale=1.0)
+    forward = fulmen.attention_forward(k, k, k)
+    with pytest.raises(fulmen.UnsupportedError, match="backward does not take q, k and v of int8"):
+        fulmen.attention_backward(forward.o, k, k, k, forward.o, forward.stats)
     forward = fulmen.attention_forward(x, k, k)
     with pytest.raises(fulmen.UnsupportedError, match="backward does not take k and v of int8"):
         fulmen.attention_backward(x, x, k, k, forward.o, forward.stats, need=("q",))

@@ -121,8 +121,8 @@ def test_slopes_that_wait_for_a_gradient_get_none_as_in_flash_attention() -> Non
 
 def test_what_is_refused_is_refused_by_name() -> None:
     x = torch.zeros(1, 2, 1, 8)
-    with pytest.raises(fulmen.UnsupportedError, match="q_descale"):
-        flash_attn_3.flash_attn_func(x, x, x, q_descale=x)
+    with pytest.raises(fulmen.UnsupportedError, match="qv"):
+        flash_attn_3.flash_attn_func(x, x, x, qv=x)
 
 
 def test_the_import_hook() -> None:

@@ -49,8 +49,14 @@ def test_descales_are_scales_of_batch_and_head() -> None:
         flash_attn_3.flash_attn_with_kvcache(
             q, k, v, cache_seqlens=lengths, page_table=table, k_descale=descales[0]
         )
-    with pytest.raises(fulmen.UnsupportedError, match="q_descale is given"):
-        flash_attn_3.flash_attn_func(q, k, v, q_descale=descales[0])
+
+    eight = stored(2, 3, 4, 32)  # q too: heads of a group have one number
+    found = flash_attn_3.flash_attn_func(eight, k, v, q_descale=descales[0], k_descale=descales[1])
+    by_head = descales[0].repeat_interleave(2, 1)[:, None, :, None]
+    wide = by_head * eight.float(), descales[1][:, None, :, None] * k.float(), v.float()
+    wanted = fulmen.attention(*wide, layout="bshd")
+    assert found.dtype is torch.bfloat16
+    torch.testing.assert_close(found.float(), wanted, rtol=2e-2, atol=2e-2)
 
 
 def test_new_keys_are_quantised_by_the_descales() -> None:

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: fulmen contributors
 # SPDX-License-Identifier: Apache-2.0
-"""Keys and values of 8 bits as tensors: eager, compiled, fake; appended to; what is refused."""
+"""Tensors of 8 bits, q among them: eager, compiled, fake; appended to; what is refused."""
 
 from __future__ import annotations
 
@@ -37,6 +37,31 @@ def test_values_are_scales_times_tensors(dtype: Any, query: Any) -> None:
     assert torch.equal(one, fulmen.attention(q, k, v, k_scale=half, v_scale=half))
     ones = torch.ones(1, device=DEVICE)
     assert torch.equal(fulmen.attention(q, k, v), fulmen.attention(q, k, v, k_scale=ones))
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("o", [None, torch.float16, torch.float32])
+def test_queries_of_8_bits(dtype: Any, o: Any) -> None:
+    q, k, v = stored(dtype, 2, 4, 3, 32), stored(dtype, 2, 2, 9, 32), stored(dtype, 2, 2, 9, 32)
+    by_head, by_dim = torch.rand(4, 1, 1, device=DEVICE) / 9, torch.rand(2, 1, 32, device=DEVICE)
+    scales = {"q_scale": by_head, "k_scale": 0.125, "v_scale": by_dim}
+
+    def program(q: Any) -> Any:
+        return fulmen.attention(q, k, v, out_dtype=o, causal=True, **scales)
+
+    found = program(q)
+    wide = by_head * q.float(), 0.125 * k.float(), by_dim * v.float()
+    assert found.dtype is (o or torch.bfloat16)
+    torch.testing.assert_close(found.float(), fulmen.attention(*wide, causal=True), rtol=2e-2,
+                               atol=2e-2)  # fmt: skip
+    torch._dynamo.reset()
+    compiled = torch.compile(program, fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(q), found)
+    out = torch.empty_like(found)
+    fulmen.attention(q, k, v, out=out, causal=True, **scales)
+    assert torch.equal(out, found)
+    with torch.autocast(DEVICE, torch.float16):
+        assert torch.equal(program(q), found)
 
 
 @pytest.mark.parametrize("dtype", TYPES)
@@ -93,8 +118,12 @@ def test_refusals() -> None:
     scale = torch.ones(1, device=DEVICE, requires_grad=True)
     with pytest.raises(fulmen.UnsupportedError, match="v_scale requires grad"):
         fulmen.attention(q, k, k, v_scale=scale)
-    with pytest.raises(fulmen.Error, match="q has dtype float8_e4m3fn; allowed are float64"):
-        fulmen.attention(k, k, k)
+    with pytest.raises(fulmen.Error, match="q has dtype int32; allowed are float64"):
+        fulmen.attention(k.to(torch.int32), k, k)
+    with pytest.raises(fulmen.DTypeError, match="k is float32 where q is float8_e4m3fn"):
+        fulmen.attention(k, q, q)
+    with pytest.raises(fulmen.ArgumentError, match="q_scale is given where q is float32"):
+        fulmen.attention(q, k, k, q_scale=2.0)
     with pytest.raises(
         fulmen.UnsupportedError, match="k has dtype float8_e4m3fn inside a transform"
     ):

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from .. import expressions, masks
-from .._calls import check_out
+from .._calls import OF_QUANTISED, check_out
 from .._library import expression_number, schema
 from ..array_types import TORCH_CALLS, dtype_name
 from ..errors import (
@@ -57,6 +57,7 @@ _ADDENDS = ("bias", "alibi_slopes", "sinks")
 _OWN = {"return_lse", "out", "out_dtype", "stream", "rng", "mask", "score"}
 _FORWARD_ONLY = schema().forward_only
 _SCALES = schema().scales
+_OF_QUANTISED = getattr(torch, OF_QUANTISED[0])  # o of quantised q where nothing else is said
 _BEHIND_V = {*schema().optional_inputs} - _OWN
 _CAPTURES = tuple(name for name in schema().optional_inputs if name.startswith("capture"))
 _NUMBER_OR_TENSOR = ("mask", *schema().integer_inputs)  # what may be a list or of NumPy
@@ -79,6 +80,8 @@ def attention(q: Any, k: Any, v: Any, options: dict[str, Any]) -> Any:
     asked, out = own.get("return_lse"), own.get("out")
     return_lse = asked is not None and bool(flag("return_lse", asked))
     out_dtype = _torch_dtype(own.get("out_dtype"))
+    if out_dtype is None and q.dtype in QUANTISED and own.get("out") is None:
+        out_dtype = _OF_QUANTISED
     if own.get("stream") is not None:
         raise UnsupportedError(
             "stream is given with PyTorch tensors; their work goes to torch's current stream: use "
@@ -300,7 +303,9 @@ def _autocast(device: str, arrays: Any) -> Any:
         bias = bias.to(dtype)
     if k.dtype not in QUANTISED:
         k, v = k.to(dtype), v.to(dtype)
-    return arrays._replace(q=q.to(dtype), k=k, v=v, bias=bias)
+    if q.dtype not in QUANTISED:
+        q = q.to(dtype)
+    return arrays._replace(q=q, k=k, v=v, bias=bias)
 
 
 def checked(arrays: Sequence[Any]) -> None:
@@ -312,11 +317,10 @@ def checked(arrays: Sequence[Any]) -> None:
                 f"{name} is a nested tensor; fulmen.attention_varlen takes its values() and, as "
                 "cu_q and cu_kv, its offsets()"
             )
-        if x.dtype not in FLOATING and (name == "q" or x.dtype not in QUANTISED):
-            allowed = FLOATING if name == "q" else FLOATING + QUANTISED
+        if x.dtype not in FLOATING + QUANTISED:
             raise DTypeError(
                 f"{name} has dtype {str(x.dtype)[6:]}; allowed are "
-                + ", ".join(str(dtype)[6:] for dtype in allowed)
+                + ", ".join(str(dtype)[6:] for dtype in FLOATING + QUANTISED)
             )
         if x.layout != torch.strided:
             raise UnsupportedError(f"{name} has layout {x.layout}; {name}.to_dense() is strided")

@@ -41,7 +41,7 @@ from .reference import Arrays as Arrays
 _schema = schema()
 DIFFERENTIABLE = _schema.differentiable
 FLOATING = tuple(getattr(torch, x["name"]) for x in _schema.dtypes if x["kind"] == "float")
-QUANTISED = tuple(getattr(torch, name) for name in _schema.quantised)  # of k and v alone
+QUANTISED = tuple(getattr(torch, name) for name in _schema.quantised)  # of q, k and v
 NUM_ARRAYS = len(_schema.inputs)
 
 _BIAS, _RNG = (_schema.inputs.index(name) for name in ("bias", "rng"))

@@ -184,7 +184,8 @@ def run_problem(
         tensors = {n: x for n, x in tensors.items() if n != "do"}
     said = oracle_problem(values_of(tensors), options)
     references = problem.references if exact and not overridden else {}
-    lines = judged(said, results, references, options)
+    dtype = results["o"].dtype if is_quantised(tensors["q"]) else tensors["q"].dtype
+    lines = judged(said, dtype.name, results, references, options)
     advance(1)
     return Finished(
         problem.name, tensors, options, results, measured,
@@ -193,7 +194,7 @@ def run_problem(
 
 
 def converted(tensors: dict[str, Array], dtype: str | None) -> tuple[dict[str, Array], bool]:
-    """The inputs in another dtype but k and v of 8 bits, and whether they are the same numbers."""
+    """The inputs in another dtype but those of 8 bits, and whether they are the same numbers."""
     if dtype is None:
         return tensors, True
     from fulmen.array_types import named_dtype
@@ -210,14 +211,14 @@ def converted(tensors: dict[str, Array], dtype: str | None) -> tuple[dict[str, A
 
 
 def is_quantised(x: Array) -> bool:
-    """Whether an array is of a dtype of 8 bits, which keys and values alone may have."""
+    """Whether an array is of a dtype of 8 bits, which q, k and v may have."""
     return x.dtype.name in MOST
 
 
 def values_of(tensors: dict[str, Array]) -> dict[str, Array]:
-    """The tensors with the values of quantised k and v, in float64."""
+    """The tensors with the values of quantised q, k and v, in float64."""
     found = dict(tensors)
-    for name, scale in zip(("k", "v"), tensor_file.SCALES):
+    for name, scale in zip("qkv", tensor_file.SCALES):
         if is_quantised(tensors[name]):
             found[name] = tensors[name].astype(np.float64) * found.pop(scale, 1.0)
     return found
@@ -307,6 +308,7 @@ def pairs(problem: Problem) -> int:
 
 def judged(
     problem: Problem,
+    dtype: str,
     results: dict[str, Array],
     references: dict[str, Array],
     options: dict[str, Any],
@@ -315,6 +317,7 @@ def judged(
 
     Args:
         problem: what was computed.
+        dtype: of q, or where q has 8 bits of o.
         results: by name (o, lse, dq, ..), as the public functions returned them.
         references: those of the file that hold for this call, by name.
         options: of the call; layout among them.
@@ -328,7 +331,7 @@ def judged(
             raise BadInputError(
                 f"the reference {name} has shape {x.shape}; the result has {results[name].shape}"
             )
-    oracle = consult(problem, problem.q.dtype.name) if pairs(problem) <= LARGEST_PAIRS else None
+    oracle = consult(problem, dtype) if pairs(problem) <= LARGEST_PAIRS else None
     lines = []
     for name, returned in results.items():
         got = head_major(name, returned, layout, packed)

@@ -2,9 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Problems in a file of tensors, and results into one: safetensors, or NumPy's .npz and .npy.
 
-Tensors [PREFIX.]q, k, v make one problem a prefix; k and v may be of 8 bits (F8_E4M3, F8_E5M2, I8),
-with k_scale and v_scale. Beside them, with the same prefix or shared by all: do, bias, mask, sinks,
-cu_seqlens or lengths; and references o, lse, dq, dk, dv, dbias, dsinks.
+Tensors [PREFIX.]q, k, v make one problem a prefix; k and v, or all three, may be of 8 bits
+(F8_E4M3, F8_E5M2, I8), with q_scale, k_scale and v_scale. Beside them, with the same prefix or
+shared by all: do, bias, mask, sinks, cu_seqlens or lengths; and references o, lse, dq, dk, dv,
+dbias, dsinks.
 Metadata: layout, and what `options_of_files` lists; in a .npz arrays without axes, such as
 causal=True. A file [PREFIX.]q.npy stands for the files of that kind beside it. NumPy writes
 bfloat16 as two bytes without a type, and so it is read.
@@ -28,7 +29,7 @@ from .output import BadInputError
 
 Array = npt.NDArray[Any]
 
-SCALES = ("k_scale", "v_scale")
+SCALES = ("q_scale", "k_scale", "v_scale")
 INPUTS = ("q", "k", "v", "do", "bias", "mask", "sinks", "cu_seqlens", "lengths", *SCALES)
 # What safetensors has no type of NumPy for.
 _EIGHT_BITS = {"F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2"}

@@ -4,7 +4,7 @@
 
 As fulmen.compat.flash_attn has FlashAttention 2's. FA3 has no dropout and no ALiBi; the functions
 return o, or (o, lse) with return_attn_probs. k and v may have 8 bits, with k_descale and v_descale,
-beside q of 16 bits. Refused by name: qv and q_descale (q of 8 bits). sm_margin, pack_gqa,
+beside q of 16 bits, or of the same 8 with q_descale. Refused by name: qv. sm_margin, pack_gqa,
 num_splits and scheduler_metadata choose nothing here: results do not depend on them.
 """
 
@@ -64,14 +64,16 @@ def flash_attn_func(
 ) -> Any:
     """FA3's flash_attn_func: o, or (o, lse) with return_attn_probs."""
     del num_splits, pack_gqa, sm_margin
-    _refuse(qv=qv, q_descale=q_descale)
+    _refuse(qv=qv)
     options = options_of(
         scale=softmax_scale,
         causal=causal,
         window=window_size,
         softcap=softcap,
         deterministic=deterministic,
-        **scales_of(True, k_descale=k_descale, v_descale=v_descale),
+        **scales_of(
+            True, q.shape[-2], q_descale=q_descale, k_descale=k_descale, v_descale=v_descale
+        ),
     )
     return attention(
         q, k, v, layout="bshd", return_lse=return_attn_probs, **_chunked(options, attention_chunk)
@@ -147,14 +149,16 @@ def flash_attn_varlen_func(
     """FA3's flash_attn_varlen_func: o, or (o, lse) with return_attn_probs, lse (head, total_q)."""
     check_offsets(cu_seqlens_q, cu_seqlens_k)
     del num_splits, pack_gqa, sm_margin
-    _refuse(qv=qv, q_descale=q_descale)
+    _refuse(qv=qv)
     options = options_of(
         scale=softmax_scale,
         causal=causal,
         window=window_size,
         softcap=softcap,
         deterministic=deterministic,
-        **scales_of(False, k_descale=k_descale, v_descale=v_descale),
+        **scales_of(
+            False, q.shape[-2], q_descale=q_descale, k_descale=k_descale, v_descale=v_descale
+        ),
     )
     return attention_varlen(
         q,
@@ -209,7 +213,7 @@ def flash_attn_with_kvcache(
     rotary_seqlens, where the first new key of each request stands.
     """
     del scheduler_metadata, pack_gqa, sm_margin, num_splits
-    _refuse(qv=qv, q_descale=q_descale)
+    _refuse(qv=qv)
     options = options_of(
         scale=softmax_scale,
         causal=causal,
@@ -218,7 +222,11 @@ def flash_attn_with_kvcache(
         return_lse=return_softmax_lse,
     )
     is_whole = page_table is None and cache_batch_idx is None and cu_seqlens_q is None
-    options.update(scales_of(is_whole, k_descale=k_descale, v_descale=v_descale))
+    options.update(
+        scales_of(
+            is_whole, q.shape[-2], q_descale=q_descale, k_descale=k_descale, v_descale=v_descale
+        )
+    )
     options["max_q"] = None if cu_seqlens_q is None else bound(max_seqlen_q)
     batch = q.shape[0] if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1
     lengths = lengths_of(cache_seqlens, batch, q.device)

@@ -25,20 +25,25 @@ def options_of(causal: bool, window: Any, alibi_slopes: Any = None, **same: Any)
     }
 
 
-def scales_of(of_batch: bool, **descales: Any) -> dict[str, Any]:
-    """k_scale and v_scale from k_descale and v_descale, (batch, kv_head), beside k of 8 bits.
+def scales_of(of_batch: bool, heads: int, **descales: Any) -> dict[str, Any]:
+    """q_scale, k_scale, v_scale from the descales, (batch, kv_head), beside arrays of 8 bits.
 
     Args:
         of_batch: k is (batch, row, kv_head, dim). Packed keys and pages have no axis of the batch:
             there all sequences share the numbers of each head, as an expanded tensor shows.
+        heads: of q, which has the number of its key/value head.
+        descales: by FlashAttention's names; None: left out.
     """
     found = {}
-    for name, x in descales.items():
-        if x is None:
+    for name, given in descales.items():
+        if given is None:
             continue
+        is_shared = given.shape[0] == 1 or given.stride(0) == 0
+        group = heads // given.shape[1] if name == "q_descale" else 1
+        x = given.repeat_interleave(group, 1) if group > 1 else given
         if of_batch:
             found[name.replace("descale", "scale")] = x[:, None, :, None]
-        elif x.shape[0] == 1 or x.stride(0) == 0:
+        elif is_shared:
             found[name.replace("descale", "scale")] = x[0, :, None]
         else:
             raise UnsupportedError(

@@ -313,7 +313,7 @@ bool prefers_decode_sm80(const Problem& problem, const Gpu& gpu) {
   for (const Array array : {Array::kMask, Array::kBias, Array::kQIds}) {
     if (problem.has(array)) return false;
   }
-  if (problem.dropout.enabled()) return false;
+  if (problem.dropout.enabled() || problem.has_channel_scales()) return false;
   const bool fits = max(problem.dim_qk, problem.dim_v) <= kMaxDim && problem.heads_q > 0 &&
                     problem.heads_kv > 0 && has_aligned_rows(problem, Array::kV) &&
                     has_aligned_o(problem);

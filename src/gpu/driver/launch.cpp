@@ -56,7 +56,8 @@ void launch(const LoadedKernel& kernel, const LaunchShape& shape, const void* pa
 
 namespace {
 
-constexpr int kTypeFloat16 = 6;  // CUtensorMapDataType
+constexpr int kTypeByte = 0;  // CUtensorMapDataType
+constexpr int kTypeFloat16 = 6;
 constexpr int kTypeBFloat16 = 9;
 constexpr int kNoSwizzle = 0;  // CUtensorMapSwizzle
 constexpr int kSwizzle128B = 3;
@@ -68,7 +69,9 @@ TensorMap encoded(const Driver& driver, const TensorBox& box) {
   const std::uint64_t extents[4] = {box.extents[0], box.extents[1], box.extents[2], box.extents[3]};
   const std::uint64_t strides[3] = {box.strides_bytes[0], box.strides_bytes[1],
                                     box.strides_bytes[2]};
-  const int type = box.dtype == DType::kFloat16 ? kTypeFloat16 : kTypeBFloat16;
+  const int type = size_bytes(box.dtype) == 1     ? kTypeByte
+                   : box.dtype == DType::kFloat16 ? kTypeFloat16
+                                                  : kTypeBFloat16;
   TensorMap map;
   driver.check(driver->cuTensorMapEncodeTiled(
                    reinterpret_cast<CUtensorMap*>(&map), type, 4, box.data, extents, strides, shape,
@@ -102,13 +105,15 @@ Set& set_of(const TensorBox& box) {
 
 TensorBox tensor_box(const Tensor& tensor, i32 box_rows) {
   TensorBox box{tensor.data, {static_cast<u64>(tensor.shape[3])}, {}, static_cast<u32>(box_rows)};
+  const u64 size = static_cast<u64>(size_bytes(tensor.dtype));
   box.dtype = tensor.dtype;
+  box.box_dims = static_cast<u32>(128 / size);
   for (int i = 0; i < 3; ++i) {
     const int axis = 2 - i;  // rows, heads, batch
     const u64 extent = static_cast<u64>(tensor.shape[axis]);
     box.extents[i + 1] = extent;
     // The stride of a single row, head or entry means nothing, but must be one that is allowed.
-    box.strides_bytes[i] = extent == 1 ? 16 : static_cast<u64>(tensor.strides[axis]) * 2;
+    box.strides_bytes[i] = extent == 1 ? 16 : static_cast<u64>(tensor.strides[axis]) * size;
   }
   return box;
 }

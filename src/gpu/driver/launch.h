@@ -23,7 +23,7 @@ inline constexpr std::int64_t kMaxBlocks = 2147483647;
 void launch(const LoadedKernel& kernel, const LaunchShape& shape, const void* params,
             CUstream stream);
 
-// An array of 16-bit numbers, copied in boxes of (box_dims, box_rows).
+// An array of numbers of 16 or 8 bits, copied in boxes of (box_dims, box_rows).
 struct TensorBox {
   void* data;
   u64 extents[4];        // dims, rows, heads, batch
@@ -36,7 +36,7 @@ struct TensorBox {
   bool operator==(const TensorBox&) const = default;
 };
 
-// tensor: with its four axes.
+// tensor: with its four axes. Boxes have rows of 128 bytes.
 TensorBox tensor_box(const Tensor& tensor, i32 box_rows);
 
 // Making a map takes most of a microsecond, so each thread keeps the last ones: a map is a function

@@ -1,9 +1,8 @@
 // SPDX-FileCopyrightText: fulmen contributors
 // SPDX-License-Identifier: Apache-2.0
 //
-// From a problem to the options of its config, what the kernel and the copy engine cannot do, and
-// the order of work tiles; and its run: pointers, tensor maps, launches. Groups of heads were
-// measured on an H100 SXM on 2026-11-28 (bench/hopper).
+// From a problem to the options of its config and the order of work tiles; and its run: pointers,
+// tensor maps, launches. Groups of heads were measured on an H100 SXM on 2026-11-28 (bench/hopper).
 
 #include "gpu/forward_sm90/plan.h"
 
@@ -18,9 +17,7 @@
 namespace fulmen::gpu {
 namespace {
 
-constexpr i64 kMaxDim = 512;
 constexpr i64 kElements = 8;  // of 16 bytes, in which the copy engine moves
-constexpr i64 kMaxStrideBytes = i64{1} << 40;
 constexpr i64 kMaxCount = 0x7fffffff;
 
 i32 product_width(i64 dim) {
@@ -32,8 +29,8 @@ i32 product_width(i64 dim) {
 // Heads of one key head whose queries fit a tile of 64 rows together: their keys and values are
 // read once for all of them.
 i32 heads_per_tile(const Problem& problem, const ForwardSm90Config& config) {
-  if (!problem.may_plan_by_lengths() || config.split_dims || config.score.alibi ||
-      config.score.has_pair_terms() || config.score.dropout) {
+  if (!problem.may_plan_by_lengths() || config.split_dims || config.has_8_bits() ||
+      config.score.alibi || config.score.has_pair_terms() || config.score.dropout) {
     return 1;
   }
   i32 heads = 1;
@@ -51,14 +48,20 @@ ShiftRule shift_rule(const ForwardSm90Config& config) {
   if (score.alibi || score.bias != DType::kNone || score.mask || (score.documents && is_narrow)) {
     return ShiftRule::kWhenGrown;
   }
-  return config.dtype == DType::kFloat16 ? ShiftRule::kWhenSumGrew : ShiftRule::kFirstBlock;
+  return config.dtype == DType::kBFloat16 ? ShiftRule::kFirstBlock : ShiftRule::kWhenSumGrew;
 }
 
 // What the problem asks of any tile.
 ForwardSm90Config options_of(const Problem& problem) {
   ForwardSm90Config config;
   config.dtype = problem.dtype;
-  config.d_qk = static_cast<i32>(16 * ceil_div(problem.dim_qk, 16));
+  if (problem.has_quantised_q()) {
+    config.dtype = problem.q_dtype();
+    config.o_dtype = problem.dtype == DType::kFloat16 ? DType::kFloat16 : DType::kBFloat16;
+    config.promoted_blocks = kPromotedKeys / 128;
+  }
+  const i64 unit = 32 / config.element_bytes();  // of a product
+  config.d_qk = static_cast<i32>(unit * ceil_div(problem.dim_qk, unit));
   config.split_dims = max(problem.dim_qk, problem.dim_v) > 256;
   config.d_v = config.split_dims ? static_cast<i32>(128 * ceil_div(problem.dim_v, 128))
                                  : product_width(problem.dim_v);
@@ -97,75 +100,7 @@ void leave_out(ForwardSm90Config& config, const Problem& problem) {
   config.skip_full_masks &= keeps(Optimisation::kFullBlocks);
 }
 
-std::string refusal_of_caches(const Problem& problem) {
-  if (!problem.has_caches()) return "";
-  for (const Array array :
-       {Array::kPositions, Array::kTree, Array::kBias, Array::kMask, Array::kQIds}) {
-    if (!problem.has(array)) continue;
-    return sentence("takes ", name(problem.cache_array()), " without ", name(array));
-  }
-  if (!problem.is_paged()) return "";
-  if (problem.num_pages == 0) return "needs at least one page";
-  const i64 entries = problem.arrays[Array::kPageTable].shape[3];
-  if (max(max(problem.num_pages, problem.page_rows), entries) >= kMaxCount) {
-    return "counts pages and their rows in 31 bits";
-  }
-  const bool by_rows = problem.page_rows % 8 != 0 || problem.has(Array::kKvStart);
-  if (by_rows && (problem.dim_qk % kElements != 0 || max(problem.dim_qk, problem.dim_v) > 256)) {
-    return sentence(
-        "copies rows of small pages, and of pages with left padding, only where head dimensions "
-        "are "
-        "up to 256 and that of k a multiple of ",
-        kElements, "; they are ", problem.dim_qk, " and ", problem.dim_v);
-  }
-  return "";
-}
-
-// Whatever its config may be; "" where there is one.
-std::string refusal(const Problem& problem, const Gpu& gpu) {
-  if (gpu.compute_capability != 90) return "needs compute capability 9.0 (Hopper)";
-  if (problem.dtype != DType::kFloat16 && problem.dtype != DType::kBFloat16) {
-    return sentence("has no arithmetic for ", name(problem.dtype), ", only float16 and bfloat16");
-  }
-  if (problem.dim_qk < 1 || problem.dim_v < 1 || problem.dim_qk > kMaxDim ||
-      problem.dim_v > kMaxDim || problem.dim_v % kElements != 0) {
-    return sentence("head dimensions must be 1 to ", kMaxDim, ", that of v a multiple of ",
-                    kElements, "; they are ", problem.dim_qk, " and ", problem.dim_v);
-  }
-  if (problem.kv_rows == 0) return "needs at least one key";
-  if (problem.q_rows > kMaxCount - 256 || problem.kv_rows > kMaxCount - 256 ||
-      problem.num_sequences > kMaxCount) {
-    return "counts rows in 31 bits";
-  }
-  std::string cache_refusal = refusal_of_caches(problem);
-  if (!cache_refusal.empty()) return cache_refusal;
-  for (const Array array : {Array::kQ, Array::kK, Array::kV, Array::kO}) {
-    const std::string refusal = sm90_layout_refusal(problem, array);
-    if (!refusal.empty()) return refusal;
-  }
-  const DType o = problem.arrays[Array::kO].dtype;
-  if (o != problem.dtype && o != DType::kFloat32) return sentence("does not write ", name(o));
-  return "";
-}
-
 }  // namespace
-
-std::string sm90_layout_refusal(const Problem& problem, Array array) {
-  const Tensor& tensor = problem.arrays[array];
-  if (tensor.strides[3] != 1 && tensor.shape[3] > 1) {
-    return sentence(name(array), " has stride ", tensor.strides[3],
-                    " along the head dimension; the copy engine needs 1");
-  }
-  for (int axis = 0; axis < 3; ++axis) {
-    if (tensor.shape[axis] <= 1) continue;
-    const i64 stride = tensor.strides[axis];
-    if (stride % kElements != 0 || stride <= 0 || stride * 2 >= kMaxStrideBytes) {
-      return sentence(name(array), " has stride ", stride, " along axis ", axis,
-                      "; the copy engine needs positive multiples of ", kElements);
-    }
-  }
-  return "";
-}
 
 ForwardSm90Config forward_sm90_config(const Problem& problem, const Gpu& gpu,
                                       std::vector<TileCandidate>* compared) {
@@ -324,13 +259,24 @@ std::unique_ptr<GpuPlan> beside_decode(std::unique_ptr<GpuPlan> chunks, const Pr
 
 }  // namespace
 
+// The kernel that transposes V, and its place in the workspace.
+static void add_transposed_values(ForwardSm90Plan& plan, const Problem& problem) {
+  plan.value_blocks = static_cast<i64>(num_key_ranges(problem, plan.config));
+  const i64 blocks = plan.value_blocks * problem.heads_kv;
+  plan.workspace_bytes =
+      ForwardSm90Plan::kKeyRangesOffset + static_cast<size_t>(blocks * plan.config.v_bytes());
+  KernelLaunch launch{sm90_values_spec(plan.config), blocks};
+  launch.overlap_previous = true;
+  plan.launches.push_back(std::move(launch));
+}
+
 PlanOrRefusal plan_forward_sm90(const Problem& problem, const Gpu& gpu) {
   if (prefers_mla_sm90(problem, gpu)) {
     PlanOrRefusal otherwise = plan_forward_sm80(problem, gpu);
     if (otherwise.plan == nullptr) return otherwise;
     return plan_mla_sm90(problem, gpu, std::move(otherwise.plan));
   }
-  std::string why_not = refusal(problem, gpu);
+  std::string why_not = forward_sm90_refusal(problem, gpu);
   if (why_not.empty() && leaves_to_decode(problem, gpu)) {
     why_not = "few query rows and long keys: sm80 divides the keys among all multiprocessors";
   }
@@ -359,12 +305,28 @@ PlanOrRefusal plan_forward_sm90(const Problem& problem, const Gpu& gpu) {
     plan->launches.push_back({sm90_key_ranges_spec(config),
                               ceil_div(static_cast<i64>(plan->num_key_ranges), kKeyRangeThreads)});
   }
+  if (config.has_8_bits()) add_transposed_values(*plan, problem);
   KernelLaunch launch{forward_sm90_spec(config)};
   launch.num_blocks = min<i64>(work_tiles, gpu.num_multiprocessors);
   launch.overlap_previous = true;  // as far as it sets up its barriers
   plan->launches.push_back(std::move(launch));
   if (config.mixed) return beside_decode(std::move(plan), problem, gpu);
   return plan;
+}
+
+// V^T of each block of keys and key head.
+static TensorBox value_box(const ForwardSm90Plan& plan, u8* values) {
+  const u64 keys = static_cast<u64>(plan.config.kv_rows);
+  const u64 dims = static_cast<u64>(plan.config.d_v);
+  const u64 heads = static_cast<u64>(plan.params.heads_kv);
+  const u64 blocks = static_cast<u64>(plan.value_blocks);
+  TensorBox box{values,
+                {keys, dims, heads, blocks},
+                {keys, keys * dims, keys * dims * heads},
+                static_cast<u32>(dims)};
+  box.box_dims = static_cast<u32>(keys);
+  box.dtype = plan.config.dtype;
+  return box;
 }
 
 void ForwardSm90Plan::run(const Call& call) const {
@@ -381,7 +343,12 @@ void ForwardSm90Plan::run(const Call& call) const {
   const i32 key_rows =
       config.paged ? key_box_rows(params.attention, config.kv_rows) : config.kv_rows;
   map(Array::kK, key_rows, config.swizzle, arguments.maps.k);
-  map(Array::kV, key_rows, config.swizzle, arguments.maps.v);
+  if (config.has_8_bits()) {
+    arguments.params.values = reinterpret_cast<u8*>(call.workspace) + kKeyRangesOffset;
+    encode(call.driver, value_box(*this, arguments.params.values), arguments.maps.v);
+  } else {
+    map(Array::kV, key_rows, config.swizzle, arguments.maps.v);
+  }
   if (config.stage_output) {
     TensorBox box = tensor_box(arrays[Array::kO], 64);
     box.swizzle = config.swizzle;
@@ -394,6 +361,7 @@ void ForwardSm90Plan::run(const Call& call) const {
     arguments.params.key_ranges = reinterpret_cast<IdRange*>(call.workspace + kKeyRangesOffset);
     call.launch(0, arguments);
   }
+  if (config.has_8_bits()) call.launch(0, arguments);
   call.launch(call.kernels.size() - 1, arguments);
 }
 

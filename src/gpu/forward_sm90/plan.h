@@ -27,12 +27,16 @@ class ForwardSm90Plan final : public GpuPlan {
   // documents of each block of keys.
   bool counts_tiles = false;
   size_t num_key_ranges = 0;
+  i64 value_blocks = 0;  // of e4m3: 128 keys each, transposed; they lie behind that
   static constexpr size_t kKeyRangesOffset = 16;
 
   void run(const Call& call) const override;
 };
 
 // ---- What the backward pass and the tests ask as well ------------------------------------------
+
+// Why no config of this kernel computes a problem; "" where one does.
+std::string forward_sm90_refusal(const Problem& problem, const Gpu& gpu);
 
 // Why the copy engine cannot read or write an array; "" when it can.
 std::string sm90_layout_refusal(const Problem& problem, Array array);
@@ -58,6 +62,12 @@ KernelSpec forward_sm90_spec(const ForwardSm90Config& config);
 
 // The kernel before it that finds the documents of each block of keys.
 KernelSpec sm90_key_ranges_spec(const ForwardSm90Config& config);
+
+// The kernel before it that transposes V of e4m3.
+KernelSpec sm90_values_spec(const ForwardSm90Config& config);
+
+// Keys of e4m3 whose O += P V is one sum of a tensor core.
+inline constexpr i32 kPromotedKeys = 512;
 
 // Kernels that CI compiles for Hopper: every config that plans choose, in groups.
 std::vector<std::vector<KernelSpec>> forward_sm90_specs();

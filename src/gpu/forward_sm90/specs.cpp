@@ -41,6 +41,7 @@ std::size_t spill_allowance(const ForwardSm90Config& config) {
   if (score.has_pair_terms() && (config.split_dims || config.d_v > 192)) return 224;
   if (score.has_pair_terms()) return score.documents ? 192 : 128;
   if (score.mask_kind == MaskKind::kBoth) return config.split_dims ? 96 : 48;
+  if (config.has_8_bits()) return 16;  // 8 bytes at d 64 causal
   if (!config.specialised) return 48;  // an ablation: a consumer is the producer, too
   return config.maps_scores() || score.varlen || score.sinks || score.stats ? 16 : 0;
 }
@@ -61,6 +62,20 @@ KernelSpec sm90_key_ranges_spec(const ForwardSm90Config& config) {
       spec_of<ForwardArguments>("common/documents_sm90", "document_ranges_sm90",
                                 sentence(config.kv_rows, name_suffix(needed.score)), needed);
   spec.num_threads = kKeyRangeThreads;
+  return spec;
+}
+
+KernelSpec sm90_values_spec(const ForwardSm90Config& config) {
+  ForwardSm90Config needed;
+  needed.dtype = config.dtype;
+  needed.d_v = config.d_v;
+  needed.kv_rows = config.kv_rows;
+  needed.score.varlen = config.score.varlen;
+  KernelSpec spec = spec_of<ForwardArguments>(
+      "forward_sm90/values", "transpose_values_sm90",
+      sentence(name(config.dtype), "_d", config.d_v, name_suffix(needed.score)), needed);
+  spec.num_threads = kValueThreads;
+  spec.shared_bytes = static_cast<size_t>(config.v_bytes());
   return spec;
 }
 
@@ -136,6 +151,29 @@ std::vector<KernelSpec> specs_of_mixed(Problem problem) {
 
 }  // namespace
 
+namespace {
+
+// q, k and v of e4m3, with the kernel that transposes V.
+std::vector<KernelSpec> specs_of_8_bits(Problem problem) {
+  const Gpu gpu = gpu_named("h100");
+  problem.heads_q = problem.heads_kv = 1024;
+  problem.q_rows = problem.kv_rows = problem.max_q = problem.max_kv = 4096;
+  problem.dtype = problem.arrays[Array::kO].dtype = DType::kBFloat16;
+  for (const Array array : {Array::kQ, Array::kK, Array::kV}) {
+    problem.arrays[array].dtype = DType::kFloat8E4M3;
+  }
+  std::vector<KernelSpec> specs;
+  for (const i64 dim : {64, 128}) {
+    problem.dim_qk = problem.dim_v = dim;
+    const ForwardSm90Config config = forward_sm90_config(problem, gpu);
+    specs.push_back(forward_sm90_spec(config));
+    specs.push_back(sm90_values_spec(config));
+  }
+  return specs;
+}
+
+}  // namespace
+
 std::vector<std::vector<KernelSpec>> forward_sm90_specs() {
   Problem plain;
   plain.score_map.scale = 1;
@@ -171,6 +209,8 @@ std::vector<std::vector<KernelSpec>> forward_sm90_specs() {
   Problem paged_by_rows = paged;
   paged_by_rows.page_rows = 1;
   const IntervalMask causal{.causal = true};
+  Problem causal_8_bits = packed;
+  causal_8_bits.mask = causal;
   const IntervalMask window{.causal = true, .window_left = 100};
   return {specs_of_sizes(plain, {}),
           specs_of_sizes(plain, causal),
@@ -186,6 +226,8 @@ std::vector<std::vector<KernelSpec>> forward_sm90_specs() {
           specs_of_sizes(paged, causal),
           specs_of_sizes(paged_by_rows, window),
           specs_of_mixed(mixed),
+          specs_of_8_bits(plain),
+          specs_of_8_bits(causal_8_bits),
           mla_sm90_specs()};
 }
 

@@ -25,6 +25,7 @@ KernelSpec fma_spec(const std::string& file, const std::string& entry, const Fma
   if (config.adds_dq) distinction += "_adds_dq";
   if (config.caches) distinction += "_caches";
   if (config.quantised != DType::kNone) distinction += sentence("_", name(config.quantised));
+  if (config.quantised_q) distinction += "_q";
   KernelSpec spec = spec_of<AttentionParams>(file, entry, distinction, config);
   spec.num_threads = config.num_threads;
   return spec;
@@ -51,10 +52,12 @@ void set_row_terms(AttentionParams& params, u8* workspace) {
 
 namespace {
 
-// What the kernels of the forward pass are compiled to know of k and v.
-void set_keys(FmaConfig& config, const AttentionParams& params) {
+// What the kernels of the forward pass are compiled to know of q, k and v.
+void set_operands(FmaConfig& config, const AttentionParams& params) {
   config.caches = params.has_caches();
   if (is_quantised(params.k.dtype)) config.quantised = params.k.dtype;
+  config.quantised_q = is_quantised(params.q.dtype);
+  config.dtype = config.quantised_q ? DType::kFloat32 : params.q.dtype;
 }
 
 // Each type of quantised keys once, beside the types of q that go with them.
@@ -66,8 +69,8 @@ constexpr DType kQuantisedPairs[][2] = {{DType::kFloat32, DType::kFloat8E4M3},
 }  // namespace
 
 std::vector<KernelLaunch> naive_forward(const AttentionParams& params) {
-  FmaConfig config{.dtype = params.q.dtype};
-  set_keys(config, params);
+  FmaConfig config;
+  set_operands(config, params);
   return {
       fma_launch(fma_spec("naive/naive", "forward_naive", config), forward_naive_tasks(params))};
 }
@@ -104,6 +107,9 @@ std::vector<std::vector<KernelSpec>> naive_specs() {
   for (const auto& [dtype, kv_dtype] : kQuantisedPairs) {
     quantised.push_back(fma_spec("naive/naive", "forward_naive",
                                  {.dtype = dtype, .caches = true, .quantised = kv_dtype}));
+    if (is_record(kv_dtype)) continue;
+    quantised.push_back(
+        fma_spec("naive/naive", "forward_naive", {.quantised = kv_dtype, .quantised_q = true}));
   }
   return {of_all_dtypes("naive/naive", "forward_naive"),
           of_all_dtypes("naive/naive", "backward_naive_dq"),
@@ -236,7 +242,7 @@ KernelSpec dsinks_spec(DType dtype) {
 }
 
 std::vector<KernelLaunch> forward_launches(const AttentionParams& params, FmaConfig config) {
-  set_keys(config, params);
+  set_operands(config, params);
   return {{tiled_spec("forward_simt", "forward_simt", config), num_q_tiles(params, config.rows)}};
 }
 
@@ -345,6 +351,11 @@ std::vector<std::vector<KernelSpec>> simt_specs(std::size_t shared_bytes) {
     if (!config) continue;
     config->caches = dtype == DType::kBFloat16;
     config->quantised = kv_dtype;
+    quantised.push_back(tiled_spec("forward_simt", "forward_simt", *config));
+    if (is_record(kv_dtype)) continue;
+    config->caches = false;
+    config->dtype = DType::kFloat32;
+    config->quantised_q = true;
     quantised.push_back(tiled_spec("forward_simt", "forward_simt", *config));
   }
   entries.insert(entries.end(), {rows, dsinks, caches, quantised});

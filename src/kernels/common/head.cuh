@@ -27,14 +27,16 @@ struct Sequences<true> {
   static Type load(const AttentionParams& p, i64 index) { return load_cache_sequence(p, index); }
 };
 
-// kKvDType: that of k and v, which are quantised where it is not that of q.
-template <DType kDType, bool kCaches = false, DType kKvDType = kDType>
+// kKvDType: that of k and v, kQDType: that of q; quantised where they are not kDType.
+template <DType kDType, bool kCaches = false, DType kKvDType = kDType, DType kQDType = kDType>
 struct Head {
   static constexpr bool kHasCaches = kCaches;
   static constexpr bool kIsQuantised = is_quantised(kKvDType);
   static constexpr bool kHasRecords = is_record(kKvDType);
+  static constexpr bool kHasQuantisedQ = is_quantised(kQDType);
   using Element = typename ElementOf<kDType>::Type;
   using KvElement = typename ElementOf<kKvDType>::Type;
+  using QElement = typename ElementOf<kQDType>::Type;
   using SequenceType = typename Sequences<kCaches>::Type;
   using Real = typename ElementOf<kDType>::Real;
   using Math = AccurateMath<Real>;
@@ -147,9 +149,13 @@ struct Head {
   struct Elements {
     const ArrayView& array;
     i64 first;
+    const Head& head;
+    const ArrayView& scales;
+    i64 row;
     Real scale;
     Real operator[](i64 d) const {
-      return element_of<KvElement>(array, first + d * array.strides[3]) * scale;
+      const Real by = scales.strides[3] == 0 ? scale : head.kv_scale(scales, row, d);
+      return element_of<KvElement>(array, first + d * array.strides[3]) * by;
     }
   };
   struct Record {
@@ -160,29 +166,43 @@ struct Head {
     if constexpr (is_record(kKvDType)) {
       return Record{record(array, j)};
     } else {
-      return Elements{array, kv_row(array, j), kv_scale(scales, j)};
+      return Elements{array, kv_row(array, j), *this, scales, j, kv_scale(scales, j)};
     }
   }
 
   Real dot_qk(i64 i, i64 j) const {
     const i64 q = q_row(p.q, i);
     const auto k = numbers(p.k, p.k_scale, j);
+    const Real q_scale = this->q_scale(i);
     Real sum = 0;
-    for (i64 d = 0; d < p.dim_qk; ++d) sum += element(p.q, q + d * p.q.strides[3]) * k[d];
+    for (i64 d = 0; d < p.dim_qk; ++d) {
+      sum += element_of<QElement>(p.q, q + d * p.q.strides[3]) * q_scale * k[d];
+    }
     return sum;
   }
 
-  // An element of q, k or v, whose dtype the kernel knows; of k and v, where they are quantised,
-  // its value is that times the scale of its key.
+  // An element of q, k or v, whose dtype the kernel knows; where they are quantised, its value is
+  // that times the scale of its row, or of v that of its dim.
   Real element(const ArrayView& array, i64 offset) const {
     return element_of<Element>(array, offset);
   }
   Real kv_element(const ArrayView& array, i64 offset) const {
     return element_of<KvElement>(array, offset);
   }
-  Real kv_scale(const ArrayView& scales, i64 j) const {
+  Real kv_scale(const ArrayView& scales, i64 j, i64 d = 0) const {
     if constexpr (kIsQuantised) {
-      if (scales.present()) return fulmen::kv_scale(element_of<float>(scales, kv_row(scales, j)));
+      if (scales.present()) {
+        const i64 at = kv_row(scales, j) + d * scales.strides[3];
+        return fulmen::kv_scale(element_of<float>(scales, at));
+      }
+    }
+    return Real(1);
+  }
+  Real q_scale(i64 i) const {
+    if constexpr (kHasQuantisedQ) {
+      if (p.q_scale.present()) {
+        return fulmen::kv_scale(element_of<float>(p.q_scale, q_row(p.q_scale, i)));
+      }
     }
     return Real(1);
   }

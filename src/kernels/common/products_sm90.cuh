@@ -78,9 +78,10 @@ inline void issue_scores(float (&S)[kConfig.kv_rows / 2], const QRegisters<kConf
   const u32 q_descriptor = QTile<kConfig>{q}.descriptor();
   const u32 k_descriptor = KvTile<kConfig>{k}.descriptor();
   constexpr u32 kUpper = KvTile<kConfig>::kUpper;
+  constexpr i32 kHalves = kConfig.d_qk * kConfig.element_bytes() / 2;  // 16 bits each
   ptx::wgmma_fence();
 #pragma unroll
-  for (i32 d = 0; d < kConfig.d_qk; d += 16) {
+  for (i32 d = 0; d < kHalves; d += 16) {
     const u32 k_part = k_descriptor + KvTile<kConfig>::columns_from(d);
     if constexpr (kConfig.q_register_dims > 0) {
       if (d < kConfig.q_register_dims) {
@@ -97,29 +98,54 @@ inline void issue_scores(float (&S)[kConfig.kv_rows / 2], const QRegisters<kConf
 
 // O += P V, or O = P V unless `accumulate`. v: the columns of V that O has.
 template <ForwardSm90Config kConfig>
-inline void issue_output(float (&O)[kConfig.o_dims() / 2], const u32 (&P)[kConfig.kv_rows / 4],
+inline void issue_output(float (&O)[kConfig.o_dims() / 2], const u32 (&P)[kConfig.weight_words()],
                          u32 v, bool accumulate) {
-  const u32 v_descriptor = KvTile<kConfig>{v}.descriptor_transposed();
-  constexpr u32 kUpper = KvTile<kConfig>::kUpperTransposed;
-  ptx::wgmma_fence();
+  if constexpr (kConfig.has_8_bits()) {
+    using Tile = OperandTile<kConfig.d_v, true>;
+    const u32 v_descriptor = Tile{v}.descriptor();
+    ptx::wgmma_fence();
 #pragma unroll
-  for (i32 j = 0; j < kConfig.kv_rows; j += 16) {
-    const u32* a = P + j / 4;
-    const u32 v_part = v_descriptor + KvTile<kConfig>::rows_from(j);
-    ptx::wgmma_rs<kConfig.dtype, true, kUpper>(O, a[0], a[1], a[2], a[3], v_part,
-                                               j > 0 || accumulate);
+    for (i32 j = 0; j < kConfig.kv_rows; j += 32) {
+      const u32* a = P + j / 8;
+      const u32 v_part = v_descriptor + Tile::columns_from(j / 2);
+      ptx::wgmma_rs<kConfig.dtype, false>(O, a[0], a[1], a[2], a[3], v_part, j > 0 || accumulate);
+    }
+  } else {
+    const u32 v_descriptor = KvTile<kConfig>{v}.descriptor_transposed();
+    constexpr u32 kUpper = KvTile<kConfig>::kUpperTransposed;
+    ptx::wgmma_fence();
+#pragma unroll
+    for (i32 j = 0; j < kConfig.kv_rows; j += 16) {
+      const u32* a = P + j / 4;
+      const u32 v_part = v_descriptor + KvTile<kConfig>::rows_from(j);
+      ptx::wgmma_rs<kConfig.dtype, true, kUpper>(O, a[0], a[1], a[2], a[3], v_part,
+                                                 j > 0 || accumulate);
+    }
   }
   ptx::wgmma_commit();
 }
 
 // P = S, rounded: the accumulator of the first product becomes the left operand of the second
-// without leaving the thread.
+// without leaving the thread. Of e4m3 a thread's four keys in a row of 16 are four neighbours of
+// the operand: values.cuh puts the keys of V in that order.
 template <ForwardSm90Config kConfig>
-inline void round_probabilities(u32 (&P)[kConfig.kv_rows / 4],
+inline void round_probabilities(u32 (&P)[kConfig.weight_words()],
                                 const float (&S)[kConfig.kv_rows / 2]) {
+  if constexpr (kConfig.has_8_bits()) {
 #pragma unroll
-  for (i32 i = 0; i < kConfig.kv_rows / 4; ++i) {
-    P[i] = ptx::pack<kConfig.dtype>(S[2 * i], S[2 * i + 1]);
+    for (i32 i = 0; i < kConfig.weight_words(); ++i) {
+      const float* const s = S + i / 2 * 8 + i % 2 * 2;
+      // p 2^-8 of float16 has the fields of p of e4m3 one bit further up. The rest is cut off,
+      // which kWeightOf8Bits makes up for on average.
+      const u32 near = ptx::pack<DType::kFloat16>(s[0], s[1]);
+      const u32 far = ptx::pack<DType::kFloat16>(s[4], s[5]);
+      P[i] = ptx::permute(near << 1, far << 1, 0x7531);
+    }
+  } else {
+#pragma unroll
+    for (i32 i = 0; i < kConfig.weight_words(); ++i) {
+      P[i] = ptx::pack<kConfig.dtype>(S[2 * i], S[2 * i + 1]);
+    }
   }
 }
 

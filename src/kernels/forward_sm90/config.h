@@ -16,15 +16,25 @@ namespace fulmen {
 enum class ShiftRule : u8 {
   kEveryBlock,   // ablation: before every block, the textbook online softmax
   kWhenGrown,    // before every block, but only when it grew by more than 2^8
-  kWhenSumGrew,  // no maximum of full blocks; when a block's sum exceeds 2^14 (safe for f16)
+  kWhenSumGrew,  // no maximum of full blocks; when a block's sum could exceed f16 or e4m3
   kFirstBlock,   // no maximum of full blocks at all; a result out of range is computed again
 };
 
 inline constexpr float kLargestFloat = __builtin_bit_cast(float, 0x7f7fffffu);
 
+// By what a weight is multiplied that is cut off to e4m3: 2^-8 (products_sm90.cuh), and the mean
+// of what the cut takes off.
+struct WeightOf8Bits {
+  float factor, log2;
+};
+inline constexpr WeightOf8Bits kWeightOf8Bits{1.0436f * 0x1p-8f, -7.93843f};
+
 struct ForwardSm90Config {
-  DType dtype = DType::kBFloat16;
-  i32 d_qk = 128;  // as computed with: the arrays' rows may be shorter, zeros fill them up
+  DType dtype = DType::kBFloat16;  // of Q, K and V
+  DType o_dtype = DType::kNone;    // of O where it has 16 bits; none: dtype
+  i32 promoted_blocks = 0;  // of e4m3: after so many blocks of keys their O += P V, in which a
+                            // tensor core keeps 14 bits, is added in float32
+  i32 d_qk = 128;           // as computed with: the arrays' rows may be shorter, zeros fill them up
   i32 d_v = 128;
   i32 warpgroups = 2;       // consumers, 64 query rows each; the producer is one more
   i32 kv_rows = 128;        // keys per block
@@ -56,6 +66,10 @@ struct ForwardSm90Config {
   bool gathers = false;          // pages of so few rows that warps copy each row themselves
   ScoreOptions score;
 
+  constexpr bool has_8_bits() const { return dtype == DType::kFloat8E4M3; }
+  constexpr i32 element_bytes() const { return has_8_bits() ? 1 : 2; }
+  constexpr DType output() const { return o_dtype == DType::kNone ? dtype : o_dtype; }
+
   constexpr i32 q_tiles() const { return split_dims ? 1 : warpgroups; }  // of 64 query rows
   constexpr i32 tile_rows() const { return 64 / heads_per_tile; }        // of a head
   constexpr i32 q_rows() const { return tile_rows() * q_tiles(); }
@@ -81,12 +95,14 @@ struct ForwardSm90Config {
     return score.negative_scale || score.score_mod || score.alibi || score.has_pair_terms();
   }
 
-  // Bytes of shared memory, in the order in which they lie there. Tiles come in chunks of 64
-  // columns.
+  // Bytes of shared memory, in the order in which they lie there. Tiles come in chunks of 128 bytes
+  // of each row. Those of e4m3 values are transposed: a row for each dim.
   constexpr i32 num_q_slots() const { return q_slots > 0 ? q_slots : q_tiles(); }
-  constexpr i32 q_bytes() const { return 64 * chunked(d_qk) * 2; }  // of a slot
-  constexpr i32 k_bytes() const { return kv_rows * chunked(d_qk) * 2; }
-  constexpr i32 v_bytes() const { return kv_rows * chunked(d_v) * 2; }
+  constexpr i32 q_bytes() const { return 64 * row_bytes(d_qk); }  // of a slot
+  constexpr i32 k_bytes() const { return kv_rows * row_bytes(d_qk); }
+  constexpr i32 v_bytes() const {
+    return has_8_bits() ? d_v * row_bytes(kv_rows) : kv_rows * row_bytes(d_v);
+  }
   constexpr i32 o_bytes() const { return stage_output ? 64 * q_tiles() * chunked(d_v) * 2 : 0; }
   constexpr i32 found_bytes() const { return gathers ? 2 * 16 * kv_rows : 0; }  // of two blocks
   constexpr i32 work_tile_bytes() const { return 32 * (1 + warpgroups + (score.varlen ? 1 : 0)); }
@@ -99,9 +115,15 @@ struct ForwardSm90Config {
            (fills_tails() ? 8 * stages : 0);
   }
   static constexpr i32 chunked(i32 dim) { return (dim + 63) / 64 * 64; }
+  constexpr i32 row_bytes(i32 columns) const {
+    return (columns * element_bytes() + 127) / 128 * 128;
+  }
+  constexpr i32 weight_words() const { return kv_rows * element_bytes() / 8; }  // of a thread
+  // Registers of O, and what of it was added in float32.
+  constexpr i32 sums() const { return o_dims() / 2 * (has_8_bits() ? 2 : 1); }
 
   // Whether a warp sets rows of V past the end of a sequence to zero.
-  constexpr bool fills_tails() const { return score.varlen && !gathers; }
+  constexpr bool fills_tails() const { return score.varlen && !gathers && !has_8_bits(); }
 
   // Widths of a product of a warpgroup (ptx/mma.cuh).
   static constexpr bool is_product_width(i32 n) {
@@ -111,7 +133,9 @@ struct ForwardSm90Config {
 
   // Why no kernel can have this config; "" where one can.
   constexpr const char* why_invalid() const {
-    if (dtype != DType::kBFloat16 && dtype != DType::kFloat16) return "the dtype has 16 bits";
+    if (dtype != DType::kBFloat16 && dtype != DType::kFloat16 && !has_8_bits()) {
+      return "the dtype has 16 bits or is e4m3";
+    }
     if (d_qk % 16 != 0 || d_qk < 16 || d_qk > 512) return "d_qk is a multiple of 16 up to 512";
     if (!is_product_width(o_dims())) return "no product is as wide as the columns of O";
     if (!is_product_width(kv_rows)) return "no product is as wide as a block of keys";
@@ -131,11 +155,25 @@ struct ForwardSm90Config {
         (warpgroups + 1) * min(launch_registers(), 248)) {
       return "setmaxnreg would wait for ever";
     }
-    if (o_dims() / 2 + kv_rows / 2 >= consumer_registers()) return "O and S exceed the registers";
+    if (sums() + kv_rows / 2 >= consumer_registers()) return "O and S exceed the registers";
     if (split_dims && (warpgroups != 2 || stage_output || o_dims() % 64 != 0)) {
       return "split_dims takes two warpgroups, multiples of 128 dims, and O from registers";
     }
+    if (has_8_bits() && *why_8_bits_invalid() != 0) return why_8_bits_invalid();
     return why_options_invalid();
+  }
+  constexpr const char* why_8_bits_invalid() const {
+    if (kv_rows != 128 || d_qk % 32 != 0) return "e4m3 takes 128 keys at a time, 32 dims a product";
+    if (o_dtype == DType::kNone || promoted_blocks < 1) return "e4m3 has sums of another type";
+    if (heads_per_tile > 1) return "the heads of a tile of e4m3 have one scale";
+    if (q_register_dims > 0 || split_dims || !specialised || !swizzle) {
+      return "e4m3 takes Q from swizzled tiles, and a warp that loads";
+    }
+    if (maps_scores() || score.dropout || caches) return "e4m3 takes masks of intervals alone";
+    if (shift_rule == ShiftRule::kFirstBlock) {
+      return "e4m3 does not hold every probability relative to the first block";
+    }
+    return "";
   }
   constexpr const char* why_options_invalid() const {
     const i32 heads = heads_per_tile;
@@ -163,6 +201,8 @@ struct ForwardSm90Config {
 template <class Each>
 constexpr void for_each_field(const ForwardSm90Config& config, Each each) {
   each("dtype", config.dtype);
+  each("o_dtype", config.o_dtype);
+  each("promoted_blocks", config.promoted_blocks);
   each("d_qk", config.d_qk);
   each("d_v", config.d_v);
   each("warpgroups", config.warpgroups);
@@ -192,8 +232,10 @@ constexpr void for_each_field(const ForwardSm90Config& config, Each each) {
 
 // Q: box (64, tile_rows), K: (64, kv_rows), V: (64, kv_rows), O: (64, 64); dims (d, rows, heads,
 // batch), 16-bit elements, 128-byte swizzle, zero fill. Without config.swizzle the boxes of Q, K
-// and V are 8 wide. The map of O is used with stage_output only. Of pools of pages the boxes of K
-// and V are (64, key_box_rows()), and their dims (d, row of the page, head, page).
+// and V are 8 wide. Of e4m3 boxes of Q and K are 128 wide, and V is what transpose_values_sm90
+// makes: boxes (128, d_v), dims (key of a block, d, kv_head, block of keys). The map of O is used
+// with stage_output only. Of pools of pages the boxes of K and V are (64, key_box_rows()), and
+// their dims (d, row of the page, head, page).
 struct ForwardTensorMaps {
   TensorMap q;
   TensorMap k;
@@ -240,6 +282,7 @@ constexpr i64 num_key_ranges(i64 kv_rows, i64 num_sequences, bool packed, i64 bl
 }
 
 inline constexpr i32 kKeyRangeThreads = 128;  // of a block of document_ranges_sm90
+inline constexpr i32 kValueThreads = 256;     // of transpose_values_sm90
 
 struct ForwardParams {
   i32 batch;  // or the number of sequences
@@ -256,6 +299,7 @@ struct ForwardParams {
   ScoreMod score_mod;
   float kept_scale;     // of probabilities that dropout keeps; 1 without
   IdRange* key_ranges;  // with config.skips_documents: the documents of each block of keys
+  u8* values;           // of e4m3: V by blocks of keys, transposed (values.cuh)
 
   // o, lse and stats, which the epilogue writes, and the arrays of the options: alibi_slopes,
   // sinks, lengths, offsets, bias, mask, ids. q, k and v are read through the tensor maps.

@@ -6,6 +6,7 @@
 // its epilogue.
 #pragma once
 
+#include "kernels/attention/kv_scale.cuh"
 #include "kernels/common/array_access.cuh"
 #include "kernels/common/products_sm90.cuh"
 #include "kernels/common/scores_sm90.cuh"
@@ -137,6 +138,39 @@ struct ForwardWarpgroup : ConsumerThread<kConfig.warpgroups, kConfig.ping_pong> 
     return {params, seqlen_info(work), work.block, work.row + first_row()};
   }
   float softmax_factor() const { return kConfig.maps_scores() ? 1.f : params.scale_log2; }
+  // Of e4m3, what scores are multiplied by beside that: the scales of q and k of a head, as a sign,
+  // which may be 0 or NaN, and a positive number.
+  struct OperandScale {
+    float sign, size;
+  };
+  OperandScale operand_scale(const Work& work) const {
+    const AttentionParams& p = params.attention;
+    const SeqlenInfo seqlen = seqlen_info(work);
+    float scale = 1;
+    if (p.q_scale.present()) {
+      scale = load_scale(p.q_scale, p.q_scale.offset(seqlen.batch, work.block.head, 0, 0));
+    }
+    if (p.k_scale.present()) {
+      scale *= load_scale(p.k_scale, p.k_scale.offset(seqlen.batch, kv_head(work), 0, 0));
+    }
+    if (scale > 0) return {1, scale};
+    if (scale < 0) return {-1, -scale};
+    return {scale, 1};
+  }
+  i32 kv_head(const Work& work) const {
+    return work.block.head / (params.heads_q / params.heads_kv);
+  }
+  static float load_scale(const ArrayView& scales, i64 at) {
+    return kv_scale(reinterpret_cast<const float*>(scales.data)[at]);
+  }
+
+  // Times the sign of their scale: the softmax knows positive scales alone.
+  void sign_scores(Scores& S, float sign) const {
+    if constexpr (!kConfig.has_8_bits()) return;
+    if (sign == 1) return;
+#pragma unroll
+    for (i32 i = 0; i < kConfig.kv_rows / 2; ++i) S[i] *= sign;
+  }
 
   // S = -inf at the keys of block j outside a row's interval. kMask: which bounds can lie in it.
   template <MaskKind kMask>
@@ -180,6 +214,7 @@ struct ForwardEpilogue {
   float normalizer(const RowSoftmax<kConfig>& softmax, i32 r, i32 head) const {
     if (softmax.sum[r] == 0) return 0;
     float inverse = ptx::reciprocal(softmax.sum[r]);
+    if constexpr (kConfig.has_8_bits()) inverse *= kWeightOf8Bits.factor;
     if constexpr (kConfig.score.dropout) inverse *= wg.params.kept_scale;
     if constexpr (kConfig.score.sinks) {
       const ArrayView& sinks = wg.params.attention.sinks;
@@ -243,10 +278,32 @@ struct ForwardEpilogue {
       }
     }
     scale_rows(O, inverse);
+    if constexpr (kConfig.has_8_bits()) scale_columns(O, inverse, seqlen, wg.kv_head(work));
     if constexpr (kConfig.stage_output) {
       write_staged<kExactly>(O, work);
     } else {
       write_directly(O, work, seqlen, is_past_end);
+    }
+  }
+
+  // The scales of v: of a head, or of its dims. Rows that saw nothing stay 0.
+  void scale_columns(float (&O)[kConfig.o_dims() / 2], const float (&inverse)[2],
+                     const SeqlenInfo& seqlen, i32 kv_head) const {
+    const ArrayView& scales = wg.params.attention.v_scale;
+    if (!scales.present()) return;
+    const i64 first = scales.offset(seqlen.batch, kv_head, 0, 0);
+    const i32 dim_v = i32(wg.params.attention.dim_v);
+#pragma unroll
+    for (i32 i = 0; i < kConfig.o_dims() / 2; i += 4) {
+#pragma unroll
+      for (i32 c = 0; c < 2; ++c) {
+        const i32 dim = min(i * 2 + wg.first_column() + c, dim_v - 1);
+        const float scale = wg.load_scale(scales, first + dim * scales.strides[3]);
+#pragma unroll
+        for (i32 r = 0; r < 2; ++r) {
+          if (inverse[r] != 0) O[i + 2 * r + c] *= scale;
+        }
+      }
     }
   }
 
@@ -265,7 +322,7 @@ struct ForwardEpilogue {
       if constexpr (kConfig.score.fp32_out) {
         store_output_row(O, r, reinterpret_cast<float*>(o.data) + at, inside, dims);
       } else {
-        store_output_row<kConfig.dtype>(O, r, reinterpret_cast<u16*>(o.data) + at, inside, dims);
+        store_output_row<kConfig.output()>(O, r, reinterpret_cast<u16*>(o.data) + at, inside, dims);
       }
     }
   }
@@ -281,7 +338,7 @@ struct ForwardEpilogue {
       ptx::tma_store_wait_read();
     }
     wg.sync_warpgroup();
-    stage_output_tile<kConfig.dtype, kConfig.swizzle>(O, tile, kChunkBytes);
+    stage_output_tile<kConfig.output(), kConfig.swizzle>(O, tile, kChunkBytes);
     ptx::fence_proxy_async();
     wg.sync_warpgroup();
     if (wg.thread == 0) {

@@ -12,13 +12,17 @@
 #include "kernels/forward_sm90/consumer.cuh"
 #include "kernels/forward_sm90/softmax.cuh"
 #include "kernels/forward_sm90/storage.cuh"
+#include "kernels/forward_sm90/values.cuh"
 #include "kernels/ptx/tma.cuh"
 
 namespace fulmen {
 
-// Whether one of the two 16-bit numbers of a word is an infinity or NaN.
+// Whether one of the two 16-bit numbers of a word, or of its four of e4m3, is an infinity or NaN.
 template <DType kDType>
 constexpr bool is_nonfinite(u32 word) {
+  if constexpr (kDType == DType::kFloat8E4M3) {
+    return (((word & 0x7f7f7f7fu) + 0x01010101u) & 0x80808080u) != 0;
+  }
   constexpr u32 kExponent = kDType == DType::kBFloat16 ? 0x7f80u : 0x7c00u;
   return (word & kExponent) == kExponent || (word >> 16 & kExponent) == kExponent;
 }
@@ -34,6 +38,10 @@ constexpr float nonfinite_part(u32 bits) {
 // The word with infinities and NaN set to 0.
 template <DType kDType>
 constexpr u32 finite_word(u32 word) {
+  if constexpr (kDType == DType::kFloat8E4M3) {
+    const u32 nan = ((word & 0x7f7f7f7fu) + 0x01010101u) & 0x80808080u;
+    return word & ~((nan >> 7) * 0xffu);
+  }
   const u32 low = is_nonfinite<kDType>(word & 0xffffu) ? 0 : word & 0xffffu;
   const u32 high = is_nonfinite<kDType>(word >> 16) ? 0 : word & 0xffff0000u;
   return low | high;
@@ -62,6 +70,7 @@ struct ValueTile {
   // with any probability would; `kept` is 0 where dropout drops the pair, else 1.
   void add_nonfinite(float (&O)[kConfig.o_dims() / 2], i32 key, const bool (&sees)[2],
                      const float (&kept)[2]) const {
+    if constexpr (kConfig.has_8_bits()) return add_nan(O, key, sees);
     const Tile part{tile + first_dim * kConfig.kv_rows * 2};
 #pragma unroll
     for (i32 i = 0; i < kConfig.o_dims() / 8; ++i) {
@@ -72,6 +81,25 @@ struct ValueTile {
       for (i32 r = 0; r < 2; ++r) {
         O[4 * i + 2 * r] += sees[r] ? low * kept[r] : 0;
         O[4 * i + 2 * r + 1] += sees[r] ? high * kept[r] : 0;
+      }
+    }
+  }
+
+  // The same of e4m3, which has NaN alone.
+  void add_nan(float (&O)[kConfig.o_dims() / 2], i32 key, const bool (&sees)[2]) const {
+    const OperandTile<kConfig.d_v, true> transposed{tile};
+    const u32 column = u32(value_column(key));
+#pragma unroll
+    for (i32 i = 0; i < kConfig.o_dims() / 8; ++i) {
+#pragma unroll
+      for (u32 c = 0; c < 2; ++c) {
+        const u32 row = u32(8 * i) + ptx::thread_index() % 4 * 2 + c;
+        const u32 address = transposed.unit(row, column / 16) + column % 16;
+        const u32 word = ptx::load_shared(address & ~3u);
+        const float x = to_float(e4m3{static_cast<u8>(word >> address % 4 * 8)});
+        if (x == x) continue;
+#pragma unroll
+        for (i32 r = 0; r < 2; ++r) O[4 * i + 2 * r + c] += sees[r] ? x : 0;
       }
     }
   }
@@ -138,14 +166,38 @@ inline void add_nonfinite_values(const ForwardWarpgroup<kConfig>& wg,
   wg.sync_consumers();  // all are 0
 }
 
+// O += P V; of e4m3 in float32, since the tensor core would cut O off.
+template <ForwardSm90Config kConfig>
+inline void add_block(float (&O)[kConfig.o_dims() / 2], const u32 (&P)[kConfig.weight_words()],
+                      u32 v) {
+  if constexpr (kConfig.has_8_bits()) {
+    float part[kConfig.o_dims() / 2];
+    issue_output<kConfig>(part, P, v, false);
+    ptx::wgmma_wait<0>();
+    ptx::wgmma_fence_operand(part);
+#pragma unroll
+    for (i32 i = 0; i < kConfig.o_dims() / 2; ++i) O[i] += part[i];
+  } else {
+    issue_output<kConfig>(O, P, v, true);
+    ptx::wgmma_wait<0>();
+    ptx::wgmma_fence_operand(O);
+  }
+}
+
 template <ForwardSm90Config kConfig>
 inline void compute_fallback(ForwardWarpgroup<kConfig>& wg,
                              const typename ForwardWarpgroup<kConfig>::Work& work,
                              const KeyBlocks& blocks) {
   float O[kConfig.o_dims() / 2] = {};
-  u32 P[kConfig.kv_rows / 4];
+  u32 P[kConfig.weight_words()];
   float S[kConfig.kv_rows / 2];
   RowSoftmax<kConfig> softmax{wg.softmax_factor()};
+  float sign = 1;
+  if constexpr (kConfig.has_8_bits()) {
+    const auto scale = wg.operand_scale(work);
+    sign = scale.sign;
+    softmax.factor *= scale.size;
+  }
   float rescale[2];
   Interval visible[2];
   wg.find_visible_keys(visible, work);
@@ -165,6 +217,7 @@ inline void compute_fallback(ForwardWarpgroup<kConfig>& wg,
     wg.release_k();
     // m = max(m, row maximum of S), O *= exp2(m_old - m), P = exp2(c (S - m))
     scores.apply(S, j * kConfig.kv_rows);
+    wg.sign_scores(S, sign);
     wg.template apply_mask<MaskKind::kRight>(S, visible, j);
     MarkedKeys<kConfig> hidden;
     if constexpr (kConfig.score.has_pair_terms()) hidden = {S, -kInfinity<float>};
@@ -176,9 +229,7 @@ inline void compute_fallback(ForwardWarpgroup<kConfig>& wg,
     // O += P V
     wg.shared.v().consumer_wait(wg.v_at);
     add_nonfinite_values(wg, O, visible, j, hidden, dropped);
-    issue_output<kConfig>(O, P, wg.v_tile(), true);
-    ptx::wgmma_wait<0>();
-    ptx::wgmma_fence_operand(O);
+    add_block<kConfig>(O, P, wg.v_tile());
     wg.sync_warpgroup();  // all warps have read V
     wg.release_v();
   }

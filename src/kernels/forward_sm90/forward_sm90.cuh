@@ -9,6 +9,9 @@
 // products, and with ping-pong one warpgroup's softmax runs under another's products. Shah et al.,
 // "FlashAttention-3" (2024), sections 3.1 and 3.2; the softmax without a running maximum is ours
 // (softmax.cuh). Queries too short for 64 rows may share a tile with other heads of their key head.
+// Of e4m3 the sums of a tensor core keep 14 bits (emulator/tensor_core.h), so that O += P V of
+// promoted_blocks blocks of keys is one of its sums, and these are added in float32; V comes
+// transposed from values.cuh, which runs before.
 // Must hold: sm_90a, a valid config, launched with threads() threads, shared_bytes() bytes and at
 // most one thread block a multiprocessor.
 #pragma once
@@ -35,7 +38,10 @@ struct ForwardConsumer {
 
   // 64 query rows in registers.
   using Output = float[kConfig.o_dims() / 2];
-  using Weights = u32[kConfig.kv_rows / 4];
+  using Weights = u32[kConfig.weight_words()];
+  // Of e4m3, what was added in float32; O is the sum of the blocks since, which a tensor core
+  // added.
+  using Promoted = float[kConfig.has_8_bits() ? kConfig.o_dims() / 2 : 1];
   struct Rows {
     FragmentScores<kConfig> scores;
     RowSoftmax<kConfig> softmax;
@@ -44,7 +50,21 @@ struct ForwardConsumer {
     Interval visible[2];
     float rescale[2] = {1, 1};
     bool accumulate = false;
+    float sign = 1;  // e4m3: of the product of the scales of q and k
+    i32 blocks_left = kConfig.promoted_blocks;
   };
+
+  // total += O, which begins anew. Always: after the last block of keys.
+  template <bool kAlways>
+  static void promote(Rows& rows, const Output& O, Promoted& total) {
+    if constexpr (kConfig.has_8_bits()) {
+      if (!kAlways && --rows.blocks_left > 0) return;
+#pragma unroll
+      for (i32 i = 0; i < kConfig.o_dims() / 2; ++i) total[i] += O[i];
+      rows.accumulate = false;
+      rows.blocks_left = kConfig.promoted_blocks;
+    }
+  }
 
   void wait_for_queries(Rows& rows) const {
     wg.shared.q().consumer_wait(wg.q_at);
@@ -67,6 +87,7 @@ struct ForwardConsumer {
     ptx::wgmma_wait<0>();
     wg.release_k();
     rows.scores.apply(S, j * kConfig.kv_rows);
+    wg.sign_scores(S, rows.sign);
     if (j >= blocks.full_end || j < blocks.full_begin) {
       wg.template apply_mask<MaskKind::kRight>(S, rows.visible, j);
     }
@@ -77,7 +98,7 @@ struct ForwardConsumer {
 
   // Block of keys j, with the product O += P V of block j + 1.
   template <MaskKind kMask>
-  void step(Rows& rows, Output& O, Weights& P, i32 j) {
+  void step(Rows& rows, Output& O, Promoted& total, Weights& P, i32 j) {
     constexpr bool kUpdatesMax = kMask == MaskKind::kRight ||
                                  kConfig.shift_rule == ShiftRule::kEveryBlock ||
                                  kConfig.shift_rule == ShiftRule::kWhenGrown;
@@ -97,6 +118,7 @@ struct ForwardConsumer {
     // S = scores in log2, -inf where hidden; all this under the product above
     rows.scores.template apply<kConfig.skips_documents && kMask == MaskKind::kNone>(
         S, j * kConfig.kv_rows);
+    wg.sign_scores(S, rows.sign);
     if constexpr (kMask != MaskKind::kNone) wg.template apply_mask<kMask>(S, rows.visible, j);
     // m = max(m, row maximum of S), P_j = exp2(S - m), l += row sum of P_j
     bool grown = false;
@@ -108,24 +130,30 @@ struct ForwardConsumer {
     rows.scores.pairs.drop(S, j * kConfig.kv_rows);
     ptx::wgmma_wait<0>();
     wg.release_v();
+    promote<false>(rows, O, total);
     // O *= exp2(m_old - m)
-    if (grown) scale_rows(O, rows.rescale);
+    if (grown) {
+      if constexpr (kConfig.promoted_blocks != 1) scale_rows(O, rows.rescale);
+      if constexpr (kConfig.has_8_bits()) scale_rows(total, rows.rescale);
+    }
     round_probabilities<kConfig>(P, S);
     if constexpr (!kUpdatesMax) {
       if (!rows.softmax.outgrew(S, rows.rescale)) return;
       scale_rows(O, rows.rescale);
+      if constexpr (kConfig.has_8_bits()) scale_rows(total, rows.rescale);
       round_probabilities<kConfig>(P, S);
     }
   }
 
   // O += P V of the first block of keys.
-  void end(Rows& rows, Output& O, const Weights& P) {
+  void end(Rows& rows, Output& O, Promoted& total, const Weights& P) {
     wg.produce();
     wg.shared.v().consumer_wait(wg.v_at);
     issue_output<kConfig>(O, P, wg.v_tile(), rows.accumulate);
     rows.softmax.finish();
     ptx::wgmma_wait<0>();
     wg.release_v();
+    promote<true>(rows, O, total);
   }
 
   // All blocks of keys of a work tile, from the last to the first.
@@ -134,26 +162,37 @@ struct ForwardConsumer {
     wg.skip_blocks(j, blocks.end);
     Rows rows{wg.scores_of(work), {wg.softmax_factor()}};
     Output O;
+    Promoted total = {};
     Weights P;
+    if constexpr (kConfig.has_8_bits()) {
+      const auto scale = wg.operand_scale(work);
+      rows.sign = scale.sign;
+      rows.softmax.factor *= scale.size;
+    }
     wait_for_queries(rows);
     begin(rows, P, work, blocks, j--);
 #pragma unroll 1
-    for (; j >= blocks.full_end; --j) step<MaskKind::kRight>(rows, O, P, j);
+    for (; j >= blocks.full_end; --j) step<MaskKind::kRight>(rows, O, total, P, j);
 #pragma unroll 1
-    for (; j >= blocks.full_begin; --j) step<MaskKind::kNone>(rows, O, P, j);
+    for (; j >= blocks.full_begin; --j) step<MaskKind::kNone>(rows, O, total, P, j);
     if constexpr (kConfig.score.mask_kind == MaskKind::kBoth || kConfig.skips_documents) {
 #pragma unroll 1
-      for (; j >= blocks.begin; --j) step<MaskKind::kLeft>(rows, O, P, j);
+      for (; j >= blocks.begin; --j) step<MaskKind::kLeft>(rows, O, total, P, j);
     }
     wg.release_q();
-    end(rows, O, P);
+    end(rows, O, total, P);
     if constexpr (kConfig.score.mask_kind == MaskKind::kBoth) {
       j = blocks.begin - 1;
       wg.skip_blocks(j, blocks.all_begin);
     }
     const ForwardEpilogue<kConfig> epilogue{wg};
-    epilogue.request_fallback(O, rows.softmax, rows.visible, work);
-    epilogue.template write<false>(O, rows.softmax, work);
+    if constexpr (kConfig.has_8_bits()) {
+      epilogue.request_fallback(total, rows.softmax, rows.visible, work);
+      epilogue.template write<false>(total, rows.softmax, work);
+    } else {
+      epilogue.request_fallback(O, rows.softmax, rows.visible, work);
+      epilogue.template write<false>(O, rows.softmax, work);
+    }
   }
 
   void run() {
@@ -216,7 +255,7 @@ inline void forward_sm90(const ForwardArguments& arguments) {
     } else if (warp == 2) {
       if constexpr (kConfig.gathers) {
         RowFinder<kConfig>{params, shared}.run();
-      } else if constexpr (kConfig.score.varlen) {
+      } else if constexpr (kConfig.fills_tails()) {
         ForwardTailZeroFill<kConfig>{params, shared}.run();
       }
     } else if (warp == 3) {

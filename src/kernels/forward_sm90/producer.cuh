@@ -7,6 +7,7 @@
 // of pools of pages see paged_producer.cuh.
 #pragma once
 
+#include "kernels/common/documents_sm90.cuh"
 #include "kernels/common/products_sm90.cuh"
 #include "kernels/forward_sm90/storage.cuh"
 #include "kernels/ptx/tma.cuh"
@@ -25,13 +26,14 @@ struct ForwardProducer {
 
   void load(const TensorMap& map, u32 tile, u32 full, i32 dims, i32 rows, i32 row, i32 head,
             i32 batch, u64 policy) const {
-    constexpr i32 kBoxDims = kConfig.swizzle ? 64 : 8;
+    constexpr i32 kBytes = kConfig.element_bytes();
+    constexpr i32 kBoxDims = (kConfig.swizzle ? 128 : 16) / kBytes;
 #pragma unroll
-    for (i32 d = 0; d < kConfig.chunked(dims); d += kBoxDims) {
+    for (i32 d = 0; d < kConfig.row_bytes(dims) / kBytes; d += kBoxDims) {
       if constexpr (kConfig.cache_hints) {
-        ptx::tma_load(tile + d * rows * 2, map, full, d, row, head, batch, policy);
+        ptx::tma_load(tile + d * rows * kBytes, map, full, d, row, head, batch, policy);
       } else {
-        ptx::tma_load(tile + d * rows * 2, map, full, d, row, head, batch);
+        ptx::tma_load(tile + d * rows * kBytes, map, full, d, row, head, batch);
       }
     }
   }
@@ -43,9 +45,17 @@ struct ForwardProducer {
     k_at.advance();
   }
 
-  void load_v(i32 block, i32 head, const SeqlenInfo& seqlen) {
+  // first_range: of the blocks of keys of the sequence, among all.
+  void load_v(i32 block, i32 head, const SeqlenInfo& seqlen, i32 first_range) {
+    if constexpr (kConfig.has_8_bits()) {
+      shared.v().producer_acquire(v_at);
+      load(maps.v, shared.v().address(v_at), shared.v().full(v_at), kConfig.kv_rows, kConfig.d_v, 0,
+           head, first_range + block, ptx::kEvictLast);
+      v_at.advance();
+      return;
+    }
     const bool ends_inside =
-        kConfig.score.varlen && rows_inside<kConfig>(seqlen, block) < kConfig.kv_rows;
+        kConfig.fills_tails() && rows_inside<kConfig>(seqlen, block) < kConfig.kv_rows;
     const u32 barrier = ends_inside ? shared.landed(v_at) : shared.v().full(v_at);
     shared.v().producer_acquire(v_at, barrier);
     load(maps.v, shared.v().address(v_at), barrier, kConfig.d_v, kConfig.kv_rows,
@@ -72,8 +82,14 @@ struct ForwardProducer {
     return block.head / (params.heads_q / params.heads_kv);
   }
 
+  i32 first_range(const QueryBlock& block, const SeqlenInfo& seqlen) const {
+    if constexpr (!kConfig.has_8_bits()) return 0;
+    return i32(first_key_range(params.attention, kConfig.kv_rows, block.batch, seqlen.kv_begin));
+  }
+
   void load_block(const QueryBlock& block, const SeqlenInfo& seqlen, i32 first, i32 last) {
     const i32 head = kv_head(block);
+    const i32 range = first_range(block, seqlen);
     if (last <= first + 1) tell_nearly_loaded();
     load_k(last, head, seqlen);
     load_q(block, seqlen);
@@ -81,9 +97,9 @@ struct ForwardProducer {
     for (i32 j = last - 1; j >= first; --j) {
       if (j == first + 1) tell_nearly_loaded();
       load_k(j, head, seqlen);
-      load_v(j + 1, head, seqlen);
+      load_v(j + 1, head, seqlen, range);
     }
-    load_v(first, head, seqlen);
+    load_v(first, head, seqlen, range);
   }
 
   void run() {
@@ -127,7 +143,8 @@ struct InlineProducer {
       producer.load_k(next_k, head, seqlen);
     }
 #pragma unroll 1
-    for (; free_v > 0 && next_v >= first; --next_v, --free_v) producer.load_v(next_v, head, seqlen);
+    for (; free_v > 0 && next_v >= first; --next_v, --free_v)
+      producer.load_v(next_v, head, seqlen, 0);
   }
 };
 

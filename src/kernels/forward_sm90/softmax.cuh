@@ -19,10 +19,15 @@ namespace fulmen {
 template <ForwardSm90Config kConfig>
 struct RowSoftmax {
   static constexpr i32 kFloats = kConfig.kv_rows / 2;
+  // log2 of the weight of the maximum: e4m3 ends at 448 and 2^-9, and 2^4 leaves room at both ends.
+  static constexpr float kHeadroom = kConfig.has_8_bits() ? 4 + kWeightOf8Bits.log2 : 0;
+  // The largest sum of weights of a thread in a block that is rounded: of f16, of e4m3.
+  static constexpr float kLargestSum = kConfig.has_8_bits() ? 448 * 0x1p-8f : 0x1p14f;
   using Scores = float[kFloats];
 
   float factor;  // scale log2(e), c above; 1 where scores come in log2
-  float row_max[2] = {-kInfinity<float>, -kInfinity<float>};  // scaled; -inf: nothing seen yet
+  float row_max[2] = {-kInfinity<float>, -kInfinity<float>};  // scaled, less kHeadroom; -inf:
+                                                              // nothing seen yet
   float sum[2] = {0, 0};  // of this thread's columns; of the row after finish()
   float last_sum[2];      // of the last block
 
@@ -74,7 +79,12 @@ struct RowSoftmax {
       }
       block_max[row] *= factor;
     }
-    constexpr float kGrowth = 8;  // log2: p stays below 2^8, far from overflow even in f16
+    if constexpr (kHeadroom != 0) {
+      block_max[0] -= kHeadroom;
+      block_max[1] -= kHeadroom;
+    }
+    // log2: p stays below 2^8, no overflow in f16 or e4m3
+    constexpr float kGrowth = kConfig.has_8_bits() ? 4 : 8;
     const bool grown = kAlways || ptx::any(block_max[0] - row_max[0] > kGrowth ||
                                            block_max[1] - row_max[1] > kGrowth);
     if (grown) {
@@ -106,7 +116,7 @@ struct RowSoftmax {
   // rounding, which it would otherwise hold up.
   bool outgrew(Scores& S, float (&rescale)[2]) {
     if constexpr (kConfig.shift_rule != ShiftRule::kWhenSumGrew) return false;
-    if (!ptx::any(ptx::max(last_sum[0], last_sum[1]) > 0x1p14f)) return false;
+    if (!ptx::any(ptx::max(last_sum[0], last_sum[1]) > kLargestSum)) return false;
     shrink(S, rescale);
     return true;
   }
@@ -150,6 +160,9 @@ struct RowSoftmax {
       if (is_saturated(row_max[row])) return {maximum, sum[row]};
       return {maximum, sum[row] * ptx::exp2(ptx::fma(-maximum, kLog2E<float>, row_max[row]))};
     }
+    if constexpr (kConfig.has_8_bits()) {
+      return {nats(raw_max[row] * factor), sum[row] * ptx::exp2(-kHeadroom)};
+    }
     return {raw_max[row] * scale, sum[row]};
   }
 
@@ -169,12 +182,14 @@ struct RowSoftmax {
   template <bool kDifferences>
   float exponent(float s, float m) const {
     if constexpr (kConfig.maps_scores()) return s - m;
+    if constexpr (kDifferences && kHeadroom != 0) return ptx::fma(s - m, factor, kHeadroom);
     if constexpr (kDifferences) return (s - m) * factor;
     if constexpr (kConfig.folded_scale) return ptx::fma(s, factor, -m);
     return ptx::mul(s, factor) - m;
   }
 
-  // Divides a block's p and the sums so far by the power of two in the row's block sum.
+  // Divides a block's p and the sums so far by the power of two in the row's block sum; of e4m3, by
+  // the next, since half of what the sum may be is already more than 448.
   void shrink(Scores& S, float (&rescale)[2]) {
 #pragma unroll
     for (i32 row = 0; row < 2; ++row) {
@@ -182,7 +197,7 @@ struct RowSoftmax {
       total += ptx::shuffle_xor(total, 1);
       total += ptx::shuffle_xor(total, 2);
       const i32 exponent = static_cast<i32>(__builtin_bit_cast(u32, total) >> 23) - 127;
-      const i32 drop = clamp(exponent, 0, 126);
+      const i32 drop = clamp(exponent + (kConfig.has_8_bits() ? 1 : 0), 0, 126);
       rescale[row] = __builtin_bit_cast(float, static_cast<u32>(127 - drop) << 23);
       row_max[row] = shift(row) + static_cast<float>(drop);
       sum[row] *= rescale[row];

@@ -23,9 +23,9 @@
 namespace fulmen {
 
 // o, and from the first chunk's thread lse and stats, of one row.
-template <DType kDType, bool kCaches = false, DType kKvDType = kDType>
+template <DType kDType, bool kCaches = false, DType kKvDType = kDType, DType kQDType = kDType>
 void forward_naive_row(const AttentionParams& p, const RowTask& task) {
-  using HeadType = Head<kDType, kCaches, kKvDType>;
+  using HeadType = Head<kDType, kCaches, kKvDType, kQDType>;
   using Real = typename HeadType::Real;
   const i64 index = p.packed.q ? find_sequence(p, p.cu_q, task.row) : task.batch;
   const HeadType head(p, index, task.head);
@@ -82,7 +82,7 @@ void forward_naive(const AttentionParams& p) {
                  : record_faults(p, kConfig.num_threads);
   const i64 task = naive_task<kConfig>();
   if (task >= forward_naive_tasks(p)) return;
-  forward_naive_row<kConfig.dtype, kConfig.caches, kConfig.kv_dtype()>(
+  forward_naive_row<kConfig.dtype, kConfig.caches, kConfig.kv_dtype(), kConfig.q_dtype()>(
       p, row_task(task, num_chunks(p.dim_v), p.q_rows, p.heads_q));
 }
 

@@ -28,6 +28,16 @@ inline U32x2 widen_e4m3(u32 bytes) {
   return y;
 }
 
+// cvt.rn.satfinite.e4m3x2.f32: four numbers as bytes, the first one lowest; up to 448, NaN 0x7f.
+inline u32 pack_e4m3(float a, float b, float c, float d) {
+  u32 bytes;
+  asm("{.reg .b16 low, high; cvt.rn.satfinite.e4m3x2.f32 low, %2, %1; "
+      "cvt.rn.satfinite.e4m3x2.f32 high, %4, %3; mov.b32 %0, {low, high};}"
+      : "=r"(bytes)
+      : "f"(a), "f"(b), "f"(c), "f"(d));
+  return bytes;
+}
+
 // ex2.approx.ftz: 2^x, relative error 2^-22; 2^-inf = 0; results below 2^-126 become 0.
 inline float exp2(float x) {
   float y;

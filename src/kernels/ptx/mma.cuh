@@ -11,10 +11,11 @@
 // so that a pair of neighbouring d, packed, is an a of the next product. PTX ISA 9.0, 9.7.14.5.
 //
 // wgmma, on Hopper, of a warpgroup: D (64 x N, float32, in registers) (+)= A (64 x 16) B (16 x N),
-// 16-bit inputs. The products are asynchronous: fence before the first of a batch, commit it, wait
-// before touching D or overwriting A, B. PTX ISA 9.0, section 9.7.15. The fragment: float i of
-// thread t is row 16 (t / 32) + t % 32 / 4 + 8 (i / 2 % 2), column 8 (i / 4) + 2 (t % 4) + i % 2.
-// The macros spell out operand lists, which C++ templates cannot; they end with this file.
+// 16-bit inputs, or A (64 x 32) B (32 x N) of e4m3. The products are asynchronous: fence before the
+// first of a batch, commit it, wait before touching D or overwriting A, B. PTX ISA 9.0,
+// section 9.7.15. The fragment: float i of thread t is row 16 (t / 32) + t % 32 / 4 + 8 (i / 2 %
+// 2), column 8 (i / 4) + 2 (t % 4) + i % 2. The macros spell out operand lists, which C++ templates
+// cannot; they end with this file.
 #pragma once
 
 #include "kernels/base.cuh"
@@ -158,25 +159,23 @@ constexpr u32 plain_strides(u32 stride_bytes) { return stride_bytes >> 4; }
   "%106, %107, %108, %109, %110, %111, %112, %113, %114, %115, %116, %117, %118, %119, %120, " \
   "%121, %122, %123, %124, %125, %126, %127"
 
-#define FULMEN_SS(N, TYPE, R, A, B, P, T, H)                                               \
-  asm volatile(                                                                            \
-      "{.reg .pred p; .reg .b32 h; .reg .b64 a, b; setp.ne.b32 p, " P ", 0; mov.b32 h, " H \
-      ";"                                                                                  \
-      "mov.b64 a, {" A ", h}; mov.b64 b, {" B                                              \
-      ", h};"                                                                              \
-      "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE " {" FULMEN_R##R     \
-      "}, a, b, p, 1, 1,"                                                                  \
-      "0, " T ";}"                                                                         \
-      : FULMEN_D##R                                                                        \
+#define FULMEN_SS(N, TYPES, R, A, B, P, T, H)                                                 \
+  asm volatile(                                                                               \
+      "{.reg .pred p; .reg .b32 h; .reg .b64 a, b; setp.ne.b32 p, " P ", 0; mov.b32 h, " H    \
+      ";"                                                                                     \
+      "mov.b64 a, {" A ", h}; mov.b64 b, {" B                                                 \
+      ", h};"                                                                                 \
+      "wgmma.mma_async.sync.aligned.m64n" #N TYPES " {" FULMEN_R##R "}, a, b, p, 1, 1" T ";}" \
+      : FULMEN_D##R                                                                           \
       : "r"(a), "r"(b), "r"(static_cast<i32>(accumulate)), "n"(kTransposeB ? 1 : 0), "n"(kUpper))
 
-#define FULMEN_RS(N, TYPE, R, A0, A1, A2, A3, B, P, T, H)                                        \
+#define FULMEN_RS(N, TYPES, R, A0, A1, A2, A3, B, P, T, H)                                       \
   asm volatile("{.reg .pred p; .reg .b32 h; .reg .b64 b; setp.ne.b32 p, " P ", 0; mov.b32 h, " H \
                ";"                                                                               \
                "mov.b64 b, {" B                                                                  \
                ", h};"                                                                           \
-               "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE " {" FULMEN_R##R  \
-               "}, {" A0 ", " A1 ", " A2 ", " A3 "}, b, p, 1, 1, " T ";}"                        \
+               "wgmma.mma_async.sync.aligned.m64n" #N TYPES " {" FULMEN_R##R                     \
+               "}, {" A0 ", " A1 ", " A2 ", " A3 "}, b, p, 1, 1" T ";}"                          \
                : FULMEN_D##R                                                                     \
                : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b), "r"(static_cast<i32>(accumulate)),  \
                  "n"(kTransposeB ? 1 : 0), "n"(kUpper))
@@ -185,22 +184,31 @@ constexpr u32 plain_strides(u32 stride_bytes) { return stride_bytes >> 4; }
 // wgmma_rs: A in registers, in the layout of D with neighbouring columns packed into one register.
 // kTransposeB: B lies K x N in shared memory (row-major V), else N x K (row-major K). kUpper: the
 // upper word of all descriptors.
+// m64nNk32 of e4m3: 32 columns of A take the bytes of 16 of 16 bits; in registers, a is
+//   0: row g, columns 4q .. 4q + 3   1: row g + 8   2: row g, columns + 16   3: row g + 8, + 16
+// and B is N x K alone. Its sums keep 14 bits (src/emulator/tensor_core.h).
 #define FULMEN_WGMMA(N, R, X0, X1, X2, X3, X4, X5, X6, X7)                       \
   template <DType kDType, bool kTransposeB, u32 kUpper = kSwizzledRows>          \
   inline void wgmma_ss(float (&d)[N / 2], u32 a, u32 b, bool accumulate) {       \
-    if constexpr (kDType == DType::kBFloat16) {                                  \
-      FULMEN_SS(N, "bf16", R, X0, X1, X2, X3, X4);                               \
+    if constexpr (kDType == DType::kFloat8E4M3) {                                \
+      static_assert(!kTransposeB);                                               \
+      FULMEN_SS(N, "k32.f32.e4m3.e4m3", R, X0, X1, X2, "", X4);                  \
+    } else if constexpr (kDType == DType::kBFloat16) {                           \
+      FULMEN_SS(N, "k16.f32.bf16.bf16", R, X0, X1, X2, ", 0, " X3, X4);          \
     } else {                                                                     \
-      FULMEN_SS(N, "f16", R, X0, X1, X2, X3, X4);                                \
+      FULMEN_SS(N, "k16.f32.f16.f16", R, X0, X1, X2, ", 0, " X3, X4);            \
     }                                                                            \
   }                                                                              \
   template <DType kDType, bool kTransposeB, u32 kUpper = kSwizzledRows>          \
   inline void wgmma_rs(float (&d)[N / 2], u32 a0, u32 a1, u32 a2, u32 a3, u32 b, \
                        bool accumulate) {                                        \
-    if constexpr (kDType == DType::kBFloat16) {                                  \
-      FULMEN_RS(N, "bf16", R, X0, X1, X2, X3, X4, X5, X6, X7);                   \
+    if constexpr (kDType == DType::kFloat8E4M3) {                                \
+      static_assert(!kTransposeB);                                               \
+      FULMEN_RS(N, "k32.f32.e4m3.e4m3", R, X0, X1, X2, X3, X4, X5, "", X7);      \
+    } else if constexpr (kDType == DType::kBFloat16) {                           \
+      FULMEN_RS(N, "k16.f32.bf16.bf16", R, X0, X1, X2, X3, X4, X5, ", " X6, X7); \
     } else {                                                                     \
-      FULMEN_RS(N, "f16", R, X0, X1, X2, X3, X4, X5, X6, X7);                    \
+      FULMEN_RS(N, "k16.f32.f16.f16", R, X0, X1, X2, X3, X4, X5, ", " X6, X7);   \
     }                                                                            \
   }
 FULMEN_WGMMA(48, 24, "%24", "%25", "%26", "%27", "%28", "%29", "%30", "%31")

@@ -69,53 +69,6 @@ struct CacheRows {
   }
 };
 
-// Keys or values of 8 bits, with their scales, or records.
-template <class HeadType, class Rows_>
-struct QuantisedRows {
-  using Real = typename HeadType::Real;
-  using Element = typename HeadType::KvElement;
-
-  Rows_ rows;
-  const HeadType& head;
-  const ArrayView& scales;
-
-  // The values of elements d .. of a row, as many as a vector holds; those past the last are 0.
-  // packed: rows.in_vectors of as many.
-  SimtVector<Real> values(i64 row, i32 d, bool packed) const {
-    constexpr i32 kLanes = SimtVector<Real>::kLanes;
-    struct alignas(kLanes) Pack {
-      Element lane[kLanes];
-    };
-    SimtVector<Real> value{};
-    i64 first = 0;
-    if (!rows.find(row, first)) {
-      rows.put_no_page(value);
-      return value;
-    }
-    if constexpr (HeadType::kHasRecords) {
-      const auto numbers = head.numbers(rows.array, scales, row);
-      for (i32 m = 0; m < min(kLanes, rows.dim - d); ++m) value.lane[m] = numbers[d + m];
-      return value;
-    }
-    if (packed) {
-      static_assert(sizeof(Element) == 1);
-      const Pack pack = reinterpret_cast<const Pack*>(rows.array.data + first)[d / kLanes];
-#pragma unroll
-      for (i32 m = 0; m < kLanes; ++m) value.lane[m] = widen(pack.lane[m]);
-    } else {
-#pragma unroll
-      for (i32 m = 0; m < kLanes; ++m) {
-        const i64 at = first + (d + m) * rows.array.strides[3];
-        if (d + m < rows.dim) value.lane[m] = head.kv_element(rows.array, at);
-      }
-    }
-    const Real scale = head.kv_scale(scales, row);
-#pragma unroll
-    for (i32 m = 0; m < kLanes; ++m) value.lane[m] *= scale;
-    return value;
-  }
-};
-
 // Up to kLanes neighbours of any dtype, stride and alignment; the rest 0.
 template <class Real>
 __attribute__((noinline)) SimtVector<Real> load_vector(const ArrayView& array, i64 offset,
@@ -184,6 +137,15 @@ struct SimtRows {
   template <i32 kTileRows, class HeadType, class Rows, class Tile>
   static void load(const QuantisedRows<HeadType, Rows>& from, i64 row, i64 count,
                    const Tile& tile) {
+    load_values<kTileRows>(from, row, count, tile);
+  }
+  template <i32 kTileRows, class HeadType, class Tile>
+  static void load(const QuantisedQueries<HeadType, HeadRows>& from, i64 row, i64 count,
+                   const Tile& tile) {
+    load_values<kTileRows>(from, row, count, tile);
+  }
+  template <i32 kTileRows, class From, class Tile>
+  static void load_values(const From& from, i64 row, i64 count, const Tile& tile) {
     const i32 present = static_cast<i32>(clamp<i64>(count, 0, kTileRows));
     const bool packed = from.rows.in_vectors(kLanes);
 #pragma unroll 1

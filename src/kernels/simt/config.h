@@ -11,7 +11,7 @@
 namespace fulmen {
 
 struct FmaConfig {
-  DType dtype = DType::kFloat32;  // of q; of k, v too, unless they are quantised
+  DType dtype = DType::kFloat32;  // of q, and of k, v that are not quantised
   i32 num_threads = 128;          // of a block
 
   // simt only. A block owns `rows` rows (of queries, or of keys in the pass for dK and dV) and
@@ -28,8 +28,10 @@ struct FmaConfig {
   bool caches = false;
   // Forward: the type of k and v where it has 8 bits.
   DType quantised = DType::kNone;
+  bool quantised_q = false;  // and of q; dtype is float32 then
 
   constexpr DType kv_dtype() const { return quantised == DType::kNone ? dtype : quantised; }
+  constexpr DType q_dtype() const { return quantised_q ? quantised : dtype; }
 
   constexpr DType real() const {
     return dtype == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32;
@@ -69,6 +71,7 @@ constexpr void for_each_field(const FmaConfig& config, Each each) {
   each("adds_dq", config.adds_dq);
   each("caches", config.caches);
   each("quantised", config.quantised);
+  each("quantised_q", config.quantised_q);
 }
 
 }  // namespace fulmen

@@ -47,7 +47,7 @@ struct ForwardSimt : Simt<kConfig> {
   using Rows = SimtRows<kConfig>;
   using typename Base::Pairs;
   using typename Base::Real;
-  using HeadType = Head<kConfig.dtype, kConfig.caches, kConfig.kv_dtype()>;
+  using HeadType = Head<kConfig.dtype, kConfig.caches, kConfig.kv_dtype(), kConfig.q_dtype()>;
   using KeyRows = KeyRowsOf<HeadType>;
   using Math = typename HeadType::Math;
   using State = typename HeadType::State;
@@ -174,8 +174,14 @@ struct ForwardSimt : Simt<kConfig> {
   }
 
   void load_first(i64 first_column) const {
-    Rows::template load<kConfig.rows>(q_rows_of(head, p.q, p.dim_qk), first_row,
-                                      head.sequence.shape.q_len - first_row, Q);
+    const HeadRows q_rows = q_rows_of(head, p.q, p.dim_qk);
+    const i64 num_rows = head.sequence.shape.q_len - first_row;
+    if constexpr (HeadType::kHasQuantisedQ) {
+      Rows::template load<kConfig.rows>(QuantisedQueries<HeadType, HeadRows>{q_rows, head},
+                                        first_row, num_rows, Q);
+    } else {
+      Rows::template load<kConfig.rows>(q_rows, first_row, num_rows, Q);
+    }
     Rows::template load<kConfig.columns>(k_rows, first_column, num_keys(first_column), K);
   }
 

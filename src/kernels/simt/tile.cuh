@@ -310,4 +310,79 @@ struct Simt {
   }
 };
 
+// Elements d .. of a row of 8-bit numbers, as many as a vector holds; those past the last are 0.
+// first: offset of its element 0. packed: rows.in_vectors of as many.
+template <class Real, class Element, class Rows>
+SimtVector<Real> widened_vector(const Rows& rows, i64 first, i32 d, bool packed) {
+  static_assert(sizeof(Element) == 1);
+  constexpr i32 kLanes = SimtVector<Real>::kLanes;
+  struct alignas(kLanes) Pack {
+    Element lane[kLanes];
+  };
+  SimtVector<Real> value{};
+  if (packed) {
+    const Pack pack = reinterpret_cast<const Pack*>(rows.array.data + first)[d / kLanes];
+#pragma unroll
+    for (i32 m = 0; m < kLanes; ++m) value.lane[m] = widen(pack.lane[m]);
+    return value;
+  }
+#pragma unroll
+  for (i32 m = 0; m < kLanes; ++m) {
+    const u8* const address = rows.array.data + first + (d + m) * rows.array.strides[3];
+    if (d + m < rows.dim) value.lane[m] = widen(load_element<Element>(address));
+  }
+  return value;
+}
+
+// Keys or values of 8 bits, with their scales, or records.
+template <class HeadType, class Rows_>
+struct QuantisedRows {
+  using Real = typename HeadType::Real;
+
+  Rows_ rows;
+  const HeadType& head;
+  const ArrayView& scales;
+
+  SimtVector<Real> values(i64 row, i32 d, bool packed) const {
+    SimtVector<Real> value{};
+    i64 first = 0;
+    if (!rows.find(row, first)) {
+      rows.put_no_page(value);
+      return value;
+    }
+    if constexpr (HeadType::kHasRecords) {
+      const auto numbers = head.numbers(rows.array, scales, row);
+      for (i32 m = 0; m < min(value.kLanes, rows.dim - d); ++m) value.lane[m] = numbers[d + m];
+      return value;
+    }
+    value = widened_vector<Real, typename HeadType::KvElement>(rows, first, d, packed);
+    const bool by_dim = scales.strides[3] != 0;
+    Real scale = head.kv_scale(scales, row, by_dim ? d : 0);
+#pragma unroll
+    for (i32 m = 0; m < value.kLanes; ++m) {
+      if (by_dim && d + m < rows.dim) scale = head.kv_scale(scales, row, d + m);
+      value.lane[m] *= scale;
+    }
+    return value;
+  }
+};
+
+// Queries of 8 bits, likewise.
+template <class HeadType, class Rows>
+struct QuantisedQueries {
+  using Real = typename HeadType::Real;
+
+  Rows rows;
+  const HeadType& head;
+
+  SimtVector<Real> values(i64 row, i32 d, bool packed) const {
+    SimtVector<Real> value =
+        widened_vector<Real, typename HeadType::QElement>(rows, rows.offset(row), d, packed);
+    const Real scale = head.q_scale(row);
+#pragma unroll
+    for (i32 m = 0; m < value.kLanes; ++m) value.lane[m] *= scale;
+    return value;
+  }
+};
+
 }  // namespace fulmen

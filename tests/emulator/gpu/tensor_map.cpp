@@ -16,17 +16,20 @@ namespace emulator = fulmen::emulator;
 FULMEN_DRIVER(cuTensorMapEncodeTiled, CUtensorMap* map, int type, unsigned rank, void* address,
               const std::uint64_t* extents, const std::uint64_t* stride_bytes, const unsigned* box,
               const unsigned* element_strides, int interleave, int swizzle, int, int) {
+  constexpr int kTypeByte = 0;
   constexpr int kTypeFloat16 = 6;
   constexpr int kTypeBFloat16 = 9;
   constexpr int kNoSwizzle = 0;
   constexpr int kSwizzle128B = 3;
-  const bool known = (type == kTypeFloat16 || type == kTypeBFloat16) && rank == 4 &&
-                     interleave == 0 && (swizzle == kNoSwizzle || swizzle == kSwizzle128B);
+  const bool known = (type == kTypeByte || type == kTypeFloat16 || type == kTypeBFloat16) &&
+                     rank == 4 && interleave == 0 &&
+                     (swizzle == kNoSwizzle || swizzle == kSwizzle128B);
   if (!known) return kCudaNotSupported;
   if (reinterpret_cast<std::uint64_t>(address) % 16 != 0) return kCudaInvalidValue;
   emulator::HostTensorMap host{};
   host.data = static_cast<fulmen::u8*>(address);
-  host.strides_bytes[0] = 2;
+  const unsigned size = type == kTypeByte ? 1 : 2;
+  host.strides_bytes[0] = size;
   for (unsigned axis = 0; axis < rank; ++axis) {
     if (extents[axis] == 0 || extents[axis] > 1ull << 31) return kCudaInvalidValue;
     if (box[axis] == 0 || box[axis] > 256 || element_strides[axis] != 1) return kCudaInvalidValue;
@@ -36,7 +39,7 @@ FULMEN_DRIVER(cuTensorMapEncodeTiled, CUtensorMap* map, int type, unsigned rank,
     if (stride % 16 != 0 || stride >= 1ull << 40) return kCudaInvalidValue;
     host.strides_bytes[axis] = static_cast<fulmen::i64>(stride);
   }
-  const unsigned row_bytes = 2 * box[0];
+  const unsigned row_bytes = size * box[0];
   if (row_bytes % 16 != 0 || (swizzle == kSwizzle128B && row_bytes > 128)) return kCudaInvalidValue;
   if (box[2] != 1 || box[3] != 1) return kCudaNotSupported;
   host.box_rows = static_cast<int>(box[1]);

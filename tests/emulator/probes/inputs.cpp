@@ -34,11 +34,22 @@ class Source {
     if (numbers == Numbers::kSparse && word() % 2 == 0) return 0;
     return std::ldexp(2 * sum, static_cast<int>(word() % 24) - 12);
   }
-  u32 pair(DType dtype, Numbers numbers) {
+  // A word of them.
+  u32 word(DType dtype, Numbers numbers) {
     if (dtype == DType::kFloat32) return accumulator(numbers);
+    if (dtype == DType::kFloat8E4M3) return four(numbers);
     const float low = number(numbers), high = number(numbers);
     if (dtype == DType::kBFloat16) return u32{to_bf16(high).bits} << 16 | to_bf16(low).bits;
     return u32{to_f16(high).bits} << 16 | to_f16(low).bits;
+  }
+  // Tiny ones lie where e4m3 has numbers without a leading bit.
+  u32 four(Numbers numbers) {
+    u32 bytes = 0;
+    for (int i = 0; i < 4; ++i) {
+      const float x = number(numbers) * (numbers == Numbers::kTiny ? 0x1p8f : 1);
+      bytes = bytes << 8 | to_e4m3(x).bits;
+    }
+    return bytes;
   }
   u32 accumulator(Numbers numbers) { return __builtin_bit_cast(u32, number(numbers)); }
 
@@ -57,7 +68,7 @@ void add_mma(std::vector<ProbeRun>& runs, Probe probe, DType dtype, const std::s
                  kProducts * 128,
                  kProducts};
     for (i32 i = 0; i < kProducts * 32; ++i) {
-      for (int j = 0; j < 6; ++j) run.in.push_back(source.pair(dtype, numbers));
+      for (int j = 0; j < 6; ++j) run.in.push_back(source.word(dtype, numbers));
       for (int j = 0; j < 4; ++j) run.in.push_back(source.accumulator(numbers));
     }
     runs.push_back(std::move(run));
@@ -81,7 +92,7 @@ void add_wgmma(std::vector<ProbeRun>& runs, const Wgmma& wgmma) {
                  {},
                  128 * wgmma.floats * kSteps,
                  kSteps};
-    for (int i = 0; i < 10240; ++i) run.in.push_back(source.pair(wgmma.dtype, numbers));
+    for (int i = 0; i < 10240; ++i) run.in.push_back(source.word(wgmma.dtype, numbers));
     for (u32 i = 0; i < 128 * wgmma.floats; ++i) run.in.push_back(source.accumulator(numbers));
     runs.push_back(std::move(run));
   }
@@ -144,6 +155,11 @@ void add_arithmetic(std::vector<ProbeRun>& runs) {
     around[i] = __builtin_bit_cast(u32, __builtin_bit_cast(float, around[i]) * 0x1p-34f);
   }
   add("cvt in the range of f16", Probe::kPack, std::move(around), 2 * kCount);
+  add("cvt to e4m3x2 and back", Probe::kPackE4M3, floats(23, 4 * kCount), 3 * kCount);
+  add("cvt in the range of e4m3", Probe::kPackE4M3, arguments(24, 4 * kCount, -500, 500),
+      3 * kCount);
+  add("cvt in the subnormals of e4m3", Probe::kPackE4M3, arguments(25, 4 * kCount, -0.05f, 0.05f),
+      3 * kCount);
   add("max, fma, mul", Probe::kExact, floats(7, 3 * kCount), 4 * kCount);
   add("max, fma, mul near 1", Probe::kExact, arguments(8, 3 * kCount, -2, 2), 4 * kCount);
   add("ex2.approx", Probe::kExp2, arguments(9, kCount, -130, 10), kCount);
@@ -231,6 +247,9 @@ std::vector<ProbeRun> probe_runs() {
   add_wgmma(runs, {"wgmma n128, K x N", Probe::kWgmmaColumns, DType::kFloat16, 64});
   add_wgmma(runs, {"wgmma n128, registers", Probe::kWgmmaRegisters, DType::kFloat16, 64});
   add_wgmma(runs, {"wgmma n64, no swizzle", Probe::kWgmmaPlain, DType::kBFloat16, 32});
+  add_wgmma(runs, {"wgmma e4m3 n128", Probe::kWgmmaE4M3, DType::kFloat8E4M3, 64});
+  add_wgmma(runs,
+            {"wgmma e4m3 n128, registers", Probe::kWgmmaE4M3Registers, DType::kFloat8E4M3, 64});
   add_copies(runs);
   add_clusters(runs);
   return runs;

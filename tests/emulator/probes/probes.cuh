@@ -103,6 +103,18 @@ inline void probe_pack(const ProbeParams& p) {
   }
 }
 
+inline void probe_pack_e4m3(const ProbeParams& p) {
+  for (i32 i = i32(ptx::thread_index()); i < p.count; i += 32) {
+    const u32* const in = p.in + 4 * i;
+    const u32 bytes =
+        ptx::pack_e4m3(as_float(in[0]), as_float(in[1]), as_float(in[2]), as_float(in[3]));
+    const ptx::U32x2 pairs = ptx::widen_e4m3(bytes);
+    p.out[3 * i] = bytes;
+    p.out[3 * i + 1] = pairs.word[0];
+    p.out[3 * i + 2] = pairs.word[1];
+  }
+}
+
 inline void probe_exact(const ProbeParams& p) {
   for (i32 i = i32(ptx::thread_index()); i < p.count; i += 32) {
     const float a = as_float(p.in[3 * i]), b = as_float(p.in[3 * i + 1]),
@@ -164,6 +176,8 @@ inline void probe_warp(const ProbeParams& p) {
       return probe_shuffles(p);
     case Probe::kPack:
       return probe_pack(p);
+    case Probe::kPackE4M3:
+      return probe_pack_e4m3(p);
     case Probe::kExact:
       return probe_exact(p);
     case Probe::kSums:
@@ -193,7 +207,7 @@ inline void probe_wgmma(const ProbeParams& p) {
   ptx::fence_proxy_async();
   ptx::block_sync();
   const u32* const in = p.in + kProbeAWords + kProbeBWords + thread * kFloats;
-  for (i32 k = 0; k < p.count; ++k) {  // steps of 16 along K
+  for (i32 k = 0; k < p.count; ++k) {  // steps of 32 bytes along K
     float d[kFloats];
 #pragma unroll
     for (i32 i = 0; i < kFloats; ++i) d[i] = as_float(in[i]);
@@ -229,6 +243,10 @@ inline void probe_warpgroup(const ProbeParams& p) {
       return probe_wgmma<DType::kFloat16, true, 64, false, false>(p);
     case Probe::kWgmmaRegisters:
       return probe_wgmma<DType::kFloat16, true, 64, true, false>(p);
+    case Probe::kWgmmaE4M3:
+      return probe_wgmma<DType::kFloat8E4M3, false, 64, false, false>(p);
+    case Probe::kWgmmaE4M3Registers:
+      return probe_wgmma<DType::kFloat8E4M3, false, 64, true, false>(p);
     default:
       return probe_wgmma<DType::kBFloat16, false, 32, false, true>(p);
   }

@@ -20,6 +20,7 @@ enum class Probe : i32 {
   kStmatrixTransposed,
   kShuffles,  // a word and a lane for each lane
   kPack,      // pairs of floats
+  kPackE4M3,  // four floats
   kExact,     // triples of floats: max, fma, mul
   kExp2,      // floats, as below
   kLog2,
@@ -35,6 +36,8 @@ enum class Probe : i32 {
   kWgmmaColumns,    // float16, N 128, B is K x N
   kWgmmaRegisters,  // float16, N 128, A in registers, B is K x N
   kWgmmaPlain,      // bfloat16, N 64, no swizzle
+  kWgmmaE4M3,       // e4m3, N 128, both by descriptor, B is N x K
+  kWgmmaE4M3Registers,
   // The copy engine: coordinates of boxes, 4 words each; the tensor follows.
   kTensorLoad,       // 64 columns, 128-byte swizzle
   kTensorLoadPlain,  // 8 columns

@@ -11,8 +11,8 @@ namespace fulmen::test {
 
 inline TensorMap map_of(const gpu::TensorBox& box) {
   emulator::HostTensorMap map{
-      static_cast<u8*>(box.data),     {2},        {}, static_cast<i32>(box.box_rows),
-      static_cast<i32>(box.box_dims), box.swizzle};
+      static_cast<u8*>(box.data),     {size_bytes(box.dtype)},        {},
+      static_cast<i32>(box.box_rows), static_cast<i32>(box.box_dims), box.swizzle};
   for (int axis = 0; axis < 4; ++axis) {
     map.extents[axis] = static_cast<i32>(box.extents[axis]);
     if (axis > 0) map.strides_bytes[axis] = static_cast<i64>(box.strides_bytes[axis - 1]);

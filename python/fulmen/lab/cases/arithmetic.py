@@ -26,6 +26,7 @@ class Arithmetic:
     storage: np.dtype[Any] | None  # what `round` rounds to; None: it does nothing
     natural_order: bool  # sums run from the first term to the last, one rounding a term
     tf32: bool = False  # factors of products of matrices are rounded to tf32
+    eight_bits: bool = False  # products as tensor cores make them of e4m3: see below
 
     def cast(self, x: Array) -> Array:
         """X in the type of the work."""
@@ -38,6 +39,28 @@ class Arithmetic:
     def round(self, x: Array) -> Array:
         """R(x): through the type of the inputs."""
         return x if self.storage is None else x.astype(self.storage).astype(self.work)
+
+    @property
+    def eps(self) -> float:
+        """From 1 to the next number of its sums."""
+        return 2.0**-KEPT_BITS if self.eight_bits else float(np.finfo(self.work).eps)
+
+    @property
+    def weights(self) -> np.dtype[Any] | None:
+        """What probabilities are rounded to before they are multiplied; None: they are not."""
+        return dtype_of("float8_e4m3fn") if self.eight_bits else self.storage
+
+    def round_weights(self, x: Array) -> Array:
+        """Weights, 1 being the largest of a row, rounded to their type; e4m3 times 2^8."""
+        if not self.eight_bits:
+            return self.round(x)
+        return np.asarray((x * 256).astype(self.weights).astype(self.work) / 256)
+
+    def scores(self, q: Array, k: Array) -> Array:
+        """The product of q and k transposed; of e4m3 what sums of 14 bits leave of it."""
+        if not self.eight_bits:
+            return self.dot(q, k.T)
+        return np.stack([scores_of_8_bits(row, k) for row in q]) if len(q) else self.dot(q, k.T)
 
     def round_as(self, x: Array, dtype: np.dtype[Any]) -> Array:
         """X through another type, where the arithmetic rounds at all."""
@@ -89,6 +112,32 @@ class Arithmetic:
         return self.sum_rows(x.transpose(kept + axes).reshape(rows, count)).reshape(shape)
 
 
+DEPTH_OF_8_BITS = 32  # products of e4m3 that a tensor core adds up at once
+KEPT_BITS = 13  # of them behind the largest exponent among them and the sum before
+
+
+def scores_of_8_bits(row: Array, k: Array) -> Array:
+    """k (n, d) times a row of q, as Hopper's tensor cores add up products of e4m3 in float32.
+
+    32 products and the sum so far are cut off, towards zero, 13 bits behind the largest of them,
+    and so is their sum behind its own leading bit.
+    """
+    s = np.zeros((len(k), 1))
+    for d in range(0, len(row), DEPTH_OF_8_BITS):
+        part = slice(d, d + DEPTH_OF_8_BITS)
+        terms = np.concatenate([s, row[part].astype(float) * k[:, part]], axis=1)
+        s = cut_off(cut_off(terms, abs(terms).max(axis=1)).sum(axis=1, keepdims=True))
+    return s[:, 0].astype(row.dtype)
+
+
+def cut_off(x: Array, largest: Array | None = None) -> Array:
+    """Numbers towards zero, to 13 bits behind the leading one, or behind that of `largest`."""
+    _, exponent = np.frexp(abs(x) if largest is None else largest[:, None])
+    unit = np.ldexp(1.0, exponent - 1 - KEPT_BITS)
+    with np.errstate(invalid="ignore"):
+        return np.where(np.isfinite(x), np.trunc(x / unit) * unit, x)
+
+
 def as_tf32(x: Array) -> Array:
     """Float32 numbers rounded to 11 significant bits, ties away from zero, as a GPU does it."""
     bits = np.ascontiguousarray(x).view(np.uint32)
@@ -117,8 +166,10 @@ def reference(dtype: str) -> Arithmetic:
 def plain(dtype: str, precision: str = "") -> Arithmetic:
     """The arithmetic of a plain implementation for inputs of this type.
 
-    Only "tf32" makes a difference: "3xtf32" is judged as float32 is.
+    "tf32" makes a difference, and "e4m3": q, k and v of 8 bits on tensor cores; "3xtf32" is judged
+    as float32 is.
     """
     storage = dtype_of(dtype)
     work = np.dtype(np.float64 if dtype == "float64" else np.float32)
-    return Arithmetic(work, storage if is_16bit(storage) else None, True, tf32=precision == "tf32")
+    rounded = storage if is_16bit(storage) else None
+    return Arithmetic(work, rounded, True, precision == "tf32", precision == "e4m3")

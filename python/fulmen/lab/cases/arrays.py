@@ -62,9 +62,9 @@ def same_bits(a: Array, b: Array) -> bool:
 
 @dataclass
 class Stored:
-    """Of k or v: its numbers of 8 bits, and their scales."""
+    """Of q, k or v: its numbers of 8 bits, and their scales."""
 
-    numbers: Array  # as k
+    numbers: Array
     scale: Array | None  # broadcasts to them
 
     @property

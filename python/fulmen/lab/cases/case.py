@@ -30,7 +30,8 @@ class Tensors:
     note: str = ""  # what is special, or the public report
     dtype: str = "float32"
     kv_dtype: str = ""  # of k and v; "": as dtype. Others have 8 bits: quantised.MOST
-    scales: str = ""  # quantised.SCALES, and quantised.ODD
+    eight_bits: bool = False  # and of q; dtype is that of o
+    scales: str = ""  # quantised.SCALES, CHANNEL, and ODD
 
     # shapes
     batch: int = 1
@@ -108,6 +109,8 @@ class Case(Caches, Scalars, Tensors):
                 self._put("kv_rows", sum(self.kv_packed) + self.kv_tail)
         if self.kv_rows < 0:
             self._put("kv_rows", self.q_rows)
+        if self.eight_bits:
+            self._put("out_dtype", self.dtype)
         self._put("kv_heads", self.kv_heads or self.heads)
         self._put("dim_v", self.dim_v or self.dim)
         if self.page_size and not self.kv_lengths:

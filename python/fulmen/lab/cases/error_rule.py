@@ -130,7 +130,8 @@ def consult(problem: Problem, dtype: str, precision: str = "") -> Oracle:
     Args:
         problem: what is asked.
         dtype: the type of q, k and v by name.
-        precision: of float32 products, as in fulmen.attention; "" for float32.
+        precision: of float32 products, as in fulmen.attention; "" for float32; "e4m3" of q, k and v
+            of that type on tensor cores.
 
     Returns:
         What `judge` compares results with.
@@ -146,7 +147,7 @@ def consult(problem: Problem, dtype: str, precision: str = "") -> Oracle:
         terms,
         inherited,
         walk,
-        float(np.finfo(fair.work).eps),
+        fair.eps,
         problem.options.cu_q is not None,
     )
 

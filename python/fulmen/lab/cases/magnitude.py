@@ -150,7 +150,7 @@ def delta_squares(
 def rounding_squares(
     problem: Problem, at: Segment, head: Head, storage: np.dtype[Any], ar: Arithmetic
 ) -> tuple[Array, HeadGradients | None]:
-    """The squares of what plain's roundings of P and dS to 16 bits make of the results.
+    """The squares of what plain's roundings of P and dS to 16 bits, or 8, make of the results.
 
     Half an ulp each, which no sum of another order or with another row maximum can foresee. A row
     with one key is left out: its P is 1 in every implementation.
@@ -231,8 +231,8 @@ def magnitudes(
             sees_any = head.visible.any(axis=1)
             terms.lse[at.q_at] = (head.p_keys * s).sum(axis=1) + np.where(sees_any, abs(log_l), 0)
             errors = probability_errors(head, score_error(problem, at, head, fair, ar), smallest)
-            if fair.storage is not None:
-                walks.add(at, *rounding_squares(problem, at, head, fair.storage, ar))
+            if fair.weights is not None:
+                walks.add(at, *rounding_squares(problem, at, head, fair.weights, ar))
             o, g = head_magnitude(problem, at, head, errors, ar)
             sums.add(at, o, g)
             if g is not None:

@@ -71,7 +71,7 @@ def attend(problem: Problem, at: Segment, ar: Arithmetic) -> Head:
     head_at = (at.batch, at.head, num_q, num_k)
 
     # s = modified(scale * dot(q, k)) + bias - slope * distance
-    s = ar.number(options.scale_for(dim)) * ar.dot(q, k.T)
+    s = ar.number(options.scale_for(dim)) * ar.scores(q, k)
     s, chain = modified(s, options)
     chain = np.where(see, chain, ar.number(1))
     if options.bias is not None:
@@ -135,7 +135,7 @@ def nonzero(x: Array) -> Array:
 
 def output(head: Head, v: Array, ar: Arithmetic) -> Array:
     """O = r((r(e * drop) V) / l_total), which is 0 for a row that sees nothing."""
-    sums = ar.dot(ar.round(head.e * head.drop), v, head.visible)
+    sums = ar.dot(ar.round_weights(head.e * head.drop), v, head.visible)
     return ar.round(sums * (head.top_up / nonzero(head.l_total))[:, None])
 
 

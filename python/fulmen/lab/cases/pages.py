@@ -184,6 +184,8 @@ def place(
         return place_records(case, problem, entries, num_pages, used, rng)
     sources = {"k": problem.k, "v": problem.v}
     for name, kept in problem.stored.items():
+        if name == "q":
+            continue
         sources[name] = kept.numbers
         if kept.has_rows and kept.scale is not None:
             sources[f"{name}_scale"] = kept.scale

@@ -299,8 +299,9 @@ def build_problem(case: Case) -> Problem:
         do=t["do"] if case.gradients else None,
         dlse=dlse if case.dlse else None,
     )
-    for name in ("k", "v") if case.kv_dtype else ():
-        problem.stored[name] = quantised.stored(drawn[name], name, case.kv_dtype, case.scales)
+    for name in "qkv"[0 if case.eight_bits else 1 :] if case.kv_dtype else ():
+        scales = "head" if (case.scales, name != "v") == (quantised.CHANNEL, True) else case.scales
+        problem.stored[name] = quantised.stored(drawn[name], name, case.kv_dtype, scales)
         setattr(problem, name, problem.stored[name].values)
     if case.records:
         problem.records, problem.k = records.record(drawn["k"], case.records)
@@ -313,11 +314,11 @@ def build_problem(case: Case) -> Problem:
 
 
 def scales_of(case: Case, problem: Problem) -> dict[str, Array]:
-    """k_scale and v_scale; of pages whose rows have scales of their own, pages.place has them."""
+    """q_scale, k_scale, v_scale; of pages whose rows have scales, pages.place has them."""
     found = {}
     for name, kept in problem.stored.items():
         scale = kept.scale
-        if scale is None or (case.page_size and kept.has_rows):
+        if scale is None or (case.page_size and kept.has_rows and name != "q"):
             continue
         found[f"{name}_scale"] = scale
     return found
@@ -395,7 +396,7 @@ def build_call(case: Case, problem: Problem, placement: int = 0) -> Call:
             placed[name] = views.VIEWS[view](x) if x.size else x
     if case.packed:
         placed = {name: x.swapaxes(-3, -2) for name, x in placed.items()}
-        for name in ("k_scale", "v_scale"):
+        for name in ("q_scale", "k_scale", "v_scale"):
             if name in given and given[name].ndim > 2:
                 given[name] = given[name].swapaxes(-3, -2)
     return Call(placed["q"], placed["k"], placed["v"], placed.get("do"), problem.dlse, given)

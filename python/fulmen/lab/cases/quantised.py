@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: fulmen contributors
 # SPDX-License-Identifier: Apache-2.0
-"""Keys and values of 8 bits: what a problem's numbers are stored as, and the scales beside them.
+"""Arrays of 8 bits: what the numbers of a problem are stored as, and the scales beside them.
 
 The oracle knows nothing of it: the problem has the values, scale times stored, exact in float64.
 Scales are the largest magnitude of what shares one over the largest number of the type, as a cache
@@ -18,6 +18,7 @@ from .arrays import Array, Stored, dtype_of
 
 MOST = {"float8_e4m3fn": 448.0, "float8_e5m2": 57344.0, "int8": 127.0}
 SCALES = ("", "tensor", "head", "row")
+CHANNEL = "channel"  # of v one for each dim of a head, of the others one for each head
 # What becomes of some scales, numbers stay as they are.
 ODD: dict[str, Callable[[Array], Any]] = {
     "zero": lambda scale: 0.0,
@@ -29,15 +30,15 @@ ODD: dict[str, Callable[[Array], Any]] = {
 
 
 def stored(x: Array, name: str, dtype: str, scales: str) -> Stored:
-    """Numbers of k or v as a cache of that type has them, with scales by a word of SCALES.
+    """Numbers of q, k or v as a cache of that type has them, with scales by a word of SCALES.
 
-    After the word may stand the name of k or v and a word of ODD: "row v far".
+    Or by CHANNEL. After the word may stand a name of them and a word of ODD: "row v far".
     """
     scales, _, odd = scales.partition(" ")
     scale: Any = None
     if scales:
-        axes = {"tensor": tuple(range(x.ndim)), "row": (x.ndim - 1,)}
         of_head = tuple(axis for axis in range(x.ndim) if axis != x.ndim - 3)
+        axes = {"tensor": tuple(range(x.ndim)), "row": (x.ndim - 1,), CHANNEL: of_head[:-1]}
         largest = np.abs(x).max(axis=axes.get(scales, of_head), keepdims=True, initial=0.0)
         scale = np.where(largest > 0, largest / MOST[dtype], 1.0).astype(np.float32)
         scale = scale if scales == "row" else scale.reshape(scale.shape[-3:])

@@ -64,7 +64,7 @@ class Problem:
     options: Options
     do: Array | None = None  # (batch, head, q_row, dim_v) or (head, q_row, dim_v)
     dlse: Array | None = None  # (batch, head, q_row) or (head, q_row)
-    stored: dict[str, Stored] = field(default_factory=dict)  # of "k" and "v", where quantised
+    stored: dict[str, Stored] = field(default_factory=dict)  # of "q", "k", "v", where quantised
     records: Array | None = None  # of the keys (batch, kv_head, kv_row, bytes)
 
 

@@ -93,6 +93,13 @@ inline U32x2 widen_e4m3(u32 bytes) {
   return y;
 }
 
+inline u32 pack_e4m3(float a, float b, float c, float d) {
+  emulator::count(&emulator::Counters::conversions, 2);
+  u32 bytes = 0;
+  for (const float x : {d, c, b, a}) bytes = bytes << 8 | (x != x ? 0x7fu : to_e4m3(x).bits);
+  return bytes;
+}
+
 inline float abs(float x) { return __builtin_fabsf(x); }
 
 template <DType kDType>

@@ -2,14 +2,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Keys and values of 8 bits, with scales of every extent: whole arrays and caches in pages.
 
-Each type of keys stands beside each type of queries. Forward only, as such calls are.
+Each type of keys stands beside each type of queries, its own among them. Forward only, as such
+calls are.
 """
 
 from __future__ import annotations
 
 from itertools import product
 
-from ..quantised import MOST, ODD, SCALES
+from ..quantised import CHANNEL, MOST, ODD, SCALES
 from .options import Fields, table
 
 QUERIES = ("float32", "float16", "bfloat16")
@@ -94,6 +95,47 @@ def odd_scales() -> dict[str, Fields]:
     return made
 
 
+def all_of_8_bits() -> dict[str, Fields]:
+    """q, k and v of one type; o of each type that it may have."""
+    made: dict[str, Fields] = {}
+    for n, ((dtype, o), scales) in enumerate(product(PAIRS, (*SCALES, CHANNEL))):
+        made[f"{dtype}_{o}_{scales or 'unscaled'}"] = {
+            "kv_dtype": dtype, "dtype": o, "scales": scales, "causal": n % 2 == 0,
+            "q_rows": (40, 70, 1, 130)[n % 4], "kv_rows": (70, 130)[n % 2],
+            "dim": (64, 96, 128, 33)[n % 4], "dim_v": (64, 32, 128, 9)[n % 4],
+            "views": (("q k v", ("contiguous", "rows_first", "gapped", "dims_first")[n % 4]),),
+        }  # fmt: skip
+    for n, (name, fields) in enumerate(OPTIONS.items()):
+        made[name] = {
+            **fields, "kv_dtype": tuple(MOST)[n % 3], "dtype": QUERIES[n // 3 % 3],
+            "scales": CHANNEL, "q_rows": (5, 33)[n % 2], "kv_lengths": (70, 34), "dim": 64,
+            **({"kv_start": (7, 20)} if name == "start" else {}),
+        }  # fmt: skip
+        if name == "tree":
+            made[name]["q_rows"] = 5
+    for n, (array, odd) in enumerate(product("kv", ODD)):
+        if odd != "far":
+            made[f"scale_{array}_{odd}"] = {
+                "kv_dtype": "float8_e4m3fn", "dtype": QUERIES[n % 3], "causal": True,
+                "scales": f"head {array} {odd}", "q_rows": 80, "dim": 64,
+            }  # fmt: skip
+    for n, dtype in enumerate(MOST):
+        common: Fields = {"kv_dtype": dtype, "dtype": QUERIES[n], "scales": CHANNEL, "dim": 64}
+        made[f"packed_{dtype}"] = {
+            **common, "q_packed": (1, 40, 0, 7), "kv_packed": (33, 40, 5, 70), "causal": True,
+        }  # fmt: skip
+        made[f"paged_{dtype}"] = {
+            **common, "q_rows": 5, "kv_lengths": (70, 3), "page_size": 16, "causal": True,
+        }  # fmt: skip
+        if dtype != "int8":
+            made[f"nan_q_{dtype}"] = {**common, "poison": "nan_q", "q_rows": 9}
+            made[f"nan_v_{dtype}"] = {**common, "poison": "nan_v", "causal": True}
+            made[f"hidden_nan_{dtype}"] = {
+                **common, "kv_lengths": (70, 3), "q_rows": 9, "poison": "nan_hidden",
+            }  # fmt: skip
+    return made
+
+
 COMMON: Fields = {"batch": 2, "heads": 4, "kv_heads": 2, "kv_rows": 70, "gradients": ()}
 PAGED: Fields = {
     **COMMON, "batch": 3, "q_rows": 5, "kv_lengths": (70, 0, 34), "page_size": 16, "causal": False,
@@ -101,6 +143,7 @@ PAGED: Fields = {
 
 CASES = [
     *table("quantised", ("quantised",), whole(), **COMMON),
+    *table("eight_bits", ("quantised",), all_of_8_bits(), **COMMON, eight_bits=True),
     *table("quantised_caches", ("quantised", "caches"), paged(), **PAGED),
     *table("quantised", ("quantised", "caches"), odd_scales(), **{**PAGED, "kv_heads": 2}),
 ]

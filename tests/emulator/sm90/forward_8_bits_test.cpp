@@ -1,0 +1,229 @@
+// SPDX-FileCopyrightText: fulmen contributors
+// SPDX-License-Identifier: Apache-2.0
+//
+// forward_sm90 of e4m3 on the host, against the scalar oracle: V transposed by the kernel before
+// it, scales of both signs, dense and packed sequences of every length around a block of keys, and
+// values that are NaN. An error beyond that of weights of 4 significant bits is none of rounding.
+#include <cmath>
+#include <numeric>
+#include <random>
+
+#include "kernels/forward_sm90/values.cuh"
+#include "launch_forward.h"
+
+namespace fulmen::test {
+namespace {
+
+constexpr ForwardSm90Config kOf8Bits{.dtype = DType::kFloat8E4M3,
+                                     .o_dtype = DType::kBFloat16,
+                                     .promoted_blocks = 2,
+                                     .warpgroups = 1,
+                                     .kv_rows = 128,
+                                     .shift_rule = ShiftRule::kWhenSumGrew,
+                                     .ping_pong = false};
+
+constexpr ForwardSm90Config causal_128() {
+  ForwardSm90Config config = kOf8Bits;
+  config.warpgroups = 2;
+  config.score.mask_kind = MaskKind::kRight;
+  return config;
+}
+
+constexpr ForwardSm90Config packed_64() {
+  ForwardSm90Config config = kOf8Bits;
+  config.d_qk = config.d_v = 64;
+  config.o_dtype = DType::kFloat16;
+  config.stage_output = false;
+  config.score.mask_kind = MaskKind::kBoth;
+  config.score.varlen = config.score.sinks = config.score.stats = true;
+  return config;
+}
+
+template <class T>
+Tensor tensor_of(std::vector<T>& memory, DType dtype, std::initializer_list<i64> shape) {
+  Tensor tensor{memory.data(), dtype, static_cast<int>(shape.size())};
+  std::copy(shape.begin(), shape.end(), tensor.shape);
+  i64 stride = 1;
+  for (int axis = tensor.rank; axis-- > 0;) {
+    tensor.strides[axis] = stride;
+    stride *= tensor.shape[axis];
+  }
+  memory.resize(static_cast<size_t>(stride) + 16);  // of which the first is at a multiple of 16
+  tensor.data = memory.data() + (16 - reinterpret_cast<u64>(memory.data()) % 16) % 16 / sizeof(T);
+  return tensor;
+}
+
+// A request of 4 query heads over 2 key heads, or with `cu` packed.
+struct EightBits {
+  std::vector<u8> q, k, v;
+  std::vector<float> q_scale, k_scale, v_scale, sinks, lse, stats, o_wide;
+  std::vector<u16> o;
+  std::vector<i32> cu_q, cu_kv;
+  Request request;
+  std::mt19937 random{7};
+
+  EightBits(i64 batch, i64 q_rows, i64 kv_rows, i64 dim, bool is_packed, float q_sign) {
+    const auto array = [&](auto& memory, DType dtype, i64 heads, i64 rows, i64 last) {
+      return is_packed ? tensor_of(memory, dtype, {heads, rows, last})
+                       : tensor_of(memory, dtype, {batch, heads, rows, last});
+    };
+    Arrays& arrays = request.arrays;
+    arrays[Array::kQ] = array(q, DType::kFloat8E4M3, 4, q_rows, dim);
+    arrays[Array::kK] = array(k, DType::kFloat8E4M3, 2, kv_rows, dim);
+    arrays[Array::kV] = array(v, DType::kFloat8E4M3, 2, kv_rows, dim);
+    arrays[Array::kO] = array(o_wide, DType::kFloat32, 4, q_rows, dim);
+    arrays[Array::kQScale] = tensor_of(q_scale, DType::kFloat32, {4, 1, 1});
+    arrays[Array::kKScale] = tensor_of(k_scale, DType::kFloat32, {2, 1, 1});
+    arrays[Array::kVScale] = tensor_of(v_scale, DType::kFloat32, {2, 1, dim});
+    for (const Array each : {Array::kQ, Array::kK, Array::kV}) {
+      fill(arrays[each], [&] { return normal() * 2; });
+    }
+    for (const Array each : {Array::kQScale, Array::kKScale, Array::kVScale}) {
+      fill(arrays[each], [&] { return 0.3 + 0.1 * normal(); });
+    }
+    fill(arrays[Array::kQScale], [&, head = 0]() mutable { return ++head % 2 ? q_sign : 0.5; });
+  }
+
+  double normal() {
+    double sum = 0;
+    for (int i = 0; i < 4; ++i) sum += static_cast<double>(random() >> 8) * 0x1p-24 - 0.5;
+    return 1.7 * sum;
+  }
+
+  template <class Draw>
+  static void fill(const Tensor& tensor, Draw draw) {
+    const i64 count = std::accumulate(tensor.shape, tensor.shape + tensor.rank, i64{1},
+                                      [](i64 a, i64 b) { return a * b; });
+    for (i64 i = 0; i < count; ++i) {
+      store_real(static_cast<char*>(tensor.data) + i * size_bytes(tensor.dtype), tensor.dtype,
+                 draw());
+    }
+  }
+};
+
+template <ForwardSm90Config kConfig>
+void run_of_8_bits(const Problem& problem, u32 seed) {
+  ForwardArguments arguments{};
+  ForwardParams& params = arguments.params;
+  params = gpu::forward_sm90_params(problem, kConfig, gpu_named("h100"));
+  const u64 blocks = gpu::num_key_ranges(problem, kConfig);
+  const u64 heads = static_cast<u64>(problem.heads_kv), keys = kConfig.kv_rows, dims = kConfig.d_v;
+  std::vector<u8> values(blocks * heads * keys * dims + 16, 0x7f);  // NaN until they are written
+  params.values = values.data() + (16 - reinterpret_cast<u64>(values.data()) % 16) % 16;
+  gpu::TensorBox box{params.values,
+                     {keys, dims, heads, blocks},
+                     {keys, keys * dims, keys * dims * heads},
+                     static_cast<u32>(dims)};
+  box.box_dims = kConfig.kv_rows;
+  box.dtype = kConfig.dtype;
+  u32 next_block = 0;
+  params.next_block = &next_block;
+  arguments.maps = {map_of(problem.arrays[Array::kQ], 64),
+                    map_of(problem.arrays[Array::kK], kConfig.kv_rows), map_of(box),
+                    map_of(problem.arrays[Array::kO], 64)};
+  emulator::launch({.blocks = static_cast<i32>(blocks * heads),
+                    .threads = kValueThreads,
+                    .shared_bytes = kConfig.v_bytes(),
+                    .seed = seed,
+                    .kernel = "transpose_values_sm90"},
+                   [&] { transpose_values_sm90<kConfig>(arguments); });
+  emulator::launch({.blocks = min<i64>(gpu::max_work_tiles(problem, kConfig), 2),
+                    .threads = kConfig.threads(),
+                    .shared_bytes = kConfig.shared_bytes(),
+                    .seed = seed,
+                    .kernel = "forward_sm90",
+                    .check = is_sampled(seed)},
+                   [&] { forward_sm90<kConfig>(arguments); });
+}
+
+// |o - oracle| <= 2^-4 sum p |v|, which is the most that weights of 4 bits are off, and a little.
+template <ForwardSm90Config kConfig>
+void expect_close_of_8_bits(EightBits& given, DType o_dtype, u32 seed) {
+  Request narrow = given.request;
+  Tensor& o = narrow.arrays[Array::kO];
+  given.o.resize(given.o_wide.size() + 8);
+  o.data = given.o.data() + (16 - reinterpret_cast<u64>(given.o.data()) % 16) % 16 / 2;
+  o.dtype = o_dtype;
+  run_of_8_bits<kConfig>(validate(narrow, Pointers::kChecked), seed);
+  std::vector<double> got;
+  const i64 count = static_cast<i64>(given.o_wide.size()) - 16;
+  for (i64 i = 0; i < count; ++i) {
+    got.push_back(load_real(static_cast<char*>(o.data) + 2 * i, o_dtype));
+  }
+  const std::vector<float> lse = given.lse;
+  cpu::scalar_forward(validate(given.request, Pointers::kChecked));
+  const float* const wide = static_cast<float*>(given.request.arrays[Array::kO].data);
+  const std::vector<float> expected(wide, wide + count);
+  for (size_t i = 0; i < lse.size(); ++i) {
+    if (std::isfinite(given.lse[i])) {
+      ASSERT_NEAR(lse[i], given.lse[i], 2e-3) << "seed " << seed << ", row " << i;
+    } else {
+      ASSERT_EQ(lse[i], given.lse[i]) << "seed " << seed << ", row " << i;
+    }
+  }
+  for (u8& byte : given.v) byte &= 0x7f;
+  for (float& scale : given.v_scale) scale = std::fabs(scale);
+  cpu::scalar_forward(validate(given.request, Pointers::kChecked));
+  for (size_t i = 0; i < got.size(); ++i) {
+    ASSERT_EQ(std::isnan(got[i]), std::isnan(expected[i])) << "seed " << seed << ", " << i;
+    if (std::isnan(got[i])) continue;
+    ASSERT_NEAR(got[i], static_cast<double>(expected[i]),
+                0.07 * static_cast<double>(wide[i]) + 1e-3)
+        << "seed " << seed << ", " << i;
+  }
+}
+
+TEST(ForwardSm90Of8Bits, IsCausalAcrossBlocksOfKeys) {
+  u32 seed = 0;
+  for (const i64 kv_rows : {127, 128, 129, 400}) {
+    EightBits given(1, 130, kv_rows, 128, false, seed % 2 == 0 ? 0.4f : -0.4f);
+    given.request.options.causal = true;
+    expect_close_of_8_bits<causal_128()>(given, DType::kBFloat16, ++seed);
+  }
+}
+
+TEST(ForwardSm90Of8Bits, PackedSequencesBeginAnywhere) {
+  for (u32 seed = 1; seed <= 3; ++seed) {
+    EightBits given(1, 90, 300, 64, true, 0.3f);
+    given.request.options.causal = true;
+    given.request.options.window_left = 140;
+    Arrays& arrays = given.request.arrays;
+    arrays[Array::kCuQ] = tensor_of(given.cu_q, DType::kInt32, {5});
+    arrays[Array::kCuKv] = tensor_of(given.cu_kv, DType::kInt32, {5});
+    const i32 offsets[2][5] = {{0, 1, 1, 70, 88}, {0, 33, 33, 250, 299}};
+    std::copy_n(offsets[0], 5, static_cast<i32*>(arrays[Array::kCuQ].data));
+    std::copy_n(offsets[1], 5, static_cast<i32*>(arrays[Array::kCuKv].data));
+    arrays[Array::kSinks] = tensor_of(given.sinks, DType::kFloat32, {4});
+    EightBits::fill(arrays[Array::kSinks], [&] { return given.normal(); });
+    arrays[Array::kLse] = tensor_of(given.lse, DType::kFloat32, {4, 90});
+    arrays[Array::kStats] = tensor_of(given.stats, DType::kFloat32, {4, 90, 2});
+    expect_close_of_8_bits<packed_64()>(given, DType::kFloat16, seed);
+  }
+}
+
+// By 2^10 and more from a block of keys to the next, in either order: weights that would be more
+// than e4m3 has are made small again, and the sums so far with them.
+TEST(ForwardSm90Of8Bits, WeightsGrow) {
+  for (const double growth : {-24.0, 24.0}) {
+    EightBits given(1, 64, 512, 128, false, 0.4f);
+    const Arrays& arrays = given.request.arrays;
+    EightBits::fill(arrays[Array::kQ], [] { return 1; });
+    EightBits::fill(arrays[Array::kK], [&, i = 0]() mutable {
+      return 0.5 * given.normal() + growth / 512 * static_cast<double>(i++ / 128 % 512);
+    });
+    expect_close_of_8_bits<kOf8Bits>(given, DType::kBFloat16, 5);
+  }
+}
+
+// Each reaches the rows that see its key, and no other.
+TEST(ForwardSm90Of8Bits, ValuesThatAreNaN) {
+  EightBits given(1, 20, 120, 128, false, 0.4f);
+  given.request.options.causal = true;
+  const Tensor& v = given.request.arrays[Array::kV];
+  static_cast<u8*>(v.data)[110 * 128 + 5] = 0x7f;
+  static_cast<u8*>(v.data)[(120 + 3) * 128 + 77] = 0xff;
+  expect_close_of_8_bits<causal_128()>(given, DType::kBFloat16, 3);
+}
+
+}  // namespace
+}  // namespace fulmen::test
