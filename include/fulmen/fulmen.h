@@ -621,8 +621,8 @@ FULMEN_API fulmen_status fulmen_block_map(const fulmen_problem* problem,
  *
  * At most 256 operations each, 8 captures, 8 scalars. *expression: for fulmen_problem.expression,
  * the same for equal texts and names, in every process; it holds until as many calls of destroy.
- * What is not in the language is FULMEN_ERROR_ARGUMENT with its column and a caret. On the CPU
- * alone so far; a GPU refuses an expression. */
+ * What is not in the language is FULMEN_ERROR_ARGUMENT with its column and a caret. On a GPU the
+ * gradients of captures are summed by atomics, which deterministic and batch_invariant refuse. */
 FULMEN_API fulmen_status fulmen_expression_create(const char* score, const char* mask,
                                                   const char* const* captures, size_t num_captures,
                                                   const char* const* scalars, size_t num_scalars,
@@ -718,6 +718,8 @@ enum {
   FULMEN_FAULT_SLOTS = 64,      /* a slot of an append outside the cache or the request's pages */
   FULMEN_FAULT_POSITIONS = 128, /* a position outside the tables of a rotary embedding, or of a
                                    query row outside 32 bits: that counts as the nearest inside */
+  FULMEN_FAULT_CAPTURES = 256,  /* an index of an expression outside the array that it reads: it
+                                   counts as the nearest inside */
   FULMEN_FAULT_BLOCKS = 512     /* an id in blocks that names no block of keys */
 };
 

@@ -126,8 +126,8 @@ def attention(q: Array, k: Array, v: Array, **options: Unpack[AttentionKeywords]
             both included, None or -1 for no limit; an integer w is (w, 0) when causal, else (w, w).
         mask: a boolean array that broadcasts to (batch, head, q_row, kv_row), True: visible; a
             value of fulmen.masks; or a tuple of these, which must all hold.
-        score: what a score becomes: a text, `fulmen.score` of one with the arrays that it reads. On
-            the CPU so far. `mask` takes such texts too, alone or as fulmen.masks.expression.
+        score: what a score becomes: a text, `fulmen.score` of one with the arrays that it reads.
+            `mask` takes such texts too, alone or as fulmen.masks.expression.
         bias: added to the scores; broadcasts to (batch, head, q_row, kv_row); the dtype of q,
             float32, or float64 for float64. -inf hides.
         alibi_slopes: (head,) or (batch, head): subtracts slope * |i + shift - j|; constants.

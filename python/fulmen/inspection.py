@@ -237,7 +237,8 @@ def device_faults(device: int = 0) -> int:
 
     Kernels read lengths, offsets, pages and a device rng themselves: an entry that is out of range
     counts as empty, and leaves a bit here: q offsets 1, kv offsets 2, q lengths 4, kv lengths 8,
-    rng 16, pages 32, lists of blocks 512; of appends slots 64 and positions 128.
+    rng 16, pages 32, lists of blocks 512; of appends slots 64 and positions 128; indices of a score
+    or mask that is a text 256: the nearest inside is read.
     Waits for nothing: synchronise the stream of the runs first.
 
     Raises:

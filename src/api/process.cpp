@@ -119,6 +119,7 @@ static_assert(int{kFaultPages} == FULMEN_FAULT_PAGES);
 static_assert(int{kFaultBlocks} == FULMEN_FAULT_BLOCKS);
 static_assert(int{kFaultSlots} == FULMEN_FAULT_SLOTS);
 static_assert(int{kFaultPositions} == FULMEN_FAULT_POSITIONS);
+static_assert(int{kFaultCaptures} == FULMEN_FAULT_CAPTURES);
 
 void require_path(const char* path, const char* what) {
   if (path == nullptr || *path == '\0') {

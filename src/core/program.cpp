@@ -223,6 +223,11 @@ class Compiler {
   const Node* node_ = nullptr;
 };
 
+// A score that is s is none of the user's.
+bool is_score_itself(const Step& step) {
+  return step.op == Op::kVariable && static_cast<Variable>(step.index) == Variable::kS;
+}
+
 bool is_constant(const Step& step, double real) {
   return step.op == Op::kConstant && step.type == Type::kFloat && step.real == real;
 }
@@ -280,7 +285,7 @@ i32 Builder::add(Op op, Type type, std::initializer_list<i32> args) {
   return type == Type::kFloat ? constant(value.real) : constant(type, value.integer);
 }
 
-Goal goal_of(const Program& program, std::initializer_list<i32> values) {
+Goal goal_of(const Program& program, std::span<const i32> values) {
   std::vector<char> is_needed(program.steps.size());
   for (const i32 value : values) {
     if (value >= 0) is_needed[static_cast<size_t>(value)] = 1;
@@ -313,6 +318,7 @@ std::shared_ptr<const Program> compile(std::shared_ptr<const Expression> of,
   const bool is_known = dtypes.size() >= expression.names.captures.size();
   if (expression.score.present()) {
     program->score = Compiler(*program, expression.score, dtypes).run(Type::kFloat);
+    if (is_score_itself(program->step(program->score))) program->score = -1;
     program->score_goal = goal_of(*program, {program->score});
   }
   if (expression.mask.present()) {

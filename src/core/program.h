@@ -19,6 +19,7 @@
 #include "core/expression.h"
 #include "core/problem.h"
 #include "core/tensor.h"
+#include "kernels/attention/integers.cuh"
 
 namespace fulmen::expression {
 
@@ -57,7 +58,7 @@ struct Derivative {
 struct Program {
   std::shared_ptr<const Expression> expression;
   std::vector<Step> steps;
-  i32 score = -1;  // a float; -1: there is none
+  i32 score = -1;  // a float; -1: there is none, or it is s itself
   i32 mask = -1;   // a boolean
   i32 slope = -1;  // d score / d s
   Goal score_goal, mask_goal;
@@ -75,7 +76,10 @@ std::shared_ptr<const Program> compile(std::shared_ptr<const Expression> express
 // Fills slope, slope_goal and derivatives. Throws Error.
 void differentiate(Program& program);
 
-Goal goal_of(const Program& program, std::initializer_list<i32> values);
+Goal goal_of(const Program& program, std::span<const i32> values);
+inline Goal goal_of(const Program& program, std::initializer_list<i32> values) {
+  return goal_of(program, std::span(values.begin(), values.size()));
+}
 
 // Adds a step, or finds its equal, folds it where all that it takes is constant, and drops factors
 // of 1: the number of the step that has the value.
@@ -144,17 +148,5 @@ void store_element(const Tensor& gradient, i64 element, double value);
 
 // All of a goal, in order, into values (one for each step of the program).
 void evaluate(const Program& program, const Goal& goal, const Operands& operands, Value* values);
-
-// 64-bit integers that wrap; 0 where the divisor is 0.
-constexpr i64 wrapped(u64 value) { return static_cast<i64>(value); }
-constexpr i64 floor_quotient(i64 a, i64 b) {
-  if (b == 0) return 0;
-  if (b == -1) return wrapped(0 - static_cast<u64>(a));
-  return a / b - (a % b != 0 && (a < 0) != (b < 0) ? 1 : 0);
-}
-constexpr i64 floor_remainder(i64 a, i64 b) {
-  const u64 whole = static_cast<u64>(floor_quotient(a, b)) * static_cast<u64>(b);
-  return b == 0 ? 0 : wrapped(static_cast<u64>(a) - whole);
-}
 
 }  // namespace fulmen::expression

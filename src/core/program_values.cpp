@@ -5,7 +5,6 @@
 // are folded by, and what faster interpreters are compared with.
 
 #include <cmath>
-#include <limits>
 
 #include "core/program.h"
 
@@ -13,15 +12,6 @@ namespace fulmen::expression {
 namespace {
 
 bool is_nan(double x) { return x != x; }
-
-// The nearest 64-bit integer at or below x; 0 for NaN.
-i64 floor_of(double x) {
-  constexpr double kBeyond = 0x1p63;
-  const double below = std::floor(x);
-  if (is_nan(below)) return 0;
-  if (below >= kBeyond) return std::numeric_limits<i64>::max();
-  return below < -kBeyond ? std::numeric_limits<i64>::min() : static_cast<i64>(below);
-}
 
 double of_floats(Op op, double a, double b, double c) {
   switch (op) {

@@ -9,6 +9,7 @@
 
 #include "core/problem.h"
 #include "gpu/driver/launch.h"
+#include "gpu/expression_text.h"
 
 namespace fulmen::gpu {
 
@@ -25,11 +26,17 @@ struct Call {
   char* workspace;                          // at a multiple of 256; null where the plan needs none
   FaultBytes* faults;                       // of the device
   CUstream stream;
+  double* capture_sums = nullptr;  // of gradients of what an expression reads
 
   // Enqueues kernel number `index`; `params` is read before this returns.
   template <class Params>
   void launch(std::size_t index, const Params& params) const {
-    gpu::launch(*kernels[index].kernel, kernels[index].shape, &params, stream);
+    const LoadedKernel& kernel = *kernels[index].kernel;
+    if (!kernel.spec.reads_expression) {
+      return gpu::launch(kernel, kernels[index].shape, &params, stream);
+    }
+    const WithExpression<Params> all{params, expression_params(problem, capture_sums, faults)};
+    gpu::launch(kernel, kernels[index].shape, &all, stream);
   }
 };
 

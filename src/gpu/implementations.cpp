@@ -1,15 +1,13 @@
 // SPDX-FileCopyrightText: fulmen contributors
 // SPDX-License-Identifier: Apache-2.0
 //
-// The table, and the way down it, to the first whose kernels pass the gate; and what a
-// deterministic call makes beside what it is asked for.
+// The table, and the way down it, to the first whose kernels pass the gate.
 
 #include "gpu/implementations.h"
 
 #include <algorithm>
 #include <future>
 
-#include "core/arrays.h"
 #include "core/error.h"
 #include "gpu/backend.h"
 #include "gpu/backward_sm80/plan.h"
@@ -18,7 +16,9 @@
 #include "gpu/cascade/plan.h"
 #include "gpu/forward_sm80/plan.h"
 #include "gpu/forward_sm90/plan.h"
+#include "gpu/gradient_plans.h"
 #include "gpu/jit/module.h"
+#include "gpu/params.h"
 #include "gpu/simt/plan.h"
 
 namespace fulmen::gpu {
@@ -28,8 +28,13 @@ constexpr GpuImplementation kImplementations[] = {
     {Implementation::kSm90,
      "Hopper's copy engine and asynchronous tensor cores",
      true,
-     {plan_forward_sm90, forward_sm90_switches, true, true, true},
-     {plan_backward_sm90, backward_sm90_switches}},
+     {.plan = plan_forward_sm90,
+      .switches = forward_sm90_switches,
+      .chooses_tiles = true,
+      .takes_caches = true,
+      .takes_quantised = true,
+      .takes_expressions = true},
+     {.plan = plan_backward_sm90, .switches = backward_sm90_switches, .takes_expressions = true}},
     {Implementation::kSm80,
      "tensor cores by mma.sync, every option",
      true,
@@ -42,8 +47,9 @@ constexpr GpuImplementation kImplementations[] = {
       .takes_caches = true,
       .takes_quantised = true,
       .takes_slots = true,
-      .takes_blocks = true},
-     {.plan = plan_simt, .takes_blocks = true}},
+      .takes_blocks = true,
+      .takes_expressions = true},
+     {.plan = plan_simt, .takes_blocks = true, .takes_expressions = true}},
     {Implementation::kNaive,
      "one thread a row, every option",
      false,
@@ -51,98 +57,19 @@ constexpr GpuImplementation kImplementations[] = {
       .takes_caches = true,
       .takes_quantised = true,
       .takes_slots = true,
-      .takes_blocks = true},
-     {.plan = plan_naive, .takes_blocks = true}},
-};
-
-// ---- Deterministic gradients on tensor cores ---------------------------------------------------
-
-// Tiles and kernels follow from which of dq, dk and dv are made, and with them the order of sums.
-// So that a gradient has its bits whatever else is asked for, such calls make all three; those that
-// no caller asked for lie in the workspace.
-
-constexpr Array kGradients[] = {Array::kDQ, Array::kDK, Array::kDV};
-
-bool misses_gradients(const Problem& problem) {
-  return problem.operation == Operation::kBackward && problem.deterministic &&
-         !(problem.has(Array::kDQ) && problem.has(Array::kDK) && problem.has(Array::kDV));
-}
-
-// Like its parameter, in rows that are multiples of 16 bytes.
-Tensor gradient_like(const Tensor& parameter) {
-  Tensor gradient = parameter;
-  gradient.data = nullptr;
-  i64 stride = 1;
-  for (int axis = kMaxRank; axis-- > 0;) {
-    gradient.strides[axis] = stride;
-    stride *= axis == kMaxRank - 1 ? ceil_div(gradient.shape[axis], 8) * 8 : gradient.shape[axis];
-  }
-  return gradient;
-}
-
-Problem with_all_gradients(const Problem& problem) {
-  Problem all = problem;
-  for (const Array gradient : kGradients) {
-    if (problem.has(gradient)) continue;
-    all.arrays[gradient] = gradient_like(problem.arrays[rule_of(gradient).param]);
-  }
-  return all;
-}
-
-// The plan of a problem with all gradients, for calls that ask for some of them.
-class AllGradientsPlan final : public GpuPlan {
- public:
-  AllGradientsPlan(std::unique_ptr<GpuPlan> made, const Problem& asked, const Problem& all)
-      : made_(std::move(made)) {
-    tile = made_->tile;
-    zeroed_bytes = made_->zeroed_bytes;
-    alignment_bytes = made_->alignment_bytes;
-    launches = made_->launches;
-    compared = std::move(made_->compared);
-    workspace_bytes = made_->workspace_bytes;
-    for (const Array gradient : kGradients) {
-      if (asked.has(gradient)) continue;
-      const Tensor& tensor = all.arrays[gradient];
-      const size_t at = aligned(workspace_bytes);
-      own_.push_back({gradient, tensor, at});
-      workspace_bytes = at + static_cast<size_t>(span_bytes(tensor));
-    }
-  }
-
-  void run(const Call& call) const override {
-    Problem problem = call.problem;
-    for (const Own& own : own_) {
-      problem.arrays[own.array] = own.tensor;
-      problem.arrays[own.array].data = call.workspace + own.at;
-    }
-    made_->run({problem, call.driver, call.kernels, call.workspace, call.faults, call.stream});
-  }
-
- private:
-  struct Own {
-    Array array;
-    Tensor tensor;
-    size_t at;  // bytes from the first of the workspace
-  };
-
-  static size_t aligned(size_t bytes) {
-    return (bytes + kWorkspaceAlignment - 1) / kWorkspaceAlignment * kWorkspaceAlignment;
-  }
-
-  std::unique_ptr<GpuPlan> made_;
-  std::vector<Own> own_;
+      .takes_blocks = true,
+      .takes_expressions = true},
+     {.plan = plan_naive, .takes_blocks = true, .takes_expressions = true}},
 };
 
 PlanOrRefusal plan_pass(const GpuImplementation& row, const Pass& pass, const Problem& problem,
                         const Gpu& gpu) {
-  if (row.tensor_cores && problem.has(Array::kKvShared)) {
+  if (row.tensor_cores && problem.has(Array::kKvShared) && !user_terms_of(problem).any()) {
     if (auto cascade = plan_cascade(problem, gpu, pass.plan)) return cascade;
   }
   if (!row.tensor_cores || !misses_gradients(problem)) return pass.plan(problem, gpu);
   const Problem all = with_all_gradients(problem);
-  PlanOrRefusal made = pass.plan(all, gpu);
-  if (made.plan == nullptr) return made;
-  return std::make_unique<AllGradientsPlan>(std::move(made.plan), problem, all);
+  return only_asked(pass.plan(all, gpu), problem, all);
 }
 
 std::string refusal_of(const Pass& pass, const GpuPlan& plan, const Problem& problem,
@@ -184,12 +111,18 @@ PlanOrRefusal plan_with(const GpuImplementation& row, const Problem& problem, co
     return sentence("does not take ", name(problem.cache_array()));
   }
   if (problem.slots && !pass.takes_slots) return "does not take a page_table of slots";
-  if (problem.program != nullptr) return "does not take an expression (score, mask)";
+  if (user_terms_of(problem).any() && !pass.takes_expressions) {
+    return "does not take an expression (score, mask)";
+  }
+  if (problem.wants_captures() && problem.has_ordered_sums()) {
+    return "adds up the gradients of what a score reads in no order of its own, which "
+           "deterministic asks for, as do bits that depend on no other entry";
+  }
   if (problem.has(Array::kBlocks) && !pass.takes_blocks) return "does not take lists of blocks";
   if (problem.is_quantised() && !pass.takes_quantised) {
     return sentence("does not take k and v of ", name(problem.kv_dtype()));
   }
-  PlanOrRefusal made = plan_pass(row, pass, problem, gpu);
+  PlanOrRefusal made = with_expression(plan_pass(row, pass, problem, gpu), problem);
   if (made.plan == nullptr) return made;
   std::string refusal = refusal_of(pass, *made.plan, problem, gpu);
   if (!refusal.empty()) return refusal;

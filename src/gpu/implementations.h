@@ -23,11 +23,12 @@ struct Pass {
   // The optimisations that its kernels for a problem can be made without; null: none. Called only
   // for a problem that leaves some out.
   u32 (*switches)(const Problem& problem, const Gpu& gpu) = nullptr;
-  bool chooses_tiles = false;    // a problem may name a tile that is not the table's
-  bool takes_caches = false;     // page_table, page_indptr, kv_start, positions, tree
-  bool takes_quantised = false;  // k and v of 8 bits, k_scale, v_scale
-  bool takes_slots = false;      // a page_table of slots
-  bool takes_blocks = false;     // lists of blocks
+  bool chooses_tiles = false;      // a problem may name a tile that is not the table's
+  bool takes_caches = false;       // page_table, page_indptr, kv_start, positions, tree
+  bool takes_quantised = false;    // k and v of 8 bits, k_scale, v_scale
+  bool takes_slots = false;        // a page_table of slots
+  bool takes_blocks = false;       // lists of blocks
+  bool takes_expressions = false;  // a score or a mask of the user's
 };
 
 struct GpuImplementation {

@@ -89,6 +89,8 @@ std::string suffix(const char*, MaskKind kind) {
   return kSuffixes[static_cast<int>(kind)];
 }
 
+std::string suffix(const char*, UserTerms user) { return name_suffix(user); }
+
 std::string suffix(const char* option, DType dtype) {
   return dtype == DType::kNone ? std::string() : sentence("_", option, "_", name(dtype));
 }
@@ -109,7 +111,20 @@ ScoreOptions score_options_of(const Problem& problem) {
       .varlen = problem.packed.q || problem.has(Array::kQLengths) || problem.has(Array::kKvLengths),
       .stats = problem.has(Array::kStats),
       .fp32_out = problem.arrays[Array::kO].dtype == DType::kFloat32,
+      .user = user_terms_of(problem),
   };
+}
+
+UserTerms user_terms_of(const Problem& problem) {
+  return {problem.has_score_expression(), problem.has_mask_expression()};
+}
+
+bool sums_captures(const Problem& problem) {
+  return problem.wants_captures() && problem.has_score_expression();
+}
+
+std::string name_suffix(UserTerms user) {
+  return sentence(user.score ? "_own_score" : "", user.mask ? "_own_mask" : "");
 }
 
 std::string name_suffix(const ScoreOptions& score) {

@@ -37,7 +37,12 @@ AttentionParams side_gradient_params(const Problem& problem, FaultBytes* faults 
 // need of it, sets it back, so that fewer kernels are compiled.
 ScoreOptions score_options_of(const Problem& problem);
 
+// What there is of a user's expression; whether a kernel sums gradients of what its score reads.
+UserTerms user_terms_of(const Problem& problem);
+bool sums_captures(const Problem& problem);
+
 // "_right_bias_float32_score_mod": every option that is on.
 std::string name_suffix(const ScoreOptions& score);
+std::string name_suffix(UserTerms user);  // "_own_score_own_mask"
 
 }  // namespace fulmen::gpu

@@ -27,6 +27,21 @@ constexpr i32 weight_shift(DType gradient) {
   return gradient == DType::kBFloat16 ? 16 : gradient == DType::kFloat32 ? 24 : 0;
 }
 
+// Which parts of a user's expression there are (common/expression.cuh).
+struct UserTerms {
+  bool score = false;
+  bool mask = false;
+
+  constexpr bool operator==(const UserTerms&) const = default;
+  constexpr bool any() const { return score || mask; }
+};
+
+template <class Each>
+constexpr void for_each_field(const UserTerms& user, Each each) {
+  each("score", user.score);
+  each("mask", user.mask);
+}
+
 struct ScoreOptions {
   MaskKind mask_kind = MaskKind::kNone;  // of causal, window, prefix and chunk
   bool mask = false;                     // an array says which pairs are visible
@@ -40,11 +55,17 @@ struct ScoreOptions {
   bool varlen = false;          // lengths or packed offsets, read from device memory
   bool stats = false;           // row_max and row_sum: forward they are written, backward read
   bool fp32_out = false;        // O is float32
+  UserTerms user{};
 
   constexpr bool operator==(const ScoreOptions&) const = default;
 
-  // Whether arrays say which pairs are visible, or add to their scores.
-  constexpr bool has_pair_terms() const { return mask || bias != DType::kNone || documents; }
+  // Whether scores pass through functions whose slope may differ from pair to pair.
+  constexpr bool has_slopes() const { return score_mod || user.score; }
+
+  // Whether arrays or a user's expression say which pairs are visible, or change their scores.
+  constexpr bool has_pair_terms() const {
+    return mask || bias != DType::kNone || documents || user.any();
+  }
 };
 
 // Calls each(name, value) for each field in turn. Every config has such a function beside it: the
@@ -64,6 +85,7 @@ constexpr void for_each_field(const ScoreOptions& score, Each each) {
   each("varlen", score.varlen);
   each("stats", score.stats);
   each("fp32_out", score.fp32_out);
+  each("user", score.user);
 }
 
 }  // namespace fulmen

@@ -100,7 +100,7 @@ TEST(Expression, HasTheValuesOfArithmetic) {
   EXPECT_DOUBLE_EQ(score_of("exp(log(s)) + tanh(0) + sqrt(16)"), 6);
   EXPECT_EQ(score_of("select(i < j, 1, 2.5)"), 1);
   EXPECT_EQ(score_of("let d = i - j; let e = d * d; e + d"), 0);
-  EXPECT_EQ(score_of("let d = s; d"), 2);
+  EXPECT_EQ(score_of("let d = s; d + 1"), 3);
   EXPECT_EQ(score_of("b + 10 * h + 100 * hk + 1000 * p"), 5321);
   EXPECT_EQ(score_of("q_len + kv_len"), 20);
   EXPECT_EQ(score_of("$x * 4"), 2);

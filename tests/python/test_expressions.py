@@ -229,6 +229,14 @@ def test_gradients_of_integers_are_refused() -> None:
         fulmen.attention_backward(q, q, k, v, forward.o, forward.stats, need=("other",), **options)
 
 
-def test_gpus_refuse_by_name() -> None:
-    with pytest.raises(fulmen.UnsupportedError, match=r"does not take an expression"):
-        fulmen.plan(*problem(np.float16), score="s", device_name="h100", need=())
+def test_gpus_that_are_not_here_have_plans() -> None:
+    x = [np.zeros((1, 2, 300, 64), np.float16) for _ in range(3)]
+    table = np.zeros(9, np.float32)
+    score = fulmen.score("s + table[clamp(j - p, -4, 4) + 4]", table=table)
+    told = fulmen.explain(*x, score=score, device_name="h100")
+    assert told["implementation"] == "sm90"
+    assert told["kernels"][0]["name"].endswith("_own_score")
+    told = fulmen.explain(*x, mask="j <= p", device_name="a100", implementation="simt")
+    assert told["kernels"][0]["name"].endswith("_own_mask")
+    with pytest.raises(fulmen.UnsupportedError, match=r"no order of its own, which deterministic"):
+        fulmen.plan(*x, score=score, device_name="h100", need=("q", "table"), deterministic=True)

@@ -194,9 +194,14 @@ void add_launches(const Problem& problem, const Gpu& gpu, BackwardSm90Plan& plan
         static_cast<unsigned>(configs.main->blocks_of_tile()));
   }
   if (configs.dq) add(backward_dq_spec(*configs.dq), max_work_tiles(problem, *configs.dq));
-  if (configs.has_fallback) add(backward_fallback_spec({problem.dtype}), gpu.num_multiprocessors);
-  if (!problem.has(Array::kDSinks)) return;
-  for (KernelLaunch& launch : simt_backward(plan.side, gpu.shared_bytes_per_block)) {
+  const UserTerms user = user_terms_of(problem);
+  if (configs.has_fallback) {
+    add(backward_fallback_spec({problem.dtype, user}), gpu.num_multiprocessors);
+  }
+  const bool captures = sums_captures(problem);
+  if (!captures && !problem.has(Array::kDSinks)) return;
+  for (KernelLaunch& launch :
+       simt_backward(plan.side, gpu.shared_bytes_per_block, false, user, captures)) {
     launches.push_back(std::move(launch));
   }
 }
@@ -246,6 +251,12 @@ PlanOrRefusal plan_backward_sm90(const Problem& problem, const Gpu& gpu) {
     plan->tile = {128, plan->configs.dq->kv_rows};
   }
   plan->workspace_bytes = static_cast<size_t>(plan->layout.workspace_bytes);
+  if (sums_captures(problem)) {
+    plan->row_terms_at = (plan->workspace_bytes + kWorkspaceAlignment - 1) / kWorkspaceAlignment *
+                         kWorkspaceAlignment;
+    const i64 rows = problem.batch_extent() * problem.heads_q * problem.q_rows;
+    plan->workspace_bytes = plan->row_terms_at + simt_workspace_bytes(problem.dtype, rows);
+  }
   plan->alignment_bytes = 16;
   add_launches(problem, gpu, *plan);
   return plan;

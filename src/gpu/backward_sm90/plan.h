@@ -83,6 +83,8 @@ class BackwardSm90Plan final : public GpuPlan {
   BackwardDqParams dq;
   ForwardArguments query_ranges;  // of document_ranges_sm90, with queries in the place of keys
   AttentionParams side;           // of dsinks, by simt
+  size_t row_terms_at =
+      0;  // in the workspace, of gradients of what a score reads; 0: none are made
 
   // From configs and layout.
   void set_params(const Problem& problem, const Gpu& gpu);

@@ -8,6 +8,7 @@
 #include "gpu/call.h"
 #include "gpu/forward_sm90/plan.h"
 #include "gpu/params.h"
+#include "gpu/simt/plan.h"
 
 namespace fulmen::gpu {
 namespace {
@@ -218,11 +219,11 @@ void BackwardSm90Plan::run(const Call& call) const {
     call.launch(next++, of_dq);
   }
   if (configs.has_fallback) call.launch(next++, fallback_of(problem, call.workspace));
-  if (next < call.kernels.size()) {
-    AttentionParams params = side;
-    bind_params(params, problem, call.faults);
-    call.launch(next, params);
-  }
+  if (next == call.kernels.size()) return;
+  AttentionParams params = side;
+  bind_params(params, problem, call.faults);
+  if (row_terms_at > 0) set_row_terms(params, reinterpret_cast<u8*>(call.workspace + row_terms_at));
+  for (; next < call.kernels.size(); ++next) call.launch(next, params);
 }
 
 }  // namespace fulmen::gpu

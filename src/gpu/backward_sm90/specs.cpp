@@ -55,14 +55,14 @@ KernelSpec backward_dq_spec(const ForwardSm90Config& config) {
   spec.include = "kernels/dq_sm90/backward_dq_sm90.cuh";
   spec.function = "fulmen::backward_dq_sm90";
   if (config.maps_scores() || config.score.dropout) spec.spill_allowance_bytes = kDqSpillBytes;
-  spec.params_type = "fulmen::BackwardDqParams";
-  spec.params_bytes = sizeof(BackwardDqParams);
+  set_params<BackwardDqParams>(spec);
   return spec;
 }
 
 KernelSpec backward_fallback_spec(const BackwardFallbackConfig& config) {
   KernelSpec spec = spec_of<BackwardFallbackParams>(
-      "backward_sm90/fallback", "backward_fallback_sm90", name(config.dtype), config);
+      "backward_sm90/fallback", "backward_fallback_sm90",
+      sentence(name(config.dtype), name_suffix(config.user)), config);
   spec.num_threads = BackwardFallbackConfig::kThreads;
   return spec;
 }
@@ -121,8 +121,8 @@ std::vector<std::vector<KernelSpec>> backward_sm90_specs() {
     }
     for (const auto& specs : {prepare, backward, dq}) entries.push_back(specs);
   }
-  entries.push_back(
-      {backward_fallback_spec({DType::kBFloat16}), backward_fallback_spec({DType::kFloat16})});
+  entries.push_back({backward_fallback_spec({.dtype = DType::kBFloat16}),
+                     backward_fallback_spec({.dtype = DType::kFloat16})});
   return entries;
 }
 

@@ -40,12 +40,12 @@ i32 heads_per_tile(const Problem& problem, const ForwardSm90Config& config) {
   return heads;
 }
 
-// ALiBi and bias take keys out of the range that the first block sets, a mask sets none, and the
-// assembler serialises the products of documents at d 64 with any other rule (C7514).
+// ALiBi, bias and a user's score take keys out of the range that the first block sets, a mask sets
+// none, and the assembler serialises the products of documents at d 64 with any other rule (C7514).
 ShiftRule shift_rule(const ForwardSm90Config& config) {
   const ScoreOptions& score = config.score;
-  const bool is_narrow = max(config.d_qk, config.d_v) <= 64;
-  if (score.alibi || score.bias != DType::kNone || score.mask || (score.documents && is_narrow)) {
+  if (score.alibi || score.bias != DType::kNone || score.mask || score.user.any() ||
+      (score.documents && max(config.d_qk, config.d_v) <= 64)) {
     return ShiftRule::kWhenGrown;
   }
   return config.dtype == DType::kBFloat16 ? ShiftRule::kFirstBlock : ShiftRule::kWhenSumGrew;
@@ -271,7 +271,7 @@ static void add_transposed_values(ForwardSm90Plan& plan, const Problem& problem)
 }
 
 PlanOrRefusal plan_forward_sm90(const Problem& problem, const Gpu& gpu) {
-  if (prefers_mla_sm90(problem, gpu)) {
+  if (!user_terms_of(problem).any() && prefers_mla_sm90(problem, gpu)) {
     PlanOrRefusal otherwise = plan_forward_sm80(problem, gpu);
     if (otherwise.plan == nullptr) return otherwise;
     return plan_mla_sm90(problem, gpu, std::move(otherwise.plan));

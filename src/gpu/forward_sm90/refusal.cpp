@@ -23,6 +23,7 @@ std::string refusal_of_caches(const Problem& problem) {
     if (!problem.has(array)) continue;
     return sentence("takes ", name(problem.cache_array()), " without ", name(array));
   }
+  if (user_terms_of(problem).any()) return "takes caches without an expression";
   if (!problem.is_paged()) return "";
   if (problem.num_pages == 0) return "needs at least one page";
   const i64 entries = problem.arrays[Array::kPageTable].shape[3];
@@ -69,6 +70,9 @@ std::string refusal_of_8_bits(const Problem& problem) {
 
 std::string forward_sm90_refusal(const Problem& problem, const Gpu& gpu) {
   if (gpu.compute_capability != 90) return "needs compute capability 9.0 (Hopper)";
+  if (problem.is_quantised() && user_terms_of(problem).any()) {
+    return "takes k and v of 8 bits without an expression";
+  }
   std::string refusal_8 = refusal_of_8_bits(problem);
   if (!refusal_8.empty()) return refusal_8;
   if (!problem.is_quantised() && problem.dtype != DType::kFloat16 &&

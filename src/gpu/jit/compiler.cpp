@@ -76,14 +76,15 @@ std::string wrapper_text(const KernelSpec& spec) {
           ? std::string()
           : sentence("static_assert(", spec.shared_bytes_text, " == ", spec.shared_bytes,
                      ", \"host and device disagree on shared memory\");\n");
-  return sentence("// ", spec.name, "\n#include \"", spec.include,
-                  "\"\n\nconstexpr auto kConfig = [] {\n  ", spec.config_type, " config{};\n",
-                  fields, "  return config;\n}();\nstatic_assert(sizeof(", spec.params_type,
+  return sentence("// ", spec.name, "\n#include \"", spec.include, "\"\n", spec.expression,
+                  "\nconstexpr auto kConfig = [] {\n  ", spec.config_type, " config{};\n", fields,
+                  "  return config;\n}();\nstatic_assert(sizeof(", spec.params_type,
                   ") == ", spec.params_bytes,
                   ", \"host and device disagree on the parameters\");\n", shared_assert,
                   "\nextern \"C\" __global__ void __launch_bounds__(", spec.num_threads, ", ",
                   min_blocks_text(spec), ")\n", kEntryName, "(const __grid_constant__ ",
-                  spec.params_type, " params) {\n  ", spec.function, "<kConfig>(params);\n}\n");
+                  spec.params_type, " params) {\n  ", spec.function, "<kConfig>(params",
+                  spec.reads_expression ? ".params" : "", ");\n}\n");
 }
 
 namespace {

@@ -18,6 +18,8 @@
 #include <vector>
 
 #include "core/error.h"
+#include "kernels/expression.h"
+#include "kernels/score_options.h"
 
 namespace fulmen::gpu {
 
@@ -42,6 +44,8 @@ struct KernelSpec {
       shared_bytes_text;      // constant expression that must equal it, in terms of kConfig; or ""
   bool tensor_cores = false;  // spills reject it
   std::size_t spill_allowance_bytes = 0;  // that plan's table grants, with its reason there
+  bool reads_expression = false;          // its parameters are those of WithExpression
+  std::string expression;    // the text of a user's, which stands behind the kernel's; or ""
   bool is_ablation = false;  // made to measure what leaving something out costs: nothing rejects it
 };
 
@@ -137,6 +141,28 @@ std::vector<ConfigField> fields_of(const Config& config) {
   return all;
 }
 
+// What a config knows of a user's expression: itself, in its part for scores, or nothing.
+template <class Config>
+constexpr UserTerms user_terms_of(const Config& config) {
+  if constexpr (requires { config.user; }) {
+    return config.user;
+  } else if constexpr (requires { config.score.user; }) {
+    return config.score.user;
+  } else {
+    return {};
+  }
+}
+
+// What the kernel is launched with.
+template <class Params>
+void set_params(KernelSpec& spec) {
+  spec.params_type = fields::type_name<Params>();
+  spec.params_bytes = sizeof(Params);
+  if (!spec.reads_expression) return;
+  spec.params_type = sentence("fulmen::WithExpression<", spec.params_type, ">");
+  spec.params_bytes = sizeof(WithExpression<Params>);
+}
+
 // The file kernels/FILE.cuh defines the template fulmen::ENTRY<kConfig>(const Params&); the
 // kernel's name begins with ENTRY.
 template <class Params, class Config>
@@ -148,8 +174,8 @@ KernelSpec spec_of(const std::string& file, const std::string& entry,
   spec.function = sentence("fulmen::", entry);
   spec.config_type = fields::type_name<Config>();
   spec.config = fields_of(config);
-  spec.params_type = fields::type_name<Params>();
-  spec.params_bytes = sizeof(Params);
+  spec.reads_expression = user_terms_of(config).any();
+  set_params<Params>(spec);
   return spec;
 }
 

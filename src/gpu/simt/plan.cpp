@@ -26,6 +26,7 @@ KernelSpec fma_spec(const std::string& file, const std::string& entry, const Fma
   if (config.caches) distinction += "_caches";
   if (config.quantised != DType::kNone) distinction += sentence("_", name(config.quantised));
   if (config.quantised_q) distinction += "_q";
+  distinction += name_suffix(config.user);
   KernelSpec spec = spec_of<AttentionParams>(file, entry, distinction, config);
   spec.num_threads = config.num_threads;
   return spec;
@@ -68,30 +69,48 @@ constexpr DType kQuantisedPairs[][2] = {{DType::kFloat32, DType::kFloat8E4M3},
 
 }  // namespace
 
-std::vector<KernelLaunch> naive_forward(const AttentionParams& params) {
+std::vector<KernelLaunch> naive_forward(const AttentionParams& params, UserTerms user) {
   FmaConfig config;
+  config.user = user;
   set_operands(config, params);
   return {
       fma_launch(fma_spec("naive/naive", "forward_naive", config), forward_naive_tasks(params))};
 }
 
-std::vector<KernelLaunch> naive_backward(const AttentionParams& params) {
+std::vector<KernelLaunch> naive_backward(const AttentionParams& params, UserTerms user,
+                                         bool captures) {
   std::vector<KernelLaunch> launches;
-  const auto add = [&](const char* entry, i64 num_tasks) {
-    launches.push_back(
-        fma_launch(fma_spec("naive/naive", entry, {.dtype = params.q.dtype}), num_tasks));
+  const FmaConfig config{.dtype = params.q.dtype, .user = user};
+  const FmaConfig of_rows{.dtype = params.q.dtype};  // looks at no pair
+  const auto add = [&](const char* entry, i64 num_tasks, const FmaConfig& known) {
+    launches.push_back(fma_launch(fma_spec("naive/naive", entry, known), num_tasks));
   };
-  if (params.dq.present()) add("backward_naive_dq", backward_naive_dq_tasks(params));
-  if (dkdv_chunks(params) > 0) add("backward_naive_dkdv", backward_naive_dkdv_tasks(params));
-  if (params.dbias.present()) add("backward_naive_dbias", backward_naive_dbias_tasks(params));
-  if (params.dsinks.present()) add("backward_naive_dsinks", params.heads_q);
+  if (params.dq.present()) add("backward_naive_dq", backward_naive_dq_tasks(params), config);
+  if (dkdv_chunks(params) > 0) {
+    add("backward_naive_dkdv", backward_naive_dkdv_tasks(params), config);
+  }
+  if (params.dbias.present()) {
+    add("backward_naive_dbias", backward_naive_dbias_tasks(params), config);
+  }
+  if (params.dsinks.present()) add("backward_naive_dsinks", params.heads_q, of_rows);
+  if (captures) add("backward_naive_captures", backward_naive_captures_tasks(params), config);
   return launches;
+}
+
+KernelLaunch store_captures(DType dtype, i64 count) {
+  const FmaConfig config{.dtype = dtype};
+  KernelSpec spec =
+      spec_of<CaptureGradients>("simt/store_captures", "store_captures", name(dtype), config);
+  spec.num_threads = config.num_threads;
+  return fma_launch(spec, count);
 }
 
 PlanOrRefusal plan_naive(const Problem& problem, const Gpu&) {
   auto plan = std::make_unique<FmaPlan>(problem);
-  plan->launches = problem.operation == Operation::kForward ? naive_forward(plan->params)
-                                                            : naive_backward(plan->params);
+  const UserTerms user = user_terms_of(problem);
+  plan->launches = problem.operation == Operation::kForward
+                       ? naive_forward(plan->params, user)
+                       : naive_backward(plan->params, user, sums_captures(problem));
   return plan;
 }
 
@@ -241,16 +260,19 @@ KernelSpec dsinks_spec(DType dtype) {
   return spec;
 }
 
-std::vector<KernelLaunch> forward_launches(const AttentionParams& params, FmaConfig config) {
+std::vector<KernelLaunch> forward_launches(const AttentionParams& params, FmaConfig config,
+                                           UserTerms user) {
   set_operands(config, params);
+  config.user = user;
   return {{tiled_spec("forward_simt", "forward_simt", config), num_q_tiles(params, config.rows)}};
 }
 
-std::vector<KernelLaunch> backward_launches(const AttentionParams& params, const FmaConfig& config,
-                                            bool adds_dq) {
+std::vector<KernelLaunch> backward_launches(const AttentionParams& params, FmaConfig config,
+                                            bool adds_dq, UserTerms user, bool captures) {
   const bool makes_dkdv = params.dk.present() || params.dv.present();
+  config.user = user;
   std::vector<KernelLaunch> launches;
-  if (params.dq.present() || makes_dkdv || params.dbias.present()) {
+  if (params.dq.present() || makes_dkdv || params.dbias.present() || captures) {
     launches.push_back(fma_launch(rows_spec(config.dtype, adds_dq),
                                   params.batch_extent() * params.heads_q * params.q_rows));
   }
@@ -266,21 +288,27 @@ std::vector<KernelLaunch> backward_launches(const AttentionParams& params, const
                         dbias_tiles(params, config.rows, config.columns)});
   }
   if (params.dsinks.present()) launches.push_back({dsinks_spec(config.dtype), params.heads_q});
+  if (captures) {
+    launches.push_back({tiled_spec("backward_simt_captures", "backward_simt_captures", config),
+                        num_q_tiles(params, config.rows)});
+  }
   return launches;
 }
 
 }  // namespace
 
-std::vector<KernelLaunch> simt_forward(const AttentionParams& params, size_t shared_bytes) {
+std::vector<KernelLaunch> simt_forward(const AttentionParams& params, size_t shared_bytes,
+                                       UserTerms user) {
   return forward_launches(
-      params, existing_config(params.q.dtype, params.dim_qk, params.dim_v, false, shared_bytes));
+      params, existing_config(params.q.dtype, params.dim_qk, params.dim_v, false, shared_bytes),
+      user);
 }
 
 std::vector<KernelLaunch> simt_backward(const AttentionParams& params, size_t shared_bytes,
-                                        bool adds_dq) {
+                                        bool adds_dq, UserTerms user, bool captures) {
   return backward_launches(
       params, existing_config(params.q.dtype, params.dim_qk, params.dim_v, true, shared_bytes),
-      adds_dq);
+      adds_dq, user, captures);
 }
 
 std::string simt_refusal(const Problem& problem, const Gpu& gpu) {
@@ -304,12 +332,13 @@ PlanOrRefusal plan_simt(const Problem& problem, const Gpu& gpu) {
   plan->params.lists_by_pair = false;
   plan->tile = {config->rows, config->columns};
   if (!backward) {
-    plan->launches = forward_launches(plan->params, *config);
+    plan->launches = forward_launches(plan->params, *config, user_terms_of(problem));
     return plan;
   }
   const bool adds_dq = simt_adds_dq(problem);
   const AttentionParams& params = plan->params;
-  plan->launches = backward_launches(params, *config, adds_dq);
+  plan->launches =
+      backward_launches(params, *config, adds_dq, user_terms_of(problem), sums_captures(problem));
   plan->workspace_bytes =
       simt_workspace_bytes(config->dtype, params.batch_extent() * params.heads_q * params.q_rows);
   if (adds_dq) plan->alignment_bytes = size_bytes(problem.dtype);

@@ -42,8 +42,14 @@ PlanOrRefusal plan_naive(const Problem& problem, const Gpu& gpu);
 
 // The kernels of a pass, in order: for backward, one for each gradient that is present (dK and dV
 // share one).
-std::vector<KernelLaunch> naive_forward(const AttentionParams& params);
-std::vector<KernelLaunch> naive_backward(const AttentionParams& params);
+// user: what there is of a user's expression; captures: whether gradients of what it reads are
+// summed.
+std::vector<KernelLaunch> naive_forward(const AttentionParams& params, UserTerms user = {});
+std::vector<KernelLaunch> naive_backward(const AttentionParams& params, UserTerms user = {},
+                                         bool captures = false);
+
+// The end of a pass that summed such gradients, `count` numbers in all.
+KernelLaunch store_captures(DType dtype, i64 count);
 
 // What CI compiles for every architecture: for each entry, a spec of each dtype.
 std::vector<std::vector<KernelSpec>> naive_specs();
@@ -70,9 +76,11 @@ size_t simt_workspace_bytes(DType dtype, i64 rows);
 // The kernels of a pass, in order, in the widest tiles that fit `shared_bytes` of a block. The
 // backward pass makes the gradients that are present. Throws Error kUnsupported where not even the
 // narrowest tiles fit.
-std::vector<KernelLaunch> simt_forward(const AttentionParams& params, size_t shared_bytes);
+std::vector<KernelLaunch> simt_forward(const AttentionParams& params, size_t shared_bytes,
+                                       UserTerms user = {});
 std::vector<KernelLaunch> simt_backward(const AttentionParams& params, size_t shared_bytes,
-                                        bool adds_dq = false);
+                                        bool adds_dq = false, UserTerms user = {},
+                                        bool captures = false);
 
 // What CI compiles for every architecture: for each entry, a spec of each dtype, for head
 // dimensions that between them use every tile.

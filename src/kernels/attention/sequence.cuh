@@ -17,8 +17,8 @@ struct Packed {
   bool kv = false;
 };
 
-// Entries of lengths, offsets, page tables and rng that are out of range, as bits with the numbers
-// of fulmen.h.
+// Entries of lengths, offsets, page tables and rng, and indices, that are out of range, as bits
+// with the numbers of fulmen.h.
 enum Fault : u32 {
   kFaultQOffsets = 1,
   kFaultKvOffsets = 2,
@@ -28,6 +28,7 @@ enum Fault : u32 {
   kFaultPages = 32,
   kFaultSlots = 64,
   kFaultPositions = 128,
+  kFaultCaptures = 256,
   kFaultBlocks = 512,
 };
 constexpr i32 kNumFaults = 10;

@@ -348,6 +348,7 @@ struct BackwardDqParams {
 // The kernel after: gradients of the heads that are marked as not finite, pair by pair.
 struct BackwardFallbackConfig {
   DType dtype = DType::kBFloat16;
+  UserTerms user{};
 
   static constexpr i32 kThreads = 256;
   static constexpr i32 kMaxDim = 256;
@@ -356,6 +357,7 @@ struct BackwardFallbackConfig {
 template <class Each>
 constexpr void for_each_field(const BackwardFallbackConfig& config, Each each) {
   each("dtype", config.dtype);
+  each("user", config.user);
 }
 
 struct BackwardFallbackParams {

@@ -118,7 +118,7 @@ struct BackwardWarpgroup : ConsumerThread<2, kConfig.ping_pong> {
   using Sums = BackwardSums<kConfig>;
   // Of the pairs of a step: slopes of the score modifier; bit i: dropout keeps pair i.
   struct Pairs {
-    float slopes[kConfig.score.score_mod ? kConfig.q_rows / 2 : 1];
+    float slopes[kConfig.score.has_slopes() ? kConfig.q_rows / 2 : 1];
     u32 kept;
   };
   static constexpr i32 kFloats = kConfig.q_rows / 2;
@@ -235,6 +235,14 @@ struct BackwardWarpgroup : ConsumerThread<2, kConfig.ping_pong> {
     return (pairs.kept >> i & 1) != 0 ? x * params.kept_scale : 0.f;
   }
 
+  // x of pair i, whose probability is p, times the slope of its score; a user's may be anything
+  // where the pair is hidden.
+  static float through_slope(const Pairs& pairs, i32 i, float p, float x) {
+    if constexpr (!kConfig.score.has_slopes()) return x;
+    if (kConfig.score.user.score && p == 0) return 0;
+    return x * pairs.slopes[i];
+  }
+
   template <i32 kBegin = 0, i32 kEnd = kConfig.q_rows>
   void round(Weights& W, const Scores& P, const Pairs& pairs) const {
 #pragma unroll
@@ -256,7 +264,7 @@ struct BackwardWarpgroup : ConsumerThread<2, kConfig.ping_pong> {
         for (i32 c = 0; c < 2; ++c) {
           const i32 at = i + e + c;
           x[c] = P[at] * (kept(pairs, at, dP[at]) - delta.word[c]);
-          if constexpr (kConfig.score.score_mod) x[c] *= pairs.slopes[at];
+          x[c] = through_slope(pairs, at, P[at], x[c]);
         }
         dS[(i + e) / 2] = ptx::pack<kConfig.dtype>(x[0], x[1]);
       }
@@ -269,7 +277,7 @@ struct BackwardWarpgroup : ConsumerThread<2, kConfig.ping_pong> {
   u32 address_of_p() const { return shared.p().address(p_state()) + thread * 16; }
   float shared_p(const Scores& P, const Pairs& pairs, i32 i) const {
     float p = P[i];
-    if constexpr (kConfig.score.score_mod) p *= pairs.slopes[i];
+    p = through_slope(pairs, i, p, p);
     if constexpr (kConfig.score.dropout) p = (pairs.kept >> i & 1) != 0 ? p : -p;
     return p;
   }

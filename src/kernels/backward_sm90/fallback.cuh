@@ -19,8 +19,8 @@ template <BackwardFallbackConfig kConfig>
 struct BackwardFallback {
   static constexpr i32 kPerLane = BackwardFallbackConfig::kMaxDim / 32;
   static constexpr i32 kWarps = BackwardFallbackConfig::kThreads / 32;
-  using HeadType = Head<kConfig.dtype>;
-  using Row = RowGradient<kConfig.dtype>;
+  using HeadType = BackwardHead<kConfig>;
+  using Row = RowGradient<HeadType>;
 
   const AttentionParams& p;
   i64 lane;
@@ -140,11 +140,23 @@ struct BackwardFallback {
   }
 };
 
+struct AttentionOnly {
+  const AttentionParams& params;
+};
+
 template <BackwardFallbackConfig kConfig>
 inline void backward_fallback_sm90(const BackwardFallbackParams& params) {
   ptx::grid_dependency_wait();
   if (params.nonfinite[0] == 0) return;
-  const AttentionParams& p = params.attention;
+  // Heads look for a user's expression behind the arrays.
+  const auto all = [&] {
+    if constexpr (kConfig.user.any()) {
+      return WithExpression<AttentionParams>{params.attention, expression_of(params)};
+    } else {
+      return AttentionOnly{params.attention};
+    }
+  }();
+  const AttentionParams& p = all.params;
   const BackwardFallback<kConfig> fallback{p, i64{ptx::thread_index() % 32}};
   const i64 num_batch_kv_heads = p.num_sequences * p.heads_kv;
 #pragma unroll 1

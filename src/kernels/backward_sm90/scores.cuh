@@ -2,15 +2,16 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The options of a score on a fragment of S^T, two keys a thread and every column a query: from dot
-// products to scores in log2 (a scale of any sign, score modifier, ALiBi, bias, mask, documents,
-// in the order of attention/score_mod.cuh), the slope of the modifier, and which pairs dropout
-// keeps. common/scores_sm90.cuh is the same for fragments of S. Called by backward_sm90 once a
-// step, before the interval mask.
+// products to scores in log2 (a scale of any sign, score modifier, ALiBi, bias, a user's score,
+// masks, in the order of attention/score_mod.cuh), the slope of what modifies, and which pairs
+// dropout keeps. common/scores_sm90.cuh is the same for fragments of S. Called by backward_sm90
+// once a step, before the interval mask.
 #pragma once
 
 #include "kernels/backward_sm90/scheduler.cuh"
 #include "kernels/common/array_access.cuh"
 #include "kernels/common/documents_sm90.cuh"
+#include "kernels/common/expression.cuh"
 #include "kernels/common/fast_score_mod.cuh"
 #include "kernels/common/scores_sm90.cuh"
 #include "kernels/ptx/math.cuh"
@@ -34,10 +35,11 @@ struct KeyTerms {
   constexpr i32 query_of(i32 i) const { return query + fragment_column(i); }
   constexpr i32 key_of(i32 i) const { return key + i / 2 % 2 * 8; }
 
+  using Slopes = float[kConfig.score.has_slopes() ? kFloats : 1];
+
   // Leaves d score / d (scale dot) in `slopes` where scores are modified. one_document: of all
   // pairs.
-  void map(Scores& S, float (&slopes)[kConfig.score.score_mod ? kFloats : 1],
-           bool one_document) const {
+  void map(Scores& S, Slopes& slopes, bool one_document) const {
     float alibi = 0;
     if constexpr (kConfig.score.alibi) {
       const ArrayView& array = params.attention.alibi_slopes;
@@ -57,7 +59,42 @@ struct KeyTerms {
       S[i] = s;
     }
     if constexpr (kConfig.score.bias != DType::kNone || kConfig.score.mask) add_pairs(S);
+    if constexpr (kConfig.score.user.any()) ask_user(S, slopes);
     if (kConfig.score.documents && !one_document) hide_documents(S);
+  }
+
+  // The user's score, and mask; likewise of the last row and key past the end.
+  void ask_user(Scores& S, Slopes& slopes) const {
+    using User = UserExpression<FastMath<typename ElementOf<kConfig.dtype>::Real>>;
+    const ExpressionParams& e = expression_of(params);
+    const SequenceShape& shape = work_tile.shape;
+    ExpressionPair at{index, head, work_tile.batch_kv_head % params.heads_kv, shape.q_len,
+                      shape.kv_len};
+    bool outside = false;  // the forward pass has said so
+#pragma unroll
+    for (i32 i = 0; i < kFloats; i += 4) {
+#pragma unroll
+      for (i32 c = 0; c < 2; ++c) {
+        at.i = min(query_of(i + c), shape.q_len - 1);
+        at.p = shape.position(at.i);
+        const typename User::Row row = User::row(e, at, outside);
+#pragma unroll
+        for (i32 f = i + c; f < i + 4; f += 2) {
+          at.j = min(key_of(f), shape.kv_len - 1);
+          const typename User::Column column = User::column(e, row, at, outside);
+          if constexpr (kConfig.score.user.score) {
+            const auto mapped = User::mapped(e, row, column, S[f] * kLn2<float>, outside);
+            if (kConfig.score.bias == DType::kNone || S[f] != -kInfinity<float>) {
+              S[f] = mapped.score * kLog2E<float>;
+            }
+            slopes[f] = kConfig.score.score_mod ? slopes[f] * mapped.slope : mapped.slope;
+          }
+          if constexpr (kConfig.score.user.mask) {
+            if (!User::shows(e, row, column, outside)) S[f] = -kInfinity<float>;
+          }
+        }
+      }
+    }
   }
 
   // Bias and boolean mask. Rows and keys past the end read the last one; their results are not

@@ -17,6 +17,9 @@ struct AccurateMath {
   static T exp(T x) { return ptx::accurate_exp(x); }
   static T log(T x) { return ptx::accurate_log(x); }
   static T tanh(T x) { return ptx::accurate_tanh(x); }
+  static T sqrt(T x) { return ptx::accurate_sqrt(x); }
+  static T abs(T x) { return ptx::magnitude(x); }
+  static T quotient(T a, T b) { return a / b; }
   // The larger number; NaN only when both are.
   static T max(T a, T b) { return ptx::larger(a, b); }
   // a b, rounded: never a part of a fused multiply-add, so that equal scores stay equal.

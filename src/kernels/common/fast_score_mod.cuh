@@ -24,6 +24,18 @@ inline float tanh_log2(float twice) {
   return square < 0.36f ? small : large;
 }
 
+// The Math of a user's expression on tensor cores: float32 by approximate instructions.
+template <class T>
+struct FastMath {
+  using Real = T;
+  static float exp(float x) { return ptx::exp2(x * kLog2E<float>); }
+  static float log(float x) { return ptx::log2(x) * kLn2<float>; }
+  static float tanh(float x) { return tanh_log2(x * (2 * kLog2E<float>)); }
+  static float sqrt(float x) { return ptx::accurate_sqrt(x); }
+  static float abs(float x) { return ptx::abs(x); }
+  static float quotient(float a, float b) { return a * ptx::reciprocal(b); }
+};
+
 // The modified score, in log2, of a dot product.
 inline float modified_log2(const ScoreMod& mod, float dot) {
   return tanh_log2(dot * mod.inner) * mod.outer;

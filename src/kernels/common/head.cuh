@@ -12,6 +12,7 @@
 #include "kernels/common/accurate_math.cuh"
 #include "kernels/common/block_lists.cuh"
 #include "kernels/common/caches.cuh"
+#include "kernels/common/expression.cuh"
 
 namespace fulmen {
 
@@ -27,10 +28,13 @@ struct Sequences<true> {
   static Type load(const AttentionParams& p, i64 index) { return load_cache_sequence(p, index); }
 };
 
-// kKvDType: that of k and v, kQDType: that of q; quantised where they are not kDType.
-template <DType kDType, bool kCaches = false, DType kKvDType = kDType, DType kQDType = kDType>
+// kKvDType: that of k and v, kQDType: that of q; quantised where they are not kDType. With kUser,
+// the parameters are those of WithExpression.
+template <DType kDType, bool kCaches = false, DType kKvDType = kDType, DType kQDType = kDType,
+          UserTerms kUser = UserTerms{}>
 struct Head {
   static constexpr bool kHasCaches = kCaches;
+  static constexpr UserTerms kUserTerms = kUser;
   static constexpr bool kIsQuantised = is_quantised(kKvDType);
   static constexpr bool kHasRecords = is_record(kKvDType);
   static constexpr bool kHasQuantisedQ = is_quantised(kQDType);
@@ -41,6 +45,7 @@ struct Head {
   using Real = typename ElementOf<kDType>::Real;
   using Math = AccurateMath<Real>;
   using State = SoftmaxState<Math>;
+  using User = UserExpression<Math>;
 
   const AttentionParams& p;
   i64 index;  // of the sequence
@@ -113,7 +118,14 @@ struct Head {
       if (q_id != kv_id) return false;
     }
     if (p.lists_by_pair && !lists_pair(p, index, head, i, j)) return false;
-    return !p.bias.present() || bias(i, j) != -Math::kInfinity;
+    if (p.bias.present() && bias(i, j) == -Math::kInfinity) return false;
+    if constexpr (kUser.mask) {
+      UserPair<User> at(expression_of(p), pair(i, j));
+      const bool shown = User::shows(at.e, at.row, at.column, at.outside);
+      report_outside(at.e, at.outside);
+      return shown;
+    }
+    return true;
   }
 
   Real bias(i64 i, i64 j) const {
@@ -236,6 +248,45 @@ struct Head {
     return bias(i, j) + alibi_bias(alibi, sequence.shape.position(i), j);
   }
 
+  // From the capped score to what the softmax is of.
+  Real score(Real capped, i64 i, i64 j) const {
+    const Real s = capped + added(i, j);
+    if constexpr (kUser.score) {
+      UserPair<User> at(expression_of(p), pair(i, j));
+      const Real mapped = User::score(at.e, at.row, at.column, s, at.outside);
+      report_outside(at.e, at.outside);
+      return mapped;
+    }
+    return s;
+  }
+
+  // d score / d (capped + added); 1 without a score of the user's.
+  Real user_slope(Real capped, i64 i, i64 j) const {
+    if constexpr (kUser.score) {
+      UserPair<User> at(expression_of(p), pair(i, j));
+      return User::mapped(at.e, at.row, at.column, capped + added(i, j), at.outside).slope;
+    }
+    return Real(1);
+  }
+
+  // add(n, array, element, d score / d element) for what the user's score reads.
+  template <class Add>
+  void differentiate(Real capped, i64 i, i64 j, const Add& add) const {
+    const UserPair<User> at(expression_of(p), pair(i, j));
+    User::differentiate(at.e, at.row, at.column, capped + added(i, j), add);
+  }
+
+  // The pair as the user's expression knows it.
+  ExpressionPair pair(i64 i, i64 j) const {
+    i64 position = 0;
+    if constexpr (kCaches) {
+      position = row_position(p, sequence, i);
+    } else {
+      position = sequence.shape.position(i);
+    }
+    return {index, head, kv_head, sequence.shape.q_len, sequence.shape.kv_len, i, j, position};
+  }
+
   i64 kv_batch() const {
     if constexpr (kCaches) return sequence.kv_batch;
     return sequence.batch;
@@ -255,40 +306,44 @@ struct Head {
 template <auto kConfig>
 using HeadOf = Head<kConfig.dtype, kConfig.caches>;
 
+// Those of a backward pass on CUDA cores, over whole arrays of q's type.
+template <auto kConfig>
+using BackwardHead = Head<kConfig.dtype, false, kConfig.dtype, kConfig.dtype, kConfig.user>;
+
 // What the forward pass kept of a row's softmax, as the backward kernels read it: stats, or the lse
 // alone (then row_max = lse and row_sum = 1, which is exact for ordinary lse).
 //
 // Of row i, read by load(array, offset).
-template <DType kDType, class Load>
-typename Head<kDType>::State saved_state(const Head<kDType>& head, i64 i, const Load& load) {
-  using Real = typename Head<kDType>::Real;
+template <class HeadType, class Load>
+typename HeadType::State saved_state(const HeadType& head, i64 i, const Load& load) {
+  using Real = typename HeadType::Real;
   const AttentionParams& p = head.p;
   if (p.stats.present()) {
     const i64 stats = head.q_row(p.stats, i);
     return {load(p.stats, stats), load(p.stats, stats + p.stats.strides[3])};
   }
   const Real lse = load(p.lse, head.q_row(p.lse, i));
-  return {lse, lse == -Head<kDType>::Math::kInfinity ? Real(0) : Real(1)};
+  return {lse, lse == -HeadType::Math::kInfinity ? Real(0) : Real(1)};
 }
 
 // The gradient that arrives through lse; 0 where there is none.
-template <DType kDType, class Load>
-typename Head<kDType>::Real lse_gradient(const Head<kDType>& head, i64 i, const Load& load) {
+template <class HeadType, class Load>
+typename HeadType::Real lse_gradient(const HeadType& head, i64 i, const Load& load) {
   const ArrayView& dlse = head.p.dlse;
-  return dlse.present() ? load(dlse, head.q_row(dlse, i)) : typename Head<kDType>::Real(0);
+  return dlse.present() ? load(dlse, head.q_row(dlse, i)) : typename HeadType::Real(0);
 }
 
 // The same, of any dtype.
-template <DType kDType>
-auto saved_state(const Head<kDType>& head, i64 i) {
+template <class HeadType>
+auto saved_state(const HeadType& head, i64 i) {
   return saved_state(head, i, [](const ArrayView& array, i64 offset) {
-    return load_real_called<typename Head<kDType>::Real>(array, offset);
+    return load_real_called<typename HeadType::Real>(array, offset);
   });
 }
-template <DType kDType>
-auto lse_gradient(const Head<kDType>& head, i64 i) {
+template <class HeadType>
+auto lse_gradient(const HeadType& head, i64 i) {
   return lse_gradient(head, i, [](const ArrayView& array, i64 offset) {
-    return load_real_called<typename Head<kDType>::Real>(array, offset);
+    return load_real_called<typename HeadType::Real>(array, offset);
   });
 }
 
@@ -296,13 +351,19 @@ auto lse_gradient(const Head<kDType>& head, i64 i) {
 template <class HeadType, class Real>
 __attribute__((noinline)) Real pair_score(const HeadType& head, Real dot, i64 i, i64 j) {
   const Real capped = head.map.template score<typename HeadType::Math>(dot);
-  return head.sees(i, j) ? capped + head.added(i, j) : -HeadType::Math::kInfinity;
+  return head.sees(i, j) ? head.score(capped, i, j) : -HeadType::Math::kInfinity;
 }
 
 // d score / d dot, from the dot product itself.
-template <DType kDType, class Real>
-__attribute__((noinline)) Real pair_slope(const Head<kDType>& head, Real dot) {
-  return head.map.slope(head.map.template score<typename Head<kDType>::Math>(dot)) * head.map.scale;
+template <class HeadType, class Real>
+__attribute__((noinline)) Real pair_slope(const HeadType& head, Real dot) {
+  return head.map.slope(head.map.template score<typename HeadType::Math>(dot)) * head.map.scale;
+}
+
+// d s' / d s where s' is the user's, likewise.
+template <class HeadType, class Real>
+__attribute__((noinline)) Real pair_user_slope(const HeadType& head, Real dot, i64 i, i64 j) {
+  return head.user_slope(head.map.template score<typename HeadType::Math>(dot), i, j);
 }
 
 template <class HeadType>

@@ -3,14 +3,15 @@
 //
 // From dot products in a wgmma fragment to scores in log2, for problems in which that is
 // more than one positive factor (kConfig.maps_scores()): a scale of 0 or below, score modifier,
-// ALiBi, bias, in the order of attention/score_mod.cuh; then boolean mask, documents and dropout.
-// Runs before the interval mask, since -inf times a factor would be visible again. Arrays have any
-// strides, so their elements come one by one from global memory, through the caches; dropout is
-// arithmetic alone.
+// ALiBi, bias, in the order of attention/score_mod.cuh, a user's; then masks, documents and
+// dropout. Runs before the interval mask, since -inf times a factor would be visible again. Arrays
+// have any strides, so their elements come one by one from global memory, through the caches;
+// dropout is arithmetic alone.
 #pragma once
 
 #include "kernels/common/array_access.cuh"
 #include "kernels/common/documents_sm90.cuh"
+#include "kernels/common/expression.cuh"
 #include "kernels/common/fast_score_mod.cuh"
 #include "kernels/common/fragments.cuh"
 #include "kernels/common/work_tile_sm90.cuh"
@@ -28,10 +29,17 @@ inline float bias_log2(float added) {
   return scaled > kLargestFloat && added <= kLargestFloat ? kLargestFloat : scaled;
 }
 
+// Where only scores are wanted. Else: an operator()(i, slope) that is given the slope of pair i.
+struct IgnoreSlopes {
+  static constexpr bool kWanted = false;
+};
+
 template <ForwardSm90Config kConfig>
 struct PairTerms {
   using Scores = float[kConfig.kv_rows / 2];
   static constexpr float kDropped = -0.f;
+  static constexpr UserTerms kUser = kConfig.score.user;
+  using UserMath = FastMath<typename ElementOf<kConfig.dtype>::Real>;
 
   const AttentionParams& arrays;
   i32 kv_len;
@@ -43,15 +51,21 @@ struct PairTerms {
   i64 q_id[2];
   i64 kv_ids;  // offset of the sequence's first
   Dropout dropout;
+  const ExpressionParams* expression;  // with kUser
+  UserRows<UserMath, 2, kUser.any()> user;
 
   // Rows and keys past the end read the last one; their results are not used.
   PairTerms(const AttentionParams& arrays_, const SeqlenInfo& seqlen, const QueryBlock& block,
-            i32 first_row)
-      : arrays(arrays_), kv_len(seqlen.shape.kv_len), kv_begin(seqlen.kv_begin) {
+            i32 first_row, const ExpressionParams* expression_)
+      : arrays(arrays_),
+        kv_len(seqlen.shape.kv_len),
+        kv_begin(seqlen.kv_begin),
+        expression(expression_) {
     const i32 q_len = seqlen.shape.q_len;
     for (i32 r = 0; r < 2; ++r) {
       row[r] = first_row + 8 * r;
       const i32 i = max(min(row[r], q_len - 1), 0);
+      if constexpr (kUser.any()) find_user_row(seqlen.shape, block, r, i);
       if constexpr (has_bias()) bias[r] = arrays.bias.offset(block.batch, block.head, i, 0);
       if constexpr (kConfig.score.mask) {
         mask[r] = arrays.mask.offset(block.batch, block.head, i, 0);
@@ -74,12 +88,16 @@ struct PairTerms {
     }
   }
 
-  // Adds the bias and hides pairs, on scores in log2. kOneDocument: documents hide none.
-  template <bool kOneDocument>
-  void apply(Scores& S, i32 first_key) const {
+  // Adds the bias, asks the user's expression and hides pairs, on scores in log2. kOneDocument:
+  // documents hide none. kWhole: no interval mask cuts the block, so that an index out of range is
+  // a visible pair's.
+  // take_slope: as IgnoreSlopes.
+  template <bool kOneDocument, bool kWhole, class TakeSlope>
+  void apply(Scores& S, i32 first_key, TakeSlope& take_slope) const {
     constexpr bool kDocuments = kConfig.score.documents && !kOneDocument;
-    if constexpr (!has_bias() && !kConfig.score.mask && !kDocuments) return;
+    if constexpr (!has_bias() && !kConfig.score.mask && !kDocuments && !kUser.any()) return;
     if (kv_len == 0) return;  // nothing to read
+    bool outside = false;
 #pragma unroll
     for (i32 i = 0; i < kConfig.kv_rows / 2; i += 4) {
 #pragma unroll
@@ -96,6 +114,12 @@ struct PairTerms {
             const float added = load_bias(bias[r] + key * arrays.bias.strides[3]);
             s = added == -kInfinity<float> ? added : s + bias_log2(added);
           }
+          if constexpr (kUser.any()) {
+            const MappedScore<float> mapped =
+                user_log2<TakeSlope::kWanted>(s, r, static_cast<i32>(key), outside);
+            s = mapped.score;
+            if constexpr (TakeSlope::kWanted) take_slope(i + 2 * r + c, mapped.slope);
+          }
           if constexpr (kConfig.score.mask) {
             if (arrays.mask.data[mask[r] + key * arrays.mask.strides[3]] == 0) {
               s = -kInfinity<float>;
@@ -107,6 +131,7 @@ struct PairTerms {
         }
       }
     }
+    if constexpr (kUser.any() && kWhole) report_outside(*expression, outside);
   }
 
   // Sets dropped probabilities to kDropped, -0. A draw decides eight keys of a row, two of them
@@ -134,6 +159,41 @@ struct PairTerms {
   }
 
  private:
+  using User = UserExpression<UserMath>;
+
+  void find_user_row(const SequenceShape& shape, const QueryBlock& block, i32 r, i32 i) {
+    const u32 group = u32(arrays.heads_q) / u32(arrays.heads_kv);
+    bool outside = false;
+    user.row[r] = User::row(*expression,
+                            {block.batch, block.head, i32(u32(block.head) / group), shape.q_len,
+                             shape.kv_len, i, 0, shape.position(i)},
+                            outside);
+    report_outside(*expression, outside);
+  }
+
+  // What the user makes of a score in log2, -inf where the mask hides the pair, whatever the score
+  // is then, and where the bias has; and the slope of that.
+  template <bool kSlope>
+  MappedScore<float> user_log2(float s, i32 r, i32 key, bool& outside) const {
+    ExpressionPair pair{};
+    pair.j = key;
+    bool beyond = false;
+    const typename User::Column column = User::column(*expression, user.row[r], pair, beyond);
+    MappedScore<float> mapped{s, 1};
+    if constexpr (kUser.score && kSlope) {
+      mapped = User::mapped(*expression, user.row[r], column, s * kLn2<float>, beyond);
+    } else if constexpr (kUser.score) {
+      mapped.score = User::score(*expression, user.row[r], column, s * kLn2<float>, beyond);
+    }
+    if constexpr (kUser.score) mapped.score *= kLog2E<float>;
+    bool shown = !has_bias() || s != -kInfinity<float>;
+    if constexpr (kUser.mask) {
+      shown = shown && User::shows(*expression, user.row[r], column, beyond);
+    }
+    outside = outside || (shown && beyond);
+    return {shown ? mapped.score : -kInfinity<float>, mapped.slope};
+  }
+
   static constexpr bool has_bias() { return kConfig.score.bias != DType::kNone; }
 
   // Pointers are multiples of 16 bytes and strides count elements, so elements are aligned.
@@ -158,8 +218,8 @@ struct FragmentScores {
 
   // first_row: of this thread in the sequence.
   FragmentScores(const ForwardParams& params_, const SeqlenInfo& seqlen, const QueryBlock& block,
-                 i32 first_row)
-      : params(params_), pairs(params_.attention, seqlen, block, first_row) {
+                 i32 first_row, const ExpressionParams* expression = nullptr)
+      : params(params_), pairs(params_.attention, seqlen, block, first_row, expression) {
     if constexpr (kConfig.score.alibi) {
       const ArrayView& slopes = params.attention.alibi_slopes;
       slope_log2 =
@@ -172,8 +232,13 @@ struct FragmentScores {
   }
 
   // first_key: of the block. kOneDocument: its keys and all rows are of one.
-  template <bool kOneDocument = false>
+  template <bool kOneDocument = false, bool kWhole = kConfig.score.mask_kind == MaskKind::kNone>
   void apply(float (&S)[kConfig.kv_rows / 2], i32 first_key) const {
+    IgnoreSlopes ignore;
+    apply<kOneDocument, kWhole>(S, first_key, ignore);
+  }
+  template <bool kOneDocument = false, bool kWhole = false, class TakeSlope>
+  void apply(float (&S)[kConfig.kv_rows / 2], i32 first_key, TakeSlope& take_slope) const {
     if constexpr (!kConfig.maps_scores()) return;
     const float distance[2] = {position[0] - static_cast<float>(first_key),
                                position[1] - static_cast<float>(first_key)};
@@ -191,7 +256,7 @@ struct FragmentScores {
       }
       S[i] = s;
     }
-    pairs.template apply<kOneDocument>(S, first_key);
+    pairs.template apply<kOneDocument, kWhole>(S, first_key, take_slope);
   }
 };
 

@@ -132,6 +132,10 @@ constexpr i64 backward_naive_dq_tasks(const AttentionParams& p) {
   return p.batch_extent() * p.heads_q * p.q_rows * num_chunks(p.dim_qk);
 }
 
+constexpr i64 backward_naive_captures_tasks(const AttentionParams& p) {
+  return p.batch_extent() * p.heads_q * p.q_rows;
+}
+
 // Chunks of dK come first, then those of dV; only of those that are asked for.
 constexpr i64 dk_chunks(const AttentionParams& p) {
   return p.dk.present() ? num_chunks(p.dim_qk) : 0;

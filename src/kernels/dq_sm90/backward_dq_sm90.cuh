@@ -28,9 +28,14 @@ namespace fulmen {
 template <ForwardSm90Config kConfig>
 struct QueryTerms {
   using Scores = float[kConfig.kv_rows / 2];
-  // d score / d (scale dot(q, k)) of every pair, where a score modifier makes that differ from 1.
+  // d score / d (scale dot(q, k)) of every pair, where that differs from 1.
   struct Slopes {
-    float of[kConfig.score.score_mod ? kConfig.kv_rows / 2 : 1];
+    static constexpr bool kWanted = kConfig.score.user.score;
+    float of[kConfig.score.has_slopes() ? kConfig.kv_rows / 2 : 1];
+
+    void operator()(i32 i, float slope) {  // a user's
+      of[i] = kConfig.score.score_mod ? of[i] * slope : slope;
+    }
   };
 
   const ForwardParams& params;
@@ -99,8 +104,11 @@ struct QueryTerms {
   void form_ds(Scores& S, const Scores& dP, const Slopes& slopes) const {
 #pragma unroll
     for (i32 i = 0; i < kConfig.kv_rows / 2; ++i) {
+      const float P = S[i];
       S[i] *= dP[i] - delta[i / 2 % 2];
-      if constexpr (kConfig.score.score_mod) S[i] *= slopes.of[i];
+      if constexpr (kConfig.score.has_slopes()) S[i] *= slopes.of[i];
+      // What the user's slope is of a hidden pair does not matter.
+      if constexpr (kConfig.score.user.score) S[i] = P == 0 ? 0.f : S[i];
     }
   }
 };
@@ -164,8 +172,11 @@ struct BackwardDqConsumer
     Interval visible[2];  // keys
   };
   Pairs pairs_of(const Work& work, const SeqlenInfo& seqlen) const {
-    Pairs pairs{
-        {params, work.block, seqlen, work.row}, {params.forward, seqlen, work.block, work.row}, {}};
+    const ExpressionParams* expression = nullptr;
+    if constexpr (kConfig.score.user.any()) expression = &expression_of(params);
+    Pairs pairs{{params, work.block, seqlen, work.row},
+                {params.forward, seqlen, work.block, work.row, expression},
+                {}};
     for (i32 r = 0; r < 2; ++r) {
       pairs.visible[r] = visible_columns(effective_mask<kConfig>(params.forward.mask), seqlen.shape,
                                          work.row + 8 * r);
@@ -185,8 +196,9 @@ struct BackwardDqConsumer
   template <bool kPartial>
   void finish_products(Weights& dS, Scores& S, Scores& dP, const Pairs& pairs, i32 j) const {
     ptx::wgmma_wait<1>();
-    const auto slopes = pairs.terms.slopes(S);
-    pairs.scores.template apply<kConfig.skips_documents && !kPartial>(S, j * kConfig.kv_rows);
+    auto slopes = pairs.terms.slopes(S);
+    pairs.scores.template apply<kConfig.skips_documents && !kPartial>(S, j * kConfig.kv_rows,
+                                                                      slopes);
     if constexpr (kPartial)
       hide_keys<kConfig>(S, pairs.visible, j * kConfig.kv_rows + first_column());
     pairs.terms.shift_large_scores(S);

@@ -135,7 +135,13 @@ struct ForwardWarpgroup : ConsumerThread<kConfig.warpgroups, kConfig.ping_pong> 
   }
 
   FragmentScores<kConfig> scores_of(const Work& work) const {
-    return {params, seqlen_info(work), work.block, work.row + first_row()};
+    const ExpressionParams* expression = nullptr;
+    if constexpr (kConfig.score.user.any()) expression = &expression_of(arguments());
+    return {params, seqlen_info(work), work.block, work.row + first_row(), expression};
+  }
+  // Of which maps are the first member.
+  const ForwardArguments& arguments() const {
+    return reinterpret_cast<const ForwardArguments&>(maps);
   }
   float softmax_factor() const { return kConfig.maps_scores() ? 1.f : params.scale_log2; }
   // Of e4m3, what scores are multiplied by beside that: the scales of q and k of a head, as a sign,

@@ -116,7 +116,9 @@ struct ForwardConsumer {
     ptx::wgmma_wait<kConfig.overlap ? 1 : 0>();
     wg.release_k();
     // S = scores in log2, -inf where hidden; all this under the product above
-    rows.scores.template apply<kConfig.skips_documents && kMask == MaskKind::kNone>(
+    constexpr bool kWhole = kMask == MaskKind::kNone;
+    rows.scores.template apply<kConfig.skips_documents && kWhole,
+                               kWhole || kConfig.score.mask_kind == MaskKind::kNone>(
         S, j * kConfig.kv_rows);
     wg.sign_scores(S, rows.sign);
     if constexpr (kMask != MaskKind::kNone) wg.template apply_mask<kMask>(S, rows.visible, j);

@@ -3,7 +3,7 @@
 //
 // Arithmetic that C++ cannot name: approximate exp2, log2 and reciprocal, maximum, fused
 // multiply-add, packing of two floats into one register of 16-bit numbers, for 16-bit kernels; and
-// exp, log, tanh to full precision, for float32 and float64 ones.
+// exp, log, tanh, sqrt to full precision, for float32 and float64 ones.
 #pragma once
 
 #include "kernels/base.cuh"
@@ -154,6 +154,10 @@ inline float accurate_log(float x) { return ::logf(x); }
 inline double accurate_log(double x) { return ::log(x); }
 inline float accurate_tanh(float x) { return ::tanhf(x); }
 inline double accurate_tanh(double x) { return ::tanh(x); }
+inline float accurate_sqrt(float x) { return ::sqrtf(x); }
+inline double accurate_sqrt(double x) { return ::sqrt(x); }
+inline float magnitude(float x) { return ::fabsf(x); }
+inline double magnitude(double x) { return ::fabs(x); }
 
 // max.f32, max.f64: NaN only when both are.
 inline float larger(float a, float b) { return ::fmaxf(a, b); }

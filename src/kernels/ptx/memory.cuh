@@ -104,6 +104,14 @@ inline U32x4 load_global_x4(const u16* pointer) {
   return x;
 }
 
+// ld.global.nc: an element of an array that no kernel of the call writes.
+inline float load_constant(const float* pointer) { return __ldg(pointer); }
+inline double load_constant(const double* pointer) { return __ldg(pointer); }
+inline u16 load_constant(const u16* pointer) { return __ldg(pointer); }
+inline u8 load_constant(const u8* pointer) { return __ldg(pointer); }
+inline i32 load_constant(const i32* pointer) { return __ldg(pointer); }
+inline i64 load_constant(const i64* pointer) { return __ldg(pointer); }
+
 // st.global.v4: 16 bytes, aligned.
 inline void store_global_x4(u16* pointer, U32x4 x) {
   asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(pointer), "r"(x.word[0]),

@@ -36,7 +36,7 @@ struct BackwardSimtDkDv : SimtGradient<kConfig> {
   typename Base::template Sums<kConfig.max_dim_v> dV = {};
 
   BackwardSimtDkDv(const AttentionParams& params, i64 first_row_)
-      : p(params), first_row(first_row_), pair_terms(has_pair_terms(params)) {
+      : p(params), first_row(first_row_), pair_terms(has_pair_terms<kConfig>(params)) {
     typename Base::Layout layout;
     K = layout.template tile<typename Base::QkRows>(kConfig.rows);
     V = layout.template tile<typename Base::VRows>(kConfig.rows);
@@ -222,14 +222,14 @@ void backward_simt_dkdv(const AttentionParams& p) {
   const TileTask task = tile_task(ptx::block_index(), p.batch_extent(), p.heads_kv,
                                   num_kv_slots(p, kConfig.rows), false);
   const TilePlace origin = find_tile(p, p.cu_kv, task, kConfig.rows);
-  const Head<kConfig.dtype> first(p, origin.index, task.head * p.group_size());
+  const BackwardHead<kConfig> first(p, origin.index, task.head * p.group_size());
   if (origin.first_row >= first.sequence.kv_slot) return;
   BackwardSimtDkDv<kConfig> block(p, origin.first_row);
   if (origin.first_row < first.sequence.shape.kv_len) {
     block.load_own(first);
     if constexpr (kConfig.adds_dq) block.look_at_keys();
     for (i64 member = 0; member < p.group_size(); ++member) {
-      block.run_head(Head<kConfig.dtype>(p, origin.index, task.head * p.group_size() + member));
+      block.run_head(BackwardHead<kConfig>(p, origin.index, task.head * p.group_size() + member));
     }
   }
   block.store(first);

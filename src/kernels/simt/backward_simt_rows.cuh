@@ -29,9 +29,9 @@
 
 namespace fulmen {
 
-template <DType kDType>
-typename Head<kDType>::Real row_dot(const Head<kDType>& head, i64 i) {
-  using Real = typename Head<kDType>::Real;
+template <class HeadType>
+typename HeadType::Real row_dot(const HeadType& head, i64 i) {
+  using Real = typename HeadType::Real;
   using Vector = SimtVector<Real>;
   const HeadRows dO = q_rows_of(head, head.p.dout, head.p.dim_v);
   const HeadRows O = q_rows_of(head, head.p.o, head.p.dim_v);
@@ -72,7 +72,7 @@ void backward_simt_rows(const AttentionParams& p) {
   using Real = typename ElementOf<kConfig.dtype>::Real;
   if constexpr (kConfig.adds_dq) clear_dq<Real>(p, task);
   const i64 index = p.packed.q ? find_sequence(p, p.cu_q, task.row) : task.batch;
-  const Head<kConfig.dtype> head(p, index, task.head);
+  const BackwardHead<kConfig> head(p, index, task.head);
   const i64 i = task.row - head.sequence.q_begin;
   if (i < 0 || i >= head.sequence.shape.q_len) return;
   const auto state = saved_state(head, i);
@@ -84,9 +84,9 @@ void backward_simt_rows(const AttentionParams& p) {
 // their parts in a fixed order. Launched with num_threads a multiple of 32.
 //
 // This thread's part, one of eight, of D = dot(dO, O) of a row.
-template <DType kDType>
-typename Head<kDType>::Real row_dot_eighth(const Head<kDType>& head, i64 i, i64 part) {
-  using Real = typename Head<kDType>::Real;
+template <class HeadType>
+typename HeadType::Real row_dot_eighth(const HeadType& head, i64 i, i64 part) {
+  using Real = typename HeadType::Real;
   const AttentionParams& p = head.p;
   const i64 dout = head.q_row(p.dout, i);
   const i64 o = head.q_row(p.o, i);
@@ -101,7 +101,7 @@ typename Head<kDType>::Real row_dot_eighth(const Head<kDType>& head, i64 i, i64 
 // dsinks[h] = - sum over all rows of the sink's share of D
 template <FmaConfig kConfig>
 void backward_simt_dsinks(const AttentionParams& p) {
-  using HeadType = Head<kConfig.dtype>;
+  using HeadType = BackwardHead<kConfig>;
   using Real = typename HeadType::Real;
   record_faults(p, kConfig.num_threads);
   const i64 thread = ptx::thread_index();
@@ -148,7 +148,7 @@ struct BackwardSimtDq : SimtGradient<kConfig> {
       : p(head_.p),
         head(head_),
         first_row(first_row_),
-        pair_terms(has_pair_terms(head_.p)),
+        pair_terms(has_pair_terms<kConfig>(head_.p)),
         k_rows(kv_rows_of(head_, p.k, p.dim_qk)),
         v_rows(kv_rows_of(head_, p.v, p.dim_v)) {
     typename Base::Layout layout;
@@ -243,7 +243,7 @@ void backward_simt_dq(const AttentionParams& p) {
   const TileTask task = tile_task(ptx::block_index(), p.batch_extent(), p.heads_q,
                                   num_q_slots(p, kConfig.rows), true);
   const TilePlace origin = find_tile(p, p.cu_q, task, kConfig.rows);
-  const Head<kConfig.dtype> head(p, origin.index, task.head);
+  const BackwardHead<kConfig> head(p, origin.index, task.head);
   if (origin.first_row >= head.sequence.q_slot) return;
   BackwardSimtDq<kConfig>(head, origin.first_row).run();
 }

@@ -2,9 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // What the simt passes share beside tiles: the scores of a block of pairs, of which hidden ones are
-// -inf. Most blocks are plain: every pair visible, a score scale * dot and nothing more. What all
-// other blocks need is rolled into loops and calls, once for each kernel, so that the text of the
-// options stays out of the unrolled loops.
+// -inf. Most blocks are plain: every pair visible, a score scale * dot and nothing more. What
+// others need is rolled into loops and calls, once a kernel, and stays out of unrolled loops.
 #pragma once
 
 #include "kernels/attention/block_range.cuh"
@@ -296,17 +295,18 @@ struct SimtRows {
 };
 
 // Options that act pair by pair, so that a score is more than scale * dot.
-inline bool has_pair_terms(const AttentionParams& p) {
-  return p.mask.present() || p.q_ids.present() || p.bias.present() || p.alibi_slopes.present() ||
-         p.score_map.is_modified();
+template <FmaConfig kConfig>
+bool has_pair_terms(const AttentionParams& p) {
+  return kConfig.user.any() || p.mask.present() || p.q_ids.present() || p.bias.present() ||
+         p.alibi_slopes.present() || p.score_map.is_modified();
 }
 
 template <class HeadType>
 HeadRows q_rows_of(const HeadType& head, const ArrayView& array, i64 dim) {
   return {array, head.q_row(array, 0), static_cast<i32>(dim)};
 }
-template <DType kDType>
-HeadRows kv_rows_of(const Head<kDType>& head, const ArrayView& array, i64 dim) {
+template <class HeadType>
+HeadRows kv_rows_of(const HeadType& head, const ArrayView& array, i64 dim) {
   return {array, head.kv_row(array, 0), static_cast<i32>(dim)};
 }
 
@@ -352,8 +352,8 @@ __attribute__((noinline)) Limits row_limits(const HeadType& head, i64 i, i64 fir
 }
 
 // Query rows that see key j, counted from `first`; none where it is no row of the sequence.
-template <DType kDType>
-__attribute__((noinline)) Limits query_limits(const Head<kDType>& head, i64 j, i64 first) {
+template <class HeadType>
+__attribute__((noinline)) Limits query_limits(const HeadType& head, i64 j, i64 first) {
   if (j >= head.sequence.shape.kv_len) return {0, 0};
   const Interval rows = visible_rows(head.p.mask_options, head.sequence.shape, j);
   return {static_cast<i32>(rows.begin - first), static_cast<i32>(rows.end - first)};

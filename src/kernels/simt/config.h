@@ -6,7 +6,7 @@
 // handful of configs covers every option and head dimension.
 #pragma once
 
-#include "kernels/base.cuh"
+#include "kernels/score_options.h"
 
 namespace fulmen {
 
@@ -29,6 +29,7 @@ struct FmaConfig {
   // Forward: the type of k and v where it has 8 bits.
   DType quantised = DType::kNone;
   bool quantised_q = false;  // and of q; dtype is float32 then
+  UserTerms user{};
 
   constexpr DType kv_dtype() const { return quantised == DType::kNone ? dtype : quantised; }
   constexpr DType q_dtype() const { return quantised_q ? quantised : dtype; }
@@ -72,6 +73,7 @@ constexpr void for_each_field(const FmaConfig& config, Each each) {
   each("caches", config.caches);
   each("quantised", config.quantised);
   each("quantised_q", config.quantised_q);
+  each("user", config.user);
 }
 
 }  // namespace fulmen

@@ -47,7 +47,8 @@ struct ForwardSimt : Simt<kConfig> {
   using Rows = SimtRows<kConfig>;
   using typename Base::Pairs;
   using typename Base::Real;
-  using HeadType = Head<kConfig.dtype, kConfig.caches, kConfig.kv_dtype(), kConfig.q_dtype()>;
+  using HeadType =
+      Head<kConfig.dtype, kConfig.caches, kConfig.kv_dtype(), kConfig.q_dtype(), kConfig.user>;
   using KeyRows = KeyRowsOf<HeadType>;
   using Math = typename HeadType::Math;
   using State = typename HeadType::State;
@@ -69,7 +70,7 @@ struct ForwardSimt : Simt<kConfig> {
         head(head_),
         first_row(first_row_),
         pair_terms(
-            has_pair_terms(head_.p) ||
+            has_pair_terms<kConfig>(head_.p) ||
             (kConfig.caches && (head_.p.tree.present() || head_.p.cache_layout.slot_rows > 0))),
         k_rows(KeyRows::make(head_, p.k, p.k_scale, p.dim_qk, 0)),
         v_rows(KeyRows::make(head_, p.v, p.v_scale, p.dim_v, kValueOfNoPage)) {

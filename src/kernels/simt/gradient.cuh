@@ -22,9 +22,9 @@ struct alignas(16) SavedRow {
   Real D;           // dot(dO, O)
 };
 
-template <DType kDType>
-SavedRow<typename Head<kDType>::Real>* saved_rows(const Head<kDType>& head) {
-  using Real = typename Head<kDType>::Real;
+template <class HeadType>
+SavedRow<typename HeadType::Real>* saved_rows(const HeadType& head) {
+  using Real = typename HeadType::Real;
   const i64 first = head.q_row(head.p.row_terms, 0);
   return reinterpret_cast<SavedRow<Real>*>(head.p.row_terms.data) + first / 4;
 }
@@ -34,13 +34,26 @@ struct SimtGradient : Simt<kConfig> {
   using Base = Simt<kConfig>;
   using typename Base::Pairs;
   using typename Base::Real;
-  using HeadType = Head<kConfig.dtype>;
+  using HeadType = BackwardHead<kConfig>;
   using Math = typename HeadType::Math;
 
   typename Base::Weights factors;  // P or dX, by which rows of a tile are multiplied
 
   // exp(s - m), whose exponent never exceeds 0; NaN stays NaN.
   static Real weight(Real score, Real shift) { return Math::exp(min(score - shift, Real(0))); }
+
+  // G *= d s' / d s, where s' is the user's score.
+  template <class Pass>
+  void chain_user(const HeadType& head, const Pass& pass, const Pairs& dots, Pairs& G) const {
+    Pairs slope;
+    Base::each_pair([&](i32 r, i32 c) { slope[r][c] = dots[r][c]; });
+    Base::change_pairs(factors, slope, [&](Real dot, i32 r, i32 c) {
+      return pass.limits(r).contains(Base::column(c))
+                 ? pair_user_slope(head, dot, pass.query(r, c), pass.key(r, c))
+                 : Real(0);
+    });
+    Base::each_pair([&](i32 r, i32 c) { G[r][c] *= slope[r][c]; });
+  }
 
   // G *= d s / d dot.
   void chain(const HeadType& head, const Pairs& dots, Pairs& G) const {
@@ -54,13 +67,9 @@ struct SimtGradient : Simt<kConfig> {
     Base::each_pair([&](i32 r, i32 c) { G[r][c] *= slope[r][c]; });
   }
 
-  // From dP to G, and from dots to scores, -inf where hidden. Pass: query(r, c) and key(r, c), rows
-  // of the sequence; normalizer(r, c), lse_factor(r, c), D(r, c) of the query; limits(r), the
-  // columns that structured masks leave to row r.
-  // kChained: G has d s / d dot in it; without, e G is dS.
-  template <bool kChained, class Pass>
-  void prepare(const HeadType& head, const Pass& pass, bool is_full, bool pair_terms, Pairs& S,
-               Pairs& dP) const {
+  // From dP to G without d s / d dot.
+  template <class Pass>
+  void to_gradients(const HeadType& head, const Pass& pass, Pairs& dP) const {
     if (head.dropout.enabled()) {
       Base::change_pairs(factors, dP, [&](Real value, i32 r, i32 c) {
         return value * pair_keep(head, pass.query(r, c), pass.key(r, c));
@@ -70,6 +79,17 @@ struct SimtGradient : Simt<kConfig> {
       const SavedRow<Real>& row = pass.saved(r, c);
       dP[r][c] = (dP[r][c] - row.D) * row.normalizer + row.lse_factor;
     });
+  }
+
+  // From dP to G, and from dots to scores, -inf where hidden. Pass: query(r, c) and key(r, c), rows
+  // of the sequence; normalizer(r, c), lse_factor(r, c), D(r, c) of the query; limits(r), the
+  // columns that structured masks leave to row r.
+  // kChained: G has d s / d dot in it; without, e G is dS, of the score before a user's.
+  template <bool kChained, class Pass>
+  void prepare(const HeadType& head, const Pass& pass, bool is_full, bool pair_terms, Pairs& S,
+               Pairs& dP) const {
+    to_gradients(head, pass, dP);
+    if constexpr (kConfig.user.score) chain_user(head, pass, S, dP);
     if constexpr (kChained) chain(head, S, dP);
     if (pair_terms) {
       Base::change_pairs(factors, S, [&](Real dot, i32 r, i32 c) {

@@ -20,6 +20,10 @@ inline float accurate_log(float x) { return std::log(x); }
 inline double accurate_log(double x) { return std::log(x); }
 inline float accurate_tanh(float x) { return std::tanh(x); }
 inline double accurate_tanh(double x) { return std::tanh(x); }
+inline float accurate_sqrt(float x) { return std::sqrt(x); }
+inline double accurate_sqrt(double x) { return std::sqrt(x); }
+inline float magnitude(float x) { return std::fabs(x); }
+inline double magnitude(double x) { return std::fabs(x); }
 
 // A NaN of either kind counts as missing, and -0 as below 0.
 template <class Real>

@@ -64,6 +64,15 @@ inline U32x4 load_global_x4(const u16* pointer, Site site = Where::current()) {
   emulator::copy_bytes(&x, pointer, sizeof(x));
   return x;
 }
+template <class T>
+T load_constant(const T* pointer, Site site = Where::current()) {
+  if (reinterpret_cast<u64>(pointer) % sizeof(T) != 0) {
+    emulator::fail("ld.global.nc from an address that is not a multiple of the element's size");
+  }
+  emulator::on_global(pointer, sizeof(T), emulator::Kind::kRead, site);
+  return emulator::load_unseen(pointer);
+}
+
 inline void store_global_x4(u16* pointer, U32x4 x, Site site = Where::current()) {
   if (reinterpret_cast<u64>(pointer) % sizeof(x) != 0) {
     emulator::fail("st.global.v4 to an address that is not a multiple of 16");

@@ -18,6 +18,9 @@ SHAPES: dict[str, Fields] = {
     "chunk": {"q_rows": 9, "kv_rows": 70, "batch": 2, "heads": 4, "kv_heads": 2},
     "row": {"q_rows": 1, "kv_rows": 150, "heads": 4, "kv_heads": 1, "batch": 2},
 }
+# Of several blocks on tensor cores, rows and keys of which are no multiple of any.
+TILES: Fields = {"q_rows": 141, "kv_rows": 203, "heads": 2, "kv_heads": 1, "dim": 64}
+BACKWARD_TILES = ("relative", "temperature", "mixed", "documents", "both", "nan_where_hidden")
 LENGTHS: dict[str, Fields] = {
     "padded": {
         "batch": 3, "q_rows": 12, "kv_rows": 40, "q_lengths": (12, 5, 0), "kv_lengths": (40, 17, 9),
@@ -45,6 +48,9 @@ def _cases() -> list[Case]:
         for m, (shape, fields) in enumerate(SHAPES.items()):
             kind = DTYPES[(n + m) % 4]
             found.append(_case(f"{name}_{shape}", {**fields, "dtype": kind, "expression": name}))
+        fields = {**TILES, "dtype": DTYPES[2 + n % 2], "expression": name}
+        forward = {} if name in BACKWARD_TILES else {"gradients": ()}
+        found.append(_case(f"{name}_tiles", {**fields, **forward}))
     for n, name in enumerate(("both", "documents", "temperature", "sinks_and_window")):
         for m, (shape, fields) in enumerate(LENGTHS.items()):
             kind = DTYPES[(n + m) % 4]

@@ -1,0 +1,204 @@
+// SPDX-FileCopyrightText: fulmen contributors
+// SPDX-License-Identifier: Apache-2.0
+//
+// Steps in functions.
+
+#include "gpu/expression_text.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "core/arrays.h"
+#include "core/error.h"
+#include "core/program.h"
+#include "gpu/expression_steps.h"
+#include "gpu/params.h"
+
+namespace fulmen::gpu {
+namespace {
+
+using expression::Derivative;
+using expression::Goal;
+using expression::Op;
+using expression::Program;
+using expression::Step;
+
+class Writer {
+ public:
+  explicit Writer(const Problem& problem)
+      : problem_(problem), program_(*problem.program), steps_(problem) {
+    std::vector<i32> values{program_.score, program_.mask, program_.slope};
+    for (const Derivative& one : program_.derivatives) {
+      values.push_back(one.read);
+      values.push_back(one.value);
+    }
+    all_ = goal_of(program_, values);
+  }
+
+  std::string run() {
+    text_ =
+        "\nnamespace fulmen {\n\ntemplate <class Math>\nstruct UserExpression {\n"
+        "  using Real = typename Math::Real;\n";
+    line(1, "static constexpr i32 kNumDerivatives = ", program_.derivatives.size(), ";");
+    write_rows_and_columns();
+    write_mask();
+    write_score();
+    write_mapped();
+    write_gradients();
+    return text_ + "};\n\n}  // namespace fulmen\n";
+  }
+
+ private:
+  template <class... Parts>
+  void line(int depth, const Parts&... parts) {
+    text_ += sentence(std::string(static_cast<size_t>(2 * depth), ' '), parts..., "\n");
+  }
+
+  // What is the same for a row, or for a key, as a struct and the function that makes it.
+  void write_stage(const char* stage, const char* type, const char* params,
+                   const std::vector<std::vector<i32>>& lists) {
+    line(1, "struct ", type, " {");
+    for_each_value(lists, [&](i32 index) { line(2, steps_.type_of(index), " x", index, ";"); });
+    line(1, "};");
+    line(1, "static ", type, " ", stage, "(", params);
+    std::string values;
+    for (const std::vector<i32>& list : lists) write_steps(list, 2);
+    for_each_value(lists,
+                   [&](i32 index) { values += sentence(values.empty() ? "" : ", ", "x", index); });
+    line(2, "return {", values, "};");
+    line(1, "}");
+  }
+
+  void write_rows_and_columns() {
+    std::vector<std::vector<i32>> of_row{all_.constant, all_.row};
+    steps_.scope = Scope::kRow;
+    write_stage("row", "Row",
+                "const ExpressionParams& e, const ExpressionPair& at, bool& outside) {", of_row);
+    steps_.scope = Scope::kColumn;
+    write_stage("column", "Column",
+                "const ExpressionParams& e, const Row& row, const ExpressionPair& at,\n"
+                "                       bool& outside) {",
+                {all_.column});
+    steps_.scope = Scope::kPair;
+  }
+
+  void write_mask() {
+    line(1, "static bool shows(const ExpressionParams& e, const Row& row, const Column& column,");
+    line(1, "                  bool& outside) {");
+    write_steps(program_.mask_goal.pair, 2);
+    line(2, "return ", problem_.has_mask_expression() ? steps_.value(program_.mask) : "true", ";");
+    line(1, "}");
+  }
+  std::string score() const {
+    return problem_.has_score_expression() ? steps_.value(program_.score) : "s";
+  }
+  void write_score() {
+    line(1, "static Real score(const ExpressionParams& e, const Row& row, const Column& column,");
+    line(1, "                  Real s, bool& outside) {");
+    write_steps(program_.score_goal.pair, 2);
+    line(2, "return ", score(), ";");
+    line(1, "}");
+  }
+  void write_mapped() {
+    line(1, "static MappedScore<Real> mapped(const ExpressionParams& e, const Row& row,");
+    line(1, "                                const Column& column, Real s, bool& outside) {");
+    write_steps(program_.slope_goal.pair, 2);
+    line(2, "return {", score(), ", ",
+         program_.slope >= 0 ? steps_.value(program_.slope) : "Real(1)", "};");
+    line(1, "}");
+  }
+  void write_gradients() {
+    line(1, "template <class Add>");
+    line(1, "static void differentiate(const ExpressionParams& e, const Row& row,");
+    line(1, "                          const Column& column, Real s, const Add& add) {");
+    line(2, "bool outside = false;");
+    for (size_t n = 0; n < program_.derivatives.size(); ++n) write_gradient(n);
+    line(1, "}");
+  }
+
+  void write_gradient(size_t n) {
+    const Derivative& derivative = program_.derivatives[n];
+    const Step& read = program_.step(derivative.read);
+    line(2, "if (e.sums[", read.index, "] != nullptr) {");
+    write_steps(derivative.goal.pair, 3);
+    std::string element = "0";  // of an array without gaps
+    for (int index = 0; index < read.num_args; ++index) {
+      const int axis = kMaxRank - read.num_args + index;
+      const std::string inside = steps_.index_text(read, index);
+      element = index == 0 ? inside
+                           : sentence("(", element, ") * extent<", steps_.offset(), ">(e, ",
+                                      read.index, ", ", axis, ") + ", inside);
+    }
+    line(3, "add(", n, ", ", read.index, ", ", element, ", ", steps_.value(derivative.value), ");");
+    line(2, "}");
+  }
+
+  template <class Action>
+  void for_each_value(const std::vector<std::vector<i32>>& lists, const Action& action) const {
+    for (const std::vector<i32>& list : lists) {
+      for (const i32 index : list) {
+        if (program_.step(index).op != Op::kConstant) action(index);
+      }
+    }
+  }
+
+  void write_steps(const std::vector<i32>& list, int depth) {
+    for_each_value({list}, [&](i32 index) {
+      line(depth, "const ", steps_.type_of(index), " x", index, " = ", steps_.right_side(index),
+           ";");
+    });
+  }
+
+  const Problem& problem_;
+  const Program& program_;
+  StepText steps_;
+  Goal all_;  // of which row and column are used
+  std::string text_;
+};
+
+}  // namespace
+
+std::string expression_text(const Problem& problem) {
+  return problem.program == nullptr ? std::string() : Writer(problem).run();
+}
+
+i64 num_capture_sums(const Problem& problem) {
+  i64 count = 0;
+  for (int index = 0; index < kNumCaptures; ++index) {
+    const Tensor& gradient = problem.arrays[capture_gradient(index)];
+    if (gradient.present()) count += expression::num_elements(gradient);
+  }
+  return count;
+}
+
+ExpressionParams expression_params(const Problem& problem, double* sums, FaultBytes* faults) {
+  static_assert(kMaxCaptures == kNumCaptures && kMaxCaptures == kNumScalars);
+  ExpressionParams e{};
+  for (int index = 0; index < kNumCaptures; ++index) {
+    const Tensor& read = problem.arrays[capture(index)];
+    const Tensor& gradient = problem.arrays[capture_gradient(index)];
+    e.captures[index] = view_of(read);
+    std::copy(std::begin(read.shape), std::end(read.shape), e.extents[index]);
+    if (sums != nullptr && gradient.present()) {
+      e.sums[index] = sums;
+      sums += expression::num_elements(gradient);
+    }
+    e.scalars[index] = problem.scalars[static_cast<size_t>(index)];
+    e.scalars32[index] = static_cast<float>(e.scalars[index]);
+  }
+  e.faults = faults;
+  return e;
+}
+
+CaptureGradients capture_gradients(const Problem& problem, double* sums) {
+  CaptureGradients all{};
+  const ExpressionParams e = expression_params(problem, sums, nullptr);
+  for (int index = 0; index < kNumCaptures; ++index) {
+    all.gradients[index] = view_of(problem.arrays[capture_gradient(index)]);
+    std::copy(std::begin(e.extents[index]), std::end(e.extents[index]), all.extents[index]);
+    all.sums[index] = e.sums[index];
+  }
+  return all;
+}
+
+}  // namespace fulmen::gpu

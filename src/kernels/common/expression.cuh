@@ -1,0 +1,142 @@
+// SPDX-FileCopyrightText: fulmen contributors
+// SPDX-License-Identifier: Apache-2.0
+//
+// A user's expression in a kernel. Its text is generated (gpu/expression_text.h) and stands behind
+// the kernel's own: a definition of UserExpression, which evaluates a score, a mask and derivatives
+// for one pair, in the steps of core/program.h. Here is what kernels know of it and what its text
+// calls.
+#pragma once
+
+#include "kernels/attention/integers.cuh"
+#include "kernels/common/array_access.cuh"
+#include "kernels/common/faults.cuh"
+#include "kernels/expression.h"
+#include "kernels/ptx/grid.cuh"
+#include "kernels/ptx/memory.cuh"
+
+namespace fulmen {
+
+// A pair, and what holds for all pairs of its head, under the names of the language.
+struct ExpressionPair {
+  i64 b, h, hk, q_len, kv_len;
+  i64 i, j, p;
+};
+
+// A score and its derivative with respect to s.
+template <class Real>
+struct MappedScore {
+  Real score;
+  Real slope;
+};
+
+// Defined by the generated text. Row holds what is the same for all keys of a row, Column for all
+// rows of a key, so that a kernel computes it once.
+//   static Row row(e, pair, outside)                     of a pair: b, h, hk, lengths, i, p
+//   static Column column(e, row, pair, outside)          j, and what is the same for the head
+//   static Real score(e, row, column, s, outside)
+//   static MappedScore<Real> mapped(e, row, column, s, outside)
+//   static bool shows(e, row, column, outside)
+//   static void differentiate(e, row, column, s, add)    add(n, array, element, d score / d
+//   element)
+//                                                        for each of kNumDerivatives reads of an
+//                                                        array whose gradient is asked for
+// outside: set where an index is out of range.
+template <class Math>
+struct UserExpression;
+
+// Both for one pair.
+template <class User>
+struct UserPair {
+  const ExpressionParams& e;
+  bool outside = false;
+  typename User::Row row;
+  typename User::Column column;
+
+  UserPair(const ExpressionParams& e_, const ExpressionPair& pair)
+      : e(e_), row(User::row(e, pair, outside)), column(User::column(e, row, pair, outside)) {}
+};
+
+// What a thread keeps of its rows between blocks of keys; nothing without an expression.
+template <class Math, i32 kCount, bool kHas>
+struct UserRows {};
+template <class Math, i32 kCount>
+struct UserRows<Math, kCount, true> {
+  typename UserExpression<Math>::Row row[kCount];
+};
+
+inline void report_outside(const ExpressionParams& e, bool outside) {
+  if (outside) report(e.faults, kFaultCaptures);
+}
+
+// ---- What the text calls -----------------------------------------------------------------------
+
+// NaN stays NaN.
+template <class T>
+constexpr T least_of(T a, T b) {
+  return b < a || b != b ? b : a;
+}
+template <class T>
+constexpr T most_of(T a, T b) {
+  return a < b || b != b ? b : a;
+}
+template <class T>
+constexpr T bounded(T x, T low, T high) {
+  return x < low ? low : high < x ? high : x;
+}
+
+// Where an index of a read finds its element along an axis, the nearest inside. Offset: wide enough
+// for every offset in the array.
+template <class Offset, class Index>
+Offset inside(const ExpressionParams& e, i32 capture, i32 axis, Index index, bool& outside) {
+  const Index last = static_cast<Index>(e.extents[capture][axis] - 1);
+  const Index nearest = bounded<Index>(index, 0, last);
+  outside = outside || nearest != index;
+  return static_cast<Offset>(nearest);
+}
+
+template <class Offset>
+Offset stride(const ExpressionParams& e, i32 capture, i32 axis) {
+  return static_cast<Offset>(e.captures[capture].strides[axis]);
+}
+template <class Offset>
+Offset extent(const ExpressionParams& e, i32 capture, i32 axis) {
+  return static_cast<Offset>(e.extents[capture][axis]);
+}
+
+template <class T, class Offset>
+T element(const ExpressionParams& e, i32 capture, Offset offset) {
+  return ptx::load_constant(reinterpret_cast<const T*>(e.captures[capture].data) + offset);
+}
+template <class T, class Real, class Offset>
+Real real_element(const ExpressionParams& e, i32 capture, Offset offset) {
+  if constexpr (sizeof(T) == 2) {
+    return static_cast<Real>(widen(T{element<u16>(e, capture, offset)}));
+  } else {
+    return static_cast<Real>(element<T>(e, capture, offset));
+  }
+}
+
+// ---- Gradients of what is read -----------------------------------------------------------------
+
+// The sums of one thread, for one element of each read: what pairs add to one element, one behind
+// the other, is added to memory once.
+template <class Real, i32 kCount>
+struct CaptureSums {
+  double* at[kCount == 0 ? 1 : kCount] = {};
+  Real sum[kCount == 0 ? 1 : kCount] = {};
+
+  void add(i32 n, double* element, Real value) {
+    if (at[n] != element) flush(n);
+    at[n] = element;
+    sum[n] += value;
+  }
+  void flush(i32 n) {
+    if (at[n] != nullptr) ptx::add_to(at[n], static_cast<double>(sum[n]));
+    sum[n] = 0;
+  }
+  void flush() {
+    for (i32 n = 0; n < kCount; ++n) flush(n);
+  }
+};
+
+}  // namespace fulmen

@@ -1,0 +1,263 @@
+// SPDX-FileCopyrightText: fulmen contributors
+// SPDX-License-Identifier: Apache-2.0
+//
+// The naive and simt kernels with a user's expression, in the emulator, against the scalar oracle
+// over drawn problems and expressions. In place of the text that a plan generates stands one that
+// runs the steps of the oracle, so that one compiled kernel takes every expression: what is tested
+// is where kernels ask, with which pair, and what becomes of the answer. The cases of fulmen verify
+// run the generated text.
+#include "../../cpu/drawn_expression.h"
+#include "against_oracle.h"
+#include "core/program.h"
+#include "gpu/expression_text.h"
+#include "gpu/simt/plan.h"
+#include "kernels/naive/naive.cuh"
+#include "kernels/simt/backward_simt_captures.cuh"
+#include "kernels/simt/backward_simt_dkdv.cuh"
+#include "kernels/simt/backward_simt_rows.cuh"
+#include "kernels/simt/forward_simt.cuh"
+#include "kernels/simt/store_captures.cuh"
+
+namespace fulmen {
+namespace {
+
+const Problem* interpreted;  // that of the launch
+
+// Every step of a goal for a pair, as the oracle has them.
+std::vector<expression::Value> steps_of(const expression::Goal& goal, const ExpressionPair& pair,
+                                        double s) {
+  using expression::Variable;
+  expression::Operands operands;
+  const i64 values[] = {0,      pair.b, pair.h,     pair.hk,    pair.i,
+                        pair.j, pair.p, pair.q_len, pair.kv_len};
+  std::copy(std::begin(values), std::end(values), operands.variables.begin());
+  operands.s = s;
+  operands.scalars = interpreted->scalars.data();
+  operands.captures = &interpreted->arrays[Array::kCapture0];
+  std::vector<expression::Value> steps(interpreted->program->steps.size());
+  evaluate(*interpreted->program, goal, operands, steps.data());
+  return steps;
+}
+
+}  // namespace
+
+template <class Math>
+struct UserExpression {
+  using Real = typename Math::Real;
+  static constexpr i32 kNumDerivatives = 64;
+
+  using Row = ExpressionPair;
+  using Column = ExpressionPair;
+
+  static Row row(const ExpressionParams&, const ExpressionPair& pair, bool&) { return pair; }
+  static Column column(const ExpressionParams&, const Row&, const ExpressionPair& pair, bool&) {
+    return pair;
+  }
+  static Real score(const ExpressionParams& e, const Row& row, const Column& column, Real s,
+                    bool& outside) {
+    return mapped(e, row, column, s, outside).score;
+  }
+  static MappedScore<Real> mapped(const ExpressionParams&, const Row& row, const Column& column,
+                                  Real s, bool&) {
+    const expression::Program& program = *interpreted->program;
+    if (program.score < 0) return {s, 1};
+    const auto steps = steps_of(program.slope_goal, pair_of(row, column), static_cast<double>(s));
+    return {static_cast<Real>(steps[static_cast<size_t>(program.score)].real),
+            static_cast<Real>(steps[static_cast<size_t>(program.slope)].real)};
+  }
+  static bool shows(const ExpressionParams&, const Row& row, const Column& column, bool&) {
+    const expression::Program& program = *interpreted->program;
+    if (program.mask < 0) return true;
+    const auto steps = steps_of(program.mask_goal, pair_of(row, column), 0);
+    return steps[static_cast<size_t>(program.mask)].integer != 0;
+  }
+  template <class Add>
+  static void differentiate(const ExpressionParams& e, const Row& row, const Column& column, Real s,
+                            const Add& add) {
+    i32 n = 0;
+    for (const expression::Derivative& one : interpreted->program->derivatives) {
+      const expression::Step& read = interpreted->program->step(one.read);
+      if (e.sums[read.index] != nullptr) {
+        const auto steps = steps_of(one.goal, pair_of(row, column), static_cast<double>(s));
+        const Tensor sums =
+            expression::contiguous(interpreted->arrays[capture_gradient(read.index)]);
+        add(n, read.index, expression::offset_of(read, steps.data(), sums),
+            static_cast<Real>(steps[static_cast<size_t>(one.value)].real));
+      }
+      ++n;
+    }
+  }
+
+ private:
+  static ExpressionPair pair_of(Row row, const Column& column) {
+    row.j = column.j;
+    return row;
+  }
+};
+
+namespace test {
+namespace {
+
+constexpr UserTerms kBothTerms{.score = true, .mask = true};
+
+constexpr FmaConfig naive_with_expression(DType dtype, bool caches = false) {
+  return {.dtype = dtype, .caches = caches, .user = kBothTerms};
+}
+
+constexpr FmaConfig simt_with_expression(DType dtype, bool caches = false) {
+  return {.dtype = dtype,
+          .num_threads = 64,
+          .rows = 16,
+          .columns = 16,
+          .max_dim_qk = 96,
+          .max_dim_v = 96,
+          .caches = caches,
+          .user = kBothTerms};
+}
+
+using Params = WithExpression<AttentionParams>;
+
+template <FmaConfig kConfig>
+void run_forward(const Params& all, KernelRun& run) {
+  const AttentionParams& p = all.params;
+  if constexpr (kConfig.rows == 0) {
+    const gpu::KernelLaunch launch = gpu::naive_forward(p, kBothTerms).at(0);
+    EXPECT_EQ(launch.spec.name, gpu::fma_spec("naive/naive", "forward_naive", kConfig).name);
+    run.launch(launch, [&] { forward_naive<kConfig>(p); });
+  } else {
+    run.launch(num_q_tiles(p, kConfig.rows), kConfig.num_threads, kConfig.forward_shared_bytes(),
+               "forward_simt", [&] { forward_simt<kConfig>(p); });
+  }
+}
+
+template <FmaConfig kConfig>
+void run_naive_backward(const Params& all, KernelRun& run) {
+  const AttentionParams& p = all.params;
+  for (const gpu::KernelLaunch& launch : gpu::naive_backward(p, kBothTerms, true)) {
+    const std::string& entry = launch.spec.function;
+    if (entry == "fulmen::backward_naive_dq") {
+      run.launch(launch, [&] { backward_naive_dq<kConfig>(p); });
+    } else if (entry == "fulmen::backward_naive_dkdv") {
+      run.launch(launch, [&] { backward_naive_dkdv<kConfig>(p); });
+    } else if (entry == "fulmen::backward_naive_dbias") {
+      run.launch(launch, [&] { backward_naive_dbias<kConfig>(p); });
+    } else if (entry == "fulmen::backward_naive_captures") {
+      run.launch(launch, [&] { backward_naive_captures<kConfig>(p); });
+    } else {
+      constexpr FmaConfig kPlain{.dtype = kConfig.dtype};
+      run.launch(launch, [&] { backward_naive_dsinks<kPlain>(p); });
+    }
+  }
+}
+
+template <FmaConfig kConfig>
+void run_simt_backward(Params& all, KernelRun& run) {
+  AttentionParams& p = all.params;
+  constexpr FmaConfig kPlain{.dtype = kConfig.dtype};
+  const i64 rows = p.batch_extent() * p.heads_q * p.q_rows;
+  std::vector<double> workspace(static_cast<size_t>(rows * 4), kNan);
+  gpu::set_row_terms(p, reinterpret_cast<u8*>(workspace.data()));
+  const auto tiles = [&](const char* name, i64 blocks, const std::function<void()>& kernel) {
+    run.launch(blocks, kConfig.num_threads, kConfig.backward_shared_bytes(), name, kernel);
+  };
+  run.launch(ceil_div(rows, kPlain.num_threads), kPlain.num_threads, 0, "backward_simt_rows",
+             [&] { backward_simt_rows<kPlain>(p); });
+  const i64 q_tiles = num_q_tiles(p, kConfig.rows);
+  if (p.dq.present()) tiles("backward_simt_dq", q_tiles, [&] { backward_simt_dq<kConfig>(p); });
+  if (p.dk.present() || p.dv.present()) {
+    tiles("backward_simt_dkdv", num_kv_tiles(p, kConfig.rows),
+          [&] { backward_simt_dkdv<kConfig>(p); });
+  }
+  if (p.dbias.present()) {
+    tiles("backward_simt_dbias", dbias_tiles(p, kConfig.rows, kConfig.columns),
+          [&] { backward_simt_dbias<kConfig>(p); });
+  }
+  tiles("backward_simt_captures", q_tiles, [&] { backward_simt_captures<kConfig>(p); });
+}
+
+struct Family {
+  const char* name;
+  DType dtype;
+  bool caches;
+  void (*forward)(const Params& all, KernelRun& run);
+  void (*backward)(Params& all, KernelRun& run);  // null: over caches
+};
+
+constexpr DType kWide = DType::kFloat32, kHalf = DType::kFloat16;
+
+template <FmaConfig kConfig>
+void naive_backward_of(Params& all, KernelRun& run) {
+  run_naive_backward<kConfig>(all, run);
+}
+
+const Family kFamilies[] = {
+    {"naive", kWide, false, run_forward<naive_with_expression(kWide)>,
+     naive_backward_of<naive_with_expression(kWide)>},
+    {"naive_over_caches", kHalf, true, run_forward<naive_with_expression(kHalf, true)>, nullptr},
+    {"simt", kWide, false, run_forward<simt_with_expression(kWide)>,
+     run_simt_backward<simt_with_expression(kWide)>},
+    {"simt_over_caches", kHalf, true, run_forward<simt_with_expression(kHalf, true)>, nullptr},
+};
+
+class ExpressionOnHost : public testing::TestWithParam<Family> {};
+
+// A drawn problem of the family's dtype.
+Request drawn_for(RandomProblem& random, const Family& family) {
+  const Request drawn = family.caches ? random.draw_cache() : random.draw();
+  return with_expression(random, drawn);
+}
+
+TEST_P(ExpressionOnHost, AgreesWithTheOracle) {
+  const Family& family = GetParam();
+  unsigned left = num_drawn(kProblemsOfATest);
+  for (unsigned seed = 40000; left > 0; ++seed) {
+    RandomProblem random(seed);
+    const Request expected = drawn_for(random, family);
+    if (expected.arrays[Array::kQ].dtype != family.dtype) continue;
+    --left;
+    const Request actual = with_fresh_outputs(random, expected);
+    cpu::scalar_forward(validate(expected, Pointers::kChecked));
+    const Problem problem = validate(actual, Pointers::kChecked);
+    interpreted = &problem;
+    KernelRun run{memory_of(actual), seed};
+    family.forward(
+        {gpu::attention_params(problem), gpu::expression_params(problem, nullptr, nullptr)}, run);
+    expect_close(actual, expected, {Array::kO, Array::kLse}, seed);
+  }
+}
+
+TEST_P(ExpressionOnHost, GradientsAgreeWithTheOracle) {
+  const Family& family = GetParam();
+  if (family.backward == nullptr) return;
+  unsigned left = num_drawn(kProblemsOfATest);
+  for (unsigned seed = 41000; left > 0; ++seed) {
+    RandomProblem random(seed);
+    const Request forward = drawn_for(random, family);
+    if (forward.arrays[Array::kQ].dtype != family.dtype) continue;
+    --left;
+    cpu::scalar_forward(validate(forward, Pointers::kChecked));
+    Request expected = to_backward(random, forward, (seed % 31) | 1u << (seed % 3));
+    add_capture_gradients(random, expected);
+    const Request actual = with_fresh_outputs(random, expected);
+    cpu::scalar_backward(validate(expected, Pointers::kChecked));
+    const Problem problem = validate(actual, Pointers::kChecked);
+    interpreted = &problem;
+    const i64 count = gpu::num_capture_sums(problem);
+    std::vector<double> sums(static_cast<size_t>(count) + 1);
+    Params all{gpu::attention_params(problem),
+               gpu::expression_params(problem, sums.data(), nullptr)};
+    KernelRun run{memory_of(actual), seed};
+    family.backward(all, run);
+    const CaptureGradients ends = gpu::capture_gradients(problem, sums.data());
+    run.launch(gpu::store_captures(family.dtype, count),
+               [&] { store_captures<FmaConfig{.dtype = kWide}>(ends); });
+    expect_close(actual, expected, outputs_of(Operation::kBackward), seed);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(All, ExpressionOnHost, testing::ValuesIn(kFamilies),
+                         [](const auto& info) { return std::string(info.param.name); });
+
+}  // namespace
+}  // namespace test
+}  // namespace fulmen
