@@ -27,7 +27,7 @@ TEST(ScoreOptions, AreOffWhereTheProblemHasNone) {
   Problem plain;
   plain.score_map.scale = 0.5;
   EXPECT_TRUE(gpu::score_options_of(plain) == ScoreOptions{});
-  EXPECT_EQ(gpu::name_suffix({}), "");
+  EXPECT_EQ(gpu::name_suffix(ScoreOptions{}), "");
 }
 
 TEST(ScoreOptions, SayWhatTheProblemHas) {
