@@ -123,7 +123,7 @@ struct StoreRowTile {
   // task where they had the address of a RowTask (NVRTC 13.0).
   __attribute__((noinline)) static void recompute(const AttentionParams& p, i64 batch, i64 head,
                                                   i64 row, i64 chunk) {
-    forward_naive_row<kConfig.dtype, kConfig.caches(), kConfig.kv_dtype()>(
+    forward_naive_row<Head<kConfig.dtype, kConfig.caches(), kConfig.kv_dtype()>>(
         p, {batch, head, row, chunk});
   }
 
@@ -139,7 +139,7 @@ struct StoreRowTile {
   }
 
   __attribute__((noinline)) static void recompute(const AttentionParams& p, const RowTask& task) {
-    forward_naive_row<kConfig.dtype, kConfig.caches(), kConfig.kv_dtype()>(p, task);
+    forward_naive_row<Head<kConfig.dtype, kConfig.caches(), kConfig.kv_dtype()>>(p, task);
   }
 };
 

@@ -254,7 +254,7 @@ struct ForwardEpilogueSm80 {
     }
   }
   __attribute__((noinline)) static void naive_chunk(const AttentionParams& p, const RowTask& task) {
-    forward_naive_row<kConfig.dtype, kConfig.caches>(p, task);
+    forward_naive_row<HeadOf<kConfig>>(p, task);
   }
 
   void store_statistics(i64 i, const State& state) const {

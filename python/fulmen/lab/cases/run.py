@@ -157,6 +157,8 @@ def _beyond(case: Case, arrays: str) -> str:
         return "CuPy has no floating-point numbers of 8 bits"
     if arrays == "jax" and (case.out or case.check in ("refused", "appended")):
         return "JAX arrays cannot be written to"
+    if arrays == "jax" and case.records:
+        return "JAX arrays have no views, which v is of records"
     if arrays == "emulated":
         from . import emulator
 
