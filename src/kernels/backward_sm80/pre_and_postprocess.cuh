@@ -243,11 +243,11 @@ struct BackwardPostprocessSm80 {
 
   __attribute__((noinline)) static void recompute_dq(const AttentionParams& p,
                                                      const RowTask& task) {
-    backward_naive_dq_row<kConfig.dtype>(p, task);
+    backward_naive_dq_row<Head<kConfig.dtype>>(p, task);
   }
   __attribute__((noinline)) static void recompute_dkdv(const AttentionParams& p,
                                                        const RowTask& task) {
-    backward_naive_dkdv_row<kConfig.dtype>(p, task);
+    backward_naive_dkdv_row<Head<kConfig.dtype>>(p, task);
   }
 
   static bool all_finite(const ArrayView& array, const RowTask& task, i64 chunk, i64 dim) {
