@@ -159,6 +159,7 @@ bool DrawnCall::is_wanted(const ArrayRule& rule) {
     case Array::kPageTable:
     case Array::kPageIndptr:
     case Array::kKvShared:
+    case Array::kBlocks:
       return false;
     case Array::kCapture0:
       return problem->expression != 0;
@@ -166,6 +167,8 @@ bool DrawnCall::is_wanted(const ArrayRule& rule) {
       return problem->expression != 0 && has_two_captures;
     case Array::kDCapture0:
       return has(Array::kCapture0) && random.chance(0.6);
+    case Array::kQScale:
+      return is_quantised(static_cast<DType>(at(Array::kQ).dtype)) && random.chance(0.6);
     case Array::kKScale:
     case Array::kVScale:
       return is_quantised(static_cast<DType>(at(Array::kK).dtype)) && random.chance(0.6);
@@ -239,6 +242,8 @@ std::vector<i64> DrawnCall::shape_of(const ArrayRule& rule) {
     const bool is_broadcast = axis < rule.list.num_broadcast && random.chance(0.3);
     shape.push_back(is_broadcast ? 1 : sizes[rule.list.axes[axis]]);
   }
+  const bool has_channels = rule.array == Array::kVScale && shape.back() != 1;
+  if (has_channels) shape[shape.size() - 2] = 1;  // scales of dims or of rows
   while (static_cast<int>(shape.size()) > rule.list.min_rank && shape[0] == 1 &&
          random.chance(0.3)) {
     shape.erase(shape.begin());
