@@ -117,7 +117,7 @@ Bounds of_floats(Op op, const Bounds& a, const Bounds& b, const Bounds& c) {
 }
 
 // As floor: of NaN 0, and what lies beyond 64 bits the nearest inside.
-Bounds floor_of(const Bounds& a) {
+Bounds floor_bounds(const Bounds& a) {
   const auto below = [](double x) {
     if (x >= 0x1p63) return kLast;
     return x < -0x1p63 ? kFirst : static_cast<i64>(std::floor(x));
@@ -310,7 +310,7 @@ Bounds bounds_of(const Step& step, const Bounds* values, const BoxOperands& oper
   }
   if (step.op == Op::kSelect) return a.first == a.last ? (a.first != 0 ? b : c) : either(b, c);
   if (step.type == Type::kBool) return logical(step, a, b);
-  if (step.op == Op::kFloor) return floor_of(a);
+  if (step.op == Op::kFloor) return floor_bounds(a);
   return step.type == Type::kFloat ? of_floats(step.op, a, b, c) : of_integers(step.op, a, b, c);
 }
 

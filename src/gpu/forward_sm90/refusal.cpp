@@ -12,9 +12,9 @@ namespace {
 
 constexpr i64 kMaxDim = 512;
 constexpr i64 kMaxDimOf8Bits = 128;
-constexpr i64 kElements = 8;  // of 16 bits, in which the copy engine moves
+constexpr i64 kCopyElements = 8;  // of 16 bits, in which the copy engine moves
 constexpr i64 kMaxStrideBytes = i64{1} << 40;
-constexpr i64 kMaxCount = 0x7fffffff;
+constexpr i64 kMostCount = 0x7fffffff;
 
 std::string refusal_of_caches(const Problem& problem) {
   if (!problem.has_caches()) return "";
@@ -27,16 +27,17 @@ std::string refusal_of_caches(const Problem& problem) {
   if (!problem.is_paged()) return "";
   if (problem.num_pages == 0) return "needs at least one page";
   const i64 entries = problem.arrays[Array::kPageTable].shape[3];
-  if (max(max(problem.num_pages, problem.page_rows), entries) >= kMaxCount) {
+  if (max(max(problem.num_pages, problem.page_rows), entries) >= kMostCount) {
     return "counts pages and their rows in 31 bits";
   }
   const bool by_rows = problem.page_rows % 8 != 0 || problem.has(Array::kKvStart);
-  if (by_rows && (problem.dim_qk % kElements != 0 || max(problem.dim_qk, problem.dim_v) > 256)) {
+  if (by_rows &&
+      (problem.dim_qk % kCopyElements != 0 || max(problem.dim_qk, problem.dim_v) > 256)) {
     return sentence(
         "copies rows of small pages, and of pages with left padding, only where head dimensions "
         "are "
         "up to 256 and that of k a multiple of ",
-        kElements, "; they are ", problem.dim_qk, " and ", problem.dim_v);
+        kCopyElements, "; they are ", problem.dim_qk, " and ", problem.dim_v);
   }
   return "";
 }
@@ -80,13 +81,13 @@ std::string forward_sm90_refusal(const Problem& problem, const Gpu& gpu) {
     return sentence("has no arithmetic for ", name(problem.dtype), ", only float16 and bfloat16");
   }
   if (problem.dim_qk < 1 || problem.dim_v < 1 || problem.dim_qk > kMaxDim ||
-      problem.dim_v > kMaxDim || problem.dim_v % kElements != 0) {
+      problem.dim_v > kMaxDim || problem.dim_v % kCopyElements != 0) {
     return sentence("head dimensions must be 1 to ", kMaxDim, ", that of v a multiple of ",
-                    kElements, "; they are ", problem.dim_qk, " and ", problem.dim_v);
+                    kCopyElements, "; they are ", problem.dim_qk, " and ", problem.dim_v);
   }
   if (problem.kv_rows == 0) return "needs at least one key";
-  if (problem.q_rows > kMaxCount - 256 || problem.kv_rows > kMaxCount - 256 ||
-      problem.num_sequences > kMaxCount) {
+  if (problem.q_rows > kMostCount - 256 || problem.kv_rows > kMostCount - 256 ||
+      problem.num_sequences > kMostCount) {
     return "counts rows in 31 bits";
   }
   std::string cache_refusal = refusal_of_caches(problem);
