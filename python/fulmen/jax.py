@@ -36,7 +36,7 @@ from .array_types import NumpyType
 from .errors import ArgumentError, DTypeError, UnsupportedError, shown
 from .keywords import JaxOptions, JaxPagedOptions, Placement, takes
 from .options import Settings, check_keywords, philox, settings_of
-from .page_tables import NO_TABLE, cache_keywords, check_dim_v
+from .page_tables import cache_keywords, check_dim_v, latent_keywords
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -189,11 +189,7 @@ def attention_mla(
         fulmen.Error: as `fulmen.jax.attention_paged`.
     """
     check_dim_v(kv.shape[-1], dim_v)
-    caches: dict[str, Any] = {} if kv_lengths is None else {"kv_lengths": kv_lengths}
-    if page_table is not None or batch_index is not None or kv_start is not None:
-        caches = cache_keywords(page_table, kv_lengths, cu_q, None, batch_index, kv_start)
-    elif cu_q is not None:
-        raise ArgumentError(NO_TABLE)
+    caches = latent_keywords(page_table, kv_lengths, cu_q, batch_index, kv_start)
     return _traced(q, kv, None, dim_v, return_lse, out_dtype, {**caches, **options})
 
 

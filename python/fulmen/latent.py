@@ -21,11 +21,10 @@ from .layouts import LAYOUTS
 from .merging import merge
 from .page_tables import (
     MOST_RECORD_VALUES,
-    NO_TABLE,
     as_records,
-    cache_keywords,
     check_dim_v,
     is_records,
+    latent_keywords,
 )
 
 if TYPE_CHECKING:
@@ -137,13 +136,7 @@ def attention_mla(
     )  # fmt: skip
     v = kv[..., :dim_v]
     given = {name: x for name, x in results.items() if x is not None and x is not False}
-    if page_table is not None or batch_index is not None or kv_start is not None:
-        given.update(cache_keywords(page_table, kv_lengths, cu_q, None, batch_index, kv_start))
-        return attention(q, kv, v, **given, **options)
-    if cu_q is not None:
-        raise ArgumentError(NO_TABLE)
-    if kv_lengths is not None:
-        given["kv_lengths"] = kv_lengths
+    given.update(latent_keywords(page_table, kv_lengths, cu_q, batch_index, kv_start))
     return attention(q, kv, v, **given, **options)
 
 

@@ -52,9 +52,6 @@ class AppendArrays(NamedTuple):
     v_scale: Array = None
 
 
-NO_TABLE = "cu_q is given without page_table; packed queries need a table of pages"
-
-
 def check_dim_v(dim: int, dim_v: int) -> None:
     """Refuses values that are more than the `dim` numbers of a row."""
     if not 1 <= dim_v <= dim:
@@ -90,6 +87,23 @@ def cache_keywords(
         if x is not None:
             found[name] = x
     return found
+
+
+def latent_keywords(
+    page_table: Any, kv_lengths: Array, cu_q: Array, batch_index: Array, kv_start: Array
+) -> dict[str, Any]:
+    """As `cache_keywords`, of latent attention, whose cache may be without pages and lengths.
+
+    Raises:
+        ArgumentError: as there; or there are packed queries and no table.
+    """
+    if page_table is not None or batch_index is not None or kv_start is not None:
+        return cache_keywords(page_table, kv_lengths, cu_q, None, batch_index, kv_start)
+    if cu_q is not None:
+        raise ArgumentError(
+            "cu_q is given without page_table; packed queries need a table of pages"
+        )
+    return {} if kv_lengths is None else {"kv_lengths": kv_lengths}
 
 
 def table_keywords(page_table: Any, batch_index: Array) -> dict[str, Any]:
