@@ -141,8 +141,8 @@ struct RowSoftmax {
   }
 
   // Natural logarithm of the sum of exponentials; -inf for a row that saw nothing.
-  float lse(i32 row) const { return nats(lse_log2(row)); }
-  float lse_log2(i32 row) const { return shift(row) + ptx::log2(sum[row]); }
+  float lse(i32 row) const { return nats(top(row)) + ptx::accurate_log(relative_sum(row)); }
+  float lse_log2(i32 row) const { return top(row) + ptx::log2(relative_sum(row)); }
 
   // A row of the array stats: no score lies above row_max, and row_sum is the sum of exponentials
   // relative to it. stats: from lse; exact_stats, after max_exp_sum<true> alone: from the maximum,
@@ -161,7 +161,7 @@ struct RowSoftmax {
       return {maximum, sum[row] * ptx::exp2(ptx::fma(-maximum, kLog2E<float>, row_max[row]))};
     }
     if constexpr (kConfig.has_8_bits()) {
-      return {nats(raw_max[row] * factor), sum[row] * ptx::exp2(-kHeadroom)};
+      return {nats(raw_max[row] * factor), relative_sum(row)};
     }
     return {raw_max[row] * scale, sum[row]};
   }
@@ -169,6 +169,14 @@ struct RowSoftmax {
  private:
   static constexpr bool kTracksMaximum =
       kConfig.shift_rule == ShiftRule::kEveryBlock || kConfig.shift_rule == ShiftRule::kWhenGrown;
+
+  // The exponent of weight 1, and the sum in weights as large: by the weight of the maximum as the
+  // instruction gives it, so that equal scores have their number as sum.
+  float top(i32 row) const { return shift(row) + kHeadroom; }
+  float relative_sum(i32 row) const {
+    return kHeadroom == 0 ? sum[row] : sum[row] / ptx::exp2(kHeadroom);
+  }
+
   static bool is_within(float x, float limit) { return -limit <= x && x <= limit; }
 
   // Nats, of a score in log2. The largest floats stand for themselves: a bias as large is

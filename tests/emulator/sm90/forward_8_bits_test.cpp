@@ -136,15 +136,22 @@ void run_of_8_bits(const Problem& problem, u32 seed) {
                    [&] { forward_sm90<kConfig>(arguments); });
 }
 
-// |o - oracle| <= 2^-4 sum p |v|, which is the most that weights of 4 bits are off, and a little.
-template <ForwardSm90Config kConfig>
-void expect_close_of_8_bits(EightBits& given, DType o_dtype, u32 seed) {
+// The problem with o in 16 bits.
+Problem with_output_of_16_bits(EightBits& given, DType dtype = DType::kBFloat16) {
   Request narrow = given.request;
   Tensor& o = narrow.arrays[Array::kO];
   given.o.resize(given.o_wide.size() + 8);
   o.data = given.o.data() + (16 - reinterpret_cast<u64>(given.o.data()) % 16) % 16 / 2;
-  o.dtype = o_dtype;
-  run_of_8_bits<kConfig>(validate(narrow, Pointers::kChecked), seed);
+  o.dtype = dtype;
+  return validate(narrow, Pointers::kChecked);
+}
+
+// |o - oracle| <= 2^-4 sum p |v|, which is the most that weights of 4 bits are off, and a little.
+template <ForwardSm90Config kConfig>
+void expect_close_of_8_bits(EightBits& given, DType o_dtype, u32 seed) {
+  const Problem problem = with_output_of_16_bits(given, o_dtype);
+  const Tensor& o = problem.arrays[Array::kO];
+  run_of_8_bits<kConfig>(problem, seed);
   std::vector<double> got;
   const i64 count = static_cast<i64>(given.o_wide.size()) - 16;
   for (i64 i = 0; i < count; ++i) {
@@ -212,6 +219,20 @@ TEST(ForwardSm90Of8Bits, WeightsGrow) {
       return 0.5 * given.normal() + growth / 512 * static_cast<double>(i++ / 128 % 512);
     });
     expect_close_of_8_bits<kOf8Bits>(given, DType::kBFloat16, 5);
+  }
+}
+
+// The lse of n equal scores is their score and log n, whatever exp2 makes of the maximum's weight.
+TEST(ForwardSm90Of8Bits, EqualScores) {
+  EightBits given(1, 40, 40, 128, false, 0.4f);
+  given.request.options.causal = true;
+  Arrays& arrays = given.request.arrays;
+  EightBits::fill(arrays[Array::kKScale], [] { return 0; });
+  arrays[Array::kLse] = tensor_of(given.lse, DType::kFloat32, {1, 4, 40});
+  run_of_8_bits<causal_128()>(with_output_of_16_bits(given), 2);
+  for (i32 row = 0; row < 160; ++row) {
+    const float* const lse = static_cast<float*>(arrays[Array::kLse].data);
+    ASSERT_FLOAT_EQ(lse[row], std::log(static_cast<float>(row % 40 + 1))) << "row " << row;
   }
 }
 
