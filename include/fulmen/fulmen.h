@@ -517,7 +517,7 @@ FULMEN_API fulmen_status fulmen_merge(const fulmen_merge_part* parts, size_t num
  * Records: k_cache of FULMEN_UINT8 with 656 or 584 bytes, k with 576 or 512 numbers of which the
  * last 64 are those that rotate (cos has 32 columns), v and v_cache absent. What comes before is
  * divided, group by group, by the smallest power of two that makes the largest at most 448, from
- * 2^-13 on, and stored as e4m3. On the CPU; a GPU refuses them.
+ * 2^-13 on, and stored as e4m3.
  *
  * Else what does not rotate has the same bits in the cache. Two rows of a call may not have one
  * slot: of such rows the cache then has elements of either.

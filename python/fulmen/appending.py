@@ -53,8 +53,7 @@ def append_kv(
             row, kv_head, dim_qk) with "bshd" and "shd". Written; any strides.
             Records of latent attention are bytes, 656 or 584 in the place of dim_qk = 576 or 512,
             as `attention_mla` reads them: numbers before the last 64 are stored as float8_e4m3fn,
-            each 128 or 64 by the smallest power of two that they fit, and the last 64 rotate. On
-            the CPU.
+            each 128 or 64 by the smallest power of two that they fit, and the last 64 rotate.
         v_pages: the pool of values, likewise with dim_v. Written. None of records.
         k_new: (batch, kv_head, row, dim_qk) in the order that `layout` names; with cu_new (total,
             kv_head, dim_qk).

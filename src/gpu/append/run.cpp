@@ -49,15 +49,19 @@ bool is_aligned(const Tensor& tensor) {
          reinterpret_cast<u64>(tensor.data) % static_cast<u64>(size_bytes(tensor.dtype)) == 0;
 }
 
+// Of records: into those, whose bytes lie anywhere, and from tables a pair at a time.
 bool fits_vectors(const AppendProblem& problem) {
   const i64 lanes = 16 / size_bytes(problem.dtype);
   const i64 rotated = problem.interleaved ? problem.rotary_dim() : problem.rotary_dim() / 2;
   if (problem.dim_qk % lanes != 0 || problem.dim_v % lanes != 0 || rotated % lanes != 0)
     return false;
   for (const auto member :
-       {&AppendProblem::k_cache, &AppendProblem::v_cache, &AppendProblem::k, &AppendProblem::v,
-        &AppendProblem::cos, &AppendProblem::sin, &AppendProblem::q, &AppendProblem::q_out}) {
+       {&AppendProblem::k, &AppendProblem::v, &AppendProblem::q, &AppendProblem::q_out}) {
     if (!is_in_vectors(problem.*member)) return false;
+  }
+  for (const auto member : {&AppendProblem::k_cache, &AppendProblem::v_cache, &AppendProblem::cos,
+                            &AppendProblem::sin}) {
+    if (!problem.has_records() && !is_in_vectors(problem.*member)) return false;
   }
   for (const auto member :
        {&AppendProblem::cu_new, &AppendProblem::slots, &AppendProblem::page_table,
@@ -100,6 +104,22 @@ AppendConfig append_config(const AppendProblem& problem) {
   return config;
 }
 
+namespace {
+
+// A piece is a warp's: a head of k or of q. Some for each warp of a block, where rows have few.
+void divide_records(const AppendProblem& problem, const AppendConfig& config,
+                    AppendParams& params) {
+  constexpr i64 kOfWarp = 8;
+  params.record_dims = static_cast<i32>(problem.dim_qk);
+  params.pieces = checked_pieces(problem.kv_heads + problem.heads);
+  params.kv_pieces = static_cast<i32>(problem.kv_heads);
+  const i64 fitting = kOfWarp * config.movers() / 32 / max(params.pieces, 1);
+  params.rows_of_block = static_cast<i32>(
+      clamp<i64>(params.all_rows / kManyBlocks, 1, clamp<i64>(fitting, 1, kMaxAppendRows)));
+}
+
+}  // namespace
+
 AppendParams append_params(const AppendProblem& problem, const AppendConfig& config,
                            FaultBytes* faults) {
   AppendParams params{};
@@ -108,6 +128,11 @@ AppendParams append_params(const AppendProblem& problem, const AppendConfig& con
   }
   params.extents = problem.extents;
   params.all_rows = problem.batch * problem.extents.rows;
+  params.faults = faults;
+  if (config.has_records()) {
+    divide_records(problem, config, params);
+    return params;
+  }
   const bool in_one_run = config.rotation == Rotation::kInterleaved && config.lanes() > 1;
   const i64 rotary_dim = problem.rotary_dim();
   const i64 rotated = (in_one_run ? rotary_dim : rotary_dim / 2) / config.lanes();
@@ -127,7 +152,6 @@ AppendParams append_params(const AppendProblem& problem, const AppendConfig& con
   const i64 fitting = config.movers() / params.threads_of_row * config.rows_of_thread();
   params.rows_of_block = static_cast<i32>(
       clamp<i64>(params.all_rows / kManyBlocks, 1, min<i64>(fitting, kMaxAppendRows)));
-  params.faults = faults;
   return params;
 }
 
@@ -146,12 +170,6 @@ int device_of(const AppendProblem& problem) {
 }
 
 void append(const AppendProblem& problem, int ordinal, void* stream) {
-  if (problem.has_records()) {
-    throw Error(
-        Status::kUnsupported,
-        "k_cache is uint8, records, on a GPU; fulmen_append_kv writes records in host memory "
-        "so far: write there, or into a cache of the dtype of k");
-  }
   const Device& device = fulmen::gpu::device(ordinal);
   device.driver().check_not_forked();
   for (const AppendArray& array : kAppendArrays) {
@@ -202,6 +220,9 @@ std::vector<KernelSpec> append_specs() {
   add_quantised(DType::kFloat16, DType::kFloat8E4M3, Rotation::kHalves, true);
   add_quantised(DType::kBFloat16, DType::kFloat8E5M2, Rotation::kNone, false);
   add_quantised(DType::kFloat32, DType::kInt8, Rotation::kInterleaved, true);
+  add_quantised(DType::kBFloat16, DType::kUint8, Rotation::kInterleaved, true);
+  add_quantised(DType::kFloat16, DType::kUint8, Rotation::kHalves, true);
+  add_quantised(DType::kFloat32, DType::kUint8, Rotation::kNone, false);
   return specs;
 }
 

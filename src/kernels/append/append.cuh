@@ -4,201 +4,19 @@
 // New rows of keys and values into paged caches, and the rotary embedding of k and q. Threads stand
 // side by side along the pieces of a row: along the head dimension, then heads, then k, v and q. A
 // thread asks for the same piece of several rows at once; while they come, a warp of its own finds
-// where they go. A thread reads all that it writes, so that q may be rotated in place.
+// where they go. A thread reads all that it writes, so that q may be rotated in place. Records have
+// warps of their own kind: records.cuh.
 #pragma once
 
 #include "kernels/append/config.h"
 #include "kernels/append/params.h"
-#include "kernels/common/array_access.cuh"
-#include "kernels/common/faults.cuh"
+#include "kernels/append/records.cuh"
+#include "kernels/append/runs.cuh"
+#include "kernels/append/targets.cuh"
 #include "kernels/ptx/grid.cuh"
-#include "kernels/ptx/math.cuh"
-#include "kernels/ptx/memory.cuh"
 #include "kernels/ptx/thread.cuh"
 
 namespace fulmen {
-
-// ---- Where rows go -----------------------------------------------------------------------------
-
-// One row of a block, in shared memory.
-struct RowTarget {
-  i64 batch;
-  i64 row;   // of the batch entry, in k, v and q
-  i64 page;  // < 0: not appended
-  i64 page_row;
-  i64 position;  // in cos and sin; < 0: not rotated, and its q is not written
-};
-static_assert(sizeof(RowTarget) == kRowTargetBytes);
-
-template <class Index>
-AppendRequest load_request(const AppendParams& p, i64 sequence) {
-  AppendRequest request{0, p.extents.rows, 0, p.extents.columns, 0, 0};
-  if (p.cu_new.present()) {
-    request.begin = Index::load(p.cu_new, sequence * p.cu_new.strides[3]);
-    request.end = Index::load(p.cu_new, (sequence + 1) * p.cu_new.strides[3]);
-  }
-  if (p.page_indptr.present()) {
-    request.table_begin = Index::load(p.page_indptr, sequence * p.page_indptr.strides[3]);
-    request.table_end = Index::load(p.page_indptr, (sequence + 1) * p.page_indptr.strides[3]);
-  }
-  if (p.kv_lengths.present()) {
-    request.length = Index::load(p.kv_lengths, sequence * p.kv_lengths.strides[3]);
-  }
-  return checked(request, p.extents, p.page_table.present());
-}
-
-// The last sequence that begins at or before a row; the caller checks that it owns the row.
-template <class Index>
-i64 sequence_of_row(const AppendParams& p, i64 row) {
-  i64 low = 0;
-  i64 high = p.extents.sequences - 1;
-#pragma unroll 1
-  while (low < high) {
-    const i64 middle = (low + high + 1) / 2;
-    if (Index::load(p.cu_new, middle * p.cu_new.strides[3]) <= row) {
-      low = middle;
-    } else {
-      high = middle - 1;
-    }
-  }
-  return low;
-}
-
-// Where the row goes that stands at `place` of its request.
-template <class Index>
-AppendRow row_in_table(const AppendParams& p, const AppendRequest& request, i64 sequence,
-                       i64 place) {
-  AppendRow found;
-  const i64 column = request.table_begin + place / p.extents.page_size;
-  if (column >= request.table_end) {
-    found.faults = kFaultSlots;
-    return found;
-  }
-  const i64 table = p.page_indptr.present() ? 0 : sequence;
-  const i64 page = Index::load(p.page_table, p.page_table.offset(table, 0, 0, column));
-  return row_at_page(page, place, p.extents);
-}
-
-// A row of all batch entries: which one of which entry.
-struct RowNumber {
-  i64 batch = 0;
-  i64 row;
-
-  RowNumber(const AppendParams& p, i64 number) : row(number) {
-    if (p.cu_new.present()) return;
-    batch = number / p.extents.rows;
-    row = number - batch * p.extents.rows;
-  }
-
-  // The one `count` rows further, by steps, which are few: a division takes longer.
-  RowNumber plus(const AppendParams& p, i32 count) const {
-    RowNumber next = *this;
-    next.row += count;
-#pragma unroll 1
-    while (!p.cu_new.present() && next.row >= p.extents.rows) {
-      next.row -= p.extents.rows;
-      ++next.batch;
-    }
-    return next;
-  }
-};
-
-// Where a row goes. What depends on no other number is asked for first: each answer takes as long
-// as all of them together.
-template <class Index>
-void find_target(const AppendParams& p, const RowNumber& number, RowTarget& target) {
-  const auto [batch, row] = number;
-  const auto of_row = [&](const ArrayView& array) {
-    return array.present() ? Index::load(array, array.offset(batch, 0, 0, row)) : -1;
-  };
-  const i64 slot = of_row(p.slots);
-  const i64 position = of_row(p.positions);
-  AppendRow found;
-  if (p.extents.sequences > 0) {
-    const i64 sequence = p.cu_new.present() ? sequence_of_row<Index>(p, row) : batch;
-    const AppendRequest request = load_request<Index>(p, sequence);
-    if (request.faults == 0 && row >= request.begin && row < request.end) {
-      const i64 place = request.length + row - request.begin;
-      if (p.slots.present()) {
-        found = row_at_slot(slot, p.extents);
-      } else if (p.page_table.present()) {
-        found = row_in_table<Index>(p, request, sequence, place);
-      }
-      if (p.cos.present()) set_position(found, p.positions.present() ? position : place, p.extents);
-    }
-  }
-  target = {batch, row, found.page, found.page_row, found.position};
-  report(p.faults, found.faults);
-}
-
-// Some threads of the grid look at one request each, for the faults that the host hears of.
-template <class Index>
-void record_request_faults(const AppendParams& p, i64 thread, i64 all_threads) {
-  const bool has_numbers = p.cu_new.present() || p.page_indptr.present() || p.kv_lengths.present();
-  if (p.faults == nullptr || !has_numbers) return;
-  u32 found = 0;
-#pragma unroll 1
-  for (i64 i = thread; i < p.extents.sequences; i += all_threads) {
-    found |= load_request<Index>(p, i).faults;
-  }
-  report(p.faults, found);
-}
-
-// ---- What is moved -----------------------------------------------------------------------------
-
-// N elements that lie side by side, or one. As bits: what does not rotate is never converted.
-template <class T, i32 kCount>
-struct Run {
-  static constexpr i32 kVectors = kCount * static_cast<i32>(sizeof(T)) / 16;
-  static constexpr bool kIsWhole = kVectors * 16 == kCount * static_cast<i32>(sizeof(T));
-  T element[kCount];
-};
-
-template <class T, i32 kCount>
-void load_run(Run<T, kCount>& run, const u8* address) {
-  if constexpr (Run<T, kCount>::kIsWhole && kCount > 1) {
-    struct Vectors {
-      ptx::U32x4 vector[Run<T, kCount>::kVectors];
-    } all;
-    for (i32 i = 0; i < Run<T, kCount>::kVectors; ++i) {
-      all.vector[i] = ptx::load_global_x4(reinterpret_cast<const u16*>(address) + 8 * i);
-    }
-    run = __builtin_bit_cast(Run<T, kCount>, all);
-  } else {
-    for (i32 i = 0; i < kCount; ++i) run.element[i] = load_element<T>(address + i * sizeof(T));
-  }
-}
-
-template <class T, i32 kCount>
-void store_run(const Run<T, kCount>& run, u8* address) {
-  if constexpr (Run<T, kCount>::kIsWhole && kCount > 1) {
-    ptx::store_global_x4(reinterpret_cast<u16*>(address), __builtin_bit_cast(ptx::U32x4, run));
-  } else {
-    for (i32 i = 0; i < kCount; ++i) store_element(address + i * sizeof(T), run.element[i]);
-  }
-}
-
-// Elements of a byte.
-template <class T, i32 kCount>
-void store_few(const Run<T, kCount>& run, u8* address) {
-  static_assert(sizeof(T) == 1);
-  if constexpr (kCount == 8) {
-    store_element(address, __builtin_bit_cast(u64, run));
-  } else if constexpr (kCount == 4) {
-    store_element(address, __builtin_bit_cast(u32, run));
-  } else {
-    for (i32 i = 0; i < kCount; ++i) store_element(address + i, run.element[i]);
-  }
-}
-
-// (x0, x1) = (x0 cos - x1 sin, x1 cos + x0 sin), no product contracted: as the CPU computes it.
-template <class Real>
-void rotate_pair(Real& x0, Real& x1, Real cos, Real sin) {
-  const Real a = x0;
-  const Real b = x1;
-  x0 = ptx::rounded_product(a, cos) - ptx::rounded_product(b, sin);
-  x1 = ptx::rounded_product(b, cos) + ptx::rounded_product(a, sin);
-}
 
 // One thread's share of one head: the same of several rows.
 template <AppendConfig kConfig>
@@ -391,6 +209,8 @@ void append(const AppendParams& p) {
   const i32 thread = static_cast<i32>(ptx::thread_index());
   if (thread < kMaxAppendRows) {
     find_targets<kConfig>(p, first, rows, targets);
+  } else if constexpr (kConfig.has_records()) {
+    move_records<kConfig>(p, first, rows, targets, thread - kMaxAppendRows);
   } else {
     move_rows<kConfig>(p, first, rows, targets, thread - kMaxAppendRows);
   }

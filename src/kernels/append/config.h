@@ -18,12 +18,13 @@ inline constexpr i32 kAppendSharedBytes = kMaxAppendRows * kRowTargetBytes;
 
 struct AppendConfig {
   DType dtype = DType::kFloat16;   // of new rows, of q and of caches that are not quantised
-  DType quantised = DType::kNone;  // of the caches, where they have 8 bits
+  DType quantised = DType::kNone;  // of the caches, where they have 8 bits; kUint8: records
   DType table = DType::kFloat32;   // of cos and sin
   Rotation rotation = Rotation::kNone;
   bool vectors = true;    // 16 bytes at a time; else one element, with any strides and alignment
   i32 num_threads = 288;  // a warp finds where rows go, the others move them
 
+  constexpr bool has_records() const { return quantised == DType::kUint8; }
   constexpr i32 movers() const { return num_threads - kMaxAppendRows; }
   constexpr DType cache_dtype() const { return quantised == DType::kNone ? dtype : quantised; }
   constexpr i32 lanes() const {  // elements that a thread moves at once

@@ -23,6 +23,7 @@ struct AppendParams : AppendArrays<ArrayView> {
   i32 k_pieces;  // of a row: those of k come first, then those of v, then those of q
   i32 kv_pieces;
   i32 pieces;
+  i32 record_dims;     // numbers of a record, or 0; then a piece is a head of k or of q
   FaultBytes* faults;  // of the device, or null
 };
 static_assert(sizeof(AppendParams) <= 4096);

@@ -88,6 +88,24 @@ struct AppendRun {
     return true;
   }
 
+  // A choice of combinations; false: not among them.
+  bool run_records(const AppendConfig& config) {
+    using enum DType;
+    const auto is = [&](DType dtype, DType table, Rotation rotation) {
+      return config.dtype == dtype && config.rotation == rotation && config.table == table;
+    };
+    if (is(kBFloat16, kFloat32, Rotation::kInterleaved)) {
+      with_vectors<kBFloat16, kFloat32, Rotation::kInterleaved, kUint8>(config.vectors);
+    } else if (is(kFloat16, kFloat16, Rotation::kHalves)) {
+      with_vectors<kFloat16, kFloat16, Rotation::kHalves, kUint8>(config.vectors);
+    } else if (is(kFloat32, kFloat32, Rotation::kNone)) {
+      with_vectors<kFloat32, kFloat32, Rotation::kNone, kUint8>(config.vectors);
+    } else {
+      return false;
+    }
+    return true;
+  }
+
   template <DType kDType>
   void with_dtype(const AppendConfig& config) {
     const bool is_float32 = config.table == DType::kFloat32;
@@ -152,6 +170,101 @@ TEST(AppendKernel, QuantisesAsTheCpuDoes) {
     }
   }
   EXPECT_GT(in_vectors, 2);
+}
+
+// The append that was drawn, but into records: numbers of every magnitude, some beyond all of them.
+AppendProblem into_records(RandomProblem& random, const AppendProblem& drawn,
+                           const RecordLayout& layout) {
+  AppendProblem made = drawn;
+  made.v = made.v_cache = Tensor{};
+  const auto with_dims = [&](const Tensor& tensor, DType dtype, i64 dims, bool in_vectors) {
+    std::vector<i64> shape(tensor.shape, tensor.shape + tensor.rank);
+    shape.back() = dims;
+    return in_vectors ? random.contiguous(dtype, shape) : random.array(dtype, shape);
+  };
+  const bool in_vectors = random.chance(0.5);
+  made.k = with_dims(drawn.k, drawn.k.dtype, layout.dims, in_vectors);
+  RandomProblem::for_each(made.k, [&](const i64* at) {
+    const double number = random.normal() * std::exp2(static_cast<double>(at[made.k.rank - 2] % 9));
+    store_real(RandomProblem::address(made.k, at), made.k.dtype,
+               random.chance(0.001)   ? kNan
+               : random.chance(0.001) ? 1e30
+                                      : number);
+  });
+  if (drawn.q.present()) {
+    made.q = with_dims(drawn.q, drawn.q.dtype, layout.dims, in_vectors);
+    random.fill_normal(made.q);
+    made.q_out = random.twin(made.q);
+  }
+  if (drawn.cos.present()) {
+    for (Tensor* const table : {&made.cos, &made.sin}) {
+      *table = with_dims(drawn.cos, drawn.cos.dtype, kRecordRotary / 2, in_vectors);
+      random.fill_normal(*table, 0.5);
+    }
+  }
+  made.k_cache = with_dims(drawn.k_cache, DType::kUint8, layout.bytes, true);
+  if (!layout.has_page_scales() && random.chance(0.3)) {  // elsewhere, and no element aligned
+    made.k_cache = random.misplaced(made.k_cache);
+  }
+  return made;
+}
+
+std::string differing(const Tensor& got, const Tensor& expected, const char* name) {
+  std::string found;
+  if (!expected.present()) return found;
+  RandomProblem::for_each(expected, [&](const i64* at) {
+    const bool equal =
+        std::memcmp(RandomProblem::address(got, at), RandomProblem::address(expected, at),
+                    static_cast<size_t>(size_bytes(expected.dtype))) == 0;
+    if (!equal) found = sentence(name, " [", at[0], "][", at[1], "][", at[2], "][", at[3], "]");
+  });
+  return found;
+}
+
+TEST(AppendKernel, WritesTheRecordsOfTheCpu) {
+  int compared = 0, in_vectors = 0;
+  for (unsigned seed = 0; compared < static_cast<int>(num_drawn(40)); ++seed) {
+    const DrawnAppend drawn(seed, true);
+    if (drawn.given.k.dtype == DType::kFloat64) continue;
+    RandomProblem random(seed);
+    const AppendProblem on_cpu =
+        into_records(random, drawn.given, seed % 2 == 0 ? kRecord656 : kRecord584);
+    AppendProblem given = on_cpu;
+    given.k_cache = random.twin(on_cpu.k_cache);
+    if (given.q_out.present()) given.q_out = random.twin(on_cpu.q_out);
+    const AppendProblem problem = validate_append(given, true);
+    AppendRun run{problem, seed};
+    if (!run.run_records(gpu::append_config(problem))) continue;
+    ++compared;
+    in_vectors += gpu::append_config(problem).vectors;
+    cpu::append(validate_append(on_cpu, true));
+    ASSERT_EQ(differing(given.k_cache, on_cpu.k_cache, "k_cache"), "") << "seed " << seed;
+    ASSERT_EQ(differing(given.q_out, on_cpu.q_out, "q_out"), "") << "seed " << seed;
+    ASSERT_EQ(run.faults.bits(), 0u) << "seed " << seed;
+  }
+  EXPECT_GT(in_vectors, 4);
+  EXPECT_LT(in_vectors, compared);
+}
+
+// Of four rows one is skipped, and one has a slot behind the last: the host hears of that one.
+TEST(AppendKernel, RecordsOutOfRangeGoNowhere) {
+  for (const RecordLayout& layout : {kRecord656, kRecord584}) {
+    RandomProblem random(static_cast<unsigned>(layout.bytes));
+    AppendProblem given;
+    given.k = random.contiguous(DType::kFloat32, {1, 1, 4, layout.dims});
+    random.fill_normal(given.k);
+    given.k_cache = random.contiguous(DType::kUint8, {2, 1, 3, layout.bytes});
+    given.slots = random.indices(DType::kInt64, {4, -1, 6, 0});
+    const AppendProblem problem = validate_append(given, true);
+    AppendRun run{problem, 4};
+    ASSERT_TRUE(run.run_records(gpu::append_config(problem)));
+    EXPECT_EQ(run.faults.bits(), u32{kFaultSlots});
+    given.slots = random.indices(DType::kInt64, {4, -1, -1, 0});
+    AppendProblem on_cpu = given;
+    on_cpu.k_cache = random.contiguous(DType::kUint8, {2, 1, 3, layout.bytes});
+    cpu::append(validate_append(on_cpu, true));
+    EXPECT_EQ(differing(given.k_cache, on_cpu.k_cache, "k_cache"), "");
+  }
 }
 
 // A page as far away as a large pool's: its bytes are never touched but for one row.

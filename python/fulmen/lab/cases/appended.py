@@ -11,12 +11,14 @@ in float64. Called by run.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
 import fulmen
 
-from . import pages
+from . import pages, records
 from .arrays import Array, same_bits
 from .case import Case
 from .placement import Host, OnGpu
@@ -44,23 +46,37 @@ def filled(
     first = np.array(case.kv_lengths, case.offsets) // 2
     slots = slots_of(case, of_requests, first)
     half = slots.shape[1]
-    memory.append_kv(k_pool, v_pool, problem.k[:, :, :half], problem.v[:, :, :half], slots)
+    new = new_rows(problem)
+    memory.append_kv(k_pool, v_pool, *(x if x is None else x[:, :, :half] for x in new), slots)
     rest = [slice(n, length) for n, length in zip(first, case.kv_lengths)]
     k, v = (
-        np.concatenate([x[b, :, rows] for b, rows in enumerate(rest)], axis=1)
-        for x in (problem.k, problem.v)
+        x if x is None else np.concatenate([x[b, :, rows] for b, rows in enumerate(rest)], axis=1)
+        for x in new
     )
     cu_new = np.cumsum([0, *(np.array(case.kv_lengths) - first)]).astype(case.offsets)
     indptr, entries = table.get("page_indptr"), table["page_table"]
     where = entries if indptr is None else (indptr, entries)
     memory.append_kv(k_pool, v_pool, k, v, (where, first), cu_new=cu_new, layout="hsd")
+    if problem.records is not None:
+        compare_records(case, k_pool, problem.records, of_requests)
+        return k_pool, k_pool[..., : case.dim_v], table
     compare(case, "keys", k_pool, problem.k, of_requests)
     compare(case, "values", v_pool, problem.v, of_requests)
     return k_pool, v_pool, table
 
 
-def empty_pools(case: Case, problem: Problem, num_pages: int) -> tuple[Array, Array]:
+def new_rows(problem: Problem) -> tuple[Array, Any]:
+    """Keys and values as append_kv takes them: records have both in one."""
+    if problem.records is None:
+        return problem.k, problem.v
+    return problem.k.astype(problem.q.dtype), None
+
+
+def empty_pools(case: Case, problem: Problem, num_pages: int) -> tuple[Array, Any]:
     """Pools of the case's layout, all NaN."""
+    if problem.records is not None:
+        shape = (num_pages, case.kv_heads, case.page_size, case.records)
+        return np.full(shape, records.UNUSED, np.uint8), None
     shapes = [
         (num_pages, case.kv_heads, case.page_size, x.shape[-1]) for x in (problem.k, problem.v)
     ]
@@ -90,8 +106,47 @@ def compare(case: Case, what: str, pool: Array, x: Array, of_requests: list[Arra
         raise MisplacedError(f"the pool of {what} was written where no row goes")
 
 
+def compare_records(case: Case, pool: Array, rows: Array, of_requests: list[Array]) -> None:
+    """Raises MisplacedError where the pool has other bytes than these records in its pages."""
+    expected = np.full_like(pool, records.UNUSED)
+    for b, ids in enumerate(of_requests):
+        for j in range(case.kv_lengths[b]):
+            page = expected[ids[j // case.page_size], 0]
+            records.put(page, j % case.page_size, rows[b, 0, j])
+    if not same_bits(pool, expected):
+        where = np.argwhere(pool != expected)[0].tolist()
+        raise MisplacedError(f"the pool of records differs at {where} from what was appended")
+
+
+def rotated_records(
+    case: Case, problem: Problem, memory: Host | OnGpu
+) -> Iterator[tuple[float, str]]:
+    """The rotation inside of an append of records: what `rotary` makes of their last numbers."""
+    assert problem.records is not None
+    x, _ = new_rows(problem)
+    rows = x.shape[2]
+    case = replace(case, kv_lengths=(rows,) * case.batch)
+    rng = np.random.default_rng(rows)
+    positions = rng.integers(0, 1000, (case.batch, rows)).astype(case.offsets)
+    cos, sin = fulmen.rotary_tables(1000, records.ROTARY)
+    own = -(-rows // case.page_size)
+    of_requests = [np.arange(b * own, (b + 1) * own) for b in range(case.batch)]
+    slots = slots_of(case, of_requests, np.array(case.kv_lengths))
+    last = np.ascontiguousarray(x[..., -records.ROTARY :].astype(np.float32))
+    for interleaved in (False, True):
+        how: dict[str, Any] = {"cos": cos, "sin": sin, "interleaved": interleaved}
+        turned = memory.rotary(last, positions, **how)
+        yield judged(replace(case, dtype="float32"), last, positions, turned, **how)
+        pool, _ = empty_pools(case, problem, case.batch * own)
+        memory.append_kv(pool, None, x, None, slots, positions=positions, **how)
+        compare_records(case, pool, records.turned(problem.records, turned), of_requests)
+
+
 def rotated(case: Case, problem: Problem, memory: Host | OnGpu) -> Iterator[tuple[float, str]]:
     """The rotation of keys by itself, by its definition; and inside of an append, by its bits."""
+    if problem.records is not None:
+        yield from rotated_records(case, problem, memory)
+        return
     x = problem.k
     rows, dim = x.shape[2:]
     rng = np.random.default_rng(rows)

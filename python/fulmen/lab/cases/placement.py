@@ -129,11 +129,12 @@ class OnGpu:
             moved = [tuple(self.put(x) for x in part) for part in parts]
             return tuple(self.owner.get(x) for x in fulmen.merge(moved, **self.options(options)))
 
-    def append_kv(self, k_pages: Array, v_pages: Array, *arrays: Any, **options: Any) -> Any:
+    def append_kv(self, k_pages: Array, v_pages: Array | None, *arrays: Any, **options: Any) -> Any:
         """fulmen.append_kv; the pools have afterwards what their copies have, and the gaps too."""
         with self.owner.stream():
-            blocks = {id(root(x)): self._copied(x) for x in (v_pages, k_pages)}
-            pools = (self._view(x, blocks[id(root(x))]) for x in (k_pages, v_pages))
+            given = (k_pages, v_pages)  # None: of records
+            blocks = {id(root(x)): self._copied(x) for x in given[::-1] if x is not None}
+            pools = [None if x is None else self._view(x, blocks[id(root(x))]) for x in given]
             moved = (self._option(x) for x in arrays)
             try:
                 q = fulmen.append_kv(*pools, *moved, **self.options(options))

@@ -304,7 +304,8 @@ def build_problem(case: Case) -> Problem:
         problem.stored[name] = quantised.stored(drawn[name], name, case.kv_dtype, scales)
         setattr(problem, name, problem.stored[name].values)
     if case.records:
-        problem.records, problem.k = records.record(drawn["k"], case.records)
+        made = records.appended if case.check == "appended" else records.record
+        problem.records, problem.k = made(drawn["k"], case.records)
         problem.v = problem.k[..., : case.dim_v]
     if case.poison:
         inputs.plant(problem, case.poison, seed + 2)

@@ -20,13 +20,19 @@ ROTARY = 64
 UNUSED = 0xFF  # NaN in all that a record holds
 
 
-def record(x: Array, size: int) -> tuple[Array, Array]:
-    """Bytes (.., size) and values (.., dims) of numbers (.., dims); of 584 the scales come last."""
+def record(x: Array, size: int, by_append: bool = False) -> tuple[Array, Array]:
+    """Bytes (.., size) and values (.., dims) of numbers (.., dims); of 584 the scales come last.
+
+    by_append: scales as append_kv chooses them: powers of two from 2^-13 on.
+    """
     dims, group = LAYOUTS[size]
     groups = x[..., : dims - ROTARY].reshape(*x.shape[:-1], -1, group)
     largest = np.abs(groups).max(axis=-1, keepdims=True)
-    scale = np.where(largest > 0, largest / 448, 1.0).astype(np.float32)
-    if size == 584:
+    if by_append:
+        scale = np.maximum(largest / 448, 1e-4).astype(np.float32)
+    else:
+        scale = np.where(largest > 0, largest / 448, 1.0).astype(np.float32)
+    if size == 584 or by_append:
         scale = np.exp2(np.ceil(np.log2(scale.astype(np.float64)))).astype(np.float32)
     stored = np.clip(groups / scale, -448, 448).astype(ml_dtypes.float8_e4m3fn)
     rotary = np.ascontiguousarray(x[..., dims - ROTARY :].astype(ml_dtypes.bfloat16))
@@ -40,6 +46,24 @@ def record(x: Array, size: int) -> tuple[Array, Array]:
         parts += [exponents, np.full((*x.shape[:-1], 1), UNUSED, np.uint8)]
     numbers = np.concatenate([values.reshape(flat), rotary.astype(np.float64)], axis=-1)
     return np.concatenate(parts, axis=-1), numbers
+
+
+def appended(x: Array, size: int) -> tuple[Array, Array]:
+    """Numbers near x that append_kv stores as they are: the bytes that it writes, and the values.
+
+    Rounded twice: a largest number that became half of 448 has a smaller scale the next time.
+    """
+    return record(record(x, size, by_append=True)[1], size, by_append=True)
+
+
+def turned(rows: Array, last: Array) -> Array:
+    """The same records (.., size) with other last numbers (.., 64)."""
+    size = rows.shape[-1]
+    numbers = np.ascontiguousarray(last.astype(ml_dtypes.bfloat16))
+    begin = 528 if size == 656 else 448
+    found: Array = rows.copy()
+    found[..., begin : begin + 2 * ROTARY] = numbers.view(np.uint8).reshape(*rows.shape[:-1], -1)
+    return found
 
 
 def put(page: Array, row: int, one: Array) -> None:

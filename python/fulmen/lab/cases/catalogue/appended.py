@@ -38,6 +38,20 @@ def rows() -> dict[str, Fields]:
     return made
 
 
+def of_records() -> list[Case]:
+    """Records of latent attention: each dtype of the rows, pages of one row and of many."""
+    made: dict[str, Fields] = {}
+    kinds: tuple[Fields, ...] = ({"records": 656, "dim": 576}, {"records": 584, "dim": 512})
+    for n, (fields, dtype) in enumerate(product(kinds, ("bfloat16", "float16", "float32"))):
+        made[f"{dtype}_{fields['records']}"] = {
+            **fields, "dtype": dtype, "page_size": (5, 64, 1)[n % 3], "csr": n % 2 == 1,
+            "offsets": ("int32", "int64")[n % 2], "kv_lengths": ((21, 0, 8), (5, 40, 1))[n % 2],
+            "kv_rows": (21, 40)[n % 2],
+        }  # fmt: skip
+    common: Fields = {**COMMON, "kv_heads": 1, "dim_v": 512, "inputs": "latent", "pool": "latent"}
+    return table("appended_records", ("caches", "append"), made, **common)
+
+
 COMMON: Fields = {
     "batch": 3, "heads": 4, "kv_heads": 2, "q_rows": 2, "gradients": (), "causal": True,
     "check": "appended",
@@ -45,6 +59,7 @@ COMMON: Fields = {
 
 CASES = [
     *table("appended", ("caches", "append"), rows(), **COMMON),
+    *of_records(),
     Case("b19_slots_that_are_skipped", ("caches", "append"), "vllm#43869, sglang#36207", batch=3,
          heads=4, kv_heads=2, dim=64, q_rows=1, kv_rows=33, kv_lengths=(33, 1, 0), page_size=16,
          dtype="bfloat16", gradients=(), check="appended"),
