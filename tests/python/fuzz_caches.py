@@ -13,6 +13,9 @@ Pools may be of 8 bits, with scales for all, for a head or for a row: powers of 
 quotients are exact. Rows of the pools that belong to no key are NaN (of int8 their scales, where
 they have some), entries of tables past a length are garbage. The
 end of a line that says FAULT is the command that does the same again.
+
+A GPU compiles kernels for each kind of call: --kinds says how many a world has, --world how long it
+lasts; `--arrays torch --kinds 2 --world 300` is quick there.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ import math
 import random
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -38,6 +42,7 @@ from fulmen.lab.cases.visible import Options, Problem
 MOST_REQUESTS = 8
 MOST_KEYS = 90
 ALIGNMENTS = ("bottom_right", "top_left")
+MANY = 2**60  # kinds of calls: no two alike
 
 
 def unused(dtype: Any) -> Any:
@@ -66,10 +71,12 @@ class World:
     numbers: np.random.Generator
     memory: Any  # of placement: where the library gets the arrays
     where: dict[str, str]
+    kinds: int = MANY  # of calls: which options they have
     requests: list[Request] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         rng = self.rng
+        self.first_kind = rng.getrandbits(60)
         self.dtype = rng.choice(("float64", "float32", "float16", "bfloat16"))
         self.page_size = rng.choice((1, 2, 3, 5, 16, 64))
         self.group, self.kv_heads = rng.choice((1, 2, 4)), rng.choice((1, 2, 3))
@@ -83,6 +90,10 @@ class World:
         self.pools = [self.empty((*shape, dim), self.kv_dtype) for dim in (self.dim, self.dim_v)]
         self.scales = self.drawn_scales(shape) if self.is_quantised else []
         self.users = [0] * pages
+
+    def kind(self) -> random.Random:
+        """What draws the options of a call, though not their values."""
+        return random.Random(self.first_kind + self.rng.randrange(self.kinds))
 
     @property
     def is_quantised(self) -> bool:
@@ -266,24 +277,25 @@ class World:
     def attend(self, counts: list[int], packed: bool, is_tree: bool = False) -> str:
         """A call over some requests with so many queries each; what the error rule says of it."""
         rng = self.rng
+        kind = self.kind()
         chosen = [rng.choice(self.requests) for _ in counts]
         heads, dtype = self.group * self.kv_heads, dtype_of(self.dtype)
         rows = (sum(counts),) if packed else (len(counts), counts[0])
         q = self.numbers.standard_normal((*rows[:-1], heads, rows[-1], self.dim)).astype(dtype)
         lengths = np.array([x.length for x in chosen], np.int32)
-        options = self.drawn_options(counts, rows, lengths, is_tree)
+        options = self.drawn_options(kind, rows, lengths, is_tree)
         if packed:
             options["cu_q"] = np.cumsum([0, *counts]).astype(np.int32)
         problem = Problem(q, *self.dense(chosen), Options(kv_lengths=lengths, **options))
         masks = options.pop("masks", ())
-        given = {"kv_lengths": lengths, **options, **self.table(chosen), **self.where}
+        given = {"kv_lengths": lengths, **options, **self.table(chosen, kind), **self.where}
         given.update(zip(("k_scale", "v_scale"), self.scales))
         given["layout"] = "hsd" if packed else "bhsd"
         if packed and is_tree:  # at most 64 queries a request
             given["max_q"] = max(counts)
         if masks:
             given["mask"] = masks
-        if rng.random() < 0.4:
+        if kind.random() < 0.4:
             given["kv_shared"] = np.array([self.shared(chosen)], np.int32)
         found = self.memory().attention_forward(q, *self.pools, **given)
         oracle = consult(problem, self.dtype)
@@ -293,23 +305,23 @@ class World:
                 return f"FAULT {name}: {verdict.message} with {sorted(given)}"
         return "attend"
 
-    def drawn_options(self, counts: list[int], rows: Any, lengths: Any, is_tree: bool) -> Any:
-        rng = self.rng
-        found: dict[str, Any] = {"causal": rng.random() < 0.6}
-        if rng.random() < 0.3:
-            found["window"] = (rng.randint(0, 40), 0 if found["causal"] else rng.randint(0, 9))
-        if rng.random() < 0.2:
+    def drawn_options(self, kind: random.Random, rows: Any, lengths: Any, is_tree: bool) -> Any:
+        found: dict[str, Any] = {"causal": kind.random() < 0.6}
+        if kind.random() < 0.3:
+            right = 0 if found["causal"] else self.rng.randint(0, 9)
+            found["window"] = (self.rng.randint(0, 40), right)
+        if kind.random() < 0.2:
             found["softcap"] = 3.0
-        if rng.random() < 0.2:
-            found["alignment"] = rng.choice(ALIGNMENTS)
+        if kind.random() < 0.2:
+            found["alignment"] = kind.choice(ALIGNMENTS)
         wide = np.float64 if self.dtype == "float64" else np.float32
-        if rng.random() < 0.2:
+        if kind.random() < 0.2:
             found["sinks"] = self.numbers.standard_normal(self.group * self.kv_heads).astype(wide)
-        if rng.random() < 0.2:
+        if kind.random() < 0.2:
             found["alibi_slopes"] = self.numbers.random(self.group * self.kv_heads).astype(wide)
-        if rng.random() < 0.2:
+        if kind.random() < 0.2:
             found["kv_start"] = (lengths * self.numbers.random(len(lengths))).astype(np.int32)
-        if rng.random() < 0.2:
+        if kind.random() < 0.2:
             found["positions"] = self.numbers.integers(0, MOST_KEYS, rows).astype(np.int64)
         if is_tree:
             words = self.numbers.integers(-(2**63), 2**63 - 1, rows, dtype=np.int64)
@@ -335,16 +347,17 @@ class World:
         most = common * self.page_size
         return most if self.rng.random() < 0.7 else self.rng.randint(0, most)
 
-    def table(self, chosen: list[Request]) -> dict[str, Any]:
-        kind = self.rng.choice(("int32", "int64"))
-        rows = [np.array(x.pages, kind) for x in chosen]
-        if self.rng.random() < 0.3:
-            rows = [np.append(x, garbage(self.numbers, self.rng.randint(0, 2), kind)) for x in rows]
-            offsets = np.cumsum([0, *map(len, rows)]).astype(kind)
-            return {"page_table": np.concatenate(rows).astype(kind), "page_indptr": offsets,
+    def table(self, chosen: list[Request], kind: random.Random) -> dict[str, Any]:
+        dtype = kind.choice(("int32", "int64"))
+        rows = [np.array(x.pages, dtype) for x in chosen]
+        if kind.random() < 0.3:
+            ends = [garbage(self.numbers, self.rng.randint(0, 2), dtype) for _ in rows]
+            rows = [np.append(*parts) for parts in zip(rows, ends)]
+            offsets = np.cumsum([0, *map(len, rows)]).astype(dtype)
+            return {"page_table": np.concatenate(rows).astype(dtype), "page_indptr": offsets,
                     "max_kv": MOST_KEYS}  # fmt: skip
         width = max(map(len, rows)) + self.rng.randint(0, 3)
-        table = garbage(self.numbers, (len(rows), max(width, 1)), kind)
+        table = garbage(self.numbers, (len(rows), max(width, 1)), dtype)
         for entries, pages in zip(table, rows):
             entries[: len(pages)] = pages
         return {"page_table": table}
@@ -358,7 +371,7 @@ class World:
         return self.rng.choices(list(ways), list(ways.values()))[0]()
 
 
-def world(seed: int, arrays: str, implementation: str) -> World:
+def world(seed: int, arrays: str, implementation: str, kinds: int = MANY) -> World:
     """A new one: of the same seed, the same."""
 
     def memory() -> Any:
@@ -369,7 +382,7 @@ def world(seed: int, arrays: str, implementation: str) -> World:
         return placed(arrays)
 
     where = {"implementation": implementation}
-    made = World(random.Random(seed), np.random.default_rng(seed), memory, where)
+    made = World(random.Random(seed), np.random.default_rng(seed), memory, where, kinds)
     made.begin()
     return made
 
@@ -377,18 +390,24 @@ def world(seed: int, arrays: str, implementation: str) -> World:
 STEPS_OF_A_WORLD = 60
 
 
+def steps_of(
+    seed: int, steps: int, arrays: str, implementation: str,
+    kinds: int = MANY, steps_of_a_world: int = STEPS_OF_A_WORLD,
+) -> Iterator[str]:  # fmt: skip
+    """So many steps, in worlds one after the other; of each what was wrong, mostly nothing."""
+    for number in range(steps):
+        own, within = seed + number // steps_of_a_world, number % steps_of_a_world
+        if within == 0:
+            made = world(own, arrays, implementation, kinds)
+        said = made.step()
+        again = f"--seed {own} --steps {within + 1} --world {steps_of_a_world} --arrays {arrays}"
+        again += f" --implementation {implementation}" + f" --kinds {kinds}" * (kinds != MANY)
+        yield f"{said}: {again}" if said.startswith("FAULT") else ""
+
+
 def faults(seed: int, steps: int, arrays: str, implementation: str) -> list[str]:
-    """What was wrong in so many steps, in worlds of 60 steps each."""
-    found: list[str] = []
-    for first in range(0, steps, STEPS_OF_A_WORLD):
-        own = seed + first // STEPS_OF_A_WORLD
-        made = world(own, arrays, implementation)
-        for number in range(min(STEPS_OF_A_WORLD, steps - first)):
-            said = made.step()
-            if said.startswith("FAULT"):
-                again = f"--seed {own} --steps {number + 1} --arrays {arrays}"
-                found.append(f"{said}: {again} --implementation {implementation}")
-    return found
+    """What was wrong in so many steps."""
+    return [said for said in steps_of(seed, steps, arrays, implementation) if said]
 
 
 def main() -> int:
@@ -398,19 +417,29 @@ def main() -> int:
     parser.add_argument("--arrays", default="numpy", help="numpy, torch, cupy, jax, emulated")
     parser.add_argument("--implementation", default="auto")
     parser.add_argument("--seconds", type=float, default=math.inf, help="begin nothing after that")
+    parser.add_argument("--kinds", type=int, default=MANY, help="of calls in a world")
+    parser.add_argument("--world", type=int, default=STEPS_OF_A_WORLD, help="steps of a world")
     asked = parser.parse_args()
-    write = sys.stdout.write
-    write(f"seed {asked.seed}\n")
+
+    def say(text: str) -> None:
+        sys.stdout.write(f"{text}\n")
+        sys.stdout.flush()
+
+    say(f"seed {asked.seed}")
     end = time.monotonic() + asked.seconds
-    found: list[str] = []
-    made = 0
-    while made < asked.steps and time.monotonic() < end:
-        steps = min(STEPS_OF_A_WORLD, asked.steps - made)
-        own = asked.seed + made // STEPS_OF_A_WORLD
-        found += faults(own, steps, asked.arrays, asked.implementation)
-        made += steps
-    write("".join(f"{line}\n" for line in found))
-    write(f"{made} steps, {len(found)} faults\n")
+    made = found = 0
+    for fault in steps_of(
+        asked.seed, asked.steps, asked.arrays, asked.implementation, asked.kinds, asked.world
+    ):
+        made += 1
+        if fault:
+            found += 1
+            say(fault)
+        if made % 500 == 0:
+            say(f"{made} steps")
+        if time.monotonic() > end:
+            break
+    say(f"{made} steps, {found} faults")
     return int(bool(found))
 
 

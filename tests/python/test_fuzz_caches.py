@@ -34,8 +34,8 @@ def test_each_implementation_that_takes_caches(implementation: str) -> None:
 def test_it_sees_a_page_in_the_wrong_place(monkeypatch: pytest.MonkeyPatch) -> None:
     table = fuzz_caches.World.table
 
-    def wrong(self: Any, chosen: Any) -> dict[str, Any]:
-        found = table(self, chosen)
+    def wrong(self: Any, chosen: Any, kind: Any) -> dict[str, Any]:
+        found = table(self, chosen, kind)
         first = found["page_table"].reshape(-1)
         if found["page_table"].ndim == 2 and len(first):
             first[0] = np.argmin(self.users)  # a page that nobody has: NaN
