@@ -118,7 +118,7 @@ def __getattr__(name: str) -> Any:
     """A public name, from its module (PEP 562)."""
     import importlib
 
-    if name in ("errors", "masks"):
+    if name in ("distributed", "errors", "masks"):
         return importlib.import_module(f"{__name__}.{name}")
     if name in _HOME:
         value = getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)

@@ -108,3 +108,24 @@ def flash_attn_combine(
     o, lse = parts[0]
     o = out.copy_(o) if out is not None else o.to(out_dtype or out_partial.dtype)
     return o, lse.transpose(-1, -2)
+
+
+# Keywords that models hand to every attention function and that say nothing about attention, or
+# nothing that is not in the other arguments already. Any other keyword is read, or an error.
+WITHOUT_EFFECT = {
+    "position_ids": "positions are in q and k already; the mask hook has read packed ones",
+    "cache_position": "likewise",
+    "cache": "k and v come out of it",
+    "past_key_values": "likewise",
+    "read_index": "where the cache took k and v from, in continuous batching",
+    "write_index": "where it put them",
+    "use_cache": "whether it is kept",
+    "logits_indices": "of the head behind the layers",
+    "logits_processor_args": "likewise",
+    "logits_to_keep": "likewise",
+    "labels": "of the loss",
+    "num_items_in_batch": "of the loss",
+    "output_hidden_states": "what the model returns",
+    "output_router_logits": "likewise",
+    "return_dict": "likewise",
+}

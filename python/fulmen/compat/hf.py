@@ -20,7 +20,7 @@ import torch
 
 from .. import append_kv, attention, attention_paged, masks
 from ..errors import ArgumentError, LibraryNotFound, UnsupportedError
-from .flash_shared import SAME_WORDS, same_words
+from .flash_shared import SAME_WORDS, WITHOUT_EFFECT, same_words
 from .hf_masks import PackedDocuments, has_interface, mask_hook
 
 __all__ = ["WITHOUT_EFFECT", "PackedDocuments", "attention_hook", "mask_hook", "register"]
@@ -113,25 +113,6 @@ def _watch_flash() -> None:
     utils._lazy_imports = imports
 
 
-# Keywords that models hand to every attention function and that say nothing about attention, or
-# nothing that is not in the other arguments already. Any other keyword is read, or an error.
-WITHOUT_EFFECT = {
-    "position_ids": "positions are in q and k already; the mask hook has read packed ones",
-    "cache_position": "likewise",
-    "cache": "k and v come out of it",
-    "past_key_values": "likewise",
-    "read_index": "where the cache took k and v from, in continuous batching",
-    "write_index": "where it put them",
-    "use_cache": "whether it is kept",
-    "logits_indices": "of the head behind the layers",
-    "logits_processor_args": "likewise",
-    "logits_to_keep": "likewise",
-    "labels": "of the loss",
-    "num_items_in_batch": "of the loss",
-    "output_hidden_states": "what the model returns",
-    "output_router_logits": "likewise",
-    "return_dict": "likewise",
-}
 # What asks for another attention: why it is refused. As unknown keywords are, but in better words.
 _REFUSED = {
     "indices": "keys chosen per row are not read yet; attn_implementation='eager' has them",

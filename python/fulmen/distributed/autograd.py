@@ -1,0 +1,252 @@
+# SPDX-FileCopyrightText: fulmen contributors
+# SPDX-License-Identifier: Apache-2.0
+"""A call of `ContextParallel.attention`, with its gradients.
+
+Where ranks share rows by heads, each of q, k and v first goes from some rows of all heads to all of
+their rows of some heads, and o comes back: two exchanges that are each other's gradient.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import ArgumentError, DTypeError, ShapeError
+from .parts import Heads
+from .problem import Problem
+from .schedules import SCHEDULES, Job, order_of, packed, unpacked
+from .shards import Shards
+from .steps import Incoming, Sums, sink_gradient
+from .transports import Transport
+
+
+class Call:
+    """q, k and v of a rank, and what is asked of them; a refusal comes before anything moves."""
+
+    def __init__(
+        self, transports: tuple[Transport, Transport], rank: int, shards: Shards, schedule: str,
+        arrays: tuple[Tensor, Tensor, Tensor], layout: str, options: dict[str, Any],
+    ) -> None:  # fmt: skip
+        self.near, self.far = transports
+        self.shards, self.layout, self.schedule = shards, layout, schedule
+        q, k, v = arrays
+        self._check(rank, q, k, v)
+        self.problem = Problem(options, shards.length, q.device)
+        heads = [x.shape[1 if layout == "bhsd" else 2] for x in (q, k)]
+        self.repeats = max(1, self.near.size // heads[1])  # of key/value heads that are too few
+        self.said = self._sentence(q, k, v, options)
+
+    def _check(self, rank: int, q: Tensor, k: Tensor, v: Tensor) -> None:
+        head, row = (1, 2) if self.layout == "bhsd" else (2, 1)
+        rows = self.shards.rows(rank)
+        for name, x in (("q", q), ("k", k), ("v", v)):
+            if not isinstance(x, Tensor):
+                raise DTypeError(f"{name} is {type(x).__name__}; a PyTorch tensor is expected")
+            if x.dim() != 4 or x.shape[row] != rows:
+                raise ShapeError(
+                    f"{name} has shape {tuple(x.shape)}; layout={self.layout!r} with the {rows} "
+                    f"rows that rank {rank} has of {self.shards.length} is expected"
+                )
+            if x.dtype != q.dtype or not x.dtype.is_floating_point or x.element_size() < 2:
+                raise DTypeError(
+                    f"{name} has dtype {x.dtype}, q {q.dtype}; one of float64, float32, float16 "
+                    "and bfloat16 for all is allowed"
+                )
+            if x.shape[0] != q.shape[0] or x.device != q.device:
+                raise ShapeError(f"{name} has another batch or device than q")
+        heads, kv_heads = q.shape[head], k.shape[head]
+        is_shared = v.shape[head] == kv_heads >= 1 and heads % kv_heads == 0
+        if not is_shared or q.shape[3] != k.shape[3]:
+            raise ShapeError(
+                f"q has shape {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}; heads of q "
+                "a multiple of those of k and v, and dims of q and k alike, are expected"
+            )
+        size = self.near.size
+        if heads % size or (kv_heads % size and size % kv_heads):
+            raise ArgumentError(
+                f"{heads} heads and {kv_heads} key/value heads do not go over {size} ranks by "
+                "heads; a divisor of the heads that divides the key/value heads, or is a multiple "
+                'of them, does, and so does schedule="ring"'
+            )
+
+    def _sentence(self, q: Tensor, k: Tensor, v: Tensor, options: dict[str, Any]) -> str:
+        """What must be alike on all ranks, in one line."""
+        row = 2 if self.layout == "bhsd" else 1
+        shapes = [tuple(n for axis, n in enumerate(x.shape) if axis != row) for x in (q, k, v)]
+        said = {name: _shown(x) for name, x in sorted(options.items()) if x is not None}
+        # of the segments their sum, so that two ranks with other layouts find out
+        segments = hash(self.shards.segments) & 0xFFFFFFFF
+        return (
+            f"{self.shards.length} rows {self.shards.name} {segments:08x} by {self.schedule} over "
+            f"{self.near.size} x {self.far.size}, q, k, v {shapes} {self.layout} "
+            f"{str(q.dtype)[6:]}, {said}"
+        )
+
+    def run(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """(o, lse) of the rows of the rank."""
+        if self.layout == "bshd":
+            q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+        size = self.near.size
+        kv_heads = k.shape[1]
+        outer = self.shards.merged(self.far.size)
+        heads = Heads((0, q.shape[1]), (0, kv_heads), True)
+        if size > 1:
+            if self.repeats > 1:
+                k, v = (x.repeat_interleave(self.repeats, 1) for x in (k, v))
+            q, k, v = (RowsToHeads.apply(self._near(), x) for x in (q, k, v))
+            at = self.near.rank
+            kv_first = at * kv_heads // size
+            heads = Heads(
+                (at * q.shape[1], (at + 1) * q.shape[1]), (kv_first, kv_first + k.shape[1]), False
+            )
+        job = Job(self.problem, self.far, outer, heads, 0)
+        schedule = SCHEDULES[self.schedule](job)
+        floats = {
+            name: x for name, x in self.problem.captures.items()
+            if isinstance(x, Tensor) and x.is_floating_point()
+        }  # fmt: skip
+        o, lse = Attention.apply(
+            schedule, tuple(floats), q, k, v, self.problem.sinks, *floats.values()
+        )
+        if size > 1:
+            o = HeadsToRows.apply(self._near(), o)
+            lse = HeadsToRows.apply(self._near(), lse.unsqueeze(-1)).squeeze(-1)
+        return (o.transpose(1, 2) if self.layout == "bshd" else o), lse
+
+    def _near(self) -> _Near:
+        """The ranks that share rows by heads, and where the rows of each go."""
+        size = self.near.size
+        first = self.far.rank * size
+        segments = self.shards.segments[first : first + size]
+        starts = sorted(x for each in segments for x in each)
+        places, at = {}, 0
+        for first, rows in starts:
+            places[first] = at
+            at += rows
+        local = Shards("near", tuple(
+            tuple(x._replace(first=places[x.first]) for x in each) for each in segments
+        ))  # fmt: skip
+        return _Near(self.near, local)
+
+
+def _shown(x: Any) -> str:
+    """An option as a sentence that ranks compare has it: arrays by their shapes."""
+    if hasattr(x, "shape"):
+        return f"{tuple(x.shape)}"
+    if isinstance(x, (tuple, list)) and len(x) < 8:
+        return str([_shown(y) for y in x])
+    fields = getattr(x, "__dict__", None)
+    if fields:
+        return str({name: _shown(y) for name, y in fields.items()})
+    if isinstance(x, dict):
+        return str({name: _shown(y) for name, y in x.items()})
+    return str(x)[:100]
+
+
+class _Near:
+    """Ranks among which rows and heads are exchanged."""
+
+    def __init__(self, transport: Transport, shards: Shards) -> None:
+        self.transport, self.shards = transport, shards
+
+    def to_heads(self, x: Tensor) -> Tensor:
+        """(batch, head, row, dim) of this rank's rows -> its heads, of all their rows."""
+        size = self.transport.size
+        sent = packed(x, self.shards.most_rows).unflatten(2, (size, -1)).movedim(2, 0)
+        found = self.transport.exchange(sent.contiguous()).wait().flatten(0, 1)
+        return found.index_select(0, order_of(self.shards, x.device)).permute(1, 2, 0, 3)
+
+    def to_rows(self, x: Tensor) -> Tensor:
+        """The way back."""
+        size, rows = self.transport.size, self.shards.most_rows
+        sent = x.new_zeros((size * rows, x.shape[0], x.shape[1], x.shape[3]))
+        sent.index_copy_(0, order_of(self.shards, x.device), x.permute(2, 0, 1, 3))
+        found = self.transport.exchange(sent.unflatten(0, (size, rows))).wait()
+        own = self.shards.rows(self.transport.rank)
+        return unpacked(found.movedim(0, 2).flatten(2, 3), own)
+
+
+class RowsToHeads(torch.autograd.Function):
+    """(near, x) -> x of some heads."""
+
+    @staticmethod
+    def forward(ctx: Any, near: _Near, x: Tensor) -> Tensor:
+        ctx.near = near
+        return near.to_heads(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        return None, ctx.near.to_rows(gradient)
+
+
+class HeadsToRows(torch.autograd.Function):
+    """(near, x) -> x of some rows."""
+
+    @staticmethod
+    def forward(ctx: Any, near: _Near, x: Tensor) -> Tensor:
+        ctx.near = near
+        return near.to_rows(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        return None, ctx.near.to_heads(gradient)
+
+
+class Attention(torch.autograd.Function):
+    """(schedule, names of captures, q, k, v, sinks, *captures) -> (o, lse)."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, schedule: Any, names: tuple[str, ...], q: Tensor, k: Tensor, v: Tensor,
+        sinks: Any, *captures: Tensor,
+    ) -> Any:  # fmt: skip
+        o, saved = schedule.forward(q, k, v)
+        lse = saved.stats[..., 0] + saved.stats[..., 1].log()
+        ctx.schedule, ctx.names = schedule, names
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(q, k, v, saved.o, saved.stats, sinks, *captures)
+        return o, lse
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, do: Any, dlse: Any) -> Any:
+        q, k, v, o, stats, sinks, *captures = ctx.saved_tensors
+        if do is None:
+            do = torch.zeros_like(o)
+        wanted = [ctx.needs_input_grad[6 + index] for index in range(len(captures))]
+        names = tuple(name for name, x in zip(ctx.names, wanted) if x)
+        sums = Sums(q, names)
+        given = Incoming(do, dlse, o, stats, q)
+        dk, dv = ctx.schedule.backward(given, k, v, sums)
+        dsinks = None
+        if sinks is not None and ctx.needs_input_grad[5]:
+            heads = ctx.schedule.job.heads
+            own = sink_gradient(heads.of(sinks), do, o, stats)
+            dsinks = torch.zeros_like(sinks)
+            heads.of(dsinks).copy_(own)
+        found = [
+            sums.captures[name].to(x.dtype) if name in sums.captures
+            else torch.zeros_like(x) if need else None
+            for name, x, need in zip(ctx.names, captures, wanted)
+        ]  # fmt: skip
+        return (None, None, sums.dq.to(q.dtype), dk, dv, dsinks, *found)
+
+
+class Unshard(torch.autograd.Function):
+    """(transport, shards, x, dim) -> the whole sequence."""
+
+    @staticmethod
+    def forward(ctx: Any, transport: Transport, shards: Shards, x: Tensor, dim: int) -> Tensor:
+        ctx.own, ctx.dim = shards.segments[transport.rank], dim
+        moved = x.movedim(dim, 0)
+        sent = x.new_zeros((shards.most_rows, *moved.shape[1:]))
+        sent[: moved.shape[0]] = moved
+        found = transport.gather(sent).wait().flatten(0, 1)
+        return found.index_select(0, order_of(shards, x.device)).movedim(0, dim)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        runs = [gradient.narrow(ctx.dim, first, rows) for first, rows in ctx.own]
+        return None, None, torch.cat(runs, ctx.dim), None

@@ -1,0 +1,163 @@
+# SPDX-FileCopyrightText: fulmen contributors
+# SPDX-License-Identifier: Apache-2.0
+"""The calls of a rank on the keys that it has at a time, and the sums of what they give.
+
+Partial results over disjoint keys, each with the maximum m and the sum l of its row, merge by
+
+    M = max(m, m')    L = l exp(m - M) + l' exp(m' - M)    O = o + (o' - o) l' exp(m' - M) / L
+
+(Milakov and Gimelshein, 2018; Dao et al., 2022, 3.1). m and l stay apart, so that scores may be
+large; sinks enter once, at the end. Gradients are sums over parts, in float32 at least.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+import fulmen
+
+from .parts import Heads, overlap, parts_of
+
+if TYPE_CHECKING:
+    from .problem import Problem, Side
+
+
+def sums_of(dtype: torch.dtype) -> torch.dtype:
+    """The type of sums."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+class Result:
+    """o and the statistics of the rows of a rank, (batch, head, row, ...)."""
+
+    def __init__(self, q: Tensor, dim_v: int, merges: bool) -> None:
+        """merges: a row may get several parts; else the only one is written where it belongs."""
+        self.dtype, self.merges = q.dtype, merges
+        sums = sums_of(q.dtype)
+        shape = q.shape[:-1]
+        self.o = q.new_zeros((*shape, dim_v), dtype=sums if merges else q.dtype)
+        self.stats = q.new_zeros((*shape, 2), dtype=sums)
+        self.stats[..., 0] = -torch.inf
+        self._begun: list[tuple[int, int]] = []  # rows that have a part
+
+    def attend(
+        self, problem: Problem, heads: Heads, q: Tensor, k: Tensor, v: Tensor,
+        rows: Side, keys: Side,
+    ) -> None:  # fmt: skip
+        """Merges the attention of the rows to keys that are here."""
+        for part in parts_of(rows.segments, keys.segments, problem.band, problem.may_join):
+            options: Any = problem.options(part, rows, keys, heads)
+            if problem.sinks is not None and not self.merges:
+                options["sinks"] = heads.of(problem.sinks)
+            at = slice(*part.rows)
+            is_first = not any(a < part.rows[1] and part.rows[0] < b for a, b in self._begun)
+            out = self.o[:, :, at] if is_first else None
+            of_keys = slice(*part.keys)
+            found = fulmen.attention_forward(
+                q[:, :, at], k[:, :, of_keys], v[:, :, of_keys], out=out,
+                out_dtype=None if is_first else self.o.dtype, **options,
+            )  # fmt: skip
+            if is_first:
+                self.stats[:, :, at] = found.stats
+            else:
+                _merge(self.o[:, :, at], self.stats[:, :, at], found.o, found.stats)
+            self._begun.append(part.rows)
+
+    def of_heads(self, heads: slice) -> Result:
+        """The result of some heads, in the memory of this one."""
+        found = copy.copy(self)
+        found.o, found.stats, found._begun = self.o[:, heads], self.stats[:, heads], []
+        return found
+
+    def finished(self, sinks: Tensor | None) -> Tensor:
+        """o in the type of q, with the sinks of its heads."""
+        if not self.merges:
+            return self.o
+        if sinks is not None:
+            self.o *= torch.sigmoid(self.lse - sinks.to(self.stats.dtype)[:, None]).unsqueeze(-1)
+        return self.o.to(self.dtype)
+
+    @property
+    def lse(self) -> Tensor:
+        """The natural logarithm of the row sums, without sinks."""
+        return self.stats[..., 0] + self.stats[..., 1].log()
+
+
+def _merge(o: Tensor, stats: Tensor, part_o: Tensor, part_stats: Tensor) -> None:
+    """Adds a part to o and stats, in place."""
+    top = torch.maximum(stats[..., 0], part_stats[..., 0])
+    level = top.masked_fill(top == -torch.inf, 0.0)  # no key yet
+    own, other = (x[..., 1] * torch.exp(x[..., 0] - level) for x in (stats, part_stats))
+    total = own + other
+    share = torch.where(other == 0, other, other / total)
+    o.lerp_(part_o, share.unsqueeze(-1))
+    stats[..., 0], stats[..., 1] = top, total
+
+
+class Incoming:
+    """What the backward pass of a rank begins with, for some heads."""
+
+    def __init__(
+        self, do: Tensor, dlse: Tensor | None, o: Tensor, stats: Tensor, q: Tensor
+    ) -> None:
+        self.do, self.dlse, self.o, self.stats, self.q = do, dlse, o, stats, q
+
+    def of_heads(self, heads: slice) -> Incoming:
+        dlse = None if self.dlse is None else self.dlse[:, heads]
+        every = (self.o[:, heads], self.stats[:, heads], self.q[:, heads])
+        return Incoming(self.do[:, heads], dlse, *every)
+
+
+class Sums:
+    """The gradients that a rank adds up: of its q, and of what texts read."""
+
+    def __init__(self, q: Tensor, captures: tuple[str, ...]) -> None:
+        self.dq = torch.zeros_like(q, dtype=sums_of(q.dtype), memory_format=torch.contiguous_format)
+        self.wanted = captures
+        self.captures: dict[str, Tensor] = {}
+
+    def attend(
+        self, problem: Problem, heads: Heads, given: Incoming, k: Tensor, v: Tensor,
+        rows: Side, keys: Side,
+        dq: Tensor, dk: Tensor, dv: Tensor,
+    ) -> None:  # fmt: skip
+        """Adds what the keys that are here give; dq, dk, dv are of the rows, keys and heads."""
+        for part in parts_of(rows.segments, keys.segments, problem.band, problem.may_join):
+            options: Any = problem.options(part, rows, keys, heads)
+            if problem.sinks is not None:
+                options["sinks"] = heads.of(problem.sinks)
+            at, of_keys = slice(*part.rows), slice(*part.keys)
+            options["need"] = ("q", "k", "v", *self.wanted)
+            options["dlse"] = None if given.dlse is None else given.dlse[:, :, at]
+            found = fulmen.attention_backward(
+                given.do[:, :, at], given.q[:, :, at], k[:, :, of_keys], v[:, :, of_keys],
+                given.o[:, :, at], given.stats[:, :, at], **options,
+            )  # fmt: skip
+            dq[:, :, at] += found.dq
+            dk[:, :, of_keys] += found.dk
+            dv[:, :, of_keys] += found.dv
+            for name, x in (found.dcaptures or {}).items():
+                if name in self.wanted:
+                    wide = x.to(sums_of(x.dtype))
+                    self.captures[name] = self.captures[name] + wide if (
+                        name in self.captures) else wide  # fmt: skip
+
+
+def sink_gradient(sinks: Tensor, do: Tensor, o: Tensor, stats: Tensor) -> Tensor:
+    """- sum over rows of p_sink do . o, p_sink = exp(sink) / (l + exp(sink)) with l of the keys."""
+    lse = stats[..., 0] + stats[..., 1].log()
+    share = torch.sigmoid(sinks.to(stats.dtype)[:, None] - lse)
+    along = (do.to(stats.dtype) * o.to(stats.dtype)).sum(-1)
+    return -(share * along).sum((0, 2)).to(sinks.dtype)
+
+
+def merges(problem: Problem, rows: Side, every: list[Side]) -> bool:
+    """Whether a row of the rank gets more than one part from the keys of all steps."""
+    spans = []
+    for keys in every:
+        spans += parts_of(rows.segments, keys.segments, problem.band, problem.may_join)
+    return overlap(spans)
