@@ -205,3 +205,32 @@ def test_a_tracer_given_to_fulmen_attention(which: str) -> None:
     for transform, x in ((jax.jit, given[which]), (jax.vmap, given[which][None])):
         with pytest.raises(fulmen.DTypeError, match=rf"{which} is a tracer .* fulmen\.jax\.atten"):
             transform(traced)(jnp.asarray(x))
+
+
+def test_rows_that_devices_share_become_heads_and_rows_again() -> None:
+    """Context parallelism by heads: two constraints around the call, and XLA exchanges."""
+    devices = mesh()
+    by_rows, by_heads = (NamedSharding(devices, PartitionSpec(None, *axes))
+                         for axes in ((None, ("x", "y")), (("x", "y"),)))  # fmt: skip
+    arrays = drawn(dict.fromkeys("qkv", (2, 8, 24, 16)))
+
+    def of(constrained: bool, q: Any, k: Any, v: Any) -> Any:
+        to = jax.lax.with_sharding_constraint if constrained else lambda x, _: x
+        o = fulmen.jax.attention(*(to(x, by_heads) for x in (q, k, v)), causal=True)
+        return to(o, by_rows)
+
+    placed = [jax.device_put(arrays[name], by_rows) for name in "qkv"]
+    shared = jax.jit(lambda *x: of(True, *x)).lower(*placed).compile()
+    assert "all-to-all" in shared.as_text()
+    assert "all-gather" not in shared.as_text()
+    o = shared(*placed)
+    assert o.sharding.is_equivalent_to(by_rows, 4)
+    np.testing.assert_array_equal(o, of(False, *(arrays[name] for name in "qkv")))
+
+    def gradients(constrained: bool, given: Any) -> Any:
+        total = jax.grad(lambda *x: jnp.sin(of(constrained, *x)).sum(), argnums=(0, 1, 2))
+        return jax.jit(total)(*given)
+
+    alone = gradients(False, [arrays[name] for name in "qkv"])
+    for one, other in zip(gradients(True, placed), alone):
+        np.testing.assert_array_equal(one, other)

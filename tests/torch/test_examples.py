@@ -51,6 +51,14 @@ def test_two_processes_attend_in_a_ring() -> None:
     assert "process 1" in done.stdout
 
 
+def test_two_processes_train_on_one_sequence() -> None:
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, str(EXAMPLES / "distributed/context_parallel.py")]
+    done = subprocess.run(command, capture_output=True, text=True, env=env, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "process 1" in done.stdout
+
+
 def test_a_language_model_learns_as_with_torchs_attention(tmp_path) -> None:
     curves = tmp_path / "curves.jsonl"
     assert loaded("train_lm/train.py").main(["--tiny", "-o", str(curves)]) == 0

@@ -25,7 +25,7 @@ from ..errors import ArgumentError, Error, ShapeError, one_of, whole
 from .autograd import Call, Unshard
 from .parts import Segment
 from .prediction import Prediction, predict
-from .problem import Problem
+from .problem import Problem, positions_of
 from .shards import BY_NAME, Shards, balanced, contiguous, zigzag
 from .transports import TIMEOUT, Alone, Group, Transport, in_process
 
@@ -134,10 +134,7 @@ class ContextParallel:
 
     def positions(self, device: Any = None) -> Tensor:
         """(row,) int64: where the rows of this rank are in the sequence: for RoPE."""
-        runs = [
-            torch.arange(first, first + rows) for first, rows in self.shards.segments[self.rank]
-        ]
-        return torch.cat(runs).to(device)
+        return positions_of(self.shards.segments[self.rank], device).clone()
 
     def shard(self, x: Tensor, dim: int = 1) -> Tensor:
         """The rows of this rank of an array that every rank has whole; differentiable.
@@ -148,6 +145,7 @@ class ContextParallel:
         self.length = x.shape[dim]
         return x.index_select(dim, self.positions(x.device))
 
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def unshard(self, x: Tensor, dim: int = 1) -> Tensor:
         """The whole sequence from the rows of each rank, on every rank.
 
@@ -165,6 +163,7 @@ class ContextParallel:
         whole: Tensor = Unshard.apply(self.transport, self.shards, x, dim)
         return whole
 
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def attention(
         self,
         q: Tensor,
@@ -182,7 +181,7 @@ class ContextParallel:
             k: (batch, kv_head, row, dim_qk), of the same rows.
             v: (batch, kv_head, row, dim_v), likewise.
             layout: "bhsd" or "bshd".
-            return_lse: return (o, lse), lse (batch, head, row) without gradient sums of its own.
+            return_lse: return (o, lse), lse (batch, head, row), differentiable too.
             **options: scale, softcap, causal, window, mask, score, alibi_slopes, sinks, precision,
                 deterministic, batch_invariant, implementation: as in `fulmen.attention` of the
                 whole sequence. Document numbers are of all its rows, on every rank; texts read

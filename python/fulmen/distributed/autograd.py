@@ -16,7 +16,7 @@ from torch import Tensor
 from ..errors import ArgumentError, DTypeError, ShapeError
 from .parts import Heads
 from .problem import Problem
-from .schedules import SCHEDULES, Job, order_of, packed, unpacked
+from .schedules import SCHEDULES, Job, order_of, padded
 from .shards import Shards
 from .steps import Incoming, Sums, sink_gradient
 from .transports import Transport
@@ -101,7 +101,7 @@ class Call:
             heads = Heads(
                 (at * q.shape[1], (at + 1) * q.shape[1]), (kv_first, kv_first + k.shape[1]), False
             )
-        job = Job(self.problem, self.far, outer, heads, 0)
+        job = Job(self.problem, self.far, outer, heads)
         schedule = SCHEDULES[self.schedule](job)
         floats = {
             name: x for name, x in self.problem.captures.items()
@@ -154,18 +154,19 @@ class _Near:
     def to_heads(self, x: Tensor) -> Tensor:
         """(batch, head, row, dim) of this rank's rows -> its heads, of all their rows."""
         size = self.transport.size
-        sent = packed(x, self.shards.most_rows).unflatten(2, (size, -1)).movedim(2, 0)
-        found = self.transport.exchange(sent.contiguous()).wait().flatten(0, 1)
-        return found.index_select(0, order_of(self.shards, x.device)).permute(1, 2, 0, 3)
+        sent = padded(x.unflatten(1, (size, -1)).movedim(1, 0), self.shards.most_rows, 3)
+        found = self.transport.exchange(sent).wait().permute(1, 2, 0, 3, 4).flatten(2, 3)
+        return found.index_select(2, order_of(self.shards, x.device))
 
     def to_rows(self, x: Tensor) -> Tensor:
         """The way back."""
         size, rows = self.transport.size, self.shards.most_rows
-        sent = x.new_zeros((size * rows, x.shape[0], x.shape[1], x.shape[3]))
-        sent.index_copy_(0, order_of(self.shards, x.device), x.permute(2, 0, 1, 3))
+        moved = x.permute(2, 0, 1, 3)
+        sent = x.new_zeros((size * rows, *moved.shape[1:]))
+        sent.index_copy_(0, order_of(self.shards, x.device), moved)
         found = self.transport.exchange(sent.unflatten(0, (size, rows))).wait()
         own = self.shards.rows(self.transport.rank)
-        return unpacked(found.movedim(0, 2).flatten(2, 3), own)
+        return found[:, :own].permute(2, 0, 3, 1, 4).flatten(1, 2)
 
 
 class RowsToHeads(torch.autograd.Function):
@@ -217,7 +218,7 @@ class Attention(torch.autograd.Function):
             do = torch.zeros_like(o)
         wanted = [ctx.needs_input_grad[6 + index] for index in range(len(captures))]
         names = tuple(name for name, x in zip(ctx.names, wanted) if x)
-        sums = Sums(q, names)
+        sums = Sums(q, names, ctx.schedule.merges)
         given = Incoming(do, dlse, o, stats, q)
         dk, dv = ctx.schedule.backward(given, k, v, sums)
         dsinks = None

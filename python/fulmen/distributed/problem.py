@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -62,10 +63,20 @@ class Side:
     """Rows, or keys, in the memory of a rank: their positions and document numbers there."""
 
     def __init__(self, segments: Sequence[Segment], ids: Tensor | None, device: Any) -> None:
-        self.segments = tuple(segments)
-        runs = [torch.arange(first, first + rows) for first, rows in segments]
-        self.positions = (torch.cat(runs) if runs else torch.zeros(0, dtype=torch.int64)).to(device)
+        self.segments, self.device = tuple(segments), device
+        self.rows = sum(segment.rows for segment in segments)
         self.ids = None if ids is None else ids.to(device).index_select(-1, self.positions)
+
+    @property
+    def positions(self) -> Tensor:
+        return positions_of(self.segments, self.device)
+
+
+@lru_cache(maxsize=32)  # a copy to a GPU makes the host wait for it
+def positions_of(segments: tuple[Segment, ...], device: Any) -> Tensor:
+    """(row,) int64: where the rows of segments are in the sequence."""
+    runs = [torch.arange(first, first + rows) for first, rows in segments]
+    return torch.cat(runs).to(device) if runs else torch.zeros(0, dtype=torch.int64, device=device)
 
 
 class Problem:
@@ -211,7 +222,7 @@ class _Place(NamedTuple):
     def of(self, text: Any, has_slopes: bool) -> Any:
         """A text of the whole as one of this call."""
         captures = dict(text.captures)
-        one = self.rows.new_tensor([self.length])
+        one = positions_of((Segment(self.length, 1),), self.rows.device)
         kinds = {
             "i": ("fulmen_rows", self.rows, "[i]"),
             "p": ("fulmen_rows", self.rows, "[i]"),
@@ -222,7 +233,8 @@ class _Place(NamedTuple):
         if not self.heads.is_all:
             spans = {"h": self.heads.q, "hk": self.heads.kv}
             for name, span in spans.items():
-                numbers = torch.arange(*span, device=self.rows.device)
+                run = (Segment(span[0], span[1] - span[0]),)
+                numbers = positions_of(run, self.rows.device)
                 kinds[name] = (f"fulmen_{name}_numbers", numbers, f"[{name}]")
         used = set(re.findall(r"(?<![$\w.])([A-Za-z_]\w*)", text.text))
         words = {"fulmen_head": "h"}  # of the call itself: its slopes are those of its heads

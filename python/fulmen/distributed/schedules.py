@@ -8,12 +8,14 @@ ring    keys go from rank to rank; each rank has two sets at a time, one that it
         one that arrives. Gradients of keys follow one step behind (Liu et al., Ring Attention,
         2023). It ends with the step behind which no rank sees anything.
 
-Rows travel first, (row, batch, head, dim), as many as the rank with most has.
+All ranks send as many rows as the one with most has. What calls read is contiguous by head: rows of
+a head that lie far apart cost the copy engine, where keys are more than the cache holds.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -42,7 +44,6 @@ class Job(NamedTuple):
     transport: Transport
     shards: Shards
     heads: Heads  # those that the q, k and v of the schedule have
-    groups: int  # of heads, each gathered while another computes; 0: as many as pay
 
     def rows_of(self, rank: int) -> Side:
         return self.problem.side(self.shards.segments[rank], False)
@@ -55,21 +56,16 @@ class Job(NamedTuple):
         return self.transport.rank
 
 
-def packed(x: Tensor, rows: int) -> Tensor:
-    """(batch, head, row, dim) as it travels: (rows, batch, head, dim), the last rows anything."""
-    moved = x.permute(2, 0, 1, 3)
-    if moved.shape[0] == rows:
-        return moved.contiguous()
-    found = x.new_zeros((rows, *moved.shape[1:]))
-    found[: moved.shape[0]] = moved
+def padded(x: Tensor, rows: int, dim: int) -> Tensor:
+    """x contiguous with `rows` rows along dim, the last of them 0."""
+    if x.shape[dim] == rows:
+        return x.contiguous()
+    found = x.new_zeros((*x.shape[:dim], rows, *x.shape[dim + 1 :]))
+    found.narrow(dim, 0, x.shape[dim]).copy_(x)
     return found
 
 
-def unpacked(x: Tensor, rows: int) -> Tensor:
-    """(batch, head, rows, dim), a view, of what travelled."""
-    return x[:rows].permute(1, 2, 0, 3)
-
-
+@lru_cache(maxsize=16)  # a copy to a GPU makes the host wait for it
 def order_of(shards: Shards, device: Any) -> Tensor:
     """Where each row of the sequence is among the rows of all ranks, one behind the other."""
     found = torch.empty(shards.length, dtype=torch.int64)
@@ -91,35 +87,36 @@ class Gather:
         self.order = order_of(job.shards, job.problem.device)
         self.rows = job.rows_of(job.rank)
         self.keys = job.problem.side((Segment(0, job.shards.length),), True)
+        self.merges = merges(job.problem, self.rows, [self.keys])
 
-    def _groups(self, k: Tensor) -> list[tuple[Heads, slice, slice]]:
+    def _groups(self, k: Tensor, is_backward: bool) -> list[tuple[Heads, slice, slice]]:
         """Heads that are gathered together, with their places in q and in k."""
-        own, kv_heads = self.job.heads, k.shape[1]
-        per_kv = (own.q[1] - own.q[0]) // kv_heads
-        count = self.job.groups or groups_of(self.job.transport.size, k)
-        step = kv_heads // count
-        found = []
-        for at in range(0, kv_heads, step):
-            q_at = slice(at * per_kv, (at + step) * per_kv)
-            kv = (own.kv[0] + at, own.kv[0] + at + step)
-            heads = Heads((own.q[0] + q_at.start, own.q[0] + q_at.stop), kv,
-                          own.is_all and step == kv_heads)  # fmt: skip
-            found.append((heads, q_at, slice(at, at + step)))
+        own = self.job.heads
+        per_kv = (own.q[1] - own.q[0]) // k.shape[1]
+        found, at = [], 0
+        for count in groups_of(self.job.transport.size, k, is_backward):
+            of_q = slice(at * per_kv, (at + count) * per_kv)
+            of_all = (own.q[0] + of_q.start, own.q[0] + of_q.stop)
+            kv = (own.kv[0] + at, own.kv[0] + at + count)
+            heads = Heads(of_all, kv, own.is_all and count == k.shape[1])
+            found.append((heads, of_q, slice(at, at + count)))
+            at += count
         return found
 
     def _start(self, tensors: Sequence[Tensor]) -> list[Pending]:
         rows = self.job.shards.most_rows
-        return [self.job.transport.gather(packed(x, rows)) for x in tensors]
+        moved = [padded(x.permute(2, 0, 1, 3), rows, 0) for x in tensors]
+        return [self.job.transport.gather(x) for x in moved]
 
     def _all(self, pending: Sequence[Pending]) -> list[Tensor]:
         """Keys in the order of the sequence, (batch, head, row, dim)."""
-        found = [x.wait().flatten(0, 1).index_select(0, self.order) for x in pending]
-        return [x.permute(1, 2, 0, 3) for x in found]
+        found = [x.wait().flatten(0, 1).permute(1, 2, 0, 3) for x in pending]
+        return [x.index_select(2, self.order) for x in found]
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Saved]:
         job, sinks = self.job, self.job.problem.sinks
-        result = Result(q, v.shape[-1], merges(job.problem, self.rows, [self.keys]))
-        groups = self._groups(k)
+        result = Result(q, v.shape[-1], self.merges)
+        groups = self._groups(k, False)
         waiting = self._start([x[:, groups[0][2]] for x in (k, v)])
         for index, (heads, of_q, _) in enumerate(groups):
             all_k, all_v = self._all(waiting)
@@ -132,7 +129,7 @@ class Gather:
 
     def backward(self, given: Incoming, k: Tensor, v: Tensor, sums: Sums) -> tuple[Tensor, Tensor]:
         job = self.job
-        groups = self._groups(k)
+        groups = self._groups(k, True)
         waiting = self._start([x[:, groups[0][2]] for x in (k, v)])
         returning = []
         for index, (heads, of_q, _) in enumerate(groups):
@@ -149,25 +146,28 @@ class Gather:
     def _home(self, x: Tensor) -> Pending:
         """Gradients of all keys to the ranks that have them."""
         size, rows = self.job.transport.size, self.job.shards.most_rows
-        found = x.new_zeros((size * rows, *x.permute(2, 0, 1, 3).shape[1:]))
-        found.index_copy_(0, self.order, x.permute(2, 0, 1, 3))
+        moved = x.permute(2, 0, 1, 3)
+        found = x.new_zeros((size * rows, *moved.shape[1:])).index_copy_(0, self.order, moved)
         return self.job.transport.exchange(found.unflatten(0, (size, rows)))
 
     def _received(self, column: Sequence[Pending]) -> Tensor:
         """The sum over ranks, in their order, of all groups of heads."""
         rows = self.job.shards.rows(self.job.rank)
-        return torch.cat([unpacked(x.wait().sum(0), rows) for x in column], dim=1)
+        found = [x.wait().sum(0)[:rows].permute(1, 2, 0, 3) for x in column]
+        return found[0] if len(found) == 1 else torch.cat(found, dim=1)
 
 
-# Bytes of k that a group of heads has on a rank, at least: below them a group is not worth a call.
-_LEAST_GROUP = 8 << 20
+# Bytes of k of a rank from which on a small group of heads goes first, and behind which the rest
+# travels, and one returns last: below them another call costs more than what is hidden.
+_LEAST = 16 << 20
 
 
-def groups_of(size: int, k: Tensor) -> int:
-    """How many groups of heads the gather goes in."""
-    bytes_ = k.numel() * k.element_size()
-    fitting = [n for n in (4, 2) if k.shape[1] % n == 0 and bytes_ >= n * _LEAST_GROUP]
-    return fitting[0] if fitting and size > 1 else 1
+def groups_of(size: int, k: Tensor, is_backward: bool) -> tuple[int, ...]:
+    """How many key/value heads are gathered at a time."""
+    heads = k.shape[1]
+    if size == 1 or heads < 4 or k.numel() * k.element_size() < _LEAST:
+        return (heads,)
+    return (1, heads - 2, 1) if is_backward else (1, heads - 1)
 
 
 class Ring:
@@ -179,6 +179,8 @@ class Ring:
         self.job = job
         self.rows = job.rows_of(job.rank)
         self.steps = ring_steps(job.problem, job.shards)
+        self.every = [self._source(step) for step in range(self.steps)]
+        self.merges = merges(job.problem, self.rows, self.every)
 
     def _source(self, step: int) -> Side:
         size = self.job.transport.size
@@ -186,12 +188,11 @@ class Ring:
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Saved]:
         job, sinks = self.job, self.job.problem.sinks
-        every = [self._source(step) for step in range(self.steps)]
-        result = Result(q, v.shape[-1], merges(job.problem, self.rows, every))
-        here = [packed(x, job.shards.most_rows) for x in (k, v)]
-        for step, keys in enumerate(every):
+        result = Result(q, v.shape[-1], self.merges)
+        here = [padded(x, job.shards.most_rows, 2) for x in (k, v)]
+        for step, keys in enumerate(self.every):
             arriving = job.transport.shift(here, 1) if step + 1 < self.steps else None
-            own_k, own_v = (unpacked(x, len(keys.positions)) for x in here)
+            own_k, own_v = (x[:, :, : keys.rows] for x in here)
             result.attend(job.problem, job.heads, q, own_k, own_v, self.rows, keys)
             here = here if arriving is None else arriving.wait()
         o = result.finished(None if sinks is None else job.heads.of(sinks))
@@ -199,13 +200,12 @@ class Ring:
 
     def backward(self, given: Incoming, k: Tensor, v: Tensor, sums: Sums) -> tuple[Tensor, Tensor]:
         job = self.job
-        here = [packed(x, job.shards.most_rows) for x in (k, v)]
+        here = [padded(x, job.shards.most_rows, 2) for x in (k, v)]
         following: Pending | None = None  # gradients of the keys of the next step, so far
-        for step in range(self.steps):
-            keys = self._source(step)
+        for step, keys in enumerate(self.every):
             arriving = job.transport.shift(here, 1) if step + 1 < self.steps else None
             grads = [torch.zeros_like(x, dtype=sums_of(x.dtype)) for x in here]
-            own = (unpacked(x, len(keys.positions)) for x in (*here, *grads))
+            own = (x[:, :, : keys.rows] for x in (*here, *grads))
             own_k, own_v, dk, dv = own
             sums.attend(job.problem, job.heads, given, own_k, own_v, self.rows, keys,
                         sums.dq, dk, dv)  # fmt: skip
@@ -217,7 +217,7 @@ class Ring:
         if self.steps > 1:  # what the last step had goes to its owner
             grads = job.transport.shift(grads, 1 - self.steps).wait()
         rows = job.shards.rows(job.rank)
-        return unpacked(grads[0], rows).to(k.dtype), unpacked(grads[1], rows).to(v.dtype)
+        return grads[0][:, :, :rows].to(k.dtype), grads[1][:, :, :rows].to(v.dtype)
 
 
 def ring_steps(problem: Problem, shards: Shards) -> int:

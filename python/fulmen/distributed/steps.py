@@ -115,8 +115,11 @@ class Incoming:
 class Sums:
     """The gradients that a rank adds up: of its q, and of what texts read."""
 
-    def __init__(self, q: Tensor, captures: tuple[str, ...]) -> None:
-        self.dq = torch.zeros_like(q, dtype=sums_of(q.dtype), memory_format=torch.contiguous_format)
+    def __init__(self, q: Tensor, captures: tuple[str, ...], merges: bool) -> None:
+        """merges: a row may get several parts; else the only one is rounded once, by its call."""
+        dtype = sums_of(q.dtype) if merges else q.dtype
+        self.merges = merges
+        self.dq = torch.zeros_like(q, dtype=dtype, memory_format=torch.contiguous_format)
         self.wanted = captures
         self.captures: dict[str, Tensor] = {}
 
@@ -137,7 +140,10 @@ class Sums:
                 given.do[:, :, at], given.q[:, :, at], k[:, :, of_keys], v[:, :, of_keys],
                 given.o[:, :, at], given.stats[:, :, at], **options,
             )  # fmt: skip
-            dq[:, :, at] += found.dq
+            if self.merges:
+                dq[:, :, at] += found.dq
+            else:
+                dq[:, :, at] = found.dq
             dk[:, :, of_keys] += found.dk
             dv[:, :, of_keys] += found.dv
             for name, x in (found.dcaptures or {}).items():

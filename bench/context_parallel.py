@@ -1,0 +1,224 @@
+# SPDX-FileCopyrightText: fulmen contributors
+# SPDX-License-Identifier: Apache-2.0
+"""Context parallelism on the GPUs of one host, over NCCL: every result against one GPU, then rates.
+
+python bench/context_parallel.py [--ranks 2] [--rows 8192 32768] [--seconds 50] [-o bench/results]
+
+Rates: causal, bfloat16, 64 heads on 8, head dim 128, so many rows a rank; of one GPU on as many
+pairs, and of each layout and schedule, the slowest rank's median. Checks: schedules, layouts and
+masks, o and gradients, the largest difference from one GPU over the largest number.
+`--device cpu` tries the script on small shapes, over Gloo.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import socket
+import sys
+import time
+from pathlib import Path
+from statistics import median
+
+try:
+    import torch
+    import torch.distributed as dist
+    import torch.multiprocessing as mp
+except ImportError:
+    print("this benchmark needs PyTorch: pip install torch")
+    sys.exit(0)
+
+import fulmen
+from fulmen.distributed import context_parallel
+from fulmen.lab.benchmark.records import Run, write_lines
+
+HEADS, KV_HEADS, DIM = 64, 8, 128
+WAYS = [("zigzag", "gather"), ("zigzag", "ring"), ("zigzag", "heads"), ("contiguous", "ring")]
+
+
+class Bench:
+    """What the ranks of one run share."""
+
+    def __init__(self, asked, rank):
+        self.asked, self.rank, self.end = asked, rank, time.time() + asked.seconds
+        self.device = torch.device(asked.device, rank) if asked.device == "cuda" else "cpu"
+        self.run, self.records = Run(asked.device), []
+        self.generator = torch.Generator(self.device).manual_seed(1)
+
+    def randn(self, *shape):
+        return torch.randn(shape, device=self.device, dtype=torch.bfloat16,
+                           generator=self.generator)  # fmt: skip
+
+    def is_over(self, left=0.0):
+        """Whether the time is over, for all ranks alike."""
+        late = torch.tensor([int(time.time() > self.end - left)], device=self.device)
+        dist.all_reduce(late, op=dist.ReduceOp.MAX)
+        return bool(late)
+
+    def wait(self):
+        if self.asked.device == "cuda":
+            torch.cuda.synchronize()
+
+    def timed(self, call, seconds=0.8):
+        """Seconds of a call: the median of the slowest rank, some calls one behind the other."""
+        for _ in range(2):
+            call()
+        self.wait()
+        dist.barrier()
+        begin = time.time()
+        call()
+        self.wait()
+        count = torch.tensor([max(3, min(40, int(seconds / (time.time() - begin))))],
+                             device=self.device)  # fmt: skip
+        dist.all_reduce(count, op=dist.ReduceOp.MIN)
+        found = []
+        for _ in range(int(count)):
+            if self.asked.device == "cuda":
+                marks = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
+                marks[0].record()
+                call()
+                marks[1].record()
+                found.append(marks)
+            else:
+                begin = time.time()
+                call()
+                found.append(time.time() - begin)
+        self.wait()
+        if self.asked.device == "cuda":
+            found = [1e-3 * one.elapsed_time(other) for one, other in found]
+        slowest = torch.tensor([median(found)], device=self.device, dtype=torch.float64)
+        dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
+        return float(slowest)
+
+    def say(self, **fields):
+        if self.rank == 0:
+            size = dist.get_world_size()
+            self.records.append({
+                "grid": "context", "ranks": size, **fields, "card": self.run.card,
+                "versions": self.run.versions, "commit": self.run.commit, "date": self.run.date,
+            })  # fmt: skip
+            shown = {name: round(x, 6) if isinstance(x, float) else x for name, x in fields.items()}
+            print(shown, flush=True)
+
+
+def rates(bench, rows, heads):
+    """One GPU on the same number of pairs, then each layout and schedule."""
+    size = dist.get_world_size()
+    length, kv_heads = rows * size, max(1, heads // 8)
+    per_pair = 4 * DIM * heads
+    pairs = length * (length + 1) // 2 / size
+    shape = {"dtype": "bfloat16", "heads_q": heads, "heads_kv": kv_heads, "d_qk": DIM,
+             "causal": True, "seqlen_q": rows}  # fmt: skip
+
+    def say(op, who, way, seconds, flops):
+        factor = 1.0 if op == "forward" else 2.5
+        bench.say(op=op, who=who, implementation=way, **shape, p50_ms=1e3 * seconds,
+                  tflops=factor * flops / seconds / 1e12)  # fmt: skip
+
+    alone = math.isqrt(length * length // size) // 128 * 128
+    q, k, v, do = (bench.randn(1, n, alone, DIM) for n in (heads, kv_heads, kv_heads, heads))
+    result = fulmen.attention_forward(q, k, v, causal=True)
+    flops = per_pair * (alone * (alone + 1) // 2)
+    seconds = bench.timed(lambda: fulmen.attention_forward(q, k, v, causal=True))
+    say("forward", "one device", f"{alone} rows alone", seconds, flops)
+    kept = do, q, k, v, result.o, result.stats
+    seconds = bench.timed(lambda: fulmen.attention_backward(*kept, causal=True))
+    say("backward", "one device", f"{alone} rows alone", seconds, flops)
+    q, k, v, do = (bench.randn(1, n, rows, DIM) for n in (heads, kv_heads, kv_heads, heads))
+    leaves = [x.requires_grad_() for x in (q, k, v)]
+    for layout, schedule in WAYS:
+        if bench.is_over():
+            bench.say(cut=f"{rows} {layout} {schedule}")
+            continue
+        cp = context_parallel(length=length, layout=layout, schedule=schedule)
+        with torch.no_grad():
+            seconds = bench.timed(lambda cp=cp: cp.attention(*leaves, causal=True))
+        say("forward", "fulmen", f"{layout} {schedule}", seconds, per_pair * pairs)
+        o = cp.attention(*leaves, causal=True)
+        seconds = bench.timed(lambda o=o: torch.autograd.grad(o, leaves, do, retain_graph=True))
+        say("backward", "fulmen", f"{layout} {schedule}", seconds, per_pair * pairs)
+
+
+def cases(bench, length, heads):
+    """What is asked of calls, by name."""
+    ids = torch.tensor([int(math.sqrt(row)) // 9 for row in range(length)],
+                       dtype=torch.int32, device=bench.device)  # fmt: skip
+    each = torch.rand(heads, device=bench.device, generator=bench.generator)
+    documents = fulmen.masks.documents(ids)
+    return {
+        "causal": {"causal": True},
+        "window": {"causal": True, "window": length // 6},
+        "full": {},
+        "prefix": {"causal": True, "mask": fulmen.masks.prefix(length // 5)},
+        "documents": {"causal": True, "mask": documents},
+        "sinks": {"causal": True, "sinks": each},
+        "alibi": {"causal": True, "alibi_slopes": each},
+        "texts": {
+            "score": fulmen.score("s - each[h] * abs(p - j)", each=each), "mask": "j <= i",
+        },
+    }  # fmt: skip
+
+
+def checks(bench, length, heads):
+    """o and the gradients of each mask, schedule and layout against one device."""
+    q, do = bench.randn(1, heads, length, DIM), bench.randn(1, heads, length, DIM)
+    k, v = bench.randn(1, heads // 4, length, DIM), bench.randn(1, heads // 4, length, DIM)
+    for name, options in cases(bench, length, heads).items():
+        leaves = [x.clone().requires_grad_() for x in (q, k, v)]
+        o = fulmen.attention(*leaves, **options)
+        expected = [o, *torch.autograd.grad(o, leaves, do)]
+        for layout in ("zigzag", "contiguous"):
+            for schedule in ("gather", "ring", "heads"):
+                if bench.is_over():
+                    bench.say(cut=f"{name} {layout} {schedule}")
+                    continue
+                cp = context_parallel(length=length, layout=layout, schedule=schedule)
+                mine = [cp.shard(x, 2).detach().requires_grad_() for x in (q, k, v)]
+                part = cp.attention(*mine, **options)
+                found = [part, *torch.autograd.grad(part, mine, cp.shard(do, 2))]
+                found = [cp.unshard(x.detach(), 2) for x in found]
+                errors = [
+                    float((x.float() - y.float()).abs().max() / y.float().abs().max())
+                    for x, y in zip(found, expected)
+                ]
+                bench.say(op="check", who="fulmen", implementation=f"{layout} {schedule}",
+                          option=name, seqlen_q=length // dist.get_world_size(),
+                          max_error=max(errors), errors=errors,
+                          same_bits=bool(torch.equal(found[0], o)))  # fmt: skip
+
+
+def work(rank, asked, port):
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    on_gpu = asked.device == "cuda"
+    if on_gpu:
+        torch.cuda.set_device(rank)
+    dist.init_process_group("nccl" if on_gpu else "gloo", rank=rank, world_size=asked.ranks)
+    bench = Bench(asked, rank)
+    for rows in asked.rows:
+        rates(bench, rows, HEADS if on_gpu else 8)
+    checks(bench, 4032 if on_gpu else 252, 16 if on_gpu else 8)
+    if rank == 0 and asked.output is not None:
+        print(write_lines(asked.output, "context", bench.records))
+    dist.destroy_process_group()
+
+
+def main(arguments=None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--rows", type=int, nargs="*", help="of each rank")
+    parser.add_argument("--seconds", type=float, default=50.0, help="nothing begins after them")
+    parser.add_argument("-o", "--output", type=Path, help="folder of the records")
+    asked = parser.parse_args(arguments)
+    if asked.rows is None:
+        asked.rows = [8192, 32768] if asked.device == "cuda" else [256]
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        port = listening.getsockname()[1]
+    mp.start_processes(work, (asked, port), nprocs=asked.ranks, start_method="spawn")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
