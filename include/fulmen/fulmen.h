@@ -9,8 +9,8 @@
  *   3  The problem             fulmen_problem (options), fulmen_tensors (arrays)
  *   4  Simple call             fulmen_attention, fulmen_attention_backward
  *   5  Plan once, run often    fulmen_plan_create, fulmen_forward, fulmen_backward
- *   6  Beside attention        fulmen_merge, fulmen_append_kv, fulmen_rotary, fulmen_dense_mask,
- *                              fulmen_expression_create
+ *   6  Beside attention        fulmen_merge, fulmen_append_kv, fulmen_rotary, fulmen_mla_indexer,
+ *                              fulmen_dense_mask, fulmen_expression_create
  *   7  Explanations            fulmen_explain, fulmen_build_info, fulmen_gpu_info, fulmen_schema
  *   8  GPUs                    fulmen_device_faults, fulmen_bundle_write, fulmen_cache_clear
  *   9  Everything owned        fulmen_set_log, fulmen_set_num_threads, fulmen_set_parallel_for
@@ -571,6 +571,47 @@ FULMEN_API fulmen_status fulmen_append_kv(const fulmen_append* append, void* str
 FULMEN_API fulmen_status fulmen_rotary(const fulmen_tensor* x, const fulmen_tensor* positions,
                                        const fulmen_tensor* cos, const fulmen_tensor* sin,
                                        int32_t interleaved, const fulmen_tensor* out, void* stream);
+
+/* Which keys a query row of sparse latent attention sees: the indexer of DeepSeek-V3.2 (2025,
+ * section 2.1). fulmen_indexer_init sets all arrays absent. The score of key j for row i is
+ *
+ *   s[i, j] = sum over heads h of weights[i, h] * max(0, dot(q[i, h], k[j]))
+ *
+ * over the keys that the row sees: the first kv_lengths[b], all where it is absent; with causal row
+ * i of q_rows those up to kv_length - q_rows + i. indices[i] becomes the slots of the topk of
+ * highest score, by rising key, then -1 where the row sees fewer: what a sparse call takes whose
+ * cache has the pages of k (the option `slots`). Key j of request b has slot page * page_size + r,
+ * as fulmen_append says; without a table b * kv_rows + j.
+ *
+ * Of equal scores the lower key goes first; NaN counts as higher than every number. k_scale
+ * multiplies k; scales of q belong into the weights. Scores are sums in float32 in some order: each
+ * is within (dim + heads + 2) * 2^-24 * A of its exact value, A being the same sum of magnitudes,
+ * so no key that is left out is better than one that is chosen by more than their two bounds. */
+typedef struct fulmen_indexer {
+  size_t struct_size;
+
+  fulmen_tensor q; /* (batch, head, q_row, dim); float32, float16, bfloat16, float8_e4m3fn */
+  fulmen_tensor k; /* (batch, 1, kv_row, dim), or (page, 1, row of the page, dim); the dtype of
+                      q, or float8_e4m3fn */
+  fulmen_tensor k_scale;    /* float32, broadcast to k with a dim of 1; of float8 k, or absent: 1 */
+  fulmen_tensor weights;    /* (batch, head, q_row); float32, float16, bfloat16 */
+  fulmen_tensor kv_lengths; /* (batch) int32 or int64 */
+  fulmen_tensor page_table; /* (batch, page of the request) int32 or int64, or (page) for all */
+  fulmen_tensor indices;    /* (batch, q_row, topk) int32 or int64: written */
+
+  int32_t causal; /* 0 (default) or 1 */
+} fulmen_indexer;
+
+FULMEN_API void fulmen_indexer_init_sized(fulmen_indexer* indexer, size_t struct_size);
+static inline void fulmen_indexer_init(fulmen_indexer* indexer) { /* all absent */
+  fulmen_indexer_init_sized(indexer, sizeof(fulmen_indexer));
+}
+
+/* Runs where q is: with all arrays in the memory of one GPU there, on the stream (NULL: its default
+ * stream), in one kernel that allocates nothing, with a topk of at most 4096; NULL on the CPU. In
+ * host memory a length or a page out of range is an error; on a GPU such a request counts as empty,
+ * keys of such a page as hidden, and FULMEN_FAULT_KV_LENGTHS or FULMEN_FAULT_PAGES is recorded. */
+FULMEN_API fulmen_status fulmen_mla_indexer(const fulmen_indexer* indexer, void* stream);
 
 /* The boolean matrix that the options mean: the definition of their combination. Computed on the
  * CPU, from the extents of q, k and page_table and the contents of the arrays that mask (mask,

@@ -378,6 +378,31 @@ inline void append_kv(const Append& append, void* stream = nullptr) {
   check(fulmen_append_kv(&made, stream));
 }
 
+// As fulmen_indexer: arrays that are left out are absent.
+struct Indexer {
+  Tensor q{}, k{}, k_scale{}, weights{}, kv_lengths{}, page_table{}, indices{};
+  bool causal = false;
+
+  fulmen_indexer c() const {
+    fulmen_indexer made;
+    fulmen_indexer_init(&made);
+    made.q = q;
+    made.k = k;
+    made.k_scale = k_scale;
+    made.weights = weights;
+    made.kv_lengths = kv_lengths;
+    made.page_table = page_table;
+    made.indices = indices;
+    made.causal = causal ? 1 : 0;
+    return made;
+  }
+};
+
+inline void mla_indexer(const Indexer& indexer, void* stream = nullptr) {
+  const fulmen_indexer made = indexer.c();
+  check(fulmen_mla_indexer(&made, stream));
+}
+
 // positions absent: row i is at position i. out may be x.
 inline void rotary(const Tensor& x, const Tensor& positions, const Tensor& cos, const Tensor& sin,
                    bool interleaved, const Tensor& out, void* stream = nullptr) {

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
         attention_forward,
         attention_varlen,
     )
+    from .indexing import mla_indexer
     from .inspection import Explanation, build_info, device_faults, explain, gpu_info
     from .latent import MlaForm, attention_mla, mla_form
     from .merging import merge
@@ -86,6 +87,7 @@ __all__ = [
     "masks",
     "merge",
     "mla_form",
+    "mla_indexer",
     "plan",
     "rotary",
     "rotary_tables",
@@ -105,6 +107,7 @@ _MODULES = {
     "functional": (
         "Forward Gradients attention attention_backward attention_forward attention_varlen"
     ),
+    "indexing": "mla_indexer",
     "inspection": "Explanation build_info device_faults explain gpu_info",
     "latent": "MlaForm attention_mla mla_form",
     "merging": "merge",

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from .array_types import Array, dtype_name
+from .array_types import Array, dtype_name, is_torch, torch_call
 from .errors import ArgumentError, ShapeError
 from .functional import attention
 from .keywords import PagedOptions, takes
@@ -101,7 +101,10 @@ def attention_mla(
         fulmen.Error: as `attention_paged`; ArgumentError on the CPU for a slot that kv does not
             have. On a GPU the row that has one is empty, and `fulmen.device_faults` tells.
         ShapeError: dim_v is not 1 to the dim of kv; indices are not those of q.
-        UnsupportedError: a tensor that requires grad, beside a table of pages or indices.
+        UnsupportedError: a tensor that requires grad, beside a table of pages or records. Beside
+            indices PyTorch's tensors have gradients, in q, the caches and the sinks: those of a
+            cache's row are summed over the lists that name it, with deterministic=True in one
+            order.
 
     >>> import numpy as np, fulmen
     >>> cache = np.eye(4, 6, dtype=np.float32).reshape(1, 1, 4, 6)  # 4 keys of 6 numbers
@@ -210,22 +213,29 @@ def _sparse(
     heads, dim = by_row.shape[-2:]
     requests = by_row.reshape(-1, 1, heads, dim)
     sinks = options.pop("sinks", None)
-    is_one = len(lists) == 1
+    is_recorded = is_torch(q) and torch_call("needs_gradients")(
+        (q, sinks, *(chosen.kv for chosen in lists))
+    )
+    is_merged = len(lists) > 1 or (is_recorded and sinks is not None)
     own, wide = dtype_name(q.dtype), None
-    if not is_one and own != "float64":  # rounded once, after the merge
+    if is_merged and own != "float64":  # rounded once, after the merge
         wide = "float32"
+    options["out_dtype"] = wide if is_merged else out_dtype
     parts = []
     for chosen in lists:
         table, lengths = chosen.table(shape)
         pool = chosen.kv if layout.rows_before_heads else chosen.kv.swapaxes(1, 2)
+        if is_recorded:
+            attend = torch_call("attention_over_slots")
+            parts.append(attend(requests, pool, table, lengths, dim_v, options))
+            continue
         parts.append(
             attention(
                 requests, pool, pool[..., :dim_v], page_table=table, kv_lengths=lengths, slots=True,
-                layout="bshd", return_lse=True, out_dtype=out_dtype if is_one else wide,
-                sinks=sinks if is_one else None, **options,
+                layout="bshd", return_lse=True, sinks=None if is_merged else sinks, **options,
             )
         )  # fmt: skip
-    o, lse = parts[0] if is_one else merge(parts, sinks=sinks, layout="bshd")
+    o, lse = merge(parts, sinks=sinks, layout="bshd") if is_merged else parts[0]
     if wide is not None and (out_dtype is None or dtype_name(out_dtype) == own):
         o = o.astype(q.dtype) if hasattr(o, "astype") else o.to(q.dtype)
     o, lse = o.reshape(*shape, heads, dim_v), lse.reshape(*shape, heads).swapaxes(-1, -2)

@@ -191,7 +191,7 @@ std::string sizes_json() {
   Json sizes("{}");
   sizes.number("problem", sizeof(fulmen_problem)).number("tensors", sizeof(fulmen_tensors));
   sizes.number("tensor", sizeof(fulmen_tensor)).number("merge_part", sizeof(fulmen_merge_part));
-  sizes.number("append", sizeof(fulmen_append));
+  sizes.number("append", sizeof(fulmen_append)).number("indexer", sizeof(fulmen_indexer));
   return sizes.done();
 }
 

@@ -42,19 +42,41 @@ enum class Axis : u8 {
   kListHead,    // heads of lists of blocks: those of q, of k, or 1
   kListRow,     // blocks of query rows
   kListEntry,   // of a list: any
+  kChosenKey,   // of an indexer's choice
   kCount
 };
 
 inline constexpr int kNumAxes = static_cast<int>(Axis::kCount);
 
 constexpr const char* name(Axis axis) {
-  constexpr const char* kNames[] = {
-      "batch",          "head",     "kv_head",         "q_row",  "batch",
-      "kv_row",         "batch",    "kv_row",          "dim_qk", "dim_v",
-      "pair",           "batch",    "batch + 1",       "q_row",  "kv_row",
-      "page",           "page",     "row of the page", "row",    "position",
-      "rotary_dim / 2", "all dims", "dim_v",           "index",  "head or kv_head",
-      "q_block",        "entry"};
+  constexpr const char* kNames[] = {"batch",
+                                    "head",
+                                    "kv_head",
+                                    "q_row",
+                                    "batch",
+                                    "kv_row",
+                                    "batch",
+                                    "kv_row",
+                                    "dim_qk",
+                                    "dim_v",
+                                    "pair",
+                                    "batch",
+                                    "batch + 1",
+                                    "q_row",
+                                    "kv_row",
+                                    "page",
+                                    "page",
+                                    "row of the page",
+                                    "row",
+                                    "position",
+                                    "rotary_dim / 2",
+                                    "all dims",
+                                    "dim_v",
+                                    "index",
+                                    "head or kv_head",
+                                    "q_block",
+                                    "entry",
+                                    "topk"};
   static_assert(sizeof(kNames) / sizeof(kNames[0]) == kNumAxes);
   return kNames[static_cast<int>(axis)];
 }

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "core/append.h"
+#include "core/indexer.h"
 #include "core/problem.h"
 #include "core/validate.h"
 #include "plan/plan.h"
@@ -59,5 +60,9 @@ void merge(const MergeProblem& problem);
 // validate_append, its arrays in host memory. Checks their contents first: throws Error with
 // nothing written. Rows are shared among the threads of the pool.
 void append(const AppendProblem& problem);
+
+// Writes the indices of an indexer. problem: of validate_indexer, its arrays in host memory; their
+// contents are checked first, likewise.
+void index_keys(const IndexerProblem& problem);
 
 }  // namespace fulmen::cpu

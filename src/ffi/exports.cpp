@@ -10,6 +10,7 @@
 #include <cstring>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "ffi/arrays.h"
@@ -249,6 +250,30 @@ int64_t rotary(Arguments in) {
   return 0;
 }
 
+// (causal, stream, dtypes, layout, indices, q, k, weights, k_scale, kv_lengths, page_table);
+// weights have the axes of q without its last one
+int64_t mla_indexer(Arguments in) {
+  fulmen_indexer indexer;
+  fulmen_indexer_init(&indexer);
+  indexer.causal = static_cast<int32_t>(in.integer("causal"));
+  const int64_t stream = in.integer("stream");
+  const OwnDTypes dtypes = in.own_dtypes();
+  NextArray next{in, dtypes, Layout::of(in.integer("layout")).rows_before_heads};
+  indexer.indices = next("indices", false);
+  indexer.q = next("q", true);
+  indexer.k = next("k", true);
+  indexer.weights = next("weights", false);
+  if (const int32_t last = indexer.weights.rank - 1; next.rows_before_heads && last > 0) {
+    std::swap(indexer.weights.shape[last - 1], indexer.weights.shape[last]);
+    std::swap(indexer.weights.strides[last - 1], indexer.weights.strides[last]);
+  }
+  indexer.k_scale = next("k_scale", true);
+  indexer.kv_lengths = next("kv_lengths", false);
+  indexer.page_table = next("page_table", false);
+  check(fulmen_mla_indexer(&indexer, next.all.stream(stream)));
+  return 0;
+}
+
 // ---- GPUs, the cache of kernels, bundles -------------------------------------------------------
 
 // (text) -> bytes that the whole text takes
@@ -329,6 +354,7 @@ FULMEN_FFI_EXPORT(merge)
 FULMEN_FFI_EXPORT(expression_create)
 FULMEN_FFI_EXPORT(append_kv)
 FULMEN_FFI_EXPORT(rotary)
+FULMEN_FFI_EXPORT(mla_indexer)
 FULMEN_FFI_EXPORT(gpu_info)
 FULMEN_FFI_EXPORT(set_nvrtc_candidates)
 FULMEN_FFI_EXPORT(cache_clear)

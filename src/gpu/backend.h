@@ -4,8 +4,8 @@
 // What the GPU backend offers to the C ABI: plan a request, run a plan, do both at once. Requests
 // have their device resolved (driver/device.h). Streams are void*, as in fulmen.h. Thread safe.
 //
-// And fulmen_merge, fulmen_append_kv and fulmen_rotary of arrays on a GPU: one small kernel each,
-// compiled and kept as all others are.
+// And fulmen_merge, fulmen_append_kv, fulmen_rotary and fulmen_mla_indexer of arrays on a GPU: one
+// small kernel each, compiled and kept as all others are.
 #pragma once
 
 #include <memory>
@@ -13,11 +13,14 @@
 #include <vector>
 
 #include "core/append.h"
+#include "core/indexer.h"
 #include "core/validate.h"
 #include "gpu/implementations.h"
 #include "gpu/jit/kernel_spec.h"
 #include "kernels/append/config.h"
 #include "kernels/append/params.h"
+#include "kernels/indexer/config.h"
+#include "kernels/indexer/params.h"
 #include "kernels/merge/params.h"
 
 namespace fulmen::gpu {
@@ -72,5 +75,15 @@ std::vector<KernelSpec> append_specs();
 // Every kernel that an append may take whose rows are of one dtype and whose caches are of another,
 // quantised one, or of the same.
 std::vector<KernelSpec> append_specs_of(DType dtype, DType cache_dtype);
+
+// Likewise of an indexer. problem: of validate_indexer. Throws Error, kUnsupported beyond
+// kMostChosen.
+int device_of(const IndexerProblem& problem);
+void index_keys(const IndexerProblem& problem, int ordinal, void* stream);
+IndexerConfig indexer_config(const IndexerProblem& problem);
+IndexerParams indexer_params(const IndexerProblem& problem, FaultBytes* faults = nullptr);
+
+// Kernels of several dtypes and capacities: what CI compiles.
+std::vector<KernelSpec> indexer_specs();
 
 }  // namespace fulmen::gpu

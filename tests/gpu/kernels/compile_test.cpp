@@ -163,6 +163,8 @@ TEST(CompileKernels, Cascade) { expect_compile({{{cascade_specs()}, 1}}); }
 
 TEST(CompileKernels, Append) { expect_compile({{{append_specs()}, 1}}); }
 
+TEST(CompileKernels, Indexer) { expect_compile({{{indexer_specs()}, 1}}); }
+
 // Tiles for the least shared memory of the architectures, so that one list serves all.
 TEST(CompileKernels, Simt) { expect_compile({{simt_specs(64 * 1024), 6}}); }
 

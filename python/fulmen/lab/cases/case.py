@@ -18,6 +18,7 @@ from .scores import Scalars
 
 CHECKS = (
     "rule", "same", "alone", "repeat", "merge", "differs", "refused", "moved", "appended",
+    "indexed",
 )  # fmt: skip
 
 
@@ -60,6 +61,7 @@ class Caches:
     slots: bool = False  # the table has a slot for each key, and about a quarter of them has none
     shared: int = 0  # this many first keys are those of every request, on the same pages
     kv_shared: tuple[int, ...] = ()  # what the call says of `shared`: one number, or one a request
+    topk: int = 0  # of the indexer: indexed
     kv_start: tuple[int, ...] = ()
     positions: str = ""  # problem.POSITIONS
 

@@ -57,6 +57,10 @@ class Host:
         """fulmen.rotary."""
         return fulmen.rotary(*arrays, **options)
 
+    def mla_indexer(self, *arrays: Any, **options: Any) -> Any:
+        """fulmen.mla_indexer."""
+        return fulmen.mla_indexer(*arrays, **options)
+
     def modified(self) -> str:
         """Which copy of an input was written to; "" where there are none."""
         return ""
@@ -148,6 +152,13 @@ class OnGpu:
         with self.owner.stream():
             moved = (self.put(x) for x in arrays)
             found: Array = self.owner.get(fulmen.rotary(*moved, **self.options(options)))
+        return found
+
+    def mla_indexer(self, *arrays: Any, **options: Any) -> Array:
+        """fulmen.mla_indexer."""
+        with self.owner.stream():
+            moved = (self._option(x) for x in arrays)
+            found: Array = self.owner.get(fulmen.mla_indexer(*moved, **self.options(options)))
         return found
 
     def modified(self) -> str:

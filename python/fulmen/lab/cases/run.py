@@ -19,7 +19,7 @@ import numpy as np
 
 import fulmen
 
-from . import appended, checks
+from . import appended, checks, indexed
 from .arithmetic import reference
 from .arrays import Array
 from .case import Case
@@ -92,7 +92,7 @@ def run_case(
                 return Outcome("failed", ratio, message)
             worst = max(worst, (ratio, message))
         checks.unmodified(run, before)
-    except (CheckError, appended.MisplacedError) as failure:
+    except (CheckError, appended.MisplacedError, indexed.MischosenError) as failure:
         return Outcome("failed", np.inf, str(failure))
     except fulmen.UnsupportedError as gap:
         return Outcome("skipped", 0.0, str(gap))
@@ -244,6 +244,12 @@ def check_appended(run: Run) -> Measured:
     yield from appended.rotated(*given)
 
 
+def check_indexed(run: Run) -> Measured:
+    """The keys that the indexer chooses."""
+    indexed.takes(run.where["implementation"])
+    yield from indexed.judged(run.case, run.problem, run.call, run.memory)
+
+
 def check_refused(run: Run) -> Measured:
     """A call without a meaning is refused."""
     checks.refused(run)
@@ -260,4 +266,5 @@ CHECKED = {
     "merge": check_merge,
     "refused": check_refused,
     "appended": check_appended,
+    "indexed": check_indexed,
 }

@@ -4,7 +4,7 @@
 
 Read the tables in this order: bugs_rows, bugs_numbers, bugs_masks (public bug reports; owed: those
 that wait), lengths, shapes, numbers, memory, options, packed, caches, decodes, cascades, latent,
-sparse, appended, quantised, expressions, grid.
+sparse, appended, indexer, quantised, expressions, grid.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from . import (
     decodes,
     expressions,
     grid,
+    indexer,
     latent,
     lengths,
     memory,
@@ -37,7 +38,8 @@ from . import (
 
 TABLES = (
     bugs_rows, bugs_numbers, bugs_masks, lengths, shapes, numbers, memory, options, packed, caches,
-    decodes, cascades, latent, sparse, appended, quantised, expressions, block_lists, grid,
+    decodes, cascades, latent, sparse, appended, indexer, quantised, expressions, block_lists,
+    grid,
 )  # fmt: skip
 
 
